@@ -1,0 +1,80 @@
+//! Finds the libLLVM that ships inside the Rust toolchain and links it.
+//!
+//! `TILEWRIGHT_LIBLLVM` names another libLLVM 22 where the toolchain has none that fits. Prints `libdir`, which the
+//! build scripts of crates with binaries turn into an rpath, so that the binaries start without `LD_LIBRARY_PATH`.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::{env, fs};
+
+/// The major version of LLVM that the bindings are written for.
+const LLVM_MAJOR: &str = "22";
+
+/// How to get out of any failure below.
+const HINT: &str = "use Rust 1.95 or a later release that still has LLVM 22 (`rustc -vV` tells), \
+                    or set TILEWRIGHT_LIBLLVM to the path of a libLLVM 22";
+
+fn main() {
+    println!("cargo::rerun-if-changed=build.rs");
+    println!("cargo::rerun-if-env-changed=TILEWRIGHT_LIBLLVM");
+    println!("cargo::rerun-if-env-changed=RUSTC");
+    match find() {
+        Ok(library) => {
+            if let Err(why) = link(&library) {
+                println!("cargo::error=cannot link {}: {why}", library.display());
+            }
+        }
+        Err(why) => println!("cargo::error={why}; {HINT}"),
+    }
+}
+
+/// The path of the libLLVM to link.
+fn find() -> Result<PathBuf, String> {
+    if let Some(named) = env::var_os("TILEWRIGHT_LIBLLVM") {
+        return match fs::canonicalize(&named) {
+            Ok(path) if path.is_file() => Ok(path),
+            _ => Err(format!("TILEWRIGHT_LIBLLVM names no file: {}", Path::new(&named).display())),
+        };
+    }
+    let about = rustc(&["-vV"])?;
+    let version = about.lines().find_map(|l| l.strip_prefix("LLVM version: ")).unwrap_or("unknown");
+    if version.split('.').next() != Some(LLVM_MAJOR) {
+        return Err(format!("this Rust toolchain has LLVM {version}, not LLVM {LLVM_MAJOR}"));
+    }
+    let folder = Path::new(rustc(&["--print", "sysroot"])?.trim()).join("lib");
+    let entries = fs::read_dir(&folder).map_err(|e| format!("cannot read {}: {e}", folder.display()))?;
+    // Beside the library lies a linker script of a few bytes that names it.
+    entries
+        .filter_map(Result::ok)
+        .filter(|entry| {
+            let name = entry.file_name();
+            let name = name.to_string_lossy();
+            name.starts_with("libLLVM") && name.contains(".so")
+        })
+        .map(|entry| entry.path())
+        .max_by_key(|path| fs::metadata(path).map_or(0, |m| m.len()))
+        .ok_or_else(|| format!("this Rust toolchain has no libLLVM in {}", folder.display()))
+}
+
+fn rustc(arguments: &[&str]) -> Result<String, String> {
+    let rustc = env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
+    let out = Command::new(&rustc)
+        .args(arguments)
+        .output()
+        .map_err(|e| format!("cannot run {}: {e}", Path::new(&rustc).display()))?;
+    Ok(String::from_utf8_lossy(&out.stdout).into_owned())
+}
+
+/// Links a library whatever its file name, by a link of the name that linkers look for.
+fn link(library: &Path) -> Result<(), String> {
+    let out = PathBuf::from(env::var_os("OUT_DIR").ok_or("OUT_DIR is not set")?);
+    let alias = out.join("libtilewright_llvm.so");
+    let _ = fs::remove_file(&alias);
+    std::os::unix::fs::symlink(library, &alias).map_err(|e| format!("{}: {e}", alias.display()))?;
+    let folder = library.parent().ok_or("it has no folder")?.display();
+    println!("cargo::rustc-link-search=native={}", out.display());
+    println!("cargo::rustc-link-lib=dylib=tilewright_llvm");
+    println!("cargo::rustc-link-arg=-Wl,-rpath,{folder}");
+    println!("cargo::metadata=libdir={folder}");
+    Ok(())
+}

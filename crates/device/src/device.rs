@@ -1,0 +1,378 @@
+//! Measuring candidates: batches are built on all workers side by side, then timed one after the other.
+
+use crate::data::{Data, DataError};
+use crate::host;
+use crate::protocol::{Assignment, Plan, Reply, Request, Source};
+use crate::workers::{Answer, Workers, describe};
+use std::collections::VecDeque;
+use std::io;
+use std::ops::ControlFlow;
+use std::os::fd::AsRawFd;
+use std::time::Duration;
+use tilewright_ir::op::Workload;
+use tilewright_ir::{Step, Target};
+use tilewright_tune::{BoxError, Config, ErrorClass, Measure, Measured, Outcome, Seconds, Timing};
+
+pub use crate::workers::WorkerCommand;
+
+/// How candidates are built, run and timed.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// How to start a worker process.
+    pub worker: WorkerCommand,
+    /// Worker processes that build side by side.
+    pub n_workers: usize,
+    /// Threads a kernel may use.
+    pub n_threads: usize,
+    /// Seed of the random inputs.
+    pub seed: u64,
+    /// Longest a build may take.
+    pub build_timeout: Duration,
+    /// Longest a candidate's runs may take together.
+    pub run_timeout: Duration,
+    /// Time to spend in a candidate's runs, once it is known to be right.
+    pub min_time: Duration,
+    /// Whether caches are emptied before each run.
+    pub cold: bool,
+    /// Memory a worker may use beyond what it starts with.
+    pub memory_bytes: u64,
+}
+
+impl Options {
+    /// Defaults for this machine: a worker a CPU, 10 s a build, 10 s a run, 10 ms of timing, half the memory.
+    pub fn new(worker: WorkerCommand, n_threads: usize) -> Options {
+        Options {
+            worker,
+            n_workers: host::allowed_cpus().len().clamp(1, 8),
+            n_threads,
+            seed: 0,
+            build_timeout: Duration::from_secs(10),
+            run_timeout: Duration::from_secs(10),
+            min_time: Duration::from_millis(10),
+            cold: false,
+            memory_bytes: host::memory_bytes().unwrap_or(8 << 30) / 2,
+        }
+    }
+}
+
+/// Why nothing can be measured at all.
+#[derive(Debug, thiserror::Error)]
+pub enum DeviceError {
+    /// There is no data to run on.
+    #[error(transparent)]
+    Data(#[from] DataError),
+    /// The worker processes do not start.
+    #[error("cannot run worker processes: {0}")]
+    Workers(#[from] io::Error),
+    /// The workload's buffers exceed this machine's memory.
+    #[error("{workload} needs {needed_mib} MiB of memory, and this machine has {memory_mib}; give smaller sizes")]
+    TooLarge {
+        /// The workload.
+        workload: String,
+        /// What it needs.
+        needed_mib: u64,
+        /// What there is.
+        memory_mib: u64,
+    },
+}
+
+/// The CPU, as a place to measure one workload.
+pub struct Device {
+    workers: Workers,
+    options: Options,
+    /// Turns a configuration into its schedule.
+    steps: Box<dyn Fn(&Config) -> Vec<Step> + Send>,
+    next_id: u64,
+    // Workers map the file; it must outlive them.
+    _data: Data,
+}
+
+/// A candidate that a worker has built.
+#[derive(Debug, Clone, Copy)]
+struct Kept {
+    worker: usize,
+    id: u64,
+    seconds: f64,
+}
+
+impl Device {
+    /// Prepares inputs and reference outputs and starts the workers.
+    ///
+    /// # Errors
+    /// [`DeviceError`] where memory does not suffice or workers do not start.
+    pub fn new(
+        workload: Workload,
+        target: &Target,
+        options: Options,
+        steps: impl Fn(&Config) -> Vec<Step> + Send + 'static,
+    ) -> Result<Device, DeviceError> {
+        let untuned = workload.program();
+        // Inputs and outputs once, and the reference and its inputs in double precision.
+        let elements: u64 = untuned.arguments().filter_map(|(_, b)| b.n_elements()).sum();
+        let needed = elements.saturating_mul(untuned.buffers[0].dtype.bytes() + 24);
+        if let Some(memory) = host::memory_bytes().filter(|&m| needed > m) {
+            return Err(DeviceError::TooLarge {
+                workload: workload.to_string(),
+                needed_mib: needed >> 20,
+                memory_mib: memory >> 20,
+            });
+        }
+        let cpus = host::allowed_cpus();
+        let data = Data::new(&untuned, options.seed, cpus.len().max(1))?;
+        // The last CPUs: the first one tends to serve interrupts.
+        let skip = cpus.len().saturating_sub(options.n_threads);
+        let assignment = Assignment {
+            workload: workload.to_string(),
+            target: target.into(),
+            n_threads: options.n_threads,
+            cpus: cpus[skip..].to_vec(),
+            data_fd: data.file.as_raw_fd(),
+            data_offsets: data.offsets.clone(),
+            memory_bytes: options.memory_bytes,
+        };
+        let workers = Workers::start(options.worker.clone(), assignment, options.n_workers)?;
+        Ok(Device { workers, options, steps: Box::new(steps), next_id: 0, _data: data })
+    }
+
+    fn plan(&self, best_ns: Option<f64>, min_time: Duration) -> Plan {
+        let min_time_ns = min_time.as_nanos() as f64;
+        Plan { min_time_ns, min_samples: 3, best_ns, cold: self.options.cold }
+    }
+
+    /// Builds sources side by side; for each, a kept kernel or what became of it.
+    fn build(&mut self, sources: &[Source]) -> io::Result<Vec<Result<Kept, Measured>>> {
+        let mut results: Vec<Option<Result<Kept, Measured>>> = sources.iter().map(|_| None).collect();
+        let mut waiting: VecDeque<usize> = (0..sources.len()).collect();
+        let mut building: Vec<Option<(usize, u64)>> = vec![None; self.workers.len()];
+        loop {
+            for (worker, slot) in building.iter_mut().enumerate() {
+                if slot.is_none()
+                    && let Some(at) = waiting.pop_front()
+                {
+                    let id = self.next_id;
+                    self.next_id += 1;
+                    let request = Request::Build { id, source: sources[at].clone() };
+                    self.workers.ask(worker, &request, self.options.build_timeout);
+                    *slot = Some((at, id));
+                }
+            }
+            if building.iter().all(Option::is_none) {
+                break;
+            }
+            let (worker, answer) = self.workers.next_answer()?;
+            let (at, id) = building[worker].take().expect("it was asked to build");
+            if !matches!(answer, Answer::Reply(_)) {
+                // What the worker had kept is gone with it: those candidates are built again.
+                for (other, result) in results.iter_mut().enumerate() {
+                    if matches!(result, Some(Ok(kept)) if kept.worker == worker) {
+                        *result = None;
+                        waiting.push_back(other);
+                    }
+                }
+            }
+            results[at] = Some(match answer {
+                Answer::Reply(Reply::Built { seconds, .. }) => Ok(Kept { worker, id, seconds }),
+                Answer::Reply(Reply::Failed { class, message, seconds, .. }) => {
+                    Err(failed(class.0, message, Seconds { build: seconds, ..Seconds::default() }))
+                }
+                Answer::Reply(other) => {
+                    Err(failed(ErrorClass::Unknown, format!("unexpected reply {other:?}"), Seconds::default()))
+                }
+                Answer::Died(status) => Err(failed(
+                    ErrorClass::CompileErrorHost,
+                    format!("the compiler crashed: {}", describe(status)),
+                    Seconds::default(),
+                )),
+                Answer::TimedOut => {
+                    let build = self.options.build_timeout.as_secs_f64();
+                    let message = format!("not built within {build} s");
+                    Err(failed(ErrorClass::BuildTimeout, message, Seconds { build, ..Seconds::default() }))
+                }
+            });
+        }
+        Ok(results.into_iter().map(|r| r.expect("every source was built or failed")).collect())
+    }
+
+    /// Runs a kept kernel; the flag says whether its worker, and with it all it kept, is gone.
+    fn run(&mut self, kept: Kept, plan: Plan, check: bool) -> io::Result<(Measured, bool)> {
+        let request = Request::Run { id: kept.id, plan, check };
+        self.workers.ask(kept.worker, &request, self.options.run_timeout);
+        let (_, answer) = self.workers.next_answer()?;
+        let seconds = Seconds { build: kept.seconds, ..Seconds::default() };
+        Ok(match answer {
+            Answer::Reply(Reply::Timed { samples_ns, stopped_early, run_seconds, verify_seconds, .. }) => {
+                let seconds = Seconds { run: run_seconds, verify: verify_seconds, ..seconds };
+                (
+                    Measured { outcome: Outcome::Measured(Timing::of_samples(&samples_ns, stopped_early)), seconds },
+                    false,
+                )
+            }
+            Answer::Reply(Reply::Failed { class, message, seconds: verify, .. }) => {
+                (failed(class.0, message, Seconds { verify, ..seconds }), false)
+            }
+            Answer::Reply(other) => {
+                (failed(ErrorClass::Unknown, format!("unexpected reply {other:?}"), seconds), false)
+            }
+            Answer::Died(status) => (failed(ErrorClass::RuntimeError, describe(status), seconds), true),
+            Answer::TimedOut => {
+                let run = self.options.run_timeout.as_secs_f64();
+                let message = format!("not finished within {run} s");
+                (failed(ErrorClass::RunTimeout, message, Seconds { run, ..seconds }), true)
+            }
+        })
+    }
+
+    /// Builds, verifies and times sources; the same as [`Measure::measure`] for programs that have no configuration.
+    ///
+    /// # Errors
+    /// Where a worker cannot be started anew.
+    pub fn measure_sources(
+        &mut self,
+        sources: &[Source],
+        mut best_ns: Option<f64>,
+        done: &mut dyn FnMut(usize, Measured) -> ControlFlow<()>,
+    ) -> io::Result<()> {
+        let mut left: Vec<usize> = (0..sources.len()).collect();
+        while !left.is_empty() {
+            let batch: Vec<Source> = left.iter().map(|&at| sources[at].clone()).collect();
+            let built = self.build(&batch)?;
+            let (mut again, mut gone) = (Vec::new(), Vec::new());
+            let mut given_up = false;
+            for (at, built) in left.iter().zip(built) {
+                let measured = match built {
+                    Ok(kept) if given_up => {
+                        self.forget(kept);
+                        continue;
+                    }
+                    Ok(kept) if gone.contains(&kept.worker) => {
+                        again.push(*at);
+                        continue;
+                    }
+                    Ok(kept) => {
+                        let (measured, worker_gone) =
+                            self.run(kept, self.plan(best_ns, self.options.min_time), true)?;
+                        if worker_gone {
+                            gone.push(kept.worker);
+                        } else {
+                            self.forget(kept);
+                        }
+                        measured
+                    }
+                    Err(measured) => measured,
+                };
+                if let Outcome::Measured(timing) = &measured.outcome {
+                    best_ns = Some(best_ns.map_or(timing.median_ns, |b| b.min(timing.median_ns)));
+                }
+                given_up |= done(*at, measured).is_break();
+            }
+            if given_up {
+                break;
+            }
+            left = again;
+        }
+        Ok(())
+    }
+
+    fn forget(&mut self, kept: Kept) {
+        self.workers.tell(kept.worker, &Request::Drop { id: kept.id });
+    }
+
+    /// Times candidates against each other: `rounds` rounds, each running every candidate once in a new order, so
+    /// that a change of the machine's speed hits all alike. The result for each is the timing over its rounds'
+    /// medians, or what became of it.
+    ///
+    /// # Errors
+    /// Where a worker cannot be started anew.
+    pub fn race(&mut self, sources: &[Source], rounds: u32, round_time: Duration) -> io::Result<Vec<Outcome>> {
+        let mut racers = self.start_race(sources)?;
+        for round in 0..rounds as usize {
+            for at in 0..racers.len() {
+                // A rotating start keeps every candidate from always following the same one.
+                let at = (at + round) % racers.len();
+                self.race_round(&mut racers[at], round_time)?;
+            }
+        }
+        Ok(racers.into_iter().map(|racer| self.end_race(racer)).collect())
+    }
+
+    /// Builds and checks candidates for [`Device::race_round`].
+    ///
+    /// # Errors
+    /// Where a worker cannot be started anew.
+    pub fn start_race(&mut self, sources: &[Source]) -> io::Result<Vec<Racer>> {
+        let built = self.build(sources)?;
+        let mut racers: Vec<Racer> = built
+            .into_iter()
+            .map(|b| match b {
+                Ok(kept) => Racer { kept: Some(kept), medians_ns: Vec::new(), failure: None },
+                Err(measured) => Racer { kept: None, medians_ns: Vec::new(), failure: Some(measured.outcome) },
+            })
+            .collect();
+        // The first run checks the answer and is not counted.
+        for racer in &mut racers {
+            self.run_racer(racer, Duration::ZERO, true)?;
+            racer.medians_ns.clear();
+        }
+        Ok(racers)
+    }
+
+    /// One round of one candidate: its median is kept.
+    ///
+    /// # Errors
+    /// Where a worker cannot be started anew.
+    pub fn race_round(&mut self, racer: &mut Racer, time: Duration) -> io::Result<()> {
+        self.run_racer(racer, time, false)
+    }
+
+    fn run_racer(&mut self, racer: &mut Racer, time: Duration, check: bool) -> io::Result<()> {
+        if let (Some(kept), None) = (racer.kept, &racer.failure) {
+            let plan = self.plan(None, time);
+            match self.run(kept, plan, check)?.0.outcome {
+                Outcome::Measured(timing) => racer.medians_ns.push(timing.median_ns),
+                failure => racer.failure = Some(failure),
+            }
+        }
+        Ok(())
+    }
+
+    /// Forgets a candidate and sums up its rounds.
+    pub fn end_race(&mut self, racer: Racer) -> Outcome {
+        if let Some(kept) = racer.kept {
+            self.forget(kept);
+        }
+        racer.failure.unwrap_or_else(|| match racer.medians_ns.as_slice() {
+            [] => Outcome::Failed { class: ErrorClass::Unknown, message: "it was never run".to_owned() },
+            medians => Outcome::Measured(Timing::of_samples(medians, false)),
+        })
+    }
+}
+
+/// A candidate in a race.
+#[derive(Debug)]
+pub struct Racer {
+    kept: Option<Kept>,
+    /// Median nanoseconds a run, one for each round.
+    pub medians_ns: Vec<f64>,
+    failure: Option<Outcome>,
+}
+
+fn failed(class: ErrorClass, message: String, seconds: Seconds) -> Measured {
+    Measured { outcome: Outcome::Failed { class, message }, seconds }
+}
+
+/// The text of a schedule, as it is recorded and sent to workers.
+pub fn steps_text(steps: &[Step]) -> String {
+    steps.iter().map(|s| format!("{s}\n")).collect()
+}
+
+impl Measure for Device {
+    fn measure(
+        &mut self,
+        batch: &[Config],
+        best_ns: Option<f64>,
+        done: &mut dyn FnMut(usize, Measured) -> ControlFlow<()>,
+    ) -> Result<(), BoxError> {
+        let sources: Vec<Source> = batch.iter().map(|c| Source::Steps(steps_text(&(self.steps)(c)))).collect();
+        Ok(self.measure_sources(&sources, best_ns, done)?)
+    }
+}

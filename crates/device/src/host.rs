@@ -1,0 +1,106 @@
+//! What machine this is: its CPU as a target, its caches, which CPUs this process may use.
+
+use std::fs;
+use std::path::Path;
+use tilewright_ir::Target;
+use tilewright_ir::target::Arch;
+
+/// The machine this process runs on, as a target.
+///
+/// Caches are read from the operating system; where it does not say, sizes typical of the width are assumed.
+pub fn target() -> Target {
+    let (cpu, features) = tilewright_codegen::host_cpu();
+    let (generic, arch) = generic();
+    let mut target = Target::named(generic).expect("every generic name is known");
+    target.arch = arch;
+    target.cpu = cpu;
+    target.features = features;
+    for (level, size) in data_caches() {
+        match level {
+            1 => target.l1d_bytes = size,
+            2 => target.l2_bytes = size,
+            3 => target.l3_bytes = size,
+            _ => {}
+        }
+    }
+    target
+}
+
+#[cfg(target_arch = "x86_64")]
+fn generic() -> (&'static str, Arch) {
+    let name = if is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512vl") {
+        "x86-64-v4"
+    } else if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
+        "x86-64-v3"
+    } else {
+        "x86-64"
+    };
+    (name, Arch::X86_64)
+}
+
+#[cfg(target_arch = "aarch64")]
+fn generic() -> (&'static str, Arch) {
+    ("aarch64", Arch::Aarch64)
+}
+
+/// The CPU's marketing name.
+pub fn cpu_name() -> String {
+    let info = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let named = |key: &str| {
+        info.lines().find(|l| l.starts_with(key)).and_then(|l| l.split_once(':')).map(|(_, v)| v.trim().to_owned())
+    };
+    named("model name").or_else(|| named("Model")).unwrap_or_else(|| std::env::consts::ARCH.to_owned())
+}
+
+/// `(level, bytes)` of the data and unified caches of the first CPU.
+fn data_caches() -> Vec<(u32, u64)> {
+    let folder = Path::new("/sys/devices/system/cpu/cpu0/cache");
+    let Ok(entries) = fs::read_dir(folder) else { return Vec::new() };
+    let read =
+        |folder: &Path, name: &str| fs::read_to_string(folder.join(name)).ok().map(|text| text.trim().to_owned());
+    let mut caches = Vec::new();
+    for entry in entries.flatten() {
+        let at = entry.path();
+        if read(&at, "type").is_none_or(|t| t == "Instruction") {
+            continue;
+        }
+        let level = read(&at, "level").and_then(|l| l.parse().ok());
+        let size = read(&at, "size").and_then(|s| s.strip_suffix('K')?.parse::<u64>().ok());
+        if let (Some(level), Some(kib)) = (level, size) {
+            caches.push((level, kib << 10));
+        }
+    }
+    caches
+}
+
+/// Physical memory in bytes, where the operating system says.
+pub fn memory_bytes() -> Option<u64> {
+    let info = fs::read_to_string("/proc/meminfo").ok()?;
+    let line = info.lines().find(|l| l.starts_with("MemTotal:"))?;
+    line.split_whitespace().nth(1)?.parse::<u64>().ok().map(|kib| kib << 10)
+}
+
+/// The CPUs this thread may run on.
+pub fn allowed_cpus() -> Vec<usize> {
+    // SAFETY: the set is plain data, and its size is passed with it.
+    unsafe {
+        let mut set: libc::cpu_set_t = std::mem::zeroed();
+        if libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), &mut set) != 0 {
+            return Vec::new();
+        }
+        (0..libc::CPU_SETSIZE as usize).filter(|&cpu| libc::CPU_ISSET(cpu, &set)).collect()
+    }
+}
+
+/// Restricts the calling thread to these CPUs. Where that is not possible it stays as it is: timings are then noisier,
+/// not wrong.
+pub fn pin_thread(cpus: &[usize]) {
+    // SAFETY: the set is plain data, and its size is passed with it.
+    unsafe {
+        let mut set: libc::cpu_set_t = std::mem::zeroed();
+        for &cpu in cpus {
+            libc::CPU_SET(cpu, &mut set);
+        }
+        libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &set);
+    }
+}

@@ -1,0 +1,17 @@
+//! Workers, timing and verification: the side of the tuner that touches the machine.
+//!
+//! Entry points: [`Device`] measures candidates in worker processes, [`worker::serve`] is such a process,
+//! [`host::target`] says what machine this is, [`peak::gflops`] what it can do at best.
+
+pub mod data;
+pub mod device;
+pub mod host;
+pub mod memory;
+pub mod peak;
+pub mod pool;
+pub mod protocol;
+mod timing;
+pub mod worker;
+mod workers;
+
+pub use device::{Device, DeviceError, Options};

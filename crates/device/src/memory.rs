@@ -1,0 +1,158 @@
+//! Memory that kernels run on: page-aligned, fenced, and read-only where they must not write.
+
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::ptr::NonNull;
+
+/// Bytes on each side of a writable buffer that must come back unchanged, besides the inaccessible pages beyond.
+const CANARY_BYTES: usize = 4096;
+const CANARY: u8 = 0xA5;
+const PAGE: usize = 4096;
+
+/// A writable buffer between canaries and inaccessible pages: a stray write either faults or is found.
+pub struct Fenced {
+    map: Map,
+    n_bytes: usize,
+}
+
+/// A memory mapping, unmapped when dropped.
+struct Map {
+    base: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: a mapping is plain memory; whoever writes through its pointer is responsible for races.
+unsafe impl Send for Map {}
+
+impl Drop for Map {
+    fn drop(&mut self) {
+        // SAFETY: the mapping was made with this base and length and nothing refers to it any more.
+        unsafe { libc::munmap(self.base.as_ptr().cast(), self.len) };
+    }
+}
+
+fn map(len: usize, protection: i32, flags: i32, fd: i32, offset: i64) -> std::io::Result<Map> {
+    // SAFETY: a fresh mapping at an address of the kernel's choice touches no existing memory.
+    let base = unsafe { libc::mmap(std::ptr::null_mut(), len.max(1), protection, flags, fd, offset) };
+    match NonNull::new(base.cast::<u8>()) {
+        Some(base) if base.as_ptr().cast() != libc::MAP_FAILED => Ok(Map { base, len: len.max(1) }),
+        _ => Err(std::io::Error::last_os_error()),
+    }
+}
+
+impl Fenced {
+    /// A buffer of so many bytes, aligned to 4096, zeroed.
+    ///
+    /// # Errors
+    /// Where memory, or the limit on it, does not suffice.
+    pub fn new(n_bytes: u64) -> std::io::Result<Fenced> {
+        let out_of_memory = || std::io::Error::from(std::io::ErrorKind::OutOfMemory);
+        let n_bytes = usize::try_from(n_bytes).map_err(|_| out_of_memory())?;
+        let inner = n_bytes.checked_next_multiple_of(PAGE).and_then(|n| n.checked_add(2 * CANARY_BYTES));
+        let len = inner.and_then(|n| n.checked_add(2 * PAGE)).ok_or_else(out_of_memory)?;
+        let map = map(len, libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1, 0)?;
+        for fence in [0, len - PAGE] {
+            // SAFETY: the page lies in the mapping made above.
+            unsafe { libc::mprotect(map.base.as_ptr().add(fence).cast(), PAGE, libc::PROT_NONE) };
+        }
+        let fenced = Fenced { map, n_bytes };
+        fenced.set_canaries();
+        Ok(fenced)
+    }
+
+    /// The first byte.
+    pub fn pointer(&self) -> *mut u8 {
+        // SAFETY: the offset lies in the mapping.
+        unsafe { self.map.base.as_ptr().add(PAGE + CANARY_BYTES) }
+    }
+
+    /// The contents as numbers.
+    ///
+    /// # Panics
+    /// Where the size is not a multiple of the element's.
+    pub fn as_slice<T: Plain>(&self) -> &[T] {
+        assert_eq!(self.n_bytes % size_of::<T>(), 0, "whole elements");
+        // SAFETY: the memory is initialised, aligned to a page, and any bits are a valid `Plain`.
+        unsafe { std::slice::from_raw_parts(self.pointer().cast(), self.n_bytes / size_of::<T>()) }
+    }
+
+    /// Sets every byte.
+    pub fn fill(&mut self, byte: u8) {
+        // SAFETY: the range is this buffer's, which is borrowed mutably.
+        unsafe { std::ptr::write_bytes(self.pointer(), byte, self.n_bytes) };
+    }
+
+    fn canaries(&self) -> [(*mut u8, usize); 2] {
+        let after = self.n_bytes.next_multiple_of(PAGE) - self.n_bytes + CANARY_BYTES;
+        // SAFETY: both offsets lie in the mapping.
+        unsafe { [(self.pointer().sub(CANARY_BYTES), CANARY_BYTES), (self.pointer().add(self.n_bytes), after)] }
+    }
+
+    fn set_canaries(&self) {
+        for (at, n) in self.canaries() {
+            // SAFETY: the range is accessible and belongs to no buffer's contents.
+            unsafe { std::ptr::write_bytes(at, CANARY, n) };
+        }
+    }
+
+    /// Whether nothing was written just before or after the buffer.
+    pub fn is_intact(&self) -> bool {
+        self.canaries().into_iter().all(|(at, n)| {
+            // SAFETY: the range is accessible and initialised.
+            unsafe { std::slice::from_raw_parts(at, n) }.iter().all(|&b| b == CANARY)
+        })
+    }
+}
+
+/// Numbers of which any bit pattern is valid.
+pub trait Plain: Copy {}
+impl Plain for f32 {}
+impl Plain for f64 {}
+
+/// A part of a file mapped read-only: a kernel that writes to it faults.
+pub struct ReadOnly {
+    map: Map,
+    n_bytes: usize,
+}
+
+impl ReadOnly {
+    /// Maps `n_bytes` from a page-aligned offset.
+    ///
+    /// # Errors
+    /// Where the mapping fails.
+    pub fn new(file: BorrowedFd, offset: u64, n_bytes: u64) -> std::io::Result<ReadOnly> {
+        let n_bytes = usize::try_from(n_bytes).map_err(|_| std::io::ErrorKind::OutOfMemory)?;
+        let map = map(n_bytes, libc::PROT_READ, libc::MAP_SHARED, file.as_raw_fd(), offset as i64)?;
+        Ok(ReadOnly { map, n_bytes })
+    }
+
+    /// The first byte; writing through it faults.
+    pub fn pointer(&self) -> *mut u8 {
+        self.map.base.as_ptr()
+    }
+
+    /// The contents as numbers.
+    pub fn as_slice<T: Plain>(&self) -> &[T] {
+        // SAFETY: the mapping is at least this long, page-aligned, and any bits are a valid `Plain`.
+        unsafe { std::slice::from_raw_parts(self.pointer().cast(), self.n_bytes / size_of::<T>()) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn canaries_notice_a_write_outside() {
+        let mut buffer = Fenced::new(100).unwrap();
+        buffer.fill(1);
+        assert!(buffer.is_intact());
+        // SAFETY: the byte after the buffer is a canary's, accessible.
+        unsafe { *buffer.pointer().add(100) = 0 };
+        assert!(!buffer.is_intact());
+    }
+
+    #[test]
+    fn an_impossible_size_is_an_error() {
+        assert!(Fenced::new(1 << 62).is_err());
+    }
+}

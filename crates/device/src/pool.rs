@@ -1,0 +1,208 @@
+//! A thread pool with low latency: what parallel loops of kernels run on.
+//!
+//! A kernel of 30 µs gains from a second thread only if handing work over costs about a microsecond. So idle workers
+//! spin for a while before they sleep, and iterations are claimed from one shared counter, which also evens out
+//! threads that are slowed down by other programs.
+
+use std::cell::UnsafeCell;
+use std::ffi::c_void;
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+use tilewright_codegen::Runtime;
+
+/// How long an idle worker spins before it sleeps. Long enough to bridge the serial parts of a kernel and the gap
+/// between two runs, short enough that an idle process leaves the cores alone.
+const SPIN: Duration = Duration::from_micros(200);
+
+type Body = unsafe extern "C" fn(env: *mut c_void, iteration: i64, thread: i64);
+
+#[derive(Clone, Copy)]
+struct Job {
+    body: Body,
+    env: *mut c_void,
+    n_iterations: i64,
+}
+
+/// What the threads share.
+struct Shared {
+    /// Number of jobs published so far; a worker that sees a new number reads `job`.
+    epoch: AtomicU64,
+    job: UnsafeCell<Option<Job>>,
+    next_iteration: AtomicI64,
+    /// Workers that have not finished the current job.
+    n_running: AtomicUsize,
+    n_asleep: AtomicUsize,
+    stop: AtomicBool,
+    sleep: Mutex<()>,
+    wake: Condvar,
+}
+
+// SAFETY: `job` is written only by the thread that calls `Pool::run`, which holds `&mut Pool`, while no worker runs
+// (`n_running` is zero), and is read by workers only after they have seen the `epoch` that was raised after the write.
+unsafe impl Sync for Shared {}
+// SAFETY: the raw pointers in a job are used only while `Pool::run`, which was given them, has not returned.
+unsafe impl Send for Shared {}
+
+impl Shared {
+    fn work(&self, job: Job, thread: i64) {
+        loop {
+            let iteration = self.next_iteration.fetch_add(1, Ordering::Relaxed);
+            if iteration >= job.n_iterations {
+                return;
+            }
+            // SAFETY: whoever called `Pool::run` promised that the body may be called so for every iteration.
+            unsafe { (job.body)(job.env, iteration, thread) };
+        }
+    }
+
+    fn serve(&self, thread: i64) {
+        let mut seen = 0;
+        loop {
+            let start = Instant::now();
+            let mut spins = 0u32;
+            while self.epoch.load(Ordering::Acquire) == seen {
+                std::hint::spin_loop();
+                spins = spins.wrapping_add(1);
+                if spins.is_multiple_of(64) && start.elapsed() > SPIN {
+                    let mut guard = self.sleep.lock().expect("no thread panics while it holds the lock");
+                    self.n_asleep.fetch_add(1, Ordering::SeqCst);
+                    while self.epoch.load(Ordering::SeqCst) == seen && !self.stop.load(Ordering::SeqCst) {
+                        guard = self.wake.wait(guard).expect("no thread panics while it holds the lock");
+                    }
+                    self.n_asleep.fetch_sub(1, Ordering::SeqCst);
+                }
+                if self.stop.load(Ordering::Relaxed) {
+                    return;
+                }
+            }
+            seen = self.epoch.load(Ordering::Acquire);
+            // SAFETY: the epoch was raised after the job was written; it is not written again before `n_running`,
+            // which this thread lowers below, is zero.
+            let job = unsafe { *self.job.get() }.expect("an epoch follows a job");
+            self.work(job, thread);
+            self.n_running.fetch_sub(1, Ordering::Release);
+        }
+    }
+}
+
+/// Threads for parallel loops; the calling thread is one of them.
+pub struct Pool {
+    shared: Arc<Shared>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Pool {
+    /// A pool of `n_threads`, the caller included. Thread `i` is pinned to `cpus[i]` where there is one.
+    pub fn new(n_threads: usize, cpus: &[usize]) -> Pool {
+        let shared = Arc::new(Shared {
+            epoch: AtomicU64::new(0),
+            job: UnsafeCell::new(None),
+            next_iteration: AtomicI64::new(0),
+            n_running: AtomicUsize::new(0),
+            n_asleep: AtomicUsize::new(0),
+            stop: AtomicBool::new(false),
+            sleep: Mutex::new(()),
+            wake: Condvar::new(),
+        });
+        let threads = (1..n_threads)
+            .map(|thread| {
+                let shared = shared.clone();
+                let cpu = cpus.get(thread).copied();
+                std::thread::spawn(move || {
+                    if let Some(cpu) = cpu {
+                        crate::host::pin_thread(&[cpu]);
+                    }
+                    shared.serve(thread as i64);
+                })
+            })
+            .collect();
+        Pool { shared, threads }
+    }
+
+    /// Number of threads, the caller included.
+    pub fn n_threads(&self) -> usize {
+        self.threads.len() + 1
+    }
+
+    /// Calls `body(env, i, thread)` for every `i` in `0..n_iterations`, on all threads, and returns when all are done.
+    ///
+    /// # Safety
+    /// `body` may be called with `env` from several threads at once, for different iterations.
+    pub unsafe fn run(&mut self, body: Body, env: *mut c_void, n_iterations: i64) {
+        let job = Job { body, env, n_iterations };
+        let shared = &*self.shared;
+        if self.threads.is_empty() || n_iterations <= 1 {
+            for iteration in 0..n_iterations {
+                // SAFETY: promised by the caller.
+                unsafe { body(env, iteration, 0) };
+            }
+            return;
+        }
+        shared.next_iteration.store(0, Ordering::Relaxed);
+        shared.n_running.store(self.threads.len(), Ordering::Relaxed);
+        // SAFETY: no worker runs, and none reads the job before the epoch is raised.
+        unsafe { *shared.job.get() = Some(job) };
+        shared.epoch.fetch_add(1, Ordering::SeqCst);
+        if shared.n_asleep.load(Ordering::SeqCst) > 0 {
+            let _guard = shared.sleep.lock().expect("no thread panics while it holds the lock");
+            shared.wake.notify_all();
+        }
+        shared.work(job, 0);
+        while shared.n_running.load(Ordering::Acquire) > 0 {
+            std::hint::spin_loop();
+        }
+    }
+
+    /// The pool as generated code calls it.
+    pub fn runtime(&mut self) -> Runtime {
+        unsafe extern "C" fn parallel_for(context: *mut c_void, body: Body, env: *mut c_void, n_iterations: i64) {
+            // SAFETY: the context is the pool that made the runtime, borrowed mutably for as long as kernels run;
+            // generated code calls parallel loops one at a time and from the thread that runs the kernel.
+            let pool = unsafe { &mut *context.cast::<Pool>() };
+            // SAFETY: a parallel loop's iterations are independent, which scheduling has checked.
+            unsafe { pool.run(body, env, n_iterations) };
+        }
+        Runtime { context: std::ptr::from_mut(self).cast(), parallel_for }
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        self.shared.stop.store(true, Ordering::SeqCst);
+        {
+            let _guard = self.shared.sleep.lock().expect("no thread panics while it holds the lock");
+            self.shared.wake.notify_all();
+        }
+        for thread in self.threads.drain(..) {
+            let _ = thread.join();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    unsafe extern "C" fn count(env: *mut c_void, iteration: i64, _thread: i64) {
+        // SAFETY: the tests below pass a vector of counters with one for each iteration.
+        let counters = unsafe { &*env.cast::<Vec<AtomicU64>>() };
+        counters[iteration as usize].fetch_add(1, Ordering::Relaxed);
+    }
+
+    #[test]
+    fn every_iteration_runs_once_in_every_job() {
+        let mut pool = Pool::new(4, &[]);
+        for (round, n) in [0usize, 1, 3, 1000, 2, 64].into_iter().cycle().take(300).enumerate() {
+            let counters: Vec<AtomicU64> = (0..n).map(|_| AtomicU64::new(0)).collect();
+            // SAFETY: the counters are atomic and outlive the call.
+            unsafe { pool.run(count, std::ptr::from_ref(&counters).cast_mut().cast(), n as i64) };
+            assert!(counters.iter().all(|c| c.load(Ordering::Relaxed) == 1), "round {round} with {n} iterations");
+            if round % 50 == 0 {
+                // Long enough for the workers to fall asleep.
+                std::thread::sleep(SPIN * 3);
+            }
+        }
+    }
+}

@@ -1,0 +1,171 @@
+//! What the tuner and its workers say to each other: one JSON document a line, over the worker's standard streams.
+
+use serde::{Deserialize, Serialize};
+use tilewright_ir::Target;
+use tilewright_ir::target::Arch;
+use tilewright_tune::ErrorClass;
+
+/// What a worker is asked to do.
+#[derive(Debug, Serialize, Deserialize)]
+pub enum Request {
+    /// Build a program and keep it under a number.
+    Build {
+        /// The number.
+        id: u64,
+        /// What to build.
+        source: Source,
+    },
+    /// Run a kept program for the first time, check its answer, then time it.
+    Run {
+        /// Its number.
+        id: u64,
+        /// How long, and against what.
+        plan: Plan,
+        /// Whether the answer is to be checked. A kernel is checked at least once.
+        check: bool,
+    },
+    /// Forget a kept program.
+    Drop {
+        /// Its number.
+        id: u64,
+    },
+}
+
+/// What a program is built from.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub enum Source {
+    /// Schedule steps, one a line, for the workload the worker was started for.
+    Steps(String),
+    /// A lowered program in the text format, compiled as it is. Its arguments must be the workload's.
+    Lowered(String),
+}
+
+/// How a kernel is timed.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+pub struct Plan {
+    /// Sampling goes on until so many nanoseconds were spent in the kernel …
+    pub min_time_ns: f64,
+    /// … and at least so many samples are there.
+    pub min_samples: u32,
+    /// Median of the best kernel so far: one that is clearly slower is not sampled further.
+    pub best_ns: Option<f64>,
+    /// Whether the caches are emptied before each run.
+    pub cold: bool,
+}
+
+/// What a worker answers.
+#[derive(Debug, Serialize, Deserialize)]
+pub enum Reply {
+    /// The worker is ready.
+    Ready,
+    /// The program is built.
+    Built {
+        /// Its number.
+        id: u64,
+        /// Seconds it took.
+        seconds: f64,
+    },
+    /// The program ran, was right, and took so long.
+    Timed {
+        /// Its number.
+        id: u64,
+        /// Nanoseconds a run, one for each sample.
+        samples_ns: Vec<f64>,
+        /// Whether sampling ended early.
+        stopped_early: bool,
+        /// Seconds spent in the runs that were timed.
+        run_seconds: f64,
+        /// Seconds spent on the first run and the comparison.
+        verify_seconds: f64,
+    },
+    /// The request failed.
+    Failed {
+        /// The program's number.
+        id: u64,
+        /// Why, as a class …
+        class: ClassName,
+        /// … and in words.
+        message: String,
+        /// Seconds it took.
+        seconds: f64,
+    },
+}
+
+/// An error class by its stable name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(into = "String", try_from = "String")]
+pub struct ClassName(pub ErrorClass);
+
+impl From<ClassName> for String {
+    fn from(name: ClassName) -> String {
+        name.0.name().to_owned()
+    }
+}
+
+impl TryFrom<String> for ClassName {
+    type Error = String;
+    fn try_from(name: String) -> Result<ClassName, String> {
+        ErrorClass::from_name(&name).map(ClassName).ok_or_else(|| format!("no error class `{name}`"))
+    }
+}
+
+/// What a worker is started with: its first line of input.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Assignment {
+    /// The workload's text.
+    pub workload: String,
+    /// The target to generate code for.
+    pub target: TargetText,
+    /// Threads a kernel may use.
+    pub n_threads: usize,
+    /// CPUs to pin to while timing, one a thread.
+    pub cpus: Vec<usize>,
+    /// File descriptor, inherited, of the data: inputs and reference outputs.
+    pub data_fd: i32,
+    /// Where each argument's data begins in it: an input's contents, or an output's reference as `f64`.
+    pub data_offsets: Vec<u64>,
+    /// Address space the worker may use beyond what it has at its start, in bytes.
+    pub memory_bytes: u64,
+}
+
+/// A target in a form that travels.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct TargetText {
+    is_aarch64: bool,
+    cpu: String,
+    features: String,
+    vector_bits: u32,
+    n_vector_registers: u32,
+    has_fma: bool,
+    cache_bytes: [u64; 3],
+}
+
+impl From<&Target> for TargetText {
+    fn from(t: &Target) -> TargetText {
+        TargetText {
+            is_aarch64: t.arch == Arch::Aarch64,
+            cpu: t.cpu.clone(),
+            features: t.features.clone(),
+            vector_bits: t.vector_bits,
+            n_vector_registers: t.n_vector_registers,
+            has_fma: t.has_fma,
+            cache_bytes: [t.l1d_bytes, t.l2_bytes, t.l3_bytes],
+        }
+    }
+}
+
+impl From<TargetText> for Target {
+    fn from(t: TargetText) -> Target {
+        Target {
+            arch: if t.is_aarch64 { Arch::Aarch64 } else { Arch::X86_64 },
+            cpu: t.cpu,
+            features: t.features,
+            vector_bits: t.vector_bits,
+            n_vector_registers: t.n_vector_registers,
+            has_fma: t.has_fma,
+            l1d_bytes: t.cache_bytes[0],
+            l2_bytes: t.cache_bytes[1],
+            l3_bytes: t.cache_bytes[2],
+        }
+    }
+}

@@ -1,0 +1,87 @@
+//! Timing a kernel that has been found right.
+
+use crate::protocol::Plan;
+use std::time::Instant;
+
+/// A sample shorter than this averages several runs, so that reading the clock does not count.
+const MIN_SAMPLE_NS: f64 = 30_000.0;
+/// A kernel whose first, cold run takes this many times the best is not run again.
+const HOPELESS_COLD: f64 = 1.6;
+/// A kernel whose fastest warm sample takes this many times the best is not sampled further.
+const HOPELESS_WARM: f64 = 1.15;
+/// Samples beyond which nothing is learnt.
+const MOST_SAMPLES: usize = 1000;
+
+/// Samples of a kernel's run time.
+pub struct Samples {
+    /// Nanoseconds a run.
+    pub ns: Vec<f64>,
+    /// Whether sampling ended early.
+    pub stopped_early: bool,
+}
+
+/// Times `run`, whose first run took `first_ns`.
+///
+/// With `flush`, which empties the caches, each sample is one run after it.
+pub fn sample(plan: &Plan, first_ns: f64, run: &mut dyn FnMut(), flush: &mut dyn FnMut()) -> Samples {
+    let hopeless = |ns: f64, factor: f64| plan.best_ns.is_some_and(|best| ns > factor * best);
+    // The first run pays for page faults and cold caches; very short kernels deserve a second chance.
+    if first_ns > 200_000.0 && hopeless(first_ns, HOPELESS_COLD) {
+        return Samples { ns: vec![first_ns], stopped_early: true };
+    }
+    let mut timed = |n_runs: u32| {
+        let start = Instant::now();
+        for _ in 0..n_runs {
+            run();
+        }
+        start.elapsed().as_nanos() as f64 / f64::from(n_runs)
+    };
+    // A short kernel is warmed up until two runs agree or its share of time is spent; a long one was by its first run.
+    let mut estimate = first_ns;
+    if !plan.cold && first_ns < plan.min_time_ns {
+        estimate = timed(1).min(first_ns);
+    }
+    let n_runs = if plan.cold { 1 } else { (MIN_SAMPLE_NS / estimate.max(1.0)).ceil().clamp(1.0, 1e6) as u32 };
+    let (mut ns, mut total, mut fastest) = (Vec::new(), 0.0, f64::INFINITY);
+    while ns.len() < MOST_SAMPLES && (total < plan.min_time_ns || ns.len() < plan.min_samples as usize) {
+        if plan.cold {
+            flush();
+        }
+        let sample = timed(n_runs);
+        ns.push(sample);
+        total += sample * f64::from(n_runs);
+        fastest = fastest.min(sample);
+        if ns.len() >= 2 && hopeless(fastest, HOPELESS_WARM) {
+            return Samples { ns, stopped_early: true };
+        }
+    }
+    Samples { ns, stopped_early: false }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn plan(best_ns: Option<f64>) -> Plan {
+        Plan { min_time_ns: 1e6, min_samples: 3, best_ns, cold: false }
+    }
+
+    #[test]
+    fn a_hopeless_kernel_is_not_run_again() {
+        let mut runs = 0;
+        let samples = sample(&plan(Some(1e6)), 5e6, &mut || runs += 1, &mut || {});
+        assert!(samples.stopped_early);
+        assert_eq!((samples.ns.as_slice(), runs), (&[5e6][..], 0));
+    }
+
+    #[test]
+    fn sampling_lasts_as_long_as_asked() {
+        let spin = || {
+            let start = Instant::now();
+            while start.elapsed().as_micros() < 50 {}
+        };
+        let samples = sample(&plan(None), 50e3, &mut { spin }, &mut || {});
+        assert!(!samples.stopped_early);
+        assert!(samples.ns.iter().sum::<f64>() >= 1e6, "{:?}", samples.ns);
+    }
+}

@@ -1,0 +1,263 @@
+//! The worker process: builds and runs candidates, one request after the other.
+//!
+//! Whatever a candidate does, it does it here: a crash ends this process and nothing else, and the tuner kills it
+//! when it does not answer in time.
+
+use crate::host;
+use crate::memory::{Fenced, ReadOnly};
+use crate::pool::Pool;
+use crate::protocol::{Assignment, ClassName, Plan, Reply, Request, Source};
+use crate::timing;
+use std::collections::HashMap;
+use std::io::{BufRead, Write};
+use std::os::fd::BorrowedFd;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::Instant;
+use tilewright_codegen::Kernel;
+use tilewright_ir::op::Workload;
+use tilewright_ir::reference::Tolerance;
+use tilewright_ir::schedule::{apply_all, parse_steps};
+use tilewright_ir::{DType, Program, Role, Target, lower, text, verify};
+use tilewright_tune::ErrorClass;
+
+/// Serves requests from standard input until it ends.
+///
+/// # Errors
+/// Where the assignment or a request cannot be understood, or a stream fails: the worker is of no use then.
+pub fn serve() -> Result<(), Box<dyn std::error::Error>> {
+    let mut lines = std::io::stdin().lock().lines();
+    let assignment: Assignment = serde_json::from_str(&lines.next().ok_or("no assignment")??)?;
+    let mut worker = Worker::new(assignment)?;
+    reply(&Reply::Ready)?;
+    for line in lines {
+        let request: Request = serde_json::from_str(&line?)?;
+        if let Some(answer) = worker.answer(request) {
+            reply(&answer)?;
+        }
+    }
+    Ok(())
+}
+
+fn reply(reply: &Reply) -> std::io::Result<()> {
+    let mut out = std::io::stdout().lock();
+    serde_json::to_writer(&mut out, reply)?;
+    out.write_all(b"\n")?;
+    out.flush()
+}
+
+struct Worker {
+    assignment: Assignment,
+    workload: Workload,
+    untuned: Program,
+    target: Target,
+    tolerance: Tolerance,
+    /// For each argument: an input's contents, or an output's reference.
+    data: Vec<ReadOnly>,
+    outputs: Vec<Option<Fenced>>,
+    pool: Pool,
+    all_cpus: Vec<usize>,
+    kernels: HashMap<u64, Built>,
+    flush: Vec<u8>,
+}
+
+struct Built {
+    kernel: Kernel,
+    prepared: Vec<Fenced>,
+    scratch: Option<Fenced>,
+    is_prepared: bool,
+}
+
+type Failure = (ErrorClass, String);
+
+impl Worker {
+    fn new(assignment: Assignment) -> Result<Worker, Box<dyn std::error::Error>> {
+        let workload = Workload::parse(&assignment.workload)?;
+        let untuned = workload.program();
+        let target = assignment.target.clone().into();
+        let all_cpus = host::allowed_cpus();
+        // SAFETY: the descriptor was opened by the tuner for this process, which keeps it open to its end.
+        let file = unsafe { BorrowedFd::borrow_raw(assignment.data_fd) };
+        let (mut data, mut outputs) = (Vec::new(), Vec::new());
+        for ((_, buffer), &offset) in untuned.arguments().zip(&assignment.data_offsets) {
+            let size = buffer.size_bytes().ok_or("a buffer is too large")?;
+            let is_output = buffer.role == Role::Output;
+            let n = buffer.n_elements().ok_or("a buffer is too large")?;
+            data.push(ReadOnly::new(file, offset, if is_output { n * 8 } else { size })?);
+            outputs.push(if is_output { Some(Fenced::new(size)?) } else { None });
+        }
+        let pool = Pool::new(assignment.n_threads, &assignment.cpus);
+        limit_memory(assignment.memory_bytes);
+        let tolerance = Tolerance::for_program(&untuned);
+        Ok(Worker {
+            workload,
+            untuned,
+            target,
+            tolerance,
+            data,
+            outputs,
+            pool,
+            all_cpus,
+            kernels: HashMap::new(),
+            flush: Vec::new(),
+            assignment,
+        })
+    }
+
+    fn answer(&mut self, request: Request) -> Option<Reply> {
+        let start = Instant::now();
+        let (id, result) = match request {
+            Request::Drop { id } => {
+                self.kernels.remove(&id);
+                return None;
+            }
+            Request::Build { id, source } => {
+                let built = catch_unwind(AssertUnwindSafe(|| self.build(&source)));
+                let built = built.unwrap_or_else(|p| Err((ErrorClass::Unknown, panic_message(&*p))));
+                let result = built.map(|kernel| {
+                    self.kernels.insert(id, kernel);
+                    Reply::Built { id, seconds: start.elapsed().as_secs_f64() }
+                });
+                (id, result)
+            }
+            Request::Run { id, plan, check } => (id, self.run(id, &plan, check)),
+        };
+        Some(result.unwrap_or_else(|(class, message)| {
+            let seconds = start.elapsed().as_secs_f64();
+            Reply::Failed { id, class: ClassName(class), message, seconds }
+        }))
+    }
+
+    fn build(&self, source: &Source) -> Result<Built, Failure> {
+        let instantiation = |why: String| (ErrorClass::InstantiationError, why);
+        let lowered = match source {
+            Source::Steps(steps) => {
+                let steps = parse_steps(steps).map_err(|e| instantiation(e.to_string()))?;
+                let scheduled = apply_all(&self.untuned, &steps)
+                    .map_err(|(at, why)| instantiation(format!("step {} `{}`: {why}", at + 1, steps[at])))?;
+                let lowered = lower::lower(&scheduled);
+                verify::verify(&lowered).map_err(|e| instantiation(e.to_string()))?;
+                lowered
+            }
+            Source::Lowered(program) => text::parse(program).map_err(|e| instantiation(e.to_string()))?,
+        };
+        let same = |a: &Program, b: &Program| {
+            a.arguments()
+                .map(|(_, b)| (b.dtype, &b.shape, b.role))
+                .eq(b.arguments().map(|(_, b)| (b.dtype, &b.shape, b.role)))
+        };
+        if !same(&lowered, &self.untuned) {
+            return Err(instantiation(format!("its arguments are not those of {}", self.workload)));
+        }
+        let kernel = tilewright_codegen::compile(&lowered, &self.target)
+            .map_err(|e| (ErrorClass::CompileErrorHost, e.to_string()))?;
+        Ok(Built { kernel, prepared: Vec::new(), scratch: None, is_prepared: false })
+    }
+
+    fn run(&mut self, id: u64, plan: &Plan, check: bool) -> Result<Reply, Failure> {
+        // Kernels are timed where nothing else of ours runs; between runs this process may go where it likes.
+        host::pin_thread(&self.assignment.cpus[..1.min(self.assignment.cpus.len())]);
+        let result = self.run_pinned(id, plan, check);
+        host::pin_thread(&self.all_cpus);
+        result
+    }
+
+    fn run_pinned(&mut self, id: u64, plan: &Plan, check: bool) -> Result<Reply, Failure> {
+        let start = Instant::now();
+        let n_threads = self.pool.n_threads();
+        let built = self.kernels.get_mut(&id).ok_or((ErrorClass::Unknown, format!("no kernel {id} is kept")))?;
+        let memory = |e: std::io::Error| (ErrorClass::RuntimeError, format!("allocating its buffers: {e}"));
+        if built.scratch.is_none() {
+            built.scratch = Some(Fenced::new(built.kernel.scratch_bytes(n_threads)).map_err(memory)?);
+            for &bytes in built.kernel.prepared_bytes() {
+                built.prepared.push(Fenced::new(bytes).map_err(memory)?);
+            }
+        }
+        let arguments: Vec<*mut u8> = self
+            .data
+            .iter()
+            .zip(&self.outputs)
+            .map(|(input, output)| output.as_ref().map_or(input.pointer(), Fenced::pointer))
+            .collect();
+        if check {
+            // All ones is a NaN: an element that is not written cannot pass for right.
+            self.outputs.iter_mut().flatten().for_each(|o| o.fill(0xFF));
+        }
+        let prepared: Vec<*mut u8> = built.prepared.iter().map(Fenced::pointer).collect();
+        let scratch = built.scratch.as_ref().map_or(std::ptr::null_mut(), Fenced::pointer);
+        let runtime = self.pool.runtime();
+        let kernel = &built.kernel;
+        if !built.is_prepared {
+            // SAFETY: the arguments are the workload's, which `build` has compared with the program's; prepared and
+            // scratch buffers have the sizes the kernel asks for; all are page-aligned.
+            unsafe { kernel.prepare(&arguments, &prepared, scratch, &runtime) };
+            built.is_prepared = true;
+        }
+        let mut run = || {
+            // SAFETY: as above.
+            unsafe { kernel.run(&arguments, &prepared, scratch, &runtime) };
+        };
+        let first = Instant::now();
+        run();
+        let first_ns = first.elapsed().as_nanos() as f64;
+        if check {
+            let fenced = self.outputs.iter().flatten().chain(&built.prepared).chain(&built.scratch);
+            if !fenced.into_iter().all(Fenced::is_intact) {
+                return Err((ErrorClass::RuntimeError, "it wrote outside its buffers".to_owned()));
+            }
+            compare(&self.untuned, &self.tolerance, &self.outputs, &self.data)?;
+        }
+        let verify_seconds = start.elapsed().as_secs_f64();
+        if plan.cold && self.flush.is_empty() {
+            self.flush = vec![1; 2 * self.target.l3_bytes as usize];
+        }
+        let flush_with = &mut self.flush;
+        let mut flush = || {
+            for line in flush_with.iter_mut().step_by(64) {
+                *line = line.wrapping_add(1);
+            }
+            std::hint::black_box(&flush_with);
+        };
+        let samples = timing::sample(plan, first_ns, &mut run, &mut flush);
+        let run_seconds = start.elapsed().as_secs_f64() - verify_seconds;
+        Ok(Reply::Timed {
+            id,
+            samples_ns: samples.ns,
+            stopped_early: samples.stopped_early,
+            run_seconds,
+            verify_seconds,
+        })
+    }
+}
+
+/// Compares every output with its reference.
+fn compare(
+    untuned: &Program,
+    tolerance: &Tolerance,
+    outputs: &[Option<Fenced>],
+    data: &[ReadOnly],
+) -> Result<(), Failure> {
+    for (((_, buffer), output), reference) in untuned.arguments().zip(outputs).zip(data) {
+        let Some(output) = output else { continue };
+        let reference = reference.as_slice::<f64>();
+        let compared = match buffer.dtype {
+            DType::F32 => tolerance.compare(output.as_slice::<f32>(), reference),
+            DType::F64 => tolerance.compare(output.as_slice::<f64>(), reference),
+        };
+        compared.map_err(|e| (ErrorClass::WrongAnswer, format!("{}: {e}", buffer.name)))?;
+    }
+    Ok(())
+}
+
+/// Limits the address space to what is used now and so much more.
+fn limit_memory(more_bytes: u64) {
+    let pages = std::fs::read_to_string("/proc/self/statm").ok();
+    let used = pages.and_then(|s| s.split_whitespace().next()?.parse::<u64>().ok()).unwrap_or(0) * 4096;
+    let limit = libc::rlimit { rlim_cur: used.saturating_add(more_bytes), rlim_max: libc::RLIM_INFINITY };
+    // SAFETY: the structure is plain data. Where the limit cannot be set the worker runs without one.
+    unsafe { libc::setrlimit(libc::RLIMIT_AS, &limit) };
+}
+
+fn panic_message(payload: &(dyn std::any::Any + Send)) -> String {
+    let text = payload.downcast_ref::<String>().map(String::as_str).or_else(|| payload.downcast_ref::<&str>().copied());
+    format!("the compiler panicked: {}", text.unwrap_or("no message"))
+}

@@ -1,0 +1,505 @@
+//! Integer index expressions: loop extents, array subscripts and guards.
+//!
+//! An [`Index`] is kept in a canonical sum, `constant + Σ coefficient · atom`, so that equality, substitution and the
+//! stride of a loop in an access are look-ups rather than rewriting problems.
+
+use crate::program::LoopId;
+
+/// `constant + Σ coefficient · atom`, atoms sorted and distinct, coefficients non-zero.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct Index {
+    terms: Vec<(Atom, i64)>,
+    constant: i64,
+}
+
+/// An indivisible part of an [`Index`].
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Atom {
+    /// The value of a loop variable.
+    Var(LoopId),
+    /// Division by a constant, rounded towards minus infinity.
+    FloorDiv(Box<Index>, i64),
+    /// Remainder of the floor division: in `0..divisor` for a positive divisor.
+    Mod(Box<Index>, i64),
+    /// The smaller of two.
+    Min(Box<Index>, Box<Index>),
+    /// The larger of two.
+    Max(Box<Index>, Box<Index>),
+}
+
+impl From<i64> for Index {
+    fn from(constant: i64) -> Index {
+        Index { terms: Vec::new(), constant }
+    }
+}
+
+impl From<LoopId> for Index {
+    fn from(var: LoopId) -> Index {
+        Index::atom(Atom::Var(var))
+    }
+}
+
+impl Index {
+    /// An index of a single atom, without simplification.
+    pub fn atom(atom: Atom) -> Index {
+        Index { terms: vec![(atom, 1)], constant: 0 }
+    }
+
+    /// The terms, sorted by atom.
+    pub fn terms(&self) -> &[(Atom, i64)] {
+        &self.terms
+    }
+
+    /// The constant summand.
+    pub fn constant(&self) -> i64 {
+        self.constant
+    }
+
+    /// The value, where no atom is left.
+    pub fn as_const(&self) -> Option<i64> {
+        self.terms.is_empty().then_some(self.constant)
+    }
+
+    /// The coefficient of a loop variable where it stands alone (not inside a division, remainder, min or max).
+    pub fn coefficient(&self, var: LoopId) -> i64 {
+        self.terms.iter().find(|(atom, _)| *atom == Atom::Var(var)).map_or(0, |(_, c)| *c)
+    }
+
+    /// Whether `var` occurs anywhere in the expression.
+    pub fn uses(&self, var: LoopId) -> bool {
+        self.terms.iter().any(|(atom, _)| match atom {
+            Atom::Var(v) => *v == var,
+            Atom::FloorDiv(e, _) | Atom::Mod(e, _) => e.uses(var),
+            Atom::Min(a, b) | Atom::Max(a, b) => a.uses(var) || b.uses(var),
+        })
+    }
+
+    /// Calls `visit` for every loop variable in the expression, repeats included.
+    pub fn for_each_var(&self, visit: &mut dyn FnMut(LoopId)) {
+        for (atom, _) in &self.terms {
+            match atom {
+                Atom::Var(v) => visit(*v),
+                Atom::FloorDiv(e, _) | Atom::Mod(e, _) => e.for_each_var(visit),
+                Atom::Min(a, b) | Atom::Max(a, b) => {
+                    a.for_each_var(visit);
+                    b.for_each_var(visit);
+                }
+            }
+        }
+    }
+
+    fn add_term(&mut self, atom: &Atom, coefficient: i64) {
+        match self.terms.binary_search_by(|(a, _)| a.cmp(atom)) {
+            Ok(at) => {
+                self.terms[at].1 = self.terms[at].1.wrapping_add(coefficient);
+                if self.terms[at].1 == 0 {
+                    self.terms.remove(at);
+                }
+            }
+            Err(at) if coefficient != 0 => self.terms.insert(at, (atom.clone(), coefficient)),
+            Err(_) => {}
+        }
+    }
+
+    /// `self + other`.
+    pub fn add(&self, other: &Index) -> Index {
+        let mut sum = self.clone();
+        sum.constant = sum.constant.wrapping_add(other.constant);
+        for (atom, c) in &other.terms {
+            sum.add_term(atom, *c);
+        }
+        sum
+    }
+
+    /// `self − other`.
+    pub fn sub(&self, other: &Index) -> Index {
+        self.add(&other.scale(-1))
+    }
+
+    /// `self · factor`.
+    pub fn scale(&self, factor: i64) -> Index {
+        if factor == 0 {
+            return Index::from(0);
+        }
+        Index {
+            terms: self.terms.iter().map(|(a, c)| (a.clone(), c.wrapping_mul(factor))).collect(),
+            constant: self.constant.wrapping_mul(factor),
+        }
+    }
+
+    /// `self + constant`.
+    pub fn offset(&self, constant: i64) -> Index {
+        self.add(&Index::from(constant))
+    }
+
+    /// `floor(self / divisor)`; the part that divides is taken out of the division.
+    ///
+    /// A divisor below one is kept as written, so that a faulty program can be expressed, printed and refused.
+    pub fn floor_div(&self, divisor: i64) -> Index {
+        if divisor == 1 {
+            return self.clone();
+        }
+        if divisor < 1 {
+            return Index::atom(Atom::FloorDiv(Box::new(self.clone()), divisor));
+        }
+        let (whole, rest) = self.split_multiples(divisor);
+        match (rest.terms.as_slice(), rest.constant) {
+            ([], c) => whole.offset(c.div_euclid(divisor)),
+            // floor(floor(x / a) / b) = floor(x / (a b))
+            ([(Atom::FloorDiv(inner, by), 1)], 0) if *by > 0 && by.checked_mul(divisor).is_some() => {
+                whole.add(&inner.floor_div(by * divisor))
+            }
+            _ => whole.add(&Index::atom(Atom::FloorDiv(Box::new(rest), divisor))),
+        }
+    }
+
+    /// `self − divisor · floor(self / divisor)`.
+    pub fn modulo(&self, divisor: i64) -> Index {
+        if divisor == 1 {
+            return Index::from(0);
+        }
+        if divisor < 1 {
+            return Index::atom(Atom::Mod(Box::new(self.clone()), divisor));
+        }
+        let (_, rest) = self.split_multiples(divisor);
+        if let Some(c) = rest.as_const() {
+            return Index::from(c.rem_euclid(divisor));
+        }
+        if let Some(r) = rest.residue(divisor) {
+            return Index::from(r);
+        }
+        Index::atom(Atom::Mod(Box::new(rest), divisor))
+    }
+
+    /// The remainder by `divisor` where it is the same for every value of the variables.
+    pub fn residue(&self, divisor: i64) -> Option<i64> {
+        let mut sum = self.constant.rem_euclid(divisor);
+        for (atom, c) in &self.terms {
+            if c % divisor == 0 {
+                continue;
+            }
+            let r = match atom {
+                Atom::Min(a, b) | Atom::Max(a, b) => {
+                    let (ra, rb) = (a.residue(divisor)?, b.residue(divisor)?);
+                    if ra != rb {
+                        return None;
+                    }
+                    ra
+                }
+                Atom::Var(_) | Atom::FloorDiv(..) | Atom::Mod(..) => return None,
+            };
+            // In 128 bits, as divisors may be large.
+            let term = i128::from(c.rem_euclid(divisor)) * i128::from(r);
+            sum = (i128::from(sum) + term).rem_euclid(i128::from(divisor)) as i64;
+        }
+        Some(sum)
+    }
+
+    /// `(whole, rest)` with `self = divisor · whole + rest`, and in `rest` no coefficient or constant beyond the divisor.
+    fn split_multiples(&self, divisor: i64) -> (Index, Index) {
+        let (mut whole, mut rest) =
+            (Index::from(self.constant.div_euclid(divisor)), Index::from(self.constant.rem_euclid(divisor)));
+        for (atom, c) in &self.terms {
+            if c % divisor == 0 {
+                whole.add_term(atom, c / divisor);
+            } else {
+                rest.add_term(atom, *c);
+            }
+        }
+        (whole, rest)
+    }
+
+    /// The smaller of the two.
+    pub fn smaller(&self, other: &Index) -> Index {
+        match self.sub(other).as_const() {
+            Some(d) if d <= 0 => self.clone(),
+            Some(_) => other.clone(),
+            None => {
+                let (a, b) = if self <= other { (self, other) } else { (other, self) };
+                Index::atom(Atom::Min(Box::new(a.clone()), Box::new(b.clone())))
+            }
+        }
+    }
+
+    /// The larger of the two.
+    pub fn larger(&self, other: &Index) -> Index {
+        match self.sub(other).as_const() {
+            Some(d) if d >= 0 => self.clone(),
+            Some(_) => other.clone(),
+            None => {
+                let (a, b) = if self <= other { (self, other) } else { (other, self) };
+                Index::atom(Atom::Max(Box::new(a.clone()), Box::new(b.clone())))
+            }
+        }
+    }
+
+    /// Rebuilds the expression bottom-up, with `replace` giving the value of some atoms.
+    ///
+    /// An atom is offered after its parts were rebuilt; `None` keeps it.
+    pub fn rewrite(&self, replace: &mut dyn FnMut(&Atom) -> Option<Index>) -> Index {
+        let mut out = Index::from(self.constant);
+        for (atom, c) in &self.terms {
+            let rebuilt = match atom {
+                Atom::Var(_) => Index::atom(atom.clone()),
+                Atom::FloorDiv(e, d) => e.rewrite(replace).floor_div(*d),
+                Atom::Mod(e, d) => e.rewrite(replace).modulo(*d),
+                Atom::Min(a, b) => a.rewrite(replace).smaller(&b.rewrite(replace)),
+                Atom::Max(a, b) => a.rewrite(replace).larger(&b.rewrite(replace)),
+            };
+            // A rebuilt compound may have come apart; its loose variables were offered already.
+            let is_var = matches!(atom, Atom::Var(_));
+            let mut value = Index::from(rebuilt.constant);
+            for (part, pc) in &rebuilt.terms {
+                let offered = is_var || !matches!(part, Atom::Var(_));
+                match offered.then(|| replace(part)).flatten() {
+                    Some(new) => value = value.add(&new.scale(*pc)),
+                    None => value.add_term(part, *pc),
+                }
+            }
+            out = out.add(&value.scale(*c));
+        }
+        out
+    }
+
+    /// Replaces a loop variable by an expression.
+    pub fn substitute(&self, var: LoopId, by: &Index) -> Index {
+        if !self.uses(var) {
+            return self.clone();
+        }
+        self.rewrite(&mut |atom| (*atom == Atom::Var(var)).then(|| by.clone()))
+    }
+
+    /// The value under an assignment of the loop variables; `None` on a division by zero or an overflow.
+    pub fn eval(&self, value_of: &dyn Fn(LoopId) -> i64) -> Option<i64> {
+        let mut sum = self.constant;
+        for (atom, c) in &self.terms {
+            let v = match atom {
+                Atom::Var(v) => value_of(*v),
+                Atom::FloorDiv(e, d) => floor_div(e.eval(value_of)?, *d)?,
+                Atom::Mod(e, d) => {
+                    let e = e.eval(value_of)?;
+                    e.checked_sub(floor_div(e, *d)?.checked_mul(*d)?)?
+                }
+                Atom::Min(a, b) => a.eval(value_of)?.min(b.eval(value_of)?),
+                Atom::Max(a, b) => a.eval(value_of)?.max(b.eval(value_of)?),
+            };
+            sum = sum.checked_add(v.checked_mul(*c)?)?;
+        }
+        Some(sum)
+    }
+}
+
+fn floor_div(a: i64, b: i64) -> Option<i64> {
+    let q = a.checked_div(b)?;
+    Some(if a % b != 0 && ((a < 0) != (b < 0)) { q - 1 } else { q })
+}
+
+/// The loops around a point of a program, outermost first, each with its extent: what is known about the variables.
+///
+/// A variable `v` lies in `0..extent(v)`, where the extent may mention outer variables.
+#[derive(Clone, Debug, Default)]
+pub struct Ranges {
+    loops: Vec<(LoopId, Index)>,
+}
+
+/// More upper bounds of one expression than this are not kept; dropping some is sound.
+const MAX_BOUNDS: usize = 16;
+
+impl Ranges {
+    /// Enters a loop.
+    pub fn push(&mut self, var: LoopId, extent: Index) {
+        self.loops.push((var, extent));
+    }
+
+    /// Leaves the innermost loop.
+    pub fn pop(&mut self) {
+        self.loops.pop();
+    }
+
+    /// The loops, outermost first.
+    pub fn loops(&self) -> &[(LoopId, Index)] {
+        &self.loops
+    }
+
+    /// An upper bound of the value inside these loops, where one is known.
+    ///
+    /// Variables are eliminated from the innermost outwards by their symbolic extents, so that
+    /// `12·a + b` with `b < min(12, 127 − 12·a)` is found to be at most 126.
+    pub fn upper(&self, e: &Index) -> Option<i64> {
+        if let Some(c) = e.as_const() {
+            return Some(c);
+        }
+        self.upper_bounds(e, 0).iter().filter_map(Index::as_const).min()
+    }
+
+    /// A lower bound of the value inside these loops, where one is known.
+    pub fn lower(&self, e: &Index) -> Option<i64> {
+        if let Some(c) = e.as_const() {
+            return Some(c);
+        }
+        self.upper(&e.scale(-1)).map(|b| -b)
+    }
+
+    /// Upper bounds that mention only the `keep` outermost loops; each is one, so the value is at most the smallest.
+    ///
+    /// Empty where none is known. With `keep` 0 they are constants.
+    pub fn upper_bounds(&self, e: &Index, keep: usize) -> Vec<Index> {
+        let inner = &self.loops[keep..];
+        let to_eliminate = |atom: &Atom| keep == 0 || inner.iter().any(|(v, _)| Index::atom(atom.clone()).uses(*v));
+        // Compound atoms first: a min with a positive coefficient is at most either side, and so on.
+        let compound = e.terms.iter().find(|(a, _)| !matches!(a, Atom::Var(_)) && to_eliminate(a));
+        if let Some((atom, c)) = compound {
+            let c = *c;
+            let rest = e.sub(&Index::atom(atom.clone()).scale(c));
+            let with = |x: &Index| self.upper_bounds(&rest.add(&x.scale(c)), keep);
+            let bounds = match atom {
+                Atom::Min(a, b) | Atom::Max(a, b) => {
+                    let picks_lower_bound = matches!(atom, Atom::Min(..)) == (c > 0);
+                    let (a, b) = (with(a), with(b));
+                    if picks_lower_bound {
+                        a.into_iter().chain(b).collect()
+                    } else {
+                        // The value is one of the two, so a bound must cover both.
+                        match (smallest(&a), smallest(&b)) {
+                            (Some(a), Some(b)) => vec![a.larger(&b)],
+                            _ => Vec::new(),
+                        }
+                    }
+                }
+                Atom::FloorDiv(x, d) if *d > 0 => {
+                    let sign = c.signum();
+                    let parts = self.upper_bounds(&x.scale(sign), keep);
+                    let rests = self.upper_bounds(&rest, keep);
+                    let scaled = |b: &Index| b.scale(sign).floor_div(*d).scale(c);
+                    let mut bounds: Vec<Index> =
+                        rests.iter().flat_map(|r| parts.iter().map(move |p| r.add(&scaled(p)))).collect();
+                    if c % d == 0 {
+                        // c·floor(x/d) = (c/d)·(x − x mod d), and x mod d lies in 0..d: looser by that remainder, but
+                        // x may cancel against the rest.
+                        let slack = if c > 0 { 0 } else { -(c / d) * (d - 1) };
+                        bounds.extend(self.upper_bounds(&rest.add(&x.scale(c / d)).offset(slack), keep));
+                    }
+                    bounds
+                }
+                Atom::Mod(x, d) if *d > 0 => {
+                    let most = if c < 0 {
+                        0
+                    } else if self.lower(x).is_some_and(|l| l >= 0) {
+                        self.upper(x).map_or(d - 1, |u| u.min(d - 1))
+                    } else {
+                        d - 1
+                    };
+                    self.upper_bounds(&rest.offset(c * most), keep)
+                }
+                Atom::FloorDiv(..) | Atom::Mod(..) | Atom::Var(_) => Vec::new(),
+            };
+            return prune(bounds);
+        }
+        for (var, extent) in inner.iter().rev() {
+            let c = e.coefficient(*var);
+            if c != 0 {
+                let rest = e.sub(&Index::from(*var).scale(c));
+                let last = if c > 0 { extent.offset(-1).scale(c) } else { Index::from(0) };
+                return self.upper_bounds(&rest.add(&last), keep);
+            }
+        }
+        let unknown = keep == 0 && !e.terms.is_empty();
+        if unknown { Vec::new() } else { vec![e.clone()] }
+    }
+
+    /// Simplifies with what the loops say: a division or remainder of something within one multiple, a decided min.
+    pub fn simplify(&self, e: &Index) -> Index {
+        if e.terms.iter().all(|(a, _)| matches!(a, Atom::Var(_))) {
+            return e.clone();
+        }
+        e.rewrite(&mut |atom| match atom {
+            Atom::Var(_) => None,
+            Atom::FloorDiv(x, d) if *d > 0 => {
+                let q = self.lower(x)?.div_euclid(*d);
+                (self.upper(x)?.div_euclid(*d) == q).then(|| Index::from(q))
+            }
+            Atom::Mod(x, d) if *d > 0 => {
+                let q = self.lower(x)?.div_euclid(*d);
+                (self.upper(x)?.div_euclid(*d) == q).then(|| x.offset(-q * d))
+            }
+            Atom::FloorDiv(..) | Atom::Mod(..) => None,
+            Atom::Min(a, b) => {
+                let d = a.sub(b);
+                if self.upper(&d).is_some_and(|u| u <= 0) {
+                    Some((**a).clone())
+                } else if self.lower(&d).is_some_and(|l| l >= 0) {
+                    Some((**b).clone())
+                } else {
+                    None
+                }
+            }
+            Atom::Max(a, b) => {
+                let d = a.sub(b);
+                if self.upper(&d).is_some_and(|u| u <= 0) {
+                    Some((**b).clone())
+                } else if self.lower(&d).is_some_and(|l| l >= 0) {
+                    Some((**a).clone())
+                } else {
+                    None
+                }
+            }
+        })
+    }
+}
+
+/// The smallest of several, where there are any.
+pub fn smallest(of: &[Index]) -> Option<Index> {
+    of.iter().cloned().reduce(|a, b| a.smaller(&b))
+}
+
+/// Drops bounds that are never better than another one.
+fn prune(bounds: Vec<Index>) -> Vec<Index> {
+    let mut kept: Vec<Index> = Vec::with_capacity(bounds.len());
+    for b in bounds {
+        match kept.iter().enumerate().find_map(|(at, k)| b.sub(k).as_const().map(|d| (at, d))) {
+            Some((at, d)) if d < 0 => kept[at] = b,
+            Some(_) => {}
+            None if kept.len() < MAX_BOUNDS => kept.push(b),
+            None => {}
+        }
+    }
+    kept
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn v(i: u32) -> Index {
+        Index::from(LoopId(i))
+    }
+
+    #[test]
+    fn division_takes_out_what_divides() {
+        let e = v(0).scale(48).add(&v(1).scale(16)).add(&v(2));
+        let mut r = Ranges::default();
+        r.push(LoopId(0), 21.into());
+        r.push(LoopId(1), 3.into());
+        r.push(LoopId(2), 16.into());
+        assert_eq!(r.simplify(&e.floor_div(48)), v(0));
+        assert_eq!(r.simplify(&e.modulo(48)), v(1).scale(16).add(&v(2)));
+    }
+
+    #[test]
+    fn bounds_follow_symbolic_extents() {
+        let mut r = Ranges::default();
+        r.push(LoopId(0), 11.into());
+        r.push(LoopId(1), Index::from(12).smaller(&Index::from(127).sub(&v(0).scale(12))));
+        let t = v(0).scale(12).add(&v(1));
+        assert_eq!(r.upper(&t), Some(126));
+        // The rows left for the tile 8·t of 1009 are never fewer than one.
+        assert_eq!(r.lower(&Index::from(1009).sub(&t.scale(8))), Some(1));
+    }
+
+    #[test]
+    fn remainders_that_agree_are_known() {
+        let e = Index::from(256).smaller(&Index::from(1000).sub(&v(0).scale(256)));
+        assert_eq!(e.modulo(4), Index::from(0));
+        assert_eq!(e.residue(7), None);
+    }
+}

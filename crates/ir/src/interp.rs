@@ -1,0 +1,808 @@
+//! Interpreter: the definition of what a program means.
+//!
+//! [`run`] carries out `prepare`, then the body. Every loop runs its iterations in order, whatever its kind; an extent
+//! below one means no iteration. A prefetch does nothing.
+//!
+//! # Values
+//! A number is an `f64`, and every operation inside a store or an update is rounded to the element type of the buffer it
+//! writes: loads, constants, indices as numbers, and the result of each function. An update rounds the value first and
+//! the combination with the old value after it, so a sum of products rounds the product and the sum separately; code that
+//! fuses them into one multiply-add differs by the rounding of the product, and comparisons allow for it. A comparison of
+//! values in the condition of an `if` is made in `f64`.
+//!
+//! # Faults
+//! A program that reads or writes outside a buffer, reads what was never written, divides an index by zero, or leaves an
+//! element of an output unwritten has no meaning: it ends with a [`Fault`] that says where.
+
+use crate::expr::{BinaryOp, Cond, Expr, ReduceOp, UnaryOp};
+use crate::index::{Atom, Index};
+use crate::program::{Buffer, BufferId, DType, LoopId, Program, Role, Stmt};
+use crate::text::index_to_string;
+use std::fmt;
+use thiserror::Error;
+
+/// Loop iterations after which [`run`] gives up: minutes of work.
+pub const MAX_ITERATIONS: u64 = 1 << 33;
+
+/// Elements beyond which a buffer is not allocated (2 GiB).
+pub const MAX_ELEMENTS: u64 = 1 << 28;
+
+/// The values of the loop variables around a point of the program, outermost first.
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+pub struct Place(pub Vec<(String, i64)>);
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.0.is_empty() {
+            return f.write_str("outside all loops");
+        }
+        f.write_str("at ")?;
+        for (i, (name, value)) in self.0.iter().enumerate() {
+            write!(f, "{}{name}={value}", if i == 0 { "" } else { ", " })?;
+        }
+        Ok(())
+    }
+}
+
+/// Numbers with commas between.
+pub(crate) fn list(values: &[i64]) -> String {
+    values.iter().map(i64::to_string).collect::<Vec<_>>().join(", ")
+}
+
+/// Why a program has no meaning on these arguments. The fault is the program's, save for the two argument variants,
+/// which are the caller's.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum Fault {
+    /// An access outside its buffer.
+    #[error("{buffer}[{}] is outside {buffer}[{}] {place}", list(subscripts), list(shape))]
+    OutOfBounds {
+        /// The buffer's name.
+        buffer: String,
+        /// The subscripts of the access.
+        subscripts: Vec<i64>,
+        /// The buffer's extents.
+        shape: Vec<i64>,
+        /// Where it happened.
+        place: Place,
+    },
+    /// A read of an element that was not written since its buffer came to be.
+    #[error("{buffer}[{}] is read before it is written {place}", list(subscripts))]
+    Undefined {
+        /// The buffer's name.
+        buffer: String,
+        /// The subscripts of the read.
+        subscripts: Vec<i64>,
+        /// Where it happened.
+        place: Place,
+    },
+    /// An access to a temporary outside its life.
+    #[error("{buffer} is used where it is not allocated {place}")]
+    NotAllocated {
+        /// The buffer's name.
+        buffer: String,
+        /// Where it happened.
+        place: Place,
+    },
+    /// An element of an output that the program left unwritten.
+    #[error("{buffer}[{}] is never written", list(subscripts))]
+    NotWritten {
+        /// The buffer's name.
+        buffer: String,
+        /// The first such element.
+        subscripts: Vec<i64>,
+    },
+    /// A division by zero in an index.
+    #[error("division by zero in {index} {place}")]
+    DivisionByZero {
+        /// The index.
+        index: String,
+        /// Where it happened.
+        place: Place,
+    },
+    /// An index that does not fit 64 bits.
+    #[error("{index} overflows {place}")]
+    Overflow {
+        /// The index.
+        index: String,
+        /// Where it happened.
+        place: Place,
+    },
+    /// More iterations than allowed.
+    #[error("more than {limit} loop iterations")]
+    TooLong {
+        /// The number of iterations allowed.
+        limit: u64,
+    },
+    /// A buffer of more than [`MAX_ELEMENTS`] elements, or of a negative extent.
+    #[error("{buffer}[{}] cannot be held in memory", list(shape))]
+    TooLarge {
+        /// The buffer's name.
+        buffer: String,
+        /// The buffer's extents.
+        shape: Vec<i64>,
+    },
+    /// Not as many arguments as the program has.
+    #[error("the program takes {expected} arguments, {got} were given")]
+    ArgumentCount {
+        /// Number the program has.
+        expected: usize,
+        /// Number given.
+        got: usize,
+    },
+    /// An argument of the wrong size.
+    #[error("argument {buffer} has {expected} elements, {got} were given")]
+    ArgumentLength {
+        /// The argument's name.
+        buffer: String,
+        /// Number of elements it has.
+        expected: u64,
+        /// Number given.
+        got: usize,
+    },
+    /// A buffer that the program does not have.
+    #[error("there is no buffer with number {id}")]
+    UnknownBuffer {
+        /// The number.
+        id: u32,
+    },
+    /// A loop variable used outside its loop.
+    #[error("loop variable {name} is used outside its loop")]
+    Unbound {
+        /// Its name.
+        name: String,
+    },
+    /// An access with too few or too many subscripts.
+    #[error("{buffer} has {rank} dimensions and is used with {n_subscripts} subscripts")]
+    Rank {
+        /// The buffer's name.
+        buffer: String,
+        /// Number of its dimensions.
+        rank: usize,
+        /// Number of subscripts given.
+        n_subscripts: usize,
+    },
+}
+
+/// Runs a program on its arguments, which come in the order of [`Program::arguments`], outputs included.
+///
+/// What outputs hold beforehand does not matter; on success they hold the results. Arguments are rounded to their
+/// element type.
+///
+/// # Errors
+/// [`Fault`], with the outputs in no particular state.
+///
+/// # Cost
+/// Some 20 to 50 million simple updates a second.
+pub fn run(program: &Program, arguments: &mut [Vec<f64>]) -> Result<(), Fault> {
+    run_limited(program, arguments, MAX_ITERATIONS)
+}
+
+/// [`run`] with a limit on the total number of loop iterations.
+///
+/// # Errors
+/// As [`run`]; [`Fault::TooLong`] beyond the limit.
+pub fn run_limited(program: &Program, arguments: &mut [Vec<f64>], limit: u64) -> Result<(), Fault> {
+    let mut memory = vec![Vec::new(); program.buffers.len()];
+    let expected = program.arguments().count();
+    if arguments.len() != expected {
+        return Err(Fault::ArgumentCount { expected, got: arguments.len() });
+    }
+    for ((id, buffer), argument) in program.arguments().zip(arguments.iter()) {
+        memory[id.0 as usize] = match buffer.role {
+            Role::Output => undefined(buffer)?,
+            _ => argument.iter().map(|x| round(buffer.dtype, defined(*x))).collect(),
+        };
+        check_length(buffer, argument.len())?;
+    }
+    for (id, buffer) in program.prepared() {
+        memory[id.0 as usize] = undefined(buffer)?;
+    }
+    let mut left = limit;
+    for block in [&program.prepare, &program.body] {
+        memory =
+            run_block(program, block, memory, Rounding::ToElementType, &mut left).map_err(|fault| match fault {
+                Fault::TooLong { .. } => Fault::TooLong { limit },
+                other => other,
+            })?;
+    }
+    for ((id, buffer), argument) in program.arguments().zip(arguments) {
+        if buffer.role == Role::Output {
+            *argument = std::mem::take(&mut memory[id.0 as usize]);
+            check_written(buffer, argument)?;
+        }
+    }
+    Ok(())
+}
+
+pub(crate) fn check_length(buffer: &Buffer, got: usize) -> Result<(), Fault> {
+    let expected = n_elements(buffer)? as u64;
+    if got as u64 == expected {
+        Ok(())
+    } else {
+        Err(Fault::ArgumentLength { buffer: buffer.name.clone(), expected, got })
+    }
+}
+
+pub(crate) fn check_written(buffer: &Buffer, values: &[f64]) -> Result<(), Fault> {
+    match values.iter().position(|x| is_undefined(*x)) {
+        None => Ok(()),
+        Some(at) => {
+            Err(Fault::NotWritten { buffer: buffer.name.clone(), subscripts: subscripts_of(&buffer.shape, at) })
+        }
+    }
+}
+
+/// The subscripts of the element with this row-major number.
+pub(crate) fn subscripts_of(shape: &[i64], mut at: usize) -> Vec<i64> {
+    let mut subscripts = vec![0; shape.len()];
+    for (s, &extent) in subscripts.iter_mut().zip(shape).rev() {
+        *s = (at % extent.max(1) as usize) as i64;
+        at /= extent.max(1) as usize;
+    }
+    subscripts
+}
+
+fn n_elements(buffer: &Buffer) -> Result<usize, Fault> {
+    buffer
+        .n_elements()
+        .filter(|n| *n <= MAX_ELEMENTS)
+        .map(|n| n as usize)
+        .ok_or_else(|| Fault::TooLarge { buffer: buffer.name.clone(), shape: buffer.shape.clone() })
+}
+
+/// The contents of a buffer that nothing was written to.
+pub(crate) fn undefined(buffer: &Buffer) -> Result<Vec<f64>, Fault> {
+    Ok(vec![f64::from_bits(UNDEFINED); n_elements(buffer)?])
+}
+
+/// The bits of a NaN that no operation yields: an element that was never written.
+const UNDEFINED: u64 = 0x7ff8_5ca1_ab1e_0001;
+
+pub(crate) fn is_undefined(x: f64) -> bool {
+    x.to_bits() == UNDEFINED
+}
+
+/// The value as data: a NaN of any bits is the usual one.
+pub(crate) fn defined(x: f64) -> f64 {
+    if x.is_nan() { f64::NAN } else { x }
+}
+
+/// The nearest value of an element type.
+pub fn round(dtype: DType, x: f64) -> f64 {
+    match dtype {
+        DType::F32 => f64::from(x as f32),
+        DType::F64 => x,
+    }
+}
+
+/// A function of one value, in `f64`.
+pub fn apply_unary(op: UnaryOp, x: f64) -> f64 {
+    match op {
+        UnaryOp::Neg => -x,
+        UnaryOp::Abs => x.abs(),
+        UnaryOp::Exp => x.exp(),
+        UnaryOp::Log => x.ln(),
+        UnaryOp::Sqrt => x.sqrt(),
+        UnaryOp::Tanh => x.tanh(),
+        UnaryOp::Erf => erf(x),
+    }
+}
+
+/// A function of two values, in `f64`.
+#[inline]
+pub fn apply_binary(op: BinaryOp, a: f64, b: f64) -> f64 {
+    match op {
+        BinaryOp::Add => a + b,
+        BinaryOp::Sub => a - b,
+        BinaryOp::Mul => a * b,
+        BinaryOp::Div => a / b,
+        BinaryOp::Min => a.min(b),
+        BinaryOp::Max => a.max(b),
+    }
+}
+
+/// The error function, by the series `erf x = 2/√π · e^(−x²) · Σ 2ⁿ x^(2n+1) / (1·3·…·(2n+1))`.
+///
+/// All terms have the same sign, so nothing cancels; beyond 6 the value is 1 to the last bit of an `f64`.
+fn erf(x: f64) -> f64 {
+    if x.is_nan() {
+        return x;
+    }
+    if x.abs() > 6.0 {
+        return x.signum();
+    }
+    let (mut term, mut sum, mut odd) = (x, x, 1.0);
+    while term.abs() > sum.abs() * 1e-17 {
+        odd += 2.0;
+        term *= 2.0 * x * x / odd;
+        sum += term;
+    }
+    (std::f64::consts::FRAC_2_SQRT_PI * (-x * x).exp() * sum).clamp(-1.0, 1.0)
+}
+
+/// Whether operations round to the element type of the buffer they are stored to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Rounding {
+    ToElementType,
+    None,
+}
+
+/// Runs statements on given memory, indexed by buffer; a buffer without life is empty. Deducts iterations from `left`.
+pub(crate) fn run_block(
+    program: &Program,
+    block: &[Stmt],
+    memory: Vec<Vec<f64>>,
+    rounding: Rounding,
+    left: &mut u64,
+) -> Result<Vec<Vec<f64>>, Fault> {
+    let mut compiler = Compiler { program, rounding, bound: Vec::new(), sources: Vec::new() };
+    let block = compiler.block(block)?;
+    let mut machine = Machine {
+        program,
+        sources: &compiler.sources,
+        vars: vec![0; program.loops.len()],
+        active: Vec::new(),
+        memory,
+        limit: *left,
+        left: *left,
+        fault: None,
+    };
+    let done = machine.block(&block);
+    *left = machine.left;
+    match done {
+        Ok(()) => Ok(machine.memory),
+        Err(Stopped) => Err(*machine.fault.expect("a machine stops with a fault")),
+    }
+}
+
+/// An index, its loop variables numbered.
+struct Linear {
+    constant: i64,
+    terms: Box<[(u32, i64)]>,
+    /// Divisions, remainders, minima and maxima with their coefficients.
+    rest: Box<[(Nonlinear, i64)]>,
+    /// So small that variables below 2⁴⁰ cannot make it overflow.
+    small: bool,
+    /// Where the expression itself is kept, for messages.
+    source: u32,
+}
+
+enum Nonlinear {
+    FloorDiv(Box<Linear>, i64),
+    Mod(Box<Linear>, i64),
+    Min(Box<Linear>, Box<Linear>),
+    Max(Box<Linear>, Box<Linear>),
+}
+
+impl Linear {
+    #[inline]
+    fn eval(&self, vars: &[i64]) -> Option<i64> {
+        if self.small && self.rest.is_empty() { Some(self.eval_small(vars)) } else { self.eval_slow(vars) }
+    }
+
+    #[inline]
+    fn eval_small(&self, vars: &[i64]) -> i64 {
+        let mut sum = self.constant;
+        for &(var, c) in &*self.terms {
+            sum += c * vars[var as usize];
+        }
+        sum
+    }
+
+    fn eval_slow(&self, vars: &[i64]) -> Option<i64> {
+        let mut sum = self.constant;
+        for &(var, c) in &*self.terms {
+            sum = sum.checked_add(vars[var as usize].checked_mul(c)?)?;
+        }
+        for (part, c) in &*self.rest {
+            let value = match part {
+                Nonlinear::FloorDiv(x, d) => floor_div(x.eval(vars)?, *d)?,
+                Nonlinear::Mod(x, d) => {
+                    let x = x.eval(vars)?;
+                    x.checked_sub(floor_div(x, *d)?.checked_mul(*d)?)?
+                }
+                Nonlinear::Min(a, b) => a.eval(vars)?.min(b.eval(vars)?),
+                Nonlinear::Max(a, b) => a.eval(vars)?.max(b.eval(vars)?),
+            };
+            sum = sum.checked_add(value.checked_mul(*c)?)?;
+        }
+        Some(sum)
+    }
+}
+
+pub(crate) fn floor_div(a: i64, b: i64) -> Option<i64> {
+    let (q, r) = (a.checked_div(b)?, a.checked_rem(b)?);
+    Some(if r != 0 && ((r < 0) != (b < 0)) { q - 1 } else { q })
+}
+
+struct Dim {
+    index: Linear,
+    extent: u64,
+    stride: i64,
+}
+
+struct Access {
+    buffer: u32,
+    dims: Box<[Dim]>,
+}
+
+enum Node {
+    Const(f64),
+    Load(Access),
+    FromIndex(Linear),
+    Unary(UnaryOp, Box<Node>),
+    Binary(BinaryOp, Box<(Node, Node)>),
+    Select(Box<(Test, Node, Node)>),
+}
+
+enum Test {
+    Constant(bool),
+    Lt(Linear, Linear),
+    Eq(Linear, Linear),
+    /// The variable is zero: the usual condition of an update.
+    IsZero(u32),
+    Less(Box<(Node, Node)>),
+    And(Box<(Test, Test)>),
+    Not(Box<Test>),
+}
+
+enum Op {
+    For { var: u32, extent: Linear, body: Block },
+    If { test: Test, then: Block, otherwise: Block },
+    Alloc(u32),
+    Store { to: Access, value: Node, to_f32: bool },
+    Update { to: Access, op: ReduceOp, value: Node, first: Test, to_f32: bool },
+}
+
+struct Block {
+    ops: Vec<Op>,
+    /// Temporaries whose life ends with the block.
+    allocs: Vec<u32>,
+}
+
+struct Compiler<'a> {
+    program: &'a Program,
+    rounding: Rounding,
+    bound: Vec<LoopId>,
+    sources: Vec<Index>,
+}
+
+impl Compiler<'_> {
+    fn block(&mut self, stmts: &[Stmt]) -> Result<Block, Fault> {
+        let mut block = Block { ops: Vec::new(), allocs: Vec::new() };
+        for stmt in stmts {
+            let op = match stmt {
+                Stmt::For(l) => {
+                    let extent = self.linear(&l.extent)?;
+                    if l.var.0 as usize >= self.program.loops.len() {
+                        return Err(Fault::Unbound { name: crate::text::loop_name(self.program, l.var) });
+                    }
+                    self.bound.push(l.var);
+                    let body = self.block(&l.body)?;
+                    self.bound.pop();
+                    Op::For { var: l.var.0, extent, body }
+                }
+                Stmt::If { cond, then, otherwise } => {
+                    Op::If { test: self.test(cond)?, then: self.block(then)?, otherwise: self.block(otherwise)? }
+                }
+                Stmt::Alloc(b) => {
+                    self.buffer(*b)?;
+                    block.allocs.push(b.0);
+                    Op::Alloc(b.0)
+                }
+                Stmt::Store { buffer, index, value } => Op::Store {
+                    to: self.access(*buffer, index)?,
+                    value: self.node(value)?,
+                    to_f32: self.to_f32(*buffer)?,
+                },
+                Stmt::Update { buffer, index, op, value, first } => Op::Update {
+                    to: self.access(*buffer, index)?,
+                    op: *op,
+                    value: self.node(value)?,
+                    first: self.test(first)?,
+                    to_f32: self.to_f32(*buffer)?,
+                },
+                Stmt::Prefetch { .. } => continue,
+            };
+            block.ops.push(op);
+        }
+        Ok(block)
+    }
+
+    fn buffer(&self, id: BufferId) -> Result<&Buffer, Fault> {
+        self.program.buffers.get(id.0 as usize).ok_or(Fault::UnknownBuffer { id: id.0 })
+    }
+
+    fn to_f32(&self, id: BufferId) -> Result<bool, Fault> {
+        Ok(self.rounding == Rounding::ToElementType && self.buffer(id)?.dtype == DType::F32)
+    }
+
+    fn linear(&mut self, index: &Index) -> Result<Linear, Fault> {
+        let (mut terms, mut rest) = (Vec::new(), Vec::new());
+        for (atom, c) in index.terms() {
+            let part = match atom {
+                Atom::Var(v) => {
+                    if !self.bound.contains(v) {
+                        return Err(Fault::Unbound { name: crate::text::loop_name(self.program, *v) });
+                    }
+                    terms.push((v.0, *c));
+                    continue;
+                }
+                Atom::FloorDiv(x, d) => Nonlinear::FloorDiv(Box::new(self.linear(x)?), *d),
+                Atom::Mod(x, d) => Nonlinear::Mod(Box::new(self.linear(x)?), *d),
+                Atom::Min(a, b) => Nonlinear::Min(Box::new(self.linear(a)?), Box::new(self.linear(b)?)),
+                Atom::Max(a, b) => Nonlinear::Max(Box::new(self.linear(a)?), Box::new(self.linear(b)?)),
+            };
+            rest.push((part, *c));
+        }
+        let size = terms.iter().try_fold(0u64, |n, (_, c)| n.checked_add(c.unsigned_abs()));
+        let small = size.is_some_and(|n| n < 1 << 21) && index.constant().unsigned_abs() < 1 << 61;
+        self.sources.push(index.clone());
+        let source = self.sources.len() as u32 - 1;
+        Ok(Linear { constant: index.constant(), terms: terms.into(), rest: rest.into(), small, source })
+    }
+
+    fn access(&mut self, id: BufferId, index: &[Index]) -> Result<Access, Fault> {
+        let buffer = self.buffer(id)?;
+        let (strides, shape) = (buffer.strides(), buffer.shape.clone());
+        if shape.len() != index.len() {
+            return Err(Fault::Rank { buffer: buffer.name.clone(), rank: shape.len(), n_subscripts: index.len() });
+        }
+        let dims = index
+            .iter()
+            .zip(strides)
+            .zip(shape)
+            .map(|((i, stride), extent)| Ok(Dim { index: self.linear(i)?, extent: extent.max(0) as u64, stride }));
+        Ok(Access { buffer: id.0, dims: dims.collect::<Result<_, Fault>>()? })
+    }
+
+    fn node(&mut self, e: &Expr) -> Result<Node, Fault> {
+        Ok(match e {
+            Expr::Const(x) => Node::Const(defined(*x)),
+            Expr::Load(b, index) => Node::Load(self.access(*b, index)?),
+            Expr::FromIndex(i) => Node::FromIndex(self.linear(i)?),
+            Expr::Unary(op, x) => Node::Unary(*op, Box::new(self.node(x)?)),
+            Expr::Binary(op, a, b) => Node::Binary(*op, Box::new((self.node(a)?, self.node(b)?))),
+            Expr::Select(c, a, b) => Node::Select(Box::new((self.test(c)?, self.node(a)?, self.node(b)?))),
+        })
+    }
+
+    fn test(&mut self, cond: &Cond) -> Result<Test, Fault> {
+        Ok(match cond {
+            Cond::True => Test::Constant(true),
+            Cond::Lt(a, b) => Test::Lt(self.linear(a)?, self.linear(b)?),
+            Cond::Eq(a, b) => {
+                let (a, b) = (self.linear(a)?, self.linear(b)?);
+                match (&*a.terms, &*b.terms) {
+                    (&[(var, 1)], []) if a.rest.is_empty() && b.rest.is_empty() && a.constant == b.constant => {
+                        Test::IsZero(var)
+                    }
+                    _ => Test::Eq(a, b),
+                }
+            }
+            Cond::Less(a, b) => Test::Less(Box::new((self.node(a)?, self.node(b)?))),
+            Cond::And(a, b) => Test::And(Box::new((self.test(a)?, self.test(b)?))),
+            Cond::Not(c) => match self.test(c)? {
+                Test::Constant(c) => Test::Constant(!c),
+                c => Test::Not(Box::new(c)),
+            },
+        })
+    }
+}
+
+/// The machine has stopped with a fault.
+struct Stopped;
+
+struct Machine<'a> {
+    program: &'a Program,
+    sources: &'a [Index],
+    /// Values of the loop variables, by id.
+    vars: Vec<i64>,
+    /// Loops being run, outermost first.
+    active: Vec<u32>,
+    memory: Vec<Vec<f64>>,
+    limit: u64,
+    left: u64,
+    /// Set by the evaluating functions, which then return a value that is not used.
+    fault: Option<Box<Fault>>,
+}
+
+impl Machine<'_> {
+    fn block(&mut self, block: &Block) -> Result<(), Stopped> {
+        for op in &block.ops {
+            self.op(op)?;
+        }
+        for b in &block.allocs {
+            self.memory[*b as usize].clear();
+        }
+        Ok(())
+    }
+
+    fn op(&mut self, op: &Op) -> Result<(), Stopped> {
+        match op {
+            Op::For { var, extent, body } => {
+                let extent = self.linear(extent);
+                self.check()?;
+                let extent = extent.max(0);
+                let Some(left) = self.left.checked_sub(extent as u64) else {
+                    self.fault = Some(Box::new(Fault::TooLong { limit: self.limit }));
+                    return Err(Stopped);
+                };
+                self.left = left;
+                self.active.push(*var);
+                let outer = self.vars[*var as usize];
+                for i in 0..extent {
+                    self.vars[*var as usize] = i;
+                    self.block(body)?;
+                }
+                self.vars[*var as usize] = outer;
+                self.active.pop();
+            }
+            Op::If { test, then, otherwise } => {
+                let holds = self.test::<false>(test);
+                self.check()?;
+                self.block(if holds { then } else { otherwise })?;
+            }
+            Op::Alloc(b) => match undefined_in(&self.program.buffers[*b as usize], &mut self.memory[*b as usize]) {
+                Ok(()) => {}
+                Err(fault) => {
+                    self.fault = Some(Box::new(fault));
+                    return Err(Stopped);
+                }
+            },
+            Op::Store { to, value, to_f32 } => {
+                let value = if *to_f32 { self.node::<true>(value) } else { self.node::<false>(value) };
+                let at = self.locate(to);
+                self.check()?;
+                self.memory[to.buffer as usize][at] = value;
+            }
+            Op::Update { to, op, value, first, to_f32 } => {
+                let (value, first) = if *to_f32 {
+                    (self.node::<true>(value), self.test::<true>(first))
+                } else {
+                    (self.node::<false>(value), self.test::<false>(first))
+                };
+                let at = self.locate(to);
+                self.check()?;
+                let element = &mut self.memory[to.buffer as usize][at];
+                let old = if first { op.identity() } else { *element };
+                if is_undefined(old) {
+                    self.undefined(to);
+                    return Err(Stopped);
+                }
+                let new = apply_binary(op.combine(), old, value);
+                *element = if *to_f32 { f64::from(new as f32) } else { new };
+            }
+        }
+        Ok(())
+    }
+
+    #[inline]
+    fn check(&self) -> Result<(), Stopped> {
+        if self.fault.is_some() { Err(Stopped) } else { Ok(()) }
+    }
+
+    #[inline]
+    fn linear(&mut self, index: &Linear) -> i64 {
+        index.eval(&self.vars).unwrap_or_else(|| self.bad_index(index))
+    }
+
+    /// The position of an access in its buffer's memory; some position and a fault where there is none.
+    #[inline]
+    fn locate(&mut self, access: &Access) -> usize {
+        let mut at = 0i64;
+        for dim in &*access.dims {
+            let i = self.linear(&dim.index);
+            if i as u64 >= dim.extent {
+                return self.out_of_bounds(access);
+            }
+            at += i * dim.stride;
+        }
+        if at as usize >= self.memory[access.buffer as usize].len() {
+            return self.out_of_bounds(access);
+        }
+        at as usize
+    }
+
+    #[inline]
+    fn load(&mut self, access: &Access) -> f64 {
+        let at = self.locate(access);
+        // After a fault the position may be anything.
+        let value = self.memory[access.buffer as usize].get(at).copied().unwrap_or(0.0);
+        if is_undefined(value) {
+            self.undefined(access);
+        }
+        value
+    }
+
+    fn node<const F32: bool>(&mut self, node: &Node) -> f64 {
+        let value = match node {
+            Node::Const(x) => *x,
+            Node::Load(access) => self.load(access),
+            Node::FromIndex(i) => self.linear(i) as f64,
+            Node::Unary(op, x) => apply_unary(*op, self.node::<F32>(x)),
+            Node::Binary(op, sides) => {
+                let a = self.node::<F32>(&sides.0);
+                apply_binary(*op, a, self.node::<F32>(&sides.1))
+            }
+            Node::Select(parts) => {
+                let (test, a, b) = &**parts;
+                return if self.test::<F32>(test) { self.node::<F32>(a) } else { self.node::<F32>(b) };
+            }
+        };
+        if F32 { f64::from(value as f32) } else { value }
+    }
+
+    fn test<const F32: bool>(&mut self, test: &Test) -> bool {
+        match test {
+            Test::Constant(c) => *c,
+            Test::IsZero(var) => self.vars[*var as usize] == 0,
+            Test::Lt(a, b) => self.linear(a) < self.linear(b),
+            Test::Eq(a, b) => self.linear(a) == self.linear(b),
+            Test::Less(sides) => {
+                let a = self.node::<F32>(&sides.0);
+                a < self.node::<F32>(&sides.1)
+            }
+            Test::And(sides) => self.test::<F32>(&sides.0) && self.test::<F32>(&sides.1),
+            Test::Not(c) => !self.test::<F32>(c),
+        }
+    }
+
+    fn place(&self) -> Place {
+        Place(self.active.iter().map(|v| (self.program.loops[*v as usize].clone(), self.vars[*v as usize])).collect())
+    }
+
+    /// Keeps the first fault of a statement.
+    fn stop(&mut self, fault: Fault) {
+        self.fault.get_or_insert(Box::new(fault));
+    }
+
+    #[cold]
+    fn bad_index(&mut self, index: &Linear) -> i64 {
+        let source = &self.sources[index.source as usize];
+        let (by_zero, index, place) =
+            (divides_by_zero(source, &self.vars), index_to_string(self.program, source), self.place());
+        self.stop(if by_zero { Fault::DivisionByZero { index, place } } else { Fault::Overflow { index, place } });
+        0
+    }
+
+    fn subscripts(&self, access: &Access) -> Vec<i64> {
+        access.dims.iter().map(|d| d.index.eval(&self.vars).unwrap_or(0)).collect()
+    }
+
+    #[cold]
+    fn out_of_bounds(&mut self, access: &Access) -> usize {
+        let Buffer { name, shape, .. } = &self.program.buffers[access.buffer as usize];
+        let subscripts = self.subscripts(access);
+        let inside = subscripts.iter().zip(shape).all(|(i, extent)| (0..*extent).contains(i));
+        let (buffer, place) = (name.clone(), self.place());
+        self.stop(if inside {
+            Fault::NotAllocated { buffer, place }
+        } else {
+            Fault::OutOfBounds { buffer, subscripts, shape: shape.clone(), place }
+        });
+        0
+    }
+
+    #[cold]
+    fn undefined(&mut self, access: &Access) {
+        let buffer = self.program.buffers[access.buffer as usize].name.clone();
+        self.stop(Fault::Undefined { buffer, subscripts: self.subscripts(access), place: self.place() });
+    }
+}
+
+fn undefined_in(buffer: &Buffer, values: &mut Vec<f64>) -> Result<(), Fault> {
+    let n = n_elements(buffer)?;
+    values.clear();
+    values.resize(n, f64::from_bits(UNDEFINED));
+    Ok(())
+}
+
+fn divides_by_zero(index: &Index, vars: &[i64]) -> bool {
+    let value_of = |v: LoopId| vars[v.0 as usize];
+    index.terms().iter().any(|(atom, _)| match atom {
+        Atom::Var(_) => false,
+        Atom::FloorDiv(x, d) | Atom::Mod(x, d) => divides_by_zero(x, vars) || (*d == 0 && x.eval(&value_of).is_some()),
+        Atom::Min(a, b) | Atom::Max(a, b) => divides_by_zero(a, vars) || divides_by_zero(b, vars),
+    })
+}

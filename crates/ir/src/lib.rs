@@ -1,0 +1,25 @@
+//! Tensor expressions, loop IR, schedule steps, lowering, verifier, interpreter and text format.
+//!
+//! The way through this crate: an [`op::Workload`] names an operator and its sizes and yields an untransformed
+//! [`Program`]; [`schedule::apply`] rewrites it one [`schedule::Step`] at a time; [`lower::lower`] makes it ready for
+//! code generation; [`verify::verify`] checks it between passes, [`interp::run`] says what it means, and
+//! [`text`] prints and parses it at every stage.
+#![forbid(unsafe_code)]
+
+pub mod expr;
+pub mod index;
+pub mod interp;
+pub mod lower;
+pub mod op;
+pub mod program;
+pub mod reference;
+pub mod schedule;
+pub mod target;
+pub mod text;
+pub mod verify;
+
+pub use expr::{Cond, Expr};
+pub use index::{Atom, Index};
+pub use program::{Buffer, BufferId, DType, Loop, LoopId, LoopKind, Program, Role, Scope, Stmt};
+pub use schedule::Step;
+pub use target::Target;

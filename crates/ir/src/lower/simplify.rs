@@ -1,0 +1,154 @@
+//! Simplifies indices and conditions, and removes loops of one iteration, dead branches and empty loops.
+
+use crate::expr::{Cond, Expr};
+use crate::index::{Index, Ranges};
+use crate::program::{Loop, Stmt};
+
+/// The pass.
+pub fn simplify(block: Vec<Stmt>) -> Vec<Stmt> {
+    simplify_block(block, &mut Ranges::default())
+}
+
+/// The pass on a block inside loops.
+pub fn simplify_block(block: Vec<Stmt>, ranges: &mut Ranges) -> Vec<Stmt> {
+    let mut out = Vec::with_capacity(block.len());
+    for stmt in block {
+        simplify_stmt(stmt, ranges, &mut out);
+    }
+    out
+}
+
+fn simplify_stmt(stmt: Stmt, ranges: &mut Ranges, out: &mut Vec<Stmt>) {
+    match stmt {
+        Stmt::For(l) => {
+            let extent = ranges.simplify(&l.extent);
+            match extent.as_const() {
+                Some(n) if n <= 0 => {}
+                Some(1) => {
+                    let zero = Index::from(0);
+                    let body = l.body.iter().map(|s| s.substitute(l.var, &zero)).collect();
+                    inline(simplify_block(body, ranges), out);
+                }
+                _ => {
+                    ranges.push(l.var, extent.clone());
+                    let body = simplify_block(l.body, ranges);
+                    ranges.pop();
+                    if !body.is_empty() {
+                        out.push(Stmt::For(Loop { var: l.var, extent, kind: l.kind, body }));
+                    }
+                }
+            }
+        }
+        Stmt::If { cond, then, otherwise } => {
+            let cond = simplify_cond(&cond, ranges);
+            match decided(&cond) {
+                Some(true) => inline(simplify_block(then, ranges), out),
+                Some(false) => inline(simplify_block(otherwise, ranges), out),
+                None => {
+                    let (then, otherwise) = (simplify_block(then, ranges), simplify_block(otherwise, ranges));
+                    if !then.is_empty() || !otherwise.is_empty() {
+                        out.push(Stmt::If { cond, then, otherwise });
+                    }
+                }
+            }
+        }
+        Stmt::Alloc(_) => out.push(stmt),
+        Stmt::Store { buffer, index, value } => out.push(Stmt::Store {
+            buffer,
+            index: index.iter().map(|i| ranges.simplify(i)).collect(),
+            value: simplify_expr(&value, ranges),
+        }),
+        Stmt::Update { buffer, index, op, value, first } => out.push(Stmt::Update {
+            buffer,
+            index: index.iter().map(|i| ranges.simplify(i)).collect(),
+            op,
+            value: simplify_expr(&value, ranges),
+            first: simplify_cond(&first, ranges),
+        }),
+        Stmt::Prefetch { .. } => out.push(stmt.map_index(&mut |i| ranges.simplify(i))),
+    }
+}
+
+/// Adds a block's statements to the block around it.
+///
+/// Buffers live to the end of the block that allocates them, so a block with allocations stays one: `if true { … }`.
+fn inline(block: Vec<Stmt>, out: &mut Vec<Stmt>) {
+    if block.iter().any(|s| matches!(s, Stmt::Alloc(_))) {
+        out.push(Stmt::If { cond: Cond::True, then: block, otherwise: Vec::new() });
+    } else {
+        out.extend(block);
+    }
+}
+
+fn decided(cond: &Cond) -> Option<bool> {
+    match cond {
+        Cond::True => Some(true),
+        Cond::Not(c) => decided(c).map(|b| !b),
+        Cond::Lt(..) | Cond::Eq(..) | Cond::Less(..) | Cond::And(..) => None,
+    }
+}
+
+fn never() -> Cond {
+    Cond::Not(Box::new(Cond::True))
+}
+
+fn simplify_cond(cond: &Cond, ranges: &Ranges) -> Cond {
+    match cond {
+        Cond::True => Cond::True,
+        Cond::Lt(a, b) => {
+            let (a, b) = (ranges.simplify(a), ranges.simplify(b));
+            let d = a.sub(&b);
+            if ranges.upper(&d).is_some_and(|u| u < 0) {
+                Cond::True
+            } else if ranges.lower(&d).is_some_and(|l| l >= 0) {
+                never()
+            } else {
+                Cond::Lt(a, b)
+            }
+        }
+        Cond::Eq(a, b) => {
+            let (a, b) = (ranges.simplify(a), ranges.simplify(b));
+            let d = a.sub(&b);
+            if d == Index::from(0) {
+                Cond::True
+            } else if ranges.upper(&d).is_some_and(|u| u < 0) || ranges.lower(&d).is_some_and(|l| l > 0) {
+                never()
+            } else {
+                Cond::Eq(a, b)
+            }
+        }
+        Cond::Less(a, b) => Cond::Less(Box::new(simplify_expr(a, ranges)), Box::new(simplify_expr(b, ranges))),
+        Cond::And(a, b) => {
+            let (a, b) = (simplify_cond(a, ranges), simplify_cond(b, ranges));
+            match (decided(&a), decided(&b)) {
+                (Some(false), _) | (_, Some(false)) => never(),
+                _ => a.and(b),
+            }
+        }
+        Cond::Not(c) => match simplify_cond(c, ranges) {
+            Cond::Not(inner) if *inner != Cond::True => *inner,
+            Cond::Not(_) => Cond::True,
+            c => Cond::Not(Box::new(c)),
+        },
+    }
+}
+
+fn simplify_expr(e: &Expr, ranges: &Ranges) -> Expr {
+    match e {
+        Expr::Const(_) => e.clone(),
+        Expr::Load(b, index) => Expr::Load(*b, index.iter().map(|i| ranges.simplify(i)).collect()),
+        Expr::FromIndex(i) => Expr::FromIndex(ranges.simplify(i)),
+        Expr::Unary(op, x) => Expr::unary(*op, simplify_expr(x, ranges)),
+        Expr::Binary(op, a, b) => Expr::binary(*op, simplify_expr(a, ranges), simplify_expr(b, ranges)),
+        Expr::Select(c, a, b) => {
+            let c = simplify_cond(c, ranges);
+            match decided(&c) {
+                Some(true) => simplify_expr(a, ranges),
+                Some(false) => simplify_expr(b, ranges),
+                None => {
+                    Expr::Select(Box::new(c), Box::new(simplify_expr(a, ranges)), Box::new(simplify_expr(b, ranges)))
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,72 @@
+//! Repeats the bodies of unrolled loops.
+//!
+//! What cannot be repeated or vectorized, because an extent is not constant or the code would explode, becomes a
+//! serial loop: always right, only slower.
+
+use crate::index::{Index, Ranges};
+use crate::lower::simplify::simplify_block;
+use crate::program::{Loop, LoopKind, Stmt};
+
+/// Leaf statements that one unrolled loop may grow to.
+const MOST_STATEMENTS: usize = 16384;
+
+/// The pass.
+pub fn unroll(block: Vec<Stmt>) -> Vec<Stmt> {
+    let mut ranges = Ranges::default();
+    unroll_block(block, &mut ranges)
+}
+
+fn unroll_block(block: Vec<Stmt>, ranges: &mut Ranges) -> Vec<Stmt> {
+    let mut out = Vec::with_capacity(block.len());
+    for stmt in block {
+        match stmt {
+            Stmt::For(l) => unroll_loop(l, ranges, &mut out),
+            Stmt::If { cond, then, otherwise } => out.push(Stmt::If {
+                cond,
+                then: unroll_block(then, ranges),
+                otherwise: unroll_block(otherwise, ranges),
+            }),
+            Stmt::Alloc(_) | Stmt::Store { .. } | Stmt::Update { .. } | Stmt::Prefetch { .. } => out.push(stmt),
+        }
+    }
+    out
+}
+
+fn unroll_loop(l: Loop, ranges: &mut Ranges, out: &mut Vec<Stmt>) {
+    let Loop { var, extent, kind, body } = l;
+    let n = extent.as_const();
+    if kind == LoopKind::Unrolled
+        && let Some(n) = n
+        && (n.max(0) as usize).saturating_mul(leaves(&body)) <= MOST_STATEMENTS
+    {
+        for i in 0..n {
+            // Substituting first lets inner extents that depend on this loop become constants.
+            let copy = body.iter().map(|s| s.substitute(var, &Index::from(i))).collect();
+            out.extend(unroll_block(simplify_block(copy, ranges), ranges));
+        }
+        return;
+    }
+    let kind = match kind {
+        LoopKind::Unrolled => LoopKind::Serial,
+        LoopKind::Vectorized if n.is_none() => LoopKind::Serial,
+        kind => kind,
+    };
+    ranges.push(var, extent.clone());
+    let body = unroll_block(body, ranges);
+    ranges.pop();
+    out.push(Stmt::For(Loop { var, extent, kind, body }));
+}
+
+fn leaves(block: &[Stmt]) -> usize {
+    block
+        .iter()
+        .map(|s| match s {
+            Stmt::For(l) => {
+                let times = if l.kind == LoopKind::Unrolled { l.extent.as_const().unwrap_or(1).max(1) } else { 1 };
+                leaves(&l.body).saturating_mul(times as usize)
+            }
+            Stmt::If { then, otherwise, .. } => leaves(then).saturating_add(leaves(otherwise)),
+            Stmt::Alloc(_) | Stmt::Store { .. } | Stmt::Update { .. } | Stmt::Prefetch { .. } => 1,
+        })
+        .fold(0, usize::saturating_add)
+}

@@ -1,0 +1,415 @@
+//! The loop IR: buffers and a tree of statements.
+
+use crate::expr::{Cond, Expr, ReduceOp};
+use crate::index::Index;
+
+/// A loop variable. Clones of a loop in disjoint places share it; nested loops never do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct LoopId(pub u32);
+
+/// A buffer of a program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct BufferId(pub u32);
+
+/// Element types.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum DType {
+    /// IEEE binary32
+    F32,
+    /// IEEE binary64
+    F64,
+}
+
+impl DType {
+    /// Every type with its name.
+    pub const ALL: [(DType, &'static str); 2] = [(DType::F32, "f32"), (DType::F64, "f64")];
+
+    /// Size of one element in bytes.
+    pub fn bytes(self) -> u64 {
+        match self {
+            DType::F32 => 4,
+            DType::F64 => 8,
+        }
+    }
+
+    /// The name used in workloads and in the text format.
+    pub fn name(self) -> &'static str {
+        match self {
+            DType::F32 => "f32",
+            DType::F64 => "f64",
+        }
+    }
+}
+
+/// Where a buffer lives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Scope {
+    /// Main memory.
+    Global,
+    /// Memory private to a thread, meant to stay in cache: packed copies.
+    Local,
+    /// Registers: every subscript is constant after unrolling and vectorizing, else it falls back to the stack.
+    Register,
+    /// GPU memory shared by the threads of a block.
+    Shared,
+}
+
+impl Scope {
+    /// Every scope with its name in the text format.
+    pub const ALL: [(Scope, &'static str); 4] =
+        [(Scope::Global, "global"), (Scope::Local, "local"), (Scope::Register, "register"), (Scope::Shared, "shared")];
+}
+
+/// What a buffer is to the caller.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Role {
+    /// Read-only argument.
+    Input,
+    /// Read-only argument that stays the same from run to run (pre-packed weights are copies of one).
+    ConstInput,
+    /// Argument that the program writes completely.
+    Output,
+    /// Filled by the `prepare` part of the program from constant inputs, kept between runs.
+    Prepared,
+    /// Temporary: it exists from its `alloc` statement to the end of that block.
+    Temporary,
+}
+
+impl Role {
+    /// Every role with its name in the text format.
+    pub const ALL: [(Role, &'static str); 5] = [
+        (Role::Input, "input"),
+        (Role::ConstInput, "const"),
+        (Role::Output, "output"),
+        (Role::Prepared, "prepared"),
+        (Role::Temporary, "temporary"),
+    ];
+}
+
+/// A dense row-major array. A packed layout is a shape of more dimensions.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Buffer {
+    /// Unique in the program.
+    pub name: String,
+    /// Element type.
+    pub dtype: DType,
+    /// Extents, outermost first; the last dimension is contiguous.
+    pub shape: Vec<i64>,
+    /// Where it lives.
+    pub scope: Scope,
+    /// What it is to the caller.
+    pub role: Role,
+}
+
+impl Buffer {
+    /// Number of elements; `None` where it does not fit.
+    pub fn n_elements(&self) -> Option<u64> {
+        self.shape.iter().try_fold(1u64, |n, &e| n.checked_mul(u64::try_from(e).ok()?))
+    }
+
+    /// Size in bytes; `None` where it does not fit.
+    pub fn size_bytes(&self) -> Option<u64> {
+        self.n_elements()?.checked_mul(self.dtype.bytes()).filter(|&b| b <= i64::MAX as u64)
+    }
+
+    /// Elements between neighbours in each dimension.
+    pub fn strides(&self) -> Vec<i64> {
+        let mut strides = vec![1i64; self.shape.len()];
+        for d in (1..self.shape.len()).rev() {
+            strides[d - 1] = strides[d].wrapping_mul(self.shape[d]);
+        }
+        strides
+    }
+}
+
+/// How the iterations of a loop are carried out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum LoopKind {
+    /// One after the other.
+    Serial,
+    /// Spread over the threads of the pool.
+    Parallel,
+    /// As the lanes of vector operations.
+    Vectorized,
+    /// Repeated in the code.
+    Unrolled,
+    /// GPU block axis 0 to 2.
+    Block(u8),
+    /// GPU thread axis 0 to 2.
+    Thread(u8),
+}
+
+impl LoopKind {
+    /// Every kind with its keyword in the text format.
+    pub const ALL: [(LoopKind, &'static str); 10] = [
+        (LoopKind::Serial, "for"),
+        (LoopKind::Parallel, "parallel"),
+        (LoopKind::Vectorized, "vectorized"),
+        (LoopKind::Unrolled, "unrolled"),
+        (LoopKind::Block(0), "block.x"),
+        (LoopKind::Block(1), "block.y"),
+        (LoopKind::Block(2), "block.z"),
+        (LoopKind::Thread(0), "thread.x"),
+        (LoopKind::Thread(1), "thread.y"),
+        (LoopKind::Thread(2), "thread.z"),
+    ];
+
+    /// The keyword in the text format.
+    pub fn name(self) -> &'static str {
+        LoopKind::ALL.iter().find(|(k, _)| *k == self).expect("every kind is listed").1
+    }
+}
+
+/// A loop over `0..extent`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Loop {
+    /// Its variable.
+    pub var: LoopId,
+    /// Number of iterations, may mention outer variables; none where negative.
+    pub extent: Index,
+    /// How iterations are carried out.
+    pub kind: LoopKind,
+    /// What each iteration does.
+    pub body: Vec<Stmt>,
+}
+
+/// A statement.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Stmt {
+    /// A loop.
+    For(Loop),
+    /// `then` where the condition holds, else `otherwise`.
+    If {
+        /// The condition.
+        cond: Cond,
+        /// Done where it holds.
+        then: Vec<Stmt>,
+        /// Done where it does not.
+        otherwise: Vec<Stmt>,
+    },
+    /// Starts the life of a temporary, with undefined contents; it ends with the enclosing block.
+    Alloc(BufferId),
+    /// `buffer[index] = value`
+    Store {
+        /// Written buffer.
+        buffer: BufferId,
+        /// One subscript a dimension.
+        index: Vec<Index>,
+        /// What is stored.
+        value: Expr,
+    },
+    /// `buffer[index] = op(first ? identity : buffer[index], value)`
+    Update {
+        /// Reduced-into buffer.
+        buffer: BufferId,
+        /// One subscript a dimension.
+        index: Vec<Index>,
+        /// How old and new are combined.
+        op: ReduceOp,
+        /// What is combined in.
+        value: Expr,
+        /// Holds in the first iteration of the reduction, which starts from the identity. `Not(True)` never holds.
+        first: Cond,
+    },
+    /// Asks the hardware to bring an element's cache line near; has no effect on values, out of bounds included.
+    Prefetch {
+        /// Buffer read or written soon.
+        buffer: BufferId,
+        /// One subscript a dimension.
+        index: Vec<Index>,
+        /// Whether it will be written.
+        for_write: bool,
+    },
+}
+
+/// A program: buffers, what prepares constant inputs, and what runs each time.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Program {
+    /// The workload's name.
+    pub name: String,
+    /// Buffers, by [`BufferId`]. Arguments come first, in the order of the call.
+    pub buffers: Vec<Buffer>,
+    /// Names of the loop variables, by [`LoopId`]; unique.
+    pub loops: Vec<String>,
+    /// Runs once for given constant inputs and fills the [`Role::Prepared`] buffers.
+    pub prepare: Vec<Stmt>,
+    /// Runs each time.
+    pub body: Vec<Stmt>,
+}
+
+impl Program {
+    /// The buffer of an id.
+    ///
+    /// # Panics
+    /// Where the id is of another program.
+    pub fn buffer(&self, id: BufferId) -> &Buffer {
+        &self.buffers[id.0 as usize]
+    }
+
+    /// The name of a loop variable.
+    pub fn loop_name(&self, id: LoopId) -> &str {
+        &self.loops[id.0 as usize]
+    }
+
+    /// Finds a loop variable by name.
+    pub fn find_loop(&self, name: &str) -> Option<LoopId> {
+        self.loops.iter().position(|n| n == name).map(|i| LoopId(i as u32))
+    }
+
+    /// Finds a buffer by name.
+    pub fn find_buffer(&self, name: &str) -> Option<BufferId> {
+        self.buffers.iter().position(|b| b.name == name).map(|i| BufferId(i as u32))
+    }
+
+    /// Adds a buffer.
+    pub fn add_buffer(&mut self, buffer: Buffer) -> BufferId {
+        self.buffers.push(buffer);
+        BufferId(self.buffers.len() as u32 - 1)
+    }
+
+    /// Adds a loop variable. The name must be new.
+    pub fn add_loop(&mut self, name: impl Into<String>) -> LoopId {
+        self.loops.push(name.into());
+        LoopId(self.loops.len() as u32 - 1)
+    }
+
+    /// The buffers that the caller passes, in order: inputs and outputs.
+    pub fn arguments(&self) -> impl Iterator<Item = (BufferId, &Buffer)> {
+        self.with_role(|r| matches!(r, Role::Input | Role::ConstInput | Role::Output))
+    }
+
+    /// The buffers kept between runs.
+    pub fn prepared(&self) -> impl Iterator<Item = (BufferId, &Buffer)> {
+        self.with_role(|r| r == Role::Prepared)
+    }
+
+    fn with_role(&self, keep: impl Fn(Role) -> bool) -> impl Iterator<Item = (BufferId, &Buffer)> {
+        self.buffers.iter().enumerate().filter(move |(_, b)| keep(b.role)).map(|(i, b)| (BufferId(i as u32), b))
+    }
+}
+
+impl Stmt {
+    /// The blocks directly inside.
+    pub fn blocks(&self) -> impl Iterator<Item = &Vec<Stmt>> {
+        let (a, b) = match self {
+            Stmt::For(l) => (Some(&l.body), None),
+            Stmt::If { then, otherwise, .. } => (Some(then), Some(otherwise)),
+            Stmt::Alloc(_) | Stmt::Store { .. } | Stmt::Update { .. } | Stmt::Prefetch { .. } => (None, None),
+        };
+        a.into_iter().chain(b)
+    }
+
+    /// The blocks directly inside, to change.
+    pub fn blocks_mut(&mut self) -> impl Iterator<Item = &mut Vec<Stmt>> {
+        let (a, b) = match self {
+            Stmt::For(l) => (Some(&mut l.body), None),
+            Stmt::If { then, otherwise, .. } => (Some(then), Some(otherwise)),
+            Stmt::Alloc(_) | Stmt::Store { .. } | Stmt::Update { .. } | Stmt::Prefetch { .. } => (None, None),
+        };
+        a.into_iter().chain(b)
+    }
+
+    /// Calls `visit` for this statement and all inside it, outermost first.
+    pub fn walk<'a>(&'a self, visit: &mut dyn FnMut(&'a Stmt)) {
+        visit(self);
+        for block in self.blocks() {
+            for s in block {
+                s.walk(visit);
+            }
+        }
+    }
+
+    /// The statement with every index in it (extents, conditions, subscripts) rewritten.
+    pub fn map_index(&self, f: &mut dyn FnMut(&Index) -> Index) -> Stmt {
+        let block = |b: &Vec<Stmt>, f: &mut dyn FnMut(&Index) -> Index| b.iter().map(|s| s.map_index(f)).collect();
+        match self {
+            Stmt::For(l) => Stmt::For(Loop { var: l.var, extent: f(&l.extent), kind: l.kind, body: block(&l.body, f) }),
+            Stmt::If { cond, then, otherwise } => {
+                Stmt::If { cond: cond.map_index(f), then: block(then, f), otherwise: block(otherwise, f) }
+            }
+            Stmt::Alloc(b) => Stmt::Alloc(*b),
+            Stmt::Store { buffer, index, value } => {
+                Stmt::Store { buffer: *buffer, index: index.iter().map(&mut *f).collect(), value: value.map_index(f) }
+            }
+            Stmt::Update { buffer, index, op, value, first } => Stmt::Update {
+                buffer: *buffer,
+                index: index.iter().map(&mut *f).collect(),
+                op: *op,
+                value: value.map_index(f),
+                first: first.map_index(f),
+            },
+            Stmt::Prefetch { buffer, index, for_write } => {
+                Stmt::Prefetch { buffer: *buffer, index: index.iter().map(&mut *f).collect(), for_write: *for_write }
+            }
+        }
+    }
+
+    /// The statement with a loop variable replaced.
+    pub fn substitute(&self, var: LoopId, by: &Index) -> Stmt {
+        self.map_index(&mut |i| i.substitute(var, by))
+    }
+
+    /// Whether a loop variable occurs in it.
+    pub fn uses(&self, var: LoopId) -> bool {
+        let mut used = false;
+        self.walk(&mut |s| {
+            s.for_each_own_index(&mut |i| used |= i.uses(var));
+        });
+        used
+    }
+
+    /// Calls `visit` for the indices of this statement itself, not of statements inside it.
+    pub fn for_each_own_index(&self, visit: &mut dyn FnMut(&Index)) {
+        match self {
+            Stmt::For(l) => visit(&l.extent),
+            Stmt::If { cond, .. } => cond.for_each_index(visit),
+            Stmt::Alloc(_) => {}
+            Stmt::Store { index, value, .. } => {
+                index.iter().for_each(&mut *visit);
+                value.for_each_index(visit);
+            }
+            Stmt::Update { index, value, first, .. } => {
+                index.iter().for_each(&mut *visit);
+                value.for_each_index(visit);
+                first.for_each_index(visit);
+            }
+            Stmt::Prefetch { index, .. } => index.iter().for_each(visit),
+        }
+    }
+
+    /// Calls `visit` for every buffer element this statement itself reads.
+    ///
+    /// The old value that an update combines with counts as read.
+    pub fn for_each_own_read(&self, visit: &mut dyn FnMut(BufferId, &[Index])) {
+        match self {
+            Stmt::For(_) | Stmt::Alloc(_) | Stmt::Prefetch { .. } => {}
+            Stmt::If { cond, .. } => cond.for_each_load(visit),
+            Stmt::Store { value, .. } => value.for_each_load(visit),
+            Stmt::Update { buffer, index, value, first, .. } => {
+                value.for_each_load(visit);
+                first.for_each_load(visit);
+                visit(*buffer, index);
+            }
+        }
+    }
+
+    /// The statement with some loads of its own (not of statements inside it) replaced.
+    pub fn map_own_loads(self, f: &mut dyn FnMut(BufferId, &[Index]) -> Option<Expr>) -> Stmt {
+        match self {
+            Stmt::If { cond, then, otherwise } => Stmt::If { cond: cond.map_loads(f), then, otherwise },
+            Stmt::Store { buffer, index, value } => Stmt::Store { buffer, index, value: value.map_loads(f) },
+            Stmt::Update { buffer, index, op, value, first } => {
+                Stmt::Update { buffer, index, op, value: value.map_loads(f), first: first.map_loads(f) }
+            }
+            Stmt::For(_) | Stmt::Alloc(_) | Stmt::Prefetch { .. } => self,
+        }
+    }
+
+    /// The buffer element this statement itself writes.
+    pub fn own_write(&self) -> Option<(BufferId, &[Index])> {
+        match self {
+            Stmt::Store { buffer, index, .. } | Stmt::Update { buffer, index, .. } => Some((*buffer, index)),
+            Stmt::For(_) | Stmt::If { .. } | Stmt::Alloc(_) | Stmt::Prefetch { .. } => None,
+        }
+    }
+}

@@ -1,0 +1,860 @@
+//! One nest, evaluated row by row.
+
+use crate::expr::{BinaryOp, Cond, Expr, ReduceOp, UnaryOp};
+use crate::index::{Atom, Index};
+use crate::interp::{Fault, Place, apply_binary, apply_unary, defined, floor_div, is_undefined};
+use crate::program::{Buffer, BufferId, LoopId, Program, Stmt};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+
+/// Elements of a row evaluated at a time: 2 KiB.
+const CHUNK: usize = 256;
+
+/// Rows evaluated together, so that a block of the factor they share stays in cache.
+const ROWS: usize = 64;
+
+/// Iterations of the innermost reduction for which the shared factor is walked row by row: 128 KiB of it.
+const DEPTH: usize = 64;
+
+/// Loops of constant extent around one store or update, whose iterations may run in any order.
+pub(super) struct Nest<'a> {
+    program: &'a Program,
+    axes: Vec<Axis>,
+    to: BufferId,
+    /// Position of the written element.
+    at: Flat,
+    /// How values are combined; a store has no reduction.
+    reduce: Option<Reduce>,
+    value: Node,
+    /// The axis along the row, one whose variable no index mentions where there is none.
+    row: usize,
+    /// The axis across the rows that are evaluated together.
+    across: usize,
+    /// Axes that choose the rows.
+    outer: Vec<usize>,
+    /// Axes of the reduction, the innermost last.
+    reduction: Vec<usize>,
+    /// The factors of a sum of products, where the first is the same along the row.
+    product: Option<(Load, Load)>,
+}
+
+struct Axis {
+    var: Option<LoopId>,
+    extent: usize,
+}
+
+#[derive(Clone, Copy)]
+struct Reduce {
+    op: ReduceOp,
+    /// Whether it starts from the identity rather than from what is there.
+    afresh: bool,
+}
+
+/// `constant + Σ coefficient · axis`
+#[derive(Clone)]
+struct Flat {
+    constant: i64,
+    coefficients: Vec<i64>,
+}
+
+impl Flat {
+    fn at(&self, values: &[i64]) -> i64 {
+        self.constant + self.coefficients.iter().zip(values).map(|(c, v)| c * v).sum::<i64>()
+    }
+
+    /// Smallest and largest value.
+    fn range(&self, axes: &[Axis]) -> (i128, i128) {
+        let mut range = (i128::from(self.constant), i128::from(self.constant));
+        for (c, axis) in self.coefficients.iter().zip(axes) {
+            let last = i128::from(*c) * (axis.extent as i128 - 1);
+            range = (range.0 + last.min(0), range.1 + last.max(0));
+        }
+        range
+    }
+}
+
+/// A subscript or a side of a condition.
+enum Sub {
+    Flat(Flat),
+    /// With divisions, remainders, minima or maxima.
+    Other(Index),
+}
+
+#[derive(Clone)]
+struct Load {
+    buffer: BufferId,
+    flat: Flat,
+}
+
+enum Node {
+    Const(f64),
+    /// Within its buffer for all values of the axes.
+    Load(Load),
+    /// To be checked when it is reached.
+    CheckedLoad(BufferId, Vec<Sub>),
+    FromIndex(Sub),
+    Unary(UnaryOp, Box<Node>),
+    Binary(BinaryOp, Box<(Node, Node)>),
+    Select(Box<(Test, Node, Node)>),
+}
+
+enum Test {
+    True,
+    Lt(Sub, Sub),
+    Eq(Sub, Sub),
+    Less(Box<(Node, Node)>),
+    And(Box<(Test, Test)>),
+    Not(Box<Test>),
+}
+
+impl<'a> Nest<'a> {
+    /// The statement as a nest, where it is one and everything it may read was written.
+    pub(super) fn of(program: &'a Program, stmt: &Stmt, memory: &[Vec<f64>]) -> Option<Nest<'a>> {
+        let mut axes = Vec::new();
+        let mut inner = stmt;
+        while let Stmt::For(l) = inner {
+            let [only] = l.body.as_slice() else { return None };
+            let extent = usize::try_from(l.extent.as_const()?).ok()?;
+            if axes.iter().any(|a: &Axis| a.var == Some(l.var)) || extent > 1 << 40 {
+                return None;
+            }
+            axes.push(Axis { var: Some(l.var), extent });
+            inner = only;
+        }
+        let (to, index, value, update) = match inner {
+            Stmt::Store { buffer, index, value } => (*buffer, index, value, None),
+            Stmt::Update { buffer, index, op, value, first } => (*buffer, index, value, Some((*op, first))),
+            Stmt::For(_) | Stmt::If { .. } | Stmt::Alloc(_) | Stmt::Prefetch { .. } => return None,
+        };
+        let build = Build { program, axes: &axes };
+        let at = build.element(to, index)?;
+        if memory[to.0 as usize].is_empty() {
+            return None;
+        }
+        let mut readable = true;
+        value.for_each_load(&mut |b, _| {
+            let values = memory.get(b.0 as usize);
+            readable &= b != to && values.is_some_and(|v| !v.is_empty() && !v.iter().any(|x| is_undefined(*x)));
+        });
+        if !readable {
+            return None;
+        }
+        let (parallel, mut reduction): (Vec<usize>, Vec<usize>) =
+            (0..axes.len()).filter(|a| axes[*a].extent != 1).partition(|a| at.coefficients[*a] != 0);
+        if !is_injective(&at, &axes, &parallel) {
+            return None;
+        }
+        let reduce = match update {
+            None if reduction.is_empty() => None,
+            None => return None,
+            Some((op, Cond::Not(c))) if **c == Cond::True => Some(Reduce { op, afresh: false }),
+            Some((op, first)) => {
+                let mut zero = Vec::new();
+                zero_axes(first, &axes, &mut zero)?;
+                zero.retain(|a| axes[*a].extent != 1);
+                zero.sort_unstable();
+                zero.dedup();
+                if zero != reduction {
+                    return None;
+                }
+                Some(Reduce { op, afresh: true })
+            }
+        };
+        let value = build.node(value)?;
+        reduction.sort_by_key(|a| axes[*a].extent);
+        // An axis without a variable stands in where the nest has none for a part.
+        axes.push(Axis { var: None, extent: 1 });
+        let stand_in = axes.len() - 1;
+        let mut nest = Nest {
+            program,
+            axes,
+            to,
+            at,
+            reduce,
+            value,
+            row: stand_in,
+            across: stand_in,
+            outer: parallel,
+            reduction,
+            product: None,
+        };
+        nest.arrange();
+        Some(nest)
+    }
+
+    /// Chooses the axes along and across the rows.
+    fn arrange(&mut self) {
+        let mut loads = Vec::new();
+        self.value.loads(&mut loads);
+        // Short rows cost, and so do loads that are neither contiguous nor the same along the row.
+        let cost = |axis: usize| {
+            let jumps = loads.iter().filter(|l| !matches!(l.flat.coefficients[axis], 0 | 1)).count();
+            16 * CHUNK / self.axes[axis].extent.clamp(1, CHUNK) + CHUNK * jumps
+        };
+        if let Some(row) = self.outer.iter().copied().rev().min_by_key(|a| cost(*a)) {
+            self.row = row;
+        }
+        self.product = match (&self.value, self.reduce) {
+            (Node::Binary(BinaryOp::Mul, sides), Some(Reduce { op: ReduceOp::Sum, .. })) => match &**sides {
+                (Node::Load(a), Node::Load(b)) => {
+                    let same = |l: &Load| l.flat.coefficients[self.row] == 0;
+                    if same(a) {
+                        Some((a.clone(), b.clone()))
+                    } else if same(b) {
+                        Some((b.clone(), a.clone()))
+                    } else {
+                        None
+                    }
+                }
+                _ => None,
+            },
+            _ => None,
+        };
+        self.outer.retain(|a| *a != self.row);
+        let shared = |axis: usize| self.product.as_ref().is_some_and(|(_, v)| v.flat.coefficients[axis] == 0);
+        if let Some(across) = self.outer.iter().copied().max_by_key(|a| (shared(*a), self.axes[*a].extent)) {
+            self.across = across;
+        }
+        self.outer.retain(|a| *a != self.across);
+    }
+
+    /// Carries out the nest.
+    pub(super) fn run(&self, memory: &mut [Vec<f64>], n_threads: usize) -> Result<(), Fault> {
+        if self.axes.iter().any(|a| a.extent == 0) {
+            return Ok(());
+        }
+        let to = std::mem::take(&mut memory[self.to.0 as usize]);
+        let to = to.into_iter().map(|x| AtomicU64::new(x.to_bits())).collect::<Vec<_>>();
+        let (n_rows, n_columns) = (self.axes[self.across].extent, self.axes[self.row].extent);
+        let n_outer = self.outer.iter().map(|a| self.axes[*a].extent).product::<usize>();
+        let n_chunks = n_columns.div_ceil(CHUNK);
+        // Tasks enough that no thread waits long for the last one.
+        let wanted = (8 * n_threads).div_ceil(n_outer * n_chunks);
+        let rows = n_rows.div_ceil(wanted).clamp(1, ROWS);
+        let n_strips = n_rows.div_ceil(rows);
+        let n_tasks = n_outer * n_chunks * n_strips;
+        let next = AtomicUsize::new(0);
+        let fault = Mutex::new(None);
+        let work = || {
+            let mut worker = Worker {
+                nest: self,
+                memory,
+                values: vec![0; self.axes.len()],
+                sums: Vec::new(),
+                packed: Vec::new(),
+                spare: Vec::new(),
+            };
+            loop {
+                let task = next.fetch_add(1, Ordering::Relaxed);
+                if task >= n_tasks {
+                    break;
+                }
+                let (mut outer, strip) = (task / n_strips, task % n_strips);
+                let chunk = outer % n_chunks;
+                outer /= n_chunks;
+                for a in self.outer.iter().rev() {
+                    worker.values[*a] = (outer % self.axes[*a].extent) as i64;
+                    outer /= self.axes[*a].extent;
+                }
+                let tile = Tile {
+                    row: strip * rows,
+                    n_rows: rows.min(n_rows - strip * rows),
+                    column: chunk * CHUNK,
+                    n_columns: CHUNK.min(n_columns - chunk * CHUNK),
+                };
+                if let Err(f) = worker.tile(tile, &to) {
+                    fault.lock().expect("no worker panics").get_or_insert(*f);
+                    next.store(n_tasks, Ordering::Relaxed);
+                }
+            }
+        };
+        std::thread::scope(|scope| {
+            for _ in 1..n_threads.min(n_tasks) {
+                scope.spawn(work);
+            }
+            work();
+        });
+        memory[self.to.0 as usize] = to.into_iter().map(|x| f64::from_bits(x.into_inner())).collect();
+        fault.into_inner().expect("no worker panics").map_or(Ok(()), Err)
+    }
+}
+
+/// Whether different values of the axes are different elements: each stride passes all that smaller ones reach.
+fn is_injective(at: &Flat, axes: &[Axis], parallel: &[usize]) -> bool {
+    let mut strides =
+        parallel.iter().map(|a| (at.coefficients[*a].unsigned_abs(), axes[*a].extent)).collect::<Vec<_>>();
+    strides.sort_unstable();
+    let mut reach = 0u64;
+    strides.into_iter().all(|(stride, extent)| {
+        let passes = stride > reach;
+        reach = reach.saturating_add(stride.saturating_mul(extent.saturating_sub(1) as u64));
+        passes
+    })
+}
+
+/// The axes that a conjunction of `axis == 0` names; `None` for other conditions.
+fn zero_axes(cond: &Cond, axes: &[Axis], zero: &mut Vec<usize>) -> Option<()> {
+    match cond {
+        Cond::True => Some(()),
+        Cond::And(a, b) => {
+            zero_axes(a, axes, zero)?;
+            zero_axes(b, axes, zero)
+        }
+        Cond::Eq(a, b) => {
+            let difference = a.sub(b);
+            let ([(Atom::Var(var), _)], 0) = (difference.terms(), difference.constant()) else { return None };
+            zero.push(axes.iter().position(|a| a.var == Some(*var))?);
+            Some(())
+        }
+        Cond::Lt(..) | Cond::Less(..) | Cond::Not(_) => None,
+    }
+}
+
+struct Build<'a> {
+    program: &'a Program,
+    axes: &'a [Axis],
+}
+
+impl Build<'_> {
+    /// `None` where a variable is not of the nest.
+    fn sub(&self, index: &Index) -> Option<Sub> {
+        let mut known = true;
+        index.for_each_var(&mut |v| known &= self.axes.iter().any(|a| a.var == Some(v)));
+        if !known {
+            return None;
+        }
+        if index.terms().iter().any(|(a, _)| !matches!(a, Atom::Var(_))) {
+            return Some(Sub::Other(index.clone()));
+        }
+        let flat = Flat {
+            constant: index.constant(),
+            // One more for the stand-in.
+            coefficients: self.axes.iter().map(|a| a.var.map_or(0, |v| index.coefficient(v))).chain([0]).collect(),
+        };
+        let (low, high) = flat.range(self.axes);
+        // The interpreter knows what to do about overflow.
+        (low.abs().max(high.abs()) < 1 << 60).then_some(Sub::Flat(flat))
+    }
+
+    /// The position of an element that is always within its buffer.
+    fn element(&self, id: BufferId, index: &[Index]) -> Option<Flat> {
+        let buffer = self.program.buffers.get(id.0 as usize)?;
+        if buffer.shape.len() != index.len() {
+            return None;
+        }
+        let mut position = Flat { constant: 0, coefficients: vec![0; self.axes.len() + 1] };
+        for ((e, extent), stride) in index.iter().zip(&buffer.shape).zip(buffer.strides()) {
+            let Some(Sub::Flat(flat)) = self.sub(e) else { return None };
+            let (low, high) = flat.range(self.axes);
+            if low < 0 || high >= i128::from(*extent) {
+                return None;
+            }
+            position.constant += stride * flat.constant;
+            for (sum, c) in position.coefficients.iter_mut().zip(&flat.coefficients) {
+                *sum += stride * c;
+            }
+        }
+        Some(position)
+    }
+
+    fn node(&self, e: &Expr) -> Option<Node> {
+        Some(match e {
+            Expr::Const(x) => Node::Const(defined(*x)),
+            Expr::Load(b, index) => match self.element(*b, index) {
+                Some(flat) => Node::Load(Load { buffer: *b, flat }),
+                None if self.program.buffers.get(b.0 as usize)?.shape.len() == index.len() => {
+                    Node::CheckedLoad(*b, index.iter().map(|i| self.sub(i)).collect::<Option<_>>()?)
+                }
+                None => return None,
+            },
+            Expr::FromIndex(i) => Node::FromIndex(self.sub(i)?),
+            Expr::Unary(op, x) => Node::Unary(*op, Box::new(self.node(x)?)),
+            Expr::Binary(op, a, b) => Node::Binary(*op, Box::new((self.node(a)?, self.node(b)?))),
+            Expr::Select(c, a, b) => Node::Select(Box::new((self.test(c)?, self.node(a)?, self.node(b)?))),
+        })
+    }
+
+    fn test(&self, cond: &Cond) -> Option<Test> {
+        Some(match cond {
+            Cond::True => Test::True,
+            Cond::Lt(a, b) => Test::Lt(self.sub(a)?, self.sub(b)?),
+            Cond::Eq(a, b) => Test::Eq(self.sub(a)?, self.sub(b)?),
+            Cond::Less(a, b) => Test::Less(Box::new((self.node(a)?, self.node(b)?))),
+            Cond::And(a, b) => Test::And(Box::new((self.test(a)?, self.test(b)?))),
+            Cond::Not(c) => Test::Not(Box::new(self.test(c)?)),
+        })
+    }
+}
+
+impl Node {
+    /// Gathers the loads whose positions are linear in the axes.
+    fn loads<'n>(&'n self, loads: &mut Vec<&'n Load>) {
+        match self {
+            Node::Load(l) => loads.push(l),
+            Node::Const(_) | Node::CheckedLoad(..) | Node::FromIndex(_) => {}
+            Node::Unary(_, x) => x.loads(loads),
+            Node::Binary(_, sides) => {
+                sides.0.loads(loads);
+                sides.1.loads(loads);
+            }
+            Node::Select(parts) => {
+                parts.1.loads(loads);
+                parts.2.loads(loads);
+            }
+        }
+    }
+}
+
+/// Some rows of some columns.
+#[derive(Clone, Copy)]
+struct Tile {
+    row: usize,
+    n_rows: usize,
+    column: usize,
+    n_columns: usize,
+}
+
+/// Part of a row: columns from the first, so many.
+#[derive(Clone, Copy)]
+struct Span {
+    column: usize,
+    len: usize,
+}
+
+/// Values that change by the same step from column to column.
+#[derive(Clone, Copy)]
+struct Line {
+    first: i64,
+    step: i64,
+}
+
+impl Line {
+    fn at(self, x: usize) -> i64 {
+        self.first + self.step * x as i64
+    }
+}
+
+type Done<T = ()> = Result<T, Box<Fault>>;
+
+struct Worker<'a> {
+    nest: &'a Nest<'a>,
+    memory: &'a [Vec<f64>],
+    /// Values of the axes; that of the row axis is kept zero.
+    values: Vec<i64>,
+    /// Results of the tile.
+    sums: Vec<f64>,
+    /// A block of a factor, made contiguous.
+    packed: Vec<f64>,
+    /// Buffers to use again.
+    spare: Vec<Vec<f64>>,
+}
+
+impl Worker<'_> {
+    fn tile(&mut self, tile: Tile, to: &[AtomicU64]) -> Done {
+        let nest = self.nest;
+        let n = tile.n_columns;
+        let mut sums = std::mem::take(&mut self.sums);
+        sums.clear();
+        sums.resize(tile.n_rows * n, 0.0);
+        let step = nest.at.coefficients[nest.row];
+        for (r, sums) in sums.chunks_exact_mut(n).enumerate() {
+            let first = self.start(&nest.at, tile, r);
+            match nest.reduce {
+                None => {}
+                Some(Reduce { op, afresh: true }) => sums.fill(op.identity()),
+                Some(Reduce { afresh: false, .. }) => {
+                    for (x, sum) in sums.iter_mut().enumerate() {
+                        let old = f64::from_bits(to[(first + x as i64 * step) as usize].load(Ordering::Relaxed));
+                        if is_undefined(old) {
+                            return Err(self.undefined(tile.column + x));
+                        }
+                        *sum = old;
+                    }
+                }
+            }
+        }
+        match &nest.product {
+            Some((scalar, vector)) => self.sum_products(scalar, vector, tile, &mut sums),
+            None => self.general(tile, &mut sums)?,
+        }
+        for (r, sums) in sums.chunks_exact(n).enumerate() {
+            let first = self.start(&nest.at, tile, r);
+            for (x, sum) in sums.iter().enumerate() {
+                to[(first + x as i64 * step) as usize].store(sum.to_bits(), Ordering::Relaxed);
+            }
+        }
+        self.sums = sums;
+        Ok(())
+    }
+
+    /// The position of a tile's row, at its first column and the start of the reduction.
+    fn start(&mut self, flat: &Flat, tile: Tile, row: usize) -> i64 {
+        let nest = self.nest;
+        nest.reduction.iter().for_each(|a| self.values[*a] = 0);
+        self.values[nest.across] = (tile.row + row) as i64;
+        flat.at(&self.values) + flat.coefficients[nest.row] * tile.column as i64
+    }
+
+    /// Goes to the next iteration of these axes; false where there is none, with all at zero.
+    fn advance(&mut self, axes: &[usize]) -> bool {
+        axes.iter().rev().any(|a| {
+            self.values[*a] += 1;
+            let more = self.values[*a] < self.nest.axes[*a].extent as i64;
+            if !more {
+                self.values[*a] = 0;
+            }
+            more
+        })
+    }
+
+    /// `sums += scalar · vector` over the reduction.
+    fn sum_products(&mut self, scalar: &Load, vector: &Load, tile: Tile, sums: &mut [f64]) {
+        let nest = self.nest;
+        let n = tile.n_columns;
+        let (scalars, vectors) = (&*self.memory[scalar.buffer.0 as usize], &*self.memory[vector.buffer.0 as usize]);
+        let (axis, outer) = match nest.reduction.split_last() {
+            Some((last, outer)) => (*last, outer),
+            None => (nest.axes.len() - 1, &[][..]),
+        };
+        let along = |l: &Load, a: usize| l.flat.coefficients[a];
+        let (step, depth) = (along(vector, nest.row), nest.axes[axis].extent);
+        let (scalar_across, vector_across) = (along(scalar, nest.across), along(vector, nest.across));
+        let mut packed = std::mem::take(&mut self.packed);
+        self.values[nest.across] = tile.row as i64;
+        nest.reduction.iter().for_each(|a| self.values[*a] = 0);
+        loop {
+            for k in (0..depth).step_by(DEPTH) {
+                let n_k = DEPTH.min(depth - k);
+                self.values[axis] = k as i64;
+                let scalar_at = scalar.flat.at(&self.values);
+                let vector_at = vector.flat.at(&self.values) + step * tile.column as i64;
+                for (r, sums) in sums.chunks_exact_mut(n).enumerate() {
+                    let at = vector_at + vector_across * r as i64;
+                    let (block, at, stride) = if step == 1 || n == 1 {
+                        (vectors, at as usize, along(vector, axis))
+                    } else {
+                        if r == 0 || vector_across != 0 {
+                            pack(&mut packed, vectors, at, [along(vector, axis), step], [n_k, n]);
+                        }
+                        (&*packed, 0, n as i64)
+                    };
+                    let factor = |k: usize| {
+                        scalars[(scalar_at + scalar_across * r as i64 + along(scalar, axis) * k as i64) as usize]
+                    };
+                    let row = |k: usize| &block[(at as i64 + stride * k as i64) as usize..][..n];
+                    let mut k = 0;
+                    while k + 4 <= n_k {
+                        let factors = [factor(k), factor(k + 1), factor(k + 2), factor(k + 3)];
+                        add_products(sums, factors, [row(k), row(k + 1), row(k + 2), row(k + 3)]);
+                        k += 4;
+                    }
+                    while k < n_k {
+                        add_products(sums, [factor(k)], [row(k)]);
+                        k += 1;
+                    }
+                }
+            }
+            self.values[axis] = 0;
+            if !self.advance(outer) {
+                break;
+            }
+        }
+        self.packed = packed;
+    }
+
+    /// Any value and any reduction.
+    fn general(&mut self, tile: Tile, sums: &mut [f64]) -> Done {
+        let nest = self.nest;
+        let span = Span { column: tile.column, len: tile.n_columns };
+        nest.reduction.iter().for_each(|a| self.values[*a] = 0);
+        let mut values = self.take(span.len);
+        for (r, sums) in sums.chunks_exact_mut(span.len).enumerate() {
+            self.values[nest.across] = (tile.row + r) as i64;
+            let Some(Reduce { op, .. }) = nest.reduce else {
+                self.node(&nest.value, span, sums)?;
+                continue;
+            };
+            loop {
+                self.node(&nest.value, span, &mut values)?;
+                combine(op.combine(), sums, &values);
+                if !self.advance(&nest.reduction) {
+                    break;
+                }
+            }
+        }
+        self.spare.push(values);
+        Ok(())
+    }
+
+    /// A buffer of arbitrary contents.
+    fn take(&mut self, len: usize) -> Vec<f64> {
+        let mut values = self.spare.pop().unwrap_or_default();
+        values.resize(len, 0.0);
+        values
+    }
+
+    /// Evaluates a node for the columns of a span.
+    fn node(&mut self, node: &Node, span: Span, out: &mut [f64]) -> Done {
+        match node {
+            Node::Const(x) => out.fill(*x),
+            Node::Load(load) => {
+                let step = load.flat.coefficients[self.nest.row];
+                let at = load.flat.at(&self.values) + step * span.column as i64;
+                let values = &self.memory[load.buffer.0 as usize];
+                match step {
+                    0 => out.fill(values[at as usize]),
+                    1 => out.copy_from_slice(&values[at as usize..][..span.len]),
+                    _ => {
+                        for (x, out) in out.iter_mut().enumerate() {
+                            *out = values[(at + step * x as i64) as usize];
+                        }
+                    }
+                }
+            }
+            Node::CheckedLoad(buffer, subs) => self.checked_load(*buffer, subs, span, out)?,
+            Node::FromIndex(sub) => {
+                for (x, out) in out.iter_mut().enumerate() {
+                    *out = self.sub(sub, span.column + x)? as f64;
+                }
+            }
+            Node::Unary(op, x) => {
+                self.node(x, span, out)?;
+                for x in out {
+                    *x = apply_unary(*op, *x);
+                }
+            }
+            Node::Binary(op, sides) => {
+                self.node(&sides.0, span, out)?;
+                let mut right = self.take(span.len);
+                self.node(&sides.1, span, &mut right)?;
+                combine(*op, out, &right);
+                self.spare.push(right);
+            }
+            Node::Select(parts) => {
+                let (test, a, b) = &**parts;
+                let mut x = 0;
+                let holds = self.test(test, span)?;
+                while x < span.len {
+                    let chosen = holds[x];
+                    let len = holds[x..].iter().position(|h| *h != chosen).unwrap_or(span.len - x);
+                    let part = Span { column: span.column + x, len };
+                    self.node(if chosen { a } else { b }, part, &mut out[x..x + len])?;
+                    x += len;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn checked_load(&mut self, id: BufferId, subs: &[Sub], span: Span, out: &mut [f64]) -> Done {
+        let Buffer { shape, .. } = self.nest.program.buffer(id);
+        let values = &self.memory[id.0 as usize];
+        let (mut first, mut step, mut inside) = (0i64, 0i64, true);
+        for (sub, extent) in subs.iter().zip(shape) {
+            // What is linear along the row lies between its ends.
+            let Some(line) = self.line(sub, span) else {
+                inside = false;
+                break;
+            };
+            inside &= line.at(0) >= 0 && line.at(0) < *extent;
+            inside &= line.at(span.len - 1) >= 0 && line.at(span.len - 1) < *extent;
+            (first, step) = (first * extent + line.first, step.wrapping_mul(*extent).wrapping_add(line.step));
+            if !inside {
+                break;
+            }
+        }
+        if inside {
+            for (x, out) in out.iter_mut().enumerate() {
+                *out = values[(first + step * x as i64) as usize];
+            }
+            return Ok(());
+        }
+        for (x, out) in out.iter_mut().enumerate() {
+            let mut at = 0;
+            for (sub, extent) in subs.iter().zip(shape) {
+                let i = self.sub(sub, span.column + x)?;
+                if !(0..*extent).contains(&i) {
+                    return Err(self.out_of_bounds(id, subs, span.column + x));
+                }
+                at = at * extent + i;
+            }
+            *out = values[at as usize];
+        }
+        Ok(())
+    }
+
+    #[cold]
+    fn out_of_bounds(&self, id: BufferId, subs: &[Sub], column: usize) -> Box<Fault> {
+        let Buffer { name, shape, .. } = self.nest.program.buffer(id);
+        match subs.iter().map(|s| self.sub(s, column)).collect::<Done<_>>() {
+            Err(fault) => fault,
+            Ok(subscripts) => Box::new(Fault::OutOfBounds {
+                buffer: name.clone(),
+                subscripts,
+                shape: shape.clone(),
+                place: self.place(column),
+            }),
+        }
+    }
+
+    /// The values of an index in a span, where it is linear along the row.
+    fn line(&self, sub: &Sub, span: Span) -> Option<Line> {
+        let Sub::Flat(flat) = sub else { return None };
+        let step = flat.coefficients[self.nest.row];
+        Some(Line { first: flat.at(&self.values) + step * span.column as i64, step })
+    }
+
+    /// Compares two indices in a span.
+    fn compare(&self, a: &Sub, b: &Sub, span: Span, holds: impl Fn(i64, i64) -> bool) -> Done<Vec<bool>> {
+        match (self.line(a, span), self.line(b, span)) {
+            (Some(a), Some(b)) => Ok((0..span.len).map(|x| holds(a.at(x), b.at(x))).collect()),
+            _ => {
+                let columns = span.column..span.column + span.len;
+                columns.map(|x| Ok(holds(self.sub(a, x)?, self.sub(b, x)?))).collect()
+            }
+        }
+    }
+
+    /// Where the condition holds in a span.
+    fn test(&mut self, test: &Test, span: Span) -> Done<Vec<bool>> {
+        match test {
+            Test::True => Ok(vec![true; span.len]),
+            Test::Lt(a, b) => self.compare(a, b, span, |a, b| a < b),
+            Test::Eq(a, b) => self.compare(a, b, span, |a, b| a == b),
+            Test::Less(sides) => {
+                let (mut a, mut b) = (self.take(span.len), self.take(span.len));
+                self.node(&sides.0, span, &mut a)?;
+                self.node(&sides.1, span, &mut b)?;
+                let holds = a.iter().zip(&b).map(|(a, b)| a < b).collect();
+                self.spare.extend([a, b]);
+                Ok(holds)
+            }
+            Test::And(sides) => {
+                let mut holds = self.test(&sides.0, span)?;
+                // The right side is looked at only where the left one holds.
+                let mut x = 0;
+                while let Some(from) = holds[x..].iter().position(|h| *h).map(|n| x + n) {
+                    let len = holds[from..].iter().position(|h| !*h).unwrap_or(span.len - from);
+                    let right = self.test(&sides.1, Span { column: span.column + from, len })?;
+                    holds[from..from + len].copy_from_slice(&right);
+                    x = from + len;
+                }
+                Ok(holds)
+            }
+            Test::Not(c) => {
+                let mut holds = self.test(c, span)?;
+                holds.iter_mut().for_each(|h| *h = !*h);
+                Ok(holds)
+            }
+        }
+    }
+
+    /// The value of an index in a column.
+    #[inline]
+    fn sub(&self, sub: &Sub, column: usize) -> Done<i64> {
+        match sub {
+            Sub::Flat(flat) => Ok(flat.at(&self.values) + flat.coefficients[self.nest.row] * column as i64),
+            Sub::Other(index) => self.eval(index, column).map_err(|by_zero| {
+                let (index, place) = (crate::text::index_to_string(self.nest.program, index), self.place(column));
+                Box::new(if by_zero {
+                    Fault::DivisionByZero { index, place }
+                } else {
+                    Fault::Overflow { index, place }
+                })
+            }),
+        }
+    }
+
+    /// The error tells whether it is a division by zero.
+    fn eval(&self, index: &Index, column: usize) -> Result<i64, bool> {
+        let mut sum = index.constant();
+        for (atom, c) in index.terms() {
+            let value = match atom {
+                Atom::Var(v) => {
+                    let axis = self.nest.axes.iter().position(|a| a.var == Some(*v)).expect("it is of the nest");
+                    if axis == self.nest.row { column as i64 } else { self.values[axis] }
+                }
+                Atom::FloorDiv(_, 0) | Atom::Mod(_, 0) => return Err(true),
+                Atom::FloorDiv(x, d) => floor_div(self.eval(x, column)?, *d).ok_or(false)?,
+                Atom::Mod(x, d) => {
+                    let x = self.eval(x, column)?;
+                    x - floor_div(x, *d).and_then(|q| q.checked_mul(*d)).ok_or(false)?
+                }
+                Atom::Min(a, b) => self.eval(a, column)?.min(self.eval(b, column)?),
+                Atom::Max(a, b) => self.eval(a, column)?.max(self.eval(b, column)?),
+            };
+            sum = value.checked_mul(*c).and_then(|term| sum.checked_add(term)).ok_or(false)?;
+        }
+        Ok(sum)
+    }
+
+    fn place(&self, column: usize) -> Place {
+        let axes = self.nest.axes.iter().zip(&self.values).enumerate();
+        let named = axes.filter_map(|(i, (axis, value))| {
+            let value = if i == self.nest.row { column as i64 } else { *value };
+            axis.var.map(|v| (self.nest.program.loop_name(v).to_owned(), value))
+        });
+        Place(named.collect())
+    }
+
+    /// The written element was to be combined with what was there.
+    fn undefined(&self, column: usize) -> Box<Fault> {
+        let buffer = self.nest.program.buffer(self.nest.to);
+        let at = self.nest.at.at(&self.values) + self.nest.at.coefficients[self.nest.row] * column as i64;
+        Box::new(Fault::Undefined {
+            buffer: buffer.name.clone(),
+            subscripts: crate::interp::subscripts_of(&buffer.shape, at as usize),
+            place: self.place(column),
+        })
+    }
+}
+
+/// Copies `[n_k, n]` elements with these strides into a contiguous block.
+fn pack(packed: &mut Vec<f64>, from: &[f64], at: i64, strides: [i64; 2], [n_k, n]: [usize; 2]) {
+    packed.resize(n_k * n, 0.0);
+    // Walks memory forwards: the smaller stride is inside.
+    if strides[0].abs() >= strides[1].abs() {
+        for k in 0..n_k {
+            for x in 0..n {
+                packed[k * n + x] = from[(at + strides[0] * k as i64 + strides[1] * x as i64) as usize];
+            }
+        }
+    } else {
+        for x in 0..n {
+            for k in 0..n_k {
+                packed[k * n + x] = from[(at + strides[0] * k as i64 + strides[1] * x as i64) as usize];
+            }
+        }
+    }
+}
+
+/// `sums += Σ factor · row`; all rows as long as the sums.
+fn add_products<const N: usize>(sums: &mut [f64], factors: [f64; N], rows: [&[f64]; N]) {
+    let rows = rows.map(|row| &row[..sums.len()]);
+    for x in 0..sums.len() {
+        let mut products = factors[0] * rows[0][x];
+        for k in 1..N {
+            products += factors[k] * rows[k][x];
+        }
+        sums[x] += products;
+    }
+}
+
+/// `left = op(left, right)`
+fn combine(op: BinaryOp, left: &mut [f64], right: &[f64]) {
+    macro_rules! with {
+        ($op:expr) => {
+            for (a, b) in left.iter_mut().zip(right) {
+                *a = apply_binary($op, *a, *b);
+            }
+        };
+    }
+    match op {
+        BinaryOp::Add => with!(BinaryOp::Add),
+        BinaryOp::Sub => with!(BinaryOp::Sub),
+        BinaryOp::Mul => with!(BinaryOp::Mul),
+        BinaryOp::Div => with!(BinaryOp::Div),
+        BinaryOp::Min => with!(BinaryOp::Min),
+        BinaryOp::Max => with!(BinaryOp::Max),
+    }
+}

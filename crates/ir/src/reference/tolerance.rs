@@ -1,0 +1,307 @@
+//! How far a result may be from the trusted one, and the data for which that is argued.
+
+use crate::expr::{BinaryOp, Cond, Expr, ReduceOp, UnaryOp};
+use crate::index::Ranges;
+use crate::program::{DType, Program, Role, Stmt};
+use thiserror::Error;
+
+/// A result `x` agrees with the trusted `r` where `|x − r| ≤ abs + rel·|r|`.
+///
+/// The bounds hold for inputs made by [`random_input`]: magnitudes in `[0.5, 1.5)`, signs at random.
+///
+/// A sum of `K` products of two such inputs walks at random: the products have the root mean square `σ = 1.08`, partial
+/// sums after `k` steps are of the order `σ√k`, and the `K` roundings, each of at most `u` times a partial sum (`u = 2⁻²⁴`
+/// for `f32`), are as good as independent of each other. Their sum has a standard deviation of about `0.4·u·σ·K`; in a
+/// result whose partial sums happen to be six times as large as usual, of at most `3.5·u·σ·K`. Six standard deviations of
+/// that, rounded up, give `abs = 24·u·σ·K`, which no kernel reaches by rounding alone whatever its order of summation;
+/// fewer roundings, as with several partial sums or fused multiply-adds, only make it safer. On the other side a product
+/// left out is an error of at least `0.25`: at `K = 65536` in `f32`, `abs` is `0.10`, so a single such element is found.
+///
+/// For programs of several stages [`Tolerance::for_program`] carries magnitudes and bounds from stage to stage by the
+/// usual rules; values that are not symmetric about zero add up to `K` instead of `√K` times their size, and the bounds
+/// grow with it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Tolerance {
+    /// Absolute part.
+    pub abs: f64,
+    /// Part relative to the trusted value.
+    pub rel: f64,
+}
+
+/// Where and by how much a result is wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Error)]
+#[error("{n_wrong} elements are wrong, first number {first}: {got} instead of {expected}; largest error {max_error}")]
+pub struct Mismatch {
+    /// Number of wrong elements.
+    pub n_wrong: usize,
+    /// Row-major number of the first one.
+    pub first: usize,
+    /// Its value.
+    pub got: f64,
+    /// The trusted value.
+    pub expected: f64,
+    /// Largest difference among the wrong ones; NaN where one is NaN.
+    pub max_error: f64,
+}
+
+impl Tolerance {
+    /// The tolerance for all outputs of a program, from the extents of its reductions and its element types.
+    pub fn for_program(program: &Program) -> Tolerance {
+        let inputs = |role| matches!(role, Role::Input | Role::ConstInput);
+        let mut walk = Walk {
+            program,
+            sizes: program.buffers.iter().map(|b| inputs(b.role).then_some(INPUT)).collect(),
+            ranges: Ranges::default(),
+        };
+        walk.block(&program.prepare);
+        walk.block(&program.body);
+        let mut tolerance = Tolerance { abs: 0.0, rel: 0.0 };
+        let outputs = program.buffers.iter().zip(&walk.sizes).filter(|(b, _)| b.role == Role::Output);
+        for (buffer, size) in outputs {
+            let size = size.unwrap_or(INPUT);
+            // The trusted result has roundings of its own, which matter beside those of `f64`.
+            let of_reference = if buffer.dtype == DType::F64 { 2.0 } else { 1.0 };
+            tolerance.abs = tolerance.abs.max(size.abs * of_reference);
+            tolerance.rel = tolerance.rel.max(size.rel * of_reference + 4.0 * unit(buffer.dtype));
+        }
+        tolerance
+    }
+
+    /// Compares a result with the trusted one. A NaN never agrees.
+    ///
+    /// # Errors
+    /// [`Mismatch`] where an element does not agree.
+    ///
+    /// # Panics
+    /// Where the lengths differ.
+    pub fn compare<T: Copy + Into<f64>>(&self, out: &[T], reference: &[f64]) -> Result<(), Mismatch> {
+        assert_eq!(out.len(), reference.len(), "a result has as many elements as the trusted one");
+        let mut mismatch: Option<Mismatch> = None;
+        for (i, (got, &expected)) in out.iter().zip(reference).enumerate() {
+            let got: f64 = (*got).into();
+            let error = (got - expected).abs();
+            if got == expected || error <= self.abs + self.rel * expected.abs() && expected.is_finite() {
+                continue;
+            }
+            let m = mismatch.get_or_insert(Mismatch { n_wrong: 0, first: i, got, expected, max_error: 0.0 });
+            m.n_wrong += 1;
+            if m.max_error.is_nan() || error.is_nan() || error > m.max_error {
+                m.max_error = if m.max_error.is_nan() { f64::NAN } else { error };
+            }
+        }
+        mismatch.map_or(Ok(()), Err)
+    }
+}
+
+/// Values for an input: magnitudes in `[0.5, 1.5)` and signs at random, so that no product vanishes and sums stay small.
+///
+/// Every value is exact in `f32`, and the product of two is exact in `f64`. The same seed gives the same values; the
+/// first `n` do not depend on `n`.
+///
+/// # Source
+/// The generator is splitmix64: Steele, Lea, Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014.
+pub fn random_input(seed: u64, n: usize) -> impl ExactSizeIterator<Item = f64> {
+    let mut state = seed;
+    (0..n).map(move |_| {
+        state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = state;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^= z >> 31;
+        // Multiples of 2⁻²³ below 1.5: that many bits a float has.
+        let magnitude = 0.5 + (z >> 41) as f64 / (1u64 << 23) as f64;
+        if z & 1 == 0 { magnitude } else { -magnitude }
+    })
+}
+
+/// Half the distance of 1 to the next number.
+fn unit(dtype: DType) -> f64 {
+    match dtype {
+        DType::F32 => f64::EPSILON * f64::from(1 << 28),
+        DType::F64 => f64::EPSILON / 2.0,
+    }
+}
+
+/// Extremes of random values lie at most this many times their root mean square from zero, as good as always.
+const PEAK: f64 = 6.0;
+
+/// What is known of the values of a buffer or an expression.
+#[derive(Clone, Copy)]
+struct Size {
+    /// Root mean square.
+    rms: f64,
+    /// Whether the values are symmetric about zero and independent, so that sums of them walk at random.
+    symmetric: bool,
+    /// Absolute part of the error bound.
+    abs: f64,
+    /// Relative part of the error bound.
+    rel: f64,
+}
+
+/// The mean square of magnitudes uniform in `[0.5, 1.5)` is `(1.5³ − 0.5³) / 3`.
+const INPUT: Size = Size { rms: 1.0408, symmetric: true, abs: 0.0, rel: 0.0 };
+
+impl Size {
+    /// Covers either.
+    fn or(self, other: Size) -> Size {
+        Size {
+            rms: self.rms.max(other.rms),
+            symmetric: self.symmetric && other.symmetric,
+            abs: self.abs.max(other.abs),
+            rel: self.rel.max(other.rel),
+        }
+    }
+
+    /// The whole error at the largest values.
+    fn error(self) -> f64 {
+        self.abs + self.rel * PEAK * self.rms
+    }
+}
+
+struct Walk<'a> {
+    program: &'a Program,
+    /// By buffer; none before it is written.
+    sizes: Vec<Option<Size>>,
+    ranges: Ranges,
+}
+
+impl Walk<'_> {
+    fn dtype(&self, buffer: usize) -> DType {
+        self.program.buffers.get(buffer).map_or(DType::F32, |b| b.dtype)
+    }
+
+    fn block(&mut self, block: &[Stmt]) {
+        for stmt in block {
+            match stmt {
+                Stmt::For(l) => {
+                    self.ranges.push(l.var, l.extent.clone());
+                    self.block(&l.body);
+                    self.ranges.pop();
+                }
+                Stmt::If { then, otherwise, .. } => {
+                    self.block(then);
+                    self.block(otherwise);
+                }
+                Stmt::Alloc(_) | Stmt::Prefetch { .. } => {}
+                Stmt::Store { buffer, value, .. } => {
+                    let size = self.expr(value, unit(self.dtype(buffer.0 as usize)));
+                    self.written(buffer.0 as usize, size);
+                }
+                Stmt::Update { buffer, index, op, value, first } => {
+                    let u = unit(self.dtype(buffer.0 as usize));
+                    let mut size = self.expr(value, u);
+                    if *op == ReduceOp::Sum {
+                        let mut n = 1.0;
+                        for (var, extent) in self.ranges.loops() {
+                            if !index.iter().any(|i| i.uses(*var)) {
+                                n *= self.ranges.upper(extent).unwrap_or(1).max(1) as f64;
+                            }
+                        }
+                        size = sum(size, n, u);
+                    }
+                    let goes_on = *first == Cond::Not(Box::new(Cond::True));
+                    if let (true, Some(old)) = (goes_on, self.sizes.get(buffer.0 as usize).copied().flatten()) {
+                        size = add(size, old, u);
+                    }
+                    self.written(buffer.0 as usize, size);
+                }
+            }
+        }
+    }
+
+    fn written(&mut self, buffer: usize, size: Size) {
+        if let Some(known) = self.sizes.get_mut(buffer) {
+            *known = Some(known.map_or(size, |k| k.or(size)));
+        }
+    }
+
+    fn expr(&self, expr: &Expr, u: f64) -> Size {
+        match expr {
+            Expr::Const(x) => {
+                let rms = if x.is_finite() { x.abs() } else { 0.0 };
+                Size { rms, symmetric: rms == 0.0, abs: 0.0, rel: u }
+            }
+            Expr::Load(b, _) => self.sizes.get(b.0 as usize).copied().flatten().unwrap_or(INPUT),
+            Expr::FromIndex(i) => {
+                let most = |b: Option<i64>| b.map_or(1024.0, |b| (b as f64).abs());
+                let rms = most(self.ranges.upper(i)).max(most(self.ranges.lower(i)));
+                Size { rms, symmetric: false, abs: 0.0, rel: u }
+            }
+            Expr::Unary(op, x) => unary(*op, self.expr(x, u), u),
+            Expr::Binary(op, a, b) => {
+                let (left, right) = (self.expr(a, u), self.expr(b, u));
+                match op {
+                    BinaryOp::Add | BinaryOp::Sub => add(left, right, u),
+                    BinaryOp::Mul => Size {
+                        rms: left.rms * right.rms,
+                        symmetric: (left.symmetric || right.symmetric) && a != b,
+                        abs: PEAK * (left.rms * right.abs + right.rms * left.abs),
+                        rel: left.rel + right.rel + 2.0 * u,
+                    },
+                    // Divisors are taken to keep away from zero.
+                    BinaryOp::Div => {
+                        let divisor = right.rms.max(f64::MIN_POSITIVE);
+                        Size {
+                            rms: left.rms / divisor,
+                            symmetric: left.symmetric,
+                            abs: PEAK * left.abs / divisor,
+                            rel: left.rel + right.rel + PEAK * right.abs / divisor + 2.0 * u,
+                        }
+                    }
+                    BinaryOp::Min | BinaryOp::Max => Size { symmetric: false, ..left.or(right) },
+                }
+            }
+            Expr::Select(_, a, b) => self.expr(a, u).or(self.expr(b, u)),
+        }
+    }
+}
+
+fn add(a: Size, b: Size, u: f64) -> Size {
+    let rms = a.rms + b.rms;
+    Size {
+        rms,
+        symmetric: a.symmetric && b.symmetric,
+        // What cancels leaves its error behind.
+        abs: a.error() + b.error() + u * PEAK * rms,
+        rel: 2.0 * u,
+    }
+}
+
+/// The sum of `n` values: of `√n` times their size where they are symmetric, else of `n` times.
+fn sum(x: Size, n: f64, u: f64) -> Size {
+    let growth = if x.symmetric { n.sqrt() } else { n };
+    let spread = if x.symmetric { PEAK * n.sqrt() } else { n };
+    let rms = growth * x.rms;
+    Size {
+        rms,
+        symmetric: x.symmetric,
+        abs: spread * (x.abs + x.rel * x.rms) + 24.0 * u * n.sqrt() * rms,
+        rel: x.rel + 4.0 * u,
+    }
+}
+
+fn unary(op: UnaryOp, x: Size, u: f64) -> Size {
+    match op {
+        UnaryOp::Neg => x,
+        UnaryOp::Abs => Size { symmetric: false, ..x },
+        // An error in the argument is a factor of the value. Values below the smallest normal number lose digits.
+        UnaryOp::Exp => Size { rms: x.rms.min(60.0).exp(), symmetric: false, abs: 1e-37, rel: x.error() + 4.0 * u },
+        UnaryOp::Log => {
+            let rms = 1.0 + x.rms.max(f64::MIN_POSITIVE).ln().abs();
+            let abs = PEAK * (x.abs / x.rms.max(f64::MIN_POSITIVE) + x.rel) + 4.0 * u * rms;
+            Size { rms, symmetric: false, abs, rel: 4.0 * u }
+        }
+        UnaryOp::Sqrt => {
+            let rms = x.rms.sqrt();
+            let abs = PEAK * x.abs / rms.max(f64::MIN_POSITIVE);
+            Size { rms, symmetric: false, abs, rel: x.rel + 2.0 * u }
+        }
+        // Nowhere steeper than 2/√π.
+        UnaryOp::Tanh | UnaryOp::Erf => Size {
+            rms: x.rms.min(1.0),
+            symmetric: x.symmetric,
+            abs: std::f64::consts::FRAC_2_SQRT_PI * x.error().min(2.0) + 8.0 * u,
+            rel: 4.0 * u,
+        },
+    }
+}

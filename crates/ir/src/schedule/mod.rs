@@ -1,0 +1,282 @@
+//! Schedule steps: small values that rewrite a program without changing what it computes.
+//!
+//! A list of [`Step`]s is at once the API, the trace of a schedule, its record and the syntax of tests:
+//! [`apply`] carries one out or says why it is illegal, and a step prints and parses as one line.
+
+mod accumulate;
+mod annotate;
+mod compute_at;
+mod fuse;
+mod inline;
+mod prefetch;
+mod region;
+mod reorder;
+mod split;
+mod stage;
+mod text;
+mod tree;
+
+pub use text::{StepParseError, parse_steps};
+pub use tree::nest;
+
+use crate::program::{LoopKind, Program};
+
+/// What a split does where the factor does not divide the extent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Tail {
+    /// Refuse.
+    Exact,
+    /// The last round of the inner loop is shorter: its extent is `min(factor, rest)`.
+    Shrink,
+    /// The inner loop is always full and its body guarded by a condition.
+    Guard,
+}
+
+/// One dimension of a staged copy, in terms of the dimensions of the original.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum LayoutAxis {
+    /// Dimension `d` of the copied region.
+    Whole(usize),
+    /// Dimension `d` divided by a tile size; must stand before its `Inner`.
+    Outer(usize, i64),
+    /// Dimension `d` modulo a tile size.
+    Inner(usize, i64),
+}
+
+/// One rewriting of a program. Loops and buffers are named; a loop that later steps mention is named by its maker.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Step {
+    /// `for i in E` → `for outer in ceil(E / factor) { for inner in factor }` with `i = factor·outer + inner`.
+    Split {
+        /// The loop to split.
+        target: String,
+        /// Iterations of the inner loop.
+        factor: i64,
+        /// What happens to a rest.
+        tail: Tail,
+        /// Name of the new outer loop.
+        outer: String,
+        /// Name of the new inner loop.
+        inner: String,
+    },
+    /// `for a in A { for b in B }` → `for fused in A·B`.
+    Fuse {
+        /// The outer loop.
+        outer: String,
+        /// The inner loop, of constant extent.
+        inner: String,
+        /// Name of the new loop.
+        fused: String,
+    },
+    /// Puts loops of one perfect nest into the given order, outermost first; loops not named keep their places.
+    Reorder {
+        /// The loops, outermost first.
+        loops: Vec<String>,
+    },
+    /// Carries out all iterations of an innermost loop at once, as lanes of vectors.
+    Vectorize {
+        /// The loop.
+        target: String,
+    },
+    /// Repeats the body in the code.
+    Unroll {
+        /// The loop.
+        target: String,
+    },
+    /// Spreads the iterations over threads.
+    Parallel {
+        /// The loop.
+        target: String,
+    },
+    /// Maps the loop to a GPU block or thread axis.
+    Bind {
+        /// The loop.
+        target: String,
+        /// [`LoopKind::Block`] or [`LoopKind::Thread`].
+        axis: LoopKind,
+    },
+    /// Copies the part of a buffer that one iteration of `at` reads into a temporary of its own layout.
+    ///
+    /// The copy's loops are named `name.0`, `name.1`, … in the order of the layout. Without `at`, all of the buffer
+    /// that the program reads is copied once; a constant input is then copied ahead of time, in `prepare`.
+    Stage {
+        /// The buffer read.
+        buffer: String,
+        /// The loop whose iteration is served.
+        at: Option<String>,
+        /// Name of the copy.
+        name: String,
+        /// Its dimensions.
+        layout: Vec<LayoutAxis>,
+        /// Whether the copy is shared by the threads of a GPU block rather than private.
+        shared: bool,
+    },
+    /// Keeps the part of a reduction's result that one iteration of `at` updates in registers.
+    Accumulate {
+        /// The buffer reduced into.
+        buffer: String,
+        /// The loop whose iteration is served.
+        at: String,
+        /// Name of the register tile.
+        name: String,
+    },
+    /// Computes, inside each iteration of `at`, the part of an earlier stage that this iteration reads.
+    ComputeAt {
+        /// The earlier stage's buffer.
+        buffer: String,
+        /// The loop.
+        at: String,
+    },
+    /// Computes each element of an earlier, reduction-free stage where it is read.
+    Inline {
+        /// The earlier stage's buffer.
+        buffer: String,
+    },
+    /// Prefetches what the iteration `ahead` of the current one of `at` touches of a buffer.
+    Prefetch {
+        /// The buffer.
+        buffer: String,
+        /// The loop.
+        at: String,
+        /// How many iterations ahead; 0 prefetches for the current iteration, before its other work.
+        ahead: i64,
+    },
+}
+
+/// Why a step cannot be carried out. The fault is in the step, given this program.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum Illegal {
+    /// No loop of that name is in the program.
+    #[error("no loop `{0}` in the program (loops: {1})")]
+    NoLoop(String, String),
+    /// The loop stands in several places, and the step needs a single one.
+    #[error("loop `{0}` stands in {1} places; apply this step before the loop is cloned")]
+    Cloned(String, usize),
+    /// No buffer of that name is in the program.
+    #[error("no buffer `{0}` in the program (buffers: {1})")]
+    NoBuffer(String, String),
+    /// A new name is taken.
+    #[error("the name `{0}` is taken")]
+    NameTaken(String),
+    /// The factor does not divide, or is below one.
+    #[error("loop `{target}` of extent {extent} cannot be split exactly by {factor}")]
+    NotDivisible {
+        /// The loop.
+        target: String,
+        /// Its extent.
+        extent: String,
+        /// The factor asked for.
+        factor: i64,
+    },
+    /// A factor, tile size or distance is out of range.
+    #[error("{what} must be in {least}..={most}, not {value}")]
+    OutOfRange {
+        /// Which number.
+        what: &'static str,
+        /// Smallest accepted.
+        least: i64,
+        /// Largest accepted.
+        most: i64,
+        /// The number given.
+        value: i64,
+    },
+    /// The loop already has a kind other than serial.
+    #[error("loop `{target}` is {kind} already, and this step needs a serial loop")]
+    NotSerial {
+        /// The loop.
+        target: String,
+        /// What it is.
+        kind: &'static str,
+    },
+    /// Loops that must be perfectly nested are not.
+    #[error("loop `{inner}` is not perfectly nested in `{outer}`")]
+    NotNested {
+        /// Expected outer loop.
+        outer: String,
+        /// Expected inner loop.
+        inner: String,
+    },
+    /// A loop's extent depends on a loop that would come inside it.
+    #[error("the extent {extent} of loop `{target}` depends on loop `{on}`")]
+    ExtentDepends {
+        /// The dependent loop.
+        target: String,
+        /// Its extent.
+        extent: String,
+        /// The loop it depends on.
+        on: String,
+    },
+    /// Iterations of the loop are not independent.
+    #[error("iterations of loop `{target}` are not independent: {why}")]
+    Dependent {
+        /// The loop.
+        target: String,
+        /// Which access shows it.
+        why: String,
+    },
+    /// The loop's body is not of the form the step needs.
+    #[error("loop `{target}`: {why}")]
+    Body {
+        /// The loop.
+        target: String,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// The buffer is not of the kind, or not used in the way, the step needs.
+    #[error("buffer `{buffer}`: {why}")]
+    Buffer {
+        /// The buffer.
+        buffer: String,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// An extent that must be bounded by a constant is not, or the bound is too large.
+    #[error("loop `{target}` of extent {extent}: at most {most} iterations are possible here")]
+    TooLong {
+        /// The loop.
+        target: String,
+        /// Its extent.
+        extent: String,
+        /// The limit.
+        most: i64,
+    },
+}
+
+/// Carries out one step.
+///
+/// # Errors
+/// [`Illegal`] where the step would change the meaning of the program or cannot be carried out.
+pub fn apply(program: &Program, step: &Step) -> Result<Program, Illegal> {
+    let mut out = program.clone();
+    match step {
+        Step::Split { target, factor, tail, outer, inner } => {
+            split::split(&mut out, target, *factor, *tail, outer, inner)
+        }
+        Step::Fuse { outer, inner, fused } => fuse::fuse(&mut out, outer, inner, fused),
+        Step::Reorder { loops } => reorder::reorder(&mut out, loops),
+        Step::Vectorize { target } => annotate::vectorize(&mut out, target),
+        Step::Unroll { target } => annotate::unroll(&mut out, target),
+        Step::Parallel { target } => annotate::parallel(&mut out, target),
+        Step::Bind { target, axis } => annotate::bind(&mut out, target, *axis),
+        Step::Stage { buffer, at, name, layout, shared } => {
+            stage::stage(&mut out, buffer, at.as_deref(), name, layout, *shared)
+        }
+        Step::Accumulate { buffer, at, name } => accumulate::accumulate(&mut out, buffer, at, name),
+        Step::ComputeAt { buffer, at } => compute_at::compute_at(&mut out, buffer, at),
+        Step::Inline { buffer } => inline::inline(&mut out, buffer),
+        Step::Prefetch { buffer, at, ahead } => prefetch::prefetch(&mut out, buffer, at, *ahead),
+    }?;
+    Ok(out)
+}
+
+/// Carries out steps in order.
+///
+/// # Errors
+/// The index of the step that is illegal, and why.
+pub fn apply_all(program: &Program, steps: &[Step]) -> Result<Program, (usize, Illegal)> {
+    let mut out = program.clone();
+    for (at, step) in steps.iter().enumerate() {
+        out = apply(&out, step).map_err(|e| (at, e))?;
+    }
+    Ok(out)
+}

@@ -1,0 +1,52 @@
+//! Prefetching what a later iteration touches.
+
+use super::Illegal;
+use super::region::{Access, region, writes};
+use super::tree::{buffer_id, edit_loops, nest, new_loop, simplify_block, single_loop};
+use crate::index::Index;
+use crate::program::{LoopKind, Program, Stmt};
+
+/// Bytes of a cache line on every supported machine.
+const LINE_BYTES: i64 = 64;
+/// More prefetches than this in one iteration cost more than they can gain.
+const MOST_LINES: i64 = 128;
+
+/// See [`super::Step::Prefetch`].
+pub fn prefetch(program: &mut Program, buffer: &str, at: &str, ahead: i64) -> Result<(), Illegal> {
+    const MOST_AHEAD: i64 = 1 << 20;
+    let target = buffer_id(program, buffer)?;
+    if !(0..=MOST_AHEAD).contains(&ahead) {
+        return Err(Illegal::OutOfRange { what: "a prefetch distance", least: 0, most: MOST_AHEAD, value: ahead });
+    }
+    let var = single_loop(program, at)?;
+    let rank = program.buffer(target).shape.len();
+    let per_line = LINE_BYTES / program.buffer(target).dtype.bytes() as i64;
+    let loops =
+        (0..rank).map(|d| new_loop(program, &format!("{at}.prefetch.{buffer}.{d}"))).collect::<Result<Vec<_>, _>>()?;
+    let names = program.clone();
+    edit_loops(program, var, &mut |mut l, ranges| {
+        let mut ranges = ranges.clone();
+        ranges.push(l.var, l.extent.clone());
+        let fail = |why: String| Illegal::Buffer { buffer: buffer.to_owned(), why };
+        let touched = region(&names, &l.body, target, Access::Any, &ranges).map_err(fail)?;
+        let steps: Vec<i64> = (0..rank).map(|d| if d + 1 == rank { per_line } else { 1 }).collect();
+        let counts: Vec<i64> = touched.most.iter().zip(&steps).map(|(&n, &s)| (n + s - 1) / s).collect();
+        let lines = counts.iter().try_fold(1i64, |n, &c| n.checked_mul(c)).unwrap_or(i64::MAX);
+        if lines > MOST_LINES {
+            return Err(fail(format!("one iteration of `{at}` touches {lines} cache lines, more than {MOST_LINES}")));
+        }
+        let later = Index::from(var).offset(ahead);
+        let index = touched
+            .lower
+            .iter()
+            .zip(&loops)
+            .zip(&steps)
+            .map(|((lo, &v), &s)| lo.substitute(var, &later).add(&Index::from(v).scale(s)))
+            .collect();
+        let for_write = writes(&l.body, target);
+        let stmt = Stmt::Prefetch { buffer: target, index, for_write };
+        let fetch = nest(loops.iter().zip(&counts).map(|(&v, &n)| (v, Index::from(n), LoopKind::Unrolled)), vec![stmt]);
+        l.body.splice(0..0, simplify_block(fetch, &mut ranges));
+        Ok(vec![Stmt::For(l)])
+    })
+}

@@ -1,0 +1,158 @@
+//! The part of a buffer that a block of statements touches.
+
+use crate::index::{Index, Ranges, smallest};
+use crate::program::{BufferId, Program, Stmt};
+use crate::text::index_to_string;
+
+/// A box in a buffer: for each dimension where it begins and how far it reaches, in terms of the loops outside.
+pub struct Region {
+    /// First element.
+    pub lower: Vec<Index>,
+    /// Number of elements.
+    pub extent: Vec<Index>,
+    /// A constant upper bound of `extent`.
+    pub most: Vec<i64>,
+}
+
+/// Whether reads, writes or both are looked at.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Access {
+    Read,
+    Any,
+}
+
+/// The region of `buffer` that `block` touches, given the loops around the block; `Err` says why there is none.
+pub fn region(
+    program: &Program,
+    block: &[Stmt],
+    buffer: BufferId,
+    access: Access,
+    outside: &Ranges,
+) -> Result<Region, String> {
+    let shape = &program.buffer(buffer).shape;
+    let mut union: Option<(Vec<Index>, Vec<Index>)> = None;
+    let mut failed = None;
+    for_each_access(block, buffer, access, &mut outside.clone(), &mut |index, ranges| {
+        let keep = outside.loops().len();
+        let (mut low, mut high) = (Vec::new(), Vec::new());
+        for (e, &n) in index.iter().zip(shape) {
+            let uppers = ranges.upper_bounds(e, keep);
+            let lowers = ranges.upper_bounds(&e.scale(-1), keep);
+            let (Some(mut hi), Some(lo)) = (smallest(&uppers), smallest(&lowers)) else {
+                failed = Some(format!("no bounds are known of the subscript {}", index_to_string(program, e)));
+                return;
+            };
+            // Subscripts outside the buffer are guarded and never reached.
+            let mut lo = lo.scale(-1);
+            if !outside.lower(&lo).is_some_and(|l| l >= 0) {
+                lo = lo.larger(&0.into());
+            }
+            if !outside.upper(&hi).is_some_and(|u| u < n) {
+                hi = hi.smaller(&(n - 1).into());
+            }
+            low.push(lo);
+            high.push(hi);
+        }
+        union = Some(match union.take() {
+            None => (low, high),
+            Some((l, h)) => (
+                l.iter().zip(&low).map(|(a, b)| a.smaller(b)).collect(),
+                h.iter().zip(&high).map(|(a, b)| a.larger(b)).collect(),
+            ),
+        });
+    });
+    if let Some(why) = failed {
+        return Err(why);
+    }
+    let Some((lower, upper)) = union else { return Err("it is not read here".to_owned()) };
+    let extent: Vec<Index> =
+        lower.iter().zip(&upper).map(|(l, h)| outside.simplify(&subtract_inside(h, l).offset(1))).collect();
+    let most = extent.iter().zip(shape).map(|(e, &n)| outside.upper(e).map_or(n, |u| u.min(n))).collect();
+    Ok(Region { lower, extent, most })
+}
+
+/// `a − b` with the subtraction carried into a min or max that stands alone, so that constants surface.
+fn subtract_inside(a: &Index, b: &Index) -> Index {
+    use crate::index::Atom;
+    match a.terms() {
+        [(Atom::Min(x, y), 1)] => {
+            let c = a.constant();
+            subtract_inside(&x.offset(c), b).smaller(&subtract_inside(&y.offset(c), b))
+        }
+        _ => a.sub(b),
+    }
+}
+
+/// Calls `visit` for every access to `buffer` in the block, with all loops around it.
+pub fn for_each_access(
+    block: &[Stmt],
+    buffer: BufferId,
+    access: Access,
+    ranges: &mut Ranges,
+    visit: &mut dyn FnMut(&[Index], &Ranges),
+) {
+    for s in block {
+        s.for_each_own_read(&mut |b, index| {
+            if b == buffer {
+                visit(index, ranges);
+            }
+        });
+        if let Some((b, index)) = s.own_write()
+            && access == Access::Any
+            && b == buffer
+        {
+            visit(index, ranges);
+        }
+        if let Stmt::For(l) = s {
+            ranges.push(l.var, l.extent.clone());
+        }
+        for inner in s.blocks() {
+            for_each_access(inner, buffer, access, ranges, visit);
+        }
+        if let Stmt::For(_) = s {
+            ranges.pop();
+        }
+    }
+}
+
+/// Whether any statement of the block reads the buffer.
+pub fn reads(block: &[Stmt], buffer: BufferId) -> bool {
+    let mut found = false;
+    for_each_access(block, buffer, Access::Read, &mut Ranges::default(), &mut |_, _| found = true);
+    found
+}
+
+/// Whether any statement of the block writes the buffer.
+pub fn writes(block: &[Stmt], buffer: BufferId) -> bool {
+    let mut found = false;
+    for s in block {
+        s.walk(&mut |s| found |= s.own_write().is_some_and(|(b, _)| b == buffer));
+    }
+    found
+}
+
+/// The block with every read of `buffer` at `index` turned into a read of `to` at `place(index, loops around it)`.
+pub fn redirect_reads(
+    block: Vec<Stmt>,
+    buffer: BufferId,
+    to: BufferId,
+    ranges: &mut Ranges,
+    place: &dyn Fn(&[Index], &Ranges) -> Vec<Index>,
+) -> Vec<Stmt> {
+    use crate::expr::Expr;
+    block
+        .into_iter()
+        .map(|mut s| {
+            if let Stmt::For(l) = &s {
+                ranges.push(l.var, l.extent.clone());
+            }
+            for inner in s.blocks_mut() {
+                *inner = redirect_reads(std::mem::take(inner), buffer, to, ranges, place);
+            }
+            if let Stmt::For(_) = &s {
+                ranges.pop();
+            }
+            s.map_own_loads(&mut |b, index| (b == buffer).then(|| Expr::Load(to, place(index, ranges))))
+        })
+        .collect()
+}

@@ -1,0 +1,166 @@
+//! Staging: a packed copy of what a loop's iteration reads.
+
+use super::region::{Access, Region, reads, redirect_reads, region, writes};
+use super::tree::{buffer_id, edit_loops, nest, new_loop, simplify_block, single_loop};
+use super::{Illegal, LayoutAxis};
+use crate::expr::Expr;
+use crate::index::{Index, Ranges};
+use crate::program::{Buffer, BufferId, LoopId, LoopKind, Program, Role, Scope, Stmt};
+
+/// See [`super::Step::Stage`].
+pub fn stage(
+    program: &mut Program,
+    buffer: &str,
+    at: Option<&str>,
+    name: &str,
+    layout: &[LayoutAxis],
+    shared: bool,
+) -> Result<(), Illegal> {
+    let source = buffer_id(program, buffer)?;
+    if program.find_buffer(name).is_some() {
+        return Err(Illegal::NameTaken(name.to_owned()));
+    }
+    check_layout(program, source, layout)?;
+    let loops = (0..layout.len()).map(|i| new_loop(program, &format!("{name}.{i}"))).collect::<Result<Vec<_>, _>>()?;
+    let ahead = at.is_none() && program.buffer(source).role == Role::ConstInput;
+    let dtype = program.buffer(source).dtype;
+    let (scope, role) = match (ahead, shared) {
+        (true, _) => (Scope::Global, Role::Prepared),
+        (false, true) => (Scope::Shared, Role::Temporary),
+        (false, false) => (Scope::Local, Role::Temporary),
+    };
+    let copy = program.add_buffer(Buffer { name: name.to_owned(), dtype, shape: Vec::new(), scope, role });
+    let names = program.clone();
+    let mut shape = Vec::new();
+    let serve = Serve { names: &names, source, copy, layout, loops: &loops };
+    match at {
+        Some(at) => {
+            let var = single_loop(program, at)?;
+            edit_loops(program, var, &mut |mut l, ranges| {
+                let mut ranges = ranges.clone();
+                ranges.push(l.var, l.extent.clone());
+                let (fill, mut body, s) = serve.fill_and_body(std::mem::take(&mut l.body), &ranges)?;
+                shape = s;
+                let first = body.iter().position(|s| reads(std::slice::from_ref(s), copy)).unwrap_or(0);
+                body.splice(first..first, [Stmt::Alloc(copy)].into_iter().chain(fill));
+                l.body = body;
+                Ok(vec![Stmt::For(l)])
+            })?;
+        }
+        None => {
+            let (fill, mut body, s) = serve.fill_and_body(std::mem::take(&mut program.body), &Ranges::default())?;
+            shape = s;
+            if ahead {
+                program.prepare.extend(fill);
+            } else {
+                let first = body.iter().position(|s| reads(std::slice::from_ref(s), copy)).unwrap_or(0);
+                body.splice(first..first, [Stmt::Alloc(copy)].into_iter().chain(fill));
+            }
+            program.body = body;
+        }
+    }
+    program.buffers[copy.0 as usize].shape = shape;
+    Ok(())
+}
+
+struct Serve<'a> {
+    names: &'a Program,
+    source: BufferId,
+    copy: BufferId,
+    layout: &'a [LayoutAxis],
+    loops: &'a [LoopId],
+}
+
+impl Serve<'_> {
+    /// The nest that fills the copy, the block reading from it instead, and the copy's shape.
+    fn fill_and_body(&self, block: Vec<Stmt>, outside: &Ranges) -> Result<(Vec<Stmt>, Vec<Stmt>, Vec<i64>), Illegal> {
+        let name = &self.names.buffer(self.source).name;
+        let fail = |why: String| Illegal::Buffer { buffer: name.clone(), why };
+        if writes(&block, self.source) {
+            return Err(fail("it is written where it would be staged".to_owned()));
+        }
+        let region = region(self.names, &block, self.source, Access::Read, outside).map_err(fail)?;
+        let fill = simplify_block(self.fill(&region), &mut outside.clone());
+        let body = redirect_reads(block, self.source, self.copy, &mut outside.clone(), &|index, ranges| {
+            let local: Vec<Index> =
+                index.iter().zip(&region.lower).map(|(e, lo)| ranges.simplify(&e.sub(lo))).collect();
+            self.layout
+                .iter()
+                .map(|axis| {
+                    ranges.simplify(&match *axis {
+                        LayoutAxis::Whole(d) => local[d].clone(),
+                        LayoutAxis::Outer(d, t) => local[d].floor_div(t),
+                        LayoutAxis::Inner(d, t) => local[d].modulo(t),
+                    })
+                })
+                .collect()
+        });
+        let shape = self
+            .layout
+            .iter()
+            .map(|axis| match *axis {
+                LayoutAxis::Whole(d) => region.most[d],
+                LayoutAxis::Outer(d, t) => (region.most[d] + t - 1) / t,
+                LayoutAxis::Inner(_, t) => t,
+            })
+            .collect();
+        Ok((fill, body, shape))
+    }
+
+    fn fill(&self, region: &Region) -> Vec<Stmt> {
+        let rank = region.lower.len();
+        let mut position = vec![Index::from(0); rank];
+        let mut extents = Vec::new();
+        for (axis, &var) in self.layout.iter().zip(self.loops) {
+            let (d, extent, step) = match *axis {
+                LayoutAxis::Whole(d) => (d, region.extent[d].clone(), 1),
+                LayoutAxis::Outer(d, t) => (d, region.extent[d].offset(t - 1).floor_div(t), t),
+                LayoutAxis::Inner(d, t) => {
+                    let rest = region.extent[d].sub(&position[d]);
+                    let divides = region.extent[d].residue(t) == Some(0);
+                    (d, if divides { t.into() } else { Index::from(t).smaller(&rest) }, 1)
+                }
+            };
+            position[d] = position[d].add(&Index::from(var).scale(step));
+            extents.push(extent);
+        }
+        let from = position.iter().zip(&region.lower).map(|(p, lo)| p.add(lo)).collect();
+        let store = Stmt::Store {
+            buffer: self.copy,
+            index: self.loops.iter().map(|&v| v.into()).collect(),
+            value: Expr::Load(self.source, from),
+        };
+        nest(self.loops.iter().zip(extents).map(|(&v, e)| (v, e, LoopKind::Serial)), vec![store])
+    }
+}
+
+/// Every dimension once: whole, or divided and then its remainder, by one tile size.
+fn check_layout(program: &Program, source: BufferId, layout: &[LayoutAxis]) -> Result<(), Illegal> {
+    let buffer = program.buffer(source);
+    let fail = |why: String| Err(Illegal::Buffer { buffer: buffer.name.clone(), why });
+    for d in 0..buffer.shape.len() {
+        let of_d: Vec<LayoutAxis> = layout
+            .iter()
+            .copied()
+            .filter(
+                |a| matches!(a, LayoutAxis::Whole(x) | LayoutAxis::Outer(x, _) | LayoutAxis::Inner(x, _) if *x == d),
+            )
+            .collect();
+        match of_d.as_slice() {
+            [LayoutAxis::Whole(_)] => {}
+            [LayoutAxis::Outer(_, a), LayoutAxis::Inner(_, b)] if a == b && *a >= 1 => {}
+            _ => {
+                return fail(format!(
+                    "the layout must hold dimension {d} whole, or divided by a tile size and, after that, its remainder"
+                ));
+            }
+        }
+    }
+    let most = layout.iter().map(|a| match a {
+        LayoutAxis::Whole(d) | LayoutAxis::Outer(d, _) | LayoutAxis::Inner(d, _) => *d,
+    });
+    match most.max() {
+        Some(d) if d >= buffer.shape.len() => fail(format!("it has no dimension {d}")),
+        _ => Ok(()),
+    }
+}

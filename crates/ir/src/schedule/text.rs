@@ -1,0 +1,162 @@
+//! A step as one line of text.
+
+use super::{LayoutAxis, Step, Tail};
+use crate::program::LoopKind;
+use std::fmt;
+
+/// Why a line is not a step.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[error("line {line}: `{text}` is not a step; expected `{expected}`")]
+pub struct StepParseError {
+    /// Counted from one.
+    pub line: usize,
+    /// The line.
+    pub text: String,
+    /// The form that it comes nearest to, or the list of steps.
+    pub expected: &'static str,
+}
+
+/// The form of every step, by its first word.
+const FORMS: [(&str, &str); 12] = [
+    ("split", "split LOOP FACTOR -> OUTER INNER [shrink|guard]"),
+    ("fuse", "fuse OUTER INNER -> LOOP"),
+    ("reorder", "reorder LOOP LOOP..."),
+    ("vectorize", "vectorize LOOP"),
+    ("unroll", "unroll LOOP"),
+    ("parallel", "parallel LOOP"),
+    ("bind", "bind LOOP block.x|block.y|block.z|thread.x|thread.y|thread.z"),
+    ("stage", "stage BUFFER [at LOOP] -> NAME AXIS... [shared], AXIS being 0, 0/48 or 0%48 for dimension 0"),
+    ("accumulate", "accumulate BUFFER at LOOP -> NAME"),
+    ("compute_at", "compute_at BUFFER at LOOP"),
+    ("inline", "inline BUFFER"),
+    ("prefetch", "prefetch BUFFER at LOOP ahead N"),
+];
+
+impl fmt::Display for LayoutAxis {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            LayoutAxis::Whole(d) => write!(f, "{d}"),
+            LayoutAxis::Outer(d, t) => write!(f, "{d}/{t}"),
+            LayoutAxis::Inner(d, t) => write!(f, "{d}%{t}"),
+        }
+    }
+}
+
+impl fmt::Display for Step {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Step::Split { target, factor, tail, outer, inner } => {
+                write!(f, "split {target} {factor} -> {outer} {inner}")?;
+                match tail {
+                    Tail::Exact => Ok(()),
+                    Tail::Shrink => write!(f, " shrink"),
+                    Tail::Guard => write!(f, " guard"),
+                }
+            }
+            Step::Fuse { outer, inner, fused } => write!(f, "fuse {outer} {inner} -> {fused}"),
+            Step::Reorder { loops } => write!(f, "reorder {}", loops.join(" ")),
+            Step::Vectorize { target } => write!(f, "vectorize {target}"),
+            Step::Unroll { target } => write!(f, "unroll {target}"),
+            Step::Parallel { target } => write!(f, "parallel {target}"),
+            Step::Bind { target, axis } => write!(f, "bind {target} {}", axis.name()),
+            Step::Stage { buffer, at, name, layout, shared } => {
+                write!(f, "stage {buffer}")?;
+                if let Some(at) = at {
+                    write!(f, " at {at}")?;
+                }
+                write!(f, " -> {name}")?;
+                for axis in layout {
+                    write!(f, " {axis}")?;
+                }
+                if *shared { write!(f, " shared") } else { Ok(()) }
+            }
+            Step::Accumulate { buffer, at, name } => write!(f, "accumulate {buffer} at {at} -> {name}"),
+            Step::ComputeAt { buffer, at } => write!(f, "compute_at {buffer} at {at}"),
+            Step::Inline { buffer } => write!(f, "inline {buffer}"),
+            Step::Prefetch { buffer, at, ahead } => write!(f, "prefetch {buffer} at {at} ahead {ahead}"),
+        }
+    }
+}
+
+/// Parses one step a line; empty lines and lines that begin with `#` are skipped.
+///
+/// # Errors
+/// The first line that is not a step, with the form expected.
+pub fn parse_steps(text: &str) -> Result<Vec<Step>, StepParseError> {
+    let mut steps = Vec::new();
+    for (at, line) in text.lines().enumerate() {
+        let line = line.trim();
+        if line.is_empty() || line.starts_with('#') {
+            continue;
+        }
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let form = FORMS.iter().find(|(name, _)| *name == words[0]);
+        let expected = form.map_or(
+            "split, fuse, reorder, vectorize, unroll, parallel, bind, stage, accumulate, compute_at, inline or prefetch",
+            |(_, form)| form,
+        );
+        let error = || StepParseError { line: at + 1, text: line.chars().take(120).collect(), expected };
+        steps.push(parse_words(&words).ok_or_else(error)?);
+    }
+    Ok(steps)
+}
+
+fn parse_words(words: &[&str]) -> Option<Step> {
+    let s = |w: &&str| (**w).to_owned();
+    Some(match words {
+        ["split", target, factor, "->", outer, inner, tail @ ..] => Step::Split {
+            target: s(target),
+            factor: factor.parse().ok()?,
+            tail: match tail {
+                [] => Tail::Exact,
+                ["shrink"] => Tail::Shrink,
+                ["guard"] => Tail::Guard,
+                _ => return None,
+            },
+            outer: s(outer),
+            inner: s(inner),
+        },
+        ["fuse", outer, inner, "->", fused] => Step::Fuse { outer: s(outer), inner: s(inner), fused: s(fused) },
+        ["reorder", loops @ ..] if !loops.is_empty() => Step::Reorder { loops: loops.iter().map(s).collect() },
+        ["vectorize", target] => Step::Vectorize { target: s(target) },
+        ["unroll", target] => Step::Unroll { target: s(target) },
+        ["parallel", target] => Step::Parallel { target: s(target) },
+        ["bind", target, axis] => Step::Bind {
+            target: s(target),
+            axis: LoopKind::ALL
+                .iter()
+                .find(|(k, n)| n == axis && matches!(k, LoopKind::Block(_) | LoopKind::Thread(_)))?
+                .0,
+        },
+        ["stage", buffer, "at", at, "->", name, rest @ ..] => stage(buffer, Some(at), name, rest)?,
+        ["stage", buffer, "->", name, rest @ ..] => stage(buffer, None, name, rest)?,
+        ["accumulate", buffer, "at", at, "->", name] => {
+            Step::Accumulate { buffer: s(buffer), at: s(at), name: s(name) }
+        }
+        ["compute_at", buffer, "at", at] => Step::ComputeAt { buffer: s(buffer), at: s(at) },
+        ["inline", buffer] => Step::Inline { buffer: s(buffer) },
+        ["prefetch", buffer, "at", at, "ahead", ahead] => {
+            Step::Prefetch { buffer: s(buffer), at: s(at), ahead: ahead.parse().ok()? }
+        }
+        _ => return None,
+    })
+}
+
+fn stage(buffer: &str, at: Option<&str>, name: &str, rest: &[&str]) -> Option<Step> {
+    let (axes, shared) = match rest {
+        [axes @ .., "shared"] => (axes, true),
+        axes => (axes, false),
+    };
+    let axis = |word: &&str| {
+        if let Some((d, t)) = word.split_once('/') {
+            Some(LayoutAxis::Outer(d.parse().ok()?, t.parse().ok()?))
+        } else if let Some((d, t)) = word.split_once('%') {
+            Some(LayoutAxis::Inner(d.parse().ok()?, t.parse().ok()?))
+        } else {
+            Some(LayoutAxis::Whole(word.parse().ok()?))
+        }
+    };
+    let layout = axes.iter().map(axis).collect::<Option<Vec<_>>>()?;
+    let (buffer, name, at) = (buffer.to_owned(), name.to_owned(), at.map(str::to_owned));
+    Some(Step::Stage { buffer, at, name, layout, shared })
+}

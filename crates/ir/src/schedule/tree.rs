@@ -1,0 +1,145 @@
+//! Finding and replacing loops in a program's statements.
+
+use super::Illegal;
+use crate::index::{Index, Ranges};
+use crate::program::{BufferId, Loop, LoopId, LoopKind, Program, Stmt};
+
+/// The variable of a named loop that stands in the program.
+pub fn loop_id(program: &Program, name: &str) -> Result<LoopId, Illegal> {
+    let present = |id: LoopId| count(program, id) > 0;
+    program.find_loop(name).filter(|&id| present(id)).ok_or_else(|| {
+        let known: Vec<&str> = (0..program.loops.len() as u32)
+            .map(LoopId)
+            .filter(|&id| present(id))
+            .map(|id| program.loop_name(id))
+            .collect();
+        Illegal::NoLoop(name.to_owned(), known.join(", "))
+    })
+}
+
+/// The id of a named buffer.
+pub fn buffer_id(program: &Program, name: &str) -> Result<BufferId, Illegal> {
+    program.find_buffer(name).ok_or_else(|| {
+        let known: Vec<&str> = program.buffers.iter().map(|b| b.name.as_str()).collect();
+        Illegal::NoBuffer(name.to_owned(), known.join(", "))
+    })
+}
+
+/// A new loop variable, whose name must be free.
+pub fn new_loop(program: &mut Program, name: &str) -> Result<LoopId, Illegal> {
+    match program.find_loop(name) {
+        Some(_) => Err(Illegal::NameTaken(name.to_owned())),
+        None => Ok(program.add_loop(name)),
+    }
+}
+
+/// How many loops of the program have this variable.
+pub fn count(program: &Program, var: LoopId) -> usize {
+    let mut n = 0;
+    for s in program.prepare.iter().chain(&program.body) {
+        s.walk(&mut |s| n += usize::from(matches!(s, Stmt::For(l) if l.var == var)));
+    }
+    n
+}
+
+/// A loop by name that stands in exactly one place.
+pub fn single_loop(program: &Program, name: &str) -> Result<LoopId, Illegal> {
+    let id = loop_id(program, name)?;
+    match count(program, id) {
+        1 => Ok(id),
+        n => Err(Illegal::Cloned(name.to_owned(), n)),
+    }
+}
+
+/// Replaces every loop of this variable by what `edit` makes of it, given the loops around it.
+pub fn edit_loops(
+    program: &mut Program,
+    var: LoopId,
+    edit: &mut dyn FnMut(Loop, &Ranges) -> Result<Vec<Stmt>, Illegal>,
+) -> Result<(), Illegal> {
+    let mut ranges = Ranges::default();
+    program.prepare = edit_block(std::mem::take(&mut program.prepare), var, &mut ranges, edit)?;
+    program.body = edit_block(std::mem::take(&mut program.body), var, &mut ranges, edit)?;
+    Ok(())
+}
+
+fn edit_block(
+    block: Vec<Stmt>,
+    var: LoopId,
+    ranges: &mut Ranges,
+    edit: &mut dyn FnMut(Loop, &Ranges) -> Result<Vec<Stmt>, Illegal>,
+) -> Result<Vec<Stmt>, Illegal> {
+    let mut out = Vec::with_capacity(block.len());
+    for mut stmt in block {
+        match stmt {
+            Stmt::For(l) if l.var == var => out.extend(edit(l, ranges)?),
+            _ => {
+                let entered = match &stmt {
+                    Stmt::For(l) => {
+                        ranges.push(l.var, l.extent.clone());
+                        true
+                    }
+                    _ => false,
+                };
+                for inner in stmt.blocks_mut() {
+                    *inner = edit_block(std::mem::take(inner), var, ranges, edit)?;
+                }
+                if entered {
+                    ranges.pop();
+                }
+                out.push(stmt);
+            }
+        }
+    }
+    Ok(out)
+}
+
+/// Simplifies every index of a block with what the loops around and inside it say.
+pub fn simplify_block(block: Vec<Stmt>, ranges: &mut Ranges) -> Vec<Stmt> {
+    block.into_iter().map(|s| simplify(s, ranges)).collect()
+}
+
+fn simplify(stmt: Stmt, ranges: &mut Ranges) -> Stmt {
+    match stmt {
+        Stmt::For(l) => {
+            let extent = ranges.simplify(&l.extent);
+            ranges.push(l.var, extent.clone());
+            let body = simplify_block(l.body, ranges);
+            ranges.pop();
+            Stmt::For(Loop { var: l.var, extent, kind: l.kind, body })
+        }
+        Stmt::If { cond, then, otherwise } => Stmt::If {
+            cond: cond.map_index(&mut |i| ranges.simplify(i)),
+            then: simplify_block(then, ranges),
+            otherwise: simplify_block(otherwise, ranges),
+        },
+        leaf => leaf.map_index(&mut |i| ranges.simplify(i)),
+    }
+}
+
+/// A serial loop, or its name and kind as an error.
+pub fn require_serial(program: &Program, l: &Loop) -> Result<(), Illegal> {
+    if l.kind == LoopKind::Serial {
+        Ok(())
+    } else {
+        Err(Illegal::NotSerial { target: program.loop_name(l.var).to_owned(), kind: l.kind.name() })
+    }
+}
+
+/// Nests a block in loops, outermost first.
+pub fn nest(loops: impl DoubleEndedIterator<Item = (LoopId, Index, LoopKind)>, body: Vec<Stmt>) -> Vec<Stmt> {
+    loops.rev().fold(body, |body, (var, extent, kind)| vec![Stmt::For(Loop { var, extent, kind, body })])
+}
+
+/// Buffers whose life begins somewhere in the block.
+pub fn allocated_in(block: &[Stmt]) -> Vec<BufferId> {
+    let mut found = Vec::new();
+    for s in block {
+        s.walk(&mut |s| {
+            if let Stmt::Alloc(b) = s {
+                found.push(*b);
+            }
+        });
+    }
+    found
+}

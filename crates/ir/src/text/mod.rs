@@ -1,0 +1,73 @@
+//! The text format: programs printed and parsed at every stage.
+//!
+//! ```text
+//! program "matmul:m=8,n=8,k=8"
+//! buffer A: f32[8, 8] global input
+//! buffer B: f32[8, 8] global input
+//! buffer C: f32[8, 8] global output
+//! buffer C.r: f32[4, 8] register temporary
+//! loops io, i, j, k
+//! run {
+//!   parallel io in 2 {
+//!     alloc C.r
+//!     for k in 8 {
+//!       unrolled i in 4 {
+//!         vectorized j in 8 {
+//!           C.r[i, j] += A[4*io + i, k] * B[k, j] first k == 0
+//!         }
+//!       }
+//!     }
+//!     for i in min(4, 8 - 4*io) {
+//!       for j in 8 {
+//!         C[4*io + i, j] = C.r[i, j]
+//!       }
+//!     }
+//!   }
+//! }
+//! ```
+//!
+//! The `buffer` lines and the `loops` line list the tables of the program in the order of their numbers, so that what
+//! is read back is equal to what was printed, numbers included. A `prepare { … }` section comes before `run` where there
+//! is something to prepare. White space is free; `#` starts a comment that goes to the end of the line.
+//!
+//! # Names
+//! A letter or `_`, then letters, digits, `_` and `.`; see [`is_name`]. No word is reserved.
+//!
+//! # Statements
+//! | text | meaning |
+//! |---|---|
+//! | `for i in 8 { … }` | a loop; the other kinds are in [`LoopKind::ALL`](crate::LoopKind::ALL) |
+//! | `if i < 3 { … } else { … }` | a guard; `else` may be left out |
+//! | `alloc T` | starts the life of a temporary |
+//! | `C[i, j] = …` | a store |
+//! | `C[i, j] += … first k == 0` | an update, also `max=` and `min=`; `first never` where it goes on from what is there |
+//! | `prefetch A[i, 0] read` | a prefetch, or `write` |
+//!
+//! # Indices
+//! Sums of products with integers, `x // 3` (division rounded down), `x % 3` (its remainder), `min(a, b)`, `max(a, b)`.
+//! Products, divisions and remainders bind alike and from left to right. A divisor is an integer and may be zero or
+//! negative, so that faulty programs can be written down. What is read is brought to the canonical form of
+//! [`Index`](crate::Index).
+//!
+//! # Values
+//! Loads, numbers (also `inf`, `nan`), `+ - * /` from left to right with the usual precedence, `min(a, b)`, `max(a, b)`,
+//! the functions of [`UnaryOp::ALL`](crate::expr::UnaryOp::ALL), `index(8*i + j)` for an index as a number, and
+//! `select(condition, a, b)`.
+//!
+//! # Conditions
+//! `true`, `a < b` and `a == b` on indices, `less(a, b)` on values, `not(c)`, and `c && d`, which groups to the left;
+//! `and(c, d)` groups otherwise.
+
+mod parse;
+mod print;
+
+pub use parse::{MAX_DEPTH, Message, ParseError, parse};
+pub(crate) use print::loop_name;
+pub use print::{cond_to_string, expr_to_string, index_to_string, stmt_to_string};
+
+/// Whether a loop or a buffer may bear the name.
+pub fn is_name(name: &str) -> bool {
+    let mut bytes = name.bytes();
+    bytes.next().is_some_and(|b| b.is_ascii_alphabetic() || b == b'_')
+        && bytes.all(|b| b.is_ascii_alphanumeric() || b == b'_' || b == b'.')
+}

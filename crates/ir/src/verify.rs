@@ -1,0 +1,924 @@
+//! Verifier: the rules that every program obeys between passes.
+//!
+//! 1. Names of loops are valid ([`is_name`](crate::text::is_name)) and unique; so are names of buffers.
+//! 2. Every extent of a buffer is at least one and its size in bytes fits 63 bits.
+//! 3. Loop and buffer numbers exist, a loop variable is used inside its loop only, no loop is nested in one of the same
+//!    variable, and an access has as many subscripts as its buffer has dimensions.
+//! 4. A divisor in an index is at least one, and no index can exceed 2⁵⁰, so that bounds never overflow.
+//! 5. Every access is within its buffer. Proven from the loop extents and from the conditions around the access (of
+//!    guards and selects; the right side of `&&` knows the left), or by trying every iteration where there are few. An
+//!    access with a counterexample is an error; one that is neither proven nor refuted is reported by [`check`] as
+//!    [`Unproven`] and is no error. A prefetch may miss its buffer.
+//! 6. Temporaries, and only they, are allocated, before use and in the same or an enclosing block, and not again inside
+//!    their life except in the block that allocated them.
+//! 7. Inputs are never written. Prepared buffers are written in `prepare` only, outputs in `run` only, and `prepare`
+//!    reads neither inputs that change nor outputs.
+//! 8. A vectorized loop contains only stores, updates and prefetches.
+//! 9. GPU axes are 0 to 2, and a loop is not bound to the axis of a loop around it.
+//! 10. Iterations of parallel, vectorized, block and thread loops do not touch each other's data: where one iteration
+//!     writes an element of a buffer that lives beyond the iteration, no other writes or reads it. See
+//!     [`writes_are_disjoint`].
+
+use crate::expr::{Cond, Expr};
+use crate::index::{Atom, Index, Ranges};
+use crate::interp::{Place, list};
+use crate::program::{BufferId, Loop, LoopId, LoopKind, Program, Role, Stmt};
+use crate::text::{index_to_string, is_name, loop_name};
+use thiserror::Error;
+
+/// Which rule a program breaks, and where. The fault of the pass or the hand that wrote the program.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum VerifyError {
+    /// Rule 1.
+    #[error("{name:?} is not a name")]
+    Name {
+        /// The would-be name.
+        name: String,
+    },
+    /// Rule 1.
+    #[error("two loops or two buffers are called {name}")]
+    Duplicate {
+        /// The name.
+        name: String,
+    },
+    /// Rule 2.
+    #[error("{buffer}[{}] has no valid size", list(shape))]
+    Size {
+        /// The buffer's name.
+        buffer: String,
+        /// Its extents.
+        shape: Vec<i64>,
+    },
+    /// Rule 3.
+    #[error("there is no buffer with number {id}")]
+    UnknownBuffer {
+        /// The number.
+        id: u32,
+    },
+    /// Rule 3.
+    #[error("there is no loop variable with number {id}")]
+    UnknownLoop {
+        /// The number.
+        id: u32,
+    },
+    /// Rule 3.
+    #[error("{var} is used outside its loop in {index}")]
+    Unbound {
+        /// The loop variable.
+        var: String,
+        /// The index that uses it.
+        index: String,
+    },
+    /// Rule 3.
+    #[error("a loop over {var} is inside a loop over {var}")]
+    Nested {
+        /// The loop variable.
+        var: String,
+    },
+    /// Rule 3.
+    #[error("{buffer} has {rank} dimensions and is used with {n_subscripts} subscripts")]
+    Rank {
+        /// The buffer's name.
+        buffer: String,
+        /// Number of its dimensions.
+        rank: usize,
+        /// Number of subscripts given.
+        n_subscripts: usize,
+    },
+    /// Rule 4.
+    #[error("divisor {divisor} in {index}")]
+    Divisor {
+        /// The divisor.
+        divisor: i64,
+        /// The index.
+        index: String,
+    },
+    /// Rule 4.
+    #[error("{index} may be too large")]
+    Magnitude {
+        /// The index.
+        index: String,
+    },
+    /// Rule 5.
+    #[error("{buffer}[{}] is outside {buffer}[{}] {place}", list(subscripts), list(shape))]
+    OutOfBounds {
+        /// The buffer's name.
+        buffer: String,
+        /// The subscripts in a counterexample.
+        subscripts: Vec<i64>,
+        /// The buffer's extents.
+        shape: Vec<i64>,
+        /// The counterexample.
+        place: Place,
+    },
+    /// Rule 6.
+    #[error("{buffer} is {} and cannot be allocated", role_name(*role))]
+    AllocOfArgument {
+        /// The buffer's name.
+        buffer: String,
+        /// What it is instead of a temporary.
+        role: Role,
+    },
+    /// Rule 6.
+    #[error("{buffer} is used where it is not allocated")]
+    NotAllocated {
+        /// The buffer's name.
+        buffer: String,
+    },
+    /// Rule 6.
+    #[error("{buffer} is allocated inside its own life")]
+    Reallocated {
+        /// The buffer's name.
+        buffer: String,
+    },
+    /// Rule 7.
+    #[error("{} {buffer} is written in {part}", role_name(*role))]
+    Write {
+        /// The buffer's name.
+        buffer: String,
+        /// What it is to the caller.
+        role: Role,
+        /// `prepare` or `run`.
+        part: &'static str,
+    },
+    /// Rule 7.
+    #[error("{} {buffer} is read in prepare", role_name(*role))]
+    ReadInPrepare {
+        /// The buffer's name.
+        buffer: String,
+        /// What it is to the caller.
+        role: Role,
+    },
+    /// Rule 8.
+    #[error("vectorized loop {var} contains something else than stores, updates and prefetches")]
+    VectorBody {
+        /// The loop variable.
+        var: String,
+    },
+    /// Rule 9.
+    #[error("loop {var} is bound to GPU axis {axis}, which does not exist or is taken by a loop around it")]
+    Axis {
+        /// The loop variable.
+        var: String,
+        /// The number of the axis.
+        axis: u8,
+    },
+    /// Rule 10.
+    #[error("iterations of {kind} loop {var} race for {buffer}: {first} and {second}")]
+    Race {
+        /// The loop variable.
+        var: String,
+        /// Its kind.
+        kind: &'static str,
+        /// The buffer's name.
+        buffer: String,
+        /// The access that writes.
+        first: String,
+        /// The access that may meet it in another iteration; the same one where it meets itself.
+        second: String,
+    },
+}
+
+fn role_name(role: Role) -> &'static str {
+    Role::ALL.iter().find(|(r, _)| *r == role).expect("every role is listed").1
+}
+
+/// An access that may or may not be within its buffer.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[error("cannot prove that {subscript} is within 0..{extent} in {buffer}, inside loops {}", loops.join(", "))]
+pub struct Unproven {
+    /// The buffer's name.
+    pub buffer: String,
+    /// Number of the dimension.
+    pub dimension: usize,
+    /// The subscript.
+    pub subscript: String,
+    /// The buffer's extent in that dimension.
+    pub extent: i64,
+    /// The loops around it, outermost first.
+    pub loops: Vec<String>,
+}
+
+/// Checks a program against the rules.
+///
+/// # Errors
+/// The first rule found broken.
+///
+/// # Cost
+/// Some microseconds a statement; for rule 10 a pair of accesses to one written buffer counts as a statement.
+pub fn verify(program: &Program) -> Result<(), VerifyError> {
+    check(program).map(drop)
+}
+
+/// [`verify`], which also tells which accesses it could neither prove to be within their buffers nor refute.
+///
+/// # Errors
+/// The first rule found broken.
+pub fn check(program: &Program) -> Result<Vec<Unproven>, VerifyError> {
+    tables(program)?;
+    let mut checker = Checker {
+        program,
+        preparing: true,
+        known: Known { most: vec![0; program.loops.len()], ..Known::default() },
+        around: Vec::new(),
+        alive: vec![false; program.buffers.len()],
+        unproven: Vec::new(),
+    };
+    checker.block(&program.prepare)?;
+    checker.preparing = false;
+    checker.block(&program.body)?;
+    Ok(checker.unproven)
+}
+
+fn tables(program: &Program) -> Result<(), VerifyError> {
+    let buffers = program.buffers.iter().map(|b| &b.name).collect::<Vec<_>>();
+    for mut names in [program.loops.iter().collect(), buffers] {
+        if let Some(name) = names.iter().find(|n| !is_name(n)) {
+            return Err(VerifyError::Name { name: (*name).clone() });
+        }
+        names.sort();
+        if let Some(pair) = names.windows(2).find(|w| w[0] == w[1]) {
+            return Err(VerifyError::Duplicate { name: pair[0].clone() });
+        }
+    }
+    match program.buffers.iter().find(|b| b.shape.iter().any(|e| *e < 1) || b.size_bytes().is_none()) {
+        Some(b) => Err(VerifyError::Size { buffer: b.name.clone(), shape: b.shape.clone() }),
+        None => Ok(()),
+    }
+}
+
+/// Beyond this no index is accepted; bounds of it stay far from overflow.
+const MAX_MAGNITUDE: i128 = 1 << 50;
+
+/// Iterations tried at most to prove or refute an access.
+const MAX_TRIES: u64 = 1 << 14;
+
+/// What is known around a point: the loops, and indices that are not negative because a condition says so.
+#[derive(Default)]
+struct Known {
+    ranges: Ranges,
+    facts: Vec<Index>,
+    /// By loop variable: a bound of its magnitude.
+    most: Vec<i128>,
+}
+
+impl Known {
+    /// A bound of the magnitude of an index and of all that bounding it computes.
+    fn magnitude(&self, e: &Index) -> i128 {
+        e.terms().iter().fold(i128::from(e.constant().unsigned_abs()), |sum, (atom, c)| {
+            let part = match atom {
+                Atom::Var(v) => self.most[v.0 as usize],
+                Atom::FloorDiv(x, d) | Atom::Mod(x, d) => self.magnitude(x).saturating_add(i128::from(*d)),
+                Atom::Min(a, b) | Atom::Max(a, b) => self.magnitude(a).saturating_add(self.magnitude(b)),
+            };
+            sum.saturating_add(part.saturating_mul(i128::from(c.unsigned_abs())))
+        })
+    }
+
+    /// Adds what follows from a condition that holds, or does not.
+    fn assume(&mut self, cond: &Cond, holds: bool) {
+        match cond {
+            Cond::Lt(a, b) if holds => self.facts.push(b.sub(a).offset(-1)),
+            Cond::Lt(a, b) => self.facts.push(a.sub(b)),
+            Cond::Eq(a, b) if holds => self.facts.extend([a.sub(b), b.sub(a)]),
+            Cond::And(a, b) if holds => {
+                self.assume(a, true);
+                self.assume(b, true);
+            }
+            Cond::Not(c) => self.assume(c, !holds),
+            Cond::True | Cond::Eq(..) | Cond::Less(..) | Cond::And(..) => {}
+        }
+    }
+
+    /// Whether `e < bound` is known, by adding multiples of up to `n_facts` facts to `e`.
+    ///
+    /// A fact is never negative, so what bounds `e + λ·fact` bounds `e`; λ is chosen such that an atom cancels, scaling
+    /// both sides where it must.
+    fn is_below(&self, e: &Index, bound: i64, n_facts: usize) -> bool {
+        if self.ranges.upper(e).is_some_and(|u| u < bound) {
+            return true;
+        }
+        if n_facts == 0 {
+            return false;
+        }
+        self.facts.iter().any(|fact| {
+            e.terms().iter().any(|(atom, c)| {
+                let Some((_, f)) = fact.terms().iter().find(|(a, _)| a == atom) else { return false };
+                if (*f < 0) == (*c < 0) {
+                    return false;
+                }
+                let divisor = gcd(c.unsigned_abs(), f.unsigned_abs());
+                let (of_e, of_fact) = ((f.unsigned_abs() / divisor) as i64, (c.unsigned_abs() / divisor) as i64);
+                let sum_magnitude = self
+                    .magnitude(e)
+                    .saturating_mul(i128::from(of_e))
+                    .saturating_add(self.magnitude(fact).saturating_mul(i128::from(of_fact)));
+                if sum_magnitude.saturating_add(i128::from(bound) * i128::from(of_e)) > 1 << 60 {
+                    return false;
+                }
+                self.is_below(&e.scale(of_e).add(&fact.scale(of_fact)), bound * of_e, n_facts - 1)
+            })
+        })
+    }
+}
+
+fn gcd(a: u64, b: u64) -> u64 {
+    if b == 0 { a } else { gcd(b, a % b) }
+}
+
+/// What stands around a point, outermost first.
+#[derive(Clone, Copy)]
+enum Around<'a> {
+    Loop(&'a Loop),
+    /// A condition that holds there, or does not.
+    Cond(&'a Cond, bool),
+}
+
+struct Checker<'a> {
+    program: &'a Program,
+    /// Whether `prepare` is being checked rather than `run`.
+    preparing: bool,
+    known: Known,
+    around: Vec<Around<'a>>,
+    /// Temporaries that live here, by buffer.
+    alive: Vec<bool>,
+    unproven: Vec<Unproven>,
+}
+
+type Checked = Result<(), VerifyError>;
+
+impl<'a> Checker<'a> {
+    fn block(&mut self, block: &'a [Stmt]) -> Checked {
+        let mut own = Vec::new();
+        for stmt in block {
+            if let Stmt::Alloc(id) = stmt {
+                self.alloc(*id, &own)?;
+                own.push(*id);
+            } else {
+                self.stmt(stmt)?;
+            }
+        }
+        for id in own {
+            self.alive[id.0 as usize] = false;
+        }
+        Ok(())
+    }
+
+    fn alloc(&mut self, id: BufferId, own: &[BufferId]) -> Checked {
+        let buffer = self.program.buffers.get(id.0 as usize).ok_or(VerifyError::UnknownBuffer { id: id.0 })?;
+        if buffer.role != Role::Temporary {
+            return Err(VerifyError::AllocOfArgument { buffer: buffer.name.clone(), role: buffer.role });
+        }
+        if self.alive[id.0 as usize] && !own.contains(&id) {
+            return Err(VerifyError::Reallocated { buffer: buffer.name.clone() });
+        }
+        self.alive[id.0 as usize] = true;
+        Ok(())
+    }
+
+    fn stmt(&mut self, stmt: &'a Stmt) -> Checked {
+        match stmt {
+            Stmt::For(l) => self.enter(l),
+            Stmt::If { cond, then, otherwise } => {
+                self.cond(cond)?;
+                self.under(cond, true, |c| c.block(then))?;
+                self.under(cond, false, |c| c.block(otherwise))
+            }
+            Stmt::Alloc(_) => unreachable!("allocations are checked with their block"),
+            Stmt::Store { buffer, index, value } => {
+                self.expr(value)?;
+                self.write(*buffer, index)
+            }
+            Stmt::Update { buffer, index, value, first, .. } => {
+                self.expr(value)?;
+                self.cond(first)?;
+                self.write(*buffer, index)
+            }
+            Stmt::Prefetch { buffer, index, .. } => self.subscripts(*buffer, index),
+        }
+    }
+
+    fn enter(&mut self, l: &'a Loop) -> Checked {
+        if l.var.0 as usize >= self.program.loops.len() {
+            return Err(VerifyError::UnknownLoop { id: l.var.0 });
+        }
+        self.index(&l.extent)?;
+        let name = || self.program.loop_name(l.var).to_owned();
+        let outer = || {
+            self.around.iter().filter_map(|a| match a {
+                Around::Loop(l) => Some(l),
+                Around::Cond(..) => None,
+            })
+        };
+        if outer().any(|o| o.var == l.var) {
+            return Err(VerifyError::Nested { var: name() });
+        }
+        match l.kind {
+            LoopKind::Block(axis) | LoopKind::Thread(axis) => {
+                if axis > 2 || outer().any(|o| o.kind == l.kind) {
+                    return Err(VerifyError::Axis { var: name(), axis });
+                }
+            }
+            LoopKind::Vectorized => {
+                let plain = |s: &Stmt| matches!(s, Stmt::Store { .. } | Stmt::Update { .. } | Stmt::Prefetch { .. });
+                if !l.body.iter().all(plain) {
+                    return Err(VerifyError::VectorBody { var: name() });
+                }
+            }
+            LoopKind::Serial | LoopKind::Parallel | LoopKind::Unrolled => {}
+        }
+        self.known.most[l.var.0 as usize] = self.known.magnitude(&l.extent).max(1);
+        self.known.ranges.push(l.var, l.extent.clone());
+        self.around.push(Around::Loop(l));
+        self.block(&l.body)?;
+        self.around.pop();
+        self.known.ranges.pop();
+        match l.kind {
+            LoopKind::Serial | LoopKind::Unrolled => Ok(()),
+            LoopKind::Parallel | LoopKind::Vectorized | LoopKind::Block(_) | LoopKind::Thread(_) => self.races(l),
+        }
+    }
+
+    /// Checks something that is reached where a condition holds, or does not.
+    fn under(&mut self, cond: &'a Cond, holds: bool, check: impl FnOnce(&mut Self) -> Checked) -> Checked {
+        let n_facts = self.known.facts.len();
+        self.known.assume(cond, holds);
+        self.around.push(Around::Cond(cond, holds));
+        check(self)?;
+        self.around.pop();
+        self.known.facts.truncate(n_facts);
+        Ok(())
+    }
+
+    fn cond(&mut self, cond: &'a Cond) -> Checked {
+        match cond {
+            Cond::True => Ok(()),
+            Cond::Lt(a, b) | Cond::Eq(a, b) => {
+                self.index(a)?;
+                self.index(b)
+            }
+            Cond::Less(a, b) => {
+                self.expr(a)?;
+                self.expr(b)
+            }
+            Cond::And(a, b) => {
+                self.cond(a)?;
+                self.under(a, true, |c| c.cond(b))
+            }
+            Cond::Not(c) => self.cond(c),
+        }
+    }
+
+    fn expr(&mut self, expr: &'a Expr) -> Checked {
+        match expr {
+            Expr::Const(_) => Ok(()),
+            Expr::Load(b, index) => {
+                self.subscripts(*b, index)?;
+                let buffer = self.program.buffer(*b);
+                if self.preparing && matches!(buffer.role, Role::Input | Role::Output) {
+                    return Err(VerifyError::ReadInPrepare { buffer: buffer.name.clone(), role: buffer.role });
+                }
+                self.within(*b, index)
+            }
+            Expr::FromIndex(i) => self.index(i),
+            Expr::Unary(_, x) => self.expr(x),
+            Expr::Binary(_, a, b) => {
+                self.expr(a)?;
+                self.expr(b)
+            }
+            Expr::Select(c, a, b) => {
+                self.cond(c)?;
+                self.under(c, true, |checker| checker.expr(a))?;
+                self.under(c, false, |checker| checker.expr(b))
+            }
+        }
+    }
+
+    fn write(&mut self, id: BufferId, index: &'a [Index]) -> Checked {
+        self.subscripts(id, index)?;
+        let buffer = self.program.buffer(id);
+        let allowed = match buffer.role {
+            Role::Input | Role::ConstInput => false,
+            Role::Output => !self.preparing,
+            Role::Prepared => self.preparing,
+            Role::Temporary => true,
+        };
+        if !allowed {
+            let part = if self.preparing { "prepare" } else { "run" };
+            return Err(VerifyError::Write { buffer: buffer.name.clone(), role: buffer.role, part });
+        }
+        self.within(id, index)
+    }
+
+    /// Rules 3, 4 and 6 for an access.
+    fn subscripts(&self, id: BufferId, index: &[Index]) -> Checked {
+        let buffer = self.program.buffers.get(id.0 as usize).ok_or(VerifyError::UnknownBuffer { id: id.0 })?;
+        let (name, rank, n_subscripts) = (|| buffer.name.clone(), buffer.shape.len(), index.len());
+        if rank != n_subscripts {
+            return Err(VerifyError::Rank { buffer: name(), rank, n_subscripts });
+        }
+        if buffer.role == Role::Temporary && !self.alive[id.0 as usize] {
+            return Err(VerifyError::NotAllocated { buffer: name() });
+        }
+        index.iter().try_for_each(|i| self.index(i))
+    }
+
+    /// Rules 3 and 4 for an index.
+    fn index(&self, e: &Index) -> Checked {
+        let text = || index_to_string(self.program, e);
+        let mut unbound = None;
+        e.for_each_var(&mut |v| {
+            if !self.known.ranges.loops().iter().any(|(l, _)| *l == v) {
+                unbound = Some(v);
+            }
+        });
+        if let Some(v) = unbound {
+            return Err(VerifyError::Unbound { var: loop_name(self.program, v), index: text() });
+        }
+        if let Some(divisor) = bad_divisor(e) {
+            return Err(VerifyError::Divisor { divisor, index: text() });
+        }
+        if self.known.magnitude(e) > MAX_MAGNITUDE {
+            return Err(VerifyError::Magnitude { index: text() });
+        }
+        Ok(())
+    }
+
+    /// Rule 5.
+    fn within(&mut self, id: BufferId, index: &[Index]) -> Checked {
+        let buffer = self.program.buffer(id);
+        let proven =
+            |(e, extent): (&Index, &i64)| self.known.is_below(e, *extent, 2) && self.known.is_below(&e.scale(-1), 1, 2);
+        let Some(dimension) = index.iter().zip(&buffer.shape).position(|dim| !proven(dim)) else { return Ok(()) };
+        match Search::new(self.program, &self.around).counterexample(index, &buffer.shape) {
+            Tried::Counterexample(subscripts, place) => Err(VerifyError::OutOfBounds {
+                buffer: buffer.name.clone(),
+                subscripts,
+                shape: buffer.shape.clone(),
+                place,
+            }),
+            Tried::AllFine => Ok(()),
+            Tried::SomeFine => {
+                self.unproven.push(Unproven {
+                    buffer: buffer.name.clone(),
+                    dimension,
+                    subscript: index_to_string(self.program, &index[dimension]),
+                    extent: buffer.shape[dimension],
+                    loops: self.known.ranges.loops().iter().map(|(v, _)| loop_name(self.program, *v)).collect(),
+                });
+                Ok(())
+            }
+        }
+    }
+
+    /// Rule 10, for a loop whose inside is checked.
+    fn races(&self, l: &'a Loop) -> Checked {
+        if self.known.ranges.upper(&l.extent).is_some_and(|u| u <= 1) {
+            return Ok(());
+        }
+        let mut ranges = self.known.ranges.clone();
+        ranges.push(l.var, l.extent.clone());
+        let mut shared = Shared { accesses: Vec::new(), inner: Vec::new() };
+        shared.block(&l.body, &mut ranges);
+        let meets = |a: &Access<'_>, b: &Access<'_>| {
+            a.buffer == b.buffer && !are_disjoint((a.index, &a.ranges), (b.index, &b.ranges), l.var)
+        };
+        for (i, a) in shared.accesses.iter().enumerate().filter(|(_, a)| a.writes) {
+            // A pair of writes is tried once.
+            let others = shared.accesses.iter().enumerate().filter(|(j, b)| !b.writes || *j >= i);
+            if let Some((_, b)) = others.into_iter().find(|(_, b)| meets(a, b)) {
+                let name = &self.program.buffer(a.buffer).name;
+                let text = |x: &Access<'_>| {
+                    let subscripts = x.index.iter().map(|e| index_to_string(self.program, e)).collect::<Vec<_>>();
+                    format!("{name}[{}]", subscripts.join(", "))
+                };
+                return Err(VerifyError::Race {
+                    var: loop_name(self.program, l.var),
+                    kind: l.kind.name(),
+                    buffer: name.clone(),
+                    first: text(a),
+                    second: text(b),
+                });
+            }
+        }
+        Ok(())
+    }
+}
+
+fn bad_divisor(e: &Index) -> Option<i64> {
+    e.terms().iter().find_map(|(atom, _)| match atom {
+        Atom::Var(_) => None,
+        Atom::FloorDiv(x, d) | Atom::Mod(x, d) => bad_divisor(x).or((*d < 1).then_some(*d)),
+        Atom::Min(a, b) | Atom::Max(a, b) => bad_divisor(a).or_else(|| bad_divisor(b)),
+    })
+}
+
+/// What trying iterations of the loops around an access has shown.
+enum Tried {
+    /// The subscripts are outside, there.
+    Counterexample(Vec<i64>, Place),
+    /// Every iteration was tried.
+    AllFine,
+    SomeFine,
+}
+
+/// Tries iterations of the loops around an access: all where they are few, else the first and last of each loop.
+struct Search<'a> {
+    program: &'a Program,
+    around: &'a [Around<'a>],
+    values: Vec<i64>,
+    left: u64,
+    /// Whether all iterations of each loop are tried.
+    all: bool,
+}
+
+impl<'a> Search<'a> {
+    fn new(program: &'a Program, around: &'a [Around<'a>]) -> Search<'a> {
+        Search { program, around, values: vec![0; program.loops.len()], left: MAX_TRIES, all: true }
+    }
+
+    fn counterexample(mut self, index: &[Index], shape: &[i64]) -> Tried {
+        for all in [true, false] {
+            (self.all, self.left) = (all, MAX_TRIES);
+            if let Some((subscripts, place)) = self.descend(0, true, index, shape) {
+                return Tried::Counterexample(subscripts, place);
+            }
+            if all && self.left > 0 {
+                return Tried::AllFine;
+            }
+        }
+        Tried::SomeFine
+    }
+
+    fn eval(&self, e: &Index) -> Option<i64> {
+        e.eval(&|v| self.values[v.0 as usize])
+    }
+
+    /// Tries what is inside the first `depth` of the things around; `certain` while no condition on values was passed.
+    fn descend(&mut self, depth: usize, certain: bool, index: &[Index], shape: &[i64]) -> Option<(Vec<i64>, Place)> {
+        if self.left == 0 {
+            return None;
+        }
+        match self.around.get(depth) {
+            None => {
+                self.left -= 1;
+                let subscripts = index.iter().map(|e| self.eval(e)).collect::<Option<Vec<_>>>()?;
+                if subscripts.iter().zip(shape).all(|(i, extent)| (0..*extent).contains(i)) {
+                    return None;
+                }
+                if !certain {
+                    // Perhaps never reached: neither a counterexample nor fine.
+                    self.left = 0;
+                    return None;
+                }
+                let place = self.around.iter().filter_map(|a| match a {
+                    Around::Loop(l) => Some((loop_name(self.program, l.var), self.values[l.var.0 as usize])),
+                    Around::Cond(..) => None,
+                });
+                Some((subscripts, Place(place.collect())))
+            }
+            Some(Around::Cond(cond, holds)) => {
+                let now = self.cond(cond);
+                if now == Some(!holds) {
+                    // An iteration that does not get here was tried, too.
+                    self.left -= 1;
+                    return None;
+                }
+                self.descend(depth + 1, certain && now.is_some(), index, shape)
+            }
+            Some(Around::Loop(l)) => {
+                let n = self.eval(&l.extent)?;
+                let var = l.var.0 as usize;
+                if self.all {
+                    for i in 0..n {
+                        self.values[var] = i;
+                        let found = self.descend(depth + 1, certain, index, shape);
+                        if found.is_some() || self.left == 0 {
+                            return found;
+                        }
+                    }
+                } else if n > 0 {
+                    for i in [n - 1, 0].into_iter().take(if n == 1 { 1 } else { 2 }) {
+                        self.values[var] = i;
+                        let found = self.descend(depth + 1, certain, index, shape);
+                        if found.is_some() {
+                            return found;
+                        }
+                    }
+                }
+                self.left = self.left.saturating_sub(1);
+                None
+            }
+        }
+    }
+
+    /// Whether the condition holds; unknown where it depends on values.
+    fn cond(&self, cond: &Cond) -> Option<bool> {
+        match cond {
+            Cond::True => Some(true),
+            Cond::Lt(a, b) => Some(self.eval(a)? < self.eval(b)?),
+            Cond::Eq(a, b) => Some(self.eval(a)? == self.eval(b)?),
+            Cond::Less(..) => None,
+            Cond::And(a, b) => match (self.cond(a), self.cond(b)) {
+                (Some(false), _) | (_, Some(false)) => Some(false),
+                (a, b) => Some(a? && b?),
+            },
+            Cond::Not(c) => Some(!self.cond(c)?),
+        }
+    }
+}
+
+/// An access to a buffer that lives beyond one iteration.
+struct Access<'a> {
+    buffer: BufferId,
+    index: &'a [Index],
+    ranges: Ranges,
+    writes: bool,
+}
+
+/// Gathers the accesses inside a loop to buffers that it writes and that live beyond one iteration.
+struct Shared<'a> {
+    accesses: Vec<Access<'a>>,
+    /// Temporaries allocated inside the loop.
+    inner: Vec<BufferId>,
+}
+
+impl<'a> Shared<'a> {
+    fn block(&mut self, block: &'a [Stmt], ranges: &mut Ranges) {
+        let mut written = Vec::new();
+        for stmt in block {
+            stmt.walk(&mut |s| match s {
+                Stmt::Alloc(b) => self.inner.push(*b),
+                s => written.extend(s.own_write().map(|(b, _)| b)),
+            });
+        }
+        written.retain(|b| !self.inner.contains(b));
+        self.gather(block, &written, ranges);
+    }
+
+    fn gather(&mut self, block: &'a [Stmt], written: &[BufferId], ranges: &mut Ranges) {
+        for stmt in block {
+            each_own_access(stmt, &mut |buffer, index, writes| {
+                let known = |a: &Access<'_>| {
+                    a.buffer == buffer && a.writes == writes && a.index == index && a.ranges.loops() == ranges.loops()
+                };
+                if written.contains(&buffer) && !self.accesses.iter().any(known) {
+                    self.accesses.push(Access { buffer, index, ranges: ranges.clone(), writes });
+                }
+            });
+            if let Stmt::For(l) = stmt {
+                ranges.push(l.var, l.extent.clone());
+            }
+            for block in stmt.blocks() {
+                self.gather(block, written, ranges);
+            }
+            if let Stmt::For(_) = stmt {
+                ranges.pop();
+            }
+        }
+    }
+}
+
+/// Calls `visit` for the elements that a statement itself writes (`true`) and reads, with their lifetime kept.
+///
+/// An update reads what it writes; it is visited as a write only.
+fn each_own_access<'a>(stmt: &'a Stmt, visit: &mut dyn FnMut(BufferId, &'a [Index], bool)) {
+    match stmt {
+        Stmt::For(_) | Stmt::Alloc(_) | Stmt::Prefetch { .. } => {}
+        Stmt::If { cond, .. } => each_load_of_cond(cond, visit),
+        Stmt::Store { buffer, index, value } => {
+            each_load(value, visit);
+            visit(*buffer, index, true);
+        }
+        Stmt::Update { buffer, index, value, first, .. } => {
+            each_load(value, visit);
+            each_load_of_cond(first, visit);
+            visit(*buffer, index, true);
+        }
+    }
+}
+
+fn each_load<'a>(expr: &'a Expr, visit: &mut dyn FnMut(BufferId, &'a [Index], bool)) {
+    match expr {
+        Expr::Const(_) | Expr::FromIndex(_) => {}
+        Expr::Load(b, index) => visit(*b, index, false),
+        Expr::Unary(_, x) => each_load(x, visit),
+        Expr::Binary(_, a, b) => {
+            each_load(a, visit);
+            each_load(b, visit);
+        }
+        Expr::Select(c, a, b) => {
+            each_load_of_cond(c, visit);
+            each_load(a, visit);
+            each_load(b, visit);
+        }
+    }
+}
+
+fn each_load_of_cond<'a>(cond: &'a Cond, visit: &mut dyn FnMut(BufferId, &'a [Index], bool)) {
+    match cond {
+        Cond::True | Cond::Lt(..) | Cond::Eq(..) => {}
+        Cond::Less(a, b) => {
+            each_load(a, visit);
+            each_load(b, visit);
+        }
+        Cond::And(a, b) => {
+            each_load_of_cond(a, visit);
+            each_load_of_cond(b, visit);
+        }
+        Cond::Not(c) => each_load_of_cond(c, visit),
+    }
+}
+
+/// Whether different iterations of the loop over `var` never write the same element with this access.
+///
+/// `ranges` holds all loops around the access, outermost first: those before `var` have the same values in both
+/// iterations, those after it may have any. False where it cannot tell. Conditions around the access are not considered.
+pub fn writes_are_disjoint(index: &[Index], var: LoopId, ranges: &Ranges) -> bool {
+    are_disjoint((index, ranges), (index, ranges), var)
+}
+
+/// Whether two accesses to one buffer, each with all loops around it, never meet in different iterations of `var`.
+///
+/// False where it cannot tell. Suppose that they meet, so that each subscript of the one equals that of the other. In an
+/// equation `c·T + rest = c·T′ + rest′` whose rests lie less than `|c|` apart, `T = T′`. Terms of loops outside `var` are
+/// equal from the start, and what is found equal falls out of the other equations; an index is equal where its quotient
+/// and remainder by the same divisor are, which undoes the fusion of loops. Where `var` itself is found equal, the
+/// accesses meet within one iteration only.
+pub fn are_disjoint(a: (&[Index], &Ranges), b: (&[Index], &Ranges), var: LoopId) -> bool {
+    let Some(depth) = a.1.loops().iter().position(|(v, _)| *v == var) else { return false };
+    let mut equal = Equal { vars: a.1.loops()[..depth].iter().map(|(v, _)| *v).collect(), atoms: Vec::new() };
+    let mut equations = a.0.iter().cloned().zip(b.0.iter().cloned()).collect::<Vec<_>>();
+    loop {
+        let n_known = equal.vars.len() + equal.atoms.len();
+        for (left, right) in &equations {
+            equal.learn((left, a.1), (right, b.1));
+        }
+        if equal.vars.contains(&var) {
+            return true;
+        }
+        if equal.vars.len() + equal.atoms.len() == n_known {
+            return false;
+        }
+        for i in 0..equal.atoms.len() {
+            if let Atom::Mod(x, d) = &equal.atoms[i]
+                && x.floor_div(*d).terms().iter().all(|(atom, _)| equal.has(atom))
+                && !equations.iter().any(|(left, _)| *left == **x)
+            {
+                equations.push(((**x).clone(), (**x).clone()));
+            }
+        }
+    }
+}
+
+/// What is known to have the same value in two iterations.
+struct Equal {
+    vars: Vec<LoopId>,
+    atoms: Vec<Atom>,
+}
+
+impl Equal {
+    fn has(&self, atom: &Atom) -> bool {
+        if self.atoms.contains(atom) {
+            return true;
+        }
+        let mut all = true;
+        Index::atom(atom.clone()).for_each_var(&mut |v| all &= self.vars.contains(&v));
+        all
+    }
+
+    /// Finds atoms that are equal because two indices are.
+    fn learn(&mut self, a: (&Index, &Ranges), b: (&Index, &Ranges)) {
+        let (mut left, mut right) = (a.0.clone(), b.0.clone());
+        for (atom, c) in a.0.terms() {
+            if has_term(b.0, atom, *c) && self.has(atom) {
+                let term = Index::atom(atom.clone()).scale(*c);
+                (left, right) = (left.sub(&term), right.sub(&term));
+            }
+        }
+        while let Some(atom) = self.dominant((&left, a.1), (&right, b.1)) {
+            let c = left.terms().iter().find(|(x, _)| *x == atom).expect("the atom is of this index").1;
+            let term = Index::atom(atom.clone()).scale(c);
+            (left, right) = (left.sub(&term), right.sub(&term));
+            match atom {
+                Atom::Var(v) => self.vars.push(v),
+                atom => self.atoms.push(atom),
+            }
+        }
+    }
+
+    /// An atom of both whose coefficient exceeds what the rests can differ by.
+    fn dominant(&self, a: (&Index, &Ranges), b: (&Index, &Ranges)) -> Option<Atom> {
+        a.0.terms().iter().filter(|(atom, c)| has_term(b.0, atom, *c)).find_map(|(atom, c)| {
+            let term = Index::atom(atom.clone()).scale(*c);
+            let (left, right) = (a.0.sub(&term), b.0.sub(&term));
+            let apart = a.1.upper(&left)?.checked_sub(b.1.lower(&right)?)?;
+            let apart_other_way = b.1.upper(&right)?.checked_sub(a.1.lower(&left)?)?;
+            (i128::from(apart.max(apart_other_way)) < i128::from(c.unsigned_abs())).then(|| atom.clone())
+        })
+    }
+}
+
+fn has_term(index: &Index, atom: &Atom, c: i64) -> bool {
+    index.terms().iter().any(|(a, k)| a == atom && *k == c)
+}

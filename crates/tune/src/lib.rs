@@ -1,0 +1,26 @@
+//! Search spaces, templates, searches and records.
+//!
+//! The way through this crate: a template declares a [`Space`]; a [`Search`] proposes [`Config`]s of it and is told
+//! the [`Trial`]s; [`tune`] runs the two against something that can [`Measure`]; each trial becomes a [`Record`] in
+//! a [`Store`]. Nothing here compiles or runs a kernel, opens a file or reads the environment.
+#![forbid(unsafe_code)]
+
+mod error;
+mod measure;
+pub mod record;
+mod replay;
+pub mod search;
+pub mod space;
+pub mod template;
+mod trial;
+mod tune_loop;
+
+pub use error::Error;
+pub use measure::{BoxError, Measure, Measured, Seconds};
+pub use record::{Best, Record, RecordError, Store, StoreError, Winner};
+pub use replay::RecordedTable;
+pub use search::{SEARCHES, Search, SearchError};
+pub use space::{Config, ConfigError, Constraint, Domain, Parameter, Space, SpaceError, Value};
+pub use template::{Setting, TEMPLATES, Task, TaskError, Template};
+pub use trial::{ErrorClass, Outcome, Timing, Trial};
+pub use tune_loop::{Budget, Ended, Event, Report, Summary, tune};

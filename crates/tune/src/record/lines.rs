@@ -1,0 +1,198 @@
+//! Records as JSON lines: one record a line, unknown fields tolerated.
+
+use std::io::{self, BufRead, Read};
+
+use super::Record;
+
+/// The longest line that is read, in bytes; far above any record.
+const LINE_LIMIT: u64 = 16 << 20;
+
+/// Why a line is not a record. The file's fault.
+#[derive(Debug, thiserror::Error)]
+pub enum RecordError {
+    /// The reader failed.
+    #[error("line {line}: {source}")]
+    Read {
+        /// The line, counted from 1.
+        line: u64,
+        /// Why.
+        source: io::Error,
+    },
+    /// The line is no record.
+    #[error("line {line}: {problem}")]
+    Malformed {
+        /// The line, counted from 1.
+        line: u64,
+        /// What is wrong with it, in one line.
+        problem: String,
+    },
+}
+
+impl Record {
+    /// The record as one line of JSON, without the line's end.
+    pub fn to_line(&self) -> String {
+        serde_json::to_string(self).expect("invariant: a record consists of text, numbers and JSON")
+    }
+
+    /// The record on one line of JSON.
+    ///
+    /// # Errors
+    /// What is wrong with the line, in one line.
+    pub fn from_line(line: &[u8]) -> Result<Record, String> {
+        let record: Record = serde_json::from_slice(line)
+            .map_err(|error| one_line(&error.to_string().replace(" at line 1 column ", " at column ")))?;
+        if !record.config.is_object() {
+            return Err("config is not an object".into());
+        }
+        if record.threads == 0 {
+            return Err("threads is 0".into());
+        }
+        Ok(record)
+    }
+}
+
+/// The records of a reader of JSON lines; blank lines are passed over.
+///
+/// # Errors
+/// Each item that could not be read or is no record. Reading can go on behind a malformed line.
+pub fn read_lines(mut input: impl BufRead) -> impl Iterator<Item = Result<Record, RecordError>> {
+    let mut line = 0;
+    let mut bytes = Vec::new();
+    std::iter::from_fn(move || {
+        loop {
+            line += 1;
+            bytes.clear();
+            match input.by_ref().take(LINE_LIMIT).read_until(b'\n', &mut bytes) {
+                Ok(0) => return None,
+                Ok(_) if bytes.trim_ascii().is_empty() => continue,
+                Ok(n) if n as u64 == LINE_LIMIT && bytes.last() != Some(&b'\n') => {
+                    let problem = format!("longer than {LINE_LIMIT} bytes");
+                    return Some(Err(RecordError::Malformed { line, problem }));
+                }
+                Ok(_) => {
+                    let record = Record::from_line(bytes.trim_ascii());
+                    return Some(record.map_err(|problem| RecordError::Malformed { line, problem }));
+                }
+                Err(source) => return Some(Err(RecordError::Read { line, source })),
+            }
+        }
+    })
+}
+
+/// Makes text that may quote the input fit on one line of a terminal.
+fn one_line(text: &str) -> String {
+    let escaped = text.chars().flat_map(|c| if c.is_control() { c.escape_default().collect() } else { vec![c] });
+    escaped.take(300).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use serde_json::json;
+
+    use super::*;
+    use crate::measure::Seconds;
+    use crate::trial::{ErrorClass, Outcome, Timing};
+
+    fn any_record() -> impl Strategy<Value = Record> {
+        let timing = (1e-3f64..1e12, 1e-3f64..1e12, 0f64..9.0, any::<u32>(), any::<bool>());
+        let measured = timing.prop_map(|(median_ns, min_ns, spread, n_samples, stopped_early)| {
+            Outcome::Measured(Timing { median_ns, min_ns, spread, n_samples, stopped_early })
+        });
+        let failed = (prop::sample::select(&ErrorClass::ALL[..]), any::<String>())
+            .prop_map(|(class, message)| Outcome::Failed { class, message });
+        let numbers = (1..u32::MAX, any::<u64>(), any::<u64>(), any::<u64>(), 0f64..1e6);
+        (prop_oneof![measured, failed], numbers, prop::array::uniform7(any::<String>()), any::<i64>()).prop_map(
+            |(outcome, (threads, seed, trial, unix_time, build), texts, mr)| {
+                let [workload, target, template, steps, search, version, toolchain] = texts;
+                let seconds = Seconds { build, run: build / 3.0, verify: 0.0 };
+                let config = json!({"mr": mr, "order": [&search], "m": [seed]});
+                Record {
+                    workload,
+                    target,
+                    template,
+                    threads,
+                    config,
+                    outcome,
+                    seconds,
+                    steps,
+                    search,
+                    seed,
+                    trial,
+                    version,
+                    toolchain,
+                    unix_time,
+                }
+            },
+        )
+    }
+
+    proptest! {
+        #[test]
+        fn printing_and_parsing_is_the_identity(record in any_record()) {
+            let line = record.to_line();
+            prop_assert!(!line.contains('\n'));
+            prop_assert_eq!(Record::from_line(line.as_bytes()), Ok(record));
+        }
+
+        #[test]
+        fn arbitrary_bytes_give_one_line_each(bytes: Vec<u8>) {
+            for error in read_lines(&bytes[..]).filter_map(Result::err) {
+                prop_assert!(!error.to_string().contains('\n'));
+            }
+        }
+
+        #[test]
+        fn broken_records_give_one_line_each(record in any_record(), at: prop::sample::Index, byte: u8, cut: bool) {
+            let mut line = record.to_line().into_bytes();
+            let at = at.index(line.len());
+            line[at] = byte;
+            if cut {
+                line.truncate(at);
+            }
+            for error in read_lines(&line[..]).filter_map(Result::err) {
+                prop_assert!(!error.to_string().chars().any(char::is_control), "{error}");
+            }
+        }
+    }
+
+    const LINE: &str = r#"{"workload":"matmul:m=8,n=8,k=8","target":"x86-64","template":"gemm","threads":1,"config":{"mr":4},"outcome":{"class":"no_error","median_ns":10.5,"min_ns":10.0,"spread":0.1,"n_samples":3,"stopped_early":false},"seconds":{"build":0.1,"run":0.2,"verify":0.3},"steps":"split i 4","search":"random","seed":7,"trial":0,"version":"0.1.0","toolchain":"LLVM 22","unix_time":1800000000}"#;
+
+    #[test]
+    fn the_form_is_stable() {
+        let record = Record::from_line(LINE.as_bytes()).unwrap();
+        assert_eq!(record.to_line(), LINE);
+        let with_more = LINE.replace(r#""threads":1"#, r#""colour":"red","threads":1"#);
+        assert_eq!(Record::from_line(with_more.as_bytes()).unwrap(), record);
+    }
+
+    fn check_problem(find: &str, replace: &str, expected: &str) {
+        let text = format!("\n{LINE}\n{}\n", LINE.replace(find, replace));
+        let problems: Vec<_> = read_lines(text.as_bytes()).filter_map(Result::err).collect();
+        assert_eq!(problems.len(), 1, "{problems:?}");
+        let problem = problems[0].to_string();
+        assert!(problem.starts_with("line 3: ") && problem.contains(expected), "{problem}");
+    }
+
+    #[test]
+    fn malformed_lines_are_named_with_their_problem() {
+        check_problem(LINE, "{", "EOF while parsing");
+        check_problem(LINE, "[1]", "invalid type");
+        check_problem(r#""threads":1,"#, "", "missing field `threads`");
+        check_problem(r#""threads":1"#, r#""threads":0"#, "threads is 0");
+        check_problem(r#""threads":1"#, r#""threads":-1"#, "invalid value: integer `-1`");
+        check_problem(r#"{"mr":4}"#, "4", "config is not an object");
+        check_problem("no_error", "bad\\nluck", r#"unknown error class "bad\nluck""#);
+        check_problem(r#""median_ns":10.5,"#, "", "missing field `median_ns`");
+        check_problem("10.5", "-1", "median_ns -1 is not a positive number");
+        check_problem("10.5", "1e999", "out of range");
+        check_problem("random", "\u{1}", "control character");
+    }
+
+    #[test]
+    fn endless_lines_are_refused() {
+        let mut lines = read_lines(io::BufReader::new(io::repeat(b'x')));
+        let problem = lines.next().unwrap().unwrap_err().to_string();
+        assert_eq!(problem, format!("line 1: longer than {LINE_LIMIT} bytes"));
+    }
+}

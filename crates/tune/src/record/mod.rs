@@ -1,0 +1,120 @@
+//! Records: trials with everything needed to repeat, compare and resume them.
+
+mod lines;
+mod store;
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value as Json;
+
+pub use lines::{RecordError, read_lines};
+pub use store::{Best, Imported, Store, StoreError, Winner};
+
+use crate::measure::Seconds;
+use crate::space::{ConfigError, Space};
+use crate::trial::{ErrorClass, Outcome, Timing, Trial};
+
+/// One trial as it is kept. Workload, target, template, threads and configuration together identify it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Record {
+    /// The operator with its sizes, for example `matmul:m=1024,n=1024,k=1024`.
+    pub workload: String,
+    /// The machine that ran it, as the target describes itself.
+    pub target: String,
+    /// The template that declares the space.
+    pub template: String,
+    /// Threads the kernel ran on.
+    pub threads: u32,
+    /// The configuration: an object from parameter to value.
+    pub config: Json,
+    /// What became of it.
+    pub outcome: Outcome,
+    /// Where its time went.
+    pub seconds: Seconds,
+    /// The schedule steps that the configuration stood for, as text; empty where it could not be instantiated.
+    pub steps: String,
+    /// The search that proposed it, with its options.
+    pub search: String,
+    /// The seed of that search.
+    pub seed: u64,
+    /// The trial's number in the workload's history.
+    pub trial: u64,
+    /// The version of Tilewright that measured it.
+    pub version: String,
+    /// The compiler that built it, with its version.
+    pub toolchain: String,
+    /// When it was measured, in seconds since 1970.
+    pub unix_time: u64,
+}
+
+impl Record {
+    /// The record as a trial of `space`.
+    ///
+    /// # Errors
+    /// [`ConfigError`] where the configuration is not one of the space's, as after a change of the template.
+    pub fn trial(&self, space: &Space) -> Result<Trial, ConfigError> {
+        Ok(Trial { config: space.config_from_json(&self.config)?, outcome: self.outcome.clone() })
+    }
+}
+
+/// The class that stands for success in records.
+const NO_ERROR: &str = "no_error";
+
+/// An [`Outcome`] as one flat set of optional fields, the form that JSON and SQL share.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+pub(crate) struct FlatOutcome {
+    class: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    message: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    median_ns: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    min_ns: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    spread: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    n_samples: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    stopped_early: Option<bool>,
+}
+
+impl From<Outcome> for FlatOutcome {
+    fn from(outcome: Outcome) -> FlatOutcome {
+        match outcome {
+            Outcome::Measured(timing) => FlatOutcome {
+                class: NO_ERROR.into(),
+                message: None,
+                median_ns: Some(timing.median_ns),
+                min_ns: Some(timing.min_ns),
+                spread: Some(timing.spread),
+                n_samples: Some(timing.n_samples),
+                stopped_early: Some(timing.stopped_early),
+            },
+            Outcome::Failed { class, message } => {
+                FlatOutcome { class: class.name().into(), message: Some(message), ..FlatOutcome::default() }
+            }
+        }
+    }
+}
+
+impl TryFrom<FlatOutcome> for Outcome {
+    type Error = String;
+
+    fn try_from(flat: FlatOutcome) -> Result<Outcome, String> {
+        if flat.class != NO_ERROR {
+            let class =
+                ErrorClass::from_name(&flat.class).ok_or_else(|| format!("unknown error class {:?}", flat.class))?;
+            return Ok(Outcome::Failed { class, message: flat.message.unwrap_or_default() });
+        }
+        let median_ns = flat.median_ns.ok_or("missing field `median_ns`")?;
+        if !(median_ns > 0.0 && median_ns.is_finite()) {
+            return Err(format!("median_ns {median_ns} is not a positive number"));
+        }
+        Ok(Outcome::Measured(Timing {
+            median_ns,
+            min_ns: flat.min_ns.unwrap_or(median_ns),
+            spread: flat.spread.unwrap_or(0.0),
+            n_samples: flat.n_samples.unwrap_or(1),
+            stopped_early: flat.stopped_early.unwrap_or(false),
+        }))
+    }
+}

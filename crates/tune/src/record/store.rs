@@ -1,0 +1,512 @@
+//! The store: records and winners in one SQLite file that several processes may share.
+
+use std::io::{self, BufRead, Write};
+use std::time::{Duration, Instant};
+
+use rusqlite::{
+    Connection, ErrorCode, MAIN_DB, OptionalExtension, Row, Transaction, TransactionBehavior, named_params, params,
+};
+use serde_json::Value as Json;
+
+use super::{FlatOutcome, Record, read_lines};
+use crate::Error;
+use crate::measure::Seconds;
+
+/// Marks a database as ours: "TLWR".
+const APPLICATION_ID: i32 = 0x544c_5752;
+/// The version of the schema below.
+const SCHEMA_VERSION: i32 = 1;
+/// How long to wait for another process that is writing.
+const BUSY_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Texts that are the same for all trials of a run are kept once, in `tasks`. Failures have no median, and so no place
+/// in the index that answers which trial is best.
+const SCHEMA: &str = "
+CREATE TABLE tasks (
+    id INTEGER PRIMARY KEY,
+    workload TEXT NOT NULL,
+    target TEXT NOT NULL,
+    threads INTEGER NOT NULL,
+    template TEXT NOT NULL,
+    UNIQUE (workload, target, threads, template)
+) STRICT;
+CREATE TABLE trials (
+    id INTEGER PRIMARY KEY,
+    task INTEGER NOT NULL REFERENCES tasks (id),
+    config TEXT NOT NULL,
+    class TEXT NOT NULL,
+    message TEXT,
+    median_ns REAL,
+    min_ns REAL,
+    spread REAL,
+    n_samples INTEGER,
+    stopped_early INTEGER,
+    build_s REAL NOT NULL,
+    run_s REAL NOT NULL,
+    verify_s REAL NOT NULL,
+    steps TEXT NOT NULL,
+    search TEXT NOT NULL,
+    seed INTEGER NOT NULL,
+    trial INTEGER NOT NULL,
+    version TEXT NOT NULL,
+    toolchain TEXT NOT NULL,
+    unix_time INTEGER NOT NULL,
+    UNIQUE (task, config)
+) STRICT;
+CREATE INDEX trials_by_median ON trials (task, median_ns) WHERE median_ns IS NOT NULL;
+CREATE TABLE winners (
+    task INTEGER PRIMARY KEY REFERENCES tasks (id),
+    config TEXT NOT NULL,
+    median_ns REAL NOT NULL,
+    margin REAL,
+    runner_up TEXT,
+    gflops REAL NOT NULL,
+    verified INTEGER NOT NULL,
+    version TEXT NOT NULL,
+    toolchain TEXT NOT NULL,
+    unix_time INTEGER NOT NULL
+) STRICT;
+";
+
+const INSERT_TRIAL: &str = "
+INSERT INTO trials (task, config, class, message, median_ns, min_ns, spread, n_samples, stopped_early,
+    build_s, run_s, verify_s, steps, search, seed, trial, version, toolchain, unix_time)
+VALUES (:task, :config, :class, :message, :median_ns, :min_ns, :spread, :n_samples, :stopped_early,
+    :build_s, :run_s, :verify_s, :steps, :search, :seed, :trial, :version, :toolchain, :unix_time)
+ON CONFLICT DO NOTHING";
+
+const TRIALS: &str = "SELECT * FROM tasks JOIN trials ON trials.task = tasks.id";
+
+/// One look into the index for each template, instead of a sort of their trials.
+const BEST_TRIAL: &str = "
+SELECT * FROM tasks JOIN trials ON trials.id = (
+    SELECT id FROM trials WHERE task = tasks.id AND median_ns IS NOT NULL ORDER BY median_ns LIMIT 1)
+WHERE workload = ?1 AND target = ?2 AND threads = ?3 ORDER BY median_ns LIMIT 1";
+
+const BEST_WINNER: &str = "
+SELECT * FROM tasks JOIN winners ON winners.task = tasks.id
+WHERE workload = ?1 AND target = ?2 AND threads = ?3 ORDER BY verified DESC, median_ns LIMIT 1";
+
+const SET_WINNER: &str = "
+INSERT OR REPLACE INTO winners
+    (task, config, median_ns, margin, runner_up, gflops, verified, version, toolchain, unix_time)
+VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10)";
+
+/// Why a store cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum StoreError {
+    /// The file is something else.
+    #[error("not a database")]
+    NotADatabase,
+    /// The file is a database of another program.
+    #[error("a database of another program (application id {application_id:#x})")]
+    Foreign {
+        /// The mark of that program; 0 where it sets none.
+        application_id: i32,
+    },
+    /// A later version wrote it.
+    #[error("schema version {found}; this version knows up to {known}")]
+    NewerSchema {
+        /// The version of the file.
+        found: i32,
+        /// The latest version known.
+        known: i32,
+    },
+    /// The file, its folder or the connection does not allow writing.
+    #[error("not writable")]
+    ReadOnly,
+    /// No space is left.
+    #[error("disk or database full")]
+    Full,
+    /// Another process held the file for longer than we wait.
+    #[error("locked by another process for {} s", .waited.as_secs())]
+    Busy {
+        /// How long we waited.
+        waited: Duration,
+    },
+    /// The file is damaged.
+    #[error("damaged: {0}")]
+    Damaged(String),
+    /// The records could not be written out.
+    #[error("cannot write: {0}")]
+    Write(#[source] io::Error),
+    /// Any other failure of the database.
+    #[error("{0}")]
+    Sqlite(#[source] rusqlite::Error),
+}
+
+impl From<rusqlite::Error> for StoreError {
+    fn from(error: rusqlite::Error) -> StoreError {
+        match error.sqlite_error_code() {
+            Some(ErrorCode::NotADatabase) => StoreError::NotADatabase,
+            Some(ErrorCode::ReadOnly | ErrorCode::PermissionDenied) => StoreError::ReadOnly,
+            Some(ErrorCode::DiskFull) => StoreError::Full,
+            Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) => StoreError::Busy { waited: BUSY_TIMEOUT },
+            Some(ErrorCode::DatabaseCorrupt) => StoreError::Damaged(error.to_string()),
+            _ => StoreError::Sqlite(error),
+        }
+    }
+}
+
+/// The configuration that a run confirmed at its end by measuring the leading candidates against each other.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Winner {
+    /// As in [`Record`].
+    pub workload: String,
+    /// As in [`Record`].
+    pub target: String,
+    /// As in [`Record`].
+    pub template: String,
+    /// As in [`Record`].
+    pub threads: u32,
+    /// As in [`Record`].
+    pub config: Json,
+    /// Its median when measured again, in nanoseconds.
+    pub median_ns: f64,
+    /// By what part of its own median the runner-up is slower; `None` where there was no other candidate.
+    pub margin: Option<f64>,
+    /// The configuration of the runner-up.
+    pub runner_up: Option<Json>,
+    /// Throughput at the median, in 10^9 floating-point operations a second.
+    pub gflops: f64,
+    /// Whether its output was compared with the reference when it was measured again.
+    pub verified: bool,
+    /// As in [`Record`].
+    pub version: String,
+    /// As in [`Record`].
+    pub toolchain: String,
+    /// As in [`Record`].
+    pub unix_time: u64,
+}
+
+/// The best that is known of a workload on a target with some number of threads.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Best {
+    /// The winner of a run that was completed.
+    Confirmed(Winner),
+    /// The fastest trial, where no run was completed.
+    Trial(Record),
+}
+
+/// What an import did.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Imported {
+    /// Records read.
+    pub read: u64,
+    /// Those that were not there before.
+    pub new: u64,
+}
+
+/// Records and winners in a SQLite database.
+///
+/// Several processes may use one file: writes are short transactions that wait for each other, and a trial that
+/// another process has recorded already is passed over. What is inserted survives a kill of the process.
+#[derive(Debug)]
+pub struct Store {
+    connection: Connection,
+}
+
+impl Store {
+    /// The store on this connection, whose schema is created where the database is empty.
+    ///
+    /// # Errors
+    /// [`StoreError::NotADatabase`], [`StoreError::Foreign`] and [`StoreError::NewerSchema`] where the file is not ours
+    /// to use; it is left as it was. [`StoreError::ReadOnly`] where it is empty and cannot be written; a store that
+    /// exists can be read without.
+    pub fn new(mut connection: Connection) -> Result<Store, StoreError> {
+        connection.busy_timeout(BUSY_TIMEOUT)?;
+        let exists = check_owner(&connection.transaction()?)?;
+        if connection.is_readonly(MAIN_DB)? {
+            return if exists { Ok(Store { connection }) } else { Err(StoreError::ReadOnly) };
+        }
+        if !exists {
+            write_ahead(&connection)?;
+            let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+            // Another process may have been faster.
+            if !check_owner(&transaction)? {
+                transaction.execute_batch(SCHEMA)?;
+                transaction.pragma_update(None, "application_id", APPLICATION_ID)?;
+                transaction.pragma_update(None, "user_version", SCHEMA_VERSION)?;
+            }
+            transaction.commit()?;
+        }
+        // A write-ahead log needs no flush for each transaction to survive a kill of the process.
+        connection.pragma_update(None, "synchronous", "NORMAL")?;
+        Ok(Store { connection })
+    }
+
+    /// Adds a batch of records in one transaction and says how many were new; the others are passed over.
+    ///
+    /// # Errors
+    /// [`StoreError`]; nothing of the batch is kept then.
+    pub fn insert(&mut self, records: &[Record]) -> Result<u64, StoreError> {
+        let transaction = self.write()?;
+        let mut new = 0;
+        for record in records {
+            new += insert_trial(&transaction, record)?;
+        }
+        transaction.commit()?;
+        Ok(new)
+    }
+
+    /// All trials of one space, in the order in which they were recorded.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub fn trials_of(
+        &self,
+        workload: &str,
+        target: &str,
+        template: &str,
+        threads: u32,
+    ) -> Result<Vec<Record>, StoreError> {
+        let query = format!(
+            "{TRIALS} WHERE workload = ?1 AND target = ?2 AND template = ?3 AND threads = ?4 ORDER BY trials.id"
+        );
+        let mut statement = self.connection.prepare_cached(&query)?;
+        let mut rows = statement.query(params![workload, target, template, threads])?;
+        let mut records = Vec::new();
+        while let Some(row) = rows.next()? {
+            records.push(record(row)?);
+        }
+        Ok(records)
+    }
+
+    /// The best that is known, over all templates: the winner of a completed run where there is one, otherwise the
+    /// fastest trial.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    ///
+    /// # Cost
+    /// A few index look-ups, whatever the number of records.
+    pub fn best(&self, workload: &str, target: &str, threads: u32) -> Result<Option<Best>, StoreError> {
+        let key = params![workload, target, threads];
+        let mut winners = self.connection.prepare_cached(BEST_WINNER)?;
+        if let Some(row) = winners.query(key)?.next()? {
+            return Ok(Some(Best::Confirmed(winner(row)?)));
+        }
+        let mut trials = self.connection.prepare_cached(BEST_TRIAL)?;
+        let mut rows = trials.query(key)?;
+        rows.next()?.map(|row| Ok(Best::Trial(record(row)?))).transpose()
+    }
+
+    /// Records the winner of a run, in the place of an earlier one of the same space.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub fn set_winner(&mut self, winner: &Winner) -> Result<(), StoreError> {
+        let transaction = self.write()?;
+        let Winner { workload, target, template, threads, .. } = winner;
+        let task = task_id(&transaction, workload, target, template, *threads)?;
+        transaction.execute(
+            SET_WINNER,
+            params![
+                task,
+                canonical(&winner.config),
+                winner.median_ns,
+                winner.margin,
+                winner.runner_up.as_ref().map(canonical),
+                winner.gflops,
+                winner.verified,
+                winner.version,
+                winner.toolchain,
+                winner.unix_time as i64,
+            ],
+        )?;
+        Ok(transaction.commit()?)
+    }
+
+    /// Writes every trial as a JSON line, in the order in which they were recorded, and says how many there are.
+    ///
+    /// # Errors
+    /// [`StoreError`], of which [`StoreError::Write`] is the fault of `output`.
+    pub fn export(&self, output: &mut dyn Write) -> Result<u64, StoreError> {
+        let mut statement = self.connection.prepare(&format!("{TRIALS} ORDER BY trials.id"))?;
+        let mut rows = statement.query([])?;
+        let mut n_records = 0;
+        while let Some(row) = rows.next()? {
+            writeln!(output, "{}", record(row)?.to_line()).map_err(StoreError::Write)?;
+            n_records += 1;
+        }
+        output.flush().map_err(StoreError::Write)?;
+        Ok(n_records)
+    }
+
+    /// Adds the trials of a reader of JSON lines, all or none of them; those that are there already are passed over.
+    ///
+    /// # Errors
+    /// [`Error::Record`] with the first line that is no record, [`Error::Store`].
+    pub fn import(&mut self, input: impl BufRead) -> Result<Imported, Error> {
+        let transaction = self.write()?;
+        let mut imported = Imported::default();
+        for record in read_lines(input) {
+            imported.read += 1;
+            imported.new += insert_trial(&transaction, &record?)?;
+        }
+        transaction.commit().map_err(StoreError::from)?;
+        Ok(imported)
+    }
+
+    fn write(&mut self) -> Result<Transaction<'_>, StoreError> {
+        Ok(self.connection.transaction_with_behavior(TransactionBehavior::Immediate)?)
+    }
+}
+
+/// Whether the database is a store; false where it is empty. A transaction, so that the answers belong to one moment
+/// even while another process creates the store.
+fn check_owner(transaction: &Transaction) -> Result<bool, StoreError> {
+    let pragma = |name| transaction.pragma_query_value(None, name, |row| row.get::<_, i32>(0));
+    let application_id = pragma("application_id")?;
+    if application_id == APPLICATION_ID {
+        let found = pragma("user_version")?;
+        return if found > SCHEMA_VERSION {
+            Err(StoreError::NewerSchema { found, known: SCHEMA_VERSION })
+        } else {
+            Ok(true)
+        };
+    }
+    let n_tables: i64 = transaction.query_row("SELECT count(*) FROM sqlite_schema", [], |row| row.get(0))?;
+    if n_tables > 0 || application_id != 0 { Err(StoreError::Foreign { application_id }) } else { Ok(false) }
+}
+
+/// Turns the write-ahead log on. SQLite does not wait for others that do the same at this moment, so we do.
+fn write_ahead(connection: &Connection) -> Result<(), StoreError> {
+    let start = Instant::now();
+    loop {
+        match connection.pragma_update_and_check(None, "journal_mode", "WAL", |_| Ok(())).map_err(StoreError::from) {
+            Err(StoreError::Busy { .. }) if start.elapsed() < BUSY_TIMEOUT => {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            result => return result,
+        }
+    }
+}
+
+fn task_id(
+    transaction: &Transaction,
+    workload: &str,
+    target: &str,
+    template: &str,
+    threads: u32,
+) -> Result<i64, StoreError> {
+    let key = params![workload, target, template, threads];
+    let id = transaction
+        .prepare_cached("SELECT id FROM tasks WHERE workload = ?1 AND target = ?2 AND template = ?3 AND threads = ?4")?
+        .query_row(key, |row| row.get(0))
+        .optional()?;
+    match id {
+        Some(id) => Ok(id),
+        None => {
+            transaction
+                .execute("INSERT INTO tasks (workload, target, template, threads) VALUES (?1, ?2, ?3, ?4)", key)?;
+            Ok(transaction.last_insert_rowid())
+        }
+    }
+}
+
+/// Adds a trial and says how many rows that made: 0 or 1.
+fn insert_trial(transaction: &Transaction, record: &Record) -> Result<u64, StoreError> {
+    let Record { workload, target, template, threads, .. } = record;
+    let task = task_id(transaction, workload, target, template, *threads)?;
+    let outcome = FlatOutcome::from(record.outcome.clone());
+    let n_rows = transaction.prepare_cached(INSERT_TRIAL)?.execute(named_params! {
+        ":task": task,
+        ":config": canonical(&record.config),
+        ":class": outcome.class,
+        ":message": outcome.message,
+        ":median_ns": outcome.median_ns,
+        ":min_ns": outcome.min_ns,
+        ":spread": outcome.spread,
+        ":n_samples": outcome.n_samples,
+        ":stopped_early": outcome.stopped_early,
+        ":build_s": record.seconds.build,
+        ":run_s": record.seconds.run,
+        ":verify_s": record.seconds.verify,
+        ":steps": record.steps,
+        ":search": record.search,
+        // SQLite's integers are signed; these are kept bit by bit.
+        ":seed": record.seed as i64,
+        ":trial": record.trial as i64,
+        ":version": record.version,
+        ":toolchain": record.toolchain,
+        ":unix_time": record.unix_time as i64,
+    })?;
+    Ok(n_rows as u64)
+}
+
+/// A configuration as text that does not depend on the order of its parameters, by which it is unique.
+fn canonical(config: &Json) -> String {
+    let mut sorted = config.clone();
+    sorted.sort_all_objects();
+    sorted.to_string()
+}
+
+fn parse(text: &str) -> Result<Json, StoreError> {
+    serde_json::from_str(text).map_err(|error| StoreError::Damaged(format!("configuration {text:?}: {error}")))
+}
+
+fn record(row: &Row) -> Result<Record, StoreError> {
+    let outcome = FlatOutcome {
+        class: row.get("class")?,
+        message: row.get("message")?,
+        median_ns: row.get("median_ns")?,
+        min_ns: row.get("min_ns")?,
+        spread: row.get("spread")?,
+        n_samples: row.get("n_samples")?,
+        stopped_early: row.get("stopped_early")?,
+    };
+    Ok(Record {
+        workload: row.get("workload")?,
+        target: row.get("target")?,
+        template: row.get("template")?,
+        threads: row.get("threads")?,
+        config: parse(&row.get::<_, String>("config")?)?,
+        outcome: outcome.try_into().map_err(StoreError::Damaged)?,
+        seconds: Seconds { build: row.get("build_s")?, run: row.get("run_s")?, verify: row.get("verify_s")? },
+        steps: row.get("steps")?,
+        search: row.get("search")?,
+        seed: row.get::<_, i64>("seed")? as u64,
+        trial: row.get::<_, i64>("trial")? as u64,
+        version: row.get("version")?,
+        toolchain: row.get("toolchain")?,
+        unix_time: row.get::<_, i64>("unix_time")? as u64,
+    })
+}
+
+fn winner(row: &Row) -> Result<Winner, StoreError> {
+    Ok(Winner {
+        workload: row.get("workload")?,
+        target: row.get("target")?,
+        template: row.get("template")?,
+        threads: row.get("threads")?,
+        config: parse(&row.get::<_, String>("config")?)?,
+        median_ns: row.get("median_ns")?,
+        margin: row.get("margin")?,
+        runner_up: row.get::<_, Option<String>>("runner_up")?.as_deref().map(parse).transpose()?,
+        gflops: row.get("gflops")?,
+        verified: row.get("verified")?,
+        version: row.get("version")?,
+        toolchain: row.get("toolchain")?,
+        unix_time: row.get::<_, i64>("unix_time")? as u64,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_best_is_found_by_index() {
+        let store = Store::new(Connection::open_in_memory().unwrap()).unwrap();
+        let mut statement = store.connection.prepare(&format!("EXPLAIN QUERY PLAN {BEST_TRIAL}")).unwrap();
+        let plan: Vec<String> =
+            statement.query_map(params!["w", "t", 1], |row| row.get("detail")).unwrap().map(Result::unwrap).collect();
+        assert!(plan.iter().any(|step| step.contains("INDEX trials_by_median")), "{plan:#?}");
+        assert!(
+            plan.iter().any(|step| step.contains("sqlite_autoindex_tasks_1 (workload=? AND target=? AND threads=?)")),
+            "{plan:#?}"
+        );
+        assert!(!plan.iter().any(|step| step.starts_with("SCAN")), "{plan:#?}");
+    }
+}

@@ -1,0 +1,116 @@
+//! Searches: who decides what to measure next.
+//!
+//! A search is asked for candidates and told what became of them. [`SEARCHES`] lists every one with its options;
+//! [`build`] makes one from text such as `genetic:population=50`.
+
+mod gbfs;
+mod genetic;
+mod grid;
+mod options;
+mod random;
+mod seen;
+#[cfg(test)]
+mod tests;
+
+use std::sync::Arc;
+
+use options::Options;
+
+use crate::space::{Config, Space};
+use crate::trial::Trial;
+
+/// A search over one space. Its proposals follow from its seed, its options and what it was told, and nothing else.
+pub trait Search: Send {
+    /// At most `n` legal configurations, none of which was proposed or observed before. Fewer are no sign of the end;
+    /// none at all, for `n` above 0, means that the whole space has been proposed or observed.
+    fn propose(&mut self, n: usize) -> Vec<Config>;
+
+    /// Takes note of trials, whoever proposed them: those of an earlier run count as if they were this search's own.
+    /// Configurations that are not of this space are ignored.
+    fn observe(&mut self, trials: &[Trial]);
+}
+
+/// A search as a row of [`SEARCHES`].
+pub struct SearchRow {
+    /// The name by which it is asked for, as in the literature.
+    pub name: &'static str,
+    /// What it does, in one line.
+    pub text: &'static str,
+    /// Where it comes from; empty for the textbook ones.
+    pub paper: &'static str,
+    /// What can be set.
+    pub options: &'static [SearchOption],
+    make: Make,
+}
+
+/// Makes a search over a space from a seed and the options of its row.
+type Make = fn(&Arc<Space>, u64, &Options) -> Result<Box<dyn Search>, SearchError>;
+
+/// An option of a search.
+pub struct SearchOption {
+    /// Its name.
+    pub name: &'static str,
+    /// Its value where none is given.
+    pub default: &'static str,
+    /// What it means and what it can be.
+    pub text: &'static str,
+}
+
+/// Every search there is.
+pub const SEARCHES: &[SearchRow] = &[random::ROW, grid::ROW, genetic::ROW, gbfs::ROW];
+
+/// Why there is no such search. The user's fault.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum SearchError {
+    /// No search has this name.
+    #[error("unknown search {name}; there are {}", known.join(", "))]
+    UnknownSearch {
+        /// The name found.
+        name: String,
+        /// The names there are.
+        known: Vec<&'static str>,
+    },
+    /// The search has no option of this name.
+    #[error("search {search} has no option {option}; {}", if known.is_empty() { "it has none".into() } else { format!("it has {}", known.join(", ")) })]
+    UnknownOption {
+        /// The search.
+        search: &'static str,
+        /// The option found.
+        option: String,
+        /// The options it has.
+        known: Vec<&'static str>,
+    },
+    /// An option that is not written `name=value`, or is given twice.
+    #[error("search {search}: {found} is not one option=value")]
+    Malformed {
+        /// The search.
+        search: &'static str,
+        /// The text found.
+        found: String,
+    },
+    /// A value that the option cannot have.
+    #[error("search {search}: {option} cannot be {value}; it is {expected}")]
+    BadValue {
+        /// The search.
+        search: &'static str,
+        /// The option.
+        option: &'static str,
+        /// The value found.
+        value: String,
+        /// What it can be.
+        expected: String,
+    },
+}
+
+/// The search that `text` asks for, as `name` or `name:option=value,option=value`.
+///
+/// # Errors
+/// [`SearchError`] where the name, an option or a value does not exist.
+pub fn build(text: &str, space: &Arc<Space>, seed: u64) -> Result<Box<dyn Search>, SearchError> {
+    let (name, options) = text.split_once(':').unwrap_or((text, ""));
+    let row = SEARCHES.iter().find(|row| row.name == name).ok_or_else(|| SearchError::UnknownSearch {
+        name: name.into(),
+        known: SEARCHES.iter().map(|row| row.name).collect(),
+    })?;
+    (row.make)(space, seed, &Options::parse(row, options)?)
+}

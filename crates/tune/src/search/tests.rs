@@ -1,0 +1,252 @@
+//! Conformance: every row of [`SEARCHES`] on synthetic spaces and landscapes.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use super::*;
+use crate::space::{Constraint, Parameter};
+use crate::trial::{ErrorClass, Outcome, Timing};
+
+type Landscape = fn(&Space, &Config) -> Outcome;
+
+fn space(parameters: Vec<Parameter>, constraints: Vec<Constraint>) -> Arc<Space> {
+    Arc::new(Space::new("test", parameters, constraints).unwrap())
+}
+
+fn one_element() -> Arc<Space> {
+    space(vec![Parameter::factorization("m", 1, 4), Parameter::ordinal("u", [16])], vec![])
+}
+
+/// 3 legal points of 27 million, tied by one constraint.
+fn three_legal() -> Arc<Space> {
+    let parameters = ["a", "b", "c"].map(|name| Parameter::ordinal(name, 0..300)).to_vec();
+    let holds = |v: &[&crate::space::Value]| v[0].int() * 2 == v[1].int() && v[1].int() + 1 == v[2].int();
+    let few =
+        Constraint::new("few", "b = 2a, c = b + 1, a >= 147", &["a", "b", "c"], move |v| holds(v) && v[0].int() >= 147);
+    space(parameters, vec![few])
+}
+
+fn quadrillion() -> Arc<Space> {
+    let parameters = (0..5).map(|i| Parameter::ordinal(&format!("p{i}"), 0..1000)).collect();
+    space(parameters, vec![])
+}
+
+fn mixed() -> Arc<Space> {
+    let parameters = vec![
+        Parameter::permutation("order", &["i", "j", "k", "l"]),
+        Parameter::categorical("pack", &["none", "a", "b"]),
+        Parameter::factorization("m", 12, 2),
+        Parameter::boolean("unroll"),
+    ];
+    let tied = Constraint::new("tied", "unroll or pack = none", &["unroll", "pack"], |v| {
+        v[0].text() == "true" || v[1].text() == "none"
+    });
+    space(parameters, vec![tied])
+}
+
+fn gemm() -> Arc<Space> {
+    let parameters = [("m", 4), ("k", 2), ("n", 4)].map(|(name, parts)| Parameter::factorization(name, 1024, parts));
+    space(parameters.to_vec(), vec![])
+}
+
+fn measured(median_ns: f64) -> Outcome {
+    Outcome::Measured(Timing { median_ns, min_ns: median_ns, spread: 0.0, n_samples: 1, stopped_early: false })
+}
+
+fn all_fail(_: &Space, _: &Config) -> Outcome {
+    Outcome::Failed { class: ErrorClass::RuntimeError, message: "crash".into() }
+}
+
+/// The same everywhere but in the last configuration.
+fn needle(space: &Space, config: &Config) -> Outcome {
+    measured(if space.index_of(config) == Some(space.size() - 1) { 1.0 } else { 1000.0 })
+}
+
+/// The farther from balanced tiles, the slower; a fifth of the configurations fail.
+fn smooth(space: &Space, config: &Config) -> Outcome {
+    if config.ranks().iter().sum::<u64>() % 5 == 4 {
+        return all_fail(space, config);
+    }
+    let off = |name, targets: &[f64]| -> f64 {
+        let factors = space.factors(config, name);
+        factors.iter().zip(targets).map(|(&f, target)| ((f as f64).log2() - target).powi(2)).sum()
+    };
+    let off = off("m", &[3.0, 2.0, 2.0, 3.0]) + off("k", &[7.0, 3.0]) + off("n", &[1.0, 3.0, 2.0, 4.0]);
+    measured(1e6 * (1.0 + off / 10.0))
+}
+
+/// Runs a search for up to `budget` trials and checks what every search promises.
+fn run(text: &str, space: &Arc<Space>, landscape: Landscape, seed: u64, batch: usize, budget: usize) -> Vec<Trial> {
+    let mut search = build(text, space, seed).unwrap();
+    let mut seen = HashSet::new();
+    let mut history = Vec::new();
+    while history.len() < budget {
+        let proposals = search.propose(batch.min(budget - history.len()));
+        assert!(proposals.len() <= batch, "{text}: too many proposals");
+        if proposals.is_empty() {
+            assert_eq!(history.len() as u128, space.size(), "{text}: stopped before the space was exhausted");
+            assert!(search.propose(batch).is_empty(), "{text}: exhausted for good");
+            break;
+        }
+        for config in &proposals {
+            assert!(space.violated(config).is_none() && space.contains(config), "{text}: illegal {config:?}");
+            assert!(seen.insert(config.clone()), "{text}: {config:?} proposed twice");
+        }
+        let trials: Vec<Trial> =
+            proposals.into_iter().map(|config| Trial { outcome: landscape(space, &config), config }).collect();
+        search.observe(&trials);
+        history.extend(trials);
+    }
+    history
+}
+
+fn best(trials: &[Trial]) -> f64 {
+    trials.iter().map(|trial| trial.outcome.cost()).fold(f64::INFINITY, f64::min)
+}
+
+#[test]
+fn small_spaces_are_exhausted() {
+    for row in SEARCHES {
+        for (space, n) in [(one_element(), 1), (three_legal(), 3), (mixed(), 24 * 4 * 6)] {
+            for landscape in [all_fail as Landscape, needle] {
+                for batch in [1, 7, 1000] {
+                    let trials = run(row.name, &space, landscape, 1, batch, usize::MAX);
+                    assert_eq!(trials.len(), n, "{}", row.name);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn huge_spaces_and_hopeless_landscapes_do_not_stall() {
+    for row in SEARCHES {
+        for (space, landscape) in
+            [(quadrillion(), all_fail as Landscape), (quadrillion(), needle), (gemm(), all_fail), (gemm(), smooth)]
+        {
+            assert_eq!(run(row.name, &space, landscape, 3, 16, 1000).len(), 1000, "{}", row.name);
+        }
+    }
+}
+
+#[test]
+fn a_large_space_is_exhausted_quickly() {
+    for row in SEARCHES {
+        let space = space(vec![Parameter::ordinal("a", 0..200), Parameter::ordinal("b", 0..200)], vec![]);
+        assert_eq!(run(row.name, &space, needle, 5, 64, usize::MAX).len(), 40_000, "{}", row.name);
+    }
+}
+
+#[test]
+fn the_seed_decides_the_proposals() {
+    for row in SEARCHES {
+        let of_seed = |seed| run(row.name, &gemm(), smooth, seed, 16, 500);
+        assert_eq!(of_seed(7), of_seed(7), "{}", row.name);
+        assert!(row.name == "grid" || of_seed(7) != of_seed(8), "{}", row.name);
+    }
+}
+
+#[test]
+fn observed_trials_are_never_proposed() {
+    for row in SEARCHES {
+        let space = mixed();
+        let prior: Vec<Trial> = run("random", &space, needle, 11, 16, 400);
+        let mut search = build(row.name, &space, 0).unwrap();
+        let foreign = Trial { config: Config::new([9, 9]), outcome: measured(1.0) };
+        search.observe(&[foreign]);
+        search.observe(&prior);
+        let mut rest = Vec::new();
+        loop {
+            // Nothing is observed here: a search must not wait for it either.
+            let proposals = search.propose(5);
+            if proposals.is_empty() {
+                break;
+            }
+            rest.extend(proposals);
+        }
+        assert_eq!(rest.len() as u128, space.size() - 400, "{}", row.name);
+        let all: HashSet<_> = prior.iter().map(|trial| &trial.config).chain(&rest).collect();
+        assert_eq!(all.len() as u128, space.size(), "{}", row.name);
+    }
+}
+
+#[test]
+fn trials_observed_between_proposals_are_not_proposed() {
+    for row in SEARCHES {
+        let space = gemm();
+        let mut mine = build(row.name, &space, 0).unwrap();
+        let mut others = build(row.name, &space, 0).unwrap();
+        let mut seen = HashSet::new();
+        for _ in 0..20 {
+            let proposals = others.propose(16);
+            let trials: Vec<_> =
+                proposals.into_iter().map(|config| Trial { outcome: smooth(&space, &config), config }).collect();
+            others.observe(&trials);
+            mine.observe(&trials);
+            seen.extend(trials.into_iter().map(|trial| trial.config));
+            let proposals = mine.propose(3);
+            assert!(!proposals.is_empty() && proposals.iter().all(|config| !seen.contains(config)), "{}", row.name);
+            others.observe(
+                &proposals.iter().map(|c| Trial { outcome: smooth(&space, c), config: c.clone() }).collect::<Vec<_>>(),
+            );
+            seen.extend(proposals);
+        }
+    }
+}
+
+#[test]
+fn guided_searches_beat_random_on_a_smooth_landscape() {
+    let space = gemm();
+    let mean = |text: &str| (0..30).map(|seed| best(&run(text, &space, smooth, seed, 16, 600))).sum::<f64>() / 30.0;
+    let random = mean("random");
+    for text in ["gbfs", "genetic", "genetic:population=50,mutation=0.2", "gbfs:start=random"] {
+        assert!(mean(text) < random, "{text}: {} against {random}", mean(text));
+    }
+}
+
+#[test]
+fn random_is_uniform_over_the_legal_configurations() {
+    let space = mixed();
+    let mut counts = vec![0u32; space.size() as usize];
+    let n_draws = 200 * counts.len() as u64;
+    for seed in 0..n_draws {
+        let first = build("random", &space, seed).unwrap().propose(1);
+        counts[space.index_of(&first[0]).unwrap() as usize] += 1;
+    }
+    let expected = 200.0;
+    let chi_square: f64 = counts.iter().map(|&c| (f64::from(c) - expected).powi(2) / expected).sum();
+    let degrees = counts.len() as f64 - 1.0;
+    // Mean and standard deviation of the chi-square distribution are n and √(2n).
+    assert!((chi_square - degrees).abs() < 5.0 * (2.0 * degrees).sqrt(), "chi-square {chi_square} of {degrees}");
+}
+
+#[test]
+fn gbfs_starts_untiled_and_goes_to_neighbours() {
+    let space = gemm();
+    let mut search = build("gbfs", &space, 0).unwrap();
+    let start = search.propose(16);
+    assert_eq!(start, [Config::new([0, 0, 0])]);
+    assert_eq!(space.factors(&start[0], "m"), [1024, 1, 1, 1]);
+    search.observe(&[Trial { config: start[0].clone(), outcome: measured(1.0) }]);
+    let next = search.propose(16);
+    assert_eq!(next.len(), 5);
+    assert!(next.iter().all(|config| space.neighbours(&start[0]).contains(config)));
+}
+
+fn refused(text: &str, expected: &str) {
+    let error = build(text, &one_element(), 0).err().expect(text);
+    assert_eq!(error.to_string(), expected);
+}
+
+#[test]
+fn bad_searches_are_refused_with_what_there_is() {
+    refused("annealing", "unknown search annealing; there are random, grid, genetic, gbfs");
+    refused("genetic:pop=3", "search genetic has no option pop; it has population, elite, mutation");
+    refused("grid:x=1", "search grid has no option x; it has none");
+    refused("genetic:population", "search genetic: population is not one option=value");
+    refused("genetic:population=9,population=8", "search genetic: population=8 is not one option=value");
+    refused("genetic:population=1", "search genetic: population cannot be 1; it is a number from 2 to 1000000");
+    refused("genetic:population=5,elite=5", "search genetic: elite cannot be 5; it is a number from 0 to 4");
+    refused("genetic:mutation=NaN", "search genetic: mutation cannot be NaN; it is a number from 0 to 1");
+    refused("gbfs:start=x", "search gbfs: start cannot be x; it is untiled or random");
+}

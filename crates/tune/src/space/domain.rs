@@ -1,0 +1,181 @@
+//! Parameters: their feasible sets and the topology of each.
+
+use std::collections::HashSet;
+use std::hash::Hash;
+
+use serde_json::{Value as Json, json};
+
+use super::factorization::Primes;
+use super::{SpaceError, Value, permutation};
+
+/// The feasible set of one parameter; its kind decides who is a neighbour of whom.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Domain {
+    /// Ordered tuples of `parts` positive integers whose product is `n`. Neighbours: one prime factor moved.
+    Factorization {
+        /// The product, at least 1.
+        n: u64,
+        /// The number of factors, at least 1.
+        parts: usize,
+    },
+    /// A list of numbers in a meaningful order. Neighbours: the adjacent entries.
+    Ordinal(Vec<i64>),
+    /// Alternatives without order. Neighbours: every other one.
+    Categorical(Vec<String>),
+    /// The orders of these names. Neighbours: two adjacent entries swapped.
+    Permutation(Vec<String>),
+}
+
+/// A named parameter of a space.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Parameter {
+    /// Unique within its space.
+    pub name: String,
+    /// What it may hold.
+    pub domain: Domain,
+}
+
+impl Parameter {
+    /// A parameter over ordered `parts`-tuples with product `n`.
+    pub fn factorization(name: &str, n: u64, parts: usize) -> Parameter {
+        Parameter { name: name.into(), domain: Domain::Factorization { n, parts } }
+    }
+
+    /// A parameter over an ordered list of numbers.
+    pub fn ordinal(name: &str, values: impl IntoIterator<Item = i64>) -> Parameter {
+        Parameter { name: name.into(), domain: Domain::Ordinal(values.into_iter().collect()) }
+    }
+
+    /// A parameter over unordered alternatives.
+    pub fn categorical(name: &str, values: &[&str]) -> Parameter {
+        Parameter { name: name.into(), domain: Domain::Categorical(owned(values)) }
+    }
+
+    /// A yes-or-no parameter: the categories `"false"` and `"true"`.
+    pub fn boolean(name: &str) -> Parameter {
+        Parameter::categorical(name, &["false", "true"])
+    }
+
+    /// A parameter over the orders of these names.
+    pub fn permutation(name: &str, names: &[&str]) -> Parameter {
+        Parameter { name: name.into(), domain: Domain::Permutation(owned(names)) }
+    }
+}
+
+fn owned(names: &[&str]) -> Vec<String> {
+    names.iter().map(|name| name.to_string()).collect()
+}
+
+/// A parameter that has been checked and counted. Its values are numbered by ranks `0..len`.
+#[derive(Debug, Clone)]
+pub(super) struct Axis {
+    pub(super) name: String,
+    pub(super) domain: Domain,
+    pub(super) len: u64,
+    /// Of the product of a factorization; empty otherwise.
+    primes: Primes,
+}
+
+impl Axis {
+    pub(super) fn new(Parameter { name, domain }: Parameter) -> Result<Axis, SpaceError> {
+        let mut primes = Primes::of(1);
+        let len = match &domain {
+            Domain::Factorization { n: 0, .. } | Domain::Factorization { parts: 0, .. } => Some(0),
+            Domain::Factorization { n, parts } => {
+                primes = Primes::of(*n);
+                primes.count(*parts)
+            }
+            Domain::Ordinal(values) => Some(distinct(&name, values)?),
+            Domain::Categorical(values) => Some(distinct(&name, values)?),
+            Domain::Permutation(names) => {
+                if distinct(&name, names)? == 0 {
+                    Some(0)
+                } else {
+                    permutation::count(names.len())
+                }
+            }
+        };
+        match len {
+            Some(0) => Err(SpaceError::NoValues { parameter: name }),
+            None => Err(SpaceError::TooLarge { parameters: vec![name] }),
+            Some(len) => Ok(Axis { name, domain, len, primes }),
+        }
+    }
+
+    /// The value with this rank, which is below `len`.
+    pub(super) fn value(&self, rank: u64) -> Value {
+        match &self.domain {
+            Domain::Factorization { parts, .. } => Value::Factors(self.primes.unrank(*parts, rank)),
+            Domain::Ordinal(values) => Value::Int(values[rank as usize]),
+            Domain::Categorical(values) => Value::Text(values[rank as usize].clone()),
+            Domain::Permutation(names) => {
+                Value::Order(permutation::unrank(names.len(), rank).into_iter().map(|i| names[i].clone()).collect())
+            }
+        }
+    }
+
+    /// The rank of the value that this JSON stands for, if it is feasible.
+    pub(super) fn rank_of_json(&self, json: &Json) -> Option<u64> {
+        match &self.domain {
+            Domain::Factorization { parts, .. } => {
+                let factors: Vec<u64> = json.as_array()?.iter().map(Json::as_u64).collect::<Option<_>>()?;
+                (factors.len() == *parts).then(|| self.primes.rank(&factors))?
+            }
+            Domain::Ordinal(values) => position(values, &json.as_i64()?),
+            Domain::Categorical(values) => position(values, json.as_str()?),
+            Domain::Permutation(names) => {
+                let order = json.as_array()?.iter().map(|name| position(names, name.as_str()?).map(|i| i as usize));
+                let order: Vec<usize> = order.collect::<Option<_>>()?;
+                let complete = order.len() == names.len() && order.iter().collect::<HashSet<_>>().len() == names.len();
+                complete.then(|| permutation::rank(&order))
+            }
+        }
+    }
+
+    /// The ranks of the neighbours of a value.
+    pub(super) fn neighbours(&self, rank: u64) -> Vec<u64> {
+        match &self.domain {
+            Domain::Factorization { parts, .. } => self.primes.neighbours(*parts, rank),
+            Domain::Ordinal(_) => {
+                rank.checked_sub(1).into_iter().chain(Some(rank + 1).filter(|&r| r < self.len)).collect()
+            }
+            Domain::Categorical(_) => (0..self.len).filter(|&other| other != rank).collect(),
+            Domain::Permutation(names) => permutation::neighbours(names.len(), rank),
+        }
+    }
+
+    /// What is allowed, in words.
+    pub(super) fn allowed(&self) -> String {
+        match &self.domain {
+            Domain::Factorization { n, parts } => format!("{parts} positive integers whose product is {n}"),
+            Domain::Ordinal(values) => values.iter().map(i64::to_string).collect::<Vec<_>>().join(", "),
+            Domain::Categorical(values) => values.iter().map(|v| json!(v).to_string()).collect::<Vec<_>>().join(", "),
+            Domain::Permutation(names) => format!("an order of {}", json!(names)),
+        }
+    }
+
+    /// `{"name", "kind", "values" | "n", "parts"}`.
+    pub(super) fn describe(&self) -> Json {
+        let name = &self.name;
+        match &self.domain {
+            Domain::Factorization { n, parts } => {
+                json!({"name": name, "kind": "factorization", "n": n, "parts": parts})
+            }
+            Domain::Ordinal(values) => json!({"name": name, "kind": "ordinal", "values": values}),
+            Domain::Categorical(values) => json!({"name": name, "kind": "categorical", "values": values}),
+            Domain::Permutation(names) => json!({"name": name, "kind": "permutation", "values": names}),
+        }
+    }
+}
+
+fn distinct<T: Hash + Eq + ToString>(parameter: &str, values: &[T]) -> Result<u64, SpaceError> {
+    let mut seen = HashSet::new();
+    match values.iter().find(|value| !seen.insert(*value)) {
+        Some(twice) => Err(SpaceError::ValueTwice { parameter: parameter.into(), value: twice.to_string() }),
+        None => Ok(values.len() as u64),
+    }
+}
+
+fn position<T: PartialEq<U>, U: ?Sized>(values: &[T], value: &U) -> Option<u64> {
+    values.iter().position(|v| v == value).map(|i| i as u64)
+}

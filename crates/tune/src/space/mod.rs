@@ -1,0 +1,368 @@
+//! Search spaces: parameters, each with its own topology, and constraints over them.
+//!
+//! A space knows exactly how many legal configurations it has, numbers them, and draws them uniformly, however few of
+//! the combinations its constraints leave. Parameters that no constraint reads cost nothing; those that constraints
+//! tie together are enumerated once, when the space is built.
+
+mod constraint;
+mod diagram;
+mod domain;
+mod error;
+mod factorization;
+mod permutation;
+#[cfg(test)]
+mod tests;
+mod value;
+
+use rand::{Rng, RngExt};
+use serde_json::{Map, Value as Json, json};
+
+pub use constraint::Constraint;
+use diagram::Diagram;
+use domain::Axis;
+pub use domain::{Domain, Parameter};
+pub use error::{ConfigError, SpaceError};
+pub use value::Value;
+
+/// A configuration: for each parameter of its space, in order, the rank of its value in the feasible set.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Config(Box<[u64]>);
+
+impl Config {
+    /// The configuration with these ranks. Whether a space holds it, [`Space::contains`] says.
+    pub fn new(ranks: impl Into<Box<[u64]>>) -> Config {
+        Config(ranks.into())
+    }
+
+    /// The rank of each parameter's value, in the order of the space's parameters.
+    pub fn ranks(&self) -> &[u64] {
+        &self.0
+    }
+
+    /// The same configuration with one parameter changed.
+    pub fn with(&self, parameter: usize, rank: u64) -> Config {
+        let mut ranks = self.0.clone();
+        ranks[parameter] = rank;
+        Config(ranks)
+    }
+}
+
+/// The legal configurations of a template on a workload; there is at least one.
+#[derive(Debug, Clone)]
+pub struct Space {
+    name: String,
+    axes: Vec<Axis>,
+    constraints: Vec<Constraint>,
+    /// By constraint: the positions of the parameters it reads.
+    reads: Vec<Vec<usize>>,
+    components: Vec<Component>,
+    size: u128,
+}
+
+/// Parameters whose legal combinations do not depend on any other's; the space is the product of its components.
+#[derive(Debug, Clone)]
+enum Component {
+    /// One parameter that no constraint reads.
+    Free { axis: usize, len: u64 },
+    /// Parameters tied together by constraints.
+    Tied(Diagram),
+}
+
+impl Component {
+    fn len(&self) -> u64 {
+        match self {
+            Component::Free { len, .. } => *len,
+            Component::Tied(diagram) => diagram.len,
+        }
+    }
+
+    fn write(&self, index: u64, ranks: &mut [u64]) {
+        match self {
+            Component::Free { axis, .. } => ranks[*axis] = index,
+            Component::Tied(diagram) => diagram.write(index, ranks),
+        }
+    }
+
+    fn index_of(&self, ranks: &[u64]) -> Option<u64> {
+        match self {
+            Component::Free { axis, len } => Some(ranks[*axis]).filter(|rank| rank < len),
+            Component::Tied(diagram) => diagram.index_of(ranks),
+        }
+    }
+}
+
+impl Space {
+    /// The space of these parameters under these constraints.
+    ///
+    /// # Errors
+    /// [`SpaceError`], all of them the template's fault: names or values that occur twice, a parameter without values,
+    /// a constraint that reads an unknown parameter, no legal configuration, more than 2^128 configurations, or tied
+    /// parameters with too many combinations to enumerate.
+    ///
+    /// # Cost
+    /// Unconstrained parameters: O(1) each. Tied ones: one call of a constraint for each distinct prefix of their
+    /// combinations, at most 2^26.
+    pub fn new(name: &str, parameters: Vec<Parameter>, constraints: Vec<Constraint>) -> Result<Space, SpaceError> {
+        for (i, parameter) in parameters.iter().enumerate() {
+            if parameters[..i].iter().any(|earlier| earlier.name == parameter.name) {
+                return Err(SpaceError::ParameterTwice { parameter: parameter.name.clone() });
+            }
+        }
+        let axes = parameters.into_iter().map(Axis::new).collect::<Result<Vec<_>, _>>()?;
+        let reads = constraints.iter().map(|c| positions(&axes, c)).collect::<Result<Vec<_>, _>>()?;
+        let components = components(&axes, &constraints, &reads)?;
+        let product = |size: u128, component: &Component| size.checked_mul(component.len().into());
+        let size = components
+            .iter()
+            .try_fold(1u128, product)
+            .ok_or_else(|| SpaceError::TooLarge { parameters: axes.iter().map(|axis| axis.name.clone()).collect() })?;
+        Ok(Space { name: name.into(), axes, constraints, reads, components, size })
+    }
+
+    /// The name of the template that declares the space.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The exact number of legal configurations, at least 1.
+    pub fn size(&self) -> u128 {
+        self.size
+    }
+
+    /// The number of parameters.
+    pub fn n_parameters(&self) -> usize {
+        self.axes.len()
+    }
+
+    /// The number of feasible values of a parameter, constraints aside.
+    pub fn n_values(&self, parameter: usize) -> u64 {
+        self.axes[parameter].len
+    }
+
+    /// The names of the parameters, in order.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.axes.iter().map(|axis| axis.name.as_str())
+    }
+
+    /// The feasible set of a parameter.
+    pub fn domain(&self, parameter: usize) -> &Domain {
+        &self.axes[parameter].domain
+    }
+
+    /// The constraints, in order.
+    pub fn constraints(&self) -> &[Constraint] {
+        &self.constraints
+    }
+
+    /// The legal configuration with this index.
+    ///
+    /// # Panics
+    /// Where `index` is not below [`Space::size`].
+    pub fn config_at(&self, mut index: u128) -> Config {
+        assert!(index < self.size, "invariant: index {index} below the space's size {}", self.size);
+        let mut ranks = vec![0; self.axes.len()].into_boxed_slice();
+        for component in self.components.iter().rev() {
+            let len = u128::from(component.len());
+            component.write((index % len) as u64, &mut ranks);
+            index /= len;
+        }
+        Config(ranks)
+    }
+
+    /// The index of a configuration, or `None` where it is not a legal one of this space.
+    pub fn index_of(&self, config: &Config) -> Option<u128> {
+        if config.0.len() != self.axes.len() {
+            return None;
+        }
+        self.components.iter().try_fold(0, |index, component| {
+            Some(index * u128::from(component.len()) + u128::from(component.index_of(&config.0)?))
+        })
+    }
+
+    /// Whether this is a legal configuration of this space.
+    pub fn contains(&self, config: &Config) -> bool {
+        self.index_of(config).is_some()
+    }
+
+    /// A legal configuration, each with the same probability.
+    pub fn sample(&self, rng: &mut (impl Rng + ?Sized)) -> Config {
+        self.config_at(rng.random_range(0..self.size))
+    }
+
+    /// The first constraint that a configuration violates, in order of declaration.
+    ///
+    /// # Panics
+    /// Where a rank is not below [`Space::n_values`].
+    pub fn violated(&self, config: &Config) -> Option<&Constraint> {
+        (0..self.constraints.len())
+            .find(|&i| {
+                let values = self.values_read(i, config);
+                !self.constraints[i].holds(&values.iter().collect::<Vec<_>>())
+            })
+            .map(|i| &self.constraints[i])
+    }
+
+    fn values_read(&self, constraint: usize, config: &Config) -> Vec<Value> {
+        self.reads[constraint].iter().map(|&axis| self.axes[axis].value(config.0[axis])).collect()
+    }
+
+    /// The ranks of the neighbours of one parameter's value in the parameter's own topology, constraints aside.
+    pub fn rank_neighbours(&self, parameter: usize, rank: u64) -> Vec<u64> {
+        self.axes[parameter].neighbours(rank)
+    }
+
+    /// The legal configurations that differ in one parameter by one step of that parameter's topology.
+    pub fn neighbours(&self, config: &Config) -> Vec<Config> {
+        let each = |parameter: usize| {
+            let around = self.rank_neighbours(parameter, config.0[parameter]);
+            around.into_iter().map(move |rank| config.with(parameter, rank))
+        };
+        (0..self.axes.len()).flat_map(each).filter(|neighbour| self.contains(neighbour)).collect()
+    }
+
+    fn axis(&self, name: &str) -> Option<usize> {
+        self.axes.iter().position(|axis| axis.name == name)
+    }
+
+    /// The value of the parameter with this name.
+    ///
+    /// # Panics
+    /// Where the space has no such parameter: the template reads what it did not declare.
+    pub fn value(&self, config: &Config, name: &str) -> Value {
+        let axis = self.axis(name).unwrap_or_else(|| panic!("invariant: space {} declares {name}", self.name));
+        self.axes[axis].value(config.0[axis])
+    }
+
+    /// [`Space::value`] of an ordinal parameter.
+    ///
+    /// # Panics
+    /// Where there is no ordinal parameter of this name.
+    pub fn int(&self, config: &Config, name: &str) -> i64 {
+        self.value(config, name).int()
+    }
+
+    /// [`Space::value`] of a categorical parameter.
+    ///
+    /// # Panics
+    /// Where there is no categorical parameter of this name.
+    pub fn text(&self, config: &Config, name: &str) -> String {
+        self.value(config, name).text().to_string()
+    }
+
+    /// Whether a boolean parameter is `"true"`.
+    ///
+    /// # Panics
+    /// Where there is no categorical parameter of this name.
+    pub fn flag(&self, config: &Config, name: &str) -> bool {
+        self.value(config, name).text() == "true"
+    }
+
+    /// [`Space::value`] of a factorization, outermost factor first.
+    ///
+    /// # Panics
+    /// Where there is no factorization of this name.
+    pub fn factors(&self, config: &Config, name: &str) -> Vec<u64> {
+        self.value(config, name).factors().to_vec()
+    }
+
+    /// [`Space::value`] of a permutation, outermost first.
+    ///
+    /// # Panics
+    /// Where there is no permutation of this name.
+    pub fn order(&self, config: &Config, name: &str) -> Vec<String> {
+        self.value(config, name).order().to_vec()
+    }
+
+    /// A configuration as a JSON object from parameter to value, in order of declaration.
+    pub fn config_to_json(&self, config: &Config) -> Json {
+        let values = self.axes.iter().zip(config.ranks());
+        Json::Object(values.map(|(axis, &rank)| (axis.name.clone(), axis.value(rank).to_json())).collect())
+    }
+
+    /// The legal configuration that a JSON object from parameter to value stands for.
+    ///
+    /// # Errors
+    /// [`ConfigError`] where the object lacks a parameter, has one too many, holds a value that is not feasible, or
+    /// violates a constraint: the fault of whoever wrote it.
+    pub fn config_from_json(&self, json: &Json) -> Result<Config, ConfigError> {
+        let object = json.as_object().ok_or_else(|| ConfigError::NotAnObject { found: json.to_string() })?;
+        if let Some(name) = object.keys().find(|name| self.axis(name).is_none()) {
+            let known = self.names().collect::<Vec<_>>().join(", ");
+            return Err(ConfigError::UnknownParameter { parameter: name.clone(), known });
+        }
+        let rank = |axis: &Axis| {
+            let parameter = || axis.name.clone();
+            let value =
+                object.get(&axis.name).ok_or_else(|| ConfigError::MissingParameter { parameter: parameter() })?;
+            axis.rank_of_json(value).ok_or_else(|| ConfigError::NotFeasible {
+                parameter: parameter(),
+                value: value.to_string(),
+                allowed: axis.allowed(),
+            })
+        };
+        let config = Config(self.axes.iter().map(rank).collect::<Result<_, _>>()?);
+        match self.violated(&config) {
+            None => Ok(config),
+            Some(constraint) => Err(ConfigError::Violated {
+                constraint: constraint.name.clone(),
+                text: constraint.text.clone(),
+                values: constraint.parameters.iter().map(|name| (name.clone(), self.value(&config, name))).collect(),
+            }),
+        }
+    }
+
+    /// The space as JSON: `{"parameters":[{"name","kind","values"|"n","parts"}],"constraints":[{"name","text"}],"size"}`.
+    /// A size above 2^64 is given as the nearest floating-point number.
+    pub fn describe(&self) -> Json {
+        let constraint = |c: &Constraint| json!({"name": c.name, "text": c.text});
+        let mut object = Map::new();
+        object.insert("parameters".into(), self.axes.iter().map(Axis::describe).collect());
+        object.insert("constraints".into(), self.constraints.iter().map(constraint).collect());
+        let size = u64::try_from(self.size).map_or_else(|_| Json::from(self.size as f64), Json::from);
+        object.insert("size".into(), size);
+        Json::Object(object)
+    }
+}
+
+fn positions(axes: &[Axis], constraint: &Constraint) -> Result<Vec<usize>, SpaceError> {
+    if constraint.parameters.is_empty() {
+        return Err(SpaceError::ReadsNothing { constraint: constraint.name.clone() });
+    }
+    let position = |name: &String| {
+        axes.iter()
+            .position(|axis| axis.name == *name)
+            .ok_or_else(|| SpaceError::ReadsUnknown { constraint: constraint.name.clone(), parameter: name.clone() })
+    };
+    constraint.parameters.iter().map(position).collect()
+}
+
+/// Splits the parameters into the classes that constraints connect, in the order of their first parameters.
+fn components(axes: &[Axis], constraints: &[Constraint], reads: &[Vec<usize>]) -> Result<Vec<Component>, SpaceError> {
+    let mut class: Vec<usize> = (0..axes.len()).collect();
+    for read in reads {
+        let merged: Vec<usize> = read.iter().map(|&axis| class[axis]).collect();
+        let lowest = *merged.iter().min().expect("invariant: a constraint reads something");
+        class.iter_mut().filter(|c| merged.contains(c)).for_each(|c| *c = lowest);
+    }
+    let first = (0..axes.len()).filter(|&axis| class[axis] == axis);
+    first
+        .map(|axis| {
+            let tied: Vec<_> = constraints
+                .iter()
+                .zip(reads)
+                .filter(|(_, read)| class[read[0]] == axis)
+                .map(|(c, r)| (c, r.as_slice()))
+                .collect();
+            if tied.is_empty() {
+                return Ok(Component::Free { axis, len: axes[axis].len });
+            }
+            let members: Vec<usize> = (0..axes.len()).filter(|&other| class[other] == axis).collect();
+            let diagram = Diagram::new(axes, &members, &tied)?;
+            if diagram.len == 0 {
+                let constraints = tied.iter().map(|(constraint, _)| constraint.name.clone()).collect();
+                return Err(SpaceError::NothingLegal { constraints });
+            }
+            Ok(Component::Tied(diagram))
+        })
+        .collect()
+}

@@ -1,0 +1,305 @@
+use std::collections::HashSet;
+
+use proptest::prelude::*;
+use rand::SeedableRng;
+use rand_xoshiro::Xoshiro256PlusPlus;
+use serde_json::json;
+
+use super::*;
+
+fn product(n: u64, parts: &[(&str, usize)]) -> Vec<Parameter> {
+    parts.iter().map(|&(name, parts)| Parameter::factorization(name, n, parts)).collect()
+}
+
+fn small() -> Space {
+    let parameters = vec![
+        Parameter::ordinal("mr", [2, 4, 8, 16]),
+        Parameter::categorical("pack", &["none", "a"]),
+        Parameter::ordinal("nr", [16, 32, 48]),
+        Parameter::factorization("k", 12, 2),
+        Parameter::permutation("order", &["i", "j", "k"]),
+    ];
+    let constraints =
+        vec![Constraint::new("registers", "mr * nr <= 256", &["nr", "mr"], |v| v[0].int() * v[1].int() <= 256)];
+    Space::new("small", parameters, constraints).unwrap()
+}
+
+fn check_size(parameters: Vec<Parameter>, expected: u128) {
+    let space = Space::new("size", parameters, vec![]).unwrap();
+    assert_eq!(space.size(), expected);
+    for index in [0, expected / 3, expected - 1] {
+        assert_eq!(space.index_of(&space.config_at(index)), Some(index));
+    }
+}
+
+#[test]
+fn gemm_sizes_are_exact() {
+    let parts = [("m", 4), ("k", 2), ("n", 4)];
+    check_size(product(512, &parts), 484_000);
+    check_size(product(1024, &parts), 899_756);
+    check_size(product(2048, &parts), 1_589_952);
+}
+
+#[test]
+fn conv_sizes_are_exact() {
+    let conv = |out_channels, out_side, in_channels, filter| {
+        let split = Parameter::factorization;
+        vec![
+            split("out_channel", out_channels, 4),
+            split("out_row", out_side, 4),
+            split("out_column", out_side, 4),
+            split("in_channel", in_channels, 2),
+            split("filter_row", filter, 2),
+            split("filter_column", filter, 2),
+            Parameter::ordinal("auto_unroll_max_step", [0, 512, 1500]),
+            Parameter::boolean("unroll_explicit"),
+        ]
+    };
+    check_size(conv(64, 56, 64, 3), 90_316_800);
+    check_size(conv(128, 28, 128, 3), 36_864_000);
+    check_size(conv(256, 14, 256, 3), 9_123_840);
+    check_size(conv(512, 7, 512, 3), 844_800);
+}
+
+#[test]
+fn large_domains_cost_nothing() {
+    check_size(vec![Parameter::factorization("m", (1 << 30) * 243, 6)], 324_632 * 252);
+    check_size((0..6).map(|i| Parameter::ordinal(&format!("p{i}"), 0..1000)).collect(), 10u128.pow(18));
+    let loops: Vec<String> = (0..20).map(|i| format!("l{i}")).collect();
+    let loops: Vec<&str> = loops.iter().map(String::as_str).collect();
+    check_size(vec![Parameter::permutation("order", &loops)], (1..=20).product());
+    check_size(vec![], 1);
+}
+
+#[test]
+fn the_indices_are_a_bijection_onto_the_legal_configurations() {
+    let space = small();
+    let by_index: Vec<Config> = (0..space.size()).map(|index| space.config_at(index)).collect();
+    let mut legal = HashSet::new();
+    let lens: Vec<u64> = (0..space.n_parameters()).map(|parameter| space.n_values(parameter)).collect();
+    for mut i in 0..lens.iter().product::<u64>() {
+        let ranks: Vec<u64> = lens
+            .iter()
+            .map(|len| {
+                let rank = i % len;
+                i /= len;
+                rank
+            })
+            .collect();
+        let config = Config::new(ranks);
+        assert_eq!(space.contains(&config), space.violated(&config).is_none());
+        if space.contains(&config) {
+            legal.insert(config);
+        }
+    }
+    assert_eq!(by_index.iter().cloned().collect::<HashSet<_>>(), legal);
+    assert_eq!(by_index.len(), legal.len());
+    for (index, config) in by_index.iter().enumerate() {
+        assert_eq!(space.index_of(config), Some(index as u128));
+    }
+    assert_eq!(space.index_of(&Config::new([0, 0])), None);
+    assert_eq!(space.index_of(&Config::new([9, 0, 0, 0, 0])), None);
+    assert_eq!(space.index_of(&Config::new([0, 9, 0, 0, 0])), None);
+}
+
+#[test]
+fn chains_of_constraints_stay_small() {
+    // 64^12 combinations, of which a list of the legal ones would not fit in memory.
+    let names: Vec<String> = (0..12).map(|i| format!("p{i}")).collect();
+    let parameters = names.iter().map(|name| Parameter::ordinal(name, 0..64)).collect();
+    let ascending = |pair: &[String]| {
+        Constraint::new("ascending", "left <= right", &[&pair[0], &pair[1]], |v| v[0].int() <= v[1].int())
+    };
+    let space = Space::new("chain", parameters, names.windows(2).map(ascending).collect()).unwrap();
+    // Multisets of 12 out of 64: C(75, 12).
+    assert_eq!(space.size(), 26_123_889_412_400);
+    let mut rng = Xoshiro256PlusPlus::seed_from_u64(1);
+    for _ in 0..1000 {
+        let config = space.sample(&mut rng);
+        assert!(space.violated(&config).is_none() && config.ranks().is_sorted());
+        assert_eq!(space.config_at(space.index_of(&config).unwrap()), config);
+    }
+}
+
+#[test]
+fn neighbours_follow_each_topology_and_the_constraints() {
+    let space = small();
+    let config = space
+        .config_from_json(&json!({"mr": 8, "pack": "none", "nr": 32, "k": [6, 2], "order": ["i", "j", "k"]}))
+        .unwrap();
+    let changed: HashSet<String> = space
+        .neighbours(&config)
+        .iter()
+        .map(|neighbour| {
+            let differs = |name: &&str| space.value(neighbour, name) != space.value(&config, name);
+            let names: Vec<&str> = space.names().filter(differs).collect();
+            assert_eq!(names.len(), 1, "one parameter at a time");
+            format!("{}={}", names[0], space.value(neighbour, names[0]))
+        })
+        .collect();
+    let expected = [
+        "mr=4",
+        "nr=16",
+        "pack=\"a\"",
+        "k=[12,1]",
+        "k=[3,4]",
+        "k=[2,6]",
+        r#"order=["j","i","k"]"#,
+        r#"order=["i","k","j"]"#,
+    ];
+    assert_eq!(changed, expected.map(String::from).into());
+}
+
+#[test]
+fn values_are_read_by_name() {
+    let space = small();
+    let json = json!({"mr": 4, "pack": "a", "nr": 48, "k": [3, 4], "order": ["k", "i", "j"]});
+    let config = space.config_from_json(&json).unwrap();
+    assert_eq!(space.config_to_json(&config).to_string(), json.to_string());
+    assert_eq!(space.int(&config, "nr"), 48);
+    assert_eq!(space.text(&config, "pack"), "a");
+    assert_eq!(space.factors(&config, "k"), [3, 4]);
+    assert_eq!(space.order(&config, "order"), ["k", "i", "j"]);
+}
+
+fn check_config_error(change: Json, expected: &str) {
+    let mut json = json!({"mr": 4, "pack": "a", "nr": 48, "k": [3, 4], "order": ["k", "i", "j"]});
+    match change {
+        Json::Object(change) => {
+            for (name, value) in change {
+                match value {
+                    Json::Null => drop(json.as_object_mut().unwrap().shift_remove(&name)),
+                    value => json[name] = value,
+                }
+            }
+        }
+        other => json = other,
+    }
+    assert_eq!(small().config_from_json(&json).unwrap_err().to_string(), expected);
+}
+
+#[test]
+fn wrong_configurations_are_refused_with_what_is_allowed() {
+    check_config_error(json!([1]), "a configuration is an object from parameter to value, not [1]");
+    check_config_error(json!({"x": 1}), "unknown parameter x; the space has mr, pack, nr, k, order");
+    check_config_error(json!({"mr": null}), "parameter mr is missing");
+    check_config_error(json!({"mr": 3}), "parameter mr cannot be 3; allowed: 2, 4, 8, 16");
+    check_config_error(json!({"mr": 4.5}), "parameter mr cannot be 4.5; allowed: 2, 4, 8, 16");
+    check_config_error(json!({"pack": "b"}), r#"parameter pack cannot be "b"; allowed: "none", "a""#);
+    let factors = "allowed: 2 positive integers whose product is 12";
+    for value in [json!([3, 5]), json!([12]), json!([12, 1, 1]), json!([-3, -4]), json!([0, 12]), json!(12)] {
+        check_config_error(json!({"k": value}), &format!("parameter k cannot be {value}; {factors}"));
+    }
+    for value in [json!(["i", "j"]), json!(["i", "j", "j"]), json!(["i", "j", "x"]), json!(["i", "j", "k", "k"])] {
+        let expected = format!(r#"parameter order cannot be {value}; allowed: an order of ["i","j","k"]"#);
+        check_config_error(json!({"order": value}), &expected);
+    }
+    let expected = "constraint registers (mr * nr <= 256) does not hold for nr=48, mr=16";
+    check_config_error(json!({"mr": 16}), expected);
+}
+
+#[test]
+fn the_description_holds_parameters_constraints_and_size() {
+    assert_eq!(
+        small().describe().to_string(),
+        concat!(
+            r#"{"parameters":[{"name":"mr","kind":"ordinal","values":[2,4,8,16]},"#,
+            r#"{"name":"pack","kind":"categorical","values":["none","a"]},"#,
+            r#"{"name":"nr","kind":"ordinal","values":[16,32,48]},"#,
+            r#"{"name":"k","kind":"factorization","n":12,"parts":2},"#,
+            r#"{"name":"order","kind":"permutation","values":["i","j","k"]}],"#,
+            r#""constraints":[{"name":"registers","text":"mr * nr <= 256"}],"size":648}"#
+        )
+    );
+}
+
+fn check_space_error(parameters: Vec<Parameter>, constraints: Vec<Constraint>, expected: &str) {
+    assert_eq!(Space::new("bad", parameters, constraints).unwrap_err().to_string(), expected);
+}
+
+#[test]
+fn impossible_spaces_are_refused() {
+    let a = || Parameter::ordinal("a", [1, 2]);
+    let never = |name| Constraint::new(name, "false", &["a"], |_| false);
+    check_space_error(vec![a(), a()], vec![], "parameter a is declared twice");
+    check_space_error(vec![Parameter::ordinal("a", [1, 1])], vec![], "parameter a lists 1 twice");
+    check_space_error(vec![Parameter::ordinal("a", [])], vec![], "parameter a has no feasible value");
+    check_space_error(vec![Parameter::factorization("a", 0, 2)], vec![], "parameter a has no feasible value");
+    check_space_error(vec![Parameter::factorization("a", 4, 0)], vec![], "parameter a has no feasible value");
+    check_space_error(vec![Parameter::factorization("a", 1 << 63, 99)], vec![], "too many combinations of a");
+    check_space_error(vec![a()], vec![never("x"), never("y")], "no configuration satisfies x, y");
+    let reads = |names: &[&str]| Constraint::new("c", "true", names, |_| true);
+    check_space_error(vec![a()], vec![reads(&["z"])], "constraint c reads the unknown parameter z");
+    check_space_error(vec![a()], vec![reads(&[])], "constraint c reads no parameter");
+    let large = Parameter::factorization("large", (1 << 30) * 243, 6);
+    let limit = 1 << 22;
+    let tied = Constraint::new("c", "true", &["large"], |_| true);
+    check_space_error(
+        vec![large],
+        vec![tied],
+        &format!("more than {limit} combinations of large to check against their constraints"),
+    );
+}
+
+#[test]
+fn components_too_large_to_enumerate_are_refused() {
+    let parameters = ["a", "b", "c"].map(|name| Parameter::ordinal(name, 0..1000)).to_vec();
+    let odd =
+        Constraint::new("odd", "a + b + c odd", &["a", "b", "c"], |v| v.iter().map(|v| v.int()).sum::<i64>() % 2 == 1);
+    let limit = 1 << 26;
+    check_space_error(
+        parameters,
+        vec![odd],
+        &format!("more than {limit} combinations of a, b, c to check against their constraints"),
+    );
+}
+
+/// Random spaces of up to four small parameters under random relations between pairs of them.
+fn any_space() -> impl Strategy<Value = Space> {
+    let parameter = prop_oneof![
+        (1u64..40, 1usize..4).prop_map(|(n, parts)| Domain::Factorization { n, parts }),
+        (1i64..6).prop_map(|n| Domain::Ordinal((0..n).collect())),
+        (1usize..4).prop_map(|n| Domain::Categorical((0..n).map(|i| i.to_string()).collect())),
+        (1usize..4).prop_map(|n| Domain::Permutation((0..n).map(|i| i.to_string()).collect())),
+    ];
+    let relation = (0usize..4, 0usize..4, 1usize..5);
+    (prop::collection::vec(parameter, 1..5), prop::collection::vec(relation, 0..4)).prop_filter_map(
+        "something is legal",
+        |(domains, relations)| {
+            let name = |i: usize| format!("p{}", i % domains.len());
+            let parameters = domains.iter().enumerate().map(|(i, d)| Parameter { name: name(i), domain: d.clone() });
+            let constraint = |(a, b, modulus): (usize, usize, usize)| {
+                Constraint::new("c", "text", &[&name(a), &name(b)], move |v| {
+                    let text = format!("{}{}", v[0], v[1]);
+                    text.bytes().map(usize::from).sum::<usize>().is_multiple_of(modulus)
+                })
+            };
+            Space::new("any", parameters.collect(), relations.into_iter().map(constraint).collect()).ok()
+        },
+    )
+}
+
+proptest! {
+    #[test]
+    fn every_space_counts_numbers_and_connects_what_is_legal(space in any_space()) {
+        let lens: Vec<u64> = (0..space.n_parameters()).map(|parameter| space.n_values(parameter)).collect();
+        let total = lens.iter().product::<u64>();
+        prop_assume!(total < 20_000);
+        let config_of = |mut i: u64| {
+            let digit = |len: &u64| { let rank = i % len; i /= len; rank };
+            Config::new(lens.iter().map(digit).collect::<Vec<_>>())
+        };
+        let legal: Vec<Config> = (0..total).map(config_of).filter(|config| space.violated(config).is_none()).collect();
+        prop_assert_eq!(space.size(), legal.len() as u128);
+        let mut indices: Vec<u128> = legal.iter().map(|config| space.index_of(config).unwrap()).collect();
+        indices.sort();
+        prop_assert!(indices.iter().copied().eq(0..space.size()));
+        for config in legal.iter().take(20) {
+            prop_assert_eq!(&space.config_from_json(&space.config_to_json(config)).unwrap(), config);
+            prop_assert_eq!(&space.config_at(space.index_of(config).unwrap()), config);
+            for neighbour in space.neighbours(config) {
+                prop_assert!(space.neighbours(&neighbour).contains(config), "neighbourhood is symmetric");
+            }
+        }
+    }
+}

@@ -1,0 +1,186 @@
+//! Trials: what became of a configuration that was compiled and measured. A failure is data, with its class.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use crate::record::FlatOutcome;
+use crate::space::Config;
+
+/// Why a trial failed. With "no error", which is [`Outcome::Measured`], these are the nine classes of the NoSE paper.
+///
+/// # Source
+/// NoSE, table I. The names are stable: records and scripts rely on them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum ErrorClass {
+    /// The template or a schedule step refused the configuration.
+    InstantiationError,
+    /// Code generation failed on the host.
+    CompileErrorHost,
+    /// The device's own compiler or loader refused the code.
+    CompileErrorDevice,
+    /// The kernel crashed or the device reported an error.
+    RuntimeError,
+    /// The output differs from the reference by more than the tolerance.
+    WrongAnswer,
+    /// Compilation took longer than allowed.
+    BuildTimeout,
+    /// The kernel ran longer than allowed.
+    RunTimeout,
+    /// Anything else.
+    Unknown,
+}
+
+impl ErrorClass {
+    /// Every class, in order of declaration.
+    pub const ALL: [ErrorClass; 8] = [
+        ErrorClass::InstantiationError,
+        ErrorClass::CompileErrorHost,
+        ErrorClass::CompileErrorDevice,
+        ErrorClass::RuntimeError,
+        ErrorClass::WrongAnswer,
+        ErrorClass::BuildTimeout,
+        ErrorClass::RunTimeout,
+        ErrorClass::Unknown,
+    ];
+
+    /// The stable name, in snake case.
+    pub fn name(self) -> &'static str {
+        match self {
+            ErrorClass::InstantiationError => "instantiation_error",
+            ErrorClass::CompileErrorHost => "compile_error_host",
+            ErrorClass::CompileErrorDevice => "compile_error_device",
+            ErrorClass::RuntimeError => "runtime_error",
+            ErrorClass::WrongAnswer => "wrong_answer",
+            ErrorClass::BuildTimeout => "build_timeout",
+            ErrorClass::RunTimeout => "run_timeout",
+            ErrorClass::Unknown => "unknown",
+        }
+    }
+
+    /// The class with this name.
+    pub fn from_name(name: &str) -> Option<ErrorClass> {
+        ErrorClass::ALL.into_iter().find(|class| class.name() == name)
+    }
+}
+
+impl fmt::Display for ErrorClass {
+    fn fmt(&self, out: &mut fmt::Formatter) -> fmt::Result {
+        out.pad(self.name())
+    }
+}
+
+/// How long a kernel runs.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Timing {
+    /// Median over the samples, in nanoseconds a run; positive and finite.
+    pub median_ns: f64,
+    /// Fastest sample, in nanoseconds a run.
+    pub min_ns: f64,
+    /// Interquartile range over median; 0 for a single sample.
+    pub spread: f64,
+    /// Samples taken. Each may average several runs of a short kernel.
+    pub n_samples: u32,
+    /// Whether sampling ended early because the kernel was hopeless against the best; the median is then rough.
+    pub stopped_early: bool,
+}
+
+impl Timing {
+    /// The summary of samples in nanoseconds a run; quartiles are interpolated linearly.
+    ///
+    /// # Panics
+    /// Without samples.
+    pub fn of_samples(samples_ns: &[f64], stopped_early: bool) -> Timing {
+        let mut sorted = samples_ns.to_vec();
+        sorted.sort_by(f64::total_cmp);
+        let quantile = |q: f64| {
+            let position = q * (sorted.len() - 1) as f64;
+            let below = sorted[position.floor() as usize];
+            below + (sorted[position.ceil() as usize] - below) * position.fract()
+        };
+        let median_ns = quantile(0.5);
+        Timing {
+            median_ns,
+            min_ns: sorted[0],
+            spread: (quantile(0.75) - quantile(0.25)) / median_ns,
+            n_samples: sorted.len() as u32,
+            stopped_early,
+        }
+    }
+}
+
+/// What became of a trial.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(into = "FlatOutcome", try_from = "FlatOutcome")]
+pub enum Outcome {
+    /// It compiled, ran, gave the right answer and was timed.
+    Measured(Timing),
+    /// It did not.
+    Failed {
+        /// Which of the classes.
+        class: ErrorClass,
+        /// The reason, in one line or more.
+        message: String,
+    },
+}
+
+impl Outcome {
+    /// The timing, where there is one.
+    pub fn timing(&self) -> Option<&Timing> {
+        match self {
+            Outcome::Measured(timing) => Some(timing),
+            Outcome::Failed { .. } => None,
+        }
+    }
+
+    /// The error class, where it failed.
+    pub fn class(&self) -> Option<ErrorClass> {
+        match self {
+            Outcome::Measured(_) => None,
+            Outcome::Failed { class, .. } => Some(*class),
+        }
+    }
+
+    /// Median nanoseconds a run; infinite for a failure. A view for searches, never stored.
+    pub fn cost(&self) -> f64 {
+        self.timing().map_or(f64::INFINITY, |timing| timing.median_ns)
+    }
+
+    /// Runs a nanosecond, proportional to throughput; 0 for a failure. A view for searches, never stored.
+    pub fn fitness(&self) -> f64 {
+        self.timing().map_or(0.0, |timing| timing.median_ns.recip())
+    }
+}
+
+/// A configuration and what became of it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Trial {
+    /// The configuration.
+    pub config: Config,
+    /// What became of it.
+    pub outcome: Outcome,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn class_names_are_stable_and_parse_back() {
+        let names = ErrorClass::ALL.map(ErrorClass::name);
+        assert_eq!(
+            names.join(" "),
+            "instantiation_error compile_error_host compile_error_device runtime_error wrong_answer build_timeout \
+             run_timeout unknown"
+        );
+        assert_eq!(names.map(ErrorClass::from_name), ErrorClass::ALL.map(Some));
+    }
+
+    #[test]
+    fn samples_are_summed_up_by_their_quartiles() {
+        let timing = Timing::of_samples(&[40.0, 10.0, 20.0, 30.0, 50.0], false);
+        assert_eq!((timing.median_ns, timing.min_ns, timing.n_samples), (30.0, 10.0, 5));
+        assert!((timing.spread - 20.0 / 30.0).abs() < 1e-12);
+        assert_eq!(Timing::of_samples(&[7.0], true).spread, 0.0);
+    }
+}

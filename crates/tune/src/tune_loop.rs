@@ -1,0 +1,371 @@
+//! The tuning loop: asks a search for candidates, has them measured, tells the search, and keeps the books.
+
+use std::collections::{BTreeMap, HashSet};
+use std::ops::ControlFlow;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use crate::Error;
+use crate::measure::{BoxError, Measure, Measured, Seconds};
+use crate::search::Search;
+use crate::space::{Config, Space};
+use crate::trial::{ErrorClass, Trial};
+
+/// When to stop, and how many candidates to measure at a time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Budget {
+    /// The most trials to measure in this call. A caller that resumes subtracts what is recorded already.
+    pub trials: Option<u64>,
+    /// The most wall-clock time to spend in this call; the candidate at hand is finished.
+    pub time: Option<Duration>,
+    /// Candidates asked for at a time, at least 1. They compile side by side, and a killed run loses at most so many.
+    pub batch: usize,
+}
+
+impl Default for Budget {
+    /// No limit, 16 candidates at a time.
+    fn default() -> Budget {
+        Budget { trials: None, time: None, batch: 16 }
+    }
+}
+
+/// One trial of a run, as it is reported to the observer.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Report {
+    /// Its number in the workload's history: the count of prior trials and of those reported before.
+    pub number: u64,
+    /// The configuration and what became of it.
+    pub trial: Trial,
+    /// Where its time went.
+    pub seconds: Seconds,
+    /// The best median so far in nanoseconds, this trial included.
+    pub best_ns: Option<f64>,
+}
+
+/// What the observer of a run is told.
+#[derive(Debug)]
+pub enum Event<'a> {
+    /// One candidate is done: the place to show progress.
+    Trial(&'a Report),
+    /// A batch is complete, as far as it was measured: the place to commit records.
+    Batch(&'a [Report]),
+}
+
+/// What a run came to.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Summary {
+    /// The best of the prior and the new trials; `None` where all failed.
+    pub best: Option<Trial>,
+    /// Trials measured in this call, failures included.
+    pub n_trials: u64,
+    /// How many of them failed, by class; classes without failures are left out.
+    pub errors: BTreeMap<ErrorClass, u64>,
+    /// Seconds spent proposing and observing.
+    pub search_seconds: f64,
+    /// Seconds spent on candidates, summed over all of them.
+    pub seconds: Seconds,
+    /// Seconds by the wall clock.
+    pub wall_seconds: f64,
+    /// Why it ended.
+    pub ended: Ended,
+}
+
+/// Why a run ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ended {
+    /// The budget of trials is spent.
+    Trials,
+    /// The budget of time is spent.
+    Time,
+    /// The search has nothing left to propose.
+    Exhausted,
+    /// The stop flag was raised, or the measuring side gave a batch up.
+    Interrupted,
+}
+
+/// Runs `search` over `space` against `measure` until the budget is spent, the space is exhausted or `stop` is raised.
+///
+/// `prior` trials, of an earlier run or of another, are told to the search first and never measured again. The observer
+/// is told every trial as it completes and the end of every batch; where it fails, the run ends.
+///
+/// # Errors
+/// [`Error::Measure`] and [`Error::Observer`]. What was measured until then has been observed.
+///
+/// # Panics
+/// Where a median is not a positive, finite number: the measuring side's fault.
+pub fn tune(
+    search: &mut dyn Search,
+    space: &Space,
+    measure: &mut dyn Measure,
+    prior: &[Trial],
+    budget: Budget,
+    stop: &AtomicBool,
+    observer: &mut dyn FnMut(Event) -> Result<(), BoxError>,
+) -> Result<Summary, Error> {
+    let start = Instant::now();
+    let mut books = Books::new(prior);
+    books.search(|| search.observe(prior));
+    let out_of_time = || budget.time.is_some_and(|time| start.elapsed() >= time);
+    let ended = loop {
+        let left = budget.trials.map_or(u64::MAX, |trials| trials.saturating_sub(books.n_trials));
+        if stop.load(Ordering::Relaxed) {
+            break Ended::Interrupted;
+        } else if left == 0 {
+            break Ended::Trials;
+        } else if out_of_time() {
+            break Ended::Time;
+        }
+        let n = left.min(budget.batch.max(1) as u64) as usize;
+        let mut batch = books.search(|| search.propose(n));
+        batch.retain(|config| {
+            let fresh = space.contains(config) && books.seen.insert(config.clone());
+            debug_assert!(fresh, "invariant: a search proposes only legal configurations that are new: {config:?}");
+            fresh
+        });
+        if batch.is_empty() {
+            break Ended::Exhausted;
+        }
+        let mut reports = Vec::with_capacity(batch.len());
+        let mut refused = None;
+        let measured = measure.measure(&batch, books.best_ns(), &mut |i, measured| {
+            let report = books.enter(&batch[i], measured);
+            refused = observer(Event::Trial(&report)).err();
+            reports.push(report);
+            if refused.is_some() || stop.load(Ordering::Relaxed) || out_of_time() {
+                ControlFlow::Break(())
+            } else {
+                ControlFlow::Continue(())
+            }
+        });
+        let trials: Vec<Trial> = reports.iter().map(|report| report.trial.clone()).collect();
+        books.search(|| search.observe(&trials));
+        if let Some(error) = refused {
+            return Err(Error::Observer(error));
+        }
+        observer(Event::Batch(&reports)).map_err(Error::Observer)?;
+        measured.map_err(Error::Measure)?;
+        // A measuring side that gives no results would be asked for ever.
+        if reports.is_empty() {
+            break Ended::Interrupted;
+        }
+    };
+    Ok(books.close(start.elapsed(), ended))
+}
+
+/// What the loop remembers and counts.
+struct Books {
+    /// Everything that was measured or is being measured.
+    seen: HashSet<Config>,
+    best: Option<Trial>,
+    n_prior: u64,
+    n_trials: u64,
+    errors: BTreeMap<ErrorClass, u64>,
+    seconds: Seconds,
+    search_time: Duration,
+}
+
+impl Books {
+    fn new(prior: &[Trial]) -> Books {
+        let mut books = Books {
+            seen: prior.iter().map(|trial| trial.config.clone()).collect(),
+            best: None,
+            n_prior: prior.len() as u64,
+            n_trials: 0,
+            errors: BTreeMap::new(),
+            seconds: Seconds::default(),
+            search_time: Duration::ZERO,
+        };
+        prior.iter().for_each(|trial| books.keep_best(trial));
+        books
+    }
+
+    fn best_ns(&self) -> Option<f64> {
+        self.best.as_ref().map(|trial| trial.outcome.cost())
+    }
+
+    fn keep_best(&mut self, trial: &Trial) {
+        if trial.outcome.cost() < self.best_ns().unwrap_or(f64::INFINITY) {
+            self.best = Some(trial.clone());
+        }
+    }
+
+    /// Runs a part of the search on the search's clock.
+    fn search<T>(&mut self, part: impl FnOnce() -> T) -> T {
+        let start = Instant::now();
+        let result = part();
+        self.search_time += start.elapsed();
+        result
+    }
+
+    fn enter(&mut self, config: &Config, measured: Measured) -> Report {
+        let trial = Trial { config: config.clone(), outcome: measured.outcome };
+        let sound = trial.outcome.timing().is_none_or(|timing| timing.median_ns > 0.0 && timing.median_ns.is_finite());
+        assert!(sound, "invariant: a median is positive and finite: {:?}", trial.outcome);
+        self.keep_best(&trial);
+        if let Some(class) = trial.outcome.class() {
+            *self.errors.entry(class).or_default() += 1;
+        }
+        self.seconds += measured.seconds;
+        self.n_trials += 1;
+        let number = self.n_prior + self.n_trials - 1;
+        Report { number, trial, seconds: measured.seconds, best_ns: self.best_ns() }
+    }
+
+    fn close(self, wall: Duration, ended: Ended) -> Summary {
+        Summary {
+            best: self.best,
+            n_trials: self.n_trials,
+            errors: self.errors,
+            search_seconds: self.search_time.as_secs_f64(),
+            seconds: self.seconds,
+            wall_seconds: wall.as_secs_f64(),
+            ended,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::search::{SEARCHES, build};
+    use crate::space::Parameter;
+    use crate::trial::{Outcome, Timing};
+    use crate::{RecordedTable, search};
+
+    /// 24 configurations, every fourth of which fails; the last one that does not is the fastest.
+    fn table() -> RecordedTable {
+        let parameters = vec![Parameter::ordinal("a", 0..4), Parameter::ordinal("b", 0..6)];
+        let space = Arc::new(Space::new("test", parameters, vec![]).unwrap());
+        let trial = |index: u128| {
+            let median_ns = 100.0 - index as f64;
+            let outcome = match index % 4 {
+                3 => Outcome::Failed { class: ErrorClass::WrongAnswer, message: "off by one".into() },
+                _ => Outcome::Measured(Timing {
+                    median_ns,
+                    min_ns: median_ns,
+                    spread: 0.0,
+                    n_samples: 1,
+                    stopped_early: false,
+                }),
+            };
+            Trial { config: space.config_at(index), outcome }
+        };
+        RecordedTable::new(space.clone(), (0..24).map(trial))
+    }
+
+    fn run(search: &str, prior: &[Trial], budget: Budget, stop: &AtomicBool) -> (Summary, Vec<Report>) {
+        let mut table = table();
+        let space = table.space().clone();
+        let mut search = build(search, &space, 1).unwrap();
+        let mut committed = Vec::new();
+        let mut shown = 0;
+        let mut observer = |event: Event| {
+            match event {
+                Event::Trial(_) => shown += 1,
+                Event::Batch(reports) => committed.extend_from_slice(reports),
+            }
+            Ok(())
+        };
+        let summary = tune(search.as_mut(), &space, &mut table, prior, budget, stop, &mut observer).unwrap();
+        assert_eq!((shown, committed.len()), (summary.n_trials, summary.n_trials as usize));
+        (summary, committed)
+    }
+
+    fn trials(n: u64) -> Budget {
+        Budget { trials: Some(n), batch: 5, ..Budget::default() }
+    }
+
+    #[test]
+    fn budgets_of_trials_are_kept_exactly() {
+        for row in SEARCHES {
+            for n in [0, 1, 7, 24] {
+                let (summary, reports) = run(row.name, &[], trials(n), &AtomicBool::new(false));
+                assert_eq!((summary.n_trials, summary.ended), (n, Ended::Trials), "{}", row.name);
+                assert!(reports.iter().map(|report| report.number).eq(0..n));
+            }
+        }
+    }
+
+    #[test]
+    fn the_whole_space_gives_the_optimum_and_every_failure() {
+        for row in SEARCHES {
+            let (summary, reports) = run(row.name, &[], Budget::default(), &AtomicBool::new(false));
+            assert_eq!((summary.n_trials, summary.ended), (24, Ended::Exhausted), "{}", row.name);
+            assert_eq!(summary.errors, BTreeMap::from([(ErrorClass::WrongAnswer, 6)]));
+            assert_eq!(summary.best.unwrap().outcome.cost(), 78.0);
+            assert!(
+                reports
+                    .windows(2)
+                    .all(|pair| pair[1].best_ns.is_some_and(|best| pair[0].best_ns.is_none_or(|b| best <= b)))
+            );
+        }
+    }
+
+    #[test]
+    fn a_resumed_run_repeats_nothing() {
+        for row in SEARCHES {
+            let (_, first) = run(row.name, &[], trials(9), &AtomicBool::new(false));
+            let prior: Vec<Trial> = first.into_iter().map(|report| report.trial).collect();
+            let (summary, rest) = run(row.name, &prior, Budget::default(), &AtomicBool::new(false));
+            assert_eq!(summary.n_trials, 24 - 9, "{}", row.name);
+            assert_eq!(rest[0].number, 9);
+            assert!(rest.iter().all(|report| prior.iter().all(|trial| trial.config != report.trial.config)));
+            assert_eq!(summary.best.unwrap().outcome.cost(), 78.0);
+        }
+    }
+
+    #[test]
+    fn a_raised_flag_and_a_spent_time_stop_the_run() {
+        let (summary, _) = run("random", &[], Budget::default(), &AtomicBool::new(true));
+        assert_eq!((summary.n_trials, summary.ended), (0, Ended::Interrupted));
+        let (summary, _) =
+            run("random", &[], Budget { time: Some(Duration::ZERO), ..trials(9) }, &AtomicBool::new(false));
+        assert_eq!((summary.n_trials, summary.ended), (0, Ended::Time));
+    }
+
+    #[test]
+    fn an_interrupted_batch_keeps_what_was_measured() {
+        let mut table = table();
+        let space = table.space().clone();
+        let mut search = search::build("random", &space, 1).unwrap();
+        let stop = AtomicBool::new(false);
+        let mut committed = 0;
+        let mut observer = |event: Event| {
+            match event {
+                Event::Trial(report) => stop.store(report.number == 6, Ordering::Relaxed),
+                Event::Batch(reports) => committed += reports.len(),
+            }
+            Ok(())
+        };
+        let summary = tune(search.as_mut(), &space, &mut table, &[], trials(20), &stop, &mut observer).unwrap();
+        assert_eq!((summary.n_trials, summary.ended, committed), (7, Ended::Interrupted, 7));
+    }
+
+    struct Broken;
+
+    impl Measure for Broken {
+        fn measure(
+            &mut self,
+            _: &[Config],
+            _: Option<f64>,
+            _: &mut dyn FnMut(usize, Measured) -> ControlFlow<()>,
+        ) -> Result<(), BoxError> {
+            Err("no worker".into())
+        }
+    }
+
+    #[test]
+    fn broken_parts_end_the_run_with_their_reason() {
+        let mut table = table();
+        let space = table.space().clone();
+        let stop = AtomicBool::new(false);
+        let mut search = search::build("random", &space, 1).unwrap();
+        let error = tune(search.as_mut(), &space, &mut Broken, &[], trials(9), &stop, &mut |_| Ok(())).unwrap_err();
+        assert_eq!(error.to_string(), "measuring failed: no worker");
+        let mut full = |_: Event| Err("disk full".into());
+        let error = tune(search.as_mut(), &space, &mut table, &[], trials(9), &stop, &mut full).unwrap_err();
+        assert_eq!(error.to_string(), "recording failed: disk full");
+    }
+}

@@ -1,0 +1,274 @@
+//! The store against real files: sharing, damage, limits and speed.
+#![allow(missing_docs)]
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use rusqlite::{Connection, OpenFlags};
+use serde_json::json;
+use tilewright_tune::{Best, ErrorClass, Outcome, Record, Seconds, Store, StoreError, Timing, Winner};
+
+const WORKLOAD: &str = "matmul:m=512,n=512,k=512";
+const TARGET: &str = "x86-64";
+
+fn record(trial: u64) -> Record {
+    let median_ns = 1000.0 + (trial.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40) as f64;
+    let outcome = match trial % 4 {
+        3 => Outcome::Failed { class: ErrorClass::CompileErrorHost, message: "too many\nregisters".into() },
+        _ => Outcome::Measured(Timing {
+            median_ns,
+            min_ns: median_ns - 1.0,
+            spread: 0.01,
+            n_samples: 9,
+            stopped_early: false,
+        }),
+    };
+    Record {
+        workload: WORKLOAD.into(),
+        target: TARGET.into(),
+        template: "gemm".into(),
+        threads: 1,
+        config: json!({"mr": trial, "pack": "a", "order": ["j", "i"]}),
+        outcome,
+        seconds: Seconds { build: 0.01, run: 0.02, verify: 0.003 },
+        steps: "split i 8\nsplit j 48\nvectorize j.1".into(),
+        search: "random".into(),
+        seed: u64::MAX - 3,
+        trial,
+        version: "0.1.0".into(),
+        toolchain: "LLVM 22".into(),
+        unix_time: 1_800_000_000,
+    }
+}
+
+fn records(trials: std::ops::Range<u64>) -> Vec<Record> {
+    trials.map(record).collect()
+}
+
+fn open(path: &Path) -> Store {
+    Store::new(Connection::open(path).unwrap()).unwrap()
+}
+
+fn in_memory() -> Store {
+    Store::new(Connection::open_in_memory().unwrap()).unwrap()
+}
+
+fn all(store: &Store) -> Vec<Record> {
+    store.trials_of(WORKLOAD, TARGET, "gemm", 1).unwrap()
+}
+
+fn winner(trial: u64, median_ns: f64) -> Winner {
+    let Record { workload, target, template, threads, config, version, toolchain, unix_time, .. } = record(trial);
+    let runner_up = Some(record(trial + 1).config);
+    Winner {
+        workload,
+        target,
+        template,
+        threads,
+        config,
+        median_ns,
+        margin: Some(0.02),
+        runner_up,
+        gflops: 230.5,
+        verified: true,
+        version,
+        toolchain,
+        unix_time,
+    }
+}
+
+#[test]
+fn what_was_inserted_is_read_back_once() {
+    let mut store = in_memory();
+    assert_eq!(store.insert(&records(0..10)).unwrap(), 10);
+    assert_eq!(store.insert(&records(5..15)).unwrap(), 5);
+    assert_eq!(all(&store), records(0..15));
+    let mut reordered = record(2);
+    reordered.config = json!({"order": ["j", "i"], "pack": "a", "mr": 2});
+    assert_eq!(store.insert(&[reordered]).unwrap(), 0, "the order of the parameters does not matter");
+    assert_eq!(store.trials_of(WORKLOAD, TARGET, "gemm", 2).unwrap(), []);
+    assert_eq!(store.trials_of(WORKLOAD, TARGET, "other", 1).unwrap(), []);
+}
+
+#[test]
+fn the_best_is_the_confirmed_winner_or_else_the_fastest_trial() {
+    let mut store = in_memory();
+    assert_eq!(store.best(WORKLOAD, TARGET, 1).unwrap(), None);
+    store.insert(&[record(3)]).unwrap();
+    assert_eq!(store.best(WORKLOAD, TARGET, 1).unwrap(), None, "failures are never the best");
+    let mut other = record(1);
+    other.template = "gemm-4-2-4".into();
+    other.outcome =
+        Outcome::Measured(Timing { median_ns: 1.5, min_ns: 1.0, spread: 0.0, n_samples: 1, stopped_early: false });
+    store.insert(&records(0..100)).unwrap();
+    let fastest = records(0..100).into_iter().min_by(|a, b| a.outcome.cost().total_cmp(&b.outcome.cost())).unwrap();
+    assert_eq!(store.best(WORKLOAD, TARGET, 1).unwrap(), Some(Best::Trial(fastest)));
+    store.insert(std::slice::from_ref(&other)).unwrap();
+    assert_eq!(store.best(WORKLOAD, TARGET, 1).unwrap(), Some(Best::Trial(other)), "over all templates");
+    assert_eq!(store.best(WORKLOAD, TARGET, 2).unwrap(), None);
+    assert_eq!(store.best(WORKLOAD, "aarch64", 1).unwrap(), None);
+
+    store.set_winner(&winner(8, 3000.0)).unwrap();
+    assert_eq!(store.best(WORKLOAD, TARGET, 1).unwrap(), Some(Best::Confirmed(winner(8, 3000.0))));
+    let single = Winner { margin: None, runner_up: None, ..winner(4, 5000.0) };
+    store.set_winner(&single).unwrap();
+    assert_eq!(store.best(WORKLOAD, TARGET, 1).unwrap(), Some(Best::Confirmed(single)), "the later run counts");
+}
+
+#[test]
+fn records_travel_as_lines() {
+    let (mut from, mut to) = (in_memory(), in_memory());
+    from.insert(&records(0..50)).unwrap();
+    let mut lines = Vec::new();
+    assert_eq!(from.export(&mut lines).unwrap(), 50);
+    let imported = to.import(&lines[..]).unwrap();
+    assert_eq!((imported.read, imported.new), (50, 50));
+    let again = to.import(&lines[..]).unwrap();
+    assert_eq!((again.read, again.new), (50, 0));
+    assert_eq!(all(&to), all(&from));
+}
+
+#[test]
+fn a_malformed_line_imports_nothing() {
+    let mut store = in_memory();
+    let text = format!("{}\n\nnonsense\n{}\n", record(0).to_line(), record(1).to_line());
+    let error = store.import(text.as_bytes()).unwrap_err();
+    assert_eq!(error.to_string(), "line 3: expected ident at column 2");
+    assert_eq!(all(&store), []);
+}
+
+#[test]
+fn old_record_files_load() {
+    let mut store = in_memory();
+    let file = include_bytes!("data/records-v1.jsonl");
+    let imported = store.import(&file[..]).unwrap();
+    assert_eq!((imported.read, imported.new), (2, 2));
+    let mut lines = Vec::new();
+    store.export(&mut lines).unwrap();
+    let parse = |bytes: &[u8]| -> Vec<serde_json::Value> {
+        serde_json::Deserializer::from_slice(bytes).into_iter().collect::<Result<_, _>>().unwrap()
+    };
+    assert_eq!(parse(&lines), parse(file));
+}
+
+#[test]
+fn a_file_shared_by_many_loses_nothing() {
+    const N_WRITERS: u64 = 4;
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("records.db");
+    std::thread::scope(|scope| {
+        for writer in 0..N_WRITERS {
+            let path = &path;
+            scope.spawn(move || {
+                // All of them create the file at once, and neighbours overlap by half.
+                let mut store = open(path);
+                for batch in 0..20 {
+                    let first = (writer * 20 + batch) * 16;
+                    store.insert(&records(first..first + 32)).unwrap();
+                }
+            });
+        }
+    });
+    let mut found: Vec<u64> = all(&open(&path)).iter().map(|record| record.trial).collect();
+    found.sort();
+    assert!(found.into_iter().eq(0..N_WRITERS * 20 * 16 + 16));
+}
+
+#[test]
+fn readers_do_not_wait_for_a_writer() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("records.db");
+    open(&path).insert(&records(0..10)).unwrap();
+    let writer = Connection::open(&path).unwrap();
+    writer.execute_batch("BEGIN IMMEDIATE").unwrap();
+    let start = Instant::now();
+    assert_eq!(all(&open(&path)).len(), 10);
+    assert!(start.elapsed() < Duration::from_secs(5));
+}
+
+fn check_refused(connection: Connection, expected: &str) {
+    assert_eq!(Store::new(connection).unwrap_err().to_string(), expected);
+}
+
+#[test]
+fn files_that_are_not_ours_are_refused_and_left_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    let text = folder.path().join("notes.txt");
+    std::fs::write(&text, "Dear diary, ".repeat(100)).unwrap();
+    check_refused(Connection::open(&text).unwrap(), "not a database");
+    assert_eq!(std::fs::read_to_string(&text).unwrap(), "Dear diary, ".repeat(100));
+
+    let foreign = folder.path().join("foreign.db");
+    Connection::open(&foreign).unwrap().execute_batch("CREATE TABLE trials (id)").unwrap();
+    let bytes = std::fs::read(&foreign).unwrap();
+    check_refused(Connection::open(&foreign).unwrap(), "a database of another program (application id 0x0)");
+    assert_eq!(std::fs::read(&foreign).unwrap(), bytes);
+
+    let marked = Connection::open_in_memory().unwrap();
+    marked.pragma_update(None, "application_id", 7).unwrap();
+    check_refused(marked, "a database of another program (application id 0x7)");
+
+    let newer = folder.path().join("newer.db");
+    drop(open(&newer));
+    Connection::open(&newer).unwrap().pragma_update(None, "user_version", 2).unwrap();
+    check_refused(Connection::open(&newer).unwrap(), "schema version 2; this version knows up to 1");
+}
+
+#[test]
+fn a_file_that_cannot_be_written_can_be_read() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("records.db");
+    open(&path).insert(&records(0..5)).unwrap();
+    let read_only = || Connection::open_with_flags(&path, OpenFlags::SQLITE_OPEN_READ_ONLY).unwrap();
+    let mut store = Store::new(read_only()).unwrap();
+    assert_eq!(all(&store).len(), 5);
+    assert!(store.best(WORKLOAD, TARGET, 1).unwrap().is_some());
+    assert!(matches!(store.insert(&records(5..6)), Err(StoreError::ReadOnly)));
+
+    std::fs::write(folder.path().join("empty.db"), "").unwrap();
+    let empty = Connection::open_with_flags(folder.path().join("empty.db"), OpenFlags::SQLITE_OPEN_READ_ONLY);
+    check_refused(empty.unwrap(), "not writable");
+}
+
+#[test]
+fn a_full_disk_keeps_what_was_there() {
+    let connection = Connection::open_in_memory().unwrap();
+    connection.pragma_update(None, "max_page_count", 30).unwrap();
+    let mut store = Store::new(connection).unwrap();
+    store.insert(&records(0..10)).unwrap();
+    let error = store.insert(&records(10..10_000)).unwrap_err();
+    assert_eq!(error.to_string(), "disk or database full");
+    assert_eq!(all(&store), records(0..10));
+}
+
+/// Fills a file with `n` trials of four workloads, most of them of ours, and measures the best from a cold start.
+fn check_best_is_fast(n: u64) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("records.db");
+    let mut store = open(&path);
+    for first in (0..n).step_by(10_000) {
+        let mut batch = records(first..n.min(first + 10_000));
+        for record in batch.iter_mut().filter(|record| record.trial % 8 < 3) {
+            record.workload = format!("matmul:m=512,n=512,k={}", record.trial % 8 + 1);
+        }
+        store.insert(&batch).unwrap();
+    }
+    drop(store);
+    let start = Instant::now();
+    let best = open(&path).best(WORKLOAD, TARGET, 1).unwrap();
+    let elapsed = start.elapsed();
+    println!("best of {n} records: {elapsed:?}");
+    assert!(matches!(best, Some(Best::Trial(_))));
+    assert!(elapsed < Duration::from_millis(50), "{elapsed:?}");
+}
+
+#[test]
+fn the_best_of_a_hundred_thousand_records_is_there_at_once() {
+    check_best_is_fast(100_000);
+}
+
+#[test]
+#[ignore = "writes half a gigabyte"]
+fn the_best_of_a_million_records_is_there_at_once() {
+    check_best_is_fast(1_000_000);
+}
