@@ -183,8 +183,9 @@ pub fn nonsense(random: &mut Random) -> Program {
     }
     program.buffers.sort_by(|a, b| a.name.cmp(&b.name));
     program.buffers.dedup_by(|a, b| a.name == b.name);
+    let depth = if random.chance(30) { 2 } else { 0 };
     let mut make = Nonsense { n_loops: program.loops.len(), n_buffers: program.buffers.len(), random };
-    program.prepare = make.block(if make.random.chance(30) { 2 } else { 0 });
+    program.prepare = make.block(depth);
     program.body = make.block(4);
     program
 }
