@@ -134,6 +134,11 @@ impl Device {
         Ok(Device { workers, options, steps: Box::new(steps), next_id: 0, _data: data })
     }
 
+    /// Changes the longest that a candidate's runs may take together, from the next one on.
+    pub fn set_run_timeout(&mut self, limit: Duration) {
+        self.options.run_timeout = limit;
+    }
+
     fn plan(&self, best_ns: Option<f64>, min_time: Duration) -> Plan {
         let min_time_ns = min_time.as_nanos() as f64;
         Plan { min_time_ns, min_samples: 3, best_ns, cold: self.options.cold }

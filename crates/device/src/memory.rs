@@ -59,6 +59,11 @@ impl Fenced {
         Ok(fenced)
     }
 
+    /// Its size.
+    pub fn n_bytes(&self) -> u64 {
+        self.n_bytes as u64
+    }
+
     /// The first byte.
     pub fn pointer(&self) -> *mut u8 {
         // SAFETY: the offset lies in the mapping.

@@ -5,10 +5,15 @@ use std::time::Instant;
 
 /// A sample shorter than this averages several runs, so that reading the clock does not count.
 const MIN_SAMPLE_NS: f64 = 30_000.0;
-/// A kernel whose first, cold run takes this many times the best is not run again.
-const HOPELESS_COLD: f64 = 1.6;
-/// A kernel whose fastest warm sample takes this many times the best is not sampled further.
-const HOPELESS_WARM: f64 = 1.15;
+/// A kernel whose first run takes this many times the best is not run again, where that run was long enough for cold
+/// caches not to count.
+const HOPELESS_FIRST: f64 = 1.25;
+/// How long such a first run must be.
+const LONG_NS: f64 = 1e6;
+/// A kernel whose fastest warm sample takes this many times the best is not sampled further …
+const HOPELESS_WARM: f64 = 1.05;
+/// … once it was sampled for so long.
+const ENOUGH_NS: f64 = 0.5e6;
 /// Samples beyond which nothing is learnt.
 const MOST_SAMPLES: usize = 1000;
 
@@ -25,8 +30,7 @@ pub struct Samples {
 /// With `flush`, which empties the caches, each sample is one run after it.
 pub fn sample(plan: &Plan, first_ns: f64, run: &mut dyn FnMut(), flush: &mut dyn FnMut()) -> Samples {
     let hopeless = |ns: f64, factor: f64| plan.best_ns.is_some_and(|best| ns > factor * best);
-    // The first run pays for page faults and cold caches; very short kernels deserve a second chance.
-    if first_ns > 200_000.0 && hopeless(first_ns, HOPELESS_COLD) {
+    if !plan.cold && first_ns > LONG_NS && hopeless(first_ns, HOPELESS_FIRST) {
         return Samples { ns: vec![first_ns], stopped_early: true };
     }
     let mut timed = |n_runs: u32| {
@@ -36,11 +40,8 @@ pub fn sample(plan: &Plan, first_ns: f64, run: &mut dyn FnMut(), flush: &mut dyn
         }
         start.elapsed().as_nanos() as f64 / f64::from(n_runs)
     };
-    // A short kernel is warmed up until two runs agree or its share of time is spent; a long one was by its first run.
-    let mut estimate = first_ns;
-    if !plan.cold && first_ns < plan.min_time_ns {
-        estimate = timed(1).min(first_ns);
-    }
+    // A short kernel runs once more before it counts; a long one was warmed up by its first run.
+    let estimate = if first_ns < LONG_NS { timed(1).min(first_ns) } else { first_ns };
     let n_runs = if plan.cold { 1 } else { (MIN_SAMPLE_NS / estimate.max(1.0)).ceil().clamp(1.0, 1e6) as u32 };
     let (mut ns, mut total, mut fastest) = (Vec::new(), 0.0, f64::INFINITY);
     while ns.len() < MOST_SAMPLES && (total < plan.min_time_ns || ns.len() < plan.min_samples as usize) {
@@ -51,7 +52,7 @@ pub fn sample(plan: &Plan, first_ns: f64, run: &mut dyn FnMut(), flush: &mut dyn
         ns.push(sample);
         total += sample * f64::from(n_runs);
         fastest = fastest.min(sample);
-        if ns.len() >= 2 && hopeless(fastest, HOPELESS_WARM) {
+        if total >= ENOUGH_NS && hopeless(fastest, HOPELESS_WARM) {
             return Samples { ns, stopped_early: true };
         }
     }

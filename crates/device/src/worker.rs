@@ -57,14 +57,15 @@ struct Worker {
     pool: Pool,
     all_cpus: Vec<usize>,
     kernels: HashMap<u64, Built>,
+    /// One for all kernels, so that its pages are there when a kernel is timed for the first time.
+    scratch: Fenced,
     flush: Vec<u8>,
 }
 
 struct Built {
     kernel: Kernel,
+    /// Empty until its first run.
     prepared: Vec<Fenced>,
-    scratch: Option<Fenced>,
-    is_prepared: bool,
 }
 
 type Failure = (ErrorClass, String);
@@ -98,6 +99,7 @@ impl Worker {
             pool,
             all_cpus,
             kernels: HashMap::new(),
+            scratch: Fenced::new(0)?,
             flush: Vec::new(),
             assignment,
         })
@@ -134,9 +136,10 @@ impl Worker {
                 let steps = parse_steps(steps).map_err(|e| instantiation(e.to_string()))?;
                 let scheduled = apply_all(&self.untuned, &steps)
                     .map_err(|(at, why)| instantiation(format!("step {} `{}`: {why}", at + 1, steps[at])))?;
-                let lowered = lower::lower(&scheduled);
-                verify::verify(&lowered).map_err(|e| instantiation(e.to_string()))?;
-                lowered
+                // The program before its tails and unrolled loops multiply: what lowering makes of it is lowering's to
+                // keep valid.
+                verify::verify(&scheduled).map_err(|e| instantiation(e.to_string()))?;
+                lower::lower(&scheduled)
             }
             Source::Lowered(program) => text::parse(program).map_err(|e| instantiation(e.to_string()))?,
         };
@@ -150,7 +153,7 @@ impl Worker {
         }
         let kernel = tilewright_codegen::compile(&lowered, &self.target)
             .map_err(|e| (ErrorClass::CompileErrorHost, e.to_string()))?;
-        Ok(Built { kernel, prepared: Vec::new(), scratch: None, is_prepared: false })
+        Ok(Built { kernel, prepared: Vec::new() })
     }
 
     fn run(&mut self, id: u64, plan: &Plan, check: bool) -> Result<Reply, Failure> {
@@ -166,8 +169,13 @@ impl Worker {
         let n_threads = self.pool.n_threads();
         let built = self.kernels.get_mut(&id).ok_or((ErrorClass::Unknown, format!("no kernel {id} is kept")))?;
         let memory = |e: std::io::Error| (ErrorClass::RuntimeError, format!("allocating its buffers: {e}"));
-        if built.scratch.is_none() {
-            built.scratch = Some(Fenced::new(built.kernel.scratch_bytes(n_threads)).map_err(memory)?);
+        let scratch_bytes = built.kernel.scratch_bytes(n_threads);
+        if scratch_bytes > self.scratch.n_bytes() {
+            self.scratch = Fenced::new(scratch_bytes).map_err(memory)?;
+            self.scratch.fill(0);
+        }
+        let unprepared = built.prepared.is_empty();
+        if unprepared {
             for &bytes in built.kernel.prepared_bytes() {
                 built.prepared.push(Fenced::new(bytes).map_err(memory)?);
             }
@@ -183,14 +191,13 @@ impl Worker {
             self.outputs.iter_mut().flatten().for_each(|o| o.fill(0xFF));
         }
         let prepared: Vec<*mut u8> = built.prepared.iter().map(Fenced::pointer).collect();
-        let scratch = built.scratch.as_ref().map_or(std::ptr::null_mut(), Fenced::pointer);
+        let scratch = self.scratch.pointer();
         let runtime = self.pool.runtime();
         let kernel = &built.kernel;
-        if !built.is_prepared {
+        if unprepared && !prepared.is_empty() {
             // SAFETY: the arguments are the workload's, which `build` has compared with the program's; prepared and
             // scratch buffers have the sizes the kernel asks for; all are page-aligned.
             unsafe { kernel.prepare(&arguments, &prepared, scratch, &runtime) };
-            built.is_prepared = true;
         }
         let mut run = || {
             // SAFETY: as above.
@@ -200,8 +207,8 @@ impl Worker {
         run();
         let first_ns = first.elapsed().as_nanos() as f64;
         if check {
-            let fenced = self.outputs.iter().flatten().chain(&built.prepared).chain(&built.scratch);
-            if !fenced.into_iter().all(Fenced::is_intact) {
+            let mut fenced = self.outputs.iter().flatten().chain(&built.prepared).chain([&self.scratch]);
+            if !fenced.all(Fenced::is_intact) {
                 return Err((ErrorClass::RuntimeError, "it wrote outside its buffers".to_owned()));
             }
             compare(&self.untuned, &self.tolerance, &self.outputs, &self.data)?;

@@ -10,6 +10,13 @@
 //! fuses them into one multiply-add differs by the rounding of the product, and comparisons allow for it. A comparison of
 //! values in the condition of an `if` is made in `f64`.
 //!
+//! Of a select only the chosen side is evaluated, of a conjunction the right side only where the left holds. An update
+//! evaluates its value, then its condition, then reads the old value, unless it starts from the identity.
+//!
+//! # Memory
+//! At the start inputs hold the arguments and nothing else was written. A temporary holds nothing from its `alloc`, also
+//! where it is allocated again, and is gone at the end of that block. Prepared buffers keep what `prepare` wrote.
+//!
 //! # Faults
 //! A program that reads or writes outside a buffer, reads what was never written, divides an index by zero, or leaves an
 //! element of an output unwritten has no meaning: it ends with a [`Fault`] that says where.
@@ -177,7 +184,7 @@ pub fn run(program: &Program, arguments: &mut [Vec<f64>]) -> Result<(), Fault> {
     run_limited(program, arguments, MAX_ITERATIONS)
 }
 
-/// [`run`] with a limit on the total number of loop iterations.
+/// [`run`] with a limit on the total number of loop iterations; 16 elements allocated count as one.
 ///
 /// # Errors
 /// As [`run`]; [`Fault::TooLong`] beyond the limit.
@@ -340,7 +347,8 @@ pub(crate) fn run_block(
     let mut machine = Machine {
         program,
         sources: &compiler.sources,
-        vars: vec![0; program.loops.len()],
+        // One more, as an index without variables reads the first.
+        vars: vec![0; program.loops.len() + 1],
         active: Vec::new(),
         memory,
         limit: *left,
@@ -361,8 +369,9 @@ struct Linear {
     terms: Box<[(u32, i64)]>,
     /// Divisions, remainders, minima and maxima with their coefficients.
     rest: Box<[(Nonlinear, i64)]>,
-    /// So small that variables below 2⁴⁰ cannot make it overflow.
-    small: bool,
+    /// The terms, where they are at most two and the whole is so small that variables below 2⁴⁰ cannot make it overflow:
+    /// the usual case, made fast.
+    two: Option<[(u32, i64); 2]>,
     /// Where the expression itself is kept, for messages.
     source: u32,
 }
@@ -377,16 +386,10 @@ enum Nonlinear {
 impl Linear {
     #[inline]
     fn eval(&self, vars: &[i64]) -> Option<i64> {
-        if self.small && self.rest.is_empty() { Some(self.eval_small(vars)) } else { self.eval_slow(vars) }
-    }
-
-    #[inline]
-    fn eval_small(&self, vars: &[i64]) -> i64 {
-        let mut sum = self.constant;
-        for &(var, c) in &*self.terms {
-            sum += c * vars[var as usize];
+        match self.two {
+            Some([(a, ca), (b, cb)]) => Some(self.constant + ca * vars[a as usize] + cb * vars[b as usize]),
+            None => self.eval_slow(vars),
         }
-        sum
     }
 
     fn eval_slow(&self, vars: &[i64]) -> Option<i64> {
@@ -535,11 +538,17 @@ impl Compiler<'_> {
             };
             rest.push((part, *c));
         }
-        let size = terms.iter().try_fold(0u64, |n, (_, c)| n.checked_add(c.unsigned_abs()));
-        let small = size.is_some_and(|n| n < 1 << 21) && index.constant().unsigned_abs() < 1 << 61;
+        let small = |c: i64, bits: u32| c.unsigned_abs() < 1 << bits;
+        let usual = rest.is_empty() && small(index.constant(), 61) && terms.iter().all(|(_, c)| small(*c, 20));
+        let two = match terms.as_slice() {
+            [] if usual => Some([(0, 0), (0, 0)]),
+            [a] if usual => Some([*a, (0, 0)]),
+            [a, b] if usual => Some([*a, *b]),
+            _ => None,
+        };
         self.sources.push(index.clone());
         let source = self.sources.len() as u32 - 1;
-        Ok(Linear { constant: index.constant(), terms: terms.into(), rest: rest.into(), small, source })
+        Ok(Linear { constant: index.constant(), terms: terms.into(), rest: rest.into(), two, source })
     }
 
     fn access(&mut self, id: BufferId, index: &[Index]) -> Result<Access, Fault> {
@@ -624,11 +633,7 @@ impl Machine<'_> {
                 let extent = self.linear(extent);
                 self.check()?;
                 let extent = extent.max(0);
-                let Some(left) = self.left.checked_sub(extent as u64) else {
-                    self.fault = Some(Box::new(Fault::TooLong { limit: self.limit }));
-                    return Err(Stopped);
-                };
-                self.left = left;
+                self.spend(extent as u64)?;
                 self.active.push(*var);
                 let outer = self.vars[*var as usize];
                 for i in 0..extent {
@@ -643,13 +648,22 @@ impl Machine<'_> {
                 self.check()?;
                 self.block(if holds { then } else { otherwise })?;
             }
-            Op::Alloc(b) => match undefined_in(&self.program.buffers[*b as usize], &mut self.memory[*b as usize]) {
-                Ok(()) => {}
-                Err(fault) => {
-                    self.fault = Some(Box::new(fault));
-                    return Err(Stopped);
+            Op::Alloc(b) => {
+                let buffer = &self.program.buffers[*b as usize];
+                match n_elements(buffer) {
+                    Ok(n) => {
+                        // Filling it takes as long as some iterations.
+                        self.spend(n as u64 / 16)?;
+                        let values = &mut self.memory[*b as usize];
+                        values.clear();
+                        values.resize(n, f64::from_bits(UNDEFINED));
+                    }
+                    Err(fault) => {
+                        self.stop(fault);
+                        return Err(Stopped);
+                    }
                 }
-            },
+            }
             Op::Store { to, value, to_f32 } => {
                 let value = if *to_f32 { self.node::<true>(value) } else { self.node::<false>(value) };
                 let at = self.locate(to);
@@ -675,6 +689,20 @@ impl Machine<'_> {
             }
         }
         Ok(())
+    }
+
+    /// Deducts from the iterations that are left.
+    fn spend(&mut self, n: u64) -> Result<(), Stopped> {
+        match self.left.checked_sub(n) {
+            Some(left) => {
+                self.left = left;
+                Ok(())
+            }
+            None => {
+                self.stop(Fault::TooLong { limit: self.limit });
+                Err(Stopped)
+            }
+        }
     }
 
     #[inline]
@@ -789,13 +817,6 @@ impl Machine<'_> {
         let buffer = self.program.buffers[access.buffer as usize].name.clone();
         self.stop(Fault::Undefined { buffer, subscripts: self.subscripts(access), place: self.place() });
     }
-}
-
-fn undefined_in(buffer: &Buffer, values: &mut Vec<f64>) -> Result<(), Fault> {
-    let n = n_elements(buffer)?;
-    values.clear();
-    values.resize(n, f64::from_bits(UNDEFINED));
-    Ok(())
 }
 
 fn divides_by_zero(index: &Index, vars: &[i64]) -> bool {

@@ -1,6 +1,6 @@
 //! Verifier: the rules that every program obeys between passes.
 //!
-//! 1. Names of loops are valid ([`is_name`](crate::text::is_name)) and unique; so are names of buffers.
+//! 1. Names of loops are valid ([`is_name`]) and unique; so are names of buffers.
 //! 2. Every extent of a buffer is at least one and its size in bytes fits 63 bits.
 //! 3. Loop and buffer numbers exist, a loop variable is used inside its loop only, no loop is nested in one of the same
 //!    variable, and an access has as many subscripts as its buffer has dimensions.
@@ -16,8 +16,7 @@
 //! 8. A vectorized loop contains only stores, updates and prefetches.
 //! 9. GPU axes are 0 to 2, and a loop is not bound to the axis of a loop around it.
 //! 10. Iterations of parallel, vectorized, block and thread loops do not touch each other's data: where one iteration
-//!     writes an element of a buffer that lives beyond the iteration, no other writes or reads it. See
-//!     [`writes_are_disjoint`].
+//!     writes an element of a buffer that lives beyond the iteration, no other writes or reads it. See [`find_race`].
 
 use crate::expr::{Cond, Expr};
 use crate::index::{Atom, Index, Ranges};
@@ -573,36 +572,54 @@ impl<'a> Checker<'a> {
 
     /// Rule 10, for a loop whose inside is checked.
     fn races(&self, l: &'a Loop) -> Checked {
-        if self.known.ranges.upper(&l.extent).is_some_and(|u| u <= 1) {
-            return Ok(());
-        }
-        let mut ranges = self.known.ranges.clone();
-        ranges.push(l.var, l.extent.clone());
-        let mut shared = Shared { accesses: Vec::new(), inner: Vec::new() };
-        shared.block(&l.body, &mut ranges);
-        let meets = |a: &Access<'_>, b: &Access<'_>| {
-            a.buffer == b.buffer && !are_disjoint((a.index, &a.ranges), (b.index, &b.ranges), l.var)
+        let Some(Race { buffer, write, other }) = find_race(l, &self.known.ranges) else { return Ok(()) };
+        let name = &self.program.buffer(buffer).name;
+        let text = |index: &[Index]| {
+            let subscripts = index.iter().map(|e| index_to_string(self.program, e)).collect::<Vec<_>>();
+            format!("{name}[{}]", subscripts.join(", "))
         };
-        for (i, a) in shared.accesses.iter().enumerate().filter(|(_, a)| a.writes) {
-            // A pair of writes is tried once.
-            let others = shared.accesses.iter().enumerate().filter(|(j, b)| !b.writes || *j >= i);
-            if let Some((_, b)) = others.into_iter().find(|(_, b)| meets(a, b)) {
-                let name = &self.program.buffer(a.buffer).name;
-                let text = |x: &Access<'_>| {
-                    let subscripts = x.index.iter().map(|e| index_to_string(self.program, e)).collect::<Vec<_>>();
-                    format!("{name}[{}]", subscripts.join(", "))
-                };
-                return Err(VerifyError::Race {
-                    var: loop_name(self.program, l.var),
-                    kind: l.kind.name(),
-                    buffer: name.clone(),
-                    first: text(a),
-                    second: text(b),
-                });
-            }
-        }
-        Ok(())
+        Err(VerifyError::Race {
+            var: loop_name(self.program, l.var),
+            kind: l.kind.name(),
+            buffer: name.clone(),
+            first: text(write),
+            second: text(other),
+        })
     }
+}
+
+/// Two accesses that may meet in different iterations of a loop.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Race<'a> {
+    /// The buffer.
+    pub buffer: BufferId,
+    /// An access that writes.
+    pub write: &'a [Index],
+    /// An access that reads or writes; the same one where it may meet itself.
+    pub other: &'a [Index],
+}
+
+/// Finds accesses that keep the iterations of a loop from being carried out at once, whatever kind the loop is now.
+///
+/// `outer` holds the loops around it, outermost first. Looks at all buffers written inside, save temporaries allocated
+/// inside. None where no two iterations can meet; a race that is found need not be real, see [`are_disjoint`].
+pub fn find_race<'a>(l: &'a Loop, outer: &Ranges) -> Option<Race<'a>> {
+    if outer.upper(&l.extent).is_some_and(|u| u <= 1) {
+        return None;
+    }
+    let mut ranges = outer.clone();
+    ranges.push(l.var, l.extent.clone());
+    let mut shared = Shared { accesses: Vec::new(), inner: Vec::new() };
+    shared.block(&l.body, &mut ranges);
+    let meets = |a: &Access<'_>, b: &Access<'_>| {
+        a.buffer == b.buffer && !are_disjoint((a.index, &a.ranges), (b.index, &b.ranges), l.var)
+    };
+    shared.accesses.iter().enumerate().filter(|(_, a)| a.writes).find_map(|(i, a)| {
+        // A pair of writes is tried once.
+        let mut others = shared.accesses.iter().enumerate().filter(|(j, b)| !b.writes || *j >= i);
+        let (_, b) = others.find(|(_, b)| meets(a, b))?;
+        Some(Race { buffer: a.buffer, write: a.index, other: b.index })
+    })
 }
 
 fn bad_divisor(e: &Index) -> Option<i64> {

@@ -858,3 +858,62 @@ fn combine(op: BinaryOp, left: &mut [f64], right: &[f64]) {
         BinaryOp::Max => with!(BinaryOp::Max),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::interp::undefined;
+    use crate::text::parse;
+
+    /// The nest of a program's only statement, with `X` and `Y` as inputs: its axes along and across the rows, and
+    /// whether it is a sum of products; `None` where it is left to the interpreter.
+    fn check(buffers: &str, nest: &str, expected: Option<(&str, &str, bool)>) {
+        let text = format!("program \"p\" {buffers} loops i, j, k, l run {{ {nest} }}");
+        let program = parse(&text).unwrap_or_else(|e| panic!("{e}\n{text}"));
+        let memory = program.buffers.iter().map(|b| match b.name.as_str() {
+            "O" => undefined(b).unwrap(),
+            _ => vec![1.0; b.n_elements().unwrap() as usize],
+        });
+        let nest = Nest::of(&program, &program.body[0], &memory.collect::<Vec<_>>());
+        let name = |axis: usize, n: &Nest<'_>| n.axes[axis].var.map_or("", |v| program.loop_name(v)).to_owned();
+        let got = nest.map(|n| (name(n.row, &n), name(n.across, &n), n.product.is_some()));
+        assert_eq!(got, expected.map(|(row, across, product)| (row.into(), across.into(), product)), "{text}");
+    }
+
+    #[test]
+    fn rows_are_chosen_so_that_loads_are_contiguous() {
+        let matmul = |x: &str, y: &str| {
+            format!("for i in 40 {{ for j in 50 {{ for k in 60 {{ O[i, j] += {x} * {y} first k == 0 }} }} }}")
+        };
+        let o = "buffer O: f32[40, 50] global output";
+        let buffers = format!("{o} buffer X: f32[40, 60] global input buffer Y: f32[60, 50] global input");
+        check(&buffers, &matmul("X[i, k]", "Y[k, j]"), Some(("j", "i", true)));
+        check(&buffers, &matmul("Y[k, j]", "X[i, k]"), Some(("j", "i", true)));
+        let buffers = format!("{o} buffer X: f32[60, 40] global input buffer Y: f32[50, 60] global input");
+        check(&buffers, &matmul("X[k, i]", "Y[j, k]"), Some(("i", "j", true)));
+        check(&buffers, &matmul("exp(X[k, i])", "Y[j, k]"), Some(("i", "j", false)));
+        let conv = "for i in 8 { for j in 9 { for k in 5 { for l in 3 { O[i, j] += X[k, j + l] * Y[i, 3*k + l]
+            first k == 0 && l == 0 } } } }";
+        let buffers = "buffer O: f32[8, 9] global output buffer X: f32[5, 11] global input
+            buffer Y: f32[8, 15] global input";
+        check(buffers, conv, Some(("j", "i", true)));
+    }
+
+    #[test]
+    fn other_statements_are_left_to_the_interpreter() {
+        let buffers = "buffer O: f32[8, 8] global output buffer X: f32[8] global input";
+        check(buffers, "for i in 8 { for j in 8 { O[i, j] = X[j] } }", Some(("j", "i", false)));
+        for nest in [
+            "for i in 8 { for j in i { O[i, j] = X[j] } }",
+            "for i in 8 { for j in 8 { O[i, j] = O[i, j] } }",
+            "for i in 8 { for j in 8 { O[i, 0] = X[j] } }",
+            "for i in 8 { for j in 8 { O[i, 0] += X[j] first j == 1 } }",
+            "for i in 8 { for j in 8 { O[i, 0] += X[j] first i == 0 } }",
+            "for i in 4 { for j in 4 { O[0, i + j] = X[j] } }",
+            "for i in 9 { for j in 8 { O[i, j] = X[j] } }",
+            "for i in 8 { if i < 3 { } }",
+        ] {
+            check(buffers, nest, None);
+        }
+    }
+}

@@ -69,7 +69,7 @@ pub enum Message {
 /// [`verify`](crate::verify::verify) to say.
 ///
 /// # Cost
-/// Linear in the text.
+/// Linear in the text, save for the terms of one index: adding one costs as much as there are.
 pub fn parse(text: &str) -> Result<Program, ParseError> {
     let located = |(at, message): Located| {
         let before = &text[..at];
@@ -435,6 +435,7 @@ impl<'a> Parser<'a> {
                     _ => return Ok(sum),
                 };
                 p.at += 1;
+                let negative = negative != p.take(Token::Sign("-"));
                 let term = p.product(negative)?;
                 sum = p.checked(checked_add(&sum, &term))?;
             }

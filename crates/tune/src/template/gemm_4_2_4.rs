@@ -1,6 +1,6 @@
 //! The search space of "Compiler-Level Matrix Multiplication Optimization for Deep Learning" (G-BFS and N-A2C).
 
-use super::step::{accumulate, reorder, split, unroll, vectorize};
+use super::step::{accumulate, parallel, reorder, split, unroll, vectorize};
 use super::{Setting, Template};
 use crate::space::{Config, Parameter, Space, SpaceError};
 use tilewright_ir::Step;
@@ -10,7 +10,7 @@ use tilewright_ir::Step;
 /// # Source
 /// Section 2.2, equations 2 to 4, with the values of section 5. The paper leaves open what a CPU does with the
 /// loops; here they nest as `m0 n0 m1 n1 k0 m2 n2 k1 m3 n3`, the columns of `n3` are vector lanes, and a tile
-/// `m3 × n3` that fits the registers is kept in them.
+/// `m3 × n3` that fits the registers is kept in them; with several threads `m0` is spread over them.
 pub const GEMM_4_2_4: Template = Template {
     name: "gemm-4-2-4",
     text: "the G-BFS and N-A2C paper's space: factorizations of m and n into 4 and of k into 2",
@@ -45,5 +45,8 @@ fn steps(s: &Setting, space: &Space, config: &Config) -> Vec<Step> {
         steps.extend([accumulate("C", "n2", "C.r"), unroll("m3"), unroll("n3.v")]);
     }
     steps.push(vectorize("n3.l"));
+    if s.n_threads > 1 {
+        steps.push(parallel("m0"));
+    }
     steps
 }

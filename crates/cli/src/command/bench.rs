@@ -1,0 +1,300 @@
+//! `bench`: the best recorded kernel and peer libraries, interleaved in one run.
+
+use std::time::Duration;
+
+use anyhow::Context;
+use clap::Args;
+use rand::SeedableRng;
+use rand::seq::SliceRandom;
+use rand_xoshiro::Xoshiro256PlusPlus;
+use serde_json::{Map, Value as Json, json};
+use tilewright_device::device::{Racer, steps_text};
+use tilewright_device::protocol::Source;
+use tilewright_device::{Device, Options};
+use tilewright_ir::DType;
+use tilewright_ir::op::Workload;
+use tilewright_tune::{Outcome, Timing};
+
+use super::tune::{start_device, worker_command};
+use super::{DatabaseArgs, KnownBest, MachineArgs, count, gflops, make_task, parse_workload, target_name};
+use crate::error::{OrBadInput, bad_input};
+use crate::output::{digits, duration, message, table, write_result};
+use crate::peer::{self, Dtype, MatmulProblem, PEERS, Peer, PeerSpec};
+
+/// The name of our kernels among the implementations.
+const OURS: &str = "tilewright";
+/// Time in the runs of one implementation in one round.
+const ROUND: Duration = Duration::from_millis(25);
+
+/// Arguments of `bench`.
+#[derive(Args, Debug)]
+pub struct BenchArgs {
+    /// Operators and sizes, such as matmul:m=1024,n=1024,k=1024, or aliases, such as matmul-1024
+    #[arg(required = true, value_name = "WORKLOAD")]
+    workloads: Vec<String>,
+    /// Peers to measure beside, separated by commas, or `none` [default: all]
+    #[arg(long, value_name = "LIST")]
+    against: Option<String>,
+    #[command(flatten)]
+    machine: MachineArgs,
+    /// Rounds; each runs every implementation once, in random order
+    #[arg(long, value_name = "R", default_value_t = 15, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    rounds: u32,
+    #[command(flatten)]
+    records: DatabaseArgs,
+}
+
+/// One implementation's result on one workload.
+#[derive(Debug)]
+struct Row {
+    implementation: &'static str,
+    /// Over the medians of the rounds.
+    timing: Timing,
+    version: String,
+    details: String,
+    /// Whether it may hold the same operand transformed as ours.
+    is_comparable: bool,
+}
+
+/// Measures workloads.
+///
+/// # Errors
+/// Bad input where a workload or a peer does not exist; failure where no kernel is recorded for any of the workloads.
+pub fn run(args: &BenchArgs, as_json: bool) -> anyhow::Result<()> {
+    let workloads = args.workloads.iter().map(|text| parse_workload(text)).collect::<anyhow::Result<Vec<_>>>()?;
+    let peers = chosen_peers(args.against.as_deref())?;
+    args.machine.runnable_target()?;
+    let mut json_rows = Vec::new();
+    let mut text = String::new();
+    let mut ratios: Vec<(&'static str, Vec<f64>)> = Vec::new();
+    for workload in workloads {
+        let Some(rows) = bench(&workload, args, &peers)? else { continue };
+        let ours = rows.iter().find(|row| row.implementation == OURS).expect("there are no rows without ours");
+        let ours_ns = ours.timing.median_ns;
+        for row in &rows {
+            json_rows.push(row_json(&workload, args.machine.threads, row, ours_ns));
+            if row.implementation != OURS {
+                // How many times as fast as the peer we are.
+                let ratio = row.timing.median_ns / ours_ns;
+                match ratios.iter_mut().find(|(name, _)| *name == row.implementation) {
+                    Some((_, all)) => all.push(ratio),
+                    None => ratios.push((row.implementation, vec![ratio])),
+                }
+            }
+        }
+        text += &format!("{workload}, {}\n{}\n", count(args.machine.threads as u64, "thread"), shown(&workload, &rows));
+    }
+    anyhow::ensure!(!json_rows.is_empty(), "no kernel is recorded for any of the workloads (run `tilewright tune` first)");
+
+    let geomean = |all: &[f64]| (all.iter().map(|r| r.ln()).sum::<f64>() / all.len() as f64).exp();
+    let geomeans: Map<String, Json> =
+        ratios.iter().map(|(name, all)| ((*name).to_owned(), json!(geomean(all)))).collect();
+    if args.workloads.len() > 1 && !ratios.is_empty() {
+        text += "geometric mean of ours / theirs\n";
+        let mut rows = vec![];
+        for (name, all) in &ratios {
+            rows.push(vec![(*name).to_owned(), format!("{:.3}", geomean(all)), count(all.len() as u64, "workload")]);
+        }
+        text += &table(&rows);
+    }
+    write_result(as_json, &json!({"rows": json_rows, "geomean": geomeans}), &text)
+}
+
+/// The peers asked for.
+fn chosen_peers(list: Option<&str>) -> anyhow::Result<Vec<&'static PeerSpec>> {
+    match list {
+        None => Ok(PEERS.iter().collect()),
+        Some("none") => Ok(Vec::new()),
+        Some(list) => {
+            let known = || PEERS.iter().map(|spec| spec.name).collect::<Vec<_>>().join(", ");
+            let mut chosen: Vec<&'static PeerSpec> = Vec::new();
+            for name in list.split(',').map(str::trim) {
+                let found = PEERS.iter().filter(|spec| spec.name == name || spec.library == name);
+                let before = chosen.len();
+                let fresh: Vec<_> = found.clone().filter(|s| !chosen.iter().any(|c| c.name == s.name)).collect();
+                chosen.extend(fresh);
+                if chosen.len() == before && found.count() == 0 {
+                    return Err(bad_input(format!("no peer is called `{name}`; there are {}", known())));
+                }
+            }
+            Ok(chosen)
+        }
+    }
+}
+
+/// Measures one workload; `None`, with a message, where there is no kernel of ours.
+fn bench(workload: &Workload, args: &BenchArgs, peers: &[&'static PeerSpec]) -> anyhow::Result<Option<Vec<Row>>> {
+    let target = args.machine.runnable_target()?;
+    let threads = args.machine.threads;
+    let store = args.records.database()?.open_to_read()?;
+    let best = match &store {
+        Some(store) => store.best(&workload.to_string(), &target_name(&target, false), threads as u32)?,
+        None => None,
+    };
+    drop(store);
+    let Some(best) = best.map(KnownBest::new) else {
+        message(&format!("{workload}: no kernel is recorded; run `tilewright tune {workload} --threads {threads}`"));
+        return Ok(None);
+    };
+    let task = make_task(*workload, target, threads, Some(&best.template))?;
+    let config = task
+        .space
+        .config_from_json(&best.config)
+        .or_bad_input("the space has changed since it was recorded; run `tilewright tune` again")?;
+    let program = std::env::current_exe().context("the path of this executable is unknown")?;
+    let options = Options { n_workers: 1, ..Options::new(worker_command(program), threads) };
+    let steps = task.steps(&config);
+    let mut device = start_device(*workload, &task, options, move |_| Vec::new())?;
+    let racer = device
+        .start_race(&[Source::Steps(steps_text(&steps))])?
+        .pop()
+        .expect("a race has as many candidates as sources");
+    let details = format!("template {}, verified", task.template.name);
+
+    // Peers end with the thread that starts them: this one.
+    let mut contestants = vec![Contestant { implementation: OURS, medians_ns: Vec::new(), who: Who::Ours(racer) }];
+    for spec in peers {
+        match start_peer(spec, workload, threads) {
+            Ok(peer) => contestants.push(Contestant {
+                implementation: spec.name,
+                medians_ns: Vec::new(),
+                who: Who::Peer(peer),
+            }),
+            Err(reason) => message(&format!("{}: {reason}", spec.name)),
+        }
+    }
+    let seed = std::time::SystemTime::UNIX_EPOCH.elapsed().map_or(0, |t| t.as_nanos() as u64);
+    let mut rng = Xoshiro256PlusPlus::seed_from_u64(seed);
+    for _ in 0..args.rounds {
+        contestants.shuffle(&mut rng);
+        contestants.retain_mut(|contestant| contestant.round(&mut device));
+    }
+
+    let mut rows = Vec::new();
+    for contestant in contestants {
+        let Contestant { implementation, medians_ns, who } = contestant;
+        match who {
+            Who::Ours(racer) => match device.end_race(racer) {
+                Outcome::Measured(timing) => rows.push(Row {
+                    implementation,
+                    timing,
+                    version: env!("CARGO_PKG_VERSION").to_owned(),
+                    details: details.clone(),
+                    is_comparable: true,
+                }),
+                Outcome::Failed { class, message: reason } => {
+                    anyhow::bail!("the recorded kernel of {workload} failed: {class}: {reason}")
+                }
+            },
+            Who::Peer(peer) => rows.push(Row {
+                implementation,
+                timing: Timing::of_samples(&medians_ns, false),
+                version: peer.version().to_owned(),
+                details: peer.details().to_owned(),
+                is_comparable: peer.spec().prepacked_b == (workload.constant == Some("b")),
+            }),
+        }
+    }
+    rows.sort_by(|a, b| a.timing.median_ns.total_cmp(&b.timing.median_ns));
+    Ok(Some(rows))
+}
+
+/// One implementation in the race.
+struct Contestant {
+    implementation: &'static str,
+    /// Of the rounds of a peer.
+    medians_ns: Vec<f64>,
+    who: Who,
+}
+
+enum Who {
+    Ours(Racer),
+    Peer(Peer),
+}
+
+impl Contestant {
+    /// Runs one round; false where it is out of the race.
+    fn round(&mut self, device: &mut Device) -> bool {
+        let result = match &mut self.who {
+            Who::Ours(racer) => device.race_round(racer, ROUND).map_err(anyhow::Error::from),
+            Who::Peer(peer) => {
+                peer.round(ROUND).map(|ns| self.medians_ns.push(Timing::of_samples(&ns, false).median_ns))
+            }
+        };
+        if let Err(error) = &result {
+            message(&format!("{}: {}", self.implementation, crate::error::describe(error)));
+        }
+        // Ours stays, so that its failure is told at the end.
+        result.is_ok() || matches!(self.who, Who::Ours(_))
+    }
+}
+
+fn start_peer(spec: &PeerSpec, workload: &Workload, threads: usize) -> Result<Peer, peer::Unavailable> {
+    let Some(problem) = problem(workload) else {
+        let reason = format!("there is no comparison for {}", workload.operator().name);
+        return Err(peer::Unavailable::Unsupported { reason });
+    };
+    Peer::start(spec.name, &problem, threads)
+}
+
+/// The workload as peers know it.
+fn problem(workload: &Workload) -> Option<MatmulProblem> {
+    let size = |name: &str| workload.size(name) as usize;
+    let dtype = match workload.dtype {
+        DType::F32 => Dtype::F32,
+        DType::F64 => Dtype::F64,
+    };
+    match workload.operator().name {
+        "matmul" => {
+            Some(MatmulProblem { b: 1, m: size("m"), n: size("n"), k: size("k"), ta: false, tb: false, dtype })
+        }
+        _ => None,
+    }
+}
+
+fn row_json(workload: &Workload, threads: usize, row: &Row, ours_ns: f64) -> Json {
+    json!({
+        "workload": workload.to_string(),
+        "impl": row.implementation,
+        "threads": threads,
+        "gflops_median": gflops(workload, row.timing.median_ns),
+        "gflops_best": gflops(workload, row.timing.min_ns),
+        "ms_median": row.timing.median_ns / 1e6,
+        // Throughput of this implementation over ours.
+        "ratio_to_ours": ours_ns / row.timing.median_ns,
+        "spread": row.timing.spread,
+        "rounds": row.timing.n_samples,
+        "comparable": row.is_comparable,
+        "version": row.version,
+        "details": row.details,
+    })
+}
+
+fn shown(workload: &Workload, rows: &[Row]) -> String {
+    let ours_ns = rows.iter().find(|row| row.implementation == OURS).map_or(f64::NAN, |row| row.timing.median_ns);
+    let mut cells: Vec<Vec<String>> =
+        vec![["impl", "GFLOP/s", "best", "spread", "time", "ours/impl"].map(str::to_owned).to_vec()];
+    for row in rows {
+        let mark = if row.is_comparable { "" } else { " *" };
+        cells.push(vec![
+            format!("{}{mark}", row.implementation),
+            digits(gflops(workload, row.timing.median_ns)),
+            digits(gflops(workload, row.timing.min_ns)),
+            super::percent(row.timing.spread),
+            duration(row.timing.median_ns),
+            format!("{:.3}", row.timing.median_ns / ours_ns),
+        ]);
+    }
+    let mut text = table(&cells);
+    if rows.iter().any(|row| !row.is_comparable) {
+        text += if workload.constant == Some("b") {
+            "* packs B in every run; ours and the others hold it packed\n"
+        } else {
+            "* holds B packed, outside the timing; ours and the others do not\n"
+        };
+    }
+    for row in rows.iter().filter(|row| row.implementation != OURS) {
+        text += &format!("  {}: {} {}\n", row.implementation, row.version, row.details);
+    }
+    text
+}

@@ -1,0 +1,94 @@
+//! `best`: the best recorded configuration, at once. Neither the code generator nor a worker starts for it.
+
+use clap::Args;
+use serde_json::{Value as Json, json};
+
+use super::{DatabaseArgs, KnownBest, WorkloadArgs, gflops, parse_workload, percent, target_name};
+use crate::output::{digits, duration, write_result};
+
+/// Arguments of `best`.
+#[derive(Args, Debug)]
+pub struct BestArgs {
+    #[command(flatten)]
+    of: WorkloadArgs,
+    /// Only the best of this template [default: of all templates]
+    #[arg(long, value_name = "NAME")]
+    template: Option<String>,
+    /// The best with caches emptied before each run
+    #[arg(long)]
+    cold: bool,
+    #[command(flatten)]
+    records: DatabaseArgs,
+}
+
+/// Shows what is recorded as the best.
+///
+/// # Errors
+/// Bad input where the workload does not exist or the database is none.
+pub fn run(args: &BestArgs, as_json: bool) -> anyhow::Result<()> {
+    let workload = parse_workload(&args.of.workload)?;
+    let machine = &args.of.machine;
+    machine.check_threads()?;
+    let target = target_name(&machine.target()?, args.cold);
+    let database = args.records.database()?;
+    let name = workload.to_string();
+    let threads = u32::try_from(machine.threads).unwrap_or(u32::MAX);
+    let best = match database.open_to_read()? {
+        None => None,
+        Some(store) => match &args.template {
+            None => store.best(&name, &target, threads)?.map(KnownBest::new),
+            Some(template) => best_of_template(&store, &name, &target, template, threads)?,
+        },
+    };
+    let json = json!({
+        "workload": name,
+        "found": best.is_some(),
+        "best": best.as_ref().map_or(Json::Null, |best| best.to_json(&workload)),
+        "target": target,
+        "threads": threads,
+        "db": database.path,
+    });
+    let text = match best {
+        None => format!(
+            "nothing is recorded for {name} on {target} with {} in {}; run `tilewright tune {name}{}`",
+            super::count(threads.into(), "thread"),
+            database.name(),
+            if threads == 1 { String::new() } else { format!(" --threads {threads}") },
+        ),
+        Some(best) => {
+            let rank = match (best.is_confirmed, best.margin) {
+                (true, Some(margin)) => format!("winner by {}", percent(margin)),
+                (true, None) => "winner".to_owned(),
+                (false, _) => "fastest trial of a run that was not completed".to_owned(),
+            };
+            format!(
+                "{name} on {target}: {} GFLOP/s, {} ({rank})\ntemplate {}\n{}",
+                digits(gflops(&workload, best.median_ns)),
+                duration(best.median_ns),
+                best.template,
+                best.config
+            )
+        }
+    };
+    write_result(as_json, &json, &text)
+}
+
+/// The best trial of one template. Walks all of its trials.
+fn best_of_template(
+    store: &tilewright_tune::Store,
+    workload: &str,
+    target: &str,
+    template: &str,
+    threads: u32,
+) -> anyhow::Result<Option<KnownBest>> {
+    // The overall best is that of its own template as well, and is found at once.
+    if let Some(best) = store.best(workload, target, threads)?.map(KnownBest::new)
+        && best.template == template
+    {
+        return Ok(Some(best));
+    }
+    let trials = store.trials_of(workload, target, template, threads)?;
+    let best = trials.into_iter().min_by(|a, b| a.outcome.cost().total_cmp(&b.outcome.cost()));
+    let best = best.filter(|record| record.outcome.timing().is_some());
+    Ok(best.map(|record| KnownBest::new(tilewright_tune::Best::Trial(record))))
+}

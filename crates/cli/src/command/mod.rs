@@ -1,0 +1,209 @@
+//! The subcommands, and what several of them take.
+
+pub mod bench;
+pub mod best;
+pub mod doctor;
+pub mod records;
+pub mod searches;
+pub mod show;
+pub mod space;
+pub mod tune;
+
+use std::path::PathBuf;
+
+use clap::Args;
+use serde_json::{Value as Json, json};
+use tilewright_device::host;
+use tilewright_ir::Target;
+use tilewright_ir::op::Workload;
+use tilewright_ir::target::NAMED;
+use tilewright_tune::{Best, Setting, Task};
+
+use crate::database::Database;
+use crate::error::{OrBadInput, bad_input};
+
+/// What is to be computed, on what.
+#[derive(Args, Debug)]
+pub struct WorkloadArgs {
+    /// Operator and sizes, such as matmul:m=1024,n=1024,k=1024, or an alias, such as matmul-1024
+    pub workload: String,
+    /// The machine and the threads.
+    #[command(flatten)]
+    pub machine: MachineArgs,
+}
+
+/// Most threads that code is made for.
+const MOST_THREADS: usize = 4096;
+
+/// The machine that kernels are for.
+#[derive(Args, Debug)]
+pub struct MachineArgs {
+    /// Threads that a kernel may use
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub threads: usize,
+    /// Machine to generate code for: host, x86-64, x86-64-v3, x86-64-v4, aarch64, cortex-a53
+    #[arg(long, value_name = "NAME", default_value = "host")]
+    pub target: String,
+}
+
+/// Where records are kept.
+#[derive(Args, Debug)]
+pub struct DatabaseArgs {
+    /// Database of records [default: tilewright/records.db in the user's data folder]
+    #[arg(long, value_name = "FILE")]
+    pub db: Option<PathBuf>,
+}
+
+impl DatabaseArgs {
+    /// The database.
+    ///
+    /// # Errors
+    /// See [`Database::new`].
+    pub fn database(&self) -> anyhow::Result<Database> {
+        Database::new(self.db.as_deref())
+    }
+}
+
+impl MachineArgs {
+    /// The target.
+    ///
+    /// # Errors
+    /// Bad input where no target has this name.
+    pub fn target(&self) -> anyhow::Result<Target> {
+        if self.target == "host" {
+            return Ok(host::target());
+        }
+        Target::named(&self.target).ok_or_else(|| {
+            let known: Vec<&str> = std::iter::once("host").chain(NAMED.iter().map(|(name, _)| *name)).collect();
+            bad_input(format!("unknown target `{}`; there are {}", self.target, known.join(", ")))
+        })
+    }
+
+    /// The target, for kernels that are to run here.
+    ///
+    /// # Errors
+    /// Bad input where there is no such target, it is another kind of machine, or there are fewer CPUs than threads.
+    pub fn runnable_target(&self) -> anyhow::Result<Target> {
+        let target = self.target()?;
+        let host = host::target();
+        if target.arch != host.arch || target.vector_bits > host.vector_bits {
+            let reason = format!("kernels for target `{}` do not run on this machine, which is {host}", self.target);
+            return Err(bad_input(format!("{reason} (leave --target out; `show` makes code for other machines)")));
+        }
+        self.check_cpus()?;
+        Ok(target)
+    }
+
+    /// The number of threads, for kernels that need not run here unless the target is this machine.
+    ///
+    /// # Errors
+    /// Bad input where no machine, or not this one, has so many.
+    pub fn check_threads(&self) -> anyhow::Result<()> {
+        if self.target == "host" {
+            self.check_cpus()
+        } else if (1..=MOST_THREADS).contains(&self.threads) {
+            Ok(())
+        } else {
+            Err(bad_input(format!("--threads {} is not possible (give 1 to {MOST_THREADS})", self.threads)))
+        }
+    }
+
+    /// Whether this machine has as many CPUs as there are threads.
+    fn check_cpus(&self) -> anyhow::Result<()> {
+        let most = host::allowed_cpus().len().max(1);
+        if (1..=most).contains(&self.threads) {
+            return Ok(());
+        }
+        Err(bad_input(format!("--threads {} is not possible on this machine (give 1 to {most})", self.threads)))
+    }
+}
+
+/// The workload that a text names.
+///
+/// # Errors
+/// Bad input where it names none.
+pub fn parse_workload(text: &str) -> anyhow::Result<Workload> {
+    Workload::parse(text).or_bad_input("")
+}
+
+/// The task of a template, by default the operator's first one.
+///
+/// # Errors
+/// Bad input where the operator has no such template or its space does not exist for this workload.
+pub fn make_task(
+    workload: Workload,
+    target: Target,
+    n_threads: usize,
+    template: Option<&str>,
+) -> anyhow::Result<Task> {
+    Task::new(Setting { workload, target, n_threads }, template).or_bad_input("")
+}
+
+/// The name that records bear: the target, and under what conditions it was measured where they are not the usual ones.
+pub fn target_name(target: &Target, cold: bool) -> String {
+    format!("{target}{}", if cold { "/cold" } else { "" })
+}
+
+/// Throughput in 10⁹ floating-point operations a second.
+pub fn gflops(workload: &Workload, ns: f64) -> f64 {
+    workload.flops() / ns
+}
+
+/// What is recorded as the best, as it is shown.
+#[derive(Debug, Clone)]
+pub struct KnownBest {
+    /// The template it belongs to.
+    pub template: String,
+    /// Its configuration.
+    pub config: Json,
+    /// Its median in nanoseconds.
+    pub median_ns: f64,
+    /// By what part of its median the runner-up is slower, where it was measured against others.
+    pub margin: Option<f64>,
+    /// Whether it is the winner of a run that was completed.
+    pub is_confirmed: bool,
+}
+
+impl KnownBest {
+    /// The best of a store.
+    pub fn new(best: Best) -> KnownBest {
+        match best {
+            Best::Confirmed(winner) => KnownBest {
+                template: winner.template,
+                config: winner.config,
+                median_ns: winner.median_ns,
+                margin: winner.margin,
+                is_confirmed: true,
+            },
+            Best::Trial(record) => KnownBest {
+                median_ns: record.outcome.cost(),
+                template: record.template,
+                config: record.config,
+                margin: None,
+                is_confirmed: false,
+            },
+        }
+    }
+
+    /// As in the JSON of `tune` and `best`.
+    pub fn to_json(&self, workload: &Workload) -> Json {
+        json!({
+            "gflops": gflops(workload, self.median_ns),
+            "ms_median": self.median_ns / 1e6,
+            "config": self.config,
+            "margin": self.margin,
+            "template": self.template,
+            "confirmed": self.is_confirmed,
+        })
+    }
+}
+
+/// A part as per cent.
+pub fn percent(part: f64) -> String {
+    format!("{:.1} %", 100.0 * part)
+}
+
+/// `n` things, in the singular where it is one.
+pub fn count(n: u64, thing: &str) -> String {
+    format!("{} {thing}{}", crate::output::grouped(n), if n == 1 { "" } else { "s" })
+}

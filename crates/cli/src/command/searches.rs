@@ -1,0 +1,33 @@
+//! `searches`: what `tune --search` can be given.
+
+use serde_json::json;
+use tilewright_tune::SEARCHES;
+
+use crate::output::write_result;
+
+/// Lists every search with its options.
+///
+/// # Errors
+/// Where standard output fails.
+pub fn run(as_json: bool) -> anyhow::Result<()> {
+    let mut text = String::new();
+    for row in SEARCHES {
+        let paper = if row.paper.is_empty() { String::new() } else { format!(" ({})", row.paper) };
+        text += &format!("{}: {}{paper}\n", row.name, row.text);
+        for option in row.options {
+            text += &format!("    {}={}: {}\n", option.name, option.default, option.text);
+        }
+    }
+    text += "\nOptions are given behind the name: --search genetic:population=50,mutation=0.2\n";
+    let json = json!({"searches": SEARCHES.iter().map(|row| json!({
+        "name": row.name,
+        "text": row.text,
+        "paper": row.paper,
+        "options": row.options.iter().map(|option| json!({
+            "name": option.name,
+            "default": option.default,
+            "text": option.text,
+        })).collect::<Vec<_>>(),
+    })).collect::<Vec<_>>()});
+    write_result(as_json, &json, &text)
+}

@@ -1,0 +1,144 @@
+//! `show`: what a configuration turns into, from its schedule steps down to machine code.
+
+use std::path::PathBuf;
+
+use clap::{Args, ValueEnum};
+use serde_json::{Value as Json, json};
+use tilewright_codegen::Emit;
+use tilewright_device::device::steps_text;
+use tilewright_ir::schedule::apply_all;
+use tilewright_ir::{lower, verify};
+
+use super::{DatabaseArgs, KnownBest, WorkloadArgs, make_task, parse_workload};
+use crate::error::{OrBadInput, bad_input};
+use crate::output::{message, write_result, write_stdout};
+
+/// Arguments of `show`.
+#[derive(Args, Debug)]
+pub struct ShowArgs {
+    #[command(flatten)]
+    of: WorkloadArgs,
+    /// Configuration as a JSON object from parameter to value [default: the untuned program]
+    #[arg(long, value_name = "JSON", conflicts_with = "best")]
+    config: Option<String>,
+    /// The best recorded configuration
+    #[arg(long)]
+    best: bool,
+    /// Template that the configuration belongs to [default: the operator's first one]
+    #[arg(long, value_name = "NAME")]
+    template: Option<String>,
+    /// What to show
+    #[arg(long, value_enum, default_value_t = What::Steps)]
+    emit: What,
+    /// File to write [default: standard output]
+    #[arg(short, long, value_name = "FILE")]
+    output: Option<PathBuf>,
+    #[command(flatten)]
+    records: DatabaseArgs,
+}
+
+/// The forms of a program.
+#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
+enum What {
+    /// Schedule steps
+    Steps,
+    /// The scheduled program
+    Ir,
+    /// The program as code is generated from it
+    Lowered,
+    /// LLVM's text after its passes
+    Llvm,
+    /// Assembly
+    Asm,
+    /// A relocatable object; needs -o
+    Object,
+}
+
+/// Shows a configuration.
+///
+/// # Errors
+/// Bad input where workload, template, target or configuration do not exist.
+pub fn run(args: &ShowArgs, as_json: bool) -> anyhow::Result<()> {
+    if args.emit == What::Object && args.output.is_none() {
+        return Err(bad_input("--emit object needs a file to write (give -o FILE)"));
+    }
+    let workload = parse_workload(&args.of.workload)?;
+    let machine = &args.of.machine;
+    machine.check_threads()?;
+    let target = machine.target()?;
+
+    let mut template = args.template.clone();
+    let config: Option<Json> = if args.best {
+        let store = args.records.database()?.open_to_read()?;
+        let best = match &store {
+            Some(store) => store.best(&workload.to_string(), &target.to_string(), machine.threads as u32)?,
+            None => None,
+        };
+        let best = best.map(KnownBest::new).filter(|b| template.as_ref().is_none_or(|t| *t == b.template));
+        let best = best.ok_or_else(|| {
+            bad_input(format!("nothing is recorded for {workload} on {target} (run `tilewright tune {workload}`)"))
+        })?;
+        template = Some(best.template);
+        Some(best.config)
+    } else {
+        let parse = |text: &String| {
+            serde_json::from_str(text).or_bad_input("give --config an object from parameter to value, see `space`")
+        };
+        args.config.as_ref().map(parse).transpose()?
+    };
+
+    let task = make_task(workload, target.clone(), machine.threads, template.as_deref())?;
+    let steps = match &config {
+        None => Vec::new(),
+        Some(json) => {
+            let config = task.space.config_from_json(json).or_bad_input("see `tilewright space`")?;
+            task.steps(&config)
+        }
+    };
+    let scheduled = || {
+        apply_all(&workload.program(), &steps)
+            .map_err(|(at, why)| anyhow::anyhow!("step {} `{}`: {why}", at + 1, steps[at]))
+    };
+    let code = |emit| -> anyhow::Result<Vec<u8>> {
+        let lowered = lower::lower(&scheduled()?);
+        verify::verify(&lowered)?;
+        Ok(tilewright_codegen::emit(&lowered, &target, emit)?)
+    };
+    let bytes = match args.emit {
+        What::Steps => steps_text(&steps).into_bytes(),
+        What::Ir => scheduled()?.to_string().into_bytes(),
+        What::Lowered => lower::lower(&scheduled()?).to_string().into_bytes(),
+        What::Llvm => code(Emit::LlvmOptimized)?,
+        What::Asm => code(Emit::Asm)?,
+        What::Object => code(Emit::Object)?,
+    };
+
+    let emit = args.emit.to_possible_value().map_or(String::new(), |v| v.get_name().to_owned());
+    if let Some(path) = &args.output {
+        let name = path.display();
+        std::fs::write(path, &bytes).map_err(|e| bad_input(format!("cannot write {name}: {e} (give another -o)")))?;
+        message(&format!("{} written to {name}", super::count(bytes.len() as u64, "byte")));
+    }
+    if as_json {
+        let text = args.output.is_none().then(|| String::from_utf8_lossy(&bytes).into_owned());
+        let json = json!({
+            "workload": workload.to_string(),
+            "template": task.template.name,
+            "target": target.to_string(),
+            "threads": machine.threads,
+            "config": config,
+            "emit": emit,
+            "bytes": bytes.len(),
+            "file": args.output,
+            "text": text,
+        });
+        return write_result(true, &json, "");
+    }
+    if args.output.is_some() {
+        return Ok(());
+    }
+    if bytes.is_empty() {
+        message("the untuned program has no schedule steps (give --config or --best, or --emit ir)");
+    }
+    write_stdout(&bytes)
+}

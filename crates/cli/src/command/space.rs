@@ -1,0 +1,63 @@
+//! `space`: parameters, constraints and exact size of a template's space.
+
+use clap::Args;
+use serde_json::{Map, Value as Json};
+use tilewright_tune::Domain;
+
+use super::{WorkloadArgs, make_task, parse_workload};
+use crate::output::{grouped, write_result};
+
+/// Arguments of `space`.
+#[derive(Args, Debug)]
+pub struct SpaceArgs {
+    #[command(flatten)]
+    of: WorkloadArgs,
+    /// Template whose space is shown [default: the operator's first one]
+    #[arg(long, value_name = "NAME")]
+    template: Option<String>,
+}
+
+/// Shows a space.
+///
+/// # Errors
+/// Bad input where workload, template or target do not exist.
+pub fn run(args: &SpaceArgs, as_json: bool) -> anyhow::Result<()> {
+    let workload = parse_workload(&args.of.workload)?;
+    let target = args.of.machine.target()?;
+    args.of.machine.check_threads()?;
+    let task = make_task(workload, target, args.of.machine.threads, args.template.as_deref())?;
+    let space = &task.space;
+
+    let mut json = Map::new();
+    json.insert("workload".into(), workload.to_string().into());
+    json.insert("template".into(), task.template.name.into());
+    json.insert("target".into(), task.setting.target.to_string().into());
+    json.insert("threads".into(), task.setting.n_threads.into());
+    if let Json::Object(description) = space.describe() {
+        json.extend(description);
+    }
+
+    let mut text = format!(
+        "{workload}, template {} ({})\n{} configurations\n\nparameters\n",
+        task.template.name,
+        task.template.text,
+        grouped(space.size())
+    );
+    let width = space.names().map(|name| name.chars().count()).max().unwrap_or(0);
+    for (at, name) in space.names().enumerate() {
+        let domain = match space.domain(at) {
+            Domain::Factorization { n, parts } => format!("{n} as a product of {parts} factors"),
+            Domain::Ordinal(values) => values.iter().map(i64::to_string).collect::<Vec<_>>().join(" "),
+            Domain::Categorical(values) => values.join(" | "),
+            Domain::Permutation(names) => format!("an order of {}", names.join(" ")),
+        };
+        text += &format!("  {name:width$}  {domain}\n");
+    }
+    if !space.constraints().is_empty() {
+        text += "\nconstraints\n";
+    }
+    for constraint in space.constraints() {
+        text += &format!("  {}: {}\n", constraint.name, constraint.text);
+    }
+    write_result(as_json, &Json::Object(json), &text)
+}

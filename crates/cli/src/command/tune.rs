@@ -1,0 +1,515 @@
+//! `tune`: searches, records, and measures the leaders against each other at the end.
+
+mod finals;
+mod recorder;
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use clap::Args;
+use serde_json::{Map, Value as Json, json};
+use tilewright_device::device::WorkerCommand;
+use tilewright_device::{Device, DeviceError, Options, host, peak};
+use tilewright_ir::op::Workload;
+use tilewright_tune::{
+    BoxError, Budget, Ended, ErrorClass, Event, Outcome, Record, Seconds, Store, Summary, Task, Trial, Winner, search,
+};
+
+use super::{DatabaseArgs, WorkloadArgs, count, gflops, make_task, parse_workload, percent, target_name};
+use crate::database::Database;
+use crate::error::{OrBadInput, bad_input};
+use crate::output::{digits, duration, grouped, message, write_result};
+use crate::progress::{Progress, Status, errors_text};
+use finals::{Finals, Untuned};
+use recorder::{Key, Recorder};
+
+/// The search where none is asked for.
+const DEFAULT_SEARCH: &str = "genetic";
+/// The time where neither time nor trials are given.
+const DEFAULT_TIME: Duration = Duration::from_secs(60);
+
+/// Arguments of `tune`.
+#[derive(Args, Debug)]
+pub struct TuneArgs {
+    #[command(flatten)]
+    of: WorkloadArgs,
+    /// Search, with options behind a colon, such as genetic:population=50; see `searches`
+    #[arg(long, value_name = "NAME", default_value = DEFAULT_SEARCH)]
+    search: String,
+    /// Template whose space is searched [default: the operator's first one]
+    #[arg(long, value_name = "NAME")]
+    template: Option<String>,
+    /// Trials to come to, those recorded by earlier runs included
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    trials: Option<u64>,
+    /// Time for the search in this run [default: 60 where --trials is not given either]
+    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    time: Option<Duration>,
+    /// Seed of the search and of the random inputs
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    seed: u64,
+    /// Empty the caches before each run
+    #[arg(long)]
+    cold: bool,
+    /// Time to spend in the runs of each candidate, in milliseconds
+    #[arg(long, value_name = "MS", value_parser = milliseconds)]
+    min_time: Option<Duration>,
+    /// Longest that building a candidate may take
+    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    build_timeout: Option<Duration>,
+    /// Longest that the runs of a candidate may take
+    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    run_timeout: Option<Duration>,
+    #[command(flatten)]
+    records: DatabaseArgs,
+}
+
+fn seconds(text: &str) -> Result<Duration, String> {
+    scaled(text, 1.0, "a number of seconds above 0")
+}
+
+fn milliseconds(text: &str) -> Result<Duration, String> {
+    scaled(text, 1e-3, "a number of milliseconds above 0")
+}
+
+fn scaled(text: &str, unit: f64, expected: &str) -> Result<Duration, String> {
+    let value = text.parse::<f64>().ok().filter(|x| *x > 0.0 && *x <= 1e9);
+    value.map(|x| Duration::from_secs_f64(x * unit)).ok_or_else(|| format!("expected {expected}"))
+}
+
+/// What a run is about, once the arguments have been understood.
+struct Run<'a> {
+    args: &'a TuneArgs,
+    workload: Workload,
+    task: Task,
+    database: Database,
+    key: Key,
+    peak_gflops: Option<f64>,
+}
+
+/// What earlier runs have recorded.
+struct Earlier {
+    trials: Vec<Trial>,
+    /// When the last of them was recorded, in seconds since 1970.
+    last_unix_time: u64,
+}
+
+/// Tunes a workload.
+///
+/// # Errors
+/// Bad input where an argument does not fit or the database given cannot be written; failure where no candidate gave a
+/// right answer, workers do not start or records cannot be written.
+pub fn run(args: &TuneArgs, as_json: bool) -> anyhow::Result<()> {
+    let workload = parse_workload(&args.of.workload)?;
+    let target = args.of.machine.runnable_target()?;
+    let n_threads = args.of.machine.threads;
+    let task = make_task(workload, target, n_threads, args.template.as_deref())?;
+    let mut search = search::build(&args.search, &task.space, args.seed).or_bad_input("see `tilewright searches`")?;
+    let database = args.records.database()?;
+    let store = database.open_to_write()?;
+    let key = Key {
+        workload: workload.to_string(),
+        target: target_name(&task.setting.target, args.cold),
+        template: task.template.name.to_owned(),
+        threads: u32::try_from(n_threads).expect("no machine has so many CPUs"),
+    };
+    let earlier = earlier(&store, &key, &task)?;
+
+    let time = args.time.or(if args.trials.is_none() { Some(DEFAULT_TIME) } else { None });
+    let left = args.trials.map(|trials| trials.saturating_sub(earlier.trials.len() as u64));
+    introduce(args, &key, &task, &database, &earlier, time);
+    let mut run = Run { args, workload, task, database, key, peak_gflops: None };
+    if left == Some(0)
+        && let Some(known) = run.known_winner(&store, &earlier)?
+    {
+        message("all trials asked for are recorded already");
+        return run.announce_again(&earlier, &known, as_json);
+    }
+
+    run.peak_gflops = peak::gflops(&host::target(), workload.dtype, n_threads).ok();
+    let mut device = run.device()?;
+    let best_ns = earlier.trials.iter().map(|t| t.outcome.cost()).min_by(f64::total_cmp).filter(|ns| ns.is_finite());
+    let progress = Progress::start(Status {
+        start: Instant::now(),
+        time,
+        n_trials: earlier.trials.len() as u64,
+        n_new: 0,
+        most_trials: args.trials,
+        best_gflops: best_ns.map(|ns| gflops(&workload, ns)),
+        peak_gflops: run.peak_gflops,
+        errors: BTreeMap::new(),
+    });
+    let recorder = Arc::new(Mutex::new(Recorder::new(store, run.key.clone(), args.search.clone(), args.seed)));
+    let stop = Arc::new(AtomicBool::new(false));
+    leave_on_interrupt(&stop, &recorder, &progress)?;
+
+    let mut trials = earlier.trials.clone();
+    let budget = Budget { trials: left, time, ..Budget::default() };
+    let mut observer = |event: Event| -> Result<(), BoxError> {
+        let mut recorder = recorder.lock().unwrap_or_else(PoisonError::into_inner);
+        match event {
+            Event::Trial(report) => {
+                recorder.add(&run.task, report);
+                trials.push(report.trial.clone());
+                progress.update(|status| {
+                    status.n_trials += 1;
+                    status.n_new += 1;
+                    status.best_gflops = report.best_ns.map(|ns| gflops(&workload, ns));
+                    if let Some(class) = report.trial.outcome.class() {
+                        *status.errors.entry(class).or_default() += 1;
+                    }
+                });
+            }
+            Event::Batch(_) => recorder.commit()?,
+        }
+        Ok(())
+    };
+    let summary = tilewright_tune::tune(
+        search.as_mut(),
+        &run.task.space,
+        &mut device,
+        &earlier.trials,
+        budget,
+        &stop,
+        &mut observer,
+    );
+    let is_interrupted = stop.load(Ordering::Relaxed);
+    let finals = match &summary {
+        Ok(_) => finals::run(&mut device, &run.task, &trials, is_interrupted, &progress),
+        Err(_) => Ok(None),
+    };
+    progress.finish();
+    let summary = summary.with_context(|| format!("database {}", run.database.name()))?;
+    let finals = finals.context("measuring the leading candidates")?;
+    if let Some(finals) = &finals {
+        let mut recorder = recorder.lock().unwrap_or_else(PoisonError::into_inner);
+        recorder.set_winner(&run.winner(finals)).with_context(|| format!("database {}", run.database.name()))?;
+    }
+    run.conclude(&summary, finals.as_ref(), &trials, as_json)
+}
+
+/// The trials of earlier runs that belong to the space as it is now.
+fn earlier(store: &Store, key: &Key, task: &Task) -> anyhow::Result<Earlier> {
+    let records = store.trials_of(&key.workload, &key.target, &key.template, key.threads)?;
+    let trials: Vec<Trial> = records.iter().filter_map(|record| record.trial(&task.space).ok()).collect();
+    let n_foreign = records.len() - trials.len();
+    if n_foreign > 0 {
+        message(&format!("{} of another version of the space are passed over", count(n_foreign as u64, "record")));
+    }
+    let last_unix_time = records.iter().map(|record: &Record| record.unix_time).max().unwrap_or(0);
+    Ok(Earlier { trials, last_unix_time })
+}
+
+/// Says what is going to happen.
+fn introduce(
+    args: &TuneArgs,
+    key: &Key,
+    task: &Task,
+    database: &Database,
+    earlier: &Earlier,
+    time: Option<Duration>,
+) {
+    message(&format!(
+        "{} on {}, {}: template {}, {} configurations, search {}, seed {}",
+        key.workload,
+        key.target,
+        count(key.threads.into(), "thread"),
+        key.template,
+        grouped(task.space.size()),
+        args.search,
+        args.seed
+    ));
+    let there = match earlier.trials.len() as u64 {
+        0 => String::new(),
+        n => format!(", where {} of earlier runs are", count(n, "trial")),
+    };
+    message(&format!("recording to {}{there}", database.name()));
+    if args.time.is_none()
+        && let Some(time) = time
+    {
+        message(&format!("searching for {} s (choose with --time or --trials)", time.as_secs()));
+    }
+}
+
+/// On the first interrupt the run ends early but in order; on the second it ends at once, with all recorded.
+fn leave_on_interrupt(
+    stop: &Arc<AtomicBool>,
+    recorder: &Arc<Mutex<Recorder>>,
+    progress: &Progress,
+) -> anyhow::Result<()> {
+    let (stop, recorder, progress) = (stop.clone(), recorder.clone(), progress.clone());
+    let n_interrupts = AtomicU32::new(0);
+    ctrlc::set_handler(move || {
+        if n_interrupts.fetch_add(1, Ordering::Relaxed) == 0 {
+            stop.store(true, Ordering::Relaxed);
+            progress.message("stopping after the candidate at hand; interrupt again to leave at once");
+            return;
+        }
+        let committed = recorder.lock().unwrap_or_else(PoisonError::into_inner).commit();
+        progress.finish();
+        match committed {
+            Ok(()) => message("left; all trials are recorded"),
+            Err(error) => message(&format!("error: left, and the last batch could not be recorded: {error}")),
+        }
+        std::process::exit(130);
+    })
+    .context("cannot watch for interrupts")
+}
+
+impl Run<'_> {
+    /// The device with its workers.
+    fn device(&self) -> anyhow::Result<Device> {
+        let program = std::env::current_exe().context("the path of this executable is unknown")?;
+        let mut options = Options::new(worker_command(program), self.task.setting.n_threads);
+        options.seed = self.args.seed;
+        options.cold = self.args.cold;
+        options.build_timeout = self.args.build_timeout.unwrap_or(options.build_timeout);
+        options.run_timeout = self.args.run_timeout.unwrap_or(options.run_timeout);
+        options.min_time = self.args.min_time.unwrap_or(options.min_time);
+        let task = self.task.clone();
+        start_device(self.workload, &self.task, options, move |config| task.steps(config))
+    }
+
+    /// The winner of this template, where nothing was recorded since it was confirmed.
+    fn known_winner(&self, store: &Store, earlier: &Earlier) -> anyhow::Result<Option<Winner>> {
+        Ok(match store.best(&self.key.workload, &self.key.target, self.key.threads)? {
+            Some(tilewright_tune::Best::Confirmed(winner))
+                if winner.template == self.key.template && winner.unix_time >= earlier.last_unix_time =>
+            {
+                Some(winner)
+            }
+            _ => None,
+        })
+    }
+
+    fn winner(&self, finals: &Finals) -> Winner {
+        let config = |at: usize| self.task.space.config_to_json(&finals.ranking[at].0);
+        let median_ns = finals.ranking[0].1.median_ns;
+        Winner {
+            workload: self.key.workload.clone(),
+            target: self.key.target.clone(),
+            template: self.key.template.clone(),
+            threads: self.key.threads,
+            config: config(0),
+            median_ns,
+            margin: finals.margin(),
+            runner_up: (finals.ranking.len() > 1).then(|| config(1)),
+            gflops: gflops(&self.workload, median_ns),
+            verified: true,
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            toolchain: recorder::toolchain(),
+            unix_time: recorder::unix_time(),
+        }
+    }
+
+    /// The result of a run that had nothing left to do.
+    fn announce_again(&self, earlier: &Earlier, winner: &Winner, as_json: bool) -> anyhow::Result<()> {
+        let mut json = self.json(earlier.trials.len() as u64, &errors_of(&earlier.trials), None);
+        json.insert("best".into(), best_json(winner));
+        json.insert("verified".into(), winner.verified.into());
+        let text = format!(
+            "{}\nwinner   {} GFLOP/s, {}{}\nconfig   {}",
+            self.title(),
+            digits(winner.gflops),
+            duration(winner.median_ns),
+            winner.margin.map_or(String::new(), |margin| format!(", {} ahead of the runner-up", percent(margin))),
+            winner.config
+        );
+        write_result(as_json, &Json::Object(json), &text)
+    }
+
+    /// The result of a run, however it ended.
+    fn conclude(
+        &self,
+        summary: &Summary,
+        finals: Option<&Finals>,
+        trials: &[Trial],
+        as_json: bool,
+    ) -> anyhow::Result<()> {
+        if summary.ended == Ended::Exhausted {
+            message("the whole space has been measured");
+        }
+        let errors = errors_of(trials);
+        let mut json = self.json(trials.len() as u64, &errors, Some(summary));
+        let Some(finals) = finals else {
+            json.insert("best".into(), Json::Null);
+            json.insert("verified".into(), false.into());
+            if summary.ended == Ended::Interrupted {
+                return write_result(as_json, &Json::Object(json), "interrupted before a candidate was measured");
+            }
+            if as_json {
+                write_result(true, &Json::Object(json), "")?;
+            }
+            return Err(self.nothing_valid(trials, &errors));
+        };
+        let winner = self.winner(finals);
+        json.insert("best".into(), best_json(&winner));
+        json.insert("verified".into(), true.into());
+        json.insert("tie".into(), finals.is_tie().into());
+        json.insert("untuned_gflops".into(), json!(finals.untuned.ns().map(|ns| gflops(&self.workload, ns))));
+        write_result(as_json, &Json::Object(json), &self.text(summary, finals, &winner, &errors))
+    }
+
+    fn nothing_valid(&self, trials: &[Trial], errors: &BTreeMap<ErrorClass, u64>) -> anyhow::Error {
+        let example = trials.iter().find_map(|trial| match &trial.outcome {
+            Outcome::Failed { class, message } => Some(format!("; the first: {class}: {message}")),
+            Outcome::Measured(_) => None,
+        });
+        anyhow::anyhow!(
+            "none of {} gave a right answer ({}){}",
+            count(trials.len() as u64, "candidate"),
+            errors_text(errors),
+            example.unwrap_or_default()
+        )
+    }
+
+    fn title(&self) -> String {
+        format!("{} on {}, {}", self.key.workload, self.key.target, count(self.key.threads.into(), "thread"))
+    }
+
+    fn text(
+        &self,
+        summary: &Summary,
+        finals: &Finals,
+        winner: &Winner,
+        errors: &BTreeMap<ErrorClass, u64>,
+    ) -> String {
+        let of_peak = |gflops: f64| {
+            self.peak_gflops.map_or(String::new(), |peak| {
+                format!(", {} of the measured peak of {}", percent(gflops / peak), digits(peak))
+            })
+        };
+        let mut text = format!(
+            "{}\nwinner   {} GFLOP/s, {}{}; verified against the reference\n",
+            self.title(),
+            digits(winner.gflops),
+            duration(winner.median_ns),
+            of_peak(winner.gflops)
+        );
+        let n = finals.ranking.len() as u64;
+        text += &match winner.margin {
+            None => "margin   no other candidate came near\n".to_owned(),
+            Some(margin) if finals.is_tie() => format!(
+                "margin   tie within noise: the runner-up of {n} is {} slower, rounds spread by {}\n",
+                percent(margin),
+                percent(finals.spread())
+            ),
+            Some(margin) => format!(
+                "margin   {} ahead of the runner-up of {n}; rounds spread by {}\n",
+                percent(margin),
+                percent(finals.spread())
+            ),
+        };
+        text += &match finals.untuned {
+            Untuned::Measured { ns } => format!(
+                "untuned  {} GFLOP/s, {}: the winner is {} times as fast\n",
+                digits(gflops(&self.workload, ns)),
+                duration(ns),
+                digits(ns / winner.median_ns)
+            ),
+            Untuned::SlowerThan { limit } => format!(
+                "untuned  > {} s: the winner is more than {} times as fast\n",
+                limit.as_secs_f64(),
+                digits(limit.as_nanos() as f64 / winner.median_ns)
+            ),
+            Untuned::Failed => "untuned  not measured\n".to_owned(),
+        };
+        text += &format!("config   {}\n", winner.config);
+        if !errors.is_empty() {
+            text += &format!("errors   {}\n", errors_text(errors));
+        }
+        let Seconds { build, run, verify } = summary.seconds;
+        text += &format!(
+            "time     {:.1} s for {} ({} trials/s): search {:.1} s, build {build:.1} s on all workers, \
+             run {run:.1} s, verify {verify:.1} s\n",
+            summary.wall_seconds,
+            count(summary.n_trials, "trial"),
+            digits(rate(summary)),
+            summary.search_seconds,
+        );
+        text + &format!("records  {}\n", self.database.name())
+    }
+
+    fn json(
+        &self,
+        n_trials: u64,
+        errors: &BTreeMap<ErrorClass, u64>,
+        summary: Option<&Summary>,
+    ) -> Map<String, Json> {
+        let seconds = summary.map_or(Seconds::default(), |s| s.seconds);
+        let errors: Map<String, Json> = errors.iter().map(|(class, n)| (class.name().to_owned(), (*n).into())).collect();
+        let json = json!({
+            "workload": self.key.workload,
+            "template": self.key.template,
+            "search": self.args.search,
+            "target": self.key.target,
+            "threads": self.key.threads,
+            "seed": self.args.seed,
+            "trials": n_trials,
+            "new_trials": summary.map_or(0, |s| s.n_trials),
+            "seconds": summary.map_or(0.0, |s| s.wall_seconds),
+            "trials_per_second": summary.map_or(0.0, rate),
+            "seconds_in": {
+                "search": summary.map_or(0.0, |s| s.search_seconds),
+                "build": seconds.build,
+                "run": seconds.run,
+                "verify": seconds.verify,
+            },
+            "errors": errors,
+            "peak_gflops": self.peak_gflops,
+            "db": self.database.path,
+        });
+        match json {
+            Json::Object(object) => object,
+            _ => unreachable!("it is written as an object"),
+        }
+    }
+}
+
+fn best_json(winner: &Winner) -> Json {
+    json!({
+        "gflops": winner.gflops,
+        "ms_median": winner.median_ns / 1e6,
+        "config": winner.config,
+        "margin": winner.margin,
+        "template": winner.template,
+        "confirmed": true,
+    })
+}
+
+fn rate(summary: &Summary) -> f64 {
+    if summary.wall_seconds > 0.0 { summary.n_trials as f64 / summary.wall_seconds } else { 0.0 }
+}
+
+fn errors_of(trials: &[Trial]) -> BTreeMap<ErrorClass, u64> {
+    let mut errors = BTreeMap::new();
+    for class in trials.iter().filter_map(|trial| trial.outcome.class()) {
+        *errors.entry(class).or_default() += 1;
+    }
+    errors
+}
+
+/// How workers are started: this same program.
+pub fn worker_command(program: PathBuf) -> WorkerCommand {
+    WorkerCommand { program, arguments: vec!["worker".to_owned()] }
+}
+
+/// A device for a task.
+///
+/// # Errors
+/// Bad input where the workload does not fit into memory; failure where workers do not start.
+pub fn start_device(
+    workload: Workload,
+    task: &Task,
+    options: Options,
+    steps: impl Fn(&tilewright_tune::Config) -> Vec<tilewright_ir::Step> + Send + 'static,
+) -> anyhow::Result<Device> {
+    Device::new(workload, &task.setting.target, options, steps).map_err(|error| match error {
+        DeviceError::TooLarge { .. } => bad_input(error),
+        other => other.into(),
+    })
+}

@@ -1,0 +1,195 @@
+//! The end of a run: the leaders are measured against each other, so that noise does not crown the winner.
+
+use std::ops::ControlFlow;
+use std::time::Duration;
+
+use tilewright_device::Device;
+use tilewright_device::device::steps_text;
+use tilewright_device::protocol::Source;
+use tilewright_tune::{Config, ErrorClass, Outcome, Task, Timing, Trial};
+
+use crate::progress::Progress;
+
+/// Candidates that this much slower than the best may be ahead in truth.
+const NEAR: f64 = 1.15;
+/// Most candidates that are measured again.
+const MOST_LEADERS: u64 = 6;
+/// Rounds, where there is time for so many.
+const MOST_ROUNDS: u64 = 9;
+/// Rounds that a median needs.
+const LEAST_ROUNDS: u64 = 3;
+/// Time in the runs of a round of a short kernel.
+const ROUND: Duration = Duration::from_millis(15);
+/// Runs that a round makes of a long kernel.
+const RUNS_IN_ROUND: f64 = 5.0;
+/// Time for all rounds together.
+const TIME: Duration = Duration::from_secs(5);
+/// The same, where the user waits for the end.
+const TIME_INTERRUPTED: Duration = Duration::from_secs(1);
+/// Longest that the untuned program may take.
+const UNTUNED_LIMIT: Duration = Duration::from_secs(3);
+
+/// The leaders, measured against each other.
+#[derive(Debug)]
+pub struct Finals {
+    /// Fastest first, at least one.
+    pub ranking: Vec<(Config, Timing)>,
+    /// What the program takes as it is written.
+    pub untuned: Untuned,
+}
+
+/// How the untuned program does.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Untuned {
+    /// It takes so long.
+    Measured {
+        /// Nanoseconds a run.
+        ns: f64,
+    },
+    /// It was given up.
+    SlowerThan {
+        /// After so long.
+        limit: Duration,
+    },
+    /// It was not measured.
+    Failed,
+}
+
+impl Untuned {
+    /// Its time in nanoseconds, where it is known.
+    pub fn ns(self) -> Option<f64> {
+        match self {
+            Untuned::Measured { ns } => Some(ns),
+            Untuned::SlowerThan { .. } | Untuned::Failed => None,
+        }
+    }
+}
+
+impl Finals {
+    /// By what part of the winner's median the runner-up is slower.
+    pub fn margin(&self) -> Option<f64> {
+        match self.ranking.as_slice() {
+            [first, second, ..] => Some(second.1.median_ns / first.1.median_ns - 1.0),
+            _ => None,
+        }
+    }
+
+    /// How far the rounds of the winner and of the runner-up spread.
+    pub fn spread(&self) -> f64 {
+        self.ranking.iter().take(2).map(|(_, timing)| timing.spread).fold(0.0, f64::max)
+    }
+
+    /// Whether winner and runner-up cannot be told apart.
+    pub fn is_tie(&self) -> bool {
+        self.margin().is_some_and(|margin| margin <= self.spread())
+    }
+}
+
+/// Measures the leaders among `trials` against each other, and the untuned program; `None` where no trial is valid.
+///
+/// # Errors
+/// Where workers do not start.
+pub fn run(
+    device: &mut Device,
+    task: &Task,
+    trials: &[Trial],
+    is_interrupted: bool,
+    progress: &Progress,
+) -> std::io::Result<Option<Finals>> {
+    let time = if is_interrupted { TIME_INTERRUPTED } else { TIME };
+    let (leaders, rounds) = leaders(trials, time);
+    let Some(best) = leaders.first() else { return Ok(None) };
+    progress.message(&format!("measuring the {} best against each other", leaders.len()));
+    let sources: Vec<Source> =
+        leaders.iter().map(|trial| Source::Steps(steps_text(&task.steps(&trial.config)))).collect();
+    let outcomes = device.race(&sources, rounds as u32, ROUND)?;
+    let mut ranking: Vec<(Config, Timing)> = leaders
+        .iter()
+        .zip(outcomes)
+        .filter_map(|(trial, outcome)| match outcome {
+            Outcome::Measured(timing) => Some((trial.config.clone(), timing)),
+            Outcome::Failed { class, message } => {
+                progress.message(&format!("a leader failed when it was measured again: {class}: {message}"));
+                None
+            }
+        })
+        .collect();
+    ranking.sort_by(|a, b| a.1.median_ns.total_cmp(&b.1.median_ns));
+    if ranking.is_empty() {
+        return Ok(None);
+    }
+    let untuned = if is_interrupted { Untuned::Failed } else { untuned(device, best.outcome.cost())? };
+    Ok(Some(Finals { ranking, untuned }))
+}
+
+/// The trials that may be the best in truth, the apparently best first, and how many rounds there is time for.
+fn leaders(trials: &[Trial], time: Duration) -> (Vec<&Trial>, u64) {
+    let timed = |trial: &Trial| trial.outcome.timing().copied();
+    let mut leaders: Vec<(&Trial, Timing)> = trials.iter().filter_map(|trial| Some((trial, timed(trial)?))).collect();
+    let best_ns = leaders.iter().map(|(_, timing)| timing.median_ns).fold(f64::INFINITY, f64::min);
+    leaders.retain(|(_, timing)| timing.median_ns <= NEAR * best_ns);
+    leaders.sort_by(|(_, a), (_, b)| {
+        a.stopped_early.cmp(&b.stopped_early).then(a.median_ns.total_cmp(&b.median_ns))
+    });
+    let round_ns = (RUNS_IN_ROUND * best_ns).max(ROUND.as_nanos() as f64);
+    let affordable = (time.as_nanos() as f64 / round_ns) as u64;
+    leaders.truncate((affordable / LEAST_ROUNDS).clamp(2, MOST_LEADERS) as usize);
+    let rounds = affordable.checked_div(leaders.len() as u64).unwrap_or(0).clamp(LEAST_ROUNDS, MOST_ROUNDS);
+    (leaders.into_iter().map(|(trial, _)| trial).collect(), rounds)
+}
+
+/// Measures the program without schedule steps, once where it is slow.
+fn untuned(device: &mut Device, best_ns: f64) -> std::io::Result<Untuned> {
+    device.set_run_timeout(UNTUNED_LIMIT);
+    let mut result = Untuned::Failed;
+    device.measure_sources(&[Source::Steps(String::new())], Some(best_ns), &mut |_, measured| {
+        result = match measured.outcome {
+            Outcome::Measured(timing) => Untuned::Measured { ns: timing.median_ns },
+            Outcome::Failed { class: ErrorClass::RunTimeout, .. } => Untuned::SlowerThan { limit: UNTUNED_LIMIT },
+            Outcome::Failed { .. } => Untuned::Failed,
+        };
+        ControlFlow::Continue(())
+    })?;
+    Ok(result)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn trial(rank: u64, median_ns: f64, stopped_early: bool) -> Trial {
+        let timing = Timing { median_ns, min_ns: median_ns, spread: 0.0, n_samples: 3, stopped_early };
+        Trial { config: Config::new([rank]), outcome: Outcome::Measured(timing) }
+    }
+
+    fn check(trials: &[Trial], time: Duration, ranks: &[u64], rounds: u64) {
+        let (found, found_rounds) = leaders(trials, time);
+        let found: Vec<u64> = found.iter().map(|trial| trial.config.ranks()[0]).collect();
+        assert_eq!((found.as_slice(), found_rounds), (ranks, rounds));
+    }
+
+    #[test]
+    fn leaders_are_those_near_the_best() {
+        let failed =
+            Trial { config: Config::new([9]), outcome: Outcome::Failed { class: ErrorClass::Unknown, message: "".into() } };
+        check(&[], TIME, &[], LEAST_ROUNDS);
+        check(&[failed], TIME, &[], LEAST_ROUNDS);
+        let short = [trial(0, 130.0, false), trial(1, 110.0, false), trial(2, 100.0, false), trial(3, 105.0, true)];
+        check(&short, TIME, &[2, 1, 3], 9);
+        // Of a kernel of half a second, only the first two can be measured again.
+        let long: Vec<Trial> = (0..6).map(|i| trial(i, 5e8 + i as f64, false)).collect();
+        check(&long, TIME, &[0, 1], 3);
+        check(&long, TIME_INTERRUPTED, &[0, 1], 3);
+    }
+
+    #[test]
+    fn a_margin_within_the_spread_is_a_tie() {
+        let timing = |median_ns, spread| Timing { median_ns, min_ns: 1.0, spread, n_samples: 9, stopped_early: false };
+        let finals = |spread| Finals {
+            ranking: vec![(Config::new([0]), timing(100.0, spread)), (Config::new([1]), timing(102.0, 0.001))],
+            untuned: Untuned::Failed,
+        };
+        assert!(finals(0.03).is_tie() && !finals(0.01).is_tie());
+        assert!((finals(0.0).margin().unwrap() - 0.02).abs() < 1e-12);
+    }
+}

@@ -1,0 +1,104 @@
+//! Opening the file that records are kept in.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::Context;
+use rusqlite::{Connection, MAIN_DB, OpenFlags};
+use tilewright_tune::{Store, StoreError};
+
+use crate::error::bad_input;
+
+/// Where records are kept.
+#[derive(Debug, Clone)]
+pub struct Database {
+    /// The file.
+    pub path: PathBuf,
+    /// Whether the user named it.
+    is_given: bool,
+}
+
+impl Database {
+    /// The file that was given, or the default one in the user's data folder.
+    ///
+    /// # Errors
+    /// Where none is given and the user has no data folder.
+    pub fn new(given: Option<&Path>) -> anyhow::Result<Database> {
+        if let Some(path) = given {
+            if path.as_os_str().is_empty() {
+                return Err(bad_input("--db: the name of a file is empty (give a path)"));
+            }
+            return Ok(Database { path: path.to_owned(), is_given: true });
+        }
+        let absolute = |variable: &str| std::env::var_os(variable).map(PathBuf::from).filter(|p| p.is_absolute());
+        let folder = absolute("XDG_DATA_HOME").or_else(|| Some(absolute("HOME")?.join(".local/share")));
+        let folder = folder.ok_or_else(|| bad_input("there is no home folder to keep records in (give --db FILE)"))?;
+        Ok(Database { path: folder.join("tilewright").join("records.db"), is_given: false })
+    }
+
+    /// The name of the file, for messages.
+    pub fn name(&self) -> String {
+        crate::error::one_line(&self.path.display().to_string())
+    }
+
+    /// The store, which is created where there is none.
+    ///
+    /// # Errors
+    /// Where the file cannot be written or is not ours; this is bad input where the user named the file.
+    pub fn open_to_write(&self) -> anyhow::Result<Store> {
+        if !self.is_given
+            && let Some(folder) = self.path.parent()
+        {
+            std::fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
+        }
+        let connection = self.connect(OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_CREATE)?;
+        if connection.is_readonly(MAIN_DB).map_err(|e| self.refuse(e.into()))? {
+            return Err(self.refuse(StoreError::ReadOnly));
+        }
+        Store::new(connection).map_err(|e| self.refuse(e))
+    }
+
+    /// The store, or `None` where the file does not exist.
+    ///
+    /// # Errors
+    /// Where the file cannot be read or is not ours; this is bad input where the user named the file.
+    pub fn open_to_read(&self) -> anyhow::Result<Option<Store>> {
+        if !self.path.exists() {
+            return Ok(None);
+        }
+        // A database in use can be read only by who may also write its index of the log; SQLite opens a file that
+        // cannot be written as a read-only one by itself.
+        let connection = self.connect(OpenFlags::SQLITE_OPEN_READ_WRITE)?;
+        match Store::new(connection) {
+            Ok(store) => Ok(Some(store)),
+            Err(error) => Err(self.refuse(error)),
+        }
+    }
+
+    fn connect(&self, flags: OpenFlags) -> anyhow::Result<Connection> {
+        if self.path.is_dir() {
+            return Err(self.fault("it is a folder"));
+        }
+        if let Some(folder) = self.path.parent().filter(|f| !f.as_os_str().is_empty() && !f.is_dir()) {
+            return Err(self.fault(&format!("there is no folder {}", folder.display())));
+        }
+        Connection::open_with_flags(&self.path, flags | OpenFlags::SQLITE_OPEN_NO_MUTEX)
+            .map_err(|e| self.refuse(e.into()))
+    }
+
+    /// The error of a store with the file's name.
+    fn refuse(&self, error: StoreError) -> anyhow::Error {
+        match error {
+            StoreError::Busy { .. } | StoreError::Full => anyhow::Error::from(error).context(self.label()),
+            _ => self.fault(&error.to_string()),
+        }
+    }
+
+    fn fault(&self, reason: &str) -> anyhow::Error {
+        let text = format!("{}: {reason} (give another file with --db)", self.label());
+        if self.is_given { bad_input(text) } else { anyhow::anyhow!(text) }
+    }
+
+    fn label(&self) -> String {
+        format!("database {}", self.name())
+    }
+}

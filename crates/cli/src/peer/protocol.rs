@@ -1,0 +1,35 @@
+//! What parent and child say to each other: one JSON value a line.
+
+use serde::{Deserialize, Serialize};
+
+use super::{Check, MatmulProblem, Unavailable, Variant};
+
+/// Parent to child, on standard input. Exactly one [`Reply`] answers each.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Request {
+    /// Which version of the variant's library is there?
+    Version { variant: Variant },
+    /// Load the library, prepare the problem, run it once and check the result. Comes at most once.
+    Start { variant: Variant, problem: MatmulProblem, threads: usize },
+    /// One warm-up run, then runs until both are reached.
+    Round { min_time_ns: u64, min_runs: usize },
+    /// Run once and compare with the reference.
+    Check,
+}
+
+/// Child to parent, on what was standard output when the child started.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Reply {
+    /// To `Version`.
+    Version { version: String },
+    /// To `Start`: prepared and checked.
+    Ready { version: String, details: String, core_type: Option<String> },
+    /// To `Round`: nanoseconds per run.
+    Round { times_ns: Vec<f64> },
+    /// To `Check`: passed.
+    Checked(Check),
+    /// To any: it cannot be done.
+    Unavailable(Unavailable),
+}

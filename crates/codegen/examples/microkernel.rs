@@ -1,0 +1,210 @@
+//! Speed and compile time of hand-built matrix products, in GFLOP/s of one thread (best of several runs).
+//!
+//! `cargo run --release --example microkernel [-- FILTER]`; with `asm` as second argument it prints the assembly.
+
+#[path = "../tests/common/mod.rs"]
+mod common;
+
+use std::io::Write;
+use std::time::Instant;
+
+use common::gemm::{ALayout, Gemm};
+use common::*;
+use tilewright_codegen::{CompileTimes, Emit, Runtime, SCRATCH_ALIGN, compile, emit};
+use tilewright_ir::expr::Expr;
+use tilewright_ir::{DType, Program, Scope, Stmt, Target};
+
+struct Aligned(*mut u8, std::alloc::Layout);
+
+impl Aligned {
+    fn new(bytes: u64) -> Aligned {
+        let layout = std::alloc::Layout::from_size_align(bytes.max(1) as usize, 4096).expect("a size");
+        // SAFETY: the size is not zero.
+        Aligned(unsafe { std::alloc::alloc_zeroed(layout) }, layout)
+    }
+}
+
+impl Drop for Aligned {
+    fn drop(&mut self) {
+        // SAFETY: allocated with this layout.
+        unsafe { std::alloc::dealloc(self.0, self.1) };
+    }
+}
+
+/// Seconds of the fastest run, and the fastest compilation.
+fn measure(p: &Program, target: &Target, seconds: f64) -> (f64, CompileTimes) {
+    let mut times = CompileTimes { machine_code_ns: u64::MAX, ..CompileTimes::default() };
+    let mut kernel = None;
+    for _ in 0..5 {
+        let k = compile(p, target).expect("compiles");
+        if k.times().machine_code_ns < times.machine_code_ns {
+            times = k.times();
+        }
+        kernel = Some(k);
+    }
+    let kernel = kernel.expect("compiled five times");
+    let arguments: Vec<Aligned> = p.arguments().map(|(_, b)| Aligned::new(b.size_bytes().unwrap())).collect();
+    let prepared: Vec<Aligned> = kernel.prepared_bytes().iter().map(|b| Aligned::new(*b)).collect();
+    let scratch = Aligned::new(kernel.scratch_bytes(1) + SCRATCH_ALIGN);
+    for ((_, b), memory) in p.arguments().zip(&arguments) {
+        let mut numbers = common::Numbers(3);
+        for i in 0..b.n_elements().unwrap() as usize {
+            // SAFETY: inside the buffer.
+            unsafe {
+                match b.dtype {
+                    DType::F32 => *memory.0.cast::<f32>().add(i) = numbers.next() as f32,
+                    DType::F64 => *memory.0.cast::<f64>().add(i) = numbers.next(),
+                }
+            }
+        }
+    }
+    let pointers: Vec<*mut u8> = arguments.iter().map(|m| m.0).collect();
+    let prepared: Vec<*mut u8> = prepared.iter().map(|m| m.0).collect();
+    let runtime = Runtime::serial();
+    let mut best = f64::INFINITY;
+    // SAFETY: memory of the sizes asked for.
+    unsafe {
+        kernel.prepare(&pointers, &prepared, scratch.0, &runtime);
+        let start = Instant::now();
+        let mut repeats = 1u32;
+        while start.elapsed().as_secs_f64() < seconds {
+            let t = Instant::now();
+            for _ in 0..repeats {
+                kernel.run(&pointers, &prepared, scratch.0, &runtime);
+            }
+            let each = t.elapsed().as_secs_f64() / f64::from(repeats);
+            best = best.min(each);
+            repeats = ((1e-3 / each) as u32).clamp(1, 1 << 16);
+        }
+    }
+    (best, times)
+}
+
+/// Vector register spills in the assembly: stores to and loads from the stack.
+fn spills(p: &Program, target: &Target) -> usize {
+    let asm = String::from_utf8(emit(p, target, Emit::Asm).expect("compiles")).expect("text");
+    asm.lines().filter(|l| l.contains("mm") && l.contains("(%rsp)")).count()
+}
+
+/// Multiply-adds on registers alone: what the machine can do at this moment.
+fn peak(dtype: DType, lanes: i64) -> (Program, f64) {
+    let (n, rows) = (4096, 12);
+    let mut p = program("peak");
+    let a = input(&mut p, "A", dtype, &[lanes]);
+    let c = output(&mut p, "C", dtype, &[rows, lanes]);
+    let r = temporary(&mut p, "R", dtype, &[rows, lanes], Scope::Register);
+    let x = temporary(&mut p, "X", dtype, &[lanes], Scope::Register);
+    let [i, k, l] = ["i", "k", "l"].map(|name| p.add_loop(name));
+    let rows_of = |stmt| unrolled(i, rows, vec![vector(l, lanes, vec![stmt])]);
+    let product = mul(load(x, &[ix(l)]), load(x, &[ix(l)]));
+    p.body = vec![
+        Stmt::Alloc(r),
+        Stmt::Alloc(x),
+        vector(l, lanes, vec![store(x, &[ix(l)], load(a, &[ix(l)]))]),
+        rows_of(store(r, &[ix(i), ix(l)], Expr::Const(0.0))),
+        for_(k, n, vec![rows_of(add_to(r, &[ix(i), ix(l)], product, never()))]),
+        rows_of(store(c, &[ix(i), ix(l)], load(r, &[ix(i), ix(l)]))),
+    ];
+    (p, 2.0 * (n * rows * lanes) as f64)
+}
+
+/// A copy of rows into panels `[k, rows]`, all within the first-level cache.
+fn transposing_pack(dtype: DType, rows: i64, lanes: i64) -> (Program, f64) {
+    let k = 2048 / rows / lanes * lanes;
+    let mut p = program("pack");
+    let a = input(&mut p, "A", dtype, &[rows, k]);
+    let b = output(&mut p, "B", dtype, &[k, rows]);
+    let [o, l] = ["o", "l"].map(|name| p.add_loop(name));
+    let at = times(lanes, o).add(&ix(l));
+    let stores = (0..rows).map(|i| store(b, &[at.clone(), ix(i)], load(a, &[ix(i), at.clone()]))).collect();
+    p.body = vec![for_(o, k / lanes, vec![vector(l, lanes, stores)])];
+    (p, (rows * k) as f64)
+}
+
+fn main() {
+    let mut arguments = std::env::args().skip(1);
+    let filter = arguments.next().unwrap_or_default();
+    let asm = arguments.next().is_some_and(|a| a == "asm");
+    let mut cases: Vec<(String, Target, Gemm)> = Vec::new();
+    let avx512 = host();
+    let avx2 = Target::named("x86-64-v3").expect("a known name");
+    let resident = Gemm { prepacked: true, ku: 4, kc: 256, k: 256, ..Gemm::default() };
+    for (mr, nv) in [(8, 3), (12, 2), (14, 2), (6, 4), (28, 1), (13, 2), (9, 3), (5, 5)] {
+        for a in [ALayout::Panels, ALayout::Rows, ALayout::Plain] {
+            let g = Gemm { mr, nv, mc: mr * 4, m: mr * 4, nc: nv * 16 * 2, n: nv * 16 * 2, a, ..resident };
+            cases.push((format!("resident-{mr}x{}-{a:?}", nv * 16), avx512.clone(), g));
+        }
+    }
+    for ku in [1, 2, 8] {
+        let g = Gemm { mr: 8, nv: 3, mc: 32, m: 32, nc: 96, n: 96, ku, ..resident };
+        cases.push((format!("resident-8x48-ku{ku}"), avx512.clone(), g));
+    }
+    for (mr, nv) in [(6, 2), (4, 3), (12, 1)] {
+        let g = Gemm { mr, nv, lanes: 8, mc: mr * 8, m: mr * 8, nc: nv * 32, n: nv * 32, ..resident };
+        cases.push((format!("avx2-{mr}x{}", nv * 8), avx2.clone(), g));
+    }
+    for (m, n, k, mc, kc, nc) in [(1024, 1008, 1024, 128, 512, 1008), (1024, 1008, 1024, 64, 1024, 1008)] {
+        for a in [ALayout::Panels, ALayout::Rows] {
+            for prepacked in [true, false] {
+                let g = Gemm { m, n, k, mr: 8, nv: 3, mc, kc, nc, a, prepacked, ..resident };
+                let how = if prepacked { "prepacked" } else { "packing" };
+                cases.push((format!("1024-8x48-mc{mc}-kc{kc}-{a:?}-{how}"), avx512.clone(), g));
+            }
+        }
+    }
+    let g = Gemm { dtype: DType::F64, lanes: 8, mr: 8, nv: 3, m: 32, mc: 32, n: 48, nc: 48, ..resident };
+    cases.push(("resident-f64-8x24".into(), avx512.clone(), g));
+
+    let mut out = std::io::stdout().lock();
+    let mut cases: Vec<(String, Target, Program, f64, Option<i64>)> = cases
+        .into_iter()
+        .map(|(name, target, g)| {
+            let lanes = (i64::from(target.vector_bits) / 8) / g.dtype.bytes() as i64;
+            (name, target, g.program(), g.flops(), Some(lanes))
+        })
+        .collect();
+    for target in [&avx512, &avx2] {
+        for rows in 2..=16 {
+            let lanes = target.lanes(DType::F32);
+            let (p, elements) = transposing_pack(DType::F32, rows, lanes);
+            cases.push((format!("pack-{}-{rows}", target.vector_bits), target.clone(), p, elements, None));
+        }
+    }
+    writeln!(
+        out,
+        "{:44} {:>8} {:>6} {:>6}   compile ms: generate passes machine load",
+        "kernel (packs: elements a cycle-equivalent)", "G/s", "/peak", "spills"
+    )
+    .unwrap();
+    for (name, target, p, work, flops_lanes) in cases.iter().filter(|(name, ..)| name.contains(&filter)) {
+        if asm {
+            out.write_all(&emit(p, target, Emit::Asm).expect("compiles")).unwrap();
+        }
+        let (seconds, t) = measure(p, target, 0.3);
+        // Packs are compared with a scalar add a cycle: the reciprocal is cycles an element.
+        let (reference, reference_work) = match flops_lanes {
+            Some(lanes) => peak(p.buffers[0].dtype, *lanes),
+            None => peak(DType::F32, 8),
+        };
+        let (reference_seconds, _) = measure(&reference, target, 0.1);
+        let mut reference_rate = reference_work / reference_seconds;
+        if flops_lanes.is_none() {
+            // Two 8-lane multiply-adds a cycle.
+            reference_rate /= 32.0;
+        }
+        let ms = |ns: u64| ns as f64 / 1e6;
+        writeln!(
+            out,
+            "{name:44} {:8.1} {:6.3} {:6}   {:5.2} ms: {:.2} {:.2} {:.2} {:.2}",
+            work / seconds / 1e9,
+            work / seconds / reference_rate,
+            spills(p, target),
+            ms(t.generate_ns + t.passes_ns + t.machine_code_ns + t.load_ns),
+            ms(t.generate_ns),
+            ms(t.passes_ns),
+            ms(t.machine_code_ns),
+            ms(t.load_ns)
+        )
+        .unwrap();
+    }
+}

@@ -1,0 +1,285 @@
+//! Machine code for lowered programs.
+//!
+//! [`compile`] makes a [`Kernel`] that this process can call; [`emit`] gives LLVM's text, assembly or a relocatable
+//! object for any target. Code comes from the libLLVM of the Rust toolchain; nothing needs to be installed.
+//!
+//! An object exports two C functions of the same signature, for the program's `body` and its `prepare` part:
+//!
+//! ```c
+//! void tilewright_run(void **buffers, void *scratch, const Runtime *runtime);
+//! void tilewright_prepare(void **buffers, void *scratch, const Runtime *runtime);
+//! ```
+//!
+//! `buffers` are the program's arguments in order, then its prepared buffers, all aligned to 64 bytes and not
+//! overlapping; `scratch` has [`scratch_layout`]`.bytes(n_threads)` bytes aligned to 128; [`Runtime`] says how a
+//! parallel loop runs. The object refers to functions of the C mathematics library at most.
+
+mod llvm;
+mod loader;
+
+use std::ffi::c_void;
+use std::time::Instant;
+
+use thiserror::Error;
+use tilewright_ir::target::Arch;
+use tilewright_ir::{Program, Target};
+
+pub use llvm::plan::{SCRATCH_ALIGN, ScratchLayout};
+pub use llvm::{host_cpu, llvm_version};
+
+/// Why a program has no machine code.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum CompileError {
+    /// A loop kind that the target does not have: the schedule's fault.
+    #[error("loop `{loop_name}` is of kind {kind}, which {target} does not have")]
+    Unsupported {
+        /// The loop.
+        loop_name: String,
+        /// Its kind.
+        kind: &'static str,
+        /// The target.
+        target: String,
+    },
+    /// A temporary too large to have an address: the schedule's fault.
+    #[error("buffer `{buffer}` is too large")]
+    TooLarge {
+        /// The buffer.
+        buffer: String,
+    },
+    /// A temporary is used that no statement allocates: the fault of whoever built the program.
+    #[error("temporary `{buffer}` is never allocated")]
+    NeverAllocated {
+        /// The buffer.
+        buffer: String,
+    },
+    /// The target is not the machine of this process: the caller's fault.
+    #[error("code for {target} does not run on this machine")]
+    NotHost {
+        /// The target.
+        target: String,
+    },
+    /// The libLLVM linked is not the one the bindings are written for: the installation's fault.
+    #[error("libLLVM is {found}, but LLVM {needed} is needed")]
+    LlvmVersion {
+        /// Its version.
+        found: String,
+        /// The major version needed.
+        needed: u32,
+    },
+    /// LLVM refused.
+    #[error("LLVM: {0}")]
+    Llvm(String),
+    /// Code refers to a function that this process does not offer it.
+    #[error("code refers to the unknown function `{name}`")]
+    UnknownSymbol {
+        /// The function.
+        name: String,
+    },
+    /// The object cannot be loaded.
+    #[error("cannot load object: {0}")]
+    Object(String),
+}
+
+/// What [`emit`] gives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Emit {
+    /// LLVM's text as generated.
+    Llvm,
+    /// LLVM's text after the passes.
+    LlvmOptimized,
+    /// Assembly text.
+    Asm,
+    /// A relocatable ELF object.
+    Object,
+}
+
+/// Where the time of a compilation went.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CompileTimes {
+    /// Making LLVM's instructions of the program.
+    pub generate_ns: u64,
+    /// LLVM's passes.
+    pub passes_ns: u64,
+    /// Instruction selection, register allocation and the object.
+    pub machine_code_ns: u64,
+    /// Placing the object in executable memory.
+    pub load_ns: u64,
+}
+
+/// Runs the iterations of a parallel loop: `body(env, iteration, thread)` for each iteration, returning when all are
+/// done.
+pub type ParallelFor = unsafe extern "C" fn(
+    context: *mut c_void,
+    body: unsafe extern "C" fn(env: *mut c_void, iteration: i64, thread: i64),
+    env: *mut c_void,
+    n_iterations: i64,
+);
+
+/// How parallel loops run. A C object calls it by this layout.
+#[repr(C)]
+pub struct Runtime {
+    /// Passed through to `parallel_for`.
+    pub context: *mut c_void,
+    /// Runs all iterations of a loop; `thread` must be below the number of threads that the scratch memory is for, and
+    /// no two iterations of the same `thread` may run at the same time.
+    pub parallel_for: ParallelFor,
+}
+
+impl Runtime {
+    /// Runs iterations in order on thread 0.
+    pub fn serial() -> Runtime {
+        unsafe extern "C" fn in_order(
+            _: *mut c_void,
+            body: unsafe extern "C" fn(*mut c_void, i64, i64),
+            env: *mut c_void,
+            n_iterations: i64,
+        ) {
+            for iteration in 0..n_iterations {
+                // SAFETY: the kernel passes a function and the environment it expects.
+                unsafe { body(env, iteration, 0) };
+            }
+        }
+        Runtime { context: std::ptr::null_mut(), parallel_for: in_order }
+    }
+}
+
+type Entry = unsafe extern "C" fn(buffers: *const *mut u8, scratch: *mut u8, runtime: *const Runtime);
+
+/// A program compiled into this process. Dropping it gives its memory back.
+pub struct Kernel {
+    _code: loader::Code,
+    run: Entry,
+    prepare: Entry,
+    n_arguments: usize,
+    prepared_bytes: Vec<u64>,
+    scratch: ScratchLayout,
+    times: CompileTimes,
+}
+
+/// Compiles a lowered program for this process.
+///
+/// # Errors
+/// See [`CompileError`]; a target of another machine family is refused, one with more features than this CPU is not.
+///
+/// # Panics
+/// Where the program is malformed: run the verifier first.
+pub fn compile(program: &Program, target: &Target) -> Result<Kernel, CompileError> {
+    if llvm::host_arch() != Some(target.arch) {
+        return Err(CompileError::NotHost { target: target.to_string() });
+    }
+    let compiled = llvm::compile(program, target, Emit::Object)?;
+    let start = Instant::now();
+    let code = loader::load(&compiled.bytes, target.arch)?;
+    let entry = |name: &str| {
+        let address = code.symbol(name).unwrap_or_else(|| panic!("every object exports {name}"));
+        // SAFETY: the symbol is the function of this name that the generator wrote with this signature.
+        unsafe { std::mem::transmute::<*const u8, Entry>(address) }
+    };
+    let (run, prepare) = (entry("tilewright_run"), entry("tilewright_prepare"));
+    let mut times = compiled.times;
+    times.load_ns = start.elapsed().as_nanos() as u64;
+    Ok(Kernel {
+        _code: code,
+        run,
+        prepare,
+        n_arguments: program.arguments().count(),
+        prepared_bytes: prepared_bytes(program),
+        scratch: compiled.scratch,
+        times,
+    })
+}
+
+/// Compiles a lowered program to text or an object, for any target.
+///
+/// # Errors
+/// See [`CompileError`].
+///
+/// # Panics
+/// Where the program is malformed: run the verifier first.
+pub fn emit(program: &Program, target: &Target, what: Emit) -> Result<Vec<u8>, CompileError> {
+    Ok(llvm::compile(program, target, what)?.bytes)
+}
+
+/// The scratch memory that the code of a program needs.
+///
+/// # Errors
+/// Where a buffer is too large.
+pub fn scratch_layout(program: &Program, target: &Target) -> Result<ScratchLayout, CompileError> {
+    Ok(llvm::plan::plan(program, target)?.scratch)
+}
+
+/// The machine family of this process, where code can be generated for it.
+pub fn host_arch() -> Option<Arch> {
+    llvm::host_arch()
+}
+
+fn prepared_bytes(program: &Program) -> Vec<u64> {
+    program.prepared().map(|(_, b)| b.size_bytes().unwrap_or(0)).collect()
+}
+
+impl Kernel {
+    /// Bytes of scratch memory for a number of threads; to be aligned to [`SCRATCH_ALIGN`].
+    pub fn scratch_bytes(&self, n_threads: usize) -> u64 {
+        self.scratch.bytes(n_threads)
+    }
+
+    /// Size of each prepared buffer in bytes, in order.
+    pub fn prepared_bytes(&self) -> &[u64] {
+        &self.prepared_bytes
+    }
+
+    /// Where the time of compiling it went.
+    pub fn times(&self) -> CompileTimes {
+        self.times
+    }
+
+    /// Runs the program's body.
+    ///
+    /// # Safety
+    /// `arguments` and `prepared` point to as many bytes as the program's buffers have, aligned to 64, none
+    /// overlapping another; prepared buffers were filled by [`Kernel::prepare`]; `scratch` has
+    /// [`Kernel::scratch_bytes`] for the runtime's number of threads, aligned to [`SCRATCH_ALIGN`].
+    ///
+    /// # Panics
+    /// Where the number of arguments or prepared buffers is not the program's.
+    pub unsafe fn run(&self, arguments: &[*mut u8], prepared: &[*mut u8], scratch: *mut u8, runtime: &Runtime) {
+        // SAFETY: as promised by the caller.
+        unsafe { self.call(self.run, arguments, prepared, scratch, runtime) }
+    }
+
+    /// Runs the program's `prepare` part, which fills the prepared buffers.
+    ///
+    /// # Safety
+    /// As for [`Kernel::run`], but prepared buffers may hold anything.
+    ///
+    /// # Panics
+    /// As for [`Kernel::run`].
+    pub unsafe fn prepare(&self, arguments: &[*mut u8], prepared: &[*mut u8], scratch: *mut u8, runtime: &Runtime) {
+        // SAFETY: as promised by the caller.
+        unsafe { self.call(self.prepare, arguments, prepared, scratch, runtime) }
+    }
+
+    unsafe fn call(
+        &self,
+        entry: Entry,
+        arguments: &[*mut u8],
+        prepared: &[*mut u8],
+        scratch: *mut u8,
+        runtime: &Runtime,
+    ) {
+        assert_eq!(arguments.len(), self.n_arguments, "number of arguments");
+        assert_eq!(prepared.len(), self.prepared_bytes.len(), "number of prepared buffers");
+        let mut buffers = [std::ptr::null_mut(); 16];
+        let n = arguments.len() + prepared.len();
+        if n <= buffers.len() {
+            buffers[..arguments.len()].copy_from_slice(arguments);
+            buffers[arguments.len()..n].copy_from_slice(prepared);
+            // SAFETY: as promised by the caller; the code lives as long as `self`.
+            unsafe { entry(buffers.as_ptr(), scratch, runtime) }
+        } else {
+            let buffers = [arguments, prepared].concat();
+            // SAFETY: as above.
+            unsafe { entry(buffers.as_ptr(), scratch, runtime) }
+        }
+    }
+}

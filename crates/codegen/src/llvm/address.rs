@@ -1,0 +1,186 @@
+//! Integer expressions and addresses, each computed in the outermost loop where it can be.
+
+use tilewright_ir::{Atom, BufferId, Index};
+
+use llvm_sys::LLVMOpcode;
+
+use super::api::{INT_EQ, INT_LT, Value};
+use super::generate::{Generator, Storage};
+
+/// Whether evaluating an index divides by zero.
+fn faults(index: &Index) -> bool {
+    index.terms().iter().any(|(atom, _)| match atom {
+        Atom::Var(_) => false,
+        Atom::FloorDiv(x, d) | Atom::Mod(x, d) => *d == 0 || faults(x),
+        Atom::Min(a, b) | Atom::Max(a, b) => faults(a) || faults(b),
+    })
+}
+
+impl Generator<'_> {
+    /// The innermost level whose variable an index uses.
+    fn depth(&self, index: &Index) -> usize {
+        let mut depth = 0;
+        index.for_each_var(&mut |v| {
+            let (_, level) = self.f.vars.get(&v).unwrap_or_else(|| panic!("loop variable {} is bound", self.program.loop_name(v)));
+            depth = depth.max(*level);
+        });
+        depth
+    }
+
+    /// The terms computed at a level, and the rest.
+    fn split(&self, index: &Index, depth: usize) -> (Index, Index) {
+        let (mut here, mut outer) = (Index::from(0), Index::from(index.constant()));
+        for (atom, c) in index.terms() {
+            let term = Index::atom(atom.clone());
+            let side = if self.depth(&term) == depth { &mut here } else { &mut outer };
+            *side = side.add(&term.scale(*c));
+        }
+        (here, outer)
+    }
+
+    /// An index that does not depend on the lane, as `i64`.
+    pub(super) fn int(&mut self, index: &Index) -> Value {
+        if let Some(c) = index.as_const() {
+            return self.m.int(c);
+        }
+        if faults(index) {
+            // Not hoisted: where a condition guards it, it must not fault.
+            return self.sum(index);
+        }
+        let depth = self.depth(index);
+        if let Some(v) = self.f.levels[depth].ints.get(index) {
+            return *v;
+        }
+        let (here, outer) = self.split(index, depth);
+        let value = match (outer.terms().is_empty(), outer.constant()) {
+            (true, 0) => self.hoisted(depth, |g| g.sum(&here)),
+            (true, c) => {
+                let here = self.int(&here);
+                self.hoisted(depth, |g| g.m.add(here, g.m.int(c)))
+            }
+            (false, _) => {
+                let (outer, here) = (self.int(&outer), self.int(&here));
+                self.hoisted(depth, |g| g.m.add(outer, here))
+            }
+        };
+        self.f.levels[depth].ints.insert(index.clone(), value);
+        value
+    }
+
+    /// The sum, written where we are.
+    fn sum(&mut self, index: &Index) -> Value {
+        let mut sum = None;
+        for (atom, c) in index.terms() {
+            let v = self.atom(atom);
+            let v = if *c == 1 { v } else { self.m.mul(v, self.m.int(*c)) };
+            sum = Some(sum.map_or(v, |s| self.m.add(s, v)));
+        }
+        match (sum, index.constant()) {
+            (None, c) => self.m.int(c),
+            (Some(s), 0) => s,
+            (Some(s), c) => self.m.add(s, self.m.int(c)),
+        }
+    }
+
+    fn atom(&mut self, atom: &Atom) -> Value {
+        match atom {
+            Atom::Var(v) => self.f.vars[v].0,
+            Atom::FloorDiv(x, d) => self.division(x, *d).0,
+            Atom::Mod(x, d) => self.division(x, *d).1,
+            Atom::Min(a, b) | Atom::Max(a, b) => {
+                let name = if matches!(atom, Atom::Min(..)) { "llvm.smin" } else { "llvm.smax" };
+                let (a, b) = (self.int(a), self.int(b));
+                self.m.intrinsic(name, &[self.m.i64], &[a, b])
+            }
+        }
+    }
+
+    /// Quotient, rounded towards minus infinity, and remainder.
+    fn division(&mut self, x: &Index, d: i64) -> (Value, Value) {
+        use LLVMOpcode::*;
+        let value = self.int(x);
+        if d > 0 && d.count_ones() == 1 {
+            let shift = self.m.int(i64::from(d.trailing_zeros()));
+            return (self.m.binary(LLVMAShr, value, shift), self.m.binary(LLVMAnd, value, self.m.int(d - 1)));
+        }
+        if d > 0 && self.f.ranges.lower(x).is_some_and(|l| l >= 0) {
+            let d = self.m.int(d);
+            return (self.m.binary(LLVMUDiv, value, d), self.m.binary(LLVMURem, value, d));
+        }
+        let divisor = if d == 0 { self.opaque_zero() } else { self.m.int(d) };
+        let quotient = self.m.binary(LLVMSDiv, value, divisor);
+        let remainder = self.m.binary(LLVMSRem, value, divisor);
+        let zero = self.m.int(0);
+        // Towards zero was rounded up where the remainder and the divisor differ in sign.
+        let up = if d > 0 {
+            self.m.icmp(INT_LT, remainder, zero)
+        } else {
+            self.m.icmp(INT_LT, zero, remainder)
+        };
+        let less = self.m.sub(quotient, self.m.int(1));
+        let more = self.m.add(remainder, divisor);
+        (self.m.select(up, less, quotient), self.m.select(up, more, remainder))
+    }
+
+    /// A zero that LLVM does not know to be one, so that dividing by it divides.
+    fn opaque_zero(&mut self) -> Value {
+        let slot = self.hoisted(0, |g| g.m.alloca(g.m.i64, 8));
+        let stored = self.m.store(self.m.int(0), slot, 8);
+        self.m.set_volatile(stored);
+        let zero = self.m.load(self.m.i64, slot, 8);
+        self.m.set_volatile(zero);
+        zero
+    }
+
+    /// The address of an element whose position does not depend on the lane.
+    pub(super) fn pointer(&mut self, buffer: BufferId, flat: &Index) -> Value {
+        let varying = flat.offset(-flat.constant());
+        let base = self.partial_pointer(buffer, &varying);
+        match flat.constant() {
+            0 => base,
+            c => self.m.element(self.element_type(buffer), base, self.m.int(c)),
+        }
+    }
+
+    /// The address of an element at a position without constant summand.
+    fn partial_pointer(&mut self, buffer: BufferId, varying: &Index) -> Value {
+        if varying.terms().is_empty() {
+            return match &self.f.storage[&buffer] {
+                Storage::Pointer(p) => *p,
+                Storage::Chunks(_) => panic!("{} is held in registers", self.program.buffer(buffer).name),
+            };
+        }
+        let element = self.element_type(buffer);
+        if faults(varying) {
+            let base = self.partial_pointer(buffer, &Index::from(0));
+            let offset = self.sum(varying);
+            return self.m.element(element, base, offset);
+        }
+        let depth = self.depth(varying);
+        let key = (buffer, varying.clone());
+        if let Some(p) = self.f.levels[depth].pointers.get(&key) {
+            return *p;
+        }
+        let (here, outer) = self.split(varying, depth);
+        let base = self.partial_pointer(buffer, &outer);
+        let pointer = match (self.f.levels[depth].entered, here.terms()) {
+            (Some((preheader, var)), [(Atom::Var(v), step)]) if *v == var => {
+                let phi = self.phi_at(depth, self.m.ptr);
+                self.m.add_incoming(phi, base, preheader);
+                self.f.levels[depth].steps.push((phi, element, *step));
+                phi
+            }
+            _ => {
+                let offset = self.int(&here);
+                self.hoisted(depth, |g| g.m.element(element, base, offset))
+            }
+        };
+        self.f.levels[depth].pointers.insert(key, pointer);
+        pointer
+    }
+
+    /// `a == b` or `a < b` of integers or of vectors of them.
+    pub(super) fn compare(&self, equal: bool, a: Value, b: Value) -> Value {
+        self.m.icmp(if equal { INT_EQ } else { INT_LT }, a, b)
+    }
+}

@@ -1,0 +1,653 @@
+//! A program as an LLVM module: functions, loops and statements.
+//!
+//! Each part of the program becomes an exported function that unpacks its arguments and calls an internal one whose
+//! parameters are the buffers, so that "no two of them overlap" can be said where LLVM looks for it.
+//!
+//! A serial loop of which nothing is known to LLVM but what we say is a block with a phi for its variable, one phi for
+//! each pointer that advances with it, and its body. Integers and pointers that depend on outer loops only are computed
+//! in those loops (see [`Level`]), so that loop bodies come out hoisted and strength-reduced.
+
+use std::collections::BTreeSet;
+
+use tilewright_ir::index::Ranges;
+use tilewright_ir::target::Target;
+use tilewright_ir::{BufferId, Index, Loop, LoopId, LoopKind, Program, Role, Scope, Stmt};
+
+use super::map::Map;
+use super::api::{Block, INT_GT, INT_LT, Module, Type, Value};
+use super::plan::{self, Chunk, Known, Piece, Place, Plan, Vectors};
+use crate::CompileError;
+
+/// Arguments are aligned to at least this many bytes.
+pub const ARGUMENT_ALIGN: u64 = 64;
+
+/// How a buffer is reached in a function.
+#[derive(Clone)]
+pub(super) enum Storage {
+    /// Through a pointer to its first element.
+    Pointer(Value),
+    /// As values, each in a stack slot that the first pass turns into registers.
+    Chunks(Vec<(Chunk, Value)>),
+}
+
+/// A loop that is being written, or the function itself: code hoisted out of inner loops goes before `mark`.
+pub(super) struct Level {
+    pub mark: Value,
+    pub header: Block,
+    /// Where control comes from, and the loop's variable; `None` for the function.
+    pub entered: Option<(Block, LoopId)>,
+    /// Pointers that advance by a number of elements each iteration.
+    pub steps: Vec<(Value, Type, i64)>,
+    pub ints: Map<Index, Value>,
+    pub pointers: Map<(BufferId, Index), Value>,
+}
+
+/// Values already computed in this block or in one that dominates it.
+#[derive(Clone, Default)]
+pub(super) struct Seen {
+    /// By buffer: first element (lane 0), stride in lanes, lanes (0 for a scalar).
+    pub loads: Map<BufferId, Map<(Index, i64, usize), Value>>,
+    pub splats: Map<(Value, usize), Value>,
+}
+
+/// Where the next instruction goes.
+#[derive(Clone, Copy)]
+enum Position {
+    End(Block),
+    Before(Value),
+}
+
+/// The lanes being written.
+#[derive(Clone, Copy)]
+pub(super) struct Lanes {
+    pub var: LoopId,
+    pub piece: Piece,
+    /// Which lanes take part; all where `None`.
+    pub mask: Option<Value>,
+    /// Whether loads of lanes outside the mask may lie outside their buffer.
+    pub guarded: bool,
+}
+
+/// The state of the function being written.
+pub(super) struct Function {
+    pub value: Value,
+    pub levels: Vec<Level>,
+    /// Loop variables with the level that computes them.
+    pub vars: Map<LoopId, (Value, usize)>,
+    pub known: Known,
+    pub storage: Map<BufferId, Storage>,
+    pub ranges: Ranges,
+    pub seen: Seen,
+    pub lanes: Option<Lanes>,
+    position: Position,
+    /// Scratch memory and runtime; `None` inside a parallel loop.
+    outside: Option<(Value, Value)>,
+}
+
+/// Writes a program into a module.
+pub(super) struct Generator<'p> {
+    pub m: Module,
+    pub program: &'p Program,
+    pub target: &'p Target,
+    pub plan: &'p Plan,
+    /// Whether buffers of the role [`Role::Prepared`] are being filled.
+    pub preparing: bool,
+    pub f: Function,
+    invariant: (u32, Value),
+    n_outlined: usize,
+}
+
+/// Writes both parts of a program.
+pub fn generate(m: Module, program: &Program, target: &Target, plan: &Plan) -> Result<Module, CompileError> {
+    let (_, empty) = m.metadata(&[]);
+    let invariant = (m.metadata_kind("invariant.load"), empty);
+    let placeholder = m.bool(false);
+    let entry = Block(std::ptr::null_mut());
+    let f = Function::new(placeholder, entry, None);
+    let mut g = Generator { m, program, target, plan, preparing: false, f, invariant, n_outlined: 0 };
+    g.part("tilewright_run", &program.body)?;
+    g.preparing = true;
+    g.part("tilewright_prepare", &program.prepare)?;
+    Ok(g.m)
+}
+
+impl Function {
+    fn new(value: Value, entry: Block, outside: Option<(Value, Value)>) -> Function {
+        Function {
+            value,
+            levels: Vec::new(),
+            vars: Map::default(),
+            known: Known::default(),
+            storage: Map::default(),
+            ranges: Ranges::default(),
+            seen: Seen::default(),
+            lanes: None,
+            position: Position::End(entry),
+            outside,
+        }
+    }
+}
+
+impl Generator<'_> {
+    // Functions.
+
+    /// Writes one part: the exported function and the internal one.
+    fn part(&mut self, name: &str, block: &[Stmt]) -> Result<(), CompileError> {
+        let ptr = self.m.ptr;
+        let exported = self.m.function(name, self.m.void, &[ptr, ptr, ptr], false);
+        self.attributes(exported);
+        let entry = self.m.block(exported);
+        self.go_to(Position::End(entry));
+        let [buffers, scratch, runtime] = [0, 1, 2].map(|i| self.m.parameter(exported, i));
+        if block.is_empty() {
+            self.m.ret();
+            return Ok(());
+        }
+        let mut used = BTreeSet::new();
+        plan::used_buffers(block, &mut used);
+        let passed: Vec<BufferId> = self.program.arguments().chain(self.program.prepared()).map(|(id, _)| id).collect();
+        let mut parameters = Vec::new();
+        let mut arguments = Vec::new();
+        for buffer in used {
+            let pointer = if let Some(at) = passed.iter().position(|b| *b == buffer) {
+                let slot = self.m.element(ptr, buffers, self.m.int(at as i64));
+                self.m.load(ptr, slot, 8)
+            } else {
+                match self.plan.places.get(&buffer) {
+                    Some(Place::Scratch { offset, per_thread: false }) => self.bytes_from(scratch, *offset as i64),
+                    Some(_) => continue,
+                    None => return Err(self.never_allocated(buffer)),
+                }
+            };
+            parameters.push(buffer);
+            arguments.push(pointer);
+        }
+        arguments.extend([scratch, runtime]);
+        let types = vec![ptr; arguments.len()];
+        let body = self.m.function(&format!("{name}.body"), self.m.void, &types, true);
+        self.m.call(body, self.m.void, &types, &arguments);
+        self.m.ret();
+        self.enter_function(body);
+        self.f.outside = Some((self.m.parameter(body, parameters.len()), self.m.parameter(body, parameters.len() + 1)));
+        for (at, buffer) in parameters.into_iter().enumerate() {
+            self.buffer_parameter(body, at, buffer);
+        }
+        self.block(block)?;
+        self.leave_function();
+        Ok(())
+    }
+
+    fn never_allocated(&self, buffer: BufferId) -> CompileError {
+        CompileError::NeverAllocated { buffer: self.program.buffer(buffer).name.clone() }
+    }
+
+    /// Declares that a parameter is a buffer of its own.
+    fn buffer_parameter(&mut self, function: Value, at: usize, buffer: BufferId) {
+        let b = self.program.buffer(buffer);
+        let value = self.m.parameter(function, at);
+        self.m.name(value, &b.name);
+        for (name, n) in [
+            ("noalias", 0),
+            ("nonnull", 0),
+            ("align", ARGUMENT_ALIGN),
+            ("dereferenceable", b.size_bytes().unwrap_or(0)),
+        ] {
+            if name != "dereferenceable" || n > 0 {
+                let attribute = self.m.attribute(name, n);
+                self.m.add_parameter_attribute(function, at, attribute);
+            }
+        }
+        if self.is_constant(buffer) {
+            let attribute = self.m.attribute("readonly", 0);
+            self.m.add_parameter_attribute(function, at, attribute);
+        }
+        self.f.storage.insert(buffer, Storage::Pointer(value));
+    }
+
+    /// Whether nothing writes a buffer while this part runs.
+    pub(super) fn is_constant(&self, buffer: BufferId) -> bool {
+        match self.program.buffer(buffer).role {
+            Role::Input | Role::ConstInput => true,
+            Role::Prepared => !self.preparing,
+            Role::Output | Role::Temporary => false,
+        }
+    }
+
+    fn attributes(&self, function: Value) {
+        let bits = self.target.vector_bits.to_string();
+        let mut add = |attribute| self.m.add_attribute(function, attribute);
+        add(self.m.attribute("nounwind", 0));
+        add(self.m.string_attribute("no-trapping-math", "true"));
+        add(self.m.string_attribute("target-cpu", &self.target.cpu));
+        if !self.target.features.is_empty() {
+            add(self.m.string_attribute("target-features", &self.target.features));
+        }
+        add(self.m.string_attribute("prefer-vector-width", &bits));
+        add(self.m.string_attribute("min-legal-vector-width", &bits));
+    }
+
+    /// Starts writing an internal function.
+    fn enter_function(&mut self, function: Value) {
+        self.attributes(function);
+        let entry = self.m.block(function);
+        self.f = Function::new(function, entry, None);
+        self.go_to(Position::End(entry));
+        let mark = self.m.mark();
+        self.f.levels.push(Level::new(mark, entry, None));
+    }
+
+    fn leave_function(&mut self) {
+        self.m.ret();
+        let level = self.f.levels.pop().expect("the function's own level");
+        assert!(self.f.levels.is_empty(), "loops nest");
+        self.m.erase(level.mark);
+    }
+
+    // Positions.
+
+    fn go_to(&mut self, to: Position) {
+        self.f.position = to;
+        match to {
+            Position::End(block) => self.m.position_at_end(block),
+            Position::Before(mark) => self.m.position_before(mark),
+        }
+    }
+
+    /// Goes on at the end of a block.
+    pub(super) fn go_to_end(&mut self, block: Block) {
+        self.go_to(Position::End(block));
+    }
+
+    /// Writes code in an outer loop or at the start of the function.
+    pub(super) fn hoisted<T>(&mut self, depth: usize, write: impl FnOnce(&mut Self) -> T) -> T {
+        let back = match self.f.position {
+            Position::End(_) => Position::End(self.m.current_block()),
+            before => before,
+        };
+        self.go_to(Position::Before(self.f.levels[depth].mark));
+        let out = write(self);
+        self.go_to(back);
+        out
+    }
+
+    /// Writes a phi of a loop.
+    pub(super) fn phi_at(&mut self, depth: usize, ty: Type) -> Value {
+        let header = self.f.levels[depth].header;
+        let first = self.m.first_instruction(header).expect("a header has at least its mark");
+        let back = match self.f.position {
+            Position::End(_) => Position::End(self.m.current_block()),
+            before => before,
+        };
+        self.go_to(Position::Before(first));
+        let phi = self.m.phi(ty);
+        self.go_to(back);
+        phi
+    }
+
+    /// The address some bytes from a pointer.
+    fn bytes_from(&self, pointer: Value, bytes: i64) -> Value {
+        if bytes == 0 { pointer } else { self.m.element(self.m.i8, pointer, self.m.int(bytes)) }
+    }
+
+    /// Marks a load as giving the same value wherever it stands.
+    pub(super) fn set_invariant(&self, load: Value) {
+        self.m.set_metadata(load, self.invariant.0, self.invariant.1);
+    }
+
+    // Statements.
+
+    fn block(&mut self, block: &[Stmt]) -> Result<(), CompileError> {
+        let mut at = 0;
+        while at < block.len() {
+            match self.interleaved_stores(&block[at..])? {
+                0 => {
+                    self.stmt(&block[at])?;
+                    at += 1;
+                }
+                n => at += n,
+            }
+        }
+        Ok(())
+    }
+
+    fn stmt(&mut self, stmt: &Stmt) -> Result<(), CompileError> {
+        match stmt {
+            Stmt::For(l) => self.for_loop(l)?,
+            Stmt::If { cond, then, otherwise } => {
+                let varying = self.f.lanes.is_some_and(|lanes| cond.uses(lanes.var));
+                let cond = self.cond(cond);
+                if varying {
+                    self.masked_branches(cond, then, otherwise)?;
+                } else {
+                    self.branches(cond, then, otherwise)?;
+                }
+            }
+            Stmt::Alloc(buffer) => self.alloc(*buffer)?,
+            Stmt::Store { buffer, index, value } => self.store(*buffer, index, value),
+            Stmt::Update { buffer, index, op, value, first } => self.update(*buffer, index, *op, value, first),
+            Stmt::Prefetch { buffer, index, for_write } => self.prefetch(*buffer, index, *for_write),
+        }
+        Ok(())
+    }
+
+    /// Writes code whose values must not be used after it, as another path may go around it.
+    pub(super) fn scoped<T>(&mut self, written: &BTreeSet<BufferId>, write: impl FnOnce(&mut Self) -> T) -> T {
+        for buffer in written {
+            self.f.seen.loads.remove(buffer);
+        }
+        let before = self.f.seen.clone();
+        let out = write(self);
+        self.f.seen = before;
+        out
+    }
+
+    fn branches(&mut self, cond: Value, then: &[Stmt], otherwise: &[Stmt]) -> Result<(), CompileError> {
+        match self.m.as_const_bool(cond) {
+            Some(true) => return self.block(then),
+            Some(false) => return self.block(otherwise),
+            None => {}
+        }
+        let [yes, join] = [0; 2].map(|_| self.m.block(self.f.value));
+        let no = if otherwise.is_empty() { join } else { self.m.block(self.f.value) };
+        self.m.cond_br(cond, yes, no);
+        let mut written = plan::written_buffers(then);
+        written.extend(plan::written_buffers(otherwise));
+        for (block, stmts) in [(yes, then), (no, otherwise)] {
+            if block != join {
+                self.go_to_end(block);
+                self.scoped(&written, |g| g.block(stmts))?;
+                self.m.br(join);
+            }
+        }
+        self.go_to_end(join);
+        Ok(())
+    }
+
+    /// Writes both branches, each for its lanes.
+    fn masked_branches(&mut self, cond: Value, then: &[Stmt], otherwise: &[Stmt]) -> Result<(), CompileError> {
+        let lanes = self.f.lanes.expect("a condition varies over the lanes of a vectorized loop");
+        let mut written = plan::written_buffers(then);
+        written.extend(plan::written_buffers(otherwise));
+        for (negate, block) in [(false, then), (true, otherwise)] {
+            if block.is_empty() {
+                continue;
+            }
+            let mask = if negate { self.m.not(cond) } else { cond };
+            let mask = self.both(lanes.mask, mask);
+            self.f.lanes = Some(Lanes { mask: Some(mask), guarded: true, ..lanes });
+            self.scoped(&written, |g| g.block(block))?;
+        }
+        self.f.lanes = Some(lanes);
+        Ok(())
+    }
+
+    /// The lanes in both masks.
+    pub(super) fn both(&self, a: Option<Value>, b: Value) -> Value {
+        a.map_or(b, |a| self.m.binary(llvm_sys::LLVMOpcode::LLVMAnd, a, b))
+    }
+
+    fn alloc(&mut self, buffer: BufferId) -> Result<(), CompileError> {
+        let b = self.program.buffer(buffer);
+        let element = self.element_type(buffer);
+        let storage = match self.plan.places.get(&buffer) {
+            Some(Place::Scratch { .. }) => return Ok(()),
+            None => return Err(self.never_allocated(buffer)),
+            Some(Place::Stack) => {
+                let ty = self.m.array(element, b.n_elements().unwrap_or(0));
+                Storage::Pointer(self.hoisted(0, |g| g.m.alloca(ty, ARGUMENT_ALIGN as u32)))
+            }
+            Some(Place::Chunks(chunks)) => {
+                let slots = chunks.iter().map(|chunk| {
+                    let ty = self.m.vector(element, plan::padded_width(self.target, chunk.n));
+                    let slot = self.hoisted(0, |g| g.m.alloca(ty, ARGUMENT_ALIGN as u32));
+                    // Contents do not survive from one iteration of an outer loop to the next.
+                    self.m.store(self.m.undef(ty), slot, ARGUMENT_ALIGN as u32);
+                    (*chunk, slot)
+                });
+                Storage::Chunks(slots.collect())
+            }
+        };
+        self.f.storage.insert(buffer, storage);
+        Ok(())
+    }
+
+    // Loops.
+
+    fn for_loop(&mut self, l: &Loop) -> Result<(), CompileError> {
+        let extent = self.f.ranges.simplify(&plan::resolve(&l.extent, &self.f.known));
+        let constant = extent.as_const();
+        match (l.kind, constant) {
+            (LoopKind::Block(_) | LoopKind::Thread(_), _) => Err(CompileError::Unsupported {
+                loop_name: self.program.loop_name(l.var).into(),
+                kind: l.kind.name(),
+                target: self.target.to_string(),
+            }),
+            (_, Some(n)) if n <= 0 => Ok(()),
+            (LoopKind::Unrolled, Some(n)) => (0..n).try_for_each(|i| self.iteration(l, i)),
+            (LoopKind::Serial | LoopKind::Vectorized, Some(1)) => self.iteration(l, 0),
+            (LoopKind::Parallel, _) if self.f.outside.is_some() => self.parallel_loop(l, &extent),
+            (LoopKind::Vectorized, _) => {
+                match plan::vectors(self.program, self.target, l, &extent, &self.f.ranges) {
+                    Vectors::Pieces(pieces) => self.vector_loop(l, &extent, &pieces, false),
+                    Vectors::Masked(pieces) => self.vector_loop(l, &extent, &pieces, true),
+                    Vectors::Serial => self.serial_loop(l, &extent),
+                }
+            }
+            (LoopKind::Serial | LoopKind::Unrolled | LoopKind::Parallel, _) => self.serial_loop(l, &extent),
+        }
+    }
+
+    /// Writes the body for one value of the variable.
+    fn iteration(&mut self, l: &Loop, i: i64) -> Result<(), CompileError> {
+        let outer = self.f.lanes.take();
+        self.f.known.insert(l.var, i);
+        self.block(&l.body)?;
+        self.f.known.remove(&l.var);
+        self.f.lanes = outer;
+        Ok(())
+    }
+
+    fn serial_loop(&mut self, l: &Loop, extent: &Index) -> Result<(), CompileError> {
+        let n = self.int(extent);
+        let zero = self.m.int(0);
+        let preheader = self.m.current_block();
+        let [header, exit] = [0; 2].map(|_| self.m.block(self.f.value));
+        if self.f.ranges.lower(extent).is_some_and(|n| n >= 1) {
+            self.m.br(header);
+        } else {
+            let some = self.m.icmp(INT_GT, n, zero);
+            self.m.cond_br(some, header, exit);
+        }
+        self.go_to_end(header);
+        let var = self.m.phi(self.m.i64);
+        self.m.name(var, self.program.loop_name(l.var));
+        self.m.add_incoming(var, zero, preheader);
+        let mark = self.m.mark();
+        self.f.levels.push(Level::new(mark, header, Some((preheader, l.var))));
+        self.f.vars.insert(l.var, (var, self.f.levels.len() - 1));
+        self.f.ranges.push(l.var, extent.clone());
+        self.scoped(&plan::written_buffers(&l.body), |g| g.block(&l.body))?;
+        self.f.ranges.pop();
+        self.f.vars.remove(&l.var);
+        let level = self.f.levels.pop().expect("the loop's own level");
+        let latch = self.m.current_block();
+        for (pointer, element, step) in level.steps {
+            let next = self.m.element(element, pointer, self.m.int(step));
+            self.m.add_incoming(pointer, next, latch);
+        }
+        let next = self.m.add(var, self.m.int(1));
+        self.m.add_incoming(var, next, latch);
+        let more = self.m.icmp(INT_LT, next, n);
+        self.m.cond_br(more, header, exit);
+        self.m.erase(level.mark);
+        self.go_to_end(exit);
+        Ok(())
+    }
+
+    fn vector_loop(&mut self, l: &Loop, extent: &Index, pieces: &[Piece], masked: bool) -> Result<(), CompileError> {
+        self.f.ranges.push(l.var, extent.clone());
+        let least = self.f.ranges.lower(extent).unwrap_or(0);
+        let outer = self.f.lanes;
+        for &piece in pieces {
+            if piece.width == 1 {
+                self.iteration(l, piece.first)?;
+                continue;
+            }
+            let mut lanes = Lanes { var: l.var, piece, mask: None, guarded: false };
+            if !masked || least >= piece.first + piece.n as i64 {
+                self.f.lanes = Some(lanes);
+                self.block(&l.body)?;
+                continue;
+            }
+            let left = self.int(&extent.offset(-piece.first));
+            let lane_numbers: Vec<Value> = (0..piece.width as i64).map(|lane| self.m.int(lane)).collect();
+            let lane_numbers = self.m.const_vector(&lane_numbers);
+            let skip = (least <= piece.first).then(|| [0; 2].map(|_| self.m.block(self.f.value)));
+            if let Some([yes, join]) = skip {
+                let some = self.m.icmp(INT_GT, left, self.m.int(0));
+                self.m.cond_br(some, yes, join);
+                self.go_to_end(yes);
+            }
+            let limit = self.m.splat(left, piece.width);
+            lanes.mask = Some(self.m.icmp(INT_LT, lane_numbers, limit));
+            lanes.guarded = true;
+            self.f.lanes = Some(lanes);
+            self.scoped(&plan::written_buffers(&l.body), |g| g.block(&l.body))?;
+            if let Some([_, join]) = skip {
+                self.m.br(join);
+                self.go_to_end(join);
+            }
+        }
+        self.f.lanes = outer;
+        self.f.ranges.pop();
+        Ok(())
+    }
+
+    /// Writes the body as a function of its own and a call of the runtime.
+    fn parallel_loop(&mut self, l: &Loop, extent: &Index) -> Result<(), CompileError> {
+        let (scratch, runtime) = self.f.outside.expect("not inside another parallel loop");
+        let (ptr, i64) = (self.m.ptr, self.m.i64);
+        let n = self.int(extent);
+        let (used, vars) = plan::captures(l);
+        let mut buffers = Vec::new();
+        let mut own = Vec::new();
+        for buffer in used {
+            match (self.f.storage.get(&buffer), self.plan.places.get(&buffer)) {
+                (Some(Storage::Pointer(p)), _) => buffers.push((buffer, *p)),
+                (Some(Storage::Chunks(_)), _) => {}
+                (None, Some(Place::Scratch { offset, per_thread: true })) => own.push((buffer, *offset)),
+                (None, Some(_)) => {}
+                (None, None) => return Err(self.never_allocated(buffer)),
+            }
+        }
+        let vars: Vec<LoopId> = vars.into_iter().filter(|v| self.f.vars.contains_key(v)).collect();
+
+        // The environment: pointers, variables, scratch memory.
+        let n_slots = buffers.len() + vars.len() + 1;
+        let env_type = self.m.array(i64, n_slots as u64);
+        let env = self.hoisted(0, |g| g.m.alloca(env_type, 8));
+        let mut captured: Vec<(Type, Value)> = buffers.iter().map(|(_, p)| (ptr, *p)).collect();
+        captured.extend(vars.iter().map(|v| (i64, self.f.vars[v].0)));
+        captured.push((ptr, scratch));
+        for (at, (_, value)) in captured.iter().enumerate() {
+            let slot = self.m.element(i64, env, self.m.int(at as i64));
+            self.m.store(*value, slot, 8);
+        }
+
+        self.n_outlined += 1;
+        let name = format!("{}.{}", self.program.loop_name(l.var), self.n_outlined);
+        let entry_types = [ptr, i64, i64];
+        let entry = self.m.function(&format!("{name}.entry"), self.m.void, &entry_types, true);
+
+        // Runtime: context, then the function.
+        let context = self.m.load(ptr, runtime, 8);
+        let slot = self.m.element(i64, runtime, self.m.int(1));
+        let parallel_for = self.m.load(ptr, slot, 8);
+        let ty = self.m.function_type(self.m.void, &[ptr, ptr, ptr, i64]);
+        self.m.call_pointer(ty, parallel_for, &[context, entry, env, n]);
+        for buffer in plan::written_buffers(&l.body) {
+            self.f.seen.loads.remove(&buffer);
+        }
+        let after = self.m.current_block();
+
+        // The entry: unpacks and calls the body.
+        self.attributes(entry);
+        let entry_block = self.m.block(entry);
+        self.m.position_at_end(entry_block);
+        let [env, iteration, thread] = [0, 1, 2].map(|i| self.m.parameter(entry, i));
+        let mut arguments = Vec::new();
+        for (at, (ty, _)) in captured.iter().enumerate() {
+            let slot = self.m.element(i64, env, self.m.int(at as i64));
+            arguments.push(self.m.load(*ty, slot, 8));
+        }
+        let scratch = arguments.pop().expect("the scratch memory is the last capture");
+        let layout = self.plan.scratch;
+        let slice = self.m.mul(thread, self.m.int(layout.per_thread_bytes as i64));
+        let i8_slice = self.m.element(self.m.i8, scratch, slice);
+        let own_pointers: Vec<Value> =
+            own.iter().map(|(_, offset)| self.bytes_from(i8_slice, (layout.shared_bytes + offset) as i64)).collect();
+        let mut types: Vec<Type> = captured[..captured.len() - 1].iter().map(|(ty, _)| *ty).collect();
+        types.extend(own_pointers.iter().map(|_| ptr));
+        types.push(i64);
+        arguments.extend(own_pointers);
+        arguments.push(iteration);
+        let body = self.m.function(&name, self.m.void, &types, true);
+        self.m.call(body, self.m.void, &types, &arguments);
+        self.m.ret();
+
+        // The body.
+        let ranges = self.f.ranges.clone();
+        let known = self.f.known.clone();
+        let outer = std::mem::replace(&mut self.f, Function::new(body, entry_block, None));
+        self.enter_function(body);
+        self.f.ranges = ranges;
+        self.f.known = known;
+        let mut at = 0;
+        for (buffer, _) in &buffers {
+            self.buffer_parameter(body, at, *buffer);
+            at += 1;
+        }
+        for var in &vars {
+            let value = self.m.parameter(body, at);
+            self.m.name(value, self.program.loop_name(*var));
+            self.f.vars.insert(*var, (value, 0));
+            at += 1;
+        }
+        for (buffer, _) in &own {
+            self.buffer_parameter(body, at, *buffer);
+            at += 1;
+        }
+        let value = self.m.parameter(body, at);
+        self.m.name(value, self.program.loop_name(l.var));
+        self.f.vars.insert(l.var, (value, 0));
+        self.f.ranges.push(l.var, extent.clone());
+        self.block(&l.body)?;
+        self.leave_function();
+        self.f = outer;
+        self.go_to_end(after);
+        Ok(())
+    }
+
+    /// The type of a buffer's elements.
+    pub(super) fn element_type(&self, buffer: BufferId) -> Type {
+        self.real_type(self.program.buffer(buffer).dtype)
+    }
+
+    /// The position of an element in its buffer, with what the loops say.
+    pub(super) fn flat(&self, buffer: BufferId, index: &[Index]) -> Index {
+        let flat = plan::resolve(&plan::flatten(self.program, buffer, index), &self.f.known);
+        self.f.ranges.simplify(&flat)
+    }
+
+    /// Whether a buffer is held in registers.
+    pub(super) fn in_registers(&self, buffer: BufferId) -> bool {
+        self.program.buffer(buffer).scope == Scope::Register
+            && matches!(self.f.storage.get(&buffer), Some(Storage::Chunks(_)))
+    }
+}
+
+impl Level {
+    fn new(mark: Value, header: Block, entered: Option<(Block, LoopId)>) -> Level {
+        Level { mark, header, entered, steps: Vec::new(), ints: Map::default(), pointers: Map::default() }
+    }
+}

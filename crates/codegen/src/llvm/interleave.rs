@@ -1,0 +1,170 @@
+//! Neighbouring strided stores that fill all gaps between each other: transposing packs.
+//!
+//! In a vectorized loop over `k`, the stores `P[S·k + 0] = a`, …, `P[S·k + S−1] = z` are written as `S` vector stores of
+//! shuffled values instead of `S` stores a lane.
+
+use std::collections::BTreeSet;
+
+use tilewright_ir::{BufferId, Index, Stmt};
+
+use super::api::Value;
+use super::generate::Generator;
+use super::memory::Access;
+use super::plan::{self, Piece};
+use crate::CompileError;
+
+/// A number of rows with an odd factor from here on is transposed as the next power of two, the rest masked off.
+const MIN_PADDED: usize = 7;
+
+/// Longer groups fall back to single lanes.
+const MAX_STRIDE: i64 = 64;
+
+impl Generator<'_> {
+    /// Writes the group of stores that starts a block and says of how many statements it is; 0 where there is none.
+    pub(super) fn interleaved_stores(&mut self, block: &[Stmt]) -> Result<usize, CompileError> {
+        let (Some(lanes), Some(Stmt::Store { buffer, index, .. })) = (self.f.lanes, block.first()) else {
+            return Ok(0);
+        };
+        if lanes.mask.is_some() || self.in_registers(*buffer) {
+            return Ok(0);
+        }
+        let Access::Strided { base, stride } = self.access(*buffer, index) else {
+            return Ok(0);
+        };
+        let n = stride as usize;
+        if !(2..=MAX_STRIDE).contains(&stride) || block.len() < n {
+            return Ok(0);
+        }
+        let Some(group) = self.group(*buffer, &base, stride, &block[..n]) else {
+            return Ok(0);
+        };
+        let dtype = self.program.buffer(*buffer).dtype;
+        let (width, n_lanes) = (lanes.piece.width, lanes.piece.n);
+        let mut rows = vec![None; n];
+        for (stmt, offset) in block.iter().zip(&group.offsets) {
+            if let Stmt::Store { value, .. } = stmt {
+                let value = self.eval(value, dtype);
+                rows[*offset] = Some(self.widen(value, width));
+            }
+        }
+        let mut rows: Vec<Value> = rows.into_iter().map(|v| v.expect("the offsets cover the group")).collect();
+        self.f.seen.loads.remove(buffer);
+        if plan::has_masks(self.target) && n >> n.trailing_zeros() >= MIN_PADDED {
+            let nothing = self.m.undef(self.m.type_of(rows[0]));
+            rows.resize(n.next_power_of_two(), nothing);
+            self.store_groups(*buffer, &group.start, &rows, n, lanes.piece);
+            return Ok(n);
+        }
+        let mut left = n * n_lanes;
+        for (at, value) in self.interleave(&rows, width).into_iter().enumerate() {
+            let here = left.min(width);
+            if here > 0 {
+                let mask = self.lane_mask(here, width);
+                self.write_vector(*buffer, &group.start.offset((at * width) as i64), value, mask);
+            }
+            left -= here;
+        }
+        Ok(n)
+    }
+
+    /// Stores the first `n` of the rows, one lane of all rows after the other.
+    fn store_groups(&mut self, buffer: BufferId, start: &Index, rows: &[Value], n: usize, piece: Piece) {
+        let (group, width) = (rows.len(), piece.width);
+        let all = self.interleave(rows, width);
+        for lane in 0..piece.n {
+            let mut done = 0;
+            while done < n {
+                let at = lane * group + done;
+                let here = (n - done).min(width - at % width);
+                let part = group.min(width);
+                let mut value = all[at / width];
+                if part < width {
+                    let mask: Vec<Option<usize>> = (0..part).map(|e| Some(at % width + e)).collect();
+                    value = self.m.shuffle(value, value, &mask);
+                }
+                let mask = self.lane_mask(here, part);
+                self.write_vector(buffer, &start.offset((lane * n + done) as i64), value, mask);
+                done += here;
+            }
+        }
+    }
+
+    /// Checks that the statements are stores of one group and finds its start.
+    fn group(&self, buffer: BufferId, base: &Index, stride: i64, block: &[Stmt]) -> Option<Group> {
+        let mut relative = Vec::new();
+        for stmt in block {
+            let Stmt::Store { buffer: b, index, value } = stmt else { return None };
+            let Access::Strided { base: at, stride: s } = self.access(buffer, index) else { return None };
+            let mut reads_itself = false;
+            value.for_each_load(&mut |b, _| reads_itself |= b == buffer);
+            if *b != buffer || s != stride || reads_itself {
+                return None;
+            }
+            relative.push(at.sub(base).as_const()?);
+        }
+        let least = *relative.iter().min()?;
+        let distinct: BTreeSet<i64> = relative.iter().copied().collect();
+        let complete = distinct.len() as i64 == stride && distinct.last() == Some(&(least + stride - 1));
+        complete.then(|| Group {
+            start: base.offset(least),
+            offsets: relative.iter().map(|r| (r - least) as usize).collect(),
+        })
+    }
+
+    /// Vectors `out` with `out[k·S + s] = rows[s][k]`, cut into vectors of the width of the rows.
+    fn interleave(&mut self, rows: &[Value], width: usize) -> Vec<Value> {
+        match rows.len() {
+            1 => rows.to_vec(),
+            n if n % 2 == 0 => {
+                let half = |odd: usize| -> Vec<Value> { rows.iter().copied().skip(odd).step_by(2).collect() };
+                let (even, odd) = (self.interleave(&half(0), width), self.interleave(&half(1), width));
+                let low: Vec<Option<usize>> = (0..width).map(|e| Some(e / 2 + e % 2 * width)).collect();
+                let high: Vec<Option<usize>> = (width..2 * width).map(|e| Some(e / 2 + e % 2 * width)).collect();
+                even.into_iter()
+                    .zip(odd)
+                    .flat_map(|(a, b)| [self.m.shuffle(a, b, &low), self.m.shuffle(a, b, &high)])
+                    .collect()
+            }
+            n => (0..n)
+                .map(|at| {
+                    let source = |e: usize| ((at * width + e) % n, (at * width + e) / n);
+                    let mut out: Option<(Value, Vec<usize>)> = None;
+                    for (s, row) in rows.iter().enumerate() {
+                        if !(0..width).any(|e| source(e).0 == s) {
+                            continue;
+                        }
+                        out = Some(match out {
+                            None => (*row, vec![s]),
+                            Some((so_far, mut done)) => {
+                                let first = done.len() == 1;
+                                let mask: Vec<Option<usize>> = (0..width)
+                                    .map(|e| match source(e) {
+                                        (from, lane) if from == s => Some(width + lane),
+                                        (from, lane) if done.contains(&from) => Some(if first { lane } else { e }),
+                                        _ => None,
+                                    })
+                                    .collect();
+                                done.push(s);
+                                (self.m.shuffle(so_far, *row, &mask), done)
+                            }
+                        });
+                    }
+                    let (value, done) = out.expect("every vector has a source");
+                    if done.len() > 1 {
+                        return value;
+                    }
+                    let mask: Vec<Option<usize>> = (0..width).map(|e| Some(source(e).1)).collect();
+                    self.m.shuffle(value, value, &mask)
+                })
+                .collect(),
+        }
+    }
+}
+
+/// Stores that fill a range of a buffer together.
+struct Group {
+    /// The first element of the range.
+    start: Index,
+    /// For each store, the position of its first lane from the start.
+    offsets: Vec<usize>,
+}

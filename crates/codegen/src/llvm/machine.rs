@@ -1,0 +1,212 @@
+//! LLVM's target machines: optimisation passes and object code.
+
+use std::cell::RefCell;
+use std::ffi::CStr;
+use std::ptr;
+use std::sync::Once;
+
+use llvm_sys::core::*;
+use llvm_sys::target_machine::*;
+use llvm_sys::transforms::pass_builder::*;
+use tilewright_ir::target::{Arch, Target};
+
+use super::api::{Module, c_string};
+use crate::CompileError;
+
+/// The major version of LLVM that the bindings are written for.
+const LLVM_MAJOR: u32 = 22;
+
+/// LLVM's target triple of a family. Object files are ELF whatever the host.
+fn triple(arch: Arch) -> &'static CStr {
+    match arch {
+        Arch::X86_64 => c"x86_64-unknown-linux-gnu",
+        Arch::Aarch64 => c"aarch64-unknown-linux-gnu",
+    }
+}
+
+/// The family of this process, where code can be generated for it.
+pub fn host_arch() -> Option<Arch> {
+    match std::env::consts::ARCH {
+        "x86_64" => Some(Arch::X86_64),
+        "aarch64" => Some(Arch::Aarch64),
+        _ => None,
+    }
+}
+
+/// The CPU name and feature string of this machine, in LLVM's words.
+pub fn host_cpu() -> (String, String) {
+    let take = |text: *mut libc::c_char| {
+        // SAFETY: LLVM hands out a zero-terminated string that we own and give back.
+        unsafe {
+            let out = CStr::from_ptr(text).to_string_lossy().into_owned();
+            LLVMDisposeMessage(text);
+            out
+        }
+    };
+    // SAFETY: both functions only look at the machine.
+    unsafe { (take(LLVMGetHostCPUName()), take(LLVMGetHostCPUFeatures())) }
+}
+
+/// The version of the LLVM linked, as `22.1.2`.
+pub fn llvm_version() -> String {
+    let [major, minor, patch] = version();
+    format!("{major}.{minor}.{patch}")
+}
+
+fn version() -> [u32; 3] {
+    let (mut major, mut minor, mut patch) = (0, 0, 0);
+    // SAFETY: writes the three numbers.
+    unsafe { LLVMGetVersion(&mut major, &mut minor, &mut patch) };
+    [major, minor, patch]
+}
+
+/// What to produce from a module.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum FileType {
+    /// Assembly text.
+    Assembly,
+    /// A relocatable ELF object.
+    Object,
+}
+
+/// A target machine, kept from one kernel to the next: making one costs more than a small kernel's passes.
+struct Machine {
+    arch: Arch,
+    cpu: String,
+    features: String,
+    machine: LLVMTargetMachineRef,
+}
+
+impl Drop for Machine {
+    fn drop(&mut self) {
+        // SAFETY: made by `LLVMCreateTargetMachine`, and nothing else holds it.
+        unsafe { LLVMDisposeTargetMachine(self.machine) };
+    }
+}
+
+thread_local! {
+    static MACHINES: RefCell<Vec<Machine>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Beyond this many different targets a thread forgets the oldest.
+const MAX_MACHINES: usize = 4;
+
+/// Calls `f` with a machine for the target.
+pub fn with_machine<T>(
+    target: &Target,
+    f: impl FnOnce(LLVMTargetMachineRef) -> Result<T, CompileError>,
+) -> Result<T, CompileError> {
+    let found = version();
+    if found[0] != LLVM_MAJOR {
+        return Err(CompileError::LlvmVersion { found: llvm_version(), needed: LLVM_MAJOR });
+    }
+    MACHINES.with_borrow_mut(|machines| {
+        let fits = |m: &Machine| m.arch == target.arch && m.cpu == target.cpu && m.features == target.features;
+        let at = match machines.iter().position(fits) {
+            Some(at) => at,
+            None => {
+                if machines.len() == MAX_MACHINES {
+                    machines.remove(0);
+                }
+                machines.push(make(target)?);
+                machines.len() - 1
+            }
+        };
+        f(machines[at].machine)
+    })
+}
+
+fn make(target: &Target) -> Result<Machine, CompileError> {
+    static INITIALIZED: Once = Once::new();
+    INITIALIZED.call_once(|| {
+        use llvm_sys::target::*;
+        // SAFETY: registers the two back ends and sets two options, once, before any machine is made.
+        unsafe {
+            LLVMInitializeX86TargetInfo();
+            LLVMInitializeX86Target();
+            LLVMInitializeX86TargetMC();
+            LLVMInitializeX86AsmPrinter();
+            LLVMInitializeAArch64TargetInfo();
+            LLVMInitializeAArch64Target();
+            LLVMInitializeAArch64TargetMC();
+            LLVMInitializeAArch64AsmPrinter();
+            // Pointers advance as the generator wrote them, and out-of-order cores need no second scheduling: without
+            // these two passes code is as fast and is made in three quarters of the time.
+            let options = [c"tilewright", c"-disable-lsr", c"-disable-post-ra"].map(CStr::as_ptr);
+            llvm_sys::support::LLVMParseCommandLineOptions(options.len() as i32, options.as_ptr(), c"".as_ptr());
+        }
+    });
+    let (cpu, features) = (c_string(&target.cpu), c_string(&target.features));
+    // SAFETY: all strings are zero-terminated and outlive the calls; the message is ours to give back.
+    unsafe {
+        let (mut found, mut message) = (ptr::null_mut(), ptr::null_mut());
+        if LLVMGetTargetFromTriple(triple(target.arch).as_ptr(), &mut found, &mut message) != 0 {
+            let text = CStr::from_ptr(message).to_string_lossy().into_owned();
+            LLVMDisposeMessage(message);
+            return Err(CompileError::Llvm(text));
+        }
+        let machine = LLVMCreateTargetMachine(
+            found,
+            triple(target.arch).as_ptr(),
+            cpu.as_ptr(),
+            features.as_ptr(),
+            LLVMCodeGenOptLevel::LLVMCodeGenLevelDefault,
+            LLVMRelocMode::LLVMRelocPIC,
+            LLVMCodeModel::LLVMCodeModelDefault,
+        );
+        if machine.is_null() {
+            return Err(CompileError::Llvm(format!("no target machine for {target}")));
+        }
+        Ok(Machine { arch: target.arch, cpu: target.cpu.clone(), features: target.features.clone(), machine })
+    }
+}
+
+/// Tells a module what machine it is for.
+pub fn prepare_module(module: &Module, machine: LLVMTargetMachineRef, target: &Target) {
+    // SAFETY: module and machine are alive; the layout is copied into the module.
+    unsafe {
+        let layout = LLVMCreateTargetDataLayout(machine);
+        llvm_sys::target::LLVMSetModuleDataLayout(module.raw(), layout);
+        llvm_sys::target::LLVMDisposeTargetData(layout);
+        LLVMSetTarget(module.raw(), triple(target.arch).as_ptr());
+    }
+}
+
+/// Runs a list of passes in the syntax of `opt -passes=`.
+pub fn run_passes(module: &Module, machine: LLVMTargetMachineRef, passes: &str) -> Result<(), CompileError> {
+    let passes = c_string(passes);
+    // SAFETY: module and machine are alive; options and error message are ours to give back.
+    unsafe {
+        let options = LLVMCreatePassBuilderOptions();
+        let error = LLVMRunPasses(module.raw(), passes.as_ptr(), machine, options);
+        LLVMDisposePassBuilderOptions(options);
+        if error.is_null() {
+            return Ok(());
+        }
+        let message = llvm_sys::error::LLVMGetErrorMessage(error);
+        let text = CStr::from_ptr(message).to_string_lossy().into_owned();
+        llvm_sys::error::LLVMDisposeErrorMessage(message);
+        Err(CompileError::Llvm(text))
+    }
+}
+
+/// Generates machine code.
+pub fn emit_file(module: &Module, machine: LLVMTargetMachineRef, what: FileType) -> Result<Vec<u8>, CompileError> {
+    let what = match what {
+        FileType::Assembly => LLVMCodeGenFileType::LLVMAssemblyFile,
+        FileType::Object => LLVMCodeGenFileType::LLVMObjectFile,
+    };
+    // SAFETY: module and machine are alive; buffer and message are ours to give back.
+    unsafe {
+        let (mut message, mut buffer) = (ptr::null_mut(), ptr::null_mut());
+        if LLVMTargetMachineEmitToMemoryBuffer(machine, module.raw(), what, &mut message, &mut buffer) != 0 {
+            let text = CStr::from_ptr(message).to_string_lossy().into_owned();
+            LLVMDisposeMessage(message);
+            return Err(CompileError::Llvm(text));
+        }
+        let (start, len) = (LLVMGetBufferStart(buffer), LLVMGetBufferSize(buffer));
+        let bytes = std::slice::from_raw_parts(start.cast::<u8>(), len).to_vec();
+        LLVMDisposeMemoryBuffer(buffer);
+        Ok(bytes)
+    }
+}

@@ -1,0 +1,345 @@
+//! Reads and writes of elements: scalars, vectors of neighbours, strided and scattered lanes, register chunks.
+
+use tilewright_ir::{BufferId, Index};
+
+use super::api::{Type, Value};
+use super::generate::{ARGUMENT_ALIGN, Generator, Lanes, Storage};
+use super::plan::{self, Chunk, Piece};
+use super::value::Operand;
+
+/// How the lanes of a vector lie in a buffer.
+pub(super) enum Access {
+    /// All lanes in one place.
+    Uniform(Index),
+    /// Lane `i` at `base + stride·i`.
+    Strided { base: Index, stride: i64 },
+    /// Each lane at a place of its own.
+    Irregular(Vec<Index>),
+}
+
+impl Generator<'_> {
+    /// How the lanes of an access lie.
+    pub(super) fn access(&self, buffer: BufferId, index: &[Index]) -> Access {
+        let flat = self.flat(buffer, index);
+        let Some(lanes) = self.f.lanes.filter(|l| flat.uses(l.var)) else {
+            return Access::Uniform(flat);
+        };
+        let Piece { first, n, .. } = lanes.piece;
+        let var = Index::from(lanes.var);
+        let stride = flat.coefficient(lanes.var);
+        let rest = flat.sub(&var.scale(stride));
+        if !rest.uses(lanes.var) {
+            return Access::Strided { base: rest.offset(stride * first), stride };
+        }
+        let all: Vec<Index> = (0..n as i64)
+            .map(|lane| self.f.ranges.simplify(&flat.substitute(lanes.var, &Index::from(first + lane))))
+            .collect();
+        match all[1].sub(&all[0]).as_const() {
+            Some(stride) if all.windows(2).all(|w| w[1].sub(&w[0]).as_const() == Some(stride)) => {
+                Access::Strided { base: all[0].clone(), stride }
+            }
+            _ => Access::Irregular(all),
+        }
+    }
+
+    /// What an address at a position is surely a multiple of, in bytes.
+    pub(super) fn alignment(&self, buffer: BufferId, flat: &Index) -> u32 {
+        let bits = flat.terms().iter().fold(flat.constant(), |bits, (_, c)| bits | c);
+        let bytes = self.program.buffer(buffer).dtype.bytes();
+        let known = if bits == 0 { ARGUMENT_ALIGN } else { bytes << bits.trailing_zeros().min(8) };
+        known.min(ARGUMENT_ALIGN) as u32
+    }
+
+    /// The lanes of a piece that exist, as a constant mask; `None` where all do.
+    pub(super) fn lane_mask(&self, n: usize, width: usize) -> Option<Value> {
+        (n < width).then(|| {
+            let lanes: Vec<Value> = (0..width).map(|lane| self.m.bool(lane < n)).collect();
+            self.m.const_vector(&lanes)
+        })
+    }
+
+    /// Reads the element of each lane.
+    pub(super) fn load(&mut self, buffer: BufferId, index: &[Index]) -> Operand {
+        let element = self.element_type(buffer);
+        let lanes = self.f.lanes;
+        match self.access(buffer, index) {
+            Access::Uniform(flat) => {
+                if self.in_registers(buffer) {
+                    return Operand::scalar(self.read_chunk(buffer, &flat, 1, 1));
+                }
+                let guarded = lanes.is_some_and(|l| l.guarded);
+                let flat = if guarded { self.inside(buffer, &flat) } else { flat };
+                Operand::scalar(self.cached(buffer, (flat.clone(), 0, 0), |g| {
+                    let pointer = g.pointer(buffer, &flat);
+                    let align = g.alignment(buffer, &flat);
+                    g.plain_load(buffer, element, pointer, align)
+                }))
+            }
+            Access::Strided { base, stride: 1 } => {
+                let Lanes { piece, mask, .. } = lanes.expect("lanes vary in a vectorized loop");
+                if self.in_registers(buffer) {
+                    let value = self.read_chunk(buffer, &base, piece.n, piece.width);
+                    return Operand { value, lanes: piece.width };
+                }
+                let Some(mask) = mask else {
+                    let value = self.cached(buffer, (base.clone(), 1, piece.n), |g| {
+                        let pointer = g.pointer(buffer, &base);
+                        let align = g.alignment(buffer, &base);
+                        let ty = g.m.vector(element, piece.width);
+                        match g.lane_mask(piece.n, piece.width) {
+                            None => g.plain_load(buffer, ty, pointer, align),
+                            Some(mask) => g.masked_load(ty, pointer, align, mask),
+                        }
+                    });
+                    return Operand { value, lanes: piece.width };
+                };
+                let pointer = self.pointer(buffer, &base);
+                let align = self.alignment(buffer, &base);
+                let mask = self.and_existing(mask, piece);
+                let ty = self.m.vector(element, piece.width);
+                Operand { value: self.masked_load(ty, pointer, align, mask), lanes: piece.width }
+            }
+            access => {
+                let Lanes { piece, mask, .. } = lanes.expect("lanes vary in a vectorized loop");
+                if let Some(mask) = mask.filter(|_| !self.in_registers(buffer)) {
+                    let pointers = self.lane_pointers(buffer, &access, piece);
+                    let mask = self.and_existing(mask, piece);
+                    let ty = self.m.vector(element, piece.width);
+                    let pointer_type = self.m.vector(self.m.ptr, piece.width);
+                    let otherwise = self.m.zero(ty);
+                    let value = self.m.masked_gather(ty, pointer_type, pointers, element_align(self, buffer), mask, otherwise);
+                    return Operand { value, lanes: piece.width };
+                }
+                let key = match &access {
+                    Access::Strided { base, stride } => Some((base.clone(), *stride, piece.n)),
+                    Access::Uniform(_) | Access::Irregular(_) => None,
+                };
+                let gather = |g: &mut Self| {
+                    let mut out = g.m.undef(g.m.vector(element, piece.width));
+                    for lane in 0..piece.n {
+                        let flat = lane_position(&access, lane);
+                        let x = if g.in_registers(buffer) {
+                            g.read_chunk(buffer, &flat, 1, 1)
+                        } else {
+                            let pointer = g.pointer(buffer, &flat);
+                            let align = g.alignment(buffer, &flat);
+                            g.plain_load(buffer, element, pointer, align)
+                        };
+                        out = g.m.insert(out, x, lane);
+                    }
+                    out
+                };
+                let value = match key {
+                    Some(key) => self.cached(buffer, key, gather),
+                    None => gather(self),
+                };
+                Operand { value, lanes: piece.width }
+            }
+        }
+    }
+
+    /// Writes the element of each lane.
+    pub(super) fn write(&mut self, buffer: BufferId, index: &[Index], value: Operand) {
+        let access = self.access(buffer, index);
+        self.f.seen.loads.remove(&buffer);
+        match access {
+            Access::Uniform(flat) => {
+                assert!(value.lanes == 0, "a store in a vectorized loop varies over the lanes");
+                if self.in_registers(buffer) {
+                    return self.write_chunk(buffer, &flat, value.value, 1);
+                }
+                let pointer = self.pointer(buffer, &flat);
+                let align = self.alignment(buffer, &flat);
+                self.m.store(value.value, pointer, align);
+            }
+            Access::Strided { base, stride: 1 } => {
+                let Lanes { piece, mask, .. } = self.f.lanes.expect("lanes vary in a vectorized loop");
+                let value = self.widen(value, piece.width);
+                if self.in_registers(buffer) {
+                    let value = match mask {
+                        None => value,
+                        Some(mask) => {
+                            let old = self.read_chunk(buffer, &base, piece.n, piece.width);
+                            self.m.select(mask, value, old)
+                        }
+                    };
+                    return self.write_chunk(buffer, &base, value, piece.n);
+                }
+                let mask = match mask {
+                    Some(mask) => Some(self.and_existing(mask, piece)),
+                    None => self.lane_mask(piece.n, piece.width),
+                };
+                self.write_vector(buffer, &base, value, mask);
+            }
+            access => {
+                let Lanes { piece, mask, .. } = self.f.lanes.expect("lanes vary in a vectorized loop");
+                let value = self.widen(value, piece.width);
+                if let Some(mask) = mask.filter(|_| !self.in_registers(buffer)) {
+                    let pointers = self.lane_pointers(buffer, &access, piece);
+                    let mask = self.and_existing(mask, piece);
+                    let ty = self.m.vector(self.element_type(buffer), piece.width);
+                    let pointer_type = self.m.vector(self.m.ptr, piece.width);
+                    self.m.masked_scatter(ty, pointer_type, value, pointers, element_align(self, buffer), mask);
+                    return;
+                }
+                for lane in 0..piece.n {
+                    let flat = lane_position(&access, lane);
+                    let mut x = self.m.extract(value, lane);
+                    if self.in_registers(buffer) {
+                        if let Some(mask) = mask {
+                            let old = self.read_chunk(buffer, &flat, 1, 1);
+                            let takes_part = self.m.extract(mask, lane);
+                            x = self.m.select(takes_part, x, old);
+                        }
+                        self.write_chunk(buffer, &flat, x, 1);
+                    } else {
+                        let pointer = self.pointer(buffer, &flat);
+                        let align = self.alignment(buffer, &flat);
+                        self.m.store(x, pointer, align);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Writes neighbouring elements.
+    pub(super) fn write_vector(&mut self, buffer: BufferId, base: &Index, value: Value, mask: Option<Value>) {
+        let pointer = self.pointer(buffer, base);
+        let align = self.alignment(buffer, base);
+        match mask {
+            None => drop(self.m.store(value, pointer, align)),
+            Some(mask) => self.m.masked_store(self.m.type_of(value), value, pointer, align, mask),
+        }
+    }
+
+    fn and_existing(&self, mask: Value, piece: Piece) -> Value {
+        match self.lane_mask(piece.n, piece.width) {
+            None => mask,
+            Some(existing) => self.both(Some(mask), existing),
+        }
+    }
+
+    /// A position inside the buffer: the given one where that is.
+    fn inside(&self, buffer: BufferId, flat: &Index) -> Index {
+        let last = self.program.buffer(buffer).n_elements().unwrap_or(1).max(1) as i64 - 1;
+        self.f.ranges.simplify(&flat.smaller(&Index::from(last)).larger(&Index::from(0)))
+    }
+
+    fn cached(
+        &mut self,
+        buffer: BufferId,
+        key: (Index, i64, usize),
+        load: impl FnOnce(&mut Self) -> Value,
+    ) -> Value {
+        if let Some(v) = self.f.seen.loads.get(&buffer).and_then(|all| all.get(&key)) {
+            return *v;
+        }
+        let v = load(self);
+        self.f.seen.loads.entry(buffer).or_default().insert(key, v);
+        v
+    }
+
+    fn plain_load(&self, buffer: BufferId, ty: Type, pointer: Value, align: u32) -> Value {
+        let v = self.m.load(ty, pointer, align);
+        if self.is_constant(buffer) {
+            self.set_invariant(v);
+        }
+        v
+    }
+
+    fn masked_load(&self, ty: Type, pointer: Value, align: u32, mask: Value) -> Value {
+        self.m.masked_load(ty, pointer, align, mask, self.m.zero(ty))
+    }
+
+    /// The address of each lane.
+    fn lane_pointers(&mut self, buffer: BufferId, access: &Access, piece: Piece) -> Value {
+        let element = self.element_type(buffer);
+        match access {
+            Access::Strided { base, stride } => {
+                let pointer = self.pointer(buffer, base);
+                let steps = self.lane_multiples(piece.width, *stride);
+                self.m.element(element, pointer, steps)
+            }
+            Access::Uniform(flat) => {
+                let pointer = self.pointer(buffer, flat);
+                self.m.splat(pointer, piece.width)
+            }
+            Access::Irregular(all) => {
+                let mut v = self.m.undef(self.m.vector(self.m.i64, piece.width));
+                for (lane, flat) in all.iter().enumerate() {
+                    let at = self.int(flat);
+                    v = self.m.insert(v, at, lane);
+                }
+                let base = self.pointer(buffer, &Index::from(0));
+                self.m.element(element, base, v)
+            }
+        }
+    }
+
+    // Register chunks.
+
+    /// The chunk that holds some neighbouring elements, its slot, and where in it they start.
+    fn chunk(&self, buffer: BufferId, flat: &Index, n: usize) -> (Chunk, Value, usize) {
+        let Some(Storage::Chunks(chunks)) = self.f.storage.get(&buffer) else {
+            panic!("{} is held in registers", self.program.buffer(buffer).name);
+        };
+        let at = flat.as_const().expect("positions in register chunks are constant");
+        let (chunk, slot) = chunks[chunks.partition_point(|(c, _)| c.first <= at) - 1];
+        let start = (at - chunk.first) as usize;
+        assert!(start + n <= chunk.n, "a chunk contains every access that it was planned for");
+        (chunk, slot, start)
+    }
+
+    fn read_chunk(&mut self, buffer: BufferId, flat: &Index, n: usize, width: usize) -> Value {
+        let (chunk, slot, start) = self.chunk(buffer, flat, n);
+        let whole_width = plan::padded_width(self.target, chunk.n);
+        let ty = self.m.vector(self.element_type(buffer), whole_width);
+        let whole = self.m.load(ty, slot, ARGUMENT_ALIGN as u32);
+        if n == chunk.n {
+            whole
+        } else if width == 1 {
+            self.m.extract(whole, start)
+        } else {
+            let mask: Vec<Option<usize>> = (0..width).map(|lane| (lane < n).then_some(start + lane)).collect();
+            self.m.shuffle(whole, whole, &mask)
+        }
+    }
+
+    fn write_chunk(&mut self, buffer: BufferId, flat: &Index, value: Value, n: usize) {
+        let (chunk, slot, start) = self.chunk(buffer, flat, n);
+        let whole_width = plan::padded_width(self.target, chunk.n);
+        let ty = self.m.vector(self.element_type(buffer), whole_width);
+        let new = if n == chunk.n {
+            value
+        } else {
+            let whole = self.m.load(ty, slot, ARGUMENT_ALIGN as u32);
+            if n == 1 {
+                self.m.insert(whole, value, start)
+            } else {
+                let wide: Vec<Option<usize>> = (0..whole_width).map(|lane| (lane < n).then_some(lane)).collect();
+                let value = self.m.shuffle(value, value, &wide);
+                let blend: Vec<Option<usize>> = (0..whole_width)
+                    .map(|lane| {
+                        let inside = (start..start + n).contains(&lane);
+                        Some(if inside { whole_width + lane - start } else { lane })
+                    })
+                    .collect();
+                self.m.shuffle(whole, value, &blend)
+            }
+        };
+        self.m.store(new, slot, ARGUMENT_ALIGN as u32);
+    }
+}
+
+/// Where one lane is.
+fn lane_position(access: &Access, lane: usize) -> Index {
+    match access {
+        Access::Uniform(flat) => flat.clone(),
+        Access::Strided { base, stride } => base.offset(stride * lane as i64),
+        Access::Irregular(all) => all[lane].clone(),
+    }
+}
+
+fn element_align(g: &Generator<'_>, buffer: BufferId) -> u32 {
+    g.program.buffer(buffer).dtype.bytes() as u32
+}

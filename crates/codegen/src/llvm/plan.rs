@@ -1,0 +1,450 @@
+//! What is decided before code is written: vector pieces, register chunks, the layout of the scratch memory.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use tilewright_ir::expr::{Cond, Expr};
+use tilewright_ir::index::Ranges;
+use tilewright_ir::target::{Arch, Target};
+use tilewright_ir::{Atom, BufferId, Index, Loop, LoopId, LoopKind, Program, Role, Scope, Stmt};
+
+use super::map::Map;
+use crate::CompileError;
+
+/// Scratch buffers start at multiples of this many bytes.
+pub const SCRATCH_ALIGN: u64 = 128;
+
+/// A register buffer that does not fit registers lives on the stack up to this size, else in the scratch memory.
+const MAX_STACK_BYTES: u64 = 16 << 10;
+
+/// Vectorized loops of more lanes run serially: their code would be a repetition of the same vector operation.
+const MAX_LANES: i64 = 4096;
+
+/// Values of the loop variables that are known while code is repeated.
+pub type Known = Map<LoopId, i64>;
+
+/// `index` with the known variables replaced.
+pub fn resolve(index: &Index, known: &Known) -> Index {
+    if known.is_empty() {
+        return index.clone();
+    }
+    let value = |atom: &Atom| match atom {
+        Atom::Var(v) => known.get(v).copied(),
+        Atom::FloorDiv(..) | Atom::Mod(..) | Atom::Min(..) | Atom::Max(..) => None,
+    };
+    if index.terms().iter().any(|(atom, _)| !matches!(atom, Atom::Var(_))) {
+        return index.rewrite(&mut |atom| value(atom).map(Index::from));
+    }
+    if !index.terms().iter().any(|(atom, _)| value(atom).is_some()) {
+        return index.clone();
+    }
+    let mut constant = index.constant();
+    let mut kept = Index::from(0);
+    for (atom, c) in index.terms() {
+        match value(atom) {
+            Some(v) => constant += c * v,
+            None => kept = kept.add(&Index::atom(atom.clone()).scale(*c)),
+        }
+    }
+    kept.offset(constant)
+}
+
+/// The position of an element in its buffer, in elements.
+pub fn flatten(program: &Program, buffer: BufferId, index: &[Index]) -> Index {
+    let strides = program.buffer(buffer).strides();
+    match index {
+        [] => Index::from(0),
+        [only] => only.clone(),
+        _ => index.iter().zip(strides).fold(Index::from(0), |sum, (i, s)| sum.add(&i.scale(s))),
+    }
+}
+
+/// Lanes of a vectorized loop that are handled as one vector value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Piece {
+    /// The first lane.
+    pub first: i64,
+    /// Number of lanes.
+    pub n: usize,
+    /// Lanes of the vector type: more than `n` where the rest is masked off.
+    pub width: usize,
+}
+
+/// How a vectorized loop is carried out.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Vectors {
+    /// As vectors of known lengths.
+    Pieces(Vec<Piece>),
+    /// As vectors whose lanes beyond the extent are masked off at run time.
+    Masked(Vec<Piece>),
+    /// One lane after the other.
+    Serial,
+}
+
+/// Whether memory operations with a mask are as cheap as those without.
+pub fn has_masks(target: &Target) -> bool {
+    target.arch == Arch::X86_64 && target.vector_bits >= 512
+}
+
+/// The vector type for `n` lanes: masked to a power of two where that is cheap.
+pub fn padded_width(target: &Target, n: usize) -> usize {
+    if has_masks(target) { n.next_power_of_two() } else { n }
+}
+
+fn pieces(target: &Target, native: i64, n_lanes: i64) -> Vec<Piece> {
+    let mut out = Vec::new();
+    let mut first = 0;
+    while first < n_lanes {
+        let left = n_lanes - first;
+        let n = if left >= native {
+            native
+        } else if has_masks(target) {
+            left
+        } else {
+            1 << left.ilog2()
+        };
+        out.push(Piece { first, n: n as usize, width: padded_width(target, n as usize) });
+        first += n;
+    }
+    out
+}
+
+/// Decides how a vectorized loop is carried out.
+pub fn vectors(program: &Program, target: &Target, l: &Loop, extent: &Index, ranges: &Ranges) -> Vectors {
+    let mut element_bytes = 0;
+    if !l.body.iter().all(|s| is_vectorizable(program, s, l.var, &mut element_bytes)) || element_bytes == 0 {
+        return Vectors::Serial;
+    }
+    let native = (i64::from(target.vector_bits / 8) / element_bytes as i64).max(1);
+    match extent.as_const() {
+        Some(n) if n <= MAX_LANES => Vectors::Pieces(pieces(target, native, n)),
+        Some(_) => Vectors::Serial,
+        None if has_masks(target) => match ranges.upper(extent) {
+            Some(n) if n <= 8 * native => {
+                let mut all = pieces(target, native, n);
+                for piece in &mut all {
+                    piece.width = piece.width.max(2);
+                    piece.n = piece.width;
+                }
+                Vectors::Masked(all)
+            }
+            _ => Vectors::Serial,
+        },
+        None => Vectors::Serial,
+    }
+}
+
+fn is_vectorizable(program: &Program, stmt: &Stmt, lane: LoopId, element_bytes: &mut u64) -> bool {
+    let mut widest = |buffer: BufferId| *element_bytes = (*element_bytes).max(program.buffer(buffer).dtype.bytes());
+    match stmt {
+        Stmt::Store { buffer, index, value } => {
+            widest(*buffer);
+            value.for_each_load(&mut |b, _| widest(b));
+            index.iter().any(|i| i.uses(lane))
+        }
+        Stmt::Update { buffer, index, value, .. } => {
+            widest(*buffer);
+            value.for_each_load(&mut |b, _| widest(b));
+            index.iter().any(|i| i.uses(lane))
+        }
+        Stmt::Prefetch { .. } => true,
+        Stmt::If { then, otherwise, .. } => {
+            then.iter().chain(otherwise).all(|s| is_vectorizable(program, s, lane, element_bytes))
+        }
+        Stmt::For(_) | Stmt::Alloc(_) => false,
+    }
+}
+
+/// Elements of a register buffer that are one value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Chunk {
+    /// The first element.
+    pub first: i64,
+    /// Number of elements.
+    pub n: usize,
+}
+
+/// Where a temporary lives.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Place {
+    /// As values, each of some neighbouring elements, sorted.
+    Chunks(Vec<Chunk>),
+    /// On the stack of the function that allocates it.
+    Stack,
+    /// In the scratch memory, at an offset from its start or, for `per_thread`, from the start of the thread's slice.
+    Scratch {
+        /// Bytes from the start.
+        offset: u64,
+        /// Whether each thread has its own.
+        per_thread: bool,
+    },
+}
+
+/// Sizes of the scratch memory of a program.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ScratchLayout {
+    /// Bytes before the first thread's slice.
+    pub shared_bytes: u64,
+    /// Bytes of each thread's slice.
+    pub per_thread_bytes: u64,
+}
+
+impl ScratchLayout {
+    /// Bytes needed for a number of threads.
+    pub fn bytes(&self, n_threads: usize) -> u64 {
+        self.shared_bytes + self.per_thread_bytes * n_threads as u64
+    }
+}
+
+/// Where every temporary of a program lives.
+#[derive(Clone, Debug, Default)]
+pub struct Plan {
+    /// By temporary.
+    pub places: Map<BufferId, Place>,
+    /// The scratch memory's sizes.
+    pub scratch: ScratchLayout,
+}
+
+/// Decides where the temporaries of a program live.
+pub fn plan(program: &Program, target: &Target) -> Result<Plan, CompileError> {
+    let mut plan = Plan::default();
+    for block in [&program.prepare, &program.body] {
+        let mut walk = Walk {
+            program,
+            target,
+            known: Known::default(),
+            lane: None,
+            ranges: Ranges::default(),
+            n_parallel: 0,
+            accesses: Map::default(),
+            allocated: BTreeMap::new(),
+        };
+        walk.block(block);
+        let Walk { accesses, allocated, .. } = walk;
+        let mut layout = ScratchLayout::default();
+        for (buffer, in_parallel) in allocated {
+            let b = program.buffer(buffer);
+            let bytes = b.size_bytes().ok_or_else(|| CompileError::TooLarge { buffer: b.name.clone() })?;
+            let place = match b.scope {
+                Scope::Register => register_place(accesses.get(&buffer), bytes),
+                Scope::Global | Scope::Local | Scope::Shared => None,
+            };
+            let place = place.unwrap_or_else(|| {
+                let end =
+                    if in_parallel { &mut layout.per_thread_bytes } else { &mut layout.shared_bytes };
+                let offset = *end;
+                *end += bytes.next_multiple_of(SCRATCH_ALIGN);
+                Place::Scratch { offset, per_thread: in_parallel }
+            });
+            plan.places.insert(buffer, place);
+        }
+        plan.scratch.shared_bytes = plan.scratch.shared_bytes.max(layout.shared_bytes);
+        plan.scratch.per_thread_bytes = plan.scratch.per_thread_bytes.max(layout.per_thread_bytes);
+    }
+    Ok(plan)
+}
+
+/// Registers, else the stack where it is small.
+fn register_place(accesses: Option<&Accesses>, bytes: u64) -> Option<Place> {
+    match accesses {
+        None => Some(Place::Chunks(Vec::new())),
+        Some(Accesses::Constant(all)) => match chunks(all) {
+            Some(chunks) => Some(Place::Chunks(chunks)),
+            None => (bytes <= MAX_STACK_BYTES).then_some(Place::Stack),
+        },
+        Some(Accesses::Varying) => (bytes <= MAX_STACK_BYTES).then_some(Place::Stack),
+    }
+}
+
+/// Disjoint chunks that contain every access, each as large as one of the accesses; `None` where accesses straddle.
+fn chunks(accesses: &BTreeSet<(i64, usize)>) -> Option<Vec<Chunk>> {
+    let mut out: Vec<Chunk> = Vec::new();
+    for &(first, n) in accesses {
+        let end = first + n as i64;
+        match out.last_mut() {
+            Some(last) if first < last.first + last.n as i64 => {
+                if first == last.first && n > last.n {
+                    last.n = n;
+                } else if end > last.first + last.n as i64 {
+                    return None;
+                }
+            }
+            _ => out.push(Chunk { first, n }),
+        }
+    }
+    Some(out)
+}
+
+/// How a register buffer is accessed.
+enum Accesses {
+    /// At known positions: first element and number of elements.
+    Constant(BTreeSet<(i64, usize)>),
+    /// At positions known only at run time, or from the threads of a parallel loop that it lives outside of.
+    Varying,
+}
+
+struct Walk<'p> {
+    program: &'p Program,
+    target: &'p Target,
+    known: Known,
+    lane: Option<(LoopId, Vec<Piece>)>,
+    ranges: Ranges,
+    n_parallel: usize,
+    accesses: Map<BufferId, Accesses>,
+    /// With whether it is inside a parallel loop.
+    allocated: BTreeMap<BufferId, bool>,
+}
+
+impl Walk<'_> {
+    fn block(&mut self, block: &[Stmt]) {
+        for stmt in block {
+            self.stmt(stmt);
+        }
+    }
+
+    fn stmt(&mut self, stmt: &Stmt) {
+        match stmt {
+            Stmt::For(l) => self.enter(l),
+            Stmt::If { cond, then, otherwise } => {
+                cond.for_each_load(&mut |b, i| self.access(b, i));
+                self.block(then);
+                self.block(otherwise);
+            }
+            Stmt::Alloc(buffer) => {
+                self.allocated.insert(*buffer, self.n_parallel > 0);
+            }
+            Stmt::Store { .. } | Stmt::Update { .. } => {
+                stmt.for_each_own_read(&mut |b, i| self.access(b, i));
+                if let Some((b, i)) = stmt.own_write() {
+                    self.access(b, i);
+                }
+            }
+            Stmt::Prefetch { .. } => {}
+        }
+    }
+
+    fn enter(&mut self, l: &Loop) {
+        let extent = self.ranges.simplify(&resolve(&l.extent, &self.known));
+        match (l.kind, extent.as_const()) {
+            (_, Some(n)) if n <= 0 => {}
+            (LoopKind::Unrolled, Some(n)) => {
+                for i in 0..n {
+                    self.known.insert(l.var, i);
+                    self.block(&l.body);
+                }
+                self.known.remove(&l.var);
+            }
+            (LoopKind::Serial | LoopKind::Vectorized, Some(1)) => {
+                self.known.insert(l.var, 0);
+                self.block(&l.body);
+                self.known.remove(&l.var);
+            }
+            (kind, _) => {
+                let vectors = match kind {
+                    LoopKind::Vectorized => vectors(self.program, self.target, l, &extent, &self.ranges),
+                    _ => Vectors::Serial,
+                };
+                self.ranges.push(l.var, extent);
+                self.n_parallel += usize::from(kind == LoopKind::Parallel);
+                match vectors {
+                    Vectors::Pieces(p) | Vectors::Masked(p) => {
+                        self.lane = Some((l.var, p));
+                        self.block(&l.body);
+                        self.lane = None;
+                    }
+                    Vectors::Serial => self.block(&l.body),
+                }
+                self.n_parallel -= usize::from(kind == LoopKind::Parallel);
+                self.ranges.pop();
+            }
+        }
+    }
+
+    fn access(&mut self, buffer: BufferId, index: &[Index]) {
+        let b = self.program.buffer(buffer);
+        if b.scope != Scope::Register || b.role != Role::Temporary {
+            return;
+        }
+        let at_home = self.allocated.get(&buffer).is_some_and(|p| *p == (self.n_parallel > 0));
+        let flat = resolve(&flatten(self.program, buffer, index), &self.known);
+        let mut here = Vec::new();
+        match (&self.lane, flat.as_const()) {
+            (_, Some(at)) => here.push((at, 1)),
+            (Some((var, pieces)), None) => {
+                let rest = flat.sub(&Index::from(*var));
+                if let Some(at) = rest.as_const() {
+                    here.extend(pieces.iter().map(|p| (at + p.first, p.n)));
+                }
+            }
+            (None, None) => {}
+        }
+        let all = self.accesses.entry(buffer).or_insert_with(|| Accesses::Constant(BTreeSet::new()));
+        match all {
+            Accesses::Constant(known) if at_home && !here.is_empty() => known.extend(here),
+            _ => *all = Accesses::Varying,
+        }
+    }
+}
+
+/// The buffers and the loop variables from outside that a loop uses.
+pub fn captures(l: &Loop) -> (BTreeSet<BufferId>, BTreeSet<LoopId>) {
+    let (mut buffers, mut vars, mut own) = (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
+    own.insert(l.var);
+    for stmt in &l.body {
+        stmt.walk(&mut |s| {
+            if let Stmt::For(inner) = s {
+                own.insert(inner.var);
+            }
+            s.for_each_own_index(&mut |i| i.for_each_var(&mut |v| drop(vars.insert(v))));
+        });
+    }
+    used_buffers(&l.body, &mut buffers);
+    vars.retain(|v| !own.contains(v));
+    (buffers, vars)
+}
+
+/// Adds the buffers that a block reads, writes, prefetches or allocates.
+pub fn used_buffers(block: &[Stmt], buffers: &mut BTreeSet<BufferId>) {
+    for stmt in block {
+        stmt.walk(&mut |s| {
+            s.for_each_own_read(&mut |b, _| drop(buffers.insert(b)));
+            if let Some((b, _)) = s.own_write() {
+                buffers.insert(b);
+            }
+            match s {
+                Stmt::Alloc(b) | Stmt::Prefetch { buffer: b, .. } => drop(buffers.insert(*b)),
+                Stmt::For(_) | Stmt::If { .. } | Stmt::Store { .. } | Stmt::Update { .. } => {}
+            }
+        });
+    }
+}
+
+/// The buffers that a block writes.
+pub fn written_buffers(block: &[Stmt]) -> BTreeSet<BufferId> {
+    let mut out = BTreeSet::new();
+    for stmt in block {
+        stmt.walk(&mut |s| {
+            if let Some((b, _)) = s.own_write() {
+                out.insert(b);
+            }
+        });
+    }
+    out
+}
+
+/// Whether every load of an expression stays inside its buffer whatever the conditions around it.
+pub fn is_safe(program: &Program, ranges: &Ranges, known: &Known, e: &Expr) -> bool {
+    let mut safe = true;
+    e.for_each_load(&mut |b, index| {
+        safe = safe && {
+            let flat = resolve(&flatten(program, b, index), known);
+            let n = program.buffer(b).n_elements().unwrap_or(0) as i64;
+            ranges.lower(&flat).is_some_and(|l| l >= 0) && ranges.upper(&flat).is_some_and(|u| u < n)
+        };
+    });
+    safe
+}
+
+/// Whether a condition is the same for all lanes.
+pub fn is_uniform(cond: &Cond, lane: Option<LoopId>) -> bool {
+    lane.is_none_or(|lane| !cond.uses(lane))
+}

@@ -1,0 +1,381 @@
+//! Values: expressions and conditions on scalars and, inside a vectorized loop, on vectors.
+//!
+//! A value that is the same in all lanes stays a scalar until it meets a vector.
+
+use std::collections::BTreeSet;
+
+use llvm_sys::LLVMOpcode::*;
+use tilewright_ir::expr::{BinaryOp, Cond, Expr, ReduceOp, UnaryOp};
+use tilewright_ir::{BufferId, DType, Index};
+
+use super::api::{Type, Value};
+use super::generate::{Generator, Lanes};
+use super::plan;
+
+/// A value with its number of lanes; 0 for a scalar, which stands for itself in every lane.
+#[derive(Clone, Copy)]
+pub(super) struct Operand {
+    pub value: Value,
+    pub lanes: usize,
+}
+
+impl Operand {
+    /// The same in all lanes.
+    pub fn scalar(value: Value) -> Operand {
+        Operand { value, lanes: 0 }
+    }
+}
+
+impl Generator<'_> {
+    /// LLVM's type of an element type.
+    pub(super) fn real_type(&self, dtype: DType) -> Type {
+        match dtype {
+            DType::F32 => self.m.f32,
+            DType::F64 => self.m.f64,
+        }
+    }
+
+    /// The value in every lane of a vector of `n` lanes; itself where `n` is 0.
+    pub(super) fn widen(&mut self, x: Operand, n: usize) -> Value {
+        if x.lanes == n || n == 0 {
+            return x.value;
+        }
+        if let Some(v) = self.f.seen.splats.get(&(x.value, n)) {
+            return *v;
+        }
+        let v = self.m.splat(x.value, n);
+        self.f.seen.splats.insert((x.value, n), v);
+        v
+    }
+
+    fn pair(&mut self, a: Operand, b: Operand) -> (Value, Value, usize) {
+        let n = a.lanes.max(b.lanes);
+        (self.widen(a, n), self.widen(b, n), n)
+    }
+
+    /// Computes an expression in the arithmetic of `dtype`.
+    pub(super) fn eval(&mut self, e: &Expr, dtype: DType) -> Operand {
+        match e {
+            Expr::Const(v) => Operand::scalar(self.m.real(self.real_type(dtype), *v)),
+            Expr::Load(buffer, index) => {
+                let loaded = self.load(*buffer, index);
+                self.convert(loaded, self.program.buffer(*buffer).dtype, dtype)
+            }
+            Expr::FromIndex(index) => {
+                let x = self.index_operand(index);
+                let ty = self.m.vector(self.real_type(dtype), x.lanes.max(1));
+                Operand { value: self.m.int_to_real(x.value, ty), lanes: x.lanes }
+            }
+            Expr::Unary(op, x) => {
+                let x = self.eval(x, dtype);
+                self.unary(*op, x, dtype)
+            }
+            Expr::Binary(op, a, b) => self.binary(*op, a, b, dtype),
+            Expr::Select(cond, a, b) => self.select(cond, a, b, dtype),
+        }
+    }
+
+    fn convert(&mut self, x: Operand, from: DType, to: DType) -> Operand {
+        if from == to {
+            return x;
+        }
+        let ty = self.m.vector(self.real_type(to), x.lanes.max(1));
+        Operand { value: self.m.real_to_real(x.value, ty, to.bytes() > from.bytes()), lanes: x.lanes }
+    }
+
+    fn binary(&mut self, op: BinaryOp, a: &Expr, b: &Expr, dtype: DType) -> Operand {
+        match (op, a, b) {
+            (BinaryOp::Add, Expr::Binary(BinaryOp::Mul, x, y), z) | (BinaryOp::Add, z, Expr::Binary(BinaryOp::Mul, x, y)) => {
+                let z = self.eval(z, dtype);
+                self.multiply_add(x, y, z, false, dtype)
+            }
+            (BinaryOp::Sub, Expr::Binary(BinaryOp::Mul, x, y), z) => {
+                let z = self.eval(z, dtype);
+                let z = Operand { value: self.m.fneg(z.value), lanes: z.lanes };
+                self.multiply_add(x, y, z, false, dtype)
+            }
+            (BinaryOp::Sub, z, Expr::Binary(BinaryOp::Mul, x, y)) => {
+                let z = self.eval(z, dtype);
+                self.multiply_add(x, y, z, true, dtype)
+            }
+            _ => {
+                let (a, b) = (self.eval(a, dtype), self.eval(b, dtype));
+                self.combine(op, a, b, dtype)
+            }
+        }
+    }
+
+    /// `x · y + z`, or `z − x · y`, rounded once where the machine can.
+    fn multiply_add(&mut self, x: &Expr, y: &Expr, z: Operand, negate: bool, dtype: DType) -> Operand {
+        let (x, y) = (self.eval(x, dtype), self.eval(y, dtype));
+        if !self.target.has_fma {
+            let product = self.combine(BinaryOp::Mul, x, y, dtype);
+            let op = if negate { BinaryOp::Sub } else { BinaryOp::Add };
+            return self.combine(op, z, product, dtype);
+        }
+        let n = x.lanes.max(y.lanes).max(z.lanes);
+        let x = if negate { Operand { value: self.m.fneg(x.value), lanes: x.lanes } } else { x };
+        let [x, y, z] = [x, y, z].map(|v| self.widen(v, n));
+        let ty = self.m.vector(self.real_type(dtype), n.max(1));
+        Operand { value: self.m.intrinsic("llvm.fma", &[ty], &[x, y, z]), lanes: n }
+    }
+
+    fn combine(&mut self, op: BinaryOp, a: Operand, b: Operand, dtype: DType) -> Operand {
+        let (a, b, lanes) = self.pair(a, b);
+        let ty = self.m.vector(self.real_type(dtype), lanes.max(1));
+        let value = match op {
+            BinaryOp::Add => self.m.binary(LLVMFAdd, a, b),
+            BinaryOp::Sub => self.m.binary(LLVMFSub, a, b),
+            BinaryOp::Mul => self.m.binary(LLVMFMul, a, b),
+            BinaryOp::Div => self.m.binary(LLVMFDiv, a, b),
+            BinaryOp::Min => self.m.intrinsic("llvm.minnum", &[ty], &[a, b]),
+            BinaryOp::Max => self.m.intrinsic("llvm.maxnum", &[ty], &[a, b]),
+        };
+        Operand { value, lanes }
+    }
+
+    fn unary(&mut self, op: UnaryOp, x: Operand, dtype: DType) -> Operand {
+        let element = self.real_type(dtype);
+        let ty = self.m.vector(element, x.lanes.max(1));
+        let suffix = if dtype == DType::F32 { "f" } else { "" };
+        let value = match op {
+            UnaryOp::Neg => self.m.fneg(x.value),
+            UnaryOp::Abs => self.m.intrinsic("llvm.fabs", &[ty], &[x.value]),
+            UnaryOp::Sqrt => self.m.intrinsic("llvm.sqrt", &[ty], &[x.value]),
+            UnaryOp::Exp => self.library_call(&format!("exp{suffix}"), x, element),
+            UnaryOp::Log => self.library_call(&format!("log{suffix}"), x, element),
+            UnaryOp::Tanh => self.library_call(&format!("tanh{suffix}"), x, element),
+            UnaryOp::Erf => self.library_call(&format!("erf{suffix}"), x, element),
+        };
+        Operand { value, lanes: x.lanes }
+    }
+
+    /// Calls a function of the C library, lane by lane.
+    fn library_call(&mut self, name: &str, x: Operand, element: Type) -> Value {
+        let f = self.m.declare(name, element, &[element]);
+        for attribute in ["nounwind", "willreturn"] {
+            let attribute = self.m.attribute(attribute, 0);
+            self.m.add_attribute(f, attribute);
+        }
+        // memory(none)
+        let attribute = self.m.attribute("memory", 0);
+        self.m.add_attribute(f, attribute);
+        let call = |g: &Self, x| g.m.call(f, element, &[element], &[x]);
+        if x.lanes == 0 {
+            return call(self, x.value);
+        }
+        let n = self.f.lanes.map_or(x.lanes, |l| l.piece.n);
+        let mut out = self.m.undef(self.m.vector(element, x.lanes));
+        for lane in 0..n {
+            let y = call(self, self.m.extract(x.value, lane));
+            out = self.m.insert(out, y, lane);
+        }
+        out
+    }
+
+    /// The first value where the condition holds, else the second, whose loads may then lie outside their buffers.
+    fn select(&mut self, cond: &Cond, a: &Expr, b: &Expr, dtype: DType) -> Operand {
+        let lane = self.f.lanes.map(|l| l.var);
+        let varying = !plan::is_uniform(cond, lane);
+        let c = self.cond(cond);
+        match self.m.as_const_bool(c) {
+            Some(true) => return self.eval(a, dtype),
+            Some(false) => return self.eval(b, dtype),
+            None => {}
+        }
+        let [a_safe, b_safe] = [a, b].map(|e| plan::is_safe(self.program, &self.f.ranges, &self.f.known, e));
+        if varying {
+            let lanes = self.f.lanes.expect("a condition varies over lanes");
+            let not_c = self.m.not(c);
+            let [a, b] = [(a, a_safe, c), (b, b_safe, not_c)].map(|(e, safe, mask)| {
+                if safe {
+                    return self.eval(e, dtype);
+                }
+                let mask = self.both(lanes.mask, mask);
+                self.f.lanes = Some(Lanes { mask: Some(mask), guarded: true, ..lanes });
+                let value = self.scoped(&BTreeSet::new(), |g| g.eval(e, dtype));
+                self.f.lanes = Some(lanes);
+                value
+            });
+            let n = lanes.piece.width;
+            let [a, b] = [a, b].map(|v| self.widen(v, n));
+            return Operand { value: self.m.select(c, a, b), lanes: n };
+        }
+        if a_safe && b_safe {
+            let (a, b) = (self.eval(a, dtype), self.eval(b, dtype));
+            let (a, b, lanes) = self.pair(a, b);
+            return Operand { value: self.m.select(c, a, b), lanes };
+        }
+        let [yes, no, join] = [0; 3].map(|_| self.m.block(self.f.value));
+        self.m.cond_br(c, yes, no);
+        // Both sides need one type before they meet.
+        let n = if [a, b].iter().any(|e| lane.is_some_and(|lane| e.uses(lane))) {
+            self.f.lanes.map_or(0, |l| l.piece.width)
+        } else {
+            0
+        };
+        let sides = [(yes, a), (no, b)].map(|(block, e)| {
+            self.go_to_end(block);
+            let value = self.scoped(&BTreeSet::new(), |g| {
+                let v = g.eval(e, dtype);
+                g.widen(v, n)
+            });
+            self.m.br(join);
+            (value, self.m.current_block())
+        });
+        self.go_to_end(join);
+        let phi = self.m.phi(self.m.vector(self.real_type(dtype), n.max(1)));
+        for (value, from) in sides {
+            self.m.add_incoming(phi, value, from);
+        }
+        Operand { value: phi, lanes: n }
+    }
+
+    /// `i1`, or a vector of them where the condition varies over the lanes.
+    pub(super) fn cond(&mut self, cond: &Cond) -> Value {
+        let lane = self.f.lanes.map(|l| l.var);
+        let n = if plan::is_uniform(cond, lane) { 0 } else { self.f.lanes.map_or(0, |l| l.piece.width) };
+        self.cond_lanes(cond, n)
+    }
+
+    fn cond_lanes(&mut self, cond: &Cond, n: usize) -> Value {
+        let mut compare = |equal: bool, a: &Index, b: &Index| {
+            // One side with all variables makes the constant cases fold.
+            let difference = self.resolved(&a.sub(b));
+            if let Some(d) = difference.as_const() {
+                let holds = self.m.bool(if equal { d == 0 } else { d < 0 });
+                return self.m.splat(holds, n.max(1));
+            }
+            if !equal {
+                if self.f.ranges.upper(&difference).is_some_and(|u| u < 0) {
+                    return self.m.splat(self.m.bool(true), n.max(1));
+                }
+                if self.f.ranges.lower(&difference).is_some_and(|l| l >= 0) {
+                    return self.m.splat(self.m.bool(false), n.max(1));
+                }
+            }
+            let left = self.index_operand(&difference.offset(-difference.constant()));
+            let zero = self.m.int(-difference.constant());
+            if left.lanes == 0 {
+                let c = self.compare(equal, left.value, zero);
+                return self.m.splat(c, n.max(1));
+            }
+            self.compare(equal, left.value, self.m.splat(zero, left.lanes))
+        };
+        match cond {
+            Cond::True => self.m.splat(self.m.bool(true), n.max(1)),
+            Cond::Lt(a, b) => compare(false, a, b),
+            Cond::Eq(a, b) => compare(true, a, b),
+            Cond::Less(a, b) => {
+                let dtype = self.dtype_of(a).or_else(|| self.dtype_of(b)).unwrap_or(DType::F64);
+                let (a, b) = (self.eval(a, dtype), self.eval(b, dtype));
+                let (a, b) = (self.widen(a, n), self.widen(b, n));
+                self.m.fless(a, b)
+            }
+            Cond::And(a, b) => {
+                let a = self.cond_lanes(a, n);
+                if self.m.as_const_bool(a) == Some(false) {
+                    return a;
+                }
+                let b = self.cond_lanes(b, n);
+                self.m.binary(LLVMAnd, a, b)
+            }
+            Cond::Not(a) => {
+                let a = self.cond_lanes(a, n);
+                self.m.not(a)
+            }
+        }
+    }
+
+    /// The element type of the first load in an expression.
+    fn dtype_of(&self, e: &Expr) -> Option<DType> {
+        let mut found = None;
+        e.for_each_load(&mut |b, _| found = found.or(Some(self.program.buffer(b).dtype)));
+        found
+    }
+
+    /// The index with known variables replaced and with what the loops say.
+    pub(super) fn resolved(&self, index: &Index) -> Index {
+        self.f.ranges.simplify(&plan::resolve(index, &self.f.known))
+    }
+
+    /// An index as `i64` or as a vector of them.
+    pub(super) fn index_operand(&mut self, index: &Index) -> Operand {
+        let index = self.resolved(index);
+        let Some(lanes) = self.f.lanes.filter(|l| index.uses(l.var)) else {
+            return Operand::scalar(self.int(&index));
+        };
+        let piece = lanes.piece;
+        let shifted = index.substitute(lanes.var, &Index::from(lanes.var).offset(piece.first));
+        let stride = shifted.coefficient(lanes.var);
+        let rest = shifted.sub(&Index::from(lanes.var).scale(stride));
+        let value = if rest.uses(lanes.var) {
+            let mut v = self.m.undef(self.m.vector(self.m.i64, piece.width));
+            for lane in 0..piece.width.min(piece.n) {
+                let at = self.resolved(&shifted.substitute(lanes.var, &Index::from(lane as i64)));
+                let x = self.int(&at);
+                v = self.m.insert(v, x, lane);
+            }
+            v
+        } else {
+            let base = self.int(&rest);
+            let base = self.m.splat(base, piece.width);
+            self.m.add(base, self.lane_multiples(piece.width, stride))
+        };
+        Operand { value, lanes: piece.width }
+    }
+
+    /// `0, stride, 2·stride, …`
+    pub(super) fn lane_multiples(&self, width: usize, stride: i64) -> Value {
+        let lanes: Vec<Value> = (0..width as i64).map(|lane| self.m.int(lane * stride)).collect();
+        self.m.const_vector(&lanes)
+    }
+
+    // Statements on values.
+
+    pub(super) fn store(&mut self, buffer: BufferId, index: &[Index], value: &Expr) {
+        let value = self.eval(value, self.program.buffer(buffer).dtype);
+        self.write(buffer, index, value);
+    }
+
+    pub(super) fn update(&mut self, buffer: BufferId, index: &[Index], op: ReduceOp, value: &Expr, first: &Cond) {
+        let dtype = self.program.buffer(buffer).dtype;
+        let starts = self.cond(first);
+        let known = self.m.as_const_bool(starts);
+        if known == Some(true) {
+            let value = self.eval(value, dtype);
+            return self.write(buffer, index, value);
+        }
+        let mut old = self.load(buffer, index);
+        if known.is_none() {
+            let n = self.f.lanes.filter(|l| first.uses(l.var)).map_or(0, |l| l.piece.width).max(old.lanes);
+            let identity = Operand::scalar(self.m.real(self.real_type(dtype), op.identity()));
+            let identity = self.widen(identity, n);
+            let kept = self.widen(old, n);
+            old = Operand { value: self.m.select(starts, identity, kept), lanes: n };
+        }
+        let new = match (op, value) {
+            (ReduceOp::Sum, Expr::Binary(BinaryOp::Mul, x, y)) => self.multiply_add(x, y, old, false, dtype),
+            (ReduceOp::Sum | ReduceOp::Max | ReduceOp::Min, _) => {
+                let value = self.eval(value, dtype);
+                self.combine(op.combine(), old, value, dtype)
+            }
+        };
+        self.write(buffer, index, new);
+    }
+
+    pub(super) fn prefetch(&mut self, buffer: BufferId, index: &[Index], for_write: bool) {
+        if self.in_registers(buffer) {
+            return;
+        }
+        let flat = self.flat(buffer, index);
+        // In a vectorized loop: the line of the first lane.
+        let flat = match self.f.lanes {
+            Some(l) => flat.substitute(l.var, &Index::from(l.piece.first)),
+            None => flat,
+        };
+        let pointer = self.pointer(buffer, &flat);
+        let arguments = [pointer, self.m.int32(i32::from(for_write)), self.m.int32(3), self.m.int32(1)];
+        self.m.intrinsic("llvm.prefetch", &[self.m.ptr], &arguments);
+    }
+}

@@ -1,0 +1,332 @@
+//! Puts a relocatable ELF object into executable memory.
+//!
+//! Kernels refer to nothing but their own constants and a fixed list of C functions, so the few relocations that LLVM
+//! makes for position-independent code suffice. Dropping the code gives the memory back.
+
+use std::ptr::NonNull;
+
+use tilewright_ir::target::Arch;
+
+use crate::CompileError;
+
+/// Machine code that can be called.
+pub struct Code {
+    memory: NonNull<u8>,
+    len: usize,
+    symbols: Vec<(String, usize)>,
+}
+
+// SAFETY: the memory is never written after loading, and unmapped only on drop.
+unsafe impl Send for Code {}
+// SAFETY: as above.
+unsafe impl Sync for Code {}
+
+impl Drop for Code {
+    fn drop(&mut self) {
+        // SAFETY: the mapping was made by `load` with this length, and calling the code borrows `self`.
+        unsafe { libc::munmap(self.memory.as_ptr().cast(), self.len) };
+    }
+}
+
+unsafe extern "C" {
+    fn expf(x: f32) -> f32;
+    fn logf(x: f32) -> f32;
+    fn tanhf(x: f32) -> f32;
+    fn erff(x: f32) -> f32;
+    fn exp(x: f64) -> f64;
+    fn log(x: f64) -> f64;
+    fn tanh(x: f64) -> f64;
+    fn erf(x: f64) -> f64;
+}
+
+/// The functions that code may call: those of the expressions, and those LLVM makes of loops that fill or copy.
+fn external(name: &str) -> Option<usize> {
+    Some(match name {
+        "expf" => expf as *const () as usize,
+        "logf" => logf as *const () as usize,
+        "tanhf" => tanhf as *const () as usize,
+        "erff" => erff as *const () as usize,
+        "exp" => exp as *const () as usize,
+        "log" => log as *const () as usize,
+        "tanh" => tanh as *const () as usize,
+        "erf" => erf as *const () as usize,
+        "memset" => libc::memset as *const () as usize,
+        "memcpy" => libc::memcpy as *const () as usize,
+        "memmove" => libc::memmove as *const () as usize,
+        _ => return None,
+    })
+}
+
+const SHT_SYMTAB: u32 = 2;
+const SHT_RELA: u32 = 4;
+const SHT_NOBITS: u32 = 8;
+const SHF_ALLOC: u64 = 2;
+const SHF_EXECINSTR: u64 = 4;
+const SHN_UNDEF: u16 = 0;
+const SHN_ABS: u16 = 0xfff1;
+const STT_SECTION: u8 = 3;
+
+/// Code and constants are laid out in pages of their own.
+const PAGE: usize = 4096;
+
+/// A jump to an external function, with its address behind.
+const STUB_BYTES: usize = 24;
+
+fn broken(what: &'static str) -> CompileError {
+    CompileError::Object(what.into())
+}
+
+/// Reads little-endian fields.
+struct Bytes<'a>(&'a [u8]);
+
+impl<'a> Bytes<'a> {
+    fn slice(&self, at: u64, len: u64) -> Result<&'a [u8], CompileError> {
+        let end = at.checked_add(len).ok_or(broken("range"))?;
+        self.0.get(at as usize..end as usize).ok_or(broken("range"))
+    }
+
+    fn u64(&self, at: u64) -> Result<u64, CompileError> {
+        Ok(u64::from_le_bytes(self.slice(at, 8)?.try_into().expect("eight bytes")))
+    }
+
+    fn u32(&self, at: u64) -> Result<u32, CompileError> {
+        Ok(u32::from_le_bytes(self.slice(at, 4)?.try_into().expect("four bytes")))
+    }
+
+    fn u16(&self, at: u64) -> Result<u16, CompileError> {
+        Ok(u16::from_le_bytes(self.slice(at, 2)?.try_into().expect("two bytes")))
+    }
+
+    fn text(&self, at: u64) -> Result<&'a str, CompileError> {
+        let rest = self.0.get(at as usize..).ok_or(broken("string"))?;
+        let len = rest.iter().position(|b| *b == 0).ok_or(broken("string"))?;
+        std::str::from_utf8(&rest[..len]).map_err(|_| broken("string"))
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Section {
+    kind: u32,
+    flags: u64,
+    offset: u64,
+    size: u64,
+    link: u32,
+    info: u32,
+    align: u64,
+    /// Where it lies in the mapping.
+    place: Option<usize>,
+}
+
+/// Loads an object made for this machine.
+pub fn load(object: &[u8], arch: Arch) -> Result<Code, CompileError> {
+    let elf = Bytes(object);
+    if elf.slice(0, 5)? != [0x7f, b'E', b'L', b'F', 2] {
+        return Err(broken("not a 64-bit ELF object"));
+    }
+    let (table, entry_size, n_sections) = (elf.u64(0x28)?, u64::from(elf.u16(0x3a)?), u64::from(elf.u16(0x3c)?));
+    let mut sections = Vec::new();
+    for i in 0..n_sections {
+        let at = table + i * entry_size;
+        sections.push(Section {
+            kind: elf.u32(at + 4)?,
+            flags: elf.u64(at + 8)?,
+            offset: elf.u64(at + 24)?,
+            size: elf.u64(at + 32)?,
+            link: elf.u32(at + 40)?,
+            info: elf.u32(at + 44)?,
+            align: elf.u64(at + 48)?.max(1),
+            place: None,
+        });
+    }
+
+    // Code first, then stubs for external functions, then, from a page of its own, everything else.
+    let mut len = 0;
+    let mut lay_out = |sections: &mut [Section], executable: bool, len: &mut usize| {
+        for s in sections.iter_mut() {
+            if s.flags & SHF_ALLOC != 0 && (s.flags & SHF_EXECINSTR != 0) == executable {
+                *len = len.next_multiple_of(s.align as usize);
+                s.place = Some(*len);
+                *len += s.size as usize;
+            }
+        }
+    };
+    lay_out(&mut sections, true, &mut len);
+    let stubs = len.next_multiple_of(8);
+    let symbol_table = *sections.iter().find(|s| s.kind == SHT_SYMTAB).ok_or(broken("no symbols"))?;
+    let names = sections.get(symbol_table.link as usize).ok_or(broken("no symbol names"))?.offset;
+    let n_symbols = symbol_table.size / 24;
+    let undefined = |i: u64| elf.u16(symbol_table.offset + i * 24 + 6).map(|s| s == SHN_UNDEF);
+    let mut n_external = 0;
+    for i in 1..n_symbols {
+        n_external += usize::from(undefined(i)?);
+    }
+    let code_len = (stubs + n_external * STUB_BYTES).next_multiple_of(PAGE);
+    len = code_len;
+    lay_out(&mut sections, false, &mut len);
+    len = len.next_multiple_of(PAGE);
+
+    // SAFETY: asks for fresh memory anywhere.
+    let memory = unsafe {
+        libc::mmap(
+            std::ptr::null_mut(),
+            len,
+            libc::PROT_READ | libc::PROT_WRITE,
+            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+            -1,
+            0,
+        )
+    };
+    if memory == libc::MAP_FAILED {
+        return Err(CompileError::Object(format!("no memory for code: {}", std::io::Error::last_os_error())));
+    }
+    let memory = NonNull::new(memory.cast::<u8>()).expect("a mapping is not at address zero");
+    let mut code = Code { memory, len, symbols: Vec::new() };
+    // SAFETY: the mapping is ours alone, readable and writable, and of this length.
+    let image = unsafe { std::slice::from_raw_parts_mut(memory.as_ptr(), len) };
+    let base = memory.as_ptr() as usize;
+    for s in &sections {
+        if let (Some(place), true) = (s.place, s.kind != SHT_NOBITS) {
+            image[place..place + s.size as usize].copy_from_slice(elf.slice(s.offset, s.size)?);
+        }
+    }
+
+    // Addresses of all symbols.
+    let mut addresses = vec![0usize; n_symbols as usize];
+    let mut next_stub = stubs;
+    for i in 1..n_symbols {
+        let at = symbol_table.offset + i * 24;
+        let name = elf.text(names + u64::from(elf.u32(at)?))?;
+        let (info, section, value) = (elf.slice(at + 4, 1)?[0], elf.u16(at + 6)?, elf.u64(at + 8)?);
+        addresses[i as usize] = match section {
+            SHN_UNDEF => {
+                let to = external(name).ok_or_else(|| CompileError::UnknownSymbol { name: name.into() })?;
+                image[next_stub..next_stub + STUB_BYTES].copy_from_slice(&stub(arch, to));
+                next_stub += STUB_BYTES;
+                base + next_stub - STUB_BYTES
+            }
+            SHN_ABS => value as usize,
+            _ => {
+                let section = sections.get(section as usize).ok_or(broken("symbol's section"))?;
+                let Some(place) = section.place else { continue };
+                if info & 15 != STT_SECTION && info >> 4 != 0 {
+                    code.symbols.push((name.into(), place + value as usize));
+                }
+                base + place + value as usize
+            }
+        };
+    }
+
+    for s in sections.iter().filter(|s| s.kind == SHT_RELA) {
+        let Some(place) = sections.get(s.info as usize).ok_or(broken("relocated section"))?.place else { continue };
+        for i in 0..s.size / 24 {
+            let at = s.offset + i * 24;
+            let (offset, info, addend) = (elf.u64(at)?, elf.u64(at + 8)?, elf.u64(at + 16)? as i64);
+            let symbol = *addresses.get((info >> 32) as usize).ok_or(broken("relocation's symbol"))?;
+            let field = image.get_mut(place + offset as usize..).ok_or(broken("relocation's place"))?;
+            let value = (symbol as i64).wrapping_add(addend);
+            relocate(arch, info as u32, field, value, (base + place) as i64 + offset as i64)?;
+        }
+    }
+
+    // SAFETY: the range is the start of our mapping, whole pages.
+    let failed = unsafe {
+        libc::mprotect(memory.as_ptr().cast(), code_len, libc::PROT_READ | libc::PROT_EXEC) != 0
+            || (len > code_len
+                && libc::mprotect(memory.as_ptr().add(code_len).cast(), len - code_len, libc::PROT_READ) != 0)
+    };
+    if failed {
+        return Err(CompileError::Object(format!("cannot make code executable: {}", std::io::Error::last_os_error())));
+    }
+    synchronize(memory.as_ptr(), code_len);
+    Ok(code)
+}
+
+impl Code {
+    /// The address of a function.
+    pub fn symbol(&self, name: &str) -> Option<*const u8> {
+        let (_, place) = self.symbols.iter().find(|(n, _)| n == name)?;
+        // SAFETY: symbols lie inside the mapping.
+        Some(unsafe { self.memory.as_ptr().add(*place) })
+    }
+
+    /// Bytes of memory held.
+    pub fn n_bytes(&self) -> usize {
+        self.len
+    }
+}
+
+/// Code that jumps to an address anywhere.
+fn stub(arch: Arch, to: usize) -> [u8; STUB_BYTES] {
+    let mut out = [0; STUB_BYTES];
+    match arch {
+        // jmp *2(%rip)
+        Arch::X86_64 => out[..8].copy_from_slice(&[0xff, 0x25, 2, 0, 0, 0, 0xcc, 0xcc]),
+        // ldr x16, .+8; br x16
+        Arch::Aarch64 => out[..8].copy_from_slice(&[0x50, 0, 0, 0x58, 0, 2, 0x1f, 0xd6]),
+    }
+    out[8..16].copy_from_slice(&(to as u64).to_le_bytes());
+    out
+}
+
+/// Fills in a field whose value is known now that everything has its place.
+fn relocate(arch: Arch, kind: u32, field: &mut [u8], value: i64, place: i64) -> Result<(), CompileError> {
+    let relative = value.wrapping_sub(place);
+    let unknown = || CompileError::Object(format!("relocation {kind}"));
+    let narrow = |v: i64| i32::try_from(v).map_err(|_| broken("relocation out of range"));
+    if field.len() < 8 && !(field.len() >= 4) {
+        return Err(broken("relocation's place"));
+    }
+    let mut put32 = |v: u32| field[..4].copy_from_slice(&v.to_le_bytes());
+    match arch {
+        Arch::X86_64 => match kind {
+            // R_X86_64_64
+            1 => field.get_mut(..8).ok_or(broken("relocation's place"))?.copy_from_slice(&value.to_le_bytes()),
+            // R_X86_64_PC32, R_X86_64_PLT32
+            2 | 4 => put32(narrow(relative)? as u32),
+            // R_X86_64_PC64
+            24 => field.get_mut(..8).ok_or(broken("relocation's place"))?.copy_from_slice(&relative.to_le_bytes()),
+            _ => return Err(unknown()),
+        },
+        Arch::Aarch64 => {
+            let old = u32::from_le_bytes(field[..4].try_into().expect("four bytes"));
+            let mut put32 = |v: u32| field[..4].copy_from_slice(&v.to_le_bytes());
+            let low = |shift: u32| old & !(0xfff << 10) | ((value as u32 & 0xfff) >> shift) << 10;
+            match kind {
+                // R_AARCH64_ABS64
+                257 => field.get_mut(..8).ok_or(broken("relocation's place"))?.copy_from_slice(&value.to_le_bytes()),
+                // R_AARCH64_PREL32
+                261 => put32(narrow(relative)? as u32),
+                // R_AARCH64_ADR_PREL_PG_HI21
+                275 => {
+                    let pages = narrow((value & !0xfff).wrapping_sub(place & !0xfff) >> 12)? as u32;
+                    put32(old & !(3 << 29 | 0x7_ffff << 5) | (pages & 3) << 29 | (pages >> 2 & 0x7_ffff) << 5);
+                }
+                // R_AARCH64_ADD_ABS_LO12_NC, R_AARCH64_LDST8_ABS_LO12_NC
+                277 | 278 => put32(low(0)),
+                // R_AARCH64_LDST16/32/64/128_ABS_LO12_NC
+                284 => put32(low(1)),
+                285 => put32(low(2)),
+                286 => put32(low(3)),
+                299 => put32(low(4)),
+                // R_AARCH64_JUMP26, R_AARCH64_CALL26
+                282 | 283 => put32(old & !0x3ff_ffff | (relative >> 2) as u32 & 0x3ff_ffff),
+                _ => return Err(unknown()),
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Makes fresh code visible to the instruction fetch where the hardware does not by itself.
+fn synchronize(start: *mut u8, len: usize) {
+    #[cfg(target_arch = "aarch64")]
+    {
+        unsafe extern "C" {
+            fn __clear_cache(start: *mut libc::c_char, end: *mut libc::c_char);
+        }
+        // SAFETY: the range is mapped.
+        unsafe { __clear_cache(start.cast(), start.add(len).cast()) };
+    }
+    #[cfg(not(target_arch = "aarch64"))]
+    let _ = (start, len);
+}

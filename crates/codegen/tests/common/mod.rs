@@ -1,0 +1,310 @@
+//! What the tests and the example share: building programs by hand and running kernels on guarded memory.
+#![allow(dead_code)]
+
+pub mod gemm;
+
+use std::ffi::c_void;
+
+use tilewright_codegen::{Kernel, Runtime, SCRATCH_ALIGN, compile, host_cpu};
+use tilewright_ir::expr::{BinaryOp, Cond, Expr, ReduceOp, UnaryOp};
+use tilewright_ir::target::Arch;
+use tilewright_ir::{Buffer, BufferId, DType, Index, Loop, LoopId, LoopKind, Program, Role, Scope, Stmt, Target};
+
+/// A loop variable or constant as an index.
+pub fn ix(x: impl Into<Index>) -> Index {
+    x.into()
+}
+
+/// `c · var`
+pub fn times(c: i64, var: LoopId) -> Index {
+    Index::from(var).scale(c)
+}
+
+pub fn load(b: BufferId, index: &[Index]) -> Expr {
+    Expr::Load(b, index.to_vec())
+}
+
+pub fn bin(op: BinaryOp, a: Expr, b: Expr) -> Expr {
+    Expr::binary(op, a, b)
+}
+
+pub fn un(op: UnaryOp, a: Expr) -> Expr {
+    Expr::unary(op, a)
+}
+
+pub fn mul(a: Expr, b: Expr) -> Expr {
+    bin(BinaryOp::Mul, a, b)
+}
+
+pub fn store(b: BufferId, index: &[Index], value: Expr) -> Stmt {
+    Stmt::Store { buffer: b, index: index.to_vec(), value }
+}
+
+pub fn never() -> Cond {
+    Cond::Not(Box::new(Cond::True))
+}
+
+pub fn add_to(b: BufferId, index: &[Index], value: Expr, first: Cond) -> Stmt {
+    update(b, index, ReduceOp::Sum, value, first)
+}
+
+pub fn update(b: BufferId, index: &[Index], op: ReduceOp, value: Expr, first: Cond) -> Stmt {
+    Stmt::Update { buffer: b, index: index.to_vec(), op, value, first }
+}
+
+pub fn for_kind(kind: LoopKind, var: LoopId, extent: impl Into<Index>, body: Vec<Stmt>) -> Stmt {
+    Stmt::For(Loop { var, extent: extent.into(), kind, body })
+}
+
+pub fn for_(var: LoopId, extent: impl Into<Index>, body: Vec<Stmt>) -> Stmt {
+    for_kind(LoopKind::Serial, var, extent, body)
+}
+
+pub fn vector(var: LoopId, extent: impl Into<Index>, body: Vec<Stmt>) -> Stmt {
+    for_kind(LoopKind::Vectorized, var, extent, body)
+}
+
+pub fn unrolled(var: LoopId, extent: impl Into<Index>, body: Vec<Stmt>) -> Stmt {
+    for_kind(LoopKind::Unrolled, var, extent, body)
+}
+
+pub fn program(name: &str) -> Program {
+    Program { name: name.into(), buffers: vec![], loops: vec![], prepare: vec![], body: vec![] }
+}
+
+pub fn buffer(p: &mut Program, name: &str, dtype: DType, shape: &[i64], scope: Scope, role: Role) -> BufferId {
+    p.add_buffer(Buffer { name: name.into(), dtype, shape: shape.to_vec(), scope, role })
+}
+
+pub fn input(p: &mut Program, name: &str, dtype: DType, shape: &[i64]) -> BufferId {
+    buffer(p, name, dtype, shape, Scope::Global, Role::Input)
+}
+
+pub fn output(p: &mut Program, name: &str, dtype: DType, shape: &[i64]) -> BufferId {
+    buffer(p, name, dtype, shape, Scope::Global, Role::Output)
+}
+
+pub fn temporary(p: &mut Program, name: &str, dtype: DType, shape: &[i64], scope: Scope) -> BufferId {
+    buffer(p, name, dtype, shape, scope, Role::Temporary)
+}
+
+/// The machine of the tests.
+pub fn host() -> Target {
+    let (cpu, features) = host_cpu();
+    let has = |f: &str| features.split(',').any(|x| x == f);
+    let (vector_bits, n_vector_registers, has_fma) = if cfg!(target_arch = "aarch64") {
+        (128, 32, true)
+    } else if has("+avx512f") && has("+avx512vl") && has("+avx512dq") && has("+avx512bw") {
+        (512, 32, true)
+    } else if has("+avx2") && has("+fma") {
+        (256, 16, true)
+    } else {
+        (128, 16, false)
+    };
+    Target {
+        arch: if cfg!(target_arch = "aarch64") { Arch::Aarch64 } else { Arch::X86_64 },
+        cpu,
+        features,
+        vector_bits,
+        n_vector_registers,
+        has_fma,
+        l1d_bytes: 48 << 10,
+        l2_bytes: 1 << 20,
+        l3_bytes: 32 << 20,
+    }
+}
+
+/// The targets whose code this machine can run.
+pub fn targets() -> Vec<Target> {
+    let host = host();
+    let mut all = vec![host.clone()];
+    if host.arch == Arch::X86_64 {
+        for (name, bits) in [("x86-64", 128), ("x86-64-v3", 256), ("x86-64-v4", 512)] {
+            if host.vector_bits >= bits {
+                all.push(Target::named(name).unwrap());
+            }
+        }
+    }
+    all
+}
+
+/// Memory that ends, up to its alignment, at a page that faults.
+pub struct Guarded {
+    mapping: *mut u8,
+    len: usize,
+    start: *mut u8,
+    bytes: usize,
+}
+
+const PAGE: usize = 4096;
+const CANARY: u8 = 0xa5;
+
+impl Guarded {
+    pub fn new(bytes: usize) -> Guarded {
+        let rounded = bytes.next_multiple_of(64);
+        let len = rounded.next_multiple_of(PAGE) + 2 * PAGE;
+        // SAFETY: a fresh mapping whose first and last page are then made inaccessible.
+        unsafe {
+            let mapping = libc::mmap(
+                std::ptr::null_mut(),
+                len,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+                -1,
+                0,
+            );
+            assert!(mapping != libc::MAP_FAILED);
+            let mapping = mapping.cast::<u8>();
+            let start = mapping.add(len - PAGE - rounded);
+            std::ptr::write_bytes(mapping, CANARY, len);
+            libc::mprotect(mapping.cast(), PAGE, libc::PROT_NONE);
+            libc::mprotect(mapping.add(len - PAGE).cast(), PAGE, libc::PROT_NONE);
+            Guarded { mapping, len, start, bytes }
+        }
+    }
+
+    pub fn ptr(&self) -> *mut u8 {
+        self.start
+    }
+
+    /// Whether nothing was written around the memory.
+    pub fn is_intact(&self) -> bool {
+        // SAFETY: between the first and the last page.
+        unsafe {
+            let readable = std::slice::from_raw_parts(self.mapping.add(PAGE), self.len - 2 * PAGE);
+            let at = self.start as usize - self.mapping as usize - PAGE;
+            readable[..at].iter().chain(&readable[at + self.bytes..]).all(|b| *b == CANARY)
+        }
+    }
+
+    pub fn fill(&self, dtype: DType, values: &[f64]) {
+        for (i, v) in values.iter().enumerate() {
+            // SAFETY: values are as many as the memory has elements.
+            unsafe {
+                match dtype {
+                    DType::F32 => *self.start.cast::<f32>().add(i) = *v as f32,
+                    DType::F64 => *self.start.cast::<f64>().add(i) = *v,
+                }
+            }
+        }
+    }
+
+    pub fn read(&self, dtype: DType) -> Vec<f64> {
+        (0..self.bytes / dtype.bytes() as usize)
+            // SAFETY: inside the memory.
+            .map(|i| unsafe {
+                match dtype {
+                    DType::F32 => f64::from(*self.start.cast::<f32>().add(i)),
+                    DType::F64 => *self.start.cast::<f64>().add(i),
+                }
+            })
+            .collect()
+    }
+}
+
+impl Drop for Guarded {
+    fn drop(&mut self) {
+        // SAFETY: our mapping.
+        unsafe { libc::munmap(self.mapping.cast(), self.len) };
+    }
+}
+
+/// A small generator of numbers in -1..1.
+pub struct Numbers(pub u64);
+
+impl Numbers {
+    pub fn next(&mut self) -> f64 {
+        self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        ((self.0 >> 40) as f64 / (1u64 << 23) as f64) - 1.0
+    }
+}
+
+/// Arguments of a program: random inputs, outputs that are not numbers.
+pub fn arguments(p: &Program) -> Vec<Vec<f64>> {
+    let mut numbers = Numbers(7);
+    p.arguments()
+        .map(|(_, b)| {
+            let n = b.n_elements().unwrap() as usize;
+            match b.role {
+                Role::Output => vec![f64::NAN; n],
+                _ => (0..n).map(|_| f64::from(numbers.next() as f32)).collect(),
+            }
+        })
+        .collect()
+}
+
+/// Two threads; iterations alternate.
+pub fn two_threads() -> Runtime {
+    unsafe extern "C" fn run(
+        _: *mut c_void,
+        body: unsafe extern "C" fn(*mut c_void, i64, i64),
+        env: *mut c_void,
+        n: i64,
+    ) {
+        let env = env as usize;
+        std::thread::scope(|s| {
+            for thread in 0..2 {
+                s.spawn(move || {
+                    for i in (thread..n).step_by(2) {
+                        // SAFETY: the kernel passed both.
+                        unsafe { body(env as *mut c_void, i, thread) };
+                    }
+                });
+            }
+        });
+    }
+    Runtime { context: std::ptr::null_mut(), parallel_for: run }
+}
+
+/// Runs a kernel on guarded memory and returns all arguments after it.
+pub fn run(p: &Program, kernel: &Kernel, arguments: &[Vec<f64>], runtime: &Runtime, n_threads: usize) -> Vec<Vec<f64>> {
+    let held: Vec<(DType, Guarded)> = p
+        .arguments()
+        .zip(arguments)
+        .map(|((_, b), values)| {
+            let memory = Guarded::new(b.size_bytes().unwrap() as usize);
+            memory.fill(b.dtype, values);
+            (b.dtype, memory)
+        })
+        .collect();
+    let prepared: Vec<Guarded> = kernel.prepared_bytes().iter().map(|b| Guarded::new(*b as usize)).collect();
+    let scratch = Guarded::new((kernel.scratch_bytes(n_threads)).next_multiple_of(SCRATCH_ALIGN) as usize);
+    let pointers: Vec<*mut u8> = held.iter().map(|(_, m)| m.ptr()).collect();
+    let prepared_pointers: Vec<*mut u8> = prepared.iter().map(Guarded::ptr).collect();
+    // SAFETY: memory of the sizes asked for.
+    unsafe {
+        kernel.prepare(&pointers, &prepared_pointers, scratch.ptr(), runtime);
+        kernel.run(&pointers, &prepared_pointers, scratch.ptr(), runtime);
+    }
+    assert!(held.iter().all(|(_, m)| m.is_intact()), "{}: wrote around an argument", p.name);
+    assert!(prepared.iter().chain([&scratch]).all(Guarded::is_intact), "{}: wrote around a temporary", p.name);
+    held.iter().map(|(dtype, m)| m.read(*dtype)).collect()
+}
+
+/// Compares a kernel's arguments with expected ones.
+pub fn compare(p: &Program, target: &Target, got: &[Vec<f64>], expected: &[Vec<f64>]) {
+    for (((_, b), got), expected) in p.arguments().zip(got).zip(expected) {
+        let tolerance = if b.dtype == DType::F32 { 2e-5 } else { 1e-12 };
+        let scale = expected.iter().filter(|x| x.is_finite()).fold(1.0, |m: f64, x| m.max(x.abs()));
+        for (i, (g, e)) in got.iter().zip(expected).enumerate() {
+            let same = g == e || (g - e).abs() <= tolerance * scale || (g.is_nan() && e.is_nan());
+            assert!(same, "{} on {target}: {}[{i}] is {g}, not {e}", p.name, b.name);
+        }
+    }
+}
+
+/// Compares the kernel with the interpreter on every target that runs here, on one thread and on two.
+pub fn check(p: &Program) {
+    for target in targets() {
+        check_on(p, &target);
+    }
+}
+
+pub fn check_on(p: &Program, target: &Target) {
+    let arguments = arguments(p);
+    let mut expected = arguments.clone();
+    tilewright_ir::interp::run(p, &mut expected).unwrap_or_else(|e| panic!("{}: {e}", p.name));
+    let kernel = compile(p, target).unwrap_or_else(|e| panic!("{} on {target}: {e}", p.name));
+    compare(p, target, &run(p, &kernel, &arguments, &Runtime::serial(), 1), &expected);
+    compare(p, target, &run(p, &kernel, &arguments, &two_threads(), 2), &expected);
+}

@@ -1,0 +1,611 @@
+//! Generated code against the interpreter, on every target that this machine can run.
+
+mod common;
+
+use common::gemm::{ALayout, Gemm};
+use common::*;
+use tilewright_codegen::{CompileError, Emit, Runtime, compile, emit};
+use tilewright_ir::expr::{BinaryOp, Cond, Expr, ReduceOp, UnaryOp};
+use tilewright_ir::{Atom, DType, Index, LoopKind, Role, Scope, Stmt, Target};
+
+#[test]
+fn tiled_products() {
+    for dtype in DType::ALL.map(|(t, _)| t) {
+        for a in [ALayout::Panels, ALayout::Rows, ALayout::Plain] {
+            for (parallel, prepacked) in [(false, false), (true, true)] {
+                check(&Gemm { dtype, a, parallel, prepacked, prefetch: 8, ..Gemm::default() }.program());
+            }
+        }
+    }
+}
+
+#[test]
+fn tiles_of_many_shapes() {
+    for (mr, nv, lanes, ku) in [(6, 2, 8, 1), (4, 3, 8, 2), (12, 2, 16, 1), (3, 1, 12, 4), (5, 2, 7, 1), (1, 1, 3, 2)] {
+        let g = Gemm {
+            mr,
+            nv,
+            lanes,
+            ku,
+            m: mr * 4,
+            mc: mr * 2,
+            n: nv * lanes * 4,
+            nc: nv * lanes * 2,
+            k: lanes * ku * 4,
+            kc: lanes * ku * 2,
+            ..Gemm::default()
+        };
+        check(&g.program());
+    }
+}
+
+/// `C[m, n] = A[m, k] · B[k, n]` as plain loops, the innermost vectorized where `lanes` says so.
+fn naive(dtype: DType, m: i64, n: i64, k: i64, lanes: Option<i64>) -> tilewright_ir::Program {
+    let mut p = program(&format!("naive {m}x{n}x{k} {lanes:?}"));
+    let a = input(&mut p, "A", dtype, &[m, k]);
+    let b = input(&mut p, "B", dtype, &[k, n]);
+    let c = output(&mut p, "C", dtype, &[m, n]);
+    let [i, kk, j, lane] = ["i", "k", "j", "lane"].map(|name| p.add_loop(name));
+    let first = Cond::Eq(ix(kk), ix(0));
+    let body = |col: Index| {
+        add_to(c, &[ix(i), col.clone()], mul(load(a, &[ix(i), ix(kk)]), load(b, &[ix(kk), col])), first.clone())
+    };
+    let columns = match lanes {
+        None => for_(j, n, vec![body(ix(j))]),
+        Some(l) => for_(j, n / l, vec![vector(lane, l, vec![body(times(l, j).add(&ix(lane)))])]),
+    };
+    p.body = vec![for_(i, m, vec![for_(kk, k, vec![columns])])];
+    p
+}
+
+#[test]
+fn naive_products() {
+    for dtype in DType::ALL.map(|(t, _)| t) {
+        check(&naive(dtype, 5, 7, 9, None));
+        check(&naive(dtype, 1, 1, 1, None));
+        check(&naive(dtype, 17, 33, 12, Some(11)));
+        check(&naive(dtype, 4, 64, 8, Some(16)));
+        check(&naive(dtype, 3, 100, 8, Some(100)));
+    }
+}
+
+#[test]
+fn all_operations() {
+    for dtype in DType::ALL.map(|(t, _)| t) {
+        for vectorized in [false, true] {
+            let n = 19;
+            let mut p = program(&format!("operations {vectorized}"));
+            let x = input(&mut p, "X", dtype, &[n]);
+            let y = input(&mut p, "Y", dtype, &[n]);
+            let i = p.add_loop("i");
+            let at = [ix(i)];
+            let (lx, ly) = (load(x, &at), load(y, &at));
+            let positive = bin(BinaryOp::Add, un(UnaryOp::Abs, lx.clone()), Expr::Const(0.01));
+            let mut values: Vec<Expr> = UnaryOp::ALL
+                .iter()
+                .map(|(op, _)| {
+                    let domain = matches!(op, UnaryOp::Log | UnaryOp::Sqrt);
+                    un(*op, if domain { positive.clone() } else { lx.clone() })
+                })
+                .collect();
+            values.extend(BinaryOp::ALL.iter().map(|(op, _)| bin(*op, lx.clone(), ly.clone())));
+            values.push(bin(BinaryOp::Sub, mul(lx.clone(), ly.clone()), lx.clone()));
+            values.push(bin(BinaryOp::Sub, lx.clone(), mul(lx.clone(), ly.clone())));
+            values.push(bin(BinaryOp::Add, Expr::FromIndex(times(3, i).offset(-5)), ly.clone()));
+            values.push(bin(BinaryOp::Max, lx.clone(), Expr::Const(0.0)));
+            values.push(Expr::Select(
+                Box::new(Cond::Less(Box::new(lx.clone()), Box::new(ly.clone()))),
+                Box::new(Expr::Const(1.5)),
+                Box::new(lx.clone()),
+            ));
+            let outputs: Vec<_> =
+                (0..values.len()).map(|o| output(&mut p, &format!("O{o}"), dtype, &[n])).collect();
+            let body = outputs.iter().zip(values).map(|(o, v)| store(*o, &at, v)).collect();
+            p.body = vec![if vectorized { vector(i, n, body) } else { for_(i, n, body) }];
+            check(&p);
+        }
+    }
+}
+
+#[test]
+fn minima_ignore_numbers_that_are_none() {
+    let mut p = program("nan");
+    let x = input(&mut p, "X", DType::F32, &[16]);
+    let low = output(&mut p, "L", DType::F32, &[16]);
+    let high = output(&mut p, "H", DType::F32, &[16]);
+    let i = p.add_loop("i");
+    let zero_by_zero = bin(BinaryOp::Div, Expr::Const(0.0), Expr::Const(0.0));
+    let (a, b) = (load(x, &[ix(i)]), zero_by_zero);
+    p.body = vec![vector(
+        i,
+        16,
+        vec![
+            store(low, &[ix(i)], bin(BinaryOp::Min, a.clone(), b.clone())),
+            store(high, &[ix(i)], bin(BinaryOp::Max, b, a)),
+        ],
+    )];
+    check(&p);
+}
+
+#[test]
+fn every_vector_length() {
+    for dtype in DType::ALL.map(|(t, _)| t) {
+        for lanes in 1..=33 {
+            let mut p = program(&format!("length {lanes}"));
+            let a = input(&mut p, "A", dtype, &[3, lanes]);
+            let b = output(&mut p, "B", dtype, &[3, lanes]);
+            let strided = output(&mut p, "S", dtype, &[3, lanes, 1 + lanes % 3]);
+            let r = temporary(&mut p, "R", dtype, &[lanes], Scope::Register);
+            let [i, l, l2, s] = ["i", "l", "l2", "s"].map(|name| p.add_loop(name));
+            let doubled = |l| mul(Expr::Const(2.0), load(a, &[ix(i), ix(l)]));
+            p.body = vec![for_(
+                i,
+                3,
+                vec![
+                    Stmt::Alloc(r),
+                    vector(l, lanes, vec![store(r, &[ix(l)], doubled(l))]),
+                    vector(l, lanes, vec![add_to(r, &[ix(l)], load(a, &[ix(i), ix(l)]), never())]),
+                    vector(l2, lanes, vec![store(b, &[ix(i), ix(l2)], load(r, &[ix(l2)]))]),
+                    unrolled(
+                        s,
+                        1 + lanes % 3,
+                        vec![vector(l2, lanes, vec![store(strided, &[ix(i), ix(l2), ix(s)], load(b, &[ix(i), ix(l2)]))])],
+                    ),
+                ],
+            )];
+            check(&p);
+        }
+    }
+}
+
+#[test]
+fn transposing_packs() {
+    for dtype in DType::ALL.map(|(t, _)| t) {
+        for rows in 2..=16 {
+            for lanes in [4, 8, 16, 5, 13, 24] {
+                let mut p = program(&format!("transpose {rows} {lanes}"));
+                let a = input(&mut p, "A", dtype, &[rows, 3 * lanes]);
+                let b = output(&mut p, "B", dtype, &[3 * lanes, rows]);
+                let [o, l] = ["o", "l"].map(|name| p.add_loop(name));
+                let k = times(lanes, o).add(&ix(l));
+                // Backwards: the order of the group's statements does not matter.
+                let stores =
+                    (0..rows).rev().map(|i| store(b, &[k.clone(), ix(i)], load(a, &[ix(i), k.clone()]))).collect();
+                p.body = vec![for_(o, 3, vec![vector(l, lanes, stores)])];
+                check(&p);
+            }
+        }
+    }
+}
+
+#[test]
+fn strided_loads() {
+    for stride in 1..=5 {
+        for lanes in [3, 8, 16, 17] {
+            let mut p = program(&format!("stride {stride} {lanes}"));
+            let a = input(&mut p, "A", DType::F32, &[2, (lanes - 1) * stride + 1]);
+            let b = output(&mut p, "B", DType::F32, &[2, lanes]);
+            let back = output(&mut p, "Back", DType::F32, &[2, lanes]);
+            let [i, l] = ["i", "l"].map(|name| p.add_loop(name));
+            p.body = vec![for_(
+                i,
+                2,
+                vec![vector(
+                    l,
+                    lanes,
+                    vec![
+                        store(b, &[ix(i), ix(l)], load(a, &[ix(i), times(stride, l)])),
+                        store(back, &[ix(i), times(-1, l).offset(lanes - 1)], load(a, &[ix(i), times(stride, l)])),
+                    ],
+                )],
+            )];
+            check(&p);
+        }
+    }
+}
+
+/// A row of `n` with zeros around it, through a select whose other side is out of bounds.
+fn padded(n: i64, pad: i64, lanes: Option<i64>) -> tilewright_ir::Program {
+    let mut p = program(&format!("padded {n} {pad} {lanes:?}"));
+    let a = input(&mut p, "A", DType::F32, &[n]);
+    let b = output(&mut p, "B", DType::F32, &[2, n + 2 * pad]);
+    let [row, j, lane] = ["row", "j", "lane"].map(|name| p.add_loop(name));
+    let value = |at: Index| {
+        let inside = Cond::Not(Box::new(Cond::Lt(at.offset(-pad), ix(0))))
+            .and(Cond::Lt(at.offset(-pad), ix(n)))
+            .and(Cond::Lt(ix(row), ix(1)));
+        Expr::Select(
+            Box::new(inside),
+            Box::new(load(a, &[at.offset(-pad)])),
+            Box::new(Expr::FromIndex(at.sub(&ix(100)))),
+        )
+    };
+    let body = |at: Index| store(b, &[ix(row), at.clone()], value(at));
+    let columns = match lanes {
+        None => for_(j, n + 2 * pad, vec![body(ix(j))]),
+        Some(l) => for_(j, (n + 2 * pad) / l, vec![vector(lane, l, vec![body(times(l, j).add(&ix(lane)))])]),
+    };
+    p.body = vec![for_(row, 2, vec![columns])];
+    p
+}
+
+#[test]
+fn selects_guard_loads() {
+    check(&padded(20, 3, None));
+    check(&padded(26, 3, Some(16)));
+    check(&padded(26, 3, Some(8)));
+    check(&padded(20, 2, Some(12)));
+    check(&padded(19, 3, Some(5)));
+}
+
+#[test]
+fn branches() {
+    for lanes in [1, 16, 7] {
+        let n = 3 * lanes;
+        let mut p = program(&format!("branches {lanes}"));
+        let a = input(&mut p, "A", DType::F32, &[n]);
+        let b = output(&mut p, "B", DType::F32, &[n]);
+        let c = output(&mut p, "C", DType::F32, &[4, n]);
+        let [i, j, l] = ["i", "j", "l"].map(|name| p.add_loop(name));
+        let at = times(lanes, j).add(&ix(l));
+        let small = Cond::Less(Box::new(load(a, &[at.clone()])), Box::new(Expr::Const(0.25)));
+        p.body = vec![
+            for_(
+                j,
+                3,
+                vec![vector(
+                    l,
+                    lanes,
+                    vec![Stmt::If {
+                        cond: small.and(Cond::Lt(at.clone(), ix(2 * lanes))),
+                        then: vec![store(b, &[at.clone()], Expr::Const(1.0))],
+                        otherwise: vec![store(b, &[at.clone()], un(UnaryOp::Neg, load(a, &[at.clone()])))],
+                    }],
+                )],
+            ),
+            for_(
+                i,
+                4,
+                vec![for_(
+                    j,
+                    3,
+                    vec![vector(
+                        l,
+                        lanes,
+                        vec![Stmt::If {
+                            cond: Cond::Eq(ix(i), ix(2)),
+                            then: vec![store(c, &[ix(i), at.clone()], load(b, &[at.clone()]))],
+                            otherwise: vec![store(c, &[ix(i), at.clone()], Expr::FromIndex(ix(i)))],
+                        }],
+                    )],
+                )],
+            ),
+        ];
+        check(&p);
+    }
+}
+
+#[test]
+fn reductions() {
+    for (op, _) in ReduceOp::ALL {
+        for lanes in [1, 16, 9] {
+            let mut p = program(&format!("reduce {op:?} {lanes}"));
+            let a = input(&mut p, "A", DType::F32, &[23, lanes]);
+            let b = output(&mut p, "B", DType::F32, &[lanes]);
+            let all = output(&mut p, "All", DType::F32, &[1]);
+            let [i, l] = ["i", "l"].map(|name| p.add_loop(name));
+            p.body = vec![
+                for_(
+                    i,
+                    23,
+                    vec![vector(
+                        l,
+                        lanes,
+                        vec![update(b, &[ix(l)], op, load(a, &[ix(i), ix(l)]), Cond::Eq(ix(i), ix(0)))],
+                    )],
+                ),
+                // Over the lanes: must be carried out in order.
+                vector(l, lanes, vec![update(all, &[ix(0)], op, load(b, &[ix(l)]), Cond::Eq(ix(l), ix(0)))]),
+            ];
+            check(&p);
+        }
+    }
+}
+
+#[test]
+fn extents_known_at_run_time() {
+    // Triangles, with every kind of loop inside.
+    for kind in [LoopKind::Serial, LoopKind::Vectorized, LoopKind::Unrolled, LoopKind::Parallel] {
+        for n in [7, 40] {
+            let mut p = program(&format!("triangle {kind:?} {n}"));
+            let a = input(&mut p, "A", DType::F32, &[n, n]);
+            let b = output(&mut p, "B", DType::F32, &[n, n]);
+            let [i, j, z] = ["i", "j", "z"].map(|name| p.add_loop(name));
+            let extent = ix(i).smaller(&times(2, i).offset(-3));
+            p.body = vec![
+                for_(i, n, vec![for_(z, n, vec![store(b, &[ix(i), ix(z)], Expr::Const(0.0))])]),
+                for_(
+                    i,
+                    n,
+                    vec![for_kind(
+                        kind,
+                        j,
+                        extent,
+                        vec![
+                            store(b, &[ix(i), ix(j)], mul(load(a, &[ix(i), ix(j)]), Expr::Const(3.0))),
+                            add_to(b, &[ix(i), ix(j)], load(a, &[ix(j), ix(i)]), never()),
+                        ],
+                    )],
+                ),
+            ];
+            check(&p);
+        }
+    }
+}
+
+#[test]
+fn tails_of_vectors_at_run_time() {
+    for n in [1, 5, 16, 17, 31, 33, 50] {
+        let mut p = program(&format!("tail {n}"));
+        let a = input(&mut p, "A", DType::F32, &[n]);
+        let b = output(&mut p, "B", DType::F32, &[n]);
+        let c = output(&mut p, "C", DType::F32, &[n, 2]);
+        let r = temporary(&mut p, "R", DType::F32, &[16], Scope::Register);
+        let [j, l] = ["j", "l"].map(|name| p.add_loop(name));
+        let left = Index::from(16).smaller(&ix(n).sub(&times(16, j)));
+        let at = times(16, j).add(&ix(l));
+        let tail = |stmt| vector(l, left.clone(), vec![stmt]);
+        p.body = vec![for_(
+            j,
+            (n + 15) / 16,
+            vec![
+                Stmt::Alloc(r),
+                tail(store(r, &[ix(l)], load(a, &[at.clone()]))),
+                tail(add_to(r, &[ix(l)], mul(load(a, &[at.clone()]), Expr::Const(3.0)), never())),
+                tail(store(b, &[at.clone()], load(r, &[ix(l)]))),
+                tail(store(c, &[at.clone(), ix(1)], load(a, &[at.clone()]))),
+                tail(store(c, &[at.clone(), ix(0)], load(a, &[ix(n - 1).sub(&at)]))),
+            ],
+        )];
+        check(&p);
+    }
+}
+
+#[test]
+fn index_arithmetic() {
+    let n = 61;
+    for vectorized in [false, true] {
+        for d in [1, 2, 3, 7, 8, 16, -3, -4] {
+            let mut p = program(&format!("index {d} {vectorized}"));
+            let q = output(&mut p, "Q", DType::F64, &[n]);
+            let r = output(&mut p, "R", DType::F64, &[n]);
+            let s = output(&mut p, "S", DType::F64, &[n]);
+            let i = p.add_loop("i");
+            let x = times(3, i).offset(-50);
+            let atom = |a: Atom| Expr::FromIndex(Index::atom(a));
+            let body = vec![
+                store(q, &[ix(i)], atom(Atom::FloorDiv(Box::new(x.clone()), d))),
+                store(r, &[ix(i)], atom(Atom::Mod(Box::new(x.clone()), d))),
+                store(
+                    s,
+                    &[ix(i)],
+                    Expr::FromIndex(x.smaller(&ix(i)).scale(d).add(&x.larger(&times(-1, i))).add(&ix(i).floor_div(3))),
+                ),
+            ];
+            p.body = vec![if vectorized { vector(i, n, body) } else { for_(i, n, body) }];
+            check(&p);
+        }
+    }
+}
+
+#[test]
+fn irregular_lanes() {
+    // Fused loops: the place of a lane is a quotient and a remainder.
+    for (rows, cols, lanes) in [(6, 8, 16), (5, 7, 5), (4, 12, 16)] {
+        let n = rows * cols;
+        let mut p = program(&format!("fused {rows} {cols} {lanes}"));
+        let a = input(&mut p, "A", DType::F32, &[rows + 1, cols + 1]);
+        let b = output(&mut p, "B", DType::F32, &[rows, cols]);
+        let [j, l] = ["j", "l"].map(|name| p.add_loop(name));
+        let at = times(lanes, j).add(&ix(l));
+        let (row, col) = (at.floor_div(cols), at.modulo(cols));
+        let body = vec![store(b, &[row.clone(), col.clone()], load(a, &[row.offset(1), col]))];
+        p.body = vec![for_(j, (n + lanes - 1) / lanes, vec![if n % lanes == 0 {
+            vector(l, lanes, body)
+        } else {
+            vector(l, Index::from(lanes).smaller(&ix(n).sub(&times(lanes, j))), body)
+        }])];
+        check(&p);
+    }
+}
+
+#[test]
+fn parallel_loops_have_memory_of_their_own() {
+    let n = 24;
+    let mut p = program("parallel");
+    let a = input(&mut p, "A", DType::F32, &[3, n, 16]);
+    let b = output(&mut p, "B", DType::F32, &[3, n, 16]);
+    let shared = temporary(&mut p, "Shared", DType::F32, &[16], Scope::Global);
+    let own = temporary(&mut p, "Own", DType::F32, &[40, 16], Scope::Local);
+    let r = temporary(&mut p, "R", DType::F32, &[16], Scope::Register);
+    let stack = temporary(&mut p, "Stack", DType::F32, &[16], Scope::Register);
+    let [o, i, z, l, k] = ["o", "i", "z", "l", "k"].map(|name| p.add_loop(name));
+    p.body = vec![for_(
+        o,
+        3,
+        vec![
+            Stmt::Alloc(shared),
+            vector(l, 16, vec![store(shared, &[ix(l)], load(a, &[ix(o), ix(3), ix(l)]))]),
+            for_kind(
+                LoopKind::Parallel,
+                i,
+                n,
+                vec![
+                    Stmt::Alloc(own),
+                    Stmt::Alloc(r),
+                    Stmt::Alloc(stack),
+                    for_(k, 40, vec![vector(l, 16, vec![store(own, &[ix(k), ix(l)], load(a, &[ix(o), ix(i), ix(l)]))])]),
+                    vector(l, 16, vec![store(r, &[ix(l)], load(shared, &[ix(l)]))]),
+                    for_(z, 16, vec![store(stack, &[ix(z)], load(shared, &[ix(z)]))]),
+                    for_kind(
+                        LoopKind::Parallel,
+                        k,
+                        40,
+                        vec![vector(l, 16, vec![add_to(r, &[ix(l)], load(own, &[ix(k), ix(l)]), never())])],
+                    ),
+                    for_(z, 16, vec![add_to(stack, &[ix(z)], load(own, &[ix(z), ix(2)]), never())]),
+                    vector(
+                        l,
+                        16,
+                        vec![store(
+                            b,
+                            &[ix(o), ix(i), ix(l)],
+                            bin(BinaryOp::Add, load(r, &[ix(l)]), load(stack, &[ix(l)])),
+                        )],
+                    ),
+                ],
+            ),
+        ],
+    )];
+    check(&p);
+    let kernel = compile(&p, &host()).unwrap();
+    assert_eq!(kernel.scratch_bytes(2) - kernel.scratch_bytes(1), 40 * 16 * 4);
+}
+
+#[test]
+fn prepared_buffers_survive() {
+    let mut p = program("prepared");
+    let w = buffer(&mut p, "W", DType::F32, &[8, 16], Scope::Global, Role::ConstInput);
+    let y = output(&mut p, "Y", DType::F32, &[16, 8]);
+    let t = buffer(&mut p, "T", DType::F32, &[16, 8], Scope::Global, Role::Prepared);
+    let [i, j] = ["i", "j"].map(|name| p.add_loop(name));
+    p.prepare = vec![for_kind(
+        LoopKind::Parallel,
+        i,
+        16,
+        vec![for_(j, 8, vec![
+            store(t, &[ix(i), ix(j)], load(w, &[ix(j), ix(i)])),
+            add_to(t, &[ix(i), ix(j)], Expr::Const(1.0), never()),
+        ])],
+    )];
+    p.body = vec![for_(i, 16, vec![vector(j, 8, vec![store(y, &[ix(i), ix(j)], load(t, &[ix(i), ix(j)]))])])];
+    check(&p);
+}
+
+#[test]
+fn register_buffers_read_in_parts() {
+    let mut p = program("parts");
+    let a = input(&mut p, "A", DType::F32, &[32]);
+    let b = output(&mut p, "B", DType::F32, &[32]);
+    let c = output(&mut p, "C", DType::F32, &[32]);
+    let r = temporary(&mut p, "R", DType::F32, &[32], Scope::Register);
+    let odd = temporary(&mut p, "Odd", DType::F32, &[32], Scope::Register);
+    let [l, u] = ["l", "u"].map(|name| p.add_loop(name));
+    p.body = vec![
+        Stmt::Alloc(r),
+        Stmt::Alloc(odd),
+        vector(l, 32, vec![store(r, &[ix(l)], load(a, &[ix(l)]))]),
+        unrolled(u, 32, vec![add_to(r, &[ix(u)], Expr::FromIndex(ix(u)), never())]),
+        unrolled(u, 4, vec![vector(l, 8, vec![store(b, &[times(8, u).add(&ix(l))], load(r, &[times(8, u).add(&ix(l))]))])]),
+        // Accesses that straddle each other.
+        vector(l, 32, vec![store(odd, &[ix(l)], Expr::Const(0.0))]),
+        unrolled(u, 3, vec![vector(l, 8, vec![store(odd, &[times(8, u).add(&ix(l)).offset(4)], load(a, &[ix(l)]))])]),
+        vector(l, 32, vec![store(c, &[ix(l)], load(odd, &[ix(l)]))]),
+    ];
+    check(&p);
+}
+
+#[test]
+fn aliasing_is_respected_inside_a_buffer() {
+    let mut p = program("shift");
+    let a = input(&mut p, "A", DType::F32, &[64]);
+    let b = output(&mut p, "B", DType::F32, &[64]);
+    let [i, j] = ["i", "j"].map(|name| p.add_loop(name));
+    p.body = vec![
+        for_(i, 64, vec![store(b, &[ix(i)], load(a, &[ix(i)]))]),
+        for_(j, 9, vec![for_(i, 63, vec![
+            store(b, &[ix(i).offset(1)], bin(BinaryOp::Add, load(b, &[ix(i)]), Expr::Const(1.0))),
+            add_to(b, &[ix(i)], load(b, &[ix(i).offset(1)]), never()),
+            store(b, &[ix(i)], mul(load(b, &[ix(i)]), Expr::Const(0.25))),
+        ])]),
+    ];
+    check(&p);
+}
+
+#[test]
+fn thread_axes_are_refused() {
+    let mut p = program("gpu");
+    let b = output(&mut p, "B", DType::F32, &[8]);
+    let i = p.add_loop("i");
+    p.body = vec![for_kind(LoopKind::Thread(0), i, 8, vec![store(b, &[ix(i)], Expr::Const(1.0))])];
+    assert!(matches!(compile(&p, &host()), Err(CompileError::Unsupported { kind: "thread.x", .. })));
+}
+
+#[test]
+fn other_machines_are_refused() {
+    let p = Gemm::default().program();
+    let other = if cfg!(target_arch = "x86_64") { "aarch64" } else { "x86-64" };
+    assert!(matches!(compile(&p, &Target::named(other).unwrap()), Err(CompileError::NotHost { .. })));
+}
+
+#[test]
+fn text_forms() {
+    let p = Gemm::default().program();
+    let text = |what| String::from_utf8(emit(&p, &host(), what).unwrap()).unwrap();
+    assert!(text(Emit::Llvm).contains("define void @tilewright_run("));
+    assert!(!text(Emit::LlvmOptimized).contains("alloca <16 x float>"));
+    assert!(text(Emit::Asm).contains("tilewright_prepare:"));
+}
+
+/// The signal that ends a child process which runs the program once, if any.
+#[cfg(target_arch = "x86_64")]
+fn signal_of(p: &tilewright_ir::Program) -> Option<i32> {
+    let kernel = compile(p, &host()).unwrap();
+    let arguments = arguments(p);
+    // SAFETY: the child only runs the kernel on memory it holds, and leaves without cleaning up.
+    unsafe {
+        let child = libc::fork();
+        if child == 0 {
+            run(p, &kernel, &arguments, &Runtime::serial(), 1);
+            libc::_exit(0);
+        }
+        let mut status = 0;
+        libc::waitpid(child, &mut status, 0);
+        libc::WIFSIGNALED(status).then(|| libc::WTERMSIG(status))
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn division_by_zero_divides() {
+    for guarded in [false, true] {
+        let mut p = program("fault");
+        let b = output(&mut p, "B", DType::F32, &[8]);
+        let i = p.add_loop("i");
+        let faulty = Index::atom(Atom::FloorDiv(Box::new(ix(i)), 0));
+        let body = store(b, &[ix(i)], Expr::FromIndex(faulty.clone()));
+        let body = if guarded {
+            Stmt::If { cond: Cond::Lt(ix(i), ix(0)), then: vec![body], otherwise: vec![] }
+        } else {
+            body
+        };
+        p.body = vec![for_(i, 8, vec![body])];
+        assert_eq!(signal_of(&p), if guarded { None } else { Some(libc::SIGFPE) });
+    }
+}
+
+#[test]
+fn dropped_kernels_give_memory_back() {
+    let p = Gemm::default().program();
+    let resident = || -> u64 {
+        let text = std::fs::read_to_string("/proc/self/statm").expect("Linux");
+        text.split(' ').nth(1).expect("a field").parse().expect("a number")
+    };
+    let compile_some = |n| (0..n).for_each(|_| drop(compile(&p, &host()).unwrap()));
+    compile_some(50);
+    let before = resident();
+    compile_some(300);
+    let grown = resident().saturating_sub(before);
+    // Less than a page a kernel: the allocator's noise, other tests included, but no kernel kept.
+    assert!(grown < 40_000, "grew by {grown} pages");
+}

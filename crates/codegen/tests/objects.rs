@@ -1,0 +1,224 @@
+//! Objects linked into C programs: on this machine, and for AArch64 under an emulator.
+
+mod common;
+
+use std::fmt::Write;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use common::gemm::{ALayout, Gemm};
+use common::*;
+use tilewright_codegen::{Emit, emit, scratch_layout};
+use tilewright_ir::expr::{BinaryOp, Cond, Expr, UnaryOp};
+use tilewright_ir::{DType, Index, LoopKind, Program, Scope, Stmt, Target};
+
+/// A C program that reads the arguments, calls the kernel and writes the arguments.
+fn c_main(p: &Program, scratch_bytes: u64) -> String {
+    let mut sizes = String::new();
+    for (_, b) in p.arguments().chain(p.prepared()) {
+        write!(sizes, "{}, ", b.size_bytes().unwrap()).unwrap();
+    }
+    let (n_arguments, n_prepared) = (p.arguments().count(), p.prepared().count());
+    format!(
+        r#"#include <stdio.h>
+#include <stdlib.h>
+typedef struct Runtime {{
+    void *context;
+    void (*parallel_for)(void *, void (*)(void *, long, long), void *, long);
+}} Runtime;
+void tilewright_run(void **, void *, const Runtime *);
+void tilewright_prepare(void **, void *, const Runtime *);
+static void in_order(void *context, void (*body)(void *, long, long), void *env, long n) {{
+    for (long i = 0; i < n; i++) body(env, i, 0);
+}}
+static unsigned long round_up(unsigned long n) {{ return (n + 127) / 128 * 128 + 128; }}
+int main(int argc, char **argv) {{
+    static const unsigned long sizes[] = {{ {sizes} }};
+    void *buffers[{n_arguments} + {n_prepared}];
+    FILE *in = fopen(argv[1], "rb"), *out = fopen(argv[2], "wb");
+    if (argc != 3 || !in || !out) return 2;
+    for (int i = 0; i < {n_arguments} + {n_prepared}; i++) {{
+        buffers[i] = aligned_alloc(128, round_up(sizes[i]));
+        if (i < {n_arguments} && fread(buffers[i], 1, sizes[i], in) != sizes[i]) return 3;
+    }}
+    void *scratch = aligned_alloc(128, round_up({scratch_bytes}));
+    Runtime runtime = {{ 0, in_order }};
+    tilewright_prepare(buffers, scratch, &runtime);
+    tilewright_run(buffers, scratch, &runtime);
+    for (int i = 0; i < {n_arguments}; i++)
+        if (fwrite(buffers[i], 1, sizes[i], out) != sizes[i]) return 4;
+    return fclose(out) ? 5 : 0;
+}}
+"#
+    )
+}
+
+fn to_bytes(p: &Program, values: &[Vec<f64>]) -> Vec<u8> {
+    let mut out = Vec::new();
+    for ((_, b), values) in p.arguments().zip(values) {
+        for v in values {
+            match b.dtype {
+                DType::F32 => out.extend((*v as f32).to_le_bytes()),
+                DType::F64 => out.extend(v.to_le_bytes()),
+            }
+        }
+    }
+    out
+}
+
+fn from_bytes(p: &Program, bytes: &[u8]) -> Vec<Vec<f64>> {
+    let mut rest = bytes;
+    p.arguments()
+        .map(|(_, b)| {
+            let (here, after) = rest.split_at(b.size_bytes().unwrap() as usize);
+            rest = after;
+            match b.dtype {
+                DType::F32 => here.chunks(4).map(|c| f64::from(f32::from_le_bytes(c.try_into().unwrap()))).collect(),
+                DType::F64 => here.chunks(8).map(|c| f64::from_le_bytes(c.try_into().unwrap())).collect(),
+            }
+        })
+        .collect()
+}
+
+/// A folder of its own, removed on drop.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(name: &str) -> Folder {
+        let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}-{}", std::process::id()));
+        std::fs::create_dir_all(&path).unwrap();
+        Folder(path)
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+fn check_object(p: &Program, target: &Target, compiler: &str, emulator: Option<&str>, folder: &Folder) {
+    let arguments = arguments(p);
+    let mut expected = arguments.clone();
+    tilewright_ir::interp::run(p, &mut expected).unwrap_or_else(|e| panic!("{}: {e}", p.name));
+    let [source, object, program, input, output] =
+        ["main.c", "kernel.o", "program", "in", "out"].map(|name| folder.0.join(name));
+    let scratch_bytes = scratch_layout(p, target).unwrap().bytes(1);
+    std::fs::write(&source, c_main(p, scratch_bytes)).unwrap();
+    std::fs::write(&object, emit(p, target, Emit::Object).unwrap()).unwrap();
+    std::fs::write(&input, to_bytes(p, &arguments)).unwrap();
+    let mut link = Command::new(compiler);
+    link.args(["-O1", "-o"]).arg(&program).args([&source, &object]).arg("-lm");
+    if emulator.is_some() {
+        link.arg("-static");
+    }
+    let linked = link.output().unwrap();
+    assert!(linked.status.success(), "{}: {}", p.name, String::from_utf8_lossy(&linked.stderr));
+    let mut run = match emulator {
+        Some(emulator) => {
+            let mut c = Command::new(emulator);
+            c.arg(&program);
+            c
+        }
+        None => Command::new(&program),
+    };
+    let status = run.args([&input, &output]).status().unwrap();
+    assert!(status.success(), "{} on {target}: {status}", p.name);
+    compare(p, target, &from_bytes(p, &std::fs::read(&output).unwrap()), &expected);
+}
+
+/// Programs that use what differs between machines.
+fn programs(lanes: i64) -> Vec<Program> {
+    let mut all = Vec::new();
+    for dtype in [DType::F32, DType::F64] {
+        for a in [ALayout::Panels, ALayout::Rows] {
+            let lanes = if dtype == DType::F64 { lanes / 2 } else { lanes };
+            let g = Gemm {
+                dtype,
+                a,
+                lanes,
+                mr: 8,
+                nv: 2,
+                ku: 2,
+                m: 32,
+                mc: 16,
+                n: 8 * lanes,
+                nc: 4 * lanes,
+                k: 16 * lanes,
+                kc: 8 * lanes,
+                parallel: true,
+                prefetch: 4,
+                ..Gemm::default()
+            };
+            all.push(g.program());
+            all.push(Gemm { prepacked: true, parallel: false, ..g }.program());
+        }
+    }
+    for n in 1..=19 {
+        let mut p = program(&format!("mixed {n}"));
+        let x = input(&mut p, "X", DType::F32, &[n]);
+        let y = output(&mut p, "Y", DType::F32, &[n, 3]);
+        let z = output(&mut p, "Z", DType::F64, &[n]);
+        let w = temporary(&mut p, "W", DType::F32, &[n], Scope::Local);
+        let [i, l, t] = ["i", "l", "t"].map(|name| p.add_loop(name));
+        let lx = load(x, &[ix(l)]);
+        let inside = Cond::Lt(ix(l), ix(n - 2));
+        let shifted = Expr::Select(Box::new(inside), Box::new(load(x, &[ix(l).offset(2)])), Box::new(Expr::Const(-1.0)));
+        p.body = vec![
+            for_kind(
+                LoopKind::Parallel,
+                i,
+                1,
+                vec![
+                    Stmt::Alloc(w),
+                    vector(l, n, vec![store(w, &[ix(l)], un(UnaryOp::Exp, lx.clone()))]),
+                    vector(
+                        l,
+                        n,
+                        vec![
+                            store(y, &[ix(l), ix(0)], shifted),
+                            store(y, &[ix(l), ix(1)], bin(BinaryOp::Max, lx.clone(), Expr::Const(0.0))),
+                            store(y, &[ix(l), ix(2)], un(UnaryOp::Erf, load(w, &[ix(l)]))),
+                        ],
+                    ),
+                ],
+            ),
+            for_(
+                t,
+                Index::from(n),
+                vec![store(z, &[ix(t)], Expr::FromIndex(times(3, t).offset(-7).floor_div(5).add(&ix(t).modulo(3))))],
+            ),
+        ];
+        all.push(p);
+    }
+    all
+}
+
+#[test]
+fn objects_link_into_c_programs() {
+    if Command::new("cc").arg("--version").output().is_err() {
+        println!("skipped: no C compiler `cc`");
+        return;
+    }
+    let folder = Folder::new("host");
+    for p in programs(16).iter().step_by(5) {
+        check_object(p, &host(), "cc", None, &folder);
+    }
+}
+
+#[test]
+fn aarch64_objects_run_under_qemu() {
+    let [compiler, emulator] = ["aarch64-linux-gnu-gcc", "qemu-aarch64"];
+    for tool in [compiler, emulator] {
+        if Command::new(tool).arg("--version").output().is_err() {
+            println!("skipped: no `{tool}` (Debian: gcc-aarch64-linux-gnu, qemu-user)");
+            return;
+        }
+    }
+    let folder = Folder::new("aarch64");
+    for name in ["aarch64", "cortex-a53"] {
+        for p in &programs(4) {
+            check_object(p, &Target::named(name).unwrap(), compiler, Some(emulator), &folder);
+        }
+    }
+}

@@ -1,0 +1,289 @@
+//! The trusted evaluator, against the interpreter, and the tolerance.
+
+mod common;
+
+use common::{Conv, Random, arguments, conv2d, matmul, matmul_transposed, only, program, softmax};
+use std::time::Instant;
+use tilewright_ir::interp::{Fault, run};
+use tilewright_ir::reference::{Tolerance, evaluate, random_input};
+use tilewright_ir::{DType, Program};
+
+/// Compares with the interpreter on the same program in `f64`, where only the order of sums differs.
+#[track_caller]
+fn check(program: &Program, seed: u64) {
+    let mut in_f64 = program.clone();
+    in_f64.buffers.iter_mut().for_each(|b| b.dtype = DType::F64);
+    let mut all = arguments(program, seed);
+    let inputs = only(program, &all, false);
+    let expected = run(&in_f64, &mut all).map(|()| only(program, &all, true));
+    for n_threads in [1, 3] {
+        match (evaluate(program, &inputs, n_threads), &expected) {
+            (Ok(got), Ok(expected)) => {
+                for (got, expected) in got.iter().zip(expected) {
+                    let tolerance = Tolerance { abs: 1e-11, rel: 1e-11 };
+                    tolerance.compare(got, expected).unwrap_or_else(|m| panic!("seed {seed}: {m}\n{program}"));
+                }
+            }
+            (Err(got), Err(expected)) => {
+                let kind = std::mem::discriminant::<Fault>;
+                assert_eq!(kind(&got), kind(expected), "seed {seed}: {got} / {expected}\n{program}");
+            }
+            (got, expected) => {
+                panic!("seed {seed}: {:?} / {:?}\n{program}", got.map(drop), expected.clone().map(drop))
+            }
+        }
+    }
+}
+
+#[test]
+fn operators_agree_with_the_interpreter() {
+    for (m, n, k) in [(1, 1, 1), (1, 300, 7), (300, 1, 70), (17, 33, 129), (70, 5, 3), (2, 2, 200), (67, 259, 70)] {
+        check(&matmul("f32", m, n, k), 1);
+        check(&matmul_transposed(m, n, k), 2);
+    }
+    check(&conv2d(Conv { c: 3, h: 11, w: 9, k: 5, r: 3, stride: 1, pad: 1 }), 3);
+    check(&conv2d(Conv { c: 2, h: 12, w: 13, k: 3, r: 5, stride: 2, pad: 2 }), 4);
+    check(&conv2d(Conv { c: 70, h: 3, w: 3, k: 66, r: 1, stride: 1, pad: 0 }), 5);
+    check(&softmax(9, 31), 6);
+}
+
+/// A random nest: an output of some axes, a reduction over others, a random value of random loads.
+fn random_nest(random: &mut Random) -> Program {
+    let extents = (0..5).map(|_| random.pick(&[1, 2, 3, 5, 8, 13])).collect::<Vec<i64>>();
+    let n_parallel = random.below(4);
+    let n_reduction = random.below(3);
+    let axes = ["a", "b", "c", "d", "e"];
+    let (parallel, reduction) = (&axes[..n_parallel], &axes[3..3 + n_reduction]);
+    let mut order = parallel.iter().chain(reduction).copied().collect::<Vec<_>>();
+    for i in (1..order.len()).rev() {
+        order.swap(i, random.below(i + 1));
+    }
+    let extent = |axis: &str| extents[axes.iter().position(|a| *a == axis).unwrap()];
+    let mut inputs = String::new();
+    let subscript = |random: &mut Random| {
+        let used = order.iter().copied().filter(|_| random.chance(60)).collect::<Vec<_>>();
+        if used.is_empty() {
+            return ("0".to_owned(), 1);
+        }
+        let (text, most) = used.iter().fold((String::new(), 0), |(text, most), axis| {
+            let c = random.pick(&[1, 1, 1, 2, 3]);
+            (format!("{text}{}{c}*{axis}", if text.is_empty() { "" } else { " + " }), most + c * (extent(axis) - 1))
+        });
+        match random.below(6) {
+            0 => (format!("({text}) // 2"), most / 2 + 1),
+            1 => (format!("({text}) % 3"), 3),
+            2 => (format!("{most} - ({text})"), most + 1),
+            3 => (format!("min({text}, 4)"), most.min(4) + 1),
+            // Now and then one too few.
+            4 if random.chance(20) => (text, most.max(1)),
+            _ => (text, most + 1),
+        }
+    };
+    let mut load = |random: &mut Random, name: &str| {
+        let dims = (0..1 + random.below(3)).map(|_| subscript(random)).collect::<Vec<_>>();
+        let join = |parts: Vec<String>| parts.join(", ");
+        let shape = join(dims.iter().map(|(_, n)| n.to_string()).collect());
+        inputs += &format!("buffer {name}: f32[{shape}] global input ");
+        format!("{name}[{}]", join(dims.into_iter().map(|(s, _)| s).collect()))
+    };
+    let (x, y, z) = (load(random, "X"), load(random, "Y"), load(random, "Z"));
+    let (i, j) = (subscript(random).0, subscript(random).0);
+    let value = random.pick(&[
+        format!("{x} * {y}"),
+        x.clone(),
+        format!("exp({x}) - {y} / {z}"),
+        format!("select({i} < {j}, {x}, {y})"),
+        format!("select({i} < 4 && not({j} == 2) && less({x}, {y}), {z}, tanh({x}))"),
+        format!("max(min({x}, {y}), {z}) + index({i})"),
+        format!("select(2 < {i}, X[{}], 1.5)", vec![format!("{i} - 3"); x.matches(',').count() + 1].join(", ")),
+    ]);
+    let zero = reduction.iter().map(|r| format!("{r} == 0")).collect::<Vec<_>>().join(" && ");
+    let first = if zero.is_empty() { "true".to_owned() } else { zero };
+    let mut out = parallel.iter().map(|a| ((*a).to_owned(), extent(a))).collect::<Vec<_>>();
+    if random.chance(30) && out.len() > 1 {
+        let ((a, na), (b, nb)) = (out.remove(0), out.remove(0));
+        out.push((format!("{nb}*{a} + {b}"), na * nb));
+    }
+    if random.chance(30) {
+        out.reverse();
+    }
+    let out_text = |with: &dyn Fn(&(String, i64)) -> String| out.iter().map(with).collect::<Vec<_>>().join(", ");
+    let (index, shape) = (out_text(&|o| o.0.clone()), out_text(&|o| o.1.to_string()));
+    let op = random.pick(&["+=", "max=", "min=", "+="]);
+    let nest = |inner: &str| {
+        let loops = order.iter().map(|a| format!("for {a} in {} {{ ", extent(a))).collect::<String>();
+        format!("{loops}{inner}{}", " }".repeat(order.len()))
+    };
+    let mut body = if reduction.is_empty() && random.chance(50) {
+        nest(&format!("O[{index}] = {value}"))
+    } else {
+        nest(&format!("O[{index}] {op} {value} first {first}"))
+    };
+    if random.chance(30) {
+        body += &format!(" {}", nest(&format!("O[{index}] {op} {x} first never")));
+    }
+    program(&format!(
+        "program \"random\" {inputs} buffer O: f32[{shape}] global output loops a, b, c, d, e run {{ {body} }}"
+    ))
+}
+
+#[test]
+fn random_nests_agree_with_the_interpreter() {
+    for seed in 0..1500 {
+        check(&random_nest(&mut Random::new(seed)), seed);
+    }
+}
+
+#[test]
+fn other_forms_take_the_slow_path() {
+    let body = "
+        for a in 3 { alloc T for b in 4 { T[b] = X[a, b] } for b in 4 { O[a, b] = T[3 - b] * 2.0 } }
+        for a in 3 { if a == 1 { for b in a + 3 { O[a, b] += 1.0 first never } } }
+        for b in 4 { for a in 3 { O[1, b] max= X[a, b] first never } }";
+    check(
+        &program(&format!(
+            "program \"p\" buffer X: f32[3, 4] global input buffer O: f32[3, 4] global output
+            buffer T: f32[4] local temporary loops a, b run {{ {body} }}"
+        )),
+        1,
+    );
+    // A prepared copy of a constant.
+    check(
+        &program(
+            "program \"p\" buffer X: f32[3, 4] global const buffer O: f32[3, 4] global output
+            buffer W: f32[4, 3] global prepared loops a, b
+            prepare { for a in 3 { for b in 4 { W[b, a] = X[a, b] } } }
+            run { for a in 3 { for b in 4 { O[a, b] = W[b, a] } } }",
+        ),
+        1,
+    );
+}
+
+#[test]
+fn faults_are_found() {
+    let faults = [
+        ("for a in 4 { O[a] = X[a + 1] }", "X[4] is outside X[4] at a=3"),
+        ("for a in 4 { O[a] = select(a < 1, X[a], X[2*a - 3]) }", "X[-1] is outside X[4] at a=1"),
+        ("for a in 4 { O[a] = X[a // 0] }", "division by zero in a // 0 at a=0"),
+        ("for a in 3 { O[a] = X[a] }", "O[3] is never written"),
+        ("for a in 4 { O[a] += X[a] first never }", "O[0] is read before it is written at a=0"),
+        ("for a in 4 { O[a] = O[a] }", "O[0] is read before it is written at a=0"),
+        ("O[0] = X[b]", "loop variable b is used outside its loop"),
+    ];
+    for (body, expected) in faults {
+        let program = program(&format!(
+            "program \"p\" buffer X: f32[4] global input buffer O: f32[4] global output loops a, b run {{ {body} }}"
+        ));
+        let got = evaluate(&program, &[vec![1.0; 4]], 2).map_err(|f| f.to_string());
+        assert_eq!(got, Err(expected.to_owned()), "{body}");
+    }
+    let program = matmul("f32", 2, 2, 2);
+    assert_eq!(evaluate(&program, &[], 1), Err(Fault::ArgumentCount { expected: 2, got: 0 }));
+    let short = [vec![0.0; 4], vec![0.0; 3]];
+    let fault = Fault::ArgumentLength { buffer: "B".into(), expected: 4, got: 3 };
+    assert_eq!(evaluate(&program, &short, 1), Err(fault));
+}
+
+#[test]
+fn inputs_are_as_documented() {
+    let values = random_input(5, 10_000).collect::<Vec<_>>();
+    assert!(values.iter().all(|x| (0.5..1.5).contains(&x.abs()) && f64::from(*x as f32) == *x));
+    let mean = values.iter().sum::<f64>() / 1e4;
+    let square = values.iter().map(|x| x * x).sum::<f64>() / 1e4;
+    assert!(mean.abs() < 0.05 && (square - 1.0833).abs() < 0.02, "{mean} {square}");
+    assert!(values.iter().copied().eq(random_input(5, 10_000)) && !values.iter().copied().eq(random_input(6, 10_000)));
+}
+
+/// Dot products of length `k` in `f32`, by a plain sum and by sums in 16 lanes, against the trusted ones.
+#[test]
+fn tolerance_lets_rounding_pass_and_finds_one_wrong_product() {
+    for (k, n) in [(1usize, 2000usize), (7, 2000), (129, 2000), (1024, 1000), (4096, 500), (65536, 60)] {
+        let tolerance = Tolerance::for_program(&matmul("f32", n as i64, 1, k as i64));
+        let a = random_input(k as u64, n * k).collect::<Vec<_>>();
+        let b = random_input(k as u64 + 1, k).collect::<Vec<_>>();
+        let mut outs = [Vec::new(), Vec::new(), Vec::new()];
+        let mut trusted = Vec::new();
+        for row in a.chunks(k) {
+            trusted.push(row.iter().zip(&b).map(|(x, y)| x * y).sum::<f64>());
+            let (mut plain, mut fused, mut lanes) = (0f32, 0f32, [0f32; 16]);
+            for (i, (x, y)) in row.iter().zip(&b).enumerate() {
+                let (x, y) = (*x as f32, *y as f32);
+                plain += x * y;
+                fused = x.mul_add(y, fused);
+                lanes[i % 16] += x * y;
+            }
+            outs[0].push(plain);
+            outs[1].push(fused);
+            outs[2].push(lanes.iter().sum());
+        }
+        for out in outs {
+            tolerance.compare(&out, &trusted).unwrap_or_else(|m| panic!("k = {k}: {m} {tolerance:?}"));
+            // The smallest error that leaving out a product can make.
+            let mut wrong = out.clone();
+            wrong[n / 2] += 0.25 * out[n / 2].signum();
+            let found = tolerance.compare(&wrong, &trusted).unwrap_err();
+            assert_eq!((found.n_wrong, found.first), (1, n / 2), "k = {k}");
+        }
+    }
+}
+
+#[test]
+fn comparisons_see_nan_and_infinity() {
+    let tolerance = Tolerance { abs: 0.1, rel: 0.0 };
+    assert_eq!(tolerance.compare(&[1.05f32, f32::INFINITY], &[1.0, f64::INFINITY]), Ok(()));
+    for (got, expected) in [(f64::NAN, 1.0), (f64::NAN, f64::NAN), (1.0, f64::INFINITY), (1.2, 1.0), (1.0, f64::NAN)] {
+        let m = tolerance.compare(&[1.0, got, 1.0], &[1.0, expected, 1.0]).unwrap_err();
+        assert_eq!((m.n_wrong, m.first), (1, 1));
+    }
+    let m = tolerance.compare(&[5.0, 1.0, 3.0], &[1.0, 1.0, 1.0]).unwrap_err();
+    assert_eq!((m.n_wrong, m.first, m.got, m.expected, m.max_error), (2, 0, 5.0, 1.0, 4.0));
+}
+
+/// `f32` results of whole programs stay within the tolerance, and not by far too much.
+#[test]
+fn tolerance_fits_programs_of_several_stages() {
+    let programs = [
+        matmul("f32", 30, 40, 50),
+        matmul("f64", 30, 40, 50),
+        conv2d(Conv { c: 16, h: 10, w: 10, k: 8, r: 3, stride: 1, pad: 1 }),
+        softmax(40, 100),
+    ];
+    for program in programs {
+        let mut all = arguments(&program, 9);
+        let trusted = evaluate(&program, &only(&program, &all, false), 2).unwrap();
+        run(&program, &mut all).unwrap();
+        let tolerance = Tolerance::for_program(&program);
+        for (got, trusted) in only(&program, &all, true).iter().zip(&trusted) {
+            tolerance.compare(got, trusted).unwrap_or_else(|m| panic!("{}: {m} {tolerance:?}", program.name));
+            let largest = trusted.iter().fold(0f64, |m, x| m.max(x.abs()));
+            assert!(tolerance.abs + tolerance.rel * largest < largest / 100.0, "{}: {tolerance:?}", program.name);
+        }
+    }
+}
+
+/// Prints times; not a test of them.
+#[test]
+#[ignore = "a measurement"]
+fn times() {
+    let conv = |c, h, k, r, stride, pad| conv2d(Conv { c, h, w: h, k, r, stride, pad });
+    let programs = [
+        ("matmul 1024", matmul("f32", 1024, 1024, 1024)),
+        ("matmul 1024 transposed", matmul_transposed(1024, 1024, 1024)),
+        ("matmul 2048", matmul("f32", 2048, 2048, 2048)),
+        ("matmul 1x4096x4096", matmul("f32", 1, 4096, 4096)),
+        ("matmul 4096x1x4096", matmul("f32", 4096, 1, 4096)),
+        ("matmul 64x3072x768", matmul("f32", 64, 3072, 768)),
+        ("resnet C1", conv(3, 224, 64, 7, 2, 3)),
+        ("resnet C2", conv(64, 56, 64, 3, 1, 1)),
+        ("resnet C12", conv(512, 7, 512, 3, 1, 1)),
+        ("softmax 1024", softmax(1024, 1024)),
+    ];
+    for (name, program) in programs {
+        let inputs = only(&program, &arguments(&program, 1), false);
+        for n_threads in [1, 2] {
+            let start = Instant::now();
+            evaluate(&program, &inputs, n_threads).unwrap();
+            println!("{name}: {:.3} s on {n_threads} threads", start.elapsed().as_secs_f64());
+        }
+    }
+}

@@ -1,0 +1,317 @@
+//! Random programs and random legal steps: what is computed stays the same after every step and after lowering.
+//!
+//! `TILEWRIGHT_CASES=20000` makes a long run of it, `TILEWRIGHT_SEED=…` repeats one. A failure is shrunk and printed
+//! as a case for `tests/golden`.
+
+mod sources;
+
+use proptest::prelude::*;
+use proptest::test_runner::{Config, RngAlgorithm, TestCaseError, TestError, TestRng, TestRunner};
+use sources::{SOURCES, difference, is_exact, outputs, reversed};
+use std::collections::BTreeMap;
+use std::hash::{BuildHasher, RandomState};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Mutex;
+use tilewright_ir::schedule::{LayoutAxis, Tail, apply, parse_steps};
+use tilewright_ir::{LoopKind, Program, Role, Step, Stmt, lower, text, verify};
+
+/// Cases of one run in plain `cargo test`: about a second for both runs.
+const CASES: u32 = 150;
+const FIXED_SEED: u64 = 1;
+/// Iterations after which a program is no longer interpreted, and the step that made it so long is left out.
+const LONGEST: u64 = 400_000;
+
+/// Numbers that choose a step for whatever program there is; small ones choose simple things, for shrinking.
+type Draw = [u16; 6];
+
+#[derive(Clone, Debug)]
+struct Case {
+    source: String,
+    draws: Vec<Draw>,
+}
+
+fn cases() -> impl Strategy<Value = Case> {
+    let matmul = (1..14i64, 1..14i64, 1..12i64, 0..4usize).prop_map(|(m, n, k, which)| {
+        let more = ["", ",const=b", ",dtype=f64", ",dtype=f64,const=a"][which];
+        format!("matmul:m={m},n={n},k={k}{more}")
+    });
+    let other = (0..SOURCES.len(), prop::array::uniform3(1..12i64), any::<bool>()).prop_map(|(at, sizes, wide)| {
+        let source = &SOURCES[at];
+        let given: Vec<String> = source.sizes.iter().zip(sizes).map(|(name, n)| format!("{name}={n}")).collect();
+        format!("{}:{}{}", source.name, given.join(","), if wide { ",dtype=f64" } else { "" })
+    });
+    let source = prop_oneof![3 => matmul, 10 => other];
+    (source, prop::collection::vec(any::<Draw>(), 0..18)).prop_map(|(source, draws)| Case { source, draws })
+}
+
+/// A loop of a program, and where it stands.
+struct Place {
+    name: String,
+    extent: Option<i64>,
+    /// The loops perfectly nested inside it, next one first.
+    nested: Vec<String>,
+    innermost: bool,
+    reads: Vec<u32>,
+    updates: Vec<u32>,
+}
+
+fn places(program: &Program) -> Vec<Place> {
+    let mut found: Vec<Place> = Vec::new();
+    for s in program.prepare.iter().chain(&program.body) {
+        s.walk(&mut |s| {
+            let Stmt::For(l) = s else { return };
+            let (mut nested, mut body) = (Vec::new(), &l.body);
+            while let [Stmt::For(inner)] = body.as_slice() {
+                nested.push(program.loop_name(inner.var).to_owned());
+                body = &inner.body;
+            }
+            let (mut reads, mut updates) = (Vec::new(), Vec::new());
+            s.walk(&mut |s| {
+                s.for_each_own_read(&mut |b, _| reads.push(b.0));
+                if let Stmt::Update { buffer, .. } = s {
+                    updates.push(buffer.0);
+                }
+            });
+            let innermost = !l.body.iter().any(|s| s.blocks().next().is_some());
+            let name = program.loop_name(l.var).to_owned();
+            found.push(Place { name, extent: l.extent.as_const(), nested, innermost, reads, updates });
+        });
+    }
+    found
+}
+
+/// The step that numbers choose; loops and buffers are mostly ones that fit.
+fn choose(program: &Program, draw: Draw, number: usize) -> Option<Step> {
+    let [kind, a, b, c, d, e] = draw.map(usize::from);
+    let all = places(program);
+    // One in eight loops is any loop.
+    let among = |n: usize, fits: &dyn Fn(&Place) -> bool| -> Option<&Place> {
+        let fitting: Vec<&Place> = all.iter().filter(|p| n % 8 == 7 || fits(p)).collect();
+        fitting.get((n / 8) % fitting.len().max(1)).copied()
+    };
+    let any_loop = |n: usize| among(n, &|_| true).map(|p| p.name.clone());
+    let buffer = |n: usize, fits: &dyn Fn(u32) -> bool| -> Option<u32> {
+        let fitting: Vec<u32> = (0..program.buffers.len() as u32).filter(|&b| n % 8 == 7 || fits(b)).collect();
+        fitting.get((n / 8) % fitting.len().max(1)).copied()
+    };
+    let name_of = |b: u32| program.buffers[b as usize].name.clone();
+    let role_of = |b: u32| program.buffers[b as usize].role;
+    let new = |letter: &str| format!("{letter}{number}");
+    Some(match kind % 100 {
+        0..22 => {
+            let target = among(a, &|p| p.extent != Some(1))?;
+            let factor = match b % 8 {
+                0 => 2,
+                1 => 4,
+                2 => 3,
+                3 => 8,
+                4 => 5,
+                5 => target.extent.unwrap_or(7),
+                6 => 1,
+                _ => (c % 20) as i64,
+            };
+            let tail = [Tail::Exact, Tail::Shrink, Tail::Shrink, Tail::Guard][d % 4];
+            Step::Split { target: target.name.clone(), factor, tail, outer: new("o"), inner: new("l") }
+        }
+        22..38 => {
+            let outer = among(a, &|p| !p.nested.is_empty())?;
+            let mut loops: Vec<String> = [&outer.name].into_iter().chain(&outer.nested).cloned().collect();
+            loops.truncate(2 + b % 4);
+            let mut mixed = Vec::new();
+            let mut numbers = [c, d, e].into_iter().cycle();
+            while !loops.is_empty() {
+                mixed.push(loops.remove((loops.len() - 1).min(numbers.next()? % loops.len())));
+            }
+            if b % 16 == 15 {
+                mixed.extend(any_loop(e));
+            }
+            Step::Reorder { loops: mixed }
+        }
+        38..44 => {
+            let outer = among(a, &|p| !p.nested.is_empty())?;
+            let inner = if b % 8 == 7 { any_loop(c)? } else { outer.nested.first()?.clone() };
+            Step::Fuse { outer: outer.name.clone(), inner, fused: new("f") }
+        }
+        44..52 => Step::Vectorize { target: among(a, &|p| p.innermost)?.name.clone() },
+        52..58 => Step::Unroll { target: any_loop(a)? },
+        58..64 => Step::Parallel { target: any_loop(a)? },
+        64..67 => Step::Bind { target: any_loop(a)?, axis: LoopKind::ALL[4 + b % 6].0 },
+        67..77 => {
+            let buffer = buffer(a, &|b| all.iter().any(|p| p.reads.contains(&b)))?;
+            let at = if b % 5 == 0 { None } else { Some(among(c, &|p| p.reads.contains(&buffer))?.name.clone()) };
+            let rank = program.buffers[buffer as usize].shape.len();
+            let mut layout: Vec<LayoutAxis> = Vec::new();
+            for dim in 0..rank {
+                let tile = [4, 2, 3, 8, 5, 1, 16, 7][(e >> (3 * dim)) % 8] as i64;
+                let at = (d >> (4 * dim)) % (layout.len() + 1);
+                if (d >> (4 * dim + 2)) % 2 == 0 {
+                    layout.insert(at, LayoutAxis::Whole(dim));
+                } else {
+                    layout.insert(at, LayoutAxis::Outer(dim, tile));
+                    let inner = at + 1 + (e >> dim) % (layout.len() - at);
+                    layout.insert(inner, LayoutAxis::Inner(dim, tile));
+                }
+            }
+            Step::Stage { buffer: name_of(buffer), at, name: new("S"), layout, shared: kind >= 60000 }
+        }
+        77..86 => {
+            let buffer = buffer(a, &|b| all.iter().any(|p| p.updates.contains(&b)))?;
+            let at = among(b, &|p| p.updates.contains(&buffer))?.name.clone();
+            Step::Accumulate { buffer: name_of(buffer), at, name: new("R") }
+        }
+        86..94 => {
+            let buffer = buffer(a, &|b| role_of(b) == Role::Temporary)?;
+            let at = among(b, &|p| p.reads.contains(&buffer))?.name.clone();
+            Step::ComputeAt { buffer: name_of(buffer), at }
+        }
+        94..97 => Step::Inline { buffer: name_of(buffer(a, &|b| role_of(b) == Role::Temporary)?) },
+        _ => {
+            let buffer = buffer(a, &|_| true)?;
+            let at = among(b, &|p| p.reads.contains(&buffer) || p.updates.contains(&buffer))?.name.clone();
+            Step::Prefetch { buffer: name_of(buffer), at, ahead: (c % 4) as i64 }
+        }
+    })
+}
+
+/// Legal steps and tries, by the step's first word.
+static TRIED: Mutex<BTreeMap<String, (u64, u64)>> = Mutex::new(BTreeMap::new());
+
+fn check(case: &Case) -> Result<(), TestCaseError> {
+    let mut steps: Vec<Step> = Vec::new();
+    let checked = catch_unwind(AssertUnwindSafe(|| check_steps(case, &mut steps)));
+    let why = match checked {
+        Ok(Ok(())) => return Ok(()),
+        Ok(Err(why)) => why,
+        Err(panic) => match panic.downcast::<String>() {
+            Ok(text) => *text,
+            Err(panic) => panic.downcast::<&str>().map_or("a panic".to_owned(), |text| (*text).to_owned()),
+        },
+    };
+    let lines: String = steps.iter().map(|s| format!("{s}\n")).collect();
+    Err(TestCaseError::fail(format!("{why}\n--- program\n{}\n--- steps\n{lines}", case.source)))
+}
+
+fn check_steps(case: &Case, steps: &mut Vec<Step>) -> Result<(), String> {
+    let source = sources::program(&case.source);
+    verify::verify(&source).map_err(|e| e.to_string())?;
+    let expected = outputs(&source, LONGEST).expect("sources are small");
+    let tolerance = match (is_exact(&case.source), case.source.ends_with("dtype=f64")) {
+        (true, _) => 0.0,
+        (false, true) => 1e-13,
+        (false, false) => 1e-5,
+    };
+    let same = |program: &Program, what: &str| -> Result<bool, String> {
+        let Some(got) = outputs(program, LONGEST) else { return Ok(false) };
+        match difference(&got, &expected, tolerance) {
+            None => Ok(true),
+            Some(how) => Err(format!("{what}: {how}\n{program}")),
+        }
+    };
+    let mut program = source;
+    for (number, draw) in case.draws.iter().enumerate() {
+        let Some(step) = choose(&program, *draw, number) else { continue };
+        let line = step.to_string();
+        match parse_steps(&line) {
+            Ok(read) if read == [step.clone()] => {}
+            read => return Err(format!("`{line}` is read as {read:?}")),
+        }
+        let word = line.split(' ').next().unwrap_or("").to_owned();
+        let mut count = |legal| {
+            let mut tried = TRIED.lock().expect("no panic inside");
+            let (n_legal, n_tries) = tried.entry(word.clone()).or_default();
+            *n_legal += u64::from(legal);
+            *n_tries += 1;
+        };
+        steps.push(step);
+        let next = match apply(&program, steps.last().expect("just pushed")) {
+            Ok(next) => next,
+            Err(why) => {
+                count(false);
+                let why = why.to_string();
+                if why.contains('\n') || why.len() > 400 {
+                    return Err(format!("not one clear line: {why}"));
+                }
+                steps.pop();
+                continue;
+            }
+        };
+        count(true);
+        verify::verify(&next).map_err(|e| format!("{e}\n{next}"))?;
+        let printed = next.to_string();
+        match text::parse(&printed) {
+            Ok(read) if read == next => {}
+            read => return Err(format!("the text is read as {read:?}\n{printed}")),
+        }
+        if same(&next, "scheduled")? {
+            program = next;
+        } else {
+            steps.pop();
+        }
+    }
+    same(&reversed(&program), "with parallel and vectorized loops reversed")?;
+    let lowered = lower::lower(&program);
+    verify::verify(&lowered).map_err(|e| format!("lowered: {e}\n{lowered}"))?;
+    let mut odd = None;
+    for s in lowered.prepare.iter().chain(&lowered.body) {
+        s.walk(&mut |s| match s {
+            Stmt::For(l) if l.kind == LoopKind::Unrolled => odd = Some("unrolled loop left"),
+            Stmt::For(l) if l.kind == LoopKind::Vectorized && l.extent.as_const().is_none() => {
+                odd = Some("vectorized loop of unknown extent left")
+            }
+            _ => {}
+        });
+    }
+    if let Some(odd) = odd {
+        return Err(format!("lowered: {odd}\n{lowered}"));
+    }
+    same(&lowered, "lowered")?;
+    same(&reversed(&lowered), "lowered, with parallel and vectorized loops reversed")?;
+    Ok(())
+}
+
+/// A number from the environment.
+fn from_environment(name: &str) -> Option<u64> {
+    std::env::var(name).ok().map(|v| v.parse().unwrap_or_else(|_| panic!("{name}={v} is not a number")))
+}
+
+fn run(seed: u64, cases_wanted: u32) {
+    let mut bytes = [0; 32];
+    bytes[..8].copy_from_slice(&seed.to_le_bytes());
+    let config = Config { cases: cases_wanted, failure_persistence: None, max_shrink_iters: 20_000, ..Config::default() };
+    let mut runner = TestRunner::new_with_rng(config, TestRng::from_seed(RngAlgorithm::ChaCha, &bytes));
+    let result = runner.run(&cases(), |case| check(&case));
+    if let Err(TestError::Fail(why, _) | TestError::Abort(why)) = result {
+        let repro = format!(
+            "repro: TILEWRIGHT_SEED={seed} TILEWRIGHT_CASES={cases_wanted} \
+             cargo test -p tilewright-ir --test schedule_properties"
+        );
+        panic!("{why}\n{repro}");
+    }
+}
+
+#[test]
+fn legal_steps_change_nothing_that_is_computed() {
+    // Panics inside a case are caught, shrunk and reported once.
+    std::panic::set_hook(Box::new(|info| {
+        if std::thread::current().name().is_some_and(|n| n.contains("legal_steps")) && info.location().is_some() {
+            return;
+        }
+        eprintln!("{info}");
+    }));
+    let n = from_environment("TILEWRIGHT_CASES").map(|n| n as u32);
+    let result = catch_unwind(|| match from_environment("TILEWRIGHT_SEED") {
+        Some(seed) => run(seed, n.unwrap_or(CASES)),
+        None => {
+            run(FIXED_SEED, CASES);
+            run(RandomState::new().hash_one(()), n.unwrap_or(CASES));
+        }
+    });
+    let _ = std::panic::take_hook();
+    if let Err(panic) = result {
+        std::panic::resume_unwind(panic);
+    }
+    for (word, (legal, tried)) in &*TRIED.lock().expect("no panic inside") {
+        println!("{word}: {legal} of {tried} legal");
+        assert!(*legal > 0 || n.is_none(), "no {word} step was legal");
+    }
+}
