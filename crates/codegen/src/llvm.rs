@@ -12,8 +12,8 @@ mod value;
 
 use std::time::Instant;
 
-use tilewright_ir::target::Target;
 use tilewright_ir::Program;
+use tilewright_ir::target::Target;
 
 pub use machine::{host_arch, host_cpu, llvm_version};
 
@@ -24,7 +24,7 @@ use plan::ScratchLayout;
 /// The passes that code goes through before instruction selection.
 ///
 /// The generator hoists, reuses loads and unrolls by itself, so turning stack slots into values is all that is needed:
-/// no longer list gave faster code for matrix products (AMD Zen 5, July 2026), and `default<O2>` takes 10 ms more.
+/// no longer list gave faster code for matrix products (AMD Zen 5, November 2026), and `default<O2>` takes 10 ms more.
 const PASSES: &str = "function(mem2reg)";
 
 /// What compiling gives: the bytes asked for, and how the scratch memory is laid out.

@@ -141,7 +141,7 @@ pub fn load(object: &[u8], arch: Arch) -> Result<Code, CompileError> {
 
     // Code first, then stubs for external functions, then, from a page of its own, everything else.
     let mut len = 0;
-    let mut lay_out = |sections: &mut [Section], executable: bool, len: &mut usize| {
+    let lay_out = |sections: &mut [Section], executable: bool, len: &mut usize| {
         for s in sections.iter_mut() {
             if s.flags & SHF_ALLOC != 0 && (s.flags & SHF_EXECINSTR != 0) == executable {
                 *len = len.next_multiple_of(s.align as usize);
@@ -248,11 +248,6 @@ impl Code {
         // SAFETY: symbols lie inside the mapping.
         Some(unsafe { self.memory.as_ptr().add(*place) })
     }
-
-    /// Bytes of memory held.
-    pub fn n_bytes(&self) -> usize {
-        self.len
-    }
 }
 
 /// Code that jumps to an address anywhere.
@@ -271,49 +266,34 @@ fn stub(arch: Arch, to: usize) -> [u8; STUB_BYTES] {
 /// Fills in a field whose value is known now that everything has its place.
 fn relocate(arch: Arch, kind: u32, field: &mut [u8], value: i64, place: i64) -> Result<(), CompileError> {
     let relative = value.wrapping_sub(place);
-    let unknown = || CompileError::Object(format!("relocation {kind}"));
-    let narrow = |v: i64| i32::try_from(v).map_err(|_| broken("relocation out of range"));
-    if field.len() < 8 && !(field.len() >= 4) {
-        return Err(broken("relocation's place"));
-    }
-    let mut put32 = |v: u32| field[..4].copy_from_slice(&v.to_le_bytes());
-    match arch {
-        Arch::X86_64 => match kind {
-            // R_X86_64_64
-            1 => field.get_mut(..8).ok_or(broken("relocation's place"))?.copy_from_slice(&value.to_le_bytes()),
-            // R_X86_64_PC32, R_X86_64_PLT32
-            2 | 4 => put32(narrow(relative)? as u32),
-            // R_X86_64_PC64
-            24 => field.get_mut(..8).ok_or(broken("relocation's place"))?.copy_from_slice(&relative.to_le_bytes()),
-            _ => return Err(unknown()),
-        },
-        Arch::Aarch64 => {
-            let old = u32::from_le_bytes(field[..4].try_into().expect("four bytes"));
-            let mut put32 = |v: u32| field[..4].copy_from_slice(&v.to_le_bytes());
-            let low = |shift: u32| old & !(0xfff << 10) | ((value as u32 & 0xfff) >> shift) << 10;
-            match kind {
-                // R_AARCH64_ABS64
-                257 => field.get_mut(..8).ok_or(broken("relocation's place"))?.copy_from_slice(&value.to_le_bytes()),
-                // R_AARCH64_PREL32
-                261 => put32(narrow(relative)? as u32),
-                // R_AARCH64_ADR_PREL_PG_HI21
-                275 => {
-                    let pages = narrow((value & !0xfff).wrapping_sub(place & !0xfff) >> 12)? as u32;
-                    put32(old & !(3 << 29 | 0x7_ffff << 5) | (pages & 3) << 29 | (pages >> 2 & 0x7_ffff) << 5);
-                }
-                // R_AARCH64_ADD_ABS_LO12_NC, R_AARCH64_LDST8_ABS_LO12_NC
-                277 | 278 => put32(low(0)),
-                // R_AARCH64_LDST16/32/64/128_ABS_LO12_NC
-                284 => put32(low(1)),
-                285 => put32(low(2)),
-                286 => put32(low(3)),
-                299 => put32(low(4)),
-                // R_AARCH64_JUMP26, R_AARCH64_CALL26
-                282 | 283 => put32(old & !0x3ff_ffff | (relative >> 2) as u32 & 0x3ff_ffff),
-                _ => return Err(unknown()),
-            }
+    let narrow = |v: i64| i32::try_from(v).map(|v| v as u32).map_err(|_| broken("relocation out of range"));
+    let old = field.get(..4).ok_or(broken("relocation's place"))?;
+    let old = u32::from_le_bytes(old.try_into().expect("four bytes"));
+    let low_bits = |shift: u32| old & !(0xfff << 10) | ((value as u32 & 0xfff) >> shift) << 10;
+    let word = match (arch, kind) {
+        // R_X86_64_64, R_AARCH64_ABS64
+        (Arch::X86_64, 1) | (Arch::Aarch64, 257) => {
+            field.get_mut(..8).ok_or(broken("relocation's place"))?.copy_from_slice(&value.to_le_bytes());
+            return Ok(());
         }
-    }
+        // R_X86_64_PC32, R_X86_64_PLT32, R_AARCH64_PREL32
+        (Arch::X86_64, 2 | 4) | (Arch::Aarch64, 261) => narrow(relative)?,
+        // R_AARCH64_ADR_PREL_PG_HI21
+        (Arch::Aarch64, 275) => {
+            let pages = narrow((value & !0xfff).wrapping_sub(place & !0xfff) >> 12)?;
+            old & !(3 << 29 | 0x7_ffff << 5) | (pages & 3) << 29 | (pages >> 2 & 0x7_ffff) << 5
+        }
+        // R_AARCH64_ADD_ABS_LO12_NC, R_AARCH64_LDST8_ABS_LO12_NC, then of 16, 32, 64 and 128 bits
+        (Arch::Aarch64, 277 | 278) => low_bits(0),
+        (Arch::Aarch64, 284) => low_bits(1),
+        (Arch::Aarch64, 285) => low_bits(2),
+        (Arch::Aarch64, 286) => low_bits(3),
+        (Arch::Aarch64, 299) => low_bits(4),
+        // R_AARCH64_JUMP26, R_AARCH64_CALL26
+        (Arch::Aarch64, 282 | 283) => old & !0x3ff_ffff | (relative >> 2) as u32 & 0x3ff_ffff,
+        (Arch::X86_64 | Arch::Aarch64, _) => return Err(CompileError::Object(format!("relocation {kind}"))),
+    };
+    field[..4].copy_from_slice(&word.to_le_bytes());
     Ok(())
 }
 

@@ -163,7 +163,8 @@ fn programs(lanes: i64) -> Vec<Program> {
         let [i, l, t] = ["i", "l", "t"].map(|name| p.add_loop(name));
         let lx = load(x, &[ix(l)]);
         let inside = Cond::Lt(ix(l), ix(n - 2));
-        let shifted = Expr::Select(Box::new(inside), Box::new(load(x, &[ix(l).offset(2)])), Box::new(Expr::Const(-1.0)));
+        let shifted =
+            Expr::Select(Box::new(inside), Box::new(load(x, &[ix(l).offset(2)])), Box::new(Expr::Const(-1.0)));
         p.body = vec![
             for_kind(
                 LoopKind::Parallel,

@@ -21,7 +21,8 @@ impl Generator<'_> {
     fn depth(&self, index: &Index) -> usize {
         let mut depth = 0;
         index.for_each_var(&mut |v| {
-            let (_, level) = self.f.vars.get(&v).unwrap_or_else(|| panic!("loop variable {} is bound", self.program.loop_name(v)));
+            let (_, level) =
+                self.f.vars.get(&v).unwrap_or_else(|| panic!("loop variable {} is bound", self.program.loop_name(v)));
             depth = depth.max(*level);
         });
         depth
@@ -112,11 +113,7 @@ impl Generator<'_> {
         let remainder = self.m.binary(LLVMSRem, value, divisor);
         let zero = self.m.int(0);
         // Towards zero was rounded up where the remainder and the divisor differ in sign.
-        let up = if d > 0 {
-            self.m.icmp(INT_LT, remainder, zero)
-        } else {
-            self.m.icmp(INT_LT, zero, remainder)
-        };
+        let up = if d > 0 { self.m.icmp(INT_LT, remainder, zero) } else { self.m.icmp(INT_LT, zero, remainder) };
         let less = self.m.sub(quotient, self.m.int(1));
         let more = self.m.add(remainder, divisor);
         (self.m.select(up, less, quotient), self.m.select(up, more, remainder))

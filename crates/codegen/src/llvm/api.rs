@@ -26,7 +26,7 @@ pub struct Block(pub LLVMBasicBlockRef);
 pub struct Attribute(LLVMAttributeRef);
 
 /// Integer comparisons in use.
-pub use LLVMIntPredicate::{LLVMIntEQ as INT_EQ, LLVMIntSLT as INT_LT, LLVMIntSGT as INT_GT};
+pub use LLVMIntPredicate::{LLVMIntEQ as INT_EQ, LLVMIntSGT as INT_GT, LLVMIntSLT as INT_LT};
 
 /// The unnamed name.
 const UNNAMED: *const libc::c_char = c"".as_ptr();
@@ -345,18 +345,12 @@ impl Module {
         llvm!(LLVMSetMetadata(instruction.0, kind, node.0))
     }
 
-    /// A metadata node of other nodes.
-    pub fn metadata(&self, parts: &[LLVMMetadataRef]) -> (LLVMMetadataRef, Value) {
-        let mut parts = parts.to_vec();
+    /// A metadata node without parts.
+    pub fn empty_metadata(&self) -> Value {
         llvm! {{
-            let node = LLVMMDNodeInContext2(self.context, parts.as_mut_ptr(), parts.len());
-            (node, Value(LLVMMetadataAsValue(self.context, node)))
+            let node = LLVMMDNodeInContext2(self.context, ptr::null_mut(), 0);
+            Value(LLVMMetadataAsValue(self.context, node))
         }}
-    }
-
-    /// A metadata string.
-    pub fn metadata_string(&self, text: &str) -> LLVMMetadataRef {
-        llvm!(LLVMMDStringInContext2(self.context, text.as_ptr().cast(), text.len()))
     }
 
     /// The address of element `index` from `base`.

@@ -3,8 +3,8 @@
 //! Each part of the program becomes an exported function that unpacks its arguments and calls an internal one whose
 //! parameters are the buffers, so that "no two of them overlap" can be said where LLVM looks for it.
 //!
-//! A serial loop of which nothing is known to LLVM but what we say is a block with a phi for its variable, one phi for
-//! each pointer that advances with it, and its body. Integers and pointers that depend on outer loops only are computed
+//! A serial loop is a block with a phi for its variable, one phi for each pointer that advances with it, and its body,
+//! tested at the end. Integers and pointers that depend on outer loops only are computed
 //! in those loops (see [`Level`]), so that loop bodies come out hoisted and strength-reduced.
 
 use std::collections::BTreeSet;
@@ -13,8 +13,8 @@ use tilewright_ir::index::Ranges;
 use tilewright_ir::target::Target;
 use tilewright_ir::{BufferId, Index, Loop, LoopId, LoopKind, Program, Role, Scope, Stmt};
 
-use super::map::Map;
 use super::api::{Block, INT_GT, INT_LT, Module, Type, Value};
+use super::map::Map;
 use super::plan::{self, Chunk, Known, Piece, Place, Plan, Vectors};
 use crate::CompileError;
 
@@ -70,7 +70,9 @@ pub(super) struct Lanes {
 
 /// The state of the function being written.
 pub(super) struct Function {
+    /// LLVM's function.
     pub value: Value,
+    /// The function itself, then the serial loops around the place being written.
     pub levels: Vec<Level>,
     /// Loop variables with the level that computes them.
     pub vars: Map<LoopId, (Value, usize)>,
@@ -99,8 +101,7 @@ pub(super) struct Generator<'p> {
 
 /// Writes both parts of a program.
 pub fn generate(m: Module, program: &Program, target: &Target, plan: &Plan) -> Result<Module, CompileError> {
-    let (_, empty) = m.metadata(&[]);
-    let invariant = (m.metadata_kind("invariant.load"), empty);
+    let invariant = (m.metadata_kind("invariant.load"), m.empty_metadata());
     let placeholder = m.bool(false);
     let entry = Block(std::ptr::null_mut());
     let f = Function::new(placeholder, entry, None);
@@ -215,7 +216,7 @@ impl Generator<'_> {
 
     fn attributes(&self, function: Value) {
         let bits = self.target.vector_bits.to_string();
-        let mut add = |attribute| self.m.add_attribute(function, attribute);
+        let add = |attribute| self.m.add_attribute(function, attribute);
         add(self.m.attribute("nounwind", 0));
         add(self.m.string_attribute("no-trapping-math", "true"));
         add(self.m.string_attribute("target-cpu", &self.target.cpu));
@@ -426,13 +427,11 @@ impl Generator<'_> {
             (LoopKind::Unrolled, Some(n)) => (0..n).try_for_each(|i| self.iteration(l, i)),
             (LoopKind::Serial | LoopKind::Vectorized, Some(1)) => self.iteration(l, 0),
             (LoopKind::Parallel, _) if self.f.outside.is_some() => self.parallel_loop(l, &extent),
-            (LoopKind::Vectorized, _) => {
-                match plan::vectors(self.program, self.target, l, &extent, &self.f.ranges) {
-                    Vectors::Pieces(pieces) => self.vector_loop(l, &extent, &pieces, false),
-                    Vectors::Masked(pieces) => self.vector_loop(l, &extent, &pieces, true),
-                    Vectors::Serial => self.serial_loop(l, &extent),
-                }
-            }
+            (LoopKind::Vectorized, _) => match plan::vectors(self.program, self.target, l, &extent, &self.f.ranges) {
+                Vectors::Pieces(pieces) => self.vector_loop(l, &extent, &pieces, false),
+                Vectors::Masked(pieces) => self.vector_loop(l, &extent, &pieces, true),
+                Vectors::Serial => self.serial_loop(l, &extent),
+            },
             (LoopKind::Serial | LoopKind::Unrolled | LoopKind::Parallel, _) => self.serial_loop(l, &extent),
         }
     }

@@ -107,7 +107,8 @@ impl Generator<'_> {
                     let ty = self.m.vector(element, piece.width);
                     let pointer_type = self.m.vector(self.m.ptr, piece.width);
                     let otherwise = self.m.zero(ty);
-                    let value = self.m.masked_gather(ty, pointer_type, pointers, element_align(self, buffer), mask, otherwise);
+                    let value =
+                        self.m.masked_gather(ty, pointer_type, pointers, element_align(self, buffer), mask, otherwise);
                     return Operand { value, lanes: piece.width };
                 }
                 let key = match &access {
@@ -207,7 +208,9 @@ impl Generator<'_> {
         let pointer = self.pointer(buffer, base);
         let align = self.alignment(buffer, base);
         match mask {
-            None => drop(self.m.store(value, pointer, align)),
+            None => {
+                self.m.store(value, pointer, align);
+            }
             Some(mask) => self.m.masked_store(self.m.type_of(value), value, pointer, align, mask),
         }
     }
@@ -225,12 +228,7 @@ impl Generator<'_> {
         self.f.ranges.simplify(&flat.smaller(&Index::from(last)).larger(&Index::from(0)))
     }
 
-    fn cached(
-        &mut self,
-        buffer: BufferId,
-        key: (Index, i64, usize),
-        load: impl FnOnce(&mut Self) -> Value,
-    ) -> Value {
+    fn cached(&mut self, buffer: BufferId, key: (Index, i64, usize), load: impl FnOnce(&mut Self) -> Value) -> Value {
         if let Some(v) = self.f.seen.loads.get(&buffer).and_then(|all| all.get(&key)) {
             return *v;
         }

@@ -229,8 +229,7 @@ pub fn plan(program: &Program, target: &Target) -> Result<Plan, CompileError> {
                 Scope::Global | Scope::Local | Scope::Shared => None,
             };
             let place = place.unwrap_or_else(|| {
-                let end =
-                    if in_parallel { &mut layout.per_thread_bytes } else { &mut layout.shared_bytes };
+                let end = if in_parallel { &mut layout.per_thread_bytes } else { &mut layout.shared_bytes };
                 let offset = *end;
                 *end += bytes.next_multiple_of(SCRATCH_ALIGN);
                 Place::Scratch { offset, per_thread: in_parallel }
@@ -394,7 +393,7 @@ pub fn captures(l: &Loop) -> (BTreeSet<BufferId>, BTreeSet<LoopId>) {
             if let Stmt::For(inner) = s {
                 own.insert(inner.var);
             }
-            s.for_each_own_index(&mut |i| i.for_each_var(&mut |v| drop(vars.insert(v))));
+            s.for_each_own_index(&mut |i| i.for_each_var(&mut |v| vars.extend([v])));
         });
     }
     used_buffers(&l.body, &mut buffers);
@@ -406,12 +405,12 @@ pub fn captures(l: &Loop) -> (BTreeSet<BufferId>, BTreeSet<LoopId>) {
 pub fn used_buffers(block: &[Stmt], buffers: &mut BTreeSet<BufferId>) {
     for stmt in block {
         stmt.walk(&mut |s| {
-            s.for_each_own_read(&mut |b, _| drop(buffers.insert(b)));
+            s.for_each_own_read(&mut |b, _| buffers.extend([b]));
             if let Some((b, _)) = s.own_write() {
                 buffers.insert(b);
             }
             match s {
-                Stmt::Alloc(b) | Stmt::Prefetch { buffer: b, .. } => drop(buffers.insert(*b)),
+                Stmt::Alloc(b) | Stmt::Prefetch { buffer: b, .. } => buffers.extend([*b]),
                 Stmt::For(_) | Stmt::If { .. } | Stmt::Store { .. } | Stmt::Update { .. } => {}
             }
         });

@@ -85,7 +85,8 @@ impl Generator<'_> {
 
     fn binary(&mut self, op: BinaryOp, a: &Expr, b: &Expr, dtype: DType) -> Operand {
         match (op, a, b) {
-            (BinaryOp::Add, Expr::Binary(BinaryOp::Mul, x, y), z) | (BinaryOp::Add, z, Expr::Binary(BinaryOp::Mul, x, y)) => {
+            (BinaryOp::Add, Expr::Binary(BinaryOp::Mul, x, y), z)
+            | (BinaryOp::Add, z, Expr::Binary(BinaryOp::Mul, x, y)) => {
                 let z = self.eval(z, dtype);
                 self.multiply_add(x, y, z, false, dtype)
             }

@@ -67,7 +67,8 @@ impl Gemm {
         }
         let mut p = program(&format!("gemm {m}x{n}x{k} tile {mr}x{nr} ku {ku} {a_layout:?}"));
         let a = input(&mut p, "A", dtype, &[m, k]);
-        let b = buffer(&mut p, "B", dtype, &[k, n], Scope::Global, if prepacked { Role::ConstInput } else { Role::Input });
+        let b =
+            buffer(&mut p, "B", dtype, &[k, n], Scope::Global, if prepacked { Role::ConstInput } else { Role::Input });
         let c = output(&mut p, "C", dtype, &[m, n]);
         let role = if prepacked { Role::Prepared } else { Role::Temporary };
         let bp = buffer(&mut p, "Bp", dtype, &[n / nr, k, nr], Scope::Global, role);
@@ -90,11 +91,7 @@ impl Gemm {
                     vec![vector(
                         pl,
                         lanes,
-                        vec![store(
-                            bp,
-                            &[ix(jp), ix(kk), times(lanes, pv).add(&ix(pl))],
-                            load(b, &[ix(kk), pack_j]),
-                        )],
+                        vec![store(bp, &[ix(jp), ix(kk), times(lanes, pv).add(&ix(pl))], load(b, &[ix(kk), pack_j]))],
                     )],
                 )],
             )],
@@ -145,10 +142,8 @@ impl Gemm {
         let (ko, kv, ri, rv, rl) = (var("ko"), var("kv"), var("ri"), var("rv"), var("rl"));
         let tile = |body: Stmt| unrolled(ri, mr, vec![unrolled(rv, nv, vec![vector(rl, lanes, vec![body])])]);
         let in_tile = [ix(ri), ix(rv), ix(rl)];
-        let c_at = [
-            row(&times(mr, ip).add(&ix(ri))),
-            times(nc, jc).add(&times(nr, jr)).add(&times(lanes, rv)).add(&ix(rl)),
-        ];
+        let c_at =
+            [row(&times(mr, ip).add(&ix(ri))), times(nc, jc).add(&times(nr, jr)).add(&times(lanes, rv)).add(&ix(rl))];
         let k_at = times(ku, ko).add(&ix(kv));
         let a_at = match a_layout {
             ALayout::Panels => load(ap, &[ix(ip), k_at.clone(), ix(ri)]),

@@ -1,0 +1,23 @@
+//! Compiling kernels for ever must not fill the memory. Alone in its process, so that nothing else allocates.
+
+mod common;
+
+use common::gemm::Gemm;
+use common::host;
+use tilewright_codegen::compile;
+
+#[test]
+fn dropped_kernels_give_memory_back() {
+    let p = Gemm::default().program();
+    let resident_pages = || -> u64 {
+        let text = std::fs::read_to_string("/proc/self/statm").expect("Linux tells");
+        text.split(' ').nth(1).expect("a second field").parse().expect("a number")
+    };
+    let compile_some = |n| (0..n).for_each(|_| drop(compile(&p, &host()).unwrap()));
+    compile_some(50);
+    let before = resident_pages();
+    compile_some(300);
+    let grown = resident_pages().saturating_sub(before);
+    // The code of a kernel has at least two pages, LLVM's data for it a thousand.
+    assert!(grown < 300, "grew by {grown} pages");
+}
