@@ -30,9 +30,7 @@ pub trait OrBadInput<T> {
 
 impl<T, E: fmt::Display> OrBadInput<T> for Result<T, E> {
     fn or_bad_input(self, hint: &str) -> anyhow::Result<T> {
-        self.map_err(|error| {
-            if hint.is_empty() { bad_input(error) } else { bad_input(format!("{error} ({hint})")) }
-        })
+        self.map_err(|error| if hint.is_empty() { bad_input(error) } else { bad_input(format!("{error} ({hint})")) })
     }
 }
 

@@ -6,13 +6,14 @@
 mod command;
 mod database;
 mod error;
+mod load;
 mod output;
 mod peer;
 mod progress;
 
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 
 use command::{bench, best, doctor, records, searches, show, space, tune};
 use output::message;
@@ -50,7 +51,7 @@ enum Command {
     /// List the searches with their options
     Searches,
     /// Build and run candidates for a tuner
-    #[command(hide = true)]
+    #[command(name = command::WORKER, hide = true)]
     Worker,
     /// Run a peer library for `bench`
     #[command(name = peer::WORKER_SUBCOMMAND, hide = true)]
@@ -108,33 +109,40 @@ fn refuse(error: &clap::Error) -> ExitCode {
             ExitCode::from(2)
         }
         _ => {
-            message(&format!("error: {}", condense(&error.render().to_string())));
+            message(&format!("error: {}", condense(&error.render().to_string(), &asked_subcommand())));
             ExitCode::from(2)
         }
     }
 }
 
+/// The subcommand among the arguments, with the program's name before it.
+fn asked_subcommand() -> String {
+    let names: Vec<String> = Cli::command().get_subcommands().map(|c| c.get_name().to_owned()).collect();
+    let asked = std::env::args_os().skip(1).find_map(|a| names.iter().find(|name| a == ***name));
+    asked.map_or("tilewright".to_owned(), |name| format!("tilewright {name}"))
+}
+
 /// A refusal of the argument parser on one line: the reason, its tips, and where to read on.
-fn condense(text: &str) -> String {
-    let mut usage = None;
-    let mut reason = Vec::new();
+fn condense(text: &str, subcommand: &str) -> String {
+    let mut reason = String::new();
     for line in text.lines().map(str::trim).filter(|line| !line.is_empty()) {
-        if let Some(rest) = line.strip_prefix("Usage: ") {
-            // Up to the first argument: the subcommand that was meant.
-            let words = rest.split_whitespace().take_while(|word| word.bytes().all(|b| b.is_ascii_lowercase()));
-            usage = Some(words.collect::<Vec<_>>().join(" "));
-        } else if !line.starts_with("For more information") {
-            reason.push(line.strip_prefix("error: ").unwrap_or(line));
+        if line.starts_with("Usage: ") || line.starts_with("For more information") {
+            break;
         }
+        let line = line.strip_prefix("error: ").unwrap_or(line);
+        let separator = match line {
+            _ if reason.is_empty() => "",
+            tip if tip.starts_with("tip: ") => "; ",
+            _ => " ",
+        };
+        reason += &format!("{separator}{line}");
     }
-    let subcommand = usage.filter(|words| !words.is_empty()).unwrap_or_else(|| "tilewright".to_owned());
-    format!("{} (see `{subcommand} --help`)", error::one_line(&reason.join(" ")))
+    format!("{} (see `{subcommand} --help`)", error::one_line(&reason))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::CommandFactory;
 
     #[test]
     fn the_arguments_fit_together() {
@@ -145,7 +153,7 @@ mod tests {
     fn refusals_are_one_line() {
         let refused = |arguments: &[&str]| {
             let words = std::iter::once("tilewright").chain(arguments.iter().copied());
-            condense(&Cli::try_parse_from(words).unwrap_err().render().to_string())
+            condense(&Cli::try_parse_from(words).unwrap_err().render().to_string(), "tilewright tune")
         };
         assert_eq!(
             refused(&["tune"]),

@@ -34,11 +34,16 @@ pub struct Status {
     pub peak_gflops: Option<f64>,
     /// Failures of this run by class.
     pub errors: BTreeMap<ErrorClass, u64>,
+    /// What is done once the search is over.
+    pub phase: Option<String>,
 }
 
 impl Status {
     fn line(&self) -> String {
         let seconds = self.start.elapsed().as_secs_f64();
+        if let Some(phase) = &self.phase {
+            return format!("{seconds:.0} s · {phase}");
+        }
         let mut parts = vec![match self.time {
             Some(time) => format!("{seconds:.0} s, {:.0} s left", (time.as_secs_f64() - seconds).max(0.0)),
             None => format!("{seconds:.0} s"),
@@ -103,12 +108,13 @@ impl Progress {
         progress
     }
 
-    /// Changes the status. A new best is shown at once.
+    /// Changes the status. A new best and a new phase are shown at once, and so is the first change.
     pub fn update(&self, change: impl FnOnce(&mut Status)) {
         let mut shared = self.lock();
-        let before = shared.status.best_gflops;
+        let shown = |status: &Status| (status.best_gflops, status.phase.is_some());
+        let before = shown(&shared.status);
         change(&mut shared.status);
-        if shared.status.best_gflops != before {
+        if shown(&shared.status) != before || shared.last_line.is_none() {
             shared.draw(self.is_terminal, true);
         }
     }
@@ -159,8 +165,10 @@ impl Shared {
             self.is_drawn = true;
         } else if is_news || self.last_line.is_none_or(|at| at.elapsed() + REDRAW >= LINE_EVERY) {
             crate::output::message(&line);
-            self.last_line = Some(Instant::now());
+        } else {
+            return;
         }
+        self.last_line = Some(Instant::now());
     }
 }
 
@@ -179,6 +187,7 @@ mod tests {
             best_gflops: None,
             peak_gflops: Some(250.0),
             errors: BTreeMap::new(),
+            phase: None,
         };
         assert_eq!(status.line(), "0 s, 60 s left · 1,200 trials (0.0/s) · nothing valid yet");
         status.time = None;

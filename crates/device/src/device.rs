@@ -24,6 +24,8 @@ pub struct Options {
     pub n_workers: usize,
     /// Threads a kernel may use.
     pub n_threads: usize,
+    /// CPUs to pin to while timing, one a thread.
+    pub cpus: Vec<usize>,
     /// Seed of the random inputs.
     pub seed: u64,
     /// Longest a build may take.
@@ -41,10 +43,13 @@ pub struct Options {
 impl Options {
     /// Defaults for this machine: a worker a CPU, 10 s a build, 10 s a run, 10 ms of timing, half the memory.
     pub fn new(worker: WorkerCommand, n_threads: usize) -> Options {
+        let cpus = host::allowed_cpus();
         Options {
             worker,
-            n_workers: host::allowed_cpus().len().clamp(1, 8),
+            n_workers: cpus.len().clamp(1, 8),
             n_threads,
+            // The last CPUs: the first one tends to serve interrupts.
+            cpus: cpus[cpus.len().saturating_sub(n_threads)..].to_vec(),
             seed: 0,
             build_timeout: Duration::from_secs(10),
             run_timeout: Duration::from_secs(10),
@@ -76,12 +81,14 @@ pub enum DeviceError {
     },
 }
 
+/// Turns a configuration into its schedule.
+type StepsOf = Box<dyn Fn(&Config) -> Vec<Step> + Send>;
+
 /// The CPU, as a place to measure one workload.
 pub struct Device {
     workers: Workers,
     options: Options,
-    /// Turns a configuration into its schedule.
-    steps: Box<dyn Fn(&Config) -> Vec<Step> + Send>,
+    steps: StepsOf,
     next_id: u64,
     // Workers map the file; it must outlive them.
     _data: Data,
@@ -96,6 +103,25 @@ struct Kept {
 }
 
 impl Device {
+    /// Whether this machine has the memory to measure a workload.
+    ///
+    /// # Errors
+    /// [`DeviceError::TooLarge`] where it has not.
+    pub fn check_memory(workload: &Workload) -> Result<(), DeviceError> {
+        let program = workload.program();
+        // Inputs and outputs once, and the reference and its inputs in double precision.
+        let elements: u64 = program.arguments().filter_map(|(_, b)| b.n_elements()).sum();
+        let needed = elements.saturating_mul(workload.dtype.bytes() + 24);
+        match host::memory_bytes() {
+            Some(memory) if needed > memory => Err(DeviceError::TooLarge {
+                workload: workload.to_string(),
+                needed_mib: needed >> 20,
+                memory_mib: memory >> 20,
+            }),
+            _ => Ok(()),
+        }
+    }
+
     /// Prepares inputs and reference outputs and starts the workers.
     ///
     /// # Errors
@@ -106,26 +132,14 @@ impl Device {
         options: Options,
         steps: impl Fn(&Config) -> Vec<Step> + Send + 'static,
     ) -> Result<Device, DeviceError> {
+        Device::check_memory(&workload)?;
         let untuned = workload.program();
-        // Inputs and outputs once, and the reference and its inputs in double precision.
-        let elements: u64 = untuned.arguments().filter_map(|(_, b)| b.n_elements()).sum();
-        let needed = elements.saturating_mul(untuned.buffers[0].dtype.bytes() + 24);
-        if let Some(memory) = host::memory_bytes().filter(|&m| needed > m) {
-            return Err(DeviceError::TooLarge {
-                workload: workload.to_string(),
-                needed_mib: needed >> 20,
-                memory_mib: memory >> 20,
-            });
-        }
-        let cpus = host::allowed_cpus();
-        let data = Data::new(&untuned, options.seed, cpus.len().max(1))?;
-        // The last CPUs: the first one tends to serve interrupts.
-        let skip = cpus.len().saturating_sub(options.n_threads);
+        let data = Data::new(&untuned, options.seed, host::allowed_cpus().len().max(1))?;
         let assignment = Assignment {
             workload: workload.to_string(),
             target: target.into(),
             n_threads: options.n_threads,
-            cpus: cpus[skip..].to_vec(),
+            cpus: options.cpus.clone(),
             data_fd: data.file.as_raw_fd(),
             data_offsets: data.offsets.clone(),
             memory_bytes: options.memory_bytes,

@@ -207,8 +207,10 @@ impl Worker {
         run();
         let first_ns = first.elapsed().as_nanos() as f64;
         if check {
-            let mut fenced = self.outputs.iter().flatten().chain(&built.prepared).chain([&self.scratch]);
-            if !fenced.all(Fenced::is_intact) {
+            let fenced = self.outputs.iter().flatten().chain(&built.prepared).chain([&self.scratch]);
+            let broken: Vec<&Fenced> = fenced.filter(|f| !f.is_intact()).collect();
+            if !broken.is_empty() {
+                broken.into_iter().for_each(Fenced::set_canaries);
                 return Err((ErrorClass::RuntimeError, "it wrote outside its buffers".to_owned()));
             }
             compare(&self.untuned, &self.tolerance, &self.outputs, &self.data)?;

@@ -345,8 +345,20 @@ impl Ranges {
     /// Empty where none is known. With `keep` 0 they are constants.
     pub fn upper_bounds(&self, e: &Index, keep: usize) -> Vec<Index> {
         let inner = &self.loops[keep..];
+        let without = |var: LoopId, c: i64, extent: &Index| {
+            let rest = e.sub(&Index::from(var).scale(c));
+            let last = if c > 0 { extent.offset(-1).scale(c) } else { Index::from(0) };
+            self.upper_bounds(&rest.add(&last), keep)
+        };
+        // The innermost variable first where it stands alone: what its extent brings may cancel against the rest.
+        if let Some((var, extent)) = inner.iter().rev().find(|(v, _)| e.uses(*v)) {
+            let c = e.coefficient(*var);
+            if c != 0 && !e.sub(&Index::from(*var).scale(c)).uses(*var) {
+                return without(*var, c, extent);
+            }
+        }
         let to_eliminate = |atom: &Atom| keep == 0 || inner.iter().any(|(v, _)| Index::atom(atom.clone()).uses(*v));
-        // Compound atoms first: a min with a positive coefficient is at most either side, and so on.
+        // Then compound atoms: a min with a positive coefficient is at most either side, and so on.
         let compound = e.terms.iter().find(|(a, _)| !matches!(a, Atom::Var(_)) && to_eliminate(a));
         if let Some((atom, c)) = compound {
             let c = *c;
@@ -374,10 +386,9 @@ impl Ranges {
                     let mut bounds: Vec<Index> =
                         rests.iter().flat_map(|r| parts.iter().map(move |p| r.add(&scaled(p)))).collect();
                     if c % d == 0 {
-                        // c·floor(x/d) = (c/d)·(x − x mod d), and x mod d lies in 0..d: looser by that remainder, but
-                        // x may cancel against the rest.
-                        let slack = if c > 0 { 0 } else { -(c / d) * (d - 1) };
-                        bounds.extend(self.upper_bounds(&rest.add(&x.scale(c / d)).offset(slack), keep));
+                        // c·floor(x/d) = (c/d)·(x − x mod d), where either may cancel against the rest.
+                        let exact = x.sub(&x.modulo(*d)).scale(c / d);
+                        bounds.extend(self.upper_bounds(&rest.add(&exact), keep));
                     }
                     bounds
                 }
@@ -395,13 +406,8 @@ impl Ranges {
             };
             return prune(bounds);
         }
-        for (var, extent) in inner.iter().rev() {
-            let c = e.coefficient(*var);
-            if c != 0 {
-                let rest = e.sub(&Index::from(*var).scale(c));
-                let last = if c > 0 { extent.offset(-1).scale(c) } else { Index::from(0) };
-                return self.upper_bounds(&rest.add(&last), keep);
-            }
+        if let Some((var, extent)) = inner.iter().rev().find(|(v, _)| e.coefficient(*v) != 0) {
+            return without(*var, e.coefficient(*var), extent);
         }
         let unknown = keep == 0 && !e.terms.is_empty();
         if unknown { Vec::new() } else { vec![e.clone()] }

@@ -309,6 +309,15 @@ impl Stmt {
         a.into_iter().chain(b)
     }
 
+    /// Whether a vectorized loop may hold it: a plain assignment, or an unrolled loop of such.
+    pub fn is_vectorizable(&self) -> bool {
+        match self {
+            Stmt::Store { .. } | Stmt::Update { .. } | Stmt::Prefetch { .. } => true,
+            Stmt::For(l) => l.kind == LoopKind::Unrolled && l.body.iter().all(Stmt::is_vectorizable),
+            Stmt::If { .. } | Stmt::Alloc(_) => false,
+        }
+    }
+
     /// Calls `visit` for this statement and all inside it, outermost first.
     pub fn walk<'a>(&'a self, visit: &mut dyn FnMut(&'a Stmt)) {
         visit(self);

@@ -13,7 +13,7 @@
 //!    their life except in the block that allocated them.
 //! 7. Inputs are never written. Prepared buffers are written in `prepare` only, outputs in `run` only, and `prepare`
 //!    reads neither inputs that change nor outputs.
-//! 8. A vectorized loop contains only stores, updates and prefetches.
+//! 8. A vectorized loop contains only stores, updates, prefetches and unrolled loops of such.
 //! 9. GPU axes are 0 to 2, and a loop is not bound to the axis of a loop around it.
 //! 10. Iterations of parallel, vectorized, block and thread loops do not touch each other's data: where one iteration
 //!     writes an element of a buffer that lives beyond the iteration, no other writes or reads it. See [`find_race`].
@@ -419,8 +419,7 @@ impl<'a> Checker<'a> {
                 }
             }
             LoopKind::Vectorized => {
-                let plain = |s: &Stmt| matches!(s, Stmt::Store { .. } | Stmt::Update { .. } | Stmt::Prefetch { .. });
-                if !l.body.iter().all(plain) {
+                if !l.body.iter().all(Stmt::is_vectorizable) {
                     return Err(VerifyError::VectorBody { var: name() });
                 }
             }

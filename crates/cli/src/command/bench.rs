@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use anyhow::Context;
 use clap::Args;
 use rand::SeedableRng;
 use rand::seq::SliceRandom;
@@ -15,8 +14,9 @@ use tilewright_ir::DType;
 use tilewright_ir::op::Workload;
 use tilewright_tune::{Outcome, Timing};
 
-use super::tune::{start_device, worker_command};
-use super::{DatabaseArgs, KnownBest, MachineArgs, count, gflops, make_task, parse_workload, target_name};
+use super::{
+    DatabaseArgs, KnownBest, MachineArgs, count, device_options, gflops, make_task, parse_workload, target_name,
+};
 use crate::error::{OrBadInput, bad_input};
 use crate::output::{digits, duration, message, table, write_result};
 use crate::peer::{self, Dtype, MatmulProblem, PEERS, Peer, PeerSpec};
@@ -28,6 +28,7 @@ const ROUND: Duration = Duration::from_millis(25);
 
 /// Arguments of `bench`.
 #[derive(Args, Debug)]
+#[command(after_help = peers_help())]
 pub struct BenchArgs {
     /// Operators and sizes, such as matmul:m=1024,n=1024,k=1024, or aliases, such as matmul-1024
     #[arg(required = true, value_name = "WORKLOAD")]
@@ -42,6 +43,16 @@ pub struct BenchArgs {
     rounds: u32,
     #[command(flatten)]
     records: DatabaseArgs,
+}
+
+/// The peers, for the help text.
+fn peers_help() -> String {
+    let lines = PEERS.iter().map(|spec| format!("  {:15} {}\n", spec.name, spec.text));
+    format!(
+        "Peers:\n{}\nIn the JSON, ratio_to_ours is the throughput of an implementation over ours, \
+         and geomean that of ours over the peer's.",
+        lines.collect::<String>()
+    )
 }
 
 /// One implementation's result on one workload.
@@ -62,8 +73,14 @@ struct Row {
 /// Bad input where a workload or a peer does not exist; failure where no kernel is recorded for any of the workloads.
 pub fn run(args: &BenchArgs, as_json: bool) -> anyhow::Result<()> {
     let workloads = args.workloads.iter().map(|text| parse_workload(text)).collect::<anyhow::Result<Vec<_>>>()?;
+    for workload in &workloads {
+        Device::check_memory(workload).or_bad_input("")?;
+    }
     let peers = chosen_peers(args.against.as_deref())?;
     args.machine.runnable_target()?;
+    if let Some(warning) = crate::load::warning() {
+        message(&warning);
+    }
     let mut json_rows = Vec::new();
     let mut text = String::new();
     let mut ratios: Vec<(&'static str, Vec<f64>)> = Vec::new();
@@ -84,7 +101,10 @@ pub fn run(args: &BenchArgs, as_json: bool) -> anyhow::Result<()> {
         }
         text += &format!("{workload}, {}\n{}\n", count(args.machine.threads as u64, "thread"), shown(&workload, &rows));
     }
-    anyhow::ensure!(!json_rows.is_empty(), "no kernel is recorded for any of the workloads (run `tilewright tune` first)");
+    anyhow::ensure!(
+        !json_rows.is_empty(),
+        "no kernel is recorded for any of the workloads (run `tilewright tune` first)"
+    );
 
     let geomean = |all: &[f64]| (all.iter().map(|r| r.ln()).sum::<f64>() / all.len() as f64).exp();
     let geomeans: Map<String, Json> =
@@ -141,10 +161,9 @@ fn bench(workload: &Workload, args: &BenchArgs, peers: &[&'static PeerSpec]) -> 
         .space
         .config_from_json(&best.config)
         .or_bad_input("the space has changed since it was recorded; run `tilewright tune` again")?;
-    let program = std::env::current_exe().context("the path of this executable is unknown")?;
-    let options = Options { n_workers: 1, ..Options::new(worker_command(program), threads) };
+    let options = Options { n_workers: 1, ..device_options(threads)? };
     let steps = task.steps(&config);
-    let mut device = start_device(*workload, &task, options, move |_| Vec::new())?;
+    let mut device = Device::new(*workload, &task.setting.target, options, |_| Vec::new())?;
     let racer = device
         .start_race(&[Source::Steps(steps_text(&steps))])?
         .pop()
@@ -155,11 +174,9 @@ fn bench(workload: &Workload, args: &BenchArgs, peers: &[&'static PeerSpec]) -> 
     let mut contestants = vec![Contestant { implementation: OURS, medians_ns: Vec::new(), who: Who::Ours(racer) }];
     for spec in peers {
         match start_peer(spec, workload, threads) {
-            Ok(peer) => contestants.push(Contestant {
-                implementation: spec.name,
-                medians_ns: Vec::new(),
-                who: Who::Peer(peer),
-            }),
+            Ok(peer) => {
+                contestants.push(Contestant { implementation: spec.name, medians_ns: Vec::new(), who: Who::Peer(peer) })
+            }
             Err(reason) => message(&format!("{}: {reason}", spec.name)),
         }
     }
@@ -186,13 +203,16 @@ fn bench(workload: &Workload, args: &BenchArgs, peers: &[&'static PeerSpec]) -> 
                     anyhow::bail!("the recorded kernel of {workload} failed: {class}: {reason}")
                 }
             },
-            Who::Peer(peer) => rows.push(Row {
-                implementation,
-                timing: Timing::of_samples(&medians_ns, false),
-                version: peer.version().to_owned(),
-                details: peer.details().to_owned(),
-                is_comparable: peer.spec().prepacked_b == (workload.constant == Some("b")),
-            }),
+            Who::Peer(mut peer) => match peer.check() {
+                Ok(_) => rows.push(Row {
+                    implementation,
+                    timing: Timing::of_samples(&medians_ns, false),
+                    version: peer.version().to_owned(),
+                    details: peer.details().to_owned(),
+                    is_comparable: peer.spec().prepacked_b == (workload.constant == Some("b")),
+                }),
+                Err(error) => message(&format!("{implementation}: {}", crate::error::describe(&error))),
+            },
         }
     }
     rows.sort_by(|a, b| a.timing.median_ns.total_cmp(&b.timing.median_ns));
@@ -245,9 +265,7 @@ fn problem(workload: &Workload) -> Option<MatmulProblem> {
         DType::F64 => Dtype::F64,
     };
     match workload.operator().name {
-        "matmul" => {
-            Some(MatmulProblem { b: 1, m: size("m"), n: size("n"), k: size("k"), ta: false, tb: false, dtype })
-        }
+        "matmul" => Some(MatmulProblem { b: 1, m: size("m"), n: size("n"), k: size("k"), ta: false, tb: false, dtype }),
         _ => None,
     }
 }

@@ -21,7 +21,11 @@ pub fn run(as_json: bool) -> anyhow::Result<()> {
     let peers = peer::versions();
     let package = |library: &str| peer::PEERS.iter().find(|p| p.library == library).and_then(|p| p.package);
 
-    let mib = |bytes: u64| format!("{} MiB", digits(bytes as f64 / 1048576.0));
+    let size = |bytes: u64| match bytes >> 10 {
+        kib @ 0..1024 => format!("{kib} KiB"),
+        kib @ 1024..1_048_576 => format!("{} MiB", kib >> 10),
+        kib => format!("{:.1} GiB", kib as f64 / 1_048_576.0),
+    };
     let shown = |peak: &Result<f64, _>| match peak {
         Ok(gflops) => format!("{} GFLOP/s f32", digits(*gflops)),
         Err(error) => format!("not measured: {error}"),
@@ -38,12 +42,12 @@ pub fn run(as_json: bool) -> anyhow::Result<()> {
         target.vector_bits,
         target.n_vector_registers,
         if target.has_fma { ", fused multiply-add" } else { "" },
-        mib(target.l1d_bytes),
-        mib(target.l2_bytes),
-        mib(target.l3_bytes),
+        size(target.l1d_bytes),
+        size(target.l2_bytes),
+        size(target.l3_bytes),
         shown(&peak_one),
         shown(&peak_all),
-        memory_bytes.map_or("unknown".to_owned(), mib),
+        memory_bytes.map_or("unknown".to_owned(), size),
     );
     for (library, version) in &peers {
         let found = match (version, package(library)) {

@@ -11,9 +11,11 @@ pub mod tune;
 
 use std::path::PathBuf;
 
+use anyhow::Context;
 use clap::Args;
 use serde_json::{Value as Json, json};
-use tilewright_device::host;
+use tilewright_device::device::WorkerCommand;
+use tilewright_device::{Options, host};
 use tilewright_ir::Target;
 use tilewright_ir::op::Workload;
 use tilewright_ir::target::NAMED;
@@ -21,6 +23,10 @@ use tilewright_tune::{Best, Setting, Task};
 
 use crate::database::Database;
 use crate::error::{OrBadInput, bad_input};
+use crate::peer;
+
+/// The hidden subcommand that is a worker of a device.
+pub const WORKER: &str = "worker";
 
 /// What is to be computed, on what.
 #[derive(Args, Debug)]
@@ -130,12 +136,7 @@ pub fn parse_workload(text: &str) -> anyhow::Result<Workload> {
 ///
 /// # Errors
 /// Bad input where the operator has no such template or its space does not exist for this workload.
-pub fn make_task(
-    workload: Workload,
-    target: Target,
-    n_threads: usize,
-    template: Option<&str>,
-) -> anyhow::Result<Task> {
+pub fn make_task(workload: Workload, target: Target, n_threads: usize, template: Option<&str>) -> anyhow::Result<Task> {
     Task::new(Setting { workload, target, n_threads }, template).or_bad_input("")
 }
 
@@ -147,6 +148,17 @@ pub fn target_name(target: &Target, cold: bool) -> String {
 /// Throughput in 10⁹ floating-point operations a second.
 pub fn gflops(workload: &Workload, ns: f64) -> f64 {
     workload.flops() / ns
+}
+
+/// Options of a device whose workers are this same program, on the CPUs that peers run on as well.
+///
+/// # Errors
+/// Where the path of this program is unknown.
+pub fn device_options(n_threads: usize) -> anyhow::Result<Options> {
+    let program = std::env::current_exe().context("the path of this executable is unknown")?;
+    let mut options = Options::new(WorkerCommand { program, arguments: vec![WORKER.to_owned()] }, n_threads);
+    options.cpus = peer::pin_cpus(n_threads);
+    Ok(options)
 }
 
 /// What is recorded as the best, as it is shown.

@@ -4,7 +4,6 @@ mod finals;
 mod recorder;
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -12,16 +11,17 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use clap::Args;
 use serde_json::{Map, Value as Json, json};
-use tilewright_device::device::WorkerCommand;
-use tilewright_device::{Device, DeviceError, Options, host, peak};
+use tilewright_device::{Device, host, peak};
 use tilewright_ir::op::Workload;
 use tilewright_tune::{
     BoxError, Budget, Ended, ErrorClass, Event, Outcome, Record, Seconds, Store, Summary, Task, Trial, Winner, search,
 };
 
-use super::{DatabaseArgs, WorkloadArgs, count, gflops, make_task, parse_workload, percent, target_name};
+use super::{
+    DatabaseArgs, WorkloadArgs, count, device_options, gflops, make_task, parse_workload, percent, target_name,
+};
 use crate::database::Database;
-use crate::error::{OrBadInput, bad_input};
+use crate::error::OrBadInput;
 use crate::output::{digits, duration, grouped, message, write_result};
 use crate::progress::{Progress, Status, errors_text};
 use finals::{Finals, Untuned};
@@ -105,6 +105,7 @@ struct Earlier {
 /// right answer, workers do not start or records cannot be written.
 pub fn run(args: &TuneArgs, as_json: bool) -> anyhow::Result<()> {
     let workload = parse_workload(&args.of.workload)?;
+    Device::check_memory(&workload).or_bad_input("")?;
     let target = args.of.machine.runnable_target()?;
     let n_threads = args.of.machine.threads;
     let task = make_task(workload, target, n_threads, args.template.as_deref())?;
@@ -142,6 +143,7 @@ pub fn run(args: &TuneArgs, as_json: bool) -> anyhow::Result<()> {
         best_gflops: best_ns.map(|ns| gflops(&workload, ns)),
         peak_gflops: run.peak_gflops,
         errors: BTreeMap::new(),
+        phase: None,
     });
     let recorder = Arc::new(Mutex::new(Recorder::new(store, run.key.clone(), args.search.clone(), args.seed)));
     let stop = Arc::new(AtomicBool::new(false));
@@ -205,14 +207,7 @@ fn earlier(store: &Store, key: &Key, task: &Task) -> anyhow::Result<Earlier> {
 }
 
 /// Says what is going to happen.
-fn introduce(
-    args: &TuneArgs,
-    key: &Key,
-    task: &Task,
-    database: &Database,
-    earlier: &Earlier,
-    time: Option<Duration>,
-) {
+fn introduce(args: &TuneArgs, key: &Key, task: &Task, database: &Database, earlier: &Earlier, time: Option<Duration>) {
     message(&format!(
         "{} on {}, {}: template {}, {} configurations, search {}, seed {}",
         key.workload,
@@ -263,15 +258,14 @@ fn leave_on_interrupt(
 impl Run<'_> {
     /// The device with its workers.
     fn device(&self) -> anyhow::Result<Device> {
-        let program = std::env::current_exe().context("the path of this executable is unknown")?;
-        let mut options = Options::new(worker_command(program), self.task.setting.n_threads);
+        let mut options = device_options(self.task.setting.n_threads)?;
         options.seed = self.args.seed;
         options.cold = self.args.cold;
         options.build_timeout = self.args.build_timeout.unwrap_or(options.build_timeout);
         options.run_timeout = self.args.run_timeout.unwrap_or(options.run_timeout);
         options.min_time = self.args.min_time.unwrap_or(options.min_time);
         let task = self.task.clone();
-        start_device(self.workload, &self.task, options, move |config| task.steps(config))
+        Ok(Device::new(self.workload, &self.task.setting.target, options, move |config| task.steps(config))?)
     }
 
     /// The winner of this template, where nothing was recorded since it was confirmed.
@@ -356,7 +350,7 @@ impl Run<'_> {
 
     fn nothing_valid(&self, trials: &[Trial], errors: &BTreeMap<ErrorClass, u64>) -> anyhow::Error {
         let example = trials.iter().find_map(|trial| match &trial.outcome {
-            Outcome::Failed { class, message } => Some(format!("; the first: {class}: {message}")),
+            Outcome::Failed { class, message } => Some(format!("; for example {class}: {message}")),
             Outcome::Measured(_) => None,
         });
         anyhow::anyhow!(
@@ -371,13 +365,7 @@ impl Run<'_> {
         format!("{} on {}, {}", self.key.workload, self.key.target, count(self.key.threads.into(), "thread"))
     }
 
-    fn text(
-        &self,
-        summary: &Summary,
-        finals: &Finals,
-        winner: &Winner,
-        errors: &BTreeMap<ErrorClass, u64>,
-    ) -> String {
+    fn text(&self, summary: &Summary, finals: &Finals, winner: &Winner, errors: &BTreeMap<ErrorClass, u64>) -> String {
         let of_peak = |gflops: f64| {
             self.peak_gflops.map_or(String::new(), |peak| {
                 format!(", {} of the measured peak of {}", percent(gflops / peak), digits(peak))
@@ -434,14 +422,10 @@ impl Run<'_> {
         text + &format!("records  {}\n", self.database.name())
     }
 
-    fn json(
-        &self,
-        n_trials: u64,
-        errors: &BTreeMap<ErrorClass, u64>,
-        summary: Option<&Summary>,
-    ) -> Map<String, Json> {
+    fn json(&self, n_trials: u64, errors: &BTreeMap<ErrorClass, u64>, summary: Option<&Summary>) -> Map<String, Json> {
         let seconds = summary.map_or(Seconds::default(), |s| s.seconds);
-        let errors: Map<String, Json> = errors.iter().map(|(class, n)| (class.name().to_owned(), (*n).into())).collect();
+        let errors: Map<String, Json> =
+            errors.iter().map(|(class, n)| (class.name().to_owned(), (*n).into())).collect();
         let json = json!({
             "workload": self.key.workload,
             "template": self.key.template,
@@ -491,25 +475,4 @@ fn errors_of(trials: &[Trial]) -> BTreeMap<ErrorClass, u64> {
         *errors.entry(class).or_default() += 1;
     }
     errors
-}
-
-/// How workers are started: this same program.
-pub fn worker_command(program: PathBuf) -> WorkerCommand {
-    WorkerCommand { program, arguments: vec!["worker".to_owned()] }
-}
-
-/// A device for a task.
-///
-/// # Errors
-/// Bad input where the workload does not fit into memory; failure where workers do not start.
-pub fn start_device(
-    workload: Workload,
-    task: &Task,
-    options: Options,
-    steps: impl Fn(&tilewright_tune::Config) -> Vec<tilewright_ir::Step> + Send + 'static,
-) -> anyhow::Result<Device> {
-    Device::new(workload, &task.setting.target, options, steps).map_err(|error| match error {
-        DeviceError::TooLarge { .. } => bad_input(error),
-        other => other.into(),
-    })
 }

@@ -72,7 +72,7 @@ fn simplify_stmt(stmt: Stmt, ranges: &mut Ranges, out: &mut Vec<Stmt>) {
 /// Adds a block's statements to the block around it.
 ///
 /// Buffers live to the end of the block that allocates them, so a block with allocations stays one: `if true { … }`.
-fn inline(block: Vec<Stmt>, out: &mut Vec<Stmt>) {
+pub fn inline(block: Vec<Stmt>, out: &mut Vec<Stmt>) {
     if block.iter().any(|s| matches!(s, Stmt::Alloc(_))) {
         out.push(Stmt::If { cond: Cond::True, then: block, otherwise: Vec::new() });
     } else {

@@ -66,10 +66,9 @@ fn in_loop(l: Loop, ranges: &mut Ranges, versions: u32, out: &mut Vec<Stmt>) {
         ranges.pop();
         let tail: Vec<Stmt> =
             l.body.iter().map(|s| replace_stmt(s, &found, &rest).substitute(l.var, &n_full)).collect();
-        let tail = simplify_block(
-            vec![Stmt::If { cond: Cond::Lt(0.into(), rest), then: tail, otherwise: Vec::new() }],
-            ranges,
-        );
+        // A negative extent leaves no tail either.
+        let cond = Cond::Lt(Index::from(-1), n_full.clone()).and(Cond::Lt(0.into(), rest));
+        let tail = simplify_block(vec![Stmt::If { cond, then: tail, otherwise: Vec::new() }], ranges);
         in_loop(Loop { var: l.var, extent: n_full, kind: l.kind, body: full }, ranges, versions, out);
         out.extend(in_block(tail, ranges, versions));
         return;

@@ -4,7 +4,7 @@
 //! serial loop: always right, only slower.
 
 use crate::index::{Index, Ranges};
-use crate::lower::simplify::simplify_block;
+use crate::lower::simplify::{inline, simplify_block};
 use crate::program::{Loop, LoopKind, Stmt};
 
 /// Leaf statements that one unrolled loop may grow to.
@@ -42,18 +42,19 @@ fn unroll_loop(l: Loop, ranges: &mut Ranges, out: &mut Vec<Stmt>) {
         for i in 0..n {
             // Substituting first lets inner extents that depend on this loop become constants.
             let copy = body.iter().map(|s| s.substitute(var, &Index::from(i))).collect();
-            out.extend(unroll_block(simplify_block(copy, ranges), ranges));
+            inline(unroll_block(simplify_block(copy, ranges), ranges), out);
         }
         return;
     }
-    let kind = match kind {
-        LoopKind::Unrolled => LoopKind::Serial,
-        LoopKind::Vectorized if n.is_none() => LoopKind::Serial,
-        kind => kind,
-    };
     ranges.push(var, extent.clone());
     let body = unroll_block(body, ranges);
     ranges.pop();
+    let has_loops = body.iter().any(|s| matches!(s, Stmt::For(_)));
+    let kind = match kind {
+        LoopKind::Unrolled => LoopKind::Serial,
+        LoopKind::Vectorized if n.is_none() || has_loops => LoopKind::Serial,
+        kind => kind,
+    };
     out.push(Stmt::For(Loop { var, extent, kind, body }));
 }
 

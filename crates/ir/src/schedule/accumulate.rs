@@ -1,11 +1,16 @@
 //! Register tiles for reductions.
 
 use super::Illegal;
-use super::region::reads;
-use super::tree::{buffer_id, edit_loops, nest, simplify_block, single_loop};
+use super::region::{Access, for_each_access};
+use super::tree::{buffer_id, edit_loops, nest, new_buffer, require_open, simplify_block, single_loop};
 use crate::expr::{Cond, Expr};
-use crate::index::Index;
-use crate::program::{Buffer, LoopId, LoopKind, Program, Role, Scope, Stmt};
+use crate::index::{Index, Ranges};
+use crate::program::{BufferId, LoopId, LoopKind, Program, Role, Scope, Stmt};
+use crate::text::index_to_string;
+use crate::verify::writes_are_disjoint;
+
+/// More elements along one dimension of a tile than this are no register tile.
+const MOST_ELEMENTS: i64 = 4096;
 
 /// See [`super::Step::Accumulate`].
 ///
@@ -13,21 +18,14 @@ use crate::program::{Buffer, LoopId, LoopKind, Program, Role, Scope, Stmt};
 /// nests that begin and end it are clones of those loops, so that a later annotation of one reaches all three.
 pub fn accumulate(program: &mut Program, buffer: &str, at: &str, name: &str) -> Result<(), Illegal> {
     let result = buffer_id(program, buffer)?;
-    if program.find_buffer(name).is_some() {
-        return Err(Illegal::NameTaken(name.to_owned()));
-    }
     let var = single_loop(program, at)?;
     let dtype = program.buffer(result).dtype;
-    let tile = program.add_buffer(Buffer {
-        name: name.to_owned(),
-        dtype,
-        shape: Vec::new(),
-        scope: Scope::Register,
-        role: Role::Temporary,
-    });
+    let tile = new_buffer(program, name, dtype, Scope::Register, Role::Temporary)?;
+    let names = program.clone();
     let mut shape = Vec::new();
     edit_loops(program, var, &mut |mut l, ranges| {
-        let fail = |why: &str| Illegal::Body { target: at.to_owned(), why: why.to_owned() };
+        let fail = |why: &str| Illegal::Body { target: at.to_owned(), why: format!("{why} `{buffer}`") };
+        require_open(&names, &l)?;
         let mut ranges = ranges.clone();
         ranges.push(l.var, l.extent.clone());
         // The statement that holds the reduction; copies staged before it stay before it.
@@ -38,11 +36,8 @@ pub fn accumulate(program: &mut Program, buffer: &str, at: &str, name: &str) -> 
         };
         let places: Vec<usize> = (0..l.body.len()).filter(|&i| holds(&l.body[i])).collect();
         let [place] = places.as_slice() else {
-            return Err(fail("its body must hold exactly one reduction into the buffer"));
+            return Err(fail("its body must hold exactly one statement with a reduction into"));
         };
-        if l.body.iter().enumerate().any(|(i, s)| i != *place && reads(std::slice::from_ref(s), result)) {
-            return Err(fail("the result is read beside its reduction"));
-        }
         let reduction = l.body.remove(*place);
         let (mut loops, mut stmt) = (Vec::new(), &reduction);
         let (index, first) = loop {
@@ -52,32 +47,40 @@ pub fn accumulate(program: &mut Program, buffer: &str, at: &str, name: &str) -> 
                     // Copies staged inside the nest precede the one statement that goes on inwards.
                     let mut inside = inner.body.iter().filter(|s| holds(s));
                     let (Some(only), None) = (inside.next(), inside.next()) else {
-                        return Err(fail("the reduction must be a single statement"));
+                        return Err(fail("a single statement must reduce into"));
                     };
                     stmt = only;
                 }
                 Stmt::Update { index, first, .. } => break (index.clone(), first.clone()),
-                _ => return Err(fail("the reduction stands under a condition")),
+                _ => return Err(fail("a condition stands before the reduction into")),
             }
         };
+        if n_uses(&reduction, result) > 2 {
+            return Err(fail("inside, something besides the reduction uses"));
+        }
         let spatial: Vec<(LoopId, Index, LoopKind)> =
             loops.iter().filter(|(v, _, _)| index.iter().any(|i| i.uses(*v))).cloned().collect();
         if spatial
             .iter()
             .any(|(_, e, _)| loops.iter().any(|(v, _, _)| e.uses(*v) && !spatial.iter().any(|(s, _, _)| s == v)))
         {
-            return Err(fail("an extent of the result's loops depends on a loop of the reduction"));
+            return Err(fail("the extent of a loop over the result depends on one of the reduction into"));
         }
         let mut inside = ranges.clone();
-        shape.clear();
-        for (v, extent, _) in &loops {
-            if spatial.iter().any(|(s, _, _)| s == v) {
-                match inside.upper(extent) {
-                    Some(n) if n <= 4096 => shape.push(n),
-                    _ => return Err(fail("the result's loops inside it have no small constant bound")),
+        spatial.iter().for_each(|(v, e, _)| inside.push(*v, e.clone()));
+        // Each place of the tile stands for an element of its own, begun in the same iteration.
+        if spatial.iter().any(|(v, _, _)| !writes_are_disjoint(&index, *v, &inside) || first.uses(*v)) {
+            return Err(fail("inside, different iterations of loops over the result reduce into one element of"));
+        }
+        shape = Vec::with_capacity(spatial.len());
+        for (v, extent, _) in &spatial {
+            match inside.upper(extent) {
+                Some(n) if n <= MOST_ELEMENTS => shape.push(n),
+                _ => {
+                    let (target, extent) = (names.loop_name(*v).to_owned(), index_to_string(&names, extent));
+                    return Err(Illegal::TooLong { target, extent, most: MOST_ELEMENTS });
                 }
             }
-            inside.push(*v, extent.clone());
         }
         let place_in_tile: Vec<Index> = spatial.iter().map(|(v, _, _)| (*v).into()).collect();
         let each = |stmt: Stmt| nest(spatial.iter().cloned(), vec![stmt]);
@@ -104,6 +107,15 @@ pub fn accumulate(program: &mut Program, buffer: &str, at: &str, name: &str) -> 
     Ok(())
 }
 
+/// Reads, writes and allocations of a buffer; an update's own is a read and a write.
+fn n_uses(stmt: &Stmt, buffer: BufferId) -> usize {
+    let mut n = 0;
+    let block = std::slice::from_ref(stmt);
+    for_each_access(block, buffer, Access::Any, &mut Ranges::default(), &mut |_, _| n += 1);
+    stmt.walk(&mut |s| n += usize::from(*s == Stmt::Alloc(buffer)));
+    n
+}
+
 fn op_of(update: &Stmt) -> crate::expr::ReduceOp {
     match update {
         Stmt::Update { op, .. } => *op,
@@ -120,7 +132,7 @@ fn drop_decided(cond: &Cond) -> Cond {
     }
 }
 
-fn retarget(stmt: Stmt, from: crate::BufferId, to: crate::BufferId, place: &[Index]) -> Stmt {
+fn retarget(stmt: Stmt, from: BufferId, to: BufferId, place: &[Index]) -> Stmt {
     match stmt {
         Stmt::For(mut l) => {
             l.body = l.body.into_iter().map(|s| retarget(s, from, to, place)).collect();

@@ -1,42 +1,45 @@
 //! Computing a stage where it is used.
 
 use super::Illegal;
-use super::region::{Access, reads, redirect_reads, region};
-use super::tree::{buffer_id, edit_loops, nest, simplify_block, single_loop};
+use super::region::{Access, reads, redirect_reads, region, writes};
+use super::tree::{buffer_id, count, edit_loops, nest, require_open, simplify_block, single_loop};
 use crate::index::Index;
 use crate::program::{BufferId, LoopId, LoopKind, Program, Role, Scope, Stmt};
+use crate::text::index_to_string;
 
 /// See [`super::Step::ComputeAt`].
 pub fn compute_at(program: &mut Program, buffer: &str, at: &str) -> Result<(), Illegal> {
     let id = buffer_id(program, buffer)?;
     let var = single_loop(program, at)?;
-    let fail = |why: &str| Illegal::Buffer { buffer: buffer.to_owned(), why: why.to_owned() };
-    if program.buffer(id).role != Role::Temporary {
-        return Err(fail("only a stage in between can be moved"));
+    let fail = |why: String| Illegal::Buffer { buffer: buffer.to_owned(), why };
+    let Stage { loops, axes, leaf } = take_stage(program, id)?;
+    for (v, &n) in axes.iter().zip(&program.buffer(id).shape) {
+        let (_, extent) = loops.iter().find(|(l, _)| l == v).expect("an axis is a loop");
+        if extent.as_const() != Some(n) {
+            let (v, extent) = (program.loop_name(*v), index_to_string(program, extent));
+            return Err(fail(format!("its loop `{v}` of extent {extent} does not cover all {n} elements")));
+        }
     }
-    let (loops, leaf) =
-        take_stage(program, id).ok_or_else(|| fail("it is not computed by one plain nest of its own"))?;
-    let (_, index) = leaf.own_write().expect("a stage's leaf writes");
-    let axes: Option<Vec<LoopId>> =
-        index.iter().map(|i| loops.iter().map(|l| l.0).find(|v| *i == Index::from(*v))).collect();
-    let axes = axes.ok_or_else(|| fail("its subscripts are not its loops"))?;
+    if count(program, var) == 0 {
+        return Err(fail(format!("loop `{at}` is its own")));
+    }
     let names = program.clone();
     let mut shape = Vec::new();
     edit_loops(program, var, &mut |mut l, ranges| {
+        require_open(&names, &l)?;
         let mut ranges = ranges.clone();
         ranges.push(l.var, l.extent.clone());
-        let needed = region(&names, &l.body, id, Access::Read, &ranges)
-            .map_err(|why| Illegal::Buffer { buffer: buffer.to_owned(), why })?;
+        let place = format!("in loop `{at}`");
+        let needed = region(&names, &l.body, id, Access::Read, &ranges, &place).map_err(fail)?;
         shape = needed.most.clone();
         // The stage's own loops, now over the needed part: what they computed is shifted by where it begins.
+        let shifts: Vec<(LoopId, Index)> =
+            axes.iter().zip(&needed.lower).map(|(&v, lo)| (v, Index::from(v).add(lo))).collect();
         let extent_of = |v: LoopId, whole: &Index| match axes.iter().position(|a| *a == v) {
             Some(d) => needed.extent[d].clone(),
-            None => whole.clone(),
+            None => shifts.iter().fold(whole.clone(), |e, (v, by)| e.substitute(*v, by)),
         };
-        let shifted = axes
-            .iter()
-            .zip(&needed.lower)
-            .fold(leaf.clone(), |leaf, (v, lo)| leaf.substitute(*v, &Index::from(*v).add(lo)));
+        let shifted = shifts.iter().fold(leaf.clone(), |leaf, (v, by)| leaf.substitute(*v, by));
         let moved = at_index(shifted, axes.iter().map(|&v| v.into()).collect());
         let nest = nest(loops.iter().map(|(v, e)| (*v, extent_of(*v, e), LoopKind::Serial)), vec![moved]);
         let body = redirect_reads(std::mem::take(&mut l.body), id, id, &mut ranges.clone(), &|index, ranges| {
@@ -48,9 +51,8 @@ pub fn compute_at(program: &mut Program, buffer: &str, at: &str) -> Result<(), I
         l.body.splice(first..first, new.collect::<Vec<_>>());
         Ok(vec![Stmt::For(l)])
     })?;
-    let everywhere = reads_outside(program, id, var);
-    if everywhere {
-        return Err(fail("it is read outside that loop too"));
+    if reads_outside(program, id, var) {
+        return Err(fail(format!("it is read outside loop `{at}` too")));
     }
     let moved = &mut program.buffers[id.0 as usize];
     moved.shape = shape;
@@ -58,23 +60,67 @@ pub fn compute_at(program: &mut Program, buffer: &str, at: &str) -> Result<(), I
     Ok(())
 }
 
-/// Removes the nest and the allocation of a stage from the top level, and gives its loops and its assignment.
-pub fn take_stage(program: &mut Program, id: BufferId) -> Option<(Vec<(LoopId, Index)>, Stmt)> {
-    let place = program.body.iter().position(|s| super::region::writes(std::slice::from_ref(s), id))?;
+/// A stage in between: a nest of serial loops around the one assignment to its buffer.
+pub struct Stage {
+    /// Its loops with their extents, outermost first.
+    pub loops: Vec<(LoopId, Index)>,
+    /// The loop that is the subscript, for each dimension.
+    pub axes: Vec<LoopId>,
+    /// The assignment.
+    pub leaf: Stmt,
+}
+
+/// Removes a stage and its allocation from the program, where it may as well be computed later.
+pub fn take_stage(program: &mut Program, id: BufferId) -> Result<Stage, Illegal> {
+    let buffer = program.buffer(id);
+    let fail = |why: String| Illegal::Buffer { buffer: buffer.name.clone(), why };
+    if buffer.role != Role::Temporary {
+        return Err(fail("only a stage in between can be moved".to_owned()));
+    }
+    let no_nest = || fail("it is not computed by one nest of serial loops of its own".to_owned());
+    let writers: Vec<usize> =
+        (0..program.body.len()).filter(|&i| writes(std::slice::from_ref(&program.body[i]), id)).collect();
+    let [place] = writers[..] else { return Err(no_nest()) };
     let (mut loops, mut stmt) = (Vec::new(), &program.body[place]);
     while let Stmt::For(l) = stmt {
-        let [only] = l.body.as_slice() else { return None };
-        if l.kind != LoopKind::Serial {
-            return None;
-        }
+        let ([only], LoopKind::Serial) = (l.body.as_slice(), l.kind) else { return Err(no_nest()) };
         loops.push((l.var, l.extent.clone()));
         stmt = only;
     }
-    stmt.own_write().filter(|(b, _)| *b == id)?;
+    let Some((_, index)) = stmt.own_write() else { return Err(no_nest()) };
+    let axis = |i: &Index| loops.iter().map(|l| l.0).find(|v| *i == Index::from(*v));
+    let axes = index.iter().map(axis).collect::<Option<Vec<_>>>().filter(|axes| {
+        // Each a loop of its own.
+        axes.iter().enumerate().all(|(at, v)| !axes[..at].contains(v))
+    });
+    let axes = axes.ok_or_else(|| fail("its subscripts are not its loops".to_owned()))?;
+    let mut sources = Vec::new();
+    stmt.for_each_own_read(&mut |b, _| sources.push(b));
+    if let Stmt::Update { .. } = stmt {
+        // The read of the old value comes last.
+        sources.pop();
+    }
+    if let Some(source) = sources.into_iter().find(|&b| b == id || writes(&program.body[place + 1..], b)) {
+        let source = &program.buffer(source).name;
+        return Err(fail(format!("it reads `{source}`, which is written while it is needed")));
+    }
     let leaf = stmt.clone();
     program.body.remove(place);
     program.body.retain(|s| *s != Stmt::Alloc(id));
-    Some((loops, leaf))
+    program.body = drop_prefetches(std::mem::take(&mut program.body), id);
+    Ok(Stage { loops, axes, leaf })
+}
+
+/// The block without the prefetches of a buffer and the loops around them.
+fn drop_prefetches(block: Vec<Stmt>, id: BufferId) -> Vec<Stmt> {
+    let without = |mut s: Stmt| {
+        let had_blocks = s.blocks().any(|b| !b.is_empty());
+        s.blocks_mut().for_each(|b| *b = drop_prefetches(std::mem::take(b), id));
+        let emptied = had_blocks && s.blocks().all(|b| b.is_empty());
+        let fetches = matches!(s, Stmt::Prefetch { buffer, .. } if buffer == id);
+        (!emptied && !fetches).then_some(s)
+    };
+    block.into_iter().filter_map(without).collect()
 }
 
 fn at_index(stmt: Stmt, at: Vec<Index>) -> Stmt {

@@ -1,6 +1,7 @@
 //! Fusing two nested loops into one.
 
 use super::Illegal;
+use super::dependence::require_still_independent;
 use super::tree::{edit_loops, new_loop, require_serial, simplify_block, single_loop};
 use crate::index::Index;
 use crate::program::{Loop, LoopKind, Program, Stmt};
@@ -29,5 +30,6 @@ pub fn fuse(program: &mut Program, outer: &str, inner: &str, fused: &str) -> Res
         let body = within.body.iter().map(|s| s.substitute(outer_var, &a).substitute(inner_var, &b)).collect();
         let stmt = Stmt::For(Loop { var: fused, extent: l.extent.scale(n), kind: LoopKind::Serial, body });
         Ok(simplify_block(vec![stmt], &mut ranges.clone()))
-    })
+    })?;
+    require_still_independent(program, fused)
 }

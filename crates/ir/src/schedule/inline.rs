@@ -1,27 +1,26 @@
 //! Inlining a stage into its readers.
 
 use super::Illegal;
-use super::compute_at::take_stage;
+use super::compute_at::{Stage, take_stage};
 use super::tree::{buffer_id, simplify_block};
 use crate::expr::Expr;
-use crate::index::{Index, Ranges};
-use crate::program::{BufferId, LoopId, Program, Role, Stmt};
+use crate::index::Ranges;
+use crate::program::{BufferId, LoopId, Program, Stmt};
 
 /// See [`super::Step::Inline`].
 pub fn inline(program: &mut Program, buffer: &str) -> Result<(), Illegal> {
     let id = buffer_id(program, buffer)?;
     let fail = |why: &str| Illegal::Buffer { buffer: buffer.to_owned(), why: why.to_owned() };
-    if program.buffer(id).role != Role::Temporary {
-        return Err(fail("only a stage in between can be inlined"));
-    }
-    let (loops, leaf) =
-        take_stage(program, id).ok_or_else(|| fail("it is not computed by one plain nest of its own"))?;
-    let Stmt::Store { index, value, .. } = leaf else {
+    let Stage { loops, axes, leaf } = take_stage(program, id)?;
+    let Stmt::Store { value, .. } = leaf else {
         return Err(fail("it is a reduction, which would be repeated for every read"));
     };
-    let axes: Option<Vec<LoopId>> =
-        index.iter().map(|i| loops.iter().map(|l| l.0).find(|v| *i == Index::from(*v))).collect();
-    let axes = axes.ok_or_else(|| fail("its subscripts are not its loops"))?;
+    if loops.iter().any(|(v, _)| !axes.contains(v) && value.uses(*v)) {
+        return Err(fail("its elements are written several times"));
+    }
+    if program.buffers.iter().any(|b| b.dtype != program.buffer(id).dtype) {
+        return Err(fail("other buffers are of another element type, to which it would not be rounded"));
+    }
     let body = std::mem::take(&mut program.body);
     let body = replace_reads(body, id, &axes, &value);
     program.body = simplify_block(body, &mut Ranges::default());

@@ -6,6 +6,7 @@
 mod accumulate;
 mod annotate;
 mod compute_at;
+mod dependence;
 mod fuse;
 mod inline;
 mod prefetch;
@@ -16,7 +17,7 @@ mod stage;
 mod text;
 mod tree;
 
-pub use text::{StepParseError, parse_steps};
+pub use text::{FORMS, StepParseError, parse_steps};
 pub use tree::nest;
 
 use crate::program::{LoopKind, Program};
@@ -73,7 +74,7 @@ pub enum Step {
         /// The loops, outermost first.
         loops: Vec<String>,
     },
-    /// Carries out all iterations of an innermost loop at once, as lanes of vectors.
+    /// Carries out all iterations of a loop at once, as lanes of vectors. Inside it only unrolled loops may stand.
     Vectorize {
         /// The loop.
         target: String,
@@ -155,6 +156,9 @@ pub enum Illegal {
     /// No buffer of that name is in the program.
     #[error("no buffer `{0}` in the program (buffers: {1})")]
     NoBuffer(String, String),
+    /// A new name is not one.
+    #[error("`{0}` is not a name: a letter or `_`, then letters, digits, `_` and `.`")]
+    NotAName(String),
     /// A new name is taken.
     #[error("the name `{0}` is taken")]
     NameTaken(String),
@@ -169,8 +173,10 @@ pub enum Illegal {
         factor: i64,
     },
     /// A factor, tile size or distance is out of range.
-    #[error("{what} must be in {least}..={most}, not {value}")]
+    #[error("`{target}`: {what} must be in {least}..={most}, not {value}")]
     OutOfRange {
+        /// The loop or buffer.
+        target: String,
         /// Which number.
         what: &'static str,
         /// Smallest accepted.

@@ -2,7 +2,7 @@
 
 use super::Illegal;
 use super::region::{Access, region, writes};
-use super::tree::{buffer_id, edit_loops, nest, new_loop, simplify_block, single_loop};
+use super::tree::{allocated_in, buffer_id, edit_loops, nest, new_loop, require_open, simplify_block, single_loop};
 use crate::index::Index;
 use crate::program::{LoopKind, Program, Stmt};
 
@@ -16,7 +16,8 @@ pub fn prefetch(program: &mut Program, buffer: &str, at: &str, ahead: i64) -> Re
     const MOST_AHEAD: i64 = 1 << 20;
     let target = buffer_id(program, buffer)?;
     if !(0..=MOST_AHEAD).contains(&ahead) {
-        return Err(Illegal::OutOfRange { what: "a prefetch distance", least: 0, most: MOST_AHEAD, value: ahead });
+        let (target, what) = (at.to_owned(), "the prefetch distance");
+        return Err(Illegal::OutOfRange { target, what, least: 0, most: MOST_AHEAD, value: ahead });
     }
     let var = single_loop(program, at)?;
     let rank = program.buffer(target).shape.len();
@@ -28,7 +29,11 @@ pub fn prefetch(program: &mut Program, buffer: &str, at: &str, ahead: i64) -> Re
         let mut ranges = ranges.clone();
         ranges.push(l.var, l.extent.clone());
         let fail = |why: String| Illegal::Buffer { buffer: buffer.to_owned(), why };
-        let touched = region(&names, &l.body, target, Access::Any, &ranges).map_err(fail)?;
+        require_open(&names, &l)?;
+        if allocated_in(&l.body).contains(&target) {
+            return Err(fail(format!("it is made anew in each iteration of `{at}`, so there is nothing to fetch before")));
+        }
+        let touched = region(&names, &l.body, target, Access::Any, &ranges, &format!("in loop `{at}`")).map_err(fail)?;
         let steps: Vec<i64> = (0..rank).map(|d| if d + 1 == rank { per_line } else { 1 }).collect();
         let counts: Vec<i64> = touched.most.iter().zip(&steps).map(|(&n, &s)| (n + s - 1) / s).collect();
         let lines = counts.iter().try_fold(1i64, |n, &c| n.checked_mul(c)).unwrap_or(i64::MAX);

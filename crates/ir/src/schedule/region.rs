@@ -21,13 +21,15 @@ pub enum Access {
     Any,
 }
 
-/// The region of `buffer` that `block` touches, given the loops around the block; `Err` says why there is none.
+/// The region of `buffer` that `block` touches, given the loops around the block; `Err` says why there is none, with
+/// `place` for where the block is.
 pub fn region(
     program: &Program,
     block: &[Stmt],
     buffer: BufferId,
     access: Access,
     outside: &Ranges,
+    place: &str,
 ) -> Result<Region, String> {
     let shape = &program.buffer(buffer).shape;
     let mut union: Option<(Vec<Index>, Vec<Index>)> = None;
@@ -64,7 +66,7 @@ pub fn region(
     if let Some(why) = failed {
         return Err(why);
     }
-    let Some((lower, upper)) = union else { return Err("it is not read here".to_owned()) };
+    let Some((lower, upper)) = union else { return Err(format!("it is not used {place}")) };
     let extent: Vec<Index> =
         lower.iter().zip(&upper).map(|(l, h)| outside.simplify(&subtract_inside(h, l).offset(1))).collect();
     let most = extent.iter().zip(shape).map(|(e, &n)| outside.upper(e).map_or(n, |u| u.min(n))).collect();

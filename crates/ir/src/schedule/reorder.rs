@@ -1,7 +1,7 @@
 //! Reordering the loops of a perfect nest.
 
 use super::Illegal;
-use super::annotate::require_no_carried_reads;
+use super::dependence::{require_order_kept, require_still_independent};
 use super::tree::{edit_loops, nest, require_serial, single_loop};
 use crate::program::{Loop, LoopId, Program, Stmt};
 use crate::text::index_to_string;
@@ -11,12 +11,13 @@ pub fn reorder(program: &mut Program, order: &[String]) -> Result<(), Illegal> {
     let vars = order.iter().map(|name| single_loop(program, name)).collect::<Result<Vec<_>, _>>()?;
     for (at, var) in vars.iter().enumerate() {
         if vars[..at].contains(var) {
-            return Err(Illegal::NameTaken(order[at].clone()));
+            return Err(Illegal::Body { target: order[at].clone(), why: "it is named twice".to_owned() });
         }
     }
     let Some(outermost) = outermost_of(program, &vars) else { return Ok(()) };
     let names = program.clone();
-    edit_loops(program, outermost, &mut |l, _| {
+    let mut innermost = None;
+    edit_loops(program, outermost, &mut |l, outside| {
         // The chain of perfectly nested loops down to the last one named.
         let (mut chain, mut missing, mut body) = (Vec::new(), vars.len(), vec![Stmt::For(l)]);
         while missing > 0 {
@@ -35,7 +36,6 @@ pub fn reorder(program: &mut Program, order: &[String]) -> Result<(), Illegal> {
             }
             chain.push(l);
         }
-        require_no_carried_reads(&names, order.first().map_or("", |s| s), &body, true)?;
         let mut wanted = vars.iter();
         let loops: Vec<Loop> = chain
             .iter()
@@ -53,8 +53,12 @@ pub fn reorder(program: &mut Program, order: &[String]) -> Result<(), Illegal> {
                 });
             }
         }
+        let after: Vec<LoopId> = loops.iter().map(|l| l.var).collect();
+        require_order_kept(&names, &chain, &after, &body, outside)?;
+        innermost = after.last().copied();
         Ok(nest(loops.into_iter().map(|l| (l.var, l.extent, l.kind)), body))
-    })
+    })?;
+    innermost.map_or(Ok(()), |var| require_still_independent(program, var))
 }
 
 /// The first of these loops met on the way into the program.

@@ -1,5 +1,6 @@
 //! Splitting a loop in two.
 
+use super::dependence::require_still_independent;
 use super::tree::{edit_loops, new_loop, require_serial, simplify_block, single_loop};
 use super::{Illegal, Tail};
 use crate::expr::Cond;
@@ -19,7 +20,8 @@ pub fn split(
     const MOST: i64 = 1 << 40;
     let var = single_loop(program, target)?;
     if !(1..=MOST).contains(&factor) {
-        return Err(Illegal::OutOfRange { what: "a split factor", least: 1, most: MOST, value: factor });
+        let (target, what) = (target.to_owned(), "the split factor");
+        return Err(Illegal::OutOfRange { target, what, least: 1, most: MOST, value: factor });
     }
     let (outer, inner) = (new_loop(program, outer)?, new_loop(program, inner)?);
     let names = program.clone();
@@ -49,5 +51,6 @@ pub fn split(
         let extent = l.extent.offset(factor - 1).floor_div(factor);
         let stmt = Stmt::For(Loop { var: outer, extent, kind: LoopKind::Serial, body });
         Ok(simplify_block(vec![stmt], &mut ranges.clone()))
-    })
+    })?;
+    require_still_independent(program, inner)
 }

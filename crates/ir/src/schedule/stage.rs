@@ -1,11 +1,18 @@
 //! Staging: a packed copy of what a loop's iteration reads.
 
 use super::region::{Access, Region, reads, redirect_reads, region, writes};
-use super::tree::{buffer_id, edit_loops, nest, new_loop, simplify_block, single_loop};
+use super::tree::{
+    buffer_id, edit_loops, nest, new_buffer, new_loop, require_open, simplify_block, single_loop,
+};
 use super::{Illegal, LayoutAxis};
-use crate::expr::Expr;
-use crate::index::{Index, Ranges};
-use crate::program::{Buffer, BufferId, LoopId, LoopKind, Program, Role, Scope, Stmt};
+use crate::expr::{Cond, Expr};
+use crate::index::{Atom, Index, Ranges};
+use crate::program::{BufferId, LoopId, LoopKind, Program, Role, Scope, Stmt};
+
+/// Largest tile of a layout.
+const MOST_TILE: i64 = 1 << 40;
+/// Largest copy.
+const MOST_BYTES: u64 = 1 << 46;
 
 /// See [`super::Step::Stage`].
 pub fn stage(
@@ -17,9 +24,6 @@ pub fn stage(
     shared: bool,
 ) -> Result<(), Illegal> {
     let source = buffer_id(program, buffer)?;
-    if program.find_buffer(name).is_some() {
-        return Err(Illegal::NameTaken(name.to_owned()));
-    }
     check_layout(program, source, layout)?;
     let loops = (0..layout.len()).map(|i| new_loop(program, &format!("{name}.{i}"))).collect::<Result<Vec<_>, _>>()?;
     let ahead = at.is_none() && program.buffer(source).role == Role::ConstInput;
@@ -29,14 +33,15 @@ pub fn stage(
         (false, true) => (Scope::Shared, Role::Temporary),
         (false, false) => (Scope::Local, Role::Temporary),
     };
-    let copy = program.add_buffer(Buffer { name: name.to_owned(), dtype, shape: Vec::new(), scope, role });
+    let copy = new_buffer(program, name, dtype, scope, role)?;
     let names = program.clone();
     let mut shape = Vec::new();
-    let serve = Serve { names: &names, source, copy, layout, loops: &loops };
+    let serve = Serve { names: &names, source, at, copy, layout, loops: &loops };
     match at {
         Some(at) => {
             let var = single_loop(program, at)?;
             edit_loops(program, var, &mut |mut l, ranges| {
+                require_open(&names, &l)?;
                 let mut ranges = ranges.clone();
                 ranges.push(l.var, l.extent.clone());
                 let (fill, mut body, s) = serve.fill_and_body(std::mem::take(&mut l.body), &ranges)?;
@@ -60,12 +65,16 @@ pub fn stage(
         }
     }
     program.buffers[copy.0 as usize].shape = shape;
-    Ok(())
+    match program.buffer(copy).size_bytes() {
+        Some(bytes) if bytes <= MOST_BYTES => Ok(()),
+        _ => Err(Illegal::Buffer { buffer: name.to_owned(), why: "it does not fit into any memory".to_owned() }),
+    }
 }
 
 struct Serve<'a> {
     names: &'a Program,
     source: BufferId,
+    at: Option<&'a str>,
     copy: BufferId,
     layout: &'a [LayoutAxis],
     loops: &'a [LoopId],
@@ -76,10 +85,15 @@ impl Serve<'_> {
     fn fill_and_body(&self, block: Vec<Stmt>, outside: &Ranges) -> Result<(Vec<Stmt>, Vec<Stmt>, Vec<i64>), Illegal> {
         let name = &self.names.buffer(self.source).name;
         let fail = |why: String| Illegal::Buffer { buffer: name.clone(), why };
+        let place = self.at.map_or("in `run`".to_owned(), |at| format!("in loop `{at}`"));
         if writes(&block, self.source) {
-            return Err(fail("it is written where it would be staged".to_owned()));
+            return Err(fail(format!("it is written {place}, so a copy would go stale")));
         }
-        let region = region(self.names, &block, self.source, Access::Read, outside).map_err(fail)?;
+        let is_input = matches!(self.names.buffer(self.source).role, Role::Input | Role::ConstInput);
+        if !is_input && !is_filled(self.names, self.source) {
+            return Err(fail("parts of it may be unwritten, and a copy would read them".to_owned()));
+        }
+        let region = region(self.names, &block, self.source, Access::Read, outside, &place).map_err(fail)?;
         let fill = simplify_block(self.fill(&region), &mut outside.clone());
         let body = redirect_reads(block, self.source, self.copy, &mut outside.clone(), &|index, ranges| {
             let local: Vec<Index> =
@@ -134,10 +148,55 @@ impl Serve<'_> {
     }
 }
 
+/// Whether a statement under no condition shows that all elements of a buffer are written.
+fn is_filled(program: &Program, buffer: BufferId) -> bool {
+    fn search(block: &[Stmt], buffer: BufferId, shape: &[i64], ranges: &mut Ranges) -> bool {
+        block.iter().any(|s| match s {
+            Stmt::For(l) => {
+                ranges.push(l.var, l.extent.clone());
+                let found = search(&l.body, buffer, shape, ranges);
+                ranges.pop();
+                found
+            }
+            Stmt::If { cond: Cond::True, then, .. } => search(then, buffer, shape, ranges),
+            Stmt::If { .. } => false,
+            _ => s.own_write().is_some_and(|(b, index)| b == buffer && covers(index, shape, ranges)),
+        })
+    }
+    let shape = &program.buffer(buffer).shape;
+    [&program.prepare, &program.body].iter().any(|b| search(b, buffer, shape, &mut Ranges::default()))
+}
+
+/// Whether subscripts take all values: loops of constant extents, each in one subscript, as the digits of a number.
+fn covers(index: &[Index], shape: &[i64], ranges: &Ranges) -> bool {
+    let mut seen: Vec<LoopId> = Vec::new();
+    index.iter().zip(shape).all(|(e, &n)| {
+        let mut digits = Vec::new();
+        for (atom, c) in e.terms() {
+            let Atom::Var(v) = atom else { return false };
+            let known = ranges.loops().iter().find(|(l, _)| l == v).and_then(|(_, e)| e.as_const());
+            let (Some(extent), false) = (known, seen.contains(v)) else { return false };
+            seen.push(*v);
+            digits.push((*c, extent));
+        }
+        digits.sort_unstable();
+        let values = digits.iter().try_fold(1i64, |n, &(c, extent)| if c == n { n.checked_mul(extent) } else { None });
+        e.constant() == 0 && values == Some(n)
+    })
+}
+
 /// Every dimension once: whole, or divided and then its remainder, by one tile size.
 fn check_layout(program: &Program, source: BufferId, layout: &[LayoutAxis]) -> Result<(), Illegal> {
     let buffer = program.buffer(source);
     let fail = |why: String| Err(Illegal::Buffer { buffer: buffer.name.clone(), why });
+    let tiles = layout.iter().filter_map(|a| match a {
+        LayoutAxis::Outer(_, t) | LayoutAxis::Inner(_, t) => Some(*t),
+        LayoutAxis::Whole(_) => None,
+    });
+    if let Some(value) = tiles.into_iter().find(|t| !(1..=MOST_TILE).contains(t)) {
+        let (target, what) = (buffer.name.clone(), "the tile size");
+        return Err(Illegal::OutOfRange { target, what, least: 1, most: MOST_TILE, value });
+    }
     for d in 0..buffer.shape.len() {
         let of_d: Vec<LayoutAxis> = layout
             .iter()
@@ -148,7 +207,7 @@ fn check_layout(program: &Program, source: BufferId, layout: &[LayoutAxis]) -> R
             .collect();
         match of_d.as_slice() {
             [LayoutAxis::Whole(_)] => {}
-            [LayoutAxis::Outer(_, a), LayoutAxis::Inner(_, b)] if a == b && *a >= 1 => {}
+            [LayoutAxis::Outer(_, a), LayoutAxis::Inner(_, b)] if a == b => {}
             _ => {
                 return fail(format!(
                     "the layout must hold dimension {d} whole, or divided by a tile size and, after that, its remainder"

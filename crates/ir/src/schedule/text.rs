@@ -17,7 +17,7 @@ pub struct StepParseError {
 }
 
 /// The form of every step, by its first word.
-const FORMS: [(&str, &str); 12] = [
+pub const FORMS: [(&str, &str); 12] = [
     ("split", "split LOOP FACTOR -> OUTER INNER [shrink|guard]"),
     ("fuse", "fuse OUTER INNER -> LOOP"),
     ("reorder", "reorder LOOP LOOP..."),

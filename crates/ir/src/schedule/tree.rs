@@ -2,7 +2,8 @@
 
 use super::Illegal;
 use crate::index::{Index, Ranges};
-use crate::program::{BufferId, Loop, LoopId, LoopKind, Program, Stmt};
+use crate::program::{Buffer, BufferId, DType, Loop, LoopId, LoopKind, Program, Role, Scope, Stmt};
+use crate::text::is_name;
 
 /// The variable of a named loop that stands in the program.
 pub fn loop_id(program: &Program, name: &str) -> Result<LoopId, Illegal> {
@@ -25,21 +26,76 @@ pub fn buffer_id(program: &Program, name: &str) -> Result<BufferId, Illegal> {
     })
 }
 
-/// A new loop variable, whose name must be free.
+/// A new loop variable, whose name must be one and free.
 pub fn new_loop(program: &mut Program, name: &str) -> Result<LoopId, Illegal> {
-    match program.find_loop(name) {
-        Some(_) => Err(Illegal::NameTaken(name.to_owned())),
-        None => Ok(program.add_loop(name)),
+    require_free(name, program.find_loop(name).is_some())?;
+    Ok(program.add_loop(name))
+}
+
+/// A new temporary or prepared buffer, whose name must be one and free. Its shape is set once it is known.
+pub fn new_buffer(
+    program: &mut Program,
+    name: &str,
+    dtype: DType,
+    scope: Scope,
+    role: Role,
+) -> Result<BufferId, Illegal> {
+    require_free(name, program.find_buffer(name).is_some())?;
+    Ok(program.add_buffer(Buffer { name: name.to_owned(), dtype, shape: Vec::new(), scope, role }))
+}
+
+fn require_free(name: &str, taken: bool) -> Result<(), Illegal> {
+    match (is_name(name), taken) {
+        (false, _) => Err(Illegal::NotAName(name.to_owned())),
+        (true, true) => Err(Illegal::NameTaken(name.to_owned())),
+        (true, false) => Ok(()),
     }
 }
 
 /// How many loops of the program have this variable.
 pub fn count(program: &Program, var: LoopId) -> usize {
+    count_in(&program.prepare, var) + count_in(&program.body, var)
+}
+
+/// How many loops of a block have this variable.
+pub fn count_in(block: &[Stmt], var: LoopId) -> usize {
     let mut n = 0;
-    for s in program.prepare.iter().chain(&program.body) {
+    for s in block {
         s.walk(&mut |s| n += usize::from(matches!(s, Stmt::For(l) if l.var == var)));
     }
     n
+}
+
+/// The loops around and inside the loops of this variable.
+pub fn on_path(program: &Program, var: LoopId) -> Vec<&Loop> {
+    fn descend<'a>(
+        block: &'a [Stmt],
+        var: LoopId,
+        inside: bool,
+        around: &mut Vec<&'a Loop>,
+        found: &mut Vec<&'a Loop>,
+    ) {
+        for s in block {
+            let Stmt::For(l) = s else {
+                s.blocks().for_each(|b| descend(b, var, inside, around, found));
+                continue;
+            };
+            if l.var == var {
+                found.extend(around.iter().copied());
+            }
+            if inside {
+                found.push(l);
+            }
+            around.push(l);
+            descend(&l.body, var, inside || l.var == var, around, found);
+            around.pop();
+        }
+    }
+    let mut found = Vec::new();
+    for block in [&program.prepare, &program.body] {
+        descend(block, var, false, &mut Vec::new(), &mut found);
+    }
+    found
 }
 
 /// A loop by name that stands in exactly one place.
@@ -123,6 +179,15 @@ pub fn require_serial(program: &Program, l: &Loop) -> Result<(), Illegal> {
         Ok(())
     } else {
         Err(Illegal::NotSerial { target: program.loop_name(l.var).to_owned(), kind: l.kind.name() })
+    }
+}
+
+/// A loop that other statements than plain assignments may be put into.
+pub fn require_open(program: &Program, l: &Loop) -> Result<(), Illegal> {
+    if l.kind == LoopKind::Vectorized {
+        Err(Illegal::NotSerial { target: program.loop_name(l.var).to_owned(), kind: l.kind.name() })
+    } else {
+        Ok(())
     }
 }
 

@@ -217,7 +217,7 @@ fn steps(s: &Setting, space: &Space, config: &Config) -> Vec<Step> {
         "panels" => steps.extend([
             stage("A", Some(a_at), "A.p", &[Outer(0, mr), Whole(1), Inner(0, mr)]),
             split("A.p.1", lanes, "A.p.v", "A.p.l"),
-            reorder(&["A.p.v", "A.p.2", "A.p.l"]),
+            reorder(&["A.p.v", "A.p.l", "A.p.2"]),
             unroll("A.p.2"),
             vectorize("A.p.l"),
         ]),

@@ -99,7 +99,12 @@ pub fn run(
     let time = if is_interrupted { TIME_INTERRUPTED } else { TIME };
     let (leaders, rounds) = leaders(trials, time);
     let Some(best) = leaders.first() else { return Ok(None) };
-    progress.message(&format!("measuring the {} best against each other", leaders.len()));
+    progress.update(|status| {
+        status.phase = Some(match leaders.len() {
+            1 => "measuring the best again".to_owned(),
+            n => format!("measuring the {n} best against each other"),
+        });
+    });
     let sources: Vec<Source> =
         leaders.iter().map(|trial| Source::Steps(steps_text(&task.steps(&trial.config)))).collect();
     let outcomes = device.race(&sources, rounds as u32, ROUND)?;
@@ -128,9 +133,7 @@ fn leaders(trials: &[Trial], time: Duration) -> (Vec<&Trial>, u64) {
     let mut leaders: Vec<(&Trial, Timing)> = trials.iter().filter_map(|trial| Some((trial, timed(trial)?))).collect();
     let best_ns = leaders.iter().map(|(_, timing)| timing.median_ns).fold(f64::INFINITY, f64::min);
     leaders.retain(|(_, timing)| timing.median_ns <= NEAR * best_ns);
-    leaders.sort_by(|(_, a), (_, b)| {
-        a.stopped_early.cmp(&b.stopped_early).then(a.median_ns.total_cmp(&b.median_ns))
-    });
+    leaders.sort_by(|(_, a), (_, b)| a.stopped_early.cmp(&b.stopped_early).then(a.median_ns.total_cmp(&b.median_ns)));
     let round_ns = (RUNS_IN_ROUND * best_ns).max(ROUND.as_nanos() as f64);
     let affordable = (time.as_nanos() as f64 / round_ns) as u64;
     leaders.truncate((affordable / LEAST_ROUNDS).clamp(2, MOST_LEADERS) as usize);
@@ -170,8 +173,10 @@ mod tests {
 
     #[test]
     fn leaders_are_those_near_the_best() {
-        let failed =
-            Trial { config: Config::new([9]), outcome: Outcome::Failed { class: ErrorClass::Unknown, message: "".into() } };
+        let failed = Trial {
+            config: Config::new([9]),
+            outcome: Outcome::Failed { class: ErrorClass::Unknown, message: "".into() },
+        };
         check(&[], TIME, &[], LEAST_ROUNDS);
         check(&[failed], TIME, &[], LEAST_ROUNDS);
         let short = [trial(0, 130.0, false), trial(1, 110.0, false), trial(2, 100.0, false), trial(3, 105.0, true)];

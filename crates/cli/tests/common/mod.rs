@@ -1,0 +1,79 @@
+//! What the tests of the command share.
+#![allow(dead_code, reason = "each test uses a part of it")]
+
+use std::collections::HashSet;
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+
+use serde_json::Value as Json;
+use tilewright_device::Options;
+use tilewright_device::device::WorkerCommand;
+
+/// The command under test.
+pub const TILEWRIGHT: &str = env!("CARGO_BIN_EXE_tilewright");
+
+/// The command with these arguments, its output captured.
+pub fn command(arguments: &[&str]) -> Command {
+    let mut command = Command::new(TILEWRIGHT);
+    command.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+}
+
+/// Runs the command to its end.
+pub fn run(arguments: &[&str]) -> Output {
+    command(arguments).output().expect("the command starts")
+}
+
+/// Runs the command with `--json` and reads the document it prints.
+pub fn run_json(arguments: &[&str]) -> Json {
+    json_of(arguments, &command(arguments).arg("--json").output().expect("the command starts"))
+}
+
+/// The one JSON document that a successful run printed.
+pub fn json_of(arguments: &[&str], output: &Output) -> Json {
+    assert!(output.status.success(), "{arguments:?}: {}: {}", output.status, stderr(output));
+    serde_json::from_slice(&output.stdout)
+        .unwrap_or_else(|e| panic!("{arguments:?}: {e}: {}", String::from_utf8_lossy(&output.stdout)))
+}
+
+/// Standard error as text.
+pub fn stderr(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+/// A path as an argument.
+pub fn text(path: &Path) -> &str {
+    path.to_str().expect("temporary folders have plain names")
+}
+
+/// The configurations of all records of a database, each as text; empty where there is no database yet.
+///
+/// # Panics
+/// Where a configuration is recorded twice.
+pub fn recorded(db: &Path) -> HashSet<String> {
+    if !db.exists() {
+        return HashSet::new();
+    }
+    let arguments = ["export", "--db", text(db)];
+    let output = run(&arguments);
+    assert!(output.status.success(), "{}", stderr(&output));
+    let mut configs = HashSet::new();
+    for line in String::from_utf8(output.stdout).expect("records are text").lines() {
+        let record: Json = serde_json::from_str(line).expect("a record is JSON");
+        assert!(configs.insert(record["config"].to_string()), "recorded twice: {}", record["config"]);
+    }
+    configs
+}
+
+/// Sends a signal to a process.
+pub fn send(signal: &str, child: &Child) {
+    let id = child.id().to_string();
+    let status = Command::new("kill").args([signal, &id]).status().expect("there is a kill command");
+    assert!(status.success(), "kill {signal} {id}");
+}
+
+/// Options of a device whose workers are the command under test.
+pub fn device_options(n_threads: usize) -> Options {
+    let worker = WorkerCommand { program: TILEWRIGHT.into(), arguments: vec!["worker".to_owned()] };
+    Options::new(worker, n_threads)
+}

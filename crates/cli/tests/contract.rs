@@ -1,0 +1,285 @@
+//! The command line that scripts rely on: JSON shapes, exit codes, one line for each error.
+
+mod common;
+
+use common::{command, json_of, run, run_json, stderr, text};
+use serde_json::Value as Json;
+use std::io::Write;
+use std::process::Stdio;
+
+/// Whether an object has these keys.
+fn check_keys(json: &Json, keys: &[&str]) {
+    let object = json.as_object().unwrap_or_else(|| panic!("no object: {json}"));
+    for key in keys {
+        assert!(object.contains_key(*key), "no key {key} in {json}");
+    }
+}
+
+#[test]
+fn spaces_have_the_sizes_of_the_paper() {
+    for (workload, size) in [("matmul-512", 484_000), ("matmul-1024", 899_756), ("matmul-2048", 1_589_952)] {
+        let space = run_json(&["space", workload, "--template", "gemm-4-2-4"]);
+        check_keys(&space, &["workload", "template", "size", "parameters", "constraints"]);
+        assert_eq!(space["size"], size, "{workload}");
+        assert_eq!(
+            space["parameters"][0],
+            serde_json::json!({
+                "name": "m", "kind": "factorization", "n": space["parameters"][0]["n"], "parts": 4
+            })
+        );
+    }
+    let space = run_json(&["space", "matmul-256"]);
+    assert_eq!(space["workload"], "matmul:m=256,n=256,k=256");
+    for parameter in space["parameters"].as_array().unwrap() {
+        check_keys(parameter, &["name", "kind"]);
+    }
+    for constraint in space["constraints"].as_array().unwrap() {
+        check_keys(constraint, &["name", "text"]);
+    }
+}
+
+#[test]
+fn tune_best_show_and_bench_go_together() {
+    let folder = tempfile::tempdir().unwrap();
+    let db = folder.path().join("records.db");
+    let workload = "matmul:m=64,n=64,k=64";
+
+    let before = run_json(&["best", workload, "--db", text(&db)]);
+    assert_eq!((&before["found"], &before["best"]), (&false.into(), &Json::Null));
+    let unmeasured = run(&["bench", workload, "--db", text(&db)]);
+    assert_eq!(unmeasured.status.code(), Some(1));
+    assert!(
+        stderr(&unmeasured).contains("tilewright tune matmul:m=64,n=64,k=64 --threads 1"),
+        "{}",
+        stderr(&unmeasured)
+    );
+
+    let arguments = ["tune", workload, "--db", text(&db), "--trials", "20", "--search", "random", "--seed", "5"];
+    let tuned = run_json(&arguments);
+    check_keys(
+        &tuned,
+        &[
+            "workload",
+            "template",
+            "search",
+            "threads",
+            "trials",
+            "seconds",
+            "trials_per_second",
+            "seconds_in",
+            "errors",
+            "best",
+            "verified",
+        ],
+    );
+    check_keys(&tuned["seconds_in"], &["search", "build", "run", "verify"]);
+    check_keys(&tuned["best"], &["gflops", "ms_median", "config", "margin"]);
+    assert_eq!((&tuned["workload"], &tuned["trials"]), (&workload.into(), &20.into()));
+    assert_eq!((&tuned["verified"], &tuned["threads"]), (&true.into(), &1.into()));
+    assert!(tuned["best"]["gflops"].as_f64().unwrap() > 0.0);
+    assert_eq!(common::recorded(&db).len(), 20);
+
+    // Nothing is left to do: the winner is announced again, as it was.
+    let again = run_json(&arguments);
+    assert_eq!((&again["trials"], &again["new_trials"]), (&20.into(), &0.into()));
+    assert_eq!(again["best"], tuned["best"]);
+
+    let best = run_json(&["best", workload, "--db", text(&db)]);
+    check_keys(&best, &["workload", "found", "best"]);
+    assert_eq!(best["found"], true);
+    for key in ["config", "ms_median", "margin"] {
+        assert_eq!(best["best"][key], tuned["best"][key], "{key}");
+    }
+
+    let config = best["best"]["config"].to_string();
+    let by_best = run(&["show", workload, "--best", "--db", text(&db)]);
+    let by_config = run(&["show", workload, "--config", &config]);
+    assert!(by_best.status.success() && !by_best.stdout.is_empty(), "{}", stderr(&by_best));
+    assert_eq!(by_best.stdout, by_config.stdout);
+
+    let bench = run_json(&["bench", workload, "--db", text(&db), "--against", "gemm,matrixmultiply", "--rounds", "3"]);
+    let rows = bench["rows"].as_array().unwrap();
+    let mut names: Vec<&str> = rows.iter().map(|row| row["impl"].as_str().unwrap()).collect();
+    names.sort_unstable();
+    assert_eq!(names, ["gemm", "matrixmultiply", "tilewright"]);
+    for row in rows {
+        check_keys(row, &["workload", "impl", "threads", "gflops_median", "gflops_best", "ms_median", "ratio_to_ours"]);
+        assert!(row["gflops_best"].as_f64() >= row["gflops_median"].as_f64(), "{row}");
+        assert_eq!(row["impl"] == "tilewright", row["ratio_to_ours"] == 1.0, "{row}");
+        if row["impl"] == "gemm" {
+            let product = row["ratio_to_ours"].as_f64().unwrap() * bench["geomean"]["gemm"].as_f64().unwrap();
+            assert!((product - 1.0).abs() < 1e-9, "the geometric mean is of ours to theirs");
+        }
+    }
+}
+
+#[test]
+fn show_has_all_forms() {
+    let forms = [
+        ("steps", ""),
+        ("ir", "program \"matmul:m=8,n=8,k=8\""),
+        ("lowered", "program \"matmul:m=8,n=8,k=8\""),
+        ("llvm", "define"),
+        ("asm", "tilewright_run"),
+    ];
+    for (emit, expected) in forms {
+        let shown = run(&["show", "matmul:m=8,n=8,k=8", "--emit", emit]);
+        assert!(shown.status.success(), "{emit}: {}", stderr(&shown));
+        assert!(String::from_utf8_lossy(&shown.stdout).contains(expected), "{emit}");
+    }
+    let folder = tempfile::tempdir().unwrap();
+    for target in ["host", "x86-64", "x86-64-v3", "x86-64-v4", "aarch64", "cortex-a53"] {
+        let object = folder.path().join(target);
+        let arguments = ["show", "matmul:m=8,n=8,k=8", "--emit", "object", "--target", target, "-o", text(&object)];
+        let shown = run_json(&arguments);
+        let bytes = std::fs::read(&object).unwrap();
+        assert_eq!((shown["bytes"].as_u64(), &bytes[..4]), (Some(bytes.len() as u64), &b"\x7fELF"[..]), "{target}");
+    }
+}
+
+#[test]
+fn doctor_and_searches_have_their_shapes() {
+    let doctor = run_json(&["doctor"]);
+    check_keys(&doctor, &["cpu", "vector_bits", "threads", "llvm", "peers", "devices"]);
+    check_keys(&doctor["peers"], &["openblas", "onednn", "gemm", "matrixmultiply"]);
+    assert!(doctor["peers"]["gemm"].is_string() && doctor["devices"].is_array());
+    let searches = run_json(&["searches"]);
+    for row in searches["searches"].as_array().unwrap() {
+        check_keys(row, &["name", "text", "paper", "options"]);
+    }
+}
+
+#[test]
+fn records_go_out_and_in() {
+    let folder = tempfile::tempdir().unwrap();
+    let (db, copy, file) =
+        (folder.path().join("a.db"), folder.path().join("b.db"), folder.path().join("records.jsonl"));
+    run_json(&["tune", "matmul:m=8,n=8,k=8", "--db", text(&db), "--trials", "5", "--search", "random"]);
+    let exported = run_json(&["export", text(&file), "--db", text(&db)]);
+    assert_eq!(exported["records"], 5);
+    let imported = run_json(&["import", text(&file), "--db", text(&copy)]);
+    assert_eq!((&imported["read"], &imported["new"]), (&5.into(), &5.into()));
+    assert_eq!(run_json(&["import", text(&file), "--db", text(&copy)])["new"], 0);
+    assert_eq!(run(&["export", "--db", text(&copy)]).stdout, std::fs::read(&file).unwrap());
+    assert_eq!(run_json(&["best", "matmul:m=8,n=8,k=8", "--db", text(&copy)])["found"], true);
+
+    // From standard input; one malformed line, and nothing is imported.
+    let mut lines = std::fs::read(&file).unwrap();
+    lines.extend(b"{\"workload\": 3}\n");
+    let fresh = folder.path().join("c.db");
+    let mut child = command(&["import", "--db", text(&fresh)]).stdin(Stdio::piped()).spawn().unwrap();
+    child.stdin.take().unwrap().write_all(&lines).unwrap();
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    assert!(stderr(&output).contains("line 6"), "{}", stderr(&output));
+    assert_eq!(common::recorded(&fresh).len(), 0);
+}
+
+#[test]
+fn the_default_database_is_in_the_data_folder() {
+    let folder = tempfile::tempdir().unwrap();
+    let arguments = ["tune", "matmul:m=8,n=8,k=8", "--trials", "2"];
+    let output = command(&arguments).arg("--json").env("XDG_DATA_HOME", folder.path()).output().unwrap();
+    json_of(&arguments, &output);
+    let db = folder.path().join("tilewright/records.db");
+    assert_eq!(common::recorded(&db).len(), 2);
+    assert!(stderr(&output).contains(text(&db)), "it says where: {}", stderr(&output));
+}
+
+/// Each is refused with exit code 2 and one line that contains the given words.
+#[test]
+fn bad_input_is_refused_in_one_line() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    std::fs::write(at("text.db"), "this is no database, and never was one; it is only text\n".repeat(100)).unwrap();
+    std::fs::write(at("lines"), "{}\n").unwrap();
+    let other = rusqlite::Connection::open(at("other.db")).unwrap();
+    other.execute_batch("PRAGMA application_id = 7; CREATE TABLE t (x)").unwrap();
+    drop(other);
+    let (fresh, text_db, other_db, lines) = (at("fresh.db"), at("text.db"), at("other.db"), at("lines"));
+    let nowhere = at("no/such/folder/x.db");
+    let here = folder.path().to_str().unwrap();
+    let tune = |arguments: &[&str]| {
+        let mut all = vec!["tune", "matmul:m=8,n=8,k=8"];
+        all.extend_from_slice(arguments);
+        if !arguments.contains(&"--db") {
+            all.extend(["--db", &fresh]);
+        }
+        all.into_iter().map(str::to_owned).collect::<Vec<_>>()
+    };
+    let other = |arguments: &[&str]| arguments.iter().map(|a| (*a).to_owned()).collect::<Vec<_>>();
+    let cases: Vec<(Vec<String>, &str)> = vec![
+        (other(&[]), "subcommand"),
+        (other(&["frobnicate"]), "frobnicate"),
+        (other(&["tune"]), "WORKLOAD"),
+        (other(&["tune", "nosuch", "--db", &fresh]), "operators: matmul"),
+        (other(&["tune", "matmul:m=0,n=8,k=8", "--db", &fresh]), "m=0"),
+        (other(&["tune", "matmul:m=8,n=8", "--db", &fresh]), "needs `k`"),
+        (other(&["tune", "matmul:m=8,n=8,k=8,q=1", "--db", &fresh]), "no attribute `q`"),
+        (other(&["tune", "matmul:m=8,n=8,k=x\ny", "--db", &fresh]), "not accepted"),
+        (other(&["tune", "matmul:m=1000000000,n=1000000000,k=1000000000", "--db", &fresh]), "smaller sizes"),
+        (other(&["tune", "matmul:m=1000000,n=1000000,k=1000000", "--db", &fresh]), "memory"),
+        (other(&["tune", "matmul:m=99999999999999999999,n=1,k=1", "--db", &fresh]), "not accepted"),
+        (other(&["bench", "matmul:m=1000000,n=1000000,k=8", "--db", &fresh]), "memory"),
+        (tune(&["--search", "annealed"]), "unknown search annealed"),
+        (tune(&["--search", "genetic:population=none"]), "population"),
+        (tune(&["--search", "random:x=1"]), "no option x"),
+        (tune(&["--template", "nosuch"]), "no template `nosuch`"),
+        (tune(&["--target", "z80"]), "unknown target `z80`"),
+        (tune(&["--target", if cfg!(target_arch = "x86_64") { "aarch64" } else { "x86-64" }]), "do not run on"),
+        (tune(&["--threads", "0"]), "--threads 0"),
+        (tune(&["--threads", "100000"]), "--threads 100000"),
+        (tune(&["--threads", "two"]), "'two'"),
+        (tune(&["--trials", "0"]), "--trials"),
+        (tune(&["--trials", "-3"]), "-3"),
+        (tune(&["--time", "0"]), "above 0"),
+        (tune(&["--time", "nan"]), "above 0"),
+        (tune(&["--tiem", "3"]), "--time"),
+        (tune(&["--db", &text_db]), "not a database"),
+        (tune(&["--db", &other_db]), "another program"),
+        (tune(&["--db", &nowhere]), "no folder"),
+        (tune(&["--db", here]), "folder"),
+        (tune(&["--db", "/proc/x.db"]), "/proc/x.db"),
+        (other(&["best", "matmul-256", "--db", &text_db]), "not a database"),
+        (other(&["best", "nosuch", "--db", &fresh]), "unknown workload"),
+        (other(&["space", "matmul-256", "--template", "nosuch"]), "matmul-blocked"),
+        (other(&["show", "matmul-256", "--config", "{"]), "--config"),
+        (other(&["show", "matmul-256", "--config", "[1]"]), "object"),
+        (other(&["show", "matmul-256", "--config", "{\"mr\": 1}"]), "missing"),
+        (other(&["show", "matmul-256", "--config", "{\"mrr\": 1}"]), "unknown parameter mrr"),
+        (other(&["show", "matmul-256", "--emit", "object"]), "-o"),
+        (other(&["show", "matmul-256", "--emit", "poetry"]), "steps, ir"),
+        (other(&["show", "matmul-256", "--best", "--db", &fresh]), "nothing is recorded"),
+        (other(&["bench", "matmul-256", "--against", "mkl", "--db", &fresh]), "no peer is called `mkl`"),
+        (other(&["export", "--db", &nowhere]), "there is no database"),
+        (other(&["export", "--json", "--db", &fresh]), "FILE"),
+        (other(&["import", &lines, "--db", &fresh]), "line 1: missing field"),
+        (other(&["import", &nowhere, "--db", &fresh]), "cannot read"),
+        (other(&["import", here, "--db", &fresh]), "folder"),
+    ];
+    for (arguments, expected) in cases {
+        let output = run(&arguments.iter().map(String::as_str).collect::<Vec<_>>());
+        let stderr = stderr(&output);
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {stderr}");
+        assert_eq!((stderr.lines().count(), output.stdout.len()), (1, 0), "{arguments:?}: {stderr}");
+        assert!(stderr.starts_with("error: ") && stderr.contains(expected), "{arguments:?}: {stderr}");
+    }
+    assert!(!std::fs::exists(&nowhere).unwrap());
+}
+
+#[test]
+fn a_reader_that_leaves_is_no_error() {
+    let mut child = command(&["show", "matmul:m=64,n=64,k=64", "--emit", "asm"]).spawn().unwrap();
+    drop(child.stdout.take());
+    let output = child.wait_with_output().unwrap();
+    assert!(output.status.success() && output.stderr.is_empty(), "{}", stderr(&output));
+}
+
+#[test]
+fn help_goes_to_standard_output() {
+    for arguments in [&["--help"][..], &["tune", "--help"], &["--version"]] {
+        let output = run(arguments);
+        assert!(output.status.success() && !output.stdout.is_empty() && output.stderr.is_empty());
+        assert!(!String::from_utf8_lossy(&output.stdout).contains("peer-worker"));
+    }
+}

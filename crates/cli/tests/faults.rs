@@ -1,0 +1,118 @@
+//! Candidates that misbehave: each costs its own trial, with the class of its fault, and nothing else.
+
+mod common;
+
+use std::ops::ControlFlow;
+use std::time::Duration;
+
+use tilewright_device::protocol::Source;
+use tilewright_device::{Device, host};
+use tilewright_ir::op::Workload;
+use tilewright_tune::{ErrorClass, Outcome};
+
+const HEADER: &str = "program \"faulty\"
+buffer A: f32[16, 16] global input
+buffer B: f32[16, 16] global input
+buffer C: f32[16, 16] global output
+buffer T: f32[25000000000] global temporary
+loops i, j, k, t
+";
+
+const MATMUL: &str = "for i in 16 { for j in 16 { for k in 16 { C[i, j] += A[i, k] * B[k, j] first k == 0 } } }";
+
+/// A program with this body.
+fn lowered(body: &str) -> Source {
+    Source::Lowered(format!("{HEADER}run {{ {body} }}"))
+}
+
+/// The matrix product with these statements behind.
+fn matmul_and(more: &str) -> Source {
+    lowered(&format!("{MATMUL} {more}"))
+}
+
+fn check(n_threads: usize, cases: &[(&str, Source, Option<ErrorClass>)]) {
+    let workload = Workload::parse("matmul:m=16,n=16,k=16").unwrap();
+    let mut options = common::device_options(n_threads);
+    options.n_workers = 2;
+    options.run_timeout = Duration::from_secs(1);
+    let mut device = Device::new(workload, &host::target(), options, |_| Vec::new()).unwrap();
+    let sources: Vec<Source> = cases.iter().map(|(_, source, _)| source.clone()).collect();
+    let mut outcomes: Vec<Option<Outcome>> = vec![None; sources.len()];
+    let mut done = |at: usize, measured: tilewright_tune::Measured| {
+        let before = outcomes[at].replace(measured.outcome);
+        assert_eq!(before, None, "{} is told once", cases[at].0);
+        ControlFlow::Continue(())
+    };
+    device.measure_sources(&sources, None, &mut done).unwrap();
+    for ((name, _, expected), outcome) in cases.iter().zip(&outcomes) {
+        let outcome = outcome.as_ref().unwrap_or_else(|| panic!("{name} was not measured"));
+        assert_eq!(outcome.class(), *expected, "{name}: {outcome:?}");
+        if let Outcome::Failed { message, .. } = outcome {
+            println!("{name}: {message}");
+            assert!(!message.trim().is_empty(), "{name} has a reason");
+        }
+    }
+}
+
+#[test]
+fn every_fault_gets_its_class_and_good_candidates_are_measured() {
+    use ErrorClass::*;
+    let good = || Source::Steps("split i 4 -> io ii\nreorder io k ii j\nvectorize j\n".to_owned());
+    check(
+        1,
+        &[
+            ("good", good(), None),
+            ("divides by zero", lowered("for i in 16 { for j in 16 { C[i, j] = A[i // 0, j] } }"), Some(RuntimeError)),
+            ("takes a remainder by zero", matmul_and("C[0, 1 % 0] = 0.0"), Some(RuntimeError)),
+            ("untuned", Source::Steps(String::new()), None),
+            (
+                "loops for ever",
+                matmul_and("for t in 1000000000000000 { C[0, 0] += A[0, 0] first never }"),
+                Some(RunTimeout),
+            ),
+            ("good after a loop", good(), None),
+            ("writes far outside", matmul_and("for i in 16 { C[i + 100000000, 0] = 1.0 }"), Some(RuntimeError)),
+            ("writes just behind", matmul_and("C[15, 16] = 1.0"), Some(RuntimeError)),
+            ("writes just before", matmul_and("C[0, -1] = 1.0"), Some(RuntimeError)),
+            ("reads far outside", matmul_and("for i in 16 { C[i, 0] = A[i + 100000000, 0] }"), Some(RuntimeError)),
+            ("good after a crash", good(), None),
+            ("takes 100 GB", matmul_and("alloc T T[0] = 1.0"), Some(RuntimeError)),
+            ("one wrong element", matmul_and("C[3, 5] = 1000.0"), Some(WrongAnswer)),
+            ("one element not written", lowered(&MATMUL.replace("for i in 16", "for i in 15")), Some(WrongAnswer)),
+            ("one element is no number", matmul_and("C[3, 5] = nan"), Some(WrongAnswer)),
+            ("overwrites an input", matmul_and("A[0, 0] = 1.0"), Some(RuntimeError)),
+            ("no program", Source::Lowered("program of sorts".to_owned()), Some(InstantiationError)),
+            ("unknown buffer", matmul_and("D[0] = 1.0"), Some(InstantiationError)),
+            ("no steps", Source::Steps("split the difference\n".to_owned()), Some(InstantiationError)),
+            ("illegal step", Source::Steps("vectorize k\n".to_owned()), Some(InstantiationError)),
+            ("other arguments", Source::Lowered("program \"p\" run { }".to_owned()), Some(InstantiationError)),
+            ("good at the end", good(), None),
+        ],
+    );
+}
+
+#[test]
+fn faults_on_other_threads_are_faults_of_the_candidate() {
+    if host::allowed_cpus().len() < 2 {
+        return;
+    }
+    let good = || Source::Steps("parallel i\n".to_owned());
+    check(
+        2,
+        &[
+            ("good", good(), None),
+            (
+                "one thread writes far outside",
+                matmul_and("parallel i in 16 { C[i * 100000000, 0] = 1.0 }"),
+                Some(ErrorClass::RuntimeError),
+            ),
+            ("good after a crash", good(), None),
+            (
+                "one thread loops for ever",
+                matmul_and("parallel i in 16 { for t in 1000000000000000 { C[i, 0] += A[0, 0] first never } }"),
+                Some(ErrorClass::RunTimeout),
+            ),
+            ("good at the end", good(), None),
+        ],
+    );
+}

@@ -1,0 +1,162 @@
+//! Runs that are killed, interrupted or in each other's way lose nothing and repeat nothing.
+
+mod common;
+
+use std::io::{BufRead, BufReader, Read};
+use std::path::Path;
+use std::process::Child;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use common::{command, json_of, recorded, run_json, send, text};
+
+const WORKLOAD: &str = "matmul:m=64,n=64,k=64";
+/// Candidates that are measured before records are written.
+const BATCH: u64 = 16;
+
+/// A run that is watched.
+struct Running {
+    child: Child,
+    /// The last number of trials that it told.
+    n_told: Arc<Mutex<u64>>,
+    watcher: std::thread::JoinHandle<String>,
+}
+
+impl Running {
+    fn start(arguments: &[&str]) -> Running {
+        let mut child = command(arguments).spawn().expect("the command starts");
+        let stderr = child.stderr.take().expect("standard error is piped");
+        let n_told = Arc::new(Mutex::new(0));
+        let told = n_told.clone();
+        let watcher = std::thread::spawn(move || {
+            let mut all = String::new();
+            for line in BufReader::new(stderr).lines().map_while(Result::ok) {
+                // "3 s · 17 of 200 trials (…"
+                let n = line.split(" · ").nth(1).and_then(|part| part.split(' ').next()?.replace(',', "").parse().ok());
+                if let Some(n) = n {
+                    *told.lock().unwrap() = n;
+                }
+                all += &line;
+                all.push('\n');
+            }
+            all
+        });
+        Running { child, n_told, watcher }
+    }
+
+    /// Waits until a number of trials was told, or the end.
+    fn wait_for(&mut self, n: u64) {
+        let start = Instant::now();
+        while *self.n_told.lock().unwrap() < n && self.child.try_wait().unwrap().is_none() {
+            assert!(start.elapsed() < Duration::from_secs(60), "no {n} trials in a minute");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// Waits for its end: exit code, standard output, standard error.
+    fn end(mut self) -> (Option<i32>, String, String) {
+        let mut stdout = String::new();
+        self.child.stdout.take().unwrap().read_to_string(&mut stdout).unwrap();
+        let status = self.child.wait().unwrap();
+        (status.code(), stdout, self.watcher.join().unwrap())
+    }
+}
+
+fn tune<'a>(db: &'a Path, more: &[&'a str]) -> Vec<&'a str> {
+    let mut arguments = vec!["tune", WORKLOAD, "--search", "random", "--db", text(db)];
+    arguments.extend_from_slice(more);
+    arguments
+}
+
+#[test]
+fn a_killed_run_loses_at_most_a_batch_and_repeats_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let db = folder.path().join("records.db");
+    let arguments = tune(&db, &["--trials", "200"]);
+    let mut before = recorded(&db);
+    // Moments that differ from run to run of the test, spread over starting, building, measuring and writing.
+    let mut seed = u64::from(std::process::id());
+    for round in 0..10 {
+        seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        let mut running = Running::start(&arguments);
+        if round % 3 > 0 {
+            running.wait_for(1);
+        }
+        std::thread::sleep(Duration::from_millis((seed >> 33) % 400));
+        let _ = running.child.kill();
+        let n_told = running.n_told.clone();
+        running.end();
+        let after = recorded(&db);
+        let n_told = *n_told.lock().unwrap();
+        assert!(after.is_superset(&before), "records are lost");
+        assert!(after.len() as u64 + BATCH >= n_told, "{} are recorded, {n_told} were told", after.len());
+        println!("killed at {} records", after.len());
+        before = after;
+    }
+    let finished = run_json(&arguments);
+    assert_eq!(finished["trials"], 200);
+    assert_eq!(finished["new_trials"], 200 - before.len());
+    let all = recorded(&db);
+    assert_eq!(all.len(), 200);
+    assert!(all.is_superset(&before));
+    // And once more, with nothing left.
+    let again = run_json(&arguments);
+    assert_eq!((&again["new_trials"], &again["best"]), (&0.into(), &finished["best"]));
+    assert_eq!(recorded(&db), all);
+}
+
+#[test]
+fn two_runs_share_a_database() {
+    let folder = tempfile::tempdir().unwrap();
+    let db = folder.path().join("records.db");
+    let runs = ["1", "2", "2"].map(|seed| {
+        let arguments = tune(&db, &["--trials", "60", "--seed", seed, "--json"]);
+        (arguments.clone(), command(&arguments).spawn().unwrap())
+    });
+    for (arguments, child) in runs {
+        let result = json_of(&arguments, &child.wait_with_output().unwrap());
+        assert_eq!((&result["trials"], &result["verified"]), (&60.into(), &true.into()));
+    }
+    // Each counts its own trials and those it found; `recorded` refuses duplicates.
+    let n_records = recorded(&db).len();
+    assert!((60..=180).contains(&n_records), "{n_records}");
+    assert_eq!(run_json(&["best", WORKLOAD, "--db", text(&db)])["best"]["confirmed"], true);
+}
+
+#[test]
+fn an_interrupt_keeps_all_and_names_the_winner() {
+    let folder = tempfile::tempdir().unwrap();
+    let db = folder.path().join("records.db");
+    for (n, signal) in [(5, "-INT"), (30, "-TERM")] {
+        let mut running = Running::start(&tune(&db, &["--time", "60", "--json"]));
+        running.wait_for(n);
+        let start = Instant::now();
+        send(signal, &running.child);
+        let (code, stdout, stderr) = running.end();
+        assert_eq!(code, Some(0), "{stderr}");
+        assert!(start.elapsed() < Duration::from_secs(20), "it took {:?} to stop", start.elapsed());
+        let result: serde_json::Value = serde_json::from_str(&stdout).expect("the result is JSON");
+        assert!(result["best"]["gflops"].as_f64().is_some_and(|g| g > 0.0), "{result}");
+        assert_eq!(result["trials"], recorded(&db).len());
+    }
+    assert_eq!(run_json(&["best", WORKLOAD, "--db", text(&db)])["found"], true);
+}
+
+#[test]
+fn a_second_interrupt_ends_it_at_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let db = folder.path().join("records.db");
+    let mut running = Running::start(&tune(&db, &["--time", "60"]));
+    running.wait_for(3);
+    send("-INT", &running.child);
+    std::thread::sleep(Duration::from_millis(100));
+    let start = Instant::now();
+    if running.child.try_wait().unwrap().is_none() {
+        send("-INT", &running.child);
+    }
+    let n_told = running.n_told.clone();
+    let (code, _, stderr) = running.end();
+    assert_eq!(code, Some(130), "{stderr}");
+    assert!(start.elapsed() < Duration::from_secs(2));
+    assert!(recorded(&db).len() as u64 >= *n_told.lock().unwrap(), "what was measured is recorded");
+}

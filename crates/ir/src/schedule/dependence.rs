@@ -1,0 +1,194 @@
+//! Which iterations of a loop touch the same element of a buffer.
+
+use super::Illegal;
+use super::tree::{allocated_in, count_in};
+use crate::expr::{Cond, ReduceOp};
+use crate::index::{Atom, Index, Ranges};
+use crate::program::{BufferId, Loop, LoopId, LoopKind, Program, Stmt};
+use crate::text::index_to_string;
+use crate::verify::are_disjoint;
+
+/// A use of an element of a buffer that lives beyond the block looked at.
+struct Access {
+    buffer: BufferId,
+    index: Vec<Index>,
+    /// All loops around it.
+    ranges: Ranges,
+    writes: bool,
+    /// Set where it is an update's own, which reads and writes: how, and when it starts from the identity.
+    update: Option<(ReduceOp, Cond)>,
+}
+
+/// Every iteration must write places of its own, which no other one reads.
+///
+/// # Errors
+/// [`Illegal::Dependent`] with two accesses that may meet.
+pub fn require_independent(names: &Program, l: &Loop, ranges: &Ranges) -> Result<(), Illegal> {
+    let mut ranges = ranges.clone();
+    ranges.push(l.var, l.extent.clone());
+    for (a, b) in conflicts(&accesses(&l.body, &mut ranges)) {
+        if !are_disjoint((&a.index, &a.ranges), (&b.index, &b.ranges), l.var) {
+            return Err(dependent(names, l.var, a, b));
+        }
+    }
+    Ok(())
+}
+
+/// Loops around the one of this variable that run in any order must still be able to: an index in a new form may no
+/// longer show it.
+///
+/// # Errors
+/// As [`require_independent`].
+pub fn require_still_independent(program: &Program, var: LoopId) -> Result<(), Illegal> {
+    let mut ranges = Ranges::default();
+    let mut in_block = |block: &[Stmt]| still_independent(program, block, var, &mut ranges);
+    in_block(&program.prepare)?;
+    in_block(&program.body)
+}
+
+fn still_independent(program: &Program, block: &[Stmt], var: LoopId, ranges: &mut Ranges) -> Result<(), Illegal> {
+    for s in block {
+        if let Stmt::For(l) = s {
+            let in_any_order = match l.kind {
+                LoopKind::Serial | LoopKind::Unrolled => false,
+                LoopKind::Parallel | LoopKind::Vectorized | LoopKind::Block(_) | LoopKind::Thread(_) => true,
+            };
+            if in_any_order && count_in(std::slice::from_ref(s), var) > 0 {
+                require_independent(program, l, ranges)?;
+            }
+            ranges.push(l.var, l.extent.clone());
+        }
+        s.blocks().try_for_each(|b| still_independent(program, b, var, ranges))?;
+        if let Stmt::For(_) = s {
+            ranges.pop();
+        }
+    }
+    Ok(())
+}
+
+/// Iterations that touch the same element must keep their order when the loops of a perfect nest change theirs.
+///
+/// Such iterations differ only in loops that the element does not determine, so it is those that must stay in order.
+/// Updates with one operation commute, except that the first one must stay first.
+///
+/// # Errors
+/// [`Illegal::Dependent`] with two accesses that may change order.
+pub fn require_order_kept(
+    names: &Program,
+    before: &[Loop],
+    after: &[LoopId],
+    body: &[Stmt],
+    outside: &Ranges,
+) -> Result<(), Illegal> {
+    let mut ranges = outside.clone();
+    before.iter().for_each(|l| ranges.push(l.var, l.extent.clone()));
+    for (a, b) in conflicts(&accesses(body, &mut ranges)) {
+        let free = free_loops(before, a, b);
+        if let (Some((op, first)), Some((other_op, other_first))) = (&a.update, &b.update)
+            && op == other_op
+            && first_at_zero(first, &free)
+            && first_at_zero(other_first, &free)
+        {
+            continue;
+        }
+        let mut now = after.iter().filter(|v| free.contains(v));
+        if let Some(moved) = free.iter().find(|v| now.next() != Some(v)) {
+            return Err(dependent(names, *moved, a, b));
+        }
+    }
+    Ok(())
+}
+
+/// Whether the condition never holds, or exactly where all the loops are at zero: the first iteration in any order.
+fn first_at_zero(first: &Cond, free: &[LoopId]) -> bool {
+    fn is_zero(cond: &Cond, vars: &mut Vec<LoopId>) -> bool {
+        match cond {
+            Cond::Eq(a, b) => {
+                let sum = a.sub(b);
+                let add = |(atom, c): &(Atom, i64)| match atom {
+                    Atom::Var(v) if *c > 0 => {
+                        vars.push(*v);
+                        true
+                    }
+                    _ => false,
+                };
+                sum.constant() == 0 && sum.terms().iter().all(add)
+            }
+            Cond::And(a, b) => is_zero(a, vars) && is_zero(b, vars),
+            Cond::True | Cond::Lt(..) | Cond::Less(..) | Cond::Not(..) => false,
+        }
+    }
+    let mut vars = Vec::new();
+    *first == Cond::Not(Box::new(Cond::True)) || is_zero(first, &mut vars) && free.iter().all(|v| vars.contains(v))
+}
+
+/// The loops of a nest in which iterations may differ whose accesses meet.
+fn free_loops(nest: &[Loop], a: &Access, b: &Access) -> Vec<LoopId> {
+    let mut free: Vec<LoopId> = Vec::new();
+    for l in nest {
+        // The proof takes the loops before for equal, which matters where the subscripts use them.
+        let relies_on_free = free.iter().any(|v| a.index.iter().chain(&b.index).any(|e| e.uses(*v)));
+        if relies_on_free || !are_disjoint((&a.index, &a.ranges), (&b.index, &b.ranges), l.var) {
+            free.push(l.var);
+        }
+    }
+    free
+}
+
+fn accesses(block: &[Stmt], ranges: &mut Ranges) -> Vec<Access> {
+    let mut found = Vec::new();
+    gather(block, &allocated_in(block), ranges, &mut found);
+    found
+}
+
+fn gather(block: &[Stmt], private: &[BufferId], ranges: &mut Ranges, found: &mut Vec<Access>) {
+    for s in block {
+        let mut add = |buffer, index: &[Index], writes, update| {
+            if !private.contains(&buffer) {
+                found.push(Access { buffer, index: index.to_vec(), ranges: ranges.clone(), writes, update });
+            }
+        };
+        let (mut reads, mut update) = (Vec::new(), None);
+        s.for_each_own_read(&mut |buffer, index| reads.push((buffer, index.to_vec())));
+        if let Stmt::Update { op, first, .. } = s {
+            // The read of the old value comes last and belongs to the write.
+            reads.pop();
+            update = Some((*op, first.clone()));
+        }
+        reads.iter().for_each(|(buffer, index)| add(*buffer, index, false, None));
+        if let Some((buffer, index)) = s.own_write() {
+            add(buffer, index, true, update);
+        }
+        if let Stmt::For(l) = s {
+            ranges.push(l.var, l.extent.clone());
+        }
+        for b in s.blocks() {
+            gather(b, private, ranges, found);
+        }
+        if let Stmt::For(_) = s {
+            ranges.pop();
+        }
+    }
+}
+
+/// Pairs of accesses to one buffer of which the first writes; also each write with itself.
+fn conflicts(all: &[Access]) -> impl Iterator<Item = (&Access, &Access)> {
+    let writes = all.iter().enumerate().filter(|(_, a)| a.writes);
+    writes.flat_map(move |(i, a)| {
+        let others = all.iter().enumerate().filter(move |(j, b)| b.buffer == a.buffer && (!b.writes || *j >= i));
+        others.map(move |(_, b)| (a, b))
+    })
+}
+
+fn dependent(names: &Program, var: LoopId, a: &Access, b: &Access) -> Illegal {
+    let element = |a: &Access| {
+        let subscripts: Vec<String> = a.index.iter().map(|i| index_to_string(names, i)).collect();
+        format!("{}[{}]", names.buffer(a.buffer).name, subscripts.join(", "))
+    };
+    let why = match (element(a), element(b), b.writes) {
+        (a, b, true) if a == b => format!("several of them may write the same element {a}"),
+        (a, b, true) => format!("one may write {a}, which another one writes as {b}"),
+        (a, b, false) => format!("one may write {a}, which another one reads as {b}"),
+    };
+    Illegal::Dependent { target: names.loop_name(var).to_owned(), why }
+}
