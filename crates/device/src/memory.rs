@@ -59,9 +59,21 @@ impl Fenced {
         Ok(fenced)
     }
 
-    /// Its size.
-    pub fn n_bytes(&self) -> u64 {
-        self.n_bytes as u64
+    /// Makes it this large, with canaries right behind; the contents are lost where it has to grow.
+    ///
+    /// # Errors
+    /// Where memory, or the limit on it, does not suffice.
+    pub fn resize(&mut self, n_bytes: u64) -> std::io::Result<()> {
+        let capacity = self.map.len - 2 * PAGE - 2 * CANARY_BYTES;
+        if n_bytes > capacity as u64 {
+            *self = Fenced::new(n_bytes)?;
+            // Touched once, so that no kernel pays for its pages.
+            self.fill(0);
+        } else {
+            self.n_bytes = n_bytes as usize;
+            self.set_canaries();
+        }
+        Ok(())
     }
 
     /// The first byte.

@@ -169,11 +169,7 @@ impl Worker {
         let n_threads = self.pool.n_threads();
         let built = self.kernels.get_mut(&id).ok_or((ErrorClass::Unknown, format!("no kernel {id} is kept")))?;
         let memory = |e: std::io::Error| (ErrorClass::RuntimeError, format!("allocating its buffers: {e}"));
-        let scratch_bytes = built.kernel.scratch_bytes(n_threads);
-        if scratch_bytes > self.scratch.n_bytes() {
-            self.scratch = Fenced::new(scratch_bytes).map_err(memory)?;
-            self.scratch.fill(0);
-        }
+        self.scratch.resize(built.kernel.scratch_bytes(n_threads)).map_err(memory)?;
         let unprepared = built.prepared.is_empty();
         if unprepared {
             for &bytes in built.kernel.prepared_bytes() {

@@ -62,7 +62,8 @@ struct Case<'a> {
 
 fn parse(case: &str) -> Result<Case<'_>, String> {
     let mut sections: Vec<(&str, &str)> = Vec::new();
-    let mut marks = case.match_indices("--- ").filter(|(at, _)| *at == 0 || case.as_bytes()[at - 1] == b'\n').peekable();
+    let mut marks =
+        case.match_indices("--- ").filter(|(at, _)| *at == 0 || case.as_bytes()[at - 1] == b'\n').peekable();
     let mut before_expected = case;
     while let Some((at, mark)) = marks.next() {
         let end = marks.peek().map_or(case.len(), |(next, _)| *next);
@@ -127,7 +128,8 @@ fn outcome(case: &Case) -> Result<(String, Option<Illegal>), String> {
         return Ok((program.to_string(), None));
     }
     for name in &case.passes {
-        let pass = lower::PASSES.iter().find(|(n, _)| n == name).ok_or_else(|| format!("no pass is called `{name}`"))?;
+        let pass =
+            lower::PASSES.iter().find(|(n, _)| n == name).ok_or_else(|| format!("no pass is called `{name}`"))?;
         program = lower::run_pass(&program, pass.1);
         check(&program, name, &before, tolerance)?;
     }
@@ -180,8 +182,20 @@ fn cases_cover_steps_passes_and_refusals() {
 }
 
 const KINDS: [&str; 14] = [
-    "no loop", "cloned", "no buffer", "not a name", "name taken", "not divisible", "out of range", "not serial",
-    "not nested", "extent depends", "dependent", "body", "buffer", "too long",
+    "no loop",
+    "cloned",
+    "no buffer",
+    "not a name",
+    "name taken",
+    "not divisible",
+    "out of range",
+    "not serial",
+    "not nested",
+    "extent depends",
+    "dependent",
+    "body",
+    "buffer",
+    "too long",
 ];
 
 /// The compiler asks for a row here, and so for a case, where a refusal is added.

@@ -300,7 +300,8 @@ fn from_environment(name: &str) -> Option<u64> {
 fn run(seed: u64, cases_wanted: u32) -> Result<(), String> {
     let mut bytes = [0; 32];
     bytes[..8].copy_from_slice(&seed.to_le_bytes());
-    let config = Config { cases: cases_wanted, failure_persistence: None, max_shrink_iters: 20_000, ..Config::default() };
+    let config =
+        Config { cases: cases_wanted, failure_persistence: None, max_shrink_iters: 20_000, ..Config::default() };
     let mut runner = TestRunner::new_with_rng(config, TestRng::from_seed(RngAlgorithm::ChaCha, &bytes));
     runner.run(&cases(), |case| check(&case)).map_err(|e| match e {
         TestError::Fail(why, _) | TestError::Abort(why) => format!(
@@ -318,8 +319,7 @@ fn legal_steps_change_nothing_that_is_computed() {
     let n = from_environment("TILEWRIGHT_CASES").map(|n| n as u32);
     let result = match from_environment("TILEWRIGHT_SEED") {
         Some(seed) => run(seed, n.unwrap_or(CASES)),
-        None => run(FIXED_SEED, CASES)
-            .and_then(|()| run(RandomState::new().hash_one(()), n.unwrap_or(CASES))),
+        None => run(FIXED_SEED, CASES).and_then(|()| run(RandomState::new().hash_one(()), n.unwrap_or(CASES))),
     };
     std::panic::set_hook(hook);
     if let Err(why) = result {

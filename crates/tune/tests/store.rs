@@ -93,26 +93,43 @@ fn what_was_inserted_is_read_back_once() {
 #[test]
 fn the_best_is_the_confirmed_winner_or_else_the_fastest_trial() {
     let mut store = in_memory();
-    assert_eq!(store.best(WORKLOAD, TARGET, 1).unwrap(), None);
+    assert_eq!(store.best(WORKLOAD, TARGET, 1, None).unwrap(), None);
     store.insert(&[record(3)]).unwrap();
-    assert_eq!(store.best(WORKLOAD, TARGET, 1).unwrap(), None, "failures are never the best");
+    assert_eq!(store.best(WORKLOAD, TARGET, 1, None).unwrap(), None, "failures are never the best");
     let mut other = record(1);
     other.template = "gemm-4-2-4".into();
     other.outcome =
         Outcome::Measured(Timing { median_ns: 1.5, min_ns: 1.0, spread: 0.0, n_samples: 1, stopped_early: false });
     store.insert(&records(0..100)).unwrap();
     let fastest = records(0..100).into_iter().min_by(|a, b| a.outcome.cost().total_cmp(&b.outcome.cost())).unwrap();
-    assert_eq!(store.best(WORKLOAD, TARGET, 1).unwrap(), Some(Best::Trial(fastest)));
+    assert_eq!(store.best(WORKLOAD, TARGET, 1, None).unwrap(), Some(Best::Trial(fastest)));
     store.insert(std::slice::from_ref(&other)).unwrap();
-    assert_eq!(store.best(WORKLOAD, TARGET, 1).unwrap(), Some(Best::Trial(other)), "over all templates");
-    assert_eq!(store.best(WORKLOAD, TARGET, 2).unwrap(), None);
-    assert_eq!(store.best(WORKLOAD, "aarch64", 1).unwrap(), None);
+    assert_eq!(store.best(WORKLOAD, TARGET, 1, None).unwrap(), Some(Best::Trial(other)), "over all templates");
+    assert_eq!(store.best(WORKLOAD, TARGET, 2, None).unwrap(), None);
+    assert_eq!(store.best(WORKLOAD, "aarch64", 1, None).unwrap(), None);
 
+    let best_of_gemm = |store: &Store| store.best(WORKLOAD, TARGET, 1, Some("gemm")).unwrap();
     store.set_winner(&winner(8, 3000.0)).unwrap();
-    assert_eq!(store.best(WORKLOAD, TARGET, 1).unwrap(), Some(Best::Confirmed(winner(8, 3000.0))));
+    assert_eq!(best_of_gemm(&store), Some(Best::Confirmed(winner(8, 3000.0))), "a race counts for more than a trial");
     let single = Winner { margin: None, runner_up: None, ..winner(4, 5000.0) };
     store.set_winner(&single).unwrap();
-    assert_eq!(store.best(WORKLOAD, TARGET, 1).unwrap(), Some(Best::Confirmed(single)), "the later run counts");
+    assert_eq!(best_of_gemm(&store), Some(Best::Confirmed(single.clone())), "the later run counts");
+    assert!(
+        matches!(store.best(WORKLOAD, TARGET, 1, None).unwrap(), Some(Best::Trial(_))),
+        "another template is faster"
+    );
+
+    let after = |i, median_ns| {
+        let mut later = record(i);
+        later.unix_time += 1;
+        later.outcome =
+            Outcome::Measured(Timing { median_ns, min_ns: median_ns, spread: 0.0, n_samples: 1, stopped_early: false });
+        later
+    };
+    store.insert(&[after(1000, 4900.0)]).unwrap();
+    assert_eq!(best_of_gemm(&store), Some(Best::Confirmed(single.clone())), "within the noise of a single trial");
+    store.insert(&[after(1001, 4000.0)]).unwrap();
+    assert_eq!(best_of_gemm(&store), Some(Best::Trial(after(1001, 4000.0))), "found since the last race");
 }
 
 #[test]
@@ -222,7 +239,7 @@ fn a_file_that_cannot_be_written_can_be_read() {
     let read_only = || Connection::open_with_flags(&path, OpenFlags::SQLITE_OPEN_READ_ONLY).unwrap();
     let mut store = Store::new(read_only()).unwrap();
     assert_eq!(all(&store).len(), 5);
-    assert!(store.best(WORKLOAD, TARGET, 1).unwrap().is_some());
+    assert!(store.best(WORKLOAD, TARGET, 1, None).unwrap().is_some());
     assert!(matches!(store.insert(&records(5..6)), Err(StoreError::ReadOnly)));
 
     std::fs::write(folder.path().join("empty.db"), "").unwrap();
@@ -255,7 +272,7 @@ fn check_best_is_fast(n: u64) {
     }
     drop(store);
     let start = Instant::now();
-    let best = open(&path).best(WORKLOAD, TARGET, 1).unwrap();
+    let best = open(&path).best(WORKLOAD, TARGET, 1, None).unwrap();
     let elapsed = start.elapsed();
     println!("best of {n} records: {elapsed:?}");
     assert!(matches!(best, Some(Best::Trial(_))));

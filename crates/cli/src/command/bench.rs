@@ -148,7 +148,7 @@ fn bench(workload: &Workload, args: &BenchArgs, peers: &[&'static PeerSpec]) -> 
     let threads = args.machine.threads;
     let store = args.records.database()?.open_to_read()?;
     let best = match &store {
-        Some(store) => store.best(&workload.to_string(), &target_name(&target, false), threads as u32)?,
+        Some(store) => store.best(&workload.to_string(), &target_name(&target, false), threads as u32, None)?,
         None => None,
     };
     drop(store);

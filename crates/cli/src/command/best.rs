@@ -35,10 +35,7 @@ pub fn run(args: &BestArgs, as_json: bool) -> anyhow::Result<()> {
     let threads = u32::try_from(machine.threads).unwrap_or(u32::MAX);
     let best = match database.open_to_read()? {
         None => None,
-        Some(store) => match &args.template {
-            None => store.best(&name, &target, threads)?.map(KnownBest::new),
-            Some(template) => best_of_template(&store, &name, &target, template, threads)?,
-        },
+        Some(store) => store.best(&name, &target, threads, args.template.as_deref())?.map(KnownBest::new),
     };
     let json = json!({
         "workload": name,
@@ -71,24 +68,4 @@ pub fn run(args: &BestArgs, as_json: bool) -> anyhow::Result<()> {
         }
     };
     write_result(as_json, &json, &text)
-}
-
-/// The best trial of one template. Walks all of its trials.
-fn best_of_template(
-    store: &tilewright_tune::Store,
-    workload: &str,
-    target: &str,
-    template: &str,
-    threads: u32,
-) -> anyhow::Result<Option<KnownBest>> {
-    // The overall best is that of its own template as well, and is found at once.
-    if let Some(best) = store.best(workload, target, threads)?.map(KnownBest::new)
-        && best.template == template
-    {
-        return Ok(Some(best));
-    }
-    let trials = store.trials_of(workload, target, template, threads)?;
-    let best = trials.into_iter().min_by(|a, b| a.outcome.cost().total_cmp(&b.outcome.cost()));
-    let best = best.filter(|record| record.outcome.timing().is_some());
-    Ok(best.map(|record| KnownBest::new(tilewright_tune::Best::Trial(record))))
 }

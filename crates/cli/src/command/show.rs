@@ -71,10 +71,12 @@ pub fn run(args: &ShowArgs, as_json: bool) -> anyhow::Result<()> {
     let config: Option<Json> = if args.best {
         let store = args.records.database()?.open_to_read()?;
         let best = match &store {
-            Some(store) => store.best(&workload.to_string(), &target.to_string(), machine.threads as u32)?,
+            Some(store) => {
+                store.best(&workload.to_string(), &target.to_string(), machine.threads as u32, template.as_deref())?
+            }
             None => None,
         };
-        let best = best.map(KnownBest::new).filter(|b| template.as_ref().is_none_or(|t| *t == b.template));
+        let best = best.map(KnownBest::new);
         let best = best.ok_or_else(|| {
             bad_input(format!("nothing is recorded for {workload} on {target} (run `tilewright tune {workload}`)"))
         })?;

@@ -270,10 +270,9 @@ impl Run<'_> {
 
     /// The winner of this template, where nothing was recorded since it was confirmed.
     fn known_winner(&self, store: &Store, earlier: &Earlier) -> anyhow::Result<Option<Winner>> {
-        Ok(match store.best(&self.key.workload, &self.key.target, self.key.threads)? {
-            Some(tilewright_tune::Best::Confirmed(winner))
-                if winner.template == self.key.template && winner.unix_time >= earlier.last_unix_time =>
-            {
+        let template = Some(self.key.template.as_str());
+        Ok(match store.best(&self.key.workload, &self.key.target, self.key.threads, template)? {
+            Some(tilewright_tune::Best::Confirmed(winner)) if winner.unix_time >= earlier.last_unix_time => {
                 Some(winner)
             }
             _ => None,

@@ -2,7 +2,7 @@
 
 use super::Illegal;
 use super::dependence::require_independent;
-use super::tree::{edit_loops, loop_id, on_path, require_serial};
+use super::tree::{edit_loops, loop_id, loops_around, require_serial};
 use crate::index::Ranges;
 use crate::program::{Loop, LoopKind, Program, Stmt};
 use crate::text::index_to_string;
@@ -49,11 +49,24 @@ pub fn bind(program: &mut Program, target: &str, axis: LoopKind) -> Result<(), I
 /// No loop around or inside this one may be of the kind.
 fn require_none_on_path(program: &Program, target: &str, kind: LoopKind) -> Result<(), Illegal> {
     let var = loop_id(program, target)?;
-    match on_path(program, var).iter().find(|l| l.kind == kind) {
+    let around = loops_around(program, var);
+    let mut found = around.iter().find(|l| l.kind == kind).map(|l| l.var);
+    for s in program.prepare.iter().chain(&program.body) {
+        s.walk(&mut |s| {
+            if let Stmt::For(l) = s
+                && l.kind == kind
+                && l.var != var
+                && loops_around(program, l.var).iter().any(|l| l.var == var)
+            {
+                found = Some(l.var);
+            }
+        });
+    }
+    match found {
         None => Ok(()),
         Some(other) => Err(Illegal::Body {
             target: target.to_owned(),
-            why: format!("loop `{}`, around or inside it, is {} already", program.loop_name(other.var), kind.name()),
+            why: format!("loop `{}`, around or inside it, is {} already", program.loop_name(other), kind.name()),
         }),
     }
 }

@@ -6,7 +6,7 @@ use crate::expr::{Cond, ReduceOp};
 use crate::index::{Atom, Index, Ranges};
 use crate::program::{BufferId, Loop, LoopId, LoopKind, Program, Stmt};
 use crate::text::index_to_string;
-use crate::verify::are_disjoint;
+use crate::verify::{Race, are_disjoint, find_race};
 
 /// A use of an element of a buffer that lives beyond the block looked at.
 struct Access {
@@ -24,14 +24,10 @@ struct Access {
 /// # Errors
 /// [`Illegal::Dependent`] with two accesses that may meet.
 pub fn require_independent(names: &Program, l: &Loop, ranges: &Ranges) -> Result<(), Illegal> {
-    let mut ranges = ranges.clone();
-    ranges.push(l.var, l.extent.clone());
-    for (a, b) in conflicts(&accesses(&l.body, &mut ranges)) {
-        if !are_disjoint((&a.index, &a.ranges), (&b.index, &b.ranges), l.var) {
-            return Err(dependent(names, l.var, a, b));
-        }
+    match find_race(l, ranges) {
+        None => Ok(()),
+        Some(Race { buffer, write, other }) => Err(dependent(names, l.var, buffer, write, other)),
     }
-    Ok(())
 }
 
 /// Loops around the one of this variable that run in any order must still be able to: an index in a new form may no
@@ -93,7 +89,7 @@ pub fn require_order_kept(
         }
         let mut now = after.iter().filter(|v| free.contains(v));
         if let Some(moved) = free.iter().find(|v| now.next() != Some(v)) {
-            return Err(dependent(names, *moved, a, b));
+            return Err(dependent(names, *moved, a.buffer, &a.index, &b.index));
         }
     }
     Ok(())
@@ -180,15 +176,15 @@ fn conflicts(all: &[Access]) -> impl Iterator<Item = (&Access, &Access)> {
     })
 }
 
-fn dependent(names: &Program, var: LoopId, a: &Access, b: &Access) -> Illegal {
-    let element = |a: &Access| {
-        let subscripts: Vec<String> = a.index.iter().map(|i| index_to_string(names, i)).collect();
-        format!("{}[{}]", names.buffer(a.buffer).name, subscripts.join(", "))
+fn dependent(names: &Program, var: LoopId, buffer: BufferId, write: &[Index], other: &[Index]) -> Illegal {
+    let element = |index: &[Index]| {
+        let subscripts: Vec<String> = index.iter().map(|i| index_to_string(names, i)).collect();
+        format!("{}[{}]", names.buffer(buffer).name, subscripts.join(", "))
     };
-    let why = match (element(a), element(b), b.writes) {
-        (a, b, true) if a == b => format!("several of them may write the same element {a}"),
-        (a, b, true) => format!("one may write {a}, which another one writes as {b}"),
-        (a, b, false) => format!("one may write {a}, which another one reads as {b}"),
+    let why = if write == other {
+        format!("several of them may write the same element {}", element(write))
+    } else {
+        format!("what one writes as {} another may use as {}", element(write), element(other))
     };
     Illegal::Dependent { target: names.loop_name(var).to_owned(), why }
 }

@@ -1,9 +1,7 @@
 //! Staging: a packed copy of what a loop's iteration reads.
 
 use super::region::{Access, Region, reads, redirect_reads, region, writes};
-use super::tree::{
-    buffer_id, edit_loops, nest, new_buffer, new_loop, require_open, simplify_block, single_loop,
-};
+use super::tree::{buffer_id, edit_loops, nest, new_buffer, new_loop, require_open, simplify_block, single_loop};
 use super::{Illegal, LayoutAxis};
 use crate::expr::{Cond, Expr};
 use crate::index::{Atom, Index, Ranges};

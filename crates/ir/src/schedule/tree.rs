@@ -66,34 +66,25 @@ pub fn count_in(block: &[Stmt], var: LoopId) -> usize {
     n
 }
 
-/// The loops around and inside the loops of this variable.
-pub fn on_path(program: &Program, var: LoopId) -> Vec<&Loop> {
-    fn descend<'a>(
-        block: &'a [Stmt],
-        var: LoopId,
-        inside: bool,
-        around: &mut Vec<&'a Loop>,
-        found: &mut Vec<&'a Loop>,
-    ) {
+/// The loops around the loops of this variable.
+pub fn loops_around(program: &Program, var: LoopId) -> Vec<&Loop> {
+    fn descend<'a>(block: &'a [Stmt], var: LoopId, around: &mut Vec<&'a Loop>, found: &mut Vec<&'a Loop>) {
         for s in block {
-            let Stmt::For(l) = s else {
-                s.blocks().for_each(|b| descend(b, var, inside, around, found));
-                continue;
-            };
-            if l.var == var {
-                found.extend(around.iter().copied());
+            if let Stmt::For(l) = s {
+                if l.var == var {
+                    found.extend(around.iter().copied());
+                }
+                around.push(l);
             }
-            if inside {
-                found.push(l);
+            s.blocks().for_each(|b| descend(b, var, around, found));
+            if let Stmt::For(_) = s {
+                around.pop();
             }
-            around.push(l);
-            descend(&l.body, var, inside || l.var == var, around, found);
-            around.pop();
         }
     }
     let mut found = Vec::new();
     for block in [&program.prepare, &program.body] {
-        descend(block, var, false, &mut Vec::new(), &mut found);
+        descend(block, var, &mut Vec::new(), &mut found);
     }
     found
 }
@@ -182,12 +173,12 @@ pub fn require_serial(program: &Program, l: &Loop) -> Result<(), Illegal> {
     }
 }
 
-/// A loop that other statements than plain assignments may be put into.
+/// A loop that other statements than plain assignments may be put into: neither it nor a loop around it is vectorized.
 pub fn require_open(program: &Program, l: &Loop) -> Result<(), Illegal> {
-    if l.kind == LoopKind::Vectorized {
-        Err(Illegal::NotSerial { target: program.loop_name(l.var).to_owned(), kind: l.kind.name() })
-    } else {
-        Ok(())
+    let around = loops_around(program, l.var);
+    match around.into_iter().chain([l]).find(|l| l.kind == LoopKind::Vectorized) {
+        None => Ok(()),
+        Some(l) => Err(Illegal::NotSerial { target: program.loop_name(l.var).to_owned(), kind: l.kind.name() }),
     }
 }
 

@@ -86,12 +86,7 @@ fn matmul_relu(s: &[i64], dtype: &str) -> Program {
     let mut p = builder(dtype);
     let (a, b, bias) = (p.input("A", &[*m, *k]), p.input("B", &[*k, *n]), p.input("bias", &[*n]));
     let (axes, reduced) = ([("i", *m), ("j", *n)], [("k", *k)]);
-    let spec = StageSpec {
-        name: "T",
-        axes: &axes,
-        reduce: Some((ReduceOp::Sum, &reduced)),
-        role: Role::Temporary,
-    };
+    let spec = StageSpec { name: "T", axes: &axes, reduce: Some((ReduceOp::Sum, &reduced)), role: Role::Temporary };
     let t = p.stage(spec, |v| mul(load(a, &[&v[0], &v[2]]), load(b, &[&v[2], &v[1]])));
     let spec = StageSpec { name: "Y", axes: &axes, reduce: None, role: Role::Output };
     p.stage(spec, |v| relu(add(load(t, &[&v[0], &v[1]]), load(bias, &[&v[1]]))));

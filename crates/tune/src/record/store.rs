@@ -77,15 +77,18 @@ ON CONFLICT DO NOTHING";
 
 const TRIALS: &str = "SELECT * FROM tasks JOIN trials ON trials.task = tasks.id";
 
-/// One look into the index for each template, instead of a sort of their trials.
-const BEST_TRIAL: &str = "
-SELECT * FROM tasks JOIN trials ON trials.id = (
-    SELECT id FROM trials WHERE task = tasks.id AND median_ns IS NOT NULL ORDER BY median_ns LIMIT 1)
-WHERE workload = ?1 AND target = ?2 AND threads = ?3 ORDER BY median_ns LIMIT 1";
+const TASKS: &str = "
+SELECT id FROM tasks WHERE workload = ?1 AND target = ?2 AND threads = ?3 AND (?4 IS NULL OR template = ?4)";
 
-const BEST_WINNER: &str = "
-SELECT * FROM tasks JOIN winners ON winners.task = tasks.id
-WHERE workload = ?1 AND target = ?2 AND threads = ?3 ORDER BY verified DESC, median_ns LIMIT 1";
+const WINNER: &str = "SELECT * FROM tasks JOIN winners ON winners.task = tasks.id WHERE tasks.id = ?1";
+
+/// The fastest trial of a space, of those faster than `?2` and recorded after `?3`.
+const FASTEST_TRIAL: &str = "
+SELECT * FROM trials JOIN tasks ON trials.task = tasks.id
+WHERE task = ?1 AND median_ns < ?2 AND unix_time > ?3 ORDER BY median_ns LIMIT 1";
+
+/// A trial that was not raced must be faster than a winner by this factor to count for more.
+const BEYOND_NOISE: f64 = 0.95;
 
 const SET_WINNER: &str = "
 INSERT OR REPLACE INTO winners
@@ -188,6 +191,16 @@ pub enum Best {
     Trial(Record),
 }
 
+impl Best {
+    /// Median nanoseconds a run; infinite where a record was made up without one.
+    pub fn median_ns(&self) -> f64 {
+        match self {
+            Best::Confirmed(winner) => winner.median_ns,
+            Best::Trial(record) => record.outcome.cost(),
+        }
+    }
+}
+
 /// What an import did.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Imported {
@@ -272,23 +285,46 @@ impl Store {
         Ok(records)
     }
 
-    /// The best that is known, over all templates: the winner of a completed run where there is one, otherwise the
-    /// fastest trial.
+    /// The best that is known, of one template or over all: the winner of a completed run, or the fastest trial where
+    /// no run was completed or a later one has found something faster beyond the noise of single trials.
     ///
     /// # Errors
     /// [`StoreError`].
     ///
     /// # Cost
     /// A few index look-ups, whatever the number of records.
-    pub fn best(&self, workload: &str, target: &str, threads: u32) -> Result<Option<Best>, StoreError> {
-        let key = params![workload, target, threads];
-        let mut winners = self.connection.prepare_cached(BEST_WINNER)?;
-        if let Some(row) = winners.query(key)?.next()? {
-            return Ok(Some(Best::Confirmed(winner(row)?)));
+    pub fn best(
+        &self,
+        workload: &str,
+        target: &str,
+        threads: u32,
+        template: Option<&str>,
+    ) -> Result<Option<Best>, StoreError> {
+        let mut tasks = self.connection.prepare_cached(TASKS)?;
+        let tasks = tasks.query_map(params![workload, target, threads, template], |row| row.get(0))?;
+        let mut best: Option<Best> = None;
+        for task in tasks {
+            let found = self.best_of_task(task?)?;
+            let is_better = |found: &Best| best.as_ref().is_none_or(|best| found.median_ns() < best.median_ns());
+            if let Some(found) = found.filter(is_better) {
+                best = Some(found);
+            }
         }
-        let mut trials = self.connection.prepare_cached(BEST_TRIAL)?;
-        let mut rows = trials.query(key)?;
-        rows.next()?.map(|row| Ok(Best::Trial(record(row)?))).transpose()
+        Ok(best)
+    }
+
+    fn best_of_task(&self, task: i64) -> Result<Option<Best>, StoreError> {
+        let mut winners = self.connection.prepare_cached(WINNER)?;
+        let mut rows = winners.query([task])?;
+        let known = rows.next()?.map(winner).transpose()?;
+        let (limit_ns, after) =
+            known.as_ref().map_or((f64::MAX, -1), |w| (BEYOND_NOISE * w.median_ns, w.unix_time as i64));
+        let mut trials = self.connection.prepare_cached(FASTEST_TRIAL)?;
+        let mut rows = trials.query(params![task, limit_ns, after])?;
+        Ok(match rows.next()? {
+            Some(row) => Some(Best::Trial(record(row)?)),
+            None => known.map(Best::Confirmed),
+        })
     }
 
     /// Records the winner of a run, in the place of an earlier one of the same space.
@@ -499,14 +535,15 @@ mod tests {
     #[test]
     fn the_best_is_found_by_index() {
         let store = Store::new(Connection::open_in_memory().unwrap()).unwrap();
-        let mut statement = store.connection.prepare(&format!("EXPLAIN QUERY PLAN {BEST_TRIAL}")).unwrap();
-        let plan: Vec<String> =
-            statement.query_map(params!["w", "t", 1], |row| row.get("detail")).unwrap().map(Result::unwrap).collect();
-        assert!(plan.iter().any(|step| step.contains("INDEX trials_by_median")), "{plan:#?}");
-        assert!(
-            plan.iter().any(|step| step.contains("sqlite_autoindex_tasks_1 (workload=? AND target=? AND threads=?)")),
-            "{plan:#?}"
-        );
-        assert!(!plan.iter().any(|step| step.starts_with("SCAN")), "{plan:#?}");
+        let plan = |query: &str, n: usize| -> Vec<String> {
+            let mut statement = store.connection.prepare(&format!("EXPLAIN QUERY PLAN {query}")).unwrap();
+            let nothing = rusqlite::params_from_iter(vec![rusqlite::types::Null; n]);
+            statement.query_map(nothing, |row| row.get("detail")).unwrap().map(Result::unwrap).collect()
+        };
+        let trial = plan(FASTEST_TRIAL, 3);
+        assert!(trial.iter().any(|step| step.contains("INDEX trials_by_median")), "{trial:#?}");
+        assert!(!trial.iter().any(|step| step.starts_with("SCAN") || step.contains("TEMP B-TREE")), "{trial:#?}");
+        let tasks = plan(TASKS, 4);
+        assert!(tasks.iter().any(|step| step.contains("(workload=? AND target=? AND threads=?)")), "{tasks:#?}");
     }
 }

@@ -49,7 +49,7 @@ fn space(s: &Setting) -> Result<Space, SpaceError> {
     let (m, n, k) = (s.workload.size("m"), s.workload.size("n"), s.workload.size("k"));
     let (lanes, bytes) = (s.target.lanes(s.workload.dtype), s.workload.dtype.bytes() as i64);
     let registers = i64::from(s.target.n_vector_registers);
-    let (l1, l2, l3) = (s.target.l1d_bytes as i64, s.target.l2_bytes as i64, s.target.l3_bytes as i64);
+    let (l2, l3) = (s.target.l2_bytes as i64, s.target.l3_bytes as i64);
     let most_rows = m.min(registers / 2);
     let most_vectors = ceil_div(n, lanes).min(if m < 4 { 8 } else { 6 });
     // A tile leaves registers for a row of B and one element of A.
@@ -58,11 +58,13 @@ fn space(s: &Setting) -> Result<Space, SpaceError> {
         (1..=most_rows).flat_map(|mr| (1..=most_vectors).map(move |nv| (mr, nv))).filter(|&(mr, nv)| fits(mr, nv));
     let enough = largest.map(|(mr, nv)| mr * nv).max().unwrap_or(1).min(registers / 2);
     // With few rows B is read once and streamed; deep blocks would stride through it.
-    let least_k = if m < 8 { 4 } else { 96 };
-    let mut k_blocks: Vec<i64> = n_blocks(k, least_k).collect();
-    if m < 8 {
-        k_blocks.extend([256, 512, 1024].into_iter().filter(|b| k / b >= least_k));
-    }
+    let streams = m < 8;
+    let (least_k, most_k) = if streams { (4, 64) } else { (128, 1024) };
+    // However long the reduction, there are numbers of blocks that leave blocks of any useful depth.
+    let by_depth = std::iter::successors(Some(most_k), |&d| (d > least_k).then_some(d / 2)).map(|d| ceil_div(k, d));
+    let mut k_blocks: Vec<i64> = n_blocks(k, least_k).chain(by_depth.filter(|&b| k / b >= least_k)).collect();
+    k_blocks.sort_unstable();
+    k_blocks.dedup();
     let mut parameters = vec![
         Parameter::ordinal("mr", 1..=most_rows),
         Parameter::ordinal("nv", 1..=most_vectors),
@@ -73,8 +75,8 @@ fn space(s: &Setting) -> Result<Space, SpaceError> {
         Parameter::categorical("inner", &["jr-ir", "ir-jr"]),
         Parameter::categorical("pack_a", &["none", "rows", "panels"]),
         Parameter::categorical("pack_b", &["none", "block", "whole"]),
-        Parameter::ordinal("unroll_k", [1, 2, 4, 8]),
-        Parameter::ordinal("prefetch_b", [0, 2, 4, 8]),
+        Parameter::ordinal("unroll_k", [1, 2, 4]),
+        Parameter::ordinal("prefetch_b", [0, 4, 8]),
         Parameter::boolean("prefetch_c"),
     ];
     let mut constraints = vec![
@@ -94,10 +96,10 @@ fn space(s: &Setting) -> Result<Space, SpaceError> {
             },
         ),
         Constraint::new(
-            "b_panel_in_l1",
-            "columns of a tile * k block * element <= 1.5 L1",
+            "b_panel_in_l2",
+            "columns of a tile * k block * element <= L2 / 4",
             &["nv", "k_blocks"],
-            move |v| v[0].int() * lanes * k_block_of(k, v[1].int()) * bytes <= l1 * 3 / 2 || m < 8,
+            move |v| v[0].int() * lanes * k_block_of(k, v[1].int()) * bytes <= l2 / 4 || streams,
         ),
         Constraint::new(
             "b_block_in_l3",
