@@ -7,9 +7,11 @@ use std::time::Instant;
 const MIN_SAMPLE_NS: f64 = 30_000.0;
 /// A kernel whose first run takes this many times the best is not run again, where that run was long enough for cold
 /// caches not to count.
-const HOPELESS_FIRST: f64 = 1.25;
+const HOPELESS_FIRST: f64 = 1.15;
 /// How long such a first run must be.
 const LONG_NS: f64 = 1e6;
+/// A first run this long is as good a sample as any.
+const VERY_LONG_NS: f64 = 4e6;
 /// A kernel whose fastest warm sample takes this many times the best is not sampled further …
 const HOPELESS_WARM: f64 = 1.05;
 /// … once it was sampled for so long.
@@ -44,6 +46,10 @@ pub fn sample(plan: &Plan, first_ns: f64, run: &mut dyn FnMut(), flush: &mut dyn
     let estimate = if first_ns < LONG_NS { timed(1).min(first_ns) } else { first_ns };
     let n_runs = if plan.cold { 1 } else { (MIN_SAMPLE_NS / estimate.max(1.0)).ceil().clamp(1.0, 1e6) as u32 };
     let (mut ns, mut total, mut fastest) = (Vec::new(), 0.0, f64::INFINITY);
+    if !plan.cold && first_ns > VERY_LONG_NS {
+        ns.push(first_ns);
+        (total, fastest) = (first_ns, first_ns);
+    }
     while ns.len() < MOST_SAMPLES && (total < plan.min_time_ns || ns.len() < plan.min_samples as usize) {
         if plan.cold {
             flush();

@@ -108,7 +108,26 @@ impl Index {
         for (atom, c) in &other.terms {
             sum.add_term(atom, *c);
         }
+        sum.join_remainders();
         sum
+    }
+
+    /// `d·floor(x / d) + x mod d` is `x`, at any multiple.
+    fn join_remainders(&mut self) {
+        let joined = |sum: &Index| {
+            sum.terms.iter().find_map(|(remainder, c)| {
+                let Atom::Mod(x, d) = remainder else { return None };
+                let quotient = x.floor_div(*d);
+                let ([(quotient, 1)], 0, 1..) = (quotient.terms(), quotient.constant, *d) else { return None };
+                let by = c.checked_mul(*d)?;
+                sum.terms.contains(&(quotient.clone(), by)).then(|| (remainder.clone(), quotient.clone(), x.scale(*c)))
+            })
+        };
+        while let Some((remainder, quotient, whole)) = joined(self) {
+            self.terms.retain(|(atom, _)| *atom != remainder && *atom != quotient);
+            self.constant = self.constant.wrapping_add(whole.constant);
+            whole.terms.iter().for_each(|(atom, c)| self.add_term(atom, *c));
+        }
     }
 
     /// `self − other`.
@@ -357,18 +376,18 @@ impl Ranges {
                 return without(*var, c, extent);
             }
         }
-        let to_eliminate = |atom: &Atom| keep == 0 || inner.iter().any(|(v, _)| Index::atom(atom.clone()).uses(*v));
         // Then compound atoms: a min with a positive coefficient is at most either side, and so on.
-        let compound = e.terms.iter().find(|(a, _)| !matches!(a, Atom::Var(_)) && to_eliminate(a));
+        let is_both = |atom: &Atom, c: i64| matches!((atom, c), (Atom::Min(..), 1..) | (Atom::Max(..), ..0));
+        let goes_in = |atom: &Atom| keep == 0 || inner.iter().any(|(v, _)| Index::atom(atom.clone()).uses(*v));
+        let compound = e.terms.iter().find(|(a, c)| !matches!(a, Atom::Var(_)) && (is_both(a, *c) || goes_in(a)));
         if let Some((atom, c)) = compound {
             let c = *c;
             let rest = e.sub(&Index::atom(atom.clone()).scale(c));
             let with = |x: &Index| self.upper_bounds(&rest.add(&x.scale(c)), keep);
             let bounds = match atom {
                 Atom::Min(a, b) | Atom::Max(a, b) => {
-                    let picks_lower_bound = matches!(atom, Atom::Min(..)) == (c > 0);
                     let (a, b) = (with(a), with(b));
-                    if picks_lower_bound {
+                    if is_both(atom, c) {
                         a.into_iter().chain(b).collect()
                     } else {
                         // The value is one of the two, so a bound must cover both.
@@ -429,27 +448,36 @@ impl Ranges {
                 (self.upper(x)?.div_euclid(*d) == q).then(|| x.offset(-q * d))
             }
             Atom::FloorDiv(..) | Atom::Mod(..) => None,
-            Atom::Min(a, b) => {
-                let d = a.sub(b);
-                if self.upper(&d).is_some_and(|u| u <= 0) {
-                    Some((**a).clone())
-                } else if self.lower(&d).is_some_and(|l| l >= 0) {
-                    Some((**b).clone())
-                } else {
-                    None
+            Atom::Min(..) | Atom::Max(..) => {
+                let is_min = matches!(atom, Atom::Min(..));
+                let covers = |a: &Index, b: &Index| {
+                    let d = a.sub(b);
+                    if is_min { self.upper(&d).is_some_and(|u| u <= 0) } else { self.lower(&d).is_some_and(|l| l >= 0) }
+                };
+                let mut sides = Vec::new();
+                sides_of(&Index::atom(atom.clone()), is_min, &mut sides);
+                let mut kept: Vec<&Index> = Vec::new();
+                for side in &sides {
+                    if !kept.iter().any(|k| covers(k, side)) {
+                        kept.retain(|k| !covers(side, k));
+                        kept.push(side);
+                    }
                 }
-            }
-            Atom::Max(a, b) => {
-                let d = a.sub(b);
-                if self.upper(&d).is_some_and(|u| u <= 0) {
-                    Some((**b).clone())
-                } else if self.lower(&d).is_some_and(|l| l >= 0) {
-                    Some((**a).clone())
-                } else {
-                    None
-                }
+                let joined = |a: Index, b: Index| if is_min { a.smaller(&b) } else { a.larger(&b) };
+                (kept.len() < sides.len()).then(|| kept.into_iter().cloned().reduce(joined)).flatten()
             }
         })
+    }
+}
+
+/// What a minimum of minima (or a maximum of maxima) is the smallest (the largest) of.
+fn sides_of(e: &Index, is_min: bool, sides: &mut Vec<Index>) {
+    match (e.terms.as_slice(), is_min) {
+        ([(Atom::Min(a, b), 1)], true) | ([(Atom::Max(a, b), 1)], false) => {
+            sides_of(&a.offset(e.constant), is_min, sides);
+            sides_of(&b.offset(e.constant), is_min, sides);
+        }
+        _ => sides.push(e.clone()),
     }
 }
 

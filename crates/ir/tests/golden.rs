@@ -136,10 +136,15 @@ fn outcome(case: &Case) -> Result<(String, Option<Illegal>), String> {
     Ok((program.to_string(), None))
 }
 
+/// Whether the cases are being rewritten.
+fn blessing() -> bool {
+    std::env::var("BLESS").is_ok_and(|v| v == "1")
+}
+
 #[test]
 fn cases_give_what_they_expect() {
     let only = std::env::var("CASE").unwrap_or_default();
-    let bless = std::env::var("BLESS").is_ok_and(|v| v == "1");
+    let bless = blessing();
     let mut failures = Vec::new();
     for (name, text) in cases().iter().filter(|(name, _)| name.contains(&only)) {
         let check = || -> Result<(), String> {
@@ -165,6 +170,9 @@ fn cases_give_what_they_expect() {
 /// Every step, pass and kind of refusal has a case.
 #[test]
 fn cases_cover_steps_passes_and_refusals() {
+    if blessing() {
+        return;
+    }
     let all = cases();
     let folders: BTreeSet<&str> = all.iter().filter_map(|(name, _)| name.split('/').next()).collect();
     let steps = FORMS.iter().map(|(word, _)| (*word).to_owned());

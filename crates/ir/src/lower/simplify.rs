@@ -103,6 +103,7 @@ fn simplify_cond(cond: &Cond, ranges: &Ranges) -> Cond {
             } else if ranges.lower(&d).is_some_and(|l| l >= 0) {
                 never()
             } else {
+                let (a, b) = smaller_terms(a, b, true);
                 Cond::Lt(a, b)
             }
         }
@@ -114,6 +115,7 @@ fn simplify_cond(cond: &Cond, ranges: &Ranges) -> Cond {
             } else if ranges.upper(&d).is_some_and(|u| u < 0) || ranges.lower(&d).is_some_and(|l| l > 0) {
                 never()
             } else {
+                let (a, b) = smaller_terms(a, b, false);
                 Cond::Eq(a, b)
             }
         }
@@ -131,6 +133,31 @@ fn simplify_cond(cond: &Cond, ranges: &Ranges) -> Cond {
             c => Cond::Not(Box::new(c)),
         },
     }
+}
+
+/// The sides of a comparison, `a < b` or `a == b`, without a common factor and with a constant on one side only.
+fn smaller_terms(a: Index, b: Index, is_less: bool) -> (Index, Index) {
+    let d = a.sub(&b);
+    let gcd = d.terms().iter().fold(0, |g, (_, c)| greatest_common_divisor(g, c.unsigned_abs()));
+    let Some(gcd) = i64::try_from(gcd).ok().filter(|&g| g >= 1) else { return (a, b) };
+    let divides = d.constant() % gcd == 0;
+    let needless = gcd > 1 || a.constant() != 0 && b.constant() != 0;
+    if !needless || !(is_less || divides) {
+        return (a, b);
+    }
+    // Σ⁺ − Σ⁻ + c < 0 for multiples of g: Σ⁺/g − Σ⁻/g < ceil(−c / g).
+    let bound = -d.constant().div_euclid(gcd);
+    let (mut left, mut right) = (Index::from((-bound).max(0)), Index::from(bound.max(0)));
+    for (atom, c) in d.terms() {
+        let term = Index::atom(atom.clone()).scale(c.abs() / gcd);
+        let side = if *c > 0 { &mut left } else { &mut right };
+        *side = side.add(&term);
+    }
+    (left, right)
+}
+
+fn greatest_common_divisor(a: u64, b: u64) -> u64 {
+    if b == 0 { a } else { greatest_common_divisor(b, a % b) }
 }
 
 fn simplify_expr(e: &Expr, ranges: &Ranges) -> Expr {

@@ -57,15 +57,17 @@ fn in_loop(l: Loop, ranges: &mut Ranges, versions: u32, out: &mut Vec<Stmt>) {
     };
     let versions = versions / 2;
     if l.kind == LoopKind::Serial
-        && let Some(whole) = found.peels(&l)
+        && let Some(whole) = found.peels(&l, ranges)
     {
         let f = found.full;
         let (n_full, rest) = (ranges.simplify(&whole.floor_div(f)), ranges.simplify(&whole.modulo(f)));
         ranges.push(l.var, n_full.clone());
         let full = replace(&l.body, &found, &f.into(), ranges);
         ranges.pop();
+        // There is a tail only where 0 < rest < f.
+        let short = if f == 2 { Index::from(1) } else { rest.clone() };
         let tail: Vec<Stmt> =
-            l.body.iter().map(|s| replace_stmt(s, &found, &rest).substitute(l.var, &n_full)).collect();
+            l.body.iter().map(|s| replace_stmt(s, &found, &short).substitute(l.var, &n_full)).collect();
         // A negative extent leaves no tail either.
         let cond = Cond::Lt(Index::from(-1), n_full.clone()).and(Cond::Lt(0.into(), rest));
         let tail = simplify_block(vec![Stmt::If { cond, then: tail, otherwise: Vec::new() }], ranges);
@@ -75,7 +77,8 @@ fn in_loop(l: Loop, ranges: &mut Ranges, versions: u32, out: &mut Vec<Stmt>) {
     }
     ranges.push(l.var, l.extent.clone());
     // In the tail 0 < rest < f, so a known remainder is the rest itself; an empty tail would need rest ≤ 0.
-    let short = match found.rest.residue(found.full) {
+    let known = if found.full == 2 { Some(1) } else { found.rest.residue(found.full) };
+    let short = match known {
         Some(r) if ranges.lower(&found.rest).is_some_and(|l| l >= 1) => Index::from(r),
         _ => found.rest.clone(),
     };
@@ -97,12 +100,13 @@ struct Undecided {
 
 impl Undecided {
     /// `whole` where the loop counts the tiles of `whole`: `rest = whole − full·var`, extent = ceil(whole / full).
-    fn peels(&self, l: &Loop) -> Option<Index> {
+    fn peels(&self, l: &Loop, ranges: &Ranges) -> Option<Index> {
         if self.rest.coefficient(l.var) != -self.full {
             return None;
         }
         let whole = self.rest.add(&Index::from(l.var).scale(self.full));
-        (!whole.uses(l.var) && whole.offset(self.full - 1).floor_div(self.full) == l.extent).then_some(whole)
+        let n_tiles = whole.offset(self.full - 1).floor_div(self.full);
+        (!whole.uses(l.var) && ranges.simplify(&n_tiles) == l.extent).then_some(whole)
     }
 }
 

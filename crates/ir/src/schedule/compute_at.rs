@@ -93,14 +93,19 @@ pub fn take_stage(program: &mut Program, id: BufferId) -> Result<Stage, Illegal>
         // Each a loop of its own.
         axes.iter().enumerate().all(|(at, v)| !axes[..at].contains(v))
     });
-    let axes = axes.ok_or_else(|| fail("its subscripts are not its loops".to_owned()))?;
+    let axes = axes.ok_or_else(|| {
+        fail("each of its subscripts must be a loop of its own; move it before splitting them".to_owned())
+    })?;
     let mut sources = Vec::new();
     stmt.for_each_own_read(&mut |b, _| sources.push(b));
     if let Stmt::Update { .. } = stmt {
         // The read of the old value comes last.
         sources.pop();
     }
-    if let Some(source) = sources.into_iter().find(|&b| b == id || writes(&program.body[place + 1..], b)) {
+    if sources.contains(&id) {
+        return Err(fail("it reads itself".to_owned()));
+    }
+    if let Some(source) = sources.into_iter().find(|&b| writes(&program.body[place + 1..], b)) {
         let source = &program.buffer(source).name;
         return Err(fail(format!("it reads `{source}`, which is written while it is needed")));
     }

@@ -30,16 +30,15 @@ pub fn require_independent(names: &Program, l: &Loop, ranges: &Ranges) -> Result
     }
 }
 
-/// Loops around the one of this variable that run in any order must still be able to: an index in a new form may no
-/// longer show it.
+/// Loops around and inside the one of this variable that run in any order must still be able to: an extent or a
+/// subscript in a new form may no longer show it.
 ///
 /// # Errors
 /// As [`require_independent`].
 pub fn require_still_independent(program: &Program, var: LoopId) -> Result<(), Illegal> {
     let mut ranges = Ranges::default();
-    let mut in_block = |block: &[Stmt]| still_independent(program, block, var, &mut ranges);
-    in_block(&program.prepare)?;
-    in_block(&program.body)
+    still_independent(program, &program.prepare, var, &mut ranges)?;
+    still_independent(program, &program.body, var, &mut ranges)
 }
 
 fn still_independent(program: &Program, block: &[Stmt], var: LoopId, ranges: &mut Ranges) -> Result<(), Illegal> {
@@ -49,7 +48,8 @@ fn still_independent(program: &Program, block: &[Stmt], var: LoopId, ranges: &mu
                 LoopKind::Serial | LoopKind::Unrolled => false,
                 LoopKind::Parallel | LoopKind::Vectorized | LoopKind::Block(_) | LoopKind::Thread(_) => true,
             };
-            if in_any_order && count_in(std::slice::from_ref(s), var) > 0 {
+            let is_inside = || ranges.loops().iter().any(|(v, _)| *v == var);
+            if in_any_order && (is_inside() || count_in(std::slice::from_ref(s), var) > 0) {
                 require_independent(program, l, ranges)?;
             }
             ranges.push(l.var, l.extent.clone());

@@ -173,7 +173,7 @@ pub enum Illegal {
         factor: i64,
     },
     /// A factor, tile size or distance is out of range.
-    #[error("`{target}`: {what} must be in {least}..={most}, not {value}")]
+    #[error("the {what} of `{target}` must be in {least}..={most}, not {value}")]
     OutOfRange {
         /// The loop or buffer.
         target: String,

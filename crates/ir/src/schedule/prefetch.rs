@@ -16,7 +16,7 @@ pub fn prefetch(program: &mut Program, buffer: &str, at: &str, ahead: i64) -> Re
     const MOST_AHEAD: i64 = 1 << 20;
     let target = buffer_id(program, buffer)?;
     if !(0..=MOST_AHEAD).contains(&ahead) {
-        let (target, what) = (at.to_owned(), "the prefetch distance");
+        let (target, what) = (at.to_owned(), "prefetch distance");
         return Err(Illegal::OutOfRange { target, what, least: 0, most: MOST_AHEAD, value: ahead });
     }
     let var = single_loop(program, at)?;

@@ -68,13 +68,13 @@ pub fn region(
     }
     let Some((lower, upper)) = union else { return Err(format!("it is not used {place}")) };
     let extent: Vec<Index> =
-        lower.iter().zip(&upper).map(|(l, h)| outside.simplify(&subtract_inside(h, l).offset(1))).collect();
+        lower.iter().zip(&upper).map(|(l, h)| outside.simplify(&subtract_inside(&h.offset(1), l))).collect();
     let most = extent.iter().zip(shape).map(|(e, &n)| outside.upper(e).map_or(n, |u| u.min(n))).collect();
     Ok(Region { lower, extent, most })
 }
 
-/// `a − b` with the subtraction carried into a min or max that stands alone, so that constants surface.
-fn subtract_inside(a: &Index, b: &Index) -> Index {
+/// `a − b` with the subtraction carried into a min that stands alone, so that constants surface.
+pub fn subtract_inside(a: &Index, b: &Index) -> Index {
     use crate::index::Atom;
     match a.terms() {
         [(Atom::Min(x, y), 1)] => {

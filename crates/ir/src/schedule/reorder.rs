@@ -24,7 +24,7 @@ pub fn reorder(program: &mut Program, order: &[String]) -> Result<(), Illegal> {
             let [Stmt::For(_)] = body.as_slice() else {
                 let inner = vars.iter().find(|v| !chain.iter().any(|l: &Loop| l.var == **v)).expect("one is missing");
                 return Err(Illegal::NotNested {
-                    outer: chain.last().map_or(String::new(), |l| names.loop_name(l.var).to_owned()),
+                    outer: names.loop_name(outermost).to_owned(),
                     inner: names.loop_name(*inner).to_owned(),
                 });
             };

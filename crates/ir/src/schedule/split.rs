@@ -20,7 +20,7 @@ pub fn split(
     const MOST: i64 = 1 << 40;
     let var = single_loop(program, target)?;
     if !(1..=MOST).contains(&factor) {
-        let (target, what) = (target.to_owned(), "the split factor");
+        let (target, what) = (target.to_owned(), "split factor");
         return Err(Illegal::OutOfRange { target, what, least: 1, most: MOST, value: factor });
     }
     let (outer, inner) = (new_loop(program, outer)?, new_loop(program, inner)?);

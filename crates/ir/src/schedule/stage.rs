@@ -1,6 +1,6 @@
 //! Staging: a packed copy of what a loop's iteration reads.
 
-use super::region::{Access, Region, reads, redirect_reads, region, writes};
+use super::region::{Access, Region, reads, redirect_reads, region, subtract_inside, writes};
 use super::tree::{buffer_id, edit_loops, nest, new_buffer, new_loop, require_open, simplify_block, single_loop};
 use super::{Illegal, LayoutAxis};
 use crate::expr::{Cond, Expr};
@@ -128,7 +128,7 @@ impl Serve<'_> {
                 LayoutAxis::Whole(d) => (d, region.extent[d].clone(), 1),
                 LayoutAxis::Outer(d, t) => (d, region.extent[d].offset(t - 1).floor_div(t), t),
                 LayoutAxis::Inner(d, t) => {
-                    let rest = region.extent[d].sub(&position[d]);
+                    let rest = subtract_inside(&region.extent[d], &position[d]);
                     let divides = region.extent[d].residue(t) == Some(0);
                     (d, if divides { t.into() } else { Index::from(t).smaller(&rest) }, 1)
                 }
@@ -192,7 +192,7 @@ fn check_layout(program: &Program, source: BufferId, layout: &[LayoutAxis]) -> R
         LayoutAxis::Whole(_) => None,
     });
     if let Some(value) = tiles.into_iter().find(|t| !(1..=MOST_TILE).contains(t)) {
-        let (target, what) = (buffer.name.clone(), "the tile size");
+        let (target, what) = (buffer.name.clone(), "tile size");
         return Err(Illegal::OutOfRange { target, what, least: 1, most: MOST_TILE, value });
     }
     for d in 0..buffer.shape.len() {

@@ -49,16 +49,20 @@ fn space(s: &Setting) -> Result<Space, SpaceError> {
     let (m, n, k) = (s.workload.size("m"), s.workload.size("n"), s.workload.size("k"));
     let (lanes, bytes) = (s.target.lanes(s.workload.dtype), s.workload.dtype.bytes() as i64);
     let registers = i64::from(s.target.n_vector_registers);
+    let streams = m < 8;
     let (l2, l3) = (s.target.l2_bytes as i64, s.target.l3_bytes as i64);
     let most_rows = m.min(registers / 2);
     let most_vectors = ceil_div(n, lanes).min(if m < 4 { 8 } else { 6 });
     // A tile leaves registers for a row of B and one element of A.
     let fits = move |mr: i64, nv: i64| mr * nv + nv < registers;
-    let largest =
-        (1..=most_rows).flat_map(|mr| (1..=most_vectors).map(move |nv| (mr, nv))).filter(|&(mr, nv)| fits(mr, nv));
+    // Loads a step: mr elements of A and nv vectors of B for mr * nv multiply-adds. Two loads go with two of them a
+    // cycle, and a row count below 4 asks more of the second-level cache than it gives.
+    let reuses = move |mr: i64, nv: i64| streams || n <= lanes || (mr >= 4.min(m) && 10 * (mr + nv) <= 7 * mr * nv);
+    let largest = (1..=most_rows)
+        .flat_map(|mr| (1..=most_vectors).map(move |nv| (mr, nv)))
+        .filter(|&(mr, nv)| fits(mr, nv) && reuses(mr, nv));
     let enough = largest.map(|(mr, nv)| mr * nv).max().unwrap_or(1).min(registers / 2);
     // With few rows B is read once and streamed; deep blocks would stride through it.
-    let streams = m < 8;
     let (least_k, most_k) = if streams { (4, 64) } else { (128, 1024) };
     // However long the reduction, there are numbers of blocks that leave blocks of any useful depth.
     let by_depth = std::iter::successors(Some(most_k), |&d| (d > least_k).then_some(d / 2)).map(|d| ceil_div(k, d));
@@ -85,6 +89,18 @@ fn space(s: &Setting) -> Result<Space, SpaceError> {
             &format!("mr * nv + nv < {registers} and mr * nv >= {enough}"),
             &["mr", "nv"],
             move |v| fits(v[0].int(), v[1].int()) && v[0].int() * v[1].int() >= enough,
+        ),
+        Constraint::new(
+            "tile_reuse",
+            "mr >= 4 and mr + nv <= 0.7 * mr * nv, where the matrices have as many rows and vectors",
+            &["mr", "nv"],
+            move |v| reuses(v[0].int(), v[1].int()),
+        ),
+        Constraint::new(
+            "plain_b_in_l2",
+            "B is left as it is only where it fits twice L2 or serves few rows",
+            &["pack_b"],
+            move |v| v[0].text() != "none" || m <= 128 || n * k * bytes <= 2 * l2,
         ),
         Constraint::new(
             "a_block_in_l2",

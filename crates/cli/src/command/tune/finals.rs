@@ -12,8 +12,10 @@ use crate::progress::Progress;
 
 /// Candidates that this much slower than the best may be ahead in truth.
 const NEAR: f64 = 1.15;
-/// Most candidates that are measured again.
-const MOST_LEADERS: u64 = 6;
+/// Most candidates that are measured again: enough that one which was measured in a slow moment is among them.
+const MOST_LEADERS: u64 = 24;
+/// Candidates that go on where more were measured again.
+const FINALISTS: usize = 6;
 /// Rounds, where there is time for so many.
 const MOST_ROUNDS: u64 = 9;
 /// Rounds that a median needs.
@@ -21,7 +23,7 @@ const LEAST_ROUNDS: u64 = 3;
 /// Time in the runs of a round of a short kernel.
 const ROUND: Duration = Duration::from_millis(15);
 /// Runs that a round makes of a long kernel.
-const RUNS_IN_ROUND: f64 = 5.0;
+const RUNS_IN_ROUND: f64 = 3.0;
 /// Time for all rounds together.
 const TIME: Duration = Duration::from_secs(5);
 /// The same, where the user waits for the end.
@@ -97,48 +99,69 @@ pub fn run(
     progress: &Progress,
 ) -> std::io::Result<Option<Finals>> {
     let time = if is_interrupted { TIME_INTERRUPTED } else { TIME };
-    let (leaders, rounds) = leaders(trials, time);
-    let Some(best) = leaders.first() else { return Ok(None) };
-    progress.update(|status| {
-        status.phase = Some(match leaders.len() {
-            1 => "measuring the best again".to_owned(),
-            n => format!("measuring the {n} best against each other"),
+    let mut leaders = leaders(trials, time / 2);
+    let Some(best_ns) = leaders.first().map(|trial| trial.outcome.cost()) else { return Ok(None) };
+    let announce = |n: usize| {
+        progress.update(|status| {
+            status.phase = Some(match n {
+                1 => "measuring the best again".to_owned(),
+                n => format!("measuring the {n} best against each other"),
+            });
         });
-    });
-    let sources: Vec<Source> =
-        leaders.iter().map(|trial| Source::Steps(steps_text(&task.steps(&trial.config)))).collect();
-    let outcomes = device.race(&sources, rounds as u32, ROUND)?;
-    let mut ranking: Vec<(Config, Timing)> = leaders
-        .iter()
-        .zip(outcomes)
-        .filter_map(|(trial, outcome)| match outcome {
-            Outcome::Measured(timing) => Some((trial.config.clone(), timing)),
-            Outcome::Failed { class, message } => {
-                progress.message(&format!("a leader failed when it was measured again: {class}: {message}"));
-                None
-            }
-        })
-        .collect();
+    };
+    if leaders.len() > FINALISTS {
+        announce(leaders.len());
+        let mut heat = race(device, task, &leaders, LEAST_ROUNDS, progress)?;
+        heat.sort_by(|a, b| a.1.median_ns.total_cmp(&b.1.median_ns));
+        heat.truncate(FINALISTS);
+        leaders.retain(|trial| heat.iter().any(|(config, _)| *config == trial.config));
+    }
+    announce(leaders.len());
+    let rounds = affordable(best_ns, time / 2) / leaders.len().max(1) as u64;
+    let mut ranking = race(device, task, &leaders, rounds.clamp(LEAST_ROUNDS, MOST_ROUNDS), progress)?;
     ranking.sort_by(|a, b| a.1.median_ns.total_cmp(&b.1.median_ns));
     if ranking.is_empty() {
         return Ok(None);
     }
-    let untuned = if is_interrupted { Untuned::Failed } else { untuned(device, best.outcome.cost())? };
+    let untuned = if is_interrupted { Untuned::Failed } else { untuned(device, best_ns)? };
     Ok(Some(Finals { ranking, untuned }))
 }
 
-/// The trials that may be the best in truth, the apparently best first, and how many rounds there is time for.
-fn leaders(trials: &[Trial], time: Duration) -> (Vec<&Trial>, u64) {
+/// Measures some trials against each other, without those that fail this time.
+fn race(
+    device: &mut Device,
+    task: &Task,
+    trials: &[&Trial],
+    rounds: u64,
+    progress: &Progress,
+) -> std::io::Result<Vec<(Config, Timing)>> {
+    let source = |trial: &&Trial| Source::Steps(steps_text(&task.steps(&trial.config)));
+    let outcomes = device.race(&trials.iter().map(source).collect::<Vec<_>>(), rounds as u32, ROUND)?;
+    let measured = trials.iter().zip(outcomes).filter_map(|(trial, outcome)| match outcome {
+        Outcome::Measured(timing) => Some((trial.config.clone(), timing)),
+        Outcome::Failed { class, message } => {
+            progress.message(&format!("a leader failed when it was measured again: {class}: {message}"));
+            None
+        }
+    });
+    Ok(measured.collect())
+}
+
+/// The trials that may be the best in truth, the apparently best first, as many as can be measured in this time.
+fn leaders(trials: &[Trial], time: Duration) -> Vec<&Trial> {
     let timed = |trial: &Trial| trial.outcome.timing().copied();
     let mut leaders: Vec<(&Trial, Timing)> = trials.iter().filter_map(|trial| Some((trial, timed(trial)?))).collect();
     let best_ns = leaders.iter().map(|(_, timing)| timing.median_ns).fold(f64::INFINITY, f64::min);
     leaders.retain(|(_, timing)| timing.median_ns <= NEAR * best_ns);
     leaders.sort_by(|(_, a), (_, b)| a.stopped_early.cmp(&b.stopped_early).then(a.median_ns.total_cmp(&b.median_ns)));
+    leaders.truncate((affordable(best_ns, time) / LEAST_ROUNDS).clamp(2, MOST_LEADERS) as usize);
+    leaders.into_iter().map(|(trial, _)| trial).collect()
+}
+
+/// Rounds of one candidate for which there is time.
+fn affordable(best_ns: f64, time: Duration) -> u64 {
     let round_ns = (RUNS_IN_ROUND * best_ns).max(ROUND.as_nanos() as f64);
-    let affordable = (time.as_nanos() as f64 / round_ns) as u64;
-    leaders.truncate((affordable / LEAST_ROUNDS).clamp(2, MOST_LEADERS) as usize);
-    let rounds = affordable.checked_div(leaders.len() as u64).unwrap_or(0).clamp(LEAST_ROUNDS, MOST_ROUNDS);
-    (leaders.into_iter().map(|(trial, _)| trial).collect(), rounds)
+    (time.as_nanos() as f64 / round_ns) as u64
 }
 
 /// Measures the program without schedule steps, once where it is slow.
@@ -165,10 +188,9 @@ mod tests {
         Trial { config: Config::new([rank]), outcome: Outcome::Measured(timing) }
     }
 
-    fn check(trials: &[Trial], time: Duration, ranks: &[u64], rounds: u64) {
-        let (found, found_rounds) = leaders(trials, time);
-        let found: Vec<u64> = found.iter().map(|trial| trial.config.ranks()[0]).collect();
-        assert_eq!((found.as_slice(), found_rounds), (ranks, rounds));
+    fn check(trials: &[Trial], time: Duration, ranks: &[u64]) {
+        let found: Vec<u64> = leaders(trials, time).iter().map(|trial| trial.config.ranks()[0]).collect();
+        assert_eq!(found, ranks);
     }
 
     #[test]
@@ -177,14 +199,14 @@ mod tests {
             config: Config::new([9]),
             outcome: Outcome::Failed { class: ErrorClass::Unknown, message: "".into() },
         };
-        check(&[], TIME, &[], LEAST_ROUNDS);
-        check(&[failed], TIME, &[], LEAST_ROUNDS);
+        check(&[], TIME, &[]);
+        check(&[failed], TIME, &[]);
         let short = [trial(0, 130.0, false), trial(1, 110.0, false), trial(2, 100.0, false), trial(3, 105.0, true)];
-        check(&short, TIME, &[2, 1, 3], 9);
+        check(&short, TIME, &[2, 1, 3]);
         // Of a kernel of half a second, only the first two can be measured again.
         let long: Vec<Trial> = (0..6).map(|i| trial(i, 5e8 + i as f64, false)).collect();
-        check(&long, TIME, &[0, 1], 3);
-        check(&long, TIME_INTERRUPTED, &[0, 1], 3);
+        check(&long, TIME, &[0, 1]);
+        check(&long, TIME_INTERRUPTED, &[0, 1]);
     }
 
     #[test]
