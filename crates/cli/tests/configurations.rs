@@ -10,6 +10,7 @@ use std::time::Duration;
 use rand::SeedableRng;
 use rand_xoshiro::Xoshiro256PlusPlus;
 use tilewright_device::{Device, host};
+use tilewright_ir::Target;
 use tilewright_ir::op::Workload;
 use tilewright_tune::{Config, Measure, Outcome, Setting, TEMPLATES, Task};
 
@@ -29,17 +30,32 @@ const CASES: [(&str, usize); 12] = [
     ("matmul:m=5,n=1000,k=7,const=b", 2),
 ];
 
+/// This machine as it is, and as an older one where it runs that one's code.
+fn targets() -> Vec<Target> {
+    let mut targets = vec![host::target()];
+    #[cfg(target_arch = "x86_64")]
+    {
+        targets.extend(Target::named("x86-64"));
+        if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
+            targets.extend(Target::named("x86-64-v3"));
+        }
+    }
+    targets
+}
+
 #[test]
 fn random_configurations_give_right_answers() {
-    let n_configs = std::env::var("TILEWRIGHT_CONFIGS").map_or(6, |n| n.parse().expect("a number of configurations"));
+    let n_configs = std::env::var("TILEWRIGHT_CONFIGS").map_or(4, |n| n.parse().expect("a number of configurations"));
     let n_cpus = host::allowed_cpus().len();
     let mut failures = Vec::new();
     let mut n_measured = 0;
     for (seed, (text, n_threads)) in CASES.into_iter().enumerate() {
         let n_threads = n_threads.min(n_cpus);
         let workload = Workload::parse(text).unwrap();
-        for template in TEMPLATES.iter().filter(|t| t.operator == workload.operator().name) {
-            let setting = Setting { workload, target: host::target(), n_threads };
+        let templates = || TEMPLATES.iter().filter(|t| t.operator == workload.operator().name);
+        for (target, template) in targets().into_iter().flat_map(|target| templates().map(move |t| (target.clone(), t)))
+        {
+            let setting = Setting { workload, target, n_threads };
             let task = Task::new(setting, Some(template.name)).unwrap();
             let mut rng = Xoshiro256PlusPlus::seed_from_u64(seed as u64);
             let mut configs: Vec<Config> = (0..n_configs).map(|_| task.space.sample(&mut rng)).collect();
@@ -55,9 +71,9 @@ fn random_configurations_give_right_answers() {
                 if let Outcome::Failed { class, message } = measured.outcome {
                     let config = task.space.config_to_json(&configs[at]);
                     failures.push(format!(
-                        "{class}: {message}\nrepro: tilewright show {text} --threads {n_threads} --template {} \
-                         --config '{config}' --emit ir",
-                        template.name
+                        "{class}: {message}\nrepro: tilewright show {text} --threads {n_threads} --target {} \
+                         --template {} --config '{config}' --emit ir",
+                        task.setting.target.cpu, template.name
                     ));
                 }
                 ControlFlow::Continue(())

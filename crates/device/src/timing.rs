@@ -10,8 +10,10 @@ const MIN_SAMPLE_NS: f64 = 30_000.0;
 const HOPELESS_FIRST: f64 = 1.15;
 /// How long such a first run must be.
 const LONG_NS: f64 = 1e6;
-/// A first run this long is as good a sample as any.
+/// A first run this long is as good a sample as any …
 const VERY_LONG_NS: f64 = 4e6;
+/// … and takes more than this many times the best only where the kernel does.
+const HOPELESS_VERY_LONG: f64 = 1.08;
 /// A kernel whose fastest warm sample takes this many times the best is not sampled further …
 const HOPELESS_WARM: f64 = 1.05;
 /// … once it was sampled for so long.
@@ -32,7 +34,8 @@ pub struct Samples {
 /// With `flush`, which empties the caches, each sample is one run after it.
 pub fn sample(plan: &Plan, first_ns: f64, run: &mut dyn FnMut(), flush: &mut dyn FnMut()) -> Samples {
     let hopeless = |ns: f64, factor: f64| plan.best_ns.is_some_and(|best| ns > factor * best);
-    if !plan.cold && first_ns > LONG_NS && hopeless(first_ns, HOPELESS_FIRST) {
+    let factor = if first_ns > VERY_LONG_NS { HOPELESS_VERY_LONG } else { HOPELESS_FIRST };
+    if !plan.cold && first_ns > LONG_NS && hopeless(first_ns, factor) {
         return Samples { ns: vec![first_ns], stopped_early: true };
     }
     let mut timed = |n_runs: u32| {

@@ -314,19 +314,107 @@ fn run(seed: u64, cases_wanted: u32) -> Result<(), String> {
 #[test]
 fn legal_steps_change_nothing_that_is_computed() {
     // Panics inside a case are caught, and reported once shrunk.
-    let hook = std::panic::take_hook();
-    std::panic::set_hook(Box::new(|_| {}));
+    let (this, default) = (std::thread::current().id(), std::panic::take_hook());
+    std::panic::set_hook(Box::new(move |info| {
+        if std::thread::current().id() != this {
+            default(info);
+        }
+    }));
     let n = from_environment("TILEWRIGHT_CASES").map(|n| n as u32);
     let result = match from_environment("TILEWRIGHT_SEED") {
         Some(seed) => run(seed, n.unwrap_or(CASES)),
         None => run(FIXED_SEED, CASES).and_then(|()| run(RandomState::new().hash_one(()), n.unwrap_or(CASES))),
     };
-    std::panic::set_hook(hook);
+    drop(std::panic::take_hook());
     if let Err(why) = result {
         panic!("{why}");
     }
     for (word, (legal, tried)) in &*TRIED.lock().expect("no panic inside") {
         println!("{word}: {legal} of {tried} legal");
         assert!(*legal > 0 || n.is_none(), "no {word} step was legal");
+    }
+}
+
+/// Names, most of them good ones, some of them words of the syntax.
+fn name() -> impl Strategy<Value = String> {
+    prop_oneof![4 => "[A-Za-z_][A-Za-z0-9_.]{0,5}", 1 => "at|shared|ahead|split|shrink|guard", 3 => "i|j|k|A|B|C"]
+}
+
+fn number() -> impl Strategy<Value = i64> {
+    prop_oneof![4 => -2..20i64, 1 => any::<i64>(), 1 => (0..63u32).prop_map(|bit| 1 << bit)]
+}
+
+fn any_step() -> impl Strategy<Value = Step> {
+    let tail = prop::sample::select(vec![Tail::Exact, Tail::Shrink, Tail::Guard]);
+    let axis = prop_oneof![
+        (0..3usize).prop_map(LayoutAxis::Whole),
+        (0..3usize, number()).prop_map(|(d, t)| LayoutAxis::Outer(d, t)),
+        (0..3usize, number()).prop_map(|(d, t)| LayoutAxis::Inner(d, t)),
+    ];
+    let at = prop::option::of(name());
+    prop_oneof![
+        (name(), number(), tail, name(), name()).prop_map(|(target, factor, tail, outer, inner)| Step::Split {
+            target,
+            factor,
+            tail,
+            outer,
+            inner
+        }),
+        (name(), name(), name()).prop_map(|(outer, inner, fused)| Step::Fuse { outer, inner, fused }),
+        prop::collection::vec(name(), 1..5).prop_map(|loops| Step::Reorder { loops }),
+        name().prop_map(|target| Step::Vectorize { target }),
+        name().prop_map(|target| Step::Unroll { target }),
+        name().prop_map(|target| Step::Parallel { target }),
+        (name(), 4..10usize).prop_map(|(target, at)| Step::Bind { target, axis: LoopKind::ALL[at].0 }),
+        (name(), at, name(), prop::collection::vec(axis, 0..5), any::<bool>())
+            .prop_map(|(buffer, at, name, layout, shared)| Step::Stage { buffer, at, name, layout, shared }),
+        (name(), name(), name()).prop_map(|(buffer, at, name)| Step::Accumulate { buffer, at, name }),
+        (name(), name()).prop_map(|(buffer, at)| Step::ComputeAt { buffer, at }),
+        name().prop_map(|buffer| Step::Inline { buffer }),
+        (name(), name(), number()).prop_map(|(buffer, at, ahead)| Step::Prefetch { buffer, at, ahead }),
+    ]
+}
+
+/// Applies what is legal; nothing panics, and every program on the way is valid.
+fn apply_legal(steps: &[Step]) -> Result<(), TestCaseError> {
+    let mut program = sources::program("matmul:m=3,n=4,k=5");
+    for step in steps {
+        if let Ok(next) = apply(&program, step) {
+            verify::verify(&next).map_err(|e| TestCaseError::fail(format!("{step}: {e}\n{next}")))?;
+            program = next;
+        }
+    }
+    Ok(())
+}
+
+proptest! {
+    #![proptest_config(Config { cases: 1000, failure_persistence: None, ..Config::default() })]
+
+    #[test]
+    fn steps_print_and_parse(steps in prop::collection::vec(any_step(), 0..8)) {
+        let text: String = steps.iter().map(|s| format!("{s}\n")).collect();
+        prop_assert_eq!(parse_steps(&text), Ok(steps.clone()), "{}", text);
+        apply_legal(&steps)?;
+    }
+
+    #[test]
+    fn no_text_makes_the_step_parser_panic(
+        words in prop::collection::vec(
+            prop_oneof![
+                name(),
+                number().prop_map(|n| n.to_string()),
+                "->|at|ahead|0/4|1%4|/|%|0/|%3|shared|#|\n",
+                "split|fuse|reorder|vectorize|unroll|parallel|bind|stage|accumulate|compute_at|inline|prefetch",
+                "\\PC{0,4}",
+            ],
+            0..20,
+        )
+    ) {
+        let text = words.join(" ");
+        if let Ok(steps) = parse_steps(&text) {
+            let printed: String = steps.iter().map(|s| format!("{s}\n")).collect();
+            prop_assert_eq!(parse_steps(&printed), Ok(steps.clone()), "{}", text);
+            apply_legal(&steps)?;
+        }
     }
 }

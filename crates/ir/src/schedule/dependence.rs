@@ -121,7 +121,7 @@ fn first_at_zero(first: &Cond, free: &[LoopId]) -> bool {
 /// The loops of a nest in which iterations may differ whose accesses meet.
 fn free_loops(nest: &[Loop], a: &Access, b: &Access) -> Vec<LoopId> {
     let mut free: Vec<LoopId> = Vec::new();
-    for l in nest {
+    for l in nest.iter().filter(|l| a.ranges.upper(&l.extent).is_none_or(|n| n > 1)) {
         // The proof takes the loops before for equal, which matters where the subscripts use them.
         let relies_on_free = free.iter().any(|v| a.index.iter().chain(&b.index).any(|e| e.uses(*v)));
         if relies_on_free || !are_disjoint((&a.index, &a.ranges), (&b.index, &b.ranges), l.var) {

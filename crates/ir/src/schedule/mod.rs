@@ -162,7 +162,7 @@ pub enum Illegal {
     /// A new name is taken.
     #[error("the name `{0}` is taken")]
     NameTaken(String),
-    /// The factor does not divide, or is below one.
+    /// The factor does not divide.
     #[error("loop `{target}` of extent {extent} cannot be split exactly by {factor}")]
     NotDivisible {
         /// The loop.

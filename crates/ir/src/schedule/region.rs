@@ -46,10 +46,10 @@ pub fn region(
             };
             // Subscripts outside the buffer are guarded and never reached.
             let mut lo = lo.scale(-1);
-            if !outside.lower(&lo).is_some_and(|l| l >= 0) {
+            if outside.lower(&lo).is_none_or(|l| l < 0) {
                 lo = lo.larger(&0.into());
             }
-            if !outside.upper(&hi).is_some_and(|u| u < n) {
+            if outside.upper(&hi).is_none_or(|u| u >= n) {
                 hi = hi.smaller(&(n - 1).into());
             }
             low.push(lo);

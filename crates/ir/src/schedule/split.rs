@@ -27,7 +27,10 @@ pub fn split(
     let names = program.clone();
     edit_loops(program, var, &mut |l, ranges| {
         require_serial(&names, &l)?;
-        let value = Index::from(outer).scale(factor).add(&inner.into());
+        // With a single round, the outer loop stands still at zero and is left out of what it would be added to.
+        let is_single = ranges.upper(&l.extent).is_some_and(|n| n <= factor);
+        let begin = if is_single { Index::from(0) } else { Index::from(outer).scale(factor) };
+        let value = begin.add(&inner.into());
         let divides = l.extent.residue(factor) == Some(0);
         if tail == Tail::Exact && !divides {
             return Err(Illegal::NotDivisible {
@@ -36,7 +39,7 @@ pub fn split(
                 factor,
             });
         }
-        let rest = l.extent.sub(&Index::from(outer).scale(factor));
+        let rest = l.extent.sub(&begin);
         let mut body: Vec<Stmt> = l.body.iter().map(|s| s.substitute(var, &value)).collect();
         let inner_extent = match tail {
             Tail::Shrink if !divides => Index::from(factor).smaller(&rest),

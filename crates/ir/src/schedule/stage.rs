@@ -42,24 +42,21 @@ pub fn stage(
                 require_open(&names, &l)?;
                 let mut ranges = ranges.clone();
                 ranges.push(l.var, l.extent.clone());
-                let (fill, mut body, s) = serve.fill_and_body(std::mem::take(&mut l.body), &ranges)?;
-                shape = s;
-                let first = body.iter().position(|s| reads(std::slice::from_ref(s), copy)).unwrap_or(0);
-                body.splice(first..first, [Stmt::Alloc(copy)].into_iter().chain(fill));
-                l.body = body;
+                let served = serve.serve(std::mem::take(&mut l.body), &ranges)?;
+                shape = served.shape;
+                l.body = before_first_read(served.body, copy, served.fill);
                 Ok(vec![Stmt::For(l)])
             })?;
         }
         None => {
-            let (fill, mut body, s) = serve.fill_and_body(std::mem::take(&mut program.body), &Ranges::default())?;
-            shape = s;
+            let served = serve.serve(std::mem::take(&mut program.body), &Ranges::default())?;
+            shape = served.shape;
             if ahead {
-                program.prepare.extend(fill);
+                program.prepare.extend(served.fill);
+                program.body = served.body;
             } else {
-                let first = body.iter().position(|s| reads(std::slice::from_ref(s), copy)).unwrap_or(0);
-                body.splice(first..first, [Stmt::Alloc(copy)].into_iter().chain(fill));
+                program.body = before_first_read(served.body, copy, served.fill);
             }
-            program.body = body;
         }
     }
     program.buffers[copy.0 as usize].shape = shape;
@@ -67,6 +64,13 @@ pub fn stage(
         Some(bytes) if bytes <= MOST_BYTES => Ok(()),
         _ => Err(Illegal::Buffer { buffer: name.to_owned(), why: "it does not fit into any memory".to_owned() }),
     }
+}
+
+/// The block with the copy allocated and filled where it is about to be read.
+fn before_first_read(mut block: Vec<Stmt>, copy: BufferId, fill: Vec<Stmt>) -> Vec<Stmt> {
+    let first = block.iter().position(|s| reads(std::slice::from_ref(s), copy)).unwrap_or(0);
+    block.splice(first..first, [Stmt::Alloc(copy)].into_iter().chain(fill));
+    block
 }
 
 struct Serve<'a> {
@@ -78,9 +82,18 @@ struct Serve<'a> {
     loops: &'a [LoopId],
 }
 
+/// A block that reads from the copy.
+struct Served {
+    /// The nest that fills the copy.
+    fill: Vec<Stmt>,
+    body: Vec<Stmt>,
+    /// The copy's shape.
+    shape: Vec<i64>,
+}
+
 impl Serve<'_> {
-    /// The nest that fills the copy, the block reading from it instead, and the copy's shape.
-    fn fill_and_body(&self, block: Vec<Stmt>, outside: &Ranges) -> Result<(Vec<Stmt>, Vec<Stmt>, Vec<i64>), Illegal> {
+    /// Makes a block read from the copy.
+    fn serve(&self, block: Vec<Stmt>, outside: &Ranges) -> Result<Served, Illegal> {
         let name = &self.names.buffer(self.source).name;
         let fail = |why: String| Illegal::Buffer { buffer: name.clone(), why };
         let place = self.at.map_or("in `run`".to_owned(), |at| format!("in loop `{at}`"));
@@ -116,7 +129,7 @@ impl Serve<'_> {
                 LayoutAxis::Inner(_, t) => t,
             })
             .collect();
-        Ok((fill, body, shape))
+        Ok(Served { fill, body, shape })
     }
 
     fn fill(&self, region: &Region) -> Vec<Stmt> {

@@ -98,24 +98,18 @@ pub fn single_loop(program: &Program, name: &str) -> Result<LoopId, Illegal> {
     }
 }
 
-/// Replaces every loop of this variable by what `edit` makes of it, given the loops around it.
-pub fn edit_loops(
-    program: &mut Program,
-    var: LoopId,
-    edit: &mut dyn FnMut(Loop, &Ranges) -> Result<Vec<Stmt>, Illegal>,
-) -> Result<(), Illegal> {
+/// What becomes of a loop, given the loops around it.
+type Edit<'a> = &'a mut dyn FnMut(Loop, &Ranges) -> Result<Vec<Stmt>, Illegal>;
+
+/// Replaces every loop of this variable by what `edit` makes of it.
+pub fn edit_loops(program: &mut Program, var: LoopId, edit: Edit) -> Result<(), Illegal> {
     let mut ranges = Ranges::default();
     program.prepare = edit_block(std::mem::take(&mut program.prepare), var, &mut ranges, edit)?;
     program.body = edit_block(std::mem::take(&mut program.body), var, &mut ranges, edit)?;
     Ok(())
 }
 
-fn edit_block(
-    block: Vec<Stmt>,
-    var: LoopId,
-    ranges: &mut Ranges,
-    edit: &mut dyn FnMut(Loop, &Ranges) -> Result<Vec<Stmt>, Illegal>,
-) -> Result<Vec<Stmt>, Illegal> {
+fn edit_block(block: Vec<Stmt>, var: LoopId, ranges: &mut Ranges, edit: Edit) -> Result<Vec<Stmt>, Illegal> {
     let mut out = Vec::with_capacity(block.len());
     for mut stmt in block {
         match stmt {

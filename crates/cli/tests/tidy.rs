@@ -1,0 +1,200 @@
+//! Rules about the tree that the compiler does not check: edges between crates, who may do what, links in the docs.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Every crate by its folder, and the crates of this workspace it may depend on.
+const EDGES: &[(&str, &[&str])] = &[
+    ("ir", &[]),
+    ("codegen", &["ir"]),
+    ("graph", &["ir"]),
+    ("learn", &[]),
+    ("tune", &["ir", "learn"]),
+    ("device", &["ir", "codegen", "tune"]),
+    ("cli", &["ir", "codegen", "graph", "learn", "tune", "device"]),
+];
+
+/// What may name LLVM's crates in its manifest.
+const WITH_LLVM: &[&str] = &["codegen"];
+
+/// Where `unsafe` may stand.
+const WITH_UNSAFE: &[&str] = &["crates/codegen/", "crates/device/", "crates/cli/src/peer/"];
+
+/// What may open files, start processes and read the environment.
+const WITH_SYSTEM: &[&str] = &["crates/device/", "crates/cli/"];
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+fn read(path: &Path) -> String {
+    fs::read_to_string(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
+}
+
+/// The paths in a folder, sorted.
+fn list(folder: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(folder).unwrap_or_else(|e| panic!("{}: {e}", folder.display()));
+    let mut paths: Vec<PathBuf> = entries.map(|entry| entry.expect("a readable folder").path()).collect();
+    paths.sort();
+    paths
+}
+
+/// The files below a folder with this ending.
+fn files_below(folder: &Path, ending: &str) -> Vec<PathBuf> {
+    list(folder).into_iter().fold(Vec::new(), |mut found, path| {
+        if path.is_dir() {
+            found.extend(files_below(&path, ending));
+        } else if path.extension().is_some_and(|e| e == ending) {
+            found.push(path);
+        }
+        found
+    })
+}
+
+/// The path from the root, with slashes.
+fn name_of(path: &Path) -> String {
+    let relative = path.strip_prefix(root()).unwrap_or(path);
+    relative.components().map(|c| c.as_os_str().to_string_lossy()).collect::<Vec<_>>().join("/")
+}
+
+/// The crates' folders by name.
+fn crates() -> Vec<(String, PathBuf)> {
+    let folders = list(&root().join("crates")).into_iter().filter(|p| p.join("Cargo.toml").is_file());
+    folders.map(|p| (p.file_name().expect("a folder has a name").to_string_lossy().into_owned(), p)).collect()
+}
+
+/// The packages that a manifest depends on, in any section.
+fn dependencies(manifest: &str) -> Vec<String> {
+    let (mut found, mut inside) = (Vec::new(), false);
+    for line in manifest.lines().map(str::trim) {
+        if let Some(section) = line.strip_prefix('[') {
+            let section = section.trim_end_matches(']');
+            inside = section.ends_with("dependencies");
+            // `[dependencies.name]`
+            found.extend(section.split_once("dependencies.").map(|(_, name)| name.to_owned()));
+        } else if inside && !line.starts_with('#') {
+            let name = line.split(['.', '=', ' ']).next().unwrap_or("");
+            found.extend((!name.is_empty()).then(|| name.to_owned()));
+        }
+    }
+    found
+}
+
+/// Line numbers and lines of Rust source, without comments, strings and a module of tests at the end.
+fn code_lines(source: &str) -> Vec<(usize, String)> {
+    let before_tests = source.split("#[cfg(test)]\nmod tests {").next().unwrap_or(source);
+    let lines = before_tests.lines().enumerate().map(|(at, line)| {
+        let mut code = String::new();
+        let (mut quoted, mut escaped) = (false, false);
+        for (i, c) in line.char_indices() {
+            match c {
+                '"' if !escaped => quoted = !quoted,
+                '/' if !quoted && line[i..].starts_with("//") => break,
+                _ if !quoted => code.push(c),
+                _ => {}
+            }
+            escaped = c == '\\' && !escaped;
+        }
+        (at + 1, code)
+    });
+    lines.collect()
+}
+
+fn has_word(line: &str, word: &str) -> bool {
+    line.split(|c: char| !c.is_alphanumeric() && c != '_').any(|w| w == word)
+}
+
+#[track_caller]
+fn assert_none(offences: &[String]) {
+    assert!(offences.is_empty(), "{}\nrepro: cargo test -p tilewright --test tidy", offences.join("\n"));
+}
+
+#[test]
+fn crates_depend_on_what_they_may() {
+    let mut offences = Vec::new();
+    for (name, folder) in crates() {
+        let Some((_, allowed)) = EDGES.iter().find(|(n, _)| *n == name) else {
+            offences.push(format!("crates/{name} has no row in the table of edges"));
+            continue;
+        };
+        for dependency in dependencies(&read(&folder.join("Cargo.toml"))) {
+            if let Some(ours) = dependency.strip_prefix("tilewright-")
+                && !allowed.contains(&ours)
+            {
+                offences.push(format!("crates/{name}/Cargo.toml: {name} must not depend on {ours}"));
+            }
+            if (dependency.starts_with("llvm") || dependency == "inkwell") && !WITH_LLVM.contains(&name.as_str()) {
+                offences.push(format!("crates/{name}/Cargo.toml: only codegen links LLVM, not {name} ({dependency})"));
+            }
+        }
+    }
+    assert_none(&offences);
+}
+
+#[test]
+fn unsafe_stands_where_it_may() {
+    let mut offences = Vec::new();
+    for path in files_below(&root().join("crates"), "rs") {
+        let name = name_of(&path);
+        if WITH_UNSAFE.iter().any(|allowed| name.starts_with(allowed)) {
+            continue;
+        }
+        for (at, line) in code_lines(&read(&path)).iter().filter(|(_, line)| has_word(line, "unsafe")) {
+            offences.push(format!("{name}:{at}: `unsafe` outside {}: {}", WITH_UNSAFE.join(", "), line.trim()));
+        }
+    }
+    assert_none(&offences);
+}
+
+#[test]
+fn the_system_is_used_where_it_may() {
+    let mut offences = Vec::new();
+    for (crate_name, folder) in crates() {
+        if WITH_SYSTEM.contains(&format!("crates/{crate_name}/").as_str()) {
+            continue;
+        }
+        for path in files_below(&folder.join("src"), "rs") {
+            for (at, line) in code_lines(&read(&path)) {
+                // Constants such as the architecture are no reading of the environment.
+                let line = line.replace("std::env::consts", "");
+                let named = ["fs", "process", "env"]
+                    .into_iter()
+                    .find(|m| line.contains(&format!("std::{m}")) || line.contains("std::{") && has_word(&line, m));
+                if let Some(module) = named {
+                    offences.push(format!("{}:{at}: {crate_name} must not use std::{module}", name_of(&path)));
+                }
+            }
+        }
+    }
+    assert_none(&offences);
+}
+
+#[test]
+fn links_in_the_docs_lead_somewhere() {
+    let in_root = list(&root()).into_iter().filter(|p| p.extension().is_some_and(|e| e == "md"));
+    let mut offences = Vec::new();
+    for page in in_root.chain(files_below(&root().join("docs"), "md")) {
+        let text = read(&page);
+        for (at, line) in text.lines().enumerate() {
+            let targets = line.match_indices("](").filter_map(|(i, _)| line[i + 2..].split(')').next());
+            for target in targets.filter(|t| !t.contains("://") && !t.starts_with("mailto:")) {
+                let file = target.split(['#', ' ']).next().unwrap_or("");
+                let folder = page.parent().expect("a page is in a folder");
+                if !file.is_empty() && !folder.join(file).exists() {
+                    offences.push(format!("{}:{}: there is no {target}", name_of(&page), at + 1));
+                }
+            }
+        }
+    }
+    assert_none(&offences);
+}
+
+#[test]
+fn manifests_and_lines_are_read_as_they_are() {
+    let manifest = "[package]\nname = \"x\"\n[dependencies]\na.workspace = true\nb = { path = \"..\" }\n\
+                    [dependencies.c]\nversion = \"1\"\n[dev-dependencies]\n# d = \"1\"\ne = \"1\"\n[lints]\nf = 1\n";
+    assert_eq!(dependencies(manifest), ["a", "b", "c", "e"]);
+    let lines = code_lines("let x = \"unsafe\"; // unsafe\nunsafe_code\nunsafe {\n#[cfg(test)]\nmod tests {\nunsafe");
+    let with: Vec<usize> = lines.iter().filter(|(_, l)| has_word(l, "unsafe")).map(|(at, _)| *at).collect();
+    assert_eq!(with, [3]);
+}
