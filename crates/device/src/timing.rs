@@ -29,10 +29,16 @@ pub struct Samples {
     pub stopped_early: bool,
 }
 
-/// Times `run`, whose first run took `first_ns`.
+/// Times `run`, whose first run took `first_ns` and, where `first_counts`, may serve as a sample.
 ///
 /// With `flush`, which empties the caches, each sample is one run after it.
-pub fn sample(plan: &Plan, first_ns: f64, run: &mut dyn FnMut(), flush: &mut dyn FnMut()) -> Samples {
+pub fn sample(
+    plan: &Plan,
+    first_ns: f64,
+    first_counts: bool,
+    run: &mut dyn FnMut(),
+    flush: &mut dyn FnMut(),
+) -> Samples {
     let hopeless = |ns: f64, factor: f64| plan.best_ns.is_some_and(|best| ns > factor * best);
     let factor = if first_ns > VERY_LONG_NS { HOPELESS_VERY_LONG } else { HOPELESS_FIRST };
     if !plan.cold && first_ns > LONG_NS && hopeless(first_ns, factor) {
@@ -49,7 +55,7 @@ pub fn sample(plan: &Plan, first_ns: f64, run: &mut dyn FnMut(), flush: &mut dyn
     let estimate = if first_ns < LONG_NS { timed(1).min(first_ns) } else { first_ns };
     let n_runs = if plan.cold { 1 } else { (MIN_SAMPLE_NS / estimate.max(1.0)).ceil().clamp(1.0, 1e6) as u32 };
     let (mut ns, mut total, mut fastest) = (Vec::new(), 0.0, f64::INFINITY);
-    if !plan.cold && first_ns > VERY_LONG_NS {
+    if first_counts && !plan.cold && first_ns > VERY_LONG_NS {
         ns.push(first_ns);
         (total, fastest) = (first_ns, first_ns);
     }
@@ -79,7 +85,7 @@ mod tests {
     #[test]
     fn a_hopeless_kernel_is_not_run_again() {
         let mut runs = 0;
-        let samples = sample(&plan(Some(1e6)), 5e6, &mut || runs += 1, &mut || {});
+        let samples = sample(&plan(Some(1e6)), 5e6, true, &mut || runs += 1, &mut || {});
         assert!(samples.stopped_early);
         assert_eq!((samples.ns.as_slice(), runs), (&[5e6][..], 0));
     }
@@ -90,7 +96,7 @@ mod tests {
             let start = Instant::now();
             while start.elapsed().as_micros() < 50 {}
         };
-        let samples = sample(&plan(None), 50e3, &mut { spin }, &mut || {});
+        let samples = sample(&plan(None), 50e3, true, &mut { spin }, &mut || {});
         assert!(!samples.stopped_early);
         assert!(samples.ns.iter().sum::<f64>() >= 1e6, "{:?}", samples.ns);
     }
