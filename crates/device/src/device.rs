@@ -155,7 +155,7 @@ impl Device {
 
     fn plan(&self, best_ns: Option<f64>, min_time: Duration) -> Plan {
         let min_time_ns = min_time.as_nanos() as f64;
-        Plan { min_time_ns, min_samples: 3, best_ns, cold: self.options.cold }
+        Plan { min_time_ns, min_samples: 2, best_ns, cold: self.options.cold }
     }
 
     /// Builds sources side by side; for each, a kept kernel or what became of it.

@@ -13,7 +13,7 @@ const LONG_NS: f64 = 1e6;
 /// A first run this long is as good a sample as any …
 const VERY_LONG_NS: f64 = 4e6;
 /// … and takes more than this many times the best only where the kernel does.
-const HOPELESS_VERY_LONG: f64 = 1.08;
+const HOPELESS_VERY_LONG: f64 = 1.05;
 /// A kernel whose fastest warm sample takes this many times the best is not sampled further …
 const HOPELESS_WARM: f64 = 1.05;
 /// … once it was sampled for so long.
