@@ -30,7 +30,6 @@ use child::Child;
 use protocol::{Reply, Request};
 
 pub use child::WORKER_SUBCOMMAND;
-pub use os::pin_cpus;
 pub use worker::worker_main;
 
 /// Every peer that can be measured, in the order in which reports list them.
@@ -276,7 +275,7 @@ pub struct Peer {
 impl Peer {
     /// Start the peer called `name` on `problem` with `threads` threads, and check its result once.
     ///
-    /// The child runs on the CPUs [`pin_cpus`]`(threads)`.
+    /// The child runs on the CPUs [`tilewright_device::host::pin_cpus`]`(threads)`.
     ///
     /// # Errors
     ///

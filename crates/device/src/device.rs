@@ -43,13 +43,11 @@ pub struct Options {
 impl Options {
     /// Defaults for this machine: a worker a CPU, 10 s a build, 10 s a run, 10 ms of timing, half the memory.
     pub fn new(worker: WorkerCommand, n_threads: usize) -> Options {
-        let cpus = host::allowed_cpus();
         Options {
             worker,
-            n_workers: cpus.len().clamp(1, 8),
+            n_workers: host::allowed_cpus().len().clamp(1, 8),
             n_threads,
-            // The last CPUs: the first one tends to serve interrupts.
-            cpus: cpus[cpus.len().saturating_sub(n_threads)..].to_vec(),
+            cpus: host::pin_cpus(n_threads),
             seed: 0,
             build_timeout: Duration::from_secs(10),
             run_timeout: Duration::from_secs(10),

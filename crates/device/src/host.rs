@@ -104,3 +104,65 @@ pub fn pin_thread(cpus: &[usize]) {
         libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &set);
     }
 }
+
+/// The CPUs on which work with `threads` threads is measured: the last of those this process may use.
+///
+/// No two share a core as long as there are cores left; the first CPU gets most interrupts, so it comes last.
+/// Empty where CPUs cannot be chosen.
+pub fn pin_cpus(threads: usize) -> Vec<usize> {
+    choose_cpus(&allowed_cpus(), threads, siblings)
+}
+
+/// The CPUs that share a core with `cpu`, itself among them, as the kernel lists them ("0,64" or "2-3").
+fn siblings(cpu: usize) -> Vec<usize> {
+    let path = format!("/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list");
+    parse_cpu_list(&std::fs::read_to_string(path).unwrap_or_default())
+}
+
+fn parse_cpu_list(text: &str) -> Vec<usize> {
+    let range = |part: &str| -> Option<std::ops::RangeInclusive<usize>> {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        Some(first.parse().ok()?..=last.parse().ok()?)
+    };
+    text.trim().split(',').filter_map(range).flatten().collect()
+}
+
+fn choose_cpus(allowed: &[usize], threads: usize, siblings: impl Fn(usize) -> Vec<usize>) -> Vec<usize> {
+    let mut chosen: Vec<usize> = Vec::new();
+    for &cpu in allowed.iter().rev() {
+        if chosen.len() < threads && !siblings(cpu).iter().any(|sibling| chosen.contains(sibling)) {
+            chosen.push(cpu);
+        }
+    }
+    for &cpu in allowed.iter().rev() {
+        if chosen.len() < threads && !chosen.contains(&cpu) {
+            chosen.push(cpu);
+        }
+    }
+    chosen.sort_unstable();
+    chosen
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cpus_are_the_last_and_on_different_cores() {
+        let check = |allowed: &[usize], threads, siblings: fn(usize) -> Vec<usize>, expected: &[usize]| {
+            assert_eq!(choose_cpus(allowed, threads, siblings), expected);
+        };
+        check(&[0, 1, 2, 3], 1, |_| vec![], &[3]);
+        check(&[0, 1, 2, 3], 2, |cpu| vec![cpu & !1, cpu | 1], &[1, 3]);
+        check(&[0, 1, 2, 3], 2, |cpu| vec![cpu % 2, cpu % 2 + 2], &[2, 3]);
+        check(&[0, 1, 2, 3], 3, |cpu| vec![cpu & !1, cpu | 1], &[1, 2, 3]);
+        check(&[5], 4, |_| vec![], &[5]);
+    }
+
+    #[test]
+    fn cpu_lists_parse() {
+        assert_eq!(parse_cpu_list("0,64\n"), [0, 64]);
+        assert_eq!(parse_cpu_list("2-4,7\n"), [2, 3, 4, 7]);
+        assert_eq!(parse_cpu_list(""), [] as [usize; 0]);
+    }
+}

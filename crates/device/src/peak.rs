@@ -26,10 +26,9 @@ pub fn gflops(target: &Target, dtype: DType, n_threads: usize) -> Result<f64, Co
     let aligned = |p: *mut u8| p.wrapping_add(p.align_offset(128));
     let arguments = [aligned(x.as_mut_ptr().cast()), aligned(out.as_mut_ptr().cast())];
     let scratch = aligned(scratch.as_mut_ptr());
-    let cpus = host::allowed_cpus();
-    let skip = cpus.len().saturating_sub(n_threads);
-    host::pin_thread(&cpus[skip..][..1.min(cpus.len() - skip)]);
-    let mut pool = Pool::new(n_threads, &cpus[skip..]);
+    let (all_cpus, cpus) = (host::allowed_cpus(), host::pin_cpus(n_threads));
+    host::pin_thread(&cpus[..1.min(cpus.len())]);
+    let mut pool = Pool::new(n_threads, &cpus);
     let runtime = pool.runtime();
     let (begin, mut fastest) = (Instant::now(), f64::INFINITY);
     while begin.elapsed() < Duration::from_millis(60) {
@@ -38,7 +37,7 @@ pub fn gflops(target: &Target, dtype: DType, n_threads: usize) -> Result<f64, Co
         unsafe { kernel.run(&arguments, &[], scratch, &runtime) };
         fastest = fastest.min(start.elapsed().as_nanos() as f64);
     }
-    host::pin_thread(&cpus);
+    host::pin_thread(&all_cpus);
     let flops = 2.0 * (ROUNDS * sums * lanes) as f64 * n_threads as f64;
     Ok(flops / fastest)
 }

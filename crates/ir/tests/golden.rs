@@ -130,7 +130,7 @@ fn outcome(case: &Case) -> Result<(String, Option<Illegal>), String> {
     for name in &case.passes {
         let pass =
             lower::PASSES.iter().find(|(n, _)| n == name).ok_or_else(|| format!("no pass is called `{name}`"))?;
-        program = lower::run_pass(&program, pass.1);
+        program = lower::run_pass(program, pass.1);
         check(&program, name, &before, tolerance)?;
     }
     Ok((program.to_string(), None))

@@ -23,7 +23,6 @@ use tilewright_tune::{Best, Setting, Task};
 
 use crate::database::Database;
 use crate::error::{OrBadInput, bad_input};
-use crate::peer;
 
 /// The hidden subcommand that is a worker of a device.
 pub const WORKER: &str = "worker";
@@ -156,9 +155,7 @@ pub fn gflops(workload: &Workload, ns: f64) -> f64 {
 /// Where the path of this program is unknown.
 pub fn device_options(n_threads: usize) -> anyhow::Result<Options> {
     let program = std::env::current_exe().context("the path of this executable is unknown")?;
-    let mut options = Options::new(WorkerCommand { program, arguments: vec![WORKER.to_owned()] }, n_threads);
-    options.cpus = peer::pin_cpus(n_threads);
-    Ok(options)
+    Ok(Options::new(WorkerCommand { program, arguments: vec![WORKER.to_owned()] }, n_threads))
 }
 
 /// What is recorded as the best, as it is shown.

@@ -3,6 +3,8 @@
 use std::io::Write;
 use std::time::{Duration, Instant};
 
+use tilewright_device::host;
+
 use super::operands::{Element, Operands};
 use super::protocol::{Reply, Request};
 use super::{Dtype, MatmulProblem, Unavailable, Variant};
@@ -54,7 +56,7 @@ fn answer_all(mut input: impl Iterator<Item = std::io::Result<String>>, mut outp
                 answer(&mut output, &reply)?;
             }
             Request::Start { variant, problem, threads } => {
-                os::pin(&os::pin_cpus(threads));
+                host::pin_thread(&host::pin_cpus(threads));
                 return match problem.dtype {
                     Dtype::F32 => serve::<f32>(variant, &problem, threads, &mut input, &mut output),
                     Dtype::F64 => serve::<f64>(variant, &problem, threads, &mut input, &mut output),

@@ -27,7 +27,7 @@ pub const PASSES: [Pass; 5] = [
 pub fn lower(program: &Program) -> Program {
     let mut out = program.clone();
     for (name, pass) in PASSES {
-        out = run_pass(&out, pass);
+        out = run_pass(out, pass);
         if cfg!(debug_assertions) {
             match verify(&out) {
                 // That iterations are independent was proven when the loop was annotated; the verifier may no longer
@@ -41,9 +41,6 @@ pub fn lower(program: &Program) -> Program {
 }
 
 /// Runs one pass on both parts of a program.
-pub fn run_pass(program: &Program, pass: fn(Vec<Stmt>) -> Vec<Stmt>) -> Program {
-    let mut out = program.clone();
-    out.prepare = pass(std::mem::take(&mut out.prepare));
-    out.body = pass(std::mem::take(&mut out.body));
-    out
+pub fn run_pass(program: Program, pass: fn(Vec<Stmt>) -> Vec<Stmt>) -> Program {
+    Program { prepare: pass(program.prepare), body: pass(program.body), ..program }
 }
