@@ -1,23 +1,39 @@
 //! From a scheduled program to one that code generation takes as it is: one straight list of passes.
 
+mod partition_loops;
+mod promote_registers;
 mod simplify;
+mod skip_zeros;
 mod specialize_tails;
 mod unroll;
 
 use crate::program::{Program, Stmt};
 use crate::verify::{VerifyError, verify};
 
-/// A pass: its name, and what it makes of a block.
-type Pass = (&'static str, fn(Vec<Stmt>) -> Vec<Stmt>);
+/// A pass, by what it rewrites.
+#[derive(Clone, Copy)]
+pub enum Pass {
+    /// Each part of a program by itself.
+    Block(fn(Vec<Stmt>) -> Vec<Stmt>),
+    /// The whole of it.
+    Program(fn(Program) -> Program),
+}
 
-/// The passes, in order.
-pub const PASSES: [Pass; 5] = [
-    ("simplify", simplify::simplify),
-    ("specialize_tails", specialize_tails::specialize_tails),
-    ("simplify", simplify::simplify),
-    ("unroll", unroll::unroll),
-    ("simplify", simplify::simplify),
+/// The passes with their names, in order.
+pub const PASSES: [(&str, Pass); 9] = [
+    ("simplify", Pass::Block(simplify::simplify)),
+    ("specialize_tails", Pass::Block(specialize_tails::specialize_tails)),
+    ("simplify", Pass::Block(simplify::simplify)),
+    ("skip_zeros", Pass::Block(skip_zeros::skip_zeros)),
+    ("partition_loops", Pass::Block(partition_loops::partition_loops)),
+    ("simplify", Pass::Block(simplify::simplify)),
+    ("unroll", Pass::Block(unroll::unroll)),
+    ("simplify", Pass::Block(simplify::simplify)),
+    ("promote_registers", Pass::Program(promote_registers::promote_registers)),
 ];
+
+/// Versions of the same statements beyond which a pass makes no further ones: code size and compile time grow with each.
+const MOST_VERSIONS: u32 = 16;
 
 /// Runs all passes. The result computes the same, has no unrolled loops left, and its vectorized loops have constant
 /// extents; a loop that could not be brought to a constant extent has become serial.
@@ -40,7 +56,10 @@ pub fn lower(program: &Program) -> Program {
     out
 }
 
-/// Runs one pass on both parts of a program.
-pub fn run_pass(program: Program, pass: fn(Vec<Stmt>) -> Vec<Stmt>) -> Program {
-    Program { prepare: pass(program.prepare), body: pass(program.body), ..program }
+/// Runs one pass on all parts of a program.
+pub fn run_pass(program: Program, pass: Pass) -> Program {
+    match pass {
+        Pass::Block(pass) => Program { prepare: pass(program.prepare), body: pass(program.body), ..program },
+        Pass::Program(pass) => pass(program),
+    }
 }

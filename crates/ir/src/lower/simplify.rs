@@ -88,7 +88,8 @@ fn decided(cond: &Cond) -> Option<bool> {
     }
 }
 
-fn never() -> Cond {
+/// The condition that does not hold.
+pub fn never() -> Cond {
     Cond::Not(Box::new(Cond::True))
 }
 

@@ -12,11 +12,9 @@
 
 use crate::expr::Cond;
 use crate::index::{Atom, Index, Ranges};
+use crate::lower::MOST_VERSIONS;
 use crate::lower::simplify::simplify_block;
 use crate::program::{Loop, LoopId, LoopKind, Stmt};
-
-/// Versions of the same statements beyond which further tails stay serial: code size and compile time double each.
-const MOST_VERSIONS: u32 = 16;
 
 /// The pass.
 pub fn specialize_tails(block: Vec<Stmt>) -> Vec<Stmt> {

@@ -16,7 +16,8 @@ pub fn unroll(block: Vec<Stmt>) -> Vec<Stmt> {
     unroll_block(block, &mut ranges)
 }
 
-fn unroll_block(block: Vec<Stmt>, ranges: &mut Ranges) -> Vec<Stmt> {
+/// The pass on a block inside loops.
+pub fn unroll_block(block: Vec<Stmt>, ranges: &mut Ranges) -> Vec<Stmt> {
     let mut out = Vec::with_capacity(block.len());
     for stmt in block {
         match stmt {
@@ -58,7 +59,8 @@ fn unroll_loop(l: Loop, ranges: &mut Ranges, out: &mut Vec<Stmt>) {
     out.push(Stmt::For(Loop { var, extent, kind, body }));
 }
 
-fn leaves(block: &[Stmt]) -> usize {
+/// Leaf statements of a block once it is unrolled.
+pub fn leaves(block: &[Stmt]) -> usize {
     block
         .iter()
         .map(|s| match s {

@@ -1,0 +1,225 @@
+//! Cuts off the first and last iterations of a loop in which conditions inside it are not decided.
+//!
+//! At the borders of a padded convolution some taps lie in the padding; everywhere else none does. A loop that alone
+//! decides which of the two it is becomes up to three, in the middle one of which the condition is gone:
+//!
+//! ```text
+//!                                                   unrolled s in 3 { if 0 < s { … } }
+//! for q in 56 {                                     for q in 54 {
+//!   unrolled s in 3 {                        →        unrolled s in 3 { … }
+//!     if 0 < q + s && q + s < 57 { … }              }
+//!                                                   unrolled s in 3 { if s < 2 { … } }
+//! ```
+//!
+//! A parallel loop stays one, and tells the three apart by its variable. This is the loop partitioning of Halide
+//! (Ragan-Kelley et al., PLDI 2013, section 4.6); it cuts at run-time bounds, and this only at constants.
+
+use crate::expr::{Cond, Expr};
+use crate::index::{Index, Ranges};
+use crate::lower::MOST_VERSIONS;
+use crate::lower::simplify::simplify_block;
+use crate::lower::unroll::{leaves, unroll_block};
+use crate::program::{Loop, LoopId, LoopKind, Stmt};
+
+/// Leaf statements, unrolled, of all versions of one loop's body.
+const MOST_STATEMENTS: usize = 4096;
+
+/// The pass.
+pub fn partition_loops(block: Vec<Stmt>) -> Vec<Stmt> {
+    in_block(block, &mut Ranges::default(), MOST_VERSIONS)
+}
+
+fn in_block(block: Vec<Stmt>, ranges: &mut Ranges, versions: u32) -> Vec<Stmt> {
+    let mut out = Vec::with_capacity(block.len());
+    for stmt in block {
+        match stmt {
+            Stmt::For(l) => in_loop(l, ranges, versions, &mut out),
+            Stmt::If { cond, then, otherwise } => out.push(Stmt::If {
+                cond,
+                then: in_block(then, ranges, versions),
+                otherwise: in_block(otherwise, ranges, versions),
+            }),
+            Stmt::Alloc(_) | Stmt::Store { .. } | Stmt::Update { .. } | Stmt::Prefetch { .. } => out.push(stmt),
+        }
+    }
+    out
+}
+
+fn in_loop(l: Loop, ranges: &mut Ranges, versions: u32, out: &mut Vec<Stmt>) {
+    let Loop { var, extent, kind, body } = &l;
+    let cuts = match (kind, extent.as_const()) {
+        (LoopKind::Serial | LoopKind::Parallel, Some(n)) => cuts(&l, n, ranges),
+        _ => Vec::new(),
+    };
+    let n_pieces = cuts.len() as u32 + 1;
+    let too_many = n_pieces > versions || leaves(body).saturating_mul(n_pieces as usize) > MOST_STATEMENTS;
+    if n_pieces == 1 || too_many {
+        ranges.push(*var, extent.clone());
+        let body = in_block(l.body, ranges, versions);
+        ranges.pop();
+        out.push(Stmt::For(Loop { body, ..l }));
+        return;
+    }
+    let n = extent.as_const().expect("a loop with cuts has a constant extent");
+    let ends = cuts.iter().chain([&n]);
+    let mut pieces: Vec<Stmt> = Vec::new();
+    let mut branches: Vec<(i64, Vec<Stmt>)> = Vec::new();
+    for (&from, &to) in [0].iter().chain(&cuts).zip(ends) {
+        // The variable counts from the piece's start, so that its range is known there.
+        let shift = |block: &[Stmt], by: i64| -> Vec<Stmt> {
+            block.iter().map(|s| s.substitute(*var, &Index::from(*var).offset(by))).collect()
+        };
+        let shifted = shift(body, from);
+        if *kind == LoopKind::Serial {
+            let piece = Loop { var: *var, extent: (to - from).into(), kind: *kind, body: shifted };
+            let piece = simplify_block(vec![Stmt::For(piece)], ranges);
+            pieces.extend(in_pieces(piece, *var, ranges, versions / n_pieces));
+        } else {
+            ranges.push(*var, (to - from).into());
+            let piece = in_block(simplify_block(shifted, ranges), ranges, versions / n_pieces);
+            // Repeated while the range is known: outside, the loop is whole again.
+            let piece = simplify_block(unroll_block(piece, ranges), ranges);
+            ranges.pop();
+            branches.push((to, shift(&piece, -from)));
+        }
+    }
+    if let Some((_, last)) = branches.pop() {
+        let body = branches.into_iter().rev().fold(last, |otherwise, (to, then)| {
+            vec![Stmt::If { cond: Cond::Lt((*var).into(), to.into()), then, otherwise }]
+        });
+        pieces.push(Stmt::For(Loop { var: *var, extent: extent.clone(), kind: *kind, body }));
+    }
+    out.extend(pieces);
+}
+
+/// The pass inside a piece, which itself is cut no further.
+fn in_pieces(block: Vec<Stmt>, var: LoopId, ranges: &mut Ranges, versions: u32) -> Vec<Stmt> {
+    block
+        .into_iter()
+        .flat_map(|s| match s {
+            Stmt::For(l) if l.var == var => {
+                ranges.push(l.var, l.extent.clone());
+                let body = in_block(l.body, ranges, versions);
+                ranges.pop();
+                vec![Stmt::For(Loop { body, ..l })]
+            }
+            other => in_block(vec![other], ranges, versions),
+        })
+        .collect()
+}
+
+/// Where to cut a loop of `n` iterations: after the first ones and before the last ones, in order.
+fn cuts(l: &Loop, n: i64, ranges: &mut Ranges) -> Vec<i64> {
+    if n < 2 {
+        return Vec::new();
+    }
+    let mut search = Search { var: l.var, n, ranges, inside: Vec::new(), front: 0, back: n };
+    search.ranges.push(l.var, l.extent.clone());
+    search.block(&l.body);
+    search.ranges.pop();
+    let (front, back) = (search.front, search.back);
+    let mut cuts = vec![front, back];
+    cuts.dedup();
+    cuts.retain(|&at| 0 < at && at < n);
+    cuts
+}
+
+struct Search<'r> {
+    var: LoopId,
+    n: i64,
+    /// The loops around the place searched.
+    ranges: &'r mut Ranges,
+    /// Those of them inside the one to cut, and whether each decides nothing before the cut does: unrolled and
+    /// vectorized ones.
+    inside: Vec<(LoopId, bool)>,
+    /// Iterations before this one do not decide some condition.
+    front: i64,
+    /// Nor do those from this one on.
+    back: i64,
+}
+
+impl Search<'_> {
+    fn block(&mut self, block: &[Stmt]) {
+        for stmt in block {
+            match stmt {
+                Stmt::For(l) => {
+                    let is_repeated = matches!(l.kind, LoopKind::Unrolled | LoopKind::Vectorized);
+                    self.ranges.push(l.var, l.extent.clone());
+                    self.inside.push((l.var, is_repeated));
+                    self.block(&l.body);
+                    self.inside.pop();
+                    self.ranges.pop();
+                }
+                Stmt::If { cond, then, otherwise } => {
+                    // Tested once an iteration, it costs nothing.
+                    if !self.inside.is_empty() {
+                        self.cond(cond);
+                    }
+                    self.block(then);
+                    self.block(otherwise);
+                }
+                Stmt::Store { value, .. } | Stmt::Update { value, .. } => self.expr(value),
+                Stmt::Alloc(_) | Stmt::Prefetch { .. } => {}
+            }
+        }
+    }
+
+    fn expr(&mut self, e: &Expr) {
+        match e {
+            Expr::Const(_) | Expr::Load(..) | Expr::FromIndex(_) => {}
+            Expr::Unary(_, x) => self.expr(x),
+            Expr::Binary(_, a, b) => {
+                self.expr(a);
+                self.expr(b);
+            }
+            Expr::Select(c, a, b) => {
+                self.cond(c);
+                self.expr(a);
+                self.expr(b);
+            }
+        }
+    }
+
+    fn cond(&mut self, cond: &Cond) {
+        match cond {
+            Cond::Lt(a, b) => self.less(&b.sub(a).offset(-1)),
+            Cond::And(a, b) => {
+                self.cond(a);
+                self.cond(b);
+            }
+            Cond::Not(c) => self.cond(c),
+            // An equality is decided by all iterations but one, which is not worth a copy of the rest.
+            Cond::True | Cond::Eq(..) | Cond::Less(..) => {}
+        }
+    }
+
+    /// Takes note of the iterations that do not decide `0 <= e`.
+    fn less(&mut self, e: &Index) {
+        let step = e.coefficient(self.var);
+        let rest = e.sub(&Index::from(self.var).scale(step));
+        let (mut is_decided_later, mut is_alone) = (rest.uses(self.var), true);
+        rest.for_each_var(&mut |v| match self.inside.iter().find(|(inner, _)| *inner == v) {
+            Some((_, is_repeated)) => is_decided_later |= !is_repeated,
+            None => is_alone = false,
+        });
+        if step == 0 || is_decided_later {
+            return;
+        }
+        let (Some(least), Some(most)) = (self.ranges.lower(&rest), self.ranges.upper(&rest)) else { return };
+        // Undecided from `start` to `end`: the first value of the variable for which it may hold (may not hold, where
+        // it falls), and the first for which it must (must not).
+        let (start, end) = if step > 0 {
+            (-most.div_euclid(step), -least.div_euclid(step))
+        } else {
+            (least.div_euclid(-step) + 1, most.div_euclid(-step) + 1)
+        };
+        let (start, end) = (start.clamp(0, self.n), end.clamp(0, self.n));
+        // The iterations cut off decide the condition by themselves only where no loop further out takes part.
+        let few = if is_alone { (self.n / 4).max(1) } else { self.n / 4 };
+        if end <= few && end <= self.n - start {
+            self.front = self.front.max(end);
+        } else if self.n - start <= few {
+            self.back = self.back.min(start);
+        }
+    }
+}

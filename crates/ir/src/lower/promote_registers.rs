@@ -1,0 +1,104 @@
+//! Puts small temporaries into registers.
+//!
+//! A tile handed from one stage to the next inside the loops over tiles is a temporary in local memory. Where every
+//! subscript is known once loops are unrolled, and vectors are always written and read whole, its elements can be
+//! values, like those of an accumulator.
+
+use crate::index::Index;
+use crate::program::{BufferId, LoopId, LoopKind, Program, Role, Scope, Stmt};
+use std::collections::BTreeMap;
+
+/// Larger temporaries stay in memory: no register file holds as much.
+const MOST_BYTES: u64 = 4096;
+
+/// The pass; for programs without unrolled loops.
+pub fn promote_registers(mut program: Program) -> Program {
+    let is_candidate = |id: &BufferId| {
+        let b = program.buffer(*id);
+        b.role == Role::Temporary && b.scope == Scope::Local && b.size_bytes().is_some_and(|n| n <= MOST_BYTES)
+    };
+    let candidates: Vec<BufferId> = (0..program.buffers.len() as u32).map(BufferId).filter(is_candidate).collect();
+    if candidates.is_empty() {
+        return program;
+    }
+    let uses = candidates.iter().map(|id| (*id, Uses::default())).collect();
+    let mut walk = Walk { program: &program, lanes: None, n_concurrent: 0, uses };
+    walk.block(&program.prepare);
+    walk.block(&program.body);
+    for (id, uses) in walk.uses {
+        if uses.are_whole_vectors() {
+            program.buffers[id.0 as usize].scope = Scope::Register;
+        }
+    }
+    program
+}
+
+/// How a temporary is used.
+#[derive(Default)]
+struct Uses {
+    /// First element and number of elements of each access.
+    accesses: Vec<(i64, i64)>,
+    /// Loops around it, where it was last allocated, whose iterations run side by side.
+    allocated_in: usize,
+    /// Whether some access is at a place known at run time only, or by another thread than the one that allocates it.
+    varies: bool,
+}
+
+impl Uses {
+    /// Whether any two accesses are to the same elements or to different ones.
+    fn are_whole_vectors(mut self) -> bool {
+        self.accesses.sort_unstable();
+        self.accesses.dedup();
+        !self.varies && self.accesses.windows(2).all(|w| w[0].0 + w[0].1 <= w[1].0)
+    }
+}
+
+struct Walk<'p> {
+    program: &'p Program,
+    /// The vectorized loop around, and its extent where it is constant.
+    lanes: Option<(LoopId, Option<i64>)>,
+    /// Loops around whose iterations run side by side in different threads.
+    n_concurrent: usize,
+    uses: BTreeMap<BufferId, Uses>,
+}
+
+impl Walk<'_> {
+    fn block(&mut self, block: &[Stmt]) {
+        for stmt in block {
+            self.stmt(stmt);
+        }
+    }
+
+    fn stmt(&mut self, stmt: &Stmt) {
+        if let Stmt::Alloc(buffer) = stmt
+            && let Some(uses) = self.uses.get_mut(buffer)
+        {
+            uses.allocated_in = self.n_concurrent;
+        }
+        stmt.for_each_own_read(&mut |buffer, index| self.access(buffer, index));
+        if let Some((buffer, index)) = stmt.own_write() {
+            self.access(buffer, index);
+        }
+        let (outer, concurrent) = (self.lanes, self.n_concurrent);
+        if let Stmt::For(l) = stmt {
+            match l.kind {
+                LoopKind::Vectorized => self.lanes = Some((l.var, l.extent.as_const())),
+                LoopKind::Parallel | LoopKind::Block(_) | LoopKind::Thread(_) => self.n_concurrent += 1,
+                LoopKind::Serial | LoopKind::Unrolled => {}
+            }
+        }
+        stmt.blocks().for_each(|b| self.block(b));
+        (self.lanes, self.n_concurrent) = (outer, concurrent);
+    }
+
+    fn access(&mut self, buffer: BufferId, index: &[Index]) {
+        let Some(uses) = self.uses.get_mut(&buffer) else { return };
+        let strides = self.program.buffer(buffer).strides();
+        let at = index.iter().zip(strides).fold(Index::from(0), |sum, (i, stride)| sum.add(&i.scale(stride)));
+        let vector = |(var, n): (LoopId, Option<i64>)| Some((at.sub(&Index::from(var)).as_const()?, n?));
+        match at.as_const().map(|first| (first, 1)).or_else(|| self.lanes.and_then(vector)) {
+            Some(access) if uses.allocated_in == self.n_concurrent => uses.accesses.push(access),
+            _ => uses.varies = true,
+        }
+    }
+}
