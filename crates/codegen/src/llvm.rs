@@ -2,6 +2,7 @@
 
 mod address;
 mod api;
+mod deinterleave;
 mod generate;
 mod interleave;
 mod machine;

@@ -129,6 +129,21 @@ impl Module {
         llvm!(Type(LLVMTypeOf(v.0)))
     }
 
+    /// The number of lanes of a vector type; 1 for a scalar.
+    pub fn n_lanes(&self, ty: Type) -> usize {
+        if self.element_of(ty) == ty { 1 } else { llvm!(LLVMGetVectorSize(ty.0) as usize) }
+    }
+
+    /// The type of a vector's lanes; a scalar's own.
+    pub fn element_of(&self, ty: Type) -> Type {
+        llvm! {{
+            match LLVMGetTypeKind(ty.0) {
+                llvm_sys::LLVMTypeKind::LLVMVectorTypeKind => Type(LLVMGetElementType(ty.0)),
+                _ => ty,
+            }
+        }}
+    }
+
     /// A 64-bit integer.
     pub fn int(&self, v: i64) -> Value {
         llvm!(Value(LLVMConstInt(self.i64.0, v as u64, 1)))

@@ -15,6 +15,7 @@ use tilewright_ir::{BufferId, Index, Loop, LoopId, LoopKind, Program, Role, Scop
 
 use super::api::{Block, INT_GT, INT_LT, Module, Type, Value};
 use super::map::Map;
+use super::memory::LoadKey;
 use super::plan::{self, Chunk, Known, Piece, Place, Plan, Vectors};
 use crate::CompileError;
 
@@ -45,8 +46,7 @@ pub(super) struct Level {
 /// Values already computed in this block or in one that dominates it.
 #[derive(Clone, Default)]
 pub(super) struct Seen {
-    /// By buffer: first element (lane 0), stride in lanes, lanes (0 for a scalar).
-    pub loads: Map<BufferId, Map<(Index, i64, usize), Value>>,
+    pub loads: Map<BufferId, Map<LoadKey, Value>>,
     pub splats: Map<(Value, usize), Value>,
 }
 
@@ -302,6 +302,7 @@ impl Generator<'_> {
         while at < block.len() {
             match self.interleaved_stores(&block[at..])? {
                 0 => {
+                    self.strided_loads(&block[at..]);
                     self.stmt(&block[at])?;
                     at += 1;
                 }

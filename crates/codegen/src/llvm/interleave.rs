@@ -127,34 +127,9 @@ impl Generator<'_> {
             }
             n => (0..n)
                 .map(|at| {
-                    let source = |e: usize| ((at * width + e) % n, (at * width + e) / n);
-                    let mut out: Option<(Value, Vec<usize>)> = None;
-                    for (s, row) in rows.iter().enumerate() {
-                        if !(0..width).any(|e| source(e).0 == s) {
-                            continue;
-                        }
-                        out = Some(match out {
-                            None => (*row, vec![s]),
-                            Some((so_far, mut done)) => {
-                                let first = done.len() == 1;
-                                let mask: Vec<Option<usize>> = (0..width)
-                                    .map(|e| match source(e) {
-                                        (from, lane) if from == s => Some(width + lane),
-                                        (from, lane) if done.contains(&from) => Some(if first { lane } else { e }),
-                                        _ => None,
-                                    })
-                                    .collect();
-                                done.push(s);
-                                (self.m.shuffle(so_far, *row, &mask), done)
-                            }
-                        });
-                    }
-                    let (value, done) = out.expect("every vector has a source");
-                    if done.len() > 1 {
-                        return value;
-                    }
-                    let mask: Vec<Option<usize>> = (0..width).map(|e| Some(source(e).1)).collect();
-                    self.m.shuffle(value, value, &mask)
+                    let picks: Vec<Option<(usize, usize)>> =
+                        (at * width..(at + 1) * width).map(|e| Some((e % n, e / n))).collect();
+                    self.pick(rows, &picks)
                 })
                 .collect(),
         }

@@ -82,15 +82,7 @@ impl Generator<'_> {
                     return Operand { value, lanes: piece.width };
                 }
                 let Some(mask) = mask else {
-                    let value = self.cached(buffer, (base.clone(), 1, piece.n), |g| {
-                        let pointer = g.pointer(buffer, &base);
-                        let align = g.alignment(buffer, &base);
-                        let ty = g.m.vector(element, piece.width);
-                        match g.lane_mask(piece.n, piece.width) {
-                            None => g.plain_load(buffer, ty, pointer, align),
-                            Some(mask) => g.masked_load(ty, pointer, align, mask),
-                        }
-                    });
+                    let value = self.neighbours(buffer, &base, piece.n, piece.width);
                     return Operand { value, lanes: piece.width };
                 };
                 let pointer = self.pointer(buffer, &base);
@@ -228,13 +220,37 @@ impl Generator<'_> {
         self.f.ranges.simplify(&flat.smaller(&Index::from(last)).larger(&Index::from(0)))
     }
 
-    fn cached(&mut self, buffer: BufferId, key: (Index, i64, usize), load: impl FnOnce(&mut Self) -> Value) -> Value {
-        if let Some(v) = self.f.seen.loads.get(&buffer).and_then(|all| all.get(&key)) {
-            return *v;
+    fn cached(&mut self, buffer: BufferId, key: LoadKey, load: impl FnOnce(&mut Self) -> Value) -> Value {
+        if let Some(v) = self.seen_load(buffer, &key) {
+            return v;
         }
         let v = load(self);
-        self.f.seen.loads.entry(buffer).or_default().insert(key, v);
+        self.remember_load(buffer, key, v);
         v
+    }
+
+    /// A value loaded before, still the same.
+    pub(super) fn seen_load(&self, buffer: BufferId, key: &LoadKey) -> Option<Value> {
+        self.f.seen.loads.get(&buffer)?.get(key).copied()
+    }
+
+    /// Keeps a loaded value for the next that needs it.
+    pub(super) fn remember_load(&mut self, buffer: BufferId, key: LoadKey, value: Value) {
+        self.f.seen.loads.entry(buffer).or_default().insert(key, value);
+    }
+
+    /// The first `n` of `width` neighbouring elements.
+    pub(super) fn neighbours(&mut self, buffer: BufferId, base: &Index, n: usize, width: usize) -> Value {
+        let element = self.element_type(buffer);
+        self.cached(buffer, (base.clone(), 1, n), |g| {
+            let pointer = g.pointer(buffer, base);
+            let align = g.alignment(buffer, base);
+            let ty = g.m.vector(element, width);
+            match g.lane_mask(n, width) {
+                None => g.plain_load(buffer, ty, pointer, align),
+                Some(mask) => g.masked_load(ty, pointer, align, mask),
+            }
+        })
     }
 
     fn plain_load(&self, buffer: BufferId, ty: Type, pointer: Value, align: u32) -> Value {
@@ -288,6 +304,18 @@ impl Generator<'_> {
         (chunk, slot, start)
     }
 
+    /// As [`Generator::neighbours`] from a register buffer; `None` where no chunk holds them all.
+    pub(super) fn read_neighbours(&mut self, buffer: BufferId, at: &Index, n: usize, width: usize) -> Option<Value> {
+        let Some(Storage::Chunks(chunks)) = self.f.storage.get(&buffer) else { return None };
+        let first = at.as_const()?;
+        let (chunk, _) = chunks[chunks.partition_point(|(c, _)| c.first <= first).checked_sub(1)?];
+        if first + n as i64 > chunk.first + chunk.n as i64 {
+            return None;
+        }
+        let value = self.read_chunk(buffer, at, n, width);
+        (self.m.n_lanes(self.m.type_of(value)) == width).then_some(value)
+    }
+
     fn read_chunk(&mut self, buffer: BufferId, flat: &Index, n: usize, width: usize) -> Value {
         let (chunk, slot, start) = self.chunk(buffer, flat, n);
         let whole_width = plan::padded_width(self.target, chunk.n);
@@ -328,6 +356,9 @@ impl Generator<'_> {
         self.m.store(new, slot, ARGUMENT_ALIGN as u32);
     }
 }
+
+/// What tells loads of a buffer apart: first element (lane 0), stride in lanes, lanes (0 for a scalar).
+pub(super) type LoadKey = (Index, i64, usize);
 
 /// Where one lane is.
 fn lane_position(access: &Access, lane: usize) -> Index {

@@ -285,7 +285,7 @@ struct Walk<'p> {
     program: &'p Program,
     target: &'p Target,
     known: Known,
-    lane: Option<(LoopId, Vec<Piece>)>,
+    lane: Option<(LoopId, Vectors)>,
     ranges: Ranges,
     n_parallel: usize,
     accesses: Map<BufferId, Accesses>,
@@ -345,8 +345,8 @@ impl Walk<'_> {
                 self.ranges.push(l.var, extent);
                 self.n_parallel += usize::from(kind == LoopKind::Parallel);
                 match vectors {
-                    Vectors::Pieces(p) | Vectors::Masked(p) => {
-                        self.lane = Some((l.var, p));
+                    Vectors::Pieces(_) | Vectors::Masked(_) => {
+                        self.lane = Some((l.var, vectors));
                         self.block(&l.body);
                         self.lane = None;
                     }
@@ -368,10 +368,19 @@ impl Walk<'_> {
         let mut here = Vec::new();
         match (&self.lane, flat.as_const()) {
             (_, Some(at)) => here.push((at, 1)),
-            (Some((var, pieces)), None) => {
-                let rest = flat.sub(&Index::from(*var));
-                if let Some(at) = rest.as_const() {
-                    here.extend(pieces.iter().map(|p| (at + p.first, p.n)));
+            (Some((var, vectors)), None) => {
+                let stride = flat.coefficient(*var);
+                let rest = flat.sub(&Index::from(*var).scale(stride));
+                match (rest.as_const(), stride, vectors) {
+                    (Some(at), 1, Vectors::Pieces(pieces) | Vectors::Masked(pieces)) => {
+                        here.extend(pieces.iter().map(|p| (at + p.first, p.n)));
+                    }
+                    (Some(at), _, Vectors::Pieces(pieces)) => {
+                        let lanes = pieces.iter().flat_map(|p| p.first..p.first + p.n as i64);
+                        here.extend(lanes.map(|lane| (at + stride * lane, 1)));
+                    }
+                    // Lanes masked off at run time may lie outside the buffer.
+                    (Some(_), _, Vectors::Masked(_) | Vectors::Serial) | (None, ..) => {}
                 }
             }
             (None, None) => {}

@@ -124,6 +124,10 @@ pub fn targets() -> Vec<Target> {
                 all.push(Target::named(name).unwrap());
             }
         }
+        if host.vector_bits == 256 {
+            // What is generated for 512 bits, in two halves: masked tails and all.
+            all.push(Target { vector_bits: 512, ..Target::named("x86-64-v3").unwrap() });
+        }
     }
     all
 }

@@ -1,0 +1,279 @@
+//! Strided loads as loads of neighbours and shuffles: the dual of [`super::interleave`].
+//!
+//! In a vectorized loop over `k`, the loads `T[S·k + 0]`, …, `T[S·k + S−1]` of neighbouring statements read the same
+//! memory. They are made together before the first of them, either from vectors that cover the range (short strides)
+//! or by transposing one row a lane (long strides, and register buffers that hold a row in a chunk).
+//!
+//! Only the range between the first and the last element that the statements read is touched.
+
+use std::collections::BTreeSet;
+
+use tilewright_ir::expr::Expr;
+use tilewright_ir::{BufferId, Index, Stmt};
+
+use super::api::Value;
+use super::generate::Generator;
+use super::memory::Access;
+use super::plan::Piece;
+
+/// Up to this stride every vector of a range holds enough lanes to be worth picking them out of it.
+const MAX_PICKED_STRIDE: i64 = 4;
+
+/// Statements after the first whose loads are made with it.
+const MAX_AHEAD: usize = 64;
+
+/// Loads that share their buffer and stride: the lowest first element, and each one's distance from it.
+struct Group {
+    lowest: Index,
+    offsets: Vec<i64>,
+}
+
+impl Generator<'_> {
+    /// Makes the strided loads that the first statement of a block needs, with those of the statements after it that
+    /// share memory with them.
+    pub(super) fn strided_loads(&mut self, block: &[Stmt]) {
+        let Some(lanes) = self.f.lanes.filter(|l| l.mask.is_none() && l.piece.n > 1) else {
+            return;
+        };
+        let mut wanted = Vec::new();
+        for_each_sure_read(&block[0], &mut |buffer, index| wanted.push((buffer, index.to_vec())));
+        for (buffer, index) in wanted {
+            let Access::Strided { base, stride: stride @ 2.. } = self.access(buffer, &index) else {
+                continue;
+            };
+            if self.seen_load(buffer, &(base.clone(), stride, lanes.piece.n)).is_some() {
+                continue;
+            }
+            let group = self.strided_group(buffer, &base, stride, lanes.piece, block);
+            let Some(columns) = self.deinterleave(buffer, &group, stride, lanes.piece) else {
+                continue;
+            };
+            for (offset, value) in group.offsets.iter().zip(columns) {
+                self.remember_load(buffer, (group.lowest.offset(*offset), stride, lanes.piece.n), value);
+            }
+        }
+    }
+
+    /// The loads at less than a stride and at most a vector from the one at `base`, up to a write of the buffer.
+    fn strided_group(&self, buffer: BufferId, base: &Index, stride: i64, piece: Piece, block: &[Stmt]) -> Group {
+        let mut offsets = BTreeSet::from([0]);
+        for stmt in block.iter().take(MAX_AHEAD) {
+            for_each_sure_read(stmt, &mut |b, index| {
+                if b != buffer {
+                    return;
+                }
+                if let Access::Strided { base: at, stride: s } = self.access(b, index)
+                    && s == stride
+                    && let Some(offset) = at.sub(base).as_const()
+                {
+                    offsets.insert(offset);
+                }
+            });
+            if !matches!(stmt, Stmt::Store { .. } | Stmt::Update { .. })
+                || stmt.own_write().is_some_and(|(b, _)| b == buffer)
+            {
+                break;
+            }
+        }
+        let span = stride.min(piece.width as i64);
+        let mut window: Vec<i64> = Vec::new();
+        for offset in offsets {
+            if window.first().is_some_and(|first| offset >= first + span) {
+                if window.contains(&0) {
+                    break;
+                }
+                window.clear();
+            }
+            window.push(offset);
+        }
+        let lowest = window[0];
+        Group { lowest: base.offset(lowest), offsets: window.iter().map(|o| o - lowest).collect() }
+    }
+
+    /// The vector of each load of a group; `None` where lane by lane is better.
+    fn deinterleave(&mut self, buffer: BufferId, group: &Group, stride: i64, piece: Piece) -> Option<Vec<Value>> {
+        let n_columns = group.offsets.last().expect("a group has a load") + 1;
+        if !self.in_registers(buffer) && stride <= MAX_PICKED_STRIDE {
+            return Some(self.picked(buffer, group, stride, piece));
+        }
+        if group.offsets.len() < 2 || n_columns.unsigned_abs().next_power_of_two() > 2 * group.offsets.len() as u64 {
+            return None;
+        }
+        let rows: Option<Vec<Value>> = (0..piece.n as i64)
+            .map(|lane| {
+                let at = group.lowest.offset(lane * stride);
+                // Beyond the last element of its own row, a row may read what another one starts with.
+                let readable = n_columns + (piece.n as i64 - 1 - lane) * stride;
+                self.row(buffer, &at, n_columns as usize, readable as usize)
+            })
+            .collect();
+        let columns = self.transpose(rows?, piece.width);
+        Some(group.offsets.iter().map(|o| columns[*o as usize]).collect())
+    }
+
+    /// Every `stride`-th element from each offset on, out of vectors that cover them all.
+    fn picked(&mut self, buffer: BufferId, group: &Group, stride: i64, piece: Piece) -> Vec<Value> {
+        let last_offset = group.offsets.last().expect("a group has a load");
+        let (width, last) = (piece.width, (piece.n - 1) * stride as usize);
+        // More than the width: more than half of the lanes exist, at least two elements apart.
+        let n_elements = last + *last_offset as usize + 1;
+        let sources: Vec<(usize, Value)> = (0..n_elements.div_ceil(width))
+            .map(|v| {
+                // The last vector starts early rather than ending beyond the last element.
+                let start = (v * width).min(n_elements - width);
+                (start, self.neighbours(buffer, &group.lowest.offset(start as i64), width, width))
+            })
+            .collect();
+        let values: Vec<Value> = sources.iter().map(|(_, value)| *value).collect();
+        group
+            .offsets
+            .iter()
+            .map(|offset| {
+                let picks: Vec<Option<(usize, usize)>> = (0..width)
+                    .map(|lane| {
+                        let at = *offset as usize + lane * stride as usize;
+                        (lane < piece.n).then(|| (at / width, at - sources[at / width].0))
+                    })
+                    .collect();
+                self.pick(&values, &picks)
+            })
+            .collect()
+    }
+
+    /// At least `n` neighbouring elements in a vector of a power of two of lanes, of which `readable` exist.
+    fn row(&mut self, buffer: BufferId, at: &Index, n: usize, readable: usize) -> Option<Value> {
+        let width = n.next_power_of_two();
+        if self.in_registers(buffer) {
+            return self.read_neighbours(buffer, at, n, width);
+        }
+        Some(self.neighbours(buffer, at, if readable >= width { width } else { n }, width))
+    }
+
+    /// The columns of a matrix of which each row is a vector: vectors of `width` lanes, one a row.
+    ///
+    /// Each step exchanges one bit of the vector's number (at the start: of the row) with one bit of the lane's (of the
+    /// column), as two shuffles a pair of vectors (Eklundh, "A fast computer method for matrix transposing", 1972).
+    /// Which bit goes where is chosen so that each is one instruction on x86.
+    fn transpose(&mut self, mut rows: Vec<Value>, width: usize) -> Vec<Value> {
+        let ty = self.m.type_of(rows[0]);
+        let n_columns = self.m.n_lanes(ty);
+        let element = self.m.element_of(ty);
+        rows.resize(width, self.m.undef(ty));
+        // Full vectors: rows a number of columns apart, side by side.
+        let mut parts: Vec<Vec<Value>> =
+            (0..n_columns).map(|v| rows.iter().copied().skip(v).step_by(n_columns).collect()).collect();
+        let mut joined = n_columns;
+        while joined < width {
+            let both: Vec<Option<usize>> = (0..2 * joined).map(Some).collect();
+            for part in &mut parts {
+                *part = part.chunks(2).map(|pair| self.m.shuffle(pair[0], pair[1], &both)).collect();
+            }
+            joined *= 2;
+        }
+        let mut vectors: Vec<Value> = parts.into_iter().map(|part| part[0]).collect();
+
+        let n_bits = n_columns.ilog2() as usize;
+        // Vector instructions unpack within 128 bits.
+        let unpacked = if element == self.m.f32 { 2 } else { 1 };
+        let bits = width * if element == self.m.f32 { 32 } else { 64 };
+        // Which bit of the column ends as each bit of the vector's number.
+        let mut columns: Vec<usize> = (0..n_bits).collect();
+        let mut bit = 0;
+        while bit < n_bits {
+            let pair = bit + 1 < n_bits;
+            let below = |e: usize, at: usize| e >> at & 1;
+            let with = |e: usize, at: usize, to: usize| e & !(1 << at) | to << at;
+            if bit == 0 && unpacked == 2 && pair {
+                // Unpack: the new bit goes below, the old lower one up, the old upper one out.
+                self.exchange(&mut vectors, 0, |e, half| (below(e, 0), with(with(e, 0, below(e, 1)), 1, half)));
+                self.exchange(&mut vectors, 1, |e, half| (below(e, 1), with(e, 1, half)));
+                columns.swap(0, 1);
+                bit = 2;
+            } else if bit == unpacked && pair && bit + 2 == n_bits && bits == 512 {
+                // Choose two quarters of each: the new bit goes on top, the old upper one down, the old lower one out.
+                for step in [bit, bit + 1] {
+                    self.exchange(&mut vectors, step, |e, half| {
+                        (below(e, bit + 1), with(with(e, bit + 1, below(e, bit)), bit, half))
+                    });
+                }
+                bit += 2;
+            } else {
+                self.exchange(&mut vectors, bit, |e, half| (below(e, bit), with(e, bit, half)));
+                bit += 1;
+            }
+        }
+        let number = |column: usize| columns.iter().enumerate().map(|(v, c)| (column >> c & 1) << v).sum::<usize>();
+        (0..n_columns).map(|column| vectors[number(column)]).collect()
+    }
+
+    /// Shuffles each pair of vectors whose numbers differ in a bit into two: `source(lane, half)` says which of the
+    /// pair and which of its lanes a lane of the lower or upper half of the pair is.
+    fn exchange(&mut self, vectors: &mut [Value], bit: usize, source: impl Fn(usize, usize) -> (usize, usize)) {
+        let width = self.m.n_lanes(self.m.type_of(vectors[0]));
+        for low in (0..vectors.len()).filter(|v| v >> bit & 1 == 0) {
+            let high = low | 1 << bit;
+            let [new_low, new_high] = [0, 1].map(|half| {
+                let mask: Vec<Option<usize>> = (0..width)
+                    .map(|e| {
+                        let (which, lane) = source(e, half);
+                        Some(which * width + lane)
+                    })
+                    .collect();
+                self.m.shuffle(vectors[low], vectors[high], &mask)
+            });
+            (vectors[low], vectors[high]) = (new_low, new_high);
+        }
+    }
+
+    /// A vector whose lanes are picked from others: which one, and which lane of it.
+    pub(super) fn pick(&mut self, from: &[Value], picks: &[Option<(usize, usize)>]) -> Value {
+        let used: BTreeSet<usize> = picks.iter().flatten().map(|(which, _)| *which).collect();
+        let mut used = used.into_iter();
+        let first = used.next().expect("a lane is picked");
+        let second = used.next();
+        let width = self.m.n_lanes(self.m.type_of(from[first]));
+        let mask: Vec<Option<usize>> = picks
+            .iter()
+            .map(|pick| match *pick {
+                Some((which, lane)) if which == first => Some(lane),
+                Some((which, lane)) if Some(which) == second => Some(width + lane),
+                _ => None,
+            })
+            .collect();
+        let mut out = self.m.shuffle(from[first], from[second.unwrap_or(first)], &mask);
+        let mut done = vec![Some(first), second];
+        for next in used {
+            let mask: Vec<Option<usize>> = picks
+                .iter()
+                .enumerate()
+                .map(|(lane, pick)| match *pick {
+                    Some((which, from)) if which == next => Some(width + from),
+                    Some((which, _)) if done.contains(&Some(which)) => Some(lane),
+                    _ => None,
+                })
+                .collect();
+            out = self.m.shuffle(out, from[next], &mask);
+            done.push(Some(next));
+        }
+        out
+    }
+}
+
+/// Calls `visit` for the elements that a statement reads whatever its conditions say.
+fn for_each_sure_read(stmt: &Stmt, visit: &mut dyn FnMut(BufferId, &[Index])) {
+    fn walk(e: &Expr, visit: &mut dyn FnMut(BufferId, &[Index])) {
+        match e {
+            Expr::Const(_) | Expr::FromIndex(_) | Expr::Select(..) => {}
+            Expr::Load(buffer, index) => visit(*buffer, index),
+            Expr::Unary(_, x) => walk(x, visit),
+            Expr::Binary(_, a, b) => {
+                walk(a, visit);
+                walk(b, visit);
+            }
+        }
+    }
+    match stmt {
+        Stmt::Store { value, .. } | Stmt::Update { value, .. } => walk(value, visit),
+        Stmt::For(_) | Stmt::If { .. } | Stmt::Alloc(_) | Stmt::Prefetch { .. } => {}
+    }
+}
