@@ -7,6 +7,7 @@ mod generate;
 mod interleave;
 mod machine;
 mod map;
+mod math;
 mod memory;
 pub(crate) mod plan;
 mod value;

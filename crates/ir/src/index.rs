@@ -285,6 +285,12 @@ impl Index {
         if !self.uses(var) {
             return self.clone();
         }
+        // Plain sums, by far the most, need no rebuilding of what they are made of.
+        if self.terms.iter().all(|(atom, _)| matches!(atom, Atom::Var(_))) {
+            let mut rest = self.clone();
+            rest.terms.retain(|(atom, _)| *atom != Atom::Var(var));
+            return rest.add(&by.scale(self.coefficient(var)));
+        }
         self.rewrite(&mut |atom| (*atom == Atom::Var(var)).then(|| by.clone()))
     }
 

@@ -17,7 +17,7 @@
 
 mod sources;
 
-use sources::{difference, is_exact, outputs};
+use sources::{difference, outputs, tolerance};
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -109,8 +109,8 @@ fn outcome(case: &Case) -> Result<(String, Option<Illegal>), String> {
     let mut program = start(case.program)?;
     verify::verify(&program).map_err(|e| e.to_string())?;
     let before = outputs(&program, LONGEST).ok_or("too long to interpret")?;
-    let tolerance = if is_exact(case.program) { 0.0 } else { 1e-5 };
     let steps = parse_steps(case.steps).map_err(|e| e.to_string())?;
+    let tolerance = tolerance(case.program, &steps);
     for (at, step) in steps.iter().enumerate() {
         match apply(&program, step) {
             Ok(next) => program = next,

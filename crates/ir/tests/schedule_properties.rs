@@ -7,7 +7,7 @@ mod sources;
 
 use proptest::prelude::*;
 use proptest::test_runner::{Config, RngAlgorithm, TestCaseError, TestError, TestRng, TestRunner};
-use sources::{SOURCES, difference, is_exact, outputs, reversed};
+use sources::{SOURCES, difference, outputs, reversed, tolerance};
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher, RandomState};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -36,13 +36,41 @@ fn cases() -> impl Strategy<Value = Case> {
         format!("matmul:m={m},n={n},k={k}{more}")
     });
     // Programs whose stages can be moved come first there, and are drawn more often.
-    let which = prop_oneof![0..5usize, 0..SOURCES.len()];
+    let others: Vec<usize> = (0..SOURCES.len()).filter(|&at| SOURCES[at].name != "conv").collect();
+    let which = prop_oneof![0..5usize, prop::sample::select(others)];
     let other = (which, prop::array::uniform3(1..12i64), any::<bool>()).prop_map(|(at, sizes, wide)| {
         let source = &SOURCES[at];
         let given: Vec<String> = source.sizes.iter().zip(sizes).map(|(name, n)| format!("{name}={n}")).collect();
         format!("{}:{}{}", source.name, given.join(","), if wide { ",dtype=f64" } else { "" })
     });
-    let source = prop_oneof![3 => matmul, 10 => other];
+    // Extents from the padded operand's, so that the window fits.
+    let conv = (
+        1..3i64,
+        1..6i64,
+        1..5i64,
+        1..4i64,
+        1..3i64,
+        1..3i64,
+        0..3i64,
+        (0..6i64, 0..5i64),
+        (any::<bool>(), any::<bool>()),
+    )
+        .prop_map(|(n, c, k, r, stride, dilation, pad, (h, w), (constant, wide))| {
+            let reach = dilation * (r - 1) + 1;
+            let [h, w] = [h, w].map(|more| (reach - 2 * pad).max(1) + more);
+            format!(
+                "conv:n={n},c={c},h={h},w={w},k={k},r={r},stride={stride},dilation={dilation},pad={pad},constant={}{}",
+                i64::from(constant),
+                if wide { ",dtype=f64" } else { "" }
+            )
+        });
+    // What Winograd's filtering is for.
+    let conv_3x3 =
+        (1..3i64, 1..4i64, 3..8i64, 3..8i64, 1..4i64, 0..2i64, any::<bool>()).prop_map(|(n, c, h, w, k, pad, wide)| {
+            let dtype = if wide { ",dtype=f64" } else { "" };
+            format!("conv:n={n},c={c},h={h},w={w},k={k},r=3,stride=1,dilation=1,pad={pad},constant={}{dtype}", c % 2)
+        });
+    let source = prop_oneof![3 => matmul, 9 => other, 2 => conv, 2 => conv_3x3];
     (source, prop::collection::vec(any::<Draw>(), 0..18)).prop_map(|(source, draws)| Case { source, draws })
 }
 
@@ -82,6 +110,23 @@ fn places(program: &Program) -> Vec<Place> {
     found
 }
 
+/// The layout that numbers choose, of a buffer of some dimensions.
+fn layout_of(rank: usize, d: usize, e: usize) -> Vec<LayoutAxis> {
+    let mut layout: Vec<LayoutAxis> = Vec::new();
+    for dim in 0..rank {
+        let tile = [4, 2, 3, 8, 5, 1, 16, 7][(e >> (3 * dim).min(13)) % 8] as i64;
+        let at = (d >> (4 * dim).min(12)) % (layout.len() + 1);
+        if (d >> (4 * dim + 2).min(14)) % 2 == 0 {
+            layout.insert(at, LayoutAxis::Whole(dim));
+        } else {
+            layout.insert(at, LayoutAxis::Outer(dim, tile));
+            let inner = at + 1 + (e >> dim) % (layout.len() - at);
+            layout.insert(inner, LayoutAxis::Inner(dim, tile));
+        }
+    }
+    layout
+}
+
 /// The step that numbers choose; loops and buffers are mostly ones that fit.
 fn choose(program: &Program, draw: Draw, number: usize) -> Option<Step> {
     let [kind, a, b, c, d, e] = draw.map(usize::from);
@@ -99,7 +144,7 @@ fn choose(program: &Program, draw: Draw, number: usize) -> Option<Step> {
     let name_of = |b: u32| program.buffers[b as usize].name.clone();
     let role_of = |b: u32| program.buffers[b as usize].role;
     let new = |letter: &str| format!("{letter}{number}");
-    Some(match kind % 100 {
+    Some(match kind % 110 {
         0..22 => {
             let target = among(a, &|p| p.extent != Some(1))?;
             let factor = match b % 8 {
@@ -141,19 +186,7 @@ fn choose(program: &Program, draw: Draw, number: usize) -> Option<Step> {
         67..77 => {
             let buffer = buffer(a, &|b| all.iter().any(|p| p.reads.contains(&b)))?;
             let at = if b % 5 == 0 { None } else { Some(among(c, &|p| p.reads.contains(&buffer))?.name.clone()) };
-            let rank = program.buffers[buffer as usize].shape.len();
-            let mut layout: Vec<LayoutAxis> = Vec::new();
-            for dim in 0..rank {
-                let tile = [4, 2, 3, 8, 5, 1, 16, 7][(e >> (3 * dim)) % 8] as i64;
-                let at = (d >> (4 * dim)) % (layout.len() + 1);
-                if (d >> (4 * dim + 2)) % 2 == 0 {
-                    layout.insert(at, LayoutAxis::Whole(dim));
-                } else {
-                    layout.insert(at, LayoutAxis::Outer(dim, tile));
-                    let inner = at + 1 + (e >> dim) % (layout.len() - at);
-                    layout.insert(inner, LayoutAxis::Inner(dim, tile));
-                }
-            }
+            let layout = layout_of(program.buffers[buffer as usize].shape.len(), d, e);
             Step::Stage { buffer: name_of(buffer), at, name: new("S"), layout, shared: kind >= 60000 }
         }
         77..86 => {
@@ -166,7 +199,21 @@ fn choose(program: &Program, draw: Draw, number: usize) -> Option<Step> {
             let at = among(b, &|p| p.reads.contains(&buffer))?.name.clone();
             Step::ComputeAt { buffer: name_of(buffer), at }
         }
-        94..97 => Step::Inline { buffer: name_of(buffer(a, &|b| role_of(b) == Role::Temporary)?) },
+        94..96 => Step::Inline { buffer: name_of(buffer(a, &|b| role_of(b) == Role::Temporary)?) },
+        96..99 => {
+            let buffer = buffer(a, &|b| matches!(role_of(b), Role::Temporary | Role::Prepared))?;
+            let layout = layout_of(program.buffers[buffer as usize].shape.len(), d, e);
+            Step::Layout { buffer: name_of(buffer), layout }
+        }
+        99..103 => {
+            let stage = buffer(a, &|b| role_of(b) != Role::Input && role_of(b) != Role::ConstInput)?;
+            let read = buffer(b, &|_| true)?;
+            Step::Reindex { stage: name_of(stage), buffer: name_of(read), name: new("I") }
+        }
+        103..107 => {
+            let stage = buffer(a, &|b| all.iter().any(|p| p.updates.contains(&b)))?;
+            Step::Winograd { buffer: name_of(stage), tile: [2, 4, 4, 3][b % 4] }
+        }
         _ => {
             let buffer = buffer(a, &|_| true)?;
             let at = among(b, &|p| p.reads.contains(&buffer) || p.updates.contains(&buffer))?.name.clone();
@@ -197,14 +244,9 @@ fn check_steps(case: &Case, steps: &mut Vec<Step>) -> Result<(), String> {
     let source = sources::program(&case.source);
     verify::verify(&source).map_err(|e| e.to_string())?;
     let expected = outputs(&source, LONGEST).expect("sources are small");
-    let tolerance = match (is_exact(&case.source), case.source.ends_with("dtype=f64")) {
-        (true, _) => 0.0,
-        (false, true) => 1e-13,
-        (false, false) => 1e-5,
-    };
-    let same = |program: &Program, what: &str| -> Result<bool, String> {
+    let same = |program: &Program, steps: &[Step], what: &str| -> Result<bool, String> {
         let Some(got) = outputs(program, LONGEST) else { return Ok(false) };
-        match difference(&got, &expected, tolerance) {
+        match difference(&got, &expected, tolerance(&case.source, steps)) {
             None => Ok(true),
             Some(how) => Err(format!("{what}: {how}\n{program}")),
         }
@@ -244,13 +286,13 @@ fn check_steps(case: &Case, steps: &mut Vec<Step>) -> Result<(), String> {
             Ok(read) if read == next => {}
             read => return Err(format!("the text is read as {read:?}\n{printed}")),
         }
-        if same(&next, "scheduled")? {
+        if same(&next, steps, "scheduled")? {
             program = next;
         } else {
             steps.pop();
         }
     }
-    same(&reversed(&program), "with parallel and vectorized loops reversed")?;
+    same(&reversed(&program), steps, "with parallel and vectorized loops reversed")?;
     let lowered = lower::lower(&program);
     let valid = match verify::verify(&lowered) {
         // Independence, proven before, need not be visible in specialised indices; running backwards tells.
@@ -271,8 +313,8 @@ fn check_steps(case: &Case, steps: &mut Vec<Step>) -> Result<(), String> {
     if let Some(odd) = odd {
         return Err(format!("lowered: {odd}\n{lowered}"));
     }
-    same(&lowered, "lowered")?;
-    same(&reversed(&lowered), "lowered, with parallel and vectorized loops reversed")?;
+    same(&lowered, steps, "lowered")?;
+    same(&reversed(&lowered), steps, "lowered, with parallel and vectorized loops reversed")?;
     Ok(())
 }
 
@@ -344,13 +386,16 @@ fn number() -> impl Strategy<Value = i64> {
     prop_oneof![4 => -2..20i64, 1 => any::<i64>(), 1 => (0..63u32).prop_map(|bit| 1 << bit)]
 }
 
-fn any_step() -> impl Strategy<Value = Step> {
-    let tail = prop::sample::select(vec![Tail::Exact, Tail::Shrink, Tail::Guard]);
-    let axis = prop_oneof![
+fn any_axis() -> impl Strategy<Value = LayoutAxis> {
+    prop_oneof![
         (0..3usize).prop_map(LayoutAxis::Whole),
         (0..3usize, number()).prop_map(|(d, t)| LayoutAxis::Outer(d, t)),
         (0..3usize, number()).prop_map(|(d, t)| LayoutAxis::Inner(d, t)),
-    ];
+    ]
+}
+
+fn any_step() -> impl Strategy<Value = Step> {
+    let tail = prop::sample::select(vec![Tail::Exact, Tail::Shrink, Tail::Guard]);
     let at = prop::option::of(name());
     prop_oneof![
         (name(), number(), tail, name(), name()).prop_map(|(target, factor, tail, outer, inner)| Step::Split {
@@ -366,11 +411,14 @@ fn any_step() -> impl Strategy<Value = Step> {
         name().prop_map(|target| Step::Unroll { target }),
         name().prop_map(|target| Step::Parallel { target }),
         (name(), 4..10usize).prop_map(|(target, at)| Step::Bind { target, axis: LoopKind::ALL[at].0 }),
-        (name(), at, name(), prop::collection::vec(axis, 0..5), any::<bool>())
+        (name(), at, name(), prop::collection::vec(any_axis(), 0..5), any::<bool>())
             .prop_map(|(buffer, at, name, layout, shared)| Step::Stage { buffer, at, name, layout, shared }),
         (name(), name(), name()).prop_map(|(buffer, at, name)| Step::Accumulate { buffer, at, name }),
         (name(), name()).prop_map(|(buffer, at)| Step::ComputeAt { buffer, at }),
         name().prop_map(|buffer| Step::Inline { buffer }),
+        (name(), prop::collection::vec(any_axis(), 0..5)).prop_map(|(buffer, layout)| Step::Layout { buffer, layout }),
+        (name(), name(), name()).prop_map(|(stage, buffer, name)| Step::Reindex { stage, buffer, name }),
+        (name(), number()).prop_map(|(buffer, tile)| Step::Winograd { buffer, tile }),
         (name(), name(), number()).prop_map(|(buffer, at, ahead)| Step::Prefetch { buffer, at, ahead }),
     ]
 }
@@ -404,7 +452,7 @@ proptest! {
                 name(),
                 number().prop_map(|n| n.to_string()),
                 "->|at|ahead|0/4|1%4|/|%|0/|%3|shared|#|\n",
-                "split|fuse|reorder|vectorize|unroll|parallel|bind|stage|accumulate|compute_at|inline|prefetch",
+                "split|fuse|reorder|vectorize|unroll|parallel|bind|stage|accumulate|compute_at|inline|layout|reindex|as|winograd|prefetch",
                 "\\PC{0,4}",
             ],
             0..20,

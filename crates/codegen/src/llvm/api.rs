@@ -154,6 +154,11 @@ impl Module {
         llvm!(Value(LLVMConstInt(self.i32.0, v as u64, 1)))
     }
 
+    /// An integer of a type.
+    pub fn integer(&self, ty: Type, v: i64) -> Value {
+        llvm!(Value(LLVMConstInt(ty.0, v as u64, 1)))
+    }
+
     /// A truth value.
     pub fn bool(&self, v: bool) -> Value {
         llvm!(Value(LLVMConstInt(self.i1.0, u64::from(v), 0)))
@@ -424,6 +429,11 @@ impl Module {
     /// A signed integer as floating-point number.
     pub fn int_to_real(&self, x: Value, ty: Type) -> Value {
         llvm!(Value(LLVMBuildSIToFP(self.builder, x.0, ty.0, UNNAMED)))
+    }
+
+    /// The same bits as another type.
+    pub fn bitcast(&self, x: Value, ty: Type) -> Value {
+        llvm!(Value(LLVMBuildBitCast(self.builder, x.0, ty.0, UNNAMED)))
     }
 
     /// A floating-point number in another width.

@@ -138,21 +138,26 @@ impl Generator<'_> {
     fn unary(&mut self, op: UnaryOp, x: Operand, dtype: DType) -> Operand {
         let element = self.real_type(dtype);
         let ty = self.m.vector(element, x.lanes.max(1));
+        if x.lanes > 0
+            && let Some(value) = self.vector_math(op, x.value, x.lanes, dtype)
+        {
+            return Operand { value, lanes: x.lanes };
+        }
         let suffix = if dtype == DType::F32 { "f" } else { "" };
         let value = match op {
             UnaryOp::Neg => self.m.fneg(x.value),
             UnaryOp::Abs => self.m.intrinsic("llvm.fabs", &[ty], &[x.value]),
             UnaryOp::Sqrt => self.m.intrinsic("llvm.sqrt", &[ty], &[x.value]),
-            UnaryOp::Exp => self.library_call(&format!("exp{suffix}"), x, element),
-            UnaryOp::Log => self.library_call(&format!("log{suffix}"), x, element),
-            UnaryOp::Tanh => self.library_call(&format!("tanh{suffix}"), x, element),
-            UnaryOp::Erf => self.library_call(&format!("erf{suffix}"), x, element),
+            UnaryOp::Exp => self.library_call(&format!("exp{suffix}"), x.value, element),
+            UnaryOp::Log => self.library_call(&format!("log{suffix}"), x.value, element),
+            UnaryOp::Tanh => self.library_call(&format!("tanh{suffix}"), x.value, element),
+            UnaryOp::Erf => self.library_call(&format!("erf{suffix}"), x.value, element),
         };
         Operand { value, lanes: x.lanes }
     }
 
-    /// Calls a function of the C library, lane by lane.
-    fn library_call(&mut self, name: &str, x: Operand, element: Type) -> Value {
+    /// Calls a function of the C library.
+    fn library_call(&mut self, name: &str, x: Value, element: Type) -> Value {
         let f = self.m.declare(name, element, &[element]);
         for attribute in ["nounwind", "willreturn"] {
             let attribute = self.m.attribute(attribute, 0);
@@ -161,17 +166,7 @@ impl Generator<'_> {
         // memory(none)
         let attribute = self.m.attribute("memory", 0);
         self.m.add_attribute(f, attribute);
-        let call = |g: &Self, x| g.m.call(f, element, &[element], &[x]);
-        if x.lanes == 0 {
-            return call(self, x.value);
-        }
-        let n = self.f.lanes.map_or(x.lanes, |l| l.piece.n);
-        let mut out = self.m.undef(self.m.vector(element, x.lanes));
-        for lane in 0..n {
-            let y = call(self, self.m.extract(x.value, lane));
-            out = self.m.insert(out, y, lane);
-        }
-        out
+        self.m.call(f, element, &[element], &[x])
     }
 
     /// The first value where the condition holds, else the second, whose loads may then lie outside their buffers.

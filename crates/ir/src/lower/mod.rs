@@ -20,7 +20,7 @@ pub enum Pass {
 }
 
 /// The passes with their names, in order.
-pub const PASSES: [(&str, Pass); 9] = [
+pub const PASSES: [(&str, Pass); 8] = [
     ("simplify", Pass::Block(simplify::simplify)),
     ("specialize_tails", Pass::Block(specialize_tails::specialize_tails)),
     ("simplify", Pass::Block(simplify::simplify)),
@@ -28,7 +28,6 @@ pub const PASSES: [(&str, Pass); 9] = [
     ("partition_loops", Pass::Block(partition_loops::partition_loops)),
     ("simplify", Pass::Block(simplify::simplify)),
     ("unroll", Pass::Block(unroll::unroll)),
-    ("simplify", Pass::Block(simplify::simplify)),
     ("promote_registers", Pass::Program(promote_registers::promote_registers)),
 ];
 

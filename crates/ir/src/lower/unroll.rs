@@ -1,7 +1,8 @@
 //! Repeats the bodies of unrolled loops.
 //!
 //! What cannot be repeated or vectorized, because an extent is not constant or the code would explode, becomes a
-//! serial loop: always right, only slower.
+//! serial loop: always right, only slower. What is repeated is simplified on the way, and nothing is left of loops and
+//! conditions around nothing.
 
 use crate::index::{Index, Ranges};
 use crate::lower::simplify::{inline, simplify_block};
@@ -22,11 +23,12 @@ pub fn unroll_block(block: Vec<Stmt>, ranges: &mut Ranges) -> Vec<Stmt> {
     for stmt in block {
         match stmt {
             Stmt::For(l) => unroll_loop(l, ranges, &mut out),
-            Stmt::If { cond, then, otherwise } => out.push(Stmt::If {
-                cond,
-                then: unroll_block(then, ranges),
-                otherwise: unroll_block(otherwise, ranges),
-            }),
+            Stmt::If { cond, then, otherwise } => {
+                let (then, otherwise) = (unroll_block(then, ranges), unroll_block(otherwise, ranges));
+                if !then.is_empty() || !otherwise.is_empty() {
+                    out.push(Stmt::If { cond, then, otherwise });
+                }
+            }
             Stmt::Alloc(_) | Stmt::Store { .. } | Stmt::Update { .. } | Stmt::Prefetch { .. } => out.push(stmt),
         }
     }
@@ -50,6 +52,9 @@ fn unroll_loop(l: Loop, ranges: &mut Ranges, out: &mut Vec<Stmt>) {
     ranges.push(var, extent.clone());
     let body = unroll_block(body, ranges);
     ranges.pop();
+    if body.is_empty() {
+        return;
+    }
     let has_loops = body.iter().any(|s| matches!(s, Stmt::For(_)));
     let kind = match kind {
         LoopKind::Unrolled => LoopKind::Serial,

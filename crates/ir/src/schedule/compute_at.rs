@@ -70,6 +70,37 @@ pub struct Stage {
     pub leaf: Stmt,
 }
 
+/// A stage where it stands: a statement of the body that is one nest of serial loops around one assignment.
+pub struct StageNest<'a> {
+    /// Which statement of the body.
+    pub place: usize,
+    /// Its loops with their extents, outermost first.
+    pub loops: Vec<(LoopId, Index)>,
+    /// The assignment.
+    pub leaf: &'a Stmt,
+}
+
+/// Finds the nest that computes a buffer.
+pub fn stage_nest(program: &Program, id: BufferId) -> Result<StageNest<'_>, Illegal> {
+    let no_nest = || Illegal::Buffer {
+        buffer: program.buffer(id).name.clone(),
+        why: "it is not computed by one nest of serial loops of its own".to_owned(),
+    };
+    let writers: Vec<usize> =
+        (0..program.body.len()).filter(|&i| writes(std::slice::from_ref(&program.body[i]), id)).collect();
+    let [place] = writers[..] else { return Err(no_nest()) };
+    let (mut loops, mut leaf) = (Vec::new(), &program.body[place]);
+    while let Stmt::For(l) = leaf {
+        let ([only], LoopKind::Serial) = (l.body.as_slice(), l.kind) else { return Err(no_nest()) };
+        loops.push((l.var, l.extent.clone()));
+        leaf = only;
+    }
+    if leaf.own_write().is_none() {
+        return Err(no_nest());
+    }
+    Ok(StageNest { place, loops, leaf })
+}
+
 /// Removes a stage and its allocation from the program, where it may as well be computed later.
 pub fn take_stage(program: &mut Program, id: BufferId) -> Result<Stage, Illegal> {
     let buffer = program.buffer(id);
@@ -77,17 +108,8 @@ pub fn take_stage(program: &mut Program, id: BufferId) -> Result<Stage, Illegal>
     if buffer.role != Role::Temporary {
         return Err(fail("only a stage in between can be moved".to_owned()));
     }
-    let no_nest = || fail("it is not computed by one nest of serial loops of its own".to_owned());
-    let writers: Vec<usize> =
-        (0..program.body.len()).filter(|&i| writes(std::slice::from_ref(&program.body[i]), id)).collect();
-    let [place] = writers[..] else { return Err(no_nest()) };
-    let (mut loops, mut stmt) = (Vec::new(), &program.body[place]);
-    while let Stmt::For(l) = stmt {
-        let ([only], LoopKind::Serial) = (l.body.as_slice(), l.kind) else { return Err(no_nest()) };
-        loops.push((l.var, l.extent.clone()));
-        stmt = only;
-    }
-    let Some((_, index)) = stmt.own_write() else { return Err(no_nest()) };
+    let StageNest { place, loops, leaf: stmt } = stage_nest(program, id)?;
+    let (_, index) = stmt.own_write().expect("a stage's leaf is an assignment");
     let axis = |i: &Index| loops.iter().map(|l| l.0).find(|v| *i == Index::from(*v));
     let axes = index.iter().map(axis).collect::<Option<Vec<_>>>().filter(|axes| {
         // Each a loop of its own.

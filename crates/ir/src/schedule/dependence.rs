@@ -1,7 +1,7 @@
 //! Which iterations of a loop touch the same element of a buffer.
 
 use super::Illegal;
-use super::tree::{allocated_in, count_in};
+use super::tree::{allocated_in, count_in, parts};
 use crate::expr::{Cond, ReduceOp};
 use crate::index::{Atom, Index, Ranges};
 use crate::program::{BufferId, Loop, LoopId, LoopKind, Program, Stmt};
@@ -36,25 +36,43 @@ pub fn require_independent(names: &Program, l: &Loop, ranges: &Ranges) -> Result
 /// # Errors
 /// As [`require_independent`].
 pub fn require_still_independent(program: &Program, var: LoopId) -> Result<(), Illegal> {
-    let mut ranges = Ranges::default();
-    still_independent(program, &program.prepare, var, &mut ranges)?;
-    still_independent(program, &program.body, var, &mut ranges)
+    require_any_order(program, Some(var))
 }
 
-fn still_independent(program: &Program, block: &[Stmt], var: LoopId, ranges: &mut Ranges) -> Result<(), Illegal> {
+/// All loops that run in any order must still be able to, once subscripts anywhere have a new form.
+///
+/// # Errors
+/// As [`require_independent`].
+pub fn require_all_still_independent(program: &Program) -> Result<(), Illegal> {
+    require_any_order(program, None)
+}
+
+/// `near` limits what is looked at to loops around and inside this one.
+fn require_any_order(program: &Program, near: Option<LoopId>) -> Result<(), Illegal> {
+    parts(program).try_for_each(|part| still_independent(program, part, near, &mut Ranges::default()))
+}
+
+fn still_independent(
+    program: &Program,
+    block: &[Stmt],
+    near: Option<LoopId>,
+    ranges: &mut Ranges,
+) -> Result<(), Illegal> {
     for s in block {
         if let Stmt::For(l) = s {
             let in_any_order = match l.kind {
                 LoopKind::Serial | LoopKind::Unrolled => false,
                 LoopKind::Parallel | LoopKind::Vectorized | LoopKind::Block(_) | LoopKind::Thread(_) => true,
             };
-            let is_inside = || ranges.loops().iter().any(|(v, _)| *v == var);
-            if in_any_order && (is_inside() || count_in(std::slice::from_ref(s), var) > 0) {
+            let is_near = |var: LoopId| {
+                ranges.loops().iter().any(|(v, _)| *v == var) || count_in(std::slice::from_ref(s), var) > 0
+            };
+            if in_any_order && near.is_none_or(is_near) {
                 require_independent(program, l, ranges)?;
             }
             ranges.push(l.var, l.extent.clone());
         }
-        s.blocks().try_for_each(|b| still_independent(program, b, var, ranges))?;
+        s.blocks().try_for_each(|b| still_independent(program, b, near, ranges))?;
         if let Stmt::For(_) = s {
             ranges.pop();
         }

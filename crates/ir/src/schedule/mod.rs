@@ -9,13 +9,16 @@ mod compute_at;
 mod dependence;
 mod fuse;
 mod inline;
+mod layout;
 mod prefetch;
 mod region;
+mod reindex;
 mod reorder;
 mod split;
 mod stage;
 mod text;
 mod tree;
+mod winograd;
 
 pub use text::{FORMS, StepParseError, parse_steps};
 pub use tree::nest;
@@ -33,10 +36,10 @@ pub enum Tail {
     Guard,
 }
 
-/// One dimension of a staged copy, in terms of the dimensions of the original.
+/// One dimension of a layout, in terms of the dimensions of the original.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum LayoutAxis {
-    /// Dimension `d` of the copied region.
+    /// Dimension `d`.
     Whole(usize),
     /// Dimension `d` divided by a tile size; must stand before its `Inner`.
     Outer(usize, i64),
@@ -132,6 +135,46 @@ pub enum Step {
     Inline {
         /// The earlier stage's buffer.
         buffer: String,
+    },
+    /// Changes the layout of a temporary or prepared buffer wherever it is read or written.
+    ///
+    /// Elements that only fill up the last tile of a dimension are never touched. A buffer in tiles can be accumulated
+    /// and staged like any other, once loops are split along the tiles; only before, its stage can be moved by
+    /// [`Step::ComputeAt`] and [`Step::Inline`].
+    Layout {
+        /// The buffer.
+        buffer: String,
+        /// Its new dimensions.
+        layout: Vec<LayoutAxis>,
+    },
+    /// Makes a stage read a buffer through a temporary that has the stage's loops as its axes:
+    /// `Y[i] += X[2*i + r]` → `T[i, r] = X[2*i + r]; Y[i] += T[i, r]`.
+    ///
+    /// The axes are those loops that the subscripts mention, outermost first; the loops that compute the temporary are
+    /// named `name.0`, `name.1`, … Of a convolution with fused loops it makes the matrix that im2col does.
+    Reindex {
+        /// The buffer of the stage, a nest of serial loops around one assignment.
+        stage: String,
+        /// The buffer read.
+        buffer: String,
+        /// Name of the temporary.
+        name: String,
+    },
+    /// Computes a 3 × 3 convolution of stride and dilation 1 by Winograd's minimal filtering, which rounds differently.
+    ///
+    /// With `m` for `tile` and t = m + 2, the stage `acc` becomes, for tiles `th`, `tw` of m × m results:
+    /// - `acc.g[a, s, k, c]`, `acc.u[a, b, k, c]`: the transformed weights G g Gᵀ, made in `prepare` of constant ones;
+    /// - `acc.d[a, j, n, c, th, tw]`, `acc.v[a, b, n, c, th, tw]`: the transformed data Bᵀ d B, columns first;
+    /// - `acc.m[a, b, n, k, th, tw]`: their products, summed over `c`;
+    /// - `acc.r[i, b, n, k, th, tw]`: the products' columns transformed by Aᵀ;
+    /// - `acc[n, k, p, q]`: their rows transformed, without a reduction, so that it can be inlined.
+    ///
+    /// Loops are named after the stage and the axis, as `acc.v.th`; those of `acc` keep their names.
+    Winograd {
+        /// The buffer of the stage.
+        buffer: String,
+        /// Rows and columns of results in a tile: 2 or 4.
+        tile: i64,
     },
     /// Prefetches what the iteration `ahead` of the current one of `at` touches of a buffer.
     Prefetch {
@@ -270,6 +313,9 @@ pub fn apply(program: &Program, step: &Step) -> Result<Program, Illegal> {
         Step::Accumulate { buffer, at, name } => accumulate::accumulate(&mut out, buffer, at, name),
         Step::ComputeAt { buffer, at } => compute_at::compute_at(&mut out, buffer, at),
         Step::Inline { buffer } => inline::inline(&mut out, buffer),
+        Step::Layout { buffer, layout } => layout::layout(&mut out, buffer, layout),
+        Step::Reindex { stage, buffer, name } => reindex::reindex(&mut out, stage, buffer, name),
+        Step::Winograd { buffer, tile } => winograd::winograd(&mut out, buffer, *tile),
         Step::Prefetch { buffer, at, ahead } => prefetch::prefetch(&mut out, buffer, at, *ahead),
     }?;
     Ok(out)

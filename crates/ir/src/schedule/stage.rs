@@ -1,16 +1,14 @@
 //! Staging: a packed copy of what a loop's iteration reads.
 
+use super::layout::{place_of, require_layout, shape_of};
 use super::region::{Access, Region, reads, redirect_reads, region, subtract_inside, writes};
-use super::tree::{buffer_id, edit_loops, nest, new_buffer, new_loop, require_open, simplify_block, single_loop};
+use super::tree::{
+    buffer_id, edit_loops, nest, new_buffer, new_loop, require_fits, require_open, simplify_block, single_loop,
+};
 use super::{Illegal, LayoutAxis};
 use crate::expr::{Cond, Expr};
 use crate::index::{Atom, Index, Ranges};
 use crate::program::{BufferId, LoopId, LoopKind, Program, Role, Scope, Stmt};
-
-/// Largest tile of a layout.
-const MOST_TILE: i64 = 1 << 40;
-/// Largest copy.
-const MOST_BYTES: u64 = 1 << 46;
 
 /// See [`super::Step::Stage`].
 pub fn stage(
@@ -22,7 +20,7 @@ pub fn stage(
     shared: bool,
 ) -> Result<(), Illegal> {
     let source = buffer_id(program, buffer)?;
-    check_layout(program, source, layout)?;
+    require_layout(program, source, layout)?;
     let loops = (0..layout.len()).map(|i| new_loop(program, &format!("{name}.{i}"))).collect::<Result<Vec<_>, _>>()?;
     let ahead = at.is_none() && program.buffer(source).role == Role::ConstInput;
     let dtype = program.buffer(source).dtype;
@@ -60,10 +58,7 @@ pub fn stage(
         }
     }
     program.buffers[copy.0 as usize].shape = shape;
-    match program.buffer(copy).size_bytes() {
-        Some(bytes) if bytes <= MOST_BYTES => Ok(()),
-        _ => Err(Illegal::Buffer { buffer: name.to_owned(), why: "it does not fit into any memory".to_owned() }),
-    }
+    require_fits(program, copy)
 }
 
 /// The block with the copy allocated and filled where it is about to be read.
@@ -109,26 +104,9 @@ impl Serve<'_> {
         let body = redirect_reads(block, self.source, self.copy, &mut outside.clone(), &|index, ranges| {
             let local: Vec<Index> =
                 index.iter().zip(&region.lower).map(|(e, lo)| ranges.simplify(&e.sub(lo))).collect();
-            self.layout
-                .iter()
-                .map(|axis| {
-                    ranges.simplify(&match *axis {
-                        LayoutAxis::Whole(d) => local[d].clone(),
-                        LayoutAxis::Outer(d, t) => local[d].floor_div(t),
-                        LayoutAxis::Inner(d, t) => local[d].modulo(t),
-                    })
-                })
-                .collect()
+            place_of(self.layout, &local, ranges)
         });
-        let shape = self
-            .layout
-            .iter()
-            .map(|axis| match *axis {
-                LayoutAxis::Whole(d) => region.most[d],
-                LayoutAxis::Outer(d, t) => (region.most[d] + t - 1) / t,
-                LayoutAxis::Inner(_, t) => t,
-            })
-            .collect();
+        let shape = shape_of(self.layout, &region.most);
         Ok(Served { fill, body, shape })
     }
 
@@ -194,43 +172,4 @@ fn covers(index: &[Index], shape: &[i64], ranges: &Ranges) -> bool {
         let values = digits.iter().try_fold(1i64, |n, &(c, extent)| if c == n { n.checked_mul(extent) } else { None });
         e.constant() == 0 && values == Some(n)
     })
-}
-
-/// Every dimension once: whole, or divided and then its remainder, by one tile size.
-fn check_layout(program: &Program, source: BufferId, layout: &[LayoutAxis]) -> Result<(), Illegal> {
-    let buffer = program.buffer(source);
-    let fail = |why: String| Err(Illegal::Buffer { buffer: buffer.name.clone(), why });
-    let tiles = layout.iter().filter_map(|a| match a {
-        LayoutAxis::Outer(_, t) | LayoutAxis::Inner(_, t) => Some(*t),
-        LayoutAxis::Whole(_) => None,
-    });
-    if let Some(value) = tiles.into_iter().find(|t| !(1..=MOST_TILE).contains(t)) {
-        let (target, what) = (buffer.name.clone(), "tile size");
-        return Err(Illegal::OutOfRange { target, what, least: 1, most: MOST_TILE, value });
-    }
-    for d in 0..buffer.shape.len() {
-        let of_d: Vec<LayoutAxis> = layout
-            .iter()
-            .copied()
-            .filter(
-                |a| matches!(a, LayoutAxis::Whole(x) | LayoutAxis::Outer(x, _) | LayoutAxis::Inner(x, _) if *x == d),
-            )
-            .collect();
-        match of_d.as_slice() {
-            [LayoutAxis::Whole(_)] => {}
-            [LayoutAxis::Outer(_, a), LayoutAxis::Inner(_, b)] if a == b => {}
-            _ => {
-                return fail(format!(
-                    "the layout must hold dimension {d} whole, or divided by a tile size and, after that, its remainder"
-                ));
-            }
-        }
-    }
-    let most = layout.iter().map(|a| match a {
-        LayoutAxis::Whole(d) | LayoutAxis::Outer(d, _) | LayoutAxis::Inner(d, _) => *d,
-    });
-    match most.max() {
-        Some(d) if d >= buffer.shape.len() => fail(format!("it has no dimension {d}")),
-        _ => Ok(()),
-    }
 }

@@ -17,7 +17,7 @@ pub struct StepParseError {
 }
 
 /// The form of every step, by its first word.
-pub const FORMS: [(&str, &str); 12] = [
+pub const FORMS: [(&str, &str); 15] = [
     ("split", "split LOOP FACTOR -> OUTER INNER [shrink|guard]"),
     ("fuse", "fuse OUTER INNER -> LOOP"),
     ("reorder", "reorder LOOP LOOP..."),
@@ -29,6 +29,9 @@ pub const FORMS: [(&str, &str); 12] = [
     ("accumulate", "accumulate BUFFER at LOOP -> NAME"),
     ("compute_at", "compute_at BUFFER at LOOP"),
     ("inline", "inline BUFFER"),
+    ("layout", "layout BUFFER AXIS..., AXIS being 0, 0/48 or 0%48 for dimension 0"),
+    ("reindex", "reindex STAGE BUFFER as NAME"),
+    ("winograd", "winograd STAGE 2|4"),
     ("prefetch", "prefetch BUFFER at LOOP ahead N"),
 ];
 
@@ -73,6 +76,12 @@ impl fmt::Display for Step {
             Step::Accumulate { buffer, at, name } => write!(f, "accumulate {buffer} at {at} -> {name}"),
             Step::ComputeAt { buffer, at } => write!(f, "compute_at {buffer} at {at}"),
             Step::Inline { buffer } => write!(f, "inline {buffer}"),
+            Step::Layout { buffer, layout } => {
+                write!(f, "layout {buffer}")?;
+                layout.iter().try_for_each(|axis| write!(f, " {axis}"))
+            }
+            Step::Reindex { stage, buffer, name } => write!(f, "reindex {stage} {buffer} as {name}"),
+            Step::Winograd { buffer, tile } => write!(f, "winograd {buffer} {tile}"),
             Step::Prefetch { buffer, at, ahead } => write!(f, "prefetch {buffer} at {at} ahead {ahead}"),
         }
     }
@@ -92,7 +101,8 @@ pub fn parse_steps(text: &str) -> Result<Vec<Step>, StepParseError> {
         let words: Vec<&str> = line.split_whitespace().collect();
         let form = FORMS.iter().find(|(name, _)| *name == words[0]);
         let expected = form.map_or(
-            "split, fuse, reorder, vectorize, unroll, parallel, bind, stage, accumulate, compute_at, inline or prefetch",
+            "split, fuse, reorder, vectorize, unroll, parallel, bind, stage, accumulate, compute_at, inline, layout, \
+             reindex, winograd or prefetch",
             |(_, form)| form,
         );
         let error = || StepParseError { line: at + 1, text: line.chars().take(120).collect(), expected };
@@ -135,6 +145,9 @@ fn parse_words(words: &[&str]) -> Option<Step> {
         }
         ["compute_at", buffer, "at", at] => Step::ComputeAt { buffer: s(buffer), at: s(at) },
         ["inline", buffer] => Step::Inline { buffer: s(buffer) },
+        ["layout", buffer, axes @ ..] => Step::Layout { buffer: s(buffer), layout: layout(axes)? },
+        ["reindex", stage, buffer, "as", name] => Step::Reindex { stage: s(stage), buffer: s(buffer), name: s(name) },
+        ["winograd", buffer, tile] => Step::Winograd { buffer: s(buffer), tile: tile.parse().ok()? },
         ["prefetch", buffer, "at", at, "ahead", ahead] => {
             Step::Prefetch { buffer: s(buffer), at: s(at), ahead: ahead.parse().ok()? }
         }
@@ -147,6 +160,11 @@ fn stage(buffer: &str, at: Option<&str>, name: &str, rest: &[&str]) -> Option<St
         [axes @ .., "shared"] => (axes, true),
         axes => (axes, false),
     };
+    let (buffer, name, at) = (buffer.to_owned(), name.to_owned(), at.map(str::to_owned));
+    Some(Step::Stage { buffer, at, name, layout: layout(axes)?, shared })
+}
+
+fn layout(axes: &[&str]) -> Option<Vec<LayoutAxis>> {
     let axis = |word: &&str| {
         if let Some((d, t)) = word.split_once('/') {
             Some(LayoutAxis::Outer(d.parse().ok()?, t.parse().ok()?))
@@ -156,7 +174,5 @@ fn stage(buffer: &str, at: Option<&str>, name: &str, rest: &[&str]) -> Option<St
             Some(LayoutAxis::Whole(word.parse().ok()?))
         }
     };
-    let layout = axes.iter().map(axis).collect::<Option<Vec<_>>>()?;
-    let (buffer, name, at) = (buffer.to_owned(), name.to_owned(), at.map(str::to_owned));
-    Some(Step::Stage { buffer, at, name, layout, shared })
+    axes.iter().map(axis).collect()
 }

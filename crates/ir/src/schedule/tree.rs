@@ -5,6 +5,16 @@ use crate::index::{Index, Ranges};
 use crate::program::{Buffer, BufferId, DType, Loop, LoopId, LoopKind, Program, Role, Scope, Stmt};
 use crate::text::is_name;
 
+/// The blocks of statements that a program consists of, in the order they run.
+pub fn parts(program: &Program) -> impl Iterator<Item = &Vec<Stmt>> {
+    [&program.prepare, &program.body].into_iter()
+}
+
+/// The blocks of statements that a program consists of, to change.
+pub fn parts_mut(program: &mut Program) -> impl Iterator<Item = &mut Vec<Stmt>> {
+    [&mut program.prepare, &mut program.body].into_iter()
+}
+
 /// The variable of a named loop that stands in the program.
 pub fn loop_id(program: &Program, name: &str) -> Result<LoopId, Illegal> {
     let present = |id: LoopId| count(program, id) > 0;
@@ -52,9 +62,21 @@ fn require_free(name: &str, taken: bool) -> Result<(), Illegal> {
     }
 }
 
+/// Largest buffer.
+const MOST_BYTES: u64 = 1 << 46;
+
+/// A buffer of a size that some memory may hold.
+pub fn require_fits(program: &Program, id: BufferId) -> Result<(), Illegal> {
+    let buffer = program.buffer(id);
+    match buffer.size_bytes() {
+        Some(bytes) if bytes <= MOST_BYTES => Ok(()),
+        _ => Err(Illegal::Buffer { buffer: buffer.name.clone(), why: "it does not fit into any memory".to_owned() }),
+    }
+}
+
 /// How many loops of the program have this variable.
 pub fn count(program: &Program, var: LoopId) -> usize {
-    count_in(&program.prepare, var) + count_in(&program.body, var)
+    parts(program).map(|part| count_in(part, var)).sum()
 }
 
 /// How many loops of a block have this variable.
@@ -83,8 +105,8 @@ pub fn loops_around(program: &Program, var: LoopId) -> Vec<&Loop> {
         }
     }
     let mut found = Vec::new();
-    for block in [&program.prepare, &program.body] {
-        descend(block, var, &mut Vec::new(), &mut found);
+    for part in parts(program) {
+        descend(part, var, &mut Vec::new(), &mut found);
     }
     found
 }
@@ -103,9 +125,9 @@ type Edit<'a> = &'a mut dyn FnMut(Loop, &Ranges) -> Result<Vec<Stmt>, Illegal>;
 
 /// Replaces every loop of this variable by what `edit` makes of it.
 pub fn edit_loops(program: &mut Program, var: LoopId, edit: Edit) -> Result<(), Illegal> {
-    let mut ranges = Ranges::default();
-    program.prepare = edit_block(std::mem::take(&mut program.prepare), var, &mut ranges, edit)?;
-    program.body = edit_block(std::mem::take(&mut program.body), var, &mut ranges, edit)?;
+    for part in parts_mut(program) {
+        *part = edit_block(std::mem::take(part), var, &mut Ranges::default(), edit)?;
+    }
     Ok(())
 }
 

@@ -4,7 +4,7 @@
 
 use tilewright_ir::expr::{BinaryOp, ReduceOp, UnaryOp};
 use tilewright_ir::op::{OPS, ProgramBuilder, StageSpec, Workload};
-use tilewright_ir::{BufferId, Cond, Expr, Index, LoopKind, Program, Role, Stmt, interp, text};
+use tilewright_ir::{BufferId, Cond, Expr, Index, LoopKind, Program, Role, Step, Stmt, interp, text};
 
 /// A program by its line: a workload, or one of [`SOURCES`].
 ///
@@ -43,6 +43,12 @@ pub const SOURCES: &[Source] = &[
     Source { name: "softmax", sizes: &["m", "n"], exact: false, make: softmax },
     Source { name: "strided", sizes: &["n", "r"], exact: true, make: strided },
     Source { name: "chain", sizes: &["m", "n"], exact: true, make: chain },
+    Source {
+        name: "conv",
+        sizes: &["n", "c", "h", "w", "k", "r", "stride", "dilation", "pad", "constant"],
+        exact: true,
+        make: conv,
+    },
     Source { name: "triangular", sizes: &["n"], exact: true, make: triangular },
     Source { name: "scatter", sizes: &["m", "n"], exact: true, make: scatter },
     Source { name: "prefix_sum", sizes: &["m", "k"], exact: true, make: prefix_sum },
@@ -58,6 +64,21 @@ pub const SOURCES: &[Source] = &[
 /// Whether the program of a line is computed without rounding on whole numbers.
 pub fn is_exact(line: &str) -> bool {
     SOURCES.iter().find(|s| line.split(':').next() == Some(s.name)).is_none_or(|s| s.exact)
+}
+
+/// How far results of a line's program may be from those after these steps, see [`difference`].
+///
+/// Data are whole numbers below five, so most programs stay exact. Winograd's tiles of four have weights of thirds, and
+/// transforms that blow up what they round by up to a few hundred: a few thousandths in single precision.
+pub fn tolerance(line: &str, steps: &[Step]) -> f64 {
+    let rounds = steps.iter().any(|s| matches!(s, Step::Winograd { tile: 4, .. }));
+    match (rounds, is_exact(line), line.ends_with("dtype=f64")) {
+        (true, _, true) => 1e-10,
+        (true, _, false) => 1e-2,
+        (false, true, _) => 0.0,
+        (false, false, true) => 1e-13,
+        (false, false, false) => 1e-5,
+    }
 }
 
 fn builder(dtype: &str) -> ProgramBuilder {
@@ -152,6 +173,44 @@ fn strided(s: &[i64], dtype: &str) -> Program {
         loops x, r
         run {{ for x in {n} {{ for r in {r} {{ Y[x] += X[2*x + r] * W[r] first r == 0 }} }} }}",
         2 * (n - 1) + r
+    ))
+}
+
+/// A convolution of an r × r window: padding where there is any, the sum, bias and relu. Weights may be constant.
+fn conv(s: &[i64], dtype: &str) -> Program {
+    let [n, c, h, w, k, r, stride, dilation, pad, constant] = s else { panic!("ten sizes") };
+    let (hp, wp, reach) = (h + 2 * pad, w + 2 * pad, dilation * (r - 1) + 1);
+    let (p, q) = ((hp - reach) / stride + 1, (wp - reach) / stride + 1);
+    let (operand, padded, padding) = if *pad == 0 {
+        ("X", String::new(), String::new())
+    } else {
+        let inside =
+            format!("{p0} < ph && ph < {ph} && {p0} < pw && pw < {pw}", p0 = pad - 1, ph = pad + h, pw = pad + w);
+        let fill = format!("pad[pn, pc, ph, pw] = select({inside}, X[pn, pc, ph - {pad}, pw - {pad}], 0.0)");
+        let nest = format!("for pn in {n} {{ for pc in {c} {{ for ph in {hp} {{ for pw in {wp} {{ {fill} }} }} }} }}");
+        ("pad", format!("buffer pad: {dtype}[{n}, {c}, {hp}, {wp}] global temporary"), format!("alloc pad {nest}"))
+    };
+    parse(&format!(
+        "program \"\"
+        buffer X: {dtype}[{n}, {c}, {h}, {w}] global input
+        buffer W: {dtype}[{k}, {c}, {r}, {r}] global {weights}
+        buffer bias: {dtype}[{k}] global input
+        {padded}
+        buffer acc: {dtype}[{n}, {k}, {p}, {q}] global temporary
+        buffer Y: {dtype}[{n}, {k}, {p}, {q}] global output
+        loops pn, pc, ph, pw, n, k, p, q, c, r, s, on, ok, op, oq
+        run {{
+            {padding}
+            alloc acc
+            for n in {n} {{ for k in {k} {{ for p in {p} {{ for q in {q} {{ for c in {c} {{ for r in {r} {{ for s in {r} {{
+                acc[n, k, p, q] += {operand}[n, c, {stride}*p + {dilation}*r, {stride}*q + {dilation}*s] * W[k, c, r, s]
+                    first c == 0 && r == 0 && s == 0
+            }} }} }} }} }} }} }}
+            for on in {n} {{ for ok in {k} {{ for op in {p} {{ for oq in {q} {{
+                Y[on, ok, op, oq] = max(acc[on, ok, op, oq] + bias[ok], 0.0)
+            }} }} }} }}
+        }}",
+        weights = if *constant == 0 { "input" } else { "const" },
     ))
 }
 

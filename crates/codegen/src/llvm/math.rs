@@ -1,0 +1,326 @@
+//! Elementary functions of vectors, as inline code.
+//!
+//! Scalars call the C library, so a lane and a scalar may differ in the last bits. The largest errors found, in units
+//! in the last place against the C library in double precision, are asserted in `tests/math.rs`: at most 2.5 for `f32`, 4
+//! for `f64`. Infinities, numbers that are none, signed zeros and denormals are right throughout.
+//!
+//! The coefficients are minimax fits of our own: Remez's exchange algorithm in 60 digits, with the weight that makes
+//! the error relative to the result; the error of each fit stands beside it.
+
+use llvm_sys::LLVMOpcode::*;
+use tilewright_ir::DType;
+use tilewright_ir::expr::UnaryOp;
+
+use super::api::{Type, Value};
+use super::generate::Generator;
+
+/// What differs between the element types.
+struct Format {
+    /// Bits of the significand after the point.
+    fraction_bits: u32,
+    exponent_bias: i64,
+    /// Exponentials of arguments from here on are infinite, and up to `exp_zero` zero.
+    exp_infinite: f64,
+    exp_zero: f64,
+    /// ln 2 in two parts, the first so short that its product with an exponent is exact (Cody and Waite, "Software
+    /// Manual for the Elementary Functions", 1980).
+    ln_2: [f64; 2],
+    /// (eˣ − 1 − x) / x² in x for |x| ≤ ½ ln 2.
+    exp: &'static [f64],
+    /// (atanh(s) / s − 1) / s² in s² for |s| ≤ (√2 − 1) / (√2 + 1).
+    log: &'static [f64],
+    /// Arguments from here on have the hyperbolic tangent 1.
+    tanh_one: f64,
+    /// erf(x) / x in x² for |x| ≤ 1, less 1.
+    erf_low: &'static [f64],
+    /// −ln(1 − erf(x)) in x − `erf_center` for 1 ≤ x ≤ `erf_one`, where the error function becomes 1.
+    erf_high: &'static [f64],
+    erf_center: f64,
+    erf_one: f64,
+}
+
+const SINGLE: Format = Format {
+    fraction_bits: 23,
+    exponent_bias: 127,
+    exp_infinite: 89.0,
+    exp_zero: -104.0,
+    ln_2: [0.693145751953125, 1.4286068203094173e-06],
+    // 1.3e-8 of eˣ − 1
+    exp: &[0.500000006187795, 0.16666542978152632, 0.04166628226847864, 0.008366585340842942, 0.0013946433963926785],
+    // 8.1e-10
+    log: &[0.3333338820480005, 0.19988768789607694, 0.14935924385223762],
+    tanh_one: 9.1,
+    // 1.2e-9
+    erf_low: &[
+        0.1283791657270887,
+        -0.3761262582510113,
+        0.11283585150676004,
+        -0.0268538118463975,
+        0.005188327319515221,
+        -0.0008010189247274423,
+        7.853844045899821e-05,
+    ],
+    // 1.1e-9 of the error function
+    erf_high: &[
+        5.364941044455507,
+        4.418159387436713,
+        0.9237534809004541,
+        0.016487900688642504,
+        -0.003544232614900347,
+        0.0007111122569952249,
+        -0.0001863767060384038,
+    ],
+    erf_center: 2.0,
+    erf_one: 3.95,
+};
+
+const DOUBLE: Format = Format {
+    fraction_bits: 52,
+    exponent_bias: 1023,
+    exp_infinite: 710.0,
+    exp_zero: -746.0,
+    ln_2: [0.6931471805598903, 5.497923018708371e-14],
+    // 1.8e-17 of eˣ − 1
+    exp: &[
+        0.5000000000000006,
+        0.16666666666666685,
+        0.04166666666657362,
+        0.008333333333314548,
+        0.0013888888932380285,
+        0.00019841269903113438,
+        2.4801504443868243e-05,
+        2.7557227889080416e-06,
+        2.762632739803149e-07,
+        2.5114491310876775e-08,
+    ],
+    // 1.2e-18
+    log: &[
+        0.3333333333333367,
+        0.19999999999707171,
+        0.14285714371235642,
+        0.11111099281871642,
+        0.09091782429266729,
+        0.07657017958906222,
+        0.07398052889547503,
+    ],
+    tanh_one: 19.1,
+    // 1.3e-19
+    erf_low: &[
+        0.12837916709551257,
+        -0.3761263890318375,
+        0.11283791670954857,
+        -0.026866170645072893,
+        0.005223977624780835,
+        -0.0008548326978740568,
+        0.00012055331036846668,
+        -1.4925593505766364e-05,
+        1.6460972801190717e-06,
+        -1.6350025076223882e-07,
+        1.4657878989888879e-08,
+        -1.1365663136628493e-09,
+        5.945257693941542e-11,
+    ],
+    // 3.1e-17 of the error function
+    erf_high: &[
+        7.806815272727191,
+        5.352680750985742,
+        0.9438937335270925,
+        0.010858072766083115,
+        -0.0021654768719041664,
+        0.0004209324082669605,
+        -7.703114856405878e-05,
+        1.2755908846983404e-05,
+        -1.7681896529371719e-06,
+        1.5649222840501249e-07,
+        1.2091289887963737e-08,
+        -1.1636317791684919e-08,
+        3.4860565982382277e-09,
+        -5.547194848679222e-10,
+        2.615256869022603e-10,
+        -5.635354977862577e-11,
+        -1.7703957847991347e-11,
+    ],
+    erf_center: 2.5,
+    erf_one: 5.95,
+};
+
+/// Vectors of one type, with the constants for their elements.
+struct Math<'g, 'p> {
+    g: &'g Generator<'p>,
+    format: &'static Format,
+    ty: Type,
+    int: Type,
+    n: usize,
+}
+
+impl Generator<'_> {
+    /// An elementary function of each lane of a vector; `None` where there is no code for it here.
+    pub(super) fn vector_math(&self, op: UnaryOp, x: Value, n: usize, dtype: DType) -> Option<Value> {
+        let (format, int) = match dtype {
+            DType::F32 => (&SINGLE, self.m.i32),
+            DType::F64 => (&DOUBLE, self.m.i64),
+        };
+        let math = Math { g: self, format, ty: self.m.vector(self.real_type(dtype), n), int: self.m.vector(int, n), n };
+        match op {
+            UnaryOp::Exp => Some(math.exp(x)),
+            UnaryOp::Log => Some(math.log(x)),
+            UnaryOp::Tanh => Some(math.tanh(x)),
+            UnaryOp::Erf => Some(math.erf(x)),
+            UnaryOp::Neg | UnaryOp::Abs | UnaryOp::Sqrt => None,
+        }
+    }
+}
+
+impl Math<'_, '_> {
+    fn real(&self, v: f64) -> Value {
+        self.g.m.splat(self.g.m.real(self.g.m.element_of(self.ty), v), self.n)
+    }
+
+    fn integer(&self, v: i64) -> Value {
+        self.g.m.splat(self.g.m.integer(self.g.m.element_of(self.int), v), self.n)
+    }
+
+    fn add(&self, a: Value, b: Value) -> Value {
+        self.g.m.binary(LLVMFAdd, a, b)
+    }
+
+    fn sub(&self, a: Value, b: Value) -> Value {
+        self.g.m.binary(LLVMFSub, a, b)
+    }
+
+    fn mul(&self, a: Value, b: Value) -> Value {
+        self.g.m.binary(LLVMFMul, a, b)
+    }
+
+    fn div(&self, a: Value, b: Value) -> Value {
+        self.g.m.binary(LLVMFDiv, a, b)
+    }
+
+    /// `a · b + c`, rounded once where the machine can.
+    fn mul_add(&self, a: Value, b: Value, c: Value) -> Value {
+        if self.g.target.has_fma {
+            self.g.m.intrinsic("llvm.fma", &[self.ty], &[a, b, c])
+        } else {
+            self.add(self.mul(a, b), c)
+        }
+    }
+
+    fn polynomial(&self, coefficients: &[f64], x: Value) -> Value {
+        let (last, lower) = coefficients.split_last().expect("a polynomial has coefficients");
+        lower.iter().rev().fold(self.real(*last), |sum, c| self.mul_add(sum, x, self.real(*c)))
+    }
+
+    fn abs(&self, x: Value) -> Value {
+        self.g.m.intrinsic("llvm.fabs", &[self.ty], &[x])
+    }
+
+    fn with_sign_of(&self, x: Value, sign: Value) -> Value {
+        self.g.m.intrinsic("llvm.copysign", &[self.ty], &[x, sign])
+    }
+
+    /// The first where `a < b`, else the second, which also a number that is none gives.
+    fn where_less(&self, a: Value, b: Value, first: Value, second: Value) -> Value {
+        self.g.m.select(self.g.m.fless(a, b), first, second)
+    }
+
+    /// The nearest integer to `a · b`, as a real: adding 1.5 times the number whose last place is 1 rounds.
+    fn round_product(&self, a: Value, b: Value) -> Value {
+        let magic = self.real(1.5 * (self.format.fraction_bits as f64).exp2());
+        self.sub(self.mul_add(a, b, magic), magic)
+    }
+
+    /// 2ⁿ for an integer `n` whose power is neither infinite nor denormal.
+    fn power_of_two(&self, n: Value) -> Value {
+        let magic = 1.5 * (self.format.fraction_bits as f64).exp2() + self.format.exponent_bias as f64;
+        let biased = self.g.m.bitcast(self.add(n, self.real(magic)), self.int);
+        let shift = self.integer(i64::from(self.format.fraction_bits));
+        self.g.m.bitcast(self.g.m.binary(LLVMShl, biased, shift), self.ty)
+    }
+
+    /// An integer `n` and `p` with eˣ = 2ⁿ·(1 + p), for `x` whose exponential is finite.
+    fn reduced_exp(&self, x: Value) -> (Value, Value) {
+        let n = self.round_product(x, self.real(std::f64::consts::LOG2_E));
+        let [high, low] = self.format.ln_2.map(|part| self.real(-part));
+        let r = self.mul_add(n, low, self.mul_add(n, high, x));
+        let q = self.polynomial(self.format.exp, r);
+        (n, self.mul_add(self.mul(r, r), q, r))
+    }
+
+    fn exp(&self, x: Value) -> Value {
+        let (low, high) = (self.real(self.format.exp_zero), self.real(self.format.exp_infinite));
+        let x = self.where_less(x, low, low, x);
+        let x = self.where_less(high, x, high, x);
+        let (n, p) = self.reduced_exp(x);
+        // In two factors, as the power itself may be infinite or denormal; only the second rounds.
+        let half = self.round_product(n, self.real(0.5));
+        let first = self.mul(self.add(p, self.real(1.0)), self.power_of_two(half));
+        self.mul(first, self.power_of_two(self.sub(n, half)))
+    }
+
+    /// ln x = e·ln 2 + ln(1 + f) with 1 + f in √½..√2, and s = f / (2 + f): ln(1 + f) = 2·atanh(s) = f − s·(f − 2s²·…),
+    /// where an error of `s` counts little.
+    fn log(&self, x: Value) -> Value {
+        let m = &self.g.m;
+        let fraction_bits = self.format.fraction_bits;
+        let bias = self.format.exponent_bias;
+        // Denormals are scaled up first.
+        let least_normal = self.real(((1 - bias) as f64).exp2());
+        let is_small = m.fless(x, least_normal);
+        let scaled = m.select(is_small, self.mul(x, self.real((fraction_bits as f64).exp2())), x);
+        let one_bits = bias << fraction_bits;
+        let root_bits = match fraction_bits {
+            23 => i64::from(std::f32::consts::FRAC_1_SQRT_2.to_bits()),
+            _ => std::f64::consts::FRAC_1_SQRT_2.to_bits() as i64,
+        };
+        let bits = m.binary(LLVMAdd, m.bitcast(scaled, self.int), self.integer(one_bits - root_bits));
+        let biased = m.binary(LLVMLShr, bits, self.integer(i64::from(fraction_bits)));
+        // The exponent as a real: written into the last places of 2 to the number of fraction bits.
+        let magic = (fraction_bits as f64).exp2();
+        let magic_bits = (bias + i64::from(fraction_bits)) << fraction_bits;
+        let biased = m.bitcast(m.binary(LLVMOr, biased, self.integer(magic_bits)), self.ty);
+        let offset = m.select(
+            is_small,
+            self.real(magic + (bias + i64::from(fraction_bits)) as f64),
+            self.real(magic + bias as f64),
+        );
+        let e = self.sub(biased, offset);
+        let fraction = m.binary(LLVMAnd, bits, self.integer((1 << fraction_bits) - 1));
+        let significand = m.bitcast(m.binary(LLVMAdd, fraction, self.integer(root_bits)), self.ty);
+        let f = self.sub(significand, self.real(1.0));
+        let s = self.div(f, self.add(f, self.real(2.0)));
+        let z = self.mul(s, s);
+        let tail = self.mul(self.add(z, z), self.polynomial(self.format.log, z));
+        let [high, low] = self.format.ln_2.map(|part| self.real(part));
+        let small = self.sub(self.mul(s, self.sub(f, tail)), self.mul(e, low));
+        let finite = self.mul_add(e, high, self.sub(f, small));
+        // Infinity and what is no number stay; zero and negative numbers have no logarithm.
+        let [infinity, zero] = [f64::INFINITY, 0.0].map(|v| self.real(v));
+        let out = self.where_less(x, infinity, finite, x);
+        let out = self.where_less(x, zero, self.real(f64::NAN), out);
+        let least = self.real((f64::from(1 - bias as i32 - fraction_bits as i32)).exp2());
+        self.where_less(self.abs(x), least, self.real(f64::NEG_INFINITY), out)
+    }
+
+    /// tanh |x| = E / (E + 2) with E = exp(2|x|) − 1, which loses nothing near zero.
+    fn tanh(&self, x: Value) -> Value {
+        let a = self.abs(x);
+        let last = self.real(self.format.tanh_one);
+        let a = self.where_less(last, a, last, a);
+        let (n, p) = self.reduced_exp(self.add(a, a));
+        let power = self.power_of_two(n);
+        let e = self.mul_add(power, p, self.sub(power, self.real(1.0)));
+        self.with_sign_of(self.div(e, self.add(e, self.real(2.0))), x)
+    }
+
+    fn erf(&self, x: Value) -> Value {
+        let a = self.abs(x);
+        let low = self.mul_add(x, self.polynomial(self.format.erf_low, self.mul(x, x)), x);
+        let last = self.real(self.format.erf_one);
+        let u = self.sub(self.where_less(last, a, last, a), self.real(self.format.erf_center));
+        let (n, p) = self.reduced_exp(self.g.m.fneg(self.polynomial(self.format.erf_high, u)));
+        let power = self.power_of_two(n);
+        // 1 − 2ⁿ·(1 + p)
+        let high = self.sub(self.sub(self.real(1.0), power), self.mul(power, p));
+        self.where_less(a, self.real(1.0), low, self.with_sign_of(high, x))
+    }
+}

@@ -1,0 +1,85 @@
+//! Elementary functions in vectorized loops, over all magnitudes, against the C library in double precision.
+
+mod common;
+
+use common::*;
+use tilewright_codegen::{Runtime, compile};
+use tilewright_ir::DType;
+use tilewright_ir::expr::UnaryOp;
+
+unsafe extern "C" {
+    fn erf(x: f64) -> f64;
+}
+
+fn reference(op: UnaryOp, x: f64) -> f64 {
+    match op {
+        UnaryOp::Exp => x.exp(),
+        UnaryOp::Log => x.ln(),
+        UnaryOp::Tanh => x.tanh(),
+        // SAFETY: a pure function of the C library, which every Rust program is linked with.
+        UnaryOp::Erf => unsafe { erf(x) },
+        UnaryOp::Neg | UnaryOp::Abs | UnaryOp::Sqrt => panic!("not an elementary function"),
+    }
+}
+
+/// Numbers of all signs and magnitudes, those around 1 more densely, and the special ones.
+fn arguments(dtype: DType) -> Vec<f64> {
+    let limits = [88.0, 87.3, 103.3, 104.0, 709.7, 708.4, 744.5, 745.2, 9.01, 19.0, 3.9, 5.9, 1.0, 0.3466];
+    let mut all = vec![0.0, f64::INFINITY, f64::NAN, f64::MIN_POSITIVE, 5e-324, f64::MAX];
+    all.extend(limits.iter().flat_map(|l| (-500..500).map(move |i| l * (1.0 + f64::from(i) * 1e-5))));
+    let mut numbers = Numbers(11);
+    all.extend((0..60_000).map(|_| (numbers.next() * 1100.0).exp2()));
+    all.extend((0..60_000).map(|_| (numbers.next() * 160.0).exp2()));
+    all.extend((0..60_000).map(|_| (numbers.next() * 7.0).exp2()));
+    all.extend((0..60_000).map(|_| 1.0 + numbers.next() * 0.5));
+    let mut all: Vec<f64> = all.iter().flat_map(|x| [*x, -x]).collect();
+    if dtype == DType::F32 {
+        all.iter_mut().for_each(|x| *x = f64::from(*x as f32));
+    }
+    all.truncate(all.len() / 16 * 16);
+    all
+}
+
+/// The distance in units in the last place of the expected value.
+fn ulps(dtype: DType, got: f64, expected: f64) -> f64 {
+    let (fraction_bits, least_exponent) = if dtype == DType::F32 { (23, -126) } else { (52, -1022) };
+    let rounded = if dtype == DType::F32 { f64::from(expected as f32) } else { expected };
+    if got == rounded && (got != 0.0 || got.is_sign_negative() == rounded.is_sign_negative()) {
+        return 0.0;
+    }
+    if got.is_nan() && expected.is_nan() {
+        return 0.0;
+    }
+    let exponent = (expected.abs().log2().floor()).max(f64::from(least_exponent));
+    let error = ((got - expected).abs() / 2f64.powi(fraction_bits / 2 * -1))
+        / (exponent - f64::from(fraction_bits - fraction_bits / 2)).exp2();
+    if error.is_nan() { f64::INFINITY } else { error }
+}
+
+#[test]
+fn errors_are_a_few_units_in_the_last_place() {
+    for (dtype, bound) in [(DType::F32, 2.5), (DType::F64, 4.0)] {
+        let x = arguments(dtype);
+        for op in [UnaryOp::Exp, UnaryOp::Log, UnaryOp::Tanh, UnaryOp::Erf] {
+            let mut p = program(&format!("{op:?} {dtype:?}"));
+            let n = x.len() as i64;
+            let a = input(&mut p, "A", dtype, &[n]);
+            let b = output(&mut p, "B", dtype, &[n]);
+            let [i, l] = ["i", "l"].map(|name| p.add_loop(name));
+            let at = times(16, i).add(&ix(l));
+            let body = store(b, &[at.clone()], un(op, load(a, &[at])));
+            p.body = vec![for_(i, n / 16, vec![vector(l, 16, vec![body])])];
+            for target in targets() {
+                let kernel = compile(&p, &target).unwrap();
+                let got = run(&p, &kernel, &[x.clone(), vec![f64::NAN; x.len()]], &Runtime::serial(), 1);
+                let (worst, at) = got[1]
+                    .iter()
+                    .zip(&x)
+                    .map(|(got, x)| (ulps(dtype, *got, reference(op, *x)), x))
+                    .fold((0.0, &0.0), |worst, this| if this.0 > worst.0 { this } else { worst });
+                println!("{} on {target}: {worst:.3} at {at:e}", p.name);
+                assert!(worst <= bound, "{} on {target}: {worst} units in the last place at {at:e}", p.name);
+            }
+        }
+    }
+}

@@ -1,0 +1,349 @@
+//! Winograd's minimal filtering for 3 × 3 convolutions.
+
+use super::Illegal;
+use super::compute_at::{StageNest, stage_nest};
+use super::tree::{buffer_id, nest, new_buffer, new_loop, require_fits};
+use crate::expr::{BinaryOp, Cond, Expr, ReduceOp, UnaryOp};
+use crate::index::{Atom, Index};
+use crate::program::{BufferId, DType, LoopId, LoopKind, Program, Role, Scope, Stmt};
+use crate::text::index_to_string;
+
+/// Rows and columns of the window.
+const WINDOW: i64 = 3;
+
+/// See [`super::Step::Winograd`].
+///
+/// # Source
+/// Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks" (2015, arXiv 1509.09308), section 4. Ours keeps
+/// the two one-dimensional transforms of data and of results as stages of their own, for schedules to place.
+pub fn winograd(program: &mut Program, stage: &str, tile: i64) -> Result<(), Illegal> {
+    let result = buffer_id(program, stage)?;
+    let Some(f) = FILTERINGS.iter().find(|f| f.tile == tile) else {
+        let known: Vec<String> = FILTERINGS.iter().map(|f| f.tile.to_string()).collect();
+        let why = format!("its Winograd tiles may have {} rows and columns, not {tile}", known.join(" or "));
+        return Err(Illegal::Buffer { buffer: stage.to_owned(), why });
+    };
+    let Convolution { place, loops, channels, input, weights } = recognise(program, result)?;
+    let [n, k, p, q] = loops.map(|(_, extent)| extent);
+    let (th, tw) = ((p + tile - 1) / tile, (q + tile - 1) / tile);
+    let (c, t) = (channels, tile + WINDOW - 1);
+    let shape = program.buffer(input).shape.clone();
+    let ahead = matches!(program.buffer(weights).role, Role::ConstInput | Role::Prepared);
+    let dtype = program.buffer(result).dtype;
+    let mut new = Maker { program, stage, dtype };
+
+    let (g, g_nest) =
+        new.stage("g", Role::Temporary, [("a", t), ("s", WINDOW), ("k", k), ("c", c)], |[a, s, k, c]| {
+            f.weights.row(a, &|r| load(weights, [k, c, &at(r), s]))
+        })?;
+    let kept = if ahead { Role::Prepared } else { Role::Temporary };
+    let (u, u_nest) = new.stage("u", kept, [("a", t), ("b", t), ("k", k), ("c", c)], |[a, b, k, c]| {
+        f.weights.row(b, &|s| load(g, [a, &at(s), k, c]))
+    })?;
+    let axes = [("a", t), ("j", t), ("n", n), ("c", c), ("th", th), ("tw", tw)];
+    let (d, d_nest) = new.stage("d", Role::Temporary, axes, |[a, j, n, c, th_, tw_]| {
+        f.data.row(a, &|i| {
+            let (y, x) = (th_.scale(tile).offset(i as i64), tw_.scale(tile).add(j));
+            // The last tiles may reach beyond the operand, for results that nobody reads.
+            let mut inside = Cond::True;
+            if (th - 1) * tile + i as i64 >= shape[2] {
+                inside = inside.and(Cond::Lt(y.clone(), shape[2].into()));
+            }
+            if (tw - 1) * tile + t > shape[3] {
+                inside = inside.and(Cond::Lt(x.clone(), shape[3].into()));
+            }
+            let value = load(input, [n, c, &y, &x]);
+            if inside == Cond::True { value } else { select(inside, value, Expr::Const(0.0)) }
+        })
+    })?;
+    let axes = [("a", t), ("b", t), ("n", n), ("c", c), ("th", th), ("tw", tw)];
+    let (v, v_nest) = new.stage("v", Role::Temporary, axes, |[a, b, n, c, th, tw]| {
+        f.data.row(b, &|j| load(d, [a, &at(j), n, c, th, tw]))
+    })?;
+    let axes = [("a", t), ("b", t), ("n", n), ("k", k), ("th", th), ("tw", tw)];
+    let (m, m_nest) = new.reduction("m", axes, ("c", c), |[a, b, n, k, th, tw], c| {
+        Expr::binary(BinaryOp::Mul, load(u, [a, b, k, c]), load(v, [a, b, n, c, th, tw]))
+    })?;
+    let axes = [("i", tile), ("b", t), ("n", n), ("k", k), ("th", th), ("tw", tw)];
+    let (r, r_nest) = new.stage("r", Role::Temporary, axes, |[i, b, n, k, th, tw]| {
+        f.result.row(i, &|a| load(m, [&at(a), b, n, k, th, tw]))
+    })?;
+    let [n, k, p, q] = loops.map(|(v, _)| Index::from(v));
+    let (i, th, tw) = (p.modulo(tile), p.floor_div(tile), q.floor_div(tile));
+    let value = f.result.row(&q.modulo(tile), &|b| load(r, [&i, &at(b), &n, &k, &th, &tw]));
+    let store = Stmt::Store { buffer: result, index: vec![n, k, p, q], value };
+    let combined = nest(loops.iter().map(|&(v, extent)| (v, extent.into(), LoopKind::Serial)), vec![store]);
+
+    let in_body = [d_nest, v_nest, m_nest, r_nest, combined].into_iter().flatten();
+    let of_weights = g_nest.into_iter().chain(u_nest);
+    if ahead {
+        program.prepare.extend(of_weights);
+        program.body.splice(place..=place, in_body);
+    } else {
+        program.body.splice(place..=place, of_weights.chain(in_body));
+    }
+    Ok(())
+}
+
+/// `result[n, k, p, q] += input[n, c, p + r, q + s] · weights[k, c, r, s]`, in any order of loops and factors.
+struct Convolution {
+    /// Which statement of the body.
+    place: usize,
+    /// The loops n, k, p and q with their extents.
+    loops: [(LoopId, i64); 4],
+    /// Extent of c.
+    channels: i64,
+    input: BufferId,
+    weights: BufferId,
+}
+
+fn recognise(program: &Program, result: BufferId) -> Result<Convolution, Illegal> {
+    let name = &program.buffer(result).name;
+    let fail = |why: String| Illegal::Buffer { buffer: name.clone(), why };
+    let StageNest { place, loops, leaf } = stage_nest(program, result)?;
+    let Stmt::Update { index, op: ReduceOp::Sum, value: Expr::Binary(BinaryOp::Mul, x, y), first, .. } = leaf else {
+        return Err(fail("it is not a sum of products".to_owned()));
+    };
+    let (Expr::Load(x, x_index), Expr::Load(y, y_index)) = (&**x, &**y) else {
+        return Err(fail("it is not a sum of products of two buffers".to_owned()));
+    };
+    let no_form = || {
+        let form = format!("{name}[n, k, p, q] += x[n, c, p + r, q + s] * w[k, c, r, s]");
+        fail(format!("it is not the convolution {form} over serial loops"))
+    };
+    let [n, k, p, q] = variables(index).ok_or_else(no_form)?;
+    // The weights are the factor whose first subscript is the result's second, and all whose subscripts are loops.
+    let of_weights = |index: &[Index]| variables(index).filter(|[of, ..]| *of == k);
+    let (input, at_input, weights, [_, c, r, s]) = match (of_weights(x_index), of_weights(y_index)) {
+        (_, Some(w)) => (*x, x_index, *y, w),
+        (Some(w), None) => (*y, y_index, *x, w),
+        (None, None) => return Err(no_form()),
+    };
+    let all = [n, k, p, q, c, r, s];
+    let is_nest = loops.len() == all.len() && loops.iter().all(|(v, _)| all.contains(v));
+    let [at_n, at_c, y, x] = at_input.as_slice() else { return Err(no_form()) };
+    if !is_nest || [at_n, at_c] != [&n.into(), &c.into()] || !begins_at_zero(first, [c, r, s]) {
+        return Err(no_form());
+    }
+    for (at, along, window) in [(y, p, r), (x, q, s)] {
+        let expected = Index::from(along).add(&window.into());
+        if *at != expected {
+            let [at, expected] = [at, &expected].map(|i| index_to_string(program, i));
+            return Err(fail(format!("it reads at {at}, where stride and dilation 1 would read at {expected}")));
+        }
+    }
+    let extent = |v: LoopId| {
+        let (_, extent) = loops.iter().find(|(l, _)| *l == v).expect("every loop is of the nest");
+        extent.as_const().ok_or_else(no_form)
+    };
+    let window = [extent(r)?, extent(s)?];
+    if window != [WINDOW, WINDOW] {
+        return Err(fail(format!("its window is {} by {}, not {WINDOW} by {WINDOW}", window[0], window[1])));
+    }
+    let [n, k, p, q] = [n, k, p, q].map(|v| Ok((v, extent(v)?)));
+    Ok(Convolution { place, loops: [n?, k?, p?, q?], channels: extent(c)?, input, weights })
+}
+
+/// Four different loops, where the subscripts are that.
+fn variables(index: &[Index]) -> Option<[LoopId; 4]> {
+    let variable = |i: &Index| match (i.terms(), i.constant()) {
+        ([(Atom::Var(v), 1)], 0) => Some(*v),
+        _ => None,
+    };
+    let vars: [LoopId; 4] = index.iter().map(variable).collect::<Option<Vec<_>>>()?.try_into().ok()?;
+    (0..4).all(|at| !vars[..at].contains(&vars[at])).then_some(vars)
+}
+
+/// Whether the condition is that all these loops, and no others, are at zero.
+fn begins_at_zero(first: &Cond, loops: [LoopId; 3]) -> bool {
+    fn parts<'a>(cond: &'a Cond, into: &mut Vec<&'a Cond>) {
+        match cond {
+            Cond::And(a, b) => [a, b].into_iter().for_each(|c| parts(c, into)),
+            other => into.push(other),
+        }
+    }
+    let mut found = Vec::new();
+    parts(first, &mut found);
+    let wanted = loops.map(|v| Cond::Eq(v.into(), 0.into()));
+    found.len() == wanted.len() && wanted.iter().all(|w| found.contains(&w))
+}
+
+/// Makes stages named after the one they compute a part of: `acc.v`, with loops `acc.v.a`, `acc.v.b` and so on.
+struct Maker<'a> {
+    program: &'a mut Program,
+    stage: &'a str,
+    dtype: DType,
+}
+
+impl Maker<'_> {
+    /// A stage without a reduction: its buffer, and what computes it.
+    fn stage<const N: usize>(
+        &mut self,
+        name: &str,
+        role: Role,
+        axes: [(&str, i64); N],
+        value: impl Fn([&Index; N]) -> Expr,
+    ) -> Result<(BufferId, Vec<Stmt>), Illegal> {
+        let (buffer, vars) = self.buffer(name, role, axes)?;
+        let index = vars.map(Index::from);
+        let value = value(index.each_ref());
+        let store = vec![Stmt::Store { buffer, index: index.into(), value }];
+        let nest = nest(vars.iter().zip(axes).map(|(&v, (_, n))| (v, n.into(), LoopKind::Serial)), store);
+        let alloc = (role == Role::Temporary).then_some(Stmt::Alloc(buffer));
+        Ok((buffer, alloc.into_iter().chain(nest).collect()))
+    }
+
+    /// A temporary stage that sums over one more loop, the innermost.
+    fn reduction<const N: usize>(
+        &mut self,
+        name: &str,
+        axes: [(&str, i64); N],
+        (over, extent): (&str, i64),
+        value: impl Fn([&Index; N], &Index) -> Expr,
+    ) -> Result<(BufferId, Vec<Stmt>), Illegal> {
+        let (buffer, vars) = self.buffer(name, Role::Temporary, axes)?;
+        let over = new_loop(self.program, &format!("{}.{name}.{over}", self.stage))?;
+        let index = vars.map(Index::from);
+        let value = value(index.each_ref(), &over.into());
+        let first = Cond::Eq(over.into(), 0.into());
+        let update = Stmt::Update { buffer, index: index.into(), op: ReduceOp::Sum, value, first };
+        let loops = vars.into_iter().zip(axes.map(|(_, n)| n)).chain([(over, extent)]).collect::<Vec<_>>();
+        let nest = nest(loops.into_iter().map(|(v, n)| (v, n.into(), LoopKind::Serial)), vec![update]);
+        Ok((buffer, [Stmt::Alloc(buffer)].into_iter().chain(nest).collect()))
+    }
+
+    fn buffer<const N: usize>(
+        &mut self,
+        name: &str,
+        role: Role,
+        axes: [(&str, i64); N],
+    ) -> Result<(BufferId, [LoopId; N]), Illegal> {
+        let name = format!("{}.{name}", self.stage);
+        let buffer = new_buffer(self.program, &name, self.dtype, Scope::Global, role)?;
+        self.program.buffers[buffer.0 as usize].shape = axes.iter().map(|(_, n)| *n).collect();
+        require_fits(self.program, buffer)?;
+        let mut vars = [LoopId(0); N];
+        for (var, (axis, _)) in vars.iter_mut().zip(axes) {
+            *var = new_loop(self.program, &format!("{name}.{axis}"))?;
+        }
+        Ok((buffer, vars))
+    }
+}
+
+fn at(i: usize) -> Index {
+    Index::from(i as i64)
+}
+
+fn load<const N: usize>(buffer: BufferId, index: [&Index; N]) -> Expr {
+    Expr::Load(buffer, index.map(Index::clone).into())
+}
+
+fn select(cond: Cond, then: Expr, otherwise: Expr) -> Expr {
+    Expr::Select(Box::new(cond), Box::new(then), Box::new(otherwise))
+}
+
+/// Minimal filtering F(tile × tile, 3 × 3).
+struct Filtering {
+    tile: i64,
+    /// Bᵀ
+    data: Transform,
+    /// G
+    weights: Transform,
+    /// Aᵀ
+    result: Transform,
+}
+
+/// A constant matrix that is multiplied with.
+struct Transform {
+    rows: &'static [&'static [f64]],
+    /// The columns, grouped so that rows share what they make of a group, up to a factor: code generation computes a
+    /// common subexpression once.
+    groups: &'static [&'static [usize]],
+}
+
+impl Transform {
+    /// The element `row` of the product with a vector of elements `x`. The row is chosen by nested selects, which
+    /// unrolling decides.
+    fn row(&self, row: &Index, x: &dyn Fn(usize) -> Expr) -> Expr {
+        let mut rows = self.rows.iter().enumerate().rev();
+        let (_, last) = rows.next().expect("a matrix has rows");
+        rows.fold(self.sum(last, x), |rest, (i, coefficients)| {
+            select(Cond::Eq(row.clone(), at(i)), self.sum(coefficients, x), rest)
+        })
+    }
+
+    fn sum(&self, coefficients: &[f64], x: &dyn Fn(usize) -> Expr) -> Expr {
+        let groups = self.groups.iter().filter_map(|columns| {
+            let terms: Vec<(f64, usize)> =
+                columns.iter().map(|&at| (coefficients[at], at)).filter(|(c, _)| *c != 0.0).collect();
+            let (lead, _) = *terms.first()?;
+            let alike = terms.iter().all(|(c, _)| c.abs() == lead.abs());
+            let factor = if alike { lead } else { lead.signum() };
+            Some((factor, weighted(terms.into_iter().map(|(c, at)| (c / factor, x(at))))))
+        });
+        weighted(groups)
+    }
+}
+
+/// A sum without needless multiplications.
+fn weighted(terms: impl Iterator<Item = (f64, Expr)>) -> Expr {
+    let scaled = |c: f64, x| if c == 1.0 { x } else { Expr::binary(BinaryOp::Mul, Expr::Const(c), x) };
+    let add = |sum: Option<Expr>, (c, x): (f64, Expr)| {
+        Some(match sum {
+            None if c == -1.0 => Expr::unary(UnaryOp::Neg, x),
+            None => scaled(c, x),
+            Some(sum) if c < 0.0 => Expr::binary(BinaryOp::Sub, sum, scaled(-c, x)),
+            Some(sum) => Expr::binary(BinaryOp::Add, sum, scaled(c, x)),
+        })
+    };
+    terms.fold(None, add).expect("no row is zero")
+}
+
+const FILTERINGS: [Filtering; 2] = [
+    Filtering {
+        tile: 2,
+        data: Transform {
+            rows: &[&[1., 0., -1., 0.], &[0., 1., 1., 0.], &[0., -1., 1., 0.], &[0., 1., 0., -1.]],
+            groups: &[&[0, 2], &[1, 3]],
+        },
+        weights: Transform {
+            rows: &[&[1., 0., 0.], &[0.5, 0.5, 0.5], &[0.5, -0.5, 0.5], &[0., 0., 1.]],
+            groups: &[&[0, 2], &[1]],
+        },
+        result: Transform { rows: &[&[1., 1., 1., 0.], &[0., 1., -1., -1.]], groups: &[&[0], &[1, 2], &[3]] },
+    },
+    Filtering {
+        tile: 4,
+        data: Transform {
+            rows: &[
+                &[4., 0., -5., 0., 1., 0.],
+                &[0., -4., -4., 1., 1., 0.],
+                &[0., 4., -4., -1., 1., 0.],
+                &[0., -2., -1., 2., 1., 0.],
+                &[0., 2., -1., -2., 1., 0.],
+                &[0., 4., 0., -5., 0., 1.],
+            ],
+            groups: &[&[4, 2, 0], &[5, 3, 1]],
+        },
+        weights: Transform {
+            rows: &[
+                &[1. / 4., 0., 0.],
+                &[-1. / 6., -1. / 6., -1. / 6.],
+                &[-1. / 6., 1. / 6., -1. / 6.],
+                &[1. / 24., 1. / 12., 1. / 6.],
+                &[1. / 24., -1. / 12., 1. / 6.],
+                &[0., 0., 1.],
+            ],
+            groups: &[&[0, 2], &[1]],
+        },
+        result: Transform {
+            rows: &[
+                &[1., 1., 1., 1., 1., 0.],
+                &[0., 1., -1., 2., -2., 0.],
+                &[0., 1., 1., 4., 4., 0.],
+                &[0., 1., -1., 8., -8., 1.],
+            ],
+            groups: &[&[0], &[1, 2], &[3, 4], &[5]],
+        },
+    },
+];
