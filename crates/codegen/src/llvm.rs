@@ -2,7 +2,7 @@
 
 mod address;
 mod api;
-mod generate;
+pub(crate) mod generate;
 mod interleave;
 mod machine;
 mod map;

@@ -40,7 +40,7 @@ pub fn lower(program: &Program) -> Program {
     out
 }
 
-/// Runs one pass on both parts of a program.
+/// Runs one pass on all parts of a program.
 pub fn run_pass(program: Program, pass: fn(Vec<Stmt>) -> Vec<Stmt>) -> Program {
-    Program { prepare: pass(program.prepare), body: pass(program.body), ..program }
+    program.map_parts(pass)
 }

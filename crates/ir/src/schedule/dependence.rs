@@ -37,8 +37,7 @@ pub fn require_independent(names: &Program, l: &Loop, ranges: &Ranges) -> Result
 /// As [`require_independent`].
 pub fn require_still_independent(program: &Program, var: LoopId) -> Result<(), Illegal> {
     let mut ranges = Ranges::default();
-    still_independent(program, &program.prepare, var, &mut ranges)?;
-    still_independent(program, &program.body, var, &mut ranges)
+    program.parts().into_iter().try_for_each(|block| still_independent(program, block, var, &mut ranges))
 }
 
 fn still_independent(program: &Program, block: &[Stmt], var: LoopId, ranges: &mut Ranges) -> Result<(), Illegal> {

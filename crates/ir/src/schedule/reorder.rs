@@ -64,7 +64,7 @@ pub fn reorder(program: &mut Program, order: &[String]) -> Result<(), Illegal> {
 /// The first of these loops met on the way into the program.
 fn outermost_of(program: &Program, vars: &[LoopId]) -> Option<LoopId> {
     let mut found = None;
-    for s in program.prepare.iter().chain(&program.body) {
+    for s in program.parts().into_iter().flatten() {
         s.walk(&mut |s| {
             if let Stmt::For(l) = s
                 && found.is_none()

@@ -2,7 +2,7 @@
 
 use super::Illegal;
 use crate::index::{Index, Ranges};
-use crate::program::{Buffer, BufferId, DType, Loop, LoopId, LoopKind, Program, Role, Scope, Stmt};
+use crate::program::{Buffer, BufferId, DType, Loop, LoopId, LoopKind, Part, Program, Role, Scope, Stmt};
 use crate::text::is_name;
 
 /// The variable of a named loop that stands in the program.
@@ -32,7 +32,7 @@ pub fn new_loop(program: &mut Program, name: &str) -> Result<LoopId, Illegal> {
     Ok(program.add_loop(name))
 }
 
-/// A new temporary or prepared buffer, whose name must be one and free. Its shape is set once it is known.
+/// A new temporary or kept buffer, whose name must be one and free. Its shape is set once it is known.
 pub fn new_buffer(
     program: &mut Program,
     name: &str,
@@ -54,7 +54,7 @@ fn require_free(name: &str, taken: bool) -> Result<(), Illegal> {
 
 /// How many loops of the program have this variable.
 pub fn count(program: &Program, var: LoopId) -> usize {
-    count_in(&program.prepare, var) + count_in(&program.body, var)
+    program.parts().into_iter().map(|block| count_in(block, var)).sum()
 }
 
 /// How many loops of a block have this variable.
@@ -83,7 +83,7 @@ pub fn loops_around(program: &Program, var: LoopId) -> Vec<&Loop> {
         }
     }
     let mut found = Vec::new();
-    for block in [&program.prepare, &program.body] {
+    for block in program.parts() {
         descend(block, var, &mut Vec::new(), &mut found);
     }
     found
@@ -104,8 +104,10 @@ type Edit<'a> = &'a mut dyn FnMut(Loop, &Ranges) -> Result<Vec<Stmt>, Illegal>;
 /// Replaces every loop of this variable by what `edit` makes of it.
 pub fn edit_loops(program: &mut Program, var: LoopId, edit: Edit) -> Result<(), Illegal> {
     let mut ranges = Ranges::default();
-    program.prepare = edit_block(std::mem::take(&mut program.prepare), var, &mut ranges, edit)?;
-    program.body = edit_block(std::mem::take(&mut program.body), var, &mut ranges, edit)?;
+    for (part, _) in Part::ALL {
+        let block = program.part_mut(part);
+        *block = edit_block(std::mem::take(block), var, &mut ranges, edit)?;
+    }
     Ok(())
 }
 
