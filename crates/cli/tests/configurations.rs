@@ -55,7 +55,7 @@ fn random_configurations_give_right_answers() {
         let templates = || TEMPLATES.iter().filter(|t| t.operator == workload.operator().name);
         for (target, template) in targets().into_iter().flat_map(|target| templates().map(move |t| (target.clone(), t)))
         {
-            let setting = Setting { workload, target, n_threads };
+            let setting = Setting { workload: workload.clone(), target, n_threads };
             let task = Task::new(setting, Some(template.name)).unwrap();
             let mut rng = Xoshiro256PlusPlus::seed_from_u64(seed as u64);
             let mut configs: Vec<Config> = (0..n_configs).map(|_| task.space.sample(&mut rng)).collect();
@@ -65,7 +65,8 @@ fn random_configurations_give_right_answers() {
             options.min_time = Duration::from_micros(100);
             let steps = task.clone();
             let mut device =
-                Device::new(workload, &task.setting.target, options, move |config| steps.steps(config)).unwrap();
+                Device::new(workload.clone(), &task.setting.target, options, move |config| steps.steps(config))
+                    .unwrap();
             let mut done = |at: usize, measured: tilewright_tune::Measured| {
                 n_measured += 1;
                 if let Outcome::Failed { class, message } = measured.outcome {

@@ -44,7 +44,7 @@ fn measure(p: &Program, target: &Target, seconds: f64) -> (f64, CompileTimes) {
     }
     let kernel = kernel.expect("compiled five times");
     let arguments: Vec<Aligned> = p.arguments().map(|(_, b)| Aligned::new(b.size_bytes().unwrap())).collect();
-    let prepared: Vec<Aligned> = kernel.prepared_bytes().iter().map(|b| Aligned::new(*b)).collect();
+    let kept: Vec<Aligned> = kernel.kept_bytes().iter().map(|b| Aligned::new(*b)).collect();
     let scratch = Aligned::new(kernel.scratch_bytes(1) + SCRATCH_ALIGN);
     for ((_, b), memory) in p.arguments().zip(&arguments) {
         let mut numbers = common::Numbers(3);
@@ -59,18 +59,18 @@ fn measure(p: &Program, target: &Target, seconds: f64) -> (f64, CompileTimes) {
         }
     }
     let pointers: Vec<*mut u8> = arguments.iter().map(|m| m.0).collect();
-    let prepared: Vec<*mut u8> = prepared.iter().map(|m| m.0).collect();
+    let kept: Vec<*mut u8> = kept.iter().map(|m| m.0).collect();
     let runtime = Runtime::serial();
     let mut best = f64::INFINITY;
     // SAFETY: memory of the sizes asked for.
     unsafe {
-        kernel.prepare(&pointers, &prepared, scratch.0, &runtime);
+        kernel.prepare(&pointers, &kept, scratch.0, &runtime);
         let start = Instant::now();
         let mut repeats = 1u32;
         while start.elapsed().as_secs_f64() < seconds {
             let t = Instant::now();
             for _ in 0..repeats {
-                kernel.run(&pointers, &prepared, scratch.0, &runtime);
+                kernel.run(&pointers, &kept, scratch.0, &runtime);
             }
             let each = t.elapsed().as_secs_f64() / f64::from(repeats);
             best = best.min(each);

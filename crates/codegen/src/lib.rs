@@ -3,14 +3,16 @@
 //! [`compile`] makes a [`Kernel`] that this process can call; [`emit`] gives LLVM's text, assembly or a relocatable
 //! object for any target. Code comes from the libLLVM of the Rust toolchain; nothing needs to be installed.
 //!
-//! An object exports two C functions of the same signature, for the program's `body` and its `prepare` part:
+//! An object exports C functions of one signature, for the program's `body`, its `prepare` part, and its `finish` part
+//! where there is one:
 //!
 //! ```c
 //! void tilewright_run(void **buffers, void *scratch, const Runtime *runtime);
 //! void tilewright_prepare(void **buffers, void *scratch, const Runtime *runtime);
+//! void tilewright_finish(void **buffers, void *scratch, const Runtime *runtime);
 //! ```
 //!
-//! `buffers` are the program's arguments in order, then its prepared buffers, all aligned to 64 bytes and not
+//! `buffers` are the program's arguments in order, then its kept buffers, all aligned to 64 bytes and not
 //! overlapping; `scratch` has [`scratch_layout`]`.bytes(n_threads)` bytes aligned to 128; [`Runtime`] says how a
 //! parallel loop runs. The object refers to functions of the C mathematics library at most.
 
@@ -22,7 +24,7 @@ use std::time::Instant;
 
 use thiserror::Error;
 use tilewright_ir::target::Arch;
-use tilewright_ir::{Program, Target};
+use tilewright_ir::{Part, Program, Target};
 
 pub use llvm::plan::{SCRATCH_ALIGN, ScratchLayout};
 pub use llvm::{host_cpu, llvm_version};
@@ -150,8 +152,9 @@ pub struct Kernel {
     _code: loader::Code,
     run: Entry,
     prepare: Entry,
+    finish: Option<Entry>,
     n_arguments: usize,
-    prepared_bytes: Vec<u64>,
+    kept_bytes: Vec<u64>,
     scratch: ScratchLayout,
     times: CompileTimes,
 }
@@ -170,20 +173,22 @@ pub fn compile(program: &Program, target: &Target) -> Result<Kernel, CompileErro
     let compiled = llvm::compile(program, target, Emit::Object)?;
     let start = Instant::now();
     let code = loader::load(&compiled.bytes, target.arch)?;
-    let entry = |name: &str| {
-        let address = code.symbol(name).unwrap_or_else(|| panic!("every object exports {name}"));
+    let entry = |part| {
+        let address = code.symbol(llvm::generate::symbol(part))?;
         // SAFETY: the symbol is the function of this name that the generator wrote with this signature.
-        unsafe { std::mem::transmute::<*const u8, Entry>(address) }
+        Some(unsafe { std::mem::transmute::<*const u8, Entry>(address) })
     };
-    let (run, prepare) = (entry("tilewright_run"), entry("tilewright_prepare"));
+    let [run, prepare] = [Part::Body, Part::Prepare].map(|part| entry(part).expect("every object exports both"));
+    let finish = entry(Part::Finish);
     let mut times = compiled.times;
     times.load_ns = start.elapsed().as_nanos() as u64;
     Ok(Kernel {
         _code: code,
         run,
         prepare,
+        finish,
         n_arguments: program.arguments().count(),
-        prepared_bytes: prepared_bytes(program),
+        kept_bytes: program.kept().map(|(_, b)| b.size_bytes().unwrap_or(0)).collect(),
         scratch: compiled.scratch,
         times,
     })
@@ -213,19 +218,15 @@ pub fn host_arch() -> Option<Arch> {
     llvm::host_arch()
 }
 
-fn prepared_bytes(program: &Program) -> Vec<u64> {
-    program.prepared().map(|(_, b)| b.size_bytes().unwrap_or(0)).collect()
-}
-
 impl Kernel {
     /// Bytes of scratch memory for a number of threads; to be aligned to [`SCRATCH_ALIGN`].
     pub fn scratch_bytes(&self, n_threads: usize) -> u64 {
         self.scratch.bytes(n_threads)
     }
 
-    /// Size of each prepared buffer in bytes, in order.
-    pub fn prepared_bytes(&self) -> &[u64] {
-        &self.prepared_bytes
+    /// Size of each kept buffer in bytes, in order.
+    pub fn kept_bytes(&self) -> &[u64] {
+        &self.kept_bytes
     }
 
     /// Where the time of compiling it went.
@@ -236,48 +237,56 @@ impl Kernel {
     /// Runs the program's body.
     ///
     /// # Safety
-    /// `arguments` and `prepared` point to as many bytes as the program's buffers have, aligned to 64, none
-    /// overlapping another; prepared buffers were filled by [`Kernel::prepare`]; `scratch` has
+    /// `arguments` and `kept` point to as many bytes as the program's buffers have, aligned to 64, none
+    /// overlapping another; kept buffers were filled by [`Kernel::prepare`]; `scratch` has
     /// [`Kernel::scratch_bytes`] for the runtime's number of threads, aligned to [`SCRATCH_ALIGN`].
     ///
     /// # Panics
-    /// Where the number of arguments or prepared buffers is not the program's.
-    pub unsafe fn run(&self, arguments: &[*mut u8], prepared: &[*mut u8], scratch: *mut u8, runtime: &Runtime) {
+    /// Where the number of arguments or kept buffers is not the program's.
+    pub unsafe fn run(&self, arguments: &[*mut u8], kept: &[*mut u8], scratch: *mut u8, runtime: &Runtime) {
         // SAFETY: as promised by the caller.
-        unsafe { self.call(self.run, arguments, prepared, scratch, runtime) }
+        unsafe { self.call(self.run, arguments, kept, scratch, runtime) }
     }
 
-    /// Runs the program's `prepare` part, which fills the prepared buffers.
+    /// Runs the program's `prepare` part, which fills kept buffers.
     ///
     /// # Safety
-    /// As for [`Kernel::run`], but prepared buffers may hold anything.
+    /// As for [`Kernel::run`], but kept buffers may hold anything.
     ///
     /// # Panics
     /// As for [`Kernel::run`].
-    pub unsafe fn prepare(&self, arguments: &[*mut u8], prepared: &[*mut u8], scratch: *mut u8, runtime: &Runtime) {
+    pub unsafe fn prepare(&self, arguments: &[*mut u8], kept: &[*mut u8], scratch: *mut u8, runtime: &Runtime) {
         // SAFETY: as promised by the caller.
-        unsafe { self.call(self.prepare, arguments, prepared, scratch, runtime) }
+        unsafe { self.call(self.prepare, arguments, kept, scratch, runtime) }
     }
 
-    unsafe fn call(
-        &self,
-        entry: Entry,
-        arguments: &[*mut u8],
-        prepared: &[*mut u8],
-        scratch: *mut u8,
-        runtime: &Runtime,
-    ) {
+    /// Runs the program's `finish` part, which makes outputs of what [`Kernel::run`] left in kept buffers; does nothing
+    /// where the program has none.
+    ///
+    /// # Safety
+    /// As for [`Kernel::run`], which must have run before.
+    ///
+    /// # Panics
+    /// As for [`Kernel::run`].
+    pub unsafe fn finish(&self, arguments: &[*mut u8], kept: &[*mut u8], scratch: *mut u8, runtime: &Runtime) {
+        if let Some(finish) = self.finish {
+            // SAFETY: as promised by the caller.
+            unsafe { self.call(finish, arguments, kept, scratch, runtime) }
+        }
+    }
+
+    unsafe fn call(&self, entry: Entry, arguments: &[*mut u8], kept: &[*mut u8], scratch: *mut u8, runtime: &Runtime) {
         assert_eq!(arguments.len(), self.n_arguments, "number of arguments");
-        assert_eq!(prepared.len(), self.prepared_bytes.len(), "number of prepared buffers");
+        assert_eq!(kept.len(), self.kept_bytes.len(), "number of kept buffers");
         let mut buffers = [std::ptr::null_mut(); 16];
-        let n = arguments.len() + prepared.len();
+        let n = arguments.len() + kept.len();
         if n <= buffers.len() {
             buffers[..arguments.len()].copy_from_slice(arguments);
-            buffers[arguments.len()..n].copy_from_slice(prepared);
+            buffers[arguments.len()..n].copy_from_slice(kept);
             // SAFETY: as promised by the caller; the code lives as long as `self`.
             unsafe { entry(buffers.as_ptr(), scratch, runtime) }
         } else {
-            let buffers = [arguments, prepared].concat();
+            let buffers = [arguments, kept].concat();
             // SAFETY: as above.
             unsafe { entry(buffers.as_ptr(), scratch, runtime) }
         }

@@ -3,7 +3,7 @@
 mod address;
 mod api;
 mod deinterleave;
-mod generate;
+pub(crate) mod generate;
 mod interleave;
 mod machine;
 mod map;

@@ -486,11 +486,11 @@ fn parallel_loops_have_memory_of_their_own() {
 }
 
 #[test]
-fn prepared_buffers_survive() {
-    let mut p = program("prepared");
+fn kept_buffers_survive() {
+    let mut p = program("kept");
     let w = buffer(&mut p, "W", DType::F32, &[8, 16], Scope::Global, Role::ConstInput);
     let y = output(&mut p, "Y", DType::F32, &[16, 8]);
-    let t = buffer(&mut p, "T", DType::F32, &[16, 8], Scope::Global, Role::Prepared);
+    let t = buffer(&mut p, "T", DType::F32, &[16, 8], Scope::Global, Role::Kept);
     let [i, j] = ["i", "j"].map(|name| p.add_loop(name));
     p.prepare = vec![for_kind(
         LoopKind::Parallel,

@@ -15,10 +15,17 @@ use tilewright_ir::{DType, Index, LoopKind, Program, Scope, Stmt, Target};
 /// A C program that reads the arguments, calls the kernel and writes the arguments.
 fn c_main(p: &Program, scratch_bytes: u64) -> String {
     let mut sizes = String::new();
-    for (_, b) in p.arguments().chain(p.prepared()) {
+    for (_, b) in p.arguments().chain(p.kept()) {
         write!(sizes, "{}, ", b.size_bytes().unwrap()).unwrap();
     }
-    let (n_arguments, n_prepared) = (p.arguments().count(), p.prepared().count());
+    let (n_arguments, n_kept) = (p.arguments().count(), p.kept().count());
+    let (declare_finish, finish) = match p.finish.is_empty() {
+        true => ("", ""),
+        false => (
+            "void tilewright_finish(void **, void *, const Runtime *);\n",
+            "tilewright_finish(buffers, scratch, &runtime);\n",
+        ),
+    };
     format!(
         r#"#include <stdio.h>
 #include <stdlib.h>
@@ -28,16 +35,16 @@ typedef struct Runtime {{
 }} Runtime;
 void tilewright_run(void **, void *, const Runtime *);
 void tilewright_prepare(void **, void *, const Runtime *);
-static void in_order(void *context, void (*body)(void *, long, long), void *env, long n) {{
+{declare_finish}static void in_order(void *context, void (*body)(void *, long, long), void *env, long n) {{
     for (long i = 0; i < n; i++) body(env, i, 0);
 }}
 static unsigned long round_up(unsigned long n) {{ return (n + 127) / 128 * 128 + 128; }}
 int main(int argc, char **argv) {{
     static const unsigned long sizes[] = {{ {sizes} }};
-    void *buffers[{n_arguments} + {n_prepared}];
+    void *buffers[{n_arguments} + {n_kept}];
     FILE *in = fopen(argv[1], "rb"), *out = fopen(argv[2], "wb");
     if (argc != 3 || !in || !out) return 2;
-    for (int i = 0; i < {n_arguments} + {n_prepared}; i++) {{
+    for (int i = 0; i < {n_arguments} + {n_kept}; i++) {{
         buffers[i] = aligned_alloc(128, round_up(sizes[i]));
         if (i < {n_arguments} && fread(buffers[i], 1, sizes[i], in) != sizes[i]) return 3;
     }}
@@ -45,7 +52,7 @@ int main(int argc, char **argv) {{
     Runtime runtime = {{ 0, in_order }};
     tilewright_prepare(buffers, scratch, &runtime);
     tilewright_run(buffers, scratch, &runtime);
-    for (int i = 0; i < {n_arguments}; i++)
+    {finish}    for (int i = 0; i < {n_arguments}; i++)
         if (fwrite(buffers[i], 1, sizes[i], out) != sizes[i]) return 4;
     return fclose(out) ? 5 : 0;
 }}

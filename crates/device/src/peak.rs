@@ -45,8 +45,7 @@ pub fn gflops(target: &Target, dtype: DType, n_threads: usize) -> Result<f64, Co
 /// `out[t, s, l] = Σ_rounds x[0] · x[l]`, in registers.
 fn program(dtype: DType, sums: i64, lanes: i64, n_threads: i64) -> Program {
     let buffer = |name: &str, shape: Vec<i64>, scope, role| Buffer { name: name.into(), dtype, shape, scope, role };
-    let mut p =
-        Program { name: "peak".into(), buffers: Vec::new(), loops: Vec::new(), prepare: Vec::new(), body: Vec::new() };
+    let mut p = Program { name: "peak".into(), ..Program::default() };
     let x = p.add_buffer(buffer("x", vec![lanes], Scope::Global, Role::Input));
     let out = p.add_buffer(buffer("out", vec![n_threads, sums, lanes], Scope::Global, Role::Output));
     let sum = p.add_buffer(buffer("sum", vec![sums, lanes], Scope::Register, Role::Temporary));

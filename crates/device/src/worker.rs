@@ -65,7 +65,7 @@ struct Worker {
 struct Built {
     kernel: Kernel,
     /// Empty until its first run.
-    prepared: Vec<Fenced>,
+    kept: Vec<Fenced>,
 }
 
 type Failure = (ErrorClass, String);
@@ -153,7 +153,7 @@ impl Worker {
         }
         let kernel = tilewright_codegen::compile(&lowered, &self.target)
             .map_err(|e| (ErrorClass::CompileErrorHost, e.to_string()))?;
-        Ok(Built { kernel, prepared: Vec::new() })
+        Ok(Built { kernel, kept: Vec::new() })
     }
 
     fn run(&mut self, id: u64, plan: &Plan, check: bool) -> Result<Reply, Failure> {
@@ -170,10 +170,10 @@ impl Worker {
         let built = self.kernels.get_mut(&id).ok_or((ErrorClass::Unknown, format!("no kernel {id} is kept")))?;
         let memory = |e: std::io::Error| (ErrorClass::RuntimeError, format!("allocating its buffers: {e}"));
         self.scratch.resize(built.kernel.scratch_bytes(n_threads)).map_err(memory)?;
-        let unprepared = built.prepared.is_empty();
+        let unprepared = built.kept.is_empty();
         if unprepared {
-            for &bytes in built.kernel.prepared_bytes() {
-                built.prepared.push(Fenced::new(bytes).map_err(memory)?);
+            for &bytes in built.kernel.kept_bytes() {
+                built.kept.push(Fenced::new(bytes).map_err(memory)?);
             }
         }
         let arguments: Vec<*mut u8> = self
@@ -186,24 +186,26 @@ impl Worker {
             // All ones is a NaN: an element that is not written cannot pass for right.
             self.outputs.iter_mut().flatten().for_each(|o| o.fill(0xFF));
         }
-        let prepared: Vec<*mut u8> = built.prepared.iter().map(Fenced::pointer).collect();
+        let kept: Vec<*mut u8> = built.kept.iter().map(Fenced::pointer).collect();
         let scratch = self.scratch.pointer();
         let runtime = self.pool.runtime();
         let kernel = &built.kernel;
-        if unprepared && !prepared.is_empty() {
-            // SAFETY: the arguments are the workload's, which `build` has compared with the program's; prepared and
+        if unprepared && !kept.is_empty() {
+            // SAFETY: the arguments are the workload's, which `build` has compared with the program's; kept and
             // scratch buffers have the sizes the kernel asks for; all are page-aligned.
-            unsafe { kernel.prepare(&arguments, &prepared, scratch, &runtime) };
+            unsafe { kernel.prepare(&arguments, &kept, scratch, &runtime) };
         }
         let mut run = || {
             // SAFETY: as above.
-            unsafe { kernel.run(&arguments, &prepared, scratch, &runtime) };
+            unsafe { kernel.run(&arguments, &kept, scratch, &runtime) };
         };
         let first = Instant::now();
         run();
         let first_ns = first.elapsed().as_nanos() as f64;
         if check {
-            let fenced = self.outputs.iter().flatten().chain(&built.prepared).chain([&self.scratch]);
+            // SAFETY: as above, and the body has run.
+            unsafe { kernel.finish(&arguments, &kept, scratch, &runtime) };
+            let fenced = self.outputs.iter().flatten().chain(&built.kept).chain([&self.scratch]);
             let broken: Vec<&Fenced> = fenced.filter(|f| !f.is_intact()).collect();
             if !broken.is_empty() {
                 broken.into_iter().for_each(Fenced::set_canaries);

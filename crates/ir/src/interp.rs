@@ -1,6 +1,6 @@
 //! Interpreter: the definition of what a program means.
 //!
-//! [`run`] carries out `prepare`, then the body. Every loop runs its iterations in order, whatever its kind; an extent
+//! [`run`] carries out `prepare`, the body and `finish`, each once. Every loop runs its iterations in order, whatever its kind; an extent
 //! below one means no iteration. A prefetch does nothing.
 //!
 //! # Values
@@ -15,7 +15,8 @@
 //!
 //! # Memory
 //! At the start inputs hold the arguments and nothing else was written. A temporary holds nothing from its `alloc`, also
-//! where it is allocated again, and is gone at the end of that block. Prepared buffers keep what `prepare` wrote.
+//! where it is allocated again, and is gone at the end of that block. Kept buffers hold what
+//! was written to them in the parts before.
 //!
 //! # Faults
 //! A program that reads or writes outside a buffer, reads what was never written, divides an index by zero, or leaves an
@@ -201,11 +202,11 @@ pub fn run_limited(program: &Program, arguments: &mut [Vec<f64>], limit: u64) ->
         };
         check_length(buffer, argument.len())?;
     }
-    for (id, buffer) in program.prepared() {
+    for (id, buffer) in program.kept() {
         memory[id.0 as usize] = undefined(buffer)?;
     }
     let mut left = limit;
-    for block in [&program.prepare, &program.body] {
+    for block in program.parts() {
         memory =
             run_block(program, block, memory, Rounding::ToElementType, &mut left).map_err(|fault| match fault {
                 Fault::TooLong { .. } => Fault::TooLong { limit },

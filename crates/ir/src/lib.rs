@@ -20,6 +20,6 @@ pub mod verify;
 
 pub use expr::{Cond, Expr};
 pub use index::{Atom, Index};
-pub use program::{Buffer, BufferId, DType, Loop, LoopId, LoopKind, Program, Role, Scope, Stmt};
+pub use program::{Buffer, BufferId, DType, Loop, LoopId, LoopKind, Part, Program, Role, Scope, Stmt};
 pub use schedule::Step;
 pub use target::Target;

@@ -69,8 +69,8 @@ pub enum Role {
     ConstInput,
     /// Argument that the program writes completely.
     Output,
-    /// Filled by the `prepare` part of the program from constant inputs, kept between runs.
-    Prepared,
+    /// Lives between the parts of the program: filled by `prepare` from inputs, or by the body for `finish`.
+    Kept,
     /// Temporary: it exists from its `alloc` statement to the end of that block.
     Temporary,
 }
@@ -81,7 +81,7 @@ impl Role {
         (Role::Input, "input"),
         (Role::ConstInput, "const"),
         (Role::Output, "output"),
-        (Role::Prepared, "prepared"),
+        (Role::Kept, "kept"),
         (Role::Temporary, "temporary"),
     ];
 }
@@ -222,8 +222,30 @@ pub enum Stmt {
     },
 }
 
-/// A program: buffers, what prepares constant inputs, and what runs each time.
-#[derive(Clone, Debug, PartialEq)]
+/// A part of a program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Part {
+    /// Fills kept buffers from inputs.
+    Prepare,
+    /// The work itself.
+    Body,
+    /// Makes outputs of what the body left in kept buffers.
+    Finish,
+}
+
+impl Part {
+    /// Every part with its word in the text format, in the order in which they run.
+    pub const ALL: [(Part, &'static str); 3] =
+        [(Part::Prepare, "prepare"), (Part::Body, "run"), (Part::Finish, "finish")];
+
+    /// The word in the text format.
+    pub fn name(self) -> &'static str {
+        Part::ALL.iter().find(|(p, _)| *p == self).expect("every part is listed").1
+    }
+}
+
+/// A program: buffers, and what runs before, in and after each measured run.
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Program {
     /// The workload's name.
     pub name: String,
@@ -231,10 +253,12 @@ pub struct Program {
     pub buffers: Vec<Buffer>,
     /// Names of the loop variables, by [`LoopId`]; unique.
     pub loops: Vec<String>,
-    /// Runs once for given constant inputs and fills the [`Role::Prepared`] buffers.
+    /// Runs once for given inputs, outside the timing, and fills [`Role::Kept`] buffers.
     pub prepare: Vec<Stmt>,
     /// Runs each time.
     pub body: Vec<Stmt>,
+    /// Runs after the body, outside the timing, and turns what that left in [`Role::Kept`] buffers into outputs.
+    pub finish: Vec<Stmt>,
 }
 
 impl Program {
@@ -278,9 +302,41 @@ impl Program {
         self.with_role(|r| matches!(r, Role::Input | Role::ConstInput | Role::Output))
     }
 
-    /// The buffers kept between runs.
-    pub fn prepared(&self) -> impl Iterator<Item = (BufferId, &Buffer)> {
-        self.with_role(|r| r == Role::Prepared)
+    /// The buffers that live between the parts.
+    pub fn kept(&self) -> impl Iterator<Item = (BufferId, &Buffer)> {
+        self.with_role(|r| r == Role::Kept)
+    }
+
+    /// The statements of a part.
+    pub fn part(&self, part: Part) -> &Vec<Stmt> {
+        match part {
+            Part::Prepare => &self.prepare,
+            Part::Body => &self.body,
+            Part::Finish => &self.finish,
+        }
+    }
+
+    /// The statements of a part, to change.
+    pub fn part_mut(&mut self, part: Part) -> &mut Vec<Stmt> {
+        match part {
+            Part::Prepare => &mut self.prepare,
+            Part::Body => &mut self.body,
+            Part::Finish => &mut self.finish,
+        }
+    }
+
+    /// The parts in the order in which they run.
+    pub fn parts(&self) -> [&Vec<Stmt>; 3] {
+        Part::ALL.map(|(part, _)| self.part(part))
+    }
+
+    /// The program with each part rewritten.
+    pub fn map_parts(mut self, mut f: impl FnMut(Vec<Stmt>) -> Vec<Stmt>) -> Program {
+        for (part, _) in Part::ALL {
+            let block = self.part_mut(part);
+            *block = f(std::mem::take(block));
+        }
+        self
     }
 
     fn with_role(&self, keep: impl Fn(Role) -> bool) -> impl Iterator<Item = (BufferId, &Buffer)> {

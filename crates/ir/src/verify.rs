@@ -11,8 +11,8 @@
 //!    [`Unproven`] and is no error. A prefetch may miss its buffer.
 //! 6. Temporaries, and only they, are allocated, before use and in the same or an enclosing block, and not again inside
 //!    their life except in the block that allocated them.
-//! 7. Inputs are never written. Prepared buffers are written in `prepare` only, outputs in `run` only, and `prepare`
-//!    reads neither inputs that change nor outputs.
+//! 7. Inputs are never written. Kept buffers are written in `prepare` or in `run`, but not in both, as a second run
+//!    would find what the first one left; outputs in `run` or `finish`. `prepare` reads no outputs, `finish` no inputs.
 //! 8. A vectorized loop contains only stores, updates, prefetches and unrolled loops of such.
 //! 9. GPU axes are 0 to 2, and a loop is not bound to the axis of a loop around it.
 //! 10. Iterations of parallel, vectorized, block and thread loops do not touch each other's data: where one iteration
@@ -21,7 +21,7 @@
 use crate::expr::{Cond, Expr};
 use crate::index::{Atom, Index, Ranges};
 use crate::interp::{Place, list};
-use crate::program::{BufferId, Loop, LoopId, LoopKind, Program, Role, Stmt};
+use crate::program::{BufferId, Loop, LoopId, LoopKind, Part, Program, Role, Stmt};
 use crate::text::{index_to_string, is_name, loop_name};
 use thiserror::Error;
 
@@ -137,16 +137,24 @@ pub enum VerifyError {
         buffer: String,
         /// What it is to the caller.
         role: Role,
-        /// `prepare` or `run`.
+        /// `prepare`, `run` or `finish`.
         part: &'static str,
     },
     /// Rule 7.
-    #[error("{} {buffer} is read in prepare", role_name(*role))]
-    ReadInPrepare {
+    #[error("{} {buffer} is read in {part}", role_name(*role))]
+    Read {
         /// The buffer's name.
         buffer: String,
         /// What it is to the caller.
         role: Role,
+        /// `prepare` or `finish`.
+        part: &'static str,
+    },
+    /// Rule 7.
+    #[error("kept {buffer} is written both in prepare and in run")]
+    TwoWriters {
+        /// The buffer's name.
+        buffer: String,
     },
     /// Rule 8.
     #[error("vectorized loop {var} contains something else than stores, updates and prefetches")]
@@ -217,15 +225,17 @@ pub fn check(program: &Program) -> Result<Vec<Unproven>, VerifyError> {
     tables(program)?;
     let mut checker = Checker {
         program,
-        preparing: true,
+        part: Part::Prepare,
+        prepared: vec![false; program.buffers.len()],
         known: Known { most: vec![0; program.loops.len()], ..Known::default() },
         around: Vec::new(),
         alive: vec![false; program.buffers.len()],
         unproven: Vec::new(),
     };
-    checker.block(&program.prepare)?;
-    checker.preparing = false;
-    checker.block(&program.body)?;
+    for (part, _) in Part::ALL {
+        checker.part = part;
+        checker.block(program.part(part))?;
+    }
     Ok(checker.unproven)
 }
 
@@ -335,8 +345,10 @@ enum Around<'a> {
 
 struct Checker<'a> {
     program: &'a Program,
-    /// Whether `prepare` is being checked rather than `run`.
-    preparing: bool,
+    /// What is being checked.
+    part: Part,
+    /// By buffer: whether `prepare` writes it.
+    prepared: Vec<bool>,
     known: Known,
     around: Vec<Around<'a>>,
     /// Temporaries that live here, by buffer.
@@ -473,8 +485,14 @@ impl<'a> Checker<'a> {
             Expr::Load(b, index) => {
                 self.subscripts(*b, index)?;
                 let buffer = self.program.buffer(*b);
-                if self.preparing && matches!(buffer.role, Role::Input | Role::Output) {
-                    return Err(VerifyError::ReadInPrepare { buffer: buffer.name.clone(), role: buffer.role });
+                let allowed = match buffer.role {
+                    Role::Input | Role::ConstInput => self.part != Part::Finish,
+                    Role::Output => self.part != Part::Prepare,
+                    Role::Kept | Role::Temporary => true,
+                };
+                if !allowed {
+                    let (buffer, role, part) = (buffer.name.clone(), buffer.role, self.part.name());
+                    return Err(VerifyError::Read { buffer, role, part });
                 }
                 self.within(*b, index)
             }
@@ -497,13 +515,17 @@ impl<'a> Checker<'a> {
         let buffer = self.program.buffer(id);
         let allowed = match buffer.role {
             Role::Input | Role::ConstInput => false,
-            Role::Output => !self.preparing,
-            Role::Prepared => self.preparing,
+            Role::Output => self.part != Part::Prepare,
+            Role::Kept => self.part != Part::Finish,
             Role::Temporary => true,
         };
         if !allowed {
-            let part = if self.preparing { "prepare" } else { "run" };
+            let part = self.part.name();
             return Err(VerifyError::Write { buffer: buffer.name.clone(), role: buffer.role, part });
+        }
+        self.prepared[id.0 as usize] |= self.part == Part::Prepare;
+        if buffer.role == Role::Kept && self.part == Part::Body && self.prepared[id.0 as usize] {
+            return Err(VerifyError::TwoWriters { buffer: buffer.name.clone() });
         }
         self.within(id, index)
     }

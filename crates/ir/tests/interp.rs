@@ -57,7 +57,7 @@ fn run_body(body: &str) -> Result<Vec<f64>, Fault> {
 fn body_program(body: &str) -> Program {
     program(&format!(
         "program \"p\" buffer X: f32[8] global input buffer Y: f32[8] global output
-        buffer T: f32[4] local temporary buffer W: f32[8] global prepared loops i, j run {{ {body} }}"
+        buffer T: f32[4] local temporary buffer W: f32[8] global kept loops i, j run {{ {body} }}"
     ))
 }
 
@@ -151,7 +151,7 @@ fn prefetches_do_nothing() {
 fn prepare_comes_first() {
     let program = program(
         "program \"p\" buffer X: f32[8] global const buffer Y: f32[8] global output
-        buffer W: f32[8] global prepared loops i
+        buffer W: f32[8] global kept loops i
         prepare { for i in 8 { W[7 - i] = X[i] } } run { for i in 8 { Y[i] = W[i] } }",
     );
     let mut arguments = vec![(0..8).map(f64::from).collect(), vec![0.0; 8]];

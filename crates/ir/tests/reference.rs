@@ -147,11 +147,11 @@ fn other_forms_take_the_slow_path() {
         )),
         1,
     );
-    // A prepared copy of a constant.
+    // A kept copy of a constant.
     check(
         &program(
             "program \"p\" buffer X: f32[3, 4] global const buffer O: f32[3, 4] global output
-            buffer W: f32[4, 3] global prepared loops a, b
+            buffer W: f32[4, 3] global kept loops a, b
             prepare { for a in 3 { for b in 4 { W[b, a] = X[a, b] } } }
             run { for a in 3 { for b in 4 { O[a, b] = W[b, a] } } }",
         ),

@@ -87,7 +87,7 @@ struct Place {
 
 fn places(program: &Program) -> Vec<Place> {
     let mut found: Vec<Place> = Vec::new();
-    for s in program.prepare.iter().chain(&program.body) {
+    for s in program.parts().into_iter().flatten() {
         s.walk(&mut |s| {
             let Stmt::For(l) = s else { return };
             let (mut nested, mut body) = (Vec::new(), &l.body);
@@ -201,7 +201,7 @@ fn choose(program: &Program, draw: Draw, number: usize) -> Option<Step> {
         }
         94..96 => Step::Inline { buffer: name_of(buffer(a, &|b| role_of(b) == Role::Temporary)?) },
         96..99 => {
-            let buffer = buffer(a, &|b| matches!(role_of(b), Role::Temporary | Role::Prepared))?;
+            let buffer = buffer(a, &|b| matches!(role_of(b), Role::Temporary | Role::Kept))?;
             let layout = layout_of(program.buffers[buffer as usize].shape.len(), d, e);
             Step::Layout { buffer: name_of(buffer), layout }
         }
@@ -301,7 +301,7 @@ fn check_steps(case: &Case, steps: &mut Vec<Step>) -> Result<(), String> {
     };
     valid.map_err(|e| format!("lowered: {e}\n{lowered}"))?;
     let mut odd = None;
-    for s in lowered.prepare.iter().chain(&lowered.body) {
+    for s in lowered.parts().into_iter().flatten() {
         s.walk(&mut |s| match s {
             Stmt::For(l) if l.kind == LoopKind::Unrolled => odd = Some("unrolled loop left"),
             Stmt::For(l) if l.kind == LoopKind::Vectorized && l.extent.as_const().is_none() => {
@@ -331,7 +331,7 @@ fn one_after_the_other(program: &Program) -> Program {
         };
         stmts.iter().map(serial).collect()
     }
-    Program { prepare: block(&program.prepare), body: block(&program.body), ..program.clone() }
+    program.clone().map_parts(|stmts| block(&stmts))
 }
 
 /// A number from the environment.

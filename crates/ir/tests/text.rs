@@ -78,7 +78,7 @@ fn every_form_prints_readably() {
 buffer A: f64[4, 4] local temporary
 buffer S: f64[] shared output
 buffer W: f64[16] global const
-buffer W.packed: f64[16] global prepared
+buffer W.packed: f64[16] global kept
 loops i, j, k
 prepare {
   for i in 16 {

@@ -12,7 +12,7 @@ use tilewright_ir::{BufferId, Cond, Expr, Index, Loop, LoopId, LoopKind, Program
 const HEAD: &str = "program \"p\"
     buffer A: f32[127, 64] global input buffer W: f32[64] global const buffer C: f32[127, 64] global output
     buffer V: f32[127] global output
-    buffer P: f32[64] global prepared buffer T: f32[12, 16] local temporary buffer S: f32[64] shared temporary
+    buffer P: f32[64] global kept buffer T: f32[12, 16] local temporary buffer S: f32[64] shared temporary
     loops a, b, c, d, e ";
 
 fn with_body(body: &str) -> Program {
@@ -150,14 +150,22 @@ fn temporaries_are_allocated_once_and_in_time() {
 fn roles_are_respected() {
     is("A[0, 0] = 1.0", "input A is written in run");
     is("W[0] += 1.0 first never", "const W is written in run");
-    is("P[0] = 1.0", "prepared P is written in run");
+    is("P[0] = 1.0", "");
     is("V[0] = P[0] V[1] = V[0]", "");
     let prepare = |body: &str| outcome(&program(&format!("{HEAD} prepare {{ {body} }} run {{ }}")));
     assert_eq!(prepare("for a in 64 { P[a] = W[63 - a] }"), "");
     assert_eq!(prepare("V[0] = 1.0"), "output V is written in prepare");
-    assert_eq!(prepare("P[0] = A[0, 0]"), "input A is read in prepare");
+    assert_eq!(prepare("P[0] = A[0, 0]"), "");
     assert_eq!(prepare("P[0] = V[0]"), "output V is read in prepare");
     assert_eq!(prepare("alloc T T[0, 0] = W[0] P[0] = T[0, 0]"), "");
+    let finish = |body: &str| outcome(&program(&format!("{HEAD} run {{ }} finish {{ {body} }}")));
+    assert_eq!(finish("for a in 64 { V[a] = P[63 - a] }"), "");
+    assert_eq!(finish("V[0] = P[0] V[0] += V[0] first never"), "");
+    assert_eq!(finish("P[0] = 1.0"), "kept P is written in finish");
+    assert_eq!(finish("V[0] = A[0, 0]"), "input A is read in finish");
+    assert_eq!(finish("V[0] = W[0]"), "const W is read in finish");
+    let both = format!("{HEAD} prepare {{ P[0] = 1.0 }} run {{ P[1] = 1.0 }}");
+    assert_eq!(outcome(&program(&both)), "kept P is written both in prepare and in run");
 }
 
 #[test]

@@ -156,14 +156,14 @@ fn bench(workload: &Workload, args: &BenchArgs, peers: &[&'static PeerSpec]) -> 
         message(&format!("{workload}: no kernel is recorded; run `tilewright tune {workload} --threads {threads}`"));
         return Ok(None);
     };
-    let task = make_task(*workload, target, threads, Some(&best.template))?;
+    let task = make_task(workload.clone(), target, threads, Some(&best.template))?;
     let config = task
         .space
         .config_from_json(&best.config)
         .or_bad_input("the space has changed since it was recorded; run `tilewright tune` again")?;
     let options = Options { n_workers: 1, ..device_options(threads)? };
     let steps = task.steps(&config);
-    let mut device = Device::new(*workload, &task.setting.target, options, |_| Vec::new())?;
+    let mut device = Device::new(workload.clone(), &task.setting.target, options, |_| Vec::new())?;
     let racer = device
         .start_race(&[Source::Steps(steps_text(&steps))])?
         .pop()

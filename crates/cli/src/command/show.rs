@@ -89,7 +89,7 @@ pub fn run(args: &ShowArgs, as_json: bool) -> anyhow::Result<()> {
         args.config.as_ref().map(parse).transpose()?
     };
 
-    let task = make_task(workload, target.clone(), machine.threads, template.as_deref())?;
+    let task = make_task(workload.clone(), target.clone(), machine.threads, template.as_deref())?;
     let steps = match &config {
         None => Vec::new(),
         Some(json) => {

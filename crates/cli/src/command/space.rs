@@ -25,7 +25,7 @@ pub fn run(args: &SpaceArgs, as_json: bool) -> anyhow::Result<()> {
     let workload = parse_workload(&args.of.workload)?;
     let target = args.of.machine.target()?;
     args.of.machine.check_threads()?;
-    let task = make_task(workload, target, args.of.machine.threads, args.template.as_deref())?;
+    let task = make_task(workload.clone(), target, args.of.machine.threads, args.template.as_deref())?;
     let space = &task.space;
 
     let mut json = Map::new();

@@ -108,7 +108,7 @@ pub fn run(args: &TuneArgs, as_json: bool) -> anyhow::Result<()> {
     Device::check_memory(&workload).or_bad_input("")?;
     let target = args.of.machine.runnable_target()?;
     let n_threads = args.of.machine.threads;
-    let task = make_task(workload, target, n_threads, args.template.as_deref())?;
+    let task = make_task(workload.clone(), target, n_threads, args.template.as_deref())?;
     let mut search = search::build(&args.search, &task.space, args.seed).or_bad_input("see `tilewright searches`")?;
     let database = args.records.database()?;
     let store = database.open_to_write()?;
@@ -123,7 +123,7 @@ pub fn run(args: &TuneArgs, as_json: bool) -> anyhow::Result<()> {
     let time = args.time.or(if args.trials.is_none() { Some(DEFAULT_TIME) } else { None });
     let left = args.trials.map(|trials| trials.saturating_sub(earlier.trials.len() as u64));
     introduce(args, &key, &task, &database, &earlier, time);
-    let mut run = Run { args, workload, task, database, key, peak_gflops: None };
+    let mut run = Run { args, workload: workload.clone(), task, database, key, peak_gflops: None };
     if left == Some(0)
         && let Some(known) = run.known_winner(&store, &earlier)?
     {
@@ -265,7 +265,7 @@ impl Run<'_> {
         options.run_timeout = self.args.run_timeout.unwrap_or(options.run_timeout);
         options.min_time = self.args.min_time.unwrap_or(options.min_time);
         let task = self.task.clone();
-        Ok(Device::new(self.workload, &self.task.setting.target, options, move |config| task.steps(config))?)
+        Ok(Device::new(self.workload.clone(), &self.task.setting.target, options, move |config| task.steps(config))?)
     }
 
     /// The winner of this template, where nothing was recorded since it was confirmed.

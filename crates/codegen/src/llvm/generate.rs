@@ -11,7 +11,7 @@ use std::collections::BTreeSet;
 
 use tilewright_ir::index::Ranges;
 use tilewright_ir::target::Target;
-use tilewright_ir::{BufferId, Index, Loop, LoopId, LoopKind, Program, Role, Scope, Stmt};
+use tilewright_ir::{BufferId, Index, Loop, LoopId, LoopKind, Part, Program, Role, Scope, Stmt};
 
 use super::api::{Block, INT_GT, INT_LT, Module, Type, Value};
 use super::map::Map;
@@ -92,23 +92,34 @@ pub(super) struct Generator<'p> {
     pub program: &'p Program,
     pub target: &'p Target,
     pub plan: &'p Plan,
-    /// Whether buffers of the role [`Role::Prepared`] are being filled.
-    pub preparing: bool,
+    /// Kept buffers that the part being written fills.
+    filled: BTreeSet<BufferId>,
     pub f: Function,
     invariant: (u32, Value),
     n_outlined: usize,
 }
 
-/// Writes both parts of a program.
+/// The function that a part becomes.
+pub fn symbol(part: Part) -> &'static str {
+    match part {
+        Part::Prepare => "tilewright_prepare",
+        Part::Body => "tilewright_run",
+        Part::Finish => "tilewright_finish",
+    }
+}
+
+/// Writes the parts of a program; an empty `finish` becomes nothing.
 pub fn generate(m: Module, program: &Program, target: &Target, plan: &Plan) -> Result<Module, CompileError> {
     let invariant = (m.metadata_kind("invariant.load"), m.empty_metadata());
     let placeholder = m.bool(false);
     let entry = Block(std::ptr::null_mut());
     let f = Function::new(placeholder, entry, None);
-    let mut g = Generator { m, program, target, plan, preparing: false, f, invariant, n_outlined: 0 };
-    g.part("tilewright_run", &program.body)?;
-    g.preparing = true;
-    g.part("tilewright_prepare", &program.prepare)?;
+    let mut g = Generator { m, program, target, plan, filled: BTreeSet::new(), f, invariant, n_outlined: 0 };
+    for part in [Part::Body, Part::Prepare, Part::Finish] {
+        if part != Part::Finish || !program.finish.is_empty() {
+            g.part(symbol(part), program.part(part))?;
+        }
+    }
     Ok(g.m)
 }
 
@@ -146,7 +157,11 @@ impl Generator<'_> {
         }
         let mut used = BTreeSet::new();
         plan::used_buffers(block, &mut used);
-        let passed: Vec<BufferId> = self.program.arguments().chain(self.program.prepared()).map(|(id, _)| id).collect();
+        self.filled.clear();
+        for s in block {
+            s.walk(&mut |s| self.filled.extend(s.own_write().map(|(b, _)| b)));
+        }
+        let passed: Vec<BufferId> = self.program.arguments().chain(self.program.kept()).map(|(id, _)| id).collect();
         let mut parameters = Vec::new();
         let mut arguments = Vec::new();
         for buffer in used {
@@ -209,7 +224,7 @@ impl Generator<'_> {
     pub(super) fn is_constant(&self, buffer: BufferId) -> bool {
         match self.program.buffer(buffer).role {
             Role::Input | Role::ConstInput => true,
-            Role::Prepared => !self.preparing,
+            Role::Kept => !self.filled.contains(&buffer),
             Role::Output | Role::Temporary => false,
         }
     }

@@ -207,7 +207,7 @@ pub struct Plan {
 /// Decides where the temporaries of a program live.
 pub fn plan(program: &Program, target: &Target) -> Result<Plan, CompileError> {
     let mut plan = Plan::default();
-    for block in [&program.prepare, &program.body] {
+    for block in program.parts() {
         let mut walk = Walk {
             program,
             target,

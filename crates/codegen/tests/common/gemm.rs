@@ -70,7 +70,7 @@ impl Gemm {
         let b =
             buffer(&mut p, "B", dtype, &[k, n], Scope::Global, if prepacked { Role::ConstInput } else { Role::Input });
         let c = output(&mut p, "C", dtype, &[m, n]);
-        let role = if prepacked { Role::Prepared } else { Role::Temporary };
+        let role = if prepacked { Role::Kept } else { Role::Temporary };
         let bp = buffer(&mut p, "Bp", dtype, &[n / nr, k, nr], Scope::Global, role);
         let ap_shape = if a_layout == ALayout::Panels { vec![mc / mr, kc, mr] } else { vec![mc, kc] };
         let ap = temporary(&mut p, "Ap", dtype, &ap_shape, Scope::Local);

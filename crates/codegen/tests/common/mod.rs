@@ -69,7 +69,7 @@ pub fn unrolled(var: LoopId, extent: impl Into<Index>, body: Vec<Stmt>) -> Stmt 
 }
 
 pub fn program(name: &str) -> Program {
-    Program { name: name.into(), buffers: vec![], loops: vec![], prepare: vec![], body: vec![] }
+    Program { name: name.into(), ..Program::default() }
 }
 
 pub fn buffer(p: &mut Program, name: &str, dtype: DType, shape: &[i64], scope: Scope, role: Role) -> BufferId {
@@ -271,17 +271,18 @@ pub fn run(p: &Program, kernel: &Kernel, arguments: &[Vec<f64>], runtime: &Runti
             (b.dtype, memory)
         })
         .collect();
-    let prepared: Vec<Guarded> = kernel.prepared_bytes().iter().map(|b| Guarded::new(*b as usize)).collect();
+    let kept: Vec<Guarded> = kernel.kept_bytes().iter().map(|b| Guarded::new(*b as usize)).collect();
     let scratch = Guarded::new((kernel.scratch_bytes(n_threads)).next_multiple_of(SCRATCH_ALIGN) as usize);
     let pointers: Vec<*mut u8> = held.iter().map(|(_, m)| m.ptr()).collect();
-    let prepared_pointers: Vec<*mut u8> = prepared.iter().map(Guarded::ptr).collect();
+    let kept_pointers: Vec<*mut u8> = kept.iter().map(Guarded::ptr).collect();
     // SAFETY: memory of the sizes asked for.
     unsafe {
-        kernel.prepare(&pointers, &prepared_pointers, scratch.ptr(), runtime);
-        kernel.run(&pointers, &prepared_pointers, scratch.ptr(), runtime);
+        kernel.prepare(&pointers, &kept_pointers, scratch.ptr(), runtime);
+        kernel.run(&pointers, &kept_pointers, scratch.ptr(), runtime);
+        kernel.finish(&pointers, &kept_pointers, scratch.ptr(), runtime);
     }
     assert!(held.iter().all(|(_, m)| m.is_intact()), "{}: wrote around an argument", p.name);
-    assert!(prepared.iter().chain([&scratch]).all(Guarded::is_intact), "{}: wrote around a temporary", p.name);
+    assert!(kept.iter().chain([&scratch]).all(Guarded::is_intact), "{}: wrote around a temporary", p.name);
     held.iter().map(|(dtype, m)| m.read(*dtype)).collect()
 }
 

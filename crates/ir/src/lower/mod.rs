@@ -58,7 +58,7 @@ pub fn lower(program: &Program) -> Program {
 /// Runs one pass on all parts of a program.
 pub fn run_pass(program: Program, pass: Pass) -> Program {
     match pass {
-        Pass::Block(pass) => Program { prepare: pass(program.prepare), body: pass(program.body), ..program },
+        Pass::Block(pass) => program.map_parts(pass),
         Pass::Program(pass) => pass(program),
     }
 }

@@ -1,9 +1,9 @@
 //! Building an operator's untransformed program: one nest a stage.
 
-use super::Workload;
+use super::{Epilogue, Workload};
 use crate::expr::{Cond, Expr, ReduceOp};
 use crate::index::Index;
-use crate::program::{Buffer, BufferId, DType, LoopKind, Program, Role, Scope, Stmt};
+use crate::program::{Buffer, BufferId, DType, LoopKind, Part, Program, Role, Scope, Stmt};
 use crate::schedule::nest;
 
 /// Named axes with their extents.
@@ -17,7 +17,7 @@ pub struct StageSpec<'a> {
     pub axes: Axes<'a>,
     /// For a reduction, how and over which axes.
     pub reduce: Option<(ReduceOp, Axes<'a>)>,
-    /// [`Role::Output`], or [`Role::Temporary`] for a stage in between.
+    /// [`Role::Output`], [`Role::Temporary`] for a stage in between, or [`Role::Kept`].
     pub role: Role,
 }
 
@@ -31,13 +31,7 @@ pub struct ProgramBuilder {
 impl ProgramBuilder {
     /// A program without stages, named after the workload.
     pub fn new(workload: &Workload) -> ProgramBuilder {
-        let program = Program {
-            name: workload.to_string(),
-            buffers: Vec::new(),
-            loops: Vec::new(),
-            prepare: Vec::new(),
-            body: Vec::new(),
-        };
+        let program = Program { name: workload.to_string(), ..Program::default() };
         ProgramBuilder { program, dtype: workload.dtype, constant: workload.constant }
     }
 
@@ -49,8 +43,13 @@ impl ProgramBuilder {
         self.program.add_buffer(Buffer { name, dtype: self.dtype, shape, scope: Scope::Global, role })
     }
 
-    /// Adds a stage, whose value is given for its axes followed by the reduction's.
+    /// Adds a stage of the body, whose value is given for its axes followed by the reduction's.
     pub fn stage(&mut self, spec: StageSpec, value: impl FnOnce(&[Index]) -> Expr) -> BufferId {
+        self.stage_in(Part::Body, spec, value)
+    }
+
+    /// Adds a stage to a part.
+    pub fn stage_in(&mut self, part: Part, spec: StageSpec, value: impl FnOnce(&[Index]) -> Expr) -> BufferId {
         let buffer = self.program.add_buffer(Buffer {
             name: spec.name.to_owned(),
             dtype: self.dtype,
@@ -77,15 +76,55 @@ impl ProgramBuilder {
                 Stmt::Update { buffer, index, op, value, first }
             }
         };
+        let block = self.program.part_mut(part);
         if spec.role == Role::Temporary {
-            self.program.body.push(Stmt::Alloc(buffer));
+            block.push(Stmt::Alloc(buffer));
         }
-        self.program.body.extend(nest(loops.into_iter(), vec![stmt]));
+        block.extend(nest(loops.into_iter(), vec![stmt]));
         buffer
+    }
+
+    /// Adds a stage that copies a buffer, in the same or another part than the one that fills it.
+    pub fn copy(&mut self, part: Part, from: BufferId, name: &str, loops: &[&str], role: Role) -> BufferId {
+        let shape = self.program.buffer(from).shape.clone();
+        let axes: Vec<(&str, i64)> = loops.iter().copied().zip(shape).collect();
+        let spec = StageSpec { name, axes: &axes, reduce: None, role };
+        self.stage_in(part, spec, |at| Expr::Load(from, at.to_vec()))
     }
 
     /// The program.
     pub fn finish(self) -> Program {
         self.program
+    }
+}
+
+/// The extra inputs of an epilogue.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Operands {
+    bias: Option<BufferId>,
+    pub(super) residual: Option<BufferId>,
+}
+
+impl Operands {
+    /// Adds the inputs that the workload's epilogue needs: `bias` of so many channels, `R` of the output's shape.
+    pub(super) fn new(p: &mut ProgramBuilder, w: &Workload, n_channels: i64, shape: &[i64]) -> Operands {
+        let needs = |e| w.epilogue().contains(&e);
+        Operands {
+            bias: needs(Epilogue::Bias).then(|| p.input("bias", &[n_channels])),
+            residual: needs(Epilogue::Add).then(|| p.input("R", shape)),
+        }
+    }
+
+    /// What the epilogue makes of a value, at an element of the output whose subscript `channel` numbers the channels.
+    pub(super) fn apply(&self, w: &Workload, value: Expr, at: &[Index], channel: usize) -> Expr {
+        let load = |b: Option<BufferId>, index: &[Index]| {
+            Expr::Load(b.expect("an input that the epilogue needs was added"), index.to_vec())
+        };
+        w.epilogue().iter().fold(value, |x, e| {
+            e.apply(x, || match e {
+                Epilogue::Bias => load(self.bias, &at[channel..=channel]),
+                _ => load(self.residual, at),
+            })
+        })
     }
 }

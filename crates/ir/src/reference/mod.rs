@@ -31,8 +31,8 @@ pub fn evaluate(program: &Program, inputs: &[Vec<f64>], n_threads: usize) -> Res
     if inputs.len() != expected {
         return Err(Fault::ArgumentCount { expected, got: inputs.len() });
     }
-    for (id, buffer) in program.arguments().chain(program.prepared()) {
-        memory[id.0 as usize] = if matches!(buffer.role, Role::Output | Role::Prepared) {
+    for (id, buffer) in program.arguments().chain(program.kept()) {
+        memory[id.0 as usize] = if matches!(buffer.role, Role::Output | Role::Kept) {
             interp::undefined(buffer)?
         } else {
             let input = given.next().expect("as many inputs as the program has");
@@ -41,7 +41,7 @@ pub fn evaluate(program: &Program, inputs: &[Vec<f64>], n_threads: usize) -> Res
         };
     }
     let mut left = interp::MAX_ITERATIONS;
-    for block in [&program.prepare, &program.body] {
+    for block in program.parts() {
         let mut allocated = Vec::new();
         for stmt in block {
             if let Stmt::Alloc(id) = stmt {

@@ -1,7 +1,7 @@
 //! One nest, evaluated row by row.
 
 use crate::expr::{BinaryOp, Cond, Expr, ReduceOp, UnaryOp};
-use crate::index::{Atom, Index};
+use crate::index::{Atom, Index, Ranges};
 use crate::interp::{Fault, Place, apply_binary, apply_unary, defined, floor_div, is_undefined};
 use crate::program::{Buffer, BufferId, LoopId, Program, Stmt};
 use std::sync::Mutex;
@@ -39,8 +39,11 @@ pub(super) struct Nest<'a> {
 }
 
 struct Axis {
+    /// Its variable in the nest's indices.
     var: Option<LoopId>,
     extent: usize,
+    /// The program's loop variable that it counts, and by how much.
+    counts: Option<(LoopId, i64)>,
 }
 
 #[derive(Clone, Copy)]
@@ -118,9 +121,11 @@ impl<'a> Nest<'a> {
             if axes.iter().any(|a: &Axis| a.var == Some(l.var)) || extent > 1 << 40 {
                 return None;
             }
-            axes.push(Axis { var: Some(l.var), extent });
+            axes.push(Axis { var: Some(l.var), extent, counts: Some((l.var, 1)) });
             inner = only;
         }
+        let split = split_divided(program, &mut axes, inner);
+        let inner = split.as_ref().unwrap_or(inner);
         let (to, index, value, update) = match inner {
             Stmt::Store { buffer, index, value } => (*buffer, index, value, None),
             Stmt::Update { buffer, index, op, value, first } => (*buffer, index, value, Some((*op, first))),
@@ -163,7 +168,7 @@ impl<'a> Nest<'a> {
         let value = build.node(value)?;
         reduction.sort_by_key(|a| axes[*a].extent);
         // An axis without a variable stands in where the nest has none for a part.
-        axes.push(Axis { var: None, extent: 1 });
+        axes.push(Axis { var: None, extent: 1, counts: None });
         let stand_in = axes.len() - 1;
         let mut nest = Nest {
             program,
@@ -292,6 +297,39 @@ fn is_injective(at: &Flat, axes: &[Axis], parallel: &[usize]) -> bool {
     })
 }
 
+/// Splits axes that indices divide, where the divisor divides the extent, so that the indices become linear. The
+/// statement in terms of the new axes, where there are some.
+///
+/// Groups of channels are such: `k // 8` of 32 channels numbers four groups.
+fn split_divided(program: &Program, axes: &mut Vec<Axis>, stmt: &Stmt) -> Option<Stmt> {
+    let mut split: Option<Stmt> = None;
+    let mut n_vars = program.loops.len() as u32;
+    loop {
+        let stmt = split.as_ref().unwrap_or(stmt);
+        let mut found = None;
+        stmt.for_each_own_index(&mut |index| {
+            for (atom, _) in index.terms() {
+                let (Atom::FloorDiv(x, d) | Atom::Mod(x, d)) = atom else { continue };
+                let ([(Atom::Var(v), 1)], 0, 2..) = (x.terms(), x.constant(), *d) else { continue };
+                let divides = |a: &Axis| a.var == Some(*v) && a.extent > *d as usize && a.extent % *d as usize == 0;
+                found = found.or(axes.iter().position(divides).map(|at| (at, *v, *d)));
+            }
+        });
+        let Some((at, var, divisor)) = found else { return split };
+        let parts = [LoopId(n_vars), LoopId(n_vars + 1)];
+        n_vars += 2;
+        let Axis { extent, counts, .. } = axes[at];
+        let times = |factor: i64| counts.map(|(v, by)| (v, by * factor));
+        let outer = Axis { var: Some(parts[0]), extent: extent / divisor as usize, counts: times(divisor) };
+        let inner = Axis { var: Some(parts[1]), extent: divisor as usize, counts };
+        axes.splice(at..=at, [outer, inner]);
+        let mut ranges = Ranges::default();
+        axes.iter().for_each(|a| ranges.push(a.var.expect("an axis of a loop"), (a.extent as i64).into()));
+        let whole = Index::from(parts[0]).scale(divisor).add(&parts[1].into());
+        split = Some(stmt.map_index(&mut |i| ranges.simplify(&i.substitute(var, &whole))));
+    }
+}
+
 /// The axes that a conjunction of `axis == 0` names; `None` for other conditions.
 fn zero_axes(cond: &Cond, axes: &[Axis], zero: &mut Vec<usize>) -> Option<()> {
     match cond {
@@ -302,9 +340,17 @@ fn zero_axes(cond: &Cond, axes: &[Axis], zero: &mut Vec<usize>) -> Option<()> {
         }
         Cond::Eq(a, b) => {
             let difference = a.sub(b);
-            let ([(Atom::Var(var), _)], 0) = (difference.terms(), difference.constant()) else { return None };
-            zero.push(axes.iter().position(|a| a.var == Some(*var))?);
-            Some(())
+            // A sum of axes, which are never negative, is zero where all are.
+            let is_sum = difference.constant() == 0 && difference.terms().iter().all(|(_, c)| *c > 0);
+            let is_negated = difference.constant() == 0 && difference.terms().iter().all(|(_, c)| *c < 0);
+            if difference.terms().is_empty() || !(is_sum || is_negated) {
+                return None;
+            }
+            difference.terms().iter().try_for_each(|(atom, _)| {
+                let Atom::Var(var) = atom else { return None };
+                zero.push(axes.iter().position(|a| a.var == Some(*var))?);
+                Some(())
+            })
         }
         Cond::Lt(..) | Cond::Less(..) | Cond::Not(_) => None,
     }
@@ -789,12 +835,16 @@ impl Worker<'_> {
     }
 
     fn place(&self, column: usize) -> Place {
-        let axes = self.nest.axes.iter().zip(&self.values).enumerate();
-        let named = axes.filter_map(|(i, (axis, value))| {
+        let mut named: Vec<(LoopId, i64)> = Vec::new();
+        for (i, (axis, value)) in self.nest.axes.iter().zip(&self.values).enumerate() {
             let value = if i == self.nest.row { column as i64 } else { *value };
-            axis.var.map(|v| (self.nest.program.loop_name(v).to_owned(), value))
-        });
-        Place(named.collect())
+            let Some((var, by)) = axis.counts else { continue };
+            match named.iter_mut().find(|(v, _)| *v == var) {
+                Some((_, sum)) => *sum += by * value,
+                None => named.push((var, by * value)),
+            }
+        }
+        Place(named.into_iter().map(|(v, value)| (self.nest.program.loop_name(v).to_owned(), value)).collect())
     }
 
     /// The written element was to be combined with what was there.

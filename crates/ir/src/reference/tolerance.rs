@@ -53,8 +53,7 @@ impl Tolerance {
             sizes: program.buffers.iter().map(|b| inputs(b.role).then_some(INPUT)).collect(),
             ranges: Ranges::default(),
         };
-        walk.block(&program.prepare);
-        walk.block(&program.body);
+        program.parts().into_iter().for_each(|block| walk.block(block));
         let mut tolerance = Tolerance { abs: 0.0, rel: 0.0 };
         let outputs = program.buffers.iter().zip(&walk.sizes).filter(|(b, _)| b.role == Role::Output);
         for (buffer, size) in outputs {

@@ -51,7 +51,7 @@ fn require_none_on_path(program: &Program, target: &str, kind: LoopKind) -> Resu
     let var = loop_id(program, target)?;
     let around = loops_around(program, var);
     let mut found = around.iter().find(|l| l.kind == kind).map(|l| l.var);
-    for s in program.prepare.iter().chain(&program.body) {
+    for s in program.parts().into_iter().flatten() {
         s.walk(&mut |s| {
             if let Stmt::For(l) = s
                 && l.kind == kind

@@ -1,7 +1,7 @@
 //! Which iterations of a loop touch the same element of a buffer.
 
 use super::Illegal;
-use super::tree::{allocated_in, count_in, parts};
+use super::tree::{allocated_in, count_in};
 use crate::expr::{Cond, ReduceOp};
 use crate::index::{Atom, Index, Ranges};
 use crate::program::{BufferId, Loop, LoopId, LoopKind, Program, Stmt};
@@ -49,7 +49,7 @@ pub fn require_all_still_independent(program: &Program) -> Result<(), Illegal> {
 
 /// `near` limits what is looked at to loops around and inside this one.
 fn require_any_order(program: &Program, near: Option<LoopId>) -> Result<(), Illegal> {
-    parts(program).try_for_each(|part| still_independent(program, part, near, &mut Ranges::default()))
+    program.parts().into_iter().try_for_each(|part| still_independent(program, part, near, &mut Ranges::default()))
 }
 
 fn still_independent(

@@ -1,11 +1,11 @@
 //! Layouts of buffers: dimensions in another order, some divided into tiles.
 
 use super::dependence::require_all_still_independent;
-use super::tree::{buffer_id, parts_mut, require_fits};
+use super::tree::{buffer_id, require_fits};
 use super::{Illegal, LayoutAxis};
 use crate::expr::Expr;
 use crate::index::{Index, Ranges};
-use crate::program::{BufferId, Program, Role, Stmt};
+use crate::program::{BufferId, Part, Program, Role, Stmt};
 
 /// Largest tile of a layout.
 const MOST_TILE: i64 = 1 << 40;
@@ -14,7 +14,7 @@ const MOST_TILE: i64 = 1 << 40;
 pub fn layout(program: &mut Program, buffer: &str, axes: &[LayoutAxis]) -> Result<(), Illegal> {
     let id = buffer_id(program, buffer)?;
     match program.buffer(id).role {
-        Role::Temporary | Role::Prepared => {}
+        Role::Temporary | Role::Kept => {}
         Role::Input | Role::ConstInput | Role::Output => {
             let why = "its layout is the caller's; stage a copy and lay that out".to_owned();
             return Err(Illegal::Buffer { buffer: buffer.to_owned(), why });
@@ -23,7 +23,8 @@ pub fn layout(program: &mut Program, buffer: &str, axes: &[LayoutAxis]) -> Resul
     require_layout(program, id, axes)?;
     program.buffers[id.0 as usize].shape = shape_of(axes, &program.buffer(id).shape);
     require_fits(program, id)?;
-    for part in parts_mut(program) {
+    for (part, _) in Part::ALL {
+        let part = program.part_mut(part);
         *part = relocate(std::mem::take(part), id, axes, &mut Ranges::default());
     }
     require_all_still_independent(program)

@@ -2,7 +2,7 @@
 
 use super::Illegal;
 use super::dependence::{require_order_kept, require_still_independent};
-use super::tree::{edit_loops, nest, parts, require_serial, single_loop};
+use super::tree::{edit_loops, nest, require_serial, single_loop};
 use crate::program::{Loop, LoopId, Program, Stmt};
 use crate::text::index_to_string;
 
@@ -64,7 +64,7 @@ pub fn reorder(program: &mut Program, order: &[String]) -> Result<(), Illegal> {
 /// The first of these loops met on the way into the program.
 fn outermost_of(program: &Program, vars: &[LoopId]) -> Option<LoopId> {
     let mut found = None;
-    for s in parts(program).flatten() {
+    for s in program.parts().into_iter().flatten() {
         s.walk(&mut |s| {
             if let Stmt::For(l) = s
                 && found.is_none()

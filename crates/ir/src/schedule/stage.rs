@@ -25,7 +25,7 @@ pub fn stage(
     let ahead = at.is_none() && program.buffer(source).role == Role::ConstInput;
     let dtype = program.buffer(source).dtype;
     let (scope, role) = match (ahead, shared) {
-        (true, _) => (Scope::Global, Role::Prepared),
+        (true, _) => (Scope::Global, Role::Kept),
         (false, true) => (Scope::Shared, Role::Temporary),
         (false, false) => (Scope::Local, Role::Temporary),
     };
@@ -153,7 +153,7 @@ fn is_filled(program: &Program, buffer: BufferId) -> bool {
         })
     }
     let shape = &program.buffer(buffer).shape;
-    [&program.prepare, &program.body].iter().any(|b| search(b, buffer, shape, &mut Ranges::default()))
+    program.parts().into_iter().any(|b| search(b, buffer, shape, &mut Ranges::default()))
 }
 
 /// Whether subscripts take all values: loops of constant extents, each in one subscript, as the digits of a number.

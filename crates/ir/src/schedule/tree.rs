@@ -2,18 +2,8 @@
 
 use super::Illegal;
 use crate::index::{Index, Ranges};
-use crate::program::{Buffer, BufferId, DType, Loop, LoopId, LoopKind, Program, Role, Scope, Stmt};
+use crate::program::{Buffer, BufferId, DType, Loop, LoopId, LoopKind, Part, Program, Role, Scope, Stmt};
 use crate::text::is_name;
-
-/// The blocks of statements that a program consists of, in the order they run.
-pub fn parts(program: &Program) -> impl Iterator<Item = &Vec<Stmt>> {
-    [&program.prepare, &program.body].into_iter()
-}
-
-/// The blocks of statements that a program consists of, to change.
-pub fn parts_mut(program: &mut Program) -> impl Iterator<Item = &mut Vec<Stmt>> {
-    [&mut program.prepare, &mut program.body].into_iter()
-}
 
 /// The variable of a named loop that stands in the program.
 pub fn loop_id(program: &Program, name: &str) -> Result<LoopId, Illegal> {
@@ -42,7 +32,7 @@ pub fn new_loop(program: &mut Program, name: &str) -> Result<LoopId, Illegal> {
     Ok(program.add_loop(name))
 }
 
-/// A new temporary or prepared buffer, whose name must be one and free. Its shape is set once it is known.
+/// A new temporary or kept buffer, whose name must be one and free. Its shape is set once it is known.
 pub fn new_buffer(
     program: &mut Program,
     name: &str,
@@ -76,7 +66,7 @@ pub fn require_fits(program: &Program, id: BufferId) -> Result<(), Illegal> {
 
 /// How many loops of the program have this variable.
 pub fn count(program: &Program, var: LoopId) -> usize {
-    parts(program).map(|part| count_in(part, var)).sum()
+    program.parts().into_iter().map(|block| count_in(block, var)).sum()
 }
 
 /// How many loops of a block have this variable.
@@ -105,8 +95,8 @@ pub fn loops_around(program: &Program, var: LoopId) -> Vec<&Loop> {
         }
     }
     let mut found = Vec::new();
-    for part in parts(program) {
-        descend(part, var, &mut Vec::new(), &mut found);
+    for block in program.parts() {
+        descend(block, var, &mut Vec::new(), &mut found);
     }
     found
 }
@@ -125,8 +115,10 @@ type Edit<'a> = &'a mut dyn FnMut(Loop, &Ranges) -> Result<Vec<Stmt>, Illegal>;
 
 /// Replaces every loop of this variable by what `edit` makes of it.
 pub fn edit_loops(program: &mut Program, var: LoopId, edit: Edit) -> Result<(), Illegal> {
-    for part in parts_mut(program) {
-        *part = edit_block(std::mem::take(part), var, &mut Ranges::default(), edit)?;
+    let mut ranges = Ranges::default();
+    for (part, _) in Part::ALL {
+        let block = program.part_mut(part);
+        *block = edit_block(std::mem::take(block), var, &mut ranges, edit)?;
     }
     Ok(())
 }

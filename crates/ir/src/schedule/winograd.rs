@@ -28,7 +28,7 @@ pub fn winograd(program: &mut Program, stage: &str, tile: i64) -> Result<(), Ill
     let (th, tw) = ((p + tile - 1) / tile, (q + tile - 1) / tile);
     let (c, t) = (channels, tile + WINDOW - 1);
     let shape = program.buffer(input).shape.clone();
-    let ahead = matches!(program.buffer(weights).role, Role::ConstInput | Role::Prepared);
+    let ahead = matches!(program.buffer(weights).role, Role::ConstInput | Role::Kept);
     let dtype = program.buffer(result).dtype;
     let mut new = Maker { program, stage, dtype };
 
@@ -36,7 +36,7 @@ pub fn winograd(program: &mut Program, stage: &str, tile: i64) -> Result<(), Ill
         new.stage("g", Role::Temporary, [("a", t), ("s", WINDOW), ("k", k), ("c", c)], |[a, s, k, c]| {
             f.weights.row(a, &|r| load(weights, [k, c, &at(r), s]))
         })?;
-    let kept = if ahead { Role::Prepared } else { Role::Temporary };
+    let kept = if ahead { Role::Kept } else { Role::Temporary };
     let (u, u_nest) = new.stage("u", kept, [("a", t), ("b", t), ("k", k), ("c", c)], |[a, b, k, c]| {
         f.weights.row(b, &|s| load(g, [a, &at(s), k, c]))
     })?;

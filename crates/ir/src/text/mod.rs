@@ -28,7 +28,7 @@
 //!
 //! The `buffer` lines and the `loops` line list the tables of the program in the order of their numbers, so that what
 //! is read back is equal to what was printed, numbers included. A `prepare { … }` section comes before `run` where there
-//! is something to prepare. White space is free; `#` starts a comment that goes to the end of the line.
+//! is something to prepare, a `finish { … }` section after it where there is something to finish. White space is free; `#` starts a comment that goes to the end of the line.
 //!
 //! # Names
 //! A letter or `_`, then letters, digits, `_` and `.`; see [`is_name`]. No word is reserved.

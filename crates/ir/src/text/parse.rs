@@ -3,7 +3,7 @@
 use super::is_name;
 use crate::expr::{BinaryOp, Cond, Expr, ReduceOp, UnaryOp};
 use crate::index::{Atom, Index};
-use crate::program::{Buffer, BufferId, DType, Loop, LoopId, LoopKind, Program, Role, Scope, Stmt};
+use crate::program::{Buffer, BufferId, DType, Loop, LoopId, LoopKind, Part, Program, Role, Scope, Stmt};
 use std::collections::HashMap;
 use thiserror::Error;
 
@@ -256,7 +256,7 @@ impl<'a> Parser<'a> {
         let Some(Token::Quoted(quoted)) = self.peek() else { return self.expected("the name in quotes") };
         let Some(name) = unquote(quoted) else { return self.fail(Message::String) };
         self.at += 1;
-        let mut program = Program { name, buffers: vec![], loops: vec![], prepare: vec![], body: vec![] };
+        let mut program = Program { name, ..Program::default() };
         while self.take(Token::Word("buffer")) {
             let name = self.declared("a buffer name")?;
             if self.buffers.insert(name, BufferId(program.buffers.len() as u32)).is_some() {
@@ -284,13 +284,13 @@ impl<'a> Parser<'a> {
                 }
             }
         }
-        if self.take(Token::Word("prepare")) {
-            program.prepare = self.block()?;
+        for (part, word) in Part::ALL {
+            if self.take(Token::Word(word)) {
+                *program.part_mut(part) = self.block()?;
+            } else if part == Part::Body {
+                return self.expected("`run`");
+            }
         }
-        if !self.take(Token::Word("run")) {
-            return self.expected("`run`");
-        }
-        program.body = self.block()?;
         if self.peek().is_some() { self.expected("the end") } else { Ok(program) }
     }
 

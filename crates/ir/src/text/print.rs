@@ -4,7 +4,7 @@
 
 use crate::expr::{BinaryOp, Cond, Expr, ReduceOp, UnaryOp};
 use crate::index::{Atom, Index};
-use crate::program::{Buffer, BufferId, LoopId, LoopKind, Program, Role, Scope, Stmt};
+use crate::program::{Buffer, BufferId, LoopId, LoopKind, Part, Program, Role, Scope, Stmt};
 use std::fmt::{self, Write};
 
 /// The text of an index, with the names of the program's loops.
@@ -62,8 +62,9 @@ impl fmt::Display for Program {
             writeln!(f, "loops {}", self.loops.join(", "))?;
         }
         let mut printer = Printer { program: self, out: f };
-        for (word, block) in [("prepare", &self.prepare), ("run", &self.body)] {
-            if word == "run" || !block.is_empty() {
+        for (part, word) in Part::ALL {
+            let block = self.part(part);
+            if part == Part::Body || !block.is_empty() {
                 write!(printer.out, "{word} ")?;
                 printer.block(block, 0)?;
                 printer.out.write_char('\n')?;

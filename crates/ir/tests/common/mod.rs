@@ -164,10 +164,8 @@ pub fn nonsense(random: &mut Random) -> Program {
     };
     let mut program = Program {
         name: random.pick(&["matmul:m=8", "", "a \"quoted\" \\ name", "line\nbreak\t\u{7f}", "größer"]).to_owned(),
-        buffers: Vec::new(),
         loops: (0..1 + random.below(6)).map(|i| name(random, i)).collect(),
-        prepare: Vec::new(),
-        body: Vec::new(),
+        ..Program::default()
     };
     program.loops.sort();
     program.loops.dedup();
@@ -187,6 +185,7 @@ pub fn nonsense(random: &mut Random) -> Program {
     let mut make = Nonsense { n_loops: program.loops.len(), n_buffers: program.buffers.len(), random };
     program.prepare = make.block(depth);
     program.body = make.block(4);
+    program.finish = make.block(depth);
     program
 }
 

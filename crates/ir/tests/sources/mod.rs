@@ -478,5 +478,5 @@ pub fn reversed(program: &Program) -> Program {
             leaf => vec![leaf.clone()],
         }
     }
-    Program { prepare: block(&program.prepare), body: block(&program.body), ..program.clone() }
+    program.clone().map_parts(|stmts| block(&stmts))
 }

@@ -1,0 +1,72 @@
+//! Two-dimensional convolution.
+
+use super::convolution::{Axis, Convolution};
+use super::{Operator, Size, Workload, WorkloadError};
+use crate::program::Program;
+
+/// `Y[n, k, p, q] = Σ_{c, r, s} X[n, c, p·stride + r·dilation, q·stride + s·dilation] · W[k, c, r, s]`, X padded.
+///
+/// With groups, output channels of group g sum over input channels of group g only.
+pub const CONV2D: Operator = Operator {
+    name: "conv2d",
+    text: "Y[n, k, p, q] = sum over c, r, s of padded X[n, c, p*stride + r*dilation, q*stride + s*dilation] * W[k, c, r, s]",
+    sizes: &[
+        Size::new("n", "images").or(1),
+        Size::new("c", "input channels"),
+        Size::new("h", "rows of the input"),
+        Size::new("w", "columns of the input"),
+        Size::new("k", "output channels"),
+        Size::new("r", "rows of the filter"),
+        Size::new("s", "columns of the filter"),
+        Size::of("stride", 1, "stride_h", "rows from output to output"),
+        Size::of("stride", 1, "stride_w", "columns from output to output"),
+        Size::of("pad", 0, "pad_top", "rows of zeros above"),
+        Size::of("pad", 0, "pad_left", "columns of zeros to the left"),
+        Size::of("pad", 0, "pad_bottom", "rows of zeros below"),
+        Size::of("pad", 0, "pad_right", "columns of zeros to the right"),
+        Size::of("dilation", 1, "dilation_h", "rows from tap to tap"),
+        Size::of("dilation", 1, "dilation_w", "columns from tap to tap"),
+        Size::new("groups", "groups of channels").or(1),
+    ],
+    constants: &["w"],
+    has_layout: true,
+    check,
+    program,
+    flops,
+};
+
+fn check(w: &Workload) -> Result<(), WorkloadError> {
+    let divisor = w.size("groups");
+    for key in ["c", "k"] {
+        let value = w.size(key);
+        if value % divisor != 0 {
+            return Err(WorkloadError::Indivisible { divisor_key: "groups", divisor, key, value });
+        }
+    }
+    Axis::check_forward(w)
+}
+
+fn program(w: &Workload) -> Program {
+    let (c, k, groups) = (w.size("c"), w.size("k"), w.size("groups"));
+    let axes = Axis::forward(w);
+    let convolution = Convolution {
+        channels: [c, k],
+        weights: &[k, c / groups, axes[0].filter, axes[1].filter],
+        axes,
+        summed_channels: Some(c / groups),
+        always_padded: false,
+        tap: &|k_at, sum| {
+            let of_group = match groups {
+                1 => 0.into(),
+                _ => k_at.floor_div(k / groups).scale(c / groups),
+            };
+            (of_group.add(&sum[0]), [&[k_at.clone()], sum].concat())
+        },
+    };
+    convolution.program(w)
+}
+
+fn flops(w: &Workload) -> f64 {
+    let output: f64 = Axis::forward(w).iter().map(|a| (a.output * a.filter) as f64).product();
+    2.0 * w.size("n") as f64 * w.size("k") as f64 * (w.size("c") / w.size("groups")) as f64 * output
+}

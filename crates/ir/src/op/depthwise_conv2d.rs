@@ -1,0 +1,52 @@
+//! Convolution of each channel by itself.
+
+use super::convolution::{Axis, Convolution};
+use super::{Operator, Size, Workload};
+use crate::program::Program;
+
+/// `Y[n, k, p, q] = Σ_{r, s} X[n, k / multiplier, p·stride + r·dilation, q·stride + s·dilation] · W[k, r, s]`, X padded.
+pub const DEPTHWISE_CONV2D: Operator = Operator {
+    name: "depthwise_conv2d",
+    text: "Y[n, k, p, q] = sum over r, s of padded X[n, k / multiplier, p*stride + r*dilation, q*stride + s*dilation] * W[k, r, s]",
+    sizes: &[
+        Size::new("n", "images").or(1),
+        Size::new("c", "input channels"),
+        Size::new("h", "rows of the input"),
+        Size::new("w", "columns of the input"),
+        Size::new("r", "rows of the filter"),
+        Size::new("s", "columns of the filter"),
+        Size::new("multiplier", "output channels for each input channel").or(1),
+        Size::of("stride", 1, "stride_h", "rows from output to output"),
+        Size::of("stride", 1, "stride_w", "columns from output to output"),
+        Size::of("pad", 0, "pad_top", "rows of zeros above"),
+        Size::of("pad", 0, "pad_left", "columns of zeros to the left"),
+        Size::of("pad", 0, "pad_bottom", "rows of zeros below"),
+        Size::of("pad", 0, "pad_right", "columns of zeros to the right"),
+        Size::of("dilation", 1, "dilation_h", "rows from tap to tap"),
+        Size::of("dilation", 1, "dilation_w", "columns from tap to tap"),
+    ],
+    constants: &["w"],
+    has_layout: true,
+    check: Axis::check_forward,
+    program,
+    flops,
+};
+
+fn program(w: &Workload) -> Program {
+    let (c, multiplier) = (w.size("c"), w.size("multiplier"));
+    let axes = Axis::forward(w);
+    let convolution = Convolution {
+        channels: [c, c * multiplier],
+        weights: &[c * multiplier, axes[0].filter, axes[1].filter],
+        axes,
+        summed_channels: None,
+        always_padded: false,
+        tap: &|k, sum| (k.floor_div(multiplier), [&[k.clone()], sum].concat()),
+    };
+    convolution.program(w)
+}
+
+fn flops(w: &Workload) -> f64 {
+    let output: f64 = Axis::forward(w).iter().map(|a| (a.output * a.filter) as f64).product();
+    2.0 * w.size("n") as f64 * (w.size("c") * w.size("multiplier")) as f64 * output
+}

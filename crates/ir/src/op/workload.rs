@@ -1,0 +1,362 @@
+//! Workloads: an operator with its sizes, as text.
+
+use super::alias::{set_of, sets};
+use super::{ALIASES, Epilogue, OPS, Operator};
+use crate::program::{DType, Program};
+use std::fmt;
+
+/// Largest size of all buffers of a workload together, in bytes: what 47-bit user addresses can hold.
+const MOST_BYTES: u64 = 1 << 46;
+
+/// How activations come and go.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Layout {
+    /// As the operator says: batch, channels, rows, columns.
+    #[default]
+    Nchw,
+    /// As the template chooses, as between the layers of a network: bringing them there and back is not timed.
+    Blocked,
+}
+
+impl Layout {
+    /// Every layout with its name in a workload's text.
+    pub const ALL: [(Layout, &'static str); 2] = [(Layout::Nchw, "nchw"), (Layout::Blocked, "blocked")];
+}
+
+/// An operator with its sizes.
+#[derive(Clone)]
+pub struct Workload {
+    operator: &'static Operator,
+    sizes: Vec<i64>,
+    /// Element type of all tensors.
+    pub dtype: DType,
+    /// The input that stays the same from run to run, if any.
+    pub constant: Option<&'static str>,
+    layout: Layout,
+    epilogue: Vec<Epilogue>,
+}
+
+impl PartialEq for Workload {
+    fn eq(&self, other: &Workload) -> bool {
+        self.to_string() == other.to_string()
+    }
+}
+
+impl fmt::Debug for Workload {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{self}")
+    }
+}
+
+/// Why a text does not name a workload. The fault is the caller's.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum WorkloadError {
+    /// Neither an operator nor an alias.
+    #[error("unknown workload `{given}`; operators: {operators}; aliases: {aliases}; sets of aliases: {sets}")]
+    Unknown {
+        /// What was given.
+        given: String,
+        /// The operators there are.
+        operators: String,
+        /// The aliases there are.
+        aliases: String,
+        /// The sets of aliases there are.
+        sets: String,
+    },
+    /// An attribute that the operator does not have.
+    #[error("{operator} has no attribute `{key}`; it has {known}")]
+    UnknownAttribute {
+        /// The operator.
+        operator: &'static str,
+        /// The attribute given.
+        key: String,
+        /// The attributes there are.
+        known: String,
+    },
+    /// The same attribute twice.
+    #[error("attribute `{0}` is given twice")]
+    Repeated(String),
+    /// A required size is missing.
+    #[error("{operator} needs `{key}` ({text})")]
+    Missing {
+        /// The operator.
+        operator: &'static str,
+        /// The size.
+        key: &'static str,
+        /// What it is.
+        text: &'static str,
+    },
+    /// A value that is not accepted.
+    #[error("`{key}={value}` is not accepted; expected {expected}")]
+    Value {
+        /// The attribute.
+        key: String,
+        /// The value given.
+        value: String,
+        /// What is accepted.
+        expected: String,
+    },
+    /// Channels that cannot be shared out evenly.
+    #[error("{divisor_key}={divisor} does not divide {key}={value}")]
+    Indivisible {
+        /// The size that must divide.
+        divisor_key: &'static str,
+        /// Its value.
+        divisor: i64,
+        /// The size to be divided.
+        key: &'static str,
+        /// Its value.
+        value: i64,
+    },
+    /// A filter that does not fit into the padded input anywhere.
+    #[error(
+        "the filter reaches over {reach} {unit} but the padded input has {available}; give more padding or a smaller filter"
+    )]
+    FilterTooLarge {
+        /// Elements from the first tap to the last, both included.
+        reach: i64,
+        /// Elements of the padded input.
+        available: i64,
+        /// Rows or columns.
+        unit: &'static str,
+    },
+    /// A transposed convolution whose padding cuts everything off.
+    #[error("padding takes away {taken} of {available} output {unit}; give less padding")]
+    NoOutput {
+        /// Elements that padding takes away.
+        taken: i64,
+        /// Elements there are without padding.
+        available: i64,
+        /// Rows or columns.
+        unit: &'static str,
+    },
+    /// An output padding that no forward convolution leads to.
+    #[error("{key}={value} must be less than the stride or the dilation, here {most}")]
+    OutputPadding {
+        /// The size.
+        key: &'static str,
+        /// Its value.
+        value: i64,
+        /// The larger of stride and dilation.
+        most: i64,
+    },
+    /// The buffers together are larger than memory can be.
+    #[error("the tensors of `{0}` do not fit into any memory; give smaller sizes")]
+    TooLarge(String),
+}
+
+/// Attributes as given.
+struct Given {
+    /// By the operator's sizes.
+    sizes: Vec<Option<i64>>,
+    dtype: Option<DType>,
+    constant: Option<&'static str>,
+    layout: Option<Layout>,
+    epilogue: Option<Vec<Epilogue>>,
+}
+
+impl Given {
+    fn parse(operator: &'static Operator, text: &str) -> Result<Given, WorkloadError> {
+        let none = vec![None; operator.sizes.len()];
+        let mut given = Given { sizes: none.clone(), dtype: None, constant: None, layout: None, epilogue: None };
+        // A size given by its own name comes before one given by its shorthand.
+        let mut by_shorthand = none;
+        let mut seen = Vec::new();
+        for pair in text.split(',').map(str::trim).filter(|p| !p.is_empty()) {
+            let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
+            let (key, value) = (key.trim(), value.trim());
+            let wrong = |expected: String| WorkloadError::Value { key: brief(key), value: brief(value), expected };
+            if seen.contains(&key) {
+                return Err(WorkloadError::Repeated(brief(key)));
+            }
+            seen.push(key);
+            let one = operator.sizes.iter().position(|s| s.name == key);
+            if let Some(at) = one.or_else(|| operator.sizes.iter().position(|s| s.shorthand == Some(key))) {
+                let (least, most) = (operator.sizes[at].least, operator.sizes[at].most);
+                let n = value.parse().ok().filter(|n| (least..=most).contains(n));
+                let n = n.ok_or_else(|| wrong(format!("an integer from {least} to {most}")))?;
+                match one {
+                    Some(at) => given.sizes[at] = Some(n),
+                    None => {
+                        let all = operator.sizes.iter().zip(&mut by_shorthand);
+                        all.filter(|(s, _)| s.shorthand == Some(key)).for_each(|(_, size)| *size = Some(n));
+                    }
+                }
+            } else if key == "dtype" {
+                given.dtype = Some(one_of(&DType::ALL, value).map_err(wrong)?);
+            } else if key == "const" {
+                let found = operator.constants.iter().find(|c| **c == value);
+                given.constant = Some(found.ok_or_else(|| wrong(operator.constants.join(" or ")))?);
+            } else if key == "layout" && operator.has_layout {
+                given.layout = Some(one_of(&Layout::ALL, value).map_err(wrong)?);
+            } else if key == "epilogue" {
+                given.epilogue = Some(Epilogue::parse_list(value).map_err(wrong)?);
+            } else {
+                return Err(WorkloadError::UnknownAttribute {
+                    operator: operator.name,
+                    key: brief(key),
+                    known: attributes(operator).join(", "),
+                });
+            }
+        }
+        for (size, by_shorthand) in given.sizes.iter_mut().zip(by_shorthand) {
+            *size = size.or(by_shorthand);
+        }
+        Ok(given)
+    }
+
+    /// What is given here, else what is given there.
+    fn or(self, other: Given) -> Given {
+        Given {
+            sizes: self.sizes.into_iter().zip(other.sizes).map(|(a, b)| a.or(b)).collect(),
+            dtype: self.dtype.or(other.dtype),
+            constant: self.constant.or(other.constant),
+            layout: self.layout.or(other.layout),
+            epilogue: self.epilogue.or(other.epilogue),
+        }
+    }
+}
+
+/// The keys that an operator accepts.
+fn attributes(operator: &Operator) -> Vec<&'static str> {
+    let mut keys: Vec<&str> = Vec::new();
+    for size in operator.sizes {
+        keys.extend(size.shorthand.filter(|s| !keys.contains(s)));
+        keys.push(size.name);
+    }
+    keys.extend(["dtype", "const"]);
+    keys.extend(operator.has_layout.then_some("layout"));
+    keys.push("epilogue");
+    keys
+}
+
+/// The value of a name, or the names there are.
+fn one_of<T: Copy>(table: &[(T, &'static str)], name: &str) -> Result<T, String> {
+    match table.iter().find(|(_, n)| *n == name) {
+        Some((value, _)) => Ok(*value),
+        None => Err(table.iter().map(|(_, n)| *n).collect::<Vec<_>>().join(" or ")),
+    }
+}
+
+/// The start of a long text.
+fn brief(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(40).collect()
+}
+
+impl Workload {
+    /// Parses `operator:key=value,…` or an alias, the latter optionally followed by `:key=value,…`, which overrides or
+    /// adds attributes.
+    ///
+    /// # Errors
+    /// [`WorkloadError`] says which part is wrong and what is accepted.
+    pub fn parse(text: &str) -> Result<Workload, WorkloadError> {
+        let (head, rest) = text.split_once(':').unwrap_or((text, ""));
+        let alias = ALIASES.iter().find(|(alias, _)| *alias == head).map(|(_, full)| *full);
+        let (name, base) = alias.map_or((head, ""), |full| full.split_once(':').unwrap_or((full, "")));
+        let operator = OPS.iter().find(|op| op.name == name).ok_or_else(|| WorkloadError::Unknown {
+            given: brief(text),
+            operators: OPS.iter().map(|op| op.name).collect::<Vec<_>>().join(", "),
+            aliases: ALIASES.iter().map(|(a, _)| *a).collect::<Vec<_>>().join(", "),
+            sets: sets().join(", "),
+        })?;
+        let given = Given::parse(operator, rest)?.or(Given::parse(operator, base)?);
+        let sizes = operator.sizes.iter().zip(&given.sizes).map(|(size, given)| {
+            let missing = WorkloadError::Missing { operator: operator.name, key: size.name, text: size.text };
+            given.or(size.default).ok_or(missing)
+        });
+        let workload = Workload {
+            operator,
+            sizes: sizes.collect::<Result<_, _>>()?,
+            dtype: given.dtype.unwrap_or(DType::F32),
+            constant: given.constant,
+            layout: given.layout.unwrap_or_default(),
+            epilogue: given.epilogue.unwrap_or_default(),
+        };
+        (operator.check)(&workload)?;
+        let bytes = workload.program().buffers.iter().try_fold(0u64, |sum, b| sum.checked_add(b.size_bytes()?));
+        match bytes {
+            Some(bytes) if bytes <= MOST_BYTES => Ok(workload),
+            _ => Err(WorkloadError::TooLarge(workload.to_string())),
+        }
+    }
+
+    /// Parses a workload, or the name of a set of aliases, such as `resnet18`, with attributes for all of them.
+    ///
+    /// # Errors
+    /// As [`Workload::parse`], for the first of the set that does not accept the attributes.
+    pub fn parse_all(text: &str) -> Result<Vec<Workload>, WorkloadError> {
+        let (head, rest) = text.split_once(':').unwrap_or((text, ""));
+        let of_set = |alias: &&str| set_of(alias) == Some(head);
+        let mut members = ALIASES.iter().map(|(alias, _)| *alias).filter(of_set).peekable();
+        match members.peek() {
+            None => Ok(vec![Workload::parse(text)?]),
+            Some(_) => members.map(|alias| Workload::parse(&format!("{alias}:{rest}"))).collect(),
+        }
+    }
+
+    /// The operator.
+    pub fn operator(&self) -> &'static Operator {
+        self.operator
+    }
+
+    /// The value of a size.
+    ///
+    /// # Panics
+    /// Where the operator has no size of this name.
+    pub fn size(&self, name: &str) -> i64 {
+        let at = self.operator.sizes.iter().position(|s| s.name == name);
+        self.sizes[at.unwrap_or_else(|| panic!("{} has no size {name}", self.operator.name))]
+    }
+
+    /// How activations come and go.
+    pub fn layout(&self) -> Layout {
+        self.layout
+    }
+
+    /// What is done to each element of the result, in order.
+    pub fn epilogue(&self) -> &[Epilogue] {
+        &self.epilogue
+    }
+
+    /// The untransformed program.
+    pub fn program(&self) -> Program {
+        (self.operator.program)(self)
+    }
+
+    /// Floating-point operations of one run.
+    pub fn flops(&self) -> f64 {
+        (self.operator.flops)(self)
+    }
+}
+
+/// The canonical text, with shorthands where they say all and defaults left out.
+impl fmt::Display for Workload {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut pairs = Vec::new();
+        let sizes: Vec<_> = self.operator.sizes.iter().zip(&self.sizes).collect();
+        // Neighbours with the same shorthand come together; a size without one comes alone.
+        for group in sizes.chunk_by(|(a, _), (b, _)| a.shorthand.is_some() && a.shorthand == b.shorthand) {
+            let (first, value) = group[0];
+            match first.shorthand.filter(|_| group.iter().all(|(_, v)| *v == value)) {
+                Some(shorthand) if first.default != Some(*value) => pairs.push(format!("{shorthand}={value}")),
+                Some(_) => {}
+                None => {
+                    let given = group.iter().filter(|(size, v)| size.default != Some(**v));
+                    pairs.extend(given.map(|(size, v)| format!("{}={v}", size.name)));
+                }
+            }
+        }
+        if self.dtype != DType::F32 {
+            pairs.push(format!("dtype={}", self.dtype.name()));
+        }
+        pairs.extend(self.constant.map(|c| format!("const={c}")));
+        if let Some((_, name)) = Layout::ALL.iter().find(|(l, _)| *l == self.layout && *l != Layout::default()) {
+            pairs.push(format!("layout={name}"));
+        }
+        if !self.epilogue.is_empty() {
+            let words: Vec<String> = self.epilogue.iter().map(Epilogue::to_string).collect();
+            pairs.push(format!("epilogue={}", words.join("+")));
+        }
+        write!(f, "{}:{}", self.operator.name, pairs.join(","))
+    }
+}

@@ -1,0 +1,409 @@
+//! Every operator on random shapes against loops written here, and the texts of workloads.
+
+mod common;
+
+use common::Random;
+use proptest::prelude::*;
+use tilewright_ir::interp::{self, run_limited};
+use tilewright_ir::op::{ALIASES, Epilogue, Layout, OPS, Workload};
+use tilewright_ir::reference::{evaluate, random_input};
+use tilewright_ir::text::parse;
+use tilewright_ir::verify::check;
+use tilewright_ir::{DType, Program, Role};
+
+/// A row-major tensor.
+struct Tensor {
+    shape: Vec<i64>,
+    values: Vec<f64>,
+}
+
+impl Tensor {
+    fn zeros(shape: &[i64]) -> Tensor {
+        Tensor { shape: shape.to_vec(), values: vec![0.0; shape.iter().product::<i64>() as usize] }
+    }
+
+    /// Position of an element; none where a subscript is outside.
+    fn position(&self, at: &[i64]) -> Option<usize> {
+        assert_eq!(at.len(), self.shape.len());
+        let inside = at.iter().zip(&self.shape).all(|(i, n)| (0..*n).contains(i));
+        inside.then(|| at.iter().zip(&self.shape).fold(0, |sum, (i, n)| sum * n + i) as usize)
+    }
+
+    /// An element, zero outside.
+    fn at(&self, at: &[i64]) -> f64 {
+        self.position(at).map_or(0.0, |i| self.values[i])
+    }
+
+    fn add(&mut self, at: &[i64], value: f64) {
+        if let Some(i) = self.position(at) {
+            self.values[i] += value;
+        }
+    }
+
+    fn each(&self) -> Vec<Vec<i64>> {
+        each(&self.shape)
+    }
+}
+
+/// All subscripts of a shape.
+fn each(shape: &[i64]) -> Vec<Vec<i64>> {
+    let mut all = vec![Vec::new()];
+    for n in shape {
+        all = all.iter().flat_map(|at| (0..*n).map(|i| [at.as_slice(), &[i]].concat())).collect();
+    }
+    all
+}
+
+/// What a workload computes before its epilogue, by the operator's formula.
+fn naive(w: &Workload, a: &Tensor, b: &Tensor) -> Tensor {
+    let size = |name: &str| w.size(name);
+    let name = w.operator().name;
+    match name {
+        "matmul" | "dense" => {
+            let mut out = Tensor::zeros(&[size("m"), size("n")]);
+            for at in each(&[size("m"), size("n"), size("k")]) {
+                let [i, j, k] = at[..] else { unreachable!() };
+                let right = if name == "dense" { [j, k] } else { [k, j] };
+                out.add(&[i, j], a.at(&[i, k]) * b.at(&right));
+            }
+            out
+        }
+        "batch_matmul" => {
+            let mut out = Tensor::zeros(&[size("b"), size("m"), size("n")]);
+            for at in each(&[size("b"), size("m"), size("n"), size("k")]) {
+                let [n, i, j, k] = at[..] else { unreachable!() };
+                let left = if size("ta") == 1 { [n, k, i] } else { [n, i, k] };
+                let right = if size("tb") == 1 { [n, j, k] } else { [n, k, j] };
+                out.add(&[n, i, j], a.at(&left) * b.at(&right));
+            }
+            out
+        }
+        "conv2d_transpose" => {
+            let extent = |input, filter, [stride, dilation, before, after, more]: [&str; 5]| {
+                (size(input) - 1) * size(stride) + (size(filter) - 1) * size(dilation) + 1 + size(more)
+                    - size(before)
+                    - size(after)
+            };
+            let rows = extent("h", "r", ["stride_h", "dilation_h", "pad_top", "pad_bottom", "out_pad_h"]);
+            let columns = extent("w", "s", ["stride_w", "dilation_w", "pad_left", "pad_right", "out_pad_w"]);
+            let mut out = Tensor::zeros(&[size("n"), size("k"), rows, columns]);
+            for at in each(&[size("n"), size("c"), size("h"), size("w"), size("k"), size("r"), size("s")]) {
+                let [n, c, h, v, k, r, s] = at[..] else { unreachable!() };
+                let row = h * size("stride_h") + r * size("dilation_h") - size("pad_top");
+                let column = v * size("stride_w") + s * size("dilation_w") - size("pad_left");
+                out.add(&[n, k, row, column], a.at(&[n, c, h, v]) * b.at(&[c, k, r, s]));
+            }
+            out
+        }
+        "conv2d" | "depthwise_conv2d" => {
+            let depthwise = name == "depthwise_conv2d";
+            let k = if depthwise { size("c") * size("multiplier") } else { size("k") };
+            let groups = if depthwise { size("c") } else { size("groups") };
+            let of_group = size("c") / groups;
+            let (mut rows, mut columns) = (0, 0);
+            while (rows * size("stride_h") + (size("r") - 1) * size("dilation_h"))
+                < size("h") + size("pad_top") + size("pad_bottom")
+            {
+                rows += 1;
+            }
+            while (columns * size("stride_w") + (size("s") - 1) * size("dilation_w"))
+                < size("w") + size("pad_left") + size("pad_right")
+            {
+                columns += 1;
+            }
+            let mut out = Tensor::zeros(&[size("n"), k, rows, columns]);
+            for at in out.each() {
+                let [n, k_at, p, q] = at[..] else { unreachable!() };
+                for tap in each(&[of_group, size("r"), size("s")]) {
+                    let [c, r, s] = tap[..] else { unreachable!() };
+                    let channel = k_at / (k / groups) * of_group + c;
+                    let row = p * size("stride_h") + r * size("dilation_h") - size("pad_top");
+                    let column = q * size("stride_w") + s * size("dilation_w") - size("pad_left");
+                    let weight = if depthwise { b.at(&[k_at, r, s]) } else { b.at(&[k_at, c, r, s]) };
+                    out.add(&at, a.at(&[n, channel, row, column]) * weight);
+                }
+            }
+            out
+        }
+        other => panic!("{other} needs a formula here"),
+    }
+}
+
+/// The epilogue on a result whose dimension `channel` numbers the channels.
+fn finished(w: &Workload, mut out: Tensor, inputs: &[(String, Tensor)]) -> Vec<f64> {
+    let input = |name: &str| &inputs.iter().find(|(n, _)| n == name).unwrap_or_else(|| panic!("no input {name}")).1;
+    let channel = if out.shape.len() == 4 { 1 } else { out.shape.len() - 1 };
+    for (i, at) in out.each().into_iter().enumerate() {
+        for e in w.epilogue() {
+            let x = out.values[i];
+            out.values[i] = match e {
+                Epilogue::Bias => x + input("bias").at(&[at[channel]]),
+                Epilogue::Add => x + input("R").at(&at),
+                Epilogue::Relu => x.max(0.0),
+                Epilogue::Clip { low, high } => x.clamp(*low, *high),
+                Epilogue::Sigmoid => 1.0 / (1.0 + (-x).exp()),
+                Epilogue::Tanh => x.tanh(),
+                Epilogue::Gelu => {
+                    0.5 * x * (1.0 + interp::apply_unary(tilewright_ir::expr::UnaryOp::Erf, x / 2f64.sqrt()))
+                }
+            };
+        }
+    }
+    out.values
+}
+
+fn inputs(program: &Program, seed: u64) -> Vec<(String, Tensor)> {
+    let of = program.arguments().filter(|(_, b)| b.role != Role::Output).enumerate();
+    of.map(|(i, (_, b))| {
+        let values = random_input(seed + i as u64, b.n_elements().unwrap() as usize).collect();
+        (b.name.clone(), Tensor { shape: b.shape.clone(), values })
+    })
+    .collect()
+}
+
+/// A text with random sizes that fit together, mostly.
+fn random_text(random: &mut Random) -> String {
+    let operator = OPS[random.below(OPS.len())].name;
+    let mut pairs: Vec<String> = Vec::new();
+    let mut give = |random: &mut Random, key: &str, low: i64, high: i64| {
+        let value = random.in_range(low, high);
+        pairs.push(format!("{key}={value}"));
+    };
+    let sizes = OPS.iter().find(|op| op.name == operator).unwrap().sizes;
+    for size in sizes.iter().filter(|s| s.default.is_none()) {
+        let most = match size.name {
+            "r" | "s" => 4,
+            "c" | "k" if operator.starts_with("conv") => 6,
+            _ => 12,
+        };
+        give(random, size.name, 1, most);
+    }
+    for size in sizes.iter().filter(|s| s.default.is_some()) {
+        if random.chance(40) {
+            give(random, size.name, size.least, 3.min(size.most));
+        }
+    }
+    pairs.push("dtype=f64".to_owned());
+    if sizes.iter().any(|s| s.name == "stride_h") && random.chance(40) {
+        pairs.push("layout=blocked".to_owned());
+    }
+    let mut epilogue = Vec::new();
+    for word in ["bias", "add", "relu", "clip", "clip(-1;1.5)", "sigmoid", "tanh", "gelu"] {
+        if random.chance(15) {
+            epilogue.push(word);
+        }
+    }
+    if !epilogue.is_empty() {
+        pairs.push(format!("epilogue={}", epilogue.join("+")));
+    }
+    format!("{operator}:{}", pairs.join(","))
+}
+
+#[track_caller]
+fn close(what: &str, w: &Workload, got: &[f64], expected: &[f64]) {
+    assert_eq!(got.len(), expected.len(), "{w}: {what}");
+    for (i, (a, b)) in got.iter().zip(expected).enumerate() {
+        assert!((a - b).abs() <= 1e-11 * b.abs().max(1.0), "{w}: {what}, element {i}: {a} instead of {b}");
+    }
+}
+
+#[test]
+fn operators_compute_their_formulas() {
+    let mut random = Random::new(1);
+    let (mut n_checked, mut of_operator) = (0, vec![0; OPS.len()]);
+    while n_checked < 400 {
+        let Ok(w) = Workload::parse(&random_text(&mut random)) else { continue };
+        n_checked += 1;
+        of_operator[OPS.iter().position(|op| op.name == w.operator().name).unwrap()] += 1;
+        let program = w.program();
+        let unproven = check(&program).unwrap_or_else(|e| panic!("{w}: {e}\n{program}"));
+        assert_eq!(unproven, [], "{w}");
+        assert_eq!(parse(&program.to_string()).as_ref(), Ok(&program), "{w}");
+        let given = inputs(&program, random.next());
+        let expected = finished(&w, naive(&w, &given[0].1, &given[1].1), &given);
+        let values: Vec<Vec<f64>> = given.into_iter().map(|(_, t)| t.values).collect();
+        let mut arguments = values.clone();
+        arguments.push(vec![0.0; expected.len()]);
+        run_limited(&program, &mut arguments, 1 << 26).unwrap_or_else(|e| panic!("{w}: {e}"));
+        close("interpreter", &w, &arguments[values.len()], &expected);
+        let outputs = evaluate(&program, &values, 1).unwrap_or_else(|e| panic!("{w}: {e}"));
+        close("reference", &w, &outputs[0], &expected);
+    }
+    assert!(of_operator.iter().all(|n| *n > 20), "{of_operator:?}");
+}
+
+#[test]
+fn stages_and_loops_have_their_names() {
+    let loops = |text: &str| Workload::parse(text).unwrap().program().loops.join(" ");
+    assert_eq!(loops("matmul:m=2,n=3,k=4"), "i j k");
+    assert_eq!(loops("matmul:m=2,n=3,k=4,epilogue=relu"), "i j k oi oj");
+    assert_eq!(loops("batch_matmul:b=2,m=2,n=3,k=4,ta=1,epilogue=bias"), "b i j k ob oi oj");
+    assert_eq!(loops("dense:m=2,n=3,k=4"), "i j k");
+    let conv = "c=4,h=8,w=8,r=3,s=3";
+    assert_eq!(loops(&format!("conv2d:{conv},k=4")), "n k p q c r s on ok op oq");
+    assert_eq!(loops(&format!("conv2d:{conv},k=4,pad_left=1")), "pn pc ph pw n k p q c r s on ok op oq");
+    assert_eq!(loops(&format!("depthwise_conv2d:{conv}")), "n k p q r s on ok op oq");
+    assert_eq!(loops(&format!("conv2d_transpose:{conv},k=4")), "pn pc ph pw n k p q c r s on ok op oq");
+    assert_eq!(
+        loops(&format!("conv2d:{conv},k=4,pad=1,layout=blocked,epilogue=add")),
+        "xn xc xh xw rn rk rp rq pn pc ph pw n k p q c r s on ok op oq yn yk yp yq"
+    );
+    let blocked =
+        Workload::parse(&format!("conv2d:{conv},k=4,pad=1,layout=blocked,epilogue=bias+add,const=w")).unwrap();
+    assert_eq!(blocked.layout(), Layout::Blocked);
+    let program = blocked.program();
+    let buffers: Vec<(&str, Role)> = program.buffers.iter().map(|b| (b.name.as_str(), b.role)).collect();
+    let expected = [
+        ("X", Role::Input),
+        ("W", Role::ConstInput),
+        ("bias", Role::Input),
+        ("R", Role::Input),
+        ("X.in", Role::Kept),
+        ("R.in", Role::Kept),
+        ("pad", Role::Temporary),
+        ("acc", Role::Temporary),
+        ("Y.out", Role::Kept),
+        ("Y", Role::Output),
+    ];
+    assert_eq!(buffers, expected);
+    assert!(!program.finish.is_empty());
+}
+
+#[test]
+fn texts_are_canonical() {
+    #[track_caller]
+    fn is(text: &str, canonical: &str) {
+        let w = Workload::parse(text).unwrap_or_else(|e| panic!("{text}: {e}"));
+        assert_eq!(w.to_string(), canonical);
+        assert_eq!(Workload::parse(canonical).unwrap(), w);
+    }
+    is("matmul-1024:const=b", "matmul:m=1024,n=1024,k=1024,const=b");
+    is("matmul:k=3,m=1,n=2,dtype=f64", "matmul:m=1,n=2,k=3,dtype=f64");
+    is("bert.BMM1:b=96", "batch_matmul:b=96,m=128,n=64,k=128");
+    is("bert.BMM3", "batch_matmul:b=960,m=128,n=128,k=64,tb=1");
+    is("alexnet.C1:n=8", "conv2d:n=8,c=3,h=227,w=227,k=64,r=11,s=11,stride=4");
+    is(
+        "resnet18.C1:epilogue=bias+relu, layout=blocked",
+        "conv2d:c=3,h=224,w=224,k=64,r=7,s=7,stride=2,pad=3,const=w,layout=blocked,epilogue=bias+relu",
+    );
+    let conv = "conv2d:c=4,h=8,w=8,k=4,r=3,s=3";
+    is(&format!("{conv},stride=2,stride_h=1,layout=nchw"), &format!("{conv},stride_w=2"));
+    is(&format!("{conv},pad_top=1,pad_right=1,pad_left=1,pad_bottom=1"), &format!("{conv},pad=1"));
+    is(&format!("{conv},pad_top=0,pad=1"), &format!("{conv},pad_left=1,pad_bottom=1,pad_right=1"));
+    is("resnet18.C2:pad_top=0", "conv2d:c=64,h=56,w=56,k=64,r=3,s=3,pad_left=1,pad_bottom=1,pad_right=1,const=w");
+    is(
+        &format!("{conv},groups=2,dilation=2,epilogue=clip( 0; 6)"),
+        &format!("{conv},dilation=2,groups=2,epilogue=clip"),
+    );
+    is(&format!("{conv},epilogue=clip(-0.5;1e3)+add"), &format!("{conv},epilogue=clip(-0.5;1000)+add"));
+}
+
+#[test]
+fn degenerate_texts_are_refused_in_one_line() {
+    #[track_caller]
+    fn is(text: &str, part: &str) {
+        let e = Workload::parse_all(text).map(|w| format!("{w:?}")).expect_err("it is degenerate").to_string();
+        assert!(e.contains(part) && !e.contains('\n'), "{text}: {e}");
+    }
+    is("", "unknown workload");
+    is("frobnicate:m=1", "unknown workload `frobnicate:m=1`; operators: matmul, batch_matmul");
+    is("resnet", "sets of aliases: bert, resnet18, alexnet, mobilenet");
+    is("matmul:m=1,n=2", "matmul needs `k`");
+    is("matmul:m=0,n=2,k=1", "`m=0` is not accepted");
+    is("matmul:m=x,n=2,k=1", "an integer from 1 to");
+    is("matmul:m=99999999999999999999,n=2,k=1", "an integer from 1 to");
+    is("matmul:m=1,n=2,k=1,q=1", "no attribute `q`");
+    is("matmul:m=1,n=2,k=1,layout=blocked", "no attribute `layout`");
+    is("matmul:m=1,m=2,n=2,k=1", "`m` is given twice");
+    is("matmul:m=1,n=2,k=1,const=c", "expected a or b");
+    is("matmul:m=1000000000,n=1000000000,k=1000000000", "do not fit");
+    is("batch_matmul:b=1,m=1,n=2,k=1,ta=2", "an integer from 0 to 1");
+    is("bert:layout=blocked", "no attribute `layout`");
+    let conv = "conv2d:c=4,h=8,w=8,k=4,r=3,s=3";
+    is(&format!("{conv},stride=0"), "`stride=0` is not accepted");
+    is(&format!("{conv},stride=1,stride=2"), "`stride` is given twice");
+    is(&format!("{conv},groups=3"), "groups=3 does not divide c=4");
+    is("conv2d:c=4,h=8,w=8,k=5,r=3,s=3,groups=2", "groups=2 does not divide k=5");
+    is(&format!("{conv},dilation_w=4"), "reaches over 9 columns but the padded input has 8");
+    is("conv2d:c=4,h=1,w=8,k=4,r=3,s=3,pad_left=1", "reaches over 3 rows but the padded input has 1");
+    is("conv2d:c=1,h=1,w=1,k=1,r=1073741824,s=1,dilation=1073741824", "the padded input has 1;");
+    is(&format!("{conv},pad=1000000000"), "do not fit");
+    is("conv2d_transpose:c=1,h=2,w=2,k=1,r=3,s=3,pad=2", "padding takes away 4 of 4 output rows");
+    is("conv2d_transpose:c=1,h=2,w=2,k=1,r=3,s=3,stride=2,out_pad_w=2", "out_pad_w=2 must be less than");
+    is(&format!("{conv},epilogue="), "bias, add, relu");
+    is(&format!("{conv},epilogue=relu+blur"), "bias, add, relu");
+    is(&format!("{conv},epilogue=bias+relu+bias"), "bias at most once");
+    is(&format!("{conv},epilogue=clip(1;0)"), "clip(low;high)");
+    is(&format!("{conv},epilogue=clip(0;inf)"), "clip(low;high)");
+    is(&format!("{conv},epilogue={}", ["gelu"; 9].join("+")), "at most 8 operations");
+}
+
+#[test]
+fn sets_give_all_their_members() {
+    let all = Workload::parse_all("resnet18:layout=blocked").unwrap();
+    assert_eq!(all.len(), 12);
+    assert!(all.iter().all(|w| w.layout() == Layout::Blocked && w.constant == Some("w")));
+    assert_eq!(all[11], Workload::parse("resnet18.C12:layout=blocked").unwrap());
+    assert_eq!(Workload::parse_all("bert").unwrap().len(), 6);
+    assert_eq!(Workload::parse_all("alexnet:n=1").unwrap()[0].size("n"), 1);
+    assert_eq!(Workload::parse_all("mobilenet:dtype=f64").unwrap()[2].dtype, DType::F64);
+    assert_eq!(Workload::parse_all("matmul-256").unwrap(), [Workload::parse("matmul-256").unwrap()]);
+    for (alias, _) in ALIASES {
+        assert!(Workload::parse(alias).is_ok(), "{alias}");
+    }
+}
+
+#[test]
+fn operations_are_those_that_libraries_count() {
+    let flops = |text: &str| Workload::parse(text).unwrap().flops();
+    assert_eq!(flops("resnet18.C2"), 2.0 * 56.0 * 56.0 * 64.0 * 64.0 * 9.0);
+    assert_eq!(flops("resnet18.C2:groups=4,epilogue=bias"), 2.0 * 56.0 * 56.0 * 64.0 * 16.0 * 9.0);
+    assert_eq!(flops("mobilenet.DW2"), 2.0 * 28.0 * 28.0 * 128.0 * 9.0);
+    assert_eq!(flops("conv2d_transpose:c=3,h=5,w=6,k=2,r=4,s=4,stride=2,pad=1"), 2.0 * 3.0 * 30.0 * 2.0 * 16.0);
+    assert_eq!(flops("bert.BMM2"), 2.0 * 960.0 * 128.0 * 64.0 * 128.0);
+}
+
+/// Pieces that make texts that are nearly workloads.
+fn piece() -> impl Strategy<Value = String> {
+    let names = OPS.iter().map(|op| op.name).chain(ALIASES.iter().map(|(alias, _)| *alias)).map(str::to_owned);
+    let keys =
+        OPS.iter().flat_map(|op| op.sizes).flat_map(|s| [Some(s.name), s.shorthand]).flatten().map(str::to_owned);
+    let words =
+        [":", ",", "=", "dtype=f64", "const=w", "layout=blocked", "epilogue=", "bias", "+", "clip(", "0;", "1)"];
+    let numbers = ["0", "1", "2", "7", "-1", "1073741824", "9223372036854775807", "x", "", "\n", "é"];
+    prop_oneof![
+        proptest::sample::select(names.collect::<Vec<_>>()),
+        proptest::sample::select(keys.collect::<Vec<_>>()).prop_map(|k| format!("{k}=")),
+        proptest::sample::select(words.to_vec()).prop_map(str::to_owned),
+        proptest::sample::select(numbers.to_vec()).prop_map(str::to_owned),
+        any::<String>(),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 400, failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// Any text gives workloads that print and parse, or one line.
+    #[test]
+    fn no_text_makes_parsing_panic(pieces in proptest::collection::vec(piece(), 0..20)) {
+        match Workload::parse_all(&pieces.concat()) {
+            Ok(all) => for w in all {
+                prop_assert_eq!(&Workload::parse(&w.to_string()).unwrap(), &w);
+            },
+            Err(e) => prop_assert!(!e.to_string().contains('\n'), "{}", e),
+        }
+    }
+
+    /// Sizes from the whole range, the largest included, neither overflow nor make an operator panic.
+    #[test]
+    fn no_sizes_make_parsing_panic(
+        operator in 0..OPS.len(),
+        sizes in proptest::collection::vec(prop_oneof![0i64..4, 1i64..100, Just(1 << 30), 1i64..(1 << 30)], 17),
+    ) {
+        let pairs = OPS[operator].sizes.iter().zip(sizes).map(|(s, n)| format!("{}={n}", s.name));
+        let text = format!("{}:{}", OPS[operator].name, pairs.collect::<Vec<_>>().join(","));
+        if let Ok(w) = Workload::parse(&text) {
+            prop_assert!(w.flops() > 0.0);
+        }
+    }
+}
