@@ -431,6 +431,11 @@ impl Module {
         llvm!(Value(LLVMBuildSIToFP(self.builder, x.0, ty.0, UNNAMED)))
     }
 
+    /// The low bits of an integer.
+    pub fn truncate(&self, x: Value, ty: Type) -> Value {
+        llvm!(Value(LLVMBuildTrunc(self.builder, x.0, ty.0, UNNAMED)))
+    }
+
     /// The same bits as another type.
     pub fn bitcast(&self, x: Value, ty: Type) -> Value {
         llvm!(Value(LLVMBuildBitCast(self.builder, x.0, ty.0, UNNAMED)))

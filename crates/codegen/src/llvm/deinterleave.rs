@@ -38,18 +38,21 @@ impl Generator<'_> {
         let mut wanted = Vec::new();
         for_each_sure_read(&block[0], &mut |buffer, index| wanted.push((buffer, index.to_vec())));
         for (buffer, index) in wanted {
-            let Access::Strided { base, stride: stride @ 2.. } = self.access(buffer, &index) else {
-                continue;
-            };
-            if self.seen_load(buffer, &(base.clone(), stride, lanes.piece.n)).is_some() {
+            let access = self.access(buffer, &index);
+            let key = (access, lanes.piece.n);
+            if self.seen_load(buffer, &key).is_some() {
                 continue;
             }
+            let Access::Strided { base, stride: stride @ 2.. } = key.0 else {
+                continue;
+            };
             let group = self.strided_group(buffer, &base, stride, lanes.piece, block);
             let Some(columns) = self.deinterleave(buffer, &group, stride, lanes.piece) else {
                 continue;
             };
             for (offset, value) in group.offsets.iter().zip(columns) {
-                self.remember_load(buffer, (group.lowest.offset(*offset), stride, lanes.piece.n), value);
+                let base = group.lowest.offset(*offset);
+                self.remember_load(buffer, (Access::Strided { base, stride }, lanes.piece.n), value);
             }
         }
     }

@@ -250,6 +250,22 @@ impl Generator<'_> {
                     return self.m.splat(self.m.bool(false), n.max(1));
                 }
             }
+            if !equal && let Some(lanes) = self.f.lanes.filter(|l| difference.uses(l.var)) {
+                // Where lanes step evenly: those below, or not below, some number.
+                let stride = difference.coefficient(lanes.var);
+                let rest = difference.sub(&Index::from(lanes.var).scale(stride)).offset(stride * lanes.piece.first);
+                if stride != 0 && !rest.uses(lanes.var) {
+                    // s·lane + rest < 0
+                    return if stride > 0 {
+                        let limit = self.resolved(&rest.scale(-1).offset(stride - 1).floor_div(stride));
+                        self.lanes_below(&limit, lanes.piece.width)
+                    } else {
+                        let limit = self.resolved(&rest.floor_div(-stride).offset(1));
+                        let others = self.lanes_below(&limit, lanes.piece.width);
+                        self.m.not(others)
+                    };
+                }
+            }
             let left = self.index_operand(&difference.offset(-difference.constant()));
             let zero = self.m.int(-difference.constant());
             if left.lanes == 0 {
