@@ -31,13 +31,13 @@ fn stencil(images: i64, height: i64, width: i64, stride: i64, pad: i64, lanes: i
         if pad == 0 { value } else { Expr::Select(Box::new(inside), Box::new(value), Box::new(Expr::Const(0.0))) };
     let to = [image, row, column];
     let n = images * height * width;
-    let body = vec![
+    let [first, second] = [
         store(y, &to, load(bias, &[at.floor_div(width)])),
         add_to(y, &to, mul(value, Expr::FromIndex(times(3, r).add(&ix(s)).offset(1))), never()),
     ];
     let extent = if n % lanes == 0 { ix(lanes) } else { Index::from(lanes).smaller(&ix(n).sub(&times(lanes, j))) };
-    let start = vector(l, extent.clone(), vec![body[0].clone()]);
-    let step = vector(l, extent, vec![body[1].clone()]);
+    let start = vector(l, extent.clone(), vec![first]);
+    let step = vector(l, extent, vec![second]);
     p.body = vec![for_(j, (n + lanes - 1) / lanes, vec![start, for_(r, 3, vec![for_(s, 3, vec![step])])])];
     p
 }

@@ -520,6 +520,26 @@ impl Module {
         )))
     }
 
+    /// The same pointer, where LLVM does not know that it is: an empty instruction that gives it back.
+    pub fn opaque(&self, pointer: Value) -> Value {
+        let (text, constraints) = (c"", c"=r,0");
+        llvm! {{
+            let ty = self.function_type(self.ptr, &[self.ptr]);
+            let nothing = LLVMGetInlineAsm(
+                ty.0,
+                text.as_ptr(),
+                0,
+                constraints.as_ptr(),
+                constraints.to_bytes().len(),
+                1,
+                0,
+                llvm_sys::LLVMInlineAsmDialect::LLVMInlineAsmDialectATT,
+                0,
+            );
+            self.call_pointer(ty, Value(nothing), &[pointer])
+        }}
+    }
+
     /// Calls one of LLVM's own functions, overloaded for some types.
     pub fn intrinsic(&self, name: &str, overloads: &[Type], arguments: &[Value]) -> Value {
         let mut types: Vec<LLVMTypeRef> = overloads.iter().map(|t| t.0).collect();

@@ -48,6 +48,10 @@ pub(super) struct Level {
 pub(super) struct Seen {
     pub loads: Map<BufferId, Map<LoadKey, Value>>,
     pub splats: Map<(Value, usize), Value>,
+    /// The register chunks updated in this step of a reduction.
+    pub updated: BTreeSet<(BufferId, i64)>,
+    /// In a step whose loads are not to be shared with the one before: pointers that hide this from LLVM.
+    pub fresh: Option<Map<Value, Value>>,
 }
 
 /// Where the next instruction goes.
