@@ -16,8 +16,12 @@ use super::generate::Generator;
 use super::memory::Access;
 use super::plan::Piece;
 
-/// Up to this stride every vector of a range holds enough lanes to be worth picking them out of it.
+/// Up to this stride every vector of a range holds enough lanes to be worth picking them out of it, where fewer than
+/// `MIN_TRANSPOSED` loads share the vectors.
 const MAX_PICKED_STRIDE: i64 = 4;
+
+/// From this many loads on rows are transposed, in fewer shuffles a load.
+const MIN_TRANSPOSED: usize = 4;
 
 /// Statements after the first whose loads are made with it.
 const MAX_AHEAD: usize = 64;
@@ -96,7 +100,7 @@ impl Generator<'_> {
     /// The vector of each load of a group; `None` where lane by lane is better.
     fn deinterleave(&mut self, buffer: BufferId, group: &Group, stride: i64, piece: Piece) -> Option<Vec<Value>> {
         let n_columns = group.offsets.last().expect("a group has a load") + 1;
-        if !self.in_registers(buffer) && stride <= MAX_PICKED_STRIDE {
+        if !self.in_registers(buffer) && stride <= MAX_PICKED_STRIDE && group.offsets.len() < MIN_TRANSPOSED {
             return Some(self.picked(buffer, group, stride, piece));
         }
         if group.offsets.len() < 2 || n_columns.unsigned_abs().next_power_of_two() > 2 * group.offsets.len() as u64 {
