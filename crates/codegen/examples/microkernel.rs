@@ -11,8 +11,8 @@ use std::time::Instant;
 use common::gemm::{ALayout, Gemm};
 use common::*;
 use tilewright_codegen::{CompileTimes, Emit, Runtime, SCRATCH_ALIGN, compile, emit};
-use tilewright_ir::expr::Expr;
-use tilewright_ir::{DType, Program, Scope, Stmt, Target};
+use tilewright_ir::expr::{Expr, UnaryOp};
+use tilewright_ir::{DType, Index, Program, Scope, Stmt, Target};
 
 struct Aligned(*mut u8, std::alloc::Layout);
 
@@ -121,6 +121,32 @@ fn transposing_pack(dtype: DType, rows: i64, lanes: i64) -> (Program, f64) {
     (p, (rows * k) as f64)
 }
 
+/// A copy of columns of a tile `[lanes, columns]` into rows, within the first-level cache.
+fn transposing_unpack(dtype: DType, columns: i64, lanes: i64) -> (Program, f64) {
+    let n = 2048 / columns / lanes;
+    let mut p = program("unpack");
+    let a = input(&mut p, "A", dtype, &[n, lanes, columns]);
+    let b = output(&mut p, "B", dtype, &[n, columns, lanes]);
+    let [o, l] = ["o", "l"].map(|name| p.add_loop(name));
+    let stores = (0..columns).map(|j| store(b, &[ix(o), ix(j), ix(l)], load(a, &[ix(o), ix(l), ix(j)]))).collect();
+    p.body = vec![for_(o, n, vec![vector(l, lanes, stores)])];
+    (p, (n * columns * lanes) as f64)
+}
+
+/// A function of each element, within the first-level cache: in vectors, or one after the other.
+fn elementwise(op: UnaryOp, dtype: DType, lanes: Option<i64>) -> (Program, f64) {
+    let mut p = program("elementwise");
+    let a = input(&mut p, "A", dtype, &[1024]);
+    let b = output(&mut p, "B", dtype, &[1024]);
+    let [o, l] = ["o", "l"].map(|name| p.add_loop(name));
+    let of = |at: Index| store(b, std::slice::from_ref(&at), un(op, load(a, std::slice::from_ref(&at))));
+    p.body = vec![match lanes {
+        Some(lanes) => for_(o, 1024 / lanes, vec![vector(l, lanes, vec![of(times(lanes, o).add(&ix(l)))])]),
+        None => for_(o, 1024, vec![of(ix(o))]),
+    }];
+    (p, 1024.0)
+}
+
 fn main() {
     let mut arguments = std::env::args().skip(1);
     let filter = arguments.next().unwrap_or_default();
@@ -177,6 +203,16 @@ fn main() {
             let lanes = target.lanes(DType::F32);
             let (p, elements) = transposing_pack(DType::F32, rows, lanes);
             cases.push((format!("pack-{}-{rows}", target.vector_bits), target.clone(), p, elements, None));
+            let (p, elements) = transposing_unpack(DType::F32, rows, lanes);
+            cases.push((format!("unpack-{}-{rows}", target.vector_bits), target.clone(), p, elements, None));
+        }
+        for (dtype, name) in DType::ALL {
+            for (op, function) in UnaryOp::ALL {
+                let (p, elements) = elementwise(op, dtype, Some(target.lanes(dtype)));
+                cases.push((format!("{function}-{name}-{}", target.vector_bits), target.clone(), p, elements, None));
+                let (p, elements) = elementwise(op, dtype, None);
+                cases.push((format!("{function}-{name}-scalar"), target.clone(), p, elements, None));
+            }
         }
     }
     writeln!(

@@ -4,6 +4,7 @@ mod common;
 
 use common::*;
 use tilewright_codegen::{Emit, emit};
+use tilewright_ir::expr::Expr;
 use tilewright_ir::{DType, Program, Scope, Stmt, Target};
 
 /// Where the transposed tile is read from.
@@ -20,11 +21,9 @@ fn transpose(dtype: DType, from: From, n: i64, pitch: i64, first: i64, lanes: i6
     let x = input(&mut p, "X", dtype, &[2, lanes, pitch]);
     let y = output(&mut p, "Y", dtype, &[2, n, lanes]);
     let [o, row, c, l] = ["o", "row", "c", "l"].map(|name| p.add_loop(name));
-    // Not in order: which statement comes first does not matter.
-    let columns = (0..n).map(|j| j * 7 % n).collect::<std::collections::BTreeSet<_>>().len() as i64;
-    let column = |j: i64| if columns == n { j * 7 % n } else { j };
-    let stores = |load: &dyn Fn(i64) -> tilewright_ir::expr::Expr| -> Vec<Stmt> {
-        (0..n).map(|j| store(y, &[ix(o), ix(column(j)), ix(l)], load(first + column(j)))).collect()
+    // From the last column to the first: which statement comes first does not matter.
+    let stores = |load: &dyn Fn(i64) -> Expr| -> Vec<Stmt> {
+        (0..n).rev().map(|j| store(y, &[ix(o), ix(j), ix(l)], load(first + j))).collect()
     };
     let body = match from {
         From::Input => vec![vector(l, lanes, stores(&|j| load(x, &[ix(o), ix(l), ix(j)])))],

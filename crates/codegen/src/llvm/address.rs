@@ -133,6 +133,15 @@ impl Generator<'_> {
     pub(super) fn pointer(&mut self, buffer: BufferId, flat: &Index) -> Value {
         let varying = flat.offset(-flat.constant());
         let base = self.partial_pointer(buffer, &varying);
+        let base = match self.f.seen.fresh.as_ref().map(|fresh| fresh.get(&base)) {
+            None => base,
+            Some(Some(fresh)) => *fresh,
+            Some(None) => {
+                let fresh = self.m.opaque(base);
+                self.f.seen.fresh.get_or_insert_default().insert(base, fresh);
+                fresh
+            }
+        };
         match flat.constant() {
             0 => base,
             c => self.m.element(self.element_type(buffer), base, self.m.int(c)),

@@ -431,6 +431,11 @@ impl Module {
         llvm!(Value(LLVMBuildSIToFP(self.builder, x.0, ty.0, UNNAMED)))
     }
 
+    /// The low bits of an integer.
+    pub fn truncate(&self, x: Value, ty: Type) -> Value {
+        llvm!(Value(LLVMBuildTrunc(self.builder, x.0, ty.0, UNNAMED)))
+    }
+
     /// The same bits as another type.
     pub fn bitcast(&self, x: Value, ty: Type) -> Value {
         llvm!(Value(LLVMBuildBitCast(self.builder, x.0, ty.0, UNNAMED)))
@@ -513,6 +518,26 @@ impl Module {
             arguments.len() as u32,
             UNNAMED
         )))
+    }
+
+    /// The same pointer, where LLVM does not know that it is: an empty instruction that gives it back.
+    pub fn opaque(&self, pointer: Value) -> Value {
+        let (text, constraints) = (c"", c"=r,0");
+        llvm! {{
+            let ty = self.function_type(self.ptr, &[self.ptr]);
+            let nothing = LLVMGetInlineAsm(
+                ty.0,
+                text.as_ptr(),
+                0,
+                constraints.as_ptr(),
+                constraints.to_bytes().len(),
+                1,
+                0,
+                llvm_sys::LLVMInlineAsmDialect::LLVMInlineAsmDialectATT,
+                0,
+            );
+            self.call_pointer(ty, Value(nothing), &[pointer])
+        }}
     }
 
     /// Calls one of LLVM's own functions, overloaded for some types.

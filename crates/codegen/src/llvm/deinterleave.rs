@@ -16,8 +16,12 @@ use super::generate::Generator;
 use super::memory::Access;
 use super::plan::Piece;
 
-/// Up to this stride every vector of a range holds enough lanes to be worth picking them out of it.
+/// Up to this stride every vector of a range holds enough lanes to be worth picking them out of it, where fewer than
+/// `MIN_TRANSPOSED` loads share the vectors.
 const MAX_PICKED_STRIDE: i64 = 4;
+
+/// From this many loads on rows are transposed, in fewer shuffles a load.
+const MIN_TRANSPOSED: usize = 4;
 
 /// Statements after the first whose loads are made with it.
 const MAX_AHEAD: usize = 64;
@@ -38,18 +42,21 @@ impl Generator<'_> {
         let mut wanted = Vec::new();
         for_each_sure_read(&block[0], &mut |buffer, index| wanted.push((buffer, index.to_vec())));
         for (buffer, index) in wanted {
-            let Access::Strided { base, stride: stride @ 2.. } = self.access(buffer, &index) else {
-                continue;
-            };
-            if self.seen_load(buffer, &(base.clone(), stride, lanes.piece.n)).is_some() {
+            let access = self.access(buffer, &index);
+            let key = (access, lanes.piece.n);
+            if self.seen_load(buffer, &key).is_some() {
                 continue;
             }
+            let Access::Strided { base, stride: stride @ 2.. } = key.0 else {
+                continue;
+            };
             let group = self.strided_group(buffer, &base, stride, lanes.piece, block);
             let Some(columns) = self.deinterleave(buffer, &group, stride, lanes.piece) else {
                 continue;
             };
             for (offset, value) in group.offsets.iter().zip(columns) {
-                self.remember_load(buffer, (group.lowest.offset(*offset), stride, lanes.piece.n), value);
+                let base = group.lowest.offset(*offset);
+                self.remember_load(buffer, (Access::Strided { base, stride }, lanes.piece.n), value);
             }
         }
     }
@@ -93,7 +100,7 @@ impl Generator<'_> {
     /// The vector of each load of a group; `None` where lane by lane is better.
     fn deinterleave(&mut self, buffer: BufferId, group: &Group, stride: i64, piece: Piece) -> Option<Vec<Value>> {
         let n_columns = group.offsets.last().expect("a group has a load") + 1;
-        if !self.in_registers(buffer) && stride <= MAX_PICKED_STRIDE {
+        if !self.in_registers(buffer) && stride <= MAX_PICKED_STRIDE && group.offsets.len() < MIN_TRANSPOSED {
             return Some(self.picked(buffer, group, stride, piece));
         }
         if group.offsets.len() < 2 || n_columns.unsigned_abs().next_power_of_two() > 2 * group.offsets.len() as u64 {

@@ -48,6 +48,10 @@ pub(super) struct Level {
 pub(super) struct Seen {
     pub loads: Map<BufferId, Map<LoadKey, Value>>,
     pub splats: Map<(Value, usize), Value>,
+    /// The register chunks updated in this step of a reduction.
+    pub updated: BTreeSet<(BufferId, i64)>,
+    /// In a step whose loads are not to be shared with the one before: pointers that hide this from LLVM.
+    pub fresh: Option<Map<Value, Value>>,
 }
 
 /// Where the next instruction goes.
@@ -514,17 +518,15 @@ impl Generator<'_> {
                 self.block(&l.body)?;
                 continue;
             }
-            let left = self.int(&extent.offset(-piece.first));
-            let lane_numbers: Vec<Value> = (0..piece.width as i64).map(|lane| self.m.int(lane)).collect();
-            let lane_numbers = self.m.const_vector(&lane_numbers);
+            let left = extent.offset(-piece.first);
             let skip = (least <= piece.first).then(|| [0; 2].map(|_| self.m.block(self.f.value)));
             if let Some([yes, join]) = skip {
-                let some = self.m.icmp(INT_GT, left, self.m.int(0));
+                let n = self.int(&left);
+                let some = self.m.icmp(INT_GT, n, self.m.int(0));
                 self.m.cond_br(some, yes, join);
                 self.go_to_end(yes);
             }
-            let limit = self.m.splat(left, piece.width);
-            lanes.mask = Some(self.m.icmp(INT_LT, lane_numbers, limit));
+            lanes.mask = Some(self.lanes_below(&left, piece.width));
             lanes.guarded = true;
             self.f.lanes = Some(lanes);
             self.scoped(&plan::written_buffers(&l.body), |g| g.block(&l.body))?;

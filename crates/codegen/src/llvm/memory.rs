@@ -1,6 +1,6 @@
 //! Reads and writes of elements: scalars, vectors of neighbours, strided and scattered lanes, register chunks.
 
-use tilewright_ir::{BufferId, Index};
+use tilewright_ir::{Atom, BufferId, Index, LoopId};
 
 use super::api::{Type, Value};
 use super::generate::{ARGUMENT_ALIGN, Generator, Lanes, Storage};
@@ -8,11 +8,14 @@ use super::plan::{self, Chunk, Piece};
 use super::value::Operand;
 
 /// How the lanes of a vector lie in a buffer.
+#[derive(Clone, PartialEq, Eq, Hash)]
 pub(super) enum Access {
     /// All lanes in one place.
     Uniform(Index),
     /// Lane `i` at `base + stride·i`.
     Strided { base: Index, stride: i64 },
+    /// Lane `i` at `base + stride·i` where `i < at`, else at `then + stride·i`: the lanes go on in another row.
+    Broken { base: Index, stride: i64, at: Index, then: Index, all: Vec<Index> },
     /// Each lane at a place of its own.
     Irregular(Vec<Index>),
 }
@@ -31,12 +34,27 @@ impl Generator<'_> {
         if !rest.uses(lanes.var) {
             return Access::Strided { base: rest.offset(stride * first), stride };
         }
-        let all: Vec<Index> = (0..n as i64)
-            .map(|lane| self.f.ranges.simplify(&flat.substitute(lanes.var, &Index::from(first + lane))))
-            .collect();
-        match all[1].sub(&all[0]).as_const() {
-            Some(stride) if all.windows(2).all(|w| w[1].sub(&w[0]).as_const() == Some(stride)) => {
-                Access::Strided { base: all[0].clone(), stride }
+        let position = |lane: i64| self.f.ranges.simplify(&flat.substitute(lanes.var, &Index::from(first + lane)));
+        let all: Vec<Index> = (0..n as i64).map(position).collect();
+        let steps: Vec<Option<i64>> = all.windows(2).map(|w| w[1].sub(&w[0]).as_const()).collect();
+        let last = n as i64 - 1;
+        if let Some(stride) = steps[0] {
+            let before = 1 + steps.iter().take_while(|s| **s == Some(stride)).count();
+            if before == n {
+                return Access::Strided { base: all[0].clone(), stride };
+            }
+            if steps[before..].iter().all(|s| *s == Some(stride)) {
+                let then = all[n - 1].offset(-stride * last);
+                return Access::Broken { base: all[0].clone(), stride, at: Index::from(before as i64), then, all };
+            }
+        }
+        let mut row = None;
+        match slope(&flat, lanes.var, &mut row).zip(row) {
+            // No more than one row ends within so many lanes.
+            Some((stride, (x, d))) if d >= n as i64 => {
+                let x = x.substitute(lanes.var, &Index::from(first));
+                let at = self.f.ranges.simplify(&Index::from(d).sub(&x.modulo(d)));
+                Access::Broken { base: all[0].clone(), stride, at, then: all[n - 1].offset(-stride * last), all }
             }
             _ => Access::Irregular(all),
         }
@@ -69,7 +87,7 @@ impl Generator<'_> {
                 }
                 let guarded = lanes.is_some_and(|l| l.guarded);
                 let flat = if guarded { self.inside(buffer, &flat) } else { flat };
-                Operand::scalar(self.cached(buffer, (flat.clone(), 0, 0), |g| {
+                Operand::scalar(self.cached(buffer, (Access::Uniform(flat.clone()), 0), |g| {
                     let pointer = g.pointer(buffer, &flat);
                     let align = g.alignment(buffer, &flat);
                     g.plain_load(buffer, element, pointer, align)
@@ -93,42 +111,91 @@ impl Generator<'_> {
             }
             access => {
                 let Lanes { piece, mask, .. } = lanes.expect("lanes vary in a vectorized loop");
-                if let Some(mask) = mask.filter(|_| !self.in_registers(buffer)) {
-                    let pointers = self.lane_pointers(buffer, &access, piece);
-                    let mask = self.and_existing(mask, piece);
-                    let ty = self.m.vector(element, piece.width);
-                    let pointer_type = self.m.vector(self.m.ptr, piece.width);
-                    let otherwise = self.m.zero(ty);
-                    let value =
-                        self.m.masked_gather(ty, pointer_type, pointers, element_align(self, buffer), mask, otherwise);
-                    return Operand { value, lanes: piece.width };
-                }
-                let key = match &access {
-                    Access::Strided { base, stride } => Some((base.clone(), *stride, piece.n)),
-                    Access::Uniform(_) | Access::Irregular(_) => None,
-                };
-                let gather = |g: &mut Self| {
-                    let mut out = g.m.undef(g.m.vector(element, piece.width));
-                    for lane in 0..piece.n {
-                        let flat = lane_position(&access, lane);
-                        let x = if g.in_registers(buffer) {
-                            g.read_chunk(buffer, &flat, 1, 1)
-                        } else {
-                            let pointer = g.pointer(buffer, &flat);
-                            let align = g.alignment(buffer, &flat);
-                            g.plain_load(buffer, element, pointer, align)
-                        };
-                        out = g.m.insert(out, x, lane);
+                let value = match mask.filter(|_| !self.in_registers(buffer)) {
+                    Some(mask) => {
+                        let mask = self.and_existing(mask, piece);
+                        self.scattered(buffer, &access, piece, Some(mask))
                     }
-                    out
-                };
-                let value = match key {
-                    Some(key) => self.cached(buffer, key, gather),
-                    None => gather(self),
+                    None => {
+                        self.cached(buffer, (access.clone(), piece.n), |g| g.scattered(buffer, &access, piece, None))
+                    }
                 };
                 Operand { value, lanes: piece.width }
             }
         }
+    }
+
+    /// Reads lanes that are no neighbours; with a mask, those in it.
+    fn scattered(&mut self, buffer: BufferId, access: &Access, piece: Piece, mask: Option<Value>) -> Value {
+        let element = self.element_type(buffer);
+        let ty = self.m.vector(element, piece.width);
+        let in_registers = self.in_registers(buffer);
+        if let Access::Broken { base, stride: 1, at, then, .. } = access
+            && plan::has_masked_loads(self.target)
+            && !in_registers
+        {
+            let [before, after] = self.sides(at, piece, mask);
+            let align = element_align(self, buffer);
+            let [base, then] = [base, then].map(|flat| self.pointer(buffer, flat));
+            let first = self.masked_load(ty, base, align, before);
+            return self.m.masked_load(ty, then, align, after, first);
+        }
+        if let (Access::Broken { base, stride: 0, at, then, .. }, None, false) = (access, mask, in_registers) {
+            let before = self.lanes_below(at, piece.width);
+            let [first, second] = [base, then].map(|flat| {
+                let pointer = self.pointer(buffer, flat);
+                let x = self.plain_load(buffer, element, pointer, element_align(self, buffer));
+                self.m.splat(x, piece.width)
+            });
+            return self.m.select(before, first, second);
+        }
+        let vectorized = match access {
+            Access::Broken { .. } => plan::has_masked_loads(self.target),
+            Access::Uniform(_) | Access::Strided { .. } | Access::Irregular(_) => false,
+        };
+        if (mask.is_some() || vectorized) && !in_registers {
+            let pointers = self.lane_pointers(buffer, access, piece);
+            let mask = mask.or_else(|| self.lane_mask(piece.n, piece.width));
+            let mask = mask.unwrap_or_else(|| self.m.splat(self.m.bool(true), piece.width));
+            let pointer_type = self.m.vector(self.m.ptr, piece.width);
+            let otherwise = self.m.zero(ty);
+            return self.m.masked_gather(ty, pointer_type, pointers, element_align(self, buffer), mask, otherwise);
+        }
+        let mut out = self.m.undef(ty);
+        for (lane, flat) in self.lane_positions(access, piece.n).into_iter().enumerate() {
+            let x = if in_registers {
+                self.read_chunk(buffer, &flat, 1, 1)
+            } else {
+                let pointer = self.pointer(buffer, &flat);
+                let align = self.alignment(buffer, &flat);
+                self.plain_load(buffer, element, pointer, align)
+            };
+            out = self.m.insert(out, x, lane);
+        }
+        out
+    }
+
+    /// The lanes before a break and those from it on, each within the mask.
+    fn sides(&mut self, at: &Index, piece: Piece, mask: Option<Value>) -> [Value; 2] {
+        let mask = mask.or_else(|| self.lane_mask(piece.n, piece.width));
+        let before = self.lanes_below(at, piece.width);
+        [before, self.m.not(before)].map(|side| self.both(mask, side))
+    }
+
+    /// Which lanes have a number below a limit.
+    pub(super) fn lanes_below(&mut self, limit: &Index, width: usize) -> Value {
+        let fits = |bound: Option<i64>| bound.is_some_and(|b| i32::try_from(b).is_ok());
+        // Short integers compare in one instruction.
+        let limit = if fits(self.f.ranges.lower(limit)) && fits(self.f.ranges.upper(limit)) {
+            limit.clone()
+        } else {
+            limit.smaller(&Index::from(width as i64)).larger(&Index::from(0))
+        };
+        let limit = self.int(&limit);
+        let limit = self.m.truncate(limit, self.m.i32);
+        let numbers: Vec<Value> = (0..width as i64).map(|lane| self.m.integer(self.m.i32, lane)).collect();
+        let numbers = self.m.const_vector(&numbers);
+        self.compare(false, numbers, self.m.splat(limit, width))
     }
 
     /// Writes the element of each lane.
@@ -167,6 +234,18 @@ impl Generator<'_> {
             access => {
                 let Lanes { piece, mask, .. } = self.f.lanes.expect("lanes vary in a vectorized loop");
                 let value = self.widen(value, piece.width);
+                if let Access::Broken { base, stride: 1, at, then, .. } = &access
+                    && plan::has_masked_loads(self.target)
+                    && !self.in_registers(buffer)
+                {
+                    let sides = self.sides(at, piece, mask);
+                    for (flat, side) in [base, then].into_iter().zip(sides) {
+                        let pointer = self.pointer(buffer, flat);
+                        let align = element_align(self, buffer);
+                        self.m.masked_store(self.m.type_of(value), value, pointer, align, side);
+                    }
+                    return;
+                }
                 if let Some(mask) = mask.filter(|_| !self.in_registers(buffer)) {
                     let pointers = self.lane_pointers(buffer, &access, piece);
                     let mask = self.and_existing(mask, piece);
@@ -175,8 +254,7 @@ impl Generator<'_> {
                     self.m.masked_scatter(ty, pointer_type, value, pointers, element_align(self, buffer), mask);
                     return;
                 }
-                for lane in 0..piece.n {
-                    let flat = lane_position(&access, lane);
+                for (lane, flat) in self.lane_positions(&access, piece.n).into_iter().enumerate() {
                     let mut x = self.m.extract(value, lane);
                     if self.in_registers(buffer) {
                         if let Some(mask) = mask {
@@ -242,7 +320,7 @@ impl Generator<'_> {
     /// The first `n` of `width` neighbouring elements.
     pub(super) fn neighbours(&mut self, buffer: BufferId, base: &Index, n: usize, width: usize) -> Value {
         let element = self.element_type(buffer);
-        self.cached(buffer, (base.clone(), 1, n), |g| {
+        self.cached(buffer, (Access::Strided { base: base.clone(), stride: 1 }, n), |g| {
             let pointer = g.pointer(buffer, base);
             let align = g.alignment(buffer, base);
             let ty = g.m.vector(element, width);
@@ -261,25 +339,35 @@ impl Generator<'_> {
         v
     }
 
-    fn masked_load(&self, ty: Type, pointer: Value, align: u32, mask: Value) -> Value {
+    pub(super) fn masked_load(&self, ty: Type, pointer: Value, align: u32, mask: Value) -> Value {
         self.m.masked_load(ty, pointer, align, mask, self.m.zero(ty))
     }
 
     /// The address of each lane.
     fn lane_pointers(&mut self, buffer: BufferId, access: &Access, piece: Piece) -> Value {
         let element = self.element_type(buffer);
+        let width = piece.width;
         match access {
             Access::Strided { base, stride } => {
                 let pointer = self.pointer(buffer, base);
-                let steps = self.lane_multiples(piece.width, *stride);
+                let steps = self.lane_multiples(width, *stride);
                 self.m.element(element, pointer, steps)
             }
             Access::Uniform(flat) => {
                 let pointer = self.pointer(buffer, flat);
-                self.m.splat(pointer, piece.width)
+                self.m.splat(pointer, width)
+            }
+            Access::Broken { base, stride, at, then, .. } => {
+                let pointer = self.pointer(buffer, base);
+                let before = self.lanes_below(at, width);
+                let jump = self.int(&then.sub(base));
+                let jump = self.m.splat(jump, width);
+                let steps = self.lane_multiples(width, *stride);
+                let steps = self.m.select(before, steps, self.m.add(steps, jump));
+                self.m.element(element, pointer, steps)
             }
             Access::Irregular(all) => {
-                let mut v = self.m.undef(self.m.vector(self.m.i64, piece.width));
+                let mut v = self.m.undef(self.m.vector(self.m.i64, width));
                 for (lane, flat) in all.iter().enumerate() {
                     let at = self.int(flat);
                     v = self.m.insert(v, at, lane);
@@ -287,6 +375,16 @@ impl Generator<'_> {
                 let base = self.pointer(buffer, &Index::from(0));
                 self.m.element(element, base, v)
             }
+        }
+    }
+
+    /// Where each lane is.
+    fn lane_positions(&self, access: &Access, n: usize) -> Vec<Index> {
+        let lanes = 0..n as i64;
+        match access {
+            Access::Uniform(flat) => lanes.map(|_| flat.clone()).collect(),
+            Access::Strided { base, stride } => lanes.map(|lane| base.offset(stride * lane)).collect(),
+            Access::Broken { all, .. } | Access::Irregular(all) => all.clone(),
         }
     }
 
@@ -357,16 +455,33 @@ impl Generator<'_> {
     }
 }
 
-/// What tells loads of a buffer apart: first element (lane 0), stride in lanes, lanes (0 for a scalar).
-pub(super) type LoadKey = (Index, i64, usize);
+/// What tells loads of a buffer apart: where the lanes lie, and how many there are (0 for a scalar).
+pub(super) type LoadKey = (Access, usize);
 
-/// Where one lane is.
-fn lane_position(access: &Access, lane: usize) -> Index {
-    match access {
-        Access::Uniform(flat) => flat.clone(),
-        Access::Strided { base, stride } => base.offset(stride * lane as i64),
-        Access::Irregular(all) => all[lane].clone(),
-    }
+/// What each lane adds to an index within a row, where that is a constant; rows end where some `x`, which each lane
+/// adds one to, reaches a multiple of some `d`, both of which go to `row`.
+fn slope(index: &Index, lane: LoopId, row: &mut Option<(Index, i64)>) -> Option<i64> {
+    index.terms().iter().try_fold(0, |sum, (atom, c)| {
+        let of_atom = match atom {
+            Atom::Var(v) => i64::from(*v == lane),
+            Atom::FloorDiv(x, d) | Atom::Mod(x, d) => match slope(x, lane, row)? {
+                0 => 0,
+                1 if *d > 0 && !x.sub(&Index::from(lane)).uses(lane) => {
+                    let d = *d;
+                    *row = Some(match row.take() {
+                        None => (x.as_ref().clone(), d),
+                        Some((y, e)) if y == **x && (d % e == 0 || e % d == 0) => (y, d.min(e)),
+                        Some(_) => return None,
+                    });
+                    i64::from(matches!(atom, Atom::Mod(..)))
+                }
+                _ => return None,
+            },
+            Atom::Min(a, b) | Atom::Max(a, b) if !a.uses(lane) && !b.uses(lane) => 0,
+            Atom::Min(..) | Atom::Max(..) => return None,
+        };
+        Some(sum + c * of_atom)
+    })
 }
 
 fn element_align(g: &Generator<'_>, buffer: BufferId) -> u32 {

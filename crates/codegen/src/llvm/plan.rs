@@ -85,6 +85,11 @@ pub fn has_masks(target: &Target) -> bool {
     target.arch == Arch::X86_64 && target.vector_bits >= 512
 }
 
+/// Whether a vector can be read or written in part by one instruction.
+pub fn has_masked_loads(target: &Target) -> bool {
+    target.arch == Arch::X86_64 && target.vector_bits >= 256
+}
+
 /// The vector type for `n` lanes: masked to a power of two where that is cheap.
 pub fn padded_width(target: &Target, n: usize) -> usize {
     if has_masks(target) { n.next_power_of_two() } else { n }

@@ -6,10 +6,12 @@ use std::collections::BTreeSet;
 
 use llvm_sys::LLVMOpcode::*;
 use tilewright_ir::expr::{BinaryOp, Cond, Expr, ReduceOp, UnaryOp};
-use tilewright_ir::{BufferId, DType, Index};
+use tilewright_ir::{BufferId, DType, Index, Scope};
 
 use super::api::{Type, Value};
 use super::generate::{Generator, Lanes};
+use super::map::Map;
+use super::memory::LoadKey;
 use super::plan;
 
 /// A value with its number of lanes; 0 for a scalar, which stands for itself in every lane.
@@ -116,6 +118,7 @@ impl Generator<'_> {
         }
         let n = x.lanes.max(y.lanes).max(z.lanes);
         let x = if negate { Operand { value: self.m.fneg(x.value), lanes: x.lanes } } else { x };
+        let (x, y) = if x.lanes == 0 { (y, x) } else { (x, y) };
         let [x, y, z] = [x, y, z].map(|v| self.widen(v, n));
         let ty = self.m.vector(self.real_type(dtype), n.max(1));
         Operand { value: self.m.intrinsic("llvm.fma", &[ty], &[x, y, z]), lanes: n }
@@ -250,6 +253,22 @@ impl Generator<'_> {
                     return self.m.splat(self.m.bool(false), n.max(1));
                 }
             }
+            if !equal && let Some(lanes) = self.f.lanes.filter(|l| difference.uses(l.var)) {
+                // Where lanes step evenly: those below, or not below, some number.
+                let stride = difference.coefficient(lanes.var);
+                let rest = difference.sub(&Index::from(lanes.var).scale(stride)).offset(stride * lanes.piece.first);
+                if stride != 0 && !rest.uses(lanes.var) {
+                    // s·lane + rest < 0
+                    return if stride > 0 {
+                        let limit = self.resolved(&rest.scale(-1).offset(stride - 1).floor_div(stride));
+                        self.lanes_below(&limit, lanes.piece.width)
+                    } else {
+                        let limit = self.resolved(&rest.floor_div(-stride).offset(1));
+                        let others = self.lanes_below(&limit, lanes.piece.width);
+                        self.m.not(others)
+                    };
+                }
+            }
             let left = self.index_operand(&difference.offset(-difference.constant()));
             let zero = self.m.int(-difference.constant());
             if left.lanes == 0 {
@@ -335,6 +354,7 @@ impl Generator<'_> {
     }
 
     pub(super) fn update(&mut self, buffer: BufferId, index: &[Index], op: ReduceOp, value: &Expr, first: &Cond) {
+        self.reduction_step(buffer, index);
         let dtype = self.program.buffer(buffer).dtype;
         let starts = self.cond(first);
         let known = self.m.as_const_bool(starts);
@@ -358,6 +378,33 @@ impl Generator<'_> {
             }
         };
         self.write(buffer, index, new);
+    }
+
+    /// Begins another step of a reduction where the accumulator was updated in this one.
+    ///
+    /// What steps share, such as the pixels of neighbouring taps of a convolution, is loaded again where accumulators
+    /// and loaded values together do not fit the registers: a load costs nothing beside two multiply-adds, a spill does.
+    fn reduction_step(&mut self, buffer: BufferId, index: &[Index]) {
+        if !self.in_registers(buffer) {
+            return;
+        }
+        let flat = self.flat(buffer, index);
+        let flat = self.f.lanes.map_or(flat.clone(), |l| flat.substitute(l.var, &Index::from(l.piece.first)));
+        let at = (buffer, flat.as_const().expect("positions in register chunks are constant"));
+        if self.f.seen.updated.insert(at) {
+            return;
+        }
+        let program = self.program;
+        let in_memory = |b: &BufferId| program.buffer(*b).scope != Scope::Register;
+        let n_vectors = |loads: &Map<LoadKey, Value>| loads.keys().filter(|(_, lanes)| *lanes > 0).count();
+        let n_loaded: usize = self.f.seen.loads.iter().filter(|(b, _)| in_memory(b)).map(|(_, l)| n_vectors(l)).sum();
+        let n_live = n_loaded + self.f.seen.splats.len() + self.f.seen.updated.len();
+        self.f.seen.updated = BTreeSet::from([at]);
+        if n_live > self.target.n_vector_registers as usize {
+            self.f.seen.loads.retain(|b, _| !in_memory(b));
+            self.f.seen.splats.clear();
+            self.f.seen.fresh = Some(Map::default());
+        }
     }
 
     pub(super) fn prefetch(&mut self, buffer: BufferId, index: &[Index], for_write: bool) {

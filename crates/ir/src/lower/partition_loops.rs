@@ -129,8 +129,7 @@ struct Search<'r> {
     n: i64,
     /// The loops around the place searched.
     ranges: &'r mut Ranges,
-    /// Those of them inside the one to cut, and whether each decides nothing before the cut does: unrolled and
-    /// vectorized ones.
+    /// Those of them inside the one to cut, and whether each is unrolled or vectorized.
     inside: Vec<(LoopId, bool)>,
     /// Iterations before this one do not decide some condition.
     front: i64,
@@ -197,12 +196,17 @@ impl Search<'_> {
     fn less(&mut self, e: &Index) {
         let step = e.coefficient(self.var);
         let rest = e.sub(&Index::from(self.var).scale(step));
-        let (mut is_decided_later, mut is_alone) = (rest.uses(self.var), true);
+        let (mut waits, mut is_repeated, mut is_alone) = (false, false, true);
         rest.for_each_var(&mut |v| match self.inside.iter().find(|(inner, _)| *inner == v) {
-            Some((_, is_repeated)) => is_decided_later |= !is_repeated,
+            Some((_, repeated)) => {
+                waits |= !repeated;
+                is_repeated |= repeated;
+            }
             None => is_alone = false,
         });
-        if step == 0 || is_decided_later {
+        // What a serial loop inside decides with this one is tested there, once an iteration; that costs much only
+        // where each unrolled copy has a test of its own.
+        if step == 0 || rest.uses(self.var) || waits && !is_repeated {
             return;
         }
         let (Some(least), Some(most)) = (self.ranges.lower(&rest), self.ranges.upper(&rest)) else { return };
