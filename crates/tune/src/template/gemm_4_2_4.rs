@@ -14,7 +14,7 @@ use tilewright_ir::Step;
 pub const GEMM_4_2_4: Template = Template {
     name: "gemm-4-2-4",
     text: "the G-BFS and N-A2C paper's space: factorizations of m and n into 4 and of k into 2",
-    operator: "matmul",
+    operators: &["matmul"],
     space,
     steps,
 };

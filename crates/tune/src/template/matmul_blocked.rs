@@ -18,7 +18,7 @@ use tilewright_ir::schedule::LayoutAxis::{Inner, Outer, Whole};
 pub const MATMUL_BLOCKED: Template = Template {
     name: "matmul-blocked",
     text: "cache blocks in any order, packed or plain operands, register tile, unrolling, prefetch, threads",
-    operator: "matmul",
+    operators: &["matmul"],
     space,
     steps,
 };

@@ -1,5 +1,6 @@
 //! Templates: what turns an operator, a target and a configuration into schedule steps, and declares the space.
 
+mod conv;
 mod gemm_4_2_4;
 mod matmul_blocked;
 
@@ -15,8 +16,8 @@ pub struct Template {
     pub name: &'static str,
     /// One line on what it varies.
     pub text: &'static str,
-    /// The operator it serves.
-    pub operator: &'static str,
+    /// The operators it serves.
+    pub operators: &'static [&'static str],
     /// The space for a task.
     pub space: fn(&Setting) -> Result<Space, SpaceError>,
     /// The schedule of a configuration of that space.
@@ -24,7 +25,12 @@ pub struct Template {
 }
 
 /// All templates; the first one of an operator is its default.
-pub const TEMPLATES: &[Template] = &[matmul_blocked::MATMUL_BLOCKED, gemm_4_2_4::GEMM_4_2_4];
+pub const TEMPLATES: &[Template] = &[
+    matmul_blocked::MATMUL_BLOCKED,
+    gemm_4_2_4::GEMM_4_2_4,
+    conv::CONV_DIRECT,
+    conv::CONV_WINOGRAD,
+];
 
 /// What a template depends on.
 #[derive(Clone, Debug)]
@@ -73,7 +79,7 @@ impl Task {
     /// [`TaskError`] where there is no such template for the operator, or its space cannot be built.
     pub fn new(setting: Setting, template: Option<&str>) -> Result<Task, TaskError> {
         let operator = setting.workload.operator().name;
-        let mut of_operator = TEMPLATES.iter().filter(|t| t.operator == operator);
+        let mut of_operator = TEMPLATES.iter().filter(|t| t.operators.contains(&operator));
         let found = match template {
             None => of_operator.next(),
             Some(name) => of_operator.find(|t| t.name == name),
@@ -81,7 +87,7 @@ impl Task {
         let template = found.ok_or_else(|| TaskError::NoTemplate {
             name: template.unwrap_or("default").chars().take(60).collect(),
             operator,
-            known: TEMPLATES.iter().filter(|t| t.operator == operator).map(|t| t.name).collect::<Vec<_>>().join(", "),
+            known: TEMPLATES.iter().filter(|t| t.operators.contains(&operator)).map(|t| t.name).collect::<Vec<_>>().join(", "),
         })?;
         let space = Arc::new((template.space)(&setting)?);
         Ok(Task { setting, template, space })
@@ -134,6 +140,26 @@ mod step {
 
     pub fn accumulate(buffer: &str, at: &str, name: &str) -> Step {
         Step::Accumulate { buffer: buffer.into(), at: at.into(), name: name.into() }
+    }
+
+    pub fn compute_at(buffer: &str, at: &str) -> Step {
+        Step::ComputeAt { buffer: buffer.into(), at: at.into() }
+    }
+
+    pub fn inline(buffer: &str) -> Step {
+        Step::Inline { buffer: buffer.into() }
+    }
+
+    pub fn fuse(outer: &str, inner: &str, fused: &str) -> Step {
+        Step::Fuse { outer: outer.into(), inner: inner.into(), fused: fused.into() }
+    }
+
+    pub fn layout(buffer: &str, layout: &[LayoutAxis]) -> Step {
+        Step::Layout { buffer: buffer.into(), layout: layout.to_vec() }
+    }
+
+    pub fn winograd(buffer: &str, tile: i64) -> Step {
+        Step::Winograd { buffer: buffer.into(), tile }
     }
 
     pub fn prefetch(buffer: &str, at: &str, ahead: i64) -> Step {

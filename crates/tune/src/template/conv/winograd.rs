@@ -1,0 +1,211 @@
+//! Winograd's algorithm: fewer multiplications for 3×3 kernels, between transforms of tiles.
+
+use super::super::step::{
+    accumulate, compute_at, fuse, inline, layout, parallel, reorder, split, stage, unroll, vectorize, winograd,
+};
+use super::super::{Setting, Template};
+use super::direct::pack;
+use super::{Shape, ceil_div, is_blocked};
+use crate::space::{Config, Constraint, Parameter, Space, SpaceError};
+use tilewright_ir::Step;
+use tilewright_ir::op::Epilogue;
+use tilewright_ir::schedule::LayoutAxis::{Inner, Outer, Whole};
+
+/// Blocks of tile rows; in each the input is transformed, multiplied with the transformed weights by a register tile
+/// of channels and tiles, and transformed back. Lanes are channels throughout.
+///
+/// # Source
+/// Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks" (2015), section 4; blocking the tiles so that
+/// their transforms stay in cache is as in Georganas et al. (2018) for direct convolution.
+pub const CONV_WINOGRAD: Template = Template {
+    name: "conv-winograd",
+    text: "Winograd's F(2x2, 3x3) and F(4x4, 3x3): transforms and products of a block of tile rows",
+    operators: &["conv2d"],
+    space,
+    steps,
+};
+
+fn space(s: &Setting) -> Result<Space, SpaceError> {
+    let shape = Shape::of(s);
+    let lanes = s.target.lanes(s.workload.dtype);
+    let registers = i64::from(s.target.n_vector_registers);
+    let bytes = s.workload.dtype.bytes() as i64;
+    let (n, k, p, q, c) = (shape.n, shape.k, shape.p, shape.q, shape.c.unwrap_or(1));
+    let vectors = ceil_div(k, lanes);
+    let l2 = s.target.l2_bytes as i64;
+    let rows = move |m: i64| ceil_div(p, m);
+    let parameters = vec![
+        Parameter::ordinal("m", if shape.has_winograd { vec![2, 4] } else { vec![] }),
+        Parameter::ordinal("rows", 1..=rows(2)),
+        Parameter::ordinal("k_blocks", (1..=vectors).filter(|b| vectors % b == 0)),
+        Parameter::ordinal("k_tile", 1..=vectors.min(4)),
+        Parameter::ordinal("t_tile", 1..=registers / 2),
+        Parameter::ordinal("unroll_c", [1, 2, 4]),
+        Parameter::categorical("input", if is_blocked(s) { &["plain", "packed"] } else { &["packed"] }),
+    ];
+    let fits = move |k: i64, t: i64| k * t + k < registers;
+    let tiles = move |m: i64, r: i64| r.min(rows(m)) * ceil_div(q, m);
+    let mut constraints = vec![
+        Constraint::new("rows_of_tiles", "rows <= rows of tiles", &["m", "rows"], move |v| {
+            v[1].int() <= rows(v[0].int())
+        }),
+        Constraint::new(
+            "registers",
+            &format!("k_tile * t_tile + k_tile < {registers}, and at least half of them in use"),
+            &["k_tile", "t_tile"],
+            move |v| fits(v[0].int(), v[1].int()) && 2 * v[0].int() * v[1].int() >= registers - 4,
+        ),
+        Constraint::new("inside", "t_tile <= tiles in a block", &["m", "rows", "t_tile"], move |v| {
+            v[2].int() <= tiles(v[0].int(), v[1].int()).max(registers / 4)
+        }),
+        Constraint::new(
+            "tiles_of_block",
+            "a block of channels is a multiple of k_tile vectors or one tile",
+            &["k_blocks", "k_tile"],
+            move |v| {
+                let block = vectors / v[0].int();
+                block % v[1].int() == 0 || v[0].int() == 1
+            },
+        ),
+        Constraint::new(
+            "block_in_l2",
+            "transformed input and product of a block <= 2 * L2",
+            &["m", "rows", "k_blocks"],
+            move |v| {
+                let (m, t) = (v[0].int(), tiles(v[0].int(), v[1].int()));
+                v[1].int() == 1 || (m + 2) * (m + 2) * t * (c + k / v[2].int()) * bytes <= 2 * l2
+            },
+        ),
+    ];
+    let mut parameters = parameters;
+    if s.n_threads > 1 {
+        let needed = s.n_threads as i64;
+        parameters.push(Parameter::categorical("parallel", &["rows", "k"]));
+        constraints.push(Constraint::new(
+            "work_for_all_threads",
+            &format!("the parallel loop has at least {needed} iterations, or as many as there can be"),
+            &["parallel", "m", "rows", "k_blocks"],
+            move |v| {
+                let blocks = ceil_div(rows(v[1].int()), v[2].int());
+                if v[0].text() == "rows" { n * blocks >= needed.min(rows(4)) } else { v[3].int() >= needed.min(vectors) }
+            },
+        ));
+    }
+    Space::new("conv-winograd", parameters, constraints)
+}
+
+fn steps(s: &Setting, space: &Space, config: &Config) -> Vec<Step> {
+    let shape = Shape::of(s);
+    let lanes = s.target.lanes(s.workload.dtype);
+    let int = |name: &str| space.int(config, name);
+    let (m, blocked) = (int("m"), is_blocked(s));
+    let channels_last = [Whole(0), Outer(1, lanes), Whole(2), Whole(3), Inner(1, lanes)];
+    let k_tile = int("k_tile") * lanes;
+    let k_block = ceil_div(ceil_div(shape.k, lanes), int("k_blocks")) * lanes;
+    let mut steps = vec![winograd("acc", m)];
+
+    // The input, channels of a vector next to each other.
+    let packed = space.text(config, "input") == "packed";
+    match (shape.padded, packed) {
+        (true, false) => steps.push(inline("pad")),
+        (true, true) => {
+            steps.extend([layout("pad", &channels_last), split("pc", lanes, "pco", "pci")]);
+            steps.extend(pack("pw", &["pn", "pco", "ph"], "pci", lanes));
+        }
+        (false, true) if !blocked => {
+            steps.push(stage("X", None, "X.p", &channels_last));
+            steps.extend(pack("X.p.3", &["X.p.0", "X.p.1", "X.p.2"], "X.p.4", lanes));
+        }
+        (false, _) => {}
+    }
+    if blocked {
+        steps.extend([layout("X.in", &channels_last), layout("Y.out", &channels_last)]);
+        if s.workload.epilogue().contains(&Epilogue::Add) {
+            steps.push(layout("R.in", &channels_last));
+        }
+    }
+
+    // Blocks of the output: rows of tiles, then channels, then tiles, then a vector of channels of one tile.
+    if blocked {
+        steps.push(inline("acc"));
+    }
+    steps.extend([
+        split("ok", k_block, "okt", "okb"),
+        split("op", m, "oth", "opi"),
+        split("oth", int("rows"), "otho", "othi"),
+        split("oq", m, "otw", "oqi"),
+        split("okb", lanes, "okv", "okl"),
+        reorder(&["on", "otho", "okt", "othi", "otw", "okv", "opi", "oqi", "okl"]),
+    ]);
+    if !blocked {
+        // A block of results stands channels last, and is written row by row.
+        steps.push(compute_at("acc", "okt"));
+    }
+    steps.extend([compute_at("acc.v", "otho"), compute_at("acc.m", "okt")]);
+    let last = if blocked {
+        "okv"
+    } else {
+        steps.extend([
+            split("p", m, "th", "pi"),
+            split("q", m, "tw", "qi"),
+            split("k", lanes, "kv", "kl"),
+            reorder(&["n", "th", "tw", "kv", "pi", "qi", "kl"]),
+        ]);
+        "kv"
+    };
+    steps.push(compute_at("acc.r", last));
+
+    // Transform of the input.
+    steps.extend([
+        split("acc.v.c", lanes, "acc.v.co", "acc.v.cl"),
+        reorder(&["acc.v.n", "acc.v.th", "acc.v.tw", "acc.v.co", "acc.v.a", "acc.v.b", "acc.v.cl"]),
+        compute_at("acc.d", "acc.v.co"),
+        reorder(&["acc.d.a", "acc.d.j", "acc.d.c"]),
+    ]);
+    // Products: a matrix multiplication for each element of a tile.
+    steps.extend([
+        fuse("acc.m.th", "acc.m.tw", "acc.m.t"),
+        split("acc.m.t", int("t_tile"), "acc.m.to", "acc.m.ti"),
+        split("acc.m.k", k_tile, "acc.m.ko", "acc.m.kb"),
+        split("acc.m.kb", lanes, "acc.m.kv", "acc.m.kl"),
+        split("acc.m.c", int("unroll_c"), "acc.m.co", "acc.m.cu"),
+        reorder(&[
+            "acc.m.a", "acc.m.b", "acc.m.n", "acc.m.ko", "acc.m.to", "acc.m.co", "acc.m.cu", "acc.m.ti", "acc.m.kv", "acc.m.kl",
+        ]),
+        accumulate("acc.m", "acc.m.to", "acc.m.r"),
+    ]);
+    steps.extend([
+        layout("acc.u", &[Whole(0), Whole(1), Outer(2, k_tile), Whole(3), Inner(2, k_tile)]),
+        layout("acc.v", &[Whole(0), Whole(1), Whole(2), Whole(4), Whole(5), Whole(3)]),
+        layout("acc.m", &[Whole(0), Whole(1), Whole(2), Whole(4), Whole(5), Whole(3)]),
+        layout("acc.d", &[Whole(0), Whole(1), Whole(2), Whole(4), Whole(5), Whole(3)]),
+        layout("acc.r", &[Whole(0), Whole(1), Whole(2), Whole(4), Whole(5), Whole(3)]),
+    ]);
+    for unrolled in ["acc.d.a", "acc.d.j", "acc.v.a", "acc.v.b", "acc.m.cu", "acc.m.ti", "acc.m.kv", "acc.r.i", "acc.r.b"] {
+        steps.push(unroll(unrolled));
+    }
+    for lane in ["acc.d.c", "acc.v.cl", "acc.m.kl", "acc.r.k"] {
+        steps.push(vectorize(lane));
+    }
+    if blocked {
+        steps.extend([unroll("opi"), unroll("oqi"), vectorize("okl")]);
+    } else {
+        steps.push(layout("acc", &[Whole(0), Whole(2), Whole(3), Whole(1)]));
+        steps.extend([unroll("pi"), unroll("qi"), vectorize("kl")]);
+        // TODO row writes
+    }
+    if s.n_threads > 1 {
+        let rows = space.text(config, "parallel") == "rows";
+        if shape.n > 1 && rows {
+            steps.extend([fuse("on", "otho", "threads"), parallel("threads")]);
+        } else if rows {
+            steps.push(parallel("otho"));
+        } else {
+            steps.extend([parallel("okt"), parallel("acc.v.th")]);
+        }
+        if packed {
+            steps.push(parallel(if shape.padded { "pco" } else { "X.p.1" }));
+        }
+    }
+    steps
+}
