@@ -14,11 +14,14 @@ const HEADER: &str = "program \"faulty\"
 buffer A: f32[16, 16] global input
 buffer B: f32[16, 16] global input
 buffer C: f32[16, 16] global output
+buffer K: f32[16, 16] global kept
 buffer T: f32[25000000000] global temporary
 loops i, j, k, t
 ";
 
 const MATMUL: &str = "for i in 16 { for j in 16 { for k in 16 { C[i, j] += A[i, k] * B[k, j] first k == 0 } } }";
+
+const FINISH: &str = "for i in 16 { for j in 16 { C[i, j] = K[i, j] } }";
 
 /// A program with this body.
 fn lowered(body: &str) -> Source {
@@ -28,6 +31,12 @@ fn lowered(body: &str) -> Source {
 /// The matrix product with these statements behind.
 fn matmul_and(more: &str) -> Source {
     lowered(&format!("{MATMUL} {more}"))
+}
+
+/// The matrix product into a kept buffer, up to this row, and this to finish.
+fn kept(n_rows: i64, finish: &str) -> Source {
+    let body = MATMUL.replace("C[", "K[").replace("for i in 16", &format!("for i in {n_rows}"));
+    Source::Lowered(format!("{HEADER}run {{ {body} }} finish {{ {finish} }}"))
 }
 
 fn check(n_threads: usize, cases: &[(&str, Source, Option<ErrorClass>)]) {
@@ -79,6 +88,10 @@ fn every_fault_gets_its_class_and_good_candidates_are_measured() {
             ("takes 100 GB", matmul_and("alloc T T[0] = 1.0"), Some(RuntimeError)),
             ("one wrong element", matmul_and("C[3, 5] = 1000.0"), Some(WrongAnswer)),
             ("one element not written", lowered(&MATMUL.replace("for i in 16", "for i in 15")), Some(WrongAnswer)),
+            ("good with something to finish", kept(16, FINISH), None),
+            ("nothing is finished", kept(16, ""), Some(WrongAnswer)),
+            ("a kept row is not written", kept(15, FINISH), Some(WrongAnswer)),
+            ("finishes outside", kept(16, &format!("{FINISH} C[16, 0] = 1.0")), Some(RuntimeError)),
             ("one element is no number", matmul_and("C[3, 5] = nan"), Some(WrongAnswer)),
             ("overwrites an input", matmul_and("A[0, 0] = 1.0"), Some(RuntimeError)),
             ("no program", Source::Lowered("program of sorts".to_owned()), Some(InstantiationError)),

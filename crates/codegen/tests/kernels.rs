@@ -8,6 +8,7 @@ use common::gemm::{ALayout, Gemm};
 use common::*;
 use tilewright_codegen::{CompileError, Emit, Runtime, compile, emit};
 use tilewright_ir::expr::{BinaryOp, Cond, Expr, ReduceOp, UnaryOp};
+use tilewright_ir::op::Workload;
 use tilewright_ir::{Atom, DType, Index, LoopKind, Role, Scope, Stmt, Target};
 
 #[test]
@@ -507,6 +508,19 @@ fn kept_buffers_survive() {
     )];
     p.body = vec![for_(i, 16, vec![vector(j, 8, vec![store(y, &[ix(i), ix(j)], load(t, &[ix(i), ix(j)]))])])];
     check(&p);
+}
+
+#[test]
+fn operators_as_they_come() {
+    for text in [
+        "conv2d:c=4,h=9,w=7,k=6,r=3,s=2,stride_h=2,pad=1,groups=2,layout=blocked,epilogue=bias+add+clip",
+        "conv2d_transpose:n=2,c=3,h=4,w=5,k=4,r=3,s=3,stride=2,pad=1,out_pad=1,epilogue=gelu",
+        "depthwise_conv2d:c=3,h=8,w=8,r=3,s=3,dilation=2,multiplier=2,layout=blocked,epilogue=sigmoid",
+        "batch_matmul:b=2,m=5,n=6,k=7,ta=1,tb=1,dtype=f64",
+        "dense:m=3,n=9,k=5,epilogue=tanh+bias",
+    ] {
+        check(&Workload::parse(text).unwrap().program());
+    }
 }
 
 #[test]

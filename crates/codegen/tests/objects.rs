@@ -10,6 +10,7 @@ use common::gemm::{ALayout, Gemm};
 use common::*;
 use tilewright_codegen::{Emit, emit, scratch_layout};
 use tilewright_ir::expr::{BinaryOp, Cond, Expr, UnaryOp};
+use tilewright_ir::op::Workload;
 use tilewright_ir::{DType, Index, LoopKind, Program, Scope, Stmt, Target};
 
 /// A C program that reads the arguments, calls the kernel and writes the arguments.
@@ -136,7 +137,8 @@ fn check_object(p: &Program, target: &Target, compiler: &str, emulator: Option<&
 
 /// Programs that use what differs between machines.
 fn programs(lanes: i64) -> Vec<Program> {
-    let mut all = Vec::new();
+    let blocked = "conv2d:c=3,h=6,w=5,k=4,r=3,s=3,pad=1,layout=blocked,epilogue=bias+relu";
+    let mut all = vec![Workload::parse(blocked).unwrap().program()];
     for dtype in [DType::F32, DType::F64] {
         for a in [ALayout::Panels, ALayout::Rows] {
             let lanes = if dtype == DType::F64 { lanes / 2 } else { lanes };

@@ -173,7 +173,10 @@ impl Worker {
         let unprepared = built.kept.is_empty();
         if unprepared {
             for &bytes in built.kernel.kept_bytes() {
-                built.kept.push(Fenced::new(bytes).map_err(memory)?);
+                let mut kept = Fenced::new(bytes).map_err(memory)?;
+                // As for outputs: what nothing writes must not pass for zeros.
+                kept.fill(0xFF);
+                built.kept.push(kept);
             }
         }
         let arguments: Vec<*mut u8> = self

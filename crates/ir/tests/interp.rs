@@ -160,6 +160,18 @@ fn prepare_comes_first() {
 }
 
 #[test]
+fn finish_comes_last() {
+    let program = program(
+        "program \"p\" buffer X: f32[8] global input buffer Y: f32[8] global output
+        buffer K: f32[8] global kept loops i
+        run { for i in 8 { K[i] = X[i] + 1.0 } } finish { for i in 8 { Y[7 - i] = K[i] } }",
+    );
+    let mut arguments = vec![(0..8).map(f64::from).collect(), vec![0.0; 8]];
+    run(&program, &mut arguments).unwrap();
+    assert_eq!(arguments[1], [8.0, 7.0, 6.0, 5.0, 4.0, 3.0, 2.0, 1.0]);
+}
+
+#[test]
 fn faults_say_what_and_where() {
     let fill = "for i in 8 { Y[i] = X[i] }";
     let cases = [

@@ -5,6 +5,7 @@ mod common;
 use common::{Conv, Random, arguments, conv2d, matmul, matmul_transposed, only, program, softmax};
 use std::time::Instant;
 use tilewright_ir::interp::{Fault, run};
+use tilewright_ir::op::Workload;
 use tilewright_ir::reference::{Tolerance, evaluate, random_input};
 use tilewright_ir::{DType, Program};
 
@@ -33,6 +34,10 @@ fn check(program: &Program, seed: u64) {
             }
         }
     }
+}
+
+fn operator(text: &str) -> Program {
+    Workload::parse(text).unwrap().program()
 }
 
 #[test]
@@ -164,6 +169,7 @@ fn faults_are_found() {
     let faults = [
         ("for a in 4 { O[a] = X[a + 1] }", "X[4] is outside X[4] at a=3"),
         ("for a in 4 { O[a] = select(a < 1, X[a], X[2*a - 3]) }", "X[-1] is outside X[4] at a=1"),
+        ("for a in 4 { O[a] = X[a // 2 + 3] }", "X[4] is outside X[4] at a=2"),
         ("for a in 4 { O[a] = X[a // 0] }", "division by zero in a // 0 at a=0"),
         ("for a in 3 { O[a] = X[a] }", "O[3] is never written"),
         ("for a in 4 { O[a] += X[a] first never }", "O[0] is read before it is written at a=0"),
@@ -247,6 +253,11 @@ fn tolerance_fits_programs_of_several_stages() {
         matmul("f64", 30, 40, 50),
         conv2d(Conv { c: 16, h: 10, w: 10, k: 8, r: 3, stride: 1, pad: 1 }),
         softmax(40, 100),
+        operator("conv2d:c=64,h=8,w=8,k=16,r=3,s=3,pad=1,layout=blocked,epilogue=bias+add+relu"),
+        operator("conv2d:c=64,h=8,w=8,k=16,r=3,s=3,pad=1,epilogue=clip"),
+        operator("conv2d_transpose:c=64,h=8,w=8,k=16,r=3,s=3,stride=2,epilogue=tanh"),
+        operator("dense:m=20,n=30,k=500,epilogue=bias+sigmoid"),
+        operator("batch_matmul:b=3,m=20,n=30,k=100,epilogue=gelu"),
     ];
     for program in programs {
         let mut all = arguments(&program, 9);

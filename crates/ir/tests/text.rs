@@ -96,6 +96,9 @@ run {
     S[] min= select(true, nan, erf(index(i + 1))) first i == 0
   }
 }
+finish {
+  S[] = W.packed[0]
+}
 ";
     let read = program(text);
     assert_eq!(read.to_string(), text);

@@ -925,7 +925,7 @@ mod tests {
             _ => vec![1.0; b.n_elements().unwrap() as usize],
         });
         let nest = Nest::of(&program, &program.body[0], &memory.collect::<Vec<_>>());
-        let name = |axis: usize, n: &Nest<'_>| n.axes[axis].var.map_or("", |v| program.loop_name(v)).to_owned();
+        let name = |axis: usize, n: &Nest<'_>| n.axes[axis].counts.map_or("", |(v, _)| program.loop_name(v)).to_owned();
         let got = nest.map(|n| (name(n.row, &n), name(n.across, &n), n.product.is_some()));
         assert_eq!(got, expected.map(|(row, across, product)| (row.into(), across.into(), product)), "{text}");
     }
@@ -947,6 +947,17 @@ mod tests {
         let buffers = "buffer O: f32[8, 9] global output buffer X: f32[5, 11] global input
             buffer Y: f32[8, 15] global input";
         check(buffers, conv, Some(("j", "i", true)));
+    }
+
+    #[test]
+    fn groups_of_channels_are_axes() {
+        let buffers = "buffer O: f32[8, 40] global output buffer X: f32[4, 42] global input
+            buffer Y: f32[8, 3] global input";
+        let nest = "for i in 8 { for j in 40 { for k in 3 { O[i, j] += X[i // 2, j + k] * Y[i, k] first k == 0 } } }";
+        check(buffers, nest, Some(("j", "i", true)));
+        let nest = "for i in 8 { for j in 40 { for k in 12 { O[i, j] += X[k // 3, j + k % 3] * Y[i, k % 3]
+            first k == 0 } } }";
+        check(buffers, nest, Some(("j", "i", true)));
     }
 
     #[test]

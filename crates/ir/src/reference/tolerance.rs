@@ -235,6 +235,11 @@ impl Walk<'_> {
     }
 
     fn expr(&self, expr: &Expr, u: f64) -> Size {
+        if let Some(x) = logistic_argument(expr) {
+            // Nowhere steeper than 1/4, however large the power it divides by.
+            let abs = 0.25 * self.expr(x, u).error().min(4.0) + 8.0 * u;
+            return Size { rms: 1.0, symmetric: false, abs, rel: 4.0 * u };
+        }
         match expr {
             Expr::Const(x) => {
                 let rms = if x.is_finite() { x.abs() } else { 0.0 };
@@ -273,6 +278,15 @@ impl Walk<'_> {
             Expr::Select(_, a, b) => self.expr(a, u).or(self.expr(b, u)),
         }
     }
+}
+
+/// The `x` of `1 / (1 + exp(neg(x)))`.
+fn logistic_argument(expr: &Expr) -> Option<&Expr> {
+    let Expr::Binary(BinaryOp::Div, one, divisor) = expr else { return None };
+    let Expr::Binary(BinaryOp::Add, one_more, power) = &**divisor else { return None };
+    let Expr::Unary(UnaryOp::Exp, negated) = &**power else { return None };
+    let Expr::Unary(UnaryOp::Neg, x) = &**negated else { return None };
+    [one, one_more].iter().all(|e| ***e == Expr::Const(1.0)).then_some(&**x)
 }
 
 fn add(a: Size, b: Size, u: f64) -> Size {
