@@ -2,7 +2,7 @@
 
 use super::Illegal;
 use super::dependence::require_independent;
-use super::tree::{edit_loops, loop_id, loops_around, require_serial};
+use super::tree::{edit_loops, loop_id, loops_around, parts, require_serial};
 use crate::index::Ranges;
 use crate::program::{Loop, LoopKind, Program, Stmt};
 use crate::text::index_to_string;
@@ -51,7 +51,7 @@ fn require_none_on_path(program: &Program, target: &str, kind: LoopKind) -> Resu
     let var = loop_id(program, target)?;
     let around = loops_around(program, var);
     let mut found = around.iter().find(|l| l.kind == kind).map(|l| l.var);
-    for s in program.prepare.iter().chain(&program.body) {
+    for s in parts(program).flatten() {
         s.walk(&mut |s| {
             if let Stmt::For(l) = s
                 && l.kind == kind
@@ -76,10 +76,9 @@ type Check<'a> = &'a dyn Fn(&Program, &Loop, &Ranges) -> Result<(), Illegal>;
 /// Sets the kind of every loop of this name, each of which must be serial and pass the check.
 fn set_kind(program: &mut Program, target: &str, kind: LoopKind, check: Check) -> Result<(), Illegal> {
     let var = loop_id(program, target)?;
-    let names = program.clone();
-    edit_loops(program, var, &mut |mut l, ranges| {
-        require_serial(&names, &l)?;
-        check(&names, &l, ranges)?;
+    edit_loops(program, var, &mut |names, mut l, ranges| {
+        require_serial(names, &l)?;
+        check(names, &l, ranges)?;
         l.kind = kind;
         Ok(vec![Stmt::For(l)])
     })

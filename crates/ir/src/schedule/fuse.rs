@@ -2,7 +2,7 @@
 
 use super::Illegal;
 use super::dependence::require_still_independent;
-use super::tree::{edit_loops, new_loop, require_serial, simplify_block, single_loop};
+use super::tree::{edit_loops, new_loop, require_serial, simplify_block, single_loop, substitute};
 use crate::expr::Cond;
 use crate::index::Index;
 use crate::program::{Loop, LoopId, LoopKind, Program, Stmt};
@@ -12,24 +12,23 @@ use crate::text::index_to_string;
 pub fn fuse(program: &mut Program, outer: &str, inner: &str, fused: &str) -> Result<(), Illegal> {
     let (outer_var, inner_var) = (single_loop(program, outer)?, single_loop(program, inner)?);
     let fused = new_loop(program, fused)?;
-    let names = program.clone();
-    edit_loops(program, outer_var, &mut |l, ranges| {
-        require_serial(&names, &l)?;
+    edit_loops(program, outer_var, &mut |names, l, ranges| {
+        require_serial(names, &l)?;
         let not_nested = || Illegal::NotNested { outer: outer.to_owned(), inner: inner.to_owned() };
-        let [Stmt::For(within)] = l.body.as_slice() else { return Err(not_nested()) };
+        let Ok([Stmt::For(within)]) = <[Stmt; 1]>::try_from(l.body) else { return Err(not_nested()) };
         if within.var != inner_var {
             return Err(not_nested());
         }
-        require_serial(&names, within)?;
+        require_serial(names, &within)?;
         let Some(n) = within.extent.as_const().filter(|&n| n >= 1) else {
             return Err(Illegal::Body {
                 target: inner.to_owned(),
-                why: format!("its extent {} is not a constant", index_to_string(&names, &within.extent)),
+                why: format!("its extent {} is not a constant", index_to_string(names, &within.extent)),
             });
         };
         let (a, b) = (Index::from(fused).floor_div(n), Index::from(fused).modulo(n));
-        let mut body: Vec<Stmt> =
-            within.body.iter().map(|s| s.substitute(outer_var, &a).substitute(inner_var, &b)).collect();
+        let mut body = within.body;
+        substitute(&mut body, &[(outer_var, a.clone()), (inner_var, b.clone())]);
         if n > 1 {
             body.iter_mut()
                 .for_each(|s| join_first(s, &Cond::Eq(a.clone(), 0.into()), &Cond::Eq(b.clone(), 0.into()), fused));
