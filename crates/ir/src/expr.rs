@@ -154,6 +154,26 @@ impl Cond {
         }
     }
 
+    /// Calls `change` for every index in the condition, subscripts of loads included.
+    pub fn for_each_index_mut(&mut self, change: &mut dyn FnMut(&mut Index)) {
+        match self {
+            Cond::True => {}
+            Cond::Lt(a, b) | Cond::Eq(a, b) => {
+                change(a);
+                change(b);
+            }
+            Cond::Less(a, b) => {
+                a.for_each_index_mut(change);
+                b.for_each_index_mut(change);
+            }
+            Cond::And(a, b) => {
+                a.for_each_index_mut(change);
+                b.for_each_index_mut(change);
+            }
+            Cond::Not(a) => a.for_each_index_mut(change),
+        }
+    }
+
     /// Calls `visit` for every index in the condition, subscripts of loads included.
     pub fn for_each_index(&self, visit: &mut dyn FnMut(&Index)) {
         match self {
@@ -260,6 +280,25 @@ impl Expr {
                 c.for_each_load(visit);
                 a.for_each_load(visit);
                 b.for_each_load(visit);
+            }
+        }
+    }
+
+    /// Calls `change` for every index, subscripts of loads and conditions included.
+    pub fn for_each_index_mut(&mut self, change: &mut dyn FnMut(&mut Index)) {
+        match self {
+            Expr::Const(_) => {}
+            Expr::Load(_, index) => index.iter_mut().for_each(change),
+            Expr::FromIndex(i) => change(i),
+            Expr::Unary(_, x) => x.for_each_index_mut(change),
+            Expr::Binary(_, a, b) => {
+                a.for_each_index_mut(change);
+                b.for_each_index_mut(change);
+            }
+            Expr::Select(c, a, b) => {
+                c.for_each_index_mut(change);
+                a.for_each_index_mut(change);
+                b.for_each_index_mut(change);
             }
         }
     }

@@ -164,12 +164,27 @@ impl Index {
         let (whole, rest) = self.split_multiples(divisor);
         match (rest.terms.as_slice(), rest.constant) {
             ([], c) => whole.offset(c.div_euclid(divisor)),
-            // floor(floor(x / a) / b) = floor(x / (a b))
-            ([(Atom::FloorDiv(inner, by), 1)], 0) if *by > 0 && by.checked_mul(divisor).is_some() => {
-                whole.add(&inner.floor_div(by * divisor))
-            }
-            _ => whole.add(&Index::atom(Atom::FloorDiv(Box::new(rest), divisor))),
+            _ => match rest.without_division(divisor) {
+                Some((dividend, divisor)) => whole.add(&dividend.floor_div(divisor)),
+                None => whole.add(&Index::atom(Atom::FloorDiv(Box::new(rest), divisor))),
+            },
         }
+    }
+
+    /// Dividend and divisor of one division for two: `floor((x + floor(y / a)) / b) = floor((a x + y) / (a b))`.
+    ///
+    /// None where there is no division in the sum, or several, or numbers become too large.
+    fn without_division(&self, divisor: i64) -> Option<(Index, i64)> {
+        let mut divisions = self.terms.iter().filter(|(atom, _)| matches!(atom, Atom::FloorDiv(..)));
+        let (Some((division @ Atom::FloorDiv(inner, by), 1)), None) = (divisions.next(), divisions.next()) else {
+            return None;
+        };
+        let fits = |c: i64| c.checked_mul(*by).is_some_and(|c| c.checked_abs().is_some_and(|c| c < 1 << 60));
+        if *by < 1 || !fits(divisor) || !fits(self.constant) || !self.terms.iter().all(|(_, c)| fits(*c)) {
+            return None;
+        }
+        let x = self.sub(&Index::atom(division.clone()));
+        Some((x.scale(*by).add(inner), by * divisor))
     }
 
     /// `self − divisor · floor(self / divisor)`.
@@ -523,6 +538,17 @@ mod tests {
         r.push(LoopId(2), 16.into());
         assert_eq!(r.simplify(&e.floor_div(48)), v(0));
         assert_eq!(r.simplify(&e.modulo(48)), v(1).scale(16).add(&v(2)));
+    }
+
+    #[test]
+    fn digits_of_a_fused_loop_come_together() {
+        // Channel, row and column of a 3 × 3 window over one loop, itself split by 1, 6 or 18, in elements of 5.
+        for factor in [1, 6, 18] {
+            let x = v(0).scale(factor).add(&v(1));
+            let (channel, row, column) = (x.floor_div(9), x.floor_div(3).modulo(3), x.modulo(3));
+            let flat = channel.scale(45).add(&row.scale(15)).add(&column.scale(5)).add(&v(2));
+            assert_eq!(flat, x.scale(5).add(&v(2)));
+        }
     }
 
     #[test]

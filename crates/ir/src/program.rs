@@ -442,6 +442,25 @@ impl Stmt {
         }
     }
 
+    /// Calls `change` for the indices of this statement itself, not of statements inside it.
+    pub fn for_each_own_index_mut(&mut self, change: &mut dyn FnMut(&mut Index)) {
+        match self {
+            Stmt::For(l) => change(&mut l.extent),
+            Stmt::If { cond, .. } => cond.for_each_index_mut(change),
+            Stmt::Alloc(_) => {}
+            Stmt::Store { index, value, .. } => {
+                index.iter_mut().for_each(&mut *change);
+                value.for_each_index_mut(change);
+            }
+            Stmt::Update { index, value, first, .. } => {
+                index.iter_mut().for_each(&mut *change);
+                value.for_each_index_mut(change);
+                first.for_each_index_mut(change);
+            }
+            Stmt::Prefetch { index, .. } => index.iter_mut().for_each(change),
+        }
+    }
+
     /// Calls `visit` for every buffer element this statement itself reads.
     ///
     /// The old value that an update combines with counts as read.

@@ -116,7 +116,7 @@ fn layout_of(rank: usize, d: usize, e: usize) -> Vec<LayoutAxis> {
     for dim in 0..rank {
         let tile = [4, 2, 3, 8, 5, 1, 16, 7][(e >> (3 * dim).min(13)) % 8] as i64;
         let at = (d >> (4 * dim).min(12)) % (layout.len() + 1);
-        if (d >> (4 * dim + 2).min(14)) % 2 == 0 {
+        if (d >> (4 * dim + 2).min(14)).is_multiple_of(2) {
             layout.insert(at, LayoutAxis::Whole(dim));
         } else {
             layout.insert(at, LayoutAxis::Outer(dim, tile));

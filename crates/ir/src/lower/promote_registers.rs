@@ -23,8 +23,9 @@ pub fn promote_registers(mut program: Program) -> Program {
     }
     let uses = candidates.iter().map(|id| (*id, Uses::default())).collect();
     let mut walk = Walk { program: &program, lanes: None, n_concurrent: 0, uses };
-    walk.block(&program.prepare);
-    walk.block(&program.body);
+    for part in program.parts() {
+        walk.block(part);
+    }
     for (id, uses) in walk.uses {
         if uses.are_whole_vectors() {
             program.buffers[id.0 as usize].scope = Scope::Register;

@@ -21,11 +21,10 @@ pub fn accumulate(program: &mut Program, buffer: &str, at: &str, name: &str) -> 
     let var = single_loop(program, at)?;
     let dtype = program.buffer(result).dtype;
     let tile = new_buffer(program, name, dtype, Scope::Register, Role::Temporary)?;
-    let names = program.clone();
     let mut shape = Vec::new();
-    edit_loops(program, var, &mut |mut l, ranges| {
+    require_open(program, var)?;
+    edit_loops(program, var, &mut |names, mut l, ranges| {
         let fail = |why: &str| Illegal::Body { target: at.to_owned(), why: format!("{why} `{buffer}`") };
-        require_open(&names, &l)?;
         let mut ranges = ranges.clone();
         ranges.push(l.var, l.extent.clone());
         // The statement that holds the reduction; copies staged before it stay before it.
@@ -77,7 +76,7 @@ pub fn accumulate(program: &mut Program, buffer: &str, at: &str, name: &str) -> 
             match inside.upper(extent) {
                 Some(n) if n <= MOST_ELEMENTS => shape.push(n),
                 _ => {
-                    let (target, extent) = (names.loop_name(*v).to_owned(), index_to_string(&names, extent));
+                    let (target, extent) = (names.loop_name(*v).to_owned(), index_to_string(names, extent));
                     return Err(Illegal::TooLong { target, extent, most: MOST_ELEMENTS });
                 }
             }

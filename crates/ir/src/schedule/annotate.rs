@@ -76,10 +76,9 @@ type Check<'a> = &'a dyn Fn(&Program, &Loop, &Ranges) -> Result<(), Illegal>;
 /// Sets the kind of every loop of this name, each of which must be serial and pass the check.
 fn set_kind(program: &mut Program, target: &str, kind: LoopKind, check: Check) -> Result<(), Illegal> {
     let var = loop_id(program, target)?;
-    let names = program.clone();
-    edit_loops(program, var, &mut |mut l, ranges| {
-        require_serial(&names, &l)?;
-        check(&names, &l, ranges)?;
+    edit_loops(program, var, &mut |names, mut l, ranges| {
+        require_serial(names, &l)?;
+        check(names, &l, ranges)?;
         l.kind = kind;
         Ok(vec![Stmt::For(l)])
     })

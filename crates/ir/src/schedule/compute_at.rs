@@ -2,7 +2,9 @@
 
 use super::Illegal;
 use super::region::{Access, reads, redirect_reads, region, writes};
-use super::tree::{buffer_id, count, edit_loops, nest, require_open, simplify_block, single_loop};
+use super::tree::{
+    buffer_id, count, edit_loops, nest, require_open, simplify_block, single_loop, substitute, substituted,
+};
 use crate::index::Index;
 use crate::program::{BufferId, LoopId, LoopKind, Program, Role, Scope, Stmt};
 use crate::text::index_to_string;
@@ -23,25 +25,29 @@ pub fn compute_at(program: &mut Program, buffer: &str, at: &str) -> Result<(), I
     if count(program, var) == 0 {
         return Err(fail(format!("loop `{at}` is its own")));
     }
-    let names = program.clone();
     let mut shape = Vec::new();
-    edit_loops(program, var, &mut |mut l, ranges| {
-        require_open(&names, &l)?;
+    require_open(program, var)?;
+    edit_loops(program, var, &mut |names, mut l, ranges| {
         let mut ranges = ranges.clone();
         ranges.push(l.var, l.extent.clone());
         let place = format!("in loop `{at}`");
-        let needed = region(&names, &l.body, id, Access::Read, &ranges, &place).map_err(fail)?;
+        let needed = region(names, &l.body, id, Access::Read, &ranges, &place).map_err(fail)?;
         shape = needed.most.clone();
         // The stage's own loops, now over the needed part: what they computed is shifted by where it begins.
-        let shifts: Vec<(LoopId, Index)> =
-            axes.iter().zip(&needed.lower).map(|(&v, lo)| (v, Index::from(v).add(lo))).collect();
+        let shifts: Vec<(LoopId, Index)> = axes
+            .iter()
+            .zip(&needed.lower)
+            .filter(|(_, lo)| **lo != 0.into())
+            .map(|(&v, lo)| (v, lo.add(&v.into())))
+            .collect();
         let extent_of = |v: LoopId, whole: &Index| match axes.iter().position(|a| *a == v) {
             Some(d) => needed.extent[d].clone(),
-            None => shifts.iter().fold(whole.clone(), |e, (v, by)| e.substitute(*v, by)),
+            None => substituted(whole, &shifts),
         };
-        let shifted = shifts.iter().fold(leaf.clone(), |leaf, (v, by)| leaf.substitute(*v, by));
-        let moved = at_index(shifted, axes.iter().map(|&v| v.into()).collect());
-        let nest = nest(loops.iter().map(|(v, e)| (*v, extent_of(*v, e), LoopKind::Serial)), vec![moved]);
+        let mut moved = [leaf.clone()];
+        substitute(&mut moved, &shifts);
+        let moved = moved.map(|leaf| at_index(leaf, axes.iter().map(|&v| v.into()).collect()));
+        let nest = nest(loops.iter().map(|(v, e)| (*v, extent_of(*v, e), LoopKind::Serial)), moved.into());
         let body = redirect_reads(std::mem::take(&mut l.body), id, id, &mut ranges.clone(), &|index, ranges| {
             index.iter().zip(&needed.lower).map(|(e, lo)| ranges.simplify(&e.sub(lo))).collect()
         });

@@ -2,9 +2,10 @@
 
 use super::Illegal;
 use super::compute_at::{Stage, take_stage};
-use super::tree::{buffer_id, simplify_block};
+use super::region::reads;
+use super::tree::{buffer_id, simplify_block, substituted};
 use crate::expr::Expr;
-use crate::index::Ranges;
+use crate::index::{Index, Ranges};
 use crate::program::{BufferId, LoopId, Program, Stmt};
 
 /// See [`super::Step::Inline`].
@@ -21,9 +22,14 @@ pub fn inline(program: &mut Program, buffer: &str) -> Result<(), Illegal> {
     if program.buffers.iter().any(|b| b.dtype != program.buffer(id).dtype) {
         return Err(fail("other buffers are of another element type, to which it would not be rounded"));
     }
-    let body = std::mem::take(&mut program.body);
-    let body = replace_reads(body, id, &axes, &value);
-    program.body = simplify_block(body, &mut Ranges::default());
+    let inlined = |s: Stmt| {
+        let alone = vec![s];
+        if !reads(&alone, id) {
+            return alone;
+        }
+        simplify_block(replace_reads(alone, id, &axes, &value), &mut Ranges::default())
+    };
+    program.body = std::mem::take(&mut program.body).into_iter().flat_map(inlined).collect();
     Ok(())
 }
 
@@ -36,12 +42,10 @@ fn replace_reads(block: Vec<Stmt>, id: BufferId, axes: &[LoopId], value: &Expr) 
             }
             s.map_own_loads(&mut |b, index| {
                 (b == id).then(|| {
-                    value.map_index(&mut |i| {
-                        i.rewrite(&mut |atom| match atom {
-                            crate::Atom::Var(v) => axes.iter().position(|a| a == v).map(|at| index[at].clone()),
-                            _ => None,
-                        })
-                    })
+                    let by: Vec<(LoopId, Index)> = axes.iter().copied().zip(index.iter().cloned()).collect();
+                    let mut value = value.clone();
+                    value.for_each_index_mut(&mut |i| *i = substituted(i, &by));
+                    value
                 })
             })
         })

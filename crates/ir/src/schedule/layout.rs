@@ -1,6 +1,7 @@
 //! Layouts of buffers: dimensions in another order, some divided into tiles.
 
 use super::dependence::require_all_still_independent;
+use super::region::map_loads_of;
 use super::tree::{buffer_id, require_fits};
 use super::{Illegal, LayoutAxis};
 use crate::expr::Expr;
@@ -49,7 +50,7 @@ fn relocate(block: Vec<Stmt>, id: BufferId, axes: &[LayoutAxis], ranges: &mut Ra
         {
             *index = place_of(axes, index, ranges);
         }
-        s.map_own_loads(&mut |b, index| (b == id).then(|| Expr::Load(id, place_of(axes, index, ranges))))
+        map_loads_of(s, id, &mut |index| Expr::Load(id, place_of(axes, index, ranges)))
     };
     block.into_iter().map(each).collect()
 }

@@ -297,27 +297,7 @@ pub enum Illegal {
 /// [`Illegal`] where the step would change the meaning of the program or cannot be carried out.
 pub fn apply(program: &Program, step: &Step) -> Result<Program, Illegal> {
     let mut out = program.clone();
-    match step {
-        Step::Split { target, factor, tail, outer, inner } => {
-            split::split(&mut out, target, *factor, *tail, outer, inner)
-        }
-        Step::Fuse { outer, inner, fused } => fuse::fuse(&mut out, outer, inner, fused),
-        Step::Reorder { loops } => reorder::reorder(&mut out, loops),
-        Step::Vectorize { target } => annotate::vectorize(&mut out, target),
-        Step::Unroll { target } => annotate::unroll(&mut out, target),
-        Step::Parallel { target } => annotate::parallel(&mut out, target),
-        Step::Bind { target, axis } => annotate::bind(&mut out, target, *axis),
-        Step::Stage { buffer, at, name, layout, shared } => {
-            stage::stage(&mut out, buffer, at.as_deref(), name, layout, *shared)
-        }
-        Step::Accumulate { buffer, at, name } => accumulate::accumulate(&mut out, buffer, at, name),
-        Step::ComputeAt { buffer, at } => compute_at::compute_at(&mut out, buffer, at),
-        Step::Inline { buffer } => inline::inline(&mut out, buffer),
-        Step::Layout { buffer, layout } => layout::layout(&mut out, buffer, layout),
-        Step::Reindex { stage, buffer, name } => reindex::reindex(&mut out, stage, buffer, name),
-        Step::Winograd { buffer, tile } => winograd::winograd(&mut out, buffer, *tile),
-        Step::Prefetch { buffer, at, ahead } => prefetch::prefetch(&mut out, buffer, at, *ahead),
-    }?;
+    carry_out(&mut out, step)?;
     Ok(out)
 }
 
@@ -328,7 +308,32 @@ pub fn apply(program: &Program, step: &Step) -> Result<Program, Illegal> {
 pub fn apply_all(program: &Program, steps: &[Step]) -> Result<Program, (usize, Illegal)> {
     let mut out = program.clone();
     for (at, step) in steps.iter().enumerate() {
-        out = apply(&out, step).map_err(|e| (at, e))?;
+        carry_out(&mut out, step).map_err(|e| (at, e))?;
     }
     Ok(out)
+}
+
+/// Changes the program in place; after an error nothing can be said of it.
+fn carry_out(program: &mut Program, step: &Step) -> Result<(), Illegal> {
+    match step {
+        Step::Split { target, factor, tail, outer, inner } => {
+            split::split(program, target, *factor, *tail, outer, inner)
+        }
+        Step::Fuse { outer, inner, fused } => fuse::fuse(program, outer, inner, fused),
+        Step::Reorder { loops } => reorder::reorder(program, loops),
+        Step::Vectorize { target } => annotate::vectorize(program, target),
+        Step::Unroll { target } => annotate::unroll(program, target),
+        Step::Parallel { target } => annotate::parallel(program, target),
+        Step::Bind { target, axis } => annotate::bind(program, target, *axis),
+        Step::Stage { buffer, at, name, layout, shared } => {
+            stage::stage(program, buffer, at.as_deref(), name, layout, *shared)
+        }
+        Step::Accumulate { buffer, at, name } => accumulate::accumulate(program, buffer, at, name),
+        Step::ComputeAt { buffer, at } => compute_at::compute_at(program, buffer, at),
+        Step::Inline { buffer } => inline::inline(program, buffer),
+        Step::Layout { buffer, layout } => layout::layout(program, buffer, layout),
+        Step::Reindex { stage, buffer, name } => reindex::reindex(program, stage, buffer, name),
+        Step::Winograd { buffer, tile } => winograd::winograd(program, buffer, *tile),
+        Step::Prefetch { buffer, at, ahead } => prefetch::prefetch(program, buffer, at, *ahead),
+    }
 }

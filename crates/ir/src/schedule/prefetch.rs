@@ -24,19 +24,17 @@ pub fn prefetch(program: &mut Program, buffer: &str, at: &str, ahead: i64) -> Re
     let per_line = LINE_BYTES / program.buffer(target).dtype.bytes() as i64;
     let loops =
         (0..rank).map(|d| new_loop(program, &format!("{at}.prefetch.{buffer}.{d}"))).collect::<Result<Vec<_>, _>>()?;
-    let names = program.clone();
-    edit_loops(program, var, &mut |mut l, ranges| {
+    require_open(program, var)?;
+    edit_loops(program, var, &mut |names, mut l, ranges| {
         let mut ranges = ranges.clone();
         ranges.push(l.var, l.extent.clone());
         let fail = |why: String| Illegal::Buffer { buffer: buffer.to_owned(), why };
-        require_open(&names, &l)?;
         if allocated_in(&l.body).contains(&target) {
             return Err(fail(format!(
                 "it is made anew in each iteration of `{at}`, so there is nothing to fetch before"
             )));
         }
-        let touched =
-            region(&names, &l.body, target, Access::Any, &ranges, &format!("in loop `{at}`")).map_err(fail)?;
+        let touched = region(names, &l.body, target, Access::Any, &ranges, &format!("in loop `{at}`")).map_err(fail)?;
         let steps: Vec<i64> = (0..rank).map(|d| if d + 1 == rank { per_line } else { 1 }).collect();
         let counts: Vec<i64> = touched.most.iter().zip(&steps).map(|(&n, &s)| (n + s - 1) / s).collect();
         let lines = counts.iter().try_fold(1i64, |n, &c| n.checked_mul(c)).unwrap_or(i64::MAX);

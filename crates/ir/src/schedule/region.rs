@@ -1,7 +1,8 @@
 //! The part of a buffer that a block of statements touches.
 
+use crate::expr::Expr;
 use crate::index::{Index, Ranges, smallest};
-use crate::program::{BufferId, Program, Stmt};
+use crate::program::{BufferId, LoopId, Program, Stmt};
 use crate::text::index_to_string;
 
 /// A box in a buffer: for each dimension where it begins and how far it reaches, in terms of the loops outside.
@@ -34,24 +35,14 @@ pub fn region(
     let shape = &program.buffer(buffer).shape;
     let mut union: Option<(Vec<Index>, Vec<Index>)> = None;
     let mut failed = None;
+    let mut bounds = Bounds { outside, inside: Vec::new(), known: Vec::new() };
     for_each_access(block, buffer, access, &mut outside.clone(), &mut |index, ranges| {
-        let keep = outside.loops().len();
         let (mut low, mut high) = (Vec::new(), Vec::new());
         for (e, &n) in index.iter().zip(shape) {
-            let uppers = ranges.upper_bounds(e, keep);
-            let lowers = ranges.upper_bounds(&e.scale(-1), keep);
-            let (Some(mut hi), Some(lo)) = (smallest(&uppers), smallest(&lowers)) else {
+            let Some((lo, hi)) = bounds.of(e, n, ranges) else {
                 failed = Some(format!("no bounds are known of the subscript {}", index_to_string(program, e)));
                 return;
             };
-            // Subscripts outside the buffer are guarded and never reached.
-            let mut lo = lo.scale(-1);
-            if outside.lower(&lo).is_none_or(|l| l < 0) {
-                lo = lo.larger(&0.into());
-            }
-            if outside.upper(&hi).is_none_or(|u| u >= n) {
-                hi = hi.smaller(&(n - 1).into());
-            }
             low.push(lo);
             high.push(hi);
         }
@@ -71,6 +62,38 @@ pub fn region(
         lower.iter().zip(&upper).map(|(l, h)| outside.simplify(&subtract_inside(&h.offset(1), l))).collect();
     let most = extent.iter().zip(shape).map(|(e, &n)| outside.upper(e).map_or(n, |u| u.min(n))).collect();
     Ok(Region { lower, extent, most })
+}
+
+/// First and last values of subscripts, found once for all accesses inside the same loops.
+struct Bounds<'a> {
+    outside: &'a Ranges,
+    inside: Vec<(LoopId, Index)>,
+    known: Vec<((Index, i64), (Index, Index))>,
+}
+
+impl Bounds<'_> {
+    /// Bounds of a subscript of a dimension of extent `n`, in terms of the loops outside.
+    fn of(&mut self, e: &Index, n: i64, ranges: &Ranges) -> Option<(Index, Index)> {
+        if self.inside != ranges.loops() {
+            self.inside = ranges.loops().to_vec();
+            self.known.clear();
+        }
+        if let Some((_, found)) = self.known.iter().find(|((of, extent), _)| of == e && *extent == n) {
+            return Some(found.clone());
+        }
+        let keep = self.outside.loops().len();
+        let mut hi = smallest(&ranges.upper_bounds(e, keep))?;
+        let mut lo = smallest(&ranges.upper_bounds(&e.scale(-1), keep))?.scale(-1);
+        // Subscripts outside the buffer are guarded and never reached.
+        if self.outside.lower(&lo).is_none_or(|l| l < 0) {
+            lo = lo.larger(&0.into());
+        }
+        if self.outside.upper(&hi).is_none_or(|u| u >= n) {
+            hi = hi.smaller(&(n - 1).into());
+        }
+        self.known.push(((e.clone(), n), (lo.clone(), hi.clone())));
+        Some((lo, hi))
+    }
 }
 
 /// `a − b` with the subtraction carried into a min that stands alone, so that constants surface.
@@ -141,7 +164,6 @@ pub fn redirect_reads(
     ranges: &mut Ranges,
     place: &dyn Fn(&[Index], &Ranges) -> Vec<Index>,
 ) -> Vec<Stmt> {
-    use crate::expr::Expr;
     block
         .into_iter()
         .map(|mut s| {
@@ -154,7 +176,15 @@ pub fn redirect_reads(
             if let Stmt::For(_) = &s {
                 ranges.pop();
             }
-            s.map_own_loads(&mut |b, index| (b == buffer).then(|| Expr::Load(to, place(index, ranges))))
+            map_loads_of(s, buffer, &mut |index| Expr::Load(to, place(index, ranges)))
         })
         .collect()
+}
+
+/// The statement with its own loads of a buffer (not those of statements inside it) replaced.
+pub fn map_loads_of(stmt: Stmt, buffer: BufferId, to: &mut dyn FnMut(&[Index]) -> Expr) -> Stmt {
+    let mut is_read = false;
+    stmt.for_each_own_read(&mut |b, _| is_read |= b == buffer);
+    // Statements are rebuilt to replace loads, and most of a program reads other buffers.
+    if is_read { stmt.map_own_loads(&mut |b, index| (b == buffer).then(|| to(index))) } else { stmt }
 }

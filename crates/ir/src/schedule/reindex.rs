@@ -2,10 +2,10 @@
 
 use super::Illegal;
 use super::compute_at::stage_nest;
-use super::tree::{buffer_id, nest, new_buffer, new_loop, require_fits};
+use super::tree::{buffer_id, nest, new_buffer, new_loop, require_fits, substituted};
 use crate::expr::Expr;
 use crate::index::{Index, Ranges};
-use crate::program::{LoopKind, Program, Role, Scope, Stmt};
+use crate::program::{LoopId, LoopKind, Program, Role, Scope, Stmt};
 use crate::text::index_to_string;
 
 /// See [`super::Step::Reindex`].
@@ -56,8 +56,8 @@ pub fn reindex(program: &mut Program, stage: &str, buffer: &str, name: &str) -> 
     program.buffers[copy.0 as usize].shape = shape;
     require_fits(program, copy)?;
     let loops = (0..axes.len()).map(|i| new_loop(program, &format!("{name}.{i}"))).collect::<Result<Vec<_>, _>>()?;
-    let as_copied = |i: &Index| axes.iter().zip(&loops).fold(i.clone(), |i, ((v, _), &l)| i.substitute(*v, &l.into()));
-    let value = Expr::Load(source, index.iter().map(as_copied).collect());
+    let copied: Vec<(LoopId, Index)> = axes.iter().zip(&loops).map(|((v, _), &l)| (*v, l.into())).collect();
+    let value = Expr::Load(source, index.iter().map(|i| substituted(i, &copied)).collect());
     let store = Stmt::Store { buffer: copy, index: loops.iter().map(|&l| l.into()).collect(), value };
     let fill = nest(loops.iter().zip(&axes).map(|(&l, (_, e))| (l, e.clone(), LoopKind::Serial)), vec![store]);
     let here = Expr::Load(copy, axes.iter().map(|(v, _)| Index::from(*v)).collect());

@@ -15,9 +15,8 @@ pub fn reorder(program: &mut Program, order: &[String]) -> Result<(), Illegal> {
         }
     }
     let Some(outermost) = outermost_of(program, &vars) else { return Ok(()) };
-    let names = program.clone();
     let mut innermost = None;
-    edit_loops(program, outermost, &mut |l, outside| {
+    edit_loops(program, outermost, &mut |names, l, outside| {
         // The chain of perfectly nested loops down to the last one named.
         let (mut chain, mut missing, mut body) = (Vec::new(), vars.len(), vec![Stmt::For(l)]);
         while missing > 0 {
@@ -31,7 +30,7 @@ pub fn reorder(program: &mut Program, order: &[String]) -> Result<(), Illegal> {
             let Some(Stmt::For(mut l)) = body.pop() else { unreachable!("the block is one loop") };
             body = std::mem::take(&mut l.body);
             if vars.contains(&l.var) {
-                require_serial(&names, &l)?;
+                require_serial(names, &l)?;
                 missing -= 1;
             }
             chain.push(l);
@@ -48,13 +47,13 @@ pub fn reorder(program: &mut Program, order: &[String]) -> Result<(), Illegal> {
             if let Some(on) = loops[at..].iter().find(|inner| l.extent.uses(inner.var)) {
                 return Err(Illegal::ExtentDepends {
                     target: names.loop_name(l.var).to_owned(),
-                    extent: index_to_string(&names, &l.extent),
+                    extent: index_to_string(names, &l.extent),
                     on: names.loop_name(on.var).to_owned(),
                 });
             }
         }
         let after: Vec<LoopId> = loops.iter().map(|l| l.var).collect();
-        require_order_kept(&names, &chain, &after, &body, outside)?;
+        require_order_kept(names, &chain, &after, &body, outside)?;
         innermost = after.last().copied();
         Ok(nest(loops.into_iter().map(|l| (l.var, l.extent, l.kind)), body))
     })?;

@@ -1,7 +1,7 @@
 //! Splitting a loop in two.
 
 use super::dependence::require_still_independent;
-use super::tree::{edit_loops, new_loop, require_serial, simplify_block, single_loop};
+use super::tree::{edit_loops, new_loop, require_serial, simplify_block, single_loop, substitute};
 use super::{Illegal, Tail};
 use crate::expr::Cond;
 use crate::index::Index;
@@ -24,9 +24,8 @@ pub fn split(
         return Err(Illegal::OutOfRange { target, what, least: 1, most: MOST, value: factor });
     }
     let (outer, inner) = (new_loop(program, outer)?, new_loop(program, inner)?);
-    let names = program.clone();
-    edit_loops(program, var, &mut |l, ranges| {
-        require_serial(&names, &l)?;
+    edit_loops(program, var, &mut |names, l, ranges| {
+        require_serial(names, &l)?;
         // With a single round, the outer loop stands still at zero and is left out of what it would be added to.
         let is_single = ranges.upper(&l.extent).is_some_and(|n| n <= factor);
         let begin = if is_single { Index::from(0) } else { Index::from(outer).scale(factor) };
@@ -35,12 +34,13 @@ pub fn split(
         if tail == Tail::Exact && !divides {
             return Err(Illegal::NotDivisible {
                 target: target.to_owned(),
-                extent: index_to_string(&names, &l.extent),
+                extent: index_to_string(names, &l.extent),
                 factor,
             });
         }
         let rest = l.extent.sub(&begin);
-        let mut body: Vec<Stmt> = l.body.iter().map(|s| s.substitute(var, &value)).collect();
+        let mut body = l.body;
+        substitute(&mut body, &[(var, value)]);
         let inner_extent = match tail {
             Tail::Shrink if !divides => Index::from(factor).smaller(&rest),
             Tail::Guard if !divides => {

@@ -30,24 +30,26 @@ pub fn stage(
         (false, false) => (Scope::Local, Role::Temporary),
     };
     let copy = new_buffer(program, name, dtype, scope, role)?;
-    let names = program.clone();
     let mut shape = Vec::new();
-    let serve = Serve { names: &names, source, at, copy, layout, loops: &loops };
+    let is_input = matches!(program.buffer(source).role, Role::Input | Role::ConstInput);
+    let is_filled = is_input || is_filled(program, source);
+    let serve = Serve { source, is_filled, at, copy, layout, loops: &loops };
     match at {
         Some(at) => {
             let var = single_loop(program, at)?;
-            edit_loops(program, var, &mut |mut l, ranges| {
-                require_open(&names, &l)?;
+            require_open(program, var)?;
+            edit_loops(program, var, &mut |names, mut l, ranges| {
                 let mut ranges = ranges.clone();
                 ranges.push(l.var, l.extent.clone());
-                let served = serve.serve(std::mem::take(&mut l.body), &ranges)?;
+                let served = serve.serve(names, std::mem::take(&mut l.body), &ranges)?;
                 shape = served.shape;
                 l.body = before_first_read(served.body, copy, served.fill);
                 Ok(vec![Stmt::For(l)])
             })?;
         }
         None => {
-            let served = serve.serve(std::mem::take(&mut program.body), &Ranges::default())?;
+            let block = std::mem::take(&mut program.body);
+            let served = serve.serve(program, block, &Ranges::default())?;
             shape = served.shape;
             if ahead {
                 program.prepare.extend(served.fill);
@@ -69,8 +71,9 @@ fn before_first_read(mut block: Vec<Stmt>, copy: BufferId, fill: Vec<Stmt>) -> V
 }
 
 struct Serve<'a> {
-    names: &'a Program,
     source: BufferId,
+    /// Whether all of it is written by the time it is read.
+    is_filled: bool,
     at: Option<&'a str>,
     copy: BufferId,
     layout: &'a [LayoutAxis],
@@ -88,18 +91,17 @@ struct Served {
 
 impl Serve<'_> {
     /// Makes a block read from the copy.
-    fn serve(&self, block: Vec<Stmt>, outside: &Ranges) -> Result<Served, Illegal> {
-        let name = &self.names.buffer(self.source).name;
+    fn serve(&self, names: &Program, block: Vec<Stmt>, outside: &Ranges) -> Result<Served, Illegal> {
+        let name = &names.buffer(self.source).name;
         let fail = |why: String| Illegal::Buffer { buffer: name.clone(), why };
         let place = self.at.map_or("in `run`".to_owned(), |at| format!("in loop `{at}`"));
         if writes(&block, self.source) {
             return Err(fail(format!("it is written {place}, so a copy would go stale")));
         }
-        let is_input = matches!(self.names.buffer(self.source).role, Role::Input | Role::ConstInput);
-        if !is_input && !is_filled(self.names, self.source) {
+        if !self.is_filled {
             return Err(fail("parts of it may be unwritten, and a copy would read them".to_owned()));
         }
-        let region = region(self.names, &block, self.source, Access::Read, outside, &place).map_err(fail)?;
+        let region = region(names, &block, self.source, Access::Read, outside, &place).map_err(fail)?;
         let fill = simplify_block(self.fill(&region), &mut outside.clone());
         let body = redirect_reads(block, self.source, self.copy, &mut outside.clone(), &|index, ranges| {
             let local: Vec<Index> =

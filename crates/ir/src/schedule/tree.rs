@@ -1,7 +1,7 @@
 //! Finding and replacing loops in a program's statements.
 
 use super::Illegal;
-use crate::index::{Index, Ranges};
+use crate::index::{Atom, Index, Ranges};
 use crate::program::{Buffer, BufferId, DType, Loop, LoopId, LoopKind, Part, Program, Role, Scope, Stmt};
 use crate::text::is_name;
 
@@ -110,24 +110,32 @@ pub fn single_loop(program: &Program, name: &str) -> Result<LoopId, Illegal> {
     }
 }
 
-/// What becomes of a loop, given the loops around it.
-type Edit<'a> = &'a mut dyn FnMut(Loop, &Ranges) -> Result<Vec<Stmt>, Illegal>;
+/// What becomes of a loop, given the names of the program and the loops around it.
+type Edit<'a> = &'a mut dyn FnMut(&Program, Loop, &Ranges) -> Result<Vec<Stmt>, Illegal>;
 
 /// Replaces every loop of this variable by what `edit` makes of it.
+///
+/// The program that `edit` is given lacks the part that is being edited. After an error it still does.
 pub fn edit_loops(program: &mut Program, var: LoopId, edit: Edit) -> Result<(), Illegal> {
-    let mut ranges = Ranges::default();
     for (part, _) in Part::ALL {
-        let block = program.part_mut(part);
-        *block = edit_block(std::mem::take(block), var, &mut ranges, edit)?;
+        let block = std::mem::take(program.part_mut(part));
+        let edited = edit_block(program, block, var, &mut Ranges::default(), edit)?;
+        *program.part_mut(part) = edited;
     }
     Ok(())
 }
 
-fn edit_block(block: Vec<Stmt>, var: LoopId, ranges: &mut Ranges, edit: Edit) -> Result<Vec<Stmt>, Illegal> {
+fn edit_block(
+    program: &Program,
+    block: Vec<Stmt>,
+    var: LoopId,
+    ranges: &mut Ranges,
+    edit: Edit,
+) -> Result<Vec<Stmt>, Illegal> {
     let mut out = Vec::with_capacity(block.len());
     for mut stmt in block {
         match stmt {
-            Stmt::For(l) if l.var == var => out.extend(edit(l, ranges)?),
+            Stmt::For(l) if l.var == var => out.extend(edit(program, l, ranges)?),
             _ => {
                 let entered = match &stmt {
                     Stmt::For(l) => {
@@ -137,7 +145,7 @@ fn edit_block(block: Vec<Stmt>, var: LoopId, ranges: &mut Ranges, edit: Edit) ->
                     _ => false,
                 };
                 for inner in stmt.blocks_mut() {
-                    *inner = edit_block(std::mem::take(inner), var, ranges, edit)?;
+                    *inner = edit_block(program, std::mem::take(inner), var, ranges, edit)?;
                 }
                 if entered {
                     ranges.pop();
@@ -150,26 +158,46 @@ fn edit_block(block: Vec<Stmt>, var: LoopId, ranges: &mut Ranges, edit: Edit) ->
 }
 
 /// Simplifies every index of a block with what the loops around and inside it say.
-pub fn simplify_block(block: Vec<Stmt>, ranges: &mut Ranges) -> Vec<Stmt> {
-    block.into_iter().map(|s| simplify(s, ranges)).collect()
+pub fn simplify_block(mut block: Vec<Stmt>, ranges: &mut Ranges) -> Vec<Stmt> {
+    simplify(&mut block, ranges);
+    block
 }
 
-fn simplify(stmt: Stmt, ranges: &mut Ranges) -> Stmt {
-    match stmt {
-        Stmt::For(l) => {
-            let extent = ranges.simplify(&l.extent);
-            ranges.push(l.var, extent.clone());
-            let body = simplify_block(l.body, ranges);
-            ranges.pop();
-            Stmt::For(Loop { var: l.var, extent, kind: l.kind, body })
+fn simplify(block: &mut [Stmt], ranges: &mut Ranges) {
+    for s in block {
+        s.for_each_own_index_mut(&mut |i| {
+            if i.terms().iter().any(|(atom, _)| !matches!(atom, Atom::Var(_))) {
+                *i = ranges.simplify(i);
+            }
+        });
+        if let Stmt::For(l) = s {
+            ranges.push(l.var, l.extent.clone());
         }
-        Stmt::If { cond, then, otherwise } => Stmt::If {
-            cond: cond.map_index(&mut |i| ranges.simplify(i)),
-            then: simplify_block(then, ranges),
-            otherwise: simplify_block(otherwise, ranges),
-        },
-        leaf => leaf.map_index(&mut |i| ranges.simplify(i)),
+        s.blocks_mut().for_each(|inner| simplify(inner, ranges));
+        if let Stmt::For(_) = s {
+            ranges.pop();
+        }
     }
+}
+
+/// Replaces loop variables, all at once, by what they stand for.
+pub fn substitute(block: &mut [Stmt], by: &[(LoopId, Index)]) {
+    for s in block {
+        s.for_each_own_index_mut(&mut |i| {
+            if by.iter().any(|(v, _)| i.uses(*v)) {
+                *i = substituted(i, by);
+            }
+        });
+        s.blocks_mut().for_each(|inner| substitute(inner, by));
+    }
+}
+
+/// The index with loop variables replaced, all at once.
+pub fn substituted(index: &Index, by: &[(LoopId, Index)]) -> Index {
+    index.rewrite(&mut |atom| match atom {
+        Atom::Var(var) => by.iter().find(|(v, _)| v == var).map(|(_, new)| new.clone()),
+        _ => None,
+    })
 }
 
 /// A serial loop, or its name and kind as an error.
@@ -182,9 +210,18 @@ pub fn require_serial(program: &Program, l: &Loop) -> Result<(), Illegal> {
 }
 
 /// A loop that other statements than plain assignments may be put into: neither it nor a loop around it is vectorized.
-pub fn require_open(program: &Program, l: &Loop) -> Result<(), Illegal> {
-    let around = loops_around(program, l.var);
-    match around.into_iter().chain([l]).find(|l| l.kind == LoopKind::Vectorized) {
+pub fn require_open(program: &Program, var: LoopId) -> Result<(), Illegal> {
+    let mut loops = loops_around(program, var);
+    program.parts().into_iter().flatten().for_each(|s| {
+        s.walk(&mut |s| {
+            if let Stmt::For(l) = s
+                && l.var == var
+            {
+                loops.push(l);
+            }
+        })
+    });
+    match loops.into_iter().find(|l| l.kind == LoopKind::Vectorized) {
         None => Ok(()),
         Some(l) => Err(Illegal::NotSerial { target: program.loop_name(l.var).to_owned(), kind: l.kind.name() }),
     }
