@@ -1,10 +1,9 @@
 //! Peer libraries, measured beside our kernels: OpenBLAS, oneDNN and the crates `gemm` and `matrixmultiply`.
 //!
-//! Each peer computes C`[b, m, n]` = A`[b, m, k]` · B`[b, k, n]`, row-major, in a child process of this same
-//! executable, so that a library can be given its own environment before it loads, and so that a peer that
-//! crashes, hangs or starts threads disturbs nothing else. The caller starts every peer, then asks for short
-//! rounds in any order; between rounds a child is stopped by signal, because OpenMP and OpenBLAS threads
-//! spin after a call and would take the CPU from whatever is measured next.
+//! Each peer computes a workload in a child process of this same executable, so that a library can be given its own
+//! environment before it loads, and so that a peer that crashes, hangs or starts threads disturbs nothing else. The
+//! caller starts every peer, then asks for short rounds in any order; between rounds a child is stopped by signal,
+//! because OpenMP and OpenBLAS threads spin after a call and would take the CPU from whatever is measured next.
 //!
 //! A peer is never compared before its result has been checked against a reference.
 //!
@@ -14,22 +13,28 @@
 
 mod child;
 mod crates;
+mod im2col;
 mod library;
 mod onednn;
 mod openblas;
 mod operands;
 mod os;
+mod problem;
 mod protocol;
+mod threads;
 mod worker;
 
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use tilewright_ir::op::Workload;
 
 use child::Child;
+use problem::{Kernel, Problem};
 use protocol::{Reply, Request};
 
 pub use child::WORKER_SUBCOMMAND;
+pub use problem::Layouts;
 pub use worker::worker_main;
 
 /// Every peer that can be measured, in the order in which reports list them.
@@ -39,7 +44,8 @@ pub const PEERS: &[PeerSpec] = &[
         text: "OpenBLAS cblas_?gemm, with the core type it picks by itself",
         library: "openblas",
         package: Some("libopenblas0-pthread"),
-        prepacked_b: false,
+        computes: &[Class::Matmul],
+        chooses: Choice::None,
         variant: Variant::OpenBlas,
     },
     PeerSpec {
@@ -47,31 +53,62 @@ pub const PEERS: &[PeerSpec] = &[
         text: "OpenBLAS cblas_?gemm, with the core type (OPENBLAS_CORETYPE) that is fastest on this CPU and problem",
         library: "openblas",
         package: Some("libopenblas0-pthread"),
-        prepacked_b: false,
+        computes: &[Class::Matmul],
+        chooses: Choice::None,
         variant: Variant::OpenBlasBest,
     },
     PeerSpec {
+        name: "im2col-openblas",
+        text: "convolution as im2col and OpenBLAS cblas_?gemm, with the fastest core type",
+        library: "openblas",
+        package: Some("libopenblas0-pthread"),
+        computes: &[Class::Conv],
+        chooses: Choice::None,
+        variant: Variant::Im2col,
+    },
+    PeerSpec {
         name: "onednn",
-        text: "oneDNN matmul primitive, plain row-major operands",
+        text: "oneDNN matmul and convolution, plain operands; constant weights of convolutions in its own layout",
         library: "onednn",
         package: Some("libdnnl-dev"),
-        prepacked_b: false,
+        computes: &[Class::Matmul, Class::Conv, Class::TransposedConv],
+        chooses: Choice::ConstantFilters,
         variant: Variant::OneDnn,
     },
     PeerSpec {
         name: "onednn-packed",
-        text: "oneDNN matmul primitive, B in the layout it chooses, reordered outside the timing",
+        text: "oneDNN matmul, B in the layout it chooses, reordered outside the timing",
         library: "onednn",
         package: Some("libdnnl-dev"),
-        prepacked_b: true,
-        variant: Variant::OneDnnPacked,
+        computes: &[Class::Matmul],
+        chooses: Choice::Weights,
+        variant: Variant::OneDnn,
+    },
+    PeerSpec {
+        name: "onednn-blocked",
+        text: "oneDNN convolution, all operands in the layouts it chooses, reordered outside the timing",
+        library: "onednn",
+        package: Some("libdnnl-dev"),
+        computes: &[Class::Conv, Class::TransposedConv],
+        chooses: Choice::All,
+        variant: Variant::OneDnn,
+    },
+    PeerSpec {
+        name: "onednn-winograd",
+        text: "oneDNN convolution by Winograd's algorithm, in layouts as free as the workload's",
+        library: "onednn",
+        package: Some("libdnnl-dev"),
+        computes: &[Class::Conv],
+        chooses: Choice::AsWorkload,
+        variant: Variant::OneDnnWinograd,
     },
     PeerSpec {
         name: "gemm",
         text: "the Rust crate gemm",
         library: "gemm",
         package: None,
-        prepacked_b: false,
+        computes: &[Class::Matmul],
+        chooses: Choice::None,
         variant: Variant::Gemm,
     },
     PeerSpec {
@@ -79,7 +116,8 @@ pub const PEERS: &[PeerSpec] = &[
         text: "the Rust crate matrixmultiply",
         library: "matrixmultiply",
         package: None,
-        prepacked_b: false,
+        computes: &[Class::Matmul],
+        chooses: Choice::None,
         variant: Variant::MatrixMultiply,
     },
 ];
@@ -95,22 +133,91 @@ pub struct PeerSpec {
     pub library: &'static str,
     /// Debian package that brings the library; `None` for what is compiled in.
     pub package: Option<&'static str>,
-    /// Whether B is held in the peer's own layout, transformed outside the timing (to be compared with
-    /// `const=b` kernels only).
-    pub prepacked_b: bool,
+    computes: &'static [Class],
+    chooses: Choice,
     variant: Variant,
 }
 
-/// How a peer is run; what the parent tells its child.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
+/// Kinds of problems that a library computes all or none of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Class {
+    Matmul,
+    Conv,
+    TransposedConv,
+}
+
+impl Class {
+    /// Of several, in words.
+    fn text(self) -> &'static str {
+        match self {
+            Class::Matmul => "multiplications",
+            Class::Conv => "convolutions",
+            Class::TransposedConv => "transposed convolutions",
+        }
+    }
+}
+
+/// Which tensors a peer holds in layouts of its own, transformed outside the timing.
+#[derive(Clone, Copy, Debug)]
+enum Choice {
+    None,
+    Weights,
+    /// Of convolutions, constant weights: libraries expect them so.
+    ConstantFilters,
+    All,
+    /// What the workload allows.
+    AsWorkload,
+}
+
+/// How a peer is run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Variant {
     OpenBlas,
     OpenBlasBest,
+    Im2col,
     OneDnn,
-    OneDnnPacked,
+    OneDnnWinograd,
     Gemm,
     MatrixMultiply,
+}
+
+impl PeerSpec {
+    /// Whether this peer computes such a workload and, by default, is compared with our kernels for it: one that takes
+    /// activations plain where ours must, or else chooses their layout as ours may.
+    pub fn is_rival(&self, workload: &Workload) -> bool {
+        self.problem(workload).is_ok_and(|problem| self.layouts(&problem).activations == problem.free.activations)
+    }
+
+    /// The workload as this peer knows it.
+    fn problem(&self, workload: &Workload) -> Result<Problem, Unavailable> {
+        let problem = Problem::of(workload).ok_or_else(|| {
+            let reason = format!("there is no comparison for {}", workload.operator().name);
+            Unavailable::Unsupported { reason }
+        })?;
+        let class = match problem.kernel {
+            Kernel::Matmul(_) => Class::Matmul,
+            Kernel::Conv(conv) if conv.transposed => Class::TransposedConv,
+            Kernel::Conv(_) => Class::Conv,
+        };
+        if !self.computes.contains(&class) {
+            let known: Vec<&str> = self.computes.iter().map(|class| class.text()).collect();
+            let reason = format!("{} computes {}, not {}", self.name, known.join(" and "), class.text());
+            return Err(Unavailable::Unsupported { reason });
+        }
+        Ok(problem)
+    }
+
+    /// What this peer holds in layouts of its own.
+    fn layouts(&self, problem: &Problem) -> Layouts {
+        let is_conv = matches!(problem.kernel, Kernel::Conv(_));
+        match self.chooses {
+            Choice::None => Layouts::default(),
+            Choice::Weights => Layouts { weights: true, activations: false },
+            Choice::ConstantFilters => Layouts { weights: is_conv && problem.free.weights, activations: false },
+            Choice::All => Layouts { weights: true, activations: true },
+            Choice::AsWorkload => problem.free,
+        }
+    }
 }
 
 /// The row of [`PEERS`] called `name`.
@@ -121,64 +228,6 @@ pub fn find(name: &str) -> Option<&'static PeerSpec> {
 /// The Debian package that brings a variant's library; nothing for what is compiled in.
 fn package_of(variant: Variant) -> &'static str {
     PEERS.iter().find(|spec| spec.variant == variant).and_then(|spec| spec.package).unwrap_or_default()
-}
-
-/// Element type of a [`MatmulProblem`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Dtype {
-    /// 32-bit floating point.
-    F32,
-    /// 64-bit floating point.
-    F64,
-}
-
-/// C`[b, m, n]` = A`[b, m, k]` · B`[b, k, n]`, all dense and row-major.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct MatmulProblem {
-    /// Number of independent multiplications, each with its own A and B; 1 for a plain matmul.
-    pub b: usize,
-    /// Rows of A and C.
-    pub m: usize,
-    /// Columns of B and C.
-    pub n: usize,
-    /// Columns of A, rows of B.
-    pub k: usize,
-    /// A is stored transposed, `[b, k, m]`.
-    pub ta: bool,
-    /// B is stored transposed, `[b, n, k]`.
-    pub tb: bool,
-    /// Element type of A, B and C.
-    pub dtype: Dtype,
-}
-
-impl MatmulProblem {
-    /// Floating-point operations of one run: a multiplication and an addition for each of b·m·n·k terms.
-    pub fn work_flops(&self) -> f64 {
-        2.0 * self.b as f64 * self.m as f64 * self.n as f64 * self.k as f64
-    }
-
-    /// Whether no extent is zero and no operand exceeds what one allocation may have.
-    fn is_addressable(&self) -> bool {
-        let &MatmulProblem { b, m, n, k, .. } = self;
-        let addressable = |rows: usize, columns: usize| {
-            [b, rows, columns, size_of::<f64>()]
-                .iter()
-                .try_fold(1_usize, |bytes, &factor| bytes.checked_mul(factor))
-                .is_some_and(|bytes| bytes > 0 && bytes < isize::MAX as usize)
-        };
-        addressable(m, k) && addressable(k, n) && addressable(m, n)
-    }
-
-    /// Row and column stride, in elements, of A as an `[m, k]` matrix.
-    fn a_strides(&self) -> (usize, usize) {
-        if self.ta { (1, self.m) } else { (self.k, 1) }
-    }
-
-    /// Row and column stride, in elements, of B as a `[k, n]` matrix.
-    fn b_strides(&self) -> (usize, usize) {
-        if self.tb { (1, self.k) } else { (self.n, 1) }
-    }
 }
 
 /// Why a peer cannot be measured on a problem.
@@ -230,11 +279,11 @@ impl std::fmt::Display for Unavailable {
 
 impl std::error::Error for Unavailable {}
 
-/// An element of C that is outside the tolerance.
+/// An element of the result that is outside the tolerance.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Mismatch {
-    /// Position, `[b, m, n]`.
-    pub at: [usize; 3],
+    /// Position on each axis of the result.
+    pub at: Vec<usize>,
     /// The peer's value, as text since it may be no number.
     pub got: String,
     /// The reference, accumulated in f64.
@@ -245,8 +294,8 @@ pub struct Mismatch {
 
 impl std::fmt::Display for Mismatch {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Mismatch { at: [b, i, j], got, expected, tolerance } = self;
-        write!(f, "wrong result at [{b}, {i}, {j}]: {got} instead of {expected} ± {tolerance:e}")
+        let Mismatch { at, got, expected, tolerance } = self;
+        write!(f, "wrong result at {at:?}: {got} instead of {expected} ± {tolerance:e}")
     }
 }
 
@@ -259,21 +308,21 @@ pub struct Check {
     pub worst_of_tolerance: f64,
 }
 
-/// A peer that runs in its own process, holds a problem's operands and is ready to be measured.
+/// A peer that runs in its own process, holds a workload's operands and is ready to be measured.
 ///
 /// Between calls the process is stopped and takes no CPU time. It ends when this is dropped, and when the
 /// *thread* that started it ends: start peers on a thread that outlives them.
 #[derive(Debug)]
 pub struct Peer {
-    spec: &'static PeerSpec,
     version: String,
     details: String,
-    problem: MatmulProblem,
+    layouts: Layouts,
+    work_flops: f64,
     child: Child,
 }
 
 impl Peer {
-    /// Start the peer called `name` on `problem` with `threads` threads, and check its result once.
+    /// Start the peer called `name` on `workload` with `threads` threads, and check its result once.
     ///
     /// The child runs on the CPUs [`tilewright_device::host::pin_cpus`]`(threads)`.
     ///
@@ -283,25 +332,25 @@ impl Peer {
     ///
     /// # Cost
     ///
-    /// Fills the operands and runs the multiplication at least once. `openblas-best` does so for each core
-    /// type that fits the CPU, times each briefly, and keeps the fastest.
-    pub fn start(name: &str, problem: &MatmulProblem, threads: usize) -> Result<Peer, Unavailable> {
+    /// Fills the operands and runs the workload at least once. `openblas-best` and `im2col-openblas` do so for each
+    /// core type that fits the CPU, time each briefly, and keep the fastest.
+    pub fn start(name: &str, workload: &Workload, threads: usize) -> Result<Peer, Unavailable> {
         let spec = find(name).ok_or_else(|| Unavailable::UnknownPeer { name: name.to_owned() })?;
-        if threads == 0 || !problem.is_addressable() {
-            let reason = format!("no process holds {problem:?} with {threads} threads");
-            return Err(Unavailable::Unsupported { reason });
+        spec.problem(workload)?;
+        if threads == 0 {
+            return Err(Unavailable::Unsupported { reason: "nothing runs with 0 threads".to_owned() });
         }
         match spec.variant {
-            Variant::OpenBlasBest => Self::start_fastest_core_type(spec, problem, threads),
-            Variant::OpenBlas | Variant::OneDnn | Variant::OneDnnPacked | Variant::Gemm | Variant::MatrixMultiply => {
-                Ok(Self::start_one(spec, problem, threads, None)?.0)
+            Variant::OpenBlasBest | Variant::Im2col => Self::start_fastest_core_type(spec, workload, threads),
+            Variant::OpenBlas | Variant::OneDnn | Variant::OneDnnWinograd | Variant::Gemm | Variant::MatrixMultiply => {
+                Ok(Self::start_one(spec, workload, threads, None)?.0)
             }
         }
     }
 
-    /// The row of [`PEERS`] this was started from.
-    pub fn spec(&self) -> &'static PeerSpec {
-        self.spec
+    /// What it holds in layouts of its own, transformed outside the timing.
+    pub fn layouts(&self) -> Layouts {
+        self.layouts
     }
 
     /// Version of the library.
@@ -332,7 +381,7 @@ impl Peer {
     ///
     /// When the result is wrong, and as [`round`](Self::round).
     pub fn check(&mut self) -> anyhow::Result<Check> {
-        let limit = time_limit(&self.problem, Duration::ZERO, 1);
+        let limit = time_limit(self.work_flops, Duration::ZERO, 1);
         match self.child.ask(&Request::Check, limit)? {
             Reply::Checked(check) => Ok(check),
             Reply::Unavailable(reason) => Err(reason.into()),
@@ -342,7 +391,7 @@ impl Peer {
 
     fn round_of(&mut self, min_time: Duration, min_runs: usize) -> anyhow::Result<Vec<f64>> {
         let request = Request::Round { min_time_ns: min_time.as_nanos() as u64, min_runs };
-        match self.child.ask(&request, time_limit(&self.problem, min_time, min_runs + 1))? {
+        match self.child.ask(&request, time_limit(self.work_flops, min_time, min_runs + 1))? {
             Reply::Round { times_ns } => Ok(times_ns),
             Reply::Unavailable(reason) => Err(reason.into()),
             other => Err(unexpected(&other)),
@@ -352,37 +401,39 @@ impl Peer {
     /// Start one child; returns also the core type it uses, where the library has such a thing.
     fn start_one(
         spec: &'static PeerSpec,
-        problem: &MatmulProblem,
+        workload: &Workload,
         threads: usize,
         core_type: Option<&str>,
     ) -> Result<(Peer, Option<String>), Unavailable> {
         let broken = |error: anyhow::Error| Unavailable::Broken { reason: format!("{error:#}") };
         let mut child = Child::spawn(threads, core_type).map_err(broken)?;
-        let request = Request::Start { variant: spec.variant, problem: *problem, threads };
-        match child.ask(&request, time_limit(problem, Duration::ZERO, 8)).map_err(broken)? {
+        let layouts = spec.layouts(&spec.problem(workload)?);
+        let work_flops = workload.flops();
+        let request = Request::Start { peer: spec.name.to_owned(), workload: workload.to_string(), threads };
+        match child.ask(&request, time_limit(work_flops, Duration::ZERO, 40)).map_err(broken)? {
             Reply::Ready { version, details, core_type } => {
-                Ok((Peer { spec, version, details, problem: *problem, child }, core_type))
+                Ok((Peer { version, details, layouts, work_flops, child }, core_type))
             }
             Reply::Unavailable(reason) => Err(reason),
             other => Err(broken(unexpected(&other))),
         }
     }
 
-    /// Start OpenBLAS with each core type that fits this CPU and keep the fastest on this problem.
+    /// Start OpenBLAS with each core type that fits this CPU and keep the fastest on this workload.
     ///
     /// Core types that a CPU model suggests are not always the fastest (a library that is older than the CPU
     /// falls back to a narrow one), so they are measured.
     fn start_fastest_core_type(
         spec: &'static PeerSpec,
-        problem: &MatmulProblem,
+        workload: &Workload,
         threads: usize,
     ) -> Result<Peer, Unavailable> {
-        let (peer, as_it_comes) = Self::start_one(spec, problem, threads, None)?;
+        let (peer, as_it_comes) = Self::start_one(spec, workload, threads, None)?;
         let mut tried: Vec<String> = as_it_comes.into_iter().collect();
         let mut candidates = vec![(peer, f64::INFINITY)];
         for core_type in openblas::core_types() {
             // A core type that this build or this CPU lacks is ignored by the library, or kills the child.
-            if let Ok((peer, Some(used))) = Self::start_one(spec, problem, threads, Some(core_type))
+            if let Ok((peer, Some(used))) = Self::start_one(spec, workload, threads, Some(core_type))
                 && !tried.contains(&used)
             {
                 tried.push(used);
@@ -419,7 +470,7 @@ pub fn versions() -> Vec<(&'static str, Option<String>)> {
             continue;
         }
         let asked = Child::spawn(1, None)
-            .and_then(|mut child| child.ask(&Request::Version { variant: spec.variant }, Duration::from_secs(20)));
+            .and_then(|mut child| child.ask(&Request::Version { peer: spec.name.to_owned() }, Duration::from_secs(20)));
         let version = match asked {
             Ok(Reply::Version { version }) => Some(version),
             Ok(_) | Err(_) => None,
@@ -430,8 +481,8 @@ pub fn versions() -> Vec<(&'static str, Option<String>)> {
 }
 
 /// How long `n_runs` runs may take before the child counts as hung: they would be slower than 0.2 GFLOP/s.
-fn time_limit(problem: &MatmulProblem, min_time: Duration, n_runs: usize) -> Duration {
-    Duration::from_secs(60) + min_time + Duration::from_secs_f64(n_runs as f64 * problem.work_flops() / 0.2e9)
+fn time_limit(work_flops: f64, min_time: Duration, n_runs: usize) -> Duration {
+    Duration::from_secs(60) + min_time + Duration::from_secs_f64(n_runs as f64 * work_flops / 0.2e9)
 }
 
 fn unexpected(reply: &Reply) -> anyhow::Error {
@@ -442,30 +493,30 @@ fn unexpected(reply: &Reply) -> anyhow::Error {
 mod tests {
     use super::*;
 
+    fn workload(text: &str) -> Workload {
+        Workload::parse(text).expect("the test names a workload")
+    }
+
     #[test]
     fn names_are_unique_and_findable() {
         for spec in PEERS {
-            assert_eq!(find(spec.name).expect("every row is found by its name").variant, spec.variant);
+            assert!(std::ptr::eq(find(spec.name).expect("every row is found by its name"), spec), "{}", spec.name);
         }
     }
 
     #[test]
     fn an_unknown_name_lists_the_known_ones() {
-        let problem = MatmulProblem { b: 1, m: 1, n: 1, k: 1, ta: false, tb: false, dtype: Dtype::F32 };
-        let refused = Peer::start("mkl", &problem, 1).expect_err("there is no such peer").to_string();
+        let refused = Peer::start("mkl", &workload("matmul-256"), 1).expect_err("there is no such peer").to_string();
         assert!(refused.contains("mkl") && refused.contains("openblas-best"), "{refused}");
     }
 
     #[test]
     fn impossible_problems_are_refused_without_a_process() {
-        let check = |b, m, n, k, threads| {
-            let problem = MatmulProblem { b, m, n, k, ta: false, tb: false, dtype: Dtype::F32 };
-            let refused = Peer::start("gemm", &problem, threads).expect_err("it cannot be held");
-            assert!(matches!(refused, Unavailable::Unsupported { .. }), "{refused}");
+        let check = |name, threads, part: &str| {
+            let refused = Peer::start(name, &workload("matmul-256"), threads).expect_err("it cannot be run");
+            assert!(refused.to_string().contains(part), "{refused}");
         };
-        check(1, 0, 8, 8, 1);
-        check(0, 8, 8, 8, 1);
-        check(1, 1 << 40, 1 << 40, 1, 1);
-        check(1, 8, 8, 8, 0);
+        check("gemm", 0, "0 threads");
+        check("im2col-openblas", 1, "im2col-openblas computes convolutions, not multiplications");
     }
 }

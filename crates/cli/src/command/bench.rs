@@ -10,16 +10,13 @@ use serde_json::{Map, Value as Json, json};
 use tilewright_device::device::{Racer, steps_text};
 use tilewright_device::protocol::Source;
 use tilewright_device::{Device, Options};
-use tilewright_ir::DType;
 use tilewright_ir::op::Workload;
 use tilewright_tune::{Outcome, Timing};
 
-use super::{
-    DatabaseArgs, KnownBest, MachineArgs, count, device_options, gflops, make_task, parse_workload, target_name,
-};
+use super::{DatabaseArgs, KnownBest, MachineArgs, count, device_options, gflops, make_task, target_name};
 use crate::error::{OrBadInput, bad_input};
 use crate::output::{digits, duration, message, table, write_result};
-use crate::peer::{self, Dtype, MatmulProblem, PEERS, Peer, PeerSpec};
+use crate::peer::{Layouts, PEERS, Peer, PeerSpec};
 
 /// The name of our kernels among the implementations.
 const OURS: &str = "tilewright";
@@ -30,10 +27,11 @@ const ROUND: Duration = Duration::from_millis(25);
 #[derive(Args, Debug)]
 #[command(after_help = peers_help())]
 pub struct BenchArgs {
-    /// Operators and sizes, such as matmul:m=1024,n=1024,k=1024, or aliases, such as matmul-1024
+    /// Operators and sizes, such as matmul:m=1024,n=1024,k=1024, aliases, such as matmul-1024, or sets of them, such as
+    /// resnet18
     #[arg(required = true, value_name = "WORKLOAD")]
     workloads: Vec<String>,
-    /// Peers to measure beside, separated by commas, or `none` [default: all]
+    /// Peers or libraries to measure beside, separated by commas, or `none` [default: peers in the workload's layout]
     #[arg(long, value_name = "LIST")]
     against: Option<String>,
     #[command(flatten)]
@@ -63,8 +61,8 @@ struct Row {
     timing: Timing,
     version: String,
     details: String,
-    /// Whether it may hold the same operand transformed as ours.
-    is_comparable: bool,
+    /// What it holds in layouts of its own, outside the timing.
+    layouts: Layouts,
 }
 
 /// Measures workloads.
@@ -72,7 +70,10 @@ struct Row {
 /// # Errors
 /// Bad input where a workload or a peer does not exist; failure where no kernel is recorded for any of the workloads.
 pub fn run(args: &BenchArgs, as_json: bool) -> anyhow::Result<()> {
-    let workloads = args.workloads.iter().map(|text| parse_workload(text)).collect::<anyhow::Result<Vec<_>>>()?;
+    let mut workloads = Vec::new();
+    for text in &args.workloads {
+        workloads.extend(Workload::parse_all(text).or_bad_input("")?);
+    }
     for workload in &workloads {
         Device::check_memory(workload).or_bad_input("")?;
     }
@@ -84,12 +85,12 @@ pub fn run(args: &BenchArgs, as_json: bool) -> anyhow::Result<()> {
     let mut json_rows = Vec::new();
     let mut text = String::new();
     let mut ratios: Vec<(&'static str, Vec<f64>)> = Vec::new();
-    for workload in workloads {
-        let Some(rows) = bench(&workload, args, &peers)? else { continue };
+    for workload in &workloads {
+        let Some(rows) = bench(workload, args, peers.as_deref())? else { continue };
         let ours = rows.iter().find(|row| row.implementation == OURS).expect("there are no rows without ours");
         let ours_ns = ours.timing.median_ns;
         for row in &rows {
-            json_rows.push(row_json(&workload, args.machine.threads, row, ours_ns));
+            json_rows.push(row_json(workload, args.machine.threads, row, ours_ns));
             if row.implementation != OURS {
                 // How many times as fast as the peer we are.
                 let ratio = row.timing.median_ns / ours_ns;
@@ -99,7 +100,7 @@ pub fn run(args: &BenchArgs, as_json: bool) -> anyhow::Result<()> {
                 }
             }
         }
-        text += &format!("{workload}, {}\n{}\n", count(args.machine.threads as u64, "thread"), shown(&workload, &rows));
+        text += &format!("{workload}, {}\n{}\n", count(args.machine.threads as u64, "thread"), shown(workload, &rows));
     }
     anyhow::ensure!(
         !json_rows.is_empty(),
@@ -109,7 +110,7 @@ pub fn run(args: &BenchArgs, as_json: bool) -> anyhow::Result<()> {
     let geomean = |all: &[f64]| (all.iter().map(|r| r.ln()).sum::<f64>() / all.len() as f64).exp();
     let geomeans: Map<String, Json> =
         ratios.iter().map(|(name, all)| ((*name).to_owned(), json!(geomean(all)))).collect();
-    if args.workloads.len() > 1 && !ratios.is_empty() {
+    if workloads.len() > 1 && !ratios.is_empty() {
         text += "geometric mean of ours / theirs\n";
         let mut rows = vec![];
         for (name, all) in &ratios {
@@ -120,11 +121,11 @@ pub fn run(args: &BenchArgs, as_json: bool) -> anyhow::Result<()> {
     write_result(as_json, &json!({"rows": json_rows, "geomean": geomeans}), &text)
 }
 
-/// The peers asked for.
-fn chosen_peers(list: Option<&str>) -> anyhow::Result<Vec<&'static PeerSpec>> {
+/// The peers asked for; `None` for those that fit each workload.
+fn chosen_peers(list: Option<&str>) -> anyhow::Result<Option<Vec<&'static PeerSpec>>> {
     match list {
-        None => Ok(PEERS.iter().collect()),
-        Some("none") => Ok(Vec::new()),
+        None => Ok(None),
+        Some("none") => Ok(Some(Vec::new())),
         Some(list) => {
             let known = || PEERS.iter().map(|spec| spec.name).collect::<Vec<_>>().join(", ");
             let mut chosen: Vec<&'static PeerSpec> = Vec::new();
@@ -137,13 +138,17 @@ fn chosen_peers(list: Option<&str>) -> anyhow::Result<Vec<&'static PeerSpec>> {
                     return Err(bad_input(format!("no peer is called `{name}`; there are {}", known())));
                 }
             }
-            Ok(chosen)
+            Ok(Some(chosen))
         }
     }
 }
 
 /// Measures one workload; `None`, with a message, where there is no kernel of ours.
-fn bench(workload: &Workload, args: &BenchArgs, peers: &[&'static PeerSpec]) -> anyhow::Result<Option<Vec<Row>>> {
+fn bench(
+    workload: &Workload,
+    args: &BenchArgs,
+    peers: Option<&[&'static PeerSpec]>,
+) -> anyhow::Result<Option<Vec<Row>>> {
     let target = args.machine.runnable_target()?;
     let threads = args.machine.threads;
     let store = args.records.database()?.open_to_read()?;
@@ -172,8 +177,12 @@ fn bench(workload: &Workload, args: &BenchArgs, peers: &[&'static PeerSpec]) -> 
 
     // Peers end with the thread that starts them: this one.
     let mut contestants = vec![Contestant { implementation: OURS, medians_ns: Vec::new(), who: Who::Ours(racer) }];
+    let peers: Vec<&'static PeerSpec> = match peers {
+        Some(asked) => asked.to_vec(),
+        None => PEERS.iter().filter(|spec| spec.is_rival(workload)).collect(),
+    };
     for spec in peers {
-        match start_peer(spec, workload, threads) {
+        match Peer::start(spec.name, workload, threads) {
             Ok(peer) => {
                 contestants.push(Contestant { implementation: spec.name, medians_ns: Vec::new(), who: Who::Peer(peer) })
             }
@@ -197,7 +206,7 @@ fn bench(workload: &Workload, args: &BenchArgs, peers: &[&'static PeerSpec]) -> 
                     timing,
                     version: env!("CARGO_PKG_VERSION").to_owned(),
                     details: details.clone(),
-                    is_comparable: true,
+                    layouts: Layouts::of(workload),
                 }),
                 Outcome::Failed { class, message: reason } => {
                     anyhow::bail!("the recorded kernel of {workload} failed: {class}: {reason}")
@@ -209,7 +218,7 @@ fn bench(workload: &Workload, args: &BenchArgs, peers: &[&'static PeerSpec]) -> 
                     timing: Timing::of_samples(&medians_ns, false),
                     version: peer.version().to_owned(),
                     details: peer.details().to_owned(),
-                    is_comparable: peer.spec().prepacked_b == (workload.constant == Some("b")),
+                    layouts: peer.layouts(),
                 }),
                 Err(error) => message(&format!("{implementation}: {}", crate::error::describe(&error))),
             },
@@ -249,27 +258,6 @@ impl Contestant {
     }
 }
 
-fn start_peer(spec: &PeerSpec, workload: &Workload, threads: usize) -> Result<Peer, peer::Unavailable> {
-    let Some(problem) = problem(workload) else {
-        let reason = format!("there is no comparison for {}", workload.operator().name);
-        return Err(peer::Unavailable::Unsupported { reason });
-    };
-    Peer::start(spec.name, &problem, threads)
-}
-
-/// The workload as peers know it.
-fn problem(workload: &Workload) -> Option<MatmulProblem> {
-    let size = |name: &str| workload.size(name) as usize;
-    let dtype = match workload.dtype {
-        DType::F32 => Dtype::F32,
-        DType::F64 => Dtype::F64,
-    };
-    match workload.operator().name {
-        "matmul" => Some(MatmulProblem { b: 1, m: size("m"), n: size("n"), k: size("k"), ta: false, tb: false, dtype }),
-        _ => None,
-    }
-}
-
 fn row_json(workload: &Workload, threads: usize, row: &Row, ours_ns: f64) -> Json {
     json!({
         "workload": workload.to_string(),
@@ -282,7 +270,8 @@ fn row_json(workload: &Workload, threads: usize, row: &Row, ours_ns: f64) -> Jso
         "ratio_to_ours": ours_ns / row.timing.median_ns,
         "spread": row.timing.spread,
         "rounds": row.timing.n_samples,
-        "comparable": row.is_comparable,
+        // Whether it may hold the same operands transformed as ours.
+        "comparable": row.layouts == Layouts::of(workload),
         "version": row.version,
         "details": row.details,
     })
@@ -290,10 +279,11 @@ fn row_json(workload: &Workload, threads: usize, row: &Row, ours_ns: f64) -> Jso
 
 fn shown(workload: &Workload, rows: &[Row]) -> String {
     let ours_ns = rows.iter().find(|row| row.implementation == OURS).map_or(f64::NAN, |row| row.timing.median_ns);
+    let ours = Layouts::of(workload);
     let mut cells: Vec<Vec<String>> =
         vec![["impl", "GFLOP/s", "best", "spread", "time", "ours/impl"].map(str::to_owned).to_vec()];
     for row in rows {
-        let mark = if row.is_comparable { "" } else { " *" };
+        let mark = if row.layouts == ours { "" } else { " *" };
         cells.push(vec![
             format!("{}{mark}", row.implementation),
             digits(gflops(workload, row.timing.median_ns)),
@@ -304,12 +294,19 @@ fn shown(workload: &Workload, rows: &[Row]) -> String {
         ]);
     }
     let mut text = table(&cells);
-    if rows.iter().any(|row| !row.is_comparable) {
-        text += if workload.constant == Some("b") {
-            "* packs B in every run; ours and the others hold it packed\n"
-        } else {
-            "* holds B packed, outside the timing; ours and the others do not\n"
-        };
+    let notes = [
+        (
+            "takes plain in every run what ours may hold in a layout of its own",
+            Layouts::lacks as fn(Layouts, Layouts) -> bool,
+        ),
+        ("holds in a layout of its own, outside the timing, what ours takes plain", |theirs, ours| ours.lacks(theirs)),
+    ];
+    for (note, applies) in notes {
+        let marked: Vec<&str> =
+            rows.iter().filter(|row| applies(row.layouts, ours)).map(|row| row.implementation).collect();
+        if !marked.is_empty() {
+            text += &format!("* {}: {note}\n", marked.join(", "));
+        }
     }
     for row in rows.iter().filter(|row| row.implementation != OURS) {
         text += &format!("  {}: {} {}\n", row.implementation, row.version, row.details);

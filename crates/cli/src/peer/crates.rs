@@ -1,7 +1,8 @@
 //! The Rust crates `gemm` and `matrixmultiply`, compiled in.
 
-use super::MatmulProblem;
+use super::Unavailable;
 use super::operands::{Element, Operands};
+use super::problem::{Matmul, Problem};
 use super::worker::Prepared;
 
 /// Version of the crate `gemm`; a test compares it with the lock file.
@@ -11,25 +12,25 @@ pub(super) const GEMM_VERSION: &str = "0.19.0";
 pub(super) const MATRIXMULTIPLY_VERSION: &str = "0.3.11";
 
 /// The crate `gemm`; more than one thread through rayon, at its own discretion.
-pub(super) fn prepare_gemm<T: Element>(threads: usize) -> Prepared<T> {
+pub(super) fn prepare_gemm<T: Element>(problem: &Problem, threads: usize) -> Result<Prepared<T>, Unavailable> {
+    let matmul = problem.multiplication_only()?;
     let parallelism = if threads > 1 { gemm::Parallelism::Rayon(threads) } else { gemm::Parallelism::None };
-    Prepared {
-        version: GEMM_VERSION.to_owned(),
-        details: String::new(),
-        core_type: None,
-        run: Box::new(move |operands| {
-            for_each_matrix(operands, |problem, a, b, c| {
-                let (a_row, a_col) = problem.a_strides();
-                let (b_row, b_col) = problem.b_strides();
+    let (a_row, a_col) = matmul.a_strides();
+    let (b_row, b_col) = matmul.b_strides();
+    Ok(Prepared::in_place(
+        GEMM_VERSION.to_owned(),
+        String::new(),
+        Box::new(move |operands| {
+            for_each_matrix(operands, &matmul, |a, b, c| {
                 // SAFETY: the strides keep within m·k, k·n and m·n elements; C is apart from A and B.
                 unsafe {
                     gemm::gemm(
-                        problem.m,
-                        problem.n,
-                        problem.k,
+                        matmul.m,
+                        matmul.n,
+                        matmul.k,
                         c,
                         1,
-                        problem.n as isize,
+                        matmul.n as isize,
                         false,
                         a,
                         a_col as isize,
@@ -48,30 +49,33 @@ pub(super) fn prepare_gemm<T: Element>(threads: usize) -> Prepared<T> {
             });
             Ok(())
         }),
-    }
+    ))
 }
 
 /// The crate `matrixmultiply`; its threads come from `MATMUL_NUM_THREADS`: one, two or four.
-pub(super) fn prepare_matrixmultiply<T: Element>(threads: usize) -> Prepared<T> {
+pub(super) fn prepare_matrixmultiply<T: Element>(
+    problem: &Problem,
+    threads: usize,
+) -> Result<Prepared<T>, Unavailable> {
+    let matmul = problem.multiplication_only()?;
     let details = match threads {
         3 => "it uses 2 threads".to_owned(),
         5.. => "it uses 4 threads".to_owned(),
         _ => String::new(),
     };
-    Prepared {
-        version: MATRIXMULTIPLY_VERSION.to_owned(),
+    let (a_row, a_col) = matmul.a_strides();
+    let (b_row, b_col) = matmul.b_strides();
+    Ok(Prepared::in_place(
+        MATRIXMULTIPLY_VERSION.to_owned(),
         details,
-        core_type: None,
-        run: Box::new(|operands| {
-            for_each_matrix(operands, |problem, a, b, c| {
-                let (a_row, a_col) = problem.a_strides();
-                let (b_row, b_col) = problem.b_strides();
+        Box::new(move |operands| {
+            for_each_matrix(operands, &matmul, |a, b, c| {
                 // SAFETY: the strides keep within m·k, k·n and m·n elements; C is apart from A and B.
                 unsafe {
                     T::MATRIXMULTIPLY(
-                        problem.m,
-                        problem.k,
-                        problem.n,
+                        matmul.m,
+                        matmul.k,
+                        matmul.n,
                         T::ONE,
                         a,
                         a_row as isize,
@@ -81,32 +85,31 @@ pub(super) fn prepare_matrixmultiply<T: Element>(threads: usize) -> Prepared<T> 
                         b_col as isize,
                         T::ZERO,
                         c,
-                        problem.n as isize,
+                        matmul.n as isize,
                         1,
                     );
                 }
             });
             Ok(())
         }),
-    }
+    ))
 }
 
 /// Call `multiply` with each multiplication's A, B and C, one after the other.
-fn for_each_matrix<T>(operands: &mut Operands<T>, multiply: impl Fn(&MatmulProblem, *const T, *const T, *mut T)) {
-    let problem = operands.problem;
-    let MatmulProblem { b: n_batch, m, n, k, .. } = problem;
+fn for_each_matrix<T>(operands: &mut Operands<T>, matmul: &Matmul, multiply: impl Fn(*const T, *const T, *mut T)) {
+    let &Matmul { b: n_batch, m, n, k, .. } = matmul;
     for batch in 0..n_batch {
         let a = &operands.a[batch * m * k..(batch + 1) * m * k];
         let b = &operands.b[batch * k * n..(batch + 1) * k * n];
         let c = &mut operands.c[batch * m * n..(batch + 1) * m * n];
-        multiply(&problem, a.as_ptr(), b.as_ptr(), c.as_mut_ptr());
+        multiply(a.as_ptr(), b.as_ptr(), c.as_mut_ptr());
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::peer::Dtype;
+    use crate::peer::problem::tests::matmul;
 
     #[test]
     fn versions_are_those_of_the_lock_file() {
@@ -118,26 +121,19 @@ mod tests {
 
     #[test]
     fn both_compute_the_product() {
-        fn check<T: Element>(problem: MatmulProblem, mut prepared: Prepared<T>) {
-            let mut operands = Operands::<T>::random(&problem, 3);
+        fn check<T: Element>(problem: &Problem, prepared: Result<Prepared<T>, Unavailable>) {
+            let mut operands = Operands::<T>::random(problem, 3);
+            let mut prepared = prepared.expect("it multiplies");
             (prepared.run)(&mut operands).expect("nothing can fail");
             operands.check(5).expect("it is the product");
         }
         for (ta, tb) in [(false, false), (false, true), (true, false), (true, true)] {
-            for dtype in [Dtype::F32, Dtype::F64] {
-                for (b, m, n, k) in [(1, 17, 33, 129), (3, 1, 40, 20), (2, 8, 1, 5)] {
-                    let problem = MatmulProblem { b, m, n, k, ta, tb, dtype };
-                    match dtype {
-                        Dtype::F32 => {
-                            check::<f32>(problem, prepare_gemm(1));
-                            check::<f32>(problem, prepare_matrixmultiply(1));
-                        }
-                        Dtype::F64 => {
-                            check::<f64>(problem, prepare_gemm(2));
-                            check::<f64>(problem, prepare_matrixmultiply(2));
-                        }
-                    }
-                }
+            for (b, m, n, k) in [(1, 17, 33, 129), (3, 1, 40, 20), (2, 8, 1, 5)] {
+                let problem = matmul(b, m, n, k, ta, tb);
+                check::<f32>(&problem, prepare_gemm(&problem, 1));
+                check::<f32>(&problem, prepare_matrixmultiply(&problem, 1));
+                check::<f64>(&problem, prepare_gemm(&problem, 2));
+                check::<f64>(&problem, prepare_matrixmultiply(&problem, 2));
             }
         }
     }

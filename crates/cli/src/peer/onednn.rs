@@ -1,31 +1,37 @@
-//! oneDNN's matmul primitive through its C interface, versions 2 and 3.
+//! oneDNN's matmul, inner product, convolution and deconvolution through its C interface, versions 2 and 3.
 //!
 //! The two versions differ in what a descriptor is: in 2 a struct that the caller owns and passes by pointer,
 //! in 3 an object behind a handle. Nothing here looks inside a descriptor, so version 2's structs are only
 //! blocks of memory that are large enough, and from there on both are a pointer.
 //!
-//! f32 only: the matmul primitive has no f64 on CPUs.
+//! An addend of the epilogue is what the destination holds before a run, as inside a network, where the sum takes the
+//! addend's place: it saves a pass over memory, and it means that runs without a load between them add up.
+//!
+//! f32 only: these primitives have no f64 on CPUs.
 //!
 //! # Source
 //!
-//! Signatures, constants and sizes from `dnnl.h` and `dnnl_types.h` of oneDNN 2.6; for version 3 from the
-//! developer guide of oneDNN 3.0 ("Matrix Multiplication", "Memory").
+//! Signatures, constants and sizes from `dnnl.h` and `dnnl_types.h` of oneDNN 2.6 and 3.2.
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::ptr::{null, null_mut};
 
+use tilewright_ir::DType;
+use tilewright_ir::op::Epilogue;
+
 use super::library::{Loaded, text};
 use super::operands::{Element, Operands};
-use super::worker::Prepared;
-use super::{Dtype, MatmulProblem, Unavailable, Variant};
+use super::problem::{Conv, Kernel, Layouts, Matmul, Problem};
+use super::worker::{Prepared, Run, shortest_ns};
+use super::{Unavailable, Variant};
 
-/// Layout of B.
+/// How a convolution is computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Weights {
-    /// As the problem has it.
-    Plain,
-    /// What the library chooses (`dnnl_format_tag_any`), reordered once while preparing.
-    Packed,
+pub(super) enum Algorithm {
+    /// `dnnl_convolution_direct`
+    Direct,
+    /// `dnnl_convolution_winograd`
+    Winograd,
 }
 
 const DNNL_CPU: c_int = 1;
@@ -33,9 +39,16 @@ const DNNL_F32: c_int = 3;
 const DNNL_FORMAT_TAG_ANY: c_int = 1;
 const DNNL_STREAM_IN_ORDER: c_uint = 1;
 const DNNL_QUERY_IMPL_INFO_STR: c_int = 8;
+const DNNL_QUERY_SRC_MD: c_int = 129;
 const DNNL_QUERY_WEIGHTS_MD: c_int = 131;
+const DNNL_QUERY_DST_MD: c_int = 133;
+const DNNL_FORWARD_INFERENCE: c_int = 96;
+const DNNL_CONVOLUTION_DIRECT: c_int = 1;
+const DNNL_CONVOLUTION_WINOGRAD: c_int = 2;
+const DNNL_DECONVOLUTION_DIRECT: c_int = 10;
 const DNNL_ARG_SRC: c_int = 1;
 const DNNL_ARG_WEIGHTS: c_int = 33;
+const DNNL_ARG_BIAS: c_int = 41;
 const DNNL_ARG_DST: c_int = 17;
 const DNNL_ARG_FROM: c_int = DNNL_ARG_SRC;
 const DNNL_ARG_TO: c_int = DNNL_ARG_DST;
@@ -76,13 +89,20 @@ struct ExecArg {
 #[repr(C, align(64))]
 struct MdBlock([u8; 2048]);
 
-/// Memory for a `dnnl_matmul_desc_t` of version 2 (2800 bytes in 2.6).
+/// Memory for the descriptor of any operation of version 2 (in 2.6 a convolution's is the largest, of 6 KB).
 #[repr(C, align(64))]
-struct MatmulBlock([u8; 8192]);
+struct OpBlock([u8; 16384]);
 
-/// A memory descriptor that lives as long as the process; there are a handful.
+/// A memory descriptor that lives as long as the process; there are a handful. Null for a tensor that is not there.
 #[derive(Clone, Copy)]
 struct MemoryDesc(MdPtr);
+
+/// A memory object with its layout.
+#[derive(Clone, Copy)]
+struct Memory {
+    md: MemoryDesc,
+    handle: Handle,
+}
 
 type GetVersion = unsafe extern "C" fn() -> *const VersionStruct;
 type EngineCreate = unsafe extern "C" fn(*mut Handle, c_int, usize) -> Status;
@@ -101,9 +121,48 @@ type OmpGetMaxThreads = unsafe extern "C" fn() -> c_int;
 // Version 2 writes a descriptor where the pointer shows; version 3 writes a handle there.
 type MdByStrides<Out> = unsafe extern "C" fn(*mut Out, c_int, *const Dims, c_int, *const Dims) -> Status;
 type MdByTag<Out> = unsafe extern "C" fn(*mut Out, c_int, *const Dims, c_int, c_int) -> Status;
-type MatmulDescInit = unsafe extern "C" fn(*mut MatmulBlock, MdPtr, MdPtr, MdPtr, MdPtr) -> Status;
-type PdCreate = unsafe extern "C" fn(*mut Handle, *const MatmulBlock, *const c_void, Handle, Handle) -> Status;
-type MatmulPdCreate = unsafe extern "C" fn(*mut Handle, Handle, MdPtr, MdPtr, MdPtr, MdPtr, *const c_void) -> Status;
+type MatmulDescInit = unsafe extern "C" fn(*mut OpBlock, MdPtr, MdPtr, MdPtr, MdPtr) -> Status;
+type InnerProductDescInit = unsafe extern "C" fn(*mut OpBlock, c_int, MdPtr, MdPtr, MdPtr, MdPtr) -> Status;
+type ConvDescInit = unsafe extern "C" fn(
+    *mut OpBlock,
+    c_int,
+    c_int,
+    MdPtr,
+    MdPtr,
+    MdPtr,
+    MdPtr,
+    *const Dims,
+    *const Dims,
+    *const Dims,
+    *const Dims,
+) -> Status;
+type PdCreate = unsafe extern "C" fn(*mut Handle, *const OpBlock, Handle, Handle, Handle) -> Status;
+type MatmulPdCreate = unsafe extern "C" fn(*mut Handle, Handle, MdPtr, MdPtr, MdPtr, MdPtr, Handle) -> Status;
+type InnerProductPdCreate =
+    unsafe extern "C" fn(*mut Handle, Handle, c_int, MdPtr, MdPtr, MdPtr, MdPtr, Handle) -> Status;
+type ConvPdCreate = unsafe extern "C" fn(
+    *mut Handle,
+    Handle,
+    c_int,
+    c_int,
+    MdPtr,
+    MdPtr,
+    MdPtr,
+    MdPtr,
+    *const Dims,
+    *const Dims,
+    *const Dims,
+    *const Dims,
+    Handle,
+) -> Status;
+
+// Attributes and post-operations; the appending functions changed with version 3.
+type Create = unsafe extern "C" fn(*mut Handle) -> Status;
+type SetPostOps = unsafe extern "C" fn(Handle, Handle) -> Status;
+type AppendSumV2 = unsafe extern "C" fn(Handle, f32) -> Status;
+type AppendSumV3 = unsafe extern "C" fn(Handle, f32, i32, c_int) -> Status;
+type AppendEltwiseV2 = unsafe extern "C" fn(Handle, f32, c_int, f32, f32) -> Status;
+type AppendEltwiseV3 = unsafe extern "C" fn(Handle, c_int, f32, f32) -> Status;
 
 /// What the two versions do differently.
 #[derive(Clone, Copy)]
@@ -112,13 +171,114 @@ enum Versioned {
         md_init_by_strides: MdByStrides<MdBlock>,
         md_init_by_tag: MdByTag<MdBlock>,
         matmul_desc_init: MatmulDescInit,
+        inner_product_desc_init: InnerProductDescInit,
+        conv_desc_init: ConvDescInit,
+        deconv_desc_init: ConvDescInit,
         primitive_desc_create: PdCreate,
+        append_sum: AppendSumV2,
+        append_eltwise: AppendEltwiseV2,
     },
     V3 {
         md_create_with_strides: MdByStrides<MdPtr>,
         md_create_with_tag: MdByTag<MdPtr>,
-        matmul_primitive_desc_create: MatmulPdCreate,
+        matmul_pd_create: MatmulPdCreate,
+        inner_product_pd_create: InnerProductPdCreate,
+        conv_pd_create: ConvPdCreate,
+        deconv_pd_create: ConvPdCreate,
+        append_sum: AppendSumV3,
+        append_eltwise: AppendEltwiseV3,
     },
+}
+
+/// Elementwise post-operations with their numbers in versions 2 and 3.
+#[derive(Clone, Copy)]
+struct Eltwise {
+    v2: c_int,
+    v3: c_int,
+}
+
+const RELU: Eltwise = Eltwise { v2: 0x1f, v3: 0x20 };
+const TANH: Eltwise = Eltwise { v2: 0x2f, v3: 0x21 };
+const LOGISTIC: Eltwise = Eltwise { v2: 0xaf, v3: 0x29 };
+const CLIP: Eltwise = Eltwise { v2: 0xff, v3: 0x2e };
+const GELU_ERF: Eltwise = Eltwise { v2: 0x30, v3: 0x31 };
+
+/// A primitive with what a descriptor says besides the tensors.
+#[derive(Clone, Copy)]
+enum Operation {
+    Matmul,
+    InnerProduct,
+    Conv(Conv, Algorithm),
+}
+
+/// A tensor as the library addresses it: extents and strides, in elements.
+struct Tensor {
+    extents: Vec<usize>,
+    strides: Vec<usize>,
+}
+
+impl Tensor {
+    fn dense(extents: &[usize]) -> Tensor {
+        let strides = (0..extents.len()).map(|axis| extents[axis + 1..].iter().product()).collect();
+        Tensor { extents: extents.to_vec(), strides }
+    }
+
+    /// A matrix of each multiplication, with the strides of its rows and columns.
+    fn matrix(matmul: &Matmul, rows: usize, columns: usize, (row, col): (usize, usize)) -> Tensor {
+        let batched = Tensor { extents: vec![matmul.b, rows, columns], strides: vec![rows * columns, row, col] };
+        if matmul.b > 1 {
+            return batched;
+        }
+        Tensor { extents: batched.extents[1..].to_vec(), strides: batched.strides[1..].to_vec() }
+    }
+}
+
+/// A primitive's tensors, plain.
+struct Tensors {
+    src: Tensor,
+    weights: Tensor,
+    bias: Tensor,
+    dst: Tensor,
+}
+
+impl Tensors {
+    fn of_matmul(matmul: &Matmul) -> Tensors {
+        let &Matmul { b, m, n, k, .. } = matmul;
+        Tensors {
+            src: Tensor::matrix(matmul, m, k, matmul.a_strides()),
+            weights: Tensor::matrix(matmul, k, n, matmul.b_strides()),
+            bias: if b > 1 { Tensor::dense(&[1, 1, n]) } else { Tensor::dense(&[1, n]) },
+            dst: Tensor::matrix(matmul, m, n, (n, 1)),
+        }
+    }
+
+    /// Weights are `[n, k]`, whatever their strides.
+    fn of_inner_product(matmul: &Matmul) -> Tensors {
+        let (row, col) = matmul.b_strides();
+        let weights = Tensor { extents: vec![matmul.n, matmul.k], strides: vec![col, row] };
+        Tensors { weights, bias: Tensor::dense(&[matmul.n]), ..Tensors::of_matmul(matmul) }
+    }
+
+    /// Weights are `[k, c, r, s]`, within each group where there are several.
+    fn of_conv(conv: &Conv) -> Tensors {
+        let (c_group, k_group, [r, s]) = (conv.c / conv.groups, conv.k / conv.groups, conv.filter);
+        let filter = r * s;
+        let mut weights = Tensor::dense(&[conv.groups, k_group, c_group, r, s]);
+        if conv.transposed {
+            weights.strides[1..3].copy_from_slice(&[filter, k_group * filter]);
+        }
+        if conv.groups == 1 {
+            weights.extents.remove(0);
+            weights.strides.remove(0);
+        }
+        let ([h, w], [p, q]) = (conv.image, conv.output());
+        Tensors {
+            src: Tensor::dense(&[conv.n, conv.c, h, w]),
+            weights,
+            bias: Tensor::dense(&[conv.k]),
+            dst: Tensor::dense(&[conv.n, conv.k, p, q]),
+        }
+    }
 }
 
 /// Version of the installed library.
@@ -126,18 +286,21 @@ pub(super) fn version() -> Result<String, Unavailable> {
     Ok(Info::of(load()?)?.version)
 }
 
-/// Load oneDNN and create the matmul primitive for the operands' problem.
+/// Load oneDNN and create the primitive for the operands' problem.
+///
+/// A multiplication that is no batch is an inner product as well; the faster of the two is taken.
 pub(super) fn prepare<T: Element>(
     operands: &mut Operands<T>,
     threads: usize,
-    weights: Weights,
+    layouts: Layouts,
+    algorithm: Algorithm,
 ) -> Result<Prepared<T>, Unavailable> {
     let library = load()?;
     let info = Info::of(library)?;
     let unsupported = |reason: String| Err(Unavailable::Unsupported { reason });
     match T::DTYPE {
-        Dtype::F32 => {}
-        Dtype::F64 => return unsupported(format!("oneDNN {} has no f64 matmul on CPUs", info.version)),
+        DType::F32 => {}
+        DType::F64 => return unsupported(format!("oneDNN {} has no f64 on CPUs", info.version)),
     }
     let runtime = match info.cpu_runtime {
         DNNL_RUNTIME_OMP => {
@@ -159,47 +322,31 @@ pub(super) fn prepare<T: Element>(
         }
     };
     let api = Api::of(library, &info)?;
-    let problem = operands.problem;
-    let pointers = pointers_of(operands);
-    let [a, b, c] = pointers;
-    let src = api.md_by_strides(&dims(&problem, problem.m, problem.k), problem.a_strides())?;
-    let plain_b = api.md_by_strides(&dims(&problem, problem.k, problem.n), problem.b_strides())?;
-    let dst = api.md_by_strides(&dims(&problem, problem.m, problem.n), (problem.n, 1))?;
-    let wanted_b = match weights {
-        Weights::Plain => plain_b,
-        Weights::Packed => api.md_any(&dims(&problem, problem.k, problem.n))?,
+    let (operation, tensors) = match operands.problem.kernel {
+        Kernel::Matmul(matmul) => (Operation::Matmul, Tensors::of_matmul(&matmul)),
+        Kernel::Conv(conv) => (Operation::Conv(conv, algorithm), Tensors::of_conv(&conv)),
     };
-    let descriptor = api.matmul_pd(src, wanted_b, dst)?;
-    let src_memory = api.memory(src, a)?;
-    let dst_memory = api.memory(dst, c)?;
-    let plain_memory = api.memory(plain_b, b)?;
-    let (weights_memory, layout) = match weights {
-        Weights::Plain => (plain_memory, "B plain"),
-        Weights::Packed => {
-            let chosen_b = api.weights_md(descriptor)?;
-            if api.md_equal(plain_b, chosen_b) {
-                (plain_memory, "B plain, which is what it chooses here")
-            } else {
-                (api.reordered(plain_b, plain_memory, chosen_b)?, "B packed")
-            }
+    let mut best = api.bind(operands, operation, &tensors, layouts);
+    if let (Err(Unavailable::Unsupported { reason }), Algorithm::Winograd) = (&best, algorithm) {
+        return unsupported(format!(
+            "oneDNN {} has no Winograd convolution for this CPU and size: {reason}",
+            info.version
+        ));
+    }
+    if let Kernel::Matmul(matmul) = operands.problem.kernel
+        && matmul.b == 1
+        && let Ok(mut other) = api.bind(operands, Operation::InnerProduct, &Tensors::of_inner_product(&matmul), layouts)
+    {
+        let is_faster = match &mut best {
+            Ok(best) => shortest_ns(&mut other.run, operands)? < shortest_ns(&mut best.run, operands)?,
+            Err(_) => true,
+        };
+        if is_faster {
+            best = Ok(other);
         }
-    };
-    let details = format!("{}, {layout}, {runtime}", api.implementation(descriptor));
-    let primitive = api.primitive(descriptor)?;
-    let args = [
-        ExecArg { arg: DNNL_ARG_SRC, memory: src_memory },
-        ExecArg { arg: DNNL_ARG_WEIGHTS, memory: weights_memory },
-        ExecArg { arg: DNNL_ARG_DST, memory: dst_memory },
-    ];
-    Ok(Prepared {
-        version: info.version,
-        details,
-        core_type: None,
-        run: Box::new(move |operands| {
-            assert_eq!(pointers_of(operands), pointers, "the primitive runs on the operands it was made for");
-            api.execute(primitive, &args).map_err(anyhow::Error::from)
-        }),
-    })
+    }
+    let best = best?;
+    Ok(Prepared { version: info.version, details: format!("{}, {runtime}", best.details), ..best })
 }
 
 fn load() -> Result<Loaded, Unavailable> {
@@ -207,13 +354,10 @@ fn load() -> Result<Loaded, Unavailable> {
     Loaded::open(&["libdnnl.so.3", "libdnnl.so.2", "libdnnl.so", "libdnnl.dylib"], package)
 }
 
-fn pointers_of<T: Element>(operands: &mut Operands<T>) -> [*mut c_void; 3] {
-    [operands.a.as_ptr().cast_mut().cast(), operands.b.as_ptr().cast_mut().cast(), operands.c.as_mut_ptr().cast()]
-}
-
-/// Extents of one operand: `[rows, columns]`, or `[b, rows, columns]` for more than one multiplication.
-fn dims(problem: &MatmulProblem, rows: usize, columns: usize) -> Vec<usize> {
-    if problem.b == 1 { vec![rows, columns] } else { vec![problem.b, rows, columns] }
+fn pointers_of<T: Element>(operands: &mut Operands<T>) -> [*mut c_void; 5] {
+    let inputs = [&operands.a, &operands.b, &operands.bias, &operands.residual];
+    let [a, b, bias, residual] = inputs.map(|input| input.as_ptr().cast_mut().cast());
+    [a, b, bias, residual, operands.c.as_mut_ptr().cast()]
 }
 
 fn padded(extents: &[usize]) -> Dims {
@@ -257,6 +401,9 @@ struct Api {
     primitive_create: PrimitiveCreate,
     primitive_execute: PrimitiveExecute,
     stream_wait: StreamWait,
+    attr_create: Create,
+    post_ops_create: Create,
+    attr_set_post_ops: SetPostOps,
 }
 
 impl Api {
@@ -269,12 +416,22 @@ impl Api {
                     md_init_by_strides: library.function(b"dnnl_memory_desc_init_by_strides\0")?,
                     md_init_by_tag: library.function(b"dnnl_memory_desc_init_by_tag\0")?,
                     matmul_desc_init: library.function(b"dnnl_matmul_desc_init\0")?,
+                    inner_product_desc_init: library.function(b"dnnl_inner_product_forward_desc_init\0")?,
+                    conv_desc_init: library.function(b"dnnl_dilated_convolution_forward_desc_init\0")?,
+                    deconv_desc_init: library.function(b"dnnl_dilated_deconvolution_forward_desc_init\0")?,
                     primitive_desc_create: library.function(b"dnnl_primitive_desc_create\0")?,
+                    append_sum: library.function(b"dnnl_post_ops_append_sum\0")?,
+                    append_eltwise: library.function(b"dnnl_post_ops_append_eltwise\0")?,
                 },
                 3 => Versioned::V3 {
                     md_create_with_strides: library.function(b"dnnl_memory_desc_create_with_strides\0")?,
                     md_create_with_tag: library.function(b"dnnl_memory_desc_create_with_tag\0")?,
-                    matmul_primitive_desc_create: library.function(b"dnnl_matmul_primitive_desc_create\0")?,
+                    matmul_pd_create: library.function(b"dnnl_matmul_primitive_desc_create\0")?,
+                    inner_product_pd_create: library.function(b"dnnl_inner_product_forward_primitive_desc_create\0")?,
+                    conv_pd_create: library.function(b"dnnl_convolution_forward_primitive_desc_create\0")?,
+                    deconv_pd_create: library.function(b"dnnl_deconvolution_forward_primitive_desc_create\0")?,
+                    append_sum: library.function(b"dnnl_post_ops_append_sum\0")?,
+                    append_eltwise: library.function(b"dnnl_post_ops_append_eltwise\0")?,
                 },
                 _ => {
                     let reason = format!("oneDNN {}; versions 2 and 3 are known", info.version);
@@ -299,18 +456,17 @@ impl Api {
                 primitive_create: library.function(b"dnnl_primitive_create\0")?,
                 primitive_execute: library.function(b"dnnl_primitive_execute\0")?,
                 stream_wait: library.function(b"dnnl_stream_wait\0")?,
+                attr_create: library.function(b"dnnl_primitive_attr_create\0")?,
+                post_ops_create: library.function(b"dnnl_post_ops_create\0")?,
+                attr_set_post_ops: library.function(b"dnnl_primitive_attr_set_post_ops\0")?,
             })
         }
     }
 
-    /// f32, `extents` as from [`dims`], with the strides of a matrix's rows and columns.
-    fn md_by_strides(&self, extents: &[usize], (row, col): (usize, usize)) -> Result<MemoryDesc, Unavailable> {
-        let n_dims = extents.len() as c_int;
-        let strides = match *extents {
-            [_, rows, columns] => padded(&[rows * columns, row, col]),
-            _ => padded(&[row, col]),
-        };
-        let extents = padded(extents);
+    /// f32, plain.
+    fn md_plain(&self, tensor: &Tensor) -> Result<MemoryDesc, Unavailable> {
+        let n_dims = tensor.extents.len() as c_int;
+        let (extents, strides) = (padded(&tensor.extents), padded(&tensor.strides));
         match self.versioned {
             Versioned::V2 { md_init_by_strides, .. } => {
                 let block = Box::leak(Box::new(MdBlock([0; 2048])));
@@ -329,10 +485,10 @@ impl Api {
         }
     }
 
-    /// f32, `extents` as from [`dims`], in whatever layout the primitive likes.
-    fn md_any(&self, extents: &[usize]) -> Result<MemoryDesc, Unavailable> {
-        let n_dims = extents.len() as c_int;
-        let extents = padded(extents);
+    /// f32, in whatever layout the primitive likes.
+    fn md_any(&self, tensor: &Tensor) -> Result<MemoryDesc, Unavailable> {
+        let n_dims = tensor.extents.len() as c_int;
+        let extents = padded(&tensor.extents);
         match self.versioned {
             Versioned::V2 { md_init_by_tag, .. } => {
                 let block = Box::leak(Box::new(MdBlock([0; 2048])));
@@ -352,38 +508,217 @@ impl Api {
         }
     }
 
-    /// Primitive descriptor of dst = src · weights, without bias and attributes.
-    fn matmul_pd(&self, src: MemoryDesc, weights: MemoryDesc, dst: MemoryDesc) -> Result<Handle, Unavailable> {
-        let mut descriptor = null_mut();
-        match self.versioned {
-            Versioned::V2 { matmul_desc_init, primitive_desc_create, .. } => {
-                let mut matmul = Box::new(MatmulBlock([0; 8192]));
-                // SAFETY: the block is larger than the descriptor, which is copied; no bias, no attributes and
-                // no hint are allowed to be null.
-                unsafe {
-                    let status = matmul_desc_init(&mut *matmul, src.0, weights.0, null(), dst.0);
-                    succeeded("dnnl_matmul_desc_init", status)?;
-                    let status = primitive_desc_create(&mut descriptor, &*matmul, null(), self.engine, null_mut());
-                    succeeded("dnnl_primitive_desc_create", status)?;
-                }
+    /// The operation on the operands, with those tensors that `layouts` names in the layouts the library chooses.
+    fn bind<T: Element>(
+        &self,
+        operands: &mut Operands<T>,
+        operation: Operation,
+        tensors: &Tensors,
+        layouts: Layouts,
+    ) -> Result<Prepared<T>, Unavailable> {
+        let problem = &operands.problem;
+        let has = |step: Epilogue| problem.epilogue.contains(&step);
+        let (has_bias, has_addend) = (has(Epilogue::Bias), has(Epilogue::Add));
+        let attributes = self.attributes(problem)?;
+        let pointers = pointers_of(operands);
+        let [src, weights, bias, residual, dst] = pointers;
+        let plain = |tensor: &Tensor, buffer| {
+            let md = self.md_plain(tensor)?;
+            Ok(Memory { md, handle: self.memory(md, buffer)? })
+        };
+        let src = plain(&tensors.src, src)?;
+        let weights = plain(&tensors.weights, weights)?;
+        let dst = plain(&tensors.dst, dst)?;
+        let bias = if has_bias { Some(plain(&tensors.bias, bias)?) } else { None };
+        let wanted = |memory: Memory, tensor: &Tensor, is_free: bool| {
+            if is_free { self.md_any(tensor) } else { Ok(memory.md) }
+        };
+        let mds = [
+            wanted(src, &tensors.src, layouts.activations)?,
+            wanted(weights, &tensors.weights, layouts.weights)?,
+            bias.map_or(MemoryDesc(null()), |bias| bias.md),
+            wanted(dst, &tensors.dst, layouts.activations)?,
+        ];
+        let descriptor = self.primitive_desc(operation, mds, attributes)?;
+
+        let mut reordered: Vec<&str> = Vec::new();
+        let mut chosen = |plain: Memory, query: c_int, name: &'static str| {
+            let md = self.chosen_md(descriptor, query)?;
+            if self.md_equal(plain.md, md) {
+                return Ok(plain);
             }
-            Versioned::V3 { matmul_primitive_desc_create, .. } => {
-                // SAFETY: the descriptors live on; no bias and no attributes are allowed to be null.
-                let status = unsafe {
-                    matmul_primitive_desc_create(&mut descriptor, self.engine, src.0, weights.0, null(), dst.0, null())
-                };
-                succeeded("dnnl_matmul_primitive_desc_create", status)?;
+            reordered.push(name);
+            Ok(Memory { md, handle: self.memory(md, DNNL_MEMORY_ALLOCATE)? })
+        };
+        let src_used = chosen(src, DNNL_QUERY_SRC_MD, "source")?;
+        let weights_used = chosen(weights, DNNL_QUERY_WEIGHTS_MD, "weights")?;
+        let dst_used = chosen(dst, DNNL_QUERY_DST_MD, "destination")?;
+        for (from, to) in [(src, src_used), (weights, weights_used)] {
+            if from.handle != to.handle {
+                self.copy(from, to)?()?;
             }
         }
+        let load: Option<Copy> =
+            if has_addend { Some(self.copy(plain(&tensors.dst, residual)?, dst_used)?) } else { None };
+        let store: Option<Copy> = if dst_used.handle == dst.handle { None } else { Some(self.copy(dst_used, dst)?) };
+
+        let layout = match &reordered[..] {
+            [] => "all plain".to_owned(),
+            names => format!("{} in its own layout", names.join(", ")),
+        };
+        let details = format!("{}, {layout}", self.implementation(descriptor));
+        let primitive = self.primitive(descriptor)?;
+        let args: Vec<ExecArg> = [
+            (DNNL_ARG_SRC, Some(src_used)),
+            (DNNL_ARG_WEIGHTS, Some(weights_used)),
+            (DNNL_ARG_BIAS, bias),
+            (DNNL_ARG_DST, Some(dst_used)),
+        ]
+        .into_iter()
+        .filter_map(|(arg, memory)| Some(ExecArg { arg, memory: memory?.handle }))
+        .collect();
+        let api = *self;
+        let run: Run<T> = Box::new(move |operands| {
+            assert_eq!(pointers_of(operands), pointers, "the primitive runs on the operands it was made for");
+            api.execute(primitive, &args).map_err(anyhow::Error::from)
+        });
+        let optional = |copy: Option<Copy>| -> Run<T> {
+            Box::new(move |_| copy.as_ref().map_or(Ok(()), |copy| copy()).map_err(anyhow::Error::from))
+        };
+        Ok(Prepared { load: optional(load), store: optional(store), ..Prepared::in_place(String::new(), details, run) })
+    }
+
+    /// The epilogue without its bias, which is an argument; null where there is nothing else.
+    fn attributes(&self, problem: &Problem) -> Result<Handle, Unavailable> {
+        let mut attributes = null_mut();
+        let mut post_ops = null_mut();
+        // SAFETY: both handles are written to local variables.
+        unsafe {
+            succeeded("dnnl_primitive_attr_create", (self.attr_create)(&mut attributes))?;
+            succeeded("dnnl_post_ops_create", (self.post_ops_create)(&mut post_ops))?;
+        }
+        for (at, step) in problem.epilogue.iter().enumerate() {
+            match *step {
+                // The library adds a bias first of all.
+                Epilogue::Bias if problem.epilogue[..at].iter().all(|before| *before == Epilogue::Add) => {}
+                Epilogue::Bias => {
+                    let reason = "oneDNN adds a bias before anything else".to_owned();
+                    return Err(Unavailable::Unsupported { reason });
+                }
+                Epilogue::Add => self.append_sum(post_ops)?,
+                Epilogue::Relu => self.append_eltwise(post_ops, RELU, 0.0, 0.0)?,
+                Epilogue::Clip { low, high } => self.append_eltwise(post_ops, CLIP, low as f32, high as f32)?,
+                Epilogue::Sigmoid => self.append_eltwise(post_ops, LOGISTIC, 0.0, 0.0)?,
+                Epilogue::Tanh => self.append_eltwise(post_ops, TANH, 0.0, 0.0)?,
+                Epilogue::Gelu => self.append_eltwise(post_ops, GELU_ERF, 0.0, 0.0)?,
+            }
+        }
+        // SAFETY: both handles are the library's; the post-operations are copied.
+        let status = unsafe { (self.attr_set_post_ops)(attributes, post_ops) };
+        succeeded("dnnl_primitive_attr_set_post_ops", status)?;
+        Ok(attributes)
+    }
+
+    fn append_sum(&self, post_ops: Handle) -> Result<(), Unavailable> {
+        // SAFETY: the handle is the library's.
+        let status = unsafe {
+            match self.versioned {
+                Versioned::V2 { append_sum, .. } => append_sum(post_ops, 1.0),
+                Versioned::V3 { append_sum, .. } => append_sum(post_ops, 1.0, 0, DNNL_F32),
+            }
+        };
+        succeeded("dnnl_post_ops_append_sum", status)
+    }
+
+    fn append_eltwise(&self, post_ops: Handle, kind: Eltwise, alpha: f32, beta: f32) -> Result<(), Unavailable> {
+        // SAFETY: the handle is the library's.
+        let status = unsafe {
+            match self.versioned {
+                Versioned::V2 { append_eltwise, .. } => append_eltwise(post_ops, 1.0, kind.v2, alpha, beta),
+                Versioned::V3 { append_eltwise, .. } => append_eltwise(post_ops, kind.v3, alpha, beta),
+            }
+        };
+        succeeded("dnnl_post_ops_append_eltwise", status)
+    }
+
+    /// Primitive descriptor of an operation on source, weights, bias and destination.
+    fn primitive_desc(
+        &self,
+        operation: Operation,
+        [src, weights, bias, dst]: [MemoryDesc; 4],
+        attributes: Handle,
+    ) -> Result<Handle, Unavailable> {
+        let ([src, weights], [bias, dst]) = ([src.0, weights.0], [bias.0, dst.0]);
+        let engine = self.engine;
+        let mut descriptor = null_mut();
+        // SAFETY (all of the match): the blocks are larger than the descriptors, which are copied; the memory
+        // descriptors live on, that of the bias may be null, as may the hint; the arrays have their full length.
+        let status = unsafe {
+            match self.versioned {
+                Versioned::V2 {
+                    matmul_desc_init,
+                    inner_product_desc_init,
+                    conv_desc_init,
+                    deconv_desc_init,
+                    primitive_desc_create,
+                    ..
+                } => {
+                    let mut op = Box::new(OpBlock([0; 16384]));
+                    let status = match operation {
+                        Operation::Matmul => matmul_desc_init(&mut *op, src, weights, bias, dst),
+                        Operation::InnerProduct => {
+                            inner_product_desc_init(&mut *op, DNNL_FORWARD_INFERENCE, src, weights, bias, dst)
+                        }
+                        Operation::Conv(conv, algorithm) => {
+                            let init = if conv.transposed { deconv_desc_init } else { conv_desc_init };
+                            let (kind, [strides, dilates, begin, end]) = conv_arguments(&conv, algorithm);
+                            let forward = DNNL_FORWARD_INFERENCE;
+                            init(&mut *op, forward, kind, src, weights, bias, dst, &strides, &dilates, &begin, &end)
+                        }
+                    };
+                    succeeded("a descriptor", status)?;
+                    primitive_desc_create(&mut descriptor, &*op, attributes, engine, null_mut())
+                }
+                Versioned::V3 {
+                    matmul_pd_create, inner_product_pd_create, conv_pd_create, deconv_pd_create, ..
+                } => match operation {
+                    Operation::Matmul => matmul_pd_create(&mut descriptor, engine, src, weights, bias, dst, attributes),
+                    Operation::InnerProduct => {
+                        let forward = DNNL_FORWARD_INFERENCE;
+                        inner_product_pd_create(&mut descriptor, engine, forward, src, weights, bias, dst, attributes)
+                    }
+                    Operation::Conv(conv, algorithm) => {
+                        let create = if conv.transposed { deconv_pd_create } else { conv_pd_create };
+                        let (kind, [strides, dilates, begin, end]) = conv_arguments(&conv, algorithm);
+                        create(
+                            &mut descriptor,
+                            engine,
+                            DNNL_FORWARD_INFERENCE,
+                            kind,
+                            src,
+                            weights,
+                            bias,
+                            dst,
+                            &strides,
+                            &dilates,
+                            &begin,
+                            &end,
+                            attributes,
+                        )
+                    }
+                },
+            }
+        };
+        succeeded("a primitive descriptor", status)?;
         Ok(descriptor)
     }
 
-    /// The layout of B that a matmul's primitive descriptor settled on.
-    fn weights_md(&self, descriptor: Handle) -> Result<MemoryDesc, Unavailable> {
+    /// The layout that a primitive descriptor settled on.
+    fn chosen_md(&self, descriptor: Handle, query: c_int) -> Result<MemoryDesc, Unavailable> {
         // SAFETY: the primitive descriptor is never destroyed, so what it owns stays.
-        let md = unsafe { (self.pd_query_md)(descriptor, DNNL_QUERY_WEIGHTS_MD, 0) };
+        let md = unsafe { (self.pd_query_md)(descriptor, query, 0) };
         if md.is_null() {
-            return Err(Unavailable::Unsupported { reason: "oneDNN names no layout for B".to_owned() });
+            return Err(Unavailable::Unsupported { reason: "oneDNN names no layout".to_owned() });
         }
         Ok(MemoryDesc(md))
     }
@@ -412,17 +747,18 @@ impl Api {
         Ok(memory)
     }
 
-    /// A copy of `from` in the layout `to`.
-    fn reordered(&self, from_md: MemoryDesc, from: Handle, to_md: MemoryDesc) -> Result<Handle, Unavailable> {
-        let to = self.memory(to_md, DNNL_MEMORY_ALLOCATE)?;
+    /// What copies `from` to `to`, in the latter's layout.
+    fn copy(&self, from: Memory, to: Memory) -> Result<Copy, Unavailable> {
         let mut descriptor = null_mut();
         // SAFETY: descriptors and engine live on; no attributes are allowed to be null.
         let status =
-            unsafe { (self.reorder_pd_create)(&mut descriptor, from_md.0, self.engine, to_md.0, self.engine, null()) };
+            unsafe { (self.reorder_pd_create)(&mut descriptor, from.md.0, self.engine, to.md.0, self.engine, null()) };
         succeeded("dnnl_reorder_primitive_desc_create", status)?;
-        let args = [ExecArg { arg: DNNL_ARG_FROM, memory: from }, ExecArg { arg: DNNL_ARG_TO, memory: to }];
-        self.execute(self.primitive(descriptor)?, &args)?;
-        Ok(to)
+        let primitive = self.primitive(descriptor)?;
+        let args =
+            [ExecArg { arg: DNNL_ARG_FROM, memory: from.handle }, ExecArg { arg: DNNL_ARG_TO, memory: to.handle }];
+        let api = *self;
+        Ok(Box::new(move || api.execute(primitive, &args)))
     }
 
     fn primitive(&self, descriptor: Handle) -> Result<Handle, Unavailable> {
@@ -441,6 +777,22 @@ impl Api {
             succeeded("dnnl_stream_wait", (self.stream_wait)(self.stream))
         }
     }
+}
+
+/// Copies one tensor into another's layout.
+type Copy = Box<dyn Fn() -> Result<(), Unavailable>>;
+
+/// Algorithm, strides, dilations (0 for neighbours) and paddings as descriptors want them.
+fn conv_arguments(conv: &Conv, algorithm: Algorithm) -> (c_int, [Dims; 4]) {
+    let kind = match algorithm {
+        _ if conv.transposed => DNNL_DECONVOLUTION_DIRECT,
+        Algorithm::Direct => DNNL_CONVOLUTION_DIRECT,
+        Algorithm::Winograd => DNNL_CONVOLUTION_WINOGRAD,
+    };
+    let mut end = [0; DNNL_MAX_NDIMS];
+    end[..2].copy_from_slice(&conv.pad_end);
+    let dilates = conv.dilation.map(|distance| distance - 1);
+    (kind, [padded(&conv.stride), padded(&dilates), padded(&conv.pad_begin), end])
 }
 
 fn succeeded(function: &str, status: Status) -> Result<(), Unavailable> {

@@ -5,12 +5,13 @@
 //! Signatures and constants from `cblas.h` of OpenBLAS 0.3.21.
 
 use std::ffi::{c_char, c_int};
-use std::time::Instant;
 
 use super::library::{Loaded, text};
 use super::operands::{Element, Operands};
-use super::worker::{Prepared, Run};
-use super::{MatmulProblem, Unavailable, Variant};
+use super::problem::Matmul;
+use super::threads::{Shared, Threads};
+use super::worker::{Prepared, Run, shortest_ns};
+use super::{Unavailable, Variant};
 
 const CBLAS_ROW_MAJOR: c_int = 101;
 const CBLAS_NO_TRANS: c_int = 111;
@@ -22,7 +23,7 @@ const SEQUENTIAL: c_int = 0;
 type GetText = unsafe extern "C" fn() -> *const c_char;
 type GetInt = unsafe extern "C" fn() -> c_int;
 type SetInt = unsafe extern "C" fn(c_int);
-type Gemm<T> = unsafe extern "C" fn(
+pub(super) type Gemm<T> = unsafe extern "C" fn(
     c_int,
     c_int,
     c_int,
@@ -37,6 +38,24 @@ type Gemm<T> = unsafe extern "C" fn(
     T,
     *mut T,
     c_int,
+);
+type GemmBatch<T> = unsafe extern "C" fn(
+    c_int,
+    *const c_int,
+    *const c_int,
+    *const c_int,
+    *const c_int,
+    *const c_int,
+    *const T,
+    *const *const T,
+    *const c_int,
+    *const *const T,
+    *const c_int,
+    *const T,
+    *const *mut T,
+    *const c_int,
+    c_int,
+    *const c_int,
 );
 type Gemv<T> = unsafe extern "C" fn(c_int, c_int, c_int, c_int, T, *const T, c_int, *const T, c_int, T, *mut T, c_int);
 
@@ -67,44 +86,116 @@ pub(super) fn version() -> Result<String, Unavailable> {
     Ok(Info::of(load()?)?.version)
 }
 
-/// Load OpenBLAS and choose how to call it for the operands' problem.
+/// Load OpenBLAS and choose how to call it for the operands' problem, as a careful caller does: the fastest of
 ///
-/// Where C is a row or a column, `gemv` computes it too; the faster of the two is taken, as a careful caller
-/// of the library does. Batches are one call after the other, each with all threads.
+/// - `gemm` for one multiplication after the other, each with all threads,
+/// - where C is a row or a column, `gemv`,
+/// - for a batch on several threads, one-threaded calls of `gemm` from as many threads,
+/// - for a batch, `gemm_batch` where this version of the library has it.
 pub(super) fn prepare<T: Element>(operands: &mut Operands<T>, threads: usize) -> Result<Prepared<T>, Unavailable> {
-    let problem = operands.problem;
-    if [problem.m, problem.n, problem.k].iter().any(|&extent| c_int::try_from(extent).is_err()) {
-        return Err(Unavailable::Unsupported { reason: "OpenBLAS takes sizes below 2^31".to_owned() });
+    let matmul = operands.problem.multiplication_only()?;
+    let blas = Blas::<T>::load(threads, &[matmul.m, matmul.n, matmul.k])?;
+    let mut ways: Vec<WayMaker<'_, T>> =
+        vec![Box::new(|| Way { name: "gemm".to_owned(), threads, run: call_gemm(blas.gemm, matmul) })];
+    if matmul.m == 1 || matmul.n == 1 {
+        ways.push(Box::new(|| Way { name: "gemv".to_owned(), threads, run: call_gemv(blas.gemv, matmul) }));
     }
-    let library = load()?;
-    let info = Info::of(library)?;
-    if info.parallel == SEQUENTIAL && threads > 1 {
-        let reason = format!("this build of OpenBLAS {} has one thread only", info.version);
-        return Err(Unavailable::Unsupported { reason });
-    }
-    // SAFETY: the signatures are those of cblas.h.
-    let (gemm, gemv, threads_used) = unsafe {
-        library.function::<SetInt>(b"openblas_set_num_threads\0")?(threads as c_int);
-        let threads_used = library.function::<GetInt>(b"openblas_get_num_threads\0")?();
-        let gemm = library.function::<Gemm<T>>(T::CBLAS_GEMM)?;
-        let gemv = library.function::<Gemv<T>>(T::CBLAS_GEMV)?;
-        (gemm, gemv, threads_used)
-    };
-    let mut run = call_gemm(gemm);
-    let mut called = "gemm";
-    if problem.m == 1 || problem.n == 1 {
-        let mut as_gemv = call_gemv(gemv);
-        if shortest_ns(&mut as_gemv, operands)? < shortest_ns(&mut run, operands)? {
-            run = as_gemv;
-            called = "gemv";
+    if matmul.b > 1 {
+        if let Some(gemm_batch) = blas.gemm_batch {
+            ways.push(Box::new(move || Way {
+                name: "gemm_batch".to_owned(),
+                threads,
+                run: call_gemm_batch(gemm_batch, matmul),
+            }));
+        }
+        if threads > 1 {
+            ways.push(Box::new(|| {
+                let run = call_gemm_side_by_side(blas.gemm, matmul, threads);
+                Way { name: format!("gemm on {threads} threads of ours"), threads: 1, run }
+            }));
         }
     }
-    Ok(Prepared {
-        version: info.version,
-        details: format!("core {}, {called}, threads {threads_used}", info.core_type),
-        core_type: Some(info.core_type),
-        run,
-    })
+    blas.fastest(ways, operands)
+}
+
+/// A way to call the library.
+pub(super) struct Way<T> {
+    /// In words.
+    pub(super) name: String,
+    /// Threads that the library starts in each call.
+    pub(super) threads: usize,
+    pub(super) run: Run<T>,
+}
+
+/// Makes a way ready when it is tried: threads of one way shall not wait while another is timed.
+pub(super) type WayMaker<'a, T> = Box<dyn FnOnce() -> Way<T> + 'a>;
+
+/// The library's functions for one element type.
+pub(super) struct Blas<T> {
+    info: Info,
+    set_threads: SetInt,
+    get_threads: GetInt,
+    pub(super) gemm: Gemm<T>,
+    gemm_batch: Option<GemmBatch<T>>,
+    gemv: Gemv<T>,
+}
+
+impl<T: Element> Blas<T> {
+    /// The library, able to use `threads`; `extents` are all that it will be told.
+    pub(super) fn load(threads: usize, extents: &[usize]) -> Result<Blas<T>, Unavailable> {
+        if extents.iter().any(|&extent| c_int::try_from(extent).is_err()) {
+            return Err(Unavailable::Unsupported { reason: "OpenBLAS takes sizes below 2^31".to_owned() });
+        }
+        let library = load()?;
+        let info = Info::of(library)?;
+        if info.parallel == SEQUENTIAL && threads > 1 {
+            let reason = format!("this build of OpenBLAS {} has one thread only", info.version);
+            return Err(Unavailable::Unsupported { reason });
+        }
+        // SAFETY: the signatures are those of cblas.h; that of gemm_batch, which came later, is MKL's, which it copies.
+        unsafe {
+            Ok(Blas {
+                info,
+                set_threads: library.function(b"openblas_set_num_threads\0")?,
+                get_threads: library.function(b"openblas_get_num_threads\0")?,
+                gemm: library.function(T::CBLAS_GEMM)?,
+                gemm_batch: library.function(T::CBLAS_GEMM_BATCH).ok(),
+                gemv: library.function(T::CBLAS_GEMV)?,
+            })
+        }
+    }
+
+    /// The fastest of `ways`, of which there is at least one.
+    pub(super) fn fastest(
+        &self,
+        ways: Vec<WayMaker<'_, T>>,
+        operands: &mut Operands<T>,
+    ) -> Result<Prepared<T>, Unavailable> {
+        let is_choice = ways.len() > 1;
+        let mut best: Option<(Way<T>, f64)> = None;
+        for make in ways {
+            let mut way = make();
+            self.use_threads(way.threads);
+            let time_ns = if is_choice { shortest_ns(&mut way.run, operands)? } else { 0.0 };
+            if best.as_ref().is_none_or(|(_, best_ns)| time_ns < *best_ns) {
+                best = Some((way, time_ns));
+            }
+        }
+        let (Way { name, threads, run }, _) = best.expect("a library can be called in some way");
+        self.use_threads(threads);
+        // SAFETY: the function takes nothing.
+        let threads_used = unsafe { (self.get_threads)() };
+        let details = format!("core {}, {name}, threads {threads_used}", self.info.core_type);
+        Ok(Prepared {
+            core_type: Some(self.info.core_type.clone()),
+            ..Prepared::in_place(self.info.version.clone(), details, run)
+        })
+    }
+
+    fn use_threads(&self, threads: usize) {
+        // SAFETY: the function takes a plain number.
+        unsafe { (self.set_threads)(threads as c_int) };
+    }
 }
 
 fn load() -> Result<Loaded, Unavailable> {
@@ -137,61 +228,123 @@ impl Info {
     }
 }
 
-/// Leading dimension and flag of a row-major matrix with these strides (row, column).
-fn order((row, col): (usize, usize), transposed: bool) -> (c_int, c_int) {
-    if transposed { (col as c_int, CBLAS_TRANS) } else { (row as c_int, CBLAS_NO_TRANS) }
+/// `gemm` of row-major matrices, C = A·B.
+pub(super) struct GemmCall {
+    pub(super) m: usize,
+    pub(super) n: usize,
+    pub(super) k: usize,
+    /// Leading dimension of A, and whether it is stored transposed.
+    pub(super) a: (usize, bool),
+    /// The same of B.
+    pub(super) b: (usize, bool),
+    /// Leading dimension of C.
+    pub(super) ldc: usize,
 }
 
-fn call_gemm<T: Element>(gemm: Gemm<T>) -> Run<T> {
+impl GemmCall {
+    fn of(matmul: &Matmul) -> GemmCall {
+        let &Matmul { m, n, k, ta, tb, .. } = matmul;
+        GemmCall { m, n, k, a: (if ta { m } else { k }, ta), b: (if tb { k } else { n }, tb), ldc: n }
+    }
+
+    /// # Safety
+    ///
+    /// The matrices have as many elements as sizes and leading dimensions reach; nobody else touches C.
+    pub(super) unsafe fn call<T: Element>(&self, gemm: Gemm<T>, a: *const T, b: *const T, c: *mut T) {
+        let ([m, n, k, lda, ldb, ldc], [trans_a, trans_b]) = self.arguments();
+        // SAFETY: the caller's promise.
+        unsafe { gemm(CBLAS_ROW_MAJOR, trans_a, trans_b, m, n, k, T::ONE, a, lda, b, ldb, T::ZERO, c, ldc) };
+    }
+
+    fn arguments(&self) -> ([c_int; 6], [c_int; 2]) {
+        let sizes = [self.m, self.n, self.k, self.a.0, self.b.0, self.ldc].map(|size| size as c_int);
+        (sizes, [self.a.1, self.b.1].map(|transposed| if transposed { CBLAS_TRANS } else { CBLAS_NO_TRANS }))
+    }
+}
+
+fn call_gemm<T: Element>(gemm: Gemm<T>, matmul: Matmul) -> Run<T> {
+    let call = GemmCall::of(&matmul);
     Box::new(move |operands| {
-        let problem = operands.problem;
-        let MatmulProblem { m, n, k, .. } = problem;
-        let (lda, trans_a) = order(problem.a_strides(), problem.ta);
-        let (ldb, trans_b) = order(problem.b_strides(), problem.tb);
-        for batch in 0..problem.b {
-            let a = &operands.a[batch * m * k..(batch + 1) * m * k];
-            let b = &operands.b[batch * k * n..(batch + 1) * k * n];
-            let c = &mut operands.c[batch * m * n..(batch + 1) * m * n];
+        for batch in 0..matmul.b {
+            let [a, b, c] = matrices(operands, &matmul, batch);
             // SAFETY: each slice has as many elements as sizes and leading dimensions reach.
-            unsafe {
-                gemm(
-                    CBLAS_ROW_MAJOR,
-                    trans_a,
-                    trans_b,
-                    m as c_int,
-                    n as c_int,
-                    k as c_int,
-                    T::ONE,
-                    a.as_ptr(),
-                    lda,
-                    b.as_ptr(),
-                    ldb,
-                    T::ZERO,
-                    c.as_mut_ptr(),
-                    n as c_int,
-                );
-            }
+            unsafe { call.call(gemm, a, b, c.cast_mut()) };
         }
         Ok(())
     })
 }
 
-/// For m = 1 the row C = A·B is Bᵀ times A as a vector; for n = 1 the column C is A times B as a vector.
-fn call_gemv<T: Element>(gemv: Gemv<T>) -> Run<T> {
+fn call_gemm_side_by_side<T: Element>(gemm: Gemm<T>, matmul: Matmul, threads: usize) -> Run<T> {
+    let call = GemmCall::of(&matmul);
+    let mut threads = Threads::new(threads);
     Box::new(move |operands| {
-        let MatmulProblem { b: n_batch, m, n, k, ta, tb, .. } = operands.problem;
-        let c_is_row = m == 1;
+        let all: Vec<_> = (0..matmul.b).map(|batch| Shared(matrices(operands, &matmul, batch))).collect();
+        threads.for_each(matmul.b, |batch, _| {
+            let [a, b, c] = all[batch].get();
+            // SAFETY: as above; every multiplication has its own C.
+            unsafe { call.call(gemm, a, b, c.cast_mut()) };
+        });
+        Ok(())
+    })
+}
+
+fn call_gemm_batch<T: Element>(gemm_batch: GemmBatch<T>, matmul: Matmul) -> Run<T> {
+    let ([m, n, k, lda, ldb, ldc], [trans_a, trans_b]) = GemmCall::of(&matmul).arguments();
+    Box::new(move |operands| {
+        let all: Vec<_> = (0..matmul.b).map(|batch| matrices(operands, &matmul, batch)).collect();
+        let a: Vec<_> = all.iter().map(|matrices| matrices[0]).collect();
+        let b: Vec<_> = all.iter().map(|matrices| matrices[1]).collect();
+        let c: Vec<_> = all.iter().map(|matrices| matrices[2].cast_mut()).collect();
+        // SAFETY: one group, so one element of each of the group's arrays; as many matrices as its size says, each with
+        // as many elements as sizes and leading dimensions reach.
+        unsafe {
+            gemm_batch(
+                CBLAS_ROW_MAJOR,
+                &trans_a,
+                &trans_b,
+                &m,
+                &n,
+                &k,
+                &T::ONE,
+                a.as_ptr(),
+                &lda,
+                b.as_ptr(),
+                &ldb,
+                &T::ZERO,
+                c.as_ptr(),
+                &ldc,
+                1,
+                &(matmul.b as c_int),
+            );
+        }
+        Ok(())
+    })
+}
+
+/// A, B and C of one multiplication of the batch.
+fn matrices<T: Element>(operands: &mut Operands<T>, matmul: &Matmul, batch: usize) -> [*const T; 3] {
+    let &Matmul { m, n, k, .. } = matmul;
+    let a = operands.a[batch * m * k..(batch + 1) * m * k].as_ptr();
+    let b = operands.b[batch * k * n..(batch + 1) * k * n].as_ptr();
+    let c = operands.c[batch * m * n..(batch + 1) * m * n].as_mut_ptr();
+    [a, b, c.cast_const()]
+}
+
+/// For m = 1 the row C = A·B is Bᵀ times A as a vector; for n = 1 the column C is A times B as a vector.
+fn call_gemv<T: Element>(gemv: Gemv<T>, matmul: Matmul) -> Run<T> {
+    let Matmul { b: n_batch, m, n, k, ta, tb } = matmul;
+    let c_is_row = m == 1;
+    // The matrix as it lies in memory, and whether gemv shall transpose it.
+    let (rows, columns, transpose) = match (c_is_row, ta, tb) {
+        (true, _, false) => (k, n, true),
+        (true, _, true) => (n, k, false),
+        (false, false, _) => (m, k, false),
+        (false, true, _) => (k, m, true),
+    };
+    Box::new(move |operands| {
         for batch in 0..n_batch {
-            let a = &operands.a[batch * m * k..(batch + 1) * m * k];
-            let b = &operands.b[batch * k * n..(batch + 1) * k * n];
-            let c = &mut operands.c[batch * m * n..(batch + 1) * m * n];
-            // The matrix as it lies in memory, whether gemv shall transpose it, and the vector.
-            let (matrix, rows, columns, transpose, vector) = match (c_is_row, ta, tb) {
-                (true, _, false) => (b, k, n, true, a),
-                (true, _, true) => (b, n, k, false, a),
-                (false, false, _) => (a, m, k, false, b),
-                (false, true, _) => (a, k, m, true, b),
-            };
+            let [a, b, c] = matrices(operands, &matmul, batch);
+            let (matrix, vector) = if c_is_row { (b, a) } else { (a, b) };
             // SAFETY: the matrix has rows · columns elements; the vectors have as many as it has on that side.
             unsafe {
                 gemv(
@@ -200,29 +353,16 @@ fn call_gemv<T: Element>(gemv: Gemv<T>) -> Run<T> {
                     rows as c_int,
                     columns as c_int,
                     T::ONE,
-                    matrix.as_ptr(),
+                    matrix,
                     columns as c_int,
-                    vector.as_ptr(),
+                    vector,
                     1,
                     T::ZERO,
-                    c.as_mut_ptr(),
+                    c.cast_mut(),
                     1,
                 );
             }
         }
         Ok(())
     })
-}
-
-/// The shortest of ten runs after one to warm up.
-fn shortest_ns<T>(run: &mut Run<T>, operands: &mut Operands<T>) -> Result<f64, Unavailable> {
-    let mut shortest_ns = f64::INFINITY;
-    for attempt in 0..=10 {
-        let start = Instant::now();
-        run(operands).map_err(|error| Unavailable::Broken { reason: format!("{error:#}") })?;
-        if attempt > 0 {
-            shortest_ns = shortest_ns.min(start.elapsed().as_nanos() as f64);
-        }
-    }
-    Ok(shortest_ns)
 }

@@ -2,16 +2,16 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Check, MatmulProblem, Unavailable, Variant};
+use super::{Check, Unavailable};
 
 /// Parent to child, on standard input. Exactly one [`Reply`] answers each.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Request {
-    /// Which version of the variant's library is there?
-    Version { variant: Variant },
-    /// Load the library, prepare the problem, run it once and check the result. Comes at most once.
-    Start { variant: Variant, problem: MatmulProblem, threads: usize },
+    /// Which version of the peer's library is there?
+    Version { peer: String },
+    /// Load the peer's library, prepare the workload, run it once and check the result. Comes at most once.
+    Start { peer: String, workload: String, threads: usize },
     /// One warm-up run, then runs until both are reached.
     Round { min_time_ns: u64, min_runs: usize },
     /// Run once and compare with the reference.

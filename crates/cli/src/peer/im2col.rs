@@ -1,0 +1,221 @@
+//! Convolution as a matrix multiplication by OpenBLAS: W`[k, c·r·s]` times the columns of X under the filter.
+//!
+//! The copy is our own. It is made for a block of output pixels at a time, so that OpenBLAS finds it in a cache; the
+//! width of the block, and whether the threads are ours or OpenBLAS's, is what was measured to be fastest. A pointwise
+//! convolution of stride 1 multiplies with X itself.
+
+use tilewright_ir::op::Epilogue;
+
+use super::Unavailable;
+use super::openblas::{Blas, Gemm, GemmCall, Way, WayMaker};
+use super::operands::{Aligned, Element, Operands};
+use super::problem::{Conv, Kernel};
+use super::threads::{Shared, Threads};
+use super::worker::{Prepared, Run};
+
+/// Widths of a block worth trying, in output pixels, besides all of an image.
+const BLOCK_WIDTHS: [usize; 3] = [128, 512, 2048];
+
+/// Load OpenBLAS and choose block width and threads for the operands' problem.
+pub(super) fn prepare<T: Element>(operands: &mut Operands<T>, threads: usize) -> Result<Prepared<T>, Unavailable> {
+    let Kernel::Conv(conv) = operands.problem.kernel else { panic!("it computes convolutions only") };
+    for step in &operands.problem.epilogue {
+        if matches!(step, Epilogue::Sigmoid | Epilogue::Tanh | Epilogue::Gelu) {
+            let reason = format!("a loop after OpenBLAS is no match for {step:?}");
+            return Err(Unavailable::Unsupported { reason });
+        }
+    }
+    let pixels: usize = conv.output().iter().product();
+    let blas = Blas::<T>::load(threads, &[conv.k, n_taps(&conv), pixels])?;
+    let gemm = blas.gemm;
+    let mut ways: Vec<WayMaker<'_, T>> = Vec::new();
+    let name = |width: usize| {
+        let copied = if conv.is_pointwise() { "no copy" } else { "im2col" };
+        format!("{copied}, gemm of {width} pixels")
+    };
+    // Blocks pay where they keep a copy in a cache.
+    let narrower = BLOCK_WIDTHS.into_iter().filter(|&width| width < pixels && !conv.is_pointwise());
+    for width in narrower.chain([pixels]) {
+        ways.push(Box::new(move || Way {
+            name: name(width),
+            threads,
+            run: convolve(gemm, conv, width, Threads::new(1), threads),
+        }));
+    }
+    if threads > 1 {
+        let share = pixels.div_ceil(threads);
+        for width in BLOCK_WIDTHS.into_iter().filter(|&width| width < share).chain([share]) {
+            ways.push(Box::new(move || Way {
+                name: format!("{} on {threads} threads of ours", name(width)),
+                threads: 1,
+                run: convolve(gemm, conv, width, Threads::new(threads), 1),
+            }));
+        }
+    }
+    blas.fastest(ways, operands)
+}
+
+/// Rows of the copy of one group's channels.
+fn n_taps(conv: &Conv) -> usize {
+    conv.c / conv.groups * conv.filter[0] * conv.filter[1]
+}
+
+/// Blocks of `width` pixels, shared out among `threads`; each is copied by `n_copying` threads.
+fn convolve<T: Element>(gemm: Gemm<T>, conv: Conv, width: usize, mut threads: Threads, n_copying: usize) -> Run<T> {
+    let pixels: usize = conv.output().iter().product();
+    let image_len = conv.image[0] * conv.image[1];
+    let (c_group, k_group, taps) = (conv.c / conv.groups, conv.k / conv.groups, n_taps(&conv));
+    let n_blocks = pixels.div_ceil(width);
+    let copy_len = if conv.is_pointwise() { 0 } else { taps * width.min(pixels) };
+    let mut copies: Vec<Aligned<T>> = (0..threads.n()).map(|_| Aligned::new(copy_len, || T::ZERO)).collect();
+    Box::new(move |operands| {
+        let copies: Vec<_> = copies.iter_mut().map(|copy| Shared(copy.as_mut_ptr())).collect();
+        let y = Shared(operands.c.as_mut_ptr());
+        let (x, w, operands) = (&operands.a, &operands.b, &*operands);
+        threads.for_each(conv.n * conv.groups * n_blocks, |task, thread| {
+            // Blocks change fastest, so that neighbours share W.
+            let (block, group, image) = (task % n_blocks, task / n_blocks % conv.groups, task / n_blocks / conv.groups);
+            let begin = block * width;
+            let n_pixels = width.min(pixels - begin);
+            let x = &x[(image * conv.c + group * c_group) * image_len..][..c_group * image_len];
+            let (columns, ld) = if conv.is_pointwise() {
+                (x[begin..].as_ptr(), pixels)
+            } else {
+                // SAFETY: a thread has its own copy, of at least as many elements.
+                let copy = unsafe { std::slice::from_raw_parts_mut(copies[thread].get(), taps * n_pixels) };
+                copy_columns(&conv, x, copy, begin, n_pixels, n_copying);
+                (copy.as_ptr(), n_pixels)
+            };
+            let w = &w[group * k_group * taps..][..k_group * taps];
+            let y_begin = (image * conv.k + group * k_group) * pixels + begin;
+            let call = GemmCall { m: k_group, n: n_pixels, k: taps, a: (taps, false), b: (ld, false), ldc: pixels };
+            // SAFETY: the sizes and leading dimensions keep within W, the copy or X, and Y; no two blocks share a part
+            // of Y.
+            unsafe { call.call(gemm, w.as_ptr(), columns, y.get().add(y_begin)) };
+            for row in 0..k_group {
+                let at = y_begin + row * pixels;
+                // SAFETY: the same part of Y, after the call.
+                let y = unsafe { std::slice::from_raw_parts_mut(y.get().add(at), n_pixels) };
+                finish(operands, y, at, group * k_group + row);
+            }
+        });
+        Ok(())
+    })
+}
+
+/// Elements of X under the filter for `n_pixels` outputs from `begin` on: a row for each tap.
+fn copy_columns<T: Element>(conv: &Conv, x: &[T], copy: &mut [T], begin: usize, n_pixels: usize, n_threads: usize) {
+    let n_filter = conv.filter[0] * conv.filter[1];
+    let image_len = conv.image[0] * conv.image[1];
+    let copy_rows = |first: usize, rows: &mut [T]| {
+        for (row, out) in rows.chunks_exact_mut(n_pixels).enumerate() {
+            let (channel, tap) = ((first + row) / n_filter, (first + row) % n_filter);
+            let tap = [tap / conv.filter[1], tap % conv.filter[1]];
+            copy_row(conv, &x[channel * image_len..][..image_len], tap, out, begin);
+        }
+    };
+    if n_threads == 1 {
+        return copy_rows(0, copy);
+    }
+    // Not threads that wait for the next block: OpenBLAS's own need the cores in between.
+    let share = (copy.len() / n_pixels).div_ceil(n_threads);
+    std::thread::scope(|scope| {
+        for (part, rows) in copy.chunks_mut(share * n_pixels).enumerate() {
+            let copy_rows = &copy_rows;
+            scope.spawn(move || copy_rows(part * share, rows));
+        }
+    });
+}
+
+/// What one tap meets of one channel `x`, for the outputs from pixel `begin` on.
+fn copy_row<T: Element>(conv: &Conv, x: &[T], tap: [usize; 2], out: &mut [T], begin: usize) {
+    let [_, n_columns] = conv.output();
+    let (width, stride) = (conv.image[1], conv.stride[1]);
+    // Outputs of one row whose column of X exists: q·stride + offset is from pad to pad + width.
+    let (offset, pad) = (tap[1] * conv.dilation[1], conv.pad_begin[1]);
+    let first = pad.saturating_sub(offset).div_ceil(stride);
+    let end = (pad + width).saturating_sub(offset).div_ceil(stride).max(first);
+    let mut done = 0;
+    while done < out.len() {
+        let (p, q) = ((begin + done) / n_columns, (begin + done) % n_columns);
+        let n_here = (n_columns - q).min(out.len() - done);
+        let here = &mut out[done..done + n_here];
+        done += n_here;
+        let Some(row) = conv.input_at(0, p, tap[0]) else {
+            here.fill(T::ZERO);
+            continue;
+        };
+        let inside = first.clamp(q, q + n_here) - q..end.clamp(q, q + n_here) - q;
+        here[..inside.start].fill(T::ZERO);
+        here[inside.end..].fill(T::ZERO);
+        if inside.is_empty() {
+            continue;
+        }
+        let from = row * width + (q + inside.start) * stride + offset - pad;
+        let to = &mut here[inside];
+        if stride == 1 {
+            to.copy_from_slice(&x[from..from + to.len()]);
+        } else {
+            for (to, from) in to.iter_mut().zip(x[from..].iter().step_by(stride)) {
+                *to = *from;
+            }
+        }
+    }
+}
+
+/// The epilogue on `y`, which begins at element `at` of the result and is of one channel.
+fn finish<T: Element>(operands: &Operands<T>, y: &mut [T], at: usize, channel: usize) {
+    for step in &operands.problem.epilogue {
+        match *step {
+            Epilogue::Bias => y.iter_mut().for_each(|y| *y = *y + operands.bias[channel]),
+            Epilogue::Add => y.iter_mut().zip(&operands.residual[at..]).for_each(|(y, residual)| *y = *y + *residual),
+            Epilogue::Relu => clip(y, T::ZERO, T::from_f64(f64::INFINITY)),
+            Epilogue::Clip { low, high } => clip(y, T::from_f64(low), T::from_f64(high)),
+            Epilogue::Sigmoid | Epilogue::Tanh | Epilogue::Gelu => unreachable!("they are refused before"),
+        }
+    }
+}
+
+fn clip<T: Element>(y: &mut [T], low: T, high: T) {
+    for y in y {
+        let above = if *y < low { low } else { *y };
+        *y = if above > high { high } else { above };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::peer::problem::tests::conv;
+
+    #[test]
+    fn blocks_of_any_width_on_any_threads_make_the_whole() {
+        let shape = Conv {
+            n: 2,
+            c: 4,
+            image: [9, 8],
+            k: 6,
+            filter: [3, 2],
+            stride: [2, 1],
+            pad_begin: [1, 2],
+            pad_end: [2, 0],
+            dilation: [1, 2],
+            groups: 2,
+            transposed: false,
+        };
+        let blas = match Blas::<f32>::load(1, &[]) {
+            Ok(blas) => blas,
+            Err(reason) => return eprintln!("skipped: {reason}"),
+        };
+        for conv_ in [shape, Conv { stride: [1, 3], dilation: [2, 1], ..shape }, Conv { groups: 1, ..shape }] {
+            for width in [1, 7, 64, 1000] {
+                for (threads, n_copying) in [(1, 1), (2, 1), (1, 3)] {
+                    let mut operands = Operands::<f32>::random(&conv(conv_), 1);
+                    let mut run = convolve(blas.gemm, conv_, width, Threads::new(threads), n_copying);
+                    run(&mut operands).expect("nothing can fail");
+                    operands.check(1).unwrap_or_else(|wrong| panic!("{conv_:?}, {width} pixels: {wrong}"));
+                }
+            }
+        }
+    }
+}

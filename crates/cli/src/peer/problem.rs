@@ -1,0 +1,265 @@
+//! What a peer computes: a workload's sizes, as libraries want them.
+
+use tilewright_ir::DType;
+use tilewright_ir::op::{Epilogue, Layout, Workload};
+
+use super::Unavailable;
+
+/// A workload that libraries know.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Problem {
+    /// The multiplications and additions.
+    pub(super) kernel: Kernel,
+    /// What is done to each element of the result after that, in order.
+    pub(super) epilogue: Vec<Epilogue>,
+    /// Element type of all tensors.
+    pub(super) dtype: DType,
+    /// What may be held in any layout, transformed outside the timing.
+    pub(super) free: Layouts,
+}
+
+/// The part of a problem that libraries have functions for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kernel {
+    /// A matrix multiplication or a batch of them.
+    Matmul(Matmul),
+    /// A convolution of images.
+    Conv(Conv),
+}
+
+/// C`[b, m, n]` = A`[b, m, k]` · B`[b, k, n]`, all dense and row-major.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Matmul {
+    /// Number of independent multiplications, each with its own A and B; 1 for a plain matmul.
+    pub(super) b: usize,
+    /// Rows of A and C.
+    pub(super) m: usize,
+    /// Columns of B and C.
+    pub(super) n: usize,
+    /// Columns of A, rows of B.
+    pub(super) k: usize,
+    /// A is stored transposed, `[b, k, m]`.
+    pub(super) ta: bool,
+    /// B is stored transposed, `[b, n, k]`.
+    pub(super) tb: bool,
+}
+
+impl Matmul {
+    /// Row and column stride, in elements, of A as an `[m, k]` matrix.
+    pub(super) fn a_strides(&self) -> (usize, usize) {
+        if self.ta { (1, self.m) } else { (self.k, 1) }
+    }
+
+    /// Row and column stride, in elements, of B as a `[k, n]` matrix.
+    pub(super) fn b_strides(&self) -> (usize, usize) {
+        if self.tb { (1, self.k) } else { (self.n, 1) }
+    }
+}
+
+/// Y`[n, k, p, q]` = X`[n, c, h, w]` ∗ W`[k, c/groups, r, s]`; pairs are of the vertical and the horizontal.
+///
+/// A transposed convolution has W`[c, k/groups, r, s]`; each element of X adds to the outputs under its filter. A
+/// depthwise convolution is one of as many groups as channels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Conv {
+    /// Images.
+    pub(super) n: usize,
+    /// Channels of X.
+    pub(super) c: usize,
+    /// Rows and columns of X.
+    pub(super) image: [usize; 2],
+    /// Channels of Y.
+    pub(super) k: usize,
+    /// Rows and columns of a filter.
+    pub(super) filter: [usize; 2],
+    /// Distance of filter positions; for a transposed convolution on Y, else on X.
+    pub(super) stride: [usize; 2],
+    /// Zeros above and to the left of X, or what is cut off Y there.
+    pub(super) pad_begin: [usize; 2],
+    /// The same below and to the right; negative where a transposed convolution extends Y.
+    pub(super) pad_end: [i64; 2],
+    /// Distance of a filter's elements.
+    pub(super) dilation: [usize; 2],
+    /// Parts of the channels that do not mix.
+    pub(super) groups: usize,
+    /// Scatter instead of gather.
+    pub(super) transposed: bool,
+}
+
+impl Conv {
+    /// Rows and columns of Y.
+    pub(super) fn output(&self) -> [usize; 2] {
+        std::array::from_fn(|axis| {
+            let reach = (self.dilation[axis] * (self.filter[axis] - 1) + 1) as i64;
+            let (image, stride) = (self.image[axis] as i64, self.stride[axis] as i64);
+            let pads = self.pad_begin[axis] as i64 + self.pad_end[axis];
+            let extent =
+                if self.transposed { (image - 1) * stride + reach - pads } else { (image + pads - reach) / stride + 1 };
+            usize::try_from(extent).expect("an output has at least one element")
+        })
+    }
+
+    /// Whether X as it is, `[c, h·w]`, is the matrix that W is multiplied with.
+    pub(super) fn is_pointwise(&self) -> bool {
+        self.filter == [1, 1] && self.stride == [1, 1] && self.pad_begin == [0, 0] && self.pad_end == [0, 0]
+    }
+
+    /// The row or column of X that `tap` of the filter meets at `output`, if there is one.
+    pub(super) fn input_at(&self, axis: usize, output: usize, tap: usize) -> Option<usize> {
+        let (begin, step) = (self.pad_begin[axis], self.stride[axis]);
+        let at = if self.transposed {
+            let scattered = (output + begin).checked_sub(tap * self.dilation[axis])?;
+            if scattered % step != 0 {
+                return None;
+            }
+            scattered / step
+        } else {
+            (output * step + tap * self.dilation[axis]).checked_sub(begin)?
+        };
+        (at < self.image[axis]).then_some(at)
+    }
+}
+
+/// Which tensors may be in any layout.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Layouts {
+    /// B of a multiplication, W of a convolution.
+    pub weights: bool,
+    /// Inputs and outputs that are no weights.
+    pub activations: bool,
+}
+
+impl Layouts {
+    /// What a workload lets its kernels hold in layouts of their own.
+    pub fn of(workload: &Workload) -> Layouts {
+        Layouts {
+            weights: matches!(workload.constant, Some("b" | "w")),
+            activations: workload.layout() == Layout::Blocked,
+        }
+    }
+
+    /// Whether something is free in `other` and not here.
+    pub fn lacks(self, other: Layouts) -> bool {
+        (other.weights && !self.weights) || (other.activations && !self.activations)
+    }
+}
+
+impl Problem {
+    /// The workload, where there are libraries for it.
+    pub(super) fn of(workload: &Workload) -> Option<Problem> {
+        let size = |name: &str| workload.size(name) as usize;
+        let pair = |h: &str, w: &str| [size(h), size(w)];
+        let operator = workload.operator().name;
+        let kernel = match operator {
+            "matmul" => Kernel::Matmul(Matmul { b: 1, m: size("m"), n: size("n"), k: size("k"), ta: false, tb: false }),
+            "dense" => Kernel::Matmul(Matmul { b: 1, m: size("m"), n: size("n"), k: size("k"), ta: false, tb: true }),
+            "batch_matmul" => Kernel::Matmul(Matmul {
+                b: size("b"),
+                m: size("m"),
+                n: size("n"),
+                k: size("k"),
+                ta: size("ta") != 0,
+                tb: size("tb") != 0,
+            }),
+            "conv2d" | "depthwise_conv2d" | "conv2d_transpose" => {
+                let c = size("c");
+                let depthwise = operator == "depthwise_conv2d";
+                let transposed = operator == "conv2d_transpose";
+                let ends = ["pad_bottom", "pad_right"].map(|name| workload.size(name));
+                let added = |axis: usize| workload.size(["out_pad_h", "out_pad_w"][axis]);
+                Kernel::Conv(Conv {
+                    n: size("n"),
+                    c,
+                    image: pair("h", "w"),
+                    k: if depthwise { c * size("multiplier") } else { size("k") },
+                    filter: pair("r", "s"),
+                    stride: pair("stride_h", "stride_w"),
+                    pad_begin: pair("pad_top", "pad_left"),
+                    pad_end: if transposed { std::array::from_fn(|axis| ends[axis] - added(axis)) } else { ends },
+                    dilation: pair("dilation_h", "dilation_w"),
+                    groups: match operator {
+                        "conv2d" => size("groups"),
+                        "depthwise_conv2d" => c,
+                        _ => 1,
+                    },
+                    transposed,
+                })
+            }
+            _ => return None,
+        };
+        let free = Layouts::of(workload);
+        Some(Problem { kernel, epilogue: workload.epilogue().to_vec(), dtype: workload.dtype, free })
+    }
+
+    /// Elements of A or X, and of B or W.
+    pub(super) fn input_lens(&self) -> [usize; 2] {
+        match self.kernel {
+            Kernel::Matmul(Matmul { b, m, n, k, .. }) => [b * m * k, b * k * n],
+            Kernel::Conv(Conv { n, c, image, k, filter, groups, .. }) => {
+                [n * c * image[0] * image[1], k * (c / groups) * filter[0] * filter[1]]
+            }
+        }
+    }
+
+    /// Extents of the result.
+    pub(super) fn output_shape(&self) -> Vec<usize> {
+        match self.kernel {
+            Kernel::Matmul(Matmul { b, m, n, .. }) => vec![b, m, n],
+            Kernel::Conv(conv) => {
+                let [p, q] = conv.output();
+                vec![conv.n, conv.k, p, q]
+            }
+        }
+    }
+
+    /// The multiplication, for libraries that can do nothing else.
+    pub(super) fn multiplication_only(&self) -> Result<Matmul, Unavailable> {
+        match self.kernel {
+            Kernel::Matmul(matmul) if self.epilogue.is_empty() => Ok(matmul),
+            Kernel::Matmul(_) => Err(Unavailable::Unsupported { reason: "it has no epilogues".to_owned() }),
+            Kernel::Conv(_) => panic!("a library for multiplications is asked for nothing else"),
+        }
+    }
+
+    /// The axis of the result that a bias goes along.
+    pub(super) fn channel_axis(&self) -> usize {
+        match self.kernel {
+            Kernel::Matmul(_) => 2,
+            Kernel::Conv(_) => 1,
+        }
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+
+    #[test]
+    fn a_workload_is_found_in_all_its_sizes() {
+        let check = |text: &str, shape: &[usize], lens: [usize; 2]| {
+            let workload = Workload::parse(text).expect("the test names a workload");
+            let problem = Problem::of(&workload).expect("libraries compute it");
+            assert_eq!((problem.output_shape(), problem.input_lens()), (shape.to_vec(), lens), "{text}");
+        };
+        check("dense:m=2,n=3,k=5", &[1, 2, 3], [10, 15]);
+        check("batch_matmul:b=7,m=2,n=3,k=5", &[7, 2, 3], [70, 105]);
+        check("resnet18.C1", &[1, 64, 112, 112], [3 * 224 * 224, 64 * 3 * 49]);
+        check("conv2d:c=6,h=9,w=9,k=4,r=3,s=3,dilation_h=2,pad_top=1,groups=2", &[1, 4, 6, 7], [6 * 81, 4 * 3 * 9]);
+        check("depthwise_conv2d:c=3,h=5,w=6,r=2,s=3,multiplier=2", &[1, 6, 4, 4], [90, 36]);
+        check("conv2d_transpose:c=2,h=4,w=5,k=3,r=3,s=3,stride=2,pad=1,out_pad_w=1", &[1, 3, 7, 10], [40, 54]);
+    }
+
+    /// A multiplication of f32 without an epilogue.
+    pub(in crate::peer) fn matmul(b: usize, m: usize, n: usize, k: usize, ta: bool, tb: bool) -> Problem {
+        plain(Kernel::Matmul(Matmul { b, m, n, k, ta, tb }))
+    }
+
+    /// A convolution of f32 without an epilogue.
+    pub(in crate::peer) fn conv(conv: Conv) -> Problem {
+        plain(Kernel::Conv(conv))
+    }
+
+    fn plain(kernel: Kernel) -> Problem {
+        Problem { kernel, epilogue: Vec::new(), dtype: DType::F32, free: Layouts::default() }
+    }
+}

@@ -1,0 +1,63 @@
+//! Threads of a peer that is our own code around a library.
+
+use std::ffi::c_void;
+
+use tilewright_device::pool::Pool;
+
+/// Threads that share out loop iterations, the caller among them.
+pub(super) struct Threads(Pool);
+
+impl Threads {
+    /// `n` of them, on the CPUs that this process is pinned to.
+    pub(super) fn new(n: usize) -> Threads {
+        Threads(Pool::new(n, &[]))
+    }
+
+    /// How many.
+    pub(super) fn n(&self) -> usize {
+        self.0.n_threads()
+    }
+
+    /// Calls `body(i, thread)` for every `i` below `n` and returns when all are done.
+    pub(super) fn for_each<F: Fn(usize, usize) + Sync>(&mut self, n: usize, body: F) {
+        unsafe extern "C" fn call<F: Fn(usize, usize)>(body: *mut c_void, i: i64, thread: i64) {
+            // SAFETY: it is the pointer to `body` below, which outlives the loop.
+            unsafe { (*body.cast_const().cast::<F>())(i as usize, thread as usize) };
+        }
+        // SAFETY: `body` may be called from several threads, since it is `Sync`.
+        unsafe { self.0.run(call::<F>, (&raw const body).cast_mut().cast(), n as i64) };
+    }
+}
+
+/// Pointers for several threads, each of which writes to a part of its own.
+pub(super) struct Shared<P>(pub(super) P);
+
+impl<P: Copy> Shared<P> {
+    /// The pointers. A method, so that a closure borrows the whole.
+    pub(super) fn get(&self) -> P {
+        self.0
+    }
+}
+
+// SAFETY: whoever uses the pointers keeps the threads' parts apart.
+unsafe impl<P> Sync for Shared<P> {}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use super::*;
+
+    #[test]
+    fn every_iteration_runs_once() {
+        let mut threads = Threads::new(2);
+        for n in [0, 1, 100] {
+            let counts: Vec<AtomicUsize> = (0..n).map(|_| AtomicUsize::new(0)).collect();
+            threads.for_each(n, |i, thread| {
+                assert!(thread < 2);
+                counts[i].fetch_add(1, Ordering::Relaxed);
+            });
+            assert!(counts.iter().all(|count| count.load(Ordering::Relaxed) == 1));
+        }
+    }
+}
