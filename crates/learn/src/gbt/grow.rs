@@ -20,6 +20,7 @@ pub(super) struct Grower<'a> {
     pulls: Vec<[f32; 2]>,
     set_aside: Vec<u32>,
     free: Vec<Histogram>,
+    scan: Scan,
 }
 
 /// A leaf that may yet be split.
@@ -47,7 +48,8 @@ struct Split {
 impl<'a> Grower<'a> {
     pub(super) fn new(bins: &'a Bins, options: &'a GbtOptions) -> Grower<'a> {
         let (pulls, set_aside) = (Vec::with_capacity(bins.n_rows), Vec::with_capacity(bins.n_rows));
-        Grower { bins, options, columns: Vec::new(), rows: Vec::new(), pulls, set_aside, free: Vec::new() }
+        let scan = Scan { slopes: [0.0; MAX_BINS], curvatures: [0.0; MAX_BINS], worths: [0.0; MAX_BINS] };
+        Grower { bins, options, columns: Vec::new(), rows: Vec::new(), pulls, set_aside, free: Vec::new(), scan }
     }
 
     /// The tree for these derivatives, on these rows and columns.
@@ -141,58 +143,17 @@ impl<'a> Grower<'a> {
     }
 
     /// Finds the split of a leaf that gains most, from its histogram.
-    fn find_split(&self, leaf: &mut Leaf) {
+    fn find_split(&mut self, leaf: &mut Leaf) {
         let Some(histogram) = &leaf.histogram else { return };
         let mut best: Option<Split> = None;
         for (sums, &column) in histogram.iter().zip(&self.columns) {
-            let found = self.split_of_column(&self.bins.columns[column as usize], sums, leaf.pull);
+            let found = self.scan.best_split(self.options, &self.bins.columns[column as usize], sums, leaf.pull);
             let Some((gain, bin, missing_right)) = found else { continue };
             if best.is_none_or(|best| gain > best.gain) {
                 best = Some(Split { gain, column, bin, missing_right });
             }
         }
         leaf.split = best;
-    }
-
-    /// The gain of the best split on one column, the last bin on its left side, and where missing values go.
-    fn split_of_column(&self, column: &Column, sums: &[[f32; 2]; MAX_BINS], pull: [f64; 2]) -> Option<(f32, u8, bool)> {
-        let n_values = column.cuts.len() + 1;
-        let missing = if column.has_missing { sums[n_values] } else { [0.0; 2] };
-        let all = pull.map(|x| x as f32);
-        let worth = |[slope, curvature]: [f32; 2]| slope * slope / (curvature + self.options.lambda).max(1e-12);
-        let least = self.options.min_child_weight.max(1e-6);
-        // With missing values a split after the last bin is one too.
-        let n_splits = if column.has_missing { n_values } else { n_values - 1 };
-        let mut below = [[0.0f32; 2]; MAX_BINS];
-        let mut sum = [0.0; 2];
-        for (below, of_bin) in below.iter_mut().zip(&sums[..n_splits]) {
-            sum = [sum[0] + of_bin[0], sum[1] + of_bin[1]];
-            *below = sum;
-        }
-        let mut best: Option<(f32, u8, bool)> = None;
-        let mut gains = [0.0f32; MAX_BINS];
-        for missing_right in [true, false] {
-            let extra = if missing_right { [0.0; 2] } else { missing };
-            for (gain, below) in gains.iter_mut().zip(&below[..n_splits]) {
-                let left = [below[0] + extra[0], below[1] + extra[1]];
-                let right = [all[0] - left[0], all[1] - left[1]];
-                let enough = (left[1] >= least) & (right[1] >= least);
-                *gain = if enough { worth(left) + worth(right) } else { f32::NEG_INFINITY };
-            }
-            let largest = gains[..n_splits].iter().copied().fold(f32::NEG_INFINITY, f32::max);
-            if best.is_none_or(|best| largest > best.0) && largest > f32::NEG_INFINITY {
-                let bin = gains[..n_splits].iter().position(|&gain| gain == largest)?;
-                // Where nothing is missing now, later missing values follow the larger side.
-                let side = if column.has_missing { missing_right } else { 2.0 * below[bin][1] < all[1] };
-                best = Some((largest, bin as u8, side));
-            }
-            if !column.has_missing {
-                break;
-            }
-        }
-        let (worth_split, bin, side) = best?;
-        let gain = 0.5 * (worth_split - worth(all)) - self.options.gamma;
-        (gain > 0.0).then_some((gain, bin, side))
     }
 
     /// Carries out a split, or leaves the leaf as it is where all rows are on one side after all, which the rounding of sums
@@ -250,6 +211,65 @@ impl<'a> Grower<'a> {
             (.., None) => unreachable!("invariant: a leaf with a split has a histogram"),
         }
         Some([left, right])
+    }
+}
+
+/// What looking for a split on one column works with; derivatives apart, so that they are computed with side by side.
+struct Scan {
+    /// Sums up to each bin.
+    slopes: [f32; MAX_BINS],
+    curvatures: [f32; MAX_BINS],
+    worths: [f32; MAX_BINS],
+}
+
+impl Scan {
+    /// The gain of the best split on one column, the last bin on its left side, and whether missing values go right.
+    fn best_split(
+        &mut self,
+        options: &GbtOptions,
+        column: &Column,
+        sums: &[[f32; 2]; MAX_BINS],
+        pull: [f64; 2],
+    ) -> Option<(f32, u8, bool)> {
+        let n_values = column.cuts.len() + 1;
+        // With missing values a split after the last bin is one too: it parts them from all others.
+        let n_splits = if column.has_missing { n_values } else { n_values - 1 };
+        let (slopes, curvatures, worths) =
+            (&mut self.slopes[..n_splits], &mut self.curvatures[..n_splits], &mut self.worths[..n_splits]);
+        let mut sum = [0.0; 2];
+        for ((slope, curvature), of_bin) in slopes.iter_mut().zip(&mut *curvatures).zip(sums) {
+            sum = [sum[0] + of_bin[0], sum[1] + of_bin[1]];
+            [*slope, *curvature] = sum;
+        }
+        let all = pull.map(|x| x as f32);
+        let worth = |slope: f32, curvature: f32| slope * slope / (curvature + options.lambda).max(1e-12);
+        let least = options.min_child_weight.max(1e-6);
+        let missing = if column.has_missing { sums[n_values] } else { [0.0; 2] };
+        // Missing values on the right, then on the left.
+        let sides: &[[f32; 2]] = if column.has_missing { &[[0.0; 2], missing] } else { &[[0.0; 2]] };
+        let mut best: Option<(f32, u8, bool)> = None;
+        for (side, extra) in sides.iter().enumerate() {
+            for ((gain, slope), curvature) in worths.iter_mut().zip(&*slopes).zip(&*curvatures) {
+                let (slope, curvature) = (slope + extra[0], curvature + extra[1]);
+                let (rest_slope, rest_curvature) = (all[0] - slope, all[1] - curvature);
+                let both = worth(slope, curvature) + worth(rest_slope, rest_curvature);
+                *gain = if curvature.min(rest_curvature) >= least { both } else { f32::NEG_INFINITY };
+            }
+            let (mut bin, mut largest) = (0, f32::NEG_INFINITY);
+            for (at, &gain) in worths.iter().enumerate() {
+                if gain > largest {
+                    (bin, largest) = (at, gain);
+                }
+            }
+            if largest > best.map_or(f32::NEG_INFINITY, |best| best.0) {
+                // Where nothing is missing now, later missing values follow the larger side.
+                let right = if column.has_missing { side == 0 } else { 2.0 * curvatures[bin] < all[1] };
+                best = Some((largest, bin as u8, right));
+            }
+        }
+        let (largest, bin, right) = best?;
+        let gain = 0.5 * (largest - worth(all[0], all[1])) - options.gamma;
+        (gain > 0.0).then_some((gain, bin, right))
     }
 }
 

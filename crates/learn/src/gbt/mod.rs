@@ -18,7 +18,10 @@ pub use objective::Objective;
 use objective::Pull;
 use tree::Tree;
 
-/// How trees are boosted. The defaults are those of AutoTVM's public implementation, but for the number of trees.
+/// How trees are boosted.
+///
+/// The defaults are those of AutoTVM's public implementation, but for the number of trees, and for trees of depth 6 at a
+/// learning rate of 0.1 instead of 3 and 0.3: on recorded spaces they rank better at less than twice the time.
 #[derive(Debug, Clone, PartialEq)]
 pub struct GbtOptions {
     /// What is minimized.
@@ -65,9 +68,9 @@ impl Default for GbtOptions {
         GbtOptions {
             objective: Objective::PairwiseRank { n_pairs: 8 },
             n_trees: 100,
-            max_depth: 3,
+            max_depth: 6,
             max_leaves: usize::MAX,
-            learning_rate: 0.3,
+            learning_rate: 0.1,
             min_child_weight: 1.0,
             lambda: 1.0,
             gamma: 1e-4,
