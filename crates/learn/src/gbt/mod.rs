@@ -114,6 +114,9 @@ fn is_amount(x: f32) -> bool {
     x >= 0.0 && x.is_finite()
 }
 
+/// Rows that all trees predict before the next ones.
+const BLOCK_ROWS: usize = 64;
+
 /// Boosted trees: a sum of regression trees, each fitted to what the earlier ones leave.
 ///
 /// # Source
@@ -157,7 +160,7 @@ impl Gbt {
             let rows = sample(n_rows, options.row_fraction, &mut rng);
             let columns = sample(bins.columns.len(), options.column_fraction, &mut rng);
             let tree = grower.grow(&gradients, rows, columns);
-            tree.add_to(examples.features, &mut scores);
+            tree.add_to(examples.features, 0, &mut scores);
             // A tree that cannot split says that there is nothing left to learn, unless chance decides what it sees.
             let exhausted = tree.is_constant() && options.is_deterministic();
             model.trees.push(tree);
@@ -186,7 +189,10 @@ impl Gbt {
     pub fn predict(&self, rows: &Matrix) -> Vec<f32> {
         assert_eq!(rows.n_columns(), self.n_columns, "invariant: rows have the columns of the examples");
         let mut scores = vec![self.bias; rows.n_rows()];
-        self.trees.iter().for_each(|tree| tree.add_to(rows, &mut scores));
+        // Few rows at a time, which stay in cache from tree to tree.
+        for (block, scores) in scores.chunks_mut(BLOCK_ROWS).enumerate() {
+            self.trees.iter().for_each(|tree| tree.add_to(rows, block * BLOCK_ROWS, scores));
+        }
         scores
     }
 

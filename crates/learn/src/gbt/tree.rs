@@ -49,10 +49,10 @@ impl Tree {
         self.depth == 0
     }
 
-    /// Adds the tree's prediction for each row to its score.
-    pub(super) fn add_to(&self, rows: &Matrix, scores: &mut [f32]) {
+    /// Adds the tree's predictions for the rows from `from` on to their scores.
+    pub(super) fn add_to(&self, rows: &Matrix, from: usize, scores: &mut [f32]) {
         for (group, scores) in scores.chunks_mut(LANES).enumerate() {
-            let first = group * LANES;
+            let first = from + group * LANES;
             let row_of: [&[f32]; LANES] = std::array::from_fn(|lane| rows.row(first + lane.min(scores.len() - 1)));
             let mut at = [0usize; LANES];
             for _ in 0..self.depth {
