@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 mod error;
+pub mod features;
 mod measure;
 pub mod record;
 mod replay;

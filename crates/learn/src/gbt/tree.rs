@@ -1,0 +1,69 @@
+//! One regression tree, as a complete binary tree in two flat arrays.
+
+use crate::matrix::Matrix;
+
+/// A complete binary tree: the children of node `i` are `2i + 1` and `2i + 2`. Below a leaf that is reached early all values
+/// are the same, so that a descent takes the same steps for every row and has no branches.
+#[derive(Debug, Clone)]
+pub(super) struct Tree {
+    depth: usize,
+    nodes: Box<[Node]>,
+    leaves: Box<[f32]>,
+}
+
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Node {
+    /// Values up to it go left.
+    pub(super) threshold: f32,
+    pub(super) feature: u32,
+    /// Whether missing values go right.
+    pub(super) missing_right: bool,
+}
+
+impl Node {
+    fn goes_right(&self, x: f32) -> bool {
+        (x > self.threshold) | (x.is_nan() & self.missing_right)
+    }
+}
+
+/// Rows that descend side by side, to hide the latency of each step.
+const LANES: usize = 16;
+
+impl Tree {
+    /// The tree with these splits and leaves, by their places in a complete tree.
+    pub(super) fn new(splits: &[(usize, Node)], leaves: &[(usize, f32)]) -> Tree {
+        let level = |place: usize| (place + 1).ilog2() as usize;
+        let depth = leaves.iter().map(|(place, _)| level(*place)).max().unwrap_or(0);
+        let mut tree =
+            Tree { depth, nodes: vec![Node::default(); (1 << depth) - 1].into(), leaves: vec![0.0; 1 << depth].into() };
+        splits.iter().for_each(|&(place, node)| tree.nodes[place] = node);
+        for &(place, value) in leaves {
+            let below = depth - level(place);
+            let first = ((place + 1) << below) - (1 << depth);
+            tree.leaves[first..first + (1 << below)].fill(value);
+        }
+        tree
+    }
+
+    pub(super) fn is_constant(&self) -> bool {
+        self.depth == 0
+    }
+
+    /// Adds the tree's predictions for the rows from `from` on to their scores.
+    pub(super) fn add_to(&self, rows: &Matrix, from: usize, scores: &mut [f32]) {
+        for (group, scores) in scores.chunks_mut(LANES).enumerate() {
+            let first = from + group * LANES;
+            let row_of: [&[f32]; LANES] = std::array::from_fn(|lane| rows.row(first + lane.min(scores.len() - 1)));
+            let mut at = [0usize; LANES];
+            for _ in 0..self.depth {
+                for (at, row) in at.iter_mut().zip(&row_of) {
+                    let node = &self.nodes[*at];
+                    *at = 2 * *at + 1 + usize::from(node.goes_right(row[node.feature as usize]));
+                }
+            }
+            for (score, at) in scores.iter_mut().zip(at) {
+                *score += self.leaves[at - self.nodes.len()];
+            }
+        }
+    }
+}

@@ -1,0 +1,27 @@
+//! Cost models, and what a search does with their predictions.
+//!
+//! The way through this crate: rows of features go into a [`Matrix`]; with their targets they are [`Examples`], which
+//! [`Gbt`] (boosted trees), [`Ensemble`] (bootstrapped trees) and [`Knn`] (nearest neighbours) learn from;
+//! [`Acquisition`] turns a mean and a spread into a score, and [`diverse`] chooses a batch by score and variety.
+//!
+//! Larger targets give larger predictions. Which end is the better one, the caller knows; [`Acquisition`],
+//! [`diverse`] and [`metrics::average_recall`] take larger as better. Everything runs on the calling thread and
+//! follows from its arguments and a seed.
+#![forbid(unsafe_code)]
+
+mod acquisition;
+mod diversity;
+mod ensemble;
+mod error;
+mod gbt;
+mod knn;
+mod matrix;
+pub mod metrics;
+
+pub use acquisition::Acquisition;
+pub use diversity::{diverse, diversity};
+pub use ensemble::{Ensemble, Prediction};
+pub use error::LearnError;
+pub use gbt::{EarlyStop, Gbt, GbtOptions, Objective};
+pub use knn::Knn;
+pub use matrix::{Examples, Matrix};

@@ -1,0 +1,111 @@
+//! What models learn from: rows of features and their targets.
+
+use crate::LearnError;
+
+/// Rows of features, `[n_rows, n_columns]`, row-major. NaN stands for a missing value.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Matrix {
+    data: Vec<f32>,
+    n_rows: usize,
+    n_columns: usize,
+}
+
+impl Matrix {
+    /// A matrix without rows.
+    pub fn new(n_columns: usize) -> Matrix {
+        Matrix { data: Vec::new(), n_rows: 0, n_columns }
+    }
+
+    /// The matrix of these rows.
+    ///
+    /// # Panics
+    /// Where a row has not `n_columns` values.
+    pub fn from_rows<R: AsRef<[f32]>>(n_columns: usize, rows: impl IntoIterator<Item = R>) -> Matrix {
+        let mut matrix = Matrix::new(n_columns);
+        rows.into_iter().for_each(|row| matrix.push(row.as_ref()));
+        matrix
+    }
+
+    /// Adds a row.
+    ///
+    /// # Panics
+    /// Where the row has not [`Matrix::n_columns`] values.
+    pub fn push(&mut self, row: &[f32]) {
+        assert_eq!(row.len(), self.n_columns, "invariant: a row has a value for each column");
+        self.data.extend_from_slice(row);
+        self.n_rows += 1;
+    }
+
+    /// The number of rows.
+    pub fn n_rows(&self) -> usize {
+        self.n_rows
+    }
+
+    /// The number of columns.
+    pub fn n_columns(&self) -> usize {
+        self.n_columns
+    }
+
+    /// A row.
+    pub fn row(&self, at: usize) -> &[f32] {
+        &self.data[at * self.n_columns..][..self.n_columns]
+    }
+
+    /// The rows, in order.
+    pub fn rows(&self) -> impl ExactSizeIterator<Item = &[f32]> {
+        (0..self.n_rows).map(|at| self.row(at))
+    }
+}
+
+/// Rows of features with what they should be predicted as.
+#[derive(Debug, Clone, Copy)]
+pub struct Examples<'a> {
+    /// The features.
+    pub features: &'a Matrix,
+    /// What each row should be predicted as; finite.
+    pub targets: &'a [f32],
+    /// What another model predicts for each row, and the new one adds to; empty where there is none.
+    pub base: &'a [f32],
+    /// The group of each row; rows of different groups are not ranked against each other. Empty where there is one.
+    pub groups: &'a [u32],
+}
+
+impl<'a> Examples<'a> {
+    /// Rows of one group, with nothing to build on.
+    pub fn new(features: &'a Matrix, targets: &'a [f32]) -> Examples<'a> {
+        Examples { features, targets, base: &[], groups: &[] }
+    }
+
+    /// The same, learnt on top of another model's predictions. The new model predicts what is to be added to them.
+    ///
+    /// # Source
+    /// Transfer in AutoTVM, section 4: a global model of earlier workloads plus a local one of the present workload.
+    pub fn on_top_of(self, base: &'a [f32]) -> Examples<'a> {
+        Examples { base, ..self }
+    }
+
+    /// The same, ranked within groups only: rows of different workloads, whose targets do not compare.
+    pub fn in_groups(self, groups: &'a [u32]) -> Examples<'a> {
+        Examples { groups, ..self }
+    }
+
+    pub(crate) fn check(&self) -> Result<(), LearnError> {
+        let n_rows = self.features.n_rows();
+        let lengths = [
+            ("targets", self.targets.len(), false),
+            ("base predictions", self.base.len(), true),
+            ("groups", self.groups.len(), true),
+        ];
+        for (what, found, optional) in lengths {
+            if found != n_rows && !(optional && found == 0) {
+                return Err(LearnError::Length { what, n_rows, found });
+            }
+        }
+        for (what, values) in [("target", self.targets), ("base prediction", self.base)] {
+            if let Some(row) = values.iter().position(|v| !v.is_finite()) {
+                return Err(LearnError::NotFinite { what, row, value: values[row] });
+            }
+        }
+        Ok(())
+    }
+}

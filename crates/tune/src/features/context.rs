@@ -1,0 +1,349 @@
+//! What each loop of a program does, and what it touches.
+
+use tilewright_ir::expr::{BinaryOp, Expr};
+use tilewright_ir::{Atom, BufferId, Index, Loop, LoopId, LoopKind, Program, Stmt};
+
+use super::{N_BUFFERS, log_scale};
+
+/// Loops that [`LoopContexts::features`] describes; of a longer chain the innermost ones.
+const N_LOOPS: usize = 12;
+
+/// Length, kind, top-down, bottom-up, nest level and three counts of operations.
+const N_LOOP_FEATURES: usize = 7 + LoopKind::ALL.len();
+
+/// Touch count, reuse ratio and stride.
+const N_TOUCH_FEATURES: usize = 3;
+
+/// The length of [`LoopContexts::features`].
+pub const N_CONTEXT_FEATURES: usize = N_LOOPS * (N_LOOP_FEATURES + N_BUFFERS * N_TOUCH_FEATURES);
+
+/// What a loop does, and what it touches.
+#[derive(Debug, Clone, PartialEq)]
+pub struct LoopContext {
+    /// Its variable.
+    pub var: LoopId,
+    /// The loop around it, by its place among the contexts.
+    pub parent: Option<usize>,
+    /// How many loops are around it.
+    pub depth: usize,
+    /// Its iterations, at most.
+    pub extent: f64,
+    /// How they are carried out.
+    pub kind: LoopKind,
+    /// Product of the extents of the loops around it: how often it is run.
+    pub top_down: f64,
+    /// Product of the extents from it inwards, along the deepest path: iterations of the innermost body in one run.
+    pub bottom_up: f64,
+    /// Additions (with subtractions, minima and maxima), multiplications, and divisions (with other functions) in its code.
+    pub n_operations: [u32; 3],
+    /// What one run of it touches, in the order of first occurrence.
+    pub touches: Vec<Touch>,
+}
+
+/// What one run of a loop touches of a buffer.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Touch {
+    /// The buffer.
+    pub buffer: BufferId,
+    /// Elements touched, each counted once.
+    pub count: f64,
+    /// Accesses for each of them.
+    pub reuse: f64,
+    /// Elements between what one iteration of the loop touches and what the next does.
+    pub stride: f64,
+}
+
+/// The contexts of all loops of a program's run part.
+///
+/// They are taken of a scheduled program: lowering repeats unrolled loops in the code and splits others.
+///
+/// # Source
+/// AutoTVM, appendix A.2.1. We differ in that a touch count is the size of the box that an access covers, so that the windows of
+/// a convolution, which overlap, are not counted more than once; the public implementation's product of extents is an upper
+/// bound of it. Nest level and counts of operations are from that implementation.
+#[derive(Debug, Clone, PartialEq)]
+pub struct LoopContexts {
+    /// Outer loops before inner ones, in the order of the program.
+    loops: Vec<LoopContext>,
+    /// The longest chain, outermost first.
+    chain: Vec<usize>,
+    /// The buffers that the statements of the chain's innermost loop touch, in the order of first occurrence.
+    innermost: Vec<BufferId>,
+}
+
+impl LoopContexts {
+    /// The contexts of a program.
+    ///
+    /// # Cost
+    /// O(accesses · depth).
+    pub fn of(program: &Program) -> LoopContexts {
+        let strides = program.buffers.iter().map(|b| b.strides()).collect();
+        let mut walk = Walk {
+            program,
+            strides,
+            extents: vec![0; program.loops.len()],
+            depth_of: vec![usize::MAX; program.loops.len()],
+            stack: Vec::new(),
+            loops: Vec::new(),
+        };
+        walk.block(&program.body);
+        let loops = walk.loops;
+        let n_iterations = |l: &LoopContext| l.top_down * l.extent;
+        let deepest = (0..loops.len()).reduce(|a, b| {
+            let longer = |l: &LoopContext| (l.depth, n_iterations(l));
+            if longer(&loops[b]) > longer(&loops[a]) { b } else { a }
+        });
+        let mut chain: Vec<usize> = std::iter::successors(deepest, |&at| loops[at].parent).collect();
+        chain.reverse();
+        let innermost = deepest.map_or(Vec::new(), |at| loops[at].touches.iter().map(|t| t.buffer).collect());
+        LoopContexts { loops, chain, innermost }
+    }
+
+    /// All loops, outer ones before inner ones.
+    pub fn loops(&self) -> &[LoopContext] {
+        &self.loops
+    }
+
+    /// The longest chain of nested loops, outermost first; of equally long ones that with the most iterations.
+    pub fn chain(&self) -> impl DoubleEndedIterator<Item = &LoopContext> + Clone {
+        self.chain.iter().map(|&at| &self.loops[at])
+    }
+
+    /// The buffers touched in the innermost loop of the chain, in the order of first occurrence.
+    pub fn innermost_buffers(&self) -> &[BufferId] {
+        &self.innermost
+    }
+
+    /// The contexts of the longest chain, innermost loop first, on a logarithmic scale. What is not there is missing (NaN).
+    ///
+    /// [`N_CONTEXT_FEATURES`] numbers: for each loop its length, one-hot kind, top-down and bottom-up product, nest level and
+    /// counts of operations, then touch count, reuse ratio and stride for each innermost buffer.
+    pub fn features(&self) -> Vec<f32> {
+        let mut out = Vec::with_capacity(N_CONTEXT_FEATURES);
+        for l in self.chain().rev().take(N_LOOPS) {
+            out.push(log_scale(l.extent));
+            out.extend(LoopKind::ALL.map(|(kind, _)| f32::from(u8::from(kind == l.kind))));
+            out.extend([log_scale(l.top_down), log_scale(l.bottom_up), l.depth as f32]);
+            out.extend(l.n_operations.map(|n| log_scale(n.into())));
+            for place in 0..N_BUFFERS {
+                match self.innermost.get(place).and_then(|&buffer| l.touch(buffer)) {
+                    Some(t) => out.extend([t.count, t.reuse, t.stride].map(log_scale)),
+                    None => out.extend([f32::NAN; N_TOUCH_FEATURES]),
+                }
+            }
+        }
+        out.resize(N_CONTEXT_FEATURES, f32::NAN);
+        out
+    }
+}
+
+impl LoopContext {
+    /// What one run touches of a buffer.
+    pub fn touch(&self, buffer: BufferId) -> Option<&Touch> {
+        self.touches.iter().find(|touch| touch.buffer == buffer)
+    }
+}
+
+/// A walk through a program, loop by loop.
+struct Walk<'a> {
+    program: &'a Program,
+    /// Of each buffer.
+    strides: Vec<Vec<i64>>,
+    /// Of each loop variable that has been met.
+    extents: Vec<i64>,
+    /// The place of each variable on the stack; `usize::MAX` where it is not there.
+    depth_of: Vec<usize>,
+    /// The loops around the present point, by their places among the contexts.
+    stack: Vec<usize>,
+    loops: Vec<LoopContext>,
+}
+
+impl Walk<'_> {
+    fn block(&mut self, block: &[Stmt]) {
+        for stmt in block {
+            match stmt {
+                Stmt::For(l) => self.enter(l),
+                Stmt::If { .. } => stmt.blocks().for_each(|inner| self.block(inner)),
+                Stmt::Alloc(_) | Stmt::Prefetch { .. } => {}
+                Stmt::Store { value, .. } => {
+                    let mut n = [0; 3];
+                    count_operations(value, &mut n);
+                    self.leaf(stmt, n);
+                }
+                Stmt::Update { value, op, .. } => {
+                    let mut n = [0; 3];
+                    count_operations(value, &mut n);
+                    n[class_of(op.combine())] += 1;
+                    self.leaf(stmt, n);
+                }
+            }
+        }
+    }
+
+    fn enter(&mut self, l: &Loop) {
+        let var = l.var.0 as usize;
+        let extent = self.bounds(&l.extent).1.max(0);
+        let parent = self.stack.last().copied();
+        let top_down = parent.map_or(1.0, |at| self.loops[at].top_down * self.loops[at].extent);
+        self.extents[var] = extent;
+        self.depth_of[var] = self.stack.len();
+        self.stack.push(self.loops.len());
+        self.loops.push(LoopContext {
+            var: l.var,
+            parent,
+            depth: self.stack.len() - 1,
+            extent: extent as f64,
+            kind: l.kind,
+            top_down,
+            bottom_up: extent as f64,
+            n_operations: [0; 3],
+            touches: Vec::new(),
+        });
+        self.block(&l.body);
+        let at = self.stack.pop().expect("invariant: the loop was entered");
+        self.depth_of[var] = usize::MAX;
+        if let Some(parent) = parent {
+            let through = self.loops[parent].extent * self.loops[at].bottom_up;
+            self.loops[parent].bottom_up = self.loops[parent].bottom_up.max(through);
+        }
+    }
+
+    /// Adds what a statement does to every loop around it.
+    fn leaf(&mut self, stmt: &Stmt, n_operations: [u32; 3]) {
+        for &at in &self.stack {
+            self.loops[at].n_operations.iter_mut().zip(n_operations).for_each(|(sum, n)| *sum += n);
+        }
+        if let Some((buffer, index)) = stmt.own_write() {
+            self.access(buffer, index);
+        }
+        // An update reads what it writes; nothing new comes of that.
+        let written = stmt.own_write();
+        stmt.for_each_own_read(&mut |buffer, index| {
+            if written != Some((buffer, index)) {
+                self.access(buffer, index);
+            }
+        });
+    }
+
+    fn access(&mut self, buffer: BufferId, index: &[Index]) {
+        let shape = &self.program.buffer(buffer).shape;
+        let mut accesses = 1.0;
+        // By dimension: combinations of the variables from the present loop inwards that occur in its subscript.
+        let mut combinations = vec![1.0f64; index.len()];
+        for depth in (0..self.stack.len()).rev() {
+            let at = self.stack[depth];
+            let (var, extent) = (self.loops[at].var, self.loops[at].extent);
+            accesses *= extent;
+            let (mut count, mut stride) = (1.0, 0.0);
+            for (d, subscript) in index.iter().enumerate() {
+                let slope = slope(subscript, var);
+                if slope != 0.0 {
+                    combinations[d] *= extent;
+                    stride += slope * self.strides[buffer.0 as usize][d] as f64;
+                }
+                // Both bound the number of values that the subscript takes.
+                let box_ = (self.span(subscript, depth) as f64 + 1.0).min(shape[d] as f64);
+                count *= combinations[d].min(box_);
+            }
+            let touches = &mut self.loops[at].touches;
+            match touches.iter_mut().find(|touch| touch.buffer == buffer) {
+                None => touches.push(Touch { buffer, count, reuse: accesses / count.max(1.0), stride }),
+                Some(touch) => {
+                    // Accesses by several statements mostly meet the same elements; the largest stands for all.
+                    let all = (touch.reuse * touch.count).max(accesses);
+                    touch.count = touch.count.max(count);
+                    touch.reuse = all / touch.count.max(1.0);
+                    if stride.abs() > touch.stride.abs() {
+                        touch.stride = stride;
+                    }
+                }
+            }
+        }
+    }
+
+    /// An upper bound of how far a value moves while the loops from `depth` inwards run and the others stand still.
+    fn span(&self, e: &Index, depth: usize) -> i64 {
+        let of_atom = |atom: &Atom| match atom {
+            Atom::Var(var) => {
+                let moves = (depth..usize::MAX).contains(&self.depth_of[var.0 as usize]);
+                if moves { (self.extents[var.0 as usize] - 1).max(0) } else { 0 }
+            }
+            Atom::FloorDiv(x, d) => {
+                let span = self.span(x, depth);
+                // A span that is no multiple may still cross one boundary more.
+                span / (*d).max(1) + i64::from(span % (*d).max(1) != 0)
+            }
+            Atom::Mod(x, d) => self.span(x, depth).min((d - 1).max(0)),
+            Atom::Min(a, b) | Atom::Max(a, b) => self.span(a, depth).max(self.span(b, depth)),
+        };
+        let terms = e.terms().iter().map(|(atom, c)| c.saturating_abs().saturating_mul(of_atom(atom)));
+        terms.fold(0, i64::saturating_add)
+    }
+
+    /// Bounds of a value, with each variable anywhere in its loop.
+    fn bounds(&self, e: &Index) -> (i64, i64) {
+        let of_atom = |atom: &Atom| match atom {
+            Atom::Var(var) => (0, (self.extents[var.0 as usize] - 1).max(0)),
+            Atom::FloorDiv(x, d) => {
+                let (low, high) = self.bounds(x);
+                (low.div_euclid((*d).max(1)), high.div_euclid((*d).max(1)))
+            }
+            Atom::Mod(_, d) => (0, (d - 1).max(0)),
+            Atom::Min(a, b) => {
+                let (a, b) = (self.bounds(a), self.bounds(b));
+                (a.0.min(b.0), a.1.min(b.1))
+            }
+            Atom::Max(a, b) => {
+                let (a, b) = (self.bounds(a), self.bounds(b));
+                (a.0.max(b.0), a.1.max(b.1))
+            }
+        };
+        e.terms().iter().fold((e.constant(), e.constant()), |sum, (atom, c)| {
+            let (low, high) = of_atom(atom);
+            let (low, high) = if *c < 0 { (high, low) } else { (low, high) };
+            (sum.0.saturating_add(low.saturating_mul(*c)), sum.1.saturating_add(high.saturating_mul(*c)))
+        })
+    }
+}
+
+/// The coefficient of a variable in an index; inside a division it is divided, and of two alternatives the larger counts.
+fn slope(e: &Index, var: LoopId) -> f64 {
+    let of_atom = |atom: &Atom| match atom {
+        Atom::Var(v) => f64::from(u8::from(*v == var)),
+        Atom::FloorDiv(x, d) => slope(x, var) / (*d).max(1) as f64,
+        Atom::Mod(x, _) => slope(x, var),
+        Atom::Min(a, b) | Atom::Max(a, b) => {
+            let (a, b) = (slope(a, var), slope(b, var));
+            if b.abs() > a.abs() { b } else { a }
+        }
+    };
+    e.terms().iter().map(|(atom, c)| *c as f64 * of_atom(atom)).sum()
+}
+
+/// Where an operation is counted.
+fn class_of(op: BinaryOp) -> usize {
+    match op {
+        BinaryOp::Add | BinaryOp::Sub | BinaryOp::Min | BinaryOp::Max => 0,
+        BinaryOp::Mul => 1,
+        BinaryOp::Div => 2,
+    }
+}
+
+fn count_operations(e: &Expr, n: &mut [u32; 3]) {
+    match e {
+        Expr::Const(_) | Expr::Load(..) | Expr::FromIndex(_) => {}
+        Expr::Unary(_, x) => {
+            n[2] += 1;
+            count_operations(x, n);
+        }
+        Expr::Binary(op, a, b) => {
+            n[class_of(*op)] += 1;
+            count_operations(a, n);
+            count_operations(b, n);
+        }
+        Expr::Select(_, a, b) => {
+            count_operations(a, n);
+            count_operations(b, n);
+        }
+    }
+}

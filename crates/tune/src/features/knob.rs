@@ -1,0 +1,91 @@
+//! What a configuration says of itself.
+
+use std::sync::Arc;
+
+use crate::space::{Config, Domain, Space, Value};
+
+/// Features of parameters with at most so many values are looked up.
+const MAX_TABLE: u64 = 1 << 14;
+
+/// Turns the configurations of one space into rows of features.
+///
+/// An ordinal is its number, a factorization its factors, a categorical is one-hot, and a permutation is the position of
+/// each of its names.
+#[derive(Debug, Clone)]
+pub struct KnobFeatures {
+    space: Arc<Space>,
+    parameters: Vec<Knob>,
+    n_features: usize,
+}
+
+#[derive(Debug, Clone)]
+struct Knob {
+    name: String,
+    n_features: usize,
+    /// The features of all values in order of rank; empty where there are too many values.
+    table: Vec<f32>,
+}
+
+impl KnobFeatures {
+    /// The features of this space.
+    ///
+    /// # Cost
+    /// O(values of each parameter).
+    pub fn new(space: &Arc<Space>) -> KnobFeatures {
+        let ranks = vec![0; space.n_parameters()];
+        let knob = |(parameter, name): (usize, &str)| {
+            let domain = space.domain(parameter);
+            let mut table = Vec::new();
+            if space.n_values(parameter) <= MAX_TABLE {
+                let any = Config::new(ranks.clone());
+                for rank in 0..space.n_values(parameter) {
+                    write(domain, &space.value(&any.with(parameter, rank), name), &mut table);
+                }
+            }
+            Knob { name: name.to_owned(), n_features: width(domain), table }
+        };
+        let parameters: Vec<Knob> = space.names().enumerate().map(knob).collect();
+        let n_features = parameters.iter().map(|knob| knob.n_features).sum();
+        KnobFeatures { space: Arc::clone(space), parameters, n_features }
+    }
+
+    /// The number of features.
+    pub fn n_features(&self) -> usize {
+        self.n_features
+    }
+
+    /// The features of a configuration, which is one of the space's.
+    pub fn of(&self, config: &Config) -> Vec<f32> {
+        let mut out = Vec::with_capacity(self.n_features);
+        for (parameter, knob) in self.parameters.iter().enumerate() {
+            if knob.table.is_empty() {
+                write(self.space.domain(parameter), &self.space.value(config, &knob.name), &mut out);
+            } else {
+                let rank = config.ranks()[parameter] as usize;
+                out.extend_from_slice(&knob.table[rank * knob.n_features..][..knob.n_features]);
+            }
+        }
+        out
+    }
+}
+
+fn width(domain: &Domain) -> usize {
+    match domain {
+        Domain::Factorization { parts, .. } => *parts,
+        Domain::Ordinal(_) => 1,
+        Domain::Categorical(values) => values.len(),
+        Domain::Permutation(names) => names.len(),
+    }
+}
+
+fn write(domain: &Domain, value: &Value, out: &mut Vec<f32>) {
+    match domain {
+        Domain::Factorization { .. } => out.extend(value.factors().iter().map(|&factor| factor as f32)),
+        Domain::Ordinal(_) => out.push(value.int() as f32),
+        Domain::Categorical(values) => out.extend(values.iter().map(|v| f32::from(u8::from(v == value.text())))),
+        Domain::Permutation(names) => {
+            let position = |name| value.order().iter().position(|other| other == name);
+            out.extend(names.iter().map(|name| position(name).expect("invariant: an order holds each name") as f32));
+        }
+    }
+}

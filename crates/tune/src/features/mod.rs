@@ -1,0 +1,23 @@
+//! Features: what a cost model sees of a candidate, as rows of numbers of fixed length.
+//!
+//! [`KnobFeatures`] describe a configuration in terms of its space, and cost next to nothing. [`LoopContexts`] describe
+//! what the loops of a program do: in detail, for one workload ([`LoopContexts::features`]), or by relations that mean the
+//! same for any nest of loops, for models that are carried from workload to workload ([`LoopContexts::relations`]).
+
+mod context;
+mod knob;
+mod relation;
+#[cfg(test)]
+mod tests;
+
+pub use context::{LoopContext, LoopContexts, N_CONTEXT_FEATURES, Touch};
+pub use knob::KnobFeatures;
+pub use relation::N_RELATION_FEATURES;
+
+/// Innermost buffers that features are taken of; further ones are left out.
+const N_BUFFERS: usize = 5;
+
+/// Brings numbers of any magnitude to a common scale.
+fn log_scale(x: f64) -> f32 {
+    (x.signum() * (x.abs() + 1.0).log2()) as f32
+}
