@@ -425,6 +425,17 @@ impl Ranges {
                     let scaled = |b: &Index| b.scale(sign).floor_div(*d).scale(c);
                     let mut bounds: Vec<Index> =
                         rests.iter().flat_map(|r| parts.iter().map(move |p| r.add(&scaled(p)))).collect();
+                    let opposite = rest.terms.iter().find_map(|(a, k)| match a {
+                        Atom::FloorDiv(y, by) if by == d && *k == -c => Some((a, y)),
+                        _ => None,
+                    });
+                    if let Some((atom, y)) = opposite {
+                        // floor(x/d) − floor(y/d) is at most (x − y)/d rounded up, where much may cancel.
+                        let (more, less) = if c > 0 { (x, y) } else { (y, x) };
+                        let apart = more.sub(less).offset(d - 1).floor_div(*d).scale(c.abs());
+                        let others = rest.add(&Index::atom(atom.clone()).scale(c));
+                        bounds.extend(self.upper_bounds(&others.add(&apart), keep));
+                    }
                     if c % d == 0 {
                         // c·floor(x/d) = (c/d)·(x − x mod d), where either may cancel against the rest.
                         let exact = x.sub(&x.modulo(*d)).scale(c / d);

@@ -99,6 +99,16 @@ fn im2col_by_tiles() {
     ] {
         scheduled(line, steps);
     }
+    // Padding for a tile, whose rows and columns are quotients and remainders.
+    let padded = steps.replace("inline pad", "").replace("layout col", "compute_at pad at pqo\n layout col");
+    for (line, shape) in [
+        ("conv:n=2,c=3,h=5,w=4,k=4,r=3,stride=2,dilation=1,pad=1,constant=1", [1, 3, 5, 5]),
+        ("conv:n=1,c=3,h=12,w=7,k=4,r=3,stride=1,dilation=1,pad=1,constant=1", [1, 3, 4, 9]),
+    ] {
+        let program = scheduled(line, &padded);
+        let pad = program.find_buffer("pad").expect("it is not inlined");
+        assert_eq!(program.buffer(pad).shape, shape, "{line}");
+    }
     let line = "conv:n=1,c=3,h=6,w=7,k=3,r=1,stride=1,dilation=1,pad=0,constant=1";
     scheduled(line, &steps.replace("acc pad", "acc X").replace("inline pad", ""));
 }
