@@ -101,7 +101,8 @@ fn bad_files_are_refused_with_the_place() {
     refused(CONVOLUTION_T1, &format!("a T1 description, which has no results; {formats}"));
     refused(b"{\"results\": [", "line 1, column 13: EOF while parsing a list");
     refused(b"{\n\"results\": 3}", "line 2, column 12: invalid type: integer `3`, expected a sequence");
-    refused(&CONVOLUTION[..20_000], "cannot be unpacked: unexpected end of file");
+    let cut_short = RecordedSpace::read("bad", &CONVOLUTION[..20_000], None).map(|_| ()).unwrap_err();
+    assert!(cut_short.to_string().starts_with("cannot be unpacked: "), "{cut_short}");
     refused_rows(json!([]), "no configuration satisfies listed");
     refused_rows(json!([row(json!({"a": 1}), "x".into())]), "results[0]: the time \"x\" is not a positive number");
     for time in [0.0, -1.0, 1e308] {

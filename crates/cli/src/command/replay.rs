@@ -5,7 +5,8 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use serde_json::json;
-use tilewright_tune::{RecordedSpace, ReplayPlan};
+use tilewright_device::host;
+use tilewright_tune::{AtBudget, RecordedSpace, ReplayPlan};
 
 use super::count;
 use crate::error::{OrBadInput, bad_input};
@@ -55,7 +56,8 @@ pub fn run(args: &ReplayArgs, as_json: bool) -> anyhow::Result<()> {
         n_repeats: args.repeats.get(),
         seed: args.seed,
         batch: args.batch.get(),
-        n_threads: args.threads.get(),
+        // More than there are CPUs would only wait for each other.
+        n_threads: args.threads.get().min(host::allowed_cpus().len().max(1)),
     };
     let replay = recorded.replay(&plan).or_bad_input("`tilewright searches` lists them")?;
 
@@ -75,9 +77,7 @@ pub fn run(args: &ReplayArgs, as_json: bool) -> anyhow::Result<()> {
         "overhead_ms_per_evaluation": overhead,
     });
     let head = ["budget", "of the optimum", "std"].map(str::to_owned).to_vec();
-    let row = |at: &tilewright_tune::AtBudget| {
-        vec![grouped(at.budget), format!("{:.4}", at.mean()), format!("{:.4}", at.std())]
-    };
+    let row = |at: &AtBudget| vec![grouped(at.budget), format!("{:.4}", at.mean()), format!("{:.4}", at.std())];
     let rows: Vec<Vec<String>> = std::iter::once(head).chain(replay.budgets.iter().map(row)).collect();
     let text = format!(
         "{name}: {}, {} of them valid\n{}, {}\n\n{}\n{} ms of search for each configuration tried\n",

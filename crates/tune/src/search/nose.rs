@@ -13,6 +13,9 @@ use super::{Search, SearchOption, SearchRow, knn};
 use crate::space::Config;
 use crate::trial::Trial;
 
+/// Once twice as many trials are known, the surrogate forgets all but this many, so that it stays quick.
+const MOST_KNOWN: usize = 2048;
+
 pub(super) const ROW: SearchRow = SearchRow {
     name: "nose",
     text: "evolution in which nearest neighbours choose the children that are measured",
@@ -56,7 +59,8 @@ pub(super) const ROW: SearchRow = SearchRow {
 /// NoSE, section III, with its M = 1.5 N, E = 0.3 N, mutation 0.3 and k = 9. We differ in that the default of N suits budgets
 /// of a few hundred trials, where the paper's 100 would be spent on random ones, that a child that is not
 /// new or not legal is bred again from the same parents, and after several illegal ones becomes the nearest legal
-/// configuration, and that categories are compared by equality, since their codes have no distance.
+/// configuration, and that categories are compared by equality, since their codes have no distance. Of many thousand trials, the
+/// earliest are forgotten.
 struct NoSe {
     population: usize,
     n_offspring: usize,
@@ -67,7 +71,7 @@ struct NoSe {
     rng: Xoshiro256PlusPlus,
     /// The population: the best of all trials.
     best: Vec<Scored>,
-    /// Every trial as numbers, with its fitness.
+    /// The latest trials as numbers, with their fitness.
     knowledge: Vec<(Vec<f64>, f64)>,
     /// What is left to measure of this generation, the most promising first.
     elite: VecDeque<Config>,
@@ -121,5 +125,8 @@ impl Search for NoSe {
             }
         }
         Scored::keep_best(&mut self.best, self.population);
+        if self.knowledge.len() >= 2 * MOST_KNOWN {
+            self.knowledge.drain(..self.knowledge.len() - MOST_KNOWN);
+        }
     }
 }
