@@ -15,7 +15,7 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
 
-use command::{bench, best, doctor, records, searches, show, space, tune};
+use command::{bench, best, doctor, records, replay, searches, show, space, tune};
 use output::message;
 
 /// Finds the fastest kernel for a tensor operator by measuring on this machine
@@ -46,6 +46,8 @@ enum Command {
     Export(records::ExportArgs),
     /// Add records from JSON lines
     Import(records::ImportArgs),
+    /// Run a search on a recorded space and show how near to the optimum it comes
+    Replay(replay::ReplayArgs),
     /// Show what was found on this machine
     Doctor,
     /// List the searches with their options
@@ -80,6 +82,7 @@ fn run() -> ExitCode {
         Command::Show(args) => show::run(&args, json),
         Command::Export(args) => records::export(&args, json),
         Command::Import(args) => records::import(&args, json),
+        Command::Replay(args) => replay::run(&args, json),
         Command::Doctor => doctor::run(json),
         Command::Searches => searches::run(json),
         Command::Worker => tilewright_device::worker::serve().map_err(|e| anyhow::anyhow!("worker: {e}")),

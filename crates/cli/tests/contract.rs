@@ -150,6 +150,36 @@ fn doctor_and_searches_have_their_shapes() {
 }
 
 #[test]
+fn replay_says_how_near_to_the_optimum_a_search_comes() {
+    let recorded = concat!(env!("CARGO_MANIFEST_DIR"), "/../tune/tests/data/recorded/pnpoly-RTX_2080_Ti.json.gz");
+    let arguments = ["replay", recorded, "--search", "genetic:population=10", "--budget", "25,100", "--repeats", "5"];
+    let replay = run_json(&arguments);
+    check_keys(&replay, &["space", "search", "repeats", "budgets", "overhead_ms_per_evaluation"]);
+    assert_eq!((&replay["space"], &replay["repeats"]), (&"pnpoly-RTX_2080_Ti".into(), &5.into()));
+    for (at, budget) in replay["budgets"].as_array().unwrap().iter().zip([25, 100]) {
+        check_keys(at, &["budget", "mean_fraction_of_optimum", "std"]);
+        assert_eq!(at["budget"], budget);
+        assert!((0.5..=1.0).contains(&at["mean_fraction_of_optimum"].as_f64().unwrap()));
+    }
+    let threads = [&arguments[..], &["--threads", "2"]].concat();
+    assert_eq!(run_json(&threads)["budgets"], replay["budgets"]);
+
+    let folder = tempfile::tempdir().unwrap();
+    let bad = folder.path().join("bad.json");
+    std::fs::write(&bad, "{\"results\": [").unwrap();
+    for (file, search, reason) in [
+        (text(&bad), "random", "bad.json: line 1, column 13: EOF while parsing a list"),
+        (text(folder.path()), "random", "it is a folder"),
+        ("none.json", "random", "cannot read none.json"),
+        (recorded, "luck", "unknown search luck"),
+    ] {
+        let refused = run(&["replay", file, "--search", search, "--budget", "5"]);
+        assert_eq!(refused.status.code(), Some(2));
+        assert!(stderr(&refused).contains(reason) && stderr(&refused).lines().count() == 1, "{}", stderr(&refused));
+    }
+}
+
+#[test]
 fn records_go_out_and_in() {
     let folder = tempfile::tempdir().unwrap();
     let (db, copy, file) =

@@ -232,10 +232,10 @@ mod tests {
     use crate::search::{SEARCHES, build};
     use crate::space::Parameter;
     use crate::trial::{Outcome, Timing};
-    use crate::{RecordedTable, search};
+    use crate::{RecordedSpace, search};
 
     /// 24 configurations, every fourth of which fails; the last one that does not is the fastest.
-    fn table() -> RecordedTable {
+    fn table() -> RecordedSpace {
         let parameters = vec![Parameter::ordinal("a", 0..4), Parameter::ordinal("b", 0..6)];
         let space = Arc::new(Space::new("test", parameters, vec![]).unwrap());
         let trial = |index: u128| {
@@ -252,7 +252,7 @@ mod tests {
             };
             Trial { config: space.config_at(index), outcome }
         };
-        RecordedTable::new(space.clone(), (0..24).map(trial))
+        RecordedSpace::new(space.clone(), (0..24).map(trial))
     }
 
     fn run(search: &str, prior: &[Trial], budget: Budget, stop: &AtomicBool) -> (Summary, Vec<Report>) {

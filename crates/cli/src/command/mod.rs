@@ -4,6 +4,7 @@ pub mod bench;
 pub mod best;
 pub mod doctor;
 pub mod records;
+pub mod replay;
 pub mod searches;
 pub mod show;
 pub mod space;

@@ -1,23 +1,24 @@
 //! Genetic search: roulette selection, one-point crossover, mutation, elites.
 
-use rand::distr::weighted::WeightedIndex;
 use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
 
+use super::scored::{Roulette, Scored};
 use super::seen::Seen;
 use super::{Search, SearchOption, SearchRow};
-use crate::space::Config;
+use crate::space::{Config, Space};
 use crate::trial::Trial;
-
-/// Children bred in vain, because they are not new or not legal, before a random configuration stands in for one.
-const ATTEMPTS: usize = 200;
 
 pub(super) const ROW: SearchRow = SearchRow {
     name: "genetic",
     text: "roulette selection, one-point crossover, mutation by random values, elites kept",
     paper: "NoSE, the genetic algorithm it is compared with",
     options: &[
-        SearchOption { name: "population", default: "100", text: "configurations in a generation, at least 2" },
+        SearchOption {
+            name: "population",
+            default: "16",
+            text: "configurations in a generation, at least 2; the paper's 100 need thousands of trials",
+        },
         SearchOption { name: "elite", default: "3", text: "best ones kept for the next generation, below population" },
         SearchOption { name: "mutation", default: "0.1", text: "probability that a parameter is replaced, 0 to 1" },
     ],
@@ -30,7 +31,7 @@ pub(super) const ROW: SearchRow = SearchRow {
             seen: Seen::new(space),
             rng: Xoshiro256PlusPlus::seed_from_u64(seed),
             parents: Vec::new(),
-            roulette: None,
+            roulette: Roulette::new(&[]),
             unborn: 0,
             scored: Vec::new(),
         }))
@@ -41,6 +42,7 @@ pub(super) const ROW: SearchRow = SearchRow {
 ///
 /// # Source
 /// The genetic algorithm that the NoSE paper compares itself with: population 100, elite 3, mutation 0.1. We differ in
+/// the default population, which suits budgets of a few hundred trials, in
 /// that a child that is not new or not legal is bred again, with other parents, and that trials of earlier runs
 /// count as members of the first generation.
 struct Genetic {
@@ -51,62 +53,55 @@ struct Genetic {
     rng: Xoshiro256PlusPlus,
     /// Whom children are bred from, by fitness, best first; empty while the population is filled at random.
     parents: Vec<Scored>,
-    /// Chooses among the parents in proportion to their fitness; `None` where no parent has any.
-    roulette: Option<WeightedIndex<f64>>,
+    roulette: Roulette,
     /// Children left to breed in this generation.
     unborn: usize,
     /// Members of the next generation: the elite and what was observed since.
     scored: Vec<Scored>,
 }
 
-struct Scored {
-    fitness: f64,
-    config: Config,
-}
-
 impl Genetic {
     fn next_generation(&mut self) {
-        self.scored.sort_by(|a, b| b.fitness.total_cmp(&a.fitness));
-        self.scored.truncate(self.population);
+        Scored::keep_best(&mut self.scored, self.population);
         if self.scored.len() < self.population {
             self.parents.clear();
             self.unborn = self.population - self.scored.len();
         } else {
             self.parents = std::mem::take(&mut self.scored);
             self.unborn = self.population - self.elite;
-            let elite = self.parents[..self.elite].iter();
-            self.scored.extend(elite.map(|parent| Scored { fitness: parent.fitness, config: parent.config.clone() }));
+            self.scored.extend_from_slice(&self.parents[..self.elite]);
         }
-        self.roulette = WeightedIndex::new(self.parents.iter().map(|parent| parent.fitness)).ok();
+        self.roulette = Roulette::new(&self.parents);
     }
 
     /// A new legal configuration, or `None` where the space is exhausted.
     fn child(&mut self) -> Option<Config> {
-        let attempts = if self.parents.is_empty() { 0 } else { ATTEMPTS };
-        let bred = (0..attempts).find_map(|_| Some(self.breed()).filter(|child| self.seen.insert(child)));
-        bred.or_else(|| self.seen.draw(&mut self.rng))
-    }
-
-    fn breed(&mut self) -> Config {
-        let (mother, father) = (self.choose(), self.choose());
-        let n = self.seen.space().n_parameters();
-        let cut = if n < 2 { n } else { self.rng.random_range(1..n) };
-        let mut ranks = self.parents[mother].config.ranks().to_vec();
-        ranks[cut..].copy_from_slice(&self.parents[father].config.ranks()[cut..]);
-        for (parameter, rank) in ranks.iter_mut().enumerate() {
-            if self.rng.random_bool(self.mutation) {
-                *rank = self.rng.random_range(0..self.seen.space().n_values(parameter));
-            }
+        if self.parents.is_empty() {
+            return self.seen.draw(&mut self.rng);
         }
-        Config::new(ranks)
+        self.seen.breed(&mut self.rng, |space, rng| {
+            let [mother, father] = [0; 2].map(|_| &self.parents[self.roulette.spin(rng)].config);
+            mutate(space, crossover(mother, father, rng), self.mutation, rng)
+        })
     }
+}
 
-    fn choose(&mut self) -> usize {
-        match &self.roulette {
-            Some(roulette) => self.rng.sample(roulette),
-            None => self.rng.random_range(0..self.parents.len()),
-        }
+/// Single-point crossover: the ranks of one parent up to a random place, from there on those of the other.
+pub(super) fn crossover(mother: &Config, father: &Config, rng: &mut Xoshiro256PlusPlus) -> Config {
+    let mut ranks = mother.ranks().to_vec();
+    if ranks.len() > 1 {
+        let cut = rng.random_range(1..ranks.len());
+        ranks[cut..].copy_from_slice(&father.ranks()[cut..]);
     }
+    Config::new(ranks)
+}
+
+/// Uniform mutation: each parameter with this probability takes a random value.
+pub(super) fn mutate(space: &Space, config: Config, probability: f64, rng: &mut Xoshiro256PlusPlus) -> Config {
+    let mutated = config.ranks().iter().enumerate().map(|(parameter, &rank)| {
+        if rng.random_bool(probability) { rng.random_range(0..space.n_values(parameter)) } else { rank }
+    });
+    Config::new(mutated.collect::<Vec<_>>())
 }
 
 impl Search for Genetic {
@@ -124,7 +119,7 @@ impl Search for Genetic {
         for trial in trials {
             if self.seen.space().contains(&trial.config) {
                 self.seen.insert(&trial.config);
-                self.scored.push(Scored { fitness: trial.outcome.fitness(), config: trial.config.clone() });
+                self.scored.push(Scored::new(trial));
             }
         }
     }

@@ -8,6 +8,11 @@ use rand_xoshiro::Xoshiro256PlusPlus;
 
 use crate::space::{Config, Space};
 
+/// Attempts to breed a child before a random configuration stands in for it.
+const ATTEMPTS: usize = 100;
+/// Illegal children in a row after which the nearest legal configuration is taken for one.
+const ILLEGAL_IN_A_ROW: usize = 10;
+
 /// The configurations of a space that a search must not propose again.
 pub(super) struct Seen {
     space: Arc<Space>,
@@ -33,6 +38,52 @@ impl Seen {
     /// Marks the configuration with this index as seen; false where it was before.
     pub(super) fn insert_index(&mut self, index: u128) -> bool {
         self.indices.insert(index)
+    }
+
+    /// Whether a configuration is neither seen nor illegal.
+    pub(super) fn is_fresh(&self, config: &Config) -> bool {
+        self.space.index_of(config).is_some_and(|index| !self.indices.contains(&index))
+    }
+
+    /// A configuration that `breed` makes and `accept` takes, legal and unseen, but not marked as seen; `None` where many
+    /// attempts give none. Illegal ones are bred again, and after several such the nearest legal configuration counts.
+    pub(super) fn bred(
+        &self,
+        rng: &mut Xoshiro256PlusPlus,
+        mut breed: impl FnMut(&Space, &mut Xoshiro256PlusPlus) -> Config,
+        mut accept: impl FnMut(&Config) -> bool,
+    ) -> Option<Config> {
+        let mut illegal = 0;
+        (0..ATTEMPTS).find_map(|_| {
+            let mut child = breed(&self.space, rng);
+            if self.space.contains(&child) {
+                illegal = 0;
+            } else {
+                illegal += 1;
+                if illegal < ILLEGAL_IN_A_ROW {
+                    return None;
+                }
+                illegal = 0;
+                child = self.space.nearest(&child);
+            }
+            Some(child).filter(|child| self.is_fresh(child) && accept(child))
+        })
+    }
+
+    /// A configuration that `breed` makes, marked as seen: see [`Seen::bred`]. Where there is none, one of the unseen
+    /// ones, and `None` where the space is exhausted.
+    pub(super) fn breed(
+        &mut self,
+        rng: &mut Xoshiro256PlusPlus,
+        breed: impl FnMut(&Space, &mut Xoshiro256PlusPlus) -> Config,
+    ) -> Option<Config> {
+        match self.bred(rng, breed, |_| true) {
+            Some(child) => {
+                self.insert(&child);
+                Some(child)
+            }
+            None => self.draw(rng),
+        }
     }
 
     /// Draws one of the unseen configurations, each with the same probability, and marks it as seen.

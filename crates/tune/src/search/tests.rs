@@ -199,7 +199,15 @@ fn guided_searches_beat_random_on_a_smooth_landscape() {
     let space = gemm();
     let mean = |text: &str| (0..30).map(|seed| best(&run(text, &space, smooth, seed, 16, 600))).sum::<f64>() / 30.0;
     let random = mean("random");
-    for text in ["gbfs", "genetic", "genetic:population=50,mutation=0.2", "gbfs:start=random"] {
+    for text in [
+        "gbfs",
+        "genetic",
+        "genetic:population=50,mutation=0.2",
+        "gbfs:start=random",
+        "simulated_annealing",
+        "opevo",
+        "nose",
+    ] {
         assert!(mean(text) < random, "{text}: {} against {random}", mean(text));
     }
 }
@@ -240,7 +248,10 @@ fn refused(text: &str, expected: &str) {
 
 #[test]
 fn bad_searches_are_refused_with_what_there_is() {
-    refused("annealing", "unknown search annealing; there are random, grid, genetic, gbfs");
+    refused(
+        "annealing",
+        "unknown search annealing; there are random, grid, simulated_annealing, genetic, gbfs, opevo, nose",
+    );
     refused("genetic:pop=3", "search genetic has no option pop; it has population, elite, mutation");
     refused("grid:x=1", "search grid has no option x; it has none");
     refused("genetic:population", "search genetic: population is not one option=value");
@@ -248,5 +259,7 @@ fn bad_searches_are_refused_with_what_there_is() {
     refused("genetic:population=1", "search genetic: population cannot be 1; it is a number from 2 to 1000000");
     refused("genetic:population=5,elite=5", "search genetic: elite cannot be 5; it is a number from 0 to 4");
     refused("genetic:mutation=NaN", "search genetic: mutation cannot be NaN; it is a number from 0 to 1");
+    refused("opevo:q=1", "search opevo: q cannot be 1; it is a number from 0 to 0.99");
+    refused("nose:k=0", "search nose: k cannot be 0; it is a number from 1 to 1000000");
     refused("gbfs:start=x", "search gbfs: start cannot be x; it is untiled or random");
 }

@@ -6,7 +6,8 @@
 //! that agree on those share one node. A chain of constraints over many parameters stays small that way, where a list
 //! of its combinations would not fit in memory.
 
-use std::collections::HashMap;
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, HashMap, HashSet};
 
 use super::constraint::Constraint;
 use super::domain::Axis;
@@ -59,12 +60,14 @@ impl Diagram {
             Stop::Visits => SpaceError::TooManyToEnumerate { parameters: too_large(), limit: VISIT_LIMIT },
             Stop::Count => SpaceError::TooLarge { parameters: too_large() },
         })?;
-        let len = builder.counts[root as usize];
-        let mut edges = vec![Box::default(); builder.counts.len()];
-        for (node, id) in builder.ids {
-            edges[id as usize] = node;
-        }
-        Ok(Diagram { order, len, edges, root })
+        Ok(builder.nodes.diagram(order, root))
+    }
+
+    /// The diagram of exactly these combinations of all parameters, which are sorted, distinct and of ranks below 2^32.
+    pub(super) fn of_list(combinations: &[&[u64]], n_parameters: usize) -> Diagram {
+        let mut nodes = Nodes::new();
+        let root = nodes.of_list(combinations, 0, n_parameters);
+        nodes.diagram((0..n_parameters).collect(), root)
     }
 
     /// Writes the ranks of the combination with this index, which is below `len`, to the members' places in `ranks`.
@@ -88,6 +91,91 @@ impl Diagram {
             node = edge.child;
             Some(index + edge.before)
         })
+    }
+
+    /// Replaces the members' ranks by those of a legal combination that differs in the fewest parameters, and among
+    /// these by the fewest ranks.
+    ///
+    /// # Cost
+    /// A shortest path through the diagram: O(edges) at worst, little where a legal combination is near.
+    pub(super) fn write_nearest(&self, ranks: &mut [u64]) {
+        /// What a changed parameter costs beside the distance in ranks.
+        const CHANGE: u64 = 1 << 40;
+        // Each step of a path names the one before it, so that the queue holds no paths.
+        let mut steps: Vec<(usize, u32)> = vec![(0, 0)];
+        let mut queue = BinaryHeap::from([Reverse((0u64, Reverse(0), self.root, 0))]);
+        let mut closed = HashSet::new();
+        while let Some(Reverse((cost, Reverse(level), node, step))) = queue.pop() {
+            if !closed.insert(node) {
+                continue;
+            }
+            if node == END {
+                let mut step = step;
+                for &axis in self.order.iter().rev() {
+                    (step, ranks[axis]) = (steps[step].0, steps[step].1.into());
+                }
+                return;
+            }
+            let wanted = ranks[self.order[level]];
+            for edge in &self.edges[node as usize] {
+                let distance = wanted.abs_diff(edge.rank.into());
+                let cost = cost + if distance == 0 { 0 } else { CHANGE + distance.min(CHANGE >> 16) };
+                queue.push(Reverse((cost, Reverse(level + 1), edge.child, steps.len())));
+                steps.push((step, edge.rank));
+            }
+        }
+    }
+}
+
+/// The nodes of a diagram while it is built; equal ones are one node.
+struct Nodes {
+    ids: HashMap<Box<[Edge]>, u32>,
+    /// By node: its legal combinations.
+    counts: Vec<u64>,
+}
+
+impl Nodes {
+    fn new() -> Nodes {
+        Nodes { ids: HashMap::new(), counts: vec![0, 1] }
+    }
+
+    /// The node with these edges, through which so many combinations lead.
+    fn intern(&mut self, edges: Vec<Edge>, count: u64) -> u32 {
+        if edges.is_empty() {
+            return DEAD;
+        }
+        let fresh = self.counts.len() as u32;
+        let node = *self.ids.entry(edges.into()).or_insert(fresh);
+        if node == fresh {
+            self.counts.push(count);
+        }
+        node
+    }
+
+    fn of_list(&mut self, combinations: &[&[u64]], level: usize, n_levels: usize) -> u32 {
+        if level == n_levels {
+            return if combinations.is_empty() { DEAD } else { END };
+        }
+        let mut before = 0;
+        let groups = combinations.chunk_by(|a, b| a[level] == b[level]);
+        let edges = groups
+            .map(|group| {
+                let edge =
+                    Edge { rank: group[0][level] as u32, child: self.of_list(group, level + 1, n_levels), before };
+                before += group.len() as u64;
+                edge
+            })
+            .collect();
+        self.intern(edges, before)
+    }
+
+    fn diagram(self, order: Vec<usize>, root: u32) -> Diagram {
+        let len = self.counts[root as usize];
+        let mut edges = vec![Box::default(); self.counts.len()];
+        for (node, id) in self.ids {
+            edges[id as usize] = node;
+        }
+        Diagram { order, len, edges, root }
     }
 }
 
@@ -122,10 +210,7 @@ struct Builder<'a> {
     frontier: Vec<Vec<usize>>,
     /// By level: the nodes already built, by the ranks on the frontier.
     built: Vec<HashMap<Box<[u32]>, u32>>,
-    /// Equal nodes are one node.
-    ids: HashMap<Box<[Edge]>, u32>,
-    /// By node: its legal combinations.
-    counts: Vec<u64>,
+    nodes: Nodes,
     /// The prefix at hand, by level.
     prefix: Vec<u32>,
     visits: u64,
@@ -148,8 +233,7 @@ impl<'a> Builder<'a> {
             frontier,
             due,
             built: vec![HashMap::new(); order.len()],
-            ids: HashMap::new(),
-            counts: vec![0, 1],
+            nodes: Nodes::new(),
             prefix: vec![0; order.len()],
             visits: 0,
         }
@@ -178,19 +262,10 @@ impl<'a> Builder<'a> {
             let child = self.node(level + 1)?;
             if child != DEAD {
                 edges.push(Edge { rank, child, before: count });
-                count = count.checked_add(self.counts[child as usize]).ok_or(Stop::Count)?;
+                count = count.checked_add(self.nodes.counts[child as usize]).ok_or(Stop::Count)?;
             }
         }
-        let node = if edges.is_empty() {
-            DEAD
-        } else {
-            let fresh = self.counts.len() as u32;
-            let node = *self.ids.entry(edges.into()).or_insert(fresh);
-            if node == fresh {
-                self.counts.push(count);
-            }
-            node
-        };
+        let node = self.nodes.intern(edges, count);
         self.built[level].insert(key, node);
         Ok(node)
     }

@@ -14,6 +14,8 @@ mod permutation;
 mod tests;
 mod value;
 
+use std::collections::HashSet;
+
 use rand::{Rng, RngExt};
 use serde_json::{Map, Value as Json, json};
 
@@ -23,6 +25,9 @@ use domain::Axis;
 pub use domain::{Domain, Parameter};
 pub use error::{ConfigError, SpaceError};
 pub use value::Value;
+
+/// The name of the constraint that only listed configurations satisfy.
+const LISTED: &str = "listed";
 
 /// A configuration: for each parameter of its space, in order, the rank of its value in the feasible set.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -119,6 +124,41 @@ impl Space {
         Ok(Space { name: name.into(), axes, constraints, reads, components, size })
     }
 
+    /// The part of the space that consists of these configurations, as a constraint of the name `listed` on all
+    /// parameters. Those that are not of this space are left out, those that are named twice count once.
+    ///
+    /// # Errors
+    /// [`SpaceError`] where nothing is left, or a parameter has more values than a listing can tell apart.
+    pub fn only<'a>(mut self, configs: impl IntoIterator<Item = &'a Config>) -> Result<Space, SpaceError> {
+        let mut listed: Vec<&[u64]> =
+            configs.into_iter().filter(|config| self.contains(config)).map(Config::ranks).collect();
+        listed.sort();
+        listed.dedup();
+        if let Some(axis) = self.axes.iter().find(|axis| axis.len > u64::from(u32::MAX)) {
+            return Err(SpaceError::TooLarge { parameters: vec![axis.name.clone()] });
+        }
+        if listed.is_empty() {
+            return Err(SpaceError::NothingLegal { constraints: vec![LISTED.into()] });
+        }
+        if self.axes.is_empty() {
+            return Ok(self);
+        }
+        let value = |(axis, &rank): (&Axis, &u64)| axis.value(rank);
+        let values: HashSet<Vec<Value>> =
+            listed.iter().map(|ranks| self.axes.iter().zip(*ranks).map(value).collect()).collect();
+        let names: Vec<&str> = self.names().collect();
+        let text = format!("one of the {} listed configurations", listed.len());
+        let constraint = Constraint::new(LISTED, &text, &names, move |v| {
+            values.contains(&v.iter().map(|&value| value.clone()).collect::<Vec<_>>())
+        });
+        let diagram = Diagram::of_list(&listed, self.axes.len());
+        self.size = diagram.len.into();
+        self.components = vec![Component::Tied(diagram)];
+        self.reads.push((0..self.axes.len()).collect());
+        self.constraints.push(constraint);
+        Ok(self)
+    }
+
     /// The name of the template that declares the space.
     pub fn name(&self) -> &str {
         &self.name
@@ -147,6 +187,14 @@ impl Space {
     /// The feasible set of a parameter.
     pub fn domain(&self, parameter: usize) -> &Domain {
         &self.axes[parameter].domain
+    }
+
+    /// The value of a parameter with this rank.
+    ///
+    /// # Panics
+    /// Where the rank is not below [`Space::n_values`].
+    pub fn value_at(&self, parameter: usize, rank: u64) -> Value {
+        self.axes[parameter].value(rank)
     }
 
     /// The constraints, in order.
@@ -187,6 +235,23 @@ impl Space {
     /// A legal configuration, each with the same probability.
     pub fn sample(&self, rng: &mut (impl Rng + ?Sized)) -> Config {
         self.config_at(rng.random_range(0..self.size))
+    }
+
+    /// A legal configuration that is as near as any: it differs in the fewest parameters, and among these by the fewest
+    /// ranks.
+    ///
+    /// # Panics
+    /// Where a rank is not below [`Space::n_values`].
+    pub fn nearest(&self, config: &Config) -> Config {
+        let mut ranks = config.0.clone();
+        for component in &self.components {
+            match component {
+                Component::Free { axis, len } => assert!(ranks[*axis] < *len, "invariant: a feasible rank"),
+                Component::Tied(diagram) if diagram.index_of(&ranks).is_some() => {}
+                Component::Tied(diagram) => diagram.write_nearest(&mut ranks),
+            }
+        }
+        Config(ranks)
     }
 
     /// The first constraint that a configuration violates, in order of declaration.

@@ -199,6 +199,22 @@ fn wrong_configurations_are_refused_with_what_is_allowed() {
 }
 
 #[test]
+fn a_listing_is_a_space_of_its_own() {
+    let space = small();
+    let listed: Vec<Config> = (0..space.size()).step_by(7).map(|index| space.config_at(index)).collect();
+    let part = space.clone().only(listed.iter().chain([&listed[3], &Config::new([9])])).unwrap();
+    assert_eq!(part.size(), listed.len() as u128);
+    let by_index: HashSet<Config> = (0..part.size()).map(|index| part.config_at(index)).collect();
+    assert_eq!(by_index, listed.iter().cloned().collect());
+    for index in 0..space.size() {
+        let config = space.config_at(index);
+        assert_eq!(part.contains(&config), by_index.contains(&config));
+        assert_eq!(part.violated(&config).is_none(), by_index.contains(&config));
+    }
+    assert_eq!(space.only([]).unwrap_err().to_string(), "no configuration satisfies listed");
+}
+
+#[test]
 fn the_description_holds_parameters_constraints_and_size() {
     assert_eq!(
         small().describe().to_string(),
@@ -294,6 +310,14 @@ proptest! {
         let mut indices: Vec<u128> = legal.iter().map(|config| space.index_of(config).unwrap()).collect();
         indices.sort();
         prop_assert!(indices.iter().copied().eq(0..space.size()));
+        let changes = |a: &Config, b: &Config| a.ranks().iter().zip(b.ranks()).filter(|(a, b)| a != b).count();
+        for i in (0..total).step_by(1 + total as usize / 20) {
+            let config = config_of(i);
+            let nearest = space.nearest(&config);
+            let fewest = legal.iter().map(|other| changes(other, &config)).min().unwrap();
+            prop_assert!(space.contains(&nearest));
+            prop_assert_eq!(changes(&nearest, &config), fewest);
+        }
         for config in legal.iter().take(20) {
             prop_assert_eq!(&space.config_from_json(&space.config_to_json(config)).unwrap(), config);
             prop_assert_eq!(&space.config_at(space.index_of(config).unwrap()), config);

@@ -1,0 +1,108 @@
+//! `replay`: how near to the optimum of a recorded space a search comes, without measuring anything.
+
+use std::num::NonZero;
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use serde_json::json;
+use tilewright_device::host;
+use tilewright_tune::{AtBudget, RecordedSpace, ReplayPlan};
+
+use super::count;
+use crate::error::{OrBadInput, bad_input};
+use crate::output::{digits, grouped, table, write_result};
+
+/// Arguments of `replay`.
+#[derive(Args, Debug)]
+pub struct ReplayArgs {
+    /// Recorded space: T4 results, a Kernel Tuner cache or exported records, packed by gzip or not
+    file: PathBuf,
+    /// Search with its options, such as genetic:population=50; `tilewright searches` lists them
+    #[arg(long, value_name = "NAME[:OPTIONS]")]
+    search: String,
+    /// Configurations tried, failures included; several budgets are separated by commas
+    #[arg(long, value_name = "N[,N...]", value_delimiter = ',', required = true)]
+    budget: Vec<NonZero<u64>>,
+    /// Runs of the search, each with its own seed
+    #[arg(long, value_name = "N", default_value = "20")]
+    repeats: NonZero<usize>,
+    /// Seed of the first run
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    seed: u64,
+    /// Configurations that the search proposes before it is told what became of them
+    #[arg(long, value_name = "N", default_value = "1")]
+    batch: NonZero<usize>,
+    /// Runs side by side; results do not depend on it
+    #[arg(long, value_name = "N", default_value = "1")]
+    threads: NonZero<usize>,
+    /// T1 description that lists the parameters of T4 results [default: the values that occur]
+    #[arg(long, value_name = "FILE")]
+    description: Option<PathBuf>,
+}
+
+/// Replays a search and shows the fraction of the optimum that it reaches.
+///
+/// # Errors
+/// Bad input where a file cannot be read or the search does not exist.
+pub fn run(args: &ReplayArgs, as_json: bool) -> anyhow::Result<()> {
+    let file = read(&args.file)?;
+    let description = args.description.as_deref().map(read).transpose()?;
+    let name = name_of(&args.file);
+    let recorded = RecordedSpace::read(&name, &file, description.as_deref());
+    let recorded = recorded.map_err(|error| bad_input(format!("{}: {error}", args.file.display())))?;
+    let plan = ReplayPlan {
+        search: args.search.clone(),
+        budgets: args.budget.iter().map(|budget| budget.get()).collect(),
+        n_repeats: args.repeats.get(),
+        seed: args.seed,
+        batch: args.batch.get(),
+        // More than there are CPUs would only wait for each other.
+        n_threads: args.threads.get().min(host::allowed_cpus().len().max(1)),
+    };
+    let replay = recorded.replay(&plan).or_bad_input("`tilewright searches` lists them")?;
+
+    let overhead = replay.overhead_ms_per_evaluation;
+    let json = json!({
+        "space": name,
+        "search": plan.search,
+        "repeats": plan.n_repeats,
+        "seed": plan.seed,
+        "configurations": recorded.len(),
+        "valid": recorded.n_valid(),
+        "budgets": replay.budgets.iter().map(|at| json!({
+            "budget": at.budget,
+            "mean_fraction_of_optimum": at.mean(),
+            "std": at.std(),
+        })).collect::<Vec<_>>(),
+        "overhead_ms_per_evaluation": overhead,
+    });
+    let head = ["budget", "of the optimum", "std"].map(str::to_owned).to_vec();
+    let row = |at: &AtBudget| vec![grouped(at.budget), format!("{:.4}", at.mean()), format!("{:.4}", at.std())];
+    let rows: Vec<Vec<String>> = std::iter::once(head).chain(replay.budgets.iter().map(row)).collect();
+    let text = format!(
+        "{name}: {}, {} of them valid\n{}, {}\n\n{}\n{} ms of search for each configuration tried\n",
+        count(recorded.len() as u64, "configuration"),
+        grouped(recorded.n_valid()),
+        plan.search,
+        count(plan.n_repeats as u64, "run"),
+        table(&rows),
+        digits(overhead),
+    );
+    write_result(as_json, &json, &text)
+}
+
+fn read(path: &Path) -> anyhow::Result<Vec<u8>> {
+    let name = path.display();
+    if path.is_dir() {
+        return Err(bad_input(format!("cannot read {name}: it is a folder (give a recorded space)")));
+    }
+    std::fs::read(path).map_err(|error| bad_input(format!("cannot read {name}: {error} (give a recorded space)")))
+}
+
+/// The name of a file without what says its format.
+fn name_of(path: &Path) -> String {
+    let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy();
+    let name = name.strip_suffix(".gz").unwrap_or(&name);
+    let endings = [".json", ".jsonl"];
+    endings.iter().find_map(|ending| name.strip_suffix(ending)).unwrap_or(name).to_owned()
+}

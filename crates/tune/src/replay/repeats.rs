@@ -1,0 +1,127 @@
+//! Running a search on a recorded space, many times.
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use super::RecordedSpace;
+use crate::search::{self, SearchError};
+use crate::tune_loop::{Budget, Event, tune};
+
+/// What to replay.
+#[derive(Debug, Clone)]
+pub struct ReplayPlan {
+    /// The search with its options, as [`search::build`] takes it.
+    pub search: String,
+    /// Numbers of configurations tried, failures included, at which the best one is looked at.
+    pub budgets: Vec<u64>,
+    /// How often the search runs, each time to the largest budget.
+    pub n_repeats: usize,
+    /// The seed of the first run; each further one counts it up.
+    pub seed: u64,
+    /// Configurations asked for at a time, at least 1.
+    pub batch: usize,
+    /// Runs side by side. The fractions do not depend on it.
+    pub n_threads: usize,
+}
+
+/// How a search did.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Replay {
+    /// In the order of the plan's budgets.
+    pub budgets: Vec<AtBudget>,
+    /// Milliseconds that the search took for each configuration tried.
+    pub overhead_ms_per_evaluation: f64,
+}
+
+/// How a search did by the time a budget was spent.
+#[derive(Debug, Clone, PartialEq)]
+pub struct AtBudget {
+    /// The budget.
+    pub budget: u64,
+    /// The optimum's time over the best time found, by run; 0 where all trials failed.
+    pub fractions: Vec<f64>,
+}
+
+impl AtBudget {
+    /// The mean over the runs.
+    pub fn mean(&self) -> f64 {
+        self.fractions.iter().sum::<f64>() / self.fractions.len() as f64
+    }
+
+    /// The standard deviation over the runs; 0 for a single one.
+    pub fn std(&self) -> f64 {
+        let mean = self.mean();
+        let squares: f64 = self.fractions.iter().map(|fraction| (fraction - mean).powi(2)).sum();
+        (squares / (self.fractions.len() as f64 - 1.0).max(1.0)).sqrt()
+    }
+}
+
+/// The curve of one run.
+struct Run {
+    /// After each trial: the best time so far, infinite before the first that succeeds.
+    best_ns: Vec<f64>,
+    search_seconds: f64,
+}
+
+impl RecordedSpace {
+    /// Runs a search several times and compares what it finds with the recorded optimum.
+    ///
+    /// # Errors
+    /// [`SearchError`] where there is no such search.
+    ///
+    /// # Panics
+    /// Where nothing is recorded or every trial failed: then there is no optimum.
+    pub fn replay(&self, plan: &ReplayPlan) -> Result<Replay, SearchError> {
+        let optimum_ns = self.optimum_ns().expect("invariant: a recorded space that is replayed has an optimum");
+        search::build(&plan.search, &self.space, plan.seed)?;
+        let (next, runs) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
+        let work = || {
+            loop {
+                let repeat = next.fetch_add(1, Ordering::Relaxed);
+                if repeat >= plan.n_repeats {
+                    break;
+                }
+                let run = self.run(plan, repeat);
+                runs.lock().expect("invariant: no run panics with the lock").push((repeat, run));
+            }
+        };
+        std::thread::scope(|scope| {
+            for _ in 0..plan.n_threads.clamp(1, plan.n_repeats.max(1)) {
+                scope.spawn(work);
+            }
+        });
+        let mut runs = runs.into_inner().expect("invariant: no run panics with the lock");
+        runs.sort_by_key(|(repeat, _)| *repeat);
+        let fraction = |run: &Run, budget: u64| {
+            let tried = run.best_ns.len().min(usize::try_from(budget).unwrap_or(usize::MAX));
+            run.best_ns[..tried].last().map_or(0.0, |best_ns| optimum_ns / best_ns)
+        };
+        let at =
+            |&budget: &u64| AtBudget { budget, fractions: runs.iter().map(|(_, run)| fraction(run, budget)).collect() };
+        let seconds: f64 = runs.iter().map(|(_, run)| run.search_seconds).sum();
+        let n_trials: usize = runs.iter().map(|(_, run)| run.best_ns.len()).sum();
+        Ok(Replay {
+            budgets: plan.budgets.iter().map(at).collect(),
+            overhead_ms_per_evaluation: 1e3 * seconds / n_trials.max(1) as f64,
+        })
+    }
+
+    fn run(&self, plan: &ReplayPlan, repeat: usize) -> Run {
+        let seed = plan.seed.wrapping_add(repeat as u64);
+        let mut search = search::build(&plan.search, &self.space, seed).expect("invariant: it was built once already");
+        let budget = Budget { trials: plan.budgets.iter().max().copied(), time: None, batch: plan.batch };
+        let mut best_ns = Vec::new();
+        let mut observer = |event: Event| {
+            if let Event::Trial(report) = event {
+                best_ns.push(report.best_ns.unwrap_or(f64::INFINITY));
+            }
+            Ok(())
+        };
+        let mut table = self.clone();
+        let never = AtomicBool::new(false);
+        let summary = tune(search.as_mut(), &self.space, &mut table, &[], budget, &never, &mut observer);
+        let summary = summary.unwrap_or_else(|error| panic!("invariant: a look-up cannot fail: {error}"));
+        let search_seconds = summary.search_seconds;
+        Run { best_ns, search_seconds }
+    }
+}

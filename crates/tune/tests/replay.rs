@@ -1,0 +1,244 @@
+//! Recorded spaces: every format is read, bad files are refused in one line, and searches keep their promises on them.
+
+use std::collections::HashSet;
+use std::io::Write;
+
+use flate2::{Compression, write::GzEncoder};
+use proptest::prelude::*;
+use serde_json::{Value as Json, json};
+use tilewright_tune::{RecordedSpace, Replay, ReplayPlan, SEARCHES, search};
+
+const CONVOLUTION: &[u8] = include_bytes!("data/recorded/convolution_milo-A100_T4.json.gz");
+const CONVOLUTION_T1: &[u8] = include_bytes!("data/recorded/convolution_milo.json");
+const PNPOLY: &[u8] = include_bytes!("data/recorded/pnpoly-RTX_2080_Ti.json.gz");
+const RECORDS: &[u8] = include_bytes!("data/records-v1.jsonl");
+
+fn real_spaces() -> [RecordedSpace; 2] {
+    [CONVOLUTION, PNPOLY].map(|file| RecordedSpace::read("real", file, None).unwrap())
+}
+
+fn plan(search: &str, n_repeats: usize) -> ReplayPlan {
+    let budgets = vec![25, 50, 100, 200, 400];
+    ReplayPlan { search: search.into(), budgets, n_repeats, seed: 1, batch: 1, n_threads: 2 }
+}
+
+fn fractions(replay: &Replay) -> Vec<&[f64]> {
+    replay.budgets.iter().map(|at| at.fractions.as_slice()).collect()
+}
+
+fn mean(replay: &Replay) -> f64 {
+    replay.budgets.iter().map(|at| at.mean()).sum::<f64>() / replay.budgets.len() as f64
+}
+
+#[test]
+fn t4_results_are_read_with_and_without_their_description() {
+    for description in [None, Some(CONVOLUTION_T1)] {
+        let recorded = RecordedSpace::read("convolution", CONVOLUTION, description).unwrap();
+        assert_eq!((recorded.len(), recorded.n_valid()), (4362, 4201));
+        assert_eq!(recorded.space().size(), 4362);
+        assert_eq!(recorded.optimum_ns(), Some(553_600.0));
+        let first = recorded.space().describe()["parameters"][1].clone();
+        assert_eq!(first, json!({"name": "block_size_y", "kind": "ordinal", "values": [1, 2, 4, 8, 16]}));
+    }
+}
+
+#[test]
+fn kernel_tuner_caches_are_read() {
+    let [_, recorded] = real_spaces();
+    assert_eq!((recorded.len(), recorded.n_valid(), recorded.space().size()), (4092, 3734, 4092));
+    assert!((recorded.optimum_ns().unwrap() - 15_913.6).abs() < 0.1);
+}
+
+#[test]
+fn exported_records_are_read() {
+    let recorded = RecordedSpace::read("records", RECORDS, None).unwrap();
+    assert_eq!((recorded.len(), recorded.n_valid(), recorded.space().size()), (2, 1, 2));
+    let kinds = &recorded.space().describe()["parameters"];
+    assert_eq!(kinds[0], json!({"name": "m", "kind": "factorization", "n": 512, "parts": 4}));
+}
+
+fn t4(rows: Json) -> Json {
+    json!({"metadata": {"timeunit": "microseconds"}, "results": rows})
+}
+
+fn row(configuration: Json, value: Json) -> Json {
+    json!({"configuration": configuration, "invalidity": "correct", "objectives": ["time"],
+           "measurements": [{"name": "time", "value": value, "unit": ""}]})
+}
+
+#[test]
+fn values_become_parameters_of_their_kind() {
+    let config = |t: i64, u: bool, s: &str, f: [u64; 2], o: [&str; 2]| json!({"t": t, "u": u, "s": s, "f": f, "o": o});
+    let rows = json!([
+        row(config(8, true, "b", [4, 2], ["i", "j"]), 3.0.into()),
+        row(config(-1, false, "a", [8, 1], ["j", "i"]), 2.0.into()),
+    ]);
+    let recorded = RecordedSpace::read("kinds", t4(rows).to_string().as_bytes(), None).unwrap();
+    assert_eq!(recorded.optimum_ns(), Some(2000.0));
+    assert_eq!(
+        recorded.space().describe()["parameters"],
+        json!([
+            {"name": "t", "kind": "ordinal", "values": [-1, 8]},
+            {"name": "u", "kind": "categorical", "values": ["false", "true"]},
+            {"name": "s", "kind": "categorical", "values": ["a", "b"]},
+            {"name": "f", "kind": "factorization", "n": 8, "parts": 2},
+            {"name": "o", "kind": "permutation", "values": ["i", "j"]},
+        ])
+    );
+}
+
+fn refused(file: &[u8], expected: &str) {
+    let error = RecordedSpace::read("bad", file, None).map(|_| ()).unwrap_err().to_string();
+    assert_eq!(error, expected);
+}
+
+#[test]
+fn bad_files_are_refused_with_the_place() {
+    let refused_rows = |rows: Json, expected: &str| refused(t4(rows).to_string().as_bytes(), expected);
+    let formats = "there are T4 results, Kernel Tuner caches and exported records";
+    refused(b"", &format!("an empty file; {formats}"));
+    refused(b"{}", &format!("JSON of an unknown kind; {formats}"));
+    refused(CONVOLUTION_T1, &format!("a T1 description, which has no results; {formats}"));
+    refused(b"{\"results\": [", "line 1, column 13: EOF while parsing a list");
+    refused(b"{\n\"results\": 3}", "line 2, column 12: invalid type: integer `3`, expected a sequence");
+    let cut_short = RecordedSpace::read("bad", &CONVOLUTION[..20_000], None).map(|_| ()).unwrap_err();
+    assert!(cut_short.to_string().starts_with("cannot be unpacked: "), "{cut_short}");
+    refused_rows(json!([]), "no configuration satisfies listed");
+    refused_rows(json!([row(json!({"a": 1}), "x".into())]), "results[0]: the time \"x\" is not a positive number");
+    for time in [0.0, -1.0, 1e308] {
+        let rows = json!([row(json!({"a": 1}), 1.into()), row(json!({"a": 2}), time.into())]);
+        refused_rows(rows, &format!("results[1]: the time {} is not a positive number", Json::from(time)));
+    }
+    let rows = json!([row(json!({"a": 1}), 1.into()), row(json!({"b": 1}), 1.into())]);
+    refused_rows(rows, "results[1]: unknown parameter b; the space has a");
+    refused_rows(
+        json!([{"configuration": {"a": 1}, "invalidity": "runtime"}]),
+        "none of its 1 configurations was measured successfully",
+    );
+    refused_rows(json!([{"configuration": {"a": 1}, "invalidity": "odd"}]), "results[0]: unknown invalidity \"odd\"");
+    let cache = |time: Json, values: Json| {
+        json!({"tune_params_keys": ["a"], "tune_params": {"a": values}, "cache": {"1": {"a": 1, "time": time}}})
+            .to_string()
+    };
+    refused(cache("Odd".into(), json!([1])).as_bytes(), "cache[\"1\"]: unknown failure \"Odd\"");
+    refused(cache(Json::Null, json!([1])).as_bytes(), "cache[\"1\"]: the time null is not a positive number");
+    refused(cache(1.into(), json!([2, 3])).as_bytes(), "cache[\"1\"]: parameter a cannot be 1; allowed: 2, 3");
+    refused(cache(1.into(), json!([1, 1])).as_bytes(), "parameter a lists 1 twice");
+    refused(cache(1.into(), Json::Null).as_bytes(), "tune_params.a: no list of values");
+    let mixed = String::from_utf8_lossy(RECORDS).replacen("n=512,k=512", "n=512,k=256", 1);
+    let error = RecordedSpace::read("bad", mixed.as_bytes(), None).map(|_| ()).unwrap_err().to_string();
+    assert!(error.starts_with("record 2: it is of matmul:m=512,n=512,k=512, "), "{error}");
+}
+
+#[test]
+fn repeats_are_the_same_on_any_number_of_threads() {
+    for recorded in real_spaces() {
+        for row in SEARCHES {
+            let mut plan = plan(row.name, 5);
+            let on_two = recorded.replay(&plan).unwrap();
+            plan.n_threads = 1;
+            assert_eq!(fractions(&recorded.replay(&plan).unwrap()), fractions(&on_two), "{}", row.name);
+        }
+    }
+}
+
+#[test]
+fn the_whole_space_holds_the_optimum() {
+    let [_, recorded] = real_spaces();
+    for row in SEARCHES {
+        let plan = ReplayPlan { budgets: vec![1, 1 << 40], n_repeats: 1, batch: 16, ..plan(row.name, 1) };
+        let replay = recorded.replay(&plan).unwrap();
+        assert_eq!(replay.budgets[1].fractions, [1.0], "{}", row.name);
+        assert!(replay.budgets[0].mean() < 1.0);
+    }
+}
+
+#[test]
+fn random_search_comes_as_far_as_its_expectation() {
+    // Exact expectations of the optimum over the best of so many draws without replacement.
+    for (recorded, expected) in
+        real_spaces().iter().zip([[0.627, 0.673, 0.724, 0.780, 0.837], [0.926, 0.947, 0.961, 0.971, 0.979]])
+    {
+        let replay = recorded.replay(&plan("random", 400)).unwrap();
+        for (at, expected) in replay.budgets.iter().zip(expected) {
+            assert!(
+                (at.mean() - expected).abs() < 5.0 * at.std() / 20.0,
+                "{}: {} not {expected}",
+                at.budget,
+                at.mean()
+            );
+        }
+    }
+}
+
+#[test]
+fn searches_beat_random_on_average_over_real_spaces() {
+    let spaces = real_spaces();
+    let over_spaces =
+        |name: &str| spaces.iter().map(|space| mean(&space.replay(&plan(name, 30)).unwrap())).sum::<f64>();
+    let random = over_spaces("random");
+    // Grid search has no reason to: the order of a space says nothing about speed.
+    for row in SEARCHES.iter().filter(|row| !["random", "grid"].contains(&row.name)) {
+        assert!(over_spaces(row.name) > random, "{} is not better than random", row.name);
+    }
+}
+
+#[test]
+fn proposals_on_real_spaces_are_legal_and_new() {
+    for recorded in real_spaces() {
+        for row in SEARCHES {
+            let mut search = search::build(row.name, recorded.space(), 3).unwrap();
+            let mut seen = HashSet::new();
+            for _ in 0..40 {
+                // Nothing is observed: the worst a search can meet.
+                for config in search.propose(9) {
+                    assert!(recorded.space().contains(&config), "{}", row.name);
+                    assert!(seen.insert(config), "{}", row.name);
+                }
+            }
+        }
+    }
+}
+
+fn small_files() -> [Vec<u8>; 3] {
+    let rows = json!([row(json!({"a": 1, "b": "x"}), 1.5.into()), row(json!({"a": 2, "b": "y"}), 2.5.into())]);
+    let cache = json!({"tune_params_keys": ["a"], "tune_params": {"a": [1, 2]},
+        "cache": {"1": {"a": 1, "time": 2.5}, "2": {"a": 2, "time": "RuntimeFailedConfig"}}});
+    [t4(rows).to_string().into_bytes(), cache.to_string().into_bytes(), RECORDS.to_vec()]
+}
+
+/// Reads whatever it is; where it is refused, in one line.
+fn read_anything(file: &[u8]) {
+    for description in [None, Some(file)] {
+        match RecordedSpace::read("any", file, description) {
+            Ok(recorded) => assert!(recorded.n_valid() > 0 && recorded.space().size() == recorded.len() as u128),
+            Err(error) => assert!(!error.to_string().is_empty() && !error.to_string().contains('\n'), "{error}"),
+        }
+    }
+}
+
+proptest! {
+    #[test]
+    fn damaged_files_are_refused_or_read(
+        which in 0usize..3, cut: prop::sample::Index, at: prop::sample::Index, junk in "[\\PC\\n]{0,8}|-?[0-9]{1,30}(\\.[0-9]{1,5})?(e-?[0-9]{1,4})?", pack: bool,
+    ) {
+        let mut file = small_files()[which].clone();
+        let at = at.index(file.len());
+        file.splice(at..(at + 1).min(file.len()), junk.bytes());
+        read_anything(&file);
+        if pack {
+            let mut packed = GzEncoder::new(Vec::new(), Compression::fast());
+            packed.write_all(&file).unwrap();
+            file = packed.finish().unwrap();
+        }
+        file.truncate(cut.index(file.len() + 1));
+        read_anything(&file);
+    }
+
+    #[test]
+    fn garbage_is_refused(garbage in prop::collection::vec(any::<u8>(), 0..64), gzip: bool) {
+        let mut file = if gzip { vec![0x1f, 0x8b] } else { Vec::new() };
+        file.extend(garbage);
+        prop_assert!(RecordedSpace::read("garbage", &file, None).is_err());
+    }
+}
