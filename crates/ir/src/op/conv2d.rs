@@ -3,6 +3,7 @@
 use super::convolution::{Axis, Convolution};
 use super::{Operator, Size, Workload, WorkloadError};
 use crate::program::Program;
+use std::slice::from_ref;
 
 /// `Y[n, k, p, q] = Σ_{c, r, s} X[n, c, p·stride + r·dilation, q·stride + s·dilation] · W[k, c, r, s]`, X padded.
 ///
@@ -60,7 +61,7 @@ fn program(w: &Workload) -> Program {
                 1 => 0.into(),
                 _ => k_at.floor_div(k / groups).scale(c / groups),
             };
-            (of_group.add(&sum[0]), [&[k_at.clone()], sum].concat())
+            (of_group.add(&sum[0]), [from_ref(k_at), sum].concat())
         },
     };
     convolution.program(w)

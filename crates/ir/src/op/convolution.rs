@@ -146,6 +146,10 @@ impl Axis {
     }
 }
 
+/// The channel of the input and the subscripts of the weights, for an output channel and the loops of the sum: an input
+/// channel where that is a loop, then row and column of the filter.
+type Tap<'a> = dyn Fn(&Index, &[Index]) -> (Index, Vec<Index>) + 'a;
+
 /// A convolution, in terms of what the kinds differ in.
 pub(super) struct Convolution<'a> {
     /// Channels of the input and of the output.
@@ -158,9 +162,8 @@ pub(super) struct Convolution<'a> {
     pub summed_channels: Option<i64>,
     /// Whether there is a padded copy even without padding.
     pub always_padded: bool,
-    /// The channel of the input and the subscripts of the weights, for an output channel and the loops of the sum: an
-    /// input channel where that is a loop, then row and column of the filter.
-    pub tap: &'a dyn Fn(&Index, &[Index]) -> (Index, Vec<Index>),
+    /// What one product multiplies.
+    pub tap: &'a Tap<'a>,
 }
 
 impl Convolution<'_> {

@@ -3,6 +3,7 @@
 use super::convolution::{Axis, Convolution};
 use super::{Operator, Size, Workload};
 use crate::program::Program;
+use std::slice::from_ref;
 
 /// `Y[n, k, p, q] = Σ_{r, s} X[n, k / multiplier, p·stride + r·dilation, q·stride + s·dilation] · W[k, r, s]`, X padded.
 pub const DEPTHWISE_CONV2D: Operator = Operator {
@@ -41,7 +42,7 @@ fn program(w: &Workload) -> Program {
         axes,
         summed_channels: None,
         always_padded: false,
-        tap: &|k, sum| (k.floor_div(multiplier), [&[k.clone()], sum].concat()),
+        tap: &|k, sum| (k.floor_div(multiplier), [from_ref(k), sum].concat()),
     };
     convolution.program(w)
 }

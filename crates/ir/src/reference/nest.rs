@@ -311,7 +311,8 @@ fn split_divided(program: &Program, axes: &mut Vec<Axis>, stmt: &Stmt) -> Option
             for (atom, _) in index.terms() {
                 let (Atom::FloorDiv(x, d) | Atom::Mod(x, d)) = atom else { continue };
                 let ([(Atom::Var(v), 1)], 0, 2..) = (x.terms(), x.constant(), *d) else { continue };
-                let divides = |a: &Axis| a.var == Some(*v) && a.extent > *d as usize && a.extent % *d as usize == 0;
+                let divides =
+                    |a: &Axis| a.var == Some(*v) && a.extent > *d as usize && a.extent.is_multiple_of(*d as usize);
                 found = found.or(axes.iter().position(divides).map(|at| (at, *v, *d)));
             }
         });
