@@ -131,21 +131,27 @@ fn steps(s: &Setting, space: &Space, config: &Config) -> Vec<Step> {
     }
     steps.extend([
         split("ok", k_block, "okt", "okb"),
-        split("op", m, "oth", "opi"),
-        split("oth", int("rows"), "otho", "othi"),
-        split("oq", m, "otw", "oqi"),
+        split("op", m * int("rows"), "otho", "opb"),
         split("okb", lanes, "okv", "okl"),
-        reorder(&["on", "otho", "okt", "othi", "otw", "okv", "opi", "oqi", "okl"]),
     ]);
-    if !blocked {
-        // A block of results stands channels last, and is written row by row.
-        steps.push(compute_at("acc", "okt"));
-    }
-    steps.extend([compute_at("acc.v", "otho"), compute_at("acc.m", "okt")]);
-    let last = if blocked {
-        "okv"
+    if blocked {
+        steps.extend([
+            split("opb", m, "oth", "opi"),
+            split("oq", m, "otw", "oqi"),
+            reorder(&["on", "otho", "okt", "oth", "otw", "okv", "opi", "oqi", "okl"]),
+        ]);
     } else {
         steps.extend([
+            split("oq", lanes, "oqv", "oql"),
+            reorder(&["on", "otho", "okt", "okv", "opb", "oqv", "okl", "oql"]),
+        ]);
+    }
+    let at = if blocked {
+        "okv"
+    } else {
+        // A block of results stands channels last, and is written row by row.
+        steps.extend([
+            compute_at("acc", "okt"),
             split("p", m, "th", "pi"),
             split("q", m, "tw", "qi"),
             split("k", lanes, "kv", "kl"),
@@ -153,14 +159,15 @@ fn steps(s: &Setting, space: &Space, config: &Config) -> Vec<Step> {
         ]);
         "kv"
     };
-    steps.push(compute_at("acc.r", last));
+    steps.extend([compute_at("acc.r", at), compute_at("acc.m", "okt"), compute_at("acc.v", "otho")]);
+    steps.push(reorder(&["acc.r.n", "acc.r.th", "acc.r.tw", "acc.r.i", "acc.r.b", "acc.r.k"]));
 
     // Transform of the input.
     steps.extend([
         split("acc.v.c", lanes, "acc.v.co", "acc.v.cl"),
         reorder(&["acc.v.n", "acc.v.th", "acc.v.tw", "acc.v.co", "acc.v.a", "acc.v.b", "acc.v.cl"]),
         compute_at("acc.d", "acc.v.co"),
-        reorder(&["acc.d.a", "acc.d.j", "acc.d.c"]),
+        reorder(&["acc.d.n", "acc.d.th", "acc.d.tw", "acc.d.a", "acc.d.j", "acc.d.c"]),
     ]);
     // Products: a matrix multiplication for each element of a tile.
     steps.extend([
@@ -192,7 +199,7 @@ fn steps(s: &Setting, space: &Space, config: &Config) -> Vec<Step> {
     } else {
         steps.push(layout("acc", &[Whole(0), Whole(2), Whole(3), Whole(1)]));
         steps.extend([unroll("pi"), unroll("qi"), vectorize("kl")]);
-        // TODO row writes
+        steps.extend([unroll("okl"), vectorize("oql")]);
     }
     if s.n_threads > 1 {
         let rows = space.text(config, "parallel") == "rows";
