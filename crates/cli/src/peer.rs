@@ -500,8 +500,42 @@ mod tests {
     #[test]
     fn names_are_unique_and_findable() {
         for spec in PEERS {
-            assert!(std::ptr::eq(find(spec.name).expect("every row is found by its name"), spec), "{}", spec.name);
+            assert_eq!(find(spec.name).expect("every row is found by its name").text, spec.text);
         }
+    }
+
+    #[test]
+    fn rivals_take_activations_as_our_kernels_must() {
+        let check = |text: &str, expected: &[&str]| {
+            let workload = workload(text);
+            let rivals: Vec<&str> =
+                PEERS.iter().filter(|spec| spec.is_rival(&workload)).map(|spec| spec.name).collect();
+            assert_eq!(rivals, expected, "{text}");
+        };
+        let multiply = ["openblas", "openblas-best", "onednn", "onednn-packed", "gemm", "matrixmultiply"];
+        check("matmul-256", &multiply);
+        check("dense:m=8,n=8,k=8,const=w", &multiply);
+        check("resnet18.C2", &["im2col-openblas", "onednn", "onednn-winograd"]);
+        check("resnet18.C2:layout=blocked", &["onednn-blocked", "onednn-winograd"]);
+        check("conv2d_transpose:c=8,h=8,w=8,k=8,r=2,s=2", &["onednn"]);
+    }
+
+    #[test]
+    fn only_what_a_workload_frees_is_comparable() {
+        let check = |name: &str, text: &str, expected: bool| {
+            let (spec, workload) = (find(name).expect("it is a peer"), workload(text));
+            let problem = spec.problem(&workload).expect("it computes that");
+            assert_eq!(spec.layouts(&problem) == Layouts::of(&workload), expected, "{name} on {text}");
+        };
+        check("onednn", "matmul-256", true);
+        check("onednn-packed", "matmul-256", false);
+        check("onednn", "matmul-256:const=b", false);
+        check("onednn-packed", "matmul-256:const=b", true);
+        check("onednn", "resnet18.C2", true);
+        check("im2col-openblas", "resnet18.C2", false);
+        check("onednn-blocked", "resnet18.C2", false);
+        check("onednn-blocked", "resnet18.C2:layout=blocked", true);
+        check("onednn-winograd", "resnet18.C2:layout=blocked", true);
     }
 
     #[test]

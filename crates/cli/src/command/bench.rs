@@ -294,20 +294,14 @@ fn shown(workload: &Workload, rows: &[Row]) -> String {
         ]);
     }
     let mut text = table(&cells);
-    let notes = [
-        (
-            "takes plain in every run what ours may hold in a layout of its own",
-            Layouts::lacks as fn(Layouts, Layouts) -> bool,
-        ),
-        ("holds in a layout of its own, outside the timing, what ours takes plain", |theirs, ours| ours.lacks(theirs)),
-    ];
-    for (note, applies) in notes {
-        let marked: Vec<&str> =
-            rows.iter().filter(|row| applies(row.layouts, ours)).map(|row| row.implementation).collect();
+    let mut note = |applies: &dyn Fn(Layouts) -> bool, what: &str| {
+        let marked: Vec<&str> = rows.iter().filter(|r| applies(r.layouts)).map(|r| r.implementation).collect();
         if !marked.is_empty() {
-            text += &format!("* {}: {note}\n", marked.join(", "));
+            text += &format!("* {}: {what}\n", marked.join(", "));
         }
-    }
+    };
+    note(&|theirs| theirs.lacks(ours), "transforms in every run what ours may hold transformed");
+    note(&|theirs| ours.lacks(theirs), "holds transformed, outside the timing, what ours takes plain");
     for row in rows.iter().filter(|row| row.implementation != OURS) {
         text += &format!("  {}: {} {}\n", row.implementation, row.version, row.details);
     }

@@ -328,10 +328,7 @@ pub(super) fn prepare<T: Element>(
     };
     let mut best = api.bind(operands, operation, &tensors, layouts);
     if let (Err(Unavailable::Unsupported { reason }), Algorithm::Winograd) = (&best, algorithm) {
-        return unsupported(format!(
-            "oneDNN {} has no Winograd convolution for this CPU and size: {reason}",
-            info.version
-        ));
+        return unsupported(format!("oneDNN {} offers no Winograd convolution here: {reason}", info.version));
     }
     if let Kernel::Matmul(matmul) = operands.problem.kernel
         && matmul.b == 1
