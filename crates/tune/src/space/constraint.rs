@@ -36,6 +36,15 @@ impl Constraint {
         Constraint { name: name.into(), text: text.into(), parameters, holds: Arc::new(holds) }
     }
 
+    /// The constraint where a categorical parameter has this value; elsewhere anything is legal.
+    pub fn only_where(mut self, parameter: &str, value: &str) -> Constraint {
+        self.text = format!("{}, where {parameter} = {value}", self.text);
+        self.parameters.insert(0, parameter.into());
+        let (holds, value) = (self.holds, value.to_owned());
+        self.holds = Arc::new(move |v| v[0].text() != value || holds(&v[1..]));
+        self
+    }
+
     /// Whether the predicate holds for these values of [`Constraint::parameters`].
     pub fn holds(&self, values: &[&Value]) -> bool {
         (self.holds)(values)

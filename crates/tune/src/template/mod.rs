@@ -28,6 +28,7 @@ pub struct Template {
 pub const TEMPLATES: &[Template] = &[
     matmul_blocked::MATMUL_BLOCKED,
     gemm_4_2_4::GEMM_4_2_4,
+    conv::CONV,
     conv::CONV_DIRECT,
     conv::CONV_WINOGRAD,
 ];

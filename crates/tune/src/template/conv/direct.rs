@@ -3,9 +3,9 @@
 use super::super::step::{
     accumulate, compute_at, fuse, inline, layout, parallel, reorder, split, stage, unroll, vectorize,
 };
-use super::super::{Setting, Template};
-use super::{Shape, ceil_div, is_blocked};
-use crate::space::{Config, Constraint, Parameter, Space, SpaceError, Value};
+use super::super::Setting;
+use super::{Algorithm, Shape, ceil_div, is_blocked};
+use crate::space::{Config, Constraint, Parameter, Space, Value};
 use tilewright_ir::Step;
 use tilewright_ir::op::Epilogue;
 use tilewright_ir::schedule::LayoutAxis::{Inner, Outer, Whole};
@@ -18,13 +18,7 @@ use tilewright_ir::schedule::LayoutAxis::{Inner, Outer, Whole};
 /// # Source
 /// The tile and the blocked layouts are those of Georganas et al., "Anatomy of High-Performance Deep Learning
 /// Convolutions on SIMD Architectures" (2018), sections II-B and II-C; pixels as lanes are our addition.
-pub const CONV_DIRECT: Template = Template {
-    name: "conv-direct",
-    text: "direct convolution: register tile of channels and pixels, channels or pixels as lanes, blocked layouts",
-    operators: &["conv2d", "depthwise_conv2d", "conv2d_transpose"],
-    space,
-    steps,
-};
+pub const DIRECT: Algorithm = Algorithm { name: "direct", applies: |_| true, parameters, constraints, steps };
 
 /// Vectors and broadcast elements of a register tile, from `lanes`, `k_tile`, `p_tile`, `q_tile`.
 fn operands(v: &[&Value]) -> (i64, i64) {
@@ -32,42 +26,12 @@ fn operands(v: &[&Value]) -> (i64, i64) {
     if v[0].text() == "k" { (k, pixels) } else { (pixels, k) }
 }
 
-fn space(s: &Setting) -> Result<Space, SpaceError> {
-    let shape = Shape::of(s);
-    let lanes = s.target.lanes(s.workload.dtype);
+fn parameters(s: &Setting, shape: &Shape) -> Vec<Parameter> {
     let registers = i64::from(s.target.n_vector_registers);
-    let Shape { n, k, p, q, c, padded, k_group, .. } = shape;
+    let Shape { k, p, q, c, padded, .. } = *shape;
     let blocked = is_blocked(s);
-    // What one tile may cover, in vectors along the lanes and in single elements across them.
-    let k_of = move |lanes_of: &str, tile: i64| if lanes_of == "k" { tile * lanes } else { tile };
-    let q_of = move |lanes_of: &str, tile: i64| if lanes_of == "q" { tile * lanes } else { tile };
-    let depthwise = c.is_none();
-    let fits = move |v: &[&Value]| {
-        let (vectors, broadcast) = operands(v);
-        // A depthwise tile multiplies vectors by vectors or by elements that serve one of them.
-        vectors * broadcast + vectors.min(if depthwise { 1 } else { vectors }) < registers
-    };
-    // Not larger than what there is, but for the last tile.
-    let inside = move |v: &[&Value]| {
-        let (k_tile, q_tile) = (k_of(v[0].text(), v[1].int()), q_of(v[0].text(), v[3].int()));
-        (v[1].int() == 1 || k_tile < k_group + if v[0].text() == "k" { lanes } else { 1 })
-            && (v[3].int() == 1 || q_tile < q + if v[0].text() == "q" { lanes } else { 1 })
-    };
-    let size = |v: &[&Value]| operands(v).0 * operands(v).1;
-    let tiles = ["k", "q"].map(|l| {
-        let mut most = 1;
-        for (kt, pt, qt) in (1..=registers).flat_map(|a| (1..=4).flat_map(move |b| (1..=registers).map(move |c| (a, b, c)))) {
-            let v = [Value::Text(l.into()), Value::Int(kt), Value::Int(pt.min(p)), Value::Int(qt)];
-            let v: Vec<&Value> = v.iter().collect();
-            if fits(&v) && inside(&v) {
-                most = most.max(size(&v));
-            }
-        }
-        most
-    });
     let channel_blocks = [1, 4, 8, 16, 32, 64, 128].into_iter().filter(|&b| b == 1 || c.is_none_or(|c| b < 2 * c));
-    let writes: &[&str] = if blocked { &["tile"] } else { &["tile", "scatter", "row"] };
-    let parameters = vec![
+    let mut parameters = vec![
         Parameter::categorical("lanes", &["k", "q"]),
         Parameter::ordinal("k_tile", 1..=k.min(registers / 2)),
         Parameter::ordinal("p_tile", 1..=p.min(4)),
@@ -76,38 +40,69 @@ fn space(s: &Setting) -> Result<Space, SpaceError> {
         Parameter::ordinal("c_block", channel_blocks),
         Parameter::ordinal("unroll_c", [1, 2, 4]),
         Parameter::categorical("input", if padded || !blocked { &["plain", "packed"] } else { &["plain"] }),
-        Parameter::categorical("write", writes),
+        Parameter::categorical("write", if blocked { &["tile"] } else { &["tile", "scatter", "row"] }),
     ];
+    if padded {
+        parameters.push(Parameter::boolean("unroll_s"));
+    }
+    parameters
+}
+
+/// How many elements a tile size means: of vectors where it counts lanes.
+fn elements(tile: i64, is_lanes: bool, lanes: i64) -> i64 {
+    if is_lanes { tile * lanes } else { tile }
+}
+
+fn constraints(s: &Setting, shape: &Shape) -> Vec<Constraint> {
+    let lanes = s.target.lanes(s.workload.dtype);
+    let registers = i64::from(s.target.n_vector_registers);
+    let Shape { n, k, p, q, c, k_group, .. } = *shape;
+    let blocked = is_blocked(s);
+    let depthwise = c.is_none();
+    let fits = move |v: &[&Value]| {
+        let (vectors, broadcast) = operands(v);
+        // A depthwise tile multiplies vectors by vectors or by elements that serve one of them.
+        vectors * broadcast + if depthwise { 1 } else { vectors } < registers
+    };
+    // Not larger than what there is, but for the last vector.
+    let inside = move |v: &[&Value]| {
+        let by_channels = v[0].text() == "k";
+        let (k_tile, q_tile) = (elements(v[1].int(), by_channels, lanes), elements(v[3].int(), !by_channels, lanes));
+        let (k_lanes, q_lanes) = if by_channels { (lanes, 1) } else { (1, lanes) };
+        k_tile < k_group + k_lanes && q_tile < q + q_lanes
+    };
+    let size = |v: &[&Value]| operands(v).0 * operands(v).1;
+    let largest = ["k", "q"].map(|lanes_of| {
+        let tiles = (1..=k.min(registers / 2))
+            .flat_map(|kt| (1..=p.min(4)).flat_map(move |pt| (1..=q.min(registers - 2)).map(move |qt| [kt, pt, qt])));
+        let sizes = tiles.filter_map(|tile| {
+            let values = [Value::Text(lanes_of.into()), Value::Int(tile[0]), Value::Int(tile[1]), Value::Int(tile[2])];
+            let values: Vec<&Value> = values.iter().collect();
+            (fits(&values) && inside(&values)).then(|| size(&values))
+        });
+        sizes.max().unwrap_or(1)
+    });
+    let tile = ["lanes", "k_tile", "p_tile", "q_tile"];
     let mut constraints = vec![
-        Constraint::new(
-            "registers",
-            &format!("vectors of a tile + its operands <= {registers}"),
-            &["lanes", "k_tile", "p_tile", "q_tile"],
-            fits,
-        ),
-        Constraint::new(
-            "inside",
-            "a tile is not larger than the output, the last vector aside",
-            &["lanes", "k_tile", "p_tile", "q_tile"],
-            inside,
-        ),
+        Constraint::new("registers", &format!("vectors of a tile and its operands <= {registers}"), &tile, fits),
+        Constraint::new("inside", "a tile is not larger than the output, the last vector aside", &tile, inside),
         Constraint::new(
             "large_tile",
-            "a tile has half the vectors that fit, so that multiply-adds do not wait for each other",
-            &["lanes", "k_tile", "p_tile", "q_tile"],
-            move |v| 2 * size(v) >= if v[0].text() == "k" { tiles[0] } else { tiles[1] },
+            "a tile has at least half the vectors that fit, so that multiply-adds do not wait for each other",
+            &tile,
+            move |v| 2 * size(v) >= if v[0].text() == "k" { largest[0] } else { largest[1] },
         ),
         Constraint::new(
             "rows_of_narrow_images",
             "several rows in a tile only where a row is at most 2 tiles",
             &["lanes", "p_tile", "q_tile"],
-            move |v| v[1].int() == 1 || q <= 2 * q_of(v[0].text(), v[2].int()),
+            move |v| v[1].int() == 1 || q <= 2 * elements(v[2].int(), v[0].text() == "q", lanes),
         ),
         Constraint::new(
             "rows_as_they_are",
             "pixels as lanes read rows, not blocks of channels",
             &["lanes", "c_block", "input"],
-            move |v| v[0].text() == "k" || (v[1].int() == 1) || (!blocked && v[2].text() == "plain"),
+            move |v| v[0].text() == "k" || v[1].int() == 1 || (!blocked && v[2].text() == "plain"),
         ),
         Constraint::new(
             "row_of_tiles",
@@ -125,34 +120,39 @@ fn space(s: &Setting) -> Result<Space, SpaceError> {
             "unrolled_within_block",
             "unroll_c divides c_block",
             &["unroll_c", "c_block"],
-            move |v| v[0].int() == 1 || (c.is_some() && v[1].int() % v[0].int() == 0),
+            |v| v[1].int() % v[0].int() == 0,
         ),
     ];
     if depthwise {
-        constraints.push(Constraint::new("no_reduction_over_c", "c_block <= lanes", &["c_block"], move |v| v[0].int() <= lanes));
-    }
-    if s.n_threads > 1 {
-        let needed = s.n_threads as i64;
-        let count = move |axis: &str, v: &[&Value]| match axis {
-            "k" => ceil_div(k_group, k_of(v[1].text(), v[2].int())) * (k / k_group),
-            "p" => ceil_div(p, v[3].int()),
-            _ => ceil_div(q, q_of(v[1].text(), v[4].int())),
-        };
-        let names = ["order", "lanes", "k_tile", "p_tile", "q_tile"];
-        // Small problems cannot be cut into enough tiles for every thread.
-        let most = n * k_group.max(p).max(q);
         constraints.push(Constraint::new(
-            "work_for_all_threads",
-            &format!("the outermost tile loop has at least {} iterations", needed.min(most)),
-            &names,
-            move |v| n * count(&v[0].order()[0], v) >= needed.min(most).min(4),
+            "channels_are_not_reduced",
+            "c_block is 1 or the lanes of a vector, unroll_c is 1",
+            &["c_block", "unroll_c"],
+            move |v| (v[0].int() == 1 || v[0].int() == lanes) && v[1].int() == 1,
         ));
     }
-    Space::new("conv-direct", parameters, constraints)
+    if s.n_threads > 1 {
+        let count = move |axis: &str, v: &[&Value]| {
+            let by_channels = v[1].text() == "k";
+            match axis {
+                "k" => ceil_div(k_group, elements(v[2].int(), by_channels, lanes)) * (k / k_group),
+                "p" => ceil_div(p, v[3].int()),
+                _ => ceil_div(q, elements(v[4].int(), !by_channels, lanes)),
+            }
+        };
+        // Small problems cannot be cut into enough tiles for every thread.
+        let needed = (s.n_threads as i64).min(n * ceil_div(k_group, lanes).max(p));
+        constraints.push(Constraint::new(
+            "work_for_all_threads",
+            &format!("the outermost tile loop has at least {needed} iterations"),
+            &["order", "lanes", "k_tile", "p_tile", "q_tile"],
+            move |v| n * count(&v[0].order()[0], v) >= needed,
+        ));
+    }
+    constraints
 }
 
-fn steps(s: &Setting, space: &Space, config: &Config) -> Vec<Step> {
-    let shape = Shape::of(s);
+fn steps(s: &Setting, shape: &Shape, space: &Space, config: &Config) -> Vec<Step> {
     let lanes = s.target.lanes(s.workload.dtype);
     let (int, text) = (|name: &str| space.int(config, name), |name: &str| space.text(config, name));
     let blocked = is_blocked(s);
@@ -273,7 +273,9 @@ fn steps(s: &Setting, space: &Space, config: &Config) -> Vec<Step> {
     }
     // What is padding depends on the tap; it is decided tap by tap where rows or columns of a tile are unrolled.
     if shape.padded && !packed {
-        steps.push(unroll("s"));
+        if space.flag(config, "unroll_s") {
+            steps.push(unroll("s"));
+        }
         if p_tile > 1 {
             steps.push(unroll("r"));
         }

@@ -3,10 +3,10 @@
 use super::super::step::{
     accumulate, compute_at, fuse, inline, layout, parallel, reorder, split, stage, unroll, vectorize, winograd,
 };
-use super::super::{Setting, Template};
+use super::super::Setting;
 use super::direct::pack;
-use super::{Shape, ceil_div, is_blocked};
-use crate::space::{Config, Constraint, Parameter, Space, SpaceError};
+use super::{Algorithm, Shape, ceil_div, is_blocked};
+use crate::space::{Config, Constraint, Parameter, Space};
 use tilewright_ir::Step;
 use tilewright_ir::op::Epilogue;
 use tilewright_ir::schedule::LayoutAxis::{Inner, Outer, Whole};
@@ -17,59 +17,62 @@ use tilewright_ir::schedule::LayoutAxis::{Inner, Outer, Whole};
 /// # Source
 /// Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks" (2015), section 4; blocking the tiles so that
 /// their transforms stay in cache is as in Georganas et al. (2018) for direct convolution.
-pub const CONV_WINOGRAD: Template = Template {
-    name: "conv-winograd",
-    text: "Winograd's F(2x2, 3x3) and F(4x4, 3x3): transforms and products of a block of tile rows",
-    operators: &["conv2d"],
-    space,
-    steps,
-};
+pub const WINOGRAD: Algorithm =
+    Algorithm { name: "winograd", applies: |shape| shape.has_winograd, parameters, constraints, steps };
 
-fn space(s: &Setting) -> Result<Space, SpaceError> {
-    let shape = Shape::of(s);
-    let lanes = s.target.lanes(s.workload.dtype);
-    let registers = i64::from(s.target.n_vector_registers);
-    let bytes = s.workload.dtype.bytes() as i64;
-    let (n, k, p, q, c) = (shape.n, shape.k, shape.p, shape.q, shape.c.unwrap_or(1));
-    let vectors = ceil_div(k, lanes);
-    let l2 = s.target.l2_bytes as i64;
-    let rows = move |m: i64| ceil_div(p, m);
-    let parameters = vec![
-        Parameter::ordinal("m", if shape.has_winograd { vec![2, 4] } else { vec![] }),
-        Parameter::ordinal("rows", 1..=rows(2)),
+fn parameters(s: &Setting, shape: &Shape) -> Vec<Parameter> {
+    let vectors = ceil_div(shape.k, s.target.lanes(s.workload.dtype));
+    let mut parameters = vec![
+        Parameter::ordinal("m", [2, 4]),
+        Parameter::ordinal("rows", 1..=ceil_div(shape.p, 2)),
         Parameter::ordinal("k_blocks", (1..=vectors).filter(|b| vectors % b == 0)),
         Parameter::ordinal("k_tile", 1..=vectors.min(4)),
-        Parameter::ordinal("t_tile", 1..=registers / 2),
+        Parameter::ordinal("t_tile", 1..=i64::from(s.target.n_vector_registers) / 2),
         Parameter::ordinal("unroll_c", [1, 2, 4]),
         Parameter::categorical("input", if is_blocked(s) { &["plain", "packed"] } else { &["packed"] }),
     ];
-    let fits = move |k: i64, t: i64| k * t + k < registers;
+    if s.n_threads > 1 {
+        parameters.push(Parameter::categorical("parallel", &["rows", "k"]));
+    }
+    parameters
+}
+
+fn constraints(s: &Setting, shape: &Shape) -> Vec<Constraint> {
+    let lanes = s.target.lanes(s.workload.dtype);
+    let registers = i64::from(s.target.n_vector_registers);
+    let bytes = s.workload.dtype.bytes() as i64;
+    let l2 = s.target.l2_bytes as i64;
+    let (n, k, p, q, c) = (shape.n, shape.k, shape.p, shape.q, shape.c.unwrap_or(1));
+    let vectors = ceil_div(k, lanes);
+    let rows = move |m: i64| ceil_div(p, m);
     let tiles = move |m: i64, r: i64| r.min(rows(m)) * ceil_div(q, m);
+    let fits = move |k: i64, t: i64| k * t + k < registers;
     let mut constraints = vec![
         Constraint::new("rows_of_tiles", "rows <= rows of tiles", &["m", "rows"], move |v| {
             v[1].int() <= rows(v[0].int())
         }),
         Constraint::new(
             "registers",
-            &format!("k_tile * t_tile + k_tile < {registers}, and at least half of them in use"),
-            &["k_tile", "t_tile"],
-            move |v| fits(v[0].int(), v[1].int()) && 2 * v[0].int() * v[1].int() >= registers - 4,
+            &format!("vectors of a tile and its operands <= {registers}, and half of them in use where there are tiles"),
+            &["k_tile", "t_tile", "m", "rows"],
+            move |v| {
+                let (k_tile, t_tile, tiles) = (v[0].int(), v[1].int(), tiles(v[2].int(), v[3].int()));
+                let enough = (registers / 2 - 2).min(vectors.min(4) * tiles.min(registers / 4));
+                fits(k_tile, t_tile) && k_tile * t_tile >= enough
+            },
         ),
         Constraint::new("inside", "t_tile <= tiles in a block", &["m", "rows", "t_tile"], move |v| {
-            v[2].int() <= tiles(v[0].int(), v[1].int()).max(registers / 4)
+            v[2].int() <= tiles(v[0].int(), v[1].int())
         }),
         Constraint::new(
-            "tiles_of_block",
-            "a block of channels is a multiple of k_tile vectors or one tile",
+            "whole_tiles",
+            "a block of channels is a multiple of k_tile vectors, or there is one block",
             &["k_blocks", "k_tile"],
-            move |v| {
-                let block = vectors / v[0].int();
-                block % v[1].int() == 0 || v[0].int() == 1
-            },
+            move |v| v[0].int() == 1 || vectors / v[0].int() % v[1].int() == 0,
         ),
         Constraint::new(
             "block_in_l2",
-            "transformed input and product of a block <= 2 * L2",
+            "transformed input and product of a block <= 2 * L2, where it has several rows of tiles",
             &["m", "rows", "k_blocks"],
             move |v| {
                 let (m, t) = (v[0].int(), tiles(v[0].int(), v[1].int()));
@@ -77,25 +80,22 @@ fn space(s: &Setting) -> Result<Space, SpaceError> {
             },
         ),
     ];
-    let mut parameters = parameters;
     if s.n_threads > 1 {
         let needed = s.n_threads as i64;
-        parameters.push(Parameter::categorical("parallel", &["rows", "k"]));
         constraints.push(Constraint::new(
-            "work_for_all_threads",
+            "work_for_all_threads_of_winograd",
             &format!("the parallel loop has at least {needed} iterations, or as many as there can be"),
             &["parallel", "m", "rows", "k_blocks"],
             move |v| {
-                let blocks = ceil_div(rows(v[1].int()), v[2].int());
-                if v[0].text() == "rows" { n * blocks >= needed.min(rows(4)) } else { v[3].int() >= needed.min(vectors) }
+                let blocks = n * ceil_div(rows(v[1].int()), v[2].int());
+                if v[0].text() == "rows" { blocks >= needed.min(n * rows(4)) } else { v[3].int() >= needed.min(vectors) }
             },
         ));
     }
-    Space::new("conv-winograd", parameters, constraints)
+    constraints
 }
 
-fn steps(s: &Setting, space: &Space, config: &Config) -> Vec<Step> {
-    let shape = Shape::of(s);
+fn steps(s: &Setting, shape: &Shape, space: &Space, config: &Config) -> Vec<Step> {
     let lanes = s.target.lanes(s.workload.dtype);
     let int = |name: &str| space.int(config, name);
     let (m, blocked) = (int("m"), is_blocked(s));
