@@ -210,33 +210,39 @@ impl Device {
         Ok(results.into_iter().map(|r| r.expect("every source was built or failed")).collect())
     }
 
-    /// Runs a kept kernel; the flag says whether its worker, and with it all it kept, is gone.
-    fn run(&mut self, kept: Kept, plan: Plan, check: bool) -> io::Result<(Measured, bool)> {
+    /// Runs a kept kernel.
+    fn run(&mut self, kept: Kept, plan: Plan, check: bool) -> io::Result<Ran> {
         let request = Request::Run { id: kept.id, plan, check };
         self.workers.ask(kept.worker, &request, self.options.run_timeout);
         let (_, answer) = self.workers.next_answer()?;
         let seconds = Seconds { build: kept.seconds, ..Seconds::default() };
-        Ok(match answer {
-            Answer::Reply(Reply::Timed { samples_ns, stopped_early, run_seconds, verify_seconds, .. }) => {
+        let is_gone = !matches!(answer, Answer::Reply(_));
+        let mut relative = None;
+        let measured = match answer {
+            Answer::Reply(Reply::Timed {
+                samples_ns,
+                stopped_early,
+                run_seconds,
+                verify_seconds,
+                relative_error,
+                ..
+            }) => {
+                relative = relative_error;
                 let seconds = Seconds { run: run_seconds, verify: verify_seconds, ..seconds };
-                (
-                    Measured { outcome: Outcome::Measured(Timing::of_samples(&samples_ns, stopped_early)), seconds },
-                    false,
-                )
+                Measured { outcome: Outcome::Measured(Timing::of_samples(&samples_ns, stopped_early)), seconds }
             }
             Answer::Reply(Reply::Failed { class, message, seconds: verify, .. }) => {
-                (failed(class.0, message, Seconds { verify, ..seconds }), false)
+                failed(class.0, message, Seconds { verify, ..seconds })
             }
-            Answer::Reply(other) => {
-                (failed(ErrorClass::Unknown, format!("unexpected reply {other:?}"), seconds), false)
-            }
-            Answer::Died(status) => (failed(ErrorClass::RuntimeError, describe(status), seconds), true),
+            Answer::Reply(other) => failed(ErrorClass::Unknown, format!("unexpected reply {other:?}"), seconds),
+            Answer::Died(status) => failed(ErrorClass::RuntimeError, describe(status), seconds),
             Answer::TimedOut => {
                 let run = self.options.run_timeout.as_secs_f64();
                 let message = format!("not finished within {run} s");
-                (failed(ErrorClass::RunTimeout, message, Seconds { run, ..seconds }), true)
+                failed(ErrorClass::RunTimeout, message, Seconds { run, ..seconds })
             }
-        })
+        };
+        Ok(Ran { measured, is_gone, relative_error: relative })
     }
 
     /// Builds, verifies and times sources; the same as [`Measure::measure`] for programs that have no configuration.
@@ -266,9 +272,9 @@ impl Device {
                         continue;
                     }
                     Ok(kept) => {
-                        let (measured, worker_gone) =
+                        let Ran { measured, is_gone, .. } =
                             self.run(kept, self.plan(best_ns, self.options.min_time), true)?;
-                        if worker_gone {
+                        if is_gone {
                             gone.push(kept.worker);
                         } else {
                             self.forget(kept);
@@ -296,11 +302,16 @@ impl Device {
 
     /// Times candidates against each other: `rounds` rounds, each running every candidate once in a new order, so
     /// that a change of the machine's speed hits all alike. The result for each is the timing over its rounds'
-    /// medians, or what became of it.
+    /// medians, or what became of it, with the relative error of its answer.
     ///
     /// # Errors
     /// Where a worker cannot be started anew.
-    pub fn race(&mut self, sources: &[Source], rounds: u32, round_time: Duration) -> io::Result<Vec<Outcome>> {
+    pub fn race(
+        &mut self,
+        sources: &[Source],
+        rounds: u32,
+        round_time: Duration,
+    ) -> io::Result<Vec<(Outcome, Option<f64>)>> {
         let mut racers = self.start_race(sources)?;
         for round in 0..rounds as usize {
             for at in 0..racers.len() {
@@ -309,7 +320,11 @@ impl Device {
                 self.race_round(&mut racers[at], round_time)?;
             }
         }
-        Ok(racers.into_iter().map(|racer| self.end_race(racer)).collect())
+        let end = |racer: Racer| {
+            let relative_error = racer.relative_error;
+            (self.end_race(racer), relative_error)
+        };
+        Ok(racers.into_iter().map(end).collect())
     }
 
     /// Builds and checks candidates for [`Device::race_round`].
@@ -321,8 +336,8 @@ impl Device {
         let mut racers: Vec<Racer> = built
             .into_iter()
             .map(|b| match b {
-                Ok(kept) => Racer { kept: Some(kept), medians_ns: Vec::new(), failure: None },
-                Err(measured) => Racer { kept: None, medians_ns: Vec::new(), failure: Some(measured.outcome) },
+                Ok(kept) => Racer { kept: Some(kept), ..Racer::default() },
+                Err(measured) => Racer { failure: Some(measured.outcome), ..Racer::default() },
             })
             .collect();
         // The first run checks the answer and is not counted.
@@ -344,7 +359,9 @@ impl Device {
     fn run_racer(&mut self, racer: &mut Racer, time: Duration, check: bool) -> io::Result<()> {
         if let (Some(kept), None) = (racer.kept, &racer.failure) {
             let plan = self.plan(None, time);
-            match self.run(kept, plan, check)?.0.outcome {
+            let ran = self.run(kept, plan, check)?;
+            racer.relative_error = ran.relative_error.or(racer.relative_error);
+            match ran.measured.outcome {
                 Outcome::Measured(timing) => racer.medians_ns.push(timing.median_ns),
                 failure => racer.failure = Some(failure),
             }
@@ -365,12 +382,23 @@ impl Device {
 }
 
 /// A candidate in a race.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Racer {
     kept: Option<Kept>,
     /// Median nanoseconds a run, one for each round.
     pub medians_ns: Vec<f64>,
+    /// ‖out − reference‖ / ‖reference‖ of its checked run.
+    pub relative_error: Option<f64>,
     failure: Option<Outcome>,
+}
+
+/// What a run of a kept kernel came to.
+struct Ran {
+    measured: Measured,
+    /// Whether its worker, and with it all it kept, is gone.
+    is_gone: bool,
+    /// Of the answer, where it was checked.
+    relative_error: Option<f64>,
 }
 
 fn failed(class: ErrorClass, message: String, seconds: Seconds) -> Measured {

@@ -77,6 +77,8 @@ pub enum Reply {
         run_seconds: f64,
         /// Seconds spent on the first run and the comparison.
         verify_seconds: f64,
+        /// The largest relative error of an output as a whole, where the answer was checked.
+        relative_error: Option<f64>,
     },
     /// The request failed.
     Failed {

@@ -15,7 +15,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Instant;
 use tilewright_codegen::Kernel;
 use tilewright_ir::op::Workload;
-use tilewright_ir::reference::Tolerance;
+use tilewright_ir::reference::{Tolerance, relative_error};
 use tilewright_ir::schedule::{apply_all, parse_steps};
 use tilewright_ir::{DType, Program, Role, Target, lower, text, verify};
 use tilewright_tune::ErrorClass;
@@ -205,6 +205,7 @@ impl Worker {
         let first = Instant::now();
         run();
         let first_ns = first.elapsed().as_nanos() as f64;
+        let mut relative_error = None;
         if check {
             // SAFETY: as above, and the body has run.
             unsafe { kernel.finish(&arguments, &kept, scratch, &runtime) };
@@ -214,7 +215,7 @@ impl Worker {
                 broken.into_iter().for_each(Fenced::set_canaries);
                 return Err((ErrorClass::RuntimeError, "it wrote outside its buffers".to_owned()));
             }
-            compare(&self.untuned, &self.tolerance, &self.outputs, &self.data)?;
+            relative_error = Some(compare(&self.untuned, &self.tolerance, &self.outputs, &self.data)?);
         }
         let verify_seconds = start.elapsed().as_secs_f64();
         if plan.cold && self.flush.is_empty() {
@@ -236,17 +237,19 @@ impl Worker {
             stopped_early: samples.stopped_early,
             run_seconds,
             verify_seconds,
+            relative_error,
         })
     }
 }
 
-/// Compares every output with its reference.
+/// Compares every output with its reference; the largest relative error of one as a whole.
 fn compare(
     untuned: &Program,
     tolerance: &Tolerance,
     outputs: &[Option<Fenced>],
     data: &[ReadOnly],
-) -> Result<(), Failure> {
+) -> Result<f64, Failure> {
+    let mut largest: f64 = 0.0;
     for (((_, buffer), output), reference) in untuned.arguments().zip(outputs).zip(data) {
         let Some(output) = output else { continue };
         let reference = reference.as_slice::<f64>();
@@ -255,8 +258,12 @@ fn compare(
             DType::F64 => tolerance.compare(output.as_slice::<f64>(), reference),
         };
         compared.map_err(|e| (ErrorClass::WrongAnswer, format!("{}: {e}", buffer.name)))?;
+        largest = largest.max(match buffer.dtype {
+            DType::F32 => relative_error(output.as_slice::<f32>(), reference),
+            DType::F64 => relative_error(output.as_slice::<f64>(), reference),
+        });
     }
-    Ok(())
+    Ok(largest)
 }
 
 /// Limits the address space to what is used now and so much more.

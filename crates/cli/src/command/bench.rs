@@ -13,7 +13,9 @@ use tilewright_device::{Device, Options};
 use tilewright_ir::op::Workload;
 use tilewright_tune::{Outcome, Timing};
 
-use super::{DatabaseArgs, KnownBest, MachineArgs, count, device_options, gflops, make_task, target_name};
+use super::{
+    DatabaseArgs, KnownBest, MachineArgs, count, device_options, gflops, make_task, parse_workloads, target_name,
+};
 use crate::error::{OrBadInput, bad_input};
 use crate::output::{digits, duration, message, table, write_result};
 use crate::peer::{Layouts, PEERS, Peer, PeerSpec};
@@ -34,6 +36,9 @@ pub struct BenchArgs {
     /// Peers or libraries to measure beside, separated by commas, or `none` [default: peers in the workload's layout]
     #[arg(long, value_name = "LIST")]
     against: Option<String>,
+    /// Keep out algorithms that round more than the operator as written, such as Winograd's; the same as exact=1
+    #[arg(long)]
+    exact: bool,
     #[command(flatten)]
     machine: MachineArgs,
     /// Rounds; each runs every implementation once, in random order
@@ -63,6 +68,8 @@ struct Row {
     details: String,
     /// What it holds in layouts of its own, outside the timing.
     layouts: Layouts,
+    /// ‖out − reference‖ / ‖reference‖ over the whole output, for ours.
+    relative_error: Option<f64>,
 }
 
 /// Measures workloads.
@@ -72,7 +79,7 @@ struct Row {
 pub fn run(args: &BenchArgs, as_json: bool) -> anyhow::Result<()> {
     let mut workloads = Vec::new();
     for text in &args.workloads {
-        workloads.extend(Workload::parse_all(text).or_bad_input("")?);
+        workloads.extend(parse_workloads(text, args.exact)?);
     }
     for workload in &workloads {
         Device::check_memory(workload).or_bad_input("")?;
@@ -173,7 +180,9 @@ fn bench(
         .start_race(&[Source::Steps(steps_text(&steps))])?
         .pop()
         .expect("a race has as many candidates as sources");
-    let details = format!("template {}, verified", task.template.name);
+    let relative_error = racer.relative_error;
+    let error = relative_error.map_or(String::new(), |e| format!(", relative error {e:.1e}"));
+    let details = format!("template {}, verified{error}", task.template.name);
 
     // Peers end with the thread that starts them: this one.
     let mut contestants = vec![Contestant { implementation: OURS, medians_ns: Vec::new(), who: Who::Ours(racer) }];
@@ -207,6 +216,7 @@ fn bench(
                     version: env!("CARGO_PKG_VERSION").to_owned(),
                     details: details.clone(),
                     layouts: Layouts::of(workload),
+                    relative_error,
                 }),
                 Outcome::Failed { class, message: reason } => {
                     anyhow::bail!("the recorded kernel of {workload} failed: {class}: {reason}")
@@ -219,6 +229,7 @@ fn bench(
                     version: peer.version().to_owned(),
                     details: peer.details().to_owned(),
                     layouts: peer.layouts(),
+                    relative_error: None,
                 }),
                 Err(error) => message(&format!("{implementation}: {}", crate::error::describe(&error))),
             },
@@ -272,6 +283,7 @@ fn row_json(workload: &Workload, threads: usize, row: &Row, ours_ns: f64) -> Jso
         "rounds": row.timing.n_samples,
         // Whether it may hold the same operands transformed as ours.
         "comparable": row.layouts == Layouts::of(workload),
+        "relative_error": row.relative_error,
         "version": row.version,
         "details": row.details,
     })
@@ -302,7 +314,7 @@ fn shown(workload: &Workload, rows: &[Row]) -> String {
     };
     note(&|theirs| theirs.lacks(ours), "transforms in every run what ours may hold transformed");
     note(&|theirs| ours.lacks(theirs), "holds transformed, outside the timing, what ours takes plain");
-    for row in rows.iter().filter(|row| row.implementation != OURS) {
+    for row in rows {
         text += &format!("  {}: {} {}\n", row.implementation, row.version, row.details);
     }
     text

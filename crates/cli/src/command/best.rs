@@ -3,7 +3,7 @@
 use clap::Args;
 use serde_json::{Value as Json, json};
 
-use super::{DatabaseArgs, KnownBest, WorkloadArgs, gflops, parse_workload, percent, target_name};
+use super::{DatabaseArgs, KnownBest, WorkloadArgs, gflops, percent, target_name};
 use crate::output::{digits, duration, write_result};
 
 /// Arguments of `best`.
@@ -26,7 +26,7 @@ pub struct BestArgs {
 /// # Errors
 /// Bad input where the workload does not exist or the database is none.
 pub fn run(args: &BestArgs, as_json: bool) -> anyhow::Result<()> {
-    let workload = parse_workload(&args.of.workload)?;
+    let workload = args.of.workload()?;
     let machine = &args.of.machine;
     machine.check_threads()?;
     let target = target_name(&machine.target()?, args.cold);

@@ -33,9 +33,42 @@ pub const WORKER: &str = "worker";
 pub struct WorkloadArgs {
     /// Operator and sizes, such as matmul:m=1024,n=1024,k=1024, or an alias, such as matmul-1024
     pub workload: String,
+    /// Keep out algorithms that round more than the operator as written, such as Winograd's; the same as exact=1
+    #[arg(long)]
+    pub exact: bool,
     /// The machine and the threads.
     #[command(flatten)]
     pub machine: MachineArgs,
+}
+
+impl WorkloadArgs {
+    /// The workload.
+    ///
+    /// # Errors
+    /// Bad input where the text names none.
+    pub fn workload(&self) -> anyhow::Result<Workload> {
+        let mut workload = Workload::parse(&self.workload).or_bad_input("")?;
+        workload.exact |= self.exact;
+        Ok(workload)
+    }
+
+    /// The workload, or those of a set.
+    ///
+    /// # Errors
+    /// As [`WorkloadArgs::workload`].
+    pub fn workloads(&self) -> anyhow::Result<Vec<Workload>> {
+        parse_workloads(&self.workload, self.exact)
+    }
+}
+
+/// The workloads that a text names: one, or those of a set.
+///
+/// # Errors
+/// Bad input where it names none.
+pub fn parse_workloads(text: &str, exact: bool) -> anyhow::Result<Vec<Workload>> {
+    let mut workloads = Workload::parse_all(text).or_bad_input("")?;
+    workloads.iter_mut().for_each(|w| w.exact |= exact);
+    Ok(workloads)
 }
 
 /// Most threads that code is made for.
@@ -122,14 +155,6 @@ impl MachineArgs {
         }
         Err(bad_input(format!("--threads {} is not possible on this machine (give 1 to {most})", self.threads)))
     }
-}
-
-/// The workload that a text names.
-///
-/// # Errors
-/// Bad input where it names none.
-pub fn parse_workload(text: &str) -> anyhow::Result<Workload> {
-    Workload::parse(text).or_bad_input("")
 }
 
 /// The task of a template, by default the operator's first one.

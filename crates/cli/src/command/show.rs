@@ -9,7 +9,7 @@ use tilewright_device::device::steps_text;
 use tilewright_ir::schedule::apply_all;
 use tilewright_ir::{lower, verify};
 
-use super::{DatabaseArgs, KnownBest, WorkloadArgs, make_task, parse_workload};
+use super::{DatabaseArgs, KnownBest, WorkloadArgs, make_task};
 use crate::error::{OrBadInput, bad_input};
 use crate::output::{message, write_result, write_stdout};
 
@@ -62,7 +62,7 @@ pub fn run(args: &ShowArgs, as_json: bool) -> anyhow::Result<()> {
     if args.emit == What::Object && args.output.is_none() {
         return Err(bad_input("--emit object needs a file to write (give -o FILE)"));
     }
-    let workload = parse_workload(&args.of.workload)?;
+    let workload = args.of.workload()?;
     let machine = &args.of.machine;
     machine.check_threads()?;
     let target = machine.target()?;

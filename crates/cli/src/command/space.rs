@@ -4,7 +4,7 @@ use clap::Args;
 use serde_json::{Map, Value as Json};
 use tilewright_tune::Domain;
 
-use super::{WorkloadArgs, make_task, parse_workload};
+use super::{WorkloadArgs, make_task};
 use crate::output::{grouped, write_result};
 
 /// Arguments of `space`.
@@ -22,7 +22,7 @@ pub struct SpaceArgs {
 /// # Errors
 /// Bad input where workload, template or target do not exist.
 pub fn run(args: &SpaceArgs, as_json: bool) -> anyhow::Result<()> {
-    let workload = parse_workload(&args.of.workload)?;
+    let workload = args.of.workload()?;
     let target = args.of.machine.target()?;
     args.of.machine.check_threads()?;
     let task = make_task(workload.clone(), target, args.of.machine.threads, args.template.as_deref())?;

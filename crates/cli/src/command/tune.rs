@@ -4,7 +4,7 @@ mod finals;
 mod recorder;
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -17,12 +17,10 @@ use tilewright_tune::{
     BoxError, Budget, Ended, ErrorClass, Event, Outcome, Record, Seconds, Store, Summary, Task, Trial, Winner, search,
 };
 
-use super::{
-    DatabaseArgs, WorkloadArgs, count, device_options, gflops, make_task, parse_workload, percent, target_name,
-};
+use super::{DatabaseArgs, WorkloadArgs, count, device_options, gflops, make_task, percent, target_name};
 use crate::database::Database;
 use crate::error::OrBadInput;
-use crate::output::{digits, duration, grouped, message, write_result};
+use crate::output::{digits, duration, grouped, message, table, write_result};
 use crate::progress::{Progress, Status, errors_text};
 use finals::{Finals, Untuned};
 use recorder::{Key, Recorder};
@@ -98,14 +96,58 @@ struct Earlier {
     last_unix_time: u64,
 }
 
-/// Tunes a workload.
+/// What a run came to.
+struct Report {
+    json: Json,
+    text: String,
+    /// Why there is no winner, where there should be one.
+    failure: Option<anyhow::Error>,
+}
+
+/// Tunes a workload, or each workload of a set.
 ///
 /// # Errors
 /// Bad input where an argument does not fit or the database given cannot be written; failure where no candidate gave a
 /// right answer, workers do not start or records cannot be written.
 pub fn run(args: &TuneArgs, as_json: bool) -> anyhow::Result<()> {
-    let workload = parse_workload(&args.of.workload)?;
-    Device::check_memory(&workload).or_bad_input("")?;
+    let workloads = args.of.workloads()?;
+    let interrupts = Interrupts::watch()?;
+    if let [workload] = &workloads[..] {
+        let report = tune(args, workload, &interrupts)?;
+        if report.failure.is_none() || as_json {
+            write_result(as_json, &report.json, &report.text)?;
+        }
+        return report.failure.map_or(Ok(()), Err);
+    }
+    let mut reports = Vec::new();
+    for workload in &workloads {
+        if interrupts.stop.load(Ordering::Relaxed) {
+            break;
+        }
+        let report = tune(args, workload, &interrupts)?;
+        message(&match &report.failure {
+            None => format!("{}\n", report.text),
+            Some(failure) => format!("error: {workload}: {failure:#}\n"),
+        });
+        reports.push(report);
+    }
+    let mut rows = vec![["workload", "GFLOP/s", "time"].map(str::to_owned).to_vec()];
+    for (workload, report) in workloads.iter().zip(&reports) {
+        let number = |name: &str| report.json["best"][name].as_f64();
+        rows.push(vec![
+            workload.to_string(),
+            number("gflops").map_or("none".to_owned(), digits),
+            number("ms_median").map_or(String::new(), |ms| duration(ms * 1e6)),
+        ]);
+    }
+    let json = json!({"workloads": reports.iter().map(|r| &r.json).collect::<Vec<_>>()});
+    write_result(as_json, &json, &table(&rows))?;
+    reports.into_iter().find_map(|report| report.failure).map_or(Ok(()), Err)
+}
+
+/// Tunes one workload.
+fn tune(args: &TuneArgs, workload: &Workload, interrupts: &Interrupts) -> anyhow::Result<Report> {
+    Device::check_memory(workload).or_bad_input("")?;
     let target = args.of.machine.runnable_target()?;
     let n_threads = args.of.machine.threads;
     let task = make_task(workload.clone(), target, n_threads, args.template.as_deref())?;
@@ -128,7 +170,7 @@ pub fn run(args: &TuneArgs, as_json: bool) -> anyhow::Result<()> {
         && let Some(known) = run.known_winner(&store, &earlier)?
     {
         message("all trials asked for are recorded already");
-        return run.announce_again(&earlier, &known, as_json);
+        return Ok(run.announce_again(&earlier, &known));
     }
 
     run.peak_gflops = peak::gflops(&host::target(), workload.dtype, n_threads).ok();
@@ -140,14 +182,13 @@ pub fn run(args: &TuneArgs, as_json: bool) -> anyhow::Result<()> {
         n_trials: earlier.trials.len() as u64,
         n_new: 0,
         most_trials: args.trials,
-        best_gflops: best_ns.map(|ns| gflops(&workload, ns)),
+        best_gflops: best_ns.map(|ns| gflops(workload, ns)),
         peak_gflops: run.peak_gflops,
         errors: BTreeMap::new(),
         phase: None,
     });
     let recorder = Arc::new(Mutex::new(Recorder::new(store, run.key.clone(), args.search.clone(), args.seed)));
-    let stop = Arc::new(AtomicBool::new(false));
-    leave_on_interrupt(&stop, &recorder, &progress)?;
+    interrupts.concern(&recorder, &progress);
 
     let mut trials = earlier.trials.clone();
     let budget = Budget { trials: left, time, ..Budget::default() };
@@ -160,7 +201,7 @@ pub fn run(args: &TuneArgs, as_json: bool) -> anyhow::Result<()> {
                 progress.update(|status| {
                     status.n_trials += 1;
                     status.n_new += 1;
-                    status.best_gflops = report.best_ns.map(|ns| gflops(&workload, ns));
+                    status.best_gflops = report.best_ns.map(|ns| gflops(workload, ns));
                     if let Some(class) = report.trial.outcome.class() {
                         *status.errors.entry(class).or_default() += 1;
                     }
@@ -176,10 +217,10 @@ pub fn run(args: &TuneArgs, as_json: bool) -> anyhow::Result<()> {
         &mut device,
         &earlier.trials,
         budget,
-        &stop,
+        &interrupts.stop,
         &mut observer,
     );
-    let is_interrupted = stop.load(Ordering::Relaxed);
+    let is_interrupted = interrupts.stop.load(Ordering::Relaxed);
     let finals = match &summary {
         Ok(_) => finals::run(&mut device, &run.task, &trials, is_interrupted, &progress),
         Err(_) => Ok(None),
@@ -191,7 +232,7 @@ pub fn run(args: &TuneArgs, as_json: bool) -> anyhow::Result<()> {
         let mut recorder = recorder.lock().unwrap_or_else(PoisonError::into_inner);
         recorder.set_winner(&run.winner(finals)).with_context(|| format!("database {}", run.database.name()))?;
     }
-    run.conclude(&summary, finals.as_ref(), &trials, as_json)
+    Ok(run.conclude(&summary, finals.as_ref(), &trials))
 }
 
 /// The trials of earlier runs that belong to the space as it is now.
@@ -231,16 +272,31 @@ fn introduce(args: &TuneArgs, key: &Key, task: &Task, database: &Database, earli
 }
 
 /// On the first interrupt the run ends early but in order; on the second it ends at once, with all recorded.
-fn leave_on_interrupt(
-    stop: &Arc<AtomicBool>,
-    recorder: &Arc<Mutex<Recorder>>,
-    progress: &Progress,
-) -> anyhow::Result<()> {
-    let (stop, recorder, progress) = (stop.clone(), recorder.clone(), progress.clone());
-    let n_interrupts = AtomicU32::new(0);
-    ctrlc::set_handler(move || {
-        if n_interrupts.fetch_add(1, Ordering::Relaxed) == 0 {
-            stop.store(true, Ordering::Relaxed);
+struct Interrupts {
+    stop: AtomicBool,
+    /// What records and shows the run at hand.
+    at_hand: Mutex<Option<(Arc<Mutex<Recorder>>, Progress)>>,
+}
+
+impl Interrupts {
+    /// Watches from now on.
+    fn watch() -> anyhow::Result<Arc<Interrupts>> {
+        let interrupts = Arc::new(Interrupts { stop: AtomicBool::new(false), at_hand: Mutex::new(None) });
+        let watching = interrupts.clone();
+        ctrlc::set_handler(move || watching.leave()).context("cannot watch for interrupts")?;
+        Ok(interrupts)
+    }
+
+    /// The run at hand is this one now.
+    fn concern(&self, recorder: &Arc<Mutex<Recorder>>, progress: &Progress) {
+        *self.at_hand.lock().unwrap_or_else(PoisonError::into_inner) = Some((recorder.clone(), progress.clone()));
+    }
+
+    fn leave(&self) {
+        let at_hand = self.at_hand.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_first = !self.stop.swap(true, Ordering::Relaxed);
+        let Some((recorder, progress)) = at_hand.as_ref() else { std::process::exit(130) };
+        if is_first {
             progress.message("stopping after the candidate at hand; interrupt again to leave at once");
             return;
         }
@@ -251,8 +307,7 @@ fn leave_on_interrupt(
             Err(error) => message(&format!("error: left, and the last batch could not be recorded: {error}")),
         }
         std::process::exit(130);
-    })
-    .context("cannot watch for interrupts")
+    }
 }
 
 impl Run<'_> {
@@ -280,8 +335,8 @@ impl Run<'_> {
     }
 
     fn winner(&self, finals: &Finals) -> Winner {
-        let config = |at: usize| self.task.space.config_to_json(&finals.ranking[at].0);
-        let median_ns = finals.ranking[0].1.median_ns;
+        let config = |at: usize| self.task.space.config_to_json(&finals.ranking[at].config);
+        let median_ns = finals.ranking[0].timing.median_ns;
         Winner {
             workload: self.key.workload.clone(),
             target: self.key.target.clone(),
@@ -300,7 +355,7 @@ impl Run<'_> {
     }
 
     /// The result of a run that had nothing left to do.
-    fn announce_again(&self, earlier: &Earlier, winner: &Winner, as_json: bool) -> anyhow::Result<()> {
+    fn announce_again(&self, earlier: &Earlier, winner: &Winner) -> Report {
         let mut json = self.json(earlier.trials.len() as u64, &errors_of(&earlier.trials), None);
         json.insert("best".into(), best_json(winner));
         json.insert("verified".into(), winner.verified.into());
@@ -312,17 +367,11 @@ impl Run<'_> {
             winner.margin.map_or(String::new(), |margin| format!(", {} ahead of the runner-up", percent(margin))),
             winner.config
         );
-        write_result(as_json, &Json::Object(json), &text)
+        Report { json: Json::Object(json), text, failure: None }
     }
 
     /// The result of a run, however it ended.
-    fn conclude(
-        &self,
-        summary: &Summary,
-        finals: Option<&Finals>,
-        trials: &[Trial],
-        as_json: bool,
-    ) -> anyhow::Result<()> {
+    fn conclude(&self, summary: &Summary, finals: Option<&Finals>, trials: &[Trial]) -> Report {
         if summary.ended == Ended::Exhausted {
             message("the whole space has been measured");
         }
@@ -331,20 +380,18 @@ impl Run<'_> {
         let Some(finals) = finals else {
             json.insert("best".into(), Json::Null);
             json.insert("verified".into(), false.into());
-            if summary.ended == Ended::Interrupted {
-                return write_result(as_json, &Json::Object(json), "interrupted before a candidate was measured");
-            }
-            if as_json {
-                write_result(true, &Json::Object(json), "")?;
-            }
-            return Err(self.nothing_valid(trials, &errors));
+            let text = "interrupted before a candidate was measured".to_owned();
+            let failure = (summary.ended != Ended::Interrupted).then(|| self.nothing_valid(trials, &errors));
+            return Report { json: Json::Object(json), text, failure };
         };
         let winner = self.winner(finals);
         json.insert("best".into(), best_json(&winner));
         json.insert("verified".into(), true.into());
+        json.insert("relative_error".into(), json!(finals.ranking[0].relative_error));
         json.insert("tie".into(), finals.is_tie().into());
         json.insert("untuned_gflops".into(), json!(finals.untuned.ns().map(|ns| gflops(&self.workload, ns))));
-        write_result(as_json, &Json::Object(json), &self.text(summary, finals, &winner, &errors))
+        let text = self.text(summary, finals, &winner, &errors);
+        Report { json: Json::Object(json), text, failure: None }
     }
 
     fn nothing_valid(&self, trials: &[Trial], errors: &BTreeMap<ErrorClass, u64>) -> anyhow::Error {
@@ -371,11 +418,12 @@ impl Run<'_> {
             })
         };
         let mut text = format!(
-            "{}\nwinner   {} GFLOP/s, {}{}; verified against the reference\n",
+            "{}\nwinner   {} GFLOP/s, {}{}; verified against the reference{}\n",
             self.title(),
             digits(winner.gflops),
             duration(winner.median_ns),
-            of_peak(winner.gflops)
+            of_peak(winner.gflops),
+            finals.ranking[0].relative_error.map_or(String::new(), |e| format!(", relative error {e:.1e}"))
         );
         let n = finals.ranking.len() as u64;
         text += &match winner.margin {

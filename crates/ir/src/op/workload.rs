@@ -34,6 +34,8 @@ pub struct Workload {
     pub constant: Option<&'static str>,
     layout: Layout,
     epilogue: Vec<Epilogue>,
+    /// Whether algorithms that round more than the operator as written, such as Winograd's, are kept out.
+    pub exact: bool,
 }
 
 impl PartialEq for Workload {
@@ -153,12 +155,14 @@ struct Given {
     constant: Option<&'static str>,
     layout: Option<Layout>,
     epilogue: Option<Vec<Epilogue>>,
+    exact: Option<bool>,
 }
 
 impl Given {
     fn parse(operator: &'static Operator, text: &str) -> Result<Given, WorkloadError> {
         let none = vec![None; operator.sizes.len()];
-        let mut given = Given { sizes: none.clone(), dtype: None, constant: None, layout: None, epilogue: None };
+        let mut given =
+            Given { sizes: none.clone(), dtype: None, constant: None, layout: None, epilogue: None, exact: None };
         // A size given by its own name comes before one given by its shorthand.
         let mut by_shorthand = none;
         let mut seen = Vec::new();
@@ -191,6 +195,8 @@ impl Given {
                 given.layout = Some(one_of(&Layout::ALL, value).map_err(wrong)?);
             } else if key == "epilogue" {
                 given.epilogue = Some(Epilogue::parse_list(value).map_err(wrong)?);
+            } else if key == "exact" {
+                given.exact = Some(one_of(&[(false, "0"), (true, "1")], value).map_err(wrong)?);
             } else {
                 return Err(WorkloadError::UnknownAttribute {
                     operator: operator.name,
@@ -213,6 +219,7 @@ impl Given {
             constant: self.constant.or(other.constant),
             layout: self.layout.or(other.layout),
             epilogue: self.epilogue.or(other.epilogue),
+            exact: self.exact.or(other.exact),
         }
     }
 }
@@ -226,7 +233,7 @@ fn attributes(operator: &Operator) -> Vec<&'static str> {
     }
     keys.extend(["dtype", "const"]);
     keys.extend(operator.has_layout.then_some("layout"));
-    keys.push("epilogue");
+    keys.extend(["epilogue", "exact"]);
     keys
 }
 
@@ -271,6 +278,7 @@ impl Workload {
             constant: given.constant,
             layout: given.layout.unwrap_or_default(),
             epilogue: given.epilogue.unwrap_or_default(),
+            exact: given.exact.unwrap_or(false),
         };
         (operator.check)(&workload)?;
         let bytes = workload.program().buffers.iter().try_fold(0u64, |sum, b| sum.checked_add(b.size_bytes()?));
@@ -357,6 +365,7 @@ impl fmt::Display for Workload {
             let words: Vec<String> = self.epilogue.iter().map(Epilogue::to_string).collect();
             pairs.push(format!("epilogue={}", words.join("+")));
         }
+        pairs.extend(self.exact.then(|| "exact=1".to_owned()));
         write!(f, "{}:{}", self.operator.name, pairs.join(","))
     }
 }

@@ -12,7 +12,7 @@ mod tolerance;
 use crate::interp::{self, Fault, Rounding};
 use crate::program::{Program, Role, Stmt};
 
-pub use tolerance::{Mismatch, Tolerance, random_input};
+pub use tolerance::{Mismatch, Tolerance, random_input, relative_error};
 
 /// Evaluates a program: `inputs` are its inputs in argument order, the result its outputs in argument order.
 ///

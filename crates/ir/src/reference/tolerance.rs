@@ -112,6 +112,26 @@ impl Tolerance {
     }
 }
 
+/// How far a result is from the trusted one as a whole: ‖out − reference‖₂ / ‖reference‖₂.
+///
+/// # Panics
+/// Where the lengths differ.
+pub fn relative_error<T: Copy + Into<f64>>(out: &[T], reference: &[f64]) -> f64 {
+    assert_eq!(out.len(), reference.len(), "a result has as many elements as the trusted one");
+    // Sums side by side, so that the loop becomes vector code.
+    const SUMS: usize = 8;
+    let (mut errors, mut norms) = ([0.0; SUMS], [0.0; SUMS]);
+    for (out, reference) in out.chunks(SUMS).zip(reference.chunks(SUMS)) {
+        for (at, (&got, expected)) in out.iter().zip(reference).enumerate() {
+            let error = got.into() - expected;
+            errors[at] += error * error;
+            norms[at] += expected * expected;
+        }
+    }
+    let [error, norm]: [f64; 2] = [errors.iter().sum(), norms.iter().sum()];
+    if error == 0.0 { 0.0 } else { (error / norm).sqrt() }
+}
+
 /// Values for an input: magnitudes in `[0.5, 1.5)` and signs at random, so that no product vanishes and sums stay small.
 ///
 /// Every value is exact in `f32`, and the product of two is exact in `f64`. The same seed gives the same values; the

@@ -25,13 +25,8 @@ pub struct Template {
 }
 
 /// All templates; the first one of an operator is its default.
-pub const TEMPLATES: &[Template] = &[
-    matmul_blocked::MATMUL_BLOCKED,
-    gemm_4_2_4::GEMM_4_2_4,
-    conv::CONV,
-    conv::CONV_DIRECT,
-    conv::CONV_WINOGRAD,
-];
+pub const TEMPLATES: &[Template] =
+    &[matmul_blocked::MATMUL_BLOCKED, gemm_4_2_4::GEMM_4_2_4, conv::CONV, conv::CONV_DIRECT, conv::CONV_WINOGRAD];
 
 /// What a template depends on.
 #[derive(Clone, Debug)]
@@ -88,7 +83,12 @@ impl Task {
         let template = found.ok_or_else(|| TaskError::NoTemplate {
             name: template.unwrap_or("default").chars().take(60).collect(),
             operator,
-            known: TEMPLATES.iter().filter(|t| t.operators.contains(&operator)).map(|t| t.name).collect::<Vec<_>>().join(", "),
+            known: TEMPLATES
+                .iter()
+                .filter(|t| t.operators.contains(&operator))
+                .map(|t| t.name)
+                .collect::<Vec<_>>()
+                .join(", "),
         })?;
         let space = Arc::new((template.space)(&setting)?);
         Ok(Task { setting, template, space })

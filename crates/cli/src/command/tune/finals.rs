@@ -35,9 +35,19 @@ const UNTUNED_LIMIT: Duration = Duration::from_secs(3);
 #[derive(Debug)]
 pub struct Finals {
     /// Fastest first, at least one.
-    pub ranking: Vec<(Config, Timing)>,
+    pub ranking: Vec<Leader>,
     /// What the program takes as it is written.
     pub untuned: Untuned,
+}
+
+/// A candidate that was measured against others.
+#[derive(Debug)]
+pub struct Leader {
+    pub config: Config,
+    /// Over its rounds.
+    pub timing: Timing,
+    /// ‖out − reference‖ / ‖reference‖ of its answer.
+    pub relative_error: Option<f64>,
 }
 
 /// How the untuned program does.
@@ -71,14 +81,14 @@ impl Finals {
     /// By what part of the winner's median the runner-up is slower.
     pub fn margin(&self) -> Option<f64> {
         match self.ranking.as_slice() {
-            [first, second, ..] => Some(second.1.median_ns / first.1.median_ns - 1.0),
+            [first, second, ..] => Some(second.timing.median_ns / first.timing.median_ns - 1.0),
             _ => None,
         }
     }
 
     /// How far the rounds of the winner and of the runner-up spread.
     pub fn spread(&self) -> f64 {
-        self.ranking.iter().take(2).map(|(_, timing)| timing.spread).fold(0.0, f64::max)
+        self.ranking.iter().take(2).map(|leader| leader.timing.spread).fold(0.0, f64::max)
     }
 
     /// Whether winner and runner-up cannot be told apart.
@@ -112,14 +122,14 @@ pub fn run(
     if leaders.len() > FINALISTS {
         announce(leaders.len());
         let mut heat = race(device, task, &leaders, LEAST_ROUNDS, progress)?;
-        heat.sort_by(|a, b| a.1.median_ns.total_cmp(&b.1.median_ns));
+        heat.sort_by(|a, b| a.timing.median_ns.total_cmp(&b.timing.median_ns));
         heat.truncate(FINALISTS);
-        leaders.retain(|trial| heat.iter().any(|(config, _)| *config == trial.config));
+        leaders.retain(|trial| heat.iter().any(|leader| leader.config == trial.config));
     }
     announce(leaders.len());
     let rounds = affordable(best_ns, time / 2) / leaders.len().max(1) as u64;
     let mut ranking = race(device, task, &leaders, rounds.clamp(LEAST_ROUNDS, MOST_ROUNDS), progress)?;
-    ranking.sort_by(|a, b| a.1.median_ns.total_cmp(&b.1.median_ns));
+    ranking.sort_by(|a, b| a.timing.median_ns.total_cmp(&b.timing.median_ns));
     if ranking.is_empty() {
         return Ok(None);
     }
@@ -134,11 +144,11 @@ fn race(
     trials: &[&Trial],
     rounds: u64,
     progress: &Progress,
-) -> std::io::Result<Vec<(Config, Timing)>> {
+) -> std::io::Result<Vec<Leader>> {
     let source = |trial: &&Trial| Source::Steps(steps_text(&task.steps(&trial.config)));
     let outcomes = device.race(&trials.iter().map(source).collect::<Vec<_>>(), rounds as u32, ROUND)?;
-    let measured = trials.iter().zip(outcomes).filter_map(|(trial, outcome)| match outcome {
-        Outcome::Measured(timing) => Some((trial.config.clone(), timing)),
+    let measured = trials.iter().zip(outcomes).filter_map(|(trial, (outcome, relative_error))| match outcome {
+        Outcome::Measured(timing) => Some(Leader { config: trial.config.clone(), timing, relative_error }),
         Outcome::Failed { class, message } => {
             progress.message(&format!("a leader failed when it was measured again: {class}: {message}"));
             None
@@ -211,9 +221,13 @@ mod tests {
 
     #[test]
     fn a_margin_within_the_spread_is_a_tie() {
-        let timing = |median_ns, spread| Timing { median_ns, min_ns: 1.0, spread, n_samples: 9, stopped_early: false };
+        let leader = |rank, median_ns, spread| Leader {
+            config: Config::new([rank]),
+            timing: Timing { median_ns, min_ns: 1.0, spread, n_samples: 9, stopped_early: false },
+            relative_error: None,
+        };
         let finals = |spread| Finals {
-            ranking: vec![(Config::new([0]), timing(100.0, spread)), (Config::new([1]), timing(102.0, 0.001))],
+            ranking: vec![leader(0, 100.0, spread), leader(1, 102.0, 0.001)],
             untuned: Untuned::Failed,
         };
         assert!(finals(0.03).is_tie() && !finals(0.01).is_tie());

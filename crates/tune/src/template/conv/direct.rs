@@ -1,9 +1,9 @@
 //! Direct convolution: a register tile of output channels and pixels, the reduction inside.
 
+use super::super::Setting;
 use super::super::step::{
     accumulate, compute_at, fuse, inline, layout, parallel, reorder, split, stage, unroll, vectorize,
 };
-use super::super::Setting;
 use super::{Algorithm, Shape, ceil_div, is_blocked};
 use crate::space::{Config, Constraint, Parameter, Space, Value};
 use tilewright_ir::Step;
@@ -116,12 +116,9 @@ fn constraints(s: &Setting, shape: &Shape) -> Vec<Constraint> {
             &["write", "lanes"],
             |v| v[0].text() != "scatter" || v[1].text() == "k",
         ),
-        Constraint::new(
-            "unrolled_within_block",
-            "unroll_c divides c_block",
-            &["unroll_c", "c_block"],
-            |v| v[1].int() % v[0].int() == 0,
-        ),
+        Constraint::new("unrolled_within_block", "unroll_c divides c_block", &["unroll_c", "c_block"], |v| {
+            v[1].int() % v[0].int() == 0
+        }),
     ];
     if depthwise {
         constraints.push(Constraint::new(
@@ -157,11 +154,8 @@ fn steps(s: &Setting, shape: &Shape, space: &Space, config: &Config) -> Vec<Step
     let (int, text) = (|name: &str| space.int(config, name), |name: &str| space.text(config, name));
     let blocked = is_blocked(s);
     let by_channels = text("lanes") == "k";
-    let (k_tile, q_tile) = if by_channels {
-        (int("k_tile") * lanes, int("q_tile"))
-    } else {
-        (int("k_tile"), int("q_tile") * lanes)
-    };
+    let (k_tile, q_tile) =
+        if by_channels { (int("k_tile") * lanes, int("q_tile")) } else { (int("k_tile"), int("q_tile") * lanes) };
     let (p_tile, c_block) = (int("p_tile"), int("c_block"));
     let order = space.order(config, "order");
     let write = text("write");

@@ -71,10 +71,8 @@ fn space(name: &str, s: &Setting, algorithms: &[Algorithm]) -> Result<Space, Spa
         if parameters.iter().any(|p| p.name == parameter.name) {
             continue;
         }
-        let in_each: Vec<Option<Domain>> = of_each
-            .iter()
-            .map(|all| all.iter().find(|p| p.name == parameter.name).map(|p| p.domain.clone()))
-            .collect();
+        let in_each: Vec<Option<Domain>> =
+            of_each.iter().map(|all| all.iter().find(|p| p.name == parameter.name).map(|p| p.domain.clone())).collect();
         let domain = in_each.iter().flatten().cloned().reduce(union).expect("one algorithm has it");
         if in_each.iter().any(|d| d.as_ref() != Some(&domain)) {
             let (names, first) = (names.iter().map(|n| n.to_string()).collect::<Vec<_>>(), first(&domain));
@@ -91,7 +89,8 @@ fn space(name: &str, s: &Setting, algorithms: &[Algorithm]) -> Result<Space, Spa
         parameters.push(Parameter { name: parameter.name.clone(), domain });
     }
     for algorithm in algorithms {
-        constraints.extend((algorithm.constraints)(s, &shape).into_iter().map(|c| c.only_where("algorithm", algorithm.name)));
+        constraints
+            .extend((algorithm.constraints)(s, &shape).into_iter().map(|c| c.only_where("algorithm", algorithm.name)));
     }
     Space::new(name, parameters, constraints)
 }
@@ -164,7 +163,7 @@ struct Shape {
     padded: bool,
     /// Channels of the output that read the same channels of the input.
     k_group: i64,
-    /// Whether Winograd's algorithm applies: 3×3, stride 1, no dilation, no groups.
+    /// Whether Winograd's algorithm applies, 3×3, stride 1, no dilation, no groups, and its rounding is accepted.
     has_winograd: bool,
 }
 
@@ -172,7 +171,8 @@ impl Shape {
     fn of(setting: &Setting) -> Shape {
         let w = &setting.workload;
         let program = w.program();
-        let shape = |name: &str| &program.buffer(program.find_buffer(name).expect("a stage of every convolution")).shape;
+        let shape =
+            |name: &str| &program.buffer(program.find_buffer(name).expect("a stage of every convolution")).shape;
         let (acc, weights) = (shape("acc"), shape("W"));
         let depthwise = program.find_loop("c").is_none();
         let transposed = w.operator().name == "conv2d_transpose";
@@ -186,7 +186,8 @@ impl Shape {
             c: (!depthwise).then(|| if transposed { weights[0] } else { weights[1] }),
             padded: program.find_buffer("pad").is_some(),
             k_group: acc[1] / groups,
-            has_winograd: w.operator().name == "conv2d"
+            has_winograd: !w.exact
+                && w.operator().name == "conv2d"
                 && (r, s) == (3, 3)
                 && groups == 1
                 && ["stride_h", "stride_w", "dilation_h", "dilation_w"].iter().all(|size| w.size(size) == 1),

@@ -1,9 +1,9 @@
 //! Winograd's algorithm: fewer multiplications for 3×3 kernels, between transforms of tiles.
 
+use super::super::Setting;
 use super::super::step::{
     accumulate, compute_at, fuse, inline, layout, parallel, reorder, split, stage, unroll, vectorize, winograd,
 };
-use super::super::Setting;
 use super::direct::pack;
 use super::{Algorithm, Shape, ceil_div, is_blocked};
 use crate::space::{Config, Constraint, Parameter, Space};
@@ -53,7 +53,9 @@ fn constraints(s: &Setting, shape: &Shape) -> Vec<Constraint> {
         }),
         Constraint::new(
             "registers",
-            &format!("vectors of a tile and its operands <= {registers}, and half of them in use where there are tiles"),
+            &format!(
+                "vectors of a tile and its operands <= {registers}, and half of them in use where there are tiles"
+            ),
             &["k_tile", "t_tile", "m", "rows"],
             move |v| {
                 let (k_tile, t_tile, tiles) = (v[0].int(), v[1].int(), tiles(v[2].int(), v[3].int()));
@@ -88,7 +90,11 @@ fn constraints(s: &Setting, shape: &Shape) -> Vec<Constraint> {
             &["parallel", "m", "rows", "k_blocks"],
             move |v| {
                 let blocks = n * ceil_div(rows(v[1].int()), v[2].int());
-                if v[0].text() == "rows" { blocks >= needed.min(n * rows(4)) } else { v[3].int() >= needed.min(vectors) }
+                if v[0].text() == "rows" {
+                    blocks >= needed.min(n * rows(4))
+                } else {
+                    v[3].int() >= needed.min(vectors)
+                }
             },
         ));
     }
@@ -177,7 +183,8 @@ fn steps(s: &Setting, shape: &Shape, space: &Space, config: &Config) -> Vec<Step
         split("acc.m.kb", lanes, "acc.m.kv", "acc.m.kl"),
         split("acc.m.c", int("unroll_c"), "acc.m.co", "acc.m.cu"),
         reorder(&[
-            "acc.m.a", "acc.m.b", "acc.m.n", "acc.m.ko", "acc.m.to", "acc.m.co", "acc.m.cu", "acc.m.ti", "acc.m.kv", "acc.m.kl",
+            "acc.m.a", "acc.m.b", "acc.m.n", "acc.m.ko", "acc.m.to", "acc.m.co", "acc.m.cu", "acc.m.ti", "acc.m.kv",
+            "acc.m.kl",
         ]),
         accumulate("acc.m", "acc.m.to", "acc.m.r"),
     ]);
@@ -188,7 +195,9 @@ fn steps(s: &Setting, shape: &Shape, space: &Space, config: &Config) -> Vec<Step
         layout("acc.d", &[Whole(0), Whole(1), Whole(2), Whole(4), Whole(5), Whole(3)]),
         layout("acc.r", &[Whole(0), Whole(1), Whole(2), Whole(4), Whole(5), Whole(3)]),
     ]);
-    for unrolled in ["acc.d.a", "acc.d.j", "acc.v.a", "acc.v.b", "acc.m.cu", "acc.m.ti", "acc.m.kv", "acc.r.i", "acc.r.b"] {
+    for unrolled in
+        ["acc.d.a", "acc.d.j", "acc.v.a", "acc.v.b", "acc.m.cu", "acc.m.ti", "acc.m.kv", "acc.r.i", "acc.r.b"]
+    {
         steps.push(unroll(unrolled));
     }
     for lane in ["acc.d.c", "acc.v.cl", "acc.m.kl", "acc.r.k"] {
