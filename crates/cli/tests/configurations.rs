@@ -15,7 +15,7 @@ use tilewright_ir::op::Workload;
 use tilewright_tune::{Config, Measure, Outcome, Setting, TEMPLATES, Task};
 
 /// Shapes and the number of threads.
-const CASES: [(&str, usize); 12] = [
+const CASES: [(&str, usize); 21] = [
     ("matmul:m=1,n=1,k=1", 1),
     ("matmul:m=1,n=1,k=257", 1),
     ("matmul:m=257,n=1,k=3", 1),
@@ -28,6 +28,15 @@ const CASES: [(&str, usize); 12] = [
     ("matmul:m=127,n=129,k=131,dtype=f64,const=b", 2),
     ("matmul:m=96,n=48,k=1009", 1),
     ("matmul:m=5,n=1000,k=7,const=b", 2),
+    ("matmul:m=29,n=40,k=300,epilogue=bias+add", 2),
+    ("matmul:m=13,n=39,k=17,dtype=f64,epilogue=relu", 1),
+    ("batch_matmul:b=3,m=31,n=37,k=11", 2),
+    ("batch_matmul:b=11,m=39,n=18,k=9,ta=1,epilogue=clip(-1;2)", 2),
+    ("batch_matmul:b=2,m=17,n=40,k=33,tb=1,epilogue=sigmoid", 1),
+    ("batch_matmul:b=1,m=9,n=1,k=40,ta=1,tb=1,const=b,epilogue=tanh", 1),
+    ("dense:m=1,n=33,k=40,epilogue=bias", 1),
+    ("dense:m=37,n=35,k=29,const=w,epilogue=bias+gelu", 2),
+    ("dense:m=40,n=23,k=39,dtype=f64", 1),
 ];
 
 /// This machine as it is, and as an older one where it runs that one's code.
@@ -52,7 +61,7 @@ fn random_configurations_give_right_answers() {
     for (seed, (text, n_threads)) in CASES.into_iter().enumerate() {
         let n_threads = n_threads.min(n_cpus);
         let workload = Workload::parse(text).unwrap();
-        let templates = || TEMPLATES.iter().filter(|t| t.operator == workload.operator().name);
+        let templates = || TEMPLATES.iter().filter(|t| t.operators.contains(&workload.operator().name));
         for (target, template) in targets().into_iter().flat_map(|target| templates().map(move |t| (target.clone(), t)))
         {
             let setting = Setting { workload: workload.clone(), target, n_threads };

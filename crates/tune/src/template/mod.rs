@@ -1,8 +1,7 @@
 //! Templates: what turns an operator, a target and a configuration into schedule steps, and declares the space.
 
 mod conv;
-mod gemm_4_2_4;
-mod matmul_blocked;
+mod matmul;
 
 use crate::space::{Config, Space, SpaceError};
 use std::sync::Arc;
@@ -25,8 +24,14 @@ pub struct Template {
 }
 
 /// All templates; the first one of an operator is its default.
-pub const TEMPLATES: &[Template] =
-    &[matmul_blocked::MATMUL_BLOCKED, gemm_4_2_4::GEMM_4_2_4, conv::CONV, conv::CONV_DIRECT, conv::CONV_WINOGRAD];
+pub const TEMPLATES: &[Template] = &[
+    matmul::MATMUL_BLOCKED,
+    matmul::GEMM_4_2_4,
+    matmul::MATMUL_4_3_4,
+    conv::CONV,
+    conv::CONV_DIRECT,
+    conv::CONV_WINOGRAD,
+];
 
 /// What a template depends on.
 #[derive(Clone, Debug)]

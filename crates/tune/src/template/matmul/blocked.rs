@@ -1,0 +1,409 @@
+//! The default template of matrix products: blocks for the caches, packed panels, a register tile.
+
+use super::super::step::{accumulate, compute_at, parallel, prefetch, reorder, split, stage, unroll, vectorize};
+use super::super::{Setting, Template};
+use super::{Factor, Product, ceil_div};
+use crate::space::{Config, Constraint, Parameter, Space, SpaceError};
+use tilewright_ir::Step;
+use tilewright_ir::schedule::LayoutAxis::{self, Inner, Outer, Whole};
+
+/// Multi-level tiling around a register tile of `mr × nv` vectors.
+///
+/// Loops: the products of a batch, then the three block loops `ic jc pc` in any order, then the tiles `ir jr` of a
+/// block, then the reduction `ko ki`, then the tile `im jv jl`. Blocks are given by their number rather than their size,
+/// so that they come out balanced at any size, and so that threads get equal shares. An epilogue finishes a tile in
+/// registers, or a block of sums in the cache.
+///
+/// # Source
+/// The loop structure is that of Goto and van de Geijn, "Anatomy of High-Performance Matrix Multiplication" (2008),
+/// with the order of the block loops, what is packed and where left to the search.
+pub const MATMUL_BLOCKED: Template = Template {
+    name: "matmul-blocked",
+    text: "cache blocks in any order, packed or plain operands, register tile, unrolling, prefetch, threads",
+    operators: &["matmul", "batch_matmul", "dense"],
+    space,
+    steps,
+};
+
+/// Blocks that a dimension may be cut into.
+const N_BLOCKS: [i64; 16] = [1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64, 128];
+
+/// A batch of so many products for each thread needs no parallel loops inside a product.
+const PRODUCTS_PER_THREAD: i64 = 4;
+
+/// Rows or columns of a block of whole tiles: `n` cut into about `blocks` equal parts.
+fn block_of(n: i64, tile: i64, blocks: i64) -> i64 {
+    ceil_div(ceil_div(n, tile), blocks) * tile
+}
+
+/// Steps of the reduction in a block, a multiple of the unrolling where there is more than one block.
+fn k_block_of(k: i64, blocks: i64) -> i64 {
+    if blocks == 1 { k } else { (ceil_div(k, blocks) + 7) / 8 * 8 }
+}
+
+/// Numbers of blocks that leave blocks of at least `least`.
+fn n_blocks(n: i64, least: i64) -> impl Iterator<Item = i64> {
+    N_BLOCKS.into_iter().filter(move |&b| b == 1 || n / b >= least)
+}
+
+fn space(s: &Setting) -> Result<Space, SpaceError> {
+    let p = Product::of(s);
+    let (m, n, k) = (p.m, p.n, p.k);
+    let (lanes, bytes) = (s.target.lanes(s.workload.dtype), s.workload.dtype.bytes() as i64);
+    let registers = i64::from(s.target.n_vector_registers);
+    let streams = m < 8;
+    let (l2, l3) = (s.target.l2_bytes as i64, s.target.l3_bytes as i64);
+    let most_rows = m.min(registers / 2);
+    let most_vectors = ceil_div(n, lanes).min(if m < 4 { 8 } else { 6 });
+    // A tile leaves registers for a row of B and one element of A.
+    let fits = move |mr: i64, nv: i64| mr * nv + nv < registers;
+    // Loads a step: mr elements of A and nv vectors of B for mr * nv multiply-adds. Two loads go with two of them a
+    // cycle, and a row count below 4 asks more of the second-level cache than it gives.
+    let reuses = move |mr: i64, nv: i64| streams || n <= lanes || (mr >= 4.min(m) && 10 * (mr + nv) <= 7 * mr * nv);
+    let largest = (1..=most_rows)
+        .flat_map(|mr| (1..=most_vectors).map(move |nv| (mr, nv)))
+        .filter(|&(mr, nv)| fits(mr, nv) && reuses(mr, nv));
+    let enough = largest.map(|(mr, nv)| mr * nv).max().unwrap_or(1).min(registers / 2);
+    // With few rows B is read once and streamed; deep blocks would stride through it.
+    let (least_k, most_k) = if streams { (4, 64) } else { (128, 1024) };
+    // However long the reduction, there are numbers of blocks that leave blocks of any useful depth.
+    let by_depth = std::iter::successors(Some(most_k), |&d| (d > least_k).then_some(d / 2)).map(|d| ceil_div(k, d));
+    let mut k_blocks: Vec<i64> = n_blocks(k, least_k).chain(by_depth.filter(|&b| k / b >= least_k)).collect();
+    k_blocks.sort_unstable();
+    k_blocks.dedup();
+    // Rows of a transposed A lie interleaved as they are.
+    let pack_a: &[&str] = if p.a.is_k_last() { &["none", "rows", "panels"] } else { &["none", "panels"] };
+    // The lanes of a transposed B lie apart, and a batch is packed product by product unless that is done ahead.
+    let mut pack_b = vec!["block"];
+    pack_b.extend((!p.b.is_k_last()).then_some("none"));
+    pack_b.extend((p.batch.is_none() || p.b.is_constant).then_some("whole"));
+    let mut parameters = vec![
+        Parameter::ordinal("mr", 1..=most_rows),
+        Parameter::ordinal("nv", 1..=most_vectors),
+        Parameter::ordinal("m_blocks", n_blocks(m, 16)),
+        Parameter::ordinal("n_blocks", n_blocks(n, 4 * lanes)),
+        Parameter::ordinal("k_blocks", k_blocks),
+        Parameter::permutation("order", &["jc", "pc", "ic"]),
+        Parameter::categorical("inner", &["jr-ir", "ir-jr"]),
+        Parameter::categorical("pack_a", pack_a),
+        Parameter::categorical("pack_b", &pack_b),
+        Parameter::ordinal("unroll_k", [1, 2, 4]),
+        Parameter::ordinal("prefetch_b", [0, 4, 8]),
+    ];
+    // What an epilogue reads is in registers or in the cache.
+    parameters.push(match p.has_epilogue {
+        false => Parameter::boolean("prefetch_c"),
+        true => Parameter::categorical("epilogue", &["tile", "block"]),
+    });
+    let mut constraints = vec![
+        Constraint::new(
+            "registers",
+            &format!("mr * nv + nv < {registers} and mr * nv >= {enough}"),
+            &["mr", "nv"],
+            move |v| fits(v[0].int(), v[1].int()) && v[0].int() * v[1].int() >= enough,
+        ),
+        Constraint::new(
+            "tile_reuse",
+            "mr >= 4 and mr + nv <= 0.7 * mr * nv, where the matrices have as many rows and vectors",
+            &["mr", "nv"],
+            move |v| reuses(v[0].int(), v[1].int()),
+        ),
+        Constraint::new(
+            "plain_b_in_l2",
+            "B is left as it is only where it fits twice L2 or serves few rows",
+            &["pack_b"],
+            move |v| v[0].text() != "none" || m <= 128 || n * k * bytes <= 2 * l2,
+        ),
+        Constraint::new(
+            "a_block_in_l2",
+            "rows of A in a block * k block * element <= L2",
+            &["m_blocks", "mr", "k_blocks"],
+            move |v| {
+                let rows = block_of(m, v[1].int(), v[0].int());
+                rows.min(m) * k_block_of(k, v[2].int()) * bytes <= l2 || m <= 64
+            },
+        ),
+        Constraint::new(
+            "b_panel_in_l2",
+            "columns of a tile * k block * element <= L2 / 4",
+            &["nv", "k_blocks"],
+            move |v| v[0].int() * lanes * k_block_of(k, v[1].int()) * bytes <= l2 / 4 || streams,
+        ),
+        Constraint::new(
+            "b_block_in_l3",
+            "columns of B in a block * k block * element <= L3 / 2, where it is packed by blocks",
+            &["n_blocks", "nv", "k_blocks", "pack_b"],
+            move |v| {
+                let columns = block_of(n, v[1].int() * lanes, v[0].int()).min(n);
+                v[3].text() != "block" || columns * k_block_of(k, v[2].int()) * bytes <= l3 / 2
+            },
+        ),
+        Constraint::new(
+            "b_packed_once",
+            "a block of B is packed outside the loop over blocks of rows, or there is one such block",
+            &["pack_b", "order", "m_blocks", "k_blocks"],
+            move |v| {
+                let mut after_rows = v[1].order().iter().skip_while(|l| *l != "ic").skip(1);
+                v[0].text() != "block" || v[2].int() == 1 || after_rows.all(|l| l == "pc" && v[3].int() == 1)
+            },
+        ),
+        Constraint::new(
+            "a_packed_for_enough",
+            "a block of A is packed for at least 256 columns, or once",
+            &["pack_a", "order", "n_blocks", "nv"],
+            move |v| {
+                let order = v[1].order();
+                let position = |l: &str| order.iter().position(|o| o == l);
+                let repeated = position("jc") < position("ic") || position("jc") < position("pc");
+                v[0].text() == "none" || !repeated || block_of(n, v[3].int() * lanes, v[2].int()).min(n) >= n.min(256)
+            },
+        ),
+        Constraint::new(
+            "prefetch_of_packed",
+            "B is prefetched only where it is packed",
+            &["prefetch_b", "pack_b"],
+            |v| v[0].int() == 0 || v[1].text() != "none",
+        ),
+        Constraint::new(
+            "panels_of_rows",
+            "rows of A are interleaved only where a tile has more than one",
+            &["pack_a", "mr"],
+            |v| v[0].text() != "panels" || v[1].int() > 1,
+        ),
+    ];
+    if p.has_epilogue {
+        constraints.push(Constraint::new(
+            "sums_of_tile",
+            "the epilogue finishes a tile only where k is in one block",
+            &["epilogue", "k_blocks"],
+            |v| v[0].text() != "tile" || v[1].int() == 1,
+        ));
+        constraints.push(Constraint::new(
+            "sums_of_block",
+            "blocks of k are not the outermost ones where an epilogue follows them",
+            &["order", "k_blocks"],
+            |v| v[1].int() == 1 || v[0].order().first().is_none_or(|l| l != "pc"),
+        ));
+    }
+    if s.n_threads > 1 {
+        // Small problems cannot be cut into enough blocks for every thread.
+        let batch = p.batch.unwrap_or(1);
+        let most_blocks = n_blocks(m, 16).chain(n_blocks(n, 4 * lanes)).max().unwrap_or(1).max(batch);
+        let needed = most_blocks.min(s.n_threads as i64);
+        let loops: &[&str] = match p.batch {
+            None => &["ic", "jc", "jr"],
+            Some(b) if b < PRODUCTS_PER_THREAD * s.n_threads as i64 => &["b", "ic", "jc", "jr"],
+            Some(_) => &["b"],
+        };
+        parameters.push(Parameter::categorical("parallel", loops));
+        constraints.push(Constraint::new(
+            "tiles_in_parallel",
+            "the loop over tiles of columns runs in parallel only as the outer one of a block",
+            &["parallel", "inner"],
+            |v| v[0].text() != "jr" || v[1].text() == "jr-ir",
+        ));
+        constraints.push(Constraint::new(
+            "work_for_all_threads",
+            &format!("the parallel loop has at least {needed} iterations"),
+            &["parallel", "m_blocks", "n_blocks", "nv"],
+            move |v| {
+                let columns = v[3].int() * lanes;
+                let iterations = match v[0].text() {
+                    "b" => batch,
+                    "ic" => v[1].int(),
+                    "jc" => v[2].int(),
+                    _ => block_of(n, columns, v[2].int()) / columns,
+                };
+                iterations >= needed
+            },
+        ));
+    }
+    Space::new("matmul-blocked", parameters, constraints)
+}
+
+/// How far the loops over rows or columns are those of the epilogue, which compute what it reads inside them.
+#[derive(Clone, Copy)]
+enum Finished {
+    /// Not at all: the product is computed first, or there is no epilogue.
+    Whole,
+    /// Over blocks.
+    Blocks,
+    /// Over tiles.
+    Tiles,
+}
+
+/// The loops of one dimension of the result, cut into blocks of tiles.
+struct Axis {
+    /// What cuts the loops of the stage that comes last, before it is joined with the one that sums.
+    last: Vec<Step>,
+    /// What cuts the loops of the stage that sums, thereafter.
+    sum: Vec<Step>,
+    /// The loop over a tile.
+    inside: &'static str,
+    /// The loop of the epilogue over what it finishes at a time.
+    finish: &'static str,
+}
+
+impl Axis {
+    /// `names`: the product's loop, the epilogue's, and those over blocks, tiles, and elements of a tile.
+    fn new(finished: Finished, names: [&'static str; 5], tile: i64, block: i64) -> Axis {
+        let [product, epilogue, blocks, tiles, elements] = names;
+        let (rest, finish) = (format!("{product}.rest"), if epilogue == "oi" { "om" } else { "on" });
+        match finished {
+            Finished::Whole => Axis {
+                last: vec![],
+                sum: vec![split(product, tile, &rest, elements), split(&rest, block, blocks, tiles)],
+                inside: elements,
+                finish: epilogue,
+            },
+            Finished::Blocks => Axis {
+                last: vec![split(epilogue, tile * block, blocks, finish)],
+                sum: vec![split(product, tile, tiles, elements)],
+                inside: elements,
+                finish,
+            },
+            Finished::Tiles => Axis {
+                last: vec![split(epilogue, tile, &rest, finish), split(&rest, block, blocks, tiles)],
+                sum: vec![],
+                inside: product,
+                finish,
+            },
+        }
+    }
+}
+
+fn steps(s: &Setting, space: &Space, config: &Config) -> Vec<Step> {
+    let p = Product::of(s);
+    let lanes = s.target.lanes(s.workload.dtype);
+    let (int, text) = (|name: &str| space.int(config, name), |name: &str| space.text(config, name));
+    let (mr, nr) = (int("mr"), int("nv") * lanes);
+    let k_block = k_block_of(p.k, int("k_blocks"));
+    let k_in_blocks = k_block < p.k;
+
+    // Loops over blocks and tiles, outermost first.
+    let order = space.order(config, "order");
+    let mut loops: Vec<&str> = order.iter().map(String::as_str).filter(|l| k_in_blocks || *l != "pc").collect();
+    loops.extend(if text("inner") == "jr-ir" { ["jr", "ir"] } else { ["ir", "jr"] });
+    let tile = loops[loops.len() - 1];
+    let position = |l: &str| loops.iter().position(|o| *o == l);
+    let innermost = |blocks: &'static str| if position("pc") > position(blocks) { "pc" } else { blocks };
+
+    // Loops of the epilogue, inside the last of which it finds the sums it reads.
+    let n_finished = match p.has_epilogue {
+        false => 0,
+        true if text("epilogue") == "tile" => loops.len(),
+        true => position("pc").unwrap_or(loops.len() - 2),
+    };
+    let finished = |blocks: &str, tiles: &str| {
+        let is_outside = |l: &str| position(l).is_some_and(|at| at < n_finished);
+        match (is_outside(tiles), is_outside(blocks)) {
+            (true, _) => Finished::Tiles,
+            (false, true) => Finished::Blocks,
+            (false, false) => Finished::Whole,
+        }
+    };
+    let row_blocks = block_of(p.m, mr, int("m_blocks")) / mr;
+    let column_blocks = block_of(p.n, nr, int("n_blocks")) / nr;
+    let rows = Axis::new(finished("ic", "ir"), ["i", "oi", "ic", "ir", "im"], mr, row_blocks);
+    let columns = Axis::new(finished("jc", "jr"), ["j", "oj", "jc", "jr", "jm"], nr, column_blocks);
+    let mut steps = Vec::new();
+    if n_finished > 0 {
+        steps.extend(rows.last.iter().chain(&columns.last).cloned());
+        steps.push(reorder(&p.in_batch("ob", &[&loops[..n_finished], &[rows.finish, columns.finish]].concat())));
+        steps.push(compute_at(p.sum, loops[n_finished - 1]));
+    }
+    steps.extend(rows.sum.iter().chain(&columns.sum).cloned());
+    steps.push(split(columns.inside, lanes, "jv", "jl"));
+    if k_in_blocks {
+        steps.push(split("k", k_block, "pc", "kb"));
+    }
+    steps.push(split(if k_in_blocks { "kb" } else { "k" }, int("unroll_k"), "ko", "ki"));
+    let inside = ["ko", "ki", rows.inside, "jv", "jl"];
+    let sum = [&loops[n_finished..], &inside].concat();
+    steps.push(reorder(&if n_finished == 0 { p.in_batch("b", &sum) } else { sum }));
+
+    // Copies made outside the parallel loop are shared and made by all threads.
+    let threads = if s.n_threads > 1 { text("parallel") } else { String::new() };
+    let shared = |at: Option<&str>| match at {
+        _ if threads.is_empty() => false,
+        None => true,
+        // The loop over products is outside all others.
+        Some(at) => threads != "b" && position(at) < position(&threads),
+    };
+    let pack_b = text("pack_b");
+    if pack_b != "none" {
+        let at = (pack_b == "block").then(|| innermost("jc"));
+        steps.extend(pack(&p, &p.b, "B.p", at, nr, lanes));
+        if shared(at) {
+            let outermost = if at.is_none() { 0 } else { usize::from(p.batch.is_some()) };
+            steps.push(parallel(&format!("B.p.{outermost}")));
+        }
+    }
+    let pack_a = text("pack_a");
+    if pack_a != "none" {
+        let at = innermost("ic");
+        match pack_a.as_str() {
+            "rows" => steps.extend(copy_rows(&p, at, mr, lanes)),
+            _ => steps.extend(pack(&p, &p.a, "A.p", Some(at), mr, lanes)),
+        }
+        if shared(Some(at)) {
+            steps.push(parallel(&format!("A.p.{}", usize::from(p.batch.is_some()))));
+        }
+    }
+
+    steps.push(accumulate(p.sum, tile, "C.r"));
+    steps.push(vectorize("jl"));
+    steps.extend(["jv", rows.inside, "ki"].map(unroll));
+    if !p.has_epilogue && space.flag(config, "prefetch_c") {
+        steps.push(prefetch(p.sum, tile, 0));
+    }
+    if int("prefetch_b") > 0 {
+        steps.push(prefetch("B.p", "ko", int("prefetch_b")));
+    }
+    if p.has_epilogue {
+        steps.extend([split(columns.finish, lanes, "ov", "ol"), vectorize("ol")]);
+        if n_finished == loops.len() {
+            steps.extend([rows.finish, "ov"].map(unroll));
+        }
+    }
+    if !threads.is_empty() {
+        let batch = if n_finished > 0 { "ob" } else { "b" };
+        steps.push(parallel(if threads == "b" { batch } else { &threads }));
+        // Where threads share the work on a block they share its epilogue.
+        if p.has_epilogue && threads != "b" && position(&threads) >= Some(n_finished) {
+            steps.push(parallel(rows.finish));
+        }
+    }
+    steps
+}
+
+/// Copies panels of `width` rows or columns of a factor, step by step of the reduction.
+fn pack(p: &Product, factor: &Factor, name: &str, at: Option<&str>, width: i64, lanes: i64) -> Vec<Step> {
+    let axes = [Outer(factor.outer, width), Whole(factor.k), Inner(factor.outer, width)];
+    let [k, element] = [1, 2].map(|axis| format!("{name}.{}", axis + usize::from(p.batch.is_some())));
+    let [v, l] = ["v", "l"].map(|part| format!("{name}.{part}"));
+    let mut steps = vec![stage(factor.name, at, name, &p.copy_layout(&axes))];
+    if !factor.is_k_last() {
+        steps.extend([split(&element, lanes, &v, &l), unroll(&v), vectorize(&l)]);
+    } else if width < 2 * lanes {
+        // Loads along rows; the panel's stores interleave them.
+        steps.extend([split(&k, lanes, &v, &l), reorder(&[&v, &l, &element]), unroll(&element), vectorize(&l)]);
+    } else {
+        // Squares of vectors, transposed between loads along rows and stores along the panel.
+        let [kv, kl] = ["kv", "kl"].map(|part| format!("{name}.{part}"));
+        steps.extend([split(&k, lanes, &kv, &kl), split(&element, lanes, &v, &l)]);
+        steps.extend([reorder(&[&kv, &v, &kl, &l]), unroll(&kl), vectorize(&l)]);
+    }
+    steps
+}
+
+/// Copies blocks of `mr` rows of the first factor as they are.
+fn copy_rows(p: &Product, at: &str, mr: i64, lanes: i64) -> Vec<Step> {
+    let axes: [LayoutAxis; 3] = [Outer(p.a.outer, mr), Inner(p.a.outer, mr), Whole(p.a.k)];
+    let k = format!("A.p.{}", 2 + usize::from(p.batch.is_some()));
+    vec![
+        stage(p.a.name, Some(at), "A.p", &p.copy_layout(&axes)),
+        split(&k, lanes, "A.p.v", "A.p.l"),
+        vectorize("A.p.l"),
+    ]
+}

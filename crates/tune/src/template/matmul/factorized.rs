@@ -1,0 +1,87 @@
+//! The spaces of papers that give a factorization for each dimension and nothing else.
+
+use super::super::step::{accumulate, parallel, reorder, split, unroll, vectorize};
+use super::super::{Setting, Template};
+use super::Product;
+use crate::space::{Config, Parameter, Space, SpaceError};
+use tilewright_ir::Step;
+
+/// Rows and columns in 4 loops each, the reduction in 2, and nothing else.
+///
+/// # Source
+/// "Compiler-Level Matrix Multiplication Optimization for Deep Learning", section 2.2, equations 2 to 4, with the values
+/// of section 5. The paper leaves open what a CPU does with the loops; here they nest as
+/// `m0 n0 m1 n1 k0 m2 n2 k1 m3 n3`, the columns of `n3` are vector lanes, and a tile `m3 × n3` that fits the registers is
+/// kept in them; with several threads `m0` is spread over them. An epilogue is a pass of its own.
+pub const GEMM_4_2_4: Template = Template {
+    name: "gemm-4-2-4",
+    text: "the G-BFS and N-A2C paper's space: factorizations of m and n into 4 and of k into 2",
+    operators: &["matmul"],
+    space: |s| space("gemm-4-2-4", s, 2),
+    steps,
+};
+
+/// Rows and columns in 4 loops each, the reduction in 3, the products of a batch in 2.
+///
+/// # Source
+/// "OpEvo: An Evolutionary Method for Tensor Operator Optimization", section 5. The paper's loops are those of a GPU
+/// kernel; here they nest as `b0 b1 m0 n0 m1 n1 k0 m2 n2 k1 k2 m3 n3` and are carried out as in [`GEMM_4_2_4`], but that
+/// `b0` is what is spread over threads where there is a batch.
+pub const MATMUL_4_3_4: Template = Template {
+    name: "matmul-4-3-4",
+    text: "OpEvo's space: factorizations of m and n into 4, of k into 3, of a batch into 2",
+    operators: &["matmul", "batch_matmul"],
+    space: |s| space("matmul-4-3-4", s, 3),
+    steps,
+};
+
+fn space(name: &str, s: &Setting, k_parts: usize) -> Result<Space, SpaceError> {
+    let p = Product::of(s);
+    let factors = |name: &str, n: i64, parts| Parameter::factorization(name, n as u64, parts);
+    let mut parameters: Vec<Parameter> = p.batch.map(|b| factors("b", b, 2)).into_iter().collect();
+    parameters.extend([factors("m", p.m, 4), factors("k", p.k, k_parts), factors("n", p.n, 4)]);
+    Space::new(name, parameters, vec![])
+}
+
+fn steps(s: &Setting, space: &Space, config: &Config) -> Vec<Step> {
+    let p = Product::of(s);
+    let factors = |name: &str| space.factors(config, name).into_iter().map(|f| f as i64).collect::<Vec<_>>();
+    let (m, k, n) = (factors("m"), factors("k"), factors("n"));
+    let lanes = s.target.lanes(s.workload.dtype);
+    let mut steps = Vec::new();
+    // Splits a loop into one for each factor, numbered from 0.
+    let mut split_by = |target: &str, name: &str, factors: &[i64]| {
+        let mut rest = target.to_owned();
+        for at in 1..factors.len() {
+            let inner = if at + 1 == factors.len() { format!("{name}{at}") } else { format!("{name}{at}.rest") };
+            steps.push(split(&rest, factors[at..].iter().product(), &format!("{name}{}", at - 1), &inner));
+            rest = inner;
+        }
+    };
+    if p.batch.is_some() {
+        split_by("b", "b", &factors("b"));
+    }
+    split_by("i", "m", &m);
+    split_by("j", "n", &n);
+    split_by("k", "k", &k);
+    steps.push(split("n3", lanes, "n3.v", "n3.l"));
+    let inner_k = &["k1", "k2"][..k.len() - 1];
+    let batch: &[&str] = if p.batch.is_some() { &["b0", "b1"] } else { &[] };
+    let outer = ["m0", "n0", "m1", "n1", "k0", "m2", "n2"];
+    steps.push(reorder(&[batch, &outer, inner_k, &["m3", "n3.v", "n3.l"]].concat()));
+    let vectors_per_row = (n[3] + lanes - 1) / lanes;
+    // One register more than the tile and a row of B for the broadcast element of A.
+    if m[3] * vectors_per_row + vectors_per_row < i64::from(s.target.n_vector_registers) {
+        steps.extend([accumulate(p.sum, "n2", "C.r"), unroll("m3"), unroll("n3.v")]);
+    }
+    steps.push(vectorize("n3.l"));
+    if p.has_epilogue {
+        steps.extend([split("oj", lanes, "oj.v", "oj.l"), vectorize("oj.l")]);
+    }
+    if s.n_threads > 1 {
+        let (product, epilogue) = if p.batch.is_some() { ("b0", "ob") } else { ("m0", "oi") };
+        steps.push(parallel(product));
+        steps.extend(p.has_epilogue.then(|| parallel(epilogue)));
+    }
+    steps
+}
