@@ -7,7 +7,8 @@ use std::slice::from_ref;
 
 /// `Y[n, k, p, q] = Σ_{c, r, s} X[n, c, p·stride + r·dilation, q·stride + s·dilation] · W[k, c, r, s]`, X padded.
 ///
-/// With groups, output channels of group g sum over input channels of group g only.
+/// With groups, output channels of group g sum over input channels of group g only. The program of a pointwise
+/// convolution, 1×1 with stride 1 and no padding, has images of one row: h·w columns, the same elements in memory.
 pub const CONV2D: Operator = Operator {
     name: "conv2d",
     text: "Y[n, k, p, q] = sum over c, r, s of padded X[n, c, p*stride + r*dilation, q*stride + s*dilation] * W[k, c, r, s]",
@@ -49,7 +50,7 @@ fn check(w: &Workload) -> Result<(), WorkloadError> {
 
 fn program(w: &Workload) -> Program {
     let (c, k, groups) = (w.size("c"), w.size("k"), w.size("groups"));
-    let axes = Axis::forward(w);
+    let axes = Axis::as_one_row(Axis::forward(w));
     let convolution = Convolution {
         channels: [c, k],
         weights: &[k, c / groups, axes[0].filter, axes[1].filter],

@@ -79,6 +79,26 @@ impl Axis {
         })
     }
 
+    /// Both axes, where each output sees one element of the input, in order, as a single row: an image of the same
+    /// elements that every schedule can cut without regard to where its rows end.
+    pub(super) fn as_one_row(axes: [Axis; 2]) -> [Axis; 2] {
+        let is_pointwise = |a: &Axis| a.filter == 1 && a.stride == 1 && a.output == a.input && !a.is_padded();
+        if !axes.iter().all(is_pointwise) {
+            return axes;
+        }
+        let row = |n: i64| Axis {
+            input: n,
+            padded: n,
+            before: 0,
+            spread: 1,
+            filter: 1,
+            dilation: 1,
+            stride: 1,
+            output: n,
+        };
+        [row(1), row(axes[0].output * axes[1].output)]
+    }
+
     /// Both axes of a transposed convolution, as a plain one over the input with zeros inserted.
     pub(super) fn transposed(w: &Workload) -> [Axis; 2] {
         DIRECTIONS.map(|d| {
