@@ -85,8 +85,9 @@ pub enum Ended {
 
 /// Runs `search` over `space` against `measure` until the budget is spent, the space is exhausted or `stop` is raised.
 ///
-/// `prior` trials, of an earlier run or of another, are told to the search first and never measured again. The observer
-/// is told every trial as it completes and the end of every batch; where it fails, the run ends.
+/// `prior` trials, of an earlier run or of another, are told to the search first and never measured again. `guesses`
+/// are measured before anything that the search proposes, in their order, and told to it like its own. The observer is
+/// told every trial as it completes and the end of every batch; where it fails, the run ends.
 ///
 /// # Errors
 /// [`Error::Measure`] and [`Error::Observer`]. What was measured until then has been observed.
@@ -98,10 +99,12 @@ pub fn tune(
     space: &Space,
     measure: &mut dyn Measure,
     prior: &[Trial],
+    guesses: &[Config],
     budget: Budget,
     stop: &AtomicBool,
     observer: &mut dyn FnMut(Event) -> Result<(), BoxError>,
 ) -> Result<Summary, Error> {
+    let mut guesses = guesses.iter().filter(|config| space.contains(config)).cloned();
     let start = Instant::now();
     let mut books = Books::new(prior);
     books.search(|| search.observe(prior));
@@ -116,8 +119,13 @@ pub fn tune(
             break Ended::Time;
         }
         let n = left.min(budget.batch.max(1) as u64) as usize;
-        let mut batch = books.search(|| search.propose(n));
+        let guessed: Vec<Config> = guesses.by_ref().filter(|config| books.seen.insert(config.clone())).take(n).collect();
+        let is_guess = !guessed.is_empty();
+        let mut batch = if is_guess { guessed } else { books.search(|| search.propose(n)) };
         batch.retain(|config| {
+            if is_guess {
+                return true;
+            }
             let fresh = space.contains(config) && books.seen.insert(config.clone());
             debug_assert!(fresh, "invariant: a search proposes only legal configurations that are new: {config:?}");
             fresh
@@ -268,7 +276,7 @@ mod tests {
             }
             Ok(())
         };
-        let summary = tune(search.as_mut(), &space, &mut table, prior, budget, stop, &mut observer).unwrap();
+        let summary = tune(search.as_mut(), &space, &mut table, prior, &[], budget, stop, &mut observer).unwrap();
         assert_eq!((shown, committed.len()), (summary.n_trials, summary.n_trials as usize));
         (summary, committed)
     }
@@ -339,7 +347,7 @@ mod tests {
             }
             Ok(())
         };
-        let summary = tune(search.as_mut(), &space, &mut table, &[], trials(20), &stop, &mut observer).unwrap();
+        let summary = tune(search.as_mut(), &space, &mut table, &[], &[], trials(20), &stop, &mut observer).unwrap();
         assert_eq!((summary.n_trials, summary.ended, committed), (7, Ended::Interrupted, 7));
     }
 
@@ -362,10 +370,10 @@ mod tests {
         let space = table.space().clone();
         let stop = AtomicBool::new(false);
         let mut search = search::build("random", &space, 1).unwrap();
-        let error = tune(search.as_mut(), &space, &mut Broken, &[], trials(9), &stop, &mut |_| Ok(())).unwrap_err();
+        let error = tune(search.as_mut(), &space, &mut Broken, &[], &[], trials(9), &stop, &mut |_| Ok(())).unwrap_err();
         assert_eq!(error.to_string(), "measuring failed: no worker");
         let mut full = |_: Event| Err("disk full".into());
-        let error = tune(search.as_mut(), &space, &mut table, &[], trials(9), &stop, &mut full).unwrap_err();
+        let error = tune(search.as_mut(), &space, &mut table, &[], &[], trials(9), &stop, &mut full).unwrap_err();
         assert_eq!(error.to_string(), "recording failed: disk full");
     }
 }

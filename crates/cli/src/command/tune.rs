@@ -216,6 +216,7 @@ fn tune(args: &TuneArgs, workload: &Workload, interrupts: &Interrupts) -> anyhow
         &run.task.space,
         &mut device,
         &earlier.trials,
+        &run.task.guesses(args.seed),
         budget,
         &interrupts.stop,
         &mut observer,

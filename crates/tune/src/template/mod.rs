@@ -4,6 +4,8 @@ mod conv;
 mod matmul;
 
 use crate::space::{Config, Space, SpaceError};
+use rand::SeedableRng;
+use rand_xoshiro::Xoshiro256PlusPlus;
 use std::sync::Arc;
 use tilewright_ir::op::Workload;
 use tilewright_ir::schedule::{Illegal, apply_all};
@@ -21,6 +23,8 @@ pub struct Template {
     pub space: fn(&Setting) -> Result<Space, SpaceError>,
     /// The schedule of a configuration of that space.
     pub steps: fn(&Setting, &Space, &Config) -> Vec<Step>,
+    /// What a model of registers and caches expects a run to cost, in cycles of one core; to rank guesses.
+    pub estimate: Option<fn(&Setting, &Space, &Config) -> f64>,
 }
 
 /// All templates; the first one of an operator is its default.
@@ -102,6 +106,38 @@ impl Task {
     /// The schedule of a configuration.
     pub fn steps(&self, config: &Config) -> Vec<Step> {
         (self.template.steps)(&self.setting, &self.space, config)
+    }
+
+    /// Configurations to begin with: those that the template's model of the machine ranks first among a sample of the
+    /// space, of each of its algorithms alike, no two with all but one parameter the same. None without a model.
+    ///
+    /// # Cost
+    /// A few thousand evaluations of the model.
+    pub fn guesses(&self, seed: u64) -> Vec<Config> {
+        const SAMPLE: u64 = 4096;
+        const OF_EACH_ALGORITHM: usize = 16;
+        let Some(estimate) = self.template.estimate else { return Vec::new() };
+        let mut rng = Xoshiro256PlusPlus::seed_from_u64(seed);
+        let size = u64::try_from(self.space.size()).unwrap_or(u64::MAX);
+        let sample: Vec<Config> = match size <= SAMPLE {
+            true => (0..size).map(|at| self.space.config_at(at.into())).collect(),
+            false => (0..SAMPLE).map(|_| self.space.sample(&mut rng)).collect(),
+        };
+        let mut ranked: Vec<(f64, Config)> =
+            sample.into_iter().map(|config| (estimate(&self.setting, &self.space, &config), config)).collect();
+        ranked.sort_by(|a, b| a.0.total_cmp(&b.0).then_with(|| a.1.cmp(&b.1)));
+        let algorithm = self.space.names().position(|name| name == "algorithm");
+        let algorithm_of = |config: &Config| algorithm.map_or(0, |at| config.ranks()[at]);
+        let mut chosen: Vec<Config> = Vec::new();
+        for (_, config) in ranked {
+            let alike = |other: &&Config| algorithm_of(other) == algorithm_of(&config);
+            let differences =
+                |other: &Config| other.ranks().iter().zip(config.ranks()).filter(|(a, b)| a != b).count();
+            if chosen.iter().filter(alike).count() < OF_EACH_ALGORITHM && chosen.iter().all(|c| differences(c) > 1) {
+                chosen.push(config);
+            }
+        }
+        chosen
     }
 
     /// The program of a configuration, scheduled but not lowered.

@@ -4,7 +4,7 @@ use super::super::Setting;
 use super::super::step::{
     accumulate, compute_at, fuse, inline, layout, parallel, reorder, split, stage, unroll, vectorize,
 };
-use super::{Algorithm, Shape, ceil_div, is_blocked};
+use super::{Algorithm, Shape, bandwidth, ceil_div, cuts, is_blocked, step_cycles};
 use crate::space::{Config, Constraint, Parameter, Space, Value};
 use tilewright_ir::Step;
 use tilewright_ir::op::Epilogue;
@@ -18,7 +18,8 @@ use tilewright_ir::schedule::LayoutAxis::{Inner, Outer, Whole};
 /// # Source
 /// The tile and the blocked layouts are those of Georganas et al., "Anatomy of High-Performance Deep Learning
 /// Convolutions on SIMD Architectures" (2018), sections II-B and II-C; pixels as lanes are our addition.
-pub const DIRECT: Algorithm = Algorithm { name: "direct", applies: |_| true, parameters, constraints, steps };
+pub const DIRECT: Algorithm =
+    Algorithm { name: "direct", applies: |_| true, parameters, constraints, steps, estimate };
 
 /// Vectors and broadcast elements of a register tile, from `lanes`, `k_tile`, `p_tile`, `q_tile`.
 fn operands(v: &[&Value]) -> (i64, i64) {
@@ -301,6 +302,60 @@ fn steps(s: &Setting, shape: &Shape, space: &Space, config: &Config) -> Vec<Step
         }
     }
     steps
+}
+
+/// Register tiles at the rate of their multiply-adds and loads, or of the weights and the input that they read from
+/// whichever cache holds what the loops around return to; then what copies and stores take.
+fn estimate(s: &Setting, shape: &Shape, space: &Space, config: &Config) -> f64 {
+    let lanes = s.target.lanes(s.workload.dtype);
+    let bytes = s.workload.dtype.bytes() as f64;
+    let (int, text) = (|name: &str| space.int(config, name), |name: &str| space.text(config, name));
+    let by_channels = text("lanes") == "k";
+    let k_tile = elements(int("k_tile"), by_channels, lanes);
+    let q_tile = elements(int("q_tile"), !by_channels, lanes);
+    let Shape { n, k, p, q, c, r, s: columns, stride, k_group, .. } = *shape;
+    let taps = (r * columns) as f64;
+    let steps = c.unwrap_or(1) as f64 * taps;
+    let channels = c.map_or(k_group, |c| c) as f64;
+    let order = space.order(config, "order");
+    let (inner, outer) = (order[2].as_str(), order[0].as_str());
+    let image = channels * (p * stride[0] * q * stride[1]) as f64 * bytes;
+    let row = image / p as f64;
+    let weights = k_group as f64 * steps * bytes;
+
+    let mut cycles = 0.0;
+    for (n_k, kt) in cuts(k_group, k_tile) {
+        for (n_p, pt) in cuts(p, int("p_tile")) {
+            for (n_q, qt) in cuts(q, q_tile) {
+                let (vectors, broadcast) = match by_channels {
+                    true => (ceil_div(kt, lanes), pt * qt),
+                    false => (pt * ceil_div(qt, lanes), kt),
+                };
+                let slice = kt as f64 * steps * bytes;
+                let patch = ((pt - 1) * stride[0] + r) as f64 * ((qt - 1) * stride[1] + columns) as f64 * channels * bytes;
+                // Weights stay where tiles of the image are the innermost loop; else all come by again and again.
+                let weights_from = if inner == "k" { weights + patch } else { slice + patch };
+                let input_from = match (inner, outer) {
+                    ("k", _) => patch,
+                    (_, "k") => image + slice,
+                    _ => row * r as f64 + weights,
+                };
+                let read = slice / bandwidth(s, weights_from) + patch / taps.sqrt() / bandwidth(s, input_from);
+                let compute = steps * step_cycles(vectors, broadcast) + 8.0 * taps + 40.0;
+                cycles += n_k * n_p * n_q * (compute.max(read) + 0.2 * compute.min(read));
+            }
+        }
+    }
+    cycles *= (n * (k / k_group)) as f64;
+    let results = (n * k * p * q) as f64;
+    cycles += results
+        * match (text("write").as_str(), by_channels && !is_blocked(s)) {
+            ("scatter", _) => 1.5,
+            ("tile", true) => if q_tile < lanes { 2.0 } else { 0.8 },
+            ("row", _) => 0.6,
+            _ => 2.0 / lanes as f64,
+        };
+    if text("input") == "packed" { cycles + n as f64 * image / bytes * 0.6 } else { cycles }
 }
 
 /// Copies rows of `column` into blocks of channels `channel`, a vector of pixels of every channel at a time.

@@ -5,8 +5,8 @@ mod winograd;
 
 use super::{Setting, Template};
 use crate::space::{Config, Constraint, Domain, Parameter, Space, SpaceError, Value};
-use tilewright_ir::Step;
 use tilewright_ir::op::Layout;
+use tilewright_ir::{Step, Target};
 
 /// The operators that the direct algorithm serves.
 const CONVOLUTIONS: &[&str] = &["conv2d", "depthwise_conv2d", "conv2d_transpose"];
@@ -18,6 +18,7 @@ pub const CONV: Template = Template {
     operators: CONVOLUTIONS,
     space: |s| space("conv", s, ALGORITHMS),
     steps: |s, space, config| steps(s, ALGORITHMS, space, config),
+    estimate: Some(|s, space, config| estimate(s, ALGORITHMS, space, config)),
 };
 
 /// Direct convolution alone.
@@ -27,6 +28,7 @@ pub const CONV_DIRECT: Template = Template {
     operators: CONVOLUTIONS,
     space: |s| space("conv-direct", s, &[direct::DIRECT]),
     steps: |s, space, config| steps(s, &[direct::DIRECT], space, config),
+    estimate: Some(|s, space, config| estimate(s, &[direct::DIRECT], space, config)),
 };
 
 /// Winograd's algorithm alone.
@@ -36,6 +38,7 @@ pub const CONV_WINOGRAD: Template = Template {
     operators: &["conv2d"],
     space: |s| space("conv-winograd", s, &[winograd::WINOGRAD]),
     steps: |s, space, config| steps(s, &[winograd::WINOGRAD], space, config),
+    estimate: Some(|s, space, config| estimate(s, &[winograd::WINOGRAD], space, config)),
 };
 
 /// A way to compute a convolution.
@@ -50,6 +53,8 @@ struct Algorithm {
     constraints: fn(&Setting, &Shape) -> Vec<Constraint>,
     /// The schedule of a configuration.
     steps: fn(&Setting, &Shape, &Space, &Config) -> Vec<Step>,
+    /// See [`Template::estimate`].
+    estimate: fn(&Setting, &Shape, &Space, &Config) -> f64,
 }
 
 /// All algorithms.
@@ -97,15 +102,43 @@ fn space(name: &str, s: &Setting, algorithms: &[Algorithm]) -> Result<Space, Spa
 
 fn steps(s: &Setting, algorithms: &[Algorithm], space: &Space, config: &Config) -> Vec<Step> {
     let shape = Shape::of(s);
-    let applying: Vec<&Algorithm> = algorithms.iter().filter(|a| (a.applies)(&shape)).collect();
-    let chosen = match applying[..] {
+    (chosen(&shape, algorithms, space, config).steps)(s, &shape, space, config)
+}
+
+fn estimate(s: &Setting, algorithms: &[Algorithm], space: &Space, config: &Config) -> f64 {
+    let shape = Shape::of(s);
+    (chosen(&shape, algorithms, space, config).estimate)(s, &shape, space, config)
+}
+
+/// The algorithm of a configuration.
+fn chosen<'a>(shape: &Shape, algorithms: &'a [Algorithm], space: &Space, config: &Config) -> &'a Algorithm {
+    let applying: Vec<&Algorithm> = algorithms.iter().filter(|a| (a.applies)(shape)).collect();
+    match applying[..] {
         [only] => only,
         _ => {
             let name = space.text(config, "algorithm");
             applying.into_iter().find(|a| a.name == name).expect("the space lists the algorithms that apply")
         }
-    };
-    (chosen.steps)(s, &shape, space, config)
+    }
+}
+
+/// Cycles of a step of a reduction on a register tile of `vectors` × `broadcast` accumulators: two multiply-adds and two
+/// loads a cycle, each accumulator used again after four at the earliest.
+fn step_cycles(vectors: i64, broadcast: i64) -> f64 {
+    ((vectors * broadcast) as f64 / 2.0).max((vectors + broadcast) as f64 / 2.0).max(4.0)
+}
+
+/// How often tiles of which size cover an extent: the full ones, and the rest.
+fn cuts(extent: i64, tile: i64) -> [(f64, i64); 2] {
+    [((extent / tile) as f64, tile), (f64::from(u8::from(extent % tile > 0)), extent % tile)]
+}
+
+/// Bytes a cycle from the smallest cache that holds so many bytes; from main memory where none does.
+fn bandwidth(s: &Setting, bytes: f64) -> f64 {
+    let Target { l1d_bytes, l2_bytes, l3_bytes, .. } = s.target;
+    // Caches hold other things too.
+    let levels = [(l1d_bytes as f64 * 0.6, 64.0), (l2_bytes as f64 * 0.7, 28.0), (l3_bytes as f64 * 0.7, 9.0)];
+    levels.into_iter().find(|(size, _)| bytes <= *size).map_or(4.0, |(_, rate)| rate)
 }
 
 /// The values of both, of parameters of the same name: numbers, or alternatives.
@@ -159,6 +192,11 @@ struct Shape {
     q: i64,
     /// Input channels that one output sums over; none in a depthwise convolution.
     c: Option<i64>,
+    /// Rows and columns of a filter.
+    r: i64,
+    s: i64,
+    /// Elements from one output to the next, along rows and columns.
+    stride: [i64; 2],
     /// Whether the input is read through a stage that pads it.
     padded: bool,
     /// Channels of the output that read the same channels of the input.
@@ -184,6 +222,9 @@ impl Shape {
             p: acc[2],
             q: acc[3],
             c: (!depthwise).then(|| if transposed { weights[0] } else { weights[1] }),
+            r,
+            s,
+            stride: if transposed { [1, 1] } else { [w.size("stride_h"), w.size("stride_w")] },
             padded: program.find_buffer("pad").is_some(),
             k_group: acc[1] / groups,
             has_winograd: !w.exact

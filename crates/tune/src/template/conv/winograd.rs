@@ -5,7 +5,7 @@ use super::super::step::{
     accumulate, compute_at, fuse, inline, layout, parallel, reorder, split, stage, unroll, vectorize, winograd,
 };
 use super::direct::pack;
-use super::{Algorithm, Shape, ceil_div, is_blocked};
+use super::{Algorithm, Shape, bandwidth, ceil_div, cuts, is_blocked, step_cycles};
 use crate::space::{Config, Constraint, Parameter, Space};
 use tilewright_ir::Step;
 use tilewright_ir::op::Epilogue;
@@ -18,7 +18,7 @@ use tilewright_ir::schedule::LayoutAxis::{Inner, Outer, Whole};
 /// Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks" (2015), section 4; blocking the tiles so that
 /// their transforms stay in cache is as in Georganas et al. (2018) for direct convolution.
 pub const WINOGRAD: Algorithm =
-    Algorithm { name: "winograd", applies: |shape| shape.has_winograd, parameters, constraints, steps };
+    Algorithm { name: "winograd", applies: |shape| shape.has_winograd, parameters, constraints, steps, estimate };
 
 fn parameters(s: &Setting, shape: &Shape) -> Vec<Parameter> {
     let vectors = ceil_div(shape.k, s.target.lanes(s.workload.dtype));
@@ -224,4 +224,35 @@ fn steps(s: &Setting, shape: &Shape, space: &Space, config: &Config) -> Vec<Step
         }
     }
     steps
+}
+
+/// Products at the rate of their register tile or of the transformed weights, which come by once a block of rows; the
+/// transforms; and writing and reading what lies between them.
+fn estimate(s: &Setting, shape: &Shape, space: &Space, config: &Config) -> f64 {
+    let lanes = s.target.lanes(s.workload.dtype);
+    let bytes = s.workload.dtype.bytes() as f64;
+    let int = |name: &str| space.int(config, name);
+    let (m, c) = (int("m"), shape.c.unwrap_or(1));
+    let elements = ((m + 2) * (m + 2)) as f64;
+    let k_block = ceil_div(ceil_div(shape.k, lanes), int("k_blocks")) * lanes;
+    let (tile_rows, tile_columns) = (ceil_div(shape.p, m), ceil_div(shape.q, m));
+    let weights = elements * (shape.k * c) as f64 * bytes;
+    let mut cycles = 0.0;
+    for (n_blocks, rows) in cuts(tile_rows, int("rows")) {
+        let tiles = rows * tile_columns;
+        let mut products = 0.0;
+        for (n_k, vectors) in cuts(ceil_div(k_block, lanes), int("k_tile")) {
+            for (n_t, t) in cuts(tiles, int("t_tile")) {
+                products += n_k * n_t * (c as f64 * step_cycles(vectors, t) + 20.0);
+            }
+        }
+        products *= elements * int("k_blocks") as f64;
+        let between = elements * (tiles * (c + k_block)) as f64 * bytes;
+        let passed = elements * (tiles * (c * int("k_blocks") + shape.k)) as f64 * bytes;
+        let read = weights / bandwidth(s, if n_blocks > 1.0 { weights + between } else { 1e9 });
+        let vectors_of = |channels: i64| (tiles * ceil_div(channels, lanes)) as f64;
+        let transforms = vectors_of(c) * 4.5 * elements + vectors_of(shape.k) * 3.0 * elements;
+        cycles += n_blocks * (products.max(read) + 0.2 * products.min(read) + transforms + 2.0 * passed / bandwidth(s, between));
+    }
+    cycles * shape.n as f64
 }

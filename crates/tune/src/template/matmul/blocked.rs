@@ -23,6 +23,7 @@ pub const MATMUL_BLOCKED: Template = Template {
     operators: &["matmul", "batch_matmul", "dense"],
     space,
     steps,
+    estimate: None,
 };
 
 /// Blocks that a dimension may be cut into.

@@ -19,6 +19,7 @@ pub const GEMM_4_2_4: Template = Template {
     operators: &["matmul"],
     space: |s| space("gemm-4-2-4", s, 2),
     steps,
+    estimate: None,
 };
 
 /// Rows and columns in 4 loops each, the reduction in 3, the products of a batch in 2.
@@ -33,6 +34,7 @@ pub const MATMUL_4_3_4: Template = Template {
     operators: &["matmul", "batch_matmul"],
     space: |s| space("matmul-4-3-4", s, 3),
     steps,
+    estimate: None,
 };
 
 fn space(name: &str, s: &Setting, k_parts: usize) -> Result<Space, SpaceError> {
