@@ -30,6 +30,7 @@ pub const TEMPLATES: &[Template] = &[
     gemm_4_2_4::GEMM_4_2_4,
     conv::CONV_DIRECT,
     conv::CONV_WINOGRAD,
+    conv::CONV_4_4_4_2_2_2,
 ];
 
 /// What a template depends on.

@@ -1,12 +1,14 @@
 //! Templates of convolutions: direct, as a matrix product, and by Winograd's algorithm.
 
 mod direct;
+mod paper;
 mod winograd;
 
 use super::Setting;
 use tilewright_ir::op::Layout;
 
 pub use direct::CONV_DIRECT;
+pub use paper::CONV_4_4_4_2_2_2;
 pub use winograd::CONV_WINOGRAD;
 
 /// The sizes of a convolution's reduction, read off its untransformed program.
