@@ -1,20 +1,22 @@
-//! Random configurations of every template on shapes that nothing divides: each compiles and gives the right answer.
+//! Random configurations of every template: each compiles and gives the right answer.
 //!
-//! `TILEWRIGHT_CONFIGS=300` sets how many of each template and shape; a few by default.
+//! `TILEWRIGHT_CONFIGS=300` makes a long run of it: so many configurations of each template and matmul, and three times
+//! as many convolutions; a few by default.
 
 mod common;
 
 use std::ops::ControlFlow;
 use std::time::Duration;
 
-use rand::SeedableRng;
+use rand::seq::IndexedRandom;
+use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
 use tilewright_device::{Device, host};
 use tilewright_ir::Target;
 use tilewright_ir::op::Workload;
-use tilewright_tune::{Config, Measure, Outcome, Setting, TEMPLATES, Task};
+use tilewright_tune::{Config, Measure, Measured, Outcome, Setting, TEMPLATES, Task, TaskError, Template};
 
-/// Shapes and the number of threads.
+/// Shapes that nothing divides, and the number of threads.
 const CASES: [(&str, usize); 21] = [
     ("matmul:m=1,n=1,k=1", 1),
     ("matmul:m=1,n=1,k=257", 1),
@@ -39,6 +41,14 @@ const CASES: [(&str, usize); 21] = [
     ("dense:m=40,n=23,k=39,dtype=f64", 1),
 ];
 
+/// Random configurations of each template for one convolution.
+const CONFIGS_OF_CONVOLUTION: usize = 3;
+
+/// How thorough to be.
+fn n_configs() -> usize {
+    std::env::var("TILEWRIGHT_CONFIGS").map_or(4, |n| n.parse().expect("a number of configurations"))
+}
+
 /// This machine as it is, and as an older one where it runs that one's code.
 fn targets() -> Vec<Target> {
     let mut targets = vec![host::target()];
@@ -52,45 +62,149 @@ fn targets() -> Vec<Target> {
     targets
 }
 
+fn templates(workload: &Workload) -> impl Iterator<Item = &'static Template> {
+    TEMPLATES.iter().filter(|t| (t.serves)(workload))
+}
+
+/// What became of the configurations measured so far.
+#[derive(Default)]
+struct Tally {
+    n_measured: usize,
+    failures: Vec<String>,
+}
+
+impl Tally {
+    /// Measures random configurations.
+    fn measure(&mut self, task: &Task, n_configs: usize, rng: &mut Xoshiro256PlusPlus) {
+        let mut configs: Vec<Config> = (0..n_configs).map(|_| task.space.sample(rng)).collect();
+        configs.sort();
+        configs.dedup();
+        let Setting { workload, target, n_threads } = &task.setting;
+        let mut options = common::device_options(*n_threads);
+        options.min_time = Duration::from_micros(100);
+        let steps = task.clone();
+        let mut device = Device::new(workload.clone(), target, options, move |config| steps.steps(config)).unwrap();
+        let mut done = |at: usize, measured: Measured| {
+            self.n_measured += 1;
+            if let Outcome::Failed { class, message } = measured.outcome {
+                let config = task.space.config_to_json(&configs[at]);
+                self.failures.push(format!(
+                    "{class}: {message}\nrepro: tilewright show '{workload}' --threads {n_threads} --target {} \
+                     --template {} --config '{config}' --emit ir",
+                    target.cpu, task.template.name
+                ));
+            }
+            ControlFlow::Continue(())
+        };
+        device.measure(&configs, None, &mut done).unwrap();
+    }
+
+    /// # Panics
+    /// Where a configuration failed.
+    fn finish(self) {
+        let Tally { n_measured, failures } = self;
+        assert!(failures.is_empty(), "{} of {n_measured} failed\n{}", failures.len(), failures.join("\n"));
+        println!("{n_measured} configurations gave right answers");
+    }
+}
+
 #[test]
 fn random_configurations_give_right_answers() {
-    let n_configs = std::env::var("TILEWRIGHT_CONFIGS").map_or(4, |n| n.parse().expect("a number of configurations"));
     let n_cpus = host::allowed_cpus().len();
-    let mut failures = Vec::new();
-    let mut n_measured = 0;
+    let mut tally = Tally::default();
     for (seed, (text, n_threads)) in CASES.into_iter().enumerate() {
         let n_threads = n_threads.min(n_cpus);
         let workload = Workload::parse(text).unwrap();
-        let templates = || TEMPLATES.iter().filter(|t| t.operators.contains(&workload.operator().name));
-        for (target, template) in targets().into_iter().flat_map(|target| templates().map(move |t| (target.clone(), t)))
-        {
-            let setting = Setting { workload: workload.clone(), target, n_threads };
-            let task = Task::new(setting, Some(template.name)).unwrap();
-            let mut rng = Xoshiro256PlusPlus::seed_from_u64(seed as u64);
-            let mut configs: Vec<Config> = (0..n_configs).map(|_| task.space.sample(&mut rng)).collect();
-            configs.sort();
-            configs.dedup();
-            let mut options = common::device_options(n_threads);
-            options.min_time = Duration::from_micros(100);
-            let steps = task.clone();
-            let mut device =
-                Device::new(workload.clone(), &task.setting.target, options, move |config| steps.steps(config))
-                    .unwrap();
-            let mut done = |at: usize, measured: tilewright_tune::Measured| {
-                n_measured += 1;
-                if let Outcome::Failed { class, message } = measured.outcome {
-                    let config = task.space.config_to_json(&configs[at]);
-                    failures.push(format!(
-                        "{class}: {message}\nrepro: tilewright show {text} --threads {n_threads} --target {} \
-                         --template {} --config '{config}' --emit ir",
-                        task.setting.target.cpu, template.name
-                    ));
-                }
-                ControlFlow::Continue(())
-            };
-            device.measure(&configs, None, &mut done).unwrap();
+        for target in targets() {
+            for template in templates(&workload) {
+                let setting = Setting { workload: workload.clone(), target: target.clone(), n_threads };
+                let task = Task::new(setting, Some(template.name)).unwrap();
+                tally.measure(&task, n_configs(), &mut Xoshiro256PlusPlus::seed_from_u64(seed as u64));
+            }
         }
     }
-    assert!(failures.is_empty(), "{} of {n_measured} failed\n{}", failures.len(), failures.join("\n"));
-    println!("{n_measured} configurations gave right answers");
+    tally.finish();
+}
+
+/// A convolution of any kind, most sizes dividing nothing.
+fn convolution(rng: &mut Xoshiro256PlusPlus) -> Workload {
+    loop {
+        let size = |rng: &mut Xoshiro256PlusPlus| {
+            // Small, ordinary, and next to what vectors and tiles hold.
+            let most = *[4, 20, 40].choose(rng).expect("there are some");
+            rng.random_range(1..=most)
+        };
+        let operator =
+            *["conv2d", "conv2d", "conv2d", "depthwise_conv2d", "conv2d_transpose"].choose(rng).expect("some");
+        let mut text = format!("{operator}:n={}", *[1, 1, 1, 2, 3].choose(rng).expect("some"));
+        let mut set = |key: &str, value: i64| text += &format!(",{key}={value}");
+        let groups = if operator == "conv2d" && rng.random_bool(0.2) { rng.random_range(2..=4) } else { 1 };
+        let of_groups = |n: i64| (n + groups - 1) / groups * groups;
+        set("c", of_groups(size(rng)));
+        match operator {
+            "conv2d" => {
+                set("k", of_groups(size(rng)));
+                set("groups", groups);
+            }
+            "depthwise_conv2d" => set("multiplier", *[1, 1, 2, 3].choose(rng).expect("some")),
+            _ => set("k", size(rng)),
+        }
+        let (h, w) = (size(rng), size(rng));
+        set("h", h);
+        set("w", w);
+        // The kinds that networks are made of, then any other.
+        if rng.random_bool(0.5) {
+            let filter = *[1, 3, 3, 5].choose(rng).expect("some");
+            for (key, value) in [("r", filter), ("s", filter), ("stride", rng.random_range(1..=2)), ("pad", filter / 2)]
+            {
+                set(key, value);
+            }
+        } else {
+            for key in ["r", "s"] {
+                set(key, rng.random_range(1..=5));
+            }
+            for key in ["stride_h", "stride_w", "dilation_h", "dilation_w"] {
+                set(key, *[1, 1, 2, 3].choose(rng).expect("some"));
+            }
+            for key in ["pad_top", "pad_left", "pad_bottom", "pad_right"] {
+                set(key, *[0, 0, 1, 2, 3].choose(rng).expect("some"));
+            }
+        }
+        for (attribute, probability) in [("dtype=f64", 0.2), ("const=w", 0.5), ("layout=blocked", 0.4)] {
+            if rng.random_bool(probability) {
+                text += &format!(",{attribute}");
+            }
+        }
+        let epilogues = ["", "", "bias", "relu", "bias+relu", "bias+add+relu", "add+clip(-1;2)", "gelu"];
+        match *epilogues.choose(rng).expect("some") {
+            "" => {}
+            epilogue => text += &format!(",epilogue={epilogue}"),
+        }
+        // Where the filter does not fit, or the padding leaves nothing, another one is drawn.
+        if let Ok(workload) = Workload::parse(&text) {
+            return workload;
+        }
+    }
+}
+
+#[test]
+fn templates_of_convolutions_give_right_answers_on_any_shape() {
+    let n_cpus = host::allowed_cpus().len();
+    let mut tally = Tally::default();
+    for seed in 0..3 * n_configs() as u64 {
+        let rng = &mut Xoshiro256PlusPlus::seed_from_u64(seed);
+        let workload = convolution(rng);
+        let n_threads = rng.random_range(1..=2).min(n_cpus);
+        let target = targets().choose(rng).expect("there is this machine").clone();
+        for (at, template) in templates(&workload).enumerate() {
+            let setting = Setting { workload: workload.clone(), target: target.clone(), n_threads };
+            match Task::new(setting, Some(template.name)) {
+                Ok(task) => tally.measure(&task, CONFIGS_OF_CONVOLUTION, rng),
+                // Others than the default may be for some shapes only.
+                Err(TaskError::Space(_)) if at > 0 => {}
+                Err(e) => tally.failures.push(format!("{workload} {}: {e}", template.name)),
+            }
+        }
+    }
+    tally.finish();
 }

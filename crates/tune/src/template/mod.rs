@@ -17,8 +17,8 @@ pub struct Template {
     pub name: &'static str,
     /// One line on what it varies.
     pub text: &'static str,
-    /// The operators it serves.
-    pub operators: &'static [&'static str],
+    /// Whether it has configurations for a workload.
+    pub serves: fn(&Workload) -> bool,
     /// The space for a task.
     pub space: fn(&Setting) -> Result<Space, SpaceError>,
     /// The schedule of a configuration of that space.
@@ -27,7 +27,7 @@ pub struct Template {
     pub estimate: Option<fn(&Setting, &Space, &Config) -> f64>,
 }
 
-/// All templates; the first one of an operator is its default.
+/// All templates; the first one that serves a workload is its default.
 pub const TEMPLATES: &[Template] = &[
     matmul::MATMUL_BLOCKED,
     matmul::GEMM_4_2_4,
@@ -35,6 +35,7 @@ pub const TEMPLATES: &[Template] = &[
     conv::CONV,
     conv::CONV_DIRECT,
     conv::CONV_WINOGRAD,
+    conv::CONV_4_4_4_2_2_2,
 ];
 
 /// What a template depends on.
@@ -62,14 +63,14 @@ pub struct Task {
 /// Why there is no task. The fault is the caller's, but for `Space`, which is the template's.
 #[derive(Debug, thiserror::Error)]
 pub enum TaskError {
-    /// No template of that name serves the operator.
-    #[error("no template `{name}` for {operator}; there are {known}")]
+    /// No template of that name serves the workload.
+    #[error("no template `{name}` for {workload}; there are {known}")]
     NoTemplate {
         /// The name given.
         name: String,
-        /// The operator.
-        operator: &'static str,
-        /// The operator's templates.
+        /// The workload.
+        workload: String,
+        /// The templates that serve it.
         known: String,
     },
     /// The template's space cannot be built.
@@ -83,21 +84,15 @@ impl Task {
     /// # Errors
     /// [`TaskError`] where there is no such template for the operator, or its space cannot be built.
     pub fn new(setting: Setting, template: Option<&str>) -> Result<Task, TaskError> {
-        let operator = setting.workload.operator().name;
-        let mut of_operator = TEMPLATES.iter().filter(|t| t.operators.contains(&operator));
+        let serving: Vec<&Template> = TEMPLATES.iter().filter(|t| (t.serves)(&setting.workload)).collect();
         let found = match template {
-            None => of_operator.next(),
-            Some(name) => of_operator.find(|t| t.name == name),
+            None => serving.first(),
+            Some(name) => serving.iter().find(|t| t.name == name),
         };
-        let template = found.ok_or_else(|| TaskError::NoTemplate {
+        let template = *found.ok_or_else(|| TaskError::NoTemplate {
             name: template.unwrap_or("default").chars().take(60).collect(),
-            operator,
-            known: TEMPLATES
-                .iter()
-                .filter(|t| t.operators.contains(&operator))
-                .map(|t| t.name)
-                .collect::<Vec<_>>()
-                .join(", "),
+            workload: setting.workload.to_string(),
+            known: serving.iter().map(|t| t.name).collect::<Vec<_>>().join(", "),
         })?;
         let space = Arc::new((template.space)(&setting)?);
         Ok(Task { setting, template, space })

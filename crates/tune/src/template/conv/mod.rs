@@ -1,21 +1,26 @@
 //! Templates of convolutions: one that chooses among the algorithms, and one for each algorithm alone.
 
 mod direct;
+mod paper;
 mod winograd;
 
 use super::{Setting, Template};
 use crate::space::{Config, Constraint, Domain, Parameter, Space, SpaceError, Value};
-use tilewright_ir::op::Layout;
+use tilewright_ir::op::{Layout, Workload};
 use tilewright_ir::{Step, Target};
 
-/// The operators that the direct algorithm serves.
-const CONVOLUTIONS: &[&str] = &["conv2d", "depthwise_conv2d", "conv2d_transpose"];
+pub use paper::CONV_4_4_4_2_2_2;
+
+/// Whether the stages of a workload are those of a convolution.
+fn is_convolution(w: &Workload) -> bool {
+    ["conv2d", "depthwise_conv2d", "conv2d_transpose"].contains(&w.operator().name)
+}
 
 /// Every algorithm that applies, as a choice of the search.
 pub const CONV: Template = Template {
     name: "conv",
     text: "direct convolution or Winograd's algorithm, whichever is faster",
-    operators: CONVOLUTIONS,
+    serves: is_convolution,
     space: |s| space("conv", s, ALGORITHMS),
     steps: |s, space, config| steps(s, ALGORITHMS, space, config),
     estimate: Some(|s, space, config| estimate(s, ALGORITHMS, space, config)),
@@ -25,7 +30,7 @@ pub const CONV: Template = Template {
 pub const CONV_DIRECT: Template = Template {
     name: "conv-direct",
     text: "direct convolution: register tile of channels and pixels, channels or pixels as lanes, blocked layouts",
-    operators: CONVOLUTIONS,
+    serves: is_convolution,
     space: |s| space("conv-direct", s, &[direct::DIRECT]),
     steps: |s, space, config| steps(s, &[direct::DIRECT], space, config),
     estimate: Some(|s, space, config| estimate(s, &[direct::DIRECT], space, config)),
@@ -35,7 +40,7 @@ pub const CONV_DIRECT: Template = Template {
 pub const CONV_WINOGRAD: Template = Template {
     name: "conv-winograd",
     text: "Winograd's F(2x2, 3x3) and F(4x4, 3x3): transforms and products of a block of tile rows",
-    operators: &["conv2d"],
+    serves: |w| is_convolution(w) && Shape::of(w).has_winograd,
     space: |s| space("conv-winograd", s, &[winograd::WINOGRAD]),
     steps: |s, space, config| steps(s, &[winograd::WINOGRAD], space, config),
     estimate: Some(|s, space, config| estimate(s, &[winograd::WINOGRAD], space, config)),
@@ -63,7 +68,7 @@ const ALGORITHMS: &[Algorithm] = &[direct::DIRECT, winograd::WINOGRAD];
 /// The space of several algorithms: the parameters of all, where those that the chosen one does not have keep their
 /// first value and those that it has keep to its values.
 fn space(name: &str, s: &Setting, algorithms: &[Algorithm]) -> Result<Space, SpaceError> {
-    let shape = Shape::of(s);
+    let shape = Shape::of(&s.workload);
     let algorithms: Vec<&Algorithm> = algorithms.iter().filter(|a| (a.applies)(&shape)).collect();
     if let [only] = algorithms[..] {
         return Space::new(name, (only.parameters)(s, &shape), (only.constraints)(s, &shape));
@@ -101,12 +106,12 @@ fn space(name: &str, s: &Setting, algorithms: &[Algorithm]) -> Result<Space, Spa
 }
 
 fn steps(s: &Setting, algorithms: &[Algorithm], space: &Space, config: &Config) -> Vec<Step> {
-    let shape = Shape::of(s);
+    let shape = Shape::of(&s.workload);
     (chosen(&shape, algorithms, space, config).steps)(s, &shape, space, config)
 }
 
 fn estimate(s: &Setting, algorithms: &[Algorithm], space: &Space, config: &Config) -> f64 {
-    let shape = Shape::of(s);
+    let shape = Shape::of(&s.workload);
     (chosen(&shape, algorithms, space, config).estimate)(s, &shape, space, config)
 }
 
@@ -206,8 +211,7 @@ struct Shape {
 }
 
 impl Shape {
-    fn of(setting: &Setting) -> Shape {
-        let w = &setting.workload;
+    fn of(w: &Workload) -> Shape {
         let program = w.program();
         let shape =
             |name: &str| &program.buffer(program.find_buffer(name).expect("a stage of every convolution")).shape;

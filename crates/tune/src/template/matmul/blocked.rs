@@ -20,7 +20,7 @@ use tilewright_ir::schedule::LayoutAxis::{self, Inner, Outer, Whole};
 pub const MATMUL_BLOCKED: Template = Template {
     name: "matmul-blocked",
     text: "cache blocks in any order, packed or plain operands, register tile, unrolling, prefetch, threads",
-    operators: &["matmul", "batch_matmul", "dense"],
+    serves: |w| ["matmul", "batch_matmul", "dense"].contains(&w.operator().name),
     space,
     steps,
     estimate: None,

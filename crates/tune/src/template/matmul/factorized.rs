@@ -16,7 +16,7 @@ use tilewright_ir::Step;
 pub const GEMM_4_2_4: Template = Template {
     name: "gemm-4-2-4",
     text: "the G-BFS and N-A2C paper's space: factorizations of m and n into 4 and of k into 2",
-    operators: &["matmul"],
+    serves: |w| ["matmul"].contains(&w.operator().name),
     space: |s| space("gemm-4-2-4", s, 2),
     steps,
     estimate: None,
@@ -31,7 +31,7 @@ pub const GEMM_4_2_4: Template = Template {
 pub const MATMUL_4_3_4: Template = Template {
     name: "matmul-4-3-4",
     text: "OpEvo's space: factorizations of m and n into 4, of k into 3, of a batch into 2",
-    operators: &["matmul", "batch_matmul"],
+    serves: |w| ["matmul", "batch_matmul"].contains(&w.operator().name),
     space: |s| space("matmul-4-3-4", s, 3),
     steps,
     estimate: None,

@@ -1,0 +1,127 @@
+//! The convolution space of the AutoTVM, OpEvo and NoSE papers: a GPU template, run on a CPU.
+
+use super::super::step::{accumulate, compute_at, fuse, parallel, reorder, split, unroll, vectorize};
+use super::super::{Setting, Template};
+use super::Shape;
+use crate::space::{Config, Parameter, Space, SpaceError};
+use tilewright_ir::Step;
+
+/// Output channels, rows and columns in 4 loops each, input channels and both kernel axes in 2, and unrolling.
+///
+/// # Source
+/// The space is that of OpEvo, section 4 (Conv2D), and of NoSE: TVM's direct convolution for GPUs in NCHW, whose four
+/// loops are blocks, virtual threads, threads and the elements of a thread, and whose kernel is left as it is. The
+/// papers leave open what a CPU does with them; here, as in `gemm-4-2-4`,
+/// - blocks `k0 p0 q0` stand outermost, are spread over several threads, and each has its sum in memory of its own;
+/// - inside, loops nest as `k1 p1 q1 c0 r0 s0 k2 p2 q2 c1 r1 s1 k3 p3 q3`, so that what a GPU's threads `k2 p2 q2` share
+///   is read from cache;
+/// - columns `q3` are vector lanes, since they lie next to each other in NCHW, input and output;
+/// - a tile `k3 × p3 × q3` that fits the registers is kept in them, a larger one in memory;
+/// - the input is padded ahead of the blocks, which is what shared memory is for on a GPU;
+/// - `unroll_explicit` repeats in the code the innermost loops that stand for at most `auto_unroll_max_step` operations
+///   on vectors. Without it that is left to LLVM, which leaves loops as they are.
+pub const CONV_4_4_4_2_2_2: Template = Template {
+    name: "conv-4-4-4-2-2-2",
+    text: "the OpEvo and NoSE papers' space: factorizations of outputs into 4, of the reduction into 2, unrolling",
+    serves: |w| w.operator().name == "conv2d",
+    space,
+    steps,
+    estimate: None,
+};
+
+fn space(s: &Setting) -> Result<Space, SpaceError> {
+    let Shape { k, p, q, c, r, s, .. } = Shape::of(&s.workload);
+    let factors = |name: &str, n: i64, parts| Parameter::factorization(name, n as u64, parts);
+    let parameters = vec![
+        factors("k", k, 4),
+        factors("p", p, 4),
+        factors("q", q, 4),
+        factors("c", c.unwrap_or(1), 2),
+        factors("r", r, 2),
+        factors("s", s, 2),
+        Parameter::boolean("unroll_explicit"),
+        Parameter::ordinal("auto_unroll_max_step", [0, 512, 1500]),
+    ];
+    Space::new("conv-4-4-4-2-2-2", parameters, vec![])
+}
+
+fn steps(s: &Setting, space: &Space, config: &Config) -> Vec<Step> {
+    let shape = Shape::of(&s.workload);
+    let lanes = s.target.lanes(s.workload.dtype);
+    let factors = |name: &str| space.factors(config, name).into_iter().map(|f| f as i64).collect::<Vec<_>>();
+    let mut steps = Vec::new();
+    if shape.padded {
+        steps.extend([split("pw", lanes, "pw.v", "pw.l"), vectorize("pw.l")]);
+    }
+
+    // Blocks of the output; the sum of each is computed inside, then goes through the epilogue.
+    for axis in ["k", "p", "q"] {
+        let block = factors(axis)[1..].iter().product();
+        steps.push(split(&format!("o{axis}"), block, &format!("{axis}0"), &format!("o{axis}.b")));
+    }
+    steps.extend([reorder(&["k0", "p0", "q0", "ok.b", "op.b", "oq.b"]), compute_at("acc", "q0")]);
+    steps.extend([split("oq.b", lanes, "oq.v", "oq.l"), vectorize("oq.l")]);
+
+    for axis in ["k", "p", "q"] {
+        let f = factors(axis);
+        let rest = format!("{axis}.rest");
+        steps.push(split(axis, f[2] * f[3], &format!("{axis}1"), &rest));
+        steps.push(split(&rest, f[3], &format!("{axis}2"), &format!("{axis}3")));
+    }
+    for axis in ["c", "r", "s"] {
+        steps.push(split(axis, factors(axis)[1], &format!("{axis}0"), &format!("{axis}1")));
+    }
+    steps.push(split("q3", lanes, "q3.v", "q3.l"));
+    steps.push(reorder(&[
+        "k1", "p1", "q1", "c0", "r0", "s0", "k2", "p2", "q2", "c1", "r1", "s1", "k3", "p3", "q3.v", "q3.l",
+    ]));
+
+    let [channels, rows, columns] = ["k", "p", "q"].map(|axis| factors(axis)[3]);
+    let row = (columns + lanes - 1) / lanes;
+    // The tile and one channel's vectors of the input; weights are broadcast as they are multiplied.
+    let in_registers = channels * rows * row + rows * row < i64::from(s.target.n_vector_registers);
+    if in_registers {
+        steps.push(accumulate("acc", "q2", "acc.r"));
+    }
+    let most = if space.flag(config, "unroll_explicit") { space.int(config, "auto_unroll_max_step") } else { 0 };
+    let tile = [("q3.v", row), ("p3", rows), ("k3", channels)];
+    let taps = [("s1", factors("s")[1]), ("r1", factors("r")[1]), ("c1", factors("c")[1])];
+    let mut n_operations = 1;
+    for (at, (name, extent)) in tile.into_iter().chain(taps).enumerate() {
+        n_operations *= extent;
+        if n_operations <= most || (in_registers && at < tile.len()) {
+            steps.push(unroll(name));
+        }
+    }
+    steps.push(vectorize("q3.l"));
+
+    if s.n_threads > 1 {
+        steps.extend([
+            fuse("on", "k0", "nk"),
+            fuse("nk", "p0", "nkp"),
+            fuse("nkp", "q0", "blocks"),
+            parallel("blocks"),
+        ]);
+        if shape.padded {
+            steps.extend([fuse("pn", "pc", "pnc"), parallel("pnc")]);
+        }
+    }
+    steps
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tilewright_ir::Target;
+    use tilewright_ir::op::Workload;
+
+    /// The sizes that NoSE (table II) and AutoTVM's template give.
+    #[test]
+    fn spaces_are_as_large_as_the_papers() {
+        for (layer, size) in [("C2", 90_316_800), ("C6", 36_864_000), ("C9", 9_123_840), ("C12", 844_800)] {
+            let workload = Workload::parse(&format!("resnet18.{layer}")).unwrap();
+            let setting = Setting { workload, target: Target::named("x86-64-v4").unwrap(), n_threads: 1 };
+            assert_eq!(space(&setting).unwrap().size(), size, "{layer}");
+        }
+    }
+}
