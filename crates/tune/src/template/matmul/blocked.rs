@@ -29,6 +29,11 @@ pub const MATMUL_BLOCKED: Template = Template {
 /// Blocks that a dimension may be cut into.
 const N_BLOCKS: [i64; 16] = [1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64, 128];
 
+/// Bytes of a cache line on every supported machine.
+const LINE_BYTES: i64 = 64;
+/// More lines than this take longer to ask for than a tile takes to compute.
+const MOST_LINES: i64 = 128;
+
 /// A batch of so many products for each thread needs no parallel loops inside a product.
 const PRODUCTS_PER_THREAD: i64 = 4;
 
@@ -72,8 +77,9 @@ fn space(s: &Setting) -> Result<Space, SpaceError> {
     let mut k_blocks: Vec<i64> = n_blocks(k, least_k).chain(by_depth.filter(|&b| k / b >= least_k)).collect();
     k_blocks.sort_unstable();
     k_blocks.dedup();
+    let a_k_last = p.a.is_k_last();
     // Rows of a transposed A lie interleaved as they are.
-    let pack_a: &[&str] = if p.a.is_k_last() { &["none", "rows", "panels"] } else { &["none", "panels"] };
+    let pack_a: &[&str] = if a_k_last { &["none", "rows", "panels"] } else { &["none", "panels"] };
     // The lanes of a transposed B lie apart, and a batch is packed product by product unless that is done ahead.
     let mut pack_b = vec!["block"];
     pack_b.extend((!p.b.is_k_last()).then_some("none"));
@@ -89,6 +95,7 @@ fn space(s: &Setting) -> Result<Space, SpaceError> {
         Parameter::categorical("pack_a", pack_a),
         Parameter::categorical("pack_b", &pack_b),
         Parameter::ordinal("unroll_k", [1, 2, 4]),
+        Parameter::boolean("prefetch_a"),
         Parameter::ordinal("prefetch_b", [0, 4, 8]),
     ];
     // What an epilogue reads is in registers or in the cache.
@@ -160,10 +167,17 @@ fn space(s: &Setting) -> Result<Space, SpaceError> {
             },
         ),
         Constraint::new(
-            "prefetch_of_packed",
-            "B is prefetched only where it is packed",
-            &["prefetch_b", "pack_b"],
-            |v| v[0].int() == 0 || v[1].text() != "none",
+            "prefetch_of_rows",
+            &format!(
+                "the next rows of A are prefetched once a block, where they are not packed and <= {MOST_LINES} lines"
+            ),
+            &["prefetch_a", "pack_a", "inner", "mr", "k_blocks"],
+            move |v| {
+                let (rows, depth) = (v[3].int().min(m), k_block_of(k, v[4].int()));
+                let (lines, length) = if a_k_last { (rows, depth) } else { (depth, rows) };
+                let lines = lines * ceil_div(length * bytes, LINE_BYTES);
+                v[0].text() == "false" || v[1].text() == "none" && v[2].text() == "ir-jr" && lines <= MOST_LINES
+            },
         ),
         Constraint::new(
             "panels_of_rows",
@@ -358,8 +372,12 @@ fn steps(s: &Setting, space: &Space, config: &Config) -> Vec<Step> {
     if !p.has_epilogue && space.flag(config, "prefetch_c") {
         steps.push(prefetch(p.sum, tile, 0));
     }
+    if space.flag(config, "prefetch_a") {
+        steps.push(prefetch(p.a.name, "ir", 1));
+    }
     if int("prefetch_b") > 0 {
-        steps.push(prefetch("B.p", "ko", int("prefetch_b")));
+        let read = if pack_b == "none" { p.b.name } else { "B.p" };
+        steps.push(prefetch(read, "ko", int("prefetch_b")));
     }
     if p.has_epilogue {
         steps.extend([split(columns.finish, lanes, "ov", "ol"), vectorize("ol")]);
