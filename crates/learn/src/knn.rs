@@ -38,6 +38,13 @@ impl Knn {
         self.targets.push(target);
     }
 
+    /// Forgets all but the latest `n` rows.
+    pub fn keep_latest(&mut self, n: usize) {
+        let n_forgotten = self.len().saturating_sub(n);
+        self.columns.iter_mut().for_each(|column| drop(column.drain(..n_forgotten)));
+        self.targets.drain(..n_forgotten);
+    }
+
     /// The number of known rows.
     pub fn len(&self) -> usize {
         self.targets.len()

@@ -9,10 +9,12 @@ mod knob;
 mod relation;
 #[cfg(test)]
 mod tests;
+mod unit;
 
 pub use context::{LoopContext, LoopContexts, N_CONTEXT_FEATURES, Touch};
 pub use knob::KnobFeatures;
 pub use relation::N_RELATION_FEATURES;
+pub use unit::UnitFeatures;
 
 /// Innermost buffers that features are taken of; further ones are left out.
 const N_BUFFERS: usize = 5;

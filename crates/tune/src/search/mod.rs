@@ -3,11 +3,10 @@
 //! A search is asked for candidates and told what became of them. [`SEARCHES`] lists every one with its options;
 //! [`build`] makes one from text such as `genetic:population=50`.
 
-mod encoding;
+mod auto;
 mod gbfs;
 mod genetic;
 mod grid;
-mod knn;
 mod nose;
 mod opevo;
 mod options;
@@ -65,7 +64,7 @@ pub struct SearchOption {
 
 /// Every search there is.
 pub const SEARCHES: &[SearchRow] =
-    &[random::ROW, grid::ROW, simulated_annealing::ROW, genetic::ROW, gbfs::ROW, opevo::ROW, nose::ROW];
+    &[auto::ROW, random::ROW, grid::ROW, simulated_annealing::ROW, genetic::ROW, gbfs::ROW, opevo::ROW, nose::ROW];
 
 /// Why there is no such search. The user's fault.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

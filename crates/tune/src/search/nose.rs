@@ -4,12 +4,13 @@ use std::collections::{HashSet, VecDeque};
 
 use rand::SeedableRng;
 use rand_xoshiro::Xoshiro256PlusPlus;
+use tilewright_learn::{Knn, Matrix};
 
-use super::encoding::numbers;
 use super::genetic::{crossover, mutate};
 use super::scored::{Roulette, Scored};
 use super::seen::Seen;
-use super::{Search, SearchOption, SearchRow, knn};
+use super::{Search, SearchOption, SearchRow};
+use crate::features::KnobFeatures;
 use crate::space::Config;
 use crate::trial::Trial;
 
@@ -37,17 +38,19 @@ pub(super) const ROW: SearchRow = SearchRow {
     ],
     make: |space, seed, options| {
         let population = options.number("population", 2..=1_000_000)?;
+        let k = options.number("k", 1..=1_000_000)?;
+        let features = KnobFeatures::new(space);
         let part = |name| Ok((options.number(name, 0.01..=100.0)? * population as f64).round().max(1.0) as usize);
         Ok(Box::new(NoSe {
             population,
             n_offspring: part("offspring")?,
             n_elite: part("elite")?,
             mutation: options.number("mutation", 0.0..=1.0)?,
-            k: options.number("k", 1..=1_000_000)?,
             seen: Seen::new(space),
             rng: Xoshiro256PlusPlus::seed_from_u64(seed),
             best: Vec::new(),
-            knowledge: Vec::new(),
+            knowledge: Knn::new(k, features.n_features()),
+            features,
             elite: VecDeque::new(),
         }))
     },
@@ -66,13 +69,13 @@ struct NoSe {
     n_offspring: usize,
     n_elite: usize,
     mutation: f64,
-    k: usize,
     seen: Seen,
     rng: Xoshiro256PlusPlus,
     /// The population: the best of all trials.
     best: Vec<Scored>,
-    /// The latest trials as numbers, with their fitness.
-    knowledge: Vec<(Vec<f64>, f64)>,
+    features: KnobFeatures,
+    /// The latest trials with their fitness.
+    knowledge: Knn,
     /// What is left to measure of this generation, the most promising first.
     elite: VecDeque<Config>,
 }
@@ -81,18 +84,21 @@ impl NoSe {
     /// The most promising children of the population; empty where breeding gives nothing new.
     fn generation(&mut self) -> VecDeque<Config> {
         let roulette = Roulette::new(&self.best);
-        let mut children: Vec<(f64, Config)> = Vec::with_capacity(self.n_offspring);
+        let mut children: Vec<Config> = Vec::with_capacity(self.n_offspring);
         let mut siblings = HashSet::new();
         for _ in 0..self.n_offspring {
             let [mother, father] = [0; 2].map(|_| &self.best[roulette.spin(&mut self.rng)].config);
             let breed = |space: &_, rng: &mut _| mutate(space, crossover(mother, father, rng), self.mutation, rng);
             let Some(child) = self.seen.bred(&mut self.rng, breed, |child| !siblings.contains(child)) else { continue };
             siblings.insert(child.clone());
-            children.push((knn::predict(&self.knowledge, self.k, &numbers(self.seen.space(), &child)), child));
+            children.push(child);
         }
-        children.sort_by(|a, b| b.0.total_cmp(&a.0));
-        children.truncate(self.n_elite);
-        children.into_iter().map(|(_, child)| child).collect()
+        let rows = children.iter().map(|child| self.features.of(child));
+        let rows = Matrix::from_rows(self.features.n_features(), rows);
+        let mut predicted: Vec<(f32, Config)> = self.knowledge.predict(&rows).into_iter().zip(children).collect();
+        predicted.sort_by(|a, b| b.0.total_cmp(&a.0));
+        predicted.truncate(self.n_elite);
+        predicted.into_iter().map(|(_, child)| child).collect()
     }
 }
 
@@ -120,13 +126,13 @@ impl Search for NoSe {
         for trial in trials {
             if self.seen.space().contains(&trial.config) {
                 self.seen.insert(&trial.config);
-                self.knowledge.push((numbers(self.seen.space(), &trial.config), trial.outcome.fitness()));
+                self.knowledge.push(&self.features.of(&trial.config), trial.outcome.fitness() as f32);
                 self.best.push(Scored::new(trial));
             }
         }
         Scored::keep_best(&mut self.best, self.population);
         if self.knowledge.len() >= 2 * MOST_KNOWN {
-            self.knowledge.drain(..self.knowledge.len() - MOST_KNOWN);
+            self.knowledge.keep_latest(MOST_KNOWN);
         }
     }
 }

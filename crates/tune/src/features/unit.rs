@@ -1,0 +1,65 @@
+//! Configurations as points of the unit cube.
+
+use std::sync::Arc;
+
+use super::KnobFeatures;
+use crate::space::{Config, Domain, Space};
+
+/// Turns the configurations of one space into points between 0 and 1, so that the distance of two of them means the same
+/// along each parameter.
+///
+/// An ordinal is its rank, for the values that a template lists are those that it takes to differ alike; a factorization is
+/// the logarithms of its factors; a categorical is one-hot; a permutation is the position of each of its names.
+#[derive(Debug, Clone)]
+pub struct UnitFeatures {
+    knobs: KnobFeatures,
+    /// By feature: its parameter and what brings it into the unit interval.
+    columns: Vec<(usize, Scale)>,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Scale {
+    Rank(f32),
+    Log(f32),
+    Linear(f32),
+}
+
+impl UnitFeatures {
+    /// The features of this space.
+    pub fn new(space: &Arc<Space>) -> UnitFeatures {
+        let mut columns = Vec::new();
+        for parameter in 0..space.n_parameters() {
+            let (scale, width) = match space.domain(parameter) {
+                Domain::Ordinal(values) => (Scale::Rank(1.0 / (values.len().max(2) - 1) as f32), 1),
+                Domain::Factorization { n, parts } => (Scale::Log(1.0 / (*n.max(&2) as f32).log2()), *parts),
+                Domain::Categorical(values) => (Scale::Linear(std::f32::consts::FRAC_1_SQRT_2), values.len()),
+                Domain::Permutation(names) => (Scale::Linear(1.0 / (names.len().max(2) - 1) as f32), names.len()),
+            };
+            columns.extend(std::iter::repeat_n((parameter, scale), width));
+        }
+        UnitFeatures { knobs: KnobFeatures::new(space), columns }
+    }
+
+    /// The number of features.
+    pub fn n_features(&self) -> usize {
+        self.columns.len()
+    }
+
+    /// The parameter of each feature.
+    pub fn groups(&self) -> Vec<usize> {
+        self.columns.iter().map(|column| column.0).collect()
+    }
+
+    /// The features of a configuration, which is one of the space's.
+    pub fn of(&self, config: &Config) -> Vec<f32> {
+        let mut features = self.knobs.of(config);
+        for (x, (parameter, scale)) in features.iter_mut().zip(&self.columns) {
+            *x = match scale {
+                Scale::Rank(unit) => config.ranks()[*parameter] as f32 * unit,
+                Scale::Log(unit) => x.log2() * unit,
+                Scale::Linear(unit) => *x * unit,
+            };
+        }
+        features
+    }
+}

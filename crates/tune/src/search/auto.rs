@@ -1,0 +1,359 @@
+//! The default search: a Gaussian process over the parameters says where the largest improvement is to be expected.
+
+use std::collections::{HashMap, HashSet};
+
+use rand::seq::{SliceRandom, index};
+use rand::{RngExt, SeedableRng};
+use rand_xoshiro::Xoshiro256PlusPlus;
+use tilewright_learn::{Acquisition, Candidate, GaussianProcess, Kernel, Matrix, Solved};
+
+use super::seen::Seen;
+use super::{Search, SearchRow};
+use crate::features::UnitFeatures;
+use crate::space::Config;
+use crate::trial::Trial;
+
+/// Configurations that are spread over the space before the model has a say.
+const N_START: usize = 10;
+/// Random configurations that each of these is the most remote of.
+const N_DRAWS: usize = 20;
+/// The model's parameters are fitted again when it knows so many times as many trials.
+const GROWTH: f64 = 1.15;
+/// Trials that the parameters are fitted on, at most: the time goes with their third power.
+const MOST_FITTED: usize = 100;
+/// Trials that the model knows after a fit, at most.
+const MOST_KNOWN: usize = 400;
+/// Random configurations in the pool.
+const N_RANDOM: usize = 200;
+/// Best configurations whose surroundings are in the pool, and how often those of the most promising one are added.
+const N_BEST: usize = 3;
+const N_CLIMBS: usize = 6;
+/// Configurations in the surroundings of one, at most.
+const MOST_AROUND: usize = 64;
+/// Parameters with more values than this are changed to neighbours and random values only.
+const MOST_VALUES: u64 = 32;
+
+pub(super) const ROW: SearchRow = SearchRow {
+    name: "auto",
+    text: "a Gaussian process that learns which parameters matter chooses where the largest improvement is expected",
+    paper: "",
+    options: &[],
+    make: |space, seed, _| {
+        let features = UnitFeatures::new(space);
+        Ok(Box::new(Auto {
+            seen: Seen::new(space),
+            rng: Xoshiro256PlusPlus::seed_from_u64(seed),
+            process: GaussianProcess::new(Kernel::new(features.groups())),
+            features,
+            known: Vec::new(),
+            places: HashMap::new(),
+            rows: Vec::new(),
+            n_entered: 0,
+            n_at_fit: 0,
+            n_fits: 0,
+            best: None,
+            pool: Pool::default(),
+        }))
+    },
+};
+
+/// Bayesian optimization over a pool of candidates.
+///
+/// The target is the logarithm of the time, standardized; failures count as the slowest success. The pool holds random
+/// configurations, the surroundings of the best ones, and those of the most promising candidates, step by step: a local
+/// search on the model. A batch is chosen one by one, each as if those before had turned out as predicted, which lowers
+/// the doubt around them and keeps the batch varied.
+///
+/// # Source
+/// Jones, Schonlau and Welch, "Efficient Global Optimization of Expensive Black-Box Functions" (1998), for the model and the
+/// expected improvement. We differ in the Matérn kernel, the discrete pool and the batches.
+struct Auto {
+    seen: Seen,
+    rng: Xoshiro256PlusPlus,
+    features: UnitFeatures,
+    /// What was proposed or observed.
+    known: Vec<Known>,
+    places: HashMap<Config, usize>,
+    process: GaussianProcess,
+    /// The known configuration of each row of the process.
+    rows: Vec<usize>,
+    /// The known ones up to here are in the process, or were left out of it.
+    n_entered: usize,
+    /// Rows of the process when its parameters were fitted.
+    n_at_fit: usize,
+    n_fits: usize,
+    /// The best configuration whose surroundings the pool has.
+    best: Option<usize>,
+    pool: Pool,
+}
+
+struct Known {
+    config: Config,
+    features: Vec<f32>,
+    /// Infinite for a failure; `None` until it is observed.
+    cost: Option<f64>,
+}
+
+/// Configurations to choose from.
+#[derive(Default)]
+struct Pool {
+    offers: Vec<Offer>,
+    configs: HashSet<Config>,
+    /// Those whose surroundings are in the pool.
+    expanded: HashSet<Config>,
+}
+
+struct Offer {
+    config: Config,
+    candidate: Candidate,
+    mean: f64,
+}
+
+/// What the model is asked with.
+struct Question {
+    /// By known configuration; larger is better.
+    targets: Vec<Option<f64>>,
+    /// The largest of them.
+    best: f64,
+    /// The targets of the rows of the process.
+    solved: Solved,
+}
+
+impl Auto {
+    /// A remote configuration, for a start that covers the space.
+    fn spread(&mut self) -> Option<Config> {
+        let distance = |x: &[f32], z: &[f32]| x.iter().zip(z).map(|(x, z)| (x - z).powi(2)).sum::<f32>();
+        let mut remotest: Option<(f32, Config)> = None;
+        for _ in 0..N_DRAWS {
+            let config = self.seen.space().sample(&mut self.rng);
+            if self.seen.is_fresh(&config) {
+                let features = self.features.of(&config);
+                let nearest =
+                    self.known.iter().map(|known| distance(&known.features, &features)).fold(f32::INFINITY, f32::min);
+                if remotest.as_ref().is_none_or(|(other, _)| nearest > *other) {
+                    remotest = Some((nearest, config));
+                }
+            }
+        }
+        match remotest {
+            Some((_, config)) => {
+                self.seen.insert(&config);
+                Some(config)
+            }
+            None => self.seen.draw(&mut self.rng),
+        }
+    }
+
+    fn learn_of(&mut self, config: &Config, cost: Option<f64>) {
+        let place = *self.places.entry(config.clone()).or_insert_with(|| {
+            let features = self.features.of(config);
+            self.known.push(Known { config: config.clone(), features, cost: None });
+            self.known.len() - 1
+        });
+        self.known[place].cost = cost;
+    }
+
+    /// Standardized logarithms of throughput, by known configuration.
+    fn targets(&self) -> Vec<Option<f64>> {
+        let successes = || self.known.iter().filter_map(|known| known.cost).filter(|cost| cost.is_finite());
+        let slowest = successes().fold(f64::MIN_POSITIVE, f64::max);
+        let target = |known: &Known| Some(-known.cost?.min(slowest).ln());
+        let mut targets: Vec<Option<f64>> = self.known.iter().map(target).collect();
+        let n = targets.iter().flatten().count().max(1) as f64;
+        let mean = targets.iter().flatten().sum::<f64>() / n;
+        let variance = targets.iter().flatten().map(|t| (t - mean).powi(2)).sum::<f64>() / n;
+        let scale = if variance > 0.0 { variance.sqrt().recip() } else { 0.0 };
+        targets.iter_mut().flatten().for_each(|t| *t = (*t - mean) * scale);
+        targets
+    }
+
+    /// The known configurations that were observed, best first.
+    fn ranking(&self, targets: &[Option<f64>]) -> Vec<usize> {
+        let mut ranking: Vec<usize> = (0..targets.len()).filter(|&at| targets[at].is_some()).collect();
+        ranking.sort_by(|&a, &b| targets[b].partial_cmp(&targets[a]).expect("invariant: targets are finite"));
+        ranking
+    }
+
+    /// At most so many of these: the better half of them from the top, the others at random.
+    fn sample(&mut self, ranking: &[usize], most: usize) -> Vec<usize> {
+        if ranking.len() <= most {
+            return ranking.to_vec();
+        }
+        let (top, rest) = ranking.split_at(most / 2);
+        let others = index::sample(&mut self.rng, rest.len(), most - top.len());
+        top.iter().copied().chain(others.into_iter().map(|at| rest[at])).collect()
+    }
+
+    /// Fits the kernel and makes a process of what is known.
+    fn fit(&mut self, targets: &[Option<f64>]) {
+        let ranking = self.ranking(targets);
+        let fitted = self.sample(&ranking, MOST_FITTED);
+        let features = fitted.iter().map(|&at| &self.known[at].features);
+        let features = Matrix::from_rows(self.features.n_features(), features);
+        let values: Vec<f64> = fitted.iter().filter_map(|&at| targets[at]).collect();
+        let mut kernel = self.process.kernel().clone();
+        // The first fit goes some way; then coarse and fine steps take turns.
+        for _ in 0..if self.n_fits == 0 { 3 } else { 1 } {
+            kernel.fit(&features, &values, if self.n_fits.is_multiple_of(2) { 0.8 } else { 0.4 });
+            self.n_fits += 1;
+        }
+        self.process = GaussianProcess::new(kernel);
+        self.rows.clear();
+        self.sample(&ranking, MOST_KNOWN).into_iter().for_each(|at| self.enter(at));
+        // What is being measured comes last, so that what is known predicts it.
+        (0..self.known.len()).filter(|&at| targets[at].is_none()).for_each(|at| self.enter(at));
+        self.n_entered = self.known.len();
+        self.n_at_fit = self.rows.len();
+        self.pool = Pool::default();
+    }
+
+    fn enter(&mut self, place: usize) {
+        self.process.push(&self.known[place].features);
+        self.rows.push(place);
+    }
+
+    /// Brings the model and the pool up to date.
+    fn prepare(&mut self) -> Question {
+        let targets = self.targets();
+        if self.rows.len() as f64 >= GROWTH * self.n_at_fit as f64 {
+            self.fit(&targets);
+        }
+        for place in self.n_entered..self.known.len() {
+            self.enter(place);
+        }
+        self.n_entered = self.known.len();
+        let of_rows: Vec<Option<f64>> = self.rows.iter().map(|&place| targets[place]).collect();
+        let ranking = self.ranking(&targets);
+        let best = ranking.first().and_then(|&place| targets[place]).unwrap_or(0.0);
+        let question = Question { solved: self.process.solve(&of_rows), targets, best };
+        self.process.update(self.pool.offers.iter_mut().map(|offer| &mut offer.candidate));
+        for offer in &mut self.pool.offers {
+            offer.mean = self.process.mean(&offer.candidate, &question.solved);
+        }
+        self.pool.offers.retain(|offer| self.seen.is_fresh(&offer.config));
+        if self.pool.offers.is_empty() {
+            self.pool = Pool::default();
+            let space = self.seen.space();
+            let random = (0..N_RANDOM).map(|_| space.sample(&mut self.rng)).collect();
+            self.offer(random, &question);
+            for &place in ranking.iter().take(N_BEST) {
+                self.expand(self.known[place].config.clone(), &question);
+            }
+            self.climb(N_CLIMBS, &question);
+        } else if ranking.first().copied() != self.best
+            && let Some(&place) = ranking.first()
+        {
+            self.expand(self.known[place].config.clone(), &question);
+            self.climb(2, &question);
+        }
+        self.best = ranking.first().copied();
+        question
+    }
+
+    /// Adds new configurations to the pool.
+    fn offer(&mut self, configs: Vec<Config>, question: &Question) {
+        let mut offers = Vec::with_capacity(configs.len());
+        for config in configs {
+            if self.seen.is_fresh(&config) && self.pool.configs.insert(config.clone()) {
+                offers.push(Offer { candidate: Candidate::new(self.features.of(&config)), config, mean: 0.0 });
+            }
+        }
+        self.process.update(offers.iter_mut().map(|offer| &mut offer.candidate));
+        for offer in &mut offers {
+            offer.mean = self.process.mean(&offer.candidate, &question.solved);
+        }
+        self.pool.offers.append(&mut offers);
+    }
+
+    /// Adds the surroundings of a configuration to the pool: what differs from it in one parameter.
+    fn expand(&mut self, config: Config, question: &Question) {
+        if !self.pool.expanded.insert(config.clone()) {
+            return;
+        }
+        let space = self.seen.space();
+        let mut around = Vec::new();
+        for parameter in 0..space.n_parameters() {
+            let n_values = space.n_values(parameter);
+            if n_values <= MOST_VALUES {
+                around.extend((0..n_values).map(|rank| config.with(parameter, rank)));
+            } else {
+                let near = space.rank_neighbours(parameter, config.ranks()[parameter]);
+                around.extend(near.into_iter().map(|rank| config.with(parameter, rank)));
+                let far = (0..MOST_VALUES / 2).map(|_| self.rng.random_range(0..n_values));
+                around.extend(far.map(|rank| config.with(parameter, rank)));
+            }
+        }
+        around.retain(|other| self.seen.is_fresh(other));
+        around.shuffle(&mut self.rng);
+        around.truncate(MOST_AROUND);
+        self.offer(around, question);
+    }
+
+    /// Adds the surroundings of the most promising candidates to the pool, one after the other.
+    fn climb(&mut self, n: usize, question: &Question) {
+        for _ in 0..n {
+            let Some(top) = self.most_promising(question) else { return };
+            let config = self.pool.offers[top].config.clone();
+            if self.pool.expanded.contains(&config) {
+                return;
+            }
+            self.expand(config, question);
+        }
+    }
+
+    /// The position in the pool of the candidate with the largest expected improvement; of those with none, as where all
+    /// trials failed, that with the largest mean.
+    fn most_promising(&self, question: &Question) -> Option<usize> {
+        let promise = |offer: &Offer| {
+            let spread = self.process.standard_deviation(&offer.candidate, &question.solved);
+            let improvement = Acquisition::ExpectedImprovement.score(offer.mean, spread, question.best);
+            (improvement, offer.mean)
+        };
+        let promises = self.pool.offers.iter().map(promise).enumerate();
+        let best = promises.reduce(|best, other| if other.1 > best.1 { other } else { best });
+        best.map(|(at, _)| at)
+    }
+}
+
+impl Search for Auto {
+    fn propose(&mut self, n: usize) -> Vec<Config> {
+        let mut batch = Vec::new();
+        if self.known.len() < N_START {
+            for _ in 0..n.min(N_START - self.known.len()) {
+                let Some(config) = self.spread() else { break };
+                self.learn_of(&config, None);
+                batch.push(config);
+            }
+            return batch;
+        }
+        let question = self.prepare();
+        while batch.len() < n {
+            let config = match self.most_promising(&question) {
+                Some(top) => {
+                    let config = self.pool.offers.swap_remove(top).config;
+                    self.seen.insert(&config);
+                    config
+                }
+                None => match self.seen.draw(&mut self.rng) {
+                    Some(config) => config,
+                    None => break,
+                },
+            };
+            self.learn_of(&config, None);
+            self.enter(self.known.len() - 1);
+            self.n_entered = self.known.len();
+            self.process.update(self.pool.offers.iter_mut().map(|offer| &mut offer.candidate));
+            batch.push(config);
+        }
+        batch
+    }
+
+    fn observe(&mut self, trials: &[Trial]) {
+        for trial in trials {
+            if self.seen.space().contains(&trial.config) {
+                self.seen.insert(&trial.config);
+                self.learn_of(&trial.config, Some(trial.outcome.cost()));
+            }
+        }
+    }
+}
