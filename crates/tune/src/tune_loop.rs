@@ -119,7 +119,8 @@ pub fn tune(
             break Ended::Time;
         }
         let n = left.min(budget.batch.max(1) as u64) as usize;
-        let guessed: Vec<Config> = guesses.by_ref().filter(|config| books.seen.insert(config.clone())).take(n).collect();
+        let guessed: Vec<Config> =
+            guesses.by_ref().filter(|config| books.seen.insert(config.clone())).take(n).collect();
         let is_guess = !guessed.is_empty();
         let mut batch = if is_guess { guessed } else { books.search(|| search.propose(n)) };
         batch.retain(|config| {
@@ -370,7 +371,8 @@ mod tests {
         let space = table.space().clone();
         let stop = AtomicBool::new(false);
         let mut search = search::build("random", &space, 1).unwrap();
-        let error = tune(search.as_mut(), &space, &mut Broken, &[], &[], trials(9), &stop, &mut |_| Ok(())).unwrap_err();
+        let error =
+            tune(search.as_mut(), &space, &mut Broken, &[], &[], trials(9), &stop, &mut |_| Ok(())).unwrap_err();
         assert_eq!(error.to_string(), "measuring failed: no worker");
         let mut full = |_: Event| Err("disk full".into());
         let error = tune(search.as_mut(), &space, &mut table, &[], &[], trials(9), &stop, &mut full).unwrap_err();

@@ -86,16 +86,8 @@ impl Axis {
         if !axes.iter().all(is_pointwise) {
             return axes;
         }
-        let row = |n: i64| Axis {
-            input: n,
-            padded: n,
-            before: 0,
-            spread: 1,
-            filter: 1,
-            dilation: 1,
-            stride: 1,
-            output: n,
-        };
+        let row =
+            |n: i64| Axis { input: n, padded: n, before: 0, spread: 1, filter: 1, dilation: 1, stride: 1, output: n };
         [row(1), row(axes[0].output * axes[1].output)]
     }
 

@@ -157,11 +157,8 @@ fn every_candidate_has_features_of_the_same_length() {
     for workload in ["matmul:m=1,n=1,k=1", "matmul:m=37,n=41,k=5,const=a", "matmul:m=512,n=96,k=300"] {
         let workload = Workload::parse(workload).unwrap();
         for template in TEMPLATES.iter().filter(|t| (t.serves)(&workload)) {
-            let setting = Setting {
-                workload: workload.clone(),
-                target: Target::named("x86-64-v4").unwrap(),
-                n_threads: 2,
-            };
+            let setting =
+                Setting { workload: workload.clone(), target: Target::named("x86-64-v4").unwrap(), n_threads: 2 };
             let task = Task::new(setting, Some(template.name)).unwrap();
             let knobs = KnobFeatures::new(&task.space);
             for _ in 0..20 {

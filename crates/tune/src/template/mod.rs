@@ -126,8 +126,7 @@ impl Task {
         let mut chosen: Vec<Config> = Vec::new();
         for (_, config) in ranked {
             let alike = |other: &&Config| algorithm_of(other) == algorithm_of(&config);
-            let differences =
-                |other: &Config| other.ranks().iter().zip(config.ranks()).filter(|(a, b)| a != b).count();
+            let differences = |other: &Config| other.ranks().iter().zip(config.ranks()).filter(|(a, b)| a != b).count();
             if chosen.iter().filter(alike).count() < OF_EACH_ALGORITHM && chosen.iter().all(|c| differences(c) > 1) {
                 chosen.push(config);
             }

@@ -18,8 +18,7 @@ use tilewright_ir::schedule::LayoutAxis::{Inner, Outer, Whole};
 /// # Source
 /// The tile and the blocked layouts are those of Georganas et al., "Anatomy of High-Performance Deep Learning
 /// Convolutions on SIMD Architectures" (2018), sections II-B and II-C; pixels as lanes are our addition.
-pub const DIRECT: Algorithm =
-    Algorithm { name: "direct", applies: |_| true, parameters, constraints, steps, estimate };
+pub const DIRECT: Algorithm = Algorithm { name: "direct", applies: |_| true, parameters, constraints, steps, estimate };
 
 /// Vectors and broadcast elements of a register tile, from `lanes`, `k_tile`, `p_tile`, `q_tile`.
 fn operands(v: &[&Value]) -> (i64, i64) {
@@ -332,7 +331,8 @@ fn estimate(s: &Setting, shape: &Shape, space: &Space, config: &Config) -> f64 {
                     false => (pt * ceil_div(qt, lanes), kt),
                 };
                 let slice = kt as f64 * steps * bytes;
-                let patch = ((pt - 1) * stride[0] + r) as f64 * ((qt - 1) * stride[1] + columns) as f64 * channels * bytes;
+                let patch =
+                    ((pt - 1) * stride[0] + r) as f64 * ((qt - 1) * stride[1] + columns) as f64 * channels * bytes;
                 // Weights stay where tiles of the image are the innermost loop; else all come by again and again.
                 let weights_from = if inner == "k" { weights + patch } else { slice + patch };
                 let input_from = match (inner, outer) {
@@ -351,7 +351,13 @@ fn estimate(s: &Setting, shape: &Shape, space: &Space, config: &Config) -> f64 {
     cycles += results
         * match (text("write").as_str(), by_channels && !is_blocked(s)) {
             ("scatter", _) => 1.5,
-            ("tile", true) => if q_tile < lanes { 2.0 } else { 0.8 },
+            ("tile", true) => {
+                if q_tile < lanes {
+                    2.0
+                } else {
+                    0.8
+                }
+            }
             ("row", _) => 0.6,
             _ => 2.0 / lanes as f64,
         };

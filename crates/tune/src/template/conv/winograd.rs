@@ -252,7 +252,8 @@ fn estimate(s: &Setting, shape: &Shape, space: &Space, config: &Config) -> f64 {
         let read = weights / bandwidth(s, if n_blocks > 1.0 { weights + between } else { 1e9 });
         let vectors_of = |channels: i64| (tiles * ceil_div(channels, lanes)) as f64;
         let transforms = vectors_of(c) * 4.5 * elements + vectors_of(shape.k) * 3.0 * elements;
-        cycles += n_blocks * (products.max(read) + 0.2 * products.min(read) + transforms + 2.0 * passed / bandwidth(s, between));
+        cycles += n_blocks
+            * (products.max(read) + 0.2 * products.min(read) + transforms + 2.0 * passed / bandwidth(s, between));
     }
     cycles * shape.n as f64
 }
