@@ -24,4 +24,4 @@ pub use search::{SEARCHES, Search, SearchError};
 pub use space::{Config, ConfigError, Constraint, Domain, Parameter, Space, SpaceError, Value};
 pub use template::{Setting, TEMPLATES, Task, TaskError, Template};
 pub use trial::{ErrorClass, Outcome, Timing, Trial};
-pub use tune_loop::{Budget, Ended, Event, Report, Summary, tune};
+pub use tune_loop::{Budget, Ended, Event, HeadStart, Report, Summary, tune};

@@ -29,6 +29,15 @@ impl Default for Budget {
     }
 }
 
+/// What a run begins with; by default nothing.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct HeadStart<'a> {
+    /// Trials of an earlier run or of another, told to the search first and never measured again.
+    pub prior: &'a [Trial],
+    /// Configurations that are measured before anything that the search proposes, in their order.
+    pub guesses: &'a [Config],
+}
+
 /// One trial of a run, as it is reported to the observer.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Report {
@@ -85,9 +94,8 @@ pub enum Ended {
 
 /// Runs `search` over `space` against `measure` until the budget is spent, the space is exhausted or `stop` is raised.
 ///
-/// `prior` trials, of an earlier run or of another, are told to the search first and never measured again. `guesses`
-/// are measured before anything that the search proposes, in their order, and told to it like its own. The observer is
-/// told every trial as it completes and the end of every batch; where it fails, the run ends.
+/// The search is told the trials of the head start first, and those of its guesses like its own. The observer is told
+/// every trial as it completes and the end of every batch; where it fails, the run ends.
 ///
 /// # Errors
 /// [`Error::Measure`] and [`Error::Observer`]. What was measured until then has been observed.
@@ -98,12 +106,12 @@ pub fn tune(
     search: &mut dyn Search,
     space: &Space,
     measure: &mut dyn Measure,
-    prior: &[Trial],
-    guesses: &[Config],
+    head_start: HeadStart,
     budget: Budget,
     stop: &AtomicBool,
     observer: &mut dyn FnMut(Event) -> Result<(), BoxError>,
 ) -> Result<Summary, Error> {
+    let HeadStart { prior, guesses } = head_start;
     let mut guesses = guesses.iter().filter(|config| space.contains(config)).cloned();
     let start = Instant::now();
     let mut books = Books::new(prior);
@@ -277,7 +285,9 @@ mod tests {
             }
             Ok(())
         };
-        let summary = tune(search.as_mut(), &space, &mut table, prior, &[], budget, stop, &mut observer).unwrap();
+        let summary =
+            tune(search.as_mut(), &space, &mut table, HeadStart { prior, guesses: &[] }, budget, stop, &mut observer)
+                .unwrap();
         assert_eq!((shown, committed.len()), (summary.n_trials, summary.n_trials as usize));
         (summary, committed)
     }
@@ -348,7 +358,8 @@ mod tests {
             }
             Ok(())
         };
-        let summary = tune(search.as_mut(), &space, &mut table, &[], &[], trials(20), &stop, &mut observer).unwrap();
+        let summary =
+            tune(search.as_mut(), &space, &mut table, HeadStart::default(), trials(20), &stop, &mut observer).unwrap();
         assert_eq!((summary.n_trials, summary.ended, committed), (7, Ended::Interrupted, 7));
     }
 
@@ -371,11 +382,12 @@ mod tests {
         let space = table.space().clone();
         let stop = AtomicBool::new(false);
         let mut search = search::build("random", &space, 1).unwrap();
-        let error =
-            tune(search.as_mut(), &space, &mut Broken, &[], &[], trials(9), &stop, &mut |_| Ok(())).unwrap_err();
+        let error = tune(search.as_mut(), &space, &mut Broken, HeadStart::default(), trials(9), &stop, &mut |_| Ok(()))
+            .unwrap_err();
         assert_eq!(error.to_string(), "measuring failed: no worker");
         let mut full = |_: Event| Err("disk full".into());
-        let error = tune(search.as_mut(), &space, &mut table, &[], &[], trials(9), &stop, &mut full).unwrap_err();
+        let error =
+            tune(search.as_mut(), &space, &mut table, HeadStart::default(), trials(9), &stop, &mut full).unwrap_err();
         assert_eq!(error.to_string(), "recording failed: disk full");
     }
 }

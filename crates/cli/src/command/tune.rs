@@ -14,7 +14,8 @@ use serde_json::{Map, Value as Json, json};
 use tilewright_device::{Device, host, peak};
 use tilewright_ir::op::Workload;
 use tilewright_tune::{
-    BoxError, Budget, Ended, ErrorClass, Event, Outcome, Record, Seconds, Store, Summary, Task, Trial, Winner, search,
+    BoxError, Budget, Ended, ErrorClass, Event, HeadStart, Outcome, Record, Seconds, Store, Summary, Task, Trial,
+    Winner, search,
 };
 
 use super::{DatabaseArgs, WorkloadArgs, count, device_options, gflops, make_task, percent, target_name};
@@ -215,8 +216,7 @@ fn tune(args: &TuneArgs, workload: &Workload, interrupts: &Interrupts) -> anyhow
         search.as_mut(),
         &run.task.space,
         &mut device,
-        &earlier.trials,
-        &run.task.guesses(args.seed),
+        HeadStart { prior: &earlier.trials, guesses: &run.task.guesses(args.seed) },
         budget,
         &interrupts.stop,
         &mut observer,

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use super::RecordedSpace;
 use crate::search::{self, SearchError};
-use crate::tune_loop::{Budget, Event, tune};
+use crate::tune_loop::{Budget, Event, HeadStart, tune};
 
 /// What to replay.
 #[derive(Debug, Clone)]
@@ -119,7 +119,8 @@ impl RecordedSpace {
         };
         let mut table = self.clone();
         let never = AtomicBool::new(false);
-        let summary = tune(search.as_mut(), &self.space, &mut table, &[], &[], budget, &never, &mut observer);
+        let summary =
+            tune(search.as_mut(), &self.space, &mut table, HeadStart::default(), budget, &never, &mut observer);
         let summary = summary.unwrap_or_else(|error| panic!("invariant: a look-up cannot fail: {error}"));
         let search_seconds = summary.search_seconds;
         Run { best_ns, search_seconds }

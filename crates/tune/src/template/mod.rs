@@ -2,6 +2,7 @@
 
 mod conv;
 mod matmul;
+mod model;
 
 use crate::space::{Config, Space, SpaceError};
 use rand::SeedableRng;

@@ -1,10 +1,11 @@
 //! Direct convolution: a register tile of output channels and pixels, the reduction inside.
 
 use super::super::Setting;
+use super::super::model::{bandwidth, cuts, step_cycles};
 use super::super::step::{
     accumulate, compute_at, fuse, inline, layout, parallel, reorder, split, stage, unroll, vectorize,
 };
-use super::{Algorithm, Shape, bandwidth, ceil_div, cuts, is_blocked, step_cycles};
+use super::{Algorithm, Shape, ceil_div, is_blocked};
 use crate::space::{Config, Constraint, Parameter, Space, Value};
 use tilewright_ir::Step;
 use tilewright_ir::op::Epilogue;

@@ -6,8 +6,8 @@ mod winograd;
 
 use super::{Setting, Template};
 use crate::space::{Config, Constraint, Domain, Parameter, Space, SpaceError, Value};
+use tilewright_ir::Step;
 use tilewright_ir::op::{Layout, Workload};
-use tilewright_ir::{Step, Target};
 
 pub use paper::CONV_4_4_4_2_2_2;
 
@@ -125,25 +125,6 @@ fn chosen<'a>(shape: &Shape, algorithms: &'a [Algorithm], space: &Space, config:
             applying.into_iter().find(|a| a.name == name).expect("the space lists the algorithms that apply")
         }
     }
-}
-
-/// Cycles of a step of a reduction on a register tile of `vectors` × `broadcast` accumulators: two multiply-adds and two
-/// loads a cycle, each accumulator used again after four at the earliest.
-fn step_cycles(vectors: i64, broadcast: i64) -> f64 {
-    ((vectors * broadcast) as f64 / 2.0).max((vectors + broadcast) as f64 / 2.0).max(4.0)
-}
-
-/// How often tiles of which size cover an extent: the full ones, and the rest.
-fn cuts(extent: i64, tile: i64) -> [(f64, i64); 2] {
-    [((extent / tile) as f64, tile), (f64::from(u8::from(extent % tile > 0)), extent % tile)]
-}
-
-/// Bytes a cycle from the smallest cache that holds so many bytes; from main memory where none does.
-fn bandwidth(s: &Setting, bytes: f64) -> f64 {
-    let Target { l1d_bytes, l2_bytes, l3_bytes, .. } = s.target;
-    // Caches hold other things too.
-    let levels = [(l1d_bytes as f64 * 0.6, 64.0), (l2_bytes as f64 * 0.7, 28.0), (l3_bytes as f64 * 0.7, 9.0)];
-    levels.into_iter().find(|(size, _)| bytes <= *size).map_or(4.0, |(_, rate)| rate)
 }
 
 /// The values of both, of parameters of the same name: numbers, or alternatives.

@@ -1,11 +1,12 @@
 //! Winograd's algorithm: fewer multiplications for 3×3 kernels, between transforms of tiles.
 
 use super::super::Setting;
+use super::super::model::{bandwidth, cuts, step_cycles};
 use super::super::step::{
     accumulate, compute_at, fuse, inline, layout, parallel, reorder, split, stage, unroll, vectorize, winograd,
 };
 use super::direct::pack;
-use super::{Algorithm, Shape, bandwidth, ceil_div, cuts, is_blocked, step_cycles};
+use super::{Algorithm, Shape, ceil_div, is_blocked};
 use crate::space::{Config, Constraint, Parameter, Space};
 use tilewright_ir::Step;
 use tilewright_ir::op::Epilogue;

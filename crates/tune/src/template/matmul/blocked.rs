@@ -1,5 +1,6 @@
 //! The default template of matrix products: blocks for the caches, packed panels, a register tile.
 
+use super::super::model::{bandwidth, cuts, step_cycles};
 use super::super::step::{accumulate, compute_at, parallel, prefetch, reorder, split, stage, unroll, vectorize};
 use super::super::{Setting, Template};
 use super::{Factor, Product, ceil_div};
@@ -23,7 +24,7 @@ pub const MATMUL_BLOCKED: Template = Template {
     serves: |w| ["matmul", "batch_matmul", "dense"].contains(&w.operator().name),
     space,
     steps,
-    estimate: None,
+    estimate: Some(estimate),
 };
 
 /// Blocks that a dimension may be cut into.
@@ -285,6 +286,56 @@ impl Axis {
             },
         }
     }
+}
+
+/// Register tiles at the rate of their multiply-adds and loads, or of the panels that they read from whichever cache
+/// holds what the loops around return to; then packing.
+fn estimate(s: &Setting, space: &Space, config: &Config) -> f64 {
+    let p = Product::of(s);
+    let (m, n, k) = (p.m, p.n, p.k);
+    let lanes = s.target.lanes(s.workload.dtype);
+    let bytes = s.workload.dtype.bytes() as f64;
+    let (int, text) = (|name: &str| space.int(config, name), |name: &str| space.text(config, name));
+    let (mr, nr) = (int("mr"), int("nv") * lanes);
+    let rows = block_of(m, mr, int("m_blocks")).min(m) as f64;
+    let columns = block_of(n, nr, int("n_blocks")).min(n) as f64;
+    let depth = k_block_of(k, int("k_blocks")).min(k) as f64;
+    let (a_block, b_block) = (rows * depth * bytes, columns * depth * bytes);
+    let rows_inside = text("inner") == "jr-ir";
+    let mut cycles = 0.0;
+    for (n_k, steps) in cuts(k, depth as i64) {
+        let steps = steps as f64;
+        for (n_m, rows) in cuts(m, mr) {
+            for (n_n, columns) in cuts(n, nr) {
+                let (a, b) = (rows as f64 * steps * bytes, columns as f64 * steps * bytes);
+                // The operand of the outer tile loop stays near; that of the inner one passes by in whole blocks.
+                let (a_from, b_from) = if rows_inside { (a_block + b, a + b) } else { (a + b, b_block + a) };
+                let read = a / bandwidth(s, a_from) + b / bandwidth(s, b_from);
+                let vectors = ceil_div(columns, lanes);
+                let compute = steps * step_cycles(vectors, rows) + 20.0 + 3.0 * (rows * vectors) as f64;
+                cycles += n_k * n_m * n_n * (compute.max(read) + 0.2 * compute.min(read));
+            }
+        }
+    }
+    let order = space.order(config, "order");
+    let repeats = |of: &str, block: &str, over: &str| {
+        let depth_of = |l: &str| order.iter().position(|o| o == l).unwrap_or(0);
+        let again = depth_of(over) < depth_of(of) || depth_of(over) < depth_of("pc");
+        if again { int(block) as f64 } else { 1.0 }
+    };
+    let (a_elements, b_elements) = ((m * k) as f64, (n * k) as f64);
+    cycles += match text("pack_a").as_str() {
+        "none" => 0.05 * cycles,
+        "rows" => 0.5 * a_elements * repeats("ic", "n_blocks", "jc"),
+        _ => 1.0 * a_elements * repeats("ic", "n_blocks", "jc"),
+    };
+    cycles += match text("pack_b").as_str() {
+        // Rows of B lie pages apart.
+        "none" => 0.1 * cycles,
+        "whole" if p.b.is_constant => 0.0,
+        _ => 0.5 * b_elements * repeats("jc", "m_blocks", "ic"),
+    };
+    cycles * p.batch.unwrap_or(1) as f64
 }
 
 fn steps(s: &Setting, space: &Space, config: &Config) -> Vec<Step> {

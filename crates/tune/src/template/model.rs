@@ -1,0 +1,26 @@
+//! A model of one core, for templates to rank configurations by: multiply-adds, loads, caches.
+//!
+//! It is rough, and only has to put better configurations before worse ones: the rates are those of current x86-64 cores
+//! with two vector multiply-adds and two vector loads a cycle.
+
+use super::Setting;
+use tilewright_ir::Target;
+
+/// Cycles of a step of a reduction on a register tile of `vectors` × `broadcast` accumulators: two multiply-adds and two
+/// loads a cycle, each accumulator used again after four at the earliest.
+pub fn step_cycles(vectors: i64, broadcast: i64) -> f64 {
+    ((vectors * broadcast) as f64 / 2.0).max((vectors + broadcast) as f64 / 2.0).max(4.0)
+}
+
+/// How often tiles of which size cover an extent: the full ones, and the rest.
+pub fn cuts(extent: i64, tile: i64) -> [(f64, i64); 2] {
+    [((extent / tile) as f64, tile), (f64::from(u8::from(extent % tile > 0)), extent % tile)]
+}
+
+/// Bytes a cycle from the smallest cache that holds so many bytes; from main memory where none does.
+pub fn bandwidth(s: &Setting, bytes: f64) -> f64 {
+    let Target { l1d_bytes, l2_bytes, l3_bytes, .. } = s.target;
+    // Caches hold other things too.
+    let levels = [(l1d_bytes as f64 * 0.6, 64.0), (l2_bytes as f64 * 0.7, 28.0), (l3_bytes as f64 * 0.7, 9.0)];
+    levels.into_iter().find(|(size, _)| bytes <= *size).map_or(4.0, |(_, rate)| rate)
+}
