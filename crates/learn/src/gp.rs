@@ -297,3 +297,139 @@ impl GaussianProcess {
         targets.standard_deviation * (1.0 - candidate.explained).max(0.0).sqrt()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use rand::{RngExt, SeedableRng};
+    use rand_xoshiro::Xoshiro256PlusPlus;
+
+    use super::*;
+
+    /// Rows whose targets depend on the first column alone.
+    fn problem(n: usize, seed: u64) -> (Matrix, Vec<f64>) {
+        let mut rng = Xoshiro256PlusPlus::seed_from_u64(seed);
+        let rows: Vec<[f32; 4]> = (0..n).map(|_| std::array::from_fn(|_| rng.random())).collect();
+        let targets = rows.iter().map(|row| f64::from(3.0 * row[0]).sin() - 0.5).collect();
+        (Matrix::from_rows(4, &rows), targets)
+    }
+
+    fn process(kernel: Kernel, rows: &Matrix) -> GaussianProcess {
+        let mut process = GaussianProcess::new(kernel);
+        rows.rows().for_each(|row| process.push(row));
+        process
+    }
+
+    /// The solution of `matrix · x = right`, by elimination.
+    fn eliminate(mut matrix: Vec<Vec<f64>>, mut right: Vec<f64>) -> Vec<f64> {
+        let n = right.len();
+        for i in 0..n {
+            for j in (0..n).filter(|&j| j != i) {
+                let factor = matrix[j][i] / matrix[i][i];
+                let row = matrix[i].clone();
+                matrix[j].iter_mut().zip(row).for_each(|(x, y)| *x -= factor * y);
+                right[j] -= factor * right[i];
+            }
+        }
+        (0..n).map(|i| right[i] / matrix[i][i]).collect()
+    }
+
+    #[test]
+    fn predictions_are_those_of_the_closed_form() {
+        let (rows, targets) = problem(12, 1);
+        let process = process(Kernel::new(vec![0, 1, 2, 2]), &rows);
+        let noise = PRIOR_LOG_NOISE.exp();
+        let of = |x: &[f32], z: &[f32]| process.correlation(x, z);
+        let correlations: Vec<Vec<f64>> = (0..12)
+            .map(|i| (0..12).map(|j| of(rows.row(i), rows.row(j)) + if i == j { noise } else { 0.0 }).collect())
+            .collect();
+        let solved = process.solve(&targets.iter().copied().map(Some).collect::<Vec<_>>());
+        let weights = eliminate(correlations.clone(), targets.clone());
+        let variance = weights.iter().zip(&targets).map(|(w, t)| w * t).sum::<f64>() / 12.0;
+        for row in problem(5, 2).0.rows() {
+            let mut candidate = [Candidate::new(row.to_vec())];
+            process.update(&mut candidate);
+            let to_known: Vec<f64> = rows.rows().map(|known| of(row, known)).collect();
+            let mean: f64 = to_known.iter().zip(&weights).map(|(k, w)| k * w).sum();
+            let explained: f64 =
+                to_known.iter().zip(eliminate(correlations.clone(), to_known.clone())).map(|(k, x)| k * x).sum();
+            let deviation = (variance * (1.0 - explained)).sqrt();
+            assert!((process.mean(&candidate[0], &solved) - mean).abs() < 1e-8);
+            assert!((process.standard_deviation(&candidate[0], &solved) - deviation).abs() < 1e-6);
+        }
+    }
+
+    #[test]
+    fn candidates_may_be_updated_row_by_row() {
+        let (rows, targets) = problem(30, 3);
+        let targets: Vec<_> = targets.into_iter().map(Some).collect();
+        let mut process = GaussianProcess::new(Kernel::new(vec![0, 1, 2, 3]));
+        let new = |row: &[f32]| Candidate::new(row.to_vec());
+        let mut early: Vec<Candidate> = problem(40, 4).0.rows().map(new).collect();
+        let mut late = early.clone();
+        for row in rows.rows() {
+            process.push(row);
+            process.update(&mut early[..7]);
+        }
+        process.update(&mut early);
+        process.update(&mut late);
+        let solved = process.solve(&targets);
+        for (early, late) in early.iter().zip(&late) {
+            assert_eq!(process.mean(early, &solved), process.mean(late, &solved));
+            assert_eq!(early.explained, late.explained);
+        }
+    }
+
+    #[test]
+    fn a_missing_target_lowers_doubt_and_changes_no_mean() {
+        let (rows, targets) = problem(10, 5);
+        let mut targets: Vec<_> = targets.into_iter().map(Some).collect();
+        let mut process = process(Kernel::new(vec![0, 1, 2, 3]), &rows);
+        let mut candidate = [Candidate::new(vec![0.5, 0.1, 0.9, 0.3])];
+        process.update(&mut candidate);
+        let before = process.solve(&targets);
+        let (mean, doubt) = (process.mean(&candidate[0], &before), process.standard_deviation(&candidate[0], &before));
+        process.push(&[0.5, 0.1, 0.8, 0.3]);
+        targets.push(None);
+        process.update(&mut candidate);
+        let after = process.solve(&targets);
+        assert!((process.mean(&candidate[0], &after) - mean).abs() < 1e-12);
+        assert!(process.standard_deviation(&candidate[0], &after) < 0.5 * doubt);
+    }
+
+    #[test]
+    fn fitting_finds_the_column_that_matters() {
+        let (rows, targets) = problem(40, 6);
+        let mut kernel = Kernel::new(vec![0, 1, 2, 3]);
+        for _ in 0..4 {
+            kernel.fit(&rows, &targets, 0.5);
+        }
+        assert!(kernel.log_rates[1..].iter().all(|rate| rate + 1.0 < kernel.log_rates[0]), "{kernel:?}");
+        let (others, expected) = problem(200, 7);
+        let error = |kernel: Kernel| {
+            let process = process(kernel, &rows);
+            let solved = process.solve(&targets.iter().copied().map(Some).collect::<Vec<_>>());
+            let mut candidates: Vec<Candidate> = others.rows().map(|row| Candidate::new(row.to_vec())).collect();
+            process.update(&mut candidates);
+            candidates.iter().zip(&expected).map(|(c, e)| (process.mean(c, &solved) - e).powi(2)).sum::<f64>()
+        };
+        assert!(error(kernel) < 0.3 * error(Kernel::new(vec![0, 1, 2, 3])));
+    }
+
+    #[test]
+    fn what_there_is_nothing_to_learn_from_does_no_harm() {
+        let mut kernel = Kernel::new(vec![]);
+        kernel.fit(&Matrix::new(0), &[], 0.5);
+        // The same row three times, and targets that are all the same.
+        let rows = Matrix::from_rows(1, [[0.5f32], [0.5], [0.5]]);
+        let mut kernel = Kernel::new(vec![0]);
+        for _ in 0..20 {
+            kernel.fit(&rows, &[0.0; 3], 0.8);
+        }
+        let process = process(kernel, &rows);
+        let mut candidate = [Candidate::new(vec![0.2])];
+        process.update(&mut candidate);
+        let solved = process.solve(&[Some(0.0); 3]);
+        assert_eq!(process.mean(&candidate[0], &solved), 0.0);
+        assert!(process.standard_deviation(&candidate[0], &solved).is_finite());
+    }
+}

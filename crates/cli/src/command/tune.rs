@@ -27,7 +27,7 @@ use finals::{Finals, Untuned};
 use recorder::{Key, Recorder};
 
 /// The search where none is asked for.
-const DEFAULT_SEARCH: &str = "genetic";
+const DEFAULT_SEARCH: &str = "auto";
 /// The time where neither time nor trials are given.
 const DEFAULT_TIME: Duration = Duration::from_secs(60);
 

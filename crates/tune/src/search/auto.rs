@@ -59,7 +59,7 @@ pub(super) const ROW: SearchRow = SearchRow {
 
 /// Bayesian optimization over a pool of candidates.
 ///
-/// The target is the logarithm of the time, standardized; failures count as the slowest success. The pool holds random
+/// The target is the logarithm of the time, cut off where it is bad; failures count as the worst. The pool holds random
 /// configurations, the surroundings of the best ones, and those of the most promising candidates, step by step: a local
 /// search on the model. A batch is chosen one by one, each as if those before had turned out as predicted, which lowers
 /// the doubt around them and keeps the batch varied.
@@ -153,12 +153,18 @@ impl Auto {
         self.known[place].cost = cost;
     }
 
-    /// Standardized logarithms of throughput, by known configuration.
+    /// Standardized logarithms of throughput, by known configuration. What is farther below the median than the best is above
+    /// counts as just so far: how bad the bad ones are says little about the good ones.
     fn targets(&self) -> Vec<Option<f64>> {
-        let successes = || self.known.iter().filter_map(|known| known.cost).filter(|cost| cost.is_finite());
-        let slowest = successes().fold(f64::MIN_POSITIVE, f64::max);
-        let target = |known: &Known| Some(-known.cost?.min(slowest).ln());
-        let mut targets: Vec<Option<f64>> = self.known.iter().map(target).collect();
+        let of_cost = |cost: f64| -cost.ln();
+        let costs = self.known.iter().filter_map(|known| known.cost);
+        let mut successes: Vec<f64> = costs.filter(|cost| cost.is_finite()).map(of_cost).collect();
+        successes.sort_by(f64::total_cmp);
+        let [worst, median, best] = [0, successes.len() / 2, successes.len().saturating_sub(1)]
+            .map(|at| successes.get(at).copied().unwrap_or(0.0));
+        let least = worst.max(2.0 * median - best);
+        let mut targets: Vec<Option<f64>> =
+            self.known.iter().map(|known| Some(of_cost(known.cost?).max(least))).collect();
         let n = targets.iter().flatten().count().max(1) as f64;
         let mean = targets.iter().flatten().sum::<f64>() / n;
         let variance = targets.iter().flatten().map(|t| (t - mean).powi(2)).sum::<f64>() / n;

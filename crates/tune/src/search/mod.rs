@@ -5,6 +5,7 @@
 
 mod auto;
 mod gbfs;
+mod gbt;
 mod genetic;
 mod grid;
 mod nose;
@@ -64,7 +65,7 @@ pub struct SearchOption {
 
 /// Every search there is.
 pub const SEARCHES: &[SearchRow] =
-    &[auto::ROW, random::ROW, grid::ROW, simulated_annealing::ROW, genetic::ROW, gbfs::ROW, opevo::ROW, nose::ROW];
+    &[auto::ROW, random::ROW, grid::ROW, simulated_annealing::ROW, genetic::ROW, gbfs::ROW, gbt::ROW, opevo::ROW, nose::ROW];
 
 /// Why there is no such search. The user's fault.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

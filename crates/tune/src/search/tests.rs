@@ -206,6 +206,7 @@ fn guided_searches_beat_random_on_a_smooth_landscape() {
         "genetic:population=50,mutation=0.2",
         "gbfs:start=random",
         "simulated_annealing",
+        "gbt:steps=100",
         "opevo",
         "nose",
     ] {
@@ -251,7 +252,7 @@ fn refused(text: &str, expected: &str) {
 fn bad_searches_are_refused_with_what_there_is() {
     refused(
         "annealing",
-        "unknown search annealing; there are auto, random, grid, simulated_annealing, genetic, gbfs, opevo, nose",
+        "unknown search annealing; there are auto, random, grid, simulated_annealing, genetic, gbfs, gbt, opevo, nose",
     );
     refused("genetic:pop=3", "search genetic has no option pop; it has population, elite, mutation");
     refused("grid:x=1", "search grid has no option x; it has none");
