@@ -57,7 +57,7 @@ fn elements(tile: i64, is_lanes: bool, lanes: i64) -> i64 {
 fn constraints(s: &Setting, shape: &Shape) -> Vec<Constraint> {
     let lanes = s.target.lanes(s.workload.dtype);
     let registers = i64::from(s.target.n_vector_registers);
-    let Shape { n, k, p, q, c, k_group, .. } = *shape;
+    let Shape { n, k, p, q, c, r, s: columns, padded, k_group, .. } = *shape;
     let blocked = is_blocked(s);
     let depthwise = c.is_none();
     let fits = move |v: &[&Value]| {
@@ -116,6 +116,24 @@ fn constraints(s: &Setting, shape: &Shape) -> Vec<Constraint> {
             "channels are scattered only where they are lanes",
             &["write", "lanes"],
             |v| v[0].text() != "scatter" || v[1].text() == "k",
+        ),
+        Constraint::new(
+            "code_size",
+            &format!("multiply-adds that are unrolled <= {}", 16 * registers),
+            if padded {
+                &["lanes", "k_tile", "p_tile", "q_tile", "unroll_c", "input", "unroll_s"]
+            } else {
+                &["lanes", "k_tile", "p_tile", "q_tile", "unroll_c"]
+            },
+            move |v| {
+                let taps = match v.get(5..7) {
+                    Some([input, unroll_s]) if input.text() == "plain" => {
+                        (if unroll_s.text() == "true" { columns } else { 1 }) * if v[2].int() > 1 { r } else { 1 }
+                    }
+                    _ => 1,
+                };
+                v[4].int() == 1 || size(v) * v[4].int() * taps <= 16 * registers
+            },
         ),
         Constraint::new("unrolled_within_block", "unroll_c divides c_block", &["unroll_c", "c_block"], |v| {
             v[1].int() % v[0].int() == 0
@@ -365,13 +383,17 @@ fn estimate(s: &Setting, shape: &Shape, space: &Space, config: &Config) -> f64 {
     if text("input") == "packed" { cycles + n as f64 * image / bytes * 0.6 } else { cycles }
 }
 
-/// Copies rows of `column` into blocks of channels `channel`, a vector of pixels of every channel at a time.
+/// Copies rows of `column` into blocks of channels `channel`, a vector of pixels of several channels at a time.
 pub(super) fn pack(column: &str, outer: &[&str], channel: &str, lanes: i64) -> Vec<Step> {
-    let (vectors, lane) = (format!("{column}.v"), format!("{column}.l"));
+    // What is transposed at once: more would be more code, not more speed.
+    const CHANNELS: i64 = 16;
+    let [vectors, lane] = ["v", "l"].map(|end| format!("{column}.{end}"));
+    let [groups, of_group] = ["g", "c"].map(|end| format!("{channel}.{end}"));
     vec![
         split(column, lanes, &vectors, &lane),
-        reorder(&[outer, &[&vectors, channel, &lane]].concat()),
-        unroll(channel),
+        split(channel, CHANNELS, &groups, &of_group),
+        reorder(&[outer, &[&vectors, &groups, &of_group, &lane]].concat()),
+        unroll(&of_group),
         vectorize(&lane),
     ]
 }
