@@ -39,6 +39,17 @@ impl From<LoopId> for Index {
     }
 }
 
+impl Atom {
+    /// Whether `var` occurs anywhere in the atom.
+    pub fn uses(&self, var: LoopId) -> bool {
+        match self {
+            Atom::Var(v) => *v == var,
+            Atom::FloorDiv(e, _) | Atom::Mod(e, _) => e.uses(var),
+            Atom::Min(a, b) | Atom::Max(a, b) => a.uses(var) || b.uses(var),
+        }
+    }
+}
+
 impl Index {
     /// An index of a single atom, without simplification.
     pub fn atom(atom: Atom) -> Index {
@@ -67,11 +78,7 @@ impl Index {
 
     /// Whether `var` occurs anywhere in the expression.
     pub fn uses(&self, var: LoopId) -> bool {
-        self.terms.iter().any(|(atom, _)| match atom {
-            Atom::Var(v) => *v == var,
-            Atom::FloorDiv(e, _) | Atom::Mod(e, _) => e.uses(var),
-            Atom::Min(a, b) | Atom::Max(a, b) => a.uses(var) || b.uses(var),
-        })
+        self.terms.iter().any(|(atom, _)| atom.uses(var))
     }
 
     /// Calls `visit` for every loop variable in the expression, repeats included.
@@ -103,11 +110,29 @@ impl Index {
 
     /// `self + other`.
     pub fn add(&self, other: &Index) -> Index {
-        let mut sum = self.clone();
-        sum.constant = sum.constant.wrapping_add(other.constant);
-        for (atom, c) in &other.terms {
-            sum.add_term(atom, *c);
+        self.add_scaled(other, 1)
+    }
+
+    /// `self + factor · other`, both walked once in the order of their atoms.
+    pub fn add_scaled(&self, other: &Index, factor: i64) -> Index {
+        let constant = self.constant.wrapping_add(other.constant.wrapping_mul(factor));
+        if other.terms.is_empty() || factor == 0 {
+            return Index { terms: self.terms.clone(), constant };
         }
+        let mut terms = Vec::with_capacity(self.terms.len() + other.terms.len());
+        let mut mine = self.terms.iter().peekable();
+        for (atom, c) in &other.terms {
+            while let Some(smaller) = mine.next_if(|(a, _)| a < atom) {
+                terms.push(smaller.clone());
+            }
+            let same = mine.next_if(|(a, _)| a == atom).map_or(0, |(_, c)| *c);
+            let c = same.wrapping_add(c.wrapping_mul(factor));
+            if c != 0 {
+                terms.push((atom.clone(), c));
+            }
+        }
+        terms.extend(mine.cloned());
+        let mut sum = Index { terms, constant };
         sum.join_remainders();
         sum
     }
@@ -132,7 +157,17 @@ impl Index {
 
     /// `self − other`.
     pub fn sub(&self, other: &Index) -> Index {
-        self.add(&other.scale(-1))
+        self.add_scaled(other, -1)
+    }
+
+    /// `self − other` where that is a constant.
+    fn distance(&self, other: &Index) -> Option<i64> {
+        if self.terms == other.terms {
+            return Some(self.constant.wrapping_sub(other.constant));
+        }
+        // Different sums are a constant apart only where remainders join quotients.
+        let is_plain = |e: &Index| !e.terms.iter().any(|(atom, _)| matches!(atom, Atom::FloorDiv(..) | Atom::Mod(..)));
+        if is_plain(self) && is_plain(other) { None } else { self.sub(other).as_const() }
     }
 
     /// `self · factor`.
@@ -148,7 +183,7 @@ impl Index {
 
     /// `self + constant`.
     pub fn offset(&self, constant: i64) -> Index {
-        self.add(&Index::from(constant))
+        Index { terms: self.terms.clone(), constant: self.constant.wrapping_add(constant) }
     }
 
     /// `floor(self / divisor)`; the part that divides is taken out of the division.
@@ -245,7 +280,7 @@ impl Index {
 
     /// The smaller of the two.
     pub fn smaller(&self, other: &Index) -> Index {
-        match self.sub(other).as_const() {
+        match self.distance(other) {
             Some(d) if d <= 0 => self.clone(),
             Some(_) => other.clone(),
             None => {
@@ -257,7 +292,7 @@ impl Index {
 
     /// The larger of the two.
     pub fn larger(&self, other: &Index) -> Index {
-        match self.sub(other).as_const() {
+        match self.distance(other) {
             Some(d) if d >= 0 => self.clone(),
             Some(_) => other.clone(),
             None => {
@@ -274,23 +309,28 @@ impl Index {
         let mut out = Index::from(self.constant);
         for (atom, c) in &self.terms {
             let rebuilt = match atom {
-                Atom::Var(_) => Index::atom(atom.clone()),
+                Atom::Var(_) => {
+                    match replace(atom) {
+                        Some(new) => out = out.add_scaled(&new, *c),
+                        None => out.add_term(atom, *c),
+                    }
+                    continue;
+                }
                 Atom::FloorDiv(e, d) => e.rewrite(replace).floor_div(*d),
                 Atom::Mod(e, d) => e.rewrite(replace).modulo(*d),
                 Atom::Min(a, b) => a.rewrite(replace).smaller(&b.rewrite(replace)),
                 Atom::Max(a, b) => a.rewrite(replace).larger(&b.rewrite(replace)),
             };
             // A rebuilt compound may have come apart; its loose variables were offered already.
-            let is_var = matches!(atom, Atom::Var(_));
             let mut value = Index::from(rebuilt.constant);
             for (part, pc) in &rebuilt.terms {
-                let offered = is_var || !matches!(part, Atom::Var(_));
+                let offered = !matches!(part, Atom::Var(_));
                 match offered.then(|| replace(part)).flatten() {
-                    Some(new) => value = value.add(&new.scale(*pc)),
+                    Some(new) => value = value.add_scaled(&new, *pc),
                     None => value.add_term(part, *pc),
                 }
             }
-            out = out.add(&value.scale(*c));
+            out = out.add_scaled(&value, *c);
         }
         out
     }
@@ -304,7 +344,7 @@ impl Index {
         if self.terms.iter().all(|(atom, _)| matches!(atom, Atom::Var(_))) {
             let mut rest = self.clone();
             rest.terms.retain(|(atom, _)| *atom != Atom::Var(var));
-            return rest.add(&by.scale(self.coefficient(var)));
+            return rest.add_scaled(by, self.coefficient(var));
         }
         self.rewrite(&mut |atom| (*atom == Atom::Var(var)).then(|| by.clone()))
     }
@@ -369,7 +409,17 @@ impl Ranges {
         if let Some(c) = e.as_const() {
             return Some(c);
         }
-        self.upper_bounds(e, 0).iter().filter_map(Index::as_const).min()
+        self.upper_of_box(e).or_else(|| self.upper_bounds(e, 0).iter().filter_map(Index::as_const).min())
+    }
+
+    /// The largest value of a plain sum of variables with constant extents, where it does not overflow.
+    fn upper_of_box(&self, e: &Index) -> Option<i64> {
+        e.terms.iter().try_fold(e.constant, |sum, (atom, c)| {
+            let Atom::Var(var) = atom else { return None };
+            let (_, extent) = self.loops.iter().rev().find(|(v, _)| v == var)?;
+            let last = extent.as_const()?.checked_sub(1)?;
+            if *c > 0 { sum.checked_add(last.checked_mul(*c)?) } else { Some(sum) }
+        })
     }
 
     /// A lower bound of the value inside these loops, where one is known.
@@ -386,25 +436,31 @@ impl Ranges {
     pub fn upper_bounds(&self, e: &Index, keep: usize) -> Vec<Index> {
         let inner = &self.loops[keep..];
         let without = |var: LoopId, c: i64, extent: &Index| {
-            let rest = e.sub(&Index::from(var).scale(c));
-            let last = if c > 0 { extent.offset(-1).scale(c) } else { Index::from(0) };
-            self.upper_bounds(&rest.add(&last), keep)
+            let mut rest = e.clone();
+            rest.terms.retain(|(atom, _)| *atom != Atom::Var(var));
+            if c > 0 {
+                rest = rest.add_scaled(extent, c);
+                rest.constant = rest.constant.wrapping_sub(c);
+            }
+            self.upper_bounds(&rest, keep)
         };
         // The innermost variable first where it stands alone: what its extent brings may cancel against the rest.
         if let Some((var, extent)) = inner.iter().rev().find(|(v, _)| e.uses(*v)) {
             let c = e.coefficient(*var);
-            if c != 0 && !e.sub(&Index::from(*var).scale(c)).uses(*var) {
+            let is_alone = e.terms.iter().all(|(atom, _)| matches!(atom, Atom::Var(_)) || !atom.uses(*var));
+            if c != 0 && is_alone {
                 return without(*var, c, extent);
             }
         }
         // Then compound atoms: a min with a positive coefficient is at most either side, and so on.
         let is_both = |atom: &Atom, c: i64| matches!((atom, c), (Atom::Min(..), 1..) | (Atom::Max(..), ..0));
-        let goes_in = |atom: &Atom| keep == 0 || inner.iter().any(|(v, _)| Index::atom(atom.clone()).uses(*v));
+        let goes_in = |atom: &Atom| keep == 0 || inner.iter().any(|(v, _)| atom.uses(*v));
         let compound = e.terms.iter().find(|(a, c)| !matches!(a, Atom::Var(_)) && (is_both(a, *c) || goes_in(a)));
         if let Some((atom, c)) = compound {
             let c = *c;
-            let rest = e.sub(&Index::atom(atom.clone()).scale(c));
-            let with = |x: &Index| self.upper_bounds(&rest.add(&x.scale(c)), keep);
+            let mut rest = e.clone();
+            rest.terms.retain(|(other, _)| other != atom);
+            let with = |x: &Index| self.upper_bounds(&rest.add_scaled(x, c), keep);
             let bounds = match atom {
                 Atom::Min(a, b) | Atom::Max(a, b) => {
                     let (a, b) = (with(a), with(b));
@@ -522,7 +578,7 @@ pub fn smallest(of: &[Index]) -> Option<Index> {
 fn prune(bounds: Vec<Index>) -> Vec<Index> {
     let mut kept: Vec<Index> = Vec::with_capacity(bounds.len());
     for b in bounds {
-        match kept.iter().enumerate().find_map(|(at, k)| b.sub(k).as_const().map(|d| (at, d))) {
+        match kept.iter().enumerate().find_map(|(at, k)| b.distance(k).map(|d| (at, d))) {
             Some((at, d)) if d < 0 => kept[at] = b,
             Some(_) => {}
             None if kept.len() < MAX_BOUNDS => kept.push(b),

@@ -208,6 +208,7 @@ impl Generator<'_> {
                 if self.in_registers(buffer) {
                     return self.write_chunk(buffer, &flat, value.value, 1);
                 }
+                self.f.n_stores += 1;
                 let pointer = self.pointer(buffer, &flat);
                 let align = self.alignment(buffer, &flat);
                 self.m.store(value.value, pointer, align);
@@ -239,6 +240,7 @@ impl Generator<'_> {
                     && !self.in_registers(buffer)
                 {
                     let sides = self.sides(at, piece, mask);
+                    self.f.n_stores += 2;
                     for (flat, side) in [base, then].into_iter().zip(sides) {
                         let pointer = self.pointer(buffer, flat);
                         let align = element_align(self, buffer);
@@ -264,6 +266,7 @@ impl Generator<'_> {
                         }
                         self.write_chunk(buffer, &flat, x, 1);
                     } else {
+                        self.f.n_stores += 1;
                         let pointer = self.pointer(buffer, &flat);
                         let align = self.alignment(buffer, &flat);
                         self.m.store(x, pointer, align);
@@ -275,6 +278,7 @@ impl Generator<'_> {
 
     /// Writes neighbouring elements.
     pub(super) fn write_vector(&mut self, buffer: BufferId, base: &Index, value: Value, mask: Option<Value>) {
+        self.f.n_stores += 1;
         let pointer = self.pointer(buffer, base);
         let align = self.alignment(buffer, base);
         match mask {

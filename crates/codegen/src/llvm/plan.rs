@@ -54,7 +54,7 @@ pub fn flatten(program: &Program, buffer: BufferId, index: &[Index]) -> Index {
     match index {
         [] => Index::from(0),
         [only] => only.clone(),
-        _ => index.iter().zip(strides).fold(Index::from(0), |sum, (i, s)| sum.add(&i.scale(s))),
+        _ => index.iter().zip(strides).fold(Index::from(0), |sum, (i, s)| sum.add_scaled(i, s)),
     }
 }
 
