@@ -52,7 +52,7 @@ fn random_configurations_give_right_answers() {
     for (seed, (text, n_threads)) in CASES.into_iter().enumerate() {
         let n_threads = n_threads.min(n_cpus);
         let workload = Workload::parse(text).unwrap();
-        let templates = || TEMPLATES.iter().filter(|t| t.operator == workload.operator().name);
+        let templates = || TEMPLATES.iter().filter(|t| t.operators.contains(&workload.operator().name));
         for (target, template) in targets().into_iter().flat_map(|target| templates().map(move |t| (target.clone(), t)))
         {
             let setting = Setting { workload: workload.clone(), target, n_threads };

@@ -174,9 +174,9 @@ fn recorded_space(name: &str, listed: Option<Vec<Listed>>, rows: Vec<Row>) -> Re
     let product = Space::new(name, parameters.collect(), Vec::new())?;
     let mut trials = Vec::with_capacity(rows.len());
     for Row { place, mut config, outcome } in rows {
-        for parameter in 0..product.n_parameters() {
+        for (parameter, listed) in listed.iter().enumerate() {
             if let Domain::Categorical(_) = product.domain(parameter)
-                && let Some(value) = config.get_mut(&listed[parameter].name)
+                && let Some(value) = config.get_mut(&listed.name)
             {
                 *value = category(value).into();
             }

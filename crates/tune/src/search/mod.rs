@@ -64,8 +64,17 @@ pub struct SearchOption {
 }
 
 /// Every search there is.
-pub const SEARCHES: &[SearchRow] =
-    &[auto::ROW, random::ROW, grid::ROW, simulated_annealing::ROW, genetic::ROW, gbfs::ROW, gbt::ROW, opevo::ROW, nose::ROW];
+pub const SEARCHES: &[SearchRow] = &[
+    auto::ROW,
+    random::ROW,
+    grid::ROW,
+    simulated_annealing::ROW,
+    genetic::ROW,
+    gbfs::ROW,
+    gbt::ROW,
+    opevo::ROW,
+    nose::ROW,
+];
 
 /// Why there is no such search. The user's fault.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
