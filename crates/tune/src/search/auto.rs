@@ -111,9 +111,7 @@ struct Offer {
 
 /// What the model is asked with.
 struct Question {
-    /// By known configuration; larger is better.
-    targets: Vec<Option<f64>>,
-    /// The largest of them.
+    /// The largest target so far.
     best: f64,
     /// The targets of the rows of the process.
     solved: Solved,
@@ -231,7 +229,7 @@ impl Auto {
         let of_rows: Vec<Option<f64>> = self.rows.iter().map(|&place| targets[place]).collect();
         let ranking = self.ranking(&targets);
         let best = ranking.first().and_then(|&place| targets[place]).unwrap_or(0.0);
-        let question = Question { solved: self.process.solve(&of_rows), targets, best };
+        let question = Question { solved: self.process.solve(&of_rows), best };
         self.process.update(self.pool.offers.iter_mut().map(|offer| &mut offer.candidate));
         for offer in &mut self.pool.offers {
             offer.mean = self.process.mean(&offer.candidate, &question.solved);

@@ -154,7 +154,9 @@ impl GbtSearch {
         let mut best = Best::new(n);
         let mut chains = std::mem::take(&mut self.chains);
         let mut scores = self.score(model, &chains);
-        chains.iter().zip(&scores).for_each(|(config, &score)| drop(best.offer(&self.seen, config, score)));
+        for (config, &score) in chains.iter().zip(&scores) {
+            best.offer(&self.seen, config, score);
+        }
         let mut last_change = 0;
         for step in 0..self.n_steps {
             let temperature = 1.0 - step as f64 / self.n_steps as f64;
