@@ -30,6 +30,7 @@ pub const TEMPLATES: &[Template] = &[
     gemm_4_2_4::GEMM_4_2_4,
     conv::CONV_DIRECT,
     conv::CONV_WINOGRAD,
+    conv::CONV_IM2COL,
     conv::CONV_4_4_4_2_2_2,
 ];
 
@@ -149,6 +150,10 @@ mod step {
 
     pub fn inline(buffer: &str) -> Step {
         Step::Inline { buffer: buffer.into() }
+    }
+
+    pub fn reindex(stage: &str, buffer: &str, name: &str) -> Step {
+        Step::Reindex { stage: stage.into(), buffer: buffer.into(), name: name.into() }
     }
 
     pub fn fuse(outer: &str, inner: &str, fused: &str) -> Step {

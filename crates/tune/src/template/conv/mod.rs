@@ -1,6 +1,7 @@
 //! Templates of convolutions: direct, as a matrix product, and by Winograd's algorithm.
 
 mod direct;
+mod im2col;
 mod paper;
 mod winograd;
 
@@ -8,6 +9,7 @@ use super::Setting;
 use tilewright_ir::op::Layout;
 
 pub use direct::CONV_DIRECT;
+pub use im2col::CONV_IM2COL;
 pub use paper::CONV_4_4_4_2_2_2;
 pub use winograd::CONV_WINOGRAD;
 
