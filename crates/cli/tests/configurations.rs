@@ -82,6 +82,9 @@ impl Tally {
         let Setting { workload, target, n_threads } = &task.setting;
         let mut options = common::device_options(*n_threads);
         options.min_time = Duration::from_micros(100);
+        // A busy machine is no failure.
+        options.build_timeout = Duration::from_secs(60);
+        options.run_timeout = Duration::from_secs(60);
         let steps = task.clone();
         let mut device = Device::new(workload.clone(), target, options, move |config| steps.steps(config)).unwrap();
         let mut done = |at: usize, measured: Measured| {

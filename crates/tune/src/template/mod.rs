@@ -36,6 +36,7 @@ pub const TEMPLATES: &[Template] = &[
     conv::CONV,
     conv::CONV_DIRECT,
     conv::CONV_WINOGRAD,
+    conv::CONV_IM2COL,
     conv::CONV_4_4_4_2_2_2,
 ];
 
@@ -185,6 +186,10 @@ mod step {
 
     pub fn inline(buffer: &str) -> Step {
         Step::Inline { buffer: buffer.into() }
+    }
+
+    pub fn reindex(stage: &str, buffer: &str, name: &str) -> Step {
+        Step::Reindex { stage: stage.into(), buffer: buffer.into(), name: name.into() }
     }
 
     pub fn fuse(outer: &str, inner: &str, fused: &str) -> Step {

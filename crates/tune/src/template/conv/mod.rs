@@ -1,6 +1,7 @@
 //! Templates of convolutions: one that chooses among the algorithms, and one for each algorithm alone.
 
 mod direct;
+mod im2col;
 mod paper;
 mod winograd;
 
@@ -19,7 +20,7 @@ fn is_convolution(w: &Workload) -> bool {
 /// Every algorithm that applies, as a choice of the search.
 pub const CONV: Template = Template {
     name: "conv",
-    text: "direct convolution or Winograd's algorithm, whichever is faster",
+    text: "direct convolution, im2col or Winograd's algorithm, whichever is faster",
     serves: is_convolution,
     space: |s| space("conv", s, ALGORITHMS),
     steps: |s, space, config| steps(s, ALGORITHMS, space, config),
@@ -46,6 +47,16 @@ pub const CONV_WINOGRAD: Template = Template {
     estimate: Some(|s, space, config| estimate(s, &[winograd::WINOGRAD], space, config)),
 };
 
+/// The matrix product of weights and patches alone.
+pub const CONV_IM2COL: Template = Template {
+    name: "conv-im2col",
+    text: "matrix product of weights and patches: patches whole or by blocks, register tile of channels and pixels",
+    serves: |w| is_convolution(w) && (im2col::IM2COL.applies)(&Shape::of(w)),
+    space: |s| space("conv-im2col", s, &[im2col::IM2COL]),
+    steps: |s, space, config| steps(s, &[im2col::IM2COL], space, config),
+    estimate: Some(|s, space, config| estimate(s, &[im2col::IM2COL], space, config)),
+};
+
 /// A way to compute a convolution.
 struct Algorithm {
     /// Its name as a value of `algorithm`.
@@ -63,7 +74,7 @@ struct Algorithm {
 }
 
 /// All algorithms.
-const ALGORITHMS: &[Algorithm] = &[direct::DIRECT, winograd::WINOGRAD];
+const ALGORITHMS: &[Algorithm] = &[direct::DIRECT, im2col::IM2COL, winograd::WINOGRAD];
 
 /// The space of several algorithms: the parameters of all, where those that the chosen one does not have keep their
 /// first value and those that it has keep to its values.

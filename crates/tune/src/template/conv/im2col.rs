@@ -1,0 +1,250 @@
+//! Convolution as a matrix product of the weights with patches of the input.
+
+use super::super::Setting;
+use super::super::model::{bandwidth, cuts, step_cycles};
+use super::super::step::{
+    accumulate, compute_at, fuse, inline, layout, parallel, reindex, reorder, split, stage, unroll, vectorize,
+};
+use super::{Algorithm, Shape, ceil_div, is_blocked};
+use crate::space::{Config, Constraint, Parameter, Space};
+use tilewright_ir::Step;
+use tilewright_ir::schedule::LayoutAxis::{Inner, Outer, Whole};
+
+/// A matrix product `acc[k, pq] = Σ W[k, crs] · cols[crs, pq]` around a register tile of channels and pixels.
+///
+/// Lanes are pixels, whose rows follow each other in `cols` and in NCHW, so that narrow images fill vectors too. The
+/// patches are copied for the whole input (explicit im2col) or for a block of rows just before it is multiplied
+/// (implicit); a pointwise convolution of stride 1 reads the input itself. Blocks are whole rows of the output and
+/// divide it evenly, so that each is a box in every buffer and its last tile is known when code is made. Grouped
+/// convolutions are not served: their patches differ from group to group.
+///
+/// # Source
+/// Explicit: Chellapilla et al., "High Performance Convolutional Neural Networks for Document Processing" (2006),
+/// section 3. Implicit: Chetlur et al., "cuDNN: Efficient Primitives for Deep Learning" (2014), section 3; ours makes
+/// blocks that fit the second-level cache rather than a GPU's shared memory. The reduction stays three loops: weights
+/// are read in any order equally well, and channels are the innermost loop of a tap.
+pub const IM2COL: Algorithm = Algorithm {
+    name: "im2col",
+    applies: |shape| shape.c.is_some() && shape.k_group == shape.k,
+    parameters,
+    constraints,
+    steps,
+    estimate,
+};
+
+/// A matrix of patches larger than this is never made as a whole.
+const MOST_BYTES: i64 = 1 << 30;
+
+fn divisors(n: i64, least: i64) -> impl Iterator<Item = i64> {
+    (1..=n).filter(move |d| n % d == 0 && (*d >= least || *d == n))
+}
+
+/// Whether the input is its own matrix of patches.
+fn is_pointwise(s: &Setting, shape: &Shape) -> bool {
+    let is_strided = ["stride_h", "stride_w"].iter().any(|size| s.workload.size(size) > 1);
+    (shape.r, shape.s) == (1, 1) && !is_strided && !shape.padded
+}
+
+/// Bytes of the patches of a row of the output.
+fn bytes_per_row(s: &Setting, shape: &Shape) -> i64 {
+    shape.c.unwrap_or(1) * shape.r * shape.s * shape.q * s.workload.dtype.bytes() as i64
+}
+
+/// Vectors that hold the pixels of some rows.
+fn vectors(shape: &Shape, lanes: i64, rows: i64) -> i64 {
+    ceil_div(rows * shape.q, lanes)
+}
+
+fn parameters(s: &Setting, shape: &Shape) -> Vec<Parameter> {
+    let lanes = s.target.lanes(s.workload.dtype);
+    let registers = i64::from(s.target.n_vector_registers);
+    let c = shape.c.unwrap_or(1);
+    let copies: &[&str] = match is_pointwise(s, shape) {
+        true => &["none"],
+        false if shape.n * shape.p * bytes_per_row(s, shape) > MOST_BYTES => &["block"],
+        false => &["whole", "block"],
+    };
+    vec![
+        Parameter::ordinal("k_tile", 1..=shape.k.min(registers / 2)),
+        Parameter::ordinal("x_tile", 1..=vectors(shape, lanes, shape.p).min(6)),
+        Parameter::ordinal("rows", divisors(shape.p, 1)),
+        Parameter::ordinal("c_block", divisors(c, 8)),
+        Parameter::categorical("outer", &["rows", "k"]),
+        Parameter::categorical("cols", copies),
+        Parameter::categorical("pad", if shape.padded { &["copied", "inline"] } else { &["none"] }),
+        Parameter::boolean("pack_w"),
+        Parameter::ordinal("unroll_c", [1, 2, 4].into_iter().filter(|&u| u <= c)),
+    ]
+}
+
+fn constraints(s: &Setting, shape: &Shape) -> Vec<Constraint> {
+    let lanes = s.target.lanes(s.workload.dtype);
+    let registers = i64::from(s.target.n_vector_registers);
+    let l2 = s.target.l2_bytes as i64;
+    let Shape { n, k, p, q, .. } = *shape;
+    let vectors = move |rows: i64| ceil_div(rows * q, lanes);
+    let fits = move |k: i64, x: i64| k * x + x < registers;
+    let most_x = vectors(p).min(6);
+    // Half of what a tile within one row can be, which every block of rows admits.
+    let tiles = (1..=k.min(registers / 2)).flat_map(|k| (1..=vectors(1).min(6)).map(move |x| (k, x)));
+    let enough = tiles.filter(|&(k, x)| fits(k, x)).map(|(k, x)| k * x).max().unwrap_or(1) / 2;
+    let bytes_per_row = bytes_per_row(s, shape);
+    let mut constraints = vec![
+        Constraint::new(
+            "registers",
+            &format!("k_tile * x_tile + x_tile < {registers} and k_tile * x_tile >= {enough}"),
+            &["k_tile", "x_tile"],
+            move |v| fits(v[0].int(), v[1].int()) && v[0].int() * v[1].int() >= enough,
+        ),
+        Constraint::new("inside", "x_tile <= vectors of a block of rows", &["x_tile", "rows"], move |v| {
+            v[0].int() <= vectors(v[1].int())
+        }),
+        Constraint::new(
+            "block_in_l2",
+            "patches of a block <= L2, or a block is less than two of the largest tiles",
+            &["cols", "rows"],
+            move |v| {
+                v[0].text() != "block"
+                    || v[1].int() * bytes_per_row <= l2
+                    || vectors(v[1].int()) < 2 * most_x
+                    || v[1].int() == 1
+            },
+        ),
+        Constraint::new(
+            "block_copied_once",
+            "patches are copied by blocks only where rows are the outer loop",
+            &["cols", "outer"],
+            |v| v[0].text() != "block" || v[1].text() == "rows",
+        ),
+    ];
+    if s.n_threads > 1 {
+        // Rows can always be shared out that far.
+        let needed = (s.n_threads as i64).min(n * p);
+        constraints.push(Constraint::new(
+            "work_for_all_threads",
+            &format!("the outer loop has at least {needed} iterations"),
+            &["outer", "rows", "k_tile"],
+            move |v| {
+                let iterations = if v[0].text() == "rows" { p / v[1].int() } else { ceil_div(k, v[2].int()) };
+                n * iterations >= needed
+            },
+        ));
+    }
+    constraints
+}
+
+/// Register tiles at the rate of their multiply-adds and loads, or of the patches that they read from whichever cache
+/// holds a block of them; then what copying the patches takes.
+fn estimate(s: &Setting, shape: &Shape, space: &Space, config: &Config) -> f64 {
+    let lanes = s.target.lanes(s.workload.dtype);
+    let (int, text) = (|name: &str| space.int(config, name), |name: &str| space.text(config, name));
+    let taps = shape.r * shape.s;
+    let steps = (shape.c.unwrap_or(1) * taps) as f64;
+    let rows = int("rows");
+    let block = (rows * bytes_per_row(s, shape)) as f64;
+    let weights = shape.k as f64 * steps * s.workload.dtype.bytes() as f64;
+    let (patches_from, blocks) = match text("outer").as_str() {
+        "rows" => (block + weights, (shape.p / rows) as f64),
+        _ => (block * (shape.p / rows) as f64 + weights, (shape.p / rows) as f64),
+    };
+    let mut cycles = 0.0;
+    for (n_k, channels) in cuts(shape.k, int("k_tile")) {
+        for (n_x, x) in cuts(vectors(shape, lanes, rows), int("x_tile")) {
+            let read = steps * (x * 4 * lanes) as f64 / bandwidth(s, patches_from);
+            let compute = steps * step_cycles(x, channels) + 8.0 * taps as f64 + 40.0;
+            cycles += n_k * n_x * blocks * (compute.max(read) + 0.2 * compute.min(read));
+        }
+    }
+    let patches = steps * (shape.p * shape.q) as f64;
+    let whole = patches * s.workload.dtype.bytes() as f64;
+    cycles += match text("cols").as_str() {
+        "none" => 0.0,
+        "block" => patches * 0.4,
+        _ => patches * 0.3 + 2.0 * whole / bandwidth(s, whole),
+    };
+    cycles * shape.n as f64
+}
+
+fn steps(s: &Setting, shape: &Shape, space: &Space, config: &Config) -> Vec<Step> {
+    let lanes = s.target.lanes(s.workload.dtype);
+    let (int, text) = (|name: &str| space.int(config, name), |name: &str| space.text(config, name));
+    let k_tile = int("k_tile");
+    let (cols, pad) = (text("cols"), text("pad"));
+    let mut steps = Vec::new();
+
+    // The axes of the patches are n, p, q, c, r and s; p and q come to stand last, as pixels.
+    if cols != "none" {
+        let input = if shape.padded {
+            "pad"
+        } else if is_blocked(s) {
+            "X.in"
+        } else {
+            "X"
+        };
+        steps.push(reindex("acc", input, "cols"));
+        steps.push(reorder(&["cols.0", "cols.4", "cols.5", "cols.3", "cols.1", "cols.2"]));
+    }
+
+    // Tiles of channels of a block of rows; the sum of each has memory of its own, from which the epilogue reads it.
+    let outer = if text("outer") == "rows" { ["rows", "kt"] } else { ["kt", "rows"] };
+    steps.extend([
+        split("ok", k_tile, "kt", "okr"),
+        split("op", int("rows"), "rows", "opr"),
+        reorder(&["on", outer[0], outer[1], "okr", "opr", "oq"]),
+        compute_at("acc", outer[1]),
+    ]);
+    // Vectors that hold several rows each, and a last one that holds fewer, hide that blocks do not overlap.
+    let hides = shape.q > 1 && lanes % shape.q == 0 && int("rows") * shape.q % lanes != 0;
+    let pixels = if hides {
+        "oq"
+    } else {
+        steps.push(fuse("opr", "oq", "ox"));
+        "ox"
+    };
+    steps.extend([split(pixels, lanes, "ov", "ol"), vectorize("ol")]);
+    steps.extend([
+        fuse("p", "q", "x"),
+        split("x", int("x_tile") * lanes, "xt", "xr"),
+        split("xr", lanes, "xv", "xl"),
+        split("c", int("c_block"), "co", "cb"),
+        split("cb", int("unroll_c"), "ci", "cu"),
+        reorder(&["co", "xt", "r", "s", "ci", "cu", "k", "xv", "xl"]),
+    ]);
+
+    // The operands in the order of their use.
+    if cols == "block" {
+        steps.push(compute_at("cols", outer[0]));
+    }
+    match pad.as_str() {
+        "inline" => steps.push(inline("pad")),
+        "copied" => steps.extend([split("pw", lanes, "pwv", "pwl"), vectorize("pwl")]),
+        _ => {}
+    }
+    if cols != "none" {
+        steps.push(layout("cols", &[Whole(0), Whole(4), Whole(5), Whole(3), Whole(1), Whole(2)]));
+        steps.extend([split("cols.2", lanes, "cols.v", "cols.l"), vectorize("cols.l")]);
+    }
+    if space.flag(config, "pack_w") {
+        let [k, c] = if s.workload.operator().name == "conv2d_transpose" { [1, 0] } else { [0, 1] };
+        steps.push(stage("W", None, "W.p", &[Outer(k, k_tile), Whole(2), Whole(3), Whole(c), Inner(k, k_tile)]));
+    }
+
+    steps.push(accumulate("acc", "xt", "acc.r"));
+    steps.extend(["cu", "k", "xv"].map(unroll));
+    steps.push(vectorize("xl"));
+
+    if s.n_threads > 1 {
+        steps.extend([fuse("on", outer[0], "threads"), parallel("threads")]);
+        if cols == "whole" {
+            steps.extend([
+                fuse("cols.0", "cols.4", "cols.nr"),
+                fuse("cols.nr", "cols.5", "cols.nrs"),
+                parallel("cols.nrs"),
+            ]);
+        }
+        if pad == "copied" {
+            steps.extend([fuse("pn", "pc", "pnc"), parallel("pnc")]);
+        }
+    }
+    steps
+}
