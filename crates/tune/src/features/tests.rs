@@ -155,7 +155,7 @@ fn features_say_how_loops_are_carried_out() {
 fn every_candidate_has_features_of_the_same_length() {
     let mut rng = Xoshiro256PlusPlus::seed_from_u64(11);
     for workload in ["matmul:m=1,n=1,k=1", "matmul:m=37,n=41,k=5,const=a", "matmul:m=512,n=96,k=300"] {
-        for template in TEMPLATES.iter().filter(|t| t.operator == "matmul") {
+        for template in TEMPLATES.iter().filter(|t| t.operators.contains(&"matmul")) {
             let setting = Setting {
                 workload: Workload::parse(workload).unwrap(),
                 target: Target::named("x86-64-v4").unwrap(),
