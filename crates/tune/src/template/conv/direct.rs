@@ -21,6 +21,11 @@ use tilewright_ir::schedule::LayoutAxis::{Inner, Outer, Whole};
 /// Convolutions on SIMD Architectures" (2018), sections II-B and II-C; pixels as lanes are our addition.
 pub const DIRECT: Algorithm = Algorithm { name: "direct", applies: |_| true, parameters, constraints, steps, estimate };
 
+/// So many constant weights that copying them one by one takes longer than making code that copies vectors.
+const MANY_WEIGHTS: i64 = 1 << 18;
+/// Most taps of a filter that are copied together.
+const MOST_TAPS: i64 = 16;
+
 /// Vectors and broadcast elements of a register tile, from `lanes`, `k_tile`, `p_tile`, `q_tile`.
 fn operands(v: &[&Value]) -> (i64, i64) {
     let (k, pixels) = (v[1].int(), v[2].int() * v[3].int());
@@ -176,6 +181,7 @@ fn steps(s: &Setting, shape: &Shape, space: &Space, config: &Config) -> Vec<Step
     let (k_tile, q_tile) =
         if by_channels { (int("k_tile") * lanes, int("q_tile")) } else { (int("k_tile"), int("q_tile") * lanes) };
     let (p_tile, c_block) = (int("p_tile"), int("c_block"));
+    let groups_fill_tiles = shape.k_group == shape.k || shape.k_group % k_tile == 0;
     let order = space.order(config, "order");
     let write = text("write");
     let channels_last = |block: i64| [Whole(0), Outer(1, block), Whole(2), Whole(3), Inner(1, block)];
@@ -199,7 +205,8 @@ fn steps(s: &Setting, shape: &Shape, space: &Space, config: &Config) -> Vec<Step
         if c_block > 1 {
             steps.push(layout("X.in", &channels_last(c_block)));
         }
-        if by_channels {
+        // A group that ends inside a block of lanes would share it with the next.
+        if by_channels && groups_fill_tiles {
             steps.push(layout("Y.out", &channels_last(lanes)));
             if s.workload.epilogue().contains(&Epilogue::Add) {
                 steps.push(layout("R.in", &channels_last(lanes)));
@@ -256,19 +263,30 @@ fn steps(s: &Setting, shape: &Shape, space: &Space, config: &Config) -> Vec<Step
     // Weights in the order of their use.
     let (k_axis, c_axis) = if s.workload.operator().name == "conv2d_transpose" { (1, 0) } else { (0, 1) };
     match shape.c {
-        Some(_) if shape.k_group % k_tile == 0 || !grouped => steps.push(stage(
-            "W",
-            None,
-            "W.p",
-            &[
+        Some(_) if groups_fill_tiles => {
+            let axes = [
                 Outer(k_axis, k_tile),
                 Outer(c_axis, c_block),
                 Whole(2),
                 Whole(3),
                 Inner(c_axis, c_block),
                 Inner(k_axis, k_tile),
-            ],
-        )),
+            ];
+            steps.push(stage("W", None, "W.p", &axes));
+            // Taps that lie next to each other are transposed together, where the time for it matters.
+            let is_large = shape.k * shape.c.unwrap_or(1) * shape.r * shape.s >= MANY_WEIGHTS;
+            if k_axis == 0 && k_tile > 1 && shape.s > 1 && (s.workload.constant.is_none() || is_large) {
+                steps.extend([
+                    split("W.p.5", lanes, "W.p.v", "W.p.l"),
+                    reorder(&["W.p.0", "W.p.1", "W.p.4", "W.p.v", "W.p.2", "W.p.3", "W.p.l"]),
+                    unroll("W.p.3"),
+                    vectorize("W.p.l"),
+                ]);
+                if shape.r * shape.s <= MOST_TAPS {
+                    steps.push(unroll("W.p.2"));
+                }
+            }
+        }
         None if by_channels => {
             steps.push(stage("W", None, "W.p", &[Outer(0, k_tile), Whole(1), Whole(2), Inner(0, k_tile)]));
         }
@@ -298,7 +316,7 @@ fn steps(s: &Setting, shape: &Shape, space: &Space, config: &Config) -> Vec<Step
     if by_channels {
         steps.push(layout("acc", &[Whole(0), Whole(2), Whole(3), Whole(1)]));
     }
-    if write == "scatter" || (blocked && by_channels) {
+    if write == "scatter" || (blocked && by_channels && groups_fill_tiles) {
         steps.extend([split("okr", lanes, "okv", "okl"), reorder(&["opr", row, "okv", "okl"])]);
         steps.extend([unroll("opr"), unroll(row), unroll("okv"), vectorize("okl")]);
     } else {

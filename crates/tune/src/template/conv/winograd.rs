@@ -176,6 +176,14 @@ fn steps(s: &Setting, shape: &Shape, space: &Space, config: &Config) -> Vec<Step
         compute_at("acc.d", "acc.v.co"),
         reorder(&["acc.d.n", "acc.d.th", "acc.d.tw", "acc.d.a", "acc.d.j", "acc.d.c"]),
     ]);
+    // Transform of the weights, a vector of output channels at a time.
+    steps.extend([
+        layout("acc.g", &[Whole(0), Whole(1), Whole(3), Whole(2)]),
+        split("acc.g.k", lanes, "acc.g.kv", "acc.g.kl"),
+        reorder(&["acc.g.c", "acc.g.kv", "acc.g.a", "acc.g.s", "acc.g.kl"]),
+        split("acc.u.k", lanes, "acc.u.kv", "acc.u.kl"),
+        reorder(&["acc.u.c", "acc.u.kv", "acc.u.a", "acc.u.b", "acc.u.kl"]),
+    ]);
     // Products: a matrix multiplication for each element of a tile.
     steps.extend([
         fuse("acc.m.th", "acc.m.tw", "acc.m.t"),
@@ -196,12 +204,13 @@ fn steps(s: &Setting, shape: &Shape, space: &Space, config: &Config) -> Vec<Step
         layout("acc.d", &[Whole(0), Whole(1), Whole(2), Whole(4), Whole(5), Whole(3)]),
         layout("acc.r", &[Whole(0), Whole(1), Whole(2), Whole(4), Whole(5), Whole(3)]),
     ]);
-    for unrolled in
-        ["acc.d.a", "acc.d.j", "acc.v.a", "acc.v.b", "acc.m.cu", "acc.m.ti", "acc.m.kv", "acc.r.i", "acc.r.b"]
-    {
+    for unrolled in [
+        "acc.g.a", "acc.g.s", "acc.u.a", "acc.u.b", "acc.d.a", "acc.d.j", "acc.v.a", "acc.v.b", "acc.m.cu", "acc.m.ti",
+        "acc.m.kv", "acc.r.i", "acc.r.b",
+    ] {
         steps.push(unroll(unrolled));
     }
-    for lane in ["acc.d.c", "acc.v.cl", "acc.m.kl", "acc.r.k"] {
+    for lane in ["acc.g.kl", "acc.u.kl", "acc.d.c", "acc.v.cl", "acc.m.kl", "acc.r.k"] {
         steps.push(vectorize(lane));
     }
     if blocked {
