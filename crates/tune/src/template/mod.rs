@@ -106,7 +106,8 @@ impl Task {
     }
 
     /// Configurations to begin with: those that the template's model of the machine ranks first among a sample of the
-    /// space, of each of its algorithms alike, no two with all but one parameter the same. None without a model.
+    /// space, of each of its algorithms alike, at growing distances, so that one flaw of the model does not fill them
+    /// all. None without a model.
     ///
     /// # Cost
     /// A few thousand evaluations of the model.
@@ -123,17 +124,16 @@ impl Task {
         let mut ranked: Vec<(f64, Config)> =
             sample.into_iter().map(|config| (estimate(&self.setting, &self.space, &config), config)).collect();
         ranked.sort_by(|a, b| a.0.total_cmp(&b.0).then_with(|| a.1.cmp(&b.1)));
+        ranked.dedup();
         let algorithm = self.space.names().position(|name| name == "algorithm");
-        let algorithm_of = |config: &Config| algorithm.map_or(0, |at| config.ranks()[at]);
-        let mut chosen: Vec<Config> = Vec::new();
-        for (_, config) in ranked {
-            let alike = |other: &&Config| algorithm_of(other) == algorithm_of(&config);
-            let differences = |other: &Config| other.ranks().iter().zip(config.ranks()).filter(|(a, b)| a != b).count();
-            if chosen.iter().filter(alike).count() < OF_EACH_ALGORITHM && chosen.iter().all(|c| differences(c) > 1) {
-                chosen.push(config);
-            }
-        }
-        chosen
+        let n_algorithms = algorithm.map_or(1, |at| self.space.n_values(at));
+        let distances = std::iter::successors(Some(0), |at| Some(at + 1 + at / 4)).take(OF_EACH_ALGORITHM);
+        let of = |which: u64| {
+            let all = ranked.iter().map(|(_, config)| config);
+            let own: Vec<&Config> = all.filter(|c| algorithm.is_none_or(|at| c.ranks()[at] == which)).collect();
+            distances.clone().map_while(|at| own.get(at).map(|c| (*c).clone())).collect::<Vec<_>>()
+        };
+        (0..n_algorithms).flat_map(of).collect()
     }
 
     /// The program of a configuration, scheduled but not lowered.

@@ -378,7 +378,7 @@ fn estimate(s: &Setting, shape: &Shape, space: &Space, config: &Config) -> f64 {
                     _ => row * r as f64 + weights,
                 };
                 let read = slice / bandwidth(s, weights_from) + patch / taps.sqrt() / bandwidth(s, input_from);
-                let compute = steps * step_cycles(vectors, broadcast) + 8.0 * taps + 40.0;
+                let compute = steps * step_cycles(vectors, broadcast) + 3.0 * taps + 20.0;
                 cycles += n_k * n_p * n_q * (compute.max(read) + 0.2 * compute.min(read));
             }
         }
