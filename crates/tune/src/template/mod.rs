@@ -145,6 +145,10 @@ impl Task {
     }
 }
 
+fn ceil_div(a: i64, b: i64) -> i64 {
+    (a + b - 1) / b
+}
+
 /// Short constructors for steps, for templates to read like schedules.
 mod step {
     use tilewright_ir::Step;

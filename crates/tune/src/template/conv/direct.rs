@@ -5,7 +5,7 @@ use super::super::model::{bandwidth, cuts, step_cycles};
 use super::super::step::{
     accumulate, compute_at, fuse, inline, layout, parallel, reorder, split, stage, unroll, vectorize,
 };
-use super::{Algorithm, Shape, ceil_div, is_blocked};
+use super::{Algorithm, Shape, ceil_div, channels_last, is_blocked};
 use crate::space::{Config, Constraint, Parameter, Space, Value};
 use tilewright_ir::Step;
 use tilewright_ir::op::Epilogue;
@@ -184,7 +184,6 @@ fn steps(s: &Setting, shape: &Shape, space: &Space, config: &Config) -> Vec<Step
     let groups_fill_tiles = shape.k_group == shape.k || shape.k_group % k_tile == 0;
     let order = space.order(config, "order");
     let write = text("write");
-    let channels_last = |block: i64| [Whole(0), Outer(1, block), Whole(2), Whole(3), Inner(1, block)];
     let mut steps = Vec::new();
 
     // Where the input is read from.

@@ -5,10 +5,11 @@ mod im2col;
 mod paper;
 mod winograd;
 
-use super::{Setting, Template};
+use super::{Setting, Template, ceil_div};
 use crate::space::{Config, Constraint, Domain, Parameter, Space, SpaceError, Value};
 use tilewright_ir::Step;
 use tilewright_ir::op::{Layout, Workload};
+use tilewright_ir::schedule::LayoutAxis::{self, Inner, Outer, Whole};
 
 pub use paper::CONV_4_4_4_2_2_2;
 
@@ -232,11 +233,12 @@ impl Shape {
     }
 }
 
+/// NCHW with blocks of channels next to each other.
+fn channels_last(block: i64) -> [LayoutAxis; 5] {
+    [Whole(0), Outer(1, block), Whole(2), Whole(3), Inner(1, block)]
+}
+
 /// Whether the template chooses the layouts in which activations come and go.
 fn is_blocked(setting: &Setting) -> bool {
     setting.workload.layout() == Layout::Blocked
-}
-
-fn ceil_div(a: i64, b: i64) -> i64 {
-    (a + b - 1) / b
 }

@@ -6,7 +6,7 @@ use super::super::step::{
     accumulate, compute_at, fuse, inline, layout, parallel, reorder, split, stage, unroll, vectorize, winograd,
 };
 use super::direct::pack;
-use super::{Algorithm, Shape, ceil_div, is_blocked};
+use super::{Algorithm, Shape, ceil_div, channels_last, is_blocked};
 use crate::space::{Config, Constraint, Parameter, Space};
 use tilewright_ir::Step;
 use tilewright_ir::op::Epilogue;
@@ -106,7 +106,7 @@ fn steps(s: &Setting, shape: &Shape, space: &Space, config: &Config) -> Vec<Step
     let lanes = s.target.lanes(s.workload.dtype);
     let int = |name: &str| space.int(config, name);
     let (m, blocked) = (int("m"), is_blocked(s));
-    let channels_last = [Whole(0), Outer(1, lanes), Whole(2), Whole(3), Inner(1, lanes)];
+    let channels_last = channels_last(lanes);
     let k_tile = int("k_tile") * lanes;
     let k_block = ceil_div(ceil_div(shape.k, lanes), int("k_blocks")) * lanes;
     let mut steps = vec![winograd("acc", m)];

@@ -3,7 +3,7 @@
 mod blocked;
 mod factorized;
 
-use super::Setting;
+use super::{Setting, ceil_div};
 use tilewright_ir::schedule::LayoutAxis::{self, Whole};
 
 pub use blocked::MATMUL_BLOCKED;
@@ -84,8 +84,4 @@ impl Factor {
     fn is_k_last(&self) -> bool {
         self.k > self.outer
     }
-}
-
-fn ceil_div(a: i64, b: i64) -> i64 {
-    (a + b - 1) / b
 }
