@@ -33,6 +33,13 @@ fn matmul_and(more: &str) -> Source {
     lowered(&format!("{MATMUL} {more}"))
 }
 
+/// The matrix product with a kept copy of B, and these statements behind.
+fn prepared(more: &str) -> Source {
+    let body = MATMUL.replace("B[", "K[");
+    let copy = "for i in 16 { for j in 16 { K[i, j] = B[i, j] } }";
+    Source::Lowered(format!("{HEADER}prepare {{ {copy} }} run {{ {body} {more} }}"))
+}
+
 /// The matrix product into a kept buffer, up to this row, and this to finish.
 fn kept(n_rows: i64, finish: &str) -> Source {
     let body = MATMUL.replace("C[", "K[").replace("for i in 16", &format!("for i in {n_rows}"));
@@ -88,6 +95,10 @@ fn every_fault_gets_its_class_and_good_candidates_are_measured() {
             ("takes 100 GB", matmul_and("alloc T T[0] = 1.0"), Some(RuntimeError)),
             ("one wrong element", matmul_and("C[3, 5] = 1000.0"), Some(WrongAnswer)),
             ("one element not written", lowered(&MATMUL.replace("for i in 16", "for i in 15")), Some(WrongAnswer)),
+            ("good with something prepared", prepared(""), None),
+            ("good, though it changes what it prepared", prepared("K[0, 0] = 1.0"), None),
+            ("reads just behind what was prepared", prepared("C[0, 0] = K[16, 0]"), Some(WrongAnswer)),
+            ("good with the same prepared", prepared(""), None),
             ("good with something to finish", kept(16, FINISH), None),
             ("nothing is finished", kept(16, ""), Some(WrongAnswer)),
             ("a kept row is not written", kept(15, FINISH), Some(WrongAnswer)),

@@ -1,4 +1,4 @@
-//! Measuring candidates: batches are built on all workers side by side, then timed one after the other.
+//! Measuring candidates: batches are built and checked on all workers side by side, then timed one after the other.
 
 use crate::data::{Data, DataError};
 use crate::host;
@@ -92,12 +92,25 @@ pub struct Device {
     _data: Data,
 }
 
-/// A candidate that a worker has built.
+/// A candidate that a worker has built and found right.
 #[derive(Debug, Clone, Copy)]
 struct Kept {
     worker: usize,
     id: u64,
-    seconds: f64,
+    /// For building and checking.
+    seconds: Seconds,
+    /// ‖out − reference‖ / ‖reference‖ of its answer.
+    relative_error: f64,
+}
+
+/// What a worker does with a source.
+#[derive(Debug, Clone, Copy)]
+struct Building {
+    /// Which source.
+    at: usize,
+    id: u64,
+    /// How long it took to build, once it is built and being checked.
+    built: Option<f64>,
 }
 
 impl Device {
@@ -156,11 +169,11 @@ impl Device {
         Plan { min_time_ns, min_samples: 2, best_ns, cold: self.options.cold }
     }
 
-    /// Builds sources side by side; for each, a kept kernel or what became of it.
+    /// Builds and checks sources side by side; for each, a kept kernel or what became of it.
     fn build(&mut self, sources: &[Source]) -> io::Result<Vec<Result<Kept, Measured>>> {
         let mut results: Vec<Option<Result<Kept, Measured>>> = sources.iter().map(|_| None).collect();
         let mut waiting: VecDeque<usize> = (0..sources.len()).collect();
-        let mut building: Vec<Option<(usize, u64)>> = vec![None; self.workers.len()];
+        let mut building: Vec<Option<Building>> = vec![None; self.workers.len()];
         loop {
             for (worker, slot) in building.iter_mut().enumerate() {
                 if slot.is_none()
@@ -170,14 +183,14 @@ impl Device {
                     self.next_id += 1;
                     let request = Request::Build { id, source: sources[at].clone() };
                     self.workers.ask(worker, &request, self.options.build_timeout);
-                    *slot = Some((at, id));
+                    *slot = Some(Building { at, id, built: None });
                 }
             }
             if building.iter().all(Option::is_none) {
                 break;
             }
             let (worker, answer) = self.workers.next_answer()?;
-            let (at, id) = building[worker].take().expect("it was asked to build");
+            let Building { at, id, built } = building[worker].take().expect("it was asked to build");
             if !matches!(answer, Answer::Reply(_)) {
                 // What the worker had kept is gone with it: those candidates are built again.
                 for (other, result) in results.iter_mut().enumerate() {
@@ -187,62 +200,70 @@ impl Device {
                     }
                 }
             }
-            results[at] = Some(match answer {
-                Answer::Reply(Reply::Built { seconds, .. }) => Ok(Kept { worker, id, seconds }),
-                Answer::Reply(Reply::Failed { class, message, seconds, .. }) => {
-                    Err(failed(class.0, message, Seconds { build: seconds, ..Seconds::default() }))
+            let before = Seconds { build: built.unwrap_or(0.0), ..Seconds::default() };
+            results[at] = Some(match (answer, built) {
+                (Answer::Reply(Reply::Built { seconds, .. }), None) => {
+                    self.workers.ask(worker, &Request::Check { id }, self.options.run_timeout);
+                    building[worker] = Some(Building { at, id, built: Some(seconds) });
+                    continue;
                 }
-                Answer::Reply(other) => {
-                    Err(failed(ErrorClass::Unknown, format!("unexpected reply {other:?}"), Seconds::default()))
+                (Answer::Reply(Reply::Checked { seconds, relative_error, .. }), Some(_)) => {
+                    Ok(Kept { worker, id, seconds: Seconds { verify: seconds, ..before }, relative_error })
                 }
-                Answer::Died(status) => Err(failed(
+                (Answer::Reply(Reply::Failed { class, message, seconds: build, .. }), None) => {
+                    Err(failed(class.0, message, Seconds { build, ..before }))
+                }
+                (Answer::Reply(Reply::Failed { class, message, seconds: verify, .. }), Some(_)) => {
+                    self.workers.tell(worker, &Request::Drop { id });
+                    Err(failed(class.0, message, Seconds { verify, ..before }))
+                }
+                (Answer::Reply(other), _) => {
+                    Err(failed(ErrorClass::Unknown, format!("unexpected reply {other:?}"), before))
+                }
+                (Answer::Died(status), None) => Err(failed(
                     ErrorClass::CompileErrorHost,
                     format!("the compiler crashed: {}", describe(status)),
-                    Seconds::default(),
+                    before,
                 )),
-                Answer::TimedOut => {
+                (Answer::TimedOut, None) => {
                     let build = self.options.build_timeout.as_secs_f64();
                     let message = format!("not built within {build} s");
-                    Err(failed(ErrorClass::BuildTimeout, message, Seconds { build, ..Seconds::default() }))
+                    Err(failed(ErrorClass::BuildTimeout, message, Seconds { build, ..before }))
                 }
+                (answer, Some(_)) => Err(self.did_not_return(&answer, before)),
             });
         }
         Ok(results.into_iter().map(|r| r.expect("every source was built or failed")).collect())
     }
 
-    /// Runs a kept kernel.
-    fn run(&mut self, kept: Kept, plan: Plan, check: bool) -> io::Result<Ran> {
-        let request = Request::Run { id: kept.id, plan, check };
-        self.workers.ask(kept.worker, &request, self.options.run_timeout);
-        let (_, answer) = self.workers.next_answer()?;
-        let seconds = Seconds { build: kept.seconds, ..Seconds::default() };
-        let is_gone = !matches!(answer, Answer::Reply(_));
-        let mut relative = None;
-        let measured = match answer {
-            Answer::Reply(Reply::Timed {
-                samples_ns,
-                stopped_early,
-                run_seconds,
-                verify_seconds,
-                relative_error,
-                ..
-            }) => {
-                relative = relative_error;
-                let seconds = Seconds { run: run_seconds, verify: verify_seconds, ..seconds };
-                Measured { outcome: Outcome::Measured(Timing::of_samples(&samples_ns, stopped_early)), seconds }
-            }
-            Answer::Reply(Reply::Failed { class, message, seconds: verify, .. }) => {
-                failed(class.0, message, Seconds { verify, ..seconds })
-            }
-            Answer::Reply(other) => failed(ErrorClass::Unknown, format!("unexpected reply {other:?}"), seconds),
-            Answer::Died(status) => failed(ErrorClass::RuntimeError, describe(status), seconds),
-            Answer::TimedOut => {
+    /// What became of a candidate whose run ended its worker.
+    fn did_not_return(&self, answer: &Answer, before: Seconds) -> Measured {
+        match answer {
+            Answer::Died(status) => failed(ErrorClass::RuntimeError, describe(*status), before),
+            Answer::TimedOut | Answer::Reply(_) => {
                 let run = self.options.run_timeout.as_secs_f64();
-                let message = format!("not finished within {run} s");
-                failed(ErrorClass::RunTimeout, message, Seconds { run, ..seconds })
+                failed(ErrorClass::RunTimeout, format!("not finished within {run} s"), Seconds { run, ..before })
             }
+        }
+    }
+
+    /// Times a kept kernel.
+    fn run(&mut self, kept: Kept, plan: Plan) -> io::Result<Ran> {
+        self.workers.ask(kept.worker, &Request::Run { id: kept.id, plan }, self.options.run_timeout);
+        let (_, answer) = self.workers.next_answer()?;
+        let is_gone = !matches!(answer, Answer::Reply(_));
+        let measured = match answer {
+            Answer::Reply(Reply::Timed { samples_ns, stopped_early, seconds: run, .. }) => Measured {
+                outcome: Outcome::Measured(Timing::of_samples(&samples_ns, stopped_early)),
+                seconds: Seconds { run, ..kept.seconds },
+            },
+            Answer::Reply(Reply::Failed { class, message, seconds: run, .. }) => {
+                failed(class.0, message, Seconds { run, ..kept.seconds })
+            }
+            Answer::Reply(other) => failed(ErrorClass::Unknown, format!("unexpected reply {other:?}"), kept.seconds),
+            answer => self.did_not_return(&answer, kept.seconds),
         };
-        Ok(Ran { measured, is_gone, relative_error: relative })
+        Ok(Ran { measured, is_gone })
     }
 
     /// Builds, verifies and times sources; the same as [`Measure::measure`] for programs that have no configuration.
@@ -272,8 +293,7 @@ impl Device {
                         continue;
                     }
                     Ok(kept) => {
-                        let Ran { measured, is_gone, .. } =
-                            self.run(kept, self.plan(best_ns, self.options.min_time), true)?;
+                        let Ran { measured, is_gone } = self.run(kept, self.plan(best_ns, self.options.min_time))?;
                         if is_gone {
                             gone.push(kept.worker);
                         } else {
@@ -321,7 +341,7 @@ impl Device {
             }
         }
         let end = |racer: Racer| {
-            let relative_error = racer.relative_error;
+            let relative_error = racer.relative_error();
             (self.end_race(racer), relative_error)
         };
         Ok(racers.into_iter().map(end).collect())
@@ -333,19 +353,11 @@ impl Device {
     /// Where a worker cannot be started anew.
     pub fn start_race(&mut self, sources: &[Source]) -> io::Result<Vec<Racer>> {
         let built = self.build(sources)?;
-        let mut racers: Vec<Racer> = built
-            .into_iter()
-            .map(|b| match b {
-                Ok(kept) => Racer { kept: Some(kept), ..Racer::default() },
-                Err(measured) => Racer { failure: Some(measured.outcome), ..Racer::default() },
-            })
-            .collect();
-        // The first run checks the answer and is not counted.
-        for racer in &mut racers {
-            self.run_racer(racer, Duration::ZERO, true)?;
-            racer.medians_ns.clear();
-        }
-        Ok(racers)
+        let racer = |built| match built {
+            Ok(kept) => Racer { kept: Some(kept), ..Racer::default() },
+            Err(Measured { outcome, .. }) => Racer { failure: Some(outcome), ..Racer::default() },
+        };
+        Ok(built.into_iter().map(racer).collect())
     }
 
     /// One round of one candidate: its median is kept.
@@ -353,15 +365,8 @@ impl Device {
     /// # Errors
     /// Where a worker cannot be started anew.
     pub fn race_round(&mut self, racer: &mut Racer, time: Duration) -> io::Result<()> {
-        self.run_racer(racer, time, false)
-    }
-
-    fn run_racer(&mut self, racer: &mut Racer, time: Duration, check: bool) -> io::Result<()> {
         if let (Some(kept), None) = (racer.kept, &racer.failure) {
-            let plan = self.plan(None, time);
-            let ran = self.run(kept, plan, check)?;
-            racer.relative_error = ran.relative_error.or(racer.relative_error);
-            match ran.measured.outcome {
+            match self.run(kept, self.plan(None, time))?.measured.outcome {
                 Outcome::Measured(timing) => racer.medians_ns.push(timing.median_ns),
                 failure => racer.failure = Some(failure),
             }
@@ -387,8 +392,6 @@ pub struct Racer {
     kept: Option<Kept>,
     /// Median nanoseconds a run, one for each round.
     pub medians_ns: Vec<f64>,
-    /// ‖out − reference‖ / ‖reference‖ of its checked run.
-    pub relative_error: Option<f64>,
     failure: Option<Outcome>,
 }
 
@@ -397,8 +400,13 @@ struct Ran {
     measured: Measured,
     /// Whether its worker, and with it all it kept, is gone.
     is_gone: bool,
-    /// Of the answer, where it was checked.
-    relative_error: Option<f64>,
+}
+
+impl Racer {
+    /// ‖out − reference‖ / ‖reference‖ of its answer; none where it was not right.
+    pub fn relative_error(&self) -> Option<f64> {
+        self.kept.map(|kept| kept.relative_error)
+    }
 }
 
 fn failed(class: ErrorClass, message: String, seconds: Seconds) -> Measured {

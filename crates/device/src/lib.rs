@@ -9,6 +9,7 @@ pub mod host;
 pub mod memory;
 pub mod peak;
 pub mod pool;
+mod prepared;
 pub mod protocol;
 mod timing;
 pub mod worker;

@@ -82,6 +82,24 @@ impl Fenced {
         unsafe { self.map.base.as_ptr().add(PAGE + CANARY_BYTES) }
     }
 
+    /// Its size.
+    pub fn n_bytes(&self) -> u64 {
+        self.n_bytes as u64
+    }
+
+    /// Makes a write into the contents fault from now on.
+    ///
+    /// # Errors
+    /// Where the system refuses.
+    pub fn make_read_only(&self) -> std::io::Result<()> {
+        let len = self.n_bytes.next_multiple_of(PAGE);
+        // SAFETY: the range lies in the mapping and starts at a page.
+        match unsafe { libc::mprotect(self.pointer().cast(), len, libc::PROT_READ) } {
+            0 => Ok(()),
+            _ => Err(std::io::Error::last_os_error()),
+        }
+    }
+
     /// The contents as numbers.
     ///
     /// # Panics

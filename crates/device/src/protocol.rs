@@ -15,14 +15,17 @@ pub enum Request {
         /// What to build.
         source: Source,
     },
-    /// Run a kept program for the first time, check its answer, then time it.
+    /// Run a kept program for the first time and check its answer.
+    Check {
+        /// Its number.
+        id: u64,
+    },
+    /// Time a kept program that has been checked.
     Run {
         /// Its number.
         id: u64,
         /// How long, and against what.
         plan: Plan,
-        /// Whether the answer is to be checked. A kernel is checked at least once.
-        check: bool,
     },
     /// Forget a kept program.
     Drop {
@@ -65,7 +68,16 @@ pub enum Reply {
         /// Seconds it took.
         seconds: f64,
     },
-    /// The program ran, was right, and took so long.
+    /// The program ran and was right.
+    Checked {
+        /// Its number.
+        id: u64,
+        /// Seconds it took.
+        seconds: f64,
+        /// The largest relative error of an output as a whole.
+        relative_error: f64,
+    },
+    /// The program took so long.
     Timed {
         /// Its number.
         id: u64,
@@ -73,12 +85,8 @@ pub enum Reply {
         samples_ns: Vec<f64>,
         /// Whether sampling ended early.
         stopped_early: bool,
-        /// Seconds spent in the runs that were timed.
-        run_seconds: f64,
-        /// Seconds spent on the first run and the comparison.
-        verify_seconds: f64,
-        /// The largest relative error of an output as a whole, where the answer was checked.
-        relative_error: Option<f64>,
+        /// Seconds spent in runs.
+        seconds: f64,
     },
     /// The request failed.
     Failed {

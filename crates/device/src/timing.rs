@@ -5,14 +5,15 @@ use std::time::Instant;
 
 /// A sample shorter than this averages several runs, so that reading the clock does not count.
 const MIN_SAMPLE_NS: f64 = 30_000.0;
-/// A kernel whose first run takes this many times the best is not run again, where that run was long enough for cold
-/// caches not to count.
+/// A kernel is not timed where the run that checked it, beside other work, took this many times the best …
+const HOPELESS_CHECKED: f64 = 3.0;
+/// … nor timed again where its first run alone took this many times the best …
 const HOPELESS_FIRST: f64 = 1.15;
-/// How long such a first run must be.
+/// … where such a run is long enough for cold caches not to count.
 const LONG_NS: f64 = 1e6;
-/// A first run this long is as good a sample as any …
+/// A first run longer than this …
 const VERY_LONG_NS: f64 = 4e6;
-/// … and takes more than this many times the best only where the kernel does.
+/// … takes more than this many times the best only where the kernel does.
 const HOPELESS_VERY_LONG: f64 = 1.05;
 /// A kernel whose fastest warm sample takes this many times the best is not sampled further …
 const HOPELESS_WARM: f64 = 1.05;
@@ -29,20 +30,14 @@ pub struct Samples {
     pub stopped_early: bool,
 }
 
-/// Times `run`, whose first run took `first_ns` and, where `first_counts`, may serve as a sample.
+/// Times `run`, which took `checked_ns` when it was checked.
 ///
 /// With `flush`, which empties the caches, each sample is one run after it.
-pub fn sample(
-    plan: &Plan,
-    first_ns: f64,
-    first_counts: bool,
-    run: &mut dyn FnMut(),
-    flush: &mut dyn FnMut(),
-) -> Samples {
+pub fn sample(plan: &Plan, checked_ns: f64, run: &mut dyn FnMut(), flush: &mut dyn FnMut()) -> Samples {
     let hopeless = |ns: f64, factor: f64| plan.best_ns.is_some_and(|best| ns > factor * best);
-    let factor = if first_ns > VERY_LONG_NS { HOPELESS_VERY_LONG } else { HOPELESS_FIRST };
-    if !plan.cold && first_ns > LONG_NS && hopeless(first_ns, factor) {
-        return Samples { ns: vec![first_ns], stopped_early: true };
+    let enough = |ns: f64| Samples { ns: vec![ns], stopped_early: true };
+    if !plan.cold && checked_ns > LONG_NS && hopeless(checked_ns, HOPELESS_CHECKED) {
+        return enough(checked_ns);
     }
     let mut timed = |n_runs: u32| {
         let start = Instant::now();
@@ -51,14 +46,15 @@ pub fn sample(
         }
         start.elapsed().as_nanos() as f64 / f64::from(n_runs)
     };
-    // A short kernel runs once more before it counts; a long one was warmed up by its first run.
+    // The first run warms up: other kernels ran since the one that checked this one.
+    let first_ns = timed(1);
+    let factor = if first_ns > VERY_LONG_NS { HOPELESS_VERY_LONG } else { HOPELESS_FIRST };
+    if !plan.cold && first_ns > LONG_NS && hopeless(first_ns, factor) {
+        return enough(first_ns);
+    }
     let estimate = if first_ns < LONG_NS { timed(1).min(first_ns) } else { first_ns };
     let n_runs = if plan.cold { 1 } else { (MIN_SAMPLE_NS / estimate.max(1.0)).ceil().clamp(1.0, 1e6) as u32 };
     let (mut ns, mut total, mut fastest) = (Vec::new(), 0.0, f64::INFINITY);
-    if first_counts && !plan.cold && first_ns > VERY_LONG_NS {
-        ns.push(first_ns);
-        (total, fastest) = (first_ns, first_ns);
-    }
     while ns.len() < MOST_SAMPLES && (total < plan.min_time_ns || ns.len() < plan.min_samples as usize) {
         if plan.cold {
             flush();
@@ -85,7 +81,7 @@ mod tests {
     #[test]
     fn a_hopeless_kernel_is_not_run_again() {
         let mut runs = 0;
-        let samples = sample(&plan(Some(1e6)), 5e6, true, &mut || runs += 1, &mut || {});
+        let samples = sample(&plan(Some(1e6)), 5e6, &mut || runs += 1, &mut || {});
         assert!(samples.stopped_early);
         assert_eq!((samples.ns.as_slice(), runs), (&[5e6][..], 0));
     }
@@ -96,7 +92,7 @@ mod tests {
             let start = Instant::now();
             while start.elapsed().as_micros() < 50 {}
         };
-        let samples = sample(&plan(None), 50e3, true, &mut { spin }, &mut || {});
+        let samples = sample(&plan(None), 50e3, &mut { spin }, &mut || {});
         assert!(!samples.stopped_early);
         assert!(samples.ns.iter().sum::<f64>() >= 1e6, "{:?}", samples.ns);
     }

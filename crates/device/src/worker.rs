@@ -6,12 +6,14 @@
 use crate::host;
 use crate::memory::{Fenced, ReadOnly};
 use crate::pool::Pool;
+use crate::prepared::{self, Prepared, Recipe};
 use crate::protocol::{Assignment, ClassName, Plan, Reply, Request, Source};
 use crate::timing;
 use std::collections::HashMap;
 use std::io::{BufRead, Write};
 use std::os::fd::BorrowedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::rc::Rc;
 use std::time::Instant;
 use tilewright_codegen::Kernel;
 use tilewright_ir::op::Workload;
@@ -57,6 +59,9 @@ struct Worker {
     pool: Pool,
     all_cpus: Vec<usize>,
     kernels: HashMap<u64, Built>,
+    prepared: prepared::Cache,
+    /// Kept buffers that bodies write, by their place among a program's; for all kernels, as each run fills them anew.
+    kept: Vec<Fenced>,
     /// One for all kernels, so that its pages are there when a kernel is timed for the first time.
     scratch: Fenced,
     flush: Vec<u8>,
@@ -64,8 +69,20 @@ struct Worker {
 
 struct Built {
     kernel: Kernel,
-    /// Empty until its first run.
-    kept: Vec<Fenced>,
+    /// Names of the kept buffers.
+    kept: Vec<String>,
+    /// Its `prepare` part, where what that makes can be shared …
+    recipe: Option<Recipe>,
+    /// … and what it has made; none before it was run.
+    prepared: Option<Rc<Prepared>>,
+    /// Nanoseconds of its first run.
+    first_ns: f64,
+}
+
+/// Where a run finds its buffers.
+struct Pointers {
+    arguments: Vec<*mut u8>,
+    kept: Vec<*mut u8>,
 }
 
 type Failure = (ErrorClass, String);
@@ -99,6 +116,8 @@ impl Worker {
             pool,
             all_cpus,
             kernels: HashMap::new(),
+            prepared: prepared::Cache::new(assignment.memory_bytes / 4),
+            kept: Vec::new(),
             scratch: Fenced::new(0)?,
             flush: Vec::new(),
             assignment,
@@ -121,7 +140,8 @@ impl Worker {
                 });
                 (id, result)
             }
-            Request::Run { id, plan, check } => (id, self.run(id, &plan, check)),
+            Request::Check { id } => (id, self.check(id)),
+            Request::Run { id, plan } => (id, self.run(id, &plan)),
         };
         Some(result.unwrap_or_else(|(class, message)| {
             let seconds = start.elapsed().as_secs_f64();
@@ -129,9 +149,9 @@ impl Worker {
         }))
     }
 
-    fn build(&self, source: &Source) -> Result<Built, Failure> {
+    fn build(&mut self, source: &Source) -> Result<Built, Failure> {
         let instantiation = |why: String| (ErrorClass::InstantiationError, why);
-        let lowered = match source {
+        let mut program = match source {
             Source::Steps(steps) => {
                 let steps = parse_steps(steps).map_err(|e| instantiation(e.to_string()))?;
                 let scheduled = apply_all(&self.untuned, &steps)
@@ -139,7 +159,7 @@ impl Worker {
                 // The program before its tails and unrolled loops multiply: what lowering makes of it is lowering's to
                 // keep valid.
                 verify::verify(&scheduled).map_err(|e| instantiation(e.to_string()))?;
-                lower::lower(&scheduled)
+                scheduled
             }
             Source::Lowered(program) => text::parse(program).map_err(|e| instantiation(e.to_string()))?,
         };
@@ -148,79 +168,111 @@ impl Worker {
                 .map(|(_, b)| (b.dtype, &b.shape, b.role))
                 .eq(b.arguments().map(|(_, b)| (b.dtype, &b.shape, b.role)))
         };
-        if !same(&lowered, &self.untuned) {
+        if !same(&program, &self.untuned) {
             return Err(instantiation(format!("its arguments are not those of {}", self.workload)));
         }
-        let kernel = tilewright_codegen::compile(&lowered, &self.target)
+        let recipe = Recipe::of(&program);
+        let prepared = recipe.as_ref().and_then(|recipe| self.prepared.get(recipe));
+        if prepared.is_some() {
+            program.prepare.clear();
+        }
+        if let Source::Steps(_) = source {
+            program = lower::lower(&program);
+        }
+        let kernel = tilewright_codegen::compile(&program, &self.target)
             .map_err(|e| (ErrorClass::CompileErrorHost, e.to_string()))?;
-        Ok(Built { kernel, kept: Vec::new() })
+        let kept = program.kept().map(|(_, b)| b.name.clone()).collect();
+        Ok(Built { kernel, kept, recipe, prepared, first_ns: 0.0 })
     }
 
-    fn run(&mut self, id: u64, plan: &Plan, check: bool) -> Result<Reply, Failure> {
-        // Kernels are timed where nothing else of ours runs; between runs this process may go where it likes.
-        host::pin_thread(&self.assignment.cpus[..1.min(self.assignment.cpus.len())]);
-        let result = self.run_pinned(id, plan, check);
-        host::pin_thread(&self.all_cpus);
-        result
-    }
-
-    fn run_pinned(&mut self, id: u64, plan: &Plan, check: bool) -> Result<Reply, Failure> {
-        let start = Instant::now();
+    /// Finds or makes the buffers of a kernel, and runs its `prepare` part where its kept buffers are not filled. What
+    /// other kernels have left in them is wiped out where `wipe` says so.
+    fn prepare(&mut self, id: u64, wipe: bool) -> Result<Pointers, Failure> {
         let n_threads = self.pool.n_threads();
         let built = self.kernels.get_mut(&id).ok_or((ErrorClass::Unknown, format!("no kernel {id} is kept")))?;
         let memory = |e: std::io::Error| (ErrorClass::RuntimeError, format!("allocating its buffers: {e}"));
         self.scratch.resize(built.kernel.scratch_bytes(n_threads)).map_err(memory)?;
-        let unprepared = built.kept.is_empty();
-        if unprepared {
-            for &bytes in built.kernel.kept_bytes() {
-                let mut kept = Fenced::new(bytes).map_err(memory)?;
-                // As for outputs: what nothing writes must not pass for zeros.
-                kept.fill(0xFF);
-                built.kept.push(kept);
+        let outputs = self.data.iter().zip(&self.outputs);
+        let arguments: Vec<*mut u8> =
+            outputs.map(|(input, output)| output.as_ref().map_or(input.pointer(), Fenced::pointer)).collect();
+        let mut kept = Vec::new();
+        let mut fresh = HashMap::new();
+        for (at, (name, &bytes)) in built.kept.iter().zip(built.kernel.kept_bytes()).enumerate() {
+            if self.kept.len() == at {
+                self.kept.push(Fenced::new(0).map_err(memory)?);
+            }
+            kept.push(match (&built.prepared, &built.recipe) {
+                (Some(prepared), Some(recipe)) if recipe.fills(name) => prepared.pointer(name),
+                (None, Some(recipe)) if recipe.fills(name) => {
+                    let mut buffer = Fenced::new(bytes).map_err(memory)?;
+                    // As for outputs: what nothing writes must not pass for zeros.
+                    buffer.fill(0xFF);
+                    let pointer = buffer.pointer();
+                    fresh.insert(name.clone(), buffer);
+                    pointer
+                }
+                _ => {
+                    self.kept[at].resize(bytes).map_err(memory)?;
+                    if wipe {
+                        self.kept[at].fill(0xFF);
+                    }
+                    self.kept[at].pointer()
+                }
+            });
+        }
+        if built.prepared.is_none() && !kept.is_empty() {
+            // SAFETY: the arguments are the workload's, which `build` has compared with the program's; kept and scratch
+            // buffers have the sizes the kernel asks for; all are page-aligned.
+            unsafe { built.kernel.prepare(&arguments, &kept, self.scratch.pointer(), &self.pool.runtime()) };
+            if let Some(recipe) = &built.recipe {
+                intact(fresh.values().chain(&self.kept).chain([&self.scratch]))?;
+                let prepared = Rc::new(Prepared::new(fresh).map_err(memory)?);
+                self.prepared.insert(recipe.clone(), Rc::clone(&prepared));
+                built.prepared = Some(prepared);
             }
         }
-        let arguments: Vec<*mut u8> = self
-            .data
-            .iter()
-            .zip(&self.outputs)
-            .map(|(input, output)| output.as_ref().map_or(input.pointer(), Fenced::pointer))
-            .collect();
-        if check {
-            // All ones is a NaN: an element that is not written cannot pass for right.
-            self.outputs.iter_mut().flatten().for_each(|o| o.fill(0xFF));
-        }
-        let kept: Vec<*mut u8> = built.kept.iter().map(Fenced::pointer).collect();
-        let scratch = self.scratch.pointer();
-        let runtime = self.pool.runtime();
-        let kernel = &built.kernel;
-        if unprepared && !kept.is_empty() {
-            // SAFETY: the arguments are the workload's, which `build` has compared with the program's; kept and
-            // scratch buffers have the sizes the kernel asks for; all are page-aligned.
-            unsafe { kernel.prepare(&arguments, &kept, scratch, &runtime) };
-        }
-        let mut run = || {
-            // SAFETY: as above.
-            unsafe { kernel.run(&arguments, &kept, scratch, &runtime) };
-        };
+        Ok(Pointers { arguments, kept })
+    }
+
+    /// Runs a kernel for the first time and compares its answer with the reference.
+    fn check(&mut self, id: u64) -> Result<Reply, Failure> {
+        let start = Instant::now();
+        let Pointers { arguments, kept } = self.prepare(id, true)?;
+        // All ones is a NaN: an element that is not written cannot pass for right.
+        self.outputs.iter_mut().flatten().for_each(|o| o.fill(0xFF));
+        let built = self.kernels.get_mut(&id).expect("it was just prepared");
+        let (scratch, runtime) = (self.scratch.pointer(), self.pool.runtime());
         let first = Instant::now();
-        run();
-        let first_ns = first.elapsed().as_nanos() as f64;
-        let mut relative_error = None;
-        if check {
-            // SAFETY: as above, and the body has run.
-            unsafe { kernel.finish(&arguments, &kept, scratch, &runtime) };
-            let fenced = self.outputs.iter().flatten().chain(&built.kept).chain([&self.scratch]);
-            let broken: Vec<&Fenced> = fenced.filter(|f| !f.is_intact()).collect();
-            if !broken.is_empty() {
-                broken.into_iter().for_each(Fenced::set_canaries);
-                return Err((ErrorClass::RuntimeError, "it wrote outside its buffers".to_owned()));
-            }
-            relative_error = Some(compare(&self.untuned, &self.tolerance, &self.outputs, &self.data)?);
-        }
-        let verify_seconds = start.elapsed().as_secs_f64();
+        // SAFETY: as in `prepare`.
+        unsafe { built.kernel.run(&arguments, &kept, scratch, &runtime) };
+        built.first_ns = first.elapsed().as_nanos() as f64;
+        // SAFETY: as above, and the body has run.
+        unsafe { built.kernel.finish(&arguments, &kept, scratch, &runtime) };
+        intact(self.outputs.iter().flatten().chain(&self.kept).chain([&self.scratch]))?;
+        let relative_error = compare(&self.untuned, &self.tolerance, &self.outputs, &self.data)?;
+        Ok(Reply::Checked { id, seconds: start.elapsed().as_secs_f64(), relative_error })
+    }
+
+    fn run(&mut self, id: u64, plan: &Plan) -> Result<Reply, Failure> {
+        // Kernels are timed where nothing else of ours runs; between runs this process may go where it likes.
+        host::pin_thread(&self.assignment.cpus[..1.min(self.assignment.cpus.len())]);
+        let result = self.run_pinned(id, plan);
+        host::pin_thread(&self.all_cpus);
+        result
+    }
+
+    fn run_pinned(&mut self, id: u64, plan: &Plan) -> Result<Reply, Failure> {
+        let start = Instant::now();
+        let Pointers { arguments, kept } = self.prepare(id, false)?;
         if plan.cold && self.flush.is_empty() {
             self.flush = vec![1; 2 * self.target.l3_bytes as usize];
         }
+        let built = self.kernels.get(&id).expect("it was just prepared");
+        let (scratch, runtime) = (self.scratch.pointer(), self.pool.runtime());
+        let mut run = || {
+            // SAFETY: as in `prepare`.
+            unsafe { built.kernel.run(&arguments, &kept, scratch, &runtime) };
+        };
         let flush_with = &mut self.flush;
         let mut flush = || {
             for line in flush_with.iter_mut().step_by(64) {
@@ -228,17 +280,23 @@ impl Worker {
             }
             std::hint::black_box(&flush_with);
         };
-        // In a race the run before a round only warms up: other programs ran since the last one.
-        let samples = timing::sample(plan, first_ns, check, &mut run, &mut flush);
-        let run_seconds = start.elapsed().as_secs_f64() - verify_seconds;
+        let samples = timing::sample(plan, built.first_ns, &mut run, &mut flush);
         Ok(Reply::Timed {
             id,
             samples_ns: samples.ns,
             stopped_early: samples.stopped_early,
-            run_seconds,
-            verify_seconds,
-            relative_error,
+            seconds: start.elapsed().as_secs_f64(),
         })
+    }
+}
+
+/// Whether nothing was written around buffers; mends what surrounds them.
+fn intact<'a>(buffers: impl Iterator<Item = &'a Fenced>) -> Result<(), Failure> {
+    let broken: Vec<&Fenced> = buffers.filter(|f| !f.is_intact()).collect();
+    broken.iter().for_each(|f| f.set_canaries());
+    match broken.as_slice() {
+        [] => Ok(()),
+        _ => Err((ErrorClass::RuntimeError, "it wrote outside its buffers".to_owned())),
     }
 }
 

@@ -180,7 +180,7 @@ fn bench(
         .start_race(&[Source::Steps(steps_text(&steps))])?
         .pop()
         .expect("a race has as many candidates as sources");
-    let relative_error = racer.relative_error;
+    let relative_error = racer.relative_error();
     let error = relative_error.map_or(String::new(), |e| format!(", relative error {e:.1e}"));
     let details = format!("template {}, verified{error}", task.template.name);
 
