@@ -144,7 +144,7 @@ fn choose(program: &Program, draw: Draw, number: usize) -> Option<Step> {
     let name_of = |b: u32| program.buffers[b as usize].name.clone();
     let role_of = |b: u32| program.buffers[b as usize].role;
     let new = |letter: &str| format!("{letter}{number}");
-    Some(match kind % 110 {
+    Some(match kind % 114 {
         0..22 => {
             let target = among(a, &|p| p.extent != Some(1))?;
             let factor = match b % 8 {
@@ -213,6 +213,10 @@ fn choose(program: &Program, draw: Draw, number: usize) -> Option<Step> {
         103..107 => {
             let stage = buffer(a, &|b| all.iter().any(|p| p.updates.contains(&b)))?;
             Step::Winograd { buffer: name_of(stage), tile: [2, 4, 4, 3][b % 4] }
+        }
+        107..111 => {
+            let target = among(a, &|_| true)?.name.clone();
+            Step::Peel { target, iterations: (b % 3) as i64 + 1, last: c % 2 == 0, suffix: format!("peeled{d}") }
         }
         _ => {
             let buffer = buffer(a, &|_| true)?;
@@ -420,6 +424,12 @@ fn any_step() -> impl Strategy<Value = Step> {
         (name(), name(), name()).prop_map(|(stage, buffer, name)| Step::Reindex { stage, buffer, name }),
         (name(), number()).prop_map(|(buffer, tile)| Step::Winograd { buffer, tile }),
         (name(), name(), number()).prop_map(|(buffer, at, ahead)| Step::Prefetch { buffer, at, ahead }),
+        (name(), number(), any::<bool>(), name()).prop_map(|(target, iterations, last, suffix)| Step::Peel {
+            target,
+            iterations,
+            last,
+            suffix
+        }),
     ]
 }
 

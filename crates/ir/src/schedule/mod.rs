@@ -10,6 +10,7 @@ mod dependence;
 mod fuse;
 mod inline;
 mod layout;
+mod peel;
 mod prefetch;
 mod region;
 mod reindex;
@@ -76,6 +77,19 @@ pub enum Step {
     Reorder {
         /// The loops, outermost first.
         loops: Vec<String>,
+    },
+    /// `for i in E` → `for i.left in N` and `for i in E - N`, one after the other.
+    ///
+    /// Loops inside stand in both; in the peeled part they have the suffix too, so that later steps can tell them apart.
+    Peel {
+        /// The loop.
+        target: String,
+        /// How many iterations to take off.
+        iterations: i64,
+        /// Whether they are the last ones rather than the first.
+        last: bool,
+        /// What the names of the peeled loops end in, behind a dot.
+        suffix: String,
     },
     /// Carries out all iterations of a loop at once, as lanes of vectors. Inside it only unrolled loops may stand.
     Vectorize {
@@ -321,6 +335,7 @@ fn carry_out(program: &mut Program, step: &Step) -> Result<(), Illegal> {
         }
         Step::Fuse { outer, inner, fused } => fuse::fuse(program, outer, inner, fused),
         Step::Reorder { loops } => reorder::reorder(program, loops),
+        Step::Peel { target, iterations, last, suffix } => peel::peel(program, target, *iterations, *last, suffix),
         Step::Vectorize { target } => annotate::vectorize(program, target),
         Step::Unroll { target } => annotate::unroll(program, target),
         Step::Parallel { target } => annotate::parallel(program, target),

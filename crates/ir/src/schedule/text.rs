@@ -17,10 +17,11 @@ pub struct StepParseError {
 }
 
 /// The form of every step, by its first word.
-pub const FORMS: [(&str, &str); 15] = [
+pub const FORMS: [(&str, &str); 16] = [
     ("split", "split LOOP FACTOR -> OUTER INNER [shrink|guard]"),
     ("fuse", "fuse OUTER INNER -> LOOP"),
     ("reorder", "reorder LOOP LOOP..."),
+    ("peel", "peel LOOP first|last N as SUFFIX"),
     ("vectorize", "vectorize LOOP"),
     ("unroll", "unroll LOOP"),
     ("parallel", "parallel LOOP"),
@@ -34,6 +35,9 @@ pub const FORMS: [(&str, &str); 15] = [
     ("winograd", "winograd STAGE 2|4"),
     ("prefetch", "prefetch BUFFER at LOOP ahead N"),
 ];
+
+const ANY_FORM: &str = "split, fuse, reorder, peel, vectorize, unroll, parallel, bind, stage, accumulate, compute_at, inline, \
+                        layout, reindex, winograd or prefetch";
 
 impl fmt::Display for LayoutAxis {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -58,6 +62,9 @@ impl fmt::Display for Step {
             }
             Step::Fuse { outer, inner, fused } => write!(f, "fuse {outer} {inner} -> {fused}"),
             Step::Reorder { loops } => write!(f, "reorder {}", loops.join(" ")),
+            Step::Peel { target, iterations, last, suffix } => {
+                write!(f, "peel {target} {} {iterations} as {suffix}", if *last { "last" } else { "first" })
+            }
             Step::Vectorize { target } => write!(f, "vectorize {target}"),
             Step::Unroll { target } => write!(f, "unroll {target}"),
             Step::Parallel { target } => write!(f, "parallel {target}"),
@@ -100,11 +107,7 @@ pub fn parse_steps(text: &str) -> Result<Vec<Step>, StepParseError> {
         }
         let words: Vec<&str> = line.split_whitespace().collect();
         let form = FORMS.iter().find(|(name, _)| *name == words[0]);
-        let expected = form.map_or(
-            "split, fuse, reorder, vectorize, unroll, parallel, bind, stage, accumulate, compute_at, inline, layout, \
-             reindex, winograd or prefetch",
-            |(_, form)| form,
-        );
+        let expected = form.map_or(ANY_FORM, |(_, form)| form);
         let error = || StepParseError { line: at + 1, text: line.chars().take(120).collect(), expected };
         steps.push(parse_words(&words).ok_or_else(error)?);
     }
@@ -128,6 +131,9 @@ fn parse_words(words: &[&str]) -> Option<Step> {
         },
         ["fuse", outer, inner, "->", fused] => Step::Fuse { outer: s(outer), inner: s(inner), fused: s(fused) },
         ["reorder", loops @ ..] if !loops.is_empty() => Step::Reorder { loops: loops.iter().map(s).collect() },
+        ["peel", target, end @ ("first" | "last"), n, "as", suffix] => {
+            Step::Peel { target: s(target), iterations: n.parse().ok()?, last: *end == "last", suffix: s(suffix) }
+        }
         ["vectorize", target] => Step::Vectorize { target: s(target) },
         ["unroll", target] => Step::Unroll { target: s(target) },
         ["parallel", target] => Step::Parallel { target: s(target) },

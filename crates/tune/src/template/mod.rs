@@ -163,6 +163,10 @@ mod step {
         Step::Reorder { loops: loops.iter().map(|l| (*l).to_owned()).collect() }
     }
 
+    pub fn peel(target: &str, iterations: i64, last: bool, suffix: &str) -> Step {
+        Step::Peel { target: target.into(), iterations, last, suffix: suffix.into() }
+    }
+
     pub fn vectorize(target: &str) -> Step {
         Step::Vectorize { target: target.into() }
     }

@@ -3,7 +3,7 @@
 use super::super::Setting;
 use super::super::model::{bandwidth, cuts, step_cycles};
 use super::super::step::{
-    accumulate, compute_at, fuse, inline, layout, parallel, reorder, split, stage, unroll, vectorize,
+    accumulate, compute_at, fuse, inline, layout, parallel, peel, reorder, split, stage, unroll, vectorize,
 };
 use super::{Algorithm, Shape, ceil_div, channels_last, is_blocked};
 use crate::space::{Config, Constraint, Parameter, Space, Value};
@@ -191,12 +191,11 @@ fn steps(s: &Setting, shape: &Shape, space: &Space, config: &Config) -> Vec<Step
     match (shape.padded, packed) {
         (true, false) => steps.push(inline("pad")),
         (true, true) => {
-            steps.extend([layout("pad", &channels_last(c_block)), split("pc", c_block, "pco", "pci")]);
-            steps.extend(pack("pw", &["pn", "pco", "ph"], "pci", lanes));
+            steps.extend(pack_padded(s, c_block));
         }
         (false, true) => {
             steps.push(stage("X", None, "X.p", &channels_last(c_block)));
-            steps.extend(pack("X.p.3", &["X.p.0", "X.p.1", "X.p.2"], "X.p.4", lanes));
+            steps.extend(pack("X.p.3", "X.p.4", lanes));
         }
         (false, false) => {}
     }
@@ -400,16 +399,47 @@ fn estimate(s: &Setting, shape: &Shape, space: &Space, config: &Config) -> f64 {
     if text("input") == "packed" { cycles + n as f64 * image / bytes * 0.6 } else { cycles }
 }
 
-/// Copies rows of `column` into blocks of channels `channel`, a vector of pixels of several channels at a time.
-pub(super) fn pack(column: &str, outer: &[&str], channel: &str, lanes: i64) -> Vec<Step> {
-    // What is transposed at once: more would be more code, not more speed.
-    const CHANNELS: i64 = 16;
+/// Copies the stage `pad` into blocks of channels, its borders apart, so that in the middle nothing is padding.
+pub(super) fn pack_padded(s: &Setting, c_block: i64) -> Vec<Step> {
+    let lanes = s.target.lanes(s.workload.dtype);
+    let mut steps = vec![
+        layout("pad", &channels_last(c_block)),
+        split("pc", c_block, "pco", "pci"),
+        reorder(&["pn", "pco", "ph", "pw", "pci"]),
+    ];
+    // The zeros that a transposed convolution inserts leave no middle without padding.
+    if s.workload.operator().name != "conv2d_transpose" {
+        let borders = [
+            ("ph", "pad_top", false, "top"),
+            ("ph", "pad_bottom", true, "bottom"),
+            ("pw", "pad_left", false, "left"),
+            ("pw", "pad_right", true, "right"),
+        ];
+        for (axis, padding, last, border) in borders {
+            let n = s.workload.size(padding);
+            if n > 0 {
+                steps.push(peel(axis, n, last, border));
+                let (row, other) = if c_block > 1 { ("pci", "pw") } else { ("pw", "pci") };
+                let [other, row, vectors, lane] =
+                    [(other, ""), (row, ""), (row, ".v"), (row, ".l")].map(|(l, end)| format!("{l}.{border}{end}"));
+                steps.push(split(&row, lanes, &vectors, &lane));
+                steps.extend([reorder(&[&other, &vectors, &lane]), vectorize(&lane)]);
+            }
+        }
+    }
+    steps.extend(pack("pw", "pci", lanes));
+    steps
+}
+
+/// Copies a row of pixels into a block of channels, a vector of pixels of several channels at a time.
+pub(super) fn pack(column: &str, channel: &str, lanes: i64) -> Vec<Step> {
+    // As many as there are pixels, which are transposed at once: more would be more code, not more speed.
     let [vectors, lane] = ["v", "l"].map(|end| format!("{column}.{end}"));
     let [groups, of_group] = ["g", "c"].map(|end| format!("{channel}.{end}"));
     vec![
         split(column, lanes, &vectors, &lane),
-        split(channel, CHANNELS, &groups, &of_group),
-        reorder(&[outer, &[&vectors, &groups, &of_group, &lane]].concat()),
+        split(channel, lanes, &groups, &of_group),
+        reorder(&[&vectors, &groups, &of_group, &lane]),
         unroll(&of_group),
         vectorize(&lane),
     ]

@@ -5,7 +5,7 @@ use super::super::model::{bandwidth, cuts, step_cycles};
 use super::super::step::{
     accumulate, compute_at, fuse, inline, layout, parallel, reorder, split, stage, unroll, vectorize, winograd,
 };
-use super::direct::pack;
+use super::direct::{pack, pack_padded};
 use super::{Algorithm, Shape, ceil_div, channels_last, is_blocked};
 use crate::space::{Config, Constraint, Parameter, Space};
 use tilewright_ir::Step;
@@ -116,12 +116,11 @@ fn steps(s: &Setting, shape: &Shape, space: &Space, config: &Config) -> Vec<Step
     match (shape.padded, packed) {
         (true, false) => steps.push(inline("pad")),
         (true, true) => {
-            steps.extend([layout("pad", &channels_last), split("pc", lanes, "pco", "pci")]);
-            steps.extend(pack("pw", &["pn", "pco", "ph"], "pci", lanes));
+            steps.extend(pack_padded(s, lanes));
         }
         (false, true) if !blocked => {
             steps.push(stage("X", None, "X.p", &channels_last));
-            steps.extend(pack("X.p.3", &["X.p.0", "X.p.1", "X.p.2"], "X.p.4", lanes));
+            steps.extend(pack("X.p.3", "X.p.4", lanes));
         }
         (false, _) => {}
     }

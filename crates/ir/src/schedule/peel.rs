@@ -1,0 +1,75 @@
+//! Taking iterations off an end of a loop.
+
+use super::Illegal;
+use super::tree::{edit_loops, new_loop, require_serial, simplify_block, single_loop, substitute};
+use crate::index::Index;
+use crate::program::{Loop, LoopId, Program, Stmt};
+
+/// See [`super::Step::Peel`].
+pub fn peel(program: &mut Program, target: &str, n: i64, last: bool, suffix: &str) -> Result<(), Illegal> {
+    let var = single_loop(program, target)?;
+    let mut inside = vec![var];
+    for block in program.parts() {
+        for s in block {
+            s.walk(&mut |s| {
+                if let Stmt::For(l) = s
+                    && l.var == var
+                {
+                    l.body.iter().for_each(|s| loops_of(s, &mut inside));
+                }
+            });
+        }
+    }
+    let renamed: Vec<(LoopId, LoopId)> = inside
+        .into_iter()
+        .map(|old| Ok((old, new_loop(program, &format!("{}.{suffix}", program.loop_name(old)))?)))
+        .collect::<Result<_, _>>()?;
+    edit_loops(program, var, &mut |names, l, ranges| {
+        require_serial(names, &l)?;
+        let Some(extent) = l.extent.as_const() else {
+            let why = "only a loop of constant extent can be peeled".to_owned();
+            return Err(Illegal::Body { target: target.to_owned(), why });
+        };
+        if !(1..extent).contains(&n) {
+            let (target, what) = (target.to_owned(), "number of peeled iterations");
+            return Err(Illegal::OutOfRange { target, what, least: 1, most: extent - 1, value: n });
+        }
+        let rest = extent - n;
+        let (peeled_at, rest_at) = if last { (rest, 0) } else { (0, n) };
+        let mut peeled = vec![Stmt::For(Loop { extent: n.into(), ..l.clone() })];
+        rename(&mut peeled, &renamed);
+        let by: Vec<(LoopId, Index)> = renamed.iter().map(|&(old, new)| (old, new.into())).collect();
+        substitute(&mut peeled, &by);
+        if let [Stmt::For(first)] = peeled.as_mut_slice() {
+            let (own, at) = (first.var, Index::from(first.var).offset(peeled_at));
+            substitute(&mut first.body, &[(own, at)]);
+        }
+        let mut l = Loop { extent: rest.into(), ..l };
+        substitute(&mut l.body, &[(var, Index::from(var).offset(rest_at))]);
+        let mut both = vec![Stmt::For(l)];
+        both.splice(if last { 1..1 } else { 0..0 }, peeled);
+        Ok(simplify_block(both, &mut ranges.clone()))
+    })
+}
+
+fn loops_of(s: &Stmt, found: &mut Vec<LoopId>) {
+    s.walk(&mut |s| {
+        if let Stmt::For(l) = s
+            && !found.contains(&l.var)
+        {
+            found.push(l.var);
+        }
+    });
+}
+
+/// Gives loops new variables; what mentions them is left as it is.
+fn rename(block: &mut [Stmt], by: &[(LoopId, LoopId)]) {
+    for s in block {
+        if let Stmt::For(l) = s
+            && let Some((_, new)) = by.iter().find(|(old, _)| *old == l.var)
+        {
+            l.var = *new;
+        }
+        s.blocks_mut().for_each(|inner| rename(inner, by));
+    }
+}
