@@ -6,7 +6,7 @@ use std::time::Instant;
 /// A sample shorter than this averages several runs, so that reading the clock does not count.
 const MIN_SAMPLE_NS: f64 = 30_000.0;
 /// A kernel is not timed where the run that checked it, beside other work, took this many times the best …
-const HOPELESS_CHECKED: f64 = 3.0;
+const HOPELESS_CHECKED: f64 = 2.0;
 /// … nor timed again where its first run alone took this many times the best …
 const HOPELESS_FIRST: f64 = 1.15;
 /// … where such a run is long enough for cold caches not to count.

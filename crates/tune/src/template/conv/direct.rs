@@ -124,20 +124,24 @@ fn constraints(s: &Setting, shape: &Shape) -> Vec<Constraint> {
         ),
         Constraint::new(
             "code_size",
-            &format!("multiply-adds that are unrolled <= {}", 16 * registers),
+            &format!("multiply-adds that are unrolled, in all versions of a tile, <= {}", 24 * registers),
             if padded {
                 &["lanes", "k_tile", "p_tile", "q_tile", "unroll_c", "input", "unroll_s"]
             } else {
                 &["lanes", "k_tile", "p_tile", "q_tile", "unroll_c"]
             },
             move |v| {
+                // Tiles at either border of the image, those between and a smaller last one have code of their own.
+                let versions = |n: i64, tile: i64| ceil_div(n, tile).min(3) + i64::from(n % tile != 0 && n > 3 * tile);
                 let taps = match v.get(5..7) {
                     Some([input, unroll_s]) if input.text() == "plain" => {
-                        (if unroll_s.text() == "true" { columns } else { 1 }) * if v[2].int() > 1 { r } else { 1 }
+                        let (p_tile, q_tile) = (v[2].int(), elements(v[3].int(), v[0].text() == "q", lanes));
+                        let columns = if unroll_s.text() == "true" { columns } else { 1 };
+                        columns * versions(q, q_tile) * if p_tile > 1 { r * versions(p, p_tile) } else { 1 }
                     }
                     _ => 1,
                 };
-                v[4].int() == 1 || size(v) * v[4].int() * taps <= 16 * registers
+                v[4].int() == 1 || size(v) * v[4].int() * taps <= 24 * registers
             },
         ),
         Constraint::new("unrolled_within_block", "unroll_c divides c_block", &["unroll_c", "c_block"], |v| {
@@ -316,7 +320,11 @@ fn steps(s: &Setting, shape: &Shape, space: &Space, config: &Config) -> Vec<Step
     }
     if write == "scatter" || (blocked && by_channels && groups_fill_tiles) {
         steps.extend([split("okr", lanes, "okv", "okl"), reorder(&["opr", row, "okv", "okl"])]);
-        steps.extend([unroll("opr"), unroll(row), unroll("okv"), vectorize("okl")]);
+        steps.extend([unroll("okv"), vectorize("okl")]);
+        // Lanes that are stored one by one make long code, which is no faster for being repeated.
+        if write != "scatter" {
+            steps.extend([unroll("opr"), unroll(row)]);
+        }
     } else {
         steps.extend([split(row, lanes, "oqv", "oql"), split("okr", lanes, "okv", "okl")]);
         steps.push(reorder(&["opr", "okv", "oqv", "okl", "oql"]));
