@@ -20,7 +20,7 @@ pub use error::Error;
 pub use measure::{BoxError, Measure, Measured, Seconds};
 pub use record::{Best, Record, RecordError, Store, StoreError, Winner};
 pub use replay::{AtBudget, RecordedSpace, Replay, ReplayError, ReplayPlan};
-pub use search::{SEARCHES, Search, SearchError};
+pub use search::{Contexts, Problem, SEARCHES, Search, SearchError};
 pub use space::{Config, ConfigError, Constraint, Domain, Parameter, Space, SpaceError, Value};
 pub use template::{Setting, TEMPLATES, Task, TaskError, Template};
 pub use trial::{ErrorClass, Outcome, Timing, Trial};

@@ -152,7 +152,8 @@ fn tune(args: &TuneArgs, workload: &Workload, interrupts: &Interrupts) -> anyhow
     let target = args.of.machine.runnable_target()?;
     let n_threads = args.of.machine.threads;
     let task = make_task(workload.clone(), target, n_threads, args.template.as_deref())?;
-    let mut search = search::build(&args.search, &task.space, args.seed).or_bad_input("see `tilewright searches`")?;
+    let mut search =
+        search::build(&args.search, task.problem(), args.seed).or_bad_input("see `tilewright searches`")?;
     let database = args.records.database()?;
     let store = database.open_to_write()?;
     let key = Key {

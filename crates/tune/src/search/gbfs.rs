@@ -8,7 +8,7 @@ use rand::seq::SliceRandom;
 use rand_xoshiro::Xoshiro256PlusPlus;
 
 use super::seen::Seen;
-use super::{Search, SearchOption, SearchRow};
+use super::{Problem, Search, SearchOption, SearchRow};
 use crate::space::Config;
 use crate::trial::Trial;
 
@@ -28,7 +28,7 @@ pub(super) const ROW: SearchRow = SearchRow {
             text: "untiled (the first legal configuration: first factors whole, first values) or random",
         },
     ],
-    make: |space, seed, options| {
+    make: |Problem { space, .. }, seed, options| {
         let rho = options.number("rho", 1..=usize::MAX)?;
         let mut rng = Xoshiro256PlusPlus::seed_from_u64(seed);
         let start = match options.choice("start", &["untiled", "random"])? {

@@ -8,7 +8,7 @@ use rand_xoshiro::Xoshiro256PlusPlus;
 use tilewright_learn::{Acquisition, Ensemble, Examples, Gbt, GbtOptions, LearnError, Matrix, Objective, diverse};
 
 use super::seen::Seen;
-use super::{Search, SearchOption, SearchRow};
+use super::{Problem, Search, SearchOption, SearchRow};
 use crate::features::KnobFeatures;
 use crate::space::{Config, Space};
 use crate::trial::Trial;
@@ -50,7 +50,7 @@ pub(super) const ROW: SearchRow = SearchRow {
             text: "what several models' predictions become: mean, ei (expected improvement) or ucb (upper confidence bound)",
         },
     ],
-    make: |space, seed, options| {
+    make: |Problem { space, .. }, seed, options| {
         let n_models = options.number("bootstrap", 1..=1000)?;
         let objective = match options.choice("objective", &["rank", "regression"])? {
             0 if n_models == 1 => GbtOptions::default().objective,

@@ -23,6 +23,7 @@ use std::sync::Arc;
 
 use options::Options;
 
+use crate::features::LoopContexts;
 use crate::space::{Config, Space};
 use crate::trial::Trial;
 
@@ -35,6 +36,25 @@ pub trait Search: Send {
     /// Takes note of trials, whoever proposed them: those of an earlier run count as if they were this search's own.
     /// Configurations that are not of this space are ignored.
     fn observe(&mut self, trials: &[Trial]);
+}
+
+/// What is searched.
+#[derive(Clone)]
+pub struct Problem {
+    /// The space.
+    pub space: Arc<Space>,
+    /// What the loops of configurations do; `None` where configurations are no programs, as in a replay.
+    pub contexts: Option<Contexts>,
+}
+
+/// The way from a configuration to what its loops do; `None` for one that makes no program.
+pub type Contexts = Arc<dyn Fn(&Config) -> Option<LoopContexts> + Send + Sync>;
+
+impl From<&Arc<Space>> for Problem {
+    /// A space of which nothing else is known.
+    fn from(space: &Arc<Space>) -> Problem {
+        Problem { space: space.clone(), contexts: None }
+    }
 }
 
 /// A search as a row of [`SEARCHES`].
@@ -50,8 +70,8 @@ pub struct SearchRow {
     make: Make,
 }
 
-/// Makes a search over a space from a seed and the options of its row.
-type Make = fn(&Arc<Space>, u64, &Options) -> Result<Box<dyn Search>, SearchError>;
+/// Makes a search of a problem from a seed and the options of its row.
+type Make = fn(&Problem, u64, &Options) -> Result<Box<dyn Search>, SearchError>;
 
 /// An option of a search.
 pub struct SearchOption {
@@ -123,11 +143,11 @@ pub enum SearchError {
 ///
 /// # Errors
 /// [`SearchError`] where the name, an option or a value does not exist.
-pub fn build(text: &str, space: &Arc<Space>, seed: u64) -> Result<Box<dyn Search>, SearchError> {
+pub fn build(text: &str, problem: impl Into<Problem>, seed: u64) -> Result<Box<dyn Search>, SearchError> {
     let (name, options) = text.split_once(':').unwrap_or((text, ""));
     let row = SEARCHES.iter().find(|row| row.name == name).ok_or_else(|| SearchError::UnknownSearch {
         name: name.into(),
         known: SEARCHES.iter().map(|row| row.name).collect(),
     })?;
-    (row.make)(space, seed, &Options::parse(row, options)?)
+    (row.make)(&problem.into(), seed, &Options::parse(row, options)?)
 }

@@ -4,7 +4,7 @@ use rand::SeedableRng;
 use rand_xoshiro::Xoshiro256PlusPlus;
 
 use super::seen::Seen;
-use super::{Search, SearchRow};
+use super::{Problem, Search, SearchRow};
 use crate::space::Config;
 use crate::trial::Trial;
 
@@ -13,7 +13,7 @@ pub(super) const ROW: SearchRow = SearchRow {
     text: "uniform over the legal configurations, without replacement",
     paper: "",
     options: &[],
-    make: |space, seed, _| {
+    make: |Problem { space, .. }, seed, _| {
         Ok(Box::new(Random { seen: Seen::new(space), rng: Xoshiro256PlusPlus::seed_from_u64(seed) }))
     },
 };
