@@ -13,15 +13,17 @@ mod replay;
 pub mod search;
 pub mod space;
 pub mod template;
+pub mod transfer;
 mod trial;
 mod tune_loop;
 
 pub use error::Error;
 pub use measure::{BoxError, Measure, Measured, Seconds};
-pub use record::{Best, Record, RecordError, Store, StoreError, Winner};
+pub use record::{Best, Record, RecordError, Store, StoreError, TaskKey, Winner};
 pub use replay::{AtBudget, RecordedSpace, Replay, ReplayError, ReplayPlan};
 pub use search::{Contexts, Problem, SEARCHES, Search, SearchError};
 pub use space::{Config, ConfigError, Constraint, Domain, Parameter, Space, SpaceError, Value};
 pub use template::{Setting, TEMPLATES, Task, TaskError, Template};
+pub use transfer::{EarlierTask, Experience};
 pub use trial::{ErrorClass, Outcome, Timing, Trial};
 pub use tune_loop::{Budget, Ended, Event, HeadStart, Report, Summary, tune};

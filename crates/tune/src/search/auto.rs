@@ -37,6 +37,7 @@ pub(super) const ROW: SearchRow = SearchRow {
     name: "auto",
     text: "a Gaussian process that learns which parameters matter chooses where the largest improvement is expected",
     paper: "",
+    transfers: false,
     options: &[],
     make: |Problem { space, .. }, seed, _| {
         let features = UnitFeatures::new(space);

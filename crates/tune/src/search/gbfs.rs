@@ -16,6 +16,7 @@ pub(super) const ROW: SearchRow = SearchRow {
     name: "gbfs",
     text: "expands the best state measured so far by a few of its neighbours",
     paper: "GEMM tiling as a Markov decision process (G-BFS), algorithm 1",
+    transfers: false,
     options: &[
         SearchOption {
             name: "rho",

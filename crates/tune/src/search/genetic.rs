@@ -13,6 +13,7 @@ pub(super) const ROW: SearchRow = SearchRow {
     name: "genetic",
     text: "roulette selection, one-point crossover, mutation by random values, elites kept",
     paper: "NoSE, the genetic algorithm it is compared with",
+    transfers: false,
     options: &[
         SearchOption {
             name: "population",

@@ -10,6 +10,7 @@ pub(super) const ROW: SearchRow = SearchRow {
     name: "grid",
     text: "every legal configuration, in order",
     paper: "",
+    transfers: false,
     options: &[],
     make: |Problem { space, .. }, _, _| Ok(Box::new(Grid { seen: Seen::new(space), next: 0 })),
 };

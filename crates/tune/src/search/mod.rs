@@ -17,6 +17,7 @@ mod seen;
 mod simulated_annealing;
 #[cfg(test)]
 mod tests;
+mod view;
 mod walk;
 
 use std::sync::Arc;
@@ -25,6 +26,7 @@ use options::Options;
 
 use crate::features::LoopContexts;
 use crate::space::{Config, Space};
+use crate::transfer::Experience;
 use crate::trial::Trial;
 
 /// A search over one space. Its proposals follow from its seed, its options and what it was told, and nothing else.
@@ -45,6 +47,8 @@ pub struct Problem {
     pub space: Arc<Space>,
     /// What the loops of configurations do; `None` where configurations are no programs, as in a replay.
     pub contexts: Option<Contexts>,
+    /// What is known of other workloads, for searches that can use it; see [`SearchRow::transfers`].
+    pub experience: Option<Arc<Experience>>,
 }
 
 /// The way from a configuration to what its loops do; `None` for one that makes no program.
@@ -53,7 +57,7 @@ pub type Contexts = Arc<dyn Fn(&Config) -> Option<LoopContexts> + Send + Sync>;
 impl From<&Arc<Space>> for Problem {
     /// A space of which nothing else is known.
     fn from(space: &Arc<Space>) -> Problem {
-        Problem { space: space.clone(), contexts: None }
+        Problem { space: space.clone(), contexts: None, experience: None }
     }
 }
 
@@ -65,6 +69,8 @@ pub struct SearchRow {
     pub text: &'static str,
     /// Where it comes from; empty for the textbook ones.
     pub paper: &'static str,
+    /// Whether it has a model that learns from [`Problem::experience`].
+    pub transfers: bool,
     /// What can be set.
     pub options: &'static [SearchOption],
     make: Make,
@@ -144,10 +150,24 @@ pub enum SearchError {
 /// # Errors
 /// [`SearchError`] where the name, an option or a value does not exist.
 pub fn build(text: &str, problem: impl Into<Problem>, seed: u64) -> Result<Box<dyn Search>, SearchError> {
+    let (row, options) = row(text)?;
+    (row.make)(&problem.into(), seed, &Options::parse(row, options)?)
+}
+
+/// The row of the search that `text` asks for, and its options.
+fn row(text: &str) -> Result<(&'static SearchRow, &str), SearchError> {
     let (name, options) = text.split_once(':').unwrap_or((text, ""));
     let row = SEARCHES.iter().find(|row| row.name == name).ok_or_else(|| SearchError::UnknownSearch {
         name: name.into(),
         known: SEARCHES.iter().map(|row| row.name).collect(),
     })?;
-    (row.make)(&problem.into(), seed, &Options::parse(row, options)?)
+    Ok((row, options))
+}
+
+/// Whether the search that `text` asks for has a model that learns from [`Problem::experience`].
+///
+/// # Errors
+/// [`SearchError`] where there is no such search.
+pub fn transfers(text: &str) -> Result<bool, SearchError> {
+    Ok(row(text)?.0.transfers)
 }

@@ -21,6 +21,7 @@ pub(super) const ROW: SearchRow = SearchRow {
     name: "nose",
     text: "evolution in which nearest neighbours choose the children that are measured",
     paper: "NoSE",
+    transfers: false,
     options: &[
         SearchOption {
             name: "population",

@@ -14,6 +14,7 @@ pub(super) const ROW: SearchRow = SearchRow {
     name: "opevo",
     text: "recombines the best configurations and mutates each parameter by a random walk on its own topology",
     paper: "OpEvo, algorithm 1",
+    transfers: false,
     options: &[
         SearchOption { name: "parents", default: "8", text: "best configurations that are recombined, at least 1" },
         SearchOption { name: "children", default: "8", text: "configurations in a generation, at least 1" },

@@ -12,6 +12,7 @@ pub(super) const ROW: SearchRow = SearchRow {
     name: "random",
     text: "uniform over the legal configurations, without replacement",
     paper: "",
+    transfers: false,
     options: &[],
     make: |Problem { space, .. }, seed, _| {
         Ok(Box::new(Random { seen: Seen::new(space), rng: Xoshiro256PlusPlus::seed_from_u64(seed) }))

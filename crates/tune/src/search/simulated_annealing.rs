@@ -13,6 +13,7 @@ pub(super) const ROW: SearchRow = SearchRow {
     name: "simulated_annealing",
     text: "walks to neighbours, and to worse ones the less the longer it has walked",
     paper: "",
+    transfers: false,
     options: &[
         SearchOption {
             name: "temperature",

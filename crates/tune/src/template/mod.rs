@@ -145,7 +145,7 @@ impl Task {
             let program = apply_all(&untransformed, &task.steps(config)).ok()?;
             Some(LoopContexts::of(&program))
         };
-        Problem { space: self.space.clone(), contexts: Some(Arc::new(contexts)) }
+        Problem { space: self.space.clone(), contexts: Some(Arc::new(contexts)), experience: None }
     }
 
     /// The program of a configuration, scheduled but not lowered.
