@@ -15,7 +15,7 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
 
-use command::{bench, best, doctor, records, replay, searches, show, space, tune};
+use command::{bench, best, doctor, record_space, records, replay, searches, show, space, tune};
 use output::message;
 
 /// Finds the fastest kernel for a tensor operator by measuring on this machine
@@ -48,6 +48,8 @@ enum Command {
     Import(records::ImportArgs),
     /// Run a search on a recorded space and show how near to the optimum it comes
     Replay(replay::ReplayArgs),
+    /// Measure a whole search space, or a sample of it, for `replay`; running it again goes on
+    RecordSpace(record_space::RecordSpaceArgs),
     /// Show what was found on this machine
     Doctor,
     /// List the searches with their options
@@ -83,6 +85,7 @@ fn run() -> ExitCode {
         Command::Export(args) => records::export(&args, json),
         Command::Import(args) => records::import(&args, json),
         Command::Replay(args) => replay::run(&args, json),
+        Command::RecordSpace(args) => record_space::run(&args, json),
         Command::Doctor => doctor::run(json),
         Command::Searches => searches::run(json),
         Command::Worker => tilewright_device::worker::serve().map_err(|e| anyhow::anyhow!("worker: {e}")),

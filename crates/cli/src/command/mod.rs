@@ -3,6 +3,7 @@
 pub mod bench;
 pub mod best;
 pub mod doctor;
+pub mod record_space;
 pub mod records;
 pub mod replay;
 pub mod searches;

@@ -8,7 +8,7 @@ use rusqlite::{
 };
 use serde_json::Value as Json;
 
-use super::{FlatOutcome, Record, read_lines};
+use super::{FlatOutcome, Record, TaskKey, read_lines};
 use crate::Error;
 use crate::measure::Seconds;
 
@@ -260,6 +260,20 @@ impl Store {
         }
         transaction.commit()?;
         Ok(new)
+    }
+
+    /// What there are trials of, in the order in which it was first recorded.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub fn tasks(&self) -> Result<Vec<TaskKey>, StoreError> {
+        let query = "SELECT * FROM tasks WHERE EXISTS (SELECT 1 FROM trials WHERE task = tasks.id) ORDER BY id";
+        let mut statement = self.connection.prepare_cached(query)?;
+        let key = |row: &Row| {
+            let [workload, target, template] = ["workload", "target", "template"].map(|column| row.get(column));
+            Ok(TaskKey { workload: workload?, target: target?, template: template?, threads: row.get("threads")? })
+        };
+        Ok(statement.query_map([], key)?.collect::<Result<_, _>>()?)
     }
 
     /// All trials of one space, in the order in which they were recorded.

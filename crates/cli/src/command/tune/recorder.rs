@@ -3,26 +3,13 @@
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use tilewright_device::device::steps_text;
-use tilewright_tune::{Record, Report, Store, StoreError, Task, Winner};
-
-/// What the trials of a run have in common.
-#[derive(Debug, Clone)]
-pub struct Key {
-    /// The workload's canonical text.
-    pub workload: String,
-    /// The target's name in records.
-    pub target: String,
-    /// The template's name.
-    pub template: String,
-    /// Threads of the kernel.
-    pub threads: u32,
-}
+use tilewright_tune::{Record, Report, Store, StoreError, Task, TaskKey, Winner};
 
 /// Keeps the trials of a batch until they are committed.
 #[derive(Debug)]
 pub struct Recorder {
     store: Store,
-    key: Key,
+    key: TaskKey,
     search: String,
     seed: u64,
     toolchain: String,
@@ -31,7 +18,7 @@ pub struct Recorder {
 
 impl Recorder {
     /// A recorder for the trials of one search.
-    pub fn new(store: Store, key: Key, search: String, seed: u64) -> Recorder {
+    pub fn new(store: Store, key: TaskKey, search: String, seed: u64) -> Recorder {
         Recorder { store, key, search, seed, toolchain: toolchain(), pending: Vec::new() }
     }
 
