@@ -3,8 +3,10 @@
 pub mod bench;
 pub mod best;
 pub mod doctor;
+pub mod experiment;
 pub mod records;
 pub mod replay;
+pub mod report;
 pub mod searches;
 pub mod show;
 pub mod space;

@@ -18,7 +18,8 @@ use tilewright_tune::{
     Winner, search,
 };
 
-use super::{DatabaseArgs, WorkloadArgs, count, device_options, gflops, make_task, percent, target_name};
+use super::{DatabaseArgs, KnownBest, WorkloadArgs, count, device_options, gflops, make_task, percent, target_name};
+use crate::clock::since_1970;
 use crate::database::Database;
 use crate::error::OrBadInput;
 use crate::output::{digits, duration, grouped, message, table, write_result};
@@ -51,6 +52,12 @@ pub struct TuneArgs {
     /// Seed of the search and of the random inputs
     #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u64,
+    /// Leave out the configurations that the template would begin with: the search proposes all
+    #[arg(long)]
+    no_guesses: bool,
+    /// Leave out the race of the leaders and the untuned program at the end: the fastest trial is the result
+    #[arg(long)]
+    no_race: bool,
     /// Empty the caches before each run
     #[arg(long)]
     cold: bool,
@@ -98,11 +105,12 @@ struct Earlier {
 }
 
 /// What a run came to.
-struct Report {
-    json: Json,
+pub struct Report {
+    /// As `tune --json` prints it.
+    pub json: Json,
     text: String,
     /// Why there is no winner, where there should be one.
-    failure: Option<anyhow::Error>,
+    pub failure: Option<anyhow::Error>,
 }
 
 /// Tunes a workload, or each workload of a set.
@@ -147,7 +155,10 @@ pub fn run(args: &TuneArgs, as_json: bool) -> anyhow::Result<()> {
 }
 
 /// Tunes one workload.
-fn tune(args: &TuneArgs, workload: &Workload, interrupts: &Interrupts) -> anyhow::Result<Report> {
+///
+/// # Errors
+/// As [`run`], but that a run without a winner is a report of that.
+pub fn tune(args: &TuneArgs, workload: &Workload, interrupts: &Interrupts) -> anyhow::Result<Report> {
     Device::check_memory(workload).or_bad_input("")?;
     let target = args.of.machine.runnable_target()?;
     let n_threads = args.of.machine.threads;
@@ -163,6 +174,7 @@ fn tune(args: &TuneArgs, workload: &Workload, interrupts: &Interrupts) -> anyhow
     };
     let earlier = earlier(&store, &key, &task)?;
 
+    let guesses = if args.no_guesses { Vec::new() } else { task.guesses(args.seed) };
     let time = args.time.or(if args.trials.is_none() { Some(DEFAULT_TIME) } else { None });
     let left = args.trials.map(|trials| trials.saturating_sub(earlier.trials.len() as u64));
     introduce(args, &key, &task, &database, &earlier, time);
@@ -216,15 +228,15 @@ fn tune(args: &TuneArgs, workload: &Workload, interrupts: &Interrupts) -> anyhow
         search.as_mut(),
         &run.task.space,
         &mut device,
-        HeadStart { prior: &earlier.trials, guesses: &run.task.guesses(args.seed) },
+        HeadStart { prior: &earlier.trials, guesses: &guesses },
         budget,
         &interrupts.stop,
         &mut observer,
     );
     let is_interrupted = interrupts.stop.load(Ordering::Relaxed);
     let finals = match &summary {
-        Ok(_) => finals::run(&mut device, &run.task, &trials, is_interrupted, &progress),
-        Err(_) => Ok(None),
+        Ok(_) if !args.no_race => finals::run(&mut device, &run.task, &trials, is_interrupted, &progress),
+        _ => Ok(None),
     };
     progress.finish();
     let summary = summary.with_context(|| format!("database {}", run.database.name()))?;
@@ -273,15 +285,19 @@ fn introduce(args: &TuneArgs, key: &Key, task: &Task, database: &Database, earli
 }
 
 /// On the first interrupt the run ends early but in order; on the second it ends at once, with all recorded.
-struct Interrupts {
-    stop: AtomicBool,
+pub struct Interrupts {
+    /// Whether there was one.
+    pub stop: AtomicBool,
     /// What records and shows the run at hand.
     at_hand: Mutex<Option<(Arc<Mutex<Recorder>>, Progress)>>,
 }
 
 impl Interrupts {
     /// Watches from now on.
-    fn watch() -> anyhow::Result<Arc<Interrupts>> {
+    ///
+    /// # Errors
+    /// Where the system refuses a handler.
+    pub fn watch() -> anyhow::Result<Arc<Interrupts>> {
         let interrupts = Arc::new(Interrupts { stop: AtomicBool::new(false), at_hand: Mutex::new(None) });
         let watching = interrupts.clone();
         ctrlc::set_handler(move || watching.leave()).context("cannot watch for interrupts")?;
@@ -351,7 +367,7 @@ impl Run<'_> {
             verified: true,
             version: env!("CARGO_PKG_VERSION").to_owned(),
             toolchain: recorder::toolchain(),
-            unix_time: recorder::unix_time(),
+            unix_time: since_1970().as_secs(),
         }
     }
 
@@ -378,6 +394,26 @@ impl Run<'_> {
         }
         let errors = errors_of(trials);
         let mut json = self.json(trials.len() as u64, &errors, Some(summary));
+        let fastest = summary.best.as_ref().filter(|_| self.args.no_race);
+        if let Some((fastest, timing)) = fastest.and_then(|trial| Some((trial, trial.outcome.timing()?))) {
+            let best = KnownBest {
+                template: self.key.template.clone(),
+                config: self.task.space.config_to_json(&fastest.config),
+                median_ns: timing.median_ns,
+                margin: None,
+                is_confirmed: false,
+            };
+            json.insert("best".into(), best.to_json(&self.workload));
+            json.insert("verified".into(), true.into());
+            let text = format!(
+                "{}\nfastest  {} GFLOP/s, {}: one trial, not raced\nconfig   {}",
+                self.title(),
+                digits(gflops(&self.workload, best.median_ns)),
+                duration(best.median_ns),
+                best.config
+            );
+            return Report { json: Json::Object(json), text, failure: None };
+        }
         let Some(finals) = finals else {
             json.insert("best".into(), Json::Null);
             json.insert("verified".into(), false.into());
