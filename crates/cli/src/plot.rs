@@ -191,7 +191,7 @@ impl Ruler<'_> {
 }
 
 fn linear_ticks(high: f64) -> Vec<(f64, String)> {
-    let rough = high / 5.0;
+    let rough = high / 6.0;
     let unit = 10f64.powf(rough.log10().floor());
     let step = [1.0, 2.0, 5.0, 10.0].map(|m| m * unit).into_iter().find(|step| *step >= rough).unwrap_or(rough);
     (0..).map(|i| f64::from(i) * step).take_while(|v| *v <= high * 1.0001).map(|v| (v, short(v))).collect()
@@ -484,7 +484,7 @@ mod tests {
     fn ticks_are_round_numbers() {
         assert_eq!(ticks(Scale::FromZero, (0.0, 243.0)), "0 50 100 150 200");
         assert_eq!(ticks(Scale::FromZero, (0.0, 0.31)), "0 0.1 0.2 0.3");
-        assert_eq!(ticks(Scale::FromZero, (0.0, 52_000.0)), "0 20k 40k");
+        assert_eq!(ticks(Scale::FromZero, (0.0, 52_000.0)), "0 10k 20k 30k 40k 50k");
         assert_eq!(ticks(Scale::Log, (0.02, 3.0)), "0.02 0.05 0.1 0.2 0.5 1 2");
         assert_eq!(ticks(Scale::Log, (0.009, 20_000.0)), "0.01 0.1 1 10 100 1000 10k");
         assert_eq!(ticks(Scale::Categories(vec!["a".into(), "b".into()]), (-0.5, 1.5)), "a b");

@@ -51,7 +51,10 @@ fn facts_are_those_of_the_records() {
     assert_eq!((&subject["workload"], &subject["trials"]), (&WORKLOAD.into(), &5.into()));
     // 2 · 64³ operations in 2000 ns.
     let best = &subject["best"];
-    assert_eq!((&best["gflops"], &best["search"], &best["confirmed"]), (&262.144.into(), &"random".into(), &false.into()));
+    assert_eq!(
+        (&best["gflops"], &best["search"], &best["confirmed"]),
+        (&262.144.into(), &"random".into(), &false.into())
+    );
     let searches = subject["searches"].as_array().unwrap();
     assert_eq!(searches.len(), 2);
     let random = &searches[0];

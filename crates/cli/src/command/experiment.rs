@@ -77,9 +77,19 @@ struct Planned {
     seed: u64,
     /// The arguments of `tune`, but for the database.
     words: Vec<String>,
-    /// The name of its files.
+    /// The name of the file that says what it came to.
     stem: String,
+    /// The name of its database, which is its own but for sources.
+    database: String,
+    /// Whether it is there only for others to learn from.
+    is_source: bool,
 }
+
+/// The folder of the runs within that of the experiment.
+const RUNS: &str = "runs";
+
+/// What tunes the sources.
+const SOURCE: Arm = Arm { label: "source", search: "gbt:batch=64", has_sources: false };
 
 /// A run that is complete.
 struct Finished<'a> {
@@ -121,12 +131,13 @@ pub fn run(args: &ExperimentArgs, as_json: bool) -> anyhow::Result<()> {
     }
     let finished = plan.finished()?;
     let json = results::write(&plan, &finished)?;
+    let n_runs = plan.compared().count();
     let text = format!(
         "{} of {} in {}{}",
         finished.len(),
-        count(plan.runs.len() as u64, "run"),
+        count(n_runs as u64, "run"),
         plan.folder.display(),
-        if finished.len() < plan.runs.len() { "; run the same again to go on" } else { "" }
+        if finished.len() < n_runs { "; run the same again to go on" } else { "" }
     );
     write_result(as_json, &json, &text)
 }
@@ -158,17 +169,17 @@ fn list(as_json: bool) -> anyhow::Result<()> {
 
 /// What an experiment takes at a budget of 1.
 fn cost(experiment: &Experiment) -> anyhow::Result<String> {
-    let n_each = experiment.arms().len() as u64 * experiment.repeats;
-    let n_runs = n_each * experiment.problems.len() as u64;
+    let n_arms = experiment.arms().len() as u64;
+    let n_of = |problems: u64, sources: u64| experiment.repeats * (n_arms * problems + sources);
+    let n_runs = n_of(experiment.problems.len() as u64, experiment.sources.len() as u64);
     let runs = count(n_runs, "run");
-    Ok(match experiment.length {
-        Length::Seconds(seconds) => format!("{runs} of {seconds} s: {:.0} min", n_runs as f64 * seconds / 60.0),
-        Length::Trials(_) | Length::ShareOfSpace(_) => {
-            let trials = |problem: &Problem| Ok(n_trials(experiment.length, &task(problem, 1)?, 1.0));
-            let sum = experiment.problems.iter().map(trials).sum::<anyhow::Result<u64>>()?;
-            format!("{runs}, {} trials", grouped(sum * n_each))
-        }
-    })
+    if let Length::Seconds(seconds) = experiment.length {
+        return Ok(format!("{runs} of {seconds} s: {:.0} min", n_runs as f64 * seconds / 60.0));
+    }
+    let trials = |problem: &Problem| Ok(n_trials(experiment.length, &task(problem, 1)?, 1.0));
+    let sum = |problems: &[Problem]| problems.iter().map(trials).sum::<anyhow::Result<u64>>();
+    let n_trials = n_of(sum(experiment.problems)?, sum(experiment.sources)?);
+    Ok(format!("{runs}, {}", count(n_trials, "trial")))
 }
 
 fn task(problem: &Problem, threads: usize) -> anyhow::Result<Task> {
@@ -194,45 +205,48 @@ fn plan<'a>(experiment: &'a Experiment, args: &ExperimentArgs) -> anyhow::Result
     let repeats = args.repeats.unwrap_or(experiment.repeats);
     let folder = args.output.clone().unwrap_or_else(|| Path::new("experiments").join(experiment.name));
     let mut runs = Vec::new();
-    let tasks: Vec<Task> =
-        experiment.problems.iter().map(|problem| task(problem, args.threads)).collect::<Result<_, _>>()?;
+    let with_task = |problem: &'static Problem| Ok((problem, task(problem, args.threads)?));
+    let problems = experiment.problems.iter().map(with_task).collect::<anyhow::Result<Vec<_>>>()?;
+    let sources = experiment.sources.iter().map(with_task).collect::<anyhow::Result<Vec<_>>>()?;
     // A repeat of everything comes before the next one: an experiment that is broken off has something of each arm.
     for seed in (0..repeats).map(|repeat| args.seed.wrapping_add(repeat)) {
-        for (problem, task) in experiment.problems.iter().zip(&tasks) {
-            for arm in &arms {
-                search::build(arm.search, &task.space, seed).or_bad_input("see `tilewright searches`")?;
-                let length = match experiment.length {
-                    Length::Seconds(seconds) => ["--time".to_owned(), (seconds * args.budget).to_string()],
-                    length => ["--trials".to_owned(), n_trials(length, task, args.budget).to_string()],
-                };
-                runs.push(Planned::new(experiment, *arm, *problem, seed, args.threads, length));
+        let of_sources = sources.iter().map(|source| (source, &SOURCE, true));
+        let of_problems = problems.iter().flat_map(|problem| arms.iter().map(move |arm| (problem, arm, false)));
+        for ((problem, task), arm, is_source) in of_sources.chain(of_problems) {
+            search::build(arm.search, &task.space, seed).or_bad_input("see `tilewright searches`")?;
+            let length = match experiment.length {
+                Length::Seconds(seconds) => ["--time".to_owned(), (seconds * args.budget).to_string()],
+                length => ["--trials".to_owned(), n_trials(length, task, args.budget).to_string()],
+            };
+            let mut planned = Planned::new(arm, problem, seed, is_source);
+            planned.words.extend(length);
+            planned.words.extend(["--threads".into(), args.threads.to_string()]);
+            planned.words.extend((!experiment.with_guesses).then(|| "--no-guesses".to_owned()));
+            if arm.has_sources {
+                let database = folder.join(RUNS).join(sources_of(seed));
+                planned.words.extend(["--transfer".into(), database.display().to_string()]);
             }
+            runs.push(planned);
         }
     }
     let &ExperimentArgs { budget, seed, threads, .. } = args;
     Ok(Plan { experiment, arms, budget, seed, repeats, threads, folder, runs })
 }
 
+/// The database of the sources of a repeat.
+fn sources_of(seed: u64) -> String {
+    format!("sources_{seed}.db")
+}
+
 impl Planned {
-    fn new(
-        experiment: &Experiment,
-        arm: Arm,
-        problem: Problem,
-        seed: u64,
-        threads: usize,
-        length: [String; 2],
-    ) -> Planned {
+    fn new(arm: &Arm, problem: &Problem, seed: u64, is_source: bool) -> Planned {
         let mut words = vec![problem.workload.to_owned(), "--search".into(), arm.search.into()];
         words.extend(problem.template.into_iter().flat_map(|template| ["--template".into(), template.into()]));
-        words.extend(length);
-        words.extend(["--seed".into(), seed.to_string(), "--threads".into(), threads.to_string()]);
-        words.push("--no-race".into());
-        if !experiment.with_guesses {
-            words.push("--no-guesses".into());
-        }
+        words.extend(["--seed".into(), seed.to_string(), "--no-race".into()]);
         let plain = |text: &str| text.replace(|c: char| !c.is_ascii_alphanumeric(), "-");
         let stem = format!("{}_{}_{seed}", plain(problem.label), plain(arm.label));
-        Planned { arm, problem, seed, words, stem }
+        let database = if is_source { sources_of(seed) } else { format!("{stem}.db") };
+        Planned { arm: *arm, problem: *problem, seed, words, stem, database, is_source }
     }
 
     /// How a user repeats it.
@@ -243,11 +257,11 @@ impl Planned {
 
 impl Plan<'_> {
     fn runs_folder(&self) -> PathBuf {
-        self.folder.join("runs")
+        self.folder.join(RUNS)
     }
 
     fn database(&self, planned: &Planned) -> PathBuf {
-        self.runs_folder().join(format!("{}.db", planned.stem))
+        self.runs_folder().join(&planned.database)
     }
 
     /// The file that is there once a run is complete.
@@ -279,10 +293,10 @@ impl Plan<'_> {
         }
     }
 
-    /// Carries out a run, from its beginning where an earlier one was broken off.
+    /// Carries out a run, from its beginning where an earlier one was broken off; sources share a database and go on.
     fn carry_out(&self, planned: &Planned, interrupts: &Interrupts) -> anyhow::Result<()> {
         let database = self.database(planned);
-        for ending in ["", "-wal", "-shm"] {
+        for ending in ["", "-wal", "-shm"].iter().filter(|_| !planned.is_source) {
             let path = PathBuf::from(format!("{}{ending}", database.display()));
             if path.exists() {
                 fs::remove_file(&path).with_context(|| path.display().to_string())?;
@@ -308,10 +322,15 @@ impl Plan<'_> {
         write_whole(&path, marker.to_string().as_bytes()).with_context(|| path.display().to_string())
     }
 
+    /// The runs that the experiment is about.
+    fn compared(&self) -> impl Iterator<Item = &Planned> {
+        self.runs.iter().filter(|planned| !planned.is_source)
+    }
+
     /// The runs that are complete, with their trials.
     fn finished(&self) -> anyhow::Result<Vec<Finished<'_>>> {
         let mut finished = Vec::new();
-        for planned in self.runs.iter().filter(|planned| self.marker(planned).exists()) {
+        for planned in self.compared().filter(|planned| self.marker(planned).exists()) {
             let path = self.marker(planned);
             let marker = fs::read(&path).with_context(|| path.display().to_string())?;
             let marker: Json = serde_json::from_slice(&marker).with_context(|| path.display().to_string())?;

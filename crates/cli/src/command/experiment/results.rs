@@ -179,7 +179,7 @@ impl<'a> Results<'a> {
             "budget": plan.budget,
             "seed": plan.seed,
             "repeats": plan.repeats,
-            "complete": self.finished.len() == plan.runs.len(),
+            "complete": self.finished.len() == plan.compared().count(),
             "cpu": host::cpu_name(),
             "target": target.to_string(),
             "threads": plan.threads,
@@ -243,7 +243,7 @@ impl<'a> Results<'a> {
             env!("CARGO_PKG_VERSION"),
             commit().map_or(String::new(), |commit| format!(", commit {commit}")),
             self.finished.len(),
-            self.plan.runs.len()
+            self.plan.compared().count()
         );
         for seconds in self.moments() {
             let when = if seconds.is_finite() { format!("after {seconds} s") } else { "at the end".to_owned() };

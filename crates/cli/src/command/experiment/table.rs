@@ -16,6 +16,8 @@ pub struct Experiment {
     pub differs: &'static str,
     /// What is tuned.
     pub problems: &'static [Problem],
+    /// What is tuned before, with as many trials each, for arms to learn from.
+    pub sources: &'static [Problem],
     /// What is compared.
     pub arms: Arms,
     /// How long each run is at a budget of 1.
@@ -58,6 +60,8 @@ pub struct Arm {
     pub label: &'static str,
     /// The search with its options.
     pub search: &'static str,
+    /// Whether it learns from the trials of the sources.
+    pub has_sources: bool,
 }
 
 /// How long a run is.
@@ -115,11 +119,11 @@ impl Problem {
 
 impl Arm {
     const fn named(label: &'static str, search: &'static str) -> Arm {
-        Arm { label, search }
+        Arm { label, search, has_sources: false }
     }
 
     const fn search(search: &'static str) -> Arm {
-        Arm { label: search, search }
+        Arm::named(search, search)
     }
 }
 
@@ -161,9 +165,26 @@ const MIXED: &[Problem] = &[
 ];
 
 const GBFS_PAPER: &str = "G-BFS and N-A2C";
-const GBFS_ARMS: &[Arm] =
-    &[Arm::search("gbfs"), Arm::search("na2c"), Arm::named("gbt", "gbt:batch=64"), Arm::search("rnn_controller")];
-const ON_A_CPU: &str = "a CPU instead of a GPU";
+const GBFS_ARMS: &[Arm] = &[Arm::search("gbfs"), Arm::named("gbt", "gbt:batch=64"), Arm::search("random")];
+const ON_A_CPU: &str = "a CPU instead of a GPU; random search in the place of N-A2C and the RNN controller";
+
+/// What most experiments have in common.
+const PLAIN: Experiment = Experiment {
+    name: "",
+    paper: "",
+    figure: "",
+    compares: "",
+    differs: "",
+    problems: &[],
+    sources: &[],
+    arms: Arms::EverySearch,
+    length: Length::Trials(0),
+    repeats: 0,
+    with_guesses: false,
+    measure: Measure::Throughput,
+    moments_s: &[],
+    views: &[],
+};
 
 /// Every experiment there is.
 pub const EXPERIMENTS: &[Experiment] = &[
@@ -177,10 +198,9 @@ pub const EXPERIMENTS: &[Experiment] = &[
         arms: Arms::Listed(GBFS_ARMS),
         length: Length::ShareOfSpace(0.001),
         repeats: 5,
-        with_guesses: false,
         measure: Measure::Cost,
-        moments_s: &[],
         views: &[View::Share, View::Time],
+        ..PLAIN
     },
     Experiment {
         name: "gemm-sizes",
@@ -196,30 +216,26 @@ pub const EXPERIMENTS: &[Experiment] = &[
         arms: Arms::Listed(GBFS_ARMS),
         length: Length::ShareOfSpace(0.001),
         repeats: 10,
-        with_guesses: false,
         measure: Measure::Cost,
-        moments_s: &[],
         views: &[View::Boxes, View::Share],
+        ..PLAIN
     },
     Experiment {
         name: "autotvm-models",
         paper: "AutoTVM",
         figure: "figure 4",
-        compares: "cost models against black-box searches",
-        differs: "a CPU and our templates, 512 trials instead of 800",
+        compares: "boosted trees against black-box searches",
+        differs: "no TreeGRU; a CPU and our templates, 512 trials instead of 800",
         problems: RESNET,
         arms: Arms::Listed(&[
             Arm::named("gbt", "gbt:batch=64"),
-            Arm::search("tree_gru"),
             Arm::search("random"),
             Arm::named("genetic", "genetic:population=100"),
         ]),
         length: Length::Trials(512),
         repeats: 3,
-        with_guesses: false,
-        measure: Measure::Throughput,
-        moments_s: &[],
         views: &[View::Trials, View::Time],
+        ..PLAIN
     },
     Experiment {
         name: "autotvm-objective",
@@ -234,10 +250,8 @@ pub const EXPERIMENTS: &[Experiment] = &[
         ]),
         length: Length::Trials(512),
         repeats: 3,
-        with_guesses: false,
-        measure: Measure::Throughput,
-        moments_s: &[],
         views: &[View::Trials],
+        ..PLAIN
     },
     Experiment {
         name: "autotvm-diversity",
@@ -253,10 +267,8 @@ pub const EXPERIMENTS: &[Experiment] = &[
         ]),
         length: Length::Trials(512),
         repeats: 3,
-        with_guesses: false,
-        measure: Measure::Throughput,
-        moments_s: &[],
         views: &[View::Trials],
+        ..PLAIN
     },
     Experiment {
         name: "autotvm-uncertainty",
@@ -272,17 +284,15 @@ pub const EXPERIMENTS: &[Experiment] = &[
         ]),
         length: Length::Trials(512),
         repeats: 3,
-        with_guesses: false,
-        measure: Measure::Throughput,
-        moments_s: &[],
         views: &[View::Trials],
+        ..PLAIN
     },
     Experiment {
         name: "opevo-operators",
         paper: "OpEvo",
         figure: "figures 2 to 4, tables 1 to 3",
-        compares: "OpEvo against G-BFS, N-A2C, boosted trees and random search on eight operators",
-        differs: "a CPU; 96 products instead of 960 in a batch and one image instead of 512",
+        compares: "OpEvo against G-BFS, boosted trees and random search on eight operators",
+        differs: "a CPU; no N-A2C; 96 products instead of 960 in a batch and one image instead of 512",
         problems: &[
             Problem::of("MM1", "bert.MM1", "matmul-4-3-4"),
             Problem::of("MM2", "bert.MM2", "matmul-4-3-4"),
@@ -296,16 +306,13 @@ pub const EXPERIMENTS: &[Experiment] = &[
         arms: Arms::Listed(&[
             Arm::named("opevo", "opevo:q=0.5"),
             Arm::search("gbfs"),
-            Arm::search("na2c"),
             Arm::named("gbt", "gbt:batch=64"),
             Arm::search("random"),
         ]),
         length: Length::Trials(512),
         repeats: 5,
-        with_guesses: false,
-        measure: Measure::Throughput,
-        moments_s: &[],
         views: &[View::Trials, View::Boxes],
+        ..PLAIN
     },
     Experiment {
         name: "nose-errors",
@@ -317,10 +324,8 @@ pub const EXPERIMENTS: &[Experiment] = &[
         arms: Arms::Listed(&[Arm::search("random")]),
         length: Length::ShareOfSpace(0.005),
         repeats: 1,
-        with_guesses: false,
-        measure: Measure::Throughput,
-        moments_s: &[],
         views: &[View::Outcomes, View::Histogram],
+        ..PLAIN
     },
     Experiment {
         name: "nose-layers",
@@ -336,39 +341,32 @@ pub const EXPERIMENTS: &[Experiment] = &[
         ]),
         length: Length::Seconds(60.0),
         repeats: 2,
-        with_guesses: false,
-        measure: Measure::Throughput,
         moments_s: &[10.0],
         views: &[View::Relative, View::Time, View::Seconds, View::Outcomes],
+        ..PLAIN
     },
     Experiment {
         name: "searches",
         paper: "ours",
-        figure: "",
         compares: "all searches at equal time, as `tune` runs them",
-        differs: "",
         problems: MIXED,
         arms: Arms::EverySearch,
         length: Length::Seconds(30.0),
         repeats: 3,
         with_guesses: true,
-        measure: Measure::Throughput,
         moments_s: &[10.0],
         views: &[View::Time, View::Boxes, View::Seconds],
+        ..PLAIN
     },
     Experiment {
         name: "trials-to-95",
         paper: "ours",
-        figure: "",
         compares: "trials until 95 % of the best known",
-        differs: "",
         problems: MIXED,
         arms: Arms::Listed(&[Arm::search("auto"), Arm::search("gbt"), Arm::search("random")]),
         length: Length::Trials(400),
         repeats: 5,
-        with_guesses: false,
-        measure: Measure::Throughput,
-        moments_s: &[],
         views: &[View::NearBest, View::Trials],
+        ..PLAIN
     },
 ];

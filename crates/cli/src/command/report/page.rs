@@ -27,6 +27,10 @@ th:first-child,td:first-child,td.text,th.text{text-align:left}
 td.wrap{white-space:normal;overflow-wrap:anywhere;min-width:12rem;text-align:left}
 .bar{display:inline-block;height:.7rem;border-radius:2px;background:#4e79a7;vertical-align:middle}
 td.wide{width:min(22rem,40vw);text-align:left}
+td a{display:inline-block;white-space:normal;overflow-wrap:anywhere;min-width:11rem}
+dl{columns:15rem;margin:.4rem 0;font-size:.9rem}
+dl div{display:flex;justify-content:space-between;gap:1rem;border-bottom:1px solid var(--line);break-inside:avoid;padding:.2rem 0}
+dd{margin:0;text-align:right;overflow-wrap:anywhere}
 pre{overflow-x:auto;background:var(--soft);padding:.7rem;border-radius:4px;font-size:.82rem}
 summary{cursor:pointer}
 a{color:inherit}
@@ -298,17 +302,18 @@ fn configuration(best: &Best) -> String {
         other => other.to_string(),
     };
     let parameters = best.config.as_object().into_iter().flatten();
-    let rows: Vec<Vec<String>> = parameters.map(|(name, v)| vec![escape(name), escape(&value(v))]).collect();
+    let items: String = parameters
+        .map(|(name, v)| format!("<div><dt>{}</dt><dd>{}</dd></div>\n", escape(name), escape(&value(v))))
+        .collect();
     let found = if best.search.is_empty() {
         String::new()
     } else {
         format!(", found by {} with seed {}", escape(&best.search), best.seed)
     };
     format!(
-        "<h3>The best configuration</h3>\n<p class=\"note\">Template {}{found}.</p>\n{}\
+        "<h3>The best configuration</h3>\n<p class=\"note\">Template {}{found}.</p>\n<dl>{items}</dl>\
          <details><summary>Schedule steps</summary><pre>{}</pre></details>\n",
         escape(&best.template),
-        table(&["parameter", "<value"], &rows),
         escape(&best.steps)
     )
 }
