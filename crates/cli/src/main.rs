@@ -3,19 +3,23 @@
 //! Results go to standard output, everything else to standard error. The exit code is 0 on success, 2 where the input
 //! is at fault, 1 where something failed on the way.
 
+mod clock;
 mod command;
 mod database;
 mod error;
+mod history;
 mod load;
 mod output;
 mod peer;
+mod plot;
 mod progress;
+mod stats;
 
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
 
-use command::{bench, best, doctor, record_space, records, replay, searches, show, space, tune};
+use command::{bench, best, doctor, experiment, record_space, records, replay, report, searches, show, space, tune};
 use output::message;
 
 /// Finds the fastest kernel for a tensor operator by measuring on this machine
@@ -50,6 +54,10 @@ enum Command {
     Replay(replay::ReplayArgs),
     /// Measure a whole search space, or a sample of it, for `replay`; running it again goes on
     RecordSpace(record_space::RecordSpaceArgs),
+    /// Write what is recorded as one page: curves, spaces, errors, comparisons
+    Report(report::ReportArgs),
+    /// Run an experiment: searches on workloads, repeated, with data and plots
+    Experiment(experiment::ExperimentArgs),
     /// Show what was found on this machine
     Doctor,
     /// List the searches with their options
@@ -86,6 +94,8 @@ fn run() -> ExitCode {
         Command::Import(args) => records::import(&args, json),
         Command::Replay(args) => replay::run(&args, json),
         Command::RecordSpace(args) => record_space::run(&args, json),
+        Command::Report(args) => report::run(&args, json),
+        Command::Experiment(args) => experiment::run(&args, json),
         Command::Doctor => doctor::run(json),
         Command::Searches => searches::run(json),
         Command::Worker => tilewright_device::worker::serve().map_err(|e| anyhow::anyhow!("worker: {e}")),

@@ -6,7 +6,9 @@ use std::time::{Duration, Instant};
 
 use rusqlite::{Connection, OpenFlags};
 use serde_json::json;
-use tilewright_tune::{Best, ErrorClass, Outcome, Record, Seconds, Store, StoreError, Timing, Winner};
+use tilewright_tune::{
+    Best, ErrorClass, Outcome, Record, RunTime, Seconds, Store, StoreError, TaskKey, Timing, Winner,
+};
 
 const WORKLOAD: &str = "matmul:m=512,n=512,k=512";
 const TARGET: &str = "x86-64";
@@ -38,6 +40,7 @@ fn record(trial: u64) -> Record {
         version: "0.1.0".into(),
         toolchain: "LLVM 22".into(),
         unix_time: 1_800_000_000,
+        run: Some(RunTime { start_unix_ms: 1_800_000_000_123, elapsed_s: trial as f64 / 8.0 }),
     }
 }
 
@@ -166,6 +169,34 @@ fn old_record_files_load() {
         serde_json::Deserializer::from_slice(bytes).into_iter().collect::<Result<_, _>>().unwrap()
     };
     assert_eq!(parse(&lines), parse(file));
+}
+
+#[test]
+fn old_databases_open_and_take_new_records() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("records.db");
+    open(&path).insert(&records(0..3)).unwrap();
+    let old = Connection::open(&path).unwrap();
+    for column in ["run_start_unix_ms", "run_elapsed_s"] {
+        old.execute_batch(&format!("ALTER TABLE trials DROP COLUMN {column}")).unwrap();
+    }
+    let read_only = Connection::open_with_flags(&path, OpenFlags::SQLITE_OPEN_READ_ONLY).unwrap();
+    let without_run = |trial| Record { run: None, ..record(trial) };
+    let mut expected: Vec<Record> = (0..3).map(without_run).collect();
+    assert_eq!(all(&Store::new(read_only).unwrap()), expected, "as it is, where it cannot be written");
+    open(&path).insert(&[record(3)]).unwrap();
+    expected.push(record(3));
+    assert_eq!(all(&open(&path)), expected);
+}
+
+#[test]
+fn recorded_spaces_are_listed_once_each() {
+    let mut store = in_memory();
+    assert_eq!(store.tasks().unwrap(), []);
+    store.insert(&records(0..3)).unwrap();
+    store.insert(&[Record { threads: 2, ..record(3) }, record(4)]).unwrap();
+    let task = |threads| TaskKey { workload: WORKLOAD.into(), target: TARGET.into(), template: "gemm".into(), threads };
+    assert_eq!(store.tasks().unwrap(), [task(1), task(2)]);
 }
 
 #[test]

@@ -3,9 +3,11 @@
 pub mod bench;
 pub mod best;
 pub mod doctor;
+pub mod experiment;
 pub mod record_space;
 pub mod records;
 pub mod replay;
+pub mod report;
 pub mod searches;
 pub mod show;
 pub mod space;

@@ -19,7 +19,8 @@ use tilewright_tune::{
     Summary, Task, TaskKey, Trial, Winner, search, transfer::warm_start,
 };
 
-use super::{DatabaseArgs, WorkloadArgs, count, device_options, gflops, make_task, percent, target_name};
+use super::{DatabaseArgs, KnownBest, WorkloadArgs, count, device_options, gflops, make_task, percent, target_name};
+use crate::clock::since_1970;
 use crate::database::Database;
 use crate::error::{OrBadInput, bad_input};
 use crate::output::{digits, duration, grouped, message, table, write_result};
@@ -57,6 +58,12 @@ pub struct TuneArgs {
     /// could begins with their best configurations
     #[arg(long, value_name = "DB[,WORKLOAD...]", value_parser = Transfer::parse)]
     transfer: Option<Transfer>,
+    /// Leave out the configurations that the template would begin with: the search proposes all
+    #[arg(long)]
+    no_guesses: bool,
+    /// Leave out the race of the leaders and the untuned program at the end: the fastest trial is the result
+    #[arg(long)]
+    no_race: bool,
     /// Empty the caches before each run
     #[arg(long)]
     cold: bool,
@@ -105,11 +112,12 @@ pub struct Earlier {
 }
 
 /// What a run came to.
-struct Report {
-    json: Json,
+pub struct Report {
+    /// As `tune --json` prints it.
+    pub json: Json,
     text: String,
     /// Why there is no winner, where there should be one.
-    failure: Option<anyhow::Error>,
+    pub failure: Option<anyhow::Error>,
 }
 
 /// Tunes a workload, or each workload of a set.
@@ -154,7 +162,10 @@ pub fn run(args: &TuneArgs, as_json: bool) -> anyhow::Result<()> {
 }
 
 /// Tunes one workload, alone or of a set.
-fn tune(args: &TuneArgs, workload: &Workload, is_of_set: bool, interrupts: &Interrupts) -> anyhow::Result<Report> {
+///
+/// # Errors
+/// As [`run`], but that a run without a winner is a report of that.
+pub fn tune(args: &TuneArgs, workload: &Workload, is_of_set: bool, interrupts: &Interrupts) -> anyhow::Result<Report> {
     Device::check_memory(workload).or_bad_input("")?;
     let target = args.of.machine.runnable_target()?;
     let n_threads = args.of.machine.threads;
@@ -172,7 +183,9 @@ fn tune(args: &TuneArgs, workload: &Workload, is_of_set: bool, interrupts: &Inte
         Some(Err(error)) if is_of_set => message(&format!("{}: {error:#}", key.workload)),
         Some(Err(error)) => return Err(error),
     }
-    guesses.extend(task.guesses(args.seed));
+    if !args.no_guesses {
+        guesses.extend(task.guesses(args.seed));
+    }
     let mut search = search::build(&args.search, problem, args.seed).or_bad_input(see)?;
     let database = args.records.database()?;
     let store = database.open_to_write()?;
@@ -219,8 +232,8 @@ fn tune(args: &TuneArgs, workload: &Workload, is_of_set: bool, interrupts: &Inte
     );
     let is_interrupted = interrupts.stop.load(Ordering::Relaxed);
     let finals = match &summary {
-        Ok(_) => finals::run(&mut device, &run.task, &trials, is_interrupted, &progress),
-        Err(_) => Ok(None),
+        Ok(_) if !args.no_race => finals::run(&mut device, &run.task, &trials, is_interrupted, &progress),
+        _ => Ok(None),
     };
     progress.finish();
     let summary = summary.with_context(|| format!("database {}", run.database.name()))?;
@@ -429,7 +442,7 @@ impl Run<'_> {
             verified: true,
             version: env!("CARGO_PKG_VERSION").to_owned(),
             toolchain: recorder::toolchain(),
-            unix_time: recorder::unix_time(),
+            unix_time: since_1970().as_secs(),
         }
     }
 
@@ -456,6 +469,26 @@ impl Run<'_> {
         }
         let errors = errors_of(trials);
         let mut json = self.json(trials.len() as u64, &errors, Some(summary));
+        let fastest = summary.best.as_ref().filter(|_| self.args.no_race);
+        if let Some((fastest, timing)) = fastest.and_then(|trial| Some((trial, trial.outcome.timing()?))) {
+            let best = KnownBest {
+                template: self.key.template.clone(),
+                config: self.task.space.config_to_json(&fastest.config),
+                median_ns: timing.median_ns,
+                margin: None,
+                is_confirmed: false,
+            };
+            json.insert("best".into(), best.to_json(&self.workload));
+            json.insert("verified".into(), true.into());
+            let text = format!(
+                "{}\nfastest  {} GFLOP/s, {}: one trial, not raced\nconfig   {}",
+                self.title(),
+                digits(gflops(&self.workload, best.median_ns)),
+                duration(best.median_ns),
+                best.config
+            );
+            return Report { json: Json::Object(json), text, failure: None };
+        }
         let Some(finals) = finals else {
             json.insert("best".into(), Json::Null);
             json.insert("verified".into(), false.into());

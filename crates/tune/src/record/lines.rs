@@ -92,6 +92,7 @@ mod tests {
 
     use super::*;
     use crate::measure::Seconds;
+    use crate::record::RunTime;
     use crate::trial::{ErrorClass, Outcome, Timing};
 
     fn any_record() -> impl Strategy<Value = Record> {
@@ -122,6 +123,7 @@ mod tests {
                     version,
                     toolchain,
                     unix_time,
+                    run: (trial % 2 == 0).then_some(RunTime { start_unix_ms: seed, elapsed_s: build }),
                 }
             },
         )

@@ -57,6 +57,18 @@ pub struct Record {
     pub toolchain: String,
     /// When it was measured, in seconds since 1970.
     pub unix_time: u64,
+    /// Where in its run it was measured; absent where an earlier version recorded it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub run: Option<RunTime>,
+}
+
+/// The place of a trial in the run that measured it.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct RunTime {
+    /// When the run began, in milliseconds since 1970: what tells runs apart.
+    pub start_unix_ms: u64,
+    /// Seconds from the start of the run until the trial was complete, by the wall clock.
+    pub elapsed_s: f64,
 }
 
 impl Record {

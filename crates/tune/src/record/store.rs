@@ -8,7 +8,7 @@ use rusqlite::{
 };
 use serde_json::Value as Json;
 
-use super::{FlatOutcome, Record, TaskKey, read_lines};
+use super::{FlatOutcome, Record, RunTime, TaskKey, read_lines};
 use crate::Error;
 use crate::measure::Seconds;
 
@@ -68,12 +68,20 @@ CREATE TABLE winners (
 ) STRICT;
 ";
 
+/// Columns of trials that the schema's first form did not have. They may be null, so versions that do not know them read
+/// and write such a database as before, and the schema's version stays.
+const LATER_COLUMNS: &[(&str, &str)] = &[("run_start_unix_ms", "INTEGER"), ("run_elapsed_s", "REAL")];
+
 const INSERT_TRIAL: &str = "
 INSERT INTO trials (task, config, class, message, median_ns, min_ns, spread, n_samples, stopped_early,
-    build_s, run_s, verify_s, steps, search, seed, trial, version, toolchain, unix_time)
+    build_s, run_s, verify_s, steps, search, seed, trial, version, toolchain, unix_time,
+    run_start_unix_ms, run_elapsed_s)
 VALUES (:task, :config, :class, :message, :median_ns, :min_ns, :spread, :n_samples, :stopped_early,
-    :build_s, :run_s, :verify_s, :steps, :search, :seed, :trial, :version, :toolchain, :unix_time)
+    :build_s, :run_s, :verify_s, :steps, :search, :seed, :trial, :version, :toolchain, :unix_time,
+    :run_start_unix_ms, :run_elapsed_s)
 ON CONFLICT DO NOTHING";
+
+const HAS_COLUMN: &str = "SELECT count(*) FROM pragma_table_info('trials') WHERE name = ?1";
 
 const TRIALS: &str = "SELECT * FROM tasks JOIN trials ON trials.task = tasks.id";
 
@@ -181,7 +189,6 @@ pub struct Winner {
     /// As in [`Record`].
     pub unix_time: u64,
 }
-
 /// The best that is known of a workload on a target with some number of threads.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Best {
@@ -243,6 +250,7 @@ impl Store {
             }
             transaction.commit()?;
         }
+        add_later_columns(&mut connection)?;
         // A write-ahead log needs no flush for each transaction to survive a kill of the process.
         connection.pragma_update(None, "synchronous", "NORMAL")?;
         Ok(Store { connection })
@@ -262,7 +270,7 @@ impl Store {
         Ok(new)
     }
 
-    /// What there are trials of, in the order in which it was first recorded.
+    /// Every space that has trials, in the order in which they were first recorded.
     ///
     /// # Errors
     /// [`StoreError`].
@@ -433,6 +441,25 @@ fn write_ahead(connection: &Connection) -> Result<(), StoreError> {
     }
 }
 
+/// Gives a database of an earlier version the columns that it lacks.
+fn add_later_columns(connection: &mut Connection) -> Result<(), StoreError> {
+    let lacks = |connection: &Connection, name: &str| -> Result<bool, StoreError> {
+        Ok(connection.query_row(HAS_COLUMN, [name], |row| row.get::<_, i64>(0))? == 0)
+    };
+    let mut lacking = LATER_COLUMNS.iter().map(|(name, _)| lacks(connection, name));
+    if !lacking.try_fold(false, |any, lacks| lacks.map(|lacks| any || lacks))? {
+        return Ok(());
+    }
+    let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+    for (name, kind) in LATER_COLUMNS {
+        // Another process may have been faster.
+        if lacks(&transaction, name)? {
+            transaction.execute_batch(&format!("ALTER TABLE trials ADD COLUMN {name} {kind}"))?;
+        }
+    }
+    Ok(transaction.commit()?)
+}
+
 fn task_id(
     transaction: &Transaction,
     workload: &str,
@@ -481,6 +508,8 @@ fn insert_trial(transaction: &Transaction, record: &Record) -> Result<u64, Store
         ":version": record.version,
         ":toolchain": record.toolchain,
         ":unix_time": record.unix_time as i64,
+        ":run_start_unix_ms": record.run.map(|run| run.start_unix_ms as i64),
+        ":run_elapsed_s": record.run.map(|run| run.elapsed_s),
     })?;
     Ok(n_rows as u64)
 }
@@ -521,7 +550,18 @@ fn record(row: &Row) -> Result<Record, StoreError> {
         version: row.get("version")?,
         toolchain: row.get("toolchain")?,
         unix_time: row.get::<_, i64>("unix_time")? as u64,
+        run: run_time(row)?,
     })
+}
+
+/// Where in its run the trial was measured. A database of an earlier version that cannot be written lacks the columns.
+fn run_time(row: &Row) -> Result<Option<RunTime>, StoreError> {
+    if row.as_ref().column_index("run_elapsed_s").is_err() {
+        return Ok(None);
+    }
+    let start: Option<i64> = row.get("run_start_unix_ms")?;
+    let elapsed_s: Option<f64> = row.get("run_elapsed_s")?;
+    Ok(start.zip(elapsed_s).map(|(start, elapsed_s)| RunTime { start_unix_ms: start as u64, elapsed_s }))
 }
 
 fn winner(row: &Row) -> Result<Winner, StoreError> {

@@ -1,9 +1,11 @@
 //! Trials on their way into the database.
 
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::Instant;
 
 use tilewright_device::device::steps_text;
-use tilewright_tune::{Record, Report, Store, StoreError, Task, TaskKey, Winner};
+use tilewright_tune::{Record, Report, RunTime, Store, StoreError, Task, TaskKey, Winner};
+
+use crate::clock::since_1970;
 
 /// Keeps the trials of a batch until they are committed.
 #[derive(Debug)]
@@ -13,13 +15,17 @@ pub struct Recorder {
     search: String,
     seed: u64,
     toolchain: String,
+    start: Instant,
+    start_unix_ms: u64,
     pending: Vec<Record>,
 }
 
 impl Recorder {
-    /// A recorder for the trials of one search.
+    /// A recorder for the trials of one search that starts now.
     pub fn new(store: Store, key: TaskKey, search: String, seed: u64) -> Recorder {
-        Recorder { store, key, search, seed, toolchain: toolchain(), pending: Vec::new() }
+        let start_unix_ms = since_1970().as_millis() as u64;
+        let (start, toolchain) = (Instant::now(), toolchain());
+        Recorder { store, key, search, seed, toolchain, start, start_unix_ms, pending: Vec::new() }
     }
 
     /// Takes note of a trial.
@@ -38,7 +44,8 @@ impl Recorder {
             trial: report.number,
             version: env!("CARGO_PKG_VERSION").to_owned(),
             toolchain: self.toolchain.clone(),
-            unix_time: unix_time(),
+            unix_time: since_1970().as_secs(),
+            run: Some(RunTime { start_unix_ms: self.start_unix_ms, elapsed_s: self.start.elapsed().as_secs_f64() }),
         });
     }
 
@@ -66,9 +73,4 @@ impl Recorder {
 /// The compiler, as records name it.
 pub fn toolchain() -> String {
     format!("LLVM {}", tilewright_codegen::llvm_version())
-}
-
-/// Seconds since 1970.
-pub fn unix_time() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs())
 }

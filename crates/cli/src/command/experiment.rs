@@ -1,0 +1,406 @@
+//! `experiment`: the experiments of the papers and our own, each a table of runs of `tune`, with their data and plots.
+
+mod results;
+mod table;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+use anyhow::Context;
+use clap::{Args, Parser};
+use serde_json::{Value as Json, json};
+use tilewright_device::host;
+use tilewright_ir::op::Workload;
+use tilewright_tune::{Store, Task, search};
+
+use super::tune::{Interrupts, TuneArgs, tune};
+use super::{MachineArgs, count, make_task};
+use crate::clock::{since_1970, utc};
+use crate::database::Database;
+use crate::error::{OrBadInput, bad_input};
+use crate::history::{Run, runs};
+use crate::output::{message, write_result};
+use table::{Arm, EXPERIMENTS, Experiment, Length, Problem};
+
+/// Arguments of `experiment`.
+#[derive(Args, Debug)]
+pub struct ExperimentArgs {
+    /// Experiment to run [default: list them]
+    name: Option<String>,
+    /// List the experiments
+    #[arg(long)]
+    list: bool,
+    /// How many times as long as usual each run is
+    #[arg(long, value_name = "SCALE", default_value_t = 1.0)]
+    budget: f64,
+    /// Runs of each arm on each problem [default: as the experiment says]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1000))]
+    repeats: Option<u64>,
+    /// Folder for data and plots [default: experiments/NAME]
+    #[arg(short, long, value_name = "DIR")]
+    output: Option<PathBuf>,
+    /// Seed of the first of the repeats
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    seed: u64,
+    /// Threads that a kernel may use
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    threads: usize,
+}
+
+/// The arguments of `tune` as words of a command line.
+#[derive(Parser)]
+#[command(no_binary_name = true)]
+struct TuneWords {
+    #[command(flatten)]
+    args: TuneArgs,
+}
+
+/// An experiment with its sizes.
+struct Plan<'a> {
+    experiment: &'a Experiment,
+    arms: Vec<Arm>,
+    budget: f64,
+    seed: u64,
+    repeats: u64,
+    threads: usize,
+    folder: PathBuf,
+    runs: Vec<Planned>,
+}
+
+/// A run of `tune`.
+struct Planned {
+    arm: Arm,
+    problem: Problem,
+    seed: u64,
+    /// The arguments of `tune`, but for the database.
+    words: Vec<String>,
+    /// The name of the file that says what it came to.
+    stem: String,
+    /// The name of its database, which is its own but for sources.
+    database: String,
+    /// Whether it is there only for others to learn from.
+    is_source: bool,
+}
+
+/// The folder of the runs within that of the experiment.
+const RUNS: &str = "runs";
+
+/// What tunes the sources.
+const SOURCE: Arm = Arm { label: "source", search: "gbt:batch=64", has_sources: false };
+
+/// A run that is complete.
+struct Finished<'a> {
+    planned: &'a Planned,
+    workload: Workload,
+    /// Configurations of the space.
+    space_size: f64,
+    /// What `tune --json` says of it.
+    result: Json,
+    run: Run,
+}
+
+/// Runs an experiment, or lists them.
+///
+/// # Errors
+/// Bad input where there is no such experiment, a search does not exist, or the folder holds something else; failure where
+/// workers do not start or files cannot be written.
+pub fn run(args: &ExperimentArgs, as_json: bool) -> anyhow::Result<()> {
+    let Some(name) = args.name.as_ref().filter(|_| !args.list) else { return list(as_json) };
+    let experiment = EXPERIMENTS.iter().find(|experiment| experiment.name == name).ok_or_else(|| {
+        let known: Vec<&str> = EXPERIMENTS.iter().map(|experiment| experiment.name).collect();
+        bad_input(format!("unknown experiment {name}; there are {}", known.join(", ")))
+    })?;
+    if !(args.budget > 0.0 && args.budget <= 1e6) {
+        return Err(bad_input(format!("--budget {} is not possible (give a number above 0)", args.budget)));
+    }
+    let plan = plan(experiment, args)?;
+    plan.claim_folder()?;
+    let interrupts = Interrupts::watch()?;
+    for (at, planned) in plan.runs.iter().enumerate() {
+        if interrupts.stop.load(Ordering::Relaxed) {
+            break;
+        }
+        if plan.marker(planned).exists() {
+            continue;
+        }
+        message(&format!("run {} of {}: {}", at + 1, plan.runs.len(), planned.command()));
+        plan.carry_out(planned, &interrupts)?;
+    }
+    let finished = plan.finished()?;
+    let json = results::write(&plan, &finished)?;
+    let n_runs = plan.compared().count();
+    let text = format!(
+        "{} of {} in {}{}",
+        finished.len(),
+        count(n_runs as u64, "run"),
+        plan.folder.display(),
+        if finished.len() < n_runs { "; run the same again to go on" } else { "" }
+    );
+    write_result(as_json, &json, &text)
+}
+
+fn list(as_json: bool) -> anyhow::Result<()> {
+    let mut text = String::new();
+    let mut rows = Vec::new();
+    for experiment in EXPERIMENTS {
+        let cost = cost(experiment)?;
+        let source = match experiment.figure {
+            "" => experiment.paper.to_owned(),
+            figure => format!("{}, {figure}", experiment.paper),
+        };
+        text += &format!("{} ({source}): {}\n    {cost}\n", experiment.name, experiment.compares);
+        if !experiment.differs.is_empty() {
+            text += &format!("    differs: {}\n", experiment.differs);
+        }
+        rows.push(json!({
+            "name": experiment.name,
+            "paper": experiment.paper,
+            "figure": experiment.figure,
+            "compares": experiment.compares,
+            "differs": experiment.differs,
+            "cost": cost,
+        }));
+    }
+    write_result(as_json, &json!({"experiments": rows}), &text)
+}
+
+/// What an experiment takes at a budget of 1.
+fn cost(experiment: &Experiment) -> anyhow::Result<String> {
+    let n_arms = experiment.arms().len() as u64;
+    let n_of = |problems: u64, sources: u64| experiment.repeats * (n_arms * problems + sources);
+    let n_runs = n_of(experiment.problems.len() as u64, experiment.sources.len() as u64);
+    let runs = count(n_runs, "run");
+    if let Length::Seconds(seconds) = experiment.length {
+        return Ok(format!("{runs} of {seconds} s: {:.0} min", n_runs as f64 * seconds / 60.0));
+    }
+    let trials = |problem: &Problem| Ok(n_trials(experiment.length, &task(problem, 1)?, 1.0));
+    let sum = |problems: &[Problem]| problems.iter().map(trials).sum::<anyhow::Result<u64>>();
+    let n_trials = n_of(sum(experiment.problems)?, sum(experiment.sources)?);
+    Ok(format!("{runs}, {}", count(n_trials, "trial")))
+}
+
+fn task(problem: &Problem, threads: usize) -> anyhow::Result<Task> {
+    let workload = Workload::parse(problem.workload).or_bad_input("")?;
+    make_task(workload, host::target(), threads, problem.template)
+}
+
+/// Trials of a run; none are too few.
+fn n_trials(length: Length, task: &Task, budget: f64) -> u64 {
+    let size = task.space.size() as f64;
+    let trials = match length {
+        Length::Trials(trials) => trials as f64,
+        Length::ShareOfSpace(share) => share * size,
+        Length::Seconds(_) => f64::INFINITY,
+    };
+    (trials * budget).round().clamp(1.0, size) as u64
+}
+
+fn plan<'a>(experiment: &'a Experiment, args: &ExperimentArgs) -> anyhow::Result<Plan<'a>> {
+    let machine = MachineArgs { threads: args.threads, target: "host".into() };
+    machine.runnable_target()?;
+    let arms = experiment.arms();
+    let repeats = args.repeats.unwrap_or(experiment.repeats);
+    let folder = args.output.clone().unwrap_or_else(|| Path::new("experiments").join(experiment.name));
+    let mut runs = Vec::new();
+    let with_task = |problem: &'static Problem| Ok((problem, task(problem, args.threads)?));
+    let problems = experiment.problems.iter().map(with_task).collect::<anyhow::Result<Vec<_>>>()?;
+    let sources = experiment.sources.iter().map(with_task).collect::<anyhow::Result<Vec<_>>>()?;
+    // A repeat of everything comes before the next one: an experiment that is broken off has something of each arm.
+    for seed in (0..repeats).map(|repeat| args.seed.wrapping_add(repeat)) {
+        let of_sources = sources.iter().map(|source| (source, &SOURCE, true));
+        let of_problems = problems.iter().flat_map(|problem| arms.iter().map(move |arm| (problem, arm, false)));
+        for ((problem, task), arm, is_source) in of_sources.chain(of_problems) {
+            search::build(arm.search, &task.space, seed).or_bad_input("see `tilewright searches`")?;
+            let length = match experiment.length {
+                Length::Seconds(seconds) => ["--time".to_owned(), (seconds * args.budget).to_string()],
+                length => ["--trials".to_owned(), n_trials(length, task, args.budget).to_string()],
+            };
+            let mut planned = Planned::new(arm, problem, seed, is_source);
+            planned.words.extend(length);
+            planned.words.extend(["--threads".into(), args.threads.to_string()]);
+            planned.words.extend((!experiment.with_guesses).then(|| "--no-guesses".to_owned()));
+            if arm.has_sources {
+                let database = folder.join(RUNS).join(sources_of(seed));
+                planned.words.extend(["--transfer".into(), database.display().to_string()]);
+            }
+            runs.push(planned);
+        }
+    }
+    let &ExperimentArgs { budget, seed, threads, .. } = args;
+    Ok(Plan { experiment, arms, budget, seed, repeats, threads, folder, runs })
+}
+
+/// The database of the sources of a repeat.
+fn sources_of(seed: u64) -> String {
+    format!("sources_{seed}.db")
+}
+
+impl Planned {
+    fn new(arm: &Arm, problem: &Problem, seed: u64, is_source: bool) -> Planned {
+        let mut words = vec![problem.workload.to_owned(), "--search".into(), arm.search.into()];
+        words.extend(problem.template.into_iter().flat_map(|template| ["--template".into(), template.into()]));
+        words.extend(["--seed".into(), seed.to_string(), "--no-race".into()]);
+        let plain = |text: &str| text.replace(|c: char| !c.is_ascii_alphanumeric(), "-");
+        let stem = format!("{}_{}_{seed}", plain(problem.label), plain(arm.label));
+        let database = if is_source { sources_of(seed) } else { format!("{stem}.db") };
+        Planned { arm: *arm, problem: *problem, seed, words, stem, database, is_source }
+    }
+
+    /// How a user repeats it.
+    fn command(&self) -> String {
+        format!("tilewright tune {}", self.words.join(" "))
+    }
+}
+
+impl Plan<'_> {
+    fn runs_folder(&self) -> PathBuf {
+        self.folder.join(RUNS)
+    }
+
+    fn database(&self, planned: &Planned) -> PathBuf {
+        self.runs_folder().join(&planned.database)
+    }
+
+    /// The file that is there once a run is complete.
+    fn marker(&self, planned: &Planned) -> PathBuf {
+        self.runs_folder().join(format!("{}.json", planned.stem))
+    }
+
+    /// Makes the folder, or checks that it holds a part of the same.
+    fn claim_folder(&self) -> anyhow::Result<()> {
+        let name = self.folder.display();
+        let cannot = |error: std::io::Error| bad_input(format!("cannot write to {name}: {error} (give another -o)"));
+        fs::create_dir_all(self.runs_folder()).map_err(cannot)?;
+        let path = self.folder.join("plan.json");
+        // More repeats may be asked for later.
+        let own = json!({
+            "experiment": self.experiment.name,
+            "budget": self.budget,
+            "seed": self.seed,
+            "threads": self.threads,
+            "target": host::target().to_string(),
+        });
+        match fs::read(&path) {
+            Ok(bytes) if serde_json::from_slice::<Json>(&bytes).is_ok_and(|there| there == own) => Ok(()),
+            Ok(_) => {
+                let reason = format!("{name} holds runs with another name, budget, seed, machine or number of threads");
+                Err(bad_input(format!("{reason} (give another folder with -o)")))
+            }
+            Err(_) => write_whole(&path, own.to_string().as_bytes()).map_err(cannot),
+        }
+    }
+
+    /// Carries out a run, from its beginning where an earlier one was broken off; sources share a database and go on.
+    fn carry_out(&self, planned: &Planned, interrupts: &Interrupts) -> anyhow::Result<()> {
+        let database = self.database(planned);
+        for ending in ["", "-wal", "-shm"].iter().filter(|_| !planned.is_source) {
+            let path = PathBuf::from(format!("{}{ending}", database.display()));
+            if path.exists() {
+                fs::remove_file(&path).with_context(|| path.display().to_string())?;
+            }
+        }
+        let words = planned.words.iter().map(Into::into).chain(["--db".into(), database.into_os_string()]);
+        let TuneWords { args } = TuneWords::try_parse_from(words).expect("invariant: `tune` takes its own arguments");
+        let workload = Workload::parse(planned.problem.workload).or_bad_input("")?;
+        let (started, start) = (since_1970().as_secs(), Instant::now());
+        let report = tune(&args, &workload, false, interrupts)?;
+        if interrupts.stop.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        let marker = json!({
+            "command": planned.command(),
+            "arm": planned.arm.label,
+            "started": utc(started),
+            "seconds": start.elapsed().as_secs_f64(),
+            "failure": report.failure.map(|failure| format!("{failure:#}")),
+            "result": report.json,
+        });
+        let path = self.marker(planned);
+        write_whole(&path, marker.to_string().as_bytes()).with_context(|| path.display().to_string())
+    }
+
+    /// The runs that the experiment is about.
+    fn compared(&self) -> impl Iterator<Item = &Planned> {
+        self.runs.iter().filter(|planned| !planned.is_source)
+    }
+
+    /// The runs that are complete, with their trials.
+    fn finished(&self) -> anyhow::Result<Vec<Finished<'_>>> {
+        let mut finished = Vec::new();
+        for planned in self.compared().filter(|planned| self.marker(planned).exists()) {
+            let path = self.marker(planned);
+            let marker = fs::read(&path).with_context(|| path.display().to_string())?;
+            let marker: Json = serde_json::from_slice(&marker).with_context(|| path.display().to_string())?;
+            if marker["command"] != planned.command() {
+                let reason = format!("{} is of another version of the experiment", path.display());
+                return Err(bad_input(format!("{reason} (give another folder with -o)")));
+            }
+            let database = Database::new(Some(&self.database(planned)))?;
+            let store = database.open_to_read()?.ok_or_else(|| bad_input(format!("{} is gone", database.name())))?;
+            let task = task(&planned.problem, self.threads)?;
+            finished.push(Finished {
+                planned,
+                run: run_of(&store, planned)?,
+                space_size: task.space.size() as f64,
+                workload: task.setting.workload,
+                result: marker["result"].clone(),
+            });
+        }
+        Ok(finished)
+    }
+}
+
+/// The trials of a run's own database.
+fn run_of(store: &Store, planned: &Planned) -> anyhow::Result<Run> {
+    let mut records = Vec::new();
+    for key in store.tasks()? {
+        records.extend(store.trials_of(&key.workload, &key.target, &key.template, key.threads)?);
+    }
+    runs(&records).into_iter().next().ok_or_else(|| anyhow::anyhow!("{} has no trials", planned.stem))
+}
+
+/// Writes a file that is there as a whole or not at all.
+fn write_whole(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
+    let unfinished = path.with_extension("unfinished");
+    fs::write(&unfinished, bytes)?;
+    fs::rename(&unfinished, path)
+}
+
+/// The commit of the sources that this program was built from, where they are still there.
+fn commit() -> Option<String> {
+    let arguments = ["-C", env!("CARGO_MANIFEST_DIR"), "describe", "--always", "--dirty", "--abbrev=12"];
+    let output = Command::new("git").args(arguments).output().ok().filter(|output| output.status.success())?;
+    String::from_utf8(output.stdout).ok().map(|text| text.trim().to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_experiment_can_be_run() {
+        for experiment in EXPERIMENTS {
+            let args = ExperimentArgs {
+                name: None,
+                list: false,
+                budget: 1.0,
+                repeats: None,
+                output: None,
+                seed: 0,
+                threads: 1,
+            };
+            let plan = plan(experiment, &args).unwrap_or_else(|error| panic!("{}: {error}", experiment.name));
+            let mut stems: Vec<&str> = plan.runs.iter().map(|planned| planned.stem.as_str()).collect();
+            for planned in &plan.runs {
+                let parsed = TuneWords::try_parse_from(&planned.words);
+                assert!(parsed.is_ok(), "{}: {}", experiment.name, planned.command());
+            }
+            stems.sort_unstable();
+            stems.dedup();
+            assert_eq!(stems.len(), plan.runs.len(), "{}: each run has files of its own", experiment.name);
+        }
+    }
+}

@@ -1,0 +1,533 @@
+//! What an experiment leaves in its folder: data, plots and a page of tables.
+
+use std::fmt::Write;
+use std::fs;
+
+use anyhow::Context;
+use serde_json::{Value as Json, json};
+use tilewright_device::host;
+use tilewright_tune::{ErrorClass, Seconds};
+
+use super::table::{Arm, Measure, Problem, View};
+use super::{Finished, Plan, commit};
+use crate::clock::{since_1970, utc};
+use crate::command::gflops;
+use crate::history::{Curve, median_curve};
+use crate::output::{digits, grouped};
+use crate::plot::{Axis, Bar, Boxed, Layer, Marks, Plot, Scale, colours, sheet};
+use crate::stats::{Quartiles, geometric_mean, median};
+
+/// The share of the best known throughput that counts as having found it.
+const NEAR_BEST: f64 = 0.95;
+/// Bars of a histogram.
+const N_BARS: usize = 40;
+/// Plots beside each other.
+const N_COLUMNS: usize = 3;
+/// What `trials.csv` has of each trial.
+const COLUMNS: &str = "problem,arm,seed,trial,elapsed_s,outcome,median_ns,gflops,build_s,run_s,verify_s\n";
+
+/// Writes everything and gives what `data.json` holds.
+///
+/// # Errors
+/// Where a file cannot be written.
+pub fn write(plan: &Plan, finished: &[Finished]) -> anyhow::Result<Json> {
+    let results = Results { plan, finished };
+    let json = results.json();
+    let mut files = vec![("data.json".to_owned(), format!("{json:#}\n")), ("trials.csv".to_owned(), results.trials())];
+    let mut pictures = Vec::new();
+    for view in plan.experiment.views.iter().filter(|_| !finished.is_empty()) {
+        let (name, title) = view.name();
+        let file = format!("{name}.svg");
+        files.push((file.clone(), sheet(&results.plots(*view), N_COLUMNS)));
+        pictures.push((title, file));
+    }
+    files.push(("README.md".to_owned(), results.readme(&pictures)));
+    for (name, text) in files {
+        let path = plan.folder.join(name);
+        fs::write(&path, text).with_context(|| path.display().to_string())?;
+    }
+    Ok(json)
+}
+
+impl View {
+    /// The name of its file and what it shows.
+    fn name(self) -> (&'static str, &'static str) {
+        match self {
+            View::Trials => ("by-trials", "The best so far against trials"),
+            View::Time => ("by-time", "The best so far against time"),
+            View::Share => ("by-share", "The best so far against the share of the space that was tried"),
+            View::Relative => ("relative", "The best so far as a share of the best known, over all problems"),
+            View::Boxes => ("best", "The best of each run"),
+            View::NearBest => ("trials-to-95", "Trials until 95 % of the best known"),
+            View::Histogram => ("histogram", "How often which throughput occurs"),
+            View::Outcomes => ("outcomes", "How trials end, and the time that they take"),
+            View::Seconds => ("time", "Where the time goes"),
+        }
+    }
+}
+
+impl Finished<'_> {
+    fn gflops(&self, ns: f64) -> f64 {
+        gflops(&self.workload, ns)
+    }
+
+    /// Seconds of the search itself, as `tune` counts them.
+    fn search_seconds(&self) -> f64 {
+        self.result["seconds_in"]["search"].as_f64().unwrap_or(0.0)
+    }
+}
+
+struct Results<'a> {
+    plan: &'a Plan<'a>,
+    finished: &'a [Finished<'a>],
+}
+
+impl<'a> Results<'a> {
+    fn of(&self, problem: &Problem, arm: &Arm) -> impl Iterator<Item = &'a Finished<'a>> {
+        let (problem, arm) = (problem.label, arm.label);
+        self.finished.iter().filter(move |f| (f.planned.problem.label, f.planned.arm.label) == (problem, arm))
+    }
+
+    fn of_arm(&self, arm: &'a Arm) -> impl Iterator<Item = &'a Finished<'a>> {
+        self.plan.experiment.problems.iter().flat_map(|problem| self.of(problem, arm))
+    }
+
+    /// Nanoseconds of the best kernel that any run found.
+    fn best_known(&self, problem: &Problem) -> Option<f64> {
+        let own = self.finished.iter().filter(|f| f.planned.problem.label == problem.label);
+        own.filter_map(|f| f.run.best_ns()).min_by(f64::total_cmp)
+    }
+
+    /// The best throughput of each run, as far as it was found within some seconds.
+    fn bests(&self, problem: &Problem, arm: &Arm, seconds: f64) -> Vec<f64> {
+        self.of(problem, arm).filter_map(|f| Some(f.gflops(f.run.best_within(seconds)?))).collect()
+    }
+
+    /// The moments after which results are compared, the end last.
+    fn moments(&self) -> Vec<f64> {
+        let scaled = self.plan.experiment.moments_s.iter().map(|seconds| seconds * self.plan.budget);
+        scaled.chain([f64::INFINITY]).collect()
+    }
+
+    /// Over the problems, the geometric mean of what an arm's median is of the best known.
+    fn of_best_known(&self, arm: &Arm, seconds: f64) -> Option<f64> {
+        let shares: Option<Vec<f64>> = self
+            .plan
+            .experiment
+            .problems
+            .iter()
+            .map(|problem| {
+                let flops = self.of(problem, arm).next()?.workload.flops();
+                Some(median(&self.bests(problem, arm, seconds))? * self.best_known(problem)? / flops)
+            })
+            .collect();
+        geometric_mean(&shares?)
+    }
+
+    fn json(&self) -> Json {
+        let plan = self.plan;
+        let target = host::target();
+        let runs = self.finished.iter().map(|f| {
+            let mut best = f.run.best_so_far(|n, _| n as f64, |ns| ns).points.into_iter();
+            let improvements = std::iter::from_fn(|| {
+                let (n, ns) = best.next()?;
+                Some(json!([n, f.run.trials[n as usize - 1].elapsed_s, f.gflops(ns)]))
+            });
+            json!({
+                "problem": f.planned.problem.label,
+                "arm": f.planned.arm.label,
+                "seed": f.planned.seed,
+                "command": f.planned.command(),
+                "trials": f.run.trials.len(),
+                "best_gflops": f.run.best_ns().map(|ns| f.gflops(ns)),
+                "best_so_far": improvements.collect::<Vec<_>>(),
+                "errors": f.result["errors"],
+                "seconds": f.result["seconds"],
+                "seconds_in": f.result["seconds_in"],
+            })
+        });
+        let mut summary = Vec::new();
+        for problem in plan.experiment.problems {
+            for arm in &plan.arms {
+                for seconds in self.moments() {
+                    let bests = self.bests(problem, arm, seconds);
+                    summary.push(json!({
+                        "problem": problem.label,
+                        "arm": arm.label,
+                        "after_seconds": seconds.is_finite().then_some(seconds),
+                        "runs": bests.len(),
+                        "best_gflops": Quartiles::of(&bests),
+                    }));
+                }
+            }
+        }
+        let shares = plan.arms.iter().flat_map(|arm| {
+            self.moments().into_iter().map(move |seconds| {
+                json!({
+                    "arm": arm.label,
+                    "after_seconds": seconds.is_finite().then_some(seconds),
+                    "share_of_best_known": self.of_best_known(arm, seconds),
+                })
+            })
+        });
+        json!({
+            "experiment": plan.experiment.name,
+            "paper": plan.experiment.paper,
+            "figure": plan.experiment.figure,
+            "differs": plan.experiment.differs,
+            "command": self.command(),
+            "budget": plan.budget,
+            "seed": plan.seed,
+            "repeats": plan.repeats,
+            "complete": self.finished.len() == plan.compared().count(),
+            "cpu": host::cpu_name(),
+            "target": target.to_string(),
+            "threads": plan.threads,
+            "date": utc(since_1970().as_secs()),
+            "version": env!("CARGO_PKG_VERSION"),
+            "commit": commit(),
+            "summary": summary,
+            "geometric_means": shares.collect::<Vec<_>>(),
+            "runs": runs.collect::<Vec<_>>(),
+        })
+    }
+
+    fn command(&self) -> String {
+        let plan = self.plan;
+        format!(
+            "tilewright experiment {} --budget {} --repeats {} --seed {} --threads {}",
+            plan.experiment.name, plan.budget, plan.repeats, plan.seed, plan.threads
+        )
+    }
+
+    /// Every trial as a line of comma-separated values.
+    fn trials(&self) -> String {
+        let mut out = COLUMNS.to_owned();
+        for f in self.finished {
+            for (at, trial) in f.run.trials.iter().enumerate() {
+                let Seconds { build, run, verify } = trial.seconds;
+                let (outcome, times) = match trial.result {
+                    Ok(ns) => ("no_error", format!("{ns},{:.4}", f.gflops(ns))),
+                    Err(class) => (class.name(), ",".to_owned()),
+                };
+                let _ = writeln!(
+                    out,
+                    "{},\"{}\",{},{},{:.4},{outcome},{times},{build:.6},{run:.6},{verify:.6}",
+                    f.planned.problem.label,
+                    f.planned.arm.label,
+                    f.planned.seed,
+                    at + 1,
+                    trial.elapsed_s
+                );
+            }
+        }
+        out
+    }
+
+    fn readme(&self, pictures: &[(&str, String)]) -> String {
+        let experiment = self.plan.experiment;
+        let mut out = format!("# {}\n\n{}: {}", experiment.name, experiment.paper, experiment.compares);
+        if !experiment.figure.is_empty() {
+            let _ = write!(out, " ({})", experiment.figure);
+        }
+        out += ".\n";
+        if !experiment.differs.is_empty() {
+            let _ = write!(out, "Differs from the paper: {}.\n", experiment.differs);
+        }
+        let _ = write!(
+            out,
+            "\n`{}` on {}, {}, version {}{}. {} of {} runs are complete.\n",
+            self.command(),
+            host::cpu_name(),
+            utc(since_1970().as_secs()),
+            env!("CARGO_PKG_VERSION"),
+            commit().map_or(String::new(), |commit| format!(", commit {commit}")),
+            self.finished.len(),
+            self.plan.compared().count()
+        );
+        for seconds in self.moments() {
+            let when = if seconds.is_finite() { format!("after {seconds} s") } else { "at the end".to_owned() };
+            let _ = write!(
+                out,
+                "\n## Best GFLOP/s {when}\n\nMedian over runs, in brackets the quartiles; the last row is the geometric mean \
+                 over problems of what\nthe median is of the best known.\n\n"
+            );
+            out += &self.table(seconds);
+        }
+        if experiment.views.contains(&View::Outcomes) {
+            out += "\n## How trials end\n\n";
+            out += &self.outcome_table();
+        }
+        for (title, file) in pictures {
+            let _ = write!(out, "\n## {title}\n\n![{title}]({file})\n");
+        }
+        out + "\n`data.json` holds the numbers, `trials.csv` every trial, `runs/` the records.\n"
+    }
+
+    fn table(&self, seconds: f64) -> String {
+        let arms = &self.plan.arms;
+        let mut rows =
+            vec![std::iter::once("problem").chain(arms.iter().map(|arm| arm.label)).map(str::to_owned).collect()];
+        for problem in self.plan.experiment.problems {
+            let cell = |arm: &Arm| {
+                let bests = self.bests(problem, arm, seconds);
+                Quartiles::of(&bests).map_or("–".to_owned(), |q| match bests.len() {
+                    1 => digits(q.median),
+                    _ => format!("{} ({}–{})", digits(q.median), digits(q.first), digits(q.third)),
+                })
+            };
+            rows.push(std::iter::once(problem.label.to_owned()).chain(arms.iter().map(cell)).collect::<Vec<_>>());
+        }
+        let share =
+            |arm: &Arm| self.of_best_known(arm, seconds).map_or("–".to_owned(), |share| format!("{share:.3}"));
+        rows.push(std::iter::once("of the best".to_owned()).chain(arms.iter().map(share)).collect());
+        markdown(&rows)
+    }
+
+    fn outcome_table(&self) -> String {
+        let mut rows =
+            vec![["arm", "outcome", "trials", "share of trials", "s", "share of time"].map(str::to_owned).to_vec()];
+        for arm in &self.plan.arms {
+            let sums = self.outcomes(arm);
+            let all = sums.iter().fold((0.0, 0.0), |all, (_, n, s)| (all.0 + n, all.1 + s));
+            for (name, n, seconds) in sums.iter().filter(|sum| sum.1 > 0.0) {
+                let share = |part: f64, whole: f64| format!("{:.2} %", 100.0 * part / f64::max(whole, 1e-12));
+                rows.push(vec![
+                    arm.label.to_owned(),
+                    (*name).to_owned(),
+                    grouped(*n),
+                    share(*n, all.0),
+                    format!("{seconds:.1}"),
+                    share(*seconds, all.1),
+                ]);
+            }
+        }
+        markdown(&rows)
+    }
+
+    /// By outcome: its name, trials, and seconds in them.
+    fn outcomes(&self, arm: &'a Arm) -> Vec<(&'static str, f64, f64)> {
+        let classes = std::iter::once(None).chain(ErrorClass::ALL.map(Some));
+        let sum = |class: Option<ErrorClass>| {
+            let trials = self.of_arm(arm).flat_map(|f| &f.run.trials).filter(|t| t.result.err() == class);
+            let (n, seconds) = trials.fold((0.0, Seconds::default()), |(n, mut sum), trial| {
+                sum += trial.seconds;
+                (n + 1.0, sum)
+            });
+            (class.map_or("no_error", ErrorClass::name), n, seconds.build + seconds.run + seconds.verify)
+        };
+        classes.map(sum).collect()
+    }
+
+    fn colours(&self) -> Vec<&'static str> {
+        colours(&self.plan.arms.iter().map(|arm| arm.label.to_owned()).collect::<Vec<_>>())
+    }
+
+    /// A layer for each arm that has something to show.
+    fn layers(&self, marks: impl Fn(usize, &'a Arm) -> Option<Marks>) -> Vec<Layer> {
+        let arms = self.plan.arms.iter().zip(self.colours()).enumerate();
+        arms.filter_map(|(at, (arm, colour))| {
+            Some(Layer { label: arm.label.to_owned(), colour, marks: marks(at, arm)? })
+        })
+        .collect()
+    }
+
+    fn value(&self, finished: &Finished, ns: f64) -> f64 {
+        match self.plan.experiment.measure {
+            Measure::Throughput => finished.gflops(ns),
+            Measure::Cost => ns / 1e6,
+        }
+    }
+
+    fn value_axis(&self) -> Axis {
+        match self.plan.experiment.measure {
+            Measure::Throughput => Axis { label: "GFLOP/s".into(), scale: Scale::FromZero },
+            Measure::Cost => Axis { label: "time of a kernel, ms".into(), scale: Scale::Log },
+        }
+    }
+
+    fn plots(&self, view: View) -> Vec<Plot> {
+        let problems = self.plan.experiment.problems;
+        match view {
+            View::Trials | View::Time | View::Share => problems.iter().map(|p| self.curves(p, view)).collect(),
+            View::Relative => vec![self.relative()],
+            View::Boxes => {
+                vec![self.boxes("The best of each run", self.value_axis(), |f| Some(self.value(f, f.run.best_ns()?)))]
+            }
+            View::NearBest => {
+                let axis = Axis { label: "trials".into(), scale: Scale::Log };
+                vec![self.boxes(
+                    "Trials until 95 % of the best known; runs that do not come so far are left out",
+                    axis,
+                    |f| {
+                        let (n, _) = f.run.reached(self.best_known(&f.planned.problem)? / NEAR_BEST)?;
+                        Some(n as f64)
+                    },
+                )]
+            }
+            View::Histogram => problems.iter().map(|problem| self.histogram(problem)).collect(),
+            View::Outcomes => self.outcome_plots(),
+            View::Seconds => vec![self.seconds()],
+        }
+    }
+
+    fn curves(&self, problem: &Problem, view: View) -> Plot {
+        let curve = |f: &Finished| -> Curve {
+            f.run.best_so_far(
+                |n, trial| match view {
+                    View::Time => trial.elapsed_s,
+                    View::Share => 100.0 * n as f64 / f.space_size,
+                    _ => n as f64,
+                },
+                |ns| self.value(f, ns),
+            )
+        };
+        let unit = match view {
+            View::Time => "time, s",
+            View::Share => "configurations tried, % of the space",
+            _ => "trials",
+        };
+        Plot {
+            title: problem.label.to_owned(),
+            x: Axis { label: unit.into(), scale: Scale::Log },
+            y: self.value_axis(),
+            layers: self.layers(|_, arm| {
+                let curves: Vec<Curve> = self.of(problem, arm).map(curve).collect();
+                (!curves.is_empty()).then(|| median_curve(&curves))
+            }),
+        }
+    }
+
+    fn relative(&self) -> Plot {
+        Plot {
+            title: "Median over problems and runs, with quartiles".into(),
+            x: Axis { label: "time, s".into(), scale: Scale::Log },
+            y: Axis { label: "share of the best known, %".into(), scale: Scale::FromZero },
+            layers: self.layers(|_, arm| {
+                let curves = self.of_arm(arm).filter_map(|f| {
+                    let best = self.best_known(&f.planned.problem)?;
+                    Some(f.run.best_so_far(|_, trial| trial.elapsed_s, |ns| 100.0 * best / ns))
+                });
+                let curves: Vec<Curve> = curves.collect();
+                (!curves.is_empty()).then(|| median_curve(&curves))
+            }),
+        }
+    }
+
+    /// Boxes of a value of each run, by problem and arm.
+    fn boxes(&self, title: &str, y: Axis, value: impl Fn(&Finished) -> Option<f64>) -> Plot {
+        let problems = self.plan.experiment.problems;
+        let width = 0.8 / self.plan.arms.len() as f64;
+        let names = problems.iter().map(|problem| problem.label.to_owned()).collect();
+        Plot {
+            title: title.to_owned(),
+            x: Axis { label: String::new(), scale: Scale::Categories(names) },
+            y,
+            layers: self.layers(|at, arm| {
+                let x = |problem: usize| problem as f64 - 0.4 + (at as f64 + 0.5) * width;
+                let boxes = problems.iter().enumerate().map(|(i, problem)| Boxed {
+                    x: x(i),
+                    width: width * 0.8,
+                    values: self.of(problem, arm).filter_map(&value).collect(),
+                });
+                Some(Marks::Boxes(boxes.filter(|boxed| !boxed.values.is_empty()).collect()))
+            }),
+        }
+    }
+
+    fn histogram(&self, problem: &Problem) -> Plot {
+        let values = |arm: &Arm| -> Vec<f64> {
+            let trials = self.of(problem, arm).flat_map(|f| f.run.trials.iter().map(move |trial| (f, trial)));
+            trials.filter_map(|(f, trial)| Some(f.gflops(trial.result.ok()?))).collect()
+        };
+        let most = self.plan.arms.iter().flat_map(values).fold(f64::MIN_POSITIVE, f64::max);
+        let step = most / N_BARS as f64;
+        Plot {
+            title: problem.label.to_owned(),
+            x: Axis { label: "GFLOP/s".into(), scale: Scale::FromZero },
+            y: Axis { label: "configurations".into(), scale: Scale::FromZero },
+            layers: self.layers(|_, arm| {
+                let mut counts = [0u64; N_BARS];
+                values(arm).iter().for_each(|v| counts[((v / step) as usize).min(N_BARS - 1)] += 1);
+                let bars = counts.iter().enumerate().map(|(at, n)| Bar {
+                    x: (at as f64 * step, (at as f64 + 0.9) * step),
+                    y: (0.0, *n as f64),
+                    text: format!("{} to {}: {n}", digits(at as f64 * step), digits((at + 1) as f64 * step)),
+                });
+                Some(Marks::Bars(bars.collect()))
+            }),
+        }
+    }
+
+    fn outcome_plots(&self) -> Vec<Plot> {
+        let sums: Vec<_> = self.plan.arms.iter().map(|arm| self.outcomes(arm)).collect();
+        let occurs = |at: &usize| sums.iter().any(|of_arm| of_arm[*at].1 > 0.0);
+        let shown: Vec<usize> = (0..=ErrorClass::ALL.len()).filter(occurs).collect();
+        let names: Vec<String> = shown.iter().map(|at| sums[0][*at].0.replace('_', " ")).collect();
+        let width = 0.8 / sums.len() as f64;
+        let plot = |title: &str, part: fn(&(&str, f64, f64)) -> f64, unit: &str| Plot {
+            title: title.into(),
+            x: Axis { label: String::new(), scale: Scale::Categories(names.clone()) },
+            y: Axis { label: "%".into(), scale: Scale::FromZero },
+            layers: self.layers(|arm, _| {
+                let all: f64 = sums[arm].iter().map(part).sum();
+                let bars = shown.iter().enumerate().map(|(place, at)| {
+                    let own = part(&sums[arm][*at]);
+                    let left = place as f64 - 0.4 + arm as f64 * width;
+                    Bar {
+                        x: (left, left + width * 0.9),
+                        y: (0.0, 100.0 * own / all.max(f64::MIN_POSITIVE)),
+                        text: format!("{}{unit}", digits(own)),
+                    }
+                });
+                Some(Marks::Bars(bars.collect()))
+            }),
+        };
+        vec![
+            plot("Share of trials", |(_, n, _)| *n, " trials"),
+            plot("Share of the time in trials", |(_, _, seconds)| *seconds, " s"),
+        ]
+    }
+
+    fn seconds(&self) -> Plot {
+        let arms = &self.plan.arms;
+        let of_part: [(&str, fn(&Finished) -> f64); 4] = [
+            ("search", |f| f.search_seconds()),
+            ("build", |f| f.run.seconds_in().build),
+            ("run", |f| f.run.seconds_in().run),
+            ("verify", |f| f.run.seconds_in().verify),
+        ];
+        let names: Vec<String> = of_part.iter().map(|(name, _)| (*name).to_owned()).collect();
+        let sum = |arm: &'a Arm, part: fn(&Finished) -> f64| self.of_arm(arm).map(part).sum::<f64>();
+        let mut below = vec![0.0; arms.len()];
+        let mut layers = Vec::new();
+        for ((name, part), colour) in of_part.into_iter().zip(colours(&names)) {
+            let bars = arms.iter().enumerate().map(|(at, arm)| {
+                let all: f64 = of_part.iter().map(|(_, part)| sum(arm, *part)).sum();
+                let share = 100.0 * sum(arm, part) / all.max(f64::MIN_POSITIVE);
+                let from = below[at];
+                below[at] += share;
+                let x = (at as f64 - 0.3, at as f64 + 0.3);
+                Bar { x, y: (from, from + share), text: format!("{name}: {share:.1} %") }
+            });
+            layers.push(Layer { label: name.into(), colour, marks: Marks::Bars(bars.collect()) });
+        }
+        Plot {
+            title: "Where the time goes".into(),
+            x: Axis {
+                label: String::new(),
+                scale: Scale::Categories(arms.iter().map(|arm| arm.label.to_owned()).collect()),
+            },
+            y: Axis { label: "%".into(), scale: Scale::FromZero },
+            layers,
+        }
+    }
+}
+
+/// Rows as a table of Markdown, the first one its head.
+fn markdown(rows: &[Vec<String>]) -> String {
+    let line = |row: &Vec<String>| format!("| {} |\n", row.join(" | "));
+    let rule = |row: &Vec<String>| format!("|{}\n", "---|".repeat(row.len()));
+    let (head, body) = rows.split_first().expect("invariant: a table has a head");
+    line(head) + &rule(head) + &body.iter().map(line).collect::<String>()
+}

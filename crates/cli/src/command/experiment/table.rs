@@ -1,0 +1,372 @@
+//! The experiments, as a table.
+
+use tilewright_tune::SEARCHES;
+
+/// An experiment: every arm on every problem, repeated with different seeds.
+pub struct Experiment {
+    /// Its name on the command line.
+    pub name: &'static str,
+    /// Where it comes from.
+    pub paper: &'static str,
+    /// Which figure or table it repeats.
+    pub figure: &'static str,
+    /// What it compares, in one line.
+    pub compares: &'static str,
+    /// Where it differs from the paper, in one line; empty where it does not.
+    pub differs: &'static str,
+    /// What is tuned.
+    pub problems: &'static [Problem],
+    /// What is tuned before, with as many trials each, for arms to learn from.
+    pub sources: &'static [Problem],
+    /// What is compared.
+    pub arms: Arms,
+    /// How long each run is at a budget of 1.
+    pub length: Length,
+    /// Runs of each arm on each problem.
+    pub repeats: u64,
+    /// Whether runs begin with the configurations that the template's model of the machine ranks first.
+    pub with_guesses: bool,
+    /// What is plotted of a kernel.
+    pub measure: Measure,
+    /// Seconds, at a budget of 1, after which results are compared besides the end.
+    pub moments_s: &'static [f64],
+    /// What is drawn.
+    pub views: &'static [View],
+}
+
+/// A workload and the template whose space is searched; the default one where none is named.
+#[derive(Debug, Clone, Copy)]
+pub struct Problem {
+    /// Its name in plots and tables.
+    pub label: &'static str,
+    /// The workload as on the command line.
+    pub workload: &'static str,
+    /// The template.
+    pub template: Option<&'static str>,
+}
+
+/// What is compared.
+pub enum Arms {
+    /// These.
+    Listed(&'static [Arm]),
+    /// Every search with its defaults.
+    EverySearch,
+}
+
+/// One of the things that are compared.
+#[derive(Debug, Clone, Copy)]
+pub struct Arm {
+    /// Its name in plots and tables.
+    pub label: &'static str,
+    /// The search with its options.
+    pub search: &'static str,
+    /// Whether it learns from the trials of the sources.
+    pub has_sources: bool,
+}
+
+/// How long a run is.
+#[derive(Debug, Clone, Copy)]
+pub enum Length {
+    /// So many trials.
+    Trials(u64),
+    /// So many trials as this share of the space has configurations.
+    ShareOfSpace(f64),
+    /// So many seconds.
+    Seconds(f64),
+}
+
+/// What is plotted of a kernel.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Measure {
+    /// GFLOP/s.
+    Throughput,
+    /// Milliseconds.
+    Cost,
+}
+
+/// A picture.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum View {
+    /// The best so far against trials.
+    Trials,
+    /// The best so far against seconds.
+    Time,
+    /// The best so far against the share of the space that was tried.
+    Share,
+    /// The best so far as a share of the best known against seconds, over all problems.
+    Relative,
+    /// The best of each run, as boxes.
+    Boxes,
+    /// Trials until 95 % of the best known, as boxes.
+    NearBest,
+    /// How often which throughput occurs.
+    Histogram,
+    /// Trials and time by error class.
+    Outcomes,
+    /// Where the time went.
+    Seconds,
+}
+
+impl Problem {
+    const fn of(label: &'static str, workload: &'static str, template: &'static str) -> Problem {
+        Problem { label, workload, template: Some(template) }
+    }
+
+    const fn default(label: &'static str, workload: &'static str) -> Problem {
+        Problem { label, workload, template: None }
+    }
+}
+
+impl Arm {
+    const fn named(label: &'static str, search: &'static str) -> Arm {
+        Arm { label, search, has_sources: false }
+    }
+
+    const fn search(search: &'static str) -> Arm {
+        Arm::named(search, search)
+    }
+}
+
+impl Experiment {
+    /// What it compares.
+    pub fn arms(&self) -> Vec<Arm> {
+        match self.arms {
+            Arms::Listed(arms) => arms.to_vec(),
+            Arms::EverySearch => SEARCHES.iter().map(|row| Arm::search(row.name)).collect(),
+        }
+    }
+}
+
+const fn resnet(template: Option<&'static str>) -> [Problem; 12] {
+    [
+        Problem { label: "C1", workload: "resnet18.C1", template },
+        Problem { label: "C2", workload: "resnet18.C2", template },
+        Problem { label: "C3", workload: "resnet18.C3", template },
+        Problem { label: "C4", workload: "resnet18.C4", template },
+        Problem { label: "C5", workload: "resnet18.C5", template },
+        Problem { label: "C6", workload: "resnet18.C6", template },
+        Problem { label: "C7", workload: "resnet18.C7", template },
+        Problem { label: "C8", workload: "resnet18.C8", template },
+        Problem { label: "C9", workload: "resnet18.C9", template },
+        Problem { label: "C10", workload: "resnet18.C10", template },
+        Problem { label: "C11", workload: "resnet18.C11", template },
+        Problem { label: "C12", workload: "resnet18.C12", template },
+    ]
+}
+
+const RESNET: &[Problem] = &resnet(None);
+const RESNET_OF_PAPERS: &[Problem] = &resnet(Some("conv-4-4-4-2-2-2"));
+
+const MIXED: &[Problem] = &[
+    Problem::default("1024³", "matmul-1024"),
+    Problem::default("C2", "resnet18.C2"),
+    Problem::default("C9", "resnet18.C9"),
+    Problem::default("C12", "resnet18.C12"),
+];
+
+const GBFS_PAPER: &str = "G-BFS and N-A2C";
+const GBFS_ARMS: &[Arm] = &[Arm::search("gbfs"), Arm::named("gbt", "gbt:batch=64"), Arm::search("random")];
+const ON_A_CPU: &str = "a CPU instead of a GPU; random search in the place of N-A2C and the RNN controller";
+
+/// What most experiments have in common.
+const PLAIN: Experiment = Experiment {
+    name: "",
+    paper: "",
+    figure: "",
+    compares: "",
+    differs: "",
+    problems: &[],
+    sources: &[],
+    arms: Arms::EverySearch,
+    length: Length::Trials(0),
+    repeats: 0,
+    with_guesses: false,
+    measure: Measure::Throughput,
+    moments_s: &[],
+    views: &[],
+};
+
+/// Every experiment there is.
+pub const EXPERIMENTS: &[Experiment] = &[
+    Experiment {
+        name: "gemm-fraction",
+        paper: GBFS_PAPER,
+        figure: "figure 7",
+        compares: "the best kernel against the share of the space that was tried and against time, 1024³",
+        differs: ON_A_CPU,
+        problems: &[Problem::of("1024³", "matmul-1024", "gemm-4-2-4")],
+        arms: Arms::Listed(GBFS_ARMS),
+        length: Length::ShareOfSpace(0.001),
+        repeats: 5,
+        measure: Measure::Cost,
+        views: &[View::Share, View::Time],
+        ..PLAIN
+    },
+    Experiment {
+        name: "gemm-sizes",
+        paper: GBFS_PAPER,
+        figure: "figure 8",
+        compares: "the best kernel after 0.1 % of the space, 512³, 1024³ and 2048³",
+        differs: ON_A_CPU,
+        problems: &[
+            Problem::of("512³", "matmul-512", "gemm-4-2-4"),
+            Problem::of("1024³", "matmul-1024", "gemm-4-2-4"),
+            Problem::of("2048³", "matmul-2048", "gemm-4-2-4"),
+        ],
+        arms: Arms::Listed(GBFS_ARMS),
+        length: Length::ShareOfSpace(0.001),
+        repeats: 10,
+        measure: Measure::Cost,
+        views: &[View::Boxes, View::Share],
+        ..PLAIN
+    },
+    Experiment {
+        name: "autotvm-models",
+        paper: "AutoTVM",
+        figure: "figure 4",
+        compares: "boosted trees against black-box searches",
+        differs: "no TreeGRU; a CPU and our templates, 512 trials instead of 800",
+        problems: RESNET,
+        arms: Arms::Listed(&[
+            Arm::named("gbt", "gbt:batch=64"),
+            Arm::search("random"),
+            Arm::named("genetic", "genetic:population=100"),
+        ]),
+        length: Length::Trials(512),
+        repeats: 3,
+        views: &[View::Trials, View::Time],
+        ..PLAIN
+    },
+    Experiment {
+        name: "autotvm-objective",
+        paper: "AutoTVM",
+        figure: "figure 5",
+        compares: "the rank objective against regression",
+        differs: "a CPU and our templates, 512 trials instead of 800",
+        problems: RESNET,
+        arms: Arms::Listed(&[
+            Arm::named("gbt, rank", "gbt:batch=64,objective=rank"),
+            Arm::named("gbt, regression", "gbt:batch=64,objective=regression"),
+        ]),
+        length: Length::Trials(512),
+        repeats: 3,
+        views: &[View::Trials],
+        ..PLAIN
+    },
+    Experiment {
+        name: "autotvm-diversity",
+        paper: "AutoTVM",
+        figure: "figure 6",
+        compares: "batches that are varied on purpose against the best predictions alone",
+        differs: "a CPU and our templates, 512 trials instead of 800",
+        problems: RESNET,
+        arms: Arms::Listed(&[
+            Arm::named("gbt, diversity 0", "gbt:batch=64,diversity=0"),
+            Arm::named("gbt, diversity 0.5", "gbt:batch=64,diversity=0.5"),
+            Arm::named("gbt, diversity 2", "gbt:batch=64,diversity=2"),
+        ]),
+        length: Length::Trials(512),
+        repeats: 3,
+        views: &[View::Trials],
+        ..PLAIN
+    },
+    Experiment {
+        name: "autotvm-uncertainty",
+        paper: "AutoTVM",
+        figure: "figure 7",
+        compares: "acquisition functions over five bootstrapped models",
+        differs: "a CPU and our templates, 512 trials instead of 800",
+        problems: RESNET,
+        arms: Arms::Listed(&[
+            Arm::named("gbt, mean", "gbt:batch=64,bootstrap=5,acquisition=mean"),
+            Arm::named("gbt, EI", "gbt:batch=64,bootstrap=5,acquisition=ei"),
+            Arm::named("gbt, UCB", "gbt:batch=64,bootstrap=5,acquisition=ucb"),
+        ]),
+        length: Length::Trials(512),
+        repeats: 3,
+        views: &[View::Trials],
+        ..PLAIN
+    },
+    Experiment {
+        name: "opevo-operators",
+        paper: "OpEvo",
+        figure: "figures 2 to 4, tables 1 to 3",
+        compares: "OpEvo against G-BFS, boosted trees and random search on eight operators",
+        differs: "a CPU; no N-A2C; 96 products instead of 960 in a batch and one image instead of 512",
+        problems: &[
+            Problem::of("MM1", "bert.MM1", "matmul-4-3-4"),
+            Problem::of("MM2", "bert.MM2", "matmul-4-3-4"),
+            Problem::of("MM3", "bert.MM3", "matmul-4-3-4"),
+            Problem::of("BMM1", "batch_matmul:b=96,m=128,n=64,k=128", "matmul-4-3-4"),
+            Problem::of("BMM2", "batch_matmul:b=96,m=128,n=64,k=128,ta=1", "matmul-4-3-4"),
+            Problem::of("BMM3", "batch_matmul:b=96,m=128,n=128,k=64,tb=1", "matmul-4-3-4"),
+            Problem::of("C1", "conv2d:n=1,c=3,h=227,w=227,k=64,r=11,s=11,stride=4", "conv-4-4-4-2-2-2"),
+            Problem::of("C2", "conv2d:n=1,c=64,h=27,w=27,k=192,r=5,s=5,pad=2", "conv-4-4-4-2-2-2"),
+        ],
+        arms: Arms::Listed(&[
+            Arm::named("opevo", "opevo:q=0.5"),
+            Arm::search("gbfs"),
+            Arm::named("gbt", "gbt:batch=64"),
+            Arm::search("random"),
+        ]),
+        length: Length::Trials(512),
+        repeats: 5,
+        views: &[View::Trials, View::Boxes],
+        ..PLAIN
+    },
+    Experiment {
+        name: "nose-errors",
+        paper: "NoSE",
+        figure: "figures 3 and 4",
+        compares: "error classes and throughput over the whole space of C12",
+        differs: "a CPU; one in 200 configurations, drawn at random, where a budget of 200 takes all",
+        problems: &[Problem::of("C12", "resnet18.C12", "conv-4-4-4-2-2-2")],
+        arms: Arms::Listed(&[Arm::search("random")]),
+        length: Length::ShareOfSpace(0.005),
+        repeats: 1,
+        views: &[View::Outcomes, View::Histogram],
+        ..PLAIN
+    },
+    Experiment {
+        name: "nose-layers",
+        paper: "NoSE",
+        figure: "figures 5 to 8",
+        compares: "NoSE against a genetic algorithm and boosted trees by the wall clock, and where their time goes",
+        differs: "a CPU; 1 minute a run instead of 60, which a budget of 60 makes up, and 2 runs instead of 4",
+        problems: RESNET_OF_PAPERS,
+        arms: Arms::Listed(&[
+            Arm::named("nose", "nose:population=100"),
+            Arm::named("genetic", "genetic:population=100,elite=3,mutation=0.1"),
+            Arm::named("gbt", "gbt:batch=64"),
+        ]),
+        length: Length::Seconds(60.0),
+        repeats: 2,
+        moments_s: &[10.0],
+        views: &[View::Relative, View::Time, View::Seconds, View::Outcomes],
+        ..PLAIN
+    },
+    Experiment {
+        name: "searches",
+        paper: "ours",
+        compares: "all searches at equal time, as `tune` runs them",
+        problems: MIXED,
+        arms: Arms::EverySearch,
+        length: Length::Seconds(30.0),
+        repeats: 3,
+        with_guesses: true,
+        moments_s: &[10.0],
+        views: &[View::Time, View::Boxes, View::Seconds],
+        ..PLAIN
+    },
+    Experiment {
+        name: "trials-to-95",
+        paper: "ours",
+        compares: "trials until 95 % of the best known",
+        problems: MIXED,
+        arms: Arms::Listed(&[Arm::search("auto"), Arm::search("gbt"), Arm::search("random")]),
+        length: Length::Trials(400),
+        repeats: 5,
+        views: &[View::NearBest, View::Trials],
+        ..PLAIN
+    },
+];

@@ -1,0 +1,56 @@
+//! `report`: what a database of records tells, as one page that needs nothing else, or as JSON.
+
+mod facts;
+mod page;
+
+use std::path::PathBuf;
+
+use anyhow::Context;
+use clap::Args;
+use serde_json::json;
+
+use super::{DatabaseArgs, count, parse_workloads};
+use crate::error::bad_input;
+use crate::output::write_result;
+
+/// Arguments of `report`.
+#[derive(Args, Debug)]
+pub struct ReportArgs {
+    /// Workloads or sets of them [default: all that are recorded]
+    #[arg(value_name = "WORKLOAD")]
+    workloads: Vec<String>,
+    /// Page to write, such as report.html
+    #[arg(short, long, value_name = "FILE")]
+    output: Option<PathBuf>,
+    #[command(flatten)]
+    records: DatabaseArgs,
+}
+
+/// Writes the page, and with `--json` what it tells.
+///
+/// # Errors
+/// Bad input where there is no database, nothing is recorded, or the page cannot be written.
+pub fn run(args: &ReportArgs, as_json: bool) -> anyhow::Result<()> {
+    if args.output.is_none() && !as_json {
+        return Err(bad_input("there is no file to write the page to (give -o FILE.html, or --json)"));
+    }
+    let database = args.records.database()?;
+    let store = database
+        .open_to_read()?
+        .ok_or_else(|| bad_input(format!("there is no database {} (give one with --db)", database.name())))?;
+    let mut asked = Vec::new();
+    for text in &args.workloads {
+        asked.extend(parse_workloads(text, false)?.iter().map(ToString::to_string));
+    }
+    let subjects = facts::subjects(&store, &asked).with_context(|| format!("database {}", database.name()))?;
+    if subjects.is_empty() {
+        let of = if asked.is_empty() { String::new() } else { format!(" for {}", args.workloads.join(", ")) };
+        return Err(bad_input(format!("nothing is recorded{of} in {} (run `tilewright tune`)", database.name())));
+    }
+    let json = json!({"db": database.path, "version": env!("CARGO_PKG_VERSION"), "workloads": subjects});
+    let Some(path) = &args.output else { return write_result(as_json, &json, "") };
+    let name = path.display();
+    std::fs::write(path, page::html(&database.name(), &subjects))
+        .map_err(|error| bad_input(format!("cannot write {name}: {error} (give another file with -o)")))?;
+    write_result(as_json, &json, &format!("{} in {name}", count(subjects.len() as u64, "workload")))
+}

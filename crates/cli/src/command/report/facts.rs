@@ -1,0 +1,281 @@
+//! What the page tells, as numbers.
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+use serde_json::Value as Json;
+use tilewright_device::host;
+use tilewright_ir::Target;
+use tilewright_ir::op::Workload;
+use tilewright_ir::target::NAMED;
+use tilewright_tune::{ErrorClass, Outcome, Record, Seconds, Setting, Store, StoreError, Task, TaskKey, importance};
+
+use crate::command::{KnownBest, gflops, target_name};
+use crate::history::{Run, runs};
+use crate::output::message;
+use crate::stats::{Quartiles, median};
+
+/// The share of the best throughput that counts as having found it.
+const NEAR_BEST: f64 = 0.95;
+
+/// A workload on a machine with some number of threads.
+#[derive(Debug, Serialize)]
+pub struct Subject {
+    pub workload: String,
+    pub target: String,
+    pub threads: u32,
+    /// Trials recorded, failures included.
+    pub trials: u64,
+    pub best: Option<Best>,
+    /// One for each search on each template.
+    pub searches: Vec<SearchFacts>,
+    /// How trials ended, successes included, with what they took.
+    pub outcomes: Vec<OutcomeFacts>,
+    pub templates: Vec<TemplateFacts>,
+    #[serde(skip)]
+    pub points: Vec<Point>,
+}
+
+/// The best configuration.
+#[derive(Debug, Serialize)]
+pub struct Best {
+    pub gflops: f64,
+    pub ms_median: f64,
+    pub template: String,
+    pub config: Json,
+    /// Whether it won the race at the end of a run.
+    pub confirmed: bool,
+    pub margin: Option<f64>,
+    /// The search that proposed it.
+    pub search: String,
+    pub seed: u64,
+    /// Its schedule, one step a line.
+    pub steps: String,
+}
+
+/// How a search did on a template.
+#[derive(Debug, Serialize)]
+pub struct SearchFacts {
+    pub search: String,
+    pub template: String,
+    pub runs: u64,
+    pub trials: u64,
+    pub failed: u64,
+    /// Wall clock of its runs, summed up.
+    pub seconds: f64,
+    /// Over its runs, the best throughput of each; none where no run had a valid trial.
+    pub best_gflops: Option<Quartiles>,
+    /// Where its runs come near the best that is known of the workload.
+    pub near_best: NearBest,
+    pub seconds_in: Seconds,
+    #[serde(skip)]
+    pub members: Vec<Run>,
+}
+
+/// When runs reach 95 % of the best that is known of the workload.
+#[derive(Debug, Serialize)]
+pub struct NearBest {
+    /// Runs that do.
+    pub runs: u64,
+    /// Median over them.
+    pub trials: Option<f64>,
+    /// Median over them.
+    pub seconds: Option<f64>,
+}
+
+/// Trials that ended in one way.
+#[derive(Debug, Serialize)]
+pub struct OutcomeFacts {
+    /// The error class, or `no_error`.
+    pub class: &'static str,
+    pub trials: u64,
+    pub seconds_in: Seconds,
+    /// The first message of the class.
+    pub example: Option<String>,
+}
+
+/// What a model learns from the trials of a template.
+#[derive(Debug, Serialize)]
+pub struct TemplateFacts {
+    pub template: String,
+    pub trials: u64,
+    /// The share of the variance of log time that the model explains on trials held out.
+    pub r_squared: Option<f64>,
+    /// By how much that share falls where a parameter is shuffled, most first.
+    pub importance: Vec<(String, f64)>,
+}
+
+/// A trial as a point of the space's picture.
+#[derive(Debug)]
+pub struct Point {
+    /// None where it failed.
+    pub gflops: Option<f64>,
+    /// The algorithm among several, or the search.
+    pub kind: String,
+}
+
+impl SearchFacts {
+    /// What it is called among others.
+    pub fn label(&self, subject: &Subject) -> String {
+        match subject.templates.len() {
+            1 => self.search.clone(),
+            _ => format!("{} on {}", self.search, self.template),
+        }
+    }
+}
+
+/// What is recorded of these workloads, or of all where none is named, in the order in which they were first tuned.
+///
+/// # Errors
+/// Where the database fails.
+pub fn subjects(store: &Store, asked: &[String]) -> Result<Vec<Subject>, StoreError> {
+    let mut keys: Vec<TaskKey> = Vec::new();
+    let mut groups: Vec<Vec<Record>> = Vec::new();
+    for task in store.tasks()?.into_iter().filter(|task| asked.is_empty() || asked.contains(&task.workload)) {
+        let records = store.trials_of(&task.workload, &task.target, &task.template, task.threads)?;
+        let is_same =
+            |key: &TaskKey| (&key.workload, &key.target, key.threads) == (&task.workload, &task.target, task.threads);
+        match keys.iter().position(is_same) {
+            _ if records.is_empty() => {}
+            Some(at) => groups[at].extend(records),
+            None => {
+                keys.push(task);
+                groups.push(records);
+            }
+        }
+    }
+    let mut subjects = Vec::new();
+    for (key, records) in keys.into_iter().zip(groups) {
+        match Workload::parse(&key.workload) {
+            Ok(workload) => subjects.push(subject(store, key, &workload, records)?),
+            Err(error) => message(&format!("{}: {error}: its records are passed over", key.workload)),
+        }
+    }
+    Ok(subjects)
+}
+
+fn subject(store: &Store, key: TaskKey, workload: &Workload, mut records: Vec<Record>) -> Result<Subject, StoreError> {
+    // Runs on several templates are in each other's way.
+    records.sort_by_key(|record| record.unix_time);
+    let best = store.best(&key.workload, &key.target, key.threads, None)?.map(KnownBest::new);
+    let runs = runs(&records);
+    let fastest_ns = runs.iter().filter_map(Run::best_ns).min_by(f64::total_cmp);
+    let mut of_search: Vec<Vec<Run>> = Vec::new();
+    for run in runs {
+        match of_search.iter_mut().find(|m| (&m[0].search, &m[0].template) == (&run.search, &run.template)) {
+            Some(members) => members.push(run),
+            None => of_search.push(vec![run]),
+        }
+    }
+    let mut templates: Vec<&str> = Vec::new();
+    for record in &records {
+        if !templates.contains(&record.template.as_str()) {
+            templates.push(&record.template);
+        }
+    }
+    Ok(Subject {
+        trials: records.len() as u64,
+        best: best.map(|best| best_facts(best, workload, &records)),
+        searches: of_search.into_iter().map(|members| search_facts(members, workload, fastest_ns)).collect(),
+        outcomes: outcomes(&records),
+        templates: templates.iter().map(|name| template_facts(name, &key, workload, &records)).collect(),
+        points: records.iter().map(|record| point(record, workload)).collect(),
+        workload: key.workload,
+        target: key.target,
+        threads: key.threads,
+    })
+}
+
+fn best_facts(best: KnownBest, workload: &Workload, records: &[Record]) -> Best {
+    let record = records.iter().find(|r| r.template == best.template && r.config == best.config);
+    let text = |of: fn(&Record) -> &String| record.map_or(String::new(), |record| of(record).clone());
+    Best {
+        gflops: gflops(workload, best.median_ns),
+        ms_median: best.median_ns / 1e6,
+        confirmed: best.is_confirmed,
+        margin: best.margin,
+        search: text(|record| &record.search),
+        seed: record.map_or(0, |record| record.seed),
+        steps: text(|record| &record.steps),
+        template: best.template,
+        config: best.config,
+    }
+}
+
+fn search_facts(members: Vec<Run>, workload: &Workload, fastest_ns: Option<f64>) -> SearchFacts {
+    let trials = || members.iter().flat_map(|run| &run.trials);
+    let bests: Vec<f64> = members.iter().filter_map(Run::best_ns).map(|ns| gflops(workload, ns)).collect();
+    let near: Vec<(u64, f64)> = match fastest_ns {
+        Some(fastest) => members.iter().filter_map(|run| run.reached(fastest / NEAR_BEST)).collect(),
+        None => Vec::new(),
+    };
+    SearchFacts {
+        search: members[0].search.clone(),
+        template: members[0].template.clone(),
+        runs: members.len() as u64,
+        trials: trials().count() as u64,
+        failed: trials().filter(|trial| trial.result.is_err()).count() as u64,
+        seconds: members.iter().map(Run::seconds).sum(),
+        best_gflops: Quartiles::of(&bests),
+        near_best: NearBest {
+            runs: near.len() as u64,
+            trials: median(&near.iter().map(|(n, _)| *n as f64).collect::<Vec<_>>()),
+            seconds: median(&near.iter().map(|(_, s)| *s).collect::<Vec<_>>()),
+        },
+        seconds_in: members.iter().fold(Seconds::default(), |mut sum, run| {
+            sum += run.seconds_in();
+            sum
+        }),
+        members,
+    }
+}
+
+fn outcomes(records: &[Record]) -> Vec<OutcomeFacts> {
+    let mut by_class: BTreeMap<Option<ErrorClass>, OutcomeFacts> = BTreeMap::new();
+    for record in records {
+        let class = record.outcome.class();
+        let facts = by_class.entry(class).or_insert_with(|| OutcomeFacts {
+            class: class.map_or("no_error", ErrorClass::name),
+            trials: 0,
+            seconds_in: Seconds::default(),
+            example: match &record.outcome {
+                Outcome::Failed { message, .. } => Some(message.clone()),
+                Outcome::Measured(_) => None,
+            },
+        });
+        facts.trials += 1;
+        facts.seconds_in += record.seconds;
+    }
+    by_class.into_values().collect()
+}
+
+fn template_facts(name: &str, key: &TaskKey, workload: &Workload, records: &[Record]) -> TemplateFacts {
+    let own: Vec<&Record> = records.iter().filter(|record| record.template == name).collect();
+    let mut facts =
+        TemplateFacts { template: name.to_owned(), trials: own.len() as u64, r_squared: None, importance: Vec::new() };
+    let Some(target) = target_of(&key.target) else { return facts };
+    let setting = Setting { workload: workload.clone(), target, n_threads: key.threads as usize };
+    // A template that this version does not have says nothing of its parameters.
+    let Ok(task) = Task::new(setting, Some(name)) else { return facts };
+    let trials: Vec<_> = own.iter().filter_map(|record| record.trial(&task.space).ok()).collect();
+    if let Some(found) = importance(&task.space, &trials, 0) {
+        facts.r_squared = Some(found.r_squared);
+        facts.importance = task.space.names().map(str::to_owned).zip(found.by_parameter).collect();
+        facts.importance.sort_by(|a, b| b.1.total_cmp(&a.1));
+    }
+    facts
+}
+
+/// The target that records name, where it is this machine or one that is known by name.
+fn target_of(name: &str) -> Option<Target> {
+    let known = std::iter::once(host::target()).chain(NAMED.iter().filter_map(|(name, _)| Target::named(name)));
+    known.into_iter().find(|target| [false, true].iter().any(|cold| target_name(target, *cold) == name))
+}
+
+fn point(record: &Record, workload: &Workload) -> Point {
+    let algorithm = record.config.get("algorithm").and_then(Json::as_str);
+    Point {
+        gflops: record.outcome.timing().map(|timing| gflops(workload, timing.median_ns)),
+        kind: algorithm.unwrap_or(&record.search).to_owned(),
+    }
+}

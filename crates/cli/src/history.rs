@@ -1,0 +1,245 @@
+//! What records say of the runs that made them: who found what, after how many trials and seconds.
+
+use tilewright_tune::{ErrorClass, Record, Seconds};
+
+use crate::plot::Marks;
+use crate::stats::{Quartiles, median};
+
+/// Between two trials of an earlier version's records, which do not say when a run began, a pause of so many seconds is
+/// none of a run.
+const PAUSE_S: u64 = 600;
+
+/// The trials of one search with one seed on one space, those of resumed runs included.
+#[derive(Debug, Clone)]
+pub struct Run {
+    /// The template of the space.
+    pub template: String,
+    /// The search with its options.
+    pub search: String,
+    /// Its seed.
+    pub seed: u64,
+    /// Its trials in their order.
+    pub trials: Vec<TrialPoint>,
+}
+
+/// A trial of a run.
+#[derive(Debug, Clone)]
+pub struct TrialPoint {
+    /// Seconds of the run until it was complete, without pauses between a run and its resumption.
+    pub elapsed_s: f64,
+    /// Median time of the kernel, or why there is none.
+    pub result: Result<f64, ErrorClass>,
+    /// Where its own time went.
+    pub seconds: Seconds,
+}
+
+/// A value that only improves: the best from each position on, until the end.
+#[derive(Debug, Clone, Default)]
+pub struct Curve {
+    /// Positions and values where it changes.
+    pub points: Vec<(f64, f64)>,
+    /// The last position.
+    pub end: f64,
+}
+
+/// The runs that made these records of one space, in the order in which they began.
+pub fn runs(records: &[Record]) -> Vec<Run> {
+    let mut runs: Vec<(Run, Clock)> = Vec::new();
+    for record in records {
+        let is_own =
+            |run: &Run| (&run.template, &run.search, run.seed) == (&record.template, &record.search, record.seed);
+        let at = runs.iter().position(|(run, _)| is_own(run)).unwrap_or_else(|| {
+            let Record { template, search, seed, .. } = record.clone();
+            runs.push((Run { template, search, seed, trials: Vec::new() }, Clock::default()));
+            runs.len() - 1
+        });
+        let (run, clock) = &mut runs[at];
+        let result = match (record.outcome.class(), record.outcome.timing()) {
+            (Some(class), _) => Err(class),
+            (None, timing) => Ok(timing.map_or(f64::INFINITY, |timing| timing.median_ns)),
+        };
+        run.trials.push(TrialPoint { elapsed_s: clock.elapsed_s(record), result, seconds: record.seconds });
+    }
+    runs.into_iter().map(|(run, _)| run).collect()
+}
+
+/// Adds up the sessions of a run.
+#[derive(Default)]
+struct Clock {
+    /// When the session at hand began, in milliseconds since 1970, and when its last trial was recorded, in seconds.
+    session: Option<(u64, u64)>,
+    /// Seconds of the sessions before it.
+    before_s: f64,
+    elapsed_s: f64,
+}
+
+impl Clock {
+    fn elapsed_s(&mut self, record: &Record) -> f64 {
+        let start = match (record.run, self.session) {
+            (Some(run), _) => run.start_unix_ms,
+            (None, Some((start, last))) if record.unix_time <= last + PAUSE_S => start,
+            (None, _) => record.unix_time.saturating_mul(1000),
+        };
+        if self.session.is_some_and(|(known, _)| known != start) {
+            self.before_s = self.elapsed_s;
+        }
+        self.session = Some((start, record.unix_time));
+        let own_s = record.run.map_or_else(
+            || record.unix_time.saturating_mul(1000).saturating_sub(start) as f64 / 1e3,
+            |run| run.elapsed_s,
+        );
+        self.elapsed_s = self.elapsed_s.max(self.before_s + own_s);
+        self.elapsed_s
+    }
+}
+
+impl Run {
+    /// Seconds of its sessions.
+    pub fn seconds(&self) -> f64 {
+        self.trials.last().map_or(0.0, |trial| trial.elapsed_s)
+    }
+
+    /// Where the time of its trials went.
+    pub fn seconds_in(&self) -> Seconds {
+        self.trials.iter().fold(Seconds::default(), |mut sum, trial| {
+            sum += trial.seconds;
+            sum
+        })
+    }
+
+    /// Nanoseconds of the best trial.
+    pub fn best_ns(&self) -> Option<f64> {
+        self.best_within(f64::INFINITY)
+    }
+
+    /// Nanoseconds of the best trial of the first seconds.
+    pub fn best_within(&self, seconds: f64) -> Option<f64> {
+        let within = self.trials.iter().take_while(|trial| trial.elapsed_s <= seconds);
+        within.filter_map(|trial| trial.result.ok()).min_by(f64::total_cmp)
+    }
+
+    /// The first trial that was at least so fast: its number, from 1 on, and when it was complete.
+    pub fn reached(&self, ns: f64) -> Option<(u64, f64)> {
+        let at = self.trials.iter().position(|trial| trial.result.is_ok_and(|own| own <= ns))?;
+        Some((at as u64 + 1, self.trials[at].elapsed_s))
+    }
+
+    /// The best so far against a position that each trial has, counted from 1 on; values are made of nanoseconds.
+    pub fn best_so_far(&self, position: impl Fn(u64, &TrialPoint) -> f64, value: impl Fn(f64) -> f64) -> Curve {
+        let mut curve = Curve::default();
+        let mut best_ns = f64::INFINITY;
+        for (at, trial) in self.trials.iter().enumerate() {
+            curve.end = position(at as u64 + 1, trial);
+            if let Ok(ns) = trial.result
+                && ns < best_ns
+            {
+                best_ns = ns;
+                curve.points.push((curve.end, value(ns)));
+            }
+        }
+        curve
+    }
+}
+
+impl Curve {
+    fn at(&self, position: f64) -> Option<f64> {
+        self.points.iter().take_while(|point| point.0 <= position).last().map(|point| point.1)
+    }
+}
+
+/// Most points of a curve that is drawn.
+const MOST_POINTS: usize = 400;
+
+/// The median of some curves within their quartiles; a single one without. It begins where half of them have a value and
+/// goes on as long as half of them do, and those that have ended keep their last value.
+pub fn median_curve(curves: &[Curve]) -> Marks {
+    let ends: Vec<f64> = curves.iter().map(|curve| curve.end).collect();
+    let Some(end) = median(&ends) else { return Marks::Steps { points: Vec::new(), band: Vec::new() } };
+    let mut positions: Vec<f64> = curves.iter().flat_map(|c| c.points.iter().map(|p| p.0)).chain([end]).collect();
+    positions.retain(|position| *position <= end);
+    positions.sort_by(f64::total_cmp);
+    positions.dedup();
+    let every = positions.len().div_ceil(MOST_POINTS).max(1);
+    let last = positions.len() - 1;
+    let (mut points, mut band) = (Vec::new(), Vec::new());
+    for (_, position) in positions.iter().enumerate().filter(|(at, _)| at % every == 0 || *at == last) {
+        let values: Vec<f64> = curves.iter().filter_map(|curve| curve.at(*position)).collect();
+        if values.len() * 2 < curves.len() {
+            continue;
+        }
+        let Some(q) = Quartiles::of(&values) else { continue };
+        points.push((*position, q.median));
+        if curves.len() > 1 {
+            band.push((q.first, q.third));
+        }
+    }
+    Marks::Steps { points, band }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+    use tilewright_tune::{Outcome, RunTime, Timing};
+
+    fn record(seed: u64, unix_time: u64, run: Option<RunTime>, ns: Option<f64>) -> Record {
+        let timing = |median_ns| Timing { median_ns, min_ns: 1.0, spread: 0.0, n_samples: 1, stopped_early: false };
+        let failed = Outcome::Failed { class: ErrorClass::WrongAnswer, message: String::new() };
+        Record {
+            workload: "w".into(),
+            target: "t".into(),
+            template: "g".into(),
+            threads: 1,
+            config: json!({}),
+            outcome: ns.map_or(failed, |ns| Outcome::Measured(timing(ns))),
+            seconds: Seconds::default(),
+            steps: String::new(),
+            search: "random".into(),
+            seed,
+            trial: 0,
+            version: String::new(),
+            toolchain: String::new(),
+            unix_time,
+            run,
+        }
+    }
+
+    #[test]
+    fn a_resumed_run_goes_on_where_it_stopped() {
+        let at = |start_unix_ms, elapsed_s| Some(RunTime { start_unix_ms, elapsed_s });
+        let records = [
+            record(1, 0, at(1000, 0.5), Some(9.0)),
+            record(1, 0, at(1000, 1.5), None),
+            record(2, 0, at(5000, 0.25), Some(8.0)),
+            record(1, 0, at(9000, 0.5), Some(7.0)),
+        ];
+        let runs = runs(&records);
+        let elapsed: Vec<Vec<f64>> = runs.iter().map(|r| r.trials.iter().map(|t| t.elapsed_s).collect()).collect();
+        assert_eq!(elapsed, [vec![0.5, 1.5, 2.0], vec![0.25]]);
+        assert_eq!(
+            (runs[0].best_ns(), runs[0].best_within(1.0), runs[0].reached(7.5)),
+            (Some(7.0), Some(9.0), Some((3, 2.0)))
+        );
+        let curve = runs[0].best_so_far(|n, _| n as f64, |ns| ns);
+        assert_eq!((curve.points, curve.end), (vec![(1.0, 9.0), (3.0, 7.0)], 3.0));
+    }
+
+    #[test]
+    fn records_without_a_run_are_timed_by_their_clock() {
+        let records = [100, 103, 5000, 5001].map(|unix_time| record(1, unix_time, None, Some(1.0)));
+        let elapsed: Vec<f64> = runs(&records)[0].trials.iter().map(|t| t.elapsed_s).collect();
+        assert_eq!(elapsed, [0.0, 3.0, 3.0, 4.0]);
+    }
+
+    #[test]
+    fn a_median_lasts_as_long_as_half_of_the_runs() {
+        let curve = |points: &[(f64, f64)], end| Curve { points: points.to_vec(), end };
+        let curves =
+            [curve(&[(1.0, 10.0)], 4.0), curve(&[(2.0, 20.0)], 10.0), curve(&[(1.0, 10.0), (3.0, 40.0)], 10.0)];
+        let Marks::Steps { points, band } = median_curve(&curves) else { panic!("it is a curve") };
+        assert_eq!(points, [(1.0, 10.0), (2.0, 10.0), (3.0, 20.0), (10.0, 20.0)]);
+        assert_eq!(band.last(), Some(&(15.0, 30.0)));
+        let Marks::Steps { points, band } = median_curve(&curves[..1]) else { panic!("it is a curve") };
+        assert_eq!((points, band), (vec![(1.0, 10.0), (4.0, 10.0)], vec![]));
+    }
+}

@@ -1,0 +1,59 @@
+//! Summaries of a few numbers.
+
+use serde::Serialize;
+
+/// Extremes, quartiles and median; quartiles are interpolated linearly.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Quartiles {
+    /// The smallest value.
+    pub least: f64,
+    /// A quarter is below.
+    pub first: f64,
+    /// Half are below.
+    pub median: f64,
+    /// A quarter is above.
+    pub third: f64,
+    /// The largest value.
+    pub most: f64,
+}
+
+impl Quartiles {
+    /// The summary of some values; `None` where there are none.
+    pub fn of(values: &[f64]) -> Option<Quartiles> {
+        let mut sorted = values.to_vec();
+        sorted.sort_by(f64::total_cmp);
+        let last = sorted.len().checked_sub(1)?;
+        let quantile = |q: f64| {
+            let position = q * last as f64;
+            let below = sorted[position.floor() as usize];
+            below + (sorted[position.ceil() as usize] - below) * position.fract()
+        };
+        let [least, first, median, third, most] = [0.0, 0.25, 0.5, 0.75, 1.0].map(quantile);
+        Some(Quartiles { least, first, median, third, most })
+    }
+}
+
+/// The median; `None` of nothing.
+pub fn median(values: &[f64]) -> Option<f64> {
+    Quartiles::of(values).map(|q| q.median)
+}
+
+/// The geometric mean of positive values; `None` of nothing.
+pub fn geometric_mean(values: &[f64]) -> Option<f64> {
+    let sum: f64 = values.iter().map(|v| v.ln()).sum();
+    (!values.is_empty()).then(|| (sum / values.len() as f64).exp())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn quartiles_are_interpolated() {
+        let q = Quartiles::of(&[4.0, 1.0, 3.0, 2.0]).unwrap();
+        assert_eq!([q.least, q.first, q.median, q.third, q.most], [1.0, 1.75, 2.5, 3.25, 4.0]);
+        assert_eq!(Quartiles::of(&[]), None);
+        assert_eq!(median(&[7.0]), Some(7.0));
+        assert!((geometric_mean(&[2.0, 8.0]).unwrap() - 4.0).abs() < 1e-12);
+    }
+}

@@ -1,0 +1,68 @@
+//! Experiments: what they leave, and that a second run repeats nothing.
+
+mod common;
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+use common::{run, run_json, stderr, text};
+
+/// When the databases of the runs were written.
+fn databases(folder: &Path) -> BTreeMap<PathBuf, SystemTime> {
+    let entries = std::fs::read_dir(folder.join("runs")).unwrap().map(|entry| entry.unwrap().path());
+    let databases = entries.filter(|path| path.extension().is_some_and(|e| e == "db"));
+    databases.map(|path| (path.clone(), path.metadata().unwrap().modified().unwrap())).collect()
+}
+
+#[test]
+fn an_experiment_leaves_data_and_plots_and_resumes() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path().join("e");
+    let arguments = ["experiment", "nose-errors", "--budget", "0.003", "--repeats", "2", "-o", text(&folder)];
+    let first = run_json(&arguments);
+    assert_eq!((&first["complete"], first["runs"].as_array().unwrap().len()), (&true.into(), 2));
+    assert!(first["runs"][0]["command"].as_str().unwrap().starts_with("tilewright tune resnet18.C12 --search random"));
+    // 0.3 % of 0.5 % of 844,800 configurations.
+    assert_eq!(first["runs"][1]["trials"], 13);
+    let best = first["runs"][0]["best_gflops"].as_f64().unwrap();
+    assert!(best > 0.0 && first["summary"][0]["best_gflops"]["most"].as_f64().unwrap() >= best);
+
+    let data = std::fs::read_to_string(folder.join("data.json")).unwrap();
+    assert_eq!(serde_json::from_str::<serde_json::Value>(&data).unwrap(), first);
+    let trials = std::fs::read_to_string(folder.join("trials.csv")).unwrap();
+    assert_eq!(trials.lines().count(), 1 + 2 * 13);
+    assert!(trials.lines().all(|line| line.split(',').count() == 11), "{trials}");
+    let page = std::fs::read_to_string(folder.join("README.md")).unwrap();
+    for picture in ["outcomes.svg", "histogram.svg"] {
+        assert!(page.contains(picture));
+        let svg = std::fs::read_to_string(folder.join(picture)).unwrap();
+        assert!(svg.starts_with("<svg ") && svg.contains("<rect "), "{svg}");
+    }
+
+    // One of the runs was broken off: only that one is repeated.
+    let before = databases(&folder);
+    std::fs::remove_file(folder.join("runs/C12_random_1.json")).unwrap();
+    let again = run_json(&arguments);
+    let after = databases(&folder);
+    let repeated: Vec<_> = before.iter().filter(|(path, time)| after[*path] != **time).map(|(path, _)| path).collect();
+    assert_eq!(repeated, [&folder.join("runs/C12_random_1.db")]);
+    assert_eq!(again["runs"][0], first["runs"][0]);
+
+    let other = run(&["experiment", "nose-errors", "--budget", "0.002", "-o", text(&folder)]);
+    assert_eq!((other.status.code(), stderr(&other).lines().count()), (Some(2), 1), "{}", stderr(&other));
+    assert!(stderr(&other).contains("give another folder"));
+}
+
+#[test]
+fn experiments_are_listed() {
+    let list = run_json(&["experiment"]);
+    let experiments = list["experiments"].as_array().unwrap();
+    assert!(experiments.len() >= 11);
+    let sizes = experiments.iter().find(|e| e["name"] == "gemm-sizes").unwrap();
+    // 0.1 % of 484,000, 899,756 and 1,589,952 configurations, three searches, ten runs.
+    assert_eq!(sizes["cost"], "90 runs, 89,220 trials");
+    let unknown = run(&["experiment", "nosuch"]);
+    assert_eq!((unknown.status.code(), stderr(&unknown).lines().count()), (Some(2), 1));
+    assert!(stderr(&unknown).contains("gemm-fraction"));
+}
