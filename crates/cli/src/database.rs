@@ -13,8 +13,8 @@ use crate::error::bad_input;
 pub struct Database {
     /// The file.
     pub path: PathBuf,
-    /// Whether the user named it.
-    is_given: bool,
+    /// The option by which the user named it, if so.
+    option: Option<&'static str>,
 }
 
 impl Database {
@@ -24,15 +24,23 @@ impl Database {
     /// Where none is given and the user has no data folder.
     pub fn new(given: Option<&Path>) -> anyhow::Result<Database> {
         if let Some(path) = given {
-            if path.as_os_str().is_empty() {
-                return Err(bad_input("--db: the name of a file is empty (give a path)"));
-            }
-            return Ok(Database { path: path.to_owned(), is_given: true });
+            return Database::named(path, "--db");
         }
         let absolute = |variable: &str| std::env::var_os(variable).map(PathBuf::from).filter(|p| p.is_absolute());
         let folder = absolute("XDG_DATA_HOME").or_else(|| Some(absolute("HOME")?.join(".local/share")));
         let folder = folder.ok_or_else(|| bad_input("there is no home folder to keep records in (give --db FILE)"))?;
-        Ok(Database { path: folder.join("tilewright").join("records.db"), is_given: false })
+        Ok(Database { path: folder.join("tilewright").join("records.db"), option: None })
+    }
+
+    /// The file that an option names.
+    ///
+    /// # Errors
+    /// Where the name is empty.
+    pub fn named(path: &Path, option: &'static str) -> anyhow::Result<Database> {
+        if path.as_os_str().is_empty() {
+            return Err(bad_input(format!("{option}: the name of a file is empty (give a path)")));
+        }
+        Ok(Database { path: path.to_owned(), option: Some(option) })
     }
 
     /// The name of the file, for messages.
@@ -45,7 +53,7 @@ impl Database {
     /// # Errors
     /// Where the file cannot be written or is not ours; this is bad input where the user named the file.
     pub fn open_to_write(&self) -> anyhow::Result<Store> {
-        if !self.is_given
+        if self.option.is_none()
             && let Some(folder) = self.path.parent()
         {
             std::fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
@@ -94,8 +102,8 @@ impl Database {
     }
 
     fn fault(&self, reason: &str) -> anyhow::Error {
-        let text = format!("{}: {reason} (give another file with --db)", self.label());
-        if self.is_given { bad_input(text) } else { anyhow::anyhow!(text) }
+        let text = format!("{}: {reason} (give another file with {})", self.label(), self.option.unwrap_or("--db"));
+        if self.option.is_some() { bad_input(text) } else { anyhow::anyhow!(text) }
     }
 
     fn label(&self) -> String {

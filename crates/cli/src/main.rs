@@ -19,7 +19,7 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
 
-use command::{bench, best, doctor, experiment, records, replay, report, searches, show, space, tune};
+use command::{bench, best, doctor, experiment, record_space, records, replay, report, searches, show, space, tune};
 use output::message;
 
 /// Finds the fastest kernel for a tensor operator by measuring on this machine
@@ -56,6 +56,8 @@ enum Command {
     Report(report::ReportArgs),
     /// Run an experiment: searches on workloads, repeated, with data and plots
     Experiment(experiment::ExperimentArgs),
+    /// Measure a whole search space, or a sample of it, for `replay`; running it again goes on
+    RecordSpace(record_space::RecordSpaceArgs),
     /// Show what was found on this machine
     Doctor,
     /// List the searches with their options
@@ -93,6 +95,7 @@ fn run() -> ExitCode {
         Command::Replay(args) => replay::run(&args, json),
         Command::Report(args) => report::run(&args, json),
         Command::Experiment(args) => experiment::run(&args, json),
+        Command::RecordSpace(args) => record_space::run(&args, json),
         Command::Doctor => doctor::run(json),
         Command::Searches => searches::run(json),
         Command::Worker => tilewright_device::worker::serve().map_err(|e| anyhow::anyhow!("worker: {e}")),

@@ -206,6 +206,77 @@ fn records_go_out_and_in() {
 }
 
 #[test]
+fn a_recorded_space_can_be_replayed() {
+    let folder = tempfile::tempdir().unwrap();
+    let (db, file) = (folder.path().join("records.db"), folder.path().join("space.json.gz"));
+    // A prime leaves few ways to tile: 4 of m, 2 of k, 4 of n.
+    let task = ["record-space", "matmul:m=7,n=5,k=3", "--template", "gemm-4-2-4", "--db", text(&db)];
+    let arguments = [&task[..], &["-o", text(&file)]].concat();
+    let recorded = run_json(&arguments);
+    check_keys(&recorded, &["workload", "template", "size", "configurations", "valid", "errors", "file", "db"]);
+    assert_eq!(
+        (&recorded["size"], &recorded["configurations"], &recorded["missing"]),
+        (&32.into(), &32.into(), &0.into())
+    );
+    assert_eq!(recorded["new_trials"], 32);
+    assert_eq!(common::recorded(&db).len(), 32);
+    let replay = run_json(&["replay", text(&file), "--search", "random", "--budget", "1,32", "--repeats", "3"]);
+    assert_eq!((&replay["configurations"], &replay["valid"]), (&32.into(), &recorded["valid"]));
+    assert_eq!(replay["budgets"][1]["mean_fraction_of_optimum"], 1.0);
+    // All is recorded: the same file comes of nothing new.
+    let before = std::fs::read(&file).unwrap();
+    assert_eq!(run_json(&arguments)["new_trials"], 0);
+    assert_eq!(std::fs::read(&file).unwrap(), before);
+    // A sample is the seed's, whatever else is recorded.
+    let plain = folder.path().join("sample.json");
+    let sample = [&task[..], &["--max", "10", "--seed", "3", "-o", text(&plain)]].concat();
+    let sampled = run_json(&sample);
+    assert_eq!((&sampled["configurations"], &sampled["new_trials"]), (&10.into(), &0.into()));
+    let document: Json = serde_json::from_slice(&std::fs::read(&plain).unwrap()).unwrap();
+    assert_eq!(document["results"].as_array().unwrap().len(), 10);
+}
+
+#[test]
+fn a_space_that_takes_too_long_is_not_begun() {
+    let folder = tempfile::tempdir().unwrap();
+    let (db, file) = (folder.path().join("records.db"), folder.path().join("space.json"));
+    let output = run(&["record-space", "matmul:m=64,n=64,k=64", "--db", text(&db), "-o", text(&file)]);
+    let stderr = stderr(&output);
+    assert_eq!(output.status.code(), Some(2), "{stderr}");
+    let last = stderr.lines().last().unwrap();
+    assert!(last.starts_with("error: all ") && last.contains("a second (give --max N"), "{stderr}");
+    assert!(!file.exists());
+}
+
+#[test]
+fn a_run_begins_with_what_others_learnt() {
+    let folder = tempfile::tempdir().unwrap();
+    let (old, new) = (folder.path().join("old.db"), folder.path().join("new.db"));
+    run_json(&["tune", "matmul:m=64,n=64,k=64", "--db", text(&old), "--trials", "12", "--search", "random"]);
+    for (search, words) in [("genetic", "carried over from"), ("gbt:steps=5", "learning from 12 programs of 1 task")] {
+        let workload = if search == "genetic" { "matmul:m=96,n=64,k=64" } else { "matmul:m=64,n=96,k=64" };
+        let source = format!("{},matmul:m=64,n=64,k=64", text(&old));
+        let arguments = [
+            "tune",
+            workload,
+            "--db",
+            text(&new),
+            "--trials",
+            "6",
+            "--search",
+            search,
+            "--transfer",
+            &source,
+            "--json",
+        ];
+        let output = run(&arguments);
+        let tuned = json_of(&arguments, &output);
+        assert_eq!((&tuned["trials"], &tuned["verified"]), (&6.into(), &true.into()));
+        assert!(stderr(&output).contains(words), "{}", stderr(&output));
+    }
+}
+
+#[test]
 fn the_default_database_is_in_the_data_folder() {
     let folder = tempfile::tempdir().unwrap();
     let arguments = ["tune", "matmul:m=8,n=8,k=8", "--trials", "2"];
@@ -228,6 +299,8 @@ fn bad_input_is_refused_in_one_line() {
     drop(other);
     let (fresh, text_db, other_db, lines) = (at("fresh.db"), at("text.db"), at("other.db"), at("lines"));
     let nowhere = at("no/such/folder/x.db");
+    let (missing, empty) = (at("missing.db"), at("empty.db"));
+    run_json(&["import", "/dev/null", "--db", &empty]);
     let here = folder.path().to_str().unwrap();
     let tune = |arguments: &[&str]| {
         let mut all = vec!["tune", "matmul:m=8,n=8,k=8"];
@@ -265,6 +338,20 @@ fn bad_input_is_refused_in_one_line() {
         (tune(&["--time", "0"]), "above 0"),
         (tune(&["--time", "nan"]), "above 0"),
         (tune(&["--tiem", "3"]), "--time"),
+        (tune(&["--transfer", &nowhere]), "no folder"),
+        (tune(&["--transfer", &missing]), "there is no database"),
+        (tune(&["--transfer", ""]), "the name of a database is missing"),
+        (tune(&["--transfer", "a.db,nosuch"]), "unknown workload"),
+        (tune(&["--transfer", &text_db]), "give another file with --transfer"),
+        (tune(&["--transfer", &format!("{empty},matmul-256")]), "no trials of matmul:m=256,n=256,k=256"),
+        (tune(&["--transfer", &empty]), "can be carried over among the 0 tasks"),
+        (tune(&["--transfer", &empty, "--search", "gbt"]), "no program to learn from among the 0 tasks"),
+        (other(&["record-space", "nosuch", "--db", &fresh]), "operators: matmul"),
+        (other(&["record-space", "matmul-256", "--template", "nosuch", "--db", &fresh]), "no template"),
+        (other(&["record-space", "matmul-256", "--max", "0", "--db", &fresh]), "--max"),
+        (other(&["record-space", "matmul-256", "--max", "5", "-o", here, "--db", &fresh]), "folder"),
+        (other(&["record-space", "matmul-256", "--max", "5", "-o", &nowhere, "--db", &fresh]), "no folder"),
+        (other(&["record-space", "matmul-256", "--max", "5", "--db", &text_db]), "not a database"),
         (tune(&["--db", &text_db]), "not a database"),
         (tune(&["--db", &other_db]), "another program"),
         (tune(&["--db", &nowhere]), "no folder"),

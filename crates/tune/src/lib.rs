@@ -14,6 +14,7 @@ mod replay;
 pub mod search;
 pub mod space;
 pub mod template;
+pub mod transfer;
 mod trial;
 mod tune_loop;
 
@@ -22,8 +23,9 @@ pub use importance::{Importance, importance};
 pub use measure::{BoxError, Measure, Measured, Seconds};
 pub use record::{Best, Record, RecordError, RunTime, Store, StoreError, TaskKey, Winner};
 pub use replay::{AtBudget, RecordedSpace, Replay, ReplayError, ReplayPlan};
-pub use search::{SEARCHES, Search, SearchError};
+pub use search::{Contexts, Problem, SEARCHES, Search, SearchError};
 pub use space::{Config, ConfigError, Constraint, Domain, Parameter, Space, SpaceError, Value};
 pub use template::{Setting, TEMPLATES, Task, TaskError, Template};
+pub use transfer::{EarlierTask, Experience};
 pub use trial::{ErrorClass, Outcome, Timing, Trial};
 pub use tune_loop::{Budget, Ended, Event, HeadStart, Report, Summary, tune};

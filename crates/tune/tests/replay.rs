@@ -2,11 +2,16 @@
 
 use std::collections::HashSet;
 use std::io::Write;
+use std::ops::ControlFlow;
+use std::sync::Arc;
 
 use flate2::{Compression, write::GzEncoder};
 use proptest::prelude::*;
 use serde_json::{Value as Json, json};
-use tilewright_tune::{RecordedSpace, Replay, ReplayPlan, SEARCHES, search};
+use tilewright_tune::{
+    ErrorClass, Measure, Measured, Outcome, Parameter, RecordedSpace, Replay, ReplayPlan, SEARCHES, Space, Timing,
+    Trial, search,
+};
 
 const CONVOLUTION: &[u8] = include_bytes!("data/recorded/convolution_milo-A100_T4.json.gz");
 const CONVOLUTION_T1: &[u8] = include_bytes!("data/recorded/convolution_milo.json");
@@ -90,6 +95,49 @@ fn values_become_parameters_of_their_kind() {
             {"name": "o", "kind": "permutation", "values": ["i", "j"]},
         ])
     );
+}
+
+#[test]
+fn what_is_written_is_read_back() {
+    let parameters = vec![
+        Parameter::ordinal("t", [1, 2, 4]),
+        Parameter::factorization("f", 12, 3),
+        Parameter::permutation("o", &["i", "j", "k"]),
+        Parameter::boolean("u"),
+    ];
+    let space = Arc::new(Space::new("written", parameters, vec![]).unwrap());
+    let outcome = |at: u128| match at % 12 {
+        at if at < 8 => Outcome::Failed { class: ErrorClass::ALL[at as usize], message: "why".into() },
+        _ => Outcome::Measured(Timing::of_samples(&[1e3 / (at as f64 + 0.1), 2e6], false)),
+    };
+    let trials: Vec<Trial> =
+        (0..space.size()).map(|at| Trial { config: space.config_at(at), outcome: outcome(at) }).collect();
+    let recorded = RecordedSpace::new(space.clone(), trials.clone());
+    for is_packed in [false, true] {
+        let mut file = Vec::new();
+        recorded.write_t4(&mut file, is_packed, &[("workload", "matmul".into())]).unwrap();
+        assert_eq!(file.starts_with(&[0x1f, 0x8b]), is_packed);
+        let mut read = RecordedSpace::read("written", &file, None).unwrap();
+        assert_eq!((read.len(), read.n_valid()), (recorded.len(), recorded.n_valid()));
+        for trial in &trials {
+            let config = read.space().config_from_json(&space.config_to_json(&trial.config)).unwrap();
+            let mut found = None;
+            let mut done = |_, measured: Measured| {
+                found = Some(measured.outcome);
+                ControlFlow::Continue(())
+            };
+            read.measure(&[config], None, &mut done).unwrap();
+            let found = found.unwrap();
+            // T4 tells fewer classes apart.
+            let class = trial.outcome.class().map(|class| match class {
+                ErrorClass::CompileErrorHost => ErrorClass::CompileErrorDevice,
+                ErrorClass::BuildTimeout => ErrorClass::RunTimeout,
+                ErrorClass::Unknown => ErrorClass::RuntimeError,
+                other => other,
+            });
+            assert_eq!((found.class(), found.cost()), (class, trial.outcome.cost()));
+        }
+    }
 }
 
 fn refused(file: &[u8], expected: &str) {

@@ -22,7 +22,7 @@ use crate::clock::{since_1970, utc};
 use crate::database::Database;
 use crate::error::{OrBadInput, bad_input};
 use crate::history::{Run, runs};
-use crate::output::{grouped, message, write_result};
+use crate::output::{message, write_result};
 use table::{Arm, EXPERIMENTS, Experiment, Length, Problem};
 
 /// Arguments of `experiment`.
@@ -213,7 +213,7 @@ fn plan<'a>(experiment: &'a Experiment, args: &ExperimentArgs) -> anyhow::Result
         let of_sources = sources.iter().map(|source| (source, &SOURCE, true));
         let of_problems = problems.iter().flat_map(|problem| arms.iter().map(move |arm| (problem, arm, false)));
         for ((problem, task), arm, is_source) in of_sources.chain(of_problems) {
-            search::build(arm.search, &task.space, seed).or_bad_input("see `tilewright searches`")?;
+            search::build(arm.search, task.problem(), seed).or_bad_input("see `tilewright searches`")?;
             let length = match experiment.length {
                 Length::Seconds(seconds) => ["--time".to_owned(), (seconds * args.budget).to_string()],
                 length => ["--trials".to_owned(), n_trials(length, task, args.budget).to_string()],
@@ -306,7 +306,7 @@ impl Plan<'_> {
         let TuneWords { args } = TuneWords::try_parse_from(words).expect("invariant: `tune` takes its own arguments");
         let workload = Workload::parse(planned.problem.workload).or_bad_input("")?;
         let (started, start) = (since_1970().as_secs(), Instant::now());
-        let report = tune(&args, &workload, interrupts)?;
+        let report = tune(&args, &workload, false, interrupts)?;
         if interrupts.stop.load(Ordering::Relaxed) {
             return Ok(());
         }

@@ -1,7 +1,8 @@
 //! `tune`: searches, records, and measures the leaders against each other at the end.
 
 mod finals;
-mod recorder;
+pub mod recorder;
+mod transfer;
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,18 +15,19 @@ use serde_json::{Map, Value as Json, json};
 use tilewright_device::{Device, host, peak};
 use tilewright_ir::op::Workload;
 use tilewright_tune::{
-    BoxError, Budget, Ended, ErrorClass, Event, HeadStart, Outcome, Record, Seconds, Store, Summary, Task, Trial,
-    Winner, search,
+    BoxError, Budget, Config, Ended, ErrorClass, Event, Experience, HeadStart, Outcome, Record, Seconds, Store,
+    Summary, Task, TaskKey, Trial, Winner, search, transfer::warm_start,
 };
 
 use super::{DatabaseArgs, KnownBest, WorkloadArgs, count, device_options, gflops, make_task, percent, target_name};
 use crate::clock::since_1970;
 use crate::database::Database;
-use crate::error::OrBadInput;
+use crate::error::{OrBadInput, bad_input};
 use crate::output::{digits, duration, grouped, message, table, write_result};
 use crate::progress::{Progress, Status, errors_text};
 use finals::{Finals, Untuned};
-use recorder::{Key, Recorder};
+use recorder::Recorder;
+use transfer::Transfer;
 
 /// The search where none is asked for.
 const DEFAULT_SEARCH: &str = "auto";
@@ -58,6 +60,10 @@ pub struct TuneArgs {
     /// Leave out the race of the leaders and the untuned program at the end: the fastest trial is the result
     #[arg(long)]
     no_race: bool,
+    /// Learn from recorded trials of other workloads: all in the database, or those named; a search without a model that
+    /// could begins with their best configurations
+    #[arg(long, value_name = "DB[,WORKLOAD...]", value_parser = Transfer::parse)]
+    transfer: Option<Transfer>,
     /// Empty the caches before each run
     #[arg(long)]
     cold: bool,
@@ -93,13 +99,14 @@ struct Run<'a> {
     workload: Workload,
     task: Task,
     database: Database,
-    key: Key,
+    key: TaskKey,
     peak_gflops: Option<f64>,
 }
 
 /// What earlier runs have recorded.
-struct Earlier {
-    trials: Vec<Trial>,
+pub struct Earlier {
+    /// Their trials.
+    pub trials: Vec<Trial>,
     /// When the last of them was recorded, in seconds since 1970.
     last_unix_time: u64,
 }
@@ -122,7 +129,7 @@ pub fn run(args: &TuneArgs, as_json: bool) -> anyhow::Result<()> {
     let workloads = args.of.workloads()?;
     let interrupts = Interrupts::watch()?;
     if let [workload] = &workloads[..] {
-        let report = tune(args, workload, &interrupts)?;
+        let report = tune(args, workload, false, &interrupts)?;
         if report.failure.is_none() || as_json {
             write_result(as_json, &report.json, &report.text)?;
         }
@@ -133,7 +140,7 @@ pub fn run(args: &TuneArgs, as_json: bool) -> anyhow::Result<()> {
         if interrupts.stop.load(Ordering::Relaxed) {
             break;
         }
-        let report = tune(args, workload, &interrupts)?;
+        let report = tune(args, workload, true, &interrupts)?;
         message(&match &report.failure {
             None => format!("{}\n", report.text),
             Some(failure) => format!("error: {workload}: {failure:#}\n"),
@@ -154,27 +161,36 @@ pub fn run(args: &TuneArgs, as_json: bool) -> anyhow::Result<()> {
     reports.into_iter().find_map(|report| report.failure).map_or(Ok(()), Err)
 }
 
-/// Tunes one workload.
+/// Tunes one workload, alone or of a set.
 ///
 /// # Errors
 /// As [`run`], but that a run without a winner is a report of that.
-pub fn tune(args: &TuneArgs, workload: &Workload, interrupts: &Interrupts) -> anyhow::Result<Report> {
+pub fn tune(args: &TuneArgs, workload: &Workload, is_of_set: bool, interrupts: &Interrupts) -> anyhow::Result<Report> {
     Device::check_memory(workload).or_bad_input("")?;
     let target = args.of.machine.runnable_target()?;
     let n_threads = args.of.machine.threads;
     let task = make_task(workload.clone(), target, n_threads, args.template.as_deref())?;
-    let mut search = search::build(&args.search, &task.space, args.seed).or_bad_input("see `tilewright searches`")?;
+    let key = task_key(&task, args.cold);
+    let see = "see `tilewright searches`";
+    let has_model = search::transfers(&args.search).or_bad_input(see)?;
+    let mut problem = task.problem();
+    let mut guesses = Vec::new();
+    match args.transfer.as_ref().map(|transfer| learned(transfer, &key, &task, has_model)) {
+        None => {}
+        Some(Ok(Learned::Experience(experience))) => problem.experience = Some(Arc::new(experience)),
+        Some(Ok(Learned::Guesses(configs))) => guesses = configs,
+        // The first of a set may have none before it to learn from.
+        Some(Err(error)) if is_of_set => message(&format!("{}: {error:#}", key.workload)),
+        Some(Err(error)) => return Err(error),
+    }
+    if !args.no_guesses {
+        guesses.extend(task.guesses(args.seed));
+    }
+    let mut search = search::build(&args.search, problem, args.seed).or_bad_input(see)?;
     let database = args.records.database()?;
     let store = database.open_to_write()?;
-    let key = Key {
-        workload: workload.to_string(),
-        target: target_name(&task.setting.target, args.cold),
-        template: task.template.name.to_owned(),
-        threads: u32::try_from(n_threads).expect("no machine has so many CPUs"),
-    };
     let earlier = earlier(&store, &key, &task)?;
 
-    let guesses = if args.no_guesses { Vec::new() } else { task.guesses(args.seed) };
     let time = args.time.or(if args.trials.is_none() { Some(DEFAULT_TIME) } else { None });
     let left = args.trials.map(|trials| trials.saturating_sub(earlier.trials.len() as u64));
     introduce(args, &key, &task, &database, &earlier, time);
@@ -205,25 +221,6 @@ pub fn tune(args: &TuneArgs, workload: &Workload, interrupts: &Interrupts) -> an
 
     let mut trials = earlier.trials.clone();
     let budget = Budget { trials: left, time, ..Budget::default() };
-    let mut observer = |event: Event| -> Result<(), BoxError> {
-        let mut recorder = recorder.lock().unwrap_or_else(PoisonError::into_inner);
-        match event {
-            Event::Trial(report) => {
-                recorder.add(&run.task, report);
-                trials.push(report.trial.clone());
-                progress.update(|status| {
-                    status.n_trials += 1;
-                    status.n_new += 1;
-                    status.best_gflops = report.best_ns.map(|ns| gflops(workload, ns));
-                    if let Some(class) = report.trial.outcome.class() {
-                        *status.errors.entry(class).or_default() += 1;
-                    }
-                });
-            }
-            Event::Batch(_) => recorder.commit()?,
-        }
-        Ok(())
-    };
     let summary = tilewright_tune::tune(
         search.as_mut(),
         &run.task.space,
@@ -231,7 +228,7 @@ pub fn tune(args: &TuneArgs, workload: &Workload, interrupts: &Interrupts) -> an
         HeadStart { prior: &earlier.trials, guesses: &guesses },
         budget,
         &interrupts.stop,
-        &mut observer,
+        &mut |event| take_note(&event, &run.task, &recorder, &progress, &mut trials),
     );
     let is_interrupted = interrupts.stop.load(Ordering::Relaxed);
     let finals = match &summary {
@@ -248,8 +245,79 @@ pub fn tune(args: &TuneArgs, workload: &Workload, interrupts: &Interrupts) -> an
     Ok(run.conclude(&summary, finals.as_ref(), &trials))
 }
 
+/// What the trials of a task have in common.
+pub fn task_key(task: &Task, cold: bool) -> TaskKey {
+    TaskKey {
+        workload: task.setting.workload.to_string(),
+        target: target_name(&task.setting.target, cold),
+        template: task.template.name.to_owned(),
+        threads: u32::try_from(task.setting.n_threads).expect("no machine has so many CPUs"),
+    }
+}
+
+/// Records a trial or a batch, shows it and adds it to the trials.
+///
+/// # Errors
+/// Where the database cannot be written.
+pub fn take_note(
+    event: &Event,
+    task: &Task,
+    recorder: &Mutex<Recorder>,
+    progress: &Progress,
+    trials: &mut Vec<Trial>,
+) -> Result<(), BoxError> {
+    let mut recorder = recorder.lock().unwrap_or_else(PoisonError::into_inner);
+    match event {
+        Event::Trial(report) => {
+            recorder.add(task, report);
+            trials.push(report.trial.clone());
+            progress.update(|status| {
+                status.n_trials += 1;
+                status.n_new += 1;
+                status.best_gflops = report.best_ns.map(|ns| gflops(&task.setting.workload, ns));
+                if let Some(class) = report.trial.outcome.class() {
+                    *status.errors.entry(class).or_default() += 1;
+                }
+            });
+        }
+        Event::Batch(_) => recorder.commit()?,
+    }
+    Ok(())
+}
+
+/// What earlier tasks are to a search.
+enum Learned {
+    /// Something to fit a model on.
+    Experience(Experience),
+    /// Configurations to begin with.
+    Guesses(Vec<Config>),
+}
+
+/// What the records that `--transfer` names are to the search, which has a model that can learn from them or not.
+fn learned(transfer: &Transfer, key: &TaskKey, task: &Task, has_model: bool) -> anyhow::Result<Learned> {
+    let tasks = transfer.tasks(key)?;
+    let n_tasks = count(tasks.len() as u64, "task");
+    let nothing = |what: &str| bad_input(format!("{what} among the {n_tasks} of database {}", transfer.name()));
+    if has_model {
+        let experience = Experience::of(&tasks);
+        if experience.is_empty() {
+            return Err(nothing("there is no program to learn from"));
+        }
+        let n_programs = count(experience.contexts.len() as u64, "program");
+        message(&format!("learning from {n_programs} of {n_tasks} in {}", transfer.name()));
+        return Ok(Learned::Experience(experience));
+    }
+    let guesses = warm_start(task, &tasks);
+    if guesses.is_empty() {
+        return Err(nothing(&format!("no configuration of template {} can be carried over", key.template)));
+    }
+    let n = count(guesses.len() as u64, "configuration");
+    message(&format!("beginning with {n} carried over from {}", transfer.name()));
+    Ok(Learned::Guesses(guesses))
+}
+
 /// The trials of earlier runs that belong to the space as it is now.
-fn earlier(store: &Store, key: &Key, task: &Task) -> anyhow::Result<Earlier> {
+pub fn earlier(store: &Store, key: &TaskKey, task: &Task) -> anyhow::Result<Earlier> {
     let records = store.trials_of(&key.workload, &key.target, &key.template, key.threads)?;
     let trials: Vec<Trial> = records.iter().filter_map(|record| record.trial(&task.space).ok()).collect();
     let n_foreign = records.len() - trials.len();
@@ -261,7 +329,14 @@ fn earlier(store: &Store, key: &Key, task: &Task) -> anyhow::Result<Earlier> {
 }
 
 /// Says what is going to happen.
-fn introduce(args: &TuneArgs, key: &Key, task: &Task, database: &Database, earlier: &Earlier, time: Option<Duration>) {
+fn introduce(
+    args: &TuneArgs,
+    key: &TaskKey,
+    task: &Task,
+    database: &Database,
+    earlier: &Earlier,
+    time: Option<Duration>,
+) {
     message(&format!(
         "{} on {}, {}: template {}, {} configurations, search {}, seed {}",
         key.workload,
@@ -286,7 +361,7 @@ fn introduce(args: &TuneArgs, key: &Key, task: &Task, database: &Database, earli
 
 /// On the first interrupt the run ends early but in order; on the second it ends at once, with all recorded.
 pub struct Interrupts {
-    /// Whether there was one.
+    /// Raised by the first one.
     pub stop: AtomicBool,
     /// What records and shows the run at hand.
     at_hand: Mutex<Option<(Arc<Mutex<Recorder>>, Progress)>>,
@@ -296,7 +371,7 @@ impl Interrupts {
     /// Watches from now on.
     ///
     /// # Errors
-    /// Where the system refuses a handler.
+    /// Where the system does not let us.
     pub fn watch() -> anyhow::Result<Arc<Interrupts>> {
         let interrupts = Arc::new(Interrupts { stop: AtomicBool::new(false), at_hand: Mutex::new(None) });
         let watching = interrupts.clone();
@@ -305,7 +380,7 @@ impl Interrupts {
     }
 
     /// The run at hand is this one now.
-    fn concern(&self, recorder: &Arc<Mutex<Recorder>>, progress: &Progress) {
+    pub fn concern(&self, recorder: &Arc<Mutex<Recorder>>, progress: &Progress) {
         *self.at_hand.lock().unwrap_or_else(PoisonError::into_inner) = Some((recorder.clone(), progress.clone()));
     }
 
@@ -553,7 +628,8 @@ fn rate(summary: &Summary) -> f64 {
     if summary.wall_seconds > 0.0 { summary.n_trials as f64 / summary.wall_seconds } else { 0.0 }
 }
 
-fn errors_of(trials: &[Trial]) -> BTreeMap<ErrorClass, u64> {
+/// Failures by class.
+pub fn errors_of(trials: &[Trial]) -> BTreeMap<ErrorClass, u64> {
     let mut errors = BTreeMap::new();
     for class in trials.iter().filter_map(|trial| trial.outcome.class()) {
         *errors.entry(class).or_default() += 1;

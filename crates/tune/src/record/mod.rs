@@ -7,11 +7,24 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value as Json;
 
 pub use lines::{RecordError, read_lines};
-pub use store::{Best, Imported, Store, StoreError, TaskKey, Winner};
+pub use store::{Best, Imported, Store, StoreError, Winner};
 
 use crate::measure::Seconds;
 use crate::space::{ConfigError, Space};
 use crate::trial::{ErrorClass, Outcome, Timing, Trial};
+
+/// What the trials of one space on one machine have in common.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TaskKey {
+    /// As in [`Record`].
+    pub workload: String,
+    /// As in [`Record`].
+    pub target: String,
+    /// As in [`Record`].
+    pub template: String,
+    /// As in [`Record`].
+    pub threads: u32,
+}
 
 /// One trial as it is kept. Workload, target, template, threads and configuration together identify it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

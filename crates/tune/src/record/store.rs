@@ -8,7 +8,7 @@ use rusqlite::{
 };
 use serde_json::Value as Json;
 
-use super::{FlatOutcome, Record, RunTime, read_lines};
+use super::{FlatOutcome, Record, RunTime, TaskKey, read_lines};
 use crate::Error;
 use crate::measure::Seconds;
 
@@ -190,19 +190,6 @@ pub struct Winner {
     pub unix_time: u64,
 }
 
-/// What tells one recorded space from another.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct TaskKey {
-    /// As in [`Record`].
-    pub workload: String,
-    /// As in [`Record`].
-    pub target: String,
-    /// As in [`Record`].
-    pub template: String,
-    /// As in [`Record`].
-    pub threads: u32,
-}
-
 /// The best that is known of a workload on a target with some number of threads.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Best {
@@ -284,21 +271,18 @@ impl Store {
         Ok(new)
     }
 
-    /// Every space that has trials, in the order in which they were first recorded.
+    /// What there are trials of, in the order in which it was first recorded.
     ///
     /// # Errors
     /// [`StoreError`].
     pub fn tasks(&self) -> Result<Vec<TaskKey>, StoreError> {
-        let mut statement = self.connection.prepare("SELECT * FROM tasks ORDER BY id")?;
-        let tasks = statement.query_map([], |row| {
-            Ok(TaskKey {
-                workload: row.get("workload")?,
-                target: row.get("target")?,
-                template: row.get("template")?,
-                threads: row.get("threads")?,
-            })
-        })?;
-        Ok(tasks.collect::<Result<_, _>>()?)
+        let query = "SELECT * FROM tasks WHERE EXISTS (SELECT 1 FROM trials WHERE task = tasks.id) ORDER BY id";
+        let mut statement = self.connection.prepare_cached(query)?;
+        let key = |row: &Row| {
+            let [workload, target, template] = ["workload", "target", "template"].map(|column| row.get(column));
+            Ok(TaskKey { workload: workload?, target: target?, template: template?, threads: row.get("threads")? })
+        };
+        Ok(statement.query_map([], key)?.collect::<Result<_, _>>()?)
     }
 
     /// All trials of one space, in the order in which they were recorded.

@@ -12,11 +12,15 @@ mod t1;
 mod t4;
 
 use std::collections::HashMap;
+use std::io::{self, Write};
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
+use flate2::Compression;
+use flate2::write::GzEncoder;
 pub use read::ReplayError;
 pub use repeats::{AtBudget, Replay, ReplayPlan};
+use serde_json::Value as Json;
 
 use crate::measure::{BoxError, Measure, Measured, Seconds};
 use crate::space::{Config, Space};
@@ -54,6 +58,25 @@ impl RecordedSpace {
     /// How many configurations were measured successfully.
     pub fn n_valid(&self) -> usize {
         self.outcomes.values().filter(|outcome| outcome.timing().is_some()).count()
+    }
+
+    /// Writes everything recorded as T4 results, in the order of the space, packed by gzip if asked for. `about` goes into
+    /// their metadata. [`RecordedSpace::read`] gives the medians back, and of failures the class as far as T4 has one.
+    ///
+    /// # Errors
+    /// Where `output` fails.
+    pub fn write_t4(&self, mut output: impl Write, is_packed: bool, about: &[(&str, Json)]) -> io::Result<()> {
+        let mut outcomes: Vec<(&Config, &Outcome)> = self.outcomes.iter().collect();
+        outcomes.sort_by_key(|(config, _)| self.space.index_of(config));
+        let document = t4::document(&self.space, outcomes.into_iter(), about);
+        if is_packed {
+            let mut packed = GzEncoder::new(output, Compression::default());
+            serde_json::to_writer(&mut packed, &document)?;
+            packed.finish()?.flush()
+        } else {
+            serde_json::to_writer(&mut output, &document)?;
+            output.flush()
+        }
     }
 
     /// The best recorded median in nanoseconds; `None` where every trial failed.

@@ -8,7 +8,7 @@ use rand_xoshiro::Xoshiro256PlusPlus;
 use tilewright_learn::{Acquisition, Candidate, GaussianProcess, Kernel, Matrix, Solved};
 
 use super::seen::Seen;
-use super::{Search, SearchRow};
+use super::{Problem, Search, SearchRow};
 use crate::features::UnitFeatures;
 use crate::space::Config;
 use crate::trial::Trial;
@@ -37,8 +37,9 @@ pub(super) const ROW: SearchRow = SearchRow {
     name: "auto",
     text: "a Gaussian process that learns which parameters matter chooses where the largest improvement is expected",
     paper: "",
+    transfers: false,
     options: &[],
-    make: |space, seed, _| {
+    make: |Problem { space, .. }, seed, _| {
         let features = UnitFeatures::new(space);
         Ok(Box::new(Auto {
             seen: Seen::new(space),

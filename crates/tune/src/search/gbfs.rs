@@ -8,7 +8,7 @@ use rand::seq::SliceRandom;
 use rand_xoshiro::Xoshiro256PlusPlus;
 
 use super::seen::Seen;
-use super::{Search, SearchOption, SearchRow};
+use super::{Problem, Search, SearchOption, SearchRow};
 use crate::space::Config;
 use crate::trial::Trial;
 
@@ -16,6 +16,7 @@ pub(super) const ROW: SearchRow = SearchRow {
     name: "gbfs",
     text: "expands the best state measured so far by a few of its neighbours",
     paper: "GEMM tiling as a Markov decision process (G-BFS), algorithm 1",
+    transfers: false,
     options: &[
         SearchOption {
             name: "rho",
@@ -28,7 +29,7 @@ pub(super) const ROW: SearchRow = SearchRow {
             text: "untiled (the first legal configuration: first factors whole, first values) or random",
         },
     ],
-    make: |space, seed, options| {
+    make: |Problem { space, .. }, seed, options| {
         let rho = options.number("rho", 1..=usize::MAX)?;
         let mut rng = Xoshiro256PlusPlus::seed_from_u64(seed);
         let start = match options.choice("start", &["untiled", "random"])? {

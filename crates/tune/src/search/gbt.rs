@@ -5,11 +5,13 @@ use std::sync::Arc;
 
 use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
-use tilewright_learn::{Acquisition, Ensemble, Examples, Gbt, GbtOptions, LearnError, Matrix, Objective, diverse};
+use tilewright_learn::{
+    Acquisition, Ensemble, Examples, Gbt, GbtOptions, LearnError, Matrix, Objective, Prediction, diverse,
+};
 
 use super::seen::Seen;
+use super::view::{FeatureKind, Rows, View};
 use super::{Search, SearchOption, SearchRow};
-use crate::features::KnobFeatures;
 use crate::space::{Config, Space};
 use crate::trial::Trial;
 
@@ -24,6 +26,7 @@ pub(super) const ROW: SearchRow = SearchRow {
     name: "gbt",
     text: "simulated annealing on boosted trees that learn from all trials so far",
     paper: "AutoTVM, algorithm 1",
+    transfers: true,
     options: &[
         SearchOption { name: "objective", default: "rank", text: "what the trees minimize: rank or regression" },
         SearchOption {
@@ -36,6 +39,11 @@ pub(super) const ROW: SearchRow = SearchRow {
             name: "diversity",
             default: "0",
             text: "worth of each value that is new to a batch, in units of the predictions' spread, 0 to 1000",
+        },
+        SearchOption {
+            name: "features",
+            default: "auto",
+            text: "what the trees see: knob (parameters), loop (each loop of the program), relation (between loops) or auto",
         },
         SearchOption { name: "chains", default: "128", text: "annealed configurations, at least 1" },
         SearchOption { name: "steps", default: "500", text: "steps of the annealing, at most" },
@@ -50,7 +58,7 @@ pub(super) const ROW: SearchRow = SearchRow {
             text: "what several models' predictions become: mean, ei (expected improvement) or ucb (upper confidence bound)",
         },
     ],
-    make: |space, seed, options| {
+    make: |problem, seed, options| {
         let n_models = options.number("bootstrap", 1..=1000)?;
         let objective = match options.choice("objective", &["rank", "regression"])? {
             0 if n_models == 1 => GbtOptions::default().objective,
@@ -61,8 +69,13 @@ pub(super) const ROW: SearchRow = SearchRow {
             1 => Acquisition::ExpectedImprovement,
             _ => Acquisition::UpperConfidenceBound { kappa: KAPPA },
         };
+        let kind = match options.choice("features", &["auto", "knob", "loop", "relation"])? {
+            0 | 1 => FeatureKind::Knob,
+            2 => FeatureKind::Loop,
+            _ => FeatureKind::Relation,
+        };
+        let trees = GbtOptions { objective, ..GbtOptions::default() };
         Ok(Box::new(GbtSearch {
-            trees: GbtOptions { objective, ..GbtOptions::default() },
             n_models,
             acquisition,
             batch: options.number("batch", 1..=1_000_000)?,
@@ -70,10 +83,11 @@ pub(super) const ROW: SearchRow = SearchRow {
             diversity: options.number("diversity", 0.0..=1000.0)?,
             n_chains: options.number("chains", 1..=1_000_000)?,
             n_steps: options.number("steps", 0..=1_000_000)?,
-            seen: Seen::new(space),
+            seen: Seen::new(&problem.space),
             rng: Xoshiro256PlusPlus::seed_from_u64(seed),
-            features: KnobFeatures::new(space),
-            space: Arc::clone(space),
+            view: View::new(problem, kind, &trees, seed),
+            trees,
+            space: problem.space.clone(),
             known: Vec::new(),
             chains: Vec::new(),
             plan: VecDeque::new(),
@@ -86,7 +100,8 @@ pub(super) const ROW: SearchRow = SearchRow {
 /// # Source
 /// AutoTVM, algorithm 1, with its 128 chains of 500 steps that go on from round to round, its ε of 0.05, its objectives,
 /// and its annealing from temperature 1 to 0 that stops early. We differ in the default batch, 16 instead of 64, which
-/// suits budgets of a few hundred trials, and in features of the parameters instead of the loops.
+/// suits budgets of a few hundred trials, and in that features are of the parameters unless those of loops are asked for.
+/// What other workloads have taught is a model of its own, on whose predictions the trees build (section 4).
 struct GbtSearch {
     trees: GbtOptions,
     n_models: usize,
@@ -98,13 +113,20 @@ struct GbtSearch {
     n_steps: usize,
     seen: Seen,
     rng: Xoshiro256PlusPlus,
-    features: KnobFeatures,
+    view: View,
     space: Arc<Space>,
-    /// Features and fitness of all trials.
-    known: Vec<(Vec<f32>, f64)>,
+    /// All trials.
+    known: Vec<Known>,
     chains: Vec<Config>,
     /// What is left to measure of the batch.
     plan: VecDeque<Config>,
+}
+
+struct Known {
+    features: Vec<f32>,
+    /// What the model of other workloads predicts.
+    base: f32,
+    fitness: f64,
 }
 
 /// What the annealing climbs.
@@ -114,24 +136,32 @@ enum Model {
 }
 
 impl Model {
-    fn score(&self, rows: &Matrix) -> Vec<f64> {
-        match self {
-            Model::One(trees) => trees.predict(rows).into_iter().map(f64::from).collect(),
-            // Targets are shares of the best fitness so far.
-            Model::Several(ensemble, acquisition) => {
-                ensemble.predict(rows).into_iter().map(|prediction| prediction.score(*acquisition, 1.0)).collect()
+    /// The scores of rows, on top of what the model of other workloads predicts.
+    fn score(&self, Rows { features, base }: &Rows) -> Vec<f64> {
+        let mut predictions: Vec<Prediction> = match self {
+            Model::One(trees) => {
+                let certain = |mean| Prediction { mean, standard_deviation: 0.0 };
+                trees.predict(features).into_iter().map(certain).collect()
             }
-        }
+            Model::Several(ensemble, _) => ensemble.predict(features),
+        };
+        predictions.iter_mut().zip(base).for_each(|(prediction, base)| prediction.mean += base);
+        let acquisition = match self {
+            Model::One(_) => Acquisition::Mean,
+            Model::Several(_, acquisition) => *acquisition,
+        };
+        // Targets are shares of the best fitness so far.
+        predictions.into_iter().map(|prediction| prediction.score(acquisition, 1.0)).collect()
     }
 }
 
 impl GbtSearch {
     fn fit(&mut self) -> Model {
-        let best = self.known.iter().map(|(_, fitness)| *fitness).fold(f64::MIN_POSITIVE, f64::max);
-        let targets: Vec<f32> = self.known.iter().map(|(_, fitness)| (fitness / best) as f32).collect();
-        let rows = self.known.iter().map(|(features, _)| features);
-        let rows = Matrix::from_rows(self.features.n_features(), rows);
-        let examples = Examples::new(&rows, &targets);
+        let best = self.known.iter().map(|known| known.fitness).fold(f64::MIN_POSITIVE, f64::max);
+        let targets: Vec<f32> = self.known.iter().map(|known| (known.fitness / best) as f32).collect();
+        let base: Vec<f32> = self.known.iter().map(|known| known.base).collect();
+        let rows = Matrix::from_rows(self.view.n_features(), self.known.iter().map(|known| &known.features));
+        let examples = Examples::new(&rows, &targets).on_top_of(&base);
         let seed = self.rng.random();
         let model: Result<Model, LearnError> = if self.n_models == 1 {
             Gbt::fit(&examples, &self.trees, seed).map(Model::One)
@@ -142,8 +172,8 @@ impl GbtSearch {
         model.unwrap_or_else(|error| panic!("invariant: options and targets are sound: {error}"))
     }
 
-    fn score(&self, model: &Model, configs: &[Config]) -> Vec<f64> {
-        model.score(&Matrix::from_rows(self.features.n_features(), configs.iter().map(|c| self.features.of(c))))
+    fn score(&mut self, model: &Model, configs: &[Config]) -> Vec<f64> {
+        model.score(&self.view.of(configs))
     }
 
     /// The best unseen configurations that the chains come across, best first, with their scores.
@@ -243,7 +273,7 @@ impl Best {
 
 impl Search for GbtSearch {
     fn propose(&mut self, n: usize) -> Vec<Config> {
-        if self.known.len() < self.batch {
+        if self.known.len() < self.batch && !self.view.is_experienced() {
             return (0..n.min(self.batch)).map_while(|_| self.seen.draw(&mut self.rng)).collect();
         }
         let mut batch = Vec::new();
@@ -271,7 +301,9 @@ impl Search for GbtSearch {
         for trial in trials {
             if self.seen.space().contains(&trial.config) {
                 self.seen.insert(&trial.config);
-                self.known.push((self.features.of(&trial.config), trial.outcome.fitness()));
+                let Rows { features, base } = self.view.of(std::slice::from_ref(&trial.config));
+                let fitness = trial.outcome.fitness();
+                self.known.push(Known { features: features.row(0).to_vec(), base: base[0], fitness });
             }
         }
     }

@@ -5,7 +5,7 @@ use rand_xoshiro::Xoshiro256PlusPlus;
 
 use super::scored::{Roulette, Scored};
 use super::seen::Seen;
-use super::{Search, SearchOption, SearchRow};
+use super::{Problem, Search, SearchOption, SearchRow};
 use crate::space::{Config, Space};
 use crate::trial::Trial;
 
@@ -13,6 +13,7 @@ pub(super) const ROW: SearchRow = SearchRow {
     name: "genetic",
     text: "roulette selection, one-point crossover, mutation by random values, elites kept",
     paper: "NoSE, the genetic algorithm it is compared with",
+    transfers: false,
     options: &[
         SearchOption {
             name: "population",
@@ -22,7 +23,7 @@ pub(super) const ROW: SearchRow = SearchRow {
         SearchOption { name: "elite", default: "3", text: "best ones kept for the next generation, below population" },
         SearchOption { name: "mutation", default: "0.1", text: "probability that a parameter is replaced, 0 to 1" },
     ],
-    make: |space, seed, options| {
+    make: |Problem { space, .. }, seed, options| {
         let population = options.number("population", 2..=1_000_000)?;
         Ok(Box::new(Genetic {
             population,

@@ -2,7 +2,7 @@
 //! observed trials end, since those are passed over.
 
 use super::seen::Seen;
-use super::{Search, SearchRow};
+use super::{Problem, Search, SearchRow};
 use crate::space::Config;
 use crate::trial::Trial;
 
@@ -10,8 +10,9 @@ pub(super) const ROW: SearchRow = SearchRow {
     name: "grid",
     text: "every legal configuration, in order",
     paper: "",
+    transfers: false,
     options: &[],
-    make: |space, _, _| Ok(Box::new(Grid { seen: Seen::new(space), next: 0 })),
+    make: |Problem { space, .. }, _, _| Ok(Box::new(Grid { seen: Seen::new(space), next: 0 })),
 };
 
 struct Grid {

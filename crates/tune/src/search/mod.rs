@@ -17,13 +17,16 @@ mod seen;
 mod simulated_annealing;
 #[cfg(test)]
 mod tests;
+mod view;
 mod walk;
 
 use std::sync::Arc;
 
 use options::Options;
 
+use crate::features::LoopContexts;
 use crate::space::{Config, Space};
+use crate::transfer::Experience;
 use crate::trial::Trial;
 
 /// A search over one space. Its proposals follow from its seed, its options and what it was told, and nothing else.
@@ -37,6 +40,27 @@ pub trait Search: Send {
     fn observe(&mut self, trials: &[Trial]);
 }
 
+/// What is searched.
+#[derive(Clone)]
+pub struct Problem {
+    /// The space.
+    pub space: Arc<Space>,
+    /// What the loops of configurations do; `None` where configurations are no programs, as in a replay.
+    pub contexts: Option<Contexts>,
+    /// What is known of other workloads, for searches that can use it; see [`SearchRow::transfers`].
+    pub experience: Option<Arc<Experience>>,
+}
+
+/// The way from a configuration to what its loops do; `None` for one that makes no program.
+pub type Contexts = Arc<dyn Fn(&Config) -> Option<LoopContexts> + Send + Sync>;
+
+impl From<&Arc<Space>> for Problem {
+    /// A space of which nothing else is known.
+    fn from(space: &Arc<Space>) -> Problem {
+        Problem { space: space.clone(), contexts: None, experience: None }
+    }
+}
+
 /// A search as a row of [`SEARCHES`].
 pub struct SearchRow {
     /// The name by which it is asked for, as in the literature.
@@ -45,13 +69,15 @@ pub struct SearchRow {
     pub text: &'static str,
     /// Where it comes from; empty for the textbook ones.
     pub paper: &'static str,
+    /// Whether it has a model that learns from [`Problem::experience`].
+    pub transfers: bool,
     /// What can be set.
     pub options: &'static [SearchOption],
     make: Make,
 }
 
-/// Makes a search over a space from a seed and the options of its row.
-type Make = fn(&Arc<Space>, u64, &Options) -> Result<Box<dyn Search>, SearchError>;
+/// Makes a search of a problem from a seed and the options of its row.
+type Make = fn(&Problem, u64, &Options) -> Result<Box<dyn Search>, SearchError>;
 
 /// An option of a search.
 pub struct SearchOption {
@@ -123,11 +149,25 @@ pub enum SearchError {
 ///
 /// # Errors
 /// [`SearchError`] where the name, an option or a value does not exist.
-pub fn build(text: &str, space: &Arc<Space>, seed: u64) -> Result<Box<dyn Search>, SearchError> {
+pub fn build(text: &str, problem: impl Into<Problem>, seed: u64) -> Result<Box<dyn Search>, SearchError> {
+    let (row, options) = row(text)?;
+    (row.make)(&problem.into(), seed, &Options::parse(row, options)?)
+}
+
+/// The row of the search that `text` asks for, and its options.
+fn row(text: &str) -> Result<(&'static SearchRow, &str), SearchError> {
     let (name, options) = text.split_once(':').unwrap_or((text, ""));
     let row = SEARCHES.iter().find(|row| row.name == name).ok_or_else(|| SearchError::UnknownSearch {
         name: name.into(),
         known: SEARCHES.iter().map(|row| row.name).collect(),
     })?;
-    (row.make)(space, seed, &Options::parse(row, options)?)
+    Ok((row, options))
+}
+
+/// Whether the search that `text` asks for has a model that learns from [`Problem::experience`].
+///
+/// # Errors
+/// [`SearchError`] where there is no such search.
+pub fn transfers(text: &str) -> Result<bool, SearchError> {
+    Ok(row(text)?.0.transfers)
 }

@@ -9,7 +9,7 @@ use tilewright_learn::{Knn, Matrix};
 use super::genetic::{crossover, mutate};
 use super::scored::{Roulette, Scored};
 use super::seen::Seen;
-use super::{Search, SearchOption, SearchRow};
+use super::{Problem, Search, SearchOption, SearchRow};
 use crate::features::KnobFeatures;
 use crate::space::Config;
 use crate::trial::Trial;
@@ -21,6 +21,7 @@ pub(super) const ROW: SearchRow = SearchRow {
     name: "nose",
     text: "evolution in which nearest neighbours choose the children that are measured",
     paper: "NoSE",
+    transfers: false,
     options: &[
         SearchOption {
             name: "population",
@@ -36,7 +37,7 @@ pub(super) const ROW: SearchRow = SearchRow {
         SearchOption { name: "mutation", default: "0.3", text: "probability that a parameter is replaced, 0 to 1" },
         SearchOption { name: "k", default: "9", text: "neighbours that predict a child, at least 1" },
     ],
-    make: |space, seed, options| {
+    make: |Problem { space, .. }, seed, options| {
         let population = options.number("population", 2..=1_000_000)?;
         let k = options.number("k", 1..=1_000_000)?;
         let features = KnobFeatures::new(space);

@@ -6,7 +6,7 @@ use rand_xoshiro::Xoshiro256PlusPlus;
 use super::scored::{Roulette, Scored};
 use super::seen::Seen;
 use super::walk::q_random_walk;
-use super::{Search, SearchOption, SearchRow};
+use super::{Problem, Search, SearchOption, SearchRow};
 use crate::space::Config;
 use crate::trial::Trial;
 
@@ -14,6 +14,7 @@ pub(super) const ROW: SearchRow = SearchRow {
     name: "opevo",
     text: "recombines the best configurations and mutates each parameter by a random walk on its own topology",
     paper: "OpEvo, algorithm 1",
+    transfers: false,
     options: &[
         SearchOption { name: "parents", default: "8", text: "best configurations that are recombined, at least 1" },
         SearchOption { name: "children", default: "8", text: "configurations in a generation, at least 1" },
@@ -23,7 +24,7 @@ pub(super) const ROW: SearchRow = SearchRow {
             text: "probability of each further step of a walk, 0 to 0.99; 0.5 in the paper",
         },
     ],
-    make: |space, seed, options| {
+    make: |Problem { space, .. }, seed, options| {
         Ok(Box::new(OpEvo {
             n_parents: options.number("parents", 1..=1_000_000)?,
             n_children: options.number("children", 1..=1_000_000)?,

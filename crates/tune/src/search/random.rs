@@ -4,7 +4,7 @@ use rand::SeedableRng;
 use rand_xoshiro::Xoshiro256PlusPlus;
 
 use super::seen::Seen;
-use super::{Search, SearchRow};
+use super::{Problem, Search, SearchRow};
 use crate::space::Config;
 use crate::trial::Trial;
 
@@ -12,8 +12,9 @@ pub(super) const ROW: SearchRow = SearchRow {
     name: "random",
     text: "uniform over the legal configurations, without replacement",
     paper: "",
+    transfers: false,
     options: &[],
-    make: |space, seed, _| {
+    make: |Problem { space, .. }, seed, _| {
         Ok(Box::new(Random { seen: Seen::new(space), rng: Xoshiro256PlusPlus::seed_from_u64(seed) }))
     },
 };

@@ -5,7 +5,7 @@ use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
 
 use super::seen::Seen;
-use super::{Search, SearchOption, SearchRow};
+use super::{Problem, Search, SearchOption, SearchRow};
 use crate::space::{Config, Space};
 use crate::trial::Trial;
 
@@ -13,6 +13,7 @@ pub(super) const ROW: SearchRow = SearchRow {
     name: "simulated_annealing",
     text: "walks to neighbours, and to worse ones the less the longer it has walked",
     paper: "",
+    transfers: false,
     options: &[
         SearchOption {
             name: "temperature",
@@ -26,7 +27,7 @@ pub(super) const ROW: SearchRow = SearchRow {
         },
         SearchOption { name: "coldest", default: "0.005", text: "temperature below which a new walk starts" },
     ],
-    make: |space, seed, options| {
+    make: |Problem { space, .. }, seed, options| {
         let temperature = options.number("temperature", 1e-6..=1e6)?;
         Ok(Box::new(SimulatedAnnealing {
             hottest: temperature,

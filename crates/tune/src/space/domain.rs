@@ -132,6 +132,51 @@ impl Axis {
         }
     }
 
+    /// The rank of the value that is nearest to one of a parameter with another feasible set, if it can be compared.
+    ///
+    /// Numbers are compared by their ratio. Of a factorization of another number the inner factors are kept, as far as
+    /// the number's own factors allow, and the outermost one takes up the difference: inner factors are sizes of tiles.
+    pub(super) fn nearest_to_json(&self, json: &Json) -> Option<u64> {
+        if let Some(rank) = self.rank_of_json(json) {
+            return Some(rank);
+        }
+        match &self.domain {
+            Domain::Ordinal(values) => {
+                let wanted = json.as_i64()?;
+                let distance = |value: i64| match (wanted > 0, value > 0) {
+                    (true, true) => (value as f64 / wanted as f64).ln().abs(),
+                    _ => value.abs_diff(wanted) as f64,
+                };
+                (0..self.len).min_by(|&a, &b| distance(values[a as usize]).total_cmp(&distance(values[b as usize])))
+            }
+            Domain::Factorization { n, parts } => {
+                let factors: Vec<u64> = json.as_array()?.iter().map(Json::as_u64).collect::<Option<_>>()?;
+                if factors.len() != *parts || factors.contains(&0) {
+                    return None;
+                }
+                let mut wanted: Vec<f64> = factors.iter().map(|&factor| (factor as f64).ln()).collect();
+                wanted[0] = (*n as f64).ln() - wanted[1..].iter().sum::<f64>();
+                let distance = |rank: u64| -> f64 {
+                    let factors = self.primes.unrank(*parts, rank);
+                    factors.iter().zip(&wanted).map(|(&factor, wanted)| ((factor as f64).ln() - wanted).powi(2)).sum()
+                };
+                // Downhill from no tiling: there may be too many factorizations to look at each.
+                let (mut best, mut least) = (0, distance(0));
+                while let Some((distance, rank)) = self
+                    .neighbours(best)
+                    .into_iter()
+                    .map(|rank| (distance(rank), rank))
+                    .min_by(|a, b| a.0.total_cmp(&b.0))
+                    && distance < least
+                {
+                    (best, least) = (rank, distance);
+                }
+                Some(best)
+            }
+            Domain::Categorical(_) | Domain::Permutation(_) => None,
+        }
+    }
+
     /// The ranks of the neighbours of a value.
     pub(super) fn neighbours(&self, rank: u64) -> Vec<u64> {
         match &self.domain {

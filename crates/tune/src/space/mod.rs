@@ -376,6 +376,14 @@ impl Space {
         }
     }
 
+    /// The legal configuration that comes nearest to one of another space with parameters of the same names; `None` where
+    /// names differ, or a category or an order does not exist here.
+    pub fn nearest_to_json(&self, json: &Json) -> Option<Config> {
+        let object = json.as_object().filter(|object| object.len() == self.axes.len())?;
+        let ranks = self.axes.iter().map(|axis| axis.nearest_to_json(object.get(&axis.name)?));
+        Some(self.nearest(&Config(ranks.collect::<Option<_>>()?)))
+    }
+
     /// The space as JSON: `{"parameters":[{"name","kind","values"|"n","parts"}],"constraints":[{"name","text"}],"size"}`.
     /// A size above 2^64 is given as the nearest floating-point number.
     pub fn describe(&self) -> Json {

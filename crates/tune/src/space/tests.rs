@@ -327,3 +327,36 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn values_of_another_space_become_the_nearest_ones() {
+    let check = |parameter: Parameter, found: Json, expected: Option<Json>| {
+        let space = Space::new("one", vec![parameter], vec![]).unwrap();
+        let name = space.names().next().unwrap().to_owned();
+        let carried =
+            space.nearest_to_json(&json!({ name.clone(): found })).map(|c| space.config_to_json(&c)[&name].clone());
+        assert_eq!(carried, expected, "{found}");
+    };
+    let tiles = |n| Parameter::factorization("m", n, 4);
+    check(tiles(1024), json!([8, 4, 4, 8]), Some(json!([8, 4, 4, 8])));
+    check(tiles(512), json!([8, 4, 4, 8]), Some(json!([4, 4, 4, 8])));
+    check(tiles(4096), json!([8, 4, 4, 8]), Some(json!([32, 4, 4, 8])));
+    check(tiles(7), json!([8, 1, 1, 8]), Some(json!([1, 1, 1, 7])));
+    check(tiles(1), json!([8, 4, 4, 8]), Some(json!([1, 1, 1, 1])));
+    for wrong in [json!([8, 4, 32]), json!([0, 1, 1, 1]), json!(8), json!(["a", 1, 1, 1])] {
+        check(tiles(512), wrong, None);
+    }
+    let blocks = || Parameter::ordinal("b", [0, 1, 6, 16]);
+    check(blocks(), json!(6), Some(json!(6)));
+    check(blocks(), json!(3), Some(json!(6)));
+    check(blocks(), json!(9), Some(json!(6)));
+    check(blocks(), json!(1_000_000), Some(json!(16)));
+    check(blocks(), json!(-5), Some(json!(0)));
+    check(Parameter::categorical("p", &["none", "a"]), json!("a"), Some(json!("a")));
+    check(Parameter::categorical("p", &["none", "a"]), json!("b"), None);
+    check(Parameter::permutation("o", &["i", "j"]), json!(["j", "i"]), Some(json!(["j", "i"])));
+    check(Parameter::permutation("o", &["i", "j"]), json!(["j", "k"]), None);
+    let space = small();
+    assert_eq!(space.nearest_to_json(&json!({"mr": 2})), None, "parameters are missing");
+    assert_eq!(space.nearest_to_json(&json!(3)), None);
+}

@@ -4,6 +4,8 @@ mod conv;
 mod matmul;
 mod model;
 
+use crate::features::LoopContexts;
+use crate::search::Problem;
 use crate::space::{Config, Space, SpaceError};
 use rand::SeedableRng;
 use rand_xoshiro::Xoshiro256PlusPlus;
@@ -134,6 +136,16 @@ impl Task {
             distances.clone().map_while(|at| own.get(at).map(|c| (*c).clone())).collect::<Vec<_>>()
         };
         (0..n_algorithms).flat_map(of).collect()
+    }
+
+    /// The task as a search sees it: its space, and what the loops of its programs do.
+    pub fn problem(&self) -> Problem {
+        let (task, untransformed) = (self.clone(), self.setting.workload.program());
+        let contexts = move |config: &Config| {
+            let program = apply_all(&untransformed, &task.steps(config)).ok()?;
+            Some(LoopContexts::of(&program))
+        };
+        Problem { space: self.space.clone(), contexts: Some(Arc::new(contexts)), experience: None }
     }
 
     /// The program of a configuration, scheduled but not lowered.

@@ -3,28 +3,15 @@
 use std::time::Instant;
 
 use tilewright_device::device::steps_text;
-use tilewright_tune::{Record, Report, RunTime, Store, StoreError, Task, Winner};
+use tilewright_tune::{Record, Report, RunTime, Store, StoreError, Task, TaskKey, Winner};
 
 use crate::clock::since_1970;
-
-/// What the trials of a run have in common.
-#[derive(Debug, Clone)]
-pub struct Key {
-    /// The workload's canonical text.
-    pub workload: String,
-    /// The target's name in records.
-    pub target: String,
-    /// The template's name.
-    pub template: String,
-    /// Threads of the kernel.
-    pub threads: u32,
-}
 
 /// Keeps the trials of a batch until they are committed.
 #[derive(Debug)]
 pub struct Recorder {
     store: Store,
-    key: Key,
+    key: TaskKey,
     search: String,
     seed: u64,
     toolchain: String,
@@ -35,7 +22,7 @@ pub struct Recorder {
 
 impl Recorder {
     /// A recorder for the trials of one search that starts now.
-    pub fn new(store: Store, key: Key, search: String, seed: u64) -> Recorder {
+    pub fn new(store: Store, key: TaskKey, search: String, seed: u64) -> Recorder {
         let start_unix_ms = since_1970().as_millis() as u64;
         let (start, toolchain) = (Instant::now(), toolchain());
         Recorder { store, key, search, seed, toolchain, start, start_unix_ms, pending: Vec::new() }

@@ -1,0 +1,272 @@
+//! `record-space`: measures a whole space, or a sample of it, and writes what became of every configuration.
+
+use std::collections::{BTreeMap, HashSet};
+use std::fs::File;
+use std::io::BufWriter;
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
+
+use anyhow::Context;
+use clap::Args;
+use serde_json::{Map, json};
+use tilewright_device::Device;
+use tilewright_tune::{
+    BoxError, Budget, Config, HeadStart, Measure, Measured, RecordedSpace, Summary, Task, TaskKey, Trial, search,
+};
+
+use super::tune::recorder::Recorder;
+use super::tune::{Interrupts, earlier, errors_of, take_note, task_key};
+use super::{DatabaseArgs, WorkloadArgs, count, device_options, gflops, make_task};
+use crate::error::{OrBadInput, bad_input};
+use crate::output::{digits, grouped, message, write_result};
+use crate::progress::{Progress, Status, errors_text};
+
+/// The search that draws samples, and under whose name configurations are recorded.
+const SEARCH: &str = "random";
+/// Configurations that are measured to tell how long the whole space would take.
+const N_FIRST: usize = 16;
+/// The longest that is begun unasked, in seconds.
+const LONGEST_S: f64 = 3600.0;
+/// Configurations in one file, at most.
+const MOST: u64 = 10_000_000;
+
+/// Arguments of `record-space`.
+#[derive(Args, Debug)]
+pub struct RecordSpaceArgs {
+    #[command(flatten)]
+    of: WorkloadArgs,
+    /// Template whose space is measured [default: the operator's first one]
+    #[arg(long, value_name = "NAME")]
+    template: Option<String>,
+    /// File to write, T4 results for `replay`, packed where it ends in .gz [default: none, only records]
+    #[arg(short, long, value_name = "FILE")]
+    output: Option<PathBuf>,
+    /// Configurations to come to: a random sample where the space has more
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=MOST))]
+    max: Option<u64>,
+    /// Seed of the sample and of the random inputs
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    seed: u64,
+    #[command(flatten)]
+    records: DatabaseArgs,
+}
+
+/// A space that is being recorded.
+struct Recording<'a> {
+    task: &'a Task,
+    seed: u64,
+    device: ToTheEnd,
+    recorder: Arc<Mutex<Recorder>>,
+    interrupts: Arc<Interrupts>,
+    database: String,
+    /// What is recorded of the task, whoever measured it.
+    trials: Vec<Trial>,
+}
+
+/// Measures a space; what is recorded already counts, whoever measured it.
+///
+/// # Errors
+/// Bad input where an argument does not fit, the file or the database given cannot be written, or the space is too large;
+/// failure where workers do not start or records cannot be written.
+pub fn run(args: &RecordSpaceArgs, as_json: bool) -> anyhow::Result<()> {
+    let workload = args.of.workload()?;
+    Device::check_memory(&workload).or_bad_input("")?;
+    let machine = &args.of.machine;
+    let task = make_task(workload, machine.runnable_target()?, machine.threads, args.template.as_deref())?;
+    if let Some(path) = &args.output {
+        check_output(path)?;
+    }
+    let database = args.records.database()?;
+    let store = database.open_to_write()?;
+    let key = task_key(&task, false);
+    let trials = earlier(&store, &key, &task)?.trials;
+    let mut options = device_options(machine.threads)?;
+    options.seed = args.seed;
+    let scheduling = task.clone();
+    let steps = move |config: &Config| scheduling.steps(config);
+    let device = Device::new(task.setting.workload.clone(), &task.setting.target, options, steps)?;
+    let mut recording = Recording {
+        task: &task,
+        seed: args.seed,
+        device: ToTheEnd(device),
+        recorder: Arc::new(Mutex::new(Recorder::new(store, key.clone(), SEARCH.to_owned(), args.seed))),
+        interrupts: Interrupts::watch()?,
+        database: database.name(),
+        trials,
+    };
+    let start = Instant::now();
+    let n_before = recording.trials.len();
+    let size = task.space.size();
+    message(&format!("{}: template {}, {} configurations", key.workload, key.template, grouped(size)));
+    if args.max.is_none() {
+        recording.check_time()?;
+    }
+    let configs = recording.draw(args.max.unwrap_or(MOST), &[])?;
+    recording.measure(&configs)?;
+
+    let n_new = recording.trials.len() - n_before;
+    let mut trials = recording.trials;
+    let asked: HashSet<&Config> = configs.iter().collect();
+    trials.retain(|trial| asked.contains(&trial.config));
+    let recorded = RecordedSpace::new(task.space.clone(), trials.iter().cloned());
+    if let Some(path) = &args.output {
+        write(path, &recorded, &key, args.seed)?;
+    }
+    let errors = errors_of(&trials);
+    let best_gflops = recorded.optimum_ns().map(|ns| gflops(&task.setting.workload, ns));
+    let seconds = start.elapsed().as_secs_f64();
+    let json = json!({
+        "workload": key.workload,
+        "template": key.template,
+        "target": key.target,
+        "threads": key.threads,
+        "seed": args.seed,
+        "size": u64::try_from(size).unwrap_or(u64::MAX),
+        "configurations": recorded.len(),
+        "missing": configs.len() - recorded.len(),
+        "valid": recorded.n_valid(),
+        "new_trials": n_new,
+        "errors": errors.iter().map(|(class, n)| (class.name().to_owned(), (*n).into())).collect::<Map<_, _>>(),
+        "best_gflops": best_gflops,
+        "seconds": seconds,
+        "file": args.output,
+        "db": database.path,
+    });
+    let mut text = format!(
+        "{} of {} recorded, {} of them valid{}",
+        count(recorded.len() as u64, "configuration"),
+        grouped(size),
+        grouped(recorded.n_valid()),
+        best_gflops.map_or(String::new(), |best| format!(", the best at {} GFLOP/s", digits(best))),
+    );
+    if !errors.is_empty() {
+        text += &format!("\nerrors   {}", errors_text(&errors));
+    }
+    if recorded.len() < configs.len() {
+        let n_missing = count((configs.len() - recorded.len()) as u64, "configuration");
+        text += &format!("\nmissing  {n_missing}: the run was interrupted; run it again to go on");
+    }
+    text += &format!("\nrecords  {}", database.name());
+    if let Some(path) = &args.output {
+        text += &format!("\nfile     {}", path.display());
+    }
+    write_result(as_json, &json, &text)
+}
+
+impl Recording<'_> {
+    /// So many configurations of the space that are not among these, in random order; all where there are no more.
+    fn draw(&self, n: u64, known: &[Trial]) -> anyhow::Result<Vec<Config>> {
+        let mut search = search::build(SEARCH, &self.task.space, self.seed)?;
+        search.observe(known);
+        Ok(search.propose(usize::try_from(n)?))
+    }
+
+    /// Measures a few configurations, and refuses a space of which the rest would take too long.
+    fn check_time(&mut self) -> anyhow::Result<()> {
+        let size = self.task.space.size();
+        let first = self.draw(N_FIRST as u64, &self.trials)?;
+        let Some(summary) = self.measure(&first)?.filter(|summary| summary.n_trials > 0) else { return Ok(()) };
+        let rate = summary.n_trials as f64 / summary.wall_seconds;
+        let seconds = (size - self.trials.len() as u128) as f64 / rate;
+        if (seconds <= LONGEST_S && size <= MOST.into()) || self.interrupts.stop.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        Err(bad_input(format!(
+            "all {} configurations would take {}, at {} a second (give --max N for a sample, or for all of up to {})",
+            grouped(size),
+            hours(seconds),
+            digits(rate),
+            grouped(MOST)
+        )))
+    }
+
+    /// Measures those of these configurations that are not recorded; `None` where there are none, or after an interrupt.
+    fn measure(&mut self, configs: &[Config]) -> anyhow::Result<Option<Summary>> {
+        let known: HashSet<&Config> = self.trials.iter().map(|trial| &trial.config).collect();
+        let n_known = configs.iter().filter(|config| known.contains(config)).count() as u64;
+        let n_new = configs.len() as u64 - n_known;
+        if n_new == 0 || self.interrupts.stop.load(Ordering::Relaxed) {
+            return Ok(None);
+        }
+        message(&format!("{} to measure, {n_known} recorded already in {}", grouped(n_new), self.database));
+        let progress = Progress::start(Status {
+            start: Instant::now(),
+            time: None,
+            n_trials: n_known,
+            n_new: 0,
+            most_trials: Some(configs.len() as u64),
+            best_gflops: None,
+            peak_gflops: None,
+            errors: BTreeMap::new(),
+            phase: None,
+        });
+        self.interrupts.concern(&self.recorder, &progress);
+        let prior = self.trials.clone();
+        // It is never asked: the budget ends with the guesses.
+        let mut search = search::build(SEARCH, &self.task.space, self.seed)?;
+        let summary = tilewright_tune::tune(
+            search.as_mut(),
+            &self.task.space,
+            &mut self.device,
+            HeadStart { prior: &prior, guesses: configs },
+            Budget { trials: Some(n_new), ..Budget::default() },
+            &self.interrupts.stop,
+            &mut |event| take_note(&event, self.task, &self.recorder, &progress, &mut self.trials),
+        );
+        progress.finish();
+        Ok(Some(summary.with_context(|| format!("database {}", self.database))?))
+    }
+}
+
+/// A device that times every candidate to the end, however slow it is: a recorded space is not about the best one alone.
+struct ToTheEnd(Device);
+
+impl Measure for ToTheEnd {
+    fn measure(
+        &mut self,
+        batch: &[Config],
+        _best_ns: Option<f64>,
+        done: &mut dyn FnMut(usize, Measured) -> ControlFlow<()>,
+    ) -> Result<(), BoxError> {
+        self.0.measure(batch, None, done)
+    }
+}
+
+fn check_output(path: &Path) -> anyhow::Result<()> {
+    let name = path.display();
+    let unwritable =
+        |reason: &str| Err(bad_input(format!("cannot write {name}: {reason} (give another file with -o)")));
+    if path.is_dir() {
+        return unwritable("it is a folder");
+    }
+    match path.parent().filter(|folder| !folder.as_os_str().is_empty() && !folder.is_dir()) {
+        Some(folder) => unwritable(&format!("there is no folder {}", folder.display())),
+        None => Ok(()),
+    }
+}
+
+/// Writes the file beside its place first, so that it is there as a whole or as it was.
+fn write(path: &Path, recorded: &RecordedSpace, key: &TaskKey, seed: u64) -> anyhow::Result<()> {
+    let about = [
+        ("workload", key.workload.as_str().into()),
+        ("target", key.target.as_str().into()),
+        ("template", key.template.as_str().into()),
+        ("threads", key.threads.into()),
+        ("seed", seed.into()),
+        ("version", env!("CARGO_PKG_VERSION").into()),
+    ];
+    let is_packed = path.extension().is_some_and(|ending| ending == "gz");
+    let mut part = path.as_os_str().to_owned();
+    part.push(".part");
+    let written = File::create(&part).and_then(|file| recorded.write_t4(BufWriter::new(file), is_packed, &about));
+    written.and_then(|()| std::fs::rename(&part, path)).with_context(|| format!("cannot write {}", path.display()))
+}
+
+/// A long time in words.
+fn hours(seconds: f64) -> String {
+    let hours = seconds / 3600.0;
+    if hours < 48.0 { format!("{hours:.1} hours") } else { format!("{} days", grouped((hours / 24.0).round())) }
+}

@@ -1,0 +1,93 @@
+//! `--transfer`: what earlier records are worth to a run.
+
+use std::path::PathBuf;
+
+use tilewright_ir::op::Workload;
+use tilewright_tune::{EarlierTask, TaskKey};
+
+use super::super::parse_workloads;
+use crate::database::Database;
+use crate::error::bad_input;
+
+/// A database, and which of its workloads to learn from.
+#[derive(Debug, Clone)]
+pub struct Transfer {
+    path: PathBuf,
+    /// Their texts; empty for all but the one that is tuned.
+    workloads: Vec<String>,
+}
+
+impl Transfer {
+    /// Reads `DB[,WORKLOAD…]`. Workloads hold commas themselves: a part `key=value` belongs to the workload before it.
+    ///
+    /// # Errors
+    /// What is wrong with the text, in one line.
+    pub fn parse(text: &str) -> Result<Transfer, String> {
+        let mut parts = text.split(',');
+        let path =
+            PathBuf::from(parts.next().filter(|path| !path.is_empty()).ok_or("the name of a database is missing")?);
+        let mut texts: Vec<String> = Vec::new();
+        for part in parts {
+            match texts.last_mut() {
+                Some(workload) if part.contains('=') && !part.contains(':') => *workload += &format!(",{part}"),
+                _ => texts.push(part.to_owned()),
+            }
+        }
+        let mut workloads = Vec::new();
+        for text in texts {
+            let named = parse_workloads(&text, false).map_err(|error| crate::error::describe(&error))?;
+            workloads.extend(named.iter().map(Workload::to_string));
+        }
+        Ok(Transfer { path, workloads })
+    }
+
+    /// The earlier tasks, without the one at hand.
+    ///
+    /// # Errors
+    /// Bad input where there is no database, or it has no trials of a workload that is named.
+    pub fn tasks(&self, at_hand: &TaskKey) -> anyhow::Result<Vec<EarlierTask>> {
+        let database = Database::named(&self.path, "--transfer")?;
+        let name = database.name();
+        let store = database
+            .open_to_read()?
+            .ok_or_else(|| bad_input(format!("there is no database {name} (give another one with --transfer)")))?;
+        let mut keys = store.tasks()?;
+        if let Some(missing) = self.workloads.iter().find(|w| !keys.iter().any(|key| key.workload == **w)) {
+            let reason = format!("no trials of {missing} are in database {name}");
+            return Err(bad_input(format!("{reason} (leave workloads out to learn from all)")));
+        }
+        let is_asked = |key: &TaskKey| self.workloads.is_empty() || self.workloads.contains(&key.workload);
+        keys.retain(|key| key != at_hand && is_asked(key));
+        let mut tasks = Vec::with_capacity(keys.len());
+        for key in keys {
+            // Another version may know other workloads.
+            let Ok(workload) = Workload::parse(&key.workload) else { continue };
+            let records = store.trials_of(&key.workload, &key.target, &key.template, key.threads)?;
+            tasks.push(EarlierTask { workload, template: key.template, threads: key.threads, records });
+        }
+        Ok(tasks)
+    }
+
+    /// The name of the database, for messages.
+    pub fn name(&self) -> String {
+        crate::error::one_line(&self.path.display().to_string())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn workloads_keep_their_commas() {
+        let read = |text: &str| Transfer::parse(text).map(|t| (t.path.display().to_string(), t.workloads));
+        assert_eq!(read("a.db"), Ok(("a.db".to_owned(), vec![])));
+        let product = "matmul:m=8,n=8,k=16".to_owned();
+        let (path, workloads) =
+            read("a.db,matmul:m=8,n=8,k=16,resnet18.C1:layout=blocked,const=w,matmul:n=8,m=8,k=16").unwrap();
+        assert_eq!((path.as_str(), workloads.len(), &workloads[0]), ("a.db", 3, &product));
+        assert_eq!(workloads[2], product, "texts are canonical");
+        assert_eq!(read("a.db,resnet18").unwrap().1.len(), 12);
+        assert!(read("").is_err() && read(",matmul-256").is_err() && read("a.db,nosuch").is_err());
+    }
+}

@@ -1,0 +1,140 @@
+//! Transfer: what trials of other workloads are worth to a new one.
+//!
+//! Their programs teach a cost model, which then need not begin from nothing ([`Experience`]); their best configurations,
+//! carried over into the new space, are good first candidates ([`warm_start`]).
+
+use tilewright_ir::op::Workload;
+use tilewright_ir::schedule::{apply_all, parse_steps};
+
+use crate::features::LoopContexts;
+use crate::record::Record;
+use crate::space::Config;
+use crate::template::Task;
+
+/// Programs to learn from, at most; of more, each task gives its share.
+const MOST_PROGRAMS: usize = 4096;
+/// Configurations of a warm start, at most.
+const MOST_GUESSES: usize = 16;
+/// Workloads that a warm start takes configurations from, at most.
+const MOST_TASKS: usize = 4;
+
+/// Trials of one space that was searched earlier.
+#[derive(Debug, Clone)]
+pub struct EarlierTask {
+    /// What was computed.
+    pub workload: Workload,
+    /// The template whose space it was.
+    pub template: String,
+    /// Threads of the kernels.
+    pub threads: u32,
+    /// The trials.
+    pub records: Vec<Record>,
+}
+
+/// Programs of other workloads and how fast they were, for a model that predicts programs of any.
+///
+/// # Source
+/// AutoTVM, section 4: the data that the global model is fitted on.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Experience {
+    /// The loops of each program.
+    pub contexts: Vec<LoopContexts>,
+    /// The throughput of each program as a share of the best one of its task; 0 for a failure.
+    pub targets: Vec<f32>,
+    /// The task of each program.
+    pub groups: Vec<u32>,
+}
+
+impl Experience {
+    /// What these tasks teach. Programs are made of the recorded steps, so templates and spaces may have changed since.
+    /// Records whose steps no longer apply are left out, and so are tasks of which nothing was measured.
+    ///
+    /// # Cost
+    /// That of scheduling each program.
+    pub fn of(tasks: &[EarlierTask]) -> Experience {
+        let mut experience = Experience::default();
+        let share = MOST_PROGRAMS / tasks.len().max(1);
+        for (group, task) in tasks.iter().enumerate() {
+            let best = task.records.iter().map(|record| record.outcome.fitness()).fold(0.0, f64::max);
+            if best == 0.0 {
+                continue;
+            }
+            let untransformed = task.workload.program();
+            // Every so many, so that early and late trials, bad and good ones, are there alike.
+            for record in task.records.iter().step_by(task.records.len().div_ceil(share.max(1)).max(1)) {
+                let steps = parse_steps(&record.steps).ok().filter(|steps| !steps.is_empty());
+                let Some(program) = steps.and_then(|steps| apply_all(&untransformed, &steps).ok()) else { continue };
+                experience.contexts.push(LoopContexts::of(&program));
+                experience.targets.push((record.outcome.fitness() / best) as f32);
+                experience.groups.push(group as u32);
+            }
+        }
+        experience
+    }
+
+    /// Whether it teaches nothing.
+    pub fn is_empty(&self) -> bool {
+        self.contexts.is_empty()
+    }
+}
+
+/// The best configurations of the nearest tasks of the same template, carried over into this task's space: first the best of
+/// each, the nearest first, then the second best.
+pub fn warm_start(task: &Task, earlier: &[EarlierTask]) -> Vec<Config> {
+    let mut near: Vec<(f64, Vec<Config>)> = earlier
+        .iter()
+        .filter(|other| other.template == task.template.name)
+        .map(|other| (distance(task, other), carried_over(task, other)))
+        .filter(|(_, configs)| !configs.is_empty())
+        .collect();
+    near.sort_by(|a, b| a.0.total_cmp(&b.0));
+    near.truncate(MOST_TASKS);
+    let mut guesses: Vec<Config> = Vec::new();
+    for place in 0..MOST_GUESSES {
+        for config in near.iter().filter_map(|(_, configs)| configs.get(place)) {
+            if guesses.len() < MOST_GUESSES && !guesses.contains(config) {
+                guesses.push(config.clone());
+            }
+        }
+    }
+    guesses
+}
+
+/// The best configurations of a task as configurations of another, best first.
+fn carried_over(task: &Task, earlier: &EarlierTask) -> Vec<Config> {
+    let measured = |record: &&Record| record.outcome.timing().is_some();
+    let mut records: Vec<&Record> = earlier.records.iter().filter(measured).collect();
+    records.sort_by(|a, b| a.outcome.cost().total_cmp(&b.outcome.cost()));
+    let mut configs: Vec<Config> = Vec::new();
+    for config in records.into_iter().filter_map(|record| task.space.nearest_to_json(&record.config)) {
+        if !configs.contains(&config) {
+            configs.push(config);
+        }
+        if configs.len() == MOST_GUESSES {
+            break;
+        }
+    }
+    configs
+}
+
+/// How unlike two tasks are: ratios of their sizes and threads on a logarithmic scale, and 1 for each attribute that differs.
+fn distance(task: &Task, earlier: &EarlierTask) -> f64 {
+    let (a, b) = (&task.setting.workload, &earlier.workload);
+    let log_size = |workload: &Workload, name: &str| {
+        let is_there = workload.operator().sizes.iter().any(|size| size.name == name);
+        // Sizes such as a padding may be 0.
+        if is_there { (1.0 + workload.size(name) as f64).log2() } else { 0.0 }
+    };
+    let sizes = || a.operator().sizes.iter().map(|size| size.name);
+    let others = b.operator().sizes.iter().map(|size| size.name).filter(|name| !sizes().any(|other| other == *name));
+    let of_sizes = sizes().chain(others).map(|name| (log_size(a, name) - log_size(b, name)).abs());
+    let differs = [
+        a.operator().name != b.operator().name,
+        a.dtype != b.dtype,
+        a.constant != b.constant,
+        a.layout() != b.layout(),
+        a.epilogue() != b.epilogue(),
+    ];
+    let of_threads = (task.setting.n_threads as f64 / f64::from(earlier.threads)).log2().abs();
+    of_sizes.sum::<f64>() + of_threads + differs.into_iter().map(|differs| f64::from(u8::from(differs))).sum::<f64>()
+}

@@ -1,0 +1,179 @@
+//! What trials of other workloads are worth: models that know something from the start, and first candidates that fit.
+//!
+//! Made-up costs stand in for measuring, so that everything follows from seeds.
+
+use std::sync::Arc;
+
+use rand::SeedableRng;
+use rand_xoshiro::Xoshiro256PlusPlus;
+use tilewright_ir::Target;
+use tilewright_ir::op::Workload;
+use tilewright_tune::transfer::{EarlierTask, Experience, warm_start};
+use tilewright_tune::{Config, ErrorClass, Outcome, Record, Seconds, Setting, TEMPLATES, Task, Timing, Trial, search};
+
+/// The template of the paper's products.
+const PAPER: &str = "gemm-4-2-4";
+
+fn task(workload: &str, template: Option<&str>) -> Task {
+    let workload = Workload::parse(workload).unwrap();
+    Task::new(Setting { workload, target: Target::named("x86-64-v3").unwrap(), n_threads: 1 }, template).unwrap()
+}
+
+/// Smallest for one size of the inner tiles, whatever the size of the product; of templates other than that of the paper, any
+/// number.
+fn cost(task: &Task, config: &Config) -> f64 {
+    if task.template.name != PAPER {
+        return 1.0 + config.ranks().iter().zip(1..).map(|(rank, at)| rank * at).sum::<u64>() as f64;
+    }
+    let off = |name: &str, best: &[f64]| -> f64 {
+        let factors = task.space.factors(config, name);
+        factors.iter().rev().zip(best).map(|(&factor, best)| ((factor as f64).log2() - best).abs()).sum()
+    };
+    1e6 * (1.0 + off("m", &[2.0, 3.0]) + off("k", &[4.0]) + off("n", &[4.0, 2.0]))
+}
+
+fn outcome(task: &Task, config: &Config) -> Outcome {
+    Outcome::Measured(Timing::of_samples(&[cost(task, config)], false))
+}
+
+fn record(task: &Task, config: &Config, outcome: Outcome) -> Record {
+    Record {
+        workload: task.setting.workload.to_string(),
+        target: task.setting.target.to_string(),
+        template: task.template.name.into(),
+        threads: 1,
+        config: task.space.config_to_json(config),
+        outcome,
+        seconds: Seconds::default(),
+        steps: task.steps(config).iter().map(|step| format!("{step}\n")).collect(),
+        search: "random".into(),
+        seed: 0,
+        trial: 0,
+        version: String::new(),
+        toolchain: String::new(),
+        unix_time: 0,
+    }
+}
+
+fn earlier(task: &Task, n: usize, seed: u64) -> EarlierTask {
+    let mut rng = Xoshiro256PlusPlus::seed_from_u64(seed);
+    let configs = (0..n).map(|_| task.space.sample(&mut rng));
+    EarlierTask {
+        workload: task.setting.workload.clone(),
+        template: task.template.name.into(),
+        threads: 1,
+        records: configs.map(|config| record(task, &config, outcome(task, &config))).collect(),
+    }
+}
+
+/// The costs of the first candidates that a search proposes.
+fn first_costs(task: &Task, text: &str, experience: Option<&Arc<Experience>>, seed: u64, n: usize) -> Vec<f64> {
+    let problem = search::Problem { experience: experience.cloned(), ..task.problem() };
+    let mut search = search::build(text, problem, seed).unwrap();
+    let mut costs = Vec::new();
+    while costs.len() < n {
+        let proposals = search.propose(8.min(n - costs.len()));
+        let trial = |config: Config| Trial { outcome: outcome(task, &config), config };
+        let trials: Vec<Trial> = proposals.into_iter().map(trial).collect();
+        costs.extend(trials.iter().map(|trial| trial.outcome.cost()));
+        search.observe(&trials);
+    }
+    costs
+}
+
+#[test]
+fn a_model_of_other_workloads_finds_better_candidates_from_the_start() {
+    let sources =
+        ["matmul:m=256,n=384,k=256", "matmul:m=512,n=256,k=128"].map(|w| earlier(&task(w, Some(PAPER)), 150, 1));
+    let experience = Arc::new(Experience::of(&sources));
+    assert_eq!((experience.contexts.len(), experience.groups[0], experience.groups[299]), (300, 0, 1));
+    assert!(experience.targets.iter().all(|share| (0.0..=1.0).contains(share)));
+    let new = task("matmul:m=384,n=512,k=256", Some(PAPER));
+    for more in ["", ",features=relation", ",bootstrap=2"] {
+        let text = format!("gbt:chains=32,steps=20,batch=8{more}");
+        let mean_log = |experience: Option<&Arc<Experience>>, range: std::ops::Range<usize>| -> f64 {
+            let costs =
+                (0..3).flat_map(|seed| first_costs(&new, &text, experience, seed, range.end)[range.clone()].to_vec());
+            costs.map(f64::ln).sum::<f64>() / (3 * range.len()) as f64
+        };
+        let (without, with) = (mean_log(None, 0..8), mean_log(Some(&experience), 0..8));
+        assert!(with < without - 0.2, "{text}: {with} with, {without} without");
+        let (without, with) = (mean_log(None, 8..24), mean_log(Some(&experience), 8..24));
+        assert!(with < without, "{text}, later: {with} with, {without} without");
+        let costs = |seed| first_costs(&new, &text, Some(&experience), seed, 16);
+        assert_eq!(costs(5), costs(5), "{text}");
+    }
+}
+
+#[test]
+fn features_of_loops_guide_a_search_too() {
+    let task = task("matmul:m=256,n=384,k=256", Some(PAPER));
+    let best = |text: &str, seed| first_costs(&task, text, None, seed, 48).into_iter().fold(f64::INFINITY, f64::min);
+    let mean = |text: &str| (0..4).map(|seed| best(text, seed).ln()).sum::<f64>() / 4.0;
+    let random = mean("random");
+    for kind in ["knob", "loop", "relation"] {
+        let text = format!("gbt:chains=32,steps=20,batch=16,features={kind}");
+        assert!(mean(&text) < random, "{kind}: {} against {random}", mean(&text));
+    }
+}
+
+#[test]
+fn experience_passes_over_what_it_cannot_use() {
+    let source = task("matmul:m=64,n=64,k=64", None);
+    let mut earlier = earlier(&source, 4, 1);
+    earlier.records[0].steps = String::new();
+    earlier.records[1].steps = "split nothing by 4".into();
+    earlier.records[2].outcome = Outcome::Failed { class: ErrorClass::WrongAnswer, message: String::new() };
+    let experience = Experience::of(std::slice::from_ref(&earlier));
+    assert_eq!(experience.targets, [0.0, 1.0]);
+    earlier.records.truncate(3);
+    earlier.records.remove(0);
+    earlier.records.remove(0);
+    assert!(Experience::of(&[earlier]).is_empty(), "nothing of it was measured");
+}
+
+/// Pairs of workloads that one template may serve both.
+const PAIRS: &[[&str; 2]] = &[
+    ["matmul:m=64,n=96,k=128", "matmul:m=17,n=330,k=1009"],
+    ["batch_matmul:b=6,m=17,n=29,k=13", "batch_matmul:b=9,m=64,n=64,k=32,tb=1"],
+    ["dense:m=13,n=37,k=35", "dense:m=128,n=40,k=33,const=w,epilogue=bias"],
+    ["resnet18.C2", "resnet18.C6"],
+    ["resnet18.C4", "resnet18.C9:layout=blocked"],
+    ["resnet18.C12", "resnet18.C3"],
+    ["depthwise_conv2d:c=32,h=28,w=28,r=3,s=3,pad=1", "depthwise_conv2d:c=48,h=15,w=15,r=3,s=3,stride=2"],
+    ["conv2d_transpose:c=16,h=8,w=8,k=24,r=4,s=4,stride=2,pad=1", "conv2d_transpose:c=8,h=7,w=9,k=16,r=3,s=3"],
+];
+
+#[test]
+fn configurations_are_carried_over_legally_on_every_template() {
+    for template in TEMPLATES {
+        let mut n_carried = 0;
+        for pair in PAIRS.iter().flat_map(|&[a, b]| [[a, b], [b, a]]) {
+            if !pair.iter().all(|w| (template.serves)(&Workload::parse(w).unwrap())) {
+                continue;
+            }
+            let [from, to] = pair.map(|w| task(w, Some(template.name)));
+            let source = earlier(&from, 20, 3);
+            let guesses = warm_start(&to, std::slice::from_ref(&source));
+            assert!(guesses.iter().all(|config| to.space.contains(config)), "{} {pair:?}", template.name);
+            n_carried += guesses.len();
+            // Carried over to its own space, a configuration stays what it is, the best one first.
+            let own = warm_start(&from, std::slice::from_ref(&source));
+            let best = source.records.iter().min_by(|a, b| a.outcome.cost().total_cmp(&b.outcome.cost())).unwrap();
+            assert_eq!(from.space.config_to_json(&own[0]), best.config, "{} {pair:?}", template.name);
+        }
+        assert!(n_carried > 0, "{}: no pair of workloads for it", template.name);
+    }
+}
+
+#[test]
+fn the_nearest_workload_comes_first() {
+    let new = task("matmul:m=512,n=512,k=512", Some("gemm-4-2-4"));
+    let tasks = ["matmul:m=64,n=64,k=64", "matmul:m=1024,n=512,k=512", "matmul:m=512,n=512,k=512,dtype=f64"]
+        .map(|w| earlier(&task(w, Some("gemm-4-2-4")), 8, 1));
+    let best = |source: &EarlierTask| warm_start(&new, std::slice::from_ref(source))[0].clone();
+    let guesses = warm_start(&new, &tasks);
+    assert_eq!(guesses[0], best(&tasks[1]));
+    assert!(guesses.contains(&best(&tasks[2])) && guesses.contains(&best(&tasks[0])) && guesses.len() <= 16);
+    assert!(warm_start(&task("matmul:m=64,n=64,k=64", None), &tasks).is_empty(), "they are of another template");
+}
