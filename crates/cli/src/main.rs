@@ -52,12 +52,12 @@ enum Command {
     Import(records::ImportArgs),
     /// Run a search on a recorded space and show how near to the optimum it comes
     Replay(replay::ReplayArgs),
-    /// Measure a whole search space, or a sample of it, for `replay`; running it again goes on
-    RecordSpace(record_space::RecordSpaceArgs),
     /// Write what is recorded as one page: curves, spaces, errors, comparisons
     Report(report::ReportArgs),
     /// Run an experiment: searches on workloads, repeated, with data and plots
     Experiment(experiment::ExperimentArgs),
+    /// Measure a whole search space, or a sample of it, for `replay`; running it again goes on
+    RecordSpace(record_space::RecordSpaceArgs),
     /// Show what was found on this machine
     Doctor,
     /// List the searches with their options
@@ -93,9 +93,9 @@ fn run() -> ExitCode {
         Command::Export(args) => records::export(&args, json),
         Command::Import(args) => records::import(&args, json),
         Command::Replay(args) => replay::run(&args, json),
-        Command::RecordSpace(args) => record_space::run(&args, json),
         Command::Report(args) => report::run(&args, json),
         Command::Experiment(args) => experiment::run(&args, json),
+        Command::RecordSpace(args) => record_space::run(&args, json),
         Command::Doctor => doctor::run(json),
         Command::Searches => searches::run(json),
         Command::Worker => tilewright_device::worker::serve().map_err(|e| anyhow::anyhow!("worker: {e}")),

@@ -213,7 +213,7 @@ fn plan<'a>(experiment: &'a Experiment, args: &ExperimentArgs) -> anyhow::Result
         let of_sources = sources.iter().map(|source| (source, &SOURCE, true));
         let of_problems = problems.iter().flat_map(|problem| arms.iter().map(move |arm| (problem, arm, false)));
         for ((problem, task), arm, is_source) in of_sources.chain(of_problems) {
-            search::build(arm.search, &task.space, seed).or_bad_input("see `tilewright searches`")?;
+            search::build(arm.search, task.problem(), seed).or_bad_input("see `tilewright searches`")?;
             let length = match experiment.length {
                 Length::Seconds(seconds) => ["--time".to_owned(), (seconds * args.budget).to_string()],
                 length => ["--trials".to_owned(), n_trials(length, task, args.budget).to_string()],

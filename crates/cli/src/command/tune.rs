@@ -54,16 +54,16 @@ pub struct TuneArgs {
     /// Seed of the search and of the random inputs
     #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u64,
-    /// Learn from recorded trials of other workloads: all in the database, or those named; a search without a model that
-    /// could begins with their best configurations
-    #[arg(long, value_name = "DB[,WORKLOAD...]", value_parser = Transfer::parse)]
-    transfer: Option<Transfer>,
     /// Leave out the configurations that the template would begin with: the search proposes all
     #[arg(long)]
     no_guesses: bool,
     /// Leave out the race of the leaders and the untuned program at the end: the fastest trial is the result
     #[arg(long)]
     no_race: bool,
+    /// Learn from recorded trials of other workloads: all in the database, or those named; a search without a model that
+    /// could begins with their best configurations
+    #[arg(long, value_name = "DB[,WORKLOAD...]", value_parser = Transfer::parse)]
+    transfer: Option<Transfer>,
     /// Empty the caches before each run
     #[arg(long)]
     cold: bool,

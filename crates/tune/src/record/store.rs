@@ -189,6 +189,7 @@ pub struct Winner {
     /// As in [`Record`].
     pub unix_time: u64,
 }
+
 /// The best that is known of a workload on a target with some number of threads.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Best {
@@ -270,7 +271,7 @@ impl Store {
         Ok(new)
     }
 
-    /// Every space that has trials, in the order in which they were first recorded.
+    /// What there are trials of, in the order in which it was first recorded.
     ///
     /// # Errors
     /// [`StoreError`].

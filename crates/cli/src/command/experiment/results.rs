@@ -58,7 +58,7 @@ impl View {
             View::Share => ("by-share", "The best so far against the share of the space that was tried"),
             View::Relative => ("relative", "The best so far as a share of the best known, over all problems"),
             View::Boxes => ("best", "The best of each run"),
-            View::NearBest => ("trials-to-95", "Trials until 95 % of the best known"),
+            View::NearBest => ("trials-to-95", "Trials until 95 % of the best known, of the runs that come so far"),
             View::Histogram => ("histogram", "How often which throughput occurs"),
             View::Outcomes => ("outcomes", "How trials end, and the time that they take"),
             View::Seconds => ("time", "Where the time goes"),
@@ -356,14 +356,10 @@ impl<'a> Results<'a> {
             }
             View::NearBest => {
                 let axis = Axis { label: "trials".into(), scale: Scale::Log };
-                vec![self.boxes(
-                    "Trials until 95 % of the best known; runs that do not come so far are left out",
-                    axis,
-                    |f| {
-                        let (n, _) = f.run.reached(self.best_known(&f.planned.problem)? / NEAR_BEST)?;
-                        Some(n as f64)
-                    },
-                )]
+                vec![self.boxes("Trials until 95 % of the best known", axis, |f| {
+                    let (n, _) = f.run.reached(self.best_known(&f.planned.problem)? / NEAR_BEST)?;
+                    Some(n as f64)
+                })]
             }
             View::Histogram => problems.iter().map(|problem| self.histogram(problem)).collect(),
             View::Outcomes => self.outcome_plots(),

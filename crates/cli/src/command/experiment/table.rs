@@ -288,6 +288,25 @@ pub const EXPERIMENTS: &[Experiment] = &[
         ..PLAIN
     },
     Experiment {
+        name: "autotvm-transfer",
+        paper: "AutoTVM",
+        figure: "figures 8 and 9",
+        compares: "a model that has learnt from C1 to C6 against one that begins with nothing, on C7 to C9 and on 1024³",
+        differs: "a CPU and our templates; 256 trials of each source",
+        problems: &[
+            Problem::default("C7", "resnet18.C7"),
+            Problem::default("C8", "resnet18.C8"),
+            Problem::default("C9", "resnet18.C9"),
+            Problem::default("1024³", "matmul-1024"),
+        ],
+        sources: RESNET.split_at(6).0,
+        arms: Arms::Listed(&[Arm::search("gbt"), Arm { label: "gbt, transfer", search: "gbt", has_sources: true }]),
+        length: Length::Trials(256),
+        repeats: 3,
+        views: &[View::Trials, View::NearBest],
+        ..PLAIN
+    },
+    Experiment {
         name: "opevo-operators",
         paper: "OpEvo",
         figure: "figures 2 to 4, tables 1 to 3",
@@ -347,7 +366,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
     },
     Experiment {
         name: "searches",
-        paper: "ours",
+        paper: "Tilewright",
         compares: "all searches at equal time, as `tune` runs them",
         problems: MIXED,
         arms: Arms::EverySearch,
@@ -360,7 +379,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
     },
     Experiment {
         name: "trials-to-95",
-        paper: "ours",
+        paper: "Tilewright",
         compares: "trials until 95 % of the best known",
         problems: MIXED,
         arms: Arms::Listed(&[Arm::search("auto"), Arm::search("gbt"), Arm::search("random")]),
