@@ -268,11 +268,7 @@ impl Search for GbtSearch {
     }
 
     fn observe(&mut self, trials: &[Trial]) {
-        for trial in trials {
-            if self.seen.space().contains(&trial.config) {
-                self.seen.insert(&trial.config);
-                self.known.push((self.features.of(&trial.config), trial.outcome.fitness()));
-            }
-        }
+        let noted = self.seen.note(trials).into_iter();
+        self.known.extend(noted.map(|trial| (self.features.of(&trial.config), trial.outcome.fitness())));
     }
 }

@@ -208,12 +208,14 @@ fn guided_searches_beat_random_on_a_smooth_landscape() {
         "auto",
         "gbfs",
         "genetic",
-        "genetic:population=50,mutation=0.2",
+        "genetic:population=50,generation=47,selection=fitness,crossover=one_point,mutation=0.1,steps=0",
         "gbfs:start=random",
         "simulated_annealing",
         "gbt:steps=100",
         "opevo",
+        "opevo:generation=8,selection=fitness,q=0.5",
         "nose",
+        "nose:population=30,generation=9,selection=fitness,crossover=one_point,mutation=0.3,steps=0",
     ] {
         assert!(mean(text) < random, "{text}: {} against {random}", mean(text));
     }
@@ -259,12 +261,16 @@ fn bad_searches_are_refused_with_what_there_is() {
         "annealing",
         "unknown search annealing; there are auto, random, grid, simulated_annealing, genetic, gbfs, gbt, opevo, nose",
     );
-    refused("genetic:pop=3", "search genetic has no option pop; it has population, elite, mutation");
+    refused(
+        "genetic:pop=3",
+        "search genetic has no option pop; it has population, generation, selection, crossover, mutation, steps",
+    );
     refused("grid:x=1", "search grid has no option x; it has none");
     refused("genetic:population", "search genetic: population is not one option=value");
     refused("genetic:population=9,population=8", "search genetic: population=8 is not one option=value");
     refused("genetic:population=1", "search genetic: population cannot be 1; it is a number from 2 to 1000000");
-    refused("genetic:population=5,elite=5", "search genetic: elite cannot be 5; it is a number from 0 to 4");
+    refused("genetic:crossover=x", "search genetic: crossover cannot be x; it is uniform or one_point");
+    refused("opevo:selection=x", "search opevo: selection cannot be x; it is rank or fitness");
     refused("genetic:mutation=NaN", "search genetic: mutation cannot be NaN; it is a number from 0 to 1");
     refused("opevo:q=1", "search opevo: q cannot be 1; it is a number from 0 to 0.99");
     refused("nose:k=0", "search nose: k cannot be 0; it is a number from 1 to 1000000");
