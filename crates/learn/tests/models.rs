@@ -287,6 +287,20 @@ proptest! {
     }
 
     #[test]
+    fn only_the_k_nearest_count_as_the_definition_has_it(
+        known in prop::collection::vec((prop::collection::vec(0.1f32..100.0, 3), -10f32..10.0), 1..30),
+        rows in prop::collection::vec(prop::collection::vec(0.1f32..100.0, 3), 1..10),
+        k in 1usize..12,
+    ) {
+        let mut knn = Knn::new(k, 3);
+        known.iter().for_each(|(row, target)| knn.push(row, *target));
+        for (row, predicted) in rows.iter().zip(knn.predict(&Matrix::from_rows(3, &rows))) {
+            let expected = naive_knn(&known, row, k);
+            prop_assert!((f64::from(predicted) - expected).abs() < 1e-3, "{predicted}, not {expected}");
+        }
+    }
+
+    #[test]
     fn any_rows_have_neighbours(rows in any_rows(4), k in 1usize..12) {
         let mut knn = Knn::new(k, 4);
         rows.iter().for_each(|(row, target)| knn.push(row, *target));

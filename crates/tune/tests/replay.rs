@@ -184,6 +184,33 @@ fn bad_files_are_refused_with_the_place() {
 }
 
 #[test]
+fn bad_descriptions_and_measurements_are_refused_with_the_place() {
+    let described = |values: Json, expected: &str| {
+        let parameter = json!({"Name": "a", "Type": "int", "Values": values});
+        let description = json!({"ConfigurationSpace": {"TuningParameters": [parameter]}}).to_string();
+        let file = t4(json!([row(json!({"a": 1}), 1.into())])).to_string();
+        let error = RecordedSpace::read("bad", file.as_bytes(), Some(description.as_bytes())).map(|_| ()).unwrap_err();
+        assert_eq!(error.to_string(), expected);
+    };
+    described("range(3)".into(), "parameter a: \"range(3)\" is not a literal list of values");
+    described("[2, 3]".into(), "results[0]: parameter a cannot be 1; allowed: 2, 3");
+    described(json!([1, 1]), "parameter a lists 1 twice");
+    let measured = |key: &str, value: Json, expected: &str| {
+        let mut bad = row(json!({"a": 1}), 1.into());
+        bad[key] = value;
+        refused(t4(json!([bad])).to_string().as_bytes(), expected);
+    };
+    measured(
+        "objectives",
+        json!(["energy"]),
+        "results[0]: the objective is \"energy\", but only \"time\" can be replayed",
+    );
+    measured("measurements", json!([]), "results[0]: no measurement of \"time\"");
+    let hours = json!([{"name": "time", "value": 1, "unit": "hours"}]);
+    measured("measurements", hours, "results[0]: unknown unit of time \"hours\"");
+}
+
+#[test]
 fn repeats_are_the_same_on_any_number_of_threads() {
     for recorded in real_spaces() {
         for row in SEARCHES {

@@ -15,8 +15,6 @@ use crate::trial::Trial;
 
 /// Configurations that are spread over the space before the model has a say.
 const N_START: usize = 10;
-/// Random configurations that each of these is the most remote of.
-const N_DRAWS: usize = 20;
 /// The model's parameters are fitted again when it knows so many times as many trials.
 const GROWTH: f64 = 1.15;
 /// Trials that the parameters are fitted on, at most: the time goes with their third power.
@@ -119,30 +117,6 @@ struct Question {
 }
 
 impl Auto {
-    /// A remote configuration, for a start that covers the space.
-    fn spread(&mut self) -> Option<Config> {
-        let distance = |x: &[f32], z: &[f32]| x.iter().zip(z).map(|(x, z)| (x - z).powi(2)).sum::<f32>();
-        let mut remotest: Option<(f32, Config)> = None;
-        for _ in 0..N_DRAWS {
-            let config = self.seen.space().sample(&mut self.rng);
-            if self.seen.is_fresh(&config) {
-                let features = self.features.of(&config);
-                let nearest =
-                    self.known.iter().map(|known| distance(&known.features, &features)).fold(f32::INFINITY, f32::min);
-                if remotest.as_ref().is_none_or(|(other, _)| nearest > *other) {
-                    remotest = Some((nearest, config));
-                }
-            }
-        }
-        match remotest {
-            Some((_, config)) => {
-                self.seen.insert(&config);
-                Some(config)
-            }
-            None => self.seen.draw(&mut self.rng),
-        }
-    }
-
     fn learn_of(&mut self, config: &Config, cost: Option<f64>) {
         let place = *self.places.entry(config.clone()).or_insert_with(|| {
             let features = self.features.of(config);
@@ -325,7 +299,8 @@ impl Search for Auto {
         let mut batch = Vec::new();
         if self.known.len() < N_START {
             for _ in 0..n.min(N_START - self.known.len()) {
-                let Some(config) = self.spread() else { break };
+                let points = self.known.iter().map(|known| &known.features);
+                let Some(config) = self.seen.draw_remote(&mut self.rng, &self.features, points) else { break };
                 self.learn_of(&config, None);
                 batch.push(config);
             }
@@ -354,11 +329,8 @@ impl Search for Auto {
     }
 
     fn observe(&mut self, trials: &[Trial]) {
-        for trial in trials {
-            if self.seen.space().contains(&trial.config) {
-                self.seen.insert(&trial.config);
-                self.learn_of(&trial.config, Some(trial.outcome.cost()));
-            }
+        for trial in self.seen.note(trials) {
+            self.learn_of(&trial.config, Some(trial.outcome.cost()));
         }
     }
 }

@@ -84,11 +84,7 @@ impl Search for Gbfs {
     }
 
     fn observe(&mut self, trials: &[Trial]) {
-        for trial in trials {
-            if !self.seen.space().contains(&trial.config) {
-                continue;
-            }
-            self.seen.insert(&trial.config);
+        for trial in self.seen.note(trials) {
             self.queue.push(Reverse((trial.outcome.cost().to_bits(), self.n_queued, trial.config.clone())));
             self.n_queued += 1;
         }

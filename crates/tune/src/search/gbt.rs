@@ -315,13 +315,10 @@ impl Search for GbtSearch {
     }
 
     fn observe(&mut self, trials: &[Trial]) {
-        for trial in trials {
-            if self.seen.space().contains(&trial.config) {
-                self.seen.insert(&trial.config);
-                let Rows { features, base } = self.view.of(std::slice::from_ref(&trial.config));
-                let fitness = trial.outcome.fitness();
-                self.known.push(Known { features: features.row(0).to_vec(), base: base[0], fitness });
-            }
+        for trial in self.seen.note(trials) {
+            let Rows { features, base } = self.view.of(std::slice::from_ref(&trial.config));
+            let fitness = trial.outcome.fitness();
+            self.known.push(Known { features: features.row(0).to_vec(), base: base[0], fitness });
         }
     }
 }

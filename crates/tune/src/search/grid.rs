@@ -33,8 +33,6 @@ impl Search for Grid {
     }
 
     fn observe(&mut self, trials: &[Trial]) {
-        for trial in trials {
-            self.seen.insert(&trial.config);
-        }
+        self.seen.note(trials);
     }
 }

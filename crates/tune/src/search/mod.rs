@@ -11,8 +11,8 @@ mod grid;
 mod nose;
 mod opevo;
 mod options;
+mod population;
 mod random;
-mod scored;
 mod seen;
 mod simulated_annealing;
 #[cfg(test)]

@@ -30,8 +30,6 @@ impl Search for Random {
     }
 
     fn observe(&mut self, trials: &[Trial]) {
-        for trial in trials {
-            self.seen.insert(&trial.config);
-        }
+        self.seen.note(trials);
     }
 }

@@ -6,10 +6,14 @@ use std::sync::Arc;
 use rand::RngExt;
 use rand_xoshiro::Xoshiro256PlusPlus;
 
+use crate::features::UnitFeatures;
 use crate::space::{Config, Space};
+use crate::trial::Trial;
 
 /// Attempts to breed a child before a random configuration stands in for it.
 const ATTEMPTS: usize = 100;
+/// Random configurations that a remote one is the most remote of.
+const N_DRAWS: usize = 20;
 /// Illegal children in a row after which the nearest legal configuration is taken for one.
 const ILLEGAL_IN_A_ROW: usize = 10;
 
@@ -33,6 +37,18 @@ impl Seen {
     /// Marks a configuration as seen; false where it was before or is not legal.
     pub(super) fn insert(&mut self, config: &Config) -> bool {
         self.space.index_of(config).is_some_and(|index| self.insert_index(index))
+    }
+
+    /// Marks what trials are of as seen, and gives those of this space.
+    pub(super) fn note<'a>(&mut self, trials: &'a [Trial]) -> Vec<&'a Trial> {
+        let mut noted = Vec::with_capacity(trials.len());
+        for trial in trials {
+            if let Some(index) = self.space.index_of(&trial.config) {
+                self.insert_index(index);
+                noted.push(trial);
+            }
+        }
+        noted
     }
 
     /// Marks the configuration with this index as seen; false where it was before.
@@ -70,17 +86,31 @@ impl Seen {
         })
     }
 
-    /// A configuration that `breed` makes, marked as seen: see [`Seen::bred`]. Where there is none, one of the unseen
-    /// ones, and `None` where the space is exhausted.
-    pub(super) fn breed(
+    /// Draws an unseen configuration that is far from all of these points, which have these features, and marks it as seen;
+    /// `None` where the space is exhausted.
+    pub(super) fn draw_remote(
         &mut self,
         rng: &mut Xoshiro256PlusPlus,
-        breed: impl FnMut(&Space, &mut Xoshiro256PlusPlus) -> Config,
+        features: &UnitFeatures,
+        points: impl IntoIterator<Item = impl AsRef<[f32]>> + Clone,
     ) -> Option<Config> {
-        match self.bred(rng, breed, |_| true) {
-            Some(child) => {
-                self.insert(&child);
-                Some(child)
+        let distance = |x: &[f32], z: &[f32]| x.iter().zip(z).map(|(x, z)| (x - z).powi(2)).sum::<f32>();
+        let mut remotest: Option<(f32, Config)> = None;
+        for _ in 0..N_DRAWS {
+            let config = self.space.sample(rng);
+            if self.is_fresh(&config) {
+                let of = features.of(&config);
+                let distances = points.clone().into_iter().map(|point| distance(point.as_ref(), &of));
+                let nearest = distances.fold(f32::INFINITY, f32::min);
+                if remotest.as_ref().is_none_or(|(other, _)| nearest > *other) {
+                    remotest = Some((nearest, config));
+                }
+            }
+        }
+        match remotest {
+            Some((_, config)) => {
+                self.insert(&config);
+                Some(config)
             }
             None => self.draw(rng),
         }

@@ -92,11 +92,7 @@ impl Search for SimulatedAnnealing {
     }
 
     fn observe(&mut self, trials: &[Trial]) {
-        for trial in trials {
-            if !self.seen.space().contains(&trial.config) {
-                continue;
-            }
-            self.seen.insert(&trial.config);
+        for trial in self.seen.note(trials) {
             let cost = trial.outcome.cost();
             let is_taken = self.current.as_ref().is_none_or(|(_, here)| {
                 cost <= *here || self.rng.random::<f64>() < ((here / cost).ln() / self.temperature).exp()

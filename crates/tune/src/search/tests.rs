@@ -12,6 +12,13 @@ fn quick(name: &'static str) -> &'static str {
     if name == "gbt" { "gbt:steps=20,batch=32" } else { name }
 }
 
+/// Evolutionary searches with the operators of their papers, whose generations have a fixed size.
+const AS_IN_THE_PAPERS: [&str; 3] = [
+    "genetic:population=50,generation=47,selection=fitness,crossover=one_point,mutation=0.1,steps=0",
+    "opevo:generation=8,selection=fitness,q=0.5",
+    "nose:population=30,generation=9,selection=fitness,crossover=one_point,mutation=0.3,steps=0",
+];
+
 type Landscape = fn(&Space, &Config) -> Outcome;
 
 fn space(parameters: Vec<Parameter>, constraints: Vec<Constraint>) -> Arc<Space> {
@@ -111,12 +118,12 @@ fn best(trials: &[Trial]) -> f64 {
 
 #[test]
 fn small_spaces_are_exhausted() {
-    for row in SEARCHES {
+    for text in SEARCHES.iter().map(|row| quick(row.name)).chain(AS_IN_THE_PAPERS) {
         for (space, n) in [(one_element(), 1), (three_legal(), 3), (mixed(), 24 * 4 * 6)] {
             for landscape in [all_fail as Landscape, needle] {
                 for batch in [1, 7, 1000] {
-                    let trials = run(quick(row.name), &space, landscape, 1, batch, usize::MAX);
-                    assert_eq!(trials.len(), n, "{}", row.name);
+                    let trials = run(text, &space, landscape, 1, batch, usize::MAX);
+                    assert_eq!(trials.len(), n, "{text}");
                 }
             }
         }
@@ -204,17 +211,11 @@ fn guided_searches_beat_random_on_a_smooth_landscape() {
     let space = gemm();
     let mean = |text: &str| (0..30).map(|seed| best(&run(text, &space, smooth, seed, 16, 600))).sum::<f64>() / 30.0;
     let random = mean("random");
-    for text in [
-        "auto",
-        "gbfs",
-        "genetic",
-        "genetic:population=50,mutation=0.2",
-        "gbfs:start=random",
-        "simulated_annealing",
-        "gbt:steps=100",
-        "opevo",
-        "nose",
-    ] {
+    for text in
+        ["auto", "gbfs", "genetic", "gbfs:start=random", "simulated_annealing", "gbt:steps=100", "opevo", "nose"]
+            .into_iter()
+            .chain(AS_IN_THE_PAPERS)
+    {
         assert!(mean(text) < random, "{text}: {} against {random}", mean(text));
     }
 }
@@ -259,12 +260,16 @@ fn bad_searches_are_refused_with_what_there_is() {
         "annealing",
         "unknown search annealing; there are auto, random, grid, simulated_annealing, genetic, gbfs, gbt, opevo, nose",
     );
-    refused("genetic:pop=3", "search genetic has no option pop; it has population, elite, mutation");
+    refused(
+        "genetic:pop=3",
+        "search genetic has no option pop; it has population, generation, selection, crossover, mutation, steps",
+    );
     refused("grid:x=1", "search grid has no option x; it has none");
     refused("genetic:population", "search genetic: population is not one option=value");
     refused("genetic:population=9,population=8", "search genetic: population=8 is not one option=value");
     refused("genetic:population=1", "search genetic: population cannot be 1; it is a number from 2 to 1000000");
-    refused("genetic:population=5,elite=5", "search genetic: elite cannot be 5; it is a number from 0 to 4");
+    refused("genetic:crossover=x", "search genetic: crossover cannot be x; it is uniform or one_point");
+    refused("opevo:selection=x", "search opevo: selection cannot be x; it is rank or fitness");
     refused("genetic:mutation=NaN", "search genetic: mutation cannot be NaN; it is a number from 0 to 1");
     refused("opevo:q=1", "search opevo: q cannot be 1; it is a number from 0 to 0.99");
     refused("nose:k=0", "search nose: k cannot be 0; it is a number from 1 to 1000000");

@@ -1,0 +1,134 @@
+//! What searches and cost models cost in processor time, as Linux counts it, so that a busy machine hardly matters.
+//!
+//! `cargo run --release -p tilewright-tune --example cost_of_thinking`
+
+use std::hint::black_box;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use rand::{RngExt, SeedableRng};
+use rand_xoshiro::Xoshiro256PlusPlus;
+use tilewright_learn::{Examples, Gbt, GbtOptions, Matrix, Objective};
+use tilewright_tune::{
+    Budget, Config, Constraint, HeadStart, Outcome, Parameter, RecordedSpace, SEARCHES, Space, Timing, Trial, search,
+    tune,
+};
+
+const PNPOLY: &[u8] = include_bytes!("../tests/data/recorded/pnpoly-RTX_2080_Ti.json.gz");
+
+fn main() {
+    replays();
+    annealing();
+    trees();
+}
+
+/// Seconds that this thread has spent on a processor.
+fn processor_seconds() -> f64 {
+    let text = std::fs::read_to_string("/proc/thread-self/schedstat").expect("Linux counts the time of threads");
+    text.split(' ').next().and_then(|ns| ns.parse::<f64>().ok()).expect("nanoseconds come first") * 1e-9
+}
+
+/// Processor seconds that `work` takes, and what it gives.
+fn timed<T>(work: impl FnOnce() -> T) -> (f64, T) {
+    let start = processor_seconds();
+    let result = work();
+    (processor_seconds() - start, result)
+}
+
+/// Each search on a recorded space, five times 400 trials, one at a time and in batches; looking outcomes up is counted in.
+fn replays() {
+    let recorded = RecordedSpace::read("pnpoly", PNPOLY, None).expect("a sound file");
+    let run = |name: &str, seed: u64, batch: usize| {
+        let mut search = search::build(name, recorded.space(), seed).expect("a search of the table");
+        let budget = Budget { trials: Some(400), time: None, batch };
+        let never = AtomicBool::new(false);
+        let mut table = recorded.clone();
+        let none = HeadStart::default();
+        tune(search.as_mut(), recorded.space(), &mut table, none, budget, &never, &mut |_| Ok(())).expect("look-ups");
+    };
+    for row in SEARCHES {
+        let ms = [1, 16].map(|batch| {
+            let (seconds, ()) = timed(|| (0..5).for_each(|seed| run(row.name, seed, batch)));
+            1e3 * seconds / 2000.0
+        });
+        println!("{}: {:.3} ms a trial, {:.3} in batches of 16", row.name, ms[0], ms[1]);
+    }
+}
+
+/// A space as a template for a product of 1024 × 1024 matrices may declare it: 10 parameters, some tied by constraints.
+fn matmul_like() -> Arc<Space> {
+    let powers = |name: &str, most: u32| Parameter::ordinal(name, (0..=most).map(|i| 1 << i));
+    let parameters = vec![
+        Parameter::factorization("m", 1024, 4),
+        Parameter::factorization("n", 1024, 4),
+        Parameter::factorization("k", 1024, 2),
+        powers("tile_m", 4),
+        powers("tile_n", 6),
+        powers("unroll", 4),
+        Parameter::permutation("order", &["m", "n", "k"]),
+        Parameter::categorical("pack", &["none", "a", "b", "both"]),
+        Parameter::boolean("prefetch"),
+        powers("threads", 5),
+    ];
+    let registers = Constraint::new("registers", "tile_m * tile_n <= 256", &["tile_m", "tile_n"], |v| {
+        v[0].int() * v[1].int() <= 256
+    });
+    Arc::new(Space::new("matmul", parameters, vec![registers]).expect("a sound space"))
+}
+
+fn time_ns(space: &Space, config: &Config) -> f64 {
+    let off = |(i, &rank): (usize, &u64)| ((rank as f64 / space.n_values(i) as f64) - 0.4).powi(2) * (1 + i % 3) as f64;
+    1e6 * (1.0 + config.ranks().iter().enumerate().map(off).sum::<f64>())
+}
+
+/// Rounds of the boosted trees' search that fit a model and anneal 128 configurations for all 500 steps, or until they rest.
+fn annealing() {
+    let space = matmul_like();
+    let trial = |config: Config| {
+        let median_ns = time_ns(&space, &config);
+        let timing = Timing { median_ns, min_ns: median_ns, spread: 0.0, n_samples: 1, stopped_early: false };
+        Trial { config, outcome: Outcome::Measured(timing) }
+    };
+    let mut gbt = search::build("gbt", &space, 1).expect("a search of the table");
+    for _ in 0..16 {
+        let (seconds, batch) = timed(|| gbt.propose(16));
+        println!(
+            "gbt, {} configurations, {} parameters: {:.1} ms a round",
+            space.size(),
+            space.n_parameters(),
+            1e3 * seconds
+        );
+        gbt.observe(&batch.into_iter().map(trial).collect::<Vec<_>>());
+    }
+}
+
+/// The least of five times of fitting 1,000 rows of 200 features, and of predicting 100,000 of them.
+fn trees() {
+    let mut rng = Xoshiro256PlusPlus::seed_from_u64(1);
+    for (n_rows, n_columns) in [(1000, 200), (1000, 20)] {
+        let mut rows = |n: usize| {
+            Matrix::from_rows(
+                n_columns,
+                (0..n).map(|_| (0..n_columns).map(|_| rng.random::<f32>()).collect::<Vec<_>>()),
+            )
+        };
+        let (known, asked) = (rows(n_rows), rows(100_000));
+        let targets: Vec<f32> = known.rows().map(|row| row[0] * row[1] + (4.0 * row[2]).sin() + 0.1 * row[3]).collect();
+        let examples = Examples::new(&known, &targets);
+        for objective in [Objective::SquaredError, GbtOptions::default().objective] {
+            let options = GbtOptions { objective, ..GbtOptions::default() };
+            let model = Gbt::fit(&examples, &options, 1).expect("sound examples");
+            let fit = least(|| drop(black_box(Gbt::fit(&examples, &options, 1))));
+            let predict = least(|| drop(black_box(model.predict(&asked))));
+            println!(
+                "{n_rows} × {n_columns}, {objective:?}: {:.1} ms a fit, {:.0} rows/s predicted",
+                1e3 * fit,
+                asked.n_rows() as f64 / predict
+            );
+        }
+    }
+}
+
+fn least(mut work: impl FnMut()) -> f64 {
+    (0..5).map(|_| timed(&mut work).0).fold(f64::INFINITY, f64::min)
+}

@@ -1,0 +1,199 @@
+//! The population of an evolutionary search: who is bred from, and what is bred.
+
+use std::collections::{HashSet, VecDeque};
+use std::sync::Arc;
+
+use rand::distr::weighted::WeightedIndex;
+use rand::{RngExt, SeedableRng};
+use rand_xoshiro::Xoshiro256PlusPlus;
+
+use super::options::Options;
+use super::seen::Seen;
+use super::{SearchError, SearchOption};
+use crate::features::UnitFeatures;
+use crate::space::{Config, Space};
+use crate::trial::Trial;
+
+/// What parents are selected by, an option of every evolutionary search.
+pub(super) const SELECTION: SearchOption = SearchOption {
+    name: "selection",
+    default: "rank",
+    text: "what a parent is chosen in proportion to: rank (its place among them, from the last) or fitness, as in the paper",
+};
+
+/// How many children a generation has, an option of every evolutionary search.
+pub(super) const GENERATION: SearchOption = SearchOption {
+    name: "generation",
+    default: "0",
+    text: "children of the same parents; 0: as many as are asked for at a time",
+};
+
+/// Measured configurations and the generation that is bred from them.
+///
+/// The first ones are spread over the space; the parents of each generation are the best of the survivors of the last and of
+/// what was observed since. Trials of earlier runs count as members of the first.
+pub(super) struct Population {
+    seen: Seen,
+    rng: Xoshiro256PlusPlus,
+    n_parents: usize,
+    /// How many of them may be parents of the next generation too.
+    n_survivors: usize,
+    /// Children of a generation; `None` for as many as are asked for.
+    n_children: Option<usize>,
+    by_rank: bool,
+    features: UnitFeatures,
+    /// The survivors and what was observed since.
+    members: Vec<Member>,
+    /// Children left to propose, marked as seen.
+    unborn: VecDeque<Config>,
+}
+
+/// A measured configuration and its fitness, 0 where it failed.
+struct Member {
+    fitness: f64,
+    config: Config,
+}
+
+/// Whom a generation is bred from.
+pub(super) struct Parents<'a> {
+    members: &'a [Member],
+    /// `None` where none is any good, as where all trials failed: then each counts alike.
+    weights: Option<WeightedIndex<f64>>,
+}
+
+impl Parents<'_> {
+    /// One parent.
+    pub(super) fn select(&self, rng: &mut Xoshiro256PlusPlus) -> &Config {
+        let place = match &self.weights {
+            Some(weights) => rng.sample(weights),
+            None => rng.random_range(0..self.members.len()),
+        };
+        &self.members[place].config
+    }
+}
+
+impl Population {
+    /// An empty population, of which all survive that are good enough.
+    ///
+    /// # Errors
+    /// Where an option has a value that it cannot have.
+    pub(super) fn new(
+        space: &Arc<Space>,
+        seed: u64,
+        n_parents: usize,
+        options: &Options,
+    ) -> Result<Population, SearchError> {
+        let n_children = options.number(GENERATION.name, 0..=1_000_000)?;
+        Ok(Population {
+            seen: Seen::new(space),
+            rng: Xoshiro256PlusPlus::seed_from_u64(seed),
+            n_parents,
+            n_survivors: n_parents,
+            n_children: Some(n_children).filter(|&n| n > 0),
+            by_rank: options.choice(SELECTION.name, &["rank", "fitness"])? == 0,
+            features: UnitFeatures::new(space),
+            members: Vec::new(),
+            unborn: VecDeque::new(),
+        })
+    }
+
+    /// The same, but that a generation, where it has a fixed size, replaces as many members as it has.
+    pub(super) fn replaced(self) -> Population {
+        let n_survivors = self.n_children.map_or(self.n_parents, |n| self.n_parents.saturating_sub(n));
+        Population { n_survivors, ..self }
+    }
+
+    /// Takes note of trials and gives those of this space.
+    pub(super) fn observe<'a>(&mut self, trials: &'a [Trial]) -> Vec<&'a Trial> {
+        let noted = self.seen.note(trials);
+        let member = |trial: &&Trial| Member { fitness: trial.outcome.fitness(), config: trial.config.clone() };
+        self.members.extend(noted.iter().map(member));
+        // Others may measure what is bred already.
+        self.unborn.retain(|child| noted.iter().all(|trial| trial.config != *child));
+        noted
+    }
+
+    /// At most `n` children; where there are none left, of the next generation, which `breed` makes from its parents. A batch
+    /// ends with its generation, for the next one is bred from what this one turns out to be.
+    pub(super) fn propose(&mut self, n: usize, breed: impl FnOnce(&mut Breeding) -> Vec<Config>) -> Vec<Config> {
+        if self.unborn.is_empty() {
+            // Of equals the earlier ones stay.
+            self.members.sort_by(|a, b| b.fitness.total_cmp(&a.fitness));
+            self.members.truncate(self.n_parents);
+            let n_missing = self.n_parents - self.members.len();
+            if n_missing > 0 {
+                return self.start(n.min(n_missing));
+            }
+            let parents = Parents { members: &self.members, weights: self.weights() };
+            let n_children = self.n_children.unwrap_or(n);
+            let mut children = breed(&mut Breeding { parents, seen: &self.seen, rng: &mut self.rng, n_children });
+            children.iter().for_each(|child| assert!(self.seen.insert(child), "invariant: children are new"));
+            // Where breeding gives too few, chance does.
+            let n_lacking = n_children.saturating_sub(children.len());
+            children.extend((0..n_lacking).map_while(|_| self.seen.draw(&mut self.rng)));
+            self.unborn = children.into();
+            self.members.truncate(self.n_survivors);
+        }
+        self.unborn.drain(..n.min(self.unborn.len())).collect()
+    }
+
+    /// At most `n` configurations that are spread over the space.
+    fn start(&mut self, n: usize) -> Vec<Config> {
+        let mut points: Vec<Vec<f32>> = self.members.iter().map(|member| self.features.of(&member.config)).collect();
+        let mut batch = Vec::with_capacity(n);
+        for _ in 0..n {
+            let Some(config) = self.seen.draw_remote(&mut self.rng, &self.features, &points) else { break };
+            points.push(self.features.of(&config));
+            batch.push(config);
+        }
+        batch
+    }
+
+    fn weights(&self) -> Option<WeightedIndex<f64>> {
+        let n = self.members.len();
+        let weight = |(place, member): (usize, &Member)| {
+            // However good its rank, a failure is no parent while others are there.
+            if self.by_rank && member.fitness > 0.0 { (n - place) as f64 } else { member.fitness }
+        };
+        WeightedIndex::new(self.members.iter().enumerate().map(weight)).ok()
+    }
+}
+
+/// What a generation is bred with.
+pub(super) struct Breeding<'a> {
+    parents: Parents<'a>,
+    seen: &'a Seen,
+    rng: &'a mut Xoshiro256PlusPlus,
+    /// Children of a generation.
+    pub(super) n_children: usize,
+}
+
+impl Breeding<'_> {
+    /// The number of parameters of a configuration.
+    pub(super) fn n_parameters(&self) -> usize {
+        self.seen.space().n_parameters()
+    }
+
+    /// At most `n` children that are legal, new and all different, each recombined from parents and mutated. One that is
+    /// not new is mutated again; one that is not legal too, and after several such the nearest legal configuration is
+    /// taken for it.
+    pub(super) fn children(
+        &mut self,
+        n: usize,
+        mut recombine: impl FnMut(&Parents, &mut Xoshiro256PlusPlus) -> Config,
+        mut mutate: impl FnMut(&Space, &Config, &mut Xoshiro256PlusPlus) -> Config,
+    ) -> Vec<Config> {
+        let mut children = Vec::new();
+        let mut siblings = HashSet::new();
+        for _ in 0..n {
+            let heir = recombine(&self.parents, self.rng);
+            let child =
+                self.seen.bred(self.rng, |space, rng| mutate(space, &heir, rng), |child| !siblings.contains(child));
+            // Where one heir has no new child, hardly any other has.
+            let Some(child) = child else { break };
+            siblings.insert(child.clone());
+            children.push(child);
+        }
+        children
+    }
+}
