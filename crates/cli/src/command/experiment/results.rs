@@ -17,6 +17,9 @@ use crate::output::{digits, grouped};
 use crate::plot::{Axis, Bar, Boxed, Layer, Marks, Plot, Scale, colours, sheet};
 use crate::stats::{Quartiles, geometric_mean, median};
 
+/// A part of a run's time, in seconds.
+type PartOf = fn(&Finished) -> f64;
+
 /// The share of the best known throughput that counts as having found it.
 const NEAR_BEST: f64 = 0.95;
 /// Bars of a histogram.
@@ -232,7 +235,7 @@ impl<'a> Results<'a> {
         }
         out += ".\n";
         if !experiment.differs.is_empty() {
-            let _ = write!(out, "Differs from the paper: {}.\n", experiment.differs);
+            let _ = writeln!(out, "Differs from the paper: {}.", experiment.differs);
         }
         let _ = write!(
             out,
@@ -487,14 +490,14 @@ impl<'a> Results<'a> {
 
     fn seconds(&self) -> Plot {
         let arms = &self.plan.arms;
-        let of_part: [(&str, fn(&Finished) -> f64); 4] = [
+        let of_part: [(&str, PartOf); 4] = [
             ("search", |f| f.search_seconds()),
             ("build", |f| f.run.seconds_in().build),
             ("run", |f| f.run.seconds_in().run),
             ("verify", |f| f.run.seconds_in().verify),
         ];
         let names: Vec<String> = of_part.iter().map(|(name, _)| (*name).to_owned()).collect();
-        let sum = |arm: &'a Arm, part: fn(&Finished) -> f64| self.of_arm(arm).map(part).sum::<f64>();
+        let sum = |arm: &'a Arm, part: PartOf| self.of_arm(arm).map(part).sum::<f64>();
         let mut below = vec![0.0; arms.len()];
         let mut layers = Vec::new();
         for ((name, part), colour) in of_part.into_iter().zip(colours(&names)) {

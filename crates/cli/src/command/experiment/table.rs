@@ -323,7 +323,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
             Problem::of("C2", "conv2d:n=1,c=64,h=27,w=27,k=192,r=5,s=5,pad=2", "conv-4-4-4-2-2-2"),
         ],
         arms: Arms::Listed(&[
-            Arm::named("opevo", "opevo:q=0.5"),
+            Arm::named("opevo", "opevo:generation=8,selection=fitness,q=0.5"),
             Arm::search("gbfs"),
             Arm::named("gbt", "gbt:batch=64"),
             Arm::search("random"),
@@ -354,8 +354,14 @@ pub const EXPERIMENTS: &[Experiment] = &[
         differs: "a CPU; 1 minute a run instead of 60, which a budget of 60 makes up, and 2 runs instead of 4",
         problems: RESNET_OF_PAPERS,
         arms: Arms::Listed(&[
-            Arm::named("nose", "nose:population=100"),
-            Arm::named("genetic", "genetic:population=100,elite=3,mutation=0.1"),
+            Arm::named(
+                "nose",
+                "nose:population=100,generation=30,selection=fitness,crossover=one_point,mutation=0.3,steps=0",
+            ),
+            Arm::named(
+                "genetic",
+                "genetic:population=100,generation=97,selection=fitness,crossover=one_point,mutation=0.1,steps=0",
+            ),
             Arm::named("gbt", "gbt:batch=64"),
         ]),
         length: Length::Seconds(60.0),
