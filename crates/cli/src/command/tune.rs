@@ -163,16 +163,21 @@ fn tune(args: &TuneArgs, workload: &Workload, is_of_set: bool, interrupts: &Inte
     let see = "see `tilewright searches`";
     let has_model = search::transfers(&args.search).or_bad_input(see)?;
     let mut problem = task.problem();
-    let mut guesses = Vec::new();
+    let mut guesses = task.guesses(args.seed);
     match args.transfer.as_ref().map(|transfer| learned(transfer, &key, &task, has_model)) {
         None => {}
-        Some(Ok(Learned::Experience(experience))) => problem.experience = Some(Arc::new(experience)),
-        Some(Ok(Learned::Guesses(configs))) => guesses = configs,
+        Some(Ok(Learned::Experience(experience))) => {
+            // What was measured elsewhere says more than the template's model of the machine.
+            guesses.clear();
+            problem.experience = Some(Arc::new(experience));
+        }
+        Some(Ok(Learned::Guesses(configs))) => {
+            guesses.splice(0..0, configs);
+        }
         // The first of a set may have none before it to learn from.
         Some(Err(error)) if is_of_set => message(&format!("{}: {error:#}", key.workload)),
         Some(Err(error)) => return Err(error),
     }
-    guesses.extend(task.guesses(args.seed));
     let mut search = search::build(&args.search, problem, args.seed).or_bad_input(see)?;
     let database = args.records.database()?;
     let store = database.open_to_write()?;
