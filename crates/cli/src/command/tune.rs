@@ -174,17 +174,22 @@ pub fn tune(args: &TuneArgs, workload: &Workload, is_of_set: bool, interrupts: &
     let see = "see `tilewright searches`";
     let has_model = search::transfers(&args.search).or_bad_input(see)?;
     let mut problem = task.problem();
-    let mut guesses = Vec::new();
+    let mut guesses = if args.no_guesses { Vec::new() } else { task.guesses(args.seed) };
     match args.transfer.as_ref().map(|transfer| learned(transfer, &key, &task, has_model)) {
         None => {}
-        Some(Ok(Learned::Experience(experience))) => problem.experience = Some(Arc::new(experience)),
-        Some(Ok(Learned::Guesses(configs))) => guesses = configs,
+        Some(Ok(Learned { experience, carried_over })) => {
+            if experience.is_some() {
+                // What was measured elsewhere says more than the template's model of the machine.
+                guesses.clear();
+            }
+            if experience.is_none() || !args.no_guesses {
+                guesses.splice(0..0, carried_over);
+            }
+            problem.experience = experience.map(Arc::new);
+        }
         // The first of a set may have none before it to learn from.
         Some(Err(error)) if is_of_set => message(&format!("{}: {error:#}", key.workload)),
         Some(Err(error)) => return Err(error),
-    }
-    if !args.no_guesses {
-        guesses.extend(task.guesses(args.seed));
     }
     let mut search = search::build(&args.search, problem, args.seed).or_bad_input(see)?;
     let database = args.records.database()?;
@@ -286,34 +291,36 @@ pub fn take_note(
 }
 
 /// What earlier tasks are to a search.
-enum Learned {
-    /// Something to fit a model on.
-    Experience(Experience),
+struct Learned {
+    /// Something to fit its model on, where it has one.
+    experience: Option<Experience>,
     /// Configurations to begin with.
-    Guesses(Vec<Config>),
+    carried_over: Vec<Config>,
 }
 
 /// What the records that `--transfer` names are to the search, which has a model that can learn from them or not.
 fn learned(transfer: &Transfer, key: &TaskKey, task: &Task, has_model: bool) -> anyhow::Result<Learned> {
     let tasks = transfer.tasks(key)?;
     let n_tasks = count(tasks.len() as u64, "task");
-    let nothing = |what: &str| bad_input(format!("{what} among the {n_tasks} of database {}", transfer.name()));
-    if has_model {
-        let experience = Experience::of(&tasks);
-        if experience.is_empty() {
-            return Err(nothing("there is no program to learn from"));
+    let experience = has_model.then(|| Experience::of(&tasks)).filter(|experience| !experience.is_empty());
+    let carried_over = warm_start(task, &tasks);
+    let n_configs = count(carried_over.len() as u64, "configuration");
+    let name = transfer.name();
+    match &experience {
+        Some(experience) => {
+            let n_programs = count(experience.contexts.len() as u64, "program");
+            message(&format!("learning from {n_programs} of {n_tasks} in {name}, {n_configs} carried over"));
         }
-        let n_programs = count(experience.contexts.len() as u64, "program");
-        message(&format!("learning from {n_programs} of {n_tasks} in {}", transfer.name()));
-        return Ok(Learned::Experience(experience));
+        None if carried_over.is_empty() => {
+            let what = match has_model {
+                true => "there is no program to learn from".to_owned(),
+                false => format!("no configuration of template {} can be carried over", key.template),
+            };
+            return Err(bad_input(format!("{what} among the {n_tasks} of database {name}")));
+        }
+        None => message(&format!("beginning with {n_configs} carried over from {name}")),
     }
-    let guesses = warm_start(task, &tasks);
-    if guesses.is_empty() {
-        return Err(nothing(&format!("no configuration of template {} can be carried over", key.template)));
-    }
-    let n = count(guesses.len() as u64, "configuration");
-    message(&format!("beginning with {n} carried over from {}", transfer.name()));
-    Ok(Learned::Guesses(guesses))
+    Ok(Learned { experience, carried_over })
 }
 
 /// The trials of earlier runs that belong to the space as it is now.
