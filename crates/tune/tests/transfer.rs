@@ -52,6 +52,7 @@ fn record(task: &Task, config: &Config, outcome: Outcome) -> Record {
         version: String::new(),
         toolchain: String::new(),
         unix_time: 0,
+        run: None,
     }
 }
 

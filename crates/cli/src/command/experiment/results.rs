@@ -26,6 +26,9 @@ const N_COLUMNS: usize = 3;
 /// What `trials.csv` has of each trial.
 const COLUMNS: &str = "problem,arm,seed,trial,elapsed_s,outcome,median_ns,gflops,build_s,run_s,verify_s\n";
 
+/// Seconds that a run spends in one way.
+type PartOf = fn(&Finished) -> f64;
+
 /// Writes everything and gives what `data.json` holds.
 ///
 /// # Errors
@@ -232,7 +235,7 @@ impl<'a> Results<'a> {
         }
         out += ".\n";
         if !experiment.differs.is_empty() {
-            let _ = write!(out, "Differs from the paper: {}.\n", experiment.differs);
+            let _ = writeln!(out, "Differs from the paper: {}.", experiment.differs);
         }
         let _ = write!(
             out,
@@ -487,14 +490,14 @@ impl<'a> Results<'a> {
 
     fn seconds(&self) -> Plot {
         let arms = &self.plan.arms;
-        let of_part: [(&str, fn(&Finished) -> f64); 4] = [
+        let of_part: [(&str, PartOf); 4] = [
             ("search", |f| f.search_seconds()),
             ("build", |f| f.run.seconds_in().build),
             ("run", |f| f.run.seconds_in().run),
             ("verify", |f| f.run.seconds_in().verify),
         ];
         let names: Vec<String> = of_part.iter().map(|(name, _)| (*name).to_owned()).collect();
-        let sum = |arm: &'a Arm, part: fn(&Finished) -> f64| self.of_arm(arm).map(part).sum::<f64>();
+        let sum = |arm: &'a Arm, part: PartOf| self.of_arm(arm).map(part).sum::<f64>();
         let mut below = vec![0.0; arms.len()];
         let mut layers = Vec::new();
         for ((name, part), colour) in of_part.into_iter().zip(colours(&names)) {

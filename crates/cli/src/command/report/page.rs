@@ -190,8 +190,11 @@ fn space(subject: &Subject) -> Plot {
     }
 }
 
-/// The parts of a trial's time.
-const PARTS: [(&str, &str, fn(&Seconds) -> f64); 3] = [
+/// One of the parts of a trial's time.
+type Part = fn(&Seconds) -> f64;
+
+/// The parts of a trial's time, with their colours.
+const PARTS: [(&str, &str, Part); 3] = [
     ("build", "#4e79a7", |seconds| seconds.build),
     ("run", "#59a14f", |seconds| seconds.run),
     ("verify", "#f28e2b", |seconds| seconds.verify),
