@@ -174,17 +174,20 @@ pub fn tune(args: &TuneArgs, workload: &Workload, is_of_set: bool, interrupts: &
     let see = "see `tilewright searches`";
     let has_model = search::transfers(&args.search).or_bad_input(see)?;
     let mut problem = task.problem();
-    let mut guesses = Vec::new();
+    let mut guesses = if args.no_guesses { Vec::new() } else { task.guesses(args.seed) };
     match args.transfer.as_ref().map(|transfer| learned(transfer, &key, &task, has_model)) {
         None => {}
-        Some(Ok(Learned::Experience(experience))) => problem.experience = Some(Arc::new(experience)),
-        Some(Ok(Learned::Guesses(configs))) => guesses = configs,
+        Some(Ok(Learned::Experience(experience))) => {
+            // What was measured elsewhere says more than the template's model of the machine.
+            guesses.clear();
+            problem.experience = Some(Arc::new(experience));
+        }
+        Some(Ok(Learned::Guesses(configs))) => {
+            guesses.splice(0..0, configs);
+        }
         // The first of a set may have none before it to learn from.
         Some(Err(error)) if is_of_set => message(&format!("{}: {error:#}", key.workload)),
         Some(Err(error)) => return Err(error),
-    }
-    if !args.no_guesses {
-        guesses.extend(task.guesses(args.seed));
     }
     let mut search = search::build(&args.search, problem, args.seed).or_bad_input(see)?;
     let database = args.records.database()?;

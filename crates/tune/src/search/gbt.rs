@@ -19,6 +19,9 @@ use crate::trial::Trial;
 const PATIENCE: usize = 50;
 /// Candidates from which each one of a batch is chosen.
 const CANDIDATES_EACH: usize = 2;
+/// Annealing where programs are made, at most: to schedule one takes as long as to predict a thousand.
+const PROGRAM_CHAINS: usize = 32;
+const PROGRAM_STEPS: usize = 32;
 /// Standard deviations that the upper confidence bound adds.
 const KAPPA: f64 = 1.0;
 
@@ -45,8 +48,16 @@ pub(super) const ROW: SearchRow = SearchRow {
             default: "auto",
             text: "what the trees see: knob (parameters), loop (each loop of the program), relation (between loops) or auto",
         },
-        SearchOption { name: "chains", default: "128", text: "annealed configurations, at least 1" },
-        SearchOption { name: "steps", default: "500", text: "steps of the annealing, at most" },
+        SearchOption {
+            name: "chains",
+            default: "128",
+            text: "annealed configurations, at least 1; at most 32 where programs are made",
+        },
+        SearchOption {
+            name: "steps",
+            default: "500",
+            text: "steps of the annealing, at most; at most 32 where programs are made",
+        },
         SearchOption {
             name: "bootstrap",
             default: "1",
@@ -70,6 +81,8 @@ pub(super) const ROW: SearchRow = SearchRow {
             _ => Acquisition::UpperConfidenceBound { kappa: KAPPA },
         };
         let kind = match options.choice("features", &["auto", "knob", "loop", "relation"])? {
+            // Features of loops predict better, but making a program costs more than that is worth, unless it is made anyway.
+            0 if problem.experience.is_some() => FeatureKind::Loop,
             0 | 1 => FeatureKind::Knob,
             2 => FeatureKind::Loop,
             _ => FeatureKind::Relation,
@@ -178,7 +191,11 @@ impl GbtSearch {
 
     /// The best unseen configurations that the chains come across, best first, with their scores.
     fn anneal(&mut self, model: &Model, n: usize) -> Vec<(f64, Config)> {
-        while self.chains.len() < self.n_chains {
+        let (n_chains, n_steps) = match self.view.makes_programs() {
+            true => (self.n_chains.min(PROGRAM_CHAINS), self.n_steps.min(PROGRAM_STEPS)),
+            false => (self.n_chains, self.n_steps),
+        };
+        while self.chains.len() < n_chains {
             self.chains.push(self.space.sample(&mut self.rng));
         }
         let mut best = Best::new(n);
@@ -188,8 +205,8 @@ impl GbtSearch {
             best.offer(&self.seen, config, score);
         }
         let mut last_change = 0;
-        for step in 0..self.n_steps {
-            let temperature = 1.0 - step as f64 / self.n_steps as f64;
+        for step in 0..n_steps {
+            let temperature = 1.0 - step as f64 / n_steps as f64;
             let moved: Vec<Config> = chains.iter().map(|config| self.step_from(config)).collect();
             let moved_scores = self.score(model, &moved);
             for ((chain, score), (config, other)) in

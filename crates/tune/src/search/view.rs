@@ -61,6 +61,11 @@ impl View {
         self.global.is_some()
     }
 
+    /// Whether a look at a configuration takes its program.
+    pub(super) fn makes_programs(&self) -> bool {
+        self.kind != FeatureKind::Knob || self.global.is_some()
+    }
+
     /// The number of features.
     pub(super) fn n_features(&self) -> usize {
         match self.kind {
@@ -76,7 +81,7 @@ impl View {
     /// Where features are of programs, or there is a model of other workloads, each new configuration is scheduled.
     pub(super) fn of(&mut self, configs: &[Config]) -> Rows {
         let mut rows = Rows { features: Matrix::new(self.n_features()), base: Vec::with_capacity(configs.len()) };
-        if self.kind == FeatureKind::Knob && self.global.is_none() {
+        if !self.makes_programs() {
             configs.iter().for_each(|config| rows.features.push(&self.knobs.of(config)));
             rows.base.resize(configs.len(), 0.0);
             return rows;
