@@ -2,6 +2,8 @@
 //!
 //! The way through this crate: rows of features go into a [`Matrix`]; with their targets they are [`Examples`], which
 //! [`Gbt`] (boosted trees), [`Ensemble`] (bootstrapped trees) and [`Knn`] (nearest neighbours) learn from;
+//! [`TreeGru`] learns from trees of rows instead. [`ActorCritic`] and [`Controller`] are policies, which learn from the rewards of what
+//! they did.
 //! [`Acquisition`] turns a mean and a spread into a score, and [`diverse`] chooses a batch by score and variety.
 //!
 //! Larger targets give larger predictions. Which end is the better one, the caller knows; [`Acquisition`],
@@ -18,6 +20,7 @@ mod gp;
 mod knn;
 mod matrix;
 pub mod metrics;
+mod neural;
 
 pub use acquisition::Acquisition;
 pub use diversity::{diverse, diversity};
@@ -27,3 +30,7 @@ pub use gbt::{EarlyStop, Gbt, GbtOptions, Objective};
 pub use gp::{Candidate, GaussianProcess, Kernel, Solved};
 pub use knn::Knn;
 pub use matrix::{Examples, Matrix};
+pub use neural::{
+    ActorCritic, ActorCriticOptions, Controller, ControllerOptions, Readout, Transition, TreeGru, TreeGruOptions,
+    TreeObjective, TreeRows,
+};

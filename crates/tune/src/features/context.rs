@@ -2,6 +2,7 @@
 
 use tilewright_ir::expr::{BinaryOp, Expr};
 use tilewright_ir::{Atom, BufferId, Index, Loop, LoopId, LoopKind, Program, Stmt};
+use tilewright_learn::{Matrix, TreeRows};
 
 use super::{N_BUFFERS, log_scale};
 
@@ -16,6 +17,12 @@ const N_TOUCH_FEATURES: usize = 3;
 
 /// The length of [`LoopContexts::features`].
 pub const N_CONTEXT_FEATURES: usize = N_LOOPS * (N_LOOP_FEATURES + N_BUFFERS * N_TOUCH_FEATURES);
+
+/// The length of a row of [`LoopContexts::tree`].
+pub const N_TREE_FEATURES: usize = N_LOOP_FEATURES + N_BUFFERS * N_TOUCH_FEATURES;
+
+/// Brings logarithms of sizes, up to some 20, to order 1.
+const TREE_SCALE: f32 = 0.1;
 
 /// What a loop does, and what it touches.
 #[derive(Debug, Clone, PartialEq)]
@@ -121,23 +128,42 @@ impl LoopContexts {
     pub fn features(&self) -> Vec<f32> {
         let mut out = Vec::with_capacity(N_CONTEXT_FEATURES);
         for l in self.chain().rev().take(N_LOOPS) {
-            out.push(log_scale(l.extent));
-            out.extend(LoopKind::ALL.map(|(kind, _)| f32::from(u8::from(kind == l.kind))));
-            out.extend([log_scale(l.top_down), log_scale(l.bottom_up), l.depth as f32]);
-            out.extend(l.n_operations.map(|n| log_scale(n.into())));
-            for place in 0..N_BUFFERS {
-                match self.innermost.get(place).and_then(|&buffer| l.touch(buffer)) {
-                    Some(t) => out.extend([t.count, t.reuse, t.stride].map(log_scale)),
-                    None => out.extend([f32::NAN; N_TOUCH_FEATURES]),
-                }
-            }
+            let touches = self.innermost.iter().map(|&buffer| l.touch(buffer));
+            l.write_features(touches, &mut out);
         }
         out.resize(N_CONTEXT_FEATURES, f32::NAN);
         out
     }
+
+    /// The contexts of all loops as a tree, with a row of [`N_TREE_FEATURES`] numbers of order 1 for each loop: what
+    /// [`LoopContexts::features`] gives for it, with the first buffers that the loop itself touches. What is not there is 0.
+    pub fn tree(&self) -> TreeRows {
+        let row = |l: &LoopContext| {
+            let mut row = Vec::with_capacity(N_TREE_FEATURES);
+            l.write_features(l.touches.iter().map(Some), &mut row);
+            row.iter_mut().for_each(|x| *x = if x.is_nan() { 0.0 } else { *x * TREE_SCALE });
+            row
+        };
+        let rows = Matrix::from_rows(N_TREE_FEATURES, self.loops.iter().map(row));
+        TreeRows::new(self.loops.iter().map(|l| l.parent).collect(), rows)
+    }
 }
 
 impl LoopContext {
+    /// Length, one-hot kind, products, nest level and counts of operations, then what is touched of the first few buffers.
+    fn write_features<'a>(&self, touches: impl Iterator<Item = Option<&'a Touch>>, out: &mut Vec<f32>) {
+        out.push(log_scale(self.extent));
+        out.extend(LoopKind::ALL.map(|(kind, _)| f32::from(u8::from(kind == self.kind))));
+        out.extend([log_scale(self.top_down), log_scale(self.bottom_up), self.depth as f32]);
+        out.extend(self.n_operations.map(|n| log_scale(n.into())));
+        for touch in touches.chain(std::iter::repeat(None)).take(N_BUFFERS) {
+            match touch {
+                Some(t) => out.extend([t.count, t.reuse, t.stride].map(log_scale)),
+                None => out.extend([f32::NAN; N_TOUCH_FEATURES]),
+            }
+        }
+    }
+
     /// What one run touches of a buffer.
     pub fn touch(&self, buffer: BufferId) -> Option<&Touch> {
         self.touches.iter().find(|touch| touch.buffer == buffer)

@@ -11,7 +11,7 @@ mod relation;
 mod tests;
 mod unit;
 
-pub use context::{LoopContext, LoopContexts, N_CONTEXT_FEATURES, Touch};
+pub use context::{LoopContext, LoopContexts, N_CONTEXT_FEATURES, N_TREE_FEATURES, Touch};
 pub use knob::KnobFeatures;
 pub use relation::N_RELATION_FEATURES;
 pub use unit::UnitFeatures;

@@ -152,6 +152,14 @@ fn features_say_how_loops_are_carried_out() {
 }
 
 #[test]
+fn a_tree_of_loops_does_not_depend_on_their_names() {
+    let tree = |steps: &str| LoopContexts::of(&apply_all(&matmul(), &parse_steps(steps).unwrap()).unwrap()).tree();
+    assert_eq!(tree("split i 4 -> a b"), tree("split i 4 -> outer inner"));
+    assert_ne!(tree("split i 4 -> a b"), tree("split i 2 -> a b"));
+    assert_ne!(tree("split i 4 -> a b"), tree("split i 4 -> a b\nparallel a"));
+}
+
+#[test]
 fn every_candidate_has_features_of_the_same_length() {
     let mut rng = Xoshiro256PlusPlus::seed_from_u64(11);
     for workload in ["matmul:m=1,n=1,k=1", "matmul:m=37,n=41,k=5,const=a", "matmul:m=512,n=96,k=300"] {

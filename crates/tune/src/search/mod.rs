@@ -3,20 +3,24 @@
 //! A search is asked for candidates and told what became of them. [`SEARCHES`] lists every one with its options;
 //! [`build`] makes one from text such as `genetic:population=50`.
 
+mod annealing;
 mod auto;
 mod gbfs;
 mod gbt;
 mod genetic;
 mod grid;
+mod na2c;
 mod nose;
 mod opevo;
 mod options;
 mod population;
 mod random;
+mod rnn_controller;
 mod seen;
 mod simulated_annealing;
 #[cfg(test)]
 mod tests;
+mod tree_gru;
 mod view;
 mod walk;
 
@@ -100,6 +104,9 @@ pub const SEARCHES: &[SearchRow] = &[
     gbt::ROW,
     opevo::ROW,
     nose::ROW,
+    na2c::ROW,
+    rnn_controller::ROW,
+    tree_gru::ROW,
 ];
 
 /// Why there is no such search. The user's fault.

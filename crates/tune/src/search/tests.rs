@@ -7,9 +7,13 @@ use super::*;
 use crate::space::{Constraint, Parameter};
 use crate::trial::{ErrorClass, Outcome, Timing};
 
-/// A search for tests: `gbt` anneals only as long as it takes to see that it does.
+/// A search for tests: those with cost models learn and anneal only as long as it takes to see that they do.
 fn quick(name: &'static str) -> &'static str {
-    if name == "gbt" { "gbt:steps=20,batch=32" } else { name }
+    match name {
+        "gbt" => "gbt:steps=20,batch=32",
+        "tree_gru" => "tree_gru:steps=2,chains=8,updates=1,batch=64",
+        _ => name,
+    }
 }
 
 /// Evolutionary searches with the operators of their papers, whose generations have a fixed size.
@@ -163,7 +167,7 @@ fn observed_trials_are_never_proposed() {
     for row in SEARCHES {
         let space = mixed();
         let prior: Vec<Trial> = run("random", &space, needle, 11, 16, 400);
-        let mut search = build(row.name, &space, 0).unwrap();
+        let mut search = build(quick(row.name), &space, 0).unwrap();
         let foreign = Trial { config: Config::new([9, 9]), outcome: measured(1.0) };
         search.observe(&[foreign]);
         search.observe(&prior);
@@ -186,8 +190,8 @@ fn observed_trials_are_never_proposed() {
 fn trials_observed_between_proposals_are_not_proposed() {
     for row in SEARCHES {
         let space = gemm();
-        let mut mine = build(row.name, &space, 0).unwrap();
-        let mut others = build(row.name, &space, 0).unwrap();
+        let mut mine = build(quick(row.name), &space, 0).unwrap();
+        let mut others = build(quick(row.name), &space, 0).unwrap();
         let mut seen = HashSet::new();
         for _ in 0..20 {
             let proposals = others.propose(16);
@@ -258,7 +262,7 @@ fn refused(text: &str, expected: &str) {
 fn bad_searches_are_refused_with_what_there_is() {
     refused(
         "annealing",
-        "unknown search annealing; there are auto, random, grid, simulated_annealing, genetic, gbfs, gbt, opevo, nose",
+        "unknown search annealing; there are auto, random, grid, simulated_annealing, genetic, gbfs, gbt, opevo, nose, na2c, rnn_controller, tree_gru",
     );
     refused(
         "genetic:pop=3",

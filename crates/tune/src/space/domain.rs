@@ -73,7 +73,7 @@ pub(super) struct Axis {
     pub(super) domain: Domain,
     pub(super) len: u64,
     /// Of the product of a factorization; empty otherwise.
-    primes: Primes,
+    pub(super) primes: Primes,
 }
 
 impl Axis {

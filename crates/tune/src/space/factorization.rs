@@ -26,6 +26,11 @@ impl Primes {
         Primes(powers)
     }
 
+    /// The prime powers, in ascending order of the prime.
+    pub(super) fn powers(&self) -> &[(u64, u32)] {
+        &self.0
+    }
+
     /// How many factorizations into `parts` there are: Π C(a + parts − 1, parts − 1); `None` above `u64::MAX`.
     pub(super) fn count(&self, parts: usize) -> Option<u64> {
         self.0.iter().try_fold(1u64, |count, &(_, a)| count.checked_mul(compositions(a, parts)?))

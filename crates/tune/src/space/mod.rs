@@ -197,6 +197,16 @@ impl Space {
         self.axes[parameter].value(rank)
     }
 
+    /// The primes of a factorization's product with their exponents, in ascending order; none for other parameters.
+    pub(crate) fn prime_powers(&self, parameter: usize) -> &[(u64, u32)] {
+        self.axes[parameter].primes.powers()
+    }
+
+    /// The rank of a factorization with these factors, as many as it has parts; `None` where their product is another number.
+    pub(crate) fn rank_of_factors(&self, parameter: usize, factors: &[u64]) -> Option<u64> {
+        self.axes[parameter].primes.rank(factors)
+    }
+
     /// The constraints, in order.
     pub fn constraints(&self) -> &[Constraint] {
         &self.constraints

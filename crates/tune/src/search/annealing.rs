@@ -1,0 +1,244 @@
+//! Simulated annealing on a cost model: what searches with different cost models share.
+
+use std::collections::{HashSet, VecDeque};
+use std::sync::Arc;
+
+use rand::{RngExt, SeedableRng};
+use rand_xoshiro::Xoshiro256PlusPlus;
+use tilewright_learn::diverse;
+
+use super::options::Options;
+use super::seen::Seen;
+use super::{Search, SearchError, SearchOption};
+use crate::space::{Config, Space};
+use crate::trial::Trial;
+
+/// Steps of the annealing without a change among the best candidates after which it ends.
+const PATIENCE: usize = 50;
+/// Candidates from which each one of a batch is chosen.
+const CANDIDATES_EACH: usize = 2;
+/// Annealing where programs are made, at most: to schedule one takes as long as to predict a thousand.
+const PROGRAM_CHAINS: usize = 32;
+const PROGRAM_STEPS: usize = 32;
+
+pub(super) const BATCH: SearchOption = SearchOption {
+    name: "batch",
+    default: "16",
+    text: "trials between two fits, at least 1; the paper's 64 are random where a budget is small",
+};
+pub(super) const EPSILON: SearchOption =
+    SearchOption { name: "epsilon", default: "0.05", text: "share of random configurations in a batch, 0 to 1" };
+pub(super) const DIVERSITY: SearchOption = SearchOption {
+    name: "diversity",
+    default: "0",
+    text: "worth of each value that is new to a batch, in units of the predictions' spread, 0 to 1000",
+};
+pub(super) const CHAINS: SearchOption = SearchOption {
+    name: "chains",
+    default: "128",
+    text: "annealed configurations, at least 1; at most 32 where programs are made",
+};
+pub(super) const STEPS: SearchOption = SearchOption {
+    name: "steps",
+    default: "500",
+    text: "steps of the annealing, at most; at most 32 where programs are made",
+};
+
+/// What the annealing climbs.
+pub(super) trait CostModel: Send {
+    /// Takes note of a trial.
+    fn observe(&mut self, config: &Config, fitness: f64);
+
+    /// Learns from all trials so far.
+    fn fit(&mut self, seed: u64);
+
+    /// The predictions for these configurations, larger ones for better ones, in units of the best fitness so far.
+    fn score(&mut self, configs: &[Config]) -> Vec<f64>;
+
+    /// Whether a look at a configuration takes its program.
+    fn makes_programs(&self) -> bool;
+
+    /// Whether it predicts something before any trial is known.
+    fn is_experienced(&self) -> bool {
+        false
+    }
+}
+
+/// Fitness as a share of the best: what cost models predict.
+pub(super) fn targets(fitness: &[f64]) -> Vec<f32> {
+    let best = fitness.iter().copied().fold(f64::MIN_POSITIVE, f64::max);
+    fitness.iter().map(|fitness| (fitness / best) as f32).collect()
+}
+
+/// The tuner of AutoTVM around a cost model.
+///
+/// # Source
+/// AutoTVM, algorithm 1, with its 128 chains of 500 steps that go on from round to round, its ε of 0.05, its objectives,
+/// and its annealing from temperature 1 to 0 that stops early. We differ in the default batch, 16 instead of 64, which
+/// suits budgets of a few hundred trials.
+pub(super) struct Annealing<M> {
+    model: M,
+    batch: usize,
+    epsilon: f64,
+    diversity: f64,
+    n_chains: usize,
+    n_steps: usize,
+    seen: Seen,
+    rng: Xoshiro256PlusPlus,
+    n_known: usize,
+    chains: Vec<Config>,
+    /// What is left to measure of the batch.
+    plan: VecDeque<Config>,
+}
+
+impl<M: CostModel> Annealing<M> {
+    /// The annealing that [`BATCH`], [`EPSILON`], [`DIVERSITY`], [`CHAINS`] and [`STEPS`] ask for.
+    pub(super) fn new(model: M, space: &Arc<Space>, seed: u64, options: &Options) -> Result<Annealing<M>, SearchError> {
+        Ok(Annealing {
+            model,
+            batch: options.number(BATCH.name, 1..=1_000_000)?,
+            epsilon: options.number(EPSILON.name, 0.0..=1.0)?,
+            diversity: options.number(DIVERSITY.name, 0.0..=1000.0)?,
+            n_chains: options.number(CHAINS.name, 1..=1_000_000)?,
+            n_steps: options.number(STEPS.name, 0..=1_000_000)?,
+            seen: Seen::new(space),
+            rng: Xoshiro256PlusPlus::seed_from_u64(seed),
+            n_known: 0,
+            chains: Vec::new(),
+            plan: VecDeque::new(),
+        })
+    }
+
+    /// The best unseen configurations that the chains come across, best first, with their scores.
+    fn anneal(&mut self, n: usize) -> Vec<(f64, Config)> {
+        let (n_chains, n_steps) = match self.model.makes_programs() {
+            true => (self.n_chains.min(PROGRAM_CHAINS), self.n_steps.min(PROGRAM_STEPS)),
+            false => (self.n_chains, self.n_steps),
+        };
+        while self.chains.len() < n_chains {
+            self.chains.push(self.seen.space().sample(&mut self.rng));
+        }
+        let mut best = Best::new(n);
+        let mut chains = std::mem::take(&mut self.chains);
+        let mut scores = self.model.score(&chains);
+        for (config, &score) in chains.iter().zip(&scores) {
+            best.offer(&self.seen, config, score);
+        }
+        let mut last_change = 0;
+        for step in 0..n_steps {
+            let temperature = 1.0 - step as f64 / n_steps as f64;
+            let moved: Vec<Config> = chains.iter().map(|config| self.step_from(config)).collect();
+            let moved_scores = self.model.score(&moved);
+            for ((chain, score), (config, other)) in
+                chains.iter_mut().zip(&mut scores).zip(moved.into_iter().zip(moved_scores))
+            {
+                if best.offer(&self.seen, &config, other) {
+                    last_change = step;
+                }
+                if other >= *score || self.rng.random::<f64>() < ((other - *score) / temperature).exp() {
+                    (*chain, *score) = (config, other);
+                }
+            }
+            if step >= last_change + PATIENCE {
+                break;
+            }
+        }
+        self.chains = chains;
+        best.ranking
+    }
+
+    /// The same configuration with a random value for one parameter; itself where that is not legal.
+    fn step_from(&mut self, config: &Config) -> Config {
+        if config.ranks().is_empty() {
+            return config.clone();
+        }
+        let space = self.seen.space();
+        let parameter = self.rng.random_range(0..space.n_parameters());
+        let moved = config.with(parameter, self.rng.random_range(0..space.n_values(parameter)));
+        if space.contains(&moved) { moved } else { config.clone() }
+    }
+
+    /// The next batch.
+    fn plan(&mut self) -> VecDeque<Config> {
+        let n_random = (0..self.batch).filter(|_| self.rng.random_bool(self.epsilon)).count();
+        let n_chosen = self.batch - n_random;
+        self.model.fit(self.rng.random());
+        let candidates = self.anneal(CANDIDATES_EACH * n_chosen);
+        let (scores, configs): (Vec<f64>, Vec<Config>) = candidates.into_iter().unzip();
+        let components: Vec<&[u64]> = configs.iter().map(Config::ranks).collect();
+        let alpha = self.diversity * spread(&scores);
+        let mut plan: VecDeque<Config> =
+            diverse(&scores, &components, n_chosen, alpha).into_iter().map(|at| configs[at].clone()).collect();
+        plan.extend((0..n_random).map(|_| self.seen.space().sample(&mut self.rng)));
+        plan
+    }
+}
+
+impl<M: CostModel> Search for Annealing<M> {
+    fn propose(&mut self, n: usize) -> Vec<Config> {
+        if self.n_known < self.batch && !self.model.is_experienced() {
+            return (0..n.min(self.batch)).map_while(|_| self.seen.draw(&mut self.rng)).collect();
+        }
+        let mut batch = Vec::new();
+        while batch.len() < n {
+            let Some(config) = self.plan.pop_front() else {
+                if !batch.is_empty() {
+                    break;
+                }
+                self.plan = self.plan();
+                self.plan.retain(|config| self.seen.is_fresh(config));
+                if self.plan.is_empty() {
+                    return (0..n.min(self.batch)).map_while(|_| self.seen.draw(&mut self.rng)).collect();
+                }
+                continue;
+            };
+            // Others may have measured it since it was planned.
+            if self.seen.insert(&config) {
+                batch.push(config);
+            }
+        }
+        batch
+    }
+
+    fn observe(&mut self, trials: &[Trial]) {
+        for trial in self.seen.note(trials) {
+            self.n_known += 1;
+            self.model.observe(&trial.config, trial.outcome.fitness());
+        }
+    }
+}
+
+/// The standard deviation.
+fn spread(values: &[f64]) -> f64 {
+    let n = values.len().max(1) as f64;
+    let mean = values.iter().sum::<f64>() / n;
+    (values.iter().map(|v| (v - mean).powi(2)).sum::<f64>() / n).sqrt()
+}
+
+/// The best unseen configurations that were offered, best first.
+struct Best {
+    n: usize,
+    ranking: Vec<(f64, Config)>,
+    configs: HashSet<Config>,
+}
+
+impl Best {
+    fn new(n: usize) -> Best {
+        Best { n, ranking: Vec::new(), configs: HashSet::new() }
+    }
+
+    /// Whether the configuration is one of the best now and was not before.
+    fn offer(&mut self, seen: &Seen, config: &Config, score: f64) -> bool {
+        let place = self.ranking.partition_point(|(other, _)| *other >= score);
+        if place >= self.n || !seen.is_fresh(config) || !self.configs.insert(config.clone()) {
+            return false;
+        }
+        self.ranking.insert(place, (score, config.clone()));
+        if self.ranking.len() > self.n
+            && let Some((_, last)) = self.ranking.pop()
+        {
+            self.configs.remove(&last);
+        }
+        true
+    }
+}
