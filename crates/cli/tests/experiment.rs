@@ -60,8 +60,8 @@ fn experiments_are_listed() {
     let experiments = list["experiments"].as_array().unwrap();
     assert!(experiments.len() >= 11);
     let sizes = experiments.iter().find(|e| e["name"] == "gemm-sizes").unwrap();
-    // 0.1 % of 484,000, 899,756 and 1,589,952 configurations, three searches, ten runs.
-    assert_eq!(sizes["cost"], "90 runs, 89,220 trials");
+    // 0.1 % of 484,000, 899,756 and 1,589,952 configurations, five searches, ten runs.
+    assert_eq!(sizes["cost"], "150 runs, 148,700 trials");
     let unknown = run(&["experiment", "nosuch"]);
     assert_eq!((unknown.status.code(), stderr(&unknown).lines().count()), (Some(2), 1));
     assert!(stderr(&unknown).contains("gemm-fraction"));

@@ -193,6 +193,15 @@ struct Level {
     parents: Vec<usize>,
 }
 
+impl Level {
+    /// Whether each node has one child, the one at its own place in the level below, which starts at `first` among all nodes: what
+    /// most levels of loop nests do, and all of chains of equal length. Nothing need be gathered then.
+    fn continues(&self, first: usize) -> bool {
+        let is_next = |(at, (&child, &parent)): (usize, (&usize, &usize))| child == first + at && parent == at;
+        self.children.len() == self.n_nodes && self.children.iter().zip(&self.parents).enumerate().all(is_next)
+    }
+}
+
 impl Forest {
     fn new<'a>(trees: impl Iterator<Item = &'a TreeRows>, n_features: usize, device: &Device) -> Forest {
         struct Node<'a> {
@@ -273,22 +282,22 @@ impl Network {
     fn states(&self, forest: &Forest) -> Tensor<2> {
         let device = forest.rows.device();
         let inputs = self.of_input.forward(self.embedding.forward(forest.rows.clone()).tanh());
-        let mut below: Option<Tensor<2>> = None;
+        let mut states: Vec<Tensor<2>> = Vec::with_capacity(forest.levels.len());
         let mut first = 0;
-        for Level { n_nodes, children, parents } in &forest.levels {
-            let input = inputs.clone().narrow(0, first, *n_nodes);
-            first += n_nodes;
-            let children = below.as_ref().map(|below| {
-                let children = below.clone().select(0, positions(children, &device));
-                add_rows(*n_nodes, positions(parents, &device), children)
+        for level in &forest.levels {
+            let input = inputs.clone().narrow(0, first, level.n_nodes);
+            let children = states.last().map(|below| {
+                let [n_below, _] = below.dims();
+                if n_below == level.n_nodes && level.continues(first - n_below) {
+                    return below.clone();
+                }
+                let children = Tensor::cat(states.clone(), 0).select(0, positions(&level.children, &device));
+                add_rows(level.n_nodes, positions(&level.parents, &device), children)
             });
-            let state = self.cell(input, children);
-            below = Some(match below {
-                None => state,
-                Some(below) => Tensor::cat(vec![below, state], 0),
-            });
+            states.push(self.cell(input, children));
+            first += level.n_nodes;
         }
-        below.expect("invariant: a forest with a node has a level")
+        Tensor::cat(states, 0)
     }
 
     /// The gated recurrent unit; leaves have no state to go on from.

@@ -122,12 +122,13 @@ fn best(trials: &[Trial]) -> f64 {
 
 #[test]
 fn small_spaces_are_exhausted() {
+    let spaces = [(one_element(), 1), (three_legal(), 3), (mixed(), 24 * 4 * 6)];
     for text in SEARCHES.iter().map(|row| quick(row.name)).chain(AS_IN_THE_PAPERS) {
-        for (space, n) in [(one_element(), 1), (three_legal(), 3), (mixed(), 24 * 4 * 6)] {
+        for (space, n) in &spaces {
             for landscape in [all_fail as Landscape, needle] {
                 for batch in [1, 7, 1000] {
-                    let trials = run(text, &space, landscape, 1, batch, usize::MAX);
-                    assert_eq!(trials.len(), n, "{text}");
+                    let trials = run(text, space, landscape, 1, batch, usize::MAX);
+                    assert_eq!(trials.len(), *n, "{text}");
                 }
             }
         }
@@ -220,6 +221,17 @@ fn guided_searches_beat_random_on_a_smooth_landscape() {
             .into_iter()
             .chain(AS_IN_THE_PAPERS)
     {
+        assert!(mean(text) < random, "{text}: {} against {random}", mean(text));
+    }
+}
+
+/// As above, with fewer runs, since these think for milliseconds a trial.
+#[test]
+fn neural_searches_beat_random_on_a_smooth_landscape() {
+    let space = gemm();
+    let mean = |text: &str| (0..5).map(|seed| best(&run(text, &space, smooth, seed, 16, 300))).sum::<f64>() / 5.0;
+    let random = mean("random");
+    for text in ["na2c", "rnn_controller", "tree_gru:steps=20,updates=5"] {
         assert!(mean(text) < random, "{text}: {} against {random}", mean(text));
     }
 }

@@ -22,13 +22,13 @@ pub(super) const ROW: SearchRow = SearchRow {
             default: "slots",
             text: "what it predicts from: slots (all loops, scattered into memory slots) or roots (the outermost loops)",
         },
-        SearchOption { name: "updates", default: "50", text: "steps of learning before each batch" },
+        SearchOption { name: "updates", default: "20", text: "steps of learning before each batch" },
         annealing::BATCH,
         annealing::EPSILON,
         annealing::DIVERSITY,
-        SearchOption { default: "64", ..annealing::CHAINS },
+        SearchOption { default: "32", ..annealing::CHAINS },
         SearchOption {
-            default: "60",
+            default: "50",
             text: "steps of the annealing, at most; the paper's 500 take seconds for each batch",
             ..annealing::STEPS
         },
