@@ -24,6 +24,7 @@ pub fn peel(program: &mut Program, target: &str, n: i64, last: bool, suffix: &st
         .into_iter()
         .map(|old| Ok((old, new_loop(program, &format!("{}.{suffix}", program.loop_name(old)))?)))
         .collect::<Result<_, _>>()?;
+    let own = renamed[0].1;
     edit_loops(program, var, &mut |names, l, ranges| {
         require_serial(names, &l)?;
         let Some(extent) = l.extent.as_const() else {
@@ -36,18 +37,15 @@ pub fn peel(program: &mut Program, target: &str, n: i64, last: bool, suffix: &st
         }
         let rest = extent - n;
         let (peeled_at, rest_at) = if last { (rest, 0) } else { (0, n) };
-        let mut peeled = vec![Stmt::For(Loop { extent: n.into(), ..l.clone() })];
-        rename(&mut peeled, &renamed);
-        let by: Vec<(LoopId, Index)> = renamed.iter().map(|&(old, new)| (old, new.into())).collect();
-        substitute(&mut peeled, &by);
-        if let [Stmt::For(first)] = peeled.as_mut_slice() {
-            let (own, at) = (first.var, Index::from(first.var).offset(peeled_at));
-            substitute(&mut first.body, &[(own, at)]);
-        }
-        let mut l = Loop { extent: rest.into(), ..l };
-        substitute(&mut l.body, &[(var, Index::from(var).offset(rest_at))]);
-        let mut both = vec![Stmt::For(l)];
-        both.splice(if last { 1..1 } else { 0..0 }, peeled);
+        let mut peeled = Loop { var: own, extent: n.into(), ..l.clone() };
+        rename(&mut peeled.body, &renamed);
+        let index = |old, new: LoopId| if old == var { Index::from(new).offset(peeled_at) } else { new.into() };
+        let by: Vec<(LoopId, Index)> = renamed.iter().map(|&(old, new)| (old, index(old, new))).collect();
+        substitute(&mut peeled.body, &by);
+        let mut rest = Loop { extent: rest.into(), ..l };
+        substitute(&mut rest.body, &[(var, Index::from(var).offset(rest_at))]);
+        let mut both = vec![Stmt::For(rest)];
+        both.insert(if last { 1 } else { 0 }, Stmt::For(peeled));
         Ok(simplify_block(both, &mut ranges.clone()))
     })
 }

@@ -13,7 +13,7 @@ pub struct StepParseError {
     /// The line.
     pub text: String,
     /// The form that it comes nearest to, or the list of steps.
-    pub expected: &'static str,
+    pub expected: String,
 }
 
 /// The form of every step, by its first word.
@@ -35,9 +35,6 @@ pub const FORMS: [(&str, &str); 16] = [
     ("winograd", "winograd STAGE 2|4"),
     ("prefetch", "prefetch BUFFER at LOOP ahead N"),
 ];
-
-const ANY_FORM: &str = "split, fuse, reorder, peel, vectorize, unroll, parallel, bind, stage, accumulate, compute_at, inline, \
-                        layout, reindex, winograd or prefetch";
 
 impl fmt::Display for LayoutAxis {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -106,12 +103,18 @@ pub fn parse_steps(text: &str) -> Result<Vec<Step>, StepParseError> {
             continue;
         }
         let words: Vec<&str> = line.split_whitespace().collect();
-        let form = FORMS.iter().find(|(name, _)| *name == words[0]);
-        let expected = form.map_or(ANY_FORM, |(_, form)| form);
-        let error = || StepParseError { line: at + 1, text: line.chars().take(120).collect(), expected };
+        let error =
+            || StepParseError { line: at + 1, text: line.chars().take(120).collect(), expected: expected(words[0]) };
         steps.push(parse_words(&words).ok_or_else(error)?);
     }
     Ok(steps)
+}
+
+fn expected(name: &str) -> String {
+    if let Some((_, form)) = FORMS.iter().find(|(n, _)| *n == name) {
+        return (*form).to_owned();
+    }
+    FORMS.map(|(n, _)| n).join("|")
 }
 
 fn parse_words(words: &[&str]) -> Option<Step> {
