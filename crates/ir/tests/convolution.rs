@@ -18,7 +18,7 @@ fn scheduled(line: &str, steps: &str) -> Program {
     }
     let compute = |program: &Program| outputs(program, u64::MAX).expect("no limit");
     let expected = compute(&source);
-    for program in [&program, &lower::lower(&program)] {
+    for program in [&program, &lower::lower_verified(&program)] {
         if let Some(how) = difference(&compute(program), &expected, tolerance(line, &steps)) {
             panic!("{line}: {how}\n{program}");
         }
@@ -163,7 +163,7 @@ fn winograd_by_rows_of_tiles() {
     ] {
         let program = scheduled(line, &steps(tile));
         // Unrolled loops choose the rows of the transforms, so that no choice is left for when the program runs.
-        let lowered = lower::lower(&program).to_string();
+        let lowered = lower::lower_verified(&program).to_string();
         for choice in ["acc.d.a ==", "acc.v.b ==", "acc.r.i ==", "qi =="] {
             assert!(!lowered.contains(choice), "{choice}\n{lowered}");
         }

@@ -116,7 +116,7 @@ fn check(convolution: &Convolution, steps: &[String]) -> Result<(), TestCaseErro
             done += &format!("{step}\n");
         }
     }
-    let lowered = lower::lower(&program);
+    let lowered = lower::lower_verified(&program);
     for (program, what) in [(&lowered, "lowered"), (&reversed(&lowered), "lowered, in another order")] {
         let got = outputs(program, LONGEST).expect("lowering adds no iterations");
         if let Some(how) = difference(&got, &expected, 0.0) {
@@ -161,7 +161,7 @@ fn resnet() -> Program {
 /// Everywhere but in the tiles at the left and right border, rows of the filter are all that is tested.
 #[test]
 fn no_tap_is_tested_in_the_middle() {
-    let lowered = lower::lower(&resnet()).to_string();
+    let lowered = lower::lower_verified(&resnet()).to_string();
     let middle = lowered.split("for qo in 2 {").nth(1).expect("two tiles of four are in the middle");
     let middle = middle.split("for kl in").next().expect("text");
     let middle = &middle[..middle.find("if true {").expect("the tile at the right border follows")];

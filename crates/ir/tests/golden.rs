@@ -123,7 +123,7 @@ fn outcome(case: &Case) -> Result<(String, Option<Illegal>), String> {
         return Err("the last step is not refused".to_owned());
     }
     if case.passes == ["all"] {
-        program = lower::lower(&program);
+        program = lower::lower_verified(&program);
         check(&program, "lowering", &before, tolerance)?;
         return Ok((program.to_string(), None));
     }

@@ -297,7 +297,7 @@ fn check_steps(case: &Case, steps: &mut Vec<Step>) -> Result<(), String> {
         }
     }
     same(&reversed(&program), steps, "with parallel and vectorized loops reversed")?;
-    let lowered = lower::lower(&program);
+    let lowered = lower::lower_verified(&program);
     let valid = match verify::verify(&lowered) {
         // Independence, proven before, need not be visible in specialised indices; running backwards tells.
         Err(verify::VerifyError::Race { .. }) => verify::verify(&one_after_the_other(&lowered)),

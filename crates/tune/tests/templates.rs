@@ -61,7 +61,7 @@ fn every_template_computes_the_operator_on_any_shape() {
                     let scheduled =
                         task.program(&config).unwrap_or_else(|(at, e)| panic!("{case}: step {}: {e}", at + 1));
                     verify::verify(&scheduled).unwrap_or_else(|e| panic!("{case}: {e}\n{scheduled}"));
-                    let lowered = lower::lower(&scheduled);
+                    let lowered = lower::lower_verified(&scheduled);
                     verify::verify(&lowered).unwrap_or_else(|e| panic!("{case}: {e}\n{lowered}"));
                     assert_eq!(outputs(&scheduled), expected, "{case}, scheduled\n{scheduled}");
                     assert_eq!(outputs(&lowered), expected, "{case}, lowered\n{lowered}");

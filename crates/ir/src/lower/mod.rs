@@ -36,23 +36,24 @@ const MOST_VERSIONS: u32 = 16;
 
 /// Runs all passes. The result computes the same, has no unrolled loops left, and its vectorized loops have constant
 /// extents; a loop that could not be brought to a constant extent has become serial.
+pub fn lower(program: &Program) -> Program {
+    PASSES.into_iter().fold(program.clone(), |program, (_, pass)| run_pass(program, pass))
+}
+
+/// As [`lower`]; verifies what each pass leaves, which takes several times as long. For tests.
 ///
 /// # Panics
-/// In debug builds, where a pass leaves an invalid program: a bug in the pass it names.
-pub fn lower(program: &Program) -> Program {
-    let mut out = program.clone();
-    for (name, pass) in PASSES {
-        out = run_pass(out, pass);
-        if cfg!(debug_assertions) {
-            match verify(&out) {
-                // That iterations are independent was proven when the loop was annotated; the verifier may no longer
-                // see it in specialised indices.
-                Ok(()) | Err(VerifyError::Race { .. }) => {}
-                Err(e) => panic!("pass {name} left an invalid program: {e}\n{out}"),
-            }
+/// Where a pass leaves an invalid program: a bug in the pass it names.
+pub fn lower_verified(program: &Program) -> Program {
+    PASSES.into_iter().fold(program.clone(), |program, (name, pass)| {
+        let program = run_pass(program, pass);
+        match verify(&program) {
+            // That iterations are independent was proven when the loop was annotated; the verifier may no longer see it
+            // in specialised indices.
+            Ok(()) | Err(VerifyError::Race { .. }) => program,
+            Err(e) => panic!("pass {name} left an invalid program: {e}\n{program}"),
         }
-    }
-    out
+    })
 }
 
 /// Runs one pass on all parts of a program.
