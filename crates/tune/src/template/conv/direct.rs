@@ -26,6 +26,15 @@ const MANY_WEIGHTS: i64 = 1 << 18;
 /// Most taps of a filter that are copied together.
 const MOST_TAPS: i64 = 16;
 
+/// Most multiply-adds of unrolled code for each vector register. Beyond, compiling takes several times as long and no kernel
+/// was among the fastest.
+const MOST_UNROLLED: i64 = 24;
+/// The same where channels are not unrolled but padding is decided tap by tap.
+const MOST_FORCED: i64 = 40;
+/// Vectors that a row of pixels fills at least to be worth having them as lanes: masks at its ends cost time, and code for each
+/// version of a tile.
+const ROW_VECTORS: i64 = 3;
+
 /// Vectors and broadcast elements of a register tile, from `lanes`, `k_tile`, `p_tile`, `q_tile`.
 fn operands(v: &[&Value]) -> (i64, i64) {
     let (k, pixels) = (v[1].int(), v[2].int() * v[3].int());
@@ -111,6 +120,12 @@ fn constraints(s: &Setting, shape: &Shape) -> Vec<Constraint> {
             move |v| v[0].text() == "k" || v[1].int() == 1 || (!blocked && v[2].text() == "plain"),
         ),
         Constraint::new(
+            "short_rows",
+            &format!("pixels are lanes only where a row fills {ROW_VECTORS} vectors or channels fill none"),
+            &["lanes"],
+            move |v| depthwise || v[0].text() == "k" || q >= ROW_VECTORS * lanes || k_group < lanes,
+        ),
+        Constraint::new(
             "row_of_tiles",
             "a row of tiles is written at once only where channels are lanes and q is the innermost tile loop",
             &["write", "lanes", "order"],
@@ -124,7 +139,11 @@ fn constraints(s: &Setting, shape: &Shape) -> Vec<Constraint> {
         ),
         Constraint::new(
             "code_size",
-            &format!("multiply-adds that are unrolled, in all versions of a tile, <= {}", 24 * registers),
+            &format!(
+                "multiply-adds that are unrolled, in all versions of a tile, <= {}; where only padding unrolls them, <= {}",
+                MOST_UNROLLED * registers,
+                MOST_FORCED * registers
+            ),
             if padded {
                 &["lanes", "k_tile", "p_tile", "q_tile", "unroll_c", "input", "unroll_s"]
             } else {
@@ -141,7 +160,8 @@ fn constraints(s: &Setting, shape: &Shape) -> Vec<Constraint> {
                     }
                     _ => 1,
                 };
-                v[4].int() == 1 || size(v) * v[4].int() * taps <= 24 * registers
+                let most = if v[4].int() == 1 { MOST_FORCED } else { MOST_UNROLLED } * registers;
+                v[4].int() * taps == 1 || size(v) * v[4].int() * taps <= most
             },
         ),
         Constraint::new("unrolled_within_block", "unroll_c divides c_block", &["unroll_c", "c_block"], |v| {
