@@ -79,8 +79,6 @@ fn space(s: &Setting) -> Result<Space, SpaceError> {
     k_blocks.sort_unstable();
     k_blocks.dedup();
     let a_k_last = p.a.is_k_last();
-    // Rows of a transposed A lie interleaved as they are.
-    let pack_a: &[&str] = if a_k_last { &["none", "rows", "panels"] } else { &["none", "panels"] };
     // The lanes of a transposed B lie apart, and a batch is packed product by product unless that is done ahead.
     let mut pack_b = vec!["block"];
     pack_b.extend((!p.b.is_k_last()).then_some("none"));
@@ -93,7 +91,7 @@ fn space(s: &Setting) -> Result<Space, SpaceError> {
         Parameter::ordinal("k_blocks", k_blocks),
         Parameter::permutation("order", &["jc", "pc", "ic"]),
         Parameter::categorical("inner", &["jr-ir", "ir-jr"]),
-        Parameter::categorical("pack_a", pack_a),
+        Parameter::categorical("pack_a", &["none", "rows", "panels"]),
         Parameter::categorical("pack_b", &pack_b),
         Parameter::ordinal("unroll_k", [1, 2, 4]),
         Parameter::boolean("prefetch_a"),
@@ -184,7 +182,7 @@ fn space(s: &Setting) -> Result<Space, SpaceError> {
             "panels_of_rows",
             "rows of A are interleaved only where a tile has more than one",
             &["pack_a", "mr"],
-            |v| v[0].text() != "panels" || v[1].int() > 1,
+            move |v| v[0].text() == "none" || a_k_last && v[0].text() == "rows" || v[1].int() > 1,
         ),
     ];
     if p.has_epilogue {
@@ -408,12 +406,20 @@ fn steps(s: &Setting, space: &Space, config: &Config) -> Vec<Step> {
     let pack_a = text("pack_a");
     if pack_a != "none" {
         let at = innermost("ic");
-        match pack_a.as_str() {
-            "rows" => steps.extend(copy_rows(&p, at, mr, lanes)),
-            _ => steps.extend(pack(&p, &p.a, "A.p", Some(at), mr, lanes)),
+        let [panel, k] = [0, 1].map(|axis| format!("A.p.{}", axis + usize::from(p.batch.is_some())));
+        let by_rows = pack_a == "rows";
+        if by_rows && p.a.is_k_last() {
+            steps.extend(copy_rows(&p, at, mr, lanes));
+        } else {
+            steps.extend(pack(&p, &p.a, "A.p", Some(at), mr, lanes));
+        }
+        // Rows of a transposed A lie interleaved as they are; read to their ends they come as fast as memory gives.
+        let k_outside = by_rows && !p.a.is_k_last();
+        if k_outside {
+            steps.push(reorder(&[&k, &panel]));
         }
         if shared(Some(at)) {
-            steps.push(parallel(&format!("A.p.{}", usize::from(p.batch.is_some()))));
+            steps.push(parallel(if k_outside { &k } else { &panel }));
         }
     }
 
