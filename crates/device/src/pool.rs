@@ -1,8 +1,9 @@
 //! A thread pool with low latency: what parallel loops of kernels run on.
 //!
 //! A kernel of 30 µs gains from a second thread only if handing work over costs about a microsecond. So idle workers
-//! spin for a while before they sleep, and iterations are claimed from one shared counter, which also evens out
-//! threads that are slowed down by other programs.
+//! spin for a while before they sleep. Every thread has iterations of its own, the same in each run of a loop, so that it
+//! finds in its cache what it left there; who is done takes of the others', which evens out threads that are slowed down by
+//! other programs.
 
 use std::cell::UnsafeCell;
 use std::ffi::c_void;
@@ -22,7 +23,13 @@ type Body = unsafe extern "C" fn(env: *mut c_void, iteration: i64, thread: i64);
 struct Job {
     body: Body,
     env: *mut c_void,
-    n_iterations: i64,
+}
+
+/// Iterations of one thread; on cache lines that others touch only once they are out of work.
+#[repr(align(128))]
+struct Share {
+    next: AtomicI64,
+    end: AtomicI64,
 }
 
 /// What the threads share.
@@ -30,7 +37,7 @@ struct Shared {
     /// Number of jobs published so far; a worker that sees a new number reads `job`.
     epoch: AtomicU64,
     job: UnsafeCell<Option<Job>>,
-    next_iteration: AtomicI64,
+    shares: Box<[Share]>,
     /// Workers that have not finished the current job.
     n_running: AtomicUsize,
     n_asleep: AtomicUsize,
@@ -46,18 +53,22 @@ unsafe impl Sync for Shared {}
 unsafe impl Send for Shared {}
 
 impl Shared {
-    fn work(&self, job: Job, thread: i64) {
-        loop {
-            let iteration = self.next_iteration.fetch_add(1, Ordering::Relaxed);
-            if iteration >= job.n_iterations {
-                return;
+    fn work(&self, job: Job, thread: usize) {
+        let (others, own) = self.shares.split_at(thread);
+        for share in own.iter().chain(others) {
+            let end = share.end.load(Ordering::Relaxed);
+            loop {
+                let iteration = share.next.fetch_add(1, Ordering::Relaxed);
+                if iteration >= end {
+                    break;
+                }
+                // SAFETY: whoever called `Pool::run` promised that the body may be called so for every iteration.
+                unsafe { (job.body)(job.env, iteration, thread as i64) };
             }
-            // SAFETY: whoever called `Pool::run` promised that the body may be called so for every iteration.
-            unsafe { (job.body)(job.env, iteration, thread) };
         }
     }
 
-    fn serve(&self, thread: i64) {
+    fn serve(&self, thread: usize) {
         let mut seen = 0;
         loop {
             let start = Instant::now();
@@ -99,7 +110,7 @@ impl Pool {
         let shared = Arc::new(Shared {
             epoch: AtomicU64::new(0),
             job: UnsafeCell::new(None),
-            next_iteration: AtomicI64::new(0),
+            shares: (0..n_threads.max(1)).map(|_| Share { next: 0.into(), end: 0.into() }).collect(),
             n_running: AtomicUsize::new(0),
             n_asleep: AtomicUsize::new(0),
             stop: AtomicBool::new(false),
@@ -114,7 +125,7 @@ impl Pool {
                     if let Some(cpu) = cpu {
                         crate::host::pin_thread(&[cpu]);
                     }
-                    shared.serve(thread as i64);
+                    shared.serve(thread);
                 })
             })
             .collect();
@@ -131,7 +142,7 @@ impl Pool {
     /// # Safety
     /// `body` may be called with `env` from several threads at once, for different iterations.
     pub unsafe fn run(&mut self, body: Body, env: *mut c_void, n_iterations: i64) {
-        let job = Job { body, env, n_iterations };
+        let job = Job { body, env };
         let shared = &*self.shared;
         if self.threads.is_empty() || n_iterations <= 1 {
             for iteration in 0..n_iterations {
@@ -140,7 +151,11 @@ impl Pool {
             }
             return;
         }
-        shared.next_iteration.store(0, Ordering::Relaxed);
+        let n = shared.shares.len() as i64;
+        for (share, at) in shared.shares.iter().zip(0..) {
+            share.next.store(n_iterations * at / n, Ordering::Relaxed);
+            share.end.store(n_iterations * (at + 1) / n, Ordering::Relaxed);
+        }
         shared.n_running.store(self.threads.len(), Ordering::Relaxed);
         // SAFETY: no worker runs, and none reads the job before the epoch is raised.
         unsafe { *shared.job.get() = Some(job) };
