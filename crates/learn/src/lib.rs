@@ -21,6 +21,7 @@ mod knn;
 mod matrix;
 pub mod metrics;
 mod neural;
+pub mod sequence;
 
 pub use acquisition::Acquisition;
 pub use diversity::{diverse, diversity};
