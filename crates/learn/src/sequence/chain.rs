@@ -1,0 +1,288 @@
+//! A classifier chain of forests of extremely randomized trees.
+
+use std::ops::ControlFlow;
+
+use rand::{RngExt, SeedableRng};
+use rand_xoshiro::Xoshiro256PlusPlus;
+
+use super::beam::{Answer, Decoder};
+use super::encoding::Columns;
+use super::{Example, Progress, SequenceError, Training, Vocabulary};
+
+/// The least number of examples in a leaf.
+const MIN_LEAF: usize = 4;
+
+/// The share of the columns that a node looks at.
+const COLUMNS_SHARE: f64 = 0.3;
+
+/// The share of a prediction that comes from how frequent values are anyway, so that nothing is impossible.
+const SMOOTHING: f32 = 0.01;
+
+/// The mark of a leaf in [`Forest::column`].
+const LEAF: u32 = u32::MAX;
+
+/// A forest for each parameter, which predicts it from the problem and the values of the parameters before it.
+///
+/// # Source
+/// Read et al., "Classifier chains for multi-label classification" (2009); Geurts et al., "Extremely randomized trees" (2006). Leaves keep the
+/// frequencies of the values in them, and a forest's prediction is their mean.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Chain {
+    pub(super) columns: Columns,
+    pub(super) forests: Vec<Forest>,
+}
+
+/// Trees that classify rows, node by node in one row of nodes.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub(super) struct Forest {
+    pub(super) n_values: usize,
+    /// The roots' places.
+    pub(super) roots: Vec<u32>,
+    /// What a node looks at, or [`LEAF`].
+    pub(super) column: Vec<u32>,
+    /// Rows up to this go to the first child.
+    pub(super) threshold: Vec<f32>,
+    /// The place of the first child, the second one's is the next; of a leaf, its place among the leaves.
+    pub(super) next: Vec<u32>,
+    /// For each leaf the frequencies of the values.
+    pub(super) leaves: Vec<f32>,
+    /// What is mixed into each prediction.
+    pub(super) prior: Vec<f32>,
+}
+
+impl Chain {
+    /// Learns a forest for each parameter.
+    pub(super) fn train(
+        vocabulary: &Vocabulary,
+        train: &[Example],
+        validation: &[Example],
+        training: &Training,
+        progress: &mut dyn FnMut(&Progress) -> ControlFlow<()>,
+    ) -> Result<Chain, SequenceError> {
+        let n_trees = training.n_trees;
+        if n_trees == 0 {
+            let (option, value) = ("the number of trees", n_trees.to_string());
+            return Err(SequenceError::BadOption { option, value, expected: "at least 1" });
+        }
+        let columns = Columns::new(vocabulary, train.iter().map(|e| e.problem.as_slice()));
+        let n_parameters = vocabulary.parameters.len();
+        let mut rng = Xoshiro256PlusPlus::seed_from_u64(training.seed);
+        let rows_of = |examples: &[Example]| -> Vec<Vec<f32>> {
+            let row =
+                |e: &Example| columns.row(&e.problem).into_iter().chain(e.answer.iter().map(|&v| v as f32)).collect();
+            examples.iter().map(row).collect()
+        };
+        let (train_rows, validation_rows) = (rows_of(train), rows_of(validation));
+        let by_column: Vec<Vec<f32>> = (0..columns.len() + n_parameters)
+            .map(|column| train_rows.iter().map(|row| row[column]).collect())
+            .collect();
+        let mut forests = Vec::with_capacity(n_parameters);
+        let (mut train_loss, mut validation_loss) = (0.0, 0.0);
+        for (at, parameter) in vocabulary.parameters.iter().enumerate() {
+            let classes: Vec<u32> = train.iter().map(|e| e.answer[at]).collect();
+            let seen = &by_column[..columns.len() + at];
+            let forest = Forest::grow(seen, &classes, parameter.values.len(), n_trees, &mut rng);
+            let loss = |rows: &[Vec<f32>], examples: &[Example]| {
+                let predicted = forest.predict(rows);
+                let of_row = |(row, e): (&[f32], &Example)| f64::from(-row[e.answer[at] as usize].ln());
+                predicted.chunks_exact(forest.n_values).zip(examples).map(of_row).sum::<f64>() / examples.len() as f64
+            };
+            train_loss += loss(&train_rows, train);
+            validation_loss += loss(&validation_rows, validation);
+            forests.push(forest);
+            let epoch = at + 1;
+            let now = Progress { epoch, n_epochs: n_parameters, train_loss, validation_loss, best_epoch: epoch };
+            if progress(&now).is_break() && epoch < n_parameters {
+                return Err(SequenceError::Stopped { epochs: epoch });
+            }
+        }
+        Ok(Chain { columns, forests })
+    }
+
+    /// What predicts the answers for a problem.
+    pub(super) fn decoder(&self, problem: &[i64]) -> impl Decoder {
+        ChainDecoder { chain: self, row: self.columns.row(problem) }
+    }
+}
+
+struct ChainDecoder<'a> {
+    chain: &'a Chain,
+    row: Vec<f32>,
+}
+
+impl Decoder for ChainDecoder<'_> {
+    fn next(&mut self, prefixes: &[Answer], _parents: &[usize]) -> Vec<f32> {
+        let row = |prefix: &Answer| {
+            let values = prefix.values.iter().map(|&value| value as f32);
+            self.row.iter().copied().chain(values).collect()
+        };
+        let rows: Vec<Vec<f32>> = prefixes.iter().map(row).collect();
+        let mut predicted = self.chain.forests[prefixes[0].values.len()].predict(&rows);
+        predicted.iter_mut().for_each(|p| *p = p.ln());
+        predicted
+    }
+}
+
+impl Forest {
+    /// Grows trees on these columns.
+    fn grow(
+        columns: &[Vec<f32>],
+        classes: &[u32],
+        n_values: usize,
+        n_trees: usize,
+        rng: &mut Xoshiro256PlusPlus,
+    ) -> Forest {
+        let mut counts = vec![0.0; n_values];
+        classes.iter().for_each(|&class| counts[class as usize] += 1.0);
+        let n_rows = classes.len() as f32;
+        let prior = counts.iter().map(|count| 0.5 * count / n_rows + 0.5 / n_values as f32).collect();
+        let mut forest = Forest { n_values, prior, ..Forest::default() };
+        let mut rows: Vec<u32> = (0..classes.len() as u32).collect();
+        for _ in 0..n_trees {
+            let root = forest.push();
+            forest.roots.push(root);
+            // Nodes that are yet to be split, with the rows in them.
+            let mut open = vec![(root, 0, rows.len())];
+            while let Some((node, from, to)) = open.pop() {
+                let inside = &mut rows[from..to];
+                match best_split(columns, classes, n_values, inside, rng) {
+                    Some(split) => {
+                        let middle = partition(inside, &columns[split.column], split.threshold);
+                        let first = forest.push();
+                        let second = forest.push();
+                        forest.column[node as usize] = split.column as u32;
+                        forest.threshold[node as usize] = split.threshold;
+                        forest.next[node as usize] = first;
+                        open.push((second, from + middle, to));
+                        open.push((first, from, from + middle));
+                    }
+                    None => {
+                        let start = forest.leaves.len();
+                        forest.next[node as usize] = (start / n_values) as u32;
+                        forest.leaves.resize(start + n_values, 0.0);
+                        let share = 1.0 / inside.len() as f32;
+                        inside.iter().for_each(|&row| forest.leaves[start + classes[row as usize] as usize] += share);
+                    }
+                }
+            }
+        }
+        forest
+    }
+
+    /// Whether every way through the trees, on rows of so many columns, ends in a leaf.
+    pub(super) fn is_sound(&self, n_columns: usize) -> bool {
+        let n_nodes = self.column.len();
+        let n_leaves = self.leaves.len() / self.n_values;
+        // Children come after their node, so no way is endless.
+        let node_is_sound = |(node, (&column, &next)): (usize, (&u32, &u32))| match column {
+            LEAF => (next as usize) < n_leaves,
+            _ => (column as usize) < n_columns && next as usize > node && next as usize + 1 < n_nodes,
+        };
+        self.next.len() == n_nodes
+            && !self.roots.is_empty()
+            && self.roots.iter().all(|&root| (root as usize) < n_nodes)
+            && self.column.iter().zip(&self.next).enumerate().all(node_is_sound)
+    }
+
+    /// A new node, a leaf for now.
+    fn push(&mut self) -> u32 {
+        self.column.push(LEAF);
+        self.threshold.push(0.0);
+        self.next.push(0);
+        (self.column.len() - 1) as u32
+    }
+
+    /// The probability of each value, row by row.
+    fn predict(&self, rows: &[Vec<f32>]) -> Vec<f32> {
+        let mut sums = vec![0.0; rows.len() * self.n_values];
+        // A tree is small enough to stay in the cache while all rows go through it.
+        for &root in &self.roots {
+            for (row, sums) in rows.iter().zip(sums.chunks_exact_mut(self.n_values)) {
+                let mut node = root as usize;
+                while self.column[node] != LEAF {
+                    let second = row[self.column[node] as usize] > self.threshold[node];
+                    node = self.next[node] as usize + usize::from(second);
+                }
+                let leaf = &self.leaves[self.next[node] as usize * self.n_values..][..self.n_values];
+                sums.iter_mut().zip(leaf).for_each(|(sum, share)| *sum += share);
+            }
+        }
+        let scale = (1.0 - SMOOTHING) / self.roots.len() as f32;
+        for sums in sums.chunks_exact_mut(self.n_values) {
+            sums.iter_mut().zip(&self.prior).for_each(|(sum, prior)| *sum = scale * *sum + SMOOTHING * prior);
+        }
+        sums
+    }
+}
+
+/// Rows up to a threshold of a column, and the others.
+struct Split {
+    column: usize,
+    threshold: f32,
+}
+
+/// The best of random thresholds, one for each of some columns that vary among the rows; none where the rows should stay together.
+fn best_split(
+    columns: &[Vec<f32>],
+    classes: &[u32],
+    n_values: usize,
+    rows: &[u32],
+    rng: &mut Xoshiro256PlusPlus,
+) -> Option<Split> {
+    let pure = rows.iter().all(|&row| classes[row as usize] == classes[rows[0] as usize]);
+    if pure || rows.len() < 2 * MIN_LEAF {
+        return None;
+    }
+    let n_wanted = ((columns.len() as f64 * COLUMNS_SHARE).ceil() as usize).max(1);
+    let mut order: Vec<usize> = (0..columns.len()).collect();
+    let mut n_found = 0;
+    let mut best: Option<(f64, Split)> = None;
+    let mut counts = vec![[0u32; 2]; n_values];
+    for i in 0..order.len() {
+        if n_found == n_wanted {
+            break;
+        }
+        order.swap(i, rng.random_range(i..columns.len()));
+        let column = order[i];
+        let values = &columns[column];
+        let (low, high) = rows.iter().fold((f32::INFINITY, f32::NEG_INFINITY), |(low, high), &row| {
+            let value = values[row as usize];
+            (low.min(value), high.max(value))
+        });
+        if low >= high {
+            continue;
+        }
+        n_found += 1;
+        let threshold = (low + rng.random::<f32>() * (high - low)).clamp(low, high.next_down());
+        counts.fill([0; 2]);
+        let mut n_second = 0;
+        for &row in rows {
+            let second = usize::from(values[row as usize] > threshold);
+            counts[classes[row as usize] as usize][second] += 1;
+            n_second += second;
+        }
+        let n_first = rows.len() - n_second;
+        if n_first.min(n_second) < MIN_LEAF {
+            continue;
+        }
+        // The larger, the purer: Gini's impurity of the children, less what does not depend on the split.
+        let squares = |side: usize| counts.iter().map(|c| f64::from(c[side]).powi(2)).sum::<f64>();
+        let purity = squares(0) / n_first as f64 + squares(1) / n_second as f64;
+        if best.as_ref().is_none_or(|(least, _)| purity > *least) {
+            best = Some((purity, Split { column, threshold }));
+        }
+    }
+    best.map(|(_, split)| split)
+}
+
+/// Brings the rows up to a threshold to the front; their number.
+fn partition(rows: &mut [u32], values: &[f32], threshold: f32) -> usize {
+    let mut n_first = 0;
+    for at in 0..rows.len() {
+        if values[rows[at] as usize] <= threshold {
+            rows.swap(n_first, at);
+            n_first += 1;
+        }
+    }
+    n_first
+}

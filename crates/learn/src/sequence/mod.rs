@@ -1,0 +1,367 @@
+//! Models that write the parameters of a kernel down, one after the other, from the sizes of a problem.
+//!
+//! A [`Vocabulary`] says what a problem and an answer consist of; [`train`] learns a [`Model`] of an [`Architecture`] from [`Example`]s, and
+//! [`Model::beam`] gives the likeliest answers for a problem that nobody has tuned, where [`Completions`] keep to those that are valid.
+//!
+//! # Source
+//! "Optimal Kernel Tuning Parameter Prediction using Deep Sequence Models", for all architectures but [`Architecture::Chain`].
+
+mod beam;
+mod chain;
+mod encoding;
+mod error;
+mod file;
+mod network;
+
+use std::ops::ControlFlow;
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+pub use beam::{Answer, Completions};
+pub use error::SequenceError;
+
+use chain::Chain;
+use network::Network;
+
+/// The tokens of both sides.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Vocabulary {
+    /// What describes a problem.
+    pub fields: Vec<Field>,
+    /// What an answer gives values to, in the order in which a model predicts them.
+    pub parameters: Vec<Parameter>,
+}
+
+/// A field of a problem.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Field {
+    /// Its name.
+    pub name: String,
+    /// What its values are.
+    pub kind: FieldKind,
+}
+
+/// What the values of a field are.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FieldKind {
+    /// Sizes and counts: numbers near each other, or with common divisors, mean similar things.
+    Integer,
+    /// Names.
+    Categorical {
+        /// The names that were seen; an example holds the index of one, or -1 for any other.
+        values: Vec<String>,
+    },
+}
+
+/// A parameter of a kernel.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Parameter {
+    /// Its name.
+    pub name: String,
+    /// Its values as text, in an order that means something; numbers ascend.
+    pub values: Vec<String>,
+}
+
+/// A problem and its best parameters.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Example {
+    /// For each field its number, or the index of its name (-1: a name that the vocabulary does not have).
+    pub problem: Vec<i64>,
+    /// For each parameter the index of its value.
+    pub answer: Vec<u32>,
+}
+
+/// What kind of model.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(into = "&str", try_from = "String")]
+pub enum Architecture {
+    /// See [`ARCHITECTURES`].
+    EncDec,
+    /// See [`ARCHITECTURES`].
+    Attn,
+    /// See [`ARCHITECTURES`].
+    Attn2,
+    /// See [`ARCHITECTURES`].
+    Hybrid,
+    /// See [`ARCHITECTURES`].
+    Hybrid2,
+    /// See [`ARCHITECTURES`].
+    Chain,
+}
+
+/// An architecture's name and what there is to say about it.
+#[derive(Debug)]
+pub struct ArchitectureRow {
+    /// The architecture.
+    pub architecture: Architecture,
+    /// What users call it.
+    pub name: &'static str,
+    /// One line for users.
+    pub what: &'static str,
+    /// Where it is described.
+    pub source: &'static str,
+}
+
+/// Every architecture.
+pub const ARCHITECTURES: &[ArchitectureRow] = &[
+    ArchitectureRow {
+        architecture: Architecture::Chain,
+        name: "chain",
+        what: "classifier chain of random forests: each parameter from the problem and the parameters before it",
+        source: "Read et al. 2009 (classifier chains); Geurts et al. 2006 (extremely randomized trees)",
+    },
+    ArchitectureRow {
+        architecture: Architecture::EncDec,
+        name: "enc-dec",
+        what: "LSTM encoder and LSTM decoder",
+        source: "section IV-A",
+    },
+    ArchitectureRow {
+        architecture: Architecture::Attn,
+        name: "attn",
+        what: "bidirectional LSTM encoder, attention, LSTM decoder that sees what it has written",
+        source: "section IV-B, with the feedback of Bahdanau et al.",
+    },
+    ArchitectureRow {
+        architecture: Architecture::Attn2,
+        name: "attn-2",
+        what: "as attn, but the decoder does not see what it has written",
+        source: "section IV-B",
+    },
+    ArchitectureRow {
+        architecture: Architecture::Hybrid,
+        name: "hybrid",
+        what: "convolutional encoder, stack of bidirectional LSTMs as decoder",
+        source: "section IV-C, figure 3",
+    },
+    ArchitectureRow {
+        architecture: Architecture::Hybrid2,
+        name: "hybrid-2",
+        what: "as hybrid, but only the last states of the first decoder layer go on to the second",
+        source: "section IV-C, figure 4",
+    },
+];
+
+impl Architecture {
+    /// Its row of the table.
+    pub fn row(self) -> &'static ArchitectureRow {
+        ARCHITECTURES.iter().find(|row| row.architecture == self).expect("invariant: every architecture has a row")
+    }
+
+    /// The architecture of this name.
+    pub fn named(name: &str) -> Option<Architecture> {
+        ARCHITECTURES.iter().find(|row| row.name == name).map(|row| row.architecture)
+    }
+}
+
+impl From<Architecture> for &str {
+    fn from(architecture: Architecture) -> Self {
+        architecture.row().name
+    }
+}
+
+impl TryFrom<String> for Architecture {
+    type Error = String;
+
+    fn try_from(name: String) -> Result<Architecture, String> {
+        Architecture::named(&name).ok_or_else(|| format!("there is no architecture {name}"))
+    }
+}
+
+/// How numbers of a problem become inputs of a network; trees see numbers always.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Encoding {
+    /// Size, divisibility and products, so that a number that was never seen still means something.
+    Numeric,
+    /// The paper's: a token for each number seen in training, one for all others.
+    OneHot,
+}
+
+/// How a model is trained. Defaults are the paper's where it gives any.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Training {
+    /// The largest number of passes over the examples.
+    pub epochs: usize,
+    /// Examples in a mini-batch.
+    pub batch: usize,
+    /// Training ends when so many epochs in a row have not brought the validation loss down.
+    pub patience: usize,
+    /// Adam's.
+    pub learning_rate: f64,
+    /// The share of an LSTM's inputs, and of its recurrent state, that is left out in training.
+    pub dropout: f64,
+    /// How networks see problems.
+    pub encoding: Encoding,
+    /// Width of LSTM states; the decoder of the attention models has twice as many.
+    pub n_hidden: usize,
+    /// Trees in each forest.
+    pub n_trees: usize,
+    /// Everything random follows from it.
+    pub seed: u64,
+}
+
+impl Default for Training {
+    fn default() -> Training {
+        Training {
+            epochs: 200,
+            batch: 64,
+            patience: 20,
+            learning_rate: 1e-3,
+            dropout: 0.2,
+            encoding: Encoding::Numeric,
+            n_hidden: 256,
+            n_trees: 100,
+            seed: 0,
+        }
+    }
+}
+
+/// How far a training is. An epoch of a network is a pass over the examples; one of a chain is a parameter learnt.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Progress {
+    /// Epochs done.
+    pub epoch: usize,
+    /// The largest number of epochs.
+    pub n_epochs: usize,
+    /// Mean over the training examples of minus the logarithm of the answer's probability.
+    pub train_loss: f64,
+    /// The same over the validation examples, without dropout.
+    pub validation_loss: f64,
+    /// The epoch with the lowest validation loss so far.
+    pub best_epoch: usize,
+}
+
+/// A trained model.
+#[derive(Debug, Clone)]
+pub struct Model {
+    vocabulary: Vocabulary,
+    weights: Weights,
+}
+
+/// What a model has learnt.
+#[derive(Debug, Clone)]
+enum Weights {
+    Chain(Chain),
+    Network(Box<Network>),
+}
+
+/// Learns a model.
+///
+/// Runs on the calling thread. The same arguments give the same model, bit for bit, on the same kind of processor. With a checkpoint, a
+/// network's training that was killed goes on after the last whole epoch, to the result it would have had; the file is removed at the end.
+///
+/// # Errors
+/// Examples that do not fit the vocabulary, options out of range, a checkpoint that is of another training or cannot be written;
+/// [`SequenceError::Stopped`] when `progress` breaks off.
+pub fn train(
+    architecture: Architecture,
+    vocabulary: &Vocabulary,
+    train: &[Example],
+    validation: &[Example],
+    training: &Training,
+    checkpoint: Option<&Path>,
+    progress: &mut dyn FnMut(&Progress) -> ControlFlow<()>,
+) -> Result<Model, SequenceError> {
+    check(vocabulary, "training", train)?;
+    check(vocabulary, "validation", validation)?;
+    let weights = match architecture {
+        Architecture::Chain => Weights::Chain(Chain::train(vocabulary, train, validation, training, progress)?),
+        Architecture::EncDec
+        | Architecture::Attn
+        | Architecture::Attn2
+        | Architecture::Hybrid
+        | Architecture::Hybrid2 => {
+            let network = network::train(architecture, vocabulary, train, validation, training, checkpoint, progress)?;
+            Weights::Network(Box::new(network))
+        }
+    };
+    Ok(Model { vocabulary: vocabulary.clone(), weights })
+}
+
+/// Whether examples are there and fit.
+fn check(vocabulary: &Vocabulary, what: &'static str, examples: &[Example]) -> Result<(), SequenceError> {
+    if vocabulary.fields.is_empty() || vocabulary.parameters.is_empty() {
+        return Err(SequenceError::BadVocabulary { what: "no fields or no parameters".into() });
+    }
+    if let Some(parameter) = vocabulary.parameters.iter().find(|p| p.values.is_empty()) {
+        return Err(SequenceError::BadVocabulary { what: format!("no values for {}", parameter.name) });
+    }
+    if examples.is_empty() {
+        return Err(SequenceError::Empty { what });
+    }
+    for (index, example) in examples.iter().enumerate() {
+        let counts = [
+            ("fields", example.problem.len(), vocabulary.fields.len()),
+            ("parameters", example.answer.len(), vocabulary.parameters.len()),
+        ];
+        for (things, found, expected) in counts {
+            if found != expected {
+                return Err(SequenceError::Mismatch { what, index, things, found, expected });
+            }
+        }
+        for (parameter, &found) in vocabulary.parameters.iter().zip(&example.answer) {
+            let expected = parameter.values.len();
+            if found as usize >= expected {
+                let parameter = parameter.name.clone();
+                return Err(SequenceError::NoSuchValue { what, index, parameter, found, expected });
+            }
+        }
+    }
+    Ok(())
+}
+
+impl Model {
+    /// Up to `width` answers for a problem, the likeliest first, no two alike.
+    ///
+    /// Beam search: of all prefixes of answers the `width` likeliest go on. With `completions`, prefixes that no valid answer begins with are
+    /// dropped, and probabilities stay as they are. Fewer answers come out where there are no more. Answers of equal probability are in the
+    /// order of their values.
+    ///
+    /// # Panics
+    /// Where the problem has not a number for each field, or `completions` speak of another number of values.
+    ///
+    /// # Source
+    /// Section V.
+    pub fn beam(&self, problem: &[i64], width: usize, completions: Option<&mut dyn Completions>) -> Vec<Answer> {
+        assert_eq!(problem.len(), self.vocabulary.fields.len(), "invariant: a problem has a number for each field");
+        let sizes: Vec<usize> = self.vocabulary.parameters.iter().map(|p| p.values.len()).collect();
+        match &self.weights {
+            Weights::Chain(chain) => beam::search(&mut chain.decoder(problem), &sizes, width, completions),
+            Weights::Network(network) => beam::search(&mut network.decoder(problem), &sizes, width, completions),
+        }
+    }
+
+    /// The tokens that it was trained with.
+    pub fn vocabulary(&self) -> &Vocabulary {
+        &self.vocabulary
+    }
+
+    /// What kind of model it is.
+    pub fn architecture(&self) -> Architecture {
+        match &self.weights {
+            Weights::Chain(_) => Architecture::Chain,
+            Weights::Network(network) => network.shape().architecture,
+        }
+    }
+
+    /// Writes the weights to `path`, as safetensors, and everything else to the file of the same name ending in `.json`.
+    ///
+    /// `about` is what the caller has to say about the model; [`Model::load`] gives it back.
+    ///
+    /// # Errors
+    /// [`SequenceError::File`] where a file cannot be written.
+    pub fn save(&self, path: &Path, about: &serde_json::Value) -> Result<(), SequenceError> {
+        file::save(self, path, about)
+    }
+
+    /// The model that [`Model::save`] wrote there, and what its caller had to say about it.
+    ///
+    /// # Errors
+    /// Where a file cannot be read, or is not a model's.
+    pub fn load(path: &Path) -> Result<(Model, serde_json::Value), SequenceError> {
+        file::load(path)
+    }
+}
