@@ -4,6 +4,7 @@
 //! [`Gbt`] (boosted trees), [`Ensemble`] (bootstrapped trees) and [`Knn`] (nearest neighbours) learn from;
 //! [`TreeGru`] learns from trees of rows instead. [`ActorCritic`] and [`Controller`] are policies, which learn from the rewards of what
 //! they did.
+//! [`sequence`] models predict whole configurations; [`baselines`] are the classifiers they are compared with.
 //! [`Acquisition`] turns a mean and a spread into a score, and [`diverse`] chooses a batch by score and variety.
 //!
 //! Larger targets give larger predictions. Which end is the better one, the caller knows; [`Acquisition`],
@@ -12,6 +13,7 @@
 #![forbid(unsafe_code)]
 
 mod acquisition;
+pub mod baselines;
 mod diversity;
 mod ensemble;
 mod error;
