@@ -7,6 +7,7 @@ mod actor_critic;
 mod controller;
 #[cfg(test)]
 mod gradients;
+mod product;
 mod tree_gru;
 
 use burn::module::{Module, Param};
@@ -18,6 +19,7 @@ use rand_xoshiro::Xoshiro256PlusPlus;
 
 pub use actor_critic::{ActorCritic, ActorCriticOptions, Transition};
 pub use controller::{Controller, ControllerOptions};
+pub(crate) use product::Factor;
 pub use tree_gru::{Readout, TreeGru, TreeGruOptions, TreeObjective, TreeRows};
 
 /// Adam's ε, as in its paper; burn's default would damp the small gradients of a policy.

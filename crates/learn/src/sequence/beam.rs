@@ -1,5 +1,7 @@
 //! Beam search over answers.
 
+use std::cmp::Ordering;
+
 /// What may come next, for one problem.
 pub trait Completions {
     /// For each value of the parameter after this prefix, whether some valid whole answer begins so. It has to be exact: where it says yes
@@ -25,44 +27,185 @@ pub(super) trait Decoder {
     fn next(&mut self, prefixes: &[Answer], parents: &[usize]) -> Vec<f32>;
 }
 
+/// A prefix on the beam.
+struct Prefix {
+    answer: Answer,
+    /// Its place among the previous prefixes.
+    parent: usize,
+    /// Whether a valid answer begins so.
+    valid: bool,
+    /// Whether a beam of the same width that knows of no validity would hold it.
+    unconstrained: bool,
+}
+
 /// The likeliest whole answers that a beam of this width finds; `sizes` are the numbers of values.
+///
+/// With completions, the beam without them goes along: a prefix that is dropped makes room for one that is likelier now but may lead to less, and
+/// so a constrained beam alone can lose valid answers that an unconstrained one of the same width finds. Those are kept first.
 pub(super) fn search(
     decoder: &mut dyn Decoder,
     sizes: &[usize],
     width: usize,
     mut completions: Option<&mut dyn Completions>,
 ) -> Vec<Answer> {
-    let mut beam = vec![Answer { values: Vec::new(), log_probability: 0.0 }];
-    let mut parents = vec![0];
+    let root = Answer { values: Vec::new(), log_probability: 0.0 };
+    let mut beam = vec![Prefix { answer: root, parent: 0, valid: true, unconstrained: completions.is_some() }];
     for &size in sizes {
-        let next = decoder.next(&beam, &parents);
+        let (prefixes, parents): (Vec<Answer>, Vec<usize>) = beam.iter().map(|p| (p.answer.clone(), p.parent)).unzip();
+        let next = decoder.next(&prefixes, &parents);
         let mut candidates = Vec::with_capacity(next.len());
         for (parent, (prefix, next)) in beam.iter().zip(next.chunks_exact(size)).enumerate() {
-            let allowed = completions.as_mut().map(|c| c.allowed(&prefix.values));
-            if let Some(allowed) = &allowed {
-                assert_eq!(allowed.len(), size, "invariant: completions speak of every value");
+            let allowed = match &mut completions {
+                Some(completions) if prefix.valid => completions.allowed(&prefix.answer.values),
+                _ => vec![prefix.valid; size],
+            };
+            assert_eq!(allowed.len(), size, "invariant: completions speak of every value");
+            for ((value, &log_probability), valid) in (0..).zip(next).zip(allowed) {
+                if valid || prefix.unconstrained {
+                    let values = prefix.answer.values.iter().copied().chain([value]).collect();
+                    let log_probability = prefix.answer.log_probability + f64::from(log_probability);
+                    let answer = Answer { values, log_probability };
+                    candidates.push(Prefix { answer, parent, valid, unconstrained: prefix.unconstrained });
+                }
             }
-            let value_allowed = |value: usize| allowed.as_ref().is_none_or(|allowed| allowed[value]);
-            let values = next.iter().enumerate().filter(|(value, _)| value_allowed(*value));
-            candidates.extend(values.map(|(value, &p)| (prefix.log_probability + f64::from(p), parent, value as u32)));
         }
-        // Prefixes of equal length order like their parents and then their values, so ties follow from the answers alone.
-        let by_values = |parent: usize| &beam[parent].values;
-        candidates.sort_by(|a, b| {
-            b.0.total_cmp(&a.0).then_with(|| by_values(a.1).cmp(by_values(b.1))).then_with(|| a.2.cmp(&b.2))
-        });
-        candidates.truncate(width);
-        parents = candidates.iter().map(|(_, parent, _)| *parent).collect();
-        beam = candidates
-            .iter()
-            .map(|&(log_probability, parent, value)| {
-                let values = beam[parent].values.iter().copied().chain([value]).collect();
-                Answer { values, log_probability }
-            })
-            .collect();
+        candidates.sort_by(|a, b| likelier(&a.answer, &b.answer));
+        let (mut n_valid, mut n_unconstrained) = (0, 0);
+        for candidate in &mut candidates {
+            n_valid += usize::from(candidate.valid);
+            n_unconstrained += usize::from(candidate.unconstrained);
+            candidate.valid &= n_valid <= width || candidate.unconstrained && n_unconstrained <= width;
+            candidate.unconstrained &= n_unconstrained <= width;
+        }
+        candidates.retain(|candidate| candidate.valid || candidate.unconstrained);
+        beam = candidates;
         if beam.is_empty() {
-            break;
+            return Vec::new();
         }
     }
-    beam
+    beam.retain(|prefix| prefix.valid);
+    // Stable: within both kinds the likeliest stay first.
+    beam.sort_by_key(|prefix| !prefix.unconstrained);
+    beam.truncate(width);
+    let mut answers: Vec<Answer> = beam.into_iter().map(|prefix| prefix.answer).collect();
+    answers.sort_by(likelier);
+    answers
+}
+
+/// The likelier answer first; of equals, the one with the smaller values.
+fn likelier(a: &Answer, b: &Answer) -> Ordering {
+    b.log_probability.total_cmp(&a.log_probability).then_with(|| a.values.cmp(&b.values))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::{BTreeMap, BTreeSet};
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// Any prefix has the probabilities that its hash gives.
+    struct Hashed {
+        sizes: Vec<usize>,
+        seed: u64,
+        previous: Vec<Vec<u32>>,
+    }
+
+    impl Hashed {
+        fn row(&self, prefix: &[u32]) -> Vec<f32> {
+            let size = self.sizes[prefix.len()];
+            let weight = |value: usize| {
+                let numbers = prefix.iter().copied().chain([value as u32]);
+                let mixed = numbers
+                    .fold(self.seed, |h, v| (h ^ u64::from(v + 1)).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ (h >> 29));
+                // Few levels, so that there are ties.
+                ((mixed >> 40) % 5 + 1) as f32
+            };
+            let weights: Vec<f32> = (0..size).map(weight).collect();
+            let sum: f32 = weights.iter().sum();
+            weights.iter().map(|w| (w / sum).ln()).collect()
+        }
+    }
+
+    impl Decoder for Hashed {
+        fn next(&mut self, prefixes: &[Answer], parents: &[usize]) -> Vec<f32> {
+            for (prefix, &parent) in prefixes.iter().zip(parents) {
+                if let Some((_, before)) = prefix.values.split_last() {
+                    assert_eq!(self.previous[parent], before, "a prefix extends its parent");
+                }
+            }
+            self.previous = prefixes.iter().map(|p| p.values.clone()).collect();
+            prefixes.iter().flat_map(|p| self.row(&p.values)).collect()
+        }
+    }
+
+    struct Listed(BTreeSet<Vec<u32>>, Vec<usize>);
+
+    impl Completions for Listed {
+        fn allowed(&mut self, prefix: &[u32]) -> Vec<bool> {
+            let begins = |value: u32| {
+                let begun: Vec<u32> = prefix.iter().copied().chain([value]).collect();
+                self.0.iter().any(|answer| answer.starts_with(&begun))
+            };
+            (0..self.1[prefix.len()] as u32).map(begins).collect()
+        }
+    }
+
+    /// Every answer and its probability.
+    fn enumerate(model: &Hashed) -> BTreeMap<Vec<u32>, f64> {
+        let mut answers = BTreeMap::from([(Vec::new(), 0.0)]);
+        for &size in &model.sizes {
+            let extend = |(prefix, p): (Vec<u32>, f64)| {
+                let row = model.row(&prefix);
+                (0..size)
+                    .map(move |v| ([prefix.as_slice(), &[v as u32]].concat(), p + f64::from(row[v])))
+                    .collect::<Vec<_>>()
+            };
+            answers = answers.into_iter().flat_map(extend).collect();
+        }
+        answers
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(200))]
+
+        #[test]
+        fn beams_are_valid_distinct_sorted_and_lose_nothing(
+            sizes in prop::collection::vec(1usize..4, 1..5),
+            width in 1usize..30,
+            seed: u64,
+            share_valid in 0u64..=4,
+        ) {
+            let mut model = Hashed { sizes: sizes.clone(), seed, previous: Vec::new() };
+            let all = enumerate(&model);
+            let mut lottery = seed;
+            let mut valid = BTreeSet::new();
+            for answer in all.keys() {
+                lottery = lottery.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                if lottery >> 62 < share_valid {
+                    valid.insert(answer.clone());
+                }
+            }
+            let mut completions = Listed(valid.clone(), sizes.clone());
+            let free = search(&mut model, &sizes, width, None);
+            let bound = search(&mut model, &sizes, width, Some(&mut completions));
+            for answers in [&free, &bound] {
+                prop_assert!(answers.is_sorted_by(|a, b| likelier(a, b) == Ordering::Less), "{answers:?}");
+                for answer in answers {
+                    prop_assert!((answer.log_probability - all[&answer.values]).abs() < 1e-9);
+                }
+            }
+            prop_assert_eq!(free.len(), width.min(all.len()));
+            prop_assert_eq!(bound.len(), width.min(valid.len()));
+            prop_assert!(bound.iter().all(|a| valid.contains(&a.values)));
+            for answer in free.iter().filter(|a| valid.contains(&a.values)) {
+                prop_assert!(bound.contains(answer), "{:?} is lost", answer);
+            }
+            // As wide as there are answers, a beam is an enumeration.
+            let everything = search(&mut model, &sizes, all.len(), Some(&mut completions));
+            let found: BTreeSet<Vec<u32>> = everything.iter().map(|a| a.values.clone()).collect();
+            prop_assert_eq!(found, valid);
+        }
+    }
 }

@@ -83,9 +83,9 @@ impl Chain {
             let seen = &by_column[..columns.len() + at];
             let forest = Forest::grow(seen, &classes, parameter.values.len(), n_trees, &mut rng);
             let loss = |rows: &[Vec<f32>], examples: &[Example]| {
-                let of_row =
-                    |(row, e): (&Vec<f32>, &Example)| f64::from(-forest.predict(row)[e.answer[at] as usize].ln());
-                rows.iter().zip(examples).map(of_row).sum::<f64>() / examples.len() as f64
+                let predicted = forest.predict(rows);
+                let of_row = |(row, e): (&[f32], &Example)| f64::from(-row[e.answer[at] as usize].ln());
+                predicted.chunks_exact(forest.n_values).zip(examples).map(of_row).sum::<f64>() / examples.len() as f64
             };
             train_loss += loss(&train_rows, train);
             validation_loss += loss(&validation_rows, validation);
@@ -112,14 +112,14 @@ struct ChainDecoder<'a> {
 
 impl Decoder for ChainDecoder<'_> {
     fn next(&mut self, prefixes: &[Answer], _parents: &[usize]) -> Vec<f32> {
-        let forest = &self.chain.forests[prefixes[0].values.len()];
-        let mut log_probabilities = Vec::with_capacity(prefixes.len() * forest.n_values);
-        for prefix in prefixes {
-            self.row.truncate(self.chain.columns.len());
-            self.row.extend(prefix.values.iter().map(|&value| value as f32));
-            log_probabilities.extend(forest.predict(&self.row).into_iter().map(f32::ln));
-        }
-        log_probabilities
+        let row = |prefix: &Answer| {
+            let values = prefix.values.iter().map(|&value| value as f32);
+            self.row.iter().copied().chain(values).collect()
+        };
+        let rows: Vec<Vec<f32>> = prefixes.iter().map(row).collect();
+        let mut predicted = self.chain.forests[prefixes[0].values.len()].predict(&rows);
+        predicted.iter_mut().for_each(|p| *p = p.ln());
+        predicted
     }
 }
 
@@ -169,6 +169,21 @@ impl Forest {
         forest
     }
 
+    /// Whether every way through the trees, on rows of so many columns, ends in a leaf.
+    pub(super) fn is_sound(&self, n_columns: usize) -> bool {
+        let n_nodes = self.column.len();
+        let n_leaves = self.leaves.len() / self.n_values;
+        // Children come after their node, so no way is endless.
+        let node_is_sound = |(node, (&column, &next)): (usize, (&u32, &u32))| match column {
+            LEAF => (next as usize) < n_leaves,
+            _ => (column as usize) < n_columns && next as usize > node && next as usize + 1 < n_nodes,
+        };
+        self.next.len() == n_nodes
+            && !self.roots.is_empty()
+            && self.roots.iter().all(|&root| (root as usize) < n_nodes)
+            && self.column.iter().zip(&self.next).enumerate().all(node_is_sound)
+    }
+
     /// A new node, a leaf for now.
     fn push(&mut self) -> u32 {
         self.column.push(LEAF);
@@ -177,20 +192,26 @@ impl Forest {
         (self.column.len() - 1) as u32
     }
 
-    /// The probability of each value.
-    fn predict(&self, row: &[f32]) -> Vec<f32> {
-        let mut sums = vec![0.0; self.n_values];
+    /// The probability of each value, row by row.
+    fn predict(&self, rows: &[Vec<f32>]) -> Vec<f32> {
+        let mut sums = vec![0.0; rows.len() * self.n_values];
+        // A tree is small enough to stay in the cache while all rows go through it.
         for &root in &self.roots {
-            let mut node = root as usize;
-            while self.column[node] != LEAF {
-                let second = row[self.column[node] as usize] > self.threshold[node];
-                node = self.next[node] as usize + usize::from(second);
+            for (row, sums) in rows.iter().zip(sums.chunks_exact_mut(self.n_values)) {
+                let mut node = root as usize;
+                while self.column[node] != LEAF {
+                    let second = row[self.column[node] as usize] > self.threshold[node];
+                    node = self.next[node] as usize + usize::from(second);
+                }
+                let leaf = &self.leaves[self.next[node] as usize * self.n_values..][..self.n_values];
+                sums.iter_mut().zip(leaf).for_each(|(sum, share)| *sum += share);
             }
-            let leaf = &self.leaves[self.next[node] as usize * self.n_values..][..self.n_values];
-            sums.iter_mut().zip(leaf).for_each(|(sum, share)| *sum += share);
         }
         let scale = (1.0 - SMOOTHING) / self.roots.len() as f32;
-        sums.iter().zip(&self.prior).map(|(sum, prior)| scale * sum + SMOOTHING * prior).collect()
+        for sums in sums.chunks_exact_mut(self.n_values) {
+            sums.iter_mut().zip(&self.prior).for_each(|(sum, prior)| *sum = scale * *sum + SMOOTHING * prior);
+        }
+        sums
     }
 }
 

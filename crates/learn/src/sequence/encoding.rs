@@ -63,6 +63,16 @@ impl Columns {
         self.columns.len()
     }
 
+    /// Whether they can be made of so many fields.
+    pub(super) fn fit(&self, n_fields: usize) -> bool {
+        let fits = |column: &Column| match *column {
+            Column::Number(at) | Column::PowerOfTwo(at) | Column::Is(at, _) => at < n_fields,
+            Column::Product(a, b) => a.max(b) < n_fields,
+            Column::Work => true,
+        };
+        self.columns.iter().all(fits) && self.integers.iter().all(|&at| at < n_fields)
+    }
+
     /// The columns of a problem.
     pub(super) fn row(&self, problem: &[i64]) -> Vec<f32> {
         self.columns.iter().map(|&column| self.value(column, problem)).collect()

@@ -82,11 +82,9 @@ pub enum SequenceError {
         reason: String,
     },
     /// A checkpoint belongs to another training.
-    #[error("{}: the checkpoint is of a training with other {what}; remove it to begin anew", path.display())]
+    #[error("{}: a checkpoint of another training: other examples, options or architecture; remove it to begin anew", path.display())]
     OtherTraining {
         /// The checkpoint.
         path: PathBuf,
-        /// What differs.
-        what: &'static str,
     },
 }

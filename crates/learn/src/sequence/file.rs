@@ -1,77 +1,116 @@
-//! Models as files: the weights as safetensors, the rest as JSON beside them.
+//! Models and checkpoints as files.
+//!
+//! A model is two files: the weights as safetensors, the rest as JSON beside them. Numbers are four bytes wide, in rows without a shape: the
+//! rest says what shape they have.
 
+use std::collections::HashMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use safetensors::tensor::{Dtype, SafeTensors, TensorView};
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use super::chain::{Chain, Forest};
 use super::encoding::Columns;
-use super::{Architecture, Model, SequenceError, Vocabulary, Weights};
+use super::network::{Network, Shape};
+use super::{Model, SequenceError, Vocabulary, Weights};
 
-/// What the JSON file says.
+/// The first words of a model's JSON file.
+const FORMAT: &str = "tilewright sequence model 1";
+
+/// The key of what a file of weights has to say beside them.
+const TOLD: &str = "told";
+
+/// What the JSON file of a model says.
 #[derive(Serialize, Deserialize)]
 struct Description {
-    /// Says that the file is one of these, and which version of them.
     format: String,
-    architecture: String,
     vocabulary: Vocabulary,
-    columns: Columns,
+    inputs: Inputs,
     about: serde_json::Value,
 }
 
-const FORMAT: &str = "tilewright sequence model 1";
-
-/// A tensor by its name; numbers are all four bytes wide.
-struct Tensor {
-    name: String,
-    dtype: Dtype,
-    bytes: Vec<u8>,
-}
-
-impl Tensor {
-    fn of_floats(name: String, values: &[f32]) -> Tensor {
-        Tensor { name, dtype: Dtype::F32, bytes: values.iter().flat_map(|v| v.to_le_bytes()).collect() }
-    }
-
-    fn of_places(name: String, values: &[u32]) -> Tensor {
-        Tensor { name, dtype: Dtype::U32, bytes: values.iter().flat_map(|v| v.to_le_bytes()).collect() }
-    }
+/// What a model sees, which decides its shape.
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Inputs {
+    Chain(Columns),
+    Network(Shape),
 }
 
 pub(super) fn save(model: &Model, path: &Path, about: &serde_json::Value) -> Result<(), SequenceError> {
-    let Weights::Chain(chain) = &model.weights;
-    let mut tensors = Vec::new();
-    for (at, forest) in chain.forests.iter().enumerate() {
-        let name = |what: &str| format!("forests.{at}.{what}");
-        tensors.extend([
-            Tensor::of_places(name("roots"), &forest.roots),
-            Tensor::of_places(name("column"), &forest.column),
-            Tensor::of_floats(name("threshold"), &forest.threshold),
-            Tensor::of_places(name("next"), &forest.next),
-            Tensor::of_floats(name("leaves"), &forest.leaves),
-            Tensor::of_floats(name("prior"), &forest.prior),
-        ]);
-    }
-    let views: Vec<(String, TensorView)> = tensors
-        .iter()
-        .map(|t| {
-            let view = TensorView::new(t.dtype, vec![t.bytes.len() / 4], &t.bytes);
-            (t.name.clone(), view.expect("invariant: a tensor's length is that of its bytes"))
-        })
-        .collect();
-    let bytes = safetensors::serialize(views, None).expect("invariant: names and lengths of tensors are in order");
-    let description = Description {
-        format: FORMAT.into(),
-        architecture: model.architecture().row().name.into(),
-        vocabulary: model.vocabulary.clone(),
-        columns: chain.columns.clone(),
-        about: about.clone(),
+    let mut stored = Stored::default();
+    let inputs = match &model.weights {
+        Weights::Chain(chain) => {
+            for (at, forest) in chain.forests.iter().enumerate() {
+                let name = |what: &str| format!("forests.{at}.{what}");
+                stored.push_places(name("roots"), &forest.roots);
+                stored.push_places(name("column"), &forest.column);
+                stored.push_floats(name("threshold"), &forest.threshold);
+                stored.push_places(name("next"), &forest.next);
+                stored.push_floats(name("leaves"), &forest.leaves);
+                stored.push_floats(name("prior"), &forest.prior);
+            }
+            Inputs::Chain(chain.columns.clone())
+        }
+        Weights::Network(network) => {
+            network.weights().for_each(|(name, values)| stored.push_floats(name.into(), values));
+            Inputs::Network(network.shape().clone())
+        }
     };
+    let description =
+        Description { format: FORMAT.into(), vocabulary: model.vocabulary.clone(), inputs, about: about.clone() };
     let json = serde_json::to_vec_pretty(&description).expect("invariant: a description has only text keys");
-    write(path, &bytes)?;
+    stored.write(path, None)?;
     write(&beside(path), &json)
+}
+
+pub(super) fn load(path: &Path) -> Result<(Model, serde_json::Value), SequenceError> {
+    let json_path = beside(path);
+    let foreign = |reason: String| {
+        let expected = "the description of a model";
+        SequenceError::Foreign { path: json_path.clone(), expected, reason }
+    };
+    let description: Description = serde_json::from_slice(&read(&json_path)?).map_err(|e| foreign(e.to_string()))?;
+    if description.format != FORMAT {
+        return Err(foreign(format!("its format is \"{}\", this program reads \"{FORMAT}\"", description.format)));
+    }
+    let vocabulary = description.vocabulary;
+    let reading = Reading::open(path, "the weights of this model")?;
+    let weights = match description.inputs {
+        Inputs::Chain(columns) => {
+            let n_fields = vocabulary.fields.len();
+            if !columns.fit(n_fields) {
+                return Err(foreign(format!("its columns are of more than {n_fields} fields")));
+            }
+            let mut forests = Vec::with_capacity(vocabulary.parameters.len());
+            for (at, parameter) in vocabulary.parameters.iter().enumerate() {
+                let name = |what: &str| format!("forests.{at}.{what}");
+                let n_values = parameter.values.len();
+                let roots = reading.places(&name("roots"))?;
+                let column = reading.places(&name("column"))?;
+                let n_nodes = Some(column.len());
+                let threshold = reading.floats(&name("threshold"), n_nodes)?;
+                let next = reading.places(&name("next"))?;
+                let leaves = reading.floats(&name("leaves"), None)?;
+                let prior = reading.floats(&name("prior"), Some(n_values))?;
+                let forest = Forest { n_values, roots, column, threshold, next, leaves, prior };
+                if !forest.is_sound(columns.len() + at) {
+                    return Err(reading.foreign(format!("the trees of {} lead nowhere", parameter.name)));
+                }
+                forests.push(forest);
+            }
+            Weights::Chain(Chain { columns, forests })
+        }
+        Inputs::Network(shape) => {
+            if !shape.fits(&vocabulary) {
+                return Err(foreign("its network is not one for its vocabulary".into()));
+            }
+            Weights::Network(Box::new(Network::read(shape, |name, n| reading.floats(name, Some(n)))?))
+        }
+    };
+    Ok((Model { vocabulary, weights }, description.about))
 }
 
 /// The JSON file of these weights.
@@ -95,40 +134,91 @@ fn read(path: &Path) -> Result<Vec<u8>, SequenceError> {
     fs::read(path).map_err(|source| SequenceError::File { path: path.into(), action: "read", source })
 }
 
-pub(super) fn load(path: &Path) -> Result<(Model, serde_json::Value), SequenceError> {
-    let foreign = |expected, reason: String| SequenceError::Foreign { path: path.into(), expected, reason };
-    let json_path = beside(path);
-    let json = read(&json_path)?;
-    let description: Description = serde_json::from_slice(&json).map_err(|e| SequenceError::Foreign {
-        path: json_path,
-        expected: "the description of a model",
-        reason: e.to_string(),
-    })?;
-    let bytes = read(path)?;
-    let tensors = SafeTensors::deserialize(&bytes).map_err(|e| foreign("a whole file of weights", e.to_string()))?;
-    let numbers = |name: &str, dtype: Dtype| -> Result<Vec<[u8; 4]>, SequenceError> {
-        let tensor = tensors.tensor(name).map_err(|e| foreign("the weights of this model", e.to_string()))?;
-        if tensor.dtype() != dtype {
-            return Err(foreign("the weights of this model", format!("{name} is of {:?}", tensor.dtype())));
+/// Removes a file, if there is one.
+pub(super) fn remove(path: &Path) -> Result<(), SequenceError> {
+    match fs::remove_file(path) {
+        Err(source) if source.kind() != std::io::ErrorKind::NotFound => {
+            Err(SequenceError::File { path: path.into(), action: "remove", source })
         }
-        Ok(tensor.data().as_chunks::<4>().0.to_vec())
-    };
-    let floats = |name: &str| numbers(name, Dtype::F32).map(|v| v.into_iter().map(f32::from_le_bytes).collect());
-    let places = |name: &str| numbers(name, Dtype::U32).map(|v| v.into_iter().map(u32::from_le_bytes).collect());
-    let mut forests = Vec::new();
-    for (at, parameter) in description.vocabulary.parameters.iter().enumerate() {
-        let name = |what: &str| format!("forests.{at}.{what}");
-        forests.push(Forest {
-            n_values: parameter.values.len(),
-            roots: places(&name("roots"))?,
-            column: places(&name("column"))?,
-            threshold: floats(&name("threshold"))?,
-            next: places(&name("next"))?,
-            leaves: floats(&name("leaves"))?,
-            prior: floats(&name("prior"))?,
-        });
+        _ => Ok(()),
     }
-    let _ = Architecture::named(&description.architecture);
-    let weights = Weights::Chain(Chain { columns: description.columns, forests });
-    Ok((Model { vocabulary: description.vocabulary, weights }, description.about))
+}
+
+/// Rows of numbers on their way into a file.
+#[derive(Default)]
+pub(super) struct Stored {
+    tensors: Vec<(String, Dtype, Vec<u8>)>,
+}
+
+impl Stored {
+    pub(super) fn push_floats(&mut self, name: String, values: &[f32]) {
+        self.tensors.push((name, Dtype::F32, values.iter().flat_map(|v| v.to_le_bytes()).collect()));
+    }
+
+    fn push_places(&mut self, name: String, values: &[u32]) {
+        self.tensors.push((name, Dtype::U32, values.iter().flat_map(|v| v.to_le_bytes()).collect()));
+    }
+
+    /// Writes them, and a text with them.
+    pub(super) fn write(&self, path: &Path, told: Option<String>) -> Result<(), SequenceError> {
+        let views = self.tensors.iter().map(|(name, dtype, bytes)| {
+            let view = TensorView::new(*dtype, vec![bytes.len() / 4], bytes);
+            (name.clone(), view.expect("invariant: a tensor is as long as its bytes"))
+        });
+        let told = told.map(|told| HashMap::from([(TOLD.to_owned(), told)]));
+        let bytes = safetensors::serialize(views, told);
+        write(path, &bytes.expect("invariant: the tensors of a model can be written down"))
+    }
+}
+
+/// A file of numbers.
+pub(super) struct Reading {
+    path: PathBuf,
+    expected: &'static str,
+    bytes: Vec<u8>,
+}
+
+impl Reading {
+    /// Reads a file that should be this.
+    pub(super) fn open(path: &Path, expected: &'static str) -> Result<Reading, SequenceError> {
+        let reading = Reading { path: path.into(), expected, bytes: read(path)? };
+        reading.tensors()?;
+        Ok(reading)
+    }
+
+    fn foreign(&self, reason: String) -> SequenceError {
+        SequenceError::Foreign { path: self.path.clone(), expected: self.expected, reason }
+    }
+
+    fn tensors(&self) -> Result<SafeTensors<'_>, SequenceError> {
+        SafeTensors::deserialize(&self.bytes).map_err(|e| self.foreign(e.to_string()))
+    }
+
+    /// The text that was written with the numbers.
+    pub(super) fn told<T: DeserializeOwned>(&self) -> Result<T, SequenceError> {
+        let (_, metadata) = SafeTensors::read_metadata(&self.bytes).map_err(|e| self.foreign(e.to_string()))?;
+        let told = metadata.metadata().as_ref().and_then(|m| m.get(TOLD));
+        let told = told.ok_or_else(|| self.foreign("it says nothing about itself".into()))?;
+        serde_json::from_str(told).map_err(|e| self.foreign(e.to_string()))
+    }
+
+    fn numbers(&self, name: &str, dtype: Dtype, n: Option<usize>) -> Result<Vec<[u8; 4]>, SequenceError> {
+        let tensors = self.tensors()?;
+        let tensor = tensors.tensor(name).map_err(|e| self.foreign(e.to_string()))?;
+        let numbers = tensor.data().as_chunks::<4>().0;
+        if tensor.dtype() != dtype || n.is_some_and(|n| n != numbers.len()) {
+            let (found, wanted) = (numbers.len(), n.map_or(String::new(), |n| format!("{n} ")));
+            return Err(self.foreign(format!("{name} holds {found} of {:?}, not {wanted}of {dtype:?}", tensor.dtype())));
+        }
+        Ok(numbers.to_vec())
+    }
+
+    /// The numbers of this name; `n` of them.
+    pub(super) fn floats(&self, name: &str, n: Option<usize>) -> Result<Vec<f32>, SequenceError> {
+        Ok(self.numbers(name, Dtype::F32, n)?.into_iter().map(f32::from_le_bytes).collect())
+    }
+
+    fn places(&self, name: &str) -> Result<Vec<u32>, SequenceError> {
+        Ok(self.numbers(name, Dtype::U32, None)?.into_iter().map(u32::from_le_bytes).collect())
+    }
 }

@@ -11,6 +11,7 @@ mod chain;
 mod encoding;
 mod error;
 mod file;
+mod network;
 
 use std::ops::ControlFlow;
 use std::path::Path;
@@ -21,6 +22,7 @@ pub use beam::{Answer, Completions};
 pub use error::SequenceError;
 
 use chain::Chain;
+use network::Network;
 
 /// The tokens of both sides.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -63,7 +65,7 @@ pub struct Parameter {
 }
 
 /// A problem and its best parameters.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Example {
     /// For each field its number, or the index of its name (-1: a name that the vocabulary does not have).
     pub problem: Vec<i64>,
@@ -72,7 +74,8 @@ pub struct Example {
 }
 
 /// What kind of model.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(into = "&str", try_from = "String")]
 pub enum Architecture {
     /// See [`ARCHITECTURES`].
     EncDec,
@@ -153,6 +156,20 @@ impl Architecture {
     }
 }
 
+impl From<Architecture> for &str {
+    fn from(architecture: Architecture) -> Self {
+        architecture.row().name
+    }
+}
+
+impl TryFrom<String> for Architecture {
+    type Error = String;
+
+    fn try_from(name: String) -> Result<Architecture, String> {
+        Architecture::named(&name).ok_or_else(|| format!("there is no architecture {name}"))
+    }
+}
+
 /// How numbers of a problem become inputs of a network; trees see numbers always.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -228,6 +245,7 @@ pub struct Model {
 #[derive(Debug, Clone)]
 enum Weights {
     Chain(Chain),
+    Network(Box<Network>),
 }
 
 /// Learns a model.
@@ -238,9 +256,6 @@ enum Weights {
 /// # Errors
 /// Examples that do not fit the vocabulary, options out of range, a checkpoint that is of another training or cannot be written;
 /// [`SequenceError::Stopped`] when `progress` breaks off.
-///
-/// # Panics
-/// Not yet written architectures.
 pub fn train(
     architecture: Architecture,
     vocabulary: &Vocabulary,
@@ -252,14 +267,16 @@ pub fn train(
 ) -> Result<Model, SequenceError> {
     check(vocabulary, "training", train)?;
     check(vocabulary, "validation", validation)?;
-    let _ = checkpoint;
     let weights = match architecture {
         Architecture::Chain => Weights::Chain(Chain::train(vocabulary, train, validation, training, progress)?),
         Architecture::EncDec
         | Architecture::Attn
         | Architecture::Attn2
         | Architecture::Hybrid
-        | Architecture::Hybrid2 => todo!(),
+        | Architecture::Hybrid2 => {
+            let network = network::train(architecture, vocabulary, train, validation, training, checkpoint, progress)?;
+            Weights::Network(Box::new(network))
+        }
     };
     Ok(Model { vocabulary: vocabulary.clone(), weights })
 }
@@ -313,6 +330,7 @@ impl Model {
         let sizes: Vec<usize> = self.vocabulary.parameters.iter().map(|p| p.values.len()).collect();
         match &self.weights {
             Weights::Chain(chain) => beam::search(&mut chain.decoder(problem), &sizes, width, completions),
+            Weights::Network(network) => beam::search(&mut network.decoder(problem), &sizes, width, completions),
         }
     }
 
@@ -325,6 +343,7 @@ impl Model {
     pub fn architecture(&self) -> Architecture {
         match &self.weights {
             Weights::Chain(_) => Architecture::Chain,
+            Weights::Network(network) => network.shape().architecture,
         }
     }
 

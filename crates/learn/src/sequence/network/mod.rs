@@ -1,0 +1,571 @@
+//! The networks: encoders, decoders, and their training.
+
+mod tape;
+mod tokens;
+mod training;
+
+use rand::{RngExt, SeedableRng};
+use rand_xoshiro::Xoshiro256PlusPlus;
+use serde::{Deserialize, Serialize};
+
+use super::beam::{Answer, Decoder};
+use super::{Architecture, Training, Vocabulary};
+use tape::{Parameters, Rows, Tape, Var, Weight};
+
+pub(super) use tokens::Tokens;
+pub(super) use training::train;
+
+/// Nodes of the dense layer that weighs what attention is paid to, as in the paper.
+const N_ATTENTION: usize = 2;
+
+/// Filters of each convolution, steps that one sees, and convolutions. The paper does not say.
+const N_FILTERS: usize = 64;
+const WINDOW: usize = 3;
+const N_CONVOLUTIONS: usize = 2;
+
+/// What decides a network's layers, beside its vocabulary.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(super) struct Shape {
+    pub(super) architecture: Architecture,
+    pub(super) n_hidden: usize,
+    pub(super) tokens: Tokens,
+    /// The numbers of values of the parameters.
+    pub(super) sizes: Vec<usize>,
+}
+
+impl Shape {
+    /// Whether it is one for this vocabulary.
+    pub(super) fn fits(&self, vocabulary: &Vocabulary) -> bool {
+        let sizes = vocabulary.parameters.iter().map(|p| p.values.len());
+        self.architecture != Architecture::Chain
+            && self.n_hidden > 0
+            && self.sizes.iter().copied().eq(sizes)
+            && self.tokens.fit(vocabulary.fields.len())
+    }
+}
+
+/// A network and its weights.
+#[derive(Debug, Clone)]
+pub(super) struct Network {
+    shape: Shape,
+    layers: Layers,
+    names: Vec<String>,
+    parameters: Parameters,
+}
+
+/// Where the weights of the layers are.
+#[derive(Debug, Clone)]
+struct Layers {
+    body: Body,
+    /// For each parameter the weights and the bias that turn a state into its values' scores.
+    heads: Vec<(Weight, Weight)>,
+}
+
+#[derive(Debug, Clone)]
+enum Body {
+    EncDec { encoder: Lstm, decoder: Lstm },
+    Attention { encoder: [Lstm; 2], keys: (Weight, Weight), query: Weight, energy: Weight, decoder: Lstm },
+    Hybrid { convolutions: Vec<(Weight, Weight)>, first: [Lstm; 2], second: [Lstm; 2] },
+}
+
+/// The weights of an LSTM. Columns: input gate, forget gate, output gate, candidate.
+#[derive(Debug, Clone, Copy)]
+struct Lstm {
+    input: Weight,
+    recurrent: Weight,
+    bias: Weight,
+}
+
+/// Makes weights one after the other.
+struct Builder {
+    names: Vec<String>,
+    arrays: Vec<Rows>,
+    rng: Xoshiro256PlusPlus,
+}
+
+impl Builder {
+    fn push(&mut self, name: String, array: Rows) -> Weight {
+        self.names.push(name);
+        self.arrays.push(array);
+        Weight(self.arrays.len() - 1)
+    }
+
+    /// Weights that keep the variance of what passes, forth and back (Glorot and Bengio, 2010).
+    fn weight(&mut self, name: String, n_inputs: usize, n_outputs: usize) -> Weight {
+        self.uniform(name, n_inputs, n_outputs, (6.0 / (n_inputs + n_outputs) as f32).sqrt())
+    }
+
+    fn uniform(&mut self, name: String, n_inputs: usize, n_outputs: usize, limit: f32) -> Weight {
+        let values = (0..n_inputs * n_outputs).map(|_| self.rng.random_range(-limit..=limit)).collect();
+        self.push(name, Rows { n_columns: n_outputs, values })
+    }
+
+    fn dense(&mut self, name: &str, n_inputs: usize, n_outputs: usize) -> (Weight, Weight) {
+        let weight = self.weight(format!("{name}.weight"), n_inputs, n_outputs);
+        (weight, self.push(format!("{name}.bias"), Rows::zeros(1, n_outputs)))
+    }
+
+    fn lstm(&mut self, name: &str, n_inputs: usize, n_hidden: usize) -> Lstm {
+        let input =
+            self.uniform(format!("{name}.input"), n_inputs, 4 * n_hidden, (6.0 / (n_inputs + n_hidden) as f32).sqrt());
+        let recurrent =
+            self.uniform(format!("{name}.recurrent"), n_hidden, 4 * n_hidden, (3.0 / n_hidden as f32).sqrt());
+        let mut bias = Rows::zeros(1, 4 * n_hidden);
+        // Cells remember until they learn to forget.
+        bias.values[n_hidden..2 * n_hidden].fill(1.0);
+        Lstm { input, recurrent, bias: self.push(format!("{name}.bias"), bias) }
+    }
+
+    fn both_ways(&mut self, name: &str, n_inputs: usize, n_hidden: usize) -> [Lstm; 2] {
+        ["forward", "backward"].map(|way| self.lstm(&format!("{name}.{way}"), n_inputs, n_hidden))
+    }
+}
+
+impl Network {
+    /// A network that knows nothing yet.
+    fn new(architecture: Architecture, vocabulary: &Vocabulary, tokens: Tokens, training: &Training) -> Network {
+        let sizes = vocabulary.parameters.iter().map(|p| p.values.len()).collect();
+        let shape = Shape { architecture, n_hidden: training.n_hidden, tokens, sizes };
+        let rng = Xoshiro256PlusPlus::seed_from_u64(training.seed);
+        let mut builder = Builder { names: Vec::new(), arrays: Vec::new(), rng };
+        let layers = layers(&shape, &mut builder);
+        Network { shape, layers, names: builder.names, parameters: Parameters::new(builder.arrays) }
+    }
+
+    /// The network of this shape with the weights that `read` gives by name; `read` knows how many there should be.
+    pub(super) fn read<E>(
+        shape: Shape,
+        mut read: impl FnMut(&str, usize) -> Result<Vec<f32>, E>,
+    ) -> Result<Network, E> {
+        // Drawn and thrown away; what is kept are their names and sizes.
+        let rng = Xoshiro256PlusPlus::seed_from_u64(0);
+        let mut builder = Builder { names: Vec::new(), arrays: Vec::new(), rng };
+        let layers = layers(&shape, &mut builder);
+        for (name, array) in builder.names.iter().zip(&mut builder.arrays) {
+            array.values = read(name, array.values.len())?;
+        }
+        Ok(Network { shape, layers, names: builder.names, parameters: Parameters::new(builder.arrays) })
+    }
+
+    pub(super) fn shape(&self) -> &Shape {
+        &self.shape
+    }
+
+    /// All weights by their names.
+    pub(super) fn weights(&self) -> impl Iterator<Item = (&str, &[f32])> {
+        self.names.iter().map(String::as_str).zip(self.parameters.arrays.iter().map(|a| a.values.as_slice()))
+    }
+
+    /// What predicts the answers for a problem.
+    pub(super) fn decoder(&self, problem: &[i64]) -> impl Decoder {
+        let mut run = Run::new(self, self.shape.tokens.rows(&[problem]), 1, None);
+        run.encode();
+        NetworkDecoder { run }
+    }
+}
+
+fn layers(shape: &Shape, builder: &mut Builder) -> Layers {
+    let (width, n_hidden) = (shape.tokens.width(), shape.n_hidden);
+    let n_values: usize = shape.sizes.iter().sum();
+    let (body, n_outputs) = match shape.architecture {
+        Architecture::EncDec => {
+            let encoder = builder.lstm("encoder", width, n_hidden);
+            (Body::EncDec { encoder, decoder: builder.lstm("decoder", n_values, n_hidden) }, n_hidden)
+        }
+        Architecture::Attn | Architecture::Attn2 => {
+            let n_decoder = 2 * n_hidden;
+            let encoder = builder.both_ways("encoder", width, n_hidden);
+            let keys = builder.dense("attention.keys", 2 * n_hidden, N_ATTENTION);
+            let query = builder.weight("attention.query".into(), n_decoder, N_ATTENTION);
+            let energy = builder.weight("attention.energy".into(), N_ATTENTION, 1);
+            let fed_back = if shape.architecture == Architecture::Attn { n_values } else { 0 };
+            let decoder = builder.lstm("decoder", 2 * n_hidden + fed_back, n_decoder);
+            (Body::Attention { encoder, keys, query, energy, decoder }, n_decoder)
+        }
+        Architecture::Hybrid | Architecture::Hybrid2 => {
+            let (mut width, mut n_steps) = (width, shape.tokens.n_steps());
+            let mut convolutions = Vec::new();
+            for at in 0..N_CONVOLUTIONS {
+                let window = WINDOW.min(n_steps);
+                convolutions.push(builder.dense(&format!("convolutions.{at}"), window * width, N_FILTERS));
+                (width, n_steps) = (N_FILTERS, n_steps + 1 - window);
+            }
+            let first = builder.both_ways("first", n_steps * width, n_hidden);
+            let second = builder.both_ways("second", 2 * n_hidden, n_hidden);
+            (Body::Hybrid { convolutions, first, second }, 2 * n_hidden)
+        }
+        Architecture::Chain => panic!("invariant: a chain is no network"),
+    };
+    let heads = (0..shape.sizes.len()).map(|at| builder.dense(&format!("heads.{at}"), n_outputs, shape.sizes[at]));
+    Layers { body, heads: heads.collect() }
+}
+
+/// What is left out in training, drawn once for all steps of a sequence (Gal and Ghahramani, 2016).
+struct Dropout<'a> {
+    share: f32,
+    rng: &'a mut Xoshiro256PlusPlus,
+}
+
+impl Dropout<'_> {
+    fn mask(&mut self, n: usize) -> Vec<f32> {
+        let kept = 1.0 / (1.0 - self.share);
+        (0..n).map(|_| if self.rng.random::<f32>() < self.share { 0.0 } else { kept }).collect()
+    }
+}
+
+/// A network at work on some problems.
+struct Run<'a> {
+    network: &'a Network,
+    tape: Tape<'a>,
+    /// The problems; with a beam, the prefixes of one.
+    n: usize,
+    inputs: Rows,
+    dropout: Option<Dropout<'a>>,
+    decoding: Decoding,
+}
+
+/// How far decoding is.
+enum Decoding {
+    Begun,
+    /// The decoder of `Body::EncDec`.
+    Recurrent {
+        cell: Var,
+        masks: Masks,
+    },
+    /// The decoder of `Body::Attention`; `cell` is none before the first step.
+    Attending {
+        keys: Var,
+        values: Var,
+        cell: Option<Var>,
+        masks: Masks,
+    },
+    /// All outputs are there.
+    Done {
+        states: Vec<Var>,
+    },
+}
+
+/// Dropout of a decoder's inputs and of its state.
+#[derive(Default, Clone)]
+struct Masks {
+    input: Option<Vec<f32>>,
+    state: Option<Vec<f32>>,
+}
+
+impl<'a> Run<'a> {
+    fn new(network: &'a Network, inputs: Rows, n: usize, dropout: Option<Dropout<'a>>) -> Run<'a> {
+        let tape = Tape::new(&network.parameters);
+        Run { network, tape, n, inputs, dropout, decoding: Decoding::Begun }
+    }
+
+    fn masks(&mut self, n_inputs: usize, n_hidden: usize) -> Masks {
+        let n = self.n;
+        let mut mask = |width| self.dropout.as_mut().map(|dropout| dropout.mask(n * width));
+        Masks { input: mask(n_inputs), state: mask(n_hidden) }
+    }
+
+    fn masked(&mut self, a: Var, mask: &Option<Vec<f32>>) -> Var {
+        match mask {
+            Some(mask) => self.tape.scale(a, mask.clone()),
+            None => a,
+        }
+    }
+
+    /// What an input adds to the gates.
+    fn entering(&mut self, lstm: Lstm, input: Var) -> Var {
+        let product = self.tape.product(input, lstm.input);
+        self.tape.bias(product, lstm.bias)
+    }
+
+    /// One step of an LSTM; what enters the gates begins at `row` of `entering`.
+    fn step(&mut self, lstm: Lstm, entering: Var, row: usize, before: Option<Var>, mask: &Option<Vec<f32>>) -> Var {
+        let gates = match before {
+            None => self.tape.cut(entering, row, self.n),
+            Some(before) => {
+                let before = self.masked(before, mask);
+                self.tape.product_onto(before, lstm.recurrent, entering, row)
+            }
+        };
+        self.tape.cell(gates, before)
+    }
+
+    /// The states after each step; with `constant`, every step enters alike.
+    fn states(&mut self, lstm: Lstm, entering: Var, n_steps: usize, way: Way, mask: &Option<Vec<f32>>) -> Vec<Var> {
+        let mut states: Vec<Var> = Vec::with_capacity(n_steps);
+        for i in 0..n_steps {
+            let row = match way {
+                Way::Forward => i * self.n,
+                Way::Backward => (n_steps - 1 - i) * self.n,
+                Way::Constant => 0,
+            };
+            let state = self.step(lstm, entering, row, states.last().copied(), mask);
+            states.push(state);
+        }
+        states
+    }
+
+    /// Reads the problems.
+    fn encode(&mut self) {
+        let network = self.network;
+        let n_steps = network.shape.tokens.n_steps();
+        let inputs = std::mem::replace(&mut self.inputs, Rows::zeros(0, 1));
+        let inputs = self.tape.constant(inputs);
+        let n_hidden = network.shape.n_hidden;
+        let n_values: usize = network.shape.sizes.iter().sum();
+        self.decoding = match &network.layers.body {
+            Body::EncDec { encoder, .. } => {
+                let entering = self.entering(*encoder, inputs);
+                let states = self.states(*encoder, entering, n_steps, Way::Forward, &None);
+                let masks = self.masks(n_values, n_hidden);
+                Decoding::Recurrent { cell: states[n_steps - 1], masks }
+            }
+            Body::Attention { encoder, keys: (key, bias), decoder, .. } => {
+                let [forward, backward] = [Way::Forward, Way::Backward].map(|way| {
+                    let lstm = encoder[usize::from(way == Way::Backward)];
+                    let entering = self.entering(lstm, inputs);
+                    self.states(lstm, entering, n_steps, way, &None)
+                });
+                let both = forward.iter().zip(backward.iter().rev());
+                let both: Vec<Var> = both.map(|(&f, &b)| self.tape.beside(&[f, b])).collect();
+                let values = self.tape.stack(&both);
+                let keys = self.tape.product(values, *key);
+                let keys = self.tape.bias(keys, *bias);
+                let n_inputs = network.parameters.arrays[decoder.input.0].n_rows();
+                let masks = self.masks(n_inputs, 2 * n_hidden);
+                Decoding::Attending { keys, values, cell: None, masks }
+            }
+            Body::Hybrid { convolutions, first, second } => {
+                let mut steps = inputs;
+                let mut n_left = n_steps;
+                for &(weight, bias) in convolutions {
+                    let window = WINDOW.min(n_left);
+                    n_left = n_left + 1 - window;
+                    let windows = self.tape.windows(steps, self.n, window);
+                    let product = self.tape.product(windows, weight);
+                    let sum = self.tape.bias(product, bias);
+                    steps = self.tape.relu(sum);
+                }
+                let flat = self.tape.flatten(steps, self.n);
+                Decoding::Done { states: self.decode_in_layers(flat, first, second) }
+            }
+        };
+    }
+
+    /// The two bidirectional layers of the hybrid decoders.
+    fn decode_in_layers(&mut self, flat: Var, first: &[Lstm; 2], second: &[Lstm; 2]) -> Vec<Var> {
+        let n_outputs = self.network.shape.sizes.len();
+        let n_hidden = self.network.shape.n_hidden;
+        let width = self.tape.value(flat).n_columns;
+        let firsts = first.map(|lstm| {
+            let masks = self.masks(width, n_hidden);
+            let input = self.masked(flat, &masks.input);
+            let entering = self.entering(lstm, input);
+            self.states(lstm, entering, n_outputs, Way::Constant, &masks.state)
+        });
+        let layered = self.network.shape.architecture == Architecture::Hybrid2;
+        // What was written last by either way is the input of every step, or each step has its own.
+        let between: Vec<Var> = (0..n_outputs)
+            .filter(|at| !layered || *at + 1 == n_outputs)
+            .map(|at| {
+                let backward = if layered { at } else { n_outputs - 1 - at };
+                self.tape.beside(&[firsts[0][at], firsts[1][backward]])
+            })
+            .collect();
+        let mut ways = second.iter().zip([Way::Forward, Way::Backward]).map(|(&lstm, way)| {
+            let masks = self.masks(2 * n_hidden, n_hidden);
+            let masked: Vec<Var> = between.iter().map(|&b| self.masked(b, &masks.input)).collect();
+            let stacked = self.tape.stack(&masked);
+            let entering = self.entering(lstm, stacked);
+            let way = if layered { Way::Constant } else { way };
+            self.states(lstm, entering, n_outputs, way, &masks.state)
+        });
+        let forward = ways.next().expect("invariant: two ways");
+        let backward = ways.next().expect("invariant: two ways");
+        drop(ways);
+        forward.iter().zip(backward.iter().rev()).map(|(&f, &b)| self.tape.beside(&[f, b])).collect()
+    }
+
+    /// Whether what comes next depends on what was written before.
+    fn feeds_back(&self) -> bool {
+        matches!(self.network.shape.architecture, Architecture::EncDec | Architecture::Attn)
+    }
+
+    /// The scores of the values of the next parameter; `written` are the values of the one before, one for each problem.
+    fn decode(&mut self, at: usize, written: Option<&[u32]>) -> Var {
+        let network = self.network;
+        let decoding = std::mem::replace(&mut self.decoding, Decoding::Begun);
+        let state = match (&network.layers.body, decoding) {
+            (Body::EncDec { decoder, .. }, Decoding::Recurrent { cell, masks }) => {
+                let token = self.token(at, written);
+                let input = self.masked(token, &masks.input);
+                let entering = self.entering(*decoder, input);
+                let cell = self.step(*decoder, entering, 0, Some(cell), &masks.state);
+                self.decoding = Decoding::Recurrent { cell, masks };
+                cell
+            }
+            (Body::Attention { query, energy, decoder, .. }, Decoding::Attending { keys, values, cell, masks }) => {
+                let before =
+                    cell.unwrap_or_else(|| self.tape.constant(Rows::zeros(self.n, 2 * network.shape.n_hidden)));
+                let query = self.tape.product(before, *query);
+                let context = self.tape.attention(keys, query, values, *energy);
+                let mut parts = vec![context];
+                if self.feeds_back() {
+                    parts.push(self.token(at, written));
+                }
+                let input = self.tape.beside(&parts);
+                let input = self.masked(input, &masks.input);
+                let entering = self.entering(*decoder, input);
+                let cell = self.step(*decoder, entering, 0, cell, &masks.state);
+                self.decoding = Decoding::Attending { keys, values, cell: Some(cell), masks };
+                cell
+            }
+            (Body::Hybrid { .. }, Decoding::Done { states }) => {
+                let state = states[at];
+                self.decoding = Decoding::Done { states };
+                state
+            }
+            _ => panic!("invariant: problems are read before answers are written"),
+        };
+        let (weight, bias) = network.layers.heads[at];
+        let product = self.tape.product(state, weight);
+        self.tape.bias(product, bias)
+    }
+
+    /// The values of the parameter before, as tokens; none before the first.
+    fn token(&mut self, at: usize, written: Option<&[u32]>) -> Var {
+        let sizes = &self.network.shape.sizes;
+        let mut tokens = Rows::zeros(self.n, sizes.iter().sum());
+        if at > 0 {
+            let from: usize = sizes[..at - 1].iter().sum();
+            let written = written.expect("invariant: a value was written before");
+            for (row, &value) in tokens.values.chunks_exact_mut(tokens.n_columns).zip(written) {
+                row[from + value as usize] = 1.0;
+            }
+        }
+        self.tape.constant(tokens)
+    }
+
+    /// Goes on with these of the prefixes.
+    fn select(&mut self, parents: &[usize]) {
+        let n = std::mem::replace(&mut self.n, parents.len());
+        match &mut self.decoding {
+            Decoding::Recurrent { cell, .. } => *cell = self.tape.select_cell(*cell, parents),
+            Decoding::Attending { keys, values, cell, .. } => {
+                *cell = cell.map(|cell| self.tape.select_cell(cell, parents));
+                // All prefixes are of the same problem.
+                if n != parents.len() {
+                    for var in [keys, values] {
+                        let steps = self.tape.value(*var);
+                        let width = steps.n_columns;
+                        let of_first = steps.values.chunks_exact(n * width).map(|step| &step[..width]);
+                        let repeated = of_first.flat_map(|row| row.repeat(parents.len())).collect();
+                        *var = self.tape.constant(Rows { n_columns: width, values: repeated });
+                    }
+                }
+            }
+            Decoding::Begun | Decoding::Done { .. } => {}
+        }
+    }
+}
+
+/// In which order an LSTM sees steps, or that all are alike.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Way {
+    Forward,
+    Backward,
+    Constant,
+}
+
+struct NetworkDecoder<'a> {
+    run: Run<'a>,
+}
+
+impl Decoder for NetworkDecoder<'_> {
+    fn next(&mut self, prefixes: &[Answer], parents: &[usize]) -> Vec<f32> {
+        let at = prefixes[0].values.len();
+        if !self.run.feeds_back() {
+            let scores = self.run.decode(at, None);
+            let mut row = self.run.tape.value(scores).values.clone();
+            log_softmax(&mut row);
+            return row.repeat(prefixes.len());
+        }
+        self.run.select(parents);
+        let written: Vec<u32> = prefixes.iter().filter_map(|prefix| prefix.values.last().copied()).collect();
+        let scores = self.run.decode(at, Some(&written));
+        let mut rows = self.run.tape.value(scores).clone();
+        rows.values.chunks_exact_mut(rows.n_columns).for_each(log_softmax);
+        rows.values
+    }
+}
+
+/// Scores to logarithms of probabilities.
+fn log_softmax(row: &mut [f32]) {
+    let largest = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let sum: f32 = row.iter().map(|x| (x - largest).exp()).sum();
+    let log_sum = largest + sum.ln();
+    row.iter_mut().for_each(|x| *x -= log_sum);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{ARCHITECTURES, Encoding, Example, Field, FieldKind, Parameter};
+    use super::*;
+
+    fn example(problem: &[i64], answer: &[u32]) -> Example {
+        Example { problem: problem.to_vec(), answer: answer.to_vec() }
+    }
+
+    /// Each weight of each architecture, with dropout, in a few places.
+    #[test]
+    fn gradients_are_those_of_the_loss() {
+        let field = |name: &str| Field { name: name.into(), kind: FieldKind::Integer };
+        let parameter = |n: u32| Parameter { name: "p".into(), values: (0..n).map(|v| v.to_string()).collect() };
+        let vocabulary = Vocabulary {
+            fields: ["a", "b", "c", "d"].map(field).to_vec(),
+            parameters: [3, 2, 4].map(parameter).to_vec(),
+        };
+        let examples = [
+            example(&[1, 8, 3, 5], &[0, 1, 3]),
+            example(&[2, 4, 3, 9], &[2, 0, 1]),
+            example(&[7, 4, 6, 5], &[1, 1, 0]),
+        ];
+        let examples: Vec<&Example> = examples.iter().collect();
+        for row in ARCHITECTURES.iter().filter(|row| row.architecture != Architecture::Chain) {
+            let training = Training { n_hidden: 3, seed: 5, ..Training::default() };
+            let problems = examples.iter().map(|e| e.problem.as_slice());
+            let tokens = Tokens::new(Encoding::Numeric, &vocabulary, problems);
+            let mut network = Network::new(row.architecture, &vocabulary, tokens, &training);
+            let evaluate = |network: &Network| {
+                let mut rng = Xoshiro256PlusPlus::seed_from_u64(1);
+                training::gradients(network, &examples, Some(Dropout { share: 0.2, rng: &mut rng }))
+            };
+            let (_, gradients) = evaluate(&network);
+            let mut n_moving = 0;
+            for at in 0..gradients.len() {
+                for i in (0..gradients[at].len()).step_by(1 + gradients[at].len() / 6) {
+                    let mut loss_at = |by: f32| {
+                        let mut arrays = network.parameters.arrays.clone();
+                        arrays[at].values[i] += by;
+                        network.parameters = Parameters::new(arrays);
+                        let (loss, _) = evaluate(&network);
+                        let mut arrays = network.parameters.arrays.clone();
+                        arrays[at].values[i] -= by;
+                        network.parameters = Parameters::new(arrays);
+                        loss
+                    };
+                    let step = 4e-3;
+                    let slope = (loss_at(step) - loss_at(-step)) / f64::from(2.0 * step);
+                    let gradient = f64::from(gradients[at][i]);
+                    let name = &network.names[at];
+                    assert!(
+                        (slope - gradient).abs() < 1e-3 + 0.02 * slope.abs(),
+                        "{}: {name}[{i}]: {gradient}, by differences {slope}",
+                        row.name
+                    );
+                    n_moving += usize::from(slope.abs() > 0.01);
+                }
+            }
+            assert!(n_moving > 10, "{}: {n_moving} of the weights looked at matter", row.name);
+        }
+    }
+}

@@ -1,0 +1,271 @@
+//! Mini-batches, Adam, early stopping, checkpoints.
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::ops::ControlFlow;
+use std::path::Path;
+
+use rand::SeedableRng;
+use rand::seq::SliceRandom;
+use rand_xoshiro::Xoshiro256PlusPlus;
+use serde::{Deserialize, Serialize};
+
+use super::super::file::{self, Stored};
+use super::super::{Architecture, Example, Progress, SequenceError, Training, Vocabulary};
+use super::tape::{Parameters, Var};
+use super::{Dropout, Network, Run, Tokens, log_softmax};
+
+/// Adam's, from its paper.
+const BETA_1: f32 = 0.9;
+const BETA_2: f32 = 0.999;
+const EPSILON: f32 = 1e-8;
+
+/// Examples at a time where nothing is learnt from them.
+const VALIDATION_BATCH: usize = 256;
+
+/// Learns a network.
+pub(in super::super) fn train(
+    architecture: Architecture,
+    vocabulary: &Vocabulary,
+    train: &[Example],
+    validation: &[Example],
+    training: &Training,
+    checkpoint: Option<&Path>,
+    progress: &mut dyn FnMut(&Progress) -> ControlFlow<()>,
+) -> Result<Network, SequenceError> {
+    check(training)?;
+    let tokens = Tokens::new(training.encoding, vocabulary, train.iter().map(|e| e.problem.as_slice()));
+    let network = Network::new(architecture, vocabulary, tokens, training);
+    let mut state = State::new(network);
+    let fingerprint = fingerprint(architecture, vocabulary, train, validation, training);
+    if let Some(path) = checkpoint.filter(|path| path.exists()) {
+        state.read(path, fingerprint)?;
+    }
+    while state.at.epoch < training.epochs && state.at.epoch < state.at.best_epoch + training.patience {
+        state.epoch(train, training);
+        let validation_loss = loss(&state.network, validation);
+        state.at.epoch += 1;
+        if validation_loss < state.at.best_loss || state.at.best_epoch == 0 {
+            (state.at.best_epoch, state.at.best_loss) = (state.at.epoch, validation_loss);
+            state.best = values(&state.network);
+        }
+        if let Some(path) = checkpoint {
+            state.write(path, fingerprint)?;
+        }
+        let now = Progress {
+            epoch: state.at.epoch,
+            n_epochs: training.epochs,
+            train_loss: state.at.train_loss,
+            validation_loss,
+            best_epoch: state.at.best_epoch,
+        };
+        if progress(&now).is_break() {
+            return Err(SequenceError::Stopped { epochs: state.at.epoch });
+        }
+    }
+    if let Some(path) = checkpoint {
+        file::remove(path)?;
+    }
+    state.network.set(state.best);
+    Ok(state.network)
+}
+
+fn check(training: &Training) -> Result<(), SequenceError> {
+    let wrong = |option, value: String, expected| Err(SequenceError::BadOption { option, value, expected });
+    let counts = [
+        ("the number of epochs", training.epochs),
+        ("the batch", training.batch),
+        ("the patience", training.patience),
+        ("the width", training.n_hidden),
+    ];
+    if let Some((option, _)) = counts.iter().find(|(_, count)| *count == 0) {
+        return wrong(option, "0".into(), "at least 1");
+    }
+    if !(training.learning_rate > 0.0 && training.learning_rate.is_finite()) {
+        return wrong("the learning rate", training.learning_rate.to_string(), "a number above 0");
+    }
+    if !(0.0..1.0).contains(&training.dropout) {
+        return wrong("dropout", training.dropout.to_string(), "at least 0 and less than 1");
+    }
+    Ok(())
+}
+
+/// A number that tells trainings apart: what is learnt, from what, and how.
+fn fingerprint(
+    architecture: Architecture,
+    vocabulary: &Vocabulary,
+    train: &[Example],
+    validation: &[Example],
+    training: &Training,
+) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    let told = serde_json::to_string(&(architecture, vocabulary, training));
+    told.expect("invariant: what is told of a training has only text keys").hash(&mut hasher);
+    (train, validation).hash(&mut hasher);
+    hasher.finish()
+}
+
+/// A training under way.
+struct State {
+    network: Network,
+    /// Adam's running means of the gradients and of their squares.
+    first: Vec<Vec<f32>>,
+    second: Vec<Vec<f32>>,
+    /// The weights with the lowest validation loss.
+    best: Vec<Vec<f32>>,
+    at: Position,
+}
+
+/// How far a training is.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+struct Position {
+    epoch: usize,
+    n_steps: i32,
+    best_epoch: usize,
+    best_loss: f64,
+    train_loss: f64,
+    fingerprint: u64,
+}
+
+impl State {
+    fn new(network: Network) -> State {
+        let best = values(&network);
+        let zeros = || best.iter().map(|values| vec![0.0; values.len()]).collect();
+        State { first: zeros(), second: zeros(), network, best, at: Position::default() }
+    }
+
+    /// One pass over the examples. Its order and its dropout follow from the seed and the number of the pass, so a resumed training has the same.
+    fn epoch(&mut self, train: &[Example], training: &Training) {
+        let mut rng = Xoshiro256PlusPlus::seed_from_u64(training.seed ^ (self.at.epoch as u64 + 1).rotate_left(32));
+        let mut order: Vec<&Example> = train.iter().collect();
+        order.shuffle(&mut rng);
+        let mut sum = 0.0;
+        for batch in order.chunks(training.batch) {
+            let dropout = (training.dropout > 0.0).then_some(Dropout { share: training.dropout as f32, rng: &mut rng });
+            let (loss, gradients) = gradients(&self.network, batch, dropout);
+            sum += loss * batch.len() as f64;
+            self.step(gradients, training.learning_rate);
+        }
+        self.at.train_loss = sum / train.len() as f64;
+    }
+
+    /// A step of Adam.
+    fn step(&mut self, gradients: Vec<Vec<f32>>, learning_rate: f64) {
+        self.at.n_steps += 1;
+        let correction = |beta: f32| 1.0 - f64::from(beta).powi(self.at.n_steps);
+        let rate = (learning_rate * correction(BETA_2).sqrt() / correction(BETA_1)) as f32;
+        let epsilon = EPSILON * correction(BETA_2).sqrt() as f32;
+        let mut weights = values(&self.network);
+        let moments = self.first.iter_mut().zip(&mut self.second);
+        for ((weights, gradient), (first, second)) in weights.iter_mut().zip(&gradients).zip(moments) {
+            for (((weight, &g), m), v) in weights.iter_mut().zip(gradient).zip(first).zip(second) {
+                *m = BETA_1 * *m + (1.0 - BETA_1) * g;
+                *v = BETA_2 * *v + (1.0 - BETA_2) * g * g;
+                *weight -= rate * *m / (v.sqrt() + epsilon);
+            }
+        }
+        self.network.set(weights);
+    }
+
+    fn arrays(&mut self) -> [(&'static str, &mut Vec<Vec<f32>>); 3] {
+        [("first", &mut self.first), ("second", &mut self.second), ("best", &mut self.best)]
+    }
+
+    fn write(&mut self, path: &Path, fingerprint: u64) -> Result<(), SequenceError> {
+        let mut stored = Stored::default();
+        self.at.fingerprint = fingerprint;
+        let told = serde_json::to_string(&self.at).expect("invariant: a position has only text keys");
+        for (name, values) in self.network.weights() {
+            stored.push_floats(format!("weights.{name}"), values);
+        }
+        let names = self.network.names.clone();
+        for (what, arrays) in self.arrays() {
+            for (name, values) in names.iter().zip(arrays) {
+                stored.push_floats(format!("{what}.{name}"), values);
+            }
+        }
+        stored.write(path, Some(told))
+    }
+
+    fn read(&mut self, path: &Path, fingerprint: u64) -> Result<(), SequenceError> {
+        let reading = file::Reading::open(path, "a checkpoint")?;
+        let at: Position = reading.told()?;
+        if at.fingerprint != fingerprint {
+            return Err(SequenceError::OtherTraining { path: path.into() });
+        }
+        self.at = at;
+        let names = self.network.names.clone();
+        let mut weights = values(&self.network);
+        for (name, values) in names.iter().zip(&mut weights) {
+            *values = reading.floats(&format!("weights.{name}"), Some(values.len()))?;
+        }
+        for (what, arrays) in self.arrays() {
+            for (name, values) in names.iter().zip(arrays) {
+                *values = reading.floats(&format!("{what}.{name}"), Some(values.len()))?;
+            }
+        }
+        self.network.set(weights);
+        Ok(())
+    }
+}
+
+fn values(network: &Network) -> Vec<Vec<f32>> {
+    network.weights().map(|(_, values)| values.to_vec()).collect()
+}
+
+impl Network {
+    fn set(&mut self, weights: Vec<Vec<f32>>) {
+        let mut arrays = std::mem::take(&mut self.parameters.arrays);
+        arrays.iter_mut().zip(weights).for_each(|(array, values)| array.values = values);
+        self.parameters = Parameters::new(arrays);
+    }
+}
+
+/// The scores of every parameter's values, while the decoder sees the right answers.
+fn scores(run: &mut Run, examples: &[&Example]) -> Vec<Var> {
+    run.encode();
+    (0..run.network.shape.sizes.len())
+        .map(|at| {
+            let written: Option<Vec<u32>> =
+                at.checked_sub(1).map(|before| examples.iter().map(|e| e.answer[before]).collect());
+            run.decode(at, written.as_deref())
+        })
+        .collect()
+}
+
+/// The mean loss of examples, and its gradients.
+pub(super) fn gradients(network: &Network, examples: &[&Example], dropout: Option<Dropout>) -> (f64, Vec<Vec<f32>>) {
+    let problems: Vec<&[i64]> = examples.iter().map(|e| e.problem.as_slice()).collect();
+    let mut run = Run::new(network, network.shape.tokens.rows(&problems), examples.len(), dropout);
+    let mut loss = 0.0;
+    let mut seeds = Vec::new();
+    for (at, scores) in scores(&mut run, examples).into_iter().enumerate() {
+        let mut rows = run.tape.value(scores).clone();
+        for (row, example) in rows.values.chunks_exact_mut(rows.n_columns).zip(examples) {
+            let right = example.answer[at] as usize;
+            log_softmax(row);
+            loss -= f64::from(row[right]);
+            row.iter_mut().for_each(|x| *x = x.exp() / examples.len() as f32);
+            row[right] -= 1.0 / examples.len() as f32;
+        }
+        seeds.push((scores, rows.values));
+    }
+    (loss / examples.len() as f64, run.tape.backward(seeds))
+}
+
+/// The mean loss of examples, without dropout.
+pub(super) fn loss(network: &Network, examples: &[Example]) -> f64 {
+    let mut sum = 0.0;
+    for batch in examples.chunks(VALIDATION_BATCH) {
+        let batch: Vec<&Example> = batch.iter().collect();
+        let problems: Vec<&[i64]> = batch.iter().map(|e| e.problem.as_slice()).collect();
+        let mut run = Run::new(network, network.shape.tokens.rows(&problems), batch.len(), None);
+        for (at, scores) in scores(&mut run, &batch).into_iter().enumerate() {
+            let mut rows = run.tape.value(scores).clone();
+            for (row, example) in rows.values.chunks_exact_mut(rows.n_columns).zip(&batch) {
+                log_softmax(row);
+                sum -= f64::from(row[example.answer[at] as usize]);
+            }
+        }
+    }
+    sum / examples.len() as f64
+}

@@ -1,0 +1,223 @@
+//! Sequence models, as their users see them.
+
+use std::fs;
+use std::ops::ControlFlow;
+use std::path::Path;
+
+use tilewright_learn::sequence::{
+    ARCHITECTURES, Architecture, Completions, Encoding, Example, Field, FieldKind, Model, Parameter, SequenceError,
+    Training, Vocabulary, train,
+};
+
+fn vocabulary() -> Vocabulary {
+    let number = |name: &str| Field { name: name.into(), kind: FieldKind::Integer };
+    let names = FieldKind::Categorical { values: vec!["F".into(), "B".into()] };
+    let parameter =
+        |name: &str, n: u32| Parameter { name: name.into(), values: (0..n).map(|v| v.to_string()).collect() };
+    Vocabulary {
+        fields: vec![number("size"), number("batch"), number("one"), Field { name: "direction".into(), kind: names }],
+        parameters: vec![parameter("tile", 4), parameter("vector", 2), parameter("unroll", 3)],
+    }
+}
+
+/// Tiles grow with the size, vectors need an even batch, and the unrolling follows from both and from the direction.
+fn examples() -> Vec<Example> {
+    let example = |i: i64| {
+        let (size, batch, direction) = (1 + i * 7 % 90, 1 + i % 6, i % 2);
+        let tile = (i64::BITS - 1 - size.leading_zeros()) / 2;
+        let vector = u32::from(batch % 2 == 0);
+        let unroll = (tile + vector + direction as u32) % 3;
+        Example { problem: vec![size, batch, 1, direction], answer: vec![tile, vector, unroll] }
+    };
+    (0..64).map(example).collect()
+}
+
+fn small() -> Training {
+    Training {
+        epochs: 60,
+        batch: 8,
+        patience: 60,
+        learning_rate: 1e-2,
+        n_hidden: 12,
+        n_trees: 20,
+        seed: 7,
+        ..Training::default()
+    }
+}
+
+fn learn(
+    architecture: Architecture,
+    training: &Training,
+    checkpoint: Option<&Path>,
+    epochs: usize,
+) -> Result<Model, SequenceError> {
+    let examples = examples();
+    train(architecture, &vocabulary(), &examples, &examples, training, checkpoint, &mut |progress| {
+        if progress.epoch < epochs { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+    })
+}
+
+fn share_right(model: &Model) -> f64 {
+    let examples = examples();
+    let right = examples.iter().filter(|e| model.beam(&e.problem, 1, None)[0].values == e.answer).count();
+    right as f64 / examples.len() as f64
+}
+
+/// The files of a model.
+fn files(model: &Model) -> (Vec<u8>, Vec<u8>) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.safetensors");
+    model.save(&path, &serde_json::json!({})).unwrap();
+    (fs::read(&path).unwrap(), fs::read(path.with_extension("json")).unwrap())
+}
+
+#[test]
+fn every_architecture_learns_a_small_task_by_heart() {
+    for row in ARCHITECTURES {
+        let model = learn(row.architecture, &small(), None, usize::MAX).unwrap();
+        let share = share_right(&model);
+        assert!(share >= 0.95, "{}: {share}", row.name);
+        assert_eq!(model.architecture(), row.architecture);
+    }
+}
+
+#[test]
+fn beams_of_models_are_sorted_whatever_the_problem() {
+    let few = Training { epochs: 2, ..small() };
+    for row in ARCHITECTURES {
+        for encoding in [Encoding::Numeric, Encoding::OneHot] {
+            let model = learn(row.architecture, &Training { encoding, ..few.clone() }, None, usize::MAX).unwrap();
+            for problem in [[5, 2, 1, 0], [1 << 40, 0, -3, -1], [i64::MIN, i64::MAX, 0, 1]] {
+                let answers = model.beam(&problem, 30, None);
+                assert_eq!(answers.len(), 24, "{}: all there are", row.name);
+                let sum: f64 = answers.iter().map(|a| a.log_probability.exp()).sum();
+                assert!((sum - 1.0).abs() < 1e-4, "{}: probabilities sum to {sum}", row.name);
+                assert!(answers.is_sorted_by(|a, b| a.log_probability >= b.log_probability));
+                // A narrow beam takes other prefixes along, but gives those that it finds the same probability.
+                for answer in model.beam(&problem, 2, None) {
+                    let same = answers.iter().find(|a| a.values == answer.values).unwrap();
+                    assert!((same.log_probability - answer.log_probability).abs() < 1e-4, "{}", row.name);
+                }
+            }
+        }
+    }
+}
+
+struct NoVectors;
+
+impl Completions for NoVectors {
+    fn allowed(&mut self, prefix: &[u32]) -> Vec<bool> {
+        match prefix.len() {
+            0 => vec![true; 4],
+            1 => vec![true, false],
+            _ => vec![true; 3],
+        }
+    }
+}
+
+#[test]
+fn completions_bound_a_beam() {
+    let model = learn(Architecture::Chain, &small(), None, usize::MAX).unwrap();
+    let answers = model.beam(&[5, 2, 1, 0], 100, Some(&mut NoVectors));
+    assert_eq!(answers.len(), 12);
+    assert!(answers.iter().all(|a| a.values[1] == 0));
+    assert!(answers[0].log_probability < 0.5f64.ln(), "what is left is not made likelier");
+}
+
+#[test]
+fn the_same_seed_gives_the_same_weights() {
+    for architecture in [Architecture::Chain, Architecture::Attn, Architecture::Hybrid2] {
+        let few = Training { epochs: 3, ..small() };
+        let [one, other] = [(); 2].map(|()| files(&learn(architecture, &few, None, usize::MAX).unwrap()));
+        assert!(one == other);
+        let third = files(&learn(architecture, &Training { seed: 8, ..few }, None, usize::MAX).unwrap());
+        assert!(one.0 != third.0, "another seed gives others");
+    }
+}
+
+#[test]
+fn a_stopped_training_goes_on_to_the_same_weights() {
+    let folder = tempfile::tempdir().unwrap();
+    let checkpoint = folder.path().join("checkpoint");
+    for row in ARCHITECTURES.iter().filter(|row| row.architecture != Architecture::Chain) {
+        let few = Training { epochs: 5, ..small() };
+        let whole = learn(row.architecture, &few, None, usize::MAX).unwrap();
+        let stopped = learn(row.architecture, &few, Some(&checkpoint), 2).unwrap_err();
+        assert!(matches!(stopped, SequenceError::Stopped { epochs: 2 }), "{stopped}");
+        let other = learn(row.architecture, &Training { seed: 8, ..few.clone() }, Some(&checkpoint), 2).unwrap_err();
+        assert!(matches!(other, SequenceError::OtherTraining { .. }), "{other}");
+        let resumed = learn(row.architecture, &few, Some(&checkpoint), usize::MAX).unwrap();
+        assert!(files(&whole) == files(&resumed), "{}", row.name);
+        assert!(!checkpoint.exists());
+    }
+}
+
+#[test]
+fn models_are_kept_in_files() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.safetensors");
+    let few = Training { epochs: 2, ..small() };
+    for row in ARCHITECTURES {
+        let model = learn(row.architecture, &few, None, usize::MAX).unwrap();
+        let about = serde_json::json!({ "kernel": "conv", "rows": 64 });
+        model.save(&path, &about).unwrap();
+        let (loaded, about_loaded) = Model::load(&path).unwrap();
+        assert_eq!(about_loaded, about);
+        assert_eq!(loaded.vocabulary(), model.vocabulary());
+        assert_eq!(loaded.beam(&[33, 4, 1, 0], 10, None), model.beam(&[33, 4, 1, 0], 10, None), "{}", row.name);
+    }
+}
+
+#[test]
+fn files_that_are_no_models_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.safetensors");
+    let few = Training { epochs: 1, ..small() };
+    for architecture in [Architecture::Chain, Architecture::Attn2] {
+        learn(architecture, &few, None, usize::MAX).unwrap().save(&path, &serde_json::json!({})).unwrap();
+        let (weights, json) = (fs::read(&path).unwrap(), fs::read(path.with_extension("json")).unwrap());
+        let refused = |what: &str| {
+            let error = Model::load(&path).unwrap_err().to_string();
+            assert!(error.contains(what) && !error.contains('\n'), "{error}");
+        };
+        for size in [0, 7, 100, weights.len() / 2, weights.len() - 1] {
+            fs::write(&path, &weights[..size]).unwrap();
+            refused("model.safetensors: not the weights of this model");
+        }
+        fs::write(&path, b"PK not weights at all, but long enough to be some").unwrap();
+        refused("model.safetensors: not the weights of this model");
+        let other = Architecture::EncDec;
+        learn(other, &few, None, usize::MAX).unwrap().save(&path, &serde_json::json!({})).unwrap();
+        fs::write(path.with_extension("json"), &json).unwrap();
+        refused("not the weights of this model");
+        fs::write(path.with_extension("json"), &json[..json.len() / 2]).unwrap();
+        refused("model.json: not the description of a model");
+        fs::remove_file(path.with_extension("json")).unwrap();
+        refused("model.json: cannot read");
+    }
+}
+
+#[test]
+fn bad_input_is_one_line() {
+    let says = |result: Result<Model, SequenceError>, what: &str| {
+        let error = result.unwrap_err().to_string();
+        assert!(error.contains(what) && !error.contains('\n'), "{error}");
+    };
+    let with = |change: &dyn Fn(&mut Vec<Example>)| {
+        let mut examples = examples();
+        change(&mut examples);
+        train(Architecture::Chain, &vocabulary(), &examples, &examples, &small(), None, &mut |_| {
+            ControlFlow::Continue(())
+        })
+    };
+    says(with(&|examples| examples.clear()), "there are no training examples");
+    says(with(&|examples| examples[3].problem.truncate(2)), "training example 3: 2 fields, but the vocabulary has 4");
+    says(
+        with(&|examples| examples[5].answer[1] = 2),
+        "training example 5: vector has 2 values, so there is no value 2",
+    );
+    for architecture in [Architecture::Chain, Architecture::Hybrid] {
+        let none = Training { n_trees: 0, dropout: 1.0, ..small() };
+        says(learn(architecture, &none, None, usize::MAX), "cannot be");
+    }
+}
