@@ -81,7 +81,9 @@ impl Lessons {
                     continue;
                 }
                 values.resize_with(tokens.len(), BTreeSet::new);
-                values.iter_mut().zip(&tokens).for_each(|(seen, token)| drop(seen.insert(Token(token.clone()))));
+                for (seen, token) in values.iter_mut().zip(&tokens) {
+                    seen.insert(Token(token.clone()));
+                }
                 if record.outcome.cost() <= NEAR_BEST * best && answers.len() < MOST_ANSWERS {
                     answers.push(tokens);
                 }
