@@ -19,7 +19,9 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
 
-use command::{bench, best, doctor, experiment, record_space, records, replay, report, searches, show, space, tune};
+use command::{
+    bench, best, doctor, experiment, predict, record_space, records, replay, report, searches, show, space, tune,
+};
 use output::message;
 
 /// Finds the fastest kernel for a tensor operator by measuring on this machine
@@ -58,6 +60,8 @@ enum Command {
     Experiment(experiment::ExperimentArgs),
     /// Measure a whole search space, or a sample of it, for `replay`; running it again goes on
     RecordSpace(record_space::RecordSpaceArgs),
+    /// Parameters of problems that nobody has tuned, from a model of those that somebody has
+    Predict(predict::PredictArgs),
     /// Show what was found on this machine
     Doctor,
     /// List the searches with their options
@@ -96,6 +100,7 @@ fn run() -> ExitCode {
         Command::Report(args) => report::run(&args, json),
         Command::Experiment(args) => experiment::run(&args, json),
         Command::RecordSpace(args) => record_space::run(&args, json),
+        Command::Predict(args) => predict::run(&args, json),
         Command::Doctor => doctor::run(json),
         Command::Searches => searches::run(json),
         Command::Worker => tilewright_device::worker::serve().map_err(|e| anyhow::anyhow!("worker: {e}")),
@@ -121,7 +126,7 @@ fn refuse(error: &clap::Error) -> ExitCode {
             ExitCode::from(shown.err().map_or(0, |e| error::exit_code(&e)))
         }
         ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
-            message("error: a subcommand is missing (see `tilewright --help`)");
+            message(&format!("error: a subcommand is missing (see `{} --help`)", asked_subcommand()));
             ExitCode::from(2)
         }
         _ => {

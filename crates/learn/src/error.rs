@@ -1,5 +1,7 @@
 //! The crate's error.
 
+use crate::baselines::Baseline;
+
 /// What this crate can refuse. The fault is the caller's.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum LearnError {
@@ -32,5 +34,13 @@ pub enum LearnError {
         value: String,
         /// What it can be.
         expected: &'static str,
+    },
+    /// A classifier that fails on the rows it was given.
+    #[error("{baseline:?} failed: {reason}")]
+    Baseline {
+        /// The classifier.
+        baseline: Baseline,
+        /// What it says.
+        reason: String,
     },
 }

@@ -9,6 +9,7 @@ mod error;
 pub mod features;
 mod importance;
 mod measure;
+pub mod predict;
 pub mod record;
 mod replay;
 pub mod search;

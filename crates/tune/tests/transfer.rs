@@ -2,14 +2,20 @@
 //!
 //! Made-up costs stand in for measuring, so that everything follows from seeds.
 
+use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use rand::SeedableRng;
 use rand_xoshiro::Xoshiro256PlusPlus;
 use tilewright_ir::Target;
 use tilewright_ir::op::Workload;
+use tilewright_learn::sequence::{self, Architecture, Completions, Training, Vocabulary, train};
+use tilewright_tune::predict::records::{self, Lessons, RecordsError, SpaceCompletions};
 use tilewright_tune::transfer::{EarlierTask, Experience, warm_start};
-use tilewright_tune::{Config, ErrorClass, Outcome, Record, Seconds, Setting, TEMPLATES, Task, Timing, Trial, search};
+use tilewright_tune::{
+    Config, Constraint, ErrorClass, Outcome, Parameter, Record, Seconds, Setting, Space, TEMPLATES, Task, Timing,
+    Trial, search,
+};
 
 /// The template of the paper's products.
 const PAPER: &str = "gemm-4-2-4";
@@ -177,4 +183,102 @@ fn the_nearest_workload_comes_first() {
     assert_eq!(guesses[0], best(&tasks[1]));
     assert!(guesses.contains(&best(&tasks[2])) && guesses.contains(&best(&tasks[0])) && guesses.len() <= 16);
     assert!(warm_start(&task("matmul:m=64,n=64,k=64", None), &tasks).is_empty(), "they are of another template");
+}
+
+#[test]
+fn a_model_of_records_knows_good_configurations_of_other_sizes() {
+    let sources = [(128, 256), (256, 128), (256, 512), (512, 256), (512, 512), (128, 512)];
+    let sources: Vec<EarlierTask> = sources
+        .iter()
+        .map(|(m, n)| earlier(&task(&format!("matmul:m={m},n={n},k=256"), Some(PAPER)), 400, 3))
+        .collect();
+    let lessons = Lessons::of(PAPER, &sources).unwrap();
+    let fields: Vec<&str> = lessons.vocabulary.fields.iter().map(|field| field.name.as_str()).collect();
+    assert_eq!(fields, ["m", "n"], "only what varies");
+    let examples: Vec<_> = lessons.examples.concat();
+    let training = Training { n_trees: 20, ..Training::default() };
+    let mut silent = |_: &sequence::Progress| ControlFlow::Continue(());
+    let learnt =
+        train(Architecture::Chain, &lessons.vocabulary, &examples, &examples[..3], &training, None, &mut silent);
+    let model = learnt.unwrap();
+
+    let new = task("matmul:m=384,n=768,k=256", Some(PAPER));
+    let target = new.setting.target.to_string();
+    let predicted = records::predict(&model, &new.setting.workload, 1, &target, &new.space, 8).unwrap();
+    assert_eq!(predicted.len(), 8);
+    assert!(predicted.windows(2).all(|pair| pair[0].0 != pair[1].0 && pair[0].1 >= pair[1].1), "{predicted:?}");
+    assert!(predicted.iter().all(|(config, _)| new.space.contains(config)));
+    let mut rng = Xoshiro256PlusPlus::seed_from_u64(9);
+    let mut random: Vec<f64> = (0..200).map(|_| cost(&new, &new.space.sample(&mut rng))).collect();
+    random.sort_by(f64::total_cmp);
+    let best = predicted.iter().map(|(config, _)| cost(&new, config)).fold(f64::INFINITY, f64::min);
+    assert!(best < random[10], "{best} is not among the best twentieth of random ones, from {} on", random[10]);
+
+    let other = task("matmul:m=384,n=768,k=256", None);
+    let refused = records::predict(&model, &other.setting.workload, 1, &target, &other.space, 8).unwrap_err();
+    assert!(refused.to_string().contains("m[1]"), "{refused}");
+    assert!(matches!(Lessons::of(PAPER, &sources[..1]), Err(RecordsError::TooFew { n_workloads: 1, .. })));
+}
+
+/// What a space allows after a prefix is what its configurations say, whatever of its values a model knows.
+#[test]
+fn completions_of_a_space_are_exact() {
+    let parameters = vec![
+        Parameter::factorization("f", 24, 3),
+        Parameter::ordinal("o", [1, 2, 4, 8]),
+        Parameter::categorical("c", &["x", "y"]),
+        Parameter::permutation("p", &["i", "j"]),
+        Parameter::ordinal("free", [1, 2]),
+    ];
+    let constraints = vec![
+        Constraint::new("small", "f[2] * o <= 12", &["f", "o"], |v| v[0].factors()[2] as i64 * v[1].int() <= 12),
+        Constraint::new("odd", "o != 4 where c = y", &["o", "c"], |v| v[0].int() != 4 || v[1].text() == "x"),
+    ];
+    let space = Space::new("test", parameters, constraints).unwrap();
+    let token = |name: &str, values: &[&str]| sequence::Parameter {
+        name: name.into(),
+        values: values.iter().map(|value| (*value).to_owned()).collect(),
+    };
+    // Values that the space does not have, and some of its values that the model does not know.
+    let parameters = vec![
+        token("c", &["y", "x"]),
+        token("f[1]", &["1", "2", "3", "5", "6"]),
+        token("f[2]", &["2", "3", "4", "12"]),
+        token("o", &["1", "4", "8", "16"]),
+        token("p", &["i,j"]),
+        token("free", &["2"]),
+    ];
+    let vocabulary = Vocabulary { fields: Vec::new(), parameters };
+    let mut completions = SpaceCompletions::new(&space, &vocabulary).unwrap();
+    let mut whole = Vec::new();
+    let mut prefixes: Vec<Vec<u32>> = vec![vec![]];
+    while let Some(prefix) = prefixes.pop() {
+        if prefix.len() == vocabulary.parameters.len() {
+            whole.push(prefix);
+            continue;
+        }
+        let allowed = completions.allowed(&prefix);
+        let next = (0..).zip(&allowed).filter(|(_, allowed)| **allowed);
+        prefixes.extend(next.map(|(value, _)| [&prefix[..], &[value]].concat()));
+        assert!(allowed.contains(&true), "{prefix:?} leads nowhere");
+    }
+    let mut found: Vec<Config> = whole.iter().map(|answer| completions.config(answer).expect("legal")).collect();
+    found.sort();
+    let is_known = |config: &Config| {
+        let factors = space.factors(config, "f");
+        [1, 2, 3, 6].contains(&factors[1])
+            && [2, 3, 4, 12].contains(&factors[2])
+            && [1, 4, 8].contains(&space.int(config, "o"))
+            && space.order(config, "p") == ["i", "j"]
+            && space.int(config, "free") == 2
+    };
+    let mut expected: Vec<Config> = (0..space.size()).map(|at| space.config_at(at)).filter(is_known).collect();
+    expected.sort();
+    assert!(expected.len() > 10);
+    assert_eq!(found, expected);
+    // Nothing leads on from what cannot be.
+    assert_eq!(completions.allowed(&[0, 0, 3, 2]), [false], "f[2] = 12 with o = 8");
+    let mut unknown = vocabulary.clone();
+    unknown.parameters[5] = token("free", &["7"]);
+    assert!(matches!(SpaceCompletions::new(&space, &unknown), Err(RecordsError::NothingKnown)));
 }

@@ -4,6 +4,7 @@ pub mod bench;
 pub mod best;
 pub mod doctor;
 pub mod experiment;
+pub mod predict;
 pub mod record_space;
 pub mod records;
 pub mod replay;

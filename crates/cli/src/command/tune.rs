@@ -5,6 +5,7 @@ pub mod recorder;
 mod transfer;
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -19,6 +20,7 @@ use tilewright_tune::{
     Summary, Task, TaskKey, Trial, Winner, search, transfer::warm_start,
 };
 
+use super::predict::likely_configs;
 use super::{DatabaseArgs, KnownBest, WorkloadArgs, count, device_options, gflops, make_task, percent, target_name};
 use crate::clock::since_1970;
 use crate::database::Database;
@@ -33,6 +35,9 @@ use transfer::Transfer;
 const DEFAULT_SEARCH: &str = "auto";
 /// The time where neither time nor trials are given.
 const DEFAULT_TIME: Duration = Duration::from_secs(60);
+
+/// Configurations of a model that are tried first, at most.
+const MOST_PREDICTED: usize = 16;
 
 /// Arguments of `tune`.
 #[derive(Args, Debug)]
@@ -64,6 +69,9 @@ pub struct TuneArgs {
     /// could begins with their best configurations
     #[arg(long, value_name = "DB[,WORKLOAD...]", value_parser = Transfer::parse)]
     transfer: Option<Transfer>,
+    /// Begin with what a model, which `predict train --db` wrote, says is best
+    #[arg(long, value_name = "MODEL")]
+    predict: Option<PathBuf>,
     /// Empty the caches before each run
     #[arg(long)]
     cold: bool,
@@ -190,6 +198,12 @@ pub fn tune(args: &TuneArgs, workload: &Workload, is_of_set: bool, interrupts: &
         // The first of a set may have none before it to learn from.
         Some(Err(error)) if is_of_set => message(&format!("{}: {error:#}", key.workload)),
         Some(Err(error)) => return Err(error),
+    }
+    if let Some(model) = &args.predict {
+        let predicted = likely_configs(model, &task, args.cold, MOST_PREDICTED)?;
+        let n_configs = count(predicted.len() as u64, "configuration");
+        message(&format!("beginning with {n_configs} predicted by {}", model.display()));
+        guesses.splice(0..0, predicted);
     }
     let mut search = search::build(&args.search, problem, args.seed).or_bad_input(see)?;
     let database = args.records.database()?;

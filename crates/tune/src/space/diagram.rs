@@ -93,6 +93,42 @@ impl Diagram {
         })
     }
 
+    /// Adds to `found` the ranks that one of the members has in legal combinations all of whose ranks are allowed. `allowed`
+    /// is by position in the space, `None` where every rank is.
+    ///
+    /// # Cost
+    /// O(edges) up to the last restricted level.
+    pub(super) fn ranks_possible(&self, axis: usize, allowed: &[Option<Vec<bool>>], found: &mut [bool]) {
+        let at = self.order.iter().position(|&a| a == axis).expect("invariant: a member");
+        // Behind the last restriction every node leads to a legal combination.
+        let depth = self.order.iter().rposition(|&a| allowed[a].is_some()).map_or(0, |last| last + 1).max(at + 1);
+        let is_allowed = |level: usize, edge: &Edge| {
+            allowed[self.order[level]].as_ref().is_none_or(|allowed| allowed[edge.rank as usize])
+        };
+        let mut levels: Vec<Vec<u32>> = vec![vec![self.root]];
+        for level in 0..depth {
+            let edges = levels[level].iter().flat_map(|&node| &self.edges[node as usize]);
+            let mut next: Vec<u32> = edges.filter(|edge| is_allowed(level, edge)).map(|edge| edge.child).collect();
+            next.sort_unstable();
+            next.dedup();
+            levels.push(next);
+        }
+        let mut alive: HashSet<u32> = levels[depth].iter().copied().collect();
+        for level in (at..depth).rev() {
+            let leads_on = |edge: &&Edge| is_allowed(level, edge) && alive.contains(&edge.child);
+            if level == at {
+                let edges = levels[level].iter().flat_map(|&node| &self.edges[node as usize]);
+                edges.filter(leads_on).for_each(|edge| found[edge.rank as usize] = true);
+                return;
+            }
+            alive = levels[level]
+                .iter()
+                .copied()
+                .filter(|&n| self.edges[n as usize].iter().any(|e| leads_on(&e)))
+                .collect();
+        }
+    }
+
     /// Replaces the members' ranks by those of a legal combination that differs in the fewest parameters, and among
     /// these by the fewest ranks.
     ///

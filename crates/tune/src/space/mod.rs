@@ -247,6 +247,36 @@ impl Space {
         self.config_at(rng.random_range(0..self.size))
     }
 
+    /// Which ranks a parameter has in legal configurations all of whose ranks are allowed; `allowed` is by parameter, `None`
+    /// where every rank is.
+    ///
+    /// # Cost
+    /// O(edges) of the diagram of the parameter and those it is tied to.
+    pub(crate) fn ranks_possible(&self, parameter: usize, allowed: &[Option<Vec<bool>>]) -> Vec<bool> {
+        let of_axis = |component: &Component, axis: usize| {
+            let mut found = allowed[axis].clone().unwrap_or_else(|| vec![true; self.axes[axis].len as usize]);
+            if let Component::Tied(diagram) = component {
+                found.fill(false);
+                diagram.ranks_possible(axis, allowed, &mut found);
+            }
+            found
+        };
+        let mut possible = Vec::new();
+        for component in &self.components {
+            let axes = match component {
+                Component::Free { axis, .. } => std::slice::from_ref(axis),
+                Component::Tied(diagram) => &diagram.order,
+            };
+            if axes.contains(&parameter) {
+                possible = of_axis(component, parameter);
+            } else if !of_axis(component, axes[0]).contains(&true) {
+                // Whatever this parameter is, another one has nothing left.
+                return vec![false; self.axes[parameter].len as usize];
+            }
+        }
+        possible
+    }
+
     /// A legal configuration that is as near as any: it differs in the fewest parameters, and among these by the fewest
     /// ranks.
     ///

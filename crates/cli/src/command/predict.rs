@@ -1,0 +1,333 @@
+//! `predict`: parameters of a problem that nobody has tuned, from a model of those that somebody has.
+
+mod evaluate;
+mod paper;
+mod query;
+mod train;
+
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use clap::{Args, Subcommand};
+use serde_json::{Value as Json, json};
+use tilewright_learn::sequence::{
+    ARCHITECTURES, Architecture, Completions, Example, Model, Progress, SequenceError, Training, Vocabulary,
+};
+use tilewright_tune::predict::{
+    Inputs, KernelSpecification, LookAhead, Row, Score, Split, content_hash, read_rows, records, score,
+};
+use tilewright_tune::{Config, Task};
+
+use super::target_name;
+use crate::error::{OrBadInput, bad_input};
+use crate::output::message;
+
+/// How often a training says how far it is.
+const LINE_EVERY: Duration = Duration::from_secs(2);
+
+/// Arguments of `predict`.
+#[derive(Args, Debug)]
+#[command(subcommand_required = true, arg_required_else_help = true)]
+pub struct PredictArgs {
+    #[command(subcommand)]
+    command: PredictCommand,
+}
+
+#[derive(Subcommand, Debug)]
+enum PredictCommand {
+    /// Learn from tuned problems, in a table or in a database of records
+    Train(train::TrainArgs),
+    /// Compare models on problems that are held out, as the paper's tables do
+    Evaluate(evaluate::EvaluateArgs),
+    /// Parameters for a problem, the likeliest first
+    Query(query::QueryArgs),
+}
+
+/// Trains, compares or asks a model.
+///
+/// # Errors
+/// Bad input where a file cannot be read or something in it does not fit; failure where a training is interrupted.
+pub fn run(args: &PredictArgs, as_json: bool) -> anyhow::Result<()> {
+    match &args.command {
+        PredictCommand::Train(args) => train::run(args, as_json),
+        PredictCommand::Evaluate(args) => evaluate::run(args, as_json),
+        PredictCommand::Query(args) => query::run(args, as_json),
+    }
+}
+
+/// Which rows of a table, and how they are divided.
+#[derive(Args, Debug)]
+struct TableArgs {
+    /// Only rows with this value in this column, such as arch=gfx900; may be given several times
+    #[arg(long = "where", value_name = "COLUMN=VALUE", value_parser = pair)]
+    filters: Vec<(String, String)>,
+    /// What is held out: random rows, or all rows of random groups, by a column that the specification names
+    #[arg(long, value_name = "random|COLUMN", default_value = "random")]
+    split: String,
+}
+
+fn pair(text: &str) -> Result<(String, String), String> {
+    let (name, value) = text.split_once('=').ok_or("expected COLUMN=VALUE")?;
+    Ok((name.trim().to_owned(), value.trim().to_owned()))
+}
+
+/// How models are trained.
+#[derive(Args, Debug)]
+struct TrainingArgs {
+    /// The largest number of passes over the rows [default: the model's]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=100_000))]
+    epochs: Option<u64>,
+    /// How networks see numbers: by size and divisors, or as the paper has it, one token for each number seen
+    #[arg(long, value_name = "numeric|one-hot", default_value = "numeric")]
+    encoding: String,
+}
+
+impl TrainingArgs {
+    /// The options of a training with this seed.
+    fn training(&self, seed: u64) -> anyhow::Result<Training> {
+        let encoding = serde_json::from_value(self.encoding.as_str().into());
+        let known = |_| bad_input(format!("unknown encoding `{}`; there are numeric, one-hot", self.encoding));
+        let mut training = Training { seed, encoding: encoding.map_err(known)?, ..Training::default() };
+        training.epochs = self.epochs.map_or(training.epochs, |epochs| epochs as usize);
+        Ok(training)
+    }
+}
+
+/// A table of a kernel's tuned problems.
+struct Table {
+    kernel: KernelSpecification,
+    rows: Vec<Row>,
+    split: Split,
+    /// What it is and where it comes from, for files of models.
+    about: Json,
+}
+
+impl Table {
+    /// Reads a table and the specification of its kernel.
+    fn read(data: &Path, specification: &Path, args: &TableArgs) -> anyhow::Result<Table> {
+        let kernel = read_specification(specification)?;
+        let bytes = read(data, "a table of tuned problems")?;
+        let split = if args.split == "random" { Split::Random } else { Split::ByGroup };
+        if split == Split::ByGroup && !kernel.groups.contains(&args.split) {
+            let known = ["random"].into_iter().chain(kernel.groups.iter().map(String::as_str)).collect::<Vec<_>>();
+            return Err(bad_input(format!("cannot split by `{}`; there are {}", args.split, known.join(", "))));
+        }
+        let group = (split == Split::ByGroup).then_some(args.split.as_str());
+        let rows = read_rows(&kernel, &bytes, &args.filters, group);
+        let rows = rows.map_err(|error| bad_input(format!("{}: {error}", data.display())))?;
+        let n_invalid = rows.iter().filter(|row| !kernel.is_valid(&row.problem, &row.answer)).count();
+        if n_invalid > 0 {
+            message(&format!("{n_invalid} of {} rows violate constraints of {}", rows.len(), kernel.name));
+        }
+        let filters = args.filters.iter().map(|(name, value)| format!("{name}={value}")).collect::<Vec<_>>();
+        let about = json!({
+            "file": data.display().to_string(),
+            "fnv1a64": format!("{:016x}", content_hash(&bytes)),
+            "rows": rows.len(),
+            "where": filters,
+            "split": args.split,
+        });
+        Ok(Table { kernel, rows, split, about })
+    }
+
+    /// The rows at these places.
+    fn at(&self, places: &[usize]) -> Vec<&Row> {
+        places.iter().map(|&at| &self.rows[at]).collect()
+    }
+
+    /// Rows at some places, divided once more into those to keep and those held out.
+    fn divide(&self, places: &[usize], seed: u64) -> (Vec<usize>, Vec<usize>) {
+        let rows: Vec<Row> = places.iter().map(|&at| self.rows[at].clone()).collect();
+        let (kept, held_out) = tilewright_tune::predict::divide(&rows, self.split, seed);
+        let back = |chosen: Vec<usize>| chosen.into_iter().map(|at| places[at]).collect();
+        (back(kept), back(held_out))
+    }
+}
+
+fn read_specification(path: &Path) -> anyhow::Result<KernelSpecification> {
+    let name = path.display();
+    let text = String::from_utf8(read(path, "a kernel specification")?)
+        .map_err(|_| bad_input(format!("{name} is not UTF-8 (give a kernel specification)")))?;
+    KernelSpecification::parse(&text).map_err(|error| bad_input(format!("{name}: {error}")))
+}
+
+fn read(path: &Path, wanted: &str) -> anyhow::Result<Vec<u8>> {
+    let name = path.display();
+    if path.is_dir() {
+        return Err(bad_input(format!("cannot read {name}: it is a folder (give {wanted})")));
+    }
+    std::fs::read(path).map_err(|error| bad_input(format!("cannot read {name}: {error} (give {wanted})")))
+}
+
+/// A model, and what its file says about it.
+fn load_model(path: &Path) -> anyhow::Result<(Model, Json)> {
+    Model::load(path).or_bad_input("give a model that `tilewright predict train` wrote")
+}
+
+/// The architectures of these names, all of them for `all`.
+fn architectures(names: &str) -> anyhow::Result<Vec<Architecture>> {
+    if names == "all" {
+        return Ok(ARCHITECTURES.iter().map(|row| row.architecture).collect());
+    }
+    let one = |name: &str| {
+        let known = || ARCHITECTURES.iter().map(|row| row.name).collect::<Vec<_>>().join(", ");
+        Architecture::named(name).ok_or_else(|| bad_input(format!("unknown model `{name}`; there are {}", known())))
+    };
+    names.split(',').map(str::trim).map(one).collect()
+}
+
+/// A text that lists the models there are.
+fn models_help() -> String {
+    let rows = ARCHITECTURES.iter().map(|row| format!("  {:10} {} ({})", row.name, row.what, row.source));
+    format!("Models:\n{}", rows.collect::<Vec<_>>().join("\n"))
+}
+
+/// Raised by the first interrupt; the second one ends the program.
+fn watch_interrupts() -> anyhow::Result<Arc<AtomicBool>> {
+    let stop = Arc::new(AtomicBool::new(false));
+    let raised = stop.clone();
+    let leave = move || {
+        if raised.swap(true, Ordering::Relaxed) {
+            std::process::exit(130);
+        }
+        message("stopping after the epoch at hand; interrupt again to leave at once");
+    };
+    ctrlc::set_handler(leave).context("cannot watch for interrupts")?;
+    Ok(stop)
+}
+
+/// What a model learns from.
+struct Lesson<'a> {
+    vocabulary: &'a Vocabulary,
+    train: Vec<Example>,
+    validation: Vec<Example>,
+}
+
+/// Trains a model, and says on standard error how far it is.
+///
+/// # Errors
+/// Bad input where something does not fit; failure where it is interrupted, which leaves the checkpoint.
+fn teach(
+    architecture: Architecture,
+    lesson: &Lesson,
+    training: &Training,
+    checkpoint: &Path,
+    stop: &AtomicBool,
+) -> anyhow::Result<Model> {
+    let name = architecture.row().name;
+    let mut last = Instant::now();
+    let mut report = |progress: &Progress| {
+        if last.elapsed() >= LINE_EVERY || progress.epoch == progress.n_epochs {
+            last = Instant::now();
+            message(&format!(
+                "{name}, epoch {} of at most {}: loss {:.3}, validation {:.3}, best epoch {}",
+                progress.epoch, progress.n_epochs, progress.train_loss, progress.validation_loss, progress.best_epoch
+            ));
+        }
+        if stop.load(Ordering::Relaxed) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    };
+    let Lesson { vocabulary, train, validation } = lesson;
+    let learnt = tilewright_learn::sequence::train(
+        architecture,
+        vocabulary,
+        train,
+        validation,
+        training,
+        Some(checkpoint),
+        &mut report,
+    );
+    match learnt {
+        Err(SequenceError::Stopped { epochs }) => {
+            let kept = if checkpoint.exists() { format!("; {} is kept", checkpoint.display()) } else { String::new() };
+            Err(anyhow::anyhow!("interrupted after {epochs} epochs of {name}{kept}"))
+        }
+        learnt => learnt.or_bad_input(""),
+    }
+}
+
+/// Where a training keeps what it needs to go on.
+fn checkpoint_of(model: &Path) -> PathBuf {
+    let mut name = model.as_os_str().to_owned();
+    name.push(".checkpoint");
+    name.into()
+}
+
+/// Scores of a model with one width of the beam.
+struct BeamScore {
+    width: usize,
+    is_constrained: bool,
+    score: Score,
+}
+
+/// Scores of a model on some rows, for each width of the beam, without constraints and with them.
+fn beam_scores(
+    model: &Model,
+    kernel: &KernelSpecification,
+    inputs: &Inputs,
+    rows: &[&Row],
+    widths: &[usize],
+    stop: &AtomicBool,
+) -> anyhow::Result<Vec<BeamScore>> {
+    let runs: Vec<(usize, bool)> = widths.iter().flat_map(|&width| [(width, false), (width, true)]).collect();
+    let mut answers: Vec<Vec<Vec<Vec<u32>>>> = vec![Vec::with_capacity(rows.len()); runs.len()];
+    for row in rows {
+        anyhow::ensure!(!stop.load(Ordering::Relaxed), "interrupted; what is finished is kept");
+        let problem = inputs.problem(&row.problem);
+        let mut look_ahead = LookAhead::new(kernel, &row.problem);
+        for (&(width, is_constrained), answers) in runs.iter().zip(&mut answers) {
+            let completions = is_constrained.then_some(&mut look_ahead as &mut dyn Completions);
+            answers.push(model.beam(&problem, width, completions).into_iter().map(|answer| answer.values).collect());
+        }
+    }
+    let score_of = |(&(width, is_constrained), answers): (&(usize, bool), &Vec<Vec<Vec<u32>>>)| BeamScore {
+        width,
+        is_constrained,
+        score: score(kernel, rows, answers),
+    };
+    Ok(runs.iter().zip(&answers).map(score_of).collect())
+}
+
+fn score_json(score: &Score) -> Json {
+    json!({
+        "average_accuracy": score.average_accuracy,
+        "perfect": score.perfect,
+        "perfect_equivalent": score.perfect_equivalent,
+        "valid": score.valid,
+    })
+}
+
+/// A model's configurations for a task of its template, the likeliest first, with the logarithms of their probabilities.
+///
+/// # Errors
+/// Bad input where the model is of other parameters.
+fn ask_template(model: &Model, task: &Task, cold: bool, width: usize) -> anyhow::Result<Vec<(Config, f64)>> {
+    let setting = &task.setting;
+    let threads = u32::try_from(setting.n_threads).expect("no machine has so many CPUs");
+    let target = target_name(&setting.target, cold);
+    records::predict(model, &setting.workload, threads, &target, &task.space, width)
+        .map_err(|error| bad_input(format!("template {}: {error}", task.template.name)))
+}
+
+/// The likeliest configurations for a task, by a model in a file.
+///
+/// # Errors
+/// Bad input where the file holds no model of the task's template.
+pub fn likely_configs(path: &Path, task: &Task, cold: bool, width: usize) -> anyhow::Result<Vec<Config>> {
+    let (model, about) = load_model(path)?;
+    let (name, wanted) = (path.display(), task.template.name);
+    match (about["template"].as_str(), about["kernel"].as_str()) {
+        (Some(template), _) if template == wanted => {}
+        (Some(template), _) => {
+            return Err(bad_input(format!("{name} is a model of template {template}, and {wanted} is tuned")));
+        }
+        (None, kernel) => {
+            let kernel = kernel.unwrap_or("something else");
+            return Err(bad_input(format!("{name} is a model of {kernel}, and template {wanted} is tuned")));
+        }
+    }
+    Ok(ask_template(&model, task, cold, width)?.into_iter().map(|(config, _)| config).collect())
+}

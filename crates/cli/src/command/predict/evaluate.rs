@@ -1,0 +1,363 @@
+//! `predict evaluate`: models on problems that are held out, in the form of the paper's tables.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicBool;
+
+use anyhow::Context;
+use clap::Args;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value as Json, json};
+use tilewright_learn::baselines::{BASELINES, predict_classes};
+use tilewright_learn::sequence::{Architecture, Model};
+use tilewright_tune::predict::{Inputs, Row, Score, score};
+
+use super::paper::PaperRow;
+use super::{
+    Lesson, Table, TableArgs, TrainingArgs, architectures, beam_scores, checkpoint_of, models_help, score_json, teach,
+    watch_interrupts,
+};
+use crate::command::count;
+use crate::error::{OrBadInput, bad_input};
+use crate::output::{message, table, write_result};
+
+/// Arguments of `predict evaluate`.
+#[derive(Args, Debug)]
+#[command(after_help = models_help())]
+pub struct EvaluateArgs {
+    /// Table of tuned problems: comma-separated values with a head
+    data: PathBuf,
+    /// Specification of the kernel, such as kernels/miopen/ConvAsm1x1U.toml
+    #[arg(long, value_name = "FILE")]
+    spec: PathBuf,
+    /// Kinds of models, separated by commas, or all
+    #[arg(long, value_name = "NAMES", default_value = "chain")]
+    models: String,
+    /// Repetitions, each with its own rows held out and its own randomness
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..=1000))]
+    seeds: u64,
+    /// Seed of the first repetition
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    seed: u64,
+    /// Widths of the beam
+    #[arg(long, value_name = "K,...", value_delimiter = ',', default_value = "1,10,30,50,100",
+        value_parser = clap::value_parser!(u16).range(1..=1000))]
+    beam: Vec<u16>,
+    /// Classical classifiers as well, one for each parameter
+    #[arg(long)]
+    baselines: bool,
+    /// Folder for finished models and scores: what is in it is not done again
+    #[arg(short, long, value_name = "FOLDER")]
+    output: Option<PathBuf>,
+    #[command(flatten)]
+    table: TableArgs,
+    #[command(flatten)]
+    training: TrainingArgs,
+}
+
+/// What was trained, and with what it was scored; scores of anything else are not these.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+struct Finished {
+    key: Json,
+    scores: Vec<Scored>,
+}
+
+/// The scores of one repetition.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+struct Scored {
+    k: usize,
+    constrained: bool,
+    average_accuracy: f64,
+    perfect: f64,
+    perfect_equivalent: f64,
+    valid: f64,
+}
+
+impl Scored {
+    fn new(k: usize, constrained: bool, score: &Score) -> Scored {
+        let Score { average_accuracy, perfect, perfect_equivalent, valid } = *score;
+        Scored { k, constrained, average_accuracy, perfect, perfect_equivalent, valid }
+    }
+
+    fn score(&self) -> Score {
+        let Scored { average_accuracy, perfect, perfect_equivalent, valid, .. } = *self;
+        Score { average_accuracy, perfect, perfect_equivalent, valid }
+    }
+}
+
+/// Scores over the repetitions, by width of the beam and whether it is constrained.
+type Scores = BTreeMap<(usize, bool), Vec<Score>>;
+
+/// One repetition: what is learnt from and what is held out.
+struct Repetition<'a> {
+    table: &'a Table,
+    seed: u64,
+    train: Vec<usize>,
+    validation: Vec<usize>,
+    test: Vec<usize>,
+}
+
+impl<'a> Repetition<'a> {
+    fn new(table: &'a Table, seed: u64) -> anyhow::Result<Repetition<'a>> {
+        let all: Vec<usize> = (0..table.rows.len()).collect();
+        let (kept, test) = table.divide(&all, seed);
+        // Another seed, or the groups that would be held out are those that are gone.
+        let (train, validation) = table.divide(&kept, seed ^ u64::MAX);
+        if train.is_empty() || validation.is_empty() || test.is_empty() {
+            let n_rows = count(table.rows.len() as u64, "row");
+            return Err(bad_input(format!("{n_rows} cannot be divided by seed {seed} (give more of them)")));
+        }
+        Ok(Repetition { table, seed, train, validation, test })
+    }
+
+    /// Trains a model and scores it, or reads the scores where that is done.
+    fn scores(
+        &self,
+        architecture: Architecture,
+        args: &EvaluateArgs,
+        folder: &Path,
+        stop: &AtomicBool,
+    ) -> anyhow::Result<Vec<Scored>> {
+        let Table { kernel, about, .. } = self.table;
+        let name = architecture.row().name;
+        let training = args.training.training(self.seed)?;
+        let widths: Vec<usize> = args.beam.iter().map(|&k| k.into()).collect();
+        let key = json!({
+            "model": name,
+            "data": {"fnv1a64": about["fnv1a64"], "where": about["where"], "split": about["split"]},
+            "specification": kernel.text,
+            "training": training,
+        });
+        let scored_key = json!({"of": key, "widths": widths, "version": env!("CARGO_PKG_VERSION")});
+        let path = folder.join(format!("{name}-{}.safetensors", self.seed));
+        let scores_path = path.with_extension("scores.json");
+        let finished = std::fs::read(&scores_path).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok());
+        if let Some(Finished { scores, .. }) = finished.filter(|finished: &Finished| finished.key == scored_key) {
+            message(&format!("{name}, seed {}: scored before", self.seed));
+            return Ok(scores);
+        }
+        let inputs = Inputs::of(kernel, &self.table.at(&[&self.train[..], &self.validation].concat()));
+        let known = Model::load(&path).ok().filter(|(_, about)| about["key"] == key).map(|(model, _)| model);
+        let model = match known {
+            Some(model) => {
+                message(&format!("{name}, seed {}: trained before", self.seed));
+                model
+            }
+            None => {
+                let examples = |at: &[usize]| self.table.at(at).into_iter().map(|row| inputs.example(row)).collect();
+                let vocabulary = inputs.vocabulary(kernel);
+                let (train, validation) = (examples(&self.train), examples(&self.validation));
+                let lesson = Lesson { vocabulary: &vocabulary, train, validation };
+                let n_rows = count(self.train.len() as u64, "row");
+                message(&format!("{name}, seed {}: learning from {n_rows}", self.seed));
+                let model = teach(architecture, &lesson, &training, &checkpoint_of(&path), stop)?;
+                let mut about = inputs.describe(kernel);
+                about["key"] = key.clone();
+                model.save(&path, &about).or_bad_input("")?;
+                model
+            }
+        };
+        let scores = beam_scores(&model, kernel, &inputs, &self.table.at(&self.test), &widths, stop)?;
+        let scores: Vec<Scored> = scores.iter().map(|at| Scored::new(at.width, at.is_constrained, &at.score)).collect();
+        let finished = Finished { key: scored_key, scores: scores.clone() };
+        let bytes = serde_json::to_vec(&finished).context("scores")?;
+        std::fs::write(&scores_path, bytes).with_context(|| format!("cannot write {}", scores_path.display()))?;
+        Ok(scores)
+    }
+
+    /// Average accuracy of each baseline.
+    fn baselines(&self) -> anyhow::Result<Vec<(&'static str, Score)>> {
+        let Table { kernel, .. } = self.table;
+        let train = self.table.at(&[&self.train[..], &self.validation].concat());
+        let test = self.table.at(&self.test);
+        let numbers = |rows: &[&Row]| -> Vec<Vec<f64>> {
+            rows.iter().map(|row| row.problem.iter().map(|&value| value as f64).collect()).collect()
+        };
+        let (features, asked) = (numbers(&train), numbers(&test));
+        let mut scores = Vec::new();
+        for row in BASELINES {
+            message(&format!("{}, seed {}", row.name, self.seed));
+            let mut answers: Vec<Vec<u32>> = vec![Vec::new(); test.len()];
+            for parameter in 0..kernel.parameters.len() {
+                let classes: Vec<u32> = train.iter().map(|row| row.answer[parameter]).collect();
+                let predicted = predict_classes(row.baseline, &features, &classes, &asked, self.seed);
+                let predicted =
+                    predicted.with_context(|| format!("{} of {}", row.name, kernel.parameters[parameter].name))?;
+                answers.iter_mut().zip(predicted).for_each(|(answer, class)| answer.push(class));
+            }
+            let answers: Vec<Vec<Vec<u32>>> = answers.into_iter().map(|answer| vec![answer]).collect();
+            scores.push((row.name, score(kernel, &test, &answers)));
+        }
+        Ok(scores)
+    }
+}
+
+/// Trains and scores models.
+///
+/// # Errors
+/// Bad input where files do not fit or cannot be written; failure where it is interrupted.
+pub fn run(args: &EvaluateArgs, as_json: bool) -> anyhow::Result<()> {
+    let architectures = architectures(&args.models)?;
+    args.training.training(args.seed)?;
+    let data = Table::read(&args.data, &args.spec, &args.table)?;
+    let temporary = match &args.output {
+        Some(_) => None,
+        None => Some(std::env::temp_dir().join(format!("tilewright-predict-{}", std::process::id()))),
+    };
+    let folder = args.output.as_ref().or(temporary.as_ref()).expect("invariant: one of them is there");
+    std::fs::create_dir_all(folder).map_err(|error| {
+        bad_input(format!("cannot make the folder {}: {error} (give another with -o)", folder.display()))
+    })?;
+    let stop = watch_interrupts()?;
+    let result = scores(args, &architectures, &data, folder, &stop);
+    if let Some(temporary) = temporary {
+        // What is left behind in a temporary folder is in nobody's way.
+        let _ = std::fs::remove_dir_all(temporary);
+    }
+    let (models, baselines) = result?;
+    let paper = paper_row(&data);
+    let json = json!({
+        "kernel": data.kernel.name,
+        "rows": data.rows.len(),
+        "data": data.about,
+        "seeds": args.seeds,
+        "models": models.iter().map(|(name, scores)| json!({"model": name, "beams": scores.iter().map(|(&(k, constrained), scores)| {
+            let mut json = summary_json(scores);
+            json["k"] = k.into();
+            json["constrained"] = constrained.into();
+            json["paper"] = paper.and_then(|row| row.model(name, k, constrained)).map_or(Json::Null, |(average, perfect)| {
+                json!({"average_accuracy": average / 100.0, "perfect": perfect / 100.0})
+            });
+            json
+        }).collect::<Vec<_>>()})).collect::<Vec<_>>(),
+        "baselines": baselines.iter().map(|(name, scores)| {
+            let mut json = summary_json(scores);
+            json["baseline"] = (*name).into();
+            json["paper"] = paper.and_then(|row| row.baseline(name)).map_or(Json::Null, |average| {
+                json!({"average_accuracy": average / 100.0})
+            });
+            json
+        }).collect::<Vec<_>>(),
+    });
+    write_result(as_json, &json, &text(args, &data, &models, &baselines, paper))
+}
+
+/// The paper's figures for the data, where they are of one data type that it has.
+fn paper_row(data: &Table) -> Option<&'static PaperRow> {
+    let at = data.kernel.fields.iter().position(|field| field.name == "data_type")?;
+    let value = data.rows.first()?.problem[at];
+    let is_one = data.rows.iter().all(|row| row.problem[at] == value);
+    if is_one { PaperRow::of(&data.kernel.name, &data.kernel.fields[at].text(value)) } else { None }
+}
+
+type Named<T> = Vec<(&'static str, T)>;
+
+fn scores(
+    args: &EvaluateArgs,
+    architectures: &[Architecture],
+    data: &Table,
+    folder: &Path,
+    stop: &AtomicBool,
+) -> anyhow::Result<(Named<Scores>, Named<Vec<Score>>)> {
+    let mut models: Named<Scores> = architectures.iter().map(|a| (a.row().name, Scores::new())).collect();
+    let mut baselines: Named<Vec<Score>> = Vec::new();
+    for seed in args.seed..args.seed.saturating_add(args.seeds) {
+        let repetition = Repetition::new(data, seed)?;
+        for (architecture, (_, scores)) in architectures.iter().zip(&mut models) {
+            for scored in repetition.scores(*architecture, args, folder, stop)? {
+                scores.entry((scored.k, scored.constrained)).or_default().push(scored.score());
+            }
+        }
+        if args.baselines {
+            for (at, (name, score)) in repetition.baselines()?.into_iter().enumerate() {
+                if baselines.len() == at {
+                    baselines.push((name, Vec::new()));
+                }
+                baselines[at].1.push(score);
+            }
+        }
+    }
+    Ok((models, baselines))
+}
+
+/// Mean, and standard deviation of one repetition.
+fn spread(scores: &[Score], of: fn(&Score) -> f64) -> (f64, f64) {
+    let mean = scores.iter().map(of).sum::<f64>() / scores.len() as f64;
+    let squares: f64 = scores.iter().map(|score| (of(score) - mean).powi(2)).sum();
+    (mean, (squares / (scores.len().max(2) - 1) as f64).sqrt())
+}
+
+fn summary_json(scores: &[Score]) -> Json {
+    let each: Vec<Json> = scores.iter().map(score_json).collect();
+    let figure = |of: fn(&Score) -> f64| {
+        let (mean, std) = spread(scores, of);
+        json!({"mean": mean, "std": std})
+    };
+    json!({
+        "average_accuracy": figure(|score| score.average_accuracy),
+        "perfect": figure(|score| score.perfect),
+        "perfect_equivalent": figure(|score| score.perfect_equivalent),
+        "valid": figure(|score| score.valid),
+        "repetitions": each,
+    })
+}
+
+fn text(
+    args: &EvaluateArgs,
+    data: &Table,
+    models: &Named<Scores>,
+    baselines: &Named<Vec<Score>>,
+    paper: Option<&PaperRow>,
+) -> String {
+    let cell = |scores: &[Score], of: fn(&Score) -> f64| {
+        let (mean, std) = spread(scores, of);
+        format!("{:.2} ± {:.2}", 100.0 * mean, 100.0 * std)
+    };
+    let figure = |value: Option<f64>| value.map_or("-".to_owned(), |value| format!("{value:.2}"));
+    let head = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
+    let mut text = format!(
+        "{}: {}{}, a tenth held out by split {}, {}; in per cent, mean ± standard deviation\n",
+        data.kernel.name,
+        count(data.rows.len() as u64, "row"),
+        paper.map_or(String::new(), |row| format!(" (the paper has {})", row.n_rows)),
+        args.table.split,
+        count(args.seeds, "repetition"),
+    );
+    if !baselines.is_empty() {
+        let mut rows = vec![head(&["classifier", "average", "paper", "perfect"])];
+        for (name, scores) in baselines {
+            rows.push(vec![
+                (*name).to_owned(),
+                cell(scores, |score| score.average_accuracy),
+                figure(paper.and_then(|row| row.baseline(name))),
+                cell(scores, |score| score.perfect),
+            ]);
+        }
+        text += &format!("\nClassifiers (table II)\n{}", table(&rows));
+    }
+    let titled = [(false, "Models, first answer (table III)"), (true, "Models, best of k answers (table IV)")];
+    for (is_wide, title) in titled {
+        let names = ["model", "k", "constraints", "average", "paper", "perfect", "paper", "same kernel", "valid"];
+        let mut rows = vec![head(&names)];
+        for (name, scores) in models {
+            for (&(k, is_constrained), scores) in scores.iter().filter(|((k, _), _)| (*k > 1) == is_wide) {
+                let theirs = paper.and_then(|row| row.model(name, k, is_constrained));
+                rows.push(vec![
+                    (*name).to_owned(),
+                    k.to_string(),
+                    if is_constrained { "yes" } else { "no" }.to_owned(),
+                    cell(scores, |score| score.average_accuracy),
+                    figure(theirs.map(|(average, _)| average)),
+                    cell(scores, |score| score.perfect),
+                    figure(theirs.map(|(_, perfect)| perfect)),
+                    cell(scores, |score| score.perfect_equivalent),
+                    cell(scores, |score| score.valid),
+                ]);
+            }
+        }
+        if rows.len() > 1 {
+            text += &format!("\n{title}\n{}", table(&rows));
+        }
+    }
+    text
+}

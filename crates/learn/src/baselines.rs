@@ -1,0 +1,215 @@
+//! Classical classifiers, beside which sequence models are shown: each parameter is predicted alone.
+//!
+//! # Source
+//! The methods of table II in "Optimal Kernel Tuning Parameter Prediction using Deep Sequence Models", with the usual defaults, since it
+//! names none.
+
+use smartcore::algorithm::neighbour::KNNAlgorithmName;
+use smartcore::ensemble::random_forest_classifier::{RandomForestClassifier, RandomForestClassifierParameters};
+use smartcore::error::Failed;
+use smartcore::linalg::basic::matrix::DenseMatrix;
+use smartcore::neighbors::knn_classifier::{KNNClassifier, KNNClassifierParameters};
+use smartcore::svm::Kernels;
+use smartcore::svm::svc::{SVC, SVCParameters};
+use smartcore::tree::decision_tree_classifier::{DecisionTreeClassifier, DecisionTreeClassifierParameters};
+
+use crate::LearnError;
+
+/// Neighbours that vote.
+const N_NEIGHBOURS: usize = 5;
+/// Trees of the forest.
+const N_TREES: u16 = 100;
+/// The share of the largest variance that is added to each one, so that a constant feature divides nothing by zero.
+const SMOOTHING: f64 = 1e-9;
+
+/// A classifier.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Baseline {
+    /// A tree by Gini impurity, grown until leaves are pure.
+    DecisionTree,
+    /// Gaussian naive Bayes.
+    NaiveBayes,
+    /// A majority of the nearest rows.
+    Neighbours,
+    /// Support vector machines with a Gaussian kernel, one for each pair of classes.
+    SupportVectors,
+    /// A hundred trees on resampled rows and features.
+    RandomForest,
+}
+
+/// A classifier's name.
+#[derive(Debug)]
+pub struct BaselineRow {
+    /// The classifier.
+    pub baseline: Baseline,
+    /// What users call it.
+    pub name: &'static str,
+}
+
+/// Every classifier.
+pub const BASELINES: &[BaselineRow] = &[
+    BaselineRow { baseline: Baseline::DecisionTree, name: "decision-tree" },
+    BaselineRow { baseline: Baseline::NaiveBayes, name: "naive-bayes" },
+    BaselineRow { baseline: Baseline::Neighbours, name: "k-nn" },
+    BaselineRow { baseline: Baseline::SupportVectors, name: "svc" },
+    BaselineRow { baseline: Baseline::RandomForest, name: "random-forest" },
+];
+
+/// Learns which rows of features are of which class, and says of which class other rows are.
+///
+/// # Errors
+/// [`LearnError`] where lengths differ, or the method fails on these rows.
+pub fn predict_classes(
+    baseline: Baseline,
+    features: &[Vec<f64>],
+    classes: &[u32],
+    asked: &[Vec<f64>],
+    seed: u64,
+) -> Result<Vec<u32>, LearnError> {
+    if features.len() != classes.len() {
+        return Err(LearnError::Length { what: "classes", n_rows: features.len(), found: classes.len() });
+    }
+    let Some(&first) = classes.first() else {
+        return Err(LearnError::BadOption { option: "rows", value: "0".into(), expected: "at least 1" });
+    };
+    if asked.is_empty() || classes.iter().all(|class| *class == first) {
+        return Ok(vec![first; asked.len()]);
+    }
+    // Features without variation say nothing, and distances need not add them up.
+    let varies = |&at: &usize| features.iter().any(|row| row[at] != features[0][at]);
+    let columns: Vec<usize> = (0..features[0].len()).filter(varies).collect();
+    if columns.is_empty() {
+        return Ok(vec![most_frequent(classes); asked.len()]);
+    }
+    let chosen = |rows: &[Vec<f64>]| -> Vec<Vec<f64>> {
+        rows.iter().map(|row| columns.iter().map(|&at| row[at]).collect()).collect()
+    };
+    let (features, asked) = (chosen(features), chosen(asked));
+    let failed = |failed: Failed| LearnError::Baseline { baseline, reason: failed.to_string() };
+    match baseline {
+        Baseline::NaiveBayes => Ok(naive_bayes(&features, classes, &asked)),
+        Baseline::SupportVectors => support_vectors(&features, classes, &asked, seed).map_err(failed),
+        Baseline::DecisionTree | Baseline::Neighbours | Baseline::RandomForest => {
+            let (x, wanted) = (matrix(&features).map_err(failed)?, matrix(&asked).map_err(failed)?);
+            let y = classes.to_vec();
+            let predicted = match baseline {
+                Baseline::DecisionTree => {
+                    let options = DecisionTreeClassifierParameters { seed: Some(seed), ..Default::default() };
+                    DecisionTreeClassifier::fit(&x, &y, options).and_then(|tree| tree.predict(&wanted))
+                }
+                Baseline::RandomForest => {
+                    let options = RandomForestClassifierParameters::default().with_n_trees(N_TREES).with_seed(seed);
+                    RandomForestClassifier::fit(&x, &y, options).and_then(|forest| forest.predict(&wanted))
+                }
+                _ => {
+                    let options = KNNClassifierParameters::default().with_k(N_NEIGHBOURS.min(y.len()));
+                    let options = options.with_algorithm(KNNAlgorithmName::LinearSearch);
+                    KNNClassifier::fit(&x, &y, options).and_then(|neighbours| neighbours.predict(&wanted))
+                }
+            };
+            predicted.map_err(failed)
+        }
+    }
+}
+
+fn matrix(rows: &[Vec<f64>]) -> Result<DenseMatrix<f64>, Failed> {
+    DenseMatrix::from_2d_vec(&rows.to_vec())
+}
+
+fn distinct(classes: &[u32]) -> Vec<u32> {
+    let mut distinct = classes.to_vec();
+    distinct.sort_unstable();
+    distinct.dedup();
+    distinct
+}
+
+/// The class that occurs most often, the least of those.
+fn most_frequent(classes: &[u32]) -> u32 {
+    let n = |class: &u32| classes.iter().filter(|other| *other == class).count();
+    *distinct(classes).iter().rev().max_by_key(|class| n(class)).expect("invariant: there are rows")
+}
+
+/// Gaussian naive Bayes, with variances smoothed.
+fn naive_bayes(features: &[Vec<f64>], classes: &[u32], asked: &[Vec<f64>]) -> Vec<u32> {
+    let moments = |rows: &[&Vec<f64>]| -> Vec<(f64, f64)> {
+        let n = rows.len() as f64;
+        let moment = |at: usize| {
+            let mean = rows.iter().map(|row| row[at]).sum::<f64>() / n;
+            (mean, rows.iter().map(|row| (row[at] - mean).powi(2)).sum::<f64>() / n)
+        };
+        (0..features[0].len()).map(moment).collect()
+    };
+    let all = moments(&features.iter().collect::<Vec<_>>());
+    let smoothing = SMOOTHING * all.iter().map(|(_, variance)| *variance).fold(0.0, f64::max);
+    let of_class = |class: u32| {
+        let rows: Vec<&Vec<f64>> = features.iter().zip(classes).filter(|(_, c)| **c == class).map(|(r, _)| r).collect();
+        (class, (rows.len() as f64 / features.len() as f64).ln(), moments(&rows))
+    };
+    let learnt: Vec<_> = distinct(classes).into_iter().map(of_class).collect();
+    let likeliest = |row: &Vec<f64>| {
+        let log_likelihood = |moments: &[(f64, f64)]| -> f64 {
+            let of = |(value, (mean, variance)): (&f64, &(f64, f64))| {
+                let variance = variance + smoothing;
+                -0.5 * ((value - mean).powi(2) / variance + variance.ln())
+            };
+            row.iter().zip(moments).map(of).sum()
+        };
+        let scores = learnt.iter().map(|(class, prior, moments)| (prior + log_likelihood(moments), *class));
+        scores.max_by(|a, b| a.0.total_cmp(&b.0)).expect("invariant: there are classes").1
+    };
+    asked.iter().map(likeliest).collect()
+}
+
+/// A support vector machine for each pair of classes; the class with most votes, the least of those, is it.
+fn support_vectors(features: &[Vec<f64>], classes: &[u32], asked: &[Vec<f64>], seed: u64) -> Result<Vec<u32>, Failed> {
+    let values: Vec<f64> = features.iter().flatten().copied().collect();
+    let mean = values.iter().sum::<f64>() / values.len() as f64;
+    let variance = values.iter().map(|value| (value - mean).powi(2)).sum::<f64>() / values.len() as f64;
+    let gamma = 1.0 / (features[0].len() as f64 * variance);
+    let wanted = matrix(asked)?;
+    let distinct = distinct(classes);
+    let mut votes = vec![vec![0u32; distinct.len()]; asked.len()];
+    for (second, high) in distinct.iter().enumerate() {
+        for (first, low) in distinct[..second].iter().enumerate() {
+            let pair = || features.iter().zip(classes).filter(|(_, class)| *class == low || *class == high);
+            let x = matrix(&pair().map(|(row, _)| row.clone()).collect::<Vec<_>>())?;
+            let y: Vec<i32> = pair().map(|(_, class)| if class == low { -1 } else { 1 }).collect();
+            let options = SVCParameters::default().with_kernel(Kernels::rbf().with_gamma(gamma)).with_seed(Some(seed));
+            let machine = SVC::fit(&x, &y, &options)?;
+            for (votes, side) in votes.iter_mut().zip(machine.predict(&wanted)?) {
+                votes[if side < 0.0 { first } else { second }] += 1;
+            }
+        }
+    }
+    let winner = |votes: &Vec<u32>| {
+        let most = votes.iter().max().expect("invariant: there are classes");
+        distinct[votes.iter().position(|n| n == most).expect("invariant: it is one of them")]
+    };
+    Ok(votes.iter().map(winner).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_classifier_learns_what_is_plain() {
+        // Three clouds on a line, a constant feature and one that is noise.
+        let row = |at: usize| vec![10.0 * (at % 3) as f64 + (at % 7) as f64 / 7.0, 1.0, (at % 5) as f64];
+        let features: Vec<Vec<f64>> = (0..90).map(row).collect();
+        let classes: Vec<u32> = (0..90).map(|at| [4, 0, 9][at % 3]).collect();
+        let asked = [vec![0.4, 1.0, 2.0], vec![10.4, 1.0, 0.0], vec![20.4, 1.0, 4.0]];
+        for BaselineRow { baseline, name } in BASELINES {
+            let predict = |seed| predict_classes(*baseline, &features, &classes, &asked, seed);
+            assert_eq!(predict(1), Ok(vec![4, 0, 9]), "{name}");
+            assert_eq!(predict_classes(*baseline, &features, &[3; 90], &asked, 0), Ok(vec![3; 3]), "{name}: one class");
+            let flat = vec![vec![1.0]; 4];
+            assert_eq!(
+                predict_classes(*baseline, &flat, &[1, 2, 2, 1], &flat, 0),
+                Ok(vec![1; 4]),
+                "{name}: no feature"
+            );
+            assert!(predict_classes(*baseline, &flat, &[1], &flat, 0).is_err(), "{name}: lengths differ");
+        }
+    }
+}

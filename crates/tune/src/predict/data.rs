@@ -1,0 +1,193 @@
+//! Tuned problems as comma-separated values: one row for each problem with its best parameters.
+
+use std::collections::{BTreeSet, HashMap};
+
+use super::specification::{KernelSpecification, ProblemError};
+
+/// Values of a column that messages name, at most.
+const MOST_NAMED: usize = 12;
+
+/// Why a table cannot be learnt from. The fault is the file's, or that of what was asked of it.
+#[derive(Debug, thiserror::Error)]
+pub enum DataError {
+    /// The table has no such column.
+    #[error("there is no column {column}; there are {known}")]
+    NoColumn {
+        /// The name.
+        column: String,
+        /// The columns there are.
+        known: String,
+    },
+    /// Two columns have this name.
+    #[error("column {column} occurs twice")]
+    ColumnTwice {
+        /// The name.
+        column: String,
+    },
+    /// A row with more or fewer values than there are columns.
+    #[error("line {line}: {found} values in {expected} columns")]
+    Ragged {
+        /// The line, from 1.
+        line: u64,
+        /// Its values.
+        found: usize,
+        /// The columns.
+        expected: usize,
+    },
+    /// A row that is no text.
+    #[error("line {line} is not UTF-8")]
+    NoText {
+        /// The line, from 1.
+        line: u64,
+    },
+    /// A value that cannot be what its field describes.
+    #[error("line {line}: {error}")]
+    Field {
+        /// The line, from 1.
+        line: u64,
+        /// What is wrong with it.
+        error: ProblemError,
+    },
+    /// A value of a parameter that the specification does not list.
+    #[error("line {line}: parameter {parameter} cannot be {value:?}; its values are {known}")]
+    Parameter {
+        /// The line, from 1.
+        line: u64,
+        /// The parameter.
+        parameter: String,
+        /// The value.
+        value: String,
+        /// Its values.
+        known: String,
+    },
+    /// There is a head at most.
+    #[error("there are no rows")]
+    Empty,
+    /// No row has the value asked for.
+    #[error("no row has {column}={value}; its values are {known}")]
+    NothingLeft {
+        /// The column.
+        column: String,
+        /// The value.
+        value: String,
+        /// Values there are.
+        known: String,
+    },
+    /// A constraint that no row satisfies.
+    #[error("constraint {constraint} holds for none of the {n_rows} rows ({text})")]
+    NeverHolds {
+        /// The constraint.
+        constraint: String,
+        /// The predicate.
+        text: String,
+        /// The rows.
+        n_rows: usize,
+    },
+}
+
+/// A problem with its best parameters.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Row {
+    /// For each field of the specification its number.
+    pub problem: Vec<i64>,
+    /// For each parameter the index of its value.
+    pub answer: Vec<u32>,
+    /// The value of the column by which rows are grouped, where one was asked for.
+    pub group: String,
+}
+
+/// Reads the rows that have these values in these columns. Columns that the specification does not name are passed over.
+///
+/// # Errors
+/// [`DataError`], with the line that it is about.
+pub fn read_rows(
+    kernel: &KernelSpecification,
+    table: &[u8],
+    filters: &[(String, String)],
+    group: Option<&str>,
+) -> Result<Vec<Row>, DataError> {
+    let mut reader =
+        csv::ReaderBuilder::new().has_headers(false).flexible(true).trim(csv::Trim::All).from_reader(table);
+    let mut records = reader.byte_records().enumerate().map(|(at, record)| {
+        // Reading from memory, the reader can only fail where it is asked to check lengths.
+        let record = record.expect("invariant: bytes are read as they are");
+        let line = record.position().map_or(at as u64 + 1, csv::Position::line);
+        csv::StringRecord::from_byte_record(record).map(|record| (line, record)).map_err(|_| DataError::NoText { line })
+    });
+    let head = records.next().ok_or(DataError::Empty)??.1;
+    let column = |name: &str| {
+        let mut places = (0..head.len()).filter(|&at| &head[at] == name);
+        let known = || head.iter().collect::<Vec<_>>().join(", ");
+        let place = places.next().ok_or_else(|| DataError::NoColumn { column: name.into(), known: known() })?;
+        if places.next().is_some() { Err(DataError::ColumnTwice { column: name.into() }) } else { Ok(place) }
+    };
+    let given = kernel.given_fields().map(|field| Ok((field.name.as_str(), column(&field.name)?)));
+    let given: HashMap<&str, usize> = given.collect::<Result<_, DataError>>()?;
+    let parameters = kernel.parameters.iter().map(|parameter| Ok((parameter, column(&parameter.name)?)));
+    let parameters: Vec<_> = parameters.collect::<Result<_, DataError>>()?;
+    let group = group.map(column).transpose()?;
+    let filters = filters.iter().map(|(name, value)| Ok((name, value, column(name)?, BTreeSet::new())));
+    let mut filters: Vec<_> = filters.collect::<Result<_, DataError>>()?;
+
+    let mut rows = Vec::new();
+    for record in records {
+        let (line, record) = record?;
+        if record.len() != head.len() {
+            return Err(DataError::Ragged { line, found: record.len(), expected: head.len() });
+        }
+        let mut is_wanted = true;
+        for (_, value, at, seen) in &mut filters {
+            is_wanted &= record[*at] == **value;
+            if seen.len() <= MOST_NAMED {
+                seen.insert(record[*at].to_owned());
+            }
+        }
+        if !is_wanted {
+            continue;
+        }
+        let value = |name: &str| given.get(name).map(|&at| &record[at]);
+        let problem = kernel.problem(value).map_err(|error| DataError::Field { line, error })?;
+        let index = |(parameter, at): &(&super::ParameterSpecification, usize)| {
+            let value = &record[*at];
+            parameter.values.iter().position(|known| known == value).map(|index| index as u32).ok_or_else(|| {
+                let (parameter, known) = (parameter.name.clone(), parameter.values.join(", "));
+                DataError::Parameter { line, parameter, value: value.into(), known }
+            })
+        };
+        let answer = parameters.iter().map(index).collect::<Result<_, _>>()?;
+        rows.push(Row { problem, answer, group: group.map_or(String::new(), |at| record[at].to_owned()) });
+    }
+    if rows.is_empty() {
+        return Err(match filters.into_iter().find(|(_, value, _, seen)| !seen.is_empty() && !seen.contains(*value)) {
+            None => DataError::Empty,
+            Some((column, value, _, seen)) => {
+                let mut known = seen.iter().take(MOST_NAMED).map(String::as_str).collect::<Vec<_>>().join(", ");
+                known += if seen.len() > MOST_NAMED { ", …" } else { "" };
+                DataError::NothingLeft { column: column.clone(), value: value.clone(), known }
+            }
+        });
+    }
+    if !kernel.constraints.is_empty() {
+        check_constraints(kernel, &rows)?;
+    }
+    Ok(rows)
+}
+
+/// Refuses a constraint that no row satisfies: it says something else than its author meant.
+fn check_constraints(kernel: &KernelSpecification, rows: &[Row]) -> Result<(), DataError> {
+    let mut never: Vec<_> = kernel.constraints.iter().collect();
+    for row in rows {
+        let violated: Vec<&str> = kernel.violated(&row.problem, &row.answer).map(|c| c.name.as_str()).collect();
+        never.retain(|constraint| violated.contains(&constraint.name.as_str()));
+        if never.is_empty() {
+            return Ok(());
+        }
+    }
+    let (constraint, text) = (never[0].name.clone(), never[0].text.clone());
+    Err(DataError::NeverHolds { constraint, text, n_rows: rows.len() })
+}
+
+/// A number that tells contents apart: FNV-1a, 64 bits.
+pub fn content_hash(bytes: &[u8]) -> u64 {
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, &byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3))
+}

@@ -1,0 +1,137 @@
+//! What a model is given of a problem.
+
+use serde_json::{Map, Value as Json, json};
+use tilewright_learn::sequence::{Example, Field, FieldKind, Parameter, Vocabulary};
+
+use super::data::Row;
+use super::specification::{KernelSpecification, ProblemError, SpecificationError};
+
+/// Why a model cannot be asked. The fault is the file's, or that of what was asked.
+#[derive(Debug, thiserror::Error)]
+pub enum InputsError {
+    /// What the model's file says about it is not what is written for a kernel.
+    #[error("the model is of no kernel ({0} is missing)")]
+    NoKernel(&'static str),
+    /// The specification in the model's file cannot be read.
+    #[error("the kernel specification in the model: {0}")]
+    Specification(#[from] SpecificationError),
+    /// The model's vocabulary is not that of its specification.
+    #[error("the model and its kernel specification differ in {0}")]
+    Differs(String),
+    /// What is asked is no problem of the kernel.
+    #[error(transparent)]
+    Problem(#[from] ProblemError),
+    /// A field that had one value in all the model learnt from has another one.
+    #[error("the model has learnt only from {field}={learnt}; it cannot answer for {field}={asked}")]
+    Unseen {
+        /// The field.
+        field: String,
+        /// The value it had.
+        learnt: String,
+        /// The value asked for.
+        asked: String,
+    },
+}
+
+/// Which fields of a kernel's problems a model is given: those that vary in what it learns from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Inputs {
+    /// The fields by place.
+    fields: Vec<usize>,
+    /// By field: its value, where it is always the same.
+    fixed: Vec<Option<i64>>,
+}
+
+impl Inputs {
+    /// The fields that vary in these rows; all of them where none does.
+    pub fn of(kernel: &KernelSpecification, rows: &[&Row]) -> Inputs {
+        let is_fixed = |at: usize| rows.iter().all(|row| row.problem[at] == rows[0].problem[at]);
+        let fixed = (0..kernel.fields.len()).map(|at| is_fixed(at).then(|| rows.first()).flatten());
+        let mut fixed: Vec<Option<i64>> = fixed.enumerate().map(|(at, row)| Some(row?.problem[at])).collect();
+        if fixed.iter().all(Option::is_some) {
+            fixed.fill(None);
+        }
+        Inputs { fields: (0..fixed.len()).filter(|&at| fixed[at].is_none()).collect(), fixed }
+    }
+
+    /// The tokens of a model with these inputs.
+    pub fn vocabulary(&self, kernel: &KernelSpecification) -> Vocabulary {
+        let field = |&at: &usize| {
+            let values = kernel.fields[at].values.as_ref().map(|values| values.to_vec());
+            let kind = values.map_or(FieldKind::Integer, |values| FieldKind::Categorical { values });
+            Field { name: kernel.fields[at].name.clone(), kind }
+        };
+        let parameter =
+            |p: &super::ParameterSpecification| Parameter { name: p.name.clone(), values: p.values.to_vec() };
+        Vocabulary {
+            fields: self.fields.iter().map(field).collect(),
+            parameters: kernel.parameters.iter().map(parameter).collect(),
+        }
+    }
+
+    /// A problem as the model is given it.
+    pub fn problem(&self, problem: &[i64]) -> Vec<i64> {
+        self.fields.iter().map(|&at| problem[at]).collect()
+    }
+
+    /// A row as the model is given it.
+    pub fn example(&self, row: &Row) -> Example {
+        Example { problem: self.problem(&row.problem), answer: row.answer.clone() }
+    }
+
+    /// What a model's file says about the kernel; [`Inputs::read`] gives it back.
+    pub fn describe(&self, kernel: &KernelSpecification) -> Json {
+        let fixed = kernel.fields.iter().zip(&self.fixed);
+        let fixed = fixed.filter_map(|(field, value)| Some((field.name.clone(), field.text((*value)?).into())));
+        json!({"kernel": kernel.name, "specification": kernel.text, "fixed": fixed.collect::<Map<_, _>>()})
+    }
+
+    /// The kernel and the inputs of a model with this vocabulary, from what its file says about it.
+    ///
+    /// # Errors
+    /// [`InputsError`] where that does not fit together.
+    pub fn read(about: &Json, vocabulary: &Vocabulary) -> Result<(KernelSpecification, Inputs), InputsError> {
+        let text = about["specification"].as_str().ok_or(InputsError::NoKernel("specification"))?;
+        let kernel = KernelSpecification::parse(text)?;
+        let fixed = about["fixed"].as_object().ok_or(InputsError::NoKernel("fixed"))?;
+        let value = |field: &super::FieldSpecification| {
+            let text = fixed.get(&field.name).map(|text| text.as_str().unwrap_or_default());
+            text.map(|text| field.value(text)).transpose()
+        };
+        let fixed = kernel.fields.iter().map(value).collect::<Result<Vec<_>, _>>()?;
+        let fields = (0..fixed.len()).filter(|&at| fixed[at].is_none()).collect();
+        let inputs = Inputs { fields, fixed };
+        let expected = inputs.vocabulary(&kernel);
+        if expected.fields != vocabulary.fields {
+            return Err(InputsError::Differs("fields".into()));
+        }
+        if expected.parameters != vocabulary.parameters {
+            return Err(InputsError::Differs("parameters".into()));
+        }
+        Ok((kernel, inputs))
+    }
+
+    /// The problem with these values of fields; those that had one value in all the model learnt from may be left out.
+    ///
+    /// # Errors
+    /// Fields that are unknown, missing or have an impossible value, or one the model can say nothing about.
+    pub fn ask(&self, kernel: &KernelSpecification, given: &[(String, String)]) -> Result<Vec<i64>, InputsError> {
+        for (name, _) in given {
+            kernel.check_field(name)?;
+        }
+        let defaults: Vec<Option<String>> =
+            kernel.fields.iter().zip(&self.fixed).map(|(field, value)| Some(field.text((*value)?))).collect();
+        let problem = kernel.problem(|name| {
+            let asked = given.iter().find(|(known, _)| known == name).map(|(_, value)| value.as_str());
+            let default = || defaults[kernel.fields.iter().position(|field| field.name == name)?].as_deref();
+            asked.or_else(default)
+        })?;
+        for ((field, &asked), fixed) in kernel.fields.iter().zip(&problem).zip(&self.fixed) {
+            if let Some(learnt) = fixed.filter(|&learnt| learnt != asked) {
+                let (learnt, asked) = (field.text(learnt), field.text(asked));
+                return Err(InputsError::Unseen { field: field.name.clone(), learnt, asked });
+            }
+        }
+        Ok(problem)
+    }
+}

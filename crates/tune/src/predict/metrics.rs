@@ -1,0 +1,44 @@
+//! How good predictions are.
+//!
+//! # Source
+//! "Optimal Kernel Tuning Parameter Prediction using Deep Sequence Models", section VI.
+
+use super::data::Row;
+use super::specification::KernelSpecification;
+
+/// How good the answers of a model are, as means over problems.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct Score {
+    /// The share of parameters predicted right; of several answers to a problem the best one counts.
+    pub average_accuracy: f64,
+    /// The share of problems one of whose answers is right as a whole.
+    pub perfect: f64,
+    /// As `perfect`, where an answer that means the same kernel as the right one is right.
+    pub perfect_equivalent: f64,
+    /// The share of answers that are valid.
+    pub valid: f64,
+}
+
+/// The score of some answers for each row.
+pub fn score(kernel: &KernelSpecification, rows: &[&Row], answers: &[Vec<Vec<u32>>]) -> Score {
+    let mut sum = Score::default();
+    let (mut n_answers, mut n_valid) = (0usize, 0usize);
+    for (row, answers) in rows.iter().zip(answers) {
+        let n_right = |answer: &Vec<u32>| answer.iter().zip(&row.answer).filter(|(a, b)| a == b).count();
+        let best = answers.iter().map(n_right).max().unwrap_or(0);
+        sum.average_accuracy += best as f64 / row.answer.len() as f64;
+        sum.perfect += f64::from(u8::from(best == row.answer.len()));
+        let canonical = kernel.canonical(&row.problem, &row.answer);
+        let is_equivalent = |answer: &Vec<u32>| kernel.canonical(&row.problem, answer) == canonical;
+        sum.perfect_equivalent += f64::from(u8::from(answers.iter().any(is_equivalent)));
+        n_answers += answers.len();
+        n_valid += answers.iter().filter(|answer| kernel.is_valid(&row.problem, answer)).count();
+    }
+    let n_rows = rows.len().max(1) as f64;
+    Score {
+        average_accuracy: sum.average_accuracy / n_rows,
+        perfect: sum.perfect / n_rows,
+        perfect_equivalent: sum.perfect_equivalent / n_rows,
+        valid: n_valid as f64 / n_answers.max(1) as f64,
+    }
+}

@@ -1,0 +1,25 @@
+//! Prediction of the parameters of problems that nobody has tuned, from those that somebody has.
+//!
+//! A [`KernelSpecification`] says what a kernel's problems and parameters are; [`read_rows`] reads tuned problems, which a
+//! sequence model learns from through [`Inputs`], and [`LookAhead`] keeps the model's answers to valid ones.
+//! The same is done with Tilewright's own records, whose spaces take the place of a specification: [`records`].
+
+mod data;
+mod expression;
+mod inputs;
+mod look_ahead;
+mod metrics;
+pub mod records;
+mod specification;
+mod split;
+
+pub use data::{DataError, Row, content_hash, read_rows};
+pub use expression::ExpressionError;
+pub use inputs::{Inputs, InputsError};
+pub use look_ahead::LookAhead;
+pub use metrics::{Score, score};
+pub use specification::{
+    ConstraintSpecification, FieldSpecification, KernelSpecification, ParameterSpecification, ProblemError,
+    SpecificationError,
+};
+pub use split::{Split, divide};

@@ -1,0 +1,348 @@
+//! Learning from Tilewright's own records: workloads are problems, their best configurations answers.
+//!
+//! A configuration is written with tokens that mean the same for every size: numbers, texts and orders as they are, and of a
+//! factorization the inner factors, which are sizes of tiles; the outermost one follows from the size.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde_json::{Value as Json, json};
+use tilewright_ir::op::Workload;
+use tilewright_learn::sequence::{Answer, Completions, Example, Field, FieldKind, Parameter, Vocabulary};
+
+use crate::record::Record;
+use crate::space::{Config, Space};
+use crate::transfer::EarlierTask;
+
+/// Configurations of a workload that are learnt from, at most.
+const MOST_ANSWERS: usize = 8;
+/// How much slower than its workload's best one a configuration may be to be learnt from.
+const NEAR_BEST: f64 = 1.05;
+
+/// Why there is nothing to learn from records, or a model cannot be asked. The fault is the records' or the model's.
+#[derive(Debug, thiserror::Error)]
+pub enum RecordsError {
+    /// Too few workloads to learn from some and validate with others.
+    #[error("records of {n_workloads} workloads of template {template}, of {least} at least")]
+    TooFew {
+        /// The template.
+        template: String,
+        /// The workloads there are.
+        n_workloads: usize,
+        /// As many are needed.
+        least: usize,
+    },
+    /// What the model's file says about it is not what is written for a template.
+    #[error("the model is of no template")]
+    NoTemplate,
+    /// The model writes other parameters than the space has.
+    #[error("the model knows the parameters {known}, and the space has {found}")]
+    OtherParameters {
+        /// Those of the model.
+        known: String,
+        /// Those of the space.
+        found: String,
+    },
+    /// No legal configuration consists of values that the model knows.
+    #[error("no legal configuration consists of values that the model has seen")]
+    NothingKnown,
+}
+
+/// Workloads that are needed: with fewer there is nothing to validate with.
+const LEAST_WORKLOADS: usize = 2;
+
+/// What records teach about a template.
+#[derive(Debug, Clone)]
+pub struct Lessons {
+    /// The tokens.
+    pub vocabulary: Vocabulary,
+    /// Each workload's examples.
+    pub examples: Vec<Vec<Example>>,
+}
+
+impl Lessons {
+    /// What the measured trials of a template's workloads teach.
+    ///
+    /// # Errors
+    /// [`RecordsError::TooFew`].
+    pub fn of(template: &str, tasks: &[EarlierTask]) -> Result<Lessons, RecordsError> {
+        let mut names: Option<Vec<String>> = None;
+        // By workload on its machine: its description and its configurations as tokens, best first.
+        let mut taught: Vec<(Description, Vec<Vec<String>>)> = Vec::new();
+        let mut values: Vec<BTreeSet<Token>> = Vec::new();
+        for task in tasks.iter().filter(|task| task.template == template) {
+            let mut records: Vec<&Record> = task.records.iter().filter(|r| r.outcome.timing().is_some()).collect();
+            records.sort_by(|a, b| a.outcome.cost().total_cmp(&b.outcome.cost()));
+            let Some(best) = records.first().map(|record| record.outcome.cost()) else { continue };
+            let mut answers = Vec::new();
+            for record in records {
+                let Some((of_record, tokens)) = tokens_of_config(&record.config) else { continue };
+                // Other versions of the template may have other parameters; the first one seen decides.
+                if *names.get_or_insert_with(|| of_record.clone()) != of_record {
+                    continue;
+                }
+                values.resize_with(tokens.len(), BTreeSet::new);
+                for (seen, token) in values.iter_mut().zip(&tokens) {
+                    seen.insert(Token(token.clone()));
+                }
+                if record.outcome.cost() <= NEAR_BEST * best && answers.len() < MOST_ANSWERS {
+                    answers.push(tokens);
+                }
+            }
+            if let Some(first) = task.records.first().filter(|_| !answers.is_empty()) {
+                taught.push((describe(&task.workload, task.threads, &first.target), answers));
+            }
+        }
+        if taught.len() < LEAST_WORKLOADS {
+            let (template, n_workloads) = (template.to_owned(), taught.len());
+            return Err(RecordsError::TooFew { template, n_workloads, least: LEAST_WORKLOADS });
+        }
+        let parameters = names.unwrap_or_default().into_iter().zip(values);
+        let parameters =
+            parameters.map(|(name, seen)| Parameter { name, values: seen.into_iter().map(|token| token.0).collect() });
+        let fields = fields_of(taught.iter().map(|(description, _)| description));
+        let vocabulary = Vocabulary { fields, parameters: parameters.collect() };
+        let index = |(parameter, token): (&Parameter, &String)| {
+            parameter.values.iter().position(|v| v == token).expect("invariant: seen above") as u32
+        };
+        let example = |problem: &[i64], tokens: &Vec<String>| Example {
+            problem: problem.to_vec(),
+            answer: vocabulary.parameters.iter().zip(tokens).map(index).collect(),
+        };
+        let examples = taught.iter().map(|(description, answers)| {
+            let problem = problem_of(&vocabulary, description);
+            answers.iter().map(|tokens| example(&problem, tokens)).collect()
+        });
+        Ok(Lessons { examples: examples.collect(), vocabulary })
+    }
+}
+
+/// The configurations that a model's answers stand for in a space, the likeliest first.
+///
+/// # Errors
+/// [`RecordsError`] where the model does not fit the space.
+pub fn predict(
+    model: &tilewright_learn::sequence::Model,
+    workload: &Workload,
+    threads: u32,
+    target: &str,
+    space: &Space,
+    width: usize,
+) -> Result<Vec<(Config, f64)>, RecordsError> {
+    let mut completions = SpaceCompletions::new(space, model.vocabulary())?;
+    let problem = problem_of(model.vocabulary(), &describe(workload, threads, target));
+    let answers = model.beam(&problem, width, Some(&mut completions));
+    let config = |answer: Answer| Some((completions.config(&answer.values)?, answer.log_probability));
+    Ok(answers.into_iter().filter_map(config).collect())
+}
+
+/// What a model's file says about a model of a template; [`read_template`] gives it back.
+pub fn describe_template(template: &str) -> Json {
+    json!({"template": template})
+}
+
+/// The template of a model, from what its file says about it.
+///
+/// # Errors
+/// [`RecordsError::NoTemplate`].
+pub fn read_template(about: &Json) -> Result<&str, RecordsError> {
+    about["template"].as_str().ok_or(RecordsError::NoTemplate)
+}
+
+/// A property of a workload on a machine.
+#[derive(Debug, Clone, PartialEq)]
+enum Property {
+    Number(i64),
+    Text(String),
+}
+
+/// The properties of a workload on a machine by name.
+type Description = BTreeMap<String, Property>;
+
+fn describe(workload: &Workload, threads: u32, target: &str) -> Description {
+    let sizes = workload.operator().sizes.iter();
+    let sizes = sizes.map(|size| (size.name.to_owned(), Property::Number(workload.size(size.name))));
+    let epilogue: Vec<String> = workload.epilogue().iter().map(ToString::to_string).collect();
+    let texts = [
+        ("operator", workload.operator().name.to_owned()),
+        ("dtype", workload.dtype.name().to_owned()),
+        ("const", workload.constant.unwrap_or("none").to_owned()),
+        ("layout", format!("{:?}", workload.layout()).to_lowercase()),
+        ("epilogue", epilogue.join("+")),
+        ("exact", workload.exact.to_string()),
+        ("target", target.to_owned()),
+    ];
+    let texts = texts.into_iter().map(|(name, text)| (name.to_owned(), Property::Text(text)));
+    sizes.chain(texts).chain([("threads".to_owned(), Property::Number(threads.into()))]).collect()
+}
+
+/// A field for each property that varies; for all where none does.
+fn fields_of<'a>(descriptions: impl Iterator<Item = &'a Description>) -> Vec<Field> {
+    let mut seen: BTreeMap<&str, Vec<Option<&Property>>> = BTreeMap::new();
+    let descriptions: Vec<&Description> = descriptions.collect();
+    for name in descriptions.iter().flat_map(|description| description.keys()) {
+        seen.entry(name).or_insert_with(|| descriptions.iter().map(|d| d.get(name)).collect());
+    }
+    let field = |(name, properties): (&&str, &Vec<Option<&Property>>)| {
+        let texts = properties.iter().filter_map(|property| match property {
+            Some(Property::Text(text)) => Some(text.clone()),
+            _ => None,
+        });
+        let values: Vec<String> = texts.collect::<BTreeSet<_>>().into_iter().collect();
+        let kind = if values.is_empty() { FieldKind::Integer } else { FieldKind::Categorical { values } };
+        Field { name: (*name).to_owned(), kind }
+    };
+    let varies = |(_, properties): &(&&str, &Vec<Option<&Property>>)| properties.iter().any(|p| *p != properties[0]);
+    let varying: Vec<Field> = seen.iter().filter(varies).map(field).collect();
+    if varying.is_empty() { seen.iter().map(field).collect() } else { varying }
+}
+
+/// What a model is given of a workload. A size that the operator does not have is 0.
+fn problem_of(vocabulary: &Vocabulary, description: &Description) -> Vec<i64> {
+    let number = |field: &Field| match (&field.kind, description.get(&field.name)) {
+        (FieldKind::Integer, Some(Property::Number(number))) => *number,
+        (FieldKind::Integer, _) => 0,
+        (FieldKind::Categorical { values }, Some(Property::Text(text))) => {
+            values.iter().position(|value| value == text).map_or(-1, |at| at as i64)
+        }
+        (FieldKind::Categorical { .. }, _) => -1,
+    };
+    vocabulary.fields.iter().map(number).collect()
+}
+
+/// A token; numbers come in their order.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Token(String);
+
+impl Ord for Token {
+    fn cmp(&self, other: &Token) -> std::cmp::Ordering {
+        let numbers = (self.0.parse::<i64>(), other.0.parse::<i64>());
+        match numbers {
+            (Ok(a), Ok(b)) => a.cmp(&b),
+            _ => self.0.cmp(&other.0),
+        }
+    }
+}
+
+impl PartialOrd for Token {
+    fn partial_cmp(&self, other: &Token) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+/// The tokens of one parameter's value with their names: one, or one for each inner factor.
+fn tokens_of_value(name: &str, value: &Json) -> Option<Vec<(String, String)>> {
+    let one = |text: String| Some(vec![(name.to_owned(), text)]);
+    match value {
+        Json::Number(number) => one(number.to_string()),
+        Json::String(text) => one(text.clone()),
+        Json::Array(parts) if parts.iter().all(Json::is_u64) => {
+            let inner = parts.iter().enumerate().skip(1);
+            Some(inner.map(|(at, factor)| (format!("{name}[{at}]"), factor.to_string())).collect())
+        }
+        Json::Array(parts) => one(parts.iter().map(Json::as_str).collect::<Option<Vec<_>>>()?.join(",")),
+        _ => None,
+    }
+}
+
+fn tokens_of_config(config: &Json) -> Option<(Vec<String>, Vec<String>)> {
+    let of_values = config.as_object()?.iter().map(|(name, value)| tokens_of_value(name, value));
+    Some(of_values.collect::<Option<Vec<_>>>()?.into_iter().flatten().unzip())
+}
+
+/// The legal configurations of a space as a model writes them.
+pub struct SpaceCompletions<'a> {
+    space: &'a Space,
+    /// By parameter of the space: the place of its first token.
+    first: Vec<usize>,
+    /// By parameter of the space, by rank: the values of its tokens, where the model knows them.
+    tokens: Vec<Vec<Option<Vec<u32>>>>,
+    /// By place: the parameter of the space, and the number of values.
+    places: Vec<(usize, usize)>,
+}
+
+impl SpaceCompletions<'_> {
+    /// The configurations of a space whose tokens are in a vocabulary.
+    ///
+    /// # Errors
+    /// Where the vocabulary is of other parameters, or there is no such configuration.
+    pub fn new<'a>(space: &'a Space, vocabulary: &Vocabulary) -> Result<SpaceCompletions<'a>, RecordsError> {
+        let other = || {
+            let known = vocabulary.parameters.iter().map(|p| p.name.as_str()).collect::<Vec<_>>().join(", ");
+            RecordsError::OtherParameters { known, found: space.names().collect::<Vec<_>>().join(", ") }
+        };
+        let mut places: Vec<Option<usize>> = vec![None; vocabulary.parameters.len()];
+        let (mut first, mut tokens) = (Vec::new(), Vec::new());
+        for (axis, name) in space.names().enumerate() {
+            let of_rank = |rank: u64| tokens_of_value(name, &space.value_at(axis, rank).to_json()).unwrap_or_default();
+            let named: Vec<String> = of_rank(0).into_iter().map(|(name, _)| name).collect();
+            let is_first = |p: &Parameter| Some(&p.name) == named.first();
+            let start = match named.is_empty() {
+                true => 0,
+                false => vocabulary.parameters.iter().position(is_first).ok_or_else(other)?,
+            };
+            let own = vocabulary.parameters.get(start..start + named.len()).ok_or_else(other)?;
+            if own.iter().map(|p| &p.name).ne(&named) {
+                return Err(other());
+            }
+            places[start..start + named.len()].fill(Some(axis));
+            let index = |(parameter, (_, token)): (&Parameter, (String, String))| {
+                parameter.values.iter().position(|value| *value == token).map(|at| at as u32)
+            };
+            let known = |rank: u64| own.iter().zip(of_rank(rank)).map(index).collect::<Option<Vec<u32>>>();
+            tokens.push((0..space.n_values(axis)).map(known).collect());
+            first.push(start);
+        }
+        let n_values = vocabulary.parameters.iter().map(|parameter| parameter.values.len());
+        let places = places.into_iter().zip(n_values).map(|(axis, n_values)| Some((axis?, n_values)));
+        let places = places.collect::<Option<Vec<_>>>().ok_or_else(other)?;
+        let mut completions = SpaceCompletions { space, first, tokens, places };
+        match completions.allowed(&[]).contains(&true) {
+            true => Ok(completions),
+            false => Err(RecordsError::NothingKnown),
+        }
+    }
+
+    /// By parameter, by rank: whether its tokens are known and do not contradict the prefix.
+    fn possible(&self, prefix: &[u32]) -> Vec<Option<Vec<bool>>> {
+        let agrees = |axis: usize, tokens: &Option<Vec<u32>>| {
+            tokens.as_ref().is_some_and(|tokens| {
+                let chosen = prefix.get(self.first[axis]..).unwrap_or_default();
+                tokens.iter().zip(chosen).all(|(token, chosen)| token == chosen)
+            })
+        };
+        let of_axis = |(axis, tokens): (usize, &Vec<Option<Vec<u32>>>)| {
+            let possible: Vec<bool> = tokens.iter().map(|tokens| agrees(axis, tokens)).collect();
+            possible.contains(&false).then_some(possible)
+        };
+        self.tokens.iter().enumerate().map(of_axis).collect()
+    }
+
+    /// The configuration that an answer stands for.
+    pub fn config(&self, answer: &[u32]) -> Option<Config> {
+        let rank = |axis: usize| {
+            let of_axis = |tokens: &Option<Vec<u32>>| {
+                let tokens = tokens.as_ref()?;
+                (answer.get(self.first[axis]..self.first[axis] + tokens.len())? == tokens).then_some(())
+            };
+            self.tokens[axis].iter().position(|tokens| of_axis(tokens).is_some()).map(|rank| rank as u64)
+        };
+        let config = Config::new((0..self.tokens.len()).map(rank).collect::<Option<Vec<_>>>()?);
+        self.space.contains(&config).then_some(config)
+    }
+}
+
+impl Completions for SpaceCompletions<'_> {
+    /// # Panics
+    /// Where the prefix is a whole answer or longer.
+    fn allowed(&mut self, prefix: &[u32]) -> Vec<bool> {
+        let (axis, n_values) = self.places[prefix.len()];
+        let possible = self.possible(prefix);
+        let mut allowed = vec![false; n_values];
+        let at = prefix.len() - self.first[axis];
+        let ranks = self.space.ranks_possible(axis, &possible);
+        for tokens in self.tokens[axis].iter().zip(ranks).filter_map(|(tokens, is)| tokens.as_ref().filter(|_| is)) {
+            allowed[tokens[at] as usize] = true;
+        }
+        allowed
+    }
+}

@@ -1,0 +1,394 @@
+//! Kernel specifications: what a kernel's problems and parameters are, and which configurations are valid, as TOML.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use serde::Deserialize;
+
+use super::expression::{Code, Expression, ExpressionError, Scope, Type, is_name};
+
+/// Why a text specifies no kernel. The fault is the writer's.
+#[derive(Debug, thiserror::Error)]
+pub enum SpecificationError {
+    /// The text is no TOML, or not of this form.
+    #[error("{}{reason}", .line.map_or(String::new(), |line| format!("line {line}: ")))]
+    Form {
+        /// The line it is about, from 1, where there is one.
+        line: Option<usize>,
+        /// What is wrong.
+        reason: String,
+    },
+    /// There are none of these.
+    #[error("there are no {0}")]
+    Empty(&'static str),
+    /// Something that cannot be a name in an expression.
+    #[error("{name:?} cannot be a name (give letters, digits and _, and no word of the expressions)")]
+    Name {
+        /// The name.
+        name: String,
+    },
+    /// Two things have one name.
+    #[error("{name} is declared twice")]
+    Twice {
+        /// The name.
+        name: String,
+    },
+    /// No values, one of them twice, or numbers and texts mixed.
+    #[error("the values of {name} must be distinct, at least one, and all numbers or all texts")]
+    Values {
+        /// The field or the parameter.
+        name: String,
+    },
+    /// An expression that is none, or does not fit.
+    #[error("{place}, {error}")]
+    Expression {
+        /// Whose expression it is.
+        place: String,
+        /// What is wrong with it.
+        error: ExpressionError,
+    },
+    /// A constraint that is no condition.
+    #[error("constraint {name} is {found}, not a condition")]
+    NoCondition {
+        /// The constraint.
+        name: String,
+        /// What it is.
+        found: Type,
+    },
+}
+
+/// Why something is no problem of a kernel. The fault is the user's.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ProblemError {
+    /// A field that the kernel does not have, or that is computed.
+    #[error("{kernel} has no field {name} to be given; there are {known}")]
+    Unknown {
+        /// The kernel.
+        kernel: String,
+        /// The name.
+        name: String,
+        /// The fields that are given.
+        known: String,
+    },
+    /// A field without a value.
+    #[error("field {name} is missing; {kernel} has {known}")]
+    Missing {
+        /// The kernel.
+        kernel: String,
+        /// The name.
+        name: String,
+        /// The fields that are given.
+        known: String,
+    },
+    /// A value that its field cannot have.
+    #[error("field {name} cannot be {value:?}; it is {expected}")]
+    Value {
+        /// The field.
+        name: String,
+        /// The value.
+        value: String,
+        /// What it can be.
+        expected: String,
+    },
+    /// A field whose expression has no value.
+    #[error("field {name}, which is computed, has no value for this problem")]
+    Undefined {
+        /// The field.
+        name: String,
+    },
+}
+
+/// A field of a problem.
+#[derive(Debug, Clone)]
+pub struct FieldSpecification {
+    /// Its name, that of a column of the data unless it is computed.
+    pub name: String,
+    /// Its values, where it is a category.
+    pub values: Option<Arc<[String]>>,
+    /// What computes it from the fields before it, where it is computed.
+    expression: Option<Code>,
+}
+
+/// A parameter of a kernel.
+#[derive(Debug, Clone)]
+pub struct ParameterSpecification {
+    /// Its name, that of a column of the data.
+    pub name: String,
+    /// Its legal values as text, in order.
+    pub values: Arc<[String]>,
+    /// By legal value: what expressions see.
+    pub(super) numbers: Vec<i64>,
+}
+
+/// A predicate that valid configurations satisfy.
+#[derive(Debug, Clone)]
+pub struct ConstraintSpecification {
+    /// The name by which a rejection cites it.
+    pub name: String,
+    /// The predicate as it was written.
+    pub text: String,
+    pub(super) code: Code,
+}
+
+/// A kernel: the fields of its problems, its parameters with their legal values, and which configurations are valid.
+///
+/// Expressions read the fields, then the parameters, then the definitions before them; in this order they are the places
+/// of one list of values.
+#[derive(Debug, Clone)]
+pub struct KernelSpecification {
+    /// The kernel's name.
+    pub name: String,
+    /// The fields of a problem.
+    pub fields: Vec<FieldSpecification>,
+    /// The parameters, in the order in which they are chosen.
+    pub parameters: Vec<ParameterSpecification>,
+    /// The constraints.
+    pub constraints: Vec<ConstraintSpecification>,
+    /// Columns of the data whose rows belong together.
+    pub groups: Vec<String>,
+    /// The text that it was read from.
+    pub text: String,
+    pub(super) definitions: Vec<Code>,
+    equivalence: Vec<Code>,
+}
+
+/// A specification as it stands in a file.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Form {
+    name: String,
+    /// For readers.
+    #[serde(default, rename = "about")]
+    _about: String,
+    fields: Vec<FieldForm>,
+    parameters: Vec<ParameterForm>,
+    #[serde(default)]
+    definitions: Vec<NamedForm>,
+    #[serde(default)]
+    constraints: Vec<NamedForm>,
+    #[serde(default)]
+    equivalence: Vec<String>,
+    #[serde(default)]
+    groups: Vec<String>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct FieldForm {
+    name: String,
+    values: Option<Vec<String>>,
+    is: Option<String>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ParameterForm {
+    name: String,
+    values: Values,
+}
+
+#[derive(Deserialize)]
+#[serde(untagged, expecting = "a list of numbers, or of texts")]
+enum Values {
+    Numbers(Vec<i64>),
+    Texts(Vec<String>),
+}
+
+/// A definition or a constraint.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct NamedForm {
+    name: String,
+    is: String,
+    /// For readers.
+    #[serde(default, rename = "about")]
+    _about: String,
+}
+
+impl KernelSpecification {
+    /// Reads a specification.
+    ///
+    /// # Errors
+    /// [`SpecificationError`].
+    pub fn parse(text: &str) -> Result<KernelSpecification, SpecificationError> {
+        let form: Form = toml::from_str(text).map_err(|error| SpecificationError::Form {
+            line: error.span().map(|span| 1 + text[..span.start.min(text.len())].matches('\n').count()),
+            reason: error.message().to_owned(),
+        })?;
+        if form.fields.is_empty() || form.parameters.is_empty() {
+            let what = if form.fields.is_empty() { "fields" } else { "parameters" };
+            return Err(SpecificationError::Empty(what));
+        }
+        let mut scope = Scope::new();
+        let mut fields = Vec::new();
+        for FieldForm { name, values, is } in form.fields {
+            let computed = is.map(|text| compile(&format!("field {name}"), &text, &scope)).transpose()?;
+            let values = values.map(|values| distinct(&name, values)).transpose()?;
+            let kind = match (&values, &computed) {
+                (Some(_), Some(_)) => return Err(SpecificationError::Values { name }),
+                (Some(values), None) => Type::Category(values.clone()),
+                (None, Some((_, kind))) => kind.clone(),
+                (None, None) => Type::Integer,
+            };
+            declare(&mut scope, &name, kind.clone())?;
+            // A computed category has the values of the field it comes from.
+            let values = if let Type::Category(values) = kind { Some(values) } else { None };
+            fields.push(FieldSpecification { name, values, expression: computed.map(|(code, _)| code) });
+        }
+        let mut parameters = Vec::new();
+        for ParameterForm { name, values } in form.parameters {
+            let (texts, numbers) = match values {
+                Values::Numbers(numbers) => (numbers.iter().map(i64::to_string).collect(), Some(numbers)),
+                Values::Texts(texts) => (texts, None),
+            };
+            let values = distinct(&name, texts)?;
+            let kind = if numbers.is_some() { Type::Integer } else { Type::Category(values.clone()) };
+            declare(&mut scope, &name, kind)?;
+            let numbers = numbers.unwrap_or_else(|| (0..values.len() as i64).collect());
+            parameters.push(ParameterSpecification { name, values, numbers });
+        }
+        let mut definitions = Vec::new();
+        for NamedForm { name, is, .. } in form.definitions {
+            let (code, kind) = compile(&format!("definition {name}"), &is, &scope)?;
+            declare(&mut scope, &name, kind)?;
+            definitions.push(code);
+        }
+        let mut constraints: Vec<ConstraintSpecification> = Vec::new();
+        for NamedForm { name, is, .. } in form.constraints {
+            let (code, kind) = compile(&format!("constraint {name}"), &is, &scope)?;
+            if kind != Type::Boolean {
+                return Err(SpecificationError::NoCondition { name, found: kind });
+            }
+            if constraints.iter().any(|earlier| earlier.name == name) {
+                return Err(SpecificationError::Twice { name });
+            }
+            constraints.push(ConstraintSpecification { name, text: is, code });
+        }
+        let of_equivalence = |(at, text): (usize, &String)| compile(&format!("equivalence {}", at + 1), text, &scope);
+        let equivalence = form.equivalence.iter().enumerate().map(of_equivalence);
+        let equivalence = equivalence.map(|compiled| compiled.map(|(code, _)| code)).collect::<Result<_, _>>()?;
+        let (name, groups, text) = (form.name, form.groups, text.to_owned());
+        Ok(KernelSpecification { name, fields, parameters, constraints, groups, text, definitions, equivalence })
+    }
+
+    /// The names of the fields that are given, not computed, for messages.
+    pub fn given_fields(&self) -> impl Iterator<Item = &FieldSpecification> {
+        self.fields.iter().filter(|field| field.expression.is_none())
+    }
+
+    fn known_fields(&self) -> String {
+        self.given_fields().map(|field| field.name.as_str()).collect::<Vec<_>>().join(", ")
+    }
+
+    /// The problem with these values of fields, as one number for each field.
+    ///
+    /// # Errors
+    /// [`ProblemError`].
+    pub fn problem<'a>(&self, given: impl Fn(&str) -> Option<&'a str>) -> Result<Vec<i64>, ProblemError> {
+        let mut problem: Vec<i64> = Vec::with_capacity(self.fields.len());
+        for field in &self.fields {
+            let name = field.name.clone();
+            problem.push(match &field.expression {
+                Some(code) => {
+                    let slots: Vec<Option<i64>> = problem.iter().copied().map(Some).collect();
+                    code.evaluate(&slots).ok_or(ProblemError::Undefined { name })?
+                }
+                None => match given(&field.name) {
+                    Some(text) => field.value(text)?,
+                    None => {
+                        let (kernel, known) = (self.name.clone(), self.known_fields());
+                        return Err(ProblemError::Missing { kernel, name, known });
+                    }
+                },
+            });
+        }
+        Ok(problem)
+    }
+
+    /// Refuses a name that no given field has.
+    ///
+    /// # Errors
+    /// [`ProblemError::Unknown`].
+    pub fn check_field(&self, name: &str) -> Result<(), ProblemError> {
+        if self.given_fields().any(|field| field.name == name) {
+            return Ok(());
+        }
+        let (kernel, name, known) = (self.name.clone(), name.to_owned(), self.known_fields());
+        Err(ProblemError::Unknown { kernel, name, known })
+    }
+
+    /// The constraints that a configuration, as indices of values, violates for a problem.
+    pub fn violated(&self, problem: &[i64], answer: &[u32]) -> impl Iterator<Item = &ConstraintSpecification> {
+        let slots = self.slots(problem, answer);
+        self.constraints.iter().filter(move |constraint| constraint.code.evaluate(&slots) != Some(1))
+    }
+
+    /// Whether a configuration, as indices of values, is valid for a problem.
+    pub fn is_valid(&self, problem: &[i64], answer: &[u32]) -> bool {
+        self.violated(problem, answer).next().is_none()
+    }
+
+    /// What two configurations have in common exactly where they mean the same kernel for a problem.
+    pub fn canonical(&self, problem: &[i64], answer: &[u32]) -> Vec<Option<i64>> {
+        if self.equivalence.is_empty() {
+            return answer.iter().map(|&value| Some(value.into())).collect();
+        }
+        let slots = self.slots(problem, answer);
+        self.equivalence.iter().map(|code| code.evaluate(&slots)).collect()
+    }
+
+    fn slots(&self, problem: &[i64], answer: &[u32]) -> Vec<Option<i64>> {
+        let values = self.parameters.iter().zip(answer).map(|(p, &value)| p.numbers[value as usize]);
+        let mut slots: Vec<Option<i64>> = problem.iter().copied().chain(values).map(Some).collect();
+        for definition in &self.definitions {
+            slots.push(definition.evaluate(&slots));
+        }
+        slots
+    }
+}
+
+impl FieldSpecification {
+    /// The number that stands for a value of the field.
+    ///
+    /// # Errors
+    /// [`ProblemError::Value`].
+    pub fn value(&self, text: &str) -> Result<i64, ProblemError> {
+        let (found, expected) = match &self.values {
+            Some(values) => (values.iter().position(|v| v == text).map(|at| at as i64), values.join(", ")),
+            None => (text.parse().ok(), "a whole number".to_owned()),
+        };
+        found.ok_or_else(|| ProblemError::Value { name: self.name.clone(), value: text.into(), expected })
+    }
+
+    /// The text of a value of the field.
+    pub fn text(&self, value: i64) -> String {
+        match &self.values {
+            Some(values) => usize::try_from(value).ok().and_then(|at| values.get(at)).map_or("?", |v| v).to_owned(),
+            None => value.to_string(),
+        }
+    }
+}
+
+fn distinct(name: &str, values: Vec<String>) -> Result<Arc<[String]>, SpecificationError> {
+    let mut seen = HashSet::new();
+    if values.is_empty() || !values.iter().all(|value| seen.insert(value)) {
+        return Err(SpecificationError::Values { name: name.into() });
+    }
+    Ok(values.into())
+}
+
+fn declare(scope: &mut Scope, name: &str, kind: Type) -> Result<(), SpecificationError> {
+    if !is_name(name) {
+        return Err(SpecificationError::Name { name: name.into() });
+    }
+    if scope.iter().any(|(known, _)| known == name) {
+        return Err(SpecificationError::Twice { name: name.into() });
+    }
+    scope.push((name.into(), kind));
+    Ok(())
+}
+
+fn compile(place: &str, text: &str, scope: &Scope) -> Result<(Code, Type), SpecificationError> {
+    let compiled = Expression::parse(text).and_then(|expression| expression.compile(scope));
+    compiled.map_err(|error| SpecificationError::Expression { place: place.into(), error })
+}
