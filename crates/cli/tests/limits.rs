@@ -9,7 +9,7 @@ use tilewright_device::{Device, host};
 use tilewright_ir::op::Workload;
 use tilewright_tune::{ErrorClass, Outcome};
 
-/// The matrix product and then some 0.6 s of additions, one after the other, that leave it as it is.
+/// The matrix product and then a second of additions, one after the other, that leave it as it is.
 const SLOW: &str = "program \"slow\"
 buffer A: f32[16, 16] global input
 buffer B: f32[16, 16] global input
@@ -18,7 +18,7 @@ buffer T: f32[1] global temporary
 loops i, j, k, t
 run {
     for i in 16 { for j in 16 { for k in 16 { C[i, j] += A[i, k] * B[k, j] first k == 0 } } }
-    alloc T for t in 600000000 { T[0] += A[0, 0] first t == 0 }
+    alloc T for t in 1000000000 { T[0] += A[0, 0] first t == 0 }
 }";
 
 /// What becomes of these sources, measured in one batch.
@@ -50,7 +50,7 @@ fn a_hopeless_candidate_is_given_up_beside_a_fast_one() {
     let [slow, fast] = measure(&[slow(), fast()], false).try_into().unwrap();
     assert!(fast.timing().is_some(), "{fast:?}");
     let Outcome::Failed { class: ErrorClass::RunTimeout, message } = slow else { panic!("{slow:?}") };
-    assert!(message.contains("0.3 s") && message.contains("the fastest"), "{message}");
+    assert!(message.contains("where the fastest so far took"), "{message}");
 }
 
 #[test]

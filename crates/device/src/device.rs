@@ -16,7 +16,7 @@ use tilewright_tune::{BoxError, Config, ErrorClass, Measure, Measured, Outcome, 
 pub use crate::workers::WorkerCommand;
 
 /// A candidate is given up where its first run takes so many times as long as the fastest first run so far …
-const HOPELESS_RUN: u32 = 5;
+const HOPELESS_RUN: u32 = 3;
 /// … but not before so long: starting its worker anew takes a part of that, and so does a busy machine's delay.
 const LEAST_LIMIT: Duration = Duration::from_millis(300);
 /// While none has come to its end, each try of a candidate may take so many times as long as the one before.

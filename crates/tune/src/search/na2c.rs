@@ -71,7 +71,8 @@ pub(super) const ROW: SearchRow = SearchRow {
             1 => space.sample(&mut rng),
             _ => space.config_at(0),
         };
-        let network = ActorCriticOptions { n_hidden: options.number("width", 1..=1024)?, ..ActorCriticOptions::default() };
+        let network =
+            ActorCriticOptions { n_hidden: options.number("width", 1..=1024)?, ..ActorCriticOptions::default() };
         let learner = (actions.n_actions > 0)
             .then(|| ActorCritic::new(features.n_features(), actions.n_actions, &network, rng.random()));
         Ok(Box::new(Na2c {
