@@ -1,13 +1,15 @@
-//! Where results and messages go: results to standard output, as text or as one JSON document; all else to standard
-//! error.
+//! Where results and messages go: results to standard output, as text or as one JSON document, or to files; all else
+//! to standard error.
 
-use std::io::Write;
+use std::fs::File;
+use std::io::{self, BufWriter, Write};
+use std::path::Path;
 
 use serde_json::Value as Json;
 
 /// Standard output could not be written.
 #[derive(Debug)]
-pub struct StdoutError(pub std::io::Error);
+pub struct StdoutError(pub io::Error);
 
 impl std::fmt::Display for StdoutError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -24,6 +26,18 @@ impl std::error::Error for StdoutError {}
 pub fn write_stdout(bytes: &[u8]) -> anyhow::Result<()> {
     let mut out = std::io::stdout().lock();
     Ok(out.write_all(bytes).and_then(|()| out.flush()).map_err(StdoutError)?)
+}
+
+/// Writes a file beside its place first, so that it is there as a whole or as it was.
+///
+/// # Errors
+/// Where the folder cannot be written to.
+pub fn write_whole(path: &Path, write: impl FnOnce(&mut BufWriter<File>) -> io::Result<()>) -> io::Result<()> {
+    let mut part = path.as_os_str().to_owned();
+    part.push(".part");
+    let mut file = BufWriter::new(File::create(&part)?);
+    write(&mut file).and_then(|()| file.flush())?;
+    std::fs::rename(part, path)
 }
 
 /// Writes a result: the JSON document where it was asked for, the text otherwise. A line break is added.

@@ -8,12 +8,19 @@ use std::collections::VecDeque;
 use std::io;
 use std::ops::ControlFlow;
 use std::os::fd::AsRawFd;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tilewright_ir::op::Workload;
 use tilewright_ir::{Step, Target};
 use tilewright_tune::{BoxError, Config, ErrorClass, Measure, Measured, Outcome, Seconds, Timing};
 
 pub use crate::workers::WorkerCommand;
+
+/// A candidate is given up where its first run takes so many times as long as the fastest first run so far …
+const HOPELESS_RUN: u32 = 3;
+/// … but not before so long: starting its worker anew takes a part of that, and so does a busy machine's delay.
+const LEAST_LIMIT: Duration = Duration::from_millis(300);
+/// While none has come to its end, each try of a candidate may take so many times as long as the one before.
+const LIMIT_GROWTH: u32 = 4;
 
 /// How candidates are built, run and timed.
 #[derive(Debug, Clone)]
@@ -32,6 +39,8 @@ pub struct Options {
     pub build_timeout: Duration,
     /// Longest a candidate's runs may take together.
     pub run_timeout: Duration,
+    /// Whether candidates that are hopeless against the fastest are run and timed to the end all the same.
+    pub to_the_end: bool,
     /// Time to spend in a candidate's runs, once it is known to be right.
     pub min_time: Duration,
     /// Whether caches are emptied before each run.
@@ -51,6 +60,7 @@ impl Options {
             seed: 0,
             build_timeout: Duration::from_secs(10),
             run_timeout: Duration::from_secs(10),
+            to_the_end: false,
             min_time: Duration::from_millis(10),
             cold: false,
             memory_bytes: host::memory_bytes().unwrap_or(8 << 30) / 2,
@@ -88,6 +98,8 @@ pub struct Device {
     options: Options,
     steps: StepsOf,
     next_id: u64,
+    /// The fastest first run so far, with the comparison of its answer.
+    fastest_check: Option<Duration>,
     // Workers map the file; it must outlive them.
     _data: Data,
 }
@@ -109,8 +121,29 @@ struct Building {
     /// Which source.
     at: usize,
     id: u64,
-    /// How long it took to build, once it is built and being checked.
-    built: Option<f64>,
+    /// How long its first run may take.
+    limit: Duration,
+    phase: Phase,
+}
+
+/// How far a source is.
+#[derive(Debug, Clone, Copy)]
+enum Phase {
+    /// It is being built.
+    Build,
+    /// Built in so many seconds; its buffers are being prepared.
+    Prepare { build: f64 },
+    /// It is in its first run, or its answer is being compared.
+    Run { build: f64, start: Instant },
+}
+
+/// The tries of a source that were given up.
+#[derive(Debug, Clone, Copy, Default)]
+struct GivenUp {
+    /// The limit of the last one.
+    limit: Duration,
+    /// All of them together.
+    seconds: Seconds,
 }
 
 impl Device {
@@ -156,12 +189,13 @@ impl Device {
             memory_bytes: options.memory_bytes,
         };
         let workers = Workers::start(options.worker.clone(), assignment, options.n_workers)?;
-        Ok(Device { workers, options, steps: Box::new(steps), next_id: 0, _data: data })
+        Ok(Device { workers, options, steps: Box::new(steps), next_id: 0, fastest_check: None, _data: data })
     }
 
-    /// Changes the longest that a candidate's runs may take together, from the next one on.
-    pub fn set_run_timeout(&mut self, limit: Duration) {
-        self.options.run_timeout = limit;
+    /// From the next candidate on, whatever others take, its runs may take so long together.
+    pub fn run_to_the_end(&mut self, run_timeout: Duration) {
+        self.options.run_timeout = run_timeout;
+        self.options.to_the_end = true;
     }
 
     fn plan(&self, best_ns: Option<f64>, min_time: Duration) -> Plan {
@@ -169,28 +203,47 @@ impl Device {
         Plan { min_time_ns, min_samples: 2, best_ns, cold: self.options.cold }
     }
 
+    /// How long the first run of a candidate may take that was given up after `given_up`, if it was.
+    ///
+    /// Until one candidate has come to its end nobody knows what is slow: all of them are tried for a short time, then
+    /// those that are left for a longer one.
+    fn run_limit(&self, given_up: Duration, to_the_end: bool) -> Duration {
+        let hopeless = match self.fastest_check {
+            _ if to_the_end => self.options.run_timeout,
+            Some(fastest) => fastest * HOPELESS_RUN,
+            None => given_up * LIMIT_GROWTH,
+        };
+        hopeless.max(LEAST_LIMIT).min(self.options.run_timeout)
+    }
+
     /// Builds and checks sources side by side; for each, a kept kernel or what became of it.
-    fn build(&mut self, sources: &[Source]) -> io::Result<Vec<Result<Kept, Measured>>> {
+    fn build(&mut self, sources: &[Source], to_the_end: bool) -> io::Result<Vec<Result<Kept, Measured>>> {
         let mut results: Vec<Option<Result<Kept, Measured>>> = sources.iter().map(|_| None).collect();
+        let mut given_up = vec![GivenUp::default(); sources.len()];
         let mut waiting: VecDeque<usize> = (0..sources.len()).collect();
         let mut building: Vec<Option<Building>> = vec![None; self.workers.len()];
         loop {
             for (worker, slot) in building.iter_mut().enumerate() {
-                if slot.is_none()
+                while slot.is_none()
                     && let Some(at) = waiting.pop_front()
                 {
+                    let limit = self.run_limit(given_up[at].limit, to_the_end);
+                    if limit <= given_up[at].limit {
+                        results[at] = Some(Err(self.too_slow(given_up[at])));
+                        continue;
+                    }
                     let id = self.next_id;
                     self.next_id += 1;
                     let request = Request::Build { id, source: sources[at].clone() };
                     self.workers.ask(worker, &request, self.options.build_timeout);
-                    *slot = Some(Building { at, id, built: None });
+                    *slot = Some(Building { at, id, limit, phase: Phase::Build });
                 }
             }
             if building.iter().all(Option::is_none) {
                 break;
             }
             let (worker, answer) = self.workers.next_answer()?;
-            let Building { at, id, built } = building[worker].take().expect("it was asked to build");
+            let Building { at, id, limit, phase } = building[worker].take().expect("it was asked to build");
             if !matches!(answer, Answer::Reply(_)) {
                 // What the worker had kept is gone with it: those candidates are built again.
                 for (other, result) in results.iter_mut().enumerate() {
@@ -200,49 +253,79 @@ impl Device {
                     }
                 }
             }
-            let before = Seconds { build: built.unwrap_or(0.0), ..Seconds::default() };
-            results[at] = Some(match (answer, built) {
-                (Answer::Reply(Reply::Built { seconds, .. }), None) => {
+            let mut seconds = given_up[at].seconds;
+            if let Phase::Prepare { build } | Phase::Run { build, .. } = phase {
+                seconds.build += build;
+            }
+            let mut go_on = |phase| building[worker] = Some(Building { at, id, limit, phase });
+            results[at] = Some(match (answer, phase) {
+                (Answer::Reply(Reply::Built { seconds: build, .. }), Phase::Build) => {
                     self.workers.ask(worker, &Request::Check { id }, self.options.run_timeout);
-                    building[worker] = Some(Building { at, id, built: Some(seconds) });
+                    go_on(Phase::Prepare { build });
                     continue;
                 }
-                (Answer::Reply(Reply::Checked { seconds, relative_error, .. }), Some(_)) => {
-                    Ok(Kept { worker, id, seconds: Seconds { verify: seconds, ..before }, relative_error })
+                (Answer::Reply(Reply::Prepared { .. }), Phase::Prepare { build }) => {
+                    self.workers.go_on(worker, limit);
+                    go_on(Phase::Run { build, start: Instant::now() });
+                    continue;
                 }
-                (Answer::Reply(Reply::Failed { class, message, seconds: build, .. }), None) => {
-                    Err(failed(class.0, message, Seconds { build, ..before }))
+                (Answer::Reply(Reply::Checked { seconds: verify, relative_error, .. }), Phase::Run { start, .. }) => {
+                    let took = start.elapsed();
+                    self.fastest_check = Some(self.fastest_check.map_or(took, |fastest| fastest.min(took)));
+                    seconds.verify += verify;
+                    Ok(Kept { worker, id, seconds, relative_error })
                 }
-                (Answer::Reply(Reply::Failed { class, message, seconds: verify, .. }), Some(_)) => {
+                (Answer::TimedOut, Phase::Run { .. }) => {
+                    seconds.run += limit.as_secs_f64();
+                    given_up[at] = GivenUp { limit, seconds };
+                    waiting.push_back(at);
+                    continue;
+                }
+                (Answer::Reply(Reply::Failed { class, message, seconds: build, .. }), Phase::Build) => {
+                    seconds.build += build;
+                    Err(failed(class.0, message, seconds))
+                }
+                (Answer::Reply(Reply::Failed { class, message, seconds: verify, .. }), _) => {
                     self.workers.tell(worker, &Request::Drop { id });
-                    Err(failed(class.0, message, Seconds { verify, ..before }))
+                    seconds.verify += verify;
+                    Err(failed(class.0, message, seconds))
                 }
                 (Answer::Reply(other), _) => {
-                    Err(failed(ErrorClass::Unknown, format!("unexpected reply {other:?}"), before))
+                    Err(failed(ErrorClass::Unknown, format!("unexpected reply {other:?}"), seconds))
                 }
-                (Answer::Died(status), None) => Err(failed(
+                (Answer::Died(status), Phase::Build) => Err(failed(
                     ErrorClass::CompileErrorHost,
                     format!("the compiler crashed: {}", describe(status)),
-                    before,
+                    seconds,
                 )),
-                (Answer::TimedOut, None) => {
+                (Answer::TimedOut, Phase::Build) => {
                     let build = self.options.build_timeout.as_secs_f64();
-                    let message = format!("not built within {build} s");
-                    Err(failed(ErrorClass::BuildTimeout, message, Seconds { build, ..before }))
+                    seconds.build += build;
+                    Err(failed(ErrorClass::BuildTimeout, format!("not built within {build} s"), seconds))
                 }
-                (answer, Some(_)) => Err(self.did_not_return(&answer, before)),
+                (answer, _) => Err(self.did_not_return(&answer, seconds)),
             });
         }
         Ok(results.into_iter().map(|r| r.expect("every source was built or failed")).collect())
     }
 
+    /// What became of a candidate whose first run was given up.
+    fn too_slow(&self, GivenUp { limit, seconds }: GivenUp) -> Measured {
+        let mut message = format!("not finished within {:.1} s", limit.as_secs_f64());
+        if let Some(fastest) = self.fastest_check.filter(|_| limit < self.options.run_timeout) {
+            message += &format!(", where the fastest so far took {:.3} s", fastest.as_secs_f64());
+        }
+        failed(ErrorClass::RunTimeout, message, seconds)
+    }
+
     /// What became of a candidate whose run ended its worker.
-    fn did_not_return(&self, answer: &Answer, before: Seconds) -> Measured {
+    fn did_not_return(&self, answer: &Answer, mut seconds: Seconds) -> Measured {
         match answer {
-            Answer::Died(status) => failed(ErrorClass::RuntimeError, describe(*status), before),
+            Answer::Died(status) => failed(ErrorClass::RuntimeError, describe(*status), seconds),
             Answer::TimedOut | Answer::Reply(_) => {
-                let run = self.options.run_timeout.as_secs_f64();
-                failed(ErrorClass::RunTimeout, format!("not finished within {run} s"), Seconds { run, ..before })
+                let limit = self.options.run_timeout.as_secs_f64();
+                seconds.run += limit;
+                failed(ErrorClass::RunTimeout, format!("not finished within {limit} s"), seconds)
             }
         }
     }
@@ -252,16 +335,18 @@ impl Device {
         self.workers.ask(kept.worker, &Request::Run { id: kept.id, plan }, self.options.run_timeout);
         let (_, answer) = self.workers.next_answer()?;
         let is_gone = !matches!(answer, Answer::Reply(_));
+        let mut seconds = kept.seconds;
         let measured = match answer {
-            Answer::Reply(Reply::Timed { samples_ns, stopped_early, seconds: run, .. }) => Measured {
-                outcome: Outcome::Measured(Timing::of_samples(&samples_ns, stopped_early)),
-                seconds: Seconds { run, ..kept.seconds },
-            },
-            Answer::Reply(Reply::Failed { class, message, seconds: run, .. }) => {
-                failed(class.0, message, Seconds { run, ..kept.seconds })
+            Answer::Reply(Reply::Timed { samples_ns, stopped_early, seconds: run, .. }) => {
+                seconds.run += run;
+                Measured { outcome: Outcome::Measured(Timing::of_samples(&samples_ns, stopped_early)), seconds }
             }
-            Answer::Reply(other) => failed(ErrorClass::Unknown, format!("unexpected reply {other:?}"), kept.seconds),
-            answer => self.did_not_return(&answer, kept.seconds),
+            Answer::Reply(Reply::Failed { class, message, seconds: run, .. }) => {
+                seconds.run += run;
+                failed(class.0, message, seconds)
+            }
+            Answer::Reply(other) => failed(ErrorClass::Unknown, format!("unexpected reply {other:?}"), seconds),
+            answer => self.did_not_return(&answer, seconds),
         };
         Ok(Ran { measured, is_gone })
     }
@@ -279,7 +364,7 @@ impl Device {
         let mut left: Vec<usize> = (0..sources.len()).collect();
         while !left.is_empty() {
             let batch: Vec<Source> = left.iter().map(|&at| sources[at].clone()).collect();
-            let built = self.build(&batch)?;
+            let built = self.build(&batch, self.options.to_the_end)?;
             let (mut again, mut gone) = (Vec::new(), Vec::new());
             let mut given_up = false;
             for (at, built) in left.iter().zip(built) {
@@ -352,7 +437,7 @@ impl Device {
     /// # Errors
     /// Where a worker cannot be started anew.
     pub fn start_race(&mut self, sources: &[Source]) -> io::Result<Vec<Racer>> {
-        let built = self.build(sources)?;
+        let built = self.build(sources, true)?;
         let racer = |built| match built {
             Ok(kept) => Racer { kept: Some(kept), ..Racer::default() },
             Err(Measured { outcome, .. }) => Racer { failure: Some(outcome), ..Racer::default() },
@@ -426,6 +511,6 @@ impl Measure for Device {
         done: &mut dyn FnMut(usize, Measured) -> ControlFlow<()>,
     ) -> Result<(), BoxError> {
         let sources: Vec<Source> = batch.iter().map(|c| Source::Steps(steps_text(&(self.steps)(c)))).collect();
-        Ok(self.measure_sources(&sources, best_ns, done)?)
+        Ok(self.measure_sources(&sources, best_ns.filter(|_| !self.options.to_the_end), done)?)
     }
 }

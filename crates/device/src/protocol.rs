@@ -15,7 +15,7 @@ pub enum Request {
         /// What to build.
         source: Source,
     },
-    /// Run a kept program for the first time and check its answer.
+    /// Run a kept program for the first time and check its answer. [`Reply::Prepared`] comes before the answer.
     Check {
         /// Its number.
         id: u64,
@@ -67,6 +67,11 @@ pub enum Reply {
         id: u64,
         /// Seconds it took.
         seconds: f64,
+    },
+    /// The buffers of the program are ready, and its first run begins.
+    Prepared {
+        /// Its number.
+        id: u64,
     },
     /// The program ran and was right.
     Checked {

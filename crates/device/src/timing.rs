@@ -7,6 +7,9 @@ use std::time::Instant;
 const MIN_SAMPLE_NS: f64 = 30_000.0;
 /// A kernel is not timed where the run that checked it, beside other work, took this many times the best …
 const HOPELESS_CHECKED: f64 = 2.0;
+/// … or this many times, where that run took longer than this …
+const HOPELESS_CHECKED_LONG: f64 = 1.05;
+const CHECKED_LONG_NS: f64 = 1e9;
 /// … nor timed again where its first run alone took this many times the best …
 const HOPELESS_FIRST: f64 = 1.15;
 /// … where such a run is long enough for cold caches not to count.
@@ -19,6 +22,8 @@ const HOPELESS_VERY_LONG: f64 = 1.05;
 const HOPELESS_WARM: f64 = 1.05;
 /// … once it was sampled for so long.
 const ENOUGH_NS: f64 = 0.5e6;
+/// A warm-up that takes this many times the time to spend is the only sample.
+const WARM_ENOUGH: f64 = 10.0;
 /// Samples beyond which nothing is learnt.
 const MOST_SAMPLES: usize = 1000;
 
@@ -36,7 +41,8 @@ pub struct Samples {
 pub fn sample(plan: &Plan, checked_ns: f64, run: &mut dyn FnMut(), flush: &mut dyn FnMut()) -> Samples {
     let hopeless = |ns: f64, factor: f64| plan.best_ns.is_some_and(|best| ns > factor * best);
     let enough = |ns: f64| Samples { ns: vec![ns], stopped_early: true };
-    if !plan.cold && checked_ns > LONG_NS && hopeless(checked_ns, HOPELESS_CHECKED) {
+    let factor = if checked_ns > CHECKED_LONG_NS { HOPELESS_CHECKED_LONG } else { HOPELESS_CHECKED };
+    if !plan.cold && checked_ns > LONG_NS && hopeless(checked_ns, factor) {
         return enough(checked_ns);
     }
     let mut timed = |n_runs: u32| {
@@ -51,6 +57,9 @@ pub fn sample(plan: &Plan, checked_ns: f64, run: &mut dyn FnMut(), flush: &mut d
     let factor = if first_ns > VERY_LONG_NS { HOPELESS_VERY_LONG } else { HOPELESS_FIRST };
     if !plan.cold && first_ns > LONG_NS && hopeless(first_ns, factor) {
         return enough(first_ns);
+    }
+    if !plan.cold && first_ns > WARM_ENOUGH * plan.min_time_ns {
+        return Samples { ns: vec![first_ns], stopped_early: false };
     }
     let estimate = if first_ns < LONG_NS { timed(1).min(first_ns) } else { first_ns };
     let n_runs = if plan.cold { 1 } else { (MIN_SAMPLE_NS / estimate.max(1.0)).ceil().clamp(1.0, 1e6) as u32 };
@@ -84,6 +93,17 @@ mod tests {
         let samples = sample(&plan(Some(1e6)), 5e6, &mut || runs += 1, &mut || {});
         assert!(samples.stopped_early);
         assert_eq!((samples.ns.as_slice(), runs), (&[5e6][..], 0));
+    }
+
+    #[test]
+    fn a_very_long_run_is_its_own_sample() {
+        let mut runs = 0;
+        let mut run = || {
+            runs += 1;
+            std::thread::sleep(std::time::Duration::from_millis(11));
+        };
+        let samples = sample(&plan(None), 11e6, &mut run, &mut || {});
+        assert_eq!((samples.stopped_early, samples.ns.len(), runs), (false, 1, 1));
     }
 
     #[test]

@@ -238,6 +238,8 @@ impl Worker {
     fn check(&mut self, id: u64) -> Result<Reply, Failure> {
         let start = Instant::now();
         let Pointers { arguments, kept } = self.prepare(id, true)?;
+        // What is prepared serves other candidates too: its time says nothing about this one.
+        reply(&Reply::Prepared { id }).map_err(|e| (ErrorClass::Unknown, format!("telling the tuner: {e}")))?;
         // All ones is a NaN: an element that is not written cannot pass for right.
         self.outputs.iter_mut().flatten().for_each(|o| o.fill(0xFF));
         let built = self.kernels.get_mut(&id).expect("it was just prepared");

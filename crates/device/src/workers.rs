@@ -84,6 +84,11 @@ impl Workers {
     /// Sends a request that will be answered within `timeout` or be the worker's last.
     pub fn ask(&mut self, at: usize, request: &Request, timeout: Duration) {
         self.send(at, request);
+        self.go_on(at, timeout);
+    }
+
+    /// Lets a worker that is not done yet go on for so long.
+    pub fn go_on(&mut self, at: usize, timeout: Duration) {
         self.slots[at].deadline = Some(Instant::now() + timeout);
     }
 

@@ -4,6 +4,7 @@ mod results;
 mod table;
 
 use std::fs;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::Ordering;
@@ -22,7 +23,7 @@ use crate::clock::{since_1970, utc};
 use crate::database::Database;
 use crate::error::{OrBadInput, bad_input};
 use crate::history::{Run, runs};
-use crate::output::{message, write_result};
+use crate::output::{message, write_result, write_whole};
 use table::{Arm, EXPERIMENTS, Experiment, Length, Problem};
 
 /// Arguments of `experiment`.
@@ -222,6 +223,7 @@ fn plan<'a>(experiment: &'a Experiment, args: &ExperimentArgs) -> anyhow::Result
             planned.words.extend(length);
             planned.words.extend(["--threads".into(), args.threads.to_string()]);
             planned.words.extend((!experiment.with_guesses).then(|| "--no-guesses".to_owned()));
+            planned.words.extend(experiment.to_the_end.then(|| "--to-the-end".to_owned()));
             if arm.has_sources {
                 let database = folder.join(RUNS).join(sources_of(seed));
                 planned.words.extend(["--transfer".into(), database.display().to_string()]);
@@ -289,7 +291,7 @@ impl Plan<'_> {
                 let reason = format!("{name} holds runs with another name, budget, seed, machine or number of threads");
                 Err(bad_input(format!("{reason} (give another folder with -o)")))
             }
-            Err(_) => write_whole(&path, own.to_string().as_bytes()).map_err(cannot),
+            Err(_) => write_whole(&path, |file| file.write_all(own.to_string().as_bytes())).map_err(cannot),
         }
     }
 
@@ -319,7 +321,8 @@ impl Plan<'_> {
             "result": report.json,
         });
         let path = self.marker(planned);
-        write_whole(&path, marker.to_string().as_bytes()).with_context(|| path.display().to_string())
+        write_whole(&path, |file| file.write_all(marker.to_string().as_bytes()))
+            .with_context(|| path.display().to_string())
     }
 
     /// The runs that the experiment is about.
@@ -360,13 +363,6 @@ fn run_of(store: &Store, planned: &Planned) -> anyhow::Result<Run> {
         records.extend(store.trials_of(&key.workload, &key.target, &key.template, key.threads)?);
     }
     runs(&records).into_iter().next().ok_or_else(|| anyhow::anyhow!("{} has no trials", planned.stem))
-}
-
-/// Writes a file that is there as a whole or not at all.
-fn write_whole(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
-    let unfinished = path.with_extension("unfinished");
-    fs::write(&unfinished, bytes)?;
-    fs::rename(&unfinished, path)
 }
 
 /// The commit of the sources that this program was built from, where they are still there.

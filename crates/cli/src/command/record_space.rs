@@ -1,9 +1,6 @@
 //! `record-space`: measures a whole space, or a sample of it, and writes what became of every configuration.
 
 use std::collections::{BTreeMap, HashSet};
-use std::fs::File;
-use std::io::BufWriter;
-use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
@@ -13,15 +10,13 @@ use anyhow::Context;
 use clap::Args;
 use serde_json::{Map, json};
 use tilewright_device::Device;
-use tilewright_tune::{
-    BoxError, Budget, Config, HeadStart, Measure, Measured, RecordedSpace, Summary, Task, TaskKey, Trial, search,
-};
+use tilewright_tune::{Budget, Config, HeadStart, RecordedSpace, Summary, Task, TaskKey, Trial, search};
 
 use super::tune::recorder::Recorder;
 use super::tune::{Interrupts, earlier, errors_of, take_note, task_key};
 use super::{DatabaseArgs, WorkloadArgs, count, device_options, gflops, make_task};
 use crate::error::{OrBadInput, bad_input};
-use crate::output::{digits, grouped, message, write_result};
+use crate::output::{digits, grouped, message, write_result, write_whole};
 use crate::progress::{Progress, Status, errors_text};
 
 /// The search that draws samples, and under whose name configurations are recorded.
@@ -58,7 +53,7 @@ pub struct RecordSpaceArgs {
 struct Recording<'a> {
     task: &'a Task,
     seed: u64,
-    device: ToTheEnd,
+    device: Device,
     recorder: Arc<Mutex<Recorder>>,
     interrupts: Arc<Interrupts>,
     database: String,
@@ -85,13 +80,15 @@ pub fn run(args: &RecordSpaceArgs, as_json: bool) -> anyhow::Result<()> {
     let trials = earlier(&store, &key, &task)?.trials;
     let mut options = device_options(machine.threads)?;
     options.seed = args.seed;
+    // A recorded space is not about the best one alone.
+    options.to_the_end = true;
     let scheduling = task.clone();
     let steps = move |config: &Config| scheduling.steps(config);
     let device = Device::new(task.setting.workload.clone(), &task.setting.target, options, steps)?;
     let mut recording = Recording {
         task: &task,
         seed: args.seed,
-        device: ToTheEnd(device),
+        device,
         recorder: Arc::new(Mutex::new(Recorder::new(store, key.clone(), SEARCH.to_owned(), args.seed))),
         interrupts: Interrupts::watch()?,
         database: database.name(),
@@ -221,20 +218,6 @@ impl Recording<'_> {
     }
 }
 
-/// A device that times every candidate to the end, however slow it is: a recorded space is not about the best one alone.
-struct ToTheEnd(Device);
-
-impl Measure for ToTheEnd {
-    fn measure(
-        &mut self,
-        batch: &[Config],
-        _best_ns: Option<f64>,
-        done: &mut dyn FnMut(usize, Measured) -> ControlFlow<()>,
-    ) -> Result<(), BoxError> {
-        self.0.measure(batch, None, done)
-    }
-}
-
 fn check_output(path: &Path) -> anyhow::Result<()> {
     let name = path.display();
     let unwritable =
@@ -248,7 +231,6 @@ fn check_output(path: &Path) -> anyhow::Result<()> {
     }
 }
 
-/// Writes the file beside its place first, so that it is there as a whole or as it was.
 fn write(path: &Path, recorded: &RecordedSpace, key: &TaskKey, seed: u64) -> anyhow::Result<()> {
     let about = [
         ("workload", key.workload.as_str().into()),
@@ -259,10 +241,8 @@ fn write(path: &Path, recorded: &RecordedSpace, key: &TaskKey, seed: u64) -> any
         ("version", env!("CARGO_PKG_VERSION").into()),
     ];
     let is_packed = path.extension().is_some_and(|ending| ending == "gz");
-    let mut part = path.as_os_str().to_owned();
-    part.push(".part");
-    let written = File::create(&part).and_then(|file| recorded.write_t4(BufWriter::new(file), is_packed, &about));
-    written.and_then(|()| std::fs::rename(&part, path)).with_context(|| format!("cannot write {}", path.display()))
+    write_whole(path, |file| recorded.write_t4(file, is_packed, &about))
+        .with_context(|| format!("cannot write {}", path.display()))
 }
 
 /// A long time in words.

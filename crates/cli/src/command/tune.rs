@@ -75,13 +75,16 @@ pub struct TuneArgs {
     /// Empty the caches before each run
     #[arg(long)]
     cold: bool,
+    /// Run and time hopeless candidates to the end too, as where the whole space is of interest
+    #[arg(long)]
+    to_the_end: bool,
     /// Time to spend in the runs of each candidate, in milliseconds
     #[arg(long, value_name = "MS", value_parser = milliseconds)]
     min_time: Option<Duration>,
     /// Longest that building a candidate may take
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     build_timeout: Option<Duration>,
-    /// Longest that the runs of a candidate may take
+    /// Longest that the runs of a candidate may take; hopeless ones are given up earlier
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     run_timeout: Option<Duration>,
     #[command(flatten)]
@@ -429,6 +432,7 @@ impl Run<'_> {
         let mut options = device_options(self.task.setting.n_threads)?;
         options.seed = self.args.seed;
         options.cold = self.args.cold;
+        options.to_the_end = self.args.to_the_end;
         options.build_timeout = self.args.build_timeout.unwrap_or(options.build_timeout);
         options.run_timeout = self.args.run_timeout.unwrap_or(options.run_timeout);
         options.min_time = self.args.min_time.unwrap_or(options.min_time);

@@ -7,7 +7,7 @@ use burn::tensor::{Device, Tensor};
 use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
 
-use super::{Trained, column, device, linear, matrix, numbers, one_hot, positions, uniform};
+use super::{Trained, column, device, linear, matrix, numbers, one_hot, positions, tanh, uniform};
 
 /// What is added to the logit of a choice that is not allowed.
 const FORBIDDEN: f32 = -1e9;
@@ -89,9 +89,9 @@ impl Network {
         let gates = self.gates.forward(Tensor::cat(vec![input, state.hidden.clone()], 1));
         let mut gates = gates.chunk(4, 1).into_iter();
         let mut gate = || gates.next().expect("invariant: four gates");
-        let (input, forget, output, candidate) = (sigmoid(gate()), sigmoid(gate()), sigmoid(gate()), gate().tanh());
+        let (input, forget, output, candidate) = (sigmoid(gate()), sigmoid(gate()), sigmoid(gate()), tanh(gate()));
         state.cell = forget * state.cell.clone() + input * candidate;
-        state.hidden = output * state.cell.clone().tanh();
+        state.hidden = output * tanh(state.cell.clone());
         log_softmax(self.heads[place].forward(state.hidden.clone()) + forbidden, 1)
     }
 }

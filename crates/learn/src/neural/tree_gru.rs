@@ -8,7 +8,7 @@ use rand::SeedableRng;
 use rand::seq::index;
 use rand_xoshiro::Xoshiro256PlusPlus;
 
-use super::{Trained, column, device, linear, matrix, numbers, positions};
+use super::{Trained, column, device, linear, matrix, numbers, positions, tanh};
 use crate::Matrix;
 
 /// Trees that are predicted at once.
@@ -281,7 +281,7 @@ impl Network {
     /// The state of every node, level by level.
     fn states(&self, forest: &Forest) -> Tensor<2> {
         let device = forest.rows.device();
-        let inputs = self.of_input.forward(self.embedding.forward(forest.rows.clone()).tanh());
+        let inputs = self.of_input.forward(tanh(self.embedding.forward(forest.rows.clone())));
         let mut states: Vec<Tensor<2>> = Vec::with_capacity(forest.levels.len());
         let mut first = 0;
         for level in &forest.levels {
@@ -304,12 +304,12 @@ impl Network {
     fn cell(&self, input: Tensor<2>, state: Option<Tensor<2>>) -> Tensor<2> {
         let Some(state) = state else {
             let [_, update, candidate] = thirds(input);
-            return (-sigmoid(update) + 1.0) * candidate.tanh();
+            return (-sigmoid(update) + 1.0) * tanh(candidate);
         };
         let [reset_in, update_in, candidate_in] = thirds(input);
         let [reset, update, candidate] = thirds(self.of_state.forward(state.clone()));
         let update = sigmoid(update_in + update);
-        let candidate = (candidate_in + sigmoid(reset_in + reset) * candidate).tanh();
+        let candidate = tanh(candidate_in + sigmoid(reset_in + reset) * candidate);
         (-update.clone() + 1.0) * candidate + update * state
     }
 }

@@ -127,11 +127,11 @@ impl<M: CostModel> Annealing<M> {
         let mut last_change = 0;
         for step in 0..n_steps {
             let temperature = 1.0 - step as f64 / n_steps as f64;
-            let moved: Vec<Config> = chains.iter().map(|config| self.step_from(config)).collect();
+            let (places, moved): (Vec<usize>, Vec<Config>) =
+                chains.iter().enumerate().filter_map(|(at, config)| Some((at, self.step_from(config)?))).unzip();
             let moved_scores = self.model.score(&moved);
-            for ((chain, score), (config, other)) in
-                chains.iter_mut().zip(&mut scores).zip(moved.into_iter().zip(moved_scores))
-            {
+            for ((at, config), other) in places.into_iter().zip(moved).zip(moved_scores) {
+                let (chain, score) = (&mut chains[at], &mut scores[at]);
                 if best.offer(&self.seen, &config, other) {
                     last_change = step;
                 }
@@ -147,15 +147,15 @@ impl<M: CostModel> Annealing<M> {
         best.ranking
     }
 
-    /// The same configuration with a random value for one parameter; itself where that is not legal.
-    fn step_from(&mut self, config: &Config) -> Config {
+    /// The same configuration with a random value for one parameter; `None` where that is not legal or the value it has.
+    fn step_from(&mut self, config: &Config) -> Option<Config> {
         if config.ranks().is_empty() {
-            return config.clone();
+            return None;
         }
         let space = self.seen.space();
         let parameter = self.rng.random_range(0..space.n_parameters());
         let moved = config.with(parameter, self.rng.random_range(0..space.n_values(parameter)));
-        if space.contains(&moved) { moved } else { config.clone() }
+        (moved != *config && space.contains(&moved)).then_some(moved)
     }
 
     /// The next batch.

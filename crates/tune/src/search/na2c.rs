@@ -15,6 +15,8 @@ use crate::features::UnitFeatures;
 use crate::space::{Config, Domain, Space, Value};
 use crate::trial::Trial;
 
+/// Configurations that are spread over the space before walks set out.
+const N_START: usize = 10;
 /// Times that walkers set out for a batch before it is taken as it is.
 const ROUNDS: usize = 4;
 /// Batches without a better state after which walks grow by a step.
@@ -47,20 +49,32 @@ pub(super) const ROW: SearchRow = SearchRow {
             default: "6",
             text: "states collected between two updates of the centre, at least 1",
         },
+        SearchOption { name: "width", default: "128", text: "width of the networks' hidden layers, 1 to 1024" },
         SearchOption { name: "memory", default: "2048", text: "steps that are remembered to learn from, at least 1" },
-        SearchOption { name: "start", default: "untiled", text: "untiled (the first legal configuration) or random" },
+        SearchOption {
+            name: "start",
+            default: "spread",
+            text: "where walks first set out: spread (the best of 10 that are far apart), random or untiled (the first legal \
+                   configuration), as in the paper",
+        },
     ],
     make: |Problem { space, .. }, seed, options| {
         let n_steps = options.number("steps", 1..=1000)?;
         let mut rng = Xoshiro256PlusPlus::seed_from_u64(seed);
-        let centre = match options.choice("start", &["untiled", "random"])? {
-            0 => space.config_at(0),
-            _ => space.sample(&mut rng),
-        };
         let (features, actions) = (UnitFeatures::new(space), Actions::new(space));
-        let learner = (actions.n_actions > 0).then(|| {
-            ActorCritic::new(features.n_features(), actions.n_actions, &ActorCriticOptions::default(), rng.random())
-        });
+        let mut start = VecDeque::new();
+        let centre = match options.choice("start", &["spread", "random", "untiled"])? {
+            0 => {
+                start = spread(space, &features, &mut rng);
+                start[0].clone()
+            }
+            1 => space.sample(&mut rng),
+            _ => space.config_at(0),
+        };
+        let network =
+            ActorCriticOptions { n_hidden: options.number("width", 1..=1024)?, ..ActorCriticOptions::default() };
+        let learner = (actions.n_actions > 0)
+            .then(|| ActorCritic::new(features.n_features(), actions.n_actions, &network, rng.random()));
         Ok(Box::new(Na2c {
             n_steps,
             tau: options.number("tau", 0.0..=1.0)?,
@@ -73,6 +87,7 @@ pub(super) const ROW: SearchRow = SearchRow {
             learner,
             costs: HashMap::new(),
             memory: VecDeque::new(),
+            start,
             centre,
             best: f64::INFINITY,
             collected: VecDeque::new(),
@@ -83,13 +98,25 @@ pub(super) const ROW: SearchRow = SearchRow {
     },
 };
 
+/// Configurations that are far apart, at least one.
+fn spread(space: &Arc<Space>, features: &UnitFeatures, rng: &mut Xoshiro256PlusPlus) -> VecDeque<Config> {
+    let mut drawn = Seen::new(space);
+    let mut points: Vec<Vec<f32>> = Vec::with_capacity(N_START);
+    let mut draw = || {
+        let config = drawn.draw_remote(rng, features, &points)?;
+        points.push(features.of(&config));
+        Some(config)
+    };
+    (0..N_START).map_while(|_| draw()).collect()
+}
+
 /// Neighbourhood actor advantage critic.
 ///
 /// # Source
 /// N-A2C, algorithm 2 of the paper on GEMM tiling as a Markov decision process, with its T = 3 and its reward, scaled so that the
 /// best state so far gives 1. Batch, width, rate and τ are those of NNI. We differ in that actions are the moves of every kind of parameter
-/// (see [`Actions`]), in that a walk ends where no move is legal, and in that a batch is drawn at random where walks
-/// reach no unvisited state.
+/// (see [`Actions`]), in that a walk ends where no move is legal, in that a batch is drawn at random where walks
+/// reach no unvisited state, and in where walks first set out, which can be as in the paper.
 struct Na2c {
     n_steps: usize,
     tau: f64,
@@ -105,6 +132,8 @@ struct Na2c {
     costs: HashMap<Config, f64>,
     /// Steps between known states, the latest last.
     memory: VecDeque<(Config, usize, Config)>,
+    /// What is measured before walks set out, unless so many are known otherwise.
+    start: VecDeque<Config>,
     /// Where walks start: the best state so far.
     centre: Config,
     best: f64,
@@ -212,6 +241,12 @@ impl Na2c {
 
 impl Search for Na2c {
     fn propose(&mut self, n: usize) -> Vec<Config> {
+        let n_start = n.min(N_START.saturating_sub(self.costs.len()));
+        let start = self.start.drain(..n_start.min(self.start.len()));
+        let batch: Vec<Config> = start.filter(|config| self.seen.insert(config)).collect();
+        if !batch.is_empty() {
+            return batch;
+        }
         // Others may have measured some since they were collected.
         self.collected.retain(|config| self.seen.is_fresh(config));
         if self.collected.is_empty() {
@@ -227,11 +262,7 @@ impl Search for Na2c {
     }
 
     fn observe(&mut self, trials: &[Trial]) {
-        for trial in trials {
-            if !self.seen.space().contains(&trial.config) {
-                continue;
-            }
-            self.seen.insert(&trial.config);
+        for trial in self.seen.note(trials) {
             let cost = trial.outcome.cost();
             self.costs.insert(trial.config.clone(), cost);
             self.remember(&trial.config);
@@ -371,6 +402,24 @@ mod tests {
         };
         assert_eq!(move_of([60, 1, 1], [12, 1, 5]), move_of([5, 4, 3], [1, 4, 15]));
         assert_ne!(move_of([60, 1, 1], [12, 1, 5]), move_of([60, 1, 1], [20, 1, 3]));
+    }
+
+    #[test]
+    fn a_start_is_spread_unless_enough_is_known() {
+        let space = Arc::new(Space::new("test", vec![Parameter::ordinal("p", 0..1000)], vec![]).unwrap());
+        let mut start: Vec<u64> =
+            build("na2c", &space, 0).unwrap().propose(16).iter().map(|config| config.ranks()[0]).collect();
+        start.sort();
+        assert_eq!(start.len(), N_START);
+        assert!(start.windows(2).all(|pair| pair[1] - pair[0] >= 20), "{start:?}");
+        let mut search = build("na2c", &space, 0).unwrap();
+        let known = (0..N_START as u64).map(|rank| Trial {
+            config: Config::new([500 + rank]),
+            outcome: Outcome::Measured(Timing::of_samples(&[rank as f64 + 1.0], false)),
+        });
+        search.observe(&known.collect::<Vec<_>>());
+        let around = search.propose(6);
+        assert!(!around.is_empty() && around.iter().all(|c| c.ranks()[0].abs_diff(500) <= 30), "{around:?}");
     }
 
     #[test]

@@ -24,12 +24,14 @@ pub(super) const ROW: SearchRow = SearchRow {
     transfers: false,
     options: &[
         SearchOption { name: "batch", default: "8", text: "trials between two steps of learning, at least 1" },
+        SearchOption { name: "width", default: "64", text: "width of the LSTM's state, 1 to 1024" },
         SearchOption { name: "rate", default: "0.005", text: "the learning rate, 0.000001 to 1" },
         SearchOption { name: "entropy", default: "0.01", text: "the weight of the policy's entropy, 0 to 10" },
     ],
     make: |Problem { space, .. }, seed, options| {
         let batch = options.number("batch", 1..=100_000)?;
         let controller = ControllerOptions {
+            n_hidden: options.number("width", 1..=1024)?,
             learning_rate: options.number("rate", 1e-6..=1.0)?,
             entropy: options.number("entropy", 0.0..=10.0)?,
             ..ControllerOptions::default()
@@ -110,11 +112,7 @@ impl Search for RnnController {
     }
 
     fn observe(&mut self, trials: &[Trial]) {
-        for trial in trials {
-            if !self.seen.space().contains(&trial.config) {
-                continue;
-            }
-            self.seen.insert(&trial.config);
+        for trial in self.seen.note(trials) {
             let fitness = trial.outcome.fitness();
             self.fitness.insert(trial.config.clone(), fitness);
             self.best = self.best.max(fitness);

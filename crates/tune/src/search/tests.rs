@@ -7,11 +7,14 @@ use super::*;
 use crate::space::{Constraint, Parameter};
 use crate::trial::{ErrorClass, Outcome, Timing};
 
-/// A search for tests: those with cost models learn and anneal only as long as it takes to see that they do.
+/// A search for tests: those with cost models learn and anneal only as long as it takes to see that they do, and networks
+/// are small.
 fn quick(name: &'static str) -> &'static str {
     match name {
         "gbt" => "gbt:steps=20,batch=32",
-        "tree_gru" => "tree_gru:steps=2,chains=8,updates=1,batch=64",
+        "tree_gru" => "tree_gru:width=8,steps=2,chains=8,updates=1,batch=64",
+        "na2c" => "na2c:width=8",
+        "rnn_controller" => "rnn_controller:width=8",
         _ => name,
     }
 }
@@ -231,7 +234,7 @@ fn neural_searches_beat_random_on_a_smooth_landscape() {
     let space = gemm();
     let mean = |text: &str| (0..5).map(|seed| best(&run(text, &space, smooth, seed, 16, 300))).sum::<f64>() / 5.0;
     let random = mean("random");
-    for text in ["na2c", "rnn_controller", "tree_gru:steps=20,updates=5"] {
+    for text in ["na2c:width=32", "rnn_controller:width=32", "tree_gru:width=32,steps=20,updates=5"] {
         assert!(mean(text) < random, "{text}: {} against {random}", mean(text));
     }
 }

@@ -22,6 +22,11 @@ pub(super) const ROW: SearchRow = SearchRow {
             default: "slots",
             text: "what it predicts from: slots (all loops, scattered into memory slots) or roots (the outermost loops)",
         },
+        SearchOption {
+            name: "width",
+            default: "64",
+            text: "width of a node's embedding and of the network's state, 1 to 1024; 128 in the paper",
+        },
         SearchOption { name: "updates", default: "20", text: "steps of learning before each batch" },
         annealing::BATCH,
         annealing::EPSILON,
@@ -43,7 +48,9 @@ pub(super) const ROW: SearchRow = SearchRow {
             0 => Readout::Slots(N_SLOTS),
             _ => Readout::Roots,
         };
-        let network = TreeGruOptions { objective, readout, ..TreeGruOptions::default() };
+        let width = options.number("width", 1..=1024)?;
+        let network =
+            TreeGruOptions { n_embedding: width, n_hidden: width, objective, readout, ..TreeGruOptions::default() };
         let model = Recursive {
             network: TreeGru::new(trees.n_features(), &network, seed),
             n_updates: options.number("updates", 0..=1_000_000)?,

@@ -26,6 +26,8 @@ pub struct Experiment {
     pub repeats: u64,
     /// Whether runs begin with the configurations that the template's model of the machine ranks first.
     pub with_guesses: bool,
+    /// Whether hopeless candidates are run to the end, as where the whole space counts and not its best.
+    pub to_the_end: bool,
     /// What is plotted of a kernel.
     pub measure: Measure,
     /// Seconds, at a budget of 1, after which results are compared besides the end.
@@ -167,11 +169,12 @@ const MIXED: &[Problem] = &[
 const GBFS_PAPER: &str = "G-BFS and N-A2C";
 const GBFS_ARMS: &[Arm] = &[
     Arm::search("gbfs"),
-    Arm::search("na2c"),
+    Arm::named("na2c", "na2c:start=untiled"),
     Arm::named("gbt", "gbt:batch=64"),
     Arm::search("rnn_controller"),
     Arm::search("random"),
 ];
+const AUTOTVM_ON_A_CPU: &str = "a CPU and our templates, 512 trials instead of 800";
 const ON_A_CPU: &str = "a CPU instead of a GPU; random search beside the paper's four";
 
 /// What most experiments have in common.
@@ -187,6 +190,7 @@ const PLAIN: Experiment = Experiment {
     length: Length::Trials(0),
     repeats: 0,
     with_guesses: false,
+    to_the_end: false,
     measure: Measure::Throughput,
     moments_s: &[],
     views: &[],
@@ -231,7 +235,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
         paper: "AutoTVM",
         figure: "figure 4",
         compares: "boosted trees and TreeGRU against black-box searches",
-        differs: "a CPU and our templates, 512 trials instead of 800",
+        differs: AUTOTVM_ON_A_CPU,
         problems: RESNET,
         arms: Arms::Listed(&[
             Arm::named("gbt", "gbt:batch=64"),
@@ -249,7 +253,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
         paper: "AutoTVM",
         figure: "figure 5",
         compares: "the rank objective against regression",
-        differs: "a CPU and our templates, 512 trials instead of 800",
+        differs: AUTOTVM_ON_A_CPU,
         problems: RESNET,
         arms: Arms::Listed(&[
             Arm::named("gbt, rank", "gbt:batch=64,objective=rank"),
@@ -265,7 +269,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
         paper: "AutoTVM",
         figure: "figure 6",
         compares: "batches that are varied on purpose against the best predictions alone",
-        differs: "a CPU and our templates, 512 trials instead of 800",
+        differs: AUTOTVM_ON_A_CPU,
         problems: RESNET,
         arms: Arms::Listed(&[
             Arm::named("gbt, diversity 0", "gbt:batch=64,diversity=0"),
@@ -282,7 +286,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
         paper: "AutoTVM",
         figure: "figure 7",
         compares: "acquisition functions over five bootstrapped models",
-        differs: "a CPU and our templates, 512 trials instead of 800",
+        differs: AUTOTVM_ON_A_CPU,
         problems: RESNET,
         arms: Arms::Listed(&[
             Arm::named("gbt, mean", "gbt:batch=64,bootstrap=5,acquisition=mean"),
@@ -332,7 +336,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
         arms: Arms::Listed(&[
             Arm::named("opevo", "opevo:generation=8,selection=fitness,q=0.5"),
             Arm::search("gbfs"),
-            Arm::search("na2c"),
+            Arm::named("na2c", "na2c:start=untiled"),
             Arm::named("gbt", "gbt:batch=64"),
             Arm::search("random"),
         ]),
@@ -351,6 +355,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
         arms: Arms::Listed(&[Arm::search("random")]),
         length: Length::ShareOfSpace(0.005),
         repeats: 1,
+        to_the_end: true,
         views: &[View::Outcomes, View::Histogram],
         ..PLAIN
     },

@@ -176,7 +176,7 @@ fn affordable(best_ns: f64, time: Duration) -> u64 {
 
 /// Measures the program without schedule steps, once where it is slow.
 fn untuned(device: &mut Device, best_ns: f64) -> std::io::Result<Untuned> {
-    device.set_run_timeout(UNTUNED_LIMIT);
+    device.run_to_the_end(UNTUNED_LIMIT);
     let mut result = Untuned::Failed;
     device.measure_sources(&[Source::Steps(String::new())], Some(best_ns), &mut |_, measured| {
         result = match measured.outcome {
