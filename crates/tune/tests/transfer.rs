@@ -220,6 +220,30 @@ fn a_model_of_records_knows_good_configurations_of_other_sizes() {
     assert!(matches!(Lessons::of(PAPER, &sources[..1]), Err(RecordsError::TooFew { n_workloads: 1, .. })));
 }
 
+/// Padding brings parameters that other workloads of the template do not have.
+#[test]
+fn a_model_of_records_serves_workloads_with_and_without_some_parameters() {
+    let [padded, plain] = ["r=3,s=3,pad=1", "r=1,s=1"]
+        .map(|filter| move |k: i64| task(&format!("conv2d:c=32,h=14,w=14,k={k},{filter},const=w"), Some("conv")));
+    let sources: Vec<EarlierTask> =
+        [16, 32, 64].into_iter().flat_map(|k| [padded(k), plain(k)]).map(|task| earlier(&task, 100, 5)).collect();
+    let lessons = Lessons::of("conv", &sources).unwrap();
+    assert_eq!(lessons.examples.len(), 6, "every workload teaches something");
+    let examples: Vec<_> = lessons.examples.concat();
+    let training = Training { n_trees: 20, ..Training::default() };
+    let mut silent = |_: &sequence::Progress| ControlFlow::Continue(());
+    let learnt =
+        train(Architecture::Chain, &lessons.vocabulary, &examples, &examples[..3], &training, None, &mut silent);
+    let model = learnt.unwrap();
+    for new in [padded(48), plain(48)] {
+        let target = new.setting.target.to_string();
+        let predicted = records::predict(&model, &new.setting.workload, 1, &target, &new.space, 8).unwrap();
+        assert_eq!(predicted.len(), 8, "{}", new.setting.workload);
+        assert!(predicted.iter().all(|(config, _)| new.space.contains(config)));
+        assert!(predicted.windows(2).all(|pair| pair[0].0 != pair[1].0));
+    }
+}
+
 /// What a space allows after a prefix is what its configurations say, whatever of its values a model knows.
 #[test]
 fn completions_of_a_space_are_exact() {

@@ -1,7 +1,8 @@
 //! Learning from Tilewright's own records: workloads are problems, their best configurations answers.
 //!
 //! A configuration is written with tokens that mean the same for every size: numbers, texts and orders as they are, and of a
-//! factorization the inner factors, which are sizes of tiles; the outermost one follows from the size.
+//! factorization the inner factors, which are sizes of tiles; the outermost one follows from the size. A parameter that
+//! only other workloads of the template have is written as absent.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,6 +16,8 @@ use crate::transfer::EarlierTask;
 
 /// Configurations of a workload that are learnt from, at most.
 const MOST_ANSWERS: usize = 8;
+/// The token of a parameter that a workload does not have.
+const ABSENT: &str = "-";
 /// How much slower than its workload's best one a configuration may be to be learnt from.
 const NEAR_BEST: f64 = 1.05;
 
@@ -34,7 +37,7 @@ pub enum RecordsError {
     /// What the model's file says about it is not what is written for a template.
     #[error("the model is of no template")]
     NoTemplate,
-    /// The model writes other parameters than the space has.
+    /// The model has not seen a parameter of the space.
     #[error("the model knows the parameters {known}, and the space has {found}")]
     OtherParameters {
         /// Those of the model.
@@ -65,23 +68,18 @@ impl Lessons {
     /// # Errors
     /// [`RecordsError::TooFew`].
     pub fn of(template: &str, tasks: &[EarlierTask]) -> Result<Lessons, RecordsError> {
-        let mut names: Option<Vec<String>> = None;
-        // By workload on its machine: its description and its configurations as tokens, best first.
-        let mut taught: Vec<(Description, Vec<Vec<String>>)> = Vec::new();
-        let mut values: Vec<BTreeSet<Token>> = Vec::new();
+        // By workload on its machine: its description and its configurations as tokens by parameter, best first.
+        let mut taught: Vec<(Description, Vec<BTreeMap<String, String>>)> = Vec::new();
+        let mut values: BTreeMap<String, BTreeSet<Token>> = BTreeMap::new();
         for task in tasks.iter().filter(|task| task.template == template) {
             let mut records: Vec<&Record> = task.records.iter().filter(|r| r.outcome.timing().is_some()).collect();
             records.sort_by(|a, b| a.outcome.cost().total_cmp(&b.outcome.cost()));
             let Some(best) = records.first().map(|record| record.outcome.cost()) else { continue };
             let mut answers = Vec::new();
             for record in records {
-                let Some((of_record, tokens)) = tokens_of_config(&record.config) else { continue };
-                // Other versions of the template may have other parameters; the first one seen decides.
-                if *names.get_or_insert_with(|| of_record.clone()) != of_record {
-                    continue;
-                }
-                values.resize_with(tokens.len(), BTreeSet::new);
-                for (seen, token) in values.iter_mut().zip(&tokens) {
+                let Some(tokens) = tokens_of_config(&record.config) else { continue };
+                for (name, token) in &tokens {
+                    let seen = values.entry(name.clone()).or_insert_with(|| [Token(ABSENT.to_owned())].into());
                     seen.insert(Token(token.clone()));
                 }
                 if record.outcome.cost() <= NEAR_BEST * best && answers.len() < MOST_ANSWERS {
@@ -96,17 +94,17 @@ impl Lessons {
             let (template, n_workloads) = (template.to_owned(), taught.len());
             return Err(RecordsError::TooFew { template, n_workloads, least: LEAST_WORKLOADS });
         }
-        let parameters = names.unwrap_or_default().into_iter().zip(values);
-        let parameters =
-            parameters.map(|(name, seen)| Parameter { name, values: seen.into_iter().map(|token| token.0).collect() });
+        let parameters = values
+            .into_iter()
+            .map(|(name, seen)| Parameter { name, values: seen.into_iter().map(|token| token.0).collect() });
         let fields = fields_of(taught.iter().map(|(description, _)| description));
         let vocabulary = Vocabulary { fields, parameters: parameters.collect() };
-        let index = |(parameter, token): (&Parameter, &String)| {
-            parameter.values.iter().position(|v| v == token).expect("invariant: seen above") as u32
-        };
-        let example = |problem: &[i64], tokens: &Vec<String>| Example {
-            problem: problem.to_vec(),
-            answer: vocabulary.parameters.iter().zip(tokens).map(index).collect(),
+        let example = |problem: &[i64], tokens: &BTreeMap<String, String>| {
+            let index = |parameter: &Parameter| {
+                let token = tokens.get(&parameter.name).map_or(ABSENT, String::as_str);
+                parameter.values.iter().position(|v| v == token).expect("invariant: seen above") as u32
+            };
+            Example { problem: problem.to_vec(), answer: vocabulary.parameters.iter().map(index).collect() }
         };
         let examples = taught.iter().map(|(description, answers)| {
             let problem = problem_of(&vocabulary, description);
@@ -244,9 +242,9 @@ fn tokens_of_value(name: &str, value: &Json) -> Option<Vec<(String, String)>> {
     }
 }
 
-fn tokens_of_config(config: &Json) -> Option<(Vec<String>, Vec<String>)> {
+fn tokens_of_config(config: &Json) -> Option<BTreeMap<String, String>> {
     let of_values = config.as_object()?.iter().map(|(name, value)| tokens_of_value(name, value));
-    Some(of_values.collect::<Option<Vec<_>>>()?.into_iter().flatten().unzip())
+    Some(of_values.collect::<Option<Vec<_>>>()?.into_iter().flatten().collect())
 }
 
 /// The legal configurations of a space as a model writes them.
@@ -256,15 +254,17 @@ pub struct SpaceCompletions<'a> {
     first: Vec<usize>,
     /// By parameter of the space, by rank: the values of its tokens, where the model knows them.
     tokens: Vec<Vec<Option<Vec<u32>>>>,
-    /// By place: the parameter of the space, and the number of values.
-    places: Vec<(usize, usize)>,
+    /// By place: the parameter of the space, where it has this one.
+    places: Vec<Option<usize>>,
+    /// By place: which of the model's values may stand where the space has no such parameter.
+    absent: Vec<Vec<bool>>,
 }
 
 impl SpaceCompletions<'_> {
     /// The configurations of a space whose tokens are in a vocabulary.
     ///
     /// # Errors
-    /// Where the vocabulary is of other parameters, or there is no such configuration.
+    /// Where the vocabulary lacks a parameter of the space, or there is no such configuration.
     pub fn new<'a>(space: &'a Space, vocabulary: &Vocabulary) -> Result<SpaceCompletions<'a>, RecordsError> {
         let other = || {
             let known = vocabulary.parameters.iter().map(|p| p.name.as_str()).collect::<Vec<_>>().join(", ");
@@ -292,10 +292,8 @@ impl SpaceCompletions<'_> {
             tokens.push((0..space.n_values(axis)).map(known).collect());
             first.push(start);
         }
-        let n_values = vocabulary.parameters.iter().map(|parameter| parameter.values.len());
-        let places = places.into_iter().zip(n_values).map(|(axis, n_values)| Some((axis?, n_values)));
-        let places = places.collect::<Option<Vec<_>>>().ok_or_else(other)?;
-        let mut completions = SpaceCompletions { space, first, tokens, places };
+        let absent = vocabulary.parameters.iter().map(|p| p.values.iter().map(|value| value == ABSENT).collect());
+        let mut completions = SpaceCompletions { space, first, tokens, places, absent: absent.collect() };
         match completions.allowed(&[]).contains(&true) {
             true => Ok(completions),
             false => Err(RecordsError::NothingKnown),
@@ -335,9 +333,10 @@ impl Completions for SpaceCompletions<'_> {
     /// # Panics
     /// Where the prefix is a whole answer or longer.
     fn allowed(&mut self, prefix: &[u32]) -> Vec<bool> {
-        let (axis, n_values) = self.places[prefix.len()];
+        let absent = &self.absent[prefix.len()];
+        let Some(axis) = self.places[prefix.len()] else { return absent.clone() };
         let possible = self.possible(prefix);
-        let mut allowed = vec![false; n_values];
+        let mut allowed = vec![false; absent.len()];
         let at = prefix.len() - self.first[axis];
         let ranks = self.space.ranks_possible(axis, &possible);
         for tokens in self.tokens[axis].iter().zip(ranks).filter_map(|(tokens, is)| tokens.as_ref().filter(|_| is)) {
