@@ -9,7 +9,7 @@ use tilewright_device::{Device, host};
 use tilewright_ir::op::Workload;
 use tilewright_tune::{ErrorClass, Outcome};
 
-/// The matrix product and then a second of additions, one after the other, that leave it as it is.
+/// The matrix product and then half a second of additions, one after the other, that leave it as it is.
 const SLOW: &str = "program \"slow\"
 buffer A: f32[16, 16] global input
 buffer B: f32[16, 16] global input
@@ -18,7 +18,7 @@ buffer T: f32[1] global temporary
 loops i, j, k, t
 run {
     for i in 16 { for j in 16 { for k in 16 { C[i, j] += A[i, k] * B[k, j] first k == 0 } } }
-    alloc T for t in 1000000000 { T[0] += A[0, 0] first t == 0 }
+    alloc T for t in 400000000 { T[0] += A[0, 0] first t == 0 }
 }";
 
 /// What becomes of these sources, measured in one batch.
@@ -42,7 +42,7 @@ fn slow() -> Source {
 }
 
 fn fast() -> Source {
-    Source::Steps("vectorize j\n".to_owned())
+    Source::Steps(String::new())
 }
 
 #[test]

@@ -16,7 +16,7 @@ use tilewright_tune::{BoxError, Config, ErrorClass, Measure, Measured, Outcome, 
 pub use crate::workers::WorkerCommand;
 
 /// A candidate is given up where its first run takes so many times as long as the fastest first run so far …
-const HOPELESS_RUN: u32 = 3;
+const HOPELESS_RUN: u32 = 5;
 /// … but not before so long: starting its worker anew takes a part of that, and so does a busy machine's delay.
 const LEAST_LIMIT: Duration = Duration::from_millis(300);
 /// While none has come to its end, each try of a candidate may take so many times as long as the one before.
@@ -111,6 +111,8 @@ struct Kept {
     id: u64,
     /// For building and checking.
     seconds: Seconds,
+    /// What its first run took.
+    first_ns: f64,
     /// ‖out − reference‖ / ‖reference‖ of its answer.
     relative_error: f64,
 }
@@ -198,11 +200,6 @@ impl Device {
         self.options.to_the_end = true;
     }
 
-    fn plan(&self, best_ns: Option<f64>, min_time: Duration) -> Plan {
-        let min_time_ns = min_time.as_nanos() as f64;
-        Plan { min_time_ns, min_samples: 2, best_ns, cold: self.options.cold }
-    }
-
     /// How long the first run of a candidate may take that was given up after `given_up`, if it was.
     ///
     /// Until one candidate has come to its end nobody knows what is slow: all of them are tried for a short time, then
@@ -220,6 +217,8 @@ impl Device {
     fn build(&mut self, sources: &[Source], to_the_end: bool) -> io::Result<Vec<Result<Kept, Measured>>> {
         let mut results: Vec<Option<Result<Kept, Measured>>> = sources.iter().map(|_| None).collect();
         let mut given_up = vec![GivenUp::default(); sources.len()];
+        // Those whose worker went after they were found right: they are built again, not checked again.
+        let mut lost: Vec<Option<Kept>> = vec![None; sources.len()];
         let mut waiting: VecDeque<usize> = (0..sources.len()).collect();
         let mut building: Vec<Option<Building>> = vec![None; self.workers.len()];
         loop {
@@ -228,7 +227,7 @@ impl Device {
                     && let Some(at) = waiting.pop_front()
                 {
                     let limit = self.run_limit(given_up[at].limit, to_the_end);
-                    if limit <= given_up[at].limit {
+                    if lost[at].is_none() && limit <= given_up[at].limit {
                         results[at] = Some(Err(self.too_slow(given_up[at])));
                         continue;
                     }
@@ -245,9 +244,11 @@ impl Device {
             let (worker, answer) = self.workers.next_answer()?;
             let Building { at, id, limit, phase } = building[worker].take().expect("it was asked to build");
             if !matches!(answer, Answer::Reply(_)) {
-                // What the worker had kept is gone with it: those candidates are built again.
                 for (other, result) in results.iter_mut().enumerate() {
-                    if matches!(result, Some(Ok(kept)) if kept.worker == worker) {
+                    if let Some(Ok(kept)) = result
+                        && kept.worker == worker
+                    {
+                        lost[other] = Some(*kept);
                         *result = None;
                         waiting.push_back(other);
                     }
@@ -259,21 +260,27 @@ impl Device {
             }
             let mut go_on = |phase| building[worker] = Some(Building { at, id, limit, phase });
             results[at] = Some(match (answer, phase) {
-                (Answer::Reply(Reply::Built { seconds: build, .. }), Phase::Build) => {
-                    self.workers.ask(worker, &Request::Check { id }, self.options.run_timeout);
-                    go_on(Phase::Prepare { build });
-                    continue;
-                }
+                (Answer::Reply(Reply::Built { seconds: build, .. }), Phase::Build) => match lost[at] {
+                    Some(kept) => Ok(Kept { worker, id, ..kept }),
+                    None => {
+                        self.workers.ask(worker, &Request::Check { id }, self.options.run_timeout);
+                        go_on(Phase::Prepare { build });
+                        continue;
+                    }
+                },
                 (Answer::Reply(Reply::Prepared { .. }), Phase::Prepare { build }) => {
                     self.workers.go_on(worker, limit);
                     go_on(Phase::Run { build, start: Instant::now() });
                     continue;
                 }
-                (Answer::Reply(Reply::Checked { seconds: verify, relative_error, .. }), Phase::Run { start, .. }) => {
+                (
+                    Answer::Reply(Reply::Checked { seconds: verify, first_ns, relative_error, .. }),
+                    Phase::Run { start, .. },
+                ) => {
                     let took = start.elapsed();
                     self.fastest_check = Some(self.fastest_check.map_or(took, |fastest| fastest.min(took)));
                     seconds.verify += verify;
-                    Ok(Kept { worker, id, seconds, relative_error })
+                    Ok(Kept { worker, id, seconds, first_ns, relative_error })
                 }
                 (Answer::TimedOut, Phase::Run { .. }) => {
                     seconds.run += limit.as_secs_f64();
@@ -311,7 +318,7 @@ impl Device {
 
     /// What became of a candidate whose first run was given up.
     fn too_slow(&self, GivenUp { limit, seconds }: GivenUp) -> Measured {
-        let mut message = format!("not finished within {:.1} s", limit.as_secs_f64());
+        let mut message = format!("not finished within {} s", (1e2 * limit.as_secs_f64()).round() / 1e2);
         if let Some(fastest) = self.fastest_check.filter(|_| limit < self.options.run_timeout) {
             message += &format!(", where the fastest so far took {:.3} s", fastest.as_secs_f64());
         }
@@ -330,8 +337,15 @@ impl Device {
         }
     }
 
-    /// Times a kept kernel.
-    fn run(&mut self, kept: Kept, plan: Plan) -> io::Result<Ran> {
+    /// Times a kept kernel for so long, or as long as it takes to see that it does not come near the best.
+    fn run(&mut self, kept: Kept, best_ns: Option<f64>, min_time: Duration) -> io::Result<Ran> {
+        let plan = Plan {
+            min_time_ns: min_time.as_nanos() as f64,
+            min_samples: 2,
+            first_ns: kept.first_ns,
+            best_ns,
+            cold: self.options.cold,
+        };
         self.workers.ask(kept.worker, &Request::Run { id: kept.id, plan }, self.options.run_timeout);
         let (_, answer) = self.workers.next_answer()?;
         let is_gone = !matches!(answer, Answer::Reply(_));
@@ -378,7 +392,7 @@ impl Device {
                         continue;
                     }
                     Ok(kept) => {
-                        let Ran { measured, is_gone } = self.run(kept, self.plan(best_ns, self.options.min_time))?;
+                        let Ran { measured, is_gone } = self.run(kept, best_ns, self.options.min_time)?;
                         if is_gone {
                             gone.push(kept.worker);
                         } else {
@@ -451,7 +465,7 @@ impl Device {
     /// Where a worker cannot be started anew.
     pub fn race_round(&mut self, racer: &mut Racer, time: Duration) -> io::Result<()> {
         if let (Some(kept), None) = (racer.kept, &racer.failure) {
-            match self.run(kept, self.plan(None, time))?.measured.outcome {
+            match self.run(kept, None, time)?.measured.outcome {
                 Outcome::Measured(timing) => racer.medians_ns.push(timing.median_ns),
                 failure => racer.failure = Some(failure),
             }

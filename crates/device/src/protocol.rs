@@ -50,6 +50,8 @@ pub struct Plan {
     pub min_time_ns: f64,
     /// … and at least so many samples are there.
     pub min_samples: u32,
+    /// What its first run took, beside other work, in nanoseconds.
+    pub first_ns: f64,
     /// Median of the best kernel so far: one that is clearly slower is not sampled further.
     pub best_ns: Option<f64>,
     /// Whether the caches are emptied before each run.
@@ -79,6 +81,8 @@ pub enum Reply {
         id: u64,
         /// Seconds it took.
         seconds: f64,
+        /// Nanoseconds of the run alone.
+        first_ns: f64,
         /// The largest relative error of an output as a whole.
         relative_error: f64,
     },

@@ -35,12 +35,13 @@ pub struct Samples {
     pub stopped_early: bool,
 }
 
-/// Times `run`, which took `checked_ns` when it was checked.
+/// Times `run`, which has been run before, when it was checked.
 ///
 /// With `flush`, which empties the caches, each sample is one run after it.
-pub fn sample(plan: &Plan, checked_ns: f64, run: &mut dyn FnMut(), flush: &mut dyn FnMut()) -> Samples {
+pub fn sample(plan: &Plan, run: &mut dyn FnMut(), flush: &mut dyn FnMut()) -> Samples {
     let hopeless = |ns: f64, factor: f64| plan.best_ns.is_some_and(|best| ns > factor * best);
     let enough = |ns: f64| Samples { ns: vec![ns], stopped_early: true };
+    let checked_ns = plan.first_ns;
     let factor = if checked_ns > CHECKED_LONG_NS { HOPELESS_CHECKED_LONG } else { HOPELESS_CHECKED };
     if !plan.cold && checked_ns > LONG_NS && hopeless(checked_ns, factor) {
         return enough(checked_ns);
@@ -83,14 +84,14 @@ pub fn sample(plan: &Plan, checked_ns: f64, run: &mut dyn FnMut(), flush: &mut d
 mod tests {
     use super::*;
 
-    fn plan(best_ns: Option<f64>) -> Plan {
-        Plan { min_time_ns: 1e6, min_samples: 3, best_ns, cold: false }
+    fn plan(first_ns: f64, best_ns: Option<f64>) -> Plan {
+        Plan { min_time_ns: 1e6, min_samples: 3, first_ns, best_ns, cold: false }
     }
 
     #[test]
     fn a_hopeless_kernel_is_not_run_again() {
         let mut runs = 0;
-        let samples = sample(&plan(Some(1e6)), 5e6, &mut || runs += 1, &mut || {});
+        let samples = sample(&plan(5e6, Some(1e6)), &mut || runs += 1, &mut || {});
         assert!(samples.stopped_early);
         assert_eq!((samples.ns.as_slice(), runs), (&[5e6][..], 0));
     }
@@ -102,7 +103,7 @@ mod tests {
             runs += 1;
             std::thread::sleep(std::time::Duration::from_millis(11));
         };
-        let samples = sample(&plan(None), 11e6, &mut run, &mut || {});
+        let samples = sample(&plan(11e6, None), &mut run, &mut || {});
         assert_eq!((samples.stopped_early, samples.ns.len(), runs), (false, 1, 1));
     }
 
@@ -112,7 +113,7 @@ mod tests {
             let start = Instant::now();
             while start.elapsed().as_micros() < 50 {}
         };
-        let samples = sample(&plan(None), 50e3, &mut { spin }, &mut || {});
+        let samples = sample(&plan(50e3, None), &mut { spin }, &mut || {});
         assert!(!samples.stopped_early);
         assert!(samples.ns.iter().sum::<f64>() >= 1e6, "{:?}", samples.ns);
     }

@@ -75,8 +75,6 @@ struct Built {
     recipe: Option<Recipe>,
     /// … and what it has made; none before it was run.
     prepared: Option<Rc<Prepared>>,
-    /// Nanoseconds of its first run.
-    first_ns: f64,
 }
 
 /// Where a run finds its buffers.
@@ -182,7 +180,7 @@ impl Worker {
         let kernel = tilewright_codegen::compile(&program, &self.target)
             .map_err(|e| (ErrorClass::CompileErrorHost, e.to_string()))?;
         let kept = program.kept().map(|(_, b)| b.name.clone()).collect();
-        Ok(Built { kernel, kept, recipe, prepared, first_ns: 0.0 })
+        Ok(Built { kernel, kept, recipe, prepared })
     }
 
     /// Finds or makes the buffers of a kernel, and runs its `prepare` part where its kept buffers are not filled. What
@@ -242,17 +240,17 @@ impl Worker {
         reply(&Reply::Prepared { id }).map_err(|e| (ErrorClass::Unknown, format!("telling the tuner: {e}")))?;
         // All ones is a NaN: an element that is not written cannot pass for right.
         self.outputs.iter_mut().flatten().for_each(|o| o.fill(0xFF));
-        let built = self.kernels.get_mut(&id).expect("it was just prepared");
+        let built = self.kernels.get(&id).expect("it was just prepared");
         let (scratch, runtime) = (self.scratch.pointer(), self.pool.runtime());
         let first = Instant::now();
         // SAFETY: as in `prepare`.
         unsafe { built.kernel.run(&arguments, &kept, scratch, &runtime) };
-        built.first_ns = first.elapsed().as_nanos() as f64;
+        let first_ns = first.elapsed().as_nanos() as f64;
         // SAFETY: as above, and the body has run.
         unsafe { built.kernel.finish(&arguments, &kept, scratch, &runtime) };
         intact(self.outputs.iter().flatten().chain(&self.kept).chain([&self.scratch]))?;
         let relative_error = compare(&self.untuned, &self.tolerance, &self.outputs, &self.data)?;
-        Ok(Reply::Checked { id, seconds: start.elapsed().as_secs_f64(), relative_error })
+        Ok(Reply::Checked { id, seconds: start.elapsed().as_secs_f64(), first_ns, relative_error })
     }
 
     fn run(&mut self, id: u64, plan: &Plan) -> Result<Reply, Failure> {
@@ -282,7 +280,7 @@ impl Worker {
             }
             std::hint::black_box(&flush_with);
         };
-        let samples = timing::sample(plan, built.first_ns, &mut run, &mut flush);
+        let samples = timing::sample(plan, &mut run, &mut flush);
         Ok(Reply::Timed {
             id,
             samples_ns: samples.ns,
