@@ -207,6 +207,16 @@ struct Lesson<'a> {
     validation: Vec<Example>,
 }
 
+impl Lesson<'_> {
+    /// The same with the validation examples to learn from as well, where the model has no other use for them.
+    fn in_full(mut self, architecture: Architecture) -> Self {
+        if !architecture.row().stops_early {
+            self.train.extend_from_slice(&self.validation);
+        }
+        self
+    }
+}
+
 /// Trains a model, and says on standard error how far it is.
 ///
 /// # Errors

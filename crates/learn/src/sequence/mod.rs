@@ -102,6 +102,9 @@ pub struct ArchitectureRow {
     pub what: &'static str,
     /// Where it is described.
     pub source: &'static str,
+    /// Whether training ends when the validation loss no longer falls; where not, nothing is lost by learning from the
+    /// validation examples too.
+    pub stops_early: bool,
 }
 
 /// Every architecture.
@@ -111,36 +114,42 @@ pub const ARCHITECTURES: &[ArchitectureRow] = &[
         name: "chain",
         what: "classifier chain of random forests: each parameter from the problem and the parameters before it",
         source: "Read et al. 2009 (classifier chains); Geurts et al. 2006 (extremely randomized trees)",
+        stops_early: false,
     },
     ArchitectureRow {
         architecture: Architecture::EncDec,
         name: "enc-dec",
         what: "LSTM encoder and LSTM decoder",
         source: "section IV-A",
+        stops_early: true,
     },
     ArchitectureRow {
         architecture: Architecture::Attn,
         name: "attn",
         what: "bidirectional LSTM encoder, attention, LSTM decoder that sees what it has written",
         source: "section IV-B, with the feedback of Bahdanau et al.",
+        stops_early: true,
     },
     ArchitectureRow {
         architecture: Architecture::Attn2,
         name: "attn-2",
         what: "as attn, but the decoder does not see what it has written",
         source: "section IV-B",
+        stops_early: true,
     },
     ArchitectureRow {
         architecture: Architecture::Hybrid,
         name: "hybrid",
         what: "convolutional encoder, stack of bidirectional LSTMs as decoder",
         source: "section IV-C, figure 3",
+        stops_early: true,
     },
     ArchitectureRow {
         architecture: Architecture::Hybrid2,
         name: "hybrid-2",
         what: "as hybrid, but only the last states of the first decoder layer go on to the second",
         source: "section IV-C, figure 4",
+        stops_early: true,
     },
 ];
 

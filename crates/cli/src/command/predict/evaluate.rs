@@ -147,8 +147,8 @@ impl<'a> Repetition<'a> {
                 let examples = |at: &[usize]| self.table.at(at).into_iter().map(|row| inputs.example(row)).collect();
                 let vocabulary = inputs.vocabulary(kernel);
                 let (train, validation) = (examples(&self.train), examples(&self.validation));
-                let lesson = Lesson { vocabulary: &vocabulary, train, validation };
-                let n_rows = count(self.train.len() as u64, "row");
+                let lesson = Lesson { vocabulary: &vocabulary, train, validation }.in_full(architecture);
+                let n_rows = count(lesson.train.len() as u64, "row");
                 message(&format!("{name}, seed {}: learning from {n_rows}", self.seed));
                 let model = teach(architecture, &lesson, &training, &checkpoint_of(&path), stop)?;
                 let mut about = inputs.describe(kernel);

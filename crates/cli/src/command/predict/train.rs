@@ -117,9 +117,15 @@ fn learn_table(args: &TrainArgs, data: &Path, spec: &Path, as_json: bool) -> any
     let stop = watch_interrupts()?;
     let start = Instant::now();
     let model = teach(architecture, &lesson, &training, &checkpoint, &stop)?;
-    let seconds = start.elapsed().as_secs_f64();
     let scores = beam_scores(&model, kernel, &inputs, &table.at(&validation), &WIDTHS, &stop)?;
     let scores: Vec<_> = scores.iter().filter(|score| score.is_constrained).collect();
+    // The scores are those of a model that has not seen these rows; the one that is kept has, where it can use them.
+    let lesson = lesson.in_full(architecture);
+    let model = match lesson.train.len() > train.len() {
+        true => teach(architecture, &lesson, &training, &checkpoint, &stop)?,
+        false => model,
+    };
+    let seconds = start.elapsed().as_secs_f64();
     let of_width = |at: &&BeamScore| {
         let mut json = score_json(&at.score);
         json["k"] = at.width.into();
@@ -139,7 +145,7 @@ fn learn_table(args: &TrainArgs, data: &Path, spec: &Path, as_json: bool) -> any
         "validation": about["validation"],
         "output": args.output,
     });
-    let mut text = format!("{} learnt {} in {seconds:.1} s\n", args.model, count(train.len() as u64, "row"));
+    let mut text = format!("{} learnt {} in {seconds:.1} s\n", args.model, count(lesson.train.len() as u64, "row"));
     for at in scores {
         let which = if at.width == 1 { "first answer".to_owned() } else { format!("best of {} answers", at.width) };
         text += &format!(
@@ -195,8 +201,9 @@ fn learn_records(args: &TrainArgs, db: &Path, template: &str, as_json: bool) -> 
         let chosen = lessons.examples.iter().enumerate().filter(|(at, _)| is_held_out(*at) == held_out);
         chosen.flat_map(|(_, examples)| examples.iter().cloned()).collect()
     };
+    let n_examples: usize = lessons.examples.iter().map(Vec::len).sum();
     let lesson = Lesson { vocabulary: &lessons.vocabulary, train: side(false), validation: side(true) };
-    let n_examples = lesson.train.len() + lesson.validation.len();
+    let lesson = lesson.in_full(architecture);
     message(&format!(
         "{template}: {} of {} in {name}, model {}",
         count(n_examples as u64, "configuration"),
