@@ -217,7 +217,7 @@ fn trials_observed_between_proposals_are_not_proposed() {
 #[test]
 fn guided_searches_beat_random_on_a_smooth_landscape() {
     let space = gemm();
-    let mean = |text: &str| (0..30).map(|seed| best(&run(text, &space, smooth, seed, 16, 600))).sum::<f64>() / 30.0;
+    let mean = |text: &str| (0..12).map(|seed| best(&run(text, &space, smooth, seed, 16, 600))).sum::<f64>() / 12.0;
     let random = mean("random");
     for text in
         ["auto", "gbfs", "genetic", "gbfs:start=random", "simulated_annealing", "gbt:steps=100", "opevo", "nose"]
@@ -234,7 +234,7 @@ fn neural_searches_beat_random_on_a_smooth_landscape() {
     let space = gemm();
     let mean = |text: &str| (0..5).map(|seed| best(&run(text, &space, smooth, seed, 16, 300))).sum::<f64>() / 5.0;
     let random = mean("random");
-    for text in ["na2c:width=32", "rnn_controller:width=32", "tree_gru:width=32,steps=20,updates=5"] {
+    for text in ["na2c", "rnn_controller", "tree_gru:steps=20,updates=5"] {
         assert!(mean(text) < random, "{text}: {} against {random}", mean(text));
     }
 }
