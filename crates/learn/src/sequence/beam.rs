@@ -167,6 +167,28 @@ mod tests {
         answers
     }
 
+    /// A value and then another; the second parameter's probabilities depend on the first one's value.
+    struct TwoSteps([f32; 3], [[f32; 3]; 3]);
+
+    impl Decoder for TwoSteps {
+        fn next(&mut self, prefixes: &[Answer], _parents: &[usize]) -> Vec<f32> {
+            let row = |prefix: &Answer| prefix.values.first().map_or(self.0, |&value| self.1[value as usize]);
+            prefixes.iter().flat_map(|prefix| row(prefix).map(f32::ln)).collect()
+        }
+    }
+
+    /// Without the first value 1, the first value 2 comes onto the beam, and its answer is likelier than the second one of value 0.
+    #[test]
+    fn what_an_unconstrained_beam_finds_is_not_crowded_out() {
+        let mut model = TwoSteps([0.45, 0.3, 0.25], [[0.7, 0.28, 0.02], [0.34, 0.33, 0.33], [0.98, 0.01, 0.01]]);
+        let found = |answers: Vec<Answer>| answers.into_iter().map(|a| a.values).collect::<Vec<_>>();
+        assert_eq!(found(search(&mut model, &[3, 3], 2, None)), [[0, 0], [0, 1]]);
+        let valid = [0, 2].iter().flat_map(|&first| (0..3).map(move |second| vec![first, second])).collect();
+        let mut completions = Listed(valid, vec![3, 3]);
+        assert_eq!(found(search(&mut model, &[3, 3], 2, Some(&mut completions))), [[0, 0], [0, 1]]);
+        assert_eq!(found(search(&mut model, &[3, 3], 3, Some(&mut completions))), [[0, 0], [2, 0], [0, 1]]);
+    }
+
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(200))]
 

@@ -10,10 +10,10 @@ use super::encoding::Columns;
 use super::{Example, Progress, SequenceError, Training, Vocabulary};
 
 /// The least number of examples in a leaf.
-const MIN_LEAF: usize = 2;
+const MIN_LEAF: usize = 4;
 
 /// The share of the columns that a node looks at.
-const COLUMNS_SHARE: f64 = 0.5;
+const COLUMNS_SHARE: f64 = 0.3;
 
 /// The share of a prediction that comes from how frequent values are anyway, so that nothing is impossible.
 const SMOOTHING: f32 = 0.01;

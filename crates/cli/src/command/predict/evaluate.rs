@@ -9,7 +9,7 @@ use clap::Args;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value as Json, json};
 use tilewright_learn::baselines::{BASELINES, predict_classes};
-use tilewright_learn::sequence::{Architecture, Model};
+use tilewright_learn::sequence::{ARCHITECTURES, Architecture, Model};
 use tilewright_tune::predict::{Inputs, Row, Score, score};
 
 use super::paper::PaperRow;
@@ -31,7 +31,7 @@ pub struct EvaluateArgs {
     #[arg(long, value_name = "FILE")]
     spec: PathBuf,
     /// Kinds of models, separated by commas, or all
-    #[arg(long, value_name = "NAMES", default_value = "chain")]
+    #[arg(long, value_name = "NAMES", default_value = ARCHITECTURES[0].name)]
     models: String,
     /// Repetitions, each with its own rows held out and its own randomness
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..=1000))]
