@@ -5,6 +5,7 @@ mod common;
 use std::path::{Path, PathBuf};
 
 use common::{run, run_json, stderr, text};
+use serde_json::Value as Json;
 
 fn in_root(path: &str) -> String {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
@@ -125,7 +126,7 @@ fn an_evaluation_has_the_papers_figures_and_is_not_done_twice() {
 }
 
 /// The models' figures of a second run, and what it said.
-fn second_run(arguments: &[&str]) -> (serde_json::Value, String) {
+fn second_run(arguments: &[&str]) -> (Json, String) {
     let output = common::command(arguments).arg("--json").output().unwrap();
     (common::json_of(arguments, &output)["models"].clone(), stderr(&output))
 }
@@ -154,10 +155,8 @@ fn a_model_of_records_begins_a_run() {
     let arguments = ["tune", workload, "--db", text(&fresh), "--trials", "3", "--no-race", "--predict", text(&model)];
     let tuned = run(&arguments);
     assert!(tuned.status.success() && stderr(&tuned).contains("predicted by"), "{}", stderr(&tuned));
-    let recorded = common::recorded(&fresh);
-    let is_first =
-        |config: &String| serde_json::from_str::<serde_json::Value>(config).unwrap() == candidates[0]["parameters"];
-    assert!(recorded.iter().any(is_first), "the likeliest configuration is measured");
+    let is_likeliest = |config: &String| serde_json::from_str::<Json>(config).unwrap() == candidates[0]["parameters"];
+    assert!(common::recorded(&fresh).iter().any(is_likeliest), "the likeliest configuration is measured");
 
     let refused = |arguments: &[&str], expected: &str| {
         let output = run(arguments);

@@ -6,7 +6,7 @@ use std::time::Instant;
 use clap::Args;
 use serde_json::{Value as Json, json};
 use tilewright_ir::op::Workload;
-use tilewright_learn::sequence::{Architecture, Example, Training};
+use tilewright_learn::sequence::{ARCHITECTURES, Architecture, Example, Training};
 use tilewright_tune::predict::{Inputs, records};
 use tilewright_tune::{EarlierTask, TEMPLATES};
 
@@ -41,7 +41,7 @@ pub struct TrainArgs {
     #[arg(short, long, value_name = "MODEL")]
     output: PathBuf,
     /// Kind of model
-    #[arg(long, value_name = "NAME", default_value = "chain")]
+    #[arg(long, value_name = "NAME", default_value = ARCHITECTURES[0].name)]
     model: String,
     /// Seed of everything random
     #[arg(long, value_name = "N", default_value_t = 0)]
