@@ -185,6 +185,14 @@ fn the_nearest_workload_comes_first() {
     assert!(warm_start(&task("matmul:m=64,n=64,k=64", None), &tasks).is_empty(), "they are of another template");
 }
 
+/// A model of lessons.
+fn learn(lessons: &Lessons) -> sequence::Model {
+    let examples: Vec<_> = lessons.examples.concat();
+    let training = Training { n_trees: 20, ..Training::default() };
+    let mut silent = |_: &sequence::Progress| ControlFlow::Continue(());
+    train(Architecture::Chain, &lessons.vocabulary, &examples, &examples[..3], &training, None, &mut silent).unwrap()
+}
+
 #[test]
 fn a_model_of_records_knows_good_configurations_of_other_sizes() {
     let sources = [(128, 256), (256, 128), (256, 512), (512, 256), (512, 512), (128, 512)];
@@ -195,12 +203,7 @@ fn a_model_of_records_knows_good_configurations_of_other_sizes() {
     let lessons = Lessons::of(PAPER, &sources).unwrap();
     let fields: Vec<&str> = lessons.vocabulary.fields.iter().map(|field| field.name.as_str()).collect();
     assert_eq!(fields, ["m", "n"], "only what varies");
-    let examples: Vec<_> = lessons.examples.concat();
-    let training = Training { n_trees: 20, ..Training::default() };
-    let mut silent = |_: &sequence::Progress| ControlFlow::Continue(());
-    let learnt =
-        train(Architecture::Chain, &lessons.vocabulary, &examples, &examples[..3], &training, None, &mut silent);
-    let model = learnt.unwrap();
+    let model = learn(&lessons);
 
     let new = task("matmul:m=384,n=768,k=256", Some(PAPER));
     let target = new.setting.target.to_string();
@@ -229,12 +232,7 @@ fn a_model_of_records_serves_workloads_with_and_without_some_parameters() {
         [16, 32, 64].into_iter().flat_map(|k| [padded(k), plain(k)]).map(|task| earlier(&task, 100, 5)).collect();
     let lessons = Lessons::of("conv", &sources).unwrap();
     assert_eq!(lessons.examples.len(), 6, "every workload teaches something");
-    let examples: Vec<_> = lessons.examples.concat();
-    let training = Training { n_trees: 20, ..Training::default() };
-    let mut silent = |_: &sequence::Progress| ControlFlow::Continue(());
-    let learnt =
-        train(Architecture::Chain, &lessons.vocabulary, &examples, &examples[..3], &training, None, &mut silent);
-    let model = learnt.unwrap();
+    let model = learn(&lessons);
     for new in [padded(48), plain(48)] {
         let target = new.setting.target.to_string();
         let predicted = records::predict(&model, &new.setting.workload, 1, &target, &new.space, 8).unwrap();
