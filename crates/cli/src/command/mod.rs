@@ -14,7 +14,7 @@ pub mod show;
 pub mod space;
 pub mod tune;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use clap::Args;
@@ -31,6 +31,18 @@ use crate::error::{OrBadInput, bad_input};
 
 /// The hidden subcommand that is a worker of a device.
 pub const WORKER: &str = "worker";
+
+/// A file that the user named, as a whole; `wanted` says what it should be.
+///
+/// # Errors
+/// Bad input where it cannot be read.
+fn read_file(path: &Path, wanted: &str) -> anyhow::Result<Vec<u8>> {
+    let name = path.display();
+    if path.is_dir() {
+        return Err(bad_input(format!("cannot read {name}: it is a folder (give {wanted})")));
+    }
+    std::fs::read(path).map_err(|error| bad_input(format!("cannot read {name}: {error} (give {wanted})")))
+}
 
 /// What is to be computed, on what.
 #[derive(Args, Debug)]

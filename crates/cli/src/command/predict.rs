@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use clap::{Args, Subcommand};
+use serde::{Deserialize, Serialize};
 use serde_json::{Value as Json, json};
 use tilewright_learn::sequence::{
     ARCHITECTURES, Architecture, Completions, Example, Model, Progress, SequenceError, Training, Vocabulary,
@@ -22,7 +23,7 @@ use tilewright_tune::predict::{
 };
 use tilewright_tune::{Config, Task};
 
-use super::target_name;
+use super::{read_file, target_name};
 use crate::error::{OrBadInput, bad_input};
 use crate::output::message;
 
@@ -110,7 +111,7 @@ impl Table {
     /// Reads a table and the specification of its kernel.
     fn read(data: &Path, specification: &Path, args: &TableArgs) -> anyhow::Result<Table> {
         let kernel = read_specification(specification)?;
-        let bytes = read(data, "a table of tuned problems")?;
+        let bytes = read_file(data, "a table of tuned problems")?;
         let split = if args.split == "random" { Split::Random } else { Split::ByGroup };
         if split == Split::ByGroup && !kernel.groups.contains(&args.split) {
             let known = ["random"].into_iter().chain(kernel.groups.iter().map(String::as_str)).collect::<Vec<_>>();
@@ -150,17 +151,9 @@ impl Table {
 
 fn read_specification(path: &Path) -> anyhow::Result<KernelSpecification> {
     let name = path.display();
-    let text = String::from_utf8(read(path, "a kernel specification")?)
+    let text = String::from_utf8(read_file(path, "a kernel specification")?)
         .map_err(|_| bad_input(format!("{name} is not UTF-8 (give a kernel specification)")))?;
     KernelSpecification::parse(&text).map_err(|error| bad_input(format!("{name}: {error}")))
-}
-
-fn read(path: &Path, wanted: &str) -> anyhow::Result<Vec<u8>> {
-    let name = path.display();
-    if path.is_dir() {
-        return Err(bad_input(format!("cannot read {name}: it is a folder (give {wanted})")));
-    }
-    std::fs::read(path).map_err(|error| bad_input(format!("cannot read {name}: {error} (give {wanted})")))
 }
 
 /// A model, and what its file says about it.
@@ -266,10 +259,14 @@ fn checkpoint_of(model: &Path) -> PathBuf {
     name.into()
 }
 
-/// Scores of a model with one width of the beam.
+/// The score of a model with one width of the beam.
+#[derive(Debug, Clone, Serialize, Deserialize)]
 struct BeamScore {
+    #[serde(rename = "k")]
     width: usize,
+    #[serde(rename = "constrained")]
     is_constrained: bool,
+    #[serde(flatten)]
     score: Score,
 }
 
@@ -302,12 +299,7 @@ fn beam_scores(
 }
 
 fn score_json(score: &Score) -> Json {
-    json!({
-        "average_accuracy": score.average_accuracy,
-        "perfect": score.perfect,
-        "perfect_equivalent": score.perfect_equivalent,
-        "valid": score.valid,
-    })
+    serde_json::to_value(score).expect("invariant: a score is numbers by name")
 }
 
 /// A model's configurations for a task of its template, the likeliest first, with the logarithms of their probabilities.

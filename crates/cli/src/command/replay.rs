@@ -8,7 +8,7 @@ use serde_json::json;
 use tilewright_device::host;
 use tilewright_tune::{AtBudget, RecordedSpace, ReplayPlan};
 
-use super::count;
+use super::{count, read_file};
 use crate::error::{OrBadInput, bad_input};
 use crate::output::{digits, grouped, table, write_result};
 
@@ -45,8 +45,8 @@ pub struct ReplayArgs {
 /// # Errors
 /// Bad input where a file cannot be read or the search does not exist.
 pub fn run(args: &ReplayArgs, as_json: bool) -> anyhow::Result<()> {
-    let file = read(&args.file)?;
-    let description = args.description.as_deref().map(read).transpose()?;
+    let file = read_file(&args.file, "a recorded space")?;
+    let description = args.description.as_deref().map(|path| read_file(path, "a recorded space")).transpose()?;
     let name = name_of(&args.file);
     let recorded = RecordedSpace::read(&name, &file, description.as_deref());
     let recorded = recorded.map_err(|error| bad_input(format!("{}: {error}", args.file.display())))?;
@@ -89,14 +89,6 @@ pub fn run(args: &ReplayArgs, as_json: bool) -> anyhow::Result<()> {
         digits(overhead),
     );
     write_result(as_json, &json, &text)
-}
-
-fn read(path: &Path) -> anyhow::Result<Vec<u8>> {
-    let name = path.display();
-    if path.is_dir() {
-        return Err(bad_input(format!("cannot read {name}: it is a folder (give a recorded space)")));
-    }
-    std::fs::read(path).map_err(|error| bad_input(format!("cannot read {name}: {error} (give a recorded space)")))
 }
 
 /// The name of a file without what says its format.

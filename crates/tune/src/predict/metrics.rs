@@ -3,11 +3,13 @@
 //! # Source
 //! "Optimal Kernel Tuning Parameter Prediction using Deep Sequence Models", section VI.
 
+use serde::{Deserialize, Serialize};
+
 use super::data::Row;
 use super::specification::KernelSpecification;
 
 /// How good the answers of a model are, as means over problems.
-#[derive(Debug, Clone, Copy, PartialEq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 pub struct Score {
     /// The share of parameters predicted right; of several answers to a problem the best one counts.
     pub average_accuracy: f64,

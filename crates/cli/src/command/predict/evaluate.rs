@@ -14,12 +14,12 @@ use tilewright_tune::predict::{Inputs, Row, Score, score};
 
 use super::paper::{BEAM_MODEL, PaperRow};
 use super::{
-    Lesson, Table, TableArgs, TrainingArgs, architectures, beam_scores, checkpoint_of, models_help, score_json, teach,
-    watch_interrupts,
+    BeamScore, Lesson, Table, TableArgs, TrainingArgs, architectures, beam_scores, checkpoint_of, models_help,
+    score_json, teach, watch_interrupts,
 };
 use crate::command::count;
 use crate::error::{OrBadInput, bad_input};
-use crate::output::{message, table, write_result};
+use crate::output::{message, table, write_result, write_whole};
 
 /// Arguments of `predict evaluate`.
 #[derive(Args, Debug)]
@@ -56,33 +56,10 @@ pub struct EvaluateArgs {
 }
 
 /// What was trained, and with what it was scored; scores of anything else are not these.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Serialize, Deserialize)]
 struct Finished {
     key: Json,
-    scores: Vec<Scored>,
-}
-
-/// The scores of one repetition.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-struct Scored {
-    k: usize,
-    constrained: bool,
-    average_accuracy: f64,
-    perfect: f64,
-    perfect_equivalent: f64,
-    valid: f64,
-}
-
-impl Scored {
-    fn new(k: usize, constrained: bool, score: &Score) -> Scored {
-        let Score { average_accuracy, perfect, perfect_equivalent, valid } = *score;
-        Scored { k, constrained, average_accuracy, perfect, perfect_equivalent, valid }
-    }
-
-    fn score(&self) -> Score {
-        let Scored { average_accuracy, perfect, perfect_equivalent, valid, .. } = *self;
-        Score { average_accuracy, perfect, perfect_equivalent, valid }
-    }
+    scores: Vec<BeamScore>,
 }
 
 /// Scores over the repetitions, by width of the beam and whether it is constrained.
@@ -117,7 +94,7 @@ impl<'a> Repetition<'a> {
         args: &EvaluateArgs,
         folder: &Path,
         stop: &AtomicBool,
-    ) -> anyhow::Result<Vec<Scored>> {
+    ) -> anyhow::Result<Vec<BeamScore>> {
         let Table { kernel, about, .. } = self.table;
         let name = architecture.row().name;
         let training = args.training.training(self.seed)?;
@@ -158,10 +135,9 @@ impl<'a> Repetition<'a> {
             }
         };
         let scores = beam_scores(&model, kernel, &inputs, &self.table.at(&self.test), &widths, stop)?;
-        let scores: Vec<Scored> = scores.iter().map(|at| Scored::new(at.width, at.is_constrained, &at.score)).collect();
         let finished = Finished { key: scored_key, scores: scores.clone() };
-        let bytes = serde_json::to_vec(&finished).context("scores")?;
-        std::fs::write(&scores_path, bytes).with_context(|| format!("cannot write {}", scores_path.display()))?;
+        write_whole(&scores_path, |file| Ok(serde_json::to_writer(file, &finished)?))
+            .with_context(|| format!("cannot write {}", scores_path.display()))?;
         Ok(scores)
     }
 
@@ -264,8 +240,8 @@ fn scores(
     for seed in args.seed..args.seed.saturating_add(args.seeds) {
         let repetition = Repetition::new(data, seed)?;
         for (architecture, (_, scores)) in architectures.iter().zip(&mut models) {
-            for scored in repetition.scores(*architecture, args, folder, stop)? {
-                scores.entry((scored.k, scored.constrained)).or_default().push(scored.score());
+            for at in repetition.scores(*architecture, args, folder, stop)? {
+                scores.entry((at.width, at.is_constrained)).or_default().push(at.score);
             }
         }
         if args.baselines {

@@ -407,19 +407,19 @@ fn steps(s: &Setting, space: &Space, config: &Config) -> Vec<Step> {
     if pack_a != "none" {
         let at = innermost("ic");
         let [panel, k] = [0, 1].map(|axis| format!("A.p.{}", axis + usize::from(p.batch.is_some())));
-        let by_rows = pack_a == "rows";
-        if by_rows && p.a.is_k_last() {
+        let mut outermost = &panel;
+        if pack_a == "rows" && p.a.is_k_last() {
             steps.extend(copy_rows(&p, at, mr, lanes));
         } else {
             steps.extend(pack(&p, &p.a, "A.p", Some(at), mr, lanes));
-        }
-        // Rows of a transposed A lie interleaved as they are; read to their ends they come as fast as memory gives.
-        let k_outside = by_rows && !p.a.is_k_last();
-        if k_outside {
-            steps.push(reorder(&[&k, &panel]));
+            // Rows of a transposed A lie interleaved as they are; read to their ends they come as fast as memory gives.
+            if pack_a == "rows" {
+                steps.push(reorder(&[&k, &panel]));
+                outermost = &k;
+            }
         }
         if shared(Some(at)) {
-            steps.push(parallel(if k_outside { &k } else { &panel }));
+            steps.push(parallel(outermost));
         }
     }
 
