@@ -20,11 +20,14 @@ mod llvm;
 mod loader;
 
 use std::ffi::c_void;
+use std::sync::Arc;
 use std::time::Instant;
 
 use thiserror::Error;
 use tilewright_ir::target::Arch;
 use tilewright_ir::{Part, Program, Target};
+
+use llvm::unit::Units;
 
 pub use llvm::plan::{SCRATCH_ALIGN, ScratchLayout};
 pub use llvm::{host_cpu, llvm_version};
@@ -147,9 +150,12 @@ impl Runtime {
 
 type Entry = unsafe extern "C" fn(buffers: *const *mut u8, scratch: *mut u8, runtime: *const Runtime);
 
-/// A program compiled into this process. Dropping it gives its memory back.
+/// A program compiled into this process. Dropping it gives its memory back, but for what others share.
 pub struct Kernel {
-    _code: loader::Code,
+    /// That of other programs which it calls, then its own.
+    _codes: Vec<Arc<loader::Code>>,
+    /// Its object, where that has code which others may want.
+    object: Option<Vec<u8>>,
     run: Entry,
     prepare: Entry,
     finish: Option<Entry>,
@@ -159,39 +165,83 @@ pub struct Kernel {
     times: CompileTimes,
 }
 
-/// Compiles a lowered program for this process.
+/// Compiles programs for this process one after the other. Code that several of them have in common is made once.
+pub struct Compiler {
+    target: Target,
+    units: Units,
+}
+
+impl Compiler {
+    /// One for a target.
+    pub fn new(target: Target) -> Compiler {
+        Compiler { target, units: Units::default() }
+    }
+
+    /// Compiles a lowered program.
+    ///
+    /// # Errors
+    /// See [`CompileError`]; a target of another machine family is refused, one with more features than this CPU is not.
+    ///
+    /// # Panics
+    /// Where the program is malformed: run the verifier first.
+    pub fn compile(&mut self, program: &Program) -> Result<Kernel, CompileError> {
+        let target = &self.target;
+        if llvm::host_arch() != Some(target.arch) {
+            return Err(CompileError::NotHost { target: target.to_string() });
+        }
+        let llvm::Compiled { bytes, scratch, uses, mut times } =
+            llvm::compile(program, target, &self.units, Emit::Object)?;
+        let start = Instant::now();
+        let code = self.load(&bytes)?;
+        let entry = |part| {
+            let address = code.symbol(llvm::generate::symbol(part))?;
+            // SAFETY: the symbol is the function of this name that the generator wrote with this signature.
+            Some(unsafe { std::mem::transmute::<*const u8, Entry>(address) })
+        };
+        let [run, prepare] = [Part::Body, Part::Prepare].map(|part| entry(part).expect("every object exports both"));
+        let finish = entry(Part::Finish);
+        let object = (!uses.made.is_empty()).then_some(bytes);
+        let mut codes = uses.shared;
+        codes.push(code);
+        times.load_ns = start.elapsed().as_nanos() as u64;
+        Ok(Kernel {
+            _codes: codes,
+            object,
+            run,
+            prepare,
+            finish,
+            n_arguments: program.arguments().count(),
+            kept_bytes: program.kept().map(|(_, b)| b.size_bytes().unwrap_or(0)).collect(),
+            scratch,
+            times,
+        })
+    }
+
+    /// Takes over code from the object of another process's kernel; see [`Kernel::take_object`].
+    ///
+    /// # Errors
+    /// [`CompileError::Object`] and [`CompileError::UnknownSymbol`] where it is not such an object, or refers to code of
+    /// one that was not added.
+    pub fn add(&mut self, object: &[u8]) -> Result<(), CompileError> {
+        self.load(object).map(|_| ())
+    }
+
+    fn load(&mut self, object: &[u8]) -> Result<Arc<loader::Code>, CompileError> {
+        let code = Arc::new(loader::load(object, self.target.arch, &|symbol| self.units.address(symbol))?);
+        self.units.keep(&code);
+        Ok(code)
+    }
+}
+
+/// Compiles one lowered program for this process.
 ///
 /// # Errors
-/// See [`CompileError`]; a target of another machine family is refused, one with more features than this CPU is not.
+/// As for [`Compiler::compile`].
 ///
 /// # Panics
-/// Where the program is malformed: run the verifier first.
+/// As for [`Compiler::compile`].
 pub fn compile(program: &Program, target: &Target) -> Result<Kernel, CompileError> {
-    if llvm::host_arch() != Some(target.arch) {
-        return Err(CompileError::NotHost { target: target.to_string() });
-    }
-    let compiled = llvm::compile(program, target, Emit::Object)?;
-    let start = Instant::now();
-    let code = loader::load(&compiled.bytes, target.arch)?;
-    let entry = |part| {
-        let address = code.symbol(llvm::generate::symbol(part))?;
-        // SAFETY: the symbol is the function of this name that the generator wrote with this signature.
-        Some(unsafe { std::mem::transmute::<*const u8, Entry>(address) })
-    };
-    let [run, prepare] = [Part::Body, Part::Prepare].map(|part| entry(part).expect("every object exports both"));
-    let finish = entry(Part::Finish);
-    let mut times = compiled.times;
-    times.load_ns = start.elapsed().as_nanos() as u64;
-    Ok(Kernel {
-        _code: code,
-        run,
-        prepare,
-        finish,
-        n_arguments: program.arguments().count(),
-        kept_bytes: program.kept().map(|(_, b)| b.size_bytes().unwrap_or(0)).collect(),
-        scratch: compiled.scratch,
-        times,
-    })
+    Compiler::new(target.clone()).compile(program)
 }
 
 /// Compiles a lowered program to text or an object, for any target.
@@ -202,7 +252,7 @@ pub fn compile(program: &Program, target: &Target) -> Result<Kernel, CompileErro
 /// # Panics
 /// Where the program is malformed: run the verifier first.
 pub fn emit(program: &Program, target: &Target, what: Emit) -> Result<Vec<u8>, CompileError> {
-    Ok(llvm::compile(program, target, what)?.bytes)
+    Ok(llvm::compile(program, target, &Units::default(), what)?.bytes)
 }
 
 /// The scratch memory that the code of a program needs.
@@ -227,6 +277,11 @@ impl Kernel {
     /// Size of each kept buffer in bytes, in order.
     pub fn kept_bytes(&self) -> &[u64] {
         &self.kept_bytes
+    }
+
+    /// Takes the object that it was loaded from, where programs of other processes may want code in it.
+    pub fn take_object(&mut self) -> Option<Vec<u8>> {
+        self.object.take()
     }
 
     /// Where the time of compiling it went.

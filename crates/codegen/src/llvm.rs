@@ -10,6 +10,7 @@ mod map;
 mod math;
 mod memory;
 pub(crate) mod plan;
+pub(crate) mod unit;
 mod value;
 
 use std::time::Instant;
@@ -22,6 +23,7 @@ pub use machine::{host_arch, host_cpu, llvm_version};
 use crate::{CompileError, CompileTimes, Emit};
 use api::Module;
 use plan::ScratchLayout;
+use unit::{Units, Uses};
 
 /// The passes that code goes through before instruction selection.
 ///
@@ -35,12 +37,14 @@ pub struct Compiled {
     pub bytes: Vec<u8>,
     /// Sizes of the scratch memory.
     pub scratch: ScratchLayout,
+    /// What the code shares with that of other programs.
+    pub uses: Uses,
     /// Where the time went.
     pub times: CompileTimes,
 }
 
-/// Compiles a program.
-pub fn compile(program: &Program, target: &Target, what: Emit) -> Result<Compiled, CompileError> {
+/// Compiles a program; the code refers to the units that there are, and defines those that it lacks.
+pub fn compile(program: &Program, target: &Target, units: &Units, what: Emit) -> Result<Compiled, CompileError> {
     machine::with_machine(target, |machine| {
         let mut times = CompileTimes::default();
         let start = Instant::now();
@@ -48,7 +52,7 @@ pub fn compile(program: &Program, target: &Target, what: Emit) -> Result<Compile
         let keep_names = matches!(what, Emit::Llvm | Emit::LlvmOptimized);
         let module = Module::new(&program.name, keep_names);
         machine::prepare_module(&module, machine, target);
-        let module = generate::generate(module, program, target, &plan)?;
+        let (module, uses) = generate::generate(module, program, target, &plan, units)?;
         times.generate_ns = start.elapsed().as_nanos() as u64;
         if cfg!(debug_assertions)
             && let Err(why) = module.verify()
@@ -71,6 +75,6 @@ pub fn compile(program: &Program, target: &Target, what: Emit) -> Result<Compile
             }
             times.machine_code_ns = start.elapsed().as_nanos() as u64;
         }
-        Ok(Compiled { bytes, scratch: plan.scratch, times })
+        Ok(Compiled { bytes, scratch: plan.scratch, uses, times })
     })
 }

@@ -1,7 +1,7 @@
 //! Puts a relocatable ELF object into executable memory.
 //!
-//! Kernels refer to nothing but their own constants and a fixed list of C functions, so the few relocations that LLVM
-//! makes for position-independent code suffice. Dropping the code gives the memory back.
+//! Kernels refer to nothing but their own constants, code of other kernels and a fixed list of C functions, so the few
+//! relocations that LLVM makes for position-independent code suffice. Dropping the code gives the memory back.
 
 use std::ptr::NonNull;
 
@@ -117,8 +117,8 @@ struct Section {
     place: Option<usize>,
 }
 
-/// Loads an object made for this machine.
-pub fn load(object: &[u8], arch: Arch) -> Result<Code, CompileError> {
+/// Loads an object made for this machine; `elsewhere` gives the addresses of functions in other objects.
+pub fn load(object: &[u8], arch: Arch, elsewhere: &dyn Fn(&str) -> Option<usize>) -> Result<Code, CompileError> {
     let elf = Bytes(object);
     if elf.slice(0, 5)? != [0x7f, b'E', b'L', b'F', 2] {
         return Err(broken("not a 64-bit ELF object"));
@@ -199,7 +199,9 @@ pub fn load(object: &[u8], arch: Arch) -> Result<Code, CompileError> {
         let (info, section, value) = (elf.slice(at + 4, 1)?[0], elf.u16(at + 6)?, elf.u64(at + 8)?);
         addresses[i as usize] = match section {
             SHN_UNDEF => {
-                let to = external(name).ok_or_else(|| CompileError::UnknownSymbol { name: name.into() })?;
+                let to = external(name)
+                    .or_else(|| elsewhere(name))
+                    .ok_or_else(|| CompileError::UnknownSymbol { name: name.into() })?;
                 image[next_stub..next_stub + STUB_BYTES].copy_from_slice(&stub(arch, to));
                 next_stub += STUB_BYTES;
                 base + next_stub - STUB_BYTES
@@ -242,6 +244,11 @@ pub fn load(object: &[u8], arch: Arch) -> Result<Code, CompileError> {
 }
 
 impl Code {
+    /// The names of its functions that others may call.
+    pub fn symbols(&self) -> impl Iterator<Item = &str> {
+        self.symbols.iter().map(|(name, _)| name.as_str())
+    }
+
     /// The address of a function.
     pub fn symbol(&self, name: &str) -> Option<*const u8> {
         let (_, place) = self.symbols.iter().find(|(n, _)| n == name)?;

@@ -3,6 +3,7 @@
 //! Made once by the tuner, in a file without a name that all workers map: inputs cannot be overwritten by a
 //! candidate, and no worker computes the reference again.
 
+use std::ffi::CStr;
 use std::fs::File;
 use std::io::{self, Seek, Write};
 use std::os::fd::{FromRawFd, OwnedFd};
@@ -46,7 +47,7 @@ impl Data {
             }
         }
         let outputs = evaluate(program, &inputs, n_threads).map_err(DataError::Reference)?;
-        let mut file = anonymous_file()?;
+        let mut file = anonymous_file(c"tilewright-data")?;
         let (mut offsets, mut at) = (Vec::new(), 0);
         let (mut inputs, mut outputs) = (inputs.into_iter(), outputs.into_iter());
         for (_, buffer) in program.arguments() {
@@ -78,9 +79,9 @@ impl Data {
 }
 
 /// A file in memory, inherited by child processes.
-fn anonymous_file() -> io::Result<File> {
+pub fn anonymous_file(name: &CStr) -> io::Result<File> {
     // SAFETY: the name is a C string; the result is a new descriptor or negative.
-    let fd = unsafe { libc::memfd_create(c"tilewright-data".as_ptr(), 0) };
+    let fd = unsafe { libc::memfd_create(name.as_ptr(), 0) };
     if fd < 0 {
         return Err(io::Error::last_os_error());
     }

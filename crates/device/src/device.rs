@@ -1,10 +1,12 @@
 //! Measuring candidates: batches are built and checked on all workers side by side, then timed one after the other.
 
-use crate::data::{Data, DataError};
+use crate::data::{Data, DataError, anonymous_file};
 use crate::host;
+use crate::objects;
 use crate::protocol::{Assignment, Plan, Reply, Request, Source};
 use crate::workers::{Answer, Workers, describe};
 use std::collections::VecDeque;
+use std::fs::File;
 use std::io;
 use std::ops::ControlFlow;
 use std::os::fd::AsRawFd;
@@ -100,8 +102,9 @@ pub struct Device {
     next_id: u64,
     /// The fastest first run so far, with the comparison of its answer.
     fastest_check: Option<Duration>,
-    // Workers map the file; it must outlive them.
+    // Workers map the one file and read and write the other; both must outlive them.
     _data: Data,
+    _objects: File,
 }
 
 /// A candidate that a worker has built and found right.
@@ -181,6 +184,8 @@ impl Device {
         Device::check_memory(&workload)?;
         let untuned = workload.program();
         let data = Data::new(&untuned, options.seed, host::allowed_cpus().len().max(1))?;
+        let objects = anonymous_file(c"tilewright-objects")?;
+        objects::make_appending(&objects)?;
         let assignment = Assignment {
             workload: workload.to_string(),
             target: target.into(),
@@ -188,10 +193,19 @@ impl Device {
             cpus: options.cpus.clone(),
             data_fd: data.file.as_raw_fd(),
             data_offsets: data.offsets.clone(),
+            objects_fd: objects.as_raw_fd(),
             memory_bytes: options.memory_bytes,
         };
         let workers = Workers::start(options.worker.clone(), assignment, options.n_workers)?;
-        Ok(Device { workers, options, steps: Box::new(steps), next_id: 0, fastest_check: None, _data: data })
+        Ok(Device {
+            workers,
+            options,
+            steps: Box::new(steps),
+            next_id: 0,
+            fastest_check: None,
+            _data: data,
+            _objects: objects,
+        })
     }
 
     /// From the next candidate on, whatever others take, its runs may take so long together.

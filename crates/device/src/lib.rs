@@ -7,6 +7,7 @@ pub mod data;
 pub mod device;
 pub mod host;
 pub mod memory;
+mod objects;
 pub mod peak;
 pub mod pool;
 mod prepared;

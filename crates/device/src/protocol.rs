@@ -143,6 +143,8 @@ pub struct Assignment {
     pub data_fd: i32,
     /// Where each argument's data begins in it: an input's contents, or an output's reference as `f64`.
     pub data_offsets: Vec<u64>,
+    /// Descriptor of the file of objects that the workers share.
+    pub objects_fd: i32,
     /// Address space the worker may use beyond what it has at its start, in bytes.
     pub memory_bytes: u64,
 }

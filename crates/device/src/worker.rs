@@ -5,6 +5,7 @@
 
 use crate::host;
 use crate::memory::{Fenced, ReadOnly};
+use crate::objects::Objects;
 use crate::pool::Pool;
 use crate::prepared::{self, Prepared, Recipe};
 use crate::protocol::{Assignment, ClassName, Plan, Reply, Request, Source};
@@ -15,7 +16,7 @@ use std::os::fd::BorrowedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::Rc;
 use std::time::Instant;
-use tilewright_codegen::Kernel;
+use tilewright_codegen::{Compiler, Kernel};
 use tilewright_ir::op::Workload;
 use tilewright_ir::reference::{Tolerance, relative_error};
 use tilewright_ir::schedule::{apply_all, parse_steps};
@@ -58,6 +59,8 @@ struct Worker {
     outputs: Vec<Option<Fenced>>,
     pool: Pool,
     all_cpus: Vec<usize>,
+    compiler: Compiler,
+    objects: Objects,
     kernels: HashMap<u64, Built>,
     prepared: prepared::Cache,
     /// Kept buffers that bodies write, by their place among a program's; for all kernels, as each run fills them anew.
@@ -89,7 +92,7 @@ impl Worker {
     fn new(assignment: Assignment) -> Result<Worker, Box<dyn std::error::Error>> {
         let workload = Workload::parse(&assignment.workload)?;
         let untuned = workload.program();
-        let target = assignment.target.clone().into();
+        let target: Target = assignment.target.clone().into();
         let all_cpus = host::allowed_cpus();
         // SAFETY: the descriptor was opened by the tuner for this process, which keeps it open to its end.
         let file = unsafe { BorrowedFd::borrow_raw(assignment.data_fd) };
@@ -101,6 +104,9 @@ impl Worker {
             data.push(ReadOnly::new(file, offset, if is_output { n * 8 } else { size })?);
             outputs.push(if is_output { Some(Fenced::new(size)?) } else { None });
         }
+        let compiler = Compiler::new(target.clone());
+        // SAFETY: as above.
+        let objects = unsafe { BorrowedFd::borrow_raw(assignment.objects_fd) }.try_clone_to_owned()?.into();
         let pool = Pool::new(assignment.n_threads, &assignment.cpus);
         limit_memory(assignment.memory_bytes);
         let tolerance = Tolerance::for_program(&untuned);
@@ -113,6 +119,8 @@ impl Worker {
             outputs,
             pool,
             all_cpus,
+            compiler,
+            objects: Objects::new(objects),
             kernels: HashMap::new(),
             prepared: prepared::Cache::new(assignment.memory_bytes / 4),
             kept: Vec::new(),
@@ -177,10 +185,22 @@ impl Worker {
         if let Source::Steps(_) = source {
             program = lower::lower(&program);
         }
-        let kernel = tilewright_codegen::compile(&program, &self.target)
-            .map_err(|e| (ErrorClass::CompileErrorHost, e.to_string()))?;
+        self.add_objects_of_others();
+        let mut kernel = self.compiler.compile(&program).map_err(|e| (ErrorClass::CompileErrorHost, e.to_string()))?;
+        if let Some(object) = kernel.take_object() {
+            // Others do without where there is no memory for it.
+            let _ = self.objects.add(&object);
+        }
         let kept = program.kept().map(|(_, b)| b.name.clone()).collect();
         Ok(Built { kernel, kept, recipe, prepared })
+    }
+
+    /// Takes over what other workers have compiled since the last time.
+    fn add_objects_of_others(&mut self) {
+        // One that cannot be read or refers to what was forgotten is compiled anew where it is needed.
+        while let Ok(Some(object)) = self.objects.next_of_others() {
+            let _ = self.compiler.add(&object);
+        }
     }
 
     /// Finds or makes the buffers of a kernel, and runs its `prepare` part where its kept buffers are not filled. What

@@ -17,6 +17,7 @@ use super::api::{Block, INT_GT, INT_LT, Module, Type, Value};
 use super::map::Map;
 use super::memory::LoadKey;
 use super::plan::{self, Chunk, Known, Piece, Place, Plan, Vectors};
+use super::unit::{self, Segment, Units, Uses};
 use crate::CompileError;
 
 /// Arguments are aligned to at least this many bytes.
@@ -93,6 +94,8 @@ pub(super) struct Function {
     pub lanes: Option<Lanes>,
     /// Stores to memory written since the block at hand began.
     pub n_stores: usize,
+    /// Whether it is a unit, which has no units inside.
+    pub is_unit: bool,
     position: Position,
     /// Scratch memory and runtime; `None` inside a parallel loop.
     outside: Option<(Value, Value)>,
@@ -107,6 +110,10 @@ pub(super) struct Generator<'p> {
     /// Kept buffers that the part being written fills.
     filled: BTreeSet<BufferId>,
     pub f: Function,
+    /// The units of earlier programs.
+    pub units: &'p Units,
+    /// What this program has to do with units.
+    pub uses: Uses,
     invariant: (u32, Value),
     n_outlined: usize,
 }
@@ -120,19 +127,26 @@ pub fn symbol(part: Part) -> &'static str {
     }
 }
 
-/// Writes the parts of a program; an empty `finish` becomes nothing.
-pub fn generate(m: Module, program: &Program, target: &Target, plan: &Plan) -> Result<Module, CompileError> {
+/// Writes the parts of a program, units that there are not yet included; an empty `finish` becomes nothing.
+pub fn generate(
+    m: Module,
+    program: &Program,
+    target: &Target,
+    plan: &Plan,
+    units: &Units,
+) -> Result<(Module, Uses), CompileError> {
     let invariant = (m.metadata_kind("invariant.load"), m.empty_metadata());
     let placeholder = m.bool(false);
     let entry = Block(std::ptr::null_mut());
     let f = Function::new(placeholder, entry, None);
-    let mut g = Generator { m, program, target, plan, filled: BTreeSet::new(), f, invariant, n_outlined: 0 };
+    let (filled, uses) = (BTreeSet::new(), Uses::default());
+    let mut g = Generator { m, program, target, plan, filled, f, units, uses, invariant, n_outlined: 0 };
     for part in [Part::Body, Part::Prepare, Part::Finish] {
         if part != Part::Finish || !program.finish.is_empty() {
             g.part(symbol(part), program.part(part))?;
         }
     }
-    Ok(g.m)
+    Ok((g.m, g.uses))
 }
 
 impl Function {
@@ -147,6 +161,7 @@ impl Function {
             seen: Seen::default(),
             lanes: None,
             n_stores: 0,
+            is_unit: false,
             position: Position::End(entry),
             outside,
         }
@@ -206,12 +221,12 @@ impl Generator<'_> {
         Ok(())
     }
 
-    fn never_allocated(&self, buffer: BufferId) -> CompileError {
+    pub(super) fn never_allocated(&self, buffer: BufferId) -> CompileError {
         CompileError::NeverAllocated { buffer: self.program.buffer(buffer).name.clone() }
     }
 
     /// Declares that a parameter is a buffer of its own.
-    fn buffer_parameter(&mut self, function: Value, at: usize, buffer: BufferId) {
+    pub(super) fn buffer_parameter(&mut self, function: Value, at: usize, buffer: BufferId) {
         let b = self.program.buffer(buffer);
         let value = self.m.parameter(function, at);
         self.m.name(value, &b.name);
@@ -231,6 +246,13 @@ impl Generator<'_> {
             self.m.add_parameter_attribute(function, at, attribute);
         }
         self.f.storage.insert(buffer, Storage::Pointer(value));
+    }
+
+    /// Declares that a parameter is the value of a loop's variable.
+    pub(super) fn var_parameter(&mut self, function: Value, at: usize, var: LoopId) {
+        let value = self.m.parameter(function, at);
+        self.m.name(value, self.program.loop_name(var));
+        self.f.vars.insert(var, (value, 0));
     }
 
     /// Whether nothing writes a buffer while this part runs.
@@ -265,7 +287,15 @@ impl Generator<'_> {
         self.f.levels.push(Level::new(mark, entry, None));
     }
 
-    fn leave_function(&mut self) {
+    /// As [`Self::enter_function`], in the middle of another one, which it gives.
+    pub(super) fn start_function(&mut self, function: Value) -> Function {
+        let placeholder = Function::new(function, Block(std::ptr::null_mut()), None);
+        let outer = std::mem::replace(&mut self.f, placeholder);
+        self.enter_function(function);
+        outer
+    }
+
+    pub(super) fn leave_function(&mut self) {
         self.m.ret();
         let level = self.f.levels.pop().expect("the function's own level");
         assert!(self.f.levels.is_empty(), "loops nest");
@@ -326,7 +356,20 @@ impl Generator<'_> {
 
     // Statements.
 
-    fn block(&mut self, block: &[Stmt]) -> Result<(), CompileError> {
+    pub(super) fn block(&mut self, block: &[Stmt]) -> Result<(), CompileError> {
+        if self.f.is_unit || self.f.lanes.is_some() {
+            return self.statements(block);
+        }
+        for segment in unit::segments(self.program, block, &mut self.f.ranges) {
+            match segment {
+                Segment::Unit(range) => self.unit(&block[range])?,
+                Segment::Plain(range) => self.statements(&block[range])?,
+            }
+        }
+        Ok(())
+    }
+
+    fn statements(&mut self, block: &[Stmt]) -> Result<(), CompileError> {
         let mut at = 0;
         while at < block.len() {
             if self.f.n_stores >= MOST_STORES {
@@ -560,7 +603,8 @@ impl Generator<'_> {
         let (scratch, runtime) = self.f.outside.expect("not inside another parallel loop");
         let (ptr, i64) = (self.m.ptr, self.m.i64);
         let n = self.int(extent);
-        let (used, vars) = plan::captures(l);
+        let (used, mut vars) = plan::captures(&l.body);
+        vars.remove(&l.var);
         let mut buffers = Vec::new();
         let mut own = Vec::new();
         for buffer in used {
@@ -630,8 +674,7 @@ impl Generator<'_> {
         // The body.
         let ranges = self.f.ranges.clone();
         let known = self.f.known.clone();
-        let outer = std::mem::replace(&mut self.f, Function::new(body, entry_block, None));
-        self.enter_function(body);
+        let outer = self.start_function(body);
         self.f.ranges = ranges;
         self.f.known = known;
         let mut at = 0;
@@ -640,18 +683,14 @@ impl Generator<'_> {
             at += 1;
         }
         for var in &vars {
-            let value = self.m.parameter(body, at);
-            self.m.name(value, self.program.loop_name(*var));
-            self.f.vars.insert(*var, (value, 0));
+            self.var_parameter(body, at, *var);
             at += 1;
         }
         for (buffer, _) in &own {
             self.buffer_parameter(body, at, *buffer);
             at += 1;
         }
-        let value = self.m.parameter(body, at);
-        self.m.name(value, self.program.loop_name(l.var));
-        self.f.vars.insert(l.var, (value, 0));
+        self.var_parameter(body, at, l.var);
         self.f.ranges.push(l.var, extent.clone());
         self.block(&l.body)?;
         self.leave_function();

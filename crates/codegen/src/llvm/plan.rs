@@ -398,11 +398,10 @@ impl Walk<'_> {
     }
 }
 
-/// The buffers and the loop variables from outside that a loop uses.
-pub fn captures(l: &Loop) -> (BTreeSet<BufferId>, BTreeSet<LoopId>) {
+/// The buffers that a block uses, and the loop variables from outside of it.
+pub fn captures(block: &[Stmt]) -> (BTreeSet<BufferId>, BTreeSet<LoopId>) {
     let (mut buffers, mut vars, mut own) = (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
-    own.insert(l.var);
-    for stmt in &l.body {
+    for stmt in block {
         stmt.walk(&mut |s| {
             if let Stmt::For(inner) = s {
                 own.insert(inner.var);
@@ -410,7 +409,7 @@ pub fn captures(l: &Loop) -> (BTreeSet<BufferId>, BTreeSet<LoopId>) {
             s.for_each_own_index(&mut |i| i.for_each_var(&mut |v| vars.extend([v])));
         });
     }
-    used_buffers(&l.body, &mut buffers);
+    used_buffers(block, &mut buffers);
     vars.retain(|v| !own.contains(v));
     (buffers, vars)
 }

@@ -1,0 +1,298 @@
+//! Units: statements that become a function of their own, which all programs that contain them share.
+//!
+//! Candidates of a search differ in a few parameters each. What packs an operand, fills a register tile or writes it back
+//! is the same in many of them, and making machine code of it costs more than anything else about a candidate.
+
+use std::collections::{BTreeSet, HashMap};
+use std::fmt::Write;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::ops::Range;
+use std::sync::Arc;
+
+use tilewright_ir::index::Ranges;
+use tilewright_ir::text::{index_to_string, stmt_to_string};
+use tilewright_ir::{BufferId, LoopId, LoopKind, Program, Scope, Stmt};
+
+use super::api::Value;
+use super::generate::{Generator, Storage};
+use super::plan::{self, Known, Place};
+use crate::CompileError;
+use crate::loader::Code;
+
+/// Operations, of vectors where there are lanes, that a unit carries out at least where it is executed: the call costs
+/// about a hundredth of them.
+const LEAST_WORK: f64 = 1000.0;
+/// Statements without others inside that a unit has at least.
+const LEAST_CODE: usize = 8;
+/// Lanes of a vector, to estimate work.
+const LANES: f64 = 8.0;
+/// Iterations of a loop whose number is not known.
+const UNKNOWN_EXTENT: f64 = 8.0;
+/// Units beyond which all are forgotten.
+const MOST_UNITS: usize = 8192;
+
+/// Statements next to each other in a block.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Segment {
+    /// They become a unit.
+    Unit(Range<usize>),
+    /// They are written where they stand; units may be inside.
+    Plain(Range<usize>),
+}
+
+/// Divides a block into units, as deep inside as their work allows, and what is around them.
+pub fn segments(program: &Program, block: &[Stmt], ranges: &mut Ranges) -> Vec<Segment> {
+    let mut out = Vec::new();
+    let mut start = 0;
+    for (at, stmt) in block.iter().enumerate() {
+        if let Stmt::Alloc(buffer) = stmt
+            && program.buffer(*buffer).scope == Scope::Register
+        {
+            // What is held in registers stays in one function.
+            break;
+        }
+        let work = work(stmt, ranges);
+        if work >= LEAST_WORK || has_parallel_loop(stmt) {
+            run(block, start..at, &mut out);
+            let is_unit = !has_large_part(stmt, ranges) && !has_parallel_loop(stmt) && code(stmt) >= LEAST_CODE;
+            out.push(if is_unit { Segment::Unit(at..at + 1) } else { Segment::Plain(at..at + 1) });
+            start = at + 1;
+        }
+    }
+    run(block, start..block.len(), &mut out);
+    out
+}
+
+/// Adds statements that are too small for units of their own.
+fn run(block: &[Stmt], range: Range<usize>, out: &mut Vec<Segment>) {
+    if range.is_empty() {
+        return;
+    }
+    let is_unit = block[range.clone()].iter().map(code).sum::<usize>() >= LEAST_CODE;
+    out.push(if is_unit { Segment::Unit(range) } else { Segment::Plain(range) });
+}
+
+/// Operations that a statement carries out when it is executed, about.
+fn work(stmt: &Stmt, ranges: &mut Ranges) -> f64 {
+    match stmt {
+        Stmt::For(l) => {
+            let extent = ranges.upper(&l.extent).map_or(UNKNOWN_EXTENT, |n| n.max(0) as f64);
+            ranges.push(l.var, l.extent.clone());
+            let body: f64 = l.body.iter().map(|s| work(s, ranges)).sum();
+            ranges.pop();
+            body * if l.kind == LoopKind::Vectorized { (extent / LANES).ceil() } else { extent }
+        }
+        Stmt::If { then, otherwise, .. } => {
+            let [then, otherwise] = [then, otherwise].map(|block| block.iter().map(|s| work(s, ranges)).sum::<f64>());
+            then.max(otherwise)
+        }
+        Stmt::Alloc(_) => 0.0,
+        Stmt::Store { .. } | Stmt::Update { .. } | Stmt::Prefetch { .. } => 1.0,
+    }
+}
+
+/// Whether something inside a statement can be a unit.
+fn has_large_part(stmt: &Stmt, ranges: &mut Ranges) -> bool {
+    if let Stmt::For(l) = stmt {
+        ranges.push(l.var, l.extent.clone());
+    }
+    let found = stmt.blocks().flatten().any(|s| work(s, ranges) >= LEAST_WORK && code(s) >= LEAST_CODE);
+    if let Stmt::For(_) = stmt {
+        ranges.pop();
+    }
+    found && !matches!(stmt, Stmt::For(l) if l.kind == LoopKind::Vectorized)
+}
+
+fn has_parallel_loop(stmt: &Stmt) -> bool {
+    let mut found = false;
+    stmt.walk(&mut |s| found |= matches!(s, Stmt::For(l) if l.kind == LoopKind::Parallel));
+    found
+}
+
+/// Statements without others inside, of vectors where there are lanes, once loops are unrolled.
+fn code(stmt: &Stmt) -> usize {
+    let inside = || stmt.blocks().flatten().map(code).sum::<usize>();
+    match stmt {
+        Stmt::Alloc(_) => 0,
+        Stmt::Store { .. } | Stmt::Update { .. } | Stmt::Prefetch { .. } => 1,
+        Stmt::For(l) if l.kind == LoopKind::Unrolled => {
+            inside().saturating_mul(l.extent.as_const().unwrap_or(1).max(0) as usize)
+        }
+        Stmt::For(_) | Stmt::If { .. } => inside(),
+    }
+}
+
+/// What the names of units begin with; what says everything about one, hashed, follows.
+const PREFIX: &str = "unit.";
+
+/// The units made so far, for one target.
+#[derive(Default)]
+pub struct Units {
+    /// By their functions' names, with the code that these are in.
+    known: HashMap<String, Arc<Code>>,
+}
+
+/// What a program has to do with units.
+#[derive(Default)]
+pub struct Uses {
+    /// The code that it shares with earlier programs.
+    pub shared: Vec<Arc<Code>>,
+    /// Functions that its own object defines.
+    pub made: BTreeSet<String>,
+}
+
+impl Units {
+    /// Remembers the units of an object.
+    pub fn keep(&mut self, code: &Arc<Code>) {
+        if self.known.len() > MOST_UNITS {
+            self.known.clear();
+        }
+        let symbols = code.symbols().filter(|symbol| symbol.starts_with(PREFIX));
+        self.known.extend(symbols.map(|symbol| (symbol.to_owned(), Arc::clone(code))));
+    }
+
+    /// Where the function of a name lies.
+    pub fn address(&self, symbol: &str) -> Option<usize> {
+        self.known.get(symbol)?.symbol(symbol).map(|address| address as usize)
+    }
+}
+
+/// The name of a unit's function.
+fn symbol(key: &str) -> String {
+    // 128 bits: two that are different never meet in practice, whoever makes them.
+    let [high, low] = [0u8, 1].map(|salt| {
+        let mut hasher = DefaultHasher::new();
+        (salt, key).hash(&mut hasher);
+        hasher.finish()
+    });
+    format!("{PREFIX}{high:016x}{low:016x}")
+}
+
+impl Generator<'_> {
+    /// Calls a unit, and writes its function where none has that code.
+    pub(super) fn unit(&mut self, block: &[Stmt]) -> Result<(), CompileError> {
+        let (used, vars) = plan::captures(block);
+        let mut own = BTreeSet::new();
+        for stmt in block {
+            stmt.walk(&mut |s| {
+                if let Stmt::Alloc(buffer) = s {
+                    own.insert(*buffer);
+                }
+            });
+        }
+        let mut buffers = Vec::new();
+        for buffer in &used {
+            if own.contains(buffer) && !matches!(self.plan.places.get(buffer), Some(Place::Scratch { .. })) {
+                continue;
+            }
+            match self.f.storage.get(buffer) {
+                Some(Storage::Pointer(pointer)) => buffers.push((*buffer, *pointer)),
+                Some(Storage::Chunks(_)) => panic!("what is held in registers stays in one function"),
+                None => return Err(self.never_allocated(*buffer)),
+            }
+        }
+        // By name, as numbers differ from program to program.
+        buffers.sort_by_key(|(buffer, _)| &self.program.buffer(*buffer).name);
+        let (known, mut vars): (Vec<LoopId>, Vec<LoopId>) =
+            vars.into_iter().partition(|v| self.f.known.contains_key(v));
+        vars.sort_by_key(|v| self.program.loop_name(*v));
+        let known: Known = known.into_iter().map(|v| (v, self.f.known[&v])).collect();
+        let ranges = self.ranges_of(&vars);
+        let key = self.unit_key(block, &buffers, &used, &vars, &known, &ranges);
+        let (ptr, i64) = (self.m.ptr, self.m.i64);
+        let types: Vec<_> = buffers.iter().map(|_| ptr).chain(vars.iter().map(|_| i64)).collect();
+        let arguments: Vec<Value> =
+            buffers.iter().map(|(_, p)| *p).chain(vars.iter().map(|v| self.f.vars[v].0)).collect();
+        let symbol = symbol(&key);
+        let is_new = match self.units.known.get(&symbol) {
+            Some(code) => {
+                if !self.uses.shared.iter().any(|shared| Arc::ptr_eq(shared, code)) {
+                    self.uses.shared.push(Arc::clone(code));
+                }
+                false
+            }
+            None => self.uses.made.insert(symbol.clone()),
+        };
+        let function = self.m.declare(&symbol, self.m.void, &types);
+        self.m.call(function, self.m.void, &types, &arguments);
+        for buffer in plan::written_buffers(block) {
+            self.f.seen.loads.remove(&buffer);
+        }
+        if !is_new {
+            return Ok(());
+        }
+
+        let after = self.m.current_block();
+        let outer = self.start_function(function);
+        self.f.ranges = ranges;
+        self.f.known = known;
+        self.f.is_unit = true;
+        for (at, (buffer, _)) in buffers.iter().enumerate() {
+            self.buffer_parameter(function, at, *buffer);
+        }
+        for (at, var) in vars.iter().enumerate() {
+            self.var_parameter(function, buffers.len() + at, *var);
+        }
+        self.block(block)?;
+        self.leave_function();
+        self.f = outer;
+        self.go_to_end(after);
+        Ok(())
+    }
+
+    /// What is known of some variables: their extents, and those of the variables in these.
+    fn ranges_of(&self, vars: &[LoopId]) -> Ranges {
+        let mut needed: BTreeSet<LoopId> = vars.iter().copied().collect();
+        let mut loops = Vec::new();
+        for (var, extent) in self.f.ranges.loops().iter().rev().filter(|(v, _)| !self.f.known.contains_key(v)) {
+            if needed.contains(var) {
+                extent.for_each_var(&mut |v| needed.extend([v]));
+                loops.push((*var, extent.clone()));
+            }
+        }
+        let mut ranges = Ranges::default();
+        loops.into_iter().rev().for_each(|(var, extent)| ranges.push(var, extent));
+        ranges
+    }
+
+    /// Everything that the code of a unit depends on, beside the target.
+    fn unit_key(
+        &self,
+        block: &[Stmt],
+        passed: &[(BufferId, Value)],
+        used: &BTreeSet<BufferId>,
+        vars: &[LoopId],
+        known: &Known,
+        ranges: &Ranges,
+    ) -> String {
+        let mut key = String::new();
+        let text = |key: &mut String| -> std::fmt::Result {
+            for (buffer, _) in passed {
+                let b = self.program.buffer(*buffer);
+                writeln!(key, "{} {:?} {:?} {}", b.name, b.dtype, b.shape, self.is_constant(*buffer))?;
+            }
+            let mut inside: Vec<BufferId> =
+                used.iter().copied().filter(|b| !passed.iter().any(|(p, _)| p == b)).collect();
+            inside.sort_by_key(|buffer| &self.program.buffer(*buffer).name);
+            for buffer in inside {
+                let b = self.program.buffer(buffer);
+                writeln!(key, "{} {:?} {:?} {:?}", b.name, b.dtype, b.shape, self.plan.places.get(&buffer))?;
+            }
+            for var in vars {
+                writeln!(key, "{}", self.program.loop_name(*var))?;
+            }
+            for (var, extent) in ranges.loops() {
+                writeln!(key, "{} < {}", self.program.loop_name(*var), index_to_string(self.program, extent))?;
+            }
+            let mut known: Vec<(&str, i64)> = known.iter().map(|(v, i)| (self.program.loop_name(*v), *i)).collect();
+            known.sort_unstable();
+            for (var, value) in known {
+                writeln!(key, "{var} = {value}")?;
+            }
+            block.iter().for_each(|stmt| key.push_str(&stmt_to_string(self.program, stmt)));
+            Ok(())
+        };
+        text(&mut key).expect("writing to a string does not fail");
+        key
+    }
+}
