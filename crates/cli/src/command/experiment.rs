@@ -96,6 +96,8 @@ const RUNS: &str = "runs";
 const LEAST_SECONDS: f64 = 5.0;
 /// Seconds until a run begins to search: data and its reference, workers, the machine's peak.
 const START_SECONDS: f64 = 1.0;
+/// Seconds of a race at the end of a run.
+const RACE_SECONDS: f64 = 8.0;
 
 /// What tunes the sources.
 const SOURCE: Arm = Arm { label: "source", search: "gbt:batch=64", has_sources: false };
@@ -136,16 +138,17 @@ pub fn run(args: &ExperimentArgs, as_json: bool) -> anyhow::Result<()> {
         if interrupts.stop.load(Ordering::Relaxed) {
             break;
         }
+        let most = plan.most_seconds(planned);
         if let Some(marker) = plan.marker_of(planned)? {
-            pace.note(planned, marker["seconds"].as_f64().unwrap_or(planned.most_seconds()));
+            pace.note(marker["seconds"].as_f64().unwrap_or(most), most);
             continue;
         }
-        let left: f64 =
-            plan.runs[at..].iter().filter(|other| !plan.marker(other).exists()).map(Planned::most_seconds).sum();
-        message(&format!("run {} of {}, {}: {}", at + 1, plan.runs.len(), pace.expect(left), planned.command()));
+        let left = plan.runs[at..].iter().filter(|other| !plan.marker(other).exists());
+        let left = pace.expect(left.map(|other| plan.most_seconds(other)).sum());
+        message(&format!("run {} of {}, {left}: {}", at + 1, plan.runs.len(), planned.command()));
         let start = Instant::now();
         plan.carry_out(planned, &interrupts)?;
-        pace.note(planned, start.elapsed().as_secs_f64());
+        pace.note(start.elapsed().as_secs_f64(), most);
     }
     let finished = plan.finished()?;
     let json = results::write(&plan, &finished)?;
@@ -196,8 +199,13 @@ fn cost(experiment: &Experiment) -> anyhow::Result<String> {
         let sum = |problems: &[Problem]| problems.iter().map(trials).sum::<anyhow::Result<u64>>();
         text += &format!(", {}", count(n_of(sum(experiment.problems)?, sum(experiment.sources)?), "trial"));
     }
-    let seconds = n_runs as f64 * (experiment.length.seconds + START_SECONDS);
+    let seconds = n_runs as f64 * (experiment.length.seconds + beside_search(experiment));
     Ok(format!("{text}, at most {}", minutes(seconds)))
+}
+
+/// Seconds of a run in which it does not search.
+fn beside_search(experiment: &Experiment) -> f64 {
+    START_SECONDS + if experiment.is_raced { RACE_SECONDS } else { 0.0 }
 }
 
 /// Seconds as minutes, or as hours where they are many.
@@ -218,9 +226,9 @@ struct Pace {
 }
 
 impl Pace {
-    fn note(&mut self, planned: &Planned, seconds: f64) {
-        self.took += seconds;
-        self.most += planned.most_seconds();
+    fn note(&mut self, took: f64, most: f64) {
+        self.took += took;
+        self.most += most;
     }
 
     /// How long runs take that may take so many seconds at most.
@@ -276,6 +284,7 @@ fn plan<'a>(experiment: &'a Experiment, args: &ExperimentArgs) -> anyhow::Result
                 Planned::new(arm, problem, seed, n_trials, seconds(experiment.length, args.budget), is_source);
             planned.words.extend(["--threads".into(), args.threads.to_string()]);
             planned.words.extend((!experiment.with_guesses).then(|| "--no-guesses".to_owned()));
+            planned.words.extend((!experiment.is_raced || is_source).then(|| "--no-race".to_owned()));
             planned.words.extend(experiment.to_the_end.then(|| "--to-the-end".to_owned()));
             if arm.has_sources {
                 let database = folder.join(RUNS).join(sources_of(seed));
@@ -297,18 +306,13 @@ impl Planned {
     fn new(arm: &Arm, problem: &Problem, seed: u64, n_trials: Option<u64>, seconds: f64, is_source: bool) -> Planned {
         let mut words = vec![problem.workload.to_owned(), "--search".into(), arm.search.into()];
         words.extend(problem.template.into_iter().flat_map(|template| ["--template".into(), template.into()]));
-        words.extend(["--seed".into(), seed.to_string(), "--no-race".into()]);
+        words.extend(["--seed".into(), seed.to_string()]);
         words.extend(n_trials.into_iter().flat_map(|n_trials| ["--trials".into(), n_trials.to_string()]));
         words.extend(["--time".into(), seconds.to_string()]);
         let plain = |text: &str| text.replace(|c: char| !c.is_ascii_alphanumeric(), "-");
         let stem = format!("{}_{}_{seed}", plain(problem.label), plain(arm.label));
         let database = if is_source { sources_of(seed) } else { format!("{stem}.db") };
         Planned { arm: *arm, problem: *problem, seed, n_trials, seconds, words, stem, database, is_source }
-    }
-
-    /// The longest that it may take, in seconds.
-    fn most_seconds(&self) -> f64 {
-        self.seconds + START_SECONDS
     }
 
     /// How a user repeats it.
@@ -329,6 +333,11 @@ impl Plan<'_> {
     /// The file that is there once a run is complete.
     fn marker(&self, planned: &Planned) -> PathBuf {
         self.runs_folder().join(format!("{}.json", planned.stem))
+    }
+
+    /// The longest that a run may take, in seconds.
+    fn most_seconds(&self, planned: &Planned) -> f64 {
+        planned.seconds + beside_search(self.experiment)
     }
 
     /// What was noted of a run once it was complete, where it is.

@@ -78,6 +78,11 @@ impl Finished<'_> {
         self.planned.n_trials.is_some_and(|n_trials| (self.run.trials.len() as u64) < n_trials)
     }
 
+    /// Nanoseconds of the kernel that it came to, by the race at its end where there was one.
+    fn best_ns(&self) -> Option<f64> {
+        Some(self.result["best"]["ms_median"].as_f64()? * 1e6)
+    }
+
     /// Seconds of the search itself, as `tune` counts them.
     fn search_seconds(&self) -> f64 {
         self.result["seconds_in"]["search"].as_f64().unwrap_or(0.0)
@@ -102,12 +107,16 @@ impl<'a> Results<'a> {
     /// Nanoseconds of the best kernel that any run found.
     fn best_known(&self, problem: &Problem) -> Option<f64> {
         let own = self.finished.iter().filter(|f| f.planned.problem.label == problem.label);
-        own.filter_map(|f| f.run.best_ns()).min_by(f64::total_cmp)
+        own.filter_map(Finished::best_ns).min_by(f64::total_cmp)
     }
 
-    /// The best throughput of each run, as far as it was found within some seconds.
+    /// The best throughput of each run, at its end or as far as it was found within some seconds.
     fn bests(&self, problem: &Problem, arm: &Arm, seconds: f64) -> Vec<f64> {
-        self.of(problem, arm).filter_map(|f| Some(f.gflops(f.run.best_within(seconds)?))).collect()
+        let best_ns = |f: &Finished| match seconds.is_finite() {
+            true => f.run.best_within(seconds),
+            false => f.best_ns(),
+        };
+        self.of(problem, arm).filter_map(|f| Some(f.gflops(best_ns(f)?))).collect()
     }
 
     /// The moments after which results are compared, the end last.
@@ -148,7 +157,7 @@ impl<'a> Results<'a> {
                 "trials": f.run.trials.len(),
                 "ended_by_time": f.is_cut_short(),
                 "trials_to_95": self.trials_to_near_best(f),
-                "best_gflops": f.run.best_ns().map(|ns| f.gflops(ns)),
+                "best_gflops": f.best_ns().map(|ns| f.gflops(ns)),
                 "best_so_far": improvements.collect::<Vec<_>>(),
                 "errors": f.result["errors"],
                 "seconds": f.result["seconds"],
@@ -184,6 +193,7 @@ impl<'a> Results<'a> {
             "paper": plan.experiment.paper,
             "figure": plan.experiment.figure,
             "differs": plan.experiment.differs,
+            "raced": plan.experiment.is_raced,
             "command": self.command(),
             "budget": plan.budget,
             "seed": plan.seed,
@@ -271,10 +281,14 @@ impl<'a> Results<'a> {
         );
         for seconds in self.moments() {
             let when = if seconds.is_finite() { format!("after {seconds} s") } else { "at the end".to_owned() };
+            let what = match experiment.is_raced && !seconds.is_finite() {
+                true => "What won the race of a run's leaders",
+                false => "A run's fastest trial",
+            };
             let _ = write!(
                 out,
-                "\n## Best GFLOP/s {when}\n\nMedian over runs, in brackets the quartiles; the last row is the geometric mean \
-                 over problems of what\nthe median is of the best known.\n\n"
+                "\n## Best GFLOP/s {when}\n\n{what}: median over runs, in brackets the quartiles; the last row is the \
+                 geometric mean over problems\nof what the median is of the best known.\n\n"
             );
             out += &self.table(seconds);
         }
@@ -406,7 +420,7 @@ impl<'a> Results<'a> {
             View::Trials | View::Time | View::Share => problems.iter().map(|p| self.curves(p, view)).collect(),
             View::Relative => vec![self.relative()],
             View::Boxes => {
-                vec![self.boxes("The best of each run", self.value_axis(), |f| Some(self.value(f, f.run.best_ns()?)))]
+                vec![self.boxes("The best of each run", self.value_axis(), |f| Some(self.value(f, f.best_ns()?)))]
             }
             View::NearBest => {
                 let axis = Axis { label: "trials".into(), scale: Scale::Log };

@@ -26,6 +26,9 @@ pub struct Experiment {
     pub repeats: u64,
     /// Whether runs begin with the configurations that the template's model of the machine ranks first.
     pub with_guesses: bool,
+    /// Whether each run ends with a race of its leaders. A trial alone is measured for a few milliseconds, so that the fastest
+    /// of many owes something to luck, the more the more there are.
+    pub is_raced: bool,
     /// Whether hopeless candidates are run to the end, as where the whole space counts and not its best.
     pub to_the_end: bool,
     /// What is plotted of a kernel.
@@ -214,6 +217,7 @@ const PLAIN: Experiment = Experiment {
     length: Length::seconds(0.0),
     repeats: 0,
     with_guesses: false,
+    is_raced: false,
     to_the_end: false,
     measure: Measure::Throughput,
     moments_s: &[],
@@ -417,7 +421,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
         length: Length::seconds(30.0),
         repeats: 3,
         with_guesses: true,
-        moments_s: &[10.0],
+        is_raced: true,
         views: &[View::Time, View::Boxes, View::Seconds],
         ..PLAIN
     },
