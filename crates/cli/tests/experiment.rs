@@ -34,6 +34,8 @@ fn an_experiment_leaves_data_and_plots_and_resumes() {
     assert_eq!(trials.lines().count(), 1 + 2 * 13);
     assert!(trials.lines().all(|line| line.split(',').count() == 11), "{trials}");
     let page = std::fs::read_to_string(folder.join("README.md")).unwrap();
+    // The page says what was run, not what the experiment is at its full size.
+    assert!(page.contains("2 runs of 13 trials or 5 s each") && page.contains("All are complete"), "{page}");
     for picture in ["outcomes.svg", "histogram.svg"] {
         assert!(page.contains(picture));
         let svg = std::fs::read_to_string(folder.join(picture)).unwrap();
@@ -60,8 +62,8 @@ fn experiments_are_listed() {
     let experiments = list["experiments"].as_array().unwrap();
     assert!(experiments.len() >= 11);
     let sizes = experiments.iter().find(|e| e["name"] == "gemm-sizes").unwrap();
-    // 0.1 % of 484,000, 899,756 and 1,589,952 configurations, five searches, ten runs.
-    assert_eq!(sizes["cost"], "150 runs, 148,700 trials");
+    // 0.1 % of 484,000, 899,756 and 1,589,952 configurations, five searches, ten runs of at most 5 minutes.
+    assert_eq!(sizes["cost"], "150 runs, 148,700 trials, at most 13 h");
     let unknown = run(&["experiment", "nosuch"]);
     assert_eq!((unknown.status.code(), stderr(&unknown).lines().count()), (Some(2), 1));
     assert!(stderr(&unknown).contains("gemm-fraction"));

@@ -111,6 +111,28 @@ fn a_local_model_corrects_a_global_one() {
 }
 
 #[test]
+fn base_predictions_count_for_as_much_as_they_agree() {
+    let (features, targets) = problem(200, false, 6);
+    let (_, others) = problem(200, false, 7);
+    for options in [REGRESSION, ranking()] {
+        let weight = |base: &[f32]| {
+            let examples = Examples::new(&features, &targets).on_top_of(base);
+            Gbt::weight_of_base(&examples, &options, 0).unwrap()
+        };
+        let base = |own: f32, other: f32| -> Vec<f32> {
+            targets.iter().zip(&others).map(|(target, noise)| own * target + other * noise).collect()
+        };
+        let (agreeing, mixed, unrelated) = (weight(&base(1.0, 0.0)), weight(&base(1.0, 1.0)), weight(&base(0.0, 1.0)));
+        assert!(agreeing > 0.9, "{agreeing}");
+        assert!(mixed < 0.9 * agreeing && mixed > unrelated, "{agreeing}, {mixed}, {unrelated}");
+        assert!(unrelated < 0.3, "{unrelated}");
+        assert_eq!(weight(&base(-1.0, 0.0)), 0.0, "what is the wrong way round is left out");
+        let nothing = Matrix::new(8);
+        assert_eq!(Gbt::weight_of_base(&Examples::new(&nothing, &[]).on_top_of(&[]), &options, 0), Ok(1.0));
+    }
+}
+
+#[test]
 fn options_bound_what_is_fitted() {
     let (features, targets) = problem(500, false, 8);
     let examples = Examples::new(&features, &targets);

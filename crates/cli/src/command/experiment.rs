@@ -6,7 +6,6 @@ mod table;
 use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
@@ -23,8 +22,8 @@ use crate::clock::{since_1970, utc};
 use crate::database::Database;
 use crate::error::{OrBadInput, bad_input};
 use crate::history::{Run, runs};
-use crate::output::{message, write_result, write_whole};
-use table::{Arm, EXPERIMENTS, Experiment, Length, Problem};
+use crate::output::{grouped, message, write_result, write_whole};
+use table::{Arm, EXPERIMENTS, Experiment, Length, Problem, Trials};
 
 /// Arguments of `experiment`.
 #[derive(Args, Debug)]
@@ -76,6 +75,10 @@ struct Planned {
     arm: Arm,
     problem: Problem,
     seed: u64,
+    /// The most trials that it may have; none where only time limits it.
+    n_trials: Option<u64>,
+    /// The longest that it may search, in seconds.
+    seconds: f64,
     /// The arguments of `tune`, but for the database.
     words: Vec<String>,
     /// The name of the file that says what it came to.
@@ -89,6 +92,13 @@ struct Planned {
 /// The folder of the runs within that of the experiment.
 const RUNS: &str = "runs";
 
+/// What a run that counts trials has at least, in seconds: one candidate alone may take them.
+const LEAST_SECONDS: f64 = 5.0;
+/// Seconds until a run begins to search: data and its reference, workers, the machine's peak.
+const START_SECONDS: f64 = 1.0;
+/// Seconds of a race at the end of a run.
+const RACE_SECONDS: f64 = 8.0;
+
 /// What tunes the sources.
 const SOURCE: Arm = Arm { label: "source", search: "gbt:batch=64", has_sources: false };
 
@@ -98,6 +108,8 @@ struct Finished<'a> {
     workload: Workload,
     /// Configurations of the space.
     space_size: f64,
+    /// When it began, as date and time.
+    started: String,
     /// What `tune --json` says of it.
     result: Json,
     run: Run,
@@ -120,15 +132,23 @@ pub fn run(args: &ExperimentArgs, as_json: bool) -> anyhow::Result<()> {
     let plan = plan(experiment, args)?;
     plan.claim_folder()?;
     let interrupts = Interrupts::watch()?;
+    message(&plan.extent());
+    let mut pace = Pace::default();
     for (at, planned) in plan.runs.iter().enumerate() {
         if interrupts.stop.load(Ordering::Relaxed) {
             break;
         }
-        if plan.marker(planned).exists() {
+        let most = plan.most_seconds(planned);
+        if let Some(marker) = plan.marker_of(planned)? {
+            pace.note(marker["seconds"].as_f64().unwrap_or(most), most);
             continue;
         }
-        message(&format!("run {} of {}: {}", at + 1, plan.runs.len(), planned.command()));
+        let left = plan.runs[at..].iter().filter(|other| !plan.marker(other).exists());
+        let left = pace.expect(left.map(|other| plan.most_seconds(other)).sum());
+        message(&format!("run {} of {}, {left}: {}", at + 1, plan.runs.len(), planned.command()));
+        let start = Instant::now();
         plan.carry_out(planned, &interrupts)?;
+        pace.note(start.elapsed().as_secs_f64(), most);
     }
     let finished = plan.finished()?;
     let json = results::write(&plan, &finished)?;
@@ -173,14 +193,51 @@ fn cost(experiment: &Experiment) -> anyhow::Result<String> {
     let n_arms = experiment.arms().len() as u64;
     let n_of = |problems: u64, sources: u64| experiment.repeats * (n_arms * problems + sources);
     let n_runs = n_of(experiment.problems.len() as u64, experiment.sources.len() as u64);
-    let runs = count(n_runs, "run");
-    if let Length::Seconds(seconds) = experiment.length {
-        return Ok(format!("{runs} of {seconds} s: {:.0} min", n_runs as f64 * seconds / 60.0));
+    let mut text = count(n_runs, "run");
+    if experiment.length.trials != Trials::Any {
+        let trials = |problem: &Problem| Ok(n_trials(experiment.length, &task(problem, 1)?, 1.0).unwrap_or(0));
+        let sum = |problems: &[Problem]| problems.iter().map(trials).sum::<anyhow::Result<u64>>();
+        text += &format!(", {}", count(n_of(sum(experiment.problems)?, sum(experiment.sources)?), "trial"));
     }
-    let trials = |problem: &Problem| Ok(n_trials(experiment.length, &task(problem, 1)?, 1.0));
-    let sum = |problems: &[Problem]| problems.iter().map(trials).sum::<anyhow::Result<u64>>();
-    let n_trials = n_of(sum(experiment.problems)?, sum(experiment.sources)?);
-    Ok(format!("{runs}, {}", count(n_trials, "trial")))
+    let seconds = n_runs as f64 * (experiment.length.seconds + beside_search(experiment));
+    Ok(format!("{text}, at most {}", minutes(seconds)))
+}
+
+/// Seconds of a run in which it does not search.
+fn beside_search(experiment: &Experiment) -> f64 {
+    START_SECONDS + if experiment.is_raced { RACE_SECONDS } else { 0.0 }
+}
+
+/// Seconds as minutes, or as hours where they are many.
+fn minutes(seconds: f64) -> String {
+    match seconds / 60.0 {
+        minutes if minutes < 1.0 => "1 min".to_owned(),
+        minutes if minutes < 120.0 => format!("{} min", minutes.ceil()),
+        minutes => format!("{} h", (minutes / 60.0).ceil()),
+    }
+}
+
+/// How fast runs come to their ends.
+#[derive(Default)]
+struct Pace {
+    /// Seconds that complete runs took, and the most that they might have taken.
+    took: f64,
+    most: f64,
+}
+
+impl Pace {
+    fn note(&mut self, took: f64, most: f64) {
+        self.took += took;
+        self.most += most;
+    }
+
+    /// How long runs take that may take so many seconds at most.
+    fn expect(&self, most: f64) -> String {
+        match self.most > 0.0 {
+            true => format!("about {} left", minutes(most * self.took / self.most)),
+            false => format!("at most {} left", minutes(most)),
+        }
+    }
 }
 
 fn task(problem: &Problem, threads: usize) -> anyhow::Result<Task> {
@@ -188,15 +245,22 @@ fn task(problem: &Problem, threads: usize) -> anyhow::Result<Task> {
     make_task(workload, host::target(), threads, problem.template)
 }
 
-/// Trials of a run; none are too few.
-fn n_trials(length: Length, task: &Task, budget: f64) -> u64 {
+/// The most trials of a run; none where only time limits it.
+fn n_trials(length: Length, task: &Task, budget: f64) -> Option<u64> {
     let size = task.space.size() as f64;
-    let trials = match length {
-        Length::Trials(trials) => trials as f64,
-        Length::ShareOfSpace(share) => share * size,
-        Length::Seconds(_) => f64::INFINITY,
+    let trials = match length.trials {
+        Trials::Count(trials) => trials as f64,
+        Trials::ShareOfSpace(share) => share * size,
+        Trials::Any => return None,
     };
-    (trials * budget).round().clamp(1.0, size) as u64
+    Some((trials * budget).round().clamp(1.0, size) as u64)
+}
+
+/// The most seconds of a run.
+fn seconds(length: Length, budget: f64) -> f64 {
+    let least = if length.trials == Trials::Any { 0.0 } else { LEAST_SECONDS };
+    // Milliseconds, so that products such as 0.1 · 3 read well.
+    ((length.seconds * budget).max(least) * 1e3).round().max(1.0) / 1e3
 }
 
 fn plan<'a>(experiment: &'a Experiment, args: &ExperimentArgs) -> anyhow::Result<Plan<'a>> {
@@ -215,14 +279,12 @@ fn plan<'a>(experiment: &'a Experiment, args: &ExperimentArgs) -> anyhow::Result
         let of_problems = problems.iter().flat_map(|problem| arms.iter().map(move |arm| (problem, arm, false)));
         for ((problem, task), arm, is_source) in of_sources.chain(of_problems) {
             search::build(arm.search, task.problem(), seed).or_bad_input("see `tilewright searches`")?;
-            let length = match experiment.length {
-                Length::Seconds(seconds) => ["--time".to_owned(), (seconds * args.budget).to_string()],
-                length => ["--trials".to_owned(), n_trials(length, task, args.budget).to_string()],
-            };
-            let mut planned = Planned::new(arm, problem, seed, is_source);
-            planned.words.extend(length);
+            let n_trials = n_trials(experiment.length, task, args.budget);
+            let mut planned =
+                Planned::new(arm, problem, seed, n_trials, seconds(experiment.length, args.budget), is_source);
             planned.words.extend(["--threads".into(), args.threads.to_string()]);
             planned.words.extend((!experiment.with_guesses).then(|| "--no-guesses".to_owned()));
+            planned.words.extend((!experiment.is_raced || is_source).then(|| "--no-race".to_owned()));
             planned.words.extend(experiment.to_the_end.then(|| "--to-the-end".to_owned()));
             if arm.has_sources {
                 let database = folder.join(RUNS).join(sources_of(seed));
@@ -241,14 +303,16 @@ fn sources_of(seed: u64) -> String {
 }
 
 impl Planned {
-    fn new(arm: &Arm, problem: &Problem, seed: u64, is_source: bool) -> Planned {
+    fn new(arm: &Arm, problem: &Problem, seed: u64, n_trials: Option<u64>, seconds: f64, is_source: bool) -> Planned {
         let mut words = vec![problem.workload.to_owned(), "--search".into(), arm.search.into()];
         words.extend(problem.template.into_iter().flat_map(|template| ["--template".into(), template.into()]));
-        words.extend(["--seed".into(), seed.to_string(), "--no-race".into()]);
+        words.extend(["--seed".into(), seed.to_string()]);
+        words.extend(n_trials.into_iter().flat_map(|n_trials| ["--trials".into(), n_trials.to_string()]));
+        words.extend(["--time".into(), seconds.to_string()]);
         let plain = |text: &str| text.replace(|c: char| !c.is_ascii_alphanumeric(), "-");
         let stem = format!("{}_{}_{seed}", plain(problem.label), plain(arm.label));
         let database = if is_source { sources_of(seed) } else { format!("{stem}.db") };
-        Planned { arm: *arm, problem: *problem, seed, words, stem, database, is_source }
+        Planned { arm: *arm, problem: *problem, seed, n_trials, seconds, words, stem, database, is_source }
     }
 
     /// How a user repeats it.
@@ -269,6 +333,48 @@ impl Plan<'_> {
     /// The file that is there once a run is complete.
     fn marker(&self, planned: &Planned) -> PathBuf {
         self.runs_folder().join(format!("{}.json", planned.stem))
+    }
+
+    /// The longest that a run may take, in seconds.
+    fn most_seconds(&self, planned: &Planned) -> f64 {
+        planned.seconds + beside_search(self.experiment)
+    }
+
+    /// What was noted of a run once it was complete, where it is.
+    fn marker_of(&self, planned: &Planned) -> anyhow::Result<Option<Json>> {
+        let path = self.marker(planned);
+        if !path.exists() {
+            return Ok(None);
+        }
+        let marker = fs::read(&path).with_context(|| path.display().to_string())?;
+        let marker: Json = serde_json::from_slice(&marker).with_context(|| path.display().to_string())?;
+        if marker["command"] != planned.command() {
+            let reason = format!("{} is of another version of the experiment", path.display());
+            return Err(bad_input(format!("{reason} (give another folder with -o)")));
+        }
+        Ok(Some(marker))
+    }
+
+    /// What is run, in one line.
+    fn extent(&self) -> String {
+        let trials = || self.runs.iter().filter_map(|planned| planned.n_trials);
+        let seconds = self.runs.iter().map(|planned| planned.seconds).fold(0.0, f64::max);
+        let of_run = match (trials().min(), trials().max()) {
+            (Some(least), Some(most)) if least == most => format!("{} or {seconds} s", count(most, "trial")),
+            (Some(least), Some(most)) => format!("{} to {} or {seconds} s", grouped(least), count(most, "trial")),
+            _ => format!("{seconds} s"),
+        };
+        let n_sources = self.runs.iter().filter(|planned| planned.is_source).count() as u64;
+        let sources = match n_sources {
+            0 => String::new(),
+            n => format!(", and {} to learn from", count(n, "such run")),
+        };
+        format!(
+            "{} of {of_run} each{sources}; {} of each arm on each problem, seeds from {} on",
+            count(self.compared().count() as u64, "run"),
+            self.repeats,
+            self.seed
+        )
     }
 
     /// Makes the folder, or checks that it holds a part of the same.
@@ -333,14 +439,8 @@ impl Plan<'_> {
     /// The runs that are complete, with their trials.
     fn finished(&self) -> anyhow::Result<Vec<Finished<'_>>> {
         let mut finished = Vec::new();
-        for planned in self.compared().filter(|planned| self.marker(planned).exists()) {
-            let path = self.marker(planned);
-            let marker = fs::read(&path).with_context(|| path.display().to_string())?;
-            let marker: Json = serde_json::from_slice(&marker).with_context(|| path.display().to_string())?;
-            if marker["command"] != planned.command() {
-                let reason = format!("{} is of another version of the experiment", path.display());
-                return Err(bad_input(format!("{reason} (give another folder with -o)")));
-            }
+        for planned in self.compared() {
+            let Some(marker) = self.marker_of(planned)? else { continue };
             let database = Database::new(Some(&self.database(planned)))?;
             let store = database.open_to_read()?.ok_or_else(|| bad_input(format!("{} is gone", database.name())))?;
             let task = task(&planned.problem, self.threads)?;
@@ -349,6 +449,7 @@ impl Plan<'_> {
                 run: run_of(&store, planned)?,
                 space_size: task.space.size() as f64,
                 workload: task.setting.workload,
+                started: marker["started"].as_str().unwrap_or_default().to_owned(),
                 result: marker["result"].clone(),
             });
         }
@@ -363,13 +464,6 @@ fn run_of(store: &Store, planned: &Planned) -> anyhow::Result<Run> {
         records.extend(store.trials_of(&key.workload, &key.target, &key.template, key.threads)?);
     }
     runs(&records).into_iter().next().ok_or_else(|| anyhow::anyhow!("{} has no trials", planned.stem))
-}
-
-/// The commit of the sources that this program was built from, where they are still there.
-fn commit() -> Option<String> {
-    let arguments = ["-C", env!("CARGO_MANIFEST_DIR"), "describe", "--always", "--dirty", "--abbrev=12"];
-    let output = Command::new("git").args(arguments).output().ok().filter(|output| output.status.success())?;
-    String::from_utf8(output.stdout).ok().map(|text| text.trim().to_owned())
 }
 
 #[cfg(test)]

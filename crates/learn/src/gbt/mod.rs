@@ -114,6 +114,9 @@ fn is_amount(x: f32) -> bool {
     x >= 0.0 && x.is_finite()
 }
 
+/// Steps of Newton's method towards the weight of base predictions, which may not leave 0 to this.
+const WEIGHT_STEPS: usize = 20;
+const MOST_WEIGHT: f32 = 4.0;
 /// Rows that all trees predict before the next ones.
 const BLOCK_ROWS: usize = 64;
 
@@ -180,6 +183,43 @@ impl Gbt {
             model.trees.truncate(best.1);
         }
         Ok(model)
+    }
+
+    /// What share of the base predictions agrees with the targets: the factor that makes them fit best under the objective,
+    /// drawn towards 1 as leaves are towards 0, and never negative.
+    ///
+    /// # Errors
+    /// As [`Gbt::fit`].
+    ///
+    /// # Panics
+    /// Where there is not a base prediction for each example.
+    pub fn weight_of_base(examples: &Examples<'_>, options: &GbtOptions, seed: u64) -> Result<f32, LearnError> {
+        options.check()?;
+        examples.check()?;
+        assert_eq!(examples.base.len(), examples.targets.len(), "invariant: a base prediction for each example");
+        let mut rng = Xoshiro256PlusPlus::seed_from_u64(seed);
+        let n = examples.base.len().max(1) as f32;
+        let mean = examples.base.iter().sum::<f32>() / n;
+        let pull = Pull::new(examples, options.objective);
+        let mut gradients = vec![[0.0f32; 2]; examples.base.len()];
+        let mut weight = 1.0f32;
+        for _ in 0..WEIGHT_STEPS {
+            let mut scores: Vec<f32> = examples.base.iter().map(|base| weight * (base - mean)).collect();
+            let bias = options.objective.bias(examples.targets, &scores);
+            scores.iter_mut().for_each(|score| *score += bias);
+            pull.write(&scores, &mut rng, &mut gradients);
+            let start = [options.lambda * (weight - 1.0), options.lambda];
+            let [slope, curvature] =
+                gradients.iter().zip(examples.base).fold(start, |sum, ([slope, curvature], base)| {
+                    let x = base - mean;
+                    [sum[0] + slope * x, sum[1] + curvature * x * x]
+                });
+            if curvature <= 0.0 {
+                break;
+            }
+            weight = (weight - slope / curvature).clamp(0.0, MOST_WEIGHT);
+        }
+        Ok(weight)
     }
 
     /// The predictions for these rows; to be added to the base predictions where the examples had some.

@@ -17,6 +17,8 @@ use crate::trial::Trial;
 const PATIENCE: usize = 50;
 /// Candidates from which each one of a batch is chosen.
 const CANDIDATES_EACH: usize = 2;
+/// Random configurations of which the first batch is the best, where the model knows something beforehand.
+const N_FIRST: usize = 1024;
 /// Annealing where programs are made, at most: to schedule one takes as long as to predict a thousand.
 const PROGRAM_CHAINS: usize = 32;
 const PROGRAM_STEPS: usize = 32;
@@ -109,6 +111,17 @@ impl<M: CostModel> Annealing<M> {
         })
     }
 
+    /// The best of a few random configurations, with their scores. The maximum of a model that has seen nothing of this
+    /// space is more likely its error than the space's optimum, and all that is near shares it.
+    fn first(&mut self, n: usize) -> Vec<(f64, Config)> {
+        let configs: Vec<Config> = (0..N_FIRST).map(|_| self.seen.space().sample(&mut self.rng)).collect();
+        let mut best = Best::new(n);
+        for (config, score) in configs.iter().zip(self.model.score(&configs)) {
+            best.offer(&self.seen, config, score);
+        }
+        best.ranking
+    }
+
     /// The best unseen configurations that the chains come across, best first, with their scores.
     fn anneal(&mut self, n: usize) -> Vec<(f64, Config)> {
         let (n_chains, n_steps) = match self.model.makes_programs() {
@@ -163,7 +176,8 @@ impl<M: CostModel> Annealing<M> {
         let n_random = (0..self.batch).filter(|_| self.rng.random_bool(self.epsilon)).count();
         let n_chosen = self.batch - n_random;
         self.model.fit(self.rng.random());
-        let candidates = self.anneal(CANDIDATES_EACH * n_chosen);
+        let n_candidates = CANDIDATES_EACH * n_chosen;
+        let candidates = if self.n_known == 0 { self.first(n_candidates) } else { self.anneal(n_candidates) };
         let (scores, configs): (Vec<f64>, Vec<Config>) = candidates.into_iter().unzip();
         let components: Vec<&[u64]> = configs.iter().map(Config::ranks).collect();
         let alpha = self.diversity * spread(&scores);

@@ -22,8 +22,8 @@ pub(super) const ROW: SearchRow = SearchRow {
         annealing::DIVERSITY,
         SearchOption {
             name: "features",
-            default: "auto",
-            text: "what the trees see: knob (parameters), loop (each loop of the program), relation (between loops) or auto",
+            default: "knob",
+            text: "what the trees see: knob (parameters), loop (each loop of the program) or relation (between loops)",
         },
         annealing::CHAINS,
         annealing::STEPS,
@@ -49,23 +49,22 @@ pub(super) const ROW: SearchRow = SearchRow {
             1 => Acquisition::ExpectedImprovement,
             _ => Acquisition::UpperConfidenceBound { kappa: KAPPA },
         };
-        let kind = match options.choice("features", &["auto", "knob", "loop", "relation"])? {
-            // Features of loops predict better, but making a program costs more than that is worth, unless it is made anyway.
-            0 if problem.experience.is_some() => FeatureKind::Loop,
-            0 | 1 => FeatureKind::Knob,
-            2 => FeatureKind::Loop,
+        let kind = match options.choice("features", &["knob", "loop", "relation"])? {
+            0 => FeatureKind::Knob,
+            1 => FeatureKind::Loop,
             _ => FeatureKind::Relation,
         };
         let trees = GbtOptions { objective, ..GbtOptions::default() };
         let view = View::new(problem, kind, &trees, seed);
-        let model =
-            Trees { options: trees, n_models, acquisition, view, known: Vec::new(), fitness: Vec::new(), model: None };
+        let (known, fitness) = (Vec::new(), Vec::new());
+        let model = Trees { options: trees, n_models, acquisition, view, known, fitness, weight: 1.0, model: None };
         Ok(Box::new(Annealing::new(model, &problem.space, seed, options)?))
     },
 };
 
 /// Boosted trees, of the parameters unless features of loops are asked for, where AutoTVM has those of loops. What other
-/// workloads have taught is a model of its own, on whose predictions the trees build (AutoTVM, section 4).
+/// workloads have taught is a model of its own, on whose predictions the trees build (AutoTVM, section 4). We differ in that
+/// these predictions have a weight, which the trials of this workload decide.
 struct Trees {
     options: GbtOptions,
     n_models: usize,
@@ -74,6 +73,8 @@ struct Trees {
     /// Features of all trials, with what the model of other workloads predicts for each.
     known: Vec<(Vec<f32>, f32)>,
     fitness: Vec<f64>,
+    /// What the predictions of the model of other workloads count.
+    weight: f32,
     /// `None` before the first fit.
     model: Option<Model>,
 }
@@ -81,6 +82,27 @@ struct Trees {
 enum Model {
     One(Gbt),
     Several(Ensemble),
+}
+
+impl Trees {
+    /// The weight of what other workloads say, and trees on top of that.
+    fn fitted(&self, seed: u64) -> Result<(f32, Model), LearnError> {
+        let targets = targets(&self.fitness);
+        let base: Vec<f32> = self.known.iter().map(|(_, base)| *base).collect();
+        let rows = Matrix::from_rows(self.view.n_features(), self.known.iter().map(|(features, _)| features));
+        let examples = Examples::new(&rows, &targets);
+        let weight = match self.view.is_experienced() {
+            true => Gbt::weight_of_base(&examples.on_top_of(&base), &self.options, seed)?,
+            false => 0.0,
+        };
+        let base: Vec<f32> = base.iter().map(|base| weight * base).collect();
+        let examples = examples.on_top_of(&base);
+        let model = match self.n_models {
+            1 => Model::One(Gbt::fit(&examples, &self.options, seed)?),
+            n_models => Model::Several(Ensemble::fit(&examples, &self.options, n_models, seed)?),
+        };
+        Ok((weight, model))
+    }
 }
 
 impl CostModel for Trees {
@@ -91,17 +113,9 @@ impl CostModel for Trees {
     }
 
     fn fit(&mut self, seed: u64) {
-        let targets = targets(&self.fitness);
-        let base: Vec<f32> = self.known.iter().map(|(_, base)| *base).collect();
-        let rows = Matrix::from_rows(self.view.n_features(), self.known.iter().map(|(features, _)| features));
-        let examples = Examples::new(&rows, &targets).on_top_of(&base);
-        let model = if self.n_models == 1 {
-            Gbt::fit(&examples, &self.options, seed).map(Model::One)
-        } else {
-            Ensemble::fit(&examples, &self.options, self.n_models, seed).map(Model::Several)
-        };
-        let sound = |error: LearnError| panic!("invariant: options and targets are sound: {error}");
-        self.model = Some(model.unwrap_or_else(sound));
+        let sound = |error| panic!("invariant: options and targets are sound: {error}");
+        let (weight, model) = self.fitted(seed).unwrap_or_else(sound);
+        (self.weight, self.model) = (weight, Some(model));
     }
 
     fn score(&mut self, configs: &[Config]) -> Vec<f64> {
@@ -112,7 +126,7 @@ impl CostModel for Trees {
             Some(Model::One(trees)) => (trees.predict(&features).into_iter().map(certain).collect(), Acquisition::Mean),
             Some(Model::Several(ensemble)) => (ensemble.predict(&features), self.acquisition),
         };
-        predictions.iter_mut().zip(base).for_each(|(prediction, base)| prediction.mean += base);
+        predictions.iter_mut().zip(base).for_each(|(prediction, base)| prediction.mean += self.weight * base);
         // Targets are shares of the best fitness so far.
         predictions.into_iter().map(|prediction| prediction.score(acquisition, 1.0)).collect()
     }

@@ -2,15 +2,19 @@
 
 use std::collections::HashMap;
 
-use tilewright_learn::{Examples, Gbt, GbtOptions, Matrix};
+use rand::SeedableRng;
+use rand_xoshiro::Xoshiro256PlusPlus;
+use tilewright_learn::{Examples, Gbt, GbtOptions, Matrix, Objective};
 
 use super::{Contexts, Problem};
 use crate::features::{KnobFeatures, LoopContexts, N_CONTEXT_FEATURES, N_RELATION_FEATURES};
-use crate::space::Config;
+use crate::space::{Config, Space};
 use crate::transfer::Experience;
 
 /// Configurations whose programs are remembered, at most.
 const MOST_KEPT: usize = 1 << 14;
+/// Configurations of which the model of other workloads is asked.
+const N_ASKED: usize = 1024;
 
 /// What features are taken of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -28,10 +32,10 @@ pub(super) struct View {
     kind: FeatureKind,
     knobs: KnobFeatures,
     contexts: Option<Contexts>,
-    /// The model of other workloads.
-    global: Option<Gbt>,
-    /// What was found of configurations whose programs were made.
-    kept: HashMap<Config, (Vec<f32>, f32)>,
+    /// What the model of other workloads says, as trees on the features of configurations.
+    prior: Option<Gbt>,
+    /// The features of configurations whose programs were made.
+    kept: HashMap<Config, Vec<f32>>,
 }
 
 /// Configurations as a model takes them.
@@ -44,26 +48,30 @@ pub(super) struct Rows {
 impl View {
     /// The view of a problem with features of this kind, or of configurations where there are no programs. Trees with these
     /// options are fitted on what is known of other workloads.
+    ///
+    /// # Cost
+    /// Where something is known, [`N_ASKED`] configurations are scheduled.
     pub(super) fn new(problem: &Problem, kind: FeatureKind, trees: &GbtOptions, seed: u64) -> View {
         let contexts = problem.contexts.clone();
-        let experience = problem.experience.as_deref().filter(|_| contexts.is_some());
-        View {
-            kind: if contexts.is_some() { kind } else { FeatureKind::Knob },
-            knobs: KnobFeatures::new(&problem.space),
-            contexts,
-            global: experience.map(|experience| fit_global(experience, trees, seed)),
-            kept: HashMap::new(),
-        }
+        let knobs = KnobFeatures::new(&problem.space);
+        let prior = match (&problem.experience, &contexts) {
+            (Some(experience), Some(contexts)) => {
+                Some(fit_prior(&fit_global(experience, trees, seed), &problem.space, contexts, &knobs, seed))
+            }
+            _ => None,
+        };
+        let kind = if contexts.is_some() { kind } else { FeatureKind::Knob };
+        View { kind, knobs, contexts, prior, kept: HashMap::new() }
     }
 
     /// Whether something is known of configurations before any of them is measured.
     pub(super) fn is_experienced(&self) -> bool {
-        self.global.is_some()
+        self.prior.is_some()
     }
 
     /// Whether a look at a configuration takes its program.
     pub(super) fn makes_programs(&self) -> bool {
-        self.kind != FeatureKind::Knob || self.global.is_some()
+        self.kind != FeatureKind::Knob
     }
 
     /// The number of features.
@@ -78,46 +86,35 @@ impl View {
     /// The rows of these configurations. The features of one that makes no program are missing.
     ///
     /// # Cost
-    /// Where features are of programs, or there is a model of other workloads, each new configuration is scheduled.
+    /// Where features are of programs, each new configuration is scheduled.
     pub(super) fn of(&mut self, configs: &[Config]) -> Rows {
-        let mut rows = Rows { features: Matrix::new(self.n_features()), base: Vec::with_capacity(configs.len()) };
+        let knobs = Matrix::from_rows(self.knobs.n_features(), configs.iter().map(|config| self.knobs.of(config)));
+        let base = self.prior.as_ref().map_or_else(|| vec![0.0; configs.len()], |prior| prior.predict(&knobs));
         if !self.makes_programs() {
-            configs.iter().for_each(|config| rows.features.push(&self.knobs.of(config)));
-            rows.base.resize(configs.len(), 0.0);
-            return rows;
+            return Rows { features: knobs, base };
         }
         if self.kept.len() + configs.len() > MOST_KEPT {
             self.kept.clear();
         }
+        let mut features = Matrix::new(self.n_features());
         for config in configs {
             if !self.kept.contains_key(config) {
                 let found = self.look_at(config);
                 self.kept.insert(config.clone(), found);
             }
-            let (features, base) = &self.kept[config];
-            rows.features.push(features);
-            rows.base.push(*base);
+            features.push(&self.kept[config]);
         }
-        rows
+        Rows { features, base }
     }
 
-    /// The features of a configuration and what the model of other workloads predicts for it.
-    fn look_at(&self, config: &Config) -> (Vec<f32>, f32) {
+    /// The features of a configuration's program.
+    fn look_at(&self, config: &Config) -> Vec<f32> {
+        let features: fn(&LoopContexts) -> Vec<f32> = match self.kind {
+            FeatureKind::Relation => LoopContexts::relations,
+            FeatureKind::Knob | FeatureKind::Loop => LoopContexts::features,
+        };
         let contexts = self.contexts.as_ref().and_then(|contexts| contexts(config));
-        let of_program = |features: fn(&LoopContexts) -> Vec<f32>, n_features| {
-            contexts.as_ref().map_or_else(|| vec![f32::NAN; n_features], features)
-        };
-        let relations = || of_program(LoopContexts::relations, N_RELATION_FEATURES);
-        let features = match self.kind {
-            FeatureKind::Knob => self.knobs.of(config),
-            FeatureKind::Loop => of_program(LoopContexts::features, N_CONTEXT_FEATURES),
-            FeatureKind::Relation => relations(),
-        };
-        let base = self.global.as_ref().map_or(0.0, |global| {
-            let rows = Matrix::from_rows(N_RELATION_FEATURES, [relations()]);
-            global.predict(&rows)[0]
-        });
-        (features, base)
+        contexts.as_ref().map_or_else(|| vec![f32::NAN; self.n_features()], features)
     }
 }
 
@@ -126,4 +123,21 @@ fn fit_global(experience: &Experience, trees: &GbtOptions, seed: u64) -> Gbt {
     let rows = Matrix::from_rows(N_RELATION_FEATURES, experience.contexts.iter().map(LoopContexts::relations));
     let examples = Examples::new(&rows, &experience.targets).in_groups(&experience.groups);
     Gbt::fit(&examples, trees, seed).unwrap_or_else(|error| panic!("invariant: options and targets are sound: {error}"))
+}
+
+/// What the model of other workloads says of a sample of the space, learnt by trees on the parameters: to ask these takes no
+/// program.
+fn fit_prior(global: &Gbt, space: &Space, contexts: &Contexts, knobs: &KnobFeatures, seed: u64) -> Gbt {
+    let mut rng = Xoshiro256PlusPlus::seed_from_u64(seed);
+    let mut relations = Matrix::new(N_RELATION_FEATURES);
+    let mut rows = Matrix::new(knobs.n_features());
+    for config in (0..N_ASKED).map(|_| space.sample(&mut rng)) {
+        if let Some(contexts) = contexts(&config) {
+            relations.push(&contexts.relations());
+            rows.push(&knobs.of(&config));
+        }
+    }
+    let options = GbtOptions { objective: Objective::SquaredError, ..GbtOptions::default() };
+    let sound = |error| panic!("invariant: options and targets are sound: {error}");
+    Gbt::fit(&Examples::new(&rows, &global.predict(&relations)), &options, seed).unwrap_or_else(sound)
 }

@@ -9,8 +9,7 @@ use tilewright_device::host;
 use tilewright_tune::{ErrorClass, Seconds};
 
 use super::table::{Arm, Measure, Problem, View};
-use super::{Finished, Plan, commit};
-use crate::clock::{since_1970, utc};
+use super::{Finished, Plan};
 use crate::command::gflops;
 use crate::history::{Curve, median_curve};
 use crate::output::{digits, grouped};
@@ -74,6 +73,16 @@ impl Finished<'_> {
         gflops(&self.workload, ns)
     }
 
+    /// Whether its time was spent before its trials.
+    fn is_cut_short(&self) -> bool {
+        self.planned.n_trials.is_some_and(|n_trials| (self.run.trials.len() as u64) < n_trials)
+    }
+
+    /// Nanoseconds of the kernel that it came to, by the race at its end where there was one.
+    fn best_ns(&self) -> Option<f64> {
+        Some(self.result["best"]["ms_median"].as_f64()? * 1e6)
+    }
+
     /// Seconds of the search itself, as `tune` counts them.
     fn search_seconds(&self) -> f64 {
         self.result["seconds_in"]["search"].as_f64().unwrap_or(0.0)
@@ -98,12 +107,16 @@ impl<'a> Results<'a> {
     /// Nanoseconds of the best kernel that any run found.
     fn best_known(&self, problem: &Problem) -> Option<f64> {
         let own = self.finished.iter().filter(|f| f.planned.problem.label == problem.label);
-        own.filter_map(|f| f.run.best_ns()).min_by(f64::total_cmp)
+        own.filter_map(Finished::best_ns).min_by(f64::total_cmp)
     }
 
-    /// The best throughput of each run, as far as it was found within some seconds.
+    /// The best throughput of each run, at its end or as far as it was found within some seconds.
     fn bests(&self, problem: &Problem, arm: &Arm, seconds: f64) -> Vec<f64> {
-        self.of(problem, arm).filter_map(|f| Some(f.gflops(f.run.best_within(seconds)?))).collect()
+        let best_ns = |f: &Finished| match seconds.is_finite() {
+            true => f.run.best_within(seconds),
+            false => f.best_ns(),
+        };
+        self.of(problem, arm).filter_map(|f| Some(f.gflops(best_ns(f)?))).collect()
     }
 
     /// The moments after which results are compared, the end last.
@@ -142,7 +155,9 @@ impl<'a> Results<'a> {
                 "seed": f.planned.seed,
                 "command": f.planned.command(),
                 "trials": f.run.trials.len(),
-                "best_gflops": f.run.best_ns().map(|ns| f.gflops(ns)),
+                "ended_by_time": f.is_cut_short(),
+                "trials_to_95": self.trials_to_near_best(f),
+                "best_gflops": f.best_ns().map(|ns| f.gflops(ns)),
                 "best_so_far": improvements.collect::<Vec<_>>(),
                 "errors": f.result["errors"],
                 "seconds": f.result["seconds"],
@@ -178,6 +193,7 @@ impl<'a> Results<'a> {
             "paper": plan.experiment.paper,
             "figure": plan.experiment.figure,
             "differs": plan.experiment.differs,
+            "raced": plan.experiment.is_raced,
             "command": self.command(),
             "budget": plan.budget,
             "seed": plan.seed,
@@ -186,9 +202,9 @@ impl<'a> Results<'a> {
             "cpu": host::cpu_name(),
             "target": target.to_string(),
             "threads": plan.threads,
-            "date": utc(since_1970().as_secs()),
+            "extent": plan.extent(),
+            "dates": self.dates(),
             "version": env!("CARGO_PKG_VERSION"),
-            "commit": commit(),
             "summary": summary,
             "geometric_means": shares.collect::<Vec<_>>(),
             "runs": runs.collect::<Vec<_>>(),
@@ -201,6 +217,12 @@ impl<'a> Results<'a> {
             "tilewright experiment {} --budget {} --repeats {} --seed {} --threads {}",
             plan.experiment.name, plan.budget, plan.repeats, plan.seed, plan.threads
         )
+    }
+
+    /// When the first and the last run began.
+    fn dates(&self) -> Option<[&str; 2]> {
+        let started = || self.finished.iter().map(|f| f.started.as_str());
+        Some([started().min()?, started().max()?])
     }
 
     /// Every trial as a line of comma-separated values.
@@ -239,23 +261,40 @@ impl<'a> Results<'a> {
         }
         let _ = write!(
             out,
-            "\n`{}` on {}, {}, version {}{}. {} of {} runs are complete.\n",
+            "\n`{}` on {}, {}, version {}.\n{}. {} complete{}.\n",
             self.command(),
             host::cpu_name(),
-            utc(since_1970().as_secs()),
+            self.dates().map_or("not run yet".to_owned(), |[first, last]| match first == last {
+                true => first.to_owned(),
+                false => format!("{first} to {last}"),
+            }),
             env!("CARGO_PKG_VERSION"),
-            commit().map_or(String::new(), |commit| format!(", commit {commit}")),
-            self.finished.len(),
-            self.plan.compared().count()
+            self.plan.extent(),
+            match self.finished.len() {
+                all if all == self.plan.compared().count() => "All are".to_owned(),
+                some => format!("{some} of them are"),
+            },
+            match self.finished.iter().filter(|f| f.is_cut_short()).count() {
+                0 => String::new(),
+                n => format!("; {n} came to the end of their time before that of their trials"),
+            }
         );
         for seconds in self.moments() {
             let when = if seconds.is_finite() { format!("after {seconds} s") } else { "at the end".to_owned() };
+            let what = match experiment.is_raced && !seconds.is_finite() {
+                true => "What won the race of a run's leaders",
+                false => "A run's fastest trial",
+            };
             let _ = write!(
                 out,
-                "\n## Best GFLOP/s {when}\n\nMedian over runs, in brackets the quartiles; the last row is the geometric mean \
-                 over problems of what\nthe median is of the best known.\n\n"
+                "\n## Best GFLOP/s {when}\n\n{what}: median over runs, in brackets the quartiles; the last row is the \
+                 geometric mean over problems\nof what the median is of the best known.\n\n"
             );
             out += &self.table(seconds);
+        }
+        if experiment.views.contains(&View::NearBest) {
+            out += "\n## Trials until 95 % of the best known\n\nMedian over runs, in brackets how many of them come so far.\n\n";
+            out += &self.near_best_table();
         }
         if experiment.views.contains(&View::Outcomes) {
             out += "\n## How trials end\n\n";
@@ -284,6 +323,32 @@ impl<'a> Results<'a> {
         let share =
             |arm: &Arm| self.of_best_known(arm, seconds).map_or("–".to_owned(), |share| format!("{share:.3}"));
         rows.push(std::iter::once("of the best".to_owned()).chain(arms.iter().map(share)).collect());
+        markdown(&rows)
+    }
+
+    /// Trials until a run was near the best that any run on its problem came to; none where it never was.
+    fn trials_to_near_best(&self, f: &Finished) -> Option<u64> {
+        Some(f.run.reached(self.best_known(&f.planned.problem)? / NEAR_BEST)?.0)
+    }
+
+    fn near_best_table(&self) -> String {
+        let arms = &self.plan.arms;
+        let head = std::iter::once("problem").chain(arms.iter().map(|arm| arm.label)).map(str::to_owned);
+        let mut rows = vec![head.collect::<Vec<_>>()];
+        for problem in self.plan.experiment.problems {
+            let cell = |arm: &Arm| {
+                let trials: Vec<Option<u64>> = self.of(problem, arm).map(|f| self.trials_to_near_best(f)).collect();
+                let n_near = trials.iter().flatten().count();
+                // Runs that never come so far count as longer than any.
+                let numbers: Vec<f64> = trials.iter().map(|n| n.map_or(f64::MAX, |n| n as f64)).collect();
+                match median(&numbers) {
+                    None => "–".to_owned(),
+                    Some(n) if n > u32::MAX.into() => format!("not reached ({n_near} of {})", trials.len()),
+                    Some(n) => format!("{} ({n_near} of {})", grouped(n.round()), trials.len()),
+                }
+            };
+            rows.push(std::iter::once(problem.label.to_owned()).chain(arms.iter().map(cell)).collect());
+        }
         markdown(&rows)
     }
 
@@ -355,14 +420,15 @@ impl<'a> Results<'a> {
             View::Trials | View::Time | View::Share => problems.iter().map(|p| self.curves(p, view)).collect(),
             View::Relative => vec![self.relative()],
             View::Boxes => {
-                vec![self.boxes("The best of each run", self.value_axis(), |f| Some(self.value(f, f.run.best_ns()?)))]
+                vec![self.boxes("The best of each run", self.value_axis(), |f| Some(self.value(f, f.best_ns()?)))]
             }
             View::NearBest => {
                 let axis = Axis { label: "trials".into(), scale: Scale::Log };
-                vec![self.boxes("Trials until 95 % of the best known", axis, |f| {
-                    let (n, _) = f.run.reached(self.best_known(&f.planned.problem)? / NEAR_BEST)?;
-                    Some(n as f64)
-                })]
+                vec![
+                    self.boxes("Trials until 95 % of the best known", axis, |f| {
+                        Some(self.trials_to_near_best(f)? as f64)
+                    }),
+                ]
             }
             View::Histogram => problems.iter().map(|problem| self.histogram(problem)).collect(),
             View::Outcomes => self.outcome_plots(),

@@ -26,6 +26,9 @@ pub struct Experiment {
     pub repeats: u64,
     /// Whether runs begin with the configurations that the template's model of the machine ranks first.
     pub with_guesses: bool,
+    /// Whether each run ends with a race of its leaders. A trial alone is measured for a few milliseconds, so that the fastest
+    /// of many owes something to luck, the more the more there are.
+    pub is_raced: bool,
     /// Whether hopeless candidates are run to the end, as where the whole space counts and not its best.
     pub to_the_end: bool,
     /// What is plotted of a kernel.
@@ -66,15 +69,24 @@ pub struct Arm {
     pub has_sources: bool,
 }
 
-/// How long a run is.
+/// How long a run is: until its trials or its seconds are spent, whichever comes first.
 #[derive(Debug, Clone, Copy)]
-pub enum Length {
-    /// So many trials.
-    Trials(u64),
-    /// So many trials as this share of the space has configurations.
+pub struct Length {
+    /// How many trials.
+    pub trials: Trials,
+    /// How many seconds. Where trials are what counts, about twice what they usually take.
+    pub seconds: f64,
+}
+
+/// How many trials a run has.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Trials {
+    /// So many.
+    Count(u64),
+    /// So many as this share of the space has configurations.
     ShareOfSpace(f64),
-    /// So many seconds.
-    Seconds(f64),
+    /// As many as there is time for.
+    Any,
 }
 
 /// What is plotted of a kernel.
@@ -107,6 +119,20 @@ pub enum View {
     Outcomes,
     /// Where the time went.
     Seconds,
+}
+
+impl Length {
+    const fn trials(count: u64, seconds: f64) -> Length {
+        Length { trials: Trials::Count(count), seconds }
+    }
+
+    const fn share_of_space(share: f64, seconds: f64) -> Length {
+        Length { trials: Trials::ShareOfSpace(share), seconds }
+    }
+
+    const fn seconds(seconds: f64) -> Length {
+        Length { trials: Trials::Any, seconds }
+    }
 }
 
 impl Problem {
@@ -168,14 +194,15 @@ const MIXED: &[Problem] = &[
 
 const GBFS_PAPER: &str = "G-BFS and N-A2C";
 const GBFS_ARMS: &[Arm] = &[
-    Arm::search("gbfs"),
-    Arm::named("na2c", "na2c:start=untiled"),
+    Arm::named("gbfs", "gbfs:start=random"),
+    Arm::named("na2c", "na2c:start=random"),
     Arm::named("gbt", "gbt:batch=64"),
     Arm::search("rnn_controller"),
     Arm::search("random"),
 ];
-const AUTOTVM_ON_A_CPU: &str = "a CPU and our templates, 512 trials instead of 800";
-const ON_A_CPU: &str = "a CPU instead of a GPU; random search beside the paper's four";
+const AUTOTVM_ON_A_CPU: &str = "a CPU and our templates; the paper has 800 trials";
+const GBFS_ON_A_CPU: &str = "a CPU; G-BFS and N-A2C begin at a random configuration, since the untiled one of the paper takes \
+                             seconds here; random search beside the paper's four";
 
 /// What most experiments have in common.
 const PLAIN: Experiment = Experiment {
@@ -187,9 +214,10 @@ const PLAIN: Experiment = Experiment {
     problems: &[],
     sources: &[],
     arms: Arms::EverySearch,
-    length: Length::Trials(0),
+    length: Length::seconds(0.0),
     repeats: 0,
     with_guesses: false,
+    is_raced: false,
     to_the_end: false,
     measure: Measure::Throughput,
     moments_s: &[],
@@ -203,10 +231,10 @@ pub const EXPERIMENTS: &[Experiment] = &[
         paper: GBFS_PAPER,
         figure: "figure 7",
         compares: "the best kernel against the share of the space that was tried and against time, 1024³",
-        differs: ON_A_CPU,
+        differs: GBFS_ON_A_CPU,
         problems: &[Problem::of("1024³", "matmul-1024", "gemm-4-2-4")],
         arms: Arms::Listed(GBFS_ARMS),
-        length: Length::ShareOfSpace(0.001),
+        length: Length::share_of_space(0.001, 300.0),
         repeats: 5,
         measure: Measure::Cost,
         views: &[View::Share, View::Time],
@@ -217,14 +245,14 @@ pub const EXPERIMENTS: &[Experiment] = &[
         paper: GBFS_PAPER,
         figure: "figure 8",
         compares: "the best kernel after 0.1 % of the space, 512³, 1024³ and 2048³",
-        differs: ON_A_CPU,
+        differs: GBFS_ON_A_CPU,
         problems: &[
             Problem::of("512³", "matmul-512", "gemm-4-2-4"),
             Problem::of("1024³", "matmul-1024", "gemm-4-2-4"),
             Problem::of("2048³", "matmul-2048", "gemm-4-2-4"),
         ],
         arms: Arms::Listed(GBFS_ARMS),
-        length: Length::ShareOfSpace(0.001),
+        length: Length::share_of_space(0.001, 300.0),
         repeats: 10,
         measure: Measure::Cost,
         views: &[View::Boxes, View::Share],
@@ -243,7 +271,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
             Arm::search("random"),
             Arm::named("genetic", "genetic:population=100"),
         ]),
-        length: Length::Trials(512),
+        length: Length::trials(512, 60.0),
         repeats: 3,
         views: &[View::Trials, View::Time],
         ..PLAIN
@@ -259,7 +287,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
             Arm::named("gbt, rank", "gbt:batch=64,objective=rank"),
             Arm::named("gbt, regression", "gbt:batch=64,objective=regression"),
         ]),
-        length: Length::Trials(512),
+        length: Length::trials(512, 60.0),
         repeats: 3,
         views: &[View::Trials],
         ..PLAIN
@@ -276,7 +304,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
             Arm::named("gbt, diversity 0.5", "gbt:batch=64,diversity=0.5"),
             Arm::named("gbt, diversity 2", "gbt:batch=64,diversity=2"),
         ]),
-        length: Length::Trials(512),
+        length: Length::trials(512, 60.0),
         repeats: 3,
         views: &[View::Trials],
         ..PLAIN
@@ -293,7 +321,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
             Arm::named("gbt, EI", "gbt:batch=64,bootstrap=5,acquisition=ei"),
             Arm::named("gbt, UCB", "gbt:batch=64,bootstrap=5,acquisition=ucb"),
         ]),
-        length: Length::Trials(512),
+        length: Length::trials(512, 60.0),
         repeats: 3,
         views: &[View::Trials],
         ..PLAIN
@@ -303,7 +331,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
         paper: "AutoTVM",
         figure: "figures 8 and 9",
         compares: "a model that has learnt from C1 to C6 against one that begins with nothing, on C7 to C9 and on 1024³",
-        differs: "a CPU and our templates; 256 trials of each source",
+        differs: "a CPU and our templates; the paper learns from 20,000 trials and more",
         problems: &[
             Problem::default("C7", "resnet18.C7"),
             Problem::default("C8", "resnet18.C8"),
@@ -312,7 +340,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
         ],
         sources: RESNET.split_at(6).0,
         arms: Arms::Listed(&[Arm::search("gbt"), Arm { label: "gbt, transfer", search: "gbt", has_sources: true }]),
-        length: Length::Trials(256),
+        length: Length::trials(256, 60.0),
         repeats: 3,
         views: &[View::Trials, View::NearBest],
         ..PLAIN
@@ -322,7 +350,8 @@ pub const EXPERIMENTS: &[Experiment] = &[
         paper: "OpEvo",
         figure: "figures 2 to 4, tables 1 to 3",
         compares: "OpEvo against G-BFS, boosted trees and random search on eight operators",
-        differs: "a CPU; 96 products instead of 960 in a batch and one image instead of 512",
+        differs: "a CPU; 96 products instead of 960 in a batch and one image instead of 512; G-BFS and N-A2C begin at a random \
+                  configuration; the paper has 512 trials",
         problems: &[
             Problem::of("MM1", "bert.MM1", "matmul-4-3-4"),
             Problem::of("MM2", "bert.MM2", "matmul-4-3-4"),
@@ -335,12 +364,12 @@ pub const EXPERIMENTS: &[Experiment] = &[
         ],
         arms: Arms::Listed(&[
             Arm::named("opevo", "opevo:generation=8,selection=fitness,q=0.5"),
-            Arm::search("gbfs"),
-            Arm::named("na2c", "na2c:start=untiled"),
+            Arm::named("gbfs", "gbfs:start=random"),
+            Arm::named("na2c", "na2c:start=random"),
             Arm::named("gbt", "gbt:batch=64"),
             Arm::search("random"),
         ]),
-        length: Length::Trials(512),
+        length: Length::trials(512, 120.0),
         repeats: 5,
         views: &[View::Trials, View::Boxes],
         ..PLAIN
@@ -350,10 +379,10 @@ pub const EXPERIMENTS: &[Experiment] = &[
         paper: "NoSE",
         figure: "figures 3 and 4",
         compares: "error classes and throughput over the whole space of C12",
-        differs: "a CPU; one in 200 configurations, drawn at random, where a budget of 200 takes all",
+        differs: "a CPU; configurations drawn at random, where the paper measures all",
         problems: &[Problem::of("C12", "resnet18.C12", "conv-4-4-4-2-2-2")],
         arms: Arms::Listed(&[Arm::search("random")]),
-        length: Length::ShareOfSpace(0.005),
+        length: Length::share_of_space(0.005, 600.0),
         repeats: 1,
         to_the_end: true,
         views: &[View::Outcomes, View::Histogram],
@@ -364,7 +393,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
         paper: "NoSE",
         figure: "figures 5 to 8",
         compares: "NoSE against a genetic algorithm and boosted trees by the wall clock, and where their time goes",
-        differs: "a CPU; 1 minute a run instead of 60, which a budget of 60 makes up, and 2 runs instead of 4",
+        differs: "a CPU; the paper has 4 runs of 60 minutes",
         problems: RESNET_OF_PAPERS,
         arms: Arms::Listed(&[
             Arm::named(
@@ -377,7 +406,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
             ),
             Arm::named("gbt", "gbt:batch=64"),
         ]),
-        length: Length::Seconds(60.0),
+        length: Length::seconds(60.0),
         repeats: 2,
         moments_s: &[10.0],
         views: &[View::Relative, View::Time, View::Seconds, View::Outcomes],
@@ -389,10 +418,10 @@ pub const EXPERIMENTS: &[Experiment] = &[
         compares: "all searches at equal time, as `tune` runs them",
         problems: MIXED,
         arms: Arms::EverySearch,
-        length: Length::Seconds(30.0),
+        length: Length::seconds(30.0),
         repeats: 3,
         with_guesses: true,
-        moments_s: &[10.0],
+        is_raced: true,
         views: &[View::Time, View::Boxes, View::Seconds],
         ..PLAIN
     },
@@ -402,7 +431,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
         compares: "trials until 95 % of the best known",
         problems: MIXED,
         arms: Arms::Listed(&[Arm::search("auto"), Arm::search("gbt"), Arm::search("random")]),
-        length: Length::Trials(400),
+        length: Length::trials(400, 60.0),
         repeats: 5,
         views: &[View::NearBest, View::Trials],
         ..PLAIN
