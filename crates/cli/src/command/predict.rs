@@ -294,7 +294,7 @@ fn beam_scores(
             // Each has its own, or what one has searched would make the next one faster.
             let mut look_ahead = is_constrained.then(|| LookAhead::new(kernel, &row.problem));
             let completions = look_ahead.as_mut().map(|look_ahead| look_ahead as &mut dyn Completions);
-            let of_row = model.beam(&inputs.problem(&row.problem), width, completions);
+            let of_row = model.answers(&inputs.problem(&row.problem), width, completions);
             times_ms.push(milliseconds(start));
             answers.push(of_row.into_iter().map(|answer| answer.values).collect());
         }

@@ -17,7 +17,7 @@ use super::network::{Network, Shape};
 use super::{Model, SequenceError, Vocabulary, Weights};
 
 /// The first words of a model's JSON file.
-const FORMAT: &str = "tilewright sequence model 1";
+const FORMAT: &str = "tilewright sequence model 2";
 
 /// The key of what a file of weights has to say beside them.
 const TOLD: &str = "told";
