@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{command, json_of, run, run_json, stderr, text};
+use common::{check_refused, command, json_of, owned, run, run_json, stderr, text};
 use serde_json::Value as Json;
 use std::io::Write;
 use std::process::Stdio;
@@ -287,7 +287,6 @@ fn the_default_database_is_in_the_data_folder() {
     assert!(stderr(&output).contains(text(&db)), "it says where: {}", stderr(&output));
 }
 
-/// Each is refused with exit code 2 and one line that contains the given words.
 #[test]
 fn bad_input_is_refused_in_one_line() {
     let folder = tempfile::tempdir().unwrap();
@@ -308,22 +307,21 @@ fn bad_input_is_refused_in_one_line() {
         if !arguments.contains(&"--db") {
             all.extend(["--db", &fresh]);
         }
-        all.into_iter().map(str::to_owned).collect::<Vec<_>>()
+        owned(&all)
     };
-    let other = |arguments: &[&str]| arguments.iter().map(|a| (*a).to_owned()).collect::<Vec<_>>();
     let cases: Vec<(Vec<String>, &str)> = vec![
-        (other(&[]), "subcommand"),
-        (other(&["frobnicate"]), "frobnicate"),
-        (other(&["tune"]), "WORKLOAD"),
-        (other(&["tune", "nosuch", "--db", &fresh]), "operators: matmul"),
-        (other(&["tune", "matmul:m=0,n=8,k=8", "--db", &fresh]), "m=0"),
-        (other(&["tune", "matmul:m=8,n=8", "--db", &fresh]), "needs `k`"),
-        (other(&["tune", "matmul:m=8,n=8,k=8,q=1", "--db", &fresh]), "no attribute `q`"),
-        (other(&["tune", "matmul:m=8,n=8,k=x\ny", "--db", &fresh]), "not accepted"),
-        (other(&["tune", "matmul:m=1000000000,n=1000000000,k=1000000000", "--db", &fresh]), "smaller sizes"),
-        (other(&["tune", "matmul:m=1000000,n=1000000,k=1000000", "--db", &fresh]), "memory"),
-        (other(&["tune", "matmul:m=99999999999999999999,n=1,k=1", "--db", &fresh]), "not accepted"),
-        (other(&["bench", "matmul:m=1000000,n=1000000,k=8", "--db", &fresh]), "memory"),
+        (owned(&[]), "subcommand"),
+        (owned(&["frobnicate"]), "frobnicate"),
+        (owned(&["tune"]), "WORKLOAD"),
+        (owned(&["tune", "nosuch", "--db", &fresh]), "operators: matmul"),
+        (owned(&["tune", "matmul:m=0,n=8,k=8", "--db", &fresh]), "m=0"),
+        (owned(&["tune", "matmul:m=8,n=8", "--db", &fresh]), "needs `k`"),
+        (owned(&["tune", "matmul:m=8,n=8,k=8,q=1", "--db", &fresh]), "no attribute `q`"),
+        (owned(&["tune", "matmul:m=8,n=8,k=x\ny", "--db", &fresh]), "not accepted"),
+        (owned(&["tune", "matmul:m=1000000000,n=1000000000,k=1000000000", "--db", &fresh]), "smaller sizes"),
+        (owned(&["tune", "matmul:m=1000000,n=1000000,k=1000000", "--db", &fresh]), "memory"),
+        (owned(&["tune", "matmul:m=99999999999999999999,n=1,k=1", "--db", &fresh]), "not accepted"),
+        (owned(&["bench", "matmul:m=1000000,n=1000000,k=8", "--db", &fresh]), "memory"),
         (tune(&["--search", "annealed"]), "unknown search annealed"),
         (tune(&["--search", "genetic:population=none"]), "population"),
         (tune(&["--search", "random:x=1"]), "no option x"),
@@ -345,40 +343,36 @@ fn bad_input_is_refused_in_one_line() {
         (tune(&["--transfer", &format!("{empty},matmul-256")]), "no trials of matmul:m=256,n=256,k=256"),
         (tune(&["--transfer", &empty]), "can be carried over among the 0 tasks"),
         (tune(&["--transfer", &empty, "--search", "gbt"]), "no program to learn from among the 0 tasks"),
-        (other(&["record-space", "nosuch", "--db", &fresh]), "operators: matmul"),
-        (other(&["record-space", "matmul-256", "--template", "nosuch", "--db", &fresh]), "no template"),
-        (other(&["record-space", "matmul-256", "--max", "0", "--db", &fresh]), "--max"),
-        (other(&["record-space", "matmul-256", "--max", "5", "-o", here, "--db", &fresh]), "folder"),
-        (other(&["record-space", "matmul-256", "--max", "5", "-o", &nowhere, "--db", &fresh]), "no folder"),
-        (other(&["record-space", "matmul-256", "--max", "5", "--db", &text_db]), "not a database"),
+        (owned(&["record-space", "nosuch", "--db", &fresh]), "operators: matmul"),
+        (owned(&["record-space", "matmul-256", "--template", "nosuch", "--db", &fresh]), "no template"),
+        (owned(&["record-space", "matmul-256", "--max", "0", "--db", &fresh]), "--max"),
+        (owned(&["record-space", "matmul-256", "--max", "5", "-o", here, "--db", &fresh]), "folder"),
+        (owned(&["record-space", "matmul-256", "--max", "5", "-o", &nowhere, "--db", &fresh]), "no folder"),
+        (owned(&["record-space", "matmul-256", "--max", "5", "--db", &text_db]), "not a database"),
         (tune(&["--db", &text_db]), "not a database"),
         (tune(&["--db", &other_db]), "another program"),
         (tune(&["--db", &nowhere]), "no folder"),
         (tune(&["--db", here]), "folder"),
         (tune(&["--db", "/proc/x.db"]), "/proc/x.db"),
-        (other(&["best", "matmul-256", "--db", &text_db]), "not a database"),
-        (other(&["best", "nosuch", "--db", &fresh]), "unknown workload"),
-        (other(&["space", "matmul-256", "--template", "nosuch"]), "matmul-blocked"),
-        (other(&["show", "matmul-256", "--config", "{"]), "--config"),
-        (other(&["show", "matmul-256", "--config", "[1]"]), "object"),
-        (other(&["show", "matmul-256", "--config", "{\"mr\": 1}"]), "missing"),
-        (other(&["show", "matmul-256", "--config", "{\"mrr\": 1}"]), "unknown parameter mrr"),
-        (other(&["show", "matmul-256", "--emit", "object"]), "-o"),
-        (other(&["show", "matmul-256", "--emit", "poetry"]), "steps, ir"),
-        (other(&["show", "matmul-256", "--best", "--db", &fresh]), "nothing is recorded"),
-        (other(&["bench", "matmul-256", "--against", "mkl", "--db", &fresh]), "no peer is called `mkl`"),
-        (other(&["export", "--db", &nowhere]), "there is no database"),
-        (other(&["export", "--json", "--db", &fresh]), "FILE"),
-        (other(&["import", &lines, "--db", &fresh]), "line 1: missing field"),
-        (other(&["import", &nowhere, "--db", &fresh]), "cannot read"),
-        (other(&["import", here, "--db", &fresh]), "folder"),
+        (owned(&["best", "matmul-256", "--db", &text_db]), "not a database"),
+        (owned(&["best", "nosuch", "--db", &fresh]), "unknown workload"),
+        (owned(&["space", "matmul-256", "--template", "nosuch"]), "matmul-blocked"),
+        (owned(&["show", "matmul-256", "--config", "{"]), "--config"),
+        (owned(&["show", "matmul-256", "--config", "[1]"]), "object"),
+        (owned(&["show", "matmul-256", "--config", "{\"mr\": 1}"]), "missing"),
+        (owned(&["show", "matmul-256", "--config", "{\"mrr\": 1}"]), "unknown parameter mrr"),
+        (owned(&["show", "matmul-256", "--emit", "object"]), "-o"),
+        (owned(&["show", "matmul-256", "--emit", "poetry"]), "steps, ir"),
+        (owned(&["show", "matmul-256", "--best", "--db", &fresh]), "nothing is recorded"),
+        (owned(&["bench", "matmul-256", "--against", "mkl", "--db", &fresh]), "no peer is called `mkl`"),
+        (owned(&["export", "--db", &nowhere]), "there is no database"),
+        (owned(&["export", "--json", "--db", &fresh]), "FILE"),
+        (owned(&["import", &lines, "--db", &fresh]), "line 1: missing field"),
+        (owned(&["import", &nowhere, "--db", &fresh]), "cannot read"),
+        (owned(&["import", here, "--db", &fresh]), "folder"),
     ];
     for (arguments, expected) in cases {
-        let output = run(&arguments.iter().map(String::as_str).collect::<Vec<_>>());
-        let stderr = stderr(&output);
-        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {stderr}");
-        assert_eq!((stderr.lines().count(), output.stdout.len()), (1, 0), "{arguments:?}: {stderr}");
-        assert!(stderr.starts_with("error: ") && stderr.contains(expected), "{arguments:?}: {stderr}");
+        check_refused(&arguments, expected);
     }
     assert!(!std::fs::exists(&nowhere).unwrap());
 }

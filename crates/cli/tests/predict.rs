@@ -3,8 +3,10 @@
 mod common;
 
 use std::path::{Path, PathBuf};
+use std::thread::sleep;
+use std::time::Duration;
 
-use common::{run, run_json, stderr, text};
+use common::{check_refused, command, owned, run, run_json, send, stderr, text};
 use serde_json::Value as Json;
 
 fn in_root(path: &str) -> String {
@@ -79,15 +81,33 @@ fn a_trained_model_answers_with_valid_parameters() {
         (&missing, PROBLEM.into(), "missing."),
     ];
     for (model, problem, expected) in cases {
-        let output = run(&["predict", "query", text(model), "--problem", &problem]);
-        let stderr = stderr(&output);
-        assert_eq!((output.status.code(), stderr.lines().count()), (Some(2), 1), "{problem}: {stderr}");
-        assert!(stderr.starts_with("error: ") && stderr.contains(expected), "{problem}: {stderr}");
+        check_refused(&["predict", "query", text(model), "--problem", &problem], expected);
     }
-    let tuned =
-        run(&["tune", "matmul:m=8,n=8,k=8", "--predict", text(&model), "--db", text(&folder.path().join("a.db"))]);
-    assert_eq!(tuned.status.code(), Some(2));
-    assert!(stderr(&tuned).contains("a model of ConvAsmBwdWrW3x3, and template"), "{}", stderr(&tuned));
+    let database = folder.path().join("a.db");
+    let tune = ["tune", "matmul:m=8,n=8,k=8", "--predict", text(&model), "--db", text(&database)];
+    check_refused(&tune, "a model of ConvAsmBwdWrW3x3, and template");
+}
+
+#[test]
+fn a_killed_training_goes_on_to_the_same_weights() {
+    let folder = tempfile::tempdir().unwrap();
+    let [whole, killed] = ["whole", "killed"].map(|name| folder.path().join(name).with_extension("safetensors"));
+    let (data, spec) = (data("ConvAsmBwdWrW3x3.fp32"), kernel("ConvAsmBwdWrW3x3"));
+    let train = ["predict", "train", &data, "--spec", &spec, "--model", "enc-dec", "--epochs", "4", "-o"];
+    run_json(&[&train[..], &[text(&whole)]].concat());
+
+    let mut child = command(&[&train[..], &[text(&killed)]].concat()).spawn().unwrap();
+    let checkpoint = folder.path().join("killed.safetensors.checkpoint");
+    while !checkpoint.exists() {
+        assert!(child.try_wait().unwrap().is_none(), "it ended before it could be killed");
+        sleep(Duration::from_millis(2));
+    }
+    send("-KILL", &child);
+    child.wait().unwrap();
+    assert!(checkpoint.exists() && !killed.exists(), "it was killed under way");
+    run_json(&[&train[..], &[text(&killed), "--resume"]].concat());
+    assert!(std::fs::read(&whole).unwrap() == std::fs::read(&killed).unwrap(), "the weights are the same");
+    assert!(!checkpoint.exists());
 }
 
 #[test]
@@ -108,7 +128,11 @@ fn an_evaluation_has_the_papers_figures_and_is_not_done_twice() {
         assert!(mean("perfect_equivalent") >= mean("perfect"), "{beam}");
         assert!(beam["constrained"] == false || mean("valid") == 1.0, "{beam}");
         assert!(beam["average_accuracy"]["std"].is_f64(), "{beam}");
+        let time = |name: &str| beam["query_ms"][name].as_f64().unwrap();
+        assert!(0.0 < time("median") && time("median") <= time("longest"), "{beam}");
     }
+    let runs = first["models"][0]["repetitions"].as_array().unwrap();
+    assert!(runs.len() == 2 && runs.iter().all(|run| run["load_ms"].as_f64().unwrap() > 0.0), "{runs:?}");
     let best =
         |k: i64| beams.iter().find(|b| b["k"] == k && b["constrained"] == true).unwrap()["perfect"]["mean"].as_f64();
     assert!(best(10) >= best(1));
@@ -158,32 +182,25 @@ fn a_model_of_records_begins_a_run() {
     let is_likeliest = |config: &String| serde_json::from_str::<Json>(config).unwrap() == candidates[0]["parameters"];
     assert!(common::recorded(&fresh).iter().any(is_likeliest), "the likeliest configuration is measured");
 
-    let refused = |arguments: &[&str], expected: &str| {
-        let output = run(arguments);
-        let stderr = stderr(&output);
-        assert_eq!(output.status.code(), Some(2), "{stderr}");
-        assert!(stderr.contains(expected), "{stderr}");
-    };
-    refused(&["predict", "query", text(&model), "--problem", "n_inputs=3"], "--problem takes a workload");
-    refused(
+    check_refused(&["predict", "query", text(&model), "--problem", "n_inputs=3"], "--problem takes a workload");
+    check_refused(
         &["predict", "query", text(&model), "--problem", "conv2d:c=8,h=8,w=8,k=8,r=3,s=3"],
         "no template `matmul-blocked`",
     );
-    refused(
+    check_refused(
         &["tune", workload, "--template", "gemm-4-2-4", "--predict", text(&model), "--db", text(&fresh)],
         "gemm-4-2-4 is tuned",
     );
-    refused(
+    check_refused(
         &["predict", "train", "--db", text(&db), "--template", "conv", "-o", text(&model)],
         "records of 0 workloads",
     );
-    refused(
+    check_refused(
         &["predict", "train", "--db", text(&db), "--template", "nosuch", "-o", text(&model)],
         "no template `nosuch`",
     );
 }
 
-/// Each is refused with exit code 2 and one line that contains the given words.
 #[test]
 fn bad_input_is_refused_in_one_line() {
     let folder = tempfile::tempdir().unwrap();
@@ -213,14 +230,13 @@ fn bad_input_is_refused_in_one_line() {
         if !rest.contains(&"-o") {
             all.extend(["-o", &model]);
         }
-        all.into_iter().map(str::to_owned).collect::<Vec<_>>()
+        owned(&all)
     };
-    let other = |arguments: &[&str]| arguments.iter().map(|a| (*a).to_owned()).collect::<Vec<_>>();
     let cases: Vec<(Vec<String>, &str)> = vec![
-        (other(&["predict"]), "a subcommand is missing (see `tilewright predict --help`)"),
-        (other(&["predict", "train", "-o", &model]), "DATA.csv --spec KERNEL.toml, or --db FILE --template NAME"),
-        (other(&["predict", "train", &table, "-o", &model]), "DATA.csv --spec"),
-        (other(&["predict", "evaluate"]), "DATA"),
+        (owned(&["predict"]), "a subcommand is missing (see `tilewright predict --help`)"),
+        (owned(&["predict", "train", "-o", &model]), "DATA.csv --spec KERNEL.toml, or --db FILE --template NAME"),
+        (owned(&["predict", "train", &table, "-o", &model]), "DATA.csv --spec"),
+        (owned(&["predict", "evaluate"]), "DATA"),
         (train(&table, &spec, &["--model", "oracle"]), "unknown model `oracle`; there are chain"),
         (train(&table, &spec, &["--model", "all"]), "one model is trained at a time"),
         (train(&table, &spec, &["--encoding", "morse"]), "unknown encoding `morse`"),
@@ -246,17 +262,13 @@ fn bad_input_is_refused_in_one_line() {
         (train(&table, &bad_spec, &[]), "bad.toml: line 1: "),
         (train(&table, &never, &[]), "constraint vector-registers holds for none of the 204 rows"),
         (train(&table, &unknown, &[]), "constraint vector-registers, position 1: unknown name vgpr"),
-        (other(&["predict", "train", "--db", &nowhere, "--template", "conv", "-o", &model]), "there is no database"),
-        (other(&["predict", "train", "--db", &nowhere, "-o", &model]), "--template NAME"),
-        (other(&["predict", "evaluate", &table, "--spec", &spec, "--beam", "0"]), "--beam"),
-        (other(&["predict", "evaluate", &table, "--spec", &spec, "--models", "chain,x"]), "unknown model `x`"),
-        (other(&["predict", "query", &table, "--problem", "n=1"]), "predict train"),
+        (owned(&["predict", "train", "--db", &nowhere, "--template", "conv", "-o", &model]), "there is no database"),
+        (owned(&["predict", "train", "--db", &nowhere, "-o", &model]), "--template NAME"),
+        (owned(&["predict", "evaluate", &table, "--spec", &spec, "--beam", "0"]), "--beam"),
+        (owned(&["predict", "evaluate", &table, "--spec", &spec, "--models", "chain,x"]), "unknown model `x`"),
+        (owned(&["predict", "query", &table, "--problem", "n=1"]), "predict train"),
     ];
     for (arguments, expected) in cases {
-        let output = run(&arguments.iter().map(String::as_str).collect::<Vec<_>>());
-        let stderr = stderr(&output);
-        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {stderr}");
-        assert_eq!((stderr.lines().count(), output.stdout.len()), (1, 0), "{arguments:?}: {stderr}");
-        assert!(stderr.starts_with("error: ") && stderr.contains(expected), "{arguments:?}: {stderr}");
+        check_refused(&arguments, expected);
     }
 }

@@ -59,7 +59,7 @@ fn learn(
 
 fn share_right(model: &Model) -> f64 {
     let examples = examples();
-    let right = examples.iter().filter(|e| model.beam(&e.problem, 1, None)[0].values == e.answer).count();
+    let right = examples.iter().filter(|e| model.answers(&e.problem, 1, None)[0].values == e.answer).count();
     right as f64 / examples.len() as f64
 }
 
@@ -88,18 +88,31 @@ fn beams_of_models_are_sorted_whatever_the_problem() {
         for encoding in [Encoding::Numeric, Encoding::OneHot] {
             let model = learn(row.architecture, &Training { encoding, ..few.clone() }, None, usize::MAX).unwrap();
             for problem in [[5, 2, 1, 0], [1 << 40, 0, -3, -1], [i64::MIN, i64::MAX, 0, 1]] {
-                let answers = model.beam(&problem, 30, None);
+                let answers = model.answers(&problem, 30, None);
                 assert_eq!(answers.len(), 24, "{}: all there are", row.name);
                 let sum: f64 = answers.iter().map(|a| a.log_probability.exp()).sum();
                 assert!((sum - 1.0).abs() < 1e-4, "{}: probabilities sum to {sum}", row.name);
                 assert!(answers.is_sorted_by(|a, b| a.log_probability >= b.log_probability));
                 // A narrow beam takes other prefixes along, but gives those that it finds the same probability.
-                for answer in model.beam(&problem, 2, None) {
+                for answer in model.answers(&problem, 2, None) {
                     let same = answers.iter().find(|a| a.values == answer.values).unwrap();
                     assert!((same.log_probability - answer.log_probability).abs() < 1e-4, "{}", row.name);
                 }
             }
         }
+    }
+}
+
+#[test]
+fn only_as_tokens_are_unseen_numbers_alike() {
+    let few = Training { epochs: 2, ..small() };
+    for row in ARCHITECTURES {
+        let answers = |encoding: Encoding, size: i64| {
+            let model = learn(row.architecture, &Training { encoding, ..few.clone() }, None, usize::MAX).unwrap();
+            model.answers(&[size, 2, 1, 0], 24, None)
+        };
+        assert_eq!(answers(Encoding::OneHot, -5), answers(Encoding::OneHot, 5000), "{}", row.name);
+        assert_ne!(answers(Encoding::Numeric, -5), answers(Encoding::Numeric, 5000), "{}", row.name);
     }
 }
 
@@ -118,7 +131,7 @@ impl Completions for NoVectors {
 #[test]
 fn completions_bound_a_beam() {
     let model = learn(Architecture::Chain, &small(), None, usize::MAX).unwrap();
-    let answers = model.beam(&[5, 2, 1, 0], 100, Some(&mut NoVectors));
+    let answers = model.answers(&[5, 2, 1, 0], 100, Some(&mut NoVectors));
     assert_eq!(answers.len(), 12);
     assert!(answers.iter().all(|a| a.values[1] == 0));
     assert!(answers[0].log_probability < 0.5f64.ln(), "what is left is not made likelier");
@@ -164,7 +177,7 @@ fn models_are_kept_in_files() {
         let (loaded, about_loaded) = Model::load(&path).unwrap();
         assert_eq!(about_loaded, about);
         assert_eq!(loaded.vocabulary(), model.vocabulary());
-        assert_eq!(loaded.beam(&[33, 4, 1, 0], 10, None), model.beam(&[33, 4, 1, 0], 10, None), "{}", row.name);
+        assert_eq!(loaded.answers(&[33, 4, 1, 0], 10, None), model.answers(&[33, 4, 1, 0], 10, None), "{}", row.name);
     }
 }
 

@@ -26,6 +26,7 @@ use tilewright_tune::{Config, Task};
 use super::{read_file, target_name};
 use crate::error::{OrBadInput, bad_input};
 use crate::output::message;
+use crate::stats::Quartiles;
 
 /// How often a training says how far it is.
 const LINE_EVERY: Duration = Duration::from_secs(2);
@@ -82,7 +83,7 @@ struct TrainingArgs {
     /// The largest number of passes over the rows [default: the model's]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=100_000))]
     epochs: Option<u64>,
-    /// How networks see numbers: by size and divisors, or as the paper has it, one token for each number seen
+    /// How models see numbers: by size and divisors, or as the paper has it, one token for each number seen
     #[arg(long, value_name = "numeric|one-hot", default_value = "numeric")]
     encoding: String,
 }
@@ -210,7 +211,7 @@ impl Lesson<'_> {
     }
 }
 
-/// Trains a model, and says on standard error how far it is.
+/// Trains a model, and says on standard error how far it is; gives the last state of the training with it.
 ///
 /// # Errors
 /// Bad input where something does not fit; failure where it is interrupted, which leaves the checkpoint.
@@ -220,12 +221,14 @@ fn teach(
     training: &Training,
     checkpoint: &Path,
     stop: &AtomicBool,
-) -> anyhow::Result<Model> {
+) -> anyhow::Result<(Model, Progress)> {
     let name = architecture.row().name;
-    let mut last = Instant::now();
+    let mut told = Instant::now();
+    let mut last = None;
     let mut report = |progress: &Progress| {
-        if last.elapsed() >= LINE_EVERY || progress.epoch == progress.n_epochs {
-            last = Instant::now();
+        last = Some(progress.clone());
+        if told.elapsed() >= LINE_EVERY || progress.epoch == progress.n_epochs {
+            told = Instant::now();
             message(&format!(
                 "{name}, epoch {} of at most {}: loss {:.3}, validation {:.3}, best epoch {}",
                 progress.epoch, progress.n_epochs, progress.train_loss, progress.validation_loss, progress.best_epoch
@@ -248,7 +251,7 @@ fn teach(
             let kept = if checkpoint.exists() { format!("; {} is kept", checkpoint.display()) } else { String::new() };
             Err(anyhow::anyhow!("interrupted after {epochs} epochs of {name}{kept}"))
         }
-        learnt => learnt.or_bad_input(""),
+        learnt => Ok((learnt.or_bad_input("")?, last.expect("invariant: every training tells its epochs"))),
     }
 }
 
@@ -268,6 +271,9 @@ struct BeamScore {
     is_constrained: bool,
     #[serde(flatten)]
     score: Score,
+    /// How long the answers to one problem take, constraints included: the median, and the longest.
+    median_ms: f64,
+    longest_ms: f64,
 }
 
 /// Scores of a model on some rows, for each width of the beam, without constraints and with them.
@@ -280,22 +286,29 @@ fn beam_scores(
     stop: &AtomicBool,
 ) -> anyhow::Result<Vec<BeamScore>> {
     let runs: Vec<(usize, bool)> = widths.iter().flat_map(|&width| [(width, false), (width, true)]).collect();
-    let mut answers: Vec<Vec<Vec<Vec<u32>>>> = vec![Vec::with_capacity(rows.len()); runs.len()];
+    let mut found: Vec<(Vec<Vec<Vec<u32>>>, Vec<f64>)> = vec![Default::default(); runs.len()];
     for row in rows {
         anyhow::ensure!(!stop.load(Ordering::Relaxed), "interrupted; what is finished is kept");
-        let problem = inputs.problem(&row.problem);
-        let mut look_ahead = LookAhead::new(kernel, &row.problem);
-        for (&(width, is_constrained), answers) in runs.iter().zip(&mut answers) {
-            let completions = is_constrained.then_some(&mut look_ahead as &mut dyn Completions);
-            answers.push(model.beam(&problem, width, completions).into_iter().map(|answer| answer.values).collect());
+        for (&(width, is_constrained), (answers, times_ms)) in runs.iter().zip(&mut found) {
+            let start = Instant::now();
+            // Each has its own, or what one has searched would make the next one faster.
+            let mut look_ahead = is_constrained.then(|| LookAhead::new(kernel, &row.problem));
+            let completions = look_ahead.as_mut().map(|look_ahead| look_ahead as &mut dyn Completions);
+            let of_row = model.answers(&inputs.problem(&row.problem), width, completions);
+            times_ms.push(milliseconds(start));
+            answers.push(of_row.into_iter().map(|answer| answer.values).collect());
         }
     }
-    let score_of = |(&(width, is_constrained), answers): (&(usize, bool), &Vec<Vec<Vec<u32>>>)| BeamScore {
-        width,
-        is_constrained,
-        score: score(kernel, rows, answers),
+    let score_of = |((width, is_constrained), (answers, times_ms)): ((usize, bool), (Vec<_>, Vec<f64>))| {
+        let times_ms = Quartiles::of(&times_ms).expect("invariant: there are rows");
+        let score = score(kernel, rows, &answers);
+        BeamScore { width, is_constrained, score, median_ms: times_ms.median, longest_ms: times_ms.most }
     };
-    Ok(runs.iter().zip(&answers).map(score_of).collect())
+    Ok(runs.into_iter().zip(found).map(score_of).collect())
+}
+
+fn milliseconds(since: Instant) -> f64 {
+    since.elapsed().as_secs_f64() * 1e3
 }
 
 fn score_json(score: &Score) -> Json {

@@ -41,6 +41,21 @@ pub fn stderr(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
+/// Checks that bad input is refused: exit code 2, nothing on standard output, and one line that contains these words.
+pub fn check_refused<S: AsRef<str>>(arguments: &[S], expected: &str) {
+    let arguments: Vec<&str> = arguments.iter().map(AsRef::as_ref).collect();
+    let output = run(&arguments);
+    let stderr = stderr(&output);
+    assert_eq!(output.status.code(), Some(2), "{arguments:?}: {stderr}");
+    assert_eq!((stderr.lines().count(), output.stdout.len()), (1, 0), "{arguments:?}: {stderr}");
+    assert!(stderr.starts_with("error: ") && stderr.contains(expected), "{arguments:?}: {stderr}");
+}
+
+/// Arguments that live as long as one likes.
+pub fn owned(arguments: &[&str]) -> Vec<String> {
+    arguments.iter().map(|argument| (*argument).to_owned()).collect()
+}
+
 /// A path as an argument.
 pub fn text(path: &Path) -> &str {
     path.to_str().expect("temporary folders have plain names")

@@ -92,6 +92,25 @@ pub(super) fn search(
     answers
 }
 
+/// The place of the answer that is expected to be best, where these are all there are. Average accuracy and perfect prediction count alike: a
+/// right parameter is one, and all of them together are as many again.
+///
+/// # Source
+/// Kumar and Byrne, "Minimum Bayes-risk decoding for statistical machine translation" (2004).
+pub(super) fn expected_best(answers: &[Answer]) -> Option<usize> {
+    let probabilities: Vec<f64> = answers.iter().map(|answer| answer.log_probability.exp()).collect();
+    let expected = |answer: &Answer| -> f64 {
+        let right = |other: &Answer| {
+            let n_right = answer.values.iter().zip(&other.values).filter(|(a, b)| a == b).count();
+            if n_right == answer.values.len() { 2 * n_right } else { n_right }
+        };
+        answers.iter().zip(&probabilities).map(|(other, probability)| probability * right(other) as f64).sum()
+    };
+    let scores: Vec<f64> = answers.iter().map(expected).collect();
+    // Of equals the first, which is the likeliest.
+    (0..answers.len()).rev().max_by(|&a, &b| scores[a].total_cmp(&scores[b]))
+}
+
 /// The likelier answer first; of equals, the one with the smaller values.
 fn likelier(a: &Answer, b: &Answer) -> Ordering {
     b.log_probability.total_cmp(&a.log_probability).then_with(|| a.values.cmp(&b.values))
@@ -187,6 +206,21 @@ mod tests {
         let mut completions = Listed(valid, vec![3, 3]);
         assert_eq!(found(search(&mut model, &[3, 3], 2, Some(&mut completions))), [[0, 0], [0, 1]]);
         assert_eq!(found(search(&mut model, &[3, 3], 3, Some(&mut completions))), [[0, 0], [2, 0], [0, 1]]);
+    }
+
+    #[test]
+    fn the_best_answer_agrees_with_many() {
+        let best = |answers: &[(&[u32], f64)]| {
+            let answer = |(values, p): &(&[u32], f64)| Answer { values: values.to_vec(), log_probability: p.ln() };
+            expected_best(&answers.iter().map(answer).collect::<Vec<_>>())
+        };
+        assert_eq!(best(&[]), None);
+        // Expected of the first: 3 · 0.3 and as much for the whole, of the others 3 · 0.2 + 2 · 2 · 0.2 and 3 · 0.2.
+        let others: [(&[u32], f64); 3] = [(&[1, 1, 0], 0.2), (&[1, 1, 2], 0.2), (&[1, 1, 3], 0.2)];
+        assert_eq!(best(&[&[(&[0, 0, 1][..], 0.3)], &others[..]].concat()), Some(1));
+        assert_eq!(best(&[&[(&[0, 0, 1][..], 0.7)], &others[..]].concat()), Some(0));
+        // Fewer parameters, but more often the whole: 2 · 0.39 and as much against 2 · 0.3 + 0.2 and 2 · 0.3.
+        assert_eq!(best(&[(&[0, 0], 0.39), (&[1, 1], 0.3), (&[1, 2], 0.2)]), Some(0));
     }
 
     proptest! {

@@ -9,11 +9,11 @@ use super::beam::{Answer, Decoder};
 use super::encoding::Columns;
 use super::{Example, Progress, SequenceError, Training, Vocabulary};
 
-/// The least number of examples in a leaf.
-const MIN_LEAF: usize = 4;
+/// The least number of examples in a leaf; one that is drawn twice counts twice.
+const MIN_LEAF: usize = 3;
 
 /// The share of the columns that a node looks at.
-const COLUMNS_SHARE: f64 = 0.3;
+const COLUMNS_SHARE: f64 = 0.8;
 
 /// The share of a prediction that comes from how frequent values are anyway, so that nothing is impossible.
 const SMOOTHING: f32 = 0.01;
@@ -24,8 +24,9 @@ const LEAF: u32 = u32::MAX;
 /// A forest for each parameter, which predicts it from the problem and the values of the parameters before it.
 ///
 /// # Source
-/// Read et al., "Classifier chains for multi-label classification" (2009); Geurts et al., "Extremely randomized trees" (2006). Leaves keep the
-/// frequencies of the values in them, and a forest's prediction is their mean.
+/// Read et al., "Classifier chains for multi-label classification" (2009); Geurts et al., "Extremely randomized trees" (2006), but each tree
+/// learns from a bootstrap sample as in Breiman's forests. Leaves keep the frequencies of the values in them, and a forest's prediction is
+/// their mean.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Chain {
     pub(super) columns: Columns,
@@ -64,7 +65,7 @@ impl Chain {
             let (option, value) = ("the number of trees", n_trees.to_string());
             return Err(SequenceError::BadOption { option, value, expected: "at least 1" });
         }
-        let columns = Columns::new(vocabulary, train.iter().map(|e| e.problem.as_slice()));
+        let columns = Columns::new(training.encoding, vocabulary, train.iter().map(|e| e.problem.as_slice()));
         let n_parameters = vocabulary.parameters.len();
         let mut rng = Xoshiro256PlusPlus::seed_from_u64(training.seed);
         let rows_of = |examples: &[Example]| -> Vec<Vec<f32>> {
@@ -137,8 +138,8 @@ impl Forest {
         let n_rows = classes.len() as f32;
         let prior = counts.iter().map(|count| 0.5 * count / n_rows + 0.5 / n_values as f32).collect();
         let mut forest = Forest { n_values, prior, ..Forest::default() };
-        let mut rows: Vec<u32> = (0..classes.len() as u32).collect();
         for _ in 0..n_trees {
+            let mut rows: Vec<u32> = classes.iter().map(|_| rng.random_range(0..classes.len() as u32)).collect();
             let root = forest.push();
             forest.roots.push(root);
             // Nodes that are yet to be split, with the rows in them.

@@ -1,10 +1,10 @@
 //! What trees see of a problem.
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 
 use serde::{Deserialize, Serialize};
 
-use super::{FieldKind, Vocabulary};
+use super::{Encoding, FieldKind, Vocabulary};
 
 /// A number made of a problem's fields, by their places in the vocabulary.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -18,7 +18,7 @@ enum Column {
     Product(usize, usize),
     /// The product of all fields: the work to do.
     Work,
-    /// Whether a name is this one.
+    /// Whether a name, or a number that is as good as one, is this one.
     Is(usize, i64),
 }
 
@@ -26,19 +26,27 @@ enum Column {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Columns {
     columns: Vec<Column>,
-    /// The places of the integer fields.
+    /// The places of the fields that are seen as numbers.
     integers: Vec<usize>,
 }
 
 impl Columns {
     /// Chooses the columns: none that is constant over these problems, none that is the same as another.
-    pub(super) fn new<'a>(vocabulary: &Vocabulary, problems: impl Iterator<Item = &'a [i64]> + Clone) -> Columns {
+    pub(super) fn new<'a>(
+        encoding: Encoding,
+        vocabulary: &Vocabulary,
+        problems: impl Iterator<Item = &'a [i64]> + Clone,
+    ) -> Columns {
         let (mut integers, mut columns) = (Vec::new(), Vec::new());
         for (at, field) in vocabulary.fields.iter().enumerate() {
-            match &field.kind {
-                FieldKind::Integer => integers.push(at),
-                FieldKind::Categorical { values } => {
+            match (&field.kind, encoding) {
+                (FieldKind::Categorical { values }, _) => {
                     columns.extend((0..values.len() as i64).map(|v| Column::Is(at, v)))
+                }
+                (FieldKind::Integer, Encoding::Numeric) => integers.push(at),
+                (FieldKind::Integer, Encoding::OneHot) => {
+                    let seen: BTreeSet<i64> = problems.clone().map(|problem| problem[at]).collect();
+                    columns.extend(seen.into_iter().map(|v| Column::Is(at, v)));
                 }
             }
         }
@@ -78,12 +86,14 @@ impl Columns {
         self.columns.iter().map(|&column| self.value(column, problem)).collect()
     }
 
+    /// Sizes are spread over orders of magnitude and trees draw thresholds evenly, so all but names are logarithms.
     fn value(&self, column: Column, problem: &[i64]) -> f32 {
+        let log = |size: f32| (size.max(0.0) + 1.0).log2();
         match column {
-            Column::Number(at) => problem[at] as f32,
-            Column::PowerOfTwo(at) => (1u64 << problem[at].trailing_zeros().min(6)) as f32,
-            Column::Product(a, b) => problem[a] as f32 * problem[b] as f32,
-            Column::Work => self.integers.iter().map(|&at| problem[at].max(1) as f32).product(),
+            Column::Number(at) => log(problem[at] as f32),
+            Column::PowerOfTwo(at) => problem[at].trailing_zeros().min(6) as f32,
+            Column::Product(a, b) => log(problem[a] as f32 * problem[b] as f32),
+            Column::Work => log(self.integers.iter().map(|&at| problem[at].max(1) as f32).product()),
             Column::Is(at, value) => f32::from(problem[at] == value),
         }
     }

@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use safetensors::tensor::{Dtype, SafeTensors, TensorView};
+use safetensors::tensor::{Dtype, Metadata, SafeTensors, TensorView};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
@@ -17,7 +17,7 @@ use super::network::{Network, Shape};
 use super::{Model, SequenceError, Vocabulary, Weights};
 
 /// The first words of a model's JSON file.
-const FORMAT: &str = "tilewright sequence model 1";
+const FORMAT: &str = "tilewright sequence model 2";
 
 /// The key of what a file of weights has to say beside them.
 const TOLD: &str = "told";
@@ -176,49 +176,53 @@ pub(super) struct Reading {
     path: PathBuf,
     expected: &'static str,
     bytes: Vec<u8>,
+    /// What the file says of its rows.
+    metadata: Metadata,
+    /// Where the numbers begin.
+    start: usize,
 }
 
 impl Reading {
     /// Reads a file that should be this.
     pub(super) fn open(path: &Path, expected: &'static str) -> Result<Reading, SequenceError> {
-        let reading = Reading { path: path.into(), expected, bytes: read(path)? };
-        reading.tensors()?;
-        Ok(reading)
+        let bytes = read(path)?;
+        let header = SafeTensors::read_metadata(&bytes).map_err(|e| {
+            let (path, reason) = (path.into(), e.to_string());
+            SequenceError::Foreign { path, expected, reason }
+        });
+        let (n_header, metadata) = header?;
+        // The header comes after its own length.
+        Ok(Reading { path: path.into(), expected, start: size_of::<u64>() + n_header, metadata, bytes })
     }
 
     fn foreign(&self, reason: String) -> SequenceError {
         SequenceError::Foreign { path: self.path.clone(), expected: self.expected, reason }
     }
 
-    fn tensors(&self) -> Result<SafeTensors<'_>, SequenceError> {
-        SafeTensors::deserialize(&self.bytes).map_err(|e| self.foreign(e.to_string()))
-    }
-
     /// The text that was written with the numbers.
     pub(super) fn told<T: DeserializeOwned>(&self) -> Result<T, SequenceError> {
-        let (_, metadata) = SafeTensors::read_metadata(&self.bytes).map_err(|e| self.foreign(e.to_string()))?;
-        let told = metadata.metadata().as_ref().and_then(|m| m.get(TOLD));
+        let told = self.metadata.metadata().as_ref().and_then(|m| m.get(TOLD));
         let told = told.ok_or_else(|| self.foreign("it says nothing about itself".into()))?;
         serde_json::from_str(told).map_err(|e| self.foreign(e.to_string()))
     }
 
-    fn numbers(&self, name: &str, dtype: Dtype, n: Option<usize>) -> Result<Vec<[u8; 4]>, SequenceError> {
-        let tensors = self.tensors()?;
-        let tensor = tensors.tensor(name).map_err(|e| self.foreign(e.to_string()))?;
-        let numbers = tensor.data().as_chunks::<4>().0;
-        if tensor.dtype() != dtype || n.is_some_and(|n| n != numbers.len()) {
+    fn numbers(&self, name: &str, dtype: Dtype, n: Option<usize>) -> Result<&[[u8; 4]], SequenceError> {
+        let info = self.metadata.info(name).ok_or_else(|| self.foreign(format!("there is no {name}")))?;
+        let (from, to) = info.data_offsets;
+        let numbers = self.bytes[self.start + from..self.start + to].as_chunks::<4>().0;
+        if info.dtype != dtype || n.is_some_and(|n| n != numbers.len()) {
             let (found, wanted) = (numbers.len(), n.map_or(String::new(), |n| format!("{n} ")));
-            return Err(self.foreign(format!("{name} holds {found} of {:?}, not {wanted}of {dtype:?}", tensor.dtype())));
+            return Err(self.foreign(format!("{name} holds {found} of {:?}, not {wanted}of {dtype:?}", info.dtype)));
         }
-        Ok(numbers.to_vec())
+        Ok(numbers)
     }
 
     /// The numbers of this name; `n` of them.
     pub(super) fn floats(&self, name: &str, n: Option<usize>) -> Result<Vec<f32>, SequenceError> {
-        Ok(self.numbers(name, Dtype::F32, n)?.into_iter().map(f32::from_le_bytes).collect())
+        Ok(self.numbers(name, Dtype::F32, n)?.iter().map(|&bytes| f32::from_le_bytes(bytes)).collect())
     }
 
     fn places(&self, name: &str) -> Result<Vec<u32>, SequenceError> {
-        Ok(self.numbers(name, Dtype::U32, None)?.into_iter().map(u32::from_le_bytes).collect())
+        Ok(self.numbers(name, Dtype::U32, None)?.iter().map(|&bytes| u32::from_le_bytes(bytes)).collect())
     }
 }

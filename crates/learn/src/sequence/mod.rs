@@ -1,7 +1,7 @@
 //! Models that write the parameters of a kernel down, one after the other, from the sizes of a problem.
 //!
 //! A [`Vocabulary`] says what a problem and an answer consist of; [`train`] learns a [`Model`] of an [`Architecture`] from [`Example`]s, and
-//! [`Model::beam`] gives the likeliest answers for a problem that nobody has tuned, where [`Completions`] keep to those that are valid.
+//! [`Model::answers`] gives the likeliest answers for a problem that nobody has tuned, where [`Completions`] keep to those that are valid.
 //!
 //! # Source
 //! "Optimal Kernel Tuning Parameter Prediction using Deep Sequence Models", for all architectures but [`Architecture::Chain`].
@@ -23,6 +23,9 @@ pub use error::SequenceError;
 
 use chain::Chain;
 use network::Network;
+
+/// Answers that a chain compares where one is asked for.
+const N_COMPARED: usize = 30;
 
 /// The tokens of both sides.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -179,13 +182,13 @@ impl TryFrom<String> for Architecture {
     }
 }
 
-/// How numbers of a problem become inputs of a network; trees see numbers always.
+/// How numbers of a problem become inputs of a model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Encoding {
     /// Size, divisibility and products, so that a number that was never seen still means something.
     Numeric,
-    /// The paper's: a token for each number seen in training, one for all others.
+    /// The paper's: a token for each number seen in training; all others are alike.
     OneHot,
 }
 
@@ -202,7 +205,7 @@ pub struct Training {
     pub learning_rate: f64,
     /// The share of an LSTM's inputs, and of its recurrent state, that is left out in training.
     pub dropout: f64,
-    /// How networks see problems.
+    /// How numbers of problems are seen.
     pub encoding: Encoding,
     /// Width of LSTM states; the decoder of the attention models has twice as many.
     pub n_hidden: usize,
@@ -217,7 +220,7 @@ impl Default for Training {
         Training {
             epochs: 200,
             batch: 64,
-            patience: 20,
+            patience: 10,
             learning_rate: 1e-3,
             dropout: 0.2,
             encoding: Encoding::Numeric,
@@ -323,23 +326,30 @@ fn check(vocabulary: &Vocabulary, what: &'static str, examples: &[Example]) -> R
 }
 
 impl Model {
-    /// Up to `width` answers for a problem, the likeliest first, no two alike.
+    /// Up to `n` answers for a problem, the likeliest first, no two alike.
     ///
-    /// Beam search: of all prefixes of answers the `width` likeliest go on. With `completions`, prefixes that no valid answer begins with are
+    /// Beam search: of all prefixes of answers the `n` likeliest go on. With `completions`, prefixes that no valid answer begins with are
     /// dropped, and probabilities stay as they are. Fewer answers come out where there are no more. Answers of equal probability are in the
     /// order of their values.
+    ///
+    /// A single answer of a network is the likeliest value after the likeliest value, as in the paper. That of a chain is the one that is
+    /// expected to be best, among those of a beam: it has most parameters in common with the others.
     ///
     /// # Panics
     /// Where the problem has not a number for each field, or `completions` speak of another number of values.
     ///
     /// # Source
     /// Section V.
-    pub fn beam(&self, problem: &[i64], width: usize, completions: Option<&mut dyn Completions>) -> Vec<Answer> {
+    pub fn answers(&self, problem: &[i64], n: usize, completions: Option<&mut dyn Completions>) -> Vec<Answer> {
         assert_eq!(problem.len(), self.vocabulary.fields.len(), "invariant: a problem has a number for each field");
         let sizes: Vec<usize> = self.vocabulary.parameters.iter().map(|p| p.values.len()).collect();
         match &self.weights {
-            Weights::Chain(chain) => beam::search(&mut chain.decoder(problem), &sizes, width, completions),
-            Weights::Network(network) => beam::search(&mut network.decoder(problem), &sizes, width, completions),
+            Weights::Chain(chain) if n == 1 => {
+                let mut answers = beam::search(&mut chain.decoder(problem), &sizes, N_COMPARED, completions);
+                beam::expected_best(&answers).map(|best| answers.swap_remove(best)).into_iter().collect()
+            }
+            Weights::Chain(chain) => beam::search(&mut chain.decoder(problem), &sizes, n, completions),
+            Weights::Network(network) => beam::search(&mut network.decoder(problem), &sizes, n, completions),
         }
     }
 

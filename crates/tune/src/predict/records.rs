@@ -128,7 +128,7 @@ pub fn predict(
 ) -> Result<Vec<(Config, f64)>, RecordsError> {
     let mut completions = SpaceCompletions::new(space, model.vocabulary())?;
     let problem = problem_of(model.vocabulary(), &describe(workload, threads, target));
-    let answers = model.beam(&problem, width, Some(&mut completions));
+    let answers = model.answers(&problem, width, Some(&mut completions));
     let config = |answer: Answer| Some((completions.config(&answer.values)?, answer.log_probability));
     Ok(answers.into_iter().filter_map(config).collect())
 }

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
+use std::time::Instant;
 
 use anyhow::Context;
 use clap::Args;
@@ -14,8 +15,8 @@ use tilewright_tune::predict::{Inputs, Row, Score, score};
 
 use super::paper::{BEAM_MODEL, PaperRow};
 use super::{
-    BeamScore, Lesson, Table, TableArgs, TrainingArgs, architectures, beam_scores, checkpoint_of, models_help,
-    score_json, teach, watch_interrupts,
+    BeamScore, Lesson, Table, TableArgs, TrainingArgs, architectures, beam_scores, checkpoint_of, milliseconds,
+    models_help, score_json, teach, watch_interrupts,
 };
 use crate::command::count;
 use crate::error::{OrBadInput, bad_input};
@@ -59,11 +60,39 @@ pub struct EvaluateArgs {
 #[derive(Debug, Serialize, Deserialize)]
 struct Finished {
     key: Json,
+    #[serde(flatten)]
+    run: Run,
+}
+
+/// What came of one model of one repetition.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+struct Run {
+    seed: u64,
+    epochs: u64,
+    best_epoch: u64,
+    /// How long the model's file takes to read.
+    load_ms: f64,
+    #[serde(rename = "beams")]
     scores: Vec<BeamScore>,
 }
 
-/// Scores over the repetitions, by width of the beam and whether it is constrained.
-type Scores = BTreeMap<(usize, bool), Vec<Score>>;
+/// The repetitions of a model.
+#[derive(Debug)]
+struct Evaluated {
+    name: &'static str,
+    runs: Vec<Run>,
+}
+
+impl Evaluated {
+    /// The scores of the repetitions, by width of the beam and whether it is constrained.
+    fn beams(&self) -> BTreeMap<(usize, bool), Vec<&BeamScore>> {
+        let mut beams: BTreeMap<_, Vec<_>> = BTreeMap::new();
+        for at in self.runs.iter().flat_map(|run| &run.scores) {
+            beams.entry((at.width, at.is_constrained)).or_default().push(at);
+        }
+        beams
+    }
+}
 
 /// One repetition: what is learnt from and what is held out.
 struct Repetition<'a> {
@@ -87,14 +116,14 @@ impl<'a> Repetition<'a> {
         Ok(Repetition { table, seed, train, validation, test })
     }
 
-    /// Trains a model and scores it, or reads the scores where that is done.
-    fn scores(
+    /// Trains a model and scores it, or reads what came of it where that is done.
+    fn run(
         &self,
         architecture: Architecture,
         args: &EvaluateArgs,
         folder: &Path,
         stop: &AtomicBool,
-    ) -> anyhow::Result<Vec<BeamScore>> {
+    ) -> anyhow::Result<Run> {
         let Table { kernel, about, .. } = self.table;
         let name = architecture.row().name;
         let training = args.training.training(self.seed)?;
@@ -109,16 +138,19 @@ impl<'a> Repetition<'a> {
         let path = folder.join(format!("{name}-{}.safetensors", self.seed));
         let scores_path = path.with_extension("scores.json");
         let finished = std::fs::read(&scores_path).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok());
-        if let Some(Finished { scores, .. }) = finished.filter(|finished: &Finished| finished.key == scored_key) {
+        if let Some(Finished { run, .. }) = finished.filter(|finished: &Finished| finished.key == scored_key) {
             message(&format!("{name}, seed {}: scored before", self.seed));
-            return Ok(scores);
+            return Ok(run);
         }
         let inputs = Inputs::of(kernel, &self.table.at(&[&self.train[..], &self.validation].concat()));
-        let known = Model::load(&path).ok().filter(|(_, about)| about["key"] == key).map(|(model, _)| model);
-        let model = match known {
-            Some(model) => {
+        let load = || {
+            let start = Instant::now();
+            Model::load(&path).map(|(model, about)| (model, about, milliseconds(start)))
+        };
+        let (model, about, load_ms) = match load().ok().filter(|(_, about, _)| about["key"] == key) {
+            Some(known) => {
                 message(&format!("{name}, seed {}: trained before", self.seed));
-                model
+                known
             }
             None => {
                 let examples = |at: &[usize]| self.table.at(at).into_iter().map(|row| inputs.example(row)).collect();
@@ -127,18 +159,23 @@ impl<'a> Repetition<'a> {
                 let lesson = Lesson { vocabulary: &vocabulary, train, validation }.in_full(architecture);
                 let n_rows = count(lesson.train.len() as u64, "row");
                 message(&format!("{name}, seed {}: learning from {n_rows}", self.seed));
-                let model = teach(architecture, &lesson, &training, &checkpoint_of(&path), stop)?;
+                let (model, last) = teach(architecture, &lesson, &training, &checkpoint_of(&path), stop)?;
                 let mut about = inputs.describe(kernel);
                 about["key"] = key.clone();
+                about["epochs"] = last.epoch.into();
+                about["best_epoch"] = last.best_epoch.into();
                 model.save(&path, &about).or_bad_input("")?;
-                model
+                load().or_bad_input("")?
             }
         };
+        let epochs = |what: &str| about[what].as_u64().unwrap_or_default();
+        let (epochs, best_epoch) = (epochs("epochs"), epochs("best_epoch"));
         let scores = beam_scores(&model, kernel, &inputs, &self.table.at(&self.test), &widths, stop)?;
-        let finished = Finished { key: scored_key, scores: scores.clone() };
+        let run = Run { seed: self.seed, epochs, best_epoch, load_ms, scores };
+        let finished = Finished { key: scored_key, run: run.clone() };
         write_whole(&scores_path, |file| Ok(serde_json::to_writer(file, &finished)?))
             .with_context(|| format!("cannot write {}", scores_path.display()))?;
-        Ok(scores)
+        Ok(run)
     }
 
     /// Average accuracy of each baseline.
@@ -197,17 +234,9 @@ pub fn run(args: &EvaluateArgs, as_json: bool) -> anyhow::Result<()> {
         "rows": data.rows.len(),
         "data": data.about,
         "seeds": args.seeds,
-        "models": models.iter().map(|(name, scores)| json!({"model": name, "beams": scores.iter().map(|(&(k, constrained), scores)| {
-            let mut json = summary_json(scores);
-            json["k"] = k.into();
-            json["constrained"] = constrained.into();
-            json["paper"] = paper.and_then(|row| row.model(name, k, constrained)).map_or(Json::Null, |(average, perfect)| {
-                json!({"average_accuracy": average / 100.0, "perfect": perfect / 100.0})
-            });
-            json
-        }).collect::<Vec<_>>()})).collect::<Vec<_>>(),
+        "models": models.iter().map(|model| model_json(model, paper)).collect::<Vec<_>>(),
         "baselines": baselines.iter().map(|(name, scores)| {
-            let mut json = summary_json(scores);
+            let mut json = summary_json(&scores.iter().collect::<Vec<_>>());
             json["baseline"] = (*name).into();
             json["paper"] = paper.and_then(|row| row.baseline(name)).map_or(Json::Null, |average| {
                 json!({"average_accuracy": average / 100.0})
@@ -218,6 +247,37 @@ pub fn run(args: &EvaluateArgs, as_json: bool) -> anyhow::Result<()> {
     write_result(as_json, &json, &text(args, &data, &models, &baselines, paper))
 }
 
+fn model_json(model: &Evaluated, paper: Option<&PaperRow>) -> Json {
+    let beam = |((k, constrained), scores): ((usize, bool), Vec<&BeamScore>)| {
+        let mut json = summary_json(&scores.iter().map(|at| &at.score).collect::<Vec<_>>());
+        json["k"] = k.into();
+        json["constrained"] = constrained.into();
+        json["query_ms"] = json!({"median": median_ms(&scores), "longest": longest_ms(&scores)});
+        let theirs = paper.and_then(|row| row.model(model.name, k, constrained));
+        json["paper"] = theirs.map_or(
+            Json::Null,
+            |(average, perfect)| json!({"average_accuracy": average / 100.0, "perfect": perfect / 100.0}),
+        );
+        json
+    };
+    let run = |run: &Run| json!({"seed": run.seed, "epochs": run.epochs, "best_epoch": run.best_epoch, "load_ms": run.load_ms});
+    json!({
+        "model": model.name,
+        "repetitions": model.runs.iter().map(run).collect::<Vec<_>>(),
+        "beams": model.beams().into_iter().map(beam).collect::<Vec<_>>(),
+    })
+}
+
+/// The median time for a problem, as the mean over the repetitions.
+fn median_ms(scores: &[&BeamScore]) -> f64 {
+    scores.iter().map(|at| at.median_ms).sum::<f64>() / scores.len() as f64
+}
+
+/// The longest time for a problem.
+fn longest_ms(scores: &[&BeamScore]) -> f64 {
+    scores.iter().map(|at| at.longest_ms).fold(0.0, f64::max)
+}
+
 /// The paper's figures for the data, where they are of one data type that it has.
 fn paper_row(data: &Table) -> Option<&'static PaperRow> {
     let at = data.kernel.fields.iter().position(|field| field.name == "data_type")?;
@@ -226,7 +286,7 @@ fn paper_row(data: &Table) -> Option<&'static PaperRow> {
     if is_one { PaperRow::of(&data.kernel.name, &data.kernel.fields[at].text(value)) } else { None }
 }
 
-type Named<T> = Vec<(&'static str, T)>;
+type Baselines = Vec<(&'static str, Vec<Score>)>;
 
 fn scores(
     args: &EvaluateArgs,
@@ -234,15 +294,14 @@ fn scores(
     data: &Table,
     folder: &Path,
     stop: &AtomicBool,
-) -> anyhow::Result<(Named<Scores>, Named<Vec<Score>>)> {
-    let mut models: Named<Scores> = architectures.iter().map(|a| (a.row().name, Scores::new())).collect();
-    let mut baselines: Named<Vec<Score>> = Vec::new();
+) -> anyhow::Result<(Vec<Evaluated>, Baselines)> {
+    let evaluated = |architecture: &Architecture| Evaluated { name: architecture.row().name, runs: Vec::new() };
+    let mut models: Vec<Evaluated> = architectures.iter().map(evaluated).collect();
+    let mut baselines = Baselines::new();
     for seed in args.seed..args.seed.saturating_add(args.seeds) {
         let repetition = Repetition::new(data, seed)?;
-        for (architecture, (_, scores)) in architectures.iter().zip(&mut models) {
-            for at in repetition.scores(*architecture, args, folder, stop)? {
-                scores.entry((at.width, at.is_constrained)).or_default().push(at.score);
-            }
+        for (architecture, model) in architectures.iter().zip(&mut models) {
+            model.runs.push(repetition.run(*architecture, args, folder, stop)?);
         }
         if args.baselines {
             for (at, (name, score)) in repetition.baselines()?.into_iter().enumerate() {
@@ -257,14 +316,14 @@ fn scores(
 }
 
 /// Mean, and standard deviation of one repetition.
-fn spread(scores: &[Score], of: fn(&Score) -> f64) -> (f64, f64) {
-    let mean = scores.iter().map(of).sum::<f64>() / scores.len() as f64;
+fn spread(scores: &[&Score], of: fn(&Score) -> f64) -> (f64, f64) {
+    let mean = scores.iter().map(|score| of(score)).sum::<f64>() / scores.len() as f64;
     let squares: f64 = scores.iter().map(|score| (of(score) - mean).powi(2)).sum();
     (mean, (squares / (scores.len().max(2) - 1) as f64).sqrt())
 }
 
-fn summary_json(scores: &[Score]) -> Json {
-    let each: Vec<Json> = scores.iter().map(score_json).collect();
+fn summary_json(scores: &[&Score]) -> Json {
+    let each: Vec<Json> = scores.iter().map(|score| score_json(score)).collect();
     let figure = |of: fn(&Score) -> f64| {
         let (mean, std) = spread(scores, of);
         json!({"mean": mean, "std": std})
@@ -281,11 +340,11 @@ fn summary_json(scores: &[Score]) -> Json {
 fn text(
     args: &EvaluateArgs,
     data: &Table,
-    models: &Named<Scores>,
-    baselines: &Named<Vec<Score>>,
+    models: &[Evaluated],
+    baselines: &Baselines,
     paper: Option<&PaperRow>,
 ) -> String {
-    let cell = |scores: &[Score], of: fn(&Score) -> f64| {
+    let cell = |scores: &[&Score], of: fn(&Score) -> f64| {
         let (mean, std) = spread(scores, of);
         format!("{:.2} ± {:.2}", 100.0 * mean, 100.0 * std)
     };
@@ -302,39 +361,42 @@ fn text(
     if !baselines.is_empty() {
         let mut rows = vec![head(&["classifier", "average", "paper", "perfect"])];
         for (name, scores) in baselines {
+            let scores: Vec<&Score> = scores.iter().collect();
             rows.push(vec![
                 (*name).to_owned(),
-                cell(scores, |score| score.average_accuracy),
+                cell(&scores, |score| score.average_accuracy),
                 figure(paper.and_then(|row| row.baseline(name))),
-                cell(scores, |score| score.perfect),
+                cell(&scores, |score| score.perfect),
             ]);
         }
         text += &format!("\nClassifiers (table II)\n{}", table(&rows));
     }
-    let is_trained = |name: &str| models.iter().any(|(known, _)| *known == name);
+    let is_trained = |name: &str| models.iter().any(|model| model.name == name);
     let titled = [(false, "Models, first answer (table III)"), (true, "Models, best of k answers (table IV)")];
     for (is_wide, title) in titled {
-        let names = ["model", "k", "constraints", "average", "paper", "perfect", "paper", "same kernel", "valid"];
+        let names = ["model", "k", "constraints", "average", "paper", "perfect", "paper", "same kernel", "valid", "ms"];
         let mut rows = vec![head(&names)];
-        for (name, scores) in models {
-            for (&(k, is_constrained), scores) in scores.iter().filter(|((k, _), _)| (*k > 1) == is_wide) {
-                let theirs = paper.and_then(|row| row.model(name, k, is_constrained));
+        for model in models {
+            for ((k, is_constrained), beams) in model.beams().into_iter().filter(|((k, _), _)| (*k > 1) == is_wide) {
+                let theirs = paper.and_then(|row| row.model(model.name, k, is_constrained));
+                let scores: Vec<&Score> = beams.iter().map(|at| &at.score).collect();
                 rows.push(vec![
-                    (*name).to_owned(),
+                    model.name.to_owned(),
                     k.to_string(),
                     if is_constrained { "yes" } else { "no" }.to_owned(),
-                    cell(scores, |score| score.average_accuracy),
+                    cell(&scores, |score| score.average_accuracy),
                     figure(theirs.map(|(average, _)| average)),
-                    cell(scores, |score| score.perfect),
+                    cell(&scores, |score| score.perfect),
                     figure(theirs.map(|(_, perfect)| perfect)),
-                    cell(scores, |score| score.perfect_equivalent),
-                    cell(scores, |score| score.valid),
+                    cell(&scores, |score| score.perfect_equivalent),
+                    cell(&scores, |score| score.valid),
+                    format!("{:.2}", median_ms(&beams)),
                 ]);
             }
         }
         // Whatever was trained here, the paper's best model is what it is measured by.
-        if let (Some(row), Some((_, scores))) = (paper, models.first().filter(|_| !is_trained(BEAM_MODEL))) {
-            for &(k, is_constrained) in scores.keys().filter(|(k, _)| (*k > 1) == is_wide) {
+        if let (Some(row), Some(model)) = (paper, models.first().filter(|_| !is_trained(BEAM_MODEL))) {
+            for &(k, is_constrained) in model.beams().keys().filter(|(k, _)| (*k > 1) == is_wide) {
                 let Some((average, perfect)) = row.model(BEAM_MODEL, k, is_constrained) else { continue };
                 let constraints = if is_constrained { "yes" } else { "no" };
                 let [average, perfect] = [average, perfect].map(|theirs| figure(Some(theirs)));
@@ -347,5 +409,11 @@ fn text(
             text += &format!("\n{title}\n{}", table(&rows));
         }
     }
-    text
+    let mut rows = vec![head(&["model", "seed", "best epoch", "epochs", "ms to load"])];
+    for (model, run) in models.iter().flat_map(|model| model.runs.iter().map(move |run| (model, run))) {
+        let load_ms = format!("{:.1}", run.load_ms);
+        let [seed, best, epochs] = [run.seed, run.best_epoch, run.epochs].map(|n| n.to_string());
+        rows.push(vec![model.name.to_owned(), seed, best, epochs, load_ms]);
+    }
+    text + &format!("\nTrainings\n{}", table(&rows))
 }

@@ -21,7 +21,7 @@ pub struct QueryArgs {
     /// For a model of a kernel, the problem's fields, such as n_inputs=64,in_height=7; for one of a template, a workload
     #[arg(long, value_name = "KEY=VALUE,...|WORKLOAD")]
     problem: String,
-    /// Answers to give, and width of the beam that finds them
+    /// Answers to give, and width of the beam that finds them; alone, the one that is expected to be best
     #[arg(short, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u16).range(1..=1000))]
     k: u16,
     #[command(flatten)]
@@ -62,7 +62,7 @@ fn of_kernel(args: &QueryArgs, model: &Model, about: &Json, as_json: bool) -> an
         let reason = format!("constraint {constraint} leaves no valid configuration of {}", kernel.name);
         return Err(bad_input(format!("{reason} for this problem")));
     }
-    let answers = model.beam(&inputs.problem(&problem), args.k.into(), Some(&mut look_ahead));
+    let answers = model.answers(&inputs.problem(&problem), args.k.into(), Some(&mut look_ahead));
     let candidates = answers.iter().map(|answer| {
         debug_assert!(kernel.is_valid(&problem, &answer.values), "invariant: looking ahead is exact");
         let parameters = kernel.parameters.iter().zip(&answer.values);

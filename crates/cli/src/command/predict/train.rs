@@ -116,13 +116,13 @@ fn learn_table(args: &TrainArgs, data: &Path, spec: &Path, as_json: bool) -> any
     ));
     let stop = watch_interrupts()?;
     let start = Instant::now();
-    let model = teach(architecture, &lesson, &training, &checkpoint, &stop)?;
+    let (model, _) = teach(architecture, &lesson, &training, &checkpoint, &stop)?;
     let scores = beam_scores(&model, kernel, &inputs, &table.at(&validation), &WIDTHS, &stop)?;
     let scores: Vec<_> = scores.iter().filter(|score| score.is_constrained).collect();
     // The scores are those of a model that has not seen these rows; the one that is kept has, where it can use them.
     let lesson = lesson.in_full(architecture);
     let model = match lesson.train.len() > train.len() {
-        true => teach(architecture, &lesson, &training, &checkpoint, &stop)?,
+        true => teach(architecture, &lesson, &training, &checkpoint, &stop)?.0,
         false => model,
     };
     let seconds = start.elapsed().as_secs_f64();
@@ -212,7 +212,7 @@ fn learn_records(args: &TrainArgs, db: &Path, template: &str, as_json: bool) -> 
     ));
     let stop = watch_interrupts()?;
     let start = Instant::now();
-    let model = teach(architecture, &lesson, &training, &checkpoint, &stop)?;
+    let (model, _) = teach(architecture, &lesson, &training, &checkpoint, &stop)?;
     let seconds = start.elapsed().as_secs_f64();
     let mut about = records::describe_template(template);
     about["data"] = json!({"file": name, "workloads": n_workloads, "configurations": n_examples});

@@ -34,6 +34,13 @@ impl Parameters {
         let factors = arrays.iter().map(|a| Factor::new(a.values.clone(), a.n_columns)).collect();
         Parameters { arrays, factors }
     }
+
+    /// Changes the weights.
+    pub(super) fn update(&mut self, change: impl FnOnce(&mut [Rows])) {
+        let mut arrays = std::mem::take(&mut self.arrays);
+        change(&mut arrays);
+        *self = Parameters::new(arrays);
+    }
 }
 
 /// A value on a tape.
@@ -292,7 +299,7 @@ impl<'a> Tape<'a> {
         let mut gradients = Gradients {
             of_values: vec![Vec::new(); self.nodes.len()],
             of_states: vec![Vec::new(); self.nodes.len()],
-            of_weights: self.parameters.arrays.iter().map(|a| vec![0.0; a.values.len()]).collect(),
+            of_weights: vec![Vec::new(); self.parameters.arrays.len()],
             pending: (0..self.parameters.arrays.len()).map(|_| (Vec::new(), Vec::new())).collect(),
         };
         for (var, seed) in seeds {
@@ -310,8 +317,10 @@ impl<'a> Tape<'a> {
             let weight = &self.parameters.arrays[at];
             if !inputs.is_empty() {
                 let inputs = Factor::new(inputs, weight.n_rows()).transposed();
-                add(&mut gradients.of_weights[at], &inputs.times(&Factor::new(outputs, weight.n_columns)));
+                let product = inputs.times(&Factor::new(outputs, weight.n_columns));
+                add_or_set(&mut gradients.of_weights[at], product);
             }
+            gradients.of_weights[at].resize(weight.values.len(), 0.0);
         }
         gradients.of_weights
     }
@@ -328,6 +337,7 @@ impl<'a> Tape<'a> {
             }
             Op::Bias { a, bias } => {
                 let to = &mut gradients.of_weights[bias.0];
+                to.resize(n_columns, 0.0);
                 gradient.chunks_exact(n_columns).for_each(|row| add(to, row));
                 gradients.add(*a, gradient);
             }
@@ -400,6 +410,7 @@ impl<'a> Tape<'a> {
                 let mut of_values = vec![0.0; steps.values.len()];
                 let mut of_keys = vec![0.0; hidden.len()];
                 let mut of_query = vec![0.0; n * d];
+                gradients.of_weights[energy.0].resize(energies.len(), 0.0);
                 for row in 0..n {
                     let g = &gradient[row * n_columns..][..n_columns];
                     let at = |t: usize| t * n + row;

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use super::super::file::{self, Stored};
 use super::super::{Architecture, Example, Progress, SequenceError, Training, Vocabulary};
-use super::tape::{Parameters, Var};
+use super::tape::Var;
 use super::{Dropout, Network, Run, Tokens, log_softmax};
 
 /// Adam's, from its paper.
@@ -154,16 +154,16 @@ impl State {
         let correction = |beta: f32| 1.0 - f64::from(beta).powi(self.at.n_steps);
         let rate = (learning_rate * correction(BETA_2).sqrt() / correction(BETA_1)) as f32;
         let epsilon = EPSILON * correction(BETA_2).sqrt() as f32;
-        let mut weights = values(&self.network);
         let moments = self.first.iter_mut().zip(&mut self.second);
-        for ((weights, gradient), (first, second)) in weights.iter_mut().zip(&gradients).zip(moments) {
-            for (((weight, &g), m), v) in weights.iter_mut().zip(gradient).zip(first).zip(second) {
-                *m = BETA_1 * *m + (1.0 - BETA_1) * g;
-                *v = BETA_2 * *v + (1.0 - BETA_2) * g * g;
-                *weight -= rate * *m / (v.sqrt() + epsilon);
+        self.network.parameters.update(|weights| {
+            for ((weights, gradient), (first, second)) in weights.iter_mut().zip(&gradients).zip(moments) {
+                for (((weight, &g), m), v) in weights.values.iter_mut().zip(gradient).zip(first).zip(second) {
+                    *m = BETA_1 * *m + (1.0 - BETA_1) * g;
+                    *v = BETA_2 * *v + (1.0 - BETA_2) * g * g;
+                    *weight -= rate * *m / (v.sqrt() + epsilon);
+                }
             }
-        }
-        self.network.set(weights);
+        });
     }
 
     fn arrays(&mut self) -> [(&'static str, &mut Vec<Vec<f32>>); 3] {
@@ -214,9 +214,9 @@ fn values(network: &Network) -> Vec<Vec<f32>> {
 
 impl Network {
     fn set(&mut self, weights: Vec<Vec<f32>>) {
-        let mut arrays = std::mem::take(&mut self.parameters.arrays);
-        arrays.iter_mut().zip(weights).for_each(|(array, values)| array.values = values);
-        self.parameters = Parameters::new(arrays);
+        self.parameters.update(|arrays| {
+            arrays.iter_mut().zip(weights).for_each(|(array, values)| array.values = values);
+        });
     }
 }
 
