@@ -74,7 +74,7 @@ pub struct Arm {
 pub struct Length {
     /// How many trials.
     pub trials: Trials,
-    /// How many seconds. Where trials are what counts, about twice what they usually take.
+    /// How many seconds. Where trials are what counts, a limit that few runs come to.
     pub seconds: f64,
 }
 
