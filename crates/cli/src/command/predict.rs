@@ -276,6 +276,9 @@ struct BeamScore {
     longest_ms: f64,
 }
 
+/// Configurations for one problem, the likeliest first, each a value for each parameter.
+type Answers = Vec<Vec<u32>>;
+
 /// Scores of a model on some rows, for each width of the beam, without constraints and with them.
 fn beam_scores(
     model: &Model,
@@ -286,7 +289,8 @@ fn beam_scores(
     stop: &AtomicBool,
 ) -> anyhow::Result<Vec<BeamScore>> {
     let runs: Vec<(usize, bool)> = widths.iter().flat_map(|&width| [(width, false), (width, true)]).collect();
-    let mut found: Vec<(Vec<Vec<Vec<u32>>>, Vec<f64>)> = vec![Default::default(); runs.len()];
+    // For each run, the answers to each row, and how long they took.
+    let mut found: Vec<(Vec<Answers>, Vec<f64>)> = vec![Default::default(); runs.len()];
     for row in rows {
         anyhow::ensure!(!stop.load(Ordering::Relaxed), "interrupted; what is finished is kept");
         for (&(width, is_constrained), (answers, times_ms)) in runs.iter().zip(&mut found) {
@@ -299,7 +303,7 @@ fn beam_scores(
             answers.push(of_row.into_iter().map(|answer| answer.values).collect());
         }
     }
-    let score_of = |((width, is_constrained), (answers, times_ms)): ((usize, bool), (Vec<_>, Vec<f64>))| {
+    let score_of = |((width, is_constrained), (answers, times_ms)): ((usize, bool), (Vec<Answers>, Vec<f64>))| {
         let times_ms = Quartiles::of(&times_ms).expect("invariant: there are rows");
         let score = score(kernel, rows, &answers);
         BeamScore { width, is_constrained, score, median_ms: times_ms.median, longest_ms: times_ms.most }
