@@ -10,6 +10,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use tilewright_ir::index::Ranges;
+use tilewright_ir::lower::leaves;
 use tilewright_ir::text::{index_to_string, stmt_to_string};
 use tilewright_ir::{BufferId, LoopId, LoopKind, Program, Scope, Stmt};
 
@@ -22,7 +23,7 @@ use crate::loader::Code;
 /// Operations, of vectors where there are lanes, that a unit carries out at least where it is executed: the call costs
 /// about a hundredth of them.
 const LEAST_WORK: f64 = 1000.0;
-/// Statements without others inside that a unit has at least.
+/// Statements without others inside, once loops are unrolled, that a unit has at least.
 const LEAST_CODE: usize = 8;
 /// Lanes of a vector, to estimate work.
 const LANES: f64 = 8.0;
@@ -51,10 +52,10 @@ pub fn segments(program: &Program, block: &[Stmt], ranges: &mut Ranges) -> Vec<S
             // What is held in registers stays in one function.
             break;
         }
-        let work = work(stmt, ranges);
-        if work >= LEAST_WORK || has_parallel_loop(stmt) {
+        let is_parallel = has_parallel_loop(stmt);
+        if is_parallel || work(stmt, ranges) >= LEAST_WORK {
             run(block, start..at, &mut out);
-            let is_unit = !has_large_part(stmt, ranges) && !has_parallel_loop(stmt) && code(stmt) >= LEAST_CODE;
+            let is_unit = !is_parallel && has_enough_code(stmt) && !has_large_part(stmt, ranges);
             out.push(if is_unit { Segment::Unit(at..at + 1) } else { Segment::Plain(at..at + 1) });
             start = at + 1;
         }
@@ -68,7 +69,7 @@ fn run(block: &[Stmt], range: Range<usize>, out: &mut Vec<Segment>) {
     if range.is_empty() {
         return;
     }
-    let is_unit = block[range.clone()].iter().map(code).sum::<usize>() >= LEAST_CODE;
+    let is_unit = leaves(&block[range.clone()]) >= LEAST_CODE;
     out.push(if is_unit { Segment::Unit(range) } else { Segment::Plain(range) });
 }
 
@@ -96,30 +97,21 @@ fn has_large_part(stmt: &Stmt, ranges: &mut Ranges) -> bool {
     if let Stmt::For(l) = stmt {
         ranges.push(l.var, l.extent.clone());
     }
-    let found = stmt.blocks().flatten().any(|s| work(s, ranges) >= LEAST_WORK && code(s) >= LEAST_CODE);
+    let found = stmt.blocks().flatten().any(|s| work(s, ranges) >= LEAST_WORK && has_enough_code(s));
     if let Stmt::For(_) = stmt {
         ranges.pop();
     }
     found && !matches!(stmt, Stmt::For(l) if l.kind == LoopKind::Vectorized)
 }
 
+fn has_enough_code(stmt: &Stmt) -> bool {
+    leaves(std::slice::from_ref(stmt)) >= LEAST_CODE
+}
+
 fn has_parallel_loop(stmt: &Stmt) -> bool {
     let mut found = false;
     stmt.walk(&mut |s| found |= matches!(s, Stmt::For(l) if l.kind == LoopKind::Parallel));
     found
-}
-
-/// Statements without others inside, of vectors where there are lanes, once loops are unrolled.
-fn code(stmt: &Stmt) -> usize {
-    let inside = || stmt.blocks().flatten().map(code).sum::<usize>();
-    match stmt {
-        Stmt::Alloc(_) => 0,
-        Stmt::Store { .. } | Stmt::Update { .. } | Stmt::Prefetch { .. } => 1,
-        Stmt::For(l) if l.kind == LoopKind::Unrolled => {
-            inside().saturating_mul(l.extent.as_const().unwrap_or(1).max(0) as usize)
-        }
-        Stmt::For(_) | Stmt::If { .. } => inside(),
-    }
 }
 
 /// What the names of units begin with; what says everything about one, hashed, follows.

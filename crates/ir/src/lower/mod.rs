@@ -7,6 +7,8 @@ mod skip_zeros;
 mod specialize_tails;
 mod unroll;
 
+pub use unroll::leaves;
+
 use crate::program::{Program, Stmt};
 use crate::verify::{VerifyError, verify};
 
