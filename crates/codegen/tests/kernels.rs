@@ -3,6 +3,7 @@
 mod common;
 
 use std::slice::from_ref;
+use std::sync::Arc;
 
 use common::gemm::{ALayout, Gemm};
 use common::*;
@@ -390,8 +391,8 @@ fn index_arithmetic() {
             let x = times(3, i).offset(-50);
             let atom = |a: Atom| Expr::FromIndex(Index::atom(a));
             let body = vec![
-                store(q, &[ix(i)], atom(Atom::FloorDiv(Box::new(x.clone()), d))),
-                store(r, &[ix(i)], atom(Atom::Mod(Box::new(x.clone()), d))),
+                store(q, &[ix(i)], atom(Atom::FloorDiv(Arc::new(x.clone()), d))),
+                store(r, &[ix(i)], atom(Atom::Mod(Arc::new(x.clone()), d))),
                 store(
                     s,
                     &[ix(i)],
@@ -625,7 +626,7 @@ fn division_by_zero_divides() {
         let mut p = program("fault");
         let b = output(&mut p, "B", DType::F32, &[8]);
         let i = p.add_loop("i");
-        let faulty = Index::atom(Atom::FloorDiv(Box::new(ix(i)), 0));
+        let faulty = Index::atom(Atom::FloorDiv(Arc::new(ix(i)), 0));
         let body = store(b, &[ix(i)], Expr::FromIndex(faulty.clone()));
         let body =
             if guarded { Stmt::If { cond: Cond::Lt(ix(i), ix(0)), then: vec![body], otherwise: vec![] } } else { body };

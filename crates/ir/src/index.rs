@@ -3,12 +3,17 @@
 //! An [`Index`] is kept in a canonical sum, `constant + Σ coefficient · atom`, so that equality, substitution and the
 //! stride of a loop in an access are look-ups rather than rewriting problems.
 
+use std::sync::Arc;
+
+use smallvec::{SmallVec, smallvec};
+
 use crate::program::LoopId;
 
 /// `constant + Σ coefficient · atom`, atoms sorted and distinct, coefficients non-zero.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Index {
-    terms: Vec<(Atom, i64)>,
+    /// In place where they are few, as they nearly always are: expressions are made and copied by the thousand.
+    terms: SmallVec<[(Atom, i64); 3]>,
     constant: i64,
 }
 
@@ -18,18 +23,18 @@ pub enum Atom {
     /// The value of a loop variable.
     Var(LoopId),
     /// Division by a constant, rounded towards minus infinity.
-    FloorDiv(Box<Index>, i64),
+    FloorDiv(Arc<Index>, i64),
     /// Remainder of the floor division: in `0..divisor` for a positive divisor.
-    Mod(Box<Index>, i64),
+    Mod(Arc<Index>, i64),
     /// The smaller of two.
-    Min(Box<Index>, Box<Index>),
+    Min(Arc<Index>, Arc<Index>),
     /// The larger of two.
-    Max(Box<Index>, Box<Index>),
+    Max(Arc<Index>, Arc<Index>),
 }
 
 impl From<i64> for Index {
     fn from(constant: i64) -> Index {
-        Index { terms: Vec::new(), constant }
+        Index { terms: SmallVec::new(), constant }
     }
 }
 
@@ -53,7 +58,7 @@ impl Atom {
 impl Index {
     /// An index of a single atom, without simplification.
     pub fn atom(atom: Atom) -> Index {
-        Index { terms: vec![(atom, 1)], constant: 0 }
+        Index { terms: smallvec![(atom, 1)], constant: 0 }
     }
 
     /// The terms, sorted by atom.
@@ -119,7 +124,7 @@ impl Index {
         if other.terms.is_empty() || factor == 0 {
             return Index { terms: self.terms.clone(), constant };
         }
-        let mut terms = Vec::with_capacity(self.terms.len() + other.terms.len());
+        let mut terms = SmallVec::with_capacity(self.terms.len() + other.terms.len());
         let mut mine = self.terms.iter().peekable();
         for (atom, c) in &other.terms {
             while let Some(smaller) = mine.next_if(|(a, _)| a < atom) {
@@ -194,14 +199,14 @@ impl Index {
             return self.clone();
         }
         if divisor < 1 {
-            return Index::atom(Atom::FloorDiv(Box::new(self.clone()), divisor));
+            return Index::atom(Atom::FloorDiv(Arc::new(self.clone()), divisor));
         }
         let (whole, rest) = self.split_multiples(divisor);
         match (rest.terms.as_slice(), rest.constant) {
             ([], c) => whole.offset(c.div_euclid(divisor)),
             _ => match rest.without_division(divisor) {
                 Some((dividend, divisor)) => whole.add(&dividend.floor_div(divisor)),
-                None => whole.add(&Index::atom(Atom::FloorDiv(Box::new(rest), divisor))),
+                None => whole.add(&Index::atom(Atom::FloorDiv(Arc::new(rest), divisor))),
             },
         }
     }
@@ -228,7 +233,7 @@ impl Index {
             return Index::from(0);
         }
         if divisor < 1 {
-            return Index::atom(Atom::Mod(Box::new(self.clone()), divisor));
+            return Index::atom(Atom::Mod(Arc::new(self.clone()), divisor));
         }
         let (_, rest) = self.split_multiples(divisor);
         if let Some(c) = rest.as_const() {
@@ -237,7 +242,7 @@ impl Index {
         if let Some(r) = rest.residue(divisor) {
             return Index::from(r);
         }
-        Index::atom(Atom::Mod(Box::new(rest), divisor))
+        Index::atom(Atom::Mod(Arc::new(rest), divisor))
     }
 
     /// The remainder by `divisor` where it is the same for every value of the variables.
@@ -285,7 +290,7 @@ impl Index {
             Some(_) => other.clone(),
             None => {
                 let (a, b) = if self <= other { (self, other) } else { (other, self) };
-                Index::atom(Atom::Min(Box::new(a.clone()), Box::new(b.clone())))
+                Index::atom(Atom::Min(Arc::new(a.clone()), Arc::new(b.clone())))
             }
         }
     }
@@ -297,7 +302,7 @@ impl Index {
             Some(_) => other.clone(),
             None => {
                 let (a, b) = if self <= other { (self, other) } else { (other, self) };
-                Index::atom(Atom::Max(Box::new(a.clone()), Box::new(b.clone())))
+                Index::atom(Atom::Max(Arc::new(a.clone()), Arc::new(b.clone())))
             }
         }
     }

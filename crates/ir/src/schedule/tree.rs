@@ -118,43 +118,45 @@ type Edit<'a> = &'a mut dyn FnMut(&Program, Loop, &Ranges) -> Result<Vec<Stmt>, 
 /// The program that `edit` is given lacks the part that is being edited. After an error it still does.
 pub fn edit_loops(program: &mut Program, var: LoopId, edit: Edit) -> Result<(), Illegal> {
     for (part, _) in Part::ALL {
-        let block = std::mem::take(program.part_mut(part));
-        let edited = edit_block(program, block, var, &mut Ranges::default(), edit)?;
-        *program.part_mut(part) = edited;
+        let mut block = std::mem::take(program.part_mut(part));
+        edit_block(program, &mut block, var, &mut Ranges::default(), edit)?;
+        *program.part_mut(part) = block;
     }
     Ok(())
 }
 
 fn edit_block(
     program: &Program,
-    block: Vec<Stmt>,
+    block: &mut Vec<Stmt>,
     var: LoopId,
     ranges: &mut Ranges,
     edit: Edit,
-) -> Result<Vec<Stmt>, Illegal> {
-    let mut out = Vec::with_capacity(block.len());
-    for mut stmt in block {
-        match stmt {
-            Stmt::For(l) if l.var == var => out.extend(edit(program, l, ranges)?),
-            _ => {
-                let entered = match &stmt {
-                    Stmt::For(l) => {
-                        ranges.push(l.var, l.extent.clone());
-                        true
-                    }
-                    _ => false,
-                };
-                for inner in stmt.blocks_mut() {
-                    *inner = edit_block(program, std::mem::take(inner), var, ranges, edit)?;
-                }
-                if entered {
-                    ranges.pop();
-                }
-                out.push(stmt);
-            }
+) -> Result<(), Illegal> {
+    let mut at = 0;
+    while at < block.len() {
+        let is_it = matches!(&block[at], Stmt::For(l) if l.var == var);
+        if is_it && let Stmt::For(l) = block.remove(at) {
+            let edited = edit(program, l, ranges)?;
+            let n = edited.len();
+            block.splice(at..at, edited);
+            at += n;
+            continue;
         }
+        let around = match &block[at] {
+            Stmt::For(l) => Some((l.var, l.extent.clone())),
+            _ => None,
+        };
+        let entered = around.is_some();
+        around.into_iter().for_each(|(var, extent)| ranges.push(var, extent));
+        for inner in block[at].blocks_mut() {
+            edit_block(program, inner, var, ranges, edit)?;
+        }
+        if entered {
+            ranges.pop();
+        }
+        at += 1;
     }
-    Ok(out)
+    Ok(())
 }
 
 /// Simplifies every index of a block with what the loops around and inside it say.
