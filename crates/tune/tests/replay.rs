@@ -3,6 +3,7 @@
 use std::collections::HashSet;
 use std::io::Write;
 use std::ops::ControlFlow;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use flate2::{Compression, write::GzEncoder};
@@ -18,8 +19,29 @@ const CONVOLUTION_T1: &[u8] = include_bytes!("data/recorded/convolution_milo.jso
 const PNPOLY: &[u8] = include_bytes!("data/recorded/pnpoly-RTX_2080_Ti.json.gz");
 const RECORDS: &[u8] = include_bytes!("data/records-v1.jsonl");
 
+/// A folder of recorded spaces, in folders of their own or not, that searches have to keep their promises on as well.
+const MORE_SPACES: &str = "TILEWRIGHT_RECORDED_SPACES";
+
 fn real_spaces() -> [RecordedSpace; 2] {
     [CONVOLUTION, PNPOLY].map(|file| RecordedSpace::read("real", file, None).unwrap())
+}
+
+/// The real spaces, and those that whoever runs the tests adds.
+fn all_spaces() -> Vec<RecordedSpace> {
+    let mut spaces = Vec::from(real_spaces());
+    let mut folders: Vec<PathBuf> = std::env::var_os(MORE_SPACES).map(PathBuf::from).into_iter().collect();
+    while let Some(folder) = folders.pop() {
+        let entries = std::fs::read_dir(&folder).unwrap_or_else(|e| panic!("{}: {e}", folder.display()));
+        for path in entries.map(|entry| entry.unwrap().path()) {
+            if path.is_dir() {
+                folders.push(path);
+            } else if path.extension().is_some_and(|extension| extension == "gz") {
+                let space = RecordedSpace::read("more", &std::fs::read(&path).unwrap(), None);
+                spaces.push(space.unwrap_or_else(|e| panic!("{}: {e}", path.display())));
+            }
+        }
+    }
+    spaces
 }
 
 /// A search for tests: those with cost models learn and anneal only as long as it takes to see that they do, and networks
@@ -219,7 +241,7 @@ fn bad_descriptions_and_measurements_are_refused_with_the_place() {
 
 #[test]
 fn repeats_are_the_same_on_any_number_of_threads() {
-    for recorded in real_spaces() {
+    for recorded in all_spaces() {
         for row in SEARCHES {
             let mut plan = ReplayPlan { budgets: vec![50, 100], ..plan(quick(row.name), 3) };
             let on_two = recorded.replay(&plan).unwrap();
@@ -280,7 +302,7 @@ fn searches_beat_random_on_average_over_real_spaces() {
 
 #[test]
 fn proposals_on_real_spaces_are_legal_and_new() {
-    for recorded in real_spaces() {
+    for recorded in all_spaces() {
         for row in SEARCHES {
             let mut search = search::build(quick(row.name), recorded.space(), 3).unwrap();
             let mut seen = HashSet::new();

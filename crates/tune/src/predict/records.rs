@@ -207,17 +207,14 @@ fn problem_of(vocabulary: &Vocabulary, description: &Description) -> Vec<i64> {
     vocabulary.fields.iter().map(number).collect()
 }
 
-/// A token; numbers come in their order.
+/// A token; texts come before numbers, which come in their order.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Token(String);
 
 impl Ord for Token {
     fn cmp(&self, other: &Token) -> std::cmp::Ordering {
-        let numbers = (self.0.parse::<i64>(), other.0.parse::<i64>());
-        match numbers {
-            (Ok(a), Ok(b)) => a.cmp(&b),
-            _ => self.0.cmp(&other.0),
-        }
+        let number = |token: &Token| token.0.parse::<i64>().ok();
+        number(self).cmp(&number(other)).then_with(|| self.0.cmp(&other.0))
     }
 }
 
