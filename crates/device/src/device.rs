@@ -47,6 +47,9 @@ pub struct Options {
     pub min_time: Duration,
     /// Whether caches are emptied before each run.
     pub cold: bool,
+    /// Whether times are what cores would take that nobody else slows down. Where kernels are compared with what is timed
+    /// in another way they must not be.
+    pub at_best_pace: bool,
     /// Memory a worker may use beyond what it starts with.
     pub memory_bytes: u64,
 }
@@ -65,6 +68,7 @@ impl Options {
             to_the_end: false,
             min_time: Duration::from_millis(10),
             cold: false,
+            at_best_pace: true,
             memory_bytes: host::memory_bytes().unwrap_or(8 << 30) / 2,
         }
     }
@@ -114,8 +118,9 @@ struct Kept {
     id: u64,
     /// For building and checking.
     seconds: Seconds,
-    /// What its first run took.
+    /// What its first run took, and how many times as long as they could the cores took meanwhile.
     first_ns: f64,
+    first_pace: f64,
     /// ‖out − reference‖ / ‖reference‖ of its answer.
     relative_error: f64,
 }
@@ -288,13 +293,13 @@ impl Device {
                     continue;
                 }
                 (
-                    Answer::Reply(Reply::Checked { seconds: verify, first_ns, relative_error, .. }),
+                    Answer::Reply(Reply::Checked { seconds: verify, first_ns, first_pace, relative_error, .. }),
                     Phase::Run { start, .. },
                 ) => {
                     let took = start.elapsed();
                     self.fastest_check = Some(self.fastest_check.map_or(took, |fastest| fastest.min(took)));
                     seconds.verify += verify;
-                    Ok(Kept { worker, id, seconds, first_ns, relative_error })
+                    Ok(Kept { worker, id, seconds, first_ns, first_pace, relative_error })
                 }
                 (Answer::TimedOut, Phase::Run { .. }) => {
                     seconds.run += limit.as_secs_f64();
@@ -357,8 +362,10 @@ impl Device {
             min_time_ns: min_time.as_nanos() as f64,
             min_samples: 2,
             first_ns: kept.first_ns,
-            best_ns,
+            first_pace: if self.options.at_best_pace { kept.first_pace } else { 1.0 },
+            best_ns: best_ns.filter(|_| !self.options.to_the_end),
             cold: self.options.cold,
+            at_best_pace: self.options.at_best_pace,
         };
         self.workers.ask(kept.worker, &Request::Run { id: kept.id, plan }, self.options.run_timeout);
         let (_, answer) = self.workers.next_answer()?;
@@ -539,6 +546,6 @@ impl Measure for Device {
         done: &mut dyn FnMut(usize, Measured) -> ControlFlow<()>,
     ) -> Result<(), BoxError> {
         let sources: Vec<Source> = batch.iter().map(|c| Source::Steps(steps_text(&(self.steps)(c)))).collect();
-        Ok(self.measure_sources(&sources, best_ns.filter(|_| !self.options.to_the_end), done)?)
+        Ok(self.measure_sources(&sources, best_ns, done)?)
     }
 }

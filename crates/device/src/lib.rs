@@ -8,6 +8,7 @@ pub mod device;
 pub mod host;
 pub mod memory;
 mod objects;
+mod pace;
 pub mod peak;
 pub mod pool;
 mod prepared;

@@ -50,6 +50,9 @@ impl Fenced {
         let inner = n_bytes.checked_next_multiple_of(PAGE).and_then(|n| n.checked_add(2 * CANARY_BYTES));
         let len = inner.and_then(|n| n.checked_add(2 * PAGE)).ok_or_else(out_of_memory)?;
         let map = map(len, libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1, 0)?;
+        // Large pages where the system has some: kernels go through packed operands page after page. Never an error.
+        // SAFETY: only advises on the mapping made above.
+        unsafe { libc::madvise(map.base.as_ptr().cast(), len, libc::MADV_HUGEPAGE) };
         for fence in [0, len - PAGE] {
             // SAFETY: the page lies in the mapping made above.
             unsafe { libc::mprotect(map.base.as_ptr().add(fence).cast(), PAGE, libc::PROT_NONE) };

@@ -52,10 +52,14 @@ pub struct Plan {
     pub min_samples: u32,
     /// What its first run took, beside other work, in nanoseconds.
     pub first_ns: f64,
+    /// How many times as long as they could the cores took meanwhile.
+    pub first_pace: f64,
     /// Median of the best kernel so far: one that is clearly slower is not sampled further.
     pub best_ns: Option<f64>,
     /// Whether the caches are emptied before each run.
     pub cold: bool,
+    /// Whether times are what undisturbed cores would take, not what these took.
+    pub at_best_pace: bool,
 }
 
 /// What a worker answers.
@@ -83,6 +87,8 @@ pub enum Reply {
         seconds: f64,
         /// Nanoseconds of the run alone.
         first_ns: f64,
+        /// How many times as long as they could the cores took meanwhile.
+        first_pace: f64,
         /// The largest relative error of an output as a whole.
         relative_error: f64,
     },

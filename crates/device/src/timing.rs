@@ -1,10 +1,11 @@
 //! Timing a kernel that has been found right.
 
+use crate::pace::Variation;
 use crate::protocol::Plan;
 use std::time::Instant;
 
-/// A sample shorter than this averages several runs, so that reading the clock does not count.
-const MIN_SAMPLE_NS: f64 = 30_000.0;
+/// A sample shorter than this averages several runs, so that reading the clock and looking at the pace do not count.
+const MIN_SAMPLE_NS: f64 = 100_000.0;
 /// A kernel is not timed where the run that checked it, beside other work, took this many times the best …
 const HOPELESS_CHECKED: f64 = 2.0;
 /// … or this many times, where that run took longer than this …
@@ -37,47 +38,67 @@ pub struct Samples {
 
 /// Times `run`, which has been run before, when it was checked.
 ///
-/// With `flush`, which empties the caches, each sample is one run after it.
-pub fn sample(plan: &Plan, run: &mut dyn FnMut(), flush: &mut dyn FnMut()) -> Samples {
-    let hopeless = |ns: f64, factor: f64| plan.best_ns.is_some_and(|best| ns > factor * best);
+/// With `flush`, which empties the caches, each sample is one run after it. `pace` tells how many times as long as they can
+/// the cores take at the moment; samples are what the kernel would take of undisturbed cores, by what `variation` has
+/// learnt and goes on to learn. Where times vary by chance, it takes more for a kernel to be hopeless.
+pub fn sample(
+    plan: &Plan,
+    variation: &mut Variation,
+    run: &mut dyn FnMut(),
+    flush: &mut dyn FnMut(),
+    pace: &mut dyn FnMut() -> f64,
+) -> Samples {
+    let hopeless = |ns: f64, factor: f64, n_samples: usize, variation: &Variation| {
+        plan.best_ns.is_some_and(|best| ns > factor * variation.by_chance(n_samples) * best)
+    };
     let enough = |ns: f64| Samples { ns: vec![ns], stopped_early: true };
-    let checked_ns = plan.first_ns;
+    let checked_ns = variation.undisturbed_ns(plan.first_ns, plan.first_pace);
     let factor = if checked_ns > CHECKED_LONG_NS { HOPELESS_CHECKED_LONG } else { HOPELESS_CHECKED };
-    if !plan.cold && checked_ns > LONG_NS && hopeless(checked_ns, factor) {
+    if !plan.cold && checked_ns > LONG_NS && hopeless(checked_ns, factor, 1, variation) {
         return enough(checked_ns);
     }
+    let mut pace_before = pace();
+    // Nanoseconds a run, and the pace of the cores meanwhile.
     let mut timed = |n_runs: u32| {
         let start = Instant::now();
         for _ in 0..n_runs {
             run();
         }
-        start.elapsed().as_nanos() as f64 / f64::from(n_runs)
+        let ns = start.elapsed().as_nanos() as f64 / f64::from(n_runs);
+        let pace_after = pace();
+        let paces = (pace_before + pace_after) / 2.0;
+        pace_before = pace_after;
+        (ns, paces)
     };
     // The first run warms up: other kernels ran since the one that checked this one.
-    let first_ns = timed(1);
+    let first = timed(1);
+    let first_ns = variation.undisturbed_ns(first.0, first.1);
     let factor = if first_ns > VERY_LONG_NS { HOPELESS_VERY_LONG } else { HOPELESS_FIRST };
-    if !plan.cold && first_ns > LONG_NS && hopeless(first_ns, factor) {
+    if !plan.cold && first_ns > LONG_NS && hopeless(first_ns, factor, 1, variation) {
         return enough(first_ns);
     }
     if !plan.cold && first_ns > WARM_ENOUGH * plan.min_time_ns {
         return Samples { ns: vec![first_ns], stopped_early: false };
     }
-    let estimate = if first_ns < LONG_NS { timed(1).min(first_ns) } else { first_ns };
+    let estimate = if first_ns < LONG_NS { timed(1).0.min(first_ns) } else { first_ns };
     let n_runs = if plan.cold { 1 } else { (MIN_SAMPLE_NS / estimate.max(1.0)).ceil().clamp(1.0, 1e6) as u32 };
-    let (mut ns, mut total, mut fastest) = (Vec::new(), 0.0, f64::INFINITY);
-    while ns.len() < MOST_SAMPLES && (total < plan.min_time_ns || ns.len() < plan.min_samples as usize) {
+    let (mut samples, mut total, mut fastest, mut stopped_early) = (Vec::new(), 0.0, f64::INFINITY, false);
+    while !stopped_early
+        && samples.len() < MOST_SAMPLES
+        && (total < plan.min_time_ns || samples.len() < plan.min_samples as usize)
+    {
         if plan.cold {
             flush();
         }
-        let sample = timed(n_runs);
-        ns.push(sample);
-        total += sample * f64::from(n_runs);
-        fastest = fastest.min(sample);
-        if total >= ENOUGH_NS && hopeless(fastest, HOPELESS_WARM) {
-            return Samples { ns, stopped_early: true };
-        }
+        let (ns, pace) = timed(n_runs);
+        samples.push((ns, pace));
+        total += ns * f64::from(n_runs);
+        fastest = f64::min(fastest, variation.undisturbed_ns(ns, pace));
+        stopped_early = total >= ENOUGH_NS && hopeless(fastest, HOPELESS_WARM, samples.len(), variation);
     }
-    Samples { ns, stopped_early: false }
+    variation.learn(&samples);
+    let ns = samples.iter().map(|&(ns, pace)| variation.undisturbed_ns(ns, pace)).collect();
+    Samples { ns, stopped_early }
 }
 
 #[cfg(test)]
@@ -85,13 +106,17 @@ mod tests {
     use super::*;
 
     fn plan(first_ns: f64, best_ns: Option<f64>) -> Plan {
-        Plan { min_time_ns: 1e6, min_samples: 3, first_ns, best_ns, cold: false }
+        Plan { min_time_ns: 1e6, min_samples: 3, first_ns, first_pace: 1.0, best_ns, cold: false, at_best_pace: true }
+    }
+
+    fn undisturbed(plan: &Plan, run: &mut dyn FnMut()) -> Samples {
+        sample(plan, &mut Variation::default(), run, &mut || {}, &mut || 1.0)
     }
 
     #[test]
     fn a_hopeless_kernel_is_not_run_again() {
         let mut runs = 0;
-        let samples = sample(&plan(5e6, Some(1e6)), &mut || runs += 1, &mut || {});
+        let samples = undisturbed(&plan(5e6, Some(1e6)), &mut || runs += 1);
         assert!(samples.stopped_early);
         assert_eq!((samples.ns.as_slice(), runs), (&[5e6][..], 0));
     }
@@ -103,7 +128,7 @@ mod tests {
             runs += 1;
             std::thread::sleep(std::time::Duration::from_millis(11));
         };
-        let samples = sample(&plan(11e6, None), &mut run, &mut || {});
+        let samples = undisturbed(&plan(11e6, None), &mut run);
         assert_eq!((samples.stopped_early, samples.ns.len(), runs), (false, 1, 1));
     }
 
@@ -111,10 +136,23 @@ mod tests {
     fn sampling_lasts_as_long_as_asked() {
         let spin = || {
             let start = Instant::now();
-            while start.elapsed().as_micros() < 50 {}
+            while start.elapsed().as_micros() < 200 {}
         };
-        let samples = sample(&plan(50e3, None), &mut { spin }, &mut || {});
+        let samples = undisturbed(&plan(200e3, None), &mut { spin });
         assert!(!samples.stopped_early);
         assert!(samples.ns.iter().sum::<f64>() >= 1e6, "{:?}", samples.ns);
+    }
+
+    #[test]
+    fn times_are_those_of_undisturbed_cores() {
+        let mut spin = || {
+            let start = Instant::now();
+            while start.elapsed().as_micros() < 200 {}
+        };
+        let at_pace = |pace: f64, spin: &mut dyn FnMut()| {
+            sample(&plan(200e3, None), &mut Variation::default(), spin, &mut || {}, &mut || pace).ns
+        };
+        assert!(at_pace(1.0, &mut spin).iter().all(|&ns| ns >= 200e3));
+        assert!(at_pace(2.0, &mut spin).iter().any(|&ns| ns < 150e3));
     }
 }

@@ -6,10 +6,12 @@
 use crate::host;
 use crate::memory::{Fenced, ReadOnly};
 use crate::objects::Objects;
+use crate::pace::{Pace, Variation};
 use crate::pool::Pool;
 use crate::prepared::{self, Prepared, Recipe};
 use crate::protocol::{Assignment, ClassName, Plan, Reply, Request, Source};
 use crate::timing;
+use std::cell::RefCell;
 use std::collections::HashMap;
 use std::io::{BufRead, Write};
 use std::os::fd::BorrowedFd;
@@ -22,6 +24,9 @@ use tilewright_ir::reference::{Tolerance, relative_error};
 use tilewright_ir::schedule::{apply_all, parse_steps};
 use tilewright_ir::{DType, Program, Role, Target, lower, text, verify};
 use tilewright_tune::ErrorClass;
+
+/// A kernel runs again in its check where its first run took less than so many times the fastest so far.
+const CHECKED_AGAIN: f64 = 4.0;
 
 /// Serves requests from standard input until it ends.
 ///
@@ -58,6 +63,10 @@ struct Worker {
     data: Vec<ReadOnly>,
     outputs: Vec<Option<Fenced>>,
     pool: Pool,
+    pace: Pace,
+    variation: Variation,
+    /// The fastest run of a check so far.
+    fastest_first_ns: f64,
     all_cpus: Vec<usize>,
     compiler: Compiler,
     objects: Objects,
@@ -107,7 +116,8 @@ impl Worker {
         let compiler = Compiler::new(target.clone());
         // SAFETY: as above.
         let objects = unsafe { BorrowedFd::borrow_raw(assignment.objects_fd) }.try_clone_to_owned()?.into();
-        let pool = Pool::new(assignment.n_threads, &assignment.cpus);
+        let mut pool = Pool::new(assignment.n_threads, &assignment.cpus);
+        let pace = Pace::new(&mut pool);
         limit_memory(assignment.memory_bytes);
         let tolerance = Tolerance::for_program(&untuned);
         Ok(Worker {
@@ -118,6 +128,9 @@ impl Worker {
             data,
             outputs,
             pool,
+            pace,
+            variation: Variation::default(),
+            fastest_first_ns: f64::INFINITY,
             all_cpus,
             compiler,
             objects: Objects::new(objects),
@@ -261,16 +274,31 @@ impl Worker {
         // All ones is a NaN: an element that is not written cannot pass for right.
         self.outputs.iter_mut().flatten().for_each(|o| o.fill(0xFF));
         let built = self.kernels.get(&id).expect("it was just prepared");
-        let (scratch, runtime) = (self.scratch.pointer(), self.pool.runtime());
-        let first = Instant::now();
-        // SAFETY: as in `prepare`.
-        unsafe { built.kernel.run(&arguments, &kept, scratch, &runtime) };
-        let first_ns = first.elapsed().as_nanos() as f64;
+        let scratch = self.scratch.pointer();
+        let mut run = || {
+            let pace_before = self.pace.now(&mut self.pool);
+            let runtime = self.pool.runtime();
+            let start = Instant::now();
+            // SAFETY: as in `prepare`.
+            unsafe { built.kernel.run(&arguments, &kept, scratch, &runtime) };
+            let ns = start.elapsed().as_nanos() as f64;
+            (ns, (pace_before + self.pace.now(&mut self.pool)) / 2.0)
+        };
+        let (mut first_ns, mut first_pace) = run();
+        // A first run meets cold caches beside other work: it alone must not keep a good kernel from being timed.
+        if first_ns < CHECKED_AGAIN * self.fastest_first_ns {
+            let (ns, pace) = run();
+            if ns / pace < first_ns / first_pace {
+                (first_ns, first_pace) = (ns, pace);
+            }
+        }
+        self.fastest_first_ns = self.fastest_first_ns.min(first_ns);
+        let runtime = self.pool.runtime();
         // SAFETY: as above, and the body has run.
         unsafe { built.kernel.finish(&arguments, &kept, scratch, &runtime) };
         intact(self.outputs.iter().flatten().chain(&self.kept).chain([&self.scratch]))?;
         let relative_error = compare(&self.untuned, &self.tolerance, &self.outputs, &self.data)?;
-        Ok(Reply::Checked { id, seconds: start.elapsed().as_secs_f64(), first_ns, relative_error })
+        Ok(Reply::Checked { id, seconds: start.elapsed().as_secs_f64(), first_ns, first_pace, relative_error })
     }
 
     fn run(&mut self, id: u64, plan: &Plan) -> Result<Reply, Failure> {
@@ -288,8 +316,10 @@ impl Worker {
             self.flush = vec![1; 2 * self.target.l3_bytes as usize];
         }
         let built = self.kernels.get(&id).expect("it was just prepared");
-        let (scratch, runtime) = (self.scratch.pointer(), self.pool.runtime());
+        let scratch = self.scratch.pointer();
+        let pool = RefCell::new(&mut self.pool);
         let mut run = || {
+            let runtime = pool.borrow_mut().runtime();
             // SAFETY: as in `prepare`.
             unsafe { built.kernel.run(&arguments, &kept, scratch, &runtime) };
         };
@@ -300,7 +330,10 @@ impl Worker {
             }
             std::hint::black_box(&flush_with);
         };
-        let samples = timing::sample(plan, &mut run, &mut flush);
+        // Emptied caches slow down whatever runs next.
+        let looks = plan.at_best_pace && !plan.cold;
+        let mut pace = || if looks { self.pace.now(&mut pool.borrow_mut()) } else { 1.0 };
+        let samples = timing::sample(plan, &mut self.variation, &mut run, &mut flush, &mut pace);
         Ok(Reply::Timed {
             id,
             samples_ns: samples.ns,

@@ -173,7 +173,7 @@ fn bench(
         .space
         .config_from_json(&best.config)
         .or_bad_input("the space has changed since it was recorded; run `tilewright tune` again")?;
-    let options = Options { n_workers: 1, ..device_options(threads)? };
+    let options = Options { n_workers: 1, at_best_pace: false, ..device_options(threads)? };
     let steps = task.steps(&config);
     let mut device = Device::new(workload.clone(), &task.setting.target, options, |_| Vec::new())?;
     let racer = device

@@ -47,6 +47,8 @@ impl Child {
         let executable = std::env::current_exe().context("the path of this executable is unknown")?;
         let mut command = Command::new(executable);
         command.arg(WORKER_SUBCOMMAND);
+        // Large pages for whatever the library allocates, as our kernels' buffers have them.
+        command.env("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1");
         for (name, _) in std::env::vars_os() {
             let text = name.to_string_lossy();
             if LIBRARY_PREFIXES.iter().any(|prefix| text.starts_with(prefix)) {

@@ -1,0 +1,199 @@
+//! How fast the cores run at the moment, against what they can do.
+//!
+//! On a shared machine others slow the cores down for milliseconds or for seconds at a time: a hardware thread on the same
+//! core takes two fifths of its speed. A kernel that is timed just then is no slower for it.
+
+use crate::pool::Pool;
+use std::ffi::c_void;
+use std::hint::black_box;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// Sums side by side, enough to keep a core's multipliers and adders busy.
+const N_SUMS: usize = 56;
+/// Numbers that are gone over: they fit in any first-level cache.
+const N_NUMBERS: usize = N_SUMS * 64;
+/// How often they are gone over: some 20 microseconds in all.
+const N_ROUNDS: usize = 80;
+/// How long the first looks take, and the pause between two of them.
+const FIRST_LOOKS: Duration = Duration::from_millis(20);
+const PAUSE: Duration = Duration::from_micros(200);
+/// Looks that are remembered …
+const N_LOOKS: usize = 4096;
+/// … of which one in so many was undisturbed, so that its time is what the cores can do …
+const UNDISTURBED: usize = 20;
+/// … which is found anew after so many.
+const RENEWAL: usize = 128;
+
+/// The pace of the cores that a pool's threads run on.
+pub struct Pace {
+    work: Work,
+    /// Nanoseconds of the last looks, in a ring.
+    looks_ns: Vec<f64>,
+    n_looks: usize,
+    /// What the cores can do.
+    undisturbed_ns: f64,
+}
+
+/// The work of one look, the same for each thread.
+struct Work {
+    numbers: Box<[f32]>,
+    /// Nanoseconds by thread.
+    times: Box<[AtomicU64]>,
+}
+
+impl Pace {
+    /// Finds out how fast the cores can be.
+    pub fn new(pool: &mut Pool) -> Pace {
+        let numbers = (0..N_NUMBERS).map(|i| 1.0 + i as f32 / N_NUMBERS as f32).collect();
+        let work = Work { numbers, times: (0..pool.n_threads()).map(|_| AtomicU64::new(0)).collect() };
+        let mut pace = Pace { work, looks_ns: Vec::new(), n_looks: 0, undisturbed_ns: 1.0 };
+        let start = Instant::now();
+        while start.elapsed() < FIRST_LOOKS {
+            pace.now(pool);
+            std::thread::sleep(PAUSE);
+        }
+        pace.renew();
+        pace
+    }
+
+    /// How many times as long as they can the cores take for the same work now.
+    pub fn now(&mut self, pool: &mut Pool) -> f64 {
+        let n_threads = self.work.times.len();
+        let env = std::ptr::from_ref(&self.work).cast_mut().cast();
+        // SAFETY: the body only reads the work, but for atomic times, and the work outlives the call.
+        unsafe { pool.run(work, env, n_threads as i64) };
+        let sum: u64 = self.work.times.iter().map(|time| time.load(Ordering::Relaxed)).sum();
+        let look_ns = sum as f64 / n_threads as f64;
+        match self.looks_ns.get_mut(self.n_looks % N_LOOKS) {
+            Some(oldest) => *oldest = look_ns,
+            None => self.looks_ns.push(look_ns),
+        }
+        self.n_looks += 1;
+        if self.n_looks % RENEWAL == 0 {
+            self.renew();
+        }
+        look_ns / self.undisturbed_ns
+    }
+
+    fn renew(&mut self) {
+        let mut looks_ns = self.looks_ns.clone();
+        let at = looks_ns.len() / UNDISTURBED;
+        self.undisturbed_ns = *looks_ns.select_nth_unstable_by(at, f64::total_cmp).1;
+    }
+}
+
+unsafe extern "C" fn work(work: *mut c_void, iteration: i64, _thread: i64) {
+    // SAFETY: `Pace::now` passes work that outlives the call and that nobody writes to.
+    let work = unsafe { &*work.cast::<Work>() };
+    let start = Instant::now();
+    let mut sums = [0.0f32; N_SUMS];
+    for _ in 0..N_ROUNDS {
+        for part in black_box(&work.numbers).as_chunks::<N_SUMS>().0 {
+            for (sum, number) in sums.iter_mut().zip(part) {
+                *sum = *sum * 0.5 + number;
+            }
+        }
+    }
+    black_box(sums);
+    work.times[iteration as usize].store(start.elapsed().as_nanos() as u64, Ordering::Relaxed);
+}
+
+/// How the times of a workload's kernels vary, learnt from samples of the same kernel.
+///
+/// They grow with the pace, `log time = … + sensitivity · log pace`: what waits for memory hardly does, what computes does
+/// in full. What is left is noise.
+pub struct Variation {
+    /// Sums of products of deviations from a kernel's means, of logarithms.
+    pace_time: f64,
+    pace_pace: f64,
+    /// Sum of squares of what is left of them, and how many deviations were free.
+    noise: f64,
+    n_free: f64,
+}
+
+/// Sensitivity that is assumed before anything is learnt …
+const SENSITIVITY: f64 = 0.7;
+/// … with the weight of a few samples of one kernel at different paces.
+const SENSITIVITY_WEIGHT: f64 = 0.2;
+/// Standard deviation of the noise that is assumed, with the weight of so many samples.
+const NOISE: f64 = 0.03;
+const NOISE_WEIGHT: f64 = 10.0;
+
+impl Default for Variation {
+    fn default() -> Variation {
+        Variation {
+            pace_time: SENSITIVITY * SENSITIVITY_WEIGHT,
+            pace_pace: SENSITIVITY_WEIGHT,
+            noise: NOISE * NOISE * NOISE_WEIGHT,
+            n_free: NOISE_WEIGHT,
+        }
+    }
+}
+
+impl Variation {
+    /// Takes over samples of one kernel: nanoseconds and pace.
+    pub fn learn(&mut self, samples: &[(f64, f64)]) {
+        let n = samples.len() as f64;
+        let logarithms = || samples.iter().map(|(ns, pace)| (ns.ln(), pace.ln()));
+        let (sum_ns, sum_pace) = logarithms().fold((0.0, 0.0), |(a, b), (ns, pace)| (a + ns, b + pace));
+        let deviations = || logarithms().map(|(ns, pace)| (ns - sum_ns / n, pace - sum_pace / n));
+        for (ns, pace) in deviations() {
+            self.pace_time += ns * pace;
+            self.pace_pace += pace * pace;
+        }
+        let sensitivity = self.sensitivity();
+        self.noise += deviations().map(|(ns, pace)| (ns - sensitivity * pace).powi(2)).sum::<f64>();
+        self.n_free += (n - 1.0).max(0.0);
+    }
+
+    fn sensitivity(&self) -> f64 {
+        (self.pace_time / self.pace_pace).clamp(0.0, 2.0)
+    }
+
+    /// The time that a kernel would take of the cores at what they can do.
+    pub fn undisturbed_ns(&self, ns: f64, pace: f64) -> f64 {
+        ns / pace.powf(self.sensitivity())
+    }
+
+    /// By what factor the mean of so many samples may be too large by chance, seldom by more: two standard deviations.
+    pub fn by_chance(&self, n_samples: usize) -> f64 {
+        (2.0 * (self.noise / self.n_free / n_samples as f64).sqrt()).exp()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn most_looks_are_at_what_the_cores_can_do_or_slower() {
+        for n_threads in [1, 2] {
+            let mut pool = Pool::new(n_threads, &[]);
+            let mut pace = Pace::new(&mut pool);
+            let mut paces: Vec<f64> = (0..1000).map(|_| pace.now(&mut pool)).collect();
+            paces.sort_unstable_by(f64::total_cmp);
+            assert!(paces[0] > 0.0 && paces[500] > 0.9, "{} {}", paces[0], paces[500]);
+        }
+    }
+
+    #[test]
+    fn variation_is_learnt_from_samples_of_the_same_kernel() {
+        for exponent in [0.0, 0.5, 1.0] {
+            for noise in [0.0, 0.2f64] {
+                let mut variation = Variation::default();
+                for kernel in 1..200 {
+                    let sample = |(pace, off): (f64, f64)| {
+                        (1e5 * f64::from(kernel) * pace.powf(exponent) * (off * noise).exp(), pace)
+                    };
+                    // The noise has nothing to do with the pace.
+                    variation.learn(&[(1.0, 1.0), (1.0, -1.0), (1.5, 1.0), (1.5, -1.0)].map(sample));
+                }
+                assert!((variation.undisturbed_ns(8e5, 1.6) / (8e5 / 1.6f64.powf(exponent)) - 1.0).abs() < 0.02);
+                let deviation = variation.by_chance(1).ln() / 2.0;
+                assert!((deviation - noise * (4.0f64 / 3.0).sqrt()).abs() < 0.02, "{deviation} {noise}");
+                assert!(variation.by_chance(4) <= variation.by_chance(1));
+            }
+        }
+    }
+}
