@@ -70,7 +70,7 @@ impl Pace {
             None => self.looks_ns.push(look_ns),
         }
         self.n_looks += 1;
-        if self.n_looks % RENEWAL == 0 {
+        if self.n_looks.is_multiple_of(RENEWAL) {
             self.renew();
         }
         look_ns / self.undisturbed_ns

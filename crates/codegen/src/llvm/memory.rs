@@ -15,7 +15,7 @@ pub(super) enum Access {
     /// Lane `i` at `base + stride·i`.
     Strided { base: Index, stride: i64 },
     /// Lane `i` at `base + stride·i` where `i < at`, else at `then + stride·i`: the lanes go on in another row.
-    Broken { base: Index, stride: i64, at: Index, then: Index, all: Vec<Index> },
+    Broken { base: Index, stride: i64, at: Index, then: Box<Index>, all: Vec<Index> },
     /// Each lane at a place of its own.
     Irregular(Vec<Index>),
 }
@@ -44,7 +44,7 @@ impl Generator<'_> {
                 return Access::Strided { base: all[0].clone(), stride };
             }
             if steps[before..].iter().all(|s| *s == Some(stride)) {
-                let then = all[n - 1].offset(-stride * last);
+                let then = all[n - 1].offset(-stride * last).into();
                 return Access::Broken { base: all[0].clone(), stride, at: Index::from(before as i64), then, all };
             }
         }
@@ -54,7 +54,7 @@ impl Generator<'_> {
             Some((stride, (x, d))) if d >= n as i64 => {
                 let x = x.substitute(lanes.var, &Index::from(first));
                 let at = self.f.ranges.simplify(&Index::from(d).sub(&x.modulo(d)));
-                Access::Broken { base: all[0].clone(), stride, at, then: all[n - 1].offset(-stride * last), all }
+                Access::Broken { base: all[0].clone(), stride, at, then: all[n - 1].offset(-stride * last).into(), all }
             }
             _ => Access::Irregular(all),
         }
