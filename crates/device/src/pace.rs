@@ -143,11 +143,16 @@ impl Default for Variation {
     }
 }
 
+/// What the pace at both ends of a run tells of that in between, as a logarithm: the longer it is, the less.
+fn log_pace_meanwhile(ns: f64, pace: f64) -> f64 {
+    pace.ln() / (1.0 + ns / SPELL_NS)
+}
+
 impl Variation {
     /// Takes over samples of one kernel: nanoseconds and pace.
     pub fn learn(&mut self, samples: &[(f64, f64)]) {
         let n = samples.len() as f64;
-        let logarithms = || samples.iter().map(|(ns, pace)| (ns.ln(), pace.ln() / (1.0 + ns / SPELL_NS)));
+        let logarithms = || samples.iter().map(|&(ns, pace)| (ns.ln(), log_pace_meanwhile(ns, pace)));
         let (sum_ns, sum_pace) = logarithms().fold((0.0, 0.0), |(a, b), (ns, pace)| (a + ns, b + pace));
         let deviations = || logarithms().map(|(ns, pace)| (ns - sum_ns / n, pace - sum_pace / n));
         for (ns, pace) in deviations() {
@@ -163,10 +168,9 @@ impl Variation {
         (self.pace_time / self.pace_pace).clamp(0.0, MOST_SENSITIVITY)
     }
 
-    /// The time that a run would take of the cores at what they can do. The longer it is, the less its two ends tell of
-    /// the pace in between.
+    /// The time that a run would take of the cores at what they can do.
     pub fn undisturbed_ns(&self, ns: f64, pace: f64) -> f64 {
-        ns / pace.powf(self.sensitivity() / (1.0 + ns / SPELL_NS))
+        ns / (self.sensitivity() * log_pace_meanwhile(ns, pace)).exp()
     }
 
     /// By what factor the mean of so many samples may be too large by chance, seldom by more: two standard deviations.

@@ -48,13 +48,13 @@ pub fn sample(
     flush: &mut dyn FnMut(),
     pace: &mut dyn FnMut() -> f64,
 ) -> Samples {
-    let hopeless = |ns: f64, factor: f64, n_samples: usize, variation: &Variation| {
+    let hopeless = |ns: f64, factor: f64, n_samples: usize| {
         plan.best_ns.is_some_and(|best| ns > factor * variation.by_chance(n_samples) * best)
     };
     let enough = |ns: f64| Samples { ns: vec![ns], stopped_early: true };
     let checked_ns = variation.undisturbed_ns(plan.first_ns, plan.first_pace);
     let factor = if checked_ns > CHECKED_LONG_NS { HOPELESS_CHECKED_LONG } else { HOPELESS_CHECKED };
-    if !plan.cold && checked_ns > LONG_NS && hopeless(checked_ns, factor, 1, variation) {
+    if !plan.cold && checked_ns > LONG_NS && hopeless(checked_ns, factor, 1) {
         return enough(checked_ns);
     }
     let mut pace_before = pace();
@@ -74,7 +74,7 @@ pub fn sample(
     let first = timed(1);
     let first_ns = variation.undisturbed_ns(first.0, first.1);
     let factor = if first_ns > VERY_LONG_NS { HOPELESS_VERY_LONG } else { HOPELESS_FIRST };
-    if !plan.cold && first_ns > LONG_NS && hopeless(first_ns, factor, 1, variation) {
+    if !plan.cold && first_ns > LONG_NS && hopeless(first_ns, factor, 1) {
         return enough(first_ns);
     }
     if !plan.cold && first_ns > WARM_ENOUGH * plan.min_time_ns {
@@ -94,7 +94,7 @@ pub fn sample(
         samples.push((ns, pace));
         total += ns * f64::from(n_runs);
         fastest = f64::min(fastest, variation.undisturbed_ns(ns, pace));
-        stopped_early = total >= ENOUGH_NS && hopeless(fastest, HOPELESS_WARM, samples.len(), variation);
+        stopped_early = total >= ENOUGH_NS && hopeless(fastest, HOPELESS_WARM, samples.len());
     }
     variation.learn(&samples);
     let ns = samples.iter().map(|&(ns, pace)| variation.undisturbed_ns(ns, pace)).collect();
