@@ -286,6 +286,25 @@ impl GaussianProcess {
         Solved { weights, standard_deviation }
     }
 
+    /// What the process believes of the known rows themselves, in order: their targets without the noise. Of a row whose target
+    /// is missing, what the rows before predict.
+    ///
+    /// # Cost
+    /// O(known rows²).
+    pub fn means_of_rows(&self, targets: &Solved) -> Vec<f64> {
+        let noise = self.kernel.log_noise.exp();
+        // With correlations C and noise s the means are C · (C + s)⁻¹ · y = y − s · (C + s)⁻¹ · y.
+        let mut rest = targets.weights.clone();
+        let mut means = vec![0.0; rest.len()];
+        for (at, factor) in self.factor.iter().enumerate().take(rest.len()).rev() {
+            rest[at] /= factor[at];
+            let dual = rest[at];
+            rest[..at].iter_mut().zip(factor).for_each(|(rest, factor)| *rest -= dual * factor);
+            means[at] = dot(factor, &targets.weights[..=at]) - noise * dual;
+        }
+        means
+    }
+
     /// The mean of an updated candidate's prediction. Rows that became known after the targets were solved count as missing.
     pub fn mean(&self, candidate: &Candidate, targets: &Solved) -> f64 {
         let n = targets.weights.len().min(candidate.solved.len());
@@ -355,6 +374,10 @@ mod tests {
             let deviation = (variance * (1.0 - explained)).sqrt();
             assert!((process.mean(&candidate[0], &solved) - mean).abs() < 1e-8);
             assert!((process.standard_deviation(&candidate[0], &solved) - deviation).abs() < 1e-6);
+        }
+        for (row, mean) in rows.rows().zip(process.means_of_rows(&solved)) {
+            let expected: f64 = rows.rows().zip(&weights).map(|(known, weight)| of(row, known) * weight).sum();
+            assert!((mean - expected).abs() < 1e-8);
         }
     }
 

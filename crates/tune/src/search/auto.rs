@@ -110,7 +110,7 @@ struct Offer {
 
 /// What the model is asked with.
 struct Question {
-    /// The largest target so far.
+    /// The largest target so far, without its noise: no improvement on a lucky measurement is asked for.
     best: f64,
     /// The targets of the rows of the process.
     solved: Solved,
@@ -203,8 +203,10 @@ impl Auto {
         self.n_entered = self.known.len();
         let of_rows: Vec<Option<f64>> = self.rows.iter().map(|&place| targets[place]).collect();
         let ranking = self.ranking(&targets);
-        let best = ranking.first().and_then(|&place| targets[place]).unwrap_or(0.0);
-        let question = Question { solved: self.process.solve(&of_rows), best };
+        let solved = self.process.solve(&of_rows);
+        let means = self.process.means_of_rows(&solved).into_iter().zip(&of_rows);
+        let best = means.filter_map(|(mean, target)| target.map(|_| mean)).reduce(f64::max).unwrap_or(0.0);
+        let question = Question { solved, best };
         self.process.update(self.pool.offers.iter_mut().map(|offer| &mut offer.candidate));
         for offer in &mut self.pool.offers {
             offer.mean = self.process.mean(&offer.candidate, &question.solved);
