@@ -1,5 +1,6 @@
 //! `bench`: the best recorded kernel and peer libraries, interleaved in one run.
 
+use std::collections::HashSet;
 use std::time::Duration;
 
 use clap::Args;
@@ -92,8 +93,9 @@ pub fn run(args: &BenchArgs, as_json: bool) -> anyhow::Result<()> {
     let mut json_rows = Vec::new();
     let mut text = String::new();
     let mut ratios: Vec<(&'static str, Vec<f64>)> = Vec::new();
+    let mut said = HashSet::new();
     for workload in &workloads {
-        let Some(rows) = bench(workload, args, peers.as_deref())? else { continue };
+        let Some(rows) = bench(workload, args, peers.as_deref(), &mut said)? else { continue };
         let ours = rows.iter().find(|row| row.implementation == OURS).expect("there are no rows without ours");
         let ours_ns = ours.timing.median_ns;
         for row in &rows {
@@ -150,11 +152,13 @@ fn chosen_peers(list: Option<&str>) -> anyhow::Result<Option<Vec<&'static PeerSp
     }
 }
 
-/// Measures one workload; `None`, with a message, where there is no kernel of ours.
+/// Measures one workload; `None`, with a message, where there is no kernel of ours. Why a peer is left out is said once for
+/// all workloads that it is left out of.
 fn bench(
     workload: &Workload,
     args: &BenchArgs,
     peers: Option<&[&'static PeerSpec]>,
+    said: &mut HashSet<String>,
 ) -> anyhow::Result<Option<Vec<Row>>> {
     let target = args.machine.runnable_target()?;
     let threads = args.machine.threads;
@@ -195,7 +199,12 @@ fn bench(
             Ok(peer) => {
                 contestants.push(Contestant { implementation: spec.name, medians_ns: Vec::new(), who: Who::Peer(peer) })
             }
-            Err(reason) => message(&format!("{}: {reason}", spec.name)),
+            Err(reason) => {
+                let line = format!("{}: {reason}", spec.name);
+                if said.insert(line.clone()) {
+                    message(&line);
+                }
+            }
         }
     }
     let seed = std::time::SystemTime::UNIX_EPOCH.elapsed().map_or(0, |t| t.as_nanos() as u64);
