@@ -109,13 +109,14 @@ impl Run {
 
     /// Nanoseconds of the best trial.
     pub fn best_ns(&self) -> Option<f64> {
-        self.best_within(f64::INFINITY)
+        self.trials[self.best_within(f64::INFINITY)?].result.ok()
     }
 
-    /// Nanoseconds of the best trial of the first seconds.
-    pub fn best_within(&self, seconds: f64) -> Option<f64> {
-        let within = self.trials.iter().take_while(|trial| trial.elapsed_s <= seconds);
-        within.filter_map(|trial| trial.result.ok()).min_by(f64::total_cmp)
+    /// The position of the best trial of the first seconds.
+    pub fn best_within(&self, seconds: f64) -> Option<usize> {
+        let within = self.trials.iter().take_while(|trial| trial.elapsed_s <= seconds).enumerate();
+        let timed = within.filter_map(|(at, trial)| Some((at, trial.result.ok()?)));
+        timed.min_by(|(_, a), (_, b)| a.total_cmp(b)).map(|(at, _)| at)
     }
 
     /// The first trial that was at least so fast: its number, from 1 on, and when it was complete.
@@ -218,7 +219,7 @@ mod tests {
         assert_eq!(elapsed, [vec![0.5, 1.5, 2.0], vec![0.25]]);
         assert_eq!(
             (runs[0].best_ns(), runs[0].best_within(1.0), runs[0].reached(7.5)),
-            (Some(7.0), Some(9.0), Some((3, 2.0)))
+            (Some(7.0), Some(0), Some((3, 2.0)))
         );
         let curve = runs[0].best_so_far(|n, _| n as f64, |ns| ns);
         assert_eq!((curve.points, curve.end), (vec![(1.0, 9.0), (3.0, 7.0)], 3.0));

@@ -1,5 +1,6 @@
 //! `experiment`: the experiments of the papers and our own, each a table of runs of `tune`, with their data and plots.
 
+mod contest;
 mod results;
 mod table;
 
@@ -14,7 +15,7 @@ use clap::{Args, Parser};
 use serde_json::{Value as Json, json};
 use tilewright_device::host;
 use tilewright_ir::op::Workload;
-use tilewright_tune::{Store, Task, search};
+use tilewright_tune::{Record, Store, Task, search};
 
 use super::tune::{Interrupts, TuneArgs, tune};
 use super::{MachineArgs, count, make_task};
@@ -106,6 +107,8 @@ const SOURCE: Arm = Arm { label: "source", search: "gbt:batch=64", has_sources: 
 struct Finished<'a> {
     planned: &'a Planned,
     workload: Workload,
+    /// What it had found at each of the plan's moments; none where no trial was valid.
+    found: Vec<Option<Found>>,
     /// Configurations of the space.
     space_size: f64,
     /// When it began, as date and time.
@@ -113,6 +116,15 @@ struct Finished<'a> {
     /// What `tune --json` says of it.
     result: Json,
     run: Run,
+}
+
+/// The best kernel that a run knew.
+#[derive(Debug, Clone, PartialEq)]
+struct Found {
+    /// The schedule that makes it, as text.
+    steps: String,
+    /// Nanoseconds a run.
+    ns: f64,
 }
 
 /// Runs an experiment, or lists them.
@@ -150,7 +162,10 @@ pub fn run(args: &ExperimentArgs, as_json: bool) -> anyhow::Result<()> {
         plan.carry_out(planned, &interrupts)?;
         pace.note(start.elapsed().as_secs_f64(), most);
     }
-    let finished = plan.finished()?;
+    let mut finished = plan.finished()?;
+    if experiment.is_raced {
+        contest::hold(&plan, &mut finished, &interrupts)?;
+    }
     let json = results::write(&plan, &finished)?;
     let n_runs = plan.compared().count();
     let text = format!(
@@ -431,6 +446,12 @@ impl Plan<'_> {
             .with_context(|| path.display().to_string())
     }
 
+    /// The seconds after which results are compared; the end is the last, infinite.
+    fn moments(&self) -> Vec<f64> {
+        let scaled = self.experiment.moments_s.iter().map(|seconds| seconds * self.budget);
+        scaled.chain([f64::INFINITY]).collect()
+    }
+
     /// The runs that the experiment is about.
     fn compared(&self) -> impl Iterator<Item = &Planned> {
         self.runs.iter().filter(|planned| !planned.is_source)
@@ -444,13 +465,18 @@ impl Plan<'_> {
             let database = Database::new(Some(&self.database(planned)))?;
             let store = database.open_to_read()?.ok_or_else(|| bad_input(format!("{} is gone", database.name())))?;
             let task = task(&planned.problem, self.threads)?;
+            let records = records_of(&store)?;
+            let no_trials = || anyhow::anyhow!("{} has no trials", planned.stem);
+            let run = runs(&records).into_iter().next().ok_or_else(no_trials)?;
+            let result = &marker["result"];
             finished.push(Finished {
                 planned,
-                run: run_of(&store, planned)?,
+                found: self.moments().into_iter().map(|seconds| found(&records, &run, result, seconds)).collect(),
+                run,
                 space_size: task.space.size() as f64,
                 workload: task.setting.workload,
                 started: marker["started"].as_str().unwrap_or_default().to_owned(),
-                result: marker["result"].clone(),
+                result: result.clone(),
             });
         }
         Ok(finished)
@@ -458,12 +484,27 @@ impl Plan<'_> {
 }
 
 /// The trials of a run's own database.
-fn run_of(store: &Store, planned: &Planned) -> anyhow::Result<Run> {
+fn records_of(store: &Store) -> anyhow::Result<Vec<Record>> {
     let mut records = Vec::new();
     for key in store.tasks()? {
         records.extend(store.trials_of(&key.workload, &key.target, &key.template, key.threads)?);
     }
-    runs(&records).into_iter().next().ok_or_else(|| anyhow::anyhow!("{} has no trials", planned.stem))
+    Ok(records)
+}
+
+/// What a run had found after some seconds: its fastest trial by then; at the end what `tune` says.
+fn found(records: &[Record], run: &Run, result: &Json, seconds: f64) -> Option<Found> {
+    let (record, ns) = match seconds.is_finite() {
+        true => {
+            let at = run.best_within(seconds)?;
+            (&records[at], run.trials[at].result.ok()?)
+        }
+        false => {
+            let best = &result["best"];
+            (records.iter().find(|record| record.config == best["config"])?, best["ms_median"].as_f64()? * 1e6)
+        }
+    };
+    Some(Found { steps: record.steps.clone(), ns })
 }
 
 #[cfg(test)]
@@ -492,5 +533,32 @@ mod tests {
             stems.dedup();
             assert_eq!(stems.len(), plan.runs.len(), "{}: each run has files of its own", experiment.name);
         }
+    }
+
+    #[test]
+    fn what_a_run_found_is_its_best_by_then_and_the_winner_of_its_race_at_the_end() {
+        let record = |trial: u64, ns: Option<f64>, elapsed_s: f64| -> Record {
+            let outcome = match ns {
+                Some(ns) => json!({"class": "no_error", "median_ns": ns, "min_ns": ns, "spread": 0.0, "n_samples": 3,
+                    "stopped_early": false}),
+                None => json!({"class": "run_timeout", "message": "ran longer than 10 s"}),
+            };
+            let record = json!({
+                "workload": "matmul:m=8,n=8,k=8", "target": "t", "template": "p", "threads": 1,
+                "config": {"u": trial}, "outcome": outcome, "seconds": {"build": 0.0, "run": 0.0, "verify": 0.0},
+                "steps": format!("unroll {trial}"), "search": "random", "seed": 0, "trial": trial, "version": "0",
+                "toolchain": "LLVM", "unix_time": 1, "run": {"start_unix_ms": 1000, "elapsed_s": elapsed_s},
+            });
+            serde_json::from_value(record).unwrap()
+        };
+        let records =
+            [record(0, None, 0.5), record(1, Some(30.0), 1.0), record(2, Some(10.0), 2.0), record(3, Some(11.0), 3.0)];
+        let run = runs(&records).remove(0);
+        let result = json!({"best": {"config": {"u": 3}, "ms_median": 10.5e-6}});
+        let found = |seconds| found(&records, &run, &result, seconds).map(|f| (f.steps, f.ns.round()));
+        assert_eq!(found(0.9), None);
+        assert_eq!(found(1.5), Some(("unroll 1".into(), 30.0)));
+        assert_eq!(found(9.0), Some(("unroll 2".into(), 10.0)));
+        assert_eq!(found(f64::INFINITY), Some(("unroll 3".into(), 11.0)));
     }
 }

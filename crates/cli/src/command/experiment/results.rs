@@ -78,9 +78,9 @@ impl Finished<'_> {
         self.planned.n_trials.is_some_and(|n_trials| (self.run.trials.len() as u64) < n_trials)
     }
 
-    /// Nanoseconds of the kernel that it came to, by the race at its end where there was one.
+    /// Nanoseconds of the kernel that it came to.
     fn best_ns(&self) -> Option<f64> {
-        Some(self.result["best"]["ms_median"].as_f64()? * 1e6)
+        Some(self.found.last()?.as_ref()?.ns)
     }
 
     /// Seconds of the search itself, as `tune` counts them.
@@ -110,23 +110,13 @@ impl<'a> Results<'a> {
         own.filter_map(Finished::best_ns).min_by(f64::total_cmp)
     }
 
-    /// The best throughput of each run, at its end or as far as it was found within some seconds.
-    fn bests(&self, problem: &Problem, arm: &Arm, seconds: f64) -> Vec<f64> {
-        let best_ns = |f: &Finished| match seconds.is_finite() {
-            true => f.run.best_within(seconds),
-            false => f.best_ns(),
-        };
-        self.of(problem, arm).filter_map(|f| Some(f.gflops(best_ns(f)?))).collect()
-    }
-
-    /// The moments after which results are compared, the end last.
-    fn moments(&self) -> Vec<f64> {
-        let scaled = self.plan.experiment.moments_s.iter().map(|seconds| seconds * self.plan.budget);
-        scaled.chain([f64::INFINITY]).collect()
+    /// The best throughput of each run at one of the plan's moments.
+    fn bests(&self, problem: &Problem, arm: &Arm, moment: usize) -> Vec<f64> {
+        self.of(problem, arm).filter_map(|f| Some(f.gflops(f.found[moment].as_ref()?.ns))).collect()
     }
 
     /// Over the problems, the geometric mean of what an arm's median is of the best known.
-    fn of_best_known(&self, arm: &Arm, seconds: f64) -> Option<f64> {
+    fn of_best_known(&self, arm: &Arm, moment: usize) -> Option<f64> {
         let shares: Option<Vec<f64>> = self
             .plan
             .experiment
@@ -134,7 +124,7 @@ impl<'a> Results<'a> {
             .iter()
             .map(|problem| {
                 let flops = self.of(problem, arm).next()?.workload.flops();
-                Some(median(&self.bests(problem, arm, seconds))? * self.best_known(problem)? / flops)
+                Some(median(&self.bests(problem, arm, moment))? * self.best_known(problem)? / flops)
             })
             .collect();
         geometric_mean(&shares?)
@@ -167,8 +157,8 @@ impl<'a> Results<'a> {
         let mut summary = Vec::new();
         for problem in plan.experiment.problems {
             for arm in &plan.arms {
-                for seconds in self.moments() {
-                    let bests = self.bests(problem, arm, seconds);
+                for (at, seconds) in plan.moments().into_iter().enumerate() {
+                    let bests = self.bests(problem, arm, at);
                     summary.push(json!({
                         "problem": problem.label,
                         "arm": arm.label,
@@ -180,11 +170,11 @@ impl<'a> Results<'a> {
             }
         }
         let shares = plan.arms.iter().flat_map(|arm| {
-            self.moments().into_iter().map(move |seconds| {
+            plan.moments().into_iter().enumerate().map(move |(at, seconds)| {
                 json!({
                     "arm": arm.label,
                     "after_seconds": seconds.is_finite().then_some(seconds),
-                    "share_of_best_known": self.of_best_known(arm, seconds),
+                    "share_of_best_known": self.of_best_known(arm, at),
                 })
             })
         });
@@ -279,18 +269,19 @@ impl<'a> Results<'a> {
                 n => format!("; {n} came to the end of their time before that of their trials"),
             }
         );
-        for seconds in self.moments() {
-            let when = if seconds.is_finite() { format!("after {seconds} s") } else { "at the end".to_owned() };
-            let what = match experiment.is_raced && !seconds.is_finite() {
-                true => "What won the race of a run's leaders",
-                false => "A run's fastest trial",
+        for (at, seconds) in self.plan.moments().into_iter().enumerate() {
+            let when = if seconds.is_finite() { format!("after {seconds:.1} s") } else { "at the end".to_owned() };
+            let what = match (experiment.is_raced, seconds.is_finite()) {
+                (true, false) => "What won the race of a run's leaders, timed beside that of all other runs",
+                (true, true) => "A run's fastest trial by then, timed beside that of all other runs",
+                (false, _) => "A run's fastest trial",
             };
             let _ = write!(
                 out,
                 "\n## Best GFLOP/s {when}\n\n{what}: median over runs, in brackets the quartiles; the last row is the \
                  geometric mean over problems\nof what the median is of the best known.\n\n"
             );
-            out += &self.table(seconds);
+            out += &self.table(at);
         }
         if experiment.views.contains(&View::NearBest) {
             out += "\n## Trials until 95 % of the best known\n\nMedian over runs, in brackets how many of them come so far.\n\n";
@@ -306,13 +297,13 @@ impl<'a> Results<'a> {
         out + "\n`data.json` holds the numbers, `trials.csv` every trial, `runs/` the records.\n"
     }
 
-    fn table(&self, seconds: f64) -> String {
+    fn table(&self, moment: usize) -> String {
         let arms = &self.plan.arms;
         let mut rows =
             vec![std::iter::once("problem").chain(arms.iter().map(|arm| arm.label)).map(str::to_owned).collect()];
         for problem in self.plan.experiment.problems {
             let cell = |arm: &Arm| {
-                let bests = self.bests(problem, arm, seconds);
+                let bests = self.bests(problem, arm, moment);
                 Quartiles::of(&bests).map_or("–".to_owned(), |q| match bests.len() {
                     1 => digits(q.median),
                     _ => format!("{} ({}–{})", digits(q.median), digits(q.first), digits(q.third)),
@@ -320,8 +311,7 @@ impl<'a> Results<'a> {
             };
             rows.push(std::iter::once(problem.label.to_owned()).chain(arms.iter().map(cell)).collect::<Vec<_>>());
         }
-        let share =
-            |arm: &Arm| self.of_best_known(arm, seconds).map_or("–".to_owned(), |share| format!("{share:.3}"));
+        let share = |arm: &Arm| self.of_best_known(arm, moment).map_or("–".to_owned(), |share| format!("{share:.3}"));
         rows.push(std::iter::once("of the best".to_owned()).chain(arms.iter().map(share)).collect());
         markdown(&rows)
     }

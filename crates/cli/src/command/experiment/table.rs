@@ -27,7 +27,8 @@ pub struct Experiment {
     /// Whether runs begin with the configurations that the template's model of the machine ranks first.
     pub with_guesses: bool,
     /// Whether each run ends with a race of its leaders. A trial alone is measured for a few milliseconds, so that the fastest
-    /// of many owes something to luck, the more the more there are.
+    /// of many owes something to luck, the more the more there are. What all runs found is timed side by side afterwards: from
+    /// one run to the next the machine may have become slower.
     pub is_raced: bool,
     /// Whether hopeless candidates are run to the end, as where the whole space counts and not its best.
     pub to_the_end: bool,
@@ -422,6 +423,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
         repeats: 3,
         with_guesses: true,
         is_raced: true,
+        moments_s: &[10.0],
         views: &[View::Time, View::Boxes, View::Seconds],
         ..PLAIN
     },
