@@ -286,8 +286,8 @@ impl GaussianProcess {
         Solved { weights, standard_deviation }
     }
 
-    /// What the process believes of the known rows themselves, in order: their targets without the noise. Of a row whose target
-    /// is missing, what the rows before predict.
+    /// What the process believes of the known rows themselves, in order: their targets without the noise. Missing targets count
+    /// as in [`GaussianProcess::solve`].
     ///
     /// # Cost
     /// O(known rows²).
