@@ -104,10 +104,10 @@ impl<'a> Results<'a> {
         self.plan.experiment.problems.iter().flat_map(|problem| self.of(problem, arm))
     }
 
-    /// Nanoseconds of the best kernel that any run found.
+    /// Nanoseconds of the best kernel that any run knew at any of the moments.
     fn best_known(&self, problem: &Problem) -> Option<f64> {
         let own = self.finished.iter().filter(|f| f.planned.problem.label == problem.label);
-        own.filter_map(Finished::best_ns).min_by(f64::total_cmp)
+        own.flat_map(|f| &f.found).flatten().map(|found| found.ns).min_by(f64::total_cmp)
     }
 
     /// The best throughput of each run at one of the plan's moments.
