@@ -13,8 +13,10 @@ pub mod peak;
 pub mod pool;
 mod prepared;
 pub mod protocol;
+mod stopwatch;
 mod timing;
 pub mod worker;
 mod workers;
 
 pub use device::{Device, DeviceError, Options};
+pub use stopwatch::Stopwatch;

@@ -4,6 +4,7 @@
 //! core takes two fifths of its speed. A kernel that is timed just then is no slower for it.
 
 use crate::pool::Pool;
+use crate::stopwatch::Stopwatch;
 use std::ffi::c_void;
 use std::hint::black_box;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -91,7 +92,7 @@ unsafe extern "C" fn work(work: *mut c_void, iteration: i64, _thread: i64) {
     // SAFETY: `Pace::now` passes work that outlives the call and that nobody writes to.
     let work = unsafe { &*work.cast::<Work>() };
     let once = || {
-        let start = Instant::now();
+        let stopwatch = Stopwatch::start(1);
         let mut sums = [0.0f32; N_SUMS];
         for _ in 0..N_ROUNDS {
             for part in black_box(&work.numbers).as_chunks::<N_SUMS>().0 {
@@ -101,7 +102,7 @@ unsafe extern "C" fn work(work: *mut c_void, iteration: i64, _thread: i64) {
             }
         }
         black_box(sums);
-        start.elapsed().as_nanos() as u64
+        stopwatch.ns() as u64
     };
     let fastest = (0..N_TRIES).map(|_| once()).min().unwrap_or(0);
     work.times[iteration as usize].store(fastest, Ordering::Relaxed);

@@ -2,7 +2,6 @@
 
 use crate::pace::Variation;
 use crate::protocol::Plan;
-use std::time::Instant;
 
 /// A sample shorter than this averages several runs, so that reading the clock and looking at the pace do not count.
 const MIN_SAMPLE_NS: f64 = 100_000.0;
@@ -13,8 +12,10 @@ const HOPELESS_CHECKED_LONG: f64 = 1.05;
 const CHECKED_LONG_NS: f64 = 1e9;
 /// … nor timed again where its first run alone took this many times the best …
 const HOPELESS_FIRST: f64 = 1.15;
-/// … where such a run is long enough for cold caches not to count.
+/// … where such a run is long, …
 const LONG_NS: f64 = 1e6;
+/// … without what it may have waited for main memory: others had the caches before it, and a core among many gets some 5 GB/s.
+const COLD_NS_A_BYTE: f64 = 0.2;
 /// A first run longer than this …
 const VERY_LONG_NS: f64 = 4e6;
 /// … takes more than this many times the best only where the kernel does.
@@ -23,8 +24,10 @@ const HOPELESS_VERY_LONG: f64 = 1.05;
 const HOPELESS_WARM: f64 = 1.05;
 /// … once it was sampled for so long.
 const ENOUGH_NS: f64 = 0.5e6;
-/// A warm-up that takes this many times the time to spend is the only sample.
+/// A kernel that takes this many times the time to spend has one sample, …
 const WARM_ENOUGH: f64 = 10.0;
+/// … which is its warm-up where cold caches are no larger part of it than this.
+const COLD_AT_MOST: f64 = 0.05;
 /// Samples beyond which nothing is learnt.
 const MOST_SAMPLES: usize = 1000;
 
@@ -36,35 +39,39 @@ pub struct Samples {
     pub stopped_early: bool,
 }
 
-/// Times `run`, which has been run before, when it was checked.
+/// A kernel to time, which has been run before, when it was checked.
+pub struct Subject<'a> {
+    /// Runs it so many times in a row and tells the nanoseconds that took.
+    pub run: &'a mut dyn FnMut(u32) -> f64,
+    /// Bytes of all its buffers.
+    pub n_bytes: u64,
+    /// Empties the caches.
+    pub flush: &'a mut dyn FnMut(),
+    /// Tells how many times as long as they can the cores take at the moment.
+    pub pace: &'a mut dyn FnMut() -> f64,
+}
+
+/// Times a kernel.
 ///
-/// With `flush`, which empties the caches, each sample is one run after it. `pace` tells how many times as long as they can
-/// the cores take at the moment; samples are what the kernel would take of undisturbed cores, by what `variation` has
-/// learnt and goes on to learn. Where times vary by chance, it takes more for a kernel to be hopeless.
-pub fn sample(
-    plan: &Plan,
-    variation: &mut Variation,
-    run: &mut dyn FnMut(),
-    flush: &mut dyn FnMut(),
-    pace: &mut dyn FnMut() -> f64,
-) -> Samples {
+/// Where it is to be cold, each sample is one run on emptied caches. Samples are what the kernel would take of undisturbed
+/// cores, by what `variation` has learnt of their pace and goes on to learn. Where times vary by chance, it takes more for a
+/// kernel to be hopeless.
+pub fn sample(plan: &Plan, variation: &mut Variation, subject: Subject) -> Samples {
+    let Subject { run, n_bytes, flush, pace } = subject;
     let hopeless = |ns: f64, factor: f64, n_samples: usize| {
         plan.best_ns.is_some_and(|best| ns > factor * variation.by_chance(n_samples) * best)
     };
     let enough = |ns: f64| Samples { ns: vec![ns], stopped_early: true };
+    let cold_ns = COLD_NS_A_BYTE * n_bytes as f64;
     let checked_ns = variation.undisturbed_ns(plan.first_ns, plan.first_pace);
     let factor = if checked_ns > CHECKED_LONG_NS { HOPELESS_CHECKED_LONG } else { HOPELESS_CHECKED };
-    if !plan.cold && checked_ns > LONG_NS && hopeless(checked_ns, factor, 1) {
+    if !plan.cold && checked_ns > LONG_NS && hopeless(checked_ns - cold_ns, factor, 1) {
         return enough(checked_ns);
     }
     let mut pace_before = pace();
     // Nanoseconds a run, and the pace of the cores meanwhile.
     let mut timed = |n_runs: u32| {
-        let start = Instant::now();
-        for _ in 0..n_runs {
-            run();
-        }
-        let ns = start.elapsed().as_nanos() as f64 / f64::from(n_runs);
+        let ns = run(n_runs) / f64::from(n_runs);
         let pace_after = pace();
         let paces = (pace_before + pace_after) / 2.0;
         pace_before = pace_after;
@@ -74,10 +81,11 @@ pub fn sample(
     let first = timed(1);
     let first_ns = variation.undisturbed_ns(first.0, first.1);
     let factor = if first_ns > VERY_LONG_NS { HOPELESS_VERY_LONG } else { HOPELESS_FIRST };
-    if !plan.cold && first_ns > LONG_NS && hopeless(first_ns, factor, 1) {
+    if !plan.cold && first_ns > LONG_NS && hopeless(first_ns - cold_ns, factor, 1) {
         return enough(first_ns);
     }
-    if !plan.cold && first_ns > WARM_ENOUGH * plan.min_time_ns {
+    let most_ns = WARM_ENOUGH * plan.min_time_ns;
+    if !plan.cold && first_ns > most_ns && cold_ns < COLD_AT_MOST * first_ns {
         return Samples { ns: vec![first_ns], stopped_early: false };
     }
     let estimate = if first_ns < LONG_NS { timed(1).0.min(first_ns) } else { first_ns };
@@ -85,7 +93,7 @@ pub fn sample(
     let (mut samples, mut total, mut fastest, mut stopped_early) = (Vec::new(), 0.0, f64::INFINITY, false);
     while !stopped_early
         && samples.len() < MOST_SAMPLES
-        && (total < plan.min_time_ns || samples.len() < plan.min_samples as usize)
+        && (total < plan.min_time_ns || samples.len() < plan.min_samples as usize && total < most_ns)
     {
         if plan.cold {
             flush();
@@ -109,50 +117,52 @@ mod tests {
         Plan { min_time_ns: 1e6, min_samples: 3, first_ns, first_pace: 1.0, best_ns, cold: false, at_best_pace: true }
     }
 
-    fn undisturbed(plan: &Plan, run: &mut dyn FnMut()) -> Samples {
-        sample(plan, &mut Variation::default(), run, &mut || {}, &mut || 1.0)
+    /// Samples of a kernel that takes what `run` says, and how often it runs.
+    fn timed(plan: &Plan, n_bytes: u64, pace: f64, ns_of_run: impl Fn(u32) -> f64) -> (Samples, u32) {
+        let mut n_runs = 0;
+        let mut run = |n: u32| {
+            n_runs += n;
+            (n_runs - n..n_runs).map(&ns_of_run).sum()
+        };
+        let subject = Subject { run: &mut run, n_bytes, flush: &mut || {}, pace: &mut || pace };
+        (sample(plan, &mut Variation::default(), subject), n_runs)
     }
 
     #[test]
     fn a_hopeless_kernel_is_not_run_again() {
-        let mut runs = 0;
-        let samples = undisturbed(&plan(5e6, Some(1e6)), &mut || runs += 1);
+        let (samples, n_runs) = timed(&plan(5e6, Some(1e6)), 0, 1.0, |_| 5e6);
         assert!(samples.stopped_early);
-        assert_eq!((samples.ns.as_slice(), runs), (&[5e6][..], 0));
+        assert_eq!((samples.ns.as_slice(), n_runs), (&[5e6][..], 0));
+    }
+
+    #[test]
+    fn cold_caches_do_not_make_a_kernel_hopeless() {
+        let of_bytes = |n_bytes| timed(&plan(3e6, Some(4e6)), n_bytes, 1.0, |at| if at == 0 { 9e6 } else { 3e6 });
+        let (samples, n_runs) = of_bytes(0);
+        assert_eq!((samples.stopped_early, samples.ns.as_slice(), n_runs), (true, &[9e6][..], 1));
+        let (samples, n_runs) = of_bytes(30_000_000);
+        assert_eq!((samples.stopped_early, samples.ns.as_slice(), n_runs), (false, &[3e6; 3][..], 4));
     }
 
     #[test]
     fn a_very_long_run_is_its_own_sample() {
-        let mut runs = 0;
-        let mut run = || {
-            runs += 1;
-            std::thread::sleep(std::time::Duration::from_millis(11));
-        };
-        let samples = undisturbed(&plan(11e6, None), &mut run);
-        assert_eq!((samples.stopped_early, samples.ns.len(), runs), (false, 1, 1));
+        let (samples, n_runs) = timed(&plan(11e6, None), 0, 1.0, |_| 11e6);
+        assert_eq!((samples.stopped_early, samples.ns.len(), n_runs), (false, 1, 1));
+        let (samples, n_runs) = timed(&plan(11e6, None), 30_000_000, 1.0, |_| 11e6);
+        assert_eq!((samples.stopped_early, samples.ns.len(), n_runs), (false, 1, 2));
     }
 
     #[test]
     fn sampling_lasts_as_long_as_asked() {
-        let spin = || {
-            let start = Instant::now();
-            while start.elapsed().as_micros() < 200 {}
-        };
-        let samples = undisturbed(&plan(200e3, None), &mut { spin });
+        let (samples, _) = timed(&plan(200e3, None), 0, 1.0, |_| 200e3);
         assert!(!samples.stopped_early);
         assert!(samples.ns.iter().sum::<f64>() >= 1e6, "{:?}", samples.ns);
     }
 
     #[test]
     fn times_are_those_of_undisturbed_cores() {
-        let mut spin = || {
-            let start = Instant::now();
-            while start.elapsed().as_micros() < 200 {}
-        };
-        let at_pace = |pace: f64, spin: &mut dyn FnMut()| {
-            sample(&plan(200e3, None), &mut Variation::default(), spin, &mut || {}, &mut || pace).ns
-        };
-        assert!(at_pace(1.0, &mut spin).iter().all(|&ns| ns >= 200e3));
-        assert!(at_pace(2.0, &mut spin).iter().any(|&ns| ns < 150e3));
+        let at_pace = |pace: f64| timed(&plan(200e3, None), 0, pace, |_| 200e3).0.ns;
+        assert!(at_pace(1.0).iter().all(|&ns| (ns - 200e3).abs() < 1.0));
+        assert!(at_pace(2.0).iter().all(|&ns| ns < 150e3));
     }
 }

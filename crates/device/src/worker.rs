@@ -10,7 +10,8 @@ use crate::pace::{Pace, Variation};
 use crate::pool::Pool;
 use crate::prepared::{self, Prepared, Recipe};
 use crate::protocol::{Assignment, ClassName, Plan, Reply, Request, Source};
-use crate::timing;
+use crate::stopwatch::Stopwatch;
+use crate::timing::{self, Subject};
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::io::{BufRead, Write};
@@ -280,10 +281,10 @@ impl Worker {
         let mut run = || {
             let pace_before = self.pace.now(&mut self.pool);
             let runtime = self.pool.runtime();
-            let start = Instant::now();
+            let stopwatch = Stopwatch::start(self.pool.n_threads());
             // SAFETY: as in `prepare`.
             unsafe { built.kernel.run(&arguments, &kept, scratch, &runtime) };
-            let ns = start.elapsed().as_nanos() as f64;
+            let ns = stopwatch.ns();
             (ns, (pace_before + self.pace.now(&mut self.pool)) / 2.0)
         };
         let (mut first_ns, mut first_pace) = run();
@@ -318,12 +319,19 @@ impl Worker {
             self.flush = vec![1; 2 * self.target.l3_bytes as usize];
         }
         let built = self.kernels.get(&id).expect("it was just prepared");
+        let of_arguments: u64 = self.untuned.arguments().filter_map(|(_, buffer)| buffer.size_bytes()).sum();
+        let of_kept: u64 = built.kernel.kept_bytes().iter().sum();
+        let n_bytes = of_arguments + of_kept + built.kernel.scratch_bytes(self.pool.n_threads());
         let scratch = self.scratch.pointer();
         let pool = RefCell::new(&mut self.pool);
-        let mut run = || {
+        let mut run = |n_runs: u32| {
             let runtime = pool.borrow_mut().runtime();
-            // SAFETY: as in `prepare`.
-            unsafe { built.kernel.run(&arguments, &kept, scratch, &runtime) };
+            let stopwatch = Stopwatch::start(self.assignment.n_threads);
+            for _ in 0..n_runs {
+                // SAFETY: as in `prepare`.
+                unsafe { built.kernel.run(&arguments, &kept, scratch, &runtime) };
+            }
+            stopwatch.ns()
         };
         let flush_with = &mut self.flush;
         let mut flush = || {
@@ -335,7 +343,8 @@ impl Worker {
         // Emptied caches slow down whatever runs next.
         let looks = plan.at_best_pace && !plan.cold;
         let mut pace = || if looks { self.pace.now(&mut pool.borrow_mut()) } else { 1.0 };
-        let samples = timing::sample(plan, &mut self.variation, &mut run, &mut flush, &mut pace);
+        let subject = Subject { run: &mut run, n_bytes, flush: &mut flush, pace: &mut pace };
+        let samples = timing::sample(plan, &mut self.variation, subject);
         Ok(Reply::Timed {
             id,
             samples_ns: samples.ns,

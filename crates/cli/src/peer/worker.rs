@@ -3,7 +3,7 @@
 use std::io::Write;
 use std::time::{Duration, Instant};
 
-use tilewright_device::host;
+use tilewright_device::{Stopwatch, host};
 use tilewright_ir::DType;
 use tilewright_ir::op::Workload;
 
@@ -135,7 +135,8 @@ fn serve<T: Element>(
     for line in input {
         let reply = match serde_json::from_str(&line?)? {
             Request::Round { min_time_ns, min_runs } => {
-                match time_round(&mut prepared.run, &mut operands, Duration::from_nanos(min_time_ns), min_runs) {
+                let min_time = Duration::from_nanos(min_time_ns);
+                match time_round(&mut prepared.run, &mut operands, threads, min_time, min_runs) {
                     Ok(times_ns) => Reply::Round { times_ns },
                     Err(error) => failure(&error),
                 }
@@ -189,6 +190,7 @@ fn failure(error: &anyhow::Error) -> Reply {
 fn time_round<T>(
     run: &mut Run<T>,
     operands: &mut Operands<T>,
+    threads: usize,
     min_time: Duration,
     min_runs: usize,
 ) -> anyhow::Result<Vec<f64>> {
@@ -197,11 +199,11 @@ fn time_round<T>(
     let mut n_calls = 1;
     let start = Instant::now();
     while times_ns.len() < min_runs || start.elapsed() < min_time {
-        let sample = Instant::now();
+        let stopwatch = Stopwatch::start(threads);
         for _ in 0..n_calls {
             run(operands)?;
         }
-        let sample_ns = sample.elapsed().as_nanos() as f64;
+        let sample_ns = stopwatch.ns();
         // Growing until it is long enough; the short ones before tell little and are not kept.
         if sample_ns < SHORTEST_SAMPLE_NS && n_calls < 1_000 {
             n_calls *= 2;
