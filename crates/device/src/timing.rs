@@ -14,8 +14,8 @@ const CHECKED_LONG_NS: f64 = 1e9;
 const HOPELESS_FIRST: f64 = 1.15;
 /// … where such a run is long, …
 const LONG_NS: f64 = 1e6;
-/// … without what it may have waited for main memory: others had the caches before it, and a core among many gets some 5 GB/s.
-const COLD_NS_A_BYTE: f64 = 0.2;
+/// … without what it may have waited for main memory: others had the caches before it, and a core among many gets some 10 GB/s.
+const COLD_NS_A_BYTE: f64 = 0.1;
 /// A first run longer than this …
 const VERY_LONG_NS: f64 = 4e6;
 /// … takes more than this many times the best only where the kernel does.
@@ -140,7 +140,7 @@ mod tests {
         let of_bytes = |n_bytes| timed(&plan(3e6, Some(4e6)), n_bytes, 1.0, |at| if at == 0 { 9e6 } else { 3e6 });
         let (samples, n_runs) = of_bytes(0);
         assert_eq!((samples.stopped_early, samples.ns.as_slice(), n_runs), (true, &[9e6][..], 1));
-        let (samples, n_runs) = of_bytes(30_000_000);
+        let (samples, n_runs) = of_bytes(60_000_000);
         assert_eq!((samples.stopped_early, samples.ns.as_slice(), n_runs), (false, &[3e6; 3][..], 4));
     }
 
@@ -148,7 +148,7 @@ mod tests {
     fn a_very_long_run_is_its_own_sample() {
         let (samples, n_runs) = timed(&plan(11e6, None), 0, 1.0, |_| 11e6);
         assert_eq!((samples.stopped_early, samples.ns.len(), n_runs), (false, 1, 1));
-        let (samples, n_runs) = timed(&plan(11e6, None), 30_000_000, 1.0, |_| 11e6);
+        let (samples, n_runs) = timed(&plan(11e6, None), 60_000_000, 1.0, |_| 11e6);
         assert_eq!((samples.stopped_early, samples.ns.len(), n_runs), (false, 1, 2));
     }
 
