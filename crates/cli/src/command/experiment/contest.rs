@@ -19,8 +19,8 @@ use crate::command::tune::Interrupts;
 use crate::command::{count, device_options};
 use crate::output::{message, write_whole};
 
-/// Rounds, each of which runs every kernel.
-const ROUNDS: u32 = 15;
+/// Rounds, each of which runs every kernel: as many as it takes for medians on a restless machine to repeat within 2 or 3 %.
+const ROUNDS: u32 = 45;
 /// Time in the runs of a kernel in a round.
 const ROUND: Duration = Duration::from_millis(15);
 
@@ -28,6 +28,7 @@ const ROUND: Duration = Duration::from_millis(15);
 type Times = BTreeMap<String, Option<f64>>;
 
 /// Times what the runs on each problem found, unless the same was timed before, and puts these times in place of the runs' own.
+/// Where it is interrupted, what the runs on the problems that are left found has no times.
 ///
 /// # Errors
 /// Where workers do not start or a file cannot be written.
@@ -45,7 +46,9 @@ pub fn hold(plan: &Plan, finished: &mut [Finished], interrupts: &Interrupts) -> 
             continue;
         }
         if interrupts.stop.load(Ordering::Relaxed) {
-            return Ok(());
+            // What was timed beside fewer kernels does not compare with these.
+            known.remove(problem.label);
+            continue;
         }
         message(&format!("{}: timing what the runs found, {}", problem.label, count(kernels.len() as u64, "kernel")));
         let times = race(plan, first, &kernels)?;
@@ -54,13 +57,17 @@ pub fn hold(plan: &Plan, finished: &mut [Finished], interrupts: &Interrupts) -> 
         write_whole(&path, |file| file.write_all(&json)).with_context(|| path.display().to_string())?;
     }
     for f in finished {
-        let times = known.get(f.planned.problem.label);
-        for slot in &mut f.found {
-            let time = |found: &Found| times?.get(&found.steps).copied().flatten();
-            *slot = slot.take().and_then(|found| Some(Found { ns: time(&found)?, ..found }));
-        }
+        settle(&mut f.found, known.get(f.planned.problem.label));
     }
     Ok(())
+}
+
+/// Puts the times of a race in place of what a run itself measured; nothing is left of what has no time there.
+fn settle(found: &mut [Option<Found>], times: Option<&Times>) {
+    for slot in found {
+        let time = |found: &Found| times?.get(&found.steps).copied().flatten();
+        *slot = slot.take().and_then(|found| Some(Found { ns: time(&found)?, ..found }));
+    }
 }
 
 fn race(plan: &Plan, of: &Finished, kernels: &BTreeSet<&str>) -> anyhow::Result<Times> {
@@ -70,4 +77,22 @@ fn race(plan: &Plan, of: &Finished, kernels: &BTreeSet<&str>) -> anyhow::Result<
     let outcomes = device.race(&sources, ROUNDS, ROUND)?;
     let time = |outcome: Outcome| Some(outcome.timing()?.median_ns);
     Ok(kernels.iter().map(|&steps| steps.to_owned()).zip(outcomes.into_iter().map(|(o, _)| time(o))).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_run_measured_gives_way_to_the_race() {
+        let found = |steps: &str, ns| Some(Found { steps: steps.to_owned(), ns });
+        let own = || [found("a", 1.0), None, found("b", 2.0), found("c", 3.0)];
+        let times: Times = [("a".to_owned(), Some(1.5)), ("b".to_owned(), None)].into();
+        let mut settled = own();
+        settle(&mut settled, Some(&times));
+        assert_eq!(settled, [found("a", 1.5), None, None, None]);
+        let mut settled = own();
+        settle(&mut settled, None);
+        assert_eq!(settled, [None, None, None, None]);
+    }
 }
