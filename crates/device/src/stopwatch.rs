@@ -2,34 +2,44 @@
 
 use std::time::Instant;
 
+/// The part of the time for which a thread that never waits has a core where hardly anybody takes it away.
+const MOSTLY: f64 = 0.8;
+
 /// Tells how long something takes on one thread or on several.
 ///
 /// On one thread the time is what the thread had a core for: it stands still while another process, or another machine on
 /// the same host, has the core. On several it is time on the wall: while one of them stands still the others do its work.
 #[derive(Debug, Clone, Copy)]
-pub struct Stopwatch(Start);
-
-#[derive(Debug, Clone, Copy)]
-enum Start {
-    OfThread { ns: u64 },
-    OfWall(Instant),
+pub struct Stopwatch {
+    n_threads: usize,
+    wall: Instant,
+    /// What the thread had run before; none where the system does not count it.
+    thread_ns: Option<u64>,
 }
 
 impl Stopwatch {
     /// Starts for what the calling thread does, together with others where `n_threads` is more than 1.
     pub fn start(n_threads: usize) -> Stopwatch {
-        Stopwatch(match thread_ns() {
-            Some(ns) if n_threads == 1 => Start::OfThread { ns },
-            _ => Start::OfWall(Instant::now()),
-        })
+        Stopwatch { n_threads, wall: Instant::now(), thread_ns: thread_ns() }
     }
 
     /// Nanoseconds since the start; to be asked by the thread that started it.
     pub fn ns(&self) -> f64 {
-        match self.0 {
-            Start::OfThread { ns } => thread_ns().unwrap_or(ns).saturating_sub(ns) as f64,
-            Start::OfWall(start) => start.elapsed().as_nanos() as f64,
-        }
+        let [thread_ns, wall_ns] = self.both_ns();
+        if self.n_threads == 1 { thread_ns } else { wall_ns }
+    }
+
+    /// Whether the time on the wall, where that counts, holds much in which the calling thread, which never waits, had no core.
+    pub fn is_disturbed(&self) -> bool {
+        let [thread_ns, wall_ns] = self.both_ns();
+        self.n_threads > 1 && thread_ns < MOSTLY * wall_ns
+    }
+
+    /// Nanoseconds of this thread and on the wall.
+    fn both_ns(&self) -> [f64; 2] {
+        let wall_ns = self.wall.elapsed().as_nanos() as f64;
+        let of_thread = self.thread_ns.zip(thread_ns()).map(|(before, now)| now.saturating_sub(before) as f64);
+        [of_thread.unwrap_or(wall_ns), wall_ns]
     }
 }
 
@@ -49,8 +59,9 @@ mod tests {
     #[test]
     fn what_a_thread_waits_for_counts_where_there_are_several() {
         let pause = Duration::from_millis(20);
-        let (one, two) = (Stopwatch::start(1), Stopwatch::start(2));
+        let [one, two] = [1, 2].map(Stopwatch::start);
         std::thread::sleep(pause);
+        assert!(!one.is_disturbed() && two.is_disturbed());
         let (one, two) = (one.ns(), two.ns());
         assert!(one < pause.as_nanos() as f64 / 2.0 && two >= pause.as_nanos() as f64, "{one} {two}");
     }

@@ -10,6 +10,8 @@ const HOPELESS_CHECKED: f64 = 2.0;
 /// … or this many times, where that run took longer than this …
 const HOPELESS_CHECKED_LONG: f64 = 1.05;
 const CHECKED_LONG_NS: f64 = 1e9;
+/// … where on several threads one of them may have waited so long for a core on which another candidate is built …
+const WAIT_NS: f64 = 10e6;
 /// … nor timed again where its first run alone took this many times the best …
 const HOPELESS_FIRST: f64 = 1.15;
 /// … where such a run is long, …
@@ -43,6 +45,8 @@ pub struct Samples {
 pub struct Subject<'a> {
     /// Runs it so many times in a row and tells the nanoseconds that took.
     pub run: &'a mut dyn FnMut(u32) -> f64,
+    /// Threads that it runs on.
+    pub n_threads: usize,
     /// Bytes of all its buffers.
     pub n_bytes: u64,
     /// Empties the caches.
@@ -57,7 +61,7 @@ pub struct Subject<'a> {
 /// cores, by what `variation` has learnt of their pace and goes on to learn. Where times vary by chance, it takes more for a
 /// kernel to be hopeless.
 pub fn sample(plan: &Plan, variation: &mut Variation, subject: Subject) -> Samples {
-    let Subject { run, n_bytes, flush, pace } = subject;
+    let Subject { run, n_threads, n_bytes, flush, pace } = subject;
     let hopeless = |ns: f64, factor: f64, n_samples: usize| {
         plan.best_ns.is_some_and(|best| ns > factor * variation.by_chance(n_samples) * best)
     };
@@ -65,7 +69,8 @@ pub fn sample(plan: &Plan, variation: &mut Variation, subject: Subject) -> Sampl
     let cold_ns = COLD_NS_A_BYTE * n_bytes as f64;
     let checked_ns = variation.undisturbed_ns(plan.first_ns, plan.first_pace);
     let factor = if checked_ns > CHECKED_LONG_NS { HOPELESS_CHECKED_LONG } else { HOPELESS_CHECKED };
-    if !plan.cold && checked_ns > LONG_NS && hopeless(checked_ns - cold_ns, factor, 1) {
+    let wait_ns = if n_threads > 1 { WAIT_NS } else { 0.0 };
+    if !plan.cold && checked_ns > LONG_NS && hopeless(checked_ns - cold_ns - wait_ns, factor, 1) {
         return enough(checked_ns);
     }
     let mut pace_before = pace();
@@ -124,7 +129,7 @@ mod tests {
             n_runs += n;
             (n_runs - n..n_runs).map(&ns_of_run).sum()
         };
-        let subject = Subject { run: &mut run, n_bytes, flush: &mut || {}, pace: &mut || pace };
+        let subject = Subject { run: &mut run, n_threads: 1, n_bytes, flush: &mut || {}, pace: &mut || pace };
         (sample(plan, &mut Variation::default(), subject), n_runs)
     }
 

@@ -15,7 +15,6 @@ use crate::timing::{self, Subject};
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::io::{BufRead, Write};
-use std::ops::Range;
 use std::os::fd::BorrowedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::Rc;
@@ -27,9 +26,8 @@ use tilewright_ir::schedule::{apply_all, parse_steps};
 use tilewright_ir::{DType, Program, Role, Target, lower, text, verify};
 use tilewright_tune::ErrorClass;
 
-/// A kernel for several threads runs again in its check where its first run took so many times the fastest so far: one of
-/// them may have lost its core meanwhile. What is faster is timed anyway, what is slower is slow.
-const CHECKED_AGAIN: Range<f64> = 1.5..3.0;
+/// A kernel for several threads that lost a core meanwhile is timed anew, so often at most.
+const MOST_TRIES: u32 = 3;
 
 /// Serves requests from standard input until it ends.
 ///
@@ -68,8 +66,6 @@ struct Worker {
     pool: Pool,
     pace: Pace,
     variation: Variation,
-    /// The fastest run of a check so far.
-    fastest_first_ns: f64,
     all_cpus: Vec<usize>,
     compiler: Compiler,
     objects: Objects,
@@ -133,7 +129,6 @@ impl Worker {
             pool,
             pace,
             variation: Variation::default(),
-            fastest_first_ns: f64::INFINITY,
             all_cpus,
             compiler,
             objects: Objects::new(objects),
@@ -271,33 +266,20 @@ impl Worker {
     /// Runs a kernel for the first time and compares its answer with the reference.
     fn check(&mut self, id: u64) -> Result<Reply, Failure> {
         let start = Instant::now();
-        let Pointers { arguments, kept } = self.prepare(id, true)?;
+        let pointers = self.prepare(id, true)?;
         // What is prepared serves other candidates too: its time says nothing about this one.
         reply(&Reply::Prepared { id }).map_err(|e| (ErrorClass::Unknown, format!("telling the tuner: {e}")))?;
         // All ones is a NaN: an element that is not written cannot pass for right.
         self.outputs.iter_mut().flatten().for_each(|o| o.fill(0xFF));
         let built = self.kernels.get(&id).expect("it was just prepared");
         let scratch = self.scratch.pointer();
-        let mut run = || {
-            let pace_before = self.pace.now(&mut self.pool);
-            let runtime = self.pool.runtime();
-            let stopwatch = Stopwatch::start(self.pool.n_threads());
-            // SAFETY: as in `prepare`.
-            unsafe { built.kernel.run(&arguments, &kept, scratch, &runtime) };
-            let ns = stopwatch.ns();
-            (ns, (pace_before + self.pace.now(&mut self.pool)) / 2.0)
-        };
-        let (mut first_ns, mut first_pace) = run();
-        if self.assignment.n_threads > 1 && CHECKED_AGAIN.contains(&(first_ns / self.fastest_first_ns)) {
-            let (ns, pace) = run();
-            if ns / pace < first_ns / first_pace {
-                (first_ns, first_pace) = (ns, pace);
-            }
-        }
-        self.fastest_first_ns = self.fastest_first_ns.min(first_ns);
+        let pace_before = self.pace.now(&mut self.pool);
+        // SAFETY: as in `prepare`.
+        let first_ns = unsafe { time(&built.kernel, &pointers, scratch, &mut self.pool, 1, 1) };
+        let first_pace = (pace_before + self.pace.now(&mut self.pool)) / 2.0;
         let runtime = self.pool.runtime();
         // SAFETY: as above, and the body has run.
-        unsafe { built.kernel.finish(&arguments, &kept, scratch, &runtime) };
+        unsafe { built.kernel.finish(&pointers.arguments, &pointers.kept, scratch, &runtime) };
         intact(self.outputs.iter().flatten().chain(&self.kept).chain([&self.scratch]))?;
         let relative_error = compare(&self.untuned, &self.tolerance, &self.outputs, &self.data)?;
         Ok(Reply::Checked { id, seconds: start.elapsed().as_secs_f64(), first_ns, first_pace, relative_error })
@@ -313,24 +295,22 @@ impl Worker {
 
     fn run_pinned(&mut self, id: u64, plan: &Plan) -> Result<Reply, Failure> {
         let start = Instant::now();
-        let Pointers { arguments, kept } = self.prepare(id, false)?;
+        let pointers = self.prepare(id, false)?;
         if plan.cold && self.flush.is_empty() {
             self.flush = vec![1; 2 * self.target.l3_bytes as usize];
         }
         let built = self.kernels.get(&id).expect("it was just prepared");
         let of_arguments: u64 = self.untuned.arguments().filter_map(|(_, buffer)| buffer.size_bytes()).sum();
         let of_kept: u64 = built.kernel.kept_bytes().iter().sum();
-        let n_bytes = of_arguments + of_kept + built.kernel.scratch_bytes(self.pool.n_threads());
+        let n_threads = self.pool.n_threads();
+        let n_bytes = of_arguments + of_kept + built.kernel.scratch_bytes(n_threads);
         let scratch = self.scratch.pointer();
         let pool = RefCell::new(&mut self.pool);
+        // A second run is no cold one.
+        let most_tries = if plan.cold { 1 } else { MOST_TRIES };
         let mut run = |n_runs: u32| {
-            let runtime = pool.borrow_mut().runtime();
-            let stopwatch = Stopwatch::start(self.assignment.n_threads);
-            for _ in 0..n_runs {
-                // SAFETY: as in `prepare`.
-                unsafe { built.kernel.run(&arguments, &kept, scratch, &runtime) };
-            }
-            stopwatch.ns()
+            // SAFETY: as in `prepare`.
+            unsafe { time(&built.kernel, &pointers, scratch, &mut pool.borrow_mut(), n_runs, most_tries) }
         };
         let flush_with = &mut self.flush;
         let mut flush = || {
@@ -342,7 +322,7 @@ impl Worker {
         // Emptied caches slow down whatever runs next.
         let looks = plan.at_best_pace && !plan.cold;
         let mut pace = || if looks { self.pace.now(&mut pool.borrow_mut()) } else { 1.0 };
-        let subject = Subject { run: &mut run, n_bytes, flush: &mut flush, pace: &mut pace };
+        let subject = Subject { run: &mut run, n_threads, n_bytes, flush: &mut flush, pace: &mut pace };
         let samples = timing::sample(plan, &mut self.variation, subject);
         Ok(Reply::Timed {
             id,
@@ -351,6 +331,36 @@ impl Worker {
             seconds: start.elapsed().as_secs_f64(),
         })
     }
+}
+
+/// Nanoseconds of so many runs of a kernel in a row.
+///
+/// # Safety
+/// As for [`Kernel::run`].
+unsafe fn time(
+    kernel: &Kernel,
+    Pointers { arguments, kept }: &Pointers,
+    scratch: *mut u8,
+    pool: &mut Pool,
+    n_runs: u32,
+    most_tries: u32,
+) -> f64 {
+    let mut fastest_ns = f64::INFINITY;
+    for _ in 0..most_tries {
+        let n_threads = pool.n_threads();
+        let runtime = pool.runtime();
+        let stopwatch = Stopwatch::start(n_threads);
+        for _ in 0..n_runs {
+            // SAFETY: promised by the caller.
+            unsafe { kernel.run(arguments, kept, scratch, &runtime) };
+        }
+        let (ns, is_disturbed) = (stopwatch.ns(), stopwatch.is_disturbed());
+        fastest_ns = fastest_ns.min(ns);
+        if !is_disturbed {
+            break;
+        }
+    }
+    fastest_ns
 }
 
 /// Whether nothing was written around buffers; mends what surrounds them.
