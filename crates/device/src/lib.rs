@@ -19,4 +19,4 @@ pub mod worker;
 mod workers;
 
 pub use device::{Device, DeviceError, Options};
-pub use stopwatch::Stopwatch;
+pub use stopwatch::{MOST_TRIES, time_ns};

@@ -4,7 +4,6 @@
 //! core takes two fifths of its speed. A kernel that is timed just then is no slower for it.
 
 use crate::pool::Pool;
-use crate::stopwatch::Stopwatch;
 use std::ffi::c_void;
 use std::hint::black_box;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -92,7 +91,7 @@ unsafe extern "C" fn work(work: *mut c_void, iteration: i64, _thread: i64) {
     // SAFETY: `Pace::now` passes work that outlives the call and that nobody writes to.
     let work = unsafe { &*work.cast::<Work>() };
     let once = || {
-        let stopwatch = Stopwatch::start(1);
+        let start = Instant::now();
         let mut sums = [0.0f32; N_SUMS];
         for _ in 0..N_ROUNDS {
             for part in black_box(&work.numbers).as_chunks::<N_SUMS>().0 {
@@ -102,7 +101,7 @@ unsafe extern "C" fn work(work: *mut c_void, iteration: i64, _thread: i64) {
             }
         }
         black_box(sums);
-        stopwatch.ns() as u64
+        start.elapsed().as_nanos() as u64
     };
     let fastest = (0..N_TRIES).map(|_| once()).min().unwrap_or(0);
     work.times[iteration as usize].store(fastest, Ordering::Relaxed);

@@ -1,76 +1,91 @@
 //! How long runs of a kernel take.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// The part of the time for which a thread that never waits has a core where hardly anybody takes it away.
 const MOSTLY: f64 = 0.8;
+/// What the system counts of a thread's time is off now and then, but by less than a part in a hundred of this.
+const LONG_NS: f64 = 50e6;
+/// Work that lost a core meanwhile is timed anew, so often at most.
+pub const MOST_TRIES: u32 = 3;
 
-/// Tells how long something takes on one thread or on several.
+/// Nanoseconds of some work on so many threads, the calling one among them; at least 1.
 ///
 /// On one thread the time is what the thread had a core for: it stands still while another process, or another machine on
 /// the same host, has the core. On several it is time on the wall: while one of them stands still the others do its work.
-#[derive(Debug, Clone, Copy)]
-pub struct Stopwatch {
-    n_threads: usize,
-    wall: Instant,
-    /// What the thread had run before; none where the system does not count it.
-    thread_ns: Option<u64>,
-}
-
-impl Stopwatch {
-    /// Starts for what the calling thread does, together with others where `n_threads` is more than 1.
-    pub fn start(n_threads: usize) -> Stopwatch {
-        Stopwatch { n_threads, wall: Instant::now(), thread_ns: thread_ns() }
+/// Where the calling thread, which never waits, lost its core for long, neither is exact: the work is repeated until it was
+/// not, at most so many times, and the least disturbed time counts.
+pub fn time_ns(n_threads: usize, most_tries: u32, mut work: impl FnMut()) -> f64 {
+    let (mut time_ns, mut most_share) = (1.0, -1.0);
+    for _ in 0..most_tries {
+        let (wall, before) = (Instant::now(), thread_ns());
+        work();
+        let (after, wall_ns) = (thread_ns(), wall.elapsed().as_nanos() as f64);
+        let own_ns = before.zip(after).map_or(wall_ns, |(before, after)| after.saturating_sub(before) as f64);
+        let share = own_ns / wall_ns.max(1.0);
+        if share > most_share {
+            most_share = share;
+            time_ns = if n_threads == 1 { own_ns } else { wall_ns };
+        }
+        if share >= MOSTLY || n_threads == 1 && wall_ns > LONG_NS {
+            break;
+        }
     }
-
-    /// Nanoseconds since the start; to be asked by the thread that started it.
-    pub fn ns(&self) -> f64 {
-        let [thread_ns, wall_ns] = self.both_ns();
-        if self.n_threads == 1 { thread_ns } else { wall_ns }
-    }
-
-    /// Whether the time on the wall, where that counts, holds much in which the calling thread, which never waits, had no core.
-    pub fn is_disturbed(&self) -> bool {
-        let [thread_ns, wall_ns] = self.both_ns();
-        self.n_threads > 1 && thread_ns < MOSTLY * wall_ns
-    }
-
-    /// Nanoseconds of this thread and on the wall.
-    fn both_ns(&self) -> [f64; 2] {
-        let wall_ns = self.wall.elapsed().as_nanos() as f64;
-        let of_thread = self.thread_ns.zip(thread_ns()).map(|(before, now)| now.saturating_sub(before) as f64);
-        [of_thread.unwrap_or(wall_ns), wall_ns]
-    }
+    time_ns.max(1.0)
 }
 
 /// Nanoseconds that this thread has run; none where the system does not count them.
 fn thread_ns() -> Option<u64> {
+    time_of(libc::CLOCK_THREAD_CPUTIME_ID).map(|time| time.as_nanos() as u64)
+}
+
+/// What a clock of the system shows; none where it has no such clock.
+pub fn time_of(clock: libc::clockid_t) -> Option<Duration> {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: the call writes a `timespec`.
-    let is_known = unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &mut time) } == 0;
-    is_known.then(|| time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64)
+    let is_known = unsafe { libc::clock_gettime(clock, &raw mut time) } == 0;
+    is_known.then(|| Duration::new(time.tv_sec as u64, time.tv_nsec as u32))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::time::Duration;
+
+    const PAUSE: Duration = Duration::from_millis(60);
+
+    fn sleep() {
+        std::thread::sleep(PAUSE);
+    }
+
+    fn spin() {
+        let start = Instant::now();
+        while start.elapsed() < PAUSE {}
+    }
 
     #[test]
     fn what_a_thread_waits_for_counts_where_there_are_several() {
-        let pause = Duration::from_millis(20);
-        let [one, two] = [1, 2].map(Stopwatch::start);
-        std::thread::sleep(pause);
-        assert!(!one.is_disturbed() && two.is_disturbed());
-        let (one, two) = (one.ns(), two.ns());
-        assert!(one < pause.as_nanos() as f64 / 2.0 && two >= pause.as_nanos() as f64, "{one} {two}");
+        let [one, two] = [1, 2].map(|n_threads| time_ns(n_threads, MOST_TRIES, sleep));
+        let pause_ns = PAUSE.as_nanos() as f64;
+        assert!((1.0..0.5 * pause_ns).contains(&one) && two >= pause_ns, "{one} {two}");
     }
 
     #[test]
     fn work_takes_time() {
-        let [one, two] = [1, 2].map(Stopwatch::start);
-        let start = Instant::now();
-        while start.elapsed() < Duration::from_millis(5) {}
-        assert!(one.ns() > 0.5e6 && two.ns() >= 5e6, "{} {}", one.ns(), two.ns());
+        let [one, two] = [1, 2].map(|n_threads| time_ns(n_threads, MOST_TRIES, spin));
+        let pause_ns = PAUSE.as_nanos() as f64;
+        assert!(one > 0.2 * pause_ns && two >= pause_ns, "{one} {two}");
+    }
+
+    #[test]
+    fn work_that_lost_its_core_is_repeated() {
+        let mut n_runs = 0;
+        let ns = time_ns(1, MOST_TRIES, || {
+            n_runs += 1;
+            match n_runs {
+                1 => std::thread::sleep(PAUSE / 6),
+                _ => spin(),
+            }
+        });
+        assert!(n_runs == 2 && ns > 0.2 * PAUSE.as_nanos() as f64, "{n_runs} {ns}");
     }
 }

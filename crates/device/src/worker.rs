@@ -10,7 +10,7 @@ use crate::pace::{Pace, Variation};
 use crate::pool::Pool;
 use crate::prepared::{self, Prepared, Recipe};
 use crate::protocol::{Assignment, ClassName, Plan, Reply, Request, Source};
-use crate::stopwatch::Stopwatch;
+use crate::stopwatch::{MOST_TRIES, time_ns};
 use crate::timing::{self, Subject};
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -25,9 +25,6 @@ use tilewright_ir::reference::{Tolerance, relative_error};
 use tilewright_ir::schedule::{apply_all, parse_steps};
 use tilewright_ir::{DType, Program, Role, Target, lower, text, verify};
 use tilewright_tune::ErrorClass;
-
-/// A kernel for several threads that lost a core meanwhile is timed anew, so often at most.
-const MOST_TRIES: u32 = 3;
 
 /// Serves requests from standard input until it ends.
 ///
@@ -345,22 +342,14 @@ unsafe fn time(
     n_runs: u32,
     most_tries: u32,
 ) -> f64 {
-    let mut fastest_ns = f64::INFINITY;
-    for _ in 0..most_tries {
-        let n_threads = pool.n_threads();
-        let runtime = pool.runtime();
-        let stopwatch = Stopwatch::start(n_threads);
+    let n_threads = pool.n_threads();
+    let runtime = pool.runtime();
+    time_ns(n_threads, most_tries, || {
         for _ in 0..n_runs {
             // SAFETY: promised by the caller.
             unsafe { kernel.run(arguments, kept, scratch, &runtime) };
         }
-        let (ns, is_disturbed) = (stopwatch.ns(), stopwatch.is_disturbed());
-        fastest_ns = fastest_ns.min(ns);
-        if !is_disturbed {
-            break;
-        }
-    }
-    fastest_ns
+    })
 }
 
 /// Whether nothing was written around buffers; mends what surrounds them.

@@ -1,6 +1,7 @@
 //! The tuner's end of its worker processes.
 
 use crate::protocol::{Assignment, Reply, Request};
+use crate::stopwatch::time_of;
 use std::io::{self, BufRead, BufReader, Write};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
@@ -18,6 +19,13 @@ pub struct WorkerCommand {
 
 /// How long a worker may take to start.
 const START_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// How many times as long as a worker has the cores for it may wait for them. A thread that waits in vain for another takes
+/// no core either.
+const PATIENCE: u32 = 4;
+
+/// The least time for which a deadline is put off.
+const LEAST_WAIT: Duration = Duration::from_millis(5);
 
 /// What came from a worker.
 pub enum Answer {
@@ -43,7 +51,39 @@ struct Slot {
     stdin: ChildStdin,
     /// Told apart from predecessors, whose last words may still be under way.
     generation: u64,
-    deadline: Option<Instant>,
+    deadline: Option<Deadline>,
+}
+
+/// Until when a worker has to answer: so much later, and for so long it has to have run.
+///
+/// Where others take the cores, a kernel that is not slow may be long in coming to its end.
+#[derive(Clone, Copy)]
+struct Deadline {
+    at: Instant,
+    start: Instant,
+    timeout: Duration,
+    /// What the worker's threads had run before, together.
+    ran: Option<Duration>,
+}
+
+impl Deadline {
+    /// The next moment to look, where the worker has had the cores for less than its time.
+    fn put_off(self, ran: Option<Duration>) -> Option<Deadline> {
+        let ran = ran?.saturating_sub(self.ran?);
+        let missing = self.timeout.checked_sub(ran).filter(|missing| !missing.is_zero())?;
+        let at = (self.at + missing.max(LEAST_WAIT)).min(self.start + self.timeout * PATIENCE);
+        (at > self.at).then_some(Deadline { at, ..self })
+    }
+}
+
+impl Slot {
+    /// What the threads of its process have run, together; none where the system does not say.
+    fn ran(&self) -> Option<Duration> {
+        let mut clock = 0;
+        // SAFETY: the call writes a clock's number.
+        let has_clock = unsafe { libc::clock_getcpuclockid(self.child.id().cast_signed(), &raw mut clock) } == 0;
+        has_clock.then(|| time_of(clock)).flatten()
+    }
 }
 
 impl Drop for Slot {
@@ -81,7 +121,7 @@ impl Workers {
         self.slots[at].deadline.is_none()
     }
 
-    /// Sends a request that will be answered within `timeout` or be the worker's last.
+    /// Sends a request that will be answered within `timeout`, for which the worker has the cores, or be its last.
     pub fn ask(&mut self, at: usize, request: &Request, timeout: Duration) {
         self.send(at, request);
         self.go_on(at, timeout);
@@ -89,7 +129,8 @@ impl Workers {
 
     /// Lets a worker that is not done yet go on for so long.
     pub fn go_on(&mut self, at: usize, timeout: Duration) {
-        self.slots[at].deadline = Some(Instant::now() + timeout);
+        let (start, ran) = (Instant::now(), self.slots[at].ran());
+        self.slots[at].deadline = Some(Deadline { at: start + timeout, start, timeout, ran });
     }
 
     /// Sends a request that is not answered.
@@ -118,15 +159,17 @@ impl Workers {
                 .iter()
                 .enumerate()
                 .filter_map(|(at, s)| s.deadline.map(|d| (at, d)))
-                .min_by_key(|(_, d)| *d)
+                .min_by_key(|(_, d)| d.at)
                 .expect("an answer is awaited only after a question");
-            match self.receiver.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+            match self.receiver.recv_timeout(deadline.at.saturating_duration_since(Instant::now())) {
                 Ok((at, generation, _)) if generation != self.slots[at].generation => {}
                 Ok((at, _, Some(reply))) => {
                     self.slots[at].deadline = None;
                     return Ok((at, Answer::Reply(reply)));
                 }
                 Ok((at, _, None)) => {
+                    // One that says what nobody understands need not end by itself.
+                    let _ = self.slots[at].child.kill();
                     let status = self.slots[at].child.wait()?;
                     let asked = self.slots[at].deadline.is_some();
                     self.restart(at)?;
@@ -135,6 +178,11 @@ impl Workers {
                     }
                 }
                 Err(RecvTimeoutError::Timeout) => {
+                    let slot = &mut self.slots[late];
+                    slot.deadline = deadline.put_off(slot.ran());
+                    if slot.deadline.is_some() {
+                        continue;
+                    }
                     self.restart(late)?;
                     return Ok((late, Answer::TimedOut));
                 }
@@ -217,5 +265,50 @@ pub fn describe(status: ExitStatus) -> String {
         Some(libc::SIGKILL) => "killed, perhaps for want of memory (SIGKILL)".to_owned(),
         Some(signal) => format!("ended by signal {signal}"),
         None => format!("ended with exit code {}", status.code().unwrap_or(-1)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tilewright_ir::Target;
+
+    /// What comes from a worker that does `work`, in the shell's words, when it is asked something.
+    fn answer_after(work: &str, timeout: Duration) -> Answer {
+        let script = format!("read -r assignment; echo '\"Ready\"'; read -r request; {work}; echo '\"Ready\"'");
+        let command = WorkerCommand { program: "/bin/sh".into(), arguments: vec!["-c".to_owned(), script] };
+        let assignment = Assignment {
+            workload: String::new(),
+            target: (&Target::named("x86-64").unwrap()).into(),
+            n_threads: 1,
+            cpus: Vec::new(),
+            data_fd: -1,
+            data_offsets: Vec::new(),
+            objects_fd: -1,
+            memory_bytes: 0,
+        };
+        let mut workers = Workers::start(command, assignment, 1).unwrap();
+        workers.ask(0, &Request::Drop { id: 0 }, timeout);
+        workers.next_answer().unwrap().1
+    }
+
+    #[test]
+    fn a_worker_that_waits_for_a_core_has_longer() {
+        assert!(matches!(answer_after("sleep 0.7", Duration::from_millis(500)), Answer::Reply(Reply::Ready)));
+    }
+
+    #[test]
+    fn a_worker_is_given_up_that_has_run_for_long_or_waits_forever() {
+        for work in ["while :; do :; done", "exec sleep 60"] {
+            assert!(matches!(answer_after(work, Duration::from_millis(100)), Answer::TimedOut));
+        }
+    }
+
+    #[test]
+    fn a_worker_that_ends_or_talks_nonsense_has_died() {
+        assert!(matches!(answer_after("echo nonsense; exec sleep 60", Duration::from_secs(60)), Answer::Died(_)));
+        assert!(
+            matches!(answer_after("exit 3", Duration::from_secs(60)), Answer::Died(status) if status.code() == Some(3))
+        );
     }
 }

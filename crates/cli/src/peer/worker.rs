@@ -3,7 +3,7 @@
 use std::io::Write;
 use std::time::{Duration, Instant};
 
-use tilewright_device::{Stopwatch, host};
+use tilewright_device::{MOST_TRIES, host, time_ns};
 use tilewright_ir::DType;
 use tilewright_ir::op::Workload;
 
@@ -199,11 +199,11 @@ fn time_round<T>(
     let mut n_calls = 1;
     let start = Instant::now();
     while times_ns.len() < min_runs || start.elapsed() < min_time {
-        let stopwatch = Stopwatch::start(threads);
-        for _ in 0..n_calls {
-            run(operands)?;
-        }
-        let sample_ns = stopwatch.ns();
+        let mut outcome = Ok(());
+        let sample_ns = time_ns(threads, MOST_TRIES, || {
+            outcome = (0..n_calls).try_for_each(|_| run(operands));
+        });
+        outcome?;
         // Growing until it is long enough; the short ones before tell little and are not kept.
         if sample_ns < SHORTEST_SAMPLE_NS && n_calls < 1_000 {
             n_calls *= 2;
