@@ -3,14 +3,17 @@
 //! On a shared machine others slow the cores down for milliseconds or for seconds at a time: a hardware thread on the same
 //! core takes two fifths of its speed. A kernel that is timed just then is no slower for it.
 
+use crate::memory::Fenced;
 use crate::pool::Pool;
 use crate::tile::Tile;
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
+use std::error::Error;
 use std::ffi::c_void;
+use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
-use tilewright_codegen::{CompileError, Kernel, Runtime};
+use tilewright_codegen::{Kernel, Runtime};
 use tilewright_ir::{DType, Program, Target};
 
 /// Steps of the reduction whose operands fit in any first-level cache.
@@ -24,8 +27,6 @@ const MOST: f64 = 2.5;
 /// How long the first looks take, and the pause between two of them.
 const FIRST_LOOKS: Duration = Duration::from_millis(20);
 const PAUSE: Duration = Duration::from_micros(200);
-/// More than any vector or line of a cache takes.
-const ALIGNMENT: usize = 128;
 /// For about so long back, in seconds, the looks count from which the pace lately is known.
 const LATELY_S: f64 = 0.2;
 
@@ -77,33 +78,25 @@ struct Lately {
 struct Work {
     kernel: Kernel,
     runtime: Runtime,
-    /// Arguments and scratch memory by thread.
+    /// What each thread has to itself.
     places: Vec<Place>,
-    /// Nanoseconds by thread.
-    times: Box<[AtomicU64]>,
 }
 
 struct Place {
-    arguments: [*mut u8; 3],
-    scratch: *mut u8,
-    /// What they point into.
-    _memory: Vec<u8>,
+    arguments: Vec<Fenced>,
+    scratch: Fenced,
+    /// What its last look took, in nanoseconds.
+    ns: AtomicU64,
 }
 
 impl Place {
-    fn new(kernel: &Kernel, program: &Program) -> Place {
+    fn new(kernel: &Kernel, program: &Program) -> io::Result<Place> {
         let sizes = program.arguments().map(|(_, buffer)| buffer.size_bytes().unwrap_or(0));
-        let sizes: Vec<usize> = sizes.chain([kernel.scratch_bytes(1)]).map(|n| n as usize + ALIGNMENT).collect();
-        let mut memory = vec![0u8; sizes.iter().sum()];
-        let mut rest = memory.as_mut_slice();
-        let mut next = |n_bytes| {
-            let (part, after) = std::mem::take(&mut rest).split_at_mut(n_bytes);
-            rest = after;
-            let pointer = part.as_mut_ptr();
-            pointer.wrapping_add(pointer.align_offset(ALIGNMENT))
-        };
-        let arguments = [next(sizes[0]), next(sizes[1]), next(sizes[2])];
-        Place { arguments, scratch: next(sizes[3]), _memory: memory }
+        Ok(Place {
+            arguments: sizes.map(Fenced::new).collect::<io::Result<_>>()?,
+            scratch: Fenced::new(kernel.scratch_bytes(1))?,
+            ns: AtomicU64::new(0),
+        })
     }
 }
 
@@ -111,8 +104,8 @@ impl Pace {
     /// Finds out how fast the cores can be.
     ///
     /// # Errors
-    /// Where code generation fails.
-    pub fn new(pool: &mut Pool, target: &Target) -> Result<Pace, CompileError> {
+    /// Where code generation fails or memory does not suffice.
+    pub fn new(pool: &mut Pool, target: &Target) -> Result<Pace, Box<dyn Error>> {
         // As many sums as leave registers for the operands of a step.
         let (rows, vectors) = match target.n_vector_registers {
             32.. => (6, 4),
@@ -124,13 +117,8 @@ impl Pace {
         let tile = Tile { dtype, rows, vectors, lanes: target.lanes(dtype), factors: rows, depth: DEPTH, rounds };
         let program = tile.program(1);
         let kernel = tilewright_codegen::compile(&program, target)?;
-        let n_threads = pool.n_threads();
-        let work = Work {
-            runtime: pool.runtime(),
-            places: (0..n_threads).map(|_| Place::new(&kernel, &program)).collect(),
-            times: (0..n_threads).map(|_| AtomicU64::new(0)).collect(),
-            kernel,
-        };
+        let places = (0..pool.n_threads()).map(|_| Place::new(&kernel, &program)).collect::<io::Result<_>>()?;
+        let work = Work { kernel, runtime: pool.runtime(), places };
         let mut pace = Pace { work, least_ns: f64::INFINITY, lately: HashMap::new() };
         let start = Instant::now();
         while start.elapsed() < FIRST_LOOKS {
@@ -144,13 +132,13 @@ impl Pace {
 
     /// Looks how many times as long as they can the cores take for the same work.
     pub fn look(&mut self, pool: &mut Pool) -> Look {
-        let n_threads = self.work.times.len();
+        let n_threads = self.work.places.len();
         self.work.runtime = pool.runtime();
         let env = std::ptr::from_ref(&self.work).cast_mut().cast();
         // SAFETY: the body only reads the work, but for atomic times and each thread's own memory, and the work outlives the
         // call.
         unsafe { pool.run(work, env, n_threads as i64) };
-        let sum: u64 = self.work.times.iter().map(|time| time.load(Ordering::Relaxed)).sum();
+        let sum: u64 = self.work.places.iter().map(|place| place.ns.load(Ordering::Relaxed)).sum();
         let look_ns = (sum as f64 / n_threads as f64).max(1.0);
         self.least_ns = self.least_ns.min(look_ns);
         let now = (look_ns / self.least_ns).min(MOST);
@@ -168,16 +156,17 @@ impl Pace {
 
 unsafe extern "C" fn work(work: *mut c_void, iteration: i64, _thread: i64) {
     // SAFETY: `Pace::look` passes work that outlives the call and that nobody writes to.
-    let Work { kernel, runtime, places, times } = unsafe { &*work.cast::<Work>() };
-    let Place { arguments, scratch, .. } = &places[iteration as usize];
+    let Work { kernel, runtime, places } = unsafe { &*work.cast::<Work>() };
+    let Place { arguments, scratch, ns } = &places[iteration as usize];
+    let arguments: Vec<*mut u8> = arguments.iter().map(Fenced::pointer).collect();
     let once = || {
         let start = Instant::now();
         // SAFETY: the buffers have the sizes that the program and the kernel ask for, and no other iteration has them.
-        unsafe { kernel.run(arguments, &[], *scratch, runtime) };
+        unsafe { kernel.run(&arguments, &[], scratch.pointer(), runtime) };
         start.elapsed().as_nanos() as u64
     };
     let fastest = (0..N_TRIES).map(|_| once()).min().unwrap_or(0);
-    times[iteration as usize].store(fastest, Ordering::Relaxed);
+    ns.store(fastest, Ordering::Relaxed);
 }
 
 /// How the times of a workload's kernels vary, learnt from samples of the same kernel.

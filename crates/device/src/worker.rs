@@ -180,6 +180,7 @@ impl Worker {
         }))
     }
 
+    /// Takes a kernel out of those that are kept while it is worked on, and answers with what that came to.
     fn with_kernel(
         &mut self,
         id: u64,
