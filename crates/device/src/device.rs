@@ -3,7 +3,6 @@
 use crate::data::{Data, DataError, anonymous_file};
 use crate::host;
 use crate::objects;
-use crate::pace::Look;
 use crate::protocol::{Assignment, Plan, Reply, Request, Source};
 use crate::workers::{Answer, Workers, describe};
 use std::collections::VecDeque;
@@ -121,7 +120,7 @@ struct Kept {
     seconds: Seconds,
     /// What its first run took, and how many times as long as they could the cores took meanwhile.
     first_ns: f64,
-    first_pace: Look,
+    first_pace: f64,
     /// ‖out − reference‖ / ‖reference‖ of its answer.
     relative_error: f64,
 }
@@ -363,7 +362,7 @@ impl Device {
             min_time_ns: min_time.as_nanos() as f64,
             min_samples: 2,
             first_ns: kept.first_ns,
-            first_pace: if self.options.at_best_pace { kept.first_pace } else { Look::UNDISTURBED },
+            first_pace: if self.options.at_best_pace { kept.first_pace } else { 1.0 },
             best_ns: best_ns.filter(|_| !self.options.to_the_end),
             cold: self.options.cold,
             at_best_pace: self.options.at_best_pace,

@@ -14,7 +14,6 @@ pub mod pool;
 mod prepared;
 pub mod protocol;
 mod stopwatch;
-mod tile;
 mod timing;
 pub mod worker;
 mod workers;

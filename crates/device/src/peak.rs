@@ -2,10 +2,10 @@
 
 use crate::host;
 use crate::pool::Pool;
-use crate::tile::Tile;
 use std::time::{Duration, Instant};
 use tilewright_codegen::CompileError;
-use tilewright_ir::{DType, Target};
+use tilewright_ir::expr::{BinaryOp, Expr, ReduceOp};
+use tilewright_ir::{Buffer, Cond, DType, Index, Loop, LoopKind, Program, Role, Scope, Stmt, Target};
 
 /// Multiply-adds that each vector register gets in one run.
 const ROUNDS: i64 = 20_000;
@@ -19,13 +19,12 @@ pub fn gflops(target: &Target, dtype: DType, n_threads: usize) -> Result<f64, Co
     let lanes = target.lanes(dtype);
     // A multiply and an add where there is no fused instruction need a register more for the product.
     let sums = i64::from(target.n_vector_registers) / 2 - if target.has_fma { 0 } else { 4 };
-    let tile = Tile { dtype, rows: sums, vectors: 1, lanes, factors: 1, depth: 1, rounds: ROUNDS };
-    let kernel = tilewright_codegen::compile(&tile.program(n_threads as i64), target)?;
-    let [mut a, mut b] = [(); 2].map(|()| vec![1.0f64; 64]);
+    let kernel = tilewright_codegen::compile(&program(dtype, sums, lanes, n_threads as i64), target)?;
+    let mut x = vec![1.0f64; 64];
     let mut out = vec![0.0f64; (n_threads as i64 * sums * lanes) as usize + 64];
     let mut scratch = vec![0u8; kernel.scratch_bytes(n_threads) as usize + 128];
     let aligned = |p: *mut u8| p.wrapping_add(p.align_offset(128));
-    let arguments = [a.as_mut_ptr().cast(), b.as_mut_ptr().cast(), out.as_mut_ptr().cast()].map(aligned);
+    let arguments = [aligned(x.as_mut_ptr().cast()), aligned(out.as_mut_ptr().cast())];
     let scratch = aligned(scratch.as_mut_ptr());
     let (all_cpus, cpus) = (host::allowed_cpus(), host::pin_cpus(n_threads));
     host::pin_thread(&cpus[..1.min(cpus.len())]);
@@ -34,11 +33,46 @@ pub fn gflops(target: &Target, dtype: DType, n_threads: usize) -> Result<f64, Co
     let (begin, mut fastest) = (Instant::now(), f64::INFINITY);
     while begin.elapsed() < Duration::from_millis(60) {
         let start = Instant::now();
-        // SAFETY: all buffers are at least as large as the program's, and aligned to more than 64 bytes.
+        // SAFETY: both buffers are at least as large as the program's, and aligned to more than 64 bytes.
         unsafe { kernel.run(&arguments, &[], scratch, &runtime) };
         fastest = fastest.min(start.elapsed().as_nanos() as f64);
     }
     host::pin_thread(&all_cpus);
-    let flops = 2.0 * (tile.n_updates() * lanes) as f64 * n_threads as f64;
+    let flops = 2.0 * (ROUNDS * sums * lanes) as f64 * n_threads as f64;
     Ok(flops / fastest)
+}
+
+/// `out[t, s, l] = Σ_rounds x[0] · x[l]`, in registers.
+fn program(dtype: DType, sums: i64, lanes: i64, n_threads: i64) -> Program {
+    let buffer = |name: &str, shape: Vec<i64>, scope, role| Buffer { name: name.into(), dtype, shape, scope, role };
+    let mut p = Program { name: "peak".into(), ..Program::default() };
+    let x = p.add_buffer(buffer("x", vec![lanes], Scope::Global, Role::Input));
+    let out = p.add_buffer(buffer("out", vec![n_threads, sums, lanes], Scope::Global, Role::Output));
+    let sum = p.add_buffer(buffer("sum", vec![sums, lanes], Scope::Register, Role::Temporary));
+    let [t, round, l] = ["t", "round", "l"].map(|name| p.add_loop(name));
+    let each = |make: &dyn Fn(Index) -> Stmt| -> Vec<Stmt> {
+        (0..sums)
+            .map(|s| {
+                Stmt::For(Loop { var: l, extent: lanes.into(), kind: LoopKind::Vectorized, body: vec![make(s.into())] })
+            })
+            .collect()
+    };
+    let begin = each(&|s| Stmt::Store { buffer: sum, index: vec![s, l.into()], value: Expr::Const(0.0) });
+    let add = each(&|s| Stmt::Update {
+        buffer: sum,
+        index: vec![s, l.into()],
+        op: ReduceOp::Sum,
+        value: Expr::binary(BinaryOp::Mul, Expr::Load(x, vec![0.into()]), Expr::Load(x, vec![l.into()])),
+        first: Cond::Not(Box::new(Cond::True)),
+    });
+    let end = each(&|s| Stmt::Store {
+        buffer: out,
+        index: vec![t.into(), s.clone(), l.into()],
+        value: Expr::Load(sum, vec![s, l.into()]),
+    });
+    let rounds = Stmt::For(Loop { var: round, extent: ROUNDS.into(), kind: LoopKind::Serial, body: add });
+    let body = [Stmt::Alloc(sum)].into_iter().chain(begin).chain([rounds]).chain(end).collect();
+    let kind = if n_threads > 1 { LoopKind::Parallel } else { LoopKind::Serial };
+    p.body = vec![Stmt::For(Loop { var: t, extent: n_threads.into(), kind, body })];
+    p
 }

@@ -1,6 +1,5 @@
 //! What the tuner and its workers say to each other: one JSON document a line, over the worker's standard streams.
 
-use crate::pace::Look;
 use serde::{Deserialize, Serialize};
 use tilewright_ir::Target;
 use tilewright_ir::target::Arch;
@@ -54,7 +53,7 @@ pub struct Plan {
     /// What its first run took, beside other work, in nanoseconds.
     pub first_ns: f64,
     /// How many times as long as they could the cores took meanwhile.
-    pub first_pace: Look,
+    pub first_pace: f64,
     /// Median of the best kernel so far: one that is clearly slower is not sampled further.
     pub best_ns: Option<f64>,
     /// Whether the caches are emptied before each run.
@@ -89,7 +88,7 @@ pub enum Reply {
         /// Nanoseconds of the run alone.
         first_ns: f64,
         /// How many times as long as they could the cores took meanwhile.
-        first_pace: Look,
+        first_pace: f64,
         /// The largest relative error of an output as a whole.
         relative_error: f64,
     },

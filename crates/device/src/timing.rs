@@ -1,6 +1,6 @@
 //! Timing a kernel that has been found right.
 
-use crate::pace::{Look, Variation, Visits};
+use crate::pace::Variation;
 use crate::protocol::Plan;
 
 /// A sample shorter than this averages several runs, so that reading the clock and looking at the pace do not count.
@@ -49,12 +49,10 @@ pub struct Subject<'a> {
     pub n_threads: usize,
     /// Bytes of all its buffers.
     pub n_bytes: u64,
-    /// What is known of it from earlier times.
-    pub visits: &'a mut Visits,
     /// Empties the caches.
     pub flush: &'a mut dyn FnMut(),
     /// Tells how many times as long as they can the cores take at the moment.
-    pub pace: &'a mut dyn FnMut() -> Look,
+    pub pace: &'a mut dyn FnMut() -> f64,
 }
 
 /// Times a kernel.
@@ -63,7 +61,7 @@ pub struct Subject<'a> {
 /// cores, by what `variation` has learnt of their pace and goes on to learn. Where times vary by chance, it takes more for a
 /// kernel to be hopeless.
 pub fn sample(plan: &Plan, variation: &mut Variation, subject: Subject) -> Samples {
-    let Subject { run, n_threads, n_bytes, visits, flush, pace } = subject;
+    let Subject { run, n_threads, n_bytes, flush, pace } = subject;
     let hopeless = |ns: f64, factor: f64, n_samples: usize| {
         plan.best_ns.is_some_and(|best| ns > factor * variation.by_chance(n_samples) * best)
     };
@@ -80,7 +78,7 @@ pub fn sample(plan: &Plan, variation: &mut Variation, subject: Subject) -> Sampl
     let mut timed = |n_runs: u32| {
         let ns = run(n_runs) / f64::from(n_runs);
         let pace_after = pace();
-        let paces = Look::between(pace_before, pace_after);
+        let paces = (pace_before + pace_after) / 2.0;
         pace_before = pace_after;
         (ns, paces)
     };
@@ -111,7 +109,7 @@ pub fn sample(plan: &Plan, variation: &mut Variation, subject: Subject) -> Sampl
         fastest = f64::min(fastest, variation.undisturbed_ns(ns, pace));
         stopped_early = total >= ENOUGH_NS && hopeless(fastest, HOPELESS_WARM, samples.len());
     }
-    variation.learn(visits, &samples);
+    variation.learn(&samples);
     let ns = samples.iter().map(|&(ns, pace)| variation.undisturbed_ns(ns, pace)).collect();
     Samples { ns, stopped_early }
 }
@@ -121,15 +119,7 @@ mod tests {
     use super::*;
 
     fn plan(first_ns: f64, best_ns: Option<f64>) -> Plan {
-        Plan {
-            min_time_ns: 1e6,
-            min_samples: 3,
-            first_ns,
-            first_pace: Look::UNDISTURBED,
-            best_ns,
-            cold: false,
-            at_best_pace: true,
-        }
+        Plan { min_time_ns: 1e6, min_samples: 3, first_ns, first_pace: 1.0, best_ns, cold: false, at_best_pace: true }
     }
 
     /// Samples of a kernel that takes what `run` says, and how often it runs.
@@ -139,8 +129,7 @@ mod tests {
             n_runs += n;
             (n_runs - n..n_runs).map(&ns_of_run).sum()
         };
-        let (visits, look) = (&mut Visits::default(), Look { now: pace, lately: pace });
-        let subject = Subject { run: &mut run, n_threads: 1, n_bytes, visits, flush: &mut || {}, pace: &mut || look };
+        let subject = Subject { run: &mut run, n_threads: 1, n_bytes, flush: &mut || {}, pace: &mut || pace };
         (sample(plan, &mut Variation::default(), subject), n_runs)
     }
 

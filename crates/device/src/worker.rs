@@ -6,7 +6,7 @@
 use crate::host;
 use crate::memory::{Fenced, ReadOnly};
 use crate::objects::Objects;
-use crate::pace::{Look, Pace, Variation, Visits};
+use crate::pace::{Pace, Variation};
 use crate::pool::Pool;
 use crate::prepared::{self, Prepared, Recipe};
 use crate::protocol::{Assignment, ClassName, Plan, Reply, Request, Source};
@@ -25,14 +25,6 @@ use tilewright_ir::reference::{Tolerance, relative_error};
 use tilewright_ir::schedule::{apply_all, parse_steps};
 use tilewright_ir::{DType, Program, Role, Target, lower, text, verify};
 use tilewright_tune::ErrorClass;
-
-/// Kernels that are timed between two times of the reference, which takes so much less time than theirs …
-const REFERENCE_EVERY: u32 = 8;
-const REFERENCE_SHORTER: f64 = 3.0;
-/// … unless one run takes longer than this: looks at the pace tell little of those.
-const LONG_REFERENCE_NS: f64 = 1e7;
-/// A kernel becomes the reference that takes this much of the time of the one before.
-const CLEARLY_FASTER: f64 = 0.8;
 
 /// Serves requests from standard input until it ends.
 ///
@@ -75,9 +67,6 @@ struct Worker {
     compiler: Compiler,
     objects: Objects,
     kernels: HashMap<u64, Built>,
-    /// A fast kernel that is timed again and again, from which `variation` learns, and kernels timed since.
-    reference: Option<Built>,
-    n_since_reference: u32,
     prepared: prepared::Cache,
     /// Kept buffers that bodies write, by their place among a program's; for all kernels, as each run fills them anew.
     kept: Vec<Fenced>,
@@ -94,8 +83,6 @@ struct Built {
     recipe: Option<Recipe>,
     /// … and what it has made; none before it was run.
     prepared: Option<Rc<Prepared>>,
-    /// When it was timed.
-    visits: Visits,
 }
 
 /// Where a run finds its buffers.
@@ -126,7 +113,7 @@ impl Worker {
         // SAFETY: as above.
         let objects = unsafe { BorrowedFd::borrow_raw(assignment.objects_fd) }.try_clone_to_owned()?.into();
         let mut pool = Pool::new(assignment.n_threads, &assignment.cpus);
-        let pace = Pace::new(&mut pool, &target)?;
+        let pace = Pace::new(&mut pool);
         limit_memory(assignment.memory_bytes);
         let tolerance = Tolerance::for_program(&untuned);
         Ok(Worker {
@@ -143,8 +130,6 @@ impl Worker {
             compiler,
             objects: Objects::new(objects),
             kernels: HashMap::new(),
-            reference: None,
-            n_since_reference: 0,
             prepared: prepared::Cache::new(assignment.memory_bytes / 4),
             kept: Vec::new(),
             scratch: Fenced::new(0)?,
@@ -157,9 +142,7 @@ impl Worker {
         let start = Instant::now();
         let (id, result) = match request {
             Request::Drop { id } => {
-                if let Some(built) = self.kernels.remove(&id) {
-                    self.keep_for_reference(built);
-                }
+                self.kernels.remove(&id);
                 return None;
             }
             Request::Build { id, source } => {
@@ -171,36 +154,13 @@ impl Worker {
                 });
                 (id, result)
             }
-            Request::Check { id } => (id, self.with_kernel(id, |worker, built| worker.check(id, built))),
-            Request::Run { id, plan } => (id, self.with_kernel(id, |worker, built| worker.run(id, built, &plan))),
+            Request::Check { id } => (id, self.check(id)),
+            Request::Run { id, plan } => (id, self.run(id, &plan)),
         };
         Some(result.unwrap_or_else(|(class, message)| {
             let seconds = start.elapsed().as_secs_f64();
             Reply::Failed { id, class: ClassName(class), message, seconds }
         }))
-    }
-
-    /// Takes a kernel out of those that are kept while it is worked on, and answers with what that came to.
-    fn with_kernel(
-        &mut self,
-        id: u64,
-        work: impl FnOnce(&mut Worker, &mut Built) -> Result<Reply, Failure>,
-    ) -> Result<Reply, Failure> {
-        let mut built = self.kernels.remove(&id).ok_or((ErrorClass::Unknown, format!("no kernel {id} is kept")))?;
-        let result = work(self, &mut built);
-        self.kernels.insert(id, built);
-        result
-    }
-
-    /// Keeps a kernel that nobody else needs any more, where it is a better reference than the one there is.
-    fn keep_for_reference(&mut self, built: Built) {
-        let is_faster = |ns: f64| {
-            let reference_ns = self.reference.as_ref().and_then(|reference| reference.visits.ns());
-            reference_ns.is_none_or(|reference_ns| ns < CLEARLY_FASTER * reference_ns)
-        };
-        if built.visits.ns().is_some_and(|ns| ns < LONG_REFERENCE_NS && is_faster(ns)) {
-            self.reference = Some(built);
-        }
     }
 
     fn build(&mut self, source: &Source) -> Result<Built, Failure> {
@@ -240,7 +200,7 @@ impl Worker {
             let _ = self.objects.add(&object);
         }
         let kept = program.kept().map(|(_, b)| b.name.clone()).collect();
-        Ok(Built { kernel, kept, recipe, prepared, visits: Visits::default() })
+        Ok(Built { kernel, kept, recipe, prepared })
     }
 
     /// Takes over what other workers have compiled since the last time.
@@ -253,8 +213,9 @@ impl Worker {
 
     /// Finds or makes the buffers of a kernel, and runs its `prepare` part where its kept buffers are not filled. What
     /// other kernels have left in them is wiped out where `wipe` says so.
-    fn prepare(&mut self, built: &mut Built, wipe: bool) -> Result<Pointers, Failure> {
+    fn prepare(&mut self, id: u64, wipe: bool) -> Result<Pointers, Failure> {
         let n_threads = self.pool.n_threads();
+        let built = self.kernels.get_mut(&id).ok_or((ErrorClass::Unknown, format!("no kernel {id} is kept")))?;
         let memory = |e: std::io::Error| (ErrorClass::RuntimeError, format!("allocating its buffers: {e}"));
         self.scratch.resize(built.kernel.scratch_bytes(n_threads)).map_err(memory)?;
         let outputs = self.data.iter().zip(&self.outputs);
@@ -300,18 +261,19 @@ impl Worker {
     }
 
     /// Runs a kernel for the first time and compares its answer with the reference.
-    fn check(&mut self, id: u64, built: &mut Built) -> Result<Reply, Failure> {
+    fn check(&mut self, id: u64) -> Result<Reply, Failure> {
         let start = Instant::now();
-        let pointers = self.prepare(built, true)?;
+        let pointers = self.prepare(id, true)?;
         // What is prepared serves other candidates too: its time says nothing about this one.
         reply(&Reply::Prepared { id }).map_err(|e| (ErrorClass::Unknown, format!("telling the tuner: {e}")))?;
         // All ones is a NaN: an element that is not written cannot pass for right.
         self.outputs.iter_mut().flatten().for_each(|o| o.fill(0xFF));
+        let built = self.kernels.get(&id).expect("it was just prepared");
         let scratch = self.scratch.pointer();
-        let pace_before = self.pace.look(&mut self.pool);
+        let pace_before = self.pace.now(&mut self.pool);
         // SAFETY: as in `prepare`.
         let first_ns = unsafe { time(&built.kernel, &pointers, scratch, &mut self.pool, 1, 1) };
-        let first_pace = Look::between(pace_before, self.pace.look(&mut self.pool));
+        let first_pace = (pace_before + self.pace.now(&mut self.pool)) / 2.0;
         let runtime = self.pool.runtime();
         // SAFETY: as above, and the body has run.
         unsafe { built.kernel.finish(&pointers.arguments, &pointers.kept, scratch, &runtime) };
@@ -320,39 +282,21 @@ impl Worker {
         Ok(Reply::Checked { id, seconds: start.elapsed().as_secs_f64(), first_ns, first_pace, relative_error })
     }
 
-    fn run(&mut self, id: u64, built: &mut Built, plan: &Plan) -> Result<Reply, Failure> {
-        let start = Instant::now();
+    fn run(&mut self, id: u64, plan: &Plan) -> Result<Reply, Failure> {
         // Kernels are timed where nothing else of ours runs; between runs this process may go where it likes.
         host::pin_thread(&self.assignment.cpus[..1.min(self.assignment.cpus.len())]);
-        if plan.at_best_pace && !plan.cold && built.visits.ns().is_none() {
-            self.visit_reference(plan);
-        }
-        let samples = self.sample(built, plan);
+        let result = self.run_pinned(id, plan);
         host::pin_thread(&self.all_cpus);
-        let timing::Samples { ns: samples_ns, stopped_early } = samples?;
-        Ok(Reply::Timed { id, samples_ns, stopped_early, seconds: start.elapsed().as_secs_f64() })
+        result
     }
 
-    /// Now and then times the reference again.
-    fn visit_reference(&mut self, plan: &Plan) {
-        self.n_since_reference += 1;
-        if self.n_since_reference > REFERENCE_EVERY
-            && let Some(mut reference) = self.reference.take()
-        {
-            self.n_since_reference = 0;
-            let plan = Plan { best_ns: None, min_time_ns: plan.min_time_ns / REFERENCE_SHORTER, ..*plan };
-            // It ran before; where memory has become short it is not kept.
-            if self.sample(&mut reference, &plan).is_ok() {
-                self.reference = Some(reference);
-            }
-        }
-    }
-
-    fn sample(&mut self, built: &mut Built, plan: &Plan) -> Result<timing::Samples, Failure> {
-        let pointers = self.prepare(built, false)?;
+    fn run_pinned(&mut self, id: u64, plan: &Plan) -> Result<Reply, Failure> {
+        let start = Instant::now();
+        let pointers = self.prepare(id, false)?;
         if plan.cold && self.flush.is_empty() {
             self.flush = vec![1; 2 * self.target.l3_bytes as usize];
         }
+        let built = self.kernels.get(&id).expect("it was just prepared");
         let of_arguments: u64 = self.untuned.arguments().filter_map(|(_, buffer)| buffer.size_bytes()).sum();
         let of_kept: u64 = built.kernel.kept_bytes().iter().sum();
         let n_threads = self.pool.n_threads();
@@ -361,6 +305,10 @@ impl Worker {
         let pool = RefCell::new(&mut self.pool);
         // A second run is no cold one.
         let most_tries = if plan.cold { 1 } else { MOST_TRIES };
+        let mut run = |n_runs: u32| {
+            // SAFETY: as in `prepare`.
+            unsafe { time(&built.kernel, &pointers, scratch, &mut pool.borrow_mut(), n_runs, most_tries) }
+        };
         let flush_with = &mut self.flush;
         let mut flush = || {
             for line in flush_with.iter_mut().step_by(64) {
@@ -370,14 +318,15 @@ impl Worker {
         };
         // Emptied caches slow down whatever runs next.
         let looks = plan.at_best_pace && !plan.cold;
-        let mut pace = || if looks { self.pace.look(&mut pool.borrow_mut()) } else { Look::UNDISTURBED };
-        let Built { kernel, visits, .. } = built;
-        let mut run = |n_runs: u32| {
-            // SAFETY: as in `prepare`.
-            unsafe { time(kernel, &pointers, scratch, &mut pool.borrow_mut(), n_runs, most_tries) }
-        };
-        let subject = Subject { run: &mut run, n_threads, n_bytes, visits, flush: &mut flush, pace: &mut pace };
-        Ok(timing::sample(plan, &mut self.variation, subject))
+        let mut pace = || if looks { self.pace.now(&mut pool.borrow_mut()) } else { 1.0 };
+        let subject = Subject { run: &mut run, n_threads, n_bytes, flush: &mut flush, pace: &mut pace };
+        let samples = timing::sample(plan, &mut self.variation, subject);
+        Ok(Reply::Timed {
+            id,
+            samples_ns: samples.ns,
+            stopped_early: samples.stopped_early,
+            seconds: start.elapsed().as_secs_f64(),
+        })
     }
 }
 
