@@ -38,6 +38,23 @@ pub struct Status {
     pub phase: Option<String>,
 }
 
+impl Default for Status {
+    /// Nothing yet, from now on.
+    fn default() -> Status {
+        Status {
+            start: Instant::now(),
+            time: None,
+            n_trials: 0,
+            n_new: 0,
+            most_trials: None,
+            best_gflops: None,
+            peak_gflops: None,
+            errors: BTreeMap::new(),
+            phase: None,
+        }
+    }
+}
+
 impl Status {
     fn line(&self) -> String {
         let seconds = self.start.elapsed().as_secs_f64();
@@ -179,15 +196,10 @@ mod tests {
     #[test]
     fn a_status_is_one_line() {
         let mut status = Status {
-            start: Instant::now(),
             time: Some(Duration::from_secs(60)),
             n_trials: 1200,
-            n_new: 0,
-            most_trials: None,
-            best_gflops: None,
             peak_gflops: Some(250.0),
-            errors: BTreeMap::new(),
-            phase: None,
+            ..Status::default()
         };
         assert_eq!(status.line(), "0 s, 60 s left · 1,200 trials (0.0/s) · nothing valid yet");
         status.time = None;

@@ -5,6 +5,9 @@ use crate::host;
 use crate::objects;
 use crate::protocol::{Assignment, Plan, Reply, Request, Source};
 use crate::workers::{Answer, Workers, describe};
+use rand::SeedableRng;
+use rand::seq::SliceRandom;
+use rand_xoshiro::Xoshiro256PlusPlus;
 use std::collections::VecDeque;
 use std::fs::File;
 use std::io;
@@ -453,10 +456,12 @@ impl Device {
         round_time: Duration,
     ) -> io::Result<Vec<(Outcome, Option<f64>)>> {
         let mut racers = self.start_race(sources)?;
-        for round in 0..rounds as usize {
-            for at in 0..racers.len() {
-                // A rotating start keeps every candidate from always following the same one.
-                let at = (at + round) % racers.len();
+        let mut order: Vec<usize> = (0..racers.len()).collect();
+        let mut rng = Xoshiro256PlusPlus::seed_from_u64(self.options.seed);
+        for _ in 0..rounds {
+            // What a candidate finds in the caches, and how fast the cores just are, depends on who ran before it.
+            order.shuffle(&mut rng);
+            for &at in &order {
                 self.race_round(&mut racers[at], round_time)?;
             }
         }

@@ -15,7 +15,7 @@ use clap::{Args, Parser};
 use serde_json::{Value as Json, json};
 use tilewright_device::host;
 use tilewright_ir::op::Workload;
-use tilewright_tune::{Record, Store, Task, search};
+use tilewright_tune::{Record, Task, search};
 
 use super::tune::{Interrupts, TuneArgs, tune};
 use super::{MachineArgs, count, make_task};
@@ -107,7 +107,7 @@ const SOURCE: Arm = Arm { label: "source", search: "gbt:batch=64", has_sources: 
 struct Finished<'a> {
     planned: &'a Planned,
     workload: Workload,
-    /// What it had found at each of the plan's moments; none where no trial was valid.
+    /// What it had found at each of the plan's moments, the end last; none where no trial was valid.
     found: Vec<Option<Found>>,
     /// Configurations of the space.
     space_size: f64,
@@ -164,6 +164,7 @@ pub fn run(args: &ExperimentArgs, as_json: bool) -> anyhow::Result<()> {
     }
     let mut finished = plan.finished()?;
     if experiment.is_raced {
+        contest::hold_heats(&plan, &mut finished, &interrupts)?;
         contest::hold(&plan, &mut finished, &interrupts)?;
     }
     let json = results::write(&plan, &finished)?;
@@ -462,10 +463,8 @@ impl Plan<'_> {
         let mut finished = Vec::new();
         for planned in self.compared() {
             let Some(marker) = self.marker_of(planned)? else { continue };
-            let database = Database::new(Some(&self.database(planned)))?;
-            let store = database.open_to_read()?.ok_or_else(|| bad_input(format!("{} is gone", database.name())))?;
             let task = task(&planned.problem, self.threads)?;
-            let records = records_of(&store)?;
+            let records = self.records(planned)?;
             let no_trials = || anyhow::anyhow!("{} has no trials", planned.stem);
             let run = runs(&records).into_iter().next().ok_or_else(no_trials)?;
             let result = &marker["result"];
@@ -481,15 +480,17 @@ impl Plan<'_> {
         }
         Ok(finished)
     }
-}
 
-/// The trials of a run's own database.
-fn records_of(store: &Store) -> anyhow::Result<Vec<Record>> {
-    let mut records = Vec::new();
-    for key in store.tasks()? {
-        records.extend(store.trials_of(&key.workload, &key.target, &key.template, key.threads)?);
+    /// The trials of a run's own database.
+    fn records(&self, planned: &Planned) -> anyhow::Result<Vec<Record>> {
+        let database = Database::new(Some(&self.database(planned)))?;
+        let store = database.open_to_read()?.ok_or_else(|| bad_input(format!("{} is gone", database.name())))?;
+        let mut records = Vec::new();
+        for key in store.tasks()? {
+            records.extend(store.trials_of(&key.workload, &key.target, &key.template, key.threads)?);
+        }
+        Ok(records)
     }
-    Ok(records)
 }
 
 /// What a run had found after some seconds: its fastest trial by then; at the end what `tune` says.

@@ -1,6 +1,6 @@
 //! `record-space`: measures a whole space, or a sample of it, and writes what became of every configuration.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
@@ -189,17 +189,8 @@ impl Recording<'_> {
             return Ok(None);
         }
         message(&format!("{} to measure, {n_known} recorded already in {}", grouped(n_new), self.database));
-        let progress = Progress::start(Status {
-            start: Instant::now(),
-            time: None,
-            n_trials: n_known,
-            n_new: 0,
-            most_trials: Some(configs.len() as u64),
-            best_gflops: None,
-            peak_gflops: None,
-            errors: BTreeMap::new(),
-            phase: None,
-        });
+        let progress =
+            Progress::start(Status { n_trials: n_known, most_trials: Some(configs.len() as u64), ..Status::default() });
         self.interrupts.concern(&self.recorder, &progress);
         let prior = self.trials.clone();
         // It is never asked: the budget ends with the guesses.

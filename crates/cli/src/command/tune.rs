@@ -1,6 +1,6 @@
 //! `tune`: searches, records, and measures the leaders against each other at the end.
 
-mod finals;
+pub mod finals;
 pub mod recorder;
 mod transfer;
 
@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::Context;
 use clap::Args;
@@ -228,15 +228,12 @@ pub fn tune(args: &TuneArgs, workload: &Workload, is_of_set: bool, interrupts: &
     let mut device = run.device()?;
     let best_ns = earlier.trials.iter().map(|t| t.outcome.cost()).min_by(f64::total_cmp).filter(|ns| ns.is_finite());
     let progress = Progress::start(Status {
-        start: Instant::now(),
         time,
         n_trials: earlier.trials.len() as u64,
-        n_new: 0,
         most_trials: args.trials,
         best_gflops: best_ns.map(|ns| gflops(workload, ns)),
         peak_gflops: run.peak_gflops,
-        errors: BTreeMap::new(),
-        phase: None,
+        ..Status::default()
     });
     let recorder = Arc::new(Mutex::new(Recorder::new(store, run.key.clone(), args.search.clone(), args.seed)));
     interrupts.concern(&recorder, &progress);

@@ -1,4 +1,4 @@
-//! The end of an experiment: what its runs found is timed side by side.
+//! The end of an experiment: what its runs found, at their ends and earlier, is timed side by side.
 //!
 //! On a machine that others share, one minute may be half as fast as the next. Runs that took place one after the other cannot
 //! be compared by what they measured themselves.
@@ -6,18 +6,23 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io::Write;
+use std::path::Path;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use anyhow::Context;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use tilewright_device::device::steps_text;
 use tilewright_device::protocol::Source;
 use tilewright_device::{Device, host};
-use tilewright_tune::Outcome;
+use tilewright_tune::{Outcome, Trial};
 
-use super::{Finished, Found, Plan};
-use crate::command::tune::Interrupts;
+use super::{Finished, Found, Plan, task};
+use crate::command::tune::{Interrupts, finals};
 use crate::command::{count, device_options};
 use crate::output::{message, write_whole};
+use crate::progress::{Progress, Status};
 
 /// Rounds, each of which runs every kernel: as many as it takes for medians on a restless machine to repeat within 2 or 3 %.
 const ROUNDS: u32 = 45;
@@ -27,6 +32,51 @@ const ROUND: Duration = Duration::from_millis(15);
 /// Nanoseconds of kernels by their schedules, as text; none of one that fails.
 type Times = BTreeMap<String, Option<f64>>;
 
+/// Puts in place of a run's fastest trial at each moment before its end what it would have given had it ended there: the
+/// winner of a race of the leaders by then. Where it is interrupted, what is left has none.
+///
+/// # Errors
+/// Where workers do not start or a file cannot be read or written.
+pub fn hold_heats(plan: &Plan, finished: &mut [Finished], interrupts: &Interrupts) -> anyhow::Result<()> {
+    let path = plan.runs_folder().join("heats.json");
+    // The winners' schedules; none where no trial was valid, or none was right again.
+    let mut known: BTreeMap<String, Option<String>> = read(&path);
+    let moments = plan.moments();
+    for f in finished {
+        for (at, &seconds) in moments.iter().enumerate().filter(|(_, seconds)| seconds.is_finite()) {
+            // A run that was made anew has begun at another time.
+            let name = format!("{} of {}, {seconds} s", f.planned.stem, f.started);
+            if !known.contains_key(&name) {
+                if interrupts.stop.load(Ordering::Relaxed) {
+                    f.found[at] = None;
+                    continue;
+                }
+                message(&format!("{}: a race of its leaders after {seconds} s", f.planned.stem));
+                known.insert(name.clone(), heat(plan, f, seconds)?);
+                write(&path, &known)?;
+            }
+            // Its time comes from the contest.
+            f.found[at] = known[&name].clone().map(|steps| Found { steps, ns: f64::NAN });
+        }
+    }
+    Ok(())
+}
+
+/// The schedule that wins a race of the leaders among a run's first trials.
+fn heat(plan: &Plan, of: &Finished, seconds: f64) -> anyhow::Result<Option<String>> {
+    let task = task(&of.planned.problem, plan.threads)?;
+    let records = plan.records(of.planned)?;
+    let by_then = records.iter().zip(&of.run.trials).take_while(|(_, trial)| trial.elapsed_s <= seconds);
+    let trials: Vec<Trial> = by_then.filter_map(|(record, _)| record.trial(&task.space).ok()).collect();
+    let mut options = device_options(plan.threads)?;
+    options.seed = of.planned.seed;
+    let mut device = Device::new(of.workload.clone(), &host::target(), options, |_| Vec::new())?;
+    let progress = Progress::start(Status::default());
+    let ranking = finals::rank(&mut device, &task, &trials, finals::TIME, &progress);
+    progress.finish();
+    Ok(ranking?.first().map(|leader| steps_text(&task.steps(&leader.config))))
+}
+
 /// Times what the runs on each problem found, unless the same was timed before, and puts these times in place of the runs' own.
 /// Where it is interrupted, what the runs on the problems that are left found has no times.
 ///
@@ -34,8 +84,7 @@ type Times = BTreeMap<String, Option<f64>>;
 /// Where workers do not start or a file cannot be written.
 pub fn hold(plan: &Plan, finished: &mut [Finished], interrupts: &Interrupts) -> anyhow::Result<()> {
     let path = plan.runs_folder().join("contest.json");
-    let known = fs::read(&path).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok());
-    let mut known: BTreeMap<String, Times> = known.unwrap_or_default();
+    let mut known: BTreeMap<String, Times> = read(&path);
     for problem in plan.experiment.problems {
         let own = || finished.iter().filter(|f| f.planned.problem.label == problem.label);
         let kernels: BTreeSet<&str> =
@@ -53,8 +102,7 @@ pub fn hold(plan: &Plan, finished: &mut [Finished], interrupts: &Interrupts) -> 
         message(&format!("{}: timing what the runs found, {}", problem.label, count(kernels.len() as u64, "kernel")));
         let times = race(plan, first, &kernels)?;
         known.insert(problem.label.to_owned(), times);
-        let json = serde_json::to_vec(&known).context("times are numbers")?;
-        write_whole(&path, |file| file.write_all(&json)).with_context(|| path.display().to_string())?;
+        write(&path, &known)?;
     }
     for f in finished {
         settle(&mut f.found, known.get(f.planned.problem.label));
@@ -68,6 +116,16 @@ fn settle(found: &mut [Option<Found>], times: Option<&Times>) {
         let time = |found: &Found| times?.get(&found.steps).copied().flatten();
         *slot = slot.take().and_then(|found| Some(Found { ns: time(&found)?, ..found }));
     }
+}
+
+/// What a file holds; nothing where it is not there, or broken off.
+fn read<T: DeserializeOwned + Default>(path: &Path) -> T {
+    fs::read(path).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok()).unwrap_or_default()
+}
+
+fn write(path: &Path, known: &impl Serialize) -> anyhow::Result<()> {
+    let json = serde_json::to_vec(known).context("it is numbers and text by name")?;
+    write_whole(path, |file| file.write_all(&json)).with_context(|| path.display().to_string())
 }
 
 fn race(plan: &Plan, of: &Finished, kernels: &BTreeSet<&str>) -> anyhow::Result<Times> {

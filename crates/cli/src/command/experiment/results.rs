@@ -273,7 +273,7 @@ impl<'a> Results<'a> {
             let when = if seconds.is_finite() { format!("after {seconds:.1} s") } else { "at the end".to_owned() };
             let what = match (experiment.is_raced, seconds.is_finite()) {
                 (true, false) => "What won the race of a run's leaders, timed beside that of all other runs",
-                (true, true) => "A run's fastest trial by then, timed beside that of all other runs",
+                (true, true) => "What won a race of a run's leaders by then, timed beside that of all other runs",
                 (false, _) => "A run's fastest trial",
             };
             let _ = write!(

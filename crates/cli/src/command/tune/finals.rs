@@ -10,8 +10,10 @@ use tilewright_tune::{Config, ErrorClass, Outcome, Task, Timing, Trial};
 
 use crate::progress::Progress;
 
-/// Candidates that this much slower than the best may be ahead in truth.
+/// Candidates that look this much slower than the leading ones may be ahead in truth.
 const NEAR: f64 = 1.15;
+/// The leading ones are so many: a disturbance that made one or two look fast keeps nobody out.
+const N_LEADING: usize = 3;
 /// Most candidates that are measured again: enough that one which was measured in a slow moment is among them.
 const MOST_LEADERS: u64 = 24;
 /// Candidates that go on where more were measured again.
@@ -25,7 +27,7 @@ const ROUND: Duration = Duration::from_millis(15);
 /// Runs that a round makes of a long kernel.
 const RUNS_IN_ROUND: f64 = 3.0;
 /// Time for all rounds together.
-const TIME: Duration = Duration::from_secs(5);
+pub const TIME: Duration = Duration::from_secs(5);
 /// The same, where the user waits for the end.
 const TIME_INTERRUPTED: Duration = Duration::from_secs(1);
 /// Longest that the untuned program may take.
@@ -108,9 +110,26 @@ pub fn run(
     is_interrupted: bool,
     progress: &Progress,
 ) -> std::io::Result<Option<Finals>> {
-    let time = if is_interrupted { TIME_INTERRUPTED } else { TIME };
+    let ranking = rank(device, task, trials, if is_interrupted { TIME_INTERRUPTED } else { TIME }, progress)?;
+    let Some(first) = ranking.first() else { return Ok(None) };
+    let untuned = if is_interrupted { Untuned::Failed } else { untuned(device, first.timing.median_ns)? };
+    Ok(Some(Finals { ranking, untuned }))
+}
+
+/// Measures the leaders among `trials` against each other for about this time, [`TIME`] as a rule: the fastest first, none
+/// where no trial is valid.
+///
+/// # Errors
+/// Where workers do not start.
+pub fn rank(
+    device: &mut Device,
+    task: &Task,
+    trials: &[Trial],
+    time: Duration,
+    progress: &Progress,
+) -> std::io::Result<Vec<Leader>> {
     let mut leaders = leaders(trials, time / 2);
-    let Some(best_ns) = leaders.first().map(|trial| trial.outcome.cost()) else { return Ok(None) };
+    let Some(best_ns) = leaders.first().map(|trial| trial.outcome.cost()) else { return Ok(Vec::new()) };
     let announce = |n: usize| {
         progress.update(|status| {
             status.phase = Some(match n {
@@ -130,11 +149,7 @@ pub fn run(
     let rounds = affordable(best_ns, time / 2) / leaders.len().max(1) as u64;
     let mut ranking = race(device, task, &leaders, rounds.clamp(LEAST_ROUNDS, MOST_ROUNDS), progress)?;
     ranking.sort_by(|a, b| a.timing.median_ns.total_cmp(&b.timing.median_ns));
-    if ranking.is_empty() {
-        return Ok(None);
-    }
-    let untuned = if is_interrupted { Untuned::Failed } else { untuned(device, best_ns)? };
-    Ok(Some(Finals { ranking, untuned }))
+    Ok(ranking)
 }
 
 /// Measures some trials against each other, without those that fail this time.
@@ -161,8 +176,12 @@ fn race(
 fn leaders(trials: &[Trial], time: Duration) -> Vec<&Trial> {
     let timed = |trial: &Trial| trial.outcome.timing().copied();
     let mut leaders: Vec<(&Trial, Timing)> = trials.iter().filter_map(|trial| Some((trial, timed(trial)?))).collect();
-    let best_ns = leaders.iter().map(|(_, timing)| timing.median_ns).fold(f64::INFINITY, f64::min);
-    leaders.retain(|(_, timing)| timing.median_ns <= NEAR * best_ns);
+    let mut times: Vec<f64> = leaders.iter().map(|(_, timing)| timing.median_ns).collect();
+    times.sort_by(f64::total_cmp);
+    let (Some(&best_ns), Some(&leading_ns)) = (times.first(), times.get(N_LEADING - 1).or(times.last())) else {
+        return Vec::new();
+    };
+    leaders.retain(|(_, timing)| timing.median_ns <= NEAR * leading_ns);
     leaders.sort_by(|(_, a), (_, b)| a.stopped_early.cmp(&b.stopped_early).then(a.median_ns.total_cmp(&b.median_ns)));
     leaders.truncate((affordable(best_ns, time) / LEAST_ROUNDS).clamp(2, MOST_LEADERS) as usize);
     leaders.into_iter().map(|(trial, _)| trial).collect()
@@ -213,6 +232,9 @@ mod tests {
         check(&[failed], TIME, &[]);
         let short = [trial(0, 130.0, false), trial(1, 110.0, false), trial(2, 100.0, false), trial(3, 105.0, true)];
         check(&short, TIME, &[2, 1, 3]);
+        // Two that a disturbance made look fast race against those that it did not.
+        let false_best = [trial(0, 100.0, false), trial(1, 60.0, false), trial(2, 70.0, false), trial(3, 114.0, false)];
+        check(&false_best, TIME, &[1, 2, 0, 3]);
         // Of a kernel of half a second, only the first two can be measured again.
         let long: Vec<Trial> = (0..6).map(|i| trial(i, 5e8 + i as f64, false)).collect();
         check(&long, TIME, &[0, 1]);
