@@ -359,14 +359,14 @@ impl Device {
         }
     }
 
-    /// Times a kept kernel for so long, or as long as it takes to see that it does not come near the best.
-    fn run(&mut self, kept: Kept, best_ns: Option<f64>, min_time: Duration) -> io::Result<Ran> {
+    /// Times a kept kernel for so long, or as long as it takes to see that it does not come near one that leads.
+    fn run(&mut self, kept: Kept, leading_ns: Option<f64>, min_time: Duration) -> io::Result<Ran> {
         let plan = Plan {
             min_time_ns: min_time.as_nanos() as f64,
             min_samples: 2,
             first_ns: kept.first_ns,
             first_pace: if self.options.at_best_pace { kept.first_pace } else { 1.0 },
-            best_ns: best_ns.filter(|_| !self.options.to_the_end),
+            leading_ns: leading_ns.filter(|_| !self.options.to_the_end),
             cold: self.options.cold,
             at_best_pace: self.options.at_best_pace,
         };
@@ -396,10 +396,12 @@ impl Device {
     pub fn measure_sources(
         &mut self,
         sources: &[Source],
-        mut best_ns: Option<f64>,
+        leading_ns: Option<f64>,
         done: &mut dyn FnMut(usize, Measured) -> ControlFlow<()>,
     ) -> io::Result<()> {
         let mut left: Vec<usize> = (0..sources.len()).collect();
+        // While none leads, the fastest of the sources does.
+        let mut fastest_ns: Option<f64> = None;
         while !left.is_empty() {
             let batch: Vec<Source> = left.iter().map(|&at| sources[at].clone()).collect();
             let built = self.build(&batch, self.options.to_the_end)?;
@@ -416,7 +418,8 @@ impl Device {
                         continue;
                     }
                     Ok(kept) => {
-                        let Ran { measured, is_gone } = self.run(kept, best_ns, self.options.min_time)?;
+                        let Ran { measured, is_gone } =
+                            self.run(kept, leading_ns.or(fastest_ns), self.options.min_time)?;
                         if is_gone {
                             gone.push(kept.worker);
                         } else {
@@ -427,7 +430,7 @@ impl Device {
                     Err(measured) => measured,
                 };
                 if let Outcome::Measured(timing) = &measured.outcome {
-                    best_ns = Some(best_ns.map_or(timing.median_ns, |b| b.min(timing.median_ns)));
+                    fastest_ns = Some(fastest_ns.map_or(timing.median_ns, |fastest| fastest.min(timing.median_ns)));
                 }
                 given_up |= done(*at, measured).is_break();
             }
@@ -547,10 +550,10 @@ impl Measure for Device {
     fn measure(
         &mut self,
         batch: &[Config],
-        best_ns: Option<f64>,
+        leading_ns: Option<f64>,
         done: &mut dyn FnMut(usize, Measured) -> ControlFlow<()>,
     ) -> Result<(), BoxError> {
         let sources: Vec<Source> = batch.iter().map(|c| Source::Steps(steps_text(&(self.steps)(c)))).collect();
-        Ok(self.measure_sources(&sources, best_ns, done)?)
+        Ok(self.measure_sources(&sources, leading_ns, done)?)
     }
 }

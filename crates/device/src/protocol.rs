@@ -54,8 +54,8 @@ pub struct Plan {
     pub first_ns: f64,
     /// How many times as long as they could the cores took meanwhile.
     pub first_pace: f64,
-    /// Median of the best kernel so far: one that is clearly slower is not sampled further.
-    pub best_ns: Option<f64>,
+    /// Median of a kernel that leads so far: one that is clearly slower is not sampled further.
+    pub leading_ns: Option<f64>,
     /// Whether the caches are emptied before each run.
     pub cold: bool,
     /// Whether times are what undisturbed cores would take, not what these took.

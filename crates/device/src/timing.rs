@@ -5,14 +5,14 @@ use crate::protocol::Plan;
 
 /// A sample shorter than this averages several runs, so that reading the clock and looking at the pace do not count.
 const MIN_SAMPLE_NS: f64 = 100_000.0;
-/// A kernel is not timed where the run that checked it, beside other work, took this many times the best …
+/// A kernel is not timed where the run that checked it, beside other work, took this many times the leading time …
 const HOPELESS_CHECKED: f64 = 2.0;
 /// … or this many times, where that run took longer than this …
 const HOPELESS_CHECKED_LONG: f64 = 1.05;
 const CHECKED_LONG_NS: f64 = 1e9;
 /// … where on several threads one of them may have waited so long for a core on which another candidate is built …
 const WAIT_NS: f64 = 10e6;
-/// … nor timed again where its first run alone took this many times the best …
+/// … nor timed again where its first run alone took this many times the leading time …
 const HOPELESS_FIRST: f64 = 1.15;
 /// … where such a run is long, …
 const LONG_NS: f64 = 1e6;
@@ -20,9 +20,9 @@ const LONG_NS: f64 = 1e6;
 const COLD_NS_A_BYTE: f64 = 0.1;
 /// A first run longer than this …
 const VERY_LONG_NS: f64 = 4e6;
-/// … takes more than this many times the best only where the kernel does.
+/// … takes more than this many times the leading time only where the kernel does.
 const HOPELESS_VERY_LONG: f64 = 1.05;
-/// A kernel whose fastest warm sample takes this many times the best is not sampled further …
+/// A kernel whose fastest warm sample takes this many times the leading time is not sampled further …
 const HOPELESS_WARM: f64 = 1.05;
 /// … once it was sampled for so long.
 const ENOUGH_NS: f64 = 0.5e6;
@@ -63,7 +63,7 @@ pub struct Subject<'a> {
 pub fn sample(plan: &Plan, variation: &mut Variation, subject: Subject) -> Samples {
     let Subject { run, n_threads, n_bytes, flush, pace } = subject;
     let hopeless = |ns: f64, factor: f64, n_samples: usize| {
-        plan.best_ns.is_some_and(|best| ns > factor * variation.by_chance(n_samples) * best)
+        plan.leading_ns.is_some_and(|leading| ns > factor * variation.by_chance(n_samples) * leading)
     };
     let enough = |ns: f64| Samples { ns: vec![ns], stopped_early: true };
     let cold_ns = COLD_NS_A_BYTE * n_bytes as f64;
@@ -118,8 +118,16 @@ pub fn sample(plan: &Plan, variation: &mut Variation, subject: Subject) -> Sampl
 mod tests {
     use super::*;
 
-    fn plan(first_ns: f64, best_ns: Option<f64>) -> Plan {
-        Plan { min_time_ns: 1e6, min_samples: 3, first_ns, first_pace: 1.0, best_ns, cold: false, at_best_pace: true }
+    fn plan(first_ns: f64, leading_ns: Option<f64>) -> Plan {
+        Plan {
+            min_time_ns: 1e6,
+            min_samples: 3,
+            first_ns,
+            first_pace: 1.0,
+            leading_ns,
+            cold: false,
+            at_best_pace: true,
+        }
     }
 
     /// Samples of a kernel that takes what `run` says, and how often it runs.

@@ -41,7 +41,7 @@ pub struct Measured {
 /// Something that turns configurations into outcomes: a device, or the replay of a recorded table.
 pub trait Measure {
     /// Measures a batch and hands each result to `done` with the candidate's position in the batch, as soon as it is
-    /// there and in any order, at most once each. `best_ns` is the best median so far, against which an
+    /// there and in any order, at most once each. `leading_ns` is the median of one that leads so far, against which an
     /// implementation may end hopeless timings early. When `done` says break, the rest of the batch is given up.
     ///
     /// # Errors
@@ -50,7 +50,7 @@ pub trait Measure {
     fn measure(
         &mut self,
         batch: &[Config],
-        best_ns: Option<f64>,
+        leading_ns: Option<f64>,
         done: &mut dyn FnMut(usize, Measured) -> ControlFlow<()>,
     ) -> Result<(), BoxError>;
 }

@@ -144,7 +144,7 @@ pub fn tune(
         }
         let mut reports = Vec::with_capacity(batch.len());
         let mut refused = None;
-        let measured = measure.measure(&batch, books.best_ns(), &mut |i, measured| {
+        let measured = measure.measure(&batch, books.leading_ns(), &mut |i, measured| {
             let report = books.enter(&batch[i], measured);
             refused = observer(Event::Trial(&report)).err();
             reports.push(report);
@@ -169,11 +169,18 @@ pub fn tune(
     Ok(books.close(start.elapsed(), ended))
 }
 
+/// The last of the leading trials is the fastest of ten, the second fastest of twenty and so on, but no later than this.
+const MOST_LEADING: usize = 10;
+const ONE_LEADS_OF: usize = 10;
+
 /// What the loop remembers and counts.
 struct Books {
     /// Everything that was measured or is being measured.
     seen: HashSet<Config>,
     best: Option<Trial>,
+    /// Medians of the fastest, ascending, [`MOST_LEADING`] at most, and of how many they are.
+    leading_ns: Vec<f64>,
+    n_measured: usize,
     n_prior: u64,
     n_trials: u64,
     errors: BTreeMap<ErrorClass, u64>,
@@ -186,13 +193,15 @@ impl Books {
         let mut books = Books {
             seen: prior.iter().map(|trial| trial.config.clone()).collect(),
             best: None,
+            leading_ns: Vec::new(),
+            n_measured: 0,
             n_prior: prior.len() as u64,
             n_trials: 0,
             errors: BTreeMap::new(),
             seconds: Seconds::default(),
             search_time: Duration::ZERO,
         };
-        prior.iter().for_each(|trial| books.keep_best(trial));
+        prior.iter().for_each(|trial| books.rank(trial));
         books
     }
 
@@ -200,10 +209,21 @@ impl Books {
         self.best.as_ref().map(|trial| trial.outcome.cost())
     }
 
-    fn keep_best(&mut self, trial: &Trial) {
-        if trial.outcome.cost() < self.best_ns().unwrap_or(f64::INFINITY) {
+    /// The median of the last of those that lead. The fastest of many is seldom the best: it owes its time to luck, too, and
+    /// beside it good candidates would look hopeless.
+    fn leading_ns(&self) -> Option<f64> {
+        self.leading_ns.get((self.n_measured / ONE_LEADS_OF).clamp(1, MOST_LEADING) - 1).copied()
+    }
+
+    fn rank(&mut self, trial: &Trial) {
+        let Some(timing) = trial.outcome.timing() else { return };
+        if timing.median_ns < self.best_ns().unwrap_or(f64::INFINITY) {
             self.best = Some(trial.clone());
         }
+        let at = self.leading_ns.partition_point(|&ns| ns <= timing.median_ns);
+        self.leading_ns.insert(at, timing.median_ns);
+        self.leading_ns.truncate(MOST_LEADING);
+        self.n_measured += 1;
     }
 
     /// Runs a part of the search on the search's clock.
@@ -218,7 +238,7 @@ impl Books {
         let trial = Trial { config: config.clone(), outcome: measured.outcome };
         let sound = trial.outcome.timing().is_none_or(|timing| timing.median_ns > 0.0 && timing.median_ns.is_finite());
         assert!(sound, "invariant: a median is positive and finite: {:?}", trial.outcome);
-        self.keep_best(&trial);
+        self.rank(&trial);
         if let Some(class) = trial.outcome.class() {
             *self.errors.entry(class).or_default() += 1;
         }
@@ -361,6 +381,22 @@ mod tests {
         let summary =
             tune(search.as_mut(), &space, &mut table, HeadStart::default(), trials(20), &stop, &mut observer).unwrap();
         assert_eq!((summary.n_trials, summary.ended, committed), (7, Ended::Interrupted, 7));
+    }
+
+    #[test]
+    fn one_lucky_trial_does_not_lead() {
+        let trials: Vec<Trial> =
+            run("grid", &[], Budget::default(), &AtomicBool::new(false)).1.into_iter().map(|r| r.trial).collect();
+        let measured: Vec<Trial> = trials.into_iter().filter(|trial| trial.outcome.timing().is_some()).collect();
+        assert_eq!(measured.len(), 18);
+        assert_eq!(Books::new(&[]).leading_ns(), None);
+        assert_eq!(Books::new(&measured[..1]).leading_ns(), Some(100.0));
+        assert_eq!(Books::new(&measured).leading_ns(), Some(78.0));
+        let many: Vec<Trial> = (0..200).map(|at| measured[at % 18].clone()).collect();
+        // Of 200, ten lead; the fastest is there eleven times.
+        assert_eq!(Books::new(&many).leading_ns(), Some(78.0));
+        let third = [&measured[17..], &measured[..17], &measured[..12]].concat();
+        assert_eq!(Books::new(&third).leading_ns(), Some(80.0));
     }
 
     struct Broken;

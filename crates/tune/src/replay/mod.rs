@@ -90,7 +90,7 @@ impl Measure for RecordedSpace {
     fn measure(
         &mut self,
         batch: &[Config],
-        _best_ns: Option<f64>,
+        _leading_ns: Option<f64>,
         done: &mut dyn FnMut(usize, Measured) -> ControlFlow<()>,
     ) -> Result<(), BoxError> {
         for (i, config) in batch.iter().enumerate() {
