@@ -109,13 +109,13 @@ impl Run {
 
     /// Nanoseconds of the best trial.
     pub fn best_ns(&self) -> Option<f64> {
-        self.trials[self.best_within(f64::INFINITY)?].result.ok()
+        self.trials[self.best_of_first(self.trials.len())?].result.ok()
     }
 
-    /// The position of the best trial of the first seconds.
-    pub fn best_within(&self, seconds: f64) -> Option<usize> {
-        let within = self.trials.iter().take_while(|trial| trial.elapsed_s <= seconds).enumerate();
-        let timed = within.filter_map(|(at, trial)| Some((at, trial.result.ok()?)));
+    /// The position of the best of the first so many trials.
+    pub fn best_of_first(&self, n_trials: usize) -> Option<usize> {
+        let first = self.trials.iter().take(n_trials).enumerate();
+        let timed = first.filter_map(|(at, trial)| Some((at, trial.result.ok()?)));
         timed.min_by(|(_, a), (_, b)| a.total_cmp(b)).map(|(at, _)| at)
     }
 
@@ -218,7 +218,7 @@ mod tests {
         let elapsed: Vec<Vec<f64>> = runs.iter().map(|r| r.trials.iter().map(|t| t.elapsed_s).collect()).collect();
         assert_eq!(elapsed, [vec![0.5, 1.5, 2.0], vec![0.25]]);
         assert_eq!(
-            (runs[0].best_ns(), runs[0].best_within(1.0), runs[0].reached(7.5)),
+            (runs[0].best_ns(), runs[0].best_of_first(1), runs[0].reached(7.5)),
             (Some(7.0), Some(0), Some((3, 2.0)))
         );
         let curve = runs[0].best_so_far(|n, _| n as f64, |ns| ns);

@@ -4,6 +4,7 @@ mod contest;
 mod results;
 mod table;
 
+use std::fmt;
 use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -24,7 +25,7 @@ use crate::database::Database;
 use crate::error::{OrBadInput, bad_input};
 use crate::history::{Run, runs};
 use crate::output::{grouped, message, write_result, write_whole};
-use table::{Arm, EXPERIMENTS, Experiment, Length, Problem, Trials};
+use table::{Arm, EXPERIMENTS, Experiment, Length, Moment, Problem, Trials};
 
 /// Arguments of `experiment`.
 #[derive(Args, Debug)]
@@ -97,7 +98,7 @@ const RUNS: &str = "runs";
 const LEAST_SECONDS: f64 = 5.0;
 /// Seconds until a run begins to search: data and its reference, workers, the machine's peak.
 const START_SECONDS: f64 = 1.0;
-/// Seconds of a race at the end of a run.
+/// Seconds of a race of a run's leaders.
 const RACE_SECONDS: f64 = 8.0;
 
 /// What tunes the sources.
@@ -221,7 +222,7 @@ fn cost(experiment: &Experiment) -> anyhow::Result<String> {
 
 /// Seconds of a run in which it does not search.
 fn beside_search(experiment: &Experiment) -> f64 {
-    START_SECONDS + if experiment.is_raced { RACE_SECONDS } else { 0.0 }
+    START_SECONDS + if experiment.is_raced { (experiment.moments.len() + 1) as f64 * RACE_SECONDS } else { 0.0 }
 }
 
 /// Seconds as minutes, or as hours where they are many.
@@ -447,10 +448,14 @@ impl Plan<'_> {
             .with_context(|| path.display().to_string())
     }
 
-    /// The seconds after which results are compared; the end is the last, infinite.
-    fn moments(&self) -> Vec<f64> {
-        let scaled = self.experiment.moments_s.iter().map(|seconds| seconds * self.budget);
-        scaled.chain([f64::INFINITY]).collect()
+    /// When results are compared, the end last.
+    fn moments(&self) -> Vec<Moment> {
+        let scaled = self.experiment.moments.iter().map(|moment| match *moment {
+            Moment::Seconds(seconds) => Moment::Seconds(seconds * self.budget),
+            Moment::Trials(trials) => Moment::Trials((trials as f64 * self.budget).round() as u64),
+            Moment::End => Moment::End,
+        });
+        scaled.chain([Moment::End]).collect()
     }
 
     /// The runs that the experiment is about.
@@ -470,7 +475,7 @@ impl Plan<'_> {
             let result = &marker["result"];
             finished.push(Finished {
                 planned,
-                found: self.moments().into_iter().map(|seconds| found(&records, &run, result, seconds)).collect(),
+                found: self.moments().into_iter().map(|moment| found(&records, &run, result, moment)).collect(),
                 run,
                 space_size: task.space.size() as f64,
                 workload: task.setting.workload,
@@ -493,19 +498,40 @@ impl Plan<'_> {
     }
 }
 
-/// What a run had found after some seconds: its fastest trial by then; at the end what `tune` says.
-fn found(records: &[Record], run: &Run, result: &Json, seconds: f64) -> Option<Found> {
-    let (record, ns) = match seconds.is_finite() {
-        true => {
-            let at = run.best_within(seconds)?;
+/// What a run had found at some moment: its fastest trial by then; at the end what `tune` says.
+fn found(records: &[Record], run: &Run, result: &Json, moment: Moment) -> Option<Found> {
+    let (record, ns) = match moment {
+        Moment::Seconds(_) | Moment::Trials(_) => {
+            let at = run.best_of_first(moment.n_trials(run))?;
             (&records[at], run.trials[at].result.ok()?)
         }
-        false => {
+        Moment::End => {
             let best = &result["best"];
             (records.iter().find(|record| record.config == best["config"])?, best["ms_median"].as_f64()? * 1e6)
         }
     };
     Some(Found { steps: record.steps.clone(), ns })
+}
+
+impl Moment {
+    /// The trials that a run had made by then.
+    fn n_trials(self, run: &Run) -> usize {
+        match self {
+            Moment::Seconds(seconds) => run.trials.partition_point(|trial| trial.elapsed_s <= seconds),
+            Moment::Trials(trials) => run.trials.len().min(trials as usize),
+            Moment::End => run.trials.len(),
+        }
+    }
+}
+
+impl fmt::Display for Moment {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Moment::Seconds(seconds) => write!(f, "after {seconds:.1} s"),
+            Moment::Trials(trials) => write!(f, "after {}", count(*trials, "trial")),
+            Moment::End => f.write_str("at the end"),
+        }
+    }
 }
 
 #[cfg(test)]
@@ -556,10 +582,15 @@ mod tests {
             [record(0, None, 0.5), record(1, Some(30.0), 1.0), record(2, Some(10.0), 2.0), record(3, Some(11.0), 3.0)];
         let run = runs(&records).remove(0);
         let result = json!({"best": {"config": {"u": 3}, "ms_median": 10.5e-6}});
-        let found = |seconds| found(&records, &run, &result, seconds).map(|f| (f.steps, f.ns.round()));
-        assert_eq!(found(0.9), None);
-        assert_eq!(found(1.5), Some(("unroll 1".into(), 30.0)));
-        assert_eq!(found(9.0), Some(("unroll 2".into(), 10.0)));
-        assert_eq!(found(f64::INFINITY), Some(("unroll 3".into(), 11.0)));
+        let found = |moment| found(&records, &run, &result, moment).map(|f| (f.steps, f.ns.round()));
+        assert_eq!(found(Moment::Seconds(0.9)), None);
+        assert_eq!(found(Moment::Trials(1)), None);
+        for by_the_second in [Moment::Seconds(1.5), Moment::Trials(2)] {
+            assert_eq!(found(by_the_second), Some(("unroll 1".into(), 30.0)));
+        }
+        for later in [Moment::Seconds(9.0), Moment::Trials(100)] {
+            assert_eq!(found(later), Some(("unroll 2".into(), 10.0)));
+        }
+        assert_eq!(found(Moment::End), Some(("unroll 3".into(), 11.0)));
     }
 }

@@ -18,6 +18,7 @@ use tilewright_device::protocol::Source;
 use tilewright_device::{Device, host};
 use tilewright_tune::{Outcome, Trial};
 
+use super::table::Moment;
 use super::{Finished, Found, Plan, task};
 use crate::command::tune::{Interrupts, finals};
 use crate::command::{count, device_options};
@@ -43,16 +44,16 @@ pub fn hold_heats(plan: &Plan, finished: &mut [Finished], interrupts: &Interrupt
     let mut known: BTreeMap<String, Option<String>> = read(&path);
     let moments = plan.moments();
     for f in finished {
-        for (at, &seconds) in moments.iter().enumerate().filter(|(_, seconds)| seconds.is_finite()) {
+        for (at, &moment) in moments.iter().enumerate().filter(|(_, moment)| **moment != Moment::End) {
             // A run that was made anew has begun at another time.
-            let name = format!("{} of {}, {seconds} s", f.planned.stem, f.started);
+            let name = format!("{} of {}, {moment}", f.planned.stem, f.started);
             if !known.contains_key(&name) {
                 if interrupts.stop.load(Ordering::Relaxed) {
                     f.found[at] = None;
                     continue;
                 }
-                message(&format!("{}: a race of its leaders after {seconds} s", f.planned.stem));
-                known.insert(name.clone(), heat(plan, f, seconds)?);
+                message(&format!("{}: a race of its leaders {moment}", f.planned.stem));
+                known.insert(name.clone(), heat(plan, f, moment)?);
                 write(&path, &known)?;
             }
             // Its time comes from the contest.
@@ -63,11 +64,11 @@ pub fn hold_heats(plan: &Plan, finished: &mut [Finished], interrupts: &Interrupt
 }
 
 /// The schedule that wins a race of the leaders among a run's first trials.
-fn heat(plan: &Plan, of: &Finished, seconds: f64) -> anyhow::Result<Option<String>> {
+fn heat(plan: &Plan, of: &Finished, moment: Moment) -> anyhow::Result<Option<String>> {
     let task = task(&of.planned.problem, plan.threads)?;
     let records = plan.records(of.planned)?;
-    let by_then = records.iter().zip(&of.run.trials).take_while(|(_, trial)| trial.elapsed_s <= seconds);
-    let trials: Vec<Trial> = by_then.filter_map(|(record, _)| record.trial(&task.space).ok()).collect();
+    let by_then = records.iter().take(moment.n_trials(&of.run));
+    let trials: Vec<Trial> = by_then.filter_map(|record| record.trial(&task.space).ok()).collect();
     let mut options = device_options(plan.threads)?;
     options.seed = of.planned.seed;
     let mut device = Device::new(of.workload.clone(), &host::target(), options, |_| Vec::new())?;

@@ -8,8 +8,8 @@ use serde_json::{Value as Json, json};
 use tilewright_device::host;
 use tilewright_tune::{ErrorClass, Seconds};
 
-use super::table::{Arm, Measure, Problem, View};
-use super::{Finished, Plan};
+use super::table::{Arm, Measure, Moment, Problem, View};
+use super::{Finished, Found, Plan};
 use crate::command::gflops;
 use crate::history::{Curve, median_curve};
 use crate::output::{digits, grouped};
@@ -157,12 +157,12 @@ impl<'a> Results<'a> {
         let mut summary = Vec::new();
         for problem in plan.experiment.problems {
             for arm in &plan.arms {
-                for (at, seconds) in plan.moments().into_iter().enumerate() {
+                for (at, moment) in plan.moments().into_iter().enumerate() {
                     let bests = self.bests(problem, arm, at);
                     summary.push(json!({
                         "problem": problem.label,
                         "arm": arm.label,
-                        "after_seconds": seconds.is_finite().then_some(seconds),
+                        "when": moment.to_string(),
                         "runs": bests.len(),
                         "best_gflops": Quartiles::of(&bests),
                     }));
@@ -170,10 +170,10 @@ impl<'a> Results<'a> {
             }
         }
         let shares = plan.arms.iter().flat_map(|arm| {
-            plan.moments().into_iter().enumerate().map(move |(at, seconds)| {
+            plan.moments().into_iter().enumerate().map(move |(at, moment)| {
                 json!({
                     "arm": arm.label,
-                    "after_seconds": seconds.is_finite().then_some(seconds),
+                    "when": moment.to_string(),
                     "share_of_best_known": self.of_best_known(arm, at),
                 })
             })
@@ -269,16 +269,15 @@ impl<'a> Results<'a> {
                 n => format!("; {n} came to the end of their time before that of their trials"),
             }
         );
-        for (at, seconds) in self.plan.moments().into_iter().enumerate() {
-            let when = if seconds.is_finite() { format!("after {seconds:.1} s") } else { "at the end".to_owned() };
-            let what = match (experiment.is_raced, seconds.is_finite()) {
-                (true, false) => "What won the race of a run's leaders, timed beside that of all other runs",
-                (true, true) => "What won a race of a run's leaders by then, timed beside that of all other runs",
+        for (at, moment) in self.plan.moments().into_iter().enumerate() {
+            let what = match (experiment.is_raced, moment) {
+                (true, Moment::End) => "What won the race of a run's leaders, timed beside that of all other runs",
+                (true, _) => "What won a race of a run's leaders by then, timed beside that of all other runs",
                 (false, _) => "A run's fastest trial",
             };
             let _ = write!(
                 out,
-                "\n## Best GFLOP/s {when}\n\n{what}: median over runs, in brackets the quartiles; the last row is the \
+                "\n## Best GFLOP/s {moment}\n\n{what}: median over runs, in brackets the quartiles; the last row is the \
                  geometric mean over problems\nof what the median is of the best known.\n\n"
             );
             out += &self.table(at);
@@ -316,9 +315,16 @@ impl<'a> Results<'a> {
         markdown(&rows)
     }
 
-    /// Trials until a run was near the best that any run on its problem came to; none where it never was.
+    /// Trials until a run was near the best that any run on its problem came to, by the winners of races where there are
+    /// some at the plan's moments; none where it never was.
     fn trials_to_near_best(&self, f: &Finished) -> Option<u64> {
-        Some(f.run.reached(self.best_known(&f.planned.problem)? / NEAR_BEST)?.0)
+        let near_ns = self.best_known(&f.planned.problem)? / NEAR_BEST;
+        if !self.plan.experiment.is_raced {
+            return Some(f.run.reached(near_ns)?.0);
+        }
+        let is_near = |found: &Option<Found>| found.as_ref().is_some_and(|found| found.ns <= near_ns);
+        let at = f.found.iter().position(is_near)?;
+        Some(self.plan.moments()[at].n_trials(&f.run) as u64)
     }
 
     fn near_best_table(&self) -> String {

@@ -34,8 +34,8 @@ pub struct Experiment {
     pub to_the_end: bool,
     /// What is plotted of a kernel.
     pub measure: Measure,
-    /// Seconds, at a budget of 1, after which results are compared besides the end.
-    pub moments_s: &'static [f64],
+    /// When results are compared besides the end, in order, at a budget of 1.
+    pub moments: &'static [Moment],
     /// What is drawn.
     pub views: &'static [View],
 }
@@ -77,6 +77,17 @@ pub struct Length {
     pub trials: Trials,
     /// How many seconds. Where trials are what counts, a limit that few runs come to.
     pub seconds: f64,
+}
+
+/// When runs are compared.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Moment {
+    /// After so many seconds of each.
+    Seconds(f64),
+    /// After so many trials of each.
+    Trials(u64),
+    /// When they have come to their ends.
+    End,
 }
 
 /// How many trials a run has.
@@ -221,7 +232,7 @@ const PLAIN: Experiment = Experiment {
     is_raced: false,
     to_the_end: false,
     measure: Measure::Throughput,
-    moments_s: &[],
+    moments: &[],
     views: &[],
 };
 
@@ -409,7 +420,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
         ]),
         length: Length::seconds(60.0),
         repeats: 2,
-        moments_s: &[10.0],
+        moments: &[Moment::Seconds(10.0)],
         views: &[View::Relative, View::Time, View::Seconds, View::Outcomes],
         ..PLAIN
     },
@@ -423,7 +434,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
         repeats: 3,
         with_guesses: true,
         is_raced: true,
-        moments_s: &[10.0],
+        moments: &[Moment::Seconds(10.0)],
         views: &[View::Time, View::Boxes, View::Seconds],
         ..PLAIN
     },
@@ -435,6 +446,15 @@ pub const EXPERIMENTS: &[Experiment] = &[
         arms: Arms::Listed(&[Arm::search("auto"), Arm::search("gbt"), Arm::search("random")]),
         length: Length::trials(400, 60.0),
         repeats: 5,
+        is_raced: true,
+        moments: &[
+            Moment::Trials(32),
+            Moment::Trials(64),
+            Moment::Trials(96),
+            Moment::Trials(128),
+            Moment::Trials(192),
+            Moment::Trials(256),
+        ],
         views: &[View::NearBest, View::Trials],
         ..PLAIN
     },
