@@ -15,9 +15,12 @@ fn dropped_kernels_give_memory_back() {
     };
     let compile_some = |n| (0..n).for_each(|_| drop(compile(&p, &host()).unwrap()));
     compile_some(50);
-    let before = resident_pages();
-    compile_some(300);
-    let grown = resident_pages().saturating_sub(before);
-    // The code of a kernel has at least two pages, LLVM's data for it a thousand.
-    assert!(grown < 300, "grew by {grown} pages");
+    let grown_by = |n| {
+        let before = resident_pages();
+        compile_some(n);
+        resident_pages().saturating_sub(before)
+    };
+    // The code of a kernel has at least two pages, LLVM's data for it a thousand. What is never given back grows each time; the
+    // allocator keeps some megabytes more than before once in a while.
+    assert!((0..3).any(|_| grown_by(300) < 300), "grew by 300 pages or more each time");
 }
