@@ -4,7 +4,6 @@ mod contest;
 mod results;
 mod table;
 
-use std::fmt;
 use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -450,11 +449,7 @@ impl Plan<'_> {
 
     /// When results are compared, the end last.
     fn moments(&self) -> Vec<Moment> {
-        let scaled = self.experiment.moments.iter().map(|moment| match *moment {
-            Moment::Seconds(seconds) => Moment::Seconds(seconds * self.budget),
-            Moment::Trials(trials) => Moment::Trials((trials as f64 * self.budget).round() as u64),
-            Moment::End => Moment::End,
-        });
+        let scaled = self.experiment.moments.iter().map(|moment| moment.scaled(self.budget));
         scaled.chain([Moment::End]).collect()
     }
 
@@ -511,27 +506,6 @@ fn found(records: &[Record], run: &Run, result: &Json, moment: Moment) -> Option
         }
     };
     Some(Found { steps: record.steps.clone(), ns })
-}
-
-impl Moment {
-    /// The trials that a run had made by then.
-    fn n_trials(self, run: &Run) -> usize {
-        match self {
-            Moment::Seconds(seconds) => run.trials.partition_point(|trial| trial.elapsed_s <= seconds),
-            Moment::Trials(trials) => run.trials.len().min(trials as usize),
-            Moment::End => run.trials.len(),
-        }
-    }
-}
-
-impl fmt::Display for Moment {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Moment::Seconds(seconds) => write!(f, "after {seconds:.1} s"),
-            Moment::Trials(trials) => write!(f, "after {}", count(*trials, "trial")),
-            Moment::End => f.write_str("at the end"),
-        }
-    }
 }
 
 #[cfg(test)]

@@ -15,8 +15,8 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tilewright_device::device::steps_text;
 use tilewright_device::protocol::Source;
-use tilewright_device::{Device, host};
-use tilewright_tune::{Outcome, Trial};
+use tilewright_device::{Device, Options, host};
+use tilewright_tune::{Outcome, Record, Task, Trial};
 
 use super::table::Moment;
 use super::{Finished, Found, Plan, task};
@@ -44,6 +44,7 @@ pub fn hold_heats(plan: &Plan, finished: &mut [Finished], interrupts: &Interrupt
     let mut known: BTreeMap<String, Option<String>> = read(&path);
     let moments = plan.moments();
     for f in finished {
+        let mut heats = None;
         for (at, &moment) in moments.iter().enumerate().filter(|(_, moment)| **moment != Moment::End) {
             // A run that was made anew has begun at another time.
             let name = format!("{} of {}, {moment}", f.planned.stem, f.started);
@@ -53,7 +54,11 @@ pub fn hold_heats(plan: &Plan, finished: &mut [Finished], interrupts: &Interrupt
                     continue;
                 }
                 message(&format!("{}: a race of its leaders {moment}", f.planned.stem));
-                known.insert(name.clone(), heat(plan, f, moment)?);
+                let heats = match &mut heats {
+                    Some(heats) => heats,
+                    none => none.insert(Heats::new(plan, f)?),
+                };
+                known.insert(name.clone(), heats.winner(moment.n_trials(&f.run))?);
                 write(&path, &known)?;
             }
             // Its time comes from the contest.
@@ -63,19 +68,32 @@ pub fn hold_heats(plan: &Plan, finished: &mut [Finished], interrupts: &Interrupt
     Ok(())
 }
 
-/// The schedule that wins a race of the leaders among a run's first trials.
-fn heat(plan: &Plan, of: &Finished, moment: Moment) -> anyhow::Result<Option<String>> {
-    let task = task(&of.planned.problem, plan.threads)?;
-    let records = plan.records(of.planned)?;
-    let by_then = records.iter().take(moment.n_trials(&of.run));
-    let trials: Vec<Trial> = by_then.filter_map(|record| record.trial(&task.space).ok()).collect();
-    let mut options = device_options(plan.threads)?;
-    options.seed = of.planned.seed;
-    let mut device = Device::new(of.workload.clone(), &host::target(), options, |_| Vec::new())?;
-    let progress = Progress::start(Status::default());
-    let ranking = finals::rank(&mut device, &task, &trials, finals::TIME, &progress);
-    progress.finish();
-    Ok(ranking?.first().map(|leader| steps_text(&task.steps(&leader.config))))
+/// What the races of a run's leaders need, whatever the moment.
+struct Heats {
+    task: Task,
+    records: Vec<Record>,
+    device: Device,
+}
+
+impl Heats {
+    fn new(plan: &Plan, of: &Finished) -> anyhow::Result<Heats> {
+        Ok(Heats {
+            task: task(&of.planned.problem, plan.threads)?,
+            records: plan.records(of.planned)?,
+            device: device(plan, of, of.planned.seed)?,
+        })
+    }
+
+    /// The schedule that wins a race of the leaders among the run's first trials.
+    fn winner(&mut self, n_trials: usize) -> anyhow::Result<Option<String>> {
+        let Heats { task, records, device } = self;
+        let trials: Vec<Trial> =
+            records.iter().take(n_trials).filter_map(|record| record.trial(&task.space).ok()).collect();
+        let progress = Progress::start(Status::default());
+        let ranking = finals::rank(device, task, &trials, finals::TIME, &progress);
+        progress.finish();
+        Ok(ranking?.first().map(|leader| steps_text(&task.steps(&leader.config))))
+    }
 }
 
 /// Times what the runs on each problem found, unless the same was timed before, and puts these times in place of the runs' own.
@@ -129,9 +147,14 @@ fn write(path: &Path, known: &impl Serialize) -> anyhow::Result<()> {
     write_whole(path, |file| file.write_all(&json)).with_context(|| path.display().to_string())
 }
 
+/// A device for schedules of a run's workload, with random inputs of this seed.
+fn device(plan: &Plan, of: &Finished, seed: u64) -> anyhow::Result<Device> {
+    let options = Options { seed, ..device_options(plan.threads)? };
+    Ok(Device::new(of.workload.clone(), &host::target(), options, |_| Vec::new())?)
+}
+
 fn race(plan: &Plan, of: &Finished, kernels: &BTreeSet<&str>) -> anyhow::Result<Times> {
-    let options = device_options(plan.threads)?;
-    let mut device = Device::new(of.workload.clone(), &host::target(), options, |_| Vec::new())?;
+    let mut device = device(plan, of, 0)?;
     let sources: Vec<Source> = kernels.iter().map(|&steps| Source::Steps(steps.to_owned())).collect();
     let outcomes = device.race(&sources, ROUNDS, ROUND)?;
     let time = |outcome: Outcome| Some(outcome.timing()?.median_ns);

@@ -1,6 +1,11 @@
 //! The experiments, as a table.
 
+use std::fmt;
+
 use tilewright_tune::SEARCHES;
+
+use crate::command::count;
+use crate::history::Run;
 
 /// An experiment: every arm on every problem, repeated with different seeds.
 pub struct Experiment {
@@ -131,6 +136,36 @@ pub enum View {
     Outcomes,
     /// Where the time went.
     Seconds,
+}
+
+impl Moment {
+    /// The same at another budget.
+    pub fn scaled(self, budget: f64) -> Moment {
+        match self {
+            Moment::Seconds(seconds) => Moment::Seconds(seconds * budget),
+            Moment::Trials(trials) => Moment::Trials((trials as f64 * budget).round() as u64),
+            Moment::End => Moment::End,
+        }
+    }
+
+    /// The trials that a run had made by then.
+    pub fn n_trials(self, run: &Run) -> usize {
+        match self {
+            Moment::Seconds(seconds) => run.trials.partition_point(|trial| trial.elapsed_s <= seconds),
+            Moment::Trials(trials) => run.trials.len().min(trials as usize),
+            Moment::End => run.trials.len(),
+        }
+    }
+}
+
+impl fmt::Display for Moment {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Moment::Seconds(seconds) => write!(f, "after {seconds:.1} s"),
+            Moment::Trials(trials) => write!(f, "after {}", count(*trials, "trial")),
+            Moment::End => f.write_str("at the end"),
+        }
+    }
 }
 
 impl Length {

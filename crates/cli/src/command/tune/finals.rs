@@ -176,13 +176,11 @@ fn race(
 fn leaders(trials: &[Trial], time: Duration) -> Vec<&Trial> {
     let timed = |trial: &Trial| trial.outcome.timing().copied();
     let mut leaders: Vec<(&Trial, Timing)> = trials.iter().filter_map(|trial| Some((trial, timed(trial)?))).collect();
-    let mut times: Vec<f64> = leaders.iter().map(|(_, timing)| timing.median_ns).collect();
-    times.sort_by(f64::total_cmp);
-    let (Some(&best_ns), Some(&leading_ns)) = (times.first(), times.get(N_LEADING - 1).or(times.last())) else {
-        return Vec::new();
-    };
+    leaders.sort_by(|(_, a), (_, b)| a.median_ns.total_cmp(&b.median_ns));
+    let ns_at = |place: usize| leaders.get(place).or(leaders.last()).map(|(_, timing)| timing.median_ns);
+    let (Some(best_ns), Some(leading_ns)) = (ns_at(0), ns_at(N_LEADING - 1)) else { return Vec::new() };
     leaders.retain(|(_, timing)| timing.median_ns <= NEAR * leading_ns);
-    leaders.sort_by(|(_, a), (_, b)| a.stopped_early.cmp(&b.stopped_early).then(a.median_ns.total_cmp(&b.median_ns)));
+    leaders.sort_by_key(|(_, timing)| timing.stopped_early);
     leaders.truncate((affordable(best_ns, time) / LEAST_ROUNDS).clamp(2, MOST_LEADERS) as usize);
     leaders.into_iter().map(|(trial, _)| trial).collect()
 }
