@@ -11,6 +11,8 @@ use std::time::Duration;
 use rand::seq::IndexedRandom;
 use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
+use tilewright_device::device::steps_text;
+use tilewright_device::protocol::Source;
 use tilewright_device::{Device, host};
 use tilewright_ir::Target;
 use tilewright_ir::op::Workload;
@@ -87,9 +89,9 @@ impl Tally {
         options.run_timeout = Duration::from_secs(60);
         let steps = task.clone();
         let mut device = Device::new(workload.clone(), target, options, move |config| steps.steps(config)).unwrap();
-        let mut done = |at: usize, measured: Measured| {
+        let mut note = |at: usize, outcome: Outcome| {
             self.n_measured += 1;
-            if let Outcome::Failed { class, message } = measured.outcome {
+            if let Outcome::Failed { class, message } = outcome {
                 let config = task.space.config_to_json(&configs[at]);
                 self.failures.push(format!(
                     "{class}: {message}\nrepro: tilewright show '{workload}' --threads {n_threads} --target {} \
@@ -97,9 +99,17 @@ impl Tally {
                     target.cpu, task.template.name
                 ));
             }
+        };
+        // As a search does, which may run other code than a race.
+        let mut done = |at: usize, measured: Measured| {
+            note(at, measured.outcome);
             ControlFlow::Continue(())
         };
         device.measure(&configs, None, &mut done).unwrap();
+        let source = |config| Source::Steps(steps_text(&task.steps(config)));
+        let sources: Vec<Source> = configs.iter().map(source).collect();
+        let raced = device.race(&sources, 1, Duration::from_micros(100)).unwrap();
+        raced.into_iter().enumerate().for_each(|(at, (outcome, _))| note(at, outcome));
     }
 
     /// # Panics
@@ -107,7 +117,7 @@ impl Tally {
     fn finish(self) {
         let Tally { n_measured, failures } = self;
         assert!(failures.is_empty(), "{} of {n_measured} failed\n{}", failures.len(), failures.join("\n"));
-        println!("{n_measured} configurations gave right answers");
+        println!("{n_measured} measurements of configurations gave right answers");
     }
 }
 

@@ -2,6 +2,7 @@
 //!
 //! [`compile`] makes a [`Kernel`] that this process can call; [`emit`] gives LLVM's text, assembly or a relocatable
 //! object for any target. Code comes from the libLLVM of the Rust toolchain; nothing needs to be installed.
+//! [`Compiler::compile_quickly`] does without LLVM's back end where a search runs a kernel a few times and goes on.
 //!
 //! An object exports C functions of one signature, for the program's `body`, its `prepare` part, and its `finish` part
 //! where there is one:
@@ -18,6 +19,8 @@
 
 mod llvm;
 mod loader;
+mod ssa;
+mod x86;
 
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -74,6 +77,9 @@ pub enum CompileError {
     /// LLVM refused.
     #[error("LLVM: {0}")]
     Llvm(String),
+    /// There is no quick code for a program on a target: nobody's fault.
+    #[error("no quick code: {0}")]
+    NotQuick(String),
     /// Code refers to a function that this process does not offer it.
     #[error("code refers to the unknown function `{name}`")]
     UnknownSymbol {
@@ -193,28 +199,32 @@ impl Compiler {
             llvm::compile(program, target, &self.units, Emit::Object)?;
         let start = Instant::now();
         let code = self.load(&bytes)?;
-        let entry = |part| {
-            let address = code.symbol(llvm::generate::symbol(part))?;
-            // SAFETY: the symbol is the function of this name that the generator wrote with this signature.
-            Some(unsafe { std::mem::transmute::<*const u8, Entry>(address) })
-        };
-        let [run, prepare] = [Part::Body, Part::Prepare].map(|part| entry(part).expect("every object exports both"));
-        let finish = entry(Part::Finish);
-        let object = (!uses.made.is_empty()).then_some(bytes);
-        let mut codes = uses.shared;
-        codes.push(code);
         times.load_ns = start.elapsed().as_nanos() as u64;
-        Ok(Kernel {
-            _codes: codes,
-            object,
-            run,
-            prepare,
-            finish,
-            n_arguments: program.arguments().count(),
-            kept_bytes: program.kept().map(|(_, b)| b.size_bytes().unwrap_or(0)).collect(),
-            scratch,
-            times,
-        })
+        let object = (!uses.made.is_empty()).then_some(bytes);
+        Ok(Kernel::new(program, code, uses.shared, object, scratch, times))
+    }
+
+    /// Compiles a lowered program in a tenth of the time, to code that is about as fast.
+    ///
+    /// # Errors
+    /// [`CompileError::NotQuick`] where the target or something in the program is not served; as for
+    /// [`Compiler::compile`] else.
+    ///
+    /// # Panics
+    /// As for [`Compiler::compile`].
+    pub fn compile_quickly(&mut self, program: &Program) -> Result<Kernel, CompileError> {
+        let target = &self.target;
+        if llvm::host_arch() != Some(target.arch) {
+            return Err(CompileError::NotHost { target: target.to_string() });
+        }
+        if !x86::serves(target) {
+            return Err(CompileError::NotQuick(format!("{target} is not served")));
+        }
+        let (image, scratch, mut times) = llvm::compile_quickly(program, target)?;
+        let start = Instant::now();
+        let code = Arc::new(loader::place(&image.bytes, image.code_len, image.symbols)?);
+        times.load_ns = start.elapsed().as_nanos() as u64;
+        Ok(Kernel::new(program, code, Vec::new(), None, scratch, times))
     }
 
     /// Takes over code from the object of another process's kernel; see [`Kernel::take_object`].
@@ -269,6 +279,35 @@ pub fn host_arch() -> Option<Arch> {
 }
 
 impl Kernel {
+    fn new(
+        program: &Program,
+        code: Arc<loader::Code>,
+        mut codes: Vec<Arc<loader::Code>>,
+        object: Option<Vec<u8>>,
+        scratch: ScratchLayout,
+        times: CompileTimes,
+    ) -> Kernel {
+        let entry = |part| {
+            let address = code.symbol(llvm::generate::symbol(part))?;
+            // SAFETY: the symbol is the function of this name that the generator wrote with this signature.
+            Some(unsafe { std::mem::transmute::<*const u8, Entry>(address) })
+        };
+        let [run, prepare] = [Part::Body, Part::Prepare].map(|part| entry(part).expect("every program has both"));
+        let finish = entry(Part::Finish);
+        codes.push(code);
+        Kernel {
+            _codes: codes,
+            object,
+            run,
+            prepare,
+            finish,
+            n_arguments: program.arguments().count(),
+            kept_bytes: program.kept().map(|(_, b)| b.size_bytes().unwrap_or(0)).collect(),
+            scratch,
+            times,
+        }
+    }
+
     /// Bytes of scratch memory for a number of threads; to be aligned to [`SCRATCH_ALIGN`].
     pub fn scratch_bytes(&self, n_threads: usize) -> u64 {
         self.scratch.bytes(n_threads)

@@ -6,10 +6,11 @@ mod deinterleave;
 pub(crate) mod generate;
 mod interleave;
 mod machine;
-mod map;
+pub(crate) mod map;
 mod math;
 mod memory;
 pub(crate) mod plan;
+mod read;
 pub(crate) mod unit;
 mod value;
 
@@ -20,7 +21,7 @@ use tilewright_ir::target::Target;
 
 pub use machine::{host_arch, host_cpu, llvm_version};
 
-use crate::{CompileError, CompileTimes, Emit};
+use crate::{CompileError, CompileTimes, Emit, x86};
 use api::Module;
 use plan::ScratchLayout;
 use unit::{Units, Uses};
@@ -41,6 +42,30 @@ pub struct Compiled {
     pub uses: Uses,
     /// Where the time went.
     pub times: CompileTimes,
+}
+
+/// Compiles a program with our own back end.
+pub fn compile_quickly(
+    program: &Program,
+    target: &Target,
+) -> Result<(x86::Image, ScratchLayout, CompileTimes), CompileError> {
+    machine::with_machine(target, |machine| {
+        let mut times = CompileTimes::default();
+        let start = Instant::now();
+        let plan = plan::plan(program, target)?;
+        let module = Module::new(&program.name, false);
+        machine::prepare_module(&module, machine, target);
+        let (module, _) = generate::generate(module, program, target, &plan, &Units::default())?;
+        times.generate_ns = start.elapsed().as_nanos() as u64;
+        let start = Instant::now();
+        let mut functions = read::functions(&module).map_err(CompileError::NotQuick)?;
+        times.passes_ns = start.elapsed().as_nanos() as u64;
+        let start = Instant::now();
+        functions.iter_mut().for_each(crate::ssa::Function::share);
+        let image = x86::compile(&functions, target).map_err(CompileError::NotQuick)?;
+        times.machine_code_ns = start.elapsed().as_nanos() as u64;
+        Ok((image, plan.scratch, times))
+    })
 }
 
 /// Compiles a program; the code refers to the units that there are, and defines those that it lacks.

@@ -40,7 +40,7 @@ unsafe extern "C" {
 }
 
 /// The functions that code may call: those of the expressions, and those LLVM makes of loops that fill or copy.
-fn external(name: &str) -> Option<usize> {
+pub fn external(name: &str) -> Option<usize> {
     Some(match name {
         "expf" => expf as *const () as usize,
         "logf" => logf as *const () as usize,
@@ -165,22 +165,8 @@ pub fn load(object: &[u8], arch: Arch, elsewhere: &dyn Fn(&str) -> Option<usize>
     lay_out(&mut sections, false, &mut len);
     len = len.next_multiple_of(PAGE);
 
-    // SAFETY: asks for fresh memory anywhere.
-    let memory = unsafe {
-        libc::mmap(
-            std::ptr::null_mut(),
-            len,
-            libc::PROT_READ | libc::PROT_WRITE,
-            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
-            -1,
-            0,
-        )
-    };
-    if memory == libc::MAP_FAILED {
-        return Err(CompileError::Object(format!("no memory for code: {}", std::io::Error::last_os_error())));
-    }
-    let memory = NonNull::new(memory.cast::<u8>()).expect("a mapping is not at address zero");
-    let mut code = Code { memory, len, symbols: Vec::new() };
+    let mut code = Code::new(len)?;
+    let memory = code.memory;
     // SAFETY: the mapping is ours alone, readable and writable, and of this length.
     let image = unsafe { std::slice::from_raw_parts_mut(memory.as_ptr(), len) };
     let base = memory.as_ptr() as usize;
@@ -230,20 +216,60 @@ pub fn load(object: &[u8], arch: Arch, elsewhere: &dyn Fn(&str) -> Option<usize>
         }
     }
 
-    // SAFETY: the range is the start of our mapping, whole pages.
-    let failed = unsafe {
-        libc::mprotect(memory.as_ptr().cast(), code_len, libc::PROT_READ | libc::PROT_EXEC) != 0
-            || (len > code_len
-                && libc::mprotect(memory.as_ptr().add(code_len).cast(), len - code_len, libc::PROT_READ) != 0)
-    };
-    if failed {
-        return Err(CompileError::Object(format!("cannot make code executable: {}", std::io::Error::last_os_error())));
-    }
-    synchronize(memory.as_ptr(), code_len);
+    code.seal(code_len)?;
+    Ok(code)
+}
+
+/// Loads code that refers to nothing, followed, from a page of its own, by its constants.
+pub fn place(bytes: &[u8], code_len: usize, symbols: Vec<(String, usize)>) -> Result<Code, CompileError> {
+    let mut code = Code::new(bytes.len().next_multiple_of(PAGE))?;
+    // SAFETY: the mapping is ours alone, writable, and at least as long.
+    unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), code.memory.as_ptr(), bytes.len()) };
+    code.symbols = symbols;
+    code.seal(code_len)?;
     Ok(code)
 }
 
 impl Code {
+    /// Memory of a number of bytes to be filled.
+    fn new(len: usize) -> Result<Code, CompileError> {
+        // SAFETY: asks for fresh memory anywhere.
+        let memory = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                len,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+                -1,
+                0,
+            )
+        };
+        if memory == libc::MAP_FAILED {
+            return Err(CompileError::Object(format!("no memory for code: {}", std::io::Error::last_os_error())));
+        }
+        let memory = NonNull::new(memory.cast::<u8>()).expect("a mapping is not at address zero");
+        Ok(Code { memory, len, symbols: Vec::new() })
+    }
+
+    /// Makes the first bytes executable and nothing writable.
+    fn seal(&self, code_len: usize) -> Result<(), CompileError> {
+        let (memory, len) = (self.memory, self.len);
+        // SAFETY: the range is the start of our mapping, whole pages.
+        let failed = unsafe {
+            libc::mprotect(memory.as_ptr().cast(), code_len, libc::PROT_READ | libc::PROT_EXEC) != 0
+                || (len > code_len
+                    && libc::mprotect(memory.as_ptr().add(code_len).cast(), len - code_len, libc::PROT_READ) != 0)
+        };
+        if failed {
+            return Err(CompileError::Object(format!(
+                "cannot make code executable: {}",
+                std::io::Error::last_os_error()
+            )));
+        }
+        synchronize(memory.as_ptr(), code_len);
+        Ok(())
+    }
+
     /// The names of its functions that others may call.
     pub fn symbols(&self) -> impl Iterator<Item = &str> {
         self.symbols.iter().map(|(name, _)| name.as_str())

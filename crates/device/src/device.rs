@@ -235,8 +235,14 @@ impl Device {
         hopeless.max(LEAST_LIMIT).min(self.options.run_timeout)
     }
 
-    /// Builds and checks sources side by side; for each, a kept kernel or what became of it.
-    fn build(&mut self, sources: &[Source], to_the_end: bool) -> io::Result<Vec<Result<Kept, Measured>>> {
+    /// Builds and checks sources side by side; for each, a kept kernel or what became of it. Code that is made quickly
+    /// will do to learn about a configuration; what is compared and kept is LLVM's.
+    fn build(
+        &mut self,
+        sources: &[Source],
+        quickly: bool,
+        to_the_end: bool,
+    ) -> io::Result<Vec<Result<Kept, Measured>>> {
         let mut results: Vec<Option<Result<Kept, Measured>>> = sources.iter().map(|_| None).collect();
         let mut given_up = vec![GivenUp::default(); sources.len()];
         // Those whose worker went after they were found right: they are built again, not checked again.
@@ -255,7 +261,7 @@ impl Device {
                     }
                     let id = self.next_id;
                     self.next_id += 1;
-                    let request = Request::Build { id, source: sources[at].clone() };
+                    let request = Request::Build { id, source: sources[at].clone(), quickly };
                     self.workers.ask(worker, &request, self.options.build_timeout);
                     *slot = Some(Building { at, id, limit, phase: Phase::Build });
                 }
@@ -404,7 +410,7 @@ impl Device {
         let mut fastest_ns: Option<f64> = None;
         while !left.is_empty() {
             let batch: Vec<Source> = left.iter().map(|&at| sources[at].clone()).collect();
-            let built = self.build(&batch, self.options.to_the_end)?;
+            let built = self.build(&batch, true, self.options.to_the_end)?;
             let (mut again, mut gone) = (Vec::new(), Vec::new());
             let mut given_up = false;
             for (at, built) in left.iter().zip(built) {
@@ -480,7 +486,7 @@ impl Device {
     /// # Errors
     /// Where a worker cannot be started anew.
     pub fn start_race(&mut self, sources: &[Source]) -> io::Result<Vec<Racer>> {
-        let built = self.build(sources, true)?;
+        let built = self.build(sources, false, true)?;
         let racer = |built| match built {
             Ok(kept) => Racer { kept: Some(kept), ..Racer::default() },
             Err(Measured { outcome, .. }) => Racer { failure: Some(outcome), ..Racer::default() },

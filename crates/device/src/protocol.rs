@@ -14,6 +14,8 @@ pub enum Request {
         id: u64,
         /// What to build.
         source: Source,
+        /// Whether code that is made quickly will do.
+        quickly: bool,
     },
     /// Run a kept program for the first time and check its answer. [`Reply::Prepared`] comes before the answer.
     Check {

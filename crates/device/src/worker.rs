@@ -19,7 +19,7 @@ use std::os::fd::BorrowedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::Rc;
 use std::time::Instant;
-use tilewright_codegen::{Compiler, Kernel};
+use tilewright_codegen::{CompileError, Compiler, Kernel};
 use tilewright_ir::op::Workload;
 use tilewright_ir::reference::{Tolerance, relative_error};
 use tilewright_ir::schedule::{apply_all, parse_steps};
@@ -145,8 +145,8 @@ impl Worker {
                 self.kernels.remove(&id);
                 return None;
             }
-            Request::Build { id, source } => {
-                let built = catch_unwind(AssertUnwindSafe(|| self.build(&source)));
+            Request::Build { id, source, quickly } => {
+                let built = catch_unwind(AssertUnwindSafe(|| self.build(&source, quickly)));
                 let built = built.unwrap_or_else(|p| Err((ErrorClass::Unknown, panic_message(&*p))));
                 let result = built.map(|kernel| {
                     self.kernels.insert(id, kernel);
@@ -163,7 +163,7 @@ impl Worker {
         }))
     }
 
-    fn build(&mut self, source: &Source) -> Result<Built, Failure> {
+    fn build(&mut self, source: &Source, quickly: bool) -> Result<Built, Failure> {
         let instantiation = |why: String| (ErrorClass::InstantiationError, why);
         let mut program = match source {
             Source::Steps(steps) => {
@@ -193,14 +193,25 @@ impl Worker {
         if let Source::Steps(_) = source {
             program = lower::lower(&program);
         }
+        let kernel = self.compile(&program, quickly).map_err(|e| (ErrorClass::CompileErrorHost, e.to_string()))?;
+        let kept = program.kept().map(|(_, b)| b.name.clone()).collect();
+        Ok(Built { kernel, kept, recipe, prepared })
+    }
+
+    fn compile(&mut self, program: &Program, quickly: bool) -> Result<Kernel, CompileError> {
+        if quickly {
+            match self.compiler.compile_quickly(program) {
+                Err(CompileError::NotQuick(_)) => {}
+                done => return done,
+            }
+        }
         self.add_objects_of_others();
-        let mut kernel = self.compiler.compile(&program).map_err(|e| (ErrorClass::CompileErrorHost, e.to_string()))?;
+        let mut kernel = self.compiler.compile(program)?;
         if let Some(object) = kernel.take_object() {
             // Others do without where there is no memory for it.
             let _ = self.objects.add(&object);
         }
-        let kept = program.kept().map(|(_, b)| b.name.clone()).collect();
-        Ok(Built { kernel, kept, recipe, prepared })
+        Ok(kernel)
     }
 
     /// Takes over what other workers have compiled since the last time.

@@ -5,7 +5,7 @@ pub mod gemm;
 
 use std::ffi::c_void;
 
-use tilewright_codegen::{Kernel, Runtime, SCRATCH_ALIGN, compile, host_cpu};
+use tilewright_codegen::{CompileError, Compiler, Kernel, Runtime, SCRATCH_ALIGN, host_cpu};
 use tilewright_ir::expr::{BinaryOp, Cond, Expr, ReduceOp, UnaryOp};
 use tilewright_ir::target::Arch;
 use tilewright_ir::{Buffer, BufferId, DType, Index, Loop, LoopId, LoopKind, Program, Role, Scope, Stmt, Target};
@@ -309,7 +309,20 @@ pub fn check_on(p: &Program, target: &Target) {
     let arguments = arguments(p);
     let mut expected = arguments.clone();
     tilewright_ir::interp::run(p, &mut expected).unwrap_or_else(|e| panic!("{}: {e}", p.name));
-    let kernel = compile(p, target).unwrap_or_else(|e| panic!("{} on {target}: {e}", p.name));
-    compare(p, target, &run(p, &kernel, &arguments, &Runtime::serial(), 1), &expected);
-    compare(p, target, &run(p, &kernel, &arguments, &two_threads(), 2), &expected);
+    for kernel in kernels(p, target) {
+        compare(p, target, &run(p, &kernel, &arguments, &Runtime::serial(), 1), &expected);
+        compare(p, target, &run(p, &kernel, &arguments, &two_threads(), 2), &expected);
+    }
+}
+
+/// The kernel that LLVM makes of a program and, where there is one, the one made quickly.
+pub fn kernels(p: &Program, target: &Target) -> Vec<Kernel> {
+    let mut compiler = Compiler::new(target.clone());
+    let mut kernels = vec![compiler.compile(p).unwrap_or_else(|e| panic!("{} on {target}: {e}", p.name))];
+    match compiler.compile_quickly(p) {
+        Ok(kernel) => kernels.push(kernel),
+        Err(CompileError::NotQuick(why)) => println!("{} on {target}: no quick code: {why}", p.name),
+        Err(why) => panic!("{} on {target}: {why}", p.name),
+    }
+    kernels
 }

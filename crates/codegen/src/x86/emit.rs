@@ -1,0 +1,837 @@
+//! The code of a function whose virtual registers have places.
+//!
+//! Frames: the caller's frame pointer, the registers that a function must leave as they were, then, aligned to a cache
+//! line, arguments of calls, stack memory, and what found no register.
+
+use std::collections::HashMap;
+
+use super::encode::{
+    Address, Assembler, Base, Condition, Extra, Label, Opcode, Operands, RAX, RBP, RBX, RCX, RDI, RDX, RSI, RSP, Rm,
+};
+use super::inst::{self, Callee, Class, Function, Inst, Memory, NONE, Op, Reg, Virtual};
+use super::opcodes::XOR;
+use super::regalloc::{INTEGER_SCRATCH, MASK_SCRATCH, Place, Registers};
+
+/// Registers of the first integer arguments.
+const ARGUMENTS: [u8; 6] = [RDI, RSI, RDX, RCX, 8, 9];
+/// Registers that a function leaves as they were.
+const CALLEE_SAVED: [u8; 5] = [RBX, 12, 13, 14, 15];
+
+const MOVE: Opcode = Opcode { map: 1, prefix: 0, opcode: 0x28, wide: false, evex: false };
+const LOAD: Opcode = Opcode { map: 1, prefix: 0, opcode: 0x10, wide: false, evex: false };
+
+/// Loads of so many bytes; stores have the next opcode.
+fn load_opcode(bytes: usize) -> Opcode {
+    match bytes {
+        4 => Opcode { prefix: 2, ..LOAD },
+        8 => Opcode { prefix: 3, wide: true, ..LOAD },
+        _ => LOAD,
+    }
+}
+
+fn masked_opcode(wide: bool, store: bool) -> Opcode {
+    Opcode { map: 1, prefix: u8::from(wide), opcode: 0x10 | u8::from(store), wide, evex: true }
+}
+
+/// Writes a function.
+pub fn emit(asm: &mut Assembler, f: &Function, places: &[Place], registers: &Registers, has_masks: bool, pool: &[u8]) {
+    let mut e = Emitter {
+        asm,
+        f,
+        places,
+        registers,
+        has_masks,
+        pool,
+        stack_offset: 0,
+        slots: HashMap::new(),
+        saved: Vec::new(),
+        labels: Vec::new(),
+    };
+    e.function();
+}
+
+struct Emitter<'f> {
+    asm: &'f mut Assembler,
+    f: &'f Function,
+    places: &'f [Place],
+    registers: &'f Registers,
+    has_masks: bool,
+    pool: &'f [u8],
+    /// Where the function's stack memory begins.
+    stack_offset: i32,
+    /// Where on the stack what has no register is.
+    slots: HashMap<Reg, i32>,
+    saved: Vec<u8>,
+    labels: Vec<Label>,
+}
+
+impl Emitter<'_> {
+    fn function(&mut self) {
+        let n_stack_arguments = self.f.calls.iter().map(|c| c.arguments.len().saturating_sub(6)).max().unwrap_or(0);
+        let mut frame = (n_stack_arguments * 8).next_multiple_of(64);
+        self.stack_offset = frame as i32;
+        frame += self.f.stack_bytes;
+        // The widest first, so that all are aligned.
+        let mut widest: HashMap<Reg, usize> = HashMap::new();
+        for (v, place) in self.places.iter().enumerate() {
+            if let Place::Memory(slot) = place
+                && self.f.virtuals[v].pool.is_none()
+            {
+                let bytes = widest.entry(*slot).or_insert(8);
+                *bytes = (*bytes).max(self.f.virtuals[v].bytes.next_power_of_two());
+            }
+        }
+        let mut all: Vec<(usize, Reg)> = widest.into_iter().map(|(v, bytes)| (bytes, v)).collect();
+        all.sort_unstable_by_key(|(bytes, v)| (std::cmp::Reverse(*bytes), *v));
+        for (bytes, v) in all {
+            self.slots.insert(v, frame as i32);
+            frame += bytes;
+        }
+        // What is read of a short value may be longer than it.
+        frame += if self.slots.is_empty() { 0 } else { 64 };
+        let integer = |r: u8| {
+            self.places.iter().zip(&self.f.virtuals).any(|(p, v)| *p == Place::Register(r) && v.class == Class::Integer)
+        };
+        self.saved = CALLEE_SAVED.into_iter().filter(|r| integer(*r)).collect();
+        self.asm.push(RBP);
+        self.asm.move_register(RBP, RSP);
+        for r in &self.saved {
+            self.asm.push(*r);
+        }
+        if frame > 0 || !self.f.calls.is_empty() {
+            self.asm.with_constant(4, RSP, -64);
+            if frame > 0 {
+                self.asm.with_constant(5, RSP, frame.next_multiple_of(64) as i32);
+            }
+        }
+        self.parameters();
+        self.labels = self.f.blocks.iter().map(|_| self.asm.label()).collect();
+        for (b, block) in self.f.blocks.iter().enumerate() {
+            if block.is_inner_loop {
+                self.asm.align(32);
+            }
+            self.asm.bind(self.labels[b]);
+            let mut at = 0;
+            while at < block.insts.len() {
+                let inst = &block.insts[at];
+                at += 1;
+                match inst.op {
+                    Op::JumpIf(condition, then) => {
+                        let Some(Inst { op: Op::Jump(otherwise), .. }) = block.insts.get(at) else {
+                            unreachable!("a jump follows each conditional one")
+                        };
+                        at += 1;
+                        if then == b + 1 {
+                            self.asm.jump_if(condition.not(), self.labels[*otherwise]);
+                        } else {
+                            self.asm.jump_if(condition, self.labels[then]);
+                            self.jump(b, *otherwise);
+                        }
+                    }
+                    Op::Jump(to) => self.jump(b, to),
+                    Op::Return => self.leave(),
+                    _ => self.inst(inst),
+                }
+            }
+        }
+        self.asm.resolve_labels();
+    }
+
+    fn jump(&mut self, from: usize, to: usize) {
+        if to != from + 1 {
+            self.asm.jump(self.labels[to]);
+        }
+    }
+
+    fn leave(&mut self) {
+        self.zero_upper();
+        let n = self.saved.len() as i32;
+        self.asm.lea(RSP, Address { base: Base::Register(RBP), index: None, disp: -8 * n });
+        for r in self.saved.iter().rev() {
+            self.asm.pop(*r);
+        }
+        self.asm.pop(RBP);
+        self.asm.code.push(0xc3);
+    }
+
+    /// Code of others is slow while upper halves of registers hold something.
+    fn zero_upper(&mut self) {
+        self.asm.code.extend([0xc5, 0xf8, 0x77]);
+    }
+
+    // Places.
+
+    fn place(&self, v: Reg) -> Place {
+        self.places[v as usize]
+    }
+
+    /// Where a value without register is.
+    fn slot(&self, v: Reg) -> Address {
+        if let Some(at) = self.f.virtuals[v as usize].pool {
+            return Address { base: Base::Pool, index: None, disp: at };
+        }
+        let Place::Memory(slot) = self.place(v) else { unreachable!("it has no register") };
+        Address { base: Base::Register(RSP), index: None, disp: self.slots[&slot] }
+    }
+
+    /// The register of an integer, loaded into a scratch register where it has none.
+    fn integer(&mut self, v: Reg, scratch: usize) -> u8 {
+        match self.place(v) {
+            Place::Register(r) => r,
+            _ => {
+                let from = self.slot(v);
+                self.asm.load(INTEGER_SCRATCH[scratch], from);
+                INTEGER_SCRATCH[scratch]
+            }
+        }
+    }
+
+    fn integer_rm(&self, v: Reg) -> Rm {
+        match self.place(v) {
+            Place::Register(r) => Rm::Register(r),
+            _ => Rm::Memory(self.slot(v)),
+        }
+    }
+
+    /// The register that an instruction writes.
+    fn destination(&self, v: Reg) -> u8 {
+        match (self.place(v), self.f.virtuals[v as usize].class) {
+            (Place::Register(r), _) => r,
+            (Place::Memory(_), Class::Integer) => INTEGER_SCRATCH[0],
+            (Place::Memory(_), Class::Vector) => self.registers.vector_scratch()[0],
+            (Place::Memory(_), Class::Mask) => MASK_SCRATCH[0],
+            (Place::Nowhere, _) => unreachable!("what is written has a place"),
+        }
+    }
+
+    /// Stores what was written to a scratch register.
+    fn written(&mut self, v: Reg) {
+        if !matches!(self.place(v), Place::Memory(_)) {
+            return;
+        }
+        let (to, from) = (self.slot(v), self.destination(v));
+        let Virtual { class, bytes, .. } = self.f.virtuals[v as usize];
+        match class {
+            Class::Integer => self.asm.store(to, from),
+            Class::Vector => self.store_vector(to, from, bytes),
+            Class::Mask => self.asm.vector(mask_opcode(0x91), mask_operands(from, 0, Rm::Memory(to), 16)),
+        }
+    }
+
+    fn address(&mut self, memory: Memory) -> Address {
+        let base = match memory.base {
+            inst::Base::Register(v) => Base::Register(self.integer(v, 0)),
+            inst::Base::Stack => {
+                return Address { base: Base::Register(RSP), index: None, disp: memory.disp + self.stack_offset };
+            }
+            inst::Base::Pool => Base::Pool,
+        };
+        let index = memory.index.map(|(v, log_scale)| (self.integer(v, 1), log_scale));
+        Address { base, index, disp: memory.disp }
+    }
+
+    // Vectors.
+
+    fn move_vector(&mut self, to: u8, from: u8, bytes: usize) {
+        if to != from {
+            self.plain(MOVE, [to, 0], Rm::Register(from), bytes, None);
+        }
+    }
+
+    fn load_vector(&mut self, to: u8, from: Address, bytes: usize) {
+        self.plain(load_opcode(bytes), [to, 0], Rm::Memory(from), bytes, None);
+    }
+
+    fn store_vector(&mut self, to: Address, from: u8, bytes: usize) {
+        let op = load_opcode(bytes);
+        self.plain(Opcode { opcode: 0x11, ..op }, [from, 0], Rm::Memory(to), bytes, None);
+    }
+
+    fn plain(&mut self, op: Opcode, [reg, vvvv]: [u8; 2], rm: Rm, bytes: usize, immediate: Option<u8>) {
+        let o = Operands {
+            reg,
+            vvvv,
+            rm,
+            width: bytes.max(16) as u8,
+            unit: unit(op, bytes, false) as u8,
+            extra: Extra::default(),
+            immediate,
+        };
+        self.asm.vector(op, o);
+    }
+
+    /// A vector's register, loaded into a scratch register where it has none.
+    fn vector(&mut self, v: Reg, scratch: usize) -> u8 {
+        match self.place(v) {
+            Place::Register(r) => r,
+            _ => {
+                let (from, bytes) = (self.slot(v), self.f.virtuals[v as usize].bytes);
+                let to = self.registers.vector_scratch()[scratch];
+                self.load_vector(to, from, bytes);
+                to
+            }
+        }
+    }
+
+    fn vector_rm(&self, v: Reg) -> Rm {
+        match self.place(v) {
+            Place::Register(r) => Rm::Register(r),
+            _ => Rm::Memory(self.slot(v)),
+        }
+    }
+
+    /// The last operand: memory, or the register that it stands for.
+    fn last(&mut self, inst: &Inst, at: usize) -> (Rm, Extra) {
+        match inst.operand {
+            Some(operand) => {
+                let address = self.address(operand.memory);
+                (Rm::Memory(address), Extra { broadcast: operand.broadcast, ..Extra::default() })
+            }
+            None => (self.vector_rm(inst.uses[at]), Extra::default()),
+        }
+    }
+
+    fn mask(&mut self, v: Reg, scratch: usize) -> u8 {
+        match self.place(v) {
+            Place::Register(r) => r,
+            _ => {
+                let from = self.slot(v);
+                let to = MASK_SCRATCH[scratch];
+                self.asm.vector(mask_opcode(0x90), mask_operands(to, 0, Rm::Memory(from), 16));
+                to
+            }
+        }
+    }
+
+    fn inst(&mut self, inst: &Inst) {
+        match inst.op {
+            Op::Undefined => {}
+            Op::Move => self.move_(inst),
+            Op::Constant => self.constant(inst),
+            Op::Store => {
+                let (v, operand) = (inst.uses[0], inst.operand.expect("an address"));
+                if self.f.virtuals[v as usize].class == Class::Integer {
+                    // The address has the first scratch register.
+                    let to = self.address(operand.memory);
+                    let from = self.integer(v, 1);
+                    self.asm.store(to, from);
+                } else {
+                    let from = self.vector(v, 0);
+                    let to = self.address(operand.memory);
+                    self.store_vector(to, from, inst.bytes);
+                }
+            }
+            Op::LoadMasked { wide } => {
+                let d = self.destination(inst.def);
+                let zero = inst.uses[1] == NONE;
+                if !zero {
+                    self.bring(d, inst.uses[1], inst.bytes);
+                }
+                let mask = self.mask(inst.uses[0], 0);
+                let (rm, _) = self.last(inst, 1);
+                let extra = Extra { mask, zero, broadcast: false };
+                self.vector_with(masked_opcode(wide, false), [d, 0], rm, inst.bytes, extra, None);
+                self.written(inst.def);
+            }
+            Op::StoreMasked { wide } => {
+                let from = self.vector(inst.uses[0], 0);
+                let mask = self.mask(inst.uses[1], 0);
+                let (rm, _) = self.last(inst, 2);
+                let extra = Extra { mask, ..Extra::default() };
+                self.vector_with(masked_opcode(wide, true), [from, 0], rm, inst.bytes, extra, None);
+            }
+            Op::Binary(op) => self.binary(inst, op, None),
+            Op::BinaryImmediate(op, immediate) => self.binary(inst, op, Some(immediate)),
+            Op::Unary(op) => self.unary(inst, op, None),
+            Op::UnaryImmediate(op, immediate) => self.unary(inst, op, Some(immediate)),
+            Op::StorePart(op, immediate) => {
+                let from = self.vector(inst.uses[0], 0);
+                let d = self.destination(inst.def);
+                self.plain(op, [from, 0], Rm::Register(d), inst.bytes, Some(immediate));
+                self.written(inst.def);
+            }
+            Op::Shift(op, number, by) => {
+                let from = self.vector(inst.uses[0], 0);
+                let d = self.destination(inst.def);
+                self.plain(op, [number, d], Rm::Register(from), inst.bytes, Some(by));
+                self.written(inst.def);
+            }
+            Op::Fma { wide, negate_product, negate_addend, addend } => {
+                let base = 0x98 + 2 * u8::from(negate_addend) + 4 * u8::from(negate_product);
+                self.fma(inst, wide, base, addend);
+            }
+            Op::Tied(op) => {
+                let d = self.destination(inst.def);
+                self.bring(d, inst.uses[0], inst.bytes);
+                let middle = self.vector(inst.uses[1], 1);
+                let (rm, extra) = self.last(inst, 2);
+                self.vector_with(op, [d, middle], rm, inst.bytes, extra, None);
+                self.written(inst.def);
+            }
+            Op::Blend { wide } => {
+                let d = self.destination(inst.def);
+                let mask = self.mask(inst.uses[0], 0);
+                let otherwise = self.vector(inst.uses[1], 1);
+                let (rm, extra) = self.last(inst, 2);
+                let op = Opcode { map: 2, prefix: 1, opcode: 0x65, wide, evex: true };
+                self.vector_with(op, [d, otherwise], rm, inst.bytes, Extra { mask, ..extra }, None);
+                self.written(inst.def);
+            }
+            Op::Splat { wide } => {
+                let from = self.integer(inst.uses[0], 0);
+                let d = self.destination(inst.def);
+                if self.has_masks {
+                    let op = Opcode { map: 2, prefix: 1, opcode: 0x7c, wide, evex: true };
+                    self.plain(op, [d, 0], Rm::Register(from), inst.bytes, None);
+                } else {
+                    let to_vector = Opcode { map: 1, prefix: 1, opcode: 0x6e, wide, evex: false };
+                    self.plain(to_vector, [d, 0], Rm::Register(from), 16, None);
+                    let splat = Opcode { map: 2, prefix: 1, opcode: 0x58 | u8::from(wide), wide, evex: false };
+                    self.plain(splat, [d, 0], Rm::Register(d), inst.bytes, None);
+                }
+                self.written(inst.def);
+            }
+            Op::MaskBinary(code) => {
+                let (a, b) = (self.mask(inst.uses[0], 0), self.mask(inst.uses[1], 1));
+                let d = self.destination(inst.def);
+                self.asm.vector(mask_opcode(code), mask_operands(d, a, Rm::Register(b), 32));
+                self.written(inst.def);
+            }
+            Op::MaskNot => {
+                let a = self.mask(inst.uses[0], 0);
+                let d = self.destination(inst.def);
+                self.asm.vector(mask_opcode(0x44), mask_operands(d, 0, Rm::Register(a), 16));
+                self.written(inst.def);
+            }
+            Op::MaskSplat => {
+                let a = self.integer(inst.uses[0], 0);
+                let d = self.destination(inst.def);
+                self.asm.vector(mask_opcode(0x92), mask_operands(d, 0, Rm::Register(a), 16));
+                self.written(inst.def);
+            }
+            Op::ToReal { wide } => {
+                let d = self.destination(inst.def);
+                self.plain(XOR, [d, d], Rm::Register(d), 16, None);
+                let from = self.integer(inst.uses[0], 0);
+                let op = Opcode { map: 1, prefix: 2 + u8::from(wide), opcode: 0x2a, wide: true, evex: false };
+                self.plain(op, [d, d], Rm::Register(from), 16, None);
+                self.written(inst.def);
+            }
+            Op::CompareReals { wide } => {
+                let a = self.vector(inst.uses[0], 0);
+                let b = self.vector(inst.uses[1], 1);
+                let op = Opcode { map: 1, prefix: u8::from(wide), opcode: 0x2e, wide, evex: false };
+                self.plain(op, [a, 0], Rm::Register(b), 16, None);
+            }
+            Op::Call(number) => self.call(inst, number),
+            Op::Jump(_) | Op::JumpIf(..) | Op::Return => unreachable!("written with their blocks"),
+            _ => self.integer_inst(inst),
+        }
+    }
+
+    fn vector_with(
+        &mut self,
+        op: Opcode,
+        [reg, vvvv]: [u8; 2],
+        rm: Rm,
+        bytes: usize,
+        extra: Extra,
+        immediate: Option<u8>,
+    ) {
+        let width = bytes.max(16) as u8;
+        let unit = unit(op, bytes, extra.broadcast) as u8;
+        self.asm.vector(op, Operands { reg, vvvv, rm, width, unit, extra, immediate });
+    }
+
+    /// Brings a vector to a register.
+    fn bring(&mut self, to: u8, v: Reg, bytes: usize) {
+        match self.place(v) {
+            Place::Register(r) => self.move_vector(to, r, bytes),
+            _ => {
+                let (from, bytes) = (self.slot(v), self.f.virtuals[v as usize].bytes);
+                self.load_vector(to, from, bytes);
+            }
+        }
+    }
+
+    fn move_(&mut self, inst: &Inst) {
+        let class = self.f.virtuals[inst.def as usize].class;
+        let d = self.destination(inst.def);
+        if let Some(operand) = inst.operand {
+            let from = self.address(operand.memory);
+            match class {
+                Class::Integer => self.asm.load(d, from),
+                Class::Vector => self.load_vector(d, from, inst.bytes),
+                Class::Mask => unreachable!("masks are not loaded"),
+            }
+            return self.written(inst.def);
+        }
+        let from = inst.uses[0];
+        if self.place(from) == self.place(inst.def) && self.f.virtuals[from as usize].pool.is_none() {
+            return;
+        }
+        match (class, self.place(inst.def), self.place(from)) {
+            // Stored from where it is.
+            (Class::Vector, Place::Memory(_), Place::Register(r)) => {
+                let (to, bytes) = (self.slot(inst.def), self.f.virtuals[inst.def as usize].bytes);
+                self.store_vector(to, r, bytes);
+            }
+            (Class::Integer, Place::Memory(_), Place::Register(r)) => {
+                let to = self.slot(inst.def);
+                self.asm.store(to, r);
+            }
+            (Class::Vector, ..) => {
+                self.bring(d, from, inst.bytes);
+                self.written(inst.def);
+            }
+            (Class::Integer, _, Place::Register(r)) => self.asm.move_register(d, r),
+            (Class::Integer, ..) => {
+                let from = self.slot(from);
+                self.asm.load(d, from);
+                self.written(inst.def);
+            }
+            (Class::Mask, ..) => {
+                let a = self.mask(from, 0);
+                self.asm.vector(mask_opcode(0x90), mask_operands(d, 0, Rm::Register(a), 16));
+                self.written(inst.def);
+            }
+        }
+    }
+
+    fn constant(&mut self, inst: &Inst) {
+        let Virtual { class, bytes, pool } = self.f.virtuals[inst.def as usize];
+        match (pool, self.place(inst.def)) {
+            // Read from the pool where it is used.
+            (Some(_), Place::Memory(_) | Place::Nowhere) => return,
+            (Some(at), Place::Register(d)) => {
+                let from = Address { base: Base::Pool, index: None, disp: at };
+                if class == Class::Mask {
+                    self.asm.vector(mask_opcode(0x90), mask_operands(d, 0, Rm::Memory(from), 16));
+                } else if self.pool[at as usize..at as usize + bytes].iter().any(|b| *b != 0) {
+                    self.load_vector(d, from, bytes);
+                } else {
+                    self.zero(d);
+                }
+                return;
+            }
+            (None, _) => {}
+        }
+        let d = self.destination(inst.def);
+        self.zero(d);
+        self.written(inst.def);
+    }
+
+    /// All of the register: writing a part clears the rest.
+    fn zero(&mut self, d: u8) {
+        let bytes = if d >= 16 { 64 } else { 16 };
+        self.plain(XOR, [d, d], Rm::Register(d), bytes, None);
+    }
+
+    fn binary(&mut self, inst: &Inst, op: Opcode, immediate: Option<u8>) {
+        let a = self.vector(inst.uses[0], 0);
+        let (rm, extra) = self.last(inst, 1);
+        let d = self.destination(inst.def);
+        self.vector_with(op, [d, a], rm, inst.bytes, extra, immediate);
+        self.written(inst.def);
+    }
+
+    fn unary(&mut self, inst: &Inst, op: Opcode, immediate: Option<u8>) {
+        let (mut rm, extra) = self.last(inst, 0);
+        // A conversion's operand has another width than its result.
+        if op.map == 1 && matches!(op.opcode, 0x5a | 0x5b | 0xe6) && inst.operand.is_none() {
+            rm = Rm::Register(self.vector(inst.uses[0], 0));
+        }
+        let d = self.destination(inst.def);
+        self.vector_with(op, [d, 0], rm, inst.bytes, extra, immediate);
+        self.written(inst.def);
+    }
+
+    fn fma(&mut self, inst: &Inst, wide: bool, base: u8, addend: bool) {
+        let is_scalar = inst.bytes < 16;
+        // Which operands are multiplied: 132 the first and third, 213 the second and first, 231 the second and third.
+        let op = |form: u8| Opcode { map: 2, prefix: 1, opcode: base + form + u8::from(is_scalar), wide, evex: false };
+        let [form132, form213, form231] = [op(0), op(0x10), op(0x20)];
+        let d = self.destination(inst.def);
+        let [a, b, c] = inst.uses;
+        let is_in = |e: &Self, v: Reg| v != NONE && e.place(v) == Place::Register(d);
+        let (form, vvvv, rm, extra) = if inst.operand.is_some() && addend {
+            let (first, second) = if is_in(self, b) { (b, a) } else { (a, b) };
+            self.bring(d, first, inst.bytes);
+            let second = self.vector(second, 1);
+            let (rm, extra) = self.last(inst, 2);
+            (form213, second, rm, extra)
+        } else if inst.operand.is_some() {
+            if is_in(self, a) && !is_in(self, c) {
+                let c = self.vector(c, 1);
+                let (rm, extra) = self.last(inst, 1);
+                (form132, c, rm, extra)
+            } else {
+                self.bring(d, c, inst.bytes);
+                let a = self.vector(a, 1);
+                let (rm, extra) = self.last(inst, 1);
+                (form231, a, rm, extra)
+            }
+        } else {
+            let in_register = |e: &Self, v: Reg| matches!(e.place(v), Place::Register(_));
+            if !is_in(self, c) && (is_in(self, a) || is_in(self, b)) {
+                let other = if is_in(self, a) { b } else { a };
+                if in_register(self, c) && !in_register(self, other) {
+                    let c = self.vector(c, 1);
+                    (form132, c, self.vector_rm(other), Extra::default())
+                } else {
+                    let other = self.vector(other, 1);
+                    (form213, other, self.vector_rm(c), Extra::default())
+                }
+            } else {
+                self.bring(d, c, inst.bytes);
+                let (a, b) = if in_register(self, a) { (a, b) } else { (b, a) };
+                let a = self.vector(a, 1);
+                (form231, a, self.vector_rm(b), Extra::default())
+            }
+        };
+        self.vector_with(form, [d, vvvv], rm, inst.bytes, extra, None);
+        self.written(inst.def);
+    }
+
+    // Integers.
+
+    fn integer_inst(&mut self, inst: &Inst) {
+        let d = if inst.def == NONE { 0 } else { self.destination(inst.def) };
+        let [a, b, _] = inst.uses;
+        match inst.op {
+            Op::Integer(value) => self.asm.move_constant(d, value),
+            Op::Address => {
+                let from = self.address(inst.operand.expect("an address").memory);
+                match from {
+                    Address { base: Base::Register(r), index: None, disp: 0 } => self.asm.move_register(d, r),
+                    _ => self.asm.lea(d, from),
+                }
+            }
+            Op::FunctionAddress(number) => self.asm.address_of(d, number),
+            Op::IntegerBinary(number) => {
+                self.bring_integer(d, a);
+                self.asm.integer(&[number << 3 | 3], d, self.integer_rm(b), true, &[]);
+            }
+            Op::IntegerConstant(number, value) => {
+                self.bring_integer(d, a);
+                self.asm.with_constant(number, d, value);
+            }
+            Op::Multiply => {
+                self.bring_integer(d, a);
+                self.asm.integer(&[0x0f, 0xaf], d, self.integer_rm(b), true, &[]);
+            }
+            Op::MultiplyConstant(value) => {
+                self.asm.integer(&[0x69], d, self.integer_rm(a), true, &value.to_le_bytes());
+            }
+            Op::IntegerShift(number, by) => {
+                self.bring_integer(d, a);
+                self.asm.integer(&[0xc1], number, Rm::Register(d), true, &[by]);
+            }
+            Op::Divide { signed, remainder } => {
+                self.bring_integer(RAX, a);
+                if signed {
+                    self.asm.code.extend([0x48, 0x99]);
+                } else {
+                    self.asm.code.extend([0x31, 0xd2]);
+                }
+                self.asm.integer(&[0xf7], if signed { 7 } else { 6 }, self.integer_rm(b), true, &[]);
+                self.asm.move_register(d, if remainder { RDX } else { RAX });
+            }
+            Op::Choose(condition) => {
+                self.bring_integer(d, a);
+                let b = self.integer(b, 1);
+                self.asm.integer(&[0x3b], b, Rm::Register(d), true, &[]);
+                self.asm.integer(&[0x0f, 0x40 | condition as u8], d, Rm::Register(b), true, &[]);
+            }
+            Op::Compare => {
+                let a = self.integer(a, 0);
+                self.asm.integer(&[0x3b], a, self.integer_rm(b), true, &[]);
+            }
+            Op::CompareConstant(value) => {
+                let a = self.integer(a, 0);
+                self.asm.with_constant(7, a, value);
+            }
+            Op::Test => {
+                let a = self.integer(a, 0);
+                self.asm.integer(&[0x85], a, Rm::Register(a), true, &[]);
+            }
+            Op::Set(condition) => {
+                // With a prefix, so that every register has a low byte.
+                self.asm.code.extend([0x40 | d >> 3, 0x0f, 0x90 | condition as u8, 0xc0 | d & 7]);
+                self.asm.integer(&[0x0f, 0xb6], d, Rm::Register(d), true, &[]);
+            }
+            Op::Select(condition) => self.select(inst, condition, d),
+            Op::Prefetch { for_write } => {
+                let to = self.address(inst.operand.expect("an address").memory);
+                let code = if for_write { 0x0d } else { 0x18 };
+                self.asm.integer(&[0x0f, code], 1, Rm::Memory(to), false, &[]);
+            }
+            other => unreachable!("{other:?} is written elsewhere"),
+        }
+        if inst.def != NONE {
+            self.written(inst.def);
+        }
+    }
+
+    fn select(&mut self, inst: &Inst, condition: Condition, d: u8) {
+        let [a, b, _] = inst.uses;
+        if self.f.virtuals[inst.def as usize].class == Class::Integer {
+            self.bring_integer(d, b);
+            self.asm.integer(&[0x0f, 0x40 | condition as u8], d, self.integer_rm(a), true, &[]);
+            return;
+        }
+        let done = self.asm.label();
+        self.bring(d, a, inst.bytes);
+        self.asm.jump_if(condition, done);
+        self.bring(d, b, inst.bytes);
+        self.asm.bind(done);
+    }
+
+    fn bring_integer(&mut self, to: u8, v: Reg) {
+        match self.place(v) {
+            Place::Register(r) => self.asm.move_register(to, r),
+            _ => {
+                let from = self.slot(v);
+                self.asm.load(to, from);
+            }
+        }
+    }
+
+    // Calls.
+
+    fn call(&mut self, inst: &Inst, number: usize) {
+        let f = self.f;
+        let call = &f.calls[number];
+        for (at, v) in call.arguments.iter().enumerate().skip(ARGUMENTS.len()) {
+            let from = self.integer(*v, 0);
+            let disp = (at - ARGUMENTS.len()) as i32 * 8;
+            self.asm.store(Address { base: Base::Register(RSP), index: None, disp }, from);
+        }
+        let mut moves = Vec::new();
+        let mut loads = Vec::new();
+        let mut targets: Vec<(Reg, u8)> = call.arguments.iter().copied().zip(ARGUMENTS).collect();
+        if let Callee::Pointer(pointer) = call.callee {
+            targets.push((pointer, RAX));
+        }
+        for (v, to) in targets {
+            match self.place(v) {
+                Place::Register(r) => moves.push((r, to)),
+                _ => loads.push((self.slot(v), to)),
+            }
+        }
+        self.move_all(moves);
+        for (from, to) in loads {
+            self.asm.load(to, from);
+        }
+        if let Some(real) = call.real {
+            self.bring(0, real, 16);
+        }
+        match call.callee {
+            Callee::Function(number) => self.asm.call(number),
+            Callee::Pointer(_) => {
+                self.zero_upper();
+                self.asm.code.extend([0xff, 0xd0]);
+            }
+            Callee::Address(address) => {
+                self.zero_upper();
+                self.asm.move_constant(RAX, address as i64);
+                self.asm.code.extend([0xff, 0xd0]);
+            }
+        }
+        if inst.def != NONE {
+            match self.place(inst.def) {
+                Place::Register(d) => self.move_vector(d, 0, 16),
+                _ => {
+                    let (to, bytes) = (self.slot(inst.def), self.f.virtuals[inst.def as usize].bytes);
+                    self.store_vector(to, 0, bytes);
+                }
+            }
+        }
+    }
+
+    /// Moves between registers, all at once.
+    fn move_all(&mut self, mut moves: Vec<(u8, u8)>) {
+        moves.retain(|(from, to)| from != to);
+        while let Some(&(first, to)) = moves.first() {
+            // One whose target nobody reads any more.
+            match moves.iter().position(|(_, to)| moves.iter().all(|(from, _)| from != to)) {
+                Some(at) => {
+                    let (from, to) = moves.remove(at);
+                    self.asm.move_register(to, from);
+                }
+                None => {
+                    self.asm.integer(&[0x87], first, Rm::Register(to), true, &[]);
+                    moves.remove(0);
+                    for (from, _) in &mut moves {
+                        *from = match *from {
+                            r if r == to => first,
+                            r if r == first => to,
+                            r => r,
+                        };
+                    }
+                    moves.retain(|(from, to)| from != to);
+                }
+            }
+        }
+    }
+
+    fn parameters(&mut self) {
+        let f = self.f;
+        let mut moves = Vec::new();
+        for (v, from) in f.parameters.iter().zip(ARGUMENTS) {
+            match self.place(*v) {
+                Place::Register(to) => moves.push((from, to)),
+                Place::Memory(_) => {
+                    let to = self.slot(*v);
+                    self.asm.store(to, from);
+                }
+                Place::Nowhere => {}
+            }
+        }
+        self.move_all(moves);
+        for (at, v) in f.parameters.iter().enumerate().skip(ARGUMENTS.len()) {
+            let disp = 16 + (at - ARGUMENTS.len()) as i32 * 8;
+            let from = Address { base: Base::Register(RBP), index: None, disp };
+            match self.place(*v) {
+                Place::Register(to) => self.asm.load(to, from),
+                Place::Memory(_) => {
+                    self.asm.load(INTEGER_SCRATCH[1], from);
+                    let to = self.slot(*v);
+                    self.asm.store(to, INTEGER_SCRATCH[1]);
+                }
+                Place::Nowhere => {}
+            }
+        }
+    }
+}
+
+/// Bytes of an instruction's memory operand.
+fn unit(op: Opcode, bytes: usize, broadcast: bool) -> usize {
+    let lane = if op.wide { 8 } else { 4 };
+    if broadcast || bytes < 16 {
+        return lane;
+    }
+    match (op.map, op.opcode) {
+        // Scalar arithmetic.
+        (1, 0x10..=0x11 | 0x51 | 0x58..=0x5f) if op.prefix >= 2 => {
+            if op.prefix == 2 {
+                4
+            } else {
+                8
+            }
+        }
+        (2, 0x18..=0x19) | (1, 0x2a | 0x2e) | (3, 0x21) => lane,
+        (1, 0x12 | 0x16) => 8,
+        (3, 0x18 | 0x19) => 16,
+        _ => bytes,
+    }
+}
+
+/// Instructions on masks of sixteen lanes.
+fn mask_opcode(opcode: u8) -> Opcode {
+    Opcode { map: 1, prefix: 0, opcode, wide: false, evex: false }
+}
+
+fn mask_operands(reg: u8, vvvv: u8, rm: Rm, width: u8) -> Operands {
+    Operands { reg, vvvv, rm, width, unit: 1, extra: Extra::default(), immediate: None }
+}

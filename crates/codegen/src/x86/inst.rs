@@ -1,0 +1,259 @@
+//! Instructions of the machine with virtual registers.
+
+use super::encode::{Condition, Opcode};
+
+/// A virtual register.
+pub type Reg = u32;
+
+/// No register.
+pub const NONE: Reg = Reg::MAX;
+
+/// Which registers a value can live in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Class {
+    Integer,
+    Vector,
+    Mask,
+}
+
+/// What is known of a virtual register.
+#[derive(Clone, Copy, Debug)]
+pub struct Virtual {
+    pub class: Class,
+    /// Bytes of its contents.
+    pub bytes: usize,
+    /// Where in the pool its contents are, for constants: they need no place on the stack.
+    pub pool: Option<i32>,
+}
+
+/// What an address starts from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Base {
+    Register(Reg),
+    /// The function's stack memory.
+    Stack,
+    /// The constants behind the code.
+    Pool,
+}
+
+/// A memory operand.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Memory {
+    pub base: Base,
+    /// A register, and the logarithm of what it is multiplied by.
+    pub index: Option<(Reg, u8)>,
+    pub disp: i32,
+}
+
+/// What a memory operand stands for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Operand {
+    pub memory: Memory,
+    /// Whether it is one lane, for all.
+    pub broadcast: bool,
+}
+
+/// What an instruction does. `d` is what it defines; `u0`, `u1`, … are the registers it uses, the last replaced by the
+/// memory operand where there is one.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Op {
+    /// `d ← u0`, or a load.
+    Move,
+    /// Memory `← u0`.
+    Store,
+    /// Loads lanes in mask `u0`, the others become zero or, where there is `u1`, stay as there.
+    LoadMasked {
+        wide: bool,
+    },
+    /// Stores lanes of `u0` in mask `u1`.
+    StoreMasked {
+        wide: bool,
+    },
+    /// `d ←` the pool's constant.
+    Constant,
+    /// `d ←` anything.
+    Undefined,
+    /// `d ← u0 op u1`
+    Binary(Opcode),
+    /// `d ← op u0`
+    Unary(Opcode),
+    /// As a binary instruction, with an immediate behind.
+    BinaryImmediate(Opcode, u8),
+    /// As a unary instruction, with an immediate behind.
+    UnaryImmediate(Opcode, u8),
+    /// Stores a part of `u0`.
+    StorePart(Opcode, u8),
+    /// `d ← u0` shifted, by an opcode with an extension.
+    Shift(Opcode, u8, u8),
+    /// `d ← ±u0·u1 ± u2`; memory stands for `u1` or, where `addend`, for `u2`.
+    Fma {
+        wide: bool,
+        negate_product: bool,
+        negate_addend: bool,
+        addend: bool,
+    },
+    /// `d ← u0` changed by `u1` and `u2`, where `d` and `u0` are one register.
+    Tied(Opcode),
+    /// Lanes of `u2` in mask `u0`, of `u1` elsewhere.
+    Blend {
+        wide: bool,
+    },
+    /// Every lane of `d ←` integer `u0`.
+    Splat {
+        wide: bool,
+    },
+    /// Mask `d ← u0 op u1`.
+    MaskBinary(u8),
+    /// Mask `d ←` not `u0`.
+    MaskNot,
+    /// Mask `d ←` the low bits of integer `u0`.
+    MaskSplat,
+    /// Number `d ←` integer `u0`.
+    ToReal {
+        wide: bool,
+    },
+    /// Integer `d ←` constant.
+    Integer(i64),
+    /// Integer `d ←` memory's address.
+    Address,
+    /// Integer `d ← u0 op u1`: `add`, `or`, `and`, `sub`, `xor` by number.
+    IntegerBinary(u8),
+    /// The same with a constant.
+    IntegerConstant(u8, i32),
+    Multiply,
+    MultiplyConstant(i32),
+    /// By an opcode's extension and a number of bits.
+    IntegerShift(u8, u8),
+    /// Quotient or remainder of `u0` by `u1`.
+    Divide {
+        signed: bool,
+        remainder: bool,
+    },
+    /// The smaller or greater of `u0` and `u1`: `u1` where the condition holds for `u1` and `u0`.
+    Choose(Condition),
+    /// Flags of `u0 − u1`.
+    Compare,
+    /// Flags of `u0` less a constant.
+    CompareConstant(i32),
+    /// Flags of `u0`.
+    Test,
+    /// Flags of reals.
+    CompareReals {
+        wide: bool,
+    },
+    /// Integer `d ←` 1 where the flags say so, else 0.
+    Set(Condition),
+    /// `d ← u0` where the flags say so, else `u1`, of any class.
+    Select(Condition),
+    /// Calls, by number in the function's list.
+    Call(usize),
+    /// `d ←` a function's address.
+    FunctionAddress(usize),
+    Prefetch {
+        for_write: bool,
+    },
+    Jump(usize),
+    JumpIf(Condition, usize),
+    Return,
+}
+
+/// An instruction.
+#[derive(Clone, Copy, Debug)]
+pub struct Inst {
+    pub op: Op,
+    pub def: Reg,
+    pub uses: [Reg; 3],
+    pub operand: Option<Operand>,
+    /// Bytes that it works on.
+    pub bytes: usize,
+}
+
+impl Inst {
+    pub fn new(op: Op, def: Reg, uses: &[Reg], bytes: usize) -> Inst {
+        let mut all = [NONE; 3];
+        all[..uses.len()].copy_from_slice(uses);
+        Inst { op, def, uses: all, operand: None, bytes }
+    }
+
+    pub fn with(mut self, memory: Memory, broadcast: bool) -> Inst {
+        self.operand = Some(Operand { memory, broadcast });
+        self
+    }
+
+    /// The registers that it uses, those of its address included, but for a call's arguments.
+    pub fn each_use(&self, mut visit: impl FnMut(Reg)) {
+        self.uses.iter().copied().filter(|r| *r != NONE).for_each(&mut visit);
+        if let Some(Operand { memory, .. }) = self.operand {
+            if let Base::Register(r) = memory.base {
+                visit(r);
+            }
+            if let Some((r, _)) = memory.index {
+                visit(r);
+            }
+        }
+    }
+
+    /// Whether `d` must differ from what it uses: parts of `d` are written before all is read.
+    pub fn writes_early(&self) -> bool {
+        matches!(self.op, Op::Choose(_) | Op::Select(_) | Op::Set(_) | Op::ToReal { .. })
+    }
+
+    /// Which use `d` shares its register with, if they can.
+    pub fn tied(&self) -> Option<Reg> {
+        match self.op {
+            Op::Move if self.operand.is_none() => Some(self.uses[0]),
+            Op::Tied(_) => Some(self.uses[0]),
+            Op::LoadMasked { .. } => Some(self.uses[1]),
+            Op::Fma { .. } => Some(if self.uses[2] == NONE { self.uses[0] } else { self.uses[2] }),
+            Op::IntegerBinary(_) | Op::IntegerConstant(..) | Op::IntegerShift(..) | Op::Multiply => Some(self.uses[0]),
+            _ => None,
+        }
+        .filter(|r| *r != NONE)
+    }
+}
+
+/// Whom to call.
+#[derive(Clone, Copy, Debug)]
+pub enum Callee {
+    /// A function of the module.
+    Function(usize),
+    /// An address of this process.
+    Address(usize),
+    /// A pointer.
+    Pointer(Reg),
+}
+
+/// A call.
+#[derive(Clone, Debug)]
+pub struct Call {
+    pub callee: Callee,
+    /// Integers.
+    pub arguments: Vec<Reg>,
+    /// A number, in place of integers.
+    pub real: Option<Reg>,
+}
+
+/// A function before its registers are allocated.
+#[derive(Default)]
+pub struct Function {
+    pub virtuals: Vec<Virtual>,
+    pub parameters: Vec<Reg>,
+    /// In the order of the code.
+    pub blocks: Vec<Block>,
+    pub calls: Vec<Call>,
+    /// Bytes of stack memory that addresses refer to.
+    pub stack_bytes: usize,
+}
+
+/// A basic block.
+#[derive(Default)]
+pub struct Block {
+    pub insts: Vec<Inst>,
+    pub successors: Vec<usize>,
+    /// Loops around it.
+    pub depth: usize,
+    /// Whether an innermost loop begins here.
+    pub is_inner_loop: bool,
+    /// What is written at the end for one of two successors only.
+    pub edge_copies: Vec<(Reg, usize)>,
+}

@@ -1,0 +1,417 @@
+//! Register allocation: exact live ranges, coalescing of copies, then a linear scan that evicts what is used least.
+//!
+//! A live range is a list of segments between positions in the code, holes included, so that a variable's register is
+//! free while the variable is dead. After Wimmer and Mössenböck, "Optimized Interval Splitting in a Linear Scan Register
+//! Allocator" (VEE 2005), without splitting: what does not fit lives in memory, and is what inner loops use least.
+
+use super::inst::{Class, Function, NONE, Op, Reg};
+
+/// Positions within an instruction: it reads, others' registers are clobbered, it writes.
+const CLOBBER: u32 = 1;
+const WRITE: u32 = 2;
+const STEP: u32 = 4;
+
+/// A live segment: from a position up to another one.
+type Segment = (u32, u32);
+
+/// Where a virtual register is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    Register(u8),
+    /// In memory, by number of the one that it shares this with.
+    Memory(Reg),
+    /// Never used.
+    Nowhere,
+}
+
+/// The registers of a machine that are allocated.
+pub struct Registers {
+    pub n_vectors: u8,
+}
+
+/// Caller-saved first.
+const INTEGERS: [u8; 14] = [0, 1, 2, 6, 7, 8, 9, 10, 11, 3, 12, 13, 14, 15];
+/// The caller-saved ones.
+const N_CALLER_SAVED: usize = 9;
+/// Registers for what lives in memory.
+pub const INTEGER_SCRATCH: [u8; 2] = [10, 11];
+pub const MASK_SCRATCH: [u8; 2] = [6, 7];
+
+impl Registers {
+    pub fn vector_scratch(&self) -> [u8; 2] {
+        [self.n_vectors - 2, self.n_vectors - 1]
+    }
+
+    fn of(&self, class: Class, with_scratch: bool) -> Vec<u8> {
+        match class {
+            Class::Integer => {
+                INTEGERS.iter().copied().filter(|r| !with_scratch || !INTEGER_SCRATCH.contains(r)).collect()
+            }
+            Class::Vector => (0..self.n_vectors - if with_scratch { 2 } else { 0 }).collect(),
+            Class::Mask => (1..if with_scratch { MASK_SCRATCH[0] } else { 8 }).collect(),
+        }
+    }
+
+    fn slot(class: Class, r: u8) -> usize {
+        usize::from(r)
+            + match class {
+                Class::Integer => 0,
+                Class::Vector => 16,
+                Class::Mask => 48,
+            }
+    }
+}
+
+/// Live ranges of a set of virtual registers that share one place.
+#[derive(Clone, Default)]
+struct Range {
+    segments: Vec<Segment>,
+    /// Uses and definitions, those in loops counting for more.
+    weight: f64,
+}
+
+impl Range {
+    fn start(&self) -> u32 {
+        self.segments[0].0
+    }
+
+    fn cost(&self) -> f64 {
+        let len: u32 = self.segments.iter().map(|(from, to)| to - from).sum();
+        self.weight / f64::from(len.max(1))
+    }
+}
+
+/// Whether two sorted lists of segments have a position in common.
+fn overlap(a: &[Segment], b: &[Segment]) -> bool {
+    let apart = |a: &[Segment], b: &[Segment]| a.last().is_none_or(|a| b.first().is_none_or(|b| a.1 <= b.0));
+    if apart(a, b) || apart(b, a) {
+        return false;
+    }
+    let (mut i, mut j) = (0, 0);
+    while i < a.len() && j < b.len() {
+        if a[i].1 <= b[j].0 {
+            i += 1;
+        } else if b[j].1 <= a[i].0 {
+            j += 1;
+        } else {
+            return true;
+        }
+    }
+    false
+}
+
+/// Two sorted lists as one, neighbours joined.
+fn merge(a: &[Segment], b: &[Segment]) -> Vec<Segment> {
+    let mut out: Vec<Segment> = Vec::with_capacity(a.len() + b.len());
+    let (mut i, mut j) = (0, 0);
+    while i < a.len() || j < b.len() {
+        let next = if j == b.len() || i < a.len() && a[i].0 < b[j].0 {
+            i += 1;
+            a[i - 1]
+        } else {
+            j += 1;
+            b[j - 1]
+        };
+        match out.last_mut() {
+            Some(last) if last.1 == next.0 => last.1 = next.1,
+            _ => out.push(next),
+        }
+    }
+    out
+}
+
+/// Gives every virtual register of a function a place.
+pub fn allocate(f: &Function, registers: &Registers) -> Result<Vec<Place>, String> {
+    let live = liveness(f)?;
+    let mut leaders: Vec<Reg> = (0..f.virtuals.len() as Reg).collect();
+    let mut ranges = ranges(f, &live);
+    coalesce(f, &mut leaders, &mut ranges);
+    let fixed = clobbers(f);
+    let mut places = vec![Place::Nowhere; f.virtuals.len()];
+    for class in [Class::Integer, Class::Vector, Class::Mask] {
+        let mut order: Vec<Reg> = (0..f.virtuals.len() as Reg)
+            .filter(|v| {
+                let r = &ranges[*v as usize];
+                f.virtuals[*v as usize].class == class && leaders[*v as usize] == *v && !r.segments.is_empty()
+            })
+            .collect();
+        order.sort_by_key(|v| ranges[*v as usize].start());
+        for with_scratch in [false, true] {
+            let names = registers.of(class, with_scratch);
+            let all_fit = scan(class, &names, &order, &ranges, &fixed, &mut places);
+            if all_fit {
+                break;
+            }
+        }
+    }
+    for v in 0..places.len() {
+        let leader = find(&mut leaders, v as Reg) as usize;
+        places[v] = places[leader];
+    }
+    Ok(places)
+}
+
+fn find(leaders: &mut [Reg], v: Reg) -> Reg {
+    let mut at = v;
+    while leaders[at as usize] != at {
+        leaders[at as usize] = leaders[leaders[at as usize] as usize];
+        at = leaders[at as usize];
+    }
+    at
+}
+
+/// Assigns registers in order of first positions; says whether all have one.
+fn scan(
+    class: Class,
+    names: &[u8],
+    order: &[Reg],
+    ranges: &[Range],
+    fixed: &[Vec<Segment>; 64],
+    places: &mut [Place],
+) -> bool {
+    let mut assigned: Vec<Vec<Reg>> = vec![Vec::new(); names.len()];
+    let mut in_memory = Vec::new();
+    for &v in order {
+        let range = &ranges[v as usize];
+        let is_free = |at: usize, assigned: &[Vec<Reg>]| {
+            !overlap(&fixed[Registers::slot(class, names[at])], &range.segments)
+                && assigned[at].iter().rev().all(|other| !overlap(&ranges[*other as usize].segments, &range.segments))
+        };
+        if let Some(at) = (0..names.len()).find(|at| is_free(*at, &assigned)) {
+            assigned[at].push(v);
+            places[v as usize] = Place::Register(names[at]);
+            continue;
+        }
+        // Whose owners at this time are worth least together.
+        let mut best: Option<(f64, usize)> = None;
+        for at in 0..names.len() {
+            if overlap(&fixed[Registers::slot(class, names[at])], &range.segments) {
+                continue;
+            }
+            let owners = assigned[at].iter().filter(|o| overlap(&ranges[**o as usize].segments, &range.segments));
+            let cost = owners.map(|o| ranges[*o as usize].cost()).fold(0.0, f64::max);
+            if best.is_none_or(|(least, _)| cost < least) {
+                best = Some((cost, at));
+            }
+        }
+        match best {
+            Some((cost, at)) if cost < range.cost() => {
+                let (out, stay): (Vec<Reg>, Vec<Reg>) =
+                    assigned[at].iter().partition(|o| overlap(&ranges[**o as usize].segments, &range.segments));
+                assigned[at] = stay;
+                assigned[at].push(v);
+                places[v as usize] = Place::Register(names[at]);
+                in_memory.extend(out);
+            }
+            _ => in_memory.push(v),
+        }
+    }
+    // What was evicted may fit elsewhere.
+    in_memory.sort_by(|a, b| ranges[*b as usize].cost().total_cmp(&ranges[*a as usize].cost()));
+    let mut all_fit = true;
+    for v in in_memory {
+        let segments = &ranges[v as usize].segments;
+        let free = (0..names.len()).find(|at| {
+            !overlap(&fixed[Registers::slot(class, names[*at])], segments)
+                && assigned[*at].iter().all(|other| !overlap(&ranges[*other as usize].segments, segments))
+        });
+        match free {
+            Some(at) => {
+                assigned[at].push(v);
+                places[v as usize] = Place::Register(names[at]);
+            }
+            None => {
+                places[v as usize] = Place::Memory(v);
+                all_fit = false;
+            }
+        }
+    }
+    all_fit
+}
+
+/// When which registers of the machine are lost, by class and number.
+fn clobbers(f: &Function) -> [Vec<Segment>; 64] {
+    let mut fixed: [Vec<Segment>; 64] = std::array::from_fn(|_| Vec::new());
+    let mut at = STEP;
+    for inst in f.blocks.iter().flat_map(|b| &b.insts) {
+        match inst.op {
+            Op::Call(_) => {
+                let lost = (at + CLOBBER, at + WRITE);
+                INTEGERS[..N_CALLER_SAVED].iter().for_each(|r| fixed[usize::from(*r)].push(lost));
+                fixed[16..].iter_mut().for_each(|list| list.push(lost));
+            }
+            Op::Divide { .. } => [0, 2].into_iter().for_each(|r: usize| fixed[r].push((at, at + WRITE))),
+            _ => {}
+        }
+        at += STEP;
+    }
+    fixed
+}
+
+/// The registers that an instruction uses, a call's arguments included.
+fn each_use(f: &Function, inst: &super::inst::Inst, mut visit: impl FnMut(Reg)) {
+    inst.each_use(&mut visit);
+    if let Op::Call(number) = inst.op {
+        let call = &f.calls[number];
+        call.arguments.iter().copied().for_each(&mut visit);
+        call.real.into_iter().for_each(&mut visit);
+        if let super::inst::Callee::Pointer(r) = call.callee {
+            visit(r);
+        }
+    }
+}
+
+/// The virtual registers live at the end of each block, as bits.
+fn liveness(f: &Function) -> Result<Vec<Vec<u64>>, String> {
+    let words = f.virtuals.len().div_ceil(64);
+    let n = f.blocks.len();
+    let mut reads = vec![vec![0u64; words]; n];
+    let mut writes = vec![vec![0u64; words]; n];
+    for (b, block) in f.blocks.iter().enumerate() {
+        for inst in &block.insts {
+            each_use(f, inst, |r| {
+                let (word, bit) = (r as usize / 64, 1 << (r % 64));
+                if writes[b][word] & bit == 0 {
+                    reads[b][word] |= bit;
+                }
+            });
+            if inst.def != NONE {
+                writes[b][inst.def as usize / 64] |= 1 << (inst.def % 64);
+            }
+        }
+    }
+    let mut live_in = reads;
+    let mut live_out = vec![vec![0u64; words]; n];
+    let mut changed = true;
+    while changed {
+        changed = false;
+        for b in (0..n).rev() {
+            for &s in &f.blocks[b].successors {
+                for w in 0..words {
+                    live_out[b][w] |= live_in[s][w];
+                }
+            }
+            for w in 0..words {
+                let new = live_in[b][w] | live_out[b][w] & !writes[b][w];
+                changed |= new != live_in[b][w];
+                live_in[b][w] = new;
+            }
+        }
+    }
+    let mut unset = live_in[0].clone();
+    for r in &f.parameters {
+        unset[*r as usize / 64] &= !(1 << (r % 64));
+    }
+    if unset.iter().any(|w| *w != 0) {
+        return Err("a value that is not set on every path".into());
+    }
+    for block in &f.blocks {
+        for (r, to) in &block.edge_copies {
+            let elsewhere = block.successors.iter().filter(|s| *s != to);
+            if elsewhere.into_iter().any(|s| live_in[*s][*r as usize / 64] >> (r % 64) & 1 == 1) {
+                return Err("a critical edge".into());
+            }
+        }
+    }
+    Ok(live_out)
+}
+
+/// The live range of each virtual register. Parameters are written before the first instruction.
+fn ranges(f: &Function, live_out: &[Vec<u64>]) -> Vec<Range> {
+    let mut ranges = vec![Range::default(); f.virtuals.len()];
+    // Backward, so segments come last first.
+    let n: u32 = f.blocks.iter().map(|b| b.insts.len() as u32).sum();
+    let mut end = (n + 1) * STEP;
+    // Where the segment that is open ends.
+    let mut open = vec![0u32; f.virtuals.len()];
+    for (b, block) in f.blocks.iter().enumerate().rev() {
+        let start = end - block.insts.len() as u32 * STEP;
+        let scale = 10f64.powi(block.depth.min(8) as i32);
+        let mut live: Vec<Reg> = Vec::new();
+        for (w, word) in live_out[b].iter().enumerate() {
+            let mut word = *word;
+            while word != 0 {
+                let r = w as u32 * 64 + word.trailing_zeros();
+                open[r as usize] = end;
+                live.push(r);
+                word &= word - 1;
+            }
+        }
+        for (i, inst) in block.insts.iter().enumerate().rev() {
+            let at = start + i as u32 * STEP;
+            if inst.def != NONE {
+                let d = inst.def as usize;
+                let from = if inst.writes_early() { at } else { at + WRITE };
+                let to = if open[d] == 0 { at + STEP } else { open[d] };
+                ranges[d].segments.push((from, to));
+                ranges[d].weight += scale;
+                open[d] = 0;
+            }
+            // Operands of a tied instruction other than the tied one are read after the copy.
+            let (tied, late) = match inst.op {
+                Op::Tied(_) | Op::LoadMasked { .. } | Op::IntegerBinary(_) | Op::Multiply => {
+                    (inst.tied(), at + WRITE + 1)
+                }
+                _ => (None, at + CLOBBER),
+            };
+            each_use(f, inst, |r| {
+                let v = r as usize;
+                ranges[v].weight += scale;
+                let end = if Some(r) == tied { at + CLOBBER } else { late };
+                if open[v] == 0 {
+                    open[v] = end;
+                    live.push(r);
+                } else if open[v] < end {
+                    open[v] = end;
+                }
+            });
+        }
+        for r in live {
+            if open[r as usize] != 0 {
+                ranges[r as usize].segments.push((start, open[r as usize]));
+                open[r as usize] = 0;
+            }
+        }
+        end = start;
+    }
+    for parameter in &f.parameters {
+        let range = &mut ranges[*parameter as usize];
+        match range.segments.last_mut() {
+            Some(first) if first.0 == STEP => first.0 = 0,
+            _ => range.segments.push((0, 1)),
+        }
+    }
+    for range in &mut ranges {
+        range.segments.reverse();
+        range.segments = merge(&range.segments, &[]);
+    }
+    ranges
+}
+
+/// Lets both sides of copies share a register where they are never alive together.
+fn coalesce(f: &Function, leaders: &mut [Reg], ranges: &mut [Range]) {
+    let mut copies: Vec<(usize, Reg, Reg)> = Vec::new();
+    for block in &f.blocks {
+        for inst in &block.insts {
+            if let Some(from) = inst.tied()
+                && inst.def != NONE
+                && f.virtuals[from as usize].class == f.virtuals[inst.def as usize].class
+                && f.virtuals[from as usize].pool.is_none()
+            {
+                copies.push((block.depth, inst.def, from));
+            }
+        }
+    }
+    copies.sort_by_key(|(depth, ..)| std::cmp::Reverse(*depth));
+    for (_, a, b) in copies {
+        let (a, b) = (find(leaders, a), find(leaders, b));
+        if a == b || overlap(&ranges[a as usize].segments, &ranges[b as usize].segments) {
+            continue;
+        }
+        let other = std::mem::take(&mut ranges[b as usize]);
+        let range = &mut ranges[a as usize];
+        range.segments = merge(&range.segments, &other.segments);
+        range.weight += other.weight;
+        leaders[b as usize] = a;
+    }
+}

@@ -1,0 +1,814 @@
+//! Instruction selection: from values to instructions of the machine with virtual registers.
+//!
+//! One pass over the blocks in the order of the code. What only shapes an operand of one instruction (an address, a load
+//! or broadcast used once, a negated factor) is not written where it stands but folded in there.
+
+mod integer;
+mod lanes;
+mod vector;
+
+use std::collections::HashMap;
+
+use super::encode::Condition;
+use super::inst::{Base, Block, Call, Callee, Class, Function, Inst, Memory, NONE, Op, Operand, Reg, Virtual};
+use crate::ssa::{self, Compare, Def, Id, Kind, Op as Ssa, Type};
+
+/// The constants of a module, each once.
+#[derive(Default)]
+pub struct Pool {
+    pub bytes: Vec<u8>,
+    known: HashMap<Vec<u8>, i32>,
+}
+
+impl Pool {
+    /// Where some bytes are, aligned to their number.
+    pub fn place(&mut self, bytes: &[u8]) -> i32 {
+        if let Some(at) = self.known.get(bytes) {
+            return *at;
+        }
+        let align = bytes.len().next_power_of_two().min(64);
+        self.bytes.resize(self.bytes.len().next_multiple_of(align), 0);
+        let at = self.bytes.len() as i32;
+        self.bytes.extend_from_slice(bytes);
+        self.known.insert(bytes.to_vec(), at);
+        at
+    }
+}
+
+/// Selects the instructions of a function.
+pub fn select(f: &ssa::Function, has_masks: bool, pool: &mut Pool) -> Result<Function, String> {
+    let order = order(f);
+    let mut place = vec![usize::MAX; f.blocks.len()];
+    order.iter().enumerate().for_each(|(at, b)| place[*b] = at);
+    let n = f.values.len();
+    let mut s = Selector {
+        f,
+        has_masks,
+        pool,
+        out: Function::default(),
+        n_uses: vec![0; n],
+        def_at: vec![None; n],
+        user_at: vec![None; n],
+        splat_width: vec![0; n],
+        regs: vec![NONE; n],
+        same_as: (0..n as Id).collect(),
+        n_stores: Vec::new(),
+        place,
+        outer_loops: Vec::new(),
+        constants: HashMap::new(),
+        quads: HashMap::new(),
+        at: (0, 0),
+        block: Block::default(),
+    };
+    s.prepare();
+    s.find_loops(&order);
+    for (at, b) in order.iter().enumerate() {
+        s.block(at, *b)?;
+    }
+    s.place_constants();
+    Ok(s.out)
+}
+
+/// The blocks in an order in which loops are contiguous and what comes after a branch comes later.
+fn order(f: &ssa::Function) -> Vec<usize> {
+    let mut seen = vec![false; f.blocks.len()];
+    let mut out = Vec::new();
+    // The block, and how many of its successors are done.
+    let mut stack = vec![(0, 0)];
+    seen[0] = true;
+    while let Some((block, done)) = stack.pop() {
+        // Leaving a loop comes first, so that it is last in the reversed order.
+        let next = successors(f, block).into_iter().rev().nth(done);
+        match next {
+            Some(next) => {
+                stack.push((block, done + 1));
+                if !seen[next] {
+                    seen[next] = true;
+                    stack.push((next, 0));
+                }
+            }
+            None => out.push(block),
+        }
+    }
+    out.reverse();
+    out
+}
+
+fn successors(f: &ssa::Function, block: usize) -> Vec<usize> {
+    match f.blocks[block].last().map(|last| &last.op) {
+        Some(Ssa::Br(to)) => vec![*to],
+        Some(Ssa::CondBr(then, otherwise)) => vec![*then, *otherwise],
+        _ => Vec::new(),
+    }
+}
+
+/// Where a constant is set: before an outermost loop, or in a block outside of loops.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+enum Region {
+    Loop(usize),
+    Block(usize),
+}
+
+struct Selector<'f> {
+    f: &'f ssa::Function,
+    has_masks: bool,
+    pool: &'f mut Pool,
+    out: Function,
+    n_uses: Vec<u32>,
+    /// Block and place of each value's instruction, and of its last user.
+    def_at: Vec<Option<(usize, usize)>>,
+    user_at: Vec<Option<(usize, usize)>>,
+    /// Bytes of the widest vector that each scalar fills.
+    splat_width: Vec<usize>,
+    /// The virtual register of each value.
+    regs: Vec<Reg>,
+    /// The value that each is another name for.
+    same_as: Vec<Id>,
+    /// How many instructions before each may write memory, by block.
+    n_stores: Vec<Vec<u32>>,
+    /// Where each block goes.
+    place: Vec<usize>,
+    /// For each place, the first place of the outermost loop around it.
+    outer_loops: Vec<Option<usize>>,
+    constants: HashMap<(i32, usize, Region), Reg>,
+    /// Parts of 16 bytes taken from vectors in this block.
+    quads: HashMap<(Id, usize), Reg>,
+    at: (usize, usize),
+    block: Block,
+}
+
+/// Bytes of the register that a type's values are in.
+fn width(ty: Type) -> usize {
+    ty.bytes().max(16)
+}
+
+fn class_of(ty: Type) -> Class {
+    match ty {
+        Type { kind: Kind::F32 | Kind::F64, .. } => Class::Vector,
+        Type { lanes: 1, .. } => Class::Integer,
+        Type { kind: Kind::I1, .. } => Class::Mask,
+        _ => Class::Vector,
+    }
+}
+
+impl Selector<'_> {
+    // What is known before.
+
+    fn prepare(&mut self) {
+        for (b, block) in self.f.blocks.iter().enumerate() {
+            let mut n_stores = 0;
+            let mut before = Vec::with_capacity(block.len() + 1);
+            for (i, inst) in block.iter().enumerate() {
+                before.push(n_stores);
+                let is_variable = |id: &Id| matches!(self.op_of(*id), Some(Ssa::Variable(_)));
+                n_stores += match inst.op {
+                    Ssa::Store => u32::from(!is_variable(&inst.operands[1])),
+                    Ssa::MaskedStore | Ssa::Scatter | Ssa::Call => 1,
+                    _ => 0,
+                };
+                if let Some(result) = inst.result {
+                    self.def_at[result as usize] = Some((b, i));
+                }
+                for id in &inst.operands {
+                    self.n_uses[*id as usize] += 1;
+                    self.user_at[*id as usize] = Some((b, i));
+                }
+            }
+            before.push(n_stores);
+            self.n_stores.push(before);
+        }
+        for id in 0..self.f.values.len() as Id {
+            if let Some(x) = self.splat_of(id)
+                && width(self.ty(id)) <= self.native()
+            {
+                self.splat_width[x as usize] = self.splat_width[x as usize].max(width(self.ty(id)));
+            }
+        }
+    }
+
+    /// The register that has a scalar in all lanes, where it was loaded so.
+    fn loaded_splat(&self, id: Id) -> Option<Reg> {
+        let x = self.splat_of(id).filter(|_| width(self.ty(id)) <= self.native())?;
+        let is_variable = |id: Id| matches!(self.op_of(id), Some(Ssa::Variable(_)));
+        let is_load = matches!(self.instruction(x), Some(inst) if matches!(inst.op, Ssa::Load { .. }) && !is_variable(inst.operands[0]))
+            && class_of(self.ty(x)) == Class::Vector;
+        (is_load && !self.is_folded(x) && self.regs[x as usize] != NONE).then(|| self.regs[x as usize])
+    }
+
+    fn find_loops(&mut self, order: &[usize]) {
+        let mut loops: Vec<(usize, usize)> = Vec::new();
+        for (at, b) in order.iter().enumerate() {
+            for s in successors(self.f, *b) {
+                if self.place[s] <= at {
+                    loops.push((self.place[s], at));
+                }
+            }
+        }
+        for (at, b) in order.iter().enumerate() {
+            let around = loops.iter().filter(|(from, to)| (*from..=*to).contains(&at));
+            self.outer_loops.push(around.clone().map(|(from, _)| *from).min());
+            let is_inner = |(from, to): &(usize, usize)| *from == at && !loops.iter().any(|(f, t)| f > from && t <= to);
+            self.out.blocks.push(Block {
+                depth: around.count(),
+                is_inner_loop: loops.iter().any(is_inner),
+                successors: successors(self.f, *b).into_iter().map(|s| self.place[s]).collect(),
+                ..Block::default()
+            });
+        }
+    }
+
+    /// Bytes of the machine's vectors.
+    fn native(&self) -> usize {
+        if self.has_masks { 64 } else { 32 }
+    }
+
+    fn ty(&self, id: Id) -> Type {
+        self.f.values[id as usize].ty
+    }
+
+    fn instruction(&self, id: Id) -> Option<&ssa::Instruction> {
+        let (b, i) = self.def_at[id as usize]?;
+        Some(&self.f.blocks[b][i])
+    }
+
+    /// What gives a value; known for what comes before the place at hand.
+    fn op_of(&self, id: Id) -> Option<&Ssa> {
+        self.instruction(id).map(|inst| &inst.op)
+    }
+
+    fn constant(&self, id: Id) -> Option<&[u64]> {
+        match &self.f.values[id as usize].def {
+            Def::Constant(bits) => Some(bits),
+            _ => None,
+        }
+    }
+
+    fn integer(&self, id: Id) -> Option<i64> {
+        let bits = self.constant(id)?;
+        let ty = self.ty(id);
+        (ty.lanes == 1 && class_of(ty) == Class::Integer).then(|| match ty.kind {
+            Kind::I32 => i64::from(bits[0] as i32),
+            _ => bits[0] as i64,
+        })
+    }
+
+    fn is_zero(&self, id: Id) -> bool {
+        self.constant(id).is_some_and(|bits| bits.iter().all(|b| *b == 0))
+    }
+
+    fn is_undefined(&self, id: Id) -> bool {
+        self.f.values[id as usize].def == Def::Undefined
+    }
+
+    // Folding.
+
+    /// Where a value that is used once is used, if that is in its own block.
+    fn only_user(&self, id: Id) -> Option<(usize, usize)> {
+        let (b, _) = self.def_at[id as usize]?;
+        let (block, i) = self.user_at[id as usize]?;
+        (self.n_uses[id as usize] == 1 && block == b).then_some((block, i))
+    }
+
+    /// The scalar of which a shuffle fills all lanes.
+    fn splat_of(&self, id: Id) -> Option<Id> {
+        let inst = self.instruction(id)?;
+        let Ssa::Shuffle(mask) = &inst.op else { return None };
+        let into = self.instruction(inst.operands[0])?;
+        (mask.iter().all(|m| *m <= 0) && into.op == Ssa::Insert(0)).then(|| into.operands[1])
+    }
+
+    /// Whether a value is written where it is used, not where it stands.
+    fn is_folded(&self, id: Id) -> bool {
+        let Some(inst) = self.instruction(id) else { return false };
+        match &inst.op {
+            Ssa::Element(_) => self.ty(id).lanes == 1 && self.integer(inst.operands[1]).is_some(),
+            Ssa::Stack(_) => true,
+            Ssa::Insert(_) | Ssa::Compare(_) | Ssa::FNeg => self.only_user(id).is_some(),
+            Ssa::FLess => self.ty(id).lanes == 1 && self.only_user(id).is_some(),
+            Ssa::Shuffle(_) => self.splat_of(id).is_some() && self.only_user(id).is_some(),
+            Ssa::Load { invariant } => {
+                let Some((block, user)) = self.final_user(id) else { return false };
+                let (_, at) = self.def_at[id as usize].expect("it has an instruction");
+                let is_variable = matches!(self.op_of(inst.operands[0]), Some(Ssa::Variable(_)));
+                let n_stores = &self.n_stores[block];
+                !is_variable && class_of(self.ty(id)) == Class::Vector && (*invariant || n_stores[at] == n_stores[user])
+            }
+            _ => false,
+        }
+    }
+
+    /// The instruction that a value used once ends up in, through those that are folded themselves.
+    fn final_user(&self, id: Id) -> Option<(usize, usize)> {
+        let (block, at) = self.only_user(id)?;
+        let user = &self.f.blocks[block][at];
+        match (&user.op, user.result) {
+            (Ssa::Insert(_) | Ssa::FNeg, Some(result)) if self.only_user(result).is_some() => self.final_user(result),
+            (Ssa::Shuffle(_), Some(result)) if self.splat_of(result).is_some() && self.only_user(result).is_some() => {
+                self.final_user(result)
+            }
+            // What is written at the end of the block comes after everything in it.
+            (Ssa::Phi(_), _) => None,
+            _ => Some((block, at)),
+        }
+    }
+
+    /// A value as memory operand of an instruction on its type, where it can be one.
+    fn folded_operand(&mut self, id: Id) -> Option<Operand> {
+        let id = self.same_as[id as usize];
+        if !self.is_folded(id) {
+            return None;
+        }
+        let ty = self.ty(id);
+        let (load, broadcast) = match self.splat_of(id) {
+            Some(x) if self.has_masks && self.is_folded(x) && ty.kind.bytes() >= 4 => (x, true),
+            Some(_) => return None,
+            None => (id, false),
+        };
+        let inst = self.instruction(load)?;
+        if !matches!(inst.op, Ssa::Load { .. }) || !(broadcast || ty.lanes == 1 || ty.bytes() >= 16) {
+            return None;
+        }
+        let pointer = inst.operands[0];
+        let memory = self.address(pointer).ok()?;
+        Some(Operand { memory, broadcast })
+    }
+
+    /// The memory that a pointer leads to.
+    fn address(&mut self, pointer: Id) -> Result<Memory, String> {
+        let mut at = self.same_as[pointer as usize];
+        let mut disp = 0i64;
+        loop {
+            let inst = match self.instruction(at) {
+                Some(inst) if self.is_folded(at) => inst,
+                _ => break,
+            };
+            match inst.op {
+                Ssa::Element(bytes) => {
+                    let (base, index) = (inst.operands[0], inst.operands[1]);
+                    disp += self.integer(index).expect("folded elements have constant numbers") * bytes as i64;
+                    at = self.same_as[base as usize];
+                }
+                Ssa::Stack(_) => {
+                    let offset = i64::from(self.regs[at as usize]);
+                    let disp = i32::try_from(disp + offset).map_err(|_| "stack")?;
+                    return Ok(Memory { base: Base::Stack, index: None, disp });
+                }
+                _ => break,
+            }
+        }
+        let base = self.reg(at)?;
+        match i32::try_from(disp) {
+            Ok(disp) => Ok(Memory { base: Base::Register(base), index: None, disp }),
+            Err(_) => {
+                let far = self.emit_new(Op::Integer(disp), Class::Integer, &[], 8);
+                Ok(Memory { base: Base::Register(base), index: Some((far, 0)), disp: 0 })
+            }
+        }
+    }
+
+    // Registers.
+
+    fn virtual_register(&mut self, class: Class, bytes: usize) -> Reg {
+        self.out.virtuals.push(Virtual { class, bytes, pool: None });
+        self.out.virtuals.len() as Reg - 1
+    }
+
+    fn register_of(&mut self, ty: Type) -> Reg {
+        let class = class_of(ty);
+        self.virtual_register(class, if class == Class::Vector { ty.bytes() } else { 8 })
+    }
+
+    fn emit(&mut self, inst: Inst) {
+        self.block.insts.push(inst);
+    }
+
+    fn emit_new(&mut self, op: Op, class: Class, uses: &[Reg], bytes: usize) -> Reg {
+        let d = self.virtual_register(class, bytes);
+        self.emit(Inst::new(op, d, uses, bytes));
+        d
+    }
+
+    fn region(&self) -> Region {
+        let at = self.place[self.at.0];
+        self.outer_loops[at].map_or(Region::Block(at), Region::Loop)
+    }
+
+    /// A register that holds a constant of the pool, set before the outermost loop.
+    fn pooled(&mut self, bytes: &[u8], class: Class) -> Reg {
+        let at = self.pool.place(bytes);
+        let key = (at, bytes.len(), self.region());
+        if let Some(r) = self.constants.get(&key) {
+            return *r;
+        }
+        let r = self.virtual_register(class, bytes.len());
+        self.out.virtuals[r as usize].pool = Some(at);
+        self.constants.insert(key, r);
+        r
+    }
+
+    fn constant_register(&mut self, bits: &[u64], kind: Kind) -> Reg {
+        if kind == Kind::I1 {
+            let bits = bits.iter().enumerate().fold(0u16, |all, (lane, b)| all | ((*b as u16) << lane));
+            return self.pooled(&bits.to_le_bytes(), Class::Mask);
+        }
+        let bytes = constant_bytes(bits, kind);
+        self.pooled(&bytes, Class::Vector)
+    }
+
+    /// A vector with the same bits in every lane.
+    fn splat_constant(&mut self, bits: u64, ty: Type) -> Reg {
+        let lanes = width(ty) / ty.kind.bytes();
+        self.constant_register(&vec![bits; lanes], ty.kind)
+    }
+
+    /// The register of a value, written now where it was folded.
+    fn reg(&mut self, id: Id) -> Result<Reg, String> {
+        let id = self.same_as[id as usize];
+        let ty = self.ty(id);
+        match &self.f.values[id as usize].def {
+            Def::Constant(bits) => match class_of(ty) {
+                Class::Integer => {
+                    let value = self.integer(id).expect("a scalar");
+                    Ok(self.emit_new(Op::Integer(value), Class::Integer, &[], 8))
+                }
+                Class::Vector | Class::Mask => Ok(self.constant_register(bits, ty.kind)),
+            },
+            Def::Undefined => {
+                let d = self.register_of(ty);
+                self.emit(Inst::new(Op::Undefined, d, &[], width(ty)));
+                Ok(d)
+            }
+            Def::Function(number) => Ok(self.emit_new(Op::FunctionAddress(*number), Class::Integer, &[], 8)),
+            Def::Library(name) => Err(format!("address of {name}")),
+            Def::Argument(_) => Ok(self.regs[id as usize]),
+            Def::Instruction => {
+                if matches!(self.op_of(id), Some(Ssa::Stack(_))) || self.regs[id as usize] == NONE {
+                    if !self.is_folded(id) {
+                        return Err("a value used before it is set".into());
+                    }
+                    if let Some(splat) = self.loaded_splat(id) {
+                        return Ok(splat);
+                    }
+                    return self.write_out(id);
+                }
+                Ok(self.regs[id as usize])
+            }
+        }
+    }
+
+    /// Writes a folded value to a register of its own.
+    fn write_out(&mut self, id: Id) -> Result<Reg, String> {
+        let f = self.f;
+        let (b, i) = self.def_at[id as usize].expect("folded values have instructions");
+        let inst = &f.blocks[b][i];
+        match inst.op {
+            Ssa::Element(_) | Ssa::Stack(_) => {
+                let memory = self.address(id)?;
+                let d = self.virtual_register(Class::Integer, 8);
+                self.emit(Inst::new(Op::Address, d, &[], 8).with(memory, false));
+                Ok(d)
+            }
+            _ => {
+                let d = self.register_of(self.ty(id));
+                self.value_into(d, id, inst)?;
+                Ok(d)
+            }
+        }
+    }
+
+    // Blocks.
+
+    fn block(&mut self, at: usize, b: usize) -> Result<(), String> {
+        self.quads.clear();
+        self.block = std::mem::take(&mut self.out.blocks[at]);
+        self.at = (b, 0);
+        if at == 0 {
+            self.parameters();
+        }
+        let f = self.f;
+        for inst in &f.blocks[b] {
+            self.instruction_at(b, inst)?;
+            self.at.1 += 1;
+        }
+        self.out.blocks[at] = std::mem::take(&mut self.block);
+        Ok(())
+    }
+
+    fn parameters(&mut self) {
+        for id in 0..self.f.values.len() {
+            if let Def::Argument(number) = self.f.values[id].def {
+                let r = self.virtual_register(Class::Integer, 8);
+                self.regs[id] = r;
+                assert_eq!(number, self.out.parameters.len(), "arguments come in order");
+                self.out.parameters.push(r);
+            }
+        }
+        // Variables and phis have registers from the start.
+        for block in &self.f.blocks {
+            for inst in block {
+                let Some(result) = inst.result else { continue };
+                match inst.op {
+                    Ssa::Variable(ty) => self.regs[result as usize] = self.register_of(ty),
+                    Ssa::Phi(_) => self.regs[result as usize] = self.register_of(self.ty(result)),
+                    Ssa::Stack(bytes) => {
+                        // The number stands for the offset.
+                        self.regs[result as usize] = self.out.stack_bytes as Reg;
+                        self.out.stack_bytes += bytes.next_multiple_of(64);
+                    }
+                    _ => {}
+                }
+            }
+        }
+    }
+
+    fn instruction_at(&mut self, b: usize, inst: &ssa::Instruction) -> Result<(), String> {
+        match &inst.op {
+            Ssa::Variable(_) | Ssa::Stack(_) | Ssa::Phi(_) => return Ok(()),
+            Ssa::Store => return self.store(inst),
+            Ssa::MaskedStore => return self.masked_store(inst),
+            Ssa::Prefetch { for_write } => {
+                let memory = self.address(inst.operands[0])?;
+                self.emit(Inst::new(Op::Prefetch { for_write: *for_write }, NONE, &[], 0).with(memory, false));
+                return Ok(());
+            }
+            Ssa::Call => return self.call(inst),
+            Ssa::Br(to) => {
+                self.copies(b, *to, false)?;
+                self.emit(Inst::new(Op::Jump(self.place[*to]), NONE, &[], 0));
+                return Ok(());
+            }
+            Ssa::CondBr(then, otherwise) => return self.branch(b, inst.operands[0], *then, *otherwise),
+            Ssa::Return => {
+                self.emit(Inst::new(Op::Return, NONE, &[], 0));
+                return Ok(());
+            }
+            Ssa::Copy => {
+                let result = inst.result.expect("copies give values");
+                let from = self.same_as[inst.operands[0] as usize];
+                if class_of(self.ty(result)) != class_of(self.ty(from)) || self.is_undefined(from) {
+                    return Err("bits moved between kinds of registers".into());
+                }
+                // A folded one is written here: its user looks at this one.
+                if self.is_folded(from) {
+                    self.regs[result as usize] = self.reg(from)?;
+                } else {
+                    self.same_as[result as usize] = from;
+                }
+                return Ok(());
+            }
+            _ => {}
+        }
+        let result = inst.result.ok_or_else(|| format!("{:?}", inst.op))?;
+        if self.is_folded(result) || self.n_uses[result as usize] == 0 {
+            return Ok(());
+        }
+        if let Some(same) = self.renamed(result, inst)? {
+            self.regs[result as usize] = same;
+            return Ok(());
+        }
+        if let (Ssa::Load { .. }, w @ 1.., Class::Vector) =
+            (&inst.op, self.splat_width[result as usize], class_of(self.ty(result)))
+            && !matches!(self.op_of(inst.operands[0]), Some(Ssa::Variable(_)))
+        {
+            // A load to all lanes costs what one to the first does.
+            let d = self.virtual_register(Class::Vector, w);
+            let memory = self.address(inst.operands[0])?;
+            let op = lanes::broadcast(self.ty(result).kind, w);
+            self.emit(Inst::new(Op::Unary(op), d, &[], w).with(memory, false));
+            self.regs[result as usize] = d;
+            return Ok(());
+        }
+        let d = self.register_of(self.ty(result));
+        self.value_into(d, result, inst)?;
+        self.regs[result as usize] = d;
+        Ok(())
+    }
+
+    /// The register that an instruction's result is in already.
+    fn renamed(&mut self, id: Id, inst: &ssa::Instruction) -> Result<Option<Reg>, String> {
+        if let Some(splat) = self.loaded_splat(id) {
+            return Ok(Some(splat));
+        }
+        Ok(match &inst.op {
+            Ssa::Extract(0) if class_of(self.ty(inst.operands[0])) == Class::Vector => {
+                Some(self.reg(inst.operands[0])?)
+            }
+            Ssa::Shuffle(mask)
+                if class_of(self.ty(inst.operands[0])) == Class::Vector
+                    && mask.iter().enumerate().all(|(lane, m)| *m < 0 || *m as usize == lane)
+                    && mask.len() <= self.ty(inst.operands[0]).lanes =>
+            {
+                Some(self.reg(inst.operands[0])?)
+            }
+            _ => None,
+        })
+    }
+
+    fn branch(&mut self, b: usize, cond: Id, then: usize, otherwise: usize) -> Result<(), String> {
+        if let Some(cond) = self.constant(cond) {
+            // The other way is not taken; its blocks stay.
+            let to = if cond[0] != 0 { then } else { otherwise };
+            self.copies(b, to, false)?;
+            self.emit(Inst::new(Op::Jump(self.place[to]), NONE, &[], 0));
+            return Ok(());
+        }
+        let condition = self.flags(cond)?;
+        self.copies(b, then, true)?;
+        self.copies(b, otherwise, true)?;
+        self.emit(Inst::new(Op::JumpIf(condition, self.place[then]), NONE, &[], 0));
+        self.emit(Inst::new(Op::Jump(self.place[otherwise]), NONE, &[], 0));
+        Ok(())
+    }
+
+    /// Sets the flags and says what holds where a truth value does.
+    fn flags(&mut self, cond: Id) -> Result<Condition, String> {
+        let cond = self.same_as[cond as usize];
+        if self.is_folded(cond) {
+            let inst = self.instruction(cond).expect("folded values have instructions");
+            let (op, a, b) = (inst.op.clone(), inst.operands[0], *inst.operands.last().expect("two operands"));
+            match op {
+                Ssa::Compare(how) => {
+                    let constant = self.integer(b).and_then(|c| i32::try_from(c).ok());
+                    let a = self.reg(a)?;
+                    match constant {
+                        Some(c) => self.emit(Inst::new(Op::CompareConstant(c), NONE, &[a], 8)),
+                        None => {
+                            let b = self.reg(b)?;
+                            self.emit(Inst::new(Op::Compare, NONE, &[a, b], 8));
+                        }
+                    }
+                    return Ok(match how {
+                        Compare::Equal => Condition::Equal,
+                        Compare::Less => Condition::Less,
+                        Compare::Greater => Condition::Greater,
+                    });
+                }
+                Ssa::FLess => {
+                    let wide = self.ty(a).kind == Kind::F64;
+                    let (a, b) = (self.reg(a)?, self.reg(b)?);
+                    self.emit(Inst::new(Op::CompareReals { wide }, NONE, &[b, a], 16));
+                    return Ok(Condition::Above);
+                }
+                _ => {}
+            }
+        }
+        let cond = self.reg(cond)?;
+        self.emit(Inst::new(Op::Test, NONE, &[cond], 8));
+        Ok(Condition::NotEqual)
+    }
+
+    /// Sets the phis of a block that comes next. Leaves the flags alone.
+    fn copies(&mut self, b: usize, to: usize, is_one_of_two: bool) -> Result<(), String> {
+        let f = self.f;
+        let phis: Vec<(Id, Id)> = f.blocks[to]
+            .iter()
+            .filter_map(|inst| match &inst.op {
+                Ssa::Phi(from) => {
+                    let at = from.iter().position(|from| *from == b)?;
+                    Some((inst.result?, inst.operands[at]))
+                }
+                _ => None,
+            })
+            .collect();
+        for &(phi, value) in &phis {
+            let d = self.regs[phi as usize];
+            let value = self.same_as[value as usize];
+            if value == phi {
+                continue;
+            }
+            self.copy_into(d, value)?;
+            let from = *self.block.insts.last().expect("just written");
+            let mut reads_another = false;
+            from.each_use(|r| reads_another |= r != d && phis.iter().any(|(other, _)| self.regs[*other as usize] == r));
+            if reads_another {
+                return Err("phis that exchange values".into());
+            }
+            if is_one_of_two {
+                self.block.edge_copies.push((d, self.place[to]));
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes one instruction that brings a value to a register.
+    fn copy_into(&mut self, d: Reg, value: Id) -> Result<(), String> {
+        let ty = self.ty(value);
+        let bytes = if class_of(ty) == Class::Vector { width(ty) } else { 8 };
+        if self.is_undefined(value) {
+            self.emit(Inst::new(Op::Undefined, d, &[], bytes));
+        } else if let Some(value) = self.integer(value) {
+            self.emit(Inst::new(Op::Integer(value), d, &[], 8));
+        } else if class_of(ty) == Class::Integer
+            && self.is_folded(value)
+            && self.op_of(value).is_some_and(|op| !matches!(op, Ssa::Compare(_) | Ssa::FLess))
+        {
+            let memory = self.address(value)?;
+            self.emit(Inst::new(Op::Address, d, &[], 8).with(memory, false));
+        } else if self.constant(value).is_some() && class_of(ty) == Class::Vector {
+            let bits = self.constant(value).expect("a constant").to_vec();
+            let at = self.pool.place(&constant_bytes(&bits, ty.kind));
+            let memory = Memory { base: Base::Pool, index: None, disp: at };
+            let op = if bits.iter().all(|b| *b == 0) { Op::Constant } else { Op::Move };
+            let inst = Inst::new(op, d, &[], ty.bytes());
+            self.emit(if op == Op::Move { inst.with(memory, false) } else { inst });
+        } else {
+            let from = self.reg(value)?;
+            self.emit(Inst::new(Op::Move, d, &[from], bytes));
+        }
+        Ok(())
+    }
+
+    // Memory and calls.
+
+    fn store(&mut self, inst: &ssa::Instruction) -> Result<(), String> {
+        let (value, to) = (self.same_as[inst.operands[0] as usize], inst.operands[1]);
+        if matches!(self.op_of(to), Some(Ssa::Variable(_))) {
+            return self.copy_into(self.regs[to as usize], value);
+        }
+        let ty = self.ty(value);
+        if ty.kind == Kind::I1 {
+            return Err("truth values in memory".into());
+        }
+        let value = self.reg(value)?;
+        let memory = self.address(to)?;
+        self.emit(Inst::new(Op::Store, NONE, &[value], ty.bytes()).with(memory, false));
+        Ok(())
+    }
+
+    fn masked_store(&mut self, inst: &ssa::Instruction) -> Result<(), String> {
+        let (value, to, mask) = (inst.operands[0], inst.operands[1], inst.operands[2]);
+        let ty = self.ty(value);
+        let (value, mask) = (self.reg(value)?, self.mask(mask)?);
+        let memory = self.address(to)?;
+        let op = Op::StoreMasked { wide: ty.kind.bytes() == 8 };
+        self.emit(Inst::new(op, NONE, &[value, mask], width(ty)).with(memory, false));
+        Ok(())
+    }
+
+    fn mask(&mut self, id: Id) -> Result<Reg, String> {
+        if !self.has_masks {
+            return Err("masks without mask registers".into());
+        }
+        self.reg(id)
+    }
+
+    fn call(&mut self, inst: &ssa::Instruction) -> Result<(), String> {
+        let (callee, arguments) = inst.operands.split_last().expect("a callee");
+        let mut call = Call { callee: Callee::Address(0), arguments: Vec::new(), real: None };
+        for argument in arguments {
+            let r = self.reg(*argument)?;
+            match class_of(self.ty(*argument)) {
+                Class::Integer => call.arguments.push(r),
+                Class::Vector if arguments.len() == 1 => call.real = Some(r),
+                _ => return Err("arguments of a call".into()),
+            }
+        }
+        call.callee = match &self.f.values[*callee as usize].def {
+            Def::Function(number) => Callee::Function(*number),
+            Def::Library(name) => Callee::Address(crate::loader::external(name).ok_or("an unknown function")?),
+            _ => Callee::Pointer(self.reg(*callee)?),
+        };
+        let d = match inst.result {
+            Some(result) => {
+                self.regs[result as usize] = self.register_of(self.ty(result));
+                self.regs[result as usize]
+            }
+            None => NONE,
+        };
+        self.out.calls.push(call);
+        self.emit(Inst::new(Op::Call(self.out.calls.len() - 1), d, &[], 16));
+        Ok(())
+    }
+
+    /// Sets each constant before the outermost loop that uses it, or at the start of its block.
+    fn place_constants(&mut self) {
+        let mut at: Vec<(usize, i32, usize, Reg)> = Vec::new();
+        for ((pool, _, region), r) in &self.constants {
+            let (block, place) = match *region {
+                Region::Block(b) => (b, 0),
+                Region::Loop(header) => {
+                    let from = (0..header).rev().find(|b| self.out.blocks[*b].successors.contains(&header));
+                    let block = from.unwrap_or(0);
+                    let insts = &self.out.blocks[block].insts;
+                    // Before the flags are set.
+                    let sets_flags = |i: &Inst| {
+                        matches!(i.op, Op::Compare | Op::CompareConstant(_) | Op::Test | Op::CompareReals { .. })
+                    };
+                    let jumps = insts.iter().any(|i| matches!(i.op, Op::JumpIf(..)));
+                    let place = if jumps { insts.iter().rposition(sets_flags).unwrap_or(0) } else { insts.len() - 1 };
+                    (block, place)
+                }
+            };
+            at.push((block, *pool, place, *r));
+        }
+        at.sort_unstable_by_key(|(block, pool, place, _)| (*block, std::cmp::Reverse(*place), *pool));
+        for (block, _, place, r) in at {
+            let bytes = self.out.virtuals[r as usize].bytes;
+            self.out.blocks[block].insts.insert(place, Inst::new(Op::Constant, r, &[], bytes));
+        }
+    }
+}
+
+fn constant_bytes(bits: &[u64], kind: Kind) -> Vec<u8> {
+    bits.iter().flat_map(|b| b.to_le_bytes()[..kind.bytes()].to_vec()).collect()
+}

@@ -1,0 +1,250 @@
+//! Lanes moved about: splats, shuffles, vectors made of scalars, scalars taken out of vectors.
+
+use super::super::encode::Opcode;
+use super::super::inst::{Class, Inst, NONE, Op, Reg};
+use super::super::opcodes::*;
+use super::{Selector, class_of, width};
+use crate::ssa::{Id, Kind, Op as Ssa, Type};
+
+impl Selector<'_> {
+    pub(super) fn splat_into(&mut self, d: Reg, x: Id, ty: Type) -> Result<(), String> {
+        let w = width(ty);
+        match ty.kind {
+            Kind::F32 | Kind::F64 => {
+                let op = broadcast(ty.kind, w);
+                let folded = self.folded_operand(x);
+                let inst = match folded {
+                    Some(operand) => Inst { operand: Some(operand), ..Inst::new(Op::Unary(op), d, &[], w) },
+                    None => {
+                        let x = self.reg(x)?;
+                        Inst::new(Op::Unary(op), d, &[x], w)
+                    }
+                };
+                self.emit(inst);
+            }
+            Kind::I32 | Kind::I64 => {
+                let x = self.reg(x)?;
+                self.emit(Inst::new(Op::Splat { wide: ty.kind == Kind::I64 }, d, &[x], w));
+            }
+            Kind::I1 => {
+                self.mask_guard()?;
+                let x = self.reg(x)?;
+                let zero = self.emit_new(Op::Integer(0), Class::Integer, &[], 8);
+                let all = self.emit_new(Op::IntegerBinary(5), Class::Integer, &[zero, x], 8);
+                self.emit(Inst::new(Op::MaskSplat, d, &[all], 2));
+            }
+        }
+        Ok(())
+    }
+
+    /// Numbers of lanes as a register for a permutation.
+    pub(super) fn lanes(&mut self, picks: &[i32], bytes: usize, kind: Kind) -> Reg {
+        let kind = if kind.bytes() == 8 { Kind::I64 } else { Kind::I32 };
+        let n = bytes / kind.bytes();
+        let bits: Vec<u64> = (0..n).map(|lane| picks.get(lane).map_or(0, |p| (*p).max(0) as u64)).collect();
+        self.constant_register(&bits, kind)
+    }
+
+    pub(super) fn shuffle_into(&mut self, d: Reg, a: Id, b: Id, mask: &[i32], ty: Type) -> Result<(), String> {
+        let from = self.ty(a);
+        if class_of(from) != Class::Vector {
+            return Err("a shuffle of masks".into());
+        }
+        let w = width(ty).max(width(from));
+        let n_from = from.lanes as i32;
+        let n = (w / ty.kind.bytes()) as i32;
+        let uses = |second: bool| mask.iter().any(|m| *m >= 0 && (*m >= n_from) == second);
+        match (uses(false), uses(true)) {
+            (true, true) => {}
+            (_, second) => {
+                let picks: Vec<i32> = mask.iter().map(|m| if second { m - n_from } else { *m }).collect();
+                let x = self.reg(if second { b } else { a })?;
+                return self.permute_into(d, x, &picks, w, ty.kind);
+            }
+        }
+        let (a, b) = (self.reg(a)?, self.reg(b)?);
+        let stays = |(lane, m): (usize, &i32)| *m < 0 || *m as usize % from.lanes == lane;
+        if self.has_masks && ty.lanes <= from.lanes && mask.iter().enumerate().all(stays) {
+            let second: Vec<u64> = mask.iter().map(|m| u64::from(*m >= n_from)).collect();
+            let k = self.constant_register(&second, Kind::I1);
+            self.emit(Inst::new(Op::Blend { wide: ty.kind.bytes() == 8 }, d, &[k, a, b], w));
+            return Ok(());
+        }
+        if self.has_masks {
+            let picks: Vec<i32> = mask.iter().map(|m| if *m >= n_from { m - n_from + n } else { *m }).collect();
+            let picks = self.lanes(&picks, w, ty.kind);
+            let op = if ty.kind.bytes() == 8 { PERMUTE_TWO_DOUBLE } else { PERMUTE_TWO_SINGLE };
+            self.emit(Inst::new(Op::Tied(op), d, &[a, picks, b], w));
+            return Ok(());
+        }
+        let of_first: Vec<i32> = mask.iter().map(|m| if *m >= n_from { -1 } else { *m }).collect();
+        let of_second: Vec<i32> = mask.iter().map(|m| if *m >= n_from { m - n_from } else { -1 }).collect();
+        let parts = [(a, of_first), (b, of_second)];
+        let mut permuted = [NONE; 2];
+        for ((x, picks), out) in parts.into_iter().zip(&mut permuted) {
+            *out = self.virtual_register(Class::Vector, w);
+            self.permute_into(*out, x, &picks, w, ty.kind)?;
+        }
+        let second = mask.iter().enumerate().fold(0u8, |all, (lane, m)| all | u8::from(*m >= n_from) << lane);
+        let op = if ty.kind.bytes() == 8 { BLEND_DOUBLE } else { BLEND_SINGLE };
+        self.emit(Inst::new(Op::BinaryImmediate(op, second), d, &permuted, w));
+        Ok(())
+    }
+
+    /// Lanes of one register.
+    pub(super) fn permute_into(&mut self, d: Reg, x: Reg, picks: &[i32], w: usize, kind: Kind) -> Result<(), String> {
+        let wide = kind.bytes() == 8;
+        if picks.iter().enumerate().all(|(lane, p)| *p < 0 || *p as usize == lane) {
+            self.emit(Inst::new(Op::Move, d, &[x], w));
+            return Ok(());
+        }
+        let immediate = |bits: u32| {
+            picks.iter().enumerate().fold(0u8, |all, (lane, p)| all | ((*p).max(0) as u8) << (lane as u32 * bits))
+        };
+        let inst = match (w, wide) {
+            (16, false) => Inst::new(Op::UnaryImmediate(PERMUTE_QUAD, immediate(2)), d, &[x], w),
+            (16, true) => Inst::new(Op::UnaryImmediate(PERMUTE_PAIR, immediate(1)), d, &[x], w),
+            (32, true) => Inst::new(Op::UnaryImmediate(PERMUTE_DOUBLE_IMMEDIATE, immediate(2)), d, &[x], w),
+            _ => {
+                let picks = self.lanes(picks, w, kind);
+                let op = if wide { PERMUTE_DOUBLE } else { PERMUTE_SINGLE };
+                Inst::new(Op::Binary(op), d, &[picks, x], w)
+            }
+        };
+        self.emit(inst);
+        Ok(())
+    }
+
+    /// A vector made lane by lane.
+    pub(super) fn insert_into(&mut self, d: Reg, id: Id, ty: Type) -> Result<(), String> {
+        if !matches!(ty.kind, Kind::F32 | Kind::F64) {
+            return Err("lanes of integers".into());
+        }
+        let mut lanes: Vec<Option<Id>> = vec![None; ty.lanes];
+        let mut at = id;
+        loop {
+            let inst = self.instruction(at).expect("an insertion");
+            let Ssa::Insert(lane) = inst.op else { unreachable!("only insertions are followed") };
+            let (into, x) = (self.same_as[inst.operands[0] as usize], inst.operands[1]);
+            lanes[lane] = lanes[lane].or(Some(x));
+            at = into;
+            if !(matches!(self.op_of(at), Some(Ssa::Insert(_))) && self.is_folded(at)) {
+                break;
+            }
+        }
+        let w = width(ty);
+        let wide = ty.kind == Kind::F64;
+        if !self.is_undefined(at) {
+            let mut whole = self.reg(at)?;
+            let set: Vec<(usize, Id)> = lanes.iter().enumerate().filter_map(|(lane, x)| x.map(|x| (lane, x))).collect();
+            let last = set.len() - 1;
+            for (number, (lane, x)) in set.into_iter().enumerate() {
+                // The first lane of a scalar's register is the scalar.
+                let filled = match lane {
+                    0 => self.reg(x)?,
+                    _ => {
+                        let filled = self.virtual_register(Class::Vector, w);
+                        self.splat_into(filled, x, ty)?;
+                        filled
+                    }
+                };
+                let to = if number == last { d } else { self.virtual_register(Class::Vector, w) };
+                if self.has_masks {
+                    let mut bits = vec![0; ty.lanes.max(2)];
+                    bits[lane] = 1;
+                    let k = self.constant_register(&bits, Kind::I1);
+                    self.emit(Inst::new(Op::Blend { wide }, to, &[k, whole, filled], w));
+                } else {
+                    let op = if wide { BLEND_DOUBLE } else { BLEND_SINGLE };
+                    self.emit(Inst::new(Op::BinaryImmediate(op, 1 << lane), to, &[whole, filled], w));
+                }
+                whole = to;
+            }
+            return Ok(());
+        }
+        let per_quad = 16 / ty.kind.bytes();
+        let n_quads = w / 16;
+        let mut whole = NONE;
+        let used: Vec<usize> =
+            (0..n_quads).filter(|q| lanes.iter().skip(q * per_quad).take(per_quad).any(Option::is_some)).collect();
+        for (number, q) in used.iter().enumerate() {
+            let is_last = number + 1 == used.len();
+            let quad: Vec<Option<Id>> = lanes.iter().copied().skip(q * per_quad).take(per_quad).collect();
+            let part = self.quad(&quad, ty.kind)?;
+            let to = if is_last { d } else { self.virtual_register(Class::Vector, w) };
+            if *q == 0 {
+                self.emit(Inst::new(Op::Move, to, &[part], w));
+            } else {
+                if whole == NONE {
+                    whole = self.emit_new(Op::Undefined, Class::Vector, &[], w);
+                }
+                self.emit(Inst::new(Op::BinaryImmediate(INSERT_QUAD, *q as u8), to, &[whole, part], w));
+            }
+            whole = to;
+        }
+        Ok(())
+    }
+
+    /// Sixteen bytes of scalars.
+    pub(super) fn quad(&mut self, lanes: &[Option<Id>], kind: Kind) -> Result<Reg, String> {
+        let mut whole = match lanes[0] {
+            Some(x) => self.reg(x)?,
+            None => self.emit_new(Op::Undefined, Class::Vector, &[], 16),
+        };
+        for (lane, x) in lanes.iter().enumerate().skip(1) {
+            let Some(x) = *x else { continue };
+            let folded = self.folded_operand(x);
+            let x = if folded.is_some() { NONE } else { self.reg(x)? };
+            let d = self.virtual_register(Class::Vector, 16);
+            let op = match (kind, folded) {
+                (Kind::F32, _) => Op::BinaryImmediate(INSERT_SINGLE, (lane as u8) << 4),
+                (_, Some(_)) => Op::Binary(LOAD_HIGH_DOUBLE),
+                _ => Op::Binary(UNPACK_LOW_DOUBLE),
+            };
+            self.emit(Inst { operand: folded, ..Inst::new(op, d, &[whole, x], 16) });
+            whole = d;
+        }
+        Ok(whole)
+    }
+
+    pub(super) fn extract_into(&mut self, d: Reg, from: Id, lane: usize) -> Result<(), String> {
+        let from = self.same_as[from as usize];
+        let ty = self.ty(from);
+        if class_of(ty) != Class::Vector || !matches!(ty.kind, Kind::F32 | Kind::F64) {
+            return Err("a lane of integers".into());
+        }
+        let per_quad = 16 / ty.kind.bytes();
+        let (q, lane) = (lane / per_quad, lane % per_quad);
+        let quad = match self.quads.get(&(from, q)) {
+            Some(r) => *r,
+            None => {
+                let whole = self.reg(from)?;
+                let r = match q {
+                    0 => whole,
+                    _ => {
+                        let d = self.virtual_register(Class::Vector, 16);
+                        self.emit(Inst::new(Op::StorePart(EXTRACT_QUAD, q as u8), d, &[whole], width(ty)));
+                        d
+                    }
+                };
+                self.quads.insert((from, q), r);
+                r
+            }
+        };
+        match (lane, ty.kind) {
+            (0, _) => self.emit(Inst::new(Op::Move, d, &[quad], 16)),
+            (_, Kind::F32) => self.emit(Inst::new(Op::UnaryImmediate(PERMUTE_QUAD, lane as u8), d, &[quad], 16)),
+            _ => self.emit(Inst::new(Op::UnaryImmediate(PERMUTE_PAIR, lane as u8), d, &[quad], 16)),
+        }
+        Ok(())
+    }
+}
+
+/// The instruction that fills a vector.
+pub fn broadcast(kind: Kind, width: usize) -> Opcode {
+    match (kind, width) {
+        (Kind::F32, _) => BROADCAST_SINGLE,
+        (_, 16) => DUPLICATE_DOUBLE,
+        _ => BROADCAST_DOUBLE,
+    }
+}

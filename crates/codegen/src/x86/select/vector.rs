@@ -1,0 +1,305 @@
+//! Values in vector registers and masks, and scalars of reals.
+
+use super::super::inst::NONE;
+use super::super::inst::{Class, Inst, Op, Reg};
+use super::super::opcodes::*;
+use super::{Selector, class_of, width};
+use crate::ssa::{self, Compare, Id, Kind, Op as Ssa, Type};
+
+impl Selector<'_> {
+    /// Writes what gives a value.
+    pub(super) fn value_into(&mut self, d: Reg, id: Id, inst: &ssa::Instruction) -> Result<(), String> {
+        let ty = self.ty(id);
+        let operand = |at: usize| inst.operands[at];
+        if class_of(ty) == Class::Integer {
+            return self.integer_into(d, id, inst);
+        }
+        if ty.bytes() > self.native() && class_of(ty) == Class::Vector {
+            return Err("vectors that are too long".into());
+        }
+        let w = width(ty);
+        match &inst.op {
+            Ssa::Load { .. } => {
+                let from = operand(0);
+                if matches!(self.op_of(from), Some(Ssa::Variable(_))) {
+                    self.emit(Inst::new(Op::Move, d, &[self.regs[from as usize]], w));
+                } else {
+                    let memory = self.address(from)?;
+                    self.emit(Inst::new(Op::Move, d, &[], ty.bytes()).with(memory, false));
+                }
+            }
+            Ssa::MaskedLoad => {
+                let (from, mask, otherwise) = (operand(0), operand(1), operand(2));
+                let op = Op::LoadMasked { wide: ty.kind.bytes() == 8 };
+                let mask = self.mask(mask)?;
+                let merged = if self.is_zero(otherwise) || self.is_undefined(otherwise) {
+                    vec![mask]
+                } else {
+                    vec![mask, self.reg(otherwise)?]
+                };
+                let memory = self.address(from)?;
+                self.emit(Inst::new(op, d, &merged, w).with(memory, false));
+            }
+            Ssa::FAdd | Ssa::FMul | Ssa::FSub | Ssa::FDiv => {
+                let code = match inst.op {
+                    Ssa::FAdd => 0x58,
+                    Ssa::FMul => 0x59,
+                    Ssa::FSub => 0x5c,
+                    _ => 0x5e,
+                };
+                let commutes = matches!(inst.op, Ssa::FAdd | Ssa::FMul);
+                self.binary_into(d, Op::Binary(arithmetic(code, ty)), operand(0), operand(1), commutes, ty)?;
+            }
+            Ssa::FMin | Ssa::FMax => self.extremum_into(d, inst, ty)?,
+            Ssa::Fma => self.fma_into(d, inst, ty)?,
+            Ssa::FNeg | Ssa::FAbs => {
+                let sign = 1u64 << (ty.kind.bytes() * 8 - 1);
+                let (op, bits) = if inst.op == Ssa::FNeg { (XOR, sign) } else { (AND, sign - 1) };
+                let x = self.reg(operand(0))?;
+                let bits = self.splat_constant(bits, ty);
+                self.emit(Inst::new(Op::Binary(op), d, &[x, bits], w));
+            }
+            Ssa::CopySign => {
+                let sign = 1u64 << (ty.kind.bytes() * 8 - 1);
+                let (x, s) = (self.reg(operand(0))?, self.reg(operand(1))?);
+                let bits = self.splat_constant(sign, ty);
+                let x = self.emit_new(Op::Binary(AND_NOT), Class::Vector, &[bits, x], w);
+                let s = self.emit_new(Op::Binary(AND), Class::Vector, &[s, bits], w);
+                self.emit(Inst::new(Op::Binary(OR), d, &[x, s], w));
+            }
+            Ssa::Sqrt => {
+                let x = self.reg(operand(0))?;
+                let op = arithmetic(0x51, ty);
+                // The scalar one has an operand for the other lanes.
+                let inst = if ty.lanes == 1 {
+                    Inst::new(Op::Binary(op), d, &[x, x], w)
+                } else {
+                    Inst::new(Op::Unary(op), d, &[x], w)
+                };
+                self.emit(inst);
+            }
+            Ssa::FLess => {
+                let of = self.ty(operand(0));
+                self.mask_guard()?;
+                let op = evex(1, u8::from(of.kind == Kind::F64), 0xc2, of.kind == Kind::F64);
+                let (a, b) = (self.reg(operand(0))?, self.reg(operand(1))?);
+                self.emit(Inst::new(Op::BinaryImmediate(op, LESS), d, &[a, b], width(of)));
+            }
+            Ssa::Compare(how) => {
+                let of = self.ty(operand(0));
+                self.mask_guard()?;
+                let immediate = match how {
+                    Compare::Equal => 0,
+                    Compare::Less => 1,
+                    Compare::Greater => 6,
+                };
+                let op = evex(3, 1, 0x1f, of.kind == Kind::I64);
+                if of.kind == Kind::I1 || of.bytes() > 64 {
+                    return Err("a comparison".into());
+                }
+                let (a, b) = (self.reg(operand(0))?, self.reg(operand(1))?);
+                self.emit(Inst::new(Op::BinaryImmediate(op, immediate), d, &[a, b], width(of)));
+            }
+            Ssa::Select if self.ty(operand(0)).lanes > 1 => {
+                if class_of(ty) == Class::Mask {
+                    return Err("a choice of masks".into());
+                }
+                let (k, a, b) = (self.mask(operand(0))?, self.reg(operand(1))?, self.reg(operand(2))?);
+                self.emit(Inst::new(Op::Blend { wide: ty.kind.bytes() == 8 }, d, &[k, b, a], w));
+            }
+            Ssa::Select => {
+                if class_of(ty) == Class::Mask {
+                    return Err("a choice of masks".into());
+                }
+                let (a, b) = (self.reg(operand(1))?, self.reg(operand(2))?);
+                let condition = self.flags(operand(0))?;
+                self.emit(Inst::new(Op::Select(condition), d, &[a, b], w));
+            }
+            Ssa::ToReal => self.real_into(d, operand(0), ty)?,
+            Ssa::Convert => {
+                let from = self.ty(operand(0));
+                let x = self.reg(operand(0))?;
+                let to_double = ty.kind == Kind::F64;
+                let wide = !to_double;
+                if ty.lanes == 1 {
+                    let op = opcode(1, if to_double { 2 } else { 3 }, 0x5a, wide);
+                    self.emit(Inst::new(Op::Binary(op), d, &[x, x], 16));
+                } else {
+                    let op = opcode(1, u8::from(!to_double), 0x5a, wide);
+                    self.emit(Inst::new(Op::Unary(op), d, &[x], w.max(width(from))));
+                }
+            }
+            Ssa::Add | Ssa::Sub if class_of(ty) == Class::Vector => {
+                let wide = ty.kind == Kind::I64;
+                let code = match (&inst.op, wide) {
+                    (Ssa::Add, false) => 0xfe,
+                    (Ssa::Add, true) => 0xd4,
+                    (_, false) => 0xfa,
+                    (_, true) => 0xfb,
+                };
+                self.binary_into(d, Op::Binary(opcode(1, 1, code, wide)), operand(0), operand(1), false, ty)?;
+            }
+            Ssa::ShiftLeft | Ssa::ShiftUnsigned if class_of(ty) == Class::Vector => {
+                let bits = self.constant(operand(1)).ok_or("a shift by a variable")?;
+                let by = bits[0] as u8;
+                if bits.iter().any(|b| *b != bits[0]) {
+                    return Err("shifts that differ".into());
+                }
+                let wide = ty.kind == Kind::I64;
+                let op = opcode(1, 1, if wide { 0x73 } else { 0x72 }, wide);
+                let number = if inst.op == Ssa::ShiftLeft { 6 } else { 2 };
+                let x = self.reg(operand(0))?;
+                self.emit(Inst::new(Op::Shift(op, number, by), d, &[x], w));
+            }
+            Ssa::And | Ssa::Or | Ssa::Xor if class_of(ty) == Class::Vector => {
+                let op = match inst.op {
+                    Ssa::And => AND,
+                    Ssa::Or => OR,
+                    _ => XOR,
+                };
+                self.binary_into(d, Op::Binary(op), operand(0), operand(1), false, ty)?;
+            }
+            Ssa::And | Ssa::Or | Ssa::Xor => {
+                self.mask_guard()?;
+                let all = self.constant(operand(1)).is_some_and(|bits| bits.iter().all(|b| *b == 1));
+                let a = self.reg(operand(0))?;
+                if inst.op == Ssa::Xor && all {
+                    self.emit(Inst::new(Op::MaskNot, d, &[a], 2));
+                } else {
+                    let b = self.reg(operand(1))?;
+                    let code = match inst.op {
+                        Ssa::And => 0x41,
+                        Ssa::Or => 0x45,
+                        _ => 0x47,
+                    };
+                    self.emit(Inst::new(Op::MaskBinary(code), d, &[a, b], 2));
+                }
+            }
+            Ssa::Shuffle(mask) => match self.splat_of(id) {
+                Some(x) => self.splat_into(d, x, ty)?,
+                None => self.shuffle_into(d, operand(0), operand(1), mask, ty)?,
+            },
+            Ssa::Insert(_) => self.insert_into(d, id, ty)?,
+            Ssa::Extract(lane) => self.extract_into(d, operand(0), *lane)?,
+            other => return Err(format!("{other:?} of {ty:?}")),
+        }
+        Ok(())
+    }
+
+    pub(super) fn mask_guard(&self) -> Result<(), String> {
+        if self.has_masks { Ok(()) } else { Err("masks without mask registers".into()) }
+    }
+
+    pub(super) fn binary_into(&mut self, d: Reg, op: Op, a: Id, b: Id, commutes: bool, ty: Type) -> Result<(), String> {
+        let (mut a, mut b) = (a, b);
+        let may_fold = !matches!(op, Op::Binary(op) if op.map == 1 && (0x54..=0x57).contains(&op.opcode));
+        let mut folded = if may_fold { self.folded_operand(b) } else { None };
+        if folded.is_none() && commutes && may_fold {
+            folded = self.folded_operand(a);
+            if folded.is_some() {
+                (a, b) = (b, a);
+            }
+        }
+        let a = self.reg(a)?;
+        let inst = match folded {
+            Some(operand) => Inst { operand: Some(operand), ..Inst::new(op, d, &[a], width(ty)) },
+            None => {
+                let b = self.reg(b)?;
+                Inst::new(op, d, &[a, b], width(ty))
+            }
+        };
+        self.emit(inst);
+        Ok(())
+    }
+
+    /// The machine's minimum gives its second operand where one is no number; this one the other of the two.
+    pub(super) fn extremum_into(&mut self, d: Reg, inst: &ssa::Instruction, ty: Type) -> Result<(), String> {
+        let op = Op::Binary(arithmetic(if inst.op == Ssa::FMin { 0x5d } else { 0x5f }, ty));
+        let (a, b) = (inst.operands[0], inst.operands[1]);
+        let is_number = |bits: &[u64]| match ty.kind {
+            Kind::F32 => bits.iter().all(|b| !f32::from_bits(*b as u32).is_nan()),
+            _ => bits.iter().all(|b| !f64::from_bits(*b).is_nan()),
+        };
+        let w = width(ty);
+        if self.constant(b).is_some_and(is_number) {
+            return self.binary_into(d, op, a, b, false, ty);
+        }
+        if self.constant(a).is_some_and(is_number) {
+            return self.binary_into(d, op, b, a, false, ty);
+        }
+        let (a, b) = (self.reg(a)?, self.reg(b)?);
+        let least = self.emit_new(op, Class::Vector, &[b, a], w);
+        if self.has_masks {
+            let compare = evex(1, u8::from(ty.kind == Kind::F64), 0xc2, ty.kind == Kind::F64);
+            let none = self.emit_new(Op::BinaryImmediate(compare, UNORDERED), Class::Mask, &[a, a], w);
+            self.emit(Inst::new(Op::Blend { wide: ty.kind == Kind::F64 }, d, &[none, least, b], w));
+        } else {
+            let none = self.emit_new(Op::BinaryImmediate(packed(0xc2, ty.kind), UNORDERED), Class::Vector, &[a, a], w);
+            let kept = self.emit_new(Op::Binary(AND_NOT), Class::Vector, &[none, least], w);
+            let other = self.emit_new(Op::Binary(AND), Class::Vector, &[none, b], w);
+            self.emit(Inst::new(Op::Binary(OR), d, &[kept, other], w));
+        }
+        Ok(())
+    }
+
+    pub(super) fn fma_into(&mut self, d: Reg, inst: &ssa::Instruction, ty: Type) -> Result<(), String> {
+        let mut operands = [inst.operands[0], inst.operands[1], inst.operands[2]];
+        let mut negated = [false; 3];
+        for (id, negated) in operands.iter_mut().zip(&mut negated) {
+            let of = self.same_as[*id as usize];
+            if let Some(Ssa::FNeg) = self.op_of(of)
+                && self.is_folded(of)
+            {
+                *id = self.instruction(of).expect("a negation").operands[0];
+                *negated = true;
+            }
+        }
+        let [mut a, mut b, c] = operands;
+        let [wide, negate_product, negate_addend] = [ty.kind == Kind::F64, negated[0] ^ negated[1], negated[2]];
+        let op = |addend| Op::Fma { wide, negate_product, negate_addend, addend };
+        let w = width(ty);
+        // A scalar's operation has its own width.
+        let bytes = if ty.lanes == 1 { ty.bytes() } else { w };
+        let mut folded = self.folded_operand(b);
+        if folded.is_none() {
+            folded = self.folded_operand(a);
+            if folded.is_some() {
+                (a, b) = (b, a);
+            }
+        }
+        let inst = if let Some(operand) = folded {
+            let (a, c) = (self.reg(a)?, self.reg(c)?);
+            Inst { operand: Some(operand), ..Inst::new(op(false), d, &[a, NONE, c], bytes) }
+        } else if let Some(operand) = self.folded_operand(c) {
+            let (a, b) = (self.reg(a)?, self.reg(b)?);
+            Inst { operand: Some(operand), ..Inst::new(op(true), d, &[a, b], bytes) }
+        } else {
+            let (a, b, c) = (self.reg(a)?, self.reg(b)?, self.reg(c)?);
+            Inst::new(op(false), d, &[a, b, c], bytes)
+        };
+        self.emit(inst);
+        Ok(())
+    }
+
+    pub(super) fn real_into(&mut self, d: Reg, x: Id, ty: Type) -> Result<(), String> {
+        let from = self.ty(x);
+        let wide = ty.kind == Kind::F64;
+        if from.lanes == 1 {
+            let x = self.reg(x)?;
+            self.emit(Inst::new(Op::ToReal { wide }, d, &[x], 16));
+            return Ok(());
+        }
+        let op = match (from.kind, wide) {
+            (Kind::I32, false) => opcode(1, 0, 0x5b, false),
+            (Kind::I64, false) if self.has_masks => evex(1, 0, 0x5b, true),
+            (Kind::I64, true) if self.has_masks => evex(1, 2, 0xe6, true),
+            _ => return Err("integers as reals".into()),
+        };
+        if from.bytes() > 64 {
+            return Err("vectors that are too long".into());
+        }
+        let x = self.reg(x)?;
+        self.emit(Inst::new(Op::Unary(op), d, &[x], width(from).max(width(ty))));
+        Ok(())
+    }
+}
