@@ -58,11 +58,10 @@ pub fn compile_quickly(
         let (module, _) = generate::generate(module, program, target, &plan, &Units::default())?;
         times.generate_ns = start.elapsed().as_nanos() as u64;
         let start = Instant::now();
-        let mut functions = read::functions(&module).map_err(CompileError::NotQuick)?;
+        let functions = read::functions(&module).map_err(CompileError::NotQuick)?;
         times.passes_ns = start.elapsed().as_nanos() as u64;
         let start = Instant::now();
-        functions.iter_mut().for_each(crate::ssa::Function::share);
-        let image = x86::compile(&functions, target).map_err(CompileError::NotQuick)?;
+        let image = x86::compile(functions, target).map_err(CompileError::NotQuick)?;
         times.machine_code_ns = start.elapsed().as_nanos() as u64;
         Ok((image, plan.scratch, times))
     })

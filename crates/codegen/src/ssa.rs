@@ -206,6 +206,19 @@ pub struct Function {
 }
 
 impl Function {
+    /// Makes vectors of truth values vectors of integers, all bits set where they hold, as machines without mask
+    /// registers have them.
+    pub fn masks_as_integers(&mut self) {
+        for value in &mut self.values {
+            if value.ty.kind == Kind::I1 && value.ty.lanes > 1 {
+                value.ty.kind = Kind::I32;
+                if let Def::Constant(bits) = &mut value.def {
+                    bits.iter_mut().for_each(|b| *b *= u64::from(u32::MAX));
+                }
+            }
+        }
+    }
+
     /// Computes once what a block computes several times, and drops choices that change nothing.
     pub fn share(&mut self) {
         let Function { values, blocks, .. } = self;

@@ -35,13 +35,17 @@ pub fn serves(target: &Target) -> bool {
 }
 
 /// Compiles the functions of a module; `Err` names what there is no code for.
-pub fn compile(functions: &[ssa::Function], target: &Target) -> Result<Image, String> {
+pub fn compile(mut functions: Vec<ssa::Function>, target: &Target) -> Result<Image, String> {
     let has_masks = target.vector_bits >= 512;
     let registers = Registers { n_vectors: if has_masks { 32 } else { 16 } };
     let mut pool = Pool::default();
     let mut asm = Assembler::default();
     let mut starts = Vec::new();
-    for f in functions {
+    for f in &mut functions {
+        f.share();
+        if !has_masks {
+            f.masks_as_integers();
+        }
         let selected = select::select(f, has_masks, &mut pool)?;
         let places = regalloc::allocate(&selected, &registers)?;
         asm.align(64);

@@ -20,6 +20,9 @@ const CALLEE_SAVED: [u8; 5] = [RBX, 12, 13, 14, 15];
 const MOVE: Opcode = Opcode { map: 1, prefix: 0, opcode: 0x28, wide: false, evex: false };
 const LOAD: Opcode = Opcode { map: 1, prefix: 0, opcode: 0x10, wide: false, evex: false };
 
+/// Loads and stores of lanes in a vector.
+const MASKED: Opcode = Opcode { map: 2, prefix: 1, opcode: 0, wide: false, evex: false };
+
 /// Loads of so many bytes; stores have the next opcode.
 fn load_opcode(bytes: usize) -> Opcode {
     match bytes {
@@ -320,6 +323,28 @@ impl Emitter<'_> {
                     let to = self.address(operand.memory);
                     self.store_vector(to, from, inst.bytes);
                 }
+            }
+            Op::LoadMasked { wide } if !self.has_masks => {
+                let mask = self.vector(inst.uses[0], 1);
+                let d = self.destination(inst.def);
+                let (rm, _) = self.last(inst, 1);
+                self.plain(Opcode { opcode: 0x2c | u8::from(wide), ..MASKED }, [d, mask], rm, inst.bytes, None);
+                self.written(inst.def);
+            }
+            Op::StoreMasked { wide } if !self.has_masks => {
+                let from = self.vector(inst.uses[0], 0);
+                let mask = self.vector(inst.uses[1], 1);
+                let (rm, _) = self.last(inst, 2);
+                self.plain(Opcode { opcode: 0x2e | u8::from(wide), ..MASKED }, [from, mask], rm, inst.bytes, None);
+            }
+            Op::Blend { wide } if !self.has_masks => {
+                let mask = self.vector(inst.uses[0], 0);
+                let otherwise = self.vector(inst.uses[1], 1);
+                let (rm, _) = self.last(inst, 2);
+                let d = self.destination(inst.def);
+                let op = Opcode { map: 3, prefix: 1, opcode: 0x4a | u8::from(wide), wide: false, evex: false };
+                self.plain(op, [d, otherwise], rm, inst.bytes, Some(mask << 4));
+                self.written(inst.def);
             }
             Op::LoadMasked { wide } => {
                 let d = self.destination(inst.def);

@@ -27,6 +27,10 @@ pub const AND: Opcode = opcode(1, 0, 0x54, false);
 pub const AND_NOT: Opcode = opcode(1, 0, 0x55, false);
 pub const OR: Opcode = opcode(1, 0, 0x56, false);
 pub const XOR: Opcode = opcode(1, 0, 0x57, false);
+pub const INTEGERS_EQUAL: Opcode = opcode(1, 1, 0x76, false);
+pub const INTEGERS_GREATER: Opcode = opcode(1, 1, 0x66, false);
+/// Four integers of 32 bits as ones of 64.
+pub const WIDEN_INTEGERS: Opcode = opcode(2, 1, 0x25, false);
 pub const BROADCAST_SINGLE: Opcode = opcode(2, 1, 0x18, false);
 pub const BROADCAST_DOUBLE: Opcode = opcode(2, 1, 0x19, true);
 pub const DUPLICATE_DOUBLE: Opcode = opcode(1, 3, 0x12, true);

@@ -11,6 +11,7 @@ use std::collections::HashMap;
 
 use super::encode::Condition;
 use super::inst::{Base, Block, Call, Callee, Class, Function, Inst, Memory, NONE, Op, Operand, Reg, Virtual};
+use super::opcodes::WIDEN_INTEGERS;
 use crate::ssa::{self, Compare, Def, Id, Kind, Op as Ssa, Type};
 
 /// The constants of a module, each once.
@@ -738,18 +739,29 @@ impl Selector<'_> {
     fn masked_store(&mut self, inst: &ssa::Instruction) -> Result<(), String> {
         let (value, to, mask) = (inst.operands[0], inst.operands[1], inst.operands[2]);
         let ty = self.ty(value);
-        let (value, mask) = (self.reg(value)?, self.mask(mask)?);
+        let (value, mask) = (self.reg(value)?, self.memory_mask(mask, ty)?);
         let memory = self.address(to)?;
         let op = Op::StoreMasked { wide: ty.kind.bytes() == 8 };
         self.emit(Inst::new(op, NONE, &[value, mask], width(ty)).with(memory, false));
         Ok(())
     }
 
-    fn mask(&mut self, id: Id) -> Result<Reg, String> {
-        if !self.has_masks {
-            return Err("masks without mask registers".into());
+    /// A mask for lanes of so many bytes.
+    fn mask(&mut self, id: Id, lane_bytes: usize) -> Result<Reg, String> {
+        let mask = self.reg(id)?;
+        if self.has_masks || lane_bytes == 4 {
+            return Ok(mask);
         }
-        self.reg(id)
+        let bytes = (self.ty(id).lanes * lane_bytes).max(16);
+        Ok(self.emit_new(Op::Unary(WIDEN_INTEGERS), Class::Vector, &[mask], bytes))
+    }
+
+    /// A mask for memory operations. Where it is a vector, lanes beyond those of its type must not be set.
+    fn memory_mask(&mut self, id: Id, ty: Type) -> Result<Reg, String> {
+        if !self.has_masks && ty.bytes() < 16 && self.constant(id).is_none() {
+            return Err("a mask of a part of a vector".into());
+        }
+        self.mask(id, ty.kind.bytes())
     }
 
     fn call(&mut self, inst: &ssa::Instruction) -> Result<(), String> {

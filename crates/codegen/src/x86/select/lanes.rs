@@ -22,16 +22,14 @@ impl Selector<'_> {
                 };
                 self.emit(inst);
             }
-            Kind::I32 | Kind::I64 => {
-                let x = self.reg(x)?;
-                self.emit(Inst::new(Op::Splat { wide: ty.kind == Kind::I64 }, d, &[x], w));
-            }
-            Kind::I1 => {
-                self.mask_guard()?;
-                let x = self.reg(x)?;
-                let zero = self.emit_new(Op::Integer(0), Class::Integer, &[], 8);
-                let all = self.emit_new(Op::IntegerBinary(5), Class::Integer, &[zero, x], 8);
-                self.emit(Inst::new(Op::MaskSplat, d, &[all], 2));
+            Kind::I1 | Kind::I32 | Kind::I64 => {
+                let mut bits = self.reg(x)?;
+                if self.ty(x).kind == Kind::I1 {
+                    let zero = self.emit_new(Op::Integer(0), Class::Integer, &[], 8);
+                    bits = self.emit_new(Op::IntegerBinary(5), Class::Integer, &[zero, bits], 8);
+                }
+                let op = if ty.kind == Kind::I1 { Op::MaskSplat } else { Op::Splat { wide: ty.kind == Kind::I64 } };
+                self.emit(Inst::new(op, d, &[bits], w));
             }
         }
         Ok(())

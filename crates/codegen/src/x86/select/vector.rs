@@ -1,5 +1,6 @@
 //! Values in vector registers and masks, and scalars of reals.
 
+use super::super::encode::Opcode;
 use super::super::inst::NONE;
 use super::super::inst::{Class, Inst, Op, Reg};
 use super::super::opcodes::*;
@@ -31,14 +32,23 @@ impl Selector<'_> {
             Ssa::MaskedLoad => {
                 let (from, mask, otherwise) = (operand(0), operand(1), operand(2));
                 let op = Op::LoadMasked { wide: ty.kind.bytes() == 8 };
-                let mask = self.mask(mask)?;
-                let merged = if self.is_zero(otherwise) || self.is_undefined(otherwise) {
-                    vec![mask]
-                } else {
-                    vec![mask, self.reg(otherwise)?]
-                };
+                let mask = self.memory_mask(mask, ty)?;
+                let is_merged = !self.is_zero(otherwise) && !self.is_undefined(otherwise);
                 let memory = self.address(from)?;
-                self.emit(Inst::new(op, d, &merged, w).with(memory, false));
+                match (is_merged, self.has_masks) {
+                    (false, _) => self.emit(Inst::new(op, d, &[mask], w).with(memory, false)),
+                    (true, true) => {
+                        let otherwise = self.reg(otherwise)?;
+                        self.emit(Inst::new(op, d, &[mask, otherwise], w).with(memory, false));
+                    }
+                    (true, false) => {
+                        let otherwise = self.reg(otherwise)?;
+                        let loaded = self.virtual_register(Class::Vector, w);
+                        self.emit(Inst::new(op, loaded, &[mask], w).with(memory, false));
+                        let blend = Op::Blend { wide: ty.kind.bytes() == 8 };
+                        self.emit(Inst::new(blend, d, &[mask, otherwise, loaded], w));
+                    }
+                }
             }
             Ssa::FAdd | Ssa::FMul | Ssa::FSub | Ssa::FDiv => {
                 let code = match inst.op {
@@ -80,14 +90,29 @@ impl Selector<'_> {
             }
             Ssa::FLess => {
                 let of = self.ty(operand(0));
-                self.mask_guard()?;
-                let op = evex(1, u8::from(of.kind == Kind::F64), 0xc2, of.kind == Kind::F64);
+                let op = match (self.has_masks, of.kind) {
+                    (true, kind) => Opcode { evex: true, ..packed(0xc2, kind) },
+                    (false, Kind::F32) => packed(0xc2, of.kind),
+                    (false, _) => return Err("a mask of long lanes".into()),
+                };
                 let (a, b) = (self.reg(operand(0))?, self.reg(operand(1))?);
                 self.emit(Inst::new(Op::BinaryImmediate(op, LESS), d, &[a, b], width(of)));
             }
             Ssa::Compare(how) => {
                 let of = self.ty(operand(0));
-                self.mask_guard()?;
+                if !self.has_masks {
+                    let (first, second, op) = match how {
+                        Compare::Equal => (0, 1, INTEGERS_EQUAL),
+                        Compare::Less => (1, 0, INTEGERS_GREATER),
+                        Compare::Greater => (0, 1, INTEGERS_GREATER),
+                    };
+                    if of.kind != Kind::I32 {
+                        return Err("a comparison".into());
+                    }
+                    let (a, b) = (self.reg(operand(first))?, self.reg(operand(second))?);
+                    self.emit(Inst::new(Op::Binary(op), d, &[a, b], width(of)));
+                    return Ok(());
+                }
                 let immediate = match how {
                     Compare::Equal => 0,
                     Compare::Less => 1,
@@ -104,7 +129,7 @@ impl Selector<'_> {
                 if class_of(ty) == Class::Mask {
                     return Err("a choice of masks".into());
                 }
-                let (k, a, b) = (self.mask(operand(0))?, self.reg(operand(1))?, self.reg(operand(2))?);
+                let (k, a, b) = (self.mask(operand(0), ty.kind.bytes())?, self.reg(operand(1))?, self.reg(operand(2))?);
                 self.emit(Inst::new(Op::Blend { wide: ty.kind.bytes() == 8 }, d, &[k, b, a], w));
             }
             Ssa::Select => {
@@ -160,7 +185,6 @@ impl Selector<'_> {
                 self.binary_into(d, Op::Binary(op), operand(0), operand(1), false, ty)?;
             }
             Ssa::And | Ssa::Or | Ssa::Xor => {
-                self.mask_guard()?;
                 let all = self.constant(operand(1)).is_some_and(|bits| bits.iter().all(|b| *b == 1));
                 let a = self.reg(operand(0))?;
                 if inst.op == Ssa::Xor && all {
@@ -184,10 +208,6 @@ impl Selector<'_> {
             other => return Err(format!("{other:?} of {ty:?}")),
         }
         Ok(())
-    }
-
-    pub(super) fn mask_guard(&self) -> Result<(), String> {
-        if self.has_masks { Ok(()) } else { Err("masks without mask registers".into()) }
     }
 
     pub(super) fn binary_into(&mut self, d: Reg, op: Op, a: Id, b: Id, commutes: bool, ty: Type) -> Result<(), String> {

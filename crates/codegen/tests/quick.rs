@@ -1,0 +1,77 @@
+//! Code that is made quickly: what there has to be, and how long making it may take.
+
+mod common;
+
+use std::time::{Duration, Instant};
+
+use common::gemm::Gemm;
+use common::*;
+use tilewright_codegen::{CompileError, Compiler, Kernel, Runtime};
+use tilewright_ir::expr::Expr;
+use tilewright_ir::{DType, Program, Scope, Target};
+
+/// The targets of this machine that have quick code.
+fn served() -> Vec<Target> {
+    let served: Vec<Target> = targets().into_iter().filter(|t| t.has_fma && t.vector_bits >= 256).collect();
+    if served.is_empty() {
+        println!("skipped: this machine is not x86-64 with AVX2");
+    }
+    served
+}
+
+fn compile_quickly(p: &Program, target: &Target) -> Kernel {
+    Compiler::new(target.clone()).compile_quickly(p).unwrap_or_else(|e| panic!("{} on {target}: {e}", p.name))
+}
+
+#[test]
+fn tiles_within_and_beyond_the_registers_have_quick_code() {
+    for target in served() {
+        for (mr, nv) in [(1, 1), (6, 2), (8, 3), (12, 2), (4, 7), (30, 1), (16, 3), (24, 4)] {
+            for dtype in [DType::F32, DType::F64] {
+                let lanes = i64::from(target.vector_bits / 8) / dtype.bytes() as i64;
+                let gemm =
+                    Gemm { dtype, m: 2 * mr, mc: mr, mr, n: nv * lanes, nc: nv * lanes, nv, lanes, ..Gemm::default() };
+                let p = gemm.program();
+                let arguments = arguments(&p);
+                let mut expected = arguments.clone();
+                tilewright_ir::interp::run(&p, &mut expected).unwrap();
+                let kernel = compile_quickly(&p, &target);
+                compare(&p, &target, &run(&p, &kernel, &arguments, &Runtime::serial(), 1), &expected);
+            }
+        }
+    }
+}
+
+/// A block of code that is not looped takes time in proportion to its length.
+#[test]
+fn long_blocks_compile_in_time() {
+    let mut p = program("a row of 4096 sums");
+    let n = 4096;
+    let a = input(&mut p, "A", DType::F32, &[n]);
+    let b = output(&mut p, "B", DType::F32, &[n]);
+    let r = temporary(&mut p, "R", DType::F32, &[8], Scope::Register);
+    let [i, l] = ["i", "l"].map(|name| p.add_loop(name));
+    let at = times(8, i).add(&ix(l));
+    let sum = |x: Expr, y: Expr| bin(tilewright_ir::expr::BinaryOp::Add, x, y);
+    let add = store(r, &[ix(l)], sum(load(r, &[ix(l)]), load(a, std::slice::from_ref(&at))));
+    let write = store(b, std::slice::from_ref(&at), load(r, &[ix(l)]));
+    let clear = store(r, &[ix(l)], Expr::Const(0.0));
+    p.body = vec![
+        tilewright_ir::Stmt::Alloc(r),
+        vector(l, 8, vec![clear]),
+        unrolled(i, n / 8, vec![vector(l, 8, vec![add]), vector(l, 8, vec![write])]),
+    ];
+    for target in served() {
+        let start = Instant::now();
+        drop(compile_quickly(&p, &target));
+        assert!(start.elapsed() < Duration::from_secs(2), "{target}: {:?}", start.elapsed());
+    }
+    check(&p);
+}
+
+#[test]
+fn what_is_not_served_says_so() {
+    let p = Gemm::default().program();
+    let mut compiler = Compiler::new(Target { vector_bits: 128, ..host() });
+    assert!(matches!(compiler.compile_quickly(&p), Err(CompileError::NotQuick(_))));
+}
