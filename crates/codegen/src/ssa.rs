@@ -236,7 +236,11 @@ impl Function {
                     *id = same_as[*id as usize];
                 }
                 let Some(result) = inst.result else {
-                    n_writes += u32::from(!matches!(inst.op, Op::Prefetch { .. }));
+                    n_writes += match inst.op {
+                        Op::Prefetch { .. } => 0,
+                        Op::Store => u32::from(!variables[inst.operands[1] as usize]),
+                        _ => 1,
+                    };
                     return true;
                 };
                 let when = match inst.op {
@@ -274,7 +278,7 @@ impl Function {
                         known.insert(hash, (inst.op.clone(), inst.operands.clone(), when, result));
                     }
                 }
-                if inst.op == Op::MaskedLoad && is_zero(inst.operands[2]) {
+                if matches!(inst.op, Op::MaskedLoad | Op::Gather) && is_zero(inst.operands[2]) {
                     masked.insert(result, inst.operands[1]);
                 }
                 true

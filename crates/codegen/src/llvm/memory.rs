@@ -351,11 +351,21 @@ impl Generator<'_> {
     fn lane_pointers(&mut self, buffer: BufferId, access: &Access, piece: Piece) -> Value {
         let element = self.element_type(buffer);
         let width = piece.width;
+        // Machines have instructions for short distances from one address.
+        let is_short = self.program.buffer(buffer).n_elements().is_some_and(|n| n <= i32::MAX as u64);
+        let ty = if is_short { self.m.i32 } else { self.m.i64 };
+        let short = |g: &mut Self, index: &Index| {
+            let x = g.int(index);
+            if is_short { g.m.truncate(x, ty) } else { x }
+        };
+        let multiples = |g: &Self, stride: i64| {
+            let lanes: Vec<Value> = (0..width as i64).map(|lane| g.m.integer(ty, lane * stride)).collect();
+            g.m.const_vector(&lanes)
+        };
         match access {
             Access::Strided { base, stride } => {
                 let pointer = self.pointer(buffer, base);
-                let steps = self.lane_multiples(width, *stride);
-                self.m.element(element, pointer, steps)
+                self.m.element(element, pointer, multiples(self, *stride))
             }
             Access::Uniform(flat) => {
                 let pointer = self.pointer(buffer, flat);
@@ -364,16 +374,16 @@ impl Generator<'_> {
             Access::Broken { base, stride, at, then, .. } => {
                 let pointer = self.pointer(buffer, base);
                 let before = self.lanes_below(at, width);
-                let jump = self.int(&then.sub(base));
+                let jump = short(self, &then.sub(base));
                 let jump = self.m.splat(jump, width);
-                let steps = self.lane_multiples(width, *stride);
+                let steps = multiples(self, *stride);
                 let steps = self.m.select(before, steps, self.m.add(steps, jump));
                 self.m.element(element, pointer, steps)
             }
             Access::Irregular(all) => {
-                let mut v = self.m.undef(self.m.vector(self.m.i64, width));
+                let mut v = self.m.undef(self.m.vector(ty, width));
                 for (lane, flat) in all.iter().enumerate() {
-                    let at = self.int(flat);
+                    let at = short(self, flat);
                     v = self.m.insert(v, at, lane);
                 }
                 let base = self.pointer(buffer, &Index::from(0));

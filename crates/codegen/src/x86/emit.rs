@@ -365,6 +365,35 @@ impl Emitter<'_> {
                 let extra = Extra { mask, ..Extra::default() };
                 self.vector_with(masked_opcode(wide, true), [from, 0], rm, inst.bytes, extra, None);
             }
+            Op::Gather { wide } => {
+                let d = self.destination(inst.def);
+                self.bring(d, inst.uses[2], inst.bytes);
+                let numbers = self.vector(inst.uses[1], 1);
+                let op = Opcode { map: 2, prefix: 1, opcode: 0x92, wide, evex: true };
+                self.lanes(inst, op, d, numbers);
+                self.written(inst.def);
+            }
+            Op::Scatter { wide } => {
+                let value = self.vector(inst.uses[2], 0);
+                let numbers = self.vector(inst.uses[1], 1);
+                let op = Opcode { map: 2, prefix: 1, opcode: 0xa2, wide, evex: true };
+                self.lanes(inst, op, value, numbers);
+            }
+            Op::FromInteger => {
+                let from = self.integer(inst.uses[0], 0);
+                let d = self.destination(inst.def);
+                let op = Opcode { map: 1, prefix: 1, opcode: 0x6e, wide: false, evex: false };
+                self.plain(op, [d, 0], Rm::Register(from), 16, None);
+                self.written(inst.def);
+            }
+            Op::InsertInteger(lane) => {
+                let from = self.integer(inst.uses[1], 0);
+                let into = self.vector(inst.uses[0], 0);
+                let d = self.destination(inst.def);
+                let op = Opcode { map: 3, prefix: 1, opcode: 0x22, wide: false, evex: false };
+                self.plain(op, [d, into], Rm::Register(from), 16, Some(lane));
+                self.written(inst.def);
+            }
             Op::Binary(op) => self.binary(inst, op, None),
             Op::BinaryImmediate(op, immediate) => self.binary(inst, op, Some(immediate)),
             Op::Unary(op) => self.unary(inst, op, None),
@@ -466,6 +495,20 @@ impl Emitter<'_> {
         let width = bytes.max(16) as u8;
         let unit = unit(op, bytes, extra.broadcast) as u8;
         self.asm.vector(op, Operands { reg, vvvv, rm, width, unit, extra, immediate });
+    }
+
+    /// A gather or scatter: the address has a vector as its index.
+    fn lanes(&mut self, inst: &Inst, op: Opcode, reg: u8, numbers: u8) {
+        let lane = if op.wide { 8 } else { 4 };
+        let Address { base, disp, .. } = self.address(inst.operand.expect("an address").memory);
+        let index = Some((numbers, if op.wide { 3 } else { 2 }));
+        let rm = Rm::Memory(Address { base, index, disp });
+        let mask = self.mask(inst.uses[0], 0);
+        let extra = Extra { mask, ..Extra::default() };
+        // The index has its fifth bit where other instructions have their second operand's.
+        let vvvv = numbers & 16;
+        let width = inst.bytes as u8;
+        self.asm.vector(op, Operands { reg, vvvv, rm, width, unit: lane, extra, immediate: None });
     }
 
     /// Brings a vector to a register.

@@ -69,6 +69,19 @@ pub enum Op {
     StoreMasked {
         wide: bool,
     },
+    /// Lanes in mask `u0` from the address and, each, a number of elements by `u1` from there; the others are `u2`'s. The
+    /// mask is lost.
+    Gather {
+        wide: bool,
+    },
+    /// Stores lanes of `u2` in mask `u0` as a gather loads them. The mask is lost.
+    Scatter {
+        wide: bool,
+    },
+    /// `d ← u0` with integer `u1` in a lane.
+    InsertInteger(u8),
+    /// `d ←` integer `u0` and zeros.
+    FromInteger,
     /// `d ←` the pool's constant.
     Constant,
     /// `d ←` anything.
@@ -204,6 +217,7 @@ impl Inst {
             Op::Move if self.operand.is_none() => Some(self.uses[0]),
             Op::Tied(_) => Some(self.uses[0]),
             Op::LoadMasked { .. } => Some(self.uses[1]),
+            Op::Gather { .. } => Some(self.uses[2]),
             Op::Fma { .. } => Some(if self.uses[2] == NONE { self.uses[0] } else { self.uses[2] }),
             Op::IntegerBinary(_) | Op::IntegerConstant(..) | Op::IntegerShift(..) | Op::Multiply => Some(self.uses[0]),
             _ => None,

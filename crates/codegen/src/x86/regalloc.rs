@@ -349,7 +349,7 @@ fn ranges(f: &Function, live_out: &[Vec<u64>]) -> Vec<Range> {
             }
             // Operands of a tied instruction other than the tied one are read after the copy.
             let (tied, late) = match inst.op {
-                Op::Tied(_) | Op::LoadMasked { .. } | Op::IntegerBinary(_) | Op::Multiply => {
+                Op::Tied(_) | Op::LoadMasked { .. } | Op::Gather { .. } | Op::IntegerBinary(_) | Op::Multiply => {
                     (inst.tied(), at + WRITE + 1)
                 }
                 _ => (None, at + CLOBBER),

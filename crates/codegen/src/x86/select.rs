@@ -282,7 +282,8 @@ impl Selector<'_> {
     fn is_folded(&self, id: Id) -> bool {
         let Some(inst) = self.instruction(id) else { return false };
         match &inst.op {
-            Ssa::Element(_) => self.ty(id).lanes == 1 && self.integer(inst.operands[1]).is_some(),
+            // Addresses of lanes belong to the instruction that goes there.
+            Ssa::Element(_) => self.ty(id).lanes > 1 || self.integer(inst.operands[1]).is_some(),
             Ssa::Stack(_) => true,
             Ssa::Insert(_) | Ssa::Compare(_) | Ssa::FNeg => self.only_user(id).is_some(),
             Ssa::FLess => self.ty(id).lanes == 1 && self.only_user(id).is_some(),
@@ -527,6 +528,7 @@ impl Selector<'_> {
             Ssa::Variable(_) | Ssa::Stack(_) | Ssa::Phi(_) => return Ok(()),
             Ssa::Store => return self.store(inst),
             Ssa::MaskedStore => return self.masked_store(inst),
+            Ssa::Scatter => return self.scatter(inst),
             Ssa::Prefetch { for_write } => {
                 let memory = self.address(inst.operands[0])?;
                 self.emit(Inst::new(Op::Prefetch { for_write: *for_write }, NONE, &[], 0).with(memory, false));
@@ -762,6 +764,40 @@ impl Selector<'_> {
             return Err("a mask of a part of a vector".into());
         }
         self.mask(id, ty.kind.bytes())
+    }
+
+    /// The address that lanes are counted from, their numbers, and the mask, which will be lost.
+    fn lane_addresses(&mut self, pointers: Id, mask: Id, ty: Type) -> Result<(Memory, Reg, Reg), String> {
+        if !self.has_masks {
+            return Err("gathered lanes".into());
+        }
+        let f = self.f;
+        let (b, i) = self.def_at[pointers as usize].ok_or("one address for all lanes")?;
+        let inst = &f.blocks[b][i];
+        let (Ssa::Element(bytes), [base, numbers]) = (&inst.op, inst.operands.as_slice()) else {
+            return Err("addresses of lanes".into());
+        };
+        if *bytes != ty.kind.bytes() || self.ty(*numbers).kind != Kind::I32 {
+            return Err("far addresses of lanes".into());
+        }
+        let memory = self.address(*base)?;
+        if memory.index.is_some() {
+            return Err("a far address of lanes".into());
+        }
+        let numbers = self.reg(*numbers)?;
+        let mask = self.memory_mask(mask, ty)?;
+        let (class, bytes) = (self.out.virtuals[mask as usize].class, self.out.virtuals[mask as usize].bytes);
+        let mask = self.emit_new(Op::Move, class, &[mask], bytes);
+        Ok((memory, numbers, mask))
+    }
+
+    fn scatter(&mut self, inst: &ssa::Instruction) -> Result<(), String> {
+        let ty = self.ty(inst.operands[0]);
+        let (memory, numbers, mask) = self.lane_addresses(inst.operands[1], inst.operands[2], ty)?;
+        let value = self.reg(inst.operands[0])?;
+        let op = Op::Scatter { wide: ty.kind.bytes() == 8 };
+        self.emit(Inst::new(op, NONE, &[mask, numbers, value], width(ty)).with(memory, false));
+        Ok(())
     }
 
     fn call(&mut self, inst: &ssa::Instruction) -> Result<(), String> {

@@ -115,8 +115,8 @@ impl Selector<'_> {
 
     /// A vector made lane by lane.
     pub(super) fn insert_into(&mut self, d: Reg, id: Id, ty: Type) -> Result<(), String> {
-        if !matches!(ty.kind, Kind::F32 | Kind::F64) {
-            return Err("lanes of integers".into());
+        if ty.kind == Kind::I64 || ty.kind == Kind::I1 {
+            return Err("lanes of long integers".into());
         }
         let mut lanes: Vec<Option<Id>> = vec![None; ty.lanes];
         let mut at = id;
@@ -132,6 +132,9 @@ impl Selector<'_> {
         }
         let w = width(ty);
         let wide = ty.kind == Kind::F64;
+        if !self.is_undefined(at) && ty.kind == Kind::I32 {
+            return Err("a lane of integers".into());
+        }
         if !self.is_undefined(at) {
             let mut whole = self.reg(at)?;
             let set: Vec<(usize, Id)> = lanes.iter().enumerate().filter_map(|(lane, x)| x.map(|x| (lane, x))).collect();
@@ -186,6 +189,10 @@ impl Selector<'_> {
     /// Sixteen bytes of scalars.
     pub(super) fn quad(&mut self, lanes: &[Option<Id>], kind: Kind) -> Result<Reg, String> {
         let mut whole = match lanes[0] {
+            Some(x) if kind == Kind::I32 => {
+                let x = self.reg(x)?;
+                self.emit_new(Op::FromInteger, Class::Vector, &[x], 16)
+            }
             Some(x) => self.reg(x)?,
             None => self.emit_new(Op::Undefined, Class::Vector, &[], 16),
         };
@@ -195,6 +202,7 @@ impl Selector<'_> {
             let x = if folded.is_some() { NONE } else { self.reg(x)? };
             let d = self.virtual_register(Class::Vector, 16);
             let op = match (kind, folded) {
+                (Kind::I32, _) => Op::InsertInteger(lane as u8),
                 (Kind::F32, _) => Op::BinaryImmediate(INSERT_SINGLE, (lane as u8) << 4),
                 (_, Some(_)) => Op::Binary(LOAD_HIGH_DOUBLE),
                 _ => Op::Binary(UNPACK_LOW_DOUBLE),

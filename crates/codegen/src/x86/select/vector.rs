@@ -50,6 +50,12 @@ impl Selector<'_> {
                     }
                 }
             }
+            Ssa::Gather => {
+                let (memory, numbers, mask) = self.lane_addresses(operand(0), operand(1), ty)?;
+                let otherwise = self.reg(operand(2))?;
+                let op = Op::Gather { wide: ty.kind.bytes() == 8 };
+                self.emit(Inst::new(op, d, &[mask, numbers, otherwise], w).with(memory, false));
+            }
             Ssa::FAdd | Ssa::FMul | Ssa::FSub | Ssa::FDiv => {
                 let code = match inst.op {
                     Ssa::FAdd => 0x58,
