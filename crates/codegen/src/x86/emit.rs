@@ -314,8 +314,12 @@ impl Emitter<'_> {
             Op::Store => {
                 let (v, operand) = (inst.uses[0], inst.operand.expect("an address"));
                 if self.f.virtuals[v as usize].class == Class::Integer {
-                    // The address has the first scratch register.
-                    let to = self.address(operand.memory);
+                    // Of the two scratch registers the address keeps one.
+                    let mut to = self.address(operand.memory);
+                    if to.index.is_some() && matches!(self.place(v), Place::Memory(_)) {
+                        self.asm.lea(INTEGER_SCRATCH[0], to);
+                        to = Address { base: Base::Register(INTEGER_SCRATCH[0]), index: None, disp: 0 };
+                    }
                     let from = self.integer(v, 1);
                     self.asm.store(to, from);
                 } else {
