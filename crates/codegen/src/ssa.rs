@@ -2,9 +2,9 @@
 //!
 //! What the generator writes, and no more: see [`crate::llvm::read`].
 
-use std::hash::{DefaultHasher, Hash, Hasher};
+use std::hash::{Hash, Hasher};
 
-use crate::llvm::map::Map;
+use crate::llvm::map::{Map, Mixer};
 
 /// A value of a function, by number.
 pub type Id = u32;
@@ -261,7 +261,7 @@ impl Function {
                     return false;
                 }
                 let ty = values[result as usize].ty;
-                let mut hasher = DefaultHasher::new();
+                let mut hasher = Mixer::default();
                 (&inst.op, &inst.operands, when, ty).hash(&mut hasher);
                 let hash = hasher.finish();
                 match known.get(&hash) {

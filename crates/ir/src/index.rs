@@ -191,6 +191,29 @@ impl Index {
         Index { terms: self.terms.clone(), constant: self.constant.wrapping_add(constant) }
     }
 
+    /// The index where some variables have known values.
+    pub fn with_values(&self, value: &dyn Fn(LoopId) -> Option<i64>) -> Index {
+        if !self.terms.iter().all(|(atom, _)| matches!(atom, Atom::Var(_))) {
+            return self.rewrite(&mut |atom| match atom {
+                Atom::Var(v) => value(*v).map(Index::from),
+                Atom::FloorDiv(..) | Atom::Mod(..) | Atom::Min(..) | Atom::Max(..) => None,
+            });
+        }
+        let mut constant = self.constant;
+        let mut is_unknown = |atom: &Atom, c: i64| match atom {
+            Atom::Var(v) => match value(*v) {
+                Some(x) => {
+                    constant = constant.wrapping_add(c.wrapping_mul(x));
+                    false
+                }
+                None => true,
+            },
+            Atom::FloorDiv(..) | Atom::Mod(..) | Atom::Min(..) | Atom::Max(..) => true,
+        };
+        let terms = self.terms.iter().filter(|(atom, c)| is_unknown(atom, *c)).cloned().collect();
+        Index { terms, constant }
+    }
+
     /// `floor(self / divisor)`; the part that divides is taken out of the division.
     ///
     /// A divisor below one is kept as written, so that a faulty program can be expressed, printed and refused.

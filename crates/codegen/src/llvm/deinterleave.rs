@@ -9,7 +9,7 @@
 use std::collections::BTreeSet;
 
 use tilewright_ir::expr::Expr;
-use tilewright_ir::{BufferId, Index, Stmt};
+use tilewright_ir::{Atom, BufferId, Index, LoopId, Stmt};
 
 use super::api::Value;
 use super::generate::Generator;
@@ -42,6 +42,9 @@ impl Generator<'_> {
         let mut wanted = Vec::new();
         for_each_sure_read(&block[0], &mut |buffer, index| wanted.push((buffer, index.to_vec())));
         for (buffer, index) in wanted {
+            if !self.may_stride(buffer, &index, lanes.var) {
+                continue;
+            }
             let access = self.access(buffer, &index);
             let key = (access, lanes.piece.n);
             if self.seen_load(buffer, &key).is_some() {
@@ -59,6 +62,23 @@ impl Generator<'_> {
                 self.remember_load(buffer, (Access::Strided { base, stride }, lanes.piece.n), value);
             }
         }
+    }
+
+    /// Whether lanes may lie further apart than neighbours: most do not, which shows without their positions.
+    fn may_stride(&self, buffer: BufferId, index: &[Index], lane: LoopId) -> bool {
+        let (mut lanes_stride, mut stride) = (0i64, 1i64);
+        for (i, extent) in index.iter().zip(&self.program.buffer(buffer).shape).rev() {
+            for (atom, c) in i.terms() {
+                match atom {
+                    Atom::Var(v) if *v == lane => lanes_stride = lanes_stride.wrapping_add(c.wrapping_mul(stride)),
+                    Atom::Var(_) => {}
+                    compound if compound.uses(lane) => return true,
+                    _ => {}
+                }
+            }
+            stride = stride.wrapping_mul(*extent);
+        }
+        lanes_stride >= 2
     }
 
     /// The loads at less than a stride and at most a vector from the one at `base`, up to a write of the buffer.

@@ -706,7 +706,7 @@ impl Generator<'_> {
 
     /// The position of an element in its buffer, with what the loops say.
     pub(super) fn flat(&self, buffer: BufferId, index: &[Index]) -> Index {
-        let flat = plan::resolve(&plan::flatten(self.program, buffer, index), &self.f.known);
+        let flat = plan::flat(self.program, buffer, index, &self.f.known);
         self.f.ranges.simplify(&flat)
     }
 

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use tilewright_ir::expr::{Cond, Expr};
 use tilewright_ir::index::Ranges;
 use tilewright_ir::target::{Arch, Target};
-use tilewright_ir::{Atom, BufferId, Index, Loop, LoopId, LoopKind, Program, Role, Scope, Stmt};
+use tilewright_ir::{BufferId, Index, Loop, LoopId, LoopKind, Program, Role, Scope, Stmt};
 
 use super::map::Map;
 use crate::CompileError;
@@ -27,35 +27,17 @@ pub fn resolve(index: &Index, known: &Known) -> Index {
     if known.is_empty() {
         return index.clone();
     }
-    let value = |atom: &Atom| match atom {
-        Atom::Var(v) => known.get(v).copied(),
-        Atom::FloorDiv(..) | Atom::Mod(..) | Atom::Min(..) | Atom::Max(..) => None,
-    };
-    if index.terms().iter().any(|(atom, _)| !matches!(atom, Atom::Var(_))) {
-        return index.rewrite(&mut |atom| value(atom).map(Index::from));
-    }
-    if !index.terms().iter().any(|(atom, _)| value(atom).is_some()) {
-        return index.clone();
-    }
-    let mut constant = index.constant();
-    let mut kept = Index::from(0);
-    for (atom, c) in index.terms() {
-        match value(atom) {
-            Some(v) => constant += c * v,
-            None => kept = kept.add(&Index::atom(atom.clone()).scale(*c)),
-        }
-    }
-    kept.offset(constant)
+    index.with_values(&|v| known.get(&v).copied())
 }
 
-/// The position of an element in its buffer, in elements.
-pub fn flatten(program: &Program, buffer: BufferId, index: &[Index]) -> Index {
-    let strides = program.buffer(buffer).strides();
-    match index {
-        [] => Index::from(0),
-        [only] => only.clone(),
-        _ => index.iter().zip(strides).fold(Index::from(0), |sum, (i, s)| sum.add_scaled(i, s)),
+/// The position of an element in its buffer, in elements, with the known variables replaced.
+pub fn flat(program: &Program, buffer: BufferId, index: &[Index], known: &Known) -> Index {
+    let (mut sum, mut stride) = (Index::from(0), 1i64);
+    for (i, extent) in index.iter().zip(&program.buffer(buffer).shape).rev() {
+        sum = sum.add_scaled(&resolve(i, known), stride);
+        stride = stride.wrapping_mul(*extent);
     }
+    sum
 }
 
 /// Lanes of a vectorized loop that are handled as one vector value.
@@ -369,7 +351,7 @@ impl Walk<'_> {
             return;
         }
         let at_home = self.allocated.get(&buffer).is_some_and(|p| *p == (self.n_parallel > 0));
-        let flat = resolve(&flatten(self.program, buffer, index), &self.known);
+        let flat = flat(self.program, buffer, index, &self.known);
         let mut here = Vec::new();
         match (&self.lane, flat.as_const()) {
             (_, Some(at)) => here.push((at, 1)),
@@ -448,7 +430,7 @@ pub fn is_safe(program: &Program, ranges: &Ranges, known: &Known, e: &Expr) -> b
     let mut safe = true;
     e.for_each_load(&mut |b, index| {
         safe = safe && {
-            let flat = resolve(&flatten(program, b, index), known);
+            let flat = flat(program, b, index, known);
             let n = program.buffer(b).n_elements().unwrap_or(0) as i64;
             ranges.lower(&flat).is_some_and(|l| l >= 0) && ranges.upper(&flat).is_some_and(|u| u < n)
         };
