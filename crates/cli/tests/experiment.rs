@@ -35,7 +35,7 @@ fn an_experiment_leaves_data_and_plots_and_resumes() {
     assert!(trials.lines().all(|line| line.split(',').count() == 11), "{trials}");
     let page = std::fs::read_to_string(folder.join("README.md")).unwrap();
     // The page says what was run, not what the experiment is at its full size.
-    assert!(page.contains("2 runs of 13 trials or 5 s each") && page.contains("All are complete"), "{page}");
+    assert!(page.contains("2 runs of 13 trials or 60 s each") && page.contains("All are complete"), "{page}");
     for picture in ["outcomes.svg", "histogram.svg"] {
         assert!(page.contains(picture));
         let svg = std::fs::read_to_string(folder.join(picture)).unwrap();

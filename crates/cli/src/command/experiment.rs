@@ -93,8 +93,9 @@ struct Planned {
 /// The folder of the runs within that of the experiment.
 const RUNS: &str = "runs";
 
-/// What a run that counts trials has at least, in seconds: one candidate alone may take them.
-const LEAST_SECONDS: f64 = 5.0;
+/// What a run that counts trials has at least, in seconds: a dozen slow candidates on a busy machine may take them, and
+/// trials are what such a run is about.
+const LEAST_SECONDS: f64 = 60.0;
 /// Seconds until a run begins to search: data and its reference, workers, the machine's peak.
 const START_SECONDS: f64 = 1.0;
 /// Seconds of a race of a run's leaders.
