@@ -364,3 +364,197 @@ impl Assembler {
         self.fixups.push((at, at + 4, target));
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::ffi::{CStr, c_char};
+    use std::ptr;
+
+    use llvm_sys::disassembler::{LLVMCreateDisasmCPU, LLVMDisasmDispose, LLVMDisasmInstruction, LLVMSetDisasmOptions};
+    use llvm_sys::target::{LLVMInitializeX86Disassembler, LLVMInitializeX86TargetInfo, LLVMInitializeX86TargetMC};
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::ssa::{Kind, Type};
+    use crate::x86::opcodes::{arithmetic, evex, opcode, packed};
+
+    /// Printed as Intel writes instructions.
+    const INTEL: u64 = 4;
+
+    /// The instructions in some code as LLVM reads them, a line each.
+    fn disassemble(mut code: Vec<u8>) -> String {
+        let mut text = String::new();
+        // SAFETY: registers the disassembler, which may be done again; the context lives until it is disposed of; LLVM reads
+        // within the code and writes a zero-terminated line into the buffer.
+        unsafe {
+            LLVMInitializeX86TargetInfo();
+            LLVMInitializeX86TargetMC();
+            LLVMInitializeX86Disassembler();
+            let (triple, cpu) = (c"x86_64-unknown-linux-gnu", c"sapphirerapids");
+            let context = LLVMCreateDisasmCPU(triple.as_ptr(), cpu.as_ptr(), ptr::null_mut(), 0, None, None);
+            assert!(!context.is_null() && LLVMSetDisasmOptions(context, INTEL) == 1);
+            let mut at = 0;
+            while at < code.len() {
+                let mut line = [0 as c_char; 256];
+                let rest = &mut code[at..];
+                let n = LLVMDisasmInstruction(
+                    context,
+                    rest.as_mut_ptr(),
+                    rest.len() as u64,
+                    at as u64,
+                    line.as_mut_ptr(),
+                    256,
+                );
+                assert!(n > 0, "no instruction at {at} of {code:02x?}");
+                at += n;
+                let line = CStr::from_ptr(line.as_ptr()).to_string_lossy();
+                text += &line.split_whitespace().collect::<Vec<_>>().join(" ");
+                text += "\n";
+            }
+            LLVMDisasmDispose(context);
+        }
+        text
+    }
+
+    const INTEGERS: [&str; 16] =
+        ["rax", "rcx", "rdx", "rbx", "rsp", "rbp", "rsi", "rdi", "r8", "r9", "r10", "r11", "r12", "r13", "r14", "r15"];
+
+    fn vector(r: u8, width: u8) -> String {
+        format!(
+            "{}mm{r}",
+            match width {
+                16 => 'x',
+                32 => 'y',
+                _ => 'z',
+            }
+        )
+    }
+
+    /// A memory operand of so many bytes in Intel's notation.
+    fn memory(Address { base, index, disp }: Address, bytes: u8) -> String {
+        let size = match bytes {
+            4 => "dword",
+            8 => "qword",
+            16 => "xmmword",
+            32 => "ymmword",
+            _ => "zmmword",
+        };
+        let mut text = match base {
+            Base::Register(r) => INTEGERS[usize::from(r)].to_owned(),
+            Base::Pool => "rip".to_owned(),
+        };
+        match index {
+            Some((r, 0)) => text += &format!(" + {}", INTEGERS[usize::from(r)]),
+            Some((r, log_scale)) => text += &format!(" + {}*{}", 1 << log_scale, INTEGERS[usize::from(r)]),
+            None => {}
+        }
+        match disp {
+            0 => {}
+            1.. => text += &format!(" + {disp}"),
+            _ => text += &format!(" - {}", -i64::from(disp)),
+        }
+        format!("{size} ptr [{text}]")
+    }
+
+    fn addresses() -> impl Strategy<Value = Address> {
+        let index = (0u8..16).prop_filter("rsp is no index", |r| *r != RSP);
+        let disp = prop_oneof![
+            Just(0),
+            -5i32..5,
+            (-200i32..200).prop_map(|d| d * 4),
+            (-200i32..200).prop_map(|d| d * 64),
+            any::<i32>()
+        ];
+        (0u8..16, proptest::option::of((index, 0u8..4)), disp).prop_map(|(base, index, disp)| Address {
+            base: Base::Register(base),
+            index,
+            disp,
+        })
+    }
+
+    /// Three-operand instructions of all lanes.
+    fn instructions() -> Vec<(&'static str, Opcode)> {
+        let type_of = |kind| Type { kind, lanes: 16 };
+        vec![
+            ("vaddps", arithmetic(0x58, type_of(Kind::F32))),
+            ("vmulpd", arithmetic(0x59, type_of(Kind::F64))),
+            ("vmaxps", packed(0x5f, Kind::F32)),
+            ("vdivpd", packed(0x5e, Kind::F64)),
+            ("vfmadd213ps", opcode(2, 1, 0xa8, false)),
+            ("vfmadd231ps", opcode(2, 1, 0xb8, false)),
+            ("vfnmadd231pd", opcode(2, 1, 0xbc, true)),
+            ("vpermi2ps", evex(2, 1, 0x77, false)),
+            ("vpermt2pd", evex(2, 1, 0x7f, true)),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn vector_instructions_are_read_as_they_were_meant(
+            at in 0usize..9,
+            [reg, vvvv, rm] in [0u8..32, 0u8..32, 0u8..32],
+            address in addresses(),
+            form in 0u8..3,
+            width in prop::sample::select(vec![16u8, 32, 64]),
+            mask in 0u8..8,
+            zero: bool,
+        ) {
+            let (name, op) = instructions()[at];
+            let lane = if op.wide { 8 } else { 4 };
+            let extra = Extra { mask, zero: zero && mask > 0, broadcast: form == 2 };
+            let (rm, last, unit) = match form {
+                0 => (Rm::Register(rm), vector(rm, width), 1),
+                1 => (Rm::Memory(address), memory(address, width), width),
+                _ => (Rm::Memory(address), memory(address, lane) + &format!("{{1to{}}}", width / lane), lane),
+            };
+            let mut asm = Assembler::default();
+            asm.vector(op, Operands { reg, vvvv, rm, width, unit, extra, immediate: None });
+            let masked = match extra {
+                Extra { mask: 0, .. } => String::new(),
+                Extra { zero: false, .. } => format!(" {{k{mask}}}"),
+                Extra { zero: true, .. } => format!(" {{k{mask}}} {{z}}"),
+            };
+            let meant = format!("{name} {}{masked}, {}, {last}\n", vector(reg, width), vector(vvvv, width));
+            prop_assert_eq!(disassemble(asm.code), meant);
+        }
+
+        #[test]
+        fn integer_instructions_are_read_as_they_were_meant(
+            [r, s] in [0u8..16, 0u8..16],
+            address in addresses(),
+            value in prop_oneof![any::<i32>().prop_map(i64::from), any::<u32>().prop_map(i64::from), any::<i64>()],
+            small in prop_oneof![-128i32..128, any::<i32>()],
+        ) {
+            let [to, from] = [r, s].map(|r| INTEGERS[usize::from(r)]);
+            let place = memory(address, 8);
+            let bare = place.trim_start_matches("qword ptr ");
+            let mut asm = Assembler::default();
+            asm.load(r, address);
+            asm.store(address, r);
+            asm.lea(r, address);
+            asm.integer(&[0x0f, 0xaf], r, Rm::Register(s), true, &[]);
+            asm.with_constant(5, r, small);
+            asm.push(r);
+            asm.pop(r);
+            let mut meant = format!("mov {to}, {place}\nmov {place}, {to}\nlea {to}, {bare}\nimul {to}, {from}\n");
+            meant += &format!("sub {to}, {small}\npush {to}\npop {to}\n");
+            prop_assert_eq!(disassemble(asm.code), meant);
+            let mut asm = Assembler::default();
+            asm.move_constant(r, value);
+            let read = disassemble(asm.code);
+            let number: i64 = read.trim().rsplit(' ').next().unwrap().parse().unwrap();
+            prop_assert_eq!(number, value, "{}", read);
+        }
+    }
+
+    #[test]
+    fn padding_is_instructions_that_do_nothing() {
+        for n in 1..=40 {
+            let mut asm = Assembler::default();
+            asm.code.resize(n, 0x90);
+            asm.align(64);
+            assert_eq!(asm.code.len(), 64);
+            assert!(disassemble(asm.code).lines().all(|line| line.contains("nop") || line.starts_with("xchg")));
+        }
+    }
+}
