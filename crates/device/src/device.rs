@@ -26,6 +26,10 @@ const HOPELESS_RUN: u32 = 5;
 const LEAST_LIMIT: Duration = Duration::from_millis(300);
 /// While none has come to its end, each try of a candidate may take so many times as long as the one before.
 const LIMIT_GROWTH: u32 = 4;
+/// Samples that a trial has at least: what makes kernels slow for a while outlasts a second one, and another candidate tells more …
+const SAMPLES_OF_TRIAL: u32 = 1;
+/// … and a round of a race.
+const SAMPLES_OF_ROUND: u32 = 2;
 
 /// How candidates are built, run and timed.
 #[derive(Debug, Clone)]
@@ -365,11 +369,11 @@ impl Device {
         }
     }
 
-    /// Times a kept kernel for so long, or as long as it takes to see that it does not come near one that leads.
-    fn run(&mut self, kept: Kept, leading_ns: Option<f64>, min_time: Duration) -> io::Result<Ran> {
+    /// Times a kept kernel for so long and so often, or as long as it takes to see that it does not come near one that leads.
+    fn run(&mut self, kept: Kept, leading_ns: Option<f64>, min_time: Duration, min_samples: u32) -> io::Result<Ran> {
         let plan = Plan {
             min_time_ns: min_time.as_nanos() as f64,
-            min_samples: 2,
+            min_samples,
             first_ns: kept.first_ns,
             first_pace: if self.options.at_best_pace { kept.first_pace } else { 1.0 },
             leading_ns: leading_ns.filter(|_| !self.options.to_the_end),
@@ -425,7 +429,7 @@ impl Device {
                     }
                     Ok(kept) => {
                         let Ran { measured, is_gone } =
-                            self.run(kept, leading_ns.or(fastest_ns), self.options.min_time)?;
+                            self.run(kept, leading_ns.or(fastest_ns), self.options.min_time, SAMPLES_OF_TRIAL)?;
                         if is_gone {
                             gone.push(kept.worker);
                         } else {
@@ -500,7 +504,7 @@ impl Device {
     /// Where a worker cannot be started anew.
     pub fn race_round(&mut self, racer: &mut Racer, time: Duration) -> io::Result<()> {
         if let (Some(kept), None) = (racer.kept, &racer.failure) {
-            match self.run(kept, None, time)?.measured.outcome {
+            match self.run(kept, None, time, SAMPLES_OF_ROUND)?.measured.outcome {
                 Outcome::Measured(timing) => racer.medians_ns.push(timing.median_ns),
                 failure => racer.failure = Some(failure),
             }

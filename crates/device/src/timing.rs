@@ -26,10 +26,10 @@ const HOPELESS_VERY_LONG: f64 = 1.05;
 const HOPELESS_WARM: f64 = 1.05;
 /// … once it was sampled for so long.
 const ENOUGH_NS: f64 = 0.5e6;
-/// A kernel that takes this many times the time to spend has one sample, …
+/// Where cold caches are no larger part of the warm-up than this, it is a sample if one will do …
+const COLD_AT_MOST: f64 = 0.1;
+/// … or if it alone takes this many times the time to spend.
 const WARM_ENOUGH: f64 = 10.0;
-/// … which is its warm-up where cold caches are no larger part of it than this.
-const COLD_AT_MOST: f64 = 0.05;
 /// Samples beyond which nothing is learnt.
 const MOST_SAMPLES: usize = 1000;
 
@@ -90,12 +90,15 @@ pub fn sample(plan: &Plan, variation: &mut Variation, subject: Subject) -> Sampl
         return enough(first_ns);
     }
     let most_ns = WARM_ENOUGH * plan.min_time_ns;
-    if !plan.cold && first_ns > most_ns && cold_ns < COLD_AT_MOST * first_ns {
-        return Samples { ns: vec![first_ns], stopped_early: false };
-    }
+    let is_sample = !plan.cold
+        && first_ns > LONG_NS
+        && cold_ns < COLD_AT_MOST * first_ns
+        && (plan.min_samples == 1 || first_ns > most_ns);
+    let mut samples = Vec::from_iter(is_sample.then_some(first));
+    let mut total: f64 = samples.iter().map(|(ns, _)| ns).sum();
     let estimate = if first_ns < LONG_NS { timed(1).0.min(first_ns) } else { first_ns };
     let n_runs = if plan.cold { 1 } else { (MIN_SAMPLE_NS / estimate.max(1.0)).ceil().clamp(1.0, 1e6) as u32 };
-    let (mut samples, mut total, mut fastest, mut stopped_early) = (Vec::new(), 0.0, f64::INFINITY, false);
+    let (mut fastest, mut stopped_early) = (f64::INFINITY, false);
     while !stopped_early
         && samples.len() < MOST_SAMPLES
         && (total < plan.min_time_ns || samples.len() < plan.min_samples as usize && total < most_ns)
@@ -163,6 +166,16 @@ mod tests {
         assert_eq!((samples.stopped_early, samples.ns.len(), n_runs), (false, 1, 1));
         let (samples, n_runs) = timed(&plan(11e6, None), 60_000_000, 1.0, |_| 11e6);
         assert_eq!((samples.stopped_early, samples.ns.len(), n_runs), (false, 1, 2));
+    }
+
+    #[test]
+    fn a_run_as_long_as_asked_will_do_where_one_is_enough() {
+        let one = Plan { min_samples: 1, ..plan(5e6, None) };
+        let (samples, n_runs) = timed(&one, 0, 1.0, |_| 5e6);
+        assert_eq!((samples.stopped_early, samples.ns.as_slice(), n_runs), (false, &[5e6][..], 1));
+        // Where cold caches may have slowed it down, another one follows.
+        let (samples, n_runs) = timed(&one, 10_000_000, 1.0, |at| if at == 0 { 6e6 } else { 5e6 });
+        assert_eq!((samples.stopped_early, samples.ns.as_slice(), n_runs), (false, &[5e6][..], 2));
     }
 
     #[test]
