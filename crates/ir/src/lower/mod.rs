@@ -9,7 +9,8 @@ mod unroll;
 
 pub use unroll::leaves;
 
-use crate::program::{Program, Stmt};
+use crate::index::Ranges;
+use crate::program::{Loop, Program, Stmt};
 use crate::verify::{VerifyError, verify};
 
 /// A pass, by what it rewrites.
@@ -35,6 +36,28 @@ pub const PASSES: [(&str, Pass); 8] = [
 
 /// Versions of the same statements beyond which a pass makes no further ones: code size and compile time grow with each.
 const MOST_VERSIONS: u32 = 16;
+
+/// Makes up to so many versions of each loop of a block: `in_loop` writes what becomes of it, given the ranges of the loops around it.
+fn version_loops(
+    block: Vec<Stmt>,
+    ranges: &mut Ranges,
+    versions: u32,
+    in_loop: fn(Loop, &mut Ranges, u32, &mut Vec<Stmt>),
+) -> Vec<Stmt> {
+    let mut out = Vec::with_capacity(block.len());
+    for stmt in block {
+        match stmt {
+            Stmt::For(l) => in_loop(l, ranges, versions, &mut out),
+            Stmt::If { cond, then, otherwise } => out.push(Stmt::If {
+                cond,
+                then: version_loops(then, ranges, versions, in_loop),
+                otherwise: version_loops(otherwise, ranges, versions, in_loop),
+            }),
+            Stmt::Alloc(_) | Stmt::Store { .. } | Stmt::Update { .. } | Stmt::Prefetch { .. } => out.push(stmt),
+        }
+    }
+    out
+}
 
 /// Runs all passes. The result computes the same, has no unrolled loops left, and its vectorized loops have constant
 /// extents; a loop that could not be brought to a constant extent has become serial.

@@ -16,9 +16,9 @@
 
 use crate::expr::{Cond, Expr};
 use crate::index::{Index, Ranges};
-use crate::lower::MOST_VERSIONS;
 use crate::lower::simplify::simplify_block;
 use crate::lower::unroll::{leaves, unroll_block};
+use crate::lower::{MOST_VERSIONS, version_loops};
 use crate::program::{Loop, LoopId, LoopKind, Stmt};
 
 /// Leaf statements, unrolled, of all versions of one loop's body.
@@ -30,19 +30,7 @@ pub fn partition_loops(block: Vec<Stmt>) -> Vec<Stmt> {
 }
 
 fn in_block(block: Vec<Stmt>, ranges: &mut Ranges, versions: u32) -> Vec<Stmt> {
-    let mut out = Vec::with_capacity(block.len());
-    for stmt in block {
-        match stmt {
-            Stmt::For(l) => in_loop(l, ranges, versions, &mut out),
-            Stmt::If { cond, then, otherwise } => out.push(Stmt::If {
-                cond,
-                then: in_block(then, ranges, versions),
-                otherwise: in_block(otherwise, ranges, versions),
-            }),
-            Stmt::Alloc(_) | Stmt::Store { .. } | Stmt::Update { .. } | Stmt::Prefetch { .. } => out.push(stmt),
-        }
-    }
-    out
+    version_loops(block, ranges, versions, in_loop)
 }
 
 fn in_loop(l: Loop, ranges: &mut Ranges, versions: u32, out: &mut Vec<Stmt>) {
