@@ -175,12 +175,14 @@ pub struct Kernel {
 pub struct Compiler {
     target: Target,
     units: Units,
+    /// Those of code that is made quickly.
+    quick_units: Units,
 }
 
 impl Compiler {
     /// One for a target.
     pub fn new(target: Target) -> Compiler {
-        Compiler { target, units: Units::default() }
+        Compiler { target, units: Units::default(), quick_units: Units::default() }
     }
 
     /// Compiles a lowered program.
@@ -220,11 +222,13 @@ impl Compiler {
         if !x86::serves(target) {
             return Err(CompileError::NotQuick(format!("{target} is not served")));
         }
-        let (image, scratch, mut times) = llvm::compile_quickly(program, target)?;
+        let llvm::Quick { image, scratch, uses, mut times } =
+            llvm::compile_quickly(program, target, &self.quick_units)?;
         let start = Instant::now();
         let code = Arc::new(loader::place(&image.bytes, image.code_len, image.symbols)?);
+        self.quick_units.keep(&code);
         times.load_ns = start.elapsed().as_nanos() as u64;
-        Ok(Kernel::new(program, code, Vec::new(), None, scratch, times))
+        Ok(Kernel::new(program, code, uses.shared, None, scratch, times))
     }
 
     /// Takes over code from the object of another process's kernel; see [`Kernel::take_object`].

@@ -21,6 +21,7 @@ use tilewright_ir::target::Target;
 
 pub use machine::{host_arch, host_cpu, llvm_version};
 
+use crate::loader::external;
 use crate::{CompileError, CompileTimes, Emit, x86};
 use api::Module;
 use plan::ScratchLayout;
@@ -44,26 +45,36 @@ pub struct Compiled {
     pub times: CompileTimes,
 }
 
-/// Compiles a program with our own back end.
-pub fn compile_quickly(
-    program: &Program,
-    target: &Target,
-) -> Result<(x86::Image, ScratchLayout, CompileTimes), CompileError> {
+/// What compiling with our own back end gives.
+pub struct Quick {
+    /// Code and constants.
+    pub image: x86::Image,
+    /// Sizes of the scratch memory.
+    pub scratch: ScratchLayout,
+    /// What the code shares with that of other programs.
+    pub uses: Uses,
+    /// Where the time went.
+    pub times: CompileTimes,
+}
+
+/// Compiles a program with our own back end; as for [`compile`], the code refers to the units that there are.
+pub fn compile_quickly(program: &Program, target: &Target, units: &Units) -> Result<Quick, CompileError> {
     machine::with_machine(target, |machine| {
         let mut times = CompileTimes::default();
         let start = Instant::now();
         let plan = plan::plan(program, target)?;
         let module = Module::new(&program.name, false);
         machine::prepare_module(&module, machine, target);
-        let (module, _) = generate::generate(module, program, target, &plan, &Units::default())?;
+        let (module, uses) = generate::generate(module, program, target, &plan, units)?;
         times.generate_ns = start.elapsed().as_nanos() as u64;
         let start = Instant::now();
-        let functions = read::functions(&module).map_err(CompileError::NotQuick)?;
+        let outside = |name: &str| units.address(name).or_else(|| external(name));
+        let functions = read::functions(&module, &outside).map_err(CompileError::NotQuick)?;
         times.passes_ns = start.elapsed().as_nanos() as u64;
         let start = Instant::now();
         let image = x86::compile(functions, target).map_err(CompileError::NotQuick)?;
         times.machine_code_ns = start.elapsed().as_nanos() as u64;
-        Ok((image, plan.scratch, times))
+        Ok(Quick { image, scratch: plan.scratch, uses, times })
     })
 }
 

@@ -62,8 +62,8 @@ pub enum Def {
     Undefined,
     /// A function of the module.
     Function(usize),
-    /// A function of the C library.
-    Library(String),
+    /// A function outside the module, by its address.
+    Outside(usize),
     /// An instruction.
     Instruction,
 }

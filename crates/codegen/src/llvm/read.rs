@@ -8,8 +8,11 @@ use super::api::Module;
 use super::map::Map;
 use crate::ssa::{Compare, Def, Function, Id, Instruction, Kind, Op, Type, Value};
 
-/// The functions that a module defines; `Err` names what there is no word for.
-pub fn functions(module: &Module) -> Result<Vec<Function>, String> {
+/// Where a function that a module does not define is.
+type Outside<'m> = &'m dyn Fn(&str) -> Option<usize>;
+
+/// The functions that a module defines, given where others are; `Err` names what there is no word for.
+pub fn functions(module: &Module, outside: Outside) -> Result<Vec<Function>, String> {
     let mut defined = Vec::new();
     // SAFETY: walks the functions of a module that is alive.
     unsafe {
@@ -23,13 +26,14 @@ pub fn functions(module: &Module) -> Result<Vec<Function>, String> {
     }
     let numbers: Map<usize, usize> = defined.iter().enumerate().map(|(i, f)| (*f as usize, i)).collect();
     let invariant = module.metadata_kind("invariant.load");
-    defined.iter().map(|f| Reader { numbers: &numbers, invariant, ..Reader::new(*f, &numbers) }.function()).collect()
+    defined.iter().map(|f| Reader { invariant, ..Reader::new(*f, &numbers, outside) }.function()).collect()
 }
 
 struct Reader<'m> {
     source: LLVMValueRef,
     /// The module's functions.
     numbers: &'m Map<usize, usize>,
+    outside: Outside<'m>,
     invariant: u32,
     ids: Map<usize, Id>,
     blocks: Map<usize, usize>,
@@ -84,9 +88,9 @@ fn bytes_of(ty: LLVMTypeRef) -> Option<usize> {
 }
 
 impl<'m> Reader<'m> {
-    fn new(source: LLVMValueRef, numbers: &'m Map<usize, usize>) -> Reader<'m> {
+    fn new(source: LLVMValueRef, numbers: &'m Map<usize, usize>, outside: Outside<'m>) -> Reader<'m> {
         let (ids, blocks) = (Map::default(), Map::default());
-        Reader { source, numbers, invariant: 0, ids, blocks, out: Function::default() }
+        Reader { source, numbers, outside, invariant: 0, ids, blocks, out: Function::default() }
     }
 
     fn function(mut self) -> Result<Function, String> {
@@ -155,7 +159,7 @@ impl<'m> Reader<'m> {
             Ok(match LLVMGetValueKind(value) {
                 LLVMValueKind::LLVMFunctionValueKind => match self.numbers.get(&(value as usize)) {
                     Some(number) => Def::Function(*number),
-                    None => Def::Library(name_of(value)),
+                    None => Def::Outside((self.outside)(&name_of(value)).ok_or("an unknown function")?),
                 },
                 LLVMValueKind::LLVMUndefValueValueKind | LLVMValueKind::LLVMPoisonValueKind => Def::Undefined,
                 _ => {

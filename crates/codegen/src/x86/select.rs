@@ -441,7 +441,7 @@ impl Selector<'_> {
                 Ok(d)
             }
             Def::Function(number) => Ok(self.emit_new(Op::FunctionAddress(*number), Class::Integer, &[], 8)),
-            Def::Library(name) => Err(format!("address of {name}")),
+            Def::Outside(_) => Err("address of a function outside the module".into()),
             Def::Argument(_) => Ok(self.regs[id as usize]),
             Def::Instruction => {
                 if matches!(self.op_of(id), Some(Ssa::Stack(_))) || self.regs[id as usize] == NONE {
@@ -813,7 +813,7 @@ impl Selector<'_> {
         }
         call.callee = match &self.f.values[*callee as usize].def {
             Def::Function(number) => Callee::Function(*number),
-            Def::Library(name) => Callee::Address(crate::loader::external(name).ok_or("an unknown function")?),
+            Def::Outside(address) => Callee::Address(*address),
             _ => Callee::Pointer(self.reg(*callee)?),
         };
         let d = match inst.result {
