@@ -46,7 +46,14 @@ fn kept(n_rows: i64, finish: &str) -> Source {
     Source::Lowered(format!("{HEADER}run {{ {body} }} finish {{ {finish} }}"))
 }
 
+/// What candidates come to, all in one batch and in small ones that are announced.
 fn check(n_threads: usize, cases: &[(&str, Source, Option<ErrorClass>)]) {
+    for batch in [cases.len(), 4] {
+        check_in_batches(n_threads, cases, batch);
+    }
+}
+
+fn check_in_batches(n_threads: usize, cases: &[(&str, Source, Option<ErrorClass>)], batch: usize) {
     let workload = Workload::parse("matmul:m=16,n=16,k=16").unwrap();
     let mut options = common::device_options(n_threads);
     options.n_workers = 2;
@@ -54,12 +61,16 @@ fn check(n_threads: usize, cases: &[(&str, Source, Option<ErrorClass>)]) {
     let mut device = Device::new(workload, &host::target(), options, |_| Vec::new()).unwrap();
     let sources: Vec<Source> = cases.iter().map(|(_, source, _)| source.clone()).collect();
     let mut outcomes: Vec<Option<Outcome>> = vec![None; sources.len()];
-    let mut done = |at: usize, measured: tilewright_tune::Measured| {
-        let before = outcomes[at].replace(measured.outcome);
-        assert_eq!(before, None, "{} is told once", cases[at].0);
-        ControlFlow::Continue(())
-    };
-    device.measure_sources(&sources, None, &mut done).unwrap();
+    for (number, chunk) in sources.chunks(batch).enumerate() {
+        device.announce_sources(sources.chunks(batch).nth(number + 1).unwrap_or_default().iter().cloned());
+        let mut done = |at: usize, measured: tilewright_tune::Measured| {
+            let at = number * batch + at;
+            let before = outcomes[at].replace(measured.outcome);
+            assert_eq!(before, None, "{} is told once", cases[at].0);
+            ControlFlow::Continue(())
+        };
+        device.measure_sources(chunk, None, &mut done).unwrap();
+    }
     for ((name, _, expected), outcome) in cases.iter().zip(&outcomes) {
         let outcome = outcome.as_ref().unwrap_or_else(|| panic!("{name} was not measured"));
         assert_eq!(outcome.class(), *expected, "{name}: {outcome:?}");

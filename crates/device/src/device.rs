@@ -1,10 +1,14 @@
-//! Measuring candidates: batches are built and checked on all workers side by side, then timed one after the other.
+//! Measuring candidates: batches are built and checked on all workers side by side, then timed one after the other. While
+//! one is timed, the other workers build what comes next, on other cores.
+
+mod ahead;
 
 use crate::data::{Data, DataError, anonymous_file};
 use crate::host;
 use crate::objects;
 use crate::protocol::{Assignment, Plan, Reply, Request, Source};
 use crate::workers::{Answer, Workers, describe};
+use ahead::{Ahead, State};
 use rand::SeedableRng;
 use rand::seq::SliceRandom;
 use rand_xoshiro::Xoshiro256PlusPlus;
@@ -113,6 +117,8 @@ pub struct Device {
     next_id: u64,
     /// The fastest first run so far, with the comparison of its answer.
     fastest_check: Option<Duration>,
+    /// Candidates of batches to come.
+    ahead: Vec<Ahead>,
     // Workers map the one file and read and write the other; both must outlive them.
     _data: Data,
     _objects: File,
@@ -215,6 +221,7 @@ impl Device {
             steps: Box::new(steps),
             next_id: 0,
             fastest_check: None,
+            ahead: Vec::new(),
             _data: data,
             _objects: objects,
         })
@@ -251,10 +258,31 @@ impl Device {
         let mut given_up = vec![GivenUp::default(); sources.len()];
         // Those whose worker went after they were found right: they are built again, not checked again.
         let mut lost: Vec<Option<Kept>> = vec![None; sources.len()];
-        let mut waiting: VecDeque<usize> = (0..sources.len()).collect();
+        let mut waiting = VecDeque::new();
         let mut building: Vec<Option<Building>> = vec![None; self.workers.len()];
+        // By worker, what it has built ahead: which source, the kernel's number, seconds.
+        let mut ready: Vec<VecDeque<(usize, u64, f64)>> = vec![VecDeque::new(); self.workers.len()];
+        let first_limit = self.run_limit(Duration::ZERO, to_the_end);
+        for (at, source) in sources.iter().enumerate() {
+            let announced = self.ahead.iter().position(|ahead| ahead.source == *source);
+            match announced.map(|place| self.ahead.remove(place).state) {
+                None | Some(State::Waiting) => waiting.push_back(at),
+                Some(State::Building(worker, id)) => {
+                    building[worker] = Some(Building { at, id, limit: first_limit, phase: Phase::Build });
+                }
+                Some(State::Built(worker, id, build)) => ready[worker].push_back((at, id, build)),
+                Some(State::Failed(measured)) => results[at] = Some(Err(measured)),
+            }
+        }
         loop {
             for (worker, slot) in building.iter_mut().enumerate() {
+                if slot.is_some() || !self.workers.is_idle(worker) {
+                    continue;
+                }
+                if let Some((at, id, build)) = ready[worker].pop_front() {
+                    self.workers.ask(worker, &Request::Check { id }, self.options.run_timeout);
+                    *slot = Some(Building { at, id, limit: first_limit, phase: Phase::Prepare { build } });
+                }
                 while slot.is_none()
                     && let Some(at) = waiting.pop_front()
                 {
@@ -265,17 +293,18 @@ impl Device {
                     }
                     let id = self.next_id;
                     self.next_id += 1;
-                    let request = Request::Build { id, source: sources[at].clone(), quickly };
+                    let request = Request::Build { id, source: sources[at].clone(), quickly, aside: false };
                     self.workers.ask(worker, &request, self.options.build_timeout);
                     *slot = Some(Building { at, id, limit, phase: Phase::Build });
                 }
             }
-            if building.iter().all(Option::is_none) {
+            if results.iter().all(Option::is_some) {
                 break;
             }
             let (worker, answer) = self.workers.next_answer()?;
-            let Building { at, id, limit, phase } = building[worker].take().expect("it was asked to build");
             if !matches!(answer, Answer::Reply(_)) {
+                waiting.extend(ready[worker].drain(..).map(|(at, ..)| at));
+                self.forget_ahead(worker);
                 for (other, result) in results.iter_mut().enumerate() {
                     if let Some(Ok(kept)) = result
                         && kept.worker == worker
@@ -286,6 +315,10 @@ impl Device {
                     }
                 }
             }
+            let Some(Building { at, id, limit, phase }) = building[worker].take() else {
+                self.note_ahead(worker, answer, &mut Vec::new());
+                continue;
+            };
             let mut seconds = given_up[at].seconds;
             if let Phase::Prepare { build } | Phase::Run { build, .. } = phase {
                 seconds.build += build;
@@ -320,10 +353,7 @@ impl Device {
                     waiting.push_back(at);
                     continue;
                 }
-                (Answer::Reply(Reply::Failed { class, message, seconds: build, .. }), Phase::Build) => {
-                    seconds.build += build;
-                    Err(failed(class.0, message, seconds))
-                }
+                (answer, Phase::Build) => Err(self.not_built(answer, seconds)),
                 (Answer::Reply(Reply::Failed { class, message, seconds: verify, .. }), _) => {
                     self.workers.tell(worker, &Request::Drop { id });
                     seconds.verify += verify;
@@ -332,20 +362,30 @@ impl Device {
                 (Answer::Reply(other), _) => {
                     Err(failed(ErrorClass::Unknown, format!("unexpected reply {other:?}"), seconds))
                 }
-                (Answer::Died(status), Phase::Build) => Err(failed(
-                    ErrorClass::CompileErrorHost,
-                    format!("the compiler crashed: {}", describe(status)),
-                    seconds,
-                )),
-                (Answer::TimedOut, Phase::Build) => {
-                    let build = self.options.build_timeout.as_secs_f64();
-                    seconds.build += build;
-                    Err(failed(ErrorClass::BuildTimeout, format!("not built within {build} s"), seconds))
-                }
                 (answer, _) => Err(self.did_not_return(&answer, seconds)),
             });
         }
         Ok(results.into_iter().map(|r| r.expect("every source was built or failed")).collect())
+    }
+
+    /// What became of a candidate that its worker did not build.
+    fn not_built(&self, answer: Answer, mut seconds: Seconds) -> Measured {
+        match answer {
+            Answer::Reply(Reply::Failed { class, message, seconds: build, .. }) => {
+                seconds.build += build;
+                failed(class.0, message, seconds)
+            }
+            Answer::Reply(other) => failed(ErrorClass::Unknown, format!("unexpected reply {other:?}"), seconds),
+            Answer::Died(status) => {
+                let why = format!("the compiler crashed: {}", describe(status));
+                failed(ErrorClass::CompileErrorHost, why, seconds)
+            }
+            Answer::TimedOut => {
+                let build = self.options.build_timeout.as_secs_f64();
+                seconds.build += build;
+                failed(ErrorClass::BuildTimeout, format!("not built within {build} s"), seconds)
+            }
+        }
     }
 
     /// What became of a candidate whose first run was given up.
@@ -369,11 +409,34 @@ impl Device {
         }
     }
 
-    /// Times a kept kernel for so long and so often, or as long as it takes to see that it does not come near one that leads.
-    fn run(&mut self, kept: Kept, leading_ns: Option<f64>, min_time: Duration, min_samples: u32) -> io::Result<Ran> {
+    /// Times a kept kernel for so long, or as long as it takes to see that it does not come near one that leads. Beside a
+    /// trial, and nothing else, other workers build ahead; those that went meanwhile are added to `gone`, and where its own
+    /// had gone before there is no result.
+    fn run(
+        &mut self,
+        kept: Kept,
+        leading_ns: Option<f64>,
+        min_time: Duration,
+        is_trial: bool,
+        gone: &mut Vec<usize>,
+    ) -> io::Result<Option<Measured>> {
+        let is_busy = |device: &Device| match is_trial {
+            true => !device.workers.is_idle(kept.worker),
+            false => device.ahead.iter().any(|ahead| matches!(ahead.state, State::Building(..))),
+        };
+        while is_busy(self) {
+            if is_trial {
+                self.build_ahead();
+            }
+            let (worker, answer) = self.workers.next_answer()?;
+            self.note_ahead(worker, answer, gone);
+        }
+        if gone.contains(&kept.worker) {
+            return Ok(None);
+        }
         let plan = Plan {
             min_time_ns: min_time.as_nanos() as f64,
-            min_samples,
+            min_samples: if is_trial { SAMPLES_OF_TRIAL } else { SAMPLES_OF_ROUND },
             first_ns: kept.first_ns,
             first_pace: if self.options.at_best_pace { kept.first_pace } else { 1.0 },
             leading_ns: leading_ns.filter(|_| !self.options.to_the_end),
@@ -381,10 +444,21 @@ impl Device {
             at_best_pace: self.options.at_best_pace,
         };
         self.workers.ask(kept.worker, &Request::Run { id: kept.id, plan }, self.options.run_timeout);
-        let (_, answer) = self.workers.next_answer()?;
-        let is_gone = !matches!(answer, Answer::Reply(_));
+        let answer = loop {
+            if is_trial {
+                self.build_ahead();
+            }
+            match self.workers.next_answer()? {
+                (worker, answer) if worker == kept.worker => break answer,
+                (worker, answer) => self.note_ahead(worker, answer, gone),
+            }
+        };
+        if !matches!(answer, Answer::Reply(_)) {
+            gone.push(kept.worker);
+            self.forget_ahead(kept.worker);
+        }
         let mut seconds = kept.seconds;
-        let measured = match answer {
+        Ok(Some(match answer {
             Answer::Reply(Reply::Timed { samples_ns, stopped_early, seconds: run, .. }) => {
                 seconds.run += run;
                 Measured { outcome: Outcome::Measured(Timing::of_samples(&samples_ns, stopped_early)), seconds }
@@ -395,8 +469,7 @@ impl Device {
             }
             Answer::Reply(other) => failed(ErrorClass::Unknown, format!("unexpected reply {other:?}"), seconds),
             answer => self.did_not_return(&answer, seconds),
-        };
-        Ok(Ran { measured, is_gone })
+        }))
     }
 
     /// Builds, verifies and times sources; the same as [`Measure::measure`] for programs that have no configuration.
@@ -414,42 +487,43 @@ impl Device {
         let mut fastest_ns: Option<f64> = None;
         while !left.is_empty() {
             let batch: Vec<Source> = left.iter().map(|&at| sources[at].clone()).collect();
-            let built = self.build(&batch, true, self.options.to_the_end)?;
-            let (mut again, mut gone) = (Vec::new(), Vec::new());
+            let (mut kept, mut again, mut gone) = (Vec::new(), Vec::new(), Vec::new());
             let mut given_up = false;
-            for (at, built) in left.iter().zip(built) {
-                let measured = match built {
-                    Ok(kept) if given_up => {
-                        self.forget(kept);
-                        continue;
-                    }
-                    Ok(kept) if gone.contains(&kept.worker) => {
-                        again.push(*at);
-                        continue;
-                    }
-                    Ok(kept) => {
-                        let Ran { measured, is_gone } =
-                            self.run(kept, leading_ns.or(fastest_ns), self.options.min_time, SAMPLES_OF_TRIAL)?;
-                        if is_gone {
-                            gone.push(kept.worker);
-                        } else {
-                            self.forget(kept);
-                        }
-                        measured
-                    }
-                    Err(measured) => measured,
+            for (at, built) in left.into_iter().zip(self.build(&batch, true, self.options.to_the_end)?) {
+                match built {
+                    Ok(one) => kept.push((at, one)),
+                    Err(measured) => given_up |= done(at, measured).is_break(),
+                }
+            }
+            while !kept.is_empty() && !given_up {
+                // First those whose workers are not building ahead.
+                let place = kept.iter().position(|(_, one)| self.workers.is_idle(one.worker)).unwrap_or(0);
+                let (at, one) = kept.remove(place);
+                let ran = self.run(one, leading_ns.or(fastest_ns), self.options.min_time, true, &mut gone)?;
+                again.extend(kept.extract_if(.., |(_, other)| gone.contains(&other.worker)).map(|(at, _)| at));
+                let Some(measured) = ran else {
+                    again.push(at);
+                    continue;
                 };
+                if !gone.contains(&one.worker) {
+                    self.forget(one);
+                }
                 if let Outcome::Measured(timing) = &measured.outcome {
                     fastest_ns = Some(fastest_ns.map_or(timing.median_ns, |fastest| fastest.min(timing.median_ns)));
                 }
-                given_up |= done(*at, measured).is_break();
+                given_up = done(at, measured).is_break();
             }
+            kept.into_iter().for_each(|(_, one)| self.forget(one));
             if given_up {
                 break;
             }
             left = again;
         }
         Ok(())
+    }
+
+    fn source(&self, config: &Config) -> Source {
+        Source::Steps(steps_text(&(self.steps)(config)))
     }
 
     fn forget(&mut self, kept: Kept) {
@@ -504,9 +578,9 @@ impl Device {
     /// Where a worker cannot be started anew.
     pub fn race_round(&mut self, racer: &mut Racer, time: Duration) -> io::Result<()> {
         if let (Some(kept), None) = (racer.kept, &racer.failure) {
-            match self.run(kept, None, time, SAMPLES_OF_ROUND)?.measured.outcome {
-                Outcome::Measured(timing) => racer.medians_ns.push(timing.median_ns),
-                failure => racer.failure = Some(failure),
+            match self.run(kept, None, time, false, &mut Vec::new())?.map(|measured| measured.outcome) {
+                Some(Outcome::Measured(timing)) => racer.medians_ns.push(timing.median_ns),
+                failure => racer.failure = failure,
             }
         }
         Ok(())
@@ -533,13 +607,6 @@ pub struct Racer {
     failure: Option<Outcome>,
 }
 
-/// What a run of a kept kernel came to.
-struct Ran {
-    measured: Measured,
-    /// Whether its worker, and with it all it kept, is gone.
-    is_gone: bool,
-}
-
 impl Racer {
     /// ‖out − reference‖ / ‖reference‖ of its answer; none where it was not right.
     pub fn relative_error(&self) -> Option<f64> {
@@ -557,13 +624,23 @@ pub fn steps_text(steps: &[Step]) -> String {
 }
 
 impl Measure for Device {
+    /// Where kernels leave cores free while they are timed.
+    fn works_ahead(&self) -> bool {
+        self.workers.len() > 1 && (1..host::allowed_cpus().len()).contains(&self.options.cpus.len())
+    }
+
+    fn announce(&mut self, batch: &[Config]) {
+        let sources: Vec<Source> = batch.iter().map(|c| self.source(c)).collect();
+        self.announce_sources(sources);
+    }
+
     fn measure(
         &mut self,
         batch: &[Config],
         leading_ns: Option<f64>,
         done: &mut dyn FnMut(usize, Measured) -> ControlFlow<()>,
     ) -> Result<(), BoxError> {
-        let sources: Vec<Source> = batch.iter().map(|c| Source::Steps(steps_text(&(self.steps)(c)))).collect();
+        let sources: Vec<Source> = batch.iter().map(|c| self.source(c)).collect();
         Ok(self.measure_sources(&sources, leading_ns, done)?)
     }
 }

@@ -16,6 +16,8 @@ pub enum Request {
         source: Source,
         /// Whether code that is made quickly will do.
         quickly: bool,
+        /// Whether kernels are timed meanwhile: this is done on other cores.
+        aside: bool,
     },
     /// Run a kept program for the first time and check its answer. [`Reply::Prepared`] comes before the answer.
     Check {
@@ -37,7 +39,7 @@ pub enum Request {
 }
 
 /// What a program is built from.
-#[derive(Debug, Clone, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Source {
     /// Schedule steps, one a line, for the workload the worker was started for.
     Steps(String),

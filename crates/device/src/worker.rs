@@ -145,9 +145,17 @@ impl Worker {
                 self.kernels.remove(&id);
                 return None;
             }
-            Request::Build { id, source, quickly } => {
+            Request::Build { id, source, quickly, aside } => {
+                if aside {
+                    let timed = &self.assignment.cpus;
+                    let others: Vec<usize> = self.all_cpus.iter().copied().filter(|cpu| !timed.contains(cpu)).collect();
+                    host::pin_thread(&others);
+                }
                 let built = catch_unwind(AssertUnwindSafe(|| self.build(&source, quickly)));
                 let built = built.unwrap_or_else(|p| Err((ErrorClass::Unknown, panic_message(&*p))));
+                if aside {
+                    host::pin_thread(&self.all_cpus);
+                }
                 let result = built.map(|kernel| {
                     self.kernels.insert(id, kernel);
                     Reply::Built { id, seconds: start.elapsed().as_secs_f64() }

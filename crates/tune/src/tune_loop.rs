@@ -117,6 +117,13 @@ pub fn tune(
     let mut books = Books::new(prior);
     books.search(|| search.observe(prior));
     let out_of_time = || budget.time.is_some_and(|time| start.elapsed() >= time);
+    // Where that gains time a batch is chosen before the results of the one before are there.
+    let looks_ahead = search.looks_ahead() && measure.works_ahead();
+    let most = budget.batch.max(1) as u64;
+    let mut guess = |books: &mut Books, n: usize| -> Vec<Config> {
+        guesses.by_ref().filter(|config| books.seen.insert(config.clone())).take(n).collect()
+    };
+    let mut next = None;
     let ended = loop {
         let left = budget.trials.map_or(u64::MAX, |trials| trials.saturating_sub(books.n_trials));
         if stop.load(Ordering::Relaxed) {
@@ -126,21 +133,26 @@ pub fn tune(
         } else if out_of_time() {
             break Ended::Time;
         }
-        let n = left.min(budget.batch.max(1) as u64) as usize;
-        let guessed: Vec<Config> =
-            guesses.by_ref().filter(|config| books.seen.insert(config.clone())).take(n).collect();
-        let is_guess = !guessed.is_empty();
-        let mut batch = if is_guess { guessed } else { books.search(|| search.propose(n)) };
-        batch.retain(|config| {
-            if is_guess {
-                return true;
+        let Batch { configs: batch, is_guess } = next.take().unwrap_or_else(|| {
+            let n = left.min(most) as usize;
+            match guess(&mut books, n) {
+                guesses if !guesses.is_empty() => Batch { configs: guesses, is_guess: true },
+                _ => Batch { configs: books.propose(search, space, n), is_guess: false },
             }
-            let fresh = space.contains(config) && books.seen.insert(config.clone());
-            debug_assert!(fresh, "invariant: a search proposes only legal configurations that are new: {config:?}");
-            fresh
         });
         if batch.is_empty() {
             break Ended::Exhausted;
+        }
+        let n = left.saturating_sub(batch.len() as u64).min(most) as usize;
+        if looks_ahead && n > 0 {
+            let guesses = guess(&mut books, n);
+            if !guesses.is_empty() {
+                next = Some(Batch { configs: guesses, is_guess: true });
+            } else if !is_guess {
+                // One that does not know of the guesses yet could propose them again.
+                next = Some(Batch { configs: books.propose(search, space, n), is_guess: false });
+            }
+            measure.announce(next.as_ref().map_or(&[], |next| &next.configs));
         }
         let mut reports = Vec::with_capacity(batch.len());
         let mut refused = None;
@@ -167,6 +179,13 @@ pub fn tune(
         }
     };
     Ok(books.close(start.elapsed(), ended))
+}
+
+/// What is measured together.
+struct Batch {
+    configs: Vec<Config>,
+    /// Whether no search has proposed it.
+    is_guess: bool,
 }
 
 /// The last of the leading trials is the fastest of ten, the second fastest of twenty and so on, but no later than this.
@@ -232,6 +251,17 @@ impl Books {
         let result = part();
         self.search_time += start.elapsed();
         result
+    }
+
+    /// New configurations that a search proposes.
+    fn propose(&mut self, search: &mut dyn Search, space: &Space, n: usize) -> Vec<Config> {
+        let mut batch = self.search(|| search.propose(n));
+        batch.retain(|config| {
+            let fresh = space.contains(config) && self.seen.insert(config.clone());
+            debug_assert!(fresh, "invariant: a search proposes only legal configurations that are new: {config:?}");
+            fresh
+        });
+        batch
     }
 
     fn enter(&mut self, config: &Config, measured: Measured) -> Report {
@@ -397,6 +427,68 @@ mod tests {
         assert_eq!(Books::new(&many).leading_ns(), Some(78.0));
         let third = [&measured[17..], &measured[..17], &measured[..12]].concat();
         assert_eq!(Books::new(&third).leading_ns(), Some(80.0));
+    }
+
+    /// A table that asks what comes next, and holds the loop to it.
+    struct Ahead {
+        table: RecordedSpace,
+        announced: Vec<Config>,
+        /// What was announced before the last batch was measured.
+        expected: Vec<Config>,
+        n_kept: usize,
+    }
+
+    impl Measure for Ahead {
+        fn works_ahead(&self) -> bool {
+            true
+        }
+
+        fn announce(&mut self, batch: &[Config]) {
+            self.announced = batch.to_vec();
+        }
+
+        fn measure(
+            &mut self,
+            batch: &[Config],
+            leading_ns: Option<f64>,
+            done: &mut dyn FnMut(usize, Measured) -> ControlFlow<()>,
+        ) -> Result<(), BoxError> {
+            if !self.expected.is_empty() {
+                assert_eq!(batch, self.expected);
+                self.n_kept += 1;
+            }
+            self.expected = std::mem::take(&mut self.announced);
+            self.table.measure(batch, leading_ns, done)
+        }
+    }
+
+    #[test]
+    fn looking_ahead_changes_neither_budgets_nor_what_is_found() {
+        for row in SEARCHES {
+            for budget in [trials(0), trials(1), trials(7), trials(24), Budget { batch: 5, ..Budget::default() }] {
+                let mut ahead = Ahead { table: table(), announced: vec![], expected: vec![], n_kept: 0 };
+                let space = ahead.table.space().clone();
+                let guesses = [space.config_at(3), space.config_at(1), space.config_at(3)];
+                let mut search = build(row.name, &space, 1).unwrap();
+                let mut measured = HashSet::new();
+                let mut observer = |event: Event| {
+                    if let Event::Batch(reports) = event {
+                        assert!(reports.iter().all(|report| measured.insert(report.trial.config.clone())));
+                    }
+                    Ok(())
+                };
+                let head_start = HeadStart { prior: &[], guesses: &guesses };
+                let stop = AtomicBool::new(false);
+                let summary =
+                    tune(search.as_mut(), &space, &mut ahead, head_start, budget, &stop, &mut observer).unwrap();
+                assert_eq!(summary.n_trials, budget.trials.unwrap_or(24), "{}", row.name);
+                assert_eq!(measured.len() as u64, summary.n_trials);
+                if summary.n_trials == 24 {
+                    assert_eq!(summary.best.unwrap().outcome.cost(), 78.0);
+                    assert_eq!(ahead.n_kept > 0, search.looks_ahead(), "{}", row.name);
+                }
+            }
+        }
     }
 
     struct Broken;

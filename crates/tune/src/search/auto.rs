@@ -330,6 +330,10 @@ impl Search for Auto {
         batch
     }
 
+    fn looks_ahead(&self) -> bool {
+        true
+    }
+
     fn observe(&mut self, trials: &[Trial]) {
         for trial in self.seen.note(trials) {
             self.learn_of(&trial.config, Some(trial.outcome.cost()));

@@ -32,6 +32,10 @@ impl Search for Grid {
         batch
     }
 
+    fn looks_ahead(&self) -> bool {
+        true
+    }
+
     fn observe(&mut self, trials: &[Trial]) {
         self.seen.note(trials);
     }

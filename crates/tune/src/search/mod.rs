@@ -39,6 +39,12 @@ pub trait Search: Send {
     /// none at all, for `n` above 0, means that the whole space has been proposed or observed.
     fn propose(&mut self, n: usize) -> Vec<Config>;
 
+    /// Whether proposals are about as good when the last ones are not observed yet: the next batch can then be prepared while
+    /// one is measured.
+    fn looks_ahead(&self) -> bool {
+        false
+    }
+
     /// Takes note of trials, whoever proposed them: those of an earlier run count as if they were this search's own.
     /// Configurations that are not of this space are ignored.
     fn observe(&mut self, trials: &[Trial]);

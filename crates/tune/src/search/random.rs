@@ -29,6 +29,10 @@ impl Search for Random {
         (0..n).map_while(|_| self.seen.draw(&mut self.rng)).collect()
     }
 
+    fn looks_ahead(&self) -> bool {
+        true
+    }
+
     fn observe(&mut self, trials: &[Trial]) {
         self.seen.note(trials);
     }
