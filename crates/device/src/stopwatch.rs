@@ -57,9 +57,10 @@ mod tests {
         std::thread::sleep(PAUSE);
     }
 
+    /// Has a core for so long, however long that takes on a busy machine.
     fn spin() {
-        let start = Instant::now();
-        while start.elapsed() < PAUSE {}
+        let start_ns = thread_ns().unwrap();
+        while thread_ns().unwrap().saturating_sub(start_ns) < PAUSE.as_nanos() as u64 {}
     }
 
     #[test]
@@ -73,7 +74,7 @@ mod tests {
     fn work_takes_time() {
         let [one, two] = [1, 2].map(|n_threads| time_ns(n_threads, MOST_TRIES, spin));
         let pause_ns = PAUSE.as_nanos() as f64;
-        assert!(one > 0.2 * pause_ns && two >= pause_ns, "{one} {two}");
+        assert!(one >= 0.5 * pause_ns && two >= 0.5 * pause_ns, "{one} {two}");
     }
 
     #[test]
@@ -86,6 +87,6 @@ mod tests {
                 _ => spin(),
             }
         });
-        assert!(n_runs == 2 && ns > 0.2 * PAUSE.as_nanos() as f64, "{n_runs} {ns}");
+        assert!(n_runs == 2 && ns >= 0.5 * PAUSE.as_nanos() as f64, "{n_runs} {ns}");
     }
 }
