@@ -87,6 +87,7 @@ impl Tally {
         // A busy machine is no failure.
         options.build_timeout = Duration::from_secs(60);
         options.run_timeout = Duration::from_secs(60);
+        options.to_the_end = true;
         let steps = task.clone();
         let mut device = Device::new(workload.clone(), target, options, move |config| steps.steps(config)).unwrap();
         let mut note = |at: usize, outcome: Outcome| {

@@ -53,8 +53,12 @@ impl Pace {
         let work = Work { numbers, times: (0..pool.n_threads()).map(|_| AtomicU64::new(0)).collect() };
         let mut pace = Pace { work, looks_ns: Vec::new(), n_looks: 0, undisturbed_ns: 1.0 };
         let start = Instant::now();
-        while start.elapsed() < FIRST_LOOKS {
+        // Once at least: on a busy machine this thread may be away for as long as that.
+        loop {
             pace.now(pool);
+            if start.elapsed() >= FIRST_LOOKS {
+                break;
+            }
             std::thread::sleep(PAUSE);
         }
         pace.renew();

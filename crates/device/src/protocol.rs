@@ -71,6 +71,11 @@ pub struct Plan {
 pub enum Reply {
     /// The worker is ready.
     Ready,
+    /// The worker cannot get ready, and ends.
+    NotReady {
+        /// Why.
+        reason: String,
+    },
     /// The program is built.
     Built {
         /// Its number.

@@ -32,8 +32,13 @@ use tilewright_tune::ErrorClass;
 /// Where the assignment or a request cannot be understood, or a stream fails: the worker is of no use then.
 pub fn serve() -> Result<(), Box<dyn std::error::Error>> {
     let mut lines = std::io::stdin().lock().lines();
-    let assignment: Assignment = serde_json::from_str(&lines.next().ok_or("no assignment")??)?;
-    let mut worker = Worker::new(assignment)?;
+    let mut worker = match Worker::assigned(lines.next()) {
+        Ok(worker) => worker,
+        Err(e) => {
+            reply(&Reply::NotReady { reason: e.to_string() })?;
+            return Err(e);
+        }
+    };
     reply(&Reply::Ready)?;
     for line in lines {
         let request: Request = serde_json::from_str(&line?)?;
@@ -94,6 +99,10 @@ struct Pointers {
 type Failure = (ErrorClass, String);
 
 impl Worker {
+    fn assigned(line: Option<std::io::Result<String>>) -> Result<Worker, Box<dyn std::error::Error>> {
+        Worker::new(serde_json::from_str(&line.ok_or("no assignment")??)?)
+    }
+
     fn new(assignment: Assignment) -> Result<Worker, Box<dyn std::error::Error>> {
         let workload = Workload::parse(&assignment.workload)?;
         let untuned = workload.program();

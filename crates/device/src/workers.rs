@@ -204,6 +204,9 @@ impl Workers {
         let outcome = loop {
             match self.receiver.recv_timeout(give_up.saturating_duration_since(Instant::now())) {
                 Ok((_, _, Some(Reply::Ready))) => break Ok(()),
+                Ok((_, _, Some(Reply::NotReady { reason }))) => {
+                    break Err(io::Error::other(format!("a worker did not get ready: {reason}")));
+                }
                 Ok((at, generation, None)) if generation == self.slots[at].generation && self.is_idle(at) => {
                     let status = self.slots[at].child.wait()?;
                     break Err(io::Error::other(format!("a worker ended before it was ready: {}", describe(status))));
@@ -294,7 +297,7 @@ mod tests {
 
     #[test]
     fn a_worker_that_waits_for_a_core_has_longer() {
-        assert!(matches!(answer_after("sleep 0.7", Duration::from_millis(500)), Answer::Reply(Reply::Ready)));
+        assert!(matches!(answer_after("sleep 1.5", Duration::from_secs(1)), Answer::Reply(Reply::Ready)));
     }
 
     #[test]
