@@ -62,14 +62,9 @@ fn long_blocks_compile_in_time() {
         unrolled(i, n / 8, vec![vector(l, 8, vec![add]), vector(l, 8, vec![write])]),
     ];
     for target in served() {
-        // The fastest of some, for the machine may be busy.
-        let compile = || {
-            let start = Instant::now();
-            drop(compile_quickly(&p, &target));
-            start.elapsed()
-        };
-        let elapsed = (0..3).map(|_| compile()).min().expect("some");
-        assert!(elapsed < Duration::from_secs(2), "{target}: {elapsed:?}");
+        let start = Instant::now();
+        drop(compile_quickly(&p, &target));
+        assert!(start.elapsed() < Duration::from_secs(2), "{target}: {:?}", start.elapsed());
     }
     check(&p);
 }

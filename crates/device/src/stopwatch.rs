@@ -59,8 +59,8 @@ mod tests {
 
     /// Has a core for so long, however long that takes on a busy machine.
     fn spin() {
-        let start_ns = thread_ns().unwrap();
-        while thread_ns().unwrap().saturating_sub(start_ns) < PAUSE.as_nanos() as u64 {}
+        let (start, start_ns) = (Instant::now(), thread_ns().unwrap());
+        while start.elapsed() < PAUSE || thread_ns().unwrap().saturating_sub(start_ns) < PAUSE.as_nanos() as u64 {}
     }
 
     #[test]
@@ -74,7 +74,7 @@ mod tests {
     fn work_takes_time() {
         let [one, two] = [1, 2].map(|n_threads| time_ns(n_threads, MOST_TRIES, spin));
         let pause_ns = PAUSE.as_nanos() as f64;
-        assert!(one >= 0.5 * pause_ns && two >= 0.5 * pause_ns, "{one} {two}");
+        assert!(one >= 0.5 * pause_ns && two >= pause_ns, "{one} {two}");
     }
 
     #[test]
