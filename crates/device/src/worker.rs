@@ -61,7 +61,6 @@ struct Worker {
     workload: Workload,
     untuned: Program,
     target: Target,
-    tolerance: Tolerance,
     /// For each argument: an input's contents, or an output's reference.
     data: Vec<ReadOnly>,
     outputs: Vec<Option<Fenced>>,
@@ -82,6 +81,8 @@ struct Worker {
 
 struct Built {
     kernel: Kernel,
+    /// How far its answers may be from the reference.
+    tolerance: Tolerance,
     /// Names of the kept buffers.
     kept: Vec<String>,
     /// Its `prepare` part, where what that makes can be shared …
@@ -124,12 +125,10 @@ impl Worker {
         let mut pool = Pool::new(assignment.n_threads, &assignment.cpus);
         let pace = Pace::new(&mut pool);
         limit_memory(assignment.memory_bytes);
-        let tolerance = Tolerance::for_program(&untuned);
         Ok(Worker {
             workload,
             untuned,
             target,
-            tolerance,
             data,
             outputs,
             pool,
@@ -182,7 +181,7 @@ impl Worker {
 
     fn build(&mut self, source: &Source, quickly: bool) -> Result<Built, Failure> {
         let instantiation = |why: String| (ErrorClass::InstantiationError, why);
-        let mut program = match source {
+        let (mut program, tolerance) = match source {
             Source::Steps(steps) => {
                 let steps = parse_steps(steps).map_err(|e| instantiation(e.to_string()))?;
                 let scheduled = apply_all(&self.untuned, &steps)
@@ -190,9 +189,12 @@ impl Worker {
                 // The program before its tails and unrolled loops multiply: what lowering makes of it is lowering's to
                 // keep valid.
                 verify::verify(&scheduled).map_err(|e| instantiation(e.to_string()))?;
-                scheduled
+                (scheduled, Tolerance::for_schedule(&self.untuned, &steps))
             }
-            Source::Lowered(program) => text::parse(program).map_err(|e| instantiation(e.to_string()))?,
+            Source::Lowered(program) => {
+                let lowered = text::parse(program).map_err(|e| instantiation(e.to_string()))?;
+                (lowered, Tolerance::for_program(&self.untuned))
+            }
         };
         let same = |a: &Program, b: &Program| {
             a.arguments()
@@ -212,7 +214,7 @@ impl Worker {
         }
         let kernel = self.compile(&program, quickly).map_err(|e| (ErrorClass::CompileErrorHost, e.to_string()))?;
         let kept = program.kept().map(|(_, b)| b.name.clone()).collect();
-        Ok(Built { kernel, kept, recipe, prepared })
+        Ok(Built { kernel, tolerance, kept, recipe, prepared })
     }
 
     fn compile(&mut self, program: &Program, quickly: bool) -> Result<Kernel, CompileError> {
@@ -306,7 +308,7 @@ impl Worker {
         // SAFETY: as above, and the body has run.
         unsafe { built.kernel.finish(&pointers.arguments, &pointers.kept, scratch, &runtime) };
         intact(self.outputs.iter().flatten().chain(&self.kept).chain([&self.scratch]))?;
-        let relative_error = compare(&self.untuned, &self.tolerance, &self.outputs, &self.data)?;
+        let relative_error = compare(&self.untuned, &built.tolerance, &self.outputs, &self.data)?;
         Ok(Reply::Checked { id, seconds: start.elapsed().as_secs_f64(), first_ns, first_pace, relative_error })
     }
 

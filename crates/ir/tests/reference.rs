@@ -7,7 +7,8 @@ use std::time::Instant;
 use tilewright_ir::interp::{Fault, run};
 use tilewright_ir::op::Workload;
 use tilewright_ir::reference::{Tolerance, evaluate, random_input};
-use tilewright_ir::{DType, Program};
+use tilewright_ir::schedule::apply_all;
+use tilewright_ir::{DType, Program, Step};
 
 /// Compares with the interpreter on the same program in `f64`, where only the order of sums differs.
 #[track_caller]
@@ -268,6 +269,32 @@ fn tolerance_fits_programs_of_several_stages() {
             tolerance.compare(got, trusted).unwrap_or_else(|m| panic!("{}: {m} {tolerance:?}", program.name));
             let largest = trusted.iter().fold(0f64, |m, x| m.max(x.abs()));
             assert!(tolerance.abs + tolerance.rel * largest < largest / 100.0, "{}: {tolerance:?}", program.name);
+        }
+    }
+}
+
+/// Convolutions by Winograd's tiles stay within a tolerance of their own, and not by far too much: plain ones have another.
+#[test]
+fn tolerance_fits_minimal_filtering() {
+    for (c, k) in [(1, 64), (3, 64), (16, 32), (64, 16), (300, 4)] {
+        for tile in [2, 4] {
+            let program = operator(&format!("conv2d:c={c},h=18,w=18,k={k},r=3,s=3,pad=1"));
+            let steps = [Step::Winograd { buffer: "acc".into(), tile }];
+            let scheduled = apply_all(&program, &steps).unwrap();
+            let tolerance = Tolerance::for_schedule(&program, &steps);
+            assert!(tolerance.abs >= Tolerance::for_program(&program).abs);
+            let mut largest: f64 = 0.0;
+            for seed in 0..3 {
+                let mut all = arguments(&program, seed);
+                let trusted = evaluate(&program, &only(&program, &all, false), 2).unwrap();
+                run(&scheduled, &mut all).unwrap();
+                let outputs = only(&program, &all, true);
+                tolerance.compare(&outputs[0], &trusted[0]).unwrap_or_else(|m| panic!("{c} {tile}: {m} {tolerance:?}"));
+                let errors = outputs[0].iter().zip(&trusted[0]).map(|(got, trusted)| (got - trusted).abs());
+                largest = errors.fold(largest, f64::max);
+            }
+            let part = largest / tolerance.abs;
+            assert!(tile == 2 || (0.1..0.6).contains(&part), "c = {c}: {part} of the tolerance");
         }
     }
 }

@@ -3,6 +3,7 @@
 use crate::expr::{BinaryOp, Cond, Expr, ReduceOp, UnaryOp};
 use crate::index::Ranges;
 use crate::program::{DType, Program, Role, Stmt};
+use crate::schedule::{Step, winograd};
 use thiserror::Error;
 
 /// A result `x` agrees with the trusted `r` where `|x − r| ≤ abs + rel·|r|`.
@@ -20,6 +21,12 @@ use thiserror::Error;
 /// For programs of several stages [`Tolerance::for_program`] carries magnitudes and bounds from stage to stage by the
 /// usual rules; values that are not symmetric about zero add up to `K` instead of `√K` times their size, and the bounds
 /// grow with it.
+///
+/// Winograd's minimal filtering ([`Step::Winograd`]) takes results as differences of larger numbers: [`Tolerance::for_schedule`]
+/// knows by how much. With `w` for the size of the products that enter the worst result of a tile (94 for tiles of 4 × 4 in
+/// units of `σ`, where 3 enter a plain one), the sums over `C = K / 9` channels leave it an error of a standard deviation of
+/// `0.4·u·σ·w·C`, and the roundings of the three transforms, some four of the full size in each, of `3.7·u·σ·w·√C`. It combines
+/// so many sums that none that is unusual counts: twelve standard deviations are the bound.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Tolerance {
     /// Absolute part.
@@ -47,11 +54,21 @@ pub struct Mismatch {
 impl Tolerance {
     /// The tolerance for all outputs of a program, from the extents of its reductions and its element types.
     pub fn for_program(program: &Program) -> Tolerance {
+        Tolerance::for_schedule(program, &[])
+    }
+
+    /// The same for what these schedule steps make of the program.
+    pub fn for_schedule(program: &Program, steps: &[Step]) -> Tolerance {
+        let filtered = |step: &Step| match step {
+            Step::Winograd { buffer, tile } => Some((program.buffers.iter().position(|b| b.name == *buffer)?, *tile)),
+            _ => None,
+        };
         let inputs = |role| matches!(role, Role::Input | Role::ConstInput);
         let mut walk = Walk {
             program,
             sizes: program.buffers.iter().map(|b| inputs(b.role).then_some(INPUT)).collect(),
             ranges: Ranges::default(),
+            filtered: steps.iter().filter_map(filtered).collect(),
         };
         program.parts().into_iter().for_each(|block| walk.block(block));
         let mut tolerance = Tolerance { abs: 0.0, rel: 0.0 };
@@ -212,6 +229,8 @@ struct Walk<'a> {
     /// By buffer; none before it is written.
     sizes: Vec<Option<Size>>,
     ranges: Ranges,
+    /// What is computed by minimal filtering: buffers, with the sides of the tiles.
+    filtered: Vec<(usize, i64)>,
 }
 
 impl Walk<'_> {
@@ -246,7 +265,9 @@ impl Walk<'_> {
                                 n *= self.ranges.upper(extent).unwrap_or(1).max(1) as f64;
                             }
                         }
-                        size = sum(size, n, u);
+                        let growth = self.filtered.iter().filter(|(b, _)| *b == buffer.0 as usize);
+                        let growth = growth.filter_map(|&(_, tile)| growth_of_filtering(tile, n)).fold(1.0, f64::max);
+                        size = sum(size, n, u, growth);
                     }
                     let goes_on = *first == Cond::Not(Box::new(Cond::True));
                     if let (true, Some(old)) = (goes_on, self.sizes.get(buffer.0 as usize).copied().flatten()) {
@@ -330,15 +351,26 @@ fn add(a: Size, b: Size, u: f64) -> Size {
     }
 }
 
-/// The sum of `n` values: of `√n` times their size where they are symmetric, else of `n` times.
-fn sum(x: Size, n: f64, u: f64) -> Size {
+/// The bound of a plain sum is [`SUM`]` · u·√n` times its size.
+const SUM: f64 = 24.0;
+
+/// The bound of a sum of `n` products, computed by minimal filtering with such tiles, in terms of that of a plain sum.
+fn growth_of_filtering(tile: i64, n: f64) -> Option<f64> {
+    let n_channels = n / 9.0;
+    let deviation = winograd::size_of_products(tile)? * (0.4 * n_channels + 3.7 * n_channels.sqrt());
+    Some(12.0 * deviation / (SUM * n))
+}
+
+/// The sum of `n` values: of `√n` times their size where they are symmetric, else of `n` times. Its roundings may come to
+/// `roundings` times those of a plain sum.
+fn sum(x: Size, n: f64, u: f64, roundings: f64) -> Size {
     let growth = if x.symmetric { n.sqrt() } else { n };
     let spread = if x.symmetric { PEAK * n.sqrt() } else { n };
     let rms = growth * x.rms;
     Size {
         rms,
         symmetric: x.symmetric,
-        abs: spread * (x.abs + x.rel * x.rms) + 24.0 * u * n.sqrt() * rms,
+        abs: spread * (x.abs + x.rel * x.rms) + roundings * SUM * u * n.sqrt() * rms,
         rel: x.rel + 4.0 * u,
     }
 }

@@ -19,7 +19,7 @@ mod split;
 mod stage;
 mod text;
 mod tree;
-mod winograd;
+pub(crate) mod winograd;
 
 pub use text::{FORMS, StepParseError, parse_steps};
 pub use tree::nest;

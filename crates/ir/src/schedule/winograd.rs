@@ -85,6 +85,17 @@ pub fn winograd(program: &mut Program, stage: &str, tile: i64) -> Result<(), Ill
     Ok(())
 }
 
+/// The root mean square of what enters the worst result of a tile for each channel, where the data and the weights are as
+/// large as 1; the nine products of a plain convolution are 3 in all. None where there are no such tiles.
+pub fn size_of_products(tile: i64) -> Option<f64> {
+    let f = FILTERINGS.iter().find(|f| f.tile == tile)?;
+    let square = |row: &[f64]| row.iter().map(|x| x * x).sum::<f64>();
+    let products: Vec<f64> = f.data.rows.iter().zip(f.weights.rows).map(|(d, w)| square(d) * square(w)).collect();
+    let result = |row: &&[f64]| row.iter().zip(&products).map(|(a, p)| a * a * p).sum::<f64>();
+    // Rows and columns are transformed alike: the root of the square.
+    f.result.rows.iter().map(result).reduce(f64::max)
+}
+
 /// `result[n, k, p, q] += input[n, c, p + r, q + s] · weights[k, c, r, s]`, in any order of loops and factors.
 struct Convolution {
     /// Which statement of the body.
