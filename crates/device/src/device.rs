@@ -530,9 +530,8 @@ impl Device {
         self.workers.tell(kept.worker, &Request::Drop { id: kept.id });
     }
 
-    /// Times candidates against each other: `rounds` rounds, each running every candidate once in a new order, so
-    /// that a change of the machine's speed hits all alike. The result for each is the timing over its rounds'
-    /// medians, or what became of it, with the relative error of its answer.
+    /// Times candidates against each other. The result for each is the timing over its rounds' medians, or what became
+    /// of it, with the relative error of its answer.
     ///
     /// # Errors
     /// Where a worker cannot be started anew.
@@ -543,15 +542,7 @@ impl Device {
         round_time: Duration,
     ) -> io::Result<Vec<(Outcome, Option<f64>)>> {
         let mut racers = self.start_race(sources)?;
-        let mut order: Vec<usize> = (0..racers.len()).collect();
-        let mut rng = Xoshiro256PlusPlus::seed_from_u64(self.options.seed);
-        for _ in 0..rounds {
-            // What a candidate finds in the caches, and how fast the cores just are, depends on who ran before it.
-            order.shuffle(&mut rng);
-            for &at in &order {
-                self.race_round(&mut racers[at], round_time)?;
-            }
-        }
+        self.race_rounds(&mut racers.iter_mut().collect::<Vec<_>>(), rounds, round_time)?;
         let end = |racer: Racer| {
             let relative_error = racer.relative_error();
             (self.end_race(racer), relative_error)
@@ -559,7 +550,7 @@ impl Device {
         Ok(racers.into_iter().map(end).collect())
     }
 
-    /// Builds and checks candidates for [`Device::race_round`].
+    /// Builds and checks candidates for [`Device::race_rounds`] and [`Device::race_round`].
     ///
     /// # Errors
     /// Where a worker cannot be started anew.
@@ -570,6 +561,23 @@ impl Device {
             Err(Measured { outcome, .. }) => Racer { failure: Some(outcome), ..Racer::default() },
         };
         Ok(built.into_iter().map(racer).collect())
+    }
+
+    /// Rounds that each run every candidate once in a new order, so that a change of the machine's speed hits all alike.
+    ///
+    /// # Errors
+    /// Where a worker cannot be started anew.
+    pub fn race_rounds(&mut self, racers: &mut [&mut Racer], rounds: u32, round_time: Duration) -> io::Result<()> {
+        let mut order: Vec<usize> = (0..racers.len()).collect();
+        let mut rng = Xoshiro256PlusPlus::seed_from_u64(self.options.seed);
+        for _ in 0..rounds {
+            // What a candidate finds in the caches, and how fast the cores just are, depends on who ran before it.
+            order.shuffle(&mut rng);
+            for &at in &order {
+                self.race_round(racers[at], round_time)?;
+            }
+        }
+        Ok(())
     }
 
     /// One round of one candidate: its median is kept.
@@ -611,6 +619,12 @@ impl Racer {
     /// ‖out − reference‖ / ‖reference‖ of its answer; none where it was not right.
     pub fn relative_error(&self) -> Option<f64> {
         self.kept.map(|kept| kept.relative_error)
+    }
+
+    /// Nanoseconds a run in its fastest round; infinite where it has none, or failed.
+    pub fn fastest_ns(&self) -> f64 {
+        let rounds = self.medians_ns.iter().filter(|_| self.failure.is_none());
+        rounds.copied().fold(f64::INFINITY, f64::min)
     }
 }
 
