@@ -11,7 +11,7 @@ use std::time::Duration;
 use rand::seq::IndexedRandom;
 use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
-use tilewright_device::device::steps_text;
+use tilewright_device::device::{Round, steps_text};
 use tilewright_device::protocol::Source;
 use tilewright_device::{Device, host};
 use tilewright_ir::Target;
@@ -109,7 +109,7 @@ impl Tally {
         device.measure(&configs, None, &mut done).unwrap();
         let source = |config| Source::Steps(steps_text(&task.steps(config)));
         let sources: Vec<Source> = configs.iter().map(source).collect();
-        let raced = device.race(&sources, 1, Duration::from_micros(100)).unwrap();
+        let raced = device.race(&sources, 1, Round { time: Duration::from_micros(100), min_samples: 1 }).unwrap();
         raced.into_iter().enumerate().for_each(|(at, (outcome, _))| note(at, outcome));
     }
 

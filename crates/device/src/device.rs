@@ -30,10 +30,8 @@ const HOPELESS_RUN: u32 = 5;
 const LEAST_LIMIT: Duration = Duration::from_millis(300);
 /// While none has come to its end, each try of a candidate may take so many times as long as the one before.
 const LIMIT_GROWTH: u32 = 4;
-/// Samples that a trial has at least: what makes kernels slow for a while outlasts a second one, and another candidate tells more …
+/// Samples that a trial has at least: what makes kernels slow for a while outlasts a second one, and another candidate tells more.
 const SAMPLES_OF_TRIAL: u32 = 1;
-/// … and a round of a race.
-const SAMPLES_OF_ROUND: u32 = 2;
 
 /// How candidates are built, run and timed.
 #[derive(Debug, Clone)]
@@ -409,14 +407,14 @@ impl Device {
         }
     }
 
-    /// Times a kept kernel for so long, or as long as it takes to see that it does not come near one that leads. Beside a
+    /// Times a kept kernel for a round, or as long as it takes to see that it does not come near one that leads. Beside a
     /// trial, and nothing else, other workers build ahead; those that went meanwhile are added to `gone`, and where its own
     /// had gone before there is no result.
     fn run(
         &mut self,
         kept: Kept,
         leading_ns: Option<f64>,
-        min_time: Duration,
+        round: Round,
         is_trial: bool,
         gone: &mut Vec<usize>,
     ) -> io::Result<Option<Measured>> {
@@ -435,8 +433,8 @@ impl Device {
             return Ok(None);
         }
         let plan = Plan {
-            min_time_ns: min_time.as_nanos() as f64,
-            min_samples: if is_trial { SAMPLES_OF_TRIAL } else { SAMPLES_OF_ROUND },
+            min_time_ns: round.time.as_nanos() as f64,
+            min_samples: round.min_samples,
             first_ns: kept.first_ns,
             first_pace: if self.options.at_best_pace { kept.first_pace } else { 1.0 },
             leading_ns: leading_ns.filter(|_| !self.options.to_the_end),
@@ -495,11 +493,12 @@ impl Device {
                     Err(measured) => given_up |= done(at, measured).is_break(),
                 }
             }
+            let round = Round { time: self.options.min_time, min_samples: SAMPLES_OF_TRIAL };
             while !kept.is_empty() && !given_up {
                 // First those whose workers are not building ahead.
                 let place = kept.iter().position(|(_, one)| self.workers.is_idle(one.worker)).unwrap_or(0);
                 let (at, one) = kept.remove(place);
-                let ran = self.run(one, leading_ns.or(fastest_ns), self.options.min_time, true, &mut gone)?;
+                let ran = self.run(one, leading_ns.or(fastest_ns), round, true, &mut gone)?;
                 again.extend(kept.extract_if(.., |(_, other)| gone.contains(&other.worker)).map(|(at, _)| at));
                 let Some(measured) = ran else {
                     again.push(at);
@@ -535,14 +534,9 @@ impl Device {
     ///
     /// # Errors
     /// Where a worker cannot be started anew.
-    pub fn race(
-        &mut self,
-        sources: &[Source],
-        rounds: u32,
-        round_time: Duration,
-    ) -> io::Result<Vec<(Outcome, Option<f64>)>> {
+    pub fn race(&mut self, sources: &[Source], rounds: u32, round: Round) -> io::Result<Vec<(Outcome, Option<f64>)>> {
         let mut racers = self.start_race(sources)?;
-        self.race_rounds(&mut racers.iter_mut().collect::<Vec<_>>(), rounds, round_time)?;
+        self.race_rounds(&mut racers.iter_mut().collect::<Vec<_>>(), rounds, round)?;
         let end = |racer: Racer| {
             let relative_error = racer.relative_error();
             (self.end_race(racer), relative_error)
@@ -567,14 +561,14 @@ impl Device {
     ///
     /// # Errors
     /// Where a worker cannot be started anew.
-    pub fn race_rounds(&mut self, racers: &mut [&mut Racer], rounds: u32, round_time: Duration) -> io::Result<()> {
+    pub fn race_rounds(&mut self, racers: &mut [&mut Racer], rounds: u32, round: Round) -> io::Result<()> {
         let mut order: Vec<usize> = (0..racers.len()).collect();
         let mut rng = Xoshiro256PlusPlus::seed_from_u64(self.options.seed);
         for _ in 0..rounds {
             // What a candidate finds in the caches, and how fast the cores just are, depends on who ran before it.
             order.shuffle(&mut rng);
             for &at in &order {
-                self.race_round(racers[at], round_time)?;
+                self.race_round(racers[at], round)?;
             }
         }
         Ok(())
@@ -584,9 +578,9 @@ impl Device {
     ///
     /// # Errors
     /// Where a worker cannot be started anew.
-    pub fn race_round(&mut self, racer: &mut Racer, time: Duration) -> io::Result<()> {
+    pub fn race_round(&mut self, racer: &mut Racer, round: Round) -> io::Result<()> {
         if let (Some(kept), None) = (racer.kept, &racer.failure) {
-            match self.run(kept, None, time, false, &mut Vec::new())?.map(|measured| measured.outcome) {
+            match self.run(kept, None, round, false, &mut Vec::new())?.map(|measured| measured.outcome) {
                 Some(Outcome::Measured(timing)) => racer.medians_ns.push(timing.median_ns),
                 failure => racer.failure = failure,
             }
@@ -604,6 +598,15 @@ impl Device {
             medians => Outcome::Measured(Timing::of_samples(medians, false)),
         })
     }
+}
+
+/// What one candidate's runs in a round of a race come to at least.
+#[derive(Debug, Clone, Copy)]
+pub struct Round {
+    /// Their time together.
+    pub time: Duration,
+    /// Samples of a long kernel, after a run that warms up; that may itself be the sample where one will do.
+    pub min_samples: u32,
 }
 
 /// A candidate in a race.

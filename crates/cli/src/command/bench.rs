@@ -8,7 +8,7 @@ use rand::SeedableRng;
 use rand::seq::SliceRandom;
 use rand_xoshiro::Xoshiro256PlusPlus;
 use serde_json::{Map, Value as Json, json};
-use tilewright_device::device::{Racer, steps_text};
+use tilewright_device::device::{Racer, Round, steps_text};
 use tilewright_device::protocol::Source;
 use tilewright_device::{Device, Options};
 use tilewright_ir::op::Workload;
@@ -24,7 +24,7 @@ use crate::peer::{Layouts, PEERS, Peer, PeerSpec};
 /// The name of our kernels among the implementations.
 const OURS: &str = "tilewright";
 /// Time in the runs of one implementation in one round.
-const ROUND: Duration = Duration::from_millis(25);
+const ROUND: Round = Round { time: Duration::from_millis(25), min_samples: 2 };
 
 /// Arguments of `bench`.
 #[derive(Args, Debug)]
@@ -267,7 +267,7 @@ impl Contestant {
         let result = match &mut self.who {
             Who::Ours(racer) => device.race_round(racer, ROUND).map_err(anyhow::Error::from),
             Who::Peer(peer) => {
-                peer.round(ROUND).map(|ns| self.medians_ns.push(Timing::of_samples(&ns, false).median_ns))
+                peer.round(ROUND.time).map(|ns| self.medians_ns.push(Timing::of_samples(&ns, false).median_ns))
             }
         };
         if let Err(error) = &result {

@@ -13,7 +13,7 @@ use std::time::Duration;
 use anyhow::Context;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use tilewright_device::device::steps_text;
+use tilewright_device::device::{Round, steps_text};
 use tilewright_device::protocol::Source;
 use tilewright_device::{Device, Options, host};
 use tilewright_tune::{Outcome, Record, Task, Trial};
@@ -28,7 +28,7 @@ use crate::progress::{Progress, Status};
 /// Rounds, each of which runs every kernel: as many as it takes for medians on a restless machine to repeat within 2 or 3 %.
 const ROUNDS: u32 = 45;
 /// Time in the runs of a kernel in a round.
-const ROUND: Duration = Duration::from_millis(15);
+const ROUND: Round = Round { time: Duration::from_millis(15), min_samples: 2 };
 
 /// Nanoseconds of kernels by their schedules, as text; none of one that fails.
 type Times = BTreeMap<String, Option<f64>>;

@@ -4,7 +4,7 @@ use std::ops::ControlFlow;
 use std::time::Duration;
 
 use tilewright_device::Device;
-use tilewright_device::device::{Racer, steps_text};
+use tilewright_device::device::{Racer, Round, steps_text};
 use tilewright_device::protocol::Source;
 use tilewright_tune::{Config, ErrorClass, Outcome, Task, Timing, Trial};
 
@@ -24,10 +24,8 @@ const LEAST_ROUNDS: u64 = 3;
 const MOST_ROUNDS: u64 = 12;
 /// Times that candidates leave, at most, with the end.
 const STAGES: u32 = 3;
-/// Time in the runs of a round of a short kernel.
-const ROUND: Duration = Duration::from_millis(15);
-/// Runs that a round makes of a long kernel.
-const RUNS_IN_ROUND: f64 = 3.0;
+/// A round of one: for a long kernel another one after the others' tells more than a second sample.
+const ROUND: Round = Round { time: Duration::from_millis(15), min_samples: 1 };
 /// Time for all rounds together.
 pub const TIME: Duration = Duration::from_secs(5);
 /// The same, where the user waits for the end.
@@ -196,7 +194,7 @@ fn leaders(trials: &[Trial], time: Duration) -> Vec<&Trial> {
 
 /// Rounds of one candidate for which there is time.
 fn affordable(best_ns: f64, time: Duration) -> u64 {
-    let round_ns = (RUNS_IN_ROUND * best_ns).max(ROUND.as_nanos() as f64);
+    let round_ns = best_ns.max(ROUND.time.as_nanos() as f64);
     (time.as_nanos() as f64 / round_ns) as u64
 }
 
@@ -244,8 +242,8 @@ mod tests {
         check(&false_best, TIME, &[1, 2, 0, 3]);
         // Of a kernel of half a second, only the first two can be measured again.
         let long: Vec<Trial> = (0..6).map(|i| trial(i, 5e8 + i as f64, false)).collect();
-        check(&long, TIME, &[0, 1]);
-        check(&long, TIME_INTERRUPTED, &[0, 1]);
+        check(&long, TIME / STAGES, &[0, 1]);
+        check(&long, TIME_INTERRUPTED / STAGES, &[0, 1]);
     }
 
     #[test]
