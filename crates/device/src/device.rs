@@ -68,7 +68,7 @@ impl Options {
     pub fn new(worker: WorkerCommand, n_threads: usize) -> Options {
         Options {
             worker,
-            n_workers: host::allowed_cpus().len().clamp(1, 8),
+            n_workers: most_workers(),
             n_threads,
             cpus: host::pin_cpus(n_threads),
             seed: 0,
@@ -81,6 +81,11 @@ impl Options {
             memory_bytes: host::memory_bytes().unwrap_or(8 << 30) / 2,
         }
     }
+}
+
+/// Worker processes that are of use.
+fn most_workers() -> usize {
+    host::allowed_cpus().len().clamp(1, 8)
 }
 
 /// Why nothing can be measured at all.
@@ -174,9 +179,10 @@ impl Device {
     /// [`DeviceError::TooLarge`] where it has not.
     pub fn check_memory(workload: &Workload) -> Result<(), DeviceError> {
         let program = workload.program();
-        // Inputs and outputs once, and the reference and its inputs in double precision.
+        // Inputs and outputs once, and the reference and its inputs in double precision; then all of them in every worker.
         let elements: u64 = program.arguments().filter_map(|(_, b)| b.n_elements()).sum();
-        let needed = elements.saturating_mul(workload.dtype.bytes() + 24);
+        let bytes = workload.dtype.bytes();
+        let needed = elements.saturating_mul((bytes + 24).max(bytes * most_workers() as u64 + 8));
         match host::memory_bytes() {
             Some(memory) if needed > memory => Err(DeviceError::TooLarge {
                 workload: workload.to_string(),

@@ -7,6 +7,8 @@ use std::ptr::NonNull;
 const CANARY_BYTES: usize = 4096;
 const CANARY: u8 = 0xA5;
 const PAGE: usize = 4096;
+/// Bytes of a large page, which lies at a multiple of them.
+const LARGE_PAGE: usize = 2 << 20;
 
 /// A writable buffer between canaries and inaccessible pages: a stray write either faults or is found.
 pub struct Fenced {
@@ -39,8 +41,41 @@ fn map(len: usize, protection: i32, flags: i32, fd: i32, offset: i64) -> std::io
     }
 }
 
+/// Fresh memory, of which what comes after a fence and a canary is aligned.
+fn anonymous(len: usize, align: usize) -> std::io::Result<Map> {
+    let spare = align - PAGE;
+    let reserved = len.checked_add(spare).ok_or(std::io::ErrorKind::OutOfMemory)?;
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+    let mut map = map(reserved, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0)?;
+    let contents = map.base.as_ptr() as usize + PAGE + CANARY_BYTES;
+    let before = contents.next_multiple_of(align) - contents;
+    for (at, n) in [(0, before), (before + len, spare - before)] {
+        if n > 0 {
+            // SAFETY: whole pages of the mapping made above, which nothing refers to.
+            unsafe { libc::munmap(map.base.as_ptr().add(at).cast(), n) };
+        }
+    }
+    // SAFETY: what is left lies in the mapping.
+    (map.base, map.len) = (unsafe { map.base.add(before) }, len);
+    Ok(map)
+}
+
 impl Fenced {
-    /// A buffer of so many bytes, aligned to 4096, zeroed.
+    /// A read-only copy of a part of a file. Unlike the file's own pages, its are large where the system has such, as
+    /// those of other buffers are.
+    ///
+    /// # Errors
+    /// Where memory does not suffice or the file cannot be read.
+    pub fn copy(file: BorrowedFd, offset: u64, n_bytes: u64) -> std::io::Result<Fenced> {
+        let copy = Fenced::new(n_bytes)?;
+        let from = ReadOnly::new(file, offset, n_bytes)?;
+        // SAFETY: both have so many bytes and do not overlap.
+        unsafe { std::ptr::copy_nonoverlapping(from.pointer(), copy.pointer(), copy.n_bytes) };
+        copy.make_read_only()?;
+        Ok(copy)
+    }
+
+    /// A buffer of so many bytes, zeroed, aligned to 4096, and to large pages where it fills some.
     ///
     /// # Errors
     /// Where memory, or the limit on it, does not suffice.
@@ -49,7 +84,7 @@ impl Fenced {
         let n_bytes = usize::try_from(n_bytes).map_err(|_| out_of_memory())?;
         let inner = n_bytes.checked_next_multiple_of(PAGE).and_then(|n| n.checked_add(2 * CANARY_BYTES));
         let len = inner.and_then(|n| n.checked_add(2 * PAGE)).ok_or_else(out_of_memory)?;
-        let map = map(len, libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1, 0)?;
+        let map = anonymous(len, if n_bytes < LARGE_PAGE { PAGE } else { LARGE_PAGE })?;
         // Large pages where the system has some: kernels go through packed operands page after page. Never an error.
         // SAFETY: only advises on the mapping made above.
         unsafe { libc::madvise(map.base.as_ptr().cast(), len, libc::MADV_HUGEPAGE) };
@@ -144,6 +179,7 @@ impl Fenced {
 
 /// Numbers of which any bit pattern is valid.
 pub trait Plain: Copy {}
+impl Plain for u8 {}
 impl Plain for f32 {}
 impl Plain for f64 {}
 
@@ -190,6 +226,16 @@ mod tests {
         assert!(!buffer.is_intact());
         buffer.set_canaries();
         assert!(buffer.is_intact());
+    }
+
+    #[test]
+    fn large_buffers_are_aligned_to_large_pages() {
+        for n_bytes in [LARGE_PAGE, LARGE_PAGE + 1, 5 * LARGE_PAGE + 12345] {
+            let mut buffer = Fenced::new(n_bytes as u64).unwrap();
+            assert_eq!(buffer.pointer() as usize % LARGE_PAGE, 0);
+            buffer.fill(7);
+            assert!(buffer.is_intact() && buffer.as_slice::<u8>().iter().all(|&b| b == 7));
+        }
     }
 
     #[test]

@@ -61,9 +61,7 @@ struct Worker {
     workload: Workload,
     untuned: Program,
     target: Target,
-    /// For each argument: an input's contents, or an output's reference.
-    data: Vec<ReadOnly>,
-    outputs: Vec<Option<Fenced>>,
+    arguments: Vec<Argument>,
     pool: Pool,
     pace: Pace,
     variation: Variation,
@@ -77,6 +75,26 @@ struct Worker {
     /// One for all kernels, so that its pages are there when a kernel is timed for the first time.
     scratch: Fenced,
     flush: Vec<u8>,
+}
+
+enum Argument {
+    Input(Fenced),
+    Output { buffer: Fenced, reference: ReadOnly },
+}
+
+impl Argument {
+    fn pointer(&self) -> *mut u8 {
+        match self {
+            Argument::Input(buffer) | Argument::Output { buffer, .. } => buffer.pointer(),
+        }
+    }
+
+    fn output(&self) -> Option<&Fenced> {
+        match self {
+            Argument::Input(_) => None,
+            Argument::Output { buffer, .. } => Some(buffer),
+        }
+    }
 }
 
 struct Built {
@@ -111,13 +129,15 @@ impl Worker {
         let all_cpus = host::allowed_cpus();
         // SAFETY: the descriptor was opened by the tuner for this process, which keeps it open to its end.
         let file = unsafe { BorrowedFd::borrow_raw(assignment.data_fd) };
-        let (mut data, mut outputs) = (Vec::new(), Vec::new());
+        let mut arguments = Vec::new();
         for ((_, buffer), &offset) in untuned.arguments().zip(&assignment.data_offsets) {
             let size = buffer.size_bytes().ok_or("a buffer is too large")?;
-            let is_output = buffer.role == Role::Output;
-            let n = buffer.n_elements().ok_or("a buffer is too large")?;
-            data.push(ReadOnly::new(file, offset, if is_output { n * 8 } else { size })?);
-            outputs.push(if is_output { Some(Fenced::new(size)?) } else { None });
+            arguments.push(if buffer.role == Role::Output {
+                let n = buffer.n_elements().and_then(|n| n.checked_mul(8)).ok_or("a buffer is too large")?;
+                Argument::Output { buffer: Fenced::new(size)?, reference: ReadOnly::new(file, offset, n)? }
+            } else {
+                Argument::Input(Fenced::copy(file, offset, size)?)
+            });
         }
         let compiler = Compiler::new(target.clone());
         // SAFETY: as above.
@@ -129,8 +149,7 @@ impl Worker {
             workload,
             untuned,
             target,
-            data,
-            outputs,
+            arguments,
             pool,
             pace,
             variation: Variation::default(),
@@ -248,9 +267,7 @@ impl Worker {
         let built = self.kernels.get_mut(&id).ok_or((ErrorClass::Unknown, format!("no kernel {id} is kept")))?;
         let memory = |e: std::io::Error| (ErrorClass::RuntimeError, format!("allocating its buffers: {e}"));
         self.scratch.resize(built.kernel.scratch_bytes(n_threads)).map_err(memory)?;
-        let outputs = self.data.iter().zip(&self.outputs);
-        let arguments: Vec<*mut u8> =
-            outputs.map(|(input, output)| output.as_ref().map_or(input.pointer(), Fenced::pointer)).collect();
+        let arguments: Vec<*mut u8> = self.arguments.iter().map(Argument::pointer).collect();
         let mut kept = Vec::new();
         let mut fresh = HashMap::new();
         for (at, (name, &bytes)) in built.kept.iter().zip(built.kernel.kept_bytes()).enumerate() {
@@ -297,7 +314,11 @@ impl Worker {
         // What is prepared serves other candidates too: its time says nothing about this one.
         reply(&Reply::Prepared { id }).map_err(|e| (ErrorClass::Unknown, format!("telling the tuner: {e}")))?;
         // All ones is a NaN: an element that is not written cannot pass for right.
-        self.outputs.iter_mut().flatten().for_each(|o| o.fill(0xFF));
+        for argument in &mut self.arguments {
+            if let Argument::Output { buffer, .. } = argument {
+                buffer.fill(0xFF);
+            }
+        }
         let built = self.kernels.get(&id).expect("it was just prepared");
         let scratch = self.scratch.pointer();
         let pace_before = self.pace.now(&mut self.pool);
@@ -307,8 +328,8 @@ impl Worker {
         let runtime = self.pool.runtime();
         // SAFETY: as above, and the body has run.
         unsafe { built.kernel.finish(&pointers.arguments, &pointers.kept, scratch, &runtime) };
-        intact(self.outputs.iter().flatten().chain(&self.kept).chain([&self.scratch]))?;
-        let relative_error = compare(&self.untuned, &built.tolerance, &self.outputs, &self.data)?;
+        intact(self.arguments.iter().filter_map(Argument::output).chain(&self.kept).chain([&self.scratch]))?;
+        let relative_error = compare(&self.untuned, &built.tolerance, &self.arguments)?;
         Ok(Reply::Checked { id, seconds: start.elapsed().as_secs_f64(), first_ns, first_pace, relative_error })
     }
 
@@ -393,15 +414,10 @@ fn intact<'a>(buffers: impl Iterator<Item = &'a Fenced>) -> Result<(), Failure> 
 }
 
 /// Compares every output with its reference; the largest relative error of one as a whole.
-fn compare(
-    untuned: &Program,
-    tolerance: &Tolerance,
-    outputs: &[Option<Fenced>],
-    data: &[ReadOnly],
-) -> Result<f64, Failure> {
+fn compare(untuned: &Program, tolerance: &Tolerance, arguments: &[Argument]) -> Result<f64, Failure> {
     let mut largest: f64 = 0.0;
-    for (((_, buffer), output), reference) in untuned.arguments().zip(outputs).zip(data) {
-        let Some(output) = output else { continue };
+    for ((_, buffer), argument) in untuned.arguments().zip(arguments) {
+        let Argument::Output { buffer: output, reference } = argument else { continue };
         let reference = reference.as_slice::<f64>();
         let compared = match buffer.dtype {
             DType::F32 => tolerance.compare(output.as_slice::<f32>(), reference),
