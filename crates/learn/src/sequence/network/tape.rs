@@ -166,32 +166,27 @@ impl<'a> Tape<'a> {
     pub(super) fn cell(&mut self, gates: Var, before: Option<Var>) -> Var {
         let entering = self.value(gates);
         let (n_rows, width) = (entering.n_rows(), entering.n_columns / 4);
-        let mut saved = CellState { gates: entering.values.clone(), ..CellState::default() };
-        for row in saved.gates.chunks_exact_mut(4 * width) {
-            let (sigmoids, candidate) = row.split_at_mut(3 * width);
-            sigmoids.iter_mut().for_each(|x| *x = sigmoid(*x));
-            candidate.iter_mut().for_each(|x| *x = tanh(*x));
-        }
-        saved.cell = match before {
+        let cell = match before {
             Some(before) => self.cell_state(before).cell.clone(),
             None => vec![0.0; n_rows * width],
         };
+        let mut saved = CellState { gates: entering.values.clone(), tanh: vec![0.0; cell.len()], cell };
         let mut hidden = Rows::zeros(n_rows, width);
-        let rows = saved.gates.chunks_exact(4 * width).zip(saved.cell.chunks_exact_mut(width));
-        for (gates, cell) in rows {
-            let (input, forget, _, candidate) = quarters(gates);
-            for i in 0..width {
-                cell[i] = forget[i] * cell[i] + input[i] * candidate[i];
+        wide(|| {
+            let states = saved.cell.chunks_exact_mut(width).zip(saved.tanh.chunks_exact_mut(width));
+            let rows = saved.gates.chunks_exact_mut(4 * width).zip(hidden.values.chunks_exact_mut(width));
+            for ((gates, hidden), (cell, tanh_of_cell)) in rows.zip(states) {
+                let (sigmoids, candidate) = gates.split_at_mut(3 * width);
+                sigmoids.iter_mut().for_each(|x| *x = sigmoid(*x));
+                candidate.iter_mut().for_each(|x| *x = tanh(*x));
+                let (input, forget, output, candidate) = quarters(gates);
+                for (i, cell) in cell.iter_mut().enumerate() {
+                    *cell = forget[i] * *cell + input[i] * candidate[i];
+                    tanh_of_cell[i] = tanh(*cell);
+                    hidden[i] = output[i] * tanh_of_cell[i];
+                }
             }
-        }
-        saved.tanh = saved.cell.iter().map(|&c| tanh(c)).collect();
-        let rows = saved.gates.chunks_exact(4 * width).zip(saved.tanh.chunks_exact(width));
-        for ((gates, tanh), hidden) in rows.zip(hidden.values.chunks_exact_mut(width)) {
-            let (_, _, output, _) = quarters(gates);
-            for i in 0..width {
-                hidden[i] = output[i] * tanh[i];
-            }
-        }
+        });
         self.push(hidden, Op::Cell { gates, before, saved })
     }
 
@@ -270,7 +265,7 @@ impl<'a> Tape<'a> {
         let energies = &self.parameters.arrays[energy.0].values;
         let mut hidden = keys_value.values.clone();
         hidden.chunks_exact_mut(n * d).for_each(|step| add(step, &query_value.values));
-        hidden.iter_mut().for_each(|x| *x = tanh(*x));
+        wide(|| hidden.iter_mut().for_each(|x| *x = tanh(*x)));
         // Step by step, like the keys.
         let mut shares: Vec<f32> = hidden.chunks_exact(d).map(|h| dot(h, energies)).collect();
         let mut context = Rows::zeros(n, values_value.n_columns);
@@ -481,42 +476,50 @@ fn backward_of_cell(
 ) -> (Vec<f32>, Vec<f32>) {
     of_cell.resize(saved.cell.len(), 0.0);
     let mut of_gates = vec![0.0; saved.gates.len()];
-    for row in 0..saved.cell.len() / width {
-        let range = row * width..(row + 1) * width;
-        let (input, forget, output, candidate) = quarters(&saved.gates[4 * range.start..4 * range.end]);
-        let (of_input, rest) = of_gates[4 * range.start..4 * range.end].split_at_mut(width);
-        let (of_forget, rest) = rest.split_at_mut(width);
-        let (of_output, of_candidate) = rest.split_at_mut(width);
-        let (of_cell, tanh) = (&mut of_cell[range.clone()], &saved.tanh[range.clone()]);
-        if !of_hidden.is_empty() {
-            let of_hidden = &of_hidden[range.clone()];
+    wide(|| {
+        for row in 0..saved.cell.len() / width {
+            let range = row * width..(row + 1) * width;
+            let (input, forget, output, candidate) = quarters(&saved.gates[4 * range.start..4 * range.end]);
+            let (of_input, rest) = of_gates[4 * range.start..4 * range.end].split_at_mut(width);
+            let (of_forget, rest) = rest.split_at_mut(width);
+            let (of_output, of_candidate) = rest.split_at_mut(width);
+            let (of_cell, tanh) = (&mut of_cell[range.clone()], &saved.tanh[range.clone()]);
+            if !of_hidden.is_empty() {
+                let of_hidden = &of_hidden[range.clone()];
+                for i in 0..width {
+                    of_output[i] = of_hidden[i] * tanh[i] * output[i] * (1.0 - output[i]);
+                    of_cell[i] += of_hidden[i] * output[i] * (1.0 - tanh[i] * tanh[i]);
+                }
+            }
+            if let Some(before) = before {
+                let before = &before[range];
+                for i in 0..width {
+                    of_forget[i] = of_cell[i] * before[i] * forget[i] * (1.0 - forget[i]);
+                }
+            }
             for i in 0..width {
-                of_output[i] = of_hidden[i] * tanh[i] * output[i] * (1.0 - output[i]);
-                of_cell[i] += of_hidden[i] * output[i] * (1.0 - tanh[i] * tanh[i]);
+                of_input[i] = of_cell[i] * candidate[i] * input[i] * (1.0 - input[i]);
+                of_candidate[i] = of_cell[i] * input[i] * (1.0 - candidate[i] * candidate[i]);
+                of_cell[i] *= forget[i];
             }
         }
-        if let Some(before) = before {
-            let before = &before[range];
-            for i in 0..width {
-                of_forget[i] = of_cell[i] * before[i] * forget[i] * (1.0 - forget[i]);
-            }
-        }
-        for i in 0..width {
-            of_input[i] = of_cell[i] * candidate[i] * input[i] * (1.0 - input[i]);
-            of_candidate[i] = of_cell[i] * input[i] * (1.0 - candidate[i] * candidate[i]);
-            of_cell[i] *= forget[i];
-        }
-    }
+    });
     (of_gates, of_cell)
 }
 
+/// Work that compiles to vector code, with the widest vectors of this CPU.
+pub(super) fn wide<R>(work: impl FnOnce() -> R) -> R {
+    pulp::Arch::new().dispatch(work)
+}
+
+#[inline(always)]
 fn quarters(row: &[f32]) -> (&[f32], &[f32], &[f32], &[f32]) {
     let width = row.len() / 4;
     (&row[..width], &row[width..2 * width], &row[2 * width..3 * width], &row[3 * width..])
 }
 
 fn add(to: &mut [f32], from: &[f32]) {
-    to.iter_mut().zip(from).for_each(|(to, from)| *to += from);
+    wide(|| to.iter_mut().zip(from).for_each(|(to, from)| *to += from));
 }
 
 fn add_scaled(to: &mut [f32], factor: f32, from: &[f32]) {
@@ -524,7 +527,7 @@ fn add_scaled(to: &mut [f32], factor: f32, from: &[f32]) {
 }
 
 fn multiply(to: &mut [f32], from: &[f32]) {
-    to.iter_mut().zip(from).for_each(|(to, from)| *to *= from);
+    wide(|| to.iter_mut().zip(from).for_each(|(to, from)| *to *= from));
 }
 
 fn dot(a: &[f32], b: &[f32]) -> f32 {
@@ -536,23 +539,27 @@ fn add_or_set(to: &mut Vec<f32>, from: Vec<f32>) {
 }
 
 /// eˣ within 2·10⁻⁷ of its size, without branches. Beyond ±87 it stays at the ends.
+#[inline(always)]
 fn exp(x: f32) -> f32 {
-    // Adding and taking away 1.5 · 2²³ rounds to an integer.
+    // Adding 1.5 · 2²³ rounds to an integer, which then are the lowest bits.
     const ROUND: f32 = 12_582_912.0;
     let x = x.clamp(-87.0, 87.0);
-    let n = (x * std::f32::consts::LOG2_E + ROUND) - ROUND;
+    let rounded = x * std::f32::consts::LOG2_E + ROUND;
+    let n = rounded - ROUND;
     // ln 2 in two parts, so that little is lost by taking a multiple of it away.
     let r = (x - n * 0.693_359_4) + n * 2.121_944_4e-4;
     let p =
         1.0 + r * (1.0 + r * (0.5 + r * (0.166_666_66 + r * (0.041_665_796 + r * (8.333_452e-3 + r * 1.398_2e-3)))));
-    p * f32::from_bits(((n as i32 + 127) << 23) as u32)
+    p * f32::from_bits(rounded.to_bits().wrapping_add(127) << 23)
 }
 
+#[inline(always)]
 fn sigmoid(x: f32) -> f32 {
     1.0 / (1.0 + exp(-x))
 }
 
 /// Within 10⁻⁶, but not of its size near 0.
+#[inline(always)]
 fn tanh(x: f32) -> f32 {
     1.0 - 2.0 / (1.0 + exp(2.0 * x))
 }

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use super::super::file::{self, Stored};
 use super::super::{Architecture, Example, Progress, SequenceError, Training, Vocabulary};
-use super::tape::Var;
+use super::tape::{Var, wide};
 use super::{Dropout, Network, Run, Tokens, log_softmax};
 
 /// Adam's, from its paper.
@@ -157,11 +157,13 @@ impl State {
         let moments = self.first.iter_mut().zip(&mut self.second);
         self.network.parameters.update(|weights| {
             for ((weights, gradient), (first, second)) in weights.iter_mut().zip(&gradients).zip(moments) {
-                for (((weight, &g), m), v) in weights.values.iter_mut().zip(gradient).zip(first).zip(second) {
-                    *m = BETA_1 * *m + (1.0 - BETA_1) * g;
-                    *v = BETA_2 * *v + (1.0 - BETA_2) * g * g;
-                    *weight -= rate * *m / (v.sqrt() + epsilon);
-                }
+                wide(|| {
+                    for (((weight, &g), m), v) in weights.values.iter_mut().zip(gradient).zip(first).zip(second) {
+                        *m = BETA_1 * *m + (1.0 - BETA_1) * g;
+                        *v = BETA_2 * *v + (1.0 - BETA_2) * g * g;
+                        *weight -= rate * *m / (v.sqrt() + epsilon);
+                    }
+                });
             }
         });
     }
