@@ -11,11 +11,13 @@ use std::time::Duration;
 use rand::seq::IndexedRandom;
 use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
+use tilewright_codegen::{Emit, emit};
 use tilewright_device::device::{Round, steps_text};
 use tilewright_device::protocol::Source;
 use tilewright_device::{Device, host};
-use tilewright_ir::Target;
 use tilewright_ir::op::Workload;
+use tilewright_ir::schedule::apply_all;
+use tilewright_ir::{Target, lower};
 use tilewright_tune::{Config, Measure, Measured, Outcome, Setting, TEMPLATES, Task, TaskError, Template};
 
 /// Shapes that nothing divides, and the number of threads.
@@ -138,6 +140,26 @@ fn random_configurations_give_right_answers() {
         }
     }
     tally.finish();
+}
+
+/// Rows of a transposed operand are loaded as vectors and transposed in registers, not gathered lane by lane.
+#[test]
+fn transposed_operands_are_packed_by_vectors() {
+    let mut rng = Xoshiro256PlusPlus::seed_from_u64(3);
+    for text in ["dense:m=16,n=192,k=64", "batch_matmul:b=2,m=64,n=128,k=64,tb=1"] {
+        let workload = Workload::parse(text).unwrap();
+        let target = Target::named("x86-64-v4").unwrap();
+        let setting = Setting { workload: workload.clone(), target: target.clone(), n_threads: 1 };
+        let task = Task::new(setting, Some("matmul-blocked")).unwrap();
+        for _ in 0..6 {
+            let config = task.space.sample(&mut rng);
+            let scheduled = apply_all(&workload.program(), &task.steps(&config)).unwrap();
+            let asm = emit(&lower::lower(&scheduled), &target, Emit::Asm).unwrap();
+            let asm = String::from_utf8(asm).unwrap();
+            let lone = asm.lines().filter(|l| ["vinsertps", "vgather"].iter().any(|i| l.trim_start().starts_with(i)));
+            assert_eq!(lone.count(), 0, "{text} {}", task.space.config_to_json(&config));
+        }
+    }
 }
 
 /// A convolution of any kind, most sizes dividing nothing.

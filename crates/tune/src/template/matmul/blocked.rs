@@ -468,7 +468,7 @@ fn pack(p: &Product, factor: &Factor, name: &str, at: Option<&str>, width: i64, 
         // Squares of vectors, transposed between loads along rows and stores along the panel.
         let [kv, kl] = ["kv", "kl"].map(|part| format!("{name}.{part}"));
         steps.extend([split(&k, lanes, &kv, &kl), split(&element, lanes, &v, &l)]);
-        steps.extend([reorder(&[&kv, &v, &kl, &l]), unroll(&kl), vectorize(&l)]);
+        steps.extend([reorder(&[&kv, &v, &l, &kl]), unroll(&kl), vectorize(&l)]);
     }
     steps
 }
