@@ -347,7 +347,7 @@ fn steps(s: &Setting, shape: &Shape, space: &Space, config: &Config) -> Vec<Step
         }
     } else {
         steps.extend([split(row, lanes, "oqv", "oql"), split("okr", lanes, "okv", "okl")]);
-        steps.push(reorder(&["opr", "okv", "oqv", "okl", "oql"]));
+        steps.push(reorder(&["opr", "okv", "oqv", "oql", "okl"]));
         steps.extend([unroll("okl"), vectorize("oql")]);
     }
 
@@ -467,7 +467,7 @@ pub(super) fn pack(column: &str, channel: &str, lanes: i64) -> Vec<Step> {
     vec![
         split(column, lanes, &vectors, &lane),
         split(channel, lanes, &groups, &of_group),
-        reorder(&[&vectors, &groups, &of_group, &lane]),
+        reorder(&[&vectors, &groups, &lane, &of_group]),
         unroll(&of_group),
         vectorize(&lane),
     ]

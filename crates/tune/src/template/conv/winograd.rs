@@ -149,7 +149,7 @@ fn steps(s: &Setting, shape: &Shape, space: &Space, config: &Config) -> Vec<Step
     } else {
         steps.extend([
             split("oq", lanes, "oqv", "oql"),
-            reorder(&["on", "otho", "okt", "okv", "opb", "oqv", "okl", "oql"]),
+            reorder(&["on", "otho", "okt", "okv", "opb", "oqv", "oql", "okl"]),
         ]);
     }
     let at = if blocked {
