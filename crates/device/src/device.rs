@@ -632,8 +632,10 @@ impl Racer {
 
     /// Nanoseconds a run in its fastest round; infinite where it has none, or failed.
     pub fn fastest_ns(&self) -> f64 {
-        let rounds = self.medians_ns.iter().filter(|_| self.failure.is_none());
-        rounds.copied().fold(f64::INFINITY, f64::min)
+        match self.failure {
+            None => self.medians_ns.iter().copied().fold(f64::INFINITY, f64::min),
+            Some(_) => f64::INFINITY,
+        }
     }
 }
 

@@ -200,7 +200,7 @@ impl Worker {
 
     fn build(&mut self, source: &Source, quickly: bool) -> Result<Built, Failure> {
         let instantiation = |why: String| (ErrorClass::InstantiationError, why);
-        let (mut program, tolerance) = match source {
+        let (mut program, steps) = match source {
             Source::Steps(steps) => {
                 let steps = parse_steps(steps).map_err(|e| instantiation(e.to_string()))?;
                 let scheduled = apply_all(&self.untuned, &steps)
@@ -208,12 +208,9 @@ impl Worker {
                 // The program before its tails and unrolled loops multiply: what lowering makes of it is lowering's to
                 // keep valid.
                 verify::verify(&scheduled).map_err(|e| instantiation(e.to_string()))?;
-                (scheduled, Tolerance::for_schedule(&self.untuned, &steps))
+                (scheduled, steps)
             }
-            Source::Lowered(program) => {
-                let lowered = text::parse(program).map_err(|e| instantiation(e.to_string()))?;
-                (lowered, Tolerance::for_program(&self.untuned))
-            }
+            Source::Lowered(program) => (text::parse(program).map_err(|e| instantiation(e.to_string()))?, Vec::new()),
         };
         let same = |a: &Program, b: &Program| {
             a.arguments()
@@ -233,6 +230,7 @@ impl Worker {
         }
         let kernel = self.compile(&program, quickly).map_err(|e| (ErrorClass::CompileErrorHost, e.to_string()))?;
         let kept = program.kept().map(|(_, b)| b.name.clone()).collect();
+        let tolerance = Tolerance::for_schedule(&self.untuned, &steps);
         Ok(Built { kernel, tolerance, kept, recipe, prepared })
     }
 

@@ -23,7 +23,7 @@ use crate::peer::{Layouts, PEERS, Peer, PeerSpec};
 
 /// The name of our kernels among the implementations.
 const OURS: &str = "tilewright";
-/// Time in the runs of one implementation in one round.
+/// What the runs of one implementation in one round come to.
 const ROUND: Round = Round { time: Duration::from_millis(25), min_samples: 2 };
 
 /// Arguments of `bench`.

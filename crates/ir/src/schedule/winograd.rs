@@ -18,7 +18,7 @@ const WINDOW: i64 = 3;
 /// the two one-dimensional transforms of data and of results as stages of their own, for schedules to place.
 pub fn winograd(program: &mut Program, stage: &str, tile: i64) -> Result<(), Illegal> {
     let result = buffer_id(program, stage)?;
-    let Some(f) = FILTERINGS.iter().find(|f| f.tile == tile) else {
+    let Some(f) = filtering(tile) else {
         let known: Vec<String> = FILTERINGS.iter().map(|f| f.tile.to_string()).collect();
         let why = format!("its Winograd tiles may have {} rows and columns, not {tile}", known.join(" or "));
         return Err(Illegal::Buffer { buffer: stage.to_owned(), why });
@@ -88,7 +88,7 @@ pub fn winograd(program: &mut Program, stage: &str, tile: i64) -> Result<(), Ill
 /// The root mean square of what enters the worst result of a tile for each channel, where the data and the weights are as
 /// large as 1; the nine products of a plain convolution are 3 in all. None where there are no such tiles.
 pub fn size_of_products(tile: i64) -> Option<f64> {
-    let f = FILTERINGS.iter().find(|f| f.tile == tile)?;
+    let f = filtering(tile)?;
     let square = |row: &[f64]| row.iter().map(|x| x * x).sum::<f64>();
     let products: Vec<f64> = f.data.rows.iter().zip(f.weights.rows).map(|(d, w)| square(d) * square(w)).collect();
     let result = |row: &&[f64]| row.iter().zip(&products).map(|(a, p)| a * a * p).sum::<f64>();
@@ -308,6 +308,10 @@ fn weighted(terms: impl Iterator<Item = (f64, Expr)>) -> Expr {
         })
     };
     terms.fold(None, add).expect("no row is zero")
+}
+
+fn filtering(tile: i64) -> Option<&'static Filtering> {
+    FILTERINGS.iter().find(|f| f.tile == tile)
 }
 
 const FILTERINGS: [Filtering; 2] = [

@@ -27,7 +27,7 @@ use crate::progress::{Progress, Status};
 
 /// Rounds, each of which runs every kernel: as many as it takes for medians on a restless machine to repeat within 2 or 3 %.
 const ROUNDS: u32 = 45;
-/// Time in the runs of a kernel in a round.
+/// What the runs of a kernel in a round come to.
 const ROUND: Round = Round { time: Duration::from_millis(15), min_samples: 2 };
 
 /// Nanoseconds of kernels by their schedules, as text; none of one that fails.

@@ -147,24 +147,25 @@ pub fn rank(
     let racers = device.start_race(&leaders.iter().map(source).collect::<Vec<_>>())?;
     let mut left: Vec<(&Trial, Racer)> = leaders.into_iter().zip(racers).collect();
     let mut rounds = LEAST_ROUNDS;
-    loop {
-        announce(left.len());
-        let is_last = left.len() <= FINALISTS;
-        if is_last {
-            rounds = (affordable(best_ns, stage_time) / left.len() as u64).clamp(LEAST_ROUNDS, MOST_ROUNDS);
-        }
-        let mut racers: Vec<&mut Racer> = left.iter_mut().map(|(_, racer)| racer).collect();
-        device.race_rounds(&mut racers, rounds as u32, ROUND)?;
-        left.sort_by(|(_, a), (_, b)| a.fastest_ns().total_cmp(&b.fastest_ns()));
-        let n_staying = if is_last { left.len() } else { left.len().div_ceil(2) };
-        for (trial, racer) in left.split_off(n_staying) {
+    while left.len() > FINALISTS {
+        race(device, &mut left, rounds)?;
+        for (trial, racer) in left.split_off(left.len().div_ceil(2)) {
             let _ = ended(device, trial, racer, progress);
         }
-        if is_last {
-            return Ok(left.into_iter().filter_map(|(trial, racer)| ended(device, trial, racer, progress)).collect());
-        }
+        announce(left.len());
         rounds *= 2;
     }
+    let rounds = affordable(best_ns, stage_time) / left.len() as u64;
+    race(device, &mut left, rounds.clamp(LEAST_ROUNDS, MOST_ROUNDS))?;
+    Ok(left.into_iter().filter_map(|(trial, racer)| ended(device, trial, racer, progress)).collect())
+}
+
+/// Some rounds, after which the fastest come first.
+fn race(device: &mut Device, left: &mut [(&Trial, Racer)], rounds: u64) -> std::io::Result<()> {
+    let mut racers: Vec<&mut Racer> = left.iter_mut().map(|(_, racer)| racer).collect();
+    device.race_rounds(&mut racers, rounds as u32, ROUND)?;
+    left.sort_by(|(_, a), (_, b)| a.fastest_ns().total_cmp(&b.fastest_ns()));
+    Ok(())
 }
 
 /// What a candidate took in all its rounds; none where it failed this time.
