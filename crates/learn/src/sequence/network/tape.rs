@@ -4,6 +4,7 @@
 //! memory, with an exp that compiles to vector code, and each weight's gradient is one product for all steps of a sequence.
 
 use crate::neural::Factor;
+use std::sync::OnceLock;
 
 /// Rows of numbers.
 #[derive(Debug, Clone, PartialEq)]
@@ -20,6 +21,25 @@ impl Rows {
     pub(super) fn n_rows(&self) -> usize {
         self.values.len() / self.n_columns
     }
+
+    /// Its columns as rows.
+    fn transposed(&self) -> Rows {
+        /// Numbers of a cache line: whole lines are read and written.
+        const BLOCK: usize = 16;
+        let n_rows = self.n_rows();
+        let mut values = vec![0.0; self.values.len()];
+        for from_row in (0..n_rows).step_by(BLOCK) {
+            let rows = from_row..n_rows.min(from_row + BLOCK);
+            for from_column in (0..self.n_columns).step_by(BLOCK) {
+                for column in from_column..self.n_columns.min(from_column + BLOCK) {
+                    for row in rows.clone() {
+                        values[column * n_rows + row] = self.values[row * self.n_columns + column];
+                    }
+                }
+            }
+        }
+        Rows { n_columns: n_rows, values }
+    }
 }
 
 /// The weights of a network, and the same ready for products.
@@ -27,12 +47,23 @@ impl Rows {
 pub(super) struct Parameters {
     pub(super) arrays: Vec<Rows>,
     factors: Vec<Factor>,
+    /// The factors transposed, for gradients: made once for all steps of a sequence, as a product copies an operand that lies
+    /// the wrong way number by number.
+    transposed: Vec<OnceLock<Factor>>,
 }
 
 impl Parameters {
     pub(super) fn new(arrays: Vec<Rows>) -> Parameters {
         let factors = arrays.iter().map(|a| Factor::new(a.values.clone(), a.n_columns)).collect();
-        Parameters { arrays, factors }
+        let transposed = vec![OnceLock::new(); arrays.len()];
+        Parameters { arrays, factors, transposed }
+    }
+
+    fn transposed(&self, weight: Weight) -> &Factor {
+        self.transposed[weight.0].get_or_init(|| {
+            let Rows { n_columns, values } = self.arrays[weight.0].transposed();
+            Factor::new(values, n_columns)
+        })
     }
 
     /// Changes the weights.
@@ -438,7 +469,7 @@ impl<'a> Tape<'a> {
         inputs.extend_from_slice(&self.value(a).values);
         outputs.extend_from_slice(&gradient);
         if !matches!(self.nodes[a.0].op, Op::Constant) {
-            let of_a = Factor::new(gradient, weight.n_columns).times(&self.parameters.factors[w.0].transposed());
+            let of_a = Factor::new(gradient, weight.n_columns).times(self.parameters.transposed(w));
             gradients.add(a, of_a);
         }
     }
