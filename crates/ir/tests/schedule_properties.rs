@@ -144,7 +144,7 @@ fn choose(program: &Program, draw: Draw, number: usize) -> Option<Step> {
     let name_of = |b: u32| program.buffers[b as usize].name.clone();
     let role_of = |b: u32| program.buffers[b as usize].role;
     let new = |letter: &str| format!("{letter}{number}");
-    Some(match kind % 114 {
+    Some(match kind % 118 {
         0..22 => {
             let target = among(a, &|p| p.extent != Some(1))?;
             let factor = match b % 8 {
@@ -215,6 +215,11 @@ fn choose(program: &Program, draw: Draw, number: usize) -> Option<Step> {
             Step::Winograd { buffer: name_of(stage), tile: [2, 4, 4, 3][b % 4] }
         }
         107..111 => {
+            let stage = buffer(a, &|b| all.iter().any(|p| p.updates.contains(&b)))?;
+            let target = among(b, &|p| p.updates.contains(&stage))?.name.clone();
+            Step::Rfactor { stage: name_of(stage), target, name: new("P") }
+        }
+        111..115 => {
             let target = among(a, &|_| true)?.name.clone();
             Step::Peel { target, iterations: (b % 3) as i64 + 1, last: c % 2 == 0, suffix: format!("peeled{d}") }
         }
@@ -422,6 +427,7 @@ fn any_step() -> impl Strategy<Value = Step> {
         name().prop_map(|buffer| Step::Inline { buffer }),
         (name(), prop::collection::vec(any_axis(), 0..5)).prop_map(|(buffer, layout)| Step::Layout { buffer, layout }),
         (name(), name(), name()).prop_map(|(stage, buffer, name)| Step::Reindex { stage, buffer, name }),
+        (name(), name(), name()).prop_map(|(stage, target, name)| Step::Rfactor { stage, target, name }),
         (name(), number()).prop_map(|(buffer, tile)| Step::Winograd { buffer, tile }),
         (name(), name(), number()).prop_map(|(buffer, at, ahead)| Step::Prefetch { buffer, at, ahead }),
         (name(), number(), any::<bool>(), name()).prop_map(|(target, iterations, last, suffix)| Step::Peel {
@@ -462,7 +468,7 @@ proptest! {
                 name(),
                 number().prop_map(|n| n.to_string()),
                 "->|at|ahead|0/4|1%4|/|%|0/|%3|shared|#|\n",
-                "split|fuse|reorder|vectorize|unroll|parallel|bind|stage|accumulate|compute_at|inline|layout|reindex|as|winograd|prefetch",
+                "split|fuse|reorder|vectorize|unroll|parallel|bind|stage|accumulate|compute_at|inline|layout|reindex|as|rfactor|winograd|prefetch",
                 "\\PC{0,4}",
             ],
             0..20,

@@ -2,7 +2,7 @@
 
 use super::Illegal;
 use super::region::{Access, for_each_access};
-use super::tree::{buffer_id, edit_loops, nest, new_buffer, require_open, simplify_block, single_loop};
+use super::tree::{buffer_id, drop_decided, edit_loops, nest, new_buffer, require_open, simplify_block, single_loop};
 use crate::expr::{Cond, Expr};
 use crate::index::{Index, Ranges};
 use crate::program::{BufferId, LoopId, LoopKind, Program, Role, Scope, Stmt};
@@ -57,13 +57,18 @@ pub fn accumulate(program: &mut Program, buffer: &str, at: &str, name: &str) -> 
         if n_uses(&reduction, result) > 2 {
             return Err(fail("inside, something besides the reduction uses"));
         }
-        let spatial: Vec<(LoopId, Index, LoopKind)> =
-            loops.iter().filter(|(v, _, _)| index.iter().any(|i| i.uses(*v))).cloned().collect();
-        if spatial
-            .iter()
-            .any(|(_, e, _)| loops.iter().any(|(v, _, _)| e.uses(*v) && !spatial.iter().any(|(s, _, _)| s == v)))
-        {
-            return Err(fail("the extent of a loop over the result depends on one of the reduction into"));
+        let is_spatial = |v: LoopId| index.iter().any(|i| i.uses(v));
+        // A rest that the reduction ends with may leave elements out; there is one of each from its beginning on.
+        let begin = |i: &Index| {
+            loops.iter().filter(|l| !is_spatial(l.0)).fold(i.clone(), |i, l| i.substitute(l.0, &Index::from(0)))
+        };
+        let mut spatial: Vec<(LoopId, Index, LoopKind)> = Vec::new();
+        for (v, extent, kind) in loops.iter().filter(|l| is_spatial(l.0)) {
+            let at_first = begin(extent);
+            if at_first != *extent && (at_first.as_const().is_none() || ranges.upper(extent) != at_first.as_const()) {
+                return Err(fail("the extent of a loop over the result grows with one of the reduction into"));
+            }
+            spatial.push((*v, at_first, *kind));
         }
         let mut inside = ranges.clone();
         spatial.iter().for_each(|(v, e, _)| inside.push(*v, e.clone()));
@@ -119,15 +124,6 @@ fn op_of(update: &Stmt) -> crate::expr::ReduceOp {
     match update {
         Stmt::Update { op, .. } => *op,
         _ => unreachable!("the walk ends at an update"),
-    }
-}
-
-/// The conjunction without its parts `0 == 0`.
-fn drop_decided(cond: &Cond) -> Cond {
-    match cond {
-        Cond::Eq(a, b) if a == b => Cond::True,
-        Cond::And(a, b) => drop_decided(a).and(drop_decided(b)),
-        other => other.clone(),
     }
 }
 

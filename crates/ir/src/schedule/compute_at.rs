@@ -17,7 +17,10 @@ pub fn compute_at(program: &mut Program, buffer: &str, at: &str) -> Result<(), I
     let Stage { loops, axes, leaf } = take_stage(program, id)?;
     for (v, &n) in axes.iter().zip(&program.buffer(id).shape) {
         let (_, extent) = loops.iter().find(|(l, _)| l == v).expect("an axis is a loop");
-        if extent.as_const() != Some(n) {
+        // A rest that a reduction ends with may leave elements out that it began with.
+        let at_first =
+            loops.iter().filter(|l| !axes.contains(&l.0)).fold(extent.clone(), |e, l| e.substitute(l.0, &0.into()));
+        if at_first.as_const() != Some(n) {
             let (v, extent) = (program.loop_name(*v), index_to_string(program, extent));
             return Err(fail(format!("its loop `{v}` of extent {extent} does not cover all {n} elements")));
         }
@@ -25,6 +28,7 @@ pub fn compute_at(program: &mut Program, buffer: &str, at: &str) -> Result<(), I
     if count(program, var) == 0 {
         return Err(fail(format!("loop `{at}` is its own")));
     }
+    let whole_shape = program.buffer(id).shape.clone();
     let mut shape = Vec::new();
     require_open(program, var)?;
     edit_loops(program, var, &mut |names, mut l, ranges| {
@@ -40,14 +44,24 @@ pub fn compute_at(program: &mut Program, buffer: &str, at: &str) -> Result<(), I
             .filter(|(_, lo)| **lo != 0.into())
             .map(|(&v, lo)| (v, lo.add(&v.into())))
             .collect();
-        let extent_of = |v: LoopId, whole: &Index| match axes.iter().position(|a| *a == v) {
-            Some(d) => needed.extent[d].clone(),
-            None => substituted(whole, &shifts),
-        };
+        let mut extents = Vec::with_capacity(loops.len());
+        for (v, whole) in &loops {
+            extents.push(match axes.iter().position(|a| a == v) {
+                Some(d) if whole.as_const().is_some() => needed.extent[d].clone(),
+                Some(d) if needed.lower[d] == 0.into() && needed.extent[d].as_const() == Some(whole_shape[d]) => {
+                    whole.clone()
+                }
+                Some(_) => {
+                    let v = names.loop_name(*v);
+                    return Err(fail(format!("only a part of what its loop `{v}` runs over is read {place}")));
+                }
+                None => substituted(whole, &shifts),
+            });
+        }
         let mut moved = [leaf.clone()];
         substitute(&mut moved, &shifts);
         let moved = moved.map(|leaf| at_index(leaf, axes.iter().map(|&v| v.into()).collect()));
-        let nest = nest(loops.iter().map(|(v, e)| (*v, extent_of(*v, e), LoopKind::Serial)), moved.into());
+        let nest = nest(loops.iter().zip(extents).map(|((v, _), e)| (*v, e, LoopKind::Serial)), moved.into());
         let body = redirect_reads(std::mem::take(&mut l.body), id, id, &mut ranges.clone(), &|index, ranges| {
             index.iter().zip(&needed.lower).map(|(e, lo)| ranges.simplify(&e.sub(lo))).collect()
         });

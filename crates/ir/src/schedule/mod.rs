@@ -15,6 +15,7 @@ mod prefetch;
 mod region;
 mod reindex;
 mod reorder;
+mod rfactor;
 mod split;
 mod stage;
 mod text;
@@ -172,6 +173,20 @@ pub enum Step {
         /// The buffer read.
         buffer: String,
         /// Name of the temporary.
+        name: String,
+    },
+    /// Sums each iteration of a reduction's loop apart, then these sums:
+    /// `Y[i] += X[i, ko, ki]` → `P[i, ki] += X[i, ko, ki]; Y[i] += P[i, ki]`, with `ki` for `target`.
+    ///
+    /// The partial sums have the stage's loops, under names that begin with theirs, as `P.i`; loops of the reduction other
+    /// than `target` are theirs alone then. Each must have its first element where the other loops begin: a shorter rest
+    /// may come last. Sums are rounded in another order.
+    Rfactor {
+        /// The buffer of the stage, a nest of serial loops around one reduction.
+        stage: String,
+        /// The loop.
+        target: String,
+        /// Name of the partial sums.
         name: String,
     },
     /// Computes a 3 × 3 convolution of stride and dilation 1 by Winograd's minimal filtering, which rounds differently.
@@ -348,6 +363,7 @@ fn carry_out(program: &mut Program, step: &Step) -> Result<(), Illegal> {
         Step::Inline { buffer } => inline::inline(program, buffer),
         Step::Layout { buffer, layout } => layout::layout(program, buffer, layout),
         Step::Reindex { stage, buffer, name } => reindex::reindex(program, stage, buffer, name),
+        Step::Rfactor { stage, target, name } => rfactor::rfactor(program, stage, target, name),
         Step::Winograd { buffer, tile } => winograd::winograd(program, buffer, *tile),
         Step::Prefetch { buffer, at, ahead } => prefetch::prefetch(program, buffer, at, *ahead),
     }

@@ -17,7 +17,7 @@ pub struct StepParseError {
 }
 
 /// The form of every step, by its first word.
-pub const FORMS: [(&str, &str); 16] = [
+pub const FORMS: [(&str, &str); 17] = [
     ("split", "split LOOP FACTOR -> OUTER INNER [shrink|guard]"),
     ("fuse", "fuse OUTER INNER -> LOOP"),
     ("reorder", "reorder LOOP LOOP..."),
@@ -32,6 +32,7 @@ pub const FORMS: [(&str, &str); 16] = [
     ("inline", "inline BUFFER"),
     ("layout", "layout BUFFER AXIS..., AXIS being 0, 0/48 or 0%48 for dimension 0"),
     ("reindex", "reindex STAGE BUFFER as NAME"),
+    ("rfactor", "rfactor STAGE LOOP as NAME"),
     ("winograd", "winograd STAGE 2|4"),
     ("prefetch", "prefetch BUFFER at LOOP ahead N"),
 ];
@@ -85,6 +86,7 @@ impl fmt::Display for Step {
                 layout.iter().try_for_each(|axis| write!(f, " {axis}"))
             }
             Step::Reindex { stage, buffer, name } => write!(f, "reindex {stage} {buffer} as {name}"),
+            Step::Rfactor { stage, target, name } => write!(f, "rfactor {stage} {target} as {name}"),
             Step::Winograd { buffer, tile } => write!(f, "winograd {buffer} {tile}"),
             Step::Prefetch { buffer, at, ahead } => write!(f, "prefetch {buffer} at {at} ahead {ahead}"),
         }
@@ -156,6 +158,7 @@ fn parse_words(words: &[&str]) -> Option<Step> {
         ["inline", buffer] => Step::Inline { buffer: s(buffer) },
         ["layout", buffer, axes @ ..] => Step::Layout { buffer: s(buffer), layout: layout(axes)? },
         ["reindex", stage, buffer, "as", name] => Step::Reindex { stage: s(stage), buffer: s(buffer), name: s(name) },
+        ["rfactor", stage, target, "as", name] => Step::Rfactor { stage: s(stage), target: s(target), name: s(name) },
         ["winograd", buffer, tile] => Step::Winograd { buffer: s(buffer), tile: tile.parse().ok()? },
         ["prefetch", buffer, "at", at, "ahead", ahead] => {
             Step::Prefetch { buffer: s(buffer), at: s(at), ahead: ahead.parse().ok()? }

@@ -1,6 +1,7 @@
 //! Finding and replacing loops in a program's statements.
 
 use super::Illegal;
+use crate::expr::Cond;
 use crate::index::{Atom, Index, Ranges};
 use crate::program::{Buffer, BufferId, DType, Loop, LoopId, LoopKind, Part, Program, Role, Scope, Stmt};
 use crate::text::is_name;
@@ -200,6 +201,15 @@ pub fn substituted(index: &Index, by: &[(LoopId, Index)]) -> Index {
         Atom::Var(var) => by.iter().find(|(v, _)| v == var).map(|(_, new)| new.clone()),
         _ => None,
     })
+}
+
+/// The conjunction without its parts `0 == 0`.
+pub fn drop_decided(cond: &Cond) -> Cond {
+    match cond {
+        Cond::Eq(a, b) if a == b => Cond::True,
+        Cond::And(a, b) => drop_decided(a).and(drop_decided(b)),
+        other => other.clone(),
+    }
 }
 
 /// A serial loop, or its name and kind as an error.

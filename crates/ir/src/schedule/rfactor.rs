@@ -1,0 +1,96 @@
+//! Sums in parts.
+
+use super::Illegal;
+use super::compute_at::stage_nest;
+use super::tree::{
+    buffer_id, drop_decided, nest, new_buffer, new_loop, require_fits, single_loop, substitute, substituted,
+};
+use crate::expr::{Cond, Expr};
+use crate::index::{Index, Ranges};
+use crate::program::{LoopId, LoopKind, Program, Role, Scope, Stmt};
+use crate::text::index_to_string;
+
+/// See [`super::Step::Rfactor`].
+///
+/// # Source
+/// `rfactor` of Halide (Suriana, Adams and Kamil, "Parallel associative reductions in Halide", 2017).
+pub fn rfactor(program: &mut Program, stage: &str, target: &str, name: &str) -> Result<(), Illegal> {
+    let result = buffer_id(program, stage)?;
+    let var = single_loop(program, target)?;
+    let fail = |why: String| Illegal::Body { target: target.to_owned(), why };
+    let found = stage_nest(program, result)?;
+    let place = found.place;
+    let Stmt::Update { index, op, value, first, .. } = found.leaf.clone() else {
+        return Err(fail(format!("the stage `{stage}` does not reduce")));
+    };
+    let mut reads_itself = false;
+    value.for_each_load(&mut |b, _| reads_itself |= b == result);
+    if reads_itself {
+        return Err(fail(format!("the stage `{stage}` reads itself")));
+    }
+    let is_axis = |v: LoopId| index.iter().any(|i| i.uses(v));
+    if is_axis(var) || !found.loops.iter().any(|(v, _)| *v == var) {
+        return Err(fail(format!("the stage `{stage}` does not reduce over it")));
+    }
+    let others: Vec<LoopId> = found.loops.iter().map(|l| l.0).filter(|&v| v != var && !is_axis(v)).collect();
+    let mut ranges = Ranges::default();
+    found.loops.iter().for_each(|(v, extent)| ranges.push(*v, extent.clone()));
+    // Every part has elements of its own from the first round of the other loops on.
+    let begin = |i: &Index| others.iter().fold(i.clone(), |i, v| i.substitute(*v, &Index::from(0)));
+    let mut n_parts = 0;
+    for (v, extent) in &found.loops {
+        let in_first = begin(extent);
+        let name = program.loop_name(*v);
+        let why = if *v == var || is_axis(*v) {
+            match in_first.as_const() {
+                Some(n) if ranges.upper(extent) == Some(n) && (*v == var || extent.as_const() == Some(n)) => {
+                    n_parts = if *v == var { n } else { n_parts };
+                    continue;
+                }
+                _ => "is not a constant",
+            }
+        } else if ranges.lower(extent).is_some_and(|n| n >= 1) {
+            continue;
+        } else {
+            "may be empty"
+        };
+        return Err(fail(format!("the extent {} of loop `{name}` {why}", index_to_string(program, extent))));
+    }
+    let at_start = first.map_index(&mut |i| begin(i).substitute(var, &Index::from(0)));
+    if drop_decided(&at_start) != Cond::True {
+        return Err(fail(format!("the stage `{stage}` does not begin where all its loops do")));
+    }
+
+    let loops = found.loops;
+    let axes: Vec<LoopId> = loops.iter().map(|l| l.0).filter(|&v| v == var || is_axis(v)).collect();
+    let extent_of = |v: LoopId, extent: &Index| if v == var { n_parts.into() } else { extent.clone() };
+    let shape = axes.iter().map(|&axis| {
+        let (v, extent) = loops.iter().find(|(v, _)| *v == axis).expect("an axis is a loop");
+        extent_of(*v, extent).as_const().expect("it has just been found constant")
+    });
+    let shape = shape.collect();
+    let dtype = program.buffer(result).dtype;
+    let parts = new_buffer(program, name, dtype, Scope::Global, Role::Temporary)?;
+    program.buffers[parts.0 as usize].shape = shape;
+    require_fits(program, parts)?;
+    let mut by: Vec<(LoopId, Index)> = Vec::with_capacity(loops.len());
+    let mut nest_of_parts = Vec::with_capacity(loops.len());
+    for (v, extent) in &loops {
+        let own = new_loop(program, &format!("{name}.{}", program.loop_name(*v)))?;
+        nest_of_parts.push((own, substituted(extent, &by), LoopKind::Serial));
+        by.push((*v, own.into()));
+    }
+    let places: Vec<Index> = axes.iter().map(|&v| v.into()).collect();
+    let started = others.iter().fold(Cond::True, |all, &v| all.and(Cond::Eq(v.into(), 0.into())));
+    let mut part = [Stmt::Update { buffer: parts, index: places.clone(), op, value, first: started }];
+    substitute(&mut part, &by);
+    let in_parts = nest(nest_of_parts.into_iter(), part.into());
+    let read = Expr::Load(parts, places);
+    let first = Cond::Eq(var.into(), 0.into());
+    let rest = Stmt::Update { buffer: result, index, op, value: read, first };
+    let kept = loops.iter().filter(|(v, _)| axes.contains(v));
+    let together = nest(kept.map(|(v, e)| (*v, extent_of(*v, e), LoopKind::Serial)), vec![rest]);
+    let new = [Stmt::Alloc(parts)].into_iter().chain(in_parts).chain(together);
+    program.body.splice(place..=place, new);
+    Ok(())
+}
