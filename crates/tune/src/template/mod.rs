@@ -1,5 +1,6 @@
 //! Templates: what turns an operator, a target and a configuration into schedule steps, and declares the space.
 
+mod algorithm;
 mod conv;
 mod matmul;
 mod model;

@@ -19,7 +19,8 @@ use tilewright_ir::schedule::LayoutAxis::{Inner, Outer, Whole};
 /// # Source
 /// The tile and the blocked layouts are those of Georganas et al., "Anatomy of High-Performance Deep Learning
 /// Convolutions on SIMD Architectures" (2018), sections II-B and II-C; pixels as lanes are our addition.
-pub const DIRECT: Algorithm = Algorithm { name: "direct", applies: |_| true, parameters, constraints, steps, estimate };
+pub const DIRECT: Algorithm<Shape> =
+    Algorithm { name: "direct", applies: |_| true, parameters, constraints, steps, estimate };
 
 /// So many constant weights that copying them one by one takes longer than making code that copies vectors.
 const MANY_WEIGHTS: i64 = 1 << 18;

@@ -23,7 +23,7 @@ use tilewright_ir::schedule::LayoutAxis::{Inner, Outer, Whole};
 /// section 3. Implicit: Chetlur et al., "cuDNN: Efficient Primitives for Deep Learning" (2014), section 3; ours makes
 /// blocks that fit the second-level cache rather than a GPU's shared memory. The reduction stays three loops: weights
 /// are read in any order equally well, and channels are the innermost loop of a tap.
-pub const IM2COL: Algorithm = Algorithm {
+pub const IM2COL: Algorithm<Shape> = Algorithm {
     name: "im2col",
     applies: |shape| shape.c.is_some() && shape.k_group == shape.k,
     parameters,

@@ -5,9 +5,8 @@ mod im2col;
 mod paper;
 mod winograd;
 
+use super::algorithm::{self, Algorithm};
 use super::{Setting, Template, ceil_div};
-use crate::space::{Config, Constraint, Domain, Parameter, Space, SpaceError, Value};
-use tilewright_ir::Step;
 use tilewright_ir::op::{Layout, Workload};
 use tilewright_ir::schedule::LayoutAxis::{self, Inner, Outer, Whole};
 
@@ -23,9 +22,9 @@ pub const CONV: Template = Template {
     name: "conv",
     text: "direct convolution, im2col or Winograd's algorithm, whichever is faster",
     serves: is_convolution,
-    space: |s| space("conv", s, ALGORITHMS),
-    steps: |s, space, config| steps(s, ALGORITHMS, space, config),
-    estimate: Some(|s, space, config| estimate(s, ALGORITHMS, space, config)),
+    space: |s| algorithm::space("conv", s, &Shape::of(&s.workload), ALGORITHMS),
+    steps: |s, space, config| algorithm::steps(s, &Shape::of(&s.workload), ALGORITHMS, space, config),
+    estimate: Some(|s, space, config| algorithm::estimate(s, &Shape::of(&s.workload), ALGORITHMS, space, config)),
 };
 
 /// Direct convolution alone.
@@ -33,9 +32,9 @@ pub const CONV_DIRECT: Template = Template {
     name: "conv-direct",
     text: "direct convolution: register tile of channels and pixels, channels or pixels as lanes, blocked layouts",
     serves: is_convolution,
-    space: |s| space("conv-direct", s, &[direct::DIRECT]),
-    steps: |s, space, config| steps(s, &[direct::DIRECT], space, config),
-    estimate: Some(|s, space, config| estimate(s, &[direct::DIRECT], space, config)),
+    space: |s| algorithm::space("conv-direct", s, &Shape::of(&s.workload), &[direct::DIRECT]),
+    steps: |s, space, config| (direct::DIRECT.steps)(s, &Shape::of(&s.workload), space, config),
+    estimate: Some(|s, space, config| (direct::DIRECT.estimate)(s, &Shape::of(&s.workload), space, config)),
 };
 
 /// Winograd's algorithm alone.
@@ -43,9 +42,9 @@ pub const CONV_WINOGRAD: Template = Template {
     name: "conv-winograd",
     text: "Winograd's F(2x2, 3x3) and F(4x4, 3x3): transforms and products of a block of tile rows",
     serves: |w| is_convolution(w) && Shape::of(w).has_winograd,
-    space: |s| space("conv-winograd", s, &[winograd::WINOGRAD]),
-    steps: |s, space, config| steps(s, &[winograd::WINOGRAD], space, config),
-    estimate: Some(|s, space, config| estimate(s, &[winograd::WINOGRAD], space, config)),
+    space: |s| algorithm::space("conv-winograd", s, &Shape::of(&s.workload), &[winograd::WINOGRAD]),
+    steps: |s, space, config| (winograd::WINOGRAD.steps)(s, &Shape::of(&s.workload), space, config),
+    estimate: Some(|s, space, config| (winograd::WINOGRAD.estimate)(s, &Shape::of(&s.workload), space, config)),
 };
 
 /// The matrix product of weights and patches alone.
@@ -53,131 +52,13 @@ pub const CONV_IM2COL: Template = Template {
     name: "conv-im2col",
     text: "matrix product of weights and patches: patches whole or by blocks, register tile of channels and pixels",
     serves: |w| is_convolution(w) && (im2col::IM2COL.applies)(&Shape::of(w)),
-    space: |s| space("conv-im2col", s, &[im2col::IM2COL]),
-    steps: |s, space, config| steps(s, &[im2col::IM2COL], space, config),
-    estimate: Some(|s, space, config| estimate(s, &[im2col::IM2COL], space, config)),
+    space: |s| algorithm::space("conv-im2col", s, &Shape::of(&s.workload), &[im2col::IM2COL]),
+    steps: |s, space, config| (im2col::IM2COL.steps)(s, &Shape::of(&s.workload), space, config),
+    estimate: Some(|s, space, config| (im2col::IM2COL.estimate)(s, &Shape::of(&s.workload), space, config)),
 };
 
-/// A way to compute a convolution.
-struct Algorithm {
-    /// Its name as a value of `algorithm`.
-    name: &'static str,
-    /// Whether it computes convolutions of this shape.
-    applies: fn(&Shape) -> bool,
-    /// What it leaves open. Algorithms may share parameters.
-    parameters: fn(&Setting, &Shape) -> Vec<Parameter>,
-    /// Which combinations make sense.
-    constraints: fn(&Setting, &Shape) -> Vec<Constraint>,
-    /// The schedule of a configuration.
-    steps: fn(&Setting, &Shape, &Space, &Config) -> Vec<Step>,
-    /// See [`Template::estimate`].
-    estimate: fn(&Setting, &Shape, &Space, &Config) -> f64,
-}
-
 /// All algorithms.
-const ALGORITHMS: &[Algorithm] = &[direct::DIRECT, im2col::IM2COL, winograd::WINOGRAD];
-
-/// The space of several algorithms: the parameters of all, where those that the chosen one does not have keep their
-/// first value and those that it has keep to its values.
-fn space(name: &str, s: &Setting, algorithms: &[Algorithm]) -> Result<Space, SpaceError> {
-    let shape = Shape::of(&s.workload);
-    let algorithms: Vec<&Algorithm> = algorithms.iter().filter(|a| (a.applies)(&shape)).collect();
-    if let [only] = algorithms[..] {
-        return Space::new(name, (only.parameters)(s, &shape), (only.constraints)(s, &shape));
-    }
-    let names: Vec<&str> = algorithms.iter().map(|a| a.name).collect();
-    let of_each: Vec<Vec<Parameter>> = algorithms.iter().map(|a| (a.parameters)(s, &shape)).collect();
-    let mut parameters = vec![Parameter::categorical("algorithm", &names)];
-    let mut constraints = Vec::new();
-    for parameter in of_each.iter().flatten() {
-        if parameters.iter().any(|p| p.name == parameter.name) {
-            continue;
-        }
-        let in_each: Vec<Option<Domain>> =
-            of_each.iter().map(|all| all.iter().find(|p| p.name == parameter.name).map(|p| p.domain.clone())).collect();
-        let domain = in_each.iter().flatten().cloned().reduce(union).expect("one algorithm has it");
-        if in_each.iter().any(|d| d.as_ref() != Some(&domain)) {
-            let (names, first) = (names.iter().map(|n| n.to_string()).collect::<Vec<_>>(), first(&domain));
-            constraints.push(Constraint::new(
-                &format!("{}_of_algorithm", parameter.name),
-                "a parameter that the algorithm does not have keeps its first value",
-                &["algorithm", &parameter.name],
-                move |v| {
-                    let chosen = names.iter().position(|n| n == v[0].text()).expect("a listed algorithm");
-                    in_each[chosen].as_ref().map_or(*v[1] == first, |domain| holds(domain, v[1]))
-                },
-            ));
-        }
-        parameters.push(Parameter { name: parameter.name.clone(), domain });
-    }
-    for algorithm in algorithms {
-        constraints
-            .extend((algorithm.constraints)(s, &shape).into_iter().map(|c| c.only_where("algorithm", algorithm.name)));
-    }
-    Space::new(name, parameters, constraints)
-}
-
-fn steps(s: &Setting, algorithms: &[Algorithm], space: &Space, config: &Config) -> Vec<Step> {
-    let shape = Shape::of(&s.workload);
-    (chosen(&shape, algorithms, space, config).steps)(s, &shape, space, config)
-}
-
-fn estimate(s: &Setting, algorithms: &[Algorithm], space: &Space, config: &Config) -> f64 {
-    let shape = Shape::of(&s.workload);
-    (chosen(&shape, algorithms, space, config).estimate)(s, &shape, space, config)
-}
-
-/// The algorithm of a configuration.
-fn chosen<'a>(shape: &Shape, algorithms: &'a [Algorithm], space: &Space, config: &Config) -> &'a Algorithm {
-    let applying: Vec<&Algorithm> = algorithms.iter().filter(|a| (a.applies)(shape)).collect();
-    match applying[..] {
-        [only] => only,
-        _ => {
-            let name = space.text(config, "algorithm");
-            applying.into_iter().find(|a| a.name == name).expect("the space lists the algorithms that apply")
-        }
-    }
-}
-
-/// The values of both, of parameters of the same name: numbers, or alternatives.
-fn union(a: Domain, b: Domain) -> Domain {
-    match (a, b) {
-        (Domain::Ordinal(a), Domain::Ordinal(b)) => {
-            let mut all = [a, b].concat();
-            all.sort_unstable();
-            all.dedup();
-            Domain::Ordinal(all)
-        }
-        (Domain::Categorical(mut a), Domain::Categorical(b)) => {
-            let new: Vec<String> = b.into_iter().filter(|v| !a.contains(v)).collect();
-            a.extend(new);
-            Domain::Categorical(a)
-        }
-        (a, b) => {
-            assert_eq!(a, b, "parameters that algorithms share are of one kind");
-            a
-        }
-    }
-}
-
-fn holds(domain: &Domain, value: &Value) -> bool {
-    match domain {
-        Domain::Ordinal(all) => all.contains(&value.int()),
-        Domain::Categorical(all) => all.iter().any(|v| v == value.text()),
-        Domain::Factorization { .. } | Domain::Permutation(_) => true,
-    }
-}
-
-fn first(domain: &Domain) -> Value {
-    match domain {
-        Domain::Ordinal(all) => Value::Int(all[0]),
-        Domain::Categorical(all) => Value::Text(all[0].clone()),
-        Domain::Permutation(all) => Value::Order(all.clone()),
-        Domain::Factorization { n, parts } => {
-            Value::Factors((0..*parts).map(|part| if part == 0 { *n } else { 1 }).collect())
-        }
-    }
-}
+const ALGORITHMS: &[Algorithm<Shape>] = &[direct::DIRECT, im2col::IM2COL, winograd::WINOGRAD];
 
 /// The sizes of a convolution's reduction, read off its untransformed program.
 ///

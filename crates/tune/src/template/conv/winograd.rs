@@ -18,7 +18,7 @@ use tilewright_ir::schedule::LayoutAxis::{Inner, Outer, Whole};
 /// # Source
 /// Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks" (2015), section 4; blocking the tiles so that
 /// their transforms stay in cache is as in Georganas et al. (2018) for direct convolution.
-pub const WINOGRAD: Algorithm =
+pub const WINOGRAD: Algorithm<Shape> =
     Algorithm { name: "winograd", applies: |shape| shape.has_winograd, parameters, constraints, steps, estimate };
 
 fn parameters(s: &Setting, shape: &Shape) -> Vec<Parameter> {

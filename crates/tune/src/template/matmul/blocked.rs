@@ -1,10 +1,11 @@
-//! The default template of matrix products: blocks for the caches, packed panels, a register tile.
+//! Matrix products by blocks: blocks for the caches, packed panels, a register tile.
 
+use super::super::algorithm::{self, Algorithm};
 use super::super::model::{bandwidth, cuts, step_cycles};
 use super::super::step::{accumulate, compute_at, parallel, prefetch, reorder, split, stage, unroll, vectorize};
 use super::super::{Setting, Template};
-use super::{Factor, Product, ceil_div};
-use crate::space::{Config, Constraint, Parameter, Space, SpaceError};
+use super::{Factor, Product, ceil_div, is_product};
+use crate::space::{Config, Constraint, Parameter, Space};
 use tilewright_ir::Step;
 use tilewright_ir::schedule::LayoutAxis::{self, Inner, Outer, Whole};
 
@@ -21,11 +22,15 @@ use tilewright_ir::schedule::LayoutAxis::{self, Inner, Outer, Whole};
 pub const MATMUL_BLOCKED: Template = Template {
     name: "matmul-blocked",
     text: "cache blocks in any order, packed or plain operands, register tile, unrolling, prefetch, threads",
-    serves: |w| ["matmul", "batch_matmul", "dense"].contains(&w.operator().name),
-    space,
-    steps,
-    estimate: Some(estimate),
+    serves: is_product,
+    space: |s| algorithm::space("matmul-blocked", s, &Product::of(&s.workload), &[BLOCKED]),
+    steps: |s, space, config| steps(s, &Product::of(&s.workload), space, config),
+    estimate: Some(|s, space, config| estimate(s, &Product::of(&s.workload), space, config)),
 };
+
+/// It as one of several algorithms.
+pub const BLOCKED: Algorithm<Product> =
+    Algorithm { name: "blocked", applies: |_| true, parameters, constraints, steps, estimate };
 
 /// Blocks that a dimension may be cut into.
 const N_BLOCKS: [i64; 16] = [1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64, 128];
@@ -53,32 +58,37 @@ fn n_blocks(n: i64, least: i64) -> impl Iterator<Item = i64> {
     N_BLOCKS.into_iter().filter(move |&b| b == 1 || n / b >= least)
 }
 
-fn space(s: &Setting) -> Result<Space, SpaceError> {
-    let p = Product::of(s);
+/// Rows of the largest tile, and vectors of its columns.
+fn most_tile(s: &Setting, p: &Product) -> (i64, i64) {
+    let vectors = ceil_div(p.n, s.target.lanes(s.workload.dtype));
+    (p.m.min(i64::from(s.target.n_vector_registers) / 2), vectors.min(if p.m < 4 { 8 } else { 6 }))
+}
+
+/// Whether there are so few rows that the other factor is read once and streamed.
+fn streams(p: &Product) -> bool {
+    p.m < 8
+}
+
+/// Loops that threads may share.
+fn parallel_loops(s: &Setting, p: &Product) -> &'static [&'static str] {
+    match p.batch {
+        None => &["ic", "jc", "jr"],
+        Some(b) if b < PRODUCTS_PER_THREAD * s.n_threads as i64 => &["b", "ic", "jc", "jr"],
+        Some(_) => &["b"],
+    }
+}
+
+fn parameters(s: &Setting, p: &Product) -> Vec<Parameter> {
     let (m, n, k) = (p.m, p.n, p.k);
-    let (lanes, bytes) = (s.target.lanes(s.workload.dtype), s.workload.dtype.bytes() as i64);
-    let registers = i64::from(s.target.n_vector_registers);
-    let streams = m < 8;
-    let (l2, l3) = (s.target.l2_bytes as i64, s.target.l3_bytes as i64);
-    let most_rows = m.min(registers / 2);
-    let most_vectors = ceil_div(n, lanes).min(if m < 4 { 8 } else { 6 });
-    // A tile leaves registers for a row of B and one element of A.
-    let fits = move |mr: i64, nv: i64| mr * nv + nv < registers;
-    // Loads a step: mr elements of A and nv vectors of B for mr * nv multiply-adds. Two loads go with two of them a
-    // cycle, and a row count below 4 asks more of the second-level cache than it gives.
-    let reuses = move |mr: i64, nv: i64| streams || n <= lanes || (mr >= 4.min(m) && 10 * (mr + nv) <= 7 * mr * nv);
-    let largest = (1..=most_rows)
-        .flat_map(|mr| (1..=most_vectors).map(move |nv| (mr, nv)))
-        .filter(|&(mr, nv)| fits(mr, nv) && reuses(mr, nv));
-    let enough = largest.map(|(mr, nv)| mr * nv).max().unwrap_or(1).min(registers / 2);
-    // With few rows B is read once and streamed; deep blocks would stride through it.
-    let (least_k, most_k) = if streams { (4, 64) } else { (128, 1024) };
+    let lanes = s.target.lanes(s.workload.dtype);
+    let (most_rows, most_vectors) = most_tile(s, p);
+    // Deep blocks of what is streamed would stride through it.
+    let (least_k, most_k) = if streams(p) { (4, 64) } else { (128, 1024) };
     // However long the reduction, there are numbers of blocks that leave blocks of any useful depth.
     let by_depth = std::iter::successors(Some(most_k), |&d| (d > least_k).then_some(d / 2)).map(|d| ceil_div(k, d));
     let mut k_blocks: Vec<i64> = n_blocks(k, least_k).chain(by_depth.filter(|&b| k / b >= least_k)).collect();
     k_blocks.sort_unstable();
     k_blocks.dedup();
-    let a_k_last = p.a.is_k_last();
     // The lanes of a transposed B lie apart, and a batch is packed product by product unless that is done ahead.
     let mut pack_b = vec!["block"];
     pack_b.extend((!p.b.is_k_last()).then_some("none"));
@@ -102,6 +112,29 @@ fn space(s: &Setting) -> Result<Space, SpaceError> {
         false => Parameter::boolean("prefetch_c"),
         true => Parameter::categorical("epilogue", &["tile", "block"]),
     });
+    if s.n_threads > 1 {
+        parameters.push(Parameter::categorical("parallel", parallel_loops(s, p)));
+    }
+    parameters
+}
+
+fn constraints(s: &Setting, p: &Product) -> Vec<Constraint> {
+    let (m, n, k) = (p.m, p.n, p.k);
+    let (lanes, bytes) = (s.target.lanes(s.workload.dtype), s.workload.dtype.bytes() as i64);
+    let registers = i64::from(s.target.n_vector_registers);
+    let streams = streams(p);
+    let (l2, l3) = (s.target.l2_bytes as i64, s.target.l3_bytes as i64);
+    let (most_rows, most_vectors) = most_tile(s, p);
+    // A tile leaves registers for a row of B and one element of A.
+    let fits = move |mr: i64, nv: i64| mr * nv + nv < registers;
+    // Loads a step: mr elements of A and nv vectors of B for mr * nv multiply-adds. Two loads go with two of them a
+    // cycle, and a row count below 4 asks more of the second-level cache than it gives.
+    let reuses = move |mr: i64, nv: i64| streams || n <= lanes || (mr >= 4.min(m) && 10 * (mr + nv) <= 7 * mr * nv);
+    let largest = (1..=most_rows)
+        .flat_map(|mr| (1..=most_vectors).map(move |nv| (mr, nv)))
+        .filter(|&(mr, nv)| fits(mr, nv) && reuses(mr, nv));
+    let enough = largest.map(|(mr, nv)| mr * nv).max().unwrap_or(1).min(registers / 2);
+    let a_k_last = p.a.is_k_last();
     let mut constraints = vec![
         Constraint::new(
             "registers",
@@ -204,12 +237,6 @@ fn space(s: &Setting) -> Result<Space, SpaceError> {
         let batch = p.batch.unwrap_or(1);
         let most_blocks = n_blocks(m, 16).chain(n_blocks(n, 4 * lanes)).max().unwrap_or(1).max(batch);
         let needed = most_blocks.min(s.n_threads as i64);
-        let loops: &[&str] = match p.batch {
-            None => &["ic", "jc", "jr"],
-            Some(b) if b < PRODUCTS_PER_THREAD * s.n_threads as i64 => &["b", "ic", "jc", "jr"],
-            Some(_) => &["b"],
-        };
-        parameters.push(Parameter::categorical("parallel", loops));
         constraints.push(Constraint::new(
             "tiles_in_parallel",
             "the loop over tiles of columns runs in parallel only as the outer one of a block",
@@ -232,7 +259,7 @@ fn space(s: &Setting) -> Result<Space, SpaceError> {
             },
         ));
     }
-    Space::new("matmul-blocked", parameters, constraints)
+    constraints
 }
 
 /// How far the loops over rows or columns are those of the epilogue, which compute what it reads inside them.
@@ -288,8 +315,7 @@ impl Axis {
 
 /// Register tiles at the rate of their multiply-adds and loads, or of the panels that they read from whichever cache
 /// holds what the loops around return to; then packing.
-fn estimate(s: &Setting, space: &Space, config: &Config) -> f64 {
-    let p = Product::of(s);
+fn estimate(s: &Setting, p: &Product, space: &Space, config: &Config) -> f64 {
     let (m, n, k) = (p.m, p.n, p.k);
     let lanes = s.target.lanes(s.workload.dtype);
     let bytes = s.workload.dtype.bytes() as f64;
@@ -336,8 +362,7 @@ fn estimate(s: &Setting, space: &Space, config: &Config) -> f64 {
     cycles * p.batch.unwrap_or(1) as f64
 }
 
-fn steps(s: &Setting, space: &Space, config: &Config) -> Vec<Step> {
-    let p = Product::of(s);
+fn steps(s: &Setting, p: &Product, space: &Space, config: &Config) -> Vec<Step> {
     let lanes = s.target.lanes(s.workload.dtype);
     let (int, text) = (|name: &str| space.int(config, name), |name: &str| space.text(config, name));
     let (mr, nr) = (int("mr"), int("nv") * lanes);
@@ -397,7 +422,7 @@ fn steps(s: &Setting, space: &Space, config: &Config) -> Vec<Step> {
     let pack_b = text("pack_b");
     if pack_b != "none" {
         let at = (pack_b == "block").then(|| innermost("jc"));
-        steps.extend(pack(&p, &p.b, "B.p", at, nr, lanes));
+        steps.extend(pack(p, &p.b, "B.p", at, nr, lanes));
         if shared(at) {
             let outermost = if at.is_none() { 0 } else { usize::from(p.batch.is_some()) };
             steps.push(parallel(&format!("B.p.{outermost}")));
@@ -409,9 +434,9 @@ fn steps(s: &Setting, space: &Space, config: &Config) -> Vec<Step> {
         let [panel, k] = [0, 1].map(|axis| format!("A.p.{}", axis + usize::from(p.batch.is_some())));
         let mut outermost = &panel;
         if pack_a == "rows" && p.a.is_k_last() {
-            steps.extend(copy_rows(&p, at, mr, lanes));
+            steps.extend(copy_rows(p, at, mr, lanes));
         } else {
-            steps.extend(pack(&p, &p.a, "A.p", Some(at), mr, lanes));
+            steps.extend(pack(p, &p.a, "A.p", Some(at), mr, lanes));
             // Rows of a transposed A lie interleaved as they are; read to their ends they come as fast as memory gives.
             if pack_a == "rows" {
                 steps.push(reorder(&[&k, &panel]));

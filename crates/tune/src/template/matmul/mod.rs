@@ -3,11 +3,17 @@
 mod blocked;
 mod factorized;
 
-use super::{Setting, ceil_div};
+use super::ceil_div;
+use tilewright_ir::op::Workload;
 use tilewright_ir::schedule::LayoutAxis::{self, Whole};
 
 pub use blocked::MATMUL_BLOCKED;
 pub use factorized::{GEMM_4_2_4, MATMUL_4_3_4};
+
+/// Whether the stages of a workload are those of a product of matrices.
+fn is_product(w: &Workload) -> bool {
+    ["matmul", "batch_matmul", "dense"].contains(&w.operator().name)
+}
 
 /// A product of matrices as its operator's untransformed program has it: loops `i`, `j` and `k`, in a loop `b` where
 /// there are many; where there is an epilogue, the stage `acc` is the product and loops `oi`, `oj`, `ob` finish it.
@@ -38,8 +44,7 @@ struct Factor {
 }
 
 impl Product {
-    fn of(s: &Setting) -> Product {
-        let w = &s.workload;
+    fn of(w: &Workload) -> Product {
         let (a, b, output) = if w.operator().name == "dense" { ("X", "W", "Y") } else { ("A", "B", "C") };
         let is_batched = w.operator().name == "batch_matmul";
         let first = usize::from(is_batched);

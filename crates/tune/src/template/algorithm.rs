@@ -1,0 +1,122 @@
+//! Spaces in which the algorithm is a choice like any other.
+
+use super::Setting;
+use crate::space::{Config, Constraint, Domain, Parameter, Space, SpaceError, Value};
+use tilewright_ir::Step;
+
+/// A way to compute something, given what the templates of an operator read off its workload.
+pub struct Algorithm<Problem> {
+    /// Its name as a value of `algorithm`.
+    pub name: &'static str,
+    /// Whether it is one for this problem.
+    pub applies: fn(&Problem) -> bool,
+    /// What it leaves open. Algorithms may share parameters.
+    pub parameters: fn(&Setting, &Problem) -> Vec<Parameter>,
+    /// Which combinations make sense.
+    pub constraints: fn(&Setting, &Problem) -> Vec<Constraint>,
+    /// The schedule of a configuration.
+    pub steps: fn(&Setting, &Problem, &Space, &Config) -> Vec<Step>,
+    /// See [`super::Template::estimate`].
+    pub estimate: fn(&Setting, &Problem, &Space, &Config) -> f64,
+}
+
+/// The space of several algorithms: the parameters of all, where those that the chosen one does not have keep their
+/// first value and those that it has keep to its values.
+pub fn space<P>(name: &str, s: &Setting, problem: &P, algorithms: &[Algorithm<P>]) -> Result<Space, SpaceError> {
+    let algorithms: Vec<&Algorithm<P>> = algorithms.iter().filter(|a| (a.applies)(problem)).collect();
+    if let [only] = algorithms[..] {
+        return Space::new(name, (only.parameters)(s, problem), (only.constraints)(s, problem));
+    }
+    let names: Vec<&str> = algorithms.iter().map(|a| a.name).collect();
+    let of_each: Vec<Vec<Parameter>> = algorithms.iter().map(|a| (a.parameters)(s, problem)).collect();
+    let mut parameters = vec![Parameter::categorical("algorithm", &names)];
+    let mut constraints = Vec::new();
+    for parameter in of_each.iter().flatten() {
+        if parameters.iter().any(|p| p.name == parameter.name) {
+            continue;
+        }
+        let in_each: Vec<Option<Domain>> =
+            of_each.iter().map(|all| all.iter().find(|p| p.name == parameter.name).map(|p| p.domain.clone())).collect();
+        let domain = in_each.iter().flatten().cloned().reduce(union).expect("one algorithm has it");
+        if in_each.iter().any(|d| d.as_ref() != Some(&domain)) {
+            let (names, first) = (names.iter().map(|n| n.to_string()).collect::<Vec<_>>(), first(&domain));
+            constraints.push(Constraint::new(
+                &format!("{}_of_algorithm", parameter.name),
+                "a parameter that the algorithm does not have keeps its first value",
+                &["algorithm", &parameter.name],
+                move |v| {
+                    let chosen = names.iter().position(|n| n == v[0].text()).expect("a listed algorithm");
+                    in_each[chosen].as_ref().map_or(*v[1] == first, |domain| holds(domain, v[1]))
+                },
+            ));
+        }
+        parameters.push(Parameter { name: parameter.name.clone(), domain });
+    }
+    for algorithm in algorithms {
+        constraints
+            .extend((algorithm.constraints)(s, problem).into_iter().map(|c| c.only_where("algorithm", algorithm.name)));
+    }
+    Space::new(name, parameters, constraints)
+}
+
+/// The schedule of a configuration of such a space.
+pub fn steps<P>(s: &Setting, problem: &P, all: &[Algorithm<P>], space: &Space, config: &Config) -> Vec<Step> {
+    (chosen(problem, all, space, config).steps)(s, problem, space, config)
+}
+
+/// What the model of the chosen algorithm expects a run to cost.
+pub fn estimate<P>(s: &Setting, problem: &P, all: &[Algorithm<P>], space: &Space, config: &Config) -> f64 {
+    (chosen(problem, all, space, config).estimate)(s, problem, space, config)
+}
+
+/// The algorithm of a configuration.
+fn chosen<'a, P>(problem: &P, all: &'a [Algorithm<P>], space: &Space, config: &Config) -> &'a Algorithm<P> {
+    let applying: Vec<&Algorithm<P>> = all.iter().filter(|a| (a.applies)(problem)).collect();
+    match applying[..] {
+        [only] => only,
+        _ => {
+            let name = space.text(config, "algorithm");
+            applying.into_iter().find(|a| a.name == name).expect("the space lists the algorithms that apply")
+        }
+    }
+}
+
+/// The values of both, of parameters of the same name: numbers, or alternatives.
+fn union(a: Domain, b: Domain) -> Domain {
+    match (a, b) {
+        (Domain::Ordinal(a), Domain::Ordinal(b)) => {
+            let mut all = [a, b].concat();
+            all.sort_unstable();
+            all.dedup();
+            Domain::Ordinal(all)
+        }
+        (Domain::Categorical(mut a), Domain::Categorical(b)) => {
+            let new: Vec<String> = b.into_iter().filter(|v| !a.contains(v)).collect();
+            a.extend(new);
+            Domain::Categorical(a)
+        }
+        (a, b) => {
+            assert_eq!(a, b, "parameters that algorithms share are of one kind");
+            a
+        }
+    }
+}
+
+fn holds(domain: &Domain, value: &Value) -> bool {
+    match domain {
+        Domain::Ordinal(all) => all.contains(&value.int()),
+        Domain::Categorical(all) => all.iter().any(|v| v == value.text()),
+        Domain::Factorization { .. } | Domain::Permutation(_) => true,
+    }
+}
+
+fn first(domain: &Domain) -> Value {
+    match domain {
+        Domain::Ordinal(all) => Value::Int(all[0]),
+        Domain::Categorical(all) => Value::Text(all[0].clone()),
+        Domain::Permutation(all) => Value::Order(all.clone()),
+        Domain::Factorization { n, parts } => {
+            Value::Factors((0..*parts).map(|part| if part == 0 { *n } else { 1 }).collect())
+        }
+    }
+}
