@@ -162,9 +162,9 @@ fn a_model_of_records_begins_a_run() {
     for workload in ["matmul:m=32,n=64,k=32", "matmul:m=64,n=32,k=32", "matmul:m=64,n=64,k=32"] {
         run_json(&["tune", workload, "--db", text(&db), "--trials", "12", "--search", "random", "--no-race"]);
     }
-    let learn = ["predict", "train", "--db", text(&db), "--template", "matmul-blocked", "-o", text(&model)];
+    let learn = ["predict", "train", "--db", text(&db), "--template", "matmul", "-o", text(&model)];
     let trained = run_json(&learn);
-    assert_eq!((&trained["template"], &trained["workloads"]), (&"matmul-blocked".into(), &3.into()));
+    assert_eq!((&trained["template"], &trained["workloads"]), (&"matmul".into(), &3.into()));
 
     let workload = "matmul:m=96,n=64,k=32";
     let answer = run_json(&["predict", "query", text(&model), "--problem", workload, "-k", "16"]);
@@ -185,7 +185,7 @@ fn a_model_of_records_begins_a_run() {
     check_refused(&["predict", "query", text(&model), "--problem", "n_inputs=3"], "--problem takes a workload");
     check_refused(
         &["predict", "query", text(&model), "--problem", "conv2d:c=8,h=8,w=8,k=8,r=3,s=3"],
-        "no template `matmul-blocked`",
+        "no template `matmul`",
     );
     check_refused(
         &["tune", workload, "--template", "gemm-4-2-4", "--predict", text(&model), "--db", text(&fresh)],

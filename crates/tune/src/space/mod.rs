@@ -29,6 +29,9 @@ pub use value::Value;
 /// The name of the constraint that only listed configurations satisfy.
 const LISTED: &str = "listed";
 
+/// The name of the constraint that a part of a space adds.
+const PART: &str = "part";
+
 /// A configuration: for each parameter of its space, in order, the rank of its value in the feasible set.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Config(Box<[u64]>);
@@ -122,6 +125,23 @@ impl Space {
             .try_fold(1u128, product)
             .ok_or_else(|| SpaceError::TooLarge { parameters: axes.iter().map(|axis| axis.name.clone()).collect() })?;
         Ok(Space { name: name.into(), axes, constraints, reads, components, size })
+    }
+
+    /// The part of the space in which a parameter has this rank, or `None` where nothing is. Its configurations are of the
+    /// whole space too.
+    ///
+    /// # Cost
+    /// As for [`Space::new`].
+    ///
+    /// # Panics
+    /// Where there is no such parameter or rank.
+    pub fn part(&self, parameter: usize, rank: u64) -> Option<Space> {
+        let axis = &self.axes[parameter];
+        let wanted = axis.value(rank);
+        let text = format!("{} = {wanted}", axis.name);
+        let is_it = Constraint::new(PART, &text, &[&axis.name], move |v| *v[0] == wanted);
+        let domains = self.axes.iter().map(|a| Parameter { name: a.name.clone(), domain: a.domain.clone() });
+        Space::new(&self.name, domains.collect(), [vec![is_it], self.constraints.clone()].concat()).ok()
     }
 
     /// The part of the space that consists of these configurations, as a constraint of the name `listed` on all

@@ -215,6 +215,18 @@ fn a_listing_is_a_space_of_its_own() {
 }
 
 #[test]
+fn the_parts_by_a_parameter_are_the_space() {
+    let space = small();
+    for parameter in 0..space.n_parameters() {
+        let parts = (0..space.n_values(parameter)).filter_map(|rank| space.part(parameter, rank));
+        let all: Vec<Config> =
+            parts.flat_map(|p| (0..p.size()).map(move |at| p.config_at(at)).collect::<Vec<_>>()).collect();
+        assert_eq!(all.len() as u128, space.size());
+        assert_eq!(all.into_iter().collect::<HashSet<_>>(), (0..space.size()).map(|at| space.config_at(at)).collect());
+    }
+}
+
+#[test]
 fn the_description_holds_parameters_constraints_and_size() {
     assert_eq!(
         small().describe().to_string(),

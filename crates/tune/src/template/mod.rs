@@ -33,7 +33,9 @@ pub struct Template {
 
 /// All templates; the first one that serves a workload is its default.
 pub const TEMPLATES: &[Template] = &[
+    matmul::MATMUL,
     matmul::MATMUL_BLOCKED,
+    matmul::MATMUL_DOT,
     matmul::GEMM_4_2_4,
     matmul::MATMUL_4_3_4,
     conv::CONV,
@@ -113,30 +115,33 @@ impl Task {
     /// all. None without a model.
     ///
     /// # Cost
-    /// A few thousand evaluations of the model.
+    /// A few thousand evaluations of the model, and as much as making the space for each of its algorithms.
     pub fn guesses(&self, seed: u64) -> Vec<Config> {
         const SAMPLE: u64 = 4096;
         const OF_EACH_ALGORITHM: usize = 16;
         let Some(estimate) = self.template.estimate else { return Vec::new() };
-        let mut rng = Xoshiro256PlusPlus::seed_from_u64(seed);
-        let size = u64::try_from(self.space.size()).unwrap_or(u64::MAX);
-        let sample: Vec<Config> = match size <= SAMPLE {
-            true => (0..size).map(|at| self.space.config_at(at.into())).collect(),
-            false => (0..SAMPLE).map(|_| self.space.sample(&mut rng)).collect(),
-        };
-        let mut ranked: Vec<(f64, Config)> =
-            sample.into_iter().map(|config| (estimate(&self.setting, &self.space, &config), config)).collect();
-        ranked.sort_by(|a, b| a.0.total_cmp(&b.0).then_with(|| a.1.cmp(&b.1)));
-        ranked.dedup();
         let algorithm = self.space.names().position(|name| name == "algorithm");
-        let n_algorithms = algorithm.map_or(1, |at| self.space.n_values(at));
-        let distances = std::iter::successors(Some(0), |at| Some(at + 1 + at / 4)).take(OF_EACH_ALGORITHM);
-        let of = |which: u64| {
-            let all = ranked.iter().map(|(_, config)| config);
-            let own: Vec<&Config> = all.filter(|c| algorithm.is_none_or(|at| c.ranks()[at] == which)).collect();
-            distances.clone().map_while(|at| own.get(at).map(|c| (*c).clone())).collect::<Vec<_>>()
+        // Some algorithms have a thousand times as many configurations as others.
+        let parts: Vec<Space> = match algorithm {
+            None => vec![Space::clone(&self.space)],
+            Some(at) => (0..self.space.n_values(at)).filter_map(|which| self.space.part(at, which)).collect(),
         };
-        (0..n_algorithms).flat_map(of).collect()
+        let mut rng = Xoshiro256PlusPlus::seed_from_u64(seed);
+        let mut of_part = |part: &Space| {
+            let n = SAMPLE / parts.len() as u64;
+            let size = u64::try_from(part.size()).unwrap_or(u64::MAX);
+            let sample: Vec<Config> = match size <= n {
+                true => (0..size).map(|at| part.config_at(at.into())).collect(),
+                false => (0..n).map(|_| part.sample(&mut rng)).collect(),
+            };
+            let mut ranked: Vec<(f64, Config)> =
+                sample.into_iter().map(|config| (estimate(&self.setting, &self.space, &config), config)).collect();
+            ranked.sort_by(|a, b| a.0.total_cmp(&b.0).then_with(|| a.1.cmp(&b.1)));
+            ranked.dedup();
+            let distances = std::iter::successors(Some(0), |at| Some(at + 1 + at / 4)).take(OF_EACH_ALGORITHM);
+            distances.map_while(|at| ranked.get(at).map(|(_, config)| config.clone())).collect::<Vec<_>>()
+        };
+        parts.iter().flat_map(&mut of_part).collect()
     }
 
     /// The task as a search sees it: its space, and what the loops of its programs do.
@@ -219,6 +224,10 @@ mod step {
 
     pub fn layout(buffer: &str, layout: &[LayoutAxis]) -> Step {
         Step::Layout { buffer: buffer.into(), layout: layout.to_vec() }
+    }
+
+    pub fn rfactor(stage: &str, target: &str, name: &str) -> Step {
+        Step::Rfactor { stage: stage.into(), target: target.into(), name: name.into() }
     }
 
     pub fn winograd(buffer: &str, tile: i64) -> Step {

@@ -1,14 +1,29 @@
 //! Templates of matrix products: plain, batched, fully connected layers.
 
 mod blocked;
+mod dot;
 mod factorized;
 
-use super::ceil_div;
+use super::algorithm::{self, Algorithm};
+use super::{Template, ceil_div};
 use tilewright_ir::op::Workload;
 use tilewright_ir::schedule::LayoutAxis::{self, Whole};
 
 pub use blocked::MATMUL_BLOCKED;
+pub use dot::MATMUL_DOT;
 pub use factorized::{GEMM_4_2_4, MATMUL_4_3_4};
+
+/// Every algorithm that applies, as a choice of the search.
+pub const MATMUL: Template = Template {
+    name: "matmul",
+    text: "blocks and packed panels, or scalar products along the reduction, whichever is faster",
+    serves: is_product,
+    space: |s| algorithm::space("matmul", s, &Product::of(&s.workload), ALGORITHMS),
+    steps: |s, space, config| algorithm::steps(s, &Product::of(&s.workload), ALGORITHMS, space, config),
+    estimate: Some(|s, space, config| algorithm::estimate(s, &Product::of(&s.workload), ALGORITHMS, space, config)),
+};
+
+const ALGORITHMS: &[Algorithm<Product>] = &[blocked::BLOCKED, dot::DOT];
 
 /// Whether the stages of a workload are those of a product of matrices.
 fn is_product(w: &Workload) -> bool {
