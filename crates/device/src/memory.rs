@@ -102,8 +102,7 @@ impl Fenced {
     /// # Errors
     /// Where memory, or the limit on it, does not suffice.
     pub fn resize(&mut self, n_bytes: u64) -> std::io::Result<()> {
-        let capacity = self.map.len - 2 * PAGE - 2 * CANARY_BYTES;
-        if n_bytes > capacity as u64 {
+        if n_bytes > self.capacity() {
             *self = Fenced::new(n_bytes)?;
             // Touched once, so that no kernel pays for its pages.
             self.fill(0);
@@ -112,6 +111,11 @@ impl Fenced {
             self.set_canaries();
         }
         Ok(())
+    }
+
+    /// The size that it can have without new memory.
+    pub fn capacity(&self) -> u64 {
+        (self.map.len - 2 * PAGE - 2 * CANARY_BYTES) as u64
     }
 
     /// The first byte.
@@ -130,9 +134,21 @@ impl Fenced {
     /// # Errors
     /// Where the system refuses.
     pub fn make_read_only(&self) -> std::io::Result<()> {
+        self.protect(libc::PROT_READ)
+    }
+
+    /// Takes that back.
+    ///
+    /// # Errors
+    /// Where the system refuses.
+    pub fn make_writable(&self) -> std::io::Result<()> {
+        self.protect(libc::PROT_READ | libc::PROT_WRITE)
+    }
+
+    fn protect(&self, protection: i32) -> std::io::Result<()> {
         let len = self.n_bytes.next_multiple_of(PAGE);
         // SAFETY: the range lies in the mapping and starts at a page.
-        match unsafe { libc::mprotect(self.pointer().cast(), len, libc::PROT_READ) } {
+        match unsafe { libc::mprotect(self.pointer().cast(), len, protection) } {
             0 => Ok(()),
             _ => Err(std::io::Error::last_os_error()),
         }

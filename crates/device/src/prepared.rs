@@ -80,17 +80,19 @@ fn visit(block: &[Stmt], f: &mut dyn FnMut(&Stmt)) {
     block.iter().for_each(|s| s.walk(&mut |s| f(s)));
 }
 
-/// The prepared buffers that were asked for last.
+/// The prepared buffers that were asked for last, and memory for further ones.
 pub struct Cache {
     /// Most recently used last.
     entries: Vec<(Recipe, Rc<Prepared>)>,
     limit_bytes: u64,
+    /// What was forgotten, to be filled anew.
+    spare: Vec<Fenced>,
 }
 
 impl Cache {
     /// One that forgets what is not in use beyond so many bytes.
     pub fn new(limit_bytes: u64) -> Cache {
-        Cache { entries: Vec::new(), limit_bytes }
+        Cache { entries: Vec::new(), limit_bytes, spare: Vec::new() }
     }
 
     /// What a recipe has made.
@@ -101,14 +103,69 @@ impl Cache {
         self.entries.last().map(|(_, prepared)| Rc::clone(prepared))
     }
 
+    /// A buffer of so many bytes to prepare something in, with anything in it.
+    ///
+    /// # Errors
+    /// Where memory does not suffice.
+    pub fn buffer(&mut self, n_bytes: u64) -> std::io::Result<Fenced> {
+        self.forget_beyond(self.limit_bytes.saturating_sub(n_bytes));
+        let fitting = self.spare.iter().enumerate().filter(|(_, buffer)| buffer.capacity() >= n_bytes);
+        let smallest = fitting.min_by_key(|(_, buffer)| buffer.capacity()).map(|(at, _)| at);
+        let mut buffer = match smallest {
+            Some(at) => self.spare.swap_remove(at),
+            None => {
+                self.spare.clear();
+                Fenced::new(n_bytes)?
+            }
+        };
+        buffer.resize(n_bytes)?;
+        Ok(buffer)
+    }
+
     /// Remembers it.
     pub fn insert(&mut self, recipe: Recipe, prepared: Rc<Prepared>) {
         self.entries.push((recipe, prepared));
+        self.forget_beyond(self.limit_bytes);
+    }
+
+    fn forget_beyond(&mut self, limit_bytes: u64) {
         let mut n_bytes: u64 = self.entries.iter().map(|(_, p)| p.n_bytes()).sum();
-        self.entries.retain(|(_, p)| {
-            let stays = n_bytes <= self.limit_bytes || Rc::strong_count(p) > 1;
-            n_bytes -= if stays { 0 } else { p.n_bytes() };
-            stays
-        });
+        let goes = |(_, prepared): &mut (Recipe, Rc<Prepared>)| {
+            let goes = n_bytes > limit_bytes && Rc::strong_count(prepared) == 1;
+            n_bytes -= if goes { prepared.n_bytes() } else { 0 };
+            goes
+        };
+        let forgotten: Vec<_> = self.entries.extract_if(.., goes).collect();
+        let buffers = forgotten.into_iter().filter_map(|(_, prepared)| Rc::into_inner(prepared));
+        let buffers = buffers.flat_map(|prepared| prepared.buffers.into_values());
+        self.spare.extend(buffers.filter(|buffer| buffer.make_writable().is_ok()));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_forgotten_is_filled_anew() {
+        let recipe = |text: &str| Recipe { text: text.to_owned(), fills: vec!["W.p".to_owned()] };
+        let mut cache = Cache::new(100_000);
+        let mut prepare = |text: &str, n_bytes: u64| {
+            let mut buffer = cache.buffer(n_bytes).unwrap();
+            buffer.fill(1);
+            let prepared = Rc::new(Prepared::new(HashMap::from([("W.p".to_owned(), buffer)])).unwrap());
+            cache.insert(recipe(text), Rc::clone(&prepared));
+            let held = ["a", "b", "c"].map(|text| cache.get(&recipe(text)).is_some());
+            (prepared, held)
+        };
+        let (a, held) = prepare("a", 60_000);
+        assert_eq!(held, [true, false, false]);
+        // What is in use stays, whatever its size.
+        let (b, held) = prepare("b", 60_000);
+        assert_eq!(held, [true, true, false]);
+        let places = [a, b].map(|prepared| prepared.pointer("W.p"));
+        let (c, held) = prepare("c", 50_000);
+        assert_eq!((held, places.contains(&c.pointer("W.p"))), ([false, false, true], true));
+        assert_eq!(c.n_bytes(), 50_000);
     }
 }
