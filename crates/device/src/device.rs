@@ -279,13 +279,25 @@ impl Device {
             }
         }
         loop {
+            let mut n_busy = building.iter().flatten().count();
             for (worker, slot) in building.iter_mut().enumerate() {
                 if slot.is_some() || !self.workers.is_idle(worker) {
                     continue;
                 }
+                n_busy += 1;
+                let is_core_left = n_busy * self.options.n_threads <= self.workers.len();
                 if let Some((at, id, build)) = ready[worker].pop_front() {
                     self.workers.ask(worker, &Request::Check { id }, self.options.run_timeout);
                     *slot = Some(Building { at, id, limit: first_limit, phase: Phase::Prepare { build } });
+                } else if waiting.is_empty() && is_core_left {
+                    // What one worker has built ahead while another timed would be checked by it alone.
+                    let most = (0..ready.len()).max_by_key(|&other| ready[other].len());
+                    if let Some(other) = most.filter(|&other| ready[other].len() > 1)
+                        && let Some((at, id, _)) = ready[other].pop_back()
+                    {
+                        self.workers.tell(other, &Request::Drop { id });
+                        waiting.push_back(at);
+                    }
                 }
                 while slot.is_none()
                     && let Some(at) = waiting.pop_front()
