@@ -2,7 +2,9 @@
 
 use super::Illegal;
 use super::region::{Access, for_each_access};
-use super::tree::{buffer_id, drop_decided, edit_loops, nest, new_buffer, require_open, simplify_block, single_loop};
+use super::tree::{
+    at_start, buffer_id, drop_decided, edit_loops, nest, new_buffer, require_open, simplify_block, single_loop,
+};
 use crate::expr::{Cond, Expr};
 use crate::index::{Index, Ranges};
 use crate::program::{BufferId, LoopId, LoopKind, Program, Role, Scope, Stmt};
@@ -59,9 +61,7 @@ pub fn accumulate(program: &mut Program, buffer: &str, at: &str, name: &str) -> 
         }
         let is_spatial = |v: LoopId| index.iter().any(|i| i.uses(v));
         // A rest that the reduction ends with may leave elements out; there is one of each from its beginning on.
-        let begin = |i: &Index| {
-            loops.iter().filter(|l| !is_spatial(l.0)).fold(i.clone(), |i, l| i.substitute(l.0, &Index::from(0)))
-        };
+        let begin = |i: &Index| at_start(i, loops.iter().map(|l| l.0).filter(|&v| !is_spatial(v)));
         let mut spatial: Vec<(LoopId, Index, LoopKind)> = Vec::new();
         for (v, extent, kind) in loops.iter().filter(|l| is_spatial(l.0)) {
             let at_first = begin(extent);
@@ -93,8 +93,7 @@ pub fn accumulate(program: &mut Program, buffer: &str, at: &str, name: &str) -> 
         let fresh = each(Stmt::Store { buffer: tile, index: place_in_tile.clone(), value: Expr::Const(op.identity()) });
         let resumed =
             each(Stmt::Store { buffer: tile, index: place_in_tile.clone(), value: Expr::Load(result, index.clone()) });
-        let starts =
-            first.map_index(&mut |i| loops.iter().fold(i.clone(), |i, (v, _, _)| i.substitute(*v, &Index::from(0))));
+        let starts = first.map_index(&mut |i| at_start(i, loops.iter().map(|l| l.0)));
         let begin = match drop_decided(&starts) {
             Cond::True => fresh,
             Cond::Not(c) if *c == Cond::True => resumed,

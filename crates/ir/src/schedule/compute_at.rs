@@ -3,7 +3,7 @@
 use super::Illegal;
 use super::region::{Access, reads, redirect_reads, region, writes};
 use super::tree::{
-    buffer_id, count, edit_loops, nest, require_open, simplify_block, single_loop, substitute, substituted,
+    at_start, buffer_id, count, edit_loops, nest, require_open, simplify_block, single_loop, substitute, substituted,
 };
 use crate::index::Index;
 use crate::program::{BufferId, LoopId, LoopKind, Program, Role, Scope, Stmt};
@@ -18,8 +18,7 @@ pub fn compute_at(program: &mut Program, buffer: &str, at: &str) -> Result<(), I
     for (v, &n) in axes.iter().zip(&program.buffer(id).shape) {
         let (_, extent) = loops.iter().find(|(l, _)| l == v).expect("an axis is a loop");
         // A rest that a reduction ends with may leave elements out that it began with.
-        let at_first =
-            loops.iter().filter(|l| !axes.contains(&l.0)).fold(extent.clone(), |e, l| e.substitute(l.0, &0.into()));
+        let at_first = at_start(extent, loops.iter().map(|l| l.0).filter(|v| !axes.contains(v)));
         if at_first.as_const() != Some(n) {
             let (v, extent) = (program.loop_name(*v), index_to_string(program, extent));
             return Err(fail(format!("its loop `{v}` of extent {extent} does not cover all {n} elements")));

@@ -3,7 +3,7 @@
 use super::Illegal;
 use super::compute_at::stage_nest;
 use super::tree::{
-    buffer_id, drop_decided, nest, new_buffer, new_loop, require_fits, single_loop, substitute, substituted,
+    at_start, buffer_id, drop_decided, nest, new_buffer, new_loop, require_fits, single_loop, substitute, substituted,
 };
 use crate::expr::{Cond, Expr};
 use crate::index::{Index, Ranges};
@@ -36,7 +36,7 @@ pub fn rfactor(program: &mut Program, stage: &str, target: &str, name: &str) -> 
     let mut ranges = Ranges::default();
     found.loops.iter().for_each(|(v, extent)| ranges.push(*v, extent.clone()));
     // Every part has elements of its own from the first round of the other loops on.
-    let begin = |i: &Index| others.iter().fold(i.clone(), |i, v| i.substitute(*v, &Index::from(0)));
+    let begin = |i: &Index| at_start(i, others.iter().copied());
     let mut n_parts = 0;
     for (v, extent) in &found.loops {
         let in_first = begin(extent);

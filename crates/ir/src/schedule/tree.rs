@@ -203,6 +203,11 @@ pub fn substituted(index: &Index, by: &[(LoopId, Index)]) -> Index {
     })
 }
 
+/// The index where loops are at their first iterations.
+pub fn at_start(index: &Index, loops: impl IntoIterator<Item = LoopId>) -> Index {
+    loops.into_iter().fold(index.clone(), |i, v| i.substitute(v, &Index::from(0)))
+}
+
 /// The conjunction without its parts `0 == 0`.
 pub fn drop_decided(cond: &Cond) -> Cond {
     match cond {

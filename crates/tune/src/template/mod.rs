@@ -122,12 +122,14 @@ impl Task {
         let Some(estimate) = self.template.estimate else { return Vec::new() };
         let algorithm = self.space.names().position(|name| name == "algorithm");
         // Some algorithms have a thousand times as many configurations as others.
-        let parts: Vec<Space> = match algorithm {
-            None => vec![Space::clone(&self.space)],
-            Some(at) => (0..self.space.n_values(at)).filter_map(|which| self.space.part(at, which)).collect(),
+        let parts: Vec<Arc<Space>> = match algorithm {
+            None => vec![self.space.clone()],
+            Some(at) => {
+                (0..self.space.n_values(at)).filter_map(|which| self.space.part(at, which).map(Arc::new)).collect()
+            }
         };
         let mut rng = Xoshiro256PlusPlus::seed_from_u64(seed);
-        let mut of_part = |part: &Space| {
+        let mut of_part = |part: &Arc<Space>| {
             let n = SAMPLE / parts.len() as u64;
             let size = u64::try_from(part.size()).unwrap_or(u64::MAX);
             let sample: Vec<Config> = match size <= n {
