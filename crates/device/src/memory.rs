@@ -97,20 +97,37 @@ impl Fenced {
         Ok(fenced)
     }
 
-    /// Makes it this large, with canaries right behind; the contents are lost where it has to grow.
+    /// Makes it this large, with canaries right behind; the contents are lost where it has to grow. It must be writable.
     ///
     /// # Errors
     /// Where memory, or the limit on it, does not suffice.
     pub fn resize(&mut self, n_bytes: u64) -> std::io::Result<()> {
-        if n_bytes > self.capacity() {
-            *self = Fenced::new(n_bytes)?;
-            // Touched once, so that no kernel pays for its pages.
-            self.fill(0);
+        let touched = self.capacity() as usize;
+        if n_bytes as usize > touched {
+            let mut grown = Fenced::new(n_bytes)?;
+            let taken = if grown.take_pages(self) { touched } else { 0 };
+            // The others are touched once, so that no kernel pays for them.
+            // SAFETY: the range lies in the buffer, which is borrowed mutably.
+            unsafe { std::ptr::write_bytes(grown.pointer().add(taken), 0, grown.n_bytes - taken) };
+            *self = grown;
         } else {
             self.n_bytes = n_bytes as usize;
-            self.set_canaries();
         }
+        self.set_canaries();
         Ok(())
+    }
+
+    /// Moves the pages of a smaller buffer to its own beginning: memory that was touched before need not be found by
+    /// the system, and by the host of a virtual machine, again. Tells whether the system could.
+    fn take_pages(&mut self, from: &mut Fenced) -> bool {
+        let len = from.map.len - 2 * PAGE;
+        let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED | libc::MREMAP_DONTUNMAP;
+        // SAFETY: both ranges lie between the fences of mappings that are borrowed mutably; what they hold is lost. That
+        // of the smaller buffer stays mapped.
+        unsafe {
+            let [from, to] = [&from.map, &self.map].map(|map| map.base.as_ptr().add(PAGE).cast());
+            libc::mremap(from, len, len, flags, to) == to
+        }
     }
 
     /// The size that it can have without new memory.
@@ -253,6 +270,24 @@ mod tests {
             buffer.fill(7);
             assert!(buffer.is_intact() && buffer.as_slice::<u8>().iter().all(|&b| b == 7));
         }
+    }
+
+    #[test]
+    fn a_buffer_grows_and_keeps_its_memory() {
+        let sizes = [100, 5000, LARGE_PAGE, 3 * LARGE_PAGE + 12345, 8 * LARGE_PAGE];
+        let mut buffer = Fenced::new(0).unwrap();
+        for n_bytes in sizes {
+            let before = buffer.n_bytes;
+            buffer.resize(n_bytes as u64).unwrap();
+            let is_kept = buffer.as_slice::<u8>().iter().take(before).all(|&b| b == 7);
+            assert!(is_kept, "the pages of {before} bytes are not those of {n_bytes}");
+            buffer.fill(7);
+            buffer.make_read_only().unwrap();
+            buffer.make_writable().unwrap();
+            assert!(buffer.is_intact() && buffer.as_slice::<u8>().iter().all(|&b| b == 7));
+        }
+        let other = Fenced::new(100).unwrap();
+        assert!(other.is_intact() && buffer.is_intact());
     }
 
     #[test]

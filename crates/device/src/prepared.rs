@@ -56,9 +56,7 @@ impl Recipe {
         }
         let fills = written.iter().map(|&b| program.buffer(b)).filter(|b| b.role == Role::Kept);
         let fills = fills.map(|b| b.name.clone()).collect();
-        let mut touched = written;
-        visit(&program.prepare, &mut |s| s.for_each_own_read(&mut |buffer, _| touched.extend([buffer])));
-        let declared = touched.iter().map(|&buffer| format!("{:?}\n", program.buffer(buffer)));
+        let declared = touched(&program.prepare).into_iter().map(|buffer| format!("{:?}\n", program.buffer(buffer)));
         let text = declared.chain(program.prepare.iter().map(|s| stmt_to_string(program, s))).collect();
         Some(Recipe { text, fills })
     }
@@ -73,6 +71,13 @@ impl Recipe {
 fn written(block: &[Stmt]) -> BTreeSet<BufferId> {
     let mut found = BTreeSet::new();
     visit(block, &mut |s| found.extend(s.own_write().map(|(buffer, _)| buffer)));
+    found
+}
+
+/// The buffers that statements read or write.
+pub fn touched(block: &[Stmt]) -> BTreeSet<BufferId> {
+    let mut found = written(block);
+    visit(block, &mut |s| s.for_each_own_read(&mut |buffer, _| found.extend([buffer])));
     found
 }
 
@@ -109,14 +114,12 @@ impl Cache {
     /// Where memory does not suffice.
     pub fn buffer(&mut self, n_bytes: u64) -> std::io::Result<Fenced> {
         self.forget_beyond(self.limit_bytes.saturating_sub(n_bytes));
-        let fitting = self.spare.iter().enumerate().filter(|(_, buffer)| buffer.capacity() >= n_bytes);
-        let smallest = fitting.min_by_key(|(_, buffer)| buffer.capacity()).map(|(at, _)| at);
-        let mut buffer = match smallest {
-            Some(at) => self.spare.swap_remove(at),
-            None => {
-                self.spare.clear();
-                Fenced::new(n_bytes)?
-            }
+        // The smallest that will do, or else the largest.
+        self.spare.sort_unstable_by_key(Fenced::capacity);
+        let fitting = self.spare.partition_point(|buffer| buffer.capacity() < n_bytes);
+        let mut buffer = match self.spare.len().checked_sub(1) {
+            Some(last) => self.spare.remove(fitting.min(last)),
+            None => Fenced::new(0)?,
         };
         buffer.resize(n_bytes)?;
         Ok(buffer)
@@ -139,6 +142,12 @@ impl Cache {
         let buffers = forgotten.into_iter().filter_map(|(_, prepared)| Rc::into_inner(prepared));
         let buffers = buffers.flat_map(|prepared| prepared.buffers.into_values());
         self.spare.extend(buffers.filter(|buffer| buffer.make_writable().is_ok()));
+        let mut n_spare: u64 = self.spare.iter().map(Fenced::capacity).sum();
+        while n_spare > self.limit_bytes
+            && let Some(buffer) = self.spare.pop()
+        {
+            n_spare -= buffer.capacity();
+        }
     }
 }
 

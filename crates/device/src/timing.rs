@@ -47,7 +47,7 @@ pub struct Subject<'a> {
     pub run: &'a mut dyn FnMut(u32) -> f64,
     /// Threads that it runs on.
     pub n_threads: usize,
-    /// Bytes of all its buffers.
+    /// Bytes of the buffers that it touches.
     pub n_bytes: u64,
     /// Empties the caches.
     pub flush: &'a mut dyn FnMut(),

@@ -23,7 +23,7 @@ use tilewright_codegen::{CompileError, Compiler, Kernel};
 use tilewright_ir::op::Workload;
 use tilewright_ir::reference::{Tolerance, relative_error};
 use tilewright_ir::schedule::{apply_all, parse_steps};
-use tilewright_ir::{DType, Program, Role, Target, lower, text, verify};
+use tilewright_ir::{Buffer, DType, Program, Role, Target, lower, text, verify};
 use tilewright_tune::ErrorClass;
 
 /// Serves requests from standard input until it ends.
@@ -105,6 +105,8 @@ struct Built {
     kernel: Kernel,
     /// How far its answers may be from the reference.
     tolerance: Tolerance,
+    /// Bytes of what its body touches, but for temporaries.
+    n_bytes: u64,
     /// Names of the kept buffers.
     kept: Vec<String>,
     /// Its `prepare` part, where what that makes can be shared …
@@ -234,8 +236,10 @@ impl Worker {
         }
         let kernel = self.compile(&program, quickly).map_err(|e| (ErrorClass::CompileErrorHost, e.to_string()))?;
         let kept = program.kept().map(|(_, b)| b.name.clone()).collect();
+        let touched = prepared::touched(&program.body).into_iter().map(|b| program.buffer(b));
+        let n_bytes = touched.filter(|b| b.role != Role::Temporary).filter_map(Buffer::size_bytes).sum();
         let tolerance = Tolerance::for_schedule(&self.untuned, &steps);
-        Ok(Built { kernel, tolerance, kept, recipe, prepared })
+        Ok(Built { kernel, tolerance, n_bytes, kept, recipe, prepared })
     }
 
     fn compile(&mut self, program: &Program, quickly: bool) -> Result<Kernel, CompileError> {
@@ -350,10 +354,8 @@ impl Worker {
             self.flush = vec![1; 2 * self.target.l3_bytes as usize];
         }
         let built = self.kernels.get(&id).expect("it was just prepared");
-        let of_arguments: u64 = self.untuned.arguments().filter_map(|(_, buffer)| buffer.size_bytes()).sum();
-        let of_kept: u64 = built.kernel.kept_bytes().iter().sum();
         let n_threads = self.pool.n_threads();
-        let n_bytes = of_arguments + of_kept + built.kernel.scratch_bytes(n_threads);
+        let n_bytes = built.n_bytes + built.kernel.scratch_bytes(n_threads);
         let scratch = self.scratch.pointer();
         let pool = RefCell::new(&mut self.pool);
         // A second run is no cold one.
