@@ -95,13 +95,18 @@ pub fn allowed_cpus() -> Vec<usize> {
 /// Restricts the calling thread to these CPUs. Where that is not possible it stays as it is: timings are then noisier,
 /// not wrong.
 pub fn pin_thread(cpus: &[usize]) {
+    pin(0, cpus);
+}
+
+/// The same for the main thread of a process; 0 is the calling thread.
+pub fn pin(process: libc::pid_t, cpus: &[usize]) {
     // SAFETY: the set is plain data, and its size is passed with it.
     unsafe {
         let mut set: libc::cpu_set_t = std::mem::zeroed();
         for &cpu in cpus {
             libc::CPU_SET(cpu, &mut set);
         }
-        libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &set);
+        libc::sched_setaffinity(process, size_of::<libc::cpu_set_t>(), &set);
     }
 }
 

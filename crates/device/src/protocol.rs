@@ -16,13 +16,13 @@ pub enum Request {
         source: Source,
         /// Whether code that is made quickly will do.
         quickly: bool,
-        /// Whether kernels are timed meanwhile: this is done on other cores.
-        aside: bool,
     },
     /// Run a kept program for the first time and check its answer. [`Reply::Prepared`] comes before the answer.
     Check {
         /// Its number.
         id: u64,
+        /// Whether no other kernel runs meanwhile: it runs where kernels are timed.
+        is_alone: bool,
     },
     /// Time a kept program that has been checked.
     Run {
@@ -54,10 +54,12 @@ pub struct Plan {
     pub min_time_ns: f64,
     /// … and at least so many samples are there.
     pub min_samples: u32,
-    /// What its first run took, beside other work, in nanoseconds.
+    /// What its first run took, in nanoseconds.
     pub first_ns: f64,
     /// How many times as long as they could the cores took meanwhile.
     pub first_pace: f64,
+    /// Whether that was just now and no other kernel ran meanwhile, so that it is as good as a run in which it is timed.
+    pub is_first_alone: bool,
     /// Median of a kernel that leads so far: one that is clearly slower is not sampled further.
     pub leading_ns: Option<f64>,
     /// Whether the caches are emptied before each run.

@@ -70,7 +70,8 @@ pub fn sample(plan: &Plan, variation: &mut Variation, subject: Subject) -> Sampl
     let checked_ns = variation.undisturbed_ns(plan.first_ns, plan.first_pace);
     let factor = if checked_ns > CHECKED_LONG_NS { HOPELESS_CHECKED_LONG } else { HOPELESS_CHECKED };
     let wait_ns = if n_threads > 1 { WAIT_NS } else { 0.0 };
-    if !plan.cold && checked_ns > LONG_NS && hopeless(checked_ns - cold_ns - wait_ns, factor, 1) {
+    let is_alone = plan.is_first_alone && !plan.cold;
+    if !plan.cold && !is_alone && checked_ns > LONG_NS && hopeless(checked_ns - cold_ns - wait_ns, factor, 1) {
         return enough(checked_ns);
     }
     let mut pace_before = pace();
@@ -82,8 +83,8 @@ pub fn sample(plan: &Plan, variation: &mut Variation, subject: Subject) -> Sampl
         pace_before = pace_after;
         (ns, paces)
     };
-    // The first run warms up: other kernels ran since the one that checked this one.
-    let first = timed(1);
+    // The first run warms up: where that is not the one that checked this kernel, others ran since.
+    let first = if is_alone { (plan.first_ns, plan.first_pace) } else { timed(1) };
     let first_ns = variation.undisturbed_ns(first.0, first.1);
     let factor = if first_ns > VERY_LONG_NS { HOPELESS_VERY_LONG } else { HOPELESS_FIRST };
     if !plan.cold && first_ns > LONG_NS && hopeless(first_ns - cold_ns, factor, 1) {
@@ -127,6 +128,7 @@ mod tests {
             min_samples: 3,
             first_ns,
             first_pace: 1.0,
+            is_first_alone: false,
             leading_ns,
             cold: false,
             at_best_pace: true,
@@ -176,6 +178,18 @@ mod tests {
         // Where cold caches may have slowed it down, another one follows.
         let (samples, n_runs) = timed(&one, 10_000_000, 1.0, |at| if at == 0 { 6e6 } else { 5e6 });
         assert_eq!((samples.stopped_early, samples.ns.as_slice(), n_runs), (false, &[5e6][..], 2));
+    }
+
+    #[test]
+    fn a_first_run_alone_is_not_repeated() {
+        let alone = Plan { min_samples: 1, is_first_alone: true, ..plan(5e6, None) };
+        let (samples, n_runs) = timed(&alone, 0, 1.0, |_| 4e6);
+        assert_eq!((samples.stopped_early, samples.ns.as_slice(), n_runs), (false, &[5e6][..], 0));
+        // It warms up the caches for the samples that follow.
+        let (samples, n_runs) = timed(&alone, 60_000_000, 1.0, |_| 4e6);
+        assert_eq!((samples.ns.as_slice(), n_runs), (&[4e6][..], 1));
+        let (samples, n_runs) = timed(&Plan { leading_ns: Some(4e6), ..alone }, 0, 1.0, |_| 4e6);
+        assert_eq!((samples.stopped_early, samples.ns.as_slice(), n_runs), (true, &[5e6][..], 0));
     }
 
     #[test]

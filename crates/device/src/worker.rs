@@ -178,25 +178,18 @@ impl Worker {
                 self.kernels.remove(&id);
                 return None;
             }
-            Request::Build { id, source, quickly, aside } => {
-                if aside {
-                    let timed = &self.assignment.cpus;
-                    let others: Vec<usize> = self.all_cpus.iter().copied().filter(|cpu| !timed.contains(cpu)).collect();
-                    host::pin_thread(&others);
-                }
+            Request::Build { id, source, quickly } => {
                 let built = catch_unwind(AssertUnwindSafe(|| self.build(&source, quickly)));
                 let built = built.unwrap_or_else(|p| Err((ErrorClass::Unknown, panic_message(&*p))));
-                if aside {
-                    host::pin_thread(&self.all_cpus);
-                }
                 let result = built.map(|kernel| {
                     self.kernels.insert(id, kernel);
                     Reply::Built { id, seconds: start.elapsed().as_secs_f64() }
                 });
                 (id, result)
             }
-            Request::Check { id } => (id, self.check(id)),
-            Request::Run { id, plan } => (id, self.run(id, &plan)),
+            Request::Check { id, is_alone: true } => (id, self.pinned(|worker| worker.check(id))),
+            Request::Check { id, is_alone: false } => (id, self.check(id)),
+            Request::Run { id, plan } => (id, self.pinned(|worker| worker.run(id, &plan))),
         };
         Some(result.unwrap_or_else(|(class, message)| {
             let seconds = start.elapsed().as_secs_f64();
@@ -339,15 +332,15 @@ impl Worker {
         Ok(Reply::Checked { id, seconds: start.elapsed().as_secs_f64(), first_ns, first_pace, relative_error })
     }
 
-    fn run(&mut self, id: u64, plan: &Plan) -> Result<Reply, Failure> {
-        // Kernels are timed where nothing else of ours runs; between runs this process may go where it likes.
+    /// Works where kernels are timed and nothing else of ours runs; otherwise this process may go where it likes.
+    fn pinned<R>(&mut self, work: impl FnOnce(&mut Worker) -> R) -> R {
         host::pin_thread(&self.assignment.cpus[..1.min(self.assignment.cpus.len())]);
-        let result = self.run_pinned(id, plan);
+        let result = work(self);
         host::pin_thread(&self.all_cpus);
         result
     }
 
-    fn run_pinned(&mut self, id: u64, plan: &Plan) -> Result<Reply, Failure> {
+    fn run(&mut self, id: u64, plan: &Plan) -> Result<Reply, Failure> {
         let start = Instant::now();
         let pointers = self.prepare(id, false)?;
         if plan.cold && self.flush.is_empty() {

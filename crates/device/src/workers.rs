@@ -1,5 +1,6 @@
 //! The tuner's end of its worker processes.
 
+use crate::host;
 use crate::protocol::{Assignment, Reply, Request};
 use crate::stopwatch::time_of;
 use std::io::{self, BufRead, BufReader, Write};
@@ -145,14 +146,27 @@ impl Workers {
         let _ = self.slots[at].stdin.write_all(&line);
     }
 
-    /// Waits for the next answer from any worker that was asked something.
+    /// Restricts what a worker does from now on to these CPUs, but for what it pins itself.
+    pub fn pin(&self, at: usize, cpus: &[usize]) {
+        host::pin(self.slots[at].child.id().cast_signed(), cpus);
+    }
+
+    /// Ends what a worker is doing, and starts it anew.
+    ///
+    /// # Errors
+    /// Where it cannot be started.
+    pub fn give_up(&mut self, at: usize) -> io::Result<()> {
+        self.restart(at)
+    }
+
+    /// Waits for the next answer from any worker that was asked something, until some moment at most.
     ///
     /// # Errors
     /// Where a worker that died cannot be started anew.
     ///
     /// # Panics
     /// Where no worker was asked anything.
-    pub fn next_answer(&mut self) -> io::Result<(usize, Answer)> {
+    pub fn next_answer(&mut self, until: Option<Instant>) -> io::Result<Option<(usize, Answer)>> {
         loop {
             let (late, deadline) = self
                 .slots
@@ -161,11 +175,12 @@ impl Workers {
                 .filter_map(|(at, s)| s.deadline.map(|d| (at, d)))
                 .min_by_key(|(_, d)| d.at)
                 .expect("an answer is awaited only after a question");
-            match self.receiver.recv_timeout(deadline.at.saturating_duration_since(Instant::now())) {
+            let wake = until.map_or(deadline.at, |until| until.min(deadline.at));
+            match self.receiver.recv_timeout(wake.saturating_duration_since(Instant::now())) {
                 Ok((at, generation, _)) if generation != self.slots[at].generation => {}
                 Ok((at, _, Some(reply))) => {
                     self.slots[at].deadline = None;
-                    return Ok((at, Answer::Reply(reply)));
+                    return Ok(Some((at, Answer::Reply(reply))));
                 }
                 Ok((at, _, None)) => {
                     // One that says what nobody understands need not end by itself.
@@ -174,9 +189,10 @@ impl Workers {
                     let asked = self.slots[at].deadline.is_some();
                     self.restart(at)?;
                     if asked {
-                        return Ok((at, Answer::Died(status)));
+                        return Ok(Some((at, Answer::Died(status))));
                     }
                 }
+                Err(RecvTimeoutError::Timeout) if wake < deadline.at => return Ok(None),
                 Err(RecvTimeoutError::Timeout) => {
                     let slot = &mut self.slots[late];
                     slot.deadline = deadline.put_off(slot.ran());
@@ -184,7 +200,7 @@ impl Workers {
                         continue;
                     }
                     self.restart(late)?;
-                    return Ok((late, Answer::TimedOut));
+                    return Ok(Some((late, Answer::TimedOut)));
                 }
                 Err(RecvTimeoutError::Disconnected) => unreachable!("this side holds a sender"),
             }
@@ -292,7 +308,7 @@ mod tests {
         };
         let mut workers = Workers::start(command, assignment, 1).unwrap();
         workers.ask(0, &Request::Drop { id: 0 }, timeout);
-        workers.next_answer().unwrap().1
+        workers.next_answer(None).unwrap().expect("it was waited for").1
     }
 
     #[test]

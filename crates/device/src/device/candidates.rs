@@ -1,0 +1,475 @@
+//! Candidates on their way from a source to a result: built on all workers, then checked and timed one after the other.
+
+use super::{Device, Round};
+use crate::protocol::{Plan, Reply, Request, Source};
+use crate::workers::{Answer, describe};
+use std::io;
+use std::time::{Duration, Instant};
+use tilewright_tune::{ErrorClass, Measured, Outcome, Seconds, Timing};
+
+/// A candidate is given up where its first run takes so many times as long as the fastest first run so far …
+const HOPELESS_RUN: u32 = 5;
+/// … but not before so long: starting its worker anew takes a part of that, and so does a busy machine's delay.
+const LEAST_LIMIT: Duration = Duration::from_millis(300);
+/// While none has come to its end, each try of a candidate may take so many times as long as the one before.
+const LIMIT_GROWTH: u32 = 4;
+/// A first run that takes so many times as long as the fastest one is no longer alone: how long exactly it takes does not
+/// matter any more, and others are checked meanwhile …
+const SLOW_RUN: u32 = 3;
+/// … but not before so long.
+const LEAST_SLOW: Duration = Duration::from_millis(30);
+
+/// What candidates are to come to.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Goal {
+    /// Code that is made quickly will do to learn about a configuration; what is compared and kept is LLVM's.
+    pub quickly: bool,
+    /// Whether none is given up for being slow.
+    pub to_the_end: bool,
+    /// How they are timed; otherwise they are found right and kept.
+    pub trial: Option<Trial>,
+}
+
+/// How a trial is timed.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Trial {
+    pub round: Round,
+    /// What leads so far: one that does not come near is not timed for long.
+    pub leading_ns: Option<f64>,
+}
+
+/// A source that is to be measured, now or later.
+pub(super) struct Candidate {
+    /// Its place in the batch; none where it was announced for one to come.
+    at: Option<usize>,
+    source: Source,
+    state: State,
+    /// How long its first run took at least when it was given up, if it was.
+    given_up: Duration,
+    seconds: Seconds,
+}
+
+/// How far a candidate is.
+enum State {
+    Waiting,
+    Building(Kernel),
+    Built(Kernel),
+    /// Its buffers are being prepared.
+    Preparing {
+        kernel: Kernel,
+        is_alone: bool,
+        limit: Duration,
+    },
+    /// It is in its first run, or its answer is being compared.
+    Running {
+        kernel: Kernel,
+        is_alone: bool,
+        start: Instant,
+        limit: Duration,
+    },
+    Checked(Kept),
+    Timing(Kept),
+    Done(Measured),
+}
+
+/// A kernel by its worker and its number there.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Kernel {
+    pub worker: usize,
+    pub id: u64,
+}
+
+/// A kernel that was found right.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Kept {
+    pub kernel: Kernel,
+    /// What its first run took, and how many times as long as they could the cores took meanwhile.
+    first_ns: f64,
+    first_pace: f64,
+    /// Whether no other kernel ran meanwhile.
+    is_alone: bool,
+    /// ‖out − reference‖ / ‖reference‖ of its answer.
+    pub relative_error: f64,
+}
+
+impl State {
+    fn kernel(&self) -> Option<Kernel> {
+        match self {
+            State::Waiting | State::Done(_) => None,
+            State::Building(kernel)
+            | State::Built(kernel)
+            | State::Preparing { kernel, .. }
+            | State::Running { kernel, .. } => Some(*kernel),
+            State::Checked(kept) | State::Timing(kept) => Some(kept.kernel),
+        }
+    }
+
+    fn is_of(&self, worker: usize) -> bool {
+        self.kernel().is_some_and(|kernel| kernel.worker == worker)
+    }
+
+    /// Whether its worker is at work on it.
+    fn is_in_work(&self) -> bool {
+        matches!(self, State::Building(_)) || self.is_in_test()
+    }
+
+    /// Whether it runs, or is about to.
+    fn is_in_test(&self) -> bool {
+        matches!(self, State::Preparing { .. } | State::Running { .. } | State::Timing(_))
+    }
+}
+
+impl Device {
+    /// Tells which sources will be measured after the next ones; the same as [`tilewright_tune::Measure::announce`].
+    pub fn announce_sources(&mut self, sources: impl IntoIterator<Item = Source>) {
+        self.candidates.extend(sources.into_iter().map(|source| Candidate::new(None, source)));
+    }
+
+    /// Begins with a batch.
+    pub(super) fn begin(&mut self, sources: &[Source]) {
+        for (at, source) in sources.iter().enumerate() {
+            match self.candidates.iter_mut().find(|c| c.at.is_none() && c.source == *source) {
+                Some(announced) => announced.at = Some(at),
+                None => self.candidates.push(Candidate::new(Some(at), source.clone())),
+            }
+        }
+        // What is wanted first is built first.
+        self.candidates.sort_by_key(|c| c.at.unwrap_or(usize::MAX));
+    }
+
+    /// The next of the batch whose trial has come to its end, with its place; none where all were told.
+    ///
+    /// # Errors
+    /// Where a worker cannot be started anew.
+    pub(super) fn next_trial(&mut self, goal: Goal) -> io::Result<Option<(usize, Measured)>> {
+        while self.candidates.iter().any(|c| c.at.is_some()) {
+            let is_done = |c: &Candidate| c.at.is_some() && matches!(c.state, State::Done(_));
+            match self.candidates.iter().position(is_done).map(|place| self.candidates.remove(place)) {
+                Some(Candidate { at: Some(at), state: State::Done(measured), .. }) => return Ok(Some((at, measured))),
+                _ => self.advance(goal)?,
+            }
+        }
+        Ok(None)
+    }
+
+    /// Takes all of the batch to where they are found right; in their order a kept kernel, or what became of it.
+    ///
+    /// # Errors
+    /// Where a worker cannot be started anew.
+    pub(super) fn keep(&mut self, goal: Goal) -> io::Result<Vec<Result<Kept, Measured>>> {
+        let is_settled = |c: &Candidate| c.at.is_none() || matches!(c.state, State::Checked(_) | State::Done(_));
+        while !self.candidates.iter().all(is_settled) {
+            self.advance(goal)?;
+        }
+        let batch = self.candidates.extract_if(.., |c| c.at.is_some());
+        let result = |c: Candidate| match c.state {
+            State::Checked(kept) => Ok(kept),
+            State::Done(measured) => Err(measured),
+            _ => unreachable!("all are settled"),
+        };
+        Ok(batch.map(result).collect())
+    }
+
+    /// Ends the batch; those in work are given up.
+    ///
+    /// # Errors
+    /// Where a worker cannot be started anew.
+    pub(super) fn abandon(&mut self) -> io::Result<()> {
+        for worker in 0..self.workers.len() {
+            let in_test = |c: &Candidate| c.state.is_of(worker) && c.state.is_in_test();
+            if self.candidates.iter().any(in_test) {
+                self.workers.give_up(worker)?;
+                self.forget_worker(worker);
+            }
+        }
+        // A worker that is building must be listened to all the same.
+        let abandoned = |c: &mut Candidate| c.at.is_some() && !matches!(c.state, State::Building(_));
+        for candidate in self.candidates.extract_if(.., abandoned).collect::<Vec<_>>() {
+            candidate.state.kernel().into_iter().for_each(|kernel| self.forget(kernel));
+        }
+        self.candidates.iter_mut().for_each(|c| c.at = None);
+        Ok(())
+    }
+
+    /// Forgets a kernel.
+    pub(super) fn forget(&mut self, kernel: Kernel) {
+        self.workers.tell(kernel.worker, &Request::Drop { id: kernel.id });
+    }
+
+    /// A worker that is gone took its kernels with it.
+    fn forget_worker(&mut self, worker: usize) {
+        self.candidates.iter_mut().filter(|c| c.state.is_of(worker)).for_each(|c| c.state = State::Waiting);
+    }
+
+    /// Gives idle workers something to do, and waits for what the next one says.
+    fn advance(&mut self, goal: Goal) -> io::Result<()> {
+        self.give_up_hopeless(goal);
+        // Where kernels leave no core free, all of the batch are built before any is tested.
+        let is_building = |c: &Candidate| matches!(c.state, State::Building(_));
+        let is_unbuilt = |c: &Candidate| c.at.is_some() && matches!(c.state, State::Waiting) || is_building(c);
+        if self.has_cores_left() || goal.trial.is_none() || !self.candidates.iter().any(is_unbuilt) {
+            self.start_tests(goal);
+        }
+        let is_tested = self.candidates.iter().any(|c| c.state.is_in_test());
+        if self.has_cores_left() || goal.trial.is_none() || !is_tested {
+            self.start_builds(goal, is_tested && goal.trial.is_some());
+        }
+        let is_done = |c: &Candidate| c.at.is_some() && matches!(c.state, State::Done(_));
+        if self.candidates.iter().any(is_done) {
+            return Ok(());
+        }
+        let now = Instant::now();
+        let slow = self.slow_run();
+        let becomes_slow = self.candidates.iter().filter_map(|c| match c.state {
+            State::Running { start, .. } if goal.trial.is_some() => Some(start + slow),
+            _ => None,
+        });
+        self.listen(becomes_slow.filter(|&at| at > now).min())
+    }
+
+    /// Whether other workers can build on other cores than those on which a kernel is timed.
+    pub(super) fn has_cores_left(&self) -> bool {
+        self.workers.len() > 1 && !self.options.cpus.is_empty() && !self.other_cpus.is_empty()
+    }
+
+    /// Starts to time what was found right, and to check what is built, where their workers are idle: one after the
+    /// other, but for those that are slow; or all side by side where they are not timed.
+    fn start_tests(&mut self, goal: Goal) {
+        for place in 0..self.candidates.len() {
+            let Candidate { at: Some(_), state: State::Checked(kept), .. } = self.candidates[place] else { continue };
+            let is_idle = self.workers.is_idle(kept.kernel.worker);
+            if let Some(trial) = goal.trial
+                && is_idle
+                && !self.candidates.iter().any(|c| c.state.is_in_test())
+            {
+                self.make_room(kept.kernel.worker);
+                self.ask_to_time(kept, trial);
+                self.candidates[place].state = State::Timing(kept);
+            }
+        }
+        // Those that were not given up yet come first.
+        let mut places: Vec<usize> = (0..self.candidates.len()).collect();
+        places.sort_by_key(|&place| self.candidates[place].given_up);
+        for place in places {
+            let Candidate { at: Some(_), state: State::Built(kernel), .. } = self.candidates[place] else { continue };
+            if !self.workers.is_idle(kernel.worker) || !self.may_check(goal) {
+                continue;
+            }
+            let mut is_alone = goal.trial.is_some() && !self.options.cold;
+            for other in &mut self.candidates {
+                if let State::Running { is_alone: others, .. } = &mut other.state {
+                    (is_alone, *others) = (false, false);
+                }
+            }
+            if is_alone {
+                self.make_room(kernel.worker);
+            }
+            let limit = self.run_limit(self.candidates[place].given_up, goal);
+            let request = Request::Check { id: kernel.id, is_alone };
+            self.workers.ask(kernel.worker, &request, self.options.run_timeout);
+            self.candidates[place].state = State::Preparing { kernel, is_alone, limit };
+        }
+    }
+
+    /// Whether another candidate can be checked now.
+    fn may_check(&self, goal: Goal) -> bool {
+        let slow = self.slow_run();
+        goal.trial.is_none()
+            || self.candidates.iter().filter(|c| c.state.is_in_test()).all(|c| match c.state {
+                State::Running { start, .. } => start.elapsed() >= slow,
+                _ => false,
+            })
+    }
+
+    fn slow_run(&self) -> Duration {
+        self.fastest_check.map_or(LEAST_SLOW, |fastest| LEAST_SLOW.max(fastest * SLOW_RUN))
+    }
+
+    /// Moves what others build away from the cores on which this worker's kernel is timed.
+    fn make_room(&self, worker: usize) {
+        for other in (0..self.workers.len()).filter(|&other| other != worker && !self.workers.is_idle(other)) {
+            self.workers.pin(other, &self.other_cpus);
+        }
+    }
+
+    /// Has idle workers build; beside a test on other cores.
+    fn start_builds(&mut self, goal: Goal, is_tested: bool) {
+        for worker in 0..self.workers.len() {
+            if !self.workers.is_idle(worker) {
+                continue;
+            }
+            let is_wanted =
+                |c: &&mut Candidate| matches!(c.state, State::Waiting) && (c.at.is_some() || goal.trial.is_some());
+            let wanted = self.candidates.iter_mut().filter(is_wanted);
+            let Some(next) = wanted.min_by_key(|c| (c.at.is_none(), c.given_up)) else { return };
+            let id = self.next_id;
+            self.next_id += 1;
+            next.state = State::Building(Kernel { worker, id });
+            self.workers.pin(worker, if is_tested { &self.other_cpus } else { &self.all_cpus });
+            let request = Request::Build { id, source: next.source.clone(), quickly: goal.quickly };
+            self.workers.ask(worker, &request, self.options.build_timeout);
+        }
+    }
+
+    /// Asks a worker to time a kernel.
+    fn ask_to_time(&mut self, kept: Kept, Trial { round, leading_ns }: Trial) {
+        let plan = Plan {
+            min_time_ns: round.time.as_nanos() as f64,
+            min_samples: round.min_samples,
+            first_ns: kept.first_ns,
+            first_pace: if self.options.at_best_pace { kept.first_pace } else { 1.0 },
+            is_first_alone: kept.is_alone,
+            leading_ns: leading_ns.filter(|_| !self.options.to_the_end),
+            cold: self.options.cold,
+            at_best_pace: self.options.at_best_pace,
+        };
+        let Kernel { worker, id } = kept.kernel;
+        self.workers.ask(worker, &Request::Run { id, plan }, self.options.run_timeout);
+    }
+
+    /// Waits for what the next worker says, until some moment at most, and takes note of it.
+    fn listen(&mut self, until: Option<Instant>) -> io::Result<()> {
+        let Some((worker, answer)) = self.workers.next_answer(until)? else { return Ok(()) };
+        let is_gone = !matches!(answer, Answer::Reply(_));
+        let is_its = |c: &Candidate| c.state.is_in_work() && c.state.is_of(worker);
+        if let Some(place) = self.candidates.iter().position(is_its) {
+            let state = std::mem::replace(&mut self.candidates[place].state, State::Waiting);
+            let kernel = state.kernel();
+            let next = self.next_state(place, state, answer);
+            if let (State::Done(_), Some(kernel), false) = (&next, kernel, is_gone) {
+                self.forget(kernel);
+            }
+            self.candidates[place].state = next;
+        }
+        if is_gone {
+            self.forget_worker(worker);
+        }
+        Ok(())
+    }
+
+    /// What its worker's answer makes of a candidate.
+    fn next_state(&mut self, place: usize, state: State, answer: Answer) -> State {
+        let mut seconds = self.candidates[place].seconds;
+        let next = match (state, answer) {
+            (State::Building(kernel), Answer::Reply(Reply::Built { seconds: build, .. })) => {
+                seconds.build += build;
+                State::Built(kernel)
+            }
+            (State::Preparing { kernel, is_alone, limit }, Answer::Reply(Reply::Prepared { .. })) => {
+                self.workers.go_on(kernel.worker, limit);
+                State::Running { kernel, is_alone, start: Instant::now(), limit }
+            }
+            (
+                State::Running { kernel, is_alone, start, .. },
+                Answer::Reply(Reply::Checked { seconds: verify, first_ns, first_pace, relative_error, .. }),
+            ) => {
+                seconds.verify += verify;
+                let took = start.elapsed();
+                self.fastest_check = Some(self.fastest_check.map_or(took, |fastest| fastest.min(took)));
+                State::Checked(Kept { kernel, first_ns, first_pace, is_alone, relative_error })
+            }
+            (State::Running { limit, .. }, Answer::TimedOut) => {
+                seconds.run += limit.as_secs_f64();
+                self.candidates[place].given_up = limit;
+                State::Waiting
+            }
+            (State::Building(_), Answer::Died(status)) => {
+                let why = format!("the compiler crashed: {}", describe(status));
+                State::Done(failed(ErrorClass::CompileErrorHost, why, seconds))
+            }
+            (State::Building(_), Answer::TimedOut) => {
+                let build = self.options.build_timeout.as_secs_f64();
+                seconds.build += build;
+                State::Done(failed(ErrorClass::BuildTimeout, format!("not built within {build} s"), seconds))
+            }
+            (state, answer) => {
+                let part = match state {
+                    State::Building(_) => &mut seconds.build,
+                    State::Timing(_) => &mut seconds.run,
+                    _ => &mut seconds.verify,
+                };
+                let outcome = self.outcome(answer, part);
+                State::Done(Measured { outcome, seconds })
+            }
+        };
+        self.candidates[place].seconds = seconds;
+        next
+    }
+
+    /// What a worker's last answer says of a candidate, and for how many seconds it was at work.
+    fn outcome(&self, answer: Answer, took: &mut f64) -> Outcome {
+        let (class, message) = match answer {
+            Answer::Reply(Reply::Timed { samples_ns, stopped_early, seconds, .. }) => {
+                *took += seconds;
+                return Outcome::Measured(Timing::of_samples(&samples_ns, stopped_early));
+            }
+            Answer::Reply(Reply::Failed { class, message, seconds, .. }) => {
+                *took += seconds;
+                (class.0, message)
+            }
+            Answer::Reply(other) => (ErrorClass::Unknown, format!("unexpected reply {other:?}")),
+            Answer::Died(status) => (ErrorClass::RuntimeError, describe(status)),
+            Answer::TimedOut => {
+                let limit = self.options.run_timeout.as_secs_f64();
+                *took += limit;
+                (ErrorClass::RunTimeout, format!("not finished within {limit} s"))
+            }
+        };
+        Outcome::Failed { class, message }
+    }
+
+    /// Times a kernel that is kept, with nothing built beside it.
+    ///
+    /// # Errors
+    /// Where a worker cannot be started anew.
+    pub(super) fn time_kept(&mut self, kept: Kept, round: Round) -> io::Result<Outcome> {
+        while self.candidates.iter().any(|c| c.state.is_in_work()) {
+            self.listen(None)?;
+        }
+        self.ask_to_time(kept, Trial { round, leading_ns: None });
+        loop {
+            if let Some((_, answer)) = self.workers.next_answer(None)? {
+                return Ok(self.outcome(answer, &mut 0.0));
+            }
+        }
+    }
+
+    /// How long the first run of a candidate may take that was given up after `given_up`, if it was.
+    ///
+    /// Until one candidate has come to its end nobody knows what is slow: all of them are tried for a short time, then
+    /// those that are left for a longer one.
+    fn run_limit(&self, given_up: Duration, goal: Goal) -> Duration {
+        let hopeless = match self.fastest_check {
+            _ if goal.to_the_end => self.options.run_timeout,
+            Some(fastest) => fastest * HOPELESS_RUN,
+            None => given_up * LIMIT_GROWTH,
+        };
+        hopeless.max(LEAST_LIMIT).min(self.options.run_timeout)
+    }
+
+    /// Gives up those that were before, where there is no reason to let them run for longer.
+    fn give_up_hopeless(&mut self, goal: Goal) {
+        for place in 0..self.candidates.len() {
+            let Candidate { state, given_up, seconds, .. } = &self.candidates[place];
+            let was_given_up = matches!(state, State::Waiting) && *given_up > Duration::ZERO;
+            if was_given_up && self.run_limit(*given_up, goal) <= *given_up {
+                let mut message = format!("not finished within {} s", (1e2 * given_up.as_secs_f64()).round() / 1e2);
+                if let Some(fastest) = self.fastest_check.filter(|_| *given_up < self.options.run_timeout) {
+                    message += &format!(", where the fastest so far took {:.3} s", fastest.as_secs_f64());
+                }
+                let measured = failed(ErrorClass::RunTimeout, message, *seconds);
+                self.candidates[place].state = State::Done(measured);
+            }
+        }
+    }
+}
+
+impl Candidate {
+    fn new(at: Option<usize>, source: Source) -> Candidate {
+        Candidate { at, source, state: State::Waiting, given_up: Duration::ZERO, seconds: Seconds::default() }
+    }
+}
+
+fn failed(class: ErrorClass, message: String, seconds: Seconds) -> Measured {
+    Measured { outcome: Outcome::Failed { class, message }, seconds }
+}

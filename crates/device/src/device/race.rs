@@ -1,0 +1,117 @@
+//! Candidates timed against each other, round by round.
+
+use super::Device;
+use super::candidates::{Goal, Kept};
+use crate::protocol::Source;
+use rand::SeedableRng;
+use rand::seq::SliceRandom;
+use rand_xoshiro::Xoshiro256PlusPlus;
+use std::io;
+use std::time::Duration;
+use tilewright_tune::{ErrorClass, Measured, Outcome, Timing};
+
+/// What one candidate's runs in a round of a race come to at least.
+#[derive(Debug, Clone, Copy)]
+pub struct Round {
+    /// Their time together.
+    pub time: Duration,
+    /// Samples of a long kernel, after a run that warms up; that may itself be the sample where one will do.
+    pub min_samples: u32,
+}
+
+/// A candidate in a race.
+#[derive(Debug, Default)]
+pub struct Racer {
+    kept: Option<Kept>,
+    /// Median nanoseconds a run, one for each round.
+    pub medians_ns: Vec<f64>,
+    failure: Option<Outcome>,
+}
+
+impl Racer {
+    /// ‖out − reference‖ / ‖reference‖ of its answer; none where it was not right.
+    pub fn relative_error(&self) -> Option<f64> {
+        self.kept.map(|kept| kept.relative_error)
+    }
+
+    /// Nanoseconds a run in its fastest round; infinite where it has none, or failed.
+    pub fn fastest_ns(&self) -> f64 {
+        match self.failure {
+            None => self.medians_ns.iter().copied().fold(f64::INFINITY, f64::min),
+            Some(_) => f64::INFINITY,
+        }
+    }
+}
+
+impl Device {
+    /// Times candidates against each other. The result for each is the timing over its rounds' medians, or what became
+    /// of it, with the relative error of its answer.
+    ///
+    /// # Errors
+    /// Where a worker cannot be started anew.
+    pub fn race(&mut self, sources: &[Source], rounds: u32, round: Round) -> io::Result<Vec<(Outcome, Option<f64>)>> {
+        let mut racers = self.start_race(sources)?;
+        self.race_rounds(&mut racers.iter_mut().collect::<Vec<_>>(), rounds, round)?;
+        let end = |racer: Racer| {
+            let relative_error = racer.relative_error();
+            (self.end_race(racer), relative_error)
+        };
+        Ok(racers.into_iter().map(end).collect())
+    }
+
+    /// Builds and checks candidates for [`Device::race_rounds`] and [`Device::race_round`].
+    ///
+    /// # Errors
+    /// Where a worker cannot be started anew.
+    pub fn start_race(&mut self, sources: &[Source]) -> io::Result<Vec<Racer>> {
+        self.begin(sources);
+        let built = self.keep(Goal { quickly: false, to_the_end: true, trial: None })?;
+        let racer = |built| match built {
+            Ok(kept) => Racer { kept: Some(kept), ..Racer::default() },
+            Err(Measured { outcome, .. }) => Racer { failure: Some(outcome), ..Racer::default() },
+        };
+        Ok(built.into_iter().map(racer).collect())
+    }
+
+    /// Rounds that each run every candidate once in a new order, so that a change of the machine's speed hits all alike.
+    ///
+    /// # Errors
+    /// Where a worker cannot be started anew.
+    pub fn race_rounds(&mut self, racers: &mut [&mut Racer], rounds: u32, round: Round) -> io::Result<()> {
+        let mut order: Vec<usize> = (0..racers.len()).collect();
+        let mut rng = Xoshiro256PlusPlus::seed_from_u64(self.options.seed);
+        for _ in 0..rounds {
+            // What a candidate finds in the caches, and how fast the cores just are, depends on who ran before it.
+            order.shuffle(&mut rng);
+            for &at in &order {
+                self.race_round(racers[at], round)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// One round of one candidate: its median is kept.
+    ///
+    /// # Errors
+    /// Where a worker cannot be started anew.
+    pub fn race_round(&mut self, racer: &mut Racer, round: Round) -> io::Result<()> {
+        if let (Some(kept), None) = (racer.kept, &racer.failure) {
+            match self.time_kept(kept, round)? {
+                Outcome::Measured(timing) => racer.medians_ns.push(timing.median_ns),
+                failure => racer.failure = Some(failure),
+            }
+        }
+        Ok(())
+    }
+
+    /// Forgets a candidate and sums up its rounds.
+    pub fn end_race(&mut self, racer: Racer) -> Outcome {
+        if let Some(kept) = racer.kept {
+            self.forget(kept.kernel);
+        }
+        racer.failure.unwrap_or_else(|| match racer.medians_ns.as_slice() {
+            [] => Outcome::Failed { class: ErrorClass::Unknown, message: "it was never run".to_owned() },
+            medians => Outcome::Measured(Timing::of_samples(medians, false)),
+        })
+    }
+}
