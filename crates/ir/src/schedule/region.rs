@@ -60,7 +60,10 @@ pub fn region(
     let Some((lower, upper)) = union else { return Err(format!("it is not used {place}")) };
     let extent: Vec<Index> =
         lower.iter().zip(&upper).map(|(l, h)| outside.simplify(&subtract_inside(&h.offset(1), l))).collect();
-    let most = extent.iter().zip(shape).map(|(e, &n)| outside.upper(e).map_or(n, |u| u.min(n))).collect();
+    let most: Vec<i64> = extent.iter().zip(shape).map(|(e, &n)| outside.upper(e).map_or(n, |u| u.min(n))).collect();
+    if most.iter().any(|&n| n < 1) {
+        return Err(format!("all that is used of it {place} lies outside it"));
+    }
     Ok(Region { lower, extent, most })
 }
 
