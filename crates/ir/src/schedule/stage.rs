@@ -143,6 +143,8 @@ impl Serve<'_> {
 fn is_filled(program: &Program, buffer: BufferId) -> bool {
     fn search(block: &[Stmt], buffer: BufferId, shape: &[i64], ranges: &mut Ranges) -> bool {
         block.iter().any(|s| match s {
+            // What a loop that may be empty does is not done.
+            Stmt::For(l) if ranges.lower(&l.extent).is_none_or(|least| least < 1) => false,
             Stmt::For(l) => {
                 ranges.push(l.var, l.extent.clone());
                 let found = search(&l.body, buffer, shape, ranges);

@@ -422,7 +422,7 @@ fn packed(s: &[i64], dtype: &str) -> Program {
     ))
 }
 
-/// What a program makes of small whole numbers; `None` where it takes too many iterations.
+/// What a program makes of small whole numbers; `None` where it takes too many iterations or too much memory.
 ///
 /// # Panics
 /// Where the program has no meaning.
@@ -438,7 +438,8 @@ pub fn outputs(program: &Program, limit: u64) -> Option<Vec<Vec<f64>>> {
     let mut arguments: Vec<Vec<f64>> = program.arguments().map(argument).collect();
     match interp::run_limited(program, &mut arguments, limit) {
         Ok(()) => {}
-        Err(interp::Fault::TooLong { .. }) => return None,
+        // Padded layouts of layouts grow to any size.
+        Err(interp::Fault::TooLong { .. } | interp::Fault::TooLarge { .. }) => return None,
         Err(fault) => panic!("{fault}"),
     }
     let is_output: Vec<bool> = program.arguments().map(|(_, b)| b.role == Role::Output).collect();
