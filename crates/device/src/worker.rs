@@ -266,6 +266,10 @@ impl Worker {
         let built = self.kernels.get_mut(&id).ok_or((ErrorClass::Unknown, format!("no kernel {id} is kept")))?;
         let memory = |e: std::io::Error| (ErrorClass::RuntimeError, format!("allocating its buffers: {e}"));
         self.scratch.resize(built.kernel.scratch_bytes(n_threads)).map_err(memory)?;
+        if built.prepared.is_none() {
+            // Another one may have made it since this one was built.
+            built.prepared = built.recipe.as_ref().and_then(|recipe| self.prepared.get(recipe));
+        }
         let arguments: Vec<*mut u8> = self.arguments.iter().map(Argument::pointer).collect();
         let mut kept = Vec::new();
         let mut fresh = HashMap::new();
