@@ -37,24 +37,20 @@ pub fn rfactor(program: &mut Program, stage: &str, target: &str, name: &str) -> 
     found.loops.iter().for_each(|(v, extent)| ranges.push(*v, extent.clone()));
     // Every part has elements of its own from the first round of the other loops on.
     let begin = |i: &Index| at_start(i, others.iter().copied());
-    let mut n_parts = 0;
+    let n_elements = |v: LoopId, extent: &Index| {
+        let n = begin(extent).as_const();
+        n.filter(|_| ranges.upper(extent) == n && (v == var || extent.as_const() == n))
+    };
     for (v, extent) in &found.loops {
-        let in_first = begin(extent);
-        let name = program.loop_name(*v);
-        let why = if *v == var || is_axis(*v) {
-            match in_first.as_const() {
-                Some(n) if ranges.upper(extent) == Some(n) && (*v == var || extent.as_const() == Some(n)) => {
-                    n_parts = if *v == var { n } else { n_parts };
-                    continue;
-                }
-                _ => "is not a constant",
-            }
-        } else if ranges.lower(extent).is_some_and(|n| n >= 1) {
-            continue;
+        let (is_fine, why) = if *v == var || is_axis(*v) {
+            (n_elements(*v, extent).is_some(), "is not a constant")
         } else {
-            "may be empty"
+            (ranges.lower(extent).is_some_and(|n| n >= 1), "may be empty")
         };
-        return Err(fail(format!("the extent {} of loop `{name}` {why}", index_to_string(program, extent))));
+        if !is_fine {
+            let (extent, v) = (index_to_string(program, extent), program.loop_name(*v));
+            return Err(fail(format!("the extent {extent} of loop `{v}` {why}")));
+        }
     }
     let at_start = first.map_index(&mut |i| begin(i).substitute(var, &Index::from(0)));
     if drop_decided(&at_start) != Cond::True {
@@ -63,10 +59,11 @@ pub fn rfactor(program: &mut Program, stage: &str, target: &str, name: &str) -> 
 
     let loops = found.loops;
     let axes: Vec<LoopId> = loops.iter().map(|l| l.0).filter(|&v| v == var || is_axis(v)).collect();
-    let extent_of = |v: LoopId, extent: &Index| if v == var { n_parts.into() } else { extent.clone() };
+    // The other loops' later rounds may have fewer parts.
+    let extent_of = |v: LoopId, extent: &Index| n_elements(v, extent).expect("it has just been found constant");
     let shape = axes.iter().map(|&axis| {
         let (v, extent) = loops.iter().find(|(v, _)| *v == axis).expect("an axis is a loop");
-        extent_of(*v, extent).as_const().expect("it has just been found constant")
+        extent_of(*v, extent)
     });
     let shape = shape.collect();
     let dtype = program.buffer(result).dtype;
@@ -89,7 +86,7 @@ pub fn rfactor(program: &mut Program, stage: &str, target: &str, name: &str) -> 
     let first = Cond::Eq(var.into(), 0.into());
     let rest = Stmt::Update { buffer: result, index, op, value: read, first };
     let kept = loops.iter().filter(|(v, _)| axes.contains(v));
-    let together = nest(kept.map(|(v, e)| (*v, extent_of(*v, e), LoopKind::Serial)), vec![rest]);
+    let together = nest(kept.map(|(v, e)| (*v, extent_of(*v, e).into(), LoopKind::Serial)), vec![rest]);
     let new = [Stmt::Alloc(parts)].into_iter().chain(in_parts).chain(together);
     program.body.splice(place..=place, new);
     Ok(())
