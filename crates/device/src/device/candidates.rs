@@ -10,7 +10,7 @@ use tilewright_tune::{ErrorClass, Measured, Outcome, Seconds, Timing};
 /// A candidate is given up where its first run takes so many times as long as the fastest first run so far …
 const HOPELESS_RUN: u32 = 5;
 /// … but not before so long: starting its worker anew takes a part of that, and so does a busy machine's delay.
-const LEAST_LIMIT: Duration = Duration::from_millis(300);
+const LEAST_LIMIT: Duration = Duration::from_millis(100);
 /// While none has come to its end, each try of a candidate may take so many times as long as the one before.
 const LIMIT_GROWTH: u32 = 4;
 /// A first run that takes so many times as long as the fastest one is no longer alone: how long exactly it takes does not
