@@ -32,9 +32,9 @@ const LEAST_WAIT: Duration = Duration::from_millis(5);
 pub enum Answer {
     /// It replied.
     Reply(Reply),
-    /// It is gone; it has been started anew.
+    /// It is gone, and being started anew.
     Died(ExitStatus),
-    /// It did not reply in time; it has been killed and started anew.
+    /// It did not reply in time; it has been killed and is being started anew.
     TimedOut,
 }
 
@@ -52,6 +52,8 @@ struct Slot {
     stdin: ChildStdin,
     /// Told apart from predecessors, whose last words may still be under way.
     generation: u64,
+    /// Whether it has not said yet that it is ready.
+    is_starting: bool,
     deadline: Option<Deadline>,
 }
 
@@ -106,8 +108,8 @@ impl Workers {
             let slot = workers.spawn(at, 0)?;
             workers.slots.push(slot);
         }
-        for _ in 0..n {
-            workers.await_ready()?;
+        while workers.slots.iter().any(|slot| slot.is_starting) {
+            workers.next_answer(None)?;
         }
         Ok(workers)
     }
@@ -117,7 +119,7 @@ impl Workers {
         self.slots.len()
     }
 
-    /// Whether the worker waits for a request.
+    /// Whether the worker is ready and waits for a request.
     pub fn is_idle(&self, at: usize) -> bool {
         self.slots[at].deadline.is_none()
     }
@@ -151,21 +153,23 @@ impl Workers {
         host::pin(self.slots[at].child.id().cast_signed(), cpus);
     }
 
-    /// Ends what a worker is doing, and starts it anew.
+    /// Ends what a worker is doing, and starts it anew; it is idle once it is ready.
     ///
     /// # Errors
     /// Where it cannot be started.
     pub fn give_up(&mut self, at: usize) -> io::Result<()> {
-        self.restart(at)
+        let _ = self.slots[at].child.kill();
+        self.slots[at] = self.spawn(at, self.slots[at].generation + 1)?;
+        Ok(())
     }
 
-    /// Waits for the next answer from any worker that was asked something, until some moment at most.
+    /// Waits for the next answer from any worker, until some moment at most, or until one that was started anew is ready.
     ///
     /// # Errors
     /// Where a worker that died cannot be started anew.
     ///
     /// # Panics
-    /// Where no worker was asked anything.
+    /// Where all workers are idle.
     pub fn next_answer(&mut self, until: Option<Instant>) -> io::Result<Option<(usize, Answer)>> {
         loop {
             let (late, deadline) = self
@@ -179,18 +183,30 @@ impl Workers {
             match self.receiver.recv_timeout(wake.saturating_duration_since(Instant::now())) {
                 Ok((at, generation, _)) if generation != self.slots[at].generation => {}
                 Ok((at, _, Some(reply))) => {
-                    self.slots[at].deadline = None;
-                    return Ok(Some((at, Answer::Reply(reply))));
+                    let slot = &mut self.slots[at];
+                    slot.deadline = None;
+                    if !std::mem::take(&mut slot.is_starting) {
+                        return Ok(Some((at, Answer::Reply(reply))));
+                    }
+                    return match reply {
+                        Reply::NotReady { reason } => {
+                            Err(io::Error::other(format!("a worker did not get ready: {reason}")))
+                        }
+                        _ => Ok(None),
+                    };
                 }
                 Ok((at, _, None)) => {
                     // One that says what nobody understands need not end by itself.
                     let _ = self.slots[at].child.kill();
                     let status = self.slots[at].child.wait()?;
-                    let asked = self.slots[at].deadline.is_some();
-                    self.restart(at)?;
-                    if asked {
-                        return Ok(Some((at, Answer::Died(status))));
+                    if self.slots[at].is_starting {
+                        return Err(io::Error::other(format!(
+                            "a worker ended before it was ready: {}",
+                            describe(status)
+                        )));
                     }
+                    self.give_up(at)?;
+                    return Ok(Some((at, Answer::Died(status))));
                 }
                 Err(RecvTimeoutError::Timeout) if wake < deadline.at => return Ok(None),
                 Err(RecvTimeoutError::Timeout) => {
@@ -199,42 +215,15 @@ impl Workers {
                     if slot.deadline.is_some() {
                         continue;
                     }
-                    self.restart(late)?;
+                    if slot.is_starting {
+                        return Err(io::Error::other("a worker did not get ready in time"));
+                    }
+                    self.give_up(late)?;
                     return Ok(Some((late, Answer::TimedOut)));
                 }
                 Err(RecvTimeoutError::Disconnected) => unreachable!("this side holds a sender"),
             }
         }
-    }
-
-    fn restart(&mut self, at: usize) -> io::Result<()> {
-        let generation = self.slots[at].generation + 1;
-        self.slots[at] = self.spawn(at, generation)?;
-        self.await_ready()
-    }
-
-    /// Waits for a worker's first word, keeping what others say meanwhile.
-    fn await_ready(&mut self) -> io::Result<()> {
-        let give_up = Instant::now() + START_TIMEOUT;
-        let mut kept = Vec::new();
-        let outcome = loop {
-            match self.receiver.recv_timeout(give_up.saturating_duration_since(Instant::now())) {
-                Ok((_, _, Some(Reply::Ready))) => break Ok(()),
-                Ok((_, _, Some(Reply::NotReady { reason }))) => {
-                    break Err(io::Error::other(format!("a worker did not get ready: {reason}")));
-                }
-                Ok((at, generation, None)) if generation == self.slots[at].generation && self.is_idle(at) => {
-                    let status = self.slots[at].child.wait()?;
-                    break Err(io::Error::other(format!("a worker ended before it was ready: {}", describe(status))));
-                }
-                Ok(other) => kept.push(other),
-                Err(_) => break Err(io::Error::other("a worker did not get ready in time")),
-            }
-        };
-        for message in kept {
-            let _ = self.sender.send(message);
-        }
-        outcome
     }
 
     fn spawn(&self, at: usize, generation: u64) -> io::Result<Slot> {
@@ -269,7 +258,9 @@ impl Workers {
             }
             let _ = sender.send((at, generation, None));
         });
-        Ok(Slot { child, stdin, generation, deadline: None })
+        let start = Instant::now();
+        let deadline = Deadline { at: start + START_TIMEOUT, start, timeout: START_TIMEOUT, ran: None };
+        Ok(Slot { child, stdin, generation, is_starting: true, deadline: Some(deadline) })
     }
 }
 

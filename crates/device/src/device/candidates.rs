@@ -423,13 +423,14 @@ impl Device {
     /// # Errors
     /// Where a worker cannot be started anew.
     pub(super) fn time_kept(&mut self, kept: Kept, round: Round) -> io::Result<Outcome> {
-        while self.candidates.iter().any(|c| c.state.is_in_work()) {
+        while (0..self.workers.len()).any(|worker| !self.workers.is_idle(worker)) {
             self.listen(None)?;
         }
         self.ask_to_time(kept, Trial { round, leading_ns: None });
         loop {
-            if let Some((_, answer)) = self.workers.next_answer(None)? {
-                return Ok(self.outcome(answer, &mut 0.0));
+            match self.workers.next_answer(None)? {
+                Some((worker, answer)) if worker == kept.kernel.worker => return Ok(self.outcome(answer, &mut 0.0)),
+                _ => {}
             }
         }
     }
