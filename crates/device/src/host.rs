@@ -98,7 +98,17 @@ pub fn pin_thread(cpus: &[usize]) {
     pin(0, cpus);
 }
 
-/// The same for the main thread of a process; 0 is the calling thread.
+/// Does some work on one CPU, where one is given, and then lets the calling thread run where it could before.
+pub fn pinned<R>(cpu: Option<usize>, work: impl FnOnce() -> R) -> R {
+    let Some(cpu) = cpu else { return work() };
+    let before = allowed_cpus();
+    pin_thread(&[cpu]);
+    let result = work();
+    pin_thread(&before);
+    result
+}
+
+/// The same as [`pin_thread`] for the main thread of a process; 0 is the calling thread.
 pub fn pin(process: libc::pid_t, cpus: &[usize]) {
     // SAFETY: the set is plain data, and its size is passed with it.
     unsafe {

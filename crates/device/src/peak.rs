@@ -26,18 +26,19 @@ pub fn gflops(target: &Target, dtype: DType, n_threads: usize) -> Result<f64, Co
     let aligned = |p: *mut u8| p.wrapping_add(p.align_offset(128));
     let arguments = [aligned(x.as_mut_ptr().cast()), aligned(out.as_mut_ptr().cast())];
     let scratch = aligned(scratch.as_mut_ptr());
-    let (all_cpus, cpus) = (host::allowed_cpus(), host::pin_cpus(n_threads));
-    host::pin_thread(&cpus[..1.min(cpus.len())]);
-    let mut pool = Pool::new(n_threads, &cpus);
-    let runtime = pool.runtime();
-    let (begin, mut fastest) = (Instant::now(), f64::INFINITY);
-    while begin.elapsed() < Duration::from_millis(60) {
-        let start = Instant::now();
-        // SAFETY: both buffers are at least as large as the program's, and aligned to more than 64 bytes.
-        unsafe { kernel.run(&arguments, &[], scratch, &runtime) };
-        fastest = fastest.min(start.elapsed().as_nanos() as f64);
-    }
-    host::pin_thread(&all_cpus);
+    let cpus = host::pin_cpus(n_threads);
+    let fastest = host::pinned(cpus.first().copied(), || {
+        let mut pool = Pool::new(n_threads, &cpus);
+        let runtime = pool.runtime();
+        let (begin, mut fastest) = (Instant::now(), f64::INFINITY);
+        while begin.elapsed() < Duration::from_millis(60) {
+            let start = Instant::now();
+            // SAFETY: both buffers are at least as large as the program's, and aligned to more than 64 bytes.
+            unsafe { kernel.run(&arguments, &[], scratch, &runtime) };
+            fastest = fastest.min(start.elapsed().as_nanos() as f64);
+        }
+        fastest
+    });
     let flops = 2.0 * (ROUNDS * sums * lanes) as f64 * n_threads as f64;
     Ok(flops / fastest)
 }

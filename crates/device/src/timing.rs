@@ -70,8 +70,8 @@ pub fn sample(plan: &Plan, variation: &mut Variation, subject: Subject) -> Sampl
     let checked_ns = variation.undisturbed_ns(plan.first_ns, plan.first_pace);
     let factor = if checked_ns > CHECKED_LONG_NS { HOPELESS_CHECKED_LONG } else { HOPELESS_CHECKED };
     let wait_ns = if n_threads > 1 { WAIT_NS } else { 0.0 };
-    let is_alone = plan.is_first_alone && !plan.cold;
-    if !plan.cold && !is_alone && checked_ns > LONG_NS && hopeless(checked_ns - cold_ns - wait_ns, factor, 1) {
+    if !plan.cold && !plan.is_first_alone && checked_ns > LONG_NS && hopeless(checked_ns - cold_ns - wait_ns, factor, 1)
+    {
         return enough(checked_ns);
     }
     let mut pace_before = pace();
@@ -84,7 +84,7 @@ pub fn sample(plan: &Plan, variation: &mut Variation, subject: Subject) -> Sampl
         (ns, paces)
     };
     // The first run warms up: where that is not the one that checked this kernel, others ran since.
-    let first = if is_alone { (plan.first_ns, plan.first_pace) } else { timed(1) };
+    let first = if plan.is_first_alone { (plan.first_ns, plan.first_pace) } else { timed(1) };
     let first_ns = variation.undisturbed_ns(first.0, first.1);
     let factor = if first_ns > VERY_LONG_NS { HOPELESS_VERY_LONG } else { HOPELESS_FIRST };
     if !plan.cold && first_ns > LONG_NS && hopeless(first_ns - cold_ns, factor, 1) {

@@ -69,7 +69,6 @@ struct Worker {
     pool: Pool,
     pace: Pace,
     variation: Variation,
-    all_cpus: Vec<usize>,
     compiler: Compiler,
     objects: Objects,
     kernels: HashMap<u64, Built>,
@@ -132,7 +131,6 @@ impl Worker {
         let workload = Workload::parse(&assignment.workload)?;
         let untuned = workload.program();
         let target: Target = assignment.target.clone().into();
-        let all_cpus = host::allowed_cpus();
         // SAFETY: the descriptor was opened by the tuner for this process, which keeps it open to its end.
         let file = unsafe { BorrowedFd::borrow_raw(assignment.data_fd) };
         let mut arguments = Vec::new();
@@ -159,7 +157,6 @@ impl Worker {
             pool,
             pace,
             variation: Variation::default(),
-            all_cpus,
             compiler,
             objects: Objects::new(objects),
             kernels: HashMap::new(),
@@ -173,6 +170,7 @@ impl Worker {
 
     fn answer(&mut self, request: Request) -> Option<Reply> {
         let start = Instant::now();
+        let timed = self.assignment.cpus.first().copied();
         let (id, result) = match request {
             Request::Drop { id } => {
                 self.kernels.remove(&id);
@@ -187,9 +185,9 @@ impl Worker {
                 });
                 (id, result)
             }
-            Request::Check { id, is_alone: true } => (id, self.pinned(|worker| worker.check(id))),
-            Request::Check { id, is_alone: false } => (id, self.check(id)),
-            Request::Run { id, plan } => (id, self.pinned(|worker| worker.run(id, &plan))),
+            // Kernels are timed where nothing else of ours runs; otherwise it is the tuner that says where this process may.
+            Request::Check { id, is_alone } => (id, host::pinned(timed.filter(|_| is_alone), || self.check(id))),
+            Request::Run { id, plan } => (id, host::pinned(timed, || self.run(id, &plan))),
         };
         Some(result.unwrap_or_else(|(class, message)| {
             let seconds = start.elapsed().as_secs_f64();
@@ -334,14 +332,6 @@ impl Worker {
         intact(self.arguments.iter().filter_map(Argument::output).chain(&self.kept).chain([&self.scratch]))?;
         let relative_error = compare(&self.untuned, &built.tolerance, &self.arguments)?;
         Ok(Reply::Checked { id, seconds: start.elapsed().as_secs_f64(), first_ns, first_pace, relative_error })
-    }
-
-    /// Works where kernels are timed and nothing else of ours runs; otherwise this process may go where it likes.
-    fn pinned<R>(&mut self, work: impl FnOnce(&mut Worker) -> R) -> R {
-        host::pin_thread(&self.assignment.cpus[..1.min(self.assignment.cpus.len())]);
-        let result = work(self);
-        host::pin_thread(&self.all_cpus);
-        result
     }
 
     fn run(&mut self, id: u64, plan: &Plan) -> Result<Reply, Failure> {

@@ -143,8 +143,7 @@ impl Device {
     /// Where a worker cannot be started anew.
     pub(super) fn next_trial(&mut self, goal: Goal) -> io::Result<Option<(usize, Measured)>> {
         while self.candidates.iter().any(|c| c.at.is_some()) {
-            let is_done = |c: &Candidate| c.at.is_some() && matches!(c.state, State::Done(_));
-            match self.candidates.iter().position(is_done).map(|place| self.candidates.remove(place)) {
+            match self.candidates.iter().position(Candidate::is_done).map(|place| self.candidates.remove(place)) {
                 Some(Candidate { at: Some(at), state: State::Done(measured), .. }) => return Ok(Some((at, measured))),
                 _ => self.advance(goal)?,
             }
@@ -207,15 +206,15 @@ impl Device {
         // Where kernels leave no core free, all of the batch are built before any is tested.
         let is_building = |c: &Candidate| matches!(c.state, State::Building(_));
         let is_unbuilt = |c: &Candidate| c.at.is_some() && matches!(c.state, State::Waiting) || is_building(c);
-        if self.has_cores_left() || goal.trial.is_none() || !self.candidates.iter().any(is_unbuilt) {
+        let at_once = self.has_cores_left() || goal.trial.is_none();
+        if at_once || !self.candidates.iter().any(is_unbuilt) {
             self.start_tests(goal);
         }
         let is_tested = self.candidates.iter().any(|c| c.state.is_in_test());
-        if self.has_cores_left() || goal.trial.is_none() || !is_tested {
+        if at_once || !is_tested {
             self.start_builds(goal, is_tested && goal.trial.is_some());
         }
-        let is_done = |c: &Candidate| c.at.is_some() && matches!(c.state, State::Done(_));
-        if self.candidates.iter().any(is_done) {
+        if self.candidates.iter().any(Candidate::is_done) {
             return Ok(());
         }
         let now = Instant::now();
@@ -263,6 +262,9 @@ impl Device {
             }
             if is_alone {
                 self.make_room(kernel.worker);
+            } else {
+                // It may still be where it built beside another's test.
+                self.workers.pin(kernel.worker, &self.all_cpus);
             }
             let limit = self.run_limit(self.candidates[place].given_up, goal);
             let request = Request::Check { id: kernel.id, is_alone };
@@ -468,6 +470,11 @@ impl Device {
 impl Candidate {
     fn new(at: Option<usize>, source: Source) -> Candidate {
         Candidate { at, source, state: State::Waiting, given_up: Duration::ZERO, seconds: Seconds::default() }
+    }
+
+    /// Whether it is of the batch and has come to its end.
+    fn is_done(&self) -> bool {
+        self.at.is_some() && matches!(self.state, State::Done(_))
     }
 }
 
