@@ -62,14 +62,14 @@ fn check_in_batches(n_threads: usize, cases: &[(&str, Source, Option<ErrorClass>
     let sources: Vec<Source> = cases.iter().map(|(_, source, _)| source.clone()).collect();
     let mut outcomes: Vec<Option<Outcome>> = vec![None; sources.len()];
     for (number, chunk) in sources.chunks(batch).enumerate() {
-        device.announce_sources(sources.chunks(batch).nth(number + 1).unwrap_or_default().iter().cloned());
+        let mut next = || sources.chunks(batch).nth(number + 1).unwrap_or_default().to_vec();
         let mut done = |at: usize, measured: tilewright_tune::Measured| {
             let at = number * batch + at;
             let before = outcomes[at].replace(measured.outcome);
             assert_eq!(before, None, "{} is told once", cases[at].0);
             ControlFlow::Continue(())
         };
-        device.measure_sources(chunk, None, &mut done).unwrap();
+        device.measure_sources(chunk, None, &mut next, &mut done).unwrap();
     }
     for ((name, _, expected), outcome) in cases.iter().zip(&outcomes) {
         let outcome = outcome.as_ref().unwrap_or_else(|| panic!("{name} was not measured"));

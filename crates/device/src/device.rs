@@ -14,6 +14,7 @@ use std::fs::File;
 use std::io;
 use std::ops::ControlFlow;
 use std::os::fd::AsRawFd;
+use std::rc::Rc;
 use std::time::Duration;
 use tilewright_ir::op::Workload;
 use tilewright_ir::{Step, Target};
@@ -102,7 +103,7 @@ pub enum DeviceError {
 }
 
 /// Turns a configuration into its schedule.
-type StepsOf = Box<dyn Fn(&Config) -> Vec<Step> + Send>;
+type StepsOf = Rc<dyn Fn(&Config) -> Vec<Step>>;
 
 /// The CPU, as a place to measure one workload.
 pub struct Device {
@@ -117,6 +118,8 @@ pub struct Device {
     /// CPUs that workers may use, and those of them on which no kernel is timed.
     all_cpus: Vec<usize>,
     other_cpus: Vec<usize>,
+    /// Whether this side keeps to the latter.
+    is_aside: bool,
     // Workers map the one file and read and write the other; both must outlive them.
     _data: Data,
     _objects: File,
@@ -151,7 +154,7 @@ impl Device {
         workload: Workload,
         target: &Target,
         options: Options,
-        steps: impl Fn(&Config) -> Vec<Step> + Send + 'static,
+        steps: impl Fn(&Config) -> Vec<Step> + 'static,
     ) -> Result<Device, DeviceError> {
         Device::check_memory(&workload)?;
         let untuned = workload.program();
@@ -174,12 +177,13 @@ impl Device {
         Ok(Device {
             workers,
             options,
-            steps: Box::new(steps),
+            steps: Rc::new(steps),
             next_id: 0,
             fastest_check: None,
             candidates: Vec::new(),
             all_cpus,
             other_cpus,
+            is_aside: false,
             _data: data,
             _objects: objects,
         })
@@ -199,16 +203,18 @@ impl Device {
         &mut self,
         sources: &[Source],
         leading_ns: Option<f64>,
+        next: &mut dyn FnMut() -> Vec<Source>,
         done: &mut dyn FnMut(usize, Measured) -> ControlFlow<()>,
     ) -> io::Result<()> {
         let round = Round { time: self.options.min_time, min_samples: SAMPLES_OF_TRIAL };
         // While none leads, the fastest of the sources does.
         let mut fastest_ns: Option<f64> = None;
         self.begin(sources);
+        let to_the_end = self.options.to_the_end;
+        let goal = |leading_ns| Goal { quickly: true, to_the_end, trial: Some(Trial { round, leading_ns }) };
+        self.look_ahead(goal(leading_ns), next);
         loop {
-            let trial = Trial { round, leading_ns: leading_ns.or(fastest_ns) };
-            let goal = Goal { quickly: true, to_the_end: self.options.to_the_end, trial: Some(trial) };
-            let Some((at, measured)) = self.next_trial(goal)? else { return Ok(()) };
+            let Some((at, measured)) = self.next_trial(goal(leading_ns.or(fastest_ns)))? else { return Ok(()) };
             if let Outcome::Measured(timing) = &measured.outcome {
                 fastest_ns = Some(fastest_ns.map_or(timing.median_ns, |fastest| fastest.min(timing.median_ns)));
             }
@@ -217,9 +223,11 @@ impl Device {
             }
         }
     }
+}
 
-    fn source(&self, config: &Config) -> Source {
-        Source::Steps(steps_text(&(self.steps)(config)))
+impl Drop for Device {
+    fn drop(&mut self) {
+        self.step_aside(false);
     }
 }
 
@@ -229,23 +237,17 @@ pub fn steps_text(steps: &[Step]) -> String {
 }
 
 impl Measure for Device {
-    /// Where kernels leave cores free while they are timed.
-    fn works_ahead(&self) -> bool {
-        self.has_cores_left()
-    }
-
-    fn announce(&mut self, batch: &[Config]) {
-        let sources: Vec<Source> = batch.iter().map(|c| self.source(c)).collect();
-        self.announce_sources(sources);
-    }
-
     fn measure(
         &mut self,
         batch: &[Config],
         leading_ns: Option<f64>,
+        next: &mut dyn FnMut() -> Vec<Config>,
         done: &mut dyn FnMut(usize, Measured) -> ControlFlow<()>,
     ) -> Result<(), BoxError> {
-        let sources: Vec<Source> = batch.iter().map(|c| self.source(c)).collect();
-        Ok(self.measure_sources(&sources, leading_ns, done)?)
+        let steps = Rc::clone(&self.steps);
+        let sources_of = |configs: &[Config]| -> Vec<Source> {
+            configs.iter().map(|config| Source::Steps(steps_text(&steps(config)))).collect()
+        };
+        Ok(self.measure_sources(&sources_of(batch), leading_ns, &mut || sources_of(&next()), done)?)
     }
 }

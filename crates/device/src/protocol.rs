@@ -17,12 +17,13 @@ pub enum Request {
         /// Whether code that is made quickly will do.
         quickly: bool,
     },
-    /// Run a kept program for the first time and check its answer. [`Reply::Prepared`] comes before the answer.
+    /// Run a kept program for the first time and check its answer. [`Reply::Prepared`] comes before the answer, and where
+    /// that says so [`Reply::Timed`] after it.
     Check {
         /// Its number.
         id: u64,
-        /// Whether no other kernel runs meanwhile: it runs where kernels are timed.
-        is_alone: bool,
+        /// How it is timed, where it is.
+        plan: Option<Plan>,
     },
     /// Time a kept program that has been checked.
     Run {
@@ -54,12 +55,9 @@ pub struct Plan {
     pub min_time_ns: f64,
     /// … and at least so many samples are there.
     pub min_samples: u32,
-    /// What its first run took, in nanoseconds.
-    pub first_ns: f64,
-    /// How many times as long as they could the cores took meanwhile.
-    pub first_pace: f64,
-    /// Whether that was just now and no other kernel ran meanwhile, so that it is as good as a run in which it is timed.
-    pub is_first_alone: bool,
+    /// The first run is just now and no other kernel runs meanwhile, so that it is as good as one in which it is timed, where
+    /// with the comparison of its answer it takes no longer than this.
+    pub alone_ns: f64,
     /// Median of a kernel that leads so far: one that is clearly slower is not sampled further.
     pub leading_ns: Option<f64>,
     /// Whether the caches are emptied before each run.
@@ -96,12 +94,12 @@ pub enum Reply {
         id: u64,
         /// Seconds it took.
         seconds: f64,
-        /// Nanoseconds of the run alone.
-        first_ns: f64,
-        /// How many times as long as they could the cores took meanwhile.
-        first_pace: f64,
+        /// Seconds of the run and the comparison alone.
+        run_seconds: f64,
         /// The largest relative error of an output as a whole.
         relative_error: f64,
+        /// Whether it is timed at once, as it was alone or is hopeless: [`Reply::Timed`] is next.
+        is_timed: bool,
     },
     /// The program took so long.
     Timed {
@@ -125,6 +123,20 @@ pub enum Reply {
         /// Seconds it took.
         seconds: f64,
     },
+}
+
+impl Reply {
+    /// The number of the program that it is about.
+    pub fn id(&self) -> Option<u64> {
+        match self {
+            Reply::Ready | Reply::NotReady { .. } => None,
+            Reply::Built { id, .. }
+            | Reply::Prepared { id }
+            | Reply::Checked { id, .. }
+            | Reply::Timed { id, .. }
+            | Reply::Failed { id, .. } => Some(*id),
+        }
+    }
 }
 
 /// An error class by its stable name.

@@ -41,38 +41,92 @@ pub struct Samples {
     pub stopped_early: bool,
 }
 
-/// A kernel to time, which has been run before, when it was checked.
-pub struct Subject<'a> {
-    /// Runs it so many times in a row and tells the nanoseconds that took.
-    pub run: &'a mut dyn FnMut(u32) -> f64,
+/// The run in which a kernel was checked.
+#[derive(Debug, Clone, Copy)]
+pub struct First {
+    /// Its nanoseconds.
+    pub ns: f64,
+    /// How many times as long as they could the cores took meanwhile.
+    pub pace: f64,
+    /// Nanoseconds with the comparison of its answer.
+    pub checked_ns: f64,
+}
+
+impl First {
+    /// Whether no other kernel ran meanwhile, nor has since.
+    pub fn is_alone(&self, plan: &Plan) -> bool {
+        self.checked_ns <= plan.alone_ns
+    }
+
+    /// Its nanoseconds and its pace, where that counts.
+    fn timed(&self, plan: &Plan) -> (f64, f64) {
+        (self.ns, if plan.at_best_pace { self.pace } else { 1.0 })
+    }
+}
+
+/// What a kernel takes of the machine.
+#[derive(Debug, Clone, Copy)]
+pub struct Size {
     /// Threads that it runs on.
     pub n_threads: usize,
     /// Bytes of the buffers that it touches.
     pub n_bytes: u64,
+}
+
+impl Size {
+    /// Nanoseconds that it may wait for main memory where others had the caches before it.
+    fn cold_ns(self) -> f64 {
+        COLD_NS_A_BYTE * self.n_bytes as f64
+    }
+}
+
+/// A kernel to time, which has been run before, when it was checked.
+pub struct Subject<'a> {
+    /// Runs it so many times in a row and tells the nanoseconds that took.
+    pub run: &'a mut dyn FnMut(u32) -> f64,
+    /// What it takes of the machine.
+    pub size: Size,
     /// Empties the caches.
     pub flush: &'a mut dyn FnMut(),
     /// Tells how many times as long as they can the cores take at the moment.
     pub pace: &'a mut dyn FnMut() -> f64,
 }
 
+/// Whether a time has no hope against what leads. Where times vary by chance, it takes more for that.
+fn is_hopeless(plan: &Plan, variation: &Variation, ns: f64, factor: f64, n_samples: usize) -> bool {
+    plan.leading_ns.is_some_and(|leading| ns > factor * variation.by_chance(n_samples) * leading)
+}
+
+/// The same of a long first run, of which so much is owed to something else.
+fn is_first_hopeless(plan: &Plan, variation: &Variation, ns: f64, factor: f64, not_its_ns: f64) -> bool {
+    !plan.cold && ns > LONG_NS && is_hopeless(plan, variation, ns - not_its_ns, factor, 1)
+}
+
+fn hopeless_first(ns: f64) -> f64 {
+    if ns > VERY_LONG_NS { HOPELESS_VERY_LONG } else { HOPELESS_FIRST }
+}
+
+/// What the run in which a kernel was checked says of it, where that will do: it has no hope.
+pub fn at_first(plan: &Plan, variation: &Variation, first: First, size: Size) -> Option<Samples> {
+    let (ns, pace) = first.timed(plan);
+    let ns = variation.undisturbed_ns(ns, pace);
+    let wait_ns = if size.n_threads > 1 { WAIT_NS } else { 0.0 };
+    let (factor, not_its_ns) = match first.is_alone(plan) {
+        true => (hopeless_first(ns), size.cold_ns()),
+        false if ns > CHECKED_LONG_NS => (HOPELESS_CHECKED_LONG, size.cold_ns() + wait_ns),
+        false => (HOPELESS_CHECKED, size.cold_ns() + wait_ns),
+    };
+    is_first_hopeless(plan, variation, ns, factor, not_its_ns).then(|| Samples { ns: vec![ns], stopped_early: true })
+}
+
 /// Times a kernel.
 ///
 /// Where it is to be cold, each sample is one run on emptied caches. Samples are what the kernel would take of undisturbed
-/// cores, by what `variation` has learnt of their pace and goes on to learn. Where times vary by chance, it takes more for a
-/// kernel to be hopeless.
-pub fn sample(plan: &Plan, variation: &mut Variation, subject: Subject) -> Samples {
-    let Subject { run, n_threads, n_bytes, flush, pace } = subject;
-    let hopeless = |ns: f64, factor: f64, n_samples: usize| {
-        plan.leading_ns.is_some_and(|leading| ns > factor * variation.by_chance(n_samples) * leading)
-    };
-    let enough = |ns: f64| Samples { ns: vec![ns], stopped_early: true };
-    let cold_ns = COLD_NS_A_BYTE * n_bytes as f64;
-    let checked_ns = variation.undisturbed_ns(plan.first_ns, plan.first_pace);
-    let factor = if checked_ns > CHECKED_LONG_NS { HOPELESS_CHECKED_LONG } else { HOPELESS_CHECKED };
-    let wait_ns = if n_threads > 1 { WAIT_NS } else { 0.0 };
-    if !plan.cold && !plan.is_first_alone && checked_ns > LONG_NS && hopeless(checked_ns - cold_ns - wait_ns, factor, 1)
-    {
-        return enough(checked_ns);
+/// cores, by what `variation` has learnt of their pace and goes on to learn.
+pub fn sample(plan: &Plan, variation: &mut Variation, first: First, subject: Subject) -> Samples {
+    let Subject { run, size, flush, pace } = subject;
+    if let Some(samples) = at_first(plan, variation, first, size) {
+        return samples;
     }
     let mut pace_before = pace();
     // Nanoseconds a run, and the pace of the cores meanwhile.
@@ -84,16 +138,15 @@ pub fn sample(plan: &Plan, variation: &mut Variation, subject: Subject) -> Sampl
         (ns, paces)
     };
     // The first run warms up: where that is not the one that checked this kernel, others ran since.
-    let first = if plan.is_first_alone { (plan.first_ns, plan.first_pace) } else { timed(1) };
+    let first = if first.is_alone(plan) { first.timed(plan) } else { timed(1) };
     let first_ns = variation.undisturbed_ns(first.0, first.1);
-    let factor = if first_ns > VERY_LONG_NS { HOPELESS_VERY_LONG } else { HOPELESS_FIRST };
-    if !plan.cold && first_ns > LONG_NS && hopeless(first_ns - cold_ns, factor, 1) {
-        return enough(first_ns);
+    if is_first_hopeless(plan, variation, first_ns, hopeless_first(first_ns), size.cold_ns()) {
+        return Samples { ns: vec![first_ns], stopped_early: true };
     }
     let most_ns = WARM_ENOUGH * plan.min_time_ns;
     let is_sample = !plan.cold
         && first_ns > LONG_NS
-        && cold_ns < COLD_AT_MOST * first_ns
+        && size.cold_ns() < COLD_AT_MOST * first_ns
         && (plan.min_samples == 1 || first_ns > most_ns);
     let mut samples = Vec::from_iter(is_sample.then_some(first));
     let mut total: f64 = samples.iter().map(|(ns, _)| ns).sum();
@@ -111,7 +164,7 @@ pub fn sample(plan: &Plan, variation: &mut Variation, subject: Subject) -> Sampl
         samples.push((ns, pace));
         total += ns * f64::from(n_runs);
         fastest = f64::min(fastest, variation.undisturbed_ns(ns, pace));
-        stopped_early = total >= ENOUGH_NS && hopeless(fastest, HOPELESS_WARM, samples.len());
+        stopped_early = total >= ENOUGH_NS && is_hopeless(plan, variation, fastest, HOPELESS_WARM, samples.len());
     }
     variation.learn(&samples);
     let ns = samples.iter().map(|&(ns, pace)| variation.undisturbed_ns(ns, pace)).collect();
@@ -122,40 +175,33 @@ pub fn sample(plan: &Plan, variation: &mut Variation, subject: Subject) -> Sampl
 mod tests {
     use super::*;
 
-    fn plan(first_ns: f64, leading_ns: Option<f64>) -> Plan {
-        Plan {
-            min_time_ns: 1e6,
-            min_samples: 3,
-            first_ns,
-            first_pace: 1.0,
-            is_first_alone: false,
-            leading_ns,
-            cold: false,
-            at_best_pace: true,
-        }
+    fn plan(leading_ns: Option<f64>) -> Plan {
+        Plan { min_time_ns: 1e6, min_samples: 3, alone_ns: 0.0, leading_ns, cold: false, at_best_pace: true }
     }
 
-    /// Samples of a kernel that takes what `run` says, and how often it runs.
-    fn timed(plan: &Plan, n_bytes: u64, pace: f64, ns_of_run: impl Fn(u32) -> f64) -> (Samples, u32) {
+    /// Samples of a kernel that took so long when it was checked and takes what `run` says, and how often it runs.
+    fn timed(plan: &Plan, first_ns: f64, n_bytes: u64, pace: f64, ns_of_run: impl Fn(u32) -> f64) -> (Samples, u32) {
         let mut n_runs = 0;
         let mut run = |n: u32| {
             n_runs += n;
             (n_runs - n..n_runs).map(&ns_of_run).sum()
         };
-        let subject = Subject { run: &mut run, n_threads: 1, n_bytes, flush: &mut || {}, pace: &mut || pace };
-        (sample(plan, &mut Variation::default(), subject), n_runs)
+        let first = First { ns: first_ns, pace: 1.0, checked_ns: 2.0 * first_ns };
+        let size = Size { n_threads: 1, n_bytes };
+        let subject = Subject { run: &mut run, size, flush: &mut || {}, pace: &mut || pace };
+        (sample(plan, &mut Variation::default(), first, subject), n_runs)
     }
 
     #[test]
     fn a_hopeless_kernel_is_not_run_again() {
-        let (samples, n_runs) = timed(&plan(5e6, Some(1e6)), 0, 1.0, |_| 5e6);
+        let (samples, n_runs) = timed(&plan(Some(1e6)), 5e6, 0, 1.0, |_| 5e6);
         assert!(samples.stopped_early);
         assert_eq!((samples.ns.as_slice(), n_runs), (&[5e6][..], 0));
     }
 
     #[test]
     fn cold_caches_do_not_make_a_kernel_hopeless() {
-        let of_bytes = |n_bytes| timed(&plan(3e6, Some(4e6)), n_bytes, 1.0, |at| if at == 0 { 9e6 } else { 3e6 });
+        let of_bytes = |n_bytes| timed(&plan(Some(4e6)), 3e6, n_bytes, 1.0, |at| if at == 0 { 9e6 } else { 3e6 });
         let (samples, n_runs) = of_bytes(0);
         assert_eq!((samples.stopped_early, samples.ns.as_slice(), n_runs), (true, &[9e6][..], 1));
         let (samples, n_runs) = of_bytes(60_000_000);
@@ -164,44 +210,47 @@ mod tests {
 
     #[test]
     fn a_very_long_run_is_its_own_sample() {
-        let (samples, n_runs) = timed(&plan(11e6, None), 0, 1.0, |_| 11e6);
+        let (samples, n_runs) = timed(&plan(None), 11e6, 0, 1.0, |_| 11e6);
         assert_eq!((samples.stopped_early, samples.ns.len(), n_runs), (false, 1, 1));
-        let (samples, n_runs) = timed(&plan(11e6, None), 60_000_000, 1.0, |_| 11e6);
+        let (samples, n_runs) = timed(&plan(None), 11e6, 60_000_000, 1.0, |_| 11e6);
         assert_eq!((samples.stopped_early, samples.ns.len(), n_runs), (false, 1, 2));
     }
 
     #[test]
     fn a_run_as_long_as_asked_will_do_where_one_is_enough() {
-        let one = Plan { min_samples: 1, ..plan(5e6, None) };
-        let (samples, n_runs) = timed(&one, 0, 1.0, |_| 5e6);
+        let one = Plan { min_samples: 1, ..plan(None) };
+        let (samples, n_runs) = timed(&one, 5e6, 0, 1.0, |_| 5e6);
         assert_eq!((samples.stopped_early, samples.ns.as_slice(), n_runs), (false, &[5e6][..], 1));
         // Where cold caches may have slowed it down, another one follows.
-        let (samples, n_runs) = timed(&one, 10_000_000, 1.0, |at| if at == 0 { 6e6 } else { 5e6 });
+        let (samples, n_runs) = timed(&one, 5e6, 10_000_000, 1.0, |at| if at == 0 { 6e6 } else { 5e6 });
         assert_eq!((samples.stopped_early, samples.ns.as_slice(), n_runs), (false, &[5e6][..], 2));
     }
 
     #[test]
     fn a_first_run_alone_is_not_repeated() {
-        let alone = Plan { min_samples: 1, is_first_alone: true, ..plan(5e6, None) };
-        let (samples, n_runs) = timed(&alone, 0, 1.0, |_| 4e6);
+        let alone = Plan { min_samples: 1, alone_ns: 10e6, ..plan(None) };
+        let (samples, n_runs) = timed(&alone, 5e6, 0, 1.0, |_| 4e6);
         assert_eq!((samples.stopped_early, samples.ns.as_slice(), n_runs), (false, &[5e6][..], 0));
         // It warms up the caches for the samples that follow.
-        let (samples, n_runs) = timed(&alone, 60_000_000, 1.0, |_| 4e6);
+        let (samples, n_runs) = timed(&alone, 5e6, 60_000_000, 1.0, |_| 4e6);
         assert_eq!((samples.ns.as_slice(), n_runs), (&[4e6][..], 1));
-        let (samples, n_runs) = timed(&Plan { leading_ns: Some(4e6), ..alone }, 0, 1.0, |_| 4e6);
+        let (samples, n_runs) = timed(&Plan { leading_ns: Some(4e6), ..alone }, 5e6, 0, 1.0, |_| 4e6);
         assert_eq!((samples.stopped_early, samples.ns.as_slice(), n_runs), (true, &[5e6][..], 0));
+        // Beside a run that took longer others may have run.
+        let (samples, n_runs) = timed(&Plan { alone_ns: 9e6, ..alone }, 5e6, 0, 1.0, |_| 4e6);
+        assert_eq!((samples.stopped_early, samples.ns.as_slice(), n_runs), (false, &[4e6][..], 1));
     }
 
     #[test]
     fn sampling_lasts_as_long_as_asked() {
-        let (samples, _) = timed(&plan(200e3, None), 0, 1.0, |_| 200e3);
+        let (samples, _) = timed(&plan(None), 200e3, 0, 1.0, |_| 200e3);
         assert!(!samples.stopped_early);
         assert!(samples.ns.iter().sum::<f64>() >= 1e6, "{:?}", samples.ns);
     }
 
     #[test]
     fn times_are_those_of_undisturbed_cores() {
-        let at_pace = |pace: f64| timed(&plan(200e3, None), 0, pace, |_| 200e3).0.ns;
+        let at_pace = |pace: f64| timed(&plan(None), 200e3, 0, pace, |_| 200e3).0.ns;
         assert!(at_pace(1.0).iter().all(|&ns| (ns - 200e3).abs() < 1.0));
         assert!(at_pace(2.0).iter().all(|&ns| ns < 150e3));
     }

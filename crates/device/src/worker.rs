@@ -11,7 +11,7 @@ use crate::pool::Pool;
 use crate::prepared::{self, Prepared, Recipe};
 use crate::protocol::{Assignment, ClassName, Plan, Reply, Request, Source};
 use crate::stopwatch::{MOST_TRIES, time_ns};
-use crate::timing::{self, Subject};
+use crate::timing::{self, First, Size, Subject};
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::io::{BufRead, Write};
@@ -106,6 +106,8 @@ struct Built {
     tolerance: Tolerance,
     /// Bytes of what its body touches, but for temporaries.
     n_bytes: u64,
+    /// The run in which it was checked.
+    first: Option<First>,
     /// Names of the kept buffers.
     kept: Vec<String>,
     /// Its `prepare` part, where what that makes can be shared …
@@ -186,7 +188,10 @@ impl Worker {
                 (id, result)
             }
             // Kernels are timed where nothing else of ours runs; otherwise it is the tuner that says where this process may.
-            Request::Check { id, is_alone } => (id, host::pinned(timed.filter(|_| is_alone), || self.check(id))),
+            Request::Check { id, plan } => {
+                let is_alone = plan.is_some_and(|plan| plan.alone_ns > 0.0);
+                (id, host::pinned(timed.filter(|_| is_alone), || self.check(id, plan.as_ref())))
+            }
             Request::Run { id, plan } => (id, host::pinned(timed, || self.run(id, &plan))),
         };
         Some(result.unwrap_or_else(|(class, message)| {
@@ -230,7 +235,7 @@ impl Worker {
         let touched = prepared::touched(&program.body).into_iter().map(|b| program.buffer(b));
         let n_bytes = touched.filter(|b| b.role != Role::Temporary).filter_map(Buffer::size_bytes).sum();
         let tolerance = Tolerance::for_schedule(&self.untuned, &steps);
-        Ok(Built { kernel, tolerance, n_bytes, kept, recipe, prepared })
+        Ok(Built { kernel, tolerance, n_bytes, first: None, kept, recipe, prepared })
     }
 
     fn compile(&mut self, program: &Program, quickly: bool) -> Result<Kernel, CompileError> {
@@ -308,12 +313,14 @@ impl Worker {
         Ok(Pointers { arguments, kept })
     }
 
-    /// Runs a kernel for the first time and compares its answer with the reference.
-    fn check(&mut self, id: u64) -> Result<Reply, Failure> {
+    /// Runs a kernel for the first time and compares its answer with the reference; and times it, where that tells enough
+    /// or what follows belongs to it.
+    fn check(&mut self, id: u64, plan: Option<&Plan>) -> Result<Reply, Failure> {
         let start = Instant::now();
         let pointers = self.prepare(id, true)?;
         // What is prepared serves other candidates too: its time says nothing about this one.
-        reply(&Reply::Prepared { id }).map_err(|e| (ErrorClass::Unknown, format!("telling the tuner: {e}")))?;
+        tell(&Reply::Prepared { id })?;
+        let start_of_run = Instant::now();
         // All ones is a NaN: an element that is not written cannot pass for right.
         for argument in &mut self.arguments {
             if let Argument::Output { buffer, .. } = argument {
@@ -324,14 +331,39 @@ impl Worker {
         let scratch = self.scratch.pointer();
         let pace_before = self.pace.now(&mut self.pool);
         // SAFETY: as in `prepare`.
-        let first_ns = unsafe { time(&built.kernel, &pointers, scratch, &mut self.pool, 1, 1) };
-        let first_pace = (pace_before + self.pace.now(&mut self.pool)) / 2.0;
+        let ns = unsafe { time(&built.kernel, &pointers, scratch, &mut self.pool, 1, 1) };
+        let pace = (pace_before + self.pace.now(&mut self.pool)) / 2.0;
         let runtime = self.pool.runtime();
         // SAFETY: as above, and the body has run.
         unsafe { built.kernel.finish(&pointers.arguments, &pointers.kept, scratch, &runtime) };
         intact(self.arguments.iter().filter_map(Argument::output).chain(&self.kept).chain([&self.scratch]))?;
         let relative_error = compare(&self.untuned, &built.tolerance, &self.arguments)?;
-        Ok(Reply::Checked { id, seconds: start.elapsed().as_secs_f64(), first_ns, first_pace, relative_error })
+        let took = start_of_run.elapsed();
+        let first = First { ns, pace, checked_ns: took.as_nanos() as f64 };
+        let is_enough = |plan: &Plan| {
+            first.is_alone(plan) || timing::at_first(plan, &self.variation, first, self.size(built)).is_some()
+        };
+        let to_time = plan.filter(|plan| is_enough(plan));
+        let checked = Reply::Checked {
+            id,
+            seconds: start.elapsed().as_secs_f64(),
+            run_seconds: took.as_secs_f64(),
+            relative_error,
+            is_timed: to_time.is_some(),
+        };
+        self.kernels.get_mut(&id).expect("it has just run").first = Some(first);
+        match to_time {
+            Some(plan) => {
+                tell(&checked)?;
+                self.run(id, plan)
+            }
+            None => Ok(checked),
+        }
+    }
+
+    fn size(&self, built: &Built) -> Size {
+        let n_threads = self.pool.n_threads();
+        Size { n_threads, n_bytes: built.n_bytes + built.kernel.scratch_bytes(n_threads) }
     }
 
     fn run(&mut self, id: u64, plan: &Plan) -> Result<Reply, Failure> {
@@ -341,8 +373,8 @@ impl Worker {
             self.flush = vec![1; 2 * self.target.l3_bytes as usize];
         }
         let built = self.kernels.get(&id).expect("it was just prepared");
-        let n_threads = self.pool.n_threads();
-        let n_bytes = built.n_bytes + built.kernel.scratch_bytes(n_threads);
+        let first = built.first.ok_or((ErrorClass::Unknown, format!("kernel {id} was never checked")))?;
+        let size = self.size(built);
         let scratch = self.scratch.pointer();
         let pool = RefCell::new(&mut self.pool);
         // A second run is no cold one.
@@ -361,8 +393,8 @@ impl Worker {
         // Emptied caches slow down whatever runs next.
         let looks = plan.at_best_pace && !plan.cold;
         let mut pace = || if looks { self.pace.now(&mut pool.borrow_mut()) } else { 1.0 };
-        let subject = Subject { run: &mut run, n_threads, n_bytes, flush: &mut flush, pace: &mut pace };
-        let samples = timing::sample(plan, &mut self.variation, subject);
+        let subject = Subject { run: &mut run, size, flush: &mut flush, pace: &mut pace };
+        let samples = timing::sample(plan, &mut self.variation, first, subject);
         Ok(Reply::Timed {
             id,
             samples_ns: samples.ns,
@@ -370,6 +402,11 @@ impl Worker {
             seconds: start.elapsed().as_secs_f64(),
         })
     }
+}
+
+/// Tells the tuner what is not the last answer to its request.
+fn tell(early: &Reply) -> Result<(), Failure> {
+    reply(early).map_err(|e| (ErrorClass::Unknown, format!("telling the tuner: {e}")))
 }
 
 /// Nanoseconds of so many runs of a kernel in a row.

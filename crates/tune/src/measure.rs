@@ -40,17 +40,12 @@ pub struct Measured {
 
 /// Something that turns configurations into outcomes: a device, or the replay of a recorded table.
 pub trait Measure {
-    /// Whether something is gained where it is known what will be measured after the next batch.
-    fn works_ahead(&self) -> bool {
-        false
-    }
-
-    /// Tells what will be measured after the next batch.
-    fn announce(&mut self, _batch: &[Config]) {}
-
     /// Measures a batch and hands each result to `done` with the candidate's position in the batch, as soon as it is
     /// there and in any order, at most once each. `leading_ns` is the median of one that leads so far, against which an
     /// implementation may end hopeless timings early. When `done` says break, the rest of the batch is given up.
+    ///
+    /// `next` tells what will be measured after this batch, as far as that can be known before its results are. An
+    /// implementation that gains by working ahead calls it once, as soon as the batch is under way.
     ///
     /// # Errors
     /// Where measuring as a whole is impossible, such as a worker that cannot be started. A candidate that fails is
@@ -59,6 +54,7 @@ pub trait Measure {
         &mut self,
         batch: &[Config],
         leading_ns: Option<f64>,
+        next: &mut dyn FnMut() -> Vec<Config>,
         done: &mut dyn FnMut(usize, Measured) -> ControlFlow<()>,
     ) -> Result<(), BoxError>;
 }

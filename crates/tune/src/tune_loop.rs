@@ -1,5 +1,6 @@
 //! The tuning loop: asks a search for candidates, has them measured, tells the search, and keeps the books.
 
+use std::cell::RefCell;
 use std::collections::{BTreeMap, HashSet};
 use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -114,18 +115,16 @@ pub fn tune(
     let HeadStart { prior, guesses } = head_start;
     let mut guesses = guesses.iter().filter(|config| space.contains(config)).cloned();
     let start = Instant::now();
-    let mut books = Books::new(prior);
-    books.search(|| search.observe(prior));
+    let books = RefCell::new(Books::new(prior));
+    books.borrow_mut().search(|| search.observe(prior));
     let out_of_time = || budget.time.is_some_and(|time| start.elapsed() >= time);
-    // Where that gains time a batch is chosen before the results of the one before are there.
-    let looks_ahead = search.looks_ahead() && measure.works_ahead();
     let most = budget.batch.max(1) as u64;
     let mut guess = |books: &mut Books, n: usize| -> Vec<Config> {
         guesses.by_ref().filter(|config| books.seen.insert(config.clone())).take(n).collect()
     };
     let mut next = None;
     let ended = loop {
-        let left = budget.trials.map_or(u64::MAX, |trials| trials.saturating_sub(books.n_trials));
+        let left = budget.trials.map_or(u64::MAX, |trials| trials.saturating_sub(books.borrow().n_trials));
         if stop.load(Ordering::Relaxed) {
             break Ended::Interrupted;
         } else if left == 0 {
@@ -135,7 +134,8 @@ pub fn tune(
         }
         let Batch { configs: batch, is_guess } = next.take().unwrap_or_else(|| {
             let n = left.min(most) as usize;
-            match guess(&mut books, n) {
+            let books = &mut books.borrow_mut();
+            match guess(books, n) {
                 guesses if !guesses.is_empty() => Batch { configs: guesses, is_guess: true },
                 _ => Batch { configs: books.propose(search, space, n), is_guess: false },
             }
@@ -144,20 +144,26 @@ pub fn tune(
             break Ended::Exhausted;
         }
         let n = left.saturating_sub(batch.len() as u64).min(most) as usize;
-        if looks_ahead && n > 0 {
-            let guesses = guess(&mut books, n);
+        // Where that gains time a batch is chosen before the results of the one before are there.
+        let mut look_ahead = || {
+            if !search.looks_ahead() || n == 0 {
+                return Vec::new();
+            }
+            let books = &mut books.borrow_mut();
+            let guesses = guess(books, n);
             if !guesses.is_empty() {
                 next = Some(Batch { configs: guesses, is_guess: true });
             } else if !is_guess {
                 // One that does not know of the guesses yet could propose them again.
                 next = Some(Batch { configs: books.propose(search, space, n), is_guess: false });
             }
-            measure.announce(next.as_ref().map_or(&[], |next| &next.configs));
-        }
+            next.as_ref().map_or(Vec::new(), |next| next.configs.clone())
+        };
         let mut reports = Vec::with_capacity(batch.len());
         let mut refused = None;
-        let measured = measure.measure(&batch, books.leading_ns(), &mut |i, measured| {
-            let report = books.enter(&batch[i], measured);
+        let leading_ns = books.borrow().leading_ns();
+        let measured = measure.measure(&batch, leading_ns, &mut look_ahead, &mut |i, measured| {
+            let report = books.borrow_mut().enter(&batch[i], measured);
             refused = observer(Event::Trial(&report)).err();
             reports.push(report);
             if refused.is_some() || stop.load(Ordering::Relaxed) || out_of_time() {
@@ -167,7 +173,7 @@ pub fn tune(
             }
         });
         let trials: Vec<Trial> = reports.iter().map(|report| report.trial.clone()).collect();
-        books.search(|| search.observe(&trials));
+        books.borrow_mut().search(|| search.observe(&trials));
         if let Some(error) = refused {
             return Err(Error::Observer(error));
         }
@@ -178,7 +184,7 @@ pub fn tune(
             break Ended::Interrupted;
         }
     };
-    Ok(books.close(start.elapsed(), ended))
+    Ok(books.into_inner().close(start.elapsed(), ended))
 }
 
 /// What is measured together.
@@ -432,33 +438,25 @@ mod tests {
     /// A table that asks what comes next, and holds the loop to it.
     struct Ahead {
         table: RecordedSpace,
-        announced: Vec<Config>,
-        /// What was announced before the last batch was measured.
+        /// What it was told when the last batch was measured.
         expected: Vec<Config>,
         n_kept: usize,
     }
 
     impl Measure for Ahead {
-        fn works_ahead(&self) -> bool {
-            true
-        }
-
-        fn announce(&mut self, batch: &[Config]) {
-            self.announced = batch.to_vec();
-        }
-
         fn measure(
             &mut self,
             batch: &[Config],
             leading_ns: Option<f64>,
+            next: &mut dyn FnMut() -> Vec<Config>,
             done: &mut dyn FnMut(usize, Measured) -> ControlFlow<()>,
         ) -> Result<(), BoxError> {
             if !self.expected.is_empty() {
                 assert_eq!(batch, self.expected);
                 self.n_kept += 1;
             }
-            self.expected = std::mem::take(&mut self.announced);
-            self.table.measure(batch, leading_ns, done)
+            self.expected = next();
+            self.table.measure(batch, leading_ns, &mut Vec::new, done)
         }
     }
 
@@ -466,7 +464,7 @@ mod tests {
     fn looking_ahead_changes_neither_budgets_nor_what_is_found() {
         for row in SEARCHES {
             for budget in [trials(0), trials(1), trials(7), trials(24), Budget { batch: 5, ..Budget::default() }] {
-                let mut ahead = Ahead { table: table(), announced: vec![], expected: vec![], n_kept: 0 };
+                let mut ahead = Ahead { table: table(), expected: vec![], n_kept: 0 };
                 let space = ahead.table.space().clone();
                 let guesses = [space.config_at(3), space.config_at(1), space.config_at(3)];
                 let mut search = build(row.name, &space, 1).unwrap();
@@ -498,6 +496,7 @@ mod tests {
             &mut self,
             _: &[Config],
             _: Option<f64>,
+            _: &mut dyn FnMut() -> Vec<Config>,
             _: &mut dyn FnMut(usize, Measured) -> ControlFlow<()>,
         ) -> Result<(), BoxError> {
             Err("no worker".into())

@@ -1,6 +1,7 @@
 //! Candidates on their way from a source to a result: built on all workers, then checked and timed one after the other.
 
 use super::{Device, Round};
+use crate::host;
 use crate::protocol::{Plan, Reply, Request, Source};
 use crate::workers::{Answer, describe};
 use std::io;
@@ -18,6 +19,10 @@ const LIMIT_GROWTH: u32 = 4;
 const SLOW_RUN: u32 = 3;
 /// … but not before so long.
 const LEAST_SLOW: Duration = Duration::from_millis(30);
+
+/// The kernels that a worker goes on with by itself are so many at most: enough for as long as a search thinks, and few
+/// enough that other workers, too, test what they have built.
+const MOST_QUEUED: usize = 4;
 
 /// What candidates are to come to.
 #[derive(Debug, Clone, Copy)]
@@ -54,6 +59,12 @@ enum State {
     Waiting,
     Building(Kernel),
     Built(Kernel),
+    /// Its worker goes on to check it, and to time it, after others that it tests; those with lower numbers first.
+    Queued {
+        kernel: Kernel,
+        number: u64,
+        limit: Duration,
+    },
     /// Its buffers are being prepared.
     Preparing {
         kernel: Kernel,
@@ -83,9 +94,6 @@ pub(super) struct Kernel {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Kept {
     pub kernel: Kernel,
-    /// What its first run took, and how many times as long as they could the cores took meanwhile.
-    first_ns: f64,
-    first_pace: f64,
     /// Whether no other kernel ran meanwhile.
     is_alone: bool,
     /// ‖out − reference‖ / ‖reference‖ of its answer.
@@ -98,6 +106,7 @@ impl State {
             State::Waiting | State::Done(_) => None,
             State::Building(kernel)
             | State::Built(kernel)
+            | State::Queued { kernel, .. }
             | State::Preparing { kernel, .. }
             | State::Running { kernel, .. } => Some(*kernel),
             State::Checked(kept) | State::Timing(kept) => Some(kept.kernel),
@@ -113,6 +122,15 @@ impl State {
         matches!(self, State::Building(_)) || self.is_in_test()
     }
 
+    /// Whether no other kernel has run since its first run began.
+    fn is_alone(&self) -> bool {
+        match self {
+            State::Preparing { is_alone, .. } | State::Running { is_alone, .. } => *is_alone,
+            State::Timing(kept) => kept.is_alone,
+            _ => false,
+        }
+    }
+
     /// Whether it runs, or is about to.
     fn is_in_test(&self) -> bool {
         matches!(self, State::Preparing { .. } | State::Running { .. } | State::Timing(_))
@@ -120,11 +138,6 @@ impl State {
 }
 
 impl Device {
-    /// Tells which sources will be measured after the next ones; the same as [`tilewright_tune::Measure::announce`].
-    pub fn announce_sources(&mut self, sources: impl IntoIterator<Item = Source>) {
-        self.candidates.extend(sources.into_iter().map(|source| Candidate::new(None, source)));
-    }
-
     /// Begins with a batch.
     pub(super) fn begin(&mut self, sources: &[Source]) {
         for (at, source) in sources.iter().enumerate() {
@@ -137,6 +150,14 @@ impl Device {
         self.candidates.sort_by_key(|c| c.at.unwrap_or(usize::MAX));
     }
 
+    /// Gets the batch under way, and takes note of what comes after it where other cores can build that meanwhile.
+    pub(super) fn look_ahead(&mut self, goal: Goal, next: &mut dyn FnMut() -> Vec<Source>) {
+        if self.has_cores_left() {
+            self.set_to_work(goal);
+            self.candidates.extend(next().into_iter().map(|source| Candidate::new(None, source)));
+        }
+    }
+
     /// The next of the batch whose trial has come to its end, with its place; none where all were told.
     ///
     /// # Errors
@@ -144,7 +165,13 @@ impl Device {
     pub(super) fn next_trial(&mut self, goal: Goal) -> io::Result<Option<(usize, Measured)>> {
         while self.candidates.iter().any(|c| c.at.is_some()) {
             match self.candidates.iter().position(Candidate::is_done).map(|place| self.candidates.remove(place)) {
-                Some(Candidate { at: Some(at), state: State::Done(measured), .. }) => return Ok(Some((at, measured))),
+                Some(Candidate { at: Some(at), state: State::Done(measured), .. }) => {
+                    if self.candidates.iter().all(|c| c.at.is_none()) {
+                        // Workers go on with what comes next while the caller keeps its books.
+                        self.set_to_work(goal);
+                    }
+                    return Ok(Some((at, measured)));
+                }
                 _ => self.advance(goal)?,
             }
         }
@@ -169,24 +196,19 @@ impl Device {
         Ok(batch.map(result).collect())
     }
 
-    /// Ends the batch; those in work are given up.
+    /// Ends the batch and what was to come after it; what is tested is given up.
     ///
     /// # Errors
     /// Where a worker cannot be started anew.
     pub(super) fn abandon(&mut self) -> io::Result<()> {
-        for worker in 0..self.workers.len() {
-            let in_test = |c: &Candidate| c.state.is_of(worker) && c.state.is_in_test();
-            if self.candidates.iter().any(in_test) {
-                self.workers.give_up(worker)?;
-                self.forget_worker(worker);
+        for Candidate { state, .. } in std::mem::take(&mut self.candidates) {
+            match state.kernel() {
+                Some(kernel) if state.is_in_test() => self.workers.give_up(kernel.worker)?,
+                Some(kernel) => self.forget(kernel),
+                None => {}
             }
         }
-        // A worker that is building must be listened to all the same.
-        let abandoned = |c: &mut Candidate| c.at.is_some() && !matches!(c.state, State::Building(_));
-        for candidate in self.candidates.extract_if(.., abandoned).collect::<Vec<_>>() {
-            candidate.state.kernel().into_iter().for_each(|kernel| self.forget(kernel));
-        }
-        self.candidates.iter_mut().for_each(|c| c.at = None);
+        self.step_aside(false);
         Ok(())
     }
 
@@ -202,6 +224,20 @@ impl Device {
 
     /// Gives idle workers something to do, and waits for what the next one says.
     fn advance(&mut self, goal: Goal) -> io::Result<()> {
+        self.set_to_work(goal);
+        if self.candidates.iter().any(Candidate::is_done) {
+            return Ok(());
+        }
+        let (now, slow) = (Instant::now(), self.slow_run());
+        let becomes_slow = self.candidates.iter().filter_map(|c| match c.state {
+            State::Running { start, .. } if goal.trial.is_some() => Some(start + slow),
+            _ => None,
+        });
+        self.listen(becomes_slow.filter(|&at| at > now).min())
+    }
+
+    /// Gives idle workers something to do.
+    fn set_to_work(&mut self, goal: Goal) {
         self.give_up_hopeless(goal);
         // Where kernels leave no core free, all of the batch are built before any is tested.
         let is_building = |c: &Candidate| matches!(c.state, State::Building(_));
@@ -214,16 +250,15 @@ impl Device {
         if at_once || !is_tested {
             self.start_builds(goal, is_tested && goal.trial.is_some());
         }
-        if self.candidates.iter().any(Candidate::is_done) {
-            return Ok(());
+        self.step_aside(is_tested && goal.trial.is_some());
+    }
+
+    /// Moves this thread, too, away from where kernels are timed, as long as they are.
+    pub(super) fn step_aside(&mut self, is_tested: bool) {
+        let is_aside = is_tested && self.has_cores_left();
+        if std::mem::replace(&mut self.is_aside, is_aside) != is_aside {
+            host::pin_thread(if is_aside { &self.other_cpus } else { &self.all_cpus });
         }
-        let now = Instant::now();
-        let slow = self.slow_run();
-        let becomes_slow = self.candidates.iter().filter_map(|c| match c.state {
-            State::Running { start, .. } if goal.trial.is_some() => Some(start + slow),
-            _ => None,
-        });
-        self.listen(becomes_slow.filter(|&at| at > now).min())
     }
 
     /// Whether other workers can build on other cores than those on which a kernel is timed.
@@ -235,7 +270,7 @@ impl Device {
     /// other, but for those that are slow; or all side by side where they are not timed.
     fn start_tests(&mut self, goal: Goal) {
         for place in 0..self.candidates.len() {
-            let Candidate { at: Some(_), state: State::Checked(kept), .. } = self.candidates[place] else { continue };
+            let Candidate { state: State::Checked(kept), .. } = self.candidates[place] else { continue };
             let is_idle = self.workers.is_idle(kept.kernel.worker);
             if let Some(trial) = goal.trial
                 && is_idle
@@ -243,14 +278,15 @@ impl Device {
             {
                 self.make_room(kept.kernel.worker);
                 self.ask_to_time(kept, trial);
-                self.candidates[place].state = State::Timing(kept);
+                self.candidates[place].state = State::Timing(Kept { is_alone: true, ..kept });
             }
         }
-        // Those that were not given up yet come first.
-        let mut places: Vec<usize> = (0..self.candidates.len()).collect();
-        places.sort_by_key(|&place| self.candidates[place].given_up);
-        for place in places {
-            let Candidate { at: Some(_), state: State::Built(kernel), .. } = self.candidates[place] else { continue };
+        // Those of the batch come first, and those that were not given up yet; where they are timed, others may follow.
+        let is_wanted = |c: &Candidate| c.at.is_some() || goal.trial.is_some();
+        let mut places: Vec<usize> = (0..self.candidates.len()).filter(|&at| is_wanted(&self.candidates[at])).collect();
+        places.sort_by_key(|&place| (self.candidates[place].at.is_none(), self.candidates[place].given_up));
+        for &place in &places {
+            let Candidate { state: State::Built(kernel), .. } = self.candidates[place] else { continue };
             if !self.workers.is_idle(kernel.worker) || !self.may_check(goal) {
                 continue;
             }
@@ -267,9 +303,38 @@ impl Device {
                 self.workers.pin(kernel.worker, &self.all_cpus);
             }
             let limit = self.run_limit(self.candidates[place].given_up, goal);
-            let request = Request::Check { id: kernel.id, is_alone };
+            let alone = if is_alone { self.slow_run() } else { Duration::ZERO };
+            let plan = goal.trial.map(|trial| self.plan(trial, alone.as_nanos() as f64));
+            let request = Request::Check { id: kernel.id, plan };
             self.workers.ask(kernel.worker, &request, self.options.run_timeout);
             self.candidates[place].state = State::Preparing { kernel, is_alone, limit };
+        }
+        if self.has_cores_left() {
+            self.queue_tests(goal, &places);
+        }
+    }
+
+    /// Has the worker that tests go on with its next kernels by itself: this side may be busy when it is done, or be kept
+    /// waiting for a core by a build.
+    fn queue_tests(&mut self, goal: Goal, places: &[usize]) {
+        let Some(trial) = goal.trial else { return };
+        // Those that wait to be timed come first: what they took so far is lost where their worker is.
+        if self.candidates.iter().any(|c| matches!(c.state, State::Checked(_))) {
+            return;
+        }
+        let is_first = |c: &&Candidate| c.state.is_in_test() && c.state.is_alone();
+        let Some(tested) = self.candidates.iter().find(is_first).and_then(|c| c.state.kernel()) else { return };
+        let plan = Some(self.plan(trial, self.slow_run().as_nanos() as f64));
+        let mut n_queued = self.candidates.iter().filter(|c| matches!(c.state, State::Queued { .. })).count();
+        for &place in places {
+            let Candidate { state: State::Built(kernel), given_up, .. } = self.candidates[place] else { continue };
+            if kernel.worker == tested.worker && n_queued < MOST_QUEUED {
+                n_queued += 1;
+                self.workers.tell(kernel.worker, &Request::Check { id: kernel.id, plan });
+                let (number, limit) = (self.next_id, self.run_limit(given_up, goal));
+                self.next_id += 1;
+                self.candidates[place].state = State::Queued { kernel, number, limit };
+            }
         }
     }
 
@@ -313,18 +378,21 @@ impl Device {
         }
     }
 
-    /// Asks a worker to time a kernel.
-    fn ask_to_time(&mut self, kept: Kept, Trial { round, leading_ns }: Trial) {
-        let plan = Plan {
+    /// How a kernel is timed whose first run is alone where it takes no longer than so.
+    fn plan(&self, Trial { round, leading_ns }: Trial, alone_ns: f64) -> Plan {
+        Plan {
             min_time_ns: round.time.as_nanos() as f64,
             min_samples: round.min_samples,
-            first_ns: kept.first_ns,
-            first_pace: if self.options.at_best_pace { kept.first_pace } else { 1.0 },
-            is_first_alone: kept.is_alone,
+            alone_ns,
             leading_ns: leading_ns.filter(|_| !self.options.to_the_end),
             cold: self.options.cold,
             at_best_pace: self.options.at_best_pace,
-        };
+        }
+    }
+
+    /// Asks a worker to time a kernel.
+    fn ask_to_time(&mut self, kept: Kept, trial: Trial) {
+        let plan = self.plan(trial, if kept.is_alone { f64::MAX } else { 0.0 });
         let Kernel { worker, id } = kept.kernel;
         self.workers.ask(worker, &Request::Run { id, plan }, self.options.run_timeout);
     }
@@ -334,9 +402,13 @@ impl Device {
         let Some((worker, answer)) = self.workers.next_answer(until)? else { return Ok(()) };
         let is_gone = !matches!(answer, Answer::Reply(_));
         let is_its = |c: &Candidate| c.state.is_in_work() && c.state.is_of(worker);
+        // What was abandoned is none of them any more.
         if let Some(place) = self.candidates.iter().position(is_its) {
             let state = std::mem::replace(&mut self.candidates[place].state, State::Waiting);
             let kernel = state.kernel();
+            if let (Answer::Reply(reply), Some(Kernel { id, .. })) = (&answer, kernel) {
+                assert_eq!(reply.id(), Some(id), "invariant: workers answer in the order in which they were asked");
+            }
             let next = self.next_state(place, state, answer);
             if let (State::Done(_), Some(kernel), false) = (&next, kernel, is_gone) {
                 self.forget(kernel);
@@ -345,8 +417,31 @@ impl Device {
         }
         if is_gone {
             self.forget_worker(worker);
+        } else if !self.candidates.iter().any(is_its) {
+            self.take_queued(worker);
         }
         Ok(())
+    }
+
+    /// A worker that is done with one kernel goes on with the one that is queued there.
+    fn take_queued(&mut self, worker: usize) {
+        let is_alone = !self.candidates.iter().any(|c| c.state.is_in_test());
+        let number_of = |c: &Candidate| match c.state {
+            State::Queued { kernel, number, .. } if kernel.worker == worker => Some(number),
+            _ => None,
+        };
+        let places = (0..self.candidates.len()).filter_map(|at| Some((number_of(&self.candidates[at])?, at)));
+        let Some((_, place)) = places.min() else { return };
+        if let State::Queued { kernel, limit, .. } = self.candidates[place].state {
+            self.workers.go_on(worker, self.options.run_timeout);
+            self.candidates[place].state = State::Preparing { kernel, is_alone, limit };
+        }
+        // One that waits to be timed is no longer the last that ran.
+        for candidate in self.candidates.iter_mut() {
+            if let State::Checked(kept) = &mut candidate.state {
+                kept.is_alone = false;
+            }
+        }
     }
 
     /// What its worker's answer makes of a candidate.
@@ -362,13 +457,27 @@ impl Device {
                 State::Running { kernel, is_alone, start: Instant::now(), limit }
             }
             (
-                State::Running { kernel, is_alone, start, .. },
-                Answer::Reply(Reply::Checked { seconds: verify, first_ns, first_pace, relative_error, .. }),
+                State::Running { kernel, is_alone, .. },
+                Answer::Reply(Reply::Checked { seconds: verify, run_seconds, relative_error, is_timed, .. }),
             ) => {
                 seconds.verify += verify;
-                let took = start.elapsed();
+                let took = Duration::from_secs_f64(run_seconds);
                 self.fastest_check = Some(self.fastest_check.map_or(took, |fastest| fastest.min(took)));
-                State::Checked(Kept { kernel, first_ns, first_pace, is_alone, relative_error })
+                let kept = Kept { kernel, is_alone, relative_error };
+                if is_timed {
+                    self.workers.go_on(kernel.worker, self.options.run_timeout);
+                    State::Timing(kept)
+                } else {
+                    State::Checked(kept)
+                }
+            }
+            // Another one was checked beside it, which its worker could not know: it is timed again, unless it is hopeless.
+            (
+                State::Timing(kept @ Kept { is_alone: false, .. }),
+                Answer::Reply(Reply::Timed { stopped_early: false, seconds: run, .. }),
+            ) => {
+                seconds.run += run;
+                State::Checked(kept)
             }
             (State::Running { limit, .. }, Answer::TimedOut) => {
                 seconds.run += limit.as_secs_f64();

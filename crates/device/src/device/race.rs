@@ -64,6 +64,8 @@ impl Device {
     /// # Errors
     /// Where a worker cannot be started anew.
     pub fn start_race(&mut self, sources: &[Source]) -> io::Result<Vec<Racer>> {
+        // Of what was to come after the last batch nothing is wanted any more.
+        self.abandon()?;
         self.begin(sources);
         let built = self.keep(Goal { quickly: false, to_the_end: true, trial: None })?;
         let racer = |built| match built {

@@ -203,7 +203,7 @@ fn affordable(best_ns: f64, time: Duration) -> u64 {
 fn untuned(device: &mut Device, best_ns: f64) -> std::io::Result<Untuned> {
     device.run_to_the_end(UNTUNED_LIMIT);
     let mut result = Untuned::Failed;
-    device.measure_sources(&[Source::Steps(String::new())], Some(best_ns), &mut |_, measured| {
+    device.measure_sources(&[Source::Steps(String::new())], Some(best_ns), &mut Vec::new, &mut |_, measured| {
         result = match measured.outcome {
             Outcome::Measured(timing) => Untuned::Measured { ns: timing.median_ns },
             Outcome::Failed { class: ErrorClass::RunTimeout, .. } => Untuned::SlowerThan { limit: UNTUNED_LIMIT },
