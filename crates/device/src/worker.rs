@@ -58,7 +58,7 @@ fn reply(reply: &Reply) -> std::io::Result<()> {
 
 /// What is prepared and not in use is kept up to so many bytes. More would be found there again more often, but memory that
 /// was never touched is dear on virtual machines: 2.3 ms a megabyte where packing one takes 0.5.
-const MOST_PREPARED_BYTES: u64 = 128 << 20;
+const MOST_PREPARED_BYTES: u64 = 64 << 20;
 
 struct Worker {
     assignment: Assignment,
