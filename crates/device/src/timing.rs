@@ -97,16 +97,17 @@ fn is_hopeless(plan: &Plan, variation: &Variation, ns: f64, factor: f64, n_sampl
     plan.leading_ns.is_some_and(|leading| ns > factor * variation.by_chance(n_samples) * leading)
 }
 
-/// The same of a long first run, of which so much is owed to something else.
+/// The same of a first run, of which `not_its_ns` may be owed to cold caches or to waiting; only a long one tells.
 fn is_first_hopeless(plan: &Plan, variation: &Variation, ns: f64, factor: f64, not_its_ns: f64) -> bool {
     !plan.cold && ns > LONG_NS && is_hopeless(plan, variation, ns - not_its_ns, factor, 1)
 }
 
+/// How many times the leading time is hopeless for a first run alone.
 fn hopeless_first(ns: f64) -> f64 {
     if ns > VERY_LONG_NS { HOPELESS_VERY_LONG } else { HOPELESS_FIRST }
 }
 
-/// What the run in which a kernel was checked says of it, where that will do: it has no hope.
+/// What is known of a kernel by the run in which it was checked, where no more is needed: it has no hope.
 pub fn at_first(plan: &Plan, variation: &Variation, first: First, size: Size) -> Option<Samples> {
     let (ns, pace) = first.timed(plan);
     let ns = variation.undisturbed_ns(ns, pace);
