@@ -126,7 +126,7 @@ impl Workers {
 
     /// Sends a request that will be answered within `timeout`, for which the worker has the cores, or be its last.
     pub fn ask(&mut self, at: usize, request: &Request, timeout: Duration) {
-        self.send(at, request);
+        self.tell(at, request);
         self.go_on(at, timeout);
     }
 
@@ -136,12 +136,8 @@ impl Workers {
         self.slots[at].deadline = Some(Deadline { at: start + timeout, start, timeout, ran });
     }
 
-    /// Sends a request that is not answered.
+    /// Sends a request that is not answered, or not before others are.
     pub fn tell(&mut self, at: usize, request: &Request) {
-        self.send(at, request);
-    }
-
-    fn send(&mut self, at: usize, request: &Request) {
         let mut line = serde_json::to_vec(request).expect("requests are plain data");
         line.push(b'\n');
         // A worker that is gone is noticed when its answer is awaited.

@@ -94,7 +94,7 @@ pub(super) struct Kernel {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Kept {
     pub kernel: Kernel,
-    /// Whether no other kernel ran meanwhile.
+    /// Whether no other kernel has run since its first run began.
     is_alone: bool,
     /// ‖out − reference‖ / ‖reference‖ of its answer.
     pub relative_error: f64,
@@ -122,7 +122,7 @@ impl State {
         matches!(self, State::Building(_)) || self.is_in_test()
     }
 
-    /// Whether no other kernel has run since its first run began.
+    /// Whether it is in test, and no other kernel has run since its first run began.
     fn is_alone(&self) -> bool {
         match self {
             State::Preparing { is_alone, .. } | State::Running { is_alone, .. } => *is_alone,
@@ -246,16 +246,21 @@ impl Device {
         if at_once || !self.candidates.iter().any(is_unbuilt) {
             self.start_tests(goal);
         }
-        let is_tested = self.candidates.iter().any(|c| c.state.is_in_test());
-        if at_once || !is_tested {
-            self.start_builds(goal, is_tested && goal.trial.is_some());
+        let is_timed = self.is_tested() && goal.trial.is_some();
+        if at_once || !self.is_tested() {
+            self.start_builds(goal, is_timed);
         }
-        self.step_aside(is_tested && goal.trial.is_some());
+        self.step_aside(is_timed);
+    }
+
+    /// Whether a kernel runs, or is about to.
+    fn is_tested(&self) -> bool {
+        self.candidates.iter().any(|c| c.state.is_in_test())
     }
 
     /// Moves this thread, too, away from where kernels are timed, as long as they are.
-    pub(super) fn step_aside(&mut self, is_tested: bool) {
-        let is_aside = is_tested && self.has_cores_left();
+    pub(super) fn step_aside(&mut self, is_timed: bool) {
+        let is_aside = is_timed && self.has_cores_left();
         if std::mem::replace(&mut self.is_aside, is_aside) != is_aside {
             host::pin_thread(if is_aside { &self.other_cpus } else { &self.all_cpus });
         }
@@ -269,21 +274,19 @@ impl Device {
     /// Starts to time what was found right, and to check what is built, where their workers are idle: one after the
     /// other, but for those that are slow; or all side by side where they are not timed.
     fn start_tests(&mut self, goal: Goal) {
-        for place in 0..self.candidates.len() {
-            let Candidate { state: State::Checked(kept), .. } = self.candidates[place] else { continue };
-            let is_idle = self.workers.is_idle(kept.kernel.worker);
-            if let Some(trial) = goal.trial
-                && is_idle
-                && !self.candidates.iter().any(|c| c.state.is_in_test())
-            {
-                self.make_room(kept.kernel.worker);
-                self.ask_to_time(kept, trial);
-                self.candidates[place].state = State::Timing(Kept { is_alone: true, ..kept });
-            }
+        let waits = |c: &Candidate| matches!(c.state, State::Checked(kept) if self.workers.is_idle(kept.kernel.worker));
+        if let Some(trial) = goal.trial
+            && !self.is_tested()
+            && let Some(place) = self.candidates.iter().position(waits)
+            && let State::Checked(kept) = self.candidates[place].state
+        {
+            self.make_room(kept.kernel.worker);
+            self.ask_to_time(kept, trial);
+            self.candidates[place].state = State::Timing(Kept { is_alone: true, ..kept });
         }
-        // Those of the batch come first, and those that were not given up yet; where they are timed, others may follow.
-        let is_wanted = |c: &Candidate| c.at.is_some() || goal.trial.is_some();
-        let mut places: Vec<usize> = (0..self.candidates.len()).filter(|&at| is_wanted(&self.candidates[at])).collect();
+        // Those of the batch come first, and those that were not given up yet.
+        let is_wanted = |&place: &usize| self.candidates[place].is_wanted(goal);
+        let mut places: Vec<usize> = (0..self.candidates.len()).filter(is_wanted).collect();
         places.sort_by_key(|&place| (self.candidates[place].at.is_none(), self.candidates[place].given_up));
         for &place in &places {
             let Candidate { state: State::Built(kernel), .. } = self.candidates[place] else { continue };
@@ -322,8 +325,8 @@ impl Device {
         if self.candidates.iter().any(|c| matches!(c.state, State::Checked(_))) {
             return;
         }
-        let is_first = |c: &&Candidate| c.state.is_in_test() && c.state.is_alone();
-        let Some(tested) = self.candidates.iter().find(is_first).and_then(|c| c.state.kernel()) else { return };
+        let tested = self.candidates.iter().find(|c| c.state.is_alone()).and_then(|c| c.state.kernel());
+        let Some(tested) = tested else { return };
         let plan = Some(self.plan(trial, self.slow_run().as_nanos() as f64));
         let mut n_queued = self.candidates.iter().filter(|c| matches!(c.state, State::Queued { .. })).count();
         for &place in places {
@@ -359,20 +362,19 @@ impl Device {
         }
     }
 
-    /// Has idle workers build; beside a test on other cores.
-    fn start_builds(&mut self, goal: Goal, is_tested: bool) {
+    /// Has idle workers build; beside a kernel that is timed on other cores.
+    fn start_builds(&mut self, goal: Goal, is_timed: bool) {
         for worker in 0..self.workers.len() {
             if !self.workers.is_idle(worker) {
                 continue;
             }
-            let is_wanted =
-                |c: &&mut Candidate| matches!(c.state, State::Waiting) && (c.at.is_some() || goal.trial.is_some());
+            let is_wanted = |c: &&mut Candidate| matches!(c.state, State::Waiting) && c.is_wanted(goal);
             let wanted = self.candidates.iter_mut().filter(is_wanted);
             let Some(next) = wanted.min_by_key(|c| (c.at.is_none(), c.given_up)) else { return };
             let id = self.next_id;
             self.next_id += 1;
             next.state = State::Building(Kernel { worker, id });
-            self.workers.pin(worker, if is_tested { &self.other_cpus } else { &self.all_cpus });
+            self.workers.pin(worker, if is_timed { &self.other_cpus } else { &self.all_cpus });
             let request = Request::Build { id, source: next.source.clone(), quickly: goal.quickly };
             self.workers.ask(worker, &request, self.options.build_timeout);
         }
@@ -425,19 +427,18 @@ impl Device {
 
     /// A worker that is done with one kernel goes on with the one that is queued there.
     fn take_queued(&mut self, worker: usize) {
-        let is_alone = !self.candidates.iter().any(|c| c.state.is_in_test());
-        let number_of = |c: &Candidate| match c.state {
-            State::Queued { kernel, number, .. } if kernel.worker == worker => Some(number),
+        let is_alone = !self.is_tested();
+        let queued = self.candidates.iter_mut().filter_map(|c| match c.state {
+            State::Queued { kernel, number, limit } if kernel.worker == worker => {
+                Some((number, State::Preparing { kernel, is_alone, limit }, &mut c.state))
+            }
             _ => None,
-        };
-        let places = (0..self.candidates.len()).filter_map(|at| Some((number_of(&self.candidates[at])?, at)));
-        let Some((_, place)) = places.min() else { return };
-        if let State::Queued { kernel, limit, .. } = self.candidates[place].state {
-            self.workers.go_on(worker, self.options.run_timeout);
-            self.candidates[place].state = State::Preparing { kernel, is_alone, limit };
-        }
+        });
+        let Some((_, preparing, state)) = queued.min_by_key(|&(number, ..)| number) else { return };
+        *state = preparing;
+        self.workers.go_on(worker, self.options.run_timeout);
         // One that waits to be timed is no longer the last that ran.
-        for candidate in self.candidates.iter_mut() {
+        for candidate in &mut self.candidates {
             if let State::Checked(kept) = &mut candidate.state {
                 kept.is_alone = false;
             }
@@ -579,6 +580,11 @@ impl Device {
 impl Candidate {
     fn new(at: Option<usize>, source: Source) -> Candidate {
         Candidate { at, source, state: State::Waiting, given_up: Duration::ZERO, seconds: Seconds::default() }
+    }
+
+    /// Whether it is of the batch, or may be tested ahead, as it may where kernels are timed.
+    fn is_wanted(&self, goal: Goal) -> bool {
+        self.at.is_some() || goal.trial.is_some()
     }
 
     /// Whether it is of the batch and has come to its end.
