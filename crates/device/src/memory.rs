@@ -24,6 +24,8 @@ struct Map {
 
 // SAFETY: a mapping is plain memory; whoever writes through its pointer is responsible for races.
 unsafe impl Send for Map {}
+// SAFETY: as above.
+unsafe impl Sync for Map {}
 
 impl Drop for Map {
     fn drop(&mut self) {

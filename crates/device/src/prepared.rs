@@ -2,7 +2,7 @@
 
 use crate::memory::Fenced;
 use std::collections::{BTreeSet, HashMap};
-use std::rc::Rc;
+use std::sync::Arc;
 use tilewright_ir::text::stmt_to_string;
 use tilewright_ir::{BufferId, Program, Role, Stmt};
 
@@ -88,7 +88,7 @@ fn visit(block: &[Stmt], f: &mut dyn FnMut(&Stmt)) {
 /// The prepared buffers that were asked for last, and memory for further ones.
 pub struct Cache {
     /// Most recently used last.
-    entries: Vec<(Recipe, Rc<Prepared>)>,
+    entries: Vec<(Recipe, Arc<Prepared>)>,
     limit_bytes: u64,
     /// What was forgotten, to be filled anew.
     spare: Vec<Fenced>,
@@ -101,45 +101,43 @@ impl Cache {
     }
 
     /// What a recipe has made.
-    pub fn get(&mut self, recipe: &Recipe) -> Option<Rc<Prepared>> {
+    pub fn get(&mut self, recipe: &Recipe) -> Option<Arc<Prepared>> {
         let at = self.entries.iter().position(|(r, _)| r == recipe)?;
         let entry = self.entries.remove(at);
         self.entries.push(entry);
-        self.entries.last().map(|(_, prepared)| Rc::clone(prepared))
+        self.entries.last().map(|(_, prepared)| Arc::clone(prepared))
     }
 
-    /// A buffer of so many bytes to prepare something in, with anything in it.
+    /// A buffer to prepare something in, with anything in it, that can best be resized to so many bytes.
     ///
     /// # Errors
     /// Where memory does not suffice.
-    pub fn buffer(&mut self, n_bytes: u64) -> std::io::Result<Fenced> {
+    pub fn spare(&mut self, n_bytes: u64) -> std::io::Result<Fenced> {
         self.forget_beyond(self.limit_bytes.saturating_sub(n_bytes));
         // The smallest that will do, or else the largest.
         self.spare.sort_unstable_by_key(Fenced::capacity);
         let fitting = self.spare.partition_point(|buffer| buffer.capacity() < n_bytes);
-        let mut buffer = match self.spare.len().checked_sub(1) {
-            Some(last) => self.spare.remove(fitting.min(last)),
-            None => Fenced::new(0)?,
-        };
-        buffer.resize(n_bytes)?;
-        Ok(buffer)
+        match self.spare.len().checked_sub(1) {
+            Some(last) => Ok(self.spare.remove(fitting.min(last))),
+            None => Fenced::new(0),
+        }
     }
 
     /// Remembers it.
-    pub fn insert(&mut self, recipe: Recipe, prepared: Rc<Prepared>) {
+    pub fn insert(&mut self, recipe: Recipe, prepared: Arc<Prepared>) {
         self.entries.push((recipe, prepared));
         self.forget_beyond(self.limit_bytes);
     }
 
     fn forget_beyond(&mut self, limit_bytes: u64) {
         let mut n_bytes: u64 = self.entries.iter().map(|(_, p)| p.n_bytes()).sum();
-        let goes = |(_, prepared): &mut (Recipe, Rc<Prepared>)| {
-            let goes = n_bytes > limit_bytes && Rc::strong_count(prepared) == 1;
+        let goes = |(_, prepared): &mut (Recipe, Arc<Prepared>)| {
+            let goes = n_bytes > limit_bytes && Arc::strong_count(prepared) == 1;
             n_bytes -= if goes { prepared.n_bytes() } else { 0 };
             goes
         };
         let forgotten: Vec<_> = self.entries.extract_if(.., goes).collect();
-        let buffers = forgotten.into_iter().filter_map(|(_, prepared)| Rc::into_inner(prepared));
+        let buffers = forgotten.into_iter().filter_map(|(_, prepared)| Arc::into_inner(prepared));
         let buffers = buffers.flat_map(|prepared| prepared.buffers.into_values());
         self.spare.extend(buffers.filter(|buffer| buffer.make_writable().is_ok()));
         let mut n_spare: u64 = self.spare.iter().map(Fenced::capacity).sum();
@@ -160,10 +158,11 @@ mod tests {
         let recipe = |text: &str| Recipe { text: text.to_owned(), fills: vec!["W.p".to_owned()] };
         let mut cache = Cache::new(100_000);
         let mut prepare = |text: &str, n_bytes: u64| {
-            let mut buffer = cache.buffer(n_bytes).unwrap();
+            let mut buffer = cache.spare(n_bytes).unwrap();
+            buffer.resize(n_bytes).unwrap();
             buffer.fill(1);
-            let prepared = Rc::new(Prepared::new(HashMap::from([("W.p".to_owned(), buffer)])).unwrap());
-            cache.insert(recipe(text), Rc::clone(&prepared));
+            let prepared = Arc::new(Prepared::new(HashMap::from([("W.p".to_owned(), buffer)])).unwrap());
+            cache.insert(recipe(text), Arc::clone(&prepared));
             let held = ["a", "b", "c"].map(|text| cache.get(&recipe(text)).is_some());
             (prepared, held)
         };

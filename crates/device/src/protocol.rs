@@ -5,6 +5,15 @@ use tilewright_ir::Target;
 use tilewright_ir::target::Arch;
 use tilewright_tune::ErrorClass;
 
+/// Which thread of a worker a request is for, and a reply from. Each does one thing at a time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Lane {
+    /// The one that builds.
+    Build,
+    /// The one that runs kernels.
+    Test,
+}
+
 /// What a worker is asked to do.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Request {
@@ -39,6 +48,17 @@ pub enum Request {
     },
 }
 
+impl Request {
+    /// Which thread it is for.
+    pub fn lane(&self) -> Lane {
+        match self {
+            // In the order in which they are asked, so that what is dropped is there.
+            Request::Build { .. } | Request::Drop { .. } => Lane::Build,
+            Request::Check { .. } | Request::Run { .. } => Lane::Test,
+        }
+    }
+}
+
 /// What a program is built from.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Source {
@@ -66,7 +86,7 @@ pub struct Plan {
     pub at_best_pace: bool,
 }
 
-/// What a worker answers.
+/// What a worker answers, with the thread that does.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Reply {
     /// The worker is ready.
@@ -76,6 +96,8 @@ pub enum Reply {
         /// Why.
         reason: String,
     },
+    /// The process is about to end by a crash of this thread.
+    Crashed,
     /// The program is built.
     Built {
         /// Its number.
@@ -129,7 +151,7 @@ impl Reply {
     /// The number of the program that it is about.
     pub fn id(&self) -> Option<u64> {
         match self {
-            Reply::Ready | Reply::NotReady { .. } => None,
+            Reply::Ready | Reply::NotReady { .. } | Reply::Crashed => None,
             Reply::Built { id, .. }
             | Reply::Prepared { id }
             | Reply::Checked { id, .. }

@@ -1,7 +1,7 @@
 //! The tuner's end of its worker processes.
 
 use crate::host;
-use crate::protocol::{Assignment, Reply, Request};
+use crate::protocol::{Assignment, Lane, Reply, Request};
 use crate::stopwatch::time_of;
 use std::io::{self, BufRead, BufReader, Write};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
@@ -18,6 +18,8 @@ pub struct WorkerCommand {
     pub arguments: Vec<String>,
 }
 
+const LANES: [Lane; 2] = [Lane::Build, Lane::Test];
+
 /// How long a worker may take to start.
 const START_TIMEOUT: Duration = Duration::from_secs(60);
 
@@ -28,24 +30,27 @@ const PATIENCE: u32 = 4;
 /// The least time for which a deadline is put off.
 const LEAST_WAIT: Duration = Duration::from_millis(5);
 
-/// What came from a worker.
+/// What came from a thread of a worker.
 pub enum Answer {
     /// It replied.
     Reply(Reply),
-    /// It is gone, and being started anew.
+    /// It is gone with its process, which is being started anew.
     Died(ExitStatus),
-    /// It did not reply in time; it has been killed and is being started anew.
+    /// It did not reply in time; its process has been killed and is being started anew.
     TimedOut,
 }
 
-/// A fixed number of worker processes, each doing one thing at a time.
+/// A fixed number of worker processes, of which each builds one program and tests another at a time.
 pub struct Workers {
     command: WorkerCommand,
     assignment: Assignment,
     slots: Vec<Slot>,
-    sender: Sender<(usize, u64, Option<Reply>)>,
-    receiver: Receiver<(usize, u64, Option<Reply>)>,
+    sender: Sender<Heard>,
+    receiver: Receiver<Heard>,
 }
+
+/// A worker, its generation, and what a thread of it says; none where it has ended.
+type Heard = (usize, u64, Option<(Lane, Reply)>);
 
 struct Slot {
     child: Child,
@@ -54,10 +59,13 @@ struct Slot {
     generation: u64,
     /// Whether it has not said yet that it is ready.
     is_starting: bool,
-    deadline: Option<Deadline>,
+    /// By the lane's number; none where it is idle.
+    deadlines: [Option<Deadline>; 2],
+    /// Whether its last words said that it was the building that crashed.
+    is_build_crash: bool,
 }
 
-/// Until when a worker has to answer: so much later, and for so long it has to have run.
+/// Until when a worker's thread has to answer: so much later, and for so long it has to have run.
 ///
 /// Where others take the cores, a kernel that is not slow may be long in coming to its end.
 #[derive(Clone, Copy)]
@@ -65,7 +73,7 @@ struct Deadline {
     at: Instant,
     start: Instant,
     timeout: Duration,
-    /// What the worker's threads had run before, together.
+    /// What it had run before.
     ran: Option<Duration>,
 }
 
@@ -80,12 +88,17 @@ impl Deadline {
 }
 
 impl Slot {
-    /// What the threads of its process have run, together; none where the system does not say.
-    fn ran(&self) -> Option<Duration> {
+    /// What a thread of its process has run, and those that help it, together; none where the system does not say.
+    fn ran(&self, lane: Lane) -> Option<Duration> {
         let mut clock = 0;
         // SAFETY: the call writes a clock's number.
         let has_clock = unsafe { libc::clock_getcpuclockid(self.child.id().cast_signed(), &raw mut clock) } == 0;
-        has_clock.then(|| time_of(clock)).flatten()
+        let all = has_clock.then(|| time_of(clock)).flatten()?;
+        // The main thread builds.
+        let main = format!("/proc/{0}/task/{0}/schedstat", self.child.id());
+        let main_ns = std::fs::read_to_string(main).ok()?.split_whitespace().next()?.parse().ok()?;
+        let build = Duration::from_nanos(main_ns);
+        Some(if lane == Lane::Build { build } else { all.saturating_sub(build) })
     }
 }
 
@@ -119,21 +132,26 @@ impl Workers {
         self.slots.len()
     }
 
-    /// Whether the worker is ready and waits for a request.
-    pub fn is_idle(&self, at: usize) -> bool {
-        self.slots[at].deadline.is_none()
+    /// Whether a thread of a worker is ready and waits for a request.
+    pub fn is_idle(&self, at: usize, lane: Lane) -> bool {
+        self.slots[at].deadlines[lane as usize].is_none()
     }
 
-    /// Sends a request that will be answered within `timeout`, for which the worker has the cores, or be its last.
+    /// Whether all of them are.
+    pub fn are_idle(&self) -> bool {
+        self.slots.iter().all(|slot| slot.deadlines.iter().all(Option::is_none))
+    }
+
+    /// Sends a request that will be answered within `timeout`, for which its thread has the cores, or be its last.
     pub fn ask(&mut self, at: usize, request: &Request, timeout: Duration) {
         self.tell(at, request);
-        self.go_on(at, timeout);
+        self.go_on(at, request.lane(), timeout);
     }
 
-    /// Lets a worker that is not done yet go on for so long.
-    pub fn go_on(&mut self, at: usize, timeout: Duration) {
-        let (start, ran) = (Instant::now(), self.slots[at].ran());
-        self.slots[at].deadline = Some(Deadline { at: start + timeout, start, timeout, ran });
+    /// Lets a thread that is not done yet go on for so long.
+    pub fn go_on(&mut self, at: usize, lane: Lane, timeout: Duration) {
+        let (start, ran) = (Instant::now(), self.slots[at].ran(lane));
+        self.slots[at].deadlines[lane as usize] = Some(Deadline { at: start + timeout, start, timeout, ran });
     }
 
     /// Sends a request that is not answered, or not before others are.
@@ -144,12 +162,12 @@ impl Workers {
         let _ = self.slots[at].stdin.write_all(&line);
     }
 
-    /// Restricts what a worker does from now on to these CPUs, but for what it pins itself.
+    /// Restricts where a worker builds from now on to these CPUs.
     pub fn pin(&self, at: usize, cpus: &[usize]) {
         host::pin(self.slots[at].child.id().cast_signed(), cpus);
     }
 
-    /// Ends what a worker is doing, and starts it anew; it is idle once it is ready.
+    /// Ends what a worker is doing, and starts it anew; its threads are idle once it is ready.
     ///
     /// # Errors
     /// Where it cannot be started.
@@ -166,24 +184,24 @@ impl Workers {
     ///
     /// # Panics
     /// Where all workers are idle.
-    pub fn next_answer(&mut self, until: Option<Instant>) -> io::Result<Option<(usize, Answer)>> {
+    pub fn next_answer(&mut self, until: Option<Instant>) -> io::Result<Option<(usize, Lane, Answer)>> {
         loop {
-            let (late, deadline) = self
-                .slots
-                .iter()
-                .enumerate()
-                .filter_map(|(at, s)| s.deadline.map(|d| (at, d)))
-                .min_by_key(|(_, d)| d.at)
+            let lanes = self.slots.iter().enumerate().flat_map(|(at, s)| LANES.map(|lane| (at, lane, s)));
+            let (late, late_lane, deadline) = lanes
+                .filter_map(|(at, lane, s)| s.deadlines[lane as usize].map(|d| (at, lane, d)))
+                .min_by_key(|(.., d)| d.at)
                 .expect("an answer is awaited only after a question");
             let wake = until.map_or(deadline.at, |until| until.min(deadline.at));
             match self.receiver.recv_timeout(wake.saturating_duration_since(Instant::now())) {
                 Ok((at, generation, _)) if generation != self.slots[at].generation => {}
-                Ok((at, _, Some(reply))) => {
+                Ok((at, _, Some((_, Reply::Crashed)))) => self.slots[at].is_build_crash = true,
+                Ok((at, _, Some((lane, reply)))) => {
                     let slot = &mut self.slots[at];
-                    slot.deadline = None;
                     if !std::mem::take(&mut slot.is_starting) {
-                        return Ok(Some((at, Answer::Reply(reply))));
+                        slot.deadlines[lane as usize] = None;
+                        return Ok(Some((at, lane, Answer::Reply(reply))));
                     }
+                    slot.deadlines = [None; 2];
                     return match reply {
                         Reply::NotReady { reason } => {
                             Err(io::Error::other(format!("a worker did not get ready: {reason}")))
@@ -201,21 +219,24 @@ impl Workers {
                             describe(status)
                         )));
                     }
+                    // What is tested is what crashes, unless it is known better.
+                    let is_test = !self.slots[at].is_build_crash && !self.is_idle(at, Lane::Test);
                     self.give_up(at)?;
-                    return Ok(Some((at, Answer::Died(status))));
+                    return Ok(Some((at, if is_test { Lane::Test } else { Lane::Build }, Answer::Died(status))));
                 }
                 Err(RecvTimeoutError::Timeout) if wake < deadline.at => return Ok(None),
                 Err(RecvTimeoutError::Timeout) => {
                     let slot = &mut self.slots[late];
-                    slot.deadline = deadline.put_off(slot.ran());
-                    if slot.deadline.is_some() {
+                    let put_off = deadline.put_off(slot.ran(late_lane));
+                    slot.deadlines[late_lane as usize] = put_off;
+                    if put_off.is_some() {
                         continue;
                     }
                     if slot.is_starting {
                         return Err(io::Error::other("a worker did not get ready in time"));
                     }
                     self.give_up(late)?;
-                    return Ok(Some((late, Answer::TimedOut)));
+                    return Ok(Some((late, late_lane, Answer::TimedOut)));
                 }
                 Err(RecvTimeoutError::Disconnected) => unreachable!("this side holds a sender"),
             }
@@ -256,7 +277,7 @@ impl Workers {
         });
         let start = Instant::now();
         let deadline = Deadline { at: start + START_TIMEOUT, start, timeout: START_TIMEOUT, ran: None };
-        Ok(Slot { child, stdin, generation, is_starting: true, deadline: Some(deadline) })
+        Ok(Slot { child, stdin, generation, is_starting: true, deadlines: [Some(deadline); 2], is_build_crash: false })
     }
 }
 
@@ -279,9 +300,16 @@ mod tests {
     use super::*;
     use tilewright_ir::Target;
 
-    /// What comes from a worker that does `work`, in the shell's words, when it is asked something.
+    /// What comes from a worker that does `work`, in the shell's words, when it is asked to build.
     fn answer_after(work: &str, timeout: Duration) -> Answer {
-        let script = format!("read -r assignment; echo '\"Ready\"'; read -r request; {work}; echo '\"Ready\"'");
+        answer_of(work, &[Request::Drop { id: 0 }], timeout).1
+    }
+
+    /// The same where several things are asked, with the thread that it comes from.
+    fn answer_of(work: &str, requests: &[Request], timeout: Duration) -> (Lane, Answer) {
+        let script = format!(
+            "read -r assignment; echo '[\"Build\",\"Ready\"]'; read -r request; {work}; echo '[\"Build\",\"Ready\"]'"
+        );
         let command = WorkerCommand { program: "/bin/sh".into(), arguments: vec!["-c".to_owned(), script] };
         let assignment = Assignment {
             workload: String::new(),
@@ -294,8 +322,9 @@ mod tests {
             memory_bytes: 0,
         };
         let mut workers = Workers::start(command, assignment, 1).unwrap();
-        workers.ask(0, &Request::Drop { id: 0 }, timeout);
-        workers.next_answer(None).unwrap().expect("it was waited for").1
+        requests.iter().for_each(|request| workers.ask(0, request, timeout));
+        let (_, lane, answer) = workers.next_answer(None).unwrap().expect("it was waited for");
+        (lane, answer)
     }
 
     #[test]
@@ -308,6 +337,26 @@ mod tests {
         for work in ["while :; do :; done", "exec sleep 60"] {
             assert!(matches!(answer_after(work, Duration::from_millis(100)), Answer::TimedOut));
         }
+    }
+
+    #[test]
+    fn a_crash_is_of_what_is_tested_unless_the_builder_says_otherwise() {
+        let both = [Request::Drop { id: 0 }, Request::Check { id: 1, plan: None }];
+        for (requests, last_words, expected) in [
+            (&both[..], "", Lane::Test),
+            (&both[..], "echo '[\"Build\",\"Crashed\"]'; ", Lane::Build),
+            (&both[..1], "", Lane::Build),
+        ] {
+            let (lane, answer) = answer_of(&format!("{last_words}exit 3"), requests, Duration::from_secs(60));
+            assert!(lane == expected && matches!(answer, Answer::Died(_)), "{last_words}");
+        }
+    }
+
+    #[test]
+    fn threads_of_a_worker_have_deadlines_of_their_own() {
+        let both = [Request::Drop { id: 0 }, Request::Check { id: 1, plan: None }];
+        let (lane, answer) = answer_of("echo '[\"Test\",\"Ready\"]'; exec sleep 60", &both, Duration::from_secs(60));
+        assert!(lane == Lane::Test && matches!(answer, Answer::Reply(_)));
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use super::{Device, Round};
 use crate::host;
-use crate::protocol::{Plan, Reply, Request, Source};
+use crate::protocol::{Lane, Plan, Reply, Request, Source};
 use crate::workers::{Answer, describe};
 use std::io;
 use std::time::{Duration, Instant};
@@ -117,9 +117,13 @@ impl State {
         self.kernel().is_some_and(|kernel| kernel.worker == worker)
     }
 
-    /// Whether its worker is at work on it.
-    fn is_in_work(&self) -> bool {
-        matches!(self, State::Building(_)) || self.is_in_test()
+    /// Which thread of its worker is at work on it.
+    fn lane(&self) -> Option<Lane> {
+        match self {
+            State::Building(_) => Some(Lane::Build),
+            State::Preparing { .. } | State::Running { .. } | State::Timing(_) => Some(Lane::Test),
+            State::Waiting | State::Built(_) | State::Queued { .. } | State::Checked(_) | State::Done(_) => None,
+        }
     }
 
     /// Whether it is in test, and no other kernel has run since its first run began.
@@ -133,7 +137,7 @@ impl State {
 
     /// Whether it runs, or is about to.
     fn is_in_test(&self) -> bool {
-        matches!(self, State::Preparing { .. } | State::Running { .. } | State::Timing(_))
+        self.lane() == Some(Lane::Test)
     }
 }
 
@@ -274,13 +278,16 @@ impl Device {
     /// Starts to time what was found right, and to check what is built, where their workers are idle: one after the
     /// other, but for those that are slow; or all side by side where they are not timed.
     fn start_tests(&mut self, goal: Goal) {
-        let waits = |c: &Candidate| matches!(c.state, State::Checked(kept) if self.workers.is_idle(kept.kernel.worker));
+        let waits = |c: &Candidate| match c.state {
+            State::Checked(kept) => self.workers.is_idle(kept.kernel.worker, Lane::Test),
+            _ => false,
+        };
         if let Some(trial) = goal.trial
             && !self.is_tested()
             && let Some(place) = self.candidates.iter().position(waits)
             && let State::Checked(kept) = self.candidates[place].state
         {
-            self.make_room(kept.kernel.worker);
+            self.make_room();
             self.ask_to_time(kept, trial);
             self.candidates[place].state = State::Timing(Kept { is_alone: true, ..kept });
         }
@@ -290,7 +297,7 @@ impl Device {
         places.sort_by_key(|&place| (self.candidates[place].at.is_none(), self.candidates[place].given_up));
         for &place in &places {
             let Candidate { state: State::Built(kernel), .. } = self.candidates[place] else { continue };
-            if !self.workers.is_idle(kernel.worker) || !self.may_check(goal) {
+            if !self.workers.is_idle(kernel.worker, Lane::Test) || !self.may_check(goal) {
                 continue;
             }
             let mut is_alone = goal.trial.is_some() && !self.options.cold;
@@ -300,10 +307,7 @@ impl Device {
                 }
             }
             if is_alone {
-                self.make_room(kernel.worker);
-            } else {
-                // It may still be where it built beside another's test.
-                self.workers.pin(kernel.worker, &self.all_cpus);
+                self.make_room();
             }
             let limit = self.run_limit(self.candidates[place].given_up, goal);
             let alone = if is_alone { self.slow_run() } else { Duration::ZERO };
@@ -355,19 +359,37 @@ impl Device {
         self.fastest_check.map_or(LEAST_SLOW, |fastest| LEAST_SLOW.max(fastest * SLOW_RUN))
     }
 
-    /// Moves what others build away from the cores on which this worker's kernel is timed.
-    fn make_room(&self, worker: usize) {
-        for other in (0..self.workers.len()).filter(|&other| other != worker && !self.workers.is_idle(other)) {
-            self.workers.pin(other, &self.other_cpus);
+    /// Moves what is built away from the cores on which a kernel is timed.
+    fn make_room(&self) {
+        for worker in (0..self.workers.len()).filter(|&worker| !self.workers.is_idle(worker, Lane::Build)) {
+            self.workers.pin(worker, &self.other_cpus);
         }
     }
 
-    /// Has idle workers build; beside a kernel that is timed on other cores.
+    /// The workers that can build now, those first that should: so many threads as there are workers build or test.
+    ///
+    /// The first workers build most, so that what they prepare is found there again; but one that may have to be given up
+    /// takes with it what it has built.
+    fn builders(&self) -> Vec<usize> {
+        let slow = self.slow_run();
+        let is_slow = |worker: &usize| {
+            self.candidates.iter().any(|c| match c.state {
+                State::Running { kernel, start, .. } => kernel.worker == *worker && start.elapsed() >= slow,
+                _ => false,
+            })
+        };
+        let all = 0..self.workers.len();
+        let n_busy = |lane| all.clone().filter(|&worker| !self.workers.is_idle(worker, lane)).count();
+        let n_free = all.len().saturating_sub(n_busy(Lane::Build) + n_busy(Lane::Test));
+        let mut idle: Vec<usize> = all.filter(|&worker| self.workers.is_idle(worker, Lane::Build)).collect();
+        idle.sort_by_key(is_slow);
+        idle.truncate(n_free);
+        idle
+    }
+
+    /// Has workers build; beside a kernel that is timed on other cores.
     fn start_builds(&mut self, goal: Goal, is_timed: bool) {
-        for worker in 0..self.workers.len() {
-            if !self.workers.is_idle(worker) {
-                continue;
-            }
+        for worker in self.builders() {
             let is_wanted = |c: &&mut Candidate| matches!(c.state, State::Waiting) && c.is_wanted(goal);
             let wanted = self.candidates.iter_mut().filter(is_wanted);
             let Some(next) = wanted.min_by_key(|c| (c.at.is_none(), c.given_up)) else { return };
@@ -401,15 +423,19 @@ impl Device {
 
     /// Waits for what the next worker says, until some moment at most, and takes note of it.
     fn listen(&mut self, until: Option<Instant>) -> io::Result<()> {
-        let Some((worker, answer)) = self.workers.next_answer(until)? else { return Ok(()) };
+        let Some((worker, lane, answer)) = self.workers.next_answer(until)? else { return Ok(()) };
         let is_gone = !matches!(answer, Answer::Reply(_));
-        let is_its = |c: &Candidate| c.state.is_in_work() && c.state.is_of(worker);
+        let is_its = |c: &Candidate| c.state.lane() == Some(lane) && c.state.is_of(worker);
         // What was abandoned is none of them any more.
         if let Some(place) = self.candidates.iter().position(is_its) {
             let state = std::mem::replace(&mut self.candidates[place].state, State::Waiting);
             let kernel = state.kernel();
             if let (Answer::Reply(reply), Some(Kernel { id, .. })) = (&answer, kernel) {
-                assert_eq!(reply.id(), Some(id), "invariant: workers answer in the order in which they were asked");
+                assert_eq!(
+                    reply.id(),
+                    Some(id),
+                    "invariant: threads of workers answer in the order in which they were asked"
+                );
             }
             let next = self.next_state(place, state, answer);
             if let (State::Done(_), Some(kernel), false) = (&next, kernel, is_gone) {
@@ -419,7 +445,7 @@ impl Device {
         }
         if is_gone {
             self.forget_worker(worker);
-        } else if !self.candidates.iter().any(is_its) {
+        } else if lane == Lane::Test && !self.candidates.iter().any(is_its) {
             self.take_queued(worker);
         }
         Ok(())
@@ -436,7 +462,7 @@ impl Device {
         });
         let Some((_, preparing, state)) = queued.min_by_key(|&(number, ..)| number) else { return };
         *state = preparing;
-        self.workers.go_on(worker, self.options.run_timeout);
+        self.workers.go_on(worker, Lane::Test, self.options.run_timeout);
         // One that waits to be timed is no longer the last that ran.
         for candidate in &mut self.candidates {
             if let State::Checked(kept) = &mut candidate.state {
@@ -454,7 +480,7 @@ impl Device {
                 State::Built(kernel)
             }
             (State::Preparing { kernel, is_alone, limit }, Answer::Reply(Reply::Prepared { .. })) => {
-                self.workers.go_on(kernel.worker, limit);
+                self.workers.go_on(kernel.worker, Lane::Test, limit);
                 State::Running { kernel, is_alone, start: Instant::now(), limit }
             }
             (
@@ -466,7 +492,7 @@ impl Device {
                 self.fastest_check = Some(self.fastest_check.map_or(took, |fastest| fastest.min(took)));
                 let kept = Kept { kernel, is_alone, relative_error };
                 if is_timed {
-                    self.workers.go_on(kernel.worker, self.options.run_timeout);
+                    self.workers.go_on(kernel.worker, Lane::Test, self.options.run_timeout);
                     State::Timing(kept)
                 } else {
                     State::Checked(kept)
@@ -535,13 +561,15 @@ impl Device {
     /// # Errors
     /// Where a worker cannot be started anew.
     pub(super) fn time_kept(&mut self, kept: Kept, round: Round) -> io::Result<Outcome> {
-        while (0..self.workers.len()).any(|worker| !self.workers.is_idle(worker)) {
+        while !self.workers.are_idle() {
             self.listen(None)?;
         }
         self.ask_to_time(kept, Trial { round, leading_ns: None });
         loop {
             match self.workers.next_answer(None)? {
-                Some((worker, answer)) if worker == kept.kernel.worker => return Ok(self.outcome(answer, &mut 0.0)),
+                Some((worker, Lane::Test, answer)) if worker == kept.kernel.worker => {
+                    return Ok(self.outcome(answer, &mut 0.0));
+                }
                 _ => {}
             }
         }

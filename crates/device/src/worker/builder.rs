@@ -1,0 +1,125 @@
+//! The thread of a worker that builds.
+
+use super::Failure;
+use super::store::{Built, Store};
+use crate::objects::Objects;
+use crate::prepared::{self, Recipe};
+use crate::protocol::{ClassName, Reply, Request, Source};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, OnceLock};
+use std::time::Instant;
+use tilewright_codegen::{CompileError, Compiler, Kernel};
+use tilewright_ir::op::Workload;
+use tilewright_ir::reference::Tolerance;
+use tilewright_ir::schedule::{apply_all, parse_steps};
+use tilewright_ir::{Buffer, Program, Role, Target, lower, text, verify};
+use tilewright_tune::ErrorClass;
+
+pub struct Builder {
+    workload: Workload,
+    untuned: Program,
+    compiler: Compiler,
+    objects: Objects,
+    store: Arc<Store>,
+}
+
+impl Builder {
+    /// One that builds for a workload and a target what the store keeps.
+    pub fn new(workload: Workload, target: Target, objects: Objects, store: Arc<Store>) -> Builder {
+        let untuned = workload.program();
+        Builder { workload, untuned, compiler: Compiler::new(target), objects, store }
+    }
+
+    /// Does what is asked; what there is to say last, if anything.
+    pub fn answer(&mut self, request: Request) -> Option<Reply> {
+        let start = Instant::now();
+        let (id, result) = match request {
+            Request::Build { id, source, quickly } => {
+                let built = catch_unwind(AssertUnwindSafe(|| self.build(&source, quickly)));
+                let built = built.unwrap_or_else(|p| Err((ErrorClass::Unknown, panic_message(&*p))));
+                let result = built.map(|built| {
+                    self.store.insert(id, built);
+                    Reply::Built { id, seconds: start.elapsed().as_secs_f64() }
+                });
+                (id, result)
+            }
+            Request::Drop { id } => {
+                self.store.remove(id);
+                return None;
+            }
+            Request::Check { .. } | Request::Run { .. } => unreachable!("another thread tests"),
+        };
+        Some(result.unwrap_or_else(|(class, message)| {
+            let seconds = start.elapsed().as_secs_f64();
+            Reply::Failed { id, class: ClassName(class), message, seconds }
+        }))
+    }
+
+    fn build(&mut self, source: &Source, quickly: bool) -> Result<Built, Failure> {
+        let instantiation = |why: String| (ErrorClass::InstantiationError, why);
+        let (mut program, steps) = match source {
+            Source::Steps(steps) => {
+                let steps = parse_steps(steps).map_err(|e| instantiation(e.to_string()))?;
+                let scheduled = apply_all(&self.untuned, &steps)
+                    .map_err(|(at, why)| instantiation(format!("step {} `{}`: {why}", at + 1, steps[at])))?;
+                // The program before its tails and unrolled loops multiply: what lowering makes of it is lowering's to
+                // keep valid.
+                verify::verify(&scheduled).map_err(|e| instantiation(e.to_string()))?;
+                (scheduled, steps)
+            }
+            Source::Lowered(program) => (text::parse(program).map_err(|e| instantiation(e.to_string()))?, Vec::new()),
+        };
+        let same = |a: &Program, b: &Program| {
+            a.arguments()
+                .map(|(_, b)| (b.dtype, &b.shape, b.role))
+                .eq(b.arguments().map(|(_, b)| (b.dtype, &b.shape, b.role)))
+        };
+        if !same(&program, &self.untuned) {
+            return Err(instantiation(format!("its arguments are not those of {}", self.workload)));
+        }
+        let recipe = Recipe::of(&program);
+        let prepared = recipe.as_ref().and_then(|recipe| self.store.prepared().get(recipe));
+        if prepared.is_some() {
+            program.prepare.clear();
+        }
+        if let Source::Steps(_) = source {
+            program = lower::lower(&program);
+        }
+        let kernel = self.compile(&program, quickly).map_err(|e| (ErrorClass::CompileErrorHost, e.to_string()))?;
+        let kept = program.kept().map(|(_, b)| b.name.clone()).collect();
+        let touched = prepared::touched(&program.body).into_iter().map(|b| program.buffer(b));
+        let n_bytes = touched.filter(|b| b.role != Role::Temporary).filter_map(Buffer::size_bytes).sum();
+        let tolerance = Tolerance::for_schedule(&self.untuned, &steps);
+        let prepared = prepared.map_or_else(OnceLock::new, OnceLock::from);
+        Ok(Built { kernel, tolerance, n_bytes, kept, recipe, prepared, first: OnceLock::new() })
+    }
+
+    fn compile(&mut self, program: &Program, quickly: bool) -> Result<Kernel, CompileError> {
+        if quickly {
+            match self.compiler.compile_quickly(program) {
+                Err(CompileError::NotQuick(_)) => {}
+                done => return done,
+            }
+        }
+        self.add_objects_of_others();
+        let mut kernel = self.compiler.compile(program)?;
+        if let Some(object) = kernel.take_object() {
+            // Others do without where there is no memory for it.
+            let _ = self.objects.add(&object);
+        }
+        Ok(kernel)
+    }
+
+    /// Takes over what other workers have compiled since the last time.
+    fn add_objects_of_others(&mut self) {
+        // One that cannot be read or refers to what was forgotten is compiled anew where it is needed.
+        while let Ok(Some(object)) = self.objects.next_of_others() {
+            let _ = self.compiler.add(&object);
+        }
+    }
+}
+
+fn panic_message(payload: &(dyn std::any::Any + Send)) -> String {
+    let text = payload.downcast_ref::<String>().map(String::as_str).or_else(|| payload.downcast_ref::<&str>().copied());
+    format!("the compiler panicked: {}", text.unwrap_or("no message"))
+}

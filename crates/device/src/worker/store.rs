@@ -1,0 +1,69 @@
+//! What the threads of a worker share: kernels, and what their `prepare` parts have made.
+
+use super::Failure;
+use crate::prepared::{Cache, Prepared, Recipe};
+use crate::timing::First;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+use tilewright_codegen::Kernel;
+use tilewright_ir::reference::Tolerance;
+use tilewright_tune::ErrorClass;
+
+/// A kernel, and what is known of it.
+pub struct Built {
+    pub kernel: Kernel,
+    /// How far its answers may be from the reference.
+    pub tolerance: Tolerance,
+    /// Bytes of what its body touches, but for temporaries.
+    pub n_bytes: u64,
+    /// Names of the kept buffers.
+    pub kept: Vec<String>,
+    /// Its `prepare` part, where what that makes can be shared …
+    pub recipe: Option<Recipe>,
+    /// … and what it has made.
+    pub prepared: OnceLock<Arc<Prepared>>,
+    /// The run in which it was checked.
+    pub first: OnceLock<First>,
+}
+
+pub struct Store {
+    kernels: Mutex<HashMap<u64, Arc<Built>>>,
+    prepared: Mutex<Cache>,
+}
+
+impl Store {
+    /// An empty one.
+    pub fn new(prepared: Cache) -> Store {
+        Store { kernels: Mutex::default(), prepared: Mutex::new(prepared) }
+    }
+
+    /// Keeps a kernel under a number.
+    pub fn insert(&self, id: u64, built: Built) {
+        lock(&self.kernels).insert(id, Arc::new(built));
+    }
+
+    /// Forgets a kernel.
+    pub fn remove(&self, id: u64) {
+        let built = lock(&self.kernels).remove(&id);
+        // Its memory is given back while nobody waits for the lock.
+        drop(built);
+    }
+
+    /// The kernel of a number.
+    ///
+    /// # Errors
+    /// Where there is none.
+    pub fn kernel(&self, id: u64) -> Result<Arc<Built>, Failure> {
+        let built = lock(&self.kernels).get(&id).cloned();
+        built.ok_or_else(|| (ErrorClass::Unknown, format!("no kernel {id} is kept")))
+    }
+
+    /// What recipes have made.
+    pub fn prepared(&self) -> MutexGuard<'_, Cache> {
+        lock(&self.prepared)
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().expect("no thread panics while it holds the lock")
+}

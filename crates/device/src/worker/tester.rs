@@ -1,0 +1,298 @@
+//! The thread of a worker that tests: it runs kernels, compares their answers with the reference, and times them.
+
+use super::store::{Built, Store};
+use super::{Failure, intact, tell};
+use crate::host;
+use crate::memory::{Fenced, ReadOnly};
+use crate::pace::{Pace, Variation};
+use crate::pool::Pool;
+use crate::prepared::Prepared;
+use crate::protocol::{ClassName, Lane, Plan, Reply, Request};
+use crate::stopwatch::{MOST_TRIES, time_ns};
+use crate::timing::{self, First, Size, Subject};
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Instant;
+use tilewright_codegen::Kernel;
+use tilewright_ir::reference::{Tolerance, relative_error};
+use tilewright_ir::{DType, Program};
+use tilewright_tune::ErrorClass;
+
+pub struct Tester {
+    untuned: Program,
+    arguments: Vec<Argument>,
+    /// CPUs to pin to while timing, one a thread.
+    cpus: Vec<usize>,
+    l3_bytes: u64,
+    pool: Pool,
+    pace: Pace,
+    variation: Variation,
+    /// Kept buffers that bodies write, by their place among a program's; for all kernels, as each run fills them anew.
+    kept: Vec<Fenced>,
+    /// One for all kernels, so that its pages are there when a kernel is timed for the first time.
+    scratch: Fenced,
+    flush: Vec<u8>,
+    store: Arc<Store>,
+}
+
+/// An argument of the workload.
+pub enum Argument {
+    Input(Fenced),
+    Output { buffer: Fenced, reference: ReadOnly },
+}
+
+impl Argument {
+    pub fn pointer(&self) -> *mut u8 {
+        match self {
+            Argument::Input(buffer) | Argument::Output { buffer, .. } => buffer.pointer(),
+        }
+    }
+
+    fn output(&self) -> Option<&Fenced> {
+        match self {
+            Argument::Input(_) => None,
+            Argument::Output { buffer, .. } => Some(buffer),
+        }
+    }
+}
+
+/// Where a run finds its buffers.
+struct Pointers {
+    arguments: Vec<*mut u8>,
+    kept: Vec<*mut u8>,
+}
+
+impl Tester {
+    /// One that times on these CPUs, with the workload's program and its arguments.
+    ///
+    /// # Errors
+    /// Where memory does not suffice.
+    pub fn new(
+        untuned: Program,
+        arguments: Vec<Argument>,
+        n_threads: usize,
+        cpus: Vec<usize>,
+        l3_bytes: u64,
+        store: Arc<Store>,
+    ) -> std::io::Result<Tester> {
+        let mut pool = Pool::new(n_threads, &cpus);
+        let pace = Pace::new(&mut pool);
+        Ok(Tester {
+            untuned,
+            arguments,
+            cpus,
+            l3_bytes,
+            pool,
+            pace,
+            variation: Variation::default(),
+            kept: Vec::new(),
+            scratch: Fenced::new(0)?,
+            flush: Vec::new(),
+            store,
+        })
+    }
+
+    /// Does what is asked; what there is to say last.
+    pub fn answer(&mut self, request: Request) -> Reply {
+        let start = Instant::now();
+        let timed = self.cpus.first().copied();
+        // Kernels are timed where nothing else of ours runs.
+        let (id, result) = match request {
+            Request::Check { id, plan } => {
+                let is_alone = plan.is_some_and(|plan| plan.alone_ns > 0.0);
+                (id, host::pinned(timed.filter(|_| is_alone), || self.check(id, plan.as_ref())))
+            }
+            Request::Run { id, plan } => (id, host::pinned(timed, || self.run(id, &plan))),
+            Request::Build { .. } | Request::Drop { .. } => unreachable!("another thread builds"),
+        };
+        result.unwrap_or_else(|(class, message)| {
+            let seconds = start.elapsed().as_secs_f64();
+            Reply::Failed { id, class: ClassName(class), message, seconds }
+        })
+    }
+
+    /// Finds or makes the buffers of a kernel, and runs its `prepare` part where its kept buffers are not filled. What
+    /// other kernels have left in them is wiped out where `wipe` says so.
+    fn prepare(&mut self, built: &Built, wipe: bool) -> Result<Pointers, Failure> {
+        let memory = |e: std::io::Error| (ErrorClass::RuntimeError, format!("allocating its buffers: {e}"));
+        self.scratch.resize(built.kernel.scratch_bytes(self.pool.n_threads())).map_err(memory)?;
+        if let (None, Some(recipe)) = (built.prepared.get(), &built.recipe)
+            && let Some(prepared) = self.store.prepared().get(recipe)
+        {
+            // Another one has made it since this one was built.
+            let _ = built.prepared.set(prepared);
+        }
+        let arguments: Vec<*mut u8> = self.arguments.iter().map(Argument::pointer).collect();
+        let mut kept = Vec::new();
+        let mut fresh = HashMap::new();
+        for (at, (name, &bytes)) in built.kept.iter().zip(built.kernel.kept_bytes()).enumerate() {
+            if self.kept.len() == at {
+                self.kept.push(Fenced::new(0).map_err(memory)?);
+            }
+            kept.push(match (built.prepared.get(), &built.recipe) {
+                (Some(prepared), Some(recipe)) if recipe.fills(name) => prepared.pointer(name),
+                (None, Some(recipe)) if recipe.fills(name) => {
+                    let mut buffer = self.store.prepared().spare(bytes).map_err(memory)?;
+                    buffer.resize(bytes).map_err(memory)?;
+                    // As for outputs: what nothing writes must not pass for zeros.
+                    buffer.fill(0xFF);
+                    let pointer = buffer.pointer();
+                    fresh.insert(name.clone(), buffer);
+                    pointer
+                }
+                _ => {
+                    self.kept[at].resize(bytes).map_err(memory)?;
+                    if wipe {
+                        self.kept[at].fill(0xFF);
+                    }
+                    self.kept[at].pointer()
+                }
+            });
+        }
+        if built.prepared.get().is_none() && !kept.is_empty() {
+            // SAFETY: the arguments are the workload's, which building has compared with the program's; kept and scratch
+            // buffers have the sizes the kernel asks for; all are page-aligned.
+            unsafe { built.kernel.prepare(&arguments, &kept, self.scratch.pointer(), &self.pool.runtime()) };
+            if let Some(recipe) = &built.recipe {
+                intact(fresh.values().chain(&self.kept).chain([&self.scratch]))?;
+                let prepared = Arc::new(Prepared::new(fresh).map_err(memory)?);
+                self.store.prepared().insert(recipe.clone(), Arc::clone(&prepared));
+                let _ = built.prepared.set(prepared);
+            }
+        }
+        Ok(Pointers { arguments, kept })
+    }
+
+    /// Runs a kernel for the first time and compares its answer with the reference; and times it, where that tells enough
+    /// or what follows belongs to it.
+    fn check(&mut self, id: u64, plan: Option<&Plan>) -> Result<Reply, Failure> {
+        let start = Instant::now();
+        let built = self.store.kernel(id)?;
+        let pointers = self.prepare(&built, true)?;
+        // What is prepared serves other candidates too: its time says nothing about this one.
+        tell(Lane::Test, &Reply::Prepared { id })?;
+        let start_of_run = Instant::now();
+        // All ones is a NaN: an element that is not written cannot pass for right.
+        for argument in &mut self.arguments {
+            if let Argument::Output { buffer, .. } = argument {
+                buffer.fill(0xFF);
+            }
+        }
+        let scratch = self.scratch.pointer();
+        let pace_before = self.pace.now(&mut self.pool);
+        // SAFETY: as in `prepare`.
+        let ns = unsafe { time(&built.kernel, &pointers, scratch, &mut self.pool, 1, 1) };
+        let pace = (pace_before + self.pace.now(&mut self.pool)) / 2.0;
+        let runtime = self.pool.runtime();
+        // SAFETY: as above, and the body has run.
+        unsafe { built.kernel.finish(&pointers.arguments, &pointers.kept, scratch, &runtime) };
+        intact(self.arguments.iter().filter_map(Argument::output).chain(&self.kept).chain([&self.scratch]))?;
+        let relative_error = compare(&self.untuned, &built.tolerance, &self.arguments)?;
+        let took = start_of_run.elapsed();
+        let first = First { ns, pace, checked_ns: took.as_nanos() as f64 };
+        let is_enough = |plan: &Plan| {
+            first.is_alone(plan) || timing::at_first(plan, &self.variation, first, self.size(&built)).is_some()
+        };
+        let to_time = plan.filter(|plan| is_enough(plan));
+        let checked = Reply::Checked {
+            id,
+            seconds: start.elapsed().as_secs_f64(),
+            run_seconds: took.as_secs_f64(),
+            relative_error,
+            is_timed: to_time.is_some(),
+        };
+        // It is checked once, and what was true then stays so.
+        let _ = built.first.set(first);
+        match to_time {
+            Some(plan) => {
+                tell(Lane::Test, &checked)?;
+                self.run(id, plan)
+            }
+            None => Ok(checked),
+        }
+    }
+
+    fn size(&self, built: &Built) -> Size {
+        let n_threads = self.pool.n_threads();
+        Size { n_threads, n_bytes: built.n_bytes + built.kernel.scratch_bytes(n_threads) }
+    }
+
+    fn run(&mut self, id: u64, plan: &Plan) -> Result<Reply, Failure> {
+        let start = Instant::now();
+        let built = self.store.kernel(id)?;
+        let pointers = self.prepare(&built, false)?;
+        if plan.cold && self.flush.is_empty() {
+            self.flush = vec![1; 2 * self.l3_bytes as usize];
+        }
+        let first = *built.first.get().ok_or((ErrorClass::Unknown, format!("kernel {id} was never checked")))?;
+        let size = self.size(&built);
+        let scratch = self.scratch.pointer();
+        let pool = RefCell::new(&mut self.pool);
+        // A second run is no cold one.
+        let most_tries = if plan.cold { 1 } else { MOST_TRIES };
+        let mut run = |n_runs: u32| {
+            // SAFETY: as in `prepare`.
+            unsafe { time(&built.kernel, &pointers, scratch, &mut pool.borrow_mut(), n_runs, most_tries) }
+        };
+        let flush_with = &mut self.flush;
+        let mut flush = || {
+            for line in flush_with.iter_mut().step_by(64) {
+                *line = line.wrapping_add(1);
+            }
+            std::hint::black_box(&flush_with);
+        };
+        // Emptied caches slow down whatever runs next.
+        let looks = plan.at_best_pace && !plan.cold;
+        let mut pace = || if looks { self.pace.now(&mut pool.borrow_mut()) } else { 1.0 };
+        let subject = Subject { run: &mut run, size, flush: &mut flush, pace: &mut pace };
+        let samples = timing::sample(plan, &mut self.variation, first, subject);
+        Ok(Reply::Timed {
+            id,
+            samples_ns: samples.ns,
+            stopped_early: samples.stopped_early,
+            seconds: start.elapsed().as_secs_f64(),
+        })
+    }
+}
+
+/// Nanoseconds of so many runs of a kernel in a row.
+///
+/// # Safety
+/// As for [`Kernel::run`].
+unsafe fn time(
+    kernel: &Kernel,
+    Pointers { arguments, kept }: &Pointers,
+    scratch: *mut u8,
+    pool: &mut Pool,
+    n_runs: u32,
+    most_tries: u32,
+) -> f64 {
+    let n_threads = pool.n_threads();
+    let runtime = pool.runtime();
+    time_ns(n_threads, most_tries, || {
+        for _ in 0..n_runs {
+            // SAFETY: promised by the caller.
+            unsafe { kernel.run(arguments, kept, scratch, &runtime) };
+        }
+    })
+}
+
+/// Compares every output with its reference; the largest relative error of one as a whole.
+fn compare(untuned: &Program, tolerance: &Tolerance, arguments: &[Argument]) -> Result<f64, Failure> {
+    let mut largest: f64 = 0.0;
+    for ((_, buffer), argument) in untuned.arguments().zip(arguments) {
+        let Argument::Output { buffer: output, reference } = argument else { continue };
+        let reference = reference.as_slice::<f64>();
+        let compared = match buffer.dtype {
+            DType::F32 => tolerance.compare(output.as_slice::<f32>(), reference),
+            DType::F64 => tolerance.compare(output.as_slice::<f64>(), reference),
+        };
+        compared.map_err(|e| (ErrorClass::WrongAnswer, format!("{}: {e}", buffer.name)))?;
+        largest = largest.max(match buffer.dtype {
+            DType::F32 => relative_error(output.as_slice::<f32>(), reference),
+            DType::F64 => relative_error(output.as_slice::<f64>(), reference),
+        });
+    }
+    Ok(largest)
+}
