@@ -34,6 +34,31 @@ impl Drop for Map {
     }
 }
 
+impl Map {
+    /// What comes before so many bytes of it, and the rest.
+    fn split_at(self, at: usize) -> (Map, Map) {
+        let (base, len) = (self.base, self.len);
+        assert!(at <= len, "{at} of {len}");
+        std::mem::forget(self);
+        // SAFETY: the offset lies in the mapping.
+        (Map { base, len: at }, Map { base: unsafe { base.add(at) }, len: len - at })
+    }
+
+    /// Moves its pages, in place of those that are there; whether the system could.
+    ///
+    /// # Safety
+    /// So many bytes from there are part of a mapping, and what they hold is of no use.
+    unsafe fn move_to(self, to: *mut u8) -> bool {
+        let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
+        // SAFETY: both ranges are mapped, and nothing refers to what they hold.
+        let is_moved = unsafe { libc::mremap(self.base.as_ptr().cast(), self.len, self.len, flags, to) } == to.cast();
+        if is_moved {
+            std::mem::forget(self);
+        }
+        is_moved
+    }
+}
+
 fn map(len: usize, protection: i32, flags: i32, fd: i32, offset: i64) -> std::io::Result<Map> {
     // SAFETY: a fresh mapping at an address of the kernel's choice touches no existing memory.
     let base = unsafe { libc::mmap(std::ptr::null_mut(), len.max(1), protection, flags, fd, offset) };
@@ -104,32 +129,15 @@ impl Fenced {
     /// # Errors
     /// Where memory, or the limit on it, does not suffice.
     pub fn resize(&mut self, n_bytes: u64) -> std::io::Result<()> {
-        let touched = self.capacity() as usize;
-        if n_bytes as usize > touched {
-            let mut grown = Fenced::new(n_bytes)?;
-            let taken = if grown.take_pages(self) { touched } else { 0 };
-            // The others are touched once, so that no kernel pays for them.
-            // SAFETY: the range lies in the buffer, which is borrowed mutably.
-            unsafe { std::ptr::write_bytes(grown.pointer().add(taken), 0, grown.n_bytes - taken) };
-            *self = grown;
+        if n_bytes > self.capacity() {
+            let mut pages = Pages::default();
+            pages.add(std::mem::replace(self, Fenced::new(0)?));
+            *self = pages.buffer(n_bytes)?;
         } else {
             self.n_bytes = n_bytes as usize;
+            self.set_canaries();
         }
-        self.set_canaries();
         Ok(())
-    }
-
-    /// Moves the pages of a smaller buffer to its own beginning: memory that was touched before need not be found by
-    /// the system, and by the host of a virtual machine, again. Tells whether the system could.
-    fn take_pages(&mut self, from: &mut Fenced) -> bool {
-        let len = from.map.len - 2 * PAGE;
-        let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED | libc::MREMAP_DONTUNMAP;
-        // SAFETY: both ranges lie between the fences of mappings that are borrowed mutably; what they hold is lost. That
-        // of the smaller buffer stays mapped.
-        unsafe {
-            let [from, to] = [&from.map, &self.map].map(|map| map.base.as_ptr().add(PAGE).cast());
-            libc::mremap(from, len, len, flags, to) == to
-        }
     }
 
     /// The size that it can have without new memory.
@@ -212,6 +220,50 @@ impl Fenced {
     }
 }
 
+/// Large pages that no buffer needs any more. Memory that was touched before need not be found by the system, and by the host
+/// of a virtual machine, again.
+#[derive(Default)]
+pub struct Pages(Vec<Map>);
+
+impl Pages {
+    /// Takes over those of a writable buffer.
+    pub fn add(&mut self, buffer: Fenced) {
+        let is_aligned = (buffer.pointer() as usize).is_multiple_of(LARGE_PAGE);
+        let n_pages = if is_aligned { buffer.capacity() as usize / LARGE_PAGE } else { 0 };
+        let (_, mut rest) = buffer.map.split_at(PAGE + CANARY_BYTES);
+        for _ in 0..n_pages {
+            let (page, after) = rest.split_at(LARGE_PAGE);
+            self.0.push(page);
+            rest = after;
+        }
+    }
+
+    /// A buffer of so many bytes with anything in it, of these pages as far as they go. All of it has been touched, so that no
+    /// kernel pays for that.
+    ///
+    /// # Errors
+    /// Where memory, or the limit on it, does not suffice.
+    pub fn buffer(&mut self, n_bytes: u64) -> std::io::Result<Fenced> {
+        let page = LARGE_PAGE as u64;
+        let whole = if n_bytes < page { Some(n_bytes) } else { n_bytes.checked_next_multiple_of(page) };
+        let mut buffer = Fenced::new(whole.ok_or(std::io::ErrorKind::OutOfMemory)?)?;
+        let mut taken = 0;
+        while taken + LARGE_PAGE <= buffer.n_bytes
+            && let Some(page) = self.0.pop()
+        {
+            // SAFETY: so many bytes from there are the buffer's, which holds nothing yet.
+            if !unsafe { page.move_to(buffer.pointer().add(taken)) } {
+                break;
+            }
+            taken += LARGE_PAGE;
+        }
+        // SAFETY: the range lies in the buffer.
+        unsafe { std::ptr::write_bytes(buffer.pointer().add(taken), 0, buffer.n_bytes - taken) };
+        buffer.resize(n_bytes)?;
+        Ok(buffer)
+    }
+}
+
 /// Numbers of which any bit pattern is valid.
 pub trait Plain: Copy {}
 impl Plain for f32 {}
@@ -279,10 +331,9 @@ mod tests {
         let sizes = [100, 5000, LARGE_PAGE, 3 * LARGE_PAGE + 12345, 8 * LARGE_PAGE];
         let mut buffer = Fenced::new(0).unwrap();
         for n_bytes in sizes {
-            let before = buffer.n_bytes;
+            let n_kept = if buffer.n_bytes < LARGE_PAGE { 0 } else { buffer.n_bytes };
             buffer.resize(n_bytes as u64).unwrap();
-            let is_kept = buffer.as_slice::<u8>().iter().take(before).all(|&b| b == 7);
-            assert!(is_kept, "the pages of {before} bytes are not those of {n_bytes}");
+            assert_eq!(buffer.as_slice::<u8>().iter().filter(|&&b| b == 7).count(), n_kept);
             buffer.fill(7);
             buffer.make_read_only().unwrap();
             buffer.make_writable().unwrap();
@@ -293,7 +344,30 @@ mod tests {
     }
 
     #[test]
+    fn pages_serve_buffers_of_other_sizes() {
+        let mut pages = Pages::default();
+        for (n_bytes, byte) in [(LARGE_PAGE, 1), (3 * LARGE_PAGE - 100, 3)] {
+            let mut buffer = pages.buffer(n_bytes as u64).unwrap();
+            buffer.fill(byte);
+            pages.add(buffer);
+        }
+        assert_eq!(pages.0.len(), 3);
+        let sizes = [2 * LARGE_PAGE - 100, LARGE_PAGE, LARGE_PAGE];
+        let mut buffers = sizes.map(|n_bytes| pages.buffer(n_bytes as u64).unwrap());
+        assert_eq!(pages.0.len(), 0);
+        // What comes from pages is what it was; what is new is zero.
+        assert_eq!(buffers.each_ref().map(|b| b.as_slice::<u8>()[b.n_bytes - 1]), [3, 3, 0]);
+        for buffer in &mut buffers {
+            buffer.fill(9);
+            assert!(buffer.is_intact() && buffer.as_slice::<u8>().iter().all(|&b| b == 9));
+        }
+        pages.add(Fenced::new(100).unwrap());
+        assert_eq!(pages.0.len(), 0);
+    }
+
+    #[test]
     fn an_impossible_size_is_an_error() {
         assert!(Fenced::new(1 << 62).is_err());
+        assert!(Pages::default().buffer(u64::MAX).is_err());
     }
 }

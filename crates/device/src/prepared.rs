@@ -85,19 +85,17 @@ fn visit(block: &[Stmt], f: &mut dyn FnMut(&Stmt)) {
     block.iter().for_each(|s| s.walk(&mut |s| f(s)));
 }
 
-/// The prepared buffers that were asked for last, and memory for further ones.
+/// The prepared buffers that were asked for last.
 pub struct Cache {
     /// Most recently used last.
     entries: Vec<(Recipe, Arc<Prepared>)>,
     limit_bytes: u64,
-    /// What was forgotten, to be filled anew.
-    spare: Vec<Fenced>,
 }
 
 impl Cache {
     /// One that forgets what is not in use beyond so many bytes.
     pub fn new(limit_bytes: u64) -> Cache {
-        Cache { entries: Vec::new(), limit_bytes, spare: Vec::new() }
+        Cache { entries: Vec::new(), limit_bytes }
     }
 
     /// What a recipe has made.
@@ -108,44 +106,23 @@ impl Cache {
         self.entries.last().map(|(_, prepared)| Arc::clone(prepared))
     }
 
-    /// A buffer to prepare something in, with anything in it, that can best be resized to so many bytes.
-    ///
-    /// # Errors
-    /// Where memory does not suffice.
-    pub fn spare(&mut self, n_bytes: u64) -> std::io::Result<Fenced> {
-        self.forget_beyond(self.limit_bytes.saturating_sub(n_bytes));
-        // The smallest that will do, or else the largest.
-        self.spare.sort_unstable_by_key(Fenced::capacity);
-        let fitting = self.spare.partition_point(|buffer| buffer.capacity() < n_bytes);
-        match self.spare.len().checked_sub(1) {
-            Some(last) => Ok(self.spare.remove(fitting.min(last))),
-            None => Fenced::new(0),
-        }
-    }
-
     /// Remembers it.
     pub fn insert(&mut self, recipe: Recipe, prepared: Arc<Prepared>) {
         self.entries.push((recipe, prepared));
-        self.forget_beyond(self.limit_bytes);
     }
 
-    fn forget_beyond(&mut self, limit_bytes: u64) {
-        let mut n_bytes: u64 = self.entries.iter().map(|(_, p)| p.n_bytes()).sum();
+    /// Makes room for so many bytes: the buffers, writable, of what has to be forgotten for that.
+    pub fn forget_for(&mut self, n_bytes: u64) -> Vec<Fenced> {
+        let mut held: u64 = self.entries.iter().map(|(_, p)| p.n_bytes()).sum::<u64>().saturating_add(n_bytes);
         let goes = |(_, prepared): &mut (Recipe, Arc<Prepared>)| {
-            let goes = n_bytes > limit_bytes && Arc::strong_count(prepared) == 1;
-            n_bytes -= if goes { prepared.n_bytes() } else { 0 };
+            let goes = held > self.limit_bytes && Arc::strong_count(prepared) == 1;
+            held -= if goes { prepared.n_bytes() } else { 0 };
             goes
         };
         let forgotten: Vec<_> = self.entries.extract_if(.., goes).collect();
         let buffers = forgotten.into_iter().filter_map(|(_, prepared)| Arc::into_inner(prepared));
         let buffers = buffers.flat_map(|prepared| prepared.buffers.into_values());
-        self.spare.extend(buffers.filter(|buffer| buffer.make_writable().is_ok()));
-        let mut n_spare: u64 = self.spare.iter().map(Fenced::capacity).sum();
-        while n_spare > self.limit_bytes
-            && let Some(buffer) = self.spare.pop()
-        {
-            n_spare -= buffer.capacity();
-        }
+        buffers.filter(|buffer| buffer.make_writable().is_ok()).collect()
     }
 }
 
@@ -154,26 +131,27 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_forgotten_is_filled_anew() {
+    fn what_is_not_in_use_makes_room() {
         let recipe = |text: &str| Recipe { text: text.to_owned(), fills: vec!["W.p".to_owned()] };
         let mut cache = Cache::new(100_000);
         let mut prepare = |text: &str, n_bytes: u64| {
-            let mut buffer = cache.spare(n_bytes).unwrap();
-            buffer.resize(n_bytes).unwrap();
-            buffer.fill(1);
-            let prepared = Arc::new(Prepared::new(HashMap::from([("W.p".to_owned(), buffer)])).unwrap());
+            let forgotten = cache.forget_for(n_bytes);
+            let buffers = HashMap::from([("W.p".to_owned(), Fenced::new(n_bytes).unwrap())]);
+            let prepared = Arc::new(Prepared::new(buffers).unwrap());
             cache.insert(recipe(text), Arc::clone(&prepared));
             let held = ["a", "b", "c"].map(|text| cache.get(&recipe(text)).is_some());
-            (prepared, held)
+            (prepared, forgotten, held)
         };
-        let (a, held) = prepare("a", 60_000);
+        let (a, _, held) = prepare("a", 60_000);
         assert_eq!(held, [true, false, false]);
         // What is in use stays, whatever its size.
-        let (b, held) = prepare("b", 60_000);
-        assert_eq!(held, [true, true, false]);
-        let places = [a, b].map(|prepared| prepared.pointer("W.p"));
-        let (c, held) = prepare("c", 50_000);
-        assert_eq!((held, places.contains(&c.pointer("W.p"))), ([false, false, true], true));
-        assert_eq!(c.n_bytes(), 50_000);
+        let (b, forgotten, held) = prepare("b", 60_000);
+        assert_eq!((forgotten.len(), held), (0, [true, true, false]));
+        drop((a, b));
+        let (c, mut forgotten, held) = prepare("c", 30_000);
+        assert_eq!((forgotten.len(), held), (1, [false, true, true]));
+        // It can be written again.
+        forgotten[0].fill(1);
+        assert_eq!((forgotten[0].n_bytes(), c.n_bytes()), (60_000, 30_000));
     }
 }

@@ -3,7 +3,7 @@
 use super::store::{Built, Store};
 use super::{Failure, intact, tell};
 use crate::host;
-use crate::memory::{Fenced, ReadOnly};
+use crate::memory::{Fenced, Pages, ReadOnly};
 use crate::pace::{Pace, Variation};
 use crate::pool::Pool;
 use crate::prepared::Prepared;
@@ -33,6 +33,8 @@ pub struct Tester {
     /// One for all kernels, so that its pages are there when a kernel is timed for the first time.
     scratch: Fenced,
     flush: Vec<u8>,
+    /// Of what was prepared and is forgotten.
+    pages: Pages,
     store: Arc<Store>,
 }
 
@@ -89,6 +91,7 @@ impl Tester {
             kept: Vec::new(),
             scratch: Fenced::new(0)?,
             flush: Vec::new(),
+            pages: Pages::default(),
             store,
         })
     }
@@ -124,6 +127,11 @@ impl Tester {
             let _ = built.prepared.set(prepared);
         }
         let arguments: Vec<*mut u8> = self.arguments.iter().map(Argument::pointer).collect();
+        if let (None, Some(recipe)) = (built.prepared.get(), &built.recipe) {
+            let filled = built.kept.iter().zip(built.kernel.kept_bytes()).filter(|(name, _)| recipe.fills(name));
+            let forgotten = self.store.prepared().forget_for(filled.map(|(_, bytes)| bytes).sum());
+            forgotten.into_iter().for_each(|buffer| self.pages.add(buffer));
+        }
         let mut kept = Vec::new();
         let mut fresh = HashMap::new();
         for (at, (name, &bytes)) in built.kept.iter().zip(built.kernel.kept_bytes()).enumerate() {
@@ -133,8 +141,7 @@ impl Tester {
             kept.push(match (built.prepared.get(), &built.recipe) {
                 (Some(prepared), Some(recipe)) if recipe.fills(name) => prepared.pointer(name),
                 (None, Some(recipe)) if recipe.fills(name) => {
-                    let mut buffer = self.store.prepared().spare(bytes).map_err(memory)?;
-                    buffer.resize(bytes).map_err(memory)?;
+                    let mut buffer = self.pages.buffer(bytes).map_err(memory)?;
                     // As for outputs: what nothing writes must not pass for zeros.
                     buffer.fill(0xFF);
                     let pointer = buffer.pointer();
