@@ -90,15 +90,18 @@ impl Deadline {
 impl Slot {
     /// What a thread of its process has run, and those that help it, together; none where the system does not say.
     fn ran(&self, lane: Lane) -> Option<Duration> {
-        let mut clock = 0;
-        // SAFETY: the call writes a clock's number.
-        let has_clock = unsafe { libc::clock_getcpuclockid(self.child.id().cast_signed(), &raw mut clock) } == 0;
-        let all = has_clock.then(|| time_of(clock)).flatten()?;
         // The main thread builds.
         let main = format!("/proc/{0}/task/{0}/schedstat", self.child.id());
         let main_ns = std::fs::read_to_string(main).ok()?.split_whitespace().next()?.parse().ok()?;
         let build = Duration::from_nanos(main_ns);
-        Some(if lane == Lane::Build { build } else { all.saturating_sub(build) })
+        if lane == Lane::Build {
+            return Some(build);
+        }
+        let mut clock = 0;
+        // SAFETY: the call writes a clock's number.
+        let has_clock = unsafe { libc::clock_getcpuclockid(self.child.id().cast_signed(), &raw mut clock) } == 0;
+        let all = has_clock.then(|| time_of(clock)).flatten()?;
+        Some(all.saturating_sub(build))
     }
 }
 

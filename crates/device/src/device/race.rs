@@ -23,8 +23,7 @@ pub struct Round {
 #[derive(Debug, Default)]
 pub struct Racer {
     kept: Option<Kept>,
-    /// Median nanoseconds a run, one for each round.
-    pub medians_ns: Vec<f64>,
+    medians_ns: Vec<f64>,
     failure: Option<Outcome>,
 }
 
@@ -34,12 +33,9 @@ impl Racer {
         self.kept.map(|kept| kept.relative_error)
     }
 
-    /// Nanoseconds a run in its fastest round; infinite where it has none, or failed.
-    pub fn fastest_ns(&self) -> f64 {
-        match self.failure {
-            None => self.medians_ns.iter().copied().fold(f64::INFINITY, f64::min),
-            Some(_) => f64::INFINITY,
-        }
+    /// Median nanoseconds a run, one for each round; none where it failed.
+    pub fn medians_ns(&self) -> &[f64] {
+        if self.failure.is_none() { &self.medians_ns } else { &[] }
     }
 }
 

@@ -120,18 +120,18 @@ impl Tester {
     fn prepare(&mut self, built: &Built, wipe: bool) -> Result<Pointers, Failure> {
         let memory = |e: std::io::Error| (ErrorClass::RuntimeError, format!("allocating its buffers: {e}"));
         self.scratch.resize(built.kernel.scratch_bytes(self.pool.n_threads())).map_err(memory)?;
-        if let (None, Some(recipe)) = (built.prepared.get(), &built.recipe)
-            && let Some(prepared) = self.store.prepared().get(recipe)
-        {
-            // Another one has made it since this one was built.
-            let _ = built.prepared.set(prepared);
+        if let (None, Some(recipe)) = (built.prepared.get(), &built.recipe) {
+            let mut cache = self.store.prepared();
+            if let Some(prepared) = cache.get(recipe) {
+                // Another one has made it since this one was built.
+                let _ = built.prepared.set(prepared);
+            } else {
+                let filled = built.kept.iter().zip(built.kernel.kept_bytes()).filter(|(name, _)| recipe.fills(name));
+                let forgotten = cache.forget_for(filled.map(|(_, bytes)| bytes).sum());
+                forgotten.into_iter().for_each(|buffer| self.pages.add(buffer));
+            }
         }
         let arguments: Vec<*mut u8> = self.arguments.iter().map(Argument::pointer).collect();
-        if let (None, Some(recipe)) = (built.prepared.get(), &built.recipe) {
-            let filled = built.kept.iter().zip(built.kernel.kept_bytes()).filter(|(name, _)| recipe.fills(name));
-            let forgotten = self.store.prepared().forget_for(filled.map(|(_, bytes)| bytes).sum());
-            forgotten.into_iter().for_each(|buffer| self.pages.add(buffer));
-        }
         let mut kept = Vec::new();
         let mut fresh = HashMap::new();
         for (at, (name, &bytes)) in built.kept.iter().zip(built.kernel.kept_bytes()).enumerate() {
