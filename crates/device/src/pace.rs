@@ -124,9 +124,8 @@ pub struct Variation {
     n_free: f64,
 }
 
-/// Sensitivity that is assumed before anything is learnt …
-const SENSITIVITY: f64 = 0.7;
-/// … with the weight of a few samples of one kernel at different paces.
+/// Before anything is learnt, no sensitivity is assumed, with the weight of a few samples of one kernel at different paces:
+/// a time that a look made too short leads a search astray, one that was left too long is one of many.
 const SENSITIVITY_WEIGHT: f64 = 0.2;
 /// Kernels that seem to grow more have met something else.
 const MOST_SENSITIVITY: f64 = 1.2;
@@ -139,7 +138,7 @@ const NOISE_WEIGHT: f64 = 10.0;
 impl Default for Variation {
     fn default() -> Variation {
         Variation {
-            pace_time: SENSITIVITY * SENSITIVITY_WEIGHT,
+            pace_time: 0.0,
             pace_pace: SENSITIVITY_WEIGHT,
             noise: NOISE * NOISE * NOISE_WEIGHT,
             n_free: NOISE_WEIGHT,

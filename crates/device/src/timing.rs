@@ -175,6 +175,7 @@ pub fn sample(plan: &Plan, variation: &mut Variation, first: First, subject: Sub
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::cell::Cell;
 
     fn plan(leading_ns: Option<f64>) -> Plan {
         Plan { min_time_ns: 1e6, min_samples: 3, alone_ns: 0.0, leading_ns, cold: false, at_best_pace: true }
@@ -251,8 +252,27 @@ mod tests {
 
     #[test]
     fn times_are_those_of_undisturbed_cores() {
-        let at_pace = |pace: f64| timed(&plan(None), 200e3, 0, pace, |_| 200e3).0.ns;
-        assert!(at_pace(1.0).iter().all(|&ns| (ns - 200e3).abs() < 1.0));
-        assert!(at_pace(2.0).iter().all(|&ns| ns < 150e3));
+        let mut variation = Variation::default();
+        // Samples of a kernel that takes as many times as long as a look says, where every fourth look says the second.
+        let mut at_paces = |paces: [f64; 2]| {
+            let n_looks = Cell::new(0);
+            let now = || paces[usize::from(n_looks.get() % 4 == 3)];
+            let look = || {
+                n_looks.set(n_looks.get() + 1);
+                now()
+            };
+            let first = First { ns: 200e3 * paces[0], pace: paces[0], checked_ns: 400e3 };
+            let size = Size { n_threads: 1, n_bytes: 0 };
+            let mut run = |n: u32| 200e3 * now() * f64::from(n);
+            let subject = Subject { run: &mut run, size, flush: &mut || {}, pace: &mut { look } };
+            sample(&plan(None), &mut variation, first, subject).ns
+        };
+        assert!(at_paces([2.0; 2]).iter().all(|&ns| ns == 400e3), "nothing has been learnt");
+        for _ in 0..20 {
+            at_paces([1.0, 2.0]);
+        }
+        let (undisturbed, disturbed) = (at_paces([1.0; 2]), at_paces([2.0; 2]));
+        assert!(undisturbed.iter().all(|&ns| ns == 200e3), "{undisturbed:?}");
+        assert!(disturbed.iter().all(|&ns| ns < 320e3), "{disturbed:?}");
     }
 }
