@@ -118,9 +118,20 @@ impl View {
     }
 }
 
-/// The model of other workloads: relations mean the same for any program, and ranks within a task compare.
+/// The length of [`described`].
+const N_DESCRIBED: usize = N_RELATION_FEATURES + N_CONTEXT_FEATURES;
+
+/// What the model of other workloads sees of a program: relations, which mean the same for any nest of loops, and the loops
+/// themselves, the innermost one first, which mean the same for all programs of a template.
+fn described(program: &LoopContexts) -> Vec<f32> {
+    let mut features = program.relations();
+    features.extend(program.features());
+    features
+}
+
+/// The model of other workloads. Ranks within a task compare, throughputs do not.
 fn fit_global(experience: &Experience, trees: &GbtOptions, seed: u64) -> Gbt {
-    let rows = Matrix::from_rows(N_RELATION_FEATURES, experience.contexts.iter().map(LoopContexts::relations));
+    let rows = Matrix::from_rows(N_DESCRIBED, experience.contexts.iter().map(described));
     let examples = Examples::new(&rows, &experience.targets).in_groups(&experience.groups);
     Gbt::fit(&examples, trees, seed).unwrap_or_else(|error| panic!("invariant: options and targets are sound: {error}"))
 }
@@ -129,15 +140,15 @@ fn fit_global(experience: &Experience, trees: &GbtOptions, seed: u64) -> Gbt {
 /// program.
 fn fit_prior(global: &Gbt, space: &Space, contexts: &Contexts, knobs: &KnobFeatures, seed: u64) -> Gbt {
     let mut rng = Xoshiro256PlusPlus::seed_from_u64(seed);
-    let mut relations = Matrix::new(N_RELATION_FEATURES);
+    let mut programs = Matrix::new(N_DESCRIBED);
     let mut rows = Matrix::new(knobs.n_features());
     for config in (0..N_ASKED).map(|_| space.sample(&mut rng)) {
         if let Some(contexts) = contexts(&config) {
-            relations.push(&contexts.relations());
+            programs.push(&described(&contexts));
             rows.push(&knobs.of(&config));
         }
     }
     let options = GbtOptions { objective: Objective::SquaredError, ..GbtOptions::default() };
     let sound = |error| panic!("invariant: options and targets are sound: {error}");
-    Gbt::fit(&Examples::new(&rows, &global.predict(&relations)), &options, seed).unwrap_or_else(sound)
+    Gbt::fit(&Examples::new(&rows, &global.predict(&programs)), &options, seed).unwrap_or_else(sound)
 }
