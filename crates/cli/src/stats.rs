@@ -1,8 +1,9 @@
 //! Summaries of a few numbers.
 
 use serde::Serialize;
+use tilewright_tune::quantile;
 
-/// Extremes, quartiles and median; quartiles are interpolated linearly.
+/// Extremes, quartiles and median, as [`quantile`] gives them.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Quartiles {
     /// The smallest value.
@@ -22,13 +23,10 @@ impl Quartiles {
     pub fn of(values: &[f64]) -> Option<Quartiles> {
         let mut sorted = values.to_vec();
         sorted.sort_by(f64::total_cmp);
-        let last = sorted.len().checked_sub(1)?;
-        let quantile = |q: f64| {
-            let position = q * last as f64;
-            let below = sorted[position.floor() as usize];
-            below + (sorted[position.ceil() as usize] - below) * position.fract()
-        };
-        let [least, first, median, third, most] = [0.0, 0.25, 0.5, 0.75, 1.0].map(quantile);
+        if sorted.is_empty() {
+            return None;
+        }
+        let [least, first, median, third, most] = [0.0, 0.25, 0.5, 0.75, 1.0].map(|q| quantile(&sorted, q));
         Some(Quartiles { least, first, median, third, most })
     }
 }

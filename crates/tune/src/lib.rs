@@ -28,5 +28,5 @@ pub use search::{Contexts, Problem, SEARCHES, Search, SearchError};
 pub use space::{Config, ConfigError, Constraint, Domain, Parameter, Space, SpaceError, Value};
 pub use template::{Setting, TEMPLATES, Task, TaskError, Template};
 pub use transfer::{EarlierTask, Experience};
-pub use trial::{ErrorClass, Outcome, Timing, Trial};
+pub use trial::{ErrorClass, Outcome, Timing, Trial, quantile};
 pub use tune_loop::{Budget, Ended, Event, HeadStart, Report, Summary, tune};

@@ -86,27 +86,32 @@ pub struct Timing {
 }
 
 impl Timing {
-    /// The summary of samples in nanoseconds a run; quartiles are interpolated linearly.
+    /// The summary of samples in nanoseconds a run, quartiles as [`quantile`] gives them.
     ///
     /// # Panics
     /// Without samples.
     pub fn of_samples(samples_ns: &[f64], stopped_early: bool) -> Timing {
         let mut sorted = samples_ns.to_vec();
         sorted.sort_by(f64::total_cmp);
-        let quantile = |q: f64| {
-            let position = q * (sorted.len() - 1) as f64;
-            let below = sorted[position.floor() as usize];
-            below + (sorted[position.ceil() as usize] - below) * position.fract()
-        };
-        let median_ns = quantile(0.5);
+        let median_ns = quantile(&sorted, 0.5);
         Timing {
             median_ns,
             min_ns: sorted[0],
-            spread: (quantile(0.75) - quantile(0.25)) / median_ns,
+            spread: (quantile(&sorted, 0.75) - quantile(&sorted, 0.25)) / median_ns,
             n_samples: sorted.len() as u32,
             stopped_early,
         }
     }
+}
+
+/// The value below which a share `q` of some values lies, 0 to 1, interpolated linearly.
+///
+/// # Panics
+/// Without values. They are sorted.
+pub fn quantile(sorted: &[f64], q: f64) -> f64 {
+    let position = q * (sorted.len() - 1) as f64;
+    let below = sorted[position.floor() as usize];
+    below + (sorted[position.ceil() as usize] - below) * position.fract()
 }
 
 /// What became of a trial.
