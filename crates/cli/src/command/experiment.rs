@@ -24,7 +24,7 @@ use crate::database::Database;
 use crate::error::{OrBadInput, bad_input};
 use crate::history::{Run, runs};
 use crate::output::{grouped, message, write_result, write_whole};
-use table::{Arm, EXPERIMENTS, Experiment, Length, Moment, Problem, Transfer, Trials};
+use table::{Arm, EXPERIMENTS, Experiment, Length, Moment, Problem, Transferred, Trials};
 
 /// Arguments of `experiment`.
 #[derive(Args, Debug)]
@@ -102,7 +102,7 @@ const START_SECONDS: f64 = 1.0;
 const RACE_SECONDS: f64 = 8.0;
 
 /// What tunes the sources.
-const SOURCE: Arm = Arm { label: "source", search: "gbt:batch=64", transfer: Transfer::Nothing };
+const SOURCE: Arm = Arm { label: "source", search: "gbt:batch=64", transfer: Transferred::Nothing };
 
 /// A run that is complete.
 struct Finished<'a> {
@@ -300,11 +300,11 @@ fn plan<'a>(experiment: &'a Experiment, args: &ExperimentArgs) -> anyhow::Result
             let mut planned =
                 Planned::new(arm, problem, seed, n_trials, seconds(experiment.length, args.budget), is_source);
             planned.words.extend(["--threads".into(), args.threads.to_string()]);
-            let has_guesses = experiment.with_guesses || arm.transfer == Transfer::ModelAndStart;
+            let has_guesses = experiment.with_guesses || arm.transfer == Transferred::ModelAndStart;
             planned.words.extend((!has_guesses).then(|| "--no-guesses".to_owned()));
             planned.words.extend((!experiment.is_raced || is_source).then(|| "--no-race".to_owned()));
             planned.words.extend(experiment.to_the_end.then(|| "--to-the-end".to_owned()));
-            if arm.transfer != Transfer::Nothing {
+            if arm.transfer != Transferred::Nothing {
                 let database = folder.join(RUNS).join(sources_of(seed));
                 planned.words.extend(["--transfer".into(), database.display().to_string()]);
             }

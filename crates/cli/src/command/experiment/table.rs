@@ -72,12 +72,12 @@ pub struct Arm {
     /// The search with its options.
     pub search: &'static str,
     /// What it has of the trials of the sources.
-    pub transfer: Transfer,
+    pub transfer: Transferred,
 }
 
 /// What an arm has of the trials of the sources.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Transfer {
+pub enum Transferred {
     Nothing,
     /// A model that has learnt from them.
     Model,
@@ -204,7 +204,7 @@ impl Problem {
 
 impl Arm {
     const fn named(label: &'static str, search: &'static str) -> Arm {
-        Arm { label, search, transfer: Transfer::Nothing }
+        Arm { label, search, transfer: Transferred::Nothing }
     }
 
     const fn search(search: &'static str) -> Arm {
@@ -399,8 +399,8 @@ pub const EXPERIMENTS: &[Experiment] = &[
         sources: RESNET.split_at(6).0,
         arms: Arms::Listed(&[
             Arm::search("gbt"),
-            Arm { label: "gbt, transfer", search: "gbt", transfer: Transfer::Model },
-            Arm { label: "gbt, transfer and start", search: "gbt", transfer: Transfer::ModelAndStart },
+            Arm { label: "gbt, transfer", search: "gbt", transfer: Transferred::Model },
+            Arm { label: "gbt, transfer and start", search: "gbt", transfer: Transferred::ModelAndStart },
         ]),
         length: Length::trials(256, 60.0),
         repeats: 3,
