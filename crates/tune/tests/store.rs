@@ -139,6 +139,7 @@ fn the_best_is_the_confirmed_winner_or_else_the_fastest_trial() {
 fn records_travel_as_lines() {
     let (mut from, mut to) = (in_memory(), in_memory());
     from.insert(&records(0..50)).unwrap();
+    from.set_winner(&winner(8, 3000.0)).unwrap();
     let mut lines = Vec::new();
     assert_eq!(from.export(&mut lines).unwrap(), 50);
     let imported = to.import(&lines[..]).unwrap();
@@ -146,12 +147,19 @@ fn records_travel_as_lines() {
     let again = to.import(&lines[..]).unwrap();
     assert_eq!((again.read, again.new), (50, 0));
     assert_eq!(all(&to), all(&from));
+    let best = |store: &Store| store.best(WORKLOAD, TARGET, 1, None).unwrap();
+    assert_eq!(best(&to), Some(Best::Confirmed(winner(8, 3000.0))));
+    let later = Winner { unix_time: u64::from(u32::MAX), ..winner(4, 5000.0) };
+    to.set_winner(&later).unwrap();
+    to.import(&lines[..]).unwrap();
+    assert_eq!(best(&to), Some(Best::Confirmed(later)), "the later winner stays");
 }
 
 #[test]
 fn a_malformed_line_imports_nothing() {
     let mut store = in_memory();
-    let text = format!("{}\n\nnonsense\n{}\n", record(0).to_line(), record(1).to_line());
+    let line = |trial| serde_json::to_string(&record(trial)).unwrap();
+    let text = format!("{}\n\nnonsense\n{}\n", line(0), line(1));
     let error = store.import(text.as_bytes()).unwrap_err();
     assert_eq!(error.to_string(), "line 3: expected ident at column 2");
     assert_eq!(all(&store), []);

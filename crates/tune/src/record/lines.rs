@@ -2,10 +2,23 @@
 
 use std::io::{self, BufRead, Read};
 
-use super::Record;
+use serde::{Deserialize, Serialize};
+
+use super::{Record, Winner};
 
 /// The longest line that is read, in bytes; far above any record.
 const LINE_LIMIT: u64 = 16 << 20;
+
+/// What is on a line: an object with the fields of a record, and one more where that configuration is the winner of its space.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Line {
+    /// The trial.
+    #[serde(flatten)]
+    pub record: Record,
+    /// What the race said.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub winner: Option<Winner>,
+}
 
 /// Why a line is not a record. The file's fault.
 #[derive(Debug, thiserror::Error)]
@@ -28,18 +41,18 @@ pub enum RecordError {
     },
 }
 
-impl Record {
-    /// The record as one line of JSON, without the line's end.
-    pub fn to_line(&self) -> String {
+impl Line {
+    /// The line of JSON, without its end.
+    pub fn to_text(&self) -> String {
         serde_json::to_string(self).expect("invariant: a record consists of text, numbers and JSON")
     }
 
-    /// The record on one line of JSON.
+    /// What is on one line of JSON.
     ///
     /// # Errors
     /// What is wrong with the line, in one line.
-    pub fn from_line(line: &[u8]) -> Result<Record, String> {
-        let record: Record = serde_json::from_slice(line)
+    pub fn parse(line: &[u8]) -> Result<Line, String> {
+        let Line { record, winner } = serde_json::from_slice(line)
             .map_err(|error| one_line(&error.to_string().replace(" at line 1 column ", " at column ")))?;
         if !record.config.is_object() {
             return Err("config is not an object".into());
@@ -47,7 +60,14 @@ impl Record {
         if record.threads == 0 {
             return Err("threads is 0".into());
         }
-        Ok(record)
+        let numbers = winner.iter().flat_map(|winner| [("median_ns", winner.median_ns), ("gflops", winner.gflops)]);
+        for (name, number) in numbers {
+            if !(number > 0.0 && number.is_finite()) {
+                return Err(format!("winner: {name} {number} is not a positive number"));
+            }
+        }
+        let winner = winner.map(|winner| winner.of(&record));
+        Ok(Line { record, winner })
     }
 }
 
@@ -55,7 +75,7 @@ impl Record {
 ///
 /// # Errors
 /// Each item that could not be read or is no record. Reading can go on behind a malformed line.
-pub fn read_lines(mut input: impl BufRead) -> impl Iterator<Item = Result<Record, RecordError>> {
+pub fn read_lines(mut input: impl BufRead) -> impl Iterator<Item = Result<Line, RecordError>> {
     let mut line = 0;
     let mut bytes = Vec::new();
     std::iter::from_fn(move || {
@@ -70,8 +90,8 @@ pub fn read_lines(mut input: impl BufRead) -> impl Iterator<Item = Result<Record
                     return Some(Err(RecordError::Malformed { line, problem }));
                 }
                 Ok(_) => {
-                    let record = Record::from_line(bytes.trim_ascii());
-                    return Some(record.map_err(|problem| RecordError::Malformed { line, problem }));
+                    let parsed = Line::parse(bytes.trim_ascii());
+                    return Some(parsed.map_err(|problem| RecordError::Malformed { line, problem }));
                 }
                 Err(source) => return Some(Err(RecordError::Read { line, source })),
             }
@@ -129,12 +149,33 @@ mod tests {
         )
     }
 
+    fn any_line() -> impl Strategy<Value = Line> {
+        let race = (1e-3f64..1e12, prop::option::of(0f64..9.0), 1e-3f64..1e6, any::<bool>(), any::<u64>());
+        (any_record(), prop::option::of(race)).prop_map(|(record, race)| {
+            let winner = race.map(|(median_ns, margin, gflops, verified, unix_time)| {
+                let winner = Winner {
+                    median_ns,
+                    margin,
+                    runner_up: margin.map(|_| record.config.clone()),
+                    gflops,
+                    verified,
+                    version: record.version.clone(),
+                    toolchain: record.toolchain.clone(),
+                    unix_time,
+                    ..Winner::default()
+                };
+                winner.of(&record)
+            });
+            Line { record, winner }
+        })
+    }
+
     proptest! {
         #[test]
-        fn printing_and_parsing_is_the_identity(record in any_record()) {
-            let line = record.to_line();
-            prop_assert!(!line.contains('\n'));
-            prop_assert_eq!(Record::from_line(line.as_bytes()), Ok(record));
+        fn printing_and_parsing_is_the_identity(line in any_line()) {
+            let text = line.to_text();
+            prop_assert!(!text.contains('\n'));
+            prop_assert_eq!(Line::parse(text.as_bytes()), Ok(line));
         }
 
         #[test]
@@ -145,8 +186,13 @@ mod tests {
         }
 
         #[test]
-        fn broken_records_give_one_line_each(record in any_record(), at: prop::sample::Index, byte: u8, cut: bool) {
-            let mut line = record.to_line().into_bytes();
+        fn broken_records_give_one_line_each(
+            line in any_line(),
+            at: prop::sample::Index,
+            byte: u8,
+            cut: bool,
+        ) {
+            let mut line = line.to_text().into_bytes();
             let at = at.index(line.len());
             line[at] = byte;
             if cut {
@@ -160,12 +206,20 @@ mod tests {
 
     const LINE: &str = r#"{"workload":"matmul:m=8,n=8,k=8","target":"x86-64","template":"gemm","threads":1,"config":{"mr":4},"outcome":{"class":"no_error","median_ns":10.5,"min_ns":10.0,"spread":0.1,"n_samples":3,"stopped_early":false},"seconds":{"build":0.1,"run":0.2,"verify":0.3},"steps":"split i 4","search":"random","seed":7,"trial":0,"version":"0.1.0","toolchain":"LLVM 22","unix_time":1800000000}"#;
 
+    const WINNER: &str = r#","winner":{"median_ns":9.5,"margin":0.02,"runner_up":{"mr":2},"gflops":107.8,"verified":true,"version":"0.1.0","toolchain":"LLVM 22","unix_time":1800000009}}"#;
+
     #[test]
     fn the_form_is_stable() {
-        let record = Record::from_line(LINE.as_bytes()).unwrap();
-        assert_eq!(record.to_line(), LINE);
-        let with_more = LINE.replace(r#""threads":1"#, r#""colour":"red","threads":1"#);
-        assert_eq!(Record::from_line(with_more.as_bytes()).unwrap(), record);
+        let of_winner = format!("{}{WINNER}", &LINE[..LINE.len() - 1]);
+        for text in [LINE, &of_winner] {
+            let line = Line::parse(text.as_bytes()).unwrap();
+            assert_eq!(line.to_text(), text);
+            let with_more = text.replace(r#""threads":1"#, r#""colour":"red","threads":1"#);
+            assert_eq!(Line::parse(with_more.as_bytes()).unwrap(), line);
+        }
+        let nonsense = of_winner.replace("107.8", "-1.0");
+        let problem = Line::parse(nonsense.as_bytes()).unwrap_err();
+        assert_eq!(problem, "winner: gflops -1 is not a positive number");
     }
 
     fn check_problem(find: &str, replace: &str, expected: &str) {

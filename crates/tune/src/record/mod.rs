@@ -6,7 +6,7 @@ mod store;
 use serde::{Deserialize, Serialize};
 use serde_json::Value as Json;
 
-pub use lines::{RecordError, read_lines};
+pub use lines::{Line, RecordError, read_lines};
 pub use store::{Best, Imported, Store, StoreError, Winner};
 
 use crate::measure::Seconds;

@@ -1,14 +1,16 @@
 //! The store: records and winners in one SQLite file that several processes may share.
 
+use std::collections::HashMap;
 use std::io::{self, BufRead, Write};
 use std::time::{Duration, Instant};
 
 use rusqlite::{
     Connection, ErrorCode, MAIN_DB, OptionalExtension, Row, Transaction, TransactionBehavior, named_params, params,
 };
+use serde::{Deserialize, Serialize};
 use serde_json::Value as Json;
 
-use super::{FlatOutcome, Record, RunTime, TaskKey, read_lines};
+use super::{FlatOutcome, Line, Record, RunTime, TaskKey, read_lines};
 use crate::Error;
 use crate::measure::Seconds;
 
@@ -88,7 +90,7 @@ const TRIALS: &str = "SELECT * FROM tasks JOIN trials ON trials.task = tasks.id"
 const TASKS: &str = "
 SELECT id FROM tasks WHERE workload = ?1 AND target = ?2 AND threads = ?3 AND (?4 IS NULL OR template = ?4)";
 
-const WINNER: &str = "SELECT * FROM tasks JOIN winners ON winners.task = tasks.id WHERE tasks.id = ?1";
+const WINNERS: &str = "SELECT * FROM tasks JOIN winners ON winners.task = tasks.id";
 
 /// The fastest trial of a space, of those faster than `?2` and recorded after `?3`.
 const FASTEST_TRIAL: &str = "
@@ -159,18 +161,24 @@ impl From<rusqlite::Error> for StoreError {
     }
 }
 
-/// The configuration that a run confirmed at its end by measuring the leading candidates against each other.
-#[derive(Debug, Clone, PartialEq)]
+/// The configuration that a run confirmed at its end by measuring the leading candidates against each other. As JSON it goes
+/// with the record of its trial, without what that says already.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct Winner {
     /// As in [`Record`].
+    #[serde(skip)]
     pub workload: String,
     /// As in [`Record`].
+    #[serde(skip)]
     pub target: String,
     /// As in [`Record`].
+    #[serde(skip)]
     pub template: String,
     /// As in [`Record`].
+    #[serde(skip)]
     pub threads: u32,
     /// As in [`Record`].
+    #[serde(skip)]
     pub config: Json,
     /// Its median when measured again, in nanoseconds.
     pub median_ns: f64,
@@ -188,6 +196,14 @@ pub struct Winner {
     pub toolchain: String,
     /// As in [`Record`].
     pub unix_time: u64,
+}
+
+impl Winner {
+    /// The winner as the configuration of this record.
+    pub(crate) fn of(self, record: &Record) -> Winner {
+        let Record { workload, target, template, threads, config, .. } = record.clone();
+        Winner { workload, target, template, threads, config, ..self }
+    }
 }
 
 /// The best that is known of a workload on a target with some number of threads.
@@ -337,7 +353,7 @@ impl Store {
     }
 
     fn best_of_task(&self, task: i64) -> Result<Option<Best>, StoreError> {
-        let mut winners = self.connection.prepare_cached(WINNER)?;
+        let mut winners = self.connection.prepare_cached(&format!("{WINNERS} WHERE tasks.id = ?1"))?;
         let mut rows = winners.query([task])?;
         let known = rows.next()?.map(winner).transpose()?;
         let (limit_ns, after) =
@@ -356,52 +372,49 @@ impl Store {
     /// [`StoreError`].
     pub fn set_winner(&mut self, winner: &Winner) -> Result<(), StoreError> {
         let transaction = self.write()?;
-        let Winner { workload, target, template, threads, .. } = winner;
-        let task = task_id(&transaction, workload, target, template, *threads)?;
-        transaction.execute(
-            SET_WINNER,
-            params![
-                task,
-                canonical(&winner.config),
-                winner.median_ns,
-                winner.margin,
-                winner.runner_up.as_ref().map(canonical),
-                winner.gflops,
-                winner.verified,
-                winner.version,
-                winner.toolchain,
-                winner.unix_time as i64,
-            ],
-        )?;
+        replace_winner(&transaction, winner)?;
         Ok(transaction.commit()?)
     }
 
-    /// Writes every trial as a JSON line, in the order in which they were recorded, and says how many there are.
+    /// Writes every trial as a JSON line, in the order in which they were recorded, winners with what their races said, and says
+    /// how many there are.
     ///
     /// # Errors
     /// [`StoreError`], of which [`StoreError::Write`] is the fault of `output`.
     pub fn export(&self, output: &mut dyn Write) -> Result<u64, StoreError> {
+        let mut winners: HashMap<(i64, String), Winner> = HashMap::new();
+        let mut statement = self.connection.prepare(WINNERS)?;
+        let mut rows = statement.query([])?;
+        while let Some(row) = rows.next()? {
+            winners.insert((row.get("task")?, row.get("config")?), winner(row)?);
+        }
         let mut statement = self.connection.prepare(&format!("{TRIALS} ORDER BY trials.id"))?;
         let mut rows = statement.query([])?;
         let mut n_records = 0;
         while let Some(row) = rows.next()? {
-            writeln!(output, "{}", record(row)?.to_line()).map_err(StoreError::Write)?;
+            let line = Line { record: record(row)?, winner: winners.remove(&(row.get("task")?, row.get("config")?)) };
+            writeln!(output, "{}", line.to_text()).map_err(StoreError::Write)?;
             n_records += 1;
         }
         output.flush().map_err(StoreError::Write)?;
         Ok(n_records)
     }
 
-    /// Adds the trials of a reader of JSON lines, all or none of them; those that are there already are passed over.
+    /// Adds the trials and winners of a reader of JSON lines, all or none of them; trials that are there already and winners
+    /// that are no later than the one there are passed over.
     ///
     /// # Errors
     /// [`Error::Record`] with the first line that is no record, [`Error::Store`].
     pub fn import(&mut self, input: impl BufRead) -> Result<Imported, Error> {
         let transaction = self.write()?;
         let mut imported = Imported::default();
-        for record in read_lines(input) {
+        for line in read_lines(input) {
+            let Line { record, winner } = line?;
             imported.read += 1;
-            imported.new += insert_trial(&transaction, &record?)?;
+            imported.new += insert_trial(&transaction, &record)?;
+            if let Some(winner) = winner {
+                add_winner(&transaction, &winner)?;
+            }
         }
         transaction.commit().map_err(StoreError::from)?;
         Ok(imported)
@@ -481,6 +494,39 @@ fn task_id(
             Ok(transaction.last_insert_rowid())
         }
     }
+}
+
+fn replace_winner(transaction: &Transaction, winner: &Winner) -> Result<(), StoreError> {
+    let Winner { workload, target, template, threads, .. } = winner;
+    let task = task_id(transaction, workload, target, template, *threads)?;
+    transaction.execute(
+        SET_WINNER,
+        params![
+            task,
+            canonical(&winner.config),
+            winner.median_ns,
+            winner.margin,
+            winner.runner_up.as_ref().map(canonical),
+            winner.gflops,
+            winner.verified,
+            winner.version,
+            winner.toolchain,
+            winner.unix_time as i64,
+        ],
+    )?;
+    Ok(())
+}
+
+/// Adds a winner unless one of the same space is as late.
+fn add_winner(transaction: &Transaction, winner: &Winner) -> Result<(), StoreError> {
+    let Winner { workload, target, template, threads, .. } = winner;
+    let task = task_id(transaction, workload, target, template, *threads)?;
+    let query = "SELECT unix_time FROM winners WHERE task = ?1";
+    let known: Option<i64> = transaction.query_row(query, [task], |row| row.get(0)).optional()?;
+    if known.is_none_or(|known| winner.unix_time as i64 > known) {
+        replace_winner(transaction, winner)?;
+    }
+    Ok(())
 }
 
 /// Adds a trial and says how many rows that made: 0 or 1.

@@ -3,13 +3,13 @@
 use serde_json::Value as Json;
 
 use super::read::{Contents, ReplayError, Row};
-use crate::record::{Record, RecordError, read_lines};
+use crate::record::{Line, Record, RecordError, read_lines};
 
 pub(super) fn read(bytes: &[u8]) -> Result<Contents, ReplayError> {
     let mut first: Option<Record> = None;
     let mut rows = Vec::new();
-    for record in read_lines(bytes) {
-        let record = record.map_err(|error| match error {
+    for line in read_lines(bytes) {
+        let Line { record, .. } = line.map_err(|error| match error {
             RecordError::Malformed { line, problem } => ReplayError::Entry { place: format!("line {line}"), problem },
             RecordError::Read { line, source } => {
                 ReplayError::Entry { place: format!("line {line}"), problem: source.to_string() }
