@@ -1,5 +1,7 @@
 //! What records say of the runs that made them: who found what, after how many trials and seconds.
 
+use std::collections::BTreeMap;
+
 use tilewright_tune::{ErrorClass, Record, Seconds};
 
 use crate::plot::Marks;
@@ -63,33 +65,30 @@ pub fn runs(records: &[Record]) -> Vec<Run> {
     runs.into_iter().map(|(run, _)| run).collect()
 }
 
-/// Adds up the sessions of a run.
+/// Adds up the sessions of a run. Two processes may have carried it out side by side: the seconds of both count.
 #[derive(Default)]
 struct Clock {
-    /// When the session at hand began, in milliseconds since 1970, and when its last trial was recorded, in seconds.
-    session: Option<(u64, u64)>,
-    /// Seconds of the sessions before it.
-    before_s: f64,
-    elapsed_s: f64,
+    /// Seconds of each session so far, by when it began, in milliseconds since 1970.
+    sessions: BTreeMap<u64, f64>,
+    /// When the session of the last record began, and when that was recorded, in seconds.
+    last: Option<(u64, u64)>,
 }
 
 impl Clock {
     fn elapsed_s(&mut self, record: &Record) -> f64 {
-        let start = match (record.run, self.session) {
+        let start = match (record.run, self.last) {
             (Some(run), _) => run.start_unix_ms,
             (None, Some((start, last))) if record.unix_time <= last + PAUSE_S => start,
             (None, _) => record.unix_time.saturating_mul(1000),
         };
-        if self.session.is_some_and(|(known, _)| known != start) {
-            self.before_s = self.elapsed_s;
-        }
-        self.session = Some((start, record.unix_time));
+        self.last = Some((start, record.unix_time));
         let own_s = record.run.map_or_else(
             || record.unix_time.saturating_mul(1000).saturating_sub(start) as f64 / 1e3,
             |run| run.elapsed_s,
         );
-        self.elapsed_s = self.elapsed_s.max(self.before_s + own_s);
-        self.elapsed_s
+        let seconds = self.sessions.entry(start).or_default();
+        *seconds = seconds.max(own_s);
+        self.sessions.values().sum()
     }
 }
 
@@ -223,6 +222,15 @@ mod tests {
         );
         let curve = runs[0].best_so_far(|n, _| n as f64, |ns| ns);
         assert_eq!((curve.points, curve.end), (vec![(1.0, 9.0), (3.0, 7.0)], 3.0));
+    }
+
+    #[test]
+    fn sessions_side_by_side_count_once_each() {
+        let at = |start_unix_ms, elapsed_s| Some(RunTime { start_unix_ms, elapsed_s });
+        let starts_and_seconds = [(1000, 0.5), (1100, 0.5), (1000, 1.0), (1100, 0.75), (1000, 2.0)];
+        let records = starts_and_seconds.map(|(start, elapsed_s)| record(1, 0, at(start, elapsed_s), Some(1.0)));
+        let elapsed: Vec<f64> = runs(&records)[0].trials.iter().map(|t| t.elapsed_s).collect();
+        assert_eq!(elapsed, [0.5, 1.0, 1.5, 1.75, 2.75]);
     }
 
     #[test]

@@ -3,7 +3,7 @@
 
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use serde_json::Value as Json;
 
@@ -28,16 +28,28 @@ pub fn write_stdout(bytes: &[u8]) -> anyhow::Result<()> {
     Ok(out.write_all(bytes).and_then(|()| out.flush()).map_err(StdoutError)?)
 }
 
-/// Writes a file beside its place first, so that it is there as a whole or as it was.
+/// Writes a file beside its place first, so that it is there as a whole or as it was. What is no file, such as a pipe, is
+/// written to as it is.
 ///
 /// # Errors
 /// Where the folder cannot be written to.
 pub fn write_whole(path: &Path, write: impl FnOnce(&mut BufWriter<File>) -> io::Result<()>) -> io::Result<()> {
-    let mut part = path.as_os_str().to_owned();
-    part.push(".part");
-    let mut file = BufWriter::new(File::create(&part)?);
-    write(&mut file).and_then(|()| file.flush())?;
-    std::fs::rename(part, path)
+    let create = |path: &Path| Ok::<_, io::Error>(BufWriter::with_capacity(1 << 16, File::create(path)?));
+    if path.metadata().is_ok_and(|there| !there.is_file()) {
+        let mut file = create(path)?;
+        return write(&mut file).and_then(|()| file.flush());
+    }
+    let part = {
+        let mut part = path.as_os_str().to_owned();
+        part.push(".part");
+        PathBuf::from(part)
+    };
+    let mut file = create(&part)?;
+    let written = write(&mut file).and_then(|()| file.flush());
+    drop(file);
+    written.and_then(|()| std::fs::rename(&part, path)).inspect_err(|_| {
+        let _ = std::fs::remove_file(&part);
+    })
 }
 
 /// Writes a result: the JSON document where it was asked for, the text otherwise. A line break is added.

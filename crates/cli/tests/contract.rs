@@ -5,6 +5,7 @@ mod common;
 use common::{check_refused, command, json_of, owned, run, run_json, stderr, text};
 use serde_json::Value as Json;
 use std::io::Write;
+use std::path::Path;
 use std::process::Stdio;
 
 /// Whether an object has these keys.
@@ -191,7 +192,8 @@ fn records_go_out_and_in() {
     assert_eq!((&imported["read"], &imported["new"]), (&5.into(), &5.into()));
     assert_eq!(run_json(&["import", text(&file), "--db", text(&copy)])["new"], 0);
     assert_eq!(run(&["export", "--db", text(&copy)]).stdout, std::fs::read(&file).unwrap());
-    assert_eq!(run_json(&["best", "matmul:m=8,n=8,k=8", "--db", text(&copy)])["found"], true);
+    let best = |db: &Path| run_json(&["best", "matmul:m=8,n=8,k=8", "--db", text(db)])["best"].clone();
+    assert_eq!((best(&copy)["confirmed"].clone(), best(&copy)), (true.into(), best(&db)));
 
     // From standard input; one malformed line, and nothing is imported.
     let mut lines = std::fs::read(&file).unwrap();
@@ -203,6 +205,24 @@ fn records_go_out_and_in() {
     assert_eq!(output.status.code(), Some(2));
     assert!(stderr(&output).contains("line 6"), "{}", stderr(&output));
     assert_eq!(common::recorded(&fresh).len(), 0);
+
+    // The database to read given as the file to write: it is not written over.
+    let refused = run(&["export", text(&copy), "--db", text(&db)]);
+    assert_eq!((refused.status.code(), stderr(&refused).lines().count()), (Some(2), 1), "{}", stderr(&refused));
+    assert!(stderr(&refused).contains("would be written over"), "{}", stderr(&refused));
+    assert_eq!(common::recorded(&copy).len(), 5);
+}
+
+#[cfg(unix)]
+#[test]
+fn names_of_files_need_not_be_text() {
+    use std::os::unix::ffi::OsStrExt;
+    let folder = tempfile::tempdir().unwrap();
+    let db = folder.path().join(std::ffi::OsStr::from_bytes(b"a\xff.db"));
+    let tuned = command(&["tune", "matmul:m=8,n=8,k=8", "--trials", "2", "--json", "--db"]).arg(&db).output().unwrap();
+    assert!(tuned.status.success(), "{}", stderr(&tuned));
+    let best = command(&["best", "matmul:m=8,n=8,k=8", "--json", "--db"]).arg(&db).output().unwrap();
+    assert_eq!(serde_json::from_slice::<Json>(&best.stdout).unwrap()["found"], true, "{}", stderr(&best));
 }
 
 #[test]

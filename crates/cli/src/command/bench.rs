@@ -94,8 +94,18 @@ pub fn run(args: &BenchArgs, as_json: bool) -> anyhow::Result<()> {
     let mut text = String::new();
     let mut ratios: Vec<(&'static str, Vec<f64>)> = Vec::new();
     let mut said = HashSet::new();
+    let mut fault = None;
     for workload in &workloads {
-        let Some(rows) = bench(workload, args, peers.as_deref(), &mut said)? else { continue };
+        let rows = match bench(workload, args, peers.as_deref(), &mut said) {
+            Ok(Some(rows)) => rows,
+            Ok(None) => continue,
+            Err(error) if json_rows.is_empty() => return Err(error),
+            // What was measured until then is told.
+            Err(error) => {
+                fault = Some(error);
+                break;
+            }
+        };
         let ours = rows.iter().find(|row| row.implementation == OURS).expect("there are no rows without ours");
         let ours_ns = ours.timing.median_ns;
         for row in &rows {
@@ -127,7 +137,8 @@ pub fn run(args: &BenchArgs, as_json: bool) -> anyhow::Result<()> {
         }
         text += &table(&rows);
     }
-    write_result(as_json, &json!({"rows": json_rows, "geomean": geomeans}), &text)
+    write_result(as_json, &json!({"rows": json_rows, "geomean": geomeans}), &text)?;
+    fault.map_or(Ok(()), Err)
 }
 
 /// The peers asked for; `None` for those that fit each workload.

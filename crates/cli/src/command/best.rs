@@ -43,7 +43,7 @@ pub fn run(args: &BestArgs, as_json: bool) -> anyhow::Result<()> {
         "best": best.as_ref().map_or(Json::Null, |best| best.to_json(&workload)),
         "target": target,
         "threads": threads,
-        "db": database.path,
+        "db": database.path.to_string_lossy(),
     });
     let text = match best {
         None => format!(
@@ -56,7 +56,7 @@ pub fn run(args: &BestArgs, as_json: bool) -> anyhow::Result<()> {
             let rank = match (best.is_confirmed, best.margin) {
                 (true, Some(margin)) => format!("winner by {}", percent(margin)),
                 (true, None) => "winner".to_owned(),
-                (false, _) => "fastest trial of a run that was not completed".to_owned(),
+                (false, _) => "fastest trial, not raced".to_owned(),
             };
             format!(
                 "{name} on {target}: {} GFLOP/s, {} ({rank})\ntemplate {}\n{}",

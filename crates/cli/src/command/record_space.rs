@@ -129,8 +129,8 @@ pub fn run(args: &RecordSpaceArgs, as_json: bool) -> anyhow::Result<()> {
         "errors": errors.iter().map(|(class, n)| (class.name().to_owned(), (*n).into())).collect::<Map<_, _>>(),
         "best_gflops": best_gflops,
         "seconds": seconds,
-        "file": args.output,
-        "db": database.path,
+        "file": args.output.as_ref().map(|path| path.to_string_lossy()),
+        "db": database.path.to_string_lossy(),
     });
     let mut text = format!(
         "{} of {} recorded, {} of them valid{}",

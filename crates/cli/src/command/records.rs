@@ -1,7 +1,7 @@
 //! `export` and `import`: records as JSON lines.
 
 use std::fs::File;
-use std::io::{BufReader, BufWriter, Read};
+use std::io::{self, BufReader, BufWriter, Read};
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
@@ -11,7 +11,7 @@ use tilewright_tune::{Error, StoreError};
 
 use super::{DatabaseArgs, count};
 use crate::error::bad_input;
-use crate::output::{StdoutError, message, write_result};
+use crate::output::{StdoutError, message, write_result, write_whole};
 
 /// Arguments of `export`.
 #[derive(Args, Debug)]
@@ -31,7 +31,7 @@ pub struct ImportArgs {
     records: DatabaseArgs,
 }
 
-/// Writes all records as JSON lines.
+/// Writes all records as JSON lines, winners with what their races said.
 ///
 /// # Errors
 /// Bad input where there is no database or the file cannot be created.
@@ -45,7 +45,7 @@ pub fn export(args: &ExportArgs, as_json: bool) -> anyhow::Result<()> {
         .ok_or_else(|| bad_input(format!("there is no database {} (give one with --db)", database.name())))?;
     let Some(path) = &args.file else {
         // Lines are many and short.
-        let mut out = BufWriter::with_capacity(1 << 16, std::io::stdout().lock());
+        let mut out = BufWriter::with_capacity(1 << 16, io::stdout().lock());
         let n = store.export(&mut out).map_err(|error| match error {
             StoreError::Write(error) => anyhow::Error::from(StdoutError(error)),
             other => other.into(),
@@ -54,10 +54,28 @@ pub fn export(args: &ExportArgs, as_json: bool) -> anyhow::Result<()> {
         return Ok(());
     };
     let name = path.display().to_string();
-    let file = File::create(path).map_err(|e| bad_input(format!("cannot write {name}: {e} (give another FILE)")))?;
-    let n = store.export(&mut BufWriter::with_capacity(1 << 16, file)).with_context(|| name.clone())?;
-    let json = json!({"records": n, "file": name, "db": database.path});
+    if is_database(path) {
+        let hint = "FILE is where the records go; give the database to read with --db";
+        return Err(bad_input(format!("{name} is a database and would be written over ({hint})")));
+    }
+    let mut n = 0;
+    let written = write_whole(path, |file| {
+        n = store.export(file).map_err(|error| match error {
+            StoreError::Write(error) => error,
+            other => io::Error::other(other),
+        })?;
+        Ok(())
+    });
+    written.map_err(|error| bad_input(format!("cannot write {name}: {error} (give another FILE)")))?;
+    let json = json!({"records": n, "file": name, "db": database.path.to_string_lossy()});
     write_result(as_json, &json, &format!("{} exported from {} to {name}", count(n, "record"), database.name()))
+}
+
+/// Whether a file is a database of SQLite, as by its first bytes.
+fn is_database(path: &Path) -> bool {
+    let mut start = Vec::new();
+    let is_read = path.is_file() && File::open(path).is_ok_and(|file| file.take(16).read_to_end(&mut start).is_ok());
+    is_read && start == b"SQLite format 3\0"
 }
 
 /// Adds the records of JSON lines, all or none.
@@ -74,20 +92,24 @@ pub fn import(args: &ImportArgs, as_json: bool) -> anyhow::Result<()> {
             if file.metadata().is_ok_and(|m| m.is_dir()) {
                 return Err(bad_input(format!("cannot read {name}: it is a folder (give a file of JSON lines)")));
             }
-            (name, database.open_to_write()?.import(BufReader::with_capacity(1 << 16, file)))
+            if path.is_file() {
+                (name, database.open_to_write()?.import(BufReader::with_capacity(1 << 16, file)))
+            } else {
+                let bytes = read_to_end(file, &name)?;
+                (name, database.open_to_write()?.import(&bytes[..]))
+            }
         }
         None => {
-            // Read to the end first: a slow writer must not keep the database locked.
-            let mut bytes = Vec::new();
-            std::io::stdin().lock().read_to_end(&mut bytes).context("cannot read standard input")?;
-            ("standard input".to_owned(), database.open_to_write()?.import(&bytes[..]))
+            let name = "standard input".to_owned();
+            let bytes = read_to_end(io::stdin().lock(), &name)?;
+            (name, database.open_to_write()?.import(&bytes[..]))
         }
     };
     let imported = imported.map_err(|error| match error {
         Error::Record(error) => bad_input(format!("{name}: {error} (nothing was imported)")),
         other => anyhow::Error::from(other).context(format!("database {}", database.name())),
     })?;
-    let json = json!({"read": imported.read, "new": imported.new, "file": name, "db": database.path});
+    let json = json!({"read": imported.read, "new": imported.new, "file": name, "db": database.path.to_string_lossy()});
     let text = format!(
         "{} read from {name}, {} of them new in {}",
         count(imported.read, "record"),
@@ -95,4 +117,11 @@ pub fn import(args: &ImportArgs, as_json: bool) -> anyhow::Result<()> {
         database.name()
     );
     write_result(as_json, &json, &text)
+}
+
+/// All that comes from elsewhere, before anything is written: a slow writer must not keep the database locked.
+fn read_to_end(mut input: impl Read, name: &str) -> anyhow::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    input.read_to_end(&mut bytes).with_context(|| format!("cannot read {name}"))?;
+    Ok(bytes)
 }

@@ -3,6 +3,7 @@
 mod facts;
 mod page;
 
+use std::io::Write;
 use std::path::PathBuf;
 
 use anyhow::Context;
@@ -11,7 +12,7 @@ use serde_json::json;
 
 use super::{DatabaseArgs, count, parse_workloads};
 use crate::error::bad_input;
-use crate::output::write_result;
+use crate::output::{write_result, write_whole};
 
 /// Arguments of `report`.
 #[derive(Args, Debug)]
@@ -47,10 +48,12 @@ pub fn run(args: &ReportArgs, as_json: bool) -> anyhow::Result<()> {
         let of = if asked.is_empty() { String::new() } else { format!(" for {}", args.workloads.join(", ")) };
         return Err(bad_input(format!("nothing is recorded{of} in {} (run `tilewright tune`)", database.name())));
     }
-    let json = json!({"db": database.path, "version": env!("CARGO_PKG_VERSION"), "workloads": subjects});
+    let json =
+        json!({"db": database.path.to_string_lossy(), "version": env!("CARGO_PKG_VERSION"), "workloads": subjects});
     let Some(path) = &args.output else { return write_result(as_json, &json, "") };
     let name = path.display();
-    std::fs::write(path, page::html(&database.name(), &subjects))
+    let page = page::html(&database.name(), &subjects);
+    write_whole(path, |file| file.write_all(page.as_bytes()))
         .map_err(|error| bad_input(format!("cannot write {name}: {error} (give another file with -o)")))?;
     write_result(as_json, &json, &format!("{} in {name}", count(subjects.len() as u64, "workload")))
 }

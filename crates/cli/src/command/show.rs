@@ -131,7 +131,7 @@ pub fn run(args: &ShowArgs, as_json: bool) -> anyhow::Result<()> {
             "config": config,
             "emit": emit,
             "bytes": bytes.len(),
-            "file": args.output,
+            "file": args.output.as_ref().map(|path| path.to_string_lossy()),
             "text": text,
         });
         return write_result(true, &json, "");

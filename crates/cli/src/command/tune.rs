@@ -24,7 +24,7 @@ use super::predict::likely_configs;
 use super::{DatabaseArgs, KnownBest, WorkloadArgs, count, device_options, gflops, make_task, percent, target_name};
 use crate::clock::since_1970;
 use crate::database::Database;
-use crate::error::{OrBadInput, bad_input};
+use crate::error::{OrBadInput, bad_input, describe};
 use crate::output::{digits, duration, grouped, message, table, write_result};
 use crate::progress::{Progress, Status, errors_text};
 use finals::{Finals, Untuned};
@@ -147,14 +147,23 @@ pub fn run(args: &TuneArgs, as_json: bool) -> anyhow::Result<()> {
         return report.failure.map_or(Ok(()), Err);
     }
     let mut reports = Vec::new();
+    let mut fault = None;
     for workload in &workloads {
         if interrupts.stop.load(Ordering::Relaxed) {
             break;
         }
-        let report = tune(args, workload, true, &interrupts)?;
+        let report = match tune(args, workload, true, &interrupts) {
+            Ok(report) => report,
+            Err(error) if reports.is_empty() => return Err(error),
+            // What was found until then is told.
+            Err(error) => {
+                fault = Some(error.context(workload.to_string()));
+                break;
+            }
+        };
         message(&match &report.failure {
             None => format!("{}\n", report.text),
-            Some(failure) => format!("error: {workload}: {failure:#}\n"),
+            Some(failure) => format!("error: {workload}: {}\n", describe(failure)),
         });
         reports.push(report);
     }
@@ -169,7 +178,7 @@ pub fn run(args: &TuneArgs, as_json: bool) -> anyhow::Result<()> {
     }
     let json = json!({"workloads": reports.iter().map(|r| &r.json).collect::<Vec<_>>()});
     write_result(as_json, &json, &table(&rows))?;
-    reports.into_iter().find_map(|report| report.failure).map_or(Ok(()), Err)
+    fault.or_else(|| reports.into_iter().find_map(|report| report.failure)).map_or(Ok(()), Err)
 }
 
 /// Tunes one workload, alone or of a set.
@@ -626,7 +635,7 @@ impl Run<'_> {
             },
             "errors": errors,
             "peak_gflops": self.peak_gflops,
-            "db": self.database.path,
+            "db": self.database.path.to_string_lossy(),
         });
         match json {
             Json::Object(object) => object,

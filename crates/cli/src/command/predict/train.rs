@@ -143,7 +143,7 @@ fn learn_table(args: &TrainArgs, data: &Path, spec: &Path, as_json: bool) -> any
         "rows": table.rows.len(),
         "seconds": seconds,
         "validation": about["validation"],
-        "output": args.output,
+        "output": args.output.to_string_lossy(),
     });
     let mut text = format!("{} learnt {} in {seconds:.1} s\n", args.model, count(lesson.train.len() as u64, "row"));
     for at in scores {
@@ -224,7 +224,7 @@ fn learn_records(args: &TrainArgs, db: &Path, template: &str, as_json: bool) -> 
         "workloads": n_workloads,
         "configurations": n_examples,
         "seconds": seconds,
-        "output": args.output,
+        "output": args.output.to_string_lossy(),
     });
     let text = format!(
         "{} learnt {} of {} in {seconds:.1} s\nwritten to {}\n",
