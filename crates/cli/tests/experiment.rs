@@ -63,6 +63,44 @@ fn an_experiment_leaves_data_and_plots_and_resumes() {
 }
 
 #[test]
+fn an_experiment_goes_on_without_the_records_of_earlier_runs() {
+    let folder = tempfile::tempdir().unwrap();
+    let with = |repeats: &str| {
+        run_json(&["experiment", "gemm-fraction", "--budget", "0.003", "--repeats", repeats, "-o", text(folder.path())])
+    };
+    let first = with("1");
+    let runs_of = |data: &serde_json::Value| data["runs"].as_array().unwrap().clone();
+    let n_arms = runs_of(&first).len();
+    let curve = std::fs::read_to_string(folder.path().join("by-share.svg")).unwrap();
+    std::fs::remove_dir_all(folder.path().join("runs")).unwrap();
+    std::fs::remove_file(folder.path().join("plan.json")).unwrap();
+
+    assert_eq!((runs_of(&with("1")), databases(folder.path()).len()), (runs_of(&first), 0));
+    assert_eq!(std::fs::read_to_string(folder.path().join("by-share.svg")).unwrap(), curve);
+    let second = with("2");
+    assert_eq!((&second["complete"], databases(folder.path()).len()), (&true.into(), n_arms));
+    // How near to the best a run came depends on the others.
+    let without_95 = |mut run: serde_json::Value| {
+        run.as_object_mut().unwrap().remove("trials_to_95");
+        run
+    };
+    let both = [second, first].map(|data| runs_of(&data).into_iter().take(n_arms).map(without_95).collect::<Vec<_>>());
+    assert_eq!(both[0], both[1]);
+
+    // Nothing is written over that no record is left of, be it more repeats or another plan.
+    std::fs::remove_dir_all(folder.path().join("runs")).unwrap();
+    std::fs::remove_file(folder.path().join("plan.json")).unwrap();
+    let data = std::fs::read(folder.path().join("data.json")).unwrap();
+    for (budget, repeats, reason) in [("0.003", "1", "would be lost"), ("0.002", "2", "give another folder")] {
+        let size = ["--budget", budget, "--repeats", repeats];
+        let other = run(&[&["experiment", "gemm-fraction", "-o", text(folder.path())], &size[..]].concat());
+        assert_eq!((other.status.code(), stderr(&other).lines().count()), (Some(2), 1), "{}", stderr(&other));
+        assert!(stderr(&other).contains(reason), "{}", stderr(&other));
+        assert_eq!(std::fs::read(folder.path().join("data.json")).unwrap(), data);
+    }
+}
+
+#[test]
 fn experiments_are_listed() {
     let list = run_json(&["experiment"]);
     let experiments = list["experiments"].as_array().unwrap();

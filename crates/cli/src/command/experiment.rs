@@ -1,10 +1,12 @@
 //! `experiment`: the experiments of the papers and our own, each a table of runs of `tune`, with their data and plots.
 
 mod contest;
+mod finished;
 mod results;
 mod table;
 
-use std::fs;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::{self, File, TryLockError};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
@@ -12,6 +14,7 @@ use std::time::Instant;
 
 use anyhow::Context;
 use clap::{Args, Parser};
+use serde::Deserialize;
 use serde_json::{Value as Json, json};
 use tilewright_device::host;
 use tilewright_ir::op::Workload;
@@ -22,9 +25,9 @@ use super::{MachineArgs, count, make_task};
 use crate::clock::{since_1970, utc};
 use crate::database::Database;
 use crate::error::{OrBadInput, bad_input};
-use crate::history::{Run, runs};
 use crate::output::{grouped, message, write_result, write_whole};
-use table::{Arm, EXPERIMENTS, Experiment, Length, Moment, Problem, Transferred, Trials};
+use finished::{Finished, Summary, only_run};
+use table::{Arm, EXPERIMENTS, Experiment, Length, Moment, Problem, Transferred, Trials, View};
 
 /// Arguments of `experiment`.
 #[derive(Args, Debug)]
@@ -69,6 +72,8 @@ struct Plan<'a> {
     threads: usize,
     folder: PathBuf,
     runs: Vec<Planned>,
+    /// What `data.json` says of runs, by their commands.
+    known: BTreeMap<String, Summary>,
 }
 
 /// A run of `tune`.
@@ -104,30 +109,6 @@ const RACE_SECONDS: f64 = 8.0;
 /// What tunes the sources.
 const SOURCE: Arm = Arm { label: "source", search: "gbt:batch=64", transfer: Transferred::Nothing };
 
-/// A run that is complete.
-struct Finished<'a> {
-    planned: &'a Planned,
-    workload: Workload,
-    /// What it had found at each of the plan's moments, the end last; none where no trial was valid.
-    found: Vec<Option<Found>>,
-    /// Configurations of the space.
-    space_size: f64,
-    /// When it began, as date and time.
-    started: String,
-    /// What `tune --json` says of it.
-    result: Json,
-    run: Run,
-}
-
-/// The best kernel that a run knew.
-#[derive(Debug, Clone, PartialEq)]
-struct Found {
-    /// The schedule that makes it, as text.
-    steps: String,
-    /// Nanoseconds a run.
-    ns: f64,
-}
-
 /// Runs an experiment, or lists them.
 ///
 /// # Errors
@@ -142,8 +123,8 @@ pub fn run(args: &ExperimentArgs, as_json: bool) -> anyhow::Result<()> {
     if !(args.budget > 0.0 && args.budget <= 1e6) {
         return Err(bad_input(format!("--budget {} is not possible (give a number above 0)", args.budget)));
     }
-    let plan = plan(experiment, args)?;
-    plan.claim_folder()?;
+    let mut plan = plan(experiment, args)?;
+    let _claim = plan.claim_folder()?;
     let interrupts = Interrupts::watch()?;
     message(&plan.extent());
     let mut pace = Pace::default();
@@ -156,7 +137,10 @@ pub fn run(args: &ExperimentArgs, as_json: bool) -> anyhow::Result<()> {
             pace.note(marker["seconds"].as_f64().unwrap_or(most), most);
             continue;
         }
-        let left = plan.runs[at..].iter().filter(|other| !plan.marker(other).exists());
+        if plan.is_complete(planned) {
+            continue;
+        }
+        let left = plan.runs[at..].iter().filter(|other| !plan.is_complete(other));
         let left = pace.expect(left.map(|other| plan.most_seconds(other)).sum());
         message(&format!("run {} of {}, {left}: {}", at + 1, plan.runs.len(), planned.command()));
         let start = Instant::now();
@@ -169,13 +153,12 @@ pub fn run(args: &ExperimentArgs, as_json: bool) -> anyhow::Result<()> {
         contest::hold(&plan, &mut finished, &interrupts)?;
     }
     let json = results::write(&plan, &finished)?;
-    let n_runs = plan.compared().count();
+    let (n_runs, n_complete) = (plan.compared().count(), finished.iter().filter(|f| f.summary.is_timed()).count());
     let text = format!(
-        "{} of {} in {}{}",
-        finished.len(),
+        "{n_complete} of {} in {}{}",
         count(n_runs as u64, "run"),
         plan.folder.display(),
-        if finished.len() < n_runs { "; run the same again to go on" } else { "" }
+        if n_complete < n_runs { "; run the same again to go on" } else { "" }
     );
     write_result(as_json, &json, &text)
 }
@@ -305,19 +288,25 @@ fn plan<'a>(experiment: &'a Experiment, args: &ExperimentArgs) -> anyhow::Result
             planned.words.extend((!experiment.is_raced || is_source).then(|| "--no-race".to_owned()));
             planned.words.extend(experiment.to_the_end.then(|| "--to-the-end".to_owned()));
             if arm.transfer != Transferred::Nothing {
-                let database = folder.join(RUNS).join(sources_of(seed));
-                planned.words.extend(["--transfer".into(), database.display().to_string()]);
+                // Within the folder, which may be moved.
+                planned.words.extend(["--transfer".into(), format!("{RUNS}/{}", sources_of(seed))]);
             }
             runs.push(planned);
         }
     }
     let &ExperimentArgs { budget, seed, threads, .. } = args;
-    Ok(Plan { experiment, arms, budget, seed, repeats, threads, folder, runs })
+    Ok(Plan { experiment, arms, budget, seed, repeats, threads, folder, runs, known: BTreeMap::new() })
 }
 
 /// The database of the sources of a repeat.
 fn sources_of(seed: u64) -> String {
     format!("sources_{seed}.db")
+}
+
+/// The name of the files of a run.
+fn stem(problem: &str, arm: &str, seed: u64) -> String {
+    let plain = |text: &str| text.replace(|c: char| !c.is_ascii_alphanumeric(), "-");
+    format!("{}_{}_{seed}", plain(problem), plain(arm))
 }
 
 impl Planned {
@@ -327,8 +316,7 @@ impl Planned {
         words.extend(["--seed".into(), seed.to_string()]);
         words.extend(n_trials.into_iter().flat_map(|n_trials| ["--trials".into(), n_trials.to_string()]));
         words.extend(["--time".into(), seconds.to_string()]);
-        let plain = |text: &str| text.replace(|c: char| !c.is_ascii_alphanumeric(), "-");
-        let stem = format!("{}_{}_{seed}", plain(problem.label), plain(arm.label));
+        let stem = stem(problem.label, arm.label, seed);
         let database = if is_source { sources_of(seed) } else { format!("{stem}.db") };
         Planned { arm: *arm, problem: *problem, seed, n_trials, seconds, words, stem, database, is_source }
     }
@@ -344,6 +332,7 @@ impl Plan<'_> {
         self.folder.join(RUNS)
     }
 
+    /// A run's own database.
     fn database(&self, planned: &Planned) -> PathBuf {
         self.runs_folder().join(&planned.database)
     }
@@ -373,6 +362,13 @@ impl Plan<'_> {
         Ok(Some(marker))
     }
 
+    /// Whether there is nothing left to do for a run: it is complete, or a source from which no run has yet to learn.
+    fn is_complete(&self, planned: &Planned) -> bool {
+        let is_known = |planned: &Planned| self.marker(planned).exists() || self.known.contains_key(&planned.command());
+        let mut learners = self.compared().filter(|other| other.seed == planned.seed);
+        is_known(planned) || (planned.is_source && learners.all(is_known))
+    }
+
     /// What is run, in one line.
     fn extent(&self) -> String {
         let trials = || self.runs.iter().filter_map(|planned| planned.n_trials);
@@ -395,11 +391,17 @@ impl Plan<'_> {
         )
     }
 
-    /// Makes the folder, or checks that it holds a part of the same.
-    fn claim_folder(&self) -> anyhow::Result<()> {
+    /// Makes the folder, or checks that it holds a part of the same and reads what `data.json` knows of it. No other process
+    /// may claim it until the file that this gives is closed.
+    fn claim_folder(&mut self) -> anyhow::Result<File> {
         let name = self.folder.display();
         let cannot = |error: std::io::Error| bad_input(format!("cannot write to {name}: {error} (give another -o)"));
         fs::create_dir_all(self.runs_folder()).map_err(cannot)?;
+        let claim = File::create(self.runs_folder().join("lock")).map_err(cannot)?;
+        // Some file systems have no locks.
+        if let Err(TryLockError::WouldBlock) = claim.try_lock() {
+            return Err(bad_input(format!("another process is at work in {name} (wait for it, or give another -o)")));
+        }
         let path = self.folder.join("plan.json");
         // More repeats may be asked for later.
         let own = json!({
@@ -409,27 +411,74 @@ impl Plan<'_> {
             "threads": self.threads,
             "target": host::target().to_string(),
         });
-        match fs::read(&path) {
-            Ok(bytes) if serde_json::from_slice::<Json>(&bytes).is_ok_and(|there| there == own) => Ok(()),
-            Ok(_) => {
-                let reason = format!("{name} holds runs with another name, budget, seed, machine or number of threads");
-                Err(bad_input(format!("{reason} (give another folder with -o)")))
-            }
-            Err(_) => write_whole(&path, |file| file.write_all(own.to_string().as_bytes())).map_err(cannot),
+        let is_own = |there: &Json| own.as_object().into_iter().flatten().all(|(name, value)| there[name] == *value);
+        let data: Option<Json> =
+            fs::read(self.folder.join("data.json")).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok());
+        let there: Result<Json, _> = fs::read(&path).map(|bytes| serde_json::from_slice(&bytes).unwrap_or_default());
+        if !there.as_ref().ok().into_iter().chain(&data).all(is_own) {
+            let reason = format!("{name} holds runs with another name, budget, seed, machine or number of threads");
+            return Err(bad_input(format!("{reason} (give another folder with -o)")));
         }
+        if there.is_err() {
+            write_whole(&path, |file| file.write_all(own.to_string().as_bytes())).map_err(cannot)?;
+        }
+        self.learn(&data.unwrap_or_default())?;
+        Ok(claim)
+    }
+
+    /// Notes what `data.json` says of runs whose records may be gone.
+    ///
+    /// # Errors
+    /// Bad input where it holds runs without records that this plan cannot go on from: they would be written over.
+    fn learn(&mut self, data: &Json) -> anyhow::Result<()> {
+        let is_alike = data["cpu"] == host::cpu_name() && data["version"] == env!("CARGO_PKG_VERSION");
+        // A histogram needs every trial, and each is only in the records.
+        let is_enough = is_alike && !self.experiment.views.contains(&View::Histogram);
+        let n_moments = self.moments().len();
+        let planned: BTreeSet<String> = self.compared().map(Planned::command).collect();
+        let mut n_lost = 0;
+        for row in data["runs"].as_array().into_iter().flatten() {
+            let summary = Summary::deserialize(row).ok().filter(|summary| {
+                is_enough
+                    && summary.is_settled
+                    && summary.found.len() == n_moments
+                    && planned.contains(&summary.command)
+            });
+            if let Some(summary) = summary {
+                self.known.insert(summary.command.clone(), summary);
+                continue;
+            }
+            let [problem, arm] = ["problem", "arm"].map(|name| row[name].as_str().unwrap_or_default());
+            let stem = stem(problem, arm, row["seed"].as_u64().unwrap_or_default());
+            n_lost += u64::from(!self.runs_folder().join(format!("{stem}.db")).exists());
+        }
+        if n_lost > 0 {
+            let name = self.folder.display();
+            let reason = format!(
+                "{name} holds {} without records, of more repeats, another version or another machine: they would be lost",
+                count(n_lost, "run")
+            );
+            return Err(bad_input(format!(
+                "{reason} (give another folder with -o, or the --repeats that it was made with)"
+            )));
+        }
+        Ok(())
     }
 
     /// Carries out a run, from its beginning where an earlier one was broken off; sources share a database and go on.
     fn carry_out(&self, planned: &Planned, interrupts: &Interrupts) -> anyhow::Result<()> {
         let database = self.database(planned);
         for ending in ["", "-wal", "-shm"].iter().filter(|_| !planned.is_source) {
-            let path = PathBuf::from(format!("{}{ending}", database.display()));
+            let mut path = database.clone().into_os_string();
+            path.push(ending);
+            let path = PathBuf::from(path);
             if path.exists() {
                 fs::remove_file(&path).with_context(|| path.display().to_string())?;
             }
         }
-        let words = planned.words.iter().map(Into::into).chain(["--db".into(), database.into_os_string()]);
-        let TuneWords { args } = TuneWords::try_parse_from(words).expect("invariant: `tune` takes its own arguments");
+        let words = TuneWords::try_parse_from(&planned.words);
+        let TuneWords { mut args } = words.expect("invariant: `tune` takes its own arguments");
+        args.keep_within(&self.folder, database);
         let workload = Workload::parse(planned.problem.workload).or_bad_input("")?;
         let (started, start) = (since_1970().as_secs(), Instant::now());
         let report = tune(&args, &workload, false, interrupts)?;
@@ -460,25 +509,28 @@ impl Plan<'_> {
         self.runs.iter().filter(|planned| !planned.is_source)
     }
 
-    /// The runs that are complete, with their trials.
+    /// The runs that are complete, with their trials where there are records of them.
     fn finished(&self) -> anyhow::Result<Vec<Finished<'_>>> {
         let mut finished = Vec::new();
         for planned in self.compared() {
-            let Some(marker) = self.marker_of(planned)? else { continue };
+            // Who deletes records to save space may leave the small files beside them.
+            let marker = self.marker_of(planned)?;
+            let known = self.known.get(&planned.command());
+            let (summary, run) = match (marker.filter(|_| self.database(planned).exists() || known.is_none()), known) {
+                (Some(marker), _) => {
+                    let records = self.records(planned)?;
+                    let run = only_run(&records).ok_or_else(|| anyhow::anyhow!("{} has no trials", planned.stem))?;
+                    let started = marker["started"].as_str().unwrap_or_default().to_owned();
+                    let summary =
+                        Summary::new(planned.command(), started, &records, &run, &marker["result"], &self.moments());
+                    (summary, Some(run))
+                }
+                (None, Some(summary)) => (summary.clone(), None),
+                (None, None) => continue,
+            };
             let task = task(&planned.problem, self.threads)?;
-            let records = self.records(planned)?;
-            let no_trials = || anyhow::anyhow!("{} has no trials", planned.stem);
-            let run = runs(&records).into_iter().next().ok_or_else(no_trials)?;
-            let result = &marker["result"];
-            finished.push(Finished {
-                planned,
-                found: self.moments().into_iter().map(|moment| found(&records, &run, result, moment)).collect(),
-                run,
-                space_size: task.space.size() as f64,
-                workload: task.setting.workload,
-                started: marker["started"].as_str().unwrap_or_default().to_owned(),
-                result: result.clone(),
-            });
+            let (space_size, workload) = (task.space.size() as f64, task.setting.workload);
+            finished.push(Finished { planned, workload, space_size, summary, run });
         }
         Ok(finished)
     }
@@ -486,28 +538,15 @@ impl Plan<'_> {
     /// The trials of a run's own database.
     fn records(&self, planned: &Planned) -> anyhow::Result<Vec<Record>> {
         let database = Database::new(Some(&self.database(planned)))?;
-        let store = database.open_to_read()?.ok_or_else(|| bad_input(format!("{} is gone", database.name())))?;
+        let gone =
+            || format!("{} is gone (delete {} to repeat the run)", database.name(), self.marker(planned).display());
+        let store = database.open_to_read()?.ok_or_else(|| bad_input(gone()))?;
         let mut records = Vec::new();
         for key in store.tasks()? {
             records.extend(store.trials_of(&key.workload, &key.target, &key.template, key.threads)?);
         }
         Ok(records)
     }
-}
-
-/// What a run had found at some moment: its fastest trial by then; at the end what `tune` says.
-fn found(records: &[Record], run: &Run, result: &Json, moment: Moment) -> Option<Found> {
-    let (record, ns) = match moment {
-        Moment::Seconds(_) | Moment::Trials(_) => {
-            let at = run.best_of_first(moment.n_trials(run))?;
-            (&records[at], run.trials[at].result.ok()?)
-        }
-        Moment::End => {
-            let best = &result["best"];
-            (records.iter().find(|record| record.config == best["config"])?, best["ms_median"].as_f64()? * 1e6)
-        }
-    };
-    Some(Found { steps: record.steps.clone(), ns })
 }
 
 #[cfg(test)]
@@ -536,37 +575,5 @@ mod tests {
             stems.dedup();
             assert_eq!(stems.len(), plan.runs.len(), "{}: each run has files of its own", experiment.name);
         }
-    }
-
-    #[test]
-    fn what_a_run_found_is_its_best_by_then_and_the_winner_of_its_race_at_the_end() {
-        let record = |trial: u64, ns: Option<f64>, elapsed_s: f64| -> Record {
-            let outcome = match ns {
-                Some(ns) => json!({"class": "no_error", "median_ns": ns, "min_ns": ns, "spread": 0.0, "n_samples": 3,
-                    "stopped_early": false}),
-                None => json!({"class": "run_timeout", "message": "ran longer than 10 s"}),
-            };
-            let record = json!({
-                "workload": "matmul:m=8,n=8,k=8", "target": "t", "template": "p", "threads": 1,
-                "config": {"u": trial}, "outcome": outcome, "seconds": {"build": 0.0, "run": 0.0, "verify": 0.0},
-                "steps": format!("unroll {trial}"), "search": "random", "seed": 0, "trial": trial, "version": "0",
-                "toolchain": "LLVM", "unix_time": 1, "run": {"start_unix_ms": 1000, "elapsed_s": elapsed_s},
-            });
-            serde_json::from_value(record).unwrap()
-        };
-        let records =
-            [record(0, None, 0.5), record(1, Some(30.0), 1.0), record(2, Some(10.0), 2.0), record(3, Some(11.0), 3.0)];
-        let run = runs(&records).remove(0);
-        let result = json!({"best": {"config": {"u": 3}, "ms_median": 10.5e-6}});
-        let found = |moment| found(&records, &run, &result, moment).map(|f| (f.steps, f.ns.round()));
-        assert_eq!(found(Moment::Seconds(0.9)), None);
-        assert_eq!(found(Moment::Trials(1)), None);
-        for by_the_second in [Moment::Seconds(1.5), Moment::Trials(2)] {
-            assert_eq!(found(by_the_second), Some(("unroll 1".into(), 30.0)));
-        }
-        for later in [Moment::Seconds(9.0), Moment::Trials(100)] {
-            assert_eq!(found(later), Some(("unroll 2".into(), 10.0)));
-        }
-        assert_eq!(found(Moment::End), Some(("unroll 3".into(), 11.0)));
     }
 }

@@ -5,7 +5,7 @@ pub mod recorder;
 mod transfer;
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -89,6 +89,16 @@ pub struct TuneArgs {
     run_timeout: Option<Duration>,
     #[command(flatten)]
     records: DatabaseArgs,
+}
+
+impl TuneArgs {
+    /// Has the run keep its records in this file, and look within the folder for what it learns from.
+    pub fn keep_within(&mut self, folder: &Path, database: PathBuf) {
+        self.records.db = Some(database);
+        if let Some(transfer) = &mut self.transfer {
+            transfer.path = folder.join(&transfer.path);
+        }
+    }
 }
 
 fn seconds(text: &str) -> Result<Duration, String> {

@@ -18,8 +18,9 @@ use tilewright_device::protocol::Source;
 use tilewright_device::{Device, Options, host};
 use tilewright_tune::{Outcome, Record, Task, Trial};
 
+use super::finished::{Finished, Found};
 use super::table::Moment;
-use super::{Finished, Found, Plan, task};
+use super::{Plan, task};
 use crate::command::tune::{Interrupts, finals};
 use crate::command::{count, device_options};
 use crate::output::{message, write_whole};
@@ -34,7 +35,7 @@ const ROUND: Round = Round { time: Duration::from_millis(15), min_samples: 2 };
 type Times = BTreeMap<String, Option<f64>>;
 
 /// Puts in place of a run's fastest trial at each moment before its end what it would have given had it ended there: the
-/// winner of a race of the leaders by then. Where it is interrupted, what is left has none.
+/// winner of a race of the leaders by then. Where it is interrupted, runs are left that are not settled.
 ///
 /// # Errors
 /// Where workers do not start or a file cannot be read or written.
@@ -44,13 +45,16 @@ pub fn hold_heats(plan: &Plan, finished: &mut [Finished], interrupts: &Interrupt
     let mut known: BTreeMap<String, Option<String>> = read(&path);
     let moments = plan.moments();
     for f in finished {
+        let Some(run) = &f.run else { continue };
         let mut heats = None;
         for (at, &moment) in moments.iter().enumerate().filter(|(_, moment)| **moment != Moment::End) {
             // A run that was made anew has begun at another time.
-            let name = format!("{} of {}, {moment}", f.planned.stem, f.started);
+            let name = format!("{} of {}, {moment}", f.planned.stem, f.summary.started);
+            let n_trials = moment.n_trials(run);
             if !known.contains_key(&name) {
                 if interrupts.stop.load(Ordering::Relaxed) {
-                    f.found[at] = None;
+                    f.summary.found[at] = None;
+                    f.summary.is_settled = false;
                     continue;
                 }
                 message(&format!("{}: a race of its leaders {moment}", f.planned.stem));
@@ -58,11 +62,12 @@ pub fn hold_heats(plan: &Plan, finished: &mut [Finished], interrupts: &Interrupt
                     Some(heats) => heats,
                     none => none.insert(Heats::new(plan, f)?),
                 };
-                known.insert(name.clone(), heats.winner(moment.n_trials(&f.run))?);
+                known.insert(name.clone(), heats.winner(n_trials)?);
                 write(&path, &known)?;
             }
             // Its time comes from the contest.
-            f.found[at] = known[&name].clone().map(|steps| Found { steps, ns: f64::NAN });
+            let winner = known[&name].clone();
+            f.summary.found[at] = winner.map(|steps| Found { trials: n_trials as u64, steps, ns: None });
         }
     }
     Ok(())
@@ -107,7 +112,7 @@ pub fn hold(plan: &Plan, finished: &mut [Finished], interrupts: &Interrupts) -> 
     for problem in plan.experiment.problems {
         let own = || finished.iter().filter(|f| f.planned.problem.label == problem.label);
         let kernels: BTreeSet<&str> =
-            own().flat_map(|f| &f.found).flatten().map(|found| found.steps.as_str()).collect();
+            own().flat_map(|f| &f.summary.found).flatten().map(|found| found.steps.as_str()).collect();
         let is_timed = |times: &Times| kernels.iter().all(|&steps| times.contains_key(steps));
         let Some(first) = own().next() else { continue };
         if known.get(problem.label).is_some_and(is_timed) {
@@ -124,16 +129,20 @@ pub fn hold(plan: &Plan, finished: &mut [Finished], interrupts: &Interrupts) -> 
         write(&path, &known)?;
     }
     for f in finished {
-        settle(&mut f.found, known.get(f.planned.problem.label));
+        settle(&mut f.summary.found, known.get(f.planned.problem.label));
     }
     Ok(())
 }
 
-/// Puts the times of a race in place of what a run itself measured; nothing is left of what has no time there.
+/// Puts the times of a race in place of what a run itself measured, and nothing in place of what failed there. Without a race,
+/// what was found is left without times.
 fn settle(found: &mut [Option<Found>], times: Option<&Times>) {
     for slot in found {
-        let time = |found: &Found| times?.get(&found.steps).copied().flatten();
-        *slot = slot.take().and_then(|found| Some(Found { ns: time(&found)?, ..found }));
+        let time = |found: &Found| times.map(|times| times.get(&found.steps).copied().flatten());
+        *slot = slot.take().and_then(|found| match time(&found) {
+            None => Some(Found { ns: None, ..found }),
+            Some(ns) => Some(Found { ns: Some(ns?), ..found }),
+        });
     }
 }
 
@@ -167,14 +176,14 @@ mod tests {
 
     #[test]
     fn what_a_run_measured_gives_way_to_the_race() {
-        let found = |steps: &str, ns| Some(Found { steps: steps.to_owned(), ns });
-        let own = || [found("a", 1.0), None, found("b", 2.0), found("c", 3.0)];
+        let found = |steps: &str, ns| Some(Found { trials: 1, steps: steps.to_owned(), ns });
+        let own = || [found("a", Some(1.0)), None, found("b", Some(2.0)), found("c", None)];
         let times: Times = [("a".to_owned(), Some(1.5)), ("b".to_owned(), None)].into();
         let mut settled = own();
         settle(&mut settled, Some(&times));
-        assert_eq!(settled, [found("a", 1.5), None, None, None]);
+        assert_eq!(settled, [found("a", Some(1.5)), None, None, None]);
         let mut settled = own();
         settle(&mut settled, None);
-        assert_eq!(settled, [None, None, None, None]);
+        assert_eq!(settled, [found("a", None), None, found("b", None), found("c", None)]);
     }
 }

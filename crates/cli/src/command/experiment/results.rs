@@ -1,20 +1,26 @@
 //! What an experiment leaves in its folder: data, plots and a page of tables.
 
+use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::fs;
+use std::io::Write as _;
 
 use anyhow::Context;
+use serde::Serialize;
 use serde_json::{Value as Json, json};
 use tilewright_device::host;
 use tilewright_tune::{ErrorClass, Seconds};
 
+use super::Plan;
+use super::finished::{Finished, Summary, outcome_name};
 use super::table::{Arm, Measure, Moment, Problem, View};
-use super::{Finished, Found, Plan};
-use crate::command::gflops;
 use crate::history::{Curve, median_curve};
-use crate::output::{digits, grouped};
+use crate::output::{digits, grouped, write_whole};
 use crate::plot::{Axis, Bar, Boxed, Layer, Marks, Plot, Scale, colours, sheet};
 use crate::stats::{Quartiles, geometric_mean, median};
+
+/// The file of all trials.
+const TRIALS: &str = "trials.csv";
 
 /// A part of a run's time, in seconds.
 type PartOf = fn(&Finished) -> f64;
@@ -35,7 +41,7 @@ const COLUMNS: &str = "problem,arm,seed,trial,elapsed_s,outcome,median_ns,gflops
 pub fn write(plan: &Plan, finished: &[Finished]) -> anyhow::Result<Json> {
     let results = Results { plan, finished };
     let json = results.json();
-    let mut files = vec![("data.json".to_owned(), format!("{json:#}\n")), ("trials.csv".to_owned(), results.trials())];
+    let mut files = vec![("data.json".to_owned(), format!("{json:#}\n")), (TRIALS.to_owned(), results.trials())];
     let mut pictures = Vec::new();
     for view in plan.experiment.views.iter().filter(|_| !finished.is_empty()) {
         let (name, title) = view.name();
@@ -46,7 +52,7 @@ pub fn write(plan: &Plan, finished: &[Finished]) -> anyhow::Result<Json> {
     files.push(("README.md".to_owned(), results.readme(&pictures)));
     for (name, text) in files {
         let path = plan.folder.join(name);
-        fs::write(&path, text).with_context(|| path.display().to_string())?;
+        write_whole(&path, |file| file.write_all(text.as_bytes())).with_context(|| path.display().to_string())?;
     }
     Ok(json)
 }
@@ -68,25 +74,17 @@ impl View {
     }
 }
 
-impl Finished<'_> {
-    fn gflops(&self, ns: f64) -> f64 {
-        gflops(&self.workload, ns)
-    }
-
-    /// Whether its time was spent before its trials.
-    fn is_cut_short(&self) -> bool {
-        self.planned.n_trials.is_some_and(|n_trials| (self.run.trials.len() as u64) < n_trials)
-    }
-
-    /// Nanoseconds of the kernel that it came to.
-    fn best_ns(&self) -> Option<f64> {
-        Some(self.found.last()?.as_ref()?.ns)
-    }
-
-    /// Seconds of the search itself, as `tune` counts them.
-    fn search_seconds(&self) -> f64 {
-        self.result["seconds_in"]["search"].as_f64().unwrap_or(0.0)
-    }
+/// A run in `data.json`.
+#[derive(Serialize)]
+struct RunRow<'a> {
+    problem: &'a str,
+    arm: &'a str,
+    seed: u64,
+    ended_by_time: bool,
+    trials_to_95: Option<u64>,
+    best_gflops: Option<f64>,
+    #[serde(flatten)]
+    summary: &'a Summary,
 }
 
 struct Results<'a> {
@@ -100,6 +98,10 @@ impl<'a> Results<'a> {
         self.finished.iter().filter(move |f| (f.planned.problem.label, f.planned.arm.label) == (problem, arm))
     }
 
+    fn n_complete(&self) -> usize {
+        self.finished.iter().filter(|f| f.summary.is_timed()).count()
+    }
+
     fn of_arm(&self, arm: &'a Arm) -> impl Iterator<Item = &'a Finished<'a>> {
         self.plan.experiment.problems.iter().flat_map(|problem| self.of(problem, arm))
     }
@@ -107,12 +109,12 @@ impl<'a> Results<'a> {
     /// Nanoseconds of the best kernel that any run knew at any of the moments.
     fn best_known(&self, problem: &Problem) -> Option<f64> {
         let own = self.finished.iter().filter(|f| f.planned.problem.label == problem.label);
-        own.flat_map(|f| &f.found).flatten().map(|found| found.ns).min_by(f64::total_cmp)
+        own.flat_map(|f| &f.summary.found).flatten().filter_map(|found| found.ns).min_by(f64::total_cmp)
     }
 
     /// The best throughput of each run at one of the plan's moments.
     fn bests(&self, problem: &Problem, arm: &Arm, moment: usize) -> Vec<f64> {
-        self.of(problem, arm).filter_map(|f| Some(f.gflops(f.found[moment].as_ref()?.ns))).collect()
+        self.of(problem, arm).filter_map(|f| Some(f.gflops(f.ns_at(moment)?))).collect()
     }
 
     /// Over the problems, the geometric mean of what an arm's median is of the best known.
@@ -134,25 +136,16 @@ impl<'a> Results<'a> {
         let plan = self.plan;
         let target = host::target();
         let runs = self.finished.iter().map(|f| {
-            let mut best = f.run.best_so_far(|n, _| n as f64, |ns| ns).points.into_iter();
-            let improvements = std::iter::from_fn(|| {
-                let (n, ns) = best.next()?;
-                Some(json!([n, f.run.trials[n as usize - 1].elapsed_s, f.gflops(ns)]))
-            });
-            json!({
-                "problem": f.planned.problem.label,
-                "arm": f.planned.arm.label,
-                "seed": f.planned.seed,
-                "command": f.planned.command(),
-                "trials": f.run.trials.len(),
-                "ended_by_time": f.is_cut_short(),
-                "trials_to_95": self.trials_to_near_best(f),
-                "best_gflops": f.best_ns().map(|ns| f.gflops(ns)),
-                "best_so_far": improvements.collect::<Vec<_>>(),
-                "errors": f.result["errors"],
-                "seconds": f.result["seconds"],
-                "seconds_in": f.result["seconds_in"],
-            })
+            let run = RunRow {
+                problem: f.planned.problem.label,
+                arm: f.planned.arm.label,
+                seed: f.planned.seed,
+                ended_by_time: f.is_cut_short(),
+                trials_to_95: self.trials_to_near_best(f),
+                best_gflops: f.best_ns().map(|ns| f.gflops(ns)),
+                summary: &f.summary,
+            };
+            serde_json::to_value(run).expect("invariant: it is numbers and text by name")
         });
         let mut summary = Vec::new();
         for problem in plan.experiment.problems {
@@ -188,7 +181,7 @@ impl<'a> Results<'a> {
             "budget": plan.budget,
             "seed": plan.seed,
             "repeats": plan.repeats,
-            "complete": self.finished.len() == plan.compared().count(),
+            "complete": self.n_complete() == plan.compared().count(),
             "cpu": host::cpu_name(),
             "target": target.to_string(),
             "threads": plan.threads,
@@ -211,26 +204,34 @@ impl<'a> Results<'a> {
 
     /// When the first and the last run began.
     fn dates(&self) -> Option<[&str; 2]> {
-        let started = || self.finished.iter().map(|f| f.started.as_str());
+        let started = || self.finished.iter().map(|f| f.summary.started.as_str());
         Some([started().min()?, started().max()?])
     }
 
-    /// Every trial as a line of comma-separated values.
+    /// Every trial as a line of comma-separated values; those of runs whose records are gone as they were written before.
     fn trials(&self) -> String {
+        let before = fs::read_to_string(self.plan.folder.join(TRIALS)).unwrap_or_default();
+        let mut lines_before: BTreeMap<&str, String> = BTreeMap::new();
+        for line in before.lines() {
+            if let Some(run) = run_of(line) {
+                let lines = lines_before.entry(run).or_default();
+                *lines += line;
+                lines.push('\n');
+            }
+        }
         let mut out = COLUMNS.to_owned();
         for f in self.finished {
-            for (at, trial) in f.run.trials.iter().enumerate() {
-                let Seconds { build, run, verify } = trial.seconds;
-                let (outcome, times) = match trial.result {
-                    Ok(ns) => ("no_error", format!("{ns},{:.4}", f.gflops(ns))),
-                    Err(class) => (class.name(), ",".to_owned()),
-                };
+            let run = format!("{},\"{}\",{}", f.planned.problem.label, f.planned.arm.label, f.planned.seed);
+            if f.run.is_none() {
+                out += lines_before.get(&run[..]).map_or("", String::as_str);
+            }
+            for (at, trial) in f.run.iter().flat_map(|run| &run.trials).enumerate() {
+                let Seconds { build, run: run_s, verify } = trial.seconds;
+                let outcome = outcome_name(trial.result.err());
+                let times = trial.result.map_or(",".to_owned(), |ns| format!("{ns},{:.4}", f.gflops(ns)));
                 let _ = writeln!(
                     out,
-                    "{},\"{}\",{},{},{:.4},{outcome},{times},{build:.6},{run:.6},{verify:.6}",
-                    f.planned.problem.label,
-                    f.planned.arm.label,
-                    f.planned.seed,
+                    "{run},{},{:.4},{outcome},{times},{build:.6},{run_s:.6},{verify:.6}",
                     at + 1,
                     trial.elapsed_s
                 );
@@ -260,7 +261,7 @@ impl<'a> Results<'a> {
             }),
             env!("CARGO_PKG_VERSION"),
             self.plan.extent(),
-            match self.finished.len() {
+            match self.n_complete() {
                 all if all == self.plan.compared().count() => "All are".to_owned(),
                 some => format!("{some} of them are"),
             },
@@ -293,7 +294,8 @@ impl<'a> Results<'a> {
         for (title, file) in pictures {
             let _ = write!(out, "\n## {title}\n\n![{title}]({file})\n");
         }
-        out + "\n`data.json` holds the numbers, `trials.csv` every trial, `runs/` the records.\n"
+        out + "\n`data.json` holds the numbers, and more repeats can go on from it; `trials.csv` has every trial and `runs/` the records \
+               of the runs\nthat were made in this folder.\n"
     }
 
     fn table(&self, moment: usize) -> String {
@@ -320,11 +322,10 @@ impl<'a> Results<'a> {
     fn trials_to_near_best(&self, f: &Finished) -> Option<u64> {
         let near_ns = self.best_known(&f.planned.problem)? / NEAR_BEST;
         if !self.plan.experiment.is_raced {
-            return Some(f.run.reached(near_ns)?.0);
+            return f.summary.reached(near_ns);
         }
-        let is_near = |found: &Option<Found>| found.as_ref().is_some_and(|found| found.ns <= near_ns);
-        let at = f.found.iter().position(is_near)?;
-        Some(self.plan.moments()[at].n_trials(&f.run) as u64)
+        let found = f.summary.found.iter().flatten().find(|found| found.ns.is_some_and(|ns| ns <= near_ns))?;
+        Some(found.trials)
     }
 
     fn near_best_table(&self) -> String {
@@ -373,12 +374,13 @@ impl<'a> Results<'a> {
     fn outcomes(&self, arm: &'a Arm) -> Vec<(&'static str, f64, f64)> {
         let classes = std::iter::once(None).chain(ErrorClass::ALL.map(Some));
         let sum = |class: Option<ErrorClass>| {
-            let trials = self.of_arm(arm).flat_map(|f| &f.run.trials).filter(|t| t.result.err() == class);
-            let (n, seconds) = trials.fold((0.0, Seconds::default()), |(n, mut sum), trial| {
-                sum += trial.seconds;
-                (n + 1.0, sum)
+            let name = outcome_name(class);
+            let trials = self.of_arm(arm).filter_map(|f| f.summary.outcomes.get(name));
+            let (n, Seconds { build, run, verify }) = trials.fold((0, Seconds::default()), |(n, mut sum), trials| {
+                sum += trials.seconds;
+                (n + trials.n, sum)
             });
-            (class.map_or("no_error", ErrorClass::name), n, seconds.build + seconds.run + seconds.verify)
+            (name, n as f64, build + run + verify)
         };
         classes.map(sum).collect()
     }
@@ -434,9 +436,9 @@ impl<'a> Results<'a> {
 
     fn curves(&self, problem: &Problem, view: View) -> Plot {
         let curve = |f: &Finished| -> Curve {
-            f.run.best_so_far(
-                |n, trial| match view {
-                    View::Time => trial.elapsed_s,
+            f.summary.best_so_far(
+                |n, elapsed_s| match view {
+                    View::Time => elapsed_s,
                     View::Share => 100.0 * n as f64 / f.space_size,
                     _ => n as f64,
                 },
@@ -467,7 +469,7 @@ impl<'a> Results<'a> {
             layers: self.layers(|_, arm| {
                 let curves = self.of_arm(arm).filter_map(|f| {
                     let best = self.best_known(&f.planned.problem)?;
-                    Some(f.run.best_so_far(|_, trial| trial.elapsed_s, |ns| 100.0 * best / ns))
+                    Some(f.summary.best_so_far(|_, elapsed_s| elapsed_s, |ns| 100.0 * best / ns))
                 });
                 let curves: Vec<Curve> = curves.collect();
                 (!curves.is_empty()).then(|| median_curve(&curves))
@@ -498,7 +500,9 @@ impl<'a> Results<'a> {
 
     fn histogram(&self, problem: &Problem) -> Plot {
         let values = |arm: &Arm| -> Vec<f64> {
-            let trials = self.of(problem, arm).flat_map(|f| f.run.trials.iter().map(move |trial| (f, trial)));
+            let trials = self
+                .of(problem, arm)
+                .flat_map(|f| f.run.iter().flat_map(|run| &run.trials).map(move |trial| (f, trial)));
             trials.filter_map(|(f, trial)| Some(f.gflops(trial.result.ok()?))).collect()
         };
         let most = self.plan.arms.iter().flat_map(values).fold(f64::MIN_POSITIVE, f64::max);
@@ -553,10 +557,10 @@ impl<'a> Results<'a> {
     fn seconds(&self) -> Plot {
         let arms = &self.plan.arms;
         let of_part: [(&str, PartOf); 4] = [
-            ("search", |f| f.search_seconds()),
-            ("build", |f| f.run.seconds_in().build),
-            ("run", |f| f.run.seconds_in().run),
-            ("verify", |f| f.run.seconds_in().verify),
+            ("search", |f| f.summary.search_seconds),
+            ("build", |f| f.summary.seconds_in().build),
+            ("run", |f| f.summary.seconds_in().run),
+            ("verify", |f| f.summary.seconds_in().verify),
         ];
         let names: Vec<String> = of_part.iter().map(|(name, _)| (*name).to_owned()).collect();
         let sum = |arm: &'a Arm, part: PartOf| self.of_arm(arm).map(part).sum::<f64>();
@@ -583,6 +587,12 @@ impl<'a> Results<'a> {
             layers,
         }
     }
+}
+
+/// The start of a line of `trials.csv` that says whose trial it is: problem, arm in quotes, seed.
+fn run_of(line: &str) -> Option<&str> {
+    let arm_end = line.find("\",")? + 2;
+    line.get(..arm_end + line[arm_end..].find(',')?)
 }
 
 /// Rows as a table of Markdown, the first one its head.

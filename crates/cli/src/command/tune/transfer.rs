@@ -12,7 +12,7 @@ use crate::error::bad_input;
 /// A database, and which of its workloads to learn from.
 #[derive(Debug, Clone)]
 pub struct Transfer {
-    path: PathBuf,
+    pub path: PathBuf,
     /// Their texts; empty for all but the one that is tuned.
     workloads: Vec<String>,
 }

@@ -1,0 +1,238 @@
+//! What is known of a run that is complete.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value as Json;
+use tilewright_ir::op::Workload;
+use tilewright_tune::{ErrorClass, Record, Seconds};
+
+use super::Planned;
+use super::table::Moment;
+use crate::command::gflops;
+use crate::history::{Curve, Run, runs};
+
+/// A run that is complete.
+pub struct Finished<'a> {
+    pub planned: &'a Planned,
+    pub workload: Workload,
+    /// Configurations of the space.
+    pub space_size: f64,
+    pub summary: Summary,
+    /// Its trials; none where its records are gone and only `data.json` knows of it.
+    pub run: Option<Run>,
+}
+
+/// What tables and curves need of a run. `data.json` keeps it, so that an experiment goes on without the records of earlier runs.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Summary {
+    /// How a user repeats it.
+    pub command: String,
+    /// When it began, as date and time.
+    pub started: String,
+    /// How many trials it made.
+    pub trials: u64,
+    /// Seconds until the last of them was complete.
+    pub elapsed_s: f64,
+    /// Seconds of the whole run, with its start and the race at its end.
+    pub seconds: f64,
+    /// Seconds in which it thought.
+    pub search_seconds: f64,
+    /// Its trials by how they ended.
+    pub outcomes: BTreeMap<String, Trials>,
+    /// Each trial that was faster than all before it: its number from 1 on, seconds until it was complete, and nanoseconds of its
+    /// kernel.
+    pub improvements: Vec<(u64, f64, f64)>,
+    /// What it had found at each of the plan's moments, the end last; none where no trial was valid.
+    pub found: Vec<Option<Found>>,
+    /// Whether `found` is final: the races that an experiment asks for at moments before the end were held.
+    pub is_settled: bool,
+}
+
+/// Trials that ended the same way.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+pub struct Trials {
+    /// How many.
+    pub n: u64,
+    /// Where their time went.
+    pub seconds: Seconds,
+}
+
+/// The best kernel that a run knew.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Found {
+    /// The trials that it had made by then.
+    pub trials: u64,
+    /// The schedule that makes it, as text.
+    pub steps: String,
+    /// Nanoseconds a run; none where it has yet to be timed beside those of other runs.
+    pub ns: Option<f64>,
+}
+
+/// How a trial ended, as results name it: "no_error", or the class of its error.
+pub fn outcome_name(class: Option<ErrorClass>) -> &'static str {
+    class.map_or("no_error", ErrorClass::name)
+}
+
+impl Summary {
+    /// What the trials of a run, and what `tune --json` said of it, come to at these moments.
+    pub fn new(
+        command: String,
+        started: String,
+        records: &[Record],
+        run: &Run,
+        result: &Json,
+        moments: &[Moment],
+    ) -> Summary {
+        let mut outcomes: BTreeMap<String, Trials> = BTreeMap::new();
+        for trial in &run.trials {
+            let sum = outcomes.entry(outcome_name(trial.result.err()).to_owned()).or_default();
+            sum.n += 1;
+            sum.seconds += trial.seconds;
+        }
+        let improvements = run.best_so_far(|n, _| n as f64, |ns| ns).points.into_iter();
+        let seconds = |json: &Json| json.as_f64().unwrap_or(0.0);
+        Summary {
+            command,
+            started,
+            trials: run.trials.len() as u64,
+            elapsed_s: run.seconds(),
+            seconds: seconds(&result["seconds"]),
+            search_seconds: seconds(&result["seconds_in"]["search"]),
+            outcomes,
+            improvements: improvements.map(|(n, ns)| (n as u64, run.trials[n as usize - 1].elapsed_s, ns)).collect(),
+            found: moments.iter().map(|&moment| found(records, run, result, moment)).collect(),
+            is_settled: true,
+        }
+    }
+
+    /// Whether what it found is final, and timed beside what other runs found where an experiment does so.
+    pub fn is_timed(&self) -> bool {
+        self.is_settled && self.found.iter().flatten().all(|found| found.ns.is_some())
+    }
+
+    /// Where the time of its trials went.
+    pub fn seconds_in(&self) -> Seconds {
+        self.outcomes.values().fold(Seconds::default(), |mut sum, trials| {
+            sum += trials.seconds;
+            sum
+        })
+    }
+
+    /// The best so far against a position made of a trial's number, from 1 on, and the seconds until it was complete; values are
+    /// made of nanoseconds.
+    pub fn best_so_far(&self, position: impl Fn(u64, f64) -> f64, value: impl Fn(f64) -> f64) -> Curve {
+        let points = self.improvements.iter().map(|&(n, elapsed_s, ns)| (position(n, elapsed_s), value(ns)));
+        Curve { points: points.collect(), end: position(self.trials, self.elapsed_s) }
+    }
+
+    /// The number of the first trial that was at least so fast.
+    pub fn reached(&self, ns: f64) -> Option<u64> {
+        Some(self.improvements.iter().find(|(_, _, own)| *own <= ns)?.0)
+    }
+}
+
+impl Finished<'_> {
+    pub fn gflops(&self, ns: f64) -> f64 {
+        gflops(&self.workload, ns)
+    }
+
+    /// Whether its time was spent before its trials.
+    pub fn is_cut_short(&self) -> bool {
+        self.planned.n_trials.is_some_and(|n_trials| self.summary.trials < n_trials)
+    }
+
+    /// Nanoseconds of the best kernel that it knew at one of the plan's moments.
+    pub fn ns_at(&self, moment: usize) -> Option<f64> {
+        self.summary.found[moment].as_ref()?.ns
+    }
+
+    /// Nanoseconds of the kernel that it came to.
+    pub fn best_ns(&self) -> Option<f64> {
+        self.ns_at(self.summary.found.len().checked_sub(1)?)
+    }
+}
+
+/// The trials of the one run that these records are of.
+pub fn only_run(records: &[Record]) -> Option<Run> {
+    runs(records).into_iter().next()
+}
+
+/// What a run had found at some moment: its fastest trial by then; at the end what `tune` says.
+fn found(records: &[Record], run: &Run, result: &Json, moment: Moment) -> Option<Found> {
+    let n_trials = moment.n_trials(run);
+    let (record, ns) = match moment {
+        Moment::Seconds(_) | Moment::Trials(_) => {
+            let at = run.best_of_first(n_trials)?;
+            (&records[at], run.trials[at].result.ok()?)
+        }
+        Moment::End => {
+            let best = &result["best"];
+            (records.iter().find(|record| record.config == best["config"])?, best["ms_median"].as_f64()? * 1e6)
+        }
+    };
+    Some(Found { trials: n_trials as u64, steps: record.steps.clone(), ns: Some(ns) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn records() -> [Record; 4] {
+        let record = |trial: u64, ns: Option<f64>, elapsed_s: f64| -> Record {
+            let outcome = match ns {
+                Some(ns) => json!({"class": "no_error", "median_ns": ns, "min_ns": ns, "spread": 0.0, "n_samples": 3,
+                    "stopped_early": false}),
+                None => json!({"class": "run_timeout", "message": "ran longer than 10 s"}),
+            };
+            let record = json!({
+                "workload": "matmul:m=8,n=8,k=8", "target": "t", "template": "p", "threads": 1,
+                "config": {"u": trial}, "outcome": outcome, "seconds": {"build": 1.0, "run": 0.0, "verify": 0.0},
+                "steps": format!("unroll {trial}"), "search": "random", "seed": 0, "trial": trial, "version": "0",
+                "toolchain": "LLVM", "unix_time": 1, "run": {"start_unix_ms": 1000, "elapsed_s": elapsed_s},
+            });
+            serde_json::from_value(record).unwrap()
+        };
+        [record(0, None, 0.5), record(1, Some(30.0), 1.0), record(2, Some(10.0), 2.0), record(3, Some(11.0), 3.0)]
+    }
+
+    #[test]
+    fn what_a_run_found_is_its_best_by_then_and_the_winner_of_its_race_at_the_end() {
+        let records = records();
+        let run = only_run(&records).unwrap();
+        let result = json!({"best": {"config": {"u": 3}, "ms_median": 10.5e-6}});
+        let found = |moment| found(&records, &run, &result, moment).map(|f| (f.trials, f.steps, f.ns.map(f64::round)));
+        assert_eq!(found(Moment::Seconds(0.9)), None);
+        assert_eq!(found(Moment::Trials(1)), None);
+        for by_the_second in [Moment::Seconds(1.5), Moment::Trials(2)] {
+            assert_eq!(found(by_the_second), Some((2, "unroll 1".into(), Some(30.0))));
+        }
+        for later in [Moment::Seconds(9.0), Moment::Trials(100)] {
+            assert_eq!(found(later), Some((4, "unroll 2".into(), Some(10.0))));
+        }
+        assert_eq!(found(Moment::End), Some((4, "unroll 3".into(), Some(11.0))));
+    }
+
+    #[test]
+    fn a_summary_says_what_the_trials_say() {
+        let records = records();
+        let run = only_run(&records).unwrap();
+        let result = json!({"seconds": 4.0, "seconds_in": {"search": 0.5}});
+        let summary = Summary::new("tune".into(), "now".into(), &records, &run, &result, &[Moment::Seconds(1.5)]);
+        assert_eq!((summary.trials, summary.elapsed_s, summary.search_seconds), (4, 3.0, 0.5));
+        assert_eq!(summary.improvements, [(2, 1.0, 30.0), (3, 2.0, 10.0)]);
+        assert_eq!((summary.outcomes["no_error"].n, summary.outcomes["run_timeout"].n), (3, 1));
+        assert_eq!(summary.seconds_in(), run.seconds_in());
+        let by_time = |c: Curve| (c.points, c.end);
+        assert_eq!(
+            by_time(summary.best_so_far(|_, elapsed_s| elapsed_s, |ns| ns)),
+            by_time(run.best_so_far(|_, trial| trial.elapsed_s, |ns| ns))
+        );
+        for ns in [5.0, 10.0, 12.0, 30.0, 40.0] {
+            assert_eq!(summary.reached(ns), run.reached(ns).map(|(n, _)| n));
+        }
+        let text = serde_json::to_string(&summary).unwrap();
+        assert_eq!(serde_json::from_str::<Summary>(&text).unwrap(), summary);
+    }
+}
