@@ -130,6 +130,9 @@ pub enum Outcome {
 }
 
 impl Outcome {
+    /// What stands for success where others have the class of their error.
+    pub(crate) const NO_ERROR: &str = "no_error";
+
     /// The timing, where there is one.
     pub fn timing(&self) -> Option<&Timing> {
         match self {
@@ -144,6 +147,11 @@ impl Outcome {
             Outcome::Measured(_) => None,
             Outcome::Failed { class, .. } => Some(*class),
         }
+    }
+
+    /// How a trial ended, as records and results name it: `no_error`, or the class of its error.
+    pub fn name_of(class: Option<ErrorClass>) -> &'static str {
+        class.map_or(Outcome::NO_ERROR, ErrorClass::name)
     }
 
     /// Median nanoseconds a run; infinite for a failure. A view for searches, never stored.

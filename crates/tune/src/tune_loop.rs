@@ -19,7 +19,8 @@ pub struct Budget {
     pub trials: Option<u64>,
     /// The most wall-clock time to spend in this call; the candidate at hand is finished.
     pub time: Option<Duration>,
-    /// Candidates asked for at a time, at least 1. They compile side by side, and a killed run loses at most so many.
+    /// The most candidates to ask for at a time, at least 1. They compile side by side, and a killed run loses at most so many.
+    /// Only the first are asked for all at once, later ones as more is known: see [`tune`].
     pub batch: usize,
 }
 
@@ -27,6 +28,18 @@ impl Default for Budget {
     /// No limit, 16 candidates at a time.
     fn default() -> Budget {
         Budget { trials: None, time: None, batch: 16 }
+    }
+}
+
+/// So many trials are known for each candidate of a batch.
+const KNOWN_PER_CANDIDATE: u64 = 16;
+
+impl Budget {
+    /// How many of the trials that are left to ask for at a time, where so many are known.
+    fn at_a_time(&self, n_known: u64, left: u64) -> usize {
+        let most = self.batch.max(1) as u64;
+        let n = if n_known == 0 { most } else { (n_known / KNOWN_PER_CANDIDATE).clamp(1, most) };
+        n.min(left) as usize
     }
 }
 
@@ -98,6 +111,9 @@ pub enum Ended {
 /// The search is told the trials of the head start first, and those of its guesses like its own. The observer is told
 /// every trial as it completes and the end of every batch; where it fails, the run ends.
 ///
+/// Where something is known a batch is a sixteenth of that, one candidate at least: what is chosen together is chosen without
+/// the others' results, and early every result changes the choice.
+///
 /// # Errors
 /// [`Error::Measure`] and [`Error::Observer`]. What was measured until then has been observed.
 ///
@@ -118,7 +134,6 @@ pub fn tune(
     let books = RefCell::new(Books::new(prior));
     books.borrow_mut().search(|| search.observe(prior));
     let out_of_time = || budget.time.is_some_and(|time| start.elapsed() >= time);
-    let most = budget.batch.max(1) as u64;
     let mut guess = |books: &mut Books, n: usize| -> Vec<Config> {
         guesses.by_ref().filter(|config| books.seen.insert(config.clone())).take(n).collect()
     };
@@ -133,28 +148,31 @@ pub fn tune(
             break Ended::Time;
         }
         let Batch { configs: batch, is_guess } = next.take().unwrap_or_else(|| {
-            let n = left.min(most) as usize;
             let books = &mut books.borrow_mut();
-            match guess(books, n) {
+            match guess(books, budget.at_a_time(0, left)) {
                 guesses if !guesses.is_empty() => Batch { configs: guesses, is_guess: true },
-                _ => Batch { configs: books.propose(search, space, n), is_guess: false },
+                _ => {
+                    let n = budget.at_a_time(books.n_known(), left);
+                    Batch { configs: books.propose(search, space, n), is_guess: false }
+                }
             }
         });
         if batch.is_empty() {
             break Ended::Exhausted;
         }
-        let n = left.saturating_sub(batch.len() as u64).min(most) as usize;
+        let left = left.saturating_sub(batch.len() as u64);
         // Where that gains time a batch is chosen before the results of the one before are there.
         let mut look_ahead = || {
-            if !search.looks_ahead() || n == 0 {
+            if !search.looks_ahead() || left == 0 {
                 return Vec::new();
             }
             let books = &mut books.borrow_mut();
-            let guesses = guess(books, n);
+            let guesses = guess(books, budget.at_a_time(0, left));
             if !guesses.is_empty() {
                 next = Some(Batch { configs: guesses, is_guess: true });
             } else if !is_guess {
                 // One that does not know of the guesses yet could propose them again.
+                let n = budget.at_a_time(books.n_known() + batch.len() as u64, left);
                 next = Some(Batch { configs: books.propose(search, space, n), is_guess: false });
             }
             next.as_ref().map_or(Vec::new(), |next| next.configs.clone())
@@ -230,6 +248,10 @@ impl Books {
         books
     }
 
+    fn n_known(&self) -> u64 {
+        self.n_prior + self.n_trials
+    }
+
     fn best_ns(&self) -> Option<f64> {
         self.best.as_ref().map(|trial| trial.outcome.cost())
     }
@@ -280,7 +302,7 @@ impl Books {
         }
         self.seconds += measured.seconds;
         self.n_trials += 1;
-        let number = self.n_prior + self.n_trials - 1;
+        let number = self.n_known() - 1;
         Report { number, trial, seconds: measured.seconds, best_ns: self.best_ns() }
     }
 
@@ -487,6 +509,37 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn batches_grow_with_what_is_known() {
+        let parameters = vec![Parameter::ordinal("a", 0..1000)];
+        let space = Arc::new(Space::new("test", parameters, vec![]).unwrap());
+        let outcome = Outcome::Measured(Timing::of_samples(&[1.0], false));
+        let trial = |index: u128| Trial { config: space.config_at(index), outcome: outcome.clone() };
+        let mut table = RecordedSpace::new(space.clone(), (0..1000).map(trial));
+        let prior: Vec<Trial> = (900..1000).map(trial).collect();
+        let guesses: Vec<Config> = (400..420).map(|index| space.config_at(index)).collect();
+        let mut lengths = |head_start: HeadStart, trials: u64| {
+            let mut lengths = Vec::new();
+            let mut observer = |event: Event| {
+                if let Event::Batch(reports) = event {
+                    lengths.push(reports.len());
+                }
+                Ok(())
+            };
+            let budget = Budget { trials: Some(trials), ..Budget::default() };
+            let mut search = build("random", &space, 1).unwrap();
+            let stop = AtomicBool::new(false);
+            tune(search.as_mut(), &space, &mut table, head_start, budget, &stop, &mut observer).unwrap();
+            lengths
+        };
+        let from_scratch = lengths(HeadStart::default(), 400);
+        assert_eq!(from_scratch[..4], [16, 1, 1, 1]);
+        assert_eq!(from_scratch[16..20], [1, 2, 2, 2]);
+        assert_eq!(from_scratch.iter().max(), Some(&16));
+        assert_eq!(lengths(HeadStart { prior: &prior, guesses: &[] }, 14), [6, 6, 2]);
+        assert_eq!(lengths(HeadStart { prior: &[], guesses: &guesses }, 23), [16, 4, 1, 1, 1]);
     }
 
     struct Broken;

@@ -29,7 +29,7 @@ pub struct ReplayArgs {
     /// Seed of the first run
     #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u64,
-    /// Configurations that the search proposes before it is told what became of them
+    /// Most configurations that the search proposes at a time, as `tune` does; they are fewer while little is known
     #[arg(long, value_name = "N", default_value = "1")]
     batch: NonZero<usize>,
     /// Runs side by side; results do not depend on it

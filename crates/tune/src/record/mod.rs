@@ -81,9 +81,6 @@ impl Record {
     }
 }
 
-/// The class that stands for success in records.
-const NO_ERROR: &str = "no_error";
-
 /// An [`Outcome`] as one flat set of optional fields, the form that JSON and SQL share.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub(crate) struct FlatOutcome {
@@ -106,7 +103,7 @@ impl From<Outcome> for FlatOutcome {
     fn from(outcome: Outcome) -> FlatOutcome {
         match outcome {
             Outcome::Measured(timing) => FlatOutcome {
-                class: NO_ERROR.into(),
+                class: Outcome::NO_ERROR.into(),
                 message: None,
                 median_ns: Some(timing.median_ns),
                 min_ns: Some(timing.min_ns),
@@ -125,7 +122,7 @@ impl TryFrom<FlatOutcome> for Outcome {
     type Error = String;
 
     fn try_from(flat: FlatOutcome) -> Result<Outcome, String> {
-        if flat.class != NO_ERROR {
+        if flat.class != Outcome::NO_ERROR {
             let class =
                 ErrorClass::from_name(&flat.class).ok_or_else(|| format!("unknown error class {:?}", flat.class))?;
             return Ok(Outcome::Failed { class, message: flat.message.unwrap_or_default() });

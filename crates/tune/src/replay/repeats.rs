@@ -18,7 +18,7 @@ pub struct ReplayPlan {
     pub n_repeats: usize,
     /// The seed of the first run; each further one counts it up.
     pub seed: u64,
-    /// Configurations asked for at a time, at least 1.
+    /// The most configurations asked for at a time, at least 1, as in [`Budget`].
     pub batch: usize,
     /// Runs side by side. The fractions do not depend on it.
     pub n_threads: usize,

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use serde_json::Value as Json;
 use tilewright_ir::op::Workload;
-use tilewright_tune::{ErrorClass, Record, Seconds};
+use tilewright_tune::{Outcome, Record, Seconds};
 
 use super::Planned;
 use super::table::Moment;
@@ -69,11 +69,6 @@ pub struct Found {
     pub ns: Option<f64>,
 }
 
-/// How a trial ended, as results name it: "no_error", or the class of its error.
-pub fn outcome_name(class: Option<ErrorClass>) -> &'static str {
-    class.map_or("no_error", ErrorClass::name)
-}
-
 impl Summary {
     /// What the trials of a run, and what `tune --json` said of it, come to at these moments.
     pub fn new(
@@ -86,7 +81,7 @@ impl Summary {
     ) -> Summary {
         let mut outcomes: BTreeMap<String, Trials> = BTreeMap::new();
         for trial in &run.trials {
-            let sum = outcomes.entry(outcome_name(trial.result.err()).to_owned()).or_default();
+            let sum = outcomes.entry(Outcome::name_of(trial.result.err()).to_owned()).or_default();
             sum.n += 1;
             sum.seconds += trial.seconds;
         }

@@ -9,10 +9,10 @@ use anyhow::Context;
 use serde::Serialize;
 use serde_json::{Value as Json, json};
 use tilewright_device::host;
-use tilewright_tune::{ErrorClass, Seconds};
+use tilewright_tune::{ErrorClass, Outcome, Seconds};
 
 use super::Plan;
-use super::finished::{Finished, Summary, outcome_name};
+use super::finished::{Finished, Summary};
 use super::table::{Arm, Measure, Moment, Problem, View};
 use crate::history::{Curve, median_curve};
 use crate::output::{digits, grouped, write_whole};
@@ -227,7 +227,7 @@ impl<'a> Results<'a> {
             }
             for (at, trial) in f.run.iter().flat_map(|run| &run.trials).enumerate() {
                 let Seconds { build, run: run_s, verify } = trial.seconds;
-                let outcome = outcome_name(trial.result.err());
+                let outcome = Outcome::name_of(trial.result.err());
                 let times = trial.result.map_or(",".to_owned(), |ns| format!("{ns},{:.4}", f.gflops(ns)));
                 let _ = writeln!(
                     out,
@@ -374,7 +374,7 @@ impl<'a> Results<'a> {
     fn outcomes(&self, arm: &'a Arm) -> Vec<(&'static str, f64, f64)> {
         let classes = std::iter::once(None).chain(ErrorClass::ALL.map(Some));
         let sum = |class: Option<ErrorClass>| {
-            let name = outcome_name(class);
+            let name = Outcome::name_of(class);
             let trials = self.of_arm(arm).filter_map(|f| f.summary.outcomes.get(name));
             let (n, Seconds { build, run, verify }) = trials.fold((0, Seconds::default()), |(n, mut sum), trials| {
                 sum += trials.seconds;

@@ -494,16 +494,16 @@ pub const EXPERIMENTS: &[Experiment] = &[
         compares: "trials until 95 % of the best known",
         problems: MIXED,
         arms: Arms::Listed(&[Arm::search("auto"), Arm::search("gbt"), Arm::search("random")]),
-        length: Length::trials(400, 60.0),
+        length: Length::trials(1200, 120.0),
         repeats: 5,
         is_raced: true,
+        // Who is there at one of them is compared with who is there three times later.
         moments: &[
-            Moment::Trials(32),
             Moment::Trials(64),
-            Moment::Trials(96),
             Moment::Trials(128),
-            Moment::Trials(192),
             Moment::Trials(256),
+            Moment::Trials(400),
+            Moment::Trials(768),
         ],
         views: &[View::NearBest, View::Trials],
         ..PLAIN

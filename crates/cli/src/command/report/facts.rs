@@ -235,7 +235,7 @@ fn outcomes(records: &[Record]) -> Vec<OutcomeFacts> {
     for record in records {
         let class = record.outcome.class();
         let facts = by_class.entry(class).or_insert_with(|| OutcomeFacts {
-            class: class.map_or("no_error", ErrorClass::name),
+            class: Outcome::name_of(class),
             trials: 0,
             seconds_in: Seconds::default(),
             example: match &record.outcome {
