@@ -39,17 +39,20 @@ pub fn write_whole(path: &Path, write: impl FnOnce(&mut BufWriter<File>) -> io::
         let mut file = create(path)?;
         return write(&mut file).and_then(|()| file.flush());
     }
-    let part = {
-        let mut part = path.as_os_str().to_owned();
-        part.push(".part");
-        PathBuf::from(part)
-    };
+    let part = with_suffix(path, ".part");
     let mut file = create(&part)?;
     let written = write(&mut file).and_then(|()| file.flush());
     drop(file);
     written.and_then(|()| std::fs::rename(&part, path)).inspect_err(|_| {
         let _ = std::fs::remove_file(&part);
     })
+}
+
+/// A path of a name that is longer by an ending, behind an extension too.
+pub fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
+    let mut longer = path.as_os_str().to_owned();
+    longer.push(suffix);
+    longer.into()
 }
 
 /// Writes a result: the JSON document where it was asked for, the text otherwise. A line break is added.

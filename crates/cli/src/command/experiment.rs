@@ -25,8 +25,8 @@ use super::{MachineArgs, count, make_task};
 use crate::clock::{since_1970, utc};
 use crate::database::Database;
 use crate::error::{OrBadInput, bad_input};
-use crate::output::{grouped, message, write_result, write_whole};
-use finished::{Finished, Summary, only_run};
+use crate::output::{grouped, message, with_suffix, write_result, write_whole};
+use finished::{Finished, Summary, n_complete, only_run};
 use table::{Arm, EXPERIMENTS, Experiment, Length, Moment, Problem, Transferred, Trials, View};
 
 /// Arguments of `experiment`.
@@ -153,7 +153,7 @@ pub fn run(args: &ExperimentArgs, as_json: bool) -> anyhow::Result<()> {
         contest::hold(&plan, &mut finished, &interrupts)?;
     }
     let json = results::write(&plan, &finished)?;
-    let (n_runs, n_complete) = (plan.compared().count(), finished.iter().filter(|f| f.summary.is_timed()).count());
+    let (n_runs, n_complete) = (plan.compared().count(), n_complete(&finished));
     let text = format!(
         "{n_complete} of {} in {}{}",
         count(n_runs as u64, "run"),
@@ -469,9 +469,7 @@ impl Plan<'_> {
     fn carry_out(&self, planned: &Planned, interrupts: &Interrupts) -> anyhow::Result<()> {
         let database = self.database(planned);
         for ending in ["", "-wal", "-shm"].iter().filter(|_| !planned.is_source) {
-            let mut path = database.clone().into_os_string();
-            path.push(ending);
-            let path = PathBuf::from(path);
+            let path = with_suffix(&database, ending);
             if path.exists() {
                 fs::remove_file(&path).with_context(|| path.display().to_string())?;
             }

@@ -148,6 +148,11 @@ impl Finished<'_> {
     }
 }
 
+/// How many runs are complete, as far as the experiment goes.
+pub fn n_complete(finished: &[Finished]) -> usize {
+    finished.iter().filter(|f| f.summary.is_timed()).count()
+}
+
 /// The trials of the one run that these records are of.
 pub fn only_run(records: &[Record]) -> Option<Run> {
     runs(records).into_iter().next()

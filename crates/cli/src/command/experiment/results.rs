@@ -12,7 +12,7 @@ use tilewright_device::host;
 use tilewright_tune::{ErrorClass, Outcome, Seconds};
 
 use super::Plan;
-use super::finished::{Finished, Summary};
+use super::finished::{Finished, Summary, n_complete};
 use super::table::{Arm, Measure, Moment, Problem, View};
 use crate::history::{Curve, median_curve};
 use crate::output::{digits, grouped, write_whole};
@@ -98,10 +98,6 @@ impl<'a> Results<'a> {
         self.finished.iter().filter(move |f| (f.planned.problem.label, f.planned.arm.label) == (problem, arm))
     }
 
-    fn n_complete(&self) -> usize {
-        self.finished.iter().filter(|f| f.summary.is_timed()).count()
-    }
-
     fn of_arm(&self, arm: &'a Arm) -> impl Iterator<Item = &'a Finished<'a>> {
         self.plan.experiment.problems.iter().flat_map(|problem| self.of(problem, arm))
     }
@@ -181,7 +177,7 @@ impl<'a> Results<'a> {
             "budget": plan.budget,
             "seed": plan.seed,
             "repeats": plan.repeats,
-            "complete": self.n_complete() == plan.compared().count(),
+            "complete": n_complete(self.finished) == plan.compared().count(),
             "cpu": host::cpu_name(),
             "target": target.to_string(),
             "threads": plan.threads,
@@ -261,7 +257,7 @@ impl<'a> Results<'a> {
             }),
             env!("CARGO_PKG_VERSION"),
             self.plan.extent(),
-            match self.n_complete() {
+            match n_complete(self.finished) {
                 all if all == self.plan.compared().count() => "All are".to_owned(),
                 some => format!("{some} of them are"),
             },
