@@ -35,11 +35,15 @@ impl Default for Budget {
 const KNOWN_PER_CANDIDATE: u64 = 16;
 
 impl Budget {
-    /// How many of the trials that are left to ask for at a time, where so many are known.
+    /// The most of the trials that are left to ask for at a time.
+    fn most_at_a_time(&self, left: u64) -> usize {
+        left.min(self.batch.max(1) as u64) as usize
+    }
+
+    /// How many of the trials that are left to ask a search for, where so many are known.
     fn at_a_time(&self, n_known: u64, left: u64) -> usize {
-        let most = self.batch.max(1) as u64;
-        let n = if n_known == 0 { most } else { (n_known / KNOWN_PER_CANDIDATE).clamp(1, most) };
-        n.min(left) as usize
+        let grown = if n_known == 0 { u64::MAX } else { (n_known / KNOWN_PER_CANDIDATE).max(1) };
+        self.most_at_a_time(left.min(grown))
     }
 }
 
@@ -149,7 +153,7 @@ pub fn tune(
         }
         let Batch { configs: batch, is_guess } = next.take().unwrap_or_else(|| {
             let books = &mut books.borrow_mut();
-            match guess(books, budget.at_a_time(0, left)) {
+            match guess(books, budget.most_at_a_time(left)) {
                 guesses if !guesses.is_empty() => Batch { configs: guesses, is_guess: true },
                 _ => {
                     let n = budget.at_a_time(books.n_known(), left);
@@ -167,7 +171,7 @@ pub fn tune(
                 return Vec::new();
             }
             let books = &mut books.borrow_mut();
-            let guesses = guess(books, budget.at_a_time(0, left));
+            let guesses = guess(books, budget.most_at_a_time(left));
             if !guesses.is_empty() {
                 next = Some(Batch { configs: guesses, is_guess: true });
             } else if !is_guess {
