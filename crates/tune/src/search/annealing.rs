@@ -17,6 +17,10 @@ use crate::trial::Trial;
 const PATIENCE: usize = 50;
 /// Candidates from which each one of a batch is chosen.
 const CANDIDATES_EACH: usize = 2;
+/// A batch is one for so many known trials where that is more than asked for, up to the paper's: the more is known, the less
+/// a trial changes the model, and the longer a fit takes.
+const KNOWN_PER_CANDIDATE: usize = 16;
+const GROWN_BATCH: usize = 64;
 /// Random configurations of which the first batch is the best, where the model knows something beforehand.
 const N_FIRST: usize = 1024;
 /// Annealing where programs are made, at most: to schedule one takes as long as to predict a thousand.
@@ -26,7 +30,7 @@ const PROGRAM_STEPS: usize = 32;
 pub(super) const BATCH: SearchOption = SearchOption {
     name: "batch",
     default: "16",
-    text: "trials between two fits, at least 1; the paper's 64 are random where a budget is small",
+    text: "trials between two fits, at least 1; the paper's 64 are random where a budget is small, so more come with what is known",
 };
 pub(super) const EPSILON: SearchOption =
     SearchOption { name: "epsilon", default: "0.05", text: "share of random configurations in a batch, 0 to 1" };
@@ -173,8 +177,9 @@ impl<M: CostModel> Annealing<M> {
 
     /// The next batch.
     fn plan(&mut self) -> VecDeque<Config> {
-        let n_random = (0..self.batch).filter(|_| self.rng.random_bool(self.epsilon)).count();
-        let n_chosen = self.batch - n_random;
+        let n = self.batch.max((self.n_known / KNOWN_PER_CANDIDATE).min(GROWN_BATCH));
+        let n_random = (0..n).filter(|_| self.rng.random_bool(self.epsilon)).count();
+        let n_chosen = n - n_random;
         self.model.fit(self.rng.random());
         let n_candidates = CANDIDATES_EACH * n_chosen;
         let candidates = if self.n_known == 0 { self.first(n_candidates) } else { self.anneal(n_candidates) };
