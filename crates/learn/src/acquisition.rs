@@ -50,14 +50,17 @@ fn normal_cdf(z: f64) -> f64 {
         // Φ(x) = 1/2 + φ(x) · (x + x³/3 + x⁵/(3·5) + …)
         let mut term = z;
         let mut sum = z;
-        for n in 1..60 {
-            term *= z * z / f64::from(2 * n + 1);
+        let mut n = 3.0;
+        while term.abs() > 1e-16 * sum.abs() {
+            term *= z * z / n;
             sum += term;
+            n += 2.0;
         }
         return 0.5 + normal_density(z) * sum;
     }
-    // Mills' ratio as a continued fraction: Φ(−x) = φ(x) / (x + 1/(x + 2/(x + 3/…)))
-    let fraction = (1..=60).rev().fold(x, |below, n| x + f64::from(n) / below);
+    // Mills' ratio as a continued fraction: Φ(−x) = φ(x) / (x + 1/(x + 2/(x + 3/…))). The larger x, the sooner it is exact.
+    let depth = 5 + (100.0 / x) as u32;
+    let fraction = (1..=depth).rev().fold(x, |below, n| x + f64::from(n) / below);
     let tail = normal_density(x) / fraction;
     if z < 0.0 { tail } else { 1.0 - tail }
 }

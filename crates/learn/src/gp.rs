@@ -1,6 +1,7 @@
 //! Gaussian processes: predictions with a spread, from few examples.
 
 use crate::matrix::Matrix;
+use crate::simd::wide;
 
 /// The correlation of two rows: the Matérn function with ν = 5/2 of their distance, which is `√Σ (rate · (x − z))²` over the
 /// columns. Each group of columns has its own rate, so that the ones that matter can be told from the others.
@@ -24,9 +25,6 @@ const LOG_NOISE_RANGE: [f64; 2] = [-9.0, 0.0];
 /// Rates are known to a factor of e.
 const PRIOR_LOG_RATE_SPREAD: f64 = 1.0;
 
-/// Rows that are updated side by side, so that the factor is read once for all of them.
-const BLOCK_ROWS: usize = 16;
-
 impl Kernel {
     /// The kernel before anything is known, for columns between 0 and 1 whose groups are numbered from 0 on.
     ///
@@ -46,52 +44,34 @@ impl Kernel {
     /// # Cost
     /// O(groups · rows³).
     pub fn fit(&mut self, rows: &Matrix, targets: &[f64], step: f64) {
-        assert_eq!(rows.n_columns(), self.groups.len(), "invariant: a row has a value for each column");
         assert_eq!(rows.n_rows(), targets.len(), "invariant: a target for each row");
-        let pairs: Vec<(&[f32], &[f32])> =
-            (0..rows.n_rows()).flat_map(|i| (0..i).map(move |j| (rows.row(i), rows.row(j)))).collect();
-        let mut squares = vec![vec![0.0; pairs.len()]; self.log_rates.len()];
-        for (column, &group) in self.groups.iter().enumerate() {
-            let of_pair = pairs.iter().map(|(x, z)| f64::from(x[column] - z[column]).powi(2));
-            squares[group].iter_mut().zip(of_pair).for_each(|(sum, square)| *sum += square);
-        }
-        let mut distances = vec![0.0; pairs.len()];
-        for (squares, weight) in squares.iter().zip(self.weights()) {
-            distances.iter_mut().zip(squares).for_each(|(d, square)| *d += weight * square);
-        }
-        let mut likelihood = Likelihood { targets, factor: vec![0.0; targets.len().pow(2)] };
-        let mut best = likelihood.log_posterior(self, &distances);
-        let mut changed = distances.clone();
-        for parameter in 0..=squares.len() {
+        let targets: Vec<Option<f64>> = targets.iter().copied().map(Some).collect();
+        let mut best = self.log_posterior(rows, &targets);
+        for parameter in 0..=self.log_rates.len() {
             for direction in [step, -step] {
                 let mut other = self.clone();
-                match squares.get(parameter) {
-                    Some(squares) => {
-                        other.log_rates[parameter] += direction;
-                        let gain = other.weights()[parameter] - self.weights()[parameter];
-                        let sums = distances.iter().zip(squares).map(|(d, square)| (d + gain * square).max(0.0));
-                        changed.iter_mut().zip(sums).for_each(|(changed, sum)| *changed = sum);
-                    }
+                match other.log_rates.get_mut(parameter) {
+                    Some(log_rate) => *log_rate += direction,
                     None => {
                         let [least, most] = LOG_NOISE_RANGE;
                         other.log_noise = (other.log_noise + direction).clamp(least, most);
-                        changed.copy_from_slice(&distances);
                     }
                 }
-                let posterior = likelihood.log_posterior(&other, &changed);
+                let posterior = other.log_posterior(rows, &targets);
                 if posterior > best {
                     best = posterior;
                     *self = other;
-                    std::mem::swap(&mut distances, &mut changed);
                     break;
                 }
             }
         }
     }
 
-    /// The squared rate of each group.
-    fn weights(&self) -> Vec<f64> {
-        self.log_rates.iter().map(|log_rate| (2.0 * log_rate).exp()).collect()
+    /// The logarithm of the targets' likelihood times the prior, up to a constant.
+    fn log_posterior(&self, rows: &Matrix, targets: &[Option<f64>]) -> f64 {
+        let mut process = GaussianProcess::new(self.clone());
+        process.extend(rows.rows());
+        process.log_likelihood(targets) + self.log_prior()
     }
 
     fn log_prior(&self) -> f64 {
@@ -106,41 +86,40 @@ fn prior_log_rate(n_groups: usize) -> f64 {
     (2.0 / (n_groups.max(1) as f64).sqrt()).ln()
 }
 
+/// e to the power of `x`, for `x` from -700 to 0, to 14 digits. Unlike the standard library's it compiles
+/// to vector code.
+#[inline(always)]
+fn exp(x: f64) -> f64 {
+    use std::f64::consts::{LN_2, LOG2_E};
+    // Its last bits are those of an integer that is added to it.
+    const ROUNDER: f64 = 6_755_399_441_055_744.0;
+    // ln 2 in two numbers; the multiples of the first are exact.
+    const LN_2_HIGH: f64 = f64::from_bits(LN_2.to_bits() & !0x7ff_ffff);
+    const LN_2_LOW: f64 = LN_2 - LN_2_HIGH + 2.319_046_813_846_3e-17;
+    // Taylor's, from 1 / 13! on, as |r| is at most ln 2 / 2.
+    const COEFFICIENTS: [f64; 14] = {
+        let mut coefficients = [1.0; 14];
+        let mut i = 13;
+        while i > 0 {
+            coefficients[i - 1] = coefficients[i] / (14 - i) as f64;
+            i -= 1;
+        }
+        coefficients
+    };
+    let rounded = x * LOG2_E + ROUNDER;
+    let n = rounded - ROUNDER;
+    let r = x - n * LN_2_HIGH - n * LN_2_LOW;
+    let mut sum = 0.0;
+    for coefficient in COEFFICIENTS {
+        sum = coefficient + sum * r;
+    }
+    sum * f64::from_bits((rounded.to_bits() << 52).wrapping_add(1023 << 52))
+}
+
+#[inline(always)]
 fn matern(squared_distance: f64) -> f64 {
     let d = (5.0 * squared_distance).sqrt();
-    (1.0 + d + d * d / 3.0) * (-d).exp()
-}
-
-/// How likely targets are under a kernel.
-struct Likelihood<'a> {
-    targets: &'a [f64],
-    /// Space for the lower Cholesky factor of the correlations.
-    factor: Vec<f64>,
-}
-
-impl Likelihood<'_> {
-    /// The logarithm of the likelihood times the prior, up to a constant, for these squared distances of all pairs. The
-    /// variance of the signal is the most likely one.
-    fn log_posterior(&mut self, kernel: &Kernel, squared_distances: &[f64]) -> f64 {
-        let n = self.targets.len();
-        let diagonal = 1.0 + kernel.log_noise.exp();
-        let mut log_determinant = 0.0;
-        let mut solved = Vec::with_capacity(n);
-        let mut pairs = squared_distances.iter();
-        for i in 0..n {
-            let (above, row) = self.factor.split_at_mut(i * n);
-            for j in 0..i {
-                let correlation = pairs.next().map_or(0.0, |&d| matern(d));
-                let other = &above[j * n..][..=j];
-                row[j] = (correlation - dot(&row[..j], &other[..j])) / other[j];
-            }
-            row[i] = pivot(diagonal - dot(&row[..i], &row[..i]));
-            log_determinant += row[i].ln();
-            solved.push((self.targets[i] - dot(&row[..i], &solved)) / row[i]);
-        }
-        let variance = dot(&solved, &solved) / n.max(1) as f64;
-        -0.5 * n as f64 * variance.max(f64::MIN_POSITIVE).ln() - log_determinant + kernel.log_prior()
-    }
+    (1.0 + d + d * d / 3.0) * exp((-d).max(-700.0))
 }
 
 /// The root of what is left on the diagonal, which rounding must not bring to 0.
@@ -148,6 +127,7 @@ fn pivot(rest: f64) -> f64 {
     rest.max(1e-12).sqrt()
 }
 
+#[inline(always)]
 fn dot(a: &[f64], b: &[f64]) -> f64 {
     const LANES: usize = 8;
     let (a, b) = (a.chunks_exact(LANES), b.chunks_exact(LANES));
@@ -163,33 +143,60 @@ fn dot(a: &[f64], b: &[f64]) -> f64 {
 
 /// A Gaussian process with mean 0, which learns row by row.
 ///
-/// What it takes to predict a row depends on the known rows, not on their targets. So a [`Candidate`] keeps it, and is
+/// What it takes to predict a row depends on the known rows, not on their targets. So [`Candidates`] keep it, and are
 /// updated by one step for each row that becomes known; and targets may come later than their rows.
 #[derive(Debug, Clone)]
 pub struct GaussianProcess {
     kernel: Kernel,
-    /// The squared rate of each column.
-    weights: Vec<f64>,
-    rows: Matrix,
+    /// The rate of each column.
+    rates: Vec<f64>,
+    /// The known rows, each value times its column's rate.
+    rows: Vec<Vec<f64>>,
     /// The rows of the lower Cholesky factor of the correlations, each to its diagonal.
     factor: Vec<Vec<f64>>,
 }
 
-/// A row whose target is to be predicted.
-#[derive(Debug, Clone)]
-pub struct Candidate {
-    row: Vec<f32>,
-    /// Its correlations with the known rows, divided by the factor.
-    solved: Vec<f64>,
-    /// The share of its variance that the known rows explain.
-    explained: f64,
+/// What fits a register.
+const WIDTH: usize = 8;
+/// Candidates of a block.
+const N_LANES: usize = 4 * WIDTH;
+
+/// A value of each candidate of a block, in so many registers that sums need not wait for each other.
+type Lanes = [[f64; WIDTH]; 4];
+
+const ZEROS: Lanes = [[0.0; WIDTH]; 4];
+
+/// Adds to the sums of each candidate a term for each of its values and the number that goes with it.
+#[inline(always)]
+fn sum_up(sums: &mut Lanes, values: &[Lanes], numbers: &[f64], add: impl Fn(f64, f64, f64) -> f64) {
+    let [mut a, mut b, mut c, mut d] = *sums;
+    for ([p, q, r, s], &number) in values.iter().zip(numbers) {
+        for lane in 0..WIDTH {
+            a[lane] = add(a[lane], p[lane], number);
+            b[lane] = add(b[lane], q[lane], number);
+            c[lane] = add(c[lane], r[lane], number);
+            d[lane] = add(d[lane], s[lane], number);
+        }
+    }
+    *sums = [a, b, c, d];
 }
 
-impl Candidate {
-    /// A candidate for a process that knows nothing yet, or that it is to be updated for.
-    pub fn new(row: Vec<f32>) -> Candidate {
-        Candidate { row, solved: Vec::new(), explained: 0.0 }
-    }
+/// Rows whose targets are to be predicted, of one process.
+#[derive(Debug, Clone)]
+pub struct Candidates {
+    blocks: Vec<Block>,
+}
+
+#[derive(Debug, Clone)]
+struct Block {
+    /// How many lanes are taken.
+    n: usize,
+    /// The rows' values, column by column, times the column's rate.
+    columns: Vec<Lanes>,
+    /// Their correlations with the known rows, divided by the factor.
+    solved: Vec<Lanes>,
+    /// The share of their variance that the known rows explain.
+    explained: Lanes,
 }
 
 /// Targets of the known rows as a process takes them, with the most likely variance of the signal.
@@ -202,10 +209,8 @@ pub struct Solved {
 impl GaussianProcess {
     /// A process that knows no rows.
     pub fn new(kernel: Kernel) -> GaussianProcess {
-        let of_group = kernel.weights();
-        let weights: Vec<f64> = kernel.groups.iter().map(|&group| of_group[group]).collect();
-        let rows = Matrix::new(weights.len());
-        GaussianProcess { kernel, weights, rows, factor: Vec::new() }
+        let rates = kernel.groups.iter().map(|&group| kernel.log_rates[group].exp()).collect();
+        GaussianProcess { kernel, rates, rows: Vec::new(), factor: Vec::new() }
     }
 
     /// What correlates the rows.
@@ -223,47 +228,110 @@ impl GaussianProcess {
         self.factor.is_empty()
     }
 
-    /// Makes a row known.
+    /// Makes rows known.
     ///
     /// # Panics
-    /// Where the row has not as many values as there are columns.
+    /// Where a row has not as many values as there are columns.
     ///
     /// # Cost
-    /// O(known rows²).
-    pub fn push(&mut self, row: &[f32]) {
-        let mut candidate = [Candidate::new(row.to_vec())];
-        self.update(&mut candidate);
-        let [Candidate { mut solved, explained, .. }] = candidate;
-        solved.push(pivot(1.0 + self.kernel.log_noise.exp() - explained));
-        self.factor.push(solved);
-        self.rows.push(row);
-    }
-
-    /// Makes candidates ready to be predicted, given the rows that became known since the last update.
-    ///
-    /// # Panics
-    /// Where a candidate has not as many values as there are columns.
-    ///
-    /// # Cost
-    /// O(known rows) for each candidate and each new row.
-    pub fn update<'c>(&self, candidates: impl IntoIterator<Item = &'c mut Candidate>) {
-        let mut candidates: Vec<&mut Candidate> = candidates.into_iter().collect();
-        for block in candidates.chunks_mut(BLOCK_ROWS) {
-            let first = block.iter().map(|candidate| candidate.solved.len()).min().unwrap_or(0);
-            for (at, factor) in self.factor.iter().enumerate().skip(first) {
-                for candidate in block.iter_mut().filter(|candidate| candidate.solved.len() == at) {
-                    let correlation = self.correlation(&candidate.row, self.rows.row(at));
-                    let solved = (correlation - dot(&factor[..at], &candidate.solved)) / factor[at];
-                    candidate.explained += solved * solved;
-                    candidate.solved.push(solved);
-                }
+    /// O(known rows²) for each.
+    pub fn extend<'r>(&mut self, rows: impl IntoIterator<Item = &'r [f32]>) {
+        let Candidates { blocks } = self.blocks(rows);
+        for block in blocks {
+            let n = block.n;
+            let mut candidates = Candidates { blocks: vec![block] };
+            for at in 0..n {
+                self.update(&mut candidates);
+                self.learn(&candidates, at);
             }
         }
     }
 
-    fn correlation(&self, x: &[f32], z: &[f32]) -> f64 {
-        let squares = x.iter().zip(z).zip(&self.weights).map(|((x, z), weight)| weight * f64::from(x - z).powi(2));
-        matern(squares.sum())
+    /// Rows that are ready to be predicted.
+    ///
+    /// # Panics
+    /// Where a row has not as many values as there are columns.
+    ///
+    /// # Cost
+    /// O(known rows²) for each.
+    pub fn candidates<'r>(&self, rows: impl IntoIterator<Item = &'r [f32]>) -> Candidates {
+        let mut candidates = self.blocks(rows);
+        self.update(&mut candidates);
+        candidates
+    }
+
+    fn blocks<'r>(&self, rows: impl IntoIterator<Item = &'r [f32]>) -> Candidates {
+        let mut rows = rows.into_iter().peekable();
+        let mut blocks = Vec::new();
+        while rows.peek().is_some() {
+            let mut block =
+                Block { n: 0, columns: vec![ZEROS; self.rates.len()], solved: Vec::new(), explained: ZEROS };
+            for row in rows.by_ref().take(N_LANES) {
+                assert_eq!(row.len(), self.rates.len(), "invariant: a row has a value for each column");
+                for ((column, x), rate) in block.columns.iter_mut().zip(row).zip(&self.rates) {
+                    column[block.n / WIDTH][block.n % WIDTH] = rate * f64::from(*x);
+                }
+                block.n += 1;
+            }
+            blocks.push(block);
+        }
+        Candidates { blocks }
+    }
+
+    /// Makes the row of an updated candidate known.
+    ///
+    /// # Panics
+    /// Where there is no candidate at this position, or it is not updated.
+    ///
+    /// # Cost
+    /// O(known rows).
+    pub fn learn(&mut self, candidates: &Candidates, at: usize) {
+        let (block, lane) = (&candidates.blocks[at / N_LANES], at % N_LANES);
+        assert!(lane < block.n && block.solved.len() == self.len(), "invariant: there is such a candidate, updated");
+        let of = |lanes: &Lanes| lanes[lane / WIDTH][lane % WIDTH];
+        let mut factor = Vec::with_capacity(self.len() + 1);
+        factor.extend(block.solved.iter().map(of));
+        factor.push(pivot(1.0 + self.kernel.log_noise.exp() - of(&block.explained)));
+        self.factor.push(factor);
+        self.rows.push(block.columns.iter().map(of).collect());
+    }
+
+    /// Makes candidates ready to be predicted again, given the rows that became known since.
+    ///
+    /// # Panics
+    /// Where they are candidates of another process with other columns.
+    ///
+    /// # Cost
+    /// O(known rows) for each candidate and each new row.
+    pub fn update(&self, candidates: &mut Candidates) {
+        wide(
+            #[inline(always)]
+            || {
+                for block in &mut candidates.blocks {
+                    self.update_block(block);
+                }
+            },
+        );
+    }
+
+    #[inline(always)]
+    fn update_block(&self, block: &mut Block) {
+        assert_eq!(block.columns.len(), self.rates.len(), "invariant: candidates are of this process");
+        for at in block.solved.len()..self.len() {
+            let mut squares = ZEROS;
+            sum_up(&mut squares, &block.columns, &self.rows[at], |sum, x, z| sum + (x - z) * (x - z));
+            let mut rest = ZEROS;
+            for (rest, square) in rest.as_flattened_mut().iter_mut().zip(squares.as_flattened()) {
+                *rest = matern(*square);
+            }
+            let (diagonal, factor) = self.factor[at].split_last().expect("invariant: it has a diagonal");
+            sum_up(&mut rest, &block.solved, factor, |rest, solved, factor| rest - factor * solved);
+            for (rest, explained) in rest.as_flattened_mut().iter_mut().zip(block.explained.as_flattened_mut()) {
+                *rest /= diagonal;
+                *explained += *rest * *rest;
+            }
+            block.solved.push(rest);
+        }
     }
 
     /// Prepares targets, one for each known row in order. A target that is missing is taken to be what the rows before
@@ -277,13 +345,30 @@ impl GaussianProcess {
     pub fn solve(&self, targets: &[Option<f64>]) -> Solved {
         assert_eq!(targets.len(), self.len(), "invariant: a target for each known row");
         let mut weights: Vec<f64> = Vec::with_capacity(targets.len());
-        for (factor, target) in self.factor.iter().zip(targets) {
-            let at = weights.len();
-            weights.push(target.map_or(0.0, |target| (target - dot(&factor[..at], &weights)) / factor[at]));
-        }
+        wide(
+            #[inline(always)]
+            || {
+                for (factor, target) in self.factor.iter().zip(targets) {
+                    let at = weights.len();
+                    weights.push(target.map_or(0.0, |target| (target - dot(&factor[..at], &weights)) / factor[at]));
+                }
+            },
+        );
         let n_known = targets.iter().flatten().count().max(1);
         let standard_deviation = (dot(&weights, &weights) / n_known as f64).sqrt();
         Solved { weights, standard_deviation }
+    }
+
+    /// The logarithm of the likelihood of targets, one for each known row in order, up to a constant. The variance of the signal
+    /// is the most likely one.
+    ///
+    /// # Panics
+    /// Where there is not one target for each known row.
+    fn log_likelihood(&self, targets: &[Option<f64>]) -> f64 {
+        let n = targets.len() as f64;
+        let log_determinant: f64 = self.factor.iter().flat_map(|factor| factor.last()).map(|x| x.ln()).sum();
+        let variance = self.solve(targets).standard_deviation.powi(2);
+        -0.5 * n * variance.max(f64::MIN_POSITIVE).ln() - log_determinant
     }
 
     /// What the process believes of the known rows themselves, in order: their targets without the noise. Missing targets count
@@ -296,24 +381,47 @@ impl GaussianProcess {
         // With correlations C and noise s the means are C · (C + s)⁻¹ · y = y − s · (C + s)⁻¹ · y.
         let mut rest = targets.weights.clone();
         let mut means = vec![0.0; rest.len()];
-        for (at, factor) in self.factor.iter().enumerate().take(rest.len()).rev() {
-            rest[at] /= factor[at];
-            let dual = rest[at];
-            rest[..at].iter_mut().zip(factor).for_each(|(rest, factor)| *rest -= dual * factor);
-            means[at] = dot(factor, &targets.weights[..=at]) - noise * dual;
-        }
+        wide(
+            #[inline(always)]
+            || {
+                for (at, factor) in self.factor.iter().enumerate().take(rest.len()).rev() {
+                    rest[at] /= factor[at];
+                    let dual = rest[at];
+                    for (rest, factor) in rest[..at].iter_mut().zip(factor) {
+                        *rest -= dual * factor;
+                    }
+                    means[at] = dot(factor, &targets.weights[..=at]) - noise * dual;
+                }
+            },
+        );
         means
     }
 
-    /// The mean of an updated candidate's prediction. Rows that became known after the targets were solved count as missing.
-    pub fn mean(&self, candidate: &Candidate, targets: &Solved) -> f64 {
-        let n = targets.weights.len().min(candidate.solved.len());
-        dot(&candidate.solved[..n], &targets.weights[..n])
+    /// The means of updated candidates' predictions, in order. Rows that became known after the targets were solved count as
+    /// missing.
+    pub fn means(&self, candidates: &Candidates, targets: &Solved) -> Vec<f64> {
+        let of_block = |block: &Block| {
+            let mut means = ZEROS;
+            wide(
+                #[inline(always)]
+                || {
+                    sum_up(&mut means, &block.solved, &targets.weights, |mean, solved, weight| mean + weight * solved);
+                },
+            );
+            means.into_iter().flatten().take(block.n)
+        };
+        candidates.blocks.iter().flat_map(of_block).collect()
     }
 
-    /// The standard deviation of an updated candidate's prediction, noise aside.
-    pub fn standard_deviation(&self, candidate: &Candidate, targets: &Solved) -> f64 {
-        targets.standard_deviation * (1.0 - candidate.explained).max(0.0).sqrt()
+    /// The standard deviations of updated candidates' predictions, in order, noise aside.
+    pub fn standard_deviations<'c>(
+        &self,
+        candidates: &'c Candidates,
+        targets: &Solved,
+    ) -> impl Iterator<Item = f64> + use<'c> {
+        let scale = targets.standard_deviation;
+        let explained = candidates.blocks.iter().flat_map(|block| block.explained.as_flattened().iter().take(block.n));
+        explained.map(move |explained| scale * (1.0 - explained).max(0.0).sqrt())
     }
 }
 
@@ -334,7 +442,7 @@ mod tests {
 
     fn process(kernel: Kernel, rows: &Matrix) -> GaussianProcess {
         let mut process = GaussianProcess::new(kernel);
-        rows.rows().for_each(|row| process.push(row));
+        process.extend(rows.rows());
         process
     }
 
@@ -357,23 +465,30 @@ mod tests {
         let (rows, targets) = problem(12, 1);
         let process = process(Kernel::new(vec![0, 1, 2, 2]), &rows);
         let noise = PRIOR_LOG_NOISE.exp();
-        let of = |x: &[f32], z: &[f32]| process.correlation(x, z);
+        let of = |x: &[f32], z: &[f32]| {
+            let squares = x.iter().zip(z).zip(&process.rates).map(|((x, z), rate)| (rate * f64::from(x - z)).powi(2));
+            let d = (5.0 * squares.sum::<f64>()).sqrt();
+            (1.0 + d + d * d / 3.0) * (-d).exp()
+        };
         let correlations: Vec<Vec<f64>> = (0..12)
             .map(|i| (0..12).map(|j| of(rows.row(i), rows.row(j)) + if i == j { noise } else { 0.0 }).collect())
             .collect();
         let solved = process.solve(&targets.iter().copied().map(Some).collect::<Vec<_>>());
         let weights = eliminate(correlations.clone(), targets.clone());
         let variance = weights.iter().zip(&targets).map(|(w, t)| w * t).sum::<f64>() / 12.0;
-        for row in problem(5, 2).0.rows() {
-            let mut candidate = [Candidate::new(row.to_vec())];
-            process.update(&mut candidate);
+        let others = problem(70, 2).0;
+        let candidates = process.candidates(others.rows());
+        let means = process.means(&candidates, &solved);
+        let deviations = process.standard_deviations(&candidates, &solved);
+        assert_eq!(means.len(), 70);
+        for ((row, own_mean), own_deviation) in others.rows().zip(means).zip(deviations) {
             let to_known: Vec<f64> = rows.rows().map(|known| of(row, known)).collect();
             let mean: f64 = to_known.iter().zip(&weights).map(|(k, w)| k * w).sum();
             let explained: f64 =
                 to_known.iter().zip(eliminate(correlations.clone(), to_known.clone())).map(|(k, x)| k * x).sum();
             let deviation = (variance * (1.0 - explained)).sqrt();
-            assert!((process.mean(&candidate[0], &solved) - mean).abs() < 1e-8);
-            assert!((process.standard_deviation(&candidate[0], &solved) - deviation).abs() < 1e-6);
+            assert!((own_mean - mean).abs() < 1e-8);
+            assert!((own_deviation - deviation).abs() < 1e-6);
         }
         for (row, mean) in rows.rows().zip(process.means_of_rows(&solved)) {
             let expected: f64 = rows.rows().zip(&weights).map(|(known, weight)| of(row, known) * weight).sum();
@@ -382,24 +497,27 @@ mod tests {
     }
 
     #[test]
-    fn candidates_may_be_updated_row_by_row() {
-        let (rows, targets) = problem(30, 3);
+    fn candidates_may_be_updated_and_learnt_row_by_row() {
+        let (rows, targets) = problem(40, 3);
         let targets: Vec<_> = targets.into_iter().map(Some).collect();
-        let mut process = GaussianProcess::new(Kernel::new(vec![0, 1, 2, 3]));
-        let new = |row: &[f32]| Candidate::new(row.to_vec());
-        let mut early: Vec<Candidate> = problem(40, 4).0.rows().map(new).collect();
+        let kernel = Kernel::new(vec![0, 1, 2, 3]);
+        let mut process = GaussianProcess::new(kernel.clone());
+        let others = problem(50, 4).0;
+        let mut own = process.candidates(rows.rows());
+        let mut early = process.candidates(others.rows());
         let mut late = early.clone();
-        for row in rows.rows() {
-            process.push(row);
-            process.update(&mut early[..7]);
+        for at in 0..rows.n_rows() {
+            process.update(&mut own);
+            process.learn(&own, at);
+            process.update(&mut early);
         }
-        process.update(&mut early);
         process.update(&mut late);
+        let at_once = self::process(kernel, &rows);
+        assert_eq!(process.factor, at_once.factor);
         let solved = process.solve(&targets);
-        for (early, late) in early.iter().zip(&late) {
-            assert_eq!(process.mean(early, &solved), process.mean(late, &solved));
-            assert_eq!(early.explained, late.explained);
-        }
+        assert_eq!(process.means(&early, &solved), at_once.means(&late, &solved));
+        let deviations = |candidates| process.standard_deviations(candidates, &solved).collect::<Vec<_>>();
+        assert_eq!(deviations(&early), deviations(&late));
     }
 
     #[test]
@@ -407,16 +525,19 @@ mod tests {
         let (rows, targets) = problem(10, 5);
         let mut targets: Vec<_> = targets.into_iter().map(Some).collect();
         let mut process = process(Kernel::new(vec![0, 1, 2, 3]), &rows);
-        let mut candidate = [Candidate::new(vec![0.5, 0.1, 0.9, 0.3])];
-        process.update(&mut candidate);
-        let before = process.solve(&targets);
-        let (mean, doubt) = (process.mean(&candidate[0], &before), process.standard_deviation(&candidate[0], &before));
-        process.push(&[0.5, 0.1, 0.8, 0.3]);
+        let mut candidates = process.candidates([&[0.5, 0.1, 0.9, 0.3][..]]);
+        let mut prediction = |process: &GaussianProcess, targets: &[Option<f64>]| {
+            process.update(&mut candidates);
+            let solved = process.solve(targets);
+            let deviation = process.standard_deviations(&candidates, &solved).next().unwrap();
+            (process.means(&candidates, &solved)[0], deviation)
+        };
+        let (mean, doubt) = prediction(&process, &targets);
+        process.extend([&[0.5, 0.1, 0.8, 0.3][..]]);
         targets.push(None);
-        process.update(&mut candidate);
-        let after = process.solve(&targets);
-        assert!((process.mean(&candidate[0], &after) - mean).abs() < 1e-12);
-        assert!(process.standard_deviation(&candidate[0], &after) < 0.5 * doubt);
+        let (mean_after, doubt_after) = prediction(&process, &targets);
+        assert!((mean_after - mean).abs() < 1e-12);
+        assert!(doubt_after < 0.5 * doubt);
     }
 
     #[test]
@@ -431,9 +552,9 @@ mod tests {
         let error = |kernel: Kernel| {
             let process = process(kernel, &rows);
             let solved = process.solve(&targets.iter().copied().map(Some).collect::<Vec<_>>());
-            let mut candidates: Vec<Candidate> = others.rows().map(|row| Candidate::new(row.to_vec())).collect();
-            process.update(&mut candidates);
-            candidates.iter().zip(&expected).map(|(c, e)| (process.mean(c, &solved) - e).powi(2)).sum::<f64>()
+            let candidates = process.candidates(others.rows());
+            let means = process.means(&candidates, &solved);
+            means.iter().zip(&expected).map(|(mean, e)| (mean - e).powi(2)).sum::<f64>()
         };
         assert!(error(kernel) < 0.3 * error(Kernel::new(vec![0, 1, 2, 3])));
     }
@@ -449,10 +570,17 @@ mod tests {
             kernel.fit(&rows, &[0.0; 3], 0.8);
         }
         let process = process(kernel, &rows);
-        let mut candidate = [Candidate::new(vec![0.2])];
-        process.update(&mut candidate);
+        let candidates = process.candidates([&[0.2][..]]);
         let solved = process.solve(&[Some(0.0); 3]);
-        assert_eq!(process.mean(&candidate[0], &solved), 0.0);
-        assert!(process.standard_deviation(&candidate[0], &solved).is_finite());
+        assert_eq!(process.means(&candidates, &solved), [0.0]);
+        assert!(process.standard_deviations(&candidates, &solved).all(f64::is_finite));
+    }
+
+    #[test]
+    fn powers_of_e_are_accurate() {
+        for i in 0..=700_000 {
+            let x = -f64::from(i) * 1e-3;
+            assert!((exp(x) / x.exp() - 1.0).abs() < 1e-15, "{x}: {} is not {}", exp(x), x.exp());
+        }
     }
 }

@@ -24,13 +24,14 @@ mod matrix;
 pub mod metrics;
 mod neural;
 pub mod sequence;
+mod simd;
 
 pub use acquisition::Acquisition;
 pub use diversity::{diverse, diversity};
 pub use ensemble::{Ensemble, Prediction};
 pub use error::LearnError;
 pub use gbt::{EarlyStop, Gbt, GbtOptions, Objective};
-pub use gp::{Candidate, GaussianProcess, Kernel, Solved};
+pub use gp::{Candidates, GaussianProcess, Kernel, Solved};
 pub use knn::Knn;
 pub use matrix::{Examples, Matrix};
 pub use neural::{

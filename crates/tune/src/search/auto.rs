@@ -5,7 +5,7 @@ use std::collections::{HashMap, HashSet};
 use rand::seq::{SliceRandom, index};
 use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
-use tilewright_learn::{Acquisition, Candidate, GaussianProcess, Kernel, Matrix, Solved};
+use tilewright_learn::{Acquisition, Candidates, GaussianProcess, Kernel, Matrix, Solved};
 
 use super::seen::Seen;
 use super::{Problem, Search, SearchRow};
@@ -96,17 +96,23 @@ struct Known {
 /// Configurations to choose from.
 #[derive(Default)]
 struct Pool {
-    offers: Vec<Offer>,
+    offers: Vec<Offers>,
     configs: HashSet<Config>,
     /// Those whose surroundings are in the pool.
     expanded: HashSet<Config>,
 }
 
-struct Offer {
-    config: Config,
-    candidate: Candidate,
-    mean: f64,
+/// Configurations that came into the pool together.
+struct Offers {
+    configs: Vec<Config>,
+    /// Which of them are yet to be measured.
+    is_fresh: Vec<bool>,
+    candidates: Candidates,
+    means: Vec<f64>,
 }
+
+/// Where a configuration is in the pool: with which others, and its position there.
+type Place = (usize, usize);
 
 /// What the model is asked with.
 struct Question {
@@ -177,29 +183,24 @@ impl Auto {
             self.n_fits += 1;
         }
         self.process = GaussianProcess::new(kernel);
-        self.rows.clear();
-        self.sample(&ranking, MOST_KNOWN).into_iter().for_each(|at| self.enter(at));
+        self.rows = self.sample(&ranking, MOST_KNOWN);
         // What is being measured comes last, so that what is known predicts it.
-        (0..self.known.len()).filter(|&at| targets[at].is_none()).for_each(|at| self.enter(at));
+        self.rows.extend((0..self.known.len()).filter(|&at| targets[at].is_none()));
+        self.process.extend(self.rows.iter().map(|&at| &self.known[at].features[..]));
         self.n_entered = self.known.len();
-        self.n_at_fit = self.rows.len();
+        self.n_at_fit = self.known.len();
         self.pool = Pool::default();
-    }
-
-    fn enter(&mut self, place: usize) {
-        self.process.push(&self.known[place].features);
-        self.rows.push(place);
     }
 
     /// Brings the model and the pool up to date.
     fn prepare(&mut self) -> Question {
         let targets = self.targets();
-        if self.rows.len() as f64 >= GROWTH * self.n_at_fit as f64 {
+        if self.known.len() as f64 >= GROWTH * self.n_at_fit as f64 {
             self.fit(&targets);
         }
-        for place in self.n_entered..self.known.len() {
-            self.enter(place);
-        }
+        let new = self.n_entered..self.known.len();
+        self.process.extend(self.known[new.clone()].iter().map(|known| &known.features[..]));
+        self.rows.extend(new);
         self.n_entered = self.known.len();
         let of_rows: Vec<Option<f64>> = self.rows.iter().map(|&place| targets[place]).collect();
         let ranking = self.ranking(&targets);
@@ -207,12 +208,13 @@ impl Auto {
         let means = self.process.means_of_rows(&solved).into_iter().zip(&of_rows);
         let best = means.filter_map(|(mean, target)| target.map(|_| mean)).reduce(f64::max).unwrap_or(0.0);
         let question = Question { solved, best };
-        self.process.update(self.pool.offers.iter_mut().map(|offer| &mut offer.candidate));
-        for offer in &mut self.pool.offers {
-            offer.mean = self.process.mean(&offer.candidate, &question.solved);
+        for offers in &mut self.pool.offers {
+            self.process.update(&mut offers.candidates);
+            offers.means = self.process.means(&offers.candidates, &question.solved);
+            let configs = offers.configs.iter().zip(&mut offers.is_fresh);
+            configs.for_each(|(config, is_fresh)| *is_fresh &= self.seen.is_fresh(config));
         }
-        self.pool.offers.retain(|offer| self.seen.is_fresh(&offer.config));
-        if self.pool.offers.is_empty() {
+        if self.pool.offers.iter().all(|offers| !offers.is_fresh.contains(&true)) {
             self.pool = Pool::default();
             let space = self.seen.space();
             let random = (0..N_RANDOM).map(|_| space.sample(&mut self.rng)).collect();
@@ -232,18 +234,12 @@ impl Auto {
     }
 
     /// Adds new configurations to the pool.
-    fn offer(&mut self, configs: Vec<Config>, question: &Question) {
-        let mut offers = Vec::with_capacity(configs.len());
-        for config in configs {
-            if self.seen.is_fresh(&config) && self.pool.configs.insert(config.clone()) {
-                offers.push(Offer { candidate: Candidate::new(self.features.of(&config)), config, mean: 0.0 });
-            }
-        }
-        self.process.update(offers.iter_mut().map(|offer| &mut offer.candidate));
-        for offer in &mut offers {
-            offer.mean = self.process.mean(&offer.candidate, &question.solved);
-        }
-        self.pool.offers.append(&mut offers);
+    fn offer(&mut self, mut configs: Vec<Config>, question: &Question) {
+        configs.retain(|config| self.seen.is_fresh(config) && self.pool.configs.insert(config.clone()));
+        let features: Vec<Vec<f32>> = configs.iter().map(|config| self.features.of(config)).collect();
+        let candidates = self.process.candidates(features.iter().map(|row| &row[..]));
+        let means = self.process.means(&candidates, &question.solved);
+        self.pool.offers.push(Offers { is_fresh: vec![true; configs.len()], configs, candidates, means });
     }
 
     /// Adds the surroundings of a configuration to the pool: what differs from it in one parameter.
@@ -274,7 +270,7 @@ impl Auto {
     fn climb(&mut self, n: usize, question: &Question) {
         for _ in 0..n {
             let Some(top) = self.most_promising(question) else { return };
-            let config = self.pool.offers[top].config.clone();
+            let config = self.pool.config(top).clone();
             if self.pool.expanded.contains(&config) {
                 return;
             }
@@ -282,17 +278,49 @@ impl Auto {
         }
     }
 
-    /// The position in the pool of the candidate with the largest expected improvement; of those with none, as where all
+    /// The place in the pool of the candidate with the largest expected improvement; of those with none, as where all
     /// trials failed, that with the largest mean.
-    fn most_promising(&self, question: &Question) -> Option<usize> {
-        let promise = |offer: &Offer| {
-            let spread = self.process.standard_deviation(&offer.candidate, &question.solved);
-            let improvement = Acquisition::ExpectedImprovement.score(offer.mean, spread, question.best);
-            (improvement, offer.mean)
-        };
-        let promises = self.pool.offers.iter().map(promise).enumerate();
-        let best = promises.reduce(|best, other| if other.1 > best.1 { other } else { best });
-        best.map(|(at, _)| at)
+    fn most_promising(&self, question: &Question) -> Option<Place> {
+        let mut top = None;
+        let (mut promise, mut prediction) =
+            ((f64::NEG_INFINITY, f64::NEG_INFINITY), (f64::NEG_INFINITY, f64::NEG_INFINITY));
+        for (group, offers) in self.pool.offers.iter().enumerate() {
+            let spreads = self.process.standard_deviations(&offers.candidates, &question.solved);
+            let offers = offers.means.iter().zip(spreads).zip(&offers.is_fresh).enumerate();
+            for (at, ((&mean, spread), _)) in offers.filter(|(_, (_, is_fresh))| **is_fresh) {
+                // Less mean and less spread promise less.
+                if mean <= prediction.0 && spread <= prediction.1 {
+                    continue;
+                }
+                let improvement = Acquisition::ExpectedImprovement.score(mean, spread, question.best);
+                if (improvement, mean) > promise {
+                    (top, promise, prediction) = (Some((group, at)), (improvement, mean), (mean, spread));
+                }
+            }
+        }
+        top
+    }
+
+    /// Takes a configuration out of the pool and lets the model know of it.
+    fn take(&mut self, (group, at): Place) -> Config {
+        let offers = &mut self.pool.offers[group];
+        offers.is_fresh[at] = false;
+        let config = offers.configs[at].clone();
+        self.seen.insert(&config);
+        self.learn_of(&config, None);
+        self.process.learn(&self.pool.offers[group].candidates, at);
+        self.rows.push(self.known.len() - 1);
+        self.n_entered = self.known.len();
+        for offers in &mut self.pool.offers {
+            self.process.update(&mut offers.candidates);
+        }
+        config
+    }
+}
+
+impl Pool {
+    fn config(&self, (group, at): Place) -> &Config {
+        &self.offers[group].configs[at]
     }
 }
 
@@ -311,20 +339,13 @@ impl Search for Auto {
         let question = self.prepare();
         while batch.len() < n {
             let config = match self.most_promising(&question) {
-                Some(top) => {
-                    let config = self.pool.offers.swap_remove(top).config;
-                    self.seen.insert(&config);
+                Some(top) => self.take(top),
+                None => {
+                    let Some(config) = self.seen.draw(&mut self.rng) else { break };
+                    self.learn_of(&config, None);
                     config
                 }
-                None => match self.seen.draw(&mut self.rng) {
-                    Some(config) => config,
-                    None => break,
-                },
             };
-            self.learn_of(&config, None);
-            self.enter(self.known.len() - 1);
-            self.n_entered = self.known.len();
-            self.process.update(self.pool.offers.iter_mut().map(|offer| &mut offer.candidate));
             batch.push(config);
         }
         batch

@@ -11,8 +11,9 @@ use serde::{Deserialize, Serialize};
 
 use super::super::file::{self, Stored};
 use super::super::{Architecture, Example, Progress, SequenceError, Training, Vocabulary};
-use super::tape::{Var, wide};
+use super::tape::Var;
 use super::{Dropout, Network, Run, Tokens, log_softmax};
+use crate::simd::wide;
 
 /// Adam's, from its paper.
 const BETA_1: f32 = 0.9;
