@@ -129,12 +129,11 @@ fn pivot(rest: f64) -> f64 {
 
 #[inline(always)]
 fn dot(a: &[f64], b: &[f64]) -> f64 {
-    const LANES: usize = 8;
-    let (a, b) = (a.chunks_exact(LANES), b.chunks_exact(LANES));
+    let (a, b) = (a.chunks_exact(WIDTH), b.chunks_exact(WIDTH));
     let rest: f64 = a.remainder().iter().zip(b.remainder()).map(|(x, y)| x * y).sum();
-    let mut sums = [0.0; LANES];
+    let mut sums = [0.0; WIDTH];
     for (a, b) in a.zip(b) {
-        for lane in 0..LANES {
+        for lane in 0..WIDTH {
             sums[lane] += a[lane] * b[lane];
         }
     }
@@ -169,6 +168,7 @@ const ZEROS: Lanes = [[0.0; WIDTH]; 4];
 /// Adds to the sums of each candidate a term for each of its values and the number that goes with it.
 #[inline(always)]
 fn sum_up(sums: &mut Lanes, values: &[Lanes], numbers: &[f64], add: impl Fn(f64, f64, f64) -> f64) {
+    // One array for each register: what is indexed twice stays in memory.
     let [mut a, mut b, mut c, mut d] = *sums;
     for ([p, q, r, s], &number) in values.iter().zip(numbers) {
         for lane in 0..WIDTH {

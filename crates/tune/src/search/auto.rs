@@ -19,8 +19,9 @@ const N_START: usize = 10;
 const GROWTH: f64 = 1.05;
 /// Trials that the parameters are fitted on, at most: the time goes with their third power.
 const MOST_FITTED: usize = 100;
-/// Trials that the model knows after a fit, at most.
+/// Trials that the model knows after a fit, at most, and before the next.
 const MOST_KNOWN: usize = 400;
+const MOST_ROWS: usize = 800;
 /// Random configurations in the pool.
 const N_RANDOM: usize = 200;
 /// Best configurations whose surroundings are in the pool, and how often those of the most promising one are added.
@@ -89,8 +90,8 @@ struct Auto {
 struct Known {
     config: Config,
     features: Vec<f32>,
-    /// Infinite for a failure; `None` until it is observed.
-    cost: Option<f64>,
+    /// The logarithm of its throughput, minus infinity for a failure; `None` until it is observed.
+    log_throughput: Option<f64>,
 }
 
 /// Configurations to choose from.
@@ -123,27 +124,29 @@ struct Question {
 }
 
 impl Auto {
-    fn learn_of(&mut self, config: &Config, cost: Option<f64>) {
+    fn learn_of(&mut self, config: &Config, log_throughput: Option<f64>) {
         let place = *self.places.entry(config.clone()).or_insert_with(|| {
             let features = self.features.of(config);
-            self.known.push(Known { config: config.clone(), features, cost: None });
+            self.known.push(Known { config: config.clone(), features, log_throughput: None });
             self.known.len() - 1
         });
-        self.known[place].cost = cost;
+        self.known[place].log_throughput = log_throughput;
     }
 
     /// Standardized logarithms of throughput, by known configuration. What is farther below the median than the best is above
     /// counts as just so far: how bad the bad ones are says little about the good ones.
     fn targets(&self) -> Vec<Option<f64>> {
-        let of_cost = |cost: f64| -cost.ln();
-        let costs = self.known.iter().filter_map(|known| known.cost);
-        let mut successes: Vec<f64> = costs.filter(|cost| cost.is_finite()).map(of_cost).collect();
-        successes.sort_by(f64::total_cmp);
-        let [worst, median, best] = [0, successes.len() / 2, successes.len().saturating_sub(1)]
-            .map(|at| successes.get(at).copied().unwrap_or(0.0));
+        let observed = self.known.iter().filter_map(|known| known.log_throughput);
+        let mut successes: Vec<f64> = observed.filter(|log| log.is_finite()).collect();
+        let [worst, best] = [f64::min, f64::max].map(|of| successes.iter().copied().reduce(of).unwrap_or(0.0));
+        let middle = successes.len() / 2;
+        let median = match successes.is_empty() {
+            true => 0.0,
+            false => *successes.select_nth_unstable_by(middle, f64::total_cmp).1,
+        };
         let least = worst.max(2.0 * median - best);
         let mut targets: Vec<Option<f64>> =
-            self.known.iter().map(|known| Some(of_cost(known.cost?).max(least))).collect();
+            self.known.iter().map(|known| Some(known.log_throughput?.max(least))).collect();
         let n = targets.iter().flatten().count().max(1) as f64;
         let mean = targets.iter().flatten().sum::<f64>() / n;
         let variance = targets.iter().flatten().map(|t| (t - mean).powi(2)).sum::<f64>() / n;
@@ -195,7 +198,7 @@ impl Auto {
     /// Brings the model and the pool up to date.
     fn prepare(&mut self) -> Question {
         let targets = self.targets();
-        if self.known.len() as f64 >= GROWTH * self.n_at_fit as f64 {
+        if self.known.len() as f64 >= GROWTH * self.n_at_fit as f64 || self.rows.len() >= MOST_ROWS {
             self.fit(&targets);
         }
         let new = self.n_entered..self.known.len();
@@ -203,7 +206,7 @@ impl Auto {
         self.rows.extend(new);
         self.n_entered = self.known.len();
         let of_rows: Vec<Option<f64>> = self.rows.iter().map(|&place| targets[place]).collect();
-        let ranking = self.ranking(&targets);
+        let best_known = largest(&targets, N_BEST);
         let solved = self.process.solve(&of_rows);
         let means = self.process.means_of_rows(&solved).into_iter().zip(&of_rows);
         let best = means.filter_map(|(mean, target)| target.map(|_| mean)).reduce(f64::max).unwrap_or(0.0);
@@ -219,17 +222,17 @@ impl Auto {
             let space = self.seen.space();
             let random = (0..N_RANDOM).map(|_| space.sample(&mut self.rng)).collect();
             self.offer(random, &question);
-            for &place in ranking.iter().take(N_BEST) {
+            for &place in &best_known {
                 self.expand(self.known[place].config.clone(), &question);
             }
             self.climb(N_CLIMBS, &question);
-        } else if ranking.first().copied() != self.best
-            && let Some(&place) = ranking.first()
+        } else if best_known.first().copied() != self.best
+            && let Some(&place) = best_known.first()
         {
             self.expand(self.known[place].config.clone(), &question);
             self.climb(2, &question);
         }
-        self.best = ranking.first().copied();
+        self.best = best_known.first().copied();
         question
     }
 
@@ -318,6 +321,20 @@ impl Auto {
     }
 }
 
+/// The positions of so many of the largest targets, the largest first.
+fn largest(targets: &[Option<f64>], n: usize) -> Vec<usize> {
+    let mut largest: Vec<(f64, usize)> = Vec::new();
+    for (at, target) in targets.iter().enumerate() {
+        let Some(target) = *target else { continue };
+        let place = largest.partition_point(|(other, _)| *other >= target);
+        if place < n {
+            largest.truncate(n - 1);
+            largest.insert(place, (target, at));
+        }
+    }
+    largest.into_iter().map(|(_, at)| at).collect()
+}
+
 impl Pool {
     fn config(&self, (group, at): Place) -> &Config {
         &self.offers[group].configs[at]
@@ -357,7 +374,7 @@ impl Search for Auto {
 
     fn observe(&mut self, trials: &[Trial]) {
         for trial in self.seen.note(trials) {
-            self.learn_of(&trial.config, Some(trial.outcome.cost()));
+            self.learn_of(&trial.config, Some(-trial.outcome.cost().ln()));
         }
     }
 }
