@@ -80,8 +80,8 @@ pub(super) fn targets(fitness: &[f64]) -> Vec<f32> {
 ///
 /// # Source
 /// AutoTVM, algorithm 1, with its 128 chains of 500 steps that go on from round to round, its ε of 0.05, its objectives,
-/// and its annealing from temperature 1 to 0 that stops early. We differ in the default batch, 16 instead of 64, which
-/// suits budgets of a few hundred trials.
+/// and its annealing from temperature 1 to 0 that stops early. We differ in the batch, by
+/// default 16, which suits budgets of a few hundred trials, and growing to 64 with what is known.
 pub(super) struct Annealing<M> {
     model: M,
     batch: usize,

@@ -79,7 +79,7 @@ struct Auto {
     rows: Vec<usize>,
     /// The known ones up to here are in the process, or were left out of it.
     n_entered: usize,
-    /// Rows of the process when its parameters were fitted.
+    /// How many were known when the process's parameters were fitted.
     n_at_fit: usize,
     n_fits: usize,
     /// The best configuration whose surroundings the pool has.
@@ -272,8 +272,8 @@ impl Auto {
     /// Adds the surroundings of the most promising candidates to the pool, one after the other.
     fn climb(&mut self, n: usize, question: &Question) {
         for _ in 0..n {
-            let Some(top) = self.most_promising(question) else { return };
-            let config = self.pool.config(top).clone();
+            let Some((group, at)) = self.most_promising(question) else { return };
+            let config = self.pool.offers[group].configs[at].clone();
             if self.pool.expanded.contains(&config) {
                 return;
             }
@@ -285,8 +285,7 @@ impl Auto {
     /// trials failed, that with the largest mean.
     fn most_promising(&self, question: &Question) -> Option<Place> {
         let mut top = None;
-        let (mut promise, mut prediction) =
-            ((f64::NEG_INFINITY, f64::NEG_INFINITY), (f64::NEG_INFINITY, f64::NEG_INFINITY));
+        let [mut promise, mut prediction] = [(f64::NEG_INFINITY, f64::NEG_INFINITY); 2];
         for (group, offers) in self.pool.offers.iter().enumerate() {
             let spreads = self.process.standard_deviations(&offers.candidates, &question.solved);
             let offers = offers.means.iter().zip(spreads).zip(&offers.is_fresh).enumerate();
@@ -333,12 +332,6 @@ fn largest(targets: &[Option<f64>], n: usize) -> Vec<usize> {
         }
     }
     largest.into_iter().map(|(_, at)| at).collect()
-}
-
-impl Pool {
-    fn config(&self, (group, at): Place) -> &Config {
-        &self.offers[group].configs[at]
-    }
 }
 
 impl Search for Auto {
