@@ -29,9 +29,12 @@ pub struct Image {
     pub symbols: Vec<(String, usize)>,
 }
 
-/// Whether there is code for a target here.
+/// Whether there is code for a target here. Vectors of 512 bits on 16 registers are those of AVX2 in two halves, which there is
+/// not.
 pub fn serves(target: &Target) -> bool {
-    target.arch == Arch::X86_64 && target.has_fma && target.vector_bits >= 256
+    let n_registers = if target.vector_bits >= 512 { 32 } else { 16 };
+    let has_vectors = target.vector_bits >= 256 && target.n_vector_registers >= n_registers;
+    target.arch == Arch::X86_64 && target.has_fma && has_vectors
 }
 
 /// Compiles the functions of a module; `Err` names what there is no code for.

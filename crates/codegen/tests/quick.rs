@@ -12,7 +12,8 @@ use tilewright_ir::{DType, Program, Scope, Target};
 
 /// The targets of this machine that have quick code.
 fn served() -> Vec<Target> {
-    let served: Vec<Target> = targets().into_iter().filter(|t| t.has_fma && t.vector_bits >= 256).collect();
+    let served: Vec<Target> =
+        targets().into_iter().filter(|t| t.has_fma && (t.vector_bits == 256 || t.n_vector_registers == 32)).collect();
     if served.is_empty() {
         println!("skipped: this machine is not x86-64 with AVX2");
     }
