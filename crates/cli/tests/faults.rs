@@ -5,6 +5,7 @@ mod common;
 use std::ops::ControlFlow;
 use std::time::Duration;
 
+use tilewright_device::device::Round;
 use tilewright_device::protocol::Source;
 use tilewright_device::{Device, host};
 use tilewright_ir::op::Workload;
@@ -16,6 +17,7 @@ buffer B: f32[16, 16] global input
 buffer C: f32[16, 16] global output
 buffer K: f32[16, 16] global kept
 buffer T: f32[25000000000] global temporary
+buffer S: f32[16] global temporary
 loops i, j, k, t
 ";
 
@@ -104,6 +106,7 @@ fn every_fault_gets_its_class_and_good_candidates_are_measured() {
             ("reads far outside", matmul_and("for i in 16 { C[i, 0] = A[i + 100000000, 0] }"), Some(RuntimeError)),
             ("good after a crash", good(), None),
             ("takes 100 GB", matmul_and("alloc T T[0] = 1.0"), Some(RuntimeError)),
+            ("adds what lies just behind an input", matmul_and("C[0, 0] += A[16, 0] first never"), Some(WrongAnswer)),
             ("one wrong element", matmul_and("C[3, 5] = 1000.0"), Some(WrongAnswer)),
             ("one element not written", lowered(&MATMUL.replace("for i in 16", "for i in 15")), Some(WrongAnswer)),
             ("good with something prepared", prepared(""), None),
@@ -127,8 +130,23 @@ fn every_fault_gets_its_class_and_good_candidates_are_measured() {
 }
 
 #[test]
+fn a_race_leaves_nothing_in_scratch_that_could_pass_for_right() {
+    let workload = Workload::parse("matmul:m=16,n=16,k=16").unwrap();
+    let mut device = Device::new(workload, &host::target(), common::device_options(1), |_| Vec::new()).unwrap();
+    let sources = [
+        matmul_and("alloc S S[0] = 0.0 C[0, 0] += S[0] first never"),
+        matmul_and("alloc S C[0, 0] += S[0] first never"),
+    ];
+    let round = Round { time: Duration::from_millis(1), min_samples: 1 };
+    let outcomes = device.race(&sources, 2, round).unwrap();
+    let classes: Vec<_> = outcomes.iter().map(|(outcome, _)| outcome.class()).collect();
+    assert_eq!(classes, [None, Some(ErrorClass::WrongAnswer)], "{outcomes:?}");
+}
+
+#[test]
 fn faults_on_other_threads_are_faults_of_the_candidate() {
     if host::allowed_cpus().len() < 2 {
+        eprintln!("skipped: this process has one CPU");
         return;
     }
     let good = || Source::Steps("parallel i\n".to_owned());

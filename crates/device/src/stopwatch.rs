@@ -15,7 +15,12 @@ pub const MOST_TRIES: u32 = 3;
 /// the same host, has the core. On several it is time on the wall: while one of them stands still the others do its work.
 /// Where the calling thread, which never waits, lost its core for long, neither is exact: the work is repeated until it was
 /// not, at most so many times, and the least disturbed time counts.
-pub fn time_ns(n_threads: usize, most_tries: u32, mut work: impl FnMut()) -> f64 {
+pub fn time_ns(n_threads: usize, most_tries: u32, work: impl FnMut()) -> f64 {
+    time(n_threads, most_tries, work).0
+}
+
+/// The same, and whether that is the time of the work alone, as far as the calling thread can tell.
+pub fn time(n_threads: usize, most_tries: u32, mut work: impl FnMut()) -> (f64, bool) {
     let (mut time_ns, mut most_share) = (1.0, -1.0);
     for _ in 0..most_tries {
         let (wall, before) = (Instant::now(), thread_ns());
@@ -31,7 +36,7 @@ pub fn time_ns(n_threads: usize, most_tries: u32, mut work: impl FnMut()) -> f64
             break;
         }
     }
-    time_ns.max(1.0)
+    (time_ns.max(1.0), n_threads == 1 || most_share >= MOSTLY)
 }
 
 /// Nanoseconds that this thread has run; none where the system does not count them.
@@ -65,7 +70,8 @@ mod tests {
 
     #[test]
     fn what_a_thread_waits_for_counts_where_there_are_several() {
-        let [one, two] = [1, 2].map(|n_threads| time_ns(n_threads, MOST_TRIES, sleep));
+        let [(one, is_whole), (two, is_whole_of_two)] = [1, 2].map(|n_threads| time(n_threads, MOST_TRIES, sleep));
+        assert!(is_whole && !is_whole_of_two);
         let pause_ns = PAUSE.as_nanos() as f64;
         assert!((1.0..0.5 * pause_ns).contains(&one) && two >= pause_ns, "{one} {two}");
     }
