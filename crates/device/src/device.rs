@@ -172,7 +172,7 @@ impl Device {
             memory_bytes: options.memory_bytes,
         };
         let all_cpus = host::allowed_cpus();
-        let other_cpus = all_cpus.iter().copied().filter(|cpu| !options.cpus.contains(cpu)).collect();
+        let other_cpus = host::cpus_beside(&all_cpus, &options.cpus);
         let workers = Workers::start(options.worker.clone(), assignment, options.n_workers)?;
         Ok(Device {
             workers,

@@ -73,11 +73,16 @@ fn data_caches() -> Vec<(u32, u64)> {
     caches
 }
 
-/// Physical memory in bytes, where the operating system says.
+/// What limits a container's memory, in the two versions of control groups: bytes, or a word where there is no limit.
+const MEMORY_LIMITS: [&str; 2] = ["/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"];
+
+/// Physical memory in bytes, or what of it this container may have, where the operating system says.
 pub fn memory_bytes() -> Option<u64> {
     let info = fs::read_to_string("/proc/meminfo").ok()?;
     let line = info.lines().find(|l| l.starts_with("MemTotal:"))?;
-    line.split_whitespace().nth(1)?.parse::<u64>().ok().map(|kib| kib << 10)
+    let physical = line.split_whitespace().nth(1)?.parse::<u64>().ok()? << 10;
+    let limits = MEMORY_LIMITS.iter().filter_map(|path| fs::read_to_string(path).ok()?.trim().parse().ok());
+    limits.chain([physical]).min()
 }
 
 /// The CPUs this thread may run on.
@@ -122,10 +127,45 @@ pub fn pin(process: libc::pid_t, cpus: &[usize]) {
 
 /// The CPUs on which work with `threads` threads is measured: the last of those this process may use.
 ///
-/// No two share a core as long as there are cores left; the first CPU gets most interrupts, so it comes last.
-/// Empty where CPUs cannot be chosen.
+/// No two share a core as long as there are cores left; the first CPU gets most interrupts, so it comes last. Where cores are
+/// of several kinds, slow ones are left out as long as there are enough fast ones. Empty where CPUs cannot be chosen.
 pub fn pin_cpus(threads: usize) -> Vec<usize> {
-    choose_cpus(&allowed_cpus(), threads, siblings)
+    let allowed = allowed_cpus();
+    choose_cpus(&fastest_cpus(&allowed, threads, speed), threads, siblings)
+}
+
+/// Cores whose speed differs by no more than this are of one kind.
+const ONE_KIND: f64 = 0.85;
+
+/// How fast a CPU is compared with others of this machine, where the kernel says: its capacity, or its highest frequency.
+fn speed(cpu: usize) -> Option<f64> {
+    let of = |name: &str| {
+        let text = fs::read_to_string(format!("/sys/devices/system/cpu/cpu{cpu}/{name}")).ok()?;
+        text.trim().parse::<f64>().ok().filter(|speed| *speed > 0.0)
+    };
+    of("cpu_capacity").or_else(|| of("cpufreq/cpuinfo_max_freq"))
+}
+
+/// The CPUs of the fastest kind, where there are so many; all otherwise.
+fn fastest_cpus(allowed: &[usize], threads: usize, speed: impl Fn(usize) -> Option<f64>) -> Vec<usize> {
+    let speeds: Option<Vec<f64>> = allowed.iter().map(|&cpu| speed(cpu)).collect();
+    let speeds = speeds.unwrap_or_default();
+    let most = speeds.iter().copied().fold(0.0, f64::max);
+    let fast = allowed.iter().zip(&speeds).filter(|(_, speed)| **speed >= ONE_KIND * most).map(|(&cpu, _)| cpu);
+    let fast: Vec<usize> = fast.collect();
+    if fast.len() >= threads.max(1) { fast } else { allowed.to_vec() }
+}
+
+/// The CPUs of a list on which work disturbs these ones least: those on other cores, where there are some.
+pub fn cpus_beside(all: &[usize], timed: &[usize]) -> Vec<usize> {
+    apart(all, timed, siblings)
+}
+
+fn apart(all: &[usize], timed: &[usize], siblings: impl Fn(usize) -> Vec<usize>) -> Vec<usize> {
+    let others: Vec<usize> = all.iter().copied().filter(|cpu| !timed.contains(cpu)).collect();
+    let is_on_another_core = |cpu: &usize| !siblings(*cpu).iter().any(|sibling| timed.contains(sibling));
+    let on_others: Vec<usize> = others.iter().copied().filter(is_on_another_core).collect();
+    if on_others.is_empty() { others } else { on_others }
 }
 
 /// The CPUs that share a core with `cpu`, itself among them, as the kernel lists them ("0,64" or "2-3").
@@ -172,6 +212,25 @@ mod tests {
         check(&[0, 1, 2, 3], 2, |cpu| vec![cpu % 2, cpu % 2 + 2], &[2, 3]);
         check(&[0, 1, 2, 3], 3, |cpu| vec![cpu & !1, cpu | 1], &[1, 2, 3]);
         check(&[5], 4, |_| vec![], &[5]);
+    }
+
+    #[test]
+    fn slow_cores_are_left_out_where_fast_ones_suffice() {
+        // Two fast ones with two threads each, a little apart, and four slow ones.
+        let speed = |cpu: usize| Some([5.1e6, 5.1e6, 5.2e6, 5.2e6, 4.1e6, 4.1e6, 4.1e6, 4.1e6][cpu]);
+        let all: Vec<usize> = (0..8).collect();
+        assert_eq!(fastest_cpus(&all, 1, speed), [0, 1, 2, 3]);
+        assert_eq!(fastest_cpus(&all, 4, speed), [0, 1, 2, 3]);
+        assert_eq!(fastest_cpus(&all, 5, speed), all);
+        assert_eq!(fastest_cpus(&all, 1, |_| None), all);
+    }
+
+    #[test]
+    fn others_work_on_cores_that_are_not_timed() {
+        let two_threads_a_core = |cpu: usize| vec![cpu & !1, cpu | 1];
+        assert_eq!(apart(&[0, 1, 2, 3], &[3], two_threads_a_core), [0, 1]);
+        assert_eq!(apart(&[0, 1, 2, 3], &[1, 3], two_threads_a_core), [0, 2]);
+        assert_eq!(apart(&[0, 1], &[1], |_| vec![]), [0]);
     }
 
     #[test]
