@@ -259,6 +259,7 @@ fn tolerance_fits_programs_of_several_stages() {
         operator("conv2d_transpose:c=64,h=8,w=8,k=16,r=3,s=3,stride=2,epilogue=tanh"),
         operator("dense:m=20,n=30,k=500,epilogue=bias+sigmoid"),
         operator("batch_matmul:b=3,m=20,n=30,k=100,epilogue=gelu"),
+        operator("dense:m=20,n=30,k=2048,epilogue=bias+gelu"),
     ];
     for program in programs {
         let mut all = arguments(&program, 9);
