@@ -221,7 +221,7 @@ fn bad_descriptions_and_measurements_are_refused_with_the_place() {
         let error = RecordedSpace::read("bad", file.as_bytes(), Some(description.as_bytes())).map(|_| ()).unwrap_err();
         assert_eq!(error.to_string(), expected);
     };
-    described("range(3)".into(), "parameter a: \"range(3)\" is not a literal list of values");
+    described("range(3)".into(), "the description: parameter a: \"range(3)\" is not a literal list of values");
     described("[2, 3]".into(), "results[0]: parameter a cannot be 1; allowed: 2, 3");
     described(json!([1, 1]), "parameter a lists 1 twice");
     let measured = |key: &str, value: Json, expected: &str| {
@@ -253,12 +253,13 @@ fn repeats_are_the_same_on_any_number_of_threads() {
 
 #[test]
 fn the_whole_space_holds_the_optimum() {
-    let [_, recorded] = real_spaces();
-    for row in SEARCHES {
-        let plan = ReplayPlan { budgets: vec![1, 1 << 40], n_repeats: 1, batch: 64, ..plan(quick(row.name), 1) };
-        let replay = recorded.replay(&plan).unwrap();
-        assert_eq!(replay.budgets[1].fractions, [1.0], "{}", row.name);
-        assert!(replay.budgets[0].mean() < 1.0);
+    for recorded in real_spaces() {
+        for row in SEARCHES {
+            let plan = ReplayPlan { budgets: vec![1, 1 << 40], n_repeats: 1, batch: 64, ..plan(quick(row.name), 1) };
+            let replay = recorded.replay(&plan).unwrap();
+            assert_eq!(replay.budgets[1].fractions, [1.0], "{}", row.name);
+            assert!(replay.budgets[0].mean() < 1.0);
+        }
     }
 }
 
@@ -308,7 +309,9 @@ fn proposals_on_real_spaces_are_legal_and_new() {
             let mut seen = HashSet::new();
             for _ in 0..40 {
                 // Nothing is observed: the worst a search can meet.
-                for config in search.propose(9) {
+                let proposals = search.propose(9);
+                assert!(proposals.len() <= 9, "{}", row.name);
+                for config in proposals {
                     assert!(recorded.space().contains(&config), "{}", row.name);
                     assert!(seen.insert(config), "{}", row.name);
                 }
@@ -317,16 +320,22 @@ fn proposals_on_real_spaces_are_legal_and_new() {
     }
 }
 
-fn small_files() -> [Vec<u8>; 3] {
+fn small_files() -> [Vec<u8>; 4] {
     let rows = json!([row(json!({"a": 1, "b": "x"}), 1.5.into()), row(json!({"a": 2, "b": "y"}), 2.5.into())]);
     let cache = json!({"tune_params_keys": ["a"], "tune_params": {"a": [1, 2]},
         "cache": {"1": {"a": 1, "time": 2.5}, "2": {"a": 2, "time": "RuntimeFailedConfig"}}});
-    [t4(rows).to_string().into_bytes(), cache.to_string().into_bytes(), RECORDS.to_vec()]
+    let parameter = |name: &str, values: Json| json!({"Name": name, "Type": "int", "Values": values});
+    let parameters = json!([parameter("a", "[1, 2]".into()), parameter("b", json!(["x", "y"]))]);
+    let description = json!({"ConfigurationSpace": {"TuningParameters": parameters}});
+    let texts = [t4(rows), cache, description].map(|document| document.to_string().into_bytes());
+    let [results, cache, description] = texts;
+    [results, cache, RECORDS.to_vec(), description]
 }
 
 /// Reads whatever it is; where it is refused, in one line.
 fn read_anything(file: &[u8]) {
-    for description in [None, Some(file)] {
+    let [results, ..] = small_files();
+    for (file, description) in [(file, None), (file, Some(file)), (&results[..], Some(file))] {
         match RecordedSpace::read("any", file, description) {
             Ok(recorded) => assert!(recorded.n_valid() > 0 && recorded.space().size() == recorded.len() as u128),
             Err(error) => assert!(!error.to_string().is_empty() && !error.to_string().contains('\n'), "{error}"),
@@ -337,7 +346,7 @@ fn read_anything(file: &[u8]) {
 proptest! {
     #[test]
     fn damaged_files_are_refused_or_read(
-        which in 0usize..3, cut: prop::sample::Index, at: prop::sample::Index, junk in "[\\PC\\n]{0,8}|-?[0-9]{1,30}(\\.[0-9]{1,5})?(e-?[0-9]{1,4})?", pack: bool,
+        which in 0usize..4, cut: prop::sample::Index, at: prop::sample::Index, junk in "[\\PC\\n]{0,8}|-?[0-9]{1,30}(\\.[0-9]{1,5})?(e-?[0-9]{1,4})?", pack: bool,
     ) {
         let mut file = small_files()[which].clone();
         let at = at.index(file.len());

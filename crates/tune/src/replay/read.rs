@@ -20,6 +20,9 @@ const GZIP_MAGIC: [u8; 2] = [0x1f, 0x8b];
 /// Why a file is not a recorded space. The file's fault.
 #[derive(Debug, thiserror::Error)]
 pub enum ReplayError {
+    /// The description that belongs to the results is none.
+    #[error("the description: {0}")]
+    Description(#[source] Box<ReplayError>),
     /// The compressed data is damaged.
     #[error("cannot be unpacked: {0}")]
     Packed(#[source] std::io::Error),
@@ -105,7 +108,8 @@ impl RecordedSpace {
     /// [`ReplayError`], in one line, with the place.
     pub fn read(name: &str, file: &[u8], description: Option<&[u8]>) -> Result<RecordedSpace, ReplayError> {
         let contents = contents(&unpacked(file)?)?;
-        let described = description.map(|file| t1::read(&unpacked(file)?)).transpose()?;
+        let of_description = |error| ReplayError::Description(Box::new(error));
+        let described = description.map(|file| t1::read(&unpacked(file)?)).transpose().map_err(of_description)?;
         recorded_space(name, described.or(contents.parameters), contents.rows)
     }
 }

@@ -1,5 +1,8 @@
 //! Boosted trees as the cost model, simulated annealing on their predictions.
 
+use rand::SeedableRng;
+use rand::seq::SliceRandom;
+use rand_xoshiro::Xoshiro256PlusPlus;
 use tilewright_learn::{Acquisition, Ensemble, Examples, Gbt, GbtOptions, LearnError, Matrix, Objective, Prediction};
 
 use super::annealing::{self, Annealing, CostModel, targets};
@@ -9,6 +12,8 @@ use crate::space::Config;
 
 /// Standard deviations that the upper confidence bound adds.
 const KAPPA: f64 = 1.0;
+/// Most trials that a model is fitted on, so that a run of hours thinks no longer for each trial than one of a minute.
+const MOST_ROWS: usize = 4096;
 
 pub(super) const ROW: SearchRow = SearchRow {
     name: "gbt",
@@ -46,6 +51,7 @@ pub(super) const ROW: SearchRow = SearchRow {
         };
         let acquisition = match options.choice("acquisition", &["mean", "ei", "ucb"])? {
             0 => Acquisition::Mean,
+            _ if n_models == 1 => return Err(options.bad_value("acquisition", "mean where bootstrap is 1".into())),
             1 => Acquisition::ExpectedImprovement,
             _ => Acquisition::UpperConfidenceBound { kappa: KAPPA },
         };
@@ -85,11 +91,30 @@ enum Model {
 }
 
 impl Trees {
+    /// The trials that trees are fitted on: of more than can be, the better half of those from the top and the rest at random,
+    /// in the order in which they were made.
+    fn chosen(&self, seed: u64) -> Vec<usize> {
+        let n = self.fitness.len();
+        let mut places: Vec<usize> = (0..n).collect();
+        if n <= MOST_ROWS {
+            return places;
+        }
+        places.sort_by(|&a, &b| self.fitness[b].total_cmp(&self.fitness[a]));
+        let mut others = places.split_off(MOST_ROWS / 2);
+        let (drawn, _) =
+            others.partial_shuffle(&mut Xoshiro256PlusPlus::seed_from_u64(seed), MOST_ROWS - MOST_ROWS / 2);
+        places.extend_from_slice(drawn);
+        places.sort_unstable();
+        places
+    }
+
     /// The weight of what other workloads say, and trees on top of that.
     fn fitted(&self, seed: u64) -> Result<(f32, Model), LearnError> {
+        let chosen = self.chosen(seed);
         let targets = targets(&self.fitness);
-        let base: Vec<f32> = self.known.iter().map(|(_, base)| *base).collect();
-        let rows = Matrix::from_rows(self.view.n_features(), self.known.iter().map(|(features, _)| features));
+        let targets: Vec<f32> = chosen.iter().map(|&at| targets[at]).collect();
+        let base: Vec<f32> = chosen.iter().map(|&at| self.known[at].1).collect();
+        let rows = Matrix::from_rows(self.view.n_features(), chosen.iter().map(|&at| &self.known[at].0));
         let examples = Examples::new(&rows, &targets);
         let weight = match self.view.is_experienced() {
             true => Gbt::weight_of_base(&examples.on_top_of(&base), &self.options, seed)?,

@@ -25,6 +25,8 @@ const PATIENCE: usize = 4;
 const MOST_GROWTH: usize = 8;
 /// Transitions in a step of learning.
 const LEARNING_BATCH: usize = 64;
+/// Steps of learning at once: a step for each trial is many where thousands are known when a search begins.
+const MOST_STEPS: usize = 512;
 /// Categories of a parameter that have an action each; of more, several share one.
 const MOST_CATEGORIES: u64 = 64;
 
@@ -276,7 +278,7 @@ impl Search for Na2c {
                 self.end_batch();
             }
         }
-        trials.iter().for_each(|_| self.learn());
+        (0..trials.len().min(MOST_STEPS)).for_each(|_| self.learn());
     }
 }
 

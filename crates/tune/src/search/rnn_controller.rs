@@ -16,6 +16,8 @@ use crate::trial::Trial;
 const MOST_ALTERNATIVES: u64 = 64;
 /// Times that the policy is asked for unseen configurations before random ones stand in.
 const ROUNDS: usize = 4;
+/// Of the trials that are known when a search begins, the latest that it learns from.
+const MOST_LESSONS: usize = 512;
 
 pub(super) const ROW: SearchRow = SearchRow {
     name: "rnn_controller",
@@ -112,10 +114,14 @@ impl Search for RnnController {
     }
 
     fn observe(&mut self, trials: &[Trial]) {
-        for trial in self.seen.note(trials) {
+        let fresh = self.seen.note(trials);
+        for (at, trial) in fresh.iter().enumerate() {
             let fitness = trial.outcome.fitness();
             self.fitness.insert(trial.config.clone(), fitness);
             self.best = self.best.max(fitness);
+            if at + MOST_LESSONS < fresh.len() {
+                continue;
+            }
             self.lessons.push((trial.config.clone(), fitness));
             if self.lessons.len() >= self.batch {
                 self.learn();

@@ -1,5 +1,7 @@
 //! Simulated annealing over the neighbourhoods of the space.
 
+use std::collections::HashSet;
+
 use rand::seq::IndexedRandom;
 use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
@@ -18,7 +20,7 @@ pub(super) const ROW: SearchRow = SearchRow {
         SearchOption {
             name: "temperature",
             default: "0.5",
-            text: "at the start of a walk: a neighbour slower by this factor's logarithm is taken with probability 1/e",
+            text: "at the start of a walk: a neighbour that takes e to this power times as long is taken with probability 1/e",
         },
         SearchOption {
             name: "cooling",
@@ -37,6 +39,7 @@ pub(super) const ROW: SearchRow = SearchRow {
             seen: Seen::new(space),
             rng: Xoshiro256PlusPlus::seed_from_u64(seed),
             current: None,
+            proposed: HashSet::new(),
         }))
     },
 };
@@ -45,7 +48,8 @@ pub(super) const ROW: SearchRow = SearchRow {
 ///
 /// Candidates are unseen neighbours of the current configuration; where there are none, unseen configurations that
 /// differ in one parameter; where there are none of these either, a new walk starts. A batch is drawn around one
-/// configuration and decided in the order of its trials.
+/// configuration and decided in the order of its trials. Trials of others, such as those of an earlier run, are no steps of the
+/// walk: it only moves to what is faster.
 struct SimulatedAnnealing {
     hottest: f64,
     cooling: f64,
@@ -55,6 +59,8 @@ struct SimulatedAnnealing {
     rng: Xoshiro256PlusPlus,
     /// Where the walk is, with the time there; `None` before it starts.
     current: Option<(Config, f64)>,
+    /// Its steps that have yet to be observed.
+    proposed: HashSet<Config>,
 }
 
 impl SimulatedAnnealing {
@@ -88,19 +94,24 @@ impl Search for SimulatedAnnealing {
             self.current = None;
             self.temperature = self.hottest;
         }
-        (0..n).map_while(|_| self.next()).collect()
+        let batch: Vec<Config> = (0..n).map_while(|_| self.next()).collect();
+        self.proposed.extend(batch.iter().cloned());
+        batch
     }
 
     fn observe(&mut self, trials: &[Trial]) {
         for trial in self.seen.note(trials) {
             let cost = trial.outcome.cost();
+            let is_step = self.proposed.remove(&trial.config);
             let is_taken = self.current.as_ref().is_none_or(|(_, here)| {
-                cost <= *here || self.rng.random::<f64>() < ((here / cost).ln() / self.temperature).exp()
+                cost <= *here || is_step && self.rng.random::<f64>() < ((here / cost).ln() / self.temperature).exp()
             });
             if is_taken {
                 self.current = Some((trial.config.clone(), cost));
             }
-            self.temperature *= self.cooling;
+            if is_step {
+                self.temperature *= self.cooling;
+            }
         }
     }
 }

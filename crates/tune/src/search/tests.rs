@@ -132,6 +132,7 @@ fn small_spaces_are_exhausted() {
                 for batch in [1, 7, 1000] {
                     let trials = run(text, space, landscape, 1, batch, usize::MAX);
                     assert_eq!(trials.len(), *n, "{text}");
+                    assert_eq!(run(text, space, landscape, 1, batch, usize::MAX), trials, "{text}: same seed");
                 }
             }
         }
@@ -144,7 +145,8 @@ fn huge_spaces_and_hopeless_landscapes_do_not_stall() {
         for (space, landscape) in
             [(quadrillion(), all_fail as Landscape), (quadrillion(), needle), (gemm(), all_fail), (gemm(), smooth)]
         {
-            assert_eq!(run(quick(row.name), &space, landscape, 3, 16, 300).len(), 300, "{}", row.name);
+            let [trials, again] = [0; 2].map(|_| run(quick(row.name), &space, landscape, 3, 16, 300));
+            assert_eq!((trials.len(), &trials), (300, &again), "{}", row.name);
         }
     }
 }
@@ -268,6 +270,32 @@ fn gbfs_starts_untiled_and_goes_to_neighbours() {
     assert!(next.iter().all(|config| space.neighbours(&start[0]).contains(config)));
 }
 
+#[test]
+fn a_walk_begins_at_the_best_of_earlier_trials() {
+    let space = gemm();
+    let prior = run("random", &space, smooth, 3, 16, 400);
+    // The last of several as fast.
+    let fastest = prior.iter().rev().min_by(|a, b| a.outcome.cost().total_cmp(&b.outcome.cost())).unwrap();
+    let mut search = build("simulated_annealing", &space, 0).unwrap();
+    search.observe(&prior);
+    let neighbours = space.neighbours(&fastest.config);
+    assert!(search.propose(4).iter().all(|config| neighbours.contains(config)));
+}
+
+/// More than a model is fitted on or a network trained with.
+#[test]
+fn a_search_goes_on_from_many_thousand_trials() {
+    let space = gemm();
+    let prior = run("random", &space, smooth, 3, 1000, 10_000);
+    let known: HashSet<&Config> = prior.iter().map(|trial| &trial.config).collect();
+    for row in SEARCHES {
+        let mut search = build(quick(row.name), &space, 0).unwrap();
+        search.observe(&prior);
+        let proposals = search.propose(16);
+        assert!(!proposals.is_empty() && proposals.iter().all(|config| !known.contains(config)), "{}", row.name);
+    }
+}
+
 fn refused(text: &str, expected: &str) {
     let error = build(text, &one_element(), 0).err().expect(text);
     assert_eq!(error.to_string(), expected);
@@ -292,5 +320,6 @@ fn bad_searches_are_refused_with_what_there_is() {
     refused("genetic:mutation=NaN", "search genetic: mutation cannot be NaN; it is a number from 0 to 1");
     refused("opevo:q=1", "search opevo: q cannot be 1; it is a number from 0 to 0.99");
     refused("nose:k=0", "search nose: k cannot be 0; it is a number from 1 to 1000000");
+    refused("gbt:acquisition=ei", "search gbt: acquisition cannot be ei; it is mean where bootstrap is 1");
     refused("gbfs:start=x", "search gbfs: start cannot be x; it is untiled or random");
 }
