@@ -1,12 +1,14 @@
 //! Opening the file that records are kept in.
 
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
-use rusqlite::{Connection, MAIN_DB, OpenFlags};
+use rusqlite::{Connection, ErrorCode, MAIN_DB, OpenFlags};
 use tilewright_tune::{Store, StoreError};
 
 use crate::error::bad_input;
+use crate::output::with_suffix;
 
 /// Where records are kept.
 #[derive(Debug, Clone)]
@@ -41,6 +43,11 @@ impl Database {
             return Err(bad_input(format!("{option}: the name of a file is empty (give a path)")));
         }
         Ok(Database { path: path.to_owned(), option: Some(option) })
+    }
+
+    /// The option by which the user named the file, if so.
+    pub fn option(&self) -> Option<&'static str> {
+        self.option
     }
 
     /// The name of the file, for messages.
@@ -78,8 +85,31 @@ impl Database {
         let connection = self.connect(OpenFlags::SQLITE_OPEN_READ_WRITE)?;
         match Store::new(connection) {
             Ok(store) => Ok(Some(store)),
+            // The one in a folder that cannot be written, the other on such a file system.
+            Err(error @ StoreError::ReadOnly) => self.open_at_rest().map(Some).map_err(|_| self.refuse(error)),
+            Err(StoreError::Sqlite(error)) if error.sqlite_error_code() == Some(ErrorCode::CannotOpen) => {
+                self.open_at_rest().map(Some).map_err(|_| self.refuse(StoreError::Sqlite(error)))
+            }
             Err(error) => Err(self.refuse(error)),
         }
+    }
+
+    /// The store in a folder that cannot be written, where SQLite has no place for the index of the log. Without a log beside it
+    /// nobody is writing the file either.
+    fn open_at_rest(&self) -> Result<Store, StoreError> {
+        if with_suffix(&self.path, "-wal").exists() {
+            return Err(StoreError::ReadOnly);
+        }
+        let mut uri = "file:".to_owned();
+        for &byte in self.path.as_os_str().as_bytes() {
+            match byte {
+                b'/' | b'.' | b'-' | b'_' | b'0'..=b'9' | b'A'..=b'Z' | b'a'..=b'z' => uri.push(char::from(byte)),
+                _ => uri += &format!("%{byte:02X}"),
+            }
+        }
+        uri += "?immutable=1";
+        let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_URI | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+        Store::new(Connection::open_with_flags(uri, flags)?)
     }
 
     fn connect(&self, flags: OpenFlags) -> anyhow::Result<Connection> {

@@ -49,11 +49,8 @@ fn tune_best_show_and_bench_go_together() {
     assert_eq!((&before["found"], &before["best"]), (&false.into(), &Json::Null));
     let unmeasured = run(&["bench", workload, "--db", text(&db)]);
     assert_eq!(unmeasured.status.code(), Some(1));
-    assert!(
-        stderr(&unmeasured).contains("tilewright tune matmul:m=64,n=64,k=64 --threads 1"),
-        "{}",
-        stderr(&unmeasured)
-    );
+    let advice = format!("tilewright tune {workload} --db {}", text(&db));
+    assert!(stderr(&unmeasured).contains(&advice), "{}", stderr(&unmeasured));
 
     let arguments = ["tune", workload, "--db", text(&db), "--trials", "20", "--search", "random", "--seed", "5"];
     let tuned = run_json(&arguments);
@@ -131,10 +128,14 @@ fn show_has_all_forms() {
     let folder = tempfile::tempdir().unwrap();
     for target in ["host", "x86-64", "x86-64-v3", "x86-64-v4", "aarch64", "cortex-a53"] {
         let object = folder.path().join(target);
-        let arguments = ["show", "matmul:m=8,n=8,k=8", "--emit", "object", "--target", target, "-o", text(&object)];
-        let shown = run_json(&arguments);
-        let bytes = std::fs::read(&object).unwrap();
-        assert_eq!((shown["bytes"].as_u64(), &bytes[..4]), (Some(bytes.len() as u64), &b"\x7fELF"[..]), "{target}");
+        let arguments = ["show", "matmul:m=64,n=64,k=64", "--emit", "object", "--target", target, "-o", text(&object)];
+        let [untuned, guess] = [&[][..], &["--guess"]].map(|more| {
+            let shown = run_json(&[&arguments[..], more].concat());
+            let bytes = std::fs::read(&object).unwrap();
+            assert_eq!((shown["bytes"].as_u64(), &bytes[..4]), (Some(bytes.len() as u64), &b"\x7fELF"[..]), "{target}");
+            (shown["config"].clone(), bytes)
+        });
+        assert!(untuned.0.is_null() && guess.0.is_object() && guess.1 != untuned.1, "{target}: {}", guess.0);
     }
 }
 
@@ -186,12 +187,15 @@ fn records_go_out_and_in() {
     let (db, copy, file) =
         (folder.path().join("a.db"), folder.path().join("b.db"), folder.path().join("records.jsonl"));
     run_json(&["tune", "matmul:m=8,n=8,k=8", "--db", text(&db), "--trials", "5", "--search", "random"]);
+    assert!(!folder.path().join("a.db-wal").exists(), "the file alone holds all records");
     let exported = run_json(&["export", text(&file), "--db", text(&db)]);
     assert_eq!(exported["records"], 5);
     let imported = run_json(&["import", text(&file), "--db", text(&copy)]);
     assert_eq!((&imported["read"], &imported["new"]), (&5.into(), &5.into()));
     assert_eq!(run_json(&["import", text(&file), "--db", text(&copy)])["new"], 0);
-    assert_eq!(run(&["export", "--db", text(&copy)]).stdout, std::fs::read(&file).unwrap());
+    for to_stdout in [&["export", "--db", text(&copy)][..], &["export", "-", "--db", text(&copy)]] {
+        assert_eq!(run(to_stdout).stdout, std::fs::read(&file).unwrap());
+    }
     let best = |db: &Path| run_json(&["best", "matmul:m=8,n=8,k=8", "--db", text(db)])["best"].clone();
     assert_eq!((best(&copy)["confirmed"].clone(), best(&copy)), (true.into(), best(&db)));
 
@@ -321,6 +325,7 @@ fn bad_input_is_refused_in_one_line() {
     let (missing, empty) = (at("missing.db"), at("empty.db"));
     run_json(&["import", "/dev/null", "--db", &empty]);
     let here = folder.path().to_str().unwrap();
+    let with_db = format!("run `tilewright tune matmul:m=256,n=256,k=256 --db {empty}`");
     let tune = |arguments: &[&str]| {
         let mut all = vec!["tune", "matmul:m=8,n=8,k=8"];
         all.extend_from_slice(arguments);
@@ -363,6 +368,7 @@ fn bad_input_is_refused_in_one_line() {
         (tune(&["--transfer", &format!("{empty},matmul-256")]), "no trials of matmul:m=256,n=256,k=256"),
         (tune(&["--transfer", &empty]), "can be carried over among the 0 tasks"),
         (tune(&["--transfer", &empty, "--search", "gbt"]), "no program to learn from among the 0 tasks"),
+        (owned(&["tune", "resnet18", "--transfer", &missing, "--db", &fresh]), "there is no database"),
         (owned(&["record-space", "nosuch", "--db", &fresh]), "operators: matmul"),
         (owned(&["record-space", "matmul-256", "--template", "nosuch", "--db", &fresh]), "no template"),
         (owned(&["record-space", "matmul-256", "--max", "0", "--db", &fresh]), "--max"),
@@ -383,6 +389,9 @@ fn bad_input_is_refused_in_one_line() {
         (owned(&["show", "matmul-256", "--config", "{\"mrr\": 1}"]), "unknown parameter mrr"),
         (owned(&["show", "matmul-256", "--emit", "object"]), "-o"),
         (owned(&["show", "matmul-256", "--emit", "poetry"]), "steps, ir"),
+        (owned(&["show", "matmul-256", "--db", &empty]), "give --best too"),
+        (owned(&["best", "matmul-256", "--template", "matmull", "--db", &empty]), "no template `matmull`"),
+        (owned(&["show", "matmul-256", "--best", "--db", &empty]), &with_db),
         (owned(&["show", "matmul-256", "--best", "--db", &fresh]), "nothing is recorded"),
         (owned(&["bench", "matmul-256", "--against", "mkl", "--db", &fresh]), "no peer is called `mkl`"),
         (owned(&["export", "--db", &nowhere]), "there is no database"),
@@ -399,7 +408,7 @@ fn bad_input_is_refused_in_one_line() {
 
 #[test]
 fn a_reader_that_leaves_is_no_error() {
-    let mut child = command(&["show", "matmul:m=64,n=64,k=64", "--emit", "asm"]).spawn().unwrap();
+    let mut child = command(&["show", "matmul:m=64,n=64,k=64", "--guess", "--emit", "asm"]).spawn().unwrap();
     drop(child.stdout.take());
     let output = child.wait_with_output().unwrap();
     assert!(output.status.success() && output.stderr.is_empty(), "{}", stderr(&output));

@@ -157,6 +157,39 @@ fn two_runs_share_a_database() {
 }
 
 #[test]
+fn a_run_races_what_another_one_has_recorded_meanwhile() {
+    let folder = tempfile::tempdir().unwrap();
+    let db = folder.path().join("records.db");
+    let mut running = Running::start(&tune(&db, &["--time", LONG]));
+    running.wait_for(1);
+    // Few are proposed by both: the space has many thousands.
+    run_json(&tune(&db, &["--trials", "100000", "--time", "1", "--seed", "1"]));
+    send("-INT", &running.child);
+    let (code, _, stderr) = running.end();
+    assert_eq!(code, Some(0), "{stderr}");
+    assert!(stderr.contains("another process has recorded "), "{stderr}");
+}
+
+#[test]
+fn a_database_that_is_locked_for_long_loses_no_trial() {
+    let folder = tempfile::tempdir().unwrap();
+    let db = folder.path().join("records.db");
+    let mut running = Running::start(&tune(&db, &["--trials", "300"]));
+    // Batches are small from here on: the next is written at once.
+    running.wait_for(40);
+    let other = rusqlite::Connection::open(&db).unwrap();
+    other.busy_timeout(PATIENCE).unwrap();
+    other.execute_batch("BEGIN IMMEDIATE").unwrap();
+    // Longer than a process waits for the other.
+    std::thread::sleep(Duration::from_secs(15));
+    other.execute_batch("ROLLBACK").unwrap();
+    let (code, _, stderr) = running.end();
+    assert_eq!(code, Some(0), "{stderr}");
+    assert!(stderr.contains("locked by another process for 10 s; going on"), "{stderr}");
+    assert_eq!(recorded(&db).len(), 300);
+}
+
+#[test]
 fn an_interrupt_keeps_all_and_names_the_winner() {
     let folder = tempfile::tempdir().unwrap();
     let db = folder.path().join("records.db");

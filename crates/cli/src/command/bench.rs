@@ -15,7 +15,8 @@ use tilewright_ir::op::Workload;
 use tilewright_tune::{Outcome, Timing};
 
 use super::{
-    DatabaseArgs, KnownBest, MachineArgs, count, device_options, gflops, make_task, parse_workloads, target_name,
+    DatabaseArgs, KnownBest, MachineArgs, count, device_options, gflops, make_task, nothing_recorded, parse_workloads,
+    target_name,
 };
 use crate::error::{OrBadInput, bad_input};
 use crate::output::{digits, duration, message, table, write_result};
@@ -173,14 +174,16 @@ fn bench(
 ) -> anyhow::Result<Option<Vec<Row>>> {
     let target = args.machine.runnable_target()?;
     let threads = args.machine.threads;
-    let store = args.records.database()?.open_to_read()?;
+    let database = args.records.database()?;
+    let store = database.open_to_read()?;
+    let (name, target_name) = (workload.to_string(), target_name(&target, false));
     let best = match &store {
-        Some(store) => store.best(&workload.to_string(), &target_name(&target, false), threads as u32, None)?,
+        Some(store) => store.best(&name, &target_name, threads as u32, None)?,
         None => None,
     };
     drop(store);
     let Some(best) = best.map(KnownBest::new) else {
-        message(&format!("{workload}: no kernel is recorded; run `tilewright tune {workload} --threads {threads}`"));
+        message(&nothing_recorded(&name, &target_name, &args.machine, false, &database));
         return Ok(None);
     };
     let task = make_task(workload.clone(), target, threads, Some(&best.template))?;

@@ -3,7 +3,7 @@
 use clap::Args;
 use serde_json::{Value as Json, json};
 
-use super::{DatabaseArgs, KnownBest, WorkloadArgs, gflops, percent, target_name};
+use super::{DatabaseArgs, KnownBest, WorkloadArgs, check_template, gflops, nothing_recorded, percent, target_name};
 use crate::output::{digits, duration, write_result};
 
 /// Arguments of `best`.
@@ -29,6 +29,9 @@ pub fn run(args: &BestArgs, as_json: bool) -> anyhow::Result<()> {
     let workload = args.of.workload()?;
     let machine = &args.of.machine;
     machine.check_threads()?;
+    if let Some(template) = &args.template {
+        check_template(template)?;
+    }
     let target = target_name(&machine.target()?, args.cold);
     let database = args.records.database()?;
     let name = workload.to_string();
@@ -46,12 +49,7 @@ pub fn run(args: &BestArgs, as_json: bool) -> anyhow::Result<()> {
         "db": database.path.to_string_lossy(),
     });
     let text = match best {
-        None => format!(
-            "nothing is recorded for {name} on {target} with {} in {}; run `tilewright tune {name}{}`",
-            super::count(threads.into(), "thread"),
-            database.name(),
-            if threads == 1 { String::new() } else { format!(" --threads {threads}") },
-        ),
+        None => nothing_recorded(&name, &target, machine, args.cold, &database),
         Some(best) => {
             let rank = match (best.is_confirmed, best.margin) {
                 (true, Some(margin)) => format!("winner by {}", percent(margin)),

@@ -23,7 +23,8 @@ pub fn run(as_json: bool) -> anyhow::Result<()> {
 
     let size = |bytes: u64| match bytes >> 10 {
         kib @ 0..1024 => format!("{kib} KiB"),
-        kib @ 1024..1_048_576 => format!("{} MiB", kib >> 10),
+        kib @ 1024..1_048_576 if kib % 1024 == 0 => format!("{} MiB", kib >> 10),
+        kib @ 1024..1_048_576 => format!("{:.2} MiB", kib as f64 / 1024.0),
         kib => format!("{:.1} GiB", kib as f64 / 1_048_576.0),
     };
     let shown = |peak: &Result<f64, _>| match peak {

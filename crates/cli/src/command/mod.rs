@@ -24,7 +24,7 @@ use tilewright_device::{Options, host};
 use tilewright_ir::Target;
 use tilewright_ir::op::Workload;
 use tilewright_ir::target::NAMED;
-use tilewright_tune::{Best, Setting, Task};
+use tilewright_tune::{Best, Setting, TEMPLATES, Task};
 
 use crate::database::Database;
 use crate::error::{OrBadInput, bad_input};
@@ -179,6 +179,43 @@ impl MachineArgs {
 /// Bad input where the operator has no such template or its space does not exist for this workload.
 pub fn make_task(workload: Workload, target: Target, n_threads: usize, template: Option<&str>) -> anyhow::Result<Task> {
     Task::new(Setting { workload, target, n_threads }, template).or_bad_input("")
+}
+
+/// Checks that some operator has a template of this name.
+///
+/// # Errors
+/// Bad input where none has.
+fn check_template(name: &str) -> anyhow::Result<()> {
+    if TEMPLATES.iter().any(|known| known.name == name) {
+        return Ok(());
+    }
+    let known = TEMPLATES.iter().map(|known| known.name).collect::<Vec<_>>().join(", ");
+    Err(bad_input(format!("no template `{name}`; there are {known}")))
+}
+
+/// Says that nothing is recorded of a workload, and what records it: the same machine, where that is this one, threads,
+/// caches and database.
+fn nothing_recorded(workload: &str, target: &str, machine: &MachineArgs, cold: bool, database: &Database) -> String {
+    let n_threads = machine.threads;
+    let mut tune = format!("tilewright tune {workload}");
+    if machine.target != "host" {
+        tune += &format!(" --target {}", machine.target);
+    }
+    if n_threads != 1 {
+        tune += &format!(" --threads {n_threads}");
+    }
+    if cold {
+        tune += " --cold";
+    }
+    if let Some(option) = database.option() {
+        tune += &format!(" {option} {}", database.name());
+    }
+    let threads = count(n_threads as u64, "thread");
+    let nothing = format!("nothing is recorded for {workload} on {target} with {threads} in {}", database.name());
+    match machine.runnable_target() {
+        Ok(_) => format!("{nothing}; run `{tune}`"),
+        Err(_) => format!("{nothing} (`show --guess` needs no records)"),
+    }
 }
 
 /// The name that records bear: the target, and under what conditions it was measured where they are not the usual ones.

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use anyhow::Context;
@@ -103,6 +103,8 @@ pub fn run(args: &RecordSpaceArgs, as_json: bool) -> anyhow::Result<()> {
     }
     let configs = recording.draw(args.max.unwrap_or(MOST), &[])?;
     recording.measure(&configs)?;
+    let recorded = recording.recorder.lock().unwrap_or_else(PoisonError::into_inner).conclude(None);
+    recorded.with_context(|| format!("database {}", recording.database))?;
 
     let n_new = recording.trials.len() - n_before;
     let mut trials = recording.trials;

@@ -36,14 +36,15 @@ pub struct ImportArgs {
 /// # Errors
 /// Bad input where there is no database or the file cannot be created.
 pub fn export(args: &ExportArgs, as_json: bool) -> anyhow::Result<()> {
-    if as_json && args.file.is_none() {
+    let file = args.file.as_deref().filter(|path| *path != Path::new("-"));
+    if as_json && file.is_none() {
         return Err(bad_input("export --json needs a FILE: without one, standard output carries the records"));
     }
     let database = args.records.database()?;
     let store = database
         .open_to_read()?
         .ok_or_else(|| bad_input(format!("there is no database {} (give one with --db)", database.name())))?;
-    let Some(path) = &args.file else {
+    let Some(path) = file else {
         // Lines are many and short.
         let mut out = BufWriter::with_capacity(1 << 16, io::stdout().lock());
         let n = store.export(&mut out).map_err(|error| match error {

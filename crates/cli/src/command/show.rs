@@ -9,7 +9,7 @@ use tilewright_device::device::steps_text;
 use tilewright_ir::schedule::apply_all;
 use tilewright_ir::{lower, verify};
 
-use super::{DatabaseArgs, KnownBest, WorkloadArgs, make_task};
+use super::{DatabaseArgs, KnownBest, WorkloadArgs, make_task, nothing_recorded};
 use crate::error::{OrBadInput, bad_input};
 use crate::output::{message, write_result, write_stdout};
 
@@ -24,6 +24,10 @@ pub struct ShowArgs {
     /// The best recorded configuration
     #[arg(long)]
     best: bool,
+    /// The configuration that the template's model of the machine ranks first of a sample: for a machine that nothing was
+    /// measured on
+    #[arg(long, conflicts_with_all = ["config", "best"])]
+    guess: bool,
     /// Template that the configuration belongs to [default: the operator's first one]
     #[arg(long, value_name = "NAME")]
     template: Option<String>,
@@ -62,6 +66,9 @@ pub fn run(args: &ShowArgs, as_json: bool) -> anyhow::Result<()> {
     if args.emit == What::Object && args.output.is_none() {
         return Err(bad_input("--emit object needs a file to write (give -o FILE)"));
     }
+    if args.records.db.is_some() && !args.best {
+        return Err(bad_input("--db is where the best is looked up (give --best too, or leave it out)"));
+    }
     let workload = args.of.workload()?;
     let machine = &args.of.machine;
     machine.check_threads()?;
@@ -69,7 +76,8 @@ pub fn run(args: &ShowArgs, as_json: bool) -> anyhow::Result<()> {
 
     let mut template = args.template.clone();
     let config: Option<Json> = if args.best {
-        let store = args.records.database()?.open_to_read()?;
+        let database = args.records.database()?;
+        let store = database.open_to_read()?;
         let best = match &store {
             Some(store) => {
                 store.best(&workload.to_string(), &target.to_string(), machine.threads as u32, template.as_deref())?
@@ -78,7 +86,7 @@ pub fn run(args: &ShowArgs, as_json: bool) -> anyhow::Result<()> {
         };
         let best = best.map(KnownBest::new);
         let best = best.ok_or_else(|| {
-            bad_input(format!("nothing is recorded for {workload} on {target} (run `tilewright tune {workload}`)"))
+            bad_input(nothing_recorded(&workload.to_string(), &target.to_string(), &args.of.machine, false, &database))
         })?;
         template = Some(best.template);
         Some(best.config)
@@ -90,13 +98,15 @@ pub fn run(args: &ShowArgs, as_json: bool) -> anyhow::Result<()> {
     };
 
     let task = make_task(workload.clone(), target.clone(), machine.threads, template.as_deref())?;
-    let steps = match &config {
-        None => Vec::new(),
-        Some(json) => {
-            let config = task.space.config_from_json(json).or_bad_input("see `tilewright space`")?;
-            task.steps(&config)
+    let config = match &config {
+        Some(json) => Some(task.space.config_from_json(json).or_bad_input("see `tilewright space`")?),
+        None if args.guess => {
+            let guess = task.first_guess(0);
+            Some(guess.ok_or_else(|| bad_input(format!("template {} guesses nothing", task.template.name)))?)
         }
+        None => None,
     };
+    let steps = config.as_ref().map_or(Vec::new(), |config| task.steps(config));
     let scheduled = || {
         apply_all(&workload.program(), &steps)
             .map_err(|(at, why)| anyhow::anyhow!("step {} `{}`: {why}", at + 1, steps[at]))
@@ -115,6 +125,9 @@ pub fn run(args: &ShowArgs, as_json: bool) -> anyhow::Result<()> {
         What::Object => code(Emit::Object)?,
     };
 
+    if config.is_none() && args.emit != What::Steps {
+        message("this is the untuned program (give --best, --guess or --config for another)");
+    }
     let emit = args.emit.to_possible_value().map_or(String::new(), |v| v.get_name().to_owned());
     if let Some(path) = &args.output {
         let name = path.display();
@@ -128,7 +141,7 @@ pub fn run(args: &ShowArgs, as_json: bool) -> anyhow::Result<()> {
             "template": task.template.name,
             "target": target.to_string(),
             "threads": machine.threads,
-            "config": config,
+            "config": config.map(|config| task.space.config_to_json(&config)),
             "emit": emit,
             "bytes": bytes.len(),
             "file": args.output.as_ref().map(|path| path.to_string_lossy()),
@@ -140,7 +153,7 @@ pub fn run(args: &ShowArgs, as_json: bool) -> anyhow::Result<()> {
         return Ok(());
     }
     if bytes.is_empty() {
-        message("the untuned program has no schedule steps (give --config or --best, or --emit ir)");
+        message("the untuned program has no schedule steps (give --best, --guess or --config, or --emit ir)");
     }
     write_stdout(&bytes)
 }

@@ -4,7 +4,7 @@ pub mod finals;
 pub mod recorder;
 mod transfer;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -17,7 +17,7 @@ use tilewright_device::{Device, host, peak};
 use tilewright_ir::op::Workload;
 use tilewright_tune::{
     BoxError, Budget, Config, Ended, ErrorClass, Event, Experience, HeadStart, Outcome, Record, Seconds, Store,
-    Summary, Task, TaskKey, Trial, Winner, search, transfer::warm_start,
+    StoreError, Summary, Task, TaskKey, Trial, Winner, search, transfer::warm_start,
 };
 
 use super::predict::likely_configs;
@@ -65,8 +65,8 @@ pub struct TuneArgs {
     /// Leave out the race of the leaders and the untuned program at the end: the fastest trial is the result
     #[arg(long)]
     no_race: bool,
-    /// Learn from recorded trials of other workloads: all in the database, or those named; a search without a model that
-    /// could begins with their best configurations
+    /// Learn from recorded trials of other workloads: all in the database, or those named; a run begins with their best
+    /// configurations, and a search with a model that can learn from them does
     #[arg(long, value_name = "DB[,WORKLOAD...]", value_parser = Transfer::parse)]
     transfer: Option<Transfer>,
     /// Begin with what a model, which `predict train --db` wrote, says is best
@@ -155,6 +155,12 @@ pub fn run(args: &TuneArgs, as_json: bool) -> anyhow::Result<()> {
             write_result(as_json, &report.json, &report.text)?;
         }
         return report.failure.map_or(Ok(()), Err);
+    }
+    // The set's own database may have nothing to learn from yet; another one has it, or never will.
+    if let Some(transfer) = &args.transfer
+        && transfer.path != args.records.database()?.path
+    {
+        transfer.open()?;
     }
     let mut reports = Vec::new();
     let mut fault = None;
@@ -268,19 +274,48 @@ pub fn tune(args: &TuneArgs, workload: &Workload, is_of_set: bool, interrupts: &
         &interrupts.stop,
         &mut |event| take_note(&event, &run.task, &recorder, &progress, &mut trials),
     );
-    let is_interrupted = interrupts.stop.load(Ordering::Relaxed);
     let finals = match &summary {
-        Ok(_) if !args.no_race => finals::run(&mut device, &run.task, &trials, is_interrupted, &progress),
+        Ok(_) if !args.no_race => {
+            let others = trials_of_others(&trials, &run, &progress);
+            let known = [trials.as_slice(), others.as_slice()].concat();
+            finals::run(&mut device, &run.task, &known, &interrupts.stop, &progress)
+        }
         _ => Ok(None),
     };
     progress.finish();
-    let summary = summary.with_context(|| format!("database {}", run.database.name()))?;
+    let named = || format!("database {}", run.database.name());
+    let summary = summary.with_context(named)?;
+    let winner = finals.as_ref().ok().and_then(|finals| Some(run.winner(finals.as_ref()?)));
+    let recorded = recorder.lock().unwrap_or_else(PoisonError::into_inner).conclude(winner.as_ref());
     let finals = finals.context("measuring the leading candidates")?;
-    if let Some(finals) = &finals {
-        let mut recorder = recorder.lock().unwrap_or_else(PoisonError::into_inner);
-        recorder.set_winner(&run.winner(finals)).with_context(|| format!("database {}", run.database.name()))?;
+    let report = run.conclude(&summary, finals.as_ref(), &trials);
+    if recorded.is_err() {
+        // What was found is told all the same.
+        message(&report.text);
     }
-    Ok(run.conclude(&summary, finals.as_ref(), &trials))
+    recorded.with_context(named)?;
+    Ok(report)
+}
+
+/// What other processes have recorded of the same space meanwhile: a winner that has not been raced against it must not
+/// hide it.
+fn trials_of_others(own: &[Trial], run: &Run, progress: &Progress) -> Vec<Trial> {
+    let recorded = || -> anyhow::Result<Vec<Record>> {
+        let TaskKey { workload, target, template, threads } = &run.key;
+        let store = run.database.open_to_read()?;
+        Ok(store.map_or(Ok(Vec::new()), |store| store.trials_of(workload, target, template, *threads))?)
+    };
+    let recorded = recorded().unwrap_or_else(|error| {
+        progress.message(&format!("what others have recorded is not known: {}", describe(&error)));
+        Vec::new()
+    });
+    let own: HashSet<&Config> = own.iter().map(|trial| &trial.config).collect();
+    let recorded = recorded.iter().filter_map(|record| record.trial(&run.task.space).ok());
+    let others: Vec<Trial> = recorded.filter(|trial| !own.contains(&trial.config)).collect();
+    if !others.is_empty() {
+        progress.message(&format!("another process has recorded {} meanwhile", count(others.len() as u64, "trial")));
+    }
+    others
 }
 
 /// What the trials of a task have in common.
@@ -318,7 +353,11 @@ pub fn take_note(
                 }
             });
         }
-        Event::Batch(_) => recorder.commit()?,
+        Event::Batch(_) => match recorder.commit() {
+            // What it could not write is written with a later batch.
+            Err(error @ StoreError::Busy { .. }) => progress.message(&format!("the database is {error}; going on")),
+            committed => committed?,
+        },
     }
     Ok(())
 }
@@ -548,6 +587,14 @@ impl Run<'_> {
     }
 
     fn nothing_valid(&self, trials: &[Trial], errors: &BTreeMap<ErrorClass, u64>) -> anyhow::Error {
+        if trials.is_empty() {
+            return anyhow::anyhow!("the time was up before a candidate was measured (give more with --time)");
+        }
+        if trials.iter().any(|trial| trial.outcome.timing().is_some()) {
+            return anyhow::anyhow!(
+                "the leading candidates failed when they were measured again (run the same to race others)"
+            );
+        }
         let example = trials.iter().find_map(|trial| match &trial.outcome {
             Outcome::Failed { class, message } => Some(format!("; for example {class}: {message}")),
             Outcome::Measured(_) => None,

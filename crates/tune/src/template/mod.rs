@@ -146,6 +146,13 @@ impl Task {
         parts.iter().flat_map(&mut of_part).collect()
     }
 
+    /// Of the [guesses](Task::guesses) the one that the template's model of the machine ranks first; none without a model.
+    pub fn first_guess(&self, seed: u64) -> Option<Config> {
+        let estimate = self.template.estimate?;
+        let estimated = |config: &Config| estimate(&self.setting, &self.space, config);
+        self.guesses(seed).into_iter().min_by(|a, b| estimated(a).total_cmp(&estimated(b)))
+    }
+
     /// The task as a search sees it: its space, and what the loops of its programs do.
     pub fn problem(&self) -> Problem {
         let (task, untransformed) = (self.clone(), self.setting.workload.program());

@@ -1,6 +1,7 @@
 //! The end of a run: the leaders are measured against each other, so that noise does not crown the winner.
 
 use std::ops::ControlFlow;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use tilewright_device::Device;
@@ -110,12 +111,13 @@ pub fn run(
     device: &mut Device,
     task: &Task,
     trials: &[Trial],
-    is_interrupted: bool,
+    stop: &AtomicBool,
     progress: &Progress,
 ) -> std::io::Result<Option<Finals>> {
-    let ranking = rank(device, task, trials, if is_interrupted { TIME_INTERRUPTED } else { TIME }, progress)?;
+    let is_interrupted = || stop.load(Ordering::Relaxed);
+    let ranking = rank(device, task, trials, if is_interrupted() { TIME_INTERRUPTED } else { TIME }, progress)?;
     let Some(first) = ranking.first() else { return Ok(None) };
-    let untuned = if is_interrupted { Untuned::Failed } else { untuned(device, first.timing.median_ns)? };
+    let untuned = if is_interrupted() { Untuned::Failed } else { untuned(device, first.timing.median_ns)? };
     Ok(Some(Finals { ranking, untuned }))
 }
 

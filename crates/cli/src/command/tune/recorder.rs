@@ -10,7 +10,8 @@ use crate::clock::since_1970;
 /// Keeps the trials of a batch until they are committed.
 #[derive(Debug)]
 pub struct Recorder {
-    store: Store,
+    /// None once it is closed.
+    store: Option<Store>,
     key: TaskKey,
     search: String,
     seed: u64,
@@ -25,7 +26,7 @@ impl Recorder {
     pub fn new(store: Store, key: TaskKey, search: String, seed: u64) -> Recorder {
         let start_unix_ms = since_1970().as_millis() as u64;
         let (start, toolchain) = (Instant::now(), toolchain());
-        Recorder { store, key, search, seed, toolchain, start, start_unix_ms, pending: Vec::new() }
+        Recorder { store: Some(store), key, search, seed, toolchain, start, start_unix_ms, pending: Vec::new() }
     }
 
     /// Takes note of a trial.
@@ -55,18 +56,24 @@ impl Recorder {
     /// Where the database cannot be written; the trials stay noted.
     pub fn commit(&mut self) -> Result<(), StoreError> {
         if !self.pending.is_empty() {
-            self.store.insert(&self.pending)?;
+            let store = self.store.as_mut().expect("invariant: nothing is noted after the end");
+            store.insert(&self.pending)?;
             self.pending.clear();
         }
         Ok(())
     }
 
-    /// Records the winner.
+    /// Writes what is left, and the winner where there is one, and closes the database: whoever copies the file then need not
+    /// know of the log beside it.
     ///
     /// # Errors
     /// Where the database cannot be written.
-    pub fn set_winner(&mut self, winner: &Winner) -> Result<(), StoreError> {
-        self.store.set_winner(winner)
+    pub fn conclude(&mut self, winner: Option<&Winner>) -> Result<(), StoreError> {
+        self.commit()?;
+        match (self.store.take(), winner) {
+            (Some(mut store), Some(winner)) => store.set_winner(winner),
+            _ => Ok(()),
+        }
     }
 }
 

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use tilewright_ir::op::Workload;
-use tilewright_tune::{EarlierTask, TaskKey};
+use tilewright_tune::{EarlierTask, Store, TaskKey};
 
 use super::super::parse_workloads;
 use crate::database::Database;
@@ -41,21 +41,30 @@ impl Transfer {
         Ok(Transfer { path, workloads })
     }
 
-    /// The earlier tasks, without the one at hand.
+    /// The database, and what there are trials of in it.
     ///
     /// # Errors
     /// Bad input where there is no database, or it has no trials of a workload that is named.
-    pub fn tasks(&self, at_hand: &TaskKey) -> anyhow::Result<Vec<EarlierTask>> {
+    pub fn open(&self) -> anyhow::Result<(Store, Vec<TaskKey>)> {
         let database = Database::named(&self.path, "--transfer")?;
         let name = database.name();
         let store = database
             .open_to_read()?
             .ok_or_else(|| bad_input(format!("there is no database {name} (give another one with --transfer)")))?;
-        let mut keys = store.tasks()?;
+        let keys = store.tasks()?;
         if let Some(missing) = self.workloads.iter().find(|w| !keys.iter().any(|key| key.workload == **w)) {
             let reason = format!("no trials of {missing} are in database {name}");
             return Err(bad_input(format!("{reason} (leave workloads out to learn from all)")));
         }
+        Ok((store, keys))
+    }
+
+    /// The earlier tasks, without the one at hand.
+    ///
+    /// # Errors
+    /// As [`Transfer::open`].
+    pub fn tasks(&self, at_hand: &TaskKey) -> anyhow::Result<Vec<EarlierTask>> {
+        let (store, mut keys) = self.open()?;
         let is_asked = |key: &TaskKey| self.workloads.is_empty() || self.workloads.contains(&key.workload);
         keys.retain(|key| key != at_hand && is_asked(key));
         let mut tasks = Vec::with_capacity(keys.len());
