@@ -65,7 +65,7 @@ fn a_trained_model_answers_with_valid_parameters() {
     let weights = std::fs::read(&model).unwrap();
     let cut = folder.path().join("cut.safetensors");
     std::fs::write(&cut, &weights[..weights.len() / 2]).unwrap();
-    std::fs::copy(model.with_extension("json"), cut.with_extension("json")).unwrap();
+    std::fs::copy(model.with_extension("safetensors.json"), cut.with_extension("safetensors.json")).unwrap();
     let missing = folder.path().join("missing.safetensors");
     let cases: Vec<(&Path, String, &str)> = vec![
         (&model, with("colour=1"), "no field colour"),
@@ -246,6 +246,7 @@ fn bad_input_is_refused_in_one_line() {
         (train(&table, &spec, &["--split", "colour"]), "cannot split by `colour`; there are random, conv_id, layer_id"),
         (train(&table, &spec, &["--resume"]), "to go on with"),
         (train(&table, &spec, &["--epochs", "0"]), "--epochs"),
+        (train(&table, &spec, &["--epochs", "3"]), "--epochs means nothing to chain"),
         (train(&table, &spec, &["-o", &nowhere]), "there is no folder"),
         (train(&table, &spec, &["-o", &here]), "it is a folder"),
         (train(&nowhere, &spec, &[]), "cannot read"),
@@ -264,6 +265,10 @@ fn bad_input_is_refused_in_one_line() {
         (train(&table, &unknown, &[]), "constraint vector-registers, position 1: unknown name vgpr"),
         (owned(&["predict", "train", "--db", &nowhere, "--template", "conv", "-o", &model]), "there is no database"),
         (owned(&["predict", "train", "--db", &nowhere, "-o", &model]), "--template NAME"),
+        (
+            owned(&["predict", "train", "--db", &nowhere, "--template", "conv", "-o", &model, "--where", "a=b"]),
+            "for tables",
+        ),
         (owned(&["predict", "evaluate", &table, "--spec", &spec, "--beam", "0"]), "--beam"),
         (owned(&["predict", "evaluate", &table, "--spec", &spec, "--models", "chain,x"]), "unknown model `x`"),
         (owned(&["predict", "query", &table, "--problem", "n=1"]), "predict train"),

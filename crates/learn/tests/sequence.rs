@@ -68,7 +68,7 @@ fn files(model: &Model) -> (Vec<u8>, Vec<u8>) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("model.safetensors");
     model.save(&path, &serde_json::json!({})).unwrap();
-    (fs::read(&path).unwrap(), fs::read(path.with_extension("json")).unwrap())
+    (fs::read(&path).unwrap(), fs::read(path.with_extension("safetensors.json")).unwrap())
 }
 
 #[test]
@@ -182,13 +182,22 @@ fn models_are_kept_in_files() {
 }
 
 #[test]
+fn models_of_earlier_versions_are_found() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.safetensors");
+    learn(Architecture::Chain, &small(), None, usize::MAX).unwrap().save(&path, &serde_json::json!({})).unwrap();
+    fs::rename(path.with_extension("safetensors.json"), path.with_extension("json")).unwrap();
+    assert!(Model::load(&path).is_ok());
+}
+
+#[test]
 fn files_that_are_no_models_are_refused() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("model.safetensors");
     let few = Training { epochs: 1, ..small() };
     for architecture in [Architecture::Chain, Architecture::Attn2] {
         learn(architecture, &few, None, usize::MAX).unwrap().save(&path, &serde_json::json!({})).unwrap();
-        let (weights, json) = (fs::read(&path).unwrap(), fs::read(path.with_extension("json")).unwrap());
+        let (weights, json) = (fs::read(&path).unwrap(), fs::read(path.with_extension("safetensors.json")).unwrap());
         let refused = |what: &str| {
             let error = Model::load(&path).unwrap_err().to_string();
             assert!(error.contains(what) && !error.contains('\n'), "{error}");
@@ -201,12 +210,12 @@ fn files_that_are_no_models_are_refused() {
         refused("model.safetensors: not the weights of this model");
         let other = Architecture::EncDec;
         learn(other, &few, None, usize::MAX).unwrap().save(&path, &serde_json::json!({})).unwrap();
-        fs::write(path.with_extension("json"), &json).unwrap();
+        fs::write(path.with_extension("safetensors.json"), &json).unwrap();
         refused("not the weights of this model");
-        fs::write(path.with_extension("json"), &json[..json.len() / 2]).unwrap();
-        refused("model.json: not the description of a model");
-        fs::remove_file(path.with_extension("json")).unwrap();
-        refused("model.json: cannot read");
+        fs::write(path.with_extension("safetensors.json"), &json[..json.len() / 2]).unwrap();
+        refused("model.safetensors.json: not the description of a model");
+        fs::remove_file(path.with_extension("safetensors.json")).unwrap();
+        refused("model.safetensors.json: cannot read");
     }
 }
 

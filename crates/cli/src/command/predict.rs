@@ -68,9 +68,12 @@ struct TableArgs {
     #[arg(long = "where", value_name = "COLUMN=VALUE", value_parser = pair)]
     filters: Vec<(String, String)>,
     /// What is held out: random rows, or all rows of random groups, by a column that the specification names
-    #[arg(long, value_name = "random|COLUMN", default_value = "random")]
+    #[arg(long, value_name = "random|COLUMN", default_value = RANDOM)]
     split: String,
 }
+
+/// The split that holds out random rows.
+const RANDOM: &str = "random";
 
 fn pair(text: &str) -> Result<(String, String), String> {
     let (name, value) = text.split_once('=').ok_or("expected COLUMN=VALUE")?;
@@ -89,6 +92,16 @@ struct TrainingArgs {
 }
 
 impl TrainingArgs {
+    /// Checks that the options mean something to one of these models.
+    fn check(&self, architectures: &[Architecture]) -> anyhow::Result<()> {
+        // Who stops early makes passes; the others see all rows at once.
+        if self.epochs.is_some() && !architectures.iter().any(|architecture| architecture.row().stops_early) {
+            let names: Vec<&str> = architectures.iter().map(|architecture| architecture.row().name).collect();
+            return Err(bad_input(format!("--epochs means nothing to {} (leave it out)", names.join(", "))));
+        }
+        Ok(())
+    }
+
     /// The options of a training with this seed.
     fn training(&self, seed: u64) -> anyhow::Result<Training> {
         let encoding = serde_json::from_value(self.encoding.as_str().into());
@@ -113,9 +126,9 @@ impl Table {
     fn read(data: &Path, specification: &Path, args: &TableArgs) -> anyhow::Result<Table> {
         let kernel = read_specification(specification)?;
         let bytes = read_file(data, "a table of tuned problems")?;
-        let split = if args.split == "random" { Split::Random } else { Split::ByGroup };
+        let split = if args.split == RANDOM { Split::Random } else { Split::ByGroup };
         if split == Split::ByGroup && !kernel.groups.contains(&args.split) {
-            let known = ["random"].into_iter().chain(kernel.groups.iter().map(String::as_str)).collect::<Vec<_>>();
+            let known = [RANDOM].into_iter().chain(kernel.groups.iter().map(String::as_str)).collect::<Vec<_>>();
             return Err(bad_input(format!("cannot split by `{}`; there are {}", args.split, known.join(", "))));
         }
         let group = (split == Split::ByGroup).then_some(args.split.as_str());

@@ -67,7 +67,9 @@ pub(super) fn save(model: &Model, path: &Path, about: &serde_json::Value) -> Res
 }
 
 pub(super) fn load(path: &Path) -> Result<(Model, serde_json::Value), SequenceError> {
-    let json_path = beside(path);
+    // Earlier versions put it in the place of the ending.
+    let earlier = path.with_extension("json");
+    let json_path = Some(beside(path)).filter(|path| path.exists() || !earlier.exists()).unwrap_or(earlier);
     let foreign = |reason: String| {
         let expected = "the description of a model";
         SequenceError::Foreign { path: json_path.clone(), expected, reason }
@@ -113,9 +115,11 @@ pub(super) fn load(path: &Path) -> Result<(Model, serde_json::Value), SequenceEr
     Ok((Model { vocabulary, weights }, description.about))
 }
 
-/// The JSON file of these weights.
+/// The JSON file of these weights: its name is longer, so that neither another model's nor a foreign file has it.
 fn beside(path: &Path) -> PathBuf {
-    path.with_extension("json")
+    let mut name = path.as_os_str().to_owned();
+    name.push(".json");
+    name.into()
 }
 
 /// Writes a file so that it is there in whole or not at all.

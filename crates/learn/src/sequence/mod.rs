@@ -192,7 +192,7 @@ pub enum Encoding {
     OneHot,
 }
 
-/// How a model is trained. Defaults are the paper's where it gives any.
+/// How a model is trained. Defaults are the paper's where it gives any, but for the encoding.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Training {
     /// The largest number of passes over the examples.

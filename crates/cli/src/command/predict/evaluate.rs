@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use anyhow::Context;
@@ -211,6 +211,7 @@ impl<'a> Repetition<'a> {
 /// Bad input where files do not fit or cannot be written; failure where it is interrupted.
 pub fn run(args: &EvaluateArgs, as_json: bool) -> anyhow::Result<()> {
     let architectures = architectures(&args.models)?;
+    args.training.check(&architectures)?;
     args.training.training(args.seed)?;
     let data = Table::read(&args.data, &args.spec, &args.table)?;
     let temporary = match &args.output {
@@ -226,6 +227,10 @@ pub fn run(args: &EvaluateArgs, as_json: bool) -> anyhow::Result<()> {
     if let Some(temporary) = temporary {
         // What is left behind in a temporary folder is in nobody's way.
         let _ = std::fs::remove_dir_all(temporary);
+        anyhow::ensure!(
+            result.is_ok() || !stop.load(Ordering::Relaxed),
+            "interrupted; nothing is kept (give a folder with -o to go on from)"
+        );
     }
     let (models, baselines) = result?;
     let paper = paper_row(&data);

@@ -47,6 +47,9 @@ pub fn run(args: &QueryArgs, as_json: bool) -> anyhow::Result<()> {
 }
 
 fn of_kernel(args: &QueryArgs, model: &Model, about: &Json, as_json: bool) -> anyhow::Result<()> {
+    if args.machine.target != "host" || args.machine.threads != 1 {
+        return Err(bad_input("the model is of another compiler's kernel: --target and --threads mean nothing to it"));
+    }
     let named = |error| bad_input(format!("{}: {error}", args.model.display()));
     let (kernel, inputs) = Inputs::read(about, model.vocabulary()).map_err(named)?;
     let pairs = args.problem.split(',').filter(|text| !text.trim().is_empty());

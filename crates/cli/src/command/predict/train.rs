@@ -1,20 +1,21 @@
 //! `predict train`: a model from tuned problems.
 
 use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use clap::Args;
 use serde_json::{Value as Json, json};
 use tilewright_ir::op::Workload;
-use tilewright_learn::sequence::{ARCHITECTURES, Architecture, Example, Training};
+use tilewright_learn::sequence::{ARCHITECTURES, Architecture, Example, Model, Training};
+use tilewright_tune::EarlierTask;
 use tilewright_tune::predict::{Inputs, records};
-use tilewright_tune::{EarlierTask, TEMPLATES};
 
 use super::{
-    BeamScore, Lesson, Table, TableArgs, TrainingArgs, architectures, beam_scores, checkpoint_of, models_help,
+    BeamScore, Lesson, RANDOM, Table, TableArgs, TrainingArgs, architectures, beam_scores, checkpoint_of, models_help,
     score_json, teach, watch_interrupts,
 };
-use crate::command::{count, percent};
+use crate::command::{check_template, count, percent};
 use crate::database::Database;
 use crate::error::{OrBadInput, bad_input};
 use crate::output::{message, write_result};
@@ -37,7 +38,7 @@ pub struct TrainArgs {
     /// Template whose records are learnt from
     #[arg(long, value_name = "NAME", requires = "db")]
     template: Option<String>,
-    /// File for the model; what is said about it goes beside it
+    /// File for the model; what is said about it goes beside it, into one whose name ends in .json as well
     #[arg(short, long, value_name = "MODEL")]
     output: PathBuf,
     /// Kind of model
@@ -93,6 +94,7 @@ fn checkpoint(args: &TrainArgs) -> anyhow::Result<PathBuf> {
 
 fn learn_table(args: &TrainArgs, data: &Path, spec: &Path, as_json: bool) -> anyhow::Result<()> {
     let architecture = one_architecture(&args.model)?;
+    args.training.check(&[architecture])?;
     let training = args.training.training(args.seed)?;
     let checkpoint = checkpoint(args)?;
     let table = Table::read(data, spec, &args.table)?;
@@ -117,7 +119,20 @@ fn learn_table(args: &TrainArgs, data: &Path, spec: &Path, as_json: bool) -> any
     let stop = watch_interrupts()?;
     let start = Instant::now();
     let (model, _) = teach(architecture, &lesson, &training, &checkpoint, &stop)?;
-    let scores = beam_scores(&model, kernel, &inputs, &table.at(&validation), &WIDTHS, &stop)?;
+    let save = |model: &Model, validation: Json| {
+        let mut about = inputs.describe(kernel);
+        about["data"] = table.about.clone();
+        about["validation"] = validation;
+        describe_training(args, &training, &mut about);
+        model.save(&args.output, &about).or_bad_input("")
+    };
+    let scores = beam_scores(&model, kernel, &inputs, &table.at(&validation), &WIDTHS, &stop);
+    if scores.is_err() && stop.load(Ordering::Relaxed) {
+        // The training may have taken hours.
+        save(&model, Json::Null)?;
+        anyhow::bail!("interrupted; {} is written, without scores", args.output.display());
+    }
+    let scores = scores?;
     let scores: Vec<_> = scores.iter().filter(|score| score.is_constrained).collect();
     // The scores are those of a model that has not seen these rows; the one that is kept has, where it can use them.
     let lesson = lesson.in_full(architecture);
@@ -131,18 +146,14 @@ fn learn_table(args: &TrainArgs, data: &Path, spec: &Path, as_json: bool) -> any
         json["k"] = at.width.into();
         json
     };
-    let of_validation: Vec<Json> = scores.iter().map(of_width).collect();
-    let mut about = inputs.describe(kernel);
-    about["data"] = table.about.clone();
-    about["validation"] = of_validation.into();
-    describe_training(args, &training, &mut about);
-    model.save(&args.output, &about).or_bad_input("")?;
+    let of_validation: Json = scores.iter().map(of_width).collect::<Vec<_>>().into();
+    save(&model, of_validation.clone())?;
     let json = json!({
         "kernel": kernel.name,
         "model": args.model,
         "rows": table.rows.len(),
         "seconds": seconds,
-        "validation": about["validation"],
+        "validation": of_validation,
         "output": args.output.to_string_lossy(),
     });
     let mut text = format!("{} learnt {} in {seconds:.1} s\n", args.model, count(lesson.train.len() as u64, "row"));
@@ -175,11 +186,12 @@ fn describe_training(args: &TrainArgs, training: &Training, about: &mut Json) {
 
 fn learn_records(args: &TrainArgs, db: &Path, template: &str, as_json: bool) -> anyhow::Result<()> {
     let architecture = one_architecture(&args.model)?;
+    args.training.check(&[architecture])?;
     let training = args.training.training(args.seed)?;
     let checkpoint = checkpoint(args)?;
-    if !TEMPLATES.iter().any(|known| known.name == template) {
-        let known = TEMPLATES.iter().map(|known| known.name).collect::<Vec<_>>().join(", ");
-        return Err(bad_input(format!("no template `{template}`; there are {known}")));
+    check_template(template)?;
+    if !args.table.filters.is_empty() || args.table.split != RANDOM {
+        return Err(bad_input("--where and --split are for tables (leave them out with --db)"));
     }
     let database = Database::named(db, "--db")?;
     let name = database.name();
