@@ -101,6 +101,72 @@ fn an_experiment_goes_on_without_the_records_of_earlier_runs() {
 }
 
 #[test]
+fn an_experiment_keeps_to_arms_and_problems_that_are_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let with = |arm: &'static str| {
+        ["experiment", "gemm-fraction", "--budget", "0.003", "--repeats", "1", "-o", text(folder.path()), "--arm", arm]
+    };
+    let data = run_json(&with("na2c"));
+    let arms: Vec<_> = data["runs"].as_array().unwrap().iter().map(|run| run["arm"].as_str().unwrap()).collect();
+    assert_eq!((arms, data["complete"].as_bool()), (vec!["na2c"], Some(true)));
+    assert!(data["command"].as_str().unwrap().ends_with("--arm na2c"), "{}", data["command"]);
+    for unknown in [with("nosuch").to_vec(), [&with("na2c")[..], &["--problem", "C13"]].concat()] {
+        let output = run(&unknown);
+        assert_eq!((output.status.code(), stderr(&output).lines().count()), (Some(2), 1), "{}", stderr(&output));
+        assert!(stderr(&output).contains("; there are "), "{}", stderr(&output));
+    }
+}
+
+#[test]
+fn what_holds_on_two_machines_is_shown_beside_each_other() {
+    let folder = tempfile::tempdir().unwrap();
+    let [here, elsewhere] = ["here", "elsewhere"].map(|name| folder.path().join(name));
+    let size = ["--budget", "0.003", "--repeats", "2", "--arm", "gbfs", "--arm", "na2c"];
+    let arguments = [&["experiment", "gemm-fraction", "-o", text(&here)], &size[..]].concat();
+    let mut data = run_json(&arguments);
+    let beside = [&arguments[..], &["--beside", text(&elsewhere)]].concat();
+    let fails_with = |reason: &str| {
+        let output = run(&beside);
+        assert_eq!((output.status.code(), stderr(&output).lines().count()), (Some(2), 1), "{}", stderr(&output));
+        assert!(stderr(&output).contains(reason), "{}", stderr(&output));
+    };
+    fails_with("cannot read");
+    std::fs::create_dir(&elsewhere).unwrap();
+    let leave = |text: String| std::fs::write(elsewhere.join("data.json"), text).unwrap();
+    leave("{\"experiment\": \"gemm-fraction\"}".into());
+    fails_with("is not one");
+    leave(data.to_string());
+    fails_with("is in two of the folders");
+
+    // Elsewhere there is one run of each, one of them half as fast as the other.
+    data["cpu"] = "another".into();
+    let runs = data["runs"].as_array_mut().unwrap();
+    runs.truncate(2);
+    for (run, ns) in runs.iter_mut().zip([10.0, 20.0]) {
+        run["started"] = "1999-12-31 23:59 UTC".into();
+        assert!(run["found"][0].is_object(), "{run}");
+        run["found"][0]["ns"] = ns.into();
+    }
+    leave(data.to_string());
+    let both = run_json(&beside);
+    let n_runs: Vec<_> = both["machines"].as_array().unwrap().iter().map(|machine| &machine["cpu"]).collect();
+    assert_eq!((n_runs.len(), n_runs[1]), (2, &"another".into()));
+    for (of_arm, share_elsewhere) in both["on_all_machines"].as_array().unwrap().iter().zip([1.0, 0.5]) {
+        let of_problem = &of_arm["problems"]["1024³"];
+        assert_eq!(of_problem["runs"], 3);
+        let quartiles =
+            ["least", "median", "most"].map(|name| of_problem["share_of_best_known"][name].as_f64().unwrap());
+        assert!(quartiles.contains(&share_elsewhere) && quartiles.iter().all(|share| *share <= 1.0), "{quartiles:?}");
+    }
+    let page = std::fs::read_to_string(here.join("README.md")).unwrap();
+    assert!(page.contains("## On all machines") && page.contains("- another, "), "{page}");
+
+    data["budget"] = 1.into();
+    leave(data.to_string());
+    fails_with("at budget 1 ");
+}
+
+#[test]
 fn experiments_are_listed() {
     let list = run_json(&["experiment"]);
     let experiments = list["experiments"].as_array().unwrap();

@@ -1,6 +1,7 @@
 //! `experiment`: the experiments of the papers and our own, each a table of runs of `tune`, with their data and plots.
 
 mod contest;
+mod elsewhere;
 mod finished;
 mod results;
 mod table;
@@ -26,6 +27,7 @@ use crate::clock::{since_1970, utc};
 use crate::database::Database;
 use crate::error::{OrBadInput, bad_input};
 use crate::output::{grouped, message, with_suffix, write_result, write_whole};
+use elsewhere::Machine;
 use finished::{Finished, Summary, n_complete, only_run};
 use table::{Arm, EXPERIMENTS, Experiment, Length, Moment, Problem, Transferred, Trials, View};
 
@@ -37,6 +39,12 @@ pub struct ExperimentArgs {
     /// List the experiments
     #[arg(long)]
     list: bool,
+    /// Problem to keep to, by its name in tables; can be repeated [default: all]
+    #[arg(long = "problem", value_name = "NAME")]
+    problems: Vec<String>,
+    /// Arm to keep to, by its name in tables; can be repeated [default: all]
+    #[arg(long = "arm", value_name = "NAME")]
+    arms: Vec<String>,
     /// How many times as long as usual each run is
     #[arg(long, value_name = "SCALE", default_value_t = 1.0)]
     budget: f64,
@@ -46,6 +54,9 @@ pub struct ExperimentArgs {
     /// Folder for data and plots [default: experiments/NAME]
     #[arg(short, long, value_name = "DIR")]
     output: Option<PathBuf>,
+    /// Folder of the same experiment's results on another machine, to show what holds on both; can be repeated
+    #[arg(long, value_name = "DIR")]
+    beside: Vec<PathBuf>,
     /// Seed of the first of the repeats
     #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u64,
@@ -65,6 +76,7 @@ struct TuneWords {
 /// An experiment with its sizes.
 struct Plan<'a> {
     experiment: &'a Experiment,
+    problems: Vec<Problem>,
     arms: Vec<Arm>,
     budget: f64,
     seed: u64,
@@ -74,6 +86,8 @@ struct Plan<'a> {
     runs: Vec<Planned>,
     /// What `data.json` says of runs, by their commands.
     known: BTreeMap<String, Summary>,
+    /// What was found on other machines.
+    elsewhere: Vec<Machine>,
 }
 
 /// A run of `tune`.
@@ -125,6 +139,8 @@ pub fn run(args: &ExperimentArgs, as_json: bool) -> anyhow::Result<()> {
     }
     let mut plan = plan(experiment, args)?;
     let _claim = plan.claim_folder()?;
+    plan.elsewhere = Machine::read_all(&args.beside, &plan)?;
+    elsewhere::check_distinct(&plan.elsewhere, &plan)?;
     let interrupts = Interrupts::watch()?;
     message(&plan.extent());
     let mut pace = Pace::default();
@@ -266,17 +282,22 @@ fn seconds(length: Length, budget: f64) -> f64 {
 fn plan<'a>(experiment: &'a Experiment, args: &ExperimentArgs) -> anyhow::Result<Plan<'a>> {
     let machine = MachineArgs { threads: args.threads, target: "host".into() };
     machine.runnable_target()?;
-    let arms = experiment.arms();
+    let problems = only("problem", &args.problems, experiment.problems.to_vec(), |problem| problem.label)?;
+    let arms = only("arm", &args.arms, experiment.arms(), |arm| arm.label)?;
     let repeats = args.repeats.unwrap_or(experiment.repeats);
     let folder = args.output.clone().unwrap_or_else(|| Path::new("experiments").join(experiment.name));
     let mut runs = Vec::new();
-    let with_task = |problem: &'static Problem| Ok((problem, task(problem, args.threads)?));
-    let problems = experiment.problems.iter().map(with_task).collect::<anyhow::Result<Vec<_>>>()?;
-    let sources = experiment.sources.iter().map(with_task).collect::<anyhow::Result<Vec<_>>>()?;
+    let with_tasks = |problems: &[Problem]| {
+        let with_task = |problem: &Problem| Ok((*problem, task(problem, args.threads)?));
+        problems.iter().map(with_task).collect::<anyhow::Result<Vec<_>>>()
+    };
+    let learns = arms.iter().any(|arm| arm.transfer != Transferred::Nothing);
+    let sources = with_tasks(if learns { experiment.sources } else { &[] })?;
+    let targets = with_tasks(&problems)?;
     // A repeat of everything comes before the next one: an experiment that is broken off has something of each arm.
     for seed in (0..repeats).map(|repeat| args.seed.wrapping_add(repeat)) {
         let of_sources = sources.iter().map(|source| (source, &SOURCE, true));
-        let of_problems = problems.iter().flat_map(|problem| arms.iter().map(move |arm| (problem, arm, false)));
+        let of_problems = targets.iter().flat_map(|problem| arms.iter().map(move |arm| (problem, arm, false)));
         for ((problem, task), arm, is_source) in of_sources.chain(of_problems) {
             search::build(arm.search, task.problem(), seed).or_bad_input("see `tilewright searches`")?;
             let n_trials = n_trials(experiment.length, task, args.budget);
@@ -295,7 +316,34 @@ fn plan<'a>(experiment: &'a Experiment, args: &ExperimentArgs) -> anyhow::Result
         }
     }
     let &ExperimentArgs { budget, seed, threads, .. } = args;
-    Ok(Plan { experiment, arms, budget, seed, repeats, threads, folder, runs, known: BTreeMap::new() })
+    Ok(Plan {
+        experiment,
+        problems,
+        arms,
+        budget,
+        seed,
+        repeats,
+        threads,
+        folder,
+        runs,
+        known: BTreeMap::new(),
+        elsewhere: Vec::new(),
+    })
+}
+
+/// Those of a list that are asked for by name; all where none is.
+///
+/// # Errors
+/// Bad input where there is no such thing.
+fn only<T: Copy>(kind: &str, asked: &[String], all: Vec<T>, name: fn(&T) -> &str) -> anyhow::Result<Vec<T>> {
+    if let Some(unknown) = asked.iter().find(|asked| !all.iter().any(|one| name(one) == **asked)) {
+        let known: Vec<&str> = all.iter().map(name).collect();
+        return Err(bad_input(format!(
+            "--{kind} {unknown} is none of the experiment's; there are {}",
+            known.join("; ")
+        )));
+    }
+    Ok(all.into_iter().filter(|one| asked.is_empty() || asked.iter().any(|asked| name(one) == asked)).collect())
 }
 
 /// The database of the sources of a repeat.
@@ -367,6 +415,25 @@ impl Plan<'_> {
         let is_known = |planned: &Planned| self.marker(planned).exists() || self.known.contains_key(&planned.command());
         let mut learners = self.compared().filter(|other| other.seed == planned.seed);
         is_known(planned) || (planned.is_source && learners.all(is_known))
+    }
+
+    /// How a user repeats it.
+    fn command(&self) -> String {
+        let Plan { experiment, budget, repeats, seed, threads, .. } = self;
+        let name = experiment.name;
+        let size = format!("--budget {budget} --repeats {repeats} --seed {seed} --threads {threads}");
+        let words = |kind: &str, labels: Vec<&str>, n_all: usize| -> String {
+            let word = |label: &&str| match label.contains(' ') {
+                true => format!(" --{kind} '{label}'"),
+                false => format!(" --{kind} {label}"),
+            };
+            if labels.len() == n_all { String::new() } else { labels.iter().map(word).collect() }
+        };
+        let problems = self.problems.iter().map(|problem| problem.label).collect();
+        let arms = self.arms.iter().map(|arm| arm.label).collect();
+        let problems = words("problem", problems, experiment.problems.len());
+        let arms = words("arm", arms, experiment.arms().len());
+        format!("tilewright experiment {name} {size}{problems}{arms}")
     }
 
     /// What is run, in one line.
@@ -455,11 +522,11 @@ impl Plan<'_> {
         if n_lost > 0 {
             let name = self.folder.display();
             let reason = format!(
-                "{name} holds {} without records, of more repeats, another version or another machine: they would be lost",
+                "{name} holds {} without records, of more repeats, problems or arms, another version or another machine: they would be lost",
                 count(n_lost, "run")
             );
             return Err(bad_input(format!(
-                "{reason} (give another folder with -o, or the --repeats that it was made with)"
+                "{reason} (give another folder with -o, or the options that it was made with)"
             )));
         }
         Ok(())
@@ -557,9 +624,12 @@ mod tests {
             let args = ExperimentArgs {
                 name: None,
                 list: false,
+                problems: Vec::new(),
+                arms: Vec::new(),
                 budget: 1.0,
                 repeats: None,
                 output: None,
+                beside: Vec::new(),
                 seed: 0,
                 threads: 1,
             };

@@ -109,7 +109,7 @@ impl Heats {
 pub fn hold(plan: &Plan, finished: &mut [Finished], interrupts: &Interrupts) -> anyhow::Result<()> {
     let path = plan.runs_folder().join("contest.json");
     let mut known: BTreeMap<String, Times> = read(&path);
-    for problem in plan.experiment.problems {
+    for problem in &plan.problems {
         let own = || finished.iter().filter(|f| f.planned.problem.label == problem.label);
         let kernels: BTreeSet<&str> =
             own().flat_map(|f| &f.summary.found).flatten().map(|found| found.steps.as_str()).collect();

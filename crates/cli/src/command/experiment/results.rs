@@ -12,8 +12,10 @@ use tilewright_device::host;
 use tilewright_tune::{ErrorClass, Outcome, Seconds};
 
 use super::Plan;
+use super::elsewhere::Machine;
 use super::finished::{Finished, Summary, n_complete};
 use super::table::{Arm, Measure, Moment, Problem, View};
+use crate::command::count;
 use crate::history::{Curve, median_curve};
 use crate::output::{digits, grouped, write_whole};
 use crate::plot::{Axis, Bar, Boxed, Layer, Marks, Plot, Scale, colours, sheet};
@@ -99,7 +101,7 @@ impl<'a> Results<'a> {
     }
 
     fn of_arm(&self, arm: &'a Arm) -> impl Iterator<Item = &'a Finished<'a>> {
-        self.plan.experiment.problems.iter().flat_map(|problem| self.of(problem, arm))
+        self.plan.problems.iter().flat_map(|problem| self.of(problem, arm))
     }
 
     /// Nanoseconds of the best kernel that any run knew at any of the moments.
@@ -117,7 +119,6 @@ impl<'a> Results<'a> {
     fn of_best_known(&self, arm: &Arm, moment: usize) -> Option<f64> {
         let shares: Option<Vec<f64>> = self
             .plan
-            .experiment
             .problems
             .iter()
             .map(|problem| {
@@ -144,7 +145,7 @@ impl<'a> Results<'a> {
             serde_json::to_value(run).expect("invariant: it is numbers and text by name")
         });
         let mut summary = Vec::new();
-        for problem in plan.experiment.problems {
+        for problem in &plan.problems {
             for arm in &plan.arms {
                 for (at, moment) in plan.moments().into_iter().enumerate() {
                     let bests = self.bests(problem, arm, at);
@@ -167,13 +168,29 @@ impl<'a> Results<'a> {
                 })
             })
         });
+        let machines = self.machines();
+        let everywhere = plan.arms.iter().filter(|_| !machines.is_empty()).flat_map(|arm| {
+            let of_arm = plan.moments().into_iter().enumerate().map(|(at, moment)| {
+                let of_problem = |problem: &Problem| {
+                    let shares = self.shares_everywhere(&machines, problem, arm, at);
+                    (problem.label, json!({"runs": shares.len(), "share_of_best_known": Quartiles::of(&shares)}))
+                };
+                json!({
+                    "arm": arm.label,
+                    "when": moment.to_string(),
+                    "problems": plan.problems.iter().map(of_problem).collect::<BTreeMap<_, _>>(),
+                    "share_of_best_known": self.share_everywhere(&machines, arm, at),
+                })
+            });
+            of_arm.collect::<Vec<_>>()
+        });
         json!({
             "experiment": plan.experiment.name,
             "paper": plan.experiment.paper,
             "figure": plan.experiment.figure,
             "differs": plan.experiment.differs,
             "raced": plan.experiment.is_raced,
-            "command": self.command(),
+            "command": plan.command(),
             "budget": plan.budget,
             "seed": plan.seed,
             "repeats": plan.repeats,
@@ -186,16 +203,10 @@ impl<'a> Results<'a> {
             "version": env!("CARGO_PKG_VERSION"),
             "summary": summary,
             "geometric_means": shares.collect::<Vec<_>>(),
+            "machines": machines,
+            "on_all_machines": everywhere.collect::<Vec<_>>(),
             "runs": runs.collect::<Vec<_>>(),
         })
-    }
-
-    fn command(&self) -> String {
-        let plan = self.plan;
-        format!(
-            "tilewright experiment {} --budget {} --repeats {} --seed {} --threads {}",
-            plan.experiment.name, plan.budget, plan.repeats, plan.seed, plan.threads
-        )
     }
 
     /// When the first and the last run began.
@@ -249,7 +260,7 @@ impl<'a> Results<'a> {
         let _ = write!(
             out,
             "\n`{}` on {}, {}, version {}.\n{}. {} complete{}.\n",
-            self.command(),
+            self.plan.command(),
             host::cpu_name(),
             self.dates().map_or("not run yet".to_owned(), |[first, last]| match first == last {
                 true => first.to_owned(),
@@ -287,6 +298,10 @@ impl<'a> Results<'a> {
             out += "\n## How trials end\n\n";
             out += &self.outcome_table();
         }
+        let machines = self.machines();
+        if !machines.is_empty() {
+            out += &self.everywhere(&machines);
+        }
         for (title, file) in pictures {
             let _ = write!(out, "\n## {title}\n\n![{title}]({file})\n");
         }
@@ -294,11 +309,59 @@ impl<'a> Results<'a> {
                of the runs\nthat were made in this folder.\n"
     }
 
+    /// This machine and the others, where results of others are shown beside its own.
+    fn machines(&self) -> Vec<Machine> {
+        let others = &self.plan.elsewhere;
+        others.iter().take(1).map(|_| Machine::here(self.finished)).chain(others.iter().cloned()).collect()
+    }
+
+    /// What share of the best known on its machine each run of an arm on a problem had, on all machines.
+    fn shares_everywhere(&self, machines: &[Machine], problem: &Problem, arm: &Arm, moment: usize) -> Vec<f64> {
+        machines.iter().flat_map(|machine| machine.shares(problem.label, arm.label, moment)).collect()
+    }
+
+    /// The same for all problems: the geometric mean of the medians.
+    fn share_everywhere(&self, machines: &[Machine], arm: &Arm, moment: usize) -> Option<f64> {
+        let problems = self.plan.problems.iter();
+        let shares = problems.map(|problem| median(&self.shares_everywhere(machines, problem, arm, moment)));
+        geometric_mean(&shares.collect::<Option<Vec<_>>>()?)
+    }
+
+    fn everywhere(&self, machines: &[Machine]) -> String {
+        let mut out = "\n## On all machines\n\n".to_owned();
+        for machine in machines {
+            let Machine { cpu, target, version, .. } = machine;
+            let _ = writeln!(out, "- {cpu}, {target}: {}, version {version}", count(machine.n_runs() as u64, "run"));
+        }
+        let arms = &self.plan.arms;
+        for (at, moment) in self.plan.moments().into_iter().enumerate() {
+            let _ = write!(
+                out,
+                "\n### Share of the best known {moment}\n\nOf the best that any run knew on the same machine: median over the runs on \
+                 all machines, in brackets the quartiles;\nthe last row is the geometric mean.\n\n"
+            );
+            let mut rows = vec![head(arms)];
+            for problem in &self.plan.problems {
+                let cell = |arm: &Arm| {
+                    let shares = self.shares_everywhere(machines, problem, arm, at);
+                    Quartiles::of(&shares)
+                        .map_or("–".to_owned(), |q| format!("{:.3} ({:.3}–{:.3})", q.median, q.first, q.third))
+                };
+                rows.push(std::iter::once(problem.label.to_owned()).chain(arms.iter().map(cell)).collect());
+            }
+            let mean = |arm: &Arm| {
+                self.share_everywhere(machines, arm, at).map_or("–".to_owned(), |share| format!("{share:.3}"))
+            };
+            rows.push(std::iter::once("all".to_owned()).chain(arms.iter().map(mean)).collect());
+            out += &markdown(&rows);
+        }
+        out
+    }
+
     fn table(&self, moment: usize) -> String {
         let arms = &self.plan.arms;
-        let mut rows =
-            vec![std::iter::once("problem").chain(arms.iter().map(|arm| arm.label)).map(str::to_owned).collect()];
-        for problem in self.plan.experiment.problems {
+        let mut rows = vec![head(arms)];
+        for problem in &self.plan.problems {
             let cell = |arm: &Arm| {
                 let bests = self.bests(problem, arm, moment);
                 Quartiles::of(&bests).map_or("–".to_owned(), |q| match bests.len() {
@@ -326,9 +389,8 @@ impl<'a> Results<'a> {
 
     fn near_best_table(&self) -> String {
         let arms = &self.plan.arms;
-        let head = std::iter::once("problem").chain(arms.iter().map(|arm| arm.label)).map(str::to_owned);
-        let mut rows = vec![head.collect::<Vec<_>>()];
-        for problem in self.plan.experiment.problems {
+        let mut rows = vec![head(arms)];
+        for problem in &self.plan.problems {
             let cell = |arm: &Arm| {
                 let trials: Vec<Option<u64>> = self.of(problem, arm).map(|f| self.trials_to_near_best(f)).collect();
                 let n_near = trials.iter().flatten().count();
@@ -409,7 +471,7 @@ impl<'a> Results<'a> {
     }
 
     fn plots(&self, view: View) -> Vec<Plot> {
-        let problems = self.plan.experiment.problems;
+        let problems = &self.plan.problems;
         match view {
             View::Trials | View::Time | View::Share => problems.iter().map(|p| self.curves(p, view)).collect(),
             View::Relative => vec![self.relative()],
@@ -475,7 +537,7 @@ impl<'a> Results<'a> {
 
     /// Boxes of a value of each run, by problem and arm.
     fn boxes(&self, title: &str, y: Axis, value: impl Fn(&Finished) -> Option<f64>) -> Plot {
-        let problems = self.plan.experiment.problems;
+        let problems = &self.plan.problems;
         let width = 0.8 / self.plan.arms.len() as f64;
         let names = problems.iter().map(|problem| problem.label.to_owned()).collect();
         Plot {
@@ -589,6 +651,11 @@ impl<'a> Results<'a> {
 fn run_of(line: &str) -> Option<&str> {
     let arm_end = line.find("\",")? + 2;
     line.get(..arm_end + line[arm_end..].find(',')?)
+}
+
+/// The first row of a table of problems by arms.
+fn head(arms: &[Arm]) -> Vec<String> {
+    std::iter::once("problem").chain(arms.iter().map(|arm| arm.label)).map(str::to_owned).collect()
 }
 
 /// Rows as a table of Markdown, the first one its head.

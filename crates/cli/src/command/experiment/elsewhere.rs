@@ -1,0 +1,127 @@
+//! What the same experiment found on other machines.
+//!
+//! Nanoseconds of two machines do not compare; what share of the best known on its machine a run came to does.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+use tilewright_device::host;
+
+use super::Plan;
+use super::finished::{Finished, Summary};
+use crate::error::bad_input;
+
+/// What `data.json` says of a machine and of its runs.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Machine {
+    pub cpu: String,
+    pub target: String,
+    pub version: String,
+    #[serde(skip_serializing)]
+    runs: Vec<Run>,
+}
+
+/// A run on it.
+#[derive(Debug, Clone, Deserialize)]
+struct Run {
+    problem: String,
+    arm: String,
+    #[serde(flatten)]
+    summary: Summary,
+}
+
+/// What is the same of experiments that compare, and whose data it is.
+#[derive(Deserialize)]
+struct Data {
+    experiment: String,
+    budget: f64,
+    threads: usize,
+    #[serde(flatten)]
+    machine: Machine,
+}
+
+impl Machine {
+    /// Reads the results in folders that `experiment` wrote.
+    ///
+    /// # Errors
+    /// Bad input where there are none, or they are of another experiment, budget or number of threads.
+    pub fn read_all(folders: &[PathBuf], plan: &Plan) -> anyhow::Result<Vec<Machine>> {
+        folders.iter().map(|folder| Machine::read(folder, plan)).collect()
+    }
+
+    fn read(folder: &Path, plan: &Plan) -> anyhow::Result<Machine> {
+        let path = folder.join("data.json");
+        let cannot = |reason: String| {
+            bad_input(format!(
+                "--beside {}: {reason} (give a folder of results of `{}`)",
+                folder.display(),
+                plan.command()
+            ))
+        };
+        if fs::canonicalize(folder).is_ok_and(|there| fs::canonicalize(&plan.folder).is_ok_and(|own| own == there)) {
+            return Err(cannot("it is the experiment's own folder".into()));
+        }
+        let bytes = fs::read(&path).map_err(|error| cannot(format!("cannot read {}: {error}", path.display())))?;
+        let data: Data = serde_json::from_slice(&bytes)
+            .map_err(|error| cannot(format!("{} is not one: {error}", path.display())))?;
+        let Data { experiment, budget, threads, mut machine } = data;
+        if (&*experiment, budget, threads) != (plan.experiment.name, plan.budget, plan.threads) {
+            return Err(cannot(format!("its results are of {experiment} at budget {budget} with --threads {threads}")));
+        }
+        // Runs that were broken off, or whose races were, do not compare yet; nor does what other arms found.
+        let n_moments = plan.moments().len();
+        machine.runs.retain(|run| {
+            run.summary.is_timed()
+                && run.summary.found.len() == n_moments
+                && plan.arms.iter().any(|arm| arm.label == run.arm)
+        });
+        Ok(machine)
+    }
+
+    /// This machine.
+    pub fn here(finished: &[Finished]) -> Machine {
+        let runs = finished.iter().filter(|f| f.summary.is_timed()).map(|f| Run {
+            problem: f.planned.problem.label.to_owned(),
+            arm: f.planned.arm.label.to_owned(),
+            summary: f.summary.clone(),
+        });
+        Machine {
+            cpu: host::cpu_name(),
+            target: host::target().to_string(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            runs: runs.collect(),
+        }
+    }
+
+    pub fn n_runs(&self) -> usize {
+        self.runs.len()
+    }
+
+    /// Which of the best known on this machine each run of an arm on a problem had at one of the plan's moments; 0 where it
+    /// had found nothing.
+    pub fn shares(&self, problem: &str, arm: &str, moment: usize) -> Vec<f64> {
+        let of_problem = || self.runs.iter().filter(|run| run.problem == problem);
+        let found = of_problem().flat_map(|run| &run.summary.found).flatten();
+        let best = found.filter_map(|found| found.ns).min_by(f64::total_cmp);
+        let share = |run: &Run| Some(best? / run.summary.found[moment].as_ref()?.ns?);
+        of_problem().filter(|run| run.arm == arm).map(|run| share(run).unwrap_or(0.0)).collect()
+    }
+}
+
+/// Checks that no run counts twice: in two folders, or in another one and, as far as is known, in the plan's own.
+///
+/// # Errors
+/// Bad input where one does.
+pub fn check_distinct(machines: &[Machine], plan: &Plan) -> anyhow::Result<()> {
+    let mut seen = BTreeSet::new();
+    let elsewhere = machines.iter().flat_map(|machine| &machine.runs).map(|run| &run.summary);
+    let mut summaries = elsewhere.chain(plan.known.values());
+    match summaries.find(|run| !seen.insert((&run.command, &run.started, run.elapsed_s.to_bits()))) {
+        None => Ok(()),
+        Some(Summary { command, started, .. }) => Err(bad_input(format!(
+            "`{command}` of {started} is in two of the folders (give each --beside once, without that of -o)"
+        ))),
+    }
+}
