@@ -741,6 +741,10 @@ impl Selector<'_> {
     fn masked_store(&mut self, inst: &ssa::Instruction) -> Result<(), String> {
         let (value, to, mask) = (inst.operands[0], inst.operands[1], inst.operands[2]);
         let ty = self.ty(value);
+        // It is computed as one of a whole vector, so that a register of masks may have lanes set beyond those of its type.
+        if ty.bytes() < 16 && self.constant(mask).is_none() {
+            return Err("a mask of a part of a vector".into());
+        }
         let (value, mask) = (self.reg(value)?, self.memory_mask(mask, ty)?);
         let memory = self.address(to)?;
         let op = Op::StoreMasked { wide: ty.kind.bytes() == 8 };
