@@ -93,6 +93,7 @@ pub(super) const ROW: SearchRow = SearchRow {
             centre,
             best: f64::INFINITY,
             collected: VecDeque::new(),
+            under_way: HashSet::new(),
             walk_length: 2 * n_steps,
             n_observed: 0,
             n_idle: 0,
@@ -141,8 +142,10 @@ struct Na2c {
     best: f64,
     /// What is left to measure of the batch.
     collected: VecDeque<Config>,
+    /// What walks came across and is being measured: others' trials say nothing of how long walks should be.
+    under_way: HashSet<Config>,
     walk_length: usize,
-    /// States observed since the last batch ended.
+    /// States of walks observed since the last batch ended.
     n_observed: usize,
     /// Batches since the centre moved.
     n_idle: usize,
@@ -260,6 +263,7 @@ impl Search for Na2c {
         }
         let batch: Vec<Config> = self.collected.drain(..n.min(self.collected.len())).collect();
         batch.iter().for_each(|config| assert!(self.seen.insert(config), "invariant: collected states are unvisited"));
+        self.under_way.extend(batch.iter().cloned());
         batch
     }
 
@@ -273,7 +277,7 @@ impl Search for Na2c {
                 self.centre = trial.config.clone();
                 self.n_idle = 0;
             }
-            self.n_observed += 1;
+            self.n_observed += usize::from(self.under_way.remove(&trial.config));
             if self.n_observed >= self.batch {
                 self.end_batch();
             }
