@@ -1,6 +1,6 @@
 //! What searches and cost models cost in processor time, as Linux counts it, so that a busy machine hardly matters.
 //!
-//! `cargo run --release -p tilewright-tune --example cost_of_thinking`
+//! `cargo run --release -p tilewright-tune --example cost_of_thinking`; `xgboost_beside.py` measures XGBoost on the same.
 
 use std::hint::black_box;
 use std::sync::Arc;
@@ -8,6 +8,7 @@ use std::sync::atomic::AtomicBool;
 
 use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
+use tilewright_learn::metrics::kendall_tau;
 use tilewright_learn::{Examples, Gbt, GbtOptions, Matrix, Objective};
 use tilewright_tune::{
     Budget, Config, Constraint, HeadStart, Outcome, Parameter, RecordedSpace, SEARCHES, Space, Timing, Trial, search,
@@ -113,17 +114,21 @@ fn trees() {
             )
         };
         let (known, asked) = (rows(n_rows), rows(100_000));
-        let targets: Vec<f32> = known.rows().map(|row| row[0] * row[1] + (4.0 * row[2]).sin() + 0.1 * row[3]).collect();
+        let target = |row: &[f32]| row[0] * row[1] + (4.0 * row[2]).sin() + 0.1 * row[3];
+        let targets: Vec<f32> = known.rows().map(target).collect();
         let examples = Examples::new(&known, &targets);
         for objective in [Objective::SquaredError, GbtOptions::default().objective] {
             let options = GbtOptions { objective, ..GbtOptions::default() };
             let model = Gbt::fit(&examples, &options, 1).expect("sound examples");
             let fit = least(|| drop(black_box(Gbt::fit(&examples, &options, 1))));
             let predict = least(|| drop(black_box(model.predict(&asked))));
+            let others = Matrix::from_rows(n_columns, asked.rows().take(2000));
+            let truth: Vec<f32> = others.rows().map(target).collect();
             println!(
-                "{n_rows} × {n_columns}, {objective:?}: {:.1} ms a fit, {:.0} rows/s predicted",
+                "{n_rows} × {n_columns}, {objective:?}: {:.1} ms a fit, {:.0} rows/s predicted, Kendall's τ {:.3} on others",
                 1e3 * fit,
-                asked.n_rows() as f64 / predict
+                asked.n_rows() as f64 / predict,
+                kendall_tau(&model.predict(&others), &truth)
             );
         }
     }
