@@ -130,6 +130,28 @@ fn every_fault_gets_its_class_and_good_candidates_are_measured() {
 }
 
 #[test]
+fn a_race_goes_on_without_those_that_fail_early_or_late() {
+    let workload = Workload::parse("matmul:m=16,n=16,k=16").unwrap();
+    let mut options = common::device_options(1);
+    options.run_timeout = Duration::from_millis(500);
+    let mut device = Device::new(workload, &host::target(), options, |_| Vec::new()).unwrap();
+    let good = || matmul_and("");
+    let sources = [
+        Source::Lowered("program of sorts".to_owned()),
+        good(),
+        matmul_and("for t in 1000000000000000 { C[0, 0] += A[0, 0] first never }"),
+        matmul_and("C[3, 5] = 1000.0"),
+        good(),
+    ];
+    let round = Round { time: Duration::from_millis(1), min_samples: 1 };
+    let outcomes = device.race(&sources, 2, round).unwrap();
+    let classes: Vec<_> = outcomes.iter().map(|(outcome, _)| outcome.class()).collect();
+    let [instantiation, timeout, wrong] =
+        [ErrorClass::InstantiationError, ErrorClass::RunTimeout, ErrorClass::WrongAnswer].map(Some);
+    assert_eq!(classes, [instantiation, None, timeout, wrong, None], "{outcomes:?}");
+}
+
+#[test]
 fn a_race_leaves_nothing_in_scratch_that_could_pass_for_right() {
     let workload = Workload::parse("matmul:m=16,n=16,k=16").unwrap();
     let mut device = Device::new(workload, &host::target(), common::device_options(1), |_| Vec::new()).unwrap();

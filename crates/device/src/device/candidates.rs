@@ -226,10 +226,9 @@ impl Device {
         self.candidates.iter_mut().filter(|c| c.state.is_of(worker)).for_each(|c| c.state = State::Waiting);
     }
 
-    /// Gives idle workers something to do, and waits for what the next one says.
+    /// Gives idle workers something to do, and waits for what the next one says, unless some came to their end by that alone.
     fn advance(&mut self, goal: Goal) -> io::Result<()> {
-        self.set_to_work(goal);
-        if self.candidates.iter().any(Candidate::is_done) {
+        if self.set_to_work(goal) {
             return Ok(());
         }
         let (now, slow) = (Instant::now(), self.slow_run());
@@ -240,9 +239,9 @@ impl Device {
         self.listen(becomes_slow.filter(|&at| at > now).min())
     }
 
-    /// Gives idle workers something to do.
-    fn set_to_work(&mut self, goal: Goal) {
-        self.give_up_hopeless(goal);
+    /// Gives up who is hopeless, and idle workers something to do; whether any was given up.
+    fn set_to_work(&mut self, goal: Goal) -> bool {
+        let any_given_up = self.give_up_hopeless(goal);
         // Where kernels leave no core free, all of the batch are built before any is tested.
         let is_building = |c: &Candidate| matches!(c.state, State::Building(_));
         let is_unbuilt = |c: &Candidate| c.at.is_some() && matches!(c.state, State::Waiting) || is_building(c);
@@ -255,6 +254,7 @@ impl Device {
             self.start_builds(goal, is_timed);
         }
         self.step_aside(is_timed);
+        any_given_up
     }
 
     /// Whether a kernel runs, or is about to.
@@ -588,8 +588,9 @@ impl Device {
         hopeless.max(LEAST_LIMIT).min(self.options.run_timeout)
     }
 
-    /// Gives up those that were before, where there is no reason to let them run for longer.
-    fn give_up_hopeless(&mut self, goal: Goal) {
+    /// Gives up those that were before, where there is no reason to let them run for longer; whether there were any.
+    fn give_up_hopeless(&mut self, goal: Goal) -> bool {
+        let mut any_given_up = false;
         for place in 0..self.candidates.len() {
             let Candidate { state, given_up, seconds, .. } = &self.candidates[place];
             let was_given_up = matches!(state, State::Waiting) && *given_up > Duration::ZERO;
@@ -600,8 +601,10 @@ impl Device {
                 }
                 let measured = failed(ErrorClass::RunTimeout, message, *seconds);
                 self.candidates[place].state = State::Done(measured);
+                any_given_up = true;
             }
         }
+        any_given_up
     }
 }
 
