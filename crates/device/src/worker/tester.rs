@@ -12,6 +12,7 @@ use crate::stopwatch::{self, MOST_TRIES};
 use crate::timing::{self, First, Size, Subject};
 use std::cell::RefCell;
 use std::collections::HashMap;
+use std::ffi::c_void;
 use std::sync::Arc;
 use std::time::Instant;
 use tilewright_codegen::Kernel;
@@ -249,13 +250,7 @@ impl Tester {
             // SAFETY: as in `prepare`.
             unsafe { time(&built.kernel, &pointers, scratch, &mut pool.borrow_mut(), n_runs, most_tries) }.0
         };
-        let flush_with = &mut self.flush;
-        let mut flush = || {
-            for line in flush_with.iter_mut().step_by(64) {
-                *line = line.wrapping_add(1);
-            }
-            std::hint::black_box(&flush_with);
-        };
+        let mut flush = || empty_caches(&mut self.flush, &mut pool.borrow_mut());
         // Emptied caches slow down whatever runs next.
         let looks = plan.at_best_pace && !plan.cold;
         let mut pace = || if looks { self.pace.now(&mut pool.borrow_mut()) } else { 1.0 };
@@ -268,6 +263,20 @@ impl Tester {
             seconds: start.elapsed().as_secs_f64(),
         })
     }
+}
+
+/// Empties the caches of every thread, and those that they share: they go through a part each of a buffer that none holds.
+fn empty_caches(buffer: &mut [u8], pool: &mut Pool) {
+    unsafe extern "C" fn touch(parts: *mut c_void, part: i64, _thread: i64) {
+        // SAFETY: the parts below, of which each iteration has one of its own.
+        let part = unsafe { &mut *parts.cast::<&mut [u8]>().add(part as usize) };
+        part.iter_mut().step_by(64).for_each(|line| *line = line.wrapping_add(1));
+    }
+    let bytes_each = buffer.len().div_ceil(pool.n_threads()).max(1);
+    let mut parts: Vec<&mut [u8]> = buffer.chunks_mut(bytes_each).collect();
+    // SAFETY: iterations touch nothing in common.
+    unsafe { pool.run(touch, parts.as_mut_ptr().cast(), parts.len() as i64) };
+    std::hint::black_box(&parts);
 }
 
 fn no_memory(error: std::io::Error) -> Failure {
