@@ -33,6 +33,8 @@ const NEAR_BEST: f64 = 0.95;
 const N_BARS: usize = 40;
 /// Plots beside each other.
 const N_COLUMNS: usize = 3;
+/// In the place of a number that there is not.
+const NOTHING: &str = "–";
 /// What `trials.csv` has of each trial.
 const COLUMNS: &str = "problem,arm,seed,trial,elapsed_s,outcome,median_ns,gflops,build_s,run_s,verify_s\n";
 
@@ -41,7 +43,7 @@ const COLUMNS: &str = "problem,arm,seed,trial,elapsed_s,outcome,median_ns,gflops
 /// # Errors
 /// Where a file cannot be written.
 pub fn write(plan: &Plan, finished: &[Finished]) -> anyhow::Result<Json> {
-    let results = Results { plan, finished };
+    let results = Results::of_all(plan, finished);
     let json = results.json();
     let mut files = vec![("data.json".to_owned(), format!("{json:#}\n")), (TRIALS.to_owned(), results.trials())];
     let mut pictures = Vec::new();
@@ -92,9 +94,16 @@ struct RunRow<'a> {
 struct Results<'a> {
     plan: &'a Plan<'a>,
     finished: &'a [Finished<'a>],
+    /// This machine and the others, where results of others are shown beside its own.
+    machines: Vec<Machine>,
 }
 
 impl<'a> Results<'a> {
+    fn of_all(plan: &'a Plan<'a>, finished: &'a [Finished<'a>]) -> Results<'a> {
+        let here = plan.elsewhere.iter().take(1).map(|_| Machine::here(finished));
+        Results { plan, finished, machines: here.chain(plan.elsewhere.iter().cloned()).collect() }
+    }
+
     fn of(&self, problem: &Problem, arm: &Arm) -> impl Iterator<Item = &'a Finished<'a>> {
         let (problem, arm) = (problem.label, arm.label);
         self.finished.iter().filter(move |f| (f.planned.problem.label, f.planned.arm.label) == (problem, arm))
@@ -168,18 +177,17 @@ impl<'a> Results<'a> {
                 })
             })
         });
-        let machines = self.machines();
-        let everywhere = plan.arms.iter().filter(|_| !machines.is_empty()).flat_map(|arm| {
+        let everywhere = plan.arms.iter().filter(|_| !self.machines.is_empty()).flat_map(|arm| {
             let of_arm = plan.moments().into_iter().enumerate().map(|(at, moment)| {
                 let of_problem = |problem: &Problem| {
-                    let shares = self.shares_everywhere(&machines, problem, arm, at);
+                    let shares = self.shares_everywhere(problem, arm, at);
                     (problem.label, json!({"runs": shares.len(), "share_of_best_known": Quartiles::of(&shares)}))
                 };
                 json!({
                     "arm": arm.label,
                     "when": moment.to_string(),
                     "problems": plan.problems.iter().map(of_problem).collect::<BTreeMap<_, _>>(),
-                    "share_of_best_known": self.share_everywhere(&machines, arm, at),
+                    "share_of_best_known": self.share_everywhere(arm, at),
                 })
             });
             of_arm.collect::<Vec<_>>()
@@ -203,7 +211,7 @@ impl<'a> Results<'a> {
             "version": env!("CARGO_PKG_VERSION"),
             "summary": summary,
             "geometric_means": shares.collect::<Vec<_>>(),
-            "machines": machines,
+            "machines": self.machines,
             "on_all_machines": everywhere.collect::<Vec<_>>(),
             "runs": runs.collect::<Vec<_>>(),
         })
@@ -259,9 +267,10 @@ impl<'a> Results<'a> {
         }
         let _ = write!(
             out,
-            "\n`{}` on {}, {}, version {}.\n{}. {} complete{}.\n",
+            "\n`{}` on {}, {}, {}, version {}.\n{}. {} complete{}.\n",
             self.plan.command(),
             host::cpu_name(),
+            host::target(),
             self.dates().map_or("not run yet".to_owned(), |[first, last]| match first == last {
                 true => first.to_owned(),
                 false => format!("{first} to {last}"),
@@ -298,9 +307,8 @@ impl<'a> Results<'a> {
             out += "\n## How trials end\n\n";
             out += &self.outcome_table();
         }
-        let machines = self.machines();
-        if !machines.is_empty() {
-            out += &self.everywhere(&machines);
+        if !self.machines.is_empty() {
+            out += &self.everywhere();
         }
         for (title, file) in pictures {
             let _ = write!(out, "\n## {title}\n\n![{title}]({file})\n");
@@ -309,27 +317,21 @@ impl<'a> Results<'a> {
                of the runs\nthat were made in this folder.\n"
     }
 
-    /// This machine and the others, where results of others are shown beside its own.
-    fn machines(&self) -> Vec<Machine> {
-        let others = &self.plan.elsewhere;
-        others.iter().take(1).map(|_| Machine::here(self.finished)).chain(others.iter().cloned()).collect()
-    }
-
     /// What share of the best known on its machine each run of an arm on a problem had, on all machines.
-    fn shares_everywhere(&self, machines: &[Machine], problem: &Problem, arm: &Arm, moment: usize) -> Vec<f64> {
-        machines.iter().flat_map(|machine| machine.shares(problem.label, arm.label, moment)).collect()
+    fn shares_everywhere(&self, problem: &Problem, arm: &Arm, moment: usize) -> Vec<f64> {
+        self.machines.iter().flat_map(|machine| machine.shares(problem.label, arm.label, moment)).collect()
     }
 
     /// The same for all problems: the geometric mean of the medians.
-    fn share_everywhere(&self, machines: &[Machine], arm: &Arm, moment: usize) -> Option<f64> {
+    fn share_everywhere(&self, arm: &Arm, moment: usize) -> Option<f64> {
         let problems = self.plan.problems.iter();
-        let shares = problems.map(|problem| median(&self.shares_everywhere(machines, problem, arm, moment)));
+        let shares = problems.map(|problem| median(&self.shares_everywhere(problem, arm, moment)));
         geometric_mean(&shares.collect::<Option<Vec<_>>>()?)
     }
 
-    fn everywhere(&self, machines: &[Machine]) -> String {
+    fn everywhere(&self) -> String {
         let mut out = "\n## On all machines\n\n".to_owned();
-        for machine in machines {
+        for machine in &self.machines {
             let Machine { cpu, target, version, .. } = machine;
             let _ = writeln!(out, "- {cpu}, {target}: {}, version {version}", count(machine.n_runs() as u64, "run"));
         }
@@ -342,16 +344,10 @@ impl<'a> Results<'a> {
             );
             let mut rows = vec![head(arms)];
             for problem in &self.plan.problems {
-                let cell = |arm: &Arm| {
-                    let shares = self.shares_everywhere(machines, problem, arm, at);
-                    Quartiles::of(&shares)
-                        .map_or("–".to_owned(), |q| format!("{:.3} ({:.3}–{:.3})", q.median, q.first, q.third))
-                };
+                let cell = |arm: &Arm| spread(&self.shares_everywhere(problem, arm, at), share_text);
                 rows.push(std::iter::once(problem.label.to_owned()).chain(arms.iter().map(cell)).collect());
             }
-            let mean = |arm: &Arm| {
-                self.share_everywhere(machines, arm, at).map_or("–".to_owned(), |share| format!("{share:.3}"))
-            };
+            let mean = |arm: &Arm| self.share_everywhere(arm, at).map_or(NOTHING.to_owned(), share_text);
             rows.push(std::iter::once("all".to_owned()).chain(arms.iter().map(mean)).collect());
             out += &markdown(&rows);
         }
@@ -362,16 +358,10 @@ impl<'a> Results<'a> {
         let arms = &self.plan.arms;
         let mut rows = vec![head(arms)];
         for problem in &self.plan.problems {
-            let cell = |arm: &Arm| {
-                let bests = self.bests(problem, arm, moment);
-                Quartiles::of(&bests).map_or("–".to_owned(), |q| match bests.len() {
-                    1 => digits(q.median),
-                    _ => format!("{} ({}–{})", digits(q.median), digits(q.first), digits(q.third)),
-                })
-            };
+            let cell = |arm: &Arm| spread(&self.bests(problem, arm, moment), digits);
             rows.push(std::iter::once(problem.label.to_owned()).chain(arms.iter().map(cell)).collect::<Vec<_>>());
         }
-        let share = |arm: &Arm| self.of_best_known(arm, moment).map_or("–".to_owned(), |share| format!("{share:.3}"));
+        let share = |arm: &Arm| self.of_best_known(arm, moment).map_or(NOTHING.to_owned(), share_text);
         rows.push(std::iter::once("of the best".to_owned()).chain(arms.iter().map(share)).collect());
         markdown(&rows)
     }
@@ -397,7 +387,7 @@ impl<'a> Results<'a> {
                 // Runs that never come so far count as longer than any.
                 let numbers: Vec<f64> = trials.iter().map(|n| n.map_or(f64::MAX, |n| n as f64)).collect();
                 match median(&numbers) {
-                    None => "–".to_owned(),
+                    None => NOTHING.to_owned(),
                     Some(n) if n > u32::MAX.into() => format!("not reached ({n_near} of {})", trials.len()),
                     Some(n) => format!("{} ({n_near} of {})", grouped(n.round()), trials.len()),
                 }
@@ -651,6 +641,18 @@ impl<'a> Results<'a> {
 fn run_of(line: &str) -> Option<&str> {
     let arm_end = line.find("\",")? + 2;
     line.get(..arm_end + line[arm_end..].find(',')?)
+}
+
+/// The median of some values, where there are several with their quartiles in brackets.
+fn spread(values: &[f64], text: impl Fn(f64) -> String) -> String {
+    Quartiles::of(values).map_or(NOTHING.to_owned(), |q| match values.len() {
+        1 => text(q.median),
+        _ => format!("{} ({}–{})", text(q.median), text(q.first), text(q.third)),
+    })
+}
+
+fn share_text(share: f64) -> String {
+    format!("{share:.3}")
 }
 
 /// The first row of a table of problems by arms.
