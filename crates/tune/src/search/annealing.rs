@@ -1,6 +1,7 @@
 //! Simulated annealing on a cost model: what searches with different cost models share.
 
 use std::collections::{HashSet, VecDeque};
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 use rand::{RngExt, SeedableRng};
@@ -34,6 +35,8 @@ pub(super) const BATCH: SearchOption = SearchOption {
     default: "16",
     text: "trials between two fits, at least 1; the paper's 64 are random where a budget is small, so more come with what is known",
 };
+/// What [`BATCH`] may be.
+pub(super) const BATCHES: RangeInclusive<usize> = 1..=1_000_000;
 pub(super) const EPSILON: SearchOption =
     SearchOption { name: "epsilon", default: "0.05", text: "share of random configurations in a batch, 0 to 1" };
 pub(super) const DIVERSITY: SearchOption = SearchOption {
@@ -105,7 +108,7 @@ impl<M: CostModel> Annealing<M> {
     pub(super) fn new(model: M, space: &Arc<Space>, seed: u64, options: &Options) -> Result<Annealing<M>, SearchError> {
         Ok(Annealing {
             model,
-            batch: options.number(BATCH.name, 1..=1_000_000)?,
+            batch: options.number(BATCH.name, BATCHES)?,
             epsilon: options.number(EPSILON.name, 0.0..=1.0)?,
             diversity: options.number(DIVERSITY.name, 0.0..=1000.0)?,
             n_chains: options.number(CHAINS.name, 1..=1_000_000)?,

@@ -3,7 +3,9 @@
 use rand::SeedableRng;
 use rand::seq::SliceRandom;
 use rand_xoshiro::Xoshiro256PlusPlus;
-use tilewright_learn::{Acquisition, Ensemble, Examples, Gbt, GbtOptions, LearnError, Matrix, Objective, Prediction};
+use tilewright_learn::{
+    Acquisition, EarlyStop, Ensemble, Examples, Gbt, GbtOptions, LearnError, Matrix, Objective, Prediction,
+};
 
 use super::annealing::{self, Annealing, CostModel, targets};
 use super::view::{FeatureKind, Rows, View};
@@ -32,6 +34,23 @@ pub(super) const ROW: SearchRow = SearchRow {
         },
         annealing::CHAINS,
         annealing::STEPS,
+        SearchOption { name: "trees", default: "100", text: "trees of a model, at most" },
+        SearchOption {
+            name: "depth",
+            default: "6",
+            text: "splits between the root and a leaf of a tree, 3 in the paper's implementation",
+        },
+        SearchOption {
+            name: "learning_rate",
+            default: "0.1",
+            text: "the share of a tree's prediction that is added, 0.3 in the paper's implementation",
+        },
+        SearchOption {
+            name: "patience",
+            default: "0",
+            text: "trees in a row that rank the best trials, as many as a batch has, no better before growing ends, 20 in the \
+                   paper's implementation; 0 grows all",
+        },
         SearchOption {
             name: "bootstrap",
             default: "1",
@@ -60,7 +79,19 @@ pub(super) const ROW: SearchRow = SearchRow {
             1 => FeatureKind::Loop,
             _ => FeatureKind::Relation,
         };
-        let trees = GbtOptions { objective, ..GbtOptions::default() };
+        let plan_size = options.number(annealing::BATCH.name, annealing::BATCHES)?;
+        let early_stop = match options.number("patience", 0..=1000)? {
+            0 => None,
+            patience => Some(EarlyStop { patience, plan_size }),
+        };
+        let trees = GbtOptions {
+            objective,
+            n_trees: options.number("trees", 1..=10_000)?,
+            max_depth: options.number("depth", 1..=12)?,
+            learning_rate: options.number("learning_rate", 0.01..=1.0)?,
+            early_stop,
+            ..GbtOptions::default()
+        };
         let view = View::new(problem, kind, &trees, seed);
         let (known, fitness) = (Vec::new(), Vec::new());
         let model = Trees { options: trees, n_models, acquisition, view, known, fitness, weight: 1.0, model: None };

@@ -321,5 +321,6 @@ fn bad_searches_are_refused_with_what_there_is() {
     refused("opevo:q=1", "search opevo: q cannot be 1; it is a number from 0 to 0.99");
     refused("nose:k=0", "search nose: k cannot be 0; it is a number from 1 to 1000000");
     refused("gbt:acquisition=ei", "search gbt: acquisition cannot be ei; it is mean where bootstrap is 1");
+    refused("gbt:learning_rate=0", "search gbt: learning_rate cannot be 0; it is a number from 0.01 to 1");
     refused("gbfs:start=x", "search gbfs: start cannot be x; it is untiled or random");
 }
