@@ -111,8 +111,8 @@ impl Tally {
         device.measure(&configs, None, &mut Vec::new, &mut done).unwrap();
         let source = |config| Source::Steps(steps_text(&task.steps(config)));
         let sources: Vec<Source> = configs.iter().map(source).collect();
-        let raced = device.race(&sources, 1, Round { time: Duration::from_micros(100), min_samples: 1 }).unwrap();
-        raced.into_iter().enumerate().for_each(|(at, (outcome, _))| note(at, outcome));
+        let raced = device.race(&sources, 1, 1, Round { time: Duration::from_micros(100), min_samples: 1 }).unwrap();
+        raced.into_iter().enumerate().for_each(|(at, racer)| note(at, device.end_race(racer)));
     }
 
     /// # Panics

@@ -144,8 +144,9 @@ fn a_race_goes_on_without_those_that_fail_early_or_late() {
         good(),
     ];
     let round = Round { time: Duration::from_millis(1), min_samples: 1 };
-    let outcomes = device.race(&sources, 2, round).unwrap();
-    let classes: Vec<_> = outcomes.iter().map(|(outcome, _)| outcome.class()).collect();
+    let racers = device.race(&sources, 2, 2, round).unwrap();
+    let outcomes: Vec<_> = racers.into_iter().map(|racer| device.end_race(racer)).collect();
+    let classes: Vec<_> = outcomes.iter().map(Outcome::class).collect();
     let [instantiation, timeout, wrong] =
         [ErrorClass::InstantiationError, ErrorClass::RunTimeout, ErrorClass::WrongAnswer].map(Some);
     assert_eq!(classes, [instantiation, None, timeout, wrong, None], "{outcomes:?}");
@@ -160,8 +161,9 @@ fn a_race_leaves_nothing_in_scratch_that_could_pass_for_right() {
         matmul_and("alloc S C[0, 0] += S[0] first never"),
     ];
     let round = Round { time: Duration::from_millis(1), min_samples: 1 };
-    let outcomes = device.race(&sources, 2, round).unwrap();
-    let classes: Vec<_> = outcomes.iter().map(|(outcome, _)| outcome.class()).collect();
+    let racers = device.race(&sources, 2, 2, round).unwrap();
+    let outcomes: Vec<_> = racers.into_iter().map(|racer| device.end_race(racer)).collect();
+    let classes: Vec<_> = outcomes.iter().map(Outcome::class).collect();
     assert_eq!(classes, [None, Some(ErrorClass::WrongAnswer)], "{outcomes:?}");
 }
 

@@ -180,6 +180,14 @@ impl Workers {
         Ok(())
     }
 
+    /// Starts all workers anew.
+    ///
+    /// # Errors
+    /// Where one cannot be started.
+    pub fn renew(&mut self) -> io::Result<()> {
+        (0..self.slots.len()).try_for_each(|at| self.give_up(at))
+    }
+
     /// Waits for the next answer from any worker, until some moment at most, or until one that was started anew is ready.
     ///
     /// # Errors

@@ -20,8 +20,9 @@ pub struct Round {
 }
 
 /// A candidate in a race.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Racer {
+    source: Source,
     kept: Option<Kept>,
     medians_ns: Vec<f64>,
     failure: Option<Outcome>,
@@ -40,19 +41,20 @@ impl Racer {
 }
 
 impl Device {
-    /// Times candidates against each other. The result for each is the timing over its rounds' medians, or what became
-    /// of it, with the relative error of its answer.
+    /// Times candidates against each other, in so many sittings of so many rounds each.
     ///
     /// # Errors
     /// Where a worker cannot be started anew.
-    pub fn race(&mut self, sources: &[Source], rounds: u32, round: Round) -> io::Result<Vec<(Outcome, Option<f64>)>> {
+    pub fn race(&mut self, sources: &[Source], sittings: u32, rounds: u32, round: Round) -> io::Result<Vec<Racer>> {
         let mut racers = self.start_race(sources)?;
-        self.race_rounds(&mut racers.iter_mut().collect::<Vec<_>>(), rounds, round)?;
-        let end = |racer: Racer| {
-            let relative_error = racer.relative_error();
-            (self.end_race(racer), relative_error)
-        };
-        Ok(racers.into_iter().map(end).collect())
+        for sitting in 0..sittings {
+            let mut racers: Vec<&mut Racer> = racers.iter_mut().collect();
+            if sitting > 0 {
+                self.next_sitting(&mut racers)?;
+            }
+            self.race_rounds(&mut racers, rounds, round)?;
+        }
+        Ok(racers)
     }
 
     /// Builds and checks candidates for [`Device::race_rounds`] and [`Device::race_round`].
@@ -60,15 +62,38 @@ impl Device {
     /// # Errors
     /// Where a worker cannot be started anew.
     pub fn start_race(&mut self, sources: &[Source]) -> io::Result<Vec<Racer>> {
+        let racer =
+            |(source, (kept, failure))| Racer { source: Source::clone(source), kept, medians_ns: Vec::new(), failure };
+        Ok(sources.iter().zip(self.keep_all(sources)?).map(racer).collect())
+    }
+
+    /// Moves a race to new processes. Which pages of memory the system gives a process decides which of its data share
+    /// lines of a cache, and so by a per cent or two what one kernel takes beside another: more rounds in one process do not
+    /// average that out, more processes do.
+    ///
+    /// # Errors
+    /// Where a worker cannot be started anew.
+    pub fn next_sitting(&mut self, racers: &mut [&mut Racer]) -> io::Result<()> {
+        self.workers.renew()?;
+        let mut racers: Vec<&mut &mut Racer> = racers.iter_mut().filter(|racer| racer.failure.is_none()).collect();
+        let sources: Vec<Source> = racers.iter().map(|racer| racer.source.clone()).collect();
+        for (racer, of_keeping) in racers.iter_mut().zip(self.keep_all(&sources)?) {
+            (racer.kept, racer.failure) = of_keeping;
+        }
+        Ok(())
+    }
+
+    /// For each source its kernel, or what it failed of.
+    fn keep_all(&mut self, sources: &[Source]) -> io::Result<Vec<(Option<Kept>, Option<Outcome>)>> {
         // Of what was to come after the last batch nothing is wanted any more.
         self.abandon()?;
         self.begin(sources);
         let built = self.keep(Goal { quickly: false, to_the_end: true, trial: None })?;
-        let racer = |built| match built {
-            Ok(kept) => Racer { kept: Some(kept), ..Racer::default() },
-            Err(Measured { outcome, .. }) => Racer { failure: Some(outcome), ..Racer::default() },
+        let of_keeping = |built| match built {
+            Ok(kept) => (Some(kept), None),
+            Err(Measured { outcome, .. }) => (None, Some(outcome)),
         };
-        Ok(built.into_iter().map(racer).collect())
+        Ok(built.into_iter().map(of_keeping).collect())
     }
 
     /// Rounds that each run every candidate once in a new order, so that a change of the machine's speed hits all alike.

@@ -16,7 +16,7 @@ use serde::de::DeserializeOwned;
 use tilewright_device::device::{Round, steps_text};
 use tilewright_device::protocol::Source;
 use tilewright_device::{Device, Options, host};
-use tilewright_tune::{Outcome, Record, Task, Trial};
+use tilewright_tune::{Record, Task, Trial};
 
 use super::finished::{Finished, Found};
 use super::table::Moment;
@@ -26,8 +26,10 @@ use crate::command::{count, device_options};
 use crate::output::{message, write_whole};
 use crate::progress::{Progress, Status};
 
-/// Rounds, each of which runs every kernel: as many as it takes for medians on a restless machine to repeat within 2 or 3 %.
-const ROUNDS: u32 = 45;
+/// Sittings of so many rounds, each of which runs every kernel: as many as it takes for first quartiles on a restless machine to
+/// repeat within 1 %.
+const SITTINGS: u32 = 5;
+const ROUNDS: u32 = 9;
 /// What the runs of a kernel in a round come to.
 const ROUND: Round = Round { time: Duration::from_millis(15), min_samples: 2 };
 
@@ -165,9 +167,9 @@ fn device(plan: &Plan, of: &Finished, seed: u64) -> anyhow::Result<Device> {
 fn race(plan: &Plan, of: &Finished, kernels: &BTreeSet<&str>) -> anyhow::Result<Times> {
     let mut device = device(plan, of, 0)?;
     let sources: Vec<Source> = kernels.iter().map(|&steps| Source::Steps(steps.to_owned())).collect();
-    let outcomes = device.race(&sources, ROUNDS, ROUND)?;
-    let time = |outcome: Outcome| Some(outcome.timing()?.median_ns);
-    Ok(kernels.iter().map(|&steps| steps.to_owned()).zip(outcomes.into_iter().map(|(o, _)| time(o))).collect())
+    let racers = device.race(&sources, SITTINGS, ROUNDS, ROUND)?;
+    let times = racers.iter().map(|racer| Some(finals::quartile_ns(racer)).filter(|ns| ns.is_finite()));
+    Ok(kernels.iter().map(|&steps| steps.to_owned()).zip(times).collect())
 }
 
 #[cfg(test)]

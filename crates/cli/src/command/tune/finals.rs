@@ -22,8 +22,9 @@ const MOST_LEADERS: u64 = 24;
 const FINALISTS: usize = 6;
 /// Rounds before the first half leaves; the next has twice as many …
 const LEAST_ROUNDS: u64 = 3;
-/// … and the last so many, where there is time.
+/// … and the last so many, where there is time, in so many sittings.
 const MOST_ROUNDS: u64 = 12;
+const LAST_SITTINGS: u64 = 3;
 /// Times that candidates leave, at most, with the end.
 const STAGES: u32 = 3;
 /// A round of one: for a long kernel another one after the others' tells more than a second sample.
@@ -125,7 +126,9 @@ pub fn run(
 /// where no trial is valid.
 ///
 /// Most disturbances slow a kernel down, so its fast rounds tell most; but the very fastest may owe its time to luck. What
-/// counts is the first quartile of its rounds.
+/// counts is the first quartile of its rounds. A kernel may also be lucky with its pages for a whole sitting, so there are several;
+/// but one where a run takes as long as a round, since to check it anew would take more time than to measure it, or where the user
+/// waits.
 ///
 /// # Errors
 /// Where workers do not start.
@@ -151,6 +154,7 @@ pub fn rank(
     let source = |trial: &&Trial| Source::Steps(steps_text(&task.steps(&trial.config)));
     let racers = device.start_race(&leaders.iter().map(source).collect::<Vec<_>>())?;
     let mut left: Vec<(&Trial, Racer)> = leaders.into_iter().zip(racers).collect();
+    let moves = best_ns < ROUND.time.as_nanos() as f64 && time > TIME_INTERRUPTED;
     let mut rounds = LEAST_ROUNDS;
     while left.len() > FINALISTS {
         race(device, &mut left, rounds)?;
@@ -159,22 +163,38 @@ pub fn rank(
         }
         announce(left.len());
         rounds *= 2;
+        if moves {
+            next_sitting(device, &mut left)?;
+        }
     }
-    let rounds = affordable(best_ns, stage_time) / left.len() as u64;
-    race(device, &mut left, rounds.clamp(LEAST_ROUNDS, MOST_ROUNDS))?;
+    let rounds = (affordable(best_ns, stage_time) / left.len() as u64).clamp(LEAST_ROUNDS, MOST_ROUNDS);
+    let sittings = if moves { LAST_SITTINGS } else { 1 };
+    for sitting in 0..sittings {
+        if sitting > 0 {
+            next_sitting(device, &mut left)?;
+        }
+        race(device, &mut left, rounds.div_ceil(sittings))?;
+    }
     Ok(left.into_iter().filter_map(|(trial, racer)| ended(device, trial, racer, progress)).collect())
 }
 
 /// Some rounds, after which the fastest come first.
 fn race(device: &mut Device, left: &mut [(&Trial, Racer)], rounds: u64) -> std::io::Result<()> {
-    let mut racers: Vec<&mut Racer> = left.iter_mut().map(|(_, racer)| racer).collect();
-    device.race_rounds(&mut racers, rounds as u32, ROUND)?;
+    device.race_rounds(&mut racers(left), rounds as u32, ROUND)?;
     left.sort_by(|(_, a), (_, b)| quartile_ns(a).total_cmp(&quartile_ns(b)));
     Ok(())
 }
 
+fn next_sitting(device: &mut Device, left: &mut [(&Trial, Racer)]) -> std::io::Result<()> {
+    device.next_sitting(&mut racers(left))
+}
+
+fn racers<'r>(left: &'r mut [(&Trial, Racer)]) -> Vec<&'r mut Racer> {
+    left.iter_mut().map(|(_, racer)| racer).collect()
+}
+
 /// The first quartile of a racer's rounds, in nanoseconds a run; infinite where it has none, or failed.
-fn quartile_ns(racer: &Racer) -> f64 {
+pub fn quartile_ns(racer: &Racer) -> f64 {
     Quartiles::of(racer.medians_ns()).map_or(f64::INFINITY, |rounds| rounds.first)
 }
 
