@@ -19,6 +19,7 @@ const PNPOLY: &[u8] = include_bytes!("../tests/data/recorded/pnpoly-RTX_2080_Ti.
 
 fn main() {
     replays();
+    of_template();
     annealing();
     trees();
 }
@@ -82,14 +83,40 @@ fn time_ns(space: &Space, config: &Config) -> f64 {
     1e6 * (1.0 + config.ranks().iter().enumerate().map(off).sum::<f64>())
 }
 
+/// Each search on a space as of a template, 1,200 trials in batches as of `tune`.
+fn of_template() {
+    let space = matmul_like();
+    for row in SEARCHES.iter().filter(|row| row.name != "tree_gru") {
+        let mut search = search::build(row.name, &space, 0).expect("a search of the table");
+        let mut known: Vec<Trial> = Vec::new();
+        let mut seconds = 0.0;
+        let mut text = String::new();
+        while known.len() < 1200 {
+            let n = (known.len() / 16).clamp(1, 16);
+            let (took, batch) = timed(|| search.propose(n));
+            let trials: Vec<Trial> = batch.into_iter().map(|config| trial(&space, config)).collect();
+            seconds += took + timed(|| search.observe(&trials)).0;
+            let before = known.len();
+            known.extend(trials);
+            for n in [100, 200, 400, 800, 1200] {
+                if before < n && known.len() >= n {
+                    text += &format!(" {:.3} to {n}", 1e3 * seconds / known.len() as f64);
+                }
+            }
+        }
+        println!("{}, {} configurations: ms a trial{text}", row.name, space.size());
+    }
+}
+
+fn trial(space: &Space, config: Config) -> Trial {
+    let median_ns = time_ns(space, &config);
+    let timing = Timing { median_ns, min_ns: median_ns, spread: 0.0, n_samples: 1, stopped_early: false };
+    Trial { config, outcome: Outcome::Measured(timing) }
+}
+
 /// Rounds of the boosted trees' search that fit a model and anneal 128 configurations for all 500 steps, or until they rest.
 fn annealing() {
     let space = matmul_like();
-    let trial = |config: Config| {
-        let median_ns = time_ns(&space, &config);
-        let timing = Timing { median_ns, min_ns: median_ns, spread: 0.0, n_samples: 1, stopped_early: false };
-        Trial { config, outcome: Outcome::Measured(timing) }
-    };
     let mut gbt = search::build("gbt", &space, 1).expect("a search of the table");
     for _ in 0..16 {
         let (seconds, batch) = timed(|| gbt.propose(16));
@@ -99,7 +126,7 @@ fn annealing() {
             space.n_parameters(),
             1e3 * seconds
         );
-        gbt.observe(&batch.into_iter().map(trial).collect::<Vec<_>>());
+        gbt.observe(&batch.into_iter().map(|config| trial(&space, config)).collect::<Vec<_>>());
     }
 }
 

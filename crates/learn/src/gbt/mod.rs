@@ -20,8 +20,8 @@ use tree::Tree;
 
 /// How trees are boosted.
 ///
-/// The defaults are those of AutoTVM's public implementation, but for the number of trees, which is fixed, where that one
-/// stops early, and for trees of depth 6 at a learning rate of 0.1 instead of 3 and 0.3: on recorded spaces they rank better
+/// The defaults are those of AutoTVM's public implementation, but for the number of trees, which is fixed unless an early stop is
+/// asked for, and for trees of depth 6 at a learning rate of 0.1 instead of 3 and 0.3: on recorded spaces they rank better
 /// at less than twice the time.
 #[derive(Debug, Clone, PartialEq)]
 pub struct GbtOptions {

@@ -47,9 +47,8 @@ pub(super) const ROW: SearchRow = SearchRow {
         },
         SearchOption {
             name: "patience",
-            default: "0",
-            text: "trees in a row that rank the best trials, as many as `batch` says, no better before growing ends, 20 in the \
-                   paper's implementation; 0 grows all",
+            default: "20",
+            text: "trees in a row that rank the best trials, as many as `batch` says, no better before growing ends; 0 grows all",
         },
         SearchOption {
             name: "bootstrap",

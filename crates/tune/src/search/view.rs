@@ -129,11 +129,14 @@ fn described(program: &LoopContexts) -> Vec<f32> {
     features
 }
 
-/// The model of other workloads. Ranks within a task compare, throughputs do not.
+/// The model of other workloads. Ranks within a task compare, throughputs do not; nor do ranks of several tasks, so that all trees
+/// are grown.
 fn fit_global(experience: &Experience, trees: &GbtOptions, seed: u64) -> Gbt {
     let rows = Matrix::from_rows(N_DESCRIBED, experience.contexts.iter().map(described));
     let examples = Examples::new(&rows, &experience.targets).in_groups(&experience.groups);
-    Gbt::fit(&examples, trees, seed).unwrap_or_else(|error| panic!("invariant: options and targets are sound: {error}"))
+    let trees = GbtOptions { early_stop: None, ..trees.clone() };
+    Gbt::fit(&examples, &trees, seed)
+        .unwrap_or_else(|error| panic!("invariant: options and targets are sound: {error}"))
 }
 
 /// What the model of other workloads says of a sample of the space, learnt by trees on the parameters: to ask these takes no
