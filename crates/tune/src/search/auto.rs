@@ -16,7 +16,7 @@ use crate::trial::Trial;
 /// Configurations that are spread over the space before the model has a say.
 const N_START: usize = 10;
 /// The model's parameters are fitted again when it knows so many times as many trials.
-const GROWTH: f64 = 1.05;
+const GROWTH: f64 = 1.07;
 /// Trials that the parameters are fitted on, at most: the time goes with their third power.
 const MOST_FITTED: usize = 100;
 /// Trials that the model knows after a fit, at most, and before the next.
