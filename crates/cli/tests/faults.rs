@@ -129,6 +129,13 @@ fn every_fault_gets_its_class_and_good_candidates_are_measured() {
     );
 }
 
+/// What becomes of these in two sittings of two rounds.
+fn raced(device: &mut Device, sources: &[Source]) -> Vec<Outcome> {
+    let round = Round { time: Duration::from_millis(1), min_samples: 1 };
+    let racers = device.race(sources, 2, 2, round).unwrap();
+    racers.into_iter().map(|racer| device.end_race(racer)).collect()
+}
+
 #[test]
 fn a_race_goes_on_without_those_that_fail_early_or_late() {
     let workload = Workload::parse("matmul:m=16,n=16,k=16").unwrap();
@@ -143,9 +150,7 @@ fn a_race_goes_on_without_those_that_fail_early_or_late() {
         matmul_and("C[3, 5] = 1000.0"),
         good(),
     ];
-    let round = Round { time: Duration::from_millis(1), min_samples: 1 };
-    let racers = device.race(&sources, 2, 2, round).unwrap();
-    let outcomes: Vec<_> = racers.into_iter().map(|racer| device.end_race(racer)).collect();
+    let outcomes = raced(&mut device, &sources);
     let classes: Vec<_> = outcomes.iter().map(Outcome::class).collect();
     let [instantiation, timeout, wrong] =
         [ErrorClass::InstantiationError, ErrorClass::RunTimeout, ErrorClass::WrongAnswer].map(Some);
@@ -160,9 +165,7 @@ fn a_race_leaves_nothing_in_scratch_that_could_pass_for_right() {
         matmul_and("alloc S S[0] = 0.0 C[0, 0] += S[0] first never"),
         matmul_and("alloc S C[0, 0] += S[0] first never"),
     ];
-    let round = Round { time: Duration::from_millis(1), min_samples: 1 };
-    let racers = device.race(&sources, 2, 2, round).unwrap();
-    let outcomes: Vec<_> = racers.into_iter().map(|racer| device.end_race(racer)).collect();
+    let outcomes = raced(&mut device, &sources);
     let classes: Vec<_> = outcomes.iter().map(Outcome::class).collect();
     assert_eq!(classes, [None, Some(ErrorClass::WrongAnswer)], "{outcomes:?}");
 }

@@ -3,6 +3,7 @@
 //! `cargo run --release -p tilewright-tune --example cost_of_thinking`; `xgboost_beside.py` measures XGBoost on the same.
 
 use std::hint::black_box;
+use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
@@ -11,8 +12,8 @@ use rand_xoshiro::Xoshiro256PlusPlus;
 use tilewright_learn::metrics::kendall_tau;
 use tilewright_learn::{Examples, Gbt, GbtOptions, Matrix, Objective};
 use tilewright_tune::{
-    Budget, Config, Constraint, HeadStart, Outcome, Parameter, RecordedSpace, SEARCHES, Space, Timing, Trial, search,
-    tune,
+    BoxError, Budget, Config, Constraint, Event, HeadStart, Measure, Measured, Outcome, Parameter, RecordedSpace,
+    SEARCHES, Seconds, Space, Timing, Trial, search, tune,
 };
 
 const PNPOLY: &[u8] = include_bytes!("../tests/data/recorded/pnpoly-RTX_2080_Ti.json.gz");
@@ -37,20 +38,32 @@ fn timed<T>(work: impl FnOnce() -> T) -> (f64, T) {
     (processor_seconds() - start, result)
 }
 
+/// A run of a search, with batches as of `tune`, at most of so many.
+fn run(
+    name: &str,
+    seed: u64,
+    space: &Arc<Space>,
+    measure: &mut dyn Measure,
+    (trials, batch): (u64, usize),
+    observer: &mut dyn FnMut(Event),
+) {
+    let mut search = search::build(name, space, seed).expect("a search of the table");
+    let budget = Budget { trials: Some(trials), time: None, batch };
+    let (never, none) = (AtomicBool::new(false), HeadStart::default());
+    let mut observer = |event: Event| {
+        observer(event);
+        Ok(())
+    };
+    tune(search.as_mut(), space, measure, none, budget, &never, &mut observer).expect("look-ups");
+}
+
 /// Each search on a recorded space, five times 400 trials, one at a time and in batches; looking outcomes up is counted in.
 fn replays() {
     let recorded = RecordedSpace::read("pnpoly", PNPOLY, None).expect("a sound file");
-    let run = |name: &str, seed: u64, batch: usize| {
-        let mut search = search::build(name, recorded.space(), seed).expect("a search of the table");
-        let budget = Budget { trials: Some(400), time: None, batch };
-        let never = AtomicBool::new(false);
-        let mut table = recorded.clone();
-        let none = HeadStart::default();
-        tune(search.as_mut(), recorded.space(), &mut table, none, budget, &never, &mut |_| Ok(())).expect("look-ups");
-    };
     for row in SEARCHES {
         let ms = [1, 16].map(|batch| {
-            let (seconds, ()) = timed(|| (0..5).for_each(|seed| run(row.name, seed, batch)));
+            let run = |seed| run(row.name, seed, recorded.space(), &mut recorded.clone(), (400, batch), &mut |_| ());
+            let (seconds, ()) = timed(|| (0..5).for_each(run));
             1e3 * seconds / 2000.0
         });
         println!("{}: {:.3} ms a trial, {:.3} in batches of 16", row.name, ms[0], ms[1]);
@@ -83,28 +96,43 @@ fn time_ns(space: &Space, config: &Config) -> f64 {
     1e6 * (1.0 + config.ranks().iter().enumerate().map(off).sum::<f64>())
 }
 
-/// Each search on a space as of a template, 1,200 trials in batches as of `tune`.
+/// Each search on a space as of a template, 1,200 trials in batches; working outcomes out is counted in.
 fn of_template() {
     let space = matmul_like();
     for row in SEARCHES.iter().filter(|row| row.name != "tree_gru") {
-        let mut search = search::build(row.name, &space, 0).expect("a search of the table");
-        let mut known: Vec<Trial> = Vec::new();
-        let mut seconds = 0.0;
-        let mut text = String::new();
-        while known.len() < 1200 {
-            let n = (known.len() / 16).clamp(1, 16);
-            let (took, batch) = timed(|| search.propose(n));
-            let trials: Vec<Trial> = batch.into_iter().map(|config| trial(&space, config)).collect();
-            seconds += took + timed(|| search.observe(&trials)).0;
-            let before = known.len();
-            known.extend(trials);
-            for n in [100, 200, 400, 800, 1200] {
-                if before < n && known.len() >= n {
-                    text += &format!(" {:.3} to {n}", 1e3 * seconds / known.len() as f64);
+        let (mut n_known, mut text, start) = (0, String::new(), processor_seconds());
+        let mut note = |event: Event| {
+            if let Event::Batch(batch) = event {
+                let before = n_known;
+                n_known += batch.len();
+                for n in [100, 200, 400, 800, 1200].into_iter().filter(|n| (before + 1..=n_known).contains(n)) {
+                    text += &format!(" {:.3} to {n}", 1e3 * (processor_seconds() - start) / n_known as f64);
                 }
             }
-        }
+        };
+        run(row.name, 0, &space, &mut Formula(space.clone()), (1200, 16), &mut note);
         println!("{}, {} configurations: ms a trial{text}", row.name, space.size());
+    }
+}
+
+/// Measures by [`time_ns`].
+struct Formula(Arc<Space>);
+
+impl Measure for Formula {
+    fn measure(
+        &mut self,
+        batch: &[Config],
+        _: Option<f64>,
+        _: &mut dyn FnMut() -> Vec<Config>,
+        done: &mut dyn FnMut(usize, Measured) -> ControlFlow<()>,
+    ) -> Result<(), BoxError> {
+        let outcomes = batch.iter().map(|config| trial(&self.0, config.clone()).outcome).enumerate();
+        for (at, outcome) in outcomes {
+            if done(at, Measured { outcome, seconds: Seconds::default() }).is_break() {
+                break;
+            }
+        }
+        Ok(())
     }
 }
 

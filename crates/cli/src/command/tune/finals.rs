@@ -152,8 +152,8 @@ pub fn rank(
     };
     announce(leaders.len());
     let source = |trial: &&Trial| Source::Steps(steps_text(&task.steps(&trial.config)));
-    let racers = device.start_race(&leaders.iter().map(source).collect::<Vec<_>>())?;
-    let mut left: Vec<(&Trial, Racer)> = leaders.into_iter().zip(racers).collect();
+    let built = device.start_race(&leaders.iter().map(source).collect::<Vec<_>>())?;
+    let mut left: Vec<(&Trial, Racer)> = leaders.into_iter().zip(built).collect();
     let moves = best_ns < ROUND.time.as_nanos() as f64 && time > TIME_INTERRUPTED;
     let mut rounds = LEAST_ROUNDS;
     while left.len() > FINALISTS {
@@ -164,14 +164,14 @@ pub fn rank(
         announce(left.len());
         rounds *= 2;
         if moves {
-            next_sitting(device, &mut left)?;
+            device.next_sitting(&mut racers(&mut left))?;
         }
     }
     let rounds = (affordable(best_ns, stage_time) / left.len() as u64).clamp(LEAST_ROUNDS, MOST_ROUNDS);
     let sittings = if moves { LAST_SITTINGS } else { 1 };
     for sitting in 0..sittings {
         if sitting > 0 {
-            next_sitting(device, &mut left)?;
+            device.next_sitting(&mut racers(&mut left))?;
         }
         race(device, &mut left, rounds.div_ceil(sittings))?;
     }
@@ -183,10 +183,6 @@ fn race(device: &mut Device, left: &mut [(&Trial, Racer)], rounds: u64) -> std::
     device.race_rounds(&mut racers(left), rounds as u32, ROUND)?;
     left.sort_by(|(_, a), (_, b)| quartile_ns(a).total_cmp(&quartile_ns(b)));
     Ok(())
-}
-
-fn next_sitting(device: &mut Device, left: &mut [(&Trial, Racer)]) -> std::io::Result<()> {
-    device.next_sitting(&mut racers(left))
 }
 
 fn racers<'r>(left: &'r mut [(&Trial, Racer)]) -> Vec<&'r mut Racer> {
