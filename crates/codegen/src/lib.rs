@@ -223,7 +223,7 @@ impl Compiler {
             return Err(CompileError::NotQuick(format!("{target} is not served")));
         }
         let llvm::Quick { image, scratch, uses, mut times } =
-            llvm::compile_quickly(program, target, &self.quick_units)?;
+            llvm::compile_quickly(program, target, &self.quick_units, loader::external)?;
         let start = Instant::now();
         let code = Arc::new(loader::place(&image.bytes, image.code_len, image.symbols)?);
         self.quick_units.keep(&code);
@@ -267,6 +267,22 @@ pub fn compile(program: &Program, target: &Target) -> Result<Kernel, CompileErro
 /// Where the program is malformed: run the verifier first.
 pub fn emit(program: &Program, target: &Target, what: Emit) -> Result<Vec<u8>, CompileError> {
     Ok(llvm::compile(program, target, &Units::default(), what)?.bytes)
+}
+
+/// The machine code and the constants that [`Compiler::compile_quickly`] makes, for any target and the same in every
+/// process: functions of the C library are at address 0.
+///
+/// # Errors
+/// As for [`Compiler::compile_quickly`].
+///
+/// # Panics
+/// As for [`emit`].
+pub fn quick_code(program: &Program, target: &Target) -> Result<Vec<u8>, CompileError> {
+    if !x86::serves(target) {
+        return Err(CompileError::NotQuick(format!("{target} is not served")));
+    }
+    let at_zero = |name: &str| loader::external(name).map(|_| 0);
+    Ok(llvm::compile_quickly(program, target, &Units::default(), at_zero)?.image.bytes)
 }
 
 /// The scratch memory that the code of a program needs.

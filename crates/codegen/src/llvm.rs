@@ -21,7 +21,6 @@ use tilewright_ir::target::Target;
 
 pub use machine::{host_arch, host_cpu, llvm_version};
 
-use crate::loader::external;
 use crate::{CompileError, CompileTimes, Emit, x86};
 use api::Module;
 use plan::ScratchLayout;
@@ -57,8 +56,14 @@ pub struct Quick {
     pub times: CompileTimes,
 }
 
-/// Compiles a program with our own back end; as for [`compile`], the code refers to the units that there are.
-pub fn compile_quickly(program: &Program, target: &Target, units: &Units) -> Result<Quick, CompileError> {
+/// Compiles a program with our own back end; as for [`compile`], the code refers to the units that there are. `external` has
+/// the addresses of the functions that are no units.
+pub fn compile_quickly(
+    program: &Program,
+    target: &Target,
+    units: &Units,
+    external: fn(&str) -> Option<usize>,
+) -> Result<Quick, CompileError> {
     machine::with_machine(target, |machine| {
         let mut times = CompileTimes::default();
         let start = Instant::now();
