@@ -1,11 +1,15 @@
 //! Where results and messages go: results to standard output, as text or as one JSON document, or to files; all else
 //! to standard error.
 
-use std::fs::File;
-use std::io::{self, BufWriter, Write};
+mod file;
+
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use serde_json::Value as Json;
+
+use crate::error::bad_input;
+pub use file::{Destination, open_lock, write_whole};
 
 /// Standard output could not be written.
 #[derive(Debug)]
@@ -28,26 +32,13 @@ pub fn write_stdout(bytes: &[u8]) -> anyhow::Result<()> {
     Ok(out.write_all(bytes).and_then(|()| out.flush()).map_err(StdoutError)?)
 }
 
-/// Writes a file beside its place first, so that it is there as a whole or as it was. What is no file, such as a pipe, is
-/// written to as it is.
+/// The place of a file that the user named, before the work that fills it; `other` says how to name another.
 ///
 /// # Errors
-/// Where the folder cannot be written to.
-pub fn write_whole(path: &Path, write: impl FnOnce(&mut BufWriter<File>) -> io::Result<()>) -> io::Result<()> {
-    let create = |path: &Path| Ok::<_, io::Error>(BufWriter::with_capacity(1 << 16, File::create(path)?));
-    if path.metadata().is_ok_and(|there| !there.is_file()) {
-        let mut file = create(path)?;
-        return write(&mut file).and_then(|()| file.flush());
-    }
-    // A link stays one: what it leads to is replaced.
-    let path = &path.canonicalize().unwrap_or_else(|_| path.to_owned());
-    let part = with_suffix(path, ".part");
-    let mut file = create(&part)?;
-    let written = write(&mut file).and_then(|()| file.flush());
-    drop(file);
-    written.and_then(|()| std::fs::rename(&part, path)).inspect_err(|_| {
-        let _ = std::fs::remove_file(&part);
-    })
+/// Bad input where it cannot be written to.
+pub fn writable(path: &Path, other: &str) -> anyhow::Result<Destination> {
+    let name = path.display();
+    Destination::at(path).map_err(|error| bad_input(format!("cannot write {name}: {error} (give {other})")))
 }
 
 /// A path of a name that is longer by an ending, behind an extension too.
@@ -140,17 +131,6 @@ mod tests {
     fn numbers_are_readable() {
         assert_eq!([grouped(7), grouped(899756), grouped(1234567)], ["7", "899,756", "1,234,567"]);
         assert_eq!([duration(850.0), duration(12_345.0), duration(9.5e6)], ["850 ns", "12.35 µs", "9.500 ms"]);
-    }
-
-    #[test]
-    fn a_link_stays_and_what_it_leads_to_is_written() {
-        let folder = tempfile::tempdir().unwrap();
-        let [file, link] = ["file", "link"].map(|name| folder.path().join(name));
-        std::fs::write(&file, "before").unwrap();
-        std::os::unix::fs::symlink(&file, &link).unwrap();
-        write_whole(&link, |out| out.write_all(b"after")).unwrap();
-        assert!(link.is_symlink());
-        assert_eq!(std::fs::read(&file).unwrap(), b"after");
     }
 
     #[test]

@@ -56,6 +56,12 @@ fn a_trained_model_answers_with_valid_parameters() {
     let shown = run(&["predict", "query", text(&model), "--problem", PROBLEM]);
     assert!(String::from_utf8_lossy(&shown.stdout).contains("pipe_lines_depth"), "{}", stderr(&shown));
 
+    // Earlier versions put what there is to say in the place of the ending.
+    let [now, earlier] = ["safetensors.json", "json"].map(|ending| model.with_extension(ending));
+    std::fs::rename(&now, &earlier).unwrap();
+    assert_eq!(run_json(&["predict", "query", text(&model), "--problem", PROBLEM, "-k", "5"]), answer);
+    std::fs::rename(&earlier, &now).unwrap();
+
     // What does not fit the model is refused in one line.
     let without = |field: &str| {
         let kept = PROBLEM.split(',').filter(|pair| !pair.starts_with(field));

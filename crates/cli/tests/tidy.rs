@@ -23,8 +23,11 @@ const WITH_UNSAFE: &[&str] = &["crates/codegen/", "crates/device/", "crates/cli/
 /// What may open files, start processes and read the environment.
 const WITH_SYSTEM: &[&str] = &["crates/device/", "crates/cli/"];
 
-/// The one file elsewhere that opens files: models are kept in two, and a training keeps checkpoints while it runs.
-const WITH_FILES: &str = "crates/learn/src/sequence/file.rs";
+/// The one file that writes files: there they come whole or not at all, and replace nothing but files.
+const WITH_WRITING: &str = "crates/cli/src/output/file.rs";
+
+/// What writes, replaces or makes files.
+const WRITING: &[&str] = &["fs::write", "fs::rename", "fs::copy", "File::create", "File::options", "OpenOptions"];
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
@@ -157,7 +160,7 @@ fn the_system_is_used_where_it_may() {
             continue;
         }
         let sources = files_below(&folder.join("src"), "rs");
-        for path in sources.into_iter().filter(|path| name_of(path) != WITH_FILES) {
+        for path in sources {
             for (at, line) in code_lines(&read(&path)) {
                 // Constants such as the architecture are no reading of the environment.
                 let line = line.replace("std::env::consts", "");
@@ -170,6 +173,22 @@ fn the_system_is_used_where_it_may() {
             }
         }
     }
+    assert_none(&offences);
+}
+
+#[test]
+fn files_are_written_the_one_way() {
+    let mut offences = Vec::new();
+    let sources = crates().into_iter().flat_map(|(_, folder)| files_below(&folder.join("src"), "rs"));
+    for path in sources.filter(|path| name_of(path) != WITH_WRITING) {
+        for (at, line) in code_lines(&read(&path)) {
+            if let Some(call) = WRITING.iter().find(|call| line.contains(*call)) {
+                offences.push(format!("{}:{at}: {call} outside {WITH_WRITING} (use write_whole)", name_of(&path)));
+            }
+        }
+    }
+    let own = code_lines(&read(&root().join(WITH_WRITING)));
+    assert!(own.iter().any(|(_, line)| line.contains(WRITING[5])), "{WITH_WRITING} writes files");
     assert_none(&offences);
 }
 

@@ -1,12 +1,10 @@
 //! Sequence models, as their users see them.
 
-use std::fs;
 use std::ops::ControlFlow;
-use std::path::Path;
 
 use tilewright_learn::sequence::{
-    ARCHITECTURES, Architecture, Completions, Encoding, Example, Field, FieldKind, Model, Parameter, SequenceError,
-    Training, Vocabulary, train,
+    ARCHITECTURES, Architecture, Checkpoint, Completions, Encoding, Example, Field, FieldKind, Kept, Model, ModelFiles,
+    Parameter, SequenceError, Training, Vocabulary, train,
 };
 
 fn vocabulary() -> Vocabulary {
@@ -48,10 +46,18 @@ fn small() -> Training {
 fn learn(
     architecture: Architecture,
     training: &Training,
-    checkpoint: Option<&Path>,
+    kept: Option<&mut Option<Vec<u8>>>,
     epochs: usize,
 ) -> Result<Model, SequenceError> {
     let examples = examples();
+    let before = kept.as_ref().and_then(|kept| (*kept).clone());
+    let mut none = None;
+    let last = kept.unwrap_or(&mut none);
+    let mut keep = |bytes: &[u8]| {
+        *last = Some(bytes.to_vec());
+        Ok(())
+    };
+    let checkpoint = Some(Checkpoint { kept: before, keep: &mut keep });
     train(architecture, &vocabulary(), &examples, &examples, training, checkpoint, &mut |progress| {
         if progress.epoch < epochs { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
     })
@@ -64,11 +70,8 @@ fn share_right(model: &Model) -> f64 {
 }
 
 /// The files of a model.
-fn files(model: &Model) -> (Vec<u8>, Vec<u8>) {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("model.safetensors");
-    model.save(&path, &serde_json::json!({})).unwrap();
-    (fs::read(&path).unwrap(), fs::read(path.with_extension("safetensors.json")).unwrap())
+fn files(model: &Model) -> ModelFiles {
+    model.save(&serde_json::json!({}))
 }
 
 #[test]
@@ -144,37 +147,41 @@ fn the_same_seed_gives_the_same_weights() {
         let [one, other] = [(); 2].map(|()| files(&learn(architecture, &few, None, usize::MAX).unwrap()));
         assert!(one == other);
         let third = files(&learn(architecture, &Training { seed: 8, ..few }, None, usize::MAX).unwrap());
-        assert!(one.0 != third.0, "another seed gives others");
+        assert!(one.weights != third.weights, "another seed gives others");
     }
 }
 
 #[test]
 fn a_stopped_training_goes_on_to_the_same_weights() {
-    let folder = tempfile::tempdir().unwrap();
-    let checkpoint = folder.path().join("checkpoint");
     for row in ARCHITECTURES.iter().filter(|row| row.architecture != Architecture::Chain) {
+        let mut kept = None;
         let few = Training { epochs: 5, ..small() };
         let whole = learn(row.architecture, &few, None, usize::MAX).unwrap();
-        let stopped = learn(row.architecture, &few, Some(&checkpoint), 2).unwrap_err();
+        let stopped = learn(row.architecture, &few, Some(&mut kept), 2).unwrap_err();
         assert!(matches!(stopped, SequenceError::Stopped { epochs: 2 }), "{stopped}");
-        let other = learn(row.architecture, &Training { seed: 8, ..few.clone() }, Some(&checkpoint), 2).unwrap_err();
-        assert!(matches!(other, SequenceError::OtherTraining { .. }), "{other}");
-        let resumed = learn(row.architecture, &few, Some(&checkpoint), usize::MAX).unwrap();
+        let other = learn(row.architecture, &Training { seed: 8, ..few.clone() }, Some(&mut kept), 2).unwrap_err();
+        assert!(matches!(other, SequenceError::OtherTraining), "{other}");
+        let resumed = learn(row.architecture, &few, Some(&mut kept), usize::MAX).unwrap();
         assert!(files(&whole) == files(&resumed), "{}", row.name);
-        assert!(!checkpoint.exists());
     }
 }
 
 #[test]
+fn a_training_ends_where_its_state_cannot_be_kept() {
+    let (few, examples) = (Training { epochs: 2, ..small() }, examples());
+    let checkpoint = Checkpoint { kept: None, keep: &mut |_| Err(std::io::ErrorKind::StorageFull.into()) };
+    let goes_on = &mut |_: &_| ControlFlow::Continue(());
+    let learnt = train(Architecture::Attn, &vocabulary(), &examples, &examples, &few, Some(checkpoint), goes_on);
+    assert!(matches!(learnt, Err(SequenceError::Unkept(_))));
+}
+
+#[test]
 fn models_are_kept_in_files() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("model.safetensors");
     let few = Training { epochs: 2, ..small() };
     for row in ARCHITECTURES {
         let model = learn(row.architecture, &few, None, usize::MAX).unwrap();
         let about = serde_json::json!({ "kernel": "conv", "rows": 64 });
-        model.save(&path, &about).unwrap();
-        let (loaded, about_loaded) = Model::load(&path).unwrap();
+        let (loaded, about_loaded) = Model::load(&model.save(&about)).unwrap();
         assert_eq!(about_loaded, about);
         assert_eq!(loaded.vocabulary(), model.vocabulary());
         assert_eq!(loaded.answers(&[33, 4, 1, 0], 10, None), model.answers(&[33, 4, 1, 0], 10, None), "{}", row.name);
@@ -182,40 +189,36 @@ fn models_are_kept_in_files() {
 }
 
 #[test]
-fn models_of_earlier_versions_are_found() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("model.safetensors");
-    learn(Architecture::Chain, &small(), None, usize::MAX).unwrap().save(&path, &serde_json::json!({})).unwrap();
-    fs::rename(path.with_extension("safetensors.json"), path.with_extension("json")).unwrap();
-    assert!(Model::load(&path).is_ok());
-}
-
-#[test]
 fn files_that_are_no_models_are_refused() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("model.safetensors");
     let few = Training { epochs: 1, ..small() };
-    for architecture in [Architecture::Chain, Architecture::Attn2] {
-        learn(architecture, &few, None, usize::MAX).unwrap().save(&path, &serde_json::json!({})).unwrap();
-        let (weights, json) = (fs::read(&path).unwrap(), fs::read(path.with_extension("safetensors.json")).unwrap());
-        let refused = |what: &str| {
-            let error = Model::load(&path).unwrap_err().to_string();
-            assert!(error.contains(what) && !error.contains('\n'), "{error}");
+    let [chain, attn] = [Architecture::Chain, Architecture::Attn2]
+        .map(|architecture| files(&learn(architecture, &few, None, usize::MAX).unwrap()));
+    let other = files(&learn(Architecture::EncDec, &few, None, usize::MAX).unwrap());
+    for good in [&chain, &attn] {
+        let refused = |weights: &[u8], description: &[u8], wrong: Kept| {
+            let (weights, description) = (weights.to_vec(), description.to_vec());
+            let error = Model::load(&ModelFiles { weights, description }).unwrap_err();
+            assert!(matches!(error, SequenceError::Foreign { kept, .. } if kept == wrong), "{error}");
+            assert!(!error.to_string().contains('\n'), "{error}");
         };
+        let ModelFiles { weights, description } = good;
         for size in [0, 7, 100, weights.len() / 2, weights.len() - 1] {
-            fs::write(&path, &weights[..size]).unwrap();
-            refused("model.safetensors: not the weights of this model");
+            refused(&weights[..size], description, Kept::Weights);
         }
-        fs::write(&path, b"PK not weights at all, but long enough to be some").unwrap();
-        refused("model.safetensors: not the weights of this model");
-        let other = Architecture::EncDec;
-        learn(other, &few, None, usize::MAX).unwrap().save(&path, &serde_json::json!({})).unwrap();
-        fs::write(path.with_extension("safetensors.json"), &json).unwrap();
-        refused("not the weights of this model");
-        fs::write(path.with_extension("safetensors.json"), &json[..json.len() / 2]).unwrap();
-        refused("model.safetensors.json: not the description of a model");
-        fs::remove_file(path.with_extension("safetensors.json")).unwrap();
-        refused("model.safetensors.json: cannot read");
+        refused(b"PK not weights at all, but long enough to be some", description, Kept::Weights);
+        refused(&other.weights, description, Kept::Weights);
+        refused(weights, &description[..description.len() / 2], Kept::Description);
+        refused(weights, b"", Kept::Description);
+        // The last numbers of the file are no numbers any more.
+        for strange in [f32::NAN, f32::INFINITY] {
+            let mut spoilt = weights.clone();
+            spoilt.chunks_exact_mut(4).rev().take(8).for_each(|bytes| bytes.copy_from_slice(&strange.to_le_bytes()));
+            refused(&spoilt, description, Kept::Weights);
+        }
+        let valueless = String::from_utf8(description.clone()).unwrap();
+        let mut valueless: serde_json::Value = serde_json::from_str(&valueless).unwrap();
+        valueless["vocabulary"]["parameters"][0]["values"] = serde_json::json!([]);
+        refused(weights, valueless.to_string().as_bytes(), Kept::Description);
     }
 }
 

@@ -8,7 +8,6 @@ mod table;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File, TryLockError};
-use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 use std::time::Instant;
@@ -26,7 +25,7 @@ use super::{MachineArgs, count, make_task};
 use crate::clock::{since_1970, utc};
 use crate::database::Database;
 use crate::error::{OrBadInput, bad_input};
-use crate::output::{grouped, message, with_suffix, write_result, write_whole};
+use crate::output::{grouped, message, open_lock, with_suffix, write_result, write_whole};
 use elsewhere::Machine;
 use finished::{Finished, Summary, n_complete, only_run};
 use table::{Arm, EXPERIMENTS, Experiment, Length, Moment, Problem, Transferred, Trials, View};
@@ -464,7 +463,7 @@ impl Plan<'_> {
         let name = self.folder.display();
         let cannot = |error: std::io::Error| bad_input(format!("cannot write to {name}: {error} (give another -o)"));
         fs::create_dir_all(self.runs_folder()).map_err(cannot)?;
-        let claim = File::create(self.runs_folder().join("lock")).map_err(cannot)?;
+        let claim = open_lock(&self.runs_folder().join("lock")).map_err(cannot)?;
         // Some file systems have no locks.
         if let Err(TryLockError::WouldBlock) = claim.try_lock() {
             return Err(bad_input(format!("another process is at work in {name} (wait for it, or give another -o)")));

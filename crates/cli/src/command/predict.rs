@@ -16,7 +16,8 @@ use clap::{Args, Subcommand};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value as Json, json};
 use tilewright_learn::sequence::{
-    ARCHITECTURES, Architecture, Completions, Example, Model, Progress, SequenceError, Training, Vocabulary,
+    ARCHITECTURES, Architecture, Checkpoint, Completions, Example, Kept, Model, ModelFiles, Progress, SequenceError,
+    Training, Vocabulary,
 };
 use tilewright_tune::predict::{
     Inputs, KernelSpecification, LookAhead, Row, Score, Split, content_hash, read_rows, records, score,
@@ -24,8 +25,8 @@ use tilewright_tune::predict::{
 use tilewright_tune::{Config, Task};
 
 use super::{read_file, target_name};
-use crate::error::{OrBadInput, bad_input};
-use crate::output::message;
+use crate::error::bad_input;
+use crate::output::{Destination, message, with_suffix, writable, write_whole};
 use crate::stats::Quartiles;
 
 /// How often a training says how far it is.
@@ -170,9 +171,58 @@ fn read_specification(path: &Path) -> anyhow::Result<KernelSpecification> {
     KernelSpecification::parse(&text).map_err(|error| bad_input(format!("{name}: {error}")))
 }
 
+/// The file that says what there is to say about these weights: its name is longer, so that neither another model's nor a
+/// foreign file has it.
+fn description_of(weights: &Path) -> PathBuf {
+    with_suffix(weights, ".json")
+}
+
 /// A model, and what its file says about it.
 fn load_model(path: &Path) -> anyhow::Result<(Model, Json)> {
-    Model::load(path).or_bad_input("give a model that `tilewright predict train` wrote")
+    let wanted = "a model that `tilewright predict train` wrote";
+    // Earlier versions put it in the place of the ending.
+    let earlier = path.with_extension("json");
+    let about = Some(description_of(path)).filter(|path| path.exists() || !earlier.exists()).unwrap_or(earlier);
+    let files = ModelFiles { description: read_file(&about, wanted)?, weights: read_file(path, wanted)? };
+    Model::load(&files).map_err(|error| {
+        let of = if matches!(error, SequenceError::Foreign { kept: Kept::Description, .. }) { &about } else { path };
+        bad_input(format!("{}: {error} (give {wanted})", of.display()))
+    })
+}
+
+/// The places of a model's two files.
+struct ModelPlaces {
+    name: String,
+    weights: Destination,
+    /// Beside what is no file, such as a device or a pipe, there is no place.
+    description: Option<Destination>,
+}
+
+impl ModelPlaces {
+    /// The places of a model of this name, once it is known that they can be written to.
+    fn at(path: &Path) -> anyhow::Result<ModelPlaces> {
+        let weights = writable(path, "the name of a file with -o")?;
+        let description = match &weights {
+            Destination::File(_) => Some(writable(&description_of(path), "the name of another file with -o")?),
+            Destination::Special(_) | Destination::Descriptor(_) => None,
+        };
+        Ok(ModelPlaces { name: path.display().to_string(), weights, description })
+    }
+
+    /// Writes a model there, both files or none.
+    fn write(&self, model: &Model, about: &Json) -> anyhow::Result<()> {
+        let ModelFiles { weights, description } = model.save(about);
+        let write = || {
+            let place = self.description.as_ref();
+            let description = place.map(|place| place.stage(|file| file.write_all(&description))).transpose()?;
+            self.weights.write(|file| file.write_all(&weights))?;
+            description.map_or(Ok(()), |description| description.settle())
+        };
+        if self.description.is_none() {
+            message(&format!("{} is no file: what there is to say about the model is not kept", self.name));
+        }
+        write().with_context(|| format!("cannot write {}", self.name))
+    }
 }
 
 /// The architectures of these names, all of them for `all`.
@@ -232,9 +282,10 @@ fn teach(
     architecture: Architecture,
     lesson: &Lesson,
     training: &Training,
-    checkpoint: &Path,
+    checkpoint: Option<&Path>,
     stop: &AtomicBool,
 ) -> anyhow::Result<(Model, Progress)> {
+    let checkpoint_name = || checkpoint.map_or(String::new(), |path| path.display().to_string());
     let name = architecture.row().name;
     let mut told = Instant::now();
     let mut last = None;
@@ -250,29 +301,42 @@ fn teach(
         if stop.load(Ordering::Relaxed) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     };
     let Lesson { vocabulary, train, validation } = lesson;
+    let kept = checkpoint.filter(|path| path.exists()).map(|path| read_file(path, "a checkpoint, or remove it"));
+    let kept = kept.transpose()?;
+    let mut keep = |bytes: &[u8]| checkpoint.map_or(Ok(()), |path| write_whole(path, |file| file.write_all(bytes)));
     let learnt = tilewright_learn::sequence::train(
         architecture,
         vocabulary,
         train,
         validation,
         training,
-        Some(checkpoint),
+        checkpoint.is_some().then_some(Checkpoint { kept, keep: &mut keep }),
         &mut report,
     );
-    match learnt {
+    let model = match learnt {
+        Ok(model) => model,
         Err(SequenceError::Stopped { epochs }) => {
-            let kept = if checkpoint.exists() { format!("; {} is kept", checkpoint.display()) } else { String::new() };
-            Err(anyhow::anyhow!("interrupted after {epochs} epochs of {name}{kept}"))
+            let is_kept = checkpoint.is_some_and(Path::exists);
+            let kept = if is_kept { format!("; {} is kept", checkpoint_name()) } else { String::new() };
+            anyhow::bail!("interrupted after {epochs} epochs of {name}{kept}");
         }
-        learnt => Ok((learnt.or_bad_input("")?, last.expect("invariant: every training tells its epochs"))),
+        Err(SequenceError::Unkept(error)) => {
+            return Err(anyhow::Error::from(error).context(format!("cannot write {}", checkpoint_name())));
+        }
+        Err(error @ (SequenceError::Foreign { .. } | SequenceError::OtherTraining)) => {
+            return Err(bad_input(format!("{}: {error}", checkpoint_name())));
+        }
+        Err(error) => return Err(bad_input(error)),
+    };
+    if let Some(path) = checkpoint.filter(|path| path.exists()) {
+        std::fs::remove_file(path).with_context(|| format!("cannot remove {}", path.display()))?;
     }
+    Ok((model, last.expect("invariant: every training tells its epochs")))
 }
 
 /// Where a training keeps what it needs to go on.
 fn checkpoint_of(model: &Path) -> PathBuf {
-    let mut name = model.as_os_str().to_owned();
-    name.push(".checkpoint");
-    name.into()
+    with_suffix(model, ".checkpoint")
 }
 
 /// The score of a model with one width of the beam.

@@ -16,7 +16,7 @@ use super::tune::recorder::Recorder;
 use super::tune::{Interrupts, earlier, errors_of, take_note, task_key};
 use super::{DatabaseArgs, WorkloadArgs, count, device_options, gflops, make_task};
 use crate::error::{OrBadInput, bad_input};
-use crate::output::{digits, grouped, message, write_result, write_whole};
+use crate::output::{Destination, digits, grouped, message, writable, write_result};
 use crate::progress::{Progress, Status, errors_text};
 
 /// The search that draws samples, and under whose name configurations are recorded.
@@ -71,9 +71,7 @@ pub fn run(args: &RecordSpaceArgs, as_json: bool) -> anyhow::Result<()> {
     Device::check_memory(&workload).or_bad_input("")?;
     let machine = &args.of.machine;
     let task = make_task(workload, machine.runnable_target()?, machine.threads, args.template.as_deref())?;
-    if let Some(path) = &args.output {
-        check_output(path)?;
-    }
+    let output = args.output.as_deref().map(|path| writable(path, "another file with -o")).transpose()?;
     let database = args.records.database()?;
     let store = database.open_to_write()?;
     let key = task_key(&task, false);
@@ -111,8 +109,8 @@ pub fn run(args: &RecordSpaceArgs, as_json: bool) -> anyhow::Result<()> {
     let asked: HashSet<&Config> = configs.iter().collect();
     trials.retain(|trial| asked.contains(&trial.config));
     let recorded = RecordedSpace::new(task.space.clone(), trials.iter().cloned());
-    if let Some(path) = &args.output {
-        write(path, &recorded, &key, args.seed)?;
+    if let (Some(path), Some(output)) = (&args.output, output) {
+        write(path, &output, &recorded, &key, args.seed)?;
     }
     let errors = errors_of(&trials);
     let best_gflops = recorded.optimum_ns().map(|ns| gflops(&task.setting.workload, ns));
@@ -211,20 +209,7 @@ impl Recording<'_> {
     }
 }
 
-fn check_output(path: &Path) -> anyhow::Result<()> {
-    let name = path.display();
-    let unwritable =
-        |reason: &str| Err(bad_input(format!("cannot write {name}: {reason} (give another file with -o)")));
-    if path.is_dir() {
-        return unwritable("it is a folder");
-    }
-    match path.parent().filter(|folder| !folder.as_os_str().is_empty() && !folder.is_dir()) {
-        Some(folder) => unwritable(&format!("there is no folder {}", folder.display())),
-        None => Ok(()),
-    }
-}
-
-fn write(path: &Path, recorded: &RecordedSpace, key: &TaskKey, seed: u64) -> anyhow::Result<()> {
+fn write(path: &Path, output: &Destination, recorded: &RecordedSpace, key: &TaskKey, seed: u64) -> anyhow::Result<()> {
     let about = [
         ("workload", key.workload.as_str().into()),
         ("target", key.target.as_str().into()),
@@ -234,7 +219,8 @@ fn write(path: &Path, recorded: &RecordedSpace, key: &TaskKey, seed: u64) -> any
         ("version", env!("CARGO_PKG_VERSION").into()),
     ];
     let is_packed = path.extension().is_some_and(|ending| ending == "gz");
-    write_whole(path, |file| recorded.write_t4(file, is_packed, &about))
+    output
+        .write(|file| recorded.write_t4(file, is_packed, &about))
         .with_context(|| format!("cannot write {}", path.display()))
 }
 

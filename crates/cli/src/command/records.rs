@@ -11,7 +11,7 @@ use tilewright_tune::{Error, StoreError};
 
 use super::{DatabaseArgs, count};
 use crate::error::bad_input;
-use crate::output::{StdoutError, message, write_result, write_whole};
+use crate::output::{StdoutError, message, writable, write_result};
 
 /// Arguments of `export`.
 #[derive(Args, Debug)]
@@ -40,11 +40,13 @@ pub fn export(args: &ExportArgs, as_json: bool) -> anyhow::Result<()> {
     if as_json && file.is_none() {
         return Err(bad_input("export --json needs a FILE: without one, standard output carries the records"));
     }
+    // Before the database is opened, whose descriptor the file may be.
+    let output = file.map(|path| writable(path, "another FILE")).transpose()?;
     let database = args.records.database()?;
     let store = database
         .open_to_read()?
         .ok_or_else(|| bad_input(format!("there is no database {} (give one with --db)", database.name())))?;
-    let Some(path) = file else {
+    let (Some(path), Some(output)) = (file, output) else {
         // Lines are many and short.
         let mut out = BufWriter::with_capacity(1 << 16, io::stdout().lock());
         let n = store.export(&mut out).map_err(|error| match error {
@@ -60,14 +62,14 @@ pub fn export(args: &ExportArgs, as_json: bool) -> anyhow::Result<()> {
         return Err(bad_input(format!("{name} is a database and would be written over ({hint})")));
     }
     let mut n = 0;
-    let written = write_whole(path, |file| {
+    let written = output.write(|file| {
         n = store.export(file).map_err(|error| match error {
             StoreError::Write(error) => error,
             other => io::Error::other(other),
         })?;
         Ok(())
     });
-    written.map_err(|error| bad_input(format!("cannot write {name}: {error} (give another FILE)")))?;
+    written.with_context(|| format!("cannot write {name}"))?;
     let json = json!({"records": n, "file": name, "db": database.path.to_string_lossy()});
     write_result(as_json, &json, &format!("{} exported from {} to {name}", count(n, "record"), database.name()))
 }

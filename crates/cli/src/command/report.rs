@@ -3,7 +3,6 @@
 mod facts;
 mod page;
 
-use std::io::Write;
 use std::path::PathBuf;
 
 use anyhow::Context;
@@ -12,7 +11,7 @@ use serde_json::json;
 
 use super::{DatabaseArgs, count, parse_workloads};
 use crate::error::bad_input;
-use crate::output::{write_result, write_whole};
+use crate::output::{writable, write_result};
 
 /// Arguments of `report`.
 #[derive(Args, Debug)]
@@ -35,6 +34,7 @@ pub fn run(args: &ReportArgs, as_json: bool) -> anyhow::Result<()> {
     if args.output.is_none() && !as_json {
         return Err(bad_input("there is no file to write the page to (give -o FILE.html, or --json)"));
     }
+    let output = args.output.as_deref().map(|path| writable(path, "another file with -o")).transpose()?;
     let database = args.records.database()?;
     let store = database
         .open_to_read()?
@@ -50,10 +50,11 @@ pub fn run(args: &ReportArgs, as_json: bool) -> anyhow::Result<()> {
     }
     let json =
         json!({"db": database.path.to_string_lossy(), "version": env!("CARGO_PKG_VERSION"), "workloads": subjects});
-    let Some(path) = &args.output else { return write_result(as_json, &json, "") };
+    let (Some(path), Some(output)) = (&args.output, output) else {
+        return write_result(as_json, &json, "");
+    };
     let name = path.display();
     let page = page::html(&database.name(), &subjects);
-    write_whole(path, |file| file.write_all(page.as_bytes()))
-        .map_err(|error| bad_input(format!("cannot write {name}: {error} (give another file with -o)")))?;
+    output.write(|file| file.write_all(page.as_bytes())).with_context(|| format!("cannot write {name}"))?;
     write_result(as_json, &json, &format!("{} in {name}", count(subjects.len() as u64, "workload")))
 }

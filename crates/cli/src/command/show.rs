@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use anyhow::Context;
 use clap::{Args, ValueEnum};
 use serde_json::{Value as Json, json};
 use tilewright_codegen::Emit;
@@ -11,7 +12,7 @@ use tilewright_ir::{lower, verify};
 
 use super::{DatabaseArgs, KnownBest, WorkloadArgs, make_task, nothing_recorded};
 use crate::error::{OrBadInput, bad_input};
-use crate::output::{message, write_result, write_stdout};
+use crate::output::{message, writable, write_result, write_stdout};
 
 /// Arguments of `show`.
 #[derive(Args, Debug)]
@@ -69,6 +70,7 @@ pub fn run(args: &ShowArgs, as_json: bool) -> anyhow::Result<()> {
     if args.records.db.is_some() && !args.best {
         return Err(bad_input("--db is where the best is looked up (give --best too, or leave it out)"));
     }
+    let output = args.output.as_deref().map(|path| writable(path, "another -o")).transpose()?;
     let workload = args.of.workload()?;
     let machine = &args.of.machine;
     machine.check_threads()?;
@@ -129,9 +131,9 @@ pub fn run(args: &ShowArgs, as_json: bool) -> anyhow::Result<()> {
         message("this is the untuned program (give --best, --guess or --config for another)");
     }
     let emit = args.emit.to_possible_value().map_or(String::new(), |v| v.get_name().to_owned());
-    if let Some(path) = &args.output {
+    if let (Some(path), Some(output)) = (&args.output, output) {
         let name = path.display();
-        std::fs::write(path, &bytes).map_err(|e| bad_input(format!("cannot write {name}: {e} (give another -o)")))?;
+        output.write(|file| file.write_all(&bytes)).with_context(|| format!("cannot write {name}"))?;
         message(&format!("{} written to {name}", super::count(bytes.len() as u64, "byte")));
     }
     if as_json {

@@ -170,7 +170,7 @@ impl Forest {
         forest
     }
 
-    /// Whether every way through the trees, on rows of so many columns, ends in a leaf.
+    /// Whether every way through the trees, on rows of so many columns, ends in a leaf, and leaves hold frequencies.
     pub(super) fn is_sound(&self, n_columns: usize) -> bool {
         let n_nodes = self.column.len();
         let n_leaves = self.leaves.len() / self.n_values;
@@ -183,6 +183,7 @@ impl Forest {
             && !self.roots.is_empty()
             && self.roots.iter().all(|&root| (root as usize) < n_nodes)
             && self.column.iter().zip(&self.next).enumerate().all(node_is_sound)
+            && self.leaves.iter().chain(&self.prior).all(|&share| share >= 0.0)
     }
 
     /// A new node, a leaf for now.

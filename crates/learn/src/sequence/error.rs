@@ -1,6 +1,27 @@
 //! The module's error.
 
-use std::path::PathBuf;
+use std::fmt;
+
+/// What is kept of models and trainings, each in a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kept {
+    /// A model's numbers.
+    Weights,
+    /// All else about a model.
+    Description,
+    /// The state of a training.
+    Checkpoint,
+}
+
+impl fmt::Display for Kept {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Kept::Weights => "the weights of this model",
+            Kept::Description => "the description of a model",
+            Kept::Checkpoint => "a checkpoint",
+        })
+    }
+}
 
 /// What can go wrong while a model is trained, saved or loaded.
 #[derive(Debug, thiserror::Error)]
@@ -61,30 +82,18 @@ pub enum SequenceError {
         /// The epochs that were done.
         epochs: usize,
     },
-    /// A file cannot be read or written.
-    #[error("{}: cannot {action}: {source}", path.display())]
-    File {
-        /// The file.
-        path: PathBuf,
-        /// What was tried.
-        action: &'static str,
-        /// Why it failed.
-        source: std::io::Error,
-    },
-    /// A file is not what it should be: truncated, or something else.
-    #[error("{}: not {expected}: {reason}", path.display())]
+    /// The caller could not keep a checkpoint.
+    #[error("the checkpoint cannot be kept: {0}")]
+    Unkept(#[source] std::io::Error),
+    /// Bytes are not what they should be: truncated, or something else.
+    #[error("not {kept}: {reason}")]
     Foreign {
-        /// The file.
-        path: PathBuf,
-        /// What it should be.
-        expected: &'static str,
-        /// What gives it away.
+        /// What they should be.
+        kept: Kept,
+        /// What gives them away.
         reason: String,
     },
     /// A checkpoint belongs to another training.
-    #[error("{}: a checkpoint of another training: other examples, options or architecture; remove it to begin anew", path.display())]
-    OtherTraining {
-        /// The checkpoint.
-        path: PathBuf,
-    },
+    #[error("a checkpoint of another training: other examples, options or architecture; remove it to begin anew")]
+    OtherTraining,
 }

@@ -1,11 +1,9 @@
-//! Models and checkpoints as files.
+//! Models and checkpoints as bytes of files.
 //!
 //! A model is two files: the weights as safetensors, the rest as JSON beside them. Numbers are four bytes wide, in rows without a shape: the
 //! rest says what shape they have.
 
 use std::collections::HashMap;
-use std::fs;
-use std::path::{Path, PathBuf};
 
 use safetensors::tensor::{Dtype, Metadata, SafeTensors, TensorView};
 use serde::de::DeserializeOwned;
@@ -14,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use super::chain::{Chain, Forest};
 use super::encoding::Columns;
 use super::network::{Network, Shape};
-use super::{Model, SequenceError, Vocabulary, Weights};
+use super::{Kept, Model, ModelFiles, SequenceError, Vocabulary, Weights};
 
 /// The first words of a model's JSON file.
 const FORMAT: &str = "tilewright sequence model 2";
@@ -39,7 +37,7 @@ enum Inputs {
     Network(Shape),
 }
 
-pub(super) fn save(model: &Model, path: &Path, about: &serde_json::Value) -> Result<(), SequenceError> {
+pub(super) fn save(model: &Model, about: &serde_json::Value) -> ModelFiles {
     let mut stored = Stored::default();
     let inputs = match &model.weights {
         Weights::Chain(chain) => {
@@ -61,25 +59,21 @@ pub(super) fn save(model: &Model, path: &Path, about: &serde_json::Value) -> Res
     };
     let description =
         Description { format: FORMAT.into(), vocabulary: model.vocabulary.clone(), inputs, about: about.clone() };
-    let json = serde_json::to_vec_pretty(&description).expect("invariant: a description has only text keys");
-    stored.write(path, None)?;
-    write(&beside(path), &json)
+    let description = serde_json::to_vec_pretty(&description).expect("invariant: a description has only text keys");
+    ModelFiles { weights: stored.to_bytes(None), description }
 }
 
-pub(super) fn load(path: &Path) -> Result<(Model, serde_json::Value), SequenceError> {
-    // Earlier versions put it in the place of the ending.
-    let earlier = path.with_extension("json");
-    let json_path = Some(beside(path)).filter(|path| path.exists() || !earlier.exists()).unwrap_or(earlier);
-    let foreign = |reason: String| {
-        let expected = "the description of a model";
-        SequenceError::Foreign { path: json_path.clone(), expected, reason }
-    };
-    let description: Description = serde_json::from_slice(&read(&json_path)?).map_err(|e| foreign(e.to_string()))?;
+pub(super) fn load(files: &ModelFiles) -> Result<(Model, serde_json::Value), SequenceError> {
+    let foreign = |reason: String| SequenceError::Foreign { kept: Kept::Description, reason };
+    let description: Description = serde_json::from_slice(&files.description).map_err(|e| foreign(e.to_string()))?;
     if description.format != FORMAT {
         return Err(foreign(format!("its format is \"{}\", this program reads \"{FORMAT}\"", description.format)));
     }
     let vocabulary = description.vocabulary;
-    let reading = Reading::open(path, "the weights of this model")?;
+    if let Some(parameter) = vocabulary.parameters.iter().find(|parameter| parameter.values.is_empty()) {
+        return Err(foreign(format!("{} has no values", parameter.name)));
+    }
+    let reading = Reading::open(&files.weights, Kept::Weights)?;
     let weights = match description.inputs {
         Inputs::Chain(columns) => {
             let n_fields = vocabulary.fields.len();
@@ -115,39 +109,6 @@ pub(super) fn load(path: &Path) -> Result<(Model, serde_json::Value), SequenceEr
     Ok((Model { vocabulary, weights }, description.about))
 }
 
-/// The JSON file of these weights: its name is longer, so that neither another model's nor a foreign file has it.
-fn beside(path: &Path) -> PathBuf {
-    let mut name = path.as_os_str().to_owned();
-    name.push(".json");
-    name.into()
-}
-
-/// Writes a file so that it is there in whole or not at all.
-fn write(path: &Path, bytes: &[u8]) -> Result<(), SequenceError> {
-    let mut name = path.file_name().unwrap_or_default().to_owned();
-    name.push(".part");
-    let part = path.with_file_name(name);
-    fs::write(&part, bytes).and_then(|()| fs::rename(&part, path)).map_err(|source| SequenceError::File {
-        path: path.into(),
-        action: "write",
-        source,
-    })
-}
-
-fn read(path: &Path) -> Result<Vec<u8>, SequenceError> {
-    fs::read(path).map_err(|source| SequenceError::File { path: path.into(), action: "read", source })
-}
-
-/// Removes a file, if there is one.
-pub(super) fn remove(path: &Path) -> Result<(), SequenceError> {
-    match fs::remove_file(path) {
-        Err(source) if source.kind() != std::io::ErrorKind::NotFound => {
-            Err(SequenceError::File { path: path.into(), action: "remove", source })
-        }
-        _ => Ok(()),
-    }
-}
-
 /// Rows of numbers on their way into a file.
 #[derive(Default)]
 pub(super) struct Stored {
@@ -163,44 +124,38 @@ impl Stored {
         self.tensors.push((name, Dtype::U32, values.iter().flat_map(|v| v.to_le_bytes()).collect()));
     }
 
-    /// Writes them, and a text with them.
-    pub(super) fn write(&self, path: &Path, told: Option<String>) -> Result<(), SequenceError> {
+    /// The bytes of a file of them, and of a text with them.
+    pub(super) fn to_bytes(&self, told: Option<String>) -> Vec<u8> {
         let views = self.tensors.iter().map(|(name, dtype, bytes)| {
             let view = TensorView::new(*dtype, vec![bytes.len() / 4], bytes);
             (name.clone(), view.expect("invariant: a tensor is as long as its bytes"))
         });
         let told = told.map(|told| HashMap::from([(TOLD.to_owned(), told)]));
-        let bytes = safetensors::serialize(views, told);
-        write(path, &bytes.expect("invariant: the tensors of a model can be written down"))
+        safetensors::serialize(views, told).expect("invariant: the tensors of a model can be written down")
     }
 }
 
 /// A file of numbers.
-pub(super) struct Reading {
-    path: PathBuf,
-    expected: &'static str,
-    bytes: Vec<u8>,
+pub(super) struct Reading<'a> {
+    kept: Kept,
+    bytes: &'a [u8],
     /// What the file says of its rows.
     metadata: Metadata,
     /// Where the numbers begin.
     start: usize,
 }
 
-impl Reading {
-    /// Reads a file that should be this.
-    pub(super) fn open(path: &Path, expected: &'static str) -> Result<Reading, SequenceError> {
-        let bytes = read(path)?;
-        let header = SafeTensors::read_metadata(&bytes).map_err(|e| {
-            let (path, reason) = (path.into(), e.to_string());
-            SequenceError::Foreign { path, expected, reason }
-        });
-        let (n_header, metadata) = header?;
+impl<'a> Reading<'a> {
+    /// Reads the bytes of a file that should be this.
+    pub(super) fn open(bytes: &'a [u8], kept: Kept) -> Result<Reading<'a>, SequenceError> {
+        let header = SafeTensors::read_metadata(bytes);
+        let (n_header, metadata) = header.map_err(|e| SequenceError::Foreign { kept, reason: e.to_string() })?;
         // The header comes after its own length.
-        Ok(Reading { path: path.into(), expected, start: size_of::<u64>() + n_header, metadata, bytes })
+        Ok(Reading { kept, start: size_of::<u64>() + n_header, metadata, bytes })
     }
 
     fn foreign(&self, reason: String) -> SequenceError {
-        SequenceError::Foreign { path: self.path.clone(), expected: self.expected, reason }
+        SequenceError::Foreign { kept: self.kept, reason }
     }
 
     /// The text that was written with the numbers.
@@ -223,7 +178,9 @@ impl Reading {
 
     /// The numbers of this name; `n` of them.
     pub(super) fn floats(&self, name: &str, n: Option<usize>) -> Result<Vec<f32>, SequenceError> {
-        Ok(self.numbers(name, Dtype::F32, n)?.iter().map(|&bytes| f32::from_le_bytes(bytes)).collect())
+        let numbers = self.numbers(name, Dtype::F32, n)?.iter().map(|&bytes| f32::from_le_bytes(bytes));
+        let finite = |x: f32| if x.is_finite() { Ok(x) } else { Err(self.foreign(format!("{name} holds {x}"))) };
+        numbers.map(finite).collect()
     }
 
     fn places(&self, name: &str) -> Result<Vec<u32>, SequenceError> {

@@ -13,13 +13,13 @@ mod error;
 mod file;
 mod network;
 
+use std::io;
 use std::ops::ControlFlow;
-use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
 pub use beam::{Answer, Completions};
-pub use error::SequenceError;
+pub use error::{Kept, SequenceError};
 
 use chain::Chain;
 use network::Network;
@@ -260,13 +260,30 @@ enum Weights {
     Network(Box<Network>),
 }
 
+/// A model as it is kept: what its two files hold.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ModelFiles {
+    /// Its numbers, as safetensors.
+    pub weights: Vec<u8>,
+    /// Everything else, as JSON.
+    pub description: Vec<u8>,
+}
+
+/// How the training of a network goes on after it was killed.
+pub struct Checkpoint<'a> {
+    /// What was kept last, where it goes on.
+    pub kept: Option<Vec<u8>>,
+    /// Keeps the state after each epoch, in the place of the one before.
+    pub keep: &'a mut dyn FnMut(&[u8]) -> io::Result<()>,
+}
+
 /// Learns a model.
 ///
 /// Runs on the calling thread. The same arguments give the same model, bit for bit, on the same kind of processor. With a checkpoint, a
-/// network's training that was killed goes on after the last whole epoch, to the result it would have had; the file is removed at the end.
+/// network's training that was killed goes on after the last whole epoch, to the result it would have had.
 ///
 /// # Errors
-/// Examples that do not fit the vocabulary, options out of range, a checkpoint that is of another training or cannot be written;
+/// Examples that do not fit the vocabulary, options out of range, a checkpoint that is of another training or cannot be kept;
 /// [`SequenceError::Stopped`] when `progress` breaks off.
 pub fn train(
     architecture: Architecture,
@@ -274,7 +291,7 @@ pub fn train(
     train: &[Example],
     validation: &[Example],
     training: &Training,
-    checkpoint: Option<&Path>,
+    checkpoint: Option<Checkpoint>,
     progress: &mut dyn FnMut(&Progress) -> ControlFlow<()>,
 ) -> Result<Model, SequenceError> {
     check(vocabulary, "training", train)?;
@@ -366,21 +383,16 @@ impl Model {
         }
     }
 
-    /// Writes the weights to `path`, as safetensors, and everything else to the file of the same name ending in `.json`.
-    ///
-    /// `about` is what the caller has to say about the model; [`Model::load`] gives it back.
-    ///
-    /// # Errors
-    /// [`SequenceError::File`] where a file cannot be written.
-    pub fn save(&self, path: &Path, about: &serde_json::Value) -> Result<(), SequenceError> {
-        file::save(self, path, about)
+    /// The model as it is kept. `about` is what the caller has to say about it; [`Model::load`] gives it back.
+    pub fn save(&self, about: &serde_json::Value) -> ModelFiles {
+        file::save(self, about)
     }
 
-    /// The model that [`Model::save`] wrote there, and what its caller had to say about it.
+    /// The model that [`Model::save`] gave these of, and what its caller had to say about it.
     ///
     /// # Errors
-    /// Where a file cannot be read, or is not a model's.
-    pub fn load(path: &Path) -> Result<(Model, serde_json::Value), SequenceError> {
-        file::load(path)
+    /// [`SequenceError::Foreign`] where they are not a model's.
+    pub fn load(files: &ModelFiles) -> Result<(Model, serde_json::Value), SequenceError> {
+        file::load(files)
     }
 }

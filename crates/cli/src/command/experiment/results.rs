@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::fs;
-use std::io::Write as _;
 
 use anyhow::Context;
 use serde::Serialize;

@@ -10,16 +10,16 @@ use clap::Args;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value as Json, json};
 use tilewright_learn::baselines::{BASELINES, predict_classes};
-use tilewright_learn::sequence::{ARCHITECTURES, Architecture, Model};
+use tilewright_learn::sequence::{ARCHITECTURES, Architecture};
 use tilewright_tune::predict::{Inputs, Row, Score, score};
 
 use super::paper::{BEAM_MODEL, PaperRow};
 use super::{
-    BeamScore, Lesson, Table, TableArgs, TrainingArgs, architectures, beam_scores, checkpoint_of, milliseconds,
-    models_help, score_json, teach, watch_interrupts,
+    BeamScore, Lesson, ModelPlaces, Table, TableArgs, TrainingArgs, architectures, beam_scores, checkpoint_of,
+    load_model, milliseconds, models_help, score_json, teach, watch_interrupts,
 };
 use crate::command::count;
-use crate::error::{OrBadInput, bad_input};
+use crate::error::bad_input;
 use crate::output::{message, table, write_result, write_whole};
 
 /// Arguments of `predict evaluate`.
@@ -145,7 +145,7 @@ impl<'a> Repetition<'a> {
         let inputs = Inputs::of(kernel, &self.table.at(&[&self.train[..], &self.validation].concat()));
         let load = || {
             let start = Instant::now();
-            Model::load(&path).map(|(model, about)| (model, about, milliseconds(start)))
+            load_model(&path).map(|(model, about)| (model, about, milliseconds(start)))
         };
         let (model, about, load_ms) = match load().ok().filter(|(_, about, _)| about["key"] == key) {
             Some(known) => {
@@ -159,13 +159,13 @@ impl<'a> Repetition<'a> {
                 let lesson = Lesson { vocabulary: &vocabulary, train, validation }.in_full(architecture);
                 let n_rows = count(lesson.train.len() as u64, "row");
                 message(&format!("{name}, seed {}: learning from {n_rows}", self.seed));
-                let (model, last) = teach(architecture, &lesson, &training, &checkpoint_of(&path), stop)?;
+                let (model, last) = teach(architecture, &lesson, &training, Some(&checkpoint_of(&path)), stop)?;
                 let mut about = inputs.describe(kernel);
                 about["key"] = key.clone();
                 about["epochs"] = last.epoch.into();
                 about["best_epoch"] = last.best_epoch.into();
-                model.save(&path, &about).or_bad_input("")?;
-                load().or_bad_input("")?
+                ModelPlaces::at(&path)?.write(&model, &about)?;
+                load()?
             }
         };
         let epochs = |what: &str| about[what].as_u64().unwrap_or_default();
@@ -216,17 +216,16 @@ pub fn run(args: &EvaluateArgs, as_json: bool) -> anyhow::Result<()> {
     let data = Table::read(&args.data, &args.spec, &args.table)?;
     let temporary = match &args.output {
         Some(_) => None,
-        None => Some(std::env::temp_dir().join(format!("tilewright-predict-{}", std::process::id()))),
+        None => Some(tempfile::Builder::new().prefix("tilewright-predict-").tempdir().context("no temporary folder")?),
     };
-    let folder = args.output.as_ref().or(temporary.as_ref()).expect("invariant: one of them is there");
+    let folder = args.output.as_deref().or(temporary.as_ref().map(|temporary| temporary.path()));
+    let folder = folder.expect("invariant: one of them is there");
     std::fs::create_dir_all(folder).map_err(|error| {
         bad_input(format!("cannot make the folder {}: {error} (give another with -o)", folder.display()))
     })?;
     let stop = watch_interrupts()?;
     let result = scores(args, &architectures, &data, folder, &stop);
-    if let Some(temporary) = temporary {
-        // What is left behind in a temporary folder is in nobody's way.
-        let _ = std::fs::remove_dir_all(temporary);
+    if temporary.is_some() {
         anyhow::ensure!(
             result.is_ok() || !stop.load(Ordering::Relaxed),
             "interrupted; nothing is kept (give a folder with -o to go on from)"

@@ -12,12 +12,12 @@ use tilewright_tune::EarlierTask;
 use tilewright_tune::predict::{Inputs, records};
 
 use super::{
-    BeamScore, Lesson, RANDOM, Table, TableArgs, TrainingArgs, architectures, beam_scores, checkpoint_of, models_help,
-    score_json, teach, watch_interrupts,
+    BeamScore, Lesson, ModelPlaces, RANDOM, Table, TableArgs, TrainingArgs, architectures, beam_scores, checkpoint_of,
+    models_help, score_json, teach, watch_interrupts,
 };
 use crate::command::{check_template, count, percent};
 use crate::database::Database;
-use crate::error::{OrBadInput, bad_input};
+use crate::error::bad_input;
 use crate::output::{message, write_result};
 
 /// Widths of the beams by which a new model is judged.
@@ -71,24 +71,18 @@ pub fn run(args: &TrainArgs, as_json: bool) -> anyhow::Result<()> {
     }
 }
 
-/// The checkpoint of a training that begins, or goes on.
-fn checkpoint(args: &TrainArgs) -> anyhow::Result<PathBuf> {
-    let name = args.output.display();
-    let folder = args.output.parent().filter(|folder| !folder.as_os_str().is_empty());
-    if args.output.is_dir() || args.output.file_name().is_none() {
-        return Err(bad_input(format!("cannot write {name}: it is a folder (give the name of a file with -o)")));
-    }
-    if let Some(folder) = folder.filter(|folder| !folder.is_dir()) {
-        return Err(bad_input(format!("cannot write {name}: there is no folder {}", folder.display())));
-    }
-    let checkpoint = checkpoint_of(&args.output);
-    match (args.resume, checkpoint.exists()) {
+/// The places of the model, and the checkpoint of a training that begins, or goes on; none beside what is no file.
+fn places(args: &TrainArgs) -> anyhow::Result<(ModelPlaces, Option<PathBuf>)> {
+    let places = ModelPlaces::at(&args.output)?;
+    let checkpoint = places.description.is_some().then(|| checkpoint_of(&args.output));
+    let name = || checkpoint_of(&args.output).display().to_string();
+    match (args.resume, checkpoint.as_ref().is_some_and(|path| path.exists())) {
         (false, true) => {
-            let name = checkpoint.display();
-            Err(bad_input(format!("{name} is of a training that was interrupted (go on with --resume, or remove it)")))
+            let ways = "go on with --resume, or remove it";
+            Err(bad_input(format!("{} is of a training that was interrupted ({ways})", name())))
         }
-        (true, false) => Err(bad_input(format!("there is no {} to go on with", checkpoint.display()))),
-        _ => Ok(checkpoint),
+        (true, false) => Err(bad_input(format!("there is no {} to go on with", name()))),
+        _ => Ok((places, checkpoint)),
     }
 }
 
@@ -96,7 +90,7 @@ fn learn_table(args: &TrainArgs, data: &Path, spec: &Path, as_json: bool) -> any
     let architecture = one_architecture(&args.model)?;
     args.training.check(&[architecture])?;
     let training = args.training.training(args.seed)?;
-    let checkpoint = checkpoint(args)?;
+    let (places, checkpoint) = places(args)?;
     let table = Table::read(data, spec, &args.table)?;
     let kernel = &table.kernel;
     let all: Vec<usize> = (0..table.rows.len()).collect();
@@ -118,13 +112,13 @@ fn learn_table(args: &TrainArgs, data: &Path, spec: &Path, as_json: bool) -> any
     ));
     let stop = watch_interrupts()?;
     let start = Instant::now();
-    let (model, _) = teach(architecture, &lesson, &training, &checkpoint, &stop)?;
+    let (model, _) = teach(architecture, &lesson, &training, checkpoint.as_deref(), &stop)?;
     let save = |model: &Model, validation: Json| {
         let mut about = inputs.describe(kernel);
         about["data"] = table.about.clone();
         about["validation"] = validation;
         describe_training(args, &training, &mut about);
-        model.save(&args.output, &about).or_bad_input("")
+        places.write(model, &about)
     };
     let scores = beam_scores(&model, kernel, &inputs, &table.at(&validation), &WIDTHS, &stop);
     if scores.is_err() && stop.load(Ordering::Relaxed) {
@@ -137,7 +131,7 @@ fn learn_table(args: &TrainArgs, data: &Path, spec: &Path, as_json: bool) -> any
     // The scores are those of a model that has not seen these rows; the one that is kept has, where it can use them.
     let lesson = lesson.in_full(architecture);
     let model = match lesson.train.len() > train.len() {
-        true => teach(architecture, &lesson, &training, &checkpoint, &stop)?.0,
+        true => teach(architecture, &lesson, &training, checkpoint.as_deref(), &stop)?.0,
         false => model,
     };
     let seconds = start.elapsed().as_secs_f64();
@@ -188,7 +182,7 @@ fn learn_records(args: &TrainArgs, db: &Path, template: &str, as_json: bool) -> 
     let architecture = one_architecture(&args.model)?;
     args.training.check(&[architecture])?;
     let training = args.training.training(args.seed)?;
-    let checkpoint = checkpoint(args)?;
+    let (places, checkpoint) = places(args)?;
     check_template(template)?;
     if !args.table.filters.is_empty() || args.table.split != RANDOM {
         return Err(bad_input("--where and --split are for tables (leave them out with --db)"));
@@ -224,12 +218,12 @@ fn learn_records(args: &TrainArgs, db: &Path, template: &str, as_json: bool) -> 
     ));
     let stop = watch_interrupts()?;
     let start = Instant::now();
-    let (model, _) = teach(architecture, &lesson, &training, &checkpoint, &stop)?;
+    let (model, _) = teach(architecture, &lesson, &training, checkpoint.as_deref(), &stop)?;
     let seconds = start.elapsed().as_secs_f64();
     let mut about = records::describe_template(template);
     about["data"] = json!({"file": name, "workloads": n_workloads, "configurations": n_examples});
     describe_training(args, &training, &mut about);
-    model.save(&args.output, &about).or_bad_input("")?;
+    places.write(&model, &about)?;
     let json = json!({
         "template": template,
         "model": args.model,

@@ -2,15 +2,14 @@
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::ops::ControlFlow;
-use std::path::Path;
 
 use rand::SeedableRng;
 use rand::seq::SliceRandom;
 use rand_xoshiro::Xoshiro256PlusPlus;
 use serde::{Deserialize, Serialize};
 
-use super::super::file::{self, Stored};
-use super::super::{Architecture, Example, Progress, SequenceError, Training, Vocabulary};
+use super::super::file::{Reading, Stored};
+use super::super::{Architecture, Checkpoint, Example, Kept, Progress, SequenceError, Training, Vocabulary};
 use super::tape::Var;
 use super::{Dropout, Network, Run, Tokens, log_softmax};
 use crate::simd::wide;
@@ -30,7 +29,7 @@ pub(in super::super) fn train(
     train: &[Example],
     validation: &[Example],
     training: &Training,
-    checkpoint: Option<&Path>,
+    mut checkpoint: Option<Checkpoint>,
     progress: &mut dyn FnMut(&Progress) -> ControlFlow<()>,
 ) -> Result<Network, SequenceError> {
     check(training)?;
@@ -38,8 +37,8 @@ pub(in super::super) fn train(
     let network = Network::new(architecture, vocabulary, tokens, training);
     let mut state = State::new(network);
     let fingerprint = fingerprint(architecture, vocabulary, train, validation, training);
-    if let Some(path) = checkpoint.filter(|path| path.exists()) {
-        state.read(path, fingerprint)?;
+    if let Some(kept) = checkpoint.as_mut().and_then(|checkpoint| checkpoint.kept.take()) {
+        state.read(&kept, fingerprint)?;
     }
     while state.at.epoch < training.epochs && state.at.epoch < state.at.best_epoch + training.patience {
         state.epoch(train, training);
@@ -49,8 +48,8 @@ pub(in super::super) fn train(
             (state.at.best_epoch, state.at.best_loss) = (state.at.epoch, validation_loss);
             state.best = values(&state.network);
         }
-        if let Some(path) = checkpoint {
-            state.write(path, fingerprint)?;
+        if let Some(checkpoint) = &mut checkpoint {
+            (checkpoint.keep)(&state.to_bytes(fingerprint)).map_err(SequenceError::Unkept)?;
         }
         let now = Progress {
             epoch: state.at.epoch,
@@ -62,9 +61,6 @@ pub(in super::super) fn train(
         if progress(&now).is_break() {
             return Err(SequenceError::Stopped { epochs: state.at.epoch });
         }
-    }
-    if let Some(path) = checkpoint {
-        file::remove(path)?;
     }
     state.network.set(state.best);
     Ok(state.network)
@@ -173,7 +169,7 @@ impl State {
         [("first", &mut self.first), ("second", &mut self.second), ("best", &mut self.best)]
     }
 
-    fn write(&mut self, path: &Path, fingerprint: u64) -> Result<(), SequenceError> {
+    fn to_bytes(&mut self, fingerprint: u64) -> Vec<u8> {
         let mut stored = Stored::default();
         self.at.fingerprint = fingerprint;
         let told = serde_json::to_string(&self.at).expect("invariant: a position has only text keys");
@@ -186,14 +182,14 @@ impl State {
                 stored.push_floats(format!("{what}.{name}"), values);
             }
         }
-        stored.write(path, Some(told))
+        stored.to_bytes(Some(told))
     }
 
-    fn read(&mut self, path: &Path, fingerprint: u64) -> Result<(), SequenceError> {
-        let reading = file::Reading::open(path, "a checkpoint")?;
+    fn read(&mut self, kept: &[u8], fingerprint: u64) -> Result<(), SequenceError> {
+        let reading = Reading::open(kept, Kept::Checkpoint)?;
         let at: Position = reading.told()?;
         if at.fingerprint != fingerprint {
-            return Err(SequenceError::OtherTraining { path: path.into() });
+            return Err(SequenceError::OtherTraining);
         }
         self.at = at;
         let names = self.network.names.clone();

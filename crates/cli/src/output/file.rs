@@ -1,0 +1,514 @@
+//! Files that users name, written the one way there is: whole or not at all.
+//!
+//! What is written goes into a file without a name in the folder of the target, which takes the target's place at the end.
+//! So a full disk or an interrupt leaves what was there, and nothing beside it. Links stay and lead to what is new. What
+//! is no file, such as a device, a pipe or a descriptor of the shell's, is written to as it is.
+
+use std::fs::{self, File, OpenOptions, Permissions};
+use std::io::{self, BufWriter, ErrorKind, Read, Seek, Write};
+use std::os::fd::{AsFd, AsRawFd};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, fchown};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{AtFlags, CWD, linkat};
+use tempfile::TempPath;
+
+/// The links that are followed one after the other at most, as by Linux.
+const MOST_LINKS: usize = 40;
+
+/// Who may do what with a new file, but for what the user's mask takes away.
+const NEW_MODE: u32 = 0o666;
+
+/// A place that can be written to.
+#[derive(Debug)]
+pub enum Destination {
+    /// A descriptor that this process has from its parent, such as `/dev/stdout` or `/dev/fd/3`.
+    Descriptor(File),
+    /// A device, or a pipe with a name.
+    Special(PathBuf),
+    /// A file, there or still to come, by the path that links lead to.
+    File(PathBuf),
+}
+
+/// What is written as a whole, but not yet in its place.
+#[derive(Debug)]
+pub enum Staged {
+    /// There is no place but the one where it is.
+    Settled,
+    /// In a file of its own.
+    Aside(Aside, PathBuf),
+    /// In memory, as the file that is there cannot be replaced.
+    InMemory(Vec<u8>, PathBuf),
+}
+
+/// A file beside its place, gone when it is dropped.
+#[derive(Debug)]
+pub struct Aside {
+    file: File,
+    /// Its name, where the file system has no files without one.
+    name: Option<TempPath>,
+}
+
+/// Writes a file whole or not at all.
+///
+/// # Errors
+/// As [`Destination::at`] and [`Destination::write`].
+pub fn write_whole(path: &Path, write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> io::Result<()> {
+    Destination::at(path)?.write(write)
+}
+
+impl Destination {
+    /// The place of this path, once it is known that it can be written to. A descriptor of the shell's is taken now: later
+    /// its number may be that of a file of ours.
+    ///
+    /// # Errors
+    /// Where it is a folder or in none, a descriptor that is not open, or one may not write there.
+    pub fn at(path: &Path) -> io::Result<Destination> {
+        let is_folder = || io::Error::new(ErrorKind::IsADirectory, "it is a folder");
+        if path.as_os_str().as_encoded_bytes().ends_with(b"/") {
+            return Err(is_folder());
+        }
+        // By the path as it was given, for the system may forbid to follow other users' links.
+        let there = match path.metadata() {
+            Ok(there) if there.is_dir() => return Err(is_folder()),
+            Ok(there) => Some(there),
+            Err(error) if error.kind() == ErrorKind::NotFound => None,
+            Err(error) => return Err(error),
+        };
+        let target = match follow(path)? {
+            Followed::Path(target) => target,
+            Followed::Descriptor(1) => {
+                return Ok(Destination::Descriptor(io::stdout().as_fd().try_clone_to_owned()?.into()));
+            }
+            Followed::Descriptor(2) => {
+                return Ok(Destination::Descriptor(io::stderr().as_fd().try_clone_to_owned()?.into()));
+            }
+            // Files at their end: opened anew, they would be written from the start.
+            Followed::Descriptor(_) => {
+                return Ok(Destination::Descriptor(OpenOptions::new().append(true).open(path)?));
+            }
+        };
+        match there {
+            // To open a pipe is to wait for its reader.
+            Some(there) if !there.is_file() => return Ok(Destination::Special(target)),
+            // What one may not write to is not to be replaced either.
+            Some(_) => drop(OpenOptions::new().write(true).open(path)?),
+            None => drop(Aside::in_folder_of(&target)?),
+        }
+        Ok(Destination::File(target))
+    }
+
+    /// Writes what goes there.
+    ///
+    /// # Errors
+    /// Those of `write`, a full disk, or a place that can no longer be written to. A file that was there is as before.
+    pub fn write(&self, write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> io::Result<()> {
+        self.stage(write)?.settle()
+    }
+
+    /// Writes what goes there, but leaves what is there: for files that belong together.
+    ///
+    /// # Errors
+    /// As [`Destination::write`].
+    pub fn stage(&self, write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> io::Result<Staged> {
+        let target = match self {
+            Destination::Descriptor(file) => return put(file, write).map(|()| Staged::Settled),
+            Destination::Special(path) => {
+                let file = OpenOptions::new().write(true).open(path)?;
+                return put(&file, write).map(|()| Staged::Settled);
+            }
+            Destination::File(target) => target,
+        };
+        let there = match OpenOptions::new().write(true).open(target) {
+            Ok(there) => Some(there.metadata()?),
+            Err(error) if error.kind() == ErrorKind::NotFound => None,
+            Err(error) => return Err(error),
+        };
+        let aside = Aside::in_folder_of(target).and_then(|aside| {
+            there.as_ref().map_or(Ok(()), |there| aside.belong_as(there))?;
+            Ok(aside)
+        });
+        match aside {
+            Ok(aside) => {
+                put(&aside.file, write)?;
+                // Before it replaces what is whole: some file systems tell only now that there is no room.
+                aside.file.sync_data()?;
+                Ok(Staged::Aside(aside, target.clone()))
+            }
+            Err(error) if there.is_none() => Err(error),
+            Err(_) => {
+                let mut bytes = Vec::new();
+                write(&mut bytes)?;
+                Ok(Staged::InMemory(bytes, target.clone()))
+            }
+        }
+    }
+}
+
+impl Staged {
+    /// Puts it in its place.
+    ///
+    /// # Errors
+    /// Where that cannot be written to. A file that was there is as before.
+    pub fn settle(self) -> io::Result<()> {
+        match self {
+            Staged::Settled => Ok(()),
+            Staged::InMemory(bytes, target) => write_over(&target, &bytes),
+            Staged::Aside(aside, target) => {
+                let mut content = aside.file.try_clone()?;
+                aside.replace(&target).or_else(|error| {
+                    // A file that something is mounted on, or another user's in a shared folder, has to stay the same one.
+                    if !target.is_file() {
+                        return Err(error);
+                    }
+                    let mut bytes = Vec::new();
+                    content.rewind()?;
+                    content.read_to_end(&mut bytes)?;
+                    write_over(&target, &bytes)
+                })
+            }
+        }
+    }
+}
+
+impl Aside {
+    /// A new file in the folder of this one.
+    fn in_folder_of(target: &Path) -> io::Result<Aside> {
+        let folder = target.parent().unwrap_or(Path::new("/"));
+        let mut options = OpenOptions::new();
+        options.read(true).write(true);
+        match options.clone().mode(NEW_MODE).custom_flags(libc::O_TMPFILE).open(folder) {
+            // By that path it gets its name.
+            Ok(_) if !Path::new("/proc/self/fd").exists() => {}
+            Ok(file) => return Ok(Aside { file, name: None }),
+            // The file system, or the system, knows no files without a name.
+            Err(error) if matches!(error.raw_os_error(), Some(libc::EOPNOTSUPP | libc::EISDIR | libc::EINVAL)) => {}
+            Err(error) => return Err(error),
+        }
+        let mode = Permissions::from_mode(NEW_MODE);
+        let named = names().permissions(mode).tempfile_in(folder).map_err(|error| io::Error::from(error.kind()))?;
+        let (file, name) = named.into_parts();
+        Ok(Aside { file, name: Some(name) })
+    }
+
+    /// Gives it the owner and the permissions of another file.
+    fn belong_as(&self, other: &fs::Metadata) -> io::Result<()> {
+        let own = self.file.metadata()?;
+        if (own.uid(), own.gid()) != (other.uid(), other.gid()) {
+            fchown(&self.file, Some(other.uid()), Some(other.gid()))?;
+        }
+        self.file.set_permissions(other.permissions())
+    }
+
+    /// Puts it in the place of this file.
+    fn replace(self, target: &Path) -> io::Result<()> {
+        let name = match self.name {
+            Some(name) => name,
+            None => {
+                let open = format!("/proc/self/fd/{}", self.file.as_raw_fd());
+                let link = |name: &Path| Ok(linkat(CWD, &*open, CWD, name, AtFlags::SYMLINK_FOLLOW)?);
+                let folder = target.parent().unwrap_or(Path::new("/"));
+                let named = names().make_in(folder, link).map_err(|error| io::Error::from(error.kind()))?;
+                named.into_temp_path()
+            }
+        };
+        name.persist(target).map_err(|error| error.error)
+    }
+}
+
+/// Names that nobody else has or can foresee.
+fn names() -> tempfile::Builder<'static, 'static> {
+    let mut names = tempfile::Builder::new();
+    names.prefix(".tilewright-").suffix(".part").rand_bytes(12);
+    names
+}
+
+/// Where a path leads.
+enum Followed {
+    Path(PathBuf),
+    /// To what this process has open under this number.
+    Descriptor(u32),
+}
+
+/// Follows links, to what is not there too.
+fn follow(path: &Path) -> io::Result<Followed> {
+    let descriptors = Path::new("/proc/self/fd").canonicalize().ok();
+    let mut path = path.to_owned();
+    for _ in 0..=MOST_LINKS {
+        let name = path.file_name().ok_or(ErrorKind::IsADirectory)?;
+        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let folder = folder.canonicalize().map_err(|error| match error.kind() {
+            ErrorKind::NotFound => io::Error::new(error.kind(), format!("there is no folder {}", folder.display())),
+            _ => error,
+        })?;
+        if descriptors.as_ref() == Some(&folder)
+            && let Some(number) = name.to_str().and_then(|name| name.parse().ok())
+        {
+            return Ok(Followed::Descriptor(number));
+        }
+        let here = folder.join(name);
+        let Ok(to) = here.read_link() else { return Ok(Followed::Path(here)) };
+        path = folder.join(to);
+    }
+    Err(io::Error::other("its links lead to each other"))
+}
+
+fn put(file: &File, write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> io::Result<()> {
+    let mut out = BufWriter::with_capacity(1 << 16, file);
+    let written = write(&mut out).and_then(|()| out.flush());
+    // What is left in the buffer after a failure would be tried once more.
+    let _ = out.into_parts();
+    written
+}
+
+/// Writes over a file that nothing can take the place of; what it held comes back where that fails.
+fn write_over(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let before = fs::read(path).ok();
+    let mut file = OpenOptions::new().write(true).open(path)?;
+    let mut hold = |bytes: &[u8]| {
+        file.rewind()?;
+        file.write_all(bytes)?;
+        file.set_len(bytes.len() as u64)?;
+        file.sync_data()
+    };
+    hold(bytes).inspect_err(|_| {
+        let _ = before.map(|before| hold(&before));
+    })
+}
+
+/// Opens a file to lock it, and makes it where it is not there.
+///
+/// # Errors
+/// Where it can be neither opened nor made.
+pub fn open_lock(path: &Path) -> io::Result<File> {
+    OpenOptions::new().write(true).create(true).truncate(false).open(path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::symlink;
+    use std::process::Command;
+    use std::thread;
+
+    /// A folder, and the names in it.
+    fn folder() -> tempfile::TempDir {
+        tempfile::tempdir().unwrap()
+    }
+
+    fn names_in(folder: &Path) -> Vec<String> {
+        let mut names: Vec<_> =
+            fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+        names.sort();
+        names
+    }
+
+    fn mode(path: &Path) -> u32 {
+        path.metadata().unwrap().mode() & 0o7777
+    }
+
+    fn write(path: &Path, text: &str) -> io::Result<()> {
+        write_whole(path, |out| out.write_all(text.as_bytes()))
+    }
+
+    /// Whether this is root, who may do everything.
+    fn is_root(folder: &Path) -> bool {
+        folder.metadata().unwrap().uid() == 0
+    }
+
+    fn run(program: &str, arguments: &[&str]) -> bool {
+        Command::new(program).args(arguments).output().is_ok_and(|output| output.status.success())
+    }
+
+    #[test]
+    fn a_new_file_is_as_the_mask_has_it_and_alone() {
+        let folder = folder();
+        let [new, plain] = ["new", "plain"].map(|name| folder.path().join(name));
+        fs::write(folder.path().join("new.part"), "the user's").unwrap();
+        fs::write(&plain, "").unwrap();
+        write(&new, "text").unwrap();
+        assert_eq!(fs::read(&new).unwrap(), b"text");
+        assert_eq!(mode(&new), mode(&plain));
+        assert_eq!(fs::read(folder.path().join("new.part")).unwrap(), b"the user's");
+        assert_eq!(names_in(folder.path()), ["new", "new.part", "plain"]);
+    }
+
+    #[test]
+    fn a_file_that_is_replaced_keeps_its_permissions_and_owner() {
+        let folder = folder();
+        let file = folder.path().join("file");
+        fs::write(&file, "before, and longer").unwrap();
+        fs::set_permissions(&file, Permissions::from_mode(0o640)).unwrap();
+        let owner = if is_root(folder.path()) { 12345 } else { file.metadata().unwrap().uid() };
+        fchown(File::open(&file).unwrap(), Some(owner), None).unwrap();
+        write(&file, "after").unwrap();
+        assert_eq!(fs::read(&file).unwrap(), b"after");
+        assert_eq!((mode(&file), file.metadata().unwrap().uid()), (0o640, owner));
+        assert_eq!(names_in(folder.path()), ["file"]);
+    }
+
+    #[test]
+    fn what_is_there_survives_a_failure() {
+        let folder = folder();
+        let file = folder.path().join("file");
+        let fail = || {
+            write_whole(&file, |out| {
+                out.write_all(&[0; 1 << 17])?;
+                Err(ErrorKind::StorageFull.into())
+            })
+        };
+        assert_eq!(fail().unwrap_err().kind(), ErrorKind::StorageFull);
+        assert!(names_in(folder.path()).is_empty());
+        write(&file, "before").unwrap();
+        assert_eq!(fail().unwrap_err().kind(), ErrorKind::StorageFull);
+        assert_eq!(fs::read(&file).unwrap(), b"before");
+        assert_eq!(names_in(folder.path()), ["file"]);
+    }
+
+    #[test]
+    fn whoever_is_killed_leaves_nothing_behind() {
+        let folder = folder();
+        let target = folder.path().join("file");
+        if Aside::in_folder_of(&target).unwrap().name.is_some() {
+            eprintln!("skipped: this file system has no files without a name");
+            return;
+        }
+        write_whole(&target, |out| {
+            out.write_all(&[0; 1 << 17])?;
+            assert!(names_in(folder.path()).is_empty(), "it has no name before it is whole");
+            Ok(())
+        })
+        .unwrap();
+    }
+
+    #[test]
+    fn files_that_belong_together_come_together() {
+        let folder = folder();
+        let [one, other] = ["one", "other"].map(|name| folder.path().join(name));
+        write(&one, "before").unwrap();
+        let staged = Destination::at(&one).unwrap().stage(|out| out.write_all(b"after")).unwrap();
+        assert_eq!(fs::read(&one).unwrap(), b"before");
+        Destination::at(&other).unwrap().stage(|_| Err(ErrorKind::StorageFull.into())).unwrap_err();
+        drop(staged);
+        assert_eq!(fs::read(&one).unwrap(), b"before");
+        assert_eq!(names_in(folder.path()), ["one"]);
+    }
+
+    #[test]
+    fn links_stay_and_what_they_lead_to_is_written() {
+        let folder = folder();
+        let below = folder.path().join("below");
+        fs::create_dir(&below).unwrap();
+        for before in [Some("before"), None] {
+            let [file, near, far] = [below.join("file"), below.join("near"), folder.path().join("far")];
+            if let Some(before) = before {
+                fs::write(&file, before).unwrap();
+            }
+            symlink("file", &near).unwrap();
+            symlink("below/near", &far).unwrap();
+            write(&far, "after").unwrap();
+            assert!(far.is_symlink() && near.is_symlink() && !file.is_symlink());
+            assert_eq!(fs::read(&file).unwrap(), b"after");
+            assert_eq!(names_in(&below), ["file", "near"]);
+            [file, near, far].iter().for_each(|path| fs::remove_file(path).unwrap());
+        }
+        let [ring, lost] = ["ring", "lost"].map(|name| folder.path().join(name));
+        symlink("ring", &ring).unwrap();
+        write(&ring, "after").unwrap_err();
+        symlink("nowhere/file", &lost).unwrap();
+        let error = write(&lost, "after").unwrap_err().to_string();
+        assert!(error.contains("there is no folder") && error.contains("nowhere"), "{error}");
+    }
+
+    #[test]
+    fn folders_are_no_files() {
+        let folder = folder();
+        let slash = format!("{}/new/", folder.path().display());
+        for path in [folder.path(), Path::new(&slash), Path::new("/"), Path::new("..")] {
+            let error = write(path, "text").unwrap_err().to_string();
+            assert!(error.contains("it is a folder"), "{}: {error}", path.display());
+        }
+        write(&folder.path().join("no/file"), "text").unwrap_err();
+        assert!(names_in(folder.path()).is_empty());
+    }
+
+    #[test]
+    fn a_pipe_with_a_name_is_written_to() {
+        let folder = folder();
+        let pipe = folder.path().join("pipe");
+        if !run("mkfifo", &[pipe.to_str().unwrap()]) {
+            eprintln!("skipped: there is no mkfifo");
+            return;
+        }
+        let reader = pipe.clone();
+        let reader = thread::spawn(move || fs::read(reader).unwrap());
+        write(&pipe, "text").unwrap();
+        assert_eq!(reader.join().unwrap(), b"text");
+        assert_eq!(names_in(folder.path()), ["pipe"]);
+        assert!(!pipe.metadata().unwrap().is_file());
+    }
+
+    #[test]
+    fn a_device_stays_one() {
+        let folder = folder();
+        let device = folder.path().join("null");
+        if !run("mknod", &[device.to_str().unwrap(), "c", "1", "3"]) {
+            eprintln!("skipped: only root makes devices");
+            return;
+        }
+        let link = folder.path().join("link");
+        symlink(&device, &link).unwrap();
+        for path in [&device, &link] {
+            write(path, "text").unwrap();
+            assert!(!device.is_symlink() && !device.metadata().unwrap().is_file());
+        }
+        assert_eq!(names_in(folder.path()), ["link", "null"]);
+        assert!(write(Path::new("/dev/full"), "text").is_err());
+    }
+
+    #[test]
+    fn a_descriptor_is_written_to_at_its_end() {
+        let folder = folder();
+        let path = folder.path().join("log");
+        fs::write(&path, "before ").unwrap();
+        let open = OpenOptions::new().append(true).open(&path).unwrap();
+        write(Path::new(&format!("/dev/fd/{}", open.as_raw_fd())), "after").unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"before after");
+        let inode = |metadata: fs::Metadata| metadata.ino();
+        assert_eq!(inode(open.metadata().unwrap()), inode(path.metadata().unwrap()));
+        write(Path::new("/dev/fd/987"), "after").unwrap_err();
+    }
+
+    #[test]
+    fn what_cannot_be_replaced_is_written_over() {
+        let folder = folder();
+        let file = folder.path().join("file");
+        fs::write(&file, "before, and longer").unwrap();
+        let inode = file.metadata().unwrap().ino();
+        Staged::InMemory(b"after".into(), file.clone()).settle().unwrap();
+        assert_eq!((fs::read(&file).unwrap(), file.metadata().unwrap().ino()), (b"after".into(), inode));
+        if is_root(folder.path()) {
+            eprintln!("skipped: root may write to every folder");
+            return;
+        }
+        fs::set_permissions(folder.path(), Permissions::from_mode(0o555)).unwrap();
+        write(&file, "at last").unwrap();
+        assert_eq!((fs::read(&file).unwrap(), file.metadata().unwrap().ino()), (b"at last".into(), inode));
+        assert_eq!(write(&folder.path().join("new"), "text").unwrap_err().kind(), ErrorKind::PermissionDenied);
+        fs::set_permissions(folder.path(), Permissions::from_mode(0o755)).unwrap();
+    }
+
+    #[test]
+    fn what_may_not_be_written_is_not_replaced() {
+        let folder = folder();
+        let file = folder.path().join("file");
+        fs::write(&file, "before").unwrap();
+        fs::set_permissions(&file, Permissions::from_mode(0o444)).unwrap();
+        if is_root(folder.path()) {
+            eprintln!("skipped: root may write to every file");
+            return;
+        }
+        assert_eq!(write(&file, "after").unwrap_err().kind(), ErrorKind::PermissionDenied);
+        assert_eq!(fs::read(&file).unwrap(), b"before");
+    }
+}

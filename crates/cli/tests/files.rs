@@ -1,0 +1,125 @@
+//! Files that commands write: whole or not at all, and what is no file stays what it is.
+
+mod common;
+
+use std::fs::{self, File};
+use std::os::unix::fs::symlink;
+use std::path::Path;
+use std::process::Command;
+
+use common::{check_refused, command, run, stderr, text};
+
+const SHOW: [&str; 5] = ["show", "matmul:m=64,n=64,k=64", "--guess", "--emit", "object"];
+
+fn show(file: &Path) -> Vec<&str> {
+    [&SHOW[..], &["-o", text(file)]].concat()
+}
+
+fn names_in(folder: &Path) -> Vec<String> {
+    let names = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    let mut names: Vec<String> = names.collect();
+    names.sort();
+    names
+}
+
+/// A file system of 64 KiB; gone when it is dropped.
+struct Small(tempfile::TempDir);
+
+impl Small {
+    fn mount() -> Option<Small> {
+        let small = Small(tempfile::tempdir().unwrap());
+        let mounted =
+            Command::new("mount").args(["-t", "tmpfs", "-o", "size=64k", "small", text(small.0.path())]).output();
+        mounted.is_ok_and(|output| output.status.success()).then_some(small)
+    }
+}
+
+impl Drop for Small {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg(self.0.path()).status();
+    }
+}
+
+#[test]
+fn a_full_disk_leaves_the_file_that_was_there() {
+    let Some(small) = Small::mount() else {
+        eprintln!("skipped: only root mounts a small file system");
+        return;
+    };
+    let folder = small.0.path();
+    let file = folder.join("x.o");
+    fs::write(&file, "before").unwrap();
+    // All the room there is.
+    let mut filler = File::create(folder.join("filler")).unwrap();
+    let _ = std::io::copy(&mut std::io::repeat(1), &mut filler);
+    let output = run(&show(&file));
+    assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
+    assert!(stderr(&output).contains("x.o: No space left on device"), "{}", stderr(&output));
+    assert_eq!(fs::read(&file).unwrap(), b"before");
+    assert_eq!(names_in(folder), ["filler", "x.o"]);
+    drop(filler);
+    fs::remove_file(folder.join("filler")).unwrap();
+    let output = run(&show(&file));
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert!(fs::read(&file).unwrap().starts_with(b"\x7fELF"));
+}
+
+#[test]
+fn a_limit_on_the_size_of_files_leaves_the_file_that_was_there() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("x.o");
+    fs::write(&file, "before").unwrap();
+    // Half a kibibyte, in the shell's blocks; whoever exceeds it is killed.
+    let script = "ulimit -f 1; exec \"$@\"";
+    let output = Command::new("sh").args(["-c", script, "sh", common::TILEWRIGHT]).args(show(&file)).output().unwrap();
+    assert!(!output.status.success(), "{}", stderr(&output));
+    assert_eq!(fs::read(&file).unwrap(), b"before");
+}
+
+#[test]
+fn standard_output_is_written_to_where_it_is() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("log");
+    fs::write(&path, "before\n").unwrap();
+    let log = File::options().append(true).open(&path).unwrap();
+    let arguments = ["show", "matmul:m=8,n=8,k=8", "--emit", "ir", "-o", "/dev/stdout", "--json"];
+    let output = command(&arguments).stdout(log).output().unwrap();
+    assert!(output.status.success(), "{}", stderr(&output));
+    let written = fs::read_to_string(&path).unwrap();
+    assert!(written.starts_with("before\nprogram"), "{written}");
+    assert!(written.ends_with("}\n") && written.contains("\"file\":\"/dev/stdout\""), "{written}");
+}
+
+#[test]
+fn a_model_can_go_where_nothing_can_be_beside_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let link = folder.path().join("m");
+    symlink("/dev/null", &link).unwrap();
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let data = root.join("tests/corpus/miopen/ConvAsmBwdWrW3x3.fp32.csv");
+    let spec = root.join("kernels/miopen/ConvAsmBwdWrW3x3.toml");
+    let train = ["predict", "train", text(&data), "--spec", text(&spec), "-o", text(&link)];
+    let output = run(&train);
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert!(stderr(&output).contains("m is no file"), "{}", stderr(&output));
+    assert!(!Path::new("/dev/null").metadata().unwrap().is_file());
+    assert_eq!(names_in(folder.path()), ["m"]);
+}
+
+#[test]
+fn what_cannot_be_written_is_refused_before_the_work() {
+    let folder = tempfile::tempdir().unwrap();
+    let nowhere = folder.path().join("no/such/file");
+    let db = folder.path().join("r.db");
+    // The database of the second is not there either, and would be found out later.
+    for mut arguments in [show(&nowhere), vec!["export", text(&nowhere)], vec!["report", "-o", text(&nowhere)]] {
+        if arguments[0] != "show" {
+            arguments.extend(["--db", text(&db)]);
+        }
+        check_refused(&arguments, "no/such/file: there is no folder");
+    }
+    let record = ["record-space", "matmul:m=8,n=8,k=8", "--max", "5", "--db", text(&db), "-o"];
+    check_refused(&[&record[..], &[text(&nowhere)]].concat(), "there is no folder");
+    check_refused(&[&record[..], &[text(folder.path())]].concat(), "it is a folder");
+    assert!(names_in(folder.path()).is_empty(), "the database was not begun");
+}
