@@ -69,6 +69,17 @@ fn code_comes_from_the_objects_of_others() {
     }
 }
 
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn code_for_another_target_is_not_taken() {
+    let [mut theirs, mut ours, mut alone] =
+        ["x86-64", "x86-64-v3", "x86-64-v3"].map(|name| Compiler::new(tilewright_ir::Target::named(name).unwrap()));
+    let p = Gemm::default().program();
+    ours.add(&theirs.compile(&p).unwrap().take_object().unwrap()).unwrap();
+    let [ours, alone] = [&mut ours, &mut alone].map(|compiler| compiler.compile(&p).unwrap().take_object());
+    assert!(alone.is_some() && ours == alone);
+}
+
 #[test]
 fn what_cannot_be_added_is_an_error() {
     let mut theirs = Compiler::new(host());

@@ -8,6 +8,7 @@
 //! in those loops (see [`Level`]), so that loop bodies come out hoisted and strength-reduced.
 
 use std::collections::BTreeSet;
+use std::hash::{DefaultHasher, Hash, Hasher};
 
 use tilewright_ir::index::Ranges;
 use tilewright_ir::target::Target;
@@ -114,6 +115,8 @@ pub(super) struct Generator<'p> {
     pub units: &'p Units,
     /// What this program has to do with units.
     pub uses: Uses,
+    /// Tells units for one target from those for another.
+    pub target_hash: u64,
     invariant: (u32, Value),
     n_outlined: usize,
 }
@@ -140,7 +143,10 @@ pub fn generate(
     let entry = Block(std::ptr::null_mut());
     let f = Function::new(placeholder, entry, None);
     let (filled, uses) = (BTreeSet::new(), Uses::default());
-    let mut g = Generator { m, program, target, plan, filled, f, units, uses, invariant, n_outlined: 0 };
+    let mut hasher = DefaultHasher::new();
+    target.hash(&mut hasher);
+    let target_hash = hasher.finish();
+    let mut g = Generator { m, program, target, plan, filled, f, units, uses, target_hash, invariant, n_outlined: 0 };
     for part in [Part::Body, Part::Prepare, Part::Finish] {
         if part != Part::Finish || !program.finish.is_empty() {
             g.part(symbol(part), program.part(part))?;

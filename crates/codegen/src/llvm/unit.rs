@@ -247,7 +247,7 @@ impl Generator<'_> {
         ranges
     }
 
-    /// Everything that the code of a unit depends on, beside the target.
+    /// Everything that the code of a unit depends on.
     fn unit_key(
         &self,
         block: &[Stmt],
@@ -259,6 +259,7 @@ impl Generator<'_> {
     ) -> String {
         let mut key = String::new();
         let text = |key: &mut String| -> std::fmt::Result {
+            writeln!(key, "{:016x}", self.target_hash)?;
             for (buffer, _) in passed {
                 let b = self.program.buffer(*buffer);
                 writeln!(key, "{} {:?} {:?} {}", b.name, b.dtype, b.shape, self.is_constant(*buffer))?;
