@@ -208,6 +208,29 @@ fn recorded_spaces_are_listed_once_each() {
 }
 
 #[test]
+fn records_of_earlier_names_are_found() {
+    let mut store = in_memory();
+    let (now, earlier) = ("matmul:m=8,n=8,k=8", "matmul:m=8,n=8,k=8,exact=1");
+    let named = |workload: &str, trial| Record { workload: workload.into(), ..record(trial) };
+    store.insert(&[named(earlier, 0), named(earlier, 1), named(now, 1), named(now, 2)]).unwrap();
+    let trials = store.trials_of(now, TARGET, "gemm", 1).unwrap();
+    assert_eq!(trials.iter().map(|record| record.trial).collect::<Vec<_>>(), [0, 1, 2], "each configuration once");
+    let names: Vec<String> = store.tasks().unwrap().into_iter().map(|key| key.workload).collect();
+    assert_eq!(names, [now]);
+    assert!(store.best(now, TARGET, 1, None).unwrap().is_some());
+
+    // Where it says something, these are two.
+    let (all, exact) = ("conv2d:c=8,h=8,w=8,k=8,r=3,s=3", "conv2d:c=8,h=8,w=8,k=8,r=3,s=3,exact=1");
+    let mut store = in_memory();
+    store.insert(&[named(all, 0), named(exact, 1)]).unwrap();
+    for (workload, trial) in [(all, 0), (exact, 1)] {
+        let trials = store.trials_of(workload, TARGET, "gemm", 1).unwrap();
+        assert_eq!(trials.iter().map(|record| record.trial).collect::<Vec<_>>(), [trial], "{workload}");
+    }
+    assert_eq!(store.tasks().unwrap().len(), 2);
+}
+
+#[test]
 fn a_file_shared_by_many_loses_nothing() {
     const N_WRITERS: u64 = 4;
     let folder = tempfile::tempdir().unwrap();

@@ -18,6 +18,7 @@ pub const BATCH_MATMUL: Operator = Operator {
     ],
     constants: &["a", "b"],
     has_layout: false,
+    has_inexact: |_| false,
     check: |_| Ok(()),
     program,
     flops: |w| ["b", "m", "n", "k"].iter().map(|s| w.size(s) as f64).product::<f64>() * 2.0,

@@ -35,6 +35,7 @@ pub const CONV2D_TRANSPOSE: Operator = Operator {
     ],
     constants: &["w"],
     has_layout: true,
+    has_inexact: |_| false,
     check: Axis::check_transposed,
     program,
     // Each element of the input meets each tap; zeros inserted are not counted.

@@ -28,6 +28,7 @@ pub const DEPTHWISE_CONV2D: Operator = Operator {
     ],
     constants: &["w"],
     has_layout: true,
+    has_inexact: |_| false,
     check: Axis::check_forward,
     program,
     flops,

@@ -15,6 +15,7 @@ pub const MATMUL: Operator = Operator {
     ],
     constants: &["a", "b"],
     has_layout: false,
+    has_inexact: |_| false,
     check: |_| Ok(()),
     program,
     flops: |w| 2.0 * w.size("m") as f64 * w.size("n") as f64 * w.size("k") as f64,

@@ -34,7 +34,8 @@ pub struct Workload {
     pub constant: Option<&'static str>,
     layout: Layout,
     epilogue: Vec<Epilogue>,
-    /// Whether algorithms that round more than the operator as written, such as Winograd's, are kept out.
+    /// Whether algorithms that round more than the operator as written, such as Winograd's, are kept out. Where there
+    /// are none, it says nothing, and is left out of the text.
     pub exact: bool,
 }
 
@@ -326,6 +327,27 @@ impl Workload {
         &self.epilogue
     }
 
+    /// Whether algorithms are kept out because they round more than the operator as written.
+    pub fn is_exact(&self) -> bool {
+        self.exact && self.has_inexact()
+    }
+
+    /// Whether there is an algorithm that rounds more than the operator as written.
+    pub fn has_inexact(&self) -> bool {
+        (self.operator.has_inexact)(self)
+    }
+
+    /// The same with another value of a size; `None` where that is no workload.
+    ///
+    /// # Panics
+    /// Where the operator has no size of this name.
+    pub fn with_size(&self, name: &str, value: i64) -> Option<Workload> {
+        let mut other = self.clone();
+        let at = self.operator.sizes.iter().position(|s| s.name == name);
+        other.sizes[at.unwrap_or_else(|| panic!("{} has no size {name}", self.operator.name))] = value;
+        (self.operator.check)(&other).is_ok().then_some(other)
+    }
+
     /// The untransformed program.
     pub fn program(&self) -> Program {
         (self.operator.program)(self)
@@ -365,7 +387,7 @@ impl fmt::Display for Workload {
             let words: Vec<String> = self.epilogue.iter().map(Epilogue::to_string).collect();
             pairs.push(format!("epilogue={}", words.join("+")));
         }
-        pairs.extend(self.exact.then(|| "exact=1".to_owned()));
+        pairs.extend(self.is_exact().then(|| "exact=1".to_owned()));
         write!(f, "{}:{}", self.operator.name, pairs.join(","))
     }
 }

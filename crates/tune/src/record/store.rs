@@ -1,6 +1,6 @@
 //! The store: records and winners in one SQLite file that several processes may share.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::io::{self, BufRead, Write};
 use std::time::{Duration, Instant};
 
@@ -9,6 +9,7 @@ use rusqlite::{
 };
 use serde::{Deserialize, Serialize};
 use serde_json::Value as Json;
+use tilewright_ir::op::Workload;
 
 use super::{FlatOutcome, Line, Record, RunTime, TaskKey, read_lines};
 use crate::Error;
@@ -88,7 +89,7 @@ const HAS_COLUMN: &str = "SELECT count(*) FROM pragma_table_info('trials') WHERE
 const TRIALS: &str = "SELECT * FROM tasks JOIN trials ON trials.task = tasks.id";
 
 const TASKS: &str = "
-SELECT id FROM tasks WHERE workload = ?1 AND target = ?2 AND threads = ?3 AND (?4 IS NULL OR template = ?4)";
+SELECT id FROM tasks WHERE workload IN (?1, ?5) AND target = ?2 AND threads = ?3 AND (?4 IS NULL OR template = ?4)";
 
 const WINNERS: &str = "SELECT * FROM tasks JOIN winners ON winners.task = tasks.id";
 
@@ -298,7 +299,15 @@ impl Store {
             let [workload, target, template] = ["workload", "target", "template"].map(|column| row.get(column));
             Ok(TaskKey { workload: workload?, target: target?, template: template?, threads: row.get("threads")? })
         };
-        Ok(statement.query_map([], key)?.collect::<Result<_, _>>()?)
+        let mut keys: Vec<TaskKey> = Vec::new();
+        for key in statement.query_map([], key)? {
+            let key = key?;
+            let key = TaskKey { workload: now_called(key.workload), ..key };
+            if !keys.contains(&key) {
+                keys.push(key);
+            }
+        }
+        Ok(keys)
     }
 
     /// All trials of one space, in the order in which they were recorded.
@@ -313,13 +322,19 @@ impl Store {
         threads: u32,
     ) -> Result<Vec<Record>, StoreError> {
         let query = format!(
-            "{TRIALS} WHERE workload = ?1 AND target = ?2 AND template = ?3 AND threads = ?4 ORDER BY trials.id"
+            "{TRIALS} WHERE workload IN (?1, ?5) AND target = ?2 AND template = ?3 AND threads = ?4 ORDER BY trials.id"
         );
+        let earlier = earlier_called(workload);
         let mut statement = self.connection.prepare_cached(&query)?;
-        let mut rows = statement.query(params![workload, target, template, threads])?;
+        let mut rows = statement.query(params![workload, target, template, threads, earlier])?;
         let mut records = Vec::new();
+        // Under two names, a configuration may have been measured twice.
+        let mut seen = HashSet::new();
         while let Some(row) = rows.next()? {
-            records.push(record(row)?);
+            let record = record(row)?;
+            if earlier == workload || seen.insert(record.config.to_string()) {
+                records.push(record);
+            }
         }
         Ok(records)
     }
@@ -340,7 +355,8 @@ impl Store {
         template: Option<&str>,
     ) -> Result<Option<Best>, StoreError> {
         let mut tasks = self.connection.prepare_cached(TASKS)?;
-        let tasks = tasks.query_map(params![workload, target, threads, template], |row| row.get(0))?;
+        let earlier = earlier_called(workload);
+        let tasks = tasks.query_map(params![workload, target, threads, template, earlier], |row| row.get(0))?;
         let mut best: Option<Best> = None;
         for task in tasks {
             let found = self.best_of_task(task?)?;
@@ -629,6 +645,23 @@ fn winner(row: &Row) -> Result<Winner, StoreError> {
     })
 }
 
+/// What earlier versions wrote behind workloads that it says nothing of.
+const SAYS_NOTHING: &str = ",exact=1";
+
+/// The name under which earlier versions may have kept records of a workload; its own where that is the same.
+fn earlier_called(workload: &str) -> String {
+    let earlier = format!("{workload}{SAYS_NOTHING}");
+    if now_called(earlier.clone()) == workload { earlier } else { workload.to_owned() }
+}
+
+/// The name by which this version calls a workload that an earlier one may have recorded.
+fn now_called(workload: String) -> String {
+    match workload.ends_with(SAYS_NOTHING).then(|| Workload::parse(&workload)) {
+        Some(Ok(parsed)) => parsed.to_string(),
+        _ => workload,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -644,7 +677,7 @@ mod tests {
         let trial = plan(FASTEST_TRIAL, 3);
         assert!(trial.iter().any(|step| step.contains("INDEX trials_by_median")), "{trial:#?}");
         assert!(!trial.iter().any(|step| step.starts_with("SCAN") || step.contains("TEMP B-TREE")), "{trial:#?}");
-        let tasks = plan(TASKS, 4);
+        let tasks = plan(TASKS, 5);
         assert!(tasks.iter().any(|step| step.contains("(workload=? AND target=? AND threads=?)")), "{tasks:#?}");
     }
 }

@@ -105,11 +105,7 @@ impl Shape {
             stride: if transposed { [1, 1] } else { [w.size("stride_h"), w.size("stride_w")] },
             padded: program.find_buffer("pad").is_some(),
             k_group: acc[1] / groups,
-            has_winograd: !w.exact
-                && w.operator().name == "conv2d"
-                && (r, s) == (3, 3)
-                && groups == 1
-                && ["stride_h", "stride_w", "dilation_h", "dilation_w"].iter().all(|size| w.size(size) == 1),
+            has_winograd: !w.exact && w.has_inexact(),
         }
     }
 }
