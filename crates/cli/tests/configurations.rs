@@ -237,7 +237,7 @@ fn templates_of_convolutions_give_right_answers_on_any_shape() {
             match Task::new(setting, Some(template.name)) {
                 Ok(task) => tally.measure(&task, CONFIGS_OF_CONVOLUTION, rng),
                 // Others than the default may be for some shapes only.
-                Err(TaskError::Space(_)) if at > 0 => {}
+                Err(TaskError::Space(_) | TaskError::TooLarge { .. }) if at > 0 => {}
                 Err(e) => tally.failures.push(format!("{workload} {}: {e}", template.name)),
             }
         }

@@ -185,7 +185,7 @@ fn bad_files_are_refused_with_the_place() {
     refused(b"{\n\"results\": 3}", "line 2, column 12: invalid type: integer `3`, expected a sequence");
     let cut_short = RecordedSpace::read("bad", &CONVOLUTION[..20_000], None).map(|_| ()).unwrap_err();
     assert!(cut_short.to_string().starts_with("cannot be unpacked: "), "{cut_short}");
-    refused_rows(json!([]), "no configuration satisfies listed");
+    refused_rows(json!([]), "no configuration satisfies listed (one of none)");
     refused_rows(json!([row(json!({"a": 1}), "x".into())]), "results[0]: the time \"x\" is not a positive number");
     for time in [0.0, -1.0, 1e308] {
         let rows = json!([row(json!({"a": 1}), 1.into()), row(json!({"a": 2}), time.into())]);

@@ -40,10 +40,14 @@ pub enum SpaceError {
         parameter: String,
     },
     /// The constraints leave nothing.
-    #[error("no configuration satisfies {}", constraints.join(", "))]
+    #[error("no configuration satisfies {constraint} ({text}){}", if earlier.is_empty() { String::new() } else { format!(" together with {}", earlier.join(", ")) })]
     NothingLegal {
-        /// The constraints that exclude each other.
-        constraints: Vec<String>,
+        /// The one that excludes everything.
+        constraint: String,
+        /// The predicate.
+        text: String,
+        /// Those before it, where it needs them to.
+        earlier: Vec<String>,
     },
     /// The number of combinations does not fit: 2^64 for one parameter or tied ones, 2^128 for the space.
     #[error("too many combinations of {}", parameters.join(", "))]

@@ -158,7 +158,8 @@ impl Space {
             return Err(SpaceError::TooLarge { parameters: vec![axis.name.clone()] });
         }
         if listed.is_empty() {
-            return Err(SpaceError::NothingLegal { constraints: vec![LISTED.into()] });
+            let (constraint, text) = (LISTED.into(), "one of none".into());
+            return Err(SpaceError::NothingLegal { constraint, text, earlier: Vec::new() });
         }
         if self.axes.is_empty() {
             return Ok(self);
@@ -469,6 +470,25 @@ fn positions(axes: &[Axis], constraint: &Constraint) -> Result<Vec<usize>, Space
     constraint.parameters.iter().map(position).collect()
 }
 
+/// The constraint to blame where these leave nothing: the first that excludes everything, alone or together with those before.
+fn nothing_legal(axes: &[Axis], tied: &[(&Constraint, &[usize])]) -> SpaceError {
+    let leaves_nothing = |some: &[(&Constraint, &[usize])]| {
+        let mut members: Vec<usize> = some.iter().flat_map(|(_, reads)| reads.iter().copied()).collect();
+        members.sort_unstable();
+        members.dedup();
+        Diagram::new(axes, &members, some).is_ok_and(|diagram| diagram.len == 0)
+    };
+    let alone = (0..tied.len()).find(|&at| leaves_nothing(&tied[at..=at]));
+    let together = || (0..tied.len()).find(|&at| leaves_nothing(&tied[..=at]));
+    let at = alone.or_else(together).unwrap_or(tied.len() - 1);
+    let earlier = if alone.is_some() { &[] } else { &tied[..at] };
+    SpaceError::NothingLegal {
+        constraint: tied[at].0.name.clone(),
+        text: tied[at].0.text.clone(),
+        earlier: earlier.iter().map(|(constraint, _)| constraint.name.clone()).collect(),
+    }
+}
+
 /// Splits the parameters into the classes that constraints connect, in the order of their first parameters.
 fn components(axes: &[Axis], constraints: &[Constraint], reads: &[Vec<usize>]) -> Result<Vec<Component>, SpaceError> {
     let mut class: Vec<usize> = (0..axes.len()).collect();
@@ -492,8 +512,7 @@ fn components(axes: &[Axis], constraints: &[Constraint], reads: &[Vec<usize>]) -
             let members: Vec<usize> = (0..axes.len()).filter(|&other| class[other] == axis).collect();
             let diagram = Diagram::new(axes, &members, &tied)?;
             if diagram.len == 0 {
-                let constraints = tied.iter().map(|(constraint, _)| constraint.name.clone()).collect();
-                return Err(SpaceError::NothingLegal { constraints });
+                return Err(nothing_legal(axes, &tied));
             }
             Ok(Component::Tied(diagram))
         })

@@ -211,7 +211,7 @@ fn a_listing_is_a_space_of_its_own() {
         assert_eq!(part.contains(&config), by_index.contains(&config));
         assert_eq!(part.violated(&config).is_none(), by_index.contains(&config));
     }
-    assert_eq!(space.only([]).unwrap_err().to_string(), "no configuration satisfies listed");
+    assert_eq!(space.only([]).unwrap_err().to_string(), "no configuration satisfies listed (one of none)");
 }
 
 #[test]
@@ -255,7 +255,11 @@ fn impossible_spaces_are_refused() {
     check_space_error(vec![Parameter::factorization("a", 0, 2)], vec![], "parameter a has no feasible value");
     check_space_error(vec![Parameter::factorization("a", 4, 0)], vec![], "parameter a has no feasible value");
     check_space_error(vec![Parameter::factorization("a", 1 << 63, 99)], vec![], "too many combinations of a");
-    check_space_error(vec![a()], vec![never("x"), never("y")], "no configuration satisfies x, y");
+    check_space_error(vec![a()], vec![never("x"), never("y")], "no configuration satisfies x (false)");
+    let is = |name, value| Constraint::new(name, "a is it", &["a"], move |v| v[0].int() == value);
+    let expected = "no configuration satisfies two (a is it) together with one";
+    check_space_error(vec![a()], vec![is("one", 1), is("two", 2), never("x")], "no configuration satisfies x (false)");
+    check_space_error(vec![a()], vec![is("one", 1), is("two", 2)], expected);
     let reads = |names: &[&str]| Constraint::new("c", "true", names, |_| true);
     check_space_error(vec![a()], vec![reads(&["z"])], "constraint c reads the unknown parameter z");
     check_space_error(vec![a()], vec![reads(&[])], "constraint c reads no parameter");

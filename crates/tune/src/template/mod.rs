@@ -80,9 +80,47 @@ pub enum TaskError {
         /// The templates that serve it.
         known: String,
     },
+    /// The template has no configuration for so large a workload.
+    #[error("{workload} is too large for template {template}: {what}, as {error}")]
+    TooLarge {
+        /// The workload.
+        workload: String,
+        /// The template.
+        template: &'static str,
+        /// What is too large, and what would do.
+        what: String,
+        /// What excludes everything.
+        error: SpaceError,
+    },
     /// The template's space cannot be built.
     #[error(transparent)]
     Space(#[from] SpaceError),
+}
+
+/// A size that a template has a configuration for, whatever the others are within reason.
+const MODEST_SIZE: i64 = 256;
+
+/// The error of a space, and where nothing is legal what is too large: each size that alone would do if it were modest, or all
+/// of them.
+fn too_large(template: &Template, setting: &Setting, error: SpaceError) -> TaskError {
+    let workload = &setting.workload;
+    let large =
+        || workload.operator().sizes.iter().map(|size| size.name).filter(|name| workload.size(name) > MODEST_SIZE);
+    if !matches!(error, SpaceError::NothingLegal { .. }) || large().next().is_none() {
+        return error.into();
+    }
+    let would_do = |name: &&str| {
+        let workload = workload.with_size(name, MODEST_SIZE);
+        workload.is_some_and(|workload| (template.space)(&Setting { workload, ..setting.clone() }).is_ok())
+    };
+    let mut names: Vec<&str> = large().filter(would_do).collect();
+    let link = if names.is_empty() { " and " } else { " or " };
+    if names.is_empty() {
+        names = large().collect();
+    }
+    let sizes: Vec<String> = names.iter().map(|name| format!("{name}={}", workload.size(name))).collect();
+    let what = format!("give less than {}", sizes.join(link));
+    TaskError::TooLarge { workload: workload.to_string(), template: template.name, what, error }
 }
 
 impl Task {
@@ -101,8 +139,8 @@ impl Task {
             workload: setting.workload.to_string(),
             known: serving.iter().map(|t| t.name).collect::<Vec<_>>().join(", "),
         })?;
-        let space = Arc::new((template.space)(&setting)?);
-        Ok(Task { setting, template, space })
+        let space = (template.space)(&setting).map_err(|error| too_large(template, &setting, error))?;
+        Ok(Task { setting, template, space: Arc::new(space) })
     }
 
     /// The schedule of a configuration.
