@@ -207,6 +207,60 @@ fn a_model_of_records_begins_a_run() {
     );
 }
 
+const TOY: &str = "name = \"toy\"\nfields = [{ name = \"m\" }, { name = \"n\" }]\n\
+                   parameters = [{ name = \"tile\", values = [8, 16] }, { name = \"unroll\", values = [1, 2] }]\n";
+
+/// A table of the toy, with these between and behind its values, and this value for one row's tile.
+fn toy_table(separator: &str, end: &str, spoilt: &str) -> String {
+    let row = |at: usize| {
+        let tile = if at == 30 { spoilt } else { ["8", "16"][at % 2] };
+        [&(16 * at).to_string(), &(at % 7).to_string(), tile, "1"].join(separator)
+    };
+    let rows = std::iter::once(["m", "n", "tile", "unroll"].join(separator)).chain((0..40).map(row));
+    rows.map(|row| row + end).collect()
+}
+
+#[test]
+fn tables_and_constraints_of_others_are_read_or_refused_with_the_way_to_write_them() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let model = at("m");
+    let train = |constraint: &str, table: &str| {
+        std::fs::write(at("toy.toml"), format!("{TOY}constraints = [{{ name = \"fits\", is = \"{constraint}\" }}]"))
+            .unwrap();
+        std::fs::write(at("toy.csv"), table).unwrap();
+        ["predict", "train", &at("toy.csv"), "--spec", &at("toy.toml"), "-o", &model].map(str::to_owned)
+    };
+    let trained = |arguments: &[String]| {
+        let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+        let output = command(&arguments).arg("--json").output().unwrap();
+        (common::json_of(&arguments, &output), stderr(&output))
+    };
+    let good = "tile * unroll <= 64";
+    let plain = toy_table(",", "\n", "8");
+    for table in [&plain, &format!("\u{feff}{}", toy_table(",", "\r\n", "8")), &plain.replace(",8,1", ",\"8\",\"1\"")] {
+        let (json, told) = trained(&train(good, table));
+        assert_eq!((&json["rows"], &json["violating"]), (&40.into(), &0.into()));
+        assert!(!told.contains("violate"), "{told}");
+    }
+    let (json, told) = trained(&train("tile < 16 or m > 16", &plain));
+    assert_eq!(json["violating"], 1);
+    assert!(told.contains("1 of 40 rows violates constraints of toy: they are learnt from"), "{told}");
+    assert!(told.contains("toy: 36 rows to learn from, 4 to validate with"), "{told}");
+    let (_, told) = trained(&train("(tile if unroll > 1 else 8) <= 32", &plain));
+    assert!(!told.contains("violate"), "{told}");
+
+    check_refused(&train(good, &toy_table("\t", "\n", "8")), "the head is one column, as if tabs separated values");
+    check_refused(&train(good, &toy_table(";", "\n", "8")), "as if semicolons separated values");
+    check_refused(&train(good, &toy_table(",", "\n", "N/A")), "line 32: parameter tile cannot be \"N/A\"");
+    check_refused(
+        &train(good, &plain.replace("\n16,", "\n16.0,")),
+        "line 3: field m cannot be \"16.0\"; it is a whole number (write 16)",
+    );
+    check_refused(&train("tile // unroll >= 4", &plain), "position 6: `//` is not known here; write `/`");
+    check_refused(&train("1 <= unroll <= 4", &plain), "write `1 <= unroll and unroll <= 4`");
+}
+
 #[test]
 fn bad_input_is_refused_in_one_line() {
     let folder = tempfile::tempdir().unwrap();

@@ -24,7 +24,7 @@ use tilewright_tune::predict::{
 };
 use tilewright_tune::{Config, Task};
 
-use super::{read_file, target_name};
+use super::{count, read_file, target_name};
 use crate::error::bad_input;
 use crate::output::{Destination, message, with_suffix, writable, write_whole};
 use crate::stats::Quartiles;
@@ -117,6 +117,8 @@ impl TrainingArgs {
 struct Table {
     kernel: KernelSpecification,
     rows: Vec<Row>,
+    /// How many of them violate constraints of the kernel.
+    n_invalid: usize,
     split: Split,
     /// What it is and where it comes from, for files of models.
     about: Json,
@@ -137,7 +139,13 @@ impl Table {
         let rows = rows.map_err(|error| bad_input(format!("{}: {error}", data.display())))?;
         let n_invalid = rows.iter().filter(|row| !kernel.is_valid(&row.problem, &row.answer)).count();
         if n_invalid > 0 {
-            message(&format!("{n_invalid} of {} rows violate constraints of {}", rows.len(), kernel.name));
+            let all = count(rows.len() as u64, "row");
+            let reason = format!(
+                "{n_invalid} of {all} violate{} constraints of {}",
+                if n_invalid == 1 { "s" } else { "" },
+                kernel.name
+            );
+            message(&format!("{reason}: they are learnt from and held out like the others"));
         }
         let filters = args.filters.iter().map(|(name, value)| format!("{name}={value}")).collect::<Vec<_>>();
         let about = json!({
@@ -147,7 +155,7 @@ impl Table {
             "where": filters,
             "split": args.split,
         });
-        Ok(Table { kernel, rows, split, about })
+        Ok(Table { kernel, rows, n_invalid, split, about })
     }
 
     /// The rows at these places.
@@ -183,7 +191,7 @@ fn load_model(path: &Path) -> anyhow::Result<(Model, Json)> {
     // Earlier versions put it in the place of the ending.
     let earlier = path.with_extension("json");
     let about = Some(description_of(path)).filter(|path| path.exists() || !earlier.exists()).unwrap_or(earlier);
-    let files = ModelFiles { description: read_file(&about, wanted)?, weights: read_file(path, wanted)? };
+    let files = ModelFiles { weights: read_file(path, wanted)?, description: read_file(&about, wanted)? };
     Model::load(&files).map_err(|error| {
         let of = if matches!(error, SequenceError::Foreign { kept: Kept::Description, .. }) { &about } else { path };
         bad_input(format!("{}: {error} (give {wanted})", of.display()))
@@ -318,7 +326,7 @@ fn teach(
         Err(SequenceError::Stopped { epochs }) => {
             let is_kept = checkpoint.is_some_and(Path::exists);
             let kept = if is_kept { format!("; {} is kept", checkpoint_name()) } else { String::new() };
-            anyhow::bail!("interrupted after {epochs} epochs of {name}{kept}");
+            anyhow::bail!("interrupted after {} of {name}{kept}", count(epochs as u64, "epoch"));
         }
         Err(SequenceError::Unkept(error)) => {
             return Err(anyhow::Error::from(error).context(format!("cannot write {}", checkpoint_name())));

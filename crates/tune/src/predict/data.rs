@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeSet, HashMap};
 
+use super::count;
 use super::specification::{KernelSpecification, ProblemError};
 
 /// Values of a column that messages name, at most.
@@ -18,6 +19,14 @@ pub enum DataError {
         /// The columns there are.
         known: String,
     },
+    /// There is one column, of what others separate in another way.
+    #[error("the head is one column, as if {found} separated values: {head:?} (put commas between them)")]
+    Separator {
+        /// What separates values.
+        found: &'static str,
+        /// The head.
+        head: String,
+    },
     /// Two columns have this name.
     #[error("column {column} occurs twice")]
     ColumnTwice {
@@ -25,7 +34,7 @@ pub enum DataError {
         column: String,
     },
     /// A row with more or fewer values than there are columns.
-    #[error("line {line}: {found} values in {expected} columns")]
+    #[error("line {line}: {} in {}", count(*found, "value"), count(*expected, "column"))]
     Ragged {
         /// The line, from 1.
         line: u64,
@@ -74,7 +83,7 @@ pub enum DataError {
         known: String,
     },
     /// A constraint that no row satisfies.
-    #[error("constraint {constraint} holds for none of the {n_rows} rows ({text})")]
+    #[error("constraint {constraint} holds for none of the {} ({text})", count(*n_rows, "row"))]
     NeverHolds {
         /// The constraint.
         constraint: String,
@@ -84,6 +93,9 @@ pub enum DataError {
         n_rows: usize,
     },
 }
+
+/// What separates values in tables of others.
+const SEPARATORS: [(char, &str); 4] = [('\t', "tabs"), (';', "semicolons"), ('|', "bars"), (' ', "blanks")];
 
 /// A problem with its best parameters.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -115,6 +127,10 @@ pub fn read_rows(
         csv::StringRecord::from_byte_record(record).map(|record| (line, record)).map_err(|_| DataError::NoText { line })
     });
     let head = records.next().ok_or(DataError::Empty)??.1;
+    let separator = SEPARATORS.iter().find(|(separator, _)| head.len() == 1 && head[0].contains(*separator));
+    if let Some(&(_, found)) = separator {
+        return Err(DataError::Separator { found, head: head[0].to_owned() });
+    }
     let column = |name: &str| {
         let mut places = (0..head.len()).filter(|&at| &head[at] == name);
         let known = || head.iter().collect::<Vec<_>>().join(", ");

@@ -6,6 +6,8 @@
 use std::fmt;
 use std::sync::Arc;
 
+use super::count;
+
 /// The most parts that an expression may have: nesting is walked by recursion.
 const MOST_PARTS: usize = 500;
 
@@ -25,6 +27,20 @@ pub enum Reason {
     /// A character that no expression has.
     #[error("unexpected character {0:?}")]
     Character(char),
+    /// What other languages have.
+    #[error("`{found}` is not known here; {instead}")]
+    Foreign {
+        /// The symbol.
+        found: String,
+        /// What is written in its place.
+        instead: &'static str,
+    },
+    /// Comparisons one after the other.
+    #[error("comparisons do not chain; write `{instead}`")]
+    Chained {
+        /// What is written in their place.
+        instead: String,
+    },
     /// A number beyond 64 bits.
     #[error("the number is too large")]
     Number,
@@ -180,6 +196,28 @@ const OPERATORS: &[(Operator, &str, Form)] = &[
     (Op::Gcd, "gcd", Form::Function(2, 2)),
     (Op::IsPowerOfTwo, "is_power_of_two", Form::Function(1, 1)),
 ];
+/// What other languages write, and how it is written here.
+const FOREIGN: &[(&str, &str)] = &[
+    ("//", "write `/`, which rounds down"),
+    ("**", "write the product, such as `x * x`"),
+    ("[", "write a list as `{1, 2, 4}`, and `tile` in the place of `p['tile']`"),
+    ("]", "write a list as `{1, 2, 4}`, and `tile` in the place of `p['tile']`"),
+    (".", "numbers are whole, so write `2 * x <= 3 * y` in the place of `x <= 1.5 * y`; names have no parts"),
+    ("=", "write `==`"),
+    ("<>", "write `!=`"),
+    ("!", "write `not`"),
+    ("&&", "write `and`"),
+    ("||", "write `or`"),
+    ("&", "write `and`, or `x % 4` for the last bits of x"),
+    ("|", "write `or`"),
+    ("<<", "write a product with a power of 2"),
+    (">>", "write `/` with a power of 2"),
+    ("?", "write `a if c else b`"),
+    (":", LONE_CONDITION),
+];
+const LONE_CONDITION: &str = "write the condition alone, such as `tile <= 32`";
+/// A word that begins a function of Python's.
+const LAMBDA: &str = "lambda";
 /// Symbols that belong to no one operator.
 const PUNCTUATION: &[&str] = &["(", ")", "{", "}", ","];
 /// The second word of a choice.
@@ -198,6 +236,11 @@ impl Operator {
             Form::Function(..) => WHOLE,
         }
     }
+}
+
+/// Whether an operator is written as a word.
+fn is_word(text: &str) -> bool {
+    text.starts_with(|c: char| c.is_ascii_alphabetic())
 }
 
 /// Whether a text can name a field, a parameter or a definition.
@@ -238,6 +281,15 @@ impl Expression {
         let expression = parser.expression(CHOICE)?;
         match parser.peek() {
             Token::End => Ok(expression),
+            Token::Word(word) => {
+                let known = OPERATORS.iter().map(|(_, known, _)| *known).filter(|known| is_word(known));
+                let is_meant = |known: &&str| known.eq_ignore_ascii_case(word);
+                Err(parser.expected(&match known.into_iter().find(is_meant) {
+                    Some("not") => "an operator or the end (it is `not x in {…}` here)".to_owned(),
+                    Some(known) => format!("an operator, such as `{known}`, or the end"),
+                    None => "an operator or the end".to_owned(),
+                }))
+            }
             _ => Err(parser.expected("an operator or the end")),
         }
     }
@@ -349,8 +401,21 @@ fn tokens(text: &str) -> Result<Vec<(Token, usize)>, ExpressionError> {
             (Token::Text(rest[1..1 + length].to_owned()), length + 2)
         } else {
             let symbols = OPERATORS.iter().map(|(_, text, _)| *text).chain(PUNCTUATION.iter().copied());
-            let symbol = symbols.into_iter().find(|symbol| rest.starts_with(symbol));
-            let symbol = symbol.ok_or_else(|| fail(Reason::Character(first)))?;
+            let symbols = symbols.map(|symbol| (symbol, None));
+            let foreign = FOREIGN.iter().map(|(symbol, instead)| (*symbol, Some(*instead)));
+            let here = symbols.chain(foreign).filter(|(symbol, _)| rest.starts_with(symbol));
+            let (symbol, foreign) =
+                here.max_by_key(|(symbol, _)| symbol.len()).ok_or_else(|| fail(Reason::Character(first)))?;
+            if let Some(instead) = foreign {
+                let lambda = found.iter().find(|(token, _)| matches!(token, Token::Word(word) if word == LAMBDA));
+                return Err(match lambda {
+                    Some(&(_, position)) => {
+                        let reason = Reason::Foreign { found: LAMBDA.into(), instead: LONE_CONDITION };
+                        ExpressionError { position, reason }
+                    }
+                    None => fail(Reason::Foreign { found: symbol.into(), instead }),
+                });
+            }
             (Token::Symbol(symbol), symbol.len())
         };
         found.push((token, position));
@@ -433,8 +498,26 @@ impl Parser {
             };
             highest = if level == COMPARISON { COMPARISON - 1 } else { level };
             left = Expression { kind: Kind::Apply(operator, operands), position };
+            self.check_chain(&left)?;
         }
         Ok(left)
+    }
+
+    /// Refuses a comparison behind this one, which other languages read in different ways.
+    fn check_chain(&mut self, left: &Expression) -> Result<(), ExpressionError> {
+        let position = self.position();
+        let next = self.operator().filter(|next| left.level() == COMPARISON && next.level() == COMPARISON);
+        let (Some(next), Kind::Apply(first, operands)) = (next, &left.kind) else { return Ok(()) };
+        self.next();
+        let instead = match (&operands[..], self.expression(COMPARISON + 1)) {
+            ([_, middle], Ok(right)) if *first != Op::Among && next != Op::Among => {
+                let operands = vec![middle.clone(), right];
+                let second = Expression { kind: Kind::Apply(next, operands), position };
+                format!("{left} and {second}")
+            }
+            _ => "a < b and b < c".to_owned(),
+        };
+        Err(ExpressionError { position, reason: Reason::Chained { instead } })
     }
 
     /// Expressions with commas between them, at least one, up to the closing symbol.
@@ -490,7 +573,8 @@ impl Parser {
                 self.take("(")?;
                 let arguments = self.list(")")?;
                 if !(least..=most).contains(&arguments.len()) {
-                    let expected = format!("{least}{} arguments", if most > least { " or more" } else { "" });
+                    let expected =
+                        if most > least { format!("{least} or more arguments") } else { count(least, "argument") };
                     let reason = Reason::Arguments { function, expected, found: arguments.len() };
                     return Err(ExpressionError { position, reason });
                 }
@@ -775,7 +859,28 @@ mod tests {
         check("x +", "position 4: expected a number, a name or `(`, found the end");
         check("x $ 3", "position 3: unexpected character '$'");
         check("x + (3", "position 7: expected `)`, found the end");
-        check("1 < x < 3", "position 7: expected an operator or the end, found `<`");
+        check("1 < x < 3", "position 7: comparisons do not chain; write `1 < x and x < 3`");
+        check("(1 + y <= x * 2 == y)", "position 17: comparisons do not chain; write `1 + y <= x * 2 and x * 2 == y`");
+        check("1 < x in {1, 2}", "position 7: comparisons do not chain; write `a < b and b < c`");
+        check("x // 2 == 1", "position 3: `//` is not known here; write `/`, which rounds down");
+        check("x <= 2**5", "position 7: `**` is not known here; write the product, such as `x * x`");
+        let list = "is not known here; write a list as `{1, 2, 4}`, and `tile` in the place of `p['tile']`";
+        check("x in [1, 2]", &format!("position 6: `[` {list}"));
+        check("p['x'] < 3", &format!("position 2: `[` {list}"));
+        let alone = "is not known here; write the condition alone, such as `tile <= 32`";
+        check("lambda p: p['x'] <= 32", &format!("position 1: `lambda` {alone}"));
+        check("not lambda a, p: a", &format!("position 5: `lambda` {alone}"));
+        check("x = 3", "position 3: `=` is not known here; write `==`");
+        check("x == 3 && y == 1", "position 8: `&&` is not known here; write `and`");
+        check("!x", "position 1: `!` is not known here; write `not`");
+        check("x == 1 ? 2 : 3", "position 8: `?` is not known here; write `a if c else b`");
+        check("x << 2 <= 3", "position 3: `<<` is not known here; write a product with a power of 2");
+        assert!(
+            value("x * 1.5 <= 64").unwrap_err().starts_with("position 6: `.` is not known here; numbers are whole")
+        );
+        let or = "position 8: expected an operator, such as `or`, or the end, found `OR`";
+        check("x == 1 OR y == 1", or);
+        check("x not in {1}", "position 3: expected an operator or the end (it is `not x in {…}` here), found `not`");
         check("é == 1", "position 1: unexpected character 'é'");
         check("x == z", "position 6: unknown name z; there are x, y, d");
         check("x + (x == 1)", "position 8: + takes a number, found a condition");

@@ -23,3 +23,8 @@ pub use specification::{
     SpecificationError,
 };
 pub use split::{Split, divide};
+
+/// `n` things, in the singular where it is one.
+fn count(n: usize, thing: &str) -> String {
+    format!("{n} {thing}{}", if n == 1 { "" } else { "s" })
+}

@@ -10,6 +10,7 @@ use serde_json::{Value as Json, json};
 use tilewright_ir::op::Workload;
 use tilewright_learn::sequence::{Answer, Completions, Example, Field, FieldKind, Parameter, Vocabulary};
 
+use super::count;
 use crate::record::Record;
 use crate::space::{Config, Space};
 use crate::transfer::EarlierTask;
@@ -25,7 +26,7 @@ const NEAR_BEST: f64 = 1.05;
 #[derive(Debug, thiserror::Error)]
 pub enum RecordsError {
     /// Too few workloads to learn from some and validate with others.
-    #[error("records of {n_workloads} workloads of template {template}, of {least} at least")]
+    #[error("records of {} of template {template}, of {least} at least", count(*n_workloads, "workload"))]
     TooFew {
         /// The template.
         template: String,
@@ -166,7 +167,7 @@ fn describe(workload: &Workload, threads: u32, target: &str) -> Description {
         ("const", workload.constant.unwrap_or("none").to_owned()),
         ("layout", format!("{:?}", workload.layout()).to_lowercase()),
         ("epilogue", epilogue.join("+")),
-        ("exact", workload.exact.to_string()),
+        ("exact", workload.is_exact().to_string()),
         ("target", target.to_owned()),
     ];
     let texts = texts.into_iter().map(|(name, text)| (name.to_owned(), Property::Text(text)));

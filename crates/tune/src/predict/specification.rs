@@ -355,7 +355,11 @@ impl FieldSpecification {
     pub fn value(&self, text: &str) -> Result<i64, ProblemError> {
         let (found, expected) = match &self.values {
             Some(values) => (values.iter().position(|v| v == text).map(|at| at as i64), values.join(", ")),
-            None => (text.parse().ok(), "a whole number".to_owned()),
+            None => {
+                let whole = text.trim_end_matches('0').strip_suffix('.').filter(|whole| whole.parse::<i64>().is_ok());
+                let hint = whole.map_or(String::new(), |whole| format!(" (write {whole})"));
+                (text.parse().ok(), format!("a whole number{hint}"))
+            }
         };
         found.ok_or_else(|| ProblemError::Value { name: self.name.clone(), value: text.into(), expected })
     }

@@ -146,6 +146,7 @@ fn learn_table(args: &TrainArgs, data: &Path, spec: &Path, as_json: bool) -> any
         "kernel": kernel.name,
         "model": args.model,
         "rows": table.rows.len(),
+        "violating": table.n_invalid,
         "seconds": seconds,
         "validation": of_validation,
         "output": args.output.to_string_lossy(),
