@@ -11,6 +11,9 @@ use crate::stats::{Quartiles, median};
 /// none of a run.
 const PAUSE_S: u64 = 600;
 
+/// The longest that a session is believed to have lasted, in seconds: sums of what imported records say stay numbers.
+const MOST_S: f64 = 1e12;
+
 /// The trials of one search with one seed on one space, those of resumed runs included.
 #[derive(Debug, Clone)]
 pub struct Run {
@@ -78,7 +81,7 @@ impl Clock {
     fn elapsed_s(&mut self, record: &Record) -> f64 {
         let start = match (record.run, self.last) {
             (Some(run), _) => run.start_unix_ms,
-            (None, Some((start, last))) if record.unix_time <= last + PAUSE_S => start,
+            (None, Some((start, last))) if record.unix_time <= last.saturating_add(PAUSE_S) => start,
             (None, _) => record.unix_time.saturating_mul(1000),
         };
         self.last = Some((start, record.unix_time));
@@ -87,7 +90,7 @@ impl Clock {
             |run| run.elapsed_s,
         );
         let seconds = self.sessions.entry(start).or_default();
-        *seconds = seconds.max(own_s);
+        *seconds = seconds.max(own_s).min(MOST_S);
         self.sessions.values().sum()
     }
 }
@@ -160,7 +163,7 @@ pub fn median_curve(curves: &[Curve]) -> Marks {
     positions.sort_by(f64::total_cmp);
     positions.dedup();
     let every = positions.len().div_ceil(MOST_POINTS).max(1);
-    let last = positions.len() - 1;
+    let last = positions.len().saturating_sub(1);
     let (mut points, mut band) = (Vec::new(), Vec::new());
     for (_, position) in positions.iter().enumerate().filter(|(at, _)| at % every == 0 || *at == last) {
         let values: Vec<f64> = curves.iter().filter_map(|curve| curve.at(*position)).collect();

@@ -21,6 +21,9 @@ const RIGHT: f64 = 16.0;
 /// From one row of a legend to the next.
 const LEGEND_ROW: f64 = 19.0;
 
+/// What an axis has a place for, in magnitude: ratios of numbers beyond it are none any more.
+const DRAWN: std::ops::RangeInclusive<f64> = 1e-100..=1e100;
+
 /// Colours that stand out on white and on black; a search keeps its own by its place among the searches.
 const COLOURS: [&str; 14] = [
     "#4e79a7", "#e15759", "#59a14f", "#f28e2b", "#af7aa1", "#17a2a2", "#b6992d", "#d37295", "#86603b", "#6b7f99",
@@ -177,7 +180,8 @@ impl Ruler<'_> {
             Scale::Log => (value / low).ln() / (high / low).ln(),
             Scale::FromZero | Scale::Categories(_) => (value - low) / (high - low),
         };
-        part.is_finite().then_some(from + part * (to - from))
+        // Rounding apart, the range holds all that is drawn.
+        (-0.01..=1.01).contains(&part).then_some(from + part * (to - from))
     }
 
     /// Values with their texts.
@@ -253,7 +257,7 @@ impl Plot {
     }
 
     fn range(&self, axis: &Axis, values: impl Iterator<Item = f64>) -> (f64, f64) {
-        let values = values.filter(|v| v.is_finite());
+        let values = values.filter(|v| DRAWN.contains(v));
         match &axis.scale {
             Scale::Categories(names) => (-0.5, names.len().max(1) as f64 - 0.5),
             Scale::FromZero => {
@@ -261,9 +265,7 @@ impl Plot {
                 (0.0, if high > 0.0 { high * 1.04 } else { 1.0 })
             }
             Scale::Log => {
-                let (low, high) = values
-                    .filter(|v| *v > 0.0)
-                    .fold((f64::INFINITY, 0.0f64), |(low, high), v| (low.min(v), high.max(v)));
+                let (low, high) = values.fold((f64::INFINITY, 0.0f64), |(low, high), v| (low.min(v), high.max(v)));
                 match low < high {
                     true => (low / (high / low).powf(0.03), high * (high / low).powf(0.03)),
                     false if high > 0.0 => (low / 2.0, high * 2.0),
