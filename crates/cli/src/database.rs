@@ -86,19 +86,23 @@ impl Database {
         match Store::new(connection) {
             Ok(store) => Ok(Some(store)),
             // The one in a folder that cannot be written, the other on such a file system.
-            Err(error @ StoreError::ReadOnly) => self.open_at_rest().map(Some).map_err(|_| self.refuse(error)),
+            Err(StoreError::ReadOnly) => self.open_at_rest().map(Some),
             Err(StoreError::Sqlite(error)) if error.sqlite_error_code() == Some(ErrorCode::CannotOpen) => {
-                self.open_at_rest().map(Some).map_err(|_| self.refuse(StoreError::Sqlite(error)))
+                self.open_at_rest().map(Some)
             }
             Err(error) => Err(self.refuse(error)),
         }
     }
 
-    /// The store in a folder that cannot be written, where SQLite has no place for the index of the log. Without a log beside it
-    /// nobody is writing the file either.
-    fn open_at_rest(&self) -> Result<Store, StoreError> {
-        if with_suffix(&self.path, "-wal").exists() {
-            return Err(StoreError::ReadOnly);
+    /// The store in a folder that cannot be written, where SQLite has no place for the index of the log. Without anything in a
+    /// log beside it nobody is writing the file either.
+    fn open_at_rest(&self) -> anyhow::Result<Store> {
+        let log = with_suffix(&self.path, "-wal");
+        if log.metadata().is_ok_and(|log| log.len() > 0) {
+            let both = format!("{} and {}", self.name(), log.display());
+            let reason =
+                "its last records are in the log beside it, which can be read only where the folder can be written";
+            return Err(self.fault(&format!("{reason}; copy {both} into a folder of yours")));
         }
         let mut uri = "file:".to_owned();
         for &byte in self.path.as_os_str().as_bytes() {
@@ -109,7 +113,8 @@ impl Database {
         }
         uri += "?immutable=1";
         let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_URI | OpenFlags::SQLITE_OPEN_NO_MUTEX;
-        Store::new(Connection::open_with_flags(uri, flags)?)
+        let connection = Connection::open_with_flags(uri, flags).map_err(|e| self.refuse(e.into()))?;
+        Store::new(connection).map_err(|e| self.refuse(e))
     }
 
     fn connect(&self, flags: OpenFlags) -> anyhow::Result<Connection> {
@@ -138,5 +143,25 @@ impl Database {
 
     fn label(&self) -> String {
         format!("database {}", self.name())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_database_at_rest_is_read_unless_its_log_has_records() {
+        let folder = tempfile::tempdir().unwrap();
+        let database = Database::named(&folder.path().join("a b.db"), "--db").unwrap();
+        let log = with_suffix(&database.path, "-wal");
+        drop(database.open_to_write().unwrap());
+        assert!(database.open_at_rest().is_ok());
+        std::fs::write(&log, "").unwrap();
+        assert!(database.open_at_rest().is_ok(), "there is nothing in it");
+        std::fs::write(&log, "frames").unwrap();
+        let Err(error) = database.open_at_rest() else { panic!("what is in the log is not read") };
+        let error = error.to_string();
+        assert!(error.contains("copy") && error.contains("a b.db-wal into a folder"), "{error}");
     }
 }
