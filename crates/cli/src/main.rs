@@ -15,9 +15,10 @@ mod plot;
 mod progress;
 mod stats;
 
+use std::ffi::OsString;
 use std::process::ExitCode;
 
-use clap::{CommandFactory, Parser, Subcommand};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use command::{
     bench, best, doctor, experiment, predict, record_space, records, replay, report, searches, show, space, tune,
@@ -83,7 +84,7 @@ fn main() -> ExitCode {
 }
 
 fn run() -> ExitCode {
-    let cli = match Cli::try_parse() {
+    let cli = match parse(std::env::args_os()) {
         Ok(cli) => cli,
         Err(error) => return refuse(&error),
     };
@@ -117,6 +118,16 @@ fn run() -> ExitCode {
     }
 }
 
+/// Reads the arguments. `-1` is a number, which an option may refuse, and no option.
+fn parse(words: impl IntoIterator<Item = impl Into<OsString> + Clone>) -> Result<Cli, clap::Error> {
+    fn with_negative_numbers(command: clap::Command) -> clap::Command {
+        command.allow_negative_numbers(true).mut_subcommands(with_negative_numbers)
+    }
+    let mut command = with_negative_numbers(Cli::command());
+    let matches = command.try_get_matches_from_mut(words)?;
+    Cli::from_arg_matches(&matches).map_err(|error| error.format(&mut command))
+}
+
 /// Help goes to standard output as it is; a refusal becomes one line.
 fn refuse(error: &clap::Error) -> ExitCode {
     use clap::error::ErrorKind;
@@ -143,6 +154,13 @@ fn asked_subcommand() -> String {
     asked.map_or("tilewright".to_owned(), |name| format!("tilewright {name}"))
 }
 
+/// What the standard library says of numbers that are none, and what they have to be.
+const NUMBERS: [(&str, &str); 3] = [
+    ("invalid digit found in string", "give a whole number, without a sign"),
+    ("number too large to fit in target type", "give a smaller number"),
+    ("number would be zero for non-zero type", "give 1 or more"),
+];
+
 /// A refusal of the argument parser on one line: the reason, its tips, and where to read on.
 fn condense(text: &str, subcommand: &str) -> String {
     let mut reason = String::new();
@@ -157,6 +175,9 @@ fn condense(text: &str, subcommand: &str) -> String {
             _ => " ",
         };
         reason += &format!("{separator}{line}");
+    }
+    for (ours, plainly) in NUMBERS {
+        reason = reason.replace(ours, plainly);
     }
     format!("{} (see `{subcommand} --help`)", error::one_line(&reason))
 }
@@ -174,7 +195,7 @@ mod tests {
     fn refusals_are_one_line() {
         let refused = |arguments: &[&str]| {
             let words = std::iter::once("tilewright").chain(arguments.iter().copied());
-            condense(&Cli::try_parse_from(words).unwrap_err().render().to_string(), "tilewright tune")
+            condense(&parse(words).unwrap_err().render().to_string(), "tilewright tune")
         };
         assert_eq!(
             refused(&["tune"]),
@@ -183,5 +204,16 @@ mod tests {
         let bad_value = refused(&["tune", "matmul-256", "--trials", "many"]);
         assert!(bad_value.contains("'many'") && bad_value.contains("--trials") && !bad_value.contains('\n'));
         assert!(refused(&["tuna"]).contains("tune"));
+        let number = "invalid value '-1' for '--seed <N>': give a whole number, without a sign";
+        assert_eq!(
+            refused(&["tune", "matmul-256", "--seed", "-1"]),
+            format!("{number} (see `tilewright tune --help`)")
+        );
+        for words in [["replay", "x", "--seed", "-1"], ["bench", "matmul-256", "--threads", "-2"]] {
+            assert!(refused(&words).contains("give a whole number, without a sign"), "{words:?}: {}", refused(&words));
+        }
+        assert!(refused(&["predict", "train", "-o", "m", "--seed", "-1"]).contains("'--seed <N>'"));
+        assert!(refused(&["replay", "x", "--batch", "0"]).contains("give 1 or more"));
+        assert!(refused(&["tune", "x", "--seed", "99999999999999999999"]).contains("give a smaller number"));
     }
 }
