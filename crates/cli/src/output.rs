@@ -3,7 +3,8 @@
 
 mod file;
 
-use std::io::{self, Write};
+use std::fs::File;
+use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 
 use serde_json::Value as Json;
@@ -35,10 +36,20 @@ pub fn write_stdout(bytes: &[u8]) -> anyhow::Result<()> {
 /// The place of a file that the user named, before the work that fills it; `other` says how to name another.
 ///
 /// # Errors
-/// Bad input where it cannot be written to.
+/// Bad input where it cannot be written to, or is a database: the user took one option for another.
 pub fn writable(path: &Path, other: &str) -> anyhow::Result<Destination> {
     let name = path.display();
+    if is_database(path) {
+        return Err(bad_input(format!("{name} is a database and would be written over (give {other})")));
+    }
     Destination::at(path).map_err(|error| bad_input(format!("cannot write {name}: {error} (give {other})")))
+}
+
+/// Whether a file is a database of SQLite, as by its first bytes.
+fn is_database(path: &Path) -> bool {
+    let mut start = Vec::new();
+    let is_read = path.is_file() && File::open(path).is_ok_and(|file| file.take(16).read_to_end(&mut start).is_ok());
+    is_read && start == b"SQLite format 3\0"
 }
 
 /// A path of a name that is longer by an ending, behind an extension too.
@@ -55,6 +66,15 @@ pub fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
 pub fn write_result(as_json: bool, json: &Json, text: &str) -> anyhow::Result<()> {
     let shown = if as_json { json.to_string() } else { text.trim_end_matches('\n').to_owned() };
     if shown.is_empty() { Ok(()) } else { write_stdout(format!("{shown}\n").as_bytes()) }
+}
+
+/// A word of a command that is shown, as a shell takes it.
+pub fn shell_quoted(word: &str) -> String {
+    let is_plain = |c: char| c.is_alphanumeric() || "_@%+=:,./-".contains(c);
+    match !word.is_empty() && word.chars().all(is_plain) {
+        true => word.to_owned(),
+        false => format!("'{}'", word.replace('\'', r"'\''")),
+    }
 }
 
 /// Writes a line to standard error; where that is gone, nobody wants to know.
@@ -131,6 +151,20 @@ mod tests {
     fn numbers_are_readable() {
         assert_eq!([grouped(7), grouped(899756), grouped(1234567)], ["7", "899,756", "1,234,567"]);
         assert_eq!([duration(850.0), duration(12_345.0), duration(9.5e6)], ["850 ns", "12.35 µs", "9.500 ms"]);
+    }
+
+    #[test]
+    fn a_shell_reads_words_as_they_are() {
+        for word in ["matmul:m=8,n=8,k=8", "a/b-c_1.db", "größe", "2x2", "gbt:batch=64,trees=3"] {
+            assert_eq!(shell_quoted(word), word);
+        }
+        for word in ["", "a b", "epilogue=clip(0;7)", "it's", "$HOME", "~x", "*", "a\\b", "\"", "'", "a\nb", "\u{00d7}"]
+        {
+            let quoted = shell_quoted(word);
+            let script = format!("printf %s {quoted}");
+            let read = std::process::Command::new("sh").args(["-c", &script]).output().unwrap();
+            assert_eq!((quoted.starts_with('\''), read.stdout), (true, word.as_bytes().to_vec()), "{quoted}");
+        }
     }
 
     #[test]

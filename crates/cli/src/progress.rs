@@ -67,7 +67,8 @@ impl Status {
         }];
         let rate = if seconds > 0.0 { self.n_new as f64 / seconds } else { 0.0 };
         let of = self.most_trials.map_or(String::new(), |most| format!(" of {}", grouped(most)));
-        parts.push(format!("{}{of} trials ({rate:.1}/s)", grouped(self.n_trials)));
+        let trials = if self.most_trials.unwrap_or(self.n_trials) == 1 { "trial" } else { "trials" };
+        parts.push(format!("{}{of} {trials} ({rate:.1}/s)", grouped(self.n_trials)));
         parts.push(match (self.best_gflops, self.peak_gflops) {
             (None, _) => "nothing valid yet".to_owned(),
             (Some(best), None) => format!("best {} GFLOP/s", digits(best)),

@@ -312,6 +312,46 @@ fn the_default_database_is_in_the_data_folder() {
 }
 
 #[test]
+fn a_command_that_is_shown_can_be_given_to_a_shell() {
+    let folder = tempfile::tempdir().unwrap();
+    let db = folder.path().join("my records.db");
+    let workload = "matmul:m=8,n=8,k=8,epilogue=clip(0;7)";
+    let output = run(&["best", workload, "--db", text(&db)]);
+    let shown = String::from_utf8(output.stdout).unwrap();
+    let command = shown.split('`').nth(1).unwrap_or_else(|| panic!("{shown}"));
+    let script = format!("tilewright() {{ printf '%s\\n' \"$@\"; }}; {command}");
+    let words = std::process::Command::new("sh").args(["-c", &script]).output().unwrap();
+    let words = String::from_utf8(words.stdout).unwrap();
+    assert_eq!(words.lines().collect::<Vec<_>>(), ["tune", workload, "--db", text(&db)], "{command}");
+}
+
+#[test]
+fn exact_says_nothing_where_no_algorithm_rounds() {
+    let folder = tempfile::tempdir().unwrap();
+    let db = folder.path().join("records.db");
+    let tuned = run_json(&["tune", "matmul:m=8,n=8,k=8", "--exact", "--trials", "2", "--db", text(&db)]);
+    assert_eq!(tuned["workload"], "matmul:m=8,n=8,k=8");
+    for arguments in [
+        &["best", "matmul:m=8,n=8,k=8"][..],
+        &["best", "matmul:m=8,n=8,k=8,exact=1"],
+        &["best", "matmul:m=8,n=8,k=8", "--exact"],
+    ] {
+        let best = run_json(&[arguments, &["--db", text(&db)]].concat());
+        assert_eq!((&best["found"], &best["best"]), (&true.into(), &tuned["best"]), "{arguments:?}");
+    }
+    let winograd = ["best", "conv2d:c=8,h=8,w=8,k=8,r=3,s=3", "--exact", "--db", text(&db)];
+    assert_eq!(run_json(&winograd)["workload"], "conv2d:c=8,h=8,w=8,k=8,r=3,s=3,exact=1");
+}
+
+#[test]
+fn what_is_too_large_is_named() {
+    let large = ["space", "matmul:m=1073741789,n=100,k=1009"];
+    check_refused(&large, "is too large for template matmul: give less than");
+    let larger = ["space", "matmul:m=1000003,n=1000003,k=1000003"];
+    check_refused(&larger, "no configuration satisfies");
+}
+
+#[test]
 fn bad_input_is_refused_in_one_line() {
     let folder = tempfile::tempdir().unwrap();
     let at = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();

@@ -107,6 +107,19 @@ fn a_model_can_go_where_nothing_can_be_beside_it() {
 }
 
 #[test]
+fn a_database_is_not_written_over() {
+    let folder = tempfile::tempdir().unwrap();
+    let db = folder.path().join("r.db");
+    assert!(run(&["import", "/dev/null", "--db", text(&db)]).status.success());
+    let before = fs::read(&db).unwrap();
+    let record = ["record-space", "matmul:m=8,n=8,k=8", "--max", "5", "--db", text(&db), "-o", text(&db)];
+    for arguments in [&show(&db)[..], &["report", "--db", text(&db), "-o", text(&db)], &record] {
+        check_refused(arguments, "r.db is a database and would be written over");
+    }
+    assert_eq!(fs::read(&db).unwrap(), before);
+}
+
+#[test]
 fn what_cannot_be_written_is_refused_before_the_work() {
     let folder = tempfile::tempdir().unwrap();
     let nowhere = folder.path().join("no/such/file");

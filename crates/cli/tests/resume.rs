@@ -8,7 +8,7 @@ use std::process::Child;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use common::{command, json_of, recorded, run_json, send, text};
+use common::{command, json_of, recorded, run, run_json, send, stderr, text};
 
 const WORKLOAD: &str = "matmul:m=64,n=64,k=64";
 /// Candidates that are measured before records are written.
@@ -70,6 +70,28 @@ fn tune<'a>(db: &'a Path, more: &[&'a str]) -> Vec<&'a str> {
     let mut arguments = vec!["tune", WORKLOAD, "--search", "random", "--db", text(db)];
     arguments.extend_from_slice(more);
     arguments
+}
+
+#[test]
+fn a_space_that_is_recorded_leaves_nothing_to_search() {
+    let folder = tempfile::tempdir().unwrap();
+    let db = folder.path().join("records.db");
+    let arguments = ["tune", "matmul:m=1,n=1,k=1", "--template", "gemm-4-2-4", "--db", text(&db)];
+    let json = |more: &[&str]| {
+        let arguments = [&arguments[..], more, &["--json"]].concat();
+        let output = run(&arguments);
+        (json_of(&arguments, &output), stderr(&output))
+    };
+    let (recorded, _) = json(&["--no-race"]);
+    assert!(recorded["new_trials"].as_u64().unwrap() > 0);
+    let (raced, told) = json(&[]);
+    assert!(told.contains("the whole space is recorded already: there is nothing to search"), "{told}");
+    assert!(told.contains("the leaders have yet to be raced") && !told.contains("searching for"), "{told}");
+    assert_eq!((&raced["new_trials"], &raced["best"]["confirmed"]), (&0.into(), &true.into()));
+    let (again, told) = json(&[]);
+    assert!(told.contains("the whole space is recorded already\n"), "{told}");
+    assert!(!told.contains("raced") && !told.contains("searching for"), "{told}");
+    assert_eq!((&again["new_trials"], &again["best"]), (&0.into(), &raced["best"]));
 }
 
 #[test]

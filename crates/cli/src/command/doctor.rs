@@ -4,6 +4,7 @@ use serde_json::{Map, Value as Json, json};
 use tilewright_device::{host, peak};
 use tilewright_ir::DType;
 
+use super::count;
 use crate::output::{digits, write_result};
 use crate::peer;
 
@@ -32,14 +33,14 @@ pub fn run(as_json: bool) -> anyhow::Result<()> {
         Err(error) => format!("not measured: {error}"),
     };
     let mut text = format!(
-        "CPU      {} ({target}), {} CPUs usable\n\
+        "CPU      {} ({target}), {} usable\n\
          vectors  {} bits, {} registers{}\n\
          caches   L1d {}, L2 {}, L3 {}\n\
-         peak     1 thread: {}; {threads} threads: {}\n\
+         peak     1 thread: {}; {}: {}\n\
          memory   {}\n\
          LLVM     {llvm}\n",
         host::cpu_name(),
-        threads,
+        count(threads as u64, "CPU"),
         target.vector_bits,
         target.n_vector_registers,
         if target.has_fma { ", fused multiply-add" } else { "" },
@@ -47,6 +48,7 @@ pub fn run(as_json: bool) -> anyhow::Result<()> {
         size(target.l2_bytes),
         size(target.l3_bytes),
         shown(&peak_one),
+        count(threads as u64, "thread"),
         shown(&peak_all),
         memory_bytes.map_or("unknown".to_owned(), size),
     );

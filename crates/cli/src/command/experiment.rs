@@ -25,7 +25,7 @@ use super::{MachineArgs, count, make_task};
 use crate::clock::{since_1970, utc};
 use crate::database::Database;
 use crate::error::{OrBadInput, bad_input};
-use crate::output::{grouped, message, open_lock, with_suffix, write_result, write_whole};
+use crate::output::{grouped, message, open_lock, shell_quoted, with_suffix, write_result, write_whole};
 use elsewhere::Machine;
 use finished::{Finished, Summary, n_complete, only_run};
 use table::{Arm, EXPERIMENTS, Experiment, Length, Moment, Problem, Transferred, Trials, View};
@@ -370,7 +370,8 @@ impl Planned {
 
     /// How a user repeats it.
     fn command(&self) -> String {
-        format!("tilewright tune {}", self.words.join(" "))
+        let words: Vec<String> = self.words.iter().map(|word| shell_quoted(word)).collect();
+        format!("tilewright tune {}", words.join(" "))
     }
 }
 
@@ -422,10 +423,7 @@ impl Plan<'_> {
         let name = experiment.name;
         let size = format!("--budget {budget} --repeats {repeats} --seed {seed} --threads {threads}");
         let words = |kind: &str, labels: Vec<&str>, n_all: usize| -> String {
-            let word = |label: &&str| match label.contains(' ') {
-                true => format!(" --{kind} '{label}'"),
-                false => format!(" --{kind} {label}"),
-            };
+            let word = |label: &&str| format!(" --{kind} {}", shell_quoted(label));
             if labels.len() == n_all { String::new() } else { labels.iter().map(word).collect() }
         };
         let problems = self.problems.iter().map(|problem| problem.label).collect();

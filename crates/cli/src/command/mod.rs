@@ -28,6 +28,7 @@ use tilewright_tune::{Best, Setting, TEMPLATES, Task};
 
 use crate::database::Database;
 use crate::error::{OrBadInput, bad_input};
+use crate::output::{grouped, shell_quoted};
 
 /// The hidden subcommand that is a worker of a device.
 pub const WORKER: &str = "worker";
@@ -197,7 +198,7 @@ fn check_template(name: &str) -> anyhow::Result<()> {
 /// caches and database.
 fn nothing_recorded(workload: &str, target: &str, machine: &MachineArgs, cold: bool, database: &Database) -> String {
     let n_threads = machine.threads;
-    let mut tune = format!("tilewright tune {workload}");
+    let mut tune = format!("tilewright tune {}", shell_quoted(workload));
     if machine.target != "host" {
         tune += &format!(" --target {}", machine.target);
     }
@@ -208,7 +209,7 @@ fn nothing_recorded(workload: &str, target: &str, machine: &MachineArgs, cold: b
         tune += " --cold";
     }
     if let Some(option) = database.option() {
-        tune += &format!(" {option} {}", database.name());
+        tune += &format!(" {option} {}", shell_quoted(&database.path.display().to_string()));
     }
     let threads = count(n_threads as u64, "thread");
     let nothing = format!("nothing is recorded for {workload} on {target} with {threads} in {}", database.name());
@@ -292,6 +293,7 @@ pub fn percent(part: f64) -> String {
 }
 
 /// `n` things, in the singular where it is one.
-pub fn count(n: u64, thing: &str) -> String {
-    format!("{} {thing}{}", crate::output::grouped(n), if n == 1 { "" } else { "s" })
+pub fn count(n: impl Into<u128>, thing: &str) -> String {
+    let n = n.into();
+    format!("{} {thing}{}", grouped(n), if n == 1 { "" } else { "s" })
 }

@@ -95,7 +95,7 @@ pub fn run(args: &RecordSpaceArgs, as_json: bool) -> anyhow::Result<()> {
     let start = Instant::now();
     let n_before = recording.trials.len();
     let size = task.space.size();
-    message(&format!("{}: template {}, {} configurations", key.workload, key.template, grouped(size)));
+    message(&format!("{}: template {}, {}", key.workload, key.template, count(size, "configuration")));
     if args.max.is_none() {
         recording.check_time()?;
     }

@@ -57,10 +57,6 @@ pub fn export(args: &ExportArgs, as_json: bool) -> anyhow::Result<()> {
         return Ok(());
     };
     let name = path.display().to_string();
-    if is_database(path) {
-        let hint = "FILE is where the records go; give the database to read with --db";
-        return Err(bad_input(format!("{name} is a database and would be written over ({hint})")));
-    }
     let mut n = 0;
     let written = output.write(|file| {
         n = store.export(file).map_err(|error| match error {
@@ -72,13 +68,6 @@ pub fn export(args: &ExportArgs, as_json: bool) -> anyhow::Result<()> {
     written.with_context(|| format!("cannot write {name}"))?;
     let json = json!({"records": n, "file": name, "db": database.path.to_string_lossy()});
     write_result(as_json, &json, &format!("{} exported from {} to {name}", count(n, "record"), database.name()))
-}
-
-/// Whether a file is a database of SQLite, as by its first bytes.
-fn is_database(path: &Path) -> bool {
-    let mut start = Vec::new();
-    let is_read = path.is_file() && File::open(path).is_ok_and(|file| file.take(16).read_to_end(&mut start).is_ok());
-    is_read && start == b"SQLite format 3\0"
 }
 
 /// Adds the records of JSON lines, all or none.

@@ -4,8 +4,8 @@ use clap::Args;
 use serde_json::{Map, Value as Json};
 use tilewright_tune::Domain;
 
-use super::{WorkloadArgs, make_task};
-use crate::output::{grouped, write_result};
+use super::{WorkloadArgs, count, make_task};
+use crate::output::write_result;
 
 /// Arguments of `space`.
 #[derive(Args, Debug)]
@@ -38,15 +38,15 @@ pub fn run(args: &SpaceArgs, as_json: bool) -> anyhow::Result<()> {
     }
 
     let mut text = format!(
-        "{workload}, template {} ({})\n{} configurations\n\nparameters\n",
+        "{workload}, template {} ({})\n{}\n\nparameters\n",
         task.template.name,
         task.template.text,
-        grouped(space.size())
+        count(space.size(), "configuration")
     );
     let width = space.names().map(|name| name.chars().count()).max().unwrap_or(0);
     for (at, name) in space.names().enumerate() {
         let domain = match space.domain(at) {
-            Domain::Factorization { n, parts } => format!("{n} as a product of {parts} factors"),
+            Domain::Factorization { n, parts } => format!("{n} as a product of {}", count(*parts as u64, "factor")),
             Domain::Ordinal(values) => values.iter().map(i64::to_string).collect::<Vec<_>>().join(" "),
             Domain::Categorical(values) => values.join(" | "),
             Domain::Permutation(names) => format!("an order of {}", names.join(" ")),

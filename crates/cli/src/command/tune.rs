@@ -25,7 +25,7 @@ use super::{DatabaseArgs, KnownBest, WorkloadArgs, count, device_options, gflops
 use crate::clock::since_1970;
 use crate::database::Database;
 use crate::error::{OrBadInput, bad_input, describe};
-use crate::output::{digits, duration, grouped, message, table, write_result};
+use crate::output::{digits, duration, message, table, write_result};
 use crate::progress::{Progress, Status, errors_text};
 use finals::{Finals, Untuned};
 use recorder::Recorder;
@@ -240,13 +240,20 @@ pub fn tune(args: &TuneArgs, workload: &Workload, is_of_set: bool, interrupts: &
 
     let time = args.time.or(if args.trials.is_none() { Some(DEFAULT_TIME) } else { None });
     let left = args.trials.map(|trials| trials.saturating_sub(earlier.trials.len() as u64));
-    introduce(args, &key, &task, &database, &earlier, time);
+    let nothing_left = match left {
+        Some(0) => Some("all trials asked for are recorded already"),
+        _ if earlier.trials.len() as u128 >= task.space.size() => Some("the whole space is recorded already"),
+        _ => None,
+    };
+    introduce(args, &key, &task, &database, &earlier, time.filter(|_| nothing_left.is_none()));
     let mut run = Run { args, workload: workload.clone(), task, database, key, peak_gflops: None };
-    if left == Some(0)
-        && let Some(known) = run.known_winner(&store, &earlier)?
-    {
-        message("all trials asked for are recorded already");
-        return Ok(run.announce_again(&earlier, &known));
+    if let Some(nothing_left) = nothing_left {
+        if let Some(known) = run.known_winner(&store, &earlier)? {
+            message(nothing_left);
+            return Ok(run.announce_again(&earlier, &known));
+        }
+        let race = if args.no_race { "" } else { "; the leaders have yet to be raced" };
+        message(&format!("{nothing_left}: there is nothing to search{race}"));
     }
 
     run.peak_gflops = peak::gflops(&host::target(), workload.dtype, n_threads).ok();
@@ -417,12 +424,12 @@ fn introduce(
     time: Option<Duration>,
 ) {
     message(&format!(
-        "{} on {}, {}: template {}, {} configurations, search {}, seed {}",
+        "{} on {}, {}: template {}, {}, search {}, seed {}",
         key.workload,
         key.target,
-        count(key.threads.into(), "thread"),
+        count(key.threads, "thread"),
         key.template,
-        grouped(task.space.size()),
+        count(task.space.size(), "configuration"),
         args.search,
         args.seed
     ));
@@ -608,7 +615,7 @@ impl Run<'_> {
     }
 
     fn title(&self) -> String {
-        format!("{} on {}, {}", self.key.workload, self.key.target, count(self.key.threads.into(), "thread"))
+        format!("{} on {}, {}", self.key.workload, self.key.target, count(self.key.threads, "thread"))
     }
 
     fn text(&self, summary: &Summary, finals: &Finals, winner: &Winner, errors: &BTreeMap<ErrorClass, u64>) -> String {

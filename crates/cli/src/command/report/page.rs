@@ -100,7 +100,7 @@ fn overview(subjects: &[Subject]) -> String {
 
 fn section(at: usize, subject: &Subject) -> String {
     let mut out = format!("<h2 id=\"w{at}\">{}</h2>\n", escape(&subject.workload));
-    out += &format!("<p class=\"note\">{}, {}</p>\n", escape(&subject.target), count(subject.threads.into(), "thread"));
+    out += &format!("<p class=\"note\">{}, {}</p>\n", escape(&subject.target), count(subject.threads, "thread"));
     if let Some(best) = &subject.best {
         out += &format!(
             "<p>Best: <b>{} GFLOP/s</b>, {}{}.</p>\n",
