@@ -326,3 +326,38 @@ fn times() {
         }
     }
 }
+
+/// Sums over an operand with zeros inserted are those over the zeros too, whatever the stride and what is cut off.
+#[test]
+fn inserted_zeros_change_nothing() {
+    let sizes = [
+        "c=3,h=4,w=5,k=2,r=4,s=4,stride=2,pad=1",
+        "n=2,c=2,h=3,w=4,k=3,r=2,s=3,stride_h=5,stride_w=4,pad_top=1,out_pad_w=2",
+        "c=2,h=1,w=9,k=1,r=1,s=8,stride_w=3",
+        "c=2,h=3,w=2,k=2,r=3,s=2,stride_h=4,stride_w=3,dilation_h=6,dilation_w=2,pad_left=3,pad_bottom=2",
+        "c=1,h=1,w=1,k=1,r=3,s=3,stride=7,out_pad=6,pad_top=2",
+        "c=2,h=6,w=2,k=2,r=2,s=2,stride=3,pad_top=4,layout=blocked,epilogue=bias+relu",
+        "c=2,h=5,w=4,k=3,r=3,s=2",
+    ];
+    for sizes in sizes {
+        let program = operator(&format!("conv2d_transpose:{sizes},dtype=f64"));
+        let mut all = arguments(&program, 5);
+        let trusted = evaluate(&program, &only(&program, &all, false), 3).unwrap();
+        run(&program, &mut all).unwrap();
+        for (got, trusted) in only(&program, &all, true).iter().zip(&trusted) {
+            let close = got.iter().zip(trusted).all(|(a, b)| (a - b).abs() <= 1e-12 * b.abs().max(1.0));
+            assert!(close, "{sizes}\n{got:?}\n{trusted:?}");
+        }
+    }
+}
+
+/// Over the zeros it would be 256 times as much.
+#[test]
+fn elements_far_apart_meet_their_taps() {
+    let program = operator("conv2d_transpose:c=64,h=1,w=224,k=1,r=1,s=1024,stride_w=256");
+    let inputs = only(&program, &arguments(&program, 5), false);
+    let trusted = evaluate(&program, &inputs, 1).unwrap();
+    // The first tap of the first column meets nothing else.
+    let expected: f64 = (0..64).map(|c| inputs[0][c * 224] * inputs[1][c * 1024]).sum();
+    assert!((trusted[0][0] - expected).abs() < 1e-9, "{} {expected}", trusted[0][0]);
+}

@@ -70,7 +70,22 @@ fn cases() -> impl Strategy<Value = Case> {
             let dtype = if wide { ",dtype=f64" } else { "" };
             format!("conv:n={n},c={c},h={h},w={w},k={k},r=3,stride=1,dilation=1,pad={pad},constant={}{dtype}", c % 2)
         });
-    let source = prop_oneof![3 => matmul, 9 => other, 2 => conv, 2 => conv_3x3];
+    let transposed = (
+        (1..3i64, 1..4i64, 1..4i64, 1..4i64, 1..5i64),
+        (1..5i64, 1..5i64, 1..6i64, 1..4i64, 1..4i64, 1..3i64),
+        (0..2i64, any::<bool>(), any::<bool>()),
+    )
+        .prop_map(|((n, c, h, w, k), (r, s, stride_h, stride_w, dilation_h, dilation_w), (pad, constant, wide))| {
+            // Above and to the left, so that an output is left.
+            let pad = if r > 2 * pad && s > 2 * pad { pad } else { 0 };
+            format!(
+                "conv2d_transpose:n={n},c={c},h={h},w={w},k={k},r={r},s={s},stride_h={stride_h},stride_w={stride_w},\
+                 dilation_h={dilation_h},dilation_w={dilation_w},pad={pad}{}{}",
+                if constant { ",const=w" } else { "" },
+                if wide { ",dtype=f64" } else { "" }
+            )
+        });
+    let source = prop_oneof![3 => matmul, 9 => other, 2 => conv, 2 => conv_3x3, 2 => transposed];
     (source, prop::collection::vec(any::<Draw>(), 0..18)).prop_map(|(source, draws)| Case { source, draws })
 }
 
@@ -212,7 +227,10 @@ fn choose(program: &Program, draw: Draw, number: usize) -> Option<Step> {
         }
         103..107 => {
             let stage = buffer(a, &|b| all.iter().any(|p| p.updates.contains(&b)))?;
-            Step::Winograd { buffer: name_of(stage), tile: [2, 4, 4, 3][b % 4] }
+            match c % 3 {
+                0 => Step::Col2im { buffer: name_of(stage), block: [1, 2, 3, 4][b % 4], taps_last: d % 2 == 0 },
+                _ => Step::Winograd { buffer: name_of(stage), tile: [2, 4, 4, 3][b % 4] },
+            }
         }
         107..111 => {
             let stage = buffer(a, &|b| all.iter().any(|p| p.updates.contains(&b)))?;
@@ -431,6 +449,11 @@ fn any_step() -> impl Strategy<Value = Step> {
         (name(), name(), name()).prop_map(|(stage, buffer, name)| Step::Reindex { stage, buffer, name }),
         (name(), name(), name()).prop_map(|(stage, target, name)| Step::Rfactor { stage, target, name }),
         (name(), number()).prop_map(|(buffer, tile)| Step::Winograd { buffer, tile }),
+        (name(), number(), any::<bool>()).prop_map(|(buffer, block, taps_last)| Step::Col2im {
+            buffer,
+            block,
+            taps_last
+        }),
         (name(), name(), number()).prop_map(|(buffer, at, ahead)| Step::Prefetch { buffer, at, ahead }),
         (name(), number(), any::<bool>(), name()).prop_map(|(target, iterations, last, suffix)| Step::Peel {
             target,
@@ -470,7 +493,7 @@ proptest! {
                 name(),
                 number().prop_map(|n| n.to_string()),
                 "->|at|ahead|0/4|1%4|/|%|0/|%3|shared|#|\n",
-                "split|fuse|reorder|vectorize|unroll|parallel|bind|stage|accumulate|compute_at|inline|layout|reindex|as|rfactor|winograd|prefetch",
+                "split|fuse|reorder|vectorize|unroll|parallel|bind|stage|accumulate|compute_at|inline|layout|reindex|as|rfactor|winograd|col2im|channels|taps|prefetch",
                 "\\PC{0,4}",
             ],
             0..20,

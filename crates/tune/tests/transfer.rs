@@ -149,6 +149,10 @@ const PAIRS: &[[&str; 2]] = &[
     ["resnet18.C12", "resnet18.C3"],
     ["depthwise_conv2d:c=32,h=28,w=28,r=3,s=3,pad=1", "depthwise_conv2d:c=48,h=15,w=15,r=3,s=3,stride=2"],
     ["conv2d_transpose:c=16,h=8,w=8,k=24,r=4,s=4,stride=2,pad=1", "conv2d_transpose:c=8,h=7,w=9,k=16,r=3,s=3"],
+    [
+        "conv2d_transpose:c=16,h=8,w=8,k=24,r=4,s=4,stride=2,pad=1",
+        "conv2d_transpose:c=40,h=6,w=5,k=64,r=3,s=3,stride=2",
+    ],
 ];
 
 #[test]

@@ -136,26 +136,32 @@ impl Axis {
 
     /// The element of the input at a place of the padded one, and where there is one.
     fn unpad(&self, at: &Index) -> (Index, Cond) {
-        let moved = at.offset(-self.before);
-        let element = moved.floor_div(self.spread);
-        let (first, last) = (-self.before, self.padded - 1 - self.before);
-        let mut inside = Cond::True;
-        if first < 0 {
-            inside = inside.and(Cond::Lt(Index::from(-1), element.clone()));
-        }
-        if last.div_euclid(self.spread) >= self.input {
-            inside = inside.and(Cond::Lt(element.clone(), self.input.into()));
-        }
-        if self.spread > 1 {
-            inside = inside.and(Cond::Eq(moved.modulo(self.spread), 0.into()));
-        }
-        (element, inside)
+        unpad(at, self.before, self.spread, self.padded, self.input)
     }
 
     /// The place in the padded input that a tap meets for an output.
     fn meet(&self, output: &Index, tap: &Index) -> Index {
         output.scale(self.stride).add(&tap.scale(self.dilation))
     }
+}
+
+/// The element of an input at a place of the padded one, and where there is one: the first of `input` elements lies at
+/// `before` of `padded` places, each next one `spread` further on.
+pub(crate) fn unpad(at: &Index, before: i64, spread: i64, padded: i64, input: i64) -> (Index, Cond) {
+    let moved = at.offset(-before);
+    let element = moved.floor_div(spread);
+    let (first, last) = (-before, padded - 1 - before);
+    let mut inside = Cond::True;
+    if first < 0 {
+        inside = inside.and(Cond::Lt(Index::from(-1), element.clone()));
+    }
+    if last.div_euclid(spread) >= input {
+        inside = inside.and(Cond::Lt(element.clone(), input.into()));
+    }
+    if spread > 1 {
+        inside = inside.and(Cond::Eq(moved.modulo(spread), 0.into()));
+    }
+    (element, inside)
 }
 
 /// The channel of the input and the subscripts of the weights, for an output channel and the loops of the sum: an input

@@ -15,6 +15,7 @@ mod workload;
 
 pub use alias::ALIASES;
 pub use builder::{Axes, ProgramBuilder, StageSpec};
+pub(crate) use convolution::unpad;
 pub use epilogue::Epilogue;
 pub use workload::{Layout, Workload, WorkloadError};
 

@@ -2,10 +2,12 @@
 //!
 //! [`evaluate`] knows nothing of schedules or code generation. It recognises the nests that operators produce (loops of
 //! constant extent around one store or update) and evaluates them row by row, some rows at a time on each thread, with
-//! the reduction outside the row; whatever has another form runs through the interpreter, slowly but all the same.
+//! the reduction outside the row, past zeros that were inserted into an operand; whatever has another form runs through
+//! the interpreter, slowly but all the same.
 //! [`Tolerance`] says how far a kernel's result may be from the trusted one, [`random_input`] makes the data that the
 //! tolerance is argued for.
 
+mod inserted;
 mod nest;
 mod tolerance;
 
@@ -48,6 +50,8 @@ pub fn evaluate(program: &Program, inputs: &[Vec<f64>], n_threads: usize) -> Res
                 let buffer = program.buffers.get(id.0 as usize).ok_or(Fault::UnknownBuffer { id: id.0 })?;
                 memory[id.0 as usize] = interp::undefined(buffer)?;
                 allocated.push(*id);
+            } else if let Some(sum) = inserted::Inserted::of(program, stmt, &memory) {
+                sum.run(&mut memory, n_threads.max(1));
             } else if let Some(nest) = nest::Nest::of(program, stmt, &memory) {
                 nest.run(&mut memory, n_threads.max(1))?;
             } else {

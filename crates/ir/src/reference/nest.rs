@@ -155,7 +155,7 @@ impl<'a> Nest<'a> {
             Some((op, Cond::Not(c))) if **c == Cond::True => Some(Reduce { op, afresh: false }),
             Some((op, first)) => {
                 let mut zero = Vec::new();
-                zero_axes(first, &axes, &mut zero)?;
+                zero_axes(first, &|var| axes.iter().position(|a| a.var == Some(var)), &mut zero)?;
                 zero.retain(|a| axes[*a].extent != 1);
                 zero.sort_unstable();
                 zero.dedup();
@@ -332,12 +332,12 @@ fn split_divided(program: &Program, axes: &mut Vec<Axis>, stmt: &Stmt) -> Option
 }
 
 /// The axes that a conjunction of `axis == 0` names; `None` for other conditions.
-fn zero_axes(cond: &Cond, axes: &[Axis], zero: &mut Vec<usize>) -> Option<()> {
+pub(super) fn zero_axes(cond: &Cond, axis: &dyn Fn(LoopId) -> Option<usize>, zero: &mut Vec<usize>) -> Option<()> {
     match cond {
         Cond::True => Some(()),
         Cond::And(a, b) => {
-            zero_axes(a, axes, zero)?;
-            zero_axes(b, axes, zero)
+            zero_axes(a, axis, zero)?;
+            zero_axes(b, axis, zero)
         }
         Cond::Eq(a, b) => {
             let difference = a.sub(b);
@@ -349,7 +349,7 @@ fn zero_axes(cond: &Cond, axes: &[Axis], zero: &mut Vec<usize>) -> Option<()> {
             }
             difference.terms().iter().try_for_each(|(atom, _)| {
                 let Atom::Var(var) = atom else { return None };
-                zero.push(axes.iter().position(|a| a.var == Some(*var))?);
+                zero.push(axis(*var)?);
                 Some(())
             })
         }

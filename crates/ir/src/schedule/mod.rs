@@ -5,6 +5,7 @@
 
 mod accumulate;
 mod annotate;
+mod col2im;
 mod compute_at;
 mod dependence;
 mod fuse;
@@ -205,6 +206,26 @@ pub enum Step {
         /// Rows and columns of results in a tile: 2 or 4.
         tile: i64,
     },
+    /// Computes a transposed convolution as a product whose columns are added up, with no inserted zeros.
+    ///
+    /// The stage `acc[n, k, p, q]` reads its input through a stage that inserts zeros, which goes. For channels in blocks
+    /// `t` of `block`, strides `th`, `tw` of results and places `fh`, `fw` in them, it becomes:
+    /// - `acc.w[c, t, y]`: the weights, made in `prepare` of constant ones, where `y` counts a block's channels and taps,
+    ///   of which either the taps or the channels are next to each other;
+    /// - `acc.m[n, t, y, h, w]`: their products with the input, summed over `c`;
+    /// - `acc.t[n, k, th, fh, tw, fw]`: the sum over those taps that meet a result, numbered `r` and `s`;
+    /// - `acc[n, k, p, q]`: the results that are not cut off, without a reduction, so that it can be inlined.
+    ///
+    /// Loops are named after the stage and the axis, as `acc.m.h`; those of `acc` keep their names. Sums are rounded in
+    /// another order, and equal as long as no factor of an inserted zero is infinite or NaN.
+    Col2im {
+        /// The buffer of the stage.
+        buffer: String,
+        /// Channels whose columns are next to each other; it divides their number.
+        block: i64,
+        /// Whether taps rather than channels are next to each other in a block.
+        taps_last: bool,
+    },
     /// Prefetches what the iteration `ahead` of the current one of `at` touches of a buffer.
     Prefetch {
         /// The buffer.
@@ -365,6 +386,7 @@ fn carry_out(program: &mut Program, step: &Step) -> Result<(), Illegal> {
         Step::Reindex { stage, buffer, name } => reindex::reindex(program, stage, buffer, name),
         Step::Rfactor { stage, target, name } => rfactor::rfactor(program, stage, target, name),
         Step::Winograd { buffer, tile } => winograd::winograd(program, buffer, *tile),
+        Step::Col2im { buffer, block, taps_last } => col2im::col2im(program, buffer, *block, *taps_last),
         Step::Prefetch { buffer, at, ahead } => prefetch::prefetch(program, buffer, at, *ahead),
     }
 }

@@ -17,7 +17,7 @@ pub struct StepParseError {
 }
 
 /// The form of every step, by its first word.
-pub const FORMS: [(&str, &str); 17] = [
+pub const FORMS: [(&str, &str); 18] = [
     ("split", "split LOOP FACTOR -> OUTER INNER [shrink|guard]"),
     ("fuse", "fuse OUTER INNER -> LOOP"),
     ("reorder", "reorder LOOP LOOP..."),
@@ -34,6 +34,7 @@ pub const FORMS: [(&str, &str); 17] = [
     ("reindex", "reindex STAGE BUFFER as NAME"),
     ("rfactor", "rfactor STAGE LOOP as NAME"),
     ("winograd", "winograd STAGE 2|4"),
+    ("col2im", "col2im STAGE BLOCK channels|taps"),
     ("prefetch", "prefetch BUFFER at LOOP ahead N"),
 ];
 
@@ -88,6 +89,9 @@ impl fmt::Display for Step {
             Step::Reindex { stage, buffer, name } => write!(f, "reindex {stage} {buffer} as {name}"),
             Step::Rfactor { stage, target, name } => write!(f, "rfactor {stage} {target} as {name}"),
             Step::Winograd { buffer, tile } => write!(f, "winograd {buffer} {tile}"),
+            Step::Col2im { buffer, block, taps_last } => {
+                write!(f, "col2im {buffer} {block} {}", if *taps_last { "taps" } else { "channels" })
+            }
             Step::Prefetch { buffer, at, ahead } => write!(f, "prefetch {buffer} at {at} ahead {ahead}"),
         }
     }
@@ -160,6 +164,9 @@ fn parse_words(words: &[&str]) -> Option<Step> {
         ["reindex", stage, buffer, "as", name] => Step::Reindex { stage: s(stage), buffer: s(buffer), name: s(name) },
         ["rfactor", stage, target, "as", name] => Step::Rfactor { stage: s(stage), target: s(target), name: s(name) },
         ["winograd", buffer, tile] => Step::Winograd { buffer: s(buffer), tile: tile.parse().ok()? },
+        ["col2im", buffer, block, last @ ("channels" | "taps")] => {
+            Step::Col2im { buffer: s(buffer), block: block.parse().ok()?, taps_last: *last == "taps" }
+        }
         ["prefetch", buffer, "at", at, "ahead", ahead] => {
             Step::Prefetch { buffer: s(buffer), at: s(at), ahead: ahead.parse().ok()? }
         }

@@ -61,7 +61,7 @@ pub fn winograd(program: &mut Program, stage: &str, tile: i64) -> Result<(), Ill
         f.data.row(b, &|j| load(d, [a, &at(j), n, c, th, tw]))
     })?;
     let axes = [("a", t), ("b", t), ("n", n), ("k", k), ("th", th), ("tw", tw)];
-    let (m, m_nest) = new.reduction("m", axes, ("c", c), |[a, b, n, k, th, tw], c| {
+    let (m, m_nest) = new.reduction("m", axes, [("c", c)], |[a, b, n, k, th, tw], [c]| {
         Expr::binary(BinaryOp::Mul, load(u, [a, b, k, c]), load(v, [a, b, n, c, th, tw]))
     })?;
     let axes = [("i", tile), ("b", t), ("n", n), ("k", k), ("th", th), ("tw", tw)];
@@ -156,7 +156,7 @@ fn recognise(program: &Program, result: BufferId) -> Result<Convolution, Illegal
 }
 
 /// Four different loops, where the subscripts are that.
-fn variables(index: &[Index]) -> Option<[LoopId; 4]> {
+pub(super) fn variables(index: &[Index]) -> Option<[LoopId; 4]> {
     let variable = |i: &Index| match (i.terms(), i.constant()) {
         ([(Atom::Var(v), 1)], 0) => Some(*v),
         _ => None,
@@ -166,7 +166,7 @@ fn variables(index: &[Index]) -> Option<[LoopId; 4]> {
 }
 
 /// Whether the condition is that all these loops, and no others, are at zero.
-fn begins_at_zero(first: &Cond, loops: [LoopId; 3]) -> bool {
+pub(super) fn begins_at_zero(first: &Cond, loops: [LoopId; 3]) -> bool {
     fn parts<'a>(cond: &'a Cond, into: &mut Vec<&'a Cond>) {
         match cond {
             Cond::And(a, b) => [a, b].into_iter().for_each(|c| parts(c, into)),
@@ -180,15 +180,15 @@ fn begins_at_zero(first: &Cond, loops: [LoopId; 3]) -> bool {
 }
 
 /// Makes stages named after the one they compute a part of: `acc.v`, with loops `acc.v.a`, `acc.v.b` and so on.
-struct Maker<'a> {
-    program: &'a mut Program,
-    stage: &'a str,
-    dtype: DType,
+pub(super) struct Maker<'a> {
+    pub program: &'a mut Program,
+    pub stage: &'a str,
+    pub dtype: DType,
 }
 
 impl Maker<'_> {
     /// A stage without a reduction: its buffer, and what computes it.
-    fn stage<const N: usize>(
+    pub fn stage<const N: usize>(
         &mut self,
         name: &str,
         role: Role,
@@ -204,21 +204,25 @@ impl Maker<'_> {
         Ok((buffer, alloc.into_iter().chain(nest).collect()))
     }
 
-    /// A temporary stage that sums over one more loop, the innermost.
-    fn reduction<const N: usize>(
+    /// A temporary stage that sums over more loops, the innermost.
+    pub fn reduction<const N: usize, const M: usize>(
         &mut self,
         name: &str,
         axes: [(&str, i64); N],
-        (over, extent): (&str, i64),
-        value: impl Fn([&Index; N], &Index) -> Expr,
+        over: [(&str, i64); M],
+        value: impl Fn([&Index; N], [&Index; M]) -> Expr,
     ) -> Result<(BufferId, Vec<Stmt>), Illegal> {
         let (buffer, vars) = self.buffer(name, Role::Temporary, axes)?;
-        let over = new_loop(self.program, &format!("{}.{name}.{over}", self.stage))?;
-        let index = vars.map(Index::from);
-        let value = value(index.each_ref(), &over.into());
-        let first = Cond::Eq(over.into(), 0.into());
+        let mut summed = [LoopId(0); M];
+        for (var, (axis, _)) in summed.iter_mut().zip(over) {
+            *var = new_loop(self.program, &format!("{}.{name}.{axis}", self.stage))?;
+        }
+        let (index, at) = (vars.map(Index::from), summed.map(Index::from));
+        let value = value(index.each_ref(), at.each_ref());
+        let first = at.into_iter().fold(Cond::True, |first, at| first.and(Cond::Eq(at, 0.into())));
         let update = Stmt::Update { buffer, index: index.into(), op: ReduceOp::Sum, value, first };
-        let loops = vars.into_iter().zip(axes.map(|(_, n)| n)).chain([(over, extent)]).collect::<Vec<_>>();
+        let loops =
+            vars.into_iter().chain(summed).zip(axes.into_iter().chain(over).map(|(_, n)| n)).collect::<Vec<_>>();
         let nest = nest(loops.into_iter().map(|(v, n)| (v, n.into(), LoopKind::Serial)), vec![update]);
         Ok((buffer, [Stmt::Alloc(buffer)].into_iter().chain(nest).collect()))
     }
@@ -245,11 +249,11 @@ fn at(i: usize) -> Index {
     Index::from(i as i64)
 }
 
-fn load<const N: usize>(buffer: BufferId, index: [&Index; N]) -> Expr {
+pub(super) fn load<const N: usize>(buffer: BufferId, index: [&Index; N]) -> Expr {
     Expr::Load(buffer, index.map(Index::clone).into())
 }
 
-fn select(cond: Cond, then: Expr, otherwise: Expr) -> Expr {
+pub(super) fn select(cond: Cond, then: Expr, otherwise: Expr) -> Expr {
     Expr::Select(Box::new(cond), Box::new(then), Box::new(otherwise))
 }
 

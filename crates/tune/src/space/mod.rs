@@ -407,6 +407,9 @@ impl Space {
 
     /// The legal configuration that a JSON object from parameter to value stands for.
     ///
+    /// A parameter may be left out where the others leave it a single value, as those of an algorithm that came to a template
+    /// later than its records.
+    ///
     /// # Errors
     /// [`ConfigError`] where the object lacks a parameter, has one too many, holds a value that is not feasible, or
     /// violates a constraint: the fault of whoever wrote it.
@@ -418,8 +421,11 @@ impl Space {
         }
         let rank = |axis: &Axis| {
             let parameter = || axis.name.clone();
-            let value =
-                object.get(&axis.name).ok_or_else(|| ConfigError::MissingParameter { parameter: parameter() })?;
+            let Some(value) = object.get(&axis.name) else {
+                return self
+                    .only_rank(axis, object)
+                    .ok_or_else(|| ConfigError::MissingParameter { parameter: parameter() });
+            };
             axis.rank_of_json(value).ok_or_else(|| ConfigError::NotFeasible {
                 parameter: parameter(),
                 value: value.to_string(),
@@ -435,6 +441,28 @@ impl Space {
                 values: constraint.parameters.iter().map(|name| (name.clone(), self.value(&config, name))).collect(),
             }),
         }
+    }
+
+    /// The rank of the only value that a constraint leaves to a parameter beside others that an object holds.
+    fn only_rank(&self, axis: &Axis, object: &Map<String, Json>) -> Option<u64> {
+        let legal = |constraint: &Constraint| {
+            let others = constraint.parameters.iter().map(|name| match *name == axis.name {
+                true => Some(None),
+                false => {
+                    let other = &self.axes[self.axis(name)?];
+                    Some(Some(other.value(other.rank_of_json(object.get(name)?)?)))
+                }
+            });
+            let others: Vec<Option<Value>> = others.collect::<Option<_>>()?;
+            let mut legal = (0..axis.len).filter(|&rank| {
+                let own = axis.value(rank);
+                constraint.holds(&others.iter().map(|other| other.as_ref().unwrap_or(&own)).collect::<Vec<_>>())
+            });
+            legal.next().filter(|_| legal.next().is_none())
+        };
+        const MOST_TRIED: u64 = 1 << 12;
+        let reads = |constraint: &&Constraint| axis.len <= MOST_TRIED && constraint.parameters.contains(&axis.name);
+        self.constraints.iter().filter(reads).find_map(legal)
     }
 
     /// The legal configuration that comes nearest to one of another space with parameters of the same names; `None` where

@@ -42,6 +42,7 @@ pub const TEMPLATES: &[Template] = &[
     conv::CONV_DIRECT,
     conv::CONV_WINOGRAD,
     conv::CONV_IM2COL,
+    conv::CONV_COL2IM,
     conv::CONV_4_4_4_2_2_2,
 ];
 
@@ -150,13 +151,15 @@ impl Task {
 
     /// Configurations to begin with: those that the template's model of the machine ranks first among a sample of the
     /// space, of each of its algorithms alike, at growing distances, so that one flaw of the model does not fill them
-    /// all. None without a model.
+    /// all. Hopeless ones are left out. None without a model.
     ///
     /// # Cost
     /// A few thousand evaluations of the model, and as much as making the space for each of its algorithms.
     pub fn guesses(&self, seed: u64) -> Vec<Config> {
         const SAMPLE: u64 = 4096;
         const OF_EACH_ALGORITHM: usize = 16;
+        // So many times as slow as the best of all is not worth a trial, were the model wrong by a lot.
+        const HOPELESS: f64 = 30.0;
         let Some(estimate) = self.template.estimate else { return Vec::new() };
         let algorithm = self.space.names().position(|name| name == "algorithm");
         // Some algorithms have a thousand times as many configurations as others.
@@ -179,9 +182,11 @@ impl Task {
             ranked.sort_by(|a, b| a.0.total_cmp(&b.0).then_with(|| a.1.cmp(&b.1)));
             ranked.dedup();
             let distances = std::iter::successors(Some(0), |at| Some(at + 1 + at / 4)).take(OF_EACH_ALGORITHM);
-            distances.map_while(|at| ranked.get(at).map(|(_, config)| config.clone())).collect::<Vec<_>>()
+            distances.map_while(|at| ranked.get(at).cloned()).collect::<Vec<_>>()
         };
-        parts.iter().flat_map(&mut of_part).collect()
+        let guesses: Vec<(f64, Config)> = parts.iter().flat_map(&mut of_part).collect();
+        let best = guesses.iter().map(|(cycles, _)| *cycles).fold(f64::INFINITY, f64::min);
+        guesses.into_iter().filter(|(cycles, _)| *cycles <= HOPELESS * best).map(|(_, config)| config).collect()
     }
 
     /// Of the [guesses](Task::guesses) the one that the template's model of the machine ranks first; none without a model.
@@ -279,6 +284,10 @@ mod step {
 
     pub fn winograd(buffer: &str, tile: i64) -> Step {
         Step::Winograd { buffer: buffer.into(), tile }
+    }
+
+    pub fn col2im(buffer: &str, block: i64, taps_last: bool) -> Step {
+        Step::Col2im { buffer: buffer.into(), block, taps_last }
     }
 
     pub fn prefetch(buffer: &str, at: &str, ahead: i64) -> Step {

@@ -5,7 +5,7 @@ use super::super::model::{bandwidth, cuts, step_cycles};
 use super::super::step::{
     accumulate, compute_at, fuse, inline, layout, parallel, reindex, reorder, split, stage, unroll, vectorize,
 };
-use super::{Algorithm, Shape, ceil_div, is_blocked};
+use super::{Algorithm, Shape, ceil_div, divisors, is_blocked};
 use crate::space::{Config, Constraint, Parameter, Space};
 use tilewright_ir::Step;
 use tilewright_ir::schedule::LayoutAxis::{Inner, Outer, Whole};
@@ -34,10 +34,6 @@ pub const IM2COL: Algorithm<Shape> = Algorithm {
 
 /// A matrix of patches larger than this is never made as a whole.
 const MOST_BYTES: i64 = 1 << 30;
-
-fn divisors(n: i64, least: i64) -> impl Iterator<Item = i64> {
-    (1..=n).filter(move |d| n % d == 0 && (*d >= least || *d == n))
-}
 
 /// Whether the input is its own matrix of patches.
 fn is_pointwise(s: &Setting, shape: &Shape) -> bool {

@@ -1,5 +1,6 @@
 //! Templates of convolutions: one that chooses among the algorithms, and one for each algorithm alone.
 
+mod col2im;
 mod direct;
 mod im2col;
 mod paper;
@@ -20,7 +21,7 @@ fn is_convolution(w: &Workload) -> bool {
 /// Every algorithm that applies, as a choice of the search.
 pub const CONV: Template = Template {
     name: "conv",
-    text: "direct convolution, im2col or Winograd's algorithm, whichever is faster",
+    text: "direct convolution, im2col, Winograd's algorithm or col2im, whichever is faster",
     serves: is_convolution,
     space: |s| algorithm::space("conv", s, &Shape::of(&s.workload), ALGORITHMS),
     steps: |s, space, config| algorithm::steps(s, &Shape::of(&s.workload), ALGORITHMS, space, config),
@@ -57,8 +58,18 @@ pub const CONV_IM2COL: Template = Template {
     estimate: Some(|s, space, config| (im2col::IM2COL.estimate)(s, &Shape::of(&s.workload), space, config)),
 };
 
+/// The product of a transposed convolution, whose columns are added up, alone.
+pub const CONV_COL2IM: Template = Template {
+    name: "conv-col2im",
+    text: "transposed convolution without inserted zeros: product of weights and input, columns added up row by row",
+    serves: |w| is_convolution(w) && (col2im::COL2IM.applies)(&Shape::of(w)),
+    space: |s| algorithm::space("conv-col2im", s, &Shape::of(&s.workload), &[col2im::COL2IM]),
+    steps: |s, space, config| (col2im::COL2IM.steps)(s, &Shape::of(&s.workload), space, config),
+    estimate: Some(|s, space, config| (col2im::COL2IM.estimate)(s, &Shape::of(&s.workload), space, config)),
+};
+
 /// All algorithms.
-const ALGORITHMS: &[Algorithm<Shape>] = &[direct::DIRECT, im2col::IM2COL, winograd::WINOGRAD];
+const ALGORITHMS: &[Algorithm<Shape>] = &[direct::DIRECT, im2col::IM2COL, winograd::WINOGRAD, col2im::COL2IM];
 
 /// The sizes of a convolution's reduction, read off its untransformed program.
 ///
@@ -82,6 +93,8 @@ struct Shape {
     k_group: i64,
     /// Whether Winograd's algorithm applies, 3×3, stride 1, no dilation, no groups, and its rounding is accepted.
     has_winograd: bool,
+    /// Whether the input is read with zeros inserted, as in a transposed convolution of a stride above 1.
+    inserts_zeros: bool,
 }
 
 impl Shape {
@@ -105,9 +118,15 @@ impl Shape {
             stride: if transposed { [1, 1] } else { [w.size("stride_h"), w.size("stride_w")] },
             padded: program.find_buffer("pad").is_some(),
             k_group: acc[1] / groups,
+            inserts_zeros: transposed && ["stride_h", "stride_w"].iter().any(|size| w.size(size) > 1),
             has_winograd: !w.exact && w.has_inexact(),
         }
     }
+}
+
+/// What divides a number, from `least` on, and the number itself.
+fn divisors(n: i64, least: i64) -> impl Iterator<Item = i64> {
+    (1..=n).filter(move |d| n % d == 0 && (*d >= least || *d == n))
 }
 
 /// NCHW with blocks of channels next to each other.

@@ -1,0 +1,258 @@
+//! Transposed convolutions as products whose columns are added up.
+
+use super::Illegal;
+use super::compute_at::{StageNest, stage_nest, take_stage};
+use super::tree::{buffer_id, nest};
+use super::winograd::{Maker, begins_at_zero, load, select, variables};
+use crate::expr::{BinaryOp, Cond, Expr, ReduceOp};
+use crate::index::{Atom, Index, Ranges};
+use crate::op::unpad;
+use crate::program::{BufferId, LoopId, LoopKind, Program, Role, Stmt};
+
+/// See [`super::Step::Col2im`].
+///
+/// # Source
+/// The gradient of im2col (Chellapilla et al., 2006), as frameworks compute transposed convolutions. Ours gathers: each
+/// result reads the columns that meet it, so that stages stay nests around one assignment, and no column is
+/// added to memory twice.
+pub fn col2im(program: &mut Program, stage: &str, block: i64, taps_last: bool) -> Result<(), Illegal> {
+    let result = buffer_id(program, stage)?;
+    let Transposed { loops, channels: c, rows, columns, padded, input, weights } = recognise(program, result)?;
+    let [n, k, p, q] = loops.map(|(_, extent)| extent);
+    if block < 1 || k % block != 0 {
+        let why = format!("its {k} channels are no blocks of {block}");
+        return Err(Illegal::Buffer { buffer: stage.to_owned(), why });
+    }
+    // What is read from now on is the input itself.
+    take_stage(program, padded)?;
+    let StageNest { place, .. } = stage_nest(program, result)?;
+    let ahead = matches!(program.buffer(weights).role, Role::ConstInput | Role::Kept);
+    let dtype = program.buffer(result).dtype;
+    let mut new = Maker { program, stage, dtype };
+
+    let (r, s) = (rows.taps, columns.taps);
+    let column = |k: &Index, row: &Index, column: &Index| {
+        let channel = k.modulo(block);
+        let along = |outer: &Index, inner: &Index, n: i64| outer.scale(n).add(inner);
+        if taps_last {
+            along(&along(&channel, row, r), column, s)
+        } else {
+            along(&along(row, column, s), &channel, block)
+        }
+    };
+    let (blocks, of_block) = (k / block, block * r * s);
+    let kept = if ahead { Role::Kept } else { Role::Temporary };
+    let (w, w_nest) = new.stage("w", kept, [("c", c), ("t", blocks), ("y", of_block)], |[c, t, y]| {
+        let (channel, taps) =
+            if taps_last { (y.floor_div(r * s), y.clone()) } else { (y.modulo(block), y.floor_div(block)) };
+        let row = if taps_last { taps.floor_div(s).modulo(r) } else { taps.floor_div(s) };
+        load(weights, [c, &t.scale(block).add(&channel), &row, &taps.modulo(s)])
+    })?;
+    let axes = [("n", n), ("t", blocks), ("y", of_block), ("h", rows.input), ("w", columns.input)];
+    let (m, m_nest) = new.reduction("m", axes, [("c", c)], |[n, t, y, h, x], [c]| {
+        Expr::binary(BinaryOp::Mul, load(w, [c, t, y]), load(input, [n, c, h, x]))
+    })?;
+    let (th, tw) = (rows.tiles(p), columns.tiles(q));
+    let axes = [("n", n), ("k", k), ("th", th), ("fh", rows.stride), ("tw", tw), ("fw", columns.stride)];
+    let over = [("r", rows.most_met()), ("s", columns.most_met())];
+    let (t, t_nest) = new.reduction("t", axes, over, |[n, k, th_, fh, tw_, fw], [i, j]| {
+        let (row, h, row_meets) = rows.meet(th_, fh, i, th);
+        let (tap, x, column_meets) = columns.meet(tw_, fw, j, tw);
+        let value = load(m, [n, &k.floor_div(block), &column(k, &row, &tap), &h, &x]);
+        match row_meets.and(column_meets) {
+            Cond::True => value,
+            meets => select(meets, value, Expr::Const(0.0)),
+        }
+    })?;
+    let [n, k, p, q] = loops.map(|(v, _)| Index::from(v));
+    let (y, x) = (p.offset(rows.cut), q.offset(columns.cut));
+    let (fh, fw) = (y.modulo(rows.stride), x.modulo(columns.stride));
+    let value = load(t, [&n, &k, &y.floor_div(rows.stride), &fh, &x.floor_div(columns.stride), &fw]);
+    let store = Stmt::Store { buffer: result, index: vec![n, k, p, q], value };
+    let taken = nest(loops.iter().map(|&(v, extent)| (v, extent.into(), LoopKind::Serial)), vec![store]);
+
+    let in_body = [m_nest, t_nest, taken].into_iter().flatten();
+    if ahead {
+        program.prepare.extend(w_nest);
+        program.body.splice(place..=place, in_body);
+    } else {
+        program.body.splice(place..=place, w_nest.into_iter().chain(in_body));
+    }
+    Ok(())
+}
+
+/// One spatial axis: an element of the input at `h` meets tap `r` in the result `h·stride + r·dilation − cut`.
+struct Along {
+    input: i64,
+    taps: i64,
+    stride: i64,
+    dilation: i64,
+    cut: i64,
+}
+
+impl Along {
+    /// Strides that cover the results, those cut off at the beginning included.
+    fn tiles(&self, results: i64) -> i64 {
+        (results + self.cut - 1) / self.stride + 1
+    }
+
+    /// Taps from one that meets a result to the next that does.
+    fn period(&self) -> i64 {
+        self.stride / gcd(self.stride, self.dilation)
+    }
+
+    /// How many taps meet a result at most.
+    fn most_met(&self) -> i64 {
+        (self.taps + self.period() - 1) / self.period()
+    }
+
+    /// The `number`th tap that meets the results at `phase` of a stride, the element of the input in that tap for the
+    /// stride `tile` of so many, and where there are both.
+    fn meet(&self, tile: &Index, phase: &Index, number: &Index, tiles: i64) -> (Index, Index, Cond) {
+        let Along { input, taps, stride, dilation, .. } = *self;
+        let (common, period) = (gcd(stride, dilation), self.period());
+        let phase = if stride == 1 { &Index::from(0) } else { phase };
+        // r·dilation ≡ phase, modulo the stride; dilation / common has an inverse modulo the period.
+        let inverse =
+            (0..period).find(|i| i * (dilation / common) % period == 1 % period).expect("they have no divisor");
+        let mut ranges = Ranges::default();
+        for (index, extent) in [(tile, tiles), (phase, stride), (number, self.most_met())] {
+            index.for_each_var(&mut |v| ranges.push(v, extent.into()));
+        }
+        let first = ranges.simplify(&phase.floor_div(common).scale(inverse).modulo(period));
+        let ahead = first.scale(dilation).sub(phase).floor_div(stride).add(&number.scale(dilation / common));
+        let (tap, element) = (first.add(&number.scale(period)), tile.sub(&ahead));
+        let mut meets = Cond::True;
+        if common > 1 {
+            meets = meets.and(Cond::Eq(phase.modulo(common), 0.into()));
+        }
+        if ranges.upper(&tap).is_none_or(|most| most >= taps) {
+            meets = meets.and(Cond::Lt(tap.clone(), taps.into()));
+        }
+        if ranges.lower(&element).is_none_or(|least| least < 0) {
+            meets = meets.and(Cond::Lt(Index::from(-1), element.clone()));
+        }
+        if ranges.upper(&element).is_none_or(|most| most >= input) {
+            meets = meets.and(Cond::Lt(element.clone(), input.into()));
+        }
+        (tap, element, meets)
+    }
+}
+
+fn gcd(a: i64, b: i64) -> i64 {
+    if b == 0 { a } else { gcd(b, a % b) }
+}
+
+/// `result[n, k, p, q] += padded[n, c, p + r·dilation, q + s·dilation] · weights[c, k, R − 1 − r, S − 1 − s]`, in any order
+/// of loops and factors, where `padded` holds the input with zeros inserted and around it.
+struct Transposed {
+    /// The loops n, k, p and q with their extents.
+    loops: [(LoopId, i64); 4],
+    /// Extent of c.
+    channels: i64,
+    rows: Along,
+    columns: Along,
+    padded: BufferId,
+    input: BufferId,
+    weights: BufferId,
+}
+
+fn recognise(program: &Program, result: BufferId) -> Result<Transposed, Illegal> {
+    let name = &program.buffer(result).name;
+    let fail = |why: &str| Illegal::Buffer { buffer: name.clone(), why: why.to_owned() };
+    let no_form = || {
+        let form = format!("{name}[n, k, p, q] += x[n, c, p + r, q + s] * w[c, k, R - 1 - r, S - 1 - s]");
+        fail(&format!("it is not the transposed convolution {form} over serial loops"))
+    };
+    let StageNest { loops, leaf, .. } = stage_nest(program, result)?;
+    let Stmt::Update { index, op: ReduceOp::Sum, value: Expr::Binary(BinaryOp::Mul, x, y), first, .. } = leaf else {
+        return Err(fail("it is not a sum of products"));
+    };
+    let (Expr::Load(x, x_index), Expr::Load(y, y_index)) = (&**x, &**y) else {
+        return Err(fail("it is not a sum of products of two buffers"));
+    };
+    let [n, k, p, q] = variables(index).ok_or_else(no_form)?;
+    // The weights are the factor whose second subscript is the result's.
+    let (padded, at_input, weights, at_weights) = match (x_index.as_slice(), y_index.as_slice()) {
+        (_, [_, of, ..]) if *of == Index::from(k) => (*x, x_index, *y, y_index),
+        ([_, of, ..], _) if *of == Index::from(k) => (*y, y_index, *x, x_index),
+        _ => return Err(no_form()),
+    };
+    let extent = |v: LoopId| loops.iter().find(|(l, _)| *l == v).and_then(|(_, extent)| extent.as_const());
+    let [of_c, _, of_r, of_s] = at_weights.as_slice() else { return Err(no_form()) };
+    let [at_n, at_c, at_row, at_column] = at_input.as_slice() else { return Err(no_form()) };
+    // A tap counted from the last one.
+    let flipped = |of: &Index| match of.terms() {
+        [(Atom::Var(v), -1)] => extent(*v).filter(|n| n - 1 == of.constant()).map(|n| (*v, n)),
+        _ => None,
+    };
+    let c = match (of_c.terms(), of_c.constant()) {
+        ([(Atom::Var(v), 1)], 0) => *v,
+        _ => return Err(no_form()),
+    };
+    let ((r, n_rows), (s, n_columns)) = flipped(of_r).zip(flipped(of_s)).ok_or_else(no_form)?;
+    let all = [n, k, p, q, c, r, s];
+    let is_nest = loops.len() == all.len() && all.iter().all(|v| loops.iter().filter(|(l, _)| l == v).count() == 1);
+    if !is_nest || [at_n, at_c] != [&n.into(), &c.into()] || !begins_at_zero(first, [c, r, s]) {
+        return Err(no_form());
+    }
+    let (input, spreads) = spread(program, padded).ok_or_else(|| {
+        let operand = &program.buffer(padded).name;
+        fail(&format!("`{operand}` is not its input with zeros inserted and around it"))
+    })?;
+    let shape = &program.buffer(input).shape;
+    let along = |at: &Index, along: LoopId, tap: LoopId, taps: i64, d: usize| {
+        let dilation = at.coefficient(tap);
+        let is_window = dilation > 0 && *at == Index::from(along).add(&Index::from(tap).scale(dilation));
+        let Spread { before, stride } = spreads[d];
+        let axis = Along { input: shape[2 + d], taps, stride, dilation, cut: dilation * (taps - 1) - before };
+        (is_window && axis.cut >= 0).then_some(axis)
+    };
+    let rows = along(at_row, p, r, n_rows, 0).ok_or_else(no_form)?;
+    let columns = along(at_column, q, s, n_columns, 1).ok_or_else(no_form)?;
+    let [n, k, p, q] = [n, k, p, q].map(|v| extent(v).map(|n| (v, n)).ok_or_else(no_form));
+    let channels = extent(c).ok_or_else(no_form)?;
+    Ok(Transposed { loops: [n?, k?, p?, q?], channels, rows, columns, padded, input, weights })
+}
+
+/// Where the input begins in the padded one, and how far apart its elements are there.
+struct Spread {
+    before: i64,
+    stride: i64,
+}
+
+/// The input of a stage that inserts zeros between rows and columns and puts some around, and how it does.
+fn spread(program: &Program, padded: BufferId) -> Option<(BufferId, [Spread; 2])> {
+    let StageNest { loops, leaf, .. } = stage_nest(program, padded).ok()?;
+    let Stmt::Store { index, value, .. } = leaf else { return None };
+    let vars = variables(index)?;
+    let (inside, value) = match value {
+        Expr::Select(inside, value, otherwise) if **otherwise == Expr::Const(0.0) => ((**inside).clone(), &**value),
+        value => (Cond::True, value),
+    };
+    let Expr::Load(input, at) = value else { return None };
+    let [n, c, row, column] = at.as_slice() else { return None };
+    let shape = &program.buffer(padded).shape;
+    let covers = |(v, n): (&LoopId, &i64)| loops.iter().any(|(l, extent)| l == v && extent.as_const() == Some(*n));
+    if loops.len() != 4 || !vars.iter().zip(shape).all(covers) || [n, c] != [&vars[0].into(), &vars[1].into()] {
+        return None;
+    }
+    let spread = |at: &Index| match at.terms() {
+        [(Atom::FloorDiv(x, stride), 1)] => {
+            Some(Spread { before: -(x.constant() + stride * at.constant()), stride: *stride })
+        }
+        [(Atom::Var(_), 1)] => Some(Spread { before: -at.constant(), stride: 1 }),
+        _ => None,
+    };
+    let spreads = [spread(row)?, spread(column)?];
+    let mut expected = Cond::True;
+    for (d, Spread { before, stride }) in spreads.iter().enumerate() {
+        let from = program.buffer(*input).shape[2 + d];
+        let (element, inside) = unpad(&vars[2 + d].into(), *before, *stride, shape[2 + d], from);
+        if element != at[2 + d] {
+            return None;
+        }
+        expected = expected.and(inside);
+    }
+    (inside == expected).then_some((*input, spreads))
+}

@@ -1,0 +1,320 @@
+//! Transposed convolution as a matrix product of the weights with the input, whose columns are added up.
+
+use super::super::Setting;
+use super::super::model::{bandwidth, cuts, step_cycles};
+use super::super::step::{
+    accumulate, col2im, compute_at, fuse, inline, layout, parallel, reindex, reorder, split, unroll, vectorize,
+};
+use super::direct::pack;
+use super::{Algorithm, Shape, ceil_div, channels_last, divisors, is_blocked};
+use crate::space::{Config, Constraint, Parameter, Space};
+use tilewright_ir::Step;
+use tilewright_ir::op::Epilogue;
+use tilewright_ir::schedule::LayoutAxis::{Inner, Outer, Whole};
+
+/// A matrix product `columns[krs, hw] = Σ W[c, krs] · X[c, hw]` around a register tile, then each result as the sum of the
+/// columns that meet it: no inserted zero is read or multiplied.
+///
+/// The lanes of the product are channels and taps, as constant weights are laid out for. Columns are made for all
+/// channels or for a block of them just before they are added up, row by row of the output, with the epilogue behind. The
+/// lanes of the sum are output channels, or columns of the output where the stride is about a vector, since
+/// what meets neighbours in a stride are neighbouring taps.
+///
+/// # Source
+/// Dumoulin and Visin, "A guide to convolution arithmetic for deep learning" (2016), chapter 4, says what is computed;
+/// adding up columns is what Caffe's deconvolution does.
+pub const COL2IM: Algorithm<Shape> =
+    Algorithm { name: "col2im", applies: |shape| shape.inserts_zeros, parameters, constraints, steps, estimate };
+
+/// Columns larger than this are never made as a whole.
+const MOST_BYTES: i64 = 1 << 30;
+/// Most phases, taps and vectors of the sum that are repeated in the code.
+const MOST_UNROLLED: i64 = 4;
+
+/// The sizes along one spatial axis.
+struct Along {
+    input: i64,
+    stride: i64,
+    /// Taps that meet one result, at most.
+    met: i64,
+}
+
+/// Rows and columns.
+fn axes(s: &Setting) -> [Along; 2] {
+    let size = |name: &str| s.workload.size(name);
+    [("h", "r", "stride_h", "dilation_h"), ("w", "s", "stride_w", "dilation_w")].map(
+        |(input, taps, stride, dilation)| {
+            let stride = size(stride);
+            let period = (1..=stride).find(|r| r * size(dilation) % stride == 0).expect("the stride is one");
+            Along { input: size(input), stride, met: ceil_div(size(taps), period) }
+        },
+    )
+}
+
+/// Elements of a column for each channel: taps.
+fn taps(shape: &Shape) -> i64 {
+    shape.r * shape.s
+}
+
+/// Pixels of the input.
+fn pixels(s: &Setting) -> i64 {
+    axes(s).iter().map(|axis| axis.input).product()
+}
+
+fn parameters(s: &Setting, shape: &Shape) -> Vec<Parameter> {
+    let lanes = s.target.lanes(s.workload.dtype);
+    let registers = i64::from(s.target.n_vector_registers);
+    let c = shape.c.unwrap_or(1);
+    let whole = shape.n * shape.k * taps(shape) * pixels(s) * s.workload.dtype.bytes() as i64;
+    vec![
+        Parameter::categorical("lanes", &["k", "q"]),
+        Parameter::ordinal("k_block", divisors(shape.k, 1)),
+        Parameter::ordinal("y_tile", 1..=ceil_div(shape.k * taps(shape), lanes).min(registers / 2)),
+        Parameter::ordinal("pixels", 1..=pixels(s).min(registers - 2)),
+        Parameter::ordinal("c_block", [64, 128, 256, 512].into_iter().filter(|&b| b < c).chain([c])),
+        Parameter::ordinal("unroll_c", [1, 2, 4].into_iter().filter(|&u| u <= c)),
+        Parameter::categorical("outer", &["rows", "k"]),
+        Parameter::categorical("cols", if whole > MOST_BYTES { &["block"] } else { &["whole", "block"] }),
+        Parameter::categorical("input", &["plain", "packed"]),
+    ]
+}
+
+fn constraints(s: &Setting, shape: &Shape) -> Vec<Constraint> {
+    let lanes = s.target.lanes(s.workload.dtype);
+    let registers = i64::from(s.target.n_vector_registers);
+    let Shape { n, k, .. } = *shape;
+    let (taps, pixels, [_, columns]) = (taps(shape), pixels(s), axes(s));
+    let fits = move |y: i64, x: i64| y * x + y < registers;
+    let tiles = (1..=ceil_div(k * taps, lanes).min(registers / 2))
+        .flat_map(|y| (1..=pixels.min(registers - 2)).map(move |x| (y, x)));
+    let largest = tiles.filter(|&(y, x)| fits(y, x)).map(|(y, x)| y * x).max().unwrap_or(1);
+    // Half of what a tile within a block can be.
+    let enough = move |k_block: i64| largest.min(ceil_div(k_block * taps, lanes) * pixels.min(registers / 4)) / 2;
+    let mut constraints = vec![
+        Constraint::new(
+            "registers",
+            &format!("y_tile * pixels + y_tile < {registers}, and half of them in use where there is as much"),
+            &["y_tile", "pixels", "k_block"],
+            move |v| fits(v[0].int(), v[1].int()) && v[0].int() * v[1].int() >= enough(v[2].int()),
+        ),
+        Constraint::new(
+            "inside",
+            "y_tile <= vectors of channels and taps of a block",
+            &["y_tile", "k_block"],
+            move |v| v[0].int() <= ceil_div(v[1].int() * taps, lanes),
+        ),
+        Constraint::new(
+            "lanes_of_sum",
+            "channels are lanes where a block fills a vector or holds all, columns where a stride is half a vector",
+            &["lanes", "k_block"],
+            move |v| match v[0].text() {
+                "k" => v[1].int() >= lanes.min(k),
+                _ => 2 * columns.stride >= lanes,
+            },
+        ),
+    ];
+    if s.n_threads > 1 {
+        // All of the columns are shared out by tiles.
+        let needed = (s.n_threads as i64).min(n * k);
+        constraints.push(Constraint::new(
+            "work_for_all_threads",
+            &format!("there are {needed} blocks of channels where columns are made by blocks"),
+            &["cols", "k_block"],
+            move |v| v[0].text() == "whole" || n * k / v[1].int() >= needed,
+        ));
+    }
+    constraints
+}
+
+fn steps(s: &Setting, shape: &Shape, space: &Space, config: &Config) -> Vec<Step> {
+    let lanes = s.target.lanes(s.workload.dtype);
+    let (int, text) = (|name: &str| space.int(config, name), |name: &str| space.text(config, name));
+    let (k_block, y_tile, by_channels) = (int("k_block"), int("y_tile") * lanes, text("lanes") == "k");
+    let (whole, packed, blocked) = (text("cols") == "whole", text("input") == "packed", is_blocked(s));
+    // A block that ends inside a block of lanes would share it with the next.
+    let in_vectors = by_channels && blocked && (k_block % lanes == 0 || k_block == shape.k);
+    let [rows, columns] = axes(s);
+    let mut steps = vec![col2im("acc", k_block, !by_channels), inline("acc")];
+
+    // The operands. Weights come in the order of their use.
+    if by_channels {
+        steps.extend([
+            split("acc.w.y", k_block, "acc.w.x", "acc.w.k"),
+            split("acc.w.k", lanes, "acc.w.v", "acc.w.l"),
+            reorder(&["acc.w.c", "acc.w.t", "acc.w.v", "acc.w.x", "acc.w.l"]),
+        ]);
+        // Taps that lie next to each other are transposed together.
+        if taps(shape) > 1 && taps(shape) <= 16 {
+            steps.push(unroll("acc.w.x"));
+        }
+    } else {
+        steps.push(split("acc.w.y", lanes, "acc.w.v", "acc.w.l"));
+    }
+    steps.extend([vectorize("acc.w.l"), layout("acc.w", &[Whole(1), Outer(2, y_tile), Whole(0), Inner(2, y_tile)])]);
+    match (packed, blocked) {
+        (true, true) => steps.push(layout("X.in", &[Whole(0), Whole(2), Whole(3), Whole(1)])),
+        (true, false) => {
+            steps.push(reindex("acc.m", "X", "acc.x"));
+            steps.extend(pack("acc.x.2", "acc.x.3", lanes));
+        }
+        (false, _) => {}
+    }
+    if in_vectors {
+        steps.push(layout("Y.out", &channels_last(lanes)));
+        if s.workload.epilogue().contains(&Epilogue::Add) {
+            steps.push(layout("R.in", &channels_last(lanes)));
+        }
+    }
+
+    // Rows of a block of channels, each added up in memory of its own, from which the epilogue reads it.
+    steps.push(split("ok", k_block, "okt", "okr"));
+    let outer: &[&str] = if by_channels { &["on", "okt", "op"] } else { &["on", "okt", "okr", "op"] };
+    match (by_channels, in_vectors) {
+        (true, true) => {
+            steps.extend([split("okr", lanes, "okv", "okl"), reorder(&[outer, &["oq", "okv", "okl"]].concat())]);
+        }
+        (true, false) => {
+            steps.extend([split("oq", lanes, "oqv", "oql"), split("okr", lanes, "okv", "okl")]);
+            steps.push(reorder(&[outer, &["okv", "oqv", "oql", "okl"]].concat()));
+        }
+        (false, _) => {
+            steps.extend([split("oq", lanes, "oqv", "oql"), reorder(&[outer, &["oqv", "oql"]].concat())]);
+        }
+    }
+    steps.push(compute_at("acc.t", "op"));
+    if !whole {
+        steps.push(compute_at("acc.m", "okt"));
+    }
+
+    // The product.
+    let (outside, inside) = if text("outer") == "rows" { ("acc.m.xo", "acc.m.yo") } else { ("acc.m.yo", "acc.m.xo") };
+    steps.extend([
+        fuse("acc.m.h", "acc.m.w", "acc.m.x"),
+        split("acc.m.x", int("pixels"), "acc.m.xo", "acc.m.xi"),
+        split("acc.m.y", y_tile, "acc.m.yo", "acc.m.yr"),
+        split("acc.m.yr", lanes, "acc.m.yv", "acc.m.yl"),
+        split("acc.m.c", int("c_block"), "acc.m.co", "acc.m.cb"),
+        split("acc.m.cb", int("unroll_c"), "acc.m.ci", "acc.m.cu"),
+        reorder(&[
+            "acc.m.n", "acc.m.t", outside, "acc.m.co", inside, "acc.m.ci", "acc.m.cu", "acc.m.xi", "acc.m.yv",
+            "acc.m.yl",
+        ]),
+        accumulate("acc.m", inside, "acc.m.tile"),
+        layout("acc.m", &[Whole(0), Whole(1), Whole(3), Whole(4), Whole(2)]),
+    ]);
+    steps.extend(["acc.m.cu", "acc.m.xi", "acc.m.yv"].map(unroll));
+    steps.push(vectorize("acc.m.yl"));
+
+    // The sum of the columns, a few vectors of it in registers.
+    if by_channels {
+        steps.extend([
+            split("acc.t.k", MOST_UNROLLED * lanes, "acc.t.o", "acc.t.i"),
+            split("acc.t.i", lanes, "acc.t.v", "acc.t.l"),
+            reorder(&[
+                "acc.t.n", "acc.t.th", "acc.t.fh", "acc.t.tw", "acc.t.fw", "acc.t.o", "acc.t.r", "acc.t.s", "acc.t.v",
+                "acc.t.l",
+            ]),
+            layout("acc.t", &[Whole(0), Whole(2), Whole(3), Whole(4), Whole(5), Whole(1)]),
+        ]);
+        if columns.stride <= MOST_UNROLLED {
+            steps.push(unroll("acc.t.fw"));
+        }
+    } else {
+        steps.extend([
+            split("acc.t.fw", MOST_UNROLLED * lanes, "acc.t.o", "acc.t.i"),
+            split("acc.t.i", lanes, "acc.t.v", "acc.t.l"),
+            reorder(&["acc.t.tw", "acc.t.o", "acc.t.r", "acc.t.s", "acc.t.v", "acc.t.l"]),
+        ]);
+    }
+    steps.push(accumulate("acc.t", "acc.t.o", "acc.t.tile"));
+    let met = [("acc.t.r", rows.met), ("acc.t.s", columns.met)];
+    steps.extend(met.iter().filter(|(_, met)| *met <= MOST_UNROLLED).map(|(taps, _)| unroll(taps)));
+    steps.extend([unroll("acc.t.v"), vectorize("acc.t.l")]);
+
+    // The epilogue.
+    match (by_channels, in_vectors) {
+        (true, true) => steps.extend([unroll("okv"), vectorize("okl")]),
+        (true, false) => steps.extend([unroll("okl"), vectorize("oql")]),
+        (false, _) => steps.push(vectorize("oql")),
+    }
+
+    if s.n_threads > 1 {
+        let mut shared = "on";
+        let n_shared = if whole { outer.len() } else { 2 };
+        for (inner, fused) in outer[1..n_shared].iter().zip(["threads.t", "threads.k", "threads.p"]) {
+            steps.push(fuse(shared, inner, fused));
+            shared = fused;
+        }
+        steps.push(parallel(shared));
+        if whole {
+            steps.extend([
+                fuse("acc.m.n", "acc.m.t", "acc.m.nt"),
+                fuse("acc.m.nt", outside, "acc.m.threads"),
+                parallel("acc.m.threads"),
+            ]);
+        }
+        if packed && !blocked {
+            steps.extend([fuse("acc.x.0", "acc.x.1", "acc.x.threads"), parallel("acc.x.threads")]);
+        }
+        if s.workload.constant.is_none() {
+            steps.push(parallel("acc.w.c"));
+        }
+    }
+    steps
+}
+
+/// Register tiles at the rate of their multiply-adds and loads, or of the weights and the input that they read from
+/// whichever cache holds them; then what writing, adding up and storing takes.
+fn estimate(s: &Setting, shape: &Shape, space: &Space, config: &Config) -> f64 {
+    let lanes = s.target.lanes(s.workload.dtype);
+    let bytes = s.workload.dtype.bytes() as f64;
+    let (int, text) = (|name: &str| space.int(config, name), |name: &str| space.text(config, name));
+    let Shape { n, k, p, q, .. } = *shape;
+    let (c, taps, pixels, [rows, columns]) = (shape.c.unwrap_or(1), taps(shape), pixels(s), axes(s));
+    let k_block = int("k_block");
+    let (n_blocks, of_block) = ((k / k_block) as f64, k_block * taps);
+    let (by_channels, by_rows) = (text("lanes") == "k", text("outer") == "rows");
+    let (c_block, y_tile) = (int("c_block"), int("y_tile"));
+    let input = (c * pixels) as f64 * bytes;
+    let weights = (c * of_block) as f64 * bytes;
+    let all_weights = weights * n_blocks;
+
+    let mut cycles = 0.0;
+    for (n_y, y) in cuts(ceil_div(of_block, lanes), y_tile) {
+        for (n_x, x) in cuts(pixels, int("pixels")) {
+            for (n_c, depth) in cuts(c, c_block) {
+                let slice = (depth * y * lanes) as f64 * bytes;
+                let patch = (depth * x) as f64 * bytes;
+                // What the inner loop runs over comes by again for each tile of the outer one.
+                let weights_from = if by_rows { all_weights + patch } else { slice + patch };
+                let input_from = if by_rows { patch } else { input * depth as f64 / c as f64 + slice };
+                let read = slice / bandwidth(s, weights_from) + 2.0 * patch / bandwidth(s, input_from);
+                let compute = depth as f64 * step_cycles(y, x) + 20.0 + 2.0 * (x * y) as f64;
+                cycles += n_y * n_x * n_c * (compute.max(read) + 0.2 * compute.min(read));
+            }
+        }
+    }
+    cycles *= n_blocks;
+    // Weights that no cache holds come by once.
+    cycles = cycles.max(all_weights / bandwidth(s, all_weights + input));
+
+    let in_columns = (k * taps * pixels) as f64;
+    let made = in_columns * bytes / if text("cols") == "whole" { 1.0 } else { n_blocks };
+    cycles += 2.0 * in_columns * bytes / bandwidth(s, made);
+    let (results, met) = ((k * p * q) as f64, (rows.met * columns.met) as f64);
+    // A vector of the sum is begun and stored, and tests which taps meet it.
+    let of_vector = |width: i64, tests: f64| results / width.min(lanes) as f64 * (2.0 + tests * met);
+    cycles += match by_channels {
+        true => of_vector(k_block, 1.0 + 2.0 / ceil_div(k_block, lanes).min(MOST_UNROLLED) as f64),
+        false => of_vector(columns.stride, 1.5),
+    };
+    cycles += match (by_channels, is_blocked(s)) {
+        (true, false) => results * if k_block < lanes { 2.0 } else { 0.8 },
+        _ => results * 2.0 / lanes as f64,
+    };
+    cycles += results * bytes / bandwidth(s, results * bytes);
+    if text("input") == "packed" && !is_blocked(s) {
+        cycles += input / bytes * 0.6;
+    }
+    cycles * n as f64
+}
