@@ -4,8 +4,8 @@
 //! object for any target. Code comes from the libLLVM of the Rust toolchain; nothing needs to be installed.
 //! [`Compiler::compile_quickly`] does without LLVM's back end where a search runs a kernel a few times and goes on.
 //!
-//! An object exports C functions of one signature, for the program's `body`, its `prepare` part, and its `finish` part
-//! where there is one:
+//! The object of a [`Kernel`] has C functions of one signature, for the program's `body`, its `prepare` part, and
+//! its `finish` part where there is one:
 //!
 //! ```c
 //! void tilewright_run(void **buffers, void *scratch, const Runtime *runtime);
@@ -16,7 +16,11 @@
 //! `buffers` are the program's arguments in order, then its kept buffers, all aligned to 64 bytes and not
 //! overlapping; `scratch` has [`scratch_layout`]`.bytes(n_threads)` bytes aligned to 128; [`Runtime`] says how a
 //! parallel loop runs. The object refers to functions of the C mathematics library at most.
+//!
+//! [`export`] makes an object for programs of others: its functions have names of their own, check what they are
+//! given, and return a code; an [`Interface`] says all about them, as a C header too.
 
+mod export;
 mod llvm;
 mod loader;
 mod ssa;
@@ -32,6 +36,7 @@ use tilewright_ir::{Part, Program, Target};
 
 use llvm::unit::Units;
 
+pub use export::{Argument, Interface};
 pub use llvm::plan::{SCRATCH_ALIGN, ScratchLayout};
 pub use llvm::{host_cpu, llvm_version};
 
@@ -198,7 +203,7 @@ impl Compiler {
             return Err(CompileError::NotHost { target: target.to_string() });
         }
         let llvm::Compiled { bytes, scratch, uses, mut times } =
-            llvm::compile(program, target, &self.units, Emit::Object)?;
+            llvm::compile(program, target, &self.units, None, Emit::Object)?;
         let start = Instant::now();
         let code = self.load(&bytes)?;
         times.load_ns = start.elapsed().as_nanos() as u64;
@@ -266,7 +271,18 @@ pub fn compile(program: &Program, target: &Target) -> Result<Kernel, CompileErro
 /// # Panics
 /// Where the program is malformed: run the verifier first.
 pub fn emit(program: &Program, target: &Target, what: Emit) -> Result<Vec<u8>, CompileError> {
-    Ok(llvm::compile(program, target, &Units::default(), what)?.bytes)
+    Ok(llvm::compile(program, target, &Units::default(), None, what)?.bytes)
+}
+
+/// Compiles a lowered program to text or an object that C programs can call; see [`Interface`].
+///
+/// # Errors
+/// See [`CompileError`].
+///
+/// # Panics
+/// Where the program is malformed: run the verifier first.
+pub fn export(program: &Program, target: &Target, prefix: &str, what: Emit) -> Result<Vec<u8>, CompileError> {
+    Ok(llvm::compile(program, target, &Units::default(), Some(prefix), what)?.bytes)
 }
 
 /// The machine code and the constants that [`Compiler::compile_quickly`] makes, for any target and the same in every

@@ -2,7 +2,9 @@
 
 mod address;
 mod api;
+pub(crate) mod cpu;
 mod deinterleave;
+mod export;
 pub(crate) mod generate;
 mod interleave;
 mod machine;
@@ -70,7 +72,7 @@ pub fn compile_quickly(
         let plan = plan::plan(program, target)?;
         let module = Module::new(&program.name, false);
         machine::prepare_module(&module, machine, target);
-        let (module, uses) = generate::generate(module, program, target, &plan, units)?;
+        let (module, uses) = generate::generate(module, program, target, &plan, units, None)?;
         times.generate_ns = start.elapsed().as_nanos() as u64;
         let start = Instant::now();
         let outside = |name: &str| units.address(name).or_else(|| external(name));
@@ -83,8 +85,15 @@ pub fn compile_quickly(
     })
 }
 
-/// Compiles a program; the code refers to the units that there are, and defines those that it lacks.
-pub fn compile(program: &Program, target: &Target, units: &Units, what: Emit) -> Result<Compiled, CompileError> {
+/// Compiles a program; the code refers to the units that there are, and defines those that it lacks. With a prefix
+/// it is exported.
+pub fn compile(
+    program: &Program,
+    target: &Target,
+    units: &Units,
+    prefix: Option<&str>,
+    what: Emit,
+) -> Result<Compiled, CompileError> {
     machine::with_machine(target, |machine| {
         let mut times = CompileTimes::default();
         let start = Instant::now();
@@ -92,7 +101,7 @@ pub fn compile(program: &Program, target: &Target, units: &Units, what: Emit) ->
         let keep_names = matches!(what, Emit::Llvm | Emit::LlvmOptimized);
         let module = Module::new(&program.name, keep_names);
         machine::prepare_module(&module, machine, target);
-        let (module, uses) = generate::generate(module, program, target, &plan, units)?;
+        let (module, uses) = generate::generate(module, program, target, &plan, units, prefix)?;
         times.generate_ns = start.elapsed().as_nanos() as u64;
         if cfg!(debug_assertions)
             && let Err(why) = module.verify()

@@ -2,60 +2,52 @@
 
 mod common;
 
-use std::fmt::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use common::gemm::{ALayout, Gemm};
 use common::*;
-use tilewright_codegen::{Emit, emit, scratch_layout};
+use tilewright_codegen::{Emit, Interface, export};
 use tilewright_ir::expr::{BinaryOp, Cond, Expr, UnaryOp};
 use tilewright_ir::op::Workload;
 use tilewright_ir::{DType, Index, LoopKind, Program, Scope, Stmt, Target};
 
 /// A C program that reads the arguments, calls the kernel and writes the arguments.
-fn c_main(p: &Program, scratch_bytes: u64) -> String {
-    let mut sizes = String::new();
-    for (_, b) in p.arguments().chain(p.kept()) {
-        write!(sizes, "{}, ", b.size_bytes().unwrap()).unwrap();
-    }
-    let (n_arguments, n_kept) = (p.arguments().count(), p.kept().count());
-    let (declare_finish, finish) = match p.finish.is_empty() {
-        true => ("", ""),
-        false => (
-            "void tilewright_finish(void **, void *, const Runtime *);\n",
-            "tilewright_finish(buffers, scratch, &runtime);\n",
-        ),
-    };
+fn c_main(p: &Program) -> String {
+    let n_arguments = p.arguments().count();
     format!(
         r#"#include <stdio.h>
 #include <stdlib.h>
-typedef struct Runtime {{
-    void *context;
-    void (*parallel_for)(void *, void (*)(void *, long, long), void *, long);
-}} Runtime;
-void tilewright_run(void **, void *, const Runtime *);
-void tilewright_prepare(void **, void *, const Runtime *);
-{declare_finish}static void in_order(void *context, void (*body)(void *, long, long), void *env, long n) {{
-    for (long i = 0; i < n; i++) body(env, i, 0);
+#include "kernel.h"
+/* From the last to the first, all on one thread. */
+static void backwards(void *context, void (*body)(void *, int64_t, int64_t), void *env, int64_t n) {{
+    for (*(int64_t *)context += n; n > 0; n--) body(env, n - 1, 0);
 }}
-static unsigned long round_up(unsigned long n) {{ return (n + 127) / 128 * 128 + 128; }}
+/* Aligned to what is asked for and no more. */
+static char *memory(size_t n) {{ return (char *)aligned_alloc(128, (n + 255) / 128 * 128) + k_ALIGN; }}
 int main(int argc, char **argv) {{
-    static const unsigned long sizes[] = {{ {sizes} }};
-    void *buffers[{n_arguments} + {n_kept}];
+    static const size_t sizes[] = k_BUFFER_BYTES;
+    int64_t n_iterations = 0;
+    tilewright_runtime runtime = {{ &n_iterations, backwards }};
+    void *buffers[k_BUFFERS];
     FILE *in = fopen(argv[1], "rb"), *out = fopen(argv[2], "wb");
     if (argc != 3 || !in || !out) return 2;
-    for (int i = 0; i < {n_arguments} + {n_kept}; i++) {{
-        buffers[i] = aligned_alloc(128, round_up(sizes[i]));
+    for (int i = 0; i < k_BUFFERS; i++) {{
+        buffers[i] = memory(sizes[i]);
         if (i < {n_arguments} && fread(buffers[i], 1, sizes[i], in) != sizes[i]) return 3;
     }}
-    void *scratch = aligned_alloc(128, round_up({scratch_bytes}));
-    Runtime runtime = {{ 0, in_order }};
-    tilewright_prepare(buffers, scratch, &runtime);
-    tilewright_run(buffers, scratch, &runtime);
-    {finish}    for (int i = 0; i < {n_arguments}; i++)
-        if (fwrite(buffers[i], 1, sizes[i], out) != sizes[i]) return 4;
-    return fclose(out) ? 5 : 0;
+    void *scratch = memory(k_SCRATCH_BYTES);
+    if (k_supported() != 1) return 4;
+    if (k_prepare(buffers, scratch, NULL)) return 5;
+    if (k_run(buffers, scratch, &runtime) || k_run(buffers, scratch, NULL)) return 6;
+    if (k_finish(buffers, scratch, &runtime)) return 7;
+    buffers[{n_arguments} - 1] = (char *)buffers[{n_arguments} - 1] + 4;
+    int codes = k_prepare(buffers, scratch, NULL) | k_run(buffers, scratch, NULL) | k_finish(buffers, scratch, NULL);
+    if (codes != TILEWRIGHT_BAD_POINTER) return 8;
+    buffers[{n_arguments} - 1] = (char *)buffers[{n_arguments} - 1] - 4;
+    for (int i = 0; i < {n_arguments}; i++)
+        if (fwrite(buffers[i], 1, sizes[i], out) != sizes[i]) return 9;
+    return fclose(out) ? 10 : 0;
 }}
 "#
     )
@@ -109,11 +101,12 @@ fn check_object(p: &Program, target: &Target, compiler: &str, emulator: Option<&
     let arguments = arguments(p);
     let mut expected = arguments.clone();
     tilewright_ir::interp::run(p, &mut expected).unwrap_or_else(|e| panic!("{}: {e}", p.name));
-    let [source, object, program, input, output] =
-        ["main.c", "kernel.o", "program", "in", "out"].map(|name| folder.0.join(name));
-    let scratch_bytes = scratch_layout(p, target).unwrap().bytes(1);
-    std::fs::write(&source, c_main(p, scratch_bytes)).unwrap();
-    std::fs::write(&object, emit(p, target, Emit::Object).unwrap()).unwrap();
+    let [source, header, object, program, input, output] =
+        ["main.c", "kernel.h", "kernel.o", "program", "in", "out"].map(|name| folder.0.join(name));
+    std::fs::write(&source, c_main(p)).unwrap();
+    let interface = Interface::new(p, target, 1, Some("k")).unwrap();
+    std::fs::write(&header, interface.header(std::slice::from_ref(&p.name))).unwrap();
+    std::fs::write(&object, export(p, target, &interface.prefix, Emit::Object).unwrap()).unwrap();
     std::fs::write(&input, to_bytes(p, &arguments)).unwrap();
     let mut link = Command::new(compiler);
     link.args(["-O1", "-o"]).arg(&program).args([&source, &object]).arg("-lm");

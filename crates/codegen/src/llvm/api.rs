@@ -7,7 +7,7 @@ use std::ptr;
 
 use llvm_sys::core::*;
 use llvm_sys::prelude::*;
-use llvm_sys::{LLVMIntPredicate, LLVMLinkage, LLVMOpcode, LLVMRealPredicate};
+use llvm_sys::{LLVMIntPredicate, LLVMLinkage, LLVMOpcode, LLVMRealPredicate, LLVMVisibility};
 
 /// A value of the module being built: an instruction, argument, function or constant.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -26,7 +26,7 @@ pub struct Block(pub LLVMBasicBlockRef);
 pub struct Attribute(LLVMAttributeRef);
 
 /// Integer comparisons in use.
-pub use LLVMIntPredicate::{LLVMIntEQ as INT_EQ, LLVMIntSGT as INT_GT, LLVMIntSLT as INT_LT};
+pub use LLVMIntPredicate::{LLVMIntEQ as INT_EQ, LLVMIntNE as INT_NE, LLVMIntSGT as INT_GT, LLVMIntSLT as INT_LT};
 
 /// The unnamed name.
 const UNNAMED: *const libc::c_char = c"".as_ptr();
@@ -204,6 +204,25 @@ impl Module {
         }}
     }
 
+    /// Hides a function or variable from other objects.
+    pub fn make_internal(&self, global: Value) {
+        llvm!(LLVMSetLinkage(global.0, LLVMLinkage::LLVMInternalLinkage))
+    }
+
+    /// Lets other objects see a function, but not put one of theirs in its place.
+    pub fn make_protected(&self, function: Value) {
+        llvm!(LLVMSetVisibility(function.0, LLVMVisibility::LLVMProtectedVisibility))
+    }
+
+    /// Adds a variable of this object's own that starts as zero.
+    pub fn variable(&self, name: &str, ty: Type) -> Value {
+        let name = c_string(name);
+        let variable = llvm!(Value(LLVMAddGlobal(self.module, ty.0, name.as_ptr())));
+        self.make_internal(variable);
+        llvm!(LLVMSetInitializer(variable.0, self.zero(ty).0));
+        variable
+    }
+
     /// The type of a function.
     pub fn function_type(&self, result: Type, parameters: &[Type]) -> Type {
         let mut types: Vec<LLVMTypeRef> = parameters.iter().map(|t| t.0).collect();
@@ -308,6 +327,11 @@ impl Module {
     /// Leaves the function.
     pub fn ret(&self) {
         llvm!(LLVMBuildRetVoid(self.builder));
+    }
+
+    /// Leaves the function with a value.
+    pub fn ret_value(&self, v: Value) {
+        llvm!(LLVMBuildRet(self.builder, v.0));
     }
 
     /// A value that depends on where control came from.
@@ -431,6 +455,11 @@ impl Module {
         llvm!(Value(LLVMBuildSIToFP(self.builder, x.0, ty.0, UNNAMED)))
     }
 
+    /// A pointer as a number.
+    pub fn address(&self, pointer: Value) -> Value {
+        llvm!(Value(LLVMBuildPtrToInt(self.builder, pointer.0, self.i64.0, UNNAMED)))
+    }
+
     /// The low bits of an integer.
     pub fn truncate(&self, x: Value, ty: Type) -> Value {
         llvm!(Value(LLVMBuildTrunc(self.builder, x.0, ty.0, UNNAMED)))
@@ -522,21 +551,32 @@ impl Module {
 
     /// The same pointer, where LLVM does not know that it is: an empty instruction that gives it back.
     pub fn opaque(&self, pointer: Value) -> Value {
-        let (text, constraints) = (c"", c"=r,0");
+        self.assembly("", "=r,0", self.ptr, &[self.ptr], &[pointer])
+    }
+
+    /// Instructions in AT&T's syntax, with effects that LLVM does not know.
+    pub fn assembly(
+        &self,
+        text: &str,
+        constraints: &str,
+        result: Type,
+        parameters: &[Type],
+        arguments: &[Value],
+    ) -> Value {
         llvm! {{
-            let ty = self.function_type(self.ptr, &[self.ptr]);
-            let nothing = LLVMGetInlineAsm(
+            let ty = self.function_type(result, parameters);
+            let assembly = LLVMGetInlineAsm(
                 ty.0,
-                text.as_ptr(),
-                0,
-                constraints.as_ptr(),
-                constraints.to_bytes().len(),
+                text.as_ptr().cast(),
+                text.len(),
+                constraints.as_ptr().cast(),
+                constraints.len(),
                 1,
                 0,
                 llvm_sys::LLVMInlineAsmDialect::LLVMInlineAsmDialectATT,
                 0,
             );
-            self.call_pointer(ty, Value(nothing), &[pointer])
+            self.call_pointer(ty, Value(assembly), arguments)
         }}
     }
 

@@ -15,6 +15,7 @@ use tilewright_ir::target::Target;
 use tilewright_ir::{BufferId, Index, Loop, LoopId, LoopKind, Part, Program, Role, Scope, Stmt};
 
 use super::api::{Block, INT_GT, INT_LT, Module, Type, Value};
+use super::export::Guard;
 use super::map::Map;
 use super::memory::LoadKey;
 use super::plan::{self, Chunk, Known, Piece, Place, Plan, Vectors};
@@ -117,11 +118,13 @@ pub(super) struct Generator<'p> {
     pub uses: Uses,
     /// Tells units for one target from those for another.
     pub target_hash: u64,
+    /// What the names of its functions begin with, where it is exported.
+    pub prefix: Option<&'p str>,
     invariant: (u32, Value),
     n_outlined: usize,
 }
 
-/// The function that a part becomes.
+/// The function that a part becomes, unless it is exported.
 pub fn symbol(part: Part) -> &'static str {
     match part {
         Part::Prepare => "tilewright_prepare",
@@ -137,6 +140,7 @@ pub fn generate(
     target: &Target,
     plan: &Plan,
     units: &Units,
+    prefix: Option<&str>,
 ) -> Result<(Module, Uses), CompileError> {
     let invariant = (m.metadata_kind("invariant.load"), m.empty_metadata());
     let placeholder = m.bool(false);
@@ -146,10 +150,13 @@ pub fn generate(
     let mut hasher = DefaultHasher::new();
     target.hash(&mut hasher);
     let target_hash = hasher.finish();
-    let mut g = Generator { m, program, target, plan, filled, f, units, uses, target_hash, invariant, n_outlined: 0 };
+    let n_outlined = 0;
+    let mut g =
+        Generator { m, program, target, plan, filled, f, units, uses, target_hash, prefix, invariant, n_outlined };
+    let guard = prefix.map(|prefix| g.guard(prefix));
     for part in [Part::Body, Part::Prepare, Part::Finish] {
-        if part != Part::Finish || !program.finish.is_empty() {
-            g.part(symbol(part), program.part(part))?;
+        if guard.is_some() || part != Part::Finish || !program.finish.is_empty() {
+            g.part(part, guard.as_ref())?;
         }
     }
     Ok((g.m, g.uses))
@@ -178,15 +185,23 @@ impl Generator<'_> {
     // Functions.
 
     /// Writes one part: the exported function and the internal one.
-    fn part(&mut self, name: &str, block: &[Stmt]) -> Result<(), CompileError> {
+    fn part(&mut self, part: Part, guard: Option<&Guard>) -> Result<(), CompileError> {
+        let (name, block) = (symbol(part), self.program.part(part));
         let ptr = self.m.ptr;
-        let exported = self.m.function(name, self.m.void, &[ptr, ptr, ptr], false);
-        self.attributes(exported);
-        let entry = self.m.block(exported);
-        self.go_to(Position::End(entry));
-        let [buffers, scratch, runtime] = [0, 1, 2].map(|i| self.m.parameter(exported, i));
+        let guarded = guard.map(|guard| (guard, self.guarded_entry(guard, part)));
+        let exported = match guarded {
+            Some((_, entry)) => entry.function,
+            None => {
+                let exported = self.m.function(name, self.m.void, &[ptr, ptr, ptr], false);
+                self.attributes(exported);
+                let entry = self.m.block(exported);
+                self.go_to(Position::End(entry));
+                exported
+            }
+        };
+        let [buffers, scratch, mut runtime] = [0, 1, 2].map(|i| self.m.parameter(exported, i));
         if block.is_empty() {
-            self.m.ret();
+            self.leave_entry(guard);
             return Ok(());
         }
         let mut used = BTreeSet::new();
@@ -212,11 +227,14 @@ impl Generator<'_> {
             parameters.push(buffer);
             arguments.push(pointer);
         }
+        if let Some((guard, entry)) = guarded {
+            runtime = self.check_pointers(guard, entry, &arguments, scratch, runtime);
+        }
         arguments.extend([scratch, runtime]);
         let types = vec![ptr; arguments.len()];
         let body = self.m.function(&format!("{name}.body"), self.m.void, &types, true);
         self.m.call(body, self.m.void, &types, &arguments);
-        self.m.ret();
+        self.leave_entry(guard);
         self.enter_function(body);
         self.f.outside = Some((self.m.parameter(body, parameters.len()), self.m.parameter(body, parameters.len() + 1)));
         for (at, buffer) in parameters.into_iter().enumerate() {
@@ -275,9 +293,13 @@ impl Generator<'_> {
         let add = |attribute| self.m.add_attribute(function, attribute);
         add(self.m.attribute("nounwind", 0));
         add(self.m.string_attribute("no-trapping-math", "true"));
-        add(self.m.string_attribute("target-cpu", &self.target.cpu));
-        if !self.target.features.is_empty() {
-            add(self.m.string_attribute("target-features", &self.target.features));
+        if self.prefix.is_some() {
+            self.checked_cpu(function);
+        } else {
+            add(self.m.string_attribute("target-cpu", &self.target.cpu));
+            if !self.target.features.is_empty() {
+                add(self.m.string_attribute("target-features", &self.target.features));
+            }
         }
         add(self.m.string_attribute("prefer-vector-width", &bits));
         add(self.m.string_attribute("min-legal-vector-width", &bits));

@@ -120,12 +120,13 @@ fn make(target: &Target) -> Result<Machine, CompileError> {
     static INITIALIZED: Once = Once::new();
     INITIALIZED.call_once(|| {
         use llvm_sys::target::*;
-        // SAFETY: registers the two back ends and sets two options, once, before any machine is made.
+        // SAFETY: registers the two back ends and sets some options, once, before any machine is made.
         unsafe {
             LLVMInitializeX86TargetInfo();
             LLVMInitializeX86Target();
             LLVMInitializeX86TargetMC();
             LLVMInitializeX86AsmPrinter();
+            LLVMInitializeX86AsmParser();
             LLVMInitializeAArch64TargetInfo();
             LLVMInitializeAArch64Target();
             LLVMInitializeAArch64TargetMC();

@@ -108,7 +108,8 @@ fn has_enough_code(stmt: &Stmt) -> bool {
     leaves(std::slice::from_ref(stmt)) >= LEAST_CODE
 }
 
-fn has_parallel_loop(stmt: &Stmt) -> bool {
+/// Whether a statement has a parallel loop inside.
+pub fn has_parallel_loop(stmt: &Stmt) -> bool {
     let mut found = false;
     stmt.walk(&mut |s| found |= matches!(s, Stmt::For(l) if l.kind == LoopKind::Parallel));
     found
@@ -206,6 +207,9 @@ impl Generator<'_> {
             None => self.uses.made.insert(symbol.clone()),
         };
         let function = self.m.declare(&symbol, self.m.void, &types);
+        if self.prefix.is_some() {
+            self.m.make_internal(function);
+        }
         self.m.call(function, self.m.void, &types, &arguments);
         for buffer in plan::written_buffers(block) {
             self.f.seen.loads.remove(&buffer);

@@ -1,0 +1,355 @@
+//! The interface of an exported object, and its C header.
+
+use std::collections::BTreeSet;
+use std::fmt::Write;
+
+use tilewright_ir::target::Arch;
+use tilewright_ir::{DType, Part, Program, Role, Target};
+
+use crate::llvm::generate::ARGUMENT_ALIGN;
+use crate::llvm::{cpu, plan};
+use crate::{CompileError, scratch_layout};
+
+/// What exported functions return where all is well.
+pub const OK: i32 = 0;
+/// What they return, having done nothing, where the CPU or the operating system lacks a feature.
+pub const CPU_UNSUPPORTED: i32 = 1;
+/// What they return, having done nothing, where a pointer is null or not aligned.
+pub const BAD_POINTER: i32 = 2;
+
+/// Buffers and scratch memory start at multiples of so many bytes.
+pub const ALIGN: u64 = ARGUMENT_ALIGN;
+
+/// The function that a part becomes.
+pub fn function_name(prefix: &str, part: Part) -> String {
+    format!("{prefix}_{}", part.name())
+}
+
+/// The function that says whether the CPU will do.
+pub fn supported_name(prefix: &str) -> String {
+    format!("{prefix}_supported")
+}
+
+/// A buffer that a caller passes.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Argument {
+    /// Its name in the program.
+    pub name: String,
+    /// Element type.
+    pub dtype: DType,
+    /// Extents, outermost first; the last dimension is contiguous.
+    pub shape: Vec<i64>,
+    /// Its size.
+    pub size_bytes: u64,
+    /// What it is to the caller.
+    pub role: Role,
+    /// The parts that read it and do not write it.
+    pub read_by: Vec<Part>,
+    /// The parts that write it.
+    pub written_by: Vec<Part>,
+}
+
+/// What a C program must know of an exported object.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Interface {
+    /// What its functions' names begin with.
+    pub prefix: String,
+    /// The threads that its parallel loops may use.
+    pub n_threads: usize,
+    /// The buffers in the order of the call: the program's arguments, then what it keeps between its parts.
+    pub buffers: Vec<Argument>,
+    /// Size of the scratch memory.
+    pub scratch_bytes: u64,
+    /// What the CPU must have beyond its family's first one, by LLVM's names.
+    pub cpu_features: Vec<&'static str>,
+    arch: Arch,
+}
+
+impl Interface {
+    /// Bytes at whose multiples buffers and scratch memory start.
+    pub const ALIGN: u64 = ALIGN;
+
+    /// The interface of a lowered program's object; the prefix is one of its own where none is given.
+    ///
+    /// # Errors
+    /// Where a buffer is too large.
+    pub fn new(
+        program: &Program,
+        target: &Target,
+        n_threads: usize,
+        prefix: Option<&str>,
+    ) -> Result<Interface, CompileError> {
+        let scratch_bytes = scratch_layout(program, target)?.bytes(n_threads);
+        let prefix = prefix.map_or_else(|| own_prefix(program, target, n_threads, scratch_bytes), str::to_owned);
+        let uses = Part::ALL.map(|(part, _)| {
+            let mut used = BTreeSet::new();
+            plan::used_buffers(program.part(part), &mut used);
+            (part, used, plan::written_buffers(program.part(part)))
+        });
+        let buffers = program.arguments().chain(program.kept()).map(|(id, b)| {
+            let (mut read_by, mut written_by) = (Vec::new(), Vec::new());
+            for (part, used, written) in &uses {
+                if written.contains(&id) {
+                    written_by.push(*part);
+                } else if used.contains(&id) {
+                    read_by.push(*part);
+                }
+            }
+            let (name, shape, size_bytes) = (b.name.clone(), b.shape.clone(), b.size_bytes().unwrap_or(0));
+            Argument { name, dtype: b.dtype, shape, size_bytes, role: b.role, read_by, written_by }
+        });
+        let (buffers, cpu_features) = (buffers.collect(), cpu::features(target));
+        Ok(Interface { prefix, n_threads, buffers, scratch_bytes, cpu_features, arch: target.arch })
+    }
+
+    /// Whether a text can begin the names of functions: whether it is a C identifier.
+    pub fn is_prefix(text: &str) -> bool {
+        text.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_')
+            && text.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')
+    }
+
+    /// The functions, all that can be seen of the object.
+    pub fn symbols(&self) -> Vec<String> {
+        let parts = Part::ALL.iter().map(|(part, _)| function_name(&self.prefix, *part));
+        [supported_name(&self.prefix)].into_iter().chain(parts).collect()
+    }
+
+    /// Whether a part does anything.
+    pub fn has(&self, part: Part) -> bool {
+        self.buffers.iter().any(|b| b.written_by.contains(&part))
+    }
+
+    /// Size of what is kept between the parts, each buffer in whole steps of [`Interface::ALIGN`].
+    pub fn kept_bytes(&self) -> u64 {
+        let kept = self.buffers.iter().filter(|b| b.role == Role::Kept);
+        kept.map(|b| b.size_bytes.next_multiple_of(ALIGN)).sum()
+    }
+
+    /// The header for C99 and C++; `origin` says in a few lines what the object was made of.
+    pub fn header(&self, origin: &[String]) -> String {
+        let mut out = String::new();
+        self.write_header(&mut out, origin).expect("writing to a string does not fail");
+        out
+    }
+
+    fn write_header(&self, out: &mut String, origin: &[String]) -> std::fmt::Result {
+        let p = &self.prefix;
+        for (at, line) in origin.iter().enumerate() {
+            writeln!(out, "{} {}", if at == 0 { "/*" } else { " *" }, line.replace("*/", "* /"))?;
+        }
+        writeln!(
+            out,
+            " *\n * Here P stands for {p}.\n *\n * Buffers, in the order in which their addresses are passed:"
+        )?;
+        let constants = self.constants();
+        for (b, constant) in self.buffers.iter().zip(&constants) {
+            let ty = match b.dtype {
+                DType::F32 => "float",
+                DType::F64 => "double",
+            };
+            let shape: String = b.shape.iter().map(|extent| format!("[{extent}]")).collect();
+            let uses = [("read", &b.read_by), ("written", &b.written_by)].into_iter().filter(|(_, by)| !by.is_empty());
+            let uses = uses.map(|(verb, by)| {
+                format!("{verb} by {}", join(by.iter().map(|part| function_name("P", *part)), " and "))
+            });
+            let (role, uses) = (role_text(b.role), join(uses, ", "));
+            writeln!(out, " *   P_{constant}: {ty} {shape}, {} bytes, {role}, {uses}", b.size_bytes)?;
+        }
+        writeln!(out, " * Arrays are dense, the last dimension contiguous.\n *\n * {}", self.cpu_text())?;
+        write!(out, "{CALL_TEXT}")?;
+        let written = join(self.named(|b| b.written_by.contains(&Part::Body)), ", ");
+        writeln!(out, " * Calls of P_run at the same time need scratch memory and {written} of their own.\n */")?;
+        write!(out, "#ifndef {p}_H\n#define {p}_H\n\n#include <stddef.h>\n#include <stdint.h>\n\n")?;
+        write!(out, "#ifdef __cplusplus\nextern \"C\" {{\n#endif\n\n{COMMON}\n")?;
+
+        writeln!(out, "/* Positions of the buffers, and their number. */\nenum {{")?;
+        constants.iter().try_for_each(|constant| writeln!(out, "    {p}_{constant},"))?;
+        writeln!(out, "    {p}_BUFFERS\n}};\n")?;
+        let sizes = join(self.buffers.iter().map(|b| b.size_bytes.to_string()), ", ");
+        writeln!(
+            out,
+            "/* Their sizes, to initialize an array of size_t with. */\n#define {p}_BUFFER_BYTES {{ {sizes} }}"
+        )?;
+        for (text, name, value) in [
+            ("Where buffers and scratch memory start: at multiples of so many bytes.", "ALIGN", ALIGN.to_string()),
+            ("The scratch memory.", "SCRATCH_BYTES", format!("((size_t){})", self.scratch_bytes)),
+            (
+                "All kept buffers, each in whole steps of that.",
+                "KEPT_BYTES",
+                format!("((size_t){})", self.kept_bytes()),
+            ),
+            ("Threads that a runtime may use.", "THREADS", self.n_threads.to_string()),
+        ] {
+            writeln!(out, "/* {text} */\n#define {p}_{name} {value}")?;
+        }
+
+        writeln!(
+            out,
+            "\n/* 1 where CPU and operating system have what the kernel needs, else 0. */\nint {}(void);",
+            supported_name(p)
+        )?;
+        let parameters = "void *const *buffers, void *scratch, const tilewright_runtime *runtime";
+        for (part, _) in Part::ALL {
+            writeln!(out, "\n/* {} */\nint {}({parameters});", self.part_text(part), function_name(p, part))?;
+        }
+        writeln!(out, "\n#ifdef __cplusplus\n}}\n#endif\n\n#endif")
+    }
+
+    /// What says the position of each buffer, behind the prefix.
+    fn constants(&self) -> Vec<String> {
+        let mut all: Vec<String> = Vec::new();
+        for b in &self.buffers {
+            let mut name = b.name.replace(|c: char| !c.is_ascii_alphanumeric(), "_");
+            while all.contains(&name) {
+                name.push('_');
+            }
+            all.push(name);
+        }
+        all
+    }
+
+    fn named(&self, wanted: impl Fn(&Argument) -> bool) -> Vec<&str> {
+        self.buffers.iter().filter(|b| wanted(b)).map(|b| b.name.as_str()).collect()
+    }
+
+    fn part_text(&self, part: Part) -> String {
+        let read = join(self.named(|b| b.read_by.contains(&part)), ", ");
+        let written = join(self.named(|b| b.written_by.contains(&part)), ", ");
+        match part {
+            _ if !self.has(part) => "Does nothing for this kernel, and need not be called.".to_owned(),
+            Part::Prepare => {
+                format!("Makes {written} of {read}: call it before the first run, and again after a change of {read}.")
+            }
+            Part::Body => format!("The kernel: makes {written} of {read}."),
+            Part::Finish => format!("Makes {written} of {read}: call it after a run whose results are wanted."),
+        }
+    }
+
+    fn cpu_text(&self) -> String {
+        match (self.arch, self.cpu_features.is_empty()) {
+            (Arch::X86_64, true) => "Any x86-64 CPU will do.".to_owned(),
+            (Arch::X86_64, false) => format!("The CPU needs {}.", self.cpu_features.join(", ")),
+            (Arch::Aarch64, _) => "Any 64-bit Arm CPU with NEON will do.".to_owned(),
+        }
+    }
+}
+
+fn role_text(role: Role) -> &'static str {
+    match role {
+        Role::Input => "input",
+        Role::ConstInput => "constant input",
+        Role::Output => "output",
+        Role::Kept => "kept between calls",
+        Role::Temporary => "temporary",
+    }
+}
+
+fn join<T: AsRef<str>>(words: impl IntoIterator<Item = T>, between: &str) -> String {
+    words.into_iter().fold(String::new(), |mut out, word| {
+        if !out.is_empty() {
+            out += between;
+        }
+        out + word.as_ref()
+    })
+}
+
+/// A prefix that no other program's object has: the workload, for readers, and a hash of what says everything about
+/// the code.
+fn own_prefix(program: &Program, target: &Target, n_threads: usize, scratch_bytes: u64) -> String {
+    let mut name = String::new();
+    let mut chars = program.name.chars().peekable();
+    while let Some(c) = chars.next() {
+        match c {
+            _ if c.is_ascii_alphanumeric() => name.push(c),
+            // `m=64` becomes `m64`.
+            '=' if chars.peek().is_some_and(char::is_ascii_digit) => {}
+            _ if name.ends_with('_') => {}
+            _ => name.push('_'),
+        }
+    }
+    if !Interface::is_prefix(&name) {
+        name.insert_str(0, "kernel_");
+    }
+    // FNV-1a, as the standard library's hash may change.
+    let text = format!("{target} {}\n{n_threads} {scratch_bytes}\n{program}", target.features);
+    let hash = text
+        .bytes()
+        .fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3));
+    format!("{}_{hash:016x}", name.trim_end_matches('_'))
+}
+
+/// What the headers of all objects have in common.
+const COMMON: &str = "#ifndef TILEWRIGHT_RUNTIME
+#define TILEWRIGHT_RUNTIME 1
+
+/* What a kernel's functions return. */
+enum {
+    TILEWRIGHT_OK = 0,
+    /* CPU or operating system lack a feature; nothing was done. */
+    TILEWRIGHT_CPU_UNSUPPORTED = 1,
+    /* A buffer, or the scratch memory, is null or not aligned; nothing was done. */
+    TILEWRIGHT_BAD_POINTER = 2
+};
+
+/* How parallel loops run. parallel_for(context, body, env, n) calls body(env, iteration, thread) once for each
+ * iteration from 0 to n - 1, in any order and on any threads, and returns when all are done. thread is from 0 to the
+ * kernel's number of threads less 1, and different for iterations that run at the same time. */
+typedef struct tilewright_runtime {
+    void *context;
+    void (*parallel_for)(void *context, void (*body)(void *env, int64_t iteration, int64_t thread), void *env,
+                         int64_t n);
+} tilewright_runtime;
+
+#endif
+";
+
+/// What is said once of the functions that take buffers.
+const CALL_TEXT: &str = "\
+ * The kernel calls nothing but libm (link with -lm), memcpy, memmove and memset, and allocates nothing.
+ *
+ * P_prepare, P_run and P_finish return TILEWRIGHT_OK or another of the codes below.
+ * buffers: P_BUFFERS addresses, aligned to P_ALIGN, of memory that does not overlap; one that a function neither
+ * reads nor writes may be null. scratch: P_SCRATCH_BYTES, aligned alike, null where that is 0; nothing in it lasts
+ * from call to call. runtime: how parallel loops run; where it is null, on the calling thread.
+";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn prefixes_are_identifiers() {
+        for (text, expected) in
+            [("k", true), ("_k9", true), ("", false), ("9k", false), ("a-b", false), ("a b", false), ("é", false)]
+        {
+            assert_eq!(Interface::is_prefix(text), expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn programs_have_prefixes_of_their_own() {
+        let target = |name| Target::named(name).unwrap();
+        let program = Program { name: "conv2d:c=3,k=16,epilogue=bias+relu".to_owned(), ..Program::default() };
+        let prefix = |program: &Program, target: &Target, n_threads| {
+            Interface::new(program, target, n_threads, None).unwrap().prefix
+        };
+        let base = prefix(&program, &target("x86-64"), 1);
+        // Builds and sources of others contain it.
+        assert_eq!(base, "conv2d_c3_k16_epilogue_bias_relu_5f4da5c29fc7c2e3");
+        let other = Program { loops: vec!["i".to_owned()], ..program.clone() };
+        let more = Target { features: "+avx".to_owned(), ..target("x86-64") };
+        let mut all = BTreeSet::from([base]);
+        for (program, target, n_threads) in [
+            (&program, target("x86-64-v3"), 1),
+            (&program, more, 1),
+            (&program, target("x86-64"), 2),
+            (&other, target("x86-64"), 1),
+        ] {
+            let prefix = prefix(program, &target, n_threads);
+            assert!(Interface::is_prefix(&prefix) && all.insert(prefix));
+        }
+        let named = Program { name: "9 × 9".to_owned(), ..Program::default() };
+        assert!(prefix(&named, &target("x86-64"), 1).starts_with("kernel_9_9_"));
+        assert_eq!(Interface::new(&program, &target("x86-64"), 1, Some("k")).unwrap().prefix, "k");
+    }
+}

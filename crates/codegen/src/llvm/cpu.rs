@@ -1,0 +1,168 @@
+//! What exported code needs of a CPU, and how it finds out whether the CPU has it.
+//!
+//! Such code is compiled for the family's first CPU and the features listed here, no others: what it uses and what it
+//! asks for are one list.
+
+use std::fmt::Write;
+
+use tilewright_ir::target::{Arch, Target};
+
+/// A register that CPUID fills.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Register {
+    Ebx,
+    Ecx,
+}
+
+/// An extension of x86-64's instruction set.
+struct Feature {
+    /// LLVM's name.
+    name: &'static str,
+    /// The first level of x86-64 (`x86-64-v2` and so on) that has it; none where no level has.
+    level: Option<u32>,
+    /// Where CPUID says whether the CPU has it: the leaf, the register, the bit.
+    bit: (u32, Register, u32),
+    /// The bits of XCR0 by which the operating system says that it keeps the registers.
+    state: u32,
+}
+
+const AVX_STATE: u32 = 0x6;
+const AVX512_STATE: u32 = 0xe6;
+/// CPUID's bit that XCR0 can be read: leaf 1, ECX.
+const OSXSAVE: u32 = 27;
+
+const fn feature(
+    name: &'static str,
+    level: Option<u32>,
+    leaf: u32,
+    register: Register,
+    bit: u32,
+    state: u32,
+) -> Feature {
+    Feature { name, level, bit: (leaf, register, bit), state }
+}
+
+/// Those that LLVM makes use of in kernels. Without one of them code might come out otherwise than what was measured.
+const FEATURES: [Feature; 27] = {
+    use Register::{Ebx, Ecx};
+    [
+        feature("sse3", Some(2), 1, Ecx, 0, 0),
+        feature("ssse3", Some(2), 1, Ecx, 9, 0),
+        feature("sse4.1", Some(2), 1, Ecx, 19, 0),
+        feature("sse4.2", Some(2), 1, Ecx, 20, 0),
+        feature("popcnt", Some(2), 1, Ecx, 23, 0),
+        feature("movbe", Some(3), 1, Ecx, 22, 0),
+        feature("fma", Some(3), 1, Ecx, 12, AVX_STATE),
+        feature("avx", Some(3), 1, Ecx, 28, AVX_STATE),
+        feature("f16c", Some(3), 1, Ecx, 29, AVX_STATE),
+        feature("bmi", Some(3), 7, Ebx, 3, 0),
+        feature("avx2", Some(3), 7, Ebx, 5, AVX_STATE),
+        feature("bmi2", Some(3), 7, Ebx, 8, 0),
+        feature("lzcnt", Some(3), 0x8000_0001, Ecx, 5, 0),
+        feature("sse4a", None, 0x8000_0001, Ecx, 6, 0),
+        feature("prfchw", None, 0x8000_0001, Ecx, 8, 0),
+        feature("avx512f", Some(4), 7, Ebx, 16, AVX512_STATE),
+        feature("avx512dq", Some(4), 7, Ebx, 17, AVX512_STATE),
+        feature("avx512cd", Some(4), 7, Ebx, 28, AVX512_STATE),
+        feature("avx512bw", Some(4), 7, Ebx, 30, AVX512_STATE),
+        feature("avx512vl", Some(4), 7, Ebx, 31, AVX512_STATE),
+        feature("avx512ifma", None, 7, Ebx, 21, AVX512_STATE),
+        feature("avx512vbmi", None, 7, Ecx, 1, AVX512_STATE),
+        feature("avx512vbmi2", None, 7, Ecx, 6, AVX512_STATE),
+        feature("gfni", None, 7, Ecx, 8, 0),
+        feature("avx512vnni", None, 7, Ecx, 11, AVX512_STATE),
+        feature("avx512bitalg", None, 7, Ecx, 12, AVX512_STATE),
+        feature("avx512vpopcntdq", None, 7, Ecx, 14, AVX512_STATE),
+    ]
+};
+
+/// The family's first CPU, which all later ones can stand in for.
+pub fn baseline(arch: Arch) -> &'static str {
+    match arch {
+        Arch::X86_64 => "x86-64",
+        Arch::Aarch64 => "generic",
+    }
+}
+
+/// The CPU that code for a target is laid out for: what LLVM takes where the target's CPU is all that it is told.
+pub fn tuned_for(target: &Target) -> &str {
+    if target.cpu == "x86-64" { "generic" } else { &target.cpu }
+}
+
+fn features_of(target: &Target) -> impl Iterator<Item = &'static Feature> {
+    let level = target.cpu.strip_prefix("x86-64-v").and_then(|level| level.parse().ok()).unwrap_or(1);
+    FEATURES.iter().filter(move |feature| {
+        let given = target.features.split(',').rev().find(|word| word.get(1..) == Some(feature.name));
+        let implied = feature.level.is_some_and(|first| level >= first);
+        target.arch == Arch::X86_64 && given.map_or(implied, |word| word.starts_with('+'))
+    })
+}
+
+/// The features that code for a target uses beyond the family's first CPU, by LLVM's names.
+pub fn features(target: &Target) -> Vec<&'static str> {
+    features_of(target).map(|feature| feature.name).collect()
+}
+
+/// Instructions that leave 1 in `eax` where CPU and operating system have all features, else 2; they change `ebx`,
+/// `ecx` and `edx` too. None where every CPU of the family has them.
+pub fn check(target: &Target) -> Option<String> {
+    let state = features_of(target).fold(0, |all, feature| all | feature.state);
+    let mut text = String::new();
+    let mut ask = |leaf: u32, register: Register, bits: u32| {
+        if bits != 0 {
+            let register = if register == Register::Ebx { "ebx" } else { "ecx" };
+            let _ = write!(text, "movl $${leaf}, %eax\nxorl %ecx, %ecx\ncpuid\n");
+            let _ = write!(text, "notl %{register}\ntestl $${bits}, %{register}\njne 1f\n");
+        }
+    };
+    let bits = |leaf, register| {
+        let there = features_of(target).filter(|feature| (feature.bit.0, feature.bit.1) == (leaf, register));
+        there.fold(0, |all, feature| all | 1 << feature.bit.2)
+    };
+    let saves = if state == 0 { 0 } else { 1 << OSXSAVE };
+    ask(1, Register::Ecx, bits(1, Register::Ecx) | saves);
+    let more = [(7, Register::Ebx), (7, Register::Ecx), (0x8000_0001, Register::Ecx)];
+    more.iter().for_each(|(leaf, register)| ask(*leaf, *register, bits(*leaf, *register)));
+    if text.is_empty() {
+        return None;
+    }
+    // Older CPUs answer a leaf that they lack with another one's bits.
+    let has_leaf_7 = if bits(7, Register::Ebx) | bits(7, Register::Ecx) == 0 {
+        ""
+    } else {
+        "xorl %eax, %eax\ncpuid\ncmpl $$7, %eax\njb 1f\n"
+    };
+    // Last, as only a CPU that says so can read XCR0.
+    let has_state = match state {
+        0 => String::new(),
+        _ => format!("xorl %ecx, %ecx\nxgetbv\nnotl %eax\ntestl $${state}, %eax\njne 1f\n"),
+    };
+    Some(format!("{has_leaf_7}{text}{has_state}movl $$1, %eax\njmp 2f\n1:\nmovl $$2, %eax\n2:"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_target_has_is_asked_for() {
+        let named = |name| Target::named(name).unwrap();
+        let check = |target: &Target, n_features: usize, words: &[(&str, bool)]| {
+            assert_eq!(features(target).len(), n_features, "{target}");
+            let text = super::check(target).unwrap_or_default();
+            for (word, expected) in words {
+                assert_eq!(text.contains(word), *expected, "{target}: {word} in {text}");
+            }
+        };
+        check(&named("x86-64"), 0, &[("cpuid", false)]);
+        check(&named("aarch64"), 0, &[("cpuid", false)]);
+        check(&named("cortex-a53"), 0, &[("cpuid", false)]);
+        check(&named("x86-64-v3"), 13, &[("xgetbv", true), ("testl $$6, %eax", true), ("$$7", true)]);
+        check(&named("x86-64-v4"), 18, &[("testl $$230, %eax", true)]);
+        let mut host = Target { cpu: "nehalem".into(), ..named("x86-64") };
+        host.features = "+sse3,-avx,+popcnt,+rdpid,-sse4.2".into();
+        check(&host, 2, &[("cpuid", true), ("xgetbv", false), ("$$8388609, %ecx", true), ("cmpl $$7", false)]);
+        let less = Target { features: "-avx512vl".into(), ..named("x86-64-v4") };
+        assert!(!features(&less).contains(&"avx512vl") && features(&less).contains(&"avx512f"));
+    }
+}
