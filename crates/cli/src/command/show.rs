@@ -1,17 +1,18 @@
 //! `show`: what a configuration turns into, from its schedule steps down to machine code.
 
+use std::io::Write;
 use std::path::PathBuf;
 
 use anyhow::Context;
 use clap::{Args, ValueEnum};
 use serde_json::{Value as Json, json};
-use tilewright_codegen::Emit;
+use tilewright_codegen::{Argument, Emit, Interface};
 use tilewright_device::device::steps_text;
 use tilewright_ir::schedule::apply_all;
-use tilewright_ir::{lower, verify};
+use tilewright_ir::{Part, Program, Role, lower, verify};
 
 use super::{DatabaseArgs, KnownBest, WorkloadArgs, make_task, nothing_recorded};
-use crate::error::{OrBadInput, bad_input};
+use crate::error::{OrBadInput, bad_input, one_line};
 use crate::output::{message, writable, write_result, write_stdout};
 
 /// Arguments of `show`.
@@ -35,6 +36,10 @@ pub struct ShowArgs {
     /// What to show
     #[arg(long, value_enum, default_value_t = What::Steps)]
     emit: What,
+    /// What the names of an object's functions begin with, a C identifier [default: one made of the workload and of a
+    /// hash of all that the code depends on]
+    #[arg(long, value_name = "NAME")]
+    prefix: Option<String>,
     /// File to write [default: standard output]
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
@@ -57,6 +62,8 @@ enum What {
     Asm,
     /// A relocatable object; needs -o
     Object,
+    /// The C header of the object
+    Header,
 }
 
 /// Shows a configuration.
@@ -69,6 +76,17 @@ pub fn run(args: &ShowArgs, as_json: bool) -> anyhow::Result<()> {
     }
     if args.records.db.is_some() && !args.best {
         return Err(bad_input("--db is where the best is looked up (give --best too, or leave it out)"));
+    }
+    if let Some(prefix) = &args.prefix {
+        if matches!(args.emit, What::Steps | What::Ir | What::Lowered) && !as_json {
+            return Err(bad_input(
+                "--prefix names the functions of code (give --emit object or header, or leave it out)",
+            ));
+        }
+        if !Interface::is_prefix(prefix) {
+            let hint = "give letters, digits and underscores, no digit first";
+            return Err(bad_input(format!("--prefix `{}` is no C identifier ({hint})", one_line(prefix))));
+        }
     }
     let output = args.output.as_deref().map(|path| writable(path, "another -o")).transpose()?;
     let workload = args.of.workload()?;
@@ -113,11 +131,17 @@ pub fn run(args: &ShowArgs, as_json: bool) -> anyhow::Result<()> {
         apply_all(&workload.program(), &steps)
             .map_err(|(at, why)| anyhow::anyhow!("step {} `{}`: {why}", at + 1, steps[at]))
     };
-    let code = |emit| -> anyhow::Result<Vec<u8>> {
+    let lowered = || -> anyhow::Result<(Program, Interface)> {
         let lowered = lower::lower(&scheduled()?);
         verify::verify(&lowered)?;
-        Ok(tilewright_codegen::emit(&lowered, &target, emit)?)
+        let interface = Interface::new(&lowered, &target, machine.threads, args.prefix.as_deref())?;
+        Ok((lowered, interface))
     };
+    let code = |emit| -> anyhow::Result<Vec<u8>> {
+        let (lowered, interface) = lowered()?;
+        Ok(tilewright_codegen::export(&lowered, &target, &interface.prefix, emit)?)
+    };
+    let config_json = config.as_ref().map(|config| task.space.config_to_json(config));
     let bytes = match args.emit {
         What::Steps => steps_text(&steps).into_bytes(),
         What::Ir => scheduled()?.to_string().into_bytes(),
@@ -125,6 +149,21 @@ pub fn run(args: &ShowArgs, as_json: bool) -> anyhow::Result<()> {
         What::Llvm => code(Emit::LlvmOptimized)?,
         What::Asm => code(Emit::Asm)?,
         What::Object => code(Emit::Object)?,
+        What::Header => {
+            let threads = super::count(machine.threads as u64, "thread");
+            let template = task.template.name;
+            let made_of = config_json.as_ref().map_or_else(
+                || "the untuned program".to_owned(),
+                |config| format!("template {template}, configuration {config}"),
+            );
+            let version = env!("CARGO_PKG_VERSION");
+            lowered()?.1.header(&[
+                format!("{workload} for {target}, {threads}"),
+                made_of,
+                format!("written by tilewright {version}, whose docs/objects.md says more"),
+            ])
+        }
+        .into_bytes(),
     };
 
     if config.is_none() && args.emit != What::Steps {
@@ -143,11 +182,12 @@ pub fn run(args: &ShowArgs, as_json: bool) -> anyhow::Result<()> {
             "template": task.template.name,
             "target": target.to_string(),
             "threads": machine.threads,
-            "config": config.map(|config| task.space.config_to_json(&config)),
+            "config": config_json,
             "emit": emit,
             "bytes": bytes.len(),
             "file": args.output.as_ref().map(|path| path.to_string_lossy()),
             "text": text,
+            "interface": lowered().ok().map(|(_, interface)| interface_json(&interface)),
         });
         return write_result(true, &json, "");
     }
@@ -158,4 +198,34 @@ pub fn run(args: &ShowArgs, as_json: bool) -> anyhow::Result<()> {
         message("the untuned program has no schedule steps (give --best, --guess or --config, or --emit ir)");
     }
     write_stdout(&bytes)
+}
+
+/// What a C program must know of the object.
+fn interface_json(interface: &Interface) -> Json {
+    let buffer = |b: &Argument| {
+        let names = |parts: &[Part]| parts.iter().map(|part| part.name()).collect::<Vec<_>>();
+        json!({
+            "name": b.name,
+            "dtype": b.dtype.name(),
+            "shape": b.shape,
+            "bytes": b.size_bytes,
+            "role": Role::ALL.iter().find(|(role, _)| *role == b.role).map(|(_, name)| *name),
+            "read_by": names(&b.read_by),
+            "written_by": names(&b.written_by),
+        })
+    };
+    let (kept, arguments): (Vec<&Argument>, Vec<_>) = interface.buffers.iter().partition(|b| b.role == Role::Kept);
+    json!({
+        "prefix": interface.prefix,
+        "symbols": interface.symbols(),
+        "arguments": arguments.into_iter().map(buffer).collect::<Vec<_>>(),
+        "kept": kept.into_iter().map(buffer).collect::<Vec<_>>(),
+        "alignment": Interface::ALIGN,
+        "scratch_bytes": interface.scratch_bytes,
+        "kept_bytes": interface.kept_bytes(),
+        "threads": interface.n_threads,
+        "cpu_features": interface.cpu_features,
+        "has_prepare": interface.has(Part::Prepare),
+        "has_finish": interface.has(Part::Finish),
+    })
 }
