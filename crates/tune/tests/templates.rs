@@ -7,7 +7,7 @@ use rand::SeedableRng;
 use rand_xoshiro::Xoshiro256PlusPlus;
 use tilewright_ir::op::Workload;
 use tilewright_ir::{Program, Role, Target, interp, lower, verify};
-use tilewright_tune::{Config, Setting, TEMPLATES, Task};
+use tilewright_tune::{Config, Setting, Space, TEMPLATES, Task, Template};
 
 /// Runs a program on small whole numbers, which no order of summation rounds.
 fn outputs(program: &Program) -> Vec<Vec<f64>> {
@@ -49,7 +49,7 @@ fn every_template_computes_the_operator_on_any_shape() {
     ];
     let mut rng = Xoshiro256PlusPlus::seed_from_u64(7);
     for text in shapes {
-        check(text, |_| true, 12, &mut rng);
+        check_random(text, |_| true, 12, &mut rng);
     }
 }
 
@@ -69,33 +69,73 @@ fn transposed_convolutions_add_up_columns_of_any_shape() {
     ];
     let mut rng = Xoshiro256PlusPlus::seed_from_u64(11);
     for sizes in shapes {
-        check(&format!("conv2d_transpose:{sizes}"), |name| name == "conv-col2im", 6, &mut rng);
+        check_random(&format!("conv2d_transpose:{sizes}"), |name| name == "conv-col2im", 6, &mut rng);
     }
 }
 
 /// Checks random configurations of those templates that serve a workload.
-fn check(text: &str, is_checked: fn(&str) -> bool, n_configs: usize, rng: &mut Xoshiro256PlusPlus) {
-    let workload = Workload::parse(text).unwrap();
-    let expected = outputs(&workload.program());
+fn check_random(text: &str, is_checked: fn(&str) -> bool, n_configs: usize, rng: &mut Xoshiro256PlusPlus) {
+    let expected = outputs(&Workload::parse(text).unwrap().program());
     for (target, n_threads) in [("x86-64-v4", 1), ("x86-64-v3", 2), ("x86-64", 1)] {
-        let target = Target::named(target).unwrap();
-        for template in TEMPLATES.iter().filter(|t| (t.serves)(&workload) && is_checked(t.name)) {
-            let setting = Setting { workload: workload.clone(), target: target.clone(), n_threads };
-            let task = Task::new(setting, Some(template.name)).unwrap_or_else(|e| panic!("{text}: {e}"));
+        for template in serving(text).filter(|t| is_checked(t.name)) {
+            let task = task(text, target, n_threads, template);
             for _ in 0..n_configs {
-                let config = task.space.sample(rng);
-                let json = task.space.config_to_json(&config);
-                let case = format!("{text} {} {} {json}", template.name, target.cpu);
-                let scheduled = task.program(&config).unwrap_or_else(|(at, e)| panic!("{case}: step {}: {e}", at + 1));
-                verify::verify(&scheduled).unwrap_or_else(|e| panic!("{case}: {e}\n{scheduled}"));
-                let lowered = lower::lower_verified(&scheduled);
-                verify::verify(&lowered).unwrap_or_else(|e| panic!("{case}: {e}\n{lowered}"));
-                assert_eq!(outputs(&scheduled), expected, "{case}, scheduled\n{scheduled}");
-                assert_eq!(outputs(&lowered), expected, "{case}, lowered\n{lowered}");
+                check(&task, &task.space.sample(rng), &expected);
             }
         }
     }
 }
+
+/// A configuration's programs are legal and compute this.
+fn check(task: &Task, config: &Config, expected: &[Vec<f64>]) {
+    let Setting { workload, target, n_threads } = &task.setting;
+    let json = task.space.config_to_json(config);
+    let case = format!("{workload} {} {} {n_threads} {json}", task.template.name, target.cpu);
+    let scheduled = task.program(config).unwrap_or_else(|(at, e)| panic!("{case}: step {}: {e}", at + 1));
+    verify::verify(&scheduled).unwrap_or_else(|e| panic!("{case}: {e}\n{scheduled}"));
+    let lowered = lower::lower_verified(&scheduled);
+    verify::verify(&lowered).unwrap_or_else(|e| panic!("{case}: {e}\n{lowered}"));
+    assert_eq!(outputs(&scheduled), expected, "{case}, scheduled\n{scheduled}");
+    assert_eq!(outputs(&lowered), expected, "{case}, lowered\n{lowered}");
+}
+
+fn task(text: &str, target: &str, n_threads: usize, template: &Template) -> Task {
+    let setting =
+        Setting { workload: Workload::parse(text).unwrap(), target: Target::named(target).unwrap(), n_threads };
+    Task::new(setting, Some(template.name)).unwrap_or_else(|e| panic!("{text}: {e}"))
+}
+
+fn serving(text: &str) -> impl Iterator<Item = &'static Template> {
+    let workload = Workload::parse(text).unwrap();
+    TEMPLATES.iter().filter(move |t| (t.serves)(&workload))
+}
+
+/// The part of a space in which threads share this, where it has one.
+fn sharing(space: &Space, what: &str) -> Option<Space> {
+    let parameter = space.names().position(|name| name == "share")?;
+    let rank = (0..space.n_values(parameter)).find(|&rank| space.value_at(parameter, rank).text() == what)?;
+    space.part(parameter, rank)
+}
+
+/// Small results with sums that nothing divides, of every operator.
+const LONG_SUMS: [&str; 16] = [
+    "matmul:m=5,n=7,k=1907",
+    "matmul:m=8,n=8,k=1031,const=b",
+    "matmul:m=12,n=9,k=811,dtype=f64,epilogue=bias+relu",
+    "matmul:m=1,n=1,k=65537",
+    "dense:m=1,n=10,k=6563,epilogue=bias",
+    "dense:m=3,n=4,k=5503,const=w,dtype=f64",
+    "batch_matmul:b=2,m=6,n=5,k=1123,ta=1,epilogue=add",
+    "batch_matmul:b=1,m=4,n=5,k=3301,tb=1,const=b",
+    "conv2d:c=521,h=4,w=4,k=8,r=4,s=4",
+    "conv2d:c=67,h=5,w=5,k=9,r=5,s=5,pad=1,epilogue=bias+add+relu",
+    "conv2d:c=67,h=5,w=5,k=19,r=5,s=5,pad=1,const=w,layout=blocked",
+    "conv2d:n=2,c=3,h=70,w=70,k=5,r=67,s=69,dtype=f64",
+    "conv2d:c=512,h=8,w=8,k=4,groups=2,r=8,s=8",
+    "depthwise_conv2d:c=3,h=80,w=150,r=79,s=149",
+    "conv2d_transpose:c=601,h=1,w=1,k=4,r=3,s=3",
+    "conv2d:c=131,h=3,w=5,k=6,r=3,s=3,pad=1,epilogue=relu",
+];
 
 /// A record keeps its meaning where an algorithm comes to its template later: it lacks that one's own parameters.
 #[test]
@@ -110,14 +150,59 @@ fn records_from_before_an_algorithm_came_are_read() {
         let mut json = task.space.config_to_json(&config);
         let fields = json.as_object_mut().unwrap();
         fields.retain(|name, _| !["k_block", "y_tile", "pixels"].contains(&name.as_str()));
-        match task.space.text(&config, "algorithm").as_str() {
-            "col2im" => {
-                let refused = task.space.config_from_json(&json).unwrap_err().to_string();
-                assert!(refused.ends_with("is missing"), "{refused}");
+        if task.space.text(&config, "algorithm") != "col2im" {
+            assert_eq!(task.space.config_from_json(&json), Ok(config));
+            n_read += 1;
+        }
+    }
+}
+
+#[test]
+fn threads_share_long_sums_of_small_results() {
+    let mut rng = Xoshiro256PlusPlus::seed_from_u64(11);
+    for text in LONG_SUMS {
+        let expected = outputs(&Workload::parse(text).unwrap().program());
+        let mut n_shared = 0;
+        for (target, n_threads) in [("x86-64-v4", 2), ("x86-64", 3)] {
+            for template in serving(text) {
+                let task = task(text, target, n_threads, template);
+                // Algorithms of few configurations have theirs too.
+                let algorithm = task.space.names().position(|name| name == "algorithm");
+                let n_algorithms = algorithm.map_or(1, |at| task.space.n_values(at));
+                for of_algorithm in 0..n_algorithms {
+                    let space = algorithm.map_or(Some((*task.space).clone()), |at| task.space.part(at, of_algorithm));
+                    let Some(part) = space.and_then(|space| sharing(&space, "sum")) else { continue };
+                    for _ in 0..3 {
+                        check(&task, &part.sample(&mut rng), &expected);
+                        n_shared += 1;
+                    }
+                }
             }
-            _ => {
-                assert_eq!(task.space.config_from_json(&json), Ok(config));
-                n_read += 1;
+        }
+        assert!(n_shared > 0, "{text}");
+    }
+}
+
+/// Where another thread may be of no use, what one thread does is among what two do: they need not lose.
+#[test]
+fn one_thread_s_schedules_are_among_those_of_two() {
+    let small = ["matmul:m=16,n=16,k=16", "dense:m=1,n=64,k=64", "conv2d:c=8,h=10,w=10,k=8,r=3,s=3,pad=1"];
+    let small = small.into_iter().chain(["depthwise_conv2d:c=8,h=9,w=9,r=3,s=3", "matmul:m=1,n=1,k=1"]);
+    let mut rng = Xoshiro256PlusPlus::seed_from_u64(13);
+    for text in small.chain(LONG_SUMS) {
+        for template in serving(text).filter(|t| t.estimate.is_some()) {
+            let [one, two] = [1, 2].map(|n_threads| task(text, "x86-64-v4", n_threads, template));
+            let alone = sharing(&two.space, "nothing").unwrap_or_else(|| panic!("{text} {}", template.name));
+            assert_eq!(alone.size(), one.space.size(), "{text} {}", template.name);
+            for _ in 0..20 {
+                let config = one.space.sample(&mut rng);
+                let mut json = one.space.config_to_json(&config);
+                json["share"] = "nothing".into();
+                if let Some(at) = two.space.names().position(|name| name == "parallel") {
+                    json["parallel"] = two.space.value_at(at, 0).text().into();
+                }
+                let same = two.space.config_from_json(&json).unwrap_or_else(|e| panic!("{text} {json}: {e}"));
+                assert_eq!(two.steps(&same), one.steps(&config), "{text} {json}");
             }
         }
     }
@@ -137,5 +222,58 @@ fn guesses_insert_few_zeros() {
             let algorithms: BTreeSet<String> = task.guesses(1).iter().map(of).collect();
             assert_eq!(algorithms, ["col2im".to_owned()].into(), "{sizes}");
         }
+    }
+}
+
+/// Results that are large enough to be shared out leave no choice: their spaces have no parameter for it.
+#[test]
+fn only_small_problems_leave_open_what_threads_share() {
+    let large =
+        ["matmul-256", "matmul-512", "bert.MM3", "bert.BMM1", "dense:m=1,n=1000,k=2048", "matmul:m=256,n=256,k=65536"];
+    let large = large.into_iter().chain(["resnet18.C2", "resnet18.C9", "resnet18.C12", "mobilenet.DW3"]);
+    for text in large {
+        for template in serving(text) {
+            assert!(task(text, "x86-64-v4", 2, template).space.names().all(|name| name != "share"), "{text}");
+        }
+    }
+    for text in LONG_SUMS {
+        for template in serving(text) {
+            assert!(task(text, "x86-64-v4", 1, template).space.names().all(|name| name != "share"), "{text}");
+        }
+    }
+}
+
+/// Records of versions that shared nothing but the result stay what they were.
+#[test]
+fn configurations_that_do_not_say_what_threads_share_share_the_result() {
+    let mut rng = Xoshiro256PlusPlus::seed_from_u64(17);
+    for text in ["matmul:m=32,n=32,k=32", "matmul:m=8,n=8,k=100000", "conv2d:c=8,h=10,w=10,k=8,r=3,s=3,pad=1"] {
+        for template in serving(text).filter(|t| t.estimate.is_some()) {
+            let task = task(text, "x86-64-v4", 2, template);
+            let part = sharing(&task.space, "result").unwrap();
+            for _ in 0..10 {
+                let config = part.sample(&mut rng);
+                let mut json = task.space.config_to_json(&config);
+                json.as_object_mut().unwrap().remove("share").unwrap();
+                assert_eq!(task.space.config_from_json(&json).unwrap(), config, "{json}");
+                assert_eq!(task.space.nearest_to_json(&json).unwrap(), config, "{json}");
+            }
+        }
+    }
+}
+
+#[test]
+fn first_guesses_share_what_is_there_to_share() {
+    for (text, what) in [
+        ("matmul:m=8,n=8,k=1000000", "sum"),
+        ("dense:m=1,n=1,k=100000", "sum"),
+        ("dense:m=1,n=10,k=1000000,const=w", "sum"),
+        ("matmul:m=16,n=16,k=16", "nothing"),
+        ("dense:m=1,n=64,k=64", "nothing"),
+        ("matmul:m=79,n=79,k=79", "result"),
+    ] {
+        let task = task(text, "x86-64-v4", 2, serving(text).next().unwrap());
+        let guess = task.first_guess(0).unwrap();
+        assert_eq!(task.space.text(&guess, "share"), what, "{text}: {}", task.space.config_to_json(&guess));
     }
 }

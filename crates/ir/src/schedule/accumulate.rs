@@ -62,9 +62,15 @@ pub fn accumulate(program: &mut Program, buffer: &str, at: &str, name: &str) -> 
         let is_spatial = |v: LoopId| index.iter().any(|i| i.uses(v));
         // A rest that the reduction ends with may leave elements out; there is one of each from its beginning on.
         let begin = |i: &Index| at_start(i, loops.iter().map(|l| l.0).filter(|&v| !is_spatial(v)));
+        let mut around = ranges.clone();
+        loops.iter().for_each(|(v, extent, _)| around.push(*v, extent.clone()));
         let mut spatial: Vec<(LoopId, Index, LoopKind)> = Vec::new();
         for (v, extent, kind) in loops.iter().filter(|l| is_spatial(l.0)) {
-            let at_first = begin(extent);
+            let at_first = match begin(extent) {
+                first if first == *extent || first.as_const().is_some() => first,
+                // Of a sum whose length depends on the loops around.
+                first => around.simplify(&first),
+            };
             if at_first != *extent && (at_first.as_const().is_none() || ranges.upper(extent) != at_first.as_const()) {
                 return Err(fail("the extent of a loop over the result grows with one of the reduction into"));
             }

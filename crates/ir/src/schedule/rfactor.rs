@@ -38,7 +38,7 @@ pub fn rfactor(program: &mut Program, stage: &str, target: &str, name: &str) -> 
     // Every part has elements of its own from the first round of the other loops on.
     let begin = |i: &Index| at_start(i, others.iter().copied());
     let n_elements = |v: LoopId, extent: &Index| {
-        let n = begin(extent).as_const();
+        let n = ranges.simplify(&begin(extent)).as_const();
         n.filter(|_| ranges.upper(extent) == n && (v == var || extent.as_const() == n))
     };
     for (v, extent) in &found.loops {

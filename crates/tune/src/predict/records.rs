@@ -272,7 +272,12 @@ impl SpaceCompletions<'_> {
         let (mut first, mut tokens) = (Vec::new(), Vec::new());
         for (axis, name) in space.names().enumerate() {
             let of_rank = |rank: u64| tokens_of_value(name, &space.value_at(axis, rank).to_json()).unwrap_or_default();
-            let named: Vec<String> = of_rank(0).into_iter().map(|(name, _)| name).collect();
+            let mut named: Vec<String> = of_rank(0).into_iter().map(|(name, _)| name).collect();
+            // A model of records without an optional parameter means its first value.
+            let is_unsaid = space.is_optional(axis) && !vocabulary.parameters.iter().any(|p| named.contains(&p.name));
+            if is_unsaid {
+                named.clear();
+            }
             let is_first = |p: &Parameter| Some(&p.name) == named.first();
             let start = match named.is_empty() {
                 true => 0,
@@ -286,7 +291,10 @@ impl SpaceCompletions<'_> {
             let index = |(parameter, (_, token)): (&Parameter, (String, String))| {
                 parameter.values.iter().position(|value| *value == token).map(|at| at as u32)
             };
-            let known = |rank: u64| own.iter().zip(of_rank(rank)).map(index).collect::<Option<Vec<u32>>>();
+            let known = |rank: u64| match is_unsaid && rank > 0 {
+                true => None,
+                false => own.iter().zip(of_rank(rank)).map(index).collect::<Option<Vec<u32>>>(),
+            };
             tokens.push((0..space.n_values(axis)).map(known).collect());
             first.push(start);
         }

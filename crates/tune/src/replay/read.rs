@@ -174,7 +174,7 @@ pub(super) fn failed(class: ErrorClass, found: &str) -> Outcome {
 
 fn recorded_space(name: &str, listed: Option<Vec<Listed>>, rows: Vec<Row>) -> Result<RecordedSpace, ReplayError> {
     let listed = listed.unwrap_or_else(|| occurring(&rows));
-    let parameters = listed.iter().map(|p| Parameter { name: p.name.clone(), domain: domain(&p.values) });
+    let parameters = listed.iter().map(|p| Parameter::new(&p.name, domain(&p.values)));
     let product = Space::new(name, parameters.collect(), Vec::new())?;
     let mut trials = Vec::with_capacity(rows.len());
     for Row { place, mut config, outcome } in rows {

@@ -45,6 +45,15 @@ impl Constraint {
         self
     }
 
+    /// The constraint but where a categorical parameter has this value; there anything is legal.
+    pub fn except_where(mut self, parameter: &str, value: &str) -> Constraint {
+        self.text = format!("{}, except where {parameter} = {value}", self.text);
+        self.parameters.insert(0, parameter.into());
+        let (holds, value) = (self.holds, value.to_owned());
+        self.holds = Arc::new(move |v| v[0].text() == value || holds(&v[1..]));
+        self
+    }
+
     /// Whether the predicate holds for these values of [`Constraint::parameters`].
     pub fn holds(&self, values: &[&Value]) -> bool {
         (self.holds)(values)

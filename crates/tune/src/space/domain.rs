@@ -33,22 +33,30 @@ pub struct Parameter {
     pub name: String,
     /// What it may hold.
     pub domain: Domain,
+    /// Whether a configuration that lacks it means its first value: one that templates came to have after configurations
+    /// without it were recorded.
+    pub optional: bool,
 }
 
 impl Parameter {
+    /// A parameter over this feasible set.
+    pub fn new(name: &str, domain: Domain) -> Parameter {
+        Parameter { name: name.into(), domain, optional: false }
+    }
+
     /// A parameter over ordered `parts`-tuples with product `n`.
     pub fn factorization(name: &str, n: u64, parts: usize) -> Parameter {
-        Parameter { name: name.into(), domain: Domain::Factorization { n, parts } }
+        Parameter::new(name, Domain::Factorization { n, parts })
     }
 
     /// A parameter over an ordered list of numbers.
     pub fn ordinal(name: &str, values: impl IntoIterator<Item = i64>) -> Parameter {
-        Parameter { name: name.into(), domain: Domain::Ordinal(values.into_iter().collect()) }
+        Parameter::new(name, Domain::Ordinal(values.into_iter().collect()))
     }
 
     /// A parameter over unordered alternatives.
     pub fn categorical(name: &str, values: &[&str]) -> Parameter {
-        Parameter { name: name.into(), domain: Domain::Categorical(owned(values)) }
+        Parameter::new(name, Domain::Categorical(owned(values)))
     }
 
     /// A yes-or-no parameter: the categories `"false"` and `"true"`.
@@ -58,7 +66,12 @@ impl Parameter {
 
     /// A parameter over the orders of these names.
     pub fn permutation(name: &str, names: &[&str]) -> Parameter {
-        Parameter { name: name.into(), domain: Domain::Permutation(owned(names)) }
+        Parameter::new(name, Domain::Permutation(owned(names)))
+    }
+
+    /// The same parameter, which a configuration may lack.
+    pub fn optional(self) -> Parameter {
+        Parameter { optional: true, ..self }
     }
 }
 
@@ -71,13 +84,14 @@ fn owned(names: &[&str]) -> Vec<String> {
 pub(super) struct Axis {
     pub(super) name: String,
     pub(super) domain: Domain,
+    pub(super) optional: bool,
     pub(super) len: u64,
     /// Of the product of a factorization; empty otherwise.
     pub(super) primes: Primes,
 }
 
 impl Axis {
-    pub(super) fn new(Parameter { name, domain }: Parameter) -> Result<Axis, SpaceError> {
+    pub(super) fn new(Parameter { name, domain, optional }: Parameter) -> Result<Axis, SpaceError> {
         let mut primes = Primes::of(1);
         let len = match &domain {
             Domain::Factorization { n: 0, .. } | Domain::Factorization { parts: 0, .. } => Some(0),
@@ -98,7 +112,7 @@ impl Axis {
         match len {
             Some(0) => Err(SpaceError::NoValues { parameter: name }),
             None => Err(SpaceError::TooLarge { parameters: vec![name] }),
-            Some(len) => Ok(Axis { name, domain, len, primes }),
+            Some(len) => Ok(Axis { name, domain, optional, len, primes }),
         }
     }
 

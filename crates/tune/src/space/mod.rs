@@ -140,7 +140,10 @@ impl Space {
         let wanted = axis.value(rank);
         let text = format!("{} = {wanted}", axis.name);
         let is_it = Constraint::new(PART, &text, &[&axis.name], move |v| *v[0] == wanted);
-        let domains = self.axes.iter().map(|a| Parameter { name: a.name.clone(), domain: a.domain.clone() });
+        let domains = self.axes.iter().map(|a| {
+            let (name, domain, optional) = (a.name.clone(), a.domain.clone(), a.optional);
+            Parameter { name, domain, optional }
+        });
         Space::new(&self.name, domains.collect(), [vec![is_it], self.constraints.clone()].concat()).ok()
     }
 
@@ -208,6 +211,11 @@ impl Space {
     /// The feasible set of a parameter.
     pub fn domain(&self, parameter: usize) -> &Domain {
         &self.axes[parameter].domain
+    }
+
+    /// Whether a configuration in JSON may lack a parameter.
+    pub fn is_optional(&self, parameter: usize) -> bool {
+        self.axes[parameter].optional
     }
 
     /// The value of a parameter with this rank.
@@ -407,30 +415,23 @@ impl Space {
 
     /// The legal configuration that a JSON object from parameter to value stands for.
     ///
-    /// A parameter may be left out where the others leave it a single value, as those of an algorithm that came to a template
-    /// later than its records.
-    ///
     /// # Errors
-    /// [`ConfigError`] where the object lacks a parameter, has one too many, holds a value that is not feasible, or
-    /// violates a constraint: the fault of whoever wrote it.
+    /// [`ConfigError`] where the object lacks a parameter that is not optional, has one too many, holds a value that is not
+    /// feasible, or violates a constraint: the fault of whoever wrote it.
     pub fn config_from_json(&self, json: &Json) -> Result<Config, ConfigError> {
         let object = json.as_object().ok_or_else(|| ConfigError::NotAnObject { found: json.to_string() })?;
         if let Some(name) = object.keys().find(|name| self.axis(name).is_none()) {
             let known = self.names().collect::<Vec<_>>().join(", ");
             return Err(ConfigError::UnknownParameter { parameter: name.clone(), known });
         }
-        let rank = |axis: &Axis| {
-            let parameter = || axis.name.clone();
-            let Some(value) = object.get(&axis.name) else {
-                return self
-                    .only_rank(axis, object)
-                    .ok_or_else(|| ConfigError::MissingParameter { parameter: parameter() });
-            };
-            axis.rank_of_json(value).ok_or_else(|| ConfigError::NotFeasible {
-                parameter: parameter(),
+        let rank = |axis: &Axis| match object.get(&axis.name) {
+            None if axis.optional => Ok(0),
+            None => Err(ConfigError::MissingParameter { parameter: axis.name.clone() }),
+            Some(value) => axis.rank_of_json(value).ok_or_else(|| ConfigError::NotFeasible {
+                parameter: axis.name.clone(),
                 value: value.to_string(),
                 allowed: axis.allowed(),
-            })
+            }),
         };
         let config = Config(self.axes.iter().map(rank).collect::<Result<_, _>>()?);
         match self.violated(&config) {
@@ -443,33 +444,14 @@ impl Space {
         }
     }
 
-    /// The rank of the only value that a constraint leaves to a parameter beside others that an object holds.
-    fn only_rank(&self, axis: &Axis, object: &Map<String, Json>) -> Option<u64> {
-        let legal = |constraint: &Constraint| {
-            let others = constraint.parameters.iter().map(|name| match *name == axis.name {
-                true => Some(None),
-                false => {
-                    let other = &self.axes[self.axis(name)?];
-                    Some(Some(other.value(other.rank_of_json(object.get(name)?)?)))
-                }
-            });
-            let others: Vec<Option<Value>> = others.collect::<Option<_>>()?;
-            let mut legal = (0..axis.len).filter(|&rank| {
-                let own = axis.value(rank);
-                constraint.holds(&others.iter().map(|other| other.as_ref().unwrap_or(&own)).collect::<Vec<_>>())
-            });
-            legal.next().filter(|_| legal.next().is_none())
-        };
-        const MOST_TRIED: u64 = 1 << 12;
-        let reads = |constraint: &&Constraint| axis.len <= MOST_TRIED && constraint.parameters.contains(&axis.name);
-        self.constraints.iter().filter(reads).find_map(legal)
-    }
-
     /// The legal configuration that comes nearest to one of another space with parameters of the same names; `None` where
     /// names differ, or a category or an order does not exist here.
     pub fn nearest_to_json(&self, json: &Json) -> Option<Config> {
-        let object = json.as_object().filter(|object| object.len() == self.axes.len())?;
-        let ranks = self.axes.iter().map(|axis| axis.nearest_to_json(object.get(&axis.name)?));
+        let object = json.as_object().filter(|object| object.keys().all(|name| self.axis(name).is_some()))?;
+        let ranks = self.axes.iter().map(|axis| match object.get(&axis.name) {
+            None => axis.optional.then_some(0),
+            Some(value) => axis.nearest_to_json(value),
+        });
         Some(self.nearest(&Config(ranks.collect::<Option<_>>()?)))
     }
 

@@ -299,7 +299,7 @@ fn any_space() -> impl Strategy<Value = Space> {
         "something is legal",
         |(domains, relations)| {
             let name = |i: usize| format!("p{}", i % domains.len());
-            let parameters = domains.iter().enumerate().map(|(i, d)| Parameter { name: name(i), domain: d.clone() });
+            let parameters = domains.iter().enumerate().map(|(i, d)| Parameter::new(&name(i), d.clone()));
             let constraint = |(a, b, modulus): (usize, usize, usize)| {
                 Constraint::new("c", "text", &[&name(a), &name(b)], move |v| {
                     let text = format!("{}{}", v[0], v[1]);
@@ -375,4 +375,16 @@ fn values_of_another_space_become_the_nearest_ones() {
     let space = small();
     assert_eq!(space.nearest_to_json(&json!({"mr": 2})), None, "parameters are missing");
     assert_eq!(space.nearest_to_json(&json!(3)), None);
+}
+
+#[test]
+fn what_a_configuration_may_lack_has_its_first_value() {
+    let parameters =
+        vec![Parameter::ordinal("n", [1, 2]), Parameter::categorical("new", &["old way", "new way"]).optional()];
+    let space = Space::new("space", parameters, vec![]).unwrap();
+    let expected = space.config_from_json(&json!({"n": 2, "new": "old way"})).unwrap();
+    assert_eq!(space.config_from_json(&json!({"n": 2})).unwrap(), expected);
+    assert_eq!(space.nearest_to_json(&json!({"n": 3})).unwrap(), expected);
+    assert_eq!(space.config_from_json(&json!({"new": "old way"})).unwrap_err().to_string(), "parameter n is missing");
+    assert!(space.part(0, 1).unwrap().is_optional(1));
 }

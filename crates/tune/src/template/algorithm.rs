@@ -38,6 +38,7 @@ pub fn space<P>(name: &str, s: &Setting, problem: &P, algorithms: &[Algorithm<P>
         let in_each: Vec<Option<Domain>> =
             of_each.iter().map(|all| all.iter().find(|p| p.name == parameter.name).map(|p| p.domain.clone())).collect();
         let domain = in_each.iter().flatten().cloned().reduce(union).expect("one algorithm has it");
+        let optional = parameter.optional;
         if in_each.iter().any(|d| d.as_ref() != Some(&domain)) {
             let (names, first) = (names.iter().map(|n| n.to_string()).collect::<Vec<_>>(), first(&domain));
             constraints.push(Constraint::new(
@@ -50,7 +51,7 @@ pub fn space<P>(name: &str, s: &Setting, problem: &P, algorithms: &[Algorithm<P>
                 },
             ));
         }
-        parameters.push(Parameter { name: parameter.name.clone(), domain });
+        parameters.push(Parameter { name: parameter.name.clone(), domain, optional });
     }
     for algorithm in algorithms {
         constraints

@@ -4,6 +4,7 @@ mod algorithm;
 mod conv;
 mod matmul;
 mod model;
+mod share;
 
 use crate::features::LoopContexts;
 use crate::search::Problem;

@@ -68,9 +68,9 @@ fn parameters(s: &Setting, shape: &Shape) -> Vec<Parameter> {
     let whole = shape.n * shape.k * taps(shape) * pixels(s) * s.workload.dtype.bytes() as i64;
     vec![
         Parameter::categorical("lanes", &["k", "q"]),
-        Parameter::ordinal("k_block", divisors(shape.k, 1)),
-        Parameter::ordinal("y_tile", 1..=ceil_div(shape.k * taps(shape), lanes).min(registers / 2)),
-        Parameter::ordinal("pixels", 1..=pixels(s).min(registers - 2)),
+        Parameter::ordinal("k_block", divisors(shape.k, 1)).optional(),
+        Parameter::ordinal("y_tile", 1..=ceil_div(shape.k * taps(shape), lanes).min(registers / 2)).optional(),
+        Parameter::ordinal("pixels", 1..=pixels(s).min(registers - 2)).optional(),
         Parameter::ordinal("c_block", [64, 128, 256, 512].into_iter().filter(|&b| b < c).chain([c])),
         Parameter::ordinal("unroll_c", [1, 2, 4].into_iter().filter(|&u| u <= c)),
         Parameter::categorical("outer", &["rows", "k"]),

@@ -2,6 +2,7 @@
 
 use super::super::Setting;
 use super::super::model::{bandwidth, cuts, step_cycles};
+use super::super::share::{self, EACH_PART, PART, PARTS, Share};
 use super::super::step::{
     accumulate, compute_at, fuse, inline, layout, parallel, peel, reorder, split, stage, unroll, vectorize,
 };
@@ -61,7 +62,26 @@ fn parameters(s: &Setting, shape: &Shape) -> Vec<Parameter> {
     if padded {
         parameters.push(Parameter::boolean("unroll_s"));
     }
+    parameters.extend(shape.work().parameter(s, cut_sum(s, shape).is_some()));
     parameters
+}
+
+/// The loop of the sum of which each thread may take a part, and its extent.
+fn cut_sum(s: &Setting, shape: &Shape) -> Option<(&'static str, i64)> {
+    let c = shape.c.unwrap_or(1);
+    // Rows of a transposed convolution's filter meet inserted zeros.
+    let (cut, extent) = if c >= shape.r || shape.transposed { ("c", c) } else { ("r", shape.r) };
+    (extent >= s.n_threads as i64).then_some((cut, extent))
+}
+
+/// The loops over channels, rows and columns of the result, then over channels, rows and columns of the filter, of the
+/// stage that sums or, where a loop of the sum is cut, of the parts.
+fn loops(cut: Option<&str>) -> [&'static str; 6] {
+    match cut {
+        None => ["k", "p", "q", "c", "r", "s"],
+        Some("c") => ["S.k", "S.p", "S.q", "S.in_part", "S.r", "S.s"],
+        Some(_) => ["S.k", "S.p", "S.q", "S.c", "S.in_part", "S.s"],
+    }
 }
 
 /// How many elements a tile size means: of vectors where it counts lanes.
@@ -188,12 +208,33 @@ fn constraints(s: &Setting, shape: &Shape) -> Vec<Constraint> {
         };
         // Small problems cannot be cut into enough tiles for every thread.
         let needed = (s.n_threads as i64).min(n * ceil_div(k_group, lanes).max(p));
-        constraints.push(Constraint::new(
+        let work_for_all_threads = Constraint::new(
             "work_for_all_threads",
             &format!("the outermost tile loop has at least {needed} iterations"),
             &["order", "lanes", "k_tile", "p_tile", "q_tile"],
             move |v| n * count(&v[0].order()[0], v) >= needed,
-        ));
+        );
+        let cut = cut_sum(s, shape);
+        let choice = shape.work().parameter(s, cut.is_some());
+        constraints.push(if choice.is_some() {
+            Share::Result.only(work_for_all_threads)
+        } else {
+            work_for_all_threads
+        });
+        if let (Some((cut, extent)), true) = (cut, shape.work().has_long_sum(s)) {
+            constraints.extend(["row", "scatter"].map(|write| Share::Sum.excludes("write", write)));
+            let setting = s.clone();
+            let blocks_for_all_threads = Constraint::new(
+                "blocks_for_all_threads",
+                "blocks of channels can be shared out",
+                &["c_block"],
+                move |v| {
+                    cut != "c"
+                        || ceil_div(extent, share::part_of(&setting, extent, v[0].int())) >= setting.n_threads as i64
+                },
+            );
+            constraints.push(Share::Sum.only(blocks_for_all_threads));
+        }
     }
     constraints
 }
@@ -209,6 +250,11 @@ fn steps(s: &Setting, shape: &Shape, space: &Space, config: &Config) -> Vec<Step
     let groups_fill_tiles = shape.k_group == shape.k || shape.k_group % k_tile == 0;
     let order = space.order(config, "order");
     let write = text("write");
+    let share = Share::of(s, space, config);
+    let cut = cut_sum(s, shape).filter(|_| share == Share::Sum);
+    let [k, p, q, c, r, columns] = loops(cut.map(|(cut, _)| cut));
+    let sum = if cut.is_some() { PARTS } else { "acc" };
+    let packs_weights = if shape.c.is_some() { groups_fill_tiles } else { by_channels };
     let mut steps = Vec::new();
 
     // Where the input is read from.
@@ -258,8 +304,17 @@ fn steps(s: &Setting, shape: &Shape, space: &Space, config: &Config) -> Vec<Step
     steps.push(reorder(&[&outer[..], &["okr", "opr", row]].concat()));
 
     // The sum of a tile stands in memory of its own, from which the epilogue reads it.
+    if let Some((cut, extent)) = cut {
+        let part = share::part_of(s, extent, if cut == "c" { c_block } else { 1 });
+        let rest: Vec<&str> =
+            ["c", "r", "s"].into_iter().filter(|l| *l != cut && (*l != "c" || shape.c.is_some())).collect();
+        steps.extend(share::in_parts("acc", &["n", "k", "p", "q"], cut, &rest, part));
+    }
     steps.push(compute_at("acc", at));
-    let (accumulate_at, column) = if by_row {
+    let (accumulate_at, column) = if cut.is_some() {
+        steps.push(compute_at(PARTS, at));
+        (EACH_PART, q)
+    } else if by_row {
         steps.push(split("q", q_tile, "qt", "qr"));
         ("qt", "qr")
     } else {
@@ -269,24 +324,24 @@ fn steps(s: &Setting, shape: &Shape, space: &Space, config: &Config) -> Vec<Step
     // The reduction, outermost first: blocks of channels, taps, channels of a block; then the tile.
     let mut nest: Vec<&str> = by_row.then_some("qt").into_iter().collect();
     if shape.c.is_some() {
-        steps.extend([split("c", c_block, "co", "cb"), split("cb", int("unroll_c"), "ci", "cu")]);
-        nest.extend(["co", "r", "s", "ci", "cu"]);
+        steps.extend([split(c, c_block, "co", "cb"), split("cb", int("unroll_c"), "ci", "cu")]);
+        nest.extend(["co", r, columns, "ci", "cu"]);
     } else {
-        nest.extend(["r", "s"]);
+        nest.extend([r, columns]);
     }
     if by_channels {
-        steps.push(split("k", lanes, "kv", "kl"));
-        nest.extend(["p", column, "kv", "kl"]);
+        steps.push(split(k, lanes, "kv", "kl"));
+        nest.extend([p, column, "kv", "kl"]);
     } else {
         steps.push(split(column, lanes, "qv", "ql"));
-        nest.extend(["k", "p", "qv", "ql"]);
+        nest.extend([k, p, "qv", "ql"]);
     }
     steps.push(reorder(&nest));
 
     // Weights in the order of their use.
     let (k_axis, c_axis) = if s.workload.operator().name == "conv2d_transpose" { (1, 0) } else { (0, 1) };
     match shape.c {
-        Some(_) if groups_fill_tiles => {
+        Some(_) if packs_weights => {
             let axes = [
                 Outer(k_axis, k_tile),
                 Outer(c_axis, c_block),
@@ -310,17 +365,17 @@ fn steps(s: &Setting, shape: &Shape, space: &Space, config: &Config) -> Vec<Step
                 }
             }
         }
-        None if by_channels => {
+        None if packs_weights => {
             steps.push(stage("W", None, "W.p", &[Outer(0, k_tile), Whole(1), Whole(2), Inner(0, k_tile)]));
         }
         _ => {}
     }
 
-    steps.push(accumulate("acc", accumulate_at, "acc.r"));
+    steps.push(accumulate(sum, accumulate_at, "acc.r"));
     if by_channels {
-        steps.extend([unroll("p"), unroll(column), unroll("kv"), vectorize("kl")]);
+        steps.extend([unroll(p), unroll(column), unroll("kv"), vectorize("kl")]);
     } else {
-        steps.extend([unroll("k"), unroll("p"), unroll("qv"), vectorize("ql")]);
+        steps.extend([unroll(k), unroll(p), unroll("qv"), vectorize("ql")]);
     }
     if shape.c.is_some() {
         steps.push(unroll("cu"));
@@ -328,11 +383,19 @@ fn steps(s: &Setting, shape: &Shape, space: &Space, config: &Config) -> Vec<Step
     // What is padding depends on the tap; it is decided tap by tap where rows or columns of a tile are unrolled.
     if shape.padded && !packed {
         if space.flag(config, "unroll_s") {
-            steps.push(unroll("s"));
+            steps.push(unroll(columns));
         }
         if p_tile > 1 {
-            steps.push(unroll("r"));
+            steps.push(unroll(r));
         }
+    }
+    if cut.is_some() {
+        let (along, others) = if by_channels { ("k", ["p", "q"]) } else { ("q", ["k", "p"]) };
+        steps.push(split(along, lanes, "total.v", "total.l"));
+        steps.push(reorder(&[others[0], others[1], "total.v", PART, "total.l"]));
+        steps.extend([accumulate("acc", "total.v", "total"), vectorize("total.l")]);
+        let (order, last) = if by_channels { ([0, 1, 3, 4, 2], k_tile) } else { ([0, 1, 2, 3, 4], q_tile) };
+        steps.push(share::on_own_lines(s, &order, 4, last, 1));
     }
 
     // The epilogue, over the lanes that its reads and writes have in a row.
@@ -352,8 +415,13 @@ fn steps(s: &Setting, shape: &Shape, space: &Space, config: &Config) -> Vec<Step
         steps.extend([unroll("okl"), vectorize("oql")]);
     }
 
-    if s.n_threads > 1 {
-        if shape.n > 1 {
+    if share != Share::Nothing {
+        if cut.is_some() {
+            steps.push(parallel(EACH_PART));
+            if packs_weights && s.workload.constant.is_none() {
+                steps.extend([fuse("W.p.0", "W.p.1", "W.p.kc"), parallel("W.p.kc")]);
+            }
+        } else if shape.n > 1 {
             steps.extend([fuse("on", outer[1], "threads"), parallel("threads")]);
         } else {
             steps.push(parallel(outer[1]));
@@ -425,7 +493,29 @@ fn estimate(s: &Setting, shape: &Shape, space: &Space, config: &Config) -> f64 {
             ("row", _) => 0.6,
             _ => 2.0 / lanes as f64,
         };
-    if text("input") == "packed" { cycles + n as f64 * image / bytes * 0.6 } else { cycles }
+    if text("input") == "packed" {
+        cycles += n as f64 * image / bytes * 0.6;
+    }
+    if shape.work().parameter(s, cut_sum(s, shape).is_some()).is_none() {
+        return cycles;
+    }
+    // What the busiest thread does of it.
+    let count = |axis: &str| match axis {
+        "k" => ceil_div(k_group, k_tile) * (k / k_group),
+        "p" => ceil_div(p, int("p_tile")),
+        _ => ceil_div(q, q_tile),
+    };
+    let share = Share::of(s, space, config);
+    let n_threads = s.n_threads as i64;
+    let (part, n_begins) = match share {
+        Share::Nothing => (1.0, 0),
+        Share::Sum => (1.0 / n_threads as f64, n * count("k") * count("p") * count("q")),
+        Share::Result => {
+            let iterations = n * count(outer);
+            (ceil_div(iterations, n_threads) as f64 / iterations as f64, 1)
+        }
+    };
+    cycles * part + share::overhead(s, share, n_begins, shape.work().elements())
 }
 
 /// Copies the stage `pad` into blocks of channels, its borders apart, so that in the middle nothing is padding.

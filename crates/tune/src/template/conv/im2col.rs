@@ -2,6 +2,7 @@
 
 use super::super::Setting;
 use super::super::model::{bandwidth, cuts, step_cycles};
+use super::super::share::{self, EACH_PART, PART, PARTS, Share};
 use super::super::step::{
     accumulate, compute_at, fuse, inline, layout, parallel, reindex, reorder, split, stage, unroll, vectorize,
 };
@@ -60,7 +61,7 @@ fn parameters(s: &Setting, shape: &Shape) -> Vec<Parameter> {
         false if shape.n * shape.p * bytes_per_row(s, shape) > MOST_BYTES => &["block"],
         false => &["whole", "block"],
     };
-    vec![
+    let mut parameters = vec![
         Parameter::ordinal("k_tile", 1..=shape.k.min(registers / 2)),
         Parameter::ordinal("x_tile", 1..=vectors(shape, lanes, shape.p).min(6)),
         Parameter::ordinal("rows", divisors(shape.p, 1)),
@@ -70,7 +71,14 @@ fn parameters(s: &Setting, shape: &Shape) -> Vec<Parameter> {
         Parameter::categorical("pad", if shape.padded { &["copied", "inline"] } else { &["none"] }),
         Parameter::boolean("pack_w"),
         Parameter::ordinal("unroll_c", [1, 2, 4].into_iter().filter(|&u| u <= c)),
-    ]
+    ];
+    parameters.extend(shape.work().parameter(s, can_cut_sum(s, shape)));
+    parameters
+}
+
+/// Whether each thread may take a part of the channels that are summed.
+fn can_cut_sum(s: &Setting, shape: &Shape) -> bool {
+    shape.c.is_some_and(|c| c >= s.n_threads as i64)
 }
 
 fn constraints(s: &Setting, shape: &Shape) -> Vec<Constraint> {
@@ -116,7 +124,7 @@ fn constraints(s: &Setting, shape: &Shape) -> Vec<Constraint> {
     if s.n_threads > 1 {
         // Rows can always be shared out that far.
         let needed = (s.n_threads as i64).min(n * p);
-        constraints.push(Constraint::new(
+        let work_for_all_threads = Constraint::new(
             "work_for_all_threads",
             &format!("the outer loop has at least {needed} iterations"),
             &["outer", "rows", "k_tile"],
@@ -124,7 +132,13 @@ fn constraints(s: &Setting, shape: &Shape) -> Vec<Constraint> {
                 let iterations = if v[0].text() == "rows" { p / v[1].int() } else { ceil_div(k, v[2].int()) };
                 n * iterations >= needed
             },
-        ));
+        );
+        let choice = shape.work().parameter(s, can_cut_sum(s, shape));
+        constraints.push(if choice.is_some() {
+            Share::Result.only(work_for_all_threads)
+        } else {
+            work_for_all_threads
+        });
     }
     constraints
 }
@@ -158,7 +172,23 @@ fn estimate(s: &Setting, shape: &Shape, space: &Space, config: &Config) -> f64 {
         "block" => patches * 0.4,
         _ => patches * 0.3 + 2.0 * whole / bandwidth(s, whole),
     };
-    cycles * shape.n as f64
+    cycles *= shape.n as f64;
+    if shape.work().parameter(s, can_cut_sum(s, shape)).is_none() {
+        return cycles;
+    }
+    // What the busiest thread does of it.
+    let (tiles, blocks) = (ceil_div(shape.k, int("k_tile")), shape.p / rows);
+    let share = Share::of(s, space, config);
+    let n_threads = s.n_threads as i64;
+    let (part, n_begins) = match share {
+        Share::Nothing => (1.0, 0),
+        Share::Sum => (1.0 / n_threads as f64, shape.n * tiles * blocks),
+        Share::Result => {
+            let iterations = shape.n * if text("outer") == "rows" { blocks } else { tiles };
+            (ceil_div(iterations, n_threads) as f64 / iterations as f64, 1)
+        }
+    };
+    cycles * part + share::overhead(s, share, n_begins, shape.work().elements())
 }
 
 fn steps(s: &Setting, shape: &Shape, space: &Space, config: &Config) -> Vec<Step> {
@@ -166,6 +196,13 @@ fn steps(s: &Setting, shape: &Shape, space: &Space, config: &Config) -> Vec<Step
     let (int, text) = (|name: &str| space.int(config, name), |name: &str| space.text(config, name));
     let k_tile = int("k_tile");
     let (cols, pad) = (text("cols"), text("pad"));
+    let share = Share::of(s, space, config);
+    let is_cut = share == Share::Sum;
+    // The stage that sums, and its loops.
+    let [sum, k, p, q, c, r, columns] = match is_cut {
+        false => ["acc", "k", "p", "q", "c", "r", "s"],
+        true => [PARTS, "S.k", "S.p", "S.q", "S.in_part", "S.r", "S.s"],
+    };
     let mut steps = Vec::new();
 
     // The axes of the patches are n, p, q, c, r and s; p and q come to stand last, as pixels.
@@ -187,8 +224,14 @@ fn steps(s: &Setting, shape: &Shape, space: &Space, config: &Config) -> Vec<Step
         split("ok", k_tile, "kt", "okr"),
         split("op", int("rows"), "rows", "opr"),
         reorder(&["on", outer[0], outer[1], "okr", "opr", "oq"]),
-        compute_at("acc", outer[1]),
     ]);
+    if is_cut {
+        let part = share::part_of(s, shape.c.unwrap_or(1), 1);
+        steps.extend(share::in_parts("acc", &["n", "k", "p", "q"], "c", &["r", "s"], part));
+        steps.extend([compute_at("acc", outer[1]), compute_at(PARTS, outer[1])]);
+    } else {
+        steps.push(compute_at("acc", outer[1]));
+    }
     // Vectors that hold several rows each, and a last one that holds fewer, hide that blocks do not overlap.
     let hides = shape.q > 1 && lanes % shape.q == 0 && int("rows") * shape.q % lanes != 0;
     let pixels = if hides {
@@ -199,12 +242,12 @@ fn steps(s: &Setting, shape: &Shape, space: &Space, config: &Config) -> Vec<Step
     };
     steps.extend([split(pixels, lanes, "ov", "ol"), vectorize("ol")]);
     steps.extend([
-        fuse("p", "q", "x"),
+        fuse(p, q, "x"),
         split("x", int("x_tile") * lanes, "xt", "xr"),
         split("xr", lanes, "xv", "xl"),
-        split("c", int("c_block"), "co", "cb"),
+        split(c, int("c_block"), "co", "cb"),
         split("cb", int("unroll_c"), "ci", "cu"),
-        reorder(&["co", "xt", "r", "s", "ci", "cu", "k", "xv", "xl"]),
+        reorder(&["co", "xt", r, columns, "ci", "cu", k, "xv", "xl"]),
     ]);
 
     // The operands in the order of their use.
@@ -225,13 +268,24 @@ fn steps(s: &Setting, shape: &Shape, space: &Space, config: &Config) -> Vec<Step
         steps.push(stage("W", None, "W.p", &[Outer(k, k_tile), Whole(2), Whole(3), Whole(c), Inner(k, k_tile)]));
     }
 
-    steps.push(accumulate("acc", "xt", "acc.r"));
-    steps.extend(["cu", "k", "xv"].map(unroll));
+    steps.push(accumulate(sum, "xt", "acc.r"));
+    steps.extend(["cu", k, "xv"].map(unroll));
     steps.push(vectorize("xl"));
+    if is_cut {
+        let extent = k_tile.min(shape.k);
+        steps.extend([fuse("p", "q", "pq"), split("pq", lanes, "total.v", "total.l")]);
+        steps.push(reorder(&["k", "total.v", PART, "total.l"]));
+        steps.extend([accumulate("acc", "total.v", "total"), vectorize("total.l")]);
+        steps.push(share::on_own_lines(s, &[0, 1, 2, 3, 4], 2, extent, int("rows") * shape.q));
+    }
 
-    if s.n_threads > 1 {
-        steps.extend([fuse("on", outer[0], "threads"), parallel("threads")]);
-        if cols == "whole" {
+    if share != Share::Nothing {
+        if is_cut {
+            steps.push(parallel(EACH_PART));
+        } else {
+            steps.extend([fuse("on", outer[0], "threads"), parallel("threads")]);
+        }
+        if cols == "whole" || is_cut && cols == "block" {
             steps.extend([
                 fuse("cols.0", "cols.4", "cols.nr"),
                 fuse("cols.nr", "cols.5", "cols.nrs"),

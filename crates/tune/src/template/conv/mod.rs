@@ -7,6 +7,7 @@ mod paper;
 mod winograd;
 
 use super::algorithm::{self, Algorithm};
+use super::share::Work;
 use super::{Setting, Template, ceil_div};
 use tilewright_ir::op::{Layout, Workload};
 use tilewright_ir::schedule::LayoutAxis::{self, Inner, Outer, Whole};
@@ -91,6 +92,8 @@ struct Shape {
     padded: bool,
     /// Channels of the output that read the same channels of the input.
     k_group: i64,
+    /// Whether it is a transposed convolution's.
+    transposed: bool,
     /// Whether Winograd's algorithm applies, 3×3, stride 1, no dilation, no groups, and its rounding is accepted.
     has_winograd: bool,
     /// Whether the input is read with zeros inserted, as in a transposed convolution of a stride above 1.
@@ -120,7 +123,14 @@ impl Shape {
             k_group: acc[1] / groups,
             inserts_zeros: transposed && ["stride_h", "stride_w"].iter().any(|size| w.size(size) > 1),
             has_winograd: !w.exact && w.has_inexact(),
+            transposed,
         }
+    }
+
+    /// What threads may share of it.
+    fn work(&self) -> Work {
+        let Shape { n, k, p, q, c, r, s, k_group, .. } = *self;
+        Work { results: n * (k / k_group), rows: k_group, columns: p * q, sum: c.unwrap_or(1) * r * s }
     }
 }
 

@@ -2,6 +2,7 @@
 
 use super::super::Setting;
 use super::super::model::{bandwidth, cuts, step_cycles};
+use super::super::share::{self, Share};
 use super::super::step::{
     accumulate, compute_at, fuse, inline, layout, parallel, reorder, split, stage, unroll, vectorize, winograd,
 };
@@ -35,6 +36,7 @@ fn parameters(s: &Setting, shape: &Shape) -> Vec<Parameter> {
     if s.n_threads > 1 {
         parameters.push(Parameter::categorical("parallel", &["rows", "k"]));
     }
+    parameters.extend(shape.work().parameter(s, false));
     parameters
 }
 
@@ -85,7 +87,7 @@ fn constraints(s: &Setting, shape: &Shape) -> Vec<Constraint> {
     ];
     if s.n_threads > 1 {
         let needed = s.n_threads as i64;
-        constraints.push(Constraint::new(
+        let work_for_all_threads = Constraint::new(
             "work_for_all_threads_of_winograd",
             &format!("the parallel loop has at least {needed} iterations, or as many as there can be"),
             &["parallel", "m", "rows", "k_blocks"],
@@ -97,7 +99,12 @@ fn constraints(s: &Setting, shape: &Shape) -> Vec<Constraint> {
                     v[3].int() >= needed.min(vectors)
                 }
             },
-        ));
+        );
+        if shape.work().parameter(s, false).is_some() {
+            constraints.extend([Share::Result.only(work_for_all_threads), Share::Result.owns("parallel", "rows")]);
+        } else {
+            constraints.push(work_for_all_threads);
+        }
     }
     constraints
 }
@@ -219,7 +226,7 @@ fn steps(s: &Setting, shape: &Shape, space: &Space, config: &Config) -> Vec<Step
         steps.extend([unroll("pi"), unroll("qi"), vectorize("kl")]);
         steps.extend([unroll("okl"), vectorize("oql")]);
     }
-    if s.n_threads > 1 {
+    if Share::of(s, space, config) == Share::Result {
         let rows = space.text(config, "parallel") == "rows";
         if shape.n > 1 && rows {
             steps.extend([fuse("on", "otho", "threads"), parallel("threads")]);
@@ -264,5 +271,11 @@ fn estimate(s: &Setting, shape: &Shape, space: &Space, config: &Config) -> f64 {
         cycles += n_blocks
             * (products.max(read) + 0.2 * products.min(read) + transforms + 2.0 * passed / bandwidth(s, between));
     }
-    cycles * shape.n as f64
+    cycles *= shape.n as f64;
+    if shape.work().parameter(s, false).is_none() {
+        return cycles;
+    }
+    let share = Share::of(s, space, config);
+    let n_threads = if share == Share::Result { s.n_threads as f64 } else { 1.0 };
+    cycles / n_threads + share::overhead(s, share, shape.n, shape.work().elements())
 }

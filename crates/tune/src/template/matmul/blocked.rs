@@ -2,6 +2,7 @@
 
 use super::super::algorithm::{self, Algorithm};
 use super::super::model::{bandwidth, cuts, step_cycles};
+use super::super::share::{self, Share};
 use super::super::step::{accumulate, compute_at, parallel, prefetch, reorder, split, stage, unroll, vectorize};
 use super::super::{Setting, Template};
 use super::{Factor, Product, ceil_div, is_product};
@@ -115,6 +116,7 @@ fn parameters(s: &Setting, p: &Product) -> Vec<Parameter> {
     if s.n_threads > 1 {
         parameters.push(Parameter::categorical("parallel", parallel_loops(s, p)));
     }
+    parameters.extend(p.work().parameter(s, true));
     parameters
 }
 
@@ -218,32 +220,42 @@ fn constraints(s: &Setting, p: &Product) -> Vec<Constraint> {
             move |v| v[0].text() == "none" || a_k_last && v[0].text() == "rows" || v[1].int() > 1,
         ),
     ];
+    let can_share_sum = p.work().has_long_sum(s);
     if p.has_epilogue {
-        constraints.push(Constraint::new(
-            "sums_of_tile",
-            "the epilogue finishes a tile only where k is in one block",
-            &["epilogue", "k_blocks"],
-            |v| v[0].text() != "tile" || v[1].int() == 1,
-        ));
-        constraints.push(Constraint::new(
-            "sums_of_block",
-            "blocks of k are not the outermost ones where an epilogue follows them",
-            &["order", "k_blocks"],
-            |v| v[1].int() == 1 || v[0].order().first().is_none_or(|l| l != "pc"),
-        ));
+        let of_sums = [
+            Constraint::new(
+                "sums_of_tile",
+                "the epilogue finishes a tile only where k is in one block",
+                &["epilogue", "k_blocks"],
+                |v| v[0].text() != "tile" || v[1].int() == 1,
+            ),
+            Constraint::new(
+                "sums_of_block",
+                "blocks of k are not the outermost ones where an epilogue follows them",
+                &["order", "k_blocks"],
+                |v| v[1].int() == 1 || v[0].order().first().is_none_or(|l| l != "pc"),
+            ),
+        ];
+        // An epilogue that follows the parts of a sum follows all blocks.
+        constraints.extend(of_sums.map(|c| if can_share_sum { Share::Sum.except(c) } else { c }));
+        constraints.extend(can_share_sum.then(|| Share::Sum.excludes("epilogue", "block")));
+    }
+    if can_share_sum && !p.b.is_constant {
+        // Threads pack what they read.
+        constraints.push(Share::Sum.excludes("pack_b", "whole"));
     }
     if s.n_threads > 1 {
         // Small problems cannot be cut into enough blocks for every thread.
         let batch = p.batch.unwrap_or(1);
         let most_blocks = n_blocks(m, 16).chain(n_blocks(n, 4 * lanes)).max().unwrap_or(1).max(batch);
         let needed = most_blocks.min(s.n_threads as i64);
-        constraints.push(Constraint::new(
+        let tiles_in_parallel = Constraint::new(
             "tiles_in_parallel",
             "the loop over tiles of columns runs in parallel only as the outer one of a block",
             &["parallel", "inner"],
             |v| v[0].text() != "jr" || v[1].text() == "jr-ir",
-        ));
-        constraints.push(Constraint::new(
+        );
+        let work_for_all_threads = Constraint::new(
             "work_for_all_threads",
             &format!("the parallel loop has at least {needed} iterations"),
             &["parallel", "m_blocks", "n_blocks", "nv"],
@@ -257,7 +269,14 @@ fn constraints(s: &Setting, p: &Product) -> Vec<Constraint> {
                 };
                 iterations >= needed
             },
-        ));
+        );
+        let of_result = [tiles_in_parallel, work_for_all_threads];
+        if p.work().parameter(s, true).is_some() {
+            constraints.extend(of_result.map(|c| Share::Result.only(c)));
+            constraints.push(Share::Result.owns("parallel", parallel_loops(s, p)[0]));
+        } else {
+            constraints.extend(of_result);
+        }
     }
     constraints
 }
@@ -313,17 +332,64 @@ impl Axis {
     }
 }
 
+/// Blocks of rows, columns and steps of the reduction.
+#[derive(Clone, Copy)]
+struct Blocks {
+    rows: i64,
+    columns: i64,
+    depth: i64,
+}
+
+/// What the busiest thread does, where it is a choice what threads share; else the whole.
+fn estimate(s: &Setting, p: &Product, space: &Space, config: &Config) -> f64 {
+    let (int, text) = (|name: &str| space.int(config, name), |name: &str| space.text(config, name));
+    let blocks = Blocks { rows: int("m_blocks"), columns: int("n_blocks"), depth: int("k_blocks") };
+    if p.work().parameter(s, true).is_none() {
+        return of_one_thread(s, p, blocks, space, config);
+    }
+    let (mr, nr) = (int("mr"), int("nv") * s.target.lanes(s.workload.dtype));
+    let each = |n: i64| ceil_div(n, s.n_threads as i64);
+    let (mut own, mut of_own, mut n_begins) = (*p, blocks, 1);
+    let share = Share::of(s, space, config);
+    match share {
+        Share::Nothing => {}
+        Share::Sum => (own.k, of_own.depth) = (share::part_of_product(s, p.k).min(p.k), each(blocks.depth)),
+        Share::Result => {
+            let (parallel, order) = (text("parallel"), space.order(config, "order"));
+            if parallel == "b" {
+                own.batch = p.batch.map(each);
+            } else {
+                let number = |l: &String| match l.as_str() {
+                    "ic" => blocks.rows,
+                    "jc" => blocks.columns,
+                    _ => blocks.depth,
+                };
+                let outside = order.iter().take_while(|l| **l != parallel);
+                n_begins = p.batch.unwrap_or(1) * outside.map(number).product::<i64>();
+            }
+            let (rows, columns) = (block_of(p.m, mr, blocks.rows), block_of(p.n, nr, blocks.columns));
+            match parallel.as_str() {
+                "ic" => (own.m, of_own.rows) = (p.m.min(each(blocks.rows) * rows), each(blocks.rows)),
+                "jc" => (own.n, of_own.columns) = (p.n.min(each(blocks.columns) * columns), each(blocks.columns)),
+                "jr" => own.n = p.n.min(blocks.columns * each(columns / nr) * nr),
+                _ => {}
+            }
+        }
+    }
+    of_one_thread(s, &own, of_own, space, config) + share::overhead(s, share, n_begins, p.work().elements())
+}
+
 /// Register tiles at the rate of their multiply-adds and loads, or of the panels that they read from whichever cache
 /// holds what the loops around return to; then packing.
-fn estimate(s: &Setting, p: &Product, space: &Space, config: &Config) -> f64 {
+fn of_one_thread(s: &Setting, p: &Product, blocks: Blocks, space: &Space, config: &Config) -> f64 {
     let (m, n, k) = (p.m, p.n, p.k);
     let lanes = s.target.lanes(s.workload.dtype);
     let bytes = s.workload.dtype.bytes() as f64;
     let (int, text) = (|name: &str| space.int(config, name), |name: &str| space.text(config, name));
     let (mr, nr) = (int("mr"), int("nv") * lanes);
-    let rows = block_of(m, mr, int("m_blocks")).min(m) as f64;
-    let columns = block_of(n, nr, int("n_blocks")).min(n) as f64;
-    let depth = k_block_of(k, int("k_blocks")).min(k) as f64;
+    let rows = block_of(m, mr, blocks.rows).min(m) as f64;
+    let columns = block_of(n, nr, blocks.columns).min(n) as f64;
+    let depth = k_block_of(k, blocks.depth).min(k) as f64;
     let (a_block, b_block) = (rows * depth * bytes, columns * depth * bytes);
     let rows_inside = text("inner") == "jr-ir";
     let mut cycles = 0.0;
@@ -342,32 +408,45 @@ fn estimate(s: &Setting, p: &Product, space: &Space, config: &Config) -> f64 {
         }
     }
     let order = space.order(config, "order");
-    let repeats = |of: &str, block: &str, over: &str| {
+    let repeats = |of: &str, n_blocks: i64, over: &str| {
         let depth_of = |l: &str| order.iter().position(|o| o == l).unwrap_or(0);
         let again = depth_of(over) < depth_of(of) || depth_of(over) < depth_of("pc");
-        if again { int(block) as f64 } else { 1.0 }
+        if again { n_blocks as f64 } else { 1.0 }
     };
     let (a_elements, b_elements) = ((m * k) as f64, (n * k) as f64);
     cycles += match text("pack_a").as_str() {
         "none" => 0.05 * cycles,
-        "rows" => 0.5 * a_elements * repeats("ic", "n_blocks", "jc"),
-        _ => 1.0 * a_elements * repeats("ic", "n_blocks", "jc"),
+        "rows" => 0.5 * a_elements * repeats("ic", blocks.columns, "jc"),
+        _ => 1.0 * a_elements * repeats("ic", blocks.columns, "jc"),
     };
     cycles += match text("pack_b").as_str() {
         // Rows of B lie pages apart.
         "none" => 0.1 * cycles,
         "whole" if p.b.is_constant => 0.0,
-        _ => 0.5 * b_elements * repeats("jc", "m_blocks", "ic"),
+        _ => 0.5 * b_elements * repeats("jc", blocks.rows, "ic"),
     };
     cycles * p.batch.unwrap_or(1) as f64
 }
 
 fn steps(s: &Setting, p: &Product, space: &Space, config: &Config) -> Vec<Step> {
+    let share = Share::of(s, space, config);
+    if share != Share::Sum {
+        let threads = if share == Share::Result { space.text(config, "parallel") } else { String::new() };
+        return product(s, p, &threads, space.int(config, "k_blocks"), space, config);
+    }
+    let (before, parts, after) = p.in_parts(s);
+    let blocks_of_part = ceil_div(space.int(config, "k_blocks"), s.n_threads as i64);
+    [before, product(s, &parts, "", blocks_of_part, space, config), after].concat()
+}
+
+/// The schedule of a product, in which `threads` names the loop that they share, if any.
+fn product(s: &Setting, p: &Product, threads: &str, k_blocks: i64, space: &Space, config: &Config) -> Vec<Step> {
     let lanes = s.target.lanes(s.workload.dtype);
     let (int, text) = (|name: &str| space.int(config, name), |name: &str| space.text(config, name));
     let (mr, nr) = (int("mr"), int("nv") * lanes);
-    let k_block = k_block_of(p.k, int("k_blocks"));
+    let k_block = k_block_of(p.k, k_blocks);
     let k_in_blocks = k_block < p.k;
+    let [batch, row, column, k] = p.loops;
 
     // Loops over blocks and tiles, outermost first.
     let order = space.order(config, "order");
@@ -393,8 +472,8 @@ fn steps(s: &Setting, p: &Product, space: &Space, config: &Config) -> Vec<Step> 
     };
     let row_blocks = block_of(p.m, mr, int("m_blocks")) / mr;
     let column_blocks = block_of(p.n, nr, int("n_blocks")) / nr;
-    let rows = Axis::new(finished("ic", "ir"), ["i", "oi", "ic", "ir", "im"], mr, row_blocks);
-    let columns = Axis::new(finished("jc", "jr"), ["j", "oj", "jc", "jr", "jm"], nr, column_blocks);
+    let rows = Axis::new(finished("ic", "ir"), [row, "oi", "ic", "ir", "im"], mr, row_blocks);
+    let columns = Axis::new(finished("jc", "jr"), [column, "oj", "jc", "jr", "jm"], nr, column_blocks);
     let mut steps = Vec::new();
     if n_finished > 0 {
         steps.extend(rows.last.iter().chain(&columns.last).cloned());
@@ -404,20 +483,19 @@ fn steps(s: &Setting, p: &Product, space: &Space, config: &Config) -> Vec<Step> 
     steps.extend(rows.sum.iter().chain(&columns.sum).cloned());
     steps.push(split(columns.inside, lanes, "jv", "jl"));
     if k_in_blocks {
-        steps.push(split("k", k_block, "pc", "kb"));
+        steps.push(split(k, k_block, "pc", "kb"));
     }
-    steps.push(split(if k_in_blocks { "kb" } else { "k" }, int("unroll_k"), "ko", "ki"));
+    steps.push(split(if k_in_blocks { "kb" } else { k }, int("unroll_k"), "ko", "ki"));
     let inside = ["ko", "ki", rows.inside, "jv", "jl"];
     let sum = [&loops[n_finished..], &inside].concat();
-    steps.push(reorder(&if n_finished == 0 { p.in_batch("b", &sum) } else { sum }));
+    steps.push(reorder(&if n_finished == 0 { p.in_batch(batch, &sum) } else { sum }));
 
     // Copies made outside the parallel loop are shared and made by all threads.
-    let threads = if s.n_threads > 1 { text("parallel") } else { String::new() };
     let shared = |at: Option<&str>| match at {
         _ if threads.is_empty() => false,
         None => true,
         // The loop over products is outside all others.
-        Some(at) => threads != "b" && position(at) < position(&threads),
+        Some(at) => threads != "b" && position(at) < position(threads),
     };
     let pack_b = text("pack_b");
     if pack_b != "none" {
@@ -451,7 +529,8 @@ fn steps(s: &Setting, p: &Product, space: &Space, config: &Config) -> Vec<Step> 
     steps.push(accumulate(p.sum, tile, "C.r"));
     steps.push(vectorize("jl"));
     steps.extend(["jv", rows.inside, "ki"].map(unroll));
-    if !p.has_epilogue && space.flag(config, "prefetch_c") {
+    // With an epilogue there is no such choice, even for parts of sums that it follows later.
+    if space.names().any(|name| name == "prefetch_c") && space.flag(config, "prefetch_c") {
         steps.push(prefetch(p.sum, tile, 0));
     }
     if space.flag(config, "prefetch_a") {
@@ -468,10 +547,10 @@ fn steps(s: &Setting, p: &Product, space: &Space, config: &Config) -> Vec<Step> 
         }
     }
     if !threads.is_empty() {
-        let batch = if n_finished > 0 { "ob" } else { "b" };
-        steps.push(parallel(if threads == "b" { batch } else { &threads }));
+        let batch = if n_finished > 0 { "ob" } else { batch };
+        steps.push(parallel(if threads == "b" { batch } else { threads }));
         // Where threads share the work on a block they share its epilogue.
-        if p.has_epilogue && threads != "b" && position(&threads) >= Some(n_finished) {
+        if p.has_epilogue && threads != "b" && position(threads) >= Some(n_finished) {
             steps.push(parallel(rows.finish));
         }
     }

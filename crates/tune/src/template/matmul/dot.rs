@@ -2,6 +2,7 @@
 
 use super::super::algorithm::{self, Algorithm};
 use super::super::model::{bandwidth, cuts, step_cycles};
+use super::super::share::{self, Share};
 use super::super::step::{accumulate, compute_at, parallel, reorder, rfactor, split, unroll, vectorize};
 use super::super::{Setting, Template, ceil_div};
 use super::{Product, is_product};
@@ -41,6 +42,11 @@ fn tiles(n: i64) -> impl Iterator<Item = i64> {
     TILES.into_iter().filter(move |&t| t <= n)
 }
 
+/// Loops that threads may share.
+fn parallel_loops(p: &Product) -> &'static [&'static str] {
+    if p.batch.is_some() { &["b", "tiles"] } else { &["tiles"] }
+}
+
 fn parameters(s: &Setting, p: &Product) -> Vec<Parameter> {
     // With one row or column there is nothing that the inner loop returns to.
     let tile_loops: &[&str] = match (p.m, p.n) {
@@ -55,9 +61,9 @@ fn parameters(s: &Setting, p: &Product) -> Vec<Parameter> {
         Parameter::ordinal("unroll_k", [1, 2, 4]),
     ];
     if s.n_threads > 1 {
-        parameters
-            .push(Parameter::categorical("parallel", if p.batch.is_some() { &["b", "tiles"] } else { &["tiles"] }));
+        parameters.push(Parameter::categorical("parallel", parallel_loops(p)));
     }
+    parameters.extend(p.work().parameter(s, true));
     parameters
 }
 
@@ -75,7 +81,7 @@ fn constraints(s: &Setting, p: &Product) -> Vec<Constraint> {
     )];
     if s.n_threads > 1 {
         let (batch, n_threads) = (p.batch.unwrap_or(1), s.n_threads as i64);
-        constraints.push(Constraint::new(
+        let for_all_threads = Constraint::new(
             "tiles_for_all_threads",
             "the parallel loop has an iteration for every thread, where one of the loops has",
             &["parallel", "tiles", "tile_m", "tile_n"],
@@ -84,13 +90,43 @@ fn constraints(s: &Setting, p: &Product) -> Vec<Constraint> {
                 let iterations = if v[0].text() == "b" { batch } else { outer };
                 iterations >= m.max(n).max(batch).min(n_threads)
             },
-        ));
+        );
+        if p.work().parameter(s, true).is_some() {
+            constraints.push(Share::Result.only(for_all_threads));
+            constraints.push(Share::Result.owns("parallel", parallel_loops(p)[0]));
+        } else {
+            constraints.push(for_all_threads);
+        }
     }
     constraints
 }
 
-/// Tiles at the rate of their multiply-adds and loads, or of the factor that passes by for each tile of the other.
+/// What the busiest thread does, where it is a choice what threads share; else the whole.
 fn estimate(s: &Setting, p: &Product, space: &Space, config: &Config) -> f64 {
+    if p.work().parameter(s, true).is_none() {
+        return of_one_thread(s, p, space, config);
+    }
+    let each = |n: i64| ceil_div(n, s.n_threads as i64);
+    // Of rows or columns a thread takes whole tiles.
+    let tiles = |n: i64, tile: &str| n.min(each(ceil_div(n, space.int(config, tile))) * space.int(config, tile));
+    let share = Share::of(s, space, config);
+    let mut own = *p;
+    match share {
+        Share::Nothing => {}
+        Share::Sum => own.k = share::part_of_product(s, p.k).min(p.k),
+        Share::Result if space.text(config, "parallel") == "b" => own.batch = p.batch.map(each),
+        Share::Result if space.text(config, "tiles") == "ir-jr" => own.m = tiles(p.m, "tile_m"),
+        Share::Result => own.n = tiles(p.n, "tile_n"),
+    }
+    let n_begins = match share {
+        Share::Result if space.text(config, "parallel") == "tiles" => p.batch.unwrap_or(1),
+        _ => 1,
+    };
+    of_one_thread(s, &own, space, config) + share::overhead(s, share, n_begins, p.work().elements())
+}
+
+/// Tiles at the rate of their multiply-adds and loads, or of the factor that passes by for each tile of the other.
+fn of_one_thread(s: &Setting, p: &Product, space: &Space, config: &Config) -> f64 {
     let int = |name: &str| space.int(config, name);
     let row = p.k as f64 * s.workload.dtype.bytes() as f64;
     let steps = ceil_div(p.k, s.target.lanes(s.workload.dtype)) as f64;
@@ -110,29 +146,43 @@ fn estimate(s: &Setting, p: &Product, space: &Space, config: &Config) -> f64 {
 }
 
 fn steps(s: &Setting, p: &Product, space: &Space, config: &Config) -> Vec<Step> {
+    let share = Share::of(s, space, config);
+    if share != Share::Sum {
+        let threads = if share == Share::Result { space.text(config, "parallel") } else { String::new() };
+        return product(s, p, &threads, space, config);
+    }
+    let (before, parts, after) = p.in_parts(s);
+    [before, product(s, &parts, "", space, config), after].concat()
+}
+
+/// The schedule of a product, in which `threads` names the loop that they share, if any.
+fn product(s: &Setting, p: &Product, threads: &str, space: &Space, config: &Config) -> Vec<Step> {
     let lanes = s.target.lanes(s.workload.dtype);
     let (int, text) = (|name: &str| space.int(config, name), |name: &str| space.text(config, name));
     let (tile_m, tile_n) = (int("tile_m"), int("tile_n"));
     let [outer, inner] = if text("tiles") == "ir-jr" { ["ir", "jr"] } else { ["jr", "ir"] };
+    let [b, i, j, k] = p.loops;
+    // The lanes' sums have the loops of the sums.
+    let [lanes_i, lanes_j] = [i, j].map(|l| format!("P.{l}"));
 
-    let mut steps = vec![split("k", lanes, "ko", "kl"), rfactor(p.sum, "kl", "P")];
+    let mut steps = vec![split(k, lanes, "ko", "kl"), rfactor(p.sum, "kl", "P")];
     // The loops over a tile, of the sums and of what finishes them.
     let (rows, columns) = if p.has_epilogue {
         steps.extend([split("oi", tile_m, "ir", "om"), split("oj", tile_n, "jr", "on")]);
         steps.push(reorder(&p.in_batch("ob", &[outer, inner, "om", "on"])));
         steps.push(compute_at(p.sum, inner));
-        ("i", "j")
+        (i, j)
     } else {
-        steps.extend([split("i", tile_m, "ir", "im"), split("j", tile_n, "jr", "jm")]);
-        steps.push(reorder(&p.in_batch("b", &[outer, inner, "im", "jm", "kl"])));
+        steps.extend([split(i, tile_m, "ir", "im"), split(j, tile_n, "jr", "jm")]);
+        steps.push(reorder(&p.in_batch(b, &[outer, inner, "im", "jm", "kl"])));
         ("im", "jm")
     };
     steps.push(compute_at("P", inner));
     steps.push(split("P.ko", int("unroll_k"), "P.k", "P.ki"));
-    steps.push(reorder(&["P.k", "P.ki", "P.i", "P.j", "P.kl"]));
+    steps.push(reorder(&["P.k", "P.ki", &lanes_i, &lanes_j, "P.kl"]));
     steps.push(accumulate("P", inner, "P.r"));
     steps.push(vectorize("P.kl"));
-    steps.extend(["P.ki", "P.i", "P.j"].map(unroll));
+    steps.extend(["P.ki", &lanes_i, &lanes_j].map(unroll));
 
     // Sums of neighbours are finished together: their lanes are transposed, then added.
     let along_columns = tile_n >= tile_m;
@@ -143,9 +193,9 @@ fn steps(s: &Setting, p: &Product, space: &Space, config: &Config) -> Vec<Step> 
         let [one, together] = if along_columns { ["om", "on"] } else { ["on", "om"] };
         steps.extend([reorder(&[one, together]), vectorize(together)]);
     }
-    if s.n_threads > 1 {
-        let batch = if p.has_epilogue { "ob" } else { "b" };
-        steps.push(parallel(if text("parallel") == "b" { batch } else { outer }));
+    if !threads.is_empty() {
+        let batch = if p.has_epilogue { "ob" } else { b };
+        steps.push(parallel(if threads == "b" { batch } else { outer }));
     }
     steps
 }

@@ -5,7 +5,10 @@ mod dot;
 mod factorized;
 
 use super::algorithm::{self, Algorithm};
-use super::{Template, ceil_div};
+use super::share::{self, EACH_PART, PART, PARTS, Work};
+use super::step::{accumulate, compute_at, parallel, reorder, split, vectorize};
+use super::{Setting, Template, ceil_div};
+use tilewright_ir::Step;
 use tilewright_ir::op::Workload;
 use tilewright_ir::schedule::LayoutAxis::{self, Whole};
 
@@ -32,7 +35,10 @@ fn is_product(w: &Workload) -> bool {
 
 /// A product of matrices as its operator's untransformed program has it: loops `i`, `j` and `k`, in a loop `b` where
 /// there are many; where there is an epilogue, the stage `acc` is the product and loops `oi`, `oj`, `ob` finish it.
+#[derive(Clone, Copy)]
 struct Product {
+    /// Its loops over products, rows, columns and the sum.
+    loops: [&'static str; 4],
     /// Number of products, where there is a loop over them.
     batch: Option<i64>,
     m: i64,
@@ -48,6 +54,7 @@ struct Product {
 }
 
 /// One of the factors.
+#[derive(Clone, Copy)]
 struct Factor {
     name: &'static str,
     /// Which of its dimensions counts rows or columns of the product.
@@ -77,6 +84,7 @@ impl Product {
         };
         let has_epilogue = !w.epilogue().is_empty();
         Product {
+            loops: ["b", "i", "j", "k"],
             batch: is_batched.then(|| w.size("b")),
             m: w.size("m"),
             n: w.size("n"),
@@ -86,6 +94,39 @@ impl Product {
             sum: if has_epilogue { "acc" } else { output },
             has_epilogue,
         }
+    }
+
+    /// What threads may share of it.
+    fn work(&self) -> Work {
+        Work { results: self.batch.unwrap_or(1), rows: self.m, columns: self.n, sum: self.k }
+    }
+
+    /// The products of parts of the sums, one part for each thread, as a product of its own; what makes it of this one, and
+    /// what adds the parts up once it is scheduled.
+    fn in_parts(&self, s: &Setting) -> (Vec<Step>, Product, Vec<Step>) {
+        let lanes = s.target.lanes(s.workload.dtype);
+        let [b, i, j, k] = self.loops;
+        let result = self.in_batch(b, &[i, j]);
+        let part = share::part_of_product(s, self.k);
+        let before = share::in_parts(self.sum, &result, k, &[], part);
+        let loops = ["S.b", "S.i", "S.j", "S.in_part"];
+        let parts = Product { loops, k: part, sum: PARTS, has_epilogue: false, ..*self };
+
+        let order: Vec<usize> = (0..=result.len()).collect();
+        let mut after = vec![parallel(EACH_PART), share::on_own_lines(s, &order, result.len(), self.n, 1)];
+        // A vector of results at a time, where there is an epilogue from which it goes on.
+        let columns = if self.has_epilogue { "oj" } else { j };
+        after.push(split(columns, lanes, "total.v", "total.l"));
+        if self.has_epilogue {
+            after.extend([compute_at(self.sum, "total.v"), reorder(&[PART, j]), vectorize(j)]);
+        } else {
+            after.push(reorder(&self.in_batch(b, &[i, "total.v", PART, "total.l"])));
+        }
+        after.extend([accumulate(self.sum, "total.v", "total"), vectorize("total.l")]);
+        if self.work().elements() >= share::MANY_RESULTS {
+            after.push(parallel(if self.has_epilogue { "oi" } else { i }));
+        }
+        (before, parts, after)
     }
 
     /// The loop over products, if any, then these loops.

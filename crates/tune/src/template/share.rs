@@ -1,0 +1,208 @@
+//! What threads share: the result, the sum, or nothing.
+//!
+//! Threads take tiles of a result where there are enough of them. Of a small result with a long sum each takes a part of
+//! the sum instead; the parts are added up in their order once all are done, so that results depend on the schedule alone.
+//! The smallest problems are done before another thread has begun: then all but one do nothing. Only where one of the two
+//! may be better is it a choice; other spaces have no such parameter.
+
+use super::step::{layout, reorder, rfactor, split};
+use super::{Setting, ceil_div};
+use crate::space::{Config, Constraint, Parameter, Space, Value};
+use tilewright_ir::Step;
+use tilewright_ir::schedule::LayoutAxis::{Inner, Outer, Whole};
+
+/// The parameter.
+const NAME: &str = "share";
+
+/// Multiply-adds of which one thread does fewer in less time than it takes to have others begin and to wait for them.
+const FEWEST_TO_SHARE: i64 = 1 << 19;
+/// Multiply-adds of which each thread's part is long enough to be worth adding up.
+const FEWEST_TO_SUM_APART: i64 = 1 << 16;
+/// Results of which each thread may have its own.
+const MOST_RESULTS_EACH: i64 = 1 << 15;
+/// Elements of a sum for each row or column of its result from which sharing rows or columns leaves threads with much that
+/// both read.
+const LONG_SUM: i64 = 8;
+/// So many results for each thread need no sum to be shared.
+const RESULTS_PER_THREAD: i64 = 4;
+/// So many results are added up by all threads.
+pub const MANY_RESULTS: i64 = 1 << 13;
+
+/// Bytes of a cache line on every supported machine.
+const LINE_BYTES: i64 = 64;
+/// Elements of a sum that a thread takes at a time: vectors of any machine, several steps of any unrolling.
+const SUM_STEP: i64 = 64;
+
+/// Cycles that it takes to have other threads begin, and to wait for them.
+const START_CYCLES: f64 = 2000.0;
+
+/// The partial results, and what the names of their loops begin in.
+pub const PARTS: &str = "S";
+/// The loop over the parts of a sum, of the loops that add them up.
+pub const PART: &str = "part";
+/// The same loop of those that compute them.
+pub const EACH_PART: &str = "S.part";
+/// What is left of the sum's own loop, in a part.
+pub const IN_PART: &str = "in_part";
+
+/// What threads share.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Share {
+    /// Tiles of the result.
+    Result,
+    /// Parts of the sum that each element of the result is.
+    Sum,
+    /// Nothing: one thread does all.
+    Nothing,
+}
+
+impl Share {
+    /// Every one of them with its value of the parameter.
+    const ALL: [(Share, &'static str); 3] =
+        [(Share::Result, "result"), (Share::Sum, "sum"), (Share::Nothing, "nothing")];
+
+    /// What threads share in a configuration.
+    pub fn of(s: &Setting, space: &Space, config: &Config) -> Share {
+        if s.n_threads == 1 {
+            return Share::Nothing;
+        }
+        match space.names().any(|name| name == NAME) {
+            true => Share::named(&space.value(config, NAME)),
+            false => Share::Result,
+        }
+    }
+
+    fn named(value: &Value) -> Share {
+        Share::ALL.iter().find(|(_, name)| *name == value.text()).expect("every value is listed").0
+    }
+
+    fn name(self) -> &'static str {
+        Share::ALL.iter().find(|(share, _)| *share == self).expect("every value is listed").1
+    }
+
+    /// A constraint on what happens where threads share this.
+    pub fn only(self, constraint: Constraint) -> Constraint {
+        constraint.only_where(NAME, self.name())
+    }
+
+    /// A constraint on what happens where they do not.
+    pub fn except(self, constraint: Constraint) -> Constraint {
+        constraint.except_where(NAME, self.name())
+    }
+
+    /// That a parameter which only this gives a meaning keeps its first value elsewhere.
+    pub fn owns(self, parameter: &str, first: &str) -> Constraint {
+        let (first, name) = (Value::Text(first.into()), self.name());
+        Constraint::new(
+            &format!("{parameter}_of_{name}"),
+            &format!("{parameter} is {first} where threads do not share the {name}"),
+            &[NAME, parameter],
+            move |v| v[0].text() == name || *v[1] == first,
+        )
+    }
+
+    /// That a parameter is not this value where threads share this.
+    pub fn excludes(self, parameter: &str, value: &str) -> Constraint {
+        let (name, value) = (self.name(), Value::Text(value.into()));
+        Constraint::new(
+            &format!("{parameter}_without_{name}"),
+            &format!("{parameter} is not {value} where threads share the {name}"),
+            &[NAME, parameter],
+            move |v| v[0].text() != name || *v[1] != value,
+        )
+    }
+}
+
+/// A problem as far as it matters for what to share.
+#[derive(Clone, Copy, Debug)]
+pub struct Work {
+    /// Products or images, each with factors of its own.
+    pub results: i64,
+    /// Rows of each result.
+    pub rows: i64,
+    /// Its columns.
+    pub columns: i64,
+    /// Elements that each element of it sums.
+    pub sum: i64,
+}
+
+impl Work {
+    /// Elements of all results.
+    pub fn elements(&self) -> i64 {
+        self.results.saturating_mul(self.rows).saturating_mul(self.columns)
+    }
+
+    /// Whether the sum may be shared to advantage.
+    pub fn has_long_sum(&self, s: &Setting) -> bool {
+        let n_threads = s.n_threads as i64;
+        s.n_threads > 1
+            && self.results < RESULTS_PER_THREAD * n_threads
+            && self.elements() <= MOST_RESULTS_EACH
+            && self.elements().saturating_mul(self.sum) >= FEWEST_TO_SUM_APART
+            && self.sum >= LONG_SUM * n_threads * self.rows.max(self.columns)
+    }
+
+    /// The parameter, where there is a choice.
+    ///
+    /// `can_share_sum`: whether the algorithm at hand can share one that is long.
+    pub fn parameter(&self, s: &Setting, can_share_sum: bool) -> Option<Parameter> {
+        let is_small = self.elements().saturating_mul(self.sum) < FEWEST_TO_SHARE;
+        let has_long_sum = self.has_long_sum(s);
+        if s.n_threads == 1 || !(is_small || has_long_sum) {
+            return None;
+        }
+        let is_there = |share: &Share| *share != Share::Sum || has_long_sum && can_share_sum;
+        let values: Vec<&str> = Share::ALL.iter().filter(|(share, _)| is_there(share)).map(|(_, name)| *name).collect();
+        Some(Parameter::categorical(NAME, &values).optional())
+    }
+}
+
+/// Elements of a part of a sum, of which there are as many parts as threads, or fewer.
+pub fn part_of(s: &Setting, sum: i64, step: i64) -> i64 {
+    ceil_div(ceil_div(sum, s.n_threads as i64), step) * step
+}
+
+/// Elements of a part of a product's sum, of which none is shorter than [`SUM_STEP`].
+pub fn part_of_product(s: &Setting, sum: i64) -> i64 {
+    let least = part_of(s, sum, SUM_STEP);
+    let last = |part: i64| sum - (ceil_div(sum, part) - 1) * part;
+    (least..sum).step_by(SUM_STEP as usize).find(|&part| last(part) >= SUM_STEP).unwrap_or(sum)
+}
+
+/// Has a stage sum parts of this length of a loop, `result` being the loops over its result, outermost first, and `rest` those of
+/// the sum that stay as they are.
+///
+/// The partial results are [`PARTS`]: their loops are [`EACH_PART`], outermost, then those named after the stage's.
+pub fn in_parts(stage: &str, result: &[&str], sum: &str, rest: &[&str], part: i64) -> Vec<Step> {
+    vec![
+        split(sum, part, PART, IN_PART),
+        reorder(&[&[PART], result, &[IN_PART], rest].concat()),
+        rfactor(stage, PART, PARTS),
+    ]
+}
+
+/// Gives each part of the results cache lines of its own. `order`: the dimensions of the partial results in the order in which
+/// they are to stand; of the one at `padded` there are so many elements, each of so many elements of those inside.
+pub fn on_own_lines(s: &Setting, order: &[usize], padded: usize, extent: i64, inside: i64) -> Step {
+    let per_line = LINE_BYTES / s.workload.dtype.bytes() as i64;
+    let fills = (1..=per_line).find(|n| n * inside % per_line == 0).expect("a line's worth of them does");
+    let padded_extent = ceil_div(extent, fills) * fills;
+    let axes = order.iter().enumerate().flat_map(|(at, &axis)| match at == padded {
+        // One tile that is as long as there is room for.
+        true => vec![Outer(axis, padded_extent), Inner(axis, padded_extent)],
+        false => vec![Whole(axis)],
+    });
+    layout(PARTS, &axes.collect::<Vec<_>>())
+}
+
+/// What sharing costs beside the work that a thread is left with: the threads begin so many times, and the parts of so many
+/// results are added up.
+pub fn overhead(s: &Setting, share: Share, n_begins: i64, results: i64) -> f64 {
+    let lanes = s.target.lanes(s.workload.dtype) as f64;
+    match share {
+        Share::Nothing => 0.0,
+        Share::Result => START_CYCLES * n_begins as f64,
+        // Most parts come from other cores' caches.
+        Share::Sum => START_CYCLES * n_begins as f64 + (results * s.n_threads as i64) as f64 * 8.0 / lanes,
+    }
+}
