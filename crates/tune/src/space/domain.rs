@@ -33,8 +33,8 @@ pub struct Parameter {
     pub name: String,
     /// What it may hold.
     pub domain: Domain,
-    /// Whether a configuration that lacks it means its first value: one that templates came to have after configurations
-    /// without it were recorded.
+    /// Whether a configuration that lacks it means its first value: one that templates came to have after
+    /// configurations without it were recorded.
     pub optional: bool,
 }
 

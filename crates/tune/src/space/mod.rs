@@ -416,8 +416,8 @@ impl Space {
     /// The legal configuration that a JSON object from parameter to value stands for.
     ///
     /// # Errors
-    /// [`ConfigError`] where the object lacks a parameter that is not optional, has one too many, holds a value that is not
-    /// feasible, or violates a constraint: the fault of whoever wrote it.
+    /// [`ConfigError`] where the object lacks a parameter that is not optional, has one too many, holds a
+    /// value that is not feasible, or violates a constraint: the fault of whoever wrote it.
     pub fn config_from_json(&self, json: &Json) -> Result<Config, ConfigError> {
         let object = json.as_object().ok_or_else(|| ConfigError::NotAnObject { found: json.to_string() })?;
         if let Some(name) = object.keys().find(|name| self.axis(name).is_none()) {

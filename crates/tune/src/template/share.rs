@@ -1,9 +1,10 @@
 //! What threads share: the result, the sum, or nothing.
 //!
-//! Threads take tiles of a result where there are enough of them. Of a small result with a long sum each takes a part of
-//! the sum instead; the parts are added up in their order once all are done, so that results depend on the schedule alone.
-//! The smallest problems are done before another thread has begun: then all but one do nothing. Only where one of the two
-//! may be better is it a choice; other spaces have no such parameter.
+//! Threads take tiles of a result where there are enough of them. Of a small result with a long sum each
+//! takes a part of the sum instead; the parts are added up in their order once all are done, so that results
+//! depend on the schedule alone. The smallest problems are done before another thread has begun: then all but
+//! one do nothing. Only where one of the two may be better is it a choice; other spaces have no such
+//! parameter.
 
 use super::step::{layout, reorder, rfactor, split};
 use super::{Setting, ceil_div};
@@ -14,14 +15,14 @@ use tilewright_ir::schedule::LayoutAxis::{Inner, Outer, Whole};
 /// The parameter.
 const NAME: &str = "share";
 
-/// Multiply-adds of which one thread does fewer in less time than it takes to have others begin and to wait for them.
+/// Multiply-adds of which one thread does fewer in less time than it takes to have others begin and to wait.
 const FEWEST_TO_SHARE: i64 = 1 << 19;
 /// Multiply-adds of which each thread's part is long enough to be worth adding up.
 const FEWEST_TO_SUM_APART: i64 = 1 << 16;
 /// Results of which each thread may have its own.
 const MOST_RESULTS_EACH: i64 = 1 << 15;
-/// Elements of a sum for each row or column of its result from which sharing rows or columns leaves threads with much that
-/// both read.
+/// Elements of a sum for each thread and row or column of its result, from which sharing rows or columns
+/// leaves much that every thread reads.
 const LONG_SUM: i64 = 8;
 /// So many results for each thread need no sum to be shared.
 const RESULTS_PER_THREAD: i64 = 4;
@@ -142,18 +143,38 @@ impl Work {
             && self.sum >= LONG_SUM * n_threads * self.rows.max(self.columns)
     }
 
+    /// Whether it is a choice what threads share.
+    pub fn is_choice(&self, s: &Setting) -> bool {
+        let is_small = self.elements().saturating_mul(self.sum) < FEWEST_TO_SHARE;
+        s.n_threads > 1 && is_small || self.has_long_sum(s)
+    }
+
     /// The parameter, where there is a choice.
     ///
     /// `can_share_sum`: whether the algorithm at hand can share one that is long.
     pub fn parameter(&self, s: &Setting, can_share_sum: bool) -> Option<Parameter> {
-        let is_small = self.elements().saturating_mul(self.sum) < FEWEST_TO_SHARE;
-        let has_long_sum = self.has_long_sum(s);
-        if s.n_threads == 1 || !(is_small || has_long_sum) {
-            return None;
-        }
-        let is_there = |share: &Share| *share != Share::Sum || has_long_sum && can_share_sum;
+        let is_there = |share: &Share| *share != Share::Sum || can_share_sum && self.has_long_sum(s);
         let values: Vec<&str> = Share::ALL.iter().filter(|(share, _)| is_there(share)).map(|(_, name)| *name).collect();
-        Some(Parameter::categorical(NAME, &values).optional())
+        self.is_choice(s).then(|| Parameter::categorical(NAME, &values).optional())
+    }
+
+    /// A constraint on how threads share the result, which goes for configurations in which they do.
+    pub fn of_result(&self, s: &Setting, constraint: Constraint) -> Constraint {
+        if self.is_choice(s) { Share::Result.only(constraint) } else { constraint }
+    }
+
+    /// What the busiest thread does of so many cycles, where it is a choice; else all of them.
+    ///
+    /// `n_iterations`: of the loop that threads share; `n_tiles`: how often the sum of a tile is shared.
+    pub fn of_busiest_thread(&self, s: &Setting, share: Share, cycles: f64, n_iterations: i64, n_tiles: i64) -> f64 {
+        let n_threads = s.n_threads as i64;
+        let (part, n_begins) = match share {
+            _ if !self.is_choice(s) => return cycles,
+            Share::Nothing => (1.0, 0),
+            Share::Sum => (1.0 / n_threads as f64, n_tiles),
+            Share::Result => (ceil_div(n_iterations, n_threads) as f64 / n_iterations as f64, 1),
+        };
+        cycles * part + overhead(s, share, n_begins, self.elements())
     }
 }
 
@@ -169,10 +190,11 @@ pub fn part_of_product(s: &Setting, sum: i64) -> i64 {
     (least..sum).step_by(SUM_STEP as usize).find(|&part| last(part) >= SUM_STEP).unwrap_or(sum)
 }
 
-/// Has a stage sum parts of this length of a loop, `result` being the loops over its result, outermost first, and `rest` those of
-/// the sum that stay as they are.
+/// Has a stage sum parts of this length of a loop. `result` are the loops over its result, outermost first,
+/// and `rest` those of the sum that stay as they are.
 ///
-/// The partial results are [`PARTS`]: their loops are [`EACH_PART`], outermost, then those named after the stage's.
+/// The partial results are [`PARTS`]. Their loops are [`EACH_PART`], outermost, then those named after the
+/// stage's.
 pub fn in_parts(stage: &str, result: &[&str], sum: &str, rest: &[&str], part: i64) -> Vec<Step> {
     vec![
         split(sum, part, PART, IN_PART),
@@ -181,8 +203,9 @@ pub fn in_parts(stage: &str, result: &[&str], sum: &str, rest: &[&str], part: i6
     ]
 }
 
-/// Gives each part of the results cache lines of its own. `order`: the dimensions of the partial results in the order in which
-/// they are to stand; of the one at `padded` there are so many elements, each of so many elements of those inside.
+/// Gives each part of the results cache lines of its own. `order`: the dimensions of the partial results in
+/// the order in which they are to stand; the one at `padded` has so many elements, each of so many of the
+/// dimensions inside.
 pub fn on_own_lines(s: &Setting, order: &[usize], padded: usize, extent: i64, inside: i64) -> Step {
     let per_line = LINE_BYTES / s.workload.dtype.bytes() as i64;
     let fills = (1..=per_line).find(|n| n * inside % per_line == 0).expect("a line's worth of them does");
@@ -195,8 +218,8 @@ pub fn on_own_lines(s: &Setting, order: &[usize], padded: usize, extent: i64, in
     layout(PARTS, &axes.collect::<Vec<_>>())
 }
 
-/// What sharing costs beside the work that a thread is left with: the threads begin so many times, and the parts of so many
-/// results are added up.
+/// What sharing costs beside the work that a thread is left with: the threads begin so many times, and the
+/// parts of so many results are added up.
 pub fn overhead(s: &Setting, share: Share, n_begins: i64, results: i64) -> f64 {
     let lanes = s.target.lanes(s.workload.dtype) as f64;
     match share {

@@ -74,8 +74,8 @@ fn cut_sum(s: &Setting, shape: &Shape) -> Option<(&'static str, i64)> {
     (extent >= s.n_threads as i64).then_some((cut, extent))
 }
 
-/// The loops over channels, rows and columns of the result, then over channels, rows and columns of the filter, of the
-/// stage that sums or, where a loop of the sum is cut, of the parts.
+/// The loops over channels, rows and columns of the result, then over channels, rows and columns of the
+/// filter, of the stage that sums or, where a loop of the sum is cut, of the parts.
 fn loops(cut: Option<&str>) -> [&'static str; 6] {
     match cut {
         None => ["k", "p", "q", "c", "r", "s"],
@@ -214,14 +214,8 @@ fn constraints(s: &Setting, shape: &Shape) -> Vec<Constraint> {
             &["order", "lanes", "k_tile", "p_tile", "q_tile"],
             move |v| n * count(&v[0].order()[0], v) >= needed,
         );
-        let cut = cut_sum(s, shape);
-        let choice = shape.work().parameter(s, cut.is_some());
-        constraints.push(if choice.is_some() {
-            Share::Result.only(work_for_all_threads)
-        } else {
-            work_for_all_threads
-        });
-        if let (Some((cut, extent)), true) = (cut, shape.work().has_long_sum(s)) {
+        constraints.push(shape.work().of_result(s, work_for_all_threads));
+        if let (Some((cut, extent)), true) = (cut_sum(s, shape), shape.work().has_long_sum(s)) {
             constraints.extend(["row", "scatter"].map(|write| Share::Sum.excludes("write", write)));
             let setting = s.clone();
             let blocks_for_all_threads = Constraint::new(
@@ -496,26 +490,13 @@ fn estimate(s: &Setting, shape: &Shape, space: &Space, config: &Config) -> f64 {
     if text("input") == "packed" {
         cycles += n as f64 * image / bytes * 0.6;
     }
-    if shape.work().parameter(s, cut_sum(s, shape).is_some()).is_none() {
-        return cycles;
-    }
-    // What the busiest thread does of it.
     let count = |axis: &str| match axis {
         "k" => ceil_div(k_group, k_tile) * (k / k_group),
         "p" => ceil_div(p, int("p_tile")),
         _ => ceil_div(q, q_tile),
     };
-    let share = Share::of(s, space, config);
-    let n_threads = s.n_threads as i64;
-    let (part, n_begins) = match share {
-        Share::Nothing => (1.0, 0),
-        Share::Sum => (1.0 / n_threads as f64, n * count("k") * count("p") * count("q")),
-        Share::Result => {
-            let iterations = n * count(outer);
-            (ceil_div(iterations, n_threads) as f64 / iterations as f64, 1)
-        }
-    };
-    cycles * part + share::overhead(s, share, n_begins, shape.work().elements())
+    let n_tiles = n * ["k", "p", "q"].map(count).iter().product::<i64>();
+    shape.work().of_busiest_thread(s, Share::of(s, space, config), cycles, n * count(outer), n_tiles)
 }
 
 /// Copies the stage `pad` into blocks of channels, its borders apart, so that in the middle nothing is padding.

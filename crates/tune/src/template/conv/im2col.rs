@@ -133,12 +133,7 @@ fn constraints(s: &Setting, shape: &Shape) -> Vec<Constraint> {
                 n * iterations >= needed
             },
         );
-        let choice = shape.work().parameter(s, can_cut_sum(s, shape));
-        constraints.push(if choice.is_some() {
-            Share::Result.only(work_for_all_threads)
-        } else {
-            work_for_all_threads
-        });
+        constraints.push(shape.work().of_result(s, work_for_all_threads));
     }
     constraints
 }
@@ -173,22 +168,10 @@ fn estimate(s: &Setting, shape: &Shape, space: &Space, config: &Config) -> f64 {
         _ => patches * 0.3 + 2.0 * whole / bandwidth(s, whole),
     };
     cycles *= shape.n as f64;
-    if shape.work().parameter(s, can_cut_sum(s, shape)).is_none() {
-        return cycles;
-    }
-    // What the busiest thread does of it.
-    let (tiles, blocks) = (ceil_div(shape.k, int("k_tile")), shape.p / rows);
+    let (n_tiles, n_blocks) = (ceil_div(shape.k, int("k_tile")), shape.p / rows);
+    let n_iterations = shape.n * if text("outer") == "rows" { n_blocks } else { n_tiles };
     let share = Share::of(s, space, config);
-    let n_threads = s.n_threads as i64;
-    let (part, n_begins) = match share {
-        Share::Nothing => (1.0, 0),
-        Share::Sum => (1.0 / n_threads as f64, shape.n * tiles * blocks),
-        Share::Result => {
-            let iterations = shape.n * if text("outer") == "rows" { blocks } else { tiles };
-            (ceil_div(iterations, n_threads) as f64 / iterations as f64, 1)
-        }
-    };
-    cycles * part + share::overhead(s, share, n_begins, shape.work().elements())
+    shape.work().of_busiest_thread(s, share, cycles, n_iterations, shape.n * n_tiles * n_blocks)
 }
 
 fn steps(s: &Setting, shape: &Shape, space: &Space, config: &Config) -> Vec<Step> {

@@ -2,7 +2,7 @@
 
 use super::super::Setting;
 use super::super::model::{bandwidth, cuts, step_cycles};
-use super::super::share::{self, Share};
+use super::super::share::Share;
 use super::super::step::{
     accumulate, compute_at, fuse, inline, layout, parallel, reorder, split, stage, unroll, vectorize, winograd,
 };
@@ -100,11 +100,8 @@ fn constraints(s: &Setting, shape: &Shape) -> Vec<Constraint> {
                 }
             },
         );
-        if shape.work().parameter(s, false).is_some() {
-            constraints.extend([Share::Result.only(work_for_all_threads), Share::Result.owns("parallel", "rows")]);
-        } else {
-            constraints.push(work_for_all_threads);
-        }
+        constraints.push(shape.work().of_result(s, work_for_all_threads));
+        constraints.extend(shape.work().is_choice(s).then(|| Share::Result.owns("parallel", "rows")));
     }
     constraints
 }
@@ -272,10 +269,6 @@ fn estimate(s: &Setting, shape: &Shape, space: &Space, config: &Config) -> f64 {
             * (products.max(read) + 0.2 * products.min(read) + transforms + 2.0 * passed / bandwidth(s, between));
     }
     cycles *= shape.n as f64;
-    if shape.work().parameter(s, false).is_none() {
-        return cycles;
-    }
-    let share = Share::of(s, space, config);
-    let n_threads = if share == Share::Result { s.n_threads as f64 } else { 1.0 };
-    cycles / n_threads + share::overhead(s, share, shape.n, shape.work().elements())
+    // Rows and channels are cut as evenly as threads ask for.
+    shape.work().of_busiest_thread(s, Share::of(s, space, config), cycles, s.n_threads as i64, 0)
 }

@@ -271,12 +271,8 @@ fn constraints(s: &Setting, p: &Product) -> Vec<Constraint> {
             },
         );
         let of_result = [tiles_in_parallel, work_for_all_threads];
-        if p.work().parameter(s, true).is_some() {
-            constraints.extend(of_result.map(|c| Share::Result.only(c)));
-            constraints.push(Share::Result.owns("parallel", parallel_loops(s, p)[0]));
-        } else {
-            constraints.extend(of_result);
-        }
+        constraints.extend(of_result.map(|c| p.work().of_result(s, c)));
+        constraints.extend(p.work().is_choice(s).then(|| Share::Result.owns("parallel", parallel_loops(s, p)[0])));
     }
     constraints
 }
@@ -344,7 +340,7 @@ struct Blocks {
 fn estimate(s: &Setting, p: &Product, space: &Space, config: &Config) -> f64 {
     let (int, text) = (|name: &str| space.int(config, name), |name: &str| space.text(config, name));
     let blocks = Blocks { rows: int("m_blocks"), columns: int("n_blocks"), depth: int("k_blocks") };
-    if p.work().parameter(s, true).is_none() {
+    if !p.work().is_choice(s) {
         return of_one_thread(s, p, blocks, space, config);
     }
     let (mr, nr) = (int("mr"), int("nv") * s.target.lanes(s.workload.dtype));

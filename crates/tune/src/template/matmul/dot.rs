@@ -91,19 +91,15 @@ fn constraints(s: &Setting, p: &Product) -> Vec<Constraint> {
                 iterations >= m.max(n).max(batch).min(n_threads)
             },
         );
-        if p.work().parameter(s, true).is_some() {
-            constraints.push(Share::Result.only(for_all_threads));
-            constraints.push(Share::Result.owns("parallel", parallel_loops(p)[0]));
-        } else {
-            constraints.push(for_all_threads);
-        }
+        constraints.push(p.work().of_result(s, for_all_threads));
+        constraints.extend(p.work().is_choice(s).then(|| Share::Result.owns("parallel", parallel_loops(p)[0])));
     }
     constraints
 }
 
 /// What the busiest thread does, where it is a choice what threads share; else the whole.
 fn estimate(s: &Setting, p: &Product, space: &Space, config: &Config) -> f64 {
-    if p.work().parameter(s, true).is_none() {
+    if !p.work().is_choice(s) {
         return of_one_thread(s, p, space, config);
     }
     let each = |n: i64| ceil_div(n, s.n_threads as i64);

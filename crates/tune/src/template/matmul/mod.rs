@@ -101,8 +101,8 @@ impl Product {
         Work { results: self.batch.unwrap_or(1), rows: self.m, columns: self.n, sum: self.k }
     }
 
-    /// The products of parts of the sums, one part for each thread, as a product of its own; what makes it of this one, and
-    /// what adds the parts up once it is scheduled.
+    /// The products of parts of the sums, one part for each thread, as a product of its own; what makes it of
+    /// this one, and what adds the parts up once it is scheduled.
     fn in_parts(&self, s: &Setting) -> (Vec<Step>, Product, Vec<Step>) {
         let lanes = s.target.lanes(s.workload.dtype);
         let [b, i, j, k] = self.loops;
