@@ -21,7 +21,7 @@ use tilewright_ir::{Target, lower};
 use tilewright_tune::{Config, Measure, Measured, Outcome, Setting, TEMPLATES, Task, TaskError, Template};
 
 /// Shapes that nothing divides, and the number of threads.
-const CASES: [(&str, usize); 21] = [
+const CASES: [(&str, usize); 26] = [
     ("matmul:m=1,n=1,k=1", 1),
     ("matmul:m=1,n=1,k=257", 1),
     ("matmul:m=257,n=1,k=3", 1),
@@ -43,6 +43,12 @@ const CASES: [(&str, usize); 21] = [
     ("dense:m=1,n=33,k=40,epilogue=bias", 1),
     ("dense:m=37,n=35,k=29,const=w,epilogue=bias+gelu", 2),
     ("dense:m=40,n=23,k=39,dtype=f64", 1),
+    // Of these, threads may share the sum.
+    ("matmul:m=8,n=9,k=1031,const=b,epilogue=relu", 2),
+    ("dense:m=1,n=10,k=6563", 2),
+    ("batch_matmul:b=2,m=6,n=5,k=1123,ta=1,dtype=f64", 2),
+    ("conv2d:c=67,h=5,w=5,k=19,r=5,s=5,pad=1,layout=blocked,epilogue=bias+add", 2),
+    ("depthwise_conv2d:c=3,h=80,w=150,r=79,s=149", 2),
 ];
 
 /// Random configurations of each template for one convolution.

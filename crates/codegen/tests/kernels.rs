@@ -10,7 +10,8 @@ use common::*;
 use tilewright_codegen::{CompileError, Emit, Runtime, compile, emit};
 use tilewright_ir::expr::{BinaryOp, Cond, Expr, ReduceOp, UnaryOp};
 use tilewright_ir::op::Workload;
-use tilewright_ir::{Atom, DType, Index, LoopKind, Role, Scope, Stmt, Target};
+use tilewright_ir::schedule::{apply_all, parse_steps};
+use tilewright_ir::{Atom, DType, Index, LoopKind, Role, Scope, Stmt, Target, lower};
 
 #[test]
 fn tiled_products() {
@@ -485,6 +486,24 @@ fn parallel_loops_have_memory_of_their_own() {
     check(&p);
     let kernel = compile(&p, &host()).unwrap();
     assert_eq!(kernel.scratch_bytes(2) - kernel.scratch_bytes(1), 40 * 16 * 4);
+}
+
+#[test]
+fn sums_in_parts_do_not_depend_on_who_computes_them() {
+    let steps = "split k 64 -> part in_part shrink\nreorder part i j in_part\nrfactor C part as S\n\
+         split S.j 16 -> jo jl shrink\nreorder S.i jo S.in_part jl\naccumulate S at jo -> S.r\nvectorize jl\n\
+         parallel S.part\nlayout S 0 1 2/48 2%48\nsplit j 16 -> total.v total.l shrink\n\
+         reorder i total.v part total.l\naccumulate C at total.v -> total\nvectorize total.l\nparallel i";
+    for dtype in DType::ALL.map(|(_, name)| name) {
+        let untransformed = Workload::parse(&format!("matmul:m=5,n=37,k=331,dtype={dtype}")).unwrap().program();
+        let p = lower::lower(&apply_all(&untransformed, &parse_steps(steps).unwrap()).unwrap());
+        check(&p);
+        let arguments = arguments(&p);
+        for kernel in targets().iter().flat_map(|target| kernels(&p, target)) {
+            let alone = run(&p, &kernel, &arguments, &Runtime::serial(), 1);
+            assert_eq!(run(&p, &kernel, &arguments, &two_threads(), 2), alone, "the same bits");
+        }
+    }
 }
 
 #[test]
