@@ -55,7 +55,7 @@ pub fn col2im(program: &mut Program, stage: &str, block: i64, taps_last: bool) -
     let (th, tw) = (rows.tiles(p), columns.tiles(q));
     let axes = [("n", n), ("k", k), ("th", th), ("fh", rows.stride), ("tw", tw), ("fw", columns.stride)];
     let over = [("r", rows.most_met()), ("s", columns.most_met())];
-    let (t, t_nest) = new.reduction("t", axes, over, |[n, k, th_, fh, tw_, fw], [i, j]| {
+    let summand = |[n, k, th_, fh, tw_, fw]: [&Index; 6], [i, j]: [&Index; 2]| {
         let (row, h, row_meets) = rows.meet(th_, fh, i, th);
         let (tap, x, column_meets) = columns.meet(tw_, fw, j, tw);
         let value = load(m, [n, &k.floor_div(block), &column(k, &row, &tap), &h, &x]);
@@ -63,7 +63,13 @@ pub fn col2im(program: &mut Program, stage: &str, block: i64, taps_last: bool) -
             Cond::True => value,
             meets => select(meets, value, Expr::Const(0.0)),
         }
-    })?;
+    };
+    let (t, t_nest) = if over.map(|(_, most)| most) == [1, 1] {
+        let only = Index::from(0);
+        new.stage("t", Role::Temporary, axes, |at| summand(at, [&only, &only]))?
+    } else {
+        new.reduction("t", axes, over, summand)?
+    };
     let [n, k, p, q] = loops.map(|(v, _)| Index::from(v));
     let (y, x) = (p.offset(rows.cut), q.offset(columns.cut));
     let (fh, fw) = (y.modulo(rows.stride), x.modulo(columns.stride));

@@ -213,7 +213,8 @@ pub enum Step {
     /// - `acc.w[c, t, y]`: the weights, made in `prepare` of constant ones, where `y` counts a block's channels and taps,
     ///   of which either the taps or the channels are next to each other;
     /// - `acc.m[n, t, y, h, w]`: their products with the input, summed over `c`;
-    /// - `acc.t[n, k, th, fh, tw, fw]`: the sum over those taps that meet a result, numbered `r` and `s`;
+    /// - `acc.t[n, k, th, fh, tw, fw]`: the sum over those taps that meet a result, numbered `r` and `s`; where that
+    ///   is one at most, there are no such loops and it can be inlined;
     /// - `acc[n, k, p, q]`: the results that are not cut off, without a reduction, so that it can be inlined.
     ///
     /// Loops are named after the stage and the axis, as `acc.m.h`; those of `acc` keep their names. Sums are rounded in

@@ -168,7 +168,13 @@ fn steps(s: &Setting, shape: &Shape, space: &Space, config: &Config) -> Vec<Step
 
     // Rows of a block of channels, each added up in memory of its own, from which the epilogue reads it.
     steps.push(split("ok", k_block, "okt", "okr"));
-    let outer: &[&str] = if by_channels { &["on", "okt", "op"] } else { &["on", "okt", "okr", "op"] };
+    // Where one tap at most meets a result, the epilogue reads the columns themselves, phase by phase.
+    let alone = rows.met * columns.met == 1;
+    let outer: &[&str] = match by_channels {
+        true => &["on", "okt", "op"],
+        false if alone => &["on", "okt", "okr", "ops"],
+        false => &["on", "okt", "okr", "op"],
+    };
     match (by_channels, in_vectors) {
         (true, true) => {
             steps.extend([split("okr", lanes, "okv", "okl"), reorder(&[outer, &["oq", "okv", "okl"]].concat())]);
@@ -177,11 +183,16 @@ fn steps(s: &Setting, shape: &Shape, space: &Space, config: &Config) -> Vec<Step
             steps.extend([split("oq", lanes, "oqv", "oql"), split("okr", lanes, "okv", "okl")]);
             steps.push(reorder(&[outer, &["okv", "oqv", "oql", "okl"]].concat()));
         }
+        (false, _) if alone => {
+            steps.extend([split("op", rows.stride, "ops", "opp"), split("oq", columns.stride, "oqs", "oqp")]);
+            steps.extend([split("oqp", lanes, "oqv", "oql")]);
+            steps.push(reorder(&["on", "okt", "okr", "ops", "opp", "oqs", "oqv", "oql"]));
+        }
         (false, _) => {
             steps.extend([split("oq", lanes, "oqv", "oql"), reorder(&[outer, &["oqv", "oql"]].concat())]);
         }
     }
-    steps.push(compute_at("acc.t", "op"));
+    steps.push(if alone && !by_channels { inline("acc.t") } else { compute_at("acc.t", "op") });
     if !whole {
         steps.push(compute_at("acc.m", "okt"));
     }
@@ -210,32 +221,38 @@ fn steps(s: &Setting, shape: &Shape, space: &Space, config: &Config) -> Vec<Step
         steps.extend([
             split("acc.t.k", MOST_UNROLLED * lanes, "acc.t.o", "acc.t.i"),
             split("acc.t.i", lanes, "acc.t.v", "acc.t.l"),
-            reorder(&[
-                "acc.t.n", "acc.t.th", "acc.t.fh", "acc.t.tw", "acc.t.fw", "acc.t.o", "acc.t.r", "acc.t.s", "acc.t.v",
-                "acc.t.l",
-            ]),
+            reorder(&["acc.t.n", "acc.t.th", "acc.t.fh", "acc.t.tw", "acc.t.fw", "acc.t.o", "acc.t.v", "acc.t.l"]),
             layout("acc.t", &[Whole(0), Whole(2), Whole(3), Whole(4), Whole(5), Whole(1)]),
         ]);
         if columns.stride <= MOST_UNROLLED {
             steps.push(unroll("acc.t.fw"));
         }
-    } else {
+    } else if !alone {
         steps.extend([
             split("acc.t.fw", MOST_UNROLLED * lanes, "acc.t.o", "acc.t.i"),
             split("acc.t.i", lanes, "acc.t.v", "acc.t.l"),
-            reorder(&["acc.t.tw", "acc.t.o", "acc.t.r", "acc.t.s", "acc.t.v", "acc.t.l"]),
         ]);
     }
-    steps.push(accumulate("acc.t", "acc.t.o", "acc.t.tile"));
-    let met = [("acc.t.r", rows.met), ("acc.t.s", columns.met)];
-    steps.extend(met.iter().filter(|(_, met)| *met <= MOST_UNROLLED).map(|(taps, _)| unroll(taps)));
-    steps.extend([unroll("acc.t.v"), vectorize("acc.t.l")]);
+    if !alone {
+        steps.push(reorder(&["acc.t.o", "acc.t.r", "acc.t.s", "acc.t.v", "acc.t.l"]));
+        steps.push(accumulate("acc.t", "acc.t.o", "acc.t.tile"));
+        let met = [("acc.t.r", rows.met), ("acc.t.s", columns.met)];
+        steps.extend(met.iter().filter(|(_, met)| *met <= MOST_UNROLLED).map(|(taps, _)| unroll(taps)));
+    }
+    if by_channels || !alone {
+        steps.extend([unroll("acc.t.v"), vectorize("acc.t.l")]);
+    }
 
     // The epilogue.
     match (by_channels, in_vectors) {
         (true, true) => steps.extend([unroll("okv"), vectorize("okl")]),
         (true, false) => steps.extend([unroll("okl"), vectorize("oql")]),
-        (false, _) => steps.push(vectorize("oql")),
+        (false, _) => {
+            if alone && columns.stride <= MOST_UNROLLED * lanes {
+                steps.push(unroll("oqv"));
+            }
+            steps.push(vectorize("oql"));
+        }
     }
 
     if s.n_threads > 1 {
@@ -306,11 +323,13 @@ fn estimate(s: &Setting, shape: &Shape, space: &Space, config: &Config) -> f64 {
     let of_vector = |width: i64, tests: f64| results / width.min(lanes) as f64 * (2.0 + tests * met);
     cycles += match by_channels {
         true => of_vector(k_block, 1.0 + 2.0 / ceil_div(k_block, lanes).min(MOST_UNROLLED) as f64),
+        false if met == 1.0 => 0.0,
         false => of_vector(columns.stride, 1.5),
     };
     cycles += match (by_channels, is_blocked(s)) {
         (true, false) => results * if k_block < lanes { 2.0 } else { 0.8 },
-        _ => results * 2.0 / lanes as f64,
+        (true, true) => results * 2.0 / lanes as f64,
+        (false, _) => results * 2.0 / lanes.min(columns.stride) as f64,
     };
     cycles += results * bytes / bandwidth(s, results * bytes);
     if text("input") == "packed" && !is_blocked(s) {
