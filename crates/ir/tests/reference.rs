@@ -327,7 +327,7 @@ fn times() {
     }
 }
 
-/// Sums over an operand with zeros inserted are those over the zeros too, whatever the stride and what is cut off.
+/// Sums over an operand with zeros inserted are those over the zeros too, whatever the stride and the padding.
 #[test]
 fn inserted_zeros_change_nothing() {
     let sizes = [

@@ -1,8 +1,8 @@
 //! Sums of products with an operand into which zeros were inserted, as a transposed convolution has one.
 //!
-//! Where the elements of an operand other than zero lie `step` apart along an axis that a window moves over, most taps
-//! meet a zero. Here each such element goes to the results whose window it is in, and no zero is walked over. That
-//! an operand has this form is seen from its values, not from how they came about.
+//! Where the elements of an operand other than zero lie `step` apart along an axis that a window moves over,
+//! most taps meet a zero. Here each such element goes to the results whose window it is in, and no zero is
+//! walked over. That an operand has this form is seen from its values, not from how they came about.
 
 use super::nest::zero_axes;
 use crate::expr::{BinaryOp, Cond, Expr, ReduceOp};
@@ -35,7 +35,8 @@ enum Along {
     Window(usize),
 }
 
-/// Along one dimension: elements at `first + step·i`, for `i` below `count`, meet taps in the results `p + dilation·tap`.
+/// Along one dimension: elements at `first + step·i`, for `i` below `count`, meet taps where that is
+/// `p + dilation·tap`.
 struct Window {
     tap: usize,
     dilation: i64,
@@ -275,7 +276,8 @@ fn for_each(at: &mut [i64], loops: &[usize], extents: &[i64], visit: &mut dyn Fn
     }
 }
 
-/// The elements that are not inserted, with where they lie put into the windows; `None` where no zeros are inserted.
+/// The elements that are not inserted, with where they lie put into the windows; `None` where no zeros are
+/// inserted.
 fn compact(values: &[f64], shape: &[i64], along: &[Along], windows: &mut [Window]) -> Option<Vec<f64>> {
     let mut used: Vec<Vec<bool>> = shape.iter().map(|n| vec![false; *n as usize]).collect();
     let row = *shape.last()? as usize;

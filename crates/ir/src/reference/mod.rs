@@ -2,8 +2,8 @@
 //!
 //! [`evaluate`] knows nothing of schedules or code generation. It recognises the nests that operators produce (loops of
 //! constant extent around one store or update) and evaluates them row by row, some rows at a time on each thread, with
-//! the reduction outside the row, past zeros that were inserted into an operand; whatever has another form runs through
-//! the interpreter, slowly but all the same.
+//! the reduction outside the row, past zeros that were inserted into an operand; whatever has another form
+//! runs through the interpreter, slowly but all the same.
 //! [`Tolerance`] says how far a kernel's result may be from the trusted one, [`random_input`] makes the data that the
 //! tolerance is argued for.
 

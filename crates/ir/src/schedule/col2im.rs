@@ -12,9 +12,9 @@ use crate::program::{BufferId, LoopId, LoopKind, Program, Role, Stmt};
 /// See [`super::Step::Col2im`].
 ///
 /// # Source
-/// The gradient of im2col (Chellapilla et al., 2006), as frameworks compute transposed convolutions. Ours gathers: each
-/// result reads the columns that meet it, so that stages stay nests around one assignment, and no column is
-/// added to memory twice.
+/// The gradient of im2col (Chellapilla et al., 2006), as frameworks compute transposed convolutions. Ours
+/// gathers: each result reads the columns that meet it, so that stages stay nests around one assignment, and
+/// no column is added to memory twice.
 pub fn col2im(program: &mut Program, stage: &str, block: i64, taps_last: bool) -> Result<(), Illegal> {
     let result = buffer_id(program, stage)?;
     let Transposed { loops, channels: c, rows, columns, padded, input, weights } = recognise(program, result)?;
@@ -87,7 +87,7 @@ pub fn col2im(program: &mut Program, stage: &str, block: i64, taps_last: bool) -
     Ok(())
 }
 
-/// One spatial axis: an element of the input at `h` meets tap `r` in the result `h·stride + r·dilation − cut`.
+/// One spatial axis: an element of the input at `h` meets tap `r` in `h·stride + r·dilation − cut`.
 struct Along {
     input: i64,
     taps: i64,
@@ -112,8 +112,8 @@ impl Along {
         (self.taps + self.period() - 1) / self.period()
     }
 
-    /// The `number`th tap that meets the results at `phase` of a stride, the element of the input in that tap for the
-    /// stride `tile` of so many, and where there are both.
+    /// The `number`th tap that meets the results at `phase` of a stride, the element of the input in that tap
+    /// for the stride `tile` of so many, and where there are both.
     fn meet(&self, tile: &Index, phase: &Index, number: &Index, tiles: i64) -> (Index, Index, Cond) {
         let Along { input, taps, stride, dilation, .. } = *self;
         let (common, period) = (gcd(stride, dilation), self.period());
@@ -149,7 +149,7 @@ fn gcd(a: i64, b: i64) -> i64 {
     if b == 0 { a } else { gcd(b, a % b) }
 }
 
-/// `result[n, k, p, q] += padded[n, c, p + r·dilation, q + s·dilation] · weights[c, k, R − 1 − r, S − 1 − s]`, in any order
+/// `result[n, k, p, q] += padded[n, c, p + r·d, q + s·d] · weights[c, k, R − 1 − r, S − 1 − s]`, in any order
 /// of loops and factors, where `padded` holds the input with zeros inserted and around it.
 struct Transposed {
     /// The loops n, k, p and q with their extents.

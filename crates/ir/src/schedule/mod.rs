@@ -208,17 +208,17 @@ pub enum Step {
     },
     /// Computes a transposed convolution as a product whose columns are added up, with no inserted zeros.
     ///
-    /// The stage `acc[n, k, p, q]` reads its input through a stage that inserts zeros, which goes. For channels in blocks
-    /// `t` of `block`, strides `th`, `tw` of results and places `fh`, `fw` in them, it becomes:
-    /// - `acc.w[c, t, y]`: the weights, made in `prepare` of constant ones, where `y` counts a block's channels and taps,
-    ///   of which either the taps or the channels are next to each other;
+    /// The stage `acc[n, k, p, q]` reads its input through a stage that inserts zeros, which goes. For channels
+    /// in blocks `t` of `block`, strides `th`, `tw` of results and places `fh`, `fw` in them, it becomes:
+    /// - `acc.w[c, t, y]`: the weights, made in `prepare` of constant ones, where `y` counts a block's channels
+    ///   and taps, of which either the taps or the channels are next to each other;
     /// - `acc.m[n, t, y, h, w]`: their products with the input, summed over `c`;
-    /// - `acc.t[n, k, th, fh, tw, fw]`: the sum over those taps that meet a result, numbered `r` and `s`; where that
-    ///   is one at most, there are no such loops and it can be inlined;
+    /// - `acc.t[n, k, th, fh, tw, fw]`: the sum over those taps that meet a result, numbered `r` and `s`; where
+    ///   that is one at most, there are no such loops and it can be inlined;
     /// - `acc[n, k, p, q]`: the results that are not cut off, without a reduction, so that it can be inlined.
     ///
-    /// Loops are named after the stage and the axis, as `acc.m.h`; those of `acc` keep their names. Sums are rounded in
-    /// another order, and equal as long as no factor of an inserted zero is infinite or NaN.
+    /// Loops are named after the stage and the axis, as `acc.m.h`; those of `acc` keep their names. Sums are
+    /// rounded in another order, and equal as long as no factor of an inserted zero is infinite or NaN.
     Col2im {
         /// The buffer of the stage.
         buffer: String,

@@ -12,17 +12,17 @@ use tilewright_ir::Step;
 use tilewright_ir::op::Epilogue;
 use tilewright_ir::schedule::LayoutAxis::{Inner, Outer, Whole};
 
-/// A matrix product `columns[krs, hw] = Σ W[c, krs] · X[c, hw]` around a register tile, then each result as the sum of the
-/// columns that meet it: no inserted zero is read or multiplied.
+/// A matrix product `columns[krs, hw] = Σ W[c, krs] · X[c, hw]` around a register tile, then each result as
+/// the sum of the columns that meet it: no inserted zero is read or multiplied.
 ///
-/// The lanes of the product are channels and taps, as constant weights are laid out for. Columns are made for all
-/// channels or for a block of them just before they are added up, row by row of the output, with the epilogue behind. The
-/// lanes of the sum are output channels, or columns of the output where the stride is about a vector, since
-/// what meets neighbours in a stride are neighbouring taps.
+/// The lanes of the product are channels and taps, as constant weights are laid out for. Columns are made for
+/// all channels or for a block of them just before they are added up, row by row of the output, with the
+/// epilogue behind. The lanes of the sum are output channels, or columns of the output where the stride is
+/// about a vector, since what meets neighbours in a stride are neighbouring taps.
 ///
 /// # Source
-/// Dumoulin and Visin, "A guide to convolution arithmetic for deep learning" (2016), chapter 4, says what is computed;
-/// adding up columns is what Caffe's deconvolution does.
+/// Dumoulin and Visin, "A guide to convolution arithmetic for deep learning" (2016), chapter 4, says what is
+/// computed; adding up columns is what Caffe's deconvolution does.
 pub const COL2IM: Algorithm<Shape> =
     Algorithm { name: "col2im", applies: |shape| shape.inserts_zeros, parameters, constraints, steps, estimate };
 
@@ -280,8 +280,8 @@ fn steps(s: &Setting, shape: &Shape, space: &Space, config: &Config) -> Vec<Step
     steps
 }
 
-/// Register tiles at the rate of their multiply-adds and loads, or of the weights and the input that they read from
-/// whichever cache holds them; then what writing, adding up and storing takes.
+/// Register tiles at the rate of their multiply-adds and loads, or of the weights and the input that they
+/// read from whichever cache holds them; then what writing, adding up and storing takes.
 fn estimate(s: &Setting, shape: &Shape, space: &Space, config: &Config) -> f64 {
     let lanes = s.target.lanes(s.workload.dtype);
     let bytes = s.workload.dtype.bytes() as f64;
