@@ -161,7 +161,8 @@ impl Outcome {
 
     /// Runs a nanosecond, proportional to throughput; 0 for a failure. A view for searches, never stored.
     pub fn fitness(&self) -> f64 {
-        self.timing().map_or(0.0, |timing| timing.median_ns.recip())
+        // Of a time that only an imported record can have, the reciprocal is no number.
+        self.timing().map_or(0.0, |timing| timing.median_ns.recip().min(f64::MAX))
     }
 }
 
@@ -187,6 +188,13 @@ mod tests {
              run_timeout unknown"
         );
         assert_eq!(names.map(ErrorClass::from_name), ErrorClass::ALL.map(Some));
+    }
+
+    #[test]
+    fn fitness_is_a_number() {
+        let timing = |median_ns| Outcome::Measured(Timing::of_samples(&[median_ns], false));
+        assert_eq!(timing(4.0).fitness(), 0.25);
+        assert!(timing(5e-324).fitness().is_finite());
     }
 
     #[test]

@@ -49,7 +49,7 @@ pub(in super::super) fn train(
             state.best = values(&state.network);
         }
         if let Some(checkpoint) = &mut checkpoint {
-            (checkpoint.keep)(&state.to_bytes(fingerprint)).map_err(SequenceError::Unkept)?;
+            (checkpoint.keep)(&state.write(fingerprint)).map_err(SequenceError::Unkept)?;
         }
         let now = Progress {
             epoch: state.at.epoch,
@@ -169,7 +169,7 @@ impl State {
         [("first", &mut self.first), ("second", &mut self.second), ("best", &mut self.best)]
     }
 
-    fn to_bytes(&mut self, fingerprint: u64) -> Vec<u8> {
+    fn write(&mut self, fingerprint: u64) -> Vec<u8> {
         let mut stored = Stored::default();
         self.at.fingerprint = fingerprint;
         let told = serde_json::to_string(&self.at).expect("invariant: a position has only text keys");
