@@ -92,7 +92,7 @@ pub enum TaskError {
         /// What is too large, and what would do.
         what: String,
         /// What excludes everything.
-        error: SpaceError,
+        error: Box<SpaceError>,
     },
     /// The template's space cannot be built.
     #[error(transparent)]
@@ -122,7 +122,7 @@ fn too_large(template: &Template, setting: &Setting, error: SpaceError) -> TaskE
     }
     let sizes: Vec<String> = names.iter().map(|name| format!("{name}={}", workload.size(name))).collect();
     let what = format!("give less than {}", sizes.join(link));
-    TaskError::TooLarge { workload: workload.to_string(), template: template.name, what, error }
+    TaskError::TooLarge { workload: workload.to_string(), template: template.name, what, error: Box::new(error) }
 }
 
 impl Task {
