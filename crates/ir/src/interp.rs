@@ -115,6 +115,9 @@ pub enum Fault {
         /// Where it happened.
         place: Place,
     },
+    /// Whoever watches an evaluation had it end.
+    #[error("the evaluation was given up")]
+    GivenUp,
     /// More iterations than allowed.
     #[error("more than {limit} loop iterations")]
     TooLong {

@@ -3,10 +3,12 @@
 mod common;
 
 use common::{Conv, Random, arguments, conv2d, matmul, matmul_transposed, only, program, softmax};
+use std::ops::ControlFlow;
+use std::sync::Mutex;
 use std::time::Instant;
 use tilewright_ir::interp::{Fault, run};
 use tilewright_ir::op::Workload;
-use tilewright_ir::reference::{Tolerance, evaluate, random_input};
+use tilewright_ir::reference::{Tolerance, evaluate, evaluate_watched, random_input, work};
 use tilewright_ir::schedule::apply_all;
 use tilewright_ir::{DType, Program, Step};
 
@@ -137,6 +139,113 @@ fn random_nest(random: &mut Random) -> Program {
 fn random_nests_agree_with_the_interpreter() {
     for seed in 0..1500 {
         check(&random_nest(&mut Random::new(seed)), seed);
+    }
+}
+
+/// A random sum of products over axes of the one factor, of the other, of both and of neither, some of which
+/// are added up in subscripts as in convolutions.
+fn random_contraction(random: &mut Random) -> Program {
+    let extents: Vec<i64> = (0..7).map(|_| random.pick(&[1, 2, 3, 4, 7, 9, 30])).collect();
+    let names = ["a", "b", "c", "d", "e", "f", "g"];
+    let extent = |axis: &str| extents[names.iter().position(|name| *name == axis).unwrap()];
+    let shuffled = |random: &mut Random, axes: &[&'static str]| {
+        let mut axes = axes.to_vec();
+        (1..axes.len()).rev().for_each(|i| axes.swap(i, random.below(i + 1)));
+        axes
+    };
+    let mut inputs = String::new();
+    let mut factor = |random: &mut Random, name: &str, axes: &[&'static str]| {
+        let axes = shuffled(random, axes);
+        let (mut subscripts, mut shape) = (Vec::new(), Vec::new());
+        let mut left = axes.as_slice();
+        while let [first, rest @ ..] = left {
+            let (mut text, mut most) = ((*first).to_owned(), extent(first) - 1);
+            left = rest;
+            if let ([second, rest @ ..], true) = (left, random.chance(30)) {
+                let step = random.pick(&[1, 2, 3]);
+                (text, most) = (format!("{text} + {step}*{second}"), most + step * (extent(second) - 1));
+                left = rest;
+            }
+            subscripts.push(if random.chance(10) { format!("{most} - ({text})") } else { text });
+            shape.push((most + 1).to_string());
+        }
+        inputs += &format!("buffer {name}: f32[{}] global input ", shape.join(", "));
+        format!("{name}[{}]", subscripts.join(", "))
+    };
+    // Of X alone, of Y alone, summed up, and of both.
+    let x = factor(random, "X", &["a", "b", "e", "f", "g"]);
+    let y = factor(random, "Y", &["c", "d", "e", "f", "g"]);
+    let to = shuffled(random, &["a", "b", "c", "d", "g"]);
+    let shape = to.iter().map(|axis| extent(axis).to_string()).collect::<Vec<_>>().join(", ");
+    let loops =
+        shuffled(random, &names).iter().map(|axis| format!("for {axis} in {} {{ ", extent(axis))).collect::<String>();
+    program(&format!(
+        "program \"random\" {inputs} buffer O: f32[{shape}] global output loops a, b, c, d, e, f, g run {{
+            {loops} O[{}] += {x} * {y} first e == 0 && f == 0 {} }}",
+        to.join(", "),
+        "}".repeat(names.len())
+    ))
+}
+
+#[test]
+fn random_contractions_agree_with_the_interpreter() {
+    let mut n_checked = 0;
+    for seed in 0..300 {
+        let program = random_contraction(&mut Random::new(seed));
+        if work(&program) < 2e6 {
+            check(&program, seed);
+            n_checked += 1;
+        }
+    }
+    assert!(n_checked > 150, "{n_checked}");
+}
+
+/// What a transposed convolution inserts between the elements of its input is not multiplied, and nothing
+/// else is left out.
+#[test]
+fn inserted_zeros_are_left_out_and_nothing_else() {
+    for text in [
+        "conv2d_transpose:c=5,h=4,w=5,k=6,r=3,s=4,stride=3",
+        "conv2d_transpose:c=3,h=6,w=3,k=1,r=4,s=4,stride=2,pad=1,n=2",
+        "conv2d_transpose:c=4,h=5,w=6,k=9,r=3,s=5,stride_h=1,stride_w=4,out_pad_w=3",
+        "conv2d_transpose:c=4,h=1,w=7,k=1,r=1,s=64,stride_w=16",
+        "conv2d_transpose:c=6,h=1,w=1,k=5,r=3,s=3,stride=2",
+        "conv2d_transpose:c=2,h=4,w=4,k=30,r=2,s=2,stride=2,dilation=3",
+    ] {
+        check(&operator(text), 7);
+    }
+    // A hundredth of what the loops say.
+    let spread = operator("conv2d_transpose:c=100,h=4,w=90,k=8,r=1,s=30,stride_w=10,stride_h=10");
+    let plain = operator("conv2d:c=100,h=31,w=950,k=8,r=1,s=30,pad_left=15,pad_right=15");
+    assert!(work(&spread) < work(&plain) / 5.0, "{} {}", work(&spread), work(&plain));
+    // What is not finite makes zeros count.
+    let program = operator("conv2d_transpose:c=2,h=3,w=3,k=4,r=3,s=3,stride=2");
+    let mut inputs = only(&program, &arguments(&program, 1), false);
+    inputs[1][5] = f64::INFINITY;
+    let out = evaluate(&program, &inputs, 1).unwrap().remove(0);
+    assert!(out.iter().any(|x| x.is_nan()));
+}
+
+#[test]
+fn an_evaluation_tells_how_far_it_is_and_can_be_ended() {
+    for program in [
+        matmul("f32", 300, 300, 300),
+        softmax(600, 600),
+        conv2d(Conv { c: 1, h: 400, w: 400, k: 1, r: 5, stride: 1, pad: 2 }),
+    ] {
+        let inputs = only(&program, &arguments(&program, 1), false);
+        let told = Mutex::new(Vec::new());
+        let watch = |part: f64| {
+            told.lock().unwrap().push(part);
+            ControlFlow::Continue(())
+        };
+        let watched = evaluate_watched(&program, inputs.clone(), 1, &watch).unwrap();
+        assert_eq!(watched, evaluate(&program, &inputs, 1).unwrap());
+        let told = told.into_inner().unwrap();
+        assert!(told.len() > 2 && told.is_sorted(), "{}: {told:?}", program.name);
+        assert!((0.7..=1.0).contains(told.last().unwrap()), "{}: {told:?}", program.name);
+        let given_up = evaluate_watched(&program, inputs, 2, &|_| ControlFlow::Break(()));
+        assert_eq!(given_up, Err(Fault::GivenUp));
     }
 }
 
@@ -309,6 +418,7 @@ fn times() {
         ("matmul 1024", matmul("f32", 1024, 1024, 1024)),
         ("matmul 1024 transposed", matmul_transposed(1024, 1024, 1024)),
         ("matmul 2048", matmul("f32", 2048, 2048, 2048)),
+        ("matmul 2048 transposed", matmul_transposed(2048, 2048, 2048)),
         ("matmul 1x4096x4096", matmul("f32", 1, 4096, 4096)),
         ("matmul 4096x1x4096", matmul("f32", 4096, 1, 4096)),
         ("matmul 64x3072x768", matmul("f32", 64, 3072, 768)),
@@ -316,13 +426,20 @@ fn times() {
         ("resnet C2", conv(64, 56, 64, 3, 1, 1)),
         ("resnet C12", conv(512, 7, 512, 3, 1, 1)),
         ("softmax 1024", softmax(1024, 1024)),
+        ("batch", operator("batch_matmul:b=96,m=128,n=128,k=64")),
+        ("depthwise", operator("depthwise_conv2d:c=256,h=112,w=112,r=3,s=3,pad=1")),
+        ("conv of 64 images", operator("conv2d:n=64,c=256,h=28,w=28,k=256,r=3,s=3,pad=1")),
+        ("few channels", operator("conv2d:n=8,c=3,h=112,w=112,k=64,r=7,s=7,pad=3")),
+        ("transposed", operator("conv2d_transpose:c=1026,h=1,w=224,k=1,r=1,s=1024,stride_w=256")),
+        ("transposed by 2", operator("conv2d_transpose:c=256,h=32,w=32,k=128,r=4,s=4,stride=2,pad=1")),
     ];
     for (name, program) in programs {
         let inputs = only(&program, &arguments(&program, 1), false);
         for n_threads in [1, 2] {
             let start = Instant::now();
             evaluate(&program, &inputs, n_threads).unwrap();
-            println!("{name}: {:.3} s on {n_threads} threads", start.elapsed().as_secs_f64());
+            let seconds = start.elapsed().as_secs_f64();
+            println!("{name}: {seconds:.3} s on {n_threads} threads, {:.2} G/s", work(&program) / seconds / 1e9);
         }
     }
 }

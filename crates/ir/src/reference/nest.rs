@@ -1,11 +1,14 @@
-//! One nest, evaluated row by row.
+//! One nest, evaluated row by row, or by blocks where it is a product of matrices.
 
+mod product;
+
+use super::work::{Counter, Work};
 use crate::expr::{BinaryOp, Cond, Expr, ReduceOp, UnaryOp};
 use crate::index::{Atom, Index, Ranges};
 use crate::interp::{Fault, Place, apply_binary, apply_unary, defined, floor_div, is_undefined};
 use crate::program::{Buffer, BufferId, LoopId, Program, Stmt};
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use product::Product;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Elements of a row evaluated at a time: 2 KiB.
 const CHUNK: usize = 256;
@@ -15,6 +18,11 @@ const ROWS: usize = 64;
 
 /// Iterations of the innermost reduction for which the shared factor is walked row by row: 128 KiB of it.
 const DEPTH: usize = 64;
+
+/// What an iteration of a nest takes that is evaluated row by row, in terms of one of a product of matrices:
+/// where it adds a product, and otherwise.
+const WORK_OF_PRODUCT: u64 = 6;
+const WORK_OF_OTHERS: u64 = 24;
 
 /// Loops of constant extent around one store or update, whose iterations may run in any order.
 pub(super) struct Nest<'a> {
@@ -26,6 +34,8 @@ pub(super) struct Nest<'a> {
     /// How values are combined; a store has no reduction.
     reduce: Option<Reduce>,
     value: Node,
+    /// Buffers that the value is made of.
+    reads: Vec<BufferId>,
     /// The axis along the row, one whose variable no index mentions where there is none.
     row: usize,
     /// The axis across the rows that are evaluated together.
@@ -62,7 +72,12 @@ struct Flat {
 
 impl Flat {
     fn at(&self, values: &[i64]) -> i64 {
-        self.constant + self.coefficients.iter().zip(values).map(|(c, v)| c * v).sum::<i64>()
+        self.constant + self.part(values)
+    }
+
+    /// What these axes alone add.
+    fn part(&self, values: &[i64]) -> i64 {
+        self.coefficients.iter().zip(values).map(|(c, v)| c * v).sum()
     }
 
     /// Smallest and largest value.
@@ -87,6 +102,7 @@ enum Sub {
 struct Load {
     buffer: BufferId,
     flat: Flat,
+    subscripts: Vec<Flat>,
 }
 
 enum Node {
@@ -113,6 +129,16 @@ enum Test {
 impl<'a> Nest<'a> {
     /// The statement as a nest, where it is one and everything it may read was written.
     pub(super) fn of(program: &'a Program, stmt: &Stmt, memory: &[Vec<f64>]) -> Option<Nest<'a>> {
+        let nest = Nest::parse(program, stmt)?;
+        let is_known = |id: &BufferId| {
+            let values = memory.get(id.0 as usize);
+            *id != nest.to && values.is_some_and(|v| !v.is_empty() && !v.iter().any(|x| is_undefined(*x)))
+        };
+        (!memory[nest.to.0 as usize].is_empty() && nest.reads.iter().all(is_known)).then_some(nest)
+    }
+
+    /// The statement as a nest, where it is one.
+    pub(super) fn parse(program: &'a Program, stmt: &Stmt) -> Option<Nest<'a>> {
         let mut axes = Vec::new();
         let mut inner = stmt;
         while let Stmt::For(l) = inner {
@@ -132,18 +158,7 @@ impl<'a> Nest<'a> {
             Stmt::For(_) | Stmt::If { .. } | Stmt::Alloc(_) | Stmt::Prefetch { .. } => return None,
         };
         let build = Build { program, axes: &axes };
-        let at = build.element(to, index)?;
-        if memory[to.0 as usize].is_empty() {
-            return None;
-        }
-        let mut readable = true;
-        value.for_each_load(&mut |b, _| {
-            let values = memory.get(b.0 as usize);
-            readable &= b != to && values.is_some_and(|v| !v.is_empty() && !v.iter().any(|x| is_undefined(*x)));
-        });
-        if !readable {
-            return None;
-        }
+        let at = build.element(to, index)?.flat;
         let (parallel, mut reduction): (Vec<usize>, Vec<usize>) =
             (0..axes.len()).filter(|a| axes[*a].extent != 1).partition(|a| at.coefficients[*a] != 0);
         if !is_injective(&at, &axes, &parallel) {
@@ -155,7 +170,7 @@ impl<'a> Nest<'a> {
             Some((op, Cond::Not(c))) if **c == Cond::True => Some(Reduce { op, afresh: false }),
             Some((op, first)) => {
                 let mut zero = Vec::new();
-                zero_axes(first, &|var| axes.iter().position(|a| a.var == Some(var)), &mut zero)?;
+                zero_axes(first, &axes, &mut zero)?;
                 zero.retain(|a| axes[*a].extent != 1);
                 zero.sort_unstable();
                 zero.dedup();
@@ -165,6 +180,10 @@ impl<'a> Nest<'a> {
                 Some(Reduce { op, afresh: true })
             }
         };
+        let mut reads = Vec::new();
+        value.for_each_load(&mut |id, _| reads.push(id));
+        reads.sort_unstable();
+        reads.dedup();
         let value = build.node(value)?;
         reduction.sort_by_key(|a| axes[*a].extent);
         // An axis without a variable stands in where the nest has none for a part.
@@ -177,6 +196,7 @@ impl<'a> Nest<'a> {
             at,
             reduce,
             value,
+            reads,
             row: stand_in,
             across: stand_in,
             outer: parallel,
@@ -223,37 +243,94 @@ impl<'a> Nest<'a> {
         self.outer.retain(|a| *a != self.across);
     }
 
-    /// Carries out the nest.
-    pub(super) fn run(&self, memory: &mut [Vec<f64>], n_threads: usize) -> Result<(), Fault> {
+    /// How many values these axes have together.
+    fn n_of(&self, axes: &[usize]) -> usize {
+        axes.iter().map(|a| self.axes[*a].extent).product()
+    }
+
+    /// What the values of these axes yield, the last axis innermost and all others at zero.
+    fn each<T>(&self, axes: &[usize], mut of: impl FnMut(&[i64]) -> T) -> Vec<T> {
+        let mut values = vec![0; self.axes.len()];
+        let n = self.n_of(axes);
+        let each = (0..n).map(|_| {
+            let result = of(&values);
+            for a in axes.iter().rev() {
+                values[*a] += 1;
+                if values[*a] < self.axes[*a].extent as i64 {
+                    break;
+                }
+                values[*a] = 0;
+            }
+            result
+        });
+        each.collect()
+    }
+
+    /// What it takes to carry it out, in multiply-adds of a product of matrices, where buffers have such
+    /// parts of values other than zero.
+    pub(super) fn work(&self, densities: &[f64]) -> f64 {
+        let n = self.axes.iter().map(|a| a.extent as f64).product::<f64>();
+        let Some((a, b)) = &self.product else { return n * WORK_OF_OTHERS as f64 };
+        let density = densities[a.buffer.0 as usize].min(densities[b.buffer.0 as usize]);
+        let is_blocked = density < 1.0 || product::pays(self);
+        n * density * if is_blocked { 1.0 } else { WORK_OF_PRODUCT as f64 }
+    }
+
+    /// What it writes, and about what part of that is not zero by the form of its value: every so-manieth
+    /// element, where that is a choice by a remainder.
+    pub(super) fn density(&self) -> (BufferId, f64) {
+        fn of(test: &Test) -> f64 {
+            match test {
+                Test::And(sides) => of(&sides.0) * of(&sides.1),
+                Test::Eq(Sub::Other(index), _) => match index.terms() {
+                    [(Atom::Mod(_, divisor), _)] => 1.0 / *divisor as f64,
+                    _ => 1.0,
+                },
+                _ => 1.0,
+            }
+        }
+        let density = match &self.value {
+            Node::Select(parts) if matches!(parts.2, Node::Const(0.0)) => of(&parts.0),
+            _ => 1.0,
+        };
+        (self.to, density)
+    }
+
+    /// Carries out the nest, until nobody waits for its work any more.
+    pub(super) fn run(&self, memory: &mut [Vec<f64>], n_threads: usize, work: &Work) -> Result<(), Fault> {
         if self.axes.iter().any(|a| a.extent == 0) {
             return Ok(());
         }
         let to = std::mem::take(&mut memory[self.to.0 as usize]);
         let to = to.into_iter().map(|x| AtomicU64::new(x.to_bits())).collect::<Vec<_>>();
+        let result = match Product::of(self, memory) {
+            Some(product) => product.run(&to, n_threads, work),
+            None => self.run_rows(memory, &to, n_threads, work),
+        };
+        memory[self.to.0 as usize] = to.into_iter().map(|x| f64::from_bits(x.into_inner())).collect();
+        result
+    }
+
+    /// Carries it out row by row.
+    fn run_rows(&self, memory: &[Vec<f64>], to: &[AtomicU64], n_threads: usize, work: &Work) -> Result<(), Fault> {
         let (n_rows, n_columns) = (self.axes[self.across].extent, self.axes[self.row].extent);
-        let n_outer = self.outer.iter().map(|a| self.axes[*a].extent).product::<usize>();
+        let n_outer = self.n_of(&self.outer);
         let n_chunks = n_columns.div_ceil(CHUNK);
         // Tasks enough that no thread waits long for the last one.
         let wanted = (8 * n_threads).div_ceil(n_outer * n_chunks);
         let rows = n_rows.div_ceil(wanted).clamp(1, ROWS);
         let n_strips = n_rows.div_ceil(rows);
-        let n_tasks = n_outer * n_chunks * n_strips;
-        let next = AtomicUsize::new(0);
-        let fault = Mutex::new(None);
-        let work = || {
+        work.share(n_outer * n_chunks * n_strips, n_threads, || {
             let mut worker = Worker {
                 nest: self,
                 memory,
+                counter: work.counter(),
                 values: vec![0; self.axes.len()],
                 sums: Vec::new(),
                 packed: Vec::new(),
                 spare: Vec::new(),
             };
-            loop {
-                let task = next.fetch_add(1, Ordering::Relaxed);
-                if task >= n_tasks {
-                    break;
-                }
+            move |task| {
                 let (mut outer, strip) = (task / n_strips, task % n_strips);
                 let chunk = outer % n_chunks;
                 outer /= n_chunks;
@@ -267,20 +344,9 @@ impl<'a> Nest<'a> {
                     column: chunk * CHUNK,
                     n_columns: CHUNK.min(n_columns - chunk * CHUNK),
                 };
-                if let Err(f) = worker.tile(tile, &to) {
-                    fault.lock().expect("no worker panics").get_or_insert(*f);
-                    next.store(n_tasks, Ordering::Relaxed);
-                }
+                worker.tile(tile, to)
             }
-        };
-        std::thread::scope(|scope| {
-            for _ in 1..n_threads.min(n_tasks) {
-                scope.spawn(work);
-            }
-            work();
-        });
-        memory[self.to.0 as usize] = to.into_iter().map(|x| f64::from_bits(x.into_inner())).collect();
-        fault.into_inner().expect("no worker panics").map_or(Ok(()), Err)
+        })
     }
 }
 
@@ -332,12 +398,12 @@ fn split_divided(program: &Program, axes: &mut Vec<Axis>, stmt: &Stmt) -> Option
 }
 
 /// The axes that a conjunction of `axis == 0` names; `None` for other conditions.
-pub(super) fn zero_axes(cond: &Cond, axis: &dyn Fn(LoopId) -> Option<usize>, zero: &mut Vec<usize>) -> Option<()> {
+fn zero_axes(cond: &Cond, axes: &[Axis], zero: &mut Vec<usize>) -> Option<()> {
     match cond {
         Cond::True => Some(()),
         Cond::And(a, b) => {
-            zero_axes(a, axis, zero)?;
-            zero_axes(b, axis, zero)
+            zero_axes(a, axes, zero)?;
+            zero_axes(b, axes, zero)
         }
         Cond::Eq(a, b) => {
             let difference = a.sub(b);
@@ -349,7 +415,7 @@ pub(super) fn zero_axes(cond: &Cond, axis: &dyn Fn(LoopId) -> Option<usize>, zer
             }
             difference.terms().iter().try_for_each(|(atom, _)| {
                 let Atom::Var(var) = atom else { return None };
-                zero.push(axis(*var)?);
+                zero.push(axes.iter().position(|a| a.var == Some(*var))?);
                 Some(())
             })
         }
@@ -383,13 +449,14 @@ impl Build<'_> {
         (low.abs().max(high.abs()) < 1 << 60).then_some(Sub::Flat(flat))
     }
 
-    /// The position of an element that is always within its buffer.
-    fn element(&self, id: BufferId, index: &[Index]) -> Option<Flat> {
+    /// An element that is always within its buffer.
+    fn element(&self, id: BufferId, index: &[Index]) -> Option<Load> {
         let buffer = self.program.buffers.get(id.0 as usize)?;
         if buffer.shape.len() != index.len() {
             return None;
         }
         let mut position = Flat { constant: 0, coefficients: vec![0; self.axes.len() + 1] };
+        let mut subscripts = Vec::with_capacity(index.len());
         for ((e, extent), stride) in index.iter().zip(&buffer.shape).zip(buffer.strides()) {
             let Some(Sub::Flat(flat)) = self.sub(e) else { return None };
             let (low, high) = flat.range(self.axes);
@@ -400,15 +467,16 @@ impl Build<'_> {
             for (sum, c) in position.coefficients.iter_mut().zip(&flat.coefficients) {
                 *sum += stride * c;
             }
+            subscripts.push(flat);
         }
-        Some(position)
+        Some(Load { buffer: id, flat: position, subscripts })
     }
 
     fn node(&self, e: &Expr) -> Option<Node> {
         Some(match e {
             Expr::Const(x) => Node::Const(defined(*x)),
             Expr::Load(b, index) => match self.element(*b, index) {
-                Some(flat) => Node::Load(Load { buffer: *b, flat }),
+                Some(load) => Node::Load(load),
                 None if self.program.buffers.get(b.0 as usize)?.shape.len() == index.len() => {
                     Node::CheckedLoad(*b, index.iter().map(|i| self.sub(i)).collect::<Option<_>>()?)
                 }
@@ -486,6 +554,7 @@ type Done<T = ()> = Result<T, Box<Fault>>;
 struct Worker<'a> {
     nest: &'a Nest<'a>,
     memory: &'a [Vec<f64>],
+    counter: Counter<'a>,
     /// Values of the axes; that of the row axis is kept zero.
     values: Vec<i64>,
     /// Results of the tile.
@@ -600,6 +669,9 @@ impl Worker<'_> {
                         k += 1;
                     }
                 }
+                if self.counter.add(WORK_OF_PRODUCT * (n_k * sums.len()) as u64).is_break() {
+                    return;
+                }
             }
             self.values[axis] = 0;
             if !self.advance(outer) {
@@ -617,11 +689,14 @@ impl Worker<'_> {
         let mut values = self.take(span.len);
         for (r, sums) in sums.chunks_exact_mut(span.len).enumerate() {
             self.values[nest.across] = (tile.row + r) as i64;
-            let Some(Reduce { op, .. }) = nest.reduce else {
-                self.node(&nest.value, span, sums)?;
-                continue;
-            };
             loop {
+                if self.counter.add(WORK_OF_OTHERS * span.len as u64).is_break() {
+                    return Ok(());
+                }
+                let Some(Reduce { op, .. }) = nest.reduce else {
+                    self.node(&nest.value, span, sums)?;
+                    break;
+                };
                 self.node(&nest.value, span, &mut values)?;
                 combine(op.combine(), sums, &values);
                 if !self.advance(&nest.reduction) {
@@ -710,6 +785,10 @@ impl Worker<'_> {
                 break;
             }
         }
+        if inside && step == 1 {
+            out.copy_from_slice(&values[first as usize..][..span.len]);
+            return Ok(());
+        }
         if inside {
             for (x, out) in out.iter_mut().enumerate() {
                 *out = values[(first + step * x as i64) as usize];
@@ -756,10 +835,67 @@ impl Worker<'_> {
         match (self.line(a, span), self.line(b, span)) {
             (Some(a), Some(b)) => Ok((0..span.len).map(|x| holds(a.at(x), b.at(x))).collect()),
             _ => {
-                let columns = span.column..span.column + span.len;
-                columns.map(|x| Ok(holds(self.sub(a, x)?, self.sub(b, x)?))).collect()
+                let (a, b) = (self.subs(a, span)?, self.subs(b, span)?);
+                Ok(a.into_iter().zip(b).map(|(a, b)| holds(a, b)).collect())
             }
         }
+    }
+
+    /// The values of an index in a span.
+    fn subs(&self, sub: &Sub, span: Span) -> Done<Vec<i64>> {
+        let of_index = match (self.line(sub, span), sub) {
+            (Some(line), _) => Some((0..span.len).map(|x| line.at(x)).collect()),
+            (None, Sub::Other(index)) => self.eval_all(index, span),
+            (None, Sub::Flat(_)) => None,
+        };
+        // Where one of them has none, it is found one by one.
+        let one_by_one = || (0..span.len).map(|x| self.sub(sub, span.column + x)).collect();
+        of_index.map_or_else(one_by_one, Ok)
+    }
+
+    /// The same of an index with divisions and the like; none where one of them has no value.
+    fn eval_all(&self, index: &Index, span: Span) -> Option<Vec<i64>> {
+        let mut sums = vec![index.constant(); span.len];
+        for (atom, c) in index.terms() {
+            let values = match atom {
+                Atom::Var(v) => {
+                    let axis = self.nest.axes.iter().position(|a| a.var == Some(*v)).expect("it is of the nest");
+                    let (first, step) = match axis == self.nest.row {
+                        true => (span.column as i64, 1),
+                        false => (self.values[axis], 0),
+                    };
+                    (0..span.len as i64).map(|x| first + step * x).collect()
+                }
+                Atom::FloorDiv(x, d) => {
+                    let mut values = self.eval_all(x, span)?;
+                    values.iter_mut().try_for_each(|x| {
+                        *x = floor_div(*x, *d)?;
+                        Some(())
+                    })?;
+                    values
+                }
+                Atom::Mod(x, d) => {
+                    let mut values = self.eval_all(x, span)?;
+                    values.iter_mut().try_for_each(|x| {
+                        *x -= floor_div(*x, *d)?.checked_mul(*d)?;
+                        Some(())
+                    })?;
+                    values
+                }
+                Atom::Min(a, b) | Atom::Max(a, b) => {
+                    let (mut values, others) = (self.eval_all(a, span)?, self.eval_all(b, span)?);
+                    let is_min = matches!(atom, Atom::Min(..));
+                    for (x, y) in values.iter_mut().zip(others) {
+                        *x = if is_min { y.min(*x) } else { y.max(*x) };
+                    }
+                    values
+                }
+            };
+            for (sum, value) in sums.iter_mut().zip(values) {
+                *sum = value.checked_mul(*c)?.checked_add(*sum)?;
+            }
+        }
+        Some(sums)
     }
 
     /// Where the condition holds in a span.

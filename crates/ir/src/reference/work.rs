@@ -1,0 +1,94 @@
+//! How far an evaluation is, shared among its threads.
+
+use crate::interp::Fault;
+use std::ops::ControlFlow;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+
+/// Who is told how far an evaluation is, as a part of the whole, and says whether it goes on.
+pub type Watch<'a> = dyn Fn(f64) -> ControlFlow<()> + Sync + 'a;
+
+/// What is done of an evaluation.
+pub(super) struct Work<'a> {
+    /// In multiply-adds of a product of matrices.
+    all: f64,
+    done: AtomicU64,
+    watch: &'a Watch<'a>,
+    is_over: AtomicBool,
+}
+
+impl<'a> Work<'a> {
+    pub(super) fn new(all: f64, watch: &'a Watch<'a>) -> Work<'a> {
+        Work { all, done: AtomicU64::new(0), watch, is_over: AtomicBool::new(false) }
+    }
+
+    /// What a thread counts with.
+    pub(super) fn counter(&self) -> Counter<'_> {
+        Counter { work: self, pending: 0 }
+    }
+
+    /// Whether nobody waits for it any more.
+    pub(super) fn is_over(&self) -> bool {
+        self.is_over.load(Ordering::Relaxed)
+    }
+
+    /// Does so many tasks on so many threads, with a worker each, until one fails or all is over.
+    ///
+    /// # Errors
+    /// The fault of a task.
+    pub(super) fn share<W: FnMut(usize) -> Result<(), Box<Fault>>>(
+        &self,
+        n_tasks: usize,
+        n_threads: usize,
+        worker: impl Fn() -> W + Sync,
+    ) -> Result<(), Fault> {
+        let next = AtomicUsize::new(0);
+        let fault = Mutex::new(None);
+        let work = || {
+            let mut worker = worker();
+            while !self.is_over() {
+                let task = next.fetch_add(1, Ordering::Relaxed);
+                if task >= n_tasks {
+                    break;
+                }
+                if let Err(f) = worker(task) {
+                    fault.lock().expect("no worker panics").get_or_insert(*f);
+                    next.store(n_tasks, Ordering::Relaxed);
+                }
+            }
+        };
+        std::thread::scope(|scope| {
+            for _ in 1..n_threads.min(n_tasks) {
+                scope.spawn(work);
+            }
+            work();
+        });
+        fault.into_inner().expect("no worker panics").map_or(Ok(()), Err)
+    }
+}
+
+/// What a thread has done since it last told.
+pub(super) struct Counter<'a> {
+    work: &'a Work<'a>,
+    pending: u64,
+}
+
+/// So much is told at a time: a tenth of a millisecond's work.
+const TOLD_AT_A_TIME: u64 = 1 << 21;
+
+impl Counter<'_> {
+    /// So much more is done; whether to go on.
+    pub(super) fn add(&mut self, amount: u64) -> ControlFlow<()> {
+        self.pending += amount;
+        if self.pending < TOLD_AT_A_TIME {
+            return ControlFlow::Continue(());
+        }
+        let Work { all, done, watch, is_over } = self.work;
+        let amount = std::mem::take(&mut self.pending);
+        let done = done.fetch_add(amount, Ordering::Relaxed) + amount;
+        if watch((done as f64 / all).min(1.0)).is_break() {
+            is_over.store(true, Ordering::Relaxed);
+        }
+        if self.work.is_over() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    }
+}
