@@ -61,7 +61,10 @@ impl Status {
         if let Some(phase) = &self.phase {
             return format!("{seconds:.0} s · {phase}");
         }
+        let is_late = self.time.is_some_and(|time| seconds > time.as_secs_f64());
         let mut parts = vec![match self.time {
+            // Nothing else goes on for long past the limit.
+            Some(_) if is_late && self.n_new == 0 => format!("{seconds:.0} s, finishing the first kernel"),
             Some(time) => format!("{seconds:.0} s, {:.0} s left", (time.as_secs_f64() - seconds).max(0.0)),
             None => format!("{seconds:.0} s"),
         }];

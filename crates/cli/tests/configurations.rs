@@ -114,7 +114,7 @@ impl Tally {
             note(at, measured.outcome);
             ControlFlow::Continue(())
         };
-        device.measure(&configs, None, &mut Vec::new, &mut done).unwrap();
+        device.measure(&configs, None, &|| false, &mut Vec::new, &mut done).unwrap();
         let source = |config| Source::Steps(steps_text(&task.steps(config)));
         let sources: Vec<Source> = configs.iter().map(source).collect();
         let raced = device.race(&sources, 1, 1, Round { time: Duration::from_micros(100), min_samples: 1 }).unwrap();

@@ -71,6 +71,7 @@ fn tune_best_show_and_bench_go_together() {
         ],
     );
     check_keys(&tuned["seconds_in"], &["search", "build", "run", "verify"]);
+    check_wall_seconds(&tuned["wall_seconds"]);
     check_keys(&tuned["best"], &["gflops", "ms_median", "config", "margin"]);
     assert_eq!((&tuned["workload"], &tuned["trials"]), (&workload.into(), &20.into()));
     assert_eq!((&tuned["verified"], &tuned["threads"]), (&true.into(), &1.into()));
@@ -109,6 +110,43 @@ fn tune_best_show_and_bench_go_together() {
             assert!((product - 1.0).abs() < 1e-9, "the geometric mean is of ours to theirs");
         }
     }
+}
+
+/// The parts of a run's time add up to the whole.
+#[track_caller]
+fn check_wall_seconds(wall: &Json) {
+    let seconds = |part: &str| wall[part].as_f64().unwrap_or_else(|| panic!("no seconds of {part}: {wall}"));
+    let parts = ["start", "search", "race", "untuned", "end"].map(seconds);
+    assert!(parts.iter().all(|seconds| *seconds >= 0.0) && parts[0] > 0.0, "{wall}");
+    assert!((parts.iter().sum::<f64>() - seconds("total")).abs() < 1e-6, "{wall}");
+    assert_eq!(wall.as_object().unwrap().len(), parts.len() + 1, "{wall}");
+}
+
+#[test]
+fn the_shortest_search_has_a_result_and_says_beforehand_what_takes_longer() {
+    let folder = tempfile::tempdir().unwrap();
+    let db = folder.path().join("records.db");
+    let arguments = ["tune", "matmul:m=64,n=64,k=64", "--db", text(&db), "--time", "0.001", "--json"];
+    let output = run(&arguments);
+    let (result, told) = (json_of(&arguments, &output), stderr(&output));
+    // The template's first guess is measured, or another where that fails on a busy machine.
+    let n_trials = result["new_trials"].as_u64().unwrap();
+    assert!((1..=4).contains(&n_trials) && result["trials"] == n_trials, "{told}");
+    assert!(result["best"]["gflops"].as_f64().is_some_and(|gflops| gflops > 0.0), "{result}");
+    check_wall_seconds(&result["wall_seconds"]);
+    let at = |words: &str| told.find(words).unwrap_or_else(|| panic!("{words:?} is not among: {told}"));
+    assert!(at("start: about ") < at("search: 0.001 s") && at("search: ") < at("race: at most 1 s"), "{told}");
+    assert!(at("race: at most ") < at("untuned program: at most "), "{told}");
+    assert!(at("untuned program: at most ") < at("1 trials ("), "{told}");
+
+    // Something valid is known now: nothing is begun past the limit.
+    let again = run_json(&arguments[..arguments.len() - 1]);
+    assert_eq!((&again["trials"], &again["new_trials"]), (&n_trials.into(), &0.into()));
+    // Without a guess there may be no result, which is a failure that says what to do.
+    let fresh = folder.path().join("fresh.db");
+    let output = run(&["tune", "matmul:m=64,n=64,k=64", "--db", text(&fresh), "--time", "0.000001", "--no-guesses"]);
+    assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
+    assert!(stderr(&output).ends_with("(give more with --time)\n"), "{}", stderr(&output));
 }
 
 #[test]

@@ -71,7 +71,7 @@ fn check_in_batches(n_threads: usize, cases: &[(&str, Source, Option<ErrorClass>
             assert_eq!(before, None, "{} is told once", cases[at].0);
             ControlFlow::Continue(())
         };
-        device.measure_sources(chunk, None, &mut next, &mut done).unwrap();
+        device.measure_sources(chunk, None, &|| false, &mut next, &mut done).unwrap();
     }
     for ((name, _, expected), outcome) in cases.iter().zip(&outcomes) {
         let outcome = outcome.as_ref().unwrap_or_else(|| panic!("{name} was not measured"));

@@ -33,7 +33,7 @@ fn measure(sources: &[Source], to_the_end: bool) -> Vec<Outcome> {
         assert_eq!(outcomes[at].replace(measured.outcome), None, "{at} is told once");
         ControlFlow::Continue(())
     };
-    device.measure_sources(sources, None, &mut Vec::new, &mut done).unwrap();
+    device.measure_sources(sources, None, &|| false, &mut Vec::new, &mut done).unwrap();
     outcomes.into_iter().map(|outcome| outcome.expect("each is told")).collect()
 }
 

@@ -231,6 +231,31 @@ fn an_interrupt_keeps_all_and_names_the_winner() {
 }
 
 #[test]
+fn an_interrupt_of_the_start_ends_it_in_order() {
+    let folder = tempfile::tempdir().unwrap();
+    let db = folder.path().join("records.db");
+    // The reference takes seconds: 2 · 10¹¹ multiply-adds.
+    let workload = "conv2d:c=512,h=128,w=128,k=512,r=7,s=7,pad=3";
+    for command_line in [&["tune", workload, "--time", LONG][..], &["record-space", workload, "--max", "50"]] {
+        let mut child = command(&[command_line, &["--db", text(&db), "--json"]].concat()).spawn().unwrap();
+        let mut lines = BufReader::new(child.stderr.take().unwrap()).lines().map_while(Result::ok);
+        let told: Vec<String> = lines
+            .by_ref()
+            .take_while(|line| !line.contains("% of the reference answer") && !line.contains(" trials ("))
+            .collect();
+        send("-INT", &child);
+        let start = Instant::now();
+        let rest: Vec<String> = lines.collect();
+        let output = child.wait_with_output().unwrap();
+        assert_eq!(output.status.code(), Some(0), "{told:?} {rest:?}");
+        assert!(start.elapsed() < PATIENCE, "it took {:?} to stop", start.elapsed());
+        let result: serde_json::Value = serde_json::from_slice(&output.stdout).expect("the result is JSON");
+        let n_recorded = if command_line[0] == "tune" { &result["trials"] } else { &result["configurations"] };
+        assert_eq!(n_recorded, &recorded(&db).len(), "{result}");
+    }
+}
+
+#[test]
 fn a_second_interrupt_ends_it_at_once() {
     let folder = tempfile::tempdir().unwrap();
     let db = folder.path().join("records.db");

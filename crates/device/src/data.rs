@@ -5,10 +5,11 @@
 
 use std::ffi::CStr;
 use std::fs::File;
-use std::io::{self, Seek, Write};
+use std::io;
 use std::os::fd::{FromRawFd, OwnedFd};
+use std::os::unix::fs::FileExt;
 use tilewright_ir::interp::Fault;
-use tilewright_ir::reference::{evaluate, random_input};
+use tilewright_ir::reference::{Watch, evaluate_watched, random_input};
 use tilewright_ir::{DType, Program, Role};
 
 /// Where mappings may begin.
@@ -31,51 +32,67 @@ pub enum DataError {
     /// The reference cannot be computed: the operator's fault.
     #[error("the reference cannot be computed: {0}")]
     Reference(Fault),
+    /// Whoever watched had it end.
+    #[error("the reference was given up")]
+    GivenUp,
 }
 
 impl Data {
-    /// Random inputs for an untransformed program and what it makes of them, in double precision.
+    /// Random inputs for an untransformed program and what it makes of them, in double precision; `watch` is
+    /// told how far that is, and may have it end.
     ///
     /// # Errors
     /// [`DataError`] where memory does not suffice or the program reads outside its buffers.
-    pub fn new(program: &Program, seed: u64, n_threads: usize) -> Result<Data, DataError> {
-        let mut inputs = Vec::new();
+    pub fn new(program: &Program, seed: u64, n_threads: usize, watch: &Watch) -> Result<Data, DataError> {
+        let file = anonymous_file(c"tilewright-data")?;
+        let (mut inputs, mut offsets, mut end) = (Vec::new(), Vec::new(), 0u64);
+        let mut outputs_at = Vec::new();
         for (at, (_, buffer)) in program.arguments().enumerate() {
-            if buffer.role != Role::Output {
-                let n = buffer.n_elements().ok_or(io::ErrorKind::OutOfMemory).map_err(io::Error::from)? as usize;
-                inputs.push(random_input(seed.wrapping_add(at as u64), n).collect::<Vec<f64>>());
-            }
-        }
-        let outputs = evaluate(program, &inputs, n_threads).map_err(DataError::Reference)?;
-        let mut file = anonymous_file(c"tilewright-data")?;
-        let (mut offsets, mut at) = (Vec::new(), 0);
-        let (mut inputs, mut outputs) = (inputs.into_iter(), outputs.into_iter());
-        for (_, buffer) in program.arguments() {
-            offsets.push(at);
-            file.seek(io::SeekFrom::Start(at))?;
-            let mut out = io::BufWriter::with_capacity(1 << 20, &file);
-            let (values, as_f32) = if buffer.role == Role::Output {
-                (outputs.next(), false)
+            let n = buffer.n_elements().ok_or(io::ErrorKind::OutOfMemory).map_err(io::Error::from)?;
+            offsets.push(end);
+            let n_bytes = if buffer.role == Role::Output {
+                outputs_at.push(end);
+                n * DType::F64.bytes()
             } else {
-                (inputs.next(), buffer.dtype == DType::F32)
+                let values: Vec<f64> = random_input(seed.wrapping_add(at as u64), n as usize).collect();
+                write(&file, end, buffer.dtype, &values)?;
+                inputs.push(values);
+                n * buffer.dtype.bytes()
             };
-            let mut n_bytes = 0u64;
-            for v in values.expect("as many as arguments") {
-                if as_f32 {
-                    out.write_all(&(v as f32).to_ne_bytes())?;
-                    n_bytes += 4;
-                } else {
-                    out.write_all(&v.to_ne_bytes())?;
-                    n_bytes += 8;
-                }
-            }
-            out.flush()?;
-            drop(out);
-            at = (at + n_bytes).next_multiple_of(PAGE);
+            end = (end + n_bytes).next_multiple_of(PAGE);
         }
-        file.set_len(at.max(PAGE))?;
+        file.set_len(end.max(PAGE))?;
+        let outputs = evaluate_watched(program, inputs, n_threads, watch).map_err(|fault| match fault {
+            Fault::GivenUp => DataError::GivenUp,
+            fault => DataError::Reference(fault),
+        })?;
+        for (values, at) in outputs.into_iter().zip(outputs_at) {
+            write(&file, at, DType::F64, &values)?;
+        }
         Ok(Data { file, offsets })
     }
+}
+
+/// Writes values as numbers of a type.
+fn write(file: &File, start: u64, dtype: DType, values: &[f64]) -> io::Result<()> {
+    const AT_A_TIME: usize = 1 << 16;
+    let n_bytes = dtype.bytes() as usize;
+    let mut bytes = vec![0; AT_A_TIME.min(values.len()) * n_bytes];
+    for (values, part) in values.chunks(AT_A_TIME).zip(0..) {
+        let bytes = &mut bytes[..values.len() * n_bytes];
+        match dtype {
+            DType::F32 => {
+                let numbers = bytes.as_chunks_mut().0.iter_mut();
+                numbers.zip(values).for_each(|(out, x)| *out = (*x as f32).to_ne_bytes());
+            }
+            DType::F64 => {
+                let numbers = bytes.as_chunks_mut().0.iter_mut();
+                numbers.zip(values).for_each(|(out, x)| *out = x.to_ne_bytes());
+            }
+        }
+        file.write_all_at(bytes, start + part * (AT_A_TIME * n_bytes) as u64)?;
+    }
+    Ok(())
 }
 
 /// A file in memory, inherited by child processes.

@@ -17,6 +17,7 @@ use std::os::fd::AsRawFd;
 use std::rc::Rc;
 use std::time::Duration;
 use tilewright_ir::op::Workload;
+use tilewright_ir::reference::Watch;
 use tilewright_ir::{Step, Target};
 use tilewright_tune::{BoxError, Config, Measure, Measured, Outcome};
 
@@ -156,9 +157,24 @@ impl Device {
         options: Options,
         steps: impl Fn(&Config) -> Vec<Step> + 'static,
     ) -> Result<Device, DeviceError> {
+        Device::new_watched(workload, target, options, steps, &|_| ControlFlow::Continue(()))
+    }
+
+    /// The same, where somebody is told what part of the reference is there, by any thread, and may have the
+    /// start end.
+    ///
+    /// # Errors
+    /// As [`Device::new`], and [`DataError::GivenUp`].
+    pub fn new_watched(
+        workload: Workload,
+        target: &Target,
+        options: Options,
+        steps: impl Fn(&Config) -> Vec<Step> + 'static,
+        watch: &Watch,
+    ) -> Result<Device, DeviceError> {
         Device::check_memory(&workload)?;
         let untuned = workload.program();
-        let data = Data::new(&untuned, options.seed, host::allowed_cpus().len().max(1))?;
+        let data = Data::new(&untuned, options.seed, host::allowed_cpus().len().max(1), watch)?;
         let objects = anonymous_file(c"tilewright-objects")?;
         objects::make_appending(&objects)?;
         let assignment = Assignment {
@@ -203,6 +219,7 @@ impl Device {
         &mut self,
         sources: &[Source],
         leading_ns: Option<f64>,
+        over: &dyn Fn() -> bool,
         next: &mut dyn FnMut() -> Vec<Source>,
         done: &mut dyn FnMut(usize, Measured) -> ControlFlow<()>,
     ) -> io::Result<()> {
@@ -214,7 +231,7 @@ impl Device {
         let goal = |leading_ns| Goal { quickly: true, to_the_end, trial: Some(Trial { round, leading_ns }) };
         self.look_ahead(goal(leading_ns), next);
         loop {
-            let Some((at, measured)) = self.next_trial(goal(leading_ns.or(fastest_ns)))? else { return Ok(()) };
+            let Some((at, measured)) = self.next_trial(goal(leading_ns.or(fastest_ns)), over)? else { return Ok(()) };
             if let Outcome::Measured(timing) = &measured.outcome {
                 fastest_ns = Some(fastest_ns.map_or(timing.median_ns, |fastest| fastest.min(timing.median_ns)));
             }
@@ -241,6 +258,7 @@ impl Measure for Device {
         &mut self,
         batch: &[Config],
         leading_ns: Option<f64>,
+        over: &dyn Fn() -> bool,
         next: &mut dyn FnMut() -> Vec<Config>,
         done: &mut dyn FnMut(usize, Measured) -> ControlFlow<()>,
     ) -> Result<(), BoxError> {
@@ -248,6 +266,6 @@ impl Measure for Device {
         let sources_of = |configs: &[Config]| -> Vec<Source> {
             configs.iter().map(|config| Source::Steps(steps_text(&steps(config)))).collect()
         };
-        Ok(self.measure_sources(&sources_of(batch), leading_ns, &mut || sources_of(&next()), done)?)
+        Ok(self.measure_sources(&sources_of(batch), leading_ns, over, &mut || sources_of(&next()), done)?)
     }
 }

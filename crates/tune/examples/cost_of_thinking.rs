@@ -123,6 +123,7 @@ impl Measure for Formula {
         &mut self,
         batch: &[Config],
         _: Option<f64>,
+        _: &dyn Fn() -> bool,
         _: &mut dyn FnMut() -> Vec<Config>,
         done: &mut dyn FnMut(usize, Measured) -> ControlFlow<()>,
     ) -> Result<(), BoxError> {

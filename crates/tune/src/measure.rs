@@ -42,7 +42,9 @@ pub struct Measured {
 pub trait Measure {
     /// Measures a batch and hands each result to `done` with the candidate's position in the batch, as soon as it is
     /// there and in any order, at most once each. `leading_ns` is the median of one that leads so far, against which an
-    /// implementation may end hopeless timings early. When `done` says break, the rest of the batch is given up.
+    /// implementation may end hopeless timings early. When `done` says break, the rest of the batch is given
+    /// up. Once `over` holds, no candidate is begun any more, and those that do not soon come to their end
+    /// are given up.
     ///
     /// `next` tells what will be measured after this batch, as far as that can be known before its results are. An
     /// implementation that gains by working ahead calls it once, as soon as the batch is under way.
@@ -54,6 +56,7 @@ pub trait Measure {
         &mut self,
         batch: &[Config],
         leading_ns: Option<f64>,
+        over: &dyn Fn() -> bool,
         next: &mut dyn FnMut() -> Vec<Config>,
         done: &mut dyn FnMut(usize, Measured) -> ControlFlow<()>,
     ) -> Result<(), BoxError>;

@@ -17,7 +17,9 @@ use crate::trial::{ErrorClass, Trial};
 pub struct Budget {
     /// The most trials to measure in this call. A caller that resumes subtracts what is recorded already.
     pub trials: Option<u64>,
-    /// The most wall-clock time to spend in this call; the candidate at hand is finished.
+    /// The most wall-clock time to spend in this call. No candidate is begun past it, and those at hand have a moment
+    /// to end; but the first guess is always finished, and others follow for a few seconds until one is valid, so
+    /// that there is a result.
     pub time: Option<Duration>,
     /// The most candidates to ask for at a time, at least 1. They compile side by side, and a killed run loses at most so many.
     /// Only the first are asked for all at once, later ones as more is known: see [`tune`].
@@ -30,6 +32,9 @@ impl Default for Budget {
         Budget { trials: None, time: None, batch: 16 }
     }
 }
+
+/// So long after the beginning of a run a guess is begun all the same where there is no valid one yet.
+const FOR_A_RESULT: Duration = Duration::from_secs(5);
 
 /// So many trials are known for each candidate of a batch.
 const KNOWN_PER_CANDIDATE: u64 = 16;
@@ -115,6 +120,9 @@ pub enum Ended {
 /// The search is told the trials of the head start first, and those of its guesses like its own. The observer is told
 /// every trial as it completes and the end of every batch; where it fails, the run ends.
 ///
+/// Where no valid trial is known the first guess is measured alone, so that there is a result as soon as can
+/// be. A search is not asked where it thought for longer the last time than is left.
+///
 /// Where something is known a batch is a sixteenth of that, one candidate at least: what is chosen together is chosen without
 /// the others' results, and early every result changes the choice.
 ///
@@ -132,29 +140,57 @@ pub fn tune(
     stop: &AtomicBool,
     observer: &mut dyn FnMut(Event) -> Result<(), BoxError>,
 ) -> Result<Summary, Error> {
+    let start = Instant::now();
+    let clock = || start.elapsed();
+    tune_by_clock(search, space, measure, head_start, budget, stop, observer, &clock)
+}
+
+/// The same by a clock that shows the time since the run began.
+#[expect(clippy::too_many_arguments, reason = "the clock is for tests")]
+fn tune_by_clock(
+    search: &mut dyn Search,
+    space: &Space,
+    measure: &mut dyn Measure,
+    head_start: HeadStart,
+    budget: Budget,
+    stop: &AtomicBool,
+    observer: &mut dyn FnMut(Event) -> Result<(), BoxError>,
+    clock: &dyn Fn() -> Duration,
+) -> Result<Summary, Error> {
     let HeadStart { prior, guesses } = head_start;
     let mut guesses = guesses.iter().filter(|config| space.contains(config)).cloned();
-    let start = Instant::now();
-    let books = RefCell::new(Books::new(prior));
+    let books = RefCell::new(Books::new(prior, clock));
     books.borrow_mut().search(|| search.observe(prior));
-    let out_of_time = || budget.time.is_some_and(|time| start.elapsed() >= time);
+    let time_left = || budget.time.map_or(Duration::MAX, |time| time.saturating_sub(clock()));
+    let out_of_time = || time_left().is_zero();
+    let stopped = || stop.load(Ordering::Relaxed);
+    // Whether a search that thinks as long as the last time has something measured yet.
+    let has_time_to_think = |books: &Books| books.last_thought < time_left();
+    let mut is_begun = {
+        let books = books.borrow();
+        books.best.is_some() || guesses.clone().all(|config| books.seen.contains(&config))
+    };
     let mut guess = |books: &mut Books, n: usize| -> Vec<Config> {
         guesses.by_ref().filter(|config| books.seen.insert(config.clone())).take(n).collect()
     };
     let mut next = None;
     let ended = loop {
         let left = budget.trials.map_or(u64::MAX, |trials| trials.saturating_sub(books.borrow().n_trials));
-        if stop.load(Ordering::Relaxed) {
+        let is_first = !std::mem::replace(&mut is_begun, true);
+        let is_late = out_of_time();
+        let is_for_a_result = is_late && books.borrow().best.is_none() && clock() < FOR_A_RESULT;
+        if stopped() {
             break Ended::Interrupted;
         } else if left == 0 {
             break Ended::Trials;
-        } else if out_of_time() {
+        } else if is_late && !is_first && !is_for_a_result {
             break Ended::Time;
         }
-        let Batch { configs: batch, is_guess } = next.take().unwrap_or_else(|| {
+        let Batch { configs: mut batch, is_guess } = next.take().unwrap_or_else(|| {
             let books = &mut books.borrow_mut();
-            match guess(books, budget.most_at_a_time(left)) {
+            match guess(books, if is_first || is_late { 1 } else { budget.most_at_a_time(left) }) {
                 guesses if !guesses.is_empty() => Batch { configs: guesses, is_guess: true },
+                _ if !has_time_to_think(books) => Batch { configs: Vec::new(), is_guess: false },
                 _ => {
                     let n = budget.at_a_time(books.n_known(), left);
                     Batch { configs: books.propose(search, space, n), is_guess: false }
@@ -162,19 +198,22 @@ pub fn tune(
             }
         });
         if batch.is_empty() {
-            break Ended::Exhausted;
+            break if has_time_to_think(&books.borrow()) { Ended::Exhausted } else { Ended::Time };
+        }
+        if is_late && batch.len() > 1 {
+            next = Some(Batch { configs: batch.split_off(1), is_guess });
         }
         let left = left.saturating_sub(batch.len() as u64);
         // Where that gains time a batch is chosen before the results of the one before are there.
         let mut look_ahead = || {
-            if !search.looks_ahead() || left == 0 {
+            if !search.looks_ahead() || left == 0 || is_late {
                 return Vec::new();
             }
             let books = &mut books.borrow_mut();
             let guesses = guess(books, budget.most_at_a_time(left));
             if !guesses.is_empty() {
                 next = Some(Batch { configs: guesses, is_guess: true });
-            } else if !is_guess {
+            } else if !is_guess && has_time_to_think(books) {
                 // One that does not know of the guesses yet could propose them again.
                 let n = budget.at_a_time(books.n_known() + batch.len() as u64, left);
                 next = Some(Batch { configs: books.propose(search, space, n), is_guess: false });
@@ -184,29 +223,33 @@ pub fn tune(
         let mut reports = Vec::with_capacity(batch.len());
         let mut refused = None;
         let leading_ns = books.borrow().leading_ns();
-        let measured = measure.measure(&batch, leading_ns, &mut look_ahead, &mut |i, measured| {
+        let over = || stopped() || out_of_time() && !is_first && !is_for_a_result;
+        let measured = measure.measure(&batch, leading_ns, &over, &mut look_ahead, &mut |i, measured| {
             let report = books.borrow_mut().enter(&batch[i], measured);
             refused = observer(Event::Trial(&report)).err();
             reports.push(report);
-            if refused.is_some() || stop.load(Ordering::Relaxed) || out_of_time() {
+            if refused.is_some() || stopped() || out_of_time() {
                 ControlFlow::Break(())
             } else {
                 ControlFlow::Continue(())
             }
         });
         let trials: Vec<Trial> = reports.iter().map(|report| report.trial.clone()).collect();
-        books.borrow_mut().search(|| search.observe(&trials));
+        if !stopped() && !out_of_time() {
+            // One that is not asked again need not learn.
+            books.borrow_mut().search(|| search.observe(&trials));
+        }
         if let Some(error) = refused {
             return Err(Error::Observer(error));
         }
         observer(Event::Batch(&reports)).map_err(Error::Observer)?;
         measured.map_err(Error::Measure)?;
         // A measuring side that gives no results would be asked for ever.
-        if reports.is_empty() {
+        if reports.is_empty() && !out_of_time() {
             break Ended::Interrupted;
         }
     };
-    Ok(books.into_inner().close(start.elapsed(), ended))
+    Ok(books.into_inner().close(clock(), ended))
 }
 
 /// What is measured together.
@@ -221,7 +264,9 @@ const MOST_LEADING: usize = 10;
 const ONE_LEADS_OF: usize = 10;
 
 /// What the loop remembers and counts.
-struct Books {
+struct Books<'a> {
+    /// The time since the run began.
+    clock: &'a dyn Fn() -> Duration,
     /// Everything that was measured or is being measured.
     seen: HashSet<Config>,
     best: Option<Trial>,
@@ -233,11 +278,14 @@ struct Books {
     errors: BTreeMap<ErrorClass, u64>,
     seconds: Seconds,
     search_time: Duration,
+    /// How long the search took to propose the last time.
+    last_thought: Duration,
 }
 
-impl Books {
-    fn new(prior: &[Trial]) -> Books {
+impl<'a> Books<'a> {
+    fn new(prior: &[Trial], clock: &'a dyn Fn() -> Duration) -> Books<'a> {
         let mut books = Books {
+            clock,
             seen: prior.iter().map(|trial| trial.config.clone()).collect(),
             best: None,
             leading_ns: Vec::new(),
@@ -247,6 +295,7 @@ impl Books {
             errors: BTreeMap::new(),
             seconds: Seconds::default(),
             search_time: Duration::ZERO,
+            last_thought: Duration::ZERO,
         };
         prior.iter().for_each(|trial| books.rank(trial));
         books
@@ -279,15 +328,17 @@ impl Books {
 
     /// Runs a part of the search on the search's clock.
     fn search<T>(&mut self, part: impl FnOnce() -> T) -> T {
-        let start = Instant::now();
+        let start = (self.clock)();
         let result = part();
-        self.search_time += start.elapsed();
+        self.search_time += (self.clock)() - start;
         result
     }
 
     /// New configurations that a search proposes.
     fn propose(&mut self, search: &mut dyn Search, space: &Space, n: usize) -> Vec<Config> {
+        let before = self.search_time;
         let mut batch = self.search(|| search.propose(n));
+        self.last_thought = self.search_time - before;
         batch.retain(|config| {
             let fresh = space.contains(config) && self.seen.insert(config.clone());
             debug_assert!(fresh, "invariant: a search proposes only legal configurations that are new: {config:?}");
@@ -326,6 +377,7 @@ impl Books {
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
+    use std::sync::atomic::AtomicU64;
 
     use super::*;
     use crate::search::{SEARCHES, build};
@@ -337,21 +389,22 @@ mod tests {
     fn table() -> RecordedSpace {
         let parameters = vec![Parameter::ordinal("a", 0..4), Parameter::ordinal("b", 0..6)];
         let space = Arc::new(Space::new("test", parameters, vec![]).unwrap());
-        let trial = |index: u128| {
-            let median_ns = 100.0 - index as f64;
-            let outcome = match index % 4 {
-                3 => Outcome::Failed { class: ErrorClass::WrongAnswer, message: "off by one".into() },
-                _ => Outcome::Measured(Timing {
-                    median_ns,
-                    min_ns: median_ns,
-                    spread: 0.0,
-                    n_samples: 1,
-                    stopped_early: false,
-                }),
-            };
-            Trial { config: space.config_at(index), outcome }
-        };
+        let trial = |index: u128| Trial { config: space.config_at(index), outcome: outcome_at(index) };
         RecordedSpace::new(space.clone(), (0..24).map(trial))
+    }
+
+    fn outcome_at(index: u128) -> Outcome {
+        let median_ns = 100.0 - index as f64;
+        match index % 4 {
+            3 => Outcome::Failed { class: ErrorClass::WrongAnswer, message: "off by one".into() },
+            _ => Outcome::Measured(Timing {
+                median_ns,
+                min_ns: median_ns,
+                spread: 0.0,
+                n_samples: 1,
+                stopped_early: false,
+            }),
+        }
     }
 
     fn run(search: &str, prior: &[Trial], budget: Budget, stop: &AtomicBool) -> (Summary, Vec<Report>) {
@@ -447,18 +500,19 @@ mod tests {
 
     #[test]
     fn one_lucky_trial_does_not_lead() {
+        let at_once = || Duration::ZERO;
         let trials: Vec<Trial> =
             run("grid", &[], Budget::default(), &AtomicBool::new(false)).1.into_iter().map(|r| r.trial).collect();
         let measured: Vec<Trial> = trials.into_iter().filter(|trial| trial.outcome.timing().is_some()).collect();
         assert_eq!(measured.len(), 18);
-        assert_eq!(Books::new(&[]).leading_ns(), None);
-        assert_eq!(Books::new(&measured[..1]).leading_ns(), Some(100.0));
-        assert_eq!(Books::new(&measured).leading_ns(), Some(78.0));
+        assert_eq!(Books::new(&[], &at_once).leading_ns(), None);
+        assert_eq!(Books::new(&measured[..1], &at_once).leading_ns(), Some(100.0));
+        assert_eq!(Books::new(&measured, &at_once).leading_ns(), Some(78.0));
         let many: Vec<Trial> = (0..200).map(|at| measured[at % 18].clone()).collect();
         // Of 200, ten lead; the fastest is there eleven times.
-        assert_eq!(Books::new(&many).leading_ns(), Some(78.0));
+        assert_eq!(Books::new(&many, &at_once).leading_ns(), Some(78.0));
         let third = [&measured[17..], &measured[..17], &measured[..12]].concat();
-        assert_eq!(Books::new(&third).leading_ns(), Some(80.0));
+        assert_eq!(Books::new(&third, &at_once).leading_ns(), Some(80.0));
     }
 
     /// A table that asks what comes next, and holds the loop to it.
@@ -474,6 +528,7 @@ mod tests {
             &mut self,
             batch: &[Config],
             leading_ns: Option<f64>,
+            over: &dyn Fn() -> bool,
             next: &mut dyn FnMut() -> Vec<Config>,
             done: &mut dyn FnMut(usize, Measured) -> ControlFlow<()>,
         ) -> Result<(), BoxError> {
@@ -482,7 +537,7 @@ mod tests {
                 self.n_kept += 1;
             }
             self.expected = next();
-            self.table.measure(batch, leading_ns, &mut Vec::new, done)
+            self.table.measure(batch, leading_ns, over, &mut Vec::new, done)
         }
     }
 
@@ -543,7 +598,92 @@ mod tests {
         assert_eq!(from_scratch[16..20], [1, 2, 2, 2]);
         assert_eq!(from_scratch.iter().max(), Some(&16));
         assert_eq!(lengths(HeadStart { prior: &prior, guesses: &[] }, 14), [6, 6, 2]);
-        assert_eq!(lengths(HeadStart { prior: &[], guesses: &guesses }, 23), [16, 4, 1, 1, 1]);
+        assert_eq!(lengths(HeadStart { prior: &[], guesses: &guesses }, 24), [1, 16, 3, 1, 1, 1, 1]);
+        assert_eq!(lengths(HeadStart { prior: &prior, guesses: &guesses }, 22), [16, 4, 2]);
+    }
+
+    /// A table of which each trial takes its time, and a search that takes its own.
+    struct Timed<'a, T> {
+        of: T,
+        takes_s: u64,
+        now_s: &'a AtomicU64,
+    }
+
+    impl Measure for Timed<'_, RecordedSpace> {
+        fn measure(
+            &mut self,
+            batch: &[Config],
+            leading_ns: Option<f64>,
+            over: &dyn Fn() -> bool,
+            next: &mut dyn FnMut() -> Vec<Config>,
+            done: &mut dyn FnMut(usize, Measured) -> ControlFlow<()>,
+        ) -> Result<(), BoxError> {
+            for (at, config) in batch.iter().enumerate().take_while(|_| !over()) {
+                self.now_s.fetch_add(self.takes_s, Ordering::Relaxed);
+                let mut done = |_, measured| done(at, measured);
+                self.of.measure(std::slice::from_ref(config), leading_ns, over, next, &mut done)?;
+            }
+            Ok(())
+        }
+    }
+
+    impl Search for Timed<'_, Box<dyn Search>> {
+        fn propose(&mut self, n: usize) -> Vec<Config> {
+            self.now_s.fetch_add(self.takes_s, Ordering::Relaxed);
+            self.of.propose(n)
+        }
+
+        fn observe(&mut self, trials: &[Trial]) {
+            self.of.observe(trials);
+        }
+    }
+
+    /// How many trials there are in so many seconds where a trial takes so many and a proposal so many, and
+    /// when it ends.
+    #[track_caller]
+    fn check_time([limit, trial, proposal]: [u64; 3], prior: &[Trial], guesses: &[u128], expected: (u64, u64)) {
+        let now_s = AtomicU64::new(0);
+        let space = table().space().clone();
+        let guesses: Vec<Config> = guesses.iter().map(|index| space.config_at(*index)).collect();
+        let mut measure = Timed { of: table(), takes_s: trial, now_s: &now_s };
+        let search = build("random", &space, 1).unwrap();
+        let mut search = Timed { of: search, takes_s: proposal, now_s: &now_s };
+        let budget = Budget { trials: Some(20), time: Some(Duration::from_secs(limit)), batch: 5 };
+        let head_start = HeadStart { prior, guesses: &guesses };
+        let (stop, clock) = (AtomicBool::new(false), || Duration::from_secs(now_s.load(Ordering::Relaxed)));
+        let mut observer = |_: Event| Ok(());
+        let summary =
+            tune_by_clock(&mut search, &space, &mut measure, head_start, budget, &stop, &mut observer, &clock).unwrap();
+        assert_eq!((summary.n_trials, summary.wall_seconds as u64), expected);
+        assert_eq!(summary.ended, Ended::Time);
+    }
+
+    #[test]
+    fn nothing_is_begun_past_the_limit_but_the_first_guess() {
+        // The first proposals are five.
+        check_time([10, 3, 0], &[], &[], (4, 12));
+        check_time([0, 3, 0], &[], &[], (0, 0));
+        // A result is worth more than the limit …
+        check_time([0, 3, 0], &[], &[1, 2, 4], (1, 3));
+        check_time([2, 3, 0], &[], &[1, 2, 4], (1, 3));
+        // … and another guess is tried where the first is wrong, for a while.
+        check_time([2, 3, 0], &[], &[3, 2, 4], (2, 6));
+        check_time([2, 3, 0], &[], &[3, 7, 4], (2, 6));
+        check_time([2, 6, 0], &[], &[3, 2, 4], (1, 6));
+        // What is known already is no reason …
+        let known = |index: u128| Trial { config: table().space().config_at(index), outcome: outcome_at(index) };
+        check_time([0, 3, 0], &[known(5)], &[1, 2], (0, 0));
+        // … and what is known to fail is none.
+        check_time([0, 3, 0], &[known(3)], &[3], (0, 0));
+        check_time([0, 3, 0], &[known(3)], &[3, 2], (1, 3));
+    }
+
+    #[test]
+    fn a_search_is_not_asked_that_would_think_past_the_limit() {
+        check_time([10, 1, 4], &[], &[], (5, 9));
+        check_time([30, 1, 4], &[], &[], (9, 29));
+        // One of which nothing is known is asked.
+        check_time([3, 1, 4], &[], &[], (0, 4));
     }
 
     struct Broken;
@@ -553,6 +693,7 @@ mod tests {
             &mut self,
             _: &[Config],
             _: Option<f64>,
+            _: &dyn Fn() -> bool,
             _: &mut dyn FnMut() -> Vec<Config>,
             _: &mut dyn FnMut(usize, Measured) -> ControlFlow<()>,
         ) -> Result<(), BoxError> {

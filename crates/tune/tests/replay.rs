@@ -155,7 +155,7 @@ fn what_is_written_is_read_back() {
                 found = Some(measured.outcome);
                 ControlFlow::Continue(())
             };
-            read.measure(&[config], None, &mut Vec::new, &mut done).unwrap();
+            read.measure(&[config], None, &|| false, &mut Vec::new, &mut done).unwrap();
             let found = found.unwrap();
             // T4 tells fewer classes apart.
             let class = trial.outcome.class().map(|class| match class {

@@ -16,7 +16,7 @@ use tilewright_tune::{Outcome, Timing};
 
 use super::{
     DatabaseArgs, KnownBest, MachineArgs, count, device_options, gflops, make_task, nothing_recorded, parse_workloads,
-    target_name,
+    start_device, target_name,
 };
 use crate::error::{OrBadInput, bad_input};
 use crate::output::{digits, duration, message, table, write_result};
@@ -193,9 +193,10 @@ fn bench(
         .or_bad_input("the space has changed since it was recorded; run `tilewright tune` again")?;
     let options = Options { n_workers: 1, at_best_pace: false, ..device_options(threads)? };
     let steps = task.steps(&config);
-    let mut device = Device::new(workload.clone(), &task.setting.target, options, |_| Vec::new())?;
+    let mut device = start_device(workload, &task.setting.target, options, |_| Vec::new(), None)?
+        .expect("nobody interrupts the start");
     let racer = device
-        .start_race(&[Source::Steps(steps_text(&steps))])?
+        .start_race(&[Source::Steps(steps_text(&steps))], &|| false)?
         .pop()
         .expect("a race has as many candidates as sources");
     let relative_error = racer.relative_error();

@@ -14,21 +14,27 @@ pub mod show;
 pub mod space;
 pub mod tune;
 
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use clap::Args;
 use serde_json::{Value as Json, json};
+use tilewright_device::data::DataError;
 use tilewright_device::device::WorkerCommand;
-use tilewright_device::{Options, host};
-use tilewright_ir::Target;
+use tilewright_device::{Device, DeviceError, Options, host};
 use tilewright_ir::op::Workload;
 use tilewright_ir::target::NAMED;
-use tilewright_tune::{Best, Setting, TEMPLATES, Task};
+use tilewright_ir::{Step, Target};
+use tilewright_tune::{Best, Config, Setting, TEMPLATES, Task};
 
 use crate::database::Database;
 use crate::error::{OrBadInput, bad_input};
-use crate::output::{grouped, shell_quoted};
+use crate::output::shell_quoted;
+use crate::progress::{Progress, Status};
+use tune::Interrupts;
 
 /// The hidden subcommand that is a worker of a device.
 pub const WORKER: &str = "worker";
@@ -236,6 +242,40 @@ pub fn gflops(workload: &Workload, ns: f64) -> f64 {
 pub fn device_options(n_threads: usize) -> anyhow::Result<Options> {
     let program = std::env::current_exe().context("the path of this executable is unknown")?;
     Ok(Options::new(WorkerCommand { program, arguments: vec![WORKER.to_owned()] }, n_threads))
+}
+
+/// A device, with how far its start is shown where that takes long; none after an interrupt.
+///
+/// # Errors
+/// Where memory does not suffice or workers do not start.
+pub fn start_device(
+    workload: &Workload,
+    target: &Target,
+    options: Options,
+    steps: impl Fn(&Config) -> Vec<Step> + 'static,
+    interrupts: Option<&Interrupts>,
+) -> anyhow::Result<Option<Device>> {
+    const QUIET: Duration = Duration::from_millis(500);
+    let progress = Progress::start(Status { phase: Some("start: random inputs".to_owned()), ..Status::default() });
+    if let Some(interrupts) = interrupts {
+        interrupts.concern(None, &progress);
+    }
+    let (start, last_told) = (Instant::now(), AtomicU64::new(0));
+    let watch = |part: f64| {
+        let percent = (100.0 * part) as u64;
+        if start.elapsed() > QUIET && last_told.fetch_max(percent, Ordering::Relaxed) < percent {
+            progress.update(|status| status.phase = Some(format!("start: {percent} % of the reference answer")));
+        }
+        let is_stopped = interrupts.is_some_and(|interrupts| interrupts.stop.load(Ordering::Relaxed));
+        if is_stopped { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    };
+    let device = Device::new_watched(workload.clone(), target, options, steps, &watch);
+    progress.finish();
+    match device {
+        Ok(device) => Ok(Some(device)),
+        Err(DeviceError::Data(DataError::GivenUp)) => Ok(None),
+        Err(error) => Err(error.into()),
+    }
 }
 
 /// What is recorded as the best, as it is shown.

@@ -14,7 +14,7 @@ use tilewright_tune::{Budget, Config, HeadStart, RecordedSpace, Summary, Task, T
 
 use super::tune::recorder::Recorder;
 use super::tune::{Interrupts, earlier, errors_of, take_note, task_key};
-use super::{DatabaseArgs, WorkloadArgs, count, device_options, gflops, make_task};
+use super::{DatabaseArgs, WorkloadArgs, count, device_options, gflops, make_task, start_device};
 use crate::error::{OrBadInput, bad_input};
 use crate::output::{Destination, digits, grouped, message, writable, write_result};
 use crate::progress::{Progress, Status, errors_text};
@@ -53,7 +53,8 @@ pub struct RecordSpaceArgs {
 struct Recording<'a> {
     task: &'a Task,
     seed: u64,
-    device: Device,
+    /// None where it was interrupted before it was ready.
+    device: Option<Device>,
     recorder: Arc<Mutex<Recorder>>,
     interrupts: Arc<Interrupts>,
     database: String,
@@ -82,13 +83,14 @@ pub fn run(args: &RecordSpaceArgs, as_json: bool) -> anyhow::Result<()> {
     options.to_the_end = true;
     let scheduling = task.clone();
     let steps = move |config: &Config| scheduling.steps(config);
-    let device = Device::new(task.setting.workload.clone(), &task.setting.target, options, steps)?;
+    let interrupts = Interrupts::watch()?;
+    let device = start_device(&task.setting.workload, &task.setting.target, options, steps, Some(&interrupts))?;
     let mut recording = Recording {
         task: &task,
         seed: args.seed,
         device,
         recorder: Arc::new(Mutex::new(Recorder::new(store, key.clone(), SEARCH.to_owned(), args.seed))),
-        interrupts: Interrupts::watch()?,
+        interrupts,
         database: database.name(),
         trials,
     };
@@ -185,20 +187,21 @@ impl Recording<'_> {
         let known: HashSet<&Config> = self.trials.iter().map(|trial| &trial.config).collect();
         let n_known = configs.iter().filter(|config| known.contains(config)).count() as u64;
         let n_new = configs.len() as u64 - n_known;
+        let Some(device) = &mut self.device else { return Ok(None) };
         if n_new == 0 || self.interrupts.stop.load(Ordering::Relaxed) {
             return Ok(None);
         }
         message(&format!("{} to measure, {n_known} recorded already in {}", grouped(n_new), self.database));
         let progress =
             Progress::start(Status { n_trials: n_known, most_trials: Some(configs.len() as u64), ..Status::default() });
-        self.interrupts.concern(&self.recorder, &progress);
+        self.interrupts.concern(Some(&self.recorder), &progress);
         let prior = self.trials.clone();
         // It is never asked: the budget ends with the guesses.
         let mut search = search::build(SEARCH, &self.task.space, self.seed)?;
         let summary = tilewright_tune::tune(
             search.as_mut(),
             &self.task.space,
-            &mut self.device,
+            device,
             HeadStart { prior: &prior, guesses: configs },
             Budget { trials: Some(n_new), ..Budget::default() },
             &self.interrupts.stop,

@@ -8,26 +8,30 @@ use std::collections::{BTreeMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use clap::Args;
 use serde_json::{Map, Value as Json, json};
 use tilewright_device::{Device, host, peak};
+use tilewright_ir::DType;
 use tilewright_ir::op::Workload;
+use tilewright_ir::reference::work;
 use tilewright_tune::{
     BoxError, Budget, Config, Ended, ErrorClass, Event, Experience, HeadStart, Outcome, Record, Seconds, Store,
     StoreError, Summary, Task, TaskKey, Trial, Winner, search, transfer::warm_start,
 };
 
 use super::predict::likely_configs;
-use super::{DatabaseArgs, KnownBest, WorkloadArgs, count, device_options, gflops, make_task, percent, target_name};
+use super::{
+    DatabaseArgs, KnownBest, WorkloadArgs, count, device_options, gflops, make_task, percent, start_device, target_name,
+};
 use crate::clock::since_1970;
 use crate::database::Database;
 use crate::error::{OrBadInput, bad_input, describe};
 use crate::output::{digits, duration, message, table, write_result};
 use crate::progress::{Progress, Status, errors_text};
-use finals::{Finals, Untuned};
+use finals::{End, Finals, Limits, Untuned};
 use recorder::Recorder;
 use transfer::Transfer;
 
@@ -35,6 +39,17 @@ use transfer::Transfer;
 const DEFAULT_SEARCH: &str = "auto";
 /// The time where neither time nor trials are given.
 const DEFAULT_TIME: Duration = Duration::from_secs(60);
+
+/// What a start takes at least, what each element of a buffer adds to it, and what part of the peak products
+/// of matrices reach in it: as measured on 2 CPUs of Zen 4 (2026-11-25).
+const START_S: f64 = 0.1;
+const START_NS_AN_ELEMENT: f64 = 8.0;
+const PART_OF_PEAK: f64 = 0.6;
+/// A run that takes so many seconds is worth a word before it.
+const SLOW_RUN_S: f64 = 0.1;
+
+/// What is said of a run that was interrupted early.
+const INTERRUPTED: &str = "interrupted before a candidate was measured";
 
 /// Configurations of a model that are tried first, at most.
 const MOST_PREDICTED: usize = 16;
@@ -122,6 +137,7 @@ struct Run<'a> {
     database: Database,
     key: TaskKey,
     peak_gflops: Option<f64>,
+    wall: WallTime,
 }
 
 /// What earlier runs have recorded.
@@ -202,6 +218,7 @@ pub fn run(args: &TuneArgs, as_json: bool) -> anyhow::Result<()> {
 /// # Errors
 /// As [`run`], but that a run without a winner is a report of that.
 pub fn tune(args: &TuneArgs, workload: &Workload, is_of_set: bool, interrupts: &Interrupts) -> anyhow::Result<Report> {
+    let wall = WallTime::new();
     Device::check_memory(workload).or_bad_input("")?;
     let target = args.of.machine.runnable_target()?;
     let n_threads = args.of.machine.threads;
@@ -246,10 +263,11 @@ pub fn tune(args: &TuneArgs, workload: &Workload, is_of_set: bool, interrupts: &
         _ => None,
     };
     introduce(args, &key, &task, &database, &earlier, time.filter(|_| nothing_left.is_none()));
-    let mut run = Run { args, workload: workload.clone(), task, database, key, peak_gflops: None };
+    let mut run = Run { args, workload: workload.clone(), task, database, key, peak_gflops: None, wall };
     if let Some(nothing_left) = nothing_left {
         if let Some(known) = run.known_winner(&store, &earlier)? {
             message(nothing_left);
+            run.wall.start = run.wall.lap();
             return Ok(run.announce_again(&earlier, &known));
         }
         let race = if args.no_race { "" } else { "; the leaders have yet to be raced" };
@@ -257,7 +275,10 @@ pub fn tune(args: &TuneArgs, workload: &Workload, is_of_set: bool, interrupts: &
     }
 
     run.peak_gflops = peak::gflops(&host::target(), workload.dtype, n_threads).ok();
-    let mut device = run.device()?;
+    let limits = Limits::of(time);
+    run.announce(time, limits);
+    let Some(mut device) = run.device(interrupts)? else { return Ok(run.interrupted(&earlier)) };
+    run.wall.start = run.wall.lap();
     let best_ns = earlier.trials.iter().map(|t| t.outcome.cost()).min_by(f64::total_cmp).filter(|ns| ns.is_finite());
     let progress = Progress::start(Status {
         time,
@@ -268,7 +289,7 @@ pub fn tune(args: &TuneArgs, workload: &Workload, is_of_set: bool, interrupts: &
         ..Status::default()
     });
     let recorder = Arc::new(Mutex::new(Recorder::new(store, run.key.clone(), args.search.clone(), args.seed)));
-    interrupts.concern(&recorder, &progress);
+    interrupts.concern(Some(&recorder), &progress);
 
     let mut trials = earlier.trials.clone();
     let budget = Budget { trials: left, time, ..Budget::default() };
@@ -281,27 +302,91 @@ pub fn tune(args: &TuneArgs, workload: &Workload, is_of_set: bool, interrupts: &
         &interrupts.stop,
         &mut |event| take_note(&event, &run.task, &recorder, &progress, &mut trials),
     );
-    let finals = match &summary {
+    run.wall.search = run.wall.lap();
+    let end = match &summary {
         Ok(_) if !args.no_race => {
             let others = trials_of_others(&trials, &run, &progress);
             let known = [trials.as_slice(), others.as_slice()].concat();
-            finals::run(&mut device, &run.task, &known, &interrupts.stop, &progress)
+            finals::run(&mut device, &run.task, &known, limits, &interrupts.stop, &progress)
         }
-        _ => Ok(None),
+        _ => Ok(End::NoTime),
     };
     progress.finish();
+    run.wall.end_race(end.as_ref().ok());
     let named = || format!("database {}", run.database.name());
     let summary = summary.with_context(named)?;
-    let winner = finals.as_ref().ok().and_then(|finals| Some(run.winner(finals.as_ref()?)));
+    let winner = match &end {
+        Ok(End::Raced(finals)) => Some(run.winner(finals)),
+        _ => None,
+    };
     let recorded = recorder.lock().unwrap_or_else(PoisonError::into_inner).conclude(winner.as_ref());
-    let finals = finals.context("measuring the leading candidates")?;
-    let report = run.conclude(&summary, finals.as_ref(), &trials);
+    let end = end.context("measuring the leading candidates")?;
+    drop(device);
+    run.wall.end = run.wall.lap();
+    let report = run.conclude(&summary, &end, &trials);
     if recorded.is_err() {
         // What was found is told all the same.
         message(&report.text);
     }
-    recorded.with_context(named)?;
+    recorded.with_context(|| format!("database {}", run.database.name()))?;
     Ok(report)
+}
+
+/// Where the time of a run went, in seconds by the wall clock: parts that add up to the whole.
+#[derive(Debug, Clone, Copy)]
+struct WallTime {
+    last: Instant,
+    /// Until the search begins.
+    start: f64,
+    search: f64,
+    race: f64,
+    untuned: f64,
+    /// Writing what is left and ending workers.
+    end: f64,
+}
+
+impl WallTime {
+    /// From now on.
+    fn new() -> WallTime {
+        WallTime { last: Instant::now(), start: 0.0, search: 0.0, race: 0.0, untuned: 0.0, end: 0.0 }
+    }
+
+    /// Seconds since the last part ended.
+    fn lap(&mut self) -> f64 {
+        let last = std::mem::replace(&mut self.last, Instant::now());
+        (self.last - last).as_secs_f64()
+    }
+
+    /// The race has ended, with the untuned program behind it.
+    fn end_race(&mut self, end: Option<&End>) {
+        let both = self.lap();
+        self.untuned = match end {
+            Some(End::Raced(finals)) => finals.untuned_time.as_secs_f64().min(both),
+            _ => 0.0,
+        };
+        self.race = both - self.untuned;
+    }
+
+    fn parts(self) -> [(&'static str, f64); 5] {
+        let WallTime { start, search, race, untuned, end, .. } = self;
+        [("start", start), ("search", search), ("race", race), ("untuned", untuned), ("end", end)]
+    }
+
+    fn total(self) -> f64 {
+        self.parts().iter().map(|(_, seconds)| seconds).sum()
+    }
+
+    fn json(self) -> Json {
+        let parts = self.parts().into_iter().chain([("total", self.total())]);
+        Json::Object(parts.map(|(name, seconds)| (name.to_owned(), seconds.into())).collect())
+    }
+}
+
+impl std::fmt::Display for WallTime {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let parts = self.parts().map(|(name, seconds)| format!("{name} {seconds:.1} s"));
+        write!(f, "{:.1} s: {}", self.total(), parts.join(", "))
+    }
 }
 
 /// What other processes have recorded of the same space meanwhile: a winner that has not been raced against it must not
@@ -450,7 +535,7 @@ pub struct Interrupts {
     /// Raised by the first one.
     pub stop: AtomicBool,
     /// What records and shows the run at hand.
-    at_hand: Mutex<Option<(Arc<Mutex<Recorder>>, Progress)>>,
+    at_hand: Mutex<Option<(Option<Arc<Mutex<Recorder>>>, Progress)>>,
 }
 
 impl Interrupts {
@@ -465,9 +550,9 @@ impl Interrupts {
         Ok(interrupts)
     }
 
-    /// The run at hand is this one now.
-    pub fn concern(&self, recorder: &Arc<Mutex<Recorder>>, progress: &Progress) {
-        *self.at_hand.lock().unwrap_or_else(PoisonError::into_inner) = Some((recorder.clone(), progress.clone()));
+    /// The run at hand is this one now; without a recorder as long as it starts.
+    pub fn concern(&self, recorder: Option<&Arc<Mutex<Recorder>>>, progress: &Progress) {
+        *self.at_hand.lock().unwrap_or_else(PoisonError::into_inner) = Some((recorder.cloned(), progress.clone()));
     }
 
     fn leave(&self) {
@@ -475,10 +560,11 @@ impl Interrupts {
         let is_first = !self.stop.swap(true, Ordering::Relaxed);
         let Some((recorder, progress)) = at_hand.as_ref() else { std::process::exit(130) };
         if is_first {
-            progress.message("stopping after the candidate at hand; interrupt again to leave at once");
+            progress.message("stopping; interrupt again to leave at once");
             return;
         }
-        let committed = recorder.lock().unwrap_or_else(PoisonError::into_inner).commit();
+        let commit = |recorder: &Arc<Mutex<Recorder>>| recorder.lock().unwrap_or_else(PoisonError::into_inner).commit();
+        let committed = recorder.as_ref().map_or(Ok(()), commit);
         progress.finish();
         match committed {
             Ok(()) => message("left; all trials are recorded"),
@@ -489,8 +575,40 @@ impl Interrupts {
 }
 
 impl Run<'_> {
-    /// The device with its workers.
-    fn device(&self) -> anyhow::Result<Device> {
+    /// Says how long what comes may take.
+    fn announce(&self, time: Option<Duration>, limits: Limits) {
+        let seconds = |time: Duration| format!("{} s", time.as_secs_f64());
+        let mut parts = Vec::new();
+        if let Some(peak) = self.peak_gflops {
+            let run_seconds = gflops(&self.workload, 1.0) / (1e9 * peak);
+            parts.push(format!("start: about {:.1} s", self.start_seconds(peak)));
+            if run_seconds >= SLOW_RUN_S {
+                parts.push(format!("first kernel: some {run_seconds:.1} s a run"));
+            }
+        }
+        parts.push(match (time, self.args.trials) {
+            (Some(time), _) => format!("search: {}", seconds(time)),
+            (None, trials) => format!("search: until there are {}", count(trials.unwrap_or(0), "trial")),
+        });
+        if !self.args.no_race {
+            parts.push(format!("race: at most {}", seconds(limits.race)));
+            parts.push(format!("untuned program: at most {}", seconds(limits.untuned)));
+        }
+        message(&parts.join("; "));
+    }
+
+    /// About how long the start takes, where kernels reach this peak at best.
+    fn start_seconds(&self, peak_gflops: f64) -> f64 {
+        let program = self.workload.program();
+        let n_elements: u64 = program.buffers.iter().filter_map(|buffer| buffer.n_elements()).sum();
+        // All CPUs take part, in double precision.
+        let n_cpus = host::allowed_cpus().len() as f64 / self.task.setting.n_threads as f64;
+        let flops = 1e9 * peak_gflops * n_cpus * self.workload.dtype.bytes() as f64 / DType::F64.bytes() as f64;
+        START_S + 2.0 * work(&program) / (PART_OF_PEAK * flops) + n_elements as f64 * START_NS_AN_ELEMENT / 1e9
+    }
+
+    /// The device with its workers; none after an interrupt.
+    fn device(&self, interrupts: &Interrupts) -> anyhow::Result<Option<Device>> {
         let mut options = device_options(self.task.setting.n_threads)?;
         options.seed = self.args.seed;
         options.cold = self.args.cold;
@@ -499,7 +617,17 @@ impl Run<'_> {
         options.run_timeout = self.args.run_timeout.unwrap_or(options.run_timeout);
         options.min_time = self.args.min_time.unwrap_or(options.min_time);
         let task = self.task.clone();
-        Ok(Device::new(self.workload.clone(), &self.task.setting.target, options, move |config| task.steps(config))?)
+        let steps = move |config: &Config| task.steps(config);
+        start_device(&self.workload, &self.task.setting.target, options, steps, Some(interrupts))
+    }
+
+    /// The result of a run that was interrupted before it began.
+    fn interrupted(mut self, earlier: &Earlier) -> Report {
+        self.wall.start = self.wall.lap();
+        let mut json = self.json(earlier.trials.len() as u64, &errors_of(&earlier.trials), None);
+        json.insert("best".into(), Json::Null);
+        json.insert("verified".into(), false.into());
+        Report { json: Json::Object(json), text: INTERRUPTED.to_owned(), failure: None }
     }
 
     /// The winner of this template, where nothing was recorded since it was confirmed.
@@ -550,67 +678,78 @@ impl Run<'_> {
     }
 
     /// The result of a run, however it ended.
-    fn conclude(&self, summary: &Summary, finals: Option<&Finals>, trials: &[Trial]) -> Report {
+    fn conclude(&self, summary: &Summary, end: &End, trials: &[Trial]) -> Report {
         if summary.ended == Ended::Exhausted {
             message("the whole space has been measured");
         }
         let errors = errors_of(trials);
         let mut json = self.json(trials.len() as u64, &errors, Some(summary));
-        let fastest = summary.best.as_ref().filter(|_| self.args.no_race);
-        if let Some((fastest, timing)) = fastest.and_then(|trial| Some((trial, trial.outcome.timing()?))) {
-            let best = KnownBest {
-                template: self.key.template.clone(),
-                config: self.task.space.config_to_json(&fastest.config),
-                median_ns: timing.median_ns,
-                margin: None,
-                is_confirmed: false,
-            };
-            json.insert("best".into(), best.to_json(&self.workload));
-            json.insert("verified".into(), true.into());
-            let text = format!(
-                "{}\nfastest  {} GFLOP/s, {}: one trial, not raced\nconfig   {}",
-                self.title(),
-                digits(gflops(&self.workload, best.median_ns)),
-                duration(best.median_ns),
-                best.config
-            );
-            return Report { json: Json::Object(json), text, failure: None };
-        }
-        let Some(finals) = finals else {
-            json.insert("best".into(), Json::Null);
-            json.insert("verified".into(), false.into());
-            let text = "interrupted before a candidate was measured".to_owned();
-            let failure = (summary.ended != Ended::Interrupted).then(|| self.nothing_valid(trials, &errors));
-            return Report { json: Json::Object(json), text, failure };
+        let (text, failure) = match end {
+            End::Raced(finals) => {
+                let winner = self.winner(finals);
+                json.insert("best".into(), best_json(&winner));
+                json.insert("relative_error".into(), json!(finals.ranking[0].relative_error));
+                json.insert("tie".into(), finals.is_tie().into());
+                json.insert("untuned_gflops".into(), json!(finals.untuned.ns().map(|ns| gflops(&self.workload, ns))));
+                (self.text(summary, finals, &winner, &errors), None)
+            }
+            End::NoTime if let Some(best) = self.fastest(summary) => {
+                json.insert("best".into(), best.to_json(&self.workload));
+                let why = if self.args.no_race { "not raced" } else { "the time was too short for a race" };
+                let text = format!(
+                    "{}\nfastest  {} GFLOP/s, {}: one trial, {why}\nconfig   {}\n{}",
+                    self.title(),
+                    digits(gflops(&self.workload, best.median_ns)),
+                    duration(best.median_ns),
+                    best.config,
+                    self.ending(summary, &errors)
+                );
+                (text, None)
+            }
+            End::NoTime | End::NoLeader => {
+                json.insert("best".into(), Json::Null);
+                let failure = (summary.ended != Ended::Interrupted).then(|| self.nothing_valid(trials, &errors));
+                (INTERRUPTED.to_owned(), failure)
+            }
         };
-        let winner = self.winner(finals);
-        json.insert("best".into(), best_json(&winner));
-        json.insert("verified".into(), true.into());
-        json.insert("relative_error".into(), json!(finals.ranking[0].relative_error));
-        json.insert("tie".into(), finals.is_tie().into());
-        json.insert("untuned_gflops".into(), json!(finals.untuned.ns().map(|ns| gflops(&self.workload, ns))));
-        let text = self.text(summary, finals, &winner, &errors);
-        Report { json: Json::Object(json), text, failure: None }
+        json.insert("verified".into(), (!json["best"].is_null()).into());
+        Report { json: Json::Object(json), text, failure }
+    }
+
+    /// The fastest trial, as what is known best without a race.
+    fn fastest(&self, summary: &Summary) -> Option<KnownBest> {
+        let trial = summary.best.as_ref()?;
+        Some(KnownBest {
+            template: self.key.template.clone(),
+            config: self.task.space.config_to_json(&trial.config),
+            median_ns: trial.outcome.timing()?.median_ns,
+            margin: None,
+            is_confirmed: false,
+        })
     }
 
     fn nothing_valid(&self, trials: &[Trial], errors: &BTreeMap<ErrorClass, u64>) -> anyhow::Error {
         if trials.is_empty() {
             return anyhow::anyhow!("the time was up before a candidate was measured (give more with --time)");
         }
+        // What was not done in time says which option gives it more.
+        let options = [(ErrorClass::BuildTimeout, "--build-timeout"), (ErrorClass::RunTimeout, "--run-timeout")];
+        let raised: Vec<&str> = options.iter().filter(|(class, _)| errors.contains_key(class)).map(|o| o.1).collect();
+        let more = format!(" (give more with {})", raised.join(" and "));
         if trials.iter().any(|trial| trial.outcome.timing().is_some()) {
-            return anyhow::anyhow!(
-                "the leading candidates failed when they were measured again (run the same to race others)"
-            );
+            let hint = if raised.is_empty() { " (run the same to race others)" } else { &more };
+            return anyhow::anyhow!("the leading candidates failed when they were measured again{hint}");
         }
         let example = trials.iter().find_map(|trial| match &trial.outcome {
             Outcome::Failed { class, message } => Some(format!("; for example {class}: {message}")),
             Outcome::Measured(_) => None,
         });
         anyhow::anyhow!(
-            "none of {} gave a right answer ({}){}",
+            "none of {} gave a right answer ({}){}{}",
             count(trials.len() as u64, "candidate"),
             errors_text(errors),
-            example.unwrap_or_default()
+            example.unwrap_or_default(),
+            if raised.is_empty() { "" } else { &more }
         )
     }
 
@@ -660,20 +799,22 @@ impl Run<'_> {
             ),
             Untuned::Failed => "untuned  not measured\n".to_owned(),
         };
-        text += &format!("config   {}\n", winner.config);
-        if !errors.is_empty() {
-            text += &format!("errors   {}\n", errors_text(errors));
-        }
+        text + &format!("config   {}\n{}", winner.config, self.ending(summary, errors))
+    }
+
+    /// What each result ends with: failures, where the time went and where the records are.
+    fn ending(&self, summary: &Summary, errors: &BTreeMap<ErrorClass, u64>) -> String {
+        let errors = if errors.is_empty() { String::new() } else { format!("errors   {}\n", errors_text(errors)) };
         let Seconds { build, run, verify } = summary.seconds;
-        text += &format!(
-            "time     {:.1} s for {} ({} trials/s): search {:.1} s, build {build:.1} s on all workers, \
-             run {run:.1} s, verify {verify:.1} s\n",
-            summary.wall_seconds,
+        format!(
+            "{errors}time     {}\nsearch   {} ({} trials/s): proposals {:.1} s, build {build:.1} s on all workers, run {run:.1} s, \
+             verify {verify:.1} s\nrecords  {}\n",
+            self.wall,
             count(summary.n_trials, "trial"),
             digits(rate(summary)),
             summary.search_seconds,
-        );
-        text + &format!("records  {}\n", self.database.name())
+            self.database.name(),
+        )
     }
 
     fn json(&self, n_trials: u64, errors: &BTreeMap<ErrorClass, u64>, summary: Option<&Summary>) -> Map<String, Json> {
@@ -690,6 +831,7 @@ impl Run<'_> {
             "trials": n_trials,
             "new_trials": summary.map_or(0, |s| s.n_trials),
             "seconds": summary.map_or(0.0, |s| s.wall_seconds),
+            "wall_seconds": self.wall.json(),
             "trials_per_second": summary.map_or(0.0, rate),
             "seconds_in": {
                 "search": summary.map_or(0.0, |s| s.search_seconds),

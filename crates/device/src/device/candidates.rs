@@ -20,6 +20,11 @@ const SLOW_RUN: u32 = 3;
 /// … but not before so long.
 const LEAST_SLOW: Duration = Duration::from_millis(30);
 
+/// How long a candidate that is tested may go on when all is over: most are done by then.
+const LAST_WAIT: Duration = Duration::from_millis(500);
+/// How often it is looked whether all is over.
+const LOOK: Duration = Duration::from_millis(50);
+
 /// The kernels that a worker goes on with by itself are so many at most: enough for as long as a search thinks, and few
 /// enough that other workers, too, test what they have built.
 const MOST_QUEUED: usize = 4;
@@ -162,42 +167,75 @@ impl Device {
         }
     }
 
-    /// The next of the batch whose trial has come to its end, with its place; none where all were told.
+    /// The next of the batch whose trial has come to its end, with its place; none where all were told, or
+    /// where all is over: then none begins any more, and those that are tested have a last moment.
     ///
     /// # Errors
     /// Where a worker cannot be started anew.
-    pub(super) fn next_trial(&mut self, goal: Goal) -> io::Result<Option<(usize, Measured)>> {
+    pub(super) fn next_trial(&mut self, goal: Goal, over: &dyn Fn() -> bool) -> io::Result<Option<(usize, Measured)>> {
+        let mut last = None;
         while self.candidates.iter().any(|c| c.at.is_some()) {
             match self.candidates.iter().position(Candidate::is_done).map(|place| self.candidates.remove(place)) {
                 Some(Candidate { at: Some(at), state: State::Done(measured), .. }) => {
-                    if self.candidates.iter().all(|c| c.at.is_none()) {
+                    if self.candidates.iter().all(|c| c.at.is_none()) && !over() {
                         // Workers go on with what comes next while the caller keeps its books.
                         self.set_to_work(goal);
                     }
                     return Ok(Some((at, measured)));
                 }
-                _ => self.advance(goal)?,
+                _ if !over() => self.advance(goal)?,
+                _ => {
+                    self.forget_untested();
+                    let last = *last.get_or_insert_with(|| Instant::now() + LAST_WAIT);
+                    if self.candidates.is_empty() || Instant::now() >= last {
+                        self.abandon()?;
+                    } else {
+                        self.advance(goal)?;
+                    }
+                }
             }
         }
         Ok(None)
     }
 
-    /// Takes all of the batch to where they are found right; in their order a kept kernel, or what became of it.
+    /// Forgets those that no worker tests, or is about to.
+    fn forget_untested(&mut self) {
+        let is_left = |c: &Candidate| match c.state {
+            State::Waiting | State::Building(_) | State::Built(_) => false,
+            State::Checked(_) | State::Done(_) => c.at.is_some(),
+            State::Queued { .. } | State::Preparing { .. } | State::Running { .. } | State::Timing(_) => true,
+        };
+        let forgotten: Vec<Candidate> = self.candidates.extract_if(.., |c| !is_left(c)).collect();
+        forgotten.into_iter().filter_map(|c| c.state.kernel()).for_each(|kernel| self.forget(kernel));
+    }
+
+    /// Takes all of the batch to where they are found right, as far as they come before all is over; in their
+    /// order a kept kernel, or what became of it.
     ///
     /// # Errors
     /// Where a worker cannot be started anew.
-    pub(super) fn keep(&mut self, goal: Goal) -> io::Result<Vec<Result<Kept, Measured>>> {
+    pub(super) fn keep(
+        &mut self,
+        goal: Goal,
+        over: &dyn Fn() -> bool,
+    ) -> io::Result<Vec<Option<Result<Kept, Measured>>>> {
         let is_settled = |c: &Candidate| c.at.is_none() || matches!(c.state, State::Checked(_) | State::Done(_));
-        while !self.candidates.iter().all(is_settled) {
+        while !self.candidates.iter().all(is_settled) && !over() {
             self.advance(goal)?;
         }
-        let batch = self.candidates.extract_if(.., |c| c.at.is_some());
-        let result = |c: Candidate| match c.state {
-            State::Checked(kept) => Ok(kept),
-            State::Done(measured) => Err(measured),
-            _ => unreachable!("all are settled"),
-        };
-        Ok(batch.map(result).collect())
+        let n_candidates = self.candidates.iter().filter_map(|c| c.at).max().map_or(0, |last| last + 1);
+        let mut results: Vec<Option<Result<Kept, Measured>>> = (0..n_candidates).map(|_| None).collect();
+        for Candidate { at, state, .. } in self.candidates.extract_if(.., |c| c.at.is_some() && is_settled(c)) {
+            results[at.expect("it is of the batch")] = match state {
+                State::Checked(kept) => Some(Ok(kept)),
+                State::Done(measured) => Some(Err(measured)),
+                _ => unreachable!("it is settled"),
+            };
+        }
+        if self.candidates.iter().any(|c| c.at.is_some()) {
+            self.abandon()?;
+        }
+        Ok(results)
     }
 
     /// Ends the batch and what was to come after it; what is tested is given up.
@@ -236,7 +274,7 @@ impl Device {
             State::Running { start, .. } if goal.trial.is_some() => Some(start + slow),
             _ => None,
         });
-        self.listen(becomes_slow.filter(|&at| at > now).min())
+        self.listen(becomes_slow.filter(|&at| at > now).chain([now + LOOK]).min())
     }
 
     /// Gives up who is hopeless, and idle workers something to do; whether any was given up.
@@ -595,7 +633,7 @@ impl Device {
             let Candidate { state, given_up, seconds, .. } = &self.candidates[place];
             let was_given_up = matches!(state, State::Waiting) && *given_up > Duration::ZERO;
             if was_given_up && self.run_limit(*given_up, goal) <= *given_up {
-                let mut message = format!("not finished within {} s", (1e2 * given_up.as_secs_f64()).round() / 1e2);
+                let mut message = format!("not finished within {} s", (1e3 * given_up.as_secs_f64()).round() / 1e3);
                 if let Some(fastest) = self.fastest_check.filter(|_| *given_up < self.options.run_timeout) {
                     message += &format!(", where the fastest so far took {:.3} s", fastest.as_secs_f64());
                 }

@@ -34,6 +34,11 @@ impl Racer {
         self.kept.map(|kept| kept.relative_error)
     }
 
+    /// Whether it has not failed, and has no rounds all the same.
+    pub fn is_without_rounds(&self) -> bool {
+        self.failure.is_none() && self.medians_ns.is_empty()
+    }
+
     /// Median nanoseconds a run, one for each round; none where it failed.
     pub fn medians_ns(&self) -> &[f64] {
         if self.failure.is_none() { &self.medians_ns } else { &[] }
@@ -46,25 +51,27 @@ impl Device {
     /// # Errors
     /// Where a worker cannot be started anew.
     pub fn race(&mut self, sources: &[Source], sittings: u32, rounds: u32, round: Round) -> io::Result<Vec<Racer>> {
-        let mut racers = self.start_race(sources)?;
+        let never = || false;
+        let mut racers = self.start_race(sources, &never)?;
         for sitting in 0..sittings {
             let mut racers: Vec<&mut Racer> = racers.iter_mut().collect();
             if sitting > 0 {
-                self.next_sitting(&mut racers)?;
+                self.next_sitting(&mut racers, &never)?;
             }
-            self.race_rounds(&mut racers, rounds, round)?;
+            self.race_rounds(&mut racers, rounds, round, &never)?;
         }
         Ok(racers)
     }
 
-    /// Builds and checks candidates for [`Device::race_rounds`] and [`Device::race_round`].
+    /// Builds and checks candidates for [`Device::race_rounds`] and [`Device::race_round`]; those that are
+    /// not ready when all is over have no rounds.
     ///
     /// # Errors
     /// Where a worker cannot be started anew.
-    pub fn start_race(&mut self, sources: &[Source]) -> io::Result<Vec<Racer>> {
+    pub fn start_race(&mut self, sources: &[Source], over: &dyn Fn() -> bool) -> io::Result<Vec<Racer>> {
         let racer =
             |(source, (kept, failure))| Racer { source: Source::clone(source), kept, medians_ns: Vec::new(), failure };
-        Ok(sources.iter().zip(self.keep_all(sources)?).map(racer).collect())
+        Ok(sources.iter().zip(self.keep_all(sources, over)?).map(racer).collect())
     }
 
     /// Moves a race to new processes. Which pages of memory the system gives a process decides which of its data share
@@ -73,40 +80,58 @@ impl Device {
     ///
     /// # Errors
     /// Where a worker cannot be started anew.
-    pub fn next_sitting(&mut self, racers: &mut [&mut Racer]) -> io::Result<()> {
+    pub fn next_sitting(&mut self, racers: &mut [&mut Racer], over: &dyn Fn() -> bool) -> io::Result<()> {
+        if over() {
+            return Ok(());
+        }
         self.workers.renew()?;
         let mut racers: Vec<&mut &mut Racer> = racers.iter_mut().filter(|racer| racer.failure.is_none()).collect();
         let sources: Vec<Source> = racers.iter().map(|racer| racer.source.clone()).collect();
-        for (racer, of_keeping) in racers.iter_mut().zip(self.keep_all(&sources)?) {
+        for (racer, of_keeping) in racers.iter_mut().zip(self.keep_all(&sources, over)?) {
             (racer.kept, racer.failure) = of_keeping;
         }
         Ok(())
     }
 
-    /// For each source its kernel, or what it failed of.
-    fn keep_all(&mut self, sources: &[Source]) -> io::Result<Vec<(Option<Kept>, Option<Outcome>)>> {
+    /// For each source its kernel, or what it failed of; neither where it was not ready when all was over.
+    fn keep_all(
+        &mut self,
+        sources: &[Source],
+        over: &dyn Fn() -> bool,
+    ) -> io::Result<Vec<(Option<Kept>, Option<Outcome>)>> {
         // Of what was to come after the last batch nothing is wanted any more.
         self.abandon()?;
         self.begin(sources);
-        let built = self.keep(Goal { quickly: false, to_the_end: true, trial: None })?;
+        let built = self.keep(Goal { quickly: false, to_the_end: true, trial: None }, over)?;
         let of_keeping = |built| match built {
-            Ok(kept) => (Some(kept), None),
-            Err(Measured { outcome, .. }) => (None, Some(outcome)),
+            Some(Ok(kept)) => (Some(kept), None),
+            Some(Err(Measured { outcome, .. })) => (None, Some(outcome)),
+            None => (None, None),
         };
         Ok(built.into_iter().map(of_keeping).collect())
     }
 
-    /// Rounds that each run every candidate once in a new order, so that a change of the machine's speed hits all alike.
+    /// Rounds that each run every candidate once in a new order, so that a change of the machine's speed hits
+    /// all alike; until all is over.
     ///
     /// # Errors
     /// Where a worker cannot be started anew.
-    pub fn race_rounds(&mut self, racers: &mut [&mut Racer], rounds: u32, round: Round) -> io::Result<()> {
+    pub fn race_rounds(
+        &mut self,
+        racers: &mut [&mut Racer],
+        rounds: u32,
+        round: Round,
+        over: &dyn Fn() -> bool,
+    ) -> io::Result<()> {
         let mut order: Vec<usize> = (0..racers.len()).collect();
         let mut rng = Xoshiro256PlusPlus::seed_from_u64(self.options.seed);
         for _ in 0..rounds {
             // What a candidate finds in the caches, and how fast the cores just are, depends on who ran before it.
             order.shuffle(&mut rng);
             for &at in &order {
+                if over() {
+                    return Ok(());
+                }
                 self.race_round(racers[at], round)?;
             }
         }

@@ -91,6 +91,7 @@ impl Measure for RecordedSpace {
         &mut self,
         batch: &[Config],
         _leading_ns: Option<f64>,
+        _over: &dyn Fn() -> bool,
         _next: &mut dyn FnMut() -> Vec<Config>,
         done: &mut dyn FnMut(usize, Measured) -> ControlFlow<()>,
     ) -> Result<(), BoxError> {

@@ -20,8 +20,9 @@ use tilewright_tune::{Record, Task, Trial};
 use super::finished::{Finished, Found};
 use super::table::Moment;
 use super::{Plan, task};
-use crate::command::tune::{Interrupts, finals};
-use crate::command::{count, device_options};
+use crate::command::tune::Interrupts;
+use crate::command::tune::finals::{self, Limits};
+use crate::command::{count, device_options, start_device};
 use crate::output::{message, write_whole};
 use crate::progress::{Progress, Status};
 
@@ -96,7 +97,7 @@ impl Heats {
         let trials: Vec<Trial> =
             records.iter().take(n_trials).filter_map(|record| record.trial(&task.space).ok()).collect();
         let progress = Progress::start(Status::default());
-        let ranking = finals::rank(device, task, &trials, finals::TIME, &progress);
+        let ranking = finals::rank(device, task, &trials, Limits::of(None), &|| false, &progress);
         progress.finish();
         Ok(ranking?.first().map(|leader| steps_text(&task.steps(&leader.config))))
     }
@@ -160,7 +161,8 @@ fn write(path: &Path, known: &impl Serialize) -> anyhow::Result<()> {
 /// A device for schedules of a run's workload, with random inputs of this seed.
 fn device(plan: &Plan, of: &Finished, seed: u64) -> anyhow::Result<Device> {
     let options = Options { seed, ..device_options(plan.threads)? };
-    Ok(Device::new(of.workload.clone(), &host::target(), options, |_| Vec::new())?)
+    let device = start_device(&of.workload, &host::target(), options, |_| Vec::new(), None)?;
+    Ok(device.expect("nobody interrupts the start"))
 }
 
 fn race(plan: &Plan, of: &Finished, kernels: &BTreeSet<&str>) -> anyhow::Result<Times> {

@@ -2,7 +2,7 @@
 
 use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tilewright_device::Device;
 use tilewright_device::device::{Racer, Round, steps_text};
@@ -30,11 +30,61 @@ const STAGES: u32 = 3;
 /// A round of one: for a long kernel another one after the others' tells more than a second sample.
 const ROUND: Round = Round { time: Duration::from_millis(15), min_samples: 1 };
 /// Time for all rounds together.
-pub const TIME: Duration = Duration::from_secs(5);
+const TIME: Duration = Duration::from_secs(5);
 /// The same, where the user waits for the end.
 const TIME_INTERRUPTED: Duration = Duration::from_secs(1);
-/// Longest that the untuned program may take.
+/// All rounds of a race take at most so much of the search's time …
+const PART_OF_SEARCH: u32 = 2;
+/// … and with what it builds and checks, and with rounds of long kernels, it takes at most so many times that
+/// time …
+const MOST_OF_SEARCH: u32 = 3;
+/// … within these bounds: a few candidates are raced in the one, and what comes to the other hangs.
+const SHORTEST_RACE: Duration = Duration::from_secs(1);
+const LONGEST_RACE: Duration = Duration::from_secs(60);
+/// Longest that the untuned program may take, after a long search and after the shortest.
 const UNTUNED_LIMIT: Duration = Duration::from_secs(3);
+const SHORTEST_UNTUNED_LIMIT: Duration = Duration::from_millis(100);
+
+/// How long the end of a run may take.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    /// All rounds of a race, as a rule.
+    pub rounds: Duration,
+    /// The race as a whole.
+    pub race: Duration,
+    /// A run of the untuned program.
+    pub untuned: Duration,
+}
+
+impl Limits {
+    /// What goes with a search of so long, or of any length.
+    pub fn of(search: Option<Duration>) -> Limits {
+        let rounds = search.map_or(TIME, |time| TIME.min(time / PART_OF_SEARCH));
+        let race = search.map_or(LONGEST_RACE, |time| time.saturating_mul(MOST_OF_SEARCH));
+        Limits {
+            rounds,
+            race: race.clamp(SHORTEST_RACE, LONGEST_RACE),
+            untuned: rounds.clamp(SHORTEST_UNTUNED_LIMIT, UNTUNED_LIMIT),
+        }
+    }
+
+    /// The same, where the user waits for the end.
+    fn of_interrupted(self) -> Limits {
+        let rounds = self.rounds.min(TIME_INTERRUPTED);
+        Limits { rounds, race: self.race.min(2 * TIME_INTERRUPTED), untuned: Duration::ZERO }
+    }
+}
+
+/// What the end of a run came to.
+#[derive(Debug)]
+pub enum End {
+    /// A race, with a winner.
+    Raced(Finals),
+    /// No candidate was right, or none of the leaders again.
+    NoLeader,
+    /// There was no time for a round.
+    NoTime,
+}
 
 /// The leaders, measured against each other.
 #[derive(Debug)]
@@ -43,6 +93,8 @@ pub struct Finals {
     pub ranking: Vec<Leader>,
     /// What the program takes as it is written.
     pub untuned: Untuned,
+    /// How long it took to know that.
+    pub untuned_time: Duration,
 }
 
 /// A candidate that was measured against others.
@@ -104,7 +156,7 @@ impl Finals {
     }
 }
 
-/// Measures the leaders among `trials` against each other, and the untuned program; `None` where no trial is valid.
+/// Measures the leaders among `trials` against each other, and the untuned program.
 ///
 /// # Errors
 /// Where workers do not start.
@@ -112,18 +164,38 @@ pub fn run(
     device: &mut Device,
     task: &Task,
     trials: &[Trial],
+    limits: Limits,
     stop: &AtomicBool,
     progress: &Progress,
-) -> std::io::Result<Option<Finals>> {
-    let is_interrupted = || stop.load(Ordering::Relaxed);
-    let ranking = rank(device, task, trials, if is_interrupted() { TIME_INTERRUPTED } else { TIME }, progress)?;
-    let Some(first) = ranking.first() else { return Ok(None) };
-    let untuned = if is_interrupted() { Untuned::Failed } else { untuned(device, first.timing.median_ns)? };
-    Ok(Some(Finals { ranking, untuned }))
+) -> std::io::Result<End> {
+    let is_stopped = || stop.load(Ordering::Relaxed);
+    // Who has interrupted the search waits for a short race; an interrupt in a race ends that.
+    let was_stopped = is_stopped();
+    let limits = if was_stopped { limits.of_interrupted() } else { limits };
+    // What is begun has to end in time: a candidate is built and checked, and has a round.
+    let best_ns = trials.iter().map(|trial| trial.outcome.cost()).fold(f64::INFINITY, f64::min);
+    let run_time = Duration::try_from_secs_f64(best_ns / 1e9).unwrap_or_default();
+    if 3 * run_time > limits.race {
+        return Ok(End::NoTime);
+    }
+    let start = Instant::now();
+    let is_late = || start.elapsed() + run_time >= limits.race || is_stopped() && !was_stopped;
+    let ranking = rank(device, task, trials, limits, &is_late, progress)?;
+    let Some(first) = ranking.first() else {
+        let is_any_right = trials.iter().any(|trial| trial.outcome.timing().is_some());
+        return Ok(if is_any_right && is_late() { End::NoTime } else { End::NoLeader });
+    };
+    let start = Instant::now();
+    let untuned = if is_stopped() {
+        Untuned::Failed
+    } else {
+        untuned(device, first.timing.median_ns, limits.untuned, &is_stopped)?
+    };
+    Ok(End::Raced(Finals { ranking, untuned, untuned_time: start.elapsed() }))
 }
 
-/// Measures the leaders among `trials` against each other for about this time, [`TIME`] as a rule: the fastest first, none
-/// where no trial is valid.
+/// Measures the leaders among `trials` against each other within these limits: the fastest first, none where
+/// no trial is valid or it `is_late` before a round. Whoever has no round by then is none of them.
 ///
 /// Most disturbances slow a kernel down, so its fast rounds tell most; but the very fastest may owe its time to luck. What
 /// counts is the first quartile of its rounds. A kernel may also be lucky with its pages for a whole sitting, so there are several;
@@ -136,10 +208,11 @@ pub fn rank(
     device: &mut Device,
     task: &Task,
     trials: &[Trial],
-    time: Duration,
+    limits: Limits,
+    is_late: &dyn Fn() -> bool,
     progress: &Progress,
 ) -> std::io::Result<Vec<Leader>> {
-    let stage_time = time / STAGES;
+    let stage_time = limits.rounds / STAGES;
     let leaders = leaders(trials, stage_time);
     let Some(best_ns) = leaders.first().map(|trial| trial.outcome.cost()) else { return Ok(Vec::new()) };
     let announce = |n: usize| {
@@ -152,35 +225,40 @@ pub fn rank(
     };
     announce(leaders.len());
     let source = |trial: &&Trial| Source::Steps(steps_text(&task.steps(&trial.config)));
-    let built = device.start_race(&leaders.iter().map(source).collect::<Vec<_>>())?;
+    let built = device.start_race(&leaders.iter().map(source).collect::<Vec<_>>(), is_late)?;
     let mut left: Vec<(&Trial, Racer)> = leaders.into_iter().zip(built).collect();
-    let moves = best_ns < ROUND.time.as_nanos() as f64 && time > TIME_INTERRUPTED;
+    let moves = best_ns < ROUND.time.as_nanos() as f64 && limits.rounds > TIME_INTERRUPTED;
     let mut rounds = LEAST_ROUNDS;
     while left.len() > FINALISTS {
-        race(device, &mut left, rounds)?;
+        race(device, &mut left, rounds, is_late)?;
         for (trial, racer) in left.split_off(left.len().div_ceil(2)) {
             let _ = ended(device, trial, racer, progress);
         }
         announce(left.len());
         rounds *= 2;
         if moves {
-            device.next_sitting(&mut racers(&mut left))?;
+            device.next_sitting(&mut racers(&mut left), is_late)?;
         }
     }
     let rounds = (affordable(best_ns, stage_time) / left.len() as u64).clamp(LEAST_ROUNDS, MOST_ROUNDS);
     let sittings = if moves { LAST_SITTINGS } else { 1 };
     for sitting in 0..sittings {
         if sitting > 0 {
-            device.next_sitting(&mut racers(&mut left))?;
+            device.next_sitting(&mut racers(&mut left), is_late)?;
         }
-        race(device, &mut left, rounds.div_ceil(sittings))?;
+        race(device, &mut left, rounds.div_ceil(sittings), is_late)?;
     }
     Ok(left.into_iter().filter_map(|(trial, racer)| ended(device, trial, racer, progress)).collect())
 }
 
 /// Some rounds, after which the fastest come first.
-fn race(device: &mut Device, left: &mut [(&Trial, Racer)], rounds: u64) -> std::io::Result<()> {
-    device.race_rounds(&mut racers(left), rounds as u32, ROUND)?;
+fn race(
+    device: &mut Device,
+    left: &mut [(&Trial, Racer)],
+    rounds: u64,
+    is_late: &dyn Fn() -> bool,
+) -> std::io::Result<()> {
+    device.race_rounds(&mut racers(left), rounds as u32, ROUND, is_late)?;
     left.sort_by(|(_, a), (_, b)| quartile_ns(a).total_cmp(&quartile_ns(b)));
     Ok(())
 }
@@ -194,10 +272,12 @@ pub fn quartile_ns(racer: &Racer) -> f64 {
     Quartiles::of(racer.medians_ns()).map_or(f64::INFINITY, |rounds| rounds.first)
 }
 
-/// What a candidate took in all its rounds; none where it failed this time.
+/// What a candidate took in all its rounds; none where it failed this time, or was too late for any.
 fn ended(device: &mut Device, trial: &Trial, racer: Racer, progress: &Progress) -> Option<Leader> {
     let (quartile_ns, relative_error) = (quartile_ns(&racer), racer.relative_error());
+    let is_too_late = racer.is_without_rounds();
     match device.end_race(racer) {
+        Outcome::Failed { .. } if is_too_late => None,
         Outcome::Measured(timing) => Some(Leader { config: trial.config.clone(), timing, quartile_ns, relative_error }),
         Outcome::Failed { class, message } => {
             progress.message(&format!("a leader failed when it was measured again: {class}: {message}"));
@@ -226,13 +306,19 @@ fn affordable(best_ns: f64, time: Duration) -> u64 {
 }
 
 /// Measures the program without schedule steps, once where it is slow.
-fn untuned(device: &mut Device, best_ns: f64) -> std::io::Result<Untuned> {
-    device.run_to_the_end(UNTUNED_LIMIT);
+fn untuned(
+    device: &mut Device,
+    best_ns: f64,
+    limit: Duration,
+    is_stopped: &dyn Fn() -> bool,
+) -> std::io::Result<Untuned> {
+    device.run_to_the_end(limit);
     let mut result = Untuned::Failed;
-    device.measure_sources(&[Source::Steps(String::new())], Some(best_ns), &mut Vec::new, &mut |_, measured| {
+    let source = [Source::Steps(String::new())];
+    device.measure_sources(&source, Some(best_ns), is_stopped, &mut Vec::new, &mut |_, measured| {
         result = match measured.outcome {
             Outcome::Measured(timing) => Untuned::Measured { ns: timing.median_ns },
-            Outcome::Failed { class: ErrorClass::RunTimeout, .. } => Untuned::SlowerThan { limit: UNTUNED_LIMIT },
+            Outcome::Failed { class: ErrorClass::RunTimeout, .. } => Untuned::SlowerThan { limit },
             Outcome::Failed { .. } => Untuned::Failed,
         };
         ControlFlow::Continue(())
@@ -274,6 +360,22 @@ mod tests {
     }
 
     #[test]
+    fn a_short_search_has_a_short_end() {
+        let check = |seconds: Option<f64>, expected: [f64; 3]| {
+            let Limits { rounds, race, untuned } = Limits::of(seconds.map(Duration::from_secs_f64));
+            assert_eq!([rounds, race, untuned].map(|limit| limit.as_secs_f64()), expected, "{seconds:?}");
+        };
+        check(None, [5.0, 60.0, 3.0]);
+        check(Some(60.0), [5.0, 60.0, 3.0]);
+        check(Some(10.0), [5.0, 30.0, 3.0]);
+        check(Some(5.0), [2.5, 15.0, 2.5]);
+        check(Some(1.0), [0.5, 3.0, 0.5]);
+        check(Some(0.002), [0.001, 1.0, 0.1]);
+        let interrupted = Limits::of(None).of_interrupted();
+        assert_eq!((interrupted.rounds, interrupted.race), (TIME_INTERRUPTED, 2 * TIME_INTERRUPTED));
+    }
+
+    #[test]
     fn a_margin_within_the_spread_is_a_tie() {
         let leader = |rank, quartile_ns, spread| Leader {
             config: Config::new([rank]),
@@ -284,6 +386,7 @@ mod tests {
         let finals = |spread| Finals {
             ranking: vec![leader(0, 100.0, spread), leader(1, 102.0, 0.001)],
             untuned: Untuned::Failed,
+            untuned_time: Duration::ZERO,
         };
         assert!(finals(0.03).is_tie() && !finals(0.01).is_tie());
         assert!((finals(0.0).margin().unwrap() - 0.02).abs() < 1e-12);
