@@ -535,7 +535,13 @@ pub struct Interrupts {
     /// Raised by the first one.
     pub stop: AtomicBool,
     /// What records and shows the run at hand.
-    at_hand: Mutex<Option<(Option<Arc<Mutex<Recorder>>>, Progress)>>,
+    at_hand: Mutex<Option<AtHand>>,
+}
+
+/// What records a run, once it has begun, and what shows it.
+struct AtHand {
+    recorder: Option<Arc<Mutex<Recorder>>>,
+    progress: Progress,
 }
 
 impl Interrupts {
@@ -552,13 +558,14 @@ impl Interrupts {
 
     /// The run at hand is this one now; without a recorder as long as it starts.
     pub fn concern(&self, recorder: Option<&Arc<Mutex<Recorder>>>, progress: &Progress) {
-        *self.at_hand.lock().unwrap_or_else(PoisonError::into_inner) = Some((recorder.cloned(), progress.clone()));
+        let at_hand = AtHand { recorder: recorder.cloned(), progress: progress.clone() };
+        *self.at_hand.lock().unwrap_or_else(PoisonError::into_inner) = Some(at_hand);
     }
 
     fn leave(&self) {
         let at_hand = self.at_hand.lock().unwrap_or_else(PoisonError::into_inner);
         let is_first = !self.stop.swap(true, Ordering::Relaxed);
-        let Some((recorder, progress)) = at_hand.as_ref() else { std::process::exit(130) };
+        let Some(AtHand { recorder, progress }) = at_hand.as_ref() else { std::process::exit(130) };
         if is_first {
             progress.message("stopping; interrupt again to leave at once");
             return;
@@ -737,7 +744,7 @@ impl Run<'_> {
         let raised: Vec<&str> = options.iter().filter(|(class, _)| errors.contains_key(class)).map(|o| o.1).collect();
         let more = format!(" (give more with {})", raised.join(" and "));
         if trials.iter().any(|trial| trial.outcome.timing().is_some()) {
-            let hint = if raised.is_empty() { " (run the same to race others)" } else { &more };
+            let hint = if raised.is_empty() { " (run the same to race others)" } else { more.as_str() };
             return anyhow::anyhow!("the leading candidates failed when they were measured again{hint}");
         }
         let example = trials.iter().find_map(|trial| match &trial.outcome {
@@ -749,7 +756,7 @@ impl Run<'_> {
             count(trials.len() as u64, "candidate"),
             errors_text(errors),
             example.unwrap_or_default(),
-            if raised.is_empty() { "" } else { &more }
+            if raised.is_empty() { "" } else { more.as_str() }
         )
     }
 
