@@ -32,7 +32,7 @@ use tilewright_tune::{Best, Config, Setting, TEMPLATES, Task};
 
 use crate::database::Database;
 use crate::error::{OrBadInput, bad_input};
-use crate::output::shell_quoted;
+use crate::output::{grouped, shell_quoted};
 use crate::progress::{Progress, Status};
 use tune::Interrupts;
 

@@ -1,6 +1,5 @@
 //! `show`: what a configuration turns into, from its schedule steps down to machine code.
 
-use std::io::Write;
 use std::path::PathBuf;
 
 use anyhow::Context;
