@@ -64,7 +64,7 @@ pub fn describe(error: &anyhow::Error) -> String {
     let mut parts: Vec<String> = Vec::new();
     for cause in error.chain() {
         let part = one_line(&cause.to_string());
-        if !parts.iter().any(|earlier| earlier.ends_with(&part)) {
+        if !parts.iter().any(|earlier| earlier.contains(&part)) {
             parts.push(part);
         }
     }
@@ -85,6 +85,7 @@ mod tests {
         check(Err::<(), _>(anyhow::anyhow!("inner")).context("outer").unwrap_err(), "outer: inner", 1);
         check(Err::<(), _>(bad_input("inner")).context("outer").unwrap_err(), "outer: inner", 2);
         check(anyhow::anyhow!("inner").context("outer: inner"), "outer: inner", 1);
+        check(anyhow::anyhow!("inner").context("outer: inner (advice)"), "outer: inner (advice)", 1);
         check(Err::<(), _>("m=0").or_bad_input("give more").unwrap_err(), "m=0 (give more)", 2);
     }
 }

@@ -204,6 +204,7 @@ mod tests {
             toolchain: String::new(),
             unix_time,
             run,
+            limit: None,
         }
     }
 

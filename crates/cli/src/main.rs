@@ -88,6 +88,9 @@ fn run() -> ExitCode {
         Ok(cli) => cli,
         Err(error) => return refuse(&error),
     };
+    if !matches!(cli.command, Command::Worker) {
+        tilewright_device::limits::meet();
+    }
     let json = cli.json;
     let result = match cli.command {
         Command::Tune(args) => tune::run(&args, json),

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use tilewright_tune::ErrorClass;
+use tilewright_tune::{ErrorClass, pause};
 
 use crate::output::{digits, grouped};
 
@@ -18,7 +18,7 @@ const LINE_EVERY: Duration = Duration::from_secs(2);
 /// What a run has come to so far.
 #[derive(Debug, Clone)]
 pub struct Status {
-    /// When it began.
+    /// When it began, by [`pause::now`].
     pub start: Instant,
     /// How long it may take.
     pub time: Option<Duration>,
@@ -42,7 +42,7 @@ impl Default for Status {
     /// Nothing yet, from now on.
     fn default() -> Status {
         Status {
-            start: Instant::now(),
+            start: pause::now(),
             time: None,
             n_trials: 0,
             n_new: 0,
@@ -57,7 +57,7 @@ impl Default for Status {
 
 impl Status {
     fn line(&self) -> String {
-        let seconds = self.start.elapsed().as_secs_f64();
+        let seconds = (pause::now() - self.start).as_secs_f64();
         if let Some(phase) = &self.phase {
             return format!("{seconds:.0} s · {phase}");
         }
@@ -115,7 +115,7 @@ impl Progress {
         let shared = Shared { status, is_drawn: false, last_line: None, ticker: None, is_finished: false };
         let progress = Progress { shared: Arc::new(Mutex::new(shared)), is_terminal };
         let ticking = progress.clone();
-        let ticker = std::thread::spawn(move || {
+        let tick = move || {
             loop {
                 std::thread::park_timeout(if ticking.is_terminal { REDRAW } else { LINE_EVERY });
                 let mut shared = ticking.lock();
@@ -124,8 +124,9 @@ impl Progress {
                 }
                 shared.draw(ticking.is_terminal, false);
             }
-        });
-        progress.lock().ticker = Some(ticker);
+        };
+        // Where the system refuses a thread, lines come with changes alone.
+        progress.lock().ticker = std::thread::Builder::new().spawn(tick).ok();
         progress
     }
 

@@ -94,6 +94,9 @@ pub enum CompileError {
     /// The object cannot be loaded.
     #[error("cannot load object: {0}")]
     Object(String),
+    /// The system gives no memory for code.
+    #[error("no memory for code: {0}")]
+    NoMemory(String),
 }
 
 /// What [`emit`] gives.

@@ -245,7 +245,7 @@ impl Code {
             )
         };
         if memory == libc::MAP_FAILED {
-            return Err(CompileError::Object(format!("no memory for code: {}", std::io::Error::last_os_error())));
+            return Err(CompileError::NoMemory(std::io::Error::last_os_error().to_string()));
         }
         let memory = NonNull::new(memory.cast::<u8>()).expect("a mapping is not at address zero");
         Ok(Code { memory, len, symbols: Vec::new() })

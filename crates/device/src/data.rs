@@ -3,6 +3,7 @@
 //! Made once by the tuner, in a file without a name that all workers map: inputs cannot be overwritten by a
 //! candidate, and no worker computes the reference again.
 
+use crate::limits;
 use std::ffi::CStr;
 use std::fs::File;
 use std::io;
@@ -26,8 +27,8 @@ pub struct Data {
 /// Why there is no data for a workload.
 #[derive(Debug, thiserror::Error)]
 pub enum DataError {
-    /// The file could not be written.
-    #[error("cannot hold the workload's data in memory: {0}")]
+    /// The file could not be made or written.
+    #[error("cannot hold the workload's data in memory: {0}{advice}", advice = limits::advice(.0))]
     Io(#[from] io::Error),
     /// The reference cannot be computed: the operator's fault.
     #[error("the reference cannot be computed: {0}")]
@@ -100,8 +101,29 @@ pub fn anonymous_file(name: &CStr) -> io::Result<File> {
     // SAFETY: the name is a C string; the result is a new descriptor or negative.
     let fd = unsafe { libc::memfd_create(name.as_ptr(), 0) };
     if fd < 0 {
-        return Err(io::Error::last_os_error());
+        let refusal = io::Error::last_os_error();
+        return Err(match refusal.raw_os_error() {
+            Some(libc::EPERM | libc::EACCES | libc::ENOSYS) => io::Error::new(
+                refusal.kind(),
+                format!("{refusal} (a security profile, such as a container's, forbids it: allow memfd_create)"),
+            ),
+            _ => refusal,
+        });
     }
     // SAFETY: the descriptor is open and nobody else owns it.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) }.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::denied::{Call, without};
+
+    #[test]
+    fn a_machine_that_forbids_files_in_memory_is_told_of() {
+        let refused = without(Call::MemoryFile, || anonymous_file(c"test").map_err(DataError::from));
+        let Some(refused) = refused else { return eprintln!("skipped: this system has no filters for calls") };
+        let message = refused.expect_err("it is forbidden").to_string();
+        assert!(message.contains("Operation not permitted") && message.contains("allow memfd_create"), "{message}");
+    }
 }

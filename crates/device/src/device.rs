@@ -6,6 +6,7 @@ mod race;
 
 use crate::data::{Data, DataError, anonymous_file};
 use crate::host;
+use crate::limits::{self, Allowed};
 use crate::objects;
 use crate::protocol::{Assignment, Source};
 use crate::workers::Workers;
@@ -19,7 +20,7 @@ use std::time::Duration;
 use tilewright_ir::op::Workload;
 use tilewright_ir::reference::Watch;
 use tilewright_ir::{Step, Target};
-use tilewright_tune::{BoxError, Config, Measure, Measured, Outcome};
+use tilewright_tune::{BoxError, Config, Limits, Measure, Measured, Outcome, pause};
 
 pub use crate::workers::WorkerCommand;
 pub use race::{Racer, Round};
@@ -72,14 +73,26 @@ impl Options {
             min_time: Duration::from_millis(10),
             cold: false,
             at_best_pace: true,
-            memory_bytes: host::memory_bytes().unwrap_or(8 << 30) / 2,
+            memory_bytes: (host::memory_bytes().unwrap_or(8 << 30) / 2)
+                .min(Allowed::here().address_space_bytes.unwrap_or(u64::MAX)),
+        }
+    }
+}
+
+impl Options {
+    /// The limits under which candidates are built and run.
+    pub fn limits(&self) -> Limits {
+        Limits {
+            build_s: self.build_timeout.as_secs_f64(),
+            run_s: self.run_timeout.as_secs_f64(),
+            memory_bytes: self.memory_bytes,
         }
     }
 }
 
 /// Worker processes that are of use.
 fn most_workers() -> usize {
-    host::allowed_cpus().len().clamp(1, 8)
+    host::most_threads().min(8)
 }
 
 /// Why nothing can be measured at all.
@@ -89,10 +102,12 @@ pub enum DeviceError {
     #[error(transparent)]
     Data(#[from] DataError),
     /// The worker processes do not start.
-    #[error("cannot run worker processes: {0}")]
+    #[error("cannot run worker processes: {0}{advice}", advice = limits::advice(.0))]
     Workers(#[from] io::Error),
     /// The workload's buffers exceed this machine's memory.
-    #[error("{workload} needs {needed_mib} MiB of memory, and this machine has {memory_mib}; give smaller sizes")]
+    #[error(
+        "{workload} needs {needed_mib} MiB of memory, and this process may have {memory_mib}; give smaller sizes, or a larger limit"
+    )]
     TooLarge {
         /// The workload.
         workload: String,
@@ -101,7 +116,24 @@ pub enum DeviceError {
         /// What there is.
         memory_mib: u64,
     },
+    /// The workload's buffers exceed the address space that a process may have.
+    #[error(
+        "{workload} needs {needed_mib} MiB of address space, and a process may have {limit_mib} (`ulimit -v`); \
+         give smaller sizes, or raise the limit"
+    )]
+    TooMuchSpace {
+        /// The workload.
+        workload: String,
+        /// What it needs.
+        needed_mib: u64,
+        /// What there may be.
+        limit_mib: u64,
+    },
 }
+
+/// What all processes need, besides buffers: measured as 25 MiB with one worker and two, without what kernels
+/// pack.
+const MORE_BYTES: u64 = 32 << 20;
 
 /// Turns a configuration into its schedule.
 type StepsOf = Rc<dyn Fn(&Config) -> Vec<Step>>;
@@ -121,6 +153,8 @@ pub struct Device {
     other_cpus: Vec<usize>,
     /// Whether this side keeps to the latter.
     is_aside: bool,
+    /// The pauses so far, as far as candidates know of them.
+    paused: Duration,
     // Workers map the one file and read and write the other; both must outlive them.
     _data: Data,
     _objects: File,
@@ -136,15 +170,19 @@ impl Device {
         // Inputs and outputs once, and the reference and its inputs in double precision; then all of them in every worker.
         let elements: u64 = program.arguments().filter_map(|(_, b)| b.n_elements()).sum();
         let bytes = workload.dtype.bytes();
-        let needed = elements.saturating_mul((bytes + 24).max(bytes * most_workers() as u64 + 8));
-        match host::memory_bytes() {
-            Some(memory) if needed > memory => Err(DeviceError::TooLarge {
-                workload: workload.to_string(),
-                needed_mib: needed >> 20,
-                memory_mib: memory >> 20,
-            }),
-            _ => Ok(()),
+        let of_tuner = elements.saturating_mul(bytes + 24);
+        let needed =
+            of_tuner.max(elements.saturating_mul(bytes * most_workers() as u64 + 8)).saturating_add(MORE_BYTES);
+        if let Some(memory) = host::memory_bytes().filter(|&memory| needed > memory) {
+            let (needed_mib, memory_mib) = (needed >> 20, memory >> 20);
+            return Err(DeviceError::TooLarge { workload: workload.to_string(), needed_mib, memory_mib });
         }
+        let needed = limits::address_space_bytes().saturating_add(of_tuner).saturating_add(MORE_BYTES);
+        if let Some(limit) = Allowed::here().address_space_bytes.filter(|&limit| needed > limit) {
+            let (needed_mib, limit_mib) = (needed >> 20, limit >> 20);
+            return Err(DeviceError::TooMuchSpace { workload: workload.to_string(), needed_mib, limit_mib });
+        }
+        Ok(())
     }
 
     /// Prepares inputs and reference outputs and starts the workers.
@@ -173,8 +211,9 @@ impl Device {
         watch: &Watch,
     ) -> Result<Device, DeviceError> {
         Device::check_memory(&workload)?;
+        pause::watch()?;
         let untuned = workload.program();
-        let data = Data::new(&untuned, options.seed, host::allowed_cpus().len().max(1), watch)?;
+        let data = Data::new(&untuned, options.seed, host::most_threads(), watch)?;
         let objects = anonymous_file(c"tilewright-objects")?;
         objects::make_appending(&objects)?;
         let assignment = Assignment {
@@ -200,6 +239,7 @@ impl Device {
             all_cpus,
             other_cpus,
             is_aside: false,
+            paused: pause::total(),
             _data: data,
             _objects: objects,
         })
@@ -266,6 +306,7 @@ impl Measure for Device {
         let sources_of = |configs: &[Config]| -> Vec<Source> {
             configs.iter().map(|config| Source::Steps(steps_text(&steps(config)))).collect()
         };
-        Ok(self.measure_sources(&sources_of(batch), leading_ns, over, &mut || sources_of(&next()), done)?)
+        self.measure_sources(&sources_of(batch), leading_ns, over, &mut || sources_of(&next()), done)
+            .map_err(|error| DeviceError::Workers(error).into())
     }
 }

@@ -1,5 +1,6 @@
 //! What machine this is: its CPU as a target, its caches, which CPUs this process may use.
 
+use crate::limits::Allowed;
 use std::fs;
 use std::path::Path;
 use tilewright_ir::Target;
@@ -73,16 +74,20 @@ fn data_caches() -> Vec<(u32, u64)> {
     caches
 }
 
-/// What limits a container's memory, in the two versions of control groups: bytes, or a word where there is no limit.
-const MEMORY_LIMITS: [&str; 2] = ["/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"];
-
-/// Physical memory in bytes, or what of it this container may have, where the operating system says.
+/// Physical memory in bytes, or what of it this process and those of its control groups may have, where the
+/// operating system says.
 pub fn memory_bytes() -> Option<u64> {
     let info = fs::read_to_string("/proc/meminfo").ok()?;
     let line = info.lines().find(|l| l.starts_with("MemTotal:"))?;
     let physical = line.split_whitespace().nth(1)?.parse::<u64>().ok()? << 10;
-    let limits = MEMORY_LIMITS.iter().filter_map(|path| fs::read_to_string(path).ok()?.trim().parse().ok());
-    limits.chain([physical]).min()
+    Allowed::here().memory_bytes.into_iter().chain([physical]).min()
+}
+
+/// Threads that can run at the same time: as many as there are CPUs that this process may use, or as a quota
+/// of their time lets run on. One at least.
+pub fn most_threads() -> usize {
+    let cpus = allowed_cpus().len().max(1);
+    Allowed::here().cpus.map_or(cpus, |quota| cpus.min(quota as usize)).max(1)
 }
 
 /// The CPUs this thread may run on.

@@ -4,8 +4,11 @@
 //! [`host::target`] says what machine this is, [`peak::gflops`] what it can do at best.
 
 pub mod data;
+#[cfg(test)]
+mod denied;
 pub mod device;
 pub mod host;
+pub mod limits;
 pub mod memory;
 mod objects;
 mod pace;

@@ -189,7 +189,7 @@ mod tests {
     #[test]
     fn most_looks_are_at_what_the_cores_can_do_or_slower() {
         for n_threads in [1, 2] {
-            let mut pool = Pool::new(n_threads, &[]);
+            let mut pool = Pool::new(n_threads, &[]).unwrap();
             let mut pace = Pace::new(&mut pool);
             let mut paces: Vec<f64> = (0..1000).map(|_| pace.now(&mut pool)).collect();
             paces.sort_unstable_by(f64::total_cmp);

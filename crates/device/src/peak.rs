@@ -7,6 +7,22 @@ use tilewright_codegen::CompileError;
 use tilewright_ir::expr::{BinaryOp, Expr, ReduceOp};
 use tilewright_ir::{Buffer, Cond, DType, Index, Loop, LoopKind, Program, Role, Scope, Stmt, Target};
 
+/// Why the peak is not known.
+#[derive(Debug, thiserror::Error)]
+pub enum PeakError {
+    /// There is no code for it.
+    #[error(transparent)]
+    Compile(#[from] CompileError),
+    /// The system refuses threads.
+    #[error("no {n_threads} threads: {refused}")]
+    Threads {
+        /// So many were asked for.
+        n_threads: usize,
+        /// What the system says.
+        refused: std::io::Error,
+    },
+}
+
 /// Multiply-adds that each vector register gets in one run.
 const ROUNDS: i64 = 100_000;
 
@@ -14,8 +30,9 @@ const ROUNDS: i64 = 100_000;
 /// waits for the one before it, the fastest of some hundred runs.
 ///
 /// # Errors
-/// Where the target is not one that this process can run, or code generation fails.
-pub fn gflops(target: &Target, dtype: DType, n_threads: usize) -> Result<f64, CompileError> {
+/// Where the target is not one that this process can run, code generation fails or the system refuses
+/// threads.
+pub fn gflops(target: &Target, dtype: DType, n_threads: usize) -> Result<f64, PeakError> {
     let lanes = target.lanes(dtype);
     // Two units of four cycles each have eight under way, and each that is late delays its own sum for good: some more keep them
     // busy. Two registers hold the factors. Without a fused instruction all sums share one product: more of them would
@@ -31,8 +48,8 @@ pub fn gflops(target: &Target, dtype: DType, n_threads: usize) -> Result<f64, Co
     let arguments = [aligned(x.as_mut_ptr().cast()), aligned(out.as_mut_ptr().cast())];
     let scratch = aligned(scratch.as_mut_ptr());
     let cpus = host::pin_cpus(n_threads);
+    let mut pool = Pool::new(n_threads, &cpus).map_err(|refused| PeakError::Threads { n_threads, refused })?;
     let fastest = host::pinned(cpus.first().copied(), || {
-        let mut pool = Pool::new(n_threads, &cpus);
         let runtime = pool.runtime();
         let (begin, mut fastest) = (Instant::now(), f64::INFINITY);
         while begin.elapsed() < Duration::from_millis(60) {

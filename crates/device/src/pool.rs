@@ -7,6 +7,7 @@
 
 use std::cell::UnsafeCell;
 use std::ffi::c_void;
+use std::io;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
@@ -106,7 +107,10 @@ pub struct Pool {
 
 impl Pool {
     /// A pool of `n_threads`, the caller included. Thread `i` is pinned to `cpus[i]` where there is one.
-    pub fn new(n_threads: usize, cpus: &[usize]) -> Pool {
+    ///
+    /// # Errors
+    /// Where the system refuses a thread.
+    pub fn new(n_threads: usize, cpus: &[usize]) -> io::Result<Pool> {
         let shared = Arc::new(Shared {
             epoch: AtomicU64::new(0),
             job: UnsafeCell::new(None),
@@ -117,19 +121,20 @@ impl Pool {
             sleep: Mutex::new(()),
             wake: Condvar::new(),
         });
-        let threads = (1..n_threads)
-            .map(|thread| {
-                let shared = shared.clone();
-                let cpu = cpus.get(thread).copied();
-                std::thread::spawn(move || {
-                    if let Some(cpu) = cpu {
-                        crate::host::pin_thread(&[cpu]);
-                    }
-                    shared.serve(thread);
-                })
-            })
-            .collect();
-        Pool { shared, threads }
+        let mut pool = Pool { shared, threads: Vec::new() };
+        for thread in 1..n_threads {
+            let shared = pool.shared.clone();
+            let cpu = cpus.get(thread).copied();
+            let serve = move || {
+                if let Some(cpu) = cpu {
+                    crate::host::pin_thread(&[cpu]);
+                }
+                shared.serve(thread);
+            };
+            // Where this fails, those that there are end with the pool.
+            pool.threads.push(std::thread::Builder::new().spawn(serve)?);
+        }
+        Ok(pool)
     }
 
     /// Number of threads, the caller included.
@@ -208,7 +213,7 @@ mod tests {
 
     #[test]
     fn every_iteration_runs_once_in_every_job() {
-        let mut pool = Pool::new(4, &[]);
+        let mut pool = Pool::new(4, &[]).unwrap();
         for (round, n) in [0usize, 1, 3, 1000, 2, 64].into_iter().cycle().take(300).enumerate() {
             let counters: Vec<AtomicU64> = (0..n).map(|_| AtomicU64::new(0)).collect();
             // SAFETY: the counters are atomic and outlive the call.

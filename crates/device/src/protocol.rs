@@ -142,6 +142,8 @@ pub enum Reply {
         class: ClassName,
         /// … and in words.
         message: String,
+        /// Whether that is for want of memory.
+        lacks_memory: bool,
         /// Seconds it took.
         seconds: f64,
     },

@@ -30,6 +30,10 @@ const ENOUGH_NS: f64 = 0.5e6;
 const COLD_AT_MOST: f64 = 0.1;
 /// … or if it alone takes this many times the time to spend.
 const WARM_ENOUGH: f64 = 10.0;
+/// Emptying the caches may take this many times the time to spend …
+pub const MOST_FLUSHING: u32 = 10;
+/// … once there are so many cold samples: one alone may have met anything.
+const FEW_COLD: usize = 3;
 /// Samples beyond which nothing is learnt.
 const MOST_SAMPLES: usize = 1000;
 
@@ -86,8 +90,8 @@ pub struct Subject<'a> {
     pub run: &'a mut dyn FnMut(u32) -> f64,
     /// What it takes of the machine.
     pub size: Size,
-    /// Empties the caches.
-    pub flush: &'a mut dyn FnMut(),
+    /// Empties the caches and tells the nanoseconds that took, which are none of the kernel's.
+    pub flush: &'a mut dyn FnMut() -> f64,
     /// Tells how many times as long as they can the cores take at the moment.
     pub pace: &'a mut dyn FnMut() -> f64,
 }
@@ -154,12 +158,14 @@ pub fn sample(plan: &Plan, variation: &mut Variation, first: First, subject: Sub
     let estimate = if first_ns < LONG_NS { timed(1).0.min(first_ns) } else { first_ns };
     let n_runs = if plan.cold { 1 } else { (MIN_SAMPLE_NS / estimate.max(1.0)).ceil().clamp(1.0, 1e6) as u32 };
     let (mut fastest, mut stopped_early) = (f64::INFINITY, false);
+    let (mut flushing_ns, most_flushing_ns) = (0.0, f64::from(MOST_FLUSHING) * plan.min_time_ns);
     while !stopped_early
         && samples.len() < MOST_SAMPLES
+        && (flushing_ns < most_flushing_ns || samples.len() < FEW_COLD.max(plan.min_samples as usize))
         && (total < plan.min_time_ns || samples.len() < plan.min_samples as usize && total < most_ns)
     {
         if plan.cold {
-            flush();
+            flushing_ns += flush();
         }
         let (ns, pace) = timed(n_runs);
         samples.push((ns, pace));
@@ -190,7 +196,7 @@ mod tests {
         };
         let first = First { ns: first_ns, pace: 1.0, checked_ns: 2.0 * first_ns };
         let size = Size { n_threads: 1, n_bytes };
-        let subject = Subject { run: &mut run, size, flush: &mut || {}, pace: &mut || pace };
+        let subject = Subject { run: &mut run, size, flush: &mut || 0.0, pace: &mut || pace };
         (sample(plan, &mut Variation::default(), first, subject), n_runs)
     }
 
@@ -251,6 +257,35 @@ mod tests {
     }
 
     #[test]
+    fn a_cold_kernel_is_not_timed_for_longer_because_caches_are_slow_to_empty() {
+        // The time to spend is a millisecond of the kernel, and ten for the caches.
+        for (flush_ns, kernel_ns, expected) in [
+            (0.0, 5e3, 200),
+            (200e3, 5e3, 50),
+            (5e6, 5e3, FEW_COLD),
+            (100e6, 5e3, FEW_COLD),
+            (100e6, 500e3, 2),
+            (100e6, 50e6, 1),
+        ] {
+            let plan = Plan { min_samples: 1, cold: true, ..plan(None) };
+            let (mut clock_ns, mut n_flushes) = (0.0, 0);
+            let mut flush = || {
+                clock_ns += flush_ns;
+                n_flushes += 1;
+                flush_ns
+            };
+            let first = First { ns: kernel_ns, pace: 1.0, checked_ns: 2.0 * kernel_ns };
+            let size = Size { n_threads: 1, n_bytes: 0 };
+            let mut run = |n: u32| kernel_ns * f64::from(n);
+            let subject = Subject { run: &mut run, size, flush: &mut flush, pace: &mut || 1.0 };
+            let samples = sample(&plan, &mut Variation::default(), first, subject);
+            assert_eq!((samples.ns.len(), n_flushes), (expected, expected), "{flush_ns} {kernel_ns}");
+            assert!(samples.ns.iter().all(|&ns| ns == kernel_ns), "{:?}", samples.ns);
+            assert!(clock_ns <= 11e6 || expected <= FEW_COLD, "{clock_ns}");
+        }
+    }
+
+    #[test]
     fn times_are_those_of_undisturbed_cores() {
         let mut variation = Variation::default();
         // Samples of a kernel that takes as many times as long as a look says, where every fourth look says the second.
@@ -264,7 +299,7 @@ mod tests {
             let first = First { ns: 200e3 * paces[0], pace: paces[0], checked_ns: 400e3 };
             let size = Size { n_threads: 1, n_bytes: 0 };
             let mut run = |n: u32| 200e3 * now() * f64::from(n);
-            let subject = Subject { run: &mut run, size, flush: &mut || {}, pace: &mut { look } };
+            let subject = Subject { run: &mut run, size, flush: &mut || 0.0, pace: &mut { look } };
             sample(&plan(None), &mut variation, first, subject).ns
         };
         assert!(at_paces([2.0; 2]).iter().all(|&ns| ns == 400e3), "nothing has been learnt");

@@ -7,15 +7,17 @@ mod builder;
 mod store;
 mod tester;
 
+use crate::limits;
 use crate::memory::{Fenced, ReadOnly};
 use crate::objects::Objects;
 use crate::prepared::Cache;
-use crate::protocol::{Assignment, Lane, Reply, Request};
+use crate::protocol::{Assignment, ClassName, Lane, Reply, Request};
 use builder::Builder;
 use std::io::Write;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::mpsc::channel;
+use std::time::Instant;
 use store::Store;
 use tester::{Argument, Tester};
 use tilewright_ir::op::Workload;
@@ -30,7 +32,26 @@ const MOST_PREPARED_BYTES: u64 = 64 << 20;
 const STACK_BYTES: usize = 8 << 20;
 
 /// Why a candidate came to nothing, as a class and in words.
-type Failure = (ErrorClass, String);
+struct Failure {
+    class: ErrorClass,
+    message: String,
+    /// Whether that is for want of memory.
+    lacks_memory: bool,
+}
+
+impl From<(ErrorClass, String)> for Failure {
+    /// One that has nothing to do with memory.
+    fn from((class, message): (ErrorClass, String)) -> Failure {
+        Failure { class, message, lacks_memory: false }
+    }
+}
+
+impl Failure {
+    fn reply(self, id: u64, start: Instant) -> Reply {
+        let Failure { class, message, lacks_memory } = self;
+        Reply::Failed { id, class: ClassName(class), message, lacks_memory, seconds: start.elapsed().as_secs_f64() }
+    }
+}
 
 /// Serves requests from standard input until it ends. The calling thread, which must be the main one, builds.
 ///
@@ -39,10 +60,7 @@ type Failure = (ErrorClass, String);
 pub fn serve() -> Result<(), Box<dyn std::error::Error>> {
     let (mut builder, mut tester) = match assigned(std::io::stdin().lines().next()) {
         Ok(threads) => threads,
-        Err(e) => {
-            reply(Lane::Build, &Reply::NotReady { reason: e.to_string() })?;
-            return Err(e);
-        }
+        Err(e) => return not_ready(e),
     };
     say_who_crashes();
     let (to_build, builds) = channel();
@@ -55,8 +73,7 @@ pub fn serve() -> Result<(), Box<dyn std::error::Error>> {
             }
         }
     };
-    std::thread::Builder::new().stack_size(STACK_BYTES).spawn(test)?;
-    let reader = std::thread::spawn(move || -> std::io::Result<()> {
+    let read = move || -> std::io::Result<()> {
         for line in std::io::stdin().lines() {
             let request: Request = serde_json::from_str(&line?)?;
             let to = if request.lane() == Lane::Build { &to_build } else { &to_test };
@@ -65,7 +82,12 @@ pub fn serve() -> Result<(), Box<dyn std::error::Error>> {
             }
         }
         Ok(())
-    });
+    };
+    let testing = std::thread::Builder::new().stack_size(STACK_BYTES).spawn(test);
+    let reader = match testing.and_then(|_| std::thread::Builder::new().spawn(read)) {
+        Ok(reader) => reader,
+        Err(e) => return not_ready(format!("no thread: {e}{}", limits::advice(&e)).into()),
+    };
     reply(Lane::Build, &Reply::Ready)?;
     for request in builds {
         if let Some(answer) = builder.answer(request) {
@@ -74,6 +96,12 @@ pub fn serve() -> Result<(), Box<dyn std::error::Error>> {
     }
     reader.join().map_err(|_| "the thread that reads requests panicked")??;
     Ok(())
+}
+
+/// Tells the tuner that this worker is of no use, and why.
+fn not_ready(why: Box<dyn std::error::Error>) -> Result<(), Box<dyn std::error::Error>> {
+    reply(Lane::Build, &Reply::NotReady { reason: why.to_string() })?;
+    Err(why)
 }
 
 /// Ends the process where a thread that holds it panics.
@@ -123,7 +151,7 @@ fn reply(lane: Lane, reply: &Reply) -> std::io::Result<()> {
 
 /// Tells the tuner what is not the last answer to its request.
 fn tell(lane: Lane, early: &Reply) -> Result<(), Failure> {
-    reply(lane, early).map_err(|e| (ErrorClass::Unknown, format!("telling the tuner: {e}")))
+    Ok(reply(lane, early).map_err(|e| (ErrorClass::Unknown, format!("telling the tuner: {e}")))?)
 }
 
 fn assigned(line: Option<std::io::Result<String>>) -> Result<(Builder, Tester), Box<dyn std::error::Error>> {
@@ -145,11 +173,16 @@ fn assigned(line: Option<std::io::Result<String>>) -> Result<(Builder, Tester), 
     }
     // SAFETY: as above.
     let objects = unsafe { BorrowedFd::borrow_raw(assignment.objects_fd) }.try_clone_to_owned()?.into();
+    offer_to_be_killed();
     let store = Arc::new(Store::new(Cache::new((assignment.memory_bytes / 4).min(MOST_PREPARED_BYTES))));
-    let (n_threads, cpus, l3_bytes) = (assignment.n_threads, assignment.cpus, target.l3_bytes);
-    let tester = Tester::new(untuned, arguments, n_threads, cpus, l3_bytes, Arc::clone(&store))?;
-    let builder = Builder::new(workload, target, Objects::new(objects), store);
+    let (n_threads, cpus, l2_bytes) = (assignment.n_threads, assignment.cpus, target.l2_bytes);
+    let mut tester = Tester::new(untuned, arguments, n_threads, cpus, l2_bytes, Arc::clone(&store))?;
+    let mut builder = Builder::new(workload, target, Objects::new(objects), store);
     limit_memory(assignment.memory_bytes);
+    // What this machine forbids is to show here, once, and not in every candidate.
+    if !tester.runs(&builder.probe()?)? {
+        return Err("a kernel that fills a buffer does not fill it: this CPU cannot be relied on".into());
+    }
     Ok((builder, tester))
 }
 
@@ -159,17 +192,28 @@ fn intact<'a>(buffers: impl Iterator<Item = &'a Fenced>) -> Result<(), Failure> 
     broken.iter().for_each(|f| f.set_canaries());
     match broken.as_slice() {
         [] => Ok(()),
-        _ => Err((ErrorClass::RuntimeError, "it wrote outside its buffers".to_owned())),
+        _ => Err((ErrorClass::RuntimeError, "it wrote outside its buffers".to_owned()).into()),
     }
 }
 
-/// Limits the address space to what is used now and so much more.
+/// Limits the address space to what is used now and so much more, unless a lower limit is set already.
 fn limit_memory(more_bytes: u64) {
-    let pages = std::fs::read_to_string("/proc/self/statm").ok();
-    let used = pages.and_then(|s| s.split_whitespace().next()?.parse::<u64>().ok()).unwrap_or(0) * 4096;
-    let limit = libc::rlimit { rlim_cur: used.saturating_add(more_bytes), rlim_max: libc::RLIM_INFINITY };
-    // SAFETY: the structure is plain data. Where the limit cannot be set the worker runs without one.
-    unsafe { libc::setrlimit(libc::RLIMIT_AS, &limit) };
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: the structure is plain data. Where the limit cannot be set the worker runs without one of its
+    // own.
+    unsafe {
+        if libc::getrlimit(libc::RLIMIT_AS, &raw mut limit) == 0 {
+            limit.rlim_cur = limit.rlim_cur.min(limits::address_space_bytes().saturating_add(more_bytes));
+            libc::setrlimit(libc::RLIMIT_AS, &raw const limit);
+        }
+    }
+}
+
+/// Has the system, where it must kill a process for want of memory, kill this one and not the tuner, which
+/// goes on.
+fn offer_to_be_killed() {
+    // Where that is refused it chooses by itself.
+    let _ = std::fs::write("/proc/self/oom_score_adj", "1000");
 }
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! The tuner's end of its worker processes.
 
 use crate::host;
+use crate::limits::Allowed;
 use crate::protocol::{Assignment, Lane, Reply, Request};
 use crate::stopwatch::time_of;
 use std::io::{self, BufRead, BufReader, Write};
@@ -8,6 +9,7 @@ use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
+use tilewright_tune::pause;
 
 /// How to start a worker: a program whose standard streams are served by [`crate::worker::serve`].
 #[derive(Debug, Clone)]
@@ -27,8 +29,16 @@ const START_TIMEOUT: Duration = Duration::from_secs(60);
 /// no core either.
 const PATIENCE: u32 = 4;
 
+/// … and for so long at least: others may have all cores for that long at a time.
+const LEAST_PATIENCE: Duration = Duration::from_secs(1);
+
 /// The least time for which a deadline is put off.
 const LEAST_WAIT: Duration = Duration::from_millis(5);
+
+/// A process that the system refuses, or that ends before it is ready, is started again so often …
+const MOST_RESTARTS: u32 = 3;
+/// … after a moment.
+const BEFORE_RESTART: Duration = Duration::from_millis(200);
 
 /// What came from a thread of a worker.
 pub enum Answer {
@@ -59,13 +69,16 @@ struct Slot {
     generation: u64,
     /// Whether it has not said yet that it is ready.
     is_starting: bool,
+    /// How often it has ended before it was ready, one time after the other.
+    n_false_starts: u32,
     /// By the lane's number; none where it is idle.
     deadlines: [Option<Deadline>; 2],
     /// Whether its last words said that it was the building that crashed.
     is_build_crash: bool,
 }
 
-/// Until when a worker's thread has to answer: so much later, and for so long it has to have run.
+/// Until when a worker's thread has to answer: so much later, and for so long it has to have run. Moments are
+/// those of [`pause::now`].
 ///
 /// Where others take the cores, a kernel that is not slow may be long in coming to its end.
 #[derive(Clone, Copy)]
@@ -82,7 +95,8 @@ impl Deadline {
     fn put_off(self, ran: Option<Duration>) -> Option<Deadline> {
         let ran = ran?.saturating_sub(self.ran?);
         let missing = self.timeout.checked_sub(ran).filter(|missing| !missing.is_zero())?;
-        let at = (self.at + missing.max(LEAST_WAIT)).min(self.start + self.timeout * PATIENCE);
+        let patience = (self.timeout * PATIENCE).max(LEAST_PATIENCE);
+        let at = (self.at + missing.max(LEAST_WAIT)).min(self.start + patience);
         (at > self.at).then_some(Deadline { at, ..self })
     }
 }
@@ -102,6 +116,19 @@ impl Slot {
         let has_clock = unsafe { libc::clock_getcpuclockid(self.child.id().cast_signed(), &raw mut clock) } == 0;
         let all = has_clock.then(|| time_of(clock)).flatten()?;
         Some(all.saturating_sub(build))
+    }
+
+    /// Whether somebody has stopped its process.
+    fn is_stopped(&self) -> bool {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id())).unwrap_or_default();
+        // "17 (name) T …", where the name may be anything.
+        stat.rsplit_once(") ").is_some_and(|(_, state)| state.starts_with(['T', 't']))
+    }
+
+    /// From now on a thread has so long.
+    fn begin(&mut self, lane: Lane, timeout: Duration) {
+        let (start, ran) = (pause::now(), self.ran(lane));
+        self.deadlines[lane as usize] = Some(Deadline { at: start + timeout, start, timeout, ran });
     }
 }
 
@@ -153,8 +180,7 @@ impl Workers {
 
     /// Lets a thread that is not done yet go on for so long.
     pub fn go_on(&mut self, at: usize, lane: Lane, timeout: Duration) {
-        let (start, ran) = (Instant::now(), self.slots[at].ran(lane));
-        self.slots[at].deadlines[lane as usize] = Some(Deadline { at: start + timeout, start, timeout, ran });
+        self.slots[at].begin(lane, timeout);
     }
 
     /// Sends a request that is not answered, or not before others are.
@@ -188,7 +214,21 @@ impl Workers {
         (0..self.slots.len()).try_for_each(|at| self.give_up(at))
     }
 
-    /// Waits for the next answer from any worker, until some moment at most, or until one that was started anew is ready.
+    /// Starts a worker anew that ended before it was ready, unless it has done so too often.
+    fn restart(&mut self, at: usize, why: &str) -> io::Result<()> {
+        let n_false_starts = self.slots[at].n_false_starts + 1;
+        // The very first ones are not tried again: whoever waits for them learns at once what is wrong.
+        if self.slots[at].generation == 0 || n_false_starts > MOST_RESTARTS {
+            return Err(io::Error::other(why.to_owned()));
+        }
+        std::thread::sleep(BEFORE_RESTART);
+        self.give_up(at)?;
+        self.slots[at].n_false_starts = n_false_starts;
+        Ok(())
+    }
+
+    /// Waits for the next answer from any worker, until some moment of [`pause::now`] at most, or until one
+    /// that was started anew is ready.
     ///
     /// # Errors
     /// Where a worker that died cannot be started anew.
@@ -203,41 +243,44 @@ impl Workers {
                 .min_by_key(|(.., d)| d.at)
                 .expect("an answer is awaited only after a question");
             let wake = until.map_or(deadline.at, |until| until.min(deadline.at));
-            match self.receiver.recv_timeout(wake.saturating_duration_since(Instant::now())) {
+            match self.receiver.recv_timeout(wake.saturating_duration_since(pause::now())) {
                 Ok((at, generation, _)) if generation != self.slots[at].generation => {}
                 Ok((at, _, Some((_, Reply::Crashed)))) => self.slots[at].is_build_crash = true,
                 Ok((at, _, Some((lane, reply)))) => {
                     let slot = &mut self.slots[at];
-                    if !std::mem::take(&mut slot.is_starting) {
+                    if !slot.is_starting {
                         slot.deadlines[lane as usize] = None;
                         return Ok(Some((at, lane, Answer::Reply(reply))));
                     }
-                    slot.deadlines = [None; 2];
-                    return match reply {
-                        Reply::NotReady { reason } => {
-                            Err(io::Error::other(format!("a worker did not get ready: {reason}")))
-                        }
-                        _ => Ok(None),
-                    };
+                    if let Reply::NotReady { reason } = reply {
+                        self.restart(at, &format!("a worker did not get ready: {reason}"))?;
+                        continue;
+                    }
+                    (slot.is_starting, slot.n_false_starts, slot.deadlines) = (false, 0, [None; 2]);
+                    return Ok(None);
                 }
                 Ok((at, _, None)) => {
                     // One that says what nobody understands need not end by itself.
                     let _ = self.slots[at].child.kill();
                     let status = self.slots[at].child.wait()?;
                     if self.slots[at].is_starting {
-                        return Err(io::Error::other(format!(
-                            "a worker ended before it was ready: {}",
-                            describe(status)
-                        )));
+                        self.restart(at, &format!("a worker ended before it was ready: {}", describe(status)))?;
+                        continue;
                     }
                     // What is tested is what crashes, unless it is known better.
                     let is_test = !self.slots[at].is_build_crash && !self.is_idle(at, Lane::Test);
                     self.give_up(at)?;
                     return Ok(Some((at, if is_test { Lane::Test } else { Lane::Build }, Answer::Died(status))));
                 }
+                // Not yet: this process was stopped meanwhile.
+                Err(RecvTimeoutError::Timeout) if pause::now() < wake => {}
                 Err(RecvTimeoutError::Timeout) if wake < deadline.at => return Ok(None),
                 Err(RecvTimeoutError::Timeout) => {
                     let slot = &mut self.slots[late];
+                    if slot.is_stopped() {
+                        slot.begin(late_lane, deadline.timeout);
+                        continue;
+                    }
                     let put_off = deadline.put_off(slot.ran(late_lane));
                     slot.deadlines[late_lane as usize] = put_off;
                     if put_off.is_some() {
@@ -254,15 +297,32 @@ impl Workers {
         }
     }
 
+    /// Starts a process, again where the system is short of what that takes at the moment.
     fn spawn(&self, at: usize, generation: u64) -> io::Result<Slot> {
+        let mut n_refusals = 0;
+        loop {
+            match self.try_to_spawn(at, generation) {
+                Err(e) if n_refusals < MOST_RESTARTS && is_for_the_moment(&e) => {
+                    n_refusals += 1;
+                    std::thread::sleep(BEFORE_RESTART);
+                }
+                spawned => return spawned,
+            }
+        }
+    }
+
+    fn try_to_spawn(&self, at: usize, generation: u64) -> io::Result<Slot> {
         let mut command = Command::new(&self.command.program);
         command.args(&self.command.arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
         // SAFETY: between fork and exec only async-signal-safe calls are made.
         unsafe {
             command.pre_exec(|| {
-                // Workers end with the tuner, however it ends, and leave Ctrl-C to it.
+                // Workers end with the tuner, however it ends, and leave Ctrl-C and the like to it; but with
+                // Ctrl-Z they stop.
                 libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
-                libc::setpgid(0, 0);
+                for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
+                    libc::signal(signal, libc::SIG_IGN);
+                }
                 // A crash of a candidate is expected: no core dump.
                 let none = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
                 libc::setrlimit(libc::RLIMIT_CORE, &none);
@@ -276,7 +336,7 @@ impl Workers {
         line.push(b'\n');
         let _ = stdin.write_all(&line);
         let sender = self.sender.clone();
-        std::thread::spawn(move || {
+        let listen = move || {
             for line in BufReader::new(stdout).lines() {
                 let reply = line.ok().and_then(|l| serde_json::from_str(&l).ok());
                 let ended = reply.is_none();
@@ -285,11 +345,29 @@ impl Workers {
                 }
             }
             let _ = sender.send((at, generation, None));
-        });
-        let start = Instant::now();
+        };
+        let start = pause::now();
         let deadline = Deadline { at: start + START_TIMEOUT, start, timeout: START_TIMEOUT, ran: None };
-        Ok(Slot { child, stdin, generation, is_starting: true, deadlines: [Some(deadline); 2], is_build_crash: false })
+        let deadlines = [Some(deadline); 2];
+        let slot =
+            Slot { child, stdin, generation, is_starting: true, n_false_starts: 0, deadlines, is_build_crash: false };
+        // Where this fails, the process ends with its slot.
+        std::thread::Builder::new().spawn(listen)?;
+        Ok(slot)
     }
+}
+
+/// Whether the system may give later what it refuses now: it is short of processes, threads or memory.
+fn is_for_the_moment(refusal: &io::Error) -> bool {
+    matches!(refusal.raw_os_error(), Some(libc::EAGAIN | libc::ENOMEM))
+}
+
+/// What a kernel or a compiler can be at fault with: whatever else ends a worker comes from its surroundings.
+const FAULTS: [i32; 6] = [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL, libc::SIGABRT, libc::SIGTRAP];
+
+/// Whether a process was ended from outside: by a limit of the system, or by somebody.
+pub fn is_from_outside(status: ExitStatus) -> bool {
+    status.signal().is_some_and(|signal| !FAULTS.contains(&signal))
 }
 
 /// How a process ended, in words.
@@ -300,7 +378,13 @@ pub fn describe(status: ExitStatus) -> String {
         Some(libc::SIGFPE) => "division by zero (SIGFPE)".to_owned(),
         Some(libc::SIGILL) => "illegal instruction (SIGILL)".to_owned(),
         Some(libc::SIGABRT) => "aborted (SIGABRT)".to_owned(),
-        Some(libc::SIGKILL) => "killed, perhaps for want of memory (SIGKILL)".to_owned(),
+        Some(libc::SIGKILL) => match Allowed::here().cpu_seconds {
+            None => "killed, perhaps for want of memory (SIGKILL)".to_owned(),
+            Some(most) => format!("killed, perhaps after {most} s of CPU time, see `ulimit -t` (SIGKILL)"),
+        },
+        Some(libc::SIGXCPU) => "it had all the CPU time that `ulimit -t` allows (SIGXCPU)".to_owned(),
+        Some(libc::SIGXFSZ) => "it wrote a larger file than `ulimit -f` allows (SIGXFSZ)".to_owned(),
+        Some(libc::SIGSYS) => "a security profile forbids a system call that it needs (SIGSYS)".to_owned(),
         Some(signal) => format!("ended by signal {signal}"),
         None => format!("ended with exit code {}", status.code().unwrap_or(-1)),
     }
@@ -310,6 +394,23 @@ pub fn describe(status: ExitStatus) -> String {
 mod tests {
     use super::*;
     use tilewright_ir::Target;
+
+    fn shell(script: &str) -> WorkerCommand {
+        WorkerCommand { program: "/bin/sh".into(), arguments: vec!["-c".to_owned(), script.to_owned()] }
+    }
+
+    fn assignment() -> Assignment {
+        Assignment {
+            workload: String::new(),
+            target: (&Target::named("x86-64").unwrap()).into(),
+            n_threads: 1,
+            cpus: Vec::new(),
+            data_fd: -1,
+            data_offsets: Vec::new(),
+            objects_fd: -1,
+            memory_bytes: 0,
+        }
+    }
 
     /// What comes from a worker that does `work`, in the shell's words, when it is asked to build.
     fn answer_after(work: &str, timeout: Duration) -> Answer {
@@ -321,21 +422,36 @@ mod tests {
         let script = format!(
             "read -r assignment; echo '[\"Build\",\"Ready\"]'; read -r request; {work}; echo '[\"Build\",\"Ready\"]'"
         );
-        let command = WorkerCommand { program: "/bin/sh".into(), arguments: vec!["-c".to_owned(), script] };
-        let assignment = Assignment {
-            workload: String::new(),
-            target: (&Target::named("x86-64").unwrap()).into(),
-            n_threads: 1,
-            cpus: Vec::new(),
-            data_fd: -1,
-            data_offsets: Vec::new(),
-            objects_fd: -1,
-            memory_bytes: 0,
-        };
-        let mut workers = Workers::start(command, assignment, 1).unwrap();
+        let mut workers = Workers::start(shell(&script), assignment(), 1).unwrap();
         requests.iter().for_each(|request| workers.ask(0, request, timeout));
         let (_, lane, answer) = workers.next_answer(None).unwrap().expect("it was waited for");
         (lane, answer)
+    }
+
+    #[test]
+    fn who_is_not_ready_says_why() {
+        let fail =
+            |script: &str| Workers::start(shell(script), assignment(), 1).err().expect("it is not ready").to_string();
+        let reason = fail("read -r assignment; echo '[\"Build\",{\"NotReady\":{\"reason\":\"no luck\"}}]'");
+        assert_eq!(reason, "a worker did not get ready: no luck");
+        assert_eq!(fail("exit 3"), "a worker ended before it was ready: ended with exit code 3");
+        let reason = fail("kill -XCPU $$");
+        assert!(reason.contains("`ulimit -t`"), "{reason}");
+    }
+
+    #[test]
+    fn what_ends_a_worker_from_outside_is_no_fault() {
+        for (signal, expected) in [("KILL", true), ("XCPU", true), ("XFSZ", true), ("SEGV", false), ("ABRT", false)] {
+            let answer = answer_after(&format!("kill -{signal} $$"), Duration::from_secs(60));
+            assert!(matches!(answer, Answer::Died(status) if is_from_outside(status) == expected), "{signal}");
+        }
+    }
+
+    #[test]
+    fn a_worker_that_is_stopped_is_waited_for() {
+        // Somebody lets it go on long after its time.
+        let work = "(sleep 2; kill -CONT $$) & kill -STOP $$";
+        assert!(matches!(answer_after(work, Duration::from_millis(300)), Answer::Reply(Reply::Ready)));
     }
 
     #[test]

@@ -129,7 +129,7 @@ impl Measure for Formula {
     ) -> Result<(), BoxError> {
         let outcomes = batch.iter().map(|config| trial(&self.0, config.clone()).outcome).enumerate();
         for (at, outcome) in outcomes {
-            if done(at, Measured { outcome, seconds: Seconds::default() }).is_break() {
+            if done(at, Measured { outcome, seconds: Seconds::default(), limit: None }).is_break() {
                 break;
             }
         }

@@ -5,7 +5,7 @@ use std::ops::{AddAssign, ControlFlow};
 use serde::{Deserialize, Serialize};
 
 use crate::space::Config;
-use crate::trial::Outcome;
+use crate::trial::{Limit, Outcome};
 
 /// An error of a part that this crate does not know.
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
@@ -36,6 +36,8 @@ pub struct Measured {
     pub outcome: Outcome,
     /// Where its time went.
     pub seconds: Seconds,
+    /// What it failed of that another run may allow more of.
+    pub limit: Option<Limit>,
 }
 
 /// Something that turns configurations into outcomes: a device, or the replay of a recorded table.

@@ -70,6 +70,55 @@ impl fmt::Display for ErrorClass {
     }
 }
 
+/// The limit that a failure is owed to: under a higher one the same configuration may do.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Limit {
+    /// It was not built within so many seconds.
+    BuildS(f64),
+    /// Its runs did not come to an end within so many seconds.
+    RunS(f64),
+    /// So many bytes beyond what its worker began with did not suffice.
+    MemoryBytes(u64),
+}
+
+/// The limits under which candidates are built and run.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Limits {
+    /// Seconds that a build may take.
+    pub build_s: f64,
+    /// Seconds that the runs of a candidate may take together.
+    pub run_s: f64,
+    /// Bytes that a worker may use beyond what it begins with.
+    pub memory_bytes: u64,
+}
+
+impl Limit {
+    /// Its name and its number, as a table keeps them.
+    pub(crate) fn parts(self) -> (&'static str, f64) {
+        match self {
+            Limit::BuildS(seconds) => ("build_s", seconds),
+            Limit::RunS(seconds) => ("run_s", seconds),
+            Limit::MemoryBytes(bytes) => ("memory_bytes", bytes as f64),
+        }
+    }
+
+    /// The limit of such a name and number; none where this version knows no such limit.
+    pub(crate) fn from_parts(name: &str, number: f64) -> Option<Limit> {
+        let known = [Limit::BuildS(number), Limit::RunS(number), Limit::MemoryBytes(number as u64)];
+        known.into_iter().find(|limit| limit.parts().0 == name)
+    }
+
+    /// Whether what failed of it has another chance under these.
+    pub fn is_below(self, limits: &Limits) -> bool {
+        match self {
+            Limit::BuildS(seconds) => seconds < limits.build_s,
+            Limit::RunS(seconds) => seconds < limits.run_s,
+            Limit::MemoryBytes(bytes) => bytes < limits.memory_bytes,
+        }
+    }
+}
+
 /// How long a kernel runs.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Timing {
@@ -195,6 +244,23 @@ mod tests {
         let timing = |median_ns| Outcome::Measured(Timing::of_samples(&[median_ns], false));
         assert_eq!(timing(4.0).fitness(), 0.25);
         assert!(timing(5e-324).fitness().is_finite());
+    }
+
+    #[test]
+    fn limits_are_kept_by_name_and_compared_with_their_own_kind() {
+        let limits = Limits { build_s: 10.0, run_s: 2.0, memory_bytes: 1000 };
+        for (limit, is_below) in [
+            (Limit::BuildS(9.0), true),
+            (Limit::BuildS(10.0), false),
+            (Limit::RunS(1.5), true),
+            (Limit::RunS(9.0), false),
+            (Limit::MemoryBytes(999), true),
+            (Limit::MemoryBytes(1000), false),
+        ] {
+            let (name, number) = limit.parts();
+            assert_eq!((Limit::from_parts(name, number), limit.is_below(&limits)), (Some(limit), is_below));
+        }
+        assert_eq!(Limit::from_parts("patience", 1.0), None);
     }
 
     #[test]

@@ -4,20 +4,21 @@ use std::cell::RefCell;
 use std::collections::{BTreeMap, HashSet};
 use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::Error;
 use crate::measure::{BoxError, Measure, Measured, Seconds};
+use crate::pause;
 use crate::search::Search;
 use crate::space::{Config, Space};
-use crate::trial::{ErrorClass, Trial};
+use crate::trial::{ErrorClass, Limit, Trial};
 
 /// When to stop, and how many candidates to measure at a time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Budget {
     /// The most trials to measure in this call. A caller that resumes subtracts what is recorded already.
     pub trials: Option<u64>,
-    /// The most wall-clock time to spend in this call. No candidate is begun past it, and those at hand have a moment
+    /// The most wall-clock time to spend in this call, without pauses. No candidate is begun past it, and those at hand have a moment
     /// to end; but the first guess is always finished, and others follow for a few seconds until one is valid, so
     /// that there is a result.
     pub time: Option<Duration>,
@@ -70,6 +71,8 @@ pub struct Report {
     pub trial: Trial,
     /// Where its time went.
     pub seconds: Seconds,
+    /// What it failed of that another run may allow more of.
+    pub limit: Option<Limit>,
     /// The best median so far in nanoseconds, this trial included.
     pub best_ns: Option<f64>,
 }
@@ -92,11 +95,13 @@ pub struct Summary {
     pub n_trials: u64,
     /// How many of them failed, by class; classes without failures are left out.
     pub errors: BTreeMap<ErrorClass, u64>,
+    /// How many of those had come to a limit that another run may raise.
+    pub cut_off: BTreeMap<ErrorClass, u64>,
     /// Seconds spent proposing and observing.
     pub search_seconds: f64,
     /// Seconds spent on candidates, summed over all of them.
     pub seconds: Seconds,
-    /// Seconds by the wall clock.
+    /// Seconds by the wall clock, without pauses.
     pub wall_seconds: f64,
     /// Why it ended.
     pub ended: Ended,
@@ -140,8 +145,8 @@ pub fn tune(
     stop: &AtomicBool,
     observer: &mut dyn FnMut(Event) -> Result<(), BoxError>,
 ) -> Result<Summary, Error> {
-    let start = Instant::now();
-    let clock = || start.elapsed();
+    let start = pause::now();
+    let clock = || pause::now() - start;
     tune_by_clock(search, space, measure, head_start, budget, stop, observer, &clock)
 }
 
@@ -276,6 +281,7 @@ struct Books<'a> {
     n_prior: u64,
     n_trials: u64,
     errors: BTreeMap<ErrorClass, u64>,
+    cut_off: BTreeMap<ErrorClass, u64>,
     seconds: Seconds,
     search_time: Duration,
     /// How long the search took to propose the last time.
@@ -293,6 +299,7 @@ impl<'a> Books<'a> {
             n_prior: prior.len() as u64,
             n_trials: 0,
             errors: BTreeMap::new(),
+            cut_off: BTreeMap::new(),
             seconds: Seconds::default(),
             search_time: Duration::ZERO,
             last_thought: Duration::ZERO,
@@ -354,11 +361,12 @@ impl<'a> Books<'a> {
         self.rank(&trial);
         if let Some(class) = trial.outcome.class() {
             *self.errors.entry(class).or_default() += 1;
+            *self.cut_off.entry(class).or_default() += u64::from(measured.limit.is_some());
         }
         self.seconds += measured.seconds;
         self.n_trials += 1;
         let number = self.n_known() - 1;
-        Report { number, trial, seconds: measured.seconds, best_ns: self.best_ns() }
+        Report { number, trial, seconds: measured.seconds, limit: measured.limit, best_ns: self.best_ns() }
     }
 
     fn close(self, wall: Duration, ended: Ended) -> Summary {
@@ -366,6 +374,7 @@ impl<'a> Books<'a> {
             best: self.best,
             n_trials: self.n_trials,
             errors: self.errors,
+            cut_off: self.cut_off,
             search_seconds: self.search_time.as_secs_f64(),
             seconds: self.seconds,
             wall_seconds: wall.as_secs_f64(),

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use rusqlite::{Connection, OpenFlags};
 use serde_json::json;
 use tilewright_tune::{
-    Best, ErrorClass, Outcome, Record, RunTime, Seconds, Store, StoreError, TaskKey, Timing, Winner,
+    Best, ErrorClass, Limit, Outcome, Record, RunTime, Seconds, Store, StoreError, TaskKey, Timing, Winner,
 };
 
 const WORKLOAD: &str = "matmul:m=512,n=512,k=512";
@@ -41,6 +41,7 @@ fn record(trial: u64) -> Record {
         toolchain: "LLVM 22".into(),
         unix_time: 1_800_000_000,
         run: Some(RunTime { start_unix_ms: 1_800_000_000_123, elapsed_s: trial as f64 / 8.0 }),
+        limit: None,
     }
 }
 
@@ -185,7 +186,7 @@ fn old_databases_open_and_take_new_records() {
     let path = folder.path().join("records.db");
     open(&path).insert(&records(0..3)).unwrap();
     let old = Connection::open(&path).unwrap();
-    for column in ["run_start_unix_ms", "run_elapsed_s"] {
+    for column in ["run_start_unix_ms", "run_elapsed_s", "limit_name", "limit_number"] {
         old.execute_batch(&format!("ALTER TABLE trials DROP COLUMN {column}")).unwrap();
     }
     let read_only = Connection::open_with_flags(&path, OpenFlags::SQLITE_OPEN_READ_ONLY).unwrap();
@@ -195,6 +196,37 @@ fn old_databases_open_and_take_new_records() {
     open(&path).insert(&[record(3)]).unwrap();
     expected.push(record(3));
     assert_eq!(all(&open(&path)), expected);
+}
+
+#[test]
+fn a_failure_of_a_limit_makes_room_for_what_a_later_run_finds() {
+    let failed = |limit| Record {
+        outcome: Outcome::Failed { class: ErrorClass::RunTimeout, message: "not finished".into() },
+        limit,
+        ..record(3)
+    };
+    let measured = || Record { config: record(3).config, ..record(2) };
+    let (low, high) = (failed(Some(Limit::RunS(0.5))), failed(Some(Limit::RunS(10.0))));
+    let of_memory = failed(Some(Limit::MemoryBytes(1 << 40)));
+    let earlier = |record: &Record| Record { unix_time: record.unix_time - 1, ..record.clone() };
+    for (there, new, replaces) in [
+        (&low, &high, true),
+        (&high, &low, false),
+        (&low, &low, false),
+        (&low, &measured(), true),
+        (&low, &earlier(&measured()), true),
+        (&low, &of_memory, true),
+        (&low, &earlier(&of_memory), false),
+        (&low, &failed(None), true),
+        (&failed(None), &high, false),
+        (&failed(None), &measured(), false),
+        (&measured(), &high, false),
+    ] {
+        let mut store = in_memory();
+        store.insert(std::slice::from_ref(there)).unwrap();
+        assert_eq!(store.insert(std::slice::from_ref(new)).unwrap(), u64::from(replaces), "{there:?} {new:?}");
+        assert_eq!(all(&store), [if replaces { new } else { there }.clone()]);
+    }
 }
 
 #[test]

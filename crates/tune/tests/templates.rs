@@ -72,6 +72,9 @@ fn transposed_convolutions_add_up_columns_of_any_shape() {
     for sizes in shapes {
         check_random(&format!("conv2d_transpose:{sizes}"), |name| name == "conv-col2im", 6, &mut rng);
     }
+    // No result meets a tap: there are no columns to add up.
+    let nothing = "n=3,c=25,h=1,w=16,k=3,r=2,s=2,stride_h=2,pad_top=2,pad_left=3,pad_bottom=1,dilation_h=3";
+    assert!(serving(&format!("conv2d_transpose:{nothing}")).all(|template| template.name != "conv-col2im"));
 }
 
 /// Checks random configurations of those templates that serve a workload.

@@ -59,6 +59,7 @@ fn record(task: &Task, config: &Config, outcome: Outcome) -> Record {
         toolchain: String::new(),
         unix_time: 0,
         run: None,
+        limit: None,
     }
 }
 

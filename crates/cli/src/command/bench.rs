@@ -88,6 +88,7 @@ pub fn run(args: &BenchArgs, as_json: bool) -> anyhow::Result<()> {
     }
     let peers = chosen_peers(args.against.as_deref())?;
     args.machine.runnable_target()?;
+    args.machine.warn_of_limits();
     if let Some(warning) = crate::load::warning() {
         message(&warning);
     }

@@ -1,11 +1,12 @@
 //! `doctor`: what was found on this machine.
 
 use serde_json::{Map, Value as Json, json};
+use tilewright_device::limits::Allowed;
 use tilewright_device::{host, peak};
 use tilewright_ir::DType;
 
 use super::count;
-use crate::output::{digits, write_result};
+use crate::output::{digits, grouped, write_result};
 use crate::peer;
 
 /// Shows the CPU, its measured peak, LLVM and the peer libraries.
@@ -14,9 +15,9 @@ use crate::peer;
 /// Where standard output fails. What cannot be found is reported, not an error.
 pub fn run(as_json: bool) -> anyhow::Result<()> {
     let target = host::target();
-    let threads = host::allowed_cpus().len();
+    let (n_cpus, threads, allowed) = (host::allowed_cpus().len(), host::most_threads(), Allowed::here());
     let peak_of = |n_threads| peak::gflops(&target, DType::F32, n_threads);
-    let (peak_one, peak_all) = (peak_of(1), peak_of(threads.max(1)));
+    let (peak_one, peak_all) = (peak_of(1), peak_of(threads));
     let memory_bytes = host::memory_bytes();
     let llvm = tilewright_codegen::llvm_version();
     let peers = peer::versions();
@@ -33,14 +34,16 @@ pub fn run(as_json: bool) -> anyhow::Result<()> {
         Err(error) => format!("not measured: {error}"),
     };
     let mut text = format!(
-        "CPU      {} ({target}), {} usable\n\
+        "CPU      {} ({target}), {} usable{}\n\
          vectors  {} bits, {} registers{}\n\
          caches   L1d {}, L2 {}, L3 {}\n\
-         peak     1 thread: {}; {}: {}\n\
+         peak     1 thread: {}{}\n\
          memory   {}\n\
+         limits   {}\n\
          LLVM     {llvm}\n",
         host::cpu_name(),
-        count(threads as u64, "CPU"),
+        count(n_cpus as u64, "CPU"),
+        allowed.cpus.map_or(String::new(), |cpus| format!(", for the time of {cpus:.2} together (quota)")),
         target.vector_bits,
         target.n_vector_registers,
         if target.has_fma { ", fused multiply-add" } else { "" },
@@ -48,9 +51,9 @@ pub fn run(as_json: bool) -> anyhow::Result<()> {
         size(target.l2_bytes),
         size(target.l3_bytes),
         shown(&peak_one),
-        count(threads as u64, "thread"),
-        shown(&peak_all),
+        if threads > 1 { format!("; {threads} threads: {}", shown(&peak_all)) } else { String::new() },
         memory_bytes.map_or("unknown".to_owned(), size),
+        limits_text(&allowed, &size),
     );
     for (library, version) in &peers {
         let found = match (version, package(library)) {
@@ -70,6 +73,19 @@ pub fn run(as_json: bool) -> anyhow::Result<()> {
         "vector_registers": target.n_vector_registers,
         "fma": target.has_fma,
         "threads": threads,
+        "cpus": n_cpus,
+        "limits": {
+            "cpus": allowed.cpus,
+            "memory_bytes": allowed.memory_bytes,
+            "tasks": allowed.tasks,
+            "address_space_bytes": allowed.address_space_bytes,
+            "data_bytes": allowed.data_bytes,
+            "stack_bytes": allowed.stack_bytes,
+            "file_bytes": allowed.file_bytes,
+            "open_files": allowed.open_files,
+            "user_tasks": allowed.user_tasks,
+            "cpu_seconds": allowed.cpu_seconds,
+        },
         "cache_bytes": {"l1d": target.l1d_bytes, "l2": target.l2_bytes, "l3": target.l3_bytes},
         "memory_bytes": memory_bytes,
         "llvm": llvm,
@@ -79,4 +95,24 @@ pub fn run(as_json: bool) -> anyhow::Result<()> {
         "version": env!("CARGO_PKG_VERSION"),
     });
     write_result(as_json, &json, &text)
+}
+
+/// What the system allows, where it does not allow everything.
+fn limits_text(allowed: &Allowed, size: &dyn Fn(u64) -> String) -> String {
+    let number = |n: u64| grouped(n);
+    let seconds = |n: u64| format!("{n} s");
+    let named: [(&str, Option<u64>, &dyn Fn(u64) -> String); 9] = [
+        ("memory of the control group", allowed.memory_bytes, size),
+        ("its processes and threads", allowed.tasks, &number),
+        ("address space (ulimit -v)", allowed.address_space_bytes, size),
+        ("data (-d)", allowed.data_bytes, size),
+        ("CPU time (-t)", allowed.cpu_seconds, &seconds),
+        ("a file (-f)", allowed.file_bytes, size),
+        ("stack (-s)", allowed.stack_bytes, size),
+        ("open files (-n)", allowed.open_files, &number),
+        ("the user's processes and threads (-u)", allowed.user_tasks, &number),
+    ];
+    let given = named.iter().filter_map(|(name, limit, shown)| Some(format!("{name} {}", shown((*limit)?))));
+    let text = given.collect::<Vec<_>>().join(", ");
+    if text.is_empty() { "none".to_owned() } else { text }
 }

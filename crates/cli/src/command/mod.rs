@@ -24,6 +24,7 @@ use clap::Args;
 use serde_json::{Value as Json, json};
 use tilewright_device::data::DataError;
 use tilewright_device::device::WorkerCommand;
+use tilewright_device::limits::{self, Allowed};
 use tilewright_device::{Device, DeviceError, Options, host};
 use tilewright_ir::op::Workload;
 use tilewright_ir::target::NAMED;
@@ -32,7 +33,7 @@ use tilewright_tune::{Best, Config, Setting, TEMPLATES, Task};
 
 use crate::database::Database;
 use crate::error::{OrBadInput, bad_input};
-use crate::output::{grouped, shell_quoted};
+use crate::output::{grouped, message, shell_quoted};
 use crate::progress::{Progress, Status};
 use tune::Interrupts;
 
@@ -170,6 +171,22 @@ impl MachineArgs {
         }
     }
 
+    /// Says what of the system's limits, besides those that are refused, makes times or runs other than they
+    /// would be.
+    pub fn warn_of_limits(&self) {
+        let allowed = Allowed::here();
+        if let Some(cpus) = allowed.cpus.filter(|&cpus| cpus < self.threads as f64) {
+            message(&format!(
+                "warning: a quota leaves this process the time of {cpus:.2} CPUs, too little for {}: times will be the quota's, \
+                 not the kernel's (give fewer --threads, or raise the quota)",
+                count(self.threads as u64, "thread")
+            ));
+        }
+        if let Some(seconds) = allowed.cpu_seconds {
+            message(&format!("warning: a process ends after {seconds} s of CPU time (`ulimit -t`)"));
+        }
+    }
+
     /// Whether this machine has as many CPUs as there are threads.
     fn check_cpus(&self) -> anyhow::Result<()> {
         let most = host::allowed_cpus().len().max(1);
@@ -233,6 +250,19 @@ pub fn target_name(target: &Target, cold: bool) -> String {
 /// Throughput in 10⁹ floating-point operations a second.
 pub fn gflops(workload: &Workload, ns: f64) -> f64 {
     workload.flops() / ns
+}
+
+/// Has this done at each interrupt.
+///
+/// # Errors
+/// Where the system does not let us.
+pub fn on_interrupt(act: impl FnMut() + Send + 'static) -> anyhow::Result<()> {
+    ctrlc::set_handler(act).map_err(|error| match error {
+        ctrlc::Error::System(refused) => {
+            anyhow::anyhow!("cannot watch for interrupts: {refused}{}", limits::advice(&refused))
+        }
+        other => anyhow::Error::from(other).context("cannot watch for interrupts"),
+    })
 }
 
 /// Options of a device whose workers are this same program, on the CPUs that peers run on as well.

@@ -24,7 +24,7 @@ use tilewright_tune::predict::{
 };
 use tilewright_tune::{Config, Task};
 
-use super::{count, read_file, target_name};
+use super::{count, on_interrupt, read_file, target_name};
 use crate::error::bad_input;
 use crate::output::{Destination, message, with_suffix, writable, write_whole};
 use crate::stats::Quartiles;
@@ -261,7 +261,7 @@ fn watch_interrupts() -> anyhow::Result<Arc<AtomicBool>> {
         }
         message("stopping after the epoch at hand; interrupt again to leave at once");
     };
-    ctrlc::set_handler(leave).context("cannot watch for interrupts")?;
+    on_interrupt(leave)?;
     Ok(stop)
 }
 

@@ -71,13 +71,14 @@ pub fn run(args: &RecordSpaceArgs, as_json: bool) -> anyhow::Result<()> {
     let workload = args.of.workload()?;
     Device::check_memory(&workload).or_bad_input("")?;
     let machine = &args.of.machine;
+    machine.warn_of_limits();
     let task = make_task(workload, machine.runnable_target()?, machine.threads, args.template.as_deref())?;
     let output = args.output.as_deref().map(|path| writable(path, "another file with -o")).transpose()?;
     let database = args.records.database()?;
     let store = database.open_to_write()?;
     let key = task_key(&task, false);
-    let trials = earlier(&store, &key, &task)?.trials;
     let mut options = device_options(machine.threads)?;
+    let trials = earlier(&store, &key, &task, &options.limits())?.trials;
     options.seed = args.seed;
     // A recorded space is not about the best one alone.
     options.to_the_end = true;

@@ -13,25 +13,26 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use clap::Args;
 use serde_json::{Map, Value as Json, json};
-use tilewright_device::{Device, host, peak};
+use tilewright_device::{Device, Options, host, peak};
 use tilewright_ir::DType;
 use tilewright_ir::op::Workload;
 use tilewright_ir::reference::work;
 use tilewright_tune::{
-    BoxError, Budget, Config, Ended, ErrorClass, Event, Experience, HeadStart, Outcome, Record, Seconds, Store,
+    BoxError, Budget, Config, Ended, ErrorClass, Event, Experience, HeadStart, Limits, Outcome, Record, Seconds, Store,
     StoreError, Summary, Task, TaskKey, Trial, Winner, search, transfer::warm_start,
 };
 
 use super::predict::likely_configs;
 use super::{
-    DatabaseArgs, KnownBest, WorkloadArgs, count, device_options, gflops, make_task, percent, start_device, target_name,
+    DatabaseArgs, KnownBest, WorkloadArgs, count, device_options, gflops, make_task, on_interrupt, percent,
+    start_device, target_name,
 };
 use crate::clock::since_1970;
 use crate::database::Database;
 use crate::error::{OrBadInput, bad_input, describe};
 use crate::output::{digits, duration, message, table, write_result};
 use crate::progress::{Progress, Status, errors_text};
-use finals::{End, Finals, Limits, Untuned};
+use finals::{End, EndLimits, Finals, Untuned};
 use recorder::Recorder;
 use transfer::Transfer;
 
@@ -136,6 +137,7 @@ struct Run<'a> {
     task: Task,
     database: Database,
     key: TaskKey,
+    options: Options,
     peak_gflops: Option<f64>,
     wall: WallTime,
 }
@@ -144,6 +146,8 @@ struct Run<'a> {
 pub struct Earlier {
     /// Their trials.
     pub trials: Vec<Trial>,
+    /// How many of them came to a limit, by class.
+    cut_off: BTreeMap<ErrorClass, u64>,
     /// When the last of them was recorded, in seconds since 1970.
     last_unix_time: u64,
 }
@@ -165,6 +169,7 @@ pub struct Report {
 pub fn run(args: &TuneArgs, as_json: bool) -> anyhow::Result<()> {
     let workloads = args.of.workloads()?;
     let interrupts = Interrupts::watch()?;
+    args.of.machine.warn_of_limits();
     if let [workload] = &workloads[..] {
         let report = tune(args, workload, false, &interrupts)?;
         if report.failure.is_none() || as_json {
@@ -253,7 +258,8 @@ pub fn tune(args: &TuneArgs, workload: &Workload, is_of_set: bool, interrupts: &
     let mut search = search::build(&args.search, problem, args.seed).or_bad_input(see)?;
     let database = args.records.database()?;
     let store = database.open_to_write()?;
-    let earlier = earlier(&store, &key, &task)?;
+    let options = options(args, n_threads)?;
+    let earlier = earlier(&store, &key, &task, &options.limits())?;
 
     let time = args.time.or(if args.trials.is_none() { Some(DEFAULT_TIME) } else { None });
     let left = args.trials.map(|trials| trials.saturating_sub(earlier.trials.len() as u64));
@@ -263,7 +269,7 @@ pub fn tune(args: &TuneArgs, workload: &Workload, is_of_set: bool, interrupts: &
         _ => None,
     };
     introduce(args, &key, &task, &database, &earlier, time.filter(|_| nothing_left.is_none()));
-    let mut run = Run { args, workload: workload.clone(), task, database, key, peak_gflops: None, wall };
+    let mut run = Run { args, workload: workload.clone(), task, database, key, options, peak_gflops: None, wall };
     if let Some(nothing_left) = nothing_left {
         if let Some(known) = run.known_winner(&store, &earlier)? {
             message(nothing_left);
@@ -275,7 +281,7 @@ pub fn tune(args: &TuneArgs, workload: &Workload, is_of_set: bool, interrupts: &
     }
 
     run.peak_gflops = peak::gflops(&host::target(), workload.dtype, n_threads).ok();
-    let limits = Limits::of(time);
+    let limits = EndLimits::of(time);
     run.announce(time, limits);
     let Some(mut device) = run.device(interrupts)? else { return Ok(run.interrupted(&earlier)) };
     run.wall.start = run.wall.lap();
@@ -314,7 +320,10 @@ pub fn tune(args: &TuneArgs, workload: &Workload, is_of_set: bool, interrupts: &
     progress.finish();
     run.wall.end_race(end.as_ref().ok());
     let named = || format!("database {}", run.database.name());
-    let summary = summary.with_context(named)?;
+    let summary = summary.map_err(|error| match error {
+        tilewright_tune::Error::Measure(_) => error.into(),
+        error => anyhow::Error::from(error).context(named()),
+    })?;
     let winner = match &end {
         Ok(End::Raced(finals)) => Some(run.winner(finals)),
         _ => None,
@@ -323,7 +332,7 @@ pub fn tune(args: &TuneArgs, workload: &Workload, is_of_set: bool, interrupts: &
     let end = end.context("measuring the leading candidates")?;
     drop(device);
     run.wall.end = run.wall.lap();
-    let report = run.conclude(&summary, &end, &trials);
+    let report = run.conclude(&summary, &earlier, &end, &trials);
     if recorded.is_err() {
         // What was found is told all the same.
         message(&report.text);
@@ -402,7 +411,9 @@ fn trials_of_others(own: &[Trial], run: &Run, progress: &Progress) -> Vec<Trial>
         Vec::new()
     });
     let own: HashSet<&Config> = own.iter().map(|trial| &trial.config).collect();
-    let recorded = recorded.iter().filter_map(|record| record.trial(&run.task.space).ok());
+    let limits = run.options.limits();
+    let recorded = recorded.iter().filter(|record| !record.limit.is_some_and(|limit| limit.is_below(&limits)));
+    let recorded = recorded.filter_map(|record| record.trial(&run.task.space).ok());
     let others: Vec<Trial> = recorded.filter(|trial| !own.contains(&trial.config)).collect();
     if !others.is_empty() {
         progress.message(&format!("another process has recorded {} meanwhile", count(others.len() as u64, "trial")));
@@ -487,16 +498,45 @@ fn learned(transfer: &Transfer, key: &TaskKey, task: &Task, has_model: bool) -> 
     Ok(Learned { experience, carried_over })
 }
 
-/// The trials of earlier runs that belong to the space as it is now.
-pub fn earlier(store: &Store, key: &TaskKey, task: &Task) -> anyhow::Result<Earlier> {
-    let records = store.trials_of(&key.workload, &key.target, &key.template, key.threads)?;
-    let trials: Vec<Trial> = records.iter().filter_map(|record| record.trial(&task.space).ok()).collect();
+/// The trials of earlier runs that belong to the space as it is now, without those that failed of lower
+/// limits than these: they may do better.
+pub fn earlier(store: &Store, key: &TaskKey, task: &Task, limits: &Limits) -> anyhow::Result<Earlier> {
+    let mut records = store.trials_of(&key.workload, &key.target, &key.template, key.threads)?;
+    let n_records = records.len();
+    records.retain(|record| !record.limit.is_some_and(|limit| limit.is_below(limits)));
+    let n_below = n_records - records.len();
+    if n_below > 0 {
+        message(&format!("{} that failed of lower limits may be tried again", count(n_below as u64, "candidate")));
+    }
+    let of_space = records.iter().filter_map(|record| Some((record.trial(&task.space).ok()?, record.limit)));
+    let mut cut_off = BTreeMap::new();
+    let mut trials = Vec::new();
+    for (trial, limit) in of_space {
+        if let (Some(class), Some(_)) = (trial.outcome.class(), limit) {
+            *cut_off.entry(class).or_default() += 1;
+        }
+        trials.push(trial);
+    }
     let n_foreign = records.len() - trials.len();
     if n_foreign > 0 {
         message(&format!("{} of another version of the space are passed over", count(n_foreign as u64, "record")));
     }
     let last_unix_time = records.iter().map(|record: &Record| record.unix_time).max().unwrap_or(0);
-    Ok(Earlier { trials, last_unix_time })
+    Ok(Earlier { trials, cut_off, last_unix_time })
+}
+
+/// How candidates are built, run and timed.
+fn options(args: &TuneArgs, n_threads: usize) -> anyhow::Result<Options> {
+    let options = device_options(n_threads)?;
+    Ok(Options {
+        seed: args.seed,
+        cold: args.cold,
+        to_the_end: args.to_the_end,
+        build_timeout: args.build_timeout.unwrap_or(options.build_timeout),
+        run_timeout: args.run_timeout.unwrap_or(options.run_timeout),
+        min_time: args.min_time.unwrap_or(options.min_time),
+        ..options
+    })
 }
 
 /// Says what is going to happen.
@@ -552,7 +592,7 @@ impl Interrupts {
     pub fn watch() -> anyhow::Result<Arc<Interrupts>> {
         let interrupts = Arc::new(Interrupts { stop: AtomicBool::new(false), at_hand: Mutex::new(None) });
         let watching = interrupts.clone();
-        ctrlc::set_handler(move || watching.leave()).context("cannot watch for interrupts")?;
+        on_interrupt(move || watching.leave())?;
         Ok(interrupts)
     }
 
@@ -583,7 +623,7 @@ impl Interrupts {
 
 impl Run<'_> {
     /// Says how long what comes may take.
-    fn announce(&self, time: Option<Duration>, limits: Limits) {
+    fn announce(&self, time: Option<Duration>, limits: EndLimits) {
         let seconds = |time: Duration| format!("{} s", time.as_secs_f64());
         let mut parts = Vec::new();
         if let Some(peak) = self.peak_gflops {
@@ -616,14 +656,7 @@ impl Run<'_> {
 
     /// The device with its workers; none after an interrupt.
     fn device(&self, interrupts: &Interrupts) -> anyhow::Result<Option<Device>> {
-        let mut options = device_options(self.task.setting.n_threads)?;
-        options.seed = self.args.seed;
-        options.cold = self.args.cold;
-        options.to_the_end = self.args.to_the_end;
-        options.build_timeout = self.args.build_timeout.unwrap_or(options.build_timeout);
-        options.run_timeout = self.args.run_timeout.unwrap_or(options.run_timeout);
-        options.min_time = self.args.min_time.unwrap_or(options.min_time);
-        let task = self.task.clone();
+        let (task, options) = (self.task.clone(), self.options.clone());
         let steps = move |config: &Config| task.steps(config);
         start_device(&self.workload, &self.task.setting.target, options, steps, Some(interrupts))
     }
@@ -685,7 +718,13 @@ impl Run<'_> {
     }
 
     /// The result of a run, however it ended.
-    fn conclude(&self, summary: &Summary, end: &End, trials: &[Trial]) -> Report {
+    fn conclude(&self, summary: &Summary, earlier: &Earlier, end: &End, trials: &[Trial]) -> Report {
+        let to_raise = option_to_raise(&[&earlier.cut_off, &summary.cut_off], trials.len() as u64);
+        if let Some(option) = to_raise
+            && trials.iter().any(|trial| trial.outcome.timing().is_some())
+        {
+            message(&format!("most candidates came to the limit of {option}: raise it, and they are tried again"));
+        }
         if summary.ended == Ended::Exhausted {
             message("the whole space has been measured");
         }
@@ -715,7 +754,8 @@ impl Run<'_> {
             }
             End::NoTime | End::NoLeader => {
                 json.insert("best".into(), Json::Null);
-                let failure = (summary.ended != Ended::Interrupted).then(|| self.nothing_valid(trials, &errors));
+                let failure =
+                    (summary.ended != Ended::Interrupted).then(|| self.nothing_valid(trials, &errors, to_raise));
                 (INTERRUPTED.to_owned(), failure)
             }
         };
@@ -735,7 +775,12 @@ impl Run<'_> {
         })
     }
 
-    fn nothing_valid(&self, trials: &[Trial], errors: &BTreeMap<ErrorClass, u64>) -> anyhow::Error {
+    fn nothing_valid(
+        &self,
+        trials: &[Trial],
+        errors: &BTreeMap<ErrorClass, u64>,
+        to_raise: Option<&str>,
+    ) -> anyhow::Error {
         if trials.is_empty() {
             return anyhow::anyhow!("the time was up before a candidate was measured (give more with --time)");
         }
@@ -756,7 +801,7 @@ impl Run<'_> {
             count(trials.len() as u64, "candidate"),
             errors_text(errors),
             example.unwrap_or_default(),
-            if raised.is_empty() { "" } else { more.as_str() }
+            to_raise.map_or(String::new(), |option| format!(" (raise {option}, and they are tried again)"))
         )
     }
 
@@ -870,6 +915,22 @@ fn best_json(winner: &Winner) -> Json {
 
 fn rate(summary: &Summary) -> f64 {
     if summary.wall_seconds > 0.0 { summary.n_trials as f64 / summary.wall_seconds } else { 0.0 }
+}
+
+/// The option to raise where most of so many candidates came to its limit, as some counts by class say
+/// together.
+fn option_to_raise(cut_off: &[&BTreeMap<ErrorClass, u64>], n_trials: u64) -> Option<&'static str> {
+    let n_of = |class: &ErrorClass| cut_off.iter().filter_map(|counts| counts.get(class)).sum::<u64>();
+    ErrorClass::ALL.into_iter().find(|class| 2 * n_of(class) > n_trials).and_then(option_of)
+}
+
+/// The option that a class of failures is a matter of.
+pub fn option_of(class: ErrorClass) -> Option<&'static str> {
+    match class {
+        ErrorClass::BuildTimeout => Some("--build-timeout"),
+        ErrorClass::RunTimeout => Some("--run-timeout"),
+        _ => None,
+    }
 }
 
 /// Failures by class.

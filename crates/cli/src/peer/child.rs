@@ -20,6 +20,7 @@ use std::process::{ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
+use tilewright_tune::pause;
 
 use super::os;
 use super::protocol::{Reply, Request};
@@ -73,7 +74,7 @@ impl Child {
             .stdin
             .write_all(line.as_bytes())
             .map_err(anyhow::Error::from)
-            .and_then(|()| self.read_line(Instant::now() + limit));
+            .and_then(|()| self.read_line(pause::now() + limit));
         match answer {
             Ok(answer) => {
                 os::stop(self.process.id());
@@ -97,8 +98,12 @@ impl Child {
                 return Ok(std::mem::replace(&mut self.unread, rest));
             }
             n_searched = self.unread.len();
-            let left = deadline.saturating_duration_since(Instant::now());
+            let left = deadline.saturating_duration_since(pause::now());
             if !os::readable(self.stdout.as_raw_fd(), left)? {
+                if pause::now() < deadline {
+                    // This process was stopped meanwhile.
+                    continue;
+                }
                 anyhow::bail!("it did not answer in time");
             }
             let mut chunk = [0; 64 * 1024];

@@ -9,8 +9,11 @@ pub(super) struct Threads(Pool);
 
 impl Threads {
     /// `n` of them, on the CPUs that this process is pinned to.
+    ///
+    /// # Panics
+    /// Where the system refuses a thread: this process is the peer's, and `bench` goes on without it.
     pub(super) fn new(n: usize) -> Threads {
-        Threads(Pool::new(n, &[]))
+        Threads(Pool::new(n, &[]).unwrap_or_else(|refused| panic!("no {n} threads: {refused}")))
     }
 
     /// How many.

@@ -3,10 +3,13 @@
 use super::{Device, Round};
 use crate::host;
 use crate::protocol::{Lane, Plan, Reply, Request, Source};
-use crate::workers::{Answer, describe};
+use crate::timing::MOST_FLUSHING;
+use crate::workers::{Answer, describe, is_from_outside};
 use std::io;
+use std::os::unix::process::ExitStatusExt;
+use std::process::ExitStatus;
 use std::time::{Duration, Instant};
-use tilewright_tune::{ErrorClass, Measured, Outcome, Seconds, Timing};
+use tilewright_tune::{ErrorClass, Limit, Measured, Outcome, Seconds, Timing, pause};
 
 /// A candidate is given up where its first run takes so many times as long as the fastest first run so far …
 const HOPELESS_RUN: u32 = 5;
@@ -24,6 +27,11 @@ const LEAST_SLOW: Duration = Duration::from_millis(30);
 const LAST_WAIT: Duration = Duration::from_millis(500);
 /// How often it is looked whether all is over.
 const LOOK: Duration = Duration::from_millis(50);
+/// How long it may take to empty the caches a few times, whatever their size.
+const MOST_FLUSHING_TIME: Duration = Duration::from_secs(5);
+
+/// What came to no end of its own, or was stopped meanwhile, is measured again so often at most.
+const MOST_RETRIES: u32 = 3;
 
 /// The kernels that a worker goes on with by itself are so many at most: enough for as long as a search thinks, and few
 /// enough that other workers, too, test what they have built.
@@ -56,6 +64,9 @@ pub(super) struct Candidate {
     state: State,
     /// How long its first run took at least when it was given up, if it was.
     given_up: Duration,
+    /// Whether there was a pause in its test: what that took says nothing.
+    is_disturbed: bool,
+    n_retries: u32,
     seconds: Seconds,
 }
 
@@ -269,7 +280,7 @@ impl Device {
         if self.set_to_work(goal) {
             return Ok(());
         }
-        let (now, slow) = (Instant::now(), self.slow_run());
+        let (now, slow) = (pause::now(), self.slow_run());
         let becomes_slow = self.candidates.iter().filter_map(|c| match c.state {
             State::Running { start, .. } if goal.trial.is_some() => Some(start + slow),
             _ => None,
@@ -388,7 +399,7 @@ impl Device {
         let slow = self.slow_run();
         goal.trial.is_none()
             || self.candidates.iter().filter(|c| c.state.is_in_test()).all(|c| match c.state {
-                State::Running { start, .. } => start.elapsed() >= slow,
+                State::Running { start, .. } => pause::now() - start >= slow,
                 _ => false,
             })
     }
@@ -412,7 +423,7 @@ impl Device {
         let slow = self.slow_run();
         let is_slow = |worker: &usize| {
             self.candidates.iter().any(|c| match c.state {
-                State::Running { kernel, start, .. } => kernel.worker == *worker && start.elapsed() >= slow,
+                State::Running { kernel, start, .. } => kernel.worker == *worker && pause::now() - start >= slow,
                 _ => false,
             })
         };
@@ -454,14 +465,18 @@ impl Device {
 
     /// Asks a worker to time a kernel.
     fn ask_to_time(&mut self, kept: Kept, trial: Trial) {
-        let plan = self.plan(trial, if kept.is_alone { f64::MAX } else { 0.0 });
+        let (plan, round) = (self.plan(trial, if kept.is_alone { f64::MAX } else { 0.0 }), trial.round);
         let Kernel { worker, id } = kept.kernel;
-        self.workers.ask(worker, &Request::Run { id, plan }, self.options.run_timeout);
+        // What it takes to empty the caches is not the candidate's.
+        let flushing = if plan.cold { MOST_FLUSHING_TIME + round.time * MOST_FLUSHING } else { Duration::ZERO };
+        self.workers.ask(worker, &Request::Run { id, plan }, self.options.run_timeout + flushing);
     }
 
     /// Waits for what the next worker says, until some moment at most, and takes note of it.
     fn listen(&mut self, until: Option<Instant>) -> io::Result<()> {
-        let Some((worker, lane, answer)) = self.workers.next_answer(until)? else { return Ok(()) };
+        let answered = self.workers.next_answer(until)?;
+        self.note_pauses();
+        let Some((worker, lane, answer)) = answered else { return Ok(()) };
         let is_gone = !matches!(answer, Answer::Reply(_));
         let is_its = |c: &Candidate| c.state.lane() == Some(lane) && c.state.is_of(worker);
         // What was abandoned is none of them any more.
@@ -475,8 +490,15 @@ impl Device {
                     "invariant: threads of workers answer in the order in which they were asked"
                 );
             }
-            let next = self.next_state(place, state, answer);
-            if let (State::Done(_), Some(kernel), false) = (&next, kernel, is_gone) {
+            let next = match answer {
+                Answer::Died(status) if is_from_outside(status) => {
+                    self.retry(place, &describe(status))?;
+                    State::Waiting
+                }
+                answer => self.next_state(place, state, answer),
+            };
+            let next = self.unless_disturbed(place, next);
+            if let (State::Done(_) | State::Waiting, Some(kernel), false) = (&next, kernel, is_gone) {
                 self.forget(kernel);
             }
             self.candidates[place].state = next;
@@ -485,6 +507,51 @@ impl Device {
             self.forget_worker(worker);
         } else if lane == Lane::Test && !self.candidates.iter().any(is_its) {
             self.take_queued(worker);
+        }
+        Ok(())
+    }
+
+    /// Marks what was in test, or may have been, when this process was stopped: its worker may have been
+    /// stopped with it.
+    fn note_pauses(&mut self) {
+        let paused = pause::total();
+        if std::mem::replace(&mut self.paused, paused) != paused {
+            let may_run = |c: &&mut Candidate| c.state.is_in_test() || matches!(c.state, State::Queued { .. });
+            self.candidates.iter_mut().filter(may_run).for_each(|c| c.is_disturbed = true);
+        }
+    }
+
+    /// What becomes of a candidate; where its test was disturbed, and it is not known to be at fault, it
+    /// begins anew.
+    fn unless_disturbed(&mut self, place: usize, next: State) -> State {
+        let is_of_time = match &next {
+            State::Waiting => false,
+            State::Checked(_) => true,
+            State::Done(measured) => matches!(measured.outcome.class(), None | Some(ErrorClass::RunTimeout)),
+            _ => return next,
+        };
+        let candidate = &mut self.candidates[place];
+        let was_disturbed = std::mem::take(&mut candidate.is_disturbed);
+        if was_disturbed && is_of_time && candidate.n_retries < MOST_RETRIES {
+            candidate.n_retries += 1;
+            return State::Waiting;
+        }
+        next
+    }
+
+    /// Has a candidate measured again whose worker was ended from outside.
+    ///
+    /// # Errors
+    /// Where that has happened too often.
+    fn retry(&mut self, place: usize, why: &str) -> io::Result<()> {
+        let candidate = &mut self.candidates[place];
+        candidate.n_retries += 1;
+        candidate.is_disturbed = false;
+        if candidate.n_retries > MOST_RETRIES {
+            let times = candidate.n_retries;
+            return Err(io::Error::other(format!(
+                "{times} times a worker ended with the same candidate: {why}; nothing is recorded of that one"
+            )));
         }
         Ok(())
     }
@@ -519,7 +586,7 @@ impl Device {
             }
             (State::Preparing { kernel, is_alone, limit }, Answer::Reply(Reply::Prepared { .. })) => {
                 self.workers.go_on(kernel.worker, Lane::Test, limit);
-                State::Running { kernel, is_alone, start: Instant::now(), limit }
+                State::Running { kernel, is_alone, start: pause::now(), limit }
             }
             (
                 State::Running { kernel, is_alone, .. },
@@ -551,12 +618,13 @@ impl Device {
             }
             (State::Building(_), Answer::Died(status)) => {
                 let why = format!("the compiler crashed: {}", describe(status));
-                State::Done(failed(ErrorClass::CompileErrorHost, why, seconds))
+                State::Done(failed(ErrorClass::CompileErrorHost, why, seconds, self.limit_of_crash(status)))
             }
             (State::Building(_), Answer::TimedOut) => {
                 let build = self.options.build_timeout.as_secs_f64();
                 seconds.build += build;
-                State::Done(failed(ErrorClass::BuildTimeout, format!("not built within {build} s"), seconds))
+                let message = format!("not built within {build} s");
+                State::Done(failed(ErrorClass::BuildTimeout, message, seconds, Some(Limit::BuildS(build))))
             }
             (state, answer) => {
                 let part = match state {
@@ -564,53 +632,73 @@ impl Device {
                     State::Timing(_) => &mut seconds.run,
                     _ => &mut seconds.verify,
                 };
-                let outcome = self.outcome(answer, part);
-                State::Done(Measured { outcome, seconds })
+                let (outcome, limit) = self.outcome(answer, part);
+                State::Done(Measured { outcome, seconds, limit })
             }
         };
         self.candidates[place].seconds = seconds;
         next
     }
 
-    /// What a worker's last answer says of a candidate, and for how many seconds it was at work.
-    fn outcome(&self, answer: Answer, took: &mut f64) -> Outcome {
-        let (class, message) = match answer {
+    /// What a worker's last answer says of a candidate, with the limit that it came to, if it did, and for
+    /// how many seconds it was at work.
+    fn outcome(&self, answer: Answer, took: &mut f64) -> (Outcome, Option<Limit>) {
+        let (class, message, limit) = match answer {
             Answer::Reply(Reply::Timed { samples_ns, stopped_early, seconds, .. }) => {
                 *took += seconds;
-                return Outcome::Measured(Timing::of_samples(&samples_ns, stopped_early));
+                return (Outcome::Measured(Timing::of_samples(&samples_ns, stopped_early)), None);
             }
-            Answer::Reply(Reply::Failed { class, message, seconds, .. }) => {
+            Answer::Reply(Reply::Failed { class, message, lacks_memory, seconds, .. }) => {
                 *took += seconds;
-                (class.0, message)
+                (class.0, message, lacks_memory.then_some(self.memory_limit()))
             }
-            Answer::Reply(other) => (ErrorClass::Unknown, format!("unexpected reply {other:?}")),
-            Answer::Died(status) => (ErrorClass::RuntimeError, describe(status)),
+            Answer::Reply(other) => (ErrorClass::Unknown, format!("unexpected reply {other:?}"), None),
+            Answer::Died(status) => (ErrorClass::RuntimeError, describe(status), self.limit_of_crash(status)),
             Answer::TimedOut => {
                 let limit = self.options.run_timeout.as_secs_f64();
                 *took += limit;
-                (ErrorClass::RunTimeout, format!("not finished within {limit} s"))
+                (ErrorClass::RunTimeout, format!("not finished within {limit} s"), Some(Limit::RunS(limit)))
             }
         };
-        Outcome::Failed { class, message }
+        (Outcome::Failed { class, message }, limit)
     }
 
-    /// Times a kernel that is kept, with nothing built beside it.
+    fn memory_limit(&self) -> Limit {
+        Limit::MemoryBytes(self.options.memory_bytes)
+    }
+
+    /// Who aborts, our own code or LLVM's, lacks memory.
+    fn limit_of_crash(&self, status: ExitStatus) -> Option<Limit> {
+        (status.signal() == Some(libc::SIGABRT)).then(|| self.memory_limit())
+    }
+
+    /// Times a kernel that is kept, with nothing built beside it; again where there was a pause.
     ///
     /// # Errors
-    /// Where a worker cannot be started anew.
+    /// Where a worker cannot be started anew, or is ended from outside.
     pub(super) fn time_kept(&mut self, kept: Kept, round: Round) -> io::Result<Outcome> {
         while !self.workers.are_idle() {
             self.listen(None)?;
         }
-        self.ask_to_time(kept, Trial { round, leading_ns: None });
-        loop {
-            match self.workers.next_answer(None)? {
-                Some((worker, Lane::Test, answer)) if worker == kept.kernel.worker => {
-                    return Ok(self.outcome(answer, &mut 0.0));
+        for _ in 0..=MOST_RETRIES {
+            let paused = pause::total();
+            self.ask_to_time(kept, Trial { round, leading_ns: None });
+            let answer = loop {
+                match self.workers.next_answer(None)? {
+                    Some((worker, Lane::Test, answer)) if worker == kept.kernel.worker => break answer,
+                    _ => {}
                 }
-                _ => {}
+            };
+            let is_kept = match answer {
+                Answer::Died(status) if is_from_outside(status) => return Err(io::Error::other(describe(status))),
+                Answer::Reply(_) => true,
+                _ => false,
+            };
+            if !is_kept || pause::total() == paused {
+                return Ok(self.outcome(answer, &mut 0.0).0);
             }
         }
+        Err(io::Error::other("this process was stopped again and again"))
     }
 
     /// How long the first run of a candidate may take that was given up after `given_up`, if it was.
@@ -637,7 +725,8 @@ impl Device {
                 if let Some(fastest) = self.fastest_check.filter(|_| *given_up < self.options.run_timeout) {
                     message += &format!(", where the fastest so far took {:.3} s", fastest.as_secs_f64());
                 }
-                let measured = failed(ErrorClass::RunTimeout, message, *seconds);
+                let limit = (*given_up >= self.options.run_timeout).then(|| Limit::RunS(given_up.as_secs_f64()));
+                let measured = failed(ErrorClass::RunTimeout, message, *seconds, limit);
                 self.candidates[place].state = State::Done(measured);
                 any_given_up = true;
             }
@@ -648,7 +737,15 @@ impl Device {
 
 impl Candidate {
     fn new(at: Option<usize>, source: Source) -> Candidate {
-        Candidate { at, source, state: State::Waiting, given_up: Duration::ZERO, seconds: Seconds::default() }
+        Candidate {
+            at,
+            source,
+            state: State::Waiting,
+            given_up: Duration::ZERO,
+            is_disturbed: false,
+            n_retries: 0,
+            seconds: Seconds::default(),
+        }
     }
 
     /// Whether it is of the batch, or may be tested ahead, as it may where kernels are timed.
@@ -662,6 +759,6 @@ impl Candidate {
     }
 }
 
-fn failed(class: ErrorClass, message: String, seconds: Seconds) -> Measured {
-    Measured { outcome: Outcome::Failed { class, message }, seconds }
+fn failed(class: ErrorClass, message: String, seconds: Seconds, limit: Option<Limit>) -> Measured {
+    Measured { outcome: Outcome::Failed { class, message }, seconds, limit }
 }

@@ -2,6 +2,7 @@
 
 use super::Device;
 use super::candidates::{Goal, Kept};
+use crate::limits::Allowed;
 use crate::protocol::Source;
 use rand::SeedableRng;
 use rand::seq::SliceRandom;
@@ -69,6 +70,10 @@ impl Device {
     /// # Errors
     /// Where a worker cannot be started anew.
     pub fn start_race(&mut self, sources: &[Source], over: &dyn Fn() -> bool) -> io::Result<Vec<Racer>> {
+        if Allowed::here().cpu_seconds.is_some() {
+            // The race is not to end because of what the search took.
+            self.workers.renew()?;
+        }
         let racer =
             |(source, (kept, failure))| Racer { source: Source::clone(source), kept, medians_ns: Vec::new(), failure };
         Ok(sources.iter().zip(self.keep_all(sources, over)?).map(racer).collect())

@@ -4,7 +4,7 @@ use super::Failure;
 use super::store::{Built, Store};
 use crate::objects::Objects;
 use crate::prepared::{self, Recipe};
-use crate::protocol::{ClassName, Reply, Request, Source};
+use crate::protocol::{Reply, Request, Source};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
@@ -14,6 +14,12 @@ use tilewright_ir::reference::Tolerance;
 use tilewright_ir::schedule::{apply_all, parse_steps};
 use tilewright_ir::{Buffer, Program, Role, Target, lower, text, verify};
 use tilewright_tune::ErrorClass;
+
+/// A program that no machine should fail at.
+pub const PROBE: &str = "program \"probe\"
+buffer X: f32[16] global output
+loops i
+run { for i in 16 { X[i] = 1.0 } }";
 
 pub struct Builder {
     workload: Workload,
@@ -36,7 +42,7 @@ impl Builder {
         let (id, result) = match request {
             Request::Build { id, source, quickly } => {
                 let built = catch_unwind(AssertUnwindSafe(|| self.build(&source, quickly)));
-                let built = built.unwrap_or_else(|p| Err((ErrorClass::Unknown, panic_message(&*p))));
+                let built = built.unwrap_or_else(|p| Err((ErrorClass::Unknown, panic_message(&*p)).into()));
                 let result = built.map(|built| {
                     self.store.insert(id, built);
                     Reply::Built { id, seconds: start.elapsed().as_secs_f64() }
@@ -49,10 +55,21 @@ impl Builder {
             }
             Request::Check { .. } | Request::Run { .. } => unreachable!("another thread tests"),
         };
-        Some(result.unwrap_or_else(|(class, message)| {
-            let seconds = start.elapsed().as_secs_f64();
-            Reply::Failed { id, class: ClassName(class), message, seconds }
-        }))
+        Some(result.unwrap_or_else(|failure: Failure| failure.reply(id, start)))
+    }
+
+    /// A tiny kernel, made as candidates are.
+    ///
+    /// # Errors
+    /// What keeps the machine from it, and what there is to do about that.
+    pub fn probe(&mut self) -> Result<Kernel, String> {
+        let program = text::parse(PROBE).expect("invariant: the probe parses");
+        self.compile(&program, true).map_err(|e| match e {
+            CompileError::Object(_) => {
+                format!("{e} (a security profile, such as a container's, forbids it: allow executable memory)")
+            }
+            e => e.to_string(),
+        })
     }
 
     fn build(&mut self, source: &Source, quickly: bool) -> Result<Built, Failure> {
@@ -75,7 +92,7 @@ impl Builder {
                 .eq(b.arguments().map(|(_, b)| (b.dtype, &b.shape, b.role)))
         };
         if !same(&program, &self.untuned) {
-            return Err(instantiation(format!("its arguments are not those of {}", self.workload)));
+            return Err(instantiation(format!("its arguments are not those of {}", self.workload)).into());
         }
         let recipe = Recipe::of(&program);
         let prepared = recipe.as_ref().and_then(|recipe| self.store.prepared().get(recipe));
@@ -85,7 +102,11 @@ impl Builder {
         if let Source::Steps(_) = source {
             program = lower::lower(&program);
         }
-        let kernel = self.compile(&program, quickly).map_err(|e| (ErrorClass::CompileErrorHost, e.to_string()))?;
+        let kernel = self.compile(&program, quickly).map_err(|e| Failure {
+            class: ErrorClass::CompileErrorHost,
+            message: e.to_string(),
+            lacks_memory: matches!(e, CompileError::NoMemory(_)),
+        })?;
         let kept = program.kept().map(|(_, b)| b.name.clone()).collect();
         let touched = prepared::touched(&program.body).into_iter().map(|b| program.buffer(b));
         let n_bytes = touched.filter(|b| b.role != Role::Temporary).filter_map(Buffer::size_bytes).sum();
@@ -122,4 +143,29 @@ impl Builder {
 fn panic_message(payload: &(dyn std::any::Any + Send)) -> String {
     let text = payload.downcast_ref::<String>().map(String::as_str).or_else(|| payload.downcast_ref::<&str>().copied());
     format!("the compiler panicked: {}", text.unwrap_or("no message"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::data::anonymous_file;
+    use crate::denied::{Call, without};
+    use crate::host;
+    use crate::prepared::Cache;
+
+    fn probe() -> Result<Kernel, String> {
+        let workload = Workload::parse("matmul:m=1,n=1,k=1").unwrap();
+        let objects = Objects::new(anonymous_file(c"test").unwrap());
+        Builder::new(workload, host::target(), objects, Arc::new(Store::new(Cache::new(0)))).probe()
+    }
+
+    #[test]
+    fn a_machine_that_forbids_fresh_code_is_told_of() {
+        assert!(probe().is_ok());
+        let Some(refused) = without(Call::ExecutableMemory, probe) else {
+            return eprintln!("skipped: this system has no filters for calls");
+        };
+        let reason = refused.err().expect("it is forbidden");
+        assert!(reason.contains("Operation not permitted") && reason.contains("allow executable memory"), "{reason}");
+    }
 }

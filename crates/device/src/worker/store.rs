@@ -55,7 +55,7 @@ impl Store {
     /// Where there is none.
     pub fn kernel(&self, id: u64) -> Result<Arc<Built>, Failure> {
         let built = lock(&self.kernels).get(&id).cloned();
-        built.ok_or_else(|| (ErrorClass::Unknown, format!("no kernel {id} is kept")))
+        built.ok_or_else(|| (ErrorClass::Unknown, format!("no kernel {id} is kept")).into())
     }
 
     /// What recipes have made.

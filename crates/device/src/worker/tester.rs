@@ -3,11 +3,12 @@
 use super::store::{Built, Store};
 use super::{Failure, intact, tell};
 use crate::host;
+use crate::limits;
 use crate::memory::{Fenced, Pages, ReadOnly};
 use crate::pace::{Pace, Variation};
 use crate::pool::Pool;
 use crate::prepared::Prepared;
-use crate::protocol::{ClassName, Lane, Plan, Reply, Request};
+use crate::protocol::{Lane, Plan, Reply, Request};
 use crate::stopwatch::{self, MOST_TRIES};
 use crate::timing::{self, First, Size, Subject};
 use std::cell::RefCell;
@@ -25,7 +26,8 @@ pub struct Tester {
     arguments: Vec<Argument>,
     /// CPUs to pin to while timing, one a thread.
     cpus: Vec<usize>,
-    l3_bytes: u64,
+    /// Bytes of the caches that a core has for itself.
+    l2_bytes: u64,
     pool: Pool,
     pace: Pace,
     variation: Variation,
@@ -33,6 +35,7 @@ pub struct Tester {
     kept: Vec<Fenced>,
     /// One for all kernels, so that its pages are there when a kernel is timed for the first time.
     scratch: Fenced,
+    /// What caches are filled with where kernels are to find nothing there.
     flush: Vec<u8>,
     /// Of what was prepared and is forgotten.
     pages: Pages,
@@ -49,6 +52,13 @@ impl Argument {
     pub fn pointer(&self) -> *mut u8 {
         match self {
             Argument::Input(buffer) | Argument::Output { buffer, .. } => buffer.pointer(),
+        }
+    }
+
+    /// Where it begins, and its bytes.
+    fn contents(&self) -> (*mut u8, u64) {
+        match self {
+            Argument::Input(buffer) | Argument::Output { buffer, .. } => (buffer.pointer(), buffer.n_bytes()),
         }
     }
 
@@ -76,16 +86,17 @@ impl Tester {
         arguments: Vec<Argument>,
         n_threads: usize,
         cpus: Vec<usize>,
-        l3_bytes: u64,
+        l2_bytes: u64,
         store: Arc<Store>,
     ) -> std::io::Result<Tester> {
-        let mut pool = Pool::new(n_threads, &cpus);
+        let mut pool = Pool::new(n_threads, &cpus)
+            .map_err(|e| std::io::Error::other(format!("no {n_threads} threads: {e}{}", limits::advice(&e))))?;
         let pace = Pace::new(&mut pool);
         Ok(Tester {
             untuned,
             arguments,
             cpus,
-            l3_bytes,
+            l2_bytes,
             pool,
             pace,
             variation: Variation::default(),
@@ -110,10 +121,20 @@ impl Tester {
             Request::Run { id, plan } => (id, host::pinned(timed, || self.run(id, &plan))),
             Request::Build { .. } | Request::Drop { .. } => unreachable!("another thread builds"),
         };
-        result.unwrap_or_else(|(class, message)| {
-            let seconds = start.elapsed().as_secs_f64();
-            Reply::Failed { id, class: ClassName(class), message, seconds }
-        })
+        result.unwrap_or_else(|failure| failure.reply(id, start))
+    }
+
+    /// Whether a kernel of [`PROBE`](super::builder::PROBE) does what it should.
+    ///
+    /// # Errors
+    /// Where there is no memory for its buffer.
+    pub fn runs(&mut self, probe: &Kernel) -> std::io::Result<bool> {
+        let mut out = Fenced::new(64)?;
+        out.fill(0xFF);
+        // SAFETY: the buffer has the size and more than the alignment of the kernel's only argument; it keeps
+        // nothing.
+        unsafe { probe.run(&[out.pointer()], &[], self.scratch.pointer(), &self.pool.runtime()) };
+        Ok(out.is_intact() && out.as_slice::<f32>().iter().all(|&x| x == 1.0))
     }
 
     /// Finds or makes the buffers of a kernel, and runs its `prepare` part where its kept buffers are not filled. What
@@ -238,7 +259,7 @@ impl Tester {
         let built = self.store.kernel(id)?;
         let pointers = self.prepare(&built, false)?;
         if plan.cold && self.flush.is_empty() {
-            self.flush = vec![1; 2 * self.l3_bytes as usize];
+            self.flush = vec![1; 2 * self.l2_bytes as usize * self.pool.n_threads()];
         }
         let first = *built.first.get().ok_or((ErrorClass::Unknown, format!("kernel {id} was never checked")))?;
         let size = self.size(&built);
@@ -250,7 +271,16 @@ impl Tester {
             // SAFETY: as in `prepare`.
             unsafe { time(&built.kernel, &pointers, scratch, &mut pool.borrow_mut(), n_runs, most_tries) }.0
         };
-        let mut flush = || empty_caches(&mut self.flush, &mut pool.borrow_mut());
+        let touched = self.arguments.iter().map(Argument::contents);
+        let kept = pointers.kept.iter().copied().zip(built.kernel.kept_bytes().iter().copied());
+        let touched: Vec<_> =
+            touched.chain(kept).chain([(scratch, built.kernel.scratch_bytes(size.n_threads))]).collect();
+        let mut flush = || {
+            let start = Instant::now();
+            fill_caches(&mut self.flush, &mut pool.borrow_mut());
+            touched.iter().for_each(|&(pointer, n_bytes)| evict(pointer, n_bytes));
+            start.elapsed().as_nanos() as f64
+        };
         // Emptied caches slow down whatever runs next.
         let looks = plan.at_best_pace && !plan.cold;
         let mut pace = || if looks { self.pace.now(&mut pool.borrow_mut()) } else { 1.0 };
@@ -265,8 +295,44 @@ impl Tester {
     }
 }
 
-/// Empties the caches of every thread, and those that they share: they go through a part each of a buffer that none holds.
-fn empty_caches(buffer: &mut [u8], pool: &mut Pool) {
+/// Takes memory out of all caches, of this core and of others. Its cost is that of what a kernel touches: to
+/// go through as much memory as the last level of a server's caches holds takes a tenth of a second.
+fn evict(pointer: *const u8, n_bytes: u64) {
+    const LINE: usize = 64;
+    for at in (0..n_bytes as usize).step_by(LINE) {
+        // SAFETY: the line is of memory that can be read, and stays as it is.
+        unsafe { evict_line(pointer.add(at)) };
+    }
+    wait_for_evictions();
+}
+
+#[cfg(target_arch = "x86_64")]
+unsafe fn evict_line(at: *const u8) {
+    // SAFETY: promised by the caller; every CPU of this kind has the instruction.
+    unsafe { std::arch::x86_64::_mm_clflush(at) };
+}
+
+#[cfg(target_arch = "x86_64")]
+fn wait_for_evictions() {
+    // SAFETY: every CPU of this kind has the instruction, which touches nothing.
+    unsafe { std::arch::x86_64::_mm_mfence() };
+}
+
+#[cfg(target_arch = "aarch64")]
+unsafe fn evict_line(at: *const u8) {
+    // SAFETY: promised by the caller; Linux lets programs do so.
+    unsafe { std::arch::asm!("dc civac, {}", in(reg) at, options(nostack, preserves_flags)) };
+}
+
+#[cfg(target_arch = "aarch64")]
+fn wait_for_evictions() {
+    // SAFETY: the instruction touches nothing.
+    unsafe { std::arch::asm!("dsb sy", options(nostack, preserves_flags)) };
+}
+
+/// Fills the caches that a core has for itself with what no kernel needs, on every thread: code and
+/// addresses, too, are found elsewhere then. They go through a part each of a buffer that is large enough.
+fn fill_caches(buffer: &mut [u8], pool: &mut Pool) {
     unsafe extern "C" fn touch(parts: *mut c_void, part: i64, _thread: i64) {
         // SAFETY: the parts below, of which each iteration has one of its own.
         let part = unsafe { &mut *parts.cast::<&mut [u8]>().add(part as usize) };
@@ -280,7 +346,8 @@ fn empty_caches(buffer: &mut [u8], pool: &mut Pool) {
 }
 
 fn no_memory(error: std::io::Error) -> Failure {
-    (ErrorClass::RuntimeError, format!("allocating its buffers: {error}"))
+    let message = format!("allocating its buffers: {error}");
+    Failure { class: ErrorClass::RuntimeError, message, lacks_memory: true }
 }
 
 /// Nanoseconds of so many runs of a kernel in a row, as [`stopwatch::time`] gives them.

@@ -59,7 +59,10 @@ impl<'a> Work<'a> {
         };
         std::thread::scope(|scope| {
             for _ in 1..n_threads.min(n_tasks) {
-                scope.spawn(work);
+                // Where the system refuses a thread, those that there are do it all.
+                if std::thread::Builder::new().spawn_scoped(scope, work).is_err() {
+                    break;
+                }
             }
             work();
         });

@@ -113,7 +113,7 @@ mod tests {
     use super::*;
     use crate::measure::Seconds;
     use crate::record::RunTime;
-    use crate::trial::{ErrorClass, Outcome, Timing};
+    use crate::trial::{ErrorClass, Limit, Outcome, Timing};
 
     fn any_record() -> impl Strategy<Value = Record> {
         let timing = (1e-3f64..1e12, 1e-3f64..1e12, 0f64..9.0, any::<u32>(), any::<bool>());
@@ -144,6 +144,7 @@ mod tests {
                     toolchain,
                     unix_time,
                     run: (trial % 2 == 0).then_some(RunTime { start_unix_ms: seed, elapsed_s: build }),
+                    limit: [None, Some(Limit::RunS(build)), Some(Limit::MemoryBytes(seed))][trial as usize % 3],
                 }
             },
         )

@@ -11,7 +11,7 @@ pub use store::{Best, Imported, Store, StoreError, Winner};
 
 use crate::measure::Seconds;
 use crate::space::{ConfigError, Space};
-use crate::trial::{ErrorClass, Outcome, Timing, Trial};
+use crate::trial::{ErrorClass, Limit, Outcome, Timing, Trial};
 
 /// What the trials of one space on one machine have in common.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -60,6 +60,10 @@ pub struct Record {
     /// Where in its run it was measured; absent where an earlier version recorded it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub run: Option<RunTime>,
+    /// The limit that it failed of; absent where it did not fail of one that can be raised, and in records of
+    /// versions that did not say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub limit: Option<Limit>,
 }
 
 /// The place of a trial in the run that measured it.

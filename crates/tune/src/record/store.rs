@@ -14,6 +14,7 @@ use tilewright_ir::op::Workload;
 use super::{FlatOutcome, Line, Record, RunTime, TaskKey, read_lines};
 use crate::Error;
 use crate::measure::Seconds;
+use crate::trial::Limit;
 
 /// Marks a database as ours: "TLWR".
 const APPLICATION_ID: i32 = 0x544c_5752;
@@ -73,16 +74,27 @@ CREATE TABLE winners (
 
 /// Columns of trials that the schema's first form did not have. They may be null, so versions that do not know them read
 /// and write such a database as before, and the schema's version stays.
-const LATER_COLUMNS: &[(&str, &str)] = &[("run_start_unix_ms", "INTEGER"), ("run_elapsed_s", "REAL")];
+const LATER_COLUMNS: &[(&str, &str)] =
+    &[("run_start_unix_ms", "INTEGER"), ("run_elapsed_s", "REAL"), ("limit_name", "TEXT"), ("limit_number", "REAL")];
 
+/// A trial that is there already stays, but for one that failed of a limit: what was measured takes its
+/// place, and a later failure of something else or of a higher limit.
 const INSERT_TRIAL: &str = "
 INSERT INTO trials (task, config, class, message, median_ns, min_ns, spread, n_samples, stopped_early,
     build_s, run_s, verify_s, steps, search, seed, trial, version, toolchain, unix_time,
-    run_start_unix_ms, run_elapsed_s)
+    run_start_unix_ms, run_elapsed_s, limit_name, limit_number)
 VALUES (:task, :config, :class, :message, :median_ns, :min_ns, :spread, :n_samples, :stopped_early,
     :build_s, :run_s, :verify_s, :steps, :search, :seed, :trial, :version, :toolchain, :unix_time,
-    :run_start_unix_ms, :run_elapsed_s)
-ON CONFLICT DO NOTHING";
+    :run_start_unix_ms, :run_elapsed_s, :limit_name, :limit_number)
+ON CONFLICT (task, config) DO UPDATE SET (class, message, median_ns, min_ns, spread, n_samples, stopped_early,
+    build_s, run_s, verify_s, steps, search, seed, trial, version, toolchain, unix_time,
+    run_start_unix_ms, run_elapsed_s, limit_name, limit_number)
+= (excluded.class, excluded.message, excluded.median_ns, excluded.min_ns, excluded.spread, excluded.n_samples,
+    excluded.stopped_early, excluded.build_s, excluded.run_s, excluded.verify_s, excluded.steps, excluded.search,
+    excluded.seed, excluded.trial, excluded.version, excluded.toolchain, excluded.unix_time,
+    excluded.run_start_unix_ms, excluded.run_elapsed_s, excluded.limit_name, excluded.limit_number)
+WHERE trials.limit_name IS NOT NULL AND (excluded.median_ns IS NOT NULL OR excluded.unix_time >= trials.unix_time
+    AND (excluded.limit_name IS NOT trials.limit_name OR excluded.limit_number > trials.limit_number))";
 
 const HAS_COLUMN: &str = "SELECT count(*) FROM pragma_table_info('trials') WHERE name = ?1";
 
@@ -550,6 +562,7 @@ fn insert_trial(transaction: &Transaction, record: &Record) -> Result<u64, Store
     let Record { workload, target, template, threads, .. } = record;
     let task = task_id(transaction, workload, target, template, *threads)?;
     let outcome = FlatOutcome::from(record.outcome.clone());
+    let limit = record.limit.map(Limit::parts);
     let n_rows = transaction.prepare_cached(INSERT_TRIAL)?.execute(named_params! {
         ":task": task,
         ":config": canonical(&record.config),
@@ -573,6 +586,8 @@ fn insert_trial(transaction: &Transaction, record: &Record) -> Result<u64, Store
         ":unix_time": record.unix_time as i64,
         ":run_start_unix_ms": record.run.map(|run| run.start_unix_ms as i64),
         ":run_elapsed_s": record.run.map(|run| run.elapsed_s),
+        ":limit_name": limit.map(|(name, _)| name),
+        ":limit_number": limit.map(|(_, number)| number),
     })?;
     Ok(n_rows as u64)
 }
@@ -614,6 +629,7 @@ fn record(row: &Row) -> Result<Record, StoreError> {
         toolchain: row.get("toolchain")?,
         unix_time: row.get::<_, i64>("unix_time")? as u64,
         run: run_time(row)?,
+        limit: limit(row)?,
     })
 }
 
@@ -625,6 +641,16 @@ fn run_time(row: &Row) -> Result<Option<RunTime>, StoreError> {
     let start: Option<i64> = row.get("run_start_unix_ms")?;
     let elapsed_s: Option<f64> = row.get("run_elapsed_s")?;
     Ok(start.zip(elapsed_s).map(|(start, elapsed_s)| RunTime { start_unix_ms: start as u64, elapsed_s }))
+}
+
+/// The limit that the trial failed of; the same of such a database.
+fn limit(row: &Row) -> Result<Option<Limit>, StoreError> {
+    if row.as_ref().column_index("limit_number").is_err() {
+        return Ok(None);
+    }
+    let name: Option<String> = row.get("limit_name")?;
+    let number: Option<f64> = row.get("limit_number")?;
+    Ok(name.zip(number).and_then(|(name, number)| Limit::from_parts(&name, number)))
 }
 
 fn winner(row: &Row) -> Result<Winner, StoreError> {

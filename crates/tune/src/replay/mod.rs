@@ -98,7 +98,7 @@ impl Measure for RecordedSpace {
         for (i, config) in batch.iter().enumerate() {
             let missing = || Outcome::Failed { class: ErrorClass::Unknown, message: "not recorded".into() };
             let outcome = self.outcomes.get(config).cloned().unwrap_or_else(missing);
-            if done(i, Measured { outcome, seconds: Seconds::default() }).is_break() {
+            if done(i, Measured { outcome, seconds: Seconds::default(), limit: None }).is_break() {
                 break;
             }
         }

@@ -86,9 +86,13 @@ impl RecordedSpace {
             }
         };
         std::thread::scope(|scope| {
-            for _ in 0..plan.n_threads.clamp(1, plan.n_repeats.max(1)) {
-                scope.spawn(work);
+            for _ in 1..plan.n_threads.clamp(1, plan.n_repeats.max(1)) {
+                // Where the system refuses a thread, those that there are do it all.
+                if std::thread::Builder::new().spawn_scoped(scope, work).is_err() {
+                    break;
+                }
             }
+            work();
         });
         let mut runs = runs.into_inner().expect("invariant: no run panics with the lock");
         runs.sort_by_key(|(repeat, _)| *repeat);

@@ -21,7 +21,7 @@ use super::finished::{Finished, Found};
 use super::table::Moment;
 use super::{Plan, task};
 use crate::command::tune::Interrupts;
-use crate::command::tune::finals::{self, Limits};
+use crate::command::tune::finals::{self, EndLimits};
 use crate::command::{count, device_options, start_device};
 use crate::output::{message, write_whole};
 use crate::progress::{Progress, Status};
@@ -97,7 +97,7 @@ impl Heats {
         let trials: Vec<Trial> =
             records.iter().take(n_trials).filter_map(|record| record.trial(&task.space).ok()).collect();
         let progress = Progress::start(Status::default());
-        let ranking = finals::rank(device, task, &trials, Limits::of(None), &|| false, &progress);
+        let ranking = finals::rank(device, task, &trials, EndLimits::of(None), &|| false, &progress);
         progress.finish();
         Ok(ranking?.first().map(|leader| steps_text(&task.steps(&leader.config))))
     }

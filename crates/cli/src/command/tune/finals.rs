@@ -47,7 +47,7 @@ const SHORTEST_UNTUNED_LIMIT: Duration = Duration::from_millis(100);
 
 /// How long the end of a run may take.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Limits {
+pub struct EndLimits {
     /// All rounds of a race, as a rule.
     pub rounds: Duration,
     /// The race as a whole.
@@ -56,12 +56,12 @@ pub struct Limits {
     pub untuned: Duration,
 }
 
-impl Limits {
+impl EndLimits {
     /// What goes with a search of so long, or of any length.
-    pub fn of(search: Option<Duration>) -> Limits {
+    pub fn of(search: Option<Duration>) -> EndLimits {
         let rounds = search.map_or(TIME, |time| TIME.min(time / PART_OF_SEARCH));
         let race = search.map_or(LONGEST_RACE, |time| time.saturating_mul(MOST_OF_SEARCH));
-        Limits {
+        EndLimits {
             rounds,
             race: race.clamp(SHORTEST_RACE, LONGEST_RACE),
             untuned: rounds.clamp(SHORTEST_UNTUNED_LIMIT, UNTUNED_LIMIT),
@@ -69,9 +69,9 @@ impl Limits {
     }
 
     /// The same, where the user waits for the end.
-    fn of_interrupted(self) -> Limits {
+    fn of_interrupted(self) -> EndLimits {
         let rounds = self.rounds.min(TIME_INTERRUPTED);
-        Limits { rounds, race: self.race.min(2 * TIME_INTERRUPTED), untuned: Duration::ZERO }
+        EndLimits { rounds, race: self.race.min(2 * TIME_INTERRUPTED), untuned: Duration::ZERO }
     }
 }
 
@@ -164,7 +164,7 @@ pub fn run(
     device: &mut Device,
     task: &Task,
     trials: &[Trial],
-    limits: Limits,
+    limits: EndLimits,
     stop: &AtomicBool,
     progress: &Progress,
 ) -> std::io::Result<End> {
@@ -208,7 +208,7 @@ pub fn rank(
     device: &mut Device,
     task: &Task,
     trials: &[Trial],
-    limits: Limits,
+    limits: EndLimits,
     is_late: &dyn Fn() -> bool,
     progress: &Progress,
 ) -> std::io::Result<Vec<Leader>> {
@@ -280,7 +280,8 @@ fn ended(device: &mut Device, trial: &Trial, racer: Racer, progress: &Progress) 
         Outcome::Failed { .. } if is_too_late => None,
         Outcome::Measured(timing) => Some(Leader { config: trial.config.clone(), timing, quartile_ns, relative_error }),
         Outcome::Failed { class, message } => {
-            progress.message(&format!("a leader failed when it was measured again: {class}: {message}"));
+            let raise = super::option_of(class).map_or(String::new(), |option| format!(" (raise {option})"));
+            progress.message(&format!("a leader failed when it was measured again: {class}: {message}{raise}"));
             None
         }
     }
@@ -362,7 +363,7 @@ mod tests {
     #[test]
     fn a_short_search_has_a_short_end() {
         let check = |seconds: Option<f64>, expected: [f64; 3]| {
-            let Limits { rounds, race, untuned } = Limits::of(seconds.map(Duration::from_secs_f64));
+            let EndLimits { rounds, race, untuned } = EndLimits::of(seconds.map(Duration::from_secs_f64));
             assert_eq!([rounds, race, untuned].map(|limit| limit.as_secs_f64()), expected, "{seconds:?}");
         };
         check(None, [5.0, 60.0, 3.0]);
@@ -371,7 +372,7 @@ mod tests {
         check(Some(5.0), [2.5, 15.0, 2.5]);
         check(Some(1.0), [0.5, 3.0, 0.5]);
         check(Some(0.002), [0.001, 1.0, 0.1]);
-        let interrupted = Limits::of(None).of_interrupted();
+        let interrupted = EndLimits::of(None).of_interrupted();
         assert_eq!((interrupted.rounds, interrupted.race), (TIME_INTERRUPTED, 2 * TIME_INTERRUPTED));
     }
 

@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use tilewright_device::device::steps_text;
-use tilewright_tune::{Record, Report, RunTime, Store, StoreError, Task, TaskKey, Winner};
+use tilewright_tune::{Record, Report, RunTime, Store, StoreError, Task, TaskKey, Winner, pause};
 
 use crate::clock::since_1970;
 
@@ -25,7 +25,7 @@ impl Recorder {
     /// A recorder for the trials of one search that starts now.
     pub fn new(store: Store, key: TaskKey, search: String, seed: u64) -> Recorder {
         let start_unix_ms = since_1970().as_millis() as u64;
-        let (start, toolchain) = (Instant::now(), toolchain());
+        let (start, toolchain) = (pause::now(), toolchain());
         Recorder { store: Some(store), key, search, seed, toolchain, start, start_unix_ms, pending: Vec::new() }
     }
 
@@ -46,7 +46,11 @@ impl Recorder {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             toolchain: self.toolchain.clone(),
             unix_time: since_1970().as_secs(),
-            run: Some(RunTime { start_unix_ms: self.start_unix_ms, elapsed_s: self.start.elapsed().as_secs_f64() }),
+            limit: report.limit,
+            run: Some(RunTime {
+                start_unix_ms: self.start_unix_ms,
+                elapsed_s: (pause::now() - self.start).as_secs_f64(),
+            }),
         });
     }
 

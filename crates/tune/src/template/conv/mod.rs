@@ -96,7 +96,8 @@ struct Shape {
     transposed: bool,
     /// Whether Winograd's algorithm applies, 3×3, stride 1, no dilation, no groups, and its rounding is accepted.
     has_winograd: bool,
-    /// Whether the input is read with zeros inserted, as in a transposed convolution of a stride above 1.
+    /// Whether the input is read with zeros inserted, as in a transposed convolution of a stride above 1, and some result
+    /// meets some tap.
     inserts_zeros: bool,
 }
 
@@ -121,7 +122,10 @@ impl Shape {
             stride: if transposed { [1, 1] } else { [w.size("stride_h"), w.size("stride_w")] },
             padded: program.find_buffer("pad").is_some(),
             k_group: acc[1] / groups,
-            inserts_zeros: transposed && ["stride_h", "stride_w"].iter().any(|size| w.size(size) > 1),
+            inserts_zeros: transposed
+                && ["stride_h", "stride_w"].iter().any(|size| w.size(size) > 1)
+                && meets_taps(w, "h", "r", "top", acc[2])
+                && meets_taps(w, "w", "s", "left", acc[3]),
             has_winograd: !w.exact && w.has_inexact(),
             transposed,
         }
@@ -132,6 +136,14 @@ impl Shape {
         let Shape { n, k, p, q, c, r, s, k_group, .. } = *self;
         Work { results: n * (k / k_group), rows: k_group, columns: p * q, sum: c.unwrap_or(1) * r * s }
     }
+}
+
+/// Whether along an axis of a transposed convolution some tap meets some of the results: with padding beyond what the taps
+/// reach none does.
+fn meets_taps(w: &Workload, axis: &str, taps: &str, side: &str, results: i64) -> bool {
+    let size = |name: &str| w.size(&format!("{name}_{axis}"));
+    let (stride, dilation, pad) = (size("stride"), size("dilation"), w.size(&format!("pad_{side}")));
+    (0..w.size(axis)).any(|i| (0..w.size(taps)).any(|tap| (0..results).contains(&(i * stride + tap * dilation - pad))))
 }
 
 /// What divides a number, from `least` on, and the number itself.

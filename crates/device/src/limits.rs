@@ -1,0 +1,311 @@
+//! What the system allows this process: quotas and limits of its control groups, and those of the process
+//! itself.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+/// What a process may use; none where there is no limit, or none that the system tells of.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct Allowed {
+    /// CPUs' worth of time, by the quota of a control group.
+    pub cpus: Option<f64>,
+    /// Bytes of memory, by a control group.
+    pub memory_bytes: Option<u64>,
+    /// Processes and threads, by a control group.
+    pub tasks: Option<u64>,
+    /// Bytes of address space (`ulimit -v`).
+    pub address_space_bytes: Option<u64>,
+    /// Bytes of data (`ulimit -d`).
+    pub data_bytes: Option<u64>,
+    /// Bytes of the stack (`ulimit -s`).
+    pub stack_bytes: Option<u64>,
+    /// Bytes of a file (`ulimit -f`).
+    pub file_bytes: Option<u64>,
+    /// Open files (`ulimit -n`).
+    pub open_files: Option<u64>,
+    /// Processes and threads of the user (`ulimit -u`).
+    pub user_tasks: Option<u64>,
+    /// Seconds of CPU time of a process (`ulimit -t`).
+    pub cpu_seconds: Option<u64>,
+}
+
+impl Allowed {
+    /// What this process may use.
+    pub fn here() -> Allowed {
+        let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
+        let folders = folders(&read("/proc/self/cgroup"), &read("/proc/self/mountinfo"));
+        let of = |folder: &Folder, name: &str| fs::read_to_string(folder.path.join(name)).ok();
+        let groups = Allowed::by_groups(&folders, &of);
+        Allowed {
+            address_space_bytes: limit(libc::RLIMIT_AS),
+            data_bytes: limit(libc::RLIMIT_DATA),
+            stack_bytes: limit(libc::RLIMIT_STACK),
+            file_bytes: limit(libc::RLIMIT_FSIZE),
+            open_files: limit(libc::RLIMIT_NOFILE),
+            user_tasks: limit(libc::RLIMIT_NPROC),
+            cpu_seconds: limit(libc::RLIMIT_CPU),
+            ..groups
+        }
+    }
+
+    /// What the files of control groups, nested as they may be, allow together: the tightest of each.
+    fn by_groups(folders: &[Folder], read: &dyn Fn(&Folder, &str) -> Option<String>) -> Allowed {
+        let mut all = Allowed::default();
+        for folder in folders {
+            let number = |name: &str| read(folder, name)?.trim().parse::<u64>().ok();
+            // Where there is no limit, a word stands in its place, or in the first version −1 or nearly all
+            // that there are.
+            let (cpus, memory_bytes) = match folder.version {
+                Version::Two => {
+                    let text = read(folder, "cpu.max").unwrap_or_default();
+                    let mut words = text.split_whitespace().map(|word| word.parse::<f64>().ok());
+                    (ratio(words.next().flatten(), words.next().flatten()), number("memory.max"))
+                }
+                Version::One => {
+                    let [quota, period] =
+                        ["cpu.cfs_quota_us", "cpu.cfs_period_us"].map(|name| number(name).map(|us| us as f64));
+                    let bytes = number("memory.limit_in_bytes").filter(|&bytes| bytes < UNLIMITED_BYTES);
+                    (ratio(quota, period), bytes)
+                }
+            };
+            all.cpus = all.cpus.into_iter().chain(cpus).reduce(f64::min);
+            all.memory_bytes = all.memory_bytes.into_iter().chain(memory_bytes).min();
+            all.tasks = all.tasks.into_iter().chain(number("pids.max")).min();
+        }
+        all
+    }
+}
+
+/// What the first version of control groups gives as the limit where there is none is above this.
+const UNLIMITED_BYTES: u64 = 1 << 60;
+
+fn ratio(quota: Option<f64>, period: Option<f64>) -> Option<f64> {
+    quota.zip(period).filter(|(quota, period)| *quota > 0.0 && *period > 0.0).map(|(quota, period)| quota / period)
+}
+
+/// The limit of this process on a resource; none where there is none.
+fn limit(resource: libc::__rlimit_resource_t) -> Option<u64> {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: the call writes a structure of plain data.
+    let is_known = unsafe { libc::getrlimit(resource, &raw mut limit) } == 0;
+    Some(limit.rlim_cur).filter(|&most| is_known && most != libc::RLIM_INFINITY)
+}
+
+/// Bytes of address space that this process has taken.
+pub fn address_space_bytes() -> u64 {
+    let pages = fs::read_to_string("/proc/self/statm").ok();
+    pages.and_then(|text| text.split_whitespace().next()?.parse::<u64>().ok()).unwrap_or(0) * 4096
+}
+
+/// Prepares a process for limits that it may come to. What writes beyond the largest file is told so; what
+/// ends by a signal for want of CPU time or memory says so in a line, and ends with exit code 1. Workers only
+/// need the former, which they inherit.
+pub fn meet() {
+    extern "C" fn end(signal: libc::c_int) {
+        let line: &[u8] = match signal {
+            libc::SIGXCPU => b"error: this process had all its CPU time (raise `ulimit -t`)\n",
+            _ => b"error: aborted, as memory ran out (raise `ulimit -v` or give smaller sizes; see `tilewright doctor`)\n",
+        };
+        // SAFETY: both calls may be made in a handler.
+        unsafe {
+            libc::write(libc::STDERR_FILENO, line.as_ptr().cast(), line.len());
+            libc::_exit(1);
+        }
+    }
+    // SAFETY: the handler only makes calls that may be made in one.
+    unsafe {
+        libc::signal(libc::SIGXFSZ, libc::SIG_IGN);
+        for signal in [libc::SIGXCPU, libc::SIGABRT] {
+            libc::signal(signal, end as extern "C" fn(libc::c_int) as libc::sighandler_t);
+        }
+    }
+}
+
+/// The versions of control groups, which a system may have side by side.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Version {
+    One,
+    Two,
+}
+
+/// Where the files of a control group are.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Folder {
+    version: Version,
+    path: PathBuf,
+}
+
+/// The folders of a process's control groups and of those around them, as far as they can be seen from here,
+/// by what the system tells of the process (`/proc/self/cgroup`) and of what is mounted
+/// (`/proc/self/mountinfo`).
+fn folders(groups: &str, mounts: &str) -> Vec<Folder> {
+    let mut folders = Vec::new();
+    for mount in mounts.lines().filter_map(Mount::of) {
+        let group = groups.lines().find_map(|line| {
+            // "4:cpu,cpuacct:/user.slice", or "0::/user.slice" in the second version.
+            let (_, rest) = line.split_once(':')?;
+            let (controllers, group) = rest.split_once(':')?;
+            let is_its = match mount.version {
+                Version::Two => controllers.is_empty(),
+                Version::One => {
+                    !controllers.is_empty() && controllers.split(',').all(|c| mount.options.split(',').any(|o| o == c))
+                }
+            };
+            is_its.then_some(group)
+        });
+        let Some(group) = group else { continue };
+        // A container sees its own group, or a part of the tree around it, as the root; a group beyond it
+        // stays unseen.
+        let below = Path::new(group).strip_prefix(&mount.root).ok();
+        let below = below.filter(|below| below.components().all(|c| matches!(c, std::path::Component::Normal(_))));
+        let own = below.map_or(mount.point.clone(), |below| mount.point.join(below));
+        let around = own.ancestors().take_while(|path| path.starts_with(&mount.point));
+        folders.extend(around.map(|path| Folder { version: mount.version, path: path.to_owned() }));
+    }
+    folders
+}
+
+/// A mounted tree of control groups.
+struct Mount<'a> {
+    version: Version,
+    /// Which part of the tree is mounted …
+    root: PathBuf,
+    /// … and where.
+    point: PathBuf,
+    /// With the names of its controllers among them.
+    options: &'a str,
+}
+
+impl Mount<'_> {
+    /// What a line of the list of mounts says, if it is of control groups.
+    fn of(line: &str) -> Option<Mount<'_>> {
+        // "36 25 0:31 /root /point rw,relatime shared:7 - cgroup cgroup rw,cpu,cpuacct"
+        let (place, source) = line.split_once(" - ")?;
+        let (mut place, mut source) = (place.split(' ').skip(3), source.split(' '));
+        let version = match source.next()? {
+            "cgroup" => Version::One,
+            "cgroup2" => Version::Two,
+            _ => return None,
+        };
+        let (root, point) = (unescaped(place.next()?), unescaped(place.next()?));
+        Some(Mount { version, root, point, options: source.nth(1)? })
+    }
+}
+
+/// A path in which blanks and the like stand as numbers in base eight: `\040`.
+fn unescaped(text: &str) -> PathBuf {
+    let (text, mut bytes, mut at) = (text.as_bytes(), Vec::new(), 0);
+    while at < text.len() {
+        let digits = text.get(at + 1..at + 4).filter(|_| text[at] == b'\\');
+        let code = digits.and_then(|digits| u8::from_str_radix(std::str::from_utf8(digits).ok()?, 8).ok());
+        bytes.push(code.unwrap_or(text[at]));
+        at += if code.is_some() { 4 } else { 1 };
+    }
+    PathBuf::from(OsStr::from_bytes(&bytes))
+}
+
+/// What there is to do about a refusal of the system, in brackets; empty where nobody knows.
+pub fn advice(refusal: &io::Error) -> String {
+    let what = match refusal.raw_os_error() {
+        Some(libc::EFBIG) => "files may not be larger: raise `ulimit -f`",
+        Some(libc::EMFILE | libc::ENFILE) => "too many files are open: raise `ulimit -n`",
+        Some(libc::EAGAIN) => "too many processes or threads: raise `ulimit -u`, or pids.max of the control group",
+        Some(libc::ENOMEM | libc::ENOSPC) => "memory ran out: give smaller sizes, or raise the limit; see `doctor`",
+        _ => return String::new(),
+    };
+    format!(" ({what})")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Checks what is allowed where there are such groups, mounts and files.
+    fn check(groups: &str, mounts: &str, files: &[(&str, &str)], expected: [Option<f64>; 3]) {
+        let read = |folder: &Folder, name: &str| {
+            let path = folder.path.join(name);
+            files.iter().find(|(file, _)| path == Path::new(file)).map(|(_, text)| (*text).to_owned())
+        };
+        let Allowed { cpus, memory_bytes, tasks, .. } = Allowed::by_groups(&folders(groups, mounts), &read);
+        let found = [cpus, memory_bytes.map(|bytes| bytes as f64), tasks.map(|tasks| tasks as f64)];
+        assert_eq!(found, expected, "{groups} {mounts}");
+    }
+
+    const V2: &str = "30 23 0:26 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate";
+    const V1: &str = "\
+        31 23 0:28 / /sys/fs/cgroup ro - tmpfs tmpfs ro,mode=755\n\
+        32 31 0:29 / /sys/fs/cgroup/cpu,cpuacct rw,relatime shared:9 - cgroup cgroup rw,cpu,cpuacct\n\
+        35 31 0:32 / /sys/fs/cgroup/memory rw,relatime shared:10 - cgroup cgroup rw,memory\n\
+        39 31 0:36 / /sys/fs/cgroup/pids rw,relatime - cgroup cgroup rw,pids\n\
+        40 31 0:37 / /sys/fs/cgroup/systemd rw - cgroup cgroup rw,name=systemd";
+
+    #[test]
+    fn the_tightest_of_nested_groups_counts() {
+        let groups = "0::/user.slice/job.scope\n";
+        let files = [
+            ("/sys/fs/cgroup/user.slice/job.scope/cpu.max", "max 100000\n"),
+            ("/sys/fs/cgroup/user.slice/job.scope/memory.max", "629145600\n"),
+            ("/sys/fs/cgroup/user.slice/job.scope/pids.max", "max\n"),
+            ("/sys/fs/cgroup/user.slice/cpu.max", "150000 100000\n"),
+            ("/sys/fs/cgroup/user.slice/memory.max", "1073741824\n"),
+            ("/sys/fs/cgroup/user.slice/pids.max", "100\n"),
+            ("/sys/fs/cgroup/other/cpu.max", "1000 100000\n"),
+        ];
+        check(groups, V2, &files, [Some(1.5), Some(629145600.0), Some(100.0)]);
+        check("0::/\n", V2, &[("/sys/fs/cgroup/cpu.max", "50000 100000")], [Some(0.5), None, None]);
+    }
+
+    #[test]
+    fn the_first_version_has_a_tree_for_each_controller() {
+        let groups = "11:pids:/jobs\n4:memory:/jobs/7\n2:cpu,cpuacct:/jobs\n1:name=systemd:/init\n";
+        let files = [
+            ("/sys/fs/cgroup/cpu,cpuacct/jobs/cpu.cfs_quota_us", "100000\n"),
+            ("/sys/fs/cgroup/cpu,cpuacct/jobs/cpu.cfs_period_us", "100000\n"),
+            ("/sys/fs/cgroup/cpu,cpuacct/cpu.cfs_quota_us", "-1\n"),
+            ("/sys/fs/cgroup/cpu,cpuacct/cpu.cfs_period_us", "100000\n"),
+            ("/sys/fs/cgroup/memory/jobs/7/memory.limit_in_bytes", "9223372036854771712\n"),
+            ("/sys/fs/cgroup/memory/jobs/memory.limit_in_bytes", "1000000\n"),
+            ("/sys/fs/cgroup/pids/jobs/pids.max", "max"),
+        ];
+        check(groups, V1, &files, [Some(1.0), Some(1e6), None]);
+        check("4:memory:/elsewhere\n", V1, &files, [None; 3]);
+    }
+
+    #[test]
+    fn both_versions_may_be_there() {
+        let mounts = format!("{V1}\n41 31 0:38 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw");
+        let files =
+            [("/sys/fs/cgroup/memory/a/memory.limit_in_bytes", "3000000"), ("/sys/fs/cgroup/unified/b/pids.max", "7")];
+        check("4:memory:/a\n0::/b\n", &mounts, &files, [None, Some(3e6), Some(7.0)]);
+    }
+
+    #[test]
+    fn a_container_sees_its_group_as_the_root() {
+        // Mounted by hand into the container, which sees where its group lies outside …
+        let bound = "32 31 0:29 /docker/ab /sys/fs/cgroup rw - cgroup2 cgroup rw";
+        let limit = [("/sys/fs/cgroup/memory.max", "5000"), ("/sys/fs/cgroup/sub/memory.max", "4000")];
+        check("0::/docker/ab\n", bound, &limit, [None, Some(5e3), None]);
+        check("0::/docker/ab/sub\n", bound, &limit, [None, Some(4e3), None]);
+        // … with a name space of its own, from which it was moved out …
+        check("0::/../other\n", V2, &limit, [None, Some(5e3), None]);
+        // … or with a mount of another group.
+        check("0::/\n", bound, &limit, [None, Some(5e3), None]);
+    }
+
+    #[test]
+    fn odd_texts_allow_everything() {
+        let odd = ["", "0::/", "nonsense\n\n::\n0:::\n", "4:cpu:/a:b"];
+        for groups in odd {
+            for mounts in ["", "a - b", "1 2 3 - cgroup2", "1 2 3:4 / /x rw - cgroup2 c", " - cgroup cgroup rw,cpu"] {
+                check(groups, mounts, &[("/x/memory.max", "max"), ("/x/cpu.max", "0 0")], [None; 3]);
+            }
+        }
+        let with_blank = "30 23 0:26 / /mnt/a\\040b rw - cgroup2 cgroup2 rw";
+        check("0::/c d\n", with_blank, &[("/mnt/a b/c d/pids.max", "9\n")], [None, None, Some(9.0)]);
+        let files = [("/sys/fs/cgroup/cpu.max", "100000"), ("/sys/fs/cgroup/memory.max", "many")];
+        check("0::/\n", V2, &files, [None; 3]);
+    }
+}

@@ -1,0 +1,95 @@
+//! Time in which this process was stopped: by Ctrl-Z, with a container that was frozen, by a debugger. It is
+//! nobody's time: no candidate's, no search's.
+
+use std::io;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// How often a thread looks at the clock …
+const BEAT: Duration = Duration::from_millis(100);
+/// … and how late it may be by the system's leave: who is later was stopped.
+const LATEST: Duration = Duration::from_millis(500);
+
+static PAUSES: Mutex<Pauses> = Mutex::new(Pauses { last_beat: None, total: Duration::ZERO });
+
+/// What is known of the pauses so far.
+struct Pauses {
+    /// None until somebody watches.
+    last_beat: Option<Instant>,
+    total: Duration,
+}
+
+impl Pauses {
+    /// The pauses until now. Whoever asks first after one finds it, the watching thread or another.
+    fn until(&mut self, now: Instant) -> Duration {
+        if let Some(last) = &mut self.last_beat {
+            let gap = now.saturating_duration_since(*last);
+            if gap > LATEST {
+                self.total += gap;
+            }
+            *last = now.max(*last);
+        }
+        self.total
+    }
+}
+
+fn pauses() -> MutexGuard<'static, Pauses> {
+    PAUSES.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Watches for pauses from now on; until then there are none.
+///
+/// # Errors
+/// Where the system refuses a thread.
+pub fn watch() -> io::Result<()> {
+    let mut pauses = pauses();
+    if pauses.last_beat.is_none() {
+        let beat = || {
+            loop {
+                std::thread::sleep(BEAT);
+                total();
+            }
+        };
+        std::thread::Builder::new().name("pauses".to_owned()).spawn(beat)?;
+        pauses.last_beat = Some(Instant::now());
+    }
+    Ok(())
+}
+
+/// All pauses so far.
+pub fn total() -> Duration {
+    pauses().until(Instant::now())
+}
+
+/// The present moment by a clock that stands still in pauses.
+pub fn now() -> Instant {
+    let mut pauses = pauses();
+    let now = Instant::now();
+    now - pauses.until(now)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_beat_that_comes_late_ends_a_pause() {
+        let start = Instant::now();
+        let mut pauses = Pauses { last_beat: None, total: Duration::ZERO };
+        let mut at = |ms: u64, last_beat: Option<u64>| {
+            if let Some(ms) = last_beat {
+                pauses.last_beat = Some(start + Duration::from_millis(ms));
+            }
+            pauses.until(start + Duration::from_millis(ms)).as_millis()
+        };
+        assert_eq!(at(10_000, None), 0, "nobody watches");
+        assert_eq!(at(100, Some(0)), 0);
+        // A busy machine.
+        assert_eq!(at(550, None), 0);
+        assert_eq!(at(5_550, None), 5_000);
+        // A moment that was taken before another thread's.
+        assert_eq!(at(5_540, None), 5_000);
+        assert_eq!(at(5_650, None), 5_000);
+        assert_eq!(at(6_650, None), 6_000);
+    }
+}
