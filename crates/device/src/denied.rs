@@ -2,7 +2,7 @@
 
 use std::io;
 
-/// What is denied, as the system's program that says so: instructions of code, jumps and operand.
+/// What is denied.
 #[derive(Clone, Copy)]
 pub enum Call {
     /// `memfd_create`.
