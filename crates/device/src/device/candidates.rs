@@ -725,7 +725,7 @@ impl Device {
                 if let Some(fastest) = self.fastest_check.filter(|_| *given_up < self.options.run_timeout) {
                     message += &format!(", where the fastest so far took {:.3} s", fastest.as_secs_f64());
                 }
-                let limit = (*given_up >= self.options.run_timeout).then(|| Limit::RunS(given_up.as_secs_f64()));
+                let limit = (*given_up >= self.options.run_timeout).then_some(Limit::RunS(given_up.as_secs_f64()));
                 let measured = failed(ErrorClass::RunTimeout, message, *seconds, limit);
                 self.candidates[place].state = State::Done(measured);
                 any_given_up = true;
