@@ -212,7 +212,10 @@ pub fn advice(refusal: &io::Error) -> String {
     let what = match refusal.raw_os_error() {
         Some(libc::EFBIG) => "files may not be larger: raise `ulimit -f`",
         Some(libc::EMFILE | libc::ENFILE) => "too many files are open: raise `ulimit -n`",
-        Some(libc::EAGAIN) => "too many processes or threads: raise `ulimit -u`, or pids.max of the control group",
+        Some(libc::EAGAIN) => {
+            "too many processes or threads, or no room for their stacks: raise `ulimit -u`, `ulimit -v` or pids.max of \
+             the control group"
+        }
         Some(libc::ENOMEM | libc::ENOSPC) => "memory ran out: give smaller sizes, or raise the limit; see `doctor`",
         _ => return String::new(),
     };
