@@ -363,6 +363,36 @@ fn operations_are_those_that_libraries_count() {
     assert_eq!(flops("bert.BMM2"), 2.0 * 960.0 * 128.0 * 64.0 * 128.0);
 }
 
+#[test]
+fn operations_with_padding_can_be_left_out() {
+    // Outputs, stride, taps, dilation, padding before and inputs of one axis; of a transposed one inputs come
+    // first.
+    let forward = |outputs: i64, stride: i64, taps: i64, dilation: i64, pad: i64, inputs: i64| {
+        let met = |o: i64| (0..taps).filter(move |t| (0..inputs).contains(&(o * stride + t * dilation - pad))).count();
+        (0..outputs).map(met).sum::<usize>() as f64 / (outputs * taps) as f64
+    };
+    let check = |text: &str, rows: f64, columns: f64| {
+        let w = Workload::parse(text).unwrap();
+        let share = w.flops_inside() / w.flops();
+        assert!((share - rows * columns).abs() < 1e-12, "{text}: {share}");
+    };
+    check("matmul-256", 1.0, 1.0);
+    check("resnet18.C2", forward(56, 1, 3, 1, 1, 56), forward(56, 1, 3, 1, 1, 56));
+    check("conv2d:c=2,h=14,w=14,k=2,r=3,s=3,pad=13,dilation=13", 16.0 / 42.0, 16.0 / 42.0);
+    let uneven = "h=10,w=20,r=5,s=4,stride_h=3,pad_top=4,pad_right=7,dilation_w=2";
+    let (rows, columns) = (forward(4, 3, 5, 1, 4, 10), forward(21, 1, 4, 2, 0, 20));
+    check(&format!("conv2d:c=2,k=2,{uneven}"), rows, columns);
+    check(&format!("depthwise_conv2d:c=2,{uneven}"), rows, columns);
+    // An input and a tap meet an output where that is not cut off.
+    check("conv2d_transpose:c=3,h=5,w=6,k=2,r=4,s=4,stride=2", 1.0, 1.0);
+    check(
+        "conv2d_transpose:c=3,h=5,w=6,k=2,r=4,s=4,stride=2,pad=1",
+        forward(5, 2, 4, 1, 1, 10),
+        forward(6, 2, 4, 1, 1, 12),
+    );
+    check("conv2d_transpose:c=3,h=5,w=6,k=2,r=3,s=1,pad_top=3", forward(5, 1, 3, 1, 3, 4), 1.0);
+}
+
 /// Pieces that make texts that are nearly workloads.
 fn piece() -> impl Strategy<Value = String> {
     let names = OPS.iter().map(|op| op.name).chain(ALIASES.iter().map(|(alias, _)| *alias)).map(str::to_owned);

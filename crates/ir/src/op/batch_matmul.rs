@@ -22,6 +22,7 @@ pub const BATCH_MATMUL: Operator = Operator {
     check: |_| Ok(()),
     program,
     flops: |w| ["b", "m", "n", "k"].iter().map(|s| w.size(s) as f64).product::<f64>() * 2.0,
+    share_inside: |_| 1.0,
 };
 
 fn program(w: &Workload) -> Program {

@@ -36,6 +36,7 @@ pub const CONV2D: Operator = Operator {
     check,
     program,
     flops,
+    share_inside: Axis::share_inside_forward,
 };
 
 /// Winograd's algorithm is for dense 3 × 3 filters.

@@ -40,6 +40,7 @@ pub const CONV2D_TRANSPOSE: Operator = Operator {
     program,
     // Each element of the input meets each tap; zeros inserted are not counted.
     flops: |w| 2.0 * ["n", "c", "h", "w", "k", "r", "s"].iter().map(|s| w.size(s) as f64).product::<f64>(),
+    share_inside: Axis::share_inside_transposed,
 };
 
 fn program(w: &Workload) -> Program {

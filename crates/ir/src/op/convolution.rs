@@ -134,6 +134,17 @@ impl Axis {
         self.padded != self.input
     }
 
+    /// Which share of the products that are counted, each tap of each output, meet an element of the input.
+    pub(super) fn share_inside_forward(w: &Workload) -> f64 {
+        share_inside(Axis::forward(w), |a, moved| n_within(a.output, a.stride, moved, a.input), |a| a.output)
+    }
+
+    /// The same of a transposed one, where each tap of each element of the input counts, and meets an output
+    /// or none.
+    pub(super) fn share_inside_transposed(w: &Workload) -> f64 {
+        share_inside(Axis::transposed(w), |a, moved| n_within(a.input, a.spread, -moved, a.output), |a| a.input)
+    }
+
     /// The element of the input at a place of the padded one, and where there is one.
     fn unpad(&self, at: &Index) -> (Index, Cond) {
         unpad(at, self.before, self.spread, self.padded, self.input)
@@ -162,6 +173,22 @@ pub(crate) fn unpad(at: &Index, before: i64, spread: i64, padded: i64, input: i6
         inside = inside.and(Cond::Eq(moved.modulo(spread), 0.into()));
     }
     (element, inside)
+}
+
+/// Of the pairs of a tap and one of `counted` places, the share that `met` counts, by where the tap lies seen
+/// from the input's beginning.
+fn share_inside(axes: [Axis; 2], met: fn(&Axis, i64) -> i64, counted: fn(&Axis) -> i64) -> f64 {
+    let share = |axis: &Axis| {
+        let inside: f64 = (0..axis.filter).map(|tap| met(axis, tap * axis.dilation - axis.before) as f64).sum();
+        inside / (counted(axis) as f64 * axis.filter as f64)
+    };
+    axes.iter().map(share).product()
+}
+
+/// How many of the numbers below `n` the map `x · step + offset` leaves within `0..end`.
+fn n_within(n: i64, step: i64, offset: i64, end: i64) -> i64 {
+    let reached = |bound: i64| -(offset - bound).div_euclid(step);
+    (reached(end).min(n) - reached(0).max(0)).max(0)
 }
 
 /// The channel of the input and the subscripts of the weights, for an output channel and the loops of the sum: an input

@@ -32,6 +32,7 @@ pub const DEPTHWISE_CONV2D: Operator = Operator {
     check: Axis::check_forward,
     program,
     flops,
+    share_inside: Axis::share_inside_forward,
 };
 
 fn program(w: &Workload) -> Program {

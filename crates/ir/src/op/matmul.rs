@@ -19,6 +19,7 @@ pub const MATMUL: Operator = Operator {
     check: |_| Ok(()),
     program,
     flops: |w| 2.0 * w.size("m") as f64 * w.size("n") as f64 * w.size("k") as f64,
+    share_inside: |_| 1.0,
 };
 
 fn program(w: &Workload) -> Program {

@@ -81,6 +81,8 @@ pub struct Operator {
     /// Floating-point operations of one run: twice the multiply-accumulates, those with padding included and the
     /// epilogue's operations not.
     pub flops: fn(&Workload) -> f64,
+    /// Which share of these have two factors: the others meet padding, which a kernel may know to be zero.
+    pub share_inside: fn(&Workload) -> f64,
 }
 
 /// All operators.

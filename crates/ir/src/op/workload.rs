@@ -357,6 +357,11 @@ impl Workload {
     pub fn flops(&self) -> f64 {
         (self.operator.flops)(self)
     }
+
+    /// Those of them that remain where products with padding are left out.
+    pub fn flops_inside(&self) -> f64 {
+        self.flops() * (self.operator.share_inside)(self)
+    }
 }
 
 /// The canonical text, with shorthands where they say all and defaults left out.
