@@ -174,42 +174,294 @@ fn refused(file: &[u8], expected: &str) {
     assert_eq!(error, expected);
 }
 
+/// What files of other tuners hold: configurations, those that are valid, and what is said of it.
+const FOREIGN: &[(&str, usize, usize, &[&str])] = &[
+    ("kt-closed", 24, 24, &[]),
+    ("kt-open-comma", 15, 15, &["the file is not closed, as a stopped run leaves it: 15 whole rows"]),
+    ("kt-open-no-comma", 15, 15, &["the file is not closed, as a stopped run leaves it: 15 whole rows"]),
+    (
+        "kt-open-half-line",
+        15,
+        15,
+        &[
+            r#"the file is not closed, as a stopped run leaves it: 15 whole rows, and cache["32,2,2"], where it ends, is left out"#,
+        ],
+    ),
+    ("kt-1.4", 24, 18, &[]),
+    ("kt-1.4-two-objectives", 24, 24, &[r#"the objective is "time" and "energy"; times are replayed"#]),
+    ("kt-no-objective", 24, 24, &[]),
+    ("kt-objective-gflops", 24, 24, &[r#"the objective is "GFLOP/s"; times are replayed"#]),
+    (
+        "kt-nan",
+        24,
+        22,
+        &[r#"rows counted as failed, for their time is no positive number: 2 of 24, the first cache["8,2,1"]: NaN"#],
+    ),
+    ("kt-nan-only-in-times", 24, 24, &[]),
+    (
+        "kt-failed-as-zero",
+        24,
+        21,
+        &[r#"rows counted as failed, for their time is no positive number: 3 of 24, the first cache["8,1,1"]: 0.0"#],
+    ),
+    (
+        "kt-failed-as-minus-one",
+        24,
+        21,
+        &[r#"rows counted as failed, for their time is no positive number: 3 of 24, the first cache["8,1,1"]: -1"#],
+    ),
+    (
+        "kt-failed-as-null",
+        24,
+        21,
+        &[r#"rows counted as failed, for their time is no positive number: 3 of 24, the first cache["8,1,1"]: null"#],
+    ),
+    (
+        "kt-failed-as-max",
+        24,
+        21,
+        &[
+            r#"rows counted as failed, for a time beyond a day or the largest number of its type stands for a failure: 3 of 24, the first cache["8,1,1"]: 2147483647"#,
+        ],
+    ),
+    (
+        "kt-failed-as-1e20",
+        24,
+        21,
+        &[
+            r#"rows counted as failed, for a time beyond a day or the largest number of its type stands for a failure: 3 of 24, the first cache["8,1,1"]: 1e+20"#,
+        ],
+    ),
+    ("kt-kinds", 48, 48, &[]),
+    ("kt-int-and-float", 24, 24, &[]),
+    ("kt-value-twice", 24, 24, &["parameter tx lists 64 twice; it counts once"]),
+    (
+        "kt-row-outside",
+        18,
+        18,
+        &[r#"rows left out: 6 of 24, the first cache["64,1,1"]: parameter tx cannot be 64; allowed: 8, 16, 32"#],
+    ),
+    ("t4-plain", 24, 24, &[]),
+    (
+        "t4-runtimes-only",
+        24,
+        24,
+        &["rows with several times, of which the median counts: 24 of 24, the first results[0]: 3 of 3 are sound"],
+    ),
+    (
+        "t4-value-list",
+        24,
+        24,
+        &["rows with several times, of which the median counts: 24 of 24, the first results[0]: 3 of 3 are sound"],
+    ),
+    ("t4-value-text", 24, 24, &[]),
+    (
+        "t4-thrice",
+        24,
+        24,
+        &[
+            "rows of configurations that are recorded already (the median of those that succeeded counts): 48 of 72, the first results[1]",
+        ],
+    ),
+    (
+        "t4-wrong-answer",
+        24,
+        23,
+        &["rows counted as failed, for their correctness is 0: 1 of 24, the first results[23]: correctness 0"],
+    ),
+    ("t4-kt-failures", 24, 18, &[]),
+];
+
+fn foreign(name: &str) -> Vec<u8> {
+    let path =
+        PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/corpus/foreign").join(format!("{name}.json"));
+    std::fs::read(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
+}
+
+#[test]
+fn files_of_other_tuners_are_read_and_what_is_odd_is_told() {
+    for (name, n_rows, n_valid, notes) in FOREIGN {
+        let recorded = RecordedSpace::read(name, &foreign(name), None).unwrap_or_else(|e| panic!("{name}: {e}"));
+        assert_eq!((recorded.len(), recorded.n_valid()), (*n_rows, *n_valid), "{name}");
+        assert_eq!(recorded.notes(), *notes, "{name}");
+        // All of them hold the same space or a part of it; nothing that stands for a failure is its best.
+        assert!(recorded.optimum_ns().unwrap() >= 0.9e6, "{name}: {:?}", recorded.optimum_ns());
+    }
+    let all_failed = "none of its 24 configurations was measured successfully";
+    refused(&foreign("kt-all-failed"), all_failed);
+    let formats = "there are T4 results, Kernel Tuner caches and exported records";
+    refused(&foreign("ktt-output"), &format!("results of KTT; {formats}"));
+    for (member, what) in
+        [("input", "a log of AutoTVM"), ("i", "a log of Ansor"), ("configs_timings", "a cache of Triton's autotuner")]
+    {
+        refused(format!("{{\"{member}\": []}}").as_bytes(), &format!("{what}; {formats}"));
+    }
+    refused(
+        b"{\"clblast_device_type\": \"GPU\", \"results\": []}",
+        &format!("results of a tuner of CLBlast; {formats}"),
+    );
+    refused(b"[0, []]", &format!("a list; {formats}"));
+}
+
+#[test]
+fn descriptions_are_evaluated() {
+    let results = foreign("t4-plain");
+    let plain = RecordedSpace::read("t4", &results, None).unwrap();
+    for name in ["t1-literal", "t1-range"] {
+        let described = RecordedSpace::read("t4", &results, Some(&foreign(name))).unwrap();
+        assert_eq!(described.space().describe(), plain.space().describe(), "{name}");
+        assert_eq!(described.optimum_ns(), plain.optimum_ns());
+    }
+}
+
+#[test]
+fn numbers_with_fractions_keep_their_order() {
+    let value = |text: &str| serde_json::from_str::<Json>(text).unwrap();
+    let rows = ["1.5", "-0.5", "1e-7", "8.0", "8", "-2"].iter().enumerate();
+    let rows: Vec<Json> = rows.map(|(at, text)| row(json!({"a": value(text)}), (1.0 + at as f64).into())).collect();
+    let recorded = RecordedSpace::read("floats", t4(rows.into()).to_string().as_bytes(), None).unwrap();
+    assert_eq!(
+        recorded.space().describe()["parameters"],
+        json!([{"name": "a", "kind": "ordinal", "values": [0, 1, 2, 3, 4]}])
+    );
+    // 8.0 and 8 are one, of 4 and 5 microseconds.
+    let mut found = Vec::new();
+    let mut done = |_, measured: Measured| {
+        found.push(measured.outcome.cost());
+        ControlFlow::Continue(())
+    };
+    let configs: Vec<_> = (0..5).map(|at| recorded.space().config_at(at)).collect();
+    recorded.clone().measure(&configs, None, &mut Vec::new, &mut done).unwrap();
+    assert_eq!(found, [6000.0, 2000.0, 3000.0, 1000.0, 4500.0]);
+    // A text beside the number that it writes.
+    let rows = json!([row(json!({"a": "1"}), 1.into()), row(json!({"a": 1}), 2.into())]);
+    assert_eq!(RecordedSpace::read("texts", t4(rows).to_string().as_bytes(), None).unwrap().len(), 2);
+}
+
+#[test]
+fn repeated_configurations_count_by_the_median_of_what_succeeded() {
+    let failed = json!({"configuration": {"a": 1}, "invalidity": "runtime"});
+    let of = |rows: &[Json]| RecordedSpace::read("repeated", t4(rows.into()).to_string().as_bytes(), None);
+    let [one, three, nine] = [1, 3, 9].map(|time| row(json!({"a": 1}), time.into()));
+    let optimum = |rows: &[Json]| of(rows).unwrap().optimum_ns();
+    assert_eq!(optimum(&[nine.clone(), one.clone(), failed.clone(), three.clone()]), Some(3000.0));
+    assert_eq!(optimum(&[failed.clone(), one.clone(), three.clone()]), Some(2000.0));
+    assert!(of(&[failed.clone(), failed]).is_err());
+}
+
+#[test]
+fn what_is_in_the_way_of_reading_is_passed_over() {
+    let closed = String::from_utf8(foreign("kt-closed")).unwrap();
+    let whole = RecordedSpace::read("whole", closed.as_bytes(), None).unwrap();
+    let check = |what: &str, bytes: Vec<u8>, notes: usize| {
+        let recorded = RecordedSpace::read("whole", &bytes, None).unwrap_or_else(|e| panic!("{what}: {e}"));
+        assert_eq!((recorded.len(), recorded.optimum_ns()), (whole.len(), whole.optimum_ns()), "{what}");
+        assert_eq!(recorded.notes().len(), notes, "{what}: {:?}", recorded.notes());
+    };
+    check("a byte-order mark", [b"\xef\xbb\xbf", closed.as_bytes()].concat(), 0);
+    check("line ends of another system", closed.replace("}, \"", "},\r\n\"").into_bytes(), 0);
+    check("closed by hand behind a comma", closed.replace("}}}", "},}}").into_bytes(), 0);
+    check("zeros of a crash", [closed.as_bytes(), &[0; 4096]].concat(), 0);
+    check("closed twice", [closed.as_bytes(), b"\n}\n}"].concat(), 1);
+    check("names that are no UTF-8", closed.replace("made-up", "m\u{e4}").bytes().filter(|b| *b != 0xc3).collect(), 0);
+    check("an objective that is null", closed.replace("\"time\", \"cache\"", "null, \"cache\"").into_bytes(), 0);
+    check("a parameter without a list", closed.replace("\"unroll\": [1, 2]}", "\"unroll\": 2}").into_bytes(), 1);
+    check("a number beyond all", closed.replacen("210.0", "1e999", 1).into_bytes(), 0);
+    // The same row again: the file of a run that went on.
+    let again =
+        closed.replacen("\"8,1,2\"", "\"8,1,1\": {\"tx\": 8, \"ty\": 1, \"unroll\": 1, \"time\": NaN}, \"8,1,2\"", 1);
+    check("a key twice", again.into_bytes(), 2);
+    let wide: Vec<u8> = closed.encode_utf16().flat_map(u16::to_le_bytes).collect();
+    for wide in [wide.clone(), [&[0xff, 0xfe], &wide[..]].concat()] {
+        refused(&wide, "line 1, column 1: the text is UTF-16 (write it as UTF-8)");
+    }
+}
+
+#[test]
+fn files_that_end_anywhere_are_read_up_to_there() {
+    let mut file = foreign("kt-closed");
+    file.truncate(2000);
+    let (results, descriptions) = (foreign("t4-plain"), [foreign("t1-range"), foreign("t1-literal")]);
+    let mut most = 0;
+    for end in 0..file.len() {
+        if let Ok(recorded) = RecordedSpace::read("cut", &file[..end], None) {
+            assert!(recorded.len() >= most && recorded.notes()[0].contains("not closed"), "{end}");
+            most = recorded.len();
+        }
+    }
+    assert!(most > 3);
+    // An end within a number: it may have been another one.
+    let within = file.windows(11).position(|part| part == b"\"time\": 1.8").unwrap() + 11;
+    let at_row = |end: usize| RecordedSpace::read("cut", &file[..end], None).unwrap().len();
+    assert_eq!(at_row(within), at_row(within - 3));
+    for end in (0..results.len()).step_by(7) {
+        read_anything(&results[..end]);
+    }
+    for description in descriptions {
+        (0..description.len()).for_each(|end| read_anything(&description[..end]));
+    }
+}
+
 #[test]
 fn bad_files_are_refused_with_the_place() {
     let refused_rows = |rows: Json, expected: &str| refused(t4(rows).to_string().as_bytes(), expected);
     let formats = "there are T4 results, Kernel Tuner caches and exported records";
     refused(b"", &format!("an empty file; {formats}"));
+    refused(b" \n", &format!("an empty file; {formats}"));
     refused(b"{}", &format!("JSON of an unknown kind; {formats}"));
+    refused(b"{\"schema_version\": \"1", &format!("a file that ends before it says what it is; {formats}"));
     refused(CONVOLUTION_T1, &format!("a T1 description, which has no results; {formats}"));
-    refused(b"{\"results\": [", "line 1, column 13: EOF while parsing a list");
-    refused(b"{\n\"results\": 3}", "line 2, column 12: invalid type: integer `3`, expected a sequence");
+    refused(b"{\"results\": [", "there are no rows (the file is not closed, as a stopped run leaves it: 0 whole rows)");
+    refused(b"{\n\"results\": 3}", "line 2, column 12: expected `[`, found '3'");
+    refused(b"{\"results\": [}", "line 1, column 14: expected a value, found '}'");
+    refused(b"{\"results\" []}", "line 1, column 12: expected `:`, found '['");
+    refused(b"{\"results\": [{\"a\": odd}]}", "line 1, column 23: expected a value, found \"odd\"");
+    let deep = [&b"{\"results\": "[..], &b"[".repeat(100_000)].concat();
+    refused(&deep, "line 1, column 140: nested more than 128 deep");
     let cut_short = RecordedSpace::read("bad", &CONVOLUTION[..20_000], None).map(|_| ()).unwrap_err();
     assert!(cut_short.to_string().starts_with("cannot be unpacked: "), "{cut_short}");
-    refused_rows(json!([]), "no configuration satisfies listed (one of none)");
-    refused_rows(json!([row(json!({"a": 1}), "x".into())]), "results[0]: the time \"x\" is not a positive number");
-    for time in [0.0, -1.0, 1e308] {
-        let rows = json!([row(json!({"a": 1}), 1.into()), row(json!({"a": 2}), time.into())]);
-        refused_rows(rows, &format!("results[1]: the time {} is not a positive number", Json::from(time)));
+    refused_rows(json!([]), "there are no rows");
+    let none = "none of its 1 configurations was measured successfully";
+    let not_positive = "rows counted as failed, for their time is no positive number: 1 of 1, the first results[0]";
+    for time in [json!(0.0), json!(-1.0), json!(null), json!("NaN")] {
+        let found = time.as_str().map_or(time.to_string(), str::to_owned);
+        refused_rows(json!([row(json!({"a": 1}), time)]), &format!("{none} ({not_positive}: {found})"));
     }
-    let rows = json!([row(json!({"a": 1}), 1.into()), row(json!({"b": 1}), 1.into())]);
-    refused_rows(rows, "results[1]: unknown parameter b; the space has a");
+    let unknown = |found: &str| {
+        format!("{none} (rows counted as failed, in a way that is not known here: 1 of 1, the first {found})")
+    };
+    refused_rows(json!([row(json!({"a": 1}), "x".into())]), &unknown("results[0]: \"x\""));
+    refused_rows(json!([{"configuration": {"a": 1}, "invalidity": "odd"}]), &unknown("results[0]: \"odd\""));
+    refused_rows(json!([{"configuration": {"a": 1}, "invalidity": "runtime"}]), none);
     refused_rows(
-        json!([{"configuration": {"a": 1}, "invalidity": "runtime"}]),
-        "none of its 1 configurations was measured successfully",
+        json!([{"kernel": "x"}, 3, {"configuration": {}}]),
+        "none of its 3 rows can be read (rows left out: 3 of 3, the first results[0]: no object `configuration`)",
     );
-    refused_rows(json!([{"configuration": {"a": 1}, "invalidity": "odd"}]), "results[0]: unknown invalidity \"odd\"");
+    let other = json!([row(json!({"a": 1}), 1.into()), row(json!({"b": 1}), 1.into())]).to_string();
+    let recorded = RecordedSpace::read("other", format!("{{\"results\": {other}}}").as_bytes(), None).unwrap();
+    assert_eq!(recorded.notes(), ["rows left out: 1 of 2, the first results[1]: unknown parameter b; the space has a"]);
     let cache = |time: Json, values: Json| {
         json!({"tune_params_keys": ["a"], "tune_params": {"a": values}, "cache": {"1": {"a": 1, "time": time}}})
             .to_string()
     };
-    refused(cache("Odd".into(), json!([1])).as_bytes(), "cache[\"1\"]: unknown failure \"Odd\"");
-    refused(cache(Json::Null, json!([1])).as_bytes(), "cache[\"1\"]: the time null is not a positive number");
-    refused(cache(1.into(), json!([2, 3])).as_bytes(), "cache[\"1\"]: parameter a cannot be 1; allowed: 2, 3");
-    refused(cache(1.into(), json!([1, 1])).as_bytes(), "parameter a lists 1 twice");
-    refused(cache(1.into(), Json::Null).as_bytes(), "tune_params.a: no list of values");
+    refused(cache("Odd".into(), json!([1])).as_bytes(), &unknown("cache[\"1\"]: \"Odd\""));
+    refused(
+        cache(1.into(), json!([2, 3])).as_bytes(),
+        "none of its 1 rows can be read (rows left out: 1 of 1, the first cache[\"1\"]: parameter a cannot be 1; allowed: 2, 3)",
+    );
+    refused(
+        b"{\"cache\": {\"1\": {\"a\": 1, \"time\": 1}}}",
+        "tune_params: missing; without it parameters cannot be told from measurements",
+    );
     let mixed = String::from_utf8_lossy(RECORDS).replacen("n=512,k=512", "n=512,k=256", 1);
     let error = RecordedSpace::read("bad", mixed.as_bytes(), None).map(|_| ()).unwrap_err().to_string();
     assert!(error.starts_with("record 2: it is of matmul:m=512,n=512,k=512, "), "{error}");
+    let cut = RecordedSpace::read("records", &RECORDS[..RECORDS.len() - 20], None).unwrap();
+    assert!(
+        cut.len() == 1 && cut.notes()[0].starts_with("rows left out: 1 of 2, the first line 2: "),
+        "{:?}",
+        cut.notes()
+    );
 }
 
 #[test]
@@ -218,25 +470,53 @@ fn bad_descriptions_and_measurements_are_refused_with_the_place() {
         let parameter = json!({"Name": "a", "Type": "int", "Values": values});
         let description = json!({"ConfigurationSpace": {"TuningParameters": [parameter]}}).to_string();
         let file = t4(json!([row(json!({"a": 1}), 1.into())])).to_string();
-        let error = RecordedSpace::read("bad", file.as_bytes(), Some(description.as_bytes())).map(|_| ()).unwrap_err();
-        assert_eq!(error.to_string(), expected);
+        let read = RecordedSpace::read("bad", file.as_bytes(), Some(description.as_bytes()));
+        assert_eq!(read.map_or_else(|error| error.to_string(), |read| read.notes().join("; ")), expected);
     };
-    described("range(3)".into(), "the description: parameter a: \"range(3)\" is not a literal list of values");
-    described("[2, 3]".into(), "results[0]: parameter a cannot be 1; allowed: 2, 3");
-    described(json!([1, 1]), "parameter a lists 1 twice");
-    let measured = |key: &str, value: Json, expected: &str| {
-        let mut bad = row(json!({"a": 1}), 1.into());
-        bad[key] = value;
-        refused(t4(json!([bad])).to_string().as_bytes(), expected);
-    };
-    measured(
-        "objectives",
-        json!(["energy"]),
-        "results[0]: the objective is \"energy\", but only \"time\" can be replayed",
+    let without = "(without a description, parameters have the values that occur)";
+    described("range(3)".into(), "");
+    described(json!([1, 1.0]), "parameter a lists 1 twice; it counts once");
+    described(
+        "[1]\nx".into(),
+        &format!(
+            "the description: parameter a: its values, position 5: expected an operator or the end, found `x` {without}"
+        ),
     );
-    measured("measurements", json!([]), "results[0]: no measurement of \"time\"");
-    let hours = json!([{"name": "time", "value": 1, "unit": "hours"}]);
-    measured("measurements", hours, "results[0]: unknown unit of time \"hours\"");
+    described(
+        3.into(),
+        &format!(
+            "the description: parameter a: its values are no list, nor a text that writes one as Python does {without}"
+        ),
+    );
+    described(
+        "[2, 3]".into(),
+        "none of its 1 rows can be read (rows left out: 1 of 1, the first results[0]: parameter a cannot be 1; allowed: 2, 3)",
+    );
+    let no_t1 = RecordedSpace::read("bad", &foreign("t4-plain"), Some(b"{}")).map(|_| ()).unwrap_err().to_string();
+    assert_eq!(
+        no_t1,
+        format!("the description: ConfigurationSpace.TuningParameters: no parameters, so this is no T1 file {without}")
+    );
+    let measured = |key, value, n_valid, what: &str, found: &str| {
+        let mut odd = row(json!({"a": 1}), 1.into());
+        odd[key] = value;
+        let file = t4(json!([odd, row(json!({"a": 2}), 1.into())])).to_string();
+        let read = RecordedSpace::read("odd", file.as_bytes(), None).unwrap_or_else(|e| panic!("{what}: {e}"));
+        let note = format!("{what}: 1 of 2, the first results[0]: {found}");
+        assert_eq!((read.notes(), read.n_valid()), (&[note][..], n_valid));
+    };
+    measured("objectives", json!(["energy"]), 2, "rows of another objective, whose times are replayed", "\"energy\"");
+    measured("measurements", json!([]), 1, "rows counted as failed, for they have no time", "none");
+    measured("correctness", json!(0), 1, "rows counted as failed, for their correctness is 0", "correctness 0");
+    measured(
+        "correctness",
+        json!(0.5),
+        2,
+        "rows whose correctness is neither 0 nor 1 (they count as right)",
+        "correctness 0.5",
+    );
+    let unit = "rows counted as failed, for their unit of time is none of s, ms, us, ns";
+    measured("measurements", json!([{"name": "time", "value": 1, "unit": "hours"}]), 1, unit, "\"hours\"");
 }
 
 #[test]
@@ -325,7 +605,8 @@ fn small_files() -> [Vec<u8>; 4] {
     let cache = json!({"tune_params_keys": ["a"], "tune_params": {"a": [1, 2]},
         "cache": {"1": {"a": 1, "time": 2.5}, "2": {"a": 2, "time": "RuntimeFailedConfig"}}});
     let parameter = |name: &str, values: Json| json!({"Name": name, "Type": "int", "Values": values});
-    let parameters = json!([parameter("a", "[1, 2]".into()), parameter("b", json!(["x", "y"]))]);
+    let parameters =
+        json!([parameter("a", "[1] + [i*2 for i in range(1, 3) if i < 2]".into()), parameter("b", json!(["x", "y"]))]);
     let description = json!({"ConfigurationSpace": {"TuningParameters": parameters}});
     let texts = [t4(rows), cache, description].map(|document| document.to_string().into_bytes());
     let [results, cache, description] = texts;

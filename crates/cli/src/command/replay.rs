@@ -10,7 +10,7 @@ use tilewright_tune::{AtBudget, RecordedSpace, ReplayPlan};
 
 use super::{count, read_file};
 use crate::error::{OrBadInput, bad_input};
-use crate::output::{digits, grouped, table, write_result};
+use crate::output::{digits, grouped, message, table, write_result};
 
 /// Arguments of `replay`.
 #[derive(Args, Debug)]
@@ -35,7 +35,8 @@ pub struct ReplayArgs {
     /// Runs side by side; results do not depend on it
     #[arg(long, value_name = "N", default_value = "1")]
     threads: NonZero<usize>,
-    /// T1 description that lists the parameters of T4 results [default: the values that occur]
+    /// T1 description that lists the parameters of T4 results, literally or as Python's ranges and comprehensions
+    /// [default: the values that occur]
     #[arg(long, value_name = "FILE")]
     description: Option<PathBuf>,
 }
@@ -46,10 +47,13 @@ pub struct ReplayArgs {
 /// Bad input where a file cannot be read or the search does not exist.
 pub fn run(args: &ReplayArgs, as_json: bool) -> anyhow::Result<()> {
     let file = read_file(&args.file, "a recorded space")?;
-    let description = args.description.as_deref().map(|path| read_file(path, "a recorded space")).transpose()?;
+    let description = args.description.as_deref().map(|path| read_file(path, "a T1 description")).transpose()?;
     let name = name_of(&args.file);
     let recorded = RecordedSpace::read(&name, &file, description.as_deref());
     let recorded = recorded.map_err(|error| bad_input(format!("{}: {error}", args.file.display())))?;
+    for note in recorded.notes() {
+        message(&format!("{}: {note}", args.file.display()));
+    }
     let plan = ReplayPlan {
         search: args.search.clone(),
         budgets: args.budget.iter().map(|budget| budget.get()).collect(),
@@ -69,6 +73,7 @@ pub fn run(args: &ReplayArgs, as_json: bool) -> anyhow::Result<()> {
         "seed": plan.seed,
         "configurations": recorded.len(),
         "valid": recorded.n_valid(),
+        "notes": recorded.notes(),
         "budgets": replay.budgets.iter().map(|at| json!({
             "budget": at.budget,
             "mean_fraction_of_optimum": at.mean(),

@@ -1,63 +1,94 @@
 //! Caches of Kernel Tuner.
 
-use serde::Deserialize;
-use serde_json::{Map, Value as Json};
+use serde_json::Value as Json;
 
-use super::read::{Contents, Listed, ReplayError, Row, failed, parse, timed};
-use crate::trial::{ErrorClass, Outcome};
-
-#[derive(Deserialize)]
-struct Document {
-    tune_params_keys: Vec<String>,
-    tune_params: Map<String, Json>,
-    #[serde(default = "time")]
-    objective: String,
-    cache: Map<String, Json>,
-}
-
-fn time() -> String {
-    "time".into()
-}
+use super::ReplayError;
+use super::json::{Fault, Reader};
+use super::outcome::Reading;
+use super::read::{ERROR, MOST_TIMES, OBJECTIVE, names, other_objective};
+use super::rows::{Column, Lists, Rows, Values, read_value};
 
 /// Times are in milliseconds.
 const UNIT_NS: f64 = 1e6;
 
-pub(super) fn read(bytes: &[u8]) -> Result<Contents, ReplayError> {
-    let Document { tune_params_keys: keys, mut tune_params, objective, cache } = parse(bytes)?;
-    let wrong = |place: String, problem: &str| ReplayError::Entry { place, problem: problem.into() };
-    if objective != time() {
-        return Err(wrong("objective".into(), &format!("{objective:?}, but only \"time\" can be replayed")));
-    }
-    let listed = |name: &String| match tune_params.remove(name) {
-        Some(Json::Array(values)) => Ok(Listed { name: name.clone(), values }),
-        _ => Err(wrong(format!("tune_params.{name}"), "no list of values")),
-    };
-    let parameters = keys.iter().map(listed).collect::<Result<_, _>>()?;
-    let row = |(key, entry): (String, Json)| {
-        let place = format!("cache[{key:?}]");
-        let Json::Object(mut entry) = entry else { return Err(wrong(place, "not an object")) };
-        let outcome = outcome(entry.get("time")).map_err(|problem| wrong(place.clone(), &problem))?;
-        let config = keys.iter().filter_map(|name| entry.remove_entry(name)).collect();
-        Ok(Row { place, config, outcome })
-    };
-    Ok(Contents { parameters: Some(parameters), rows: cache.into_iter().map(row).collect::<Result<_, _>>()? })
+/// What stands beside the rows.
+#[derive(Default)]
+pub(super) struct Head {
+    /// The names of the parameters, in order.
+    keys: Option<Vec<String>>,
+    columns: Vec<Column>,
+    objectives: Vec<String>,
+    lists: Lists,
+    notes: Vec<String>,
 }
 
-fn outcome(time: Option<&Json>) -> Result<Outcome, String> {
-    match time {
-        Some(Json::String(failure)) => {
-            let class = match failure.as_str() {
-                "CompilationFailedConfig" => ErrorClass::CompileErrorDevice,
-                "RuntimeFailedConfig" => ErrorClass::RuntimeError,
-                "InvalidConfig" => ErrorClass::InstantiationError,
-                other => return Err(format!("unknown failure {other:?}")),
-            };
-            Ok(failed(class, failure))
+impl Head {
+    /// Reads a member of the document.
+    pub(super) fn read(&mut self, name: &str, reader: &mut Reader) -> Result<(), Fault> {
+        match (name, reader.peek()?) {
+            ("tune_params_keys", Some(b'[')) => self.keys = Some(names(read_value(reader)?)),
+            ("tune_params", Some(b'{')) => reader.object(|reader, name| {
+                if reader.peek()? == Some(b'[') {
+                    self.columns.push(Column::read(&name, reader, &mut self.lists)?);
+                    return Ok(());
+                }
+                self.columns.push(Column::open(&name));
+                self.notes.push(format!("tune_params.{name}: no list of values; those that occur are taken"));
+                reader.skip()
+            })?,
+            ("objective", Some(_)) => self.objectives = names(read_value(reader)?),
+            _ => reader.skip()?,
         }
-        Some(time) => {
-            let outcome = time.as_f64().and_then(|time| timed(time, UNIT_NS));
-            outcome.ok_or_else(|| format!("the time {time} is not a positive number"))
-        }
-        None => Err("no time".into()),
+        Ok(())
     }
+
+    /// No rows yet, of the parameters that are listed; or of those described elsewhere.
+    pub(super) fn rows(self, described: Option<Vec<Column>>) -> Result<Rows, ReplayError> {
+        let Head { keys, mut columns, objectives, lists, mut notes } = self;
+        if described.is_none() && keys.is_none() && columns.is_empty() {
+            let problem = "missing; without it parameters cannot be told from measurements".into();
+            return Err(ReplayError::Entry { place: "tune_params".into(), problem });
+        }
+        if let Some(keys) = keys {
+            let mut of_name = |name: &String| match columns.iter().position(|column| column.name == *name) {
+                Some(at) => columns.swap_remove(at),
+                None => {
+                    notes.push(format!("tune_params has no {name}; its values are those that occur"));
+                    Column::open(name)
+                }
+            };
+            columns = keys.iter().map(&mut of_name).collect();
+        }
+        notes.extend(lists.twice);
+        notes.extend(other_objective(&objectives).map(|found| format!("the objective is {found}; times are replayed")));
+        Ok(Rows::new(Some(described.unwrap_or(columns)), notes))
+    }
+}
+
+/// Reads the rows.
+pub(super) fn read_rows(reader: &mut Reader, rows: &mut Rows) -> Result<(), Fault> {
+    reader.object(|reader, key| {
+        rows.begin(format!("cache[{key:?}]"));
+        if reader.peek()? != Some(b'{') {
+            reader.skip()?;
+            rows.leave_out("not an object");
+            return Ok(());
+        }
+        let (mut config, mut time, mut error) = (Values::new(), None, None);
+        reader.object(|reader, name| {
+            match name.as_str() {
+                _ if rows.has(&name) => config.push((name, read_value(reader)?)),
+                OBJECTIVE => time = reader.value(MOST_TIMES)?,
+                ERROR => error = read_value(reader)?,
+                _ => reader.skip()?,
+            }
+            Ok(())
+        })?;
+        let reading = match error {
+            None | Some(Json::Null) => Reading::of_time(time.as_ref(), UNIT_NS),
+            Some(Json::String(failure)) => Reading::of_failure(&failure),
+            Some(other) => Reading::unknown(&other.to_string()),
+        };
+        Ok(rows.add(config, reading)?)
+    })
 }

@@ -4,10 +4,14 @@
 //! reads the formats there are; [`RecordedSpace::replay`] runs a search on it many times and says how near to the
 //! optimum it comes, without a device.
 
+mod json;
 mod kernel_tuner;
+mod outcome;
+mod python;
 mod read;
 mod records;
 mod repeats;
+mod rows;
 mod t1;
 mod t4;
 
@@ -31,18 +35,25 @@ use crate::trial::{ErrorClass, Outcome, Trial};
 pub struct RecordedSpace {
     space: Arc<Space>,
     outcomes: Arc<HashMap<Config, Outcome>>,
+    notes: Arc<[String]>,
 }
 
 impl RecordedSpace {
     /// The recorded space of these trials; of two with one configuration the later one counts.
     pub fn new(space: Arc<Space>, trials: impl IntoIterator<Item = Trial>) -> RecordedSpace {
         let outcomes = trials.into_iter().map(|trial| (trial.config, trial.outcome)).collect();
-        RecordedSpace { space, outcomes: Arc::new(outcomes) }
+        RecordedSpace { space, outcomes: Arc::new(outcomes), notes: Arc::default() }
     }
 
     /// The space whose configurations are recorded.
     pub fn space(&self) -> &Arc<Space> {
         &self.space
+    }
+
+    /// What is odd about the file that it was read from, each in a line: rows that were left out or count as failed, an end
+    /// that is missing.
+    pub fn notes(&self) -> &[String] {
+        &self.notes
     }
 
     /// How many configurations are recorded.

@@ -1,27 +1,24 @@
 //! Reading recorded spaces: which format a file has, and the way from its rows to a space.
 
-use std::collections::HashSet;
-use std::io::Read;
-use std::sync::Arc;
+use serde_json::Value as Json;
 
-use flate2::read::MultiGzDecoder;
-use serde::Deserialize;
-use serde::de::IgnoredAny;
-use serde_json::{Map, Value as Json};
-
+use super::json::{Fault, Reader};
+use super::rows::Rows;
 use super::{RecordedSpace, kernel_tuner, records, t1, t4};
-use crate::space::{ConfigError, Domain, Parameter, Space, SpaceError};
-use crate::trial::{ErrorClass, Outcome, Timing, Trial};
+use crate::space::SpaceError;
 
-/// The most bytes of an unpacked file; far above any recorded space.
-const SIZE_LIMIT: u64 = 1 << 30;
-const GZIP_MAGIC: [u8; 2] = [0x1f, 0x8b];
+/// The objective that is replayed.
+pub(super) const OBJECTIVE: &str = "time";
+/// Where the current Kernel Tuner writes a failure, in its caches and as a measurement of T4.
+pub(super) const ERROR: &str = "__error__";
+/// The most times of single runs of one configuration.
+pub(super) const MOST_TIMES: usize = 1 << 16;
 
 /// Why a file is not a recorded space. The file's fault.
 #[derive(Debug, thiserror::Error)]
 pub enum ReplayError {
     /// The description that belongs to the results is none.
-    #[error("the description: {0}")]
+    #[error("the description: {0} (without a description, parameters have the values that occur)")]
     Description(#[source] Box<ReplayError>),
     /// The compressed data is damaged.
     #[error("cannot be unpacked: {0}")]
@@ -56,44 +53,31 @@ pub enum ReplayError {
         /// What is wrong, in one line.
         problem: String,
     },
-    /// An entry's configuration does not fit the parameters.
-    #[error("{place}: {source}")]
-    Config {
-        /// Where it is.
-        place: String,
-        /// Why.
-        source: ConfigError,
+    /// It has more rows than are read.
+    #[error("more than {limit} rows, of so many parameters")]
+    TooMany {
+        /// The most rows that are read.
+        limit: usize,
     },
     /// The parameters make no space.
     #[error(transparent)]
     Space(#[from] SpaceError),
+    /// There are no rows, or nothing can be known of any.
+    #[error("{}{reasons}", match n_rows { 0 => "there are no rows".into(), n => format!("none of its {n} rows can be read") })]
+    NoRows {
+        /// How many there are.
+        n_rows: u64,
+        /// Why, as far as that can be told.
+        reasons: String,
+    },
     /// There is nothing to find.
-    #[error("none of its {n_rows} configurations was measured successfully")]
+    #[error("none of its {n_rows} configurations was measured successfully{reasons}")]
     NothingValid {
         /// How many there are.
         n_rows: usize,
+        /// Why, as far as that is odd.
+        reasons: String,
     },
-}
-
-/// One recorded configuration.
-pub(super) struct Row {
-    /// Where it is in the file.
-    pub(super) place: String,
-    pub(super) config: Map<String, Json>,
-    pub(super) outcome: Outcome,
-}
-
-/// The values of a parameter that a description lists.
-pub(super) struct Listed {
-    pub(super) name: String,
-    pub(super) values: Vec<Json>,
-}
-
-/// What a file holds.
-pub(super) struct Contents {
-    /// The parameters, where the file lists them.
-    pub(super) parameters: Option<Vec<Listed>>,
-    pub(super) rows: Vec<Row>,
 }
 
 impl RecordedSpace {
@@ -101,152 +85,129 @@ impl RecordedSpace {
     /// `description` is a T1 file, which says the parameters and values of T4 results; without one they are those
     /// that occur.
     ///
-    /// Only recorded configurations are legal. A parameter of integers is ordinal in ascending order; lists of numbers
-    /// with one product are factorizations, orders of the same names permutations, and all else categories.
+    /// Only recorded configurations are legal. A parameter of integers is ordinal in ascending order, and so is one of other
+    /// numbers, whose values are then their places in that order; lists of numbers with one product are factorizations,
+    /// orders of the same names permutations, and all else categories.
+    ///
+    /// What others write is read as far as it can be. A row without a configuration of these parameters is left out; one
+    /// whose time is no positive number, or stands for a failure, is a failure; of a configuration in several rows the
+    /// median of those that succeeded counts; a file that ends too early is read up to there. [`RecordedSpace::notes`]
+    /// tell of all that.
     ///
     /// # Errors
-    /// [`ReplayError`], in one line, with the place.
+    /// [`ReplayError`], in one line, with the place, where nothing can be known.
     pub fn read(name: &str, file: &[u8], description: Option<&[u8]>) -> Result<RecordedSpace, ReplayError> {
-        let contents = contents(&unpacked(file)?)?;
         let of_description = |error| ReplayError::Description(Box::new(error));
-        let described = description.map(|file| t1::read(&unpacked(file)?)).transpose().map_err(of_description)?;
-        recorded_space(name, described.or(contents.parameters), contents.rows)
-    }
-}
-
-fn unpacked(file: &[u8]) -> Result<Vec<u8>, ReplayError> {
-    let mut bytes = Vec::new();
-    if file.starts_with(&GZIP_MAGIC) {
-        MultiGzDecoder::new(file).take(SIZE_LIMIT + 1).read_to_end(&mut bytes).map_err(ReplayError::Packed)?;
-    } else {
-        bytes.extend_from_slice(&file[..file.len().min(SIZE_LIMIT as usize + 1)]);
-    }
-    if bytes.len() as u64 > SIZE_LIMIT { Err(ReplayError::TooLong { limit: SIZE_LIMIT }) } else { Ok(bytes) }
-}
-
-/// The keys that tell the formats apart.
-#[derive(Deserialize)]
-struct Probe {
-    results: Option<IgnoredAny>,
-    cache: Option<IgnoredAny>,
-    workload: Option<IgnoredAny>,
-    #[serde(rename = "ConfigurationSpace")]
-    configuration_space: Option<IgnoredAny>,
-}
-
-fn contents(bytes: &[u8]) -> Result<Contents, ReplayError> {
-    let mut documents = serde_json::Deserializer::from_slice(bytes).into_iter::<Probe>();
-    let probe = documents.next().ok_or(ReplayError::Format { found: "an empty file" })?.map_err(json_error)?;
-    match probe {
-        Probe { results: Some(_), .. } => t4::read(bytes),
-        Probe { cache: Some(_), .. } => kernel_tuner::read(bytes),
-        Probe { workload: Some(_), .. } => records::read(bytes),
-        Probe { configuration_space: Some(_), .. } => {
-            Err(ReplayError::Format { found: "a T1 description, which has no results" })
-        }
-        _ => Err(ReplayError::Format { found: "JSON of an unknown kind" }),
-    }
-}
-
-/// The document as a format has it.
-pub(super) fn parse<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<T, ReplayError> {
-    serde_json::from_slice(bytes).map_err(json_error)
-}
-
-fn json_error(error: serde_json::Error) -> ReplayError {
-    let (line, column) = (error.line(), error.column());
-    let text = error.to_string();
-    let problem = text.strip_suffix(&format!(" at line {line} column {column}")).unwrap_or(&text);
-    let problem = problem.split_whitespace().collect::<Vec<_>>().join(" ");
-    ReplayError::Json { line, column, problem }
-}
-
-/// The outcome of a time in units of so many nanoseconds; `None` where it is not a positive number.
-pub(super) fn timed(time: f64, unit_ns: f64) -> Option<Outcome> {
-    let ns = time * unit_ns;
-    (ns > 0.0 && ns.is_finite()).then(|| Outcome::Measured(Timing::of_samples(&[ns], false)))
-}
-
-/// A failure as other tuners record it.
-pub(super) fn failed(class: ErrorClass, found: &str) -> Outcome {
-    Outcome::Failed { class, message: format!("recorded as {found}") }
-}
-
-fn recorded_space(name: &str, listed: Option<Vec<Listed>>, rows: Vec<Row>) -> Result<RecordedSpace, ReplayError> {
-    let listed = listed.unwrap_or_else(|| occurring(&rows));
-    let parameters = listed.iter().map(|p| Parameter::new(&p.name, domain(&p.values)));
-    let product = Space::new(name, parameters.collect(), Vec::new())?;
-    let mut trials = Vec::with_capacity(rows.len());
-    for Row { place, mut config, outcome } in rows {
-        for (parameter, listed) in listed.iter().enumerate() {
-            if let Domain::Categorical(_) = product.domain(parameter)
-                && let Some(value) = config.get_mut(&listed.name)
-            {
-                *value = category(value).into();
+        let described = description.map(t1::read).transpose().map_err(of_description)?;
+        let Head { format, kernel_tuner, t4 } = Head::read(file)?;
+        let rows = match format {
+            Format::KernelTuner => {
+                let mut rows = kernel_tuner.rows(described)?;
+                read_member(file, "cache", &mut rows, kernel_tuner::read_rows)?;
+                rows
             }
+            Format::T4 => {
+                let mut rows = t4.rows(described);
+                read_member(file, "results", &mut rows, |reader, rows| t4::read_rows(&t4, reader, rows))?;
+                rows
+            }
+            Format::Records => records::read(file, described)?,
+            Format::Other(found) => return Err(ReplayError::Format { found }),
+        };
+        rows.recorded_space(name)
+    }
+}
+
+/// What a file is.
+#[derive(Clone, Copy)]
+enum Format {
+    T4,
+    KernelTuner,
+    Records,
+    /// None that is replayed.
+    Other(&'static str),
+}
+
+/// The members that tell formats apart, the surest ones first.
+const FORMATS: &[(&str, Format)] = &[
+    ("clblast_device_type", Format::Other("results of a tuner of CLBlast")),
+    ("cache", Format::KernelTuner),
+    ("results", Format::T4),
+    ("workload", Format::Records),
+    ("ConfigurationSpace", Format::Other("a T1 description, which has no results")),
+    ("Results", Format::Other("results of KTT")),
+    ("input", Format::Other("a log of AutoTVM")),
+    ("i", Format::Other("a log of Ansor")),
+    ("configs_timings", Format::Other("a cache of Triton's autotuner")),
+    // Of a run that was stopped before its first row.
+    ("tune_params_keys", Format::KernelTuner),
+];
+
+/// What a file is, and what stands in it beside the rows: it may come behind them.
+struct Head {
+    format: Format,
+    kernel_tuner: kernel_tuner::Head,
+    t4: t4::Head,
+}
+
+impl Head {
+    fn read(file: &[u8]) -> Result<Head, ReplayError> {
+        let (mut kernel_tuner, mut t4) = (kernel_tuner::Head::default(), t4::Head::default());
+        let mut found: Option<usize> = None;
+        let mut reader = Reader::new(file)?;
+        match reader.peek() {
+            Err(fault) => return Err(reader.error(fault)),
+            Ok(None) => return Err(ReplayError::Format { found: "an empty file" }),
+            Ok(Some(b'[')) => return Err(ReplayError::Format { found: "a list" }),
+            Ok(Some(_)) => {}
         }
-        let config =
-            product.config_from_json(&config.into()).map_err(|source| ReplayError::Config { place, source })?;
-        trials.push(Trial { config, outcome });
+        let read = reader.object(|reader, name| {
+            let known = FORMATS.iter().position(|(member, _)| *member == name);
+            found = [found, known].into_iter().flatten().min();
+            match name.as_str() {
+                "metadata" => t4.read(&name, reader),
+                _ => kernel_tuner.read(&name, reader),
+            }
+        });
+        let unknown = match read {
+            Ok(()) => "JSON of an unknown kind",
+            Err(Fault::End) => "a file that ends before it says what it is",
+            Err(fault) => return Err(reader.error(fault)),
+        };
+        let format = found.map_or(Format::Other(unknown), |at| FORMATS[at].1);
+        Ok(Head { format, kernel_tuner, t4 })
     }
-    let space = product.only(trials.iter().map(|trial| &trial.config))?;
-    let recorded = RecordedSpace::new(Arc::new(space), trials);
-    match recorded.n_valid() {
-        0 => Err(ReplayError::NothingValid { n_rows: recorded.len() }),
-        _ => Ok(recorded),
+}
+
+/// Reads the rows in a member of the document. Where the file is not closed, those before its end.
+fn read_member(
+    file: &[u8],
+    member: &str,
+    rows: &mut Rows,
+    read: impl Fn(&mut Reader, &mut Rows) -> Result<(), Fault>,
+) -> Result<(), ReplayError> {
+    let mut reader = Reader::new(file)?;
+    let whole = reader.object(|reader, name| if name == member { read(reader, rows) } else { reader.skip() });
+    match whole.and_then(|()| reader.peek()) {
+        Ok(None) => {}
+        Ok(Some(_)) => rows.notes.push(format!("what stands behind the end is left out, from {}", reader.place())),
+        Err(Fault::End) => rows.is_cut_off(),
+        Err(fault) => return Err(reader.error(fault)),
+    }
+    Ok(())
+}
+
+/// The names that a value lists, or the one that it is.
+pub(super) fn names(value: Option<Json>) -> Vec<String> {
+    match value {
+        Some(Json::Array(items)) => items.into_iter().flat_map(|item| names(Some(item))).collect(),
+        Some(Json::String(name)) => vec![name],
+        _ => Vec::new(),
     }
 }
 
-/// The parameters of the first row with the values that occur in any.
-fn occurring(rows: &[Row]) -> Vec<Listed> {
-    let names = rows.first().into_iter().flat_map(|row| row.config.keys());
-    let of_name = |name: &String| {
-        let mut seen = HashSet::new();
-        let values = rows.iter().filter_map(|row| row.config.get(name));
-        Listed { name: name.clone(), values: values.filter(|v| seen.insert(v.to_string())).cloned().collect() }
-    };
-    names.map(of_name).collect()
-}
-
-/// The feasible set that these values suggest.
-fn domain(values: &[Json]) -> Domain {
-    if let Some(mut numbers) = values.iter().map(Json::as_i64).collect::<Option<Vec<i64>>>() {
-        numbers.sort();
-        return Domain::Ordinal(numbers);
-    }
-    factorization(values).or_else(|| permutation(values)).unwrap_or_else(|| {
-        let mut categories: Vec<String> = values.iter().map(category).collect();
-        categories.sort();
-        Domain::Categorical(categories)
-    })
-}
-
-fn factorization(values: &[Json]) -> Option<Domain> {
-    let shape = |value: &Json| {
-        let factors: Vec<u64> = value.as_array()?.iter().map(Json::as_u64).collect::<Option<_>>()?;
-        Some((factors.iter().try_fold(1u64, |n, &factor| n.checked_mul(factor))?, factors.len()))
-    };
-    let (n, parts) = shape(values.first()?)?;
-    // A product of large primes would take for ever to factorize.
-    let is_small = (1..=1 << 40).contains(&n) && (1..=64).contains(&parts);
-    (is_small && values.iter().all(|value| shape(value) == Some((n, parts))))
-        .then_some(Domain::Factorization { n, parts })
-}
-
-fn permutation(values: &[Json]) -> Option<Domain> {
-    let sorted = |value: &Json| {
-        let names = value.as_array()?.iter().map(|name| Some(name.as_str()?.to_string()));
-        let mut names: Vec<String> = names.collect::<Option<_>>()?;
-        names.sort();
-        Some(names)
-    };
-    let names = sorted(values.first()?)?;
-    let distinct = names.windows(2).all(|pair| pair[0] != pair[1]);
-    (distinct && !names.is_empty() && values.iter().all(|value| sorted(value).as_ref() == Some(&names)))
-        .then_some(Domain::Permutation(names))
-}
-
-/// A value as the name of a category.
-fn category(value: &Json) -> String {
-    value.as_str().map_or_else(|| value.to_string(), str::to_string)
+/// Objectives as text, where time is not the only one.
+pub(super) fn other_objective(objectives: &[String]) -> Option<String> {
+    let quoted = || objectives.iter().map(|name| format!("{name:?}")).collect::<Vec<_>>().join(" and ");
+    objectives.iter().any(|name| name != OBJECTIVE).then(quoted)
 }

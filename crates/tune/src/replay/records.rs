@@ -1,31 +1,42 @@
 //! Exported records as a recorded space.
 
+use std::io::BufReader;
+
 use serde_json::Value as Json;
 
-use super::read::{Contents, ReplayError, Row};
+use super::ReplayError;
+use super::json::unpacked;
+use super::rows::{Column, Rows};
 use crate::record::{Line, Record, RecordError, read_lines};
 
-pub(super) fn read(bytes: &[u8]) -> Result<Contents, ReplayError> {
+pub(super) fn read(file: &[u8], described: Option<Vec<Column>>) -> Result<Rows, ReplayError> {
     let mut first: Option<Record> = None;
-    let mut rows = Vec::new();
-    for line in read_lines(bytes) {
-        let Line { record, .. } = line.map_err(|error| match error {
-            RecordError::Malformed { line, problem } => ReplayError::Entry { place: format!("line {line}"), problem },
-            RecordError::Read { line, source } => {
-                ReplayError::Entry { place: format!("line {line}"), problem: source.to_string() }
+    let mut rows = Rows::new(described, Vec::new());
+    let mut n_records = 0;
+    for line in read_lines(BufReader::new(unpacked(file))) {
+        let Line { record, .. } = match line {
+            Ok(line) => line,
+            Err(RecordError::Malformed { line, problem }) => {
+                rows.begin(format!("line {line}"));
+                rows.leave_out(&problem);
+                continue;
             }
-        })?;
+            Err(RecordError::Read { source, .. }) => return Err(ReplayError::Packed(source)),
+        };
+        n_records += 1;
+        let place = format!("record {n_records}");
         let first = first.get_or_insert_with(|| record.clone());
-        let place = format!("record {}", rows.len() + 1);
         let task = |r: &Record| format!("{}, {}, {}, threads {}", r.workload, r.target, r.template, r.threads);
         if task(&record) != task(first) {
             let problem = format!("it is of {} and the first record of {}", task(&record), task(first));
             return Err(ReplayError::Entry { place, problem });
         }
+        rows.begin(place);
         let Json::Object(config) = record.config else {
-            return Err(ReplayError::Entry { place, problem: "config is not an object".into() });
+            unreachable!("invariant: a record's configuration is an object")
         };
-        rows.push(Row { place, config, outcome: record.outcome });
+        let config = config.into_iter().map(|(name, value)| (name, Some(value))).collect();
+        rows.add(config, record.outcome.into())?;
     }
-    Ok(Contents { parameters: None, rows })
+    Ok(rows)
 }

@@ -1,86 +1,65 @@
 //! T1, the description of a space that belongs to T4 results.
 
-use serde::Deserialize;
 use serde_json::Value as Json;
 
-use super::read::{Listed, ReplayError, parse};
-
-#[derive(Deserialize)]
-#[serde(rename_all = "PascalCase")]
-struct Document {
-    configuration_space: ConfigurationSpace,
-}
-
-#[derive(Deserialize)]
-#[serde(rename_all = "PascalCase")]
-struct ConfigurationSpace {
-    tuning_parameters: Vec<TuningParameter>,
-}
-
-#[derive(Deserialize)]
-#[serde(rename_all = "PascalCase")]
-struct TuningParameter {
-    name: String,
-    values: Json,
-}
+use super::ReplayError;
+use super::json::{Fault, Reader};
+use super::python;
+use super::rows::{Column, Lists, read_value};
 
 /// The parameters with their values. The conditions are left out: the results say what is legal.
-pub(super) fn read(bytes: &[u8]) -> Result<Vec<Listed>, ReplayError> {
-    let document: Document = parse(bytes)?;
-    let listed = |parameter: TuningParameter| match literal(&parameter.values) {
-        Some(values) => Ok(Listed { name: parameter.name, values }),
-        None => Err(ReplayError::Entry {
-            place: format!("parameter {}", parameter.name),
-            problem: format!("{} is not a literal list of values", parameter.values),
-        }),
+pub(super) fn read(file: &[u8]) -> Result<Vec<Column>, ReplayError> {
+    let (mut columns, mut lists) = (Vec::new(), Lists::default());
+    let mut reader = Reader::new(file)?;
+    let mut member = |reader: &mut Reader, name: String| {
+        if name != "TuningParameters" || reader.peek()? != Some(b'[') {
+            return reader.skip();
+        }
+        reader.array(|reader| {
+            columns.push(parameter(reader, &mut lists)?);
+            Ok(())
+        })
     };
-    document.configuration_space.tuning_parameters.into_iter().map(listed).collect()
+    let read = reader.object(|reader, name| match (name.as_str(), reader.peek()?) {
+        ("ConfigurationSpace", Some(b'{')) => reader.object(&mut member),
+        _ => reader.skip(),
+    });
+    match read {
+        Err(fault) => Err(reader.error(fault)),
+        Ok(()) if columns.is_empty() => Err(ReplayError::Entry {
+            place: "ConfigurationSpace.TuningParameters".into(),
+            problem: "no parameters, so this is no T1 file".into(),
+        }),
+        Ok(()) => Ok(columns),
+    }
 }
 
-/// The values of a list, or of a text that writes one in Python's syntax.
-fn literal(values: &Json) -> Option<Vec<Json>> {
+fn parameter(reader: &mut Reader, lists: &mut Lists) -> Result<Column, Fault> {
+    let (mut parameter, mut values) = (String::new(), None);
+    reader.object(|reader, name| {
+        match (name.as_str(), reader.peek()?) {
+            ("Name", Some(b'"')) => {
+                let name = read_value(reader)?;
+                parameter = name.as_ref().and_then(Json::as_str).unwrap_or_default().to_owned();
+            }
+            ("Values", Some(b'[')) => values = Some(Ok(Column::read(&parameter, reader, lists)?)),
+            ("Values", _) => values = Some(Err(read_value(reader)?)),
+            _ => reader.skip()?,
+        }
+        Ok(())
+    })?;
+    let wrong =
+        |problem: String| Fault::Refused(ReplayError::Entry { place: format!("parameter {parameter}"), problem });
     match values {
-        Json::Array(values) => Some(values.clone()),
-        Json::String(text) => {
-            let items = text.trim().strip_prefix('[')?.strip_suffix(']')?.trim().trim_end_matches(',');
-            items.split(',').map(|item| scalar(item.trim())).collect()
+        Some(Ok(mut column)) => {
+            column.name = parameter;
+            Ok(column)
         }
-        _ => None,
-    }
-}
-
-fn scalar(item: &str) -> Option<Json> {
-    let quoted =
-        |quote: char| item.strip_prefix(quote)?.strip_suffix(quote).filter(|text| !text.contains(['\\', quote]));
-    match item {
-        "True" => Some(true.into()),
-        "False" => Some(false.into()),
-        _ => match quoted('\'').or_else(|| quoted('"')) {
-            Some(text) => Some(text.into()),
-            None => serde_json::from_str(item).ok().filter(Json::is_number),
-        },
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use serde_json::json;
-
-    use super::*;
-
-    fn check(values: Json, expected: Option<Json>) {
-        assert_eq!(literal(&values).map(Json::from), expected, "{values}");
-    }
-
-    #[test]
-    fn literal_lists_are_read_and_nothing_else() {
-        check(json!([1, "a"]), Some(json!([1, "a"])));
-        check(json!("[1, 2,4]"), Some(json!([1, 2, 4])));
-        check(json!(" [ -1, 0.5, 'a b', \"c\", True, False, ] "), Some(json!([-1, 0.5, "a b", "c", true, false])));
-        for computed in ["[32 * i for i in range(1, 32)]", "[1] + [2]", "[1", "", "[]", "[a]", "[[1], [2]]", "['a\\'']"]
-        {
-            check(json!(computed), None);
+        Some(Err(Some(Json::String(text)))) => {
+            let values = python::list(&text).map_err(|error| wrong(format!("its values, {error}")))?;
+            Column::listed(&parameter, values, lists)
         }
-        check(json!(3), None);
+        Some(Err(_)) => Err(wrong("its values are no list, nor a text that writes one as Python does".into())),
+        None => Err(wrong("it has no `Values`".into())),
     }
 }

@@ -111,12 +111,7 @@ impl Space {
     /// Unconstrained parameters: O(1) each. Tied ones: one call of a constraint for each distinct prefix of their
     /// combinations, at most 2^26.
     pub fn new(name: &str, parameters: Vec<Parameter>, constraints: Vec<Constraint>) -> Result<Space, SpaceError> {
-        for (i, parameter) in parameters.iter().enumerate() {
-            if parameters[..i].iter().any(|earlier| earlier.name == parameter.name) {
-                return Err(SpaceError::ParameterTwice { parameter: parameter.name.clone() });
-            }
-        }
-        let axes = parameters.into_iter().map(Axis::new).collect::<Result<Vec<_>, _>>()?;
+        let axes = axes(parameters)?;
         let reads = constraints.iter().map(|c| positions(&axes, c)).collect::<Result<Vec<_>, _>>()?;
         let components = components(&axes, &constraints, &reads)?;
         let product = |size: u128, component: &Component| size.checked_mul(component.len().into());
@@ -152,9 +147,12 @@ impl Space {
     ///
     /// # Errors
     /// [`SpaceError`] where nothing is left, or a parameter has more values than a listing can tell apart.
-    pub fn only<'a>(mut self, configs: impl IntoIterator<Item = &'a Config>) -> Result<Space, SpaceError> {
-        let mut listed: Vec<&[u64]> =
-            configs.into_iter().filter(|config| self.contains(config)).map(Config::ranks).collect();
+    pub fn only<'a>(self, configs: impl IntoIterator<Item = &'a Config>) -> Result<Space, SpaceError> {
+        let listed = configs.into_iter().filter(|config| self.contains(config)).map(Config::ranks).collect();
+        self.listing(listed)
+    }
+
+    fn listing(mut self, mut listed: Vec<&[u64]>) -> Result<Space, SpaceError> {
         listed.sort();
         listed.dedup();
         if let Some(axis) = self.axes.iter().find(|axis| axis.len > u64::from(u32::MAX)) {
@@ -466,6 +464,40 @@ impl Space {
         object.insert("size".into(), size);
         Json::Object(object)
     }
+}
+
+/// Parameters of which listed combinations are to be legal. Of all there may be more than a space can number.
+pub(crate) struct Product(Space);
+
+impl Product {
+    /// # Errors
+    /// As for [`Space::new`].
+    pub(crate) fn new(name: &str, parameters: Vec<Parameter>) -> Result<Product, SpaceError> {
+        let (axes, components) = (axes(parameters)?, Vec::new());
+        Ok(Product(Space { name: name.into(), axes, constraints: Vec::new(), reads: Vec::new(), components, size: 1 }))
+    }
+
+    /// The rank of the value that this JSON stands for, if it is one of the parameter's.
+    pub(crate) fn rank_of_json(&self, parameter: usize, value: &Json) -> Option<u64> {
+        self.0.axes[parameter].rank_of_json(value)
+    }
+
+    /// As [`Space::only`], of configurations whose ranks are feasible.
+    ///
+    /// # Errors
+    /// As for [`Space::only`].
+    pub(crate) fn only<'a>(self, configs: impl IntoIterator<Item = &'a Config>) -> Result<Space, SpaceError> {
+        self.0.listing(configs.into_iter().map(Config::ranks).collect())
+    }
+}
+
+fn axes(parameters: Vec<Parameter>) -> Result<Vec<Axis>, SpaceError> {
+    for (i, parameter) in parameters.iter().enumerate() {
+        if parameters[..i].iter().any(|earlier| earlier.name == parameter.name) {
+            return Err(SpaceError::ParameterTwice { parameter: parameter.name.clone() });
+        }
+    }
+    parameters.into_iter().map(Axis::new).collect()
 }
 
 fn positions(axes: &[Axis], constraint: &Constraint) -> Result<Vec<usize>, SpaceError> {

@@ -1,0 +1,390 @@
+//! JSON as Python writes it, read piece by piece: with NaN and Infinity, and without an end where a run was stopped.
+//!
+//! Nothing is kept but what is asked for, so that a file costs no more memory than what is useful of it.
+
+use std::io::Read;
+
+use flate2::read::MultiGzDecoder;
+use serde_json::{Number, Value as Json};
+
+use super::ReplayError;
+
+/// The most bytes of an unpacked file; far above any recorded space.
+const SIZE_LIMIT: u64 = 1 << 30;
+const GZIP_MAGIC: &[u8] = &[0x1f, 0x8b];
+const BYTE_ORDER_MARK: &[u8] = &[0xef, 0xbb, 0xbf];
+/// The deepest nesting.
+const MOST_DEPTH: usize = 128;
+/// The most bytes of a text that are kept.
+const MOST_TEXT: usize = 1 << 16;
+
+/// Why reading stopped.
+#[derive(Debug)]
+pub(super) enum Fault {
+    /// The file ends within something.
+    End,
+    /// It is not JSON, or more than is read.
+    Problem(String),
+    /// The compressed data is damaged.
+    Packed(std::io::Error),
+    /// It is too large.
+    TooLong,
+    /// What is read makes no recorded space.
+    Refused(ReplayError),
+}
+
+impl From<ReplayError> for Fault {
+    fn from(error: ReplayError) -> Fault {
+        Fault::Refused(error)
+    }
+}
+
+/// A place in the text of a file, packed by gzip or not.
+pub(super) struct Reader<'a> {
+    input: Box<dyn Read + 'a>,
+    buffer: Vec<u8>,
+    /// The next byte of the buffer.
+    at: usize,
+    /// Bytes before the buffer.
+    before: u64,
+    /// Lines that are behind, and where the one at hand begins.
+    n_lines: usize,
+    line_start: u64,
+    depth: usize,
+}
+
+/// The unpacked bytes of a file.
+pub(super) fn unpacked(file: &[u8]) -> Box<dyn Read + '_> {
+    if file.starts_with(GZIP_MAGIC) { Box::new(MultiGzDecoder::new(file)) } else { Box::new(file) }
+}
+
+impl<'a> Reader<'a> {
+    /// The start of a file.
+    ///
+    /// # Errors
+    /// Where it cannot be unpacked or is of another encoding.
+    pub(super) fn new(file: &'a [u8]) -> Result<Reader<'a>, ReplayError> {
+        let (input, buffer) = (unpacked(file), Vec::with_capacity(1 << 16));
+        let mut reader = Reader { input, buffer, at: 0, before: 0, n_lines: 0, line_start: 0, depth: 0 };
+        let is_other = |start: &[u8]| matches!(start, [0xff, 0xfe, ..] | [0xfe, 0xff, ..] | [0, ..] | [_, 0, ..]);
+        match reader.fill() {
+            Ok(()) if is_other(&reader.buffer) => {
+                Err(reader.error(Fault::Problem("the text is UTF-16 (write it as UTF-8)".into())))
+            }
+            Ok(()) => {
+                reader.at = if reader.buffer.starts_with(BYTE_ORDER_MARK) { BYTE_ORDER_MARK.len() } else { 0 };
+                Ok(reader)
+            }
+            Err(fault) => Err(reader.error(fault)),
+        }
+    }
+
+    /// The next bytes of the file in place of those at hand; none at its end.
+    fn fill(&mut self) -> Result<(), Fault> {
+        self.before += self.buffer.len() as u64;
+        self.at = 0;
+        self.buffer.clear();
+        let mut part = self.input.by_ref().take(1 << 16);
+        part.read_to_end(&mut self.buffer).map_err(Fault::Packed)?;
+        if self.before + self.buffer.len() as u64 > SIZE_LIMIT { Err(Fault::TooLong) } else { Ok(()) }
+    }
+
+    fn byte(&mut self) -> Result<Option<u8>, Fault> {
+        if self.at == self.buffer.len() {
+            self.fill()?;
+        }
+        Ok(self.buffer.get(self.at).copied())
+    }
+
+    fn advance(&mut self) {
+        if self.buffer[self.at] == b'\n' {
+            self.n_lines += 1;
+            self.line_start = self.before + self.at as u64 + 1;
+        }
+        self.at += 1;
+    }
+
+    /// The next byte that is no blank, without passing it; `None` at the end. Zeros are blanks: a crash leaves some behind.
+    pub(super) fn peek(&mut self) -> Result<Option<u8>, Fault> {
+        while let Some(byte) = self.byte()? {
+            if !matches!(byte, b' ' | b'\t' | b'\r' | b'\n' | 0) {
+                return Ok(Some(byte));
+            }
+            self.advance();
+        }
+        Ok(None)
+    }
+
+    fn next(&mut self) -> Result<u8, Fault> {
+        self.peek()?.ok_or(Fault::End)
+    }
+
+    fn expected(&mut self, expected: &str) -> Fault {
+        match self.next() {
+            Ok(found) => Fault::Problem(format!("expected {expected}, found {:?}", char::from(found))),
+            Err(fault) => fault,
+        }
+    }
+
+    fn line_and_column(&self) -> (usize, usize) {
+        (self.n_lines + 1, (self.before + self.at as u64 - self.line_start) as usize + 1)
+    }
+
+    /// Where reading is, in words.
+    pub(super) fn place(&self) -> String {
+        let (line, column) = self.line_and_column();
+        format!("line {line}, column {column}")
+    }
+
+    /// What stopped reading, as an error with its place.
+    pub(super) fn error(&self, fault: Fault) -> ReplayError {
+        let (line, column) = self.line_and_column();
+        match fault {
+            Fault::End => ReplayError::Json { line, column, problem: "the file ends within something".into() },
+            Fault::Problem(problem) => ReplayError::Json { line, column, problem },
+            Fault::Packed(source) => ReplayError::Packed(source),
+            Fault::TooLong => ReplayError::TooLong { limit: SIZE_LIMIT },
+            Fault::Refused(error) => error,
+        }
+    }
+
+    /// Goes through the members of an object; `member` has to read each value.
+    pub(super) fn object(
+        &mut self,
+        mut member: impl FnMut(&mut Self, String) -> Result<(), Fault>,
+    ) -> Result<(), Fault> {
+        self.list(b'{', b'}', &mut |reader| {
+            if reader.next()? != b'"' {
+                return Err(reader.expected("a name in quotes or `}`"));
+            }
+            let name = reader.string(true)?;
+            if reader.next()? != b':' {
+                return Err(reader.expected("`:`"));
+            }
+            reader.advance();
+            member(reader, name)
+        })
+    }
+
+    /// Goes through the items of an array; `item` has to read each.
+    pub(super) fn array(&mut self, mut item: impl FnMut(&mut Self) -> Result<(), Fault>) -> Result<(), Fault> {
+        self.list(b'[', b']', &mut item)
+    }
+
+    /// Goes through what stands between brackets with commas, one of which may be left over at the end: a cache that was
+    /// closed by hand has it.
+    fn list(
+        &mut self,
+        opening: u8,
+        closing: u8,
+        part: &mut dyn FnMut(&mut Self) -> Result<(), Fault>,
+    ) -> Result<(), Fault> {
+        if self.next()? != opening {
+            return Err(self.expected(&format!("`{}`", char::from(opening))));
+        }
+        if self.depth == MOST_DEPTH {
+            return Err(Fault::Problem(format!("nested more than {MOST_DEPTH} deep")));
+        }
+        self.advance();
+        self.depth += 1;
+        while self.next()? != closing {
+            part(self)?;
+            match self.next()? {
+                b',' => self.advance(),
+                other if other == closing => {}
+                _ => return Err(self.expected(&format!("`,` or `{}`", char::from(closing)))),
+            }
+        }
+        self.advance();
+        self.depth -= 1;
+        Ok(())
+    }
+
+    /// Passes over a value.
+    pub(super) fn skip(&mut self) -> Result<(), Fault> {
+        match self.next()? {
+            b'{' => self.object(|reader, _| reader.skip()),
+            b'[' => self.array(Self::skip),
+            b'"' => self.string(false).map(drop),
+            _ => self.word().map(drop),
+        }
+    }
+
+    /// A value of so many parts at most; `None` where it has more.
+    pub(super) fn value(&mut self, most_parts: usize) -> Result<Option<Json>, Fault> {
+        let mut left = most_parts + 1;
+        let value = self.parts(&mut left)?;
+        Ok((left > 0).then_some(value))
+    }
+
+    fn parts(&mut self, left: &mut usize) -> Result<Json, Fault> {
+        *left = left.saturating_sub(1);
+        if *left == 0 {
+            return self.skip().map(|()| Json::Null);
+        }
+        match self.next()? {
+            b'{' => {
+                let mut members = serde_json::Map::new();
+                self.object(|reader, name| {
+                    members.insert(name, reader.parts(left)?);
+                    Ok(())
+                })?;
+                Ok(Json::Object(members))
+            }
+            b'[' => {
+                let mut items = Vec::new();
+                self.array(|reader| {
+                    items.push(reader.parts(left)?);
+                    // What goes beyond the limit is passed over, not kept.
+                    if *left == 0 {
+                        items.clear();
+                    }
+                    Ok(())
+                })?;
+                Ok(Json::Array(items))
+            }
+            b'"' => self.string(true).map(Json::String),
+            _ => self.word(),
+        }
+    }
+
+    /// A text in quotes; empty where it is not to be kept.
+    fn string(&mut self, is_kept: bool) -> Result<String, Fault> {
+        let mut raw = vec![b'"'];
+        self.advance();
+        let mut is_escaped = false;
+        loop {
+            let byte = self.byte()?.ok_or(Fault::End)?;
+            if byte == b'\n' {
+                return Err(Fault::Problem("the text in quotes does not end on its line".into()));
+            }
+            self.advance();
+            if is_kept && raw.len() < MOST_TEXT {
+                raw.push(byte);
+            }
+            match byte {
+                b'"' if !is_escaped => break,
+                b'\\' => is_escaped = !is_escaped,
+                _ => is_escaped = false,
+            }
+        }
+        // What is no UTF-8, or was cut off, is kept as far as it can be read.
+        let lossy = || String::from_utf8_lossy(raw[1..].strip_suffix(b"\"").unwrap_or(&raw[1..])).into_owned();
+        Ok(serde_json::from_slice(&raw).unwrap_or_else(|_| lossy()))
+    }
+
+    /// A number, a word of JSON or of Python. What JSON has no number for is a text.
+    fn word(&mut self) -> Result<Json, Fault> {
+        let mut word = String::new();
+        while let Some(byte) = self.byte()?
+            && (byte.is_ascii_alphanumeric() || matches!(byte, b'+' | b'-' | b'.' | b'_'))
+        {
+            if word.len() < MOST_TEXT {
+                word.push(char::from(byte));
+            }
+            self.advance();
+        }
+        // At the end of the file more of it may be missing.
+        if self.byte()?.is_none() && self.depth > 0 {
+            return Err(Fault::End);
+        }
+        match word.as_str() {
+            "true" | "True" => return Ok(true.into()),
+            "false" | "False" => return Ok(false.into()),
+            "null" | "None" => return Ok(Json::Null),
+            "NaN" | "nan" | "Infinity" | "-Infinity" | "inf" | "-inf" => return Ok(word.into()),
+            "" => return Err(self.expected("a value")),
+            _ => {}
+        }
+        match number(&word) {
+            Some(number) => Ok(number.map_or(Json::String(word), Json::Number)),
+            None => {
+                let begin: String = word.chars().take(20).collect();
+                Err(Fault::Problem(format!("expected a value, found {begin:?}")))
+            }
+        }
+    }
+}
+
+/// The number that a word is; within `Some`, `None` where it is too large for one.
+fn number(word: &str) -> Option<Option<Number>> {
+    if !word.starts_with(|c: char| c == '-' || c.is_ascii_digit()) || !word.ends_with(|c: char| c.is_ascii_digit()) {
+        return None;
+    }
+    let whole = word.parse::<i64>().ok().filter(|&whole| whole != 0 || !word.starts_with('-')).map(Number::from);
+    match whole.or_else(|| word.parse::<u64>().ok().map(Number::from)) {
+        Some(whole) => Some(Some(whole)),
+        None => word.parse::<f64>().ok().map(Number::from_f64),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn any_json() -> impl Strategy<Value = Json> {
+        let number = prop_oneof![
+            any::<i64>().prop_map(Json::from),
+            any::<u64>().prop_map(Json::from),
+            any::<f64>().prop_map(Json::from),
+            (-9i32..9).prop_map(|x| Json::from(f64::from(x) / 4.0)),
+        ];
+        let leaf =
+            prop_oneof![Just(Json::Null), any::<bool>().prop_map(Json::from), number, "\\PC{0,9}".prop_map(Json::from)];
+        leaf.prop_recursive(4, 40, 5, |inner| {
+            let members = prop::collection::vec(("\\PC{0,4}", inner.clone()), 0..5);
+            prop_oneof![
+                prop::collection::vec(inner, 0..5).prop_map(Json::from),
+                members.prop_map(|members| members.into_iter().collect()),
+            ]
+        })
+    }
+
+    fn read(text: &[u8]) -> Option<Json> {
+        let mut reader = Reader::new(text).ok()?;
+        let value = reader.value(1000).ok()??;
+        matches!(reader.peek(), Ok(None)).then_some(value)
+    }
+
+    proptest! {
+        #[test]
+        fn json_means_the_same_as_elsewhere(json in any_json(), pretty: bool) {
+            let text = if pretty { serde_json::to_string_pretty(&json) } else { serde_json::to_string(&json) }.unwrap();
+            prop_assert_eq!(read(text.as_bytes()), Some(serde_json::from_str(&text).unwrap()));
+            let mut reader = Reader::new(text.as_bytes()).unwrap();
+            reader.skip().unwrap();
+            prop_assert!(matches!(reader.peek(), Ok(None)));
+        }
+
+        #[test]
+        fn what_is_json_elsewhere_is_json_here(text in "[\\[\\]{}:,\"0-9a-z.eE+ \\\\-]{0,24}") {
+            if let Ok(json) = serde_json::from_str::<Json>(&text) {
+                prop_assert_eq!(read(text.as_bytes()), Some(json), "{}", text);
+            }
+        }
+    }
+
+    #[test]
+    fn what_python_writes_is_read() {
+        let check = |text: &str, expected: Json| assert_eq!(read(text.as_bytes()), Some(expected), "{text}");
+        check("[NaN, Infinity, -Infinity]", serde_json::json!(["NaN", "Infinity", "-Infinity"]));
+        check("{\"a\": True, \"b\": None,}", serde_json::json!({"a": true, "b": null}));
+        check("1e999", "1e999".into());
+        check("\"\\ud800\"", "\\ud800".into());
+        assert_eq!(read("\u{feff}[1]".as_bytes()), Some(serde_json::json!([1])));
+        assert_eq!((read(b"[1"), read(b"[1]]"), read(b"[odd]"), read(b"")), (None, None, None, None));
+    }
+
+    #[test]
+    fn little_is_kept_of_much() {
+        let many = format!("[{}1]", "0,".repeat(100_000));
+        let mut reader = Reader::new(many.as_bytes()).unwrap();
+        assert!(matches!(reader.value(1000), Ok(None)));
+        let long = format!("\"{}\"", "x".repeat(1 << 20));
+        assert_eq!(read(long.as_bytes()).unwrap().as_str().unwrap().len(), MOST_TEXT - 1);
+        let mut reader = Reader::new(&[0x1f, 0x8b, 8, 0]).err().unwrap();
+        assert!(matches!(&mut reader, ReplayError::Packed(_)));
+    }
+}

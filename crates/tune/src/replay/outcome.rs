@@ -1,0 +1,141 @@
+//! What others record of a configuration: a time, a failure, or something that stands for one.
+
+use serde_json::Value as Json;
+
+use crate::trial::{ErrorClass, Outcome, Timing};
+
+/// What became of one configuration, and what is odd about the way it is written.
+pub(super) struct Reading {
+    pub(super) outcome: Outcome,
+    /// What is odd, and what was found.
+    pub(super) oddity: Option<(&'static str, String)>,
+}
+
+/// A time beyond a day is none that somebody waited for: it stands for a failure.
+const LONGEST_NS: f64 = 86_400e9;
+/// The largest numbers of integer types and of single precision, which stand for failures in any unit.
+const LARGEST: &[f64] = &[i32::MAX as f64, u32::MAX as f64, i64::MAX as f64, u64::MAX as f64, f32::MAX as f64];
+
+/// How Kernel Tuner calls failures.
+const FAILURES: &[(&str, ErrorClass)] = &[
+    ("CompilationFailedConfig", ErrorClass::CompileErrorDevice),
+    ("RuntimeFailedConfig", ErrorClass::RuntimeError),
+    ("InvalidConfig", ErrorClass::InstantiationError),
+];
+
+const NOT_POSITIVE: &str = "rows counted as failed, for their time is no positive number";
+const TOO_LONG: &str =
+    "rows counted as failed, for a time beyond a day or the largest number of its type stands for a failure";
+const NO_TIME: &str = "rows counted as failed, for they have no time";
+const UNKNOWN_FAILURE: &str = "rows counted as failed, in a way that is not known here";
+const SINGLE_RUNS: &str = "rows with several times, of which the median counts";
+
+impl From<Outcome> for Reading {
+    fn from(outcome: Outcome) -> Reading {
+        Reading { outcome, oddity: None }
+    }
+}
+
+impl Reading {
+    /// A failure of a class that the file names in a way of its own.
+    pub(super) fn failed(class: ErrorClass, found: &str) -> Reading {
+        let begin: String = found.chars().take(80).collect();
+        Outcome::Failed { class, message: format!("recorded as {begin}") }.into()
+    }
+
+    /// A failure that is odd.
+    pub(super) fn odd(class: ErrorClass, what: &'static str, found: String) -> Reading {
+        Reading { oddity: Some((what, brief(&found))), ..Reading::failed(class, &found) }
+    }
+
+    /// A failure whose name is not known.
+    pub(super) fn unknown(found: &str) -> Reading {
+        Reading::odd(ErrorClass::Unknown, UNKNOWN_FAILURE, format!("{found:?}"))
+    }
+
+    /// Of a failure as Kernel Tuner calls it.
+    pub(super) fn of_failure(name: &str) -> Reading {
+        match FAILURES.iter().find(|(known, _)| *known == name) {
+            Some((_, class)) => Reading::failed(*class, name),
+            None => Reading::unknown(name),
+        }
+    }
+
+    /// Of what stands where the time should be: a number, the same as a text, several of them, or a failure.
+    pub(super) fn of_time(time: Option<&Json>, unit_ns: f64) -> Reading {
+        match time {
+            None => Reading::odd(ErrorClass::Unknown, NO_TIME, "none".into()),
+            Some(Json::String(text)) => match text.trim().parse::<f64>() {
+                Ok(time) => of_number(time, text, unit_ns),
+                Err(_) => Reading::of_failure(text),
+            },
+            Some(Json::Array(times)) if !times.is_empty() => Reading::of_times(times, unit_ns),
+            Some(time) => of_number(time.as_f64().unwrap_or(f64::NAN), &time.to_string(), unit_ns),
+        }
+    }
+
+    /// Of several times of one configuration: the median of those that are sound.
+    pub(super) fn of_times(times: &[Json], unit_ns: f64) -> Reading {
+        let readings: Vec<Reading> = times.iter().map(|time| Reading::of_time(Some(time), unit_ns)).collect();
+        let sound_ns: Vec<f64> = readings.iter().filter_map(|r| Some(r.outcome.timing()?.median_ns)).collect();
+        match readings.into_iter().next() {
+            None => Reading::of_time(None, unit_ns),
+            Some(first) if sound_ns.is_empty() => first,
+            Some(_) => {
+                let outcome = Outcome::Measured(Timing::of_samples(&sound_ns, false));
+                let found = format!("{} of {} are sound", sound_ns.len(), times.len());
+                Reading { outcome, oddity: Some((SINGLE_RUNS, found)) }
+            }
+        }
+    }
+}
+
+fn of_number(time: f64, found: &str, unit_ns: f64) -> Reading {
+    let ns = time * unit_ns;
+    // What is no number is not above 0 either. A product may be 0 as well.
+    if !(time > 0.0 && time.is_finite() && ns > 0.0) {
+        Reading::odd(ErrorClass::Unknown, NOT_POSITIVE, found.into())
+    } else if ns > LONGEST_NS || LARGEST.contains(&time) {
+        Reading::odd(ErrorClass::Unknown, TOO_LONG, found.into())
+    } else {
+        Outcome::Measured(Timing::of_samples(&[ns], false)).into()
+    }
+}
+
+/// The beginning of what was found, for a line of text.
+pub(super) fn brief(found: &str) -> String {
+    let mut line: String = found.chars().take(80).collect();
+    line += if found.chars().nth(80).is_some() { "…" } else { "" };
+    line
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn what_stands_for_a_failure_is_one() {
+        let check = |time: Json, unit_ns: f64, expected: Option<f64>| {
+            let reading = Reading::of_time(Some(&time), unit_ns);
+            assert_eq!(reading.outcome.timing().map(|timing| timing.median_ns), expected, "{time} of {unit_ns} ns");
+            assert!(expected.is_some() || reading.oddity.is_some(), "{time} is told");
+        };
+        const MS: f64 = 1e6;
+        check(json!(2.5), MS, Some(2.5e6));
+        check(json!("2.5"), MS, Some(2.5e6));
+        check(json!([3, "NaN", 1.0, -1, 2]), MS, Some(2e6));
+        // Twenty hours of milliseconds, two seconds of nanoseconds.
+        check(json!(72_000_000), MS, Some(7.2e13));
+        check(json!(2_147_483_646), 1.0, Some(2_147_483_646.0));
+        let none =
+            [json!(0), json!(-1), json!(null), json!("NaN"), json!("Infinity"), json!(true), json!({}), json!([])];
+        let large = [json!(1e20), json!(2147483647), json!(1e9), json!(1e300), json!(u64::MAX), json!([1e20, 0])];
+        for time in none.into_iter().chain(large) {
+            check(time, MS, None);
+        }
+        check(json!(2147483647), 1.0, None);
+        check(json!(1e-300), 1e-30, None);
+    }
+}
