@@ -86,7 +86,7 @@ fn looking_ahead_leads_to_valid_configurations_only() {
             let problem: Vec<i64> =
                 (0..kernel.fields.len()).map(|at| rows[rng.random_range(0..rows.len())].problem[at]).collect();
             let mut look_ahead = LookAhead::new(&kernel, &problem);
-            let is_satisfiable = look_ahead.is_satisfiable();
+            let is_satisfiable = look_ahead.is_satisfiable().expect("small enough to be exact");
             assert_eq!(kernel.unsatisfiable(&problem).is_none(), is_satisfiable);
             n_satisfiable += usize::from(is_satisfiable);
             for _ in 0..5 {
@@ -196,6 +196,89 @@ proptest! {
         let cut = (0..=cut.min(whole.len())).rev().find(|&at| whole.is_char_boundary(at)).unwrap_or(0);
         let _ = KernelSpecification::parse(&format!("{}{text}", &whole[..cut]));
     }
+}
+
+/// A kernel of 24 parameters of eight values under one constraint.
+fn wide(constraint: &str, definitions: &str) -> KernelSpecification {
+    let parameter = |at: usize| format!("{{ name = \"p{at}\", values = [0, 1, 2, 3, 4, 5, 6, 7] }}");
+    let parameters = (0..24).map(parameter).collect::<Vec<_>>().join(", ");
+    let text = format!(
+        "name = \"wide\"\nfields = [{{ name = \"n\" }}]\nparameters = [{parameters}]\ndefinitions = [{definitions}]\n\
+         constraints = [{{ name = \"c\", is = \"{constraint}\" }}]\n"
+    );
+    KernelSpecification::parse(&text).unwrap_or_else(|e| panic!("{text}: {e}"))
+}
+
+/// A configuration made of allowed values, chosen at random; `None` where there is none to take.
+fn wander(look_ahead: &mut LookAhead, rng: &mut Xoshiro256PlusPlus) -> Option<Vec<u32>> {
+    let mut prefix = Vec::new();
+    while prefix.len() < 24 {
+        let allowed = look_ahead.allowed(&prefix);
+        let values: Vec<u32> = (0..8).filter(|&value| allowed[value as usize]).collect();
+        prefix.push(*values.get(rng.random_range(0..values.len().max(1)))?);
+    }
+    Some(prefix)
+}
+
+/// Prefixes with one partial result are searched once: 8^24 of them would take for ever.
+#[test]
+fn looking_ahead_over_a_long_sum_is_exact_and_quick() {
+    let names: Vec<String> = (0..24).map(|at| format!("p{at}")).collect();
+    let backwards: Vec<String> = names.iter().rev().cloned().collect();
+    let (sum, reversed) = (names.join(" + "), backwards.join(" + "));
+    let halves = format!("{} == n - ({})", names[..12].join(" + "), names[12..].join(" + "));
+    let squares = names.iter().map(|name| format!("{name} * {name}")).collect::<Vec<_>>().join(" + ");
+    let definition = format!("{{ name = \"all\", is = \"{reversed}\" }}");
+    let mut rng = Xoshiro256PlusPlus::seed_from_u64(5);
+    for (constraint, definitions, satisfiable, not) in [
+        (format!("{sum} == n"), "", 100, 169),
+        (format!("n == {reversed}"), "", 100, -1),
+        (halves, "", 100, 169),
+        (format!("{squares} == n and {reversed} <= 100"), "", 200, 1177),
+        ("all % 64 == n".to_owned(), definition.as_str(), 63, 64),
+        (format!("max({}) * 3 + min(p0, p23) == n", names.join(", ")), "", 28, 29),
+    ] {
+        let kernel = wide(&constraint, definitions);
+        for (n, expected) in [(satisfiable, true), (not, false)] {
+            let mut look_ahead = LookAhead::new(&kernel, &[n]).watched(|n_steps| {
+                assert!(n_steps < 1 << 20, "{constraint}, {n}: too much is tried");
+                std::ops::ControlFlow::Continue(())
+            });
+            assert_eq!(look_ahead.is_satisfiable(), Some(expected), "{constraint}, {n}");
+            let found = wander(&mut look_ahead, &mut rng);
+            assert_eq!(found.is_some_and(|found| kernel.is_valid(&[n], &found)), expected, "{constraint}, {n}");
+            assert!(look_ahead.is_exact());
+        }
+        assert_eq!(kernel.unsatisfiable(&[not]), Some("c"));
+    }
+}
+
+/// Where nothing can be joined, the search is given up when it is told to, and what comes out whole is valid all the same.
+#[test]
+fn looking_ahead_that_takes_too_long_is_given_up_and_says_so() {
+    let mixed = (1..24).fold("p0".to_owned(), |mixed, at| format!("({mixed} * 31 + p{at}) % 1000003"));
+    let kernel = wide(&format!("{mixed} == n"), "");
+    let mut rng = Xoshiro256PlusPlus::seed_from_u64(6);
+    let (mut n_told, mut n_whole) = (0, 0);
+    // Nothing has so large a rest.
+    let mut look_ahead = LookAhead::new(&kernel, &[2_000_000]).watched(|n_steps| {
+        n_told += 1;
+        if n_steps < 1 << 14 { std::ops::ControlFlow::Continue(()) } else { std::ops::ControlFlow::Break(()) }
+    });
+    assert_eq!((look_ahead.is_satisfiable(), look_ahead.is_exact()), (None, false));
+    assert_eq!(wander(&mut look_ahead, &mut rng), None);
+    drop(look_ahead);
+    assert!(n_told >= 4);
+    // One in a thousand is valid.
+    let kernel = wide(&format!("{} % 1000 == n", mixed.replace("1000003", "1000000007")), "");
+    let mut look_ahead = LookAhead::new(&kernel, &[7]).watched(|_| std::ops::ControlFlow::Break(()));
+    for _ in 0..200 {
+        if let Some(found) = wander(&mut look_ahead, &mut rng) {
+            assert!(kernel.is_valid(&[7], &found));
+            n_whole += 1;
+        }
+    }
+    assert!(n_whole < 200 && !look_ahead.is_exact());
 }
 
 #[test]

@@ -24,8 +24,8 @@ use tilewright_tune::predict::{
 use tilewright_tune::{Config, Task};
 
 use super::{count, on_interrupt, read_file, target_name};
-use crate::error::bad_input;
-use crate::output::{Destination, message, with_suffix, writable, write_whole};
+use crate::error::{OrBadInput, bad_input};
+use crate::output::{Destination, grouped, message, with_suffix, writable, write_whole};
 use crate::stats::Quartiles;
 
 /// How often a training says how far it is.
@@ -375,17 +375,23 @@ fn beam_scores(
     let runs: Vec<(usize, bool)> = widths.iter().flat_map(|&width| [(width, false), (width, true)]).collect();
     // For each run, the answers to each row, and how long they took.
     let mut found: Vec<(Vec<Answers>, Vec<f64>)> = vec![Default::default(); runs.len()];
+    let mut n_inexact = 0;
     for row in rows {
-        anyhow::ensure!(!stop.load(Ordering::Relaxed), "interrupted; what is finished is kept");
         for (&(width, is_constrained), (answers, times_ms)) in runs.iter().zip(&mut found) {
             let start = Instant::now();
             // Each has its own, or what one has searched would make the next one faster.
-            let mut look_ahead = is_constrained.then(|| LookAhead::new(kernel, &row.problem));
+            let look_ahead = || LookAhead::new(kernel, &row.problem).watched(watch_look_ahead(stop));
+            let mut look_ahead = is_constrained.then(look_ahead);
             let completions = look_ahead.as_mut().map(|look_ahead| look_ahead as &mut dyn Completions);
             let of_row = model.answers(&inputs.problem(&row.problem), width, completions);
             times_ms.push(milliseconds(start));
+            n_inexact += usize::from(look_ahead.is_some_and(|look_ahead| !look_ahead.is_exact()));
+            anyhow::ensure!(!stop.load(Ordering::Relaxed), "interrupted; what is finished is kept");
             answers.push(of_row.into_iter().map(|answer| answer.values).collect());
         }
+    }
+    if n_inexact > 0 {
+        message(&format!("{NOT_EXACT} ({n_inexact} of {} constrained answers)", rows.len() * widths.len()));
     }
     let score_of = |((width, is_constrained), (answers, times_ms)): ((usize, bool), (Vec<Answers>, Vec<f64>))| {
         let times_ms = Quartiles::of(&times_ms).expect("invariant: there are rows");
@@ -393,6 +399,23 @@ fn beam_scores(
         BeamScore { width, is_constrained, score, median_ms: times_ms.median, longest_ms: times_ms.most }
     };
     Ok(runs.into_iter().zip(found).map(score_of).collect())
+}
+
+/// What is said where looking ahead was given up.
+const NOT_EXACT: &str = "look-ahead is not exact: constraints tie too many parameters together; answers are valid, but likelier ones may be lost";
+
+/// Says how far a look-ahead is that takes long, and ends it where the program is to stop.
+fn watch_look_ahead(stop: &AtomicBool) -> impl FnMut(u64) -> ControlFlow<()> {
+    let start = Instant::now();
+    let mut told = start;
+    move |n_steps| {
+        if told.elapsed() >= LINE_EVERY {
+            told = Instant::now();
+            let seconds = start.elapsed().as_secs();
+            message(&format!("looking ahead for {seconds} s: {} choices tried", grouped(n_steps)));
+        }
+        if stop.load(Ordering::Relaxed) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    }
 }
 
 fn milliseconds(since: Instant) -> f64 {

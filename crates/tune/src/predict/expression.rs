@@ -793,6 +793,14 @@ impl Code {
         }
     }
 
+    /// The conditions of which each has to hold for this one to hold.
+    pub fn conjuncts(self) -> Vec<Code> {
+        match self {
+            Code::Apply(Op::And, operands) => operands.into_iter().flat_map(Code::conjuncts).collect(),
+            other => vec![other],
+        }
+    }
+
     /// Adds the places of the scope that it reads.
     pub fn reads(&self, slots: &mut Vec<usize>) {
         match self {

@@ -1,23 +1,73 @@
-//! Exact look-ahead: which values of a kernel's next parameter lead to some valid configuration of a problem.
+//! Look-ahead: which values of a kernel's next parameter lead to some valid configuration of a problem.
 
 use std::collections::HashMap;
+use std::ops::ControlFlow;
 
 use tilewright_learn::sequence::Completions;
 
 use super::expression::Code;
+use super::residual::{Range, residual};
 use super::specification::KernelSpecification;
+
+/// The most choices of a value that all questions together may try while they are exact; some seconds' work.
+const MOST_STEPS: u64 = 1 << 24;
+/// What a question may try where that is spent.
+const LEAST_STEPS: u64 = 256;
+/// The most numbers that are remembered of prefixes; some hundred megabytes.
+const MOST_REMEMBERED: usize = 1 << 23;
+/// What remembering a prefix costs beside its numbers.
+const COST_OF_PREFIX: usize = 4;
+/// Choices between two looks at whether to go on.
+const WATCH_EVERY: u64 = 1 << 12;
+
+/// What is told, now and then, how many choices were tried, and says whether to go on.
+type Watch<'a> = dyn FnMut(u64) -> ControlFlow<()> + 'a;
 
 /// The constraints of a kernel for one problem, arranged so that each is checked as soon as all it reads is chosen.
 ///
+/// It is exact unless that would take too long or too much memory: then a value counts as possible until it is known not to
+/// be. A whole configuration is valid in any case, but a prefix may lead to none. [`LookAhead::is_exact`] tells.
+///
 /// # Cost
-/// A depth-first search for some valid completion of each prefix. What later constraints read of a prefix decides whether it
-/// has one, so prefixes that agree on that are searched once.
-pub struct LookAhead {
+/// A depth-first search for some valid completion of each prefix. What later constraints still depend on decides whether it
+/// has one, so prefixes that agree on that are searched once: of a sum that is limited, those with one partial sum.
+pub struct LookAhead<'a> {
     levels: Vec<Level>,
     /// The values of all names: fields, parameters, definitions.
     slots: Vec<Option<i64>>,
     /// Whether a constraint that reads no parameter fails.
     is_impossible: bool,
+    effort: Effort<'a>,
+}
+
+/// What questions have cost.
+struct Effort<'a> {
+    n_steps: u64,
+    /// The number of steps at which the question at hand is given up.
+    limit: u64,
+    n_remembered: usize,
+    is_exact: bool,
+    is_stopped: bool,
+    watch: Option<Box<Watch<'a>>>,
+}
+
+impl Effort<'_> {
+    /// Counts a choice; whether the question at hand goes on.
+    fn step(&mut self) -> bool {
+        self.n_steps += 1;
+        if self.n_steps.is_multiple_of(WATCH_EVERY)
+            && let Some(watch) = &mut self.watch
+        {
+            self.is_stopped |= watch(self.n_steps).is_break();
+        }
+        !self.is_stopped && self.n_steps < self.limit
+    }
+
+    /// Begins with a question.
+    fn ask(&mut self) {
+        let left = MOST_STEPS.saturating_sub(self.n_steps);
+        self.limit = self.n_steps + (left / 2).max(LEAST_STEPS);
+    }
 }
 
 /// A parameter, and what its value decides.
@@ -29,23 +79,40 @@ struct Level {
     definitions: Vec<(usize, Code)>,
     /// Constraints that can be checked from here on.
     constraints: Vec<Code>,
-    /// The places, filled on earlier levels, that are read on this one or later.
-    frontier: Vec<usize>,
+    /// What is decided on earlier levels and read on this one or later: partial results, as expressions of earlier places.
+    frontier: Vec<Code>,
     /// By the values on the frontier: whether there is a valid completion from here.
     is_possible: HashMap<Box<[Option<i64>]>, bool>,
 }
 
-impl LookAhead {
+impl Level {
+    fn codes(&self) -> impl Iterator<Item = &Code> {
+        self.definitions.iter().map(|(_, code)| code).chain(&self.constraints)
+    }
+}
+
+impl<'a> LookAhead<'a> {
     /// The look-ahead for a problem.
-    pub fn new(kernel: &KernelSpecification, problem: &[i64]) -> LookAhead {
+    pub fn new(kernel: &KernelSpecification, problem: &[i64]) -> LookAhead<'a> {
         LookAhead::with(kernel, problem, kernel.constraints.iter().map(|constraint| &constraint.code))
     }
 
-    fn with<'a>(
+    /// The same, which `watch` follows and may stop. Stopped, it says yes to what is not known.
+    pub fn watched(mut self, watch: impl FnMut(u64) -> ControlFlow<()> + 'a) -> LookAhead<'a> {
+        self.effort.watch = Some(Box::new(watch));
+        self
+    }
+
+    /// Whether every answer so far was exact.
+    pub fn is_exact(&self) -> bool {
+        self.effort.is_exact
+    }
+
+    fn with<'c>(
         kernel: &KernelSpecification,
         problem: &[i64],
-        constraints: impl Iterator<Item = &'a Code>,
-    ) -> LookAhead {
+        constraints: impl Iterator<Item = &'c Code>,
+    ) -> LookAhead<'a> {
         let n_fields = kernel.fields.len();
         let n_slots = n_fields + kernel.parameters.len() + kernel.definitions.len();
         let mut known: Vec<Option<Option<i64>>> = problem.iter().map(|&value| Some(Some(value))).collect();
@@ -61,8 +128,12 @@ impl LookAhead {
                 is_possible: HashMap::new(),
             })
             .collect();
-        // By place: the level that fills it.
+        // By place: the level that fills it, and what it may hold.
         let mut level_of: Vec<usize> = (0..n_slots).map(|slot| slot.saturating_sub(n_fields)).collect();
+        let mut ranges: Vec<Option<Range>> = vec![None; n_slots];
+        for level in &levels {
+            ranges[level.slot] = Range::of(&level.values);
+        }
         let reads = |code: &Code| {
             let mut slots = Vec::new();
             code.reads(&mut slots);
@@ -75,14 +146,15 @@ impl LookAhead {
                 Code::Constant(value) => known[slot] = Some(value),
                 code => {
                     level_of[slot] = last(&code, &level_of).expect("invariant: what is not folded reads something");
+                    ranges[slot] = Range::of_code(&code, &ranges);
                     definitions.push((slot, code));
                 }
             }
         }
         let mut is_impossible = false;
         let mut wanted: Vec<usize> = Vec::new();
-        for constraint in constraints {
-            match constraint.fold(&known) {
+        for constraint in constraints.map(|constraint| constraint.fold(&known)).flat_map(Code::conjuncts) {
+            match constraint {
                 Code::Constant(value) => is_impossible |= value != Some(1),
                 code => {
                     wanted.extend(reads(&code));
@@ -99,21 +171,29 @@ impl LookAhead {
             }
         }
         for at in 0..levels.len() {
-            let later = levels[at..].iter().flat_map(|level| {
-                level.definitions.iter().map(|(_, code)| code).chain(&level.constraints).flat_map(reads)
-            });
-            let mut frontier: Vec<usize> = later.filter(|&slot| level_of[slot] < at).collect();
-            frontier.sort_unstable();
-            frontier.dedup();
+            let codes = || levels[at..].iter().flat_map(Level::codes);
+            let mut places: Vec<usize> = codes().flat_map(reads).filter(|&slot| level_of[slot] < at).collect();
+            places.sort_unstable();
+            places.dedup();
+            let mut frontier = Vec::new();
+            codes().for_each(|code| residual(code, &|slot| level_of[slot] < at, &ranges, &mut frontier));
+            // Results that are no fewer than the places they are of tell no more prefixes apart.
+            if frontier.len() >= places.len() {
+                frontier = places.into_iter().map(Code::Slot).collect();
+            }
             levels[at].frontier = frontier;
         }
         let slots = known.into_iter().map(Option::flatten).collect();
-        LookAhead { levels, slots, is_impossible }
+        let effort = Effort { n_steps: 0, limit: 0, n_remembered: 0, is_exact: true, is_stopped: false, watch: None };
+        LookAhead { levels, slots, is_impossible, effort }
     }
 
-    /// Whether there is a valid configuration at all.
-    pub fn is_satisfiable(&mut self) -> bool {
-        !self.is_impossible && self.is_possible(0)
+    /// Whether there is a valid configuration at all; `None` where that would take too long to know.
+    pub fn is_satisfiable(&mut self) -> Option<bool> {
+        if self.is_impossible {
+            return Some(false);
+        }
+        self.ask(0)
     }
 
     /// Chooses a value on a level; whether the constraints that are due there hold. Earlier levels must be chosen.
@@ -126,24 +206,41 @@ impl LookAhead {
         constraints.iter().all(|constraint| constraint.evaluate(&self.slots) == Some(1))
     }
 
-    /// Whether what is chosen before a level has a valid completion from there.
-    fn is_possible(&mut self, level: usize) -> bool {
-        let Some(at) = self.levels.get(level) else { return true };
-        let key: Box<[Option<i64>]> = at.frontier.iter().map(|&slot| self.slots[slot]).collect();
+    /// As [`LookAhead::is_possible`], as a question of its own.
+    fn ask(&mut self, level: usize) -> Option<bool> {
+        self.effort.ask();
+        let known = self.is_possible(level);
+        self.effort.is_exact &= known.is_some();
+        known
+    }
+
+    /// Whether what is chosen before a level has a valid completion from there; `None` where the search was given up.
+    fn is_possible(&mut self, level: usize) -> Option<bool> {
+        let Some(at) = self.levels.get(level) else { return Some(true) };
+        let key: Box<[Option<i64>]> = at.frontier.iter().map(|code| code.evaluate(&self.slots)).collect();
         if let Some(&known) = at.is_possible.get(&key) {
-            return known;
+            return Some(known);
         }
-        let n_values = at.values.len();
-        let found = (0..n_values).any(|i| {
+        let mut found = false;
+        for i in 0..at.values.len() {
+            if !self.effort.step() {
+                return None;
+            }
             let value = self.levels[level].values[i];
-            self.choose(level, value) && self.is_possible(level + 1)
-        });
-        self.levels[level].is_possible.insert(key, found);
-        found
+            if self.choose(level, value) && self.is_possible(level + 1)? {
+                found = true;
+                break;
+            }
+        }
+        if self.effort.n_remembered < MOST_REMEMBERED {
+            self.effort.n_remembered += key.len() + COST_OF_PREFIX;
+            self.levels[level].is_possible.insert(key, found);
+        }
+        Some(found)
     }
 }
 
-impl Completions for LookAhead {
+impl Completions for LookAhead<'_> {
     /// # Panics
     /// Where the prefix is a whole configuration or longer, or holds what is no index of a value.
     fn allowed(&mut self, prefix: &[u32]) -> Vec<bool> {
@@ -160,7 +257,7 @@ impl Completions for LookAhead {
         (0..n_values)
             .map(|i| {
                 let value = self.levels[level].values[i];
-                self.choose(level, value) && self.is_possible(level + 1)
+                self.choose(level, value) && self.ask(level + 1).unwrap_or(true)
             })
             .collect()
     }
@@ -168,17 +265,17 @@ impl Completions for LookAhead {
 
 impl KernelSpecification {
     /// The constraint to blame where no configuration is valid for a problem: the first that excludes everything, alone or
-    /// together with those before it.
+    /// together with those before it. `None` where some configuration is valid, or that cannot be told.
     pub fn unsatisfiable(&self, problem: &[i64]) -> Option<&str> {
         let codes = || self.constraints.iter().map(|constraint| &constraint.code);
-        let is_satisfiable = |from: usize, to: usize| {
-            LookAhead::with(self, problem, codes().skip(from).take(to - from)).is_satisfiable()
+        let is_excluded = |from: usize, to: usize| {
+            LookAhead::with(self, problem, codes().skip(from).take(to - from)).is_satisfiable() == Some(false)
         };
-        if is_satisfiable(0, self.constraints.len()) {
+        if !is_excluded(0, self.constraints.len()) {
             return None;
         }
-        let alone = (0..self.constraints.len()).find(|&at| !is_satisfiable(at, at + 1));
-        let first = alone.or_else(|| (0..self.constraints.len()).find(|&at| !is_satisfiable(0, at + 1)));
+        let alone = (0..self.constraints.len()).find(|&at| is_excluded(at, at + 1));
+        let first = alone.or_else(|| (0..self.constraints.len()).find(|&at| is_excluded(0, at + 1)));
         first.map(|at| self.constraints[at].name.as_str())
     }
 }

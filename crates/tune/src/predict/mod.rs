@@ -10,6 +10,7 @@ mod inputs;
 mod look_ahead;
 mod metrics;
 pub mod records;
+mod residual;
 mod specification;
 mod split;
 

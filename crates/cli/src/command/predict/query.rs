@@ -1,6 +1,7 @@
 //! `predict query`: the likeliest parameters of a problem.
 
 use std::path::PathBuf;
+use std::sync::atomic::AtomicBool;
 
 use clap::Args;
 use serde_json::{Map, Value as Json, json};
@@ -8,10 +9,10 @@ use tilewright_ir::op::Workload;
 use tilewright_learn::sequence::Model;
 use tilewright_tune::predict::{Inputs, LookAhead, records};
 
-use super::{ask_template, load_model, pair};
+use super::{NOT_EXACT, ask_template, load_model, pair, watch_look_ahead};
 use crate::command::{MachineArgs, make_task};
 use crate::error::{OrBadInput, bad_input};
-use crate::output::{table, write_result};
+use crate::output::{message, table, write_result};
 
 /// Arguments of `predict query`.
 #[derive(Args, Debug)]
@@ -59,21 +60,32 @@ fn of_kernel(args: &QueryArgs, model: &Model, about: &Json, as_json: bool) -> an
         return Err(bad_input(format!("--problem gives {name} twice")));
     }
     let problem = inputs.ask(&kernel, &given).or_bad_input("")?;
-    let mut look_ahead = LookAhead::new(&kernel, &problem);
-    if !look_ahead.is_satisfiable() {
+    // Nothing is lost where an interrupt ends the program.
+    let never = AtomicBool::new(false);
+    let mut look_ahead = LookAhead::new(&kernel, &problem).watched(watch_look_ahead(&never));
+    if look_ahead.is_satisfiable() == Some(false) {
         let constraint = kernel.unsatisfiable(&problem).unwrap_or("?");
         let reason = format!("constraint {constraint} leaves no valid configuration of {}", kernel.name);
         return Err(bad_input(format!("{reason} for this problem")));
     }
     let answers = model.answers(&inputs.problem(&problem), args.k.into(), Some(&mut look_ahead));
+    let is_exact = look_ahead.is_exact();
+    if !is_exact {
+        message(NOT_EXACT);
+    }
+    let named = &kernel.name;
+    anyhow::ensure!(
+        !answers.is_empty(),
+        "no valid configuration of {named} was found for this problem; there may be one"
+    );
     let candidates = answers.iter().map(|answer| {
-        debug_assert!(kernel.is_valid(&problem, &answer.values), "invariant: looking ahead is exact");
+        debug_assert!(kernel.is_valid(&problem, &answer.values), "invariant: whole answers are valid");
         let parameters = kernel.parameters.iter().zip(&answer.values);
         let value = |text: &str| text.parse::<i64>().map_or_else(|_| text.into(), Json::from);
         let parameters = parameters.map(|(p, &at)| (p.name.clone(), value(&p.values[at as usize])));
         Candidate { parameters: parameters.collect(), probability: answer.log_probability.exp() }
     });
-    show(&kernel.name, &candidates.collect::<Vec<_>>(), as_json)
+    show(&kernel.name, &candidates.collect::<Vec<_>>(), is_exact, as_json)
 }
 
 fn of_template(args: &QueryArgs, model: &Model, about: &Json, as_json: bool) -> anyhow::Result<()> {
@@ -89,12 +101,13 @@ fn of_template(args: &QueryArgs, model: &Model, about: &Json, as_json: bool) -> 
         };
         Candidate { parameters, probability: log_probability.exp() }
     });
-    show(template, &candidates.collect::<Vec<_>>(), as_json)
+    show(template, &candidates.collect::<Vec<_>>(), true, as_json)
 }
 
-fn show(kernel: &str, candidates: &[Candidate], as_json: bool) -> anyhow::Result<()> {
+fn show(kernel: &str, candidates: &[Candidate], is_exact: bool, as_json: bool) -> anyhow::Result<()> {
     let json = json!({
         "kernel": kernel,
+        "exact": is_exact,
         "candidates": candidates.iter().map(|candidate| json!({
             "parameters": candidate.parameters,
             "probability": candidate.probability,

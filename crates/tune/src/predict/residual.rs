@@ -1,0 +1,255 @@
+//! What an expression still depends on once some of what it reads is decided: partial results.
+//!
+//! Of `a + b + c <= n`, where `a` and `b` are decided, it is `a + b`: all that gives the same sum means the same. Sums,
+//! products and extremes are regrouped for that, sums and products where they cannot overflow in any order.
+
+use super::expression::{Code, Operator as Op};
+
+/// What a value lies between, where it is defined.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Range {
+    least: i128,
+    most: i128,
+}
+
+/// Beyond this, ranges are not followed: what is regrouped stays far within 64 bits.
+const MOST: i128 = 1 << 62;
+
+impl Range {
+    fn new(least: i128, most: i128) -> Option<Range> {
+        (least >= -MOST && most <= MOST).then_some(Range { least, most })
+    }
+
+    /// Of one of these values.
+    pub(super) fn of(values: &[i64]) -> Option<Range> {
+        Range::new((*values.iter().min()?).into(), (*values.iter().max()?).into())
+    }
+
+    /// The largest absolute value.
+    fn size(self) -> i128 {
+        self.least.abs().max(self.most.abs())
+    }
+
+    /// Of an expression, from those of the places it reads; `None` where that is not followed.
+    pub(super) fn of_code(code: &Code, ranges: &[Option<Range>]) -> Option<Range> {
+        let (operator, operands) = match code {
+            Code::Constant(value) => return Range::of(&[(*value)?]),
+            Code::Slot(slot) => return ranges[*slot],
+            Code::Apply(operator, operands) => (*operator, operands),
+        };
+        let of = |at: usize| Range::of_code(&operands[at], ranges);
+        let hull = |a: Range, b: Range| Range { least: a.least.min(b.least), most: a.most.max(b.most) };
+        match operator {
+            Op::Or | Op::And | Op::Not | Op::Among | Op::Equal | Op::NotEqual => Range::new(0, 1),
+            Op::AtMost | Op::AtLeast | Op::Less | Op::Greater | Op::IsPowerOfTwo => Range::new(0, 1),
+            Op::Add => Range::new(of(0)?.least + of(1)?.least, of(0)?.most + of(1)?.most),
+            Op::Subtract => Range::new(of(0)?.least - of(1)?.most, of(0)?.most - of(1)?.least),
+            Op::Negate => Range::new(-of(0)?.most, -of(0)?.least),
+            Op::Multiply => {
+                let (a, b) = (of(0)?, of(1)?);
+                // Each at most 2^62 in size: the products fit into 128 bits.
+                let corners = [a.least * b.least, a.least * b.most, a.most * b.least, a.most * b.most];
+                Range::new(*corners.iter().min()?, *corners.iter().max()?)
+            }
+            Op::Choose => Some(hull(of(0)?, of(2)?)),
+            Op::Minimum | Op::Maximum => (1..operands.len()).try_fold(of(0)?, |all, at| Some(hull(all, of(at)?))),
+            // Divisors are whole numbers, so no quotient is larger than what is divided, but for rounding.
+            Op::Divide | Op::CeilDivide => Range::new(-of(0)?.size() - 1, of(0)?.size() + 1),
+            Op::Remainder => Range::new(-of(1)?.size(), of(1)?.size()),
+            Op::Gcd => Range::new(0, of(0)?.size().max(of(1)?.size())),
+        }
+    }
+}
+
+/// Adds to `found` the results that an expression still depends on, of places that are decided.
+pub(super) fn residual(
+    code: &Code,
+    is_decided: &dyn Fn(usize) -> bool,
+    ranges: &[Option<Range>],
+    found: &mut Vec<Code>,
+) {
+    let Code::Apply(operator, operands) = code else {
+        if let Code::Slot(slot) = code
+            && is_decided(*slot)
+        {
+            add(code.clone(), found);
+        }
+        return;
+    };
+    let known = |code: &Code| {
+        let mut reads = Vec::new();
+        code.reads(&mut reads);
+        (reads.iter().any(|&slot| is_decided(slot)), reads.iter().all(|&slot| is_decided(slot)))
+    };
+    match known(code) {
+        (false, _) => return,
+        (true, true) => return add(code.clone(), found),
+        (true, false) => {}
+    }
+    let parts = parts(code);
+    // Constants are no results: what is known of a group reads something.
+    let of_group: Vec<&Part> = parts.iter().filter(|part| known(part.code) == (true, true)).collect();
+    if of_group.is_empty() || of_group.len() > 1 && !can_regroup(*operator, &parts, ranges) {
+        return operands.iter().for_each(|operand| residual(operand, is_decided, ranges, found));
+    }
+    let joined = of_group.iter().map(|part| part.signed()).reduce(|a, b| Code::Apply(joining(*operator), vec![a, b]));
+    add(joined.expect("invariant: not empty"), found);
+    let rest = parts.iter().filter(|part| known(part.code) != (true, true));
+    rest.for_each(|part| residual(part.code, is_decided, ranges, found));
+}
+
+fn add(result: Code, found: &mut Vec<Code>) {
+    if !found.contains(&result) {
+        found.push(result);
+    }
+}
+
+/// An operand of a chain of operators that can be regrouped.
+struct Part<'a> {
+    code: &'a Code,
+    /// Whether it is subtracted.
+    is_negative: bool,
+}
+
+impl Part<'_> {
+    fn signed(&self) -> Code {
+        let code = self.code.clone();
+        if self.is_negative { Code::Apply(Op::Negate, vec![code]) } else { code }
+    }
+}
+
+/// The operator of a chain; a comparison is one of sums, for it depends on the difference of its sides.
+fn joining(operator: Op) -> Op {
+    match operator {
+        Op::Multiply | Op::Minimum | Op::Maximum => operator,
+        _ => Op::Add,
+    }
+}
+
+/// The operands of the chain that an expression is; none where it is no chain.
+fn parts(code: &Code) -> Vec<Part<'_>> {
+    let mut parts = Vec::new();
+    match code {
+        Code::Apply(Op::Equal | Op::NotEqual | Op::AtMost | Op::AtLeast | Op::Less | Op::Greater, sides) => {
+            terms(&sides[0], false, &mut parts);
+            terms(&sides[1], true, &mut parts);
+        }
+        Code::Apply(Op::Add | Op::Subtract | Op::Negate, _) => terms(code, false, &mut parts),
+        Code::Apply(operator @ (Op::Multiply | Op::Minimum | Op::Maximum), _) => {
+            let mut open = vec![code];
+            while let Some(code) = open.pop() {
+                match code {
+                    Code::Apply(inner, operands) if inner == operator => open.extend(operands),
+                    _ => parts.push(Part { code, is_negative: false }),
+                }
+            }
+        }
+        _ => {}
+    }
+    parts
+}
+
+fn terms<'a>(code: &'a Code, is_negative: bool, parts: &mut Vec<Part<'a>>) {
+    match code {
+        Code::Apply(operator @ (Op::Add | Op::Subtract), operands) => {
+            terms(&operands[0], is_negative, parts);
+            terms(&operands[1], is_negative != (*operator == Op::Subtract), parts);
+        }
+        Code::Apply(Op::Negate, operands) => terms(&operands[0], !is_negative, parts),
+        _ => parts.push(Part { code, is_negative }),
+    }
+}
+
+/// Whether a chain means the same in any order: then no partial result may overflow.
+fn can_regroup(operator: Op, parts: &[Part], ranges: &[Option<Range>]) -> bool {
+    let sizes = parts.iter().map(|part| Some(Range::of_code(part.code, ranges)?.size()));
+    match joining(operator) {
+        Op::Add => sizes.sum::<Option<i128>>().is_some_and(|size| size <= MOST),
+        Op::Multiply => {
+            let product = |all: i128, size: Option<i128>| Some(all * size?.max(1)).filter(|size| *size <= MOST);
+            sizes.into_iter().try_fold(1, product).is_some()
+        }
+        _ => true,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::super::expression::{Expression, Scope, Type};
+    use super::*;
+
+    const NAMES: [&str; 4] = ["a", "b", "c", "d"];
+
+    fn compiled(text: &str) -> Code {
+        let scope: Scope = NAMES.map(|name| (name.to_owned(), Type::Integer)).into();
+        Expression::parse(text)
+            .and_then(|expression| expression.compile(&scope))
+            .unwrap_or_else(|e| panic!("{text}: {e}"))
+            .0
+    }
+
+    fn results(text: &str, n_decided: usize, ranges: &[Option<Range>]) -> Vec<Code> {
+        let mut found = Vec::new();
+        residual(&compiled(text), &|slot| slot < n_decided, ranges, &mut found);
+        found
+    }
+
+    #[test]
+    fn sums_products_and_extremes_are_joined() {
+        let ranges = [Range::of(&[-8, 8]); 4];
+        let check = |text: &str, expected: &[&str]| {
+            let expected: Vec<Code> = expected.iter().map(|text| compiled(text)).collect();
+            assert_eq!(results(text, 2, &ranges), expected, "{text}");
+        };
+        check("d + b + c + a <= 9", &["b + a"]);
+        check("c - a == d - b", &["-a + b"]);
+        check("(a + b) * c < d", &["a + b"]);
+        check("max(c, a) + d < max(b, c, d)", &["a", "b"]);
+        check("min(a, d, min(b, c)) < 3", &["min(b, a)"]);
+        check("a * c * b * d > 5", &["b * a"]);
+        check("c == 1 or d == 2", &[]);
+        check("(a == 1 or c == 2) and b / c > 1", &["a == 1", "b"]);
+        let huge = [Range::of(&[i64::MIN, i64::MAX]); 4];
+        assert_eq!(results("d + b + c + a <= 9", 2, &huge), [compiled("b"), compiled("a")]);
+    }
+
+    fn text() -> impl Strategy<Value = String> {
+        let leaf = prop_oneof!["[abcd]", "[0-9]", Just("4611686018427387904".to_owned())];
+        leaf.prop_recursive(4, 24, 3, |inner| {
+            let operator = "[+*/%-]|min|max|<=|==|if|gcd";
+            (operator, inner.clone(), inner.clone(), inner).prop_map(|(operator, a, b, c)| match operator.as_str() {
+                "min" | "max" | "gcd" => format!("{operator}({a}, {b})"),
+                "if" => format!("({a} if {b} > {c} else {c})"),
+                "<=" | "==" => format!("({a} if {a} {operator} {b} or {c} < 3 else {c})"),
+                _ => format!("({a} {operator} {b})"),
+            })
+        })
+    }
+
+    proptest! {
+        /// Where the results agree, so does the expression, whatever is decided later.
+        #[test]
+        fn results_tell_all_that_matters(text in text(), values in prop::array::uniform6(-3i64..4), far: bool, n_decided in 1usize..4) {
+            let (least, most) = (if far { i64::MIN } else { -3 }, if far { i64::MAX } else { 4 });
+            let ranges = [Range::of(&[least, most]); 4];
+            prop_assume!(text.len() < 400);
+            let code = compiled(&text);
+            let found = results(&text, n_decided, &ranges);
+            let slots = |first: i64, second: i64| -> Vec<Option<i64>> {
+                let decided = [first, second, first + second].into_iter().take(n_decided);
+                decided.chain(values).take(4).map(Some).collect()
+            };
+            let of = |slots: &[Option<i64>]| found.iter().map(|result| result.evaluate(slots)).collect::<Vec<_>>();
+            for first in -3..3 {
+                for second in -3..3 {
+                    let (one, other) = (slots(first, second), slots(second, first));
+                    if of(&one) == of(&other) {
+                        prop_assert_eq!(code.evaluate(&one), code.evaluate(&other), "{} {:?} {:?}", text, one, other);
+                    }
+                }
+            }
+        }
+    }
+}
