@@ -206,9 +206,9 @@ fn replay_says_how_near_to_the_optimum_a_search_comes() {
 
     let folder = tempfile::tempdir().unwrap();
     let bad = folder.path().join("bad.json");
-    std::fs::write(&bad, "{\"results\": [").unwrap();
+    std::fs::write(&bad, "{\"results\": [}").unwrap();
     for (file, search, reason) in [
-        (text(&bad), "random", "bad.json: line 1, column 13: EOF while parsing a list"),
+        (text(&bad), "random", "bad.json: line 1, column 14: expected a value, found '}'"),
         (text(folder.path()), "random", "it is a folder"),
         ("none.json", "random", "cannot read none.json"),
         (recorded, "luck", "unknown search luck"),
@@ -217,6 +217,17 @@ fn replay_says_how_near_to_the_optimum_a_search_comes() {
         assert_eq!(refused.status.code(), Some(2));
         assert!(stderr(&refused).contains(reason) && stderr(&refused).lines().count() == 1, "{}", stderr(&refused));
     }
+}
+
+#[test]
+fn what_is_odd_about_a_recorded_space_is_told() {
+    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/corpus/foreign/kt-open-half-line.json");
+    let arguments = ["replay", file, "--search", "random", "--budget", "5", "--repeats", "2", "--json"];
+    let output = run(&arguments);
+    let told = stderr(&output);
+    assert!(told.lines().count() == 1 && told.contains("kt-open-half-line.json: the file is not closed"), "{told}");
+    let replay = json_of(&arguments, &output);
+    assert_eq!((&replay["configurations"], replay["notes"].as_array().map(Vec::len)), (&15.into(), Some(1)));
 }
 
 #[test]
