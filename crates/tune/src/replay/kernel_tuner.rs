@@ -4,7 +4,7 @@ use serde_json::Value as Json;
 
 use super::ReplayError;
 use super::json::{Fault, Reader};
-use super::outcome::Reading;
+use super::outcome::{Reading, brief};
 use super::read::{ERROR, MOST_TIMES, OBJECTIVE, names, other_objective};
 use super::rows::{Column, Lists, Rows, Values, read_value};
 
@@ -33,7 +33,7 @@ impl Head {
                     return Ok(());
                 }
                 self.columns.push(Column::open(&name));
-                self.notes.push(format!("tune_params.{name}: no list of values; those that occur are taken"));
+                self.notes.push(format!("tune_params.{}: no list of values; those that occur are taken", brief(&name)));
                 reader.skip()
             })?,
             ("objective", Some(_)) => self.objectives = names(read_value(reader)?),
@@ -53,7 +53,7 @@ impl Head {
             let mut of_name = |name: &String| match columns.iter().position(|column| column.name == *name) {
                 Some(at) => columns.swap_remove(at),
                 None => {
-                    notes.push(format!("tune_params has no {name}; its values are those that occur"));
+                    notes.push(format!("tune_params has no {}; its values are those that occur", brief(name)));
                     Column::open(name)
                 }
             };

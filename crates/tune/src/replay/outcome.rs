@@ -102,11 +102,12 @@ fn of_number(time: f64, found: &str, unit_ns: f64) -> Reading {
     }
 }
 
-/// The beginning of what was found, for a line of text.
+/// The beginning of what was found, on one line of text.
 pub(super) fn brief(found: &str) -> String {
-    let mut line: String = found.chars().take(80).collect();
-    line += if found.chars().nth(80).is_some() { "…" } else { "" };
-    line
+    let escaped =
+        found.chars().take(80).map(|c| if c.is_control() { c.escape_default().to_string() } else { c.into() });
+    let rest = if found.chars().nth(80).is_some() { "…" } else { "" };
+    escaped.chain([rest.to_owned()]).collect()
 }
 
 #[cfg(test)]

@@ -99,8 +99,9 @@ impl RecordedSpace {
     pub fn read(name: &str, file: &[u8], description: Option<&[u8]>) -> Result<RecordedSpace, ReplayError> {
         let of_description = |error| ReplayError::Description(Box::new(error));
         let described = description.map(t1::read).transpose().map_err(of_description)?;
+        let (described, twice) = described.map_or((None, None), |(columns, twice)| (Some(columns), twice));
         let Head { format, kernel_tuner, t4 } = Head::read(file)?;
-        let rows = match format {
+        let mut rows = match format {
             Format::KernelTuner => {
                 let mut rows = kernel_tuner.rows(described)?;
                 read_member(file, "cache", &mut rows, kernel_tuner::read_rows)?;
@@ -114,6 +115,7 @@ impl RecordedSpace {
             Format::Records => records::read(file, described)?,
             Format::Other(found) => return Err(ReplayError::Format { found }),
         };
+        rows.notes.extend(twice);
         rows.recorded_space(name)
     }
 }

@@ -78,7 +78,9 @@ impl Column {
     fn list(&mut self, value: Option<Json>, lists: &mut Lists) -> Result<(), Fault> {
         let value = text_of(value).map_err(|problem| Fault::Problem(format!("parameter {}: {problem}", self.name)))?;
         if self.places.contains_key(&value) {
-            lists.twice.get_or_insert_with(|| format!("parameter {} lists {value} twice; it counts once", self.name));
+            lists.twice.get_or_insert_with(|| {
+                format!("parameter {} lists {} twice; it counts once", brief(&self.name), brief(&value))
+            });
             return Ok(());
         }
         lists.n_values += 1;

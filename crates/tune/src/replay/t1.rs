@@ -4,11 +4,13 @@ use serde_json::Value as Json;
 
 use super::ReplayError;
 use super::json::{Fault, Reader};
+use super::outcome::brief;
 use super::python;
 use super::rows::{Column, Lists, read_value};
 
-/// The parameters with their values. The conditions are left out: the results say what is legal.
-pub(super) fn read(file: &[u8]) -> Result<Vec<Column>, ReplayError> {
+/// The parameters with their values, and what is odd about these. The conditions are left out: the results say what is
+/// legal.
+pub(super) fn read(file: &[u8]) -> Result<(Vec<Column>, Option<String>), ReplayError> {
     let (mut columns, mut lists) = (Vec::new(), Lists::default());
     let mut reader = Reader::new(file)?;
     let mut member = |reader: &mut Reader, name: String| {
@@ -30,7 +32,7 @@ pub(super) fn read(file: &[u8]) -> Result<Vec<Column>, ReplayError> {
             place: "ConfigurationSpace.TuningParameters".into(),
             problem: "no parameters, so this is no T1 file".into(),
         }),
-        Ok(()) => Ok(columns),
+        Ok(()) => Ok((columns, lists.twice)),
     }
 }
 
@@ -48,8 +50,9 @@ fn parameter(reader: &mut Reader, lists: &mut Lists) -> Result<Column, Fault> {
         }
         Ok(())
     })?;
-    let wrong =
-        |problem: String| Fault::Refused(ReplayError::Entry { place: format!("parameter {parameter}"), problem });
+    let wrong = |problem: String| {
+        Fault::Refused(ReplayError::Entry { place: format!("parameter {}", brief(&parameter)), problem })
+    };
     match values {
         Some(Ok(mut column)) => {
             column.name = parameter;
