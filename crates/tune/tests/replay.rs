@@ -331,7 +331,7 @@ fn numbers_with_fractions_keep_their_order() {
         ControlFlow::Continue(())
     };
     let configs: Vec<_> = (0..5).map(|at| recorded.space().config_at(at)).collect();
-    recorded.clone().measure(&configs, None, &mut Vec::new, &mut done).unwrap();
+    recorded.clone().measure(&configs, None, &|| false, &mut Vec::new, &mut done).unwrap();
     assert_eq!(found, [6000.0, 2000.0, 3000.0, 1000.0, 4500.0]);
     // A text beside the number that it writes.
     let rows = json!([row(json!({"a": "1"}), 1.into()), row(json!({"a": 1}), 2.into())]);

@@ -99,20 +99,20 @@ pub fn run(as_json: bool) -> anyhow::Result<()> {
 
 /// What the system allows, where it does not allow everything.
 fn limits_text(allowed: &Allowed, size: &dyn Fn(u64) -> String) -> String {
-    let number = |n: u64| grouped(n);
-    let seconds = |n: u64| format!("{n} s");
-    let named: [(&str, Option<u64>, &dyn Fn(u64) -> String); 9] = [
-        ("memory of the control group", allowed.memory_bytes, size),
-        ("its processes and threads", allowed.tasks, &number),
-        ("address space (ulimit -v)", allowed.address_space_bytes, size),
-        ("data (-d)", allowed.data_bytes, size),
-        ("CPU time (-t)", allowed.cpu_seconds, &seconds),
-        ("a file (-f)", allowed.file_bytes, size),
-        ("stack (-s)", allowed.stack_bytes, size),
-        ("open files (-n)", allowed.open_files, &number),
-        ("the user's processes and threads (-u)", allowed.user_tasks, &number),
+    let bytes = |limit: Option<u64>| limit.map(size);
+    let number = |limit: Option<u64>| limit.map(grouped);
+    let named = [
+        ("memory of the control group", bytes(allowed.memory_bytes)),
+        ("its processes and threads", number(allowed.tasks)),
+        ("address space (ulimit -v)", bytes(allowed.address_space_bytes)),
+        ("data (-d)", bytes(allowed.data_bytes)),
+        ("CPU time (-t)", allowed.cpu_seconds.map(|n| format!("{n} s"))),
+        ("a file (-f)", bytes(allowed.file_bytes)),
+        ("stack (-s)", bytes(allowed.stack_bytes)),
+        ("open files (-n)", number(allowed.open_files)),
+        ("the user's processes and threads (-u)", number(allowed.user_tasks)),
     ];
-    let given = named.iter().filter_map(|(name, limit, shown)| Some(format!("{name} {}", shown((*limit)?))));
+    let given = named.into_iter().filter_map(|(name, limit)| Some(format!("{name} {}", limit?)));
     let text = given.collect::<Vec<_>>().join(", ");
     if text.is_empty() { "none".to_owned() } else { text }
 }

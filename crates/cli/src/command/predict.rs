@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use anyhow::Context;
 use clap::{Args, Subcommand};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value as Json, json};
@@ -24,7 +25,7 @@ use tilewright_tune::predict::{
 use tilewright_tune::{Config, Task};
 
 use super::{count, on_interrupt, read_file, target_name};
-use crate::error::{OrBadInput, bad_input};
+use crate::error::bad_input;
 use crate::output::{Destination, grouped, message, with_suffix, writable, write_whole};
 use crate::stats::Quartiles;
 
