@@ -1,6 +1,8 @@
 //! Opening the file that records are kept in.
 
+use std::io;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
@@ -59,7 +61,7 @@ impl Database {
     ///
     /// # Errors
     /// Where the file cannot be written or is not ours; this is bad input where the user named the file.
-    pub fn open_to_write(&self) -> anyhow::Result<Store> {
+    pub fn open_to_write(&self) -> anyhow::Result<Opened> {
         if self.option.is_none()
             && let Some(folder) = self.path.parent()
         {
@@ -69,7 +71,13 @@ impl Database {
         if connection.is_readonly(MAIN_DB).map_err(|e| self.refuse(e.into()))? {
             return Err(self.refuse(StoreError::ReadOnly));
         }
-        Store::new(connection).map_err(|e| self.refuse(e))
+        let store = Store::new(connection).map_err(|e| self.refuse(e))?;
+        Ok(Opened { store, database: self.clone(), file: self.file() })
+    }
+
+    /// Which file there is at the path, if any: its device and its number on it.
+    fn file(&self) -> Option<(u64, u64)> {
+        self.path.metadata().ok().map(|file| (file.dev(), file.ino()))
     }
 
     /// The store, or `None` where the file does not exist.
@@ -77,7 +85,7 @@ impl Database {
     /// # Errors
     /// Where the file cannot be read or is not ours; this is bad input where the user named the file.
     pub fn open_to_read(&self) -> anyhow::Result<Option<Store>> {
-        if !self.path.exists() {
+        if self.path.metadata().is_err_and(|error| error.kind() == io::ErrorKind::NotFound) {
             return Ok(None);
         }
         // A database in use can be read only by who may also write its index of the log; SQLite opens a file that
@@ -118,31 +126,87 @@ impl Database {
     }
 
     fn connect(&self, flags: OpenFlags) -> anyhow::Result<Connection> {
-        if self.path.is_dir() {
-            return Err(self.fault("it is a folder"));
+        match self.path.metadata() {
+            Ok(there) if there.is_dir() => return Err(self.fault("it is a folder")),
+            Ok(there) if !there.is_file() => return Err(self.fault("it is no plain file")),
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                return Err(self.fault(&format!("cannot be reached: {error}")));
+            }
+            _ => {}
         }
         if let Some(folder) = self.path.parent().filter(|f| !f.as_os_str().is_empty() && !f.is_dir()) {
             return Err(self.fault(&format!("there is no folder {}", folder.display())));
         }
-        Connection::open_with_flags(&self.path, flags | OpenFlags::SQLITE_OPEN_NO_MUTEX)
-            .map_err(|e| self.refuse(e.into()))
+        // Names such as `:memory:` and `file:…` mean something else to SQLite, but not behind a folder.
+        let plain = if self.path.is_absolute() { self.path.clone() } else { Path::new(".").join(&self.path) };
+        Connection::open_with_flags(plain, flags | OpenFlags::SQLITE_OPEN_NO_MUTEX).map_err(|e| self.refuse(e.into()))
     }
 
-    /// The error of a store with the file's name.
-    fn refuse(&self, error: StoreError) -> anyhow::Error {
+    /// The error of a store that is to be read, with the file's name and how to mend it: bad input where the
+    /// user named a file that is none to use.
+    pub fn refuse(&self, error: StoreError) -> anyhow::Error {
         match error {
-            StoreError::Busy { .. } | StoreError::Full => anyhow::Error::from(error).context(self.label()),
-            _ => self.fault(&error.to_string()),
+            StoreError::Busy { .. } | StoreError::Full | StoreError::Gone => self.failure(&error),
+            _ if self.option.is_some() => bad_input(self.failure(&error)),
+            _ => self.failure(&error),
         }
     }
 
+    /// The error of a store in the middle of a run, with the file's name and how to mend it.
+    pub fn failure(&self, error: &StoreError) -> anyhow::Error {
+        let another = self.another();
+        let name = self.name();
+        let advice = match error {
+            StoreError::Full => "make room and run the same again".to_owned(),
+            StoreError::Busy { .. } => "run the same again when it is free".to_owned(),
+            StoreError::Gone => "run the same again".to_owned(),
+            StoreError::NewerSchema { .. } => format!("a newer version of tilewright wrote it; {another}"),
+            StoreError::NotADatabase => format!("{another}, or move this one away"),
+            StoreError::Damaged(_) => {
+                format!("{another}, or move this one away, with {name}-wal and {name}-shm where they are there")
+            }
+            _ => another,
+        };
+        anyhow::anyhow!("{}: {error} ({advice})", self.label())
+    }
+
     fn fault(&self, reason: &str) -> anyhow::Error {
-        let text = format!("{}: {reason} (give another file with {})", self.label(), self.option.unwrap_or("--db"));
+        let text = format!("{}: {reason} ({})", self.label(), self.another());
         if self.option.is_some() { bad_input(text) } else { anyhow::anyhow!(text) }
+    }
+
+    fn another(&self) -> String {
+        format!("give another file with {}", self.option.unwrap_or("--db"))
     }
 
     fn label(&self) -> String {
         format!("database {}", self.name())
+    }
+}
+
+/// A store that is written to, and the file that it is in.
+#[derive(Debug)]
+pub struct Opened {
+    /// The store.
+    pub store: Store,
+    /// Where it is.
+    pub database: Database,
+    /// As [`Database::file`] has it.
+    file: Option<(u64, u64)>,
+}
+
+impl Opened {
+    /// Checks that what was written is where it can be found again.
+    ///
+    /// # Errors
+    /// [`StoreError::Gone`] where the file was deleted, moved or replaced.
+    pub fn check(&self) -> Result<(), StoreError> {
+        if self.file.is_some() && self.file == self.database.file() {
+            return Ok(());
+        }
+        // What lies beside the path may belong to another file now.
+        self.store.leave_log();
+        Err(StoreError::Gone)
     }
 }
 

@@ -205,6 +205,7 @@ mod tests {
             unix_time,
             run,
             limit: None,
+            is_imported: false,
         }
     }
 

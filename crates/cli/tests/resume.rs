@@ -211,6 +211,69 @@ fn a_database_that_is_locked_for_long_loses_no_trial() {
     assert_eq!(recorded(&db).len(), 300);
 }
 
+/// What takes a database away under a run.
+type Taking = fn(&Path);
+
+#[test]
+fn a_database_that_is_taken_away_ends_the_run_with_its_winner_told() {
+    let delete: Taking = |db| std::fs::remove_file(db).unwrap();
+    let rename: Taking = |db| std::fs::rename(db, db.with_extension("moved")).unwrap();
+    let replace: Taking = |db| {
+        std::fs::remove_file(db).unwrap();
+        run_json(&["import", "/dev/null", "--db", text(db)]);
+    };
+    for taking in [delete, rename, replace] {
+        let folder = tempfile::tempdir().unwrap();
+        let db = folder.path().join("records.db");
+        let mut running = Running::start(&tune(&db, &["--time", LONG, "--json"]));
+        running.wait_for(20);
+        taking(&db);
+        let (code, stdout, stderr) = running.end();
+        assert_eq!(code, Some(1), "{stderr}");
+        let expected = format!("error: database {}: deleted, moved or replaced while it was in use: ", text(&db));
+        assert!(stderr.lines().last().is_some_and(|line| line.starts_with(&expected)), "{stderr}");
+        let result: serde_json::Value = serde_json::from_str(&stdout).expect("the result is JSON");
+        assert!(result["best"]["gflops"].as_f64().is_some_and(|g| g > 0.0), "{result}");
+        assert_eq!(result["recorded"], false);
+        // The other file is whole.
+        assert_eq!(recorded(&db).len(), 0);
+    }
+}
+
+#[test]
+fn a_database_that_is_taken_away_ends_the_recording_of_a_space_and_of_a_set() {
+    let folder = tempfile::tempdir().unwrap();
+    let db = folder.path().join("records.db");
+    for arguments in [
+        ["record-space", WORKLOAD, "--max", "100000", "--db", text(&db)],
+        ["tune", "bert:m=64,n=64,k=64", "--time", LONG, "--db", text(&db)],
+    ] {
+        let mut running = Running::start(&arguments);
+        running.wait_for(20);
+        std::fs::remove_file(&db).unwrap();
+        let (code, _, stderr) = running.end();
+        assert_eq!(code, Some(1), "{stderr}");
+        assert!(stderr.lines().last().is_some_and(|l| l.contains("deleted, moved or replaced")), "{stderr}");
+    }
+}
+
+#[test]
+fn many_runs_make_one_database_at_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let db = folder.path().join("records.db");
+    let runs: Vec<Child> = (0..8)
+        .map(|seed: u64| {
+            let seed = seed.to_string();
+            command(&tune(&db, &["--trials", "6", "--no-race", "--json", "--seed", &seed])).spawn().unwrap()
+        })
+        .collect();
+    for run in runs {
+        let result = json_of(&["tune"], &run.wait_with_output().unwrap());
+        assert_eq!(result["trials"], 6);
+    }
+    assert!(recorded(&db).len() >= 6);
+}
+
 #[test]
 fn an_interrupt_keeps_all_and_names_the_winner() {
     let folder = tempfile::tempdir().unwrap();

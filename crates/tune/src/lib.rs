@@ -23,7 +23,7 @@ mod tune_loop;
 pub use error::Error;
 pub use importance::{Importance, importance};
 pub use measure::{BoxError, Measure, Measured, Seconds};
-pub use record::{Best, Record, RecordError, RunTime, Store, StoreError, TaskKey, Winner};
+pub use record::{Best, Judge, PassedOver, Record, RecordError, RunTime, Store, StoreError, TaskKey, Winner};
 pub use replay::{AtBudget, RecordedSpace, Replay, ReplayError, ReplayPlan};
 pub use search::{Contexts, Problem, SEARCHES, Search, SearchError};
 pub use space::{Config, ConfigError, Constraint, Domain, Parameter, Space, SpaceError, Value};

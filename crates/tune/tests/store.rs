@@ -6,8 +6,9 @@ use std::time::{Duration, Instant};
 
 use rusqlite::{Connection, OpenFlags};
 use serde_json::json;
+use tilewright_tune::record::{Exported, Imported};
 use tilewright_tune::{
-    Best, ErrorClass, Limit, Outcome, Record, RunTime, Seconds, Store, StoreError, TaskKey, Timing, Winner,
+    Best, ErrorClass, Judge, Limit, Outcome, Record, RunTime, Seconds, Store, StoreError, TaskKey, Timing, Winner,
 };
 
 const WORKLOAD: &str = "matmul:m=512,n=512,k=512";
@@ -42,6 +43,7 @@ fn record(trial: u64) -> Record {
         unix_time: 1_800_000_000,
         run: Some(RunTime { start_unix_ms: 1_800_000_000_123, elapsed_s: trial as f64 / 8.0 }),
         limit: None,
+        is_imported: false,
     }
 }
 
@@ -57,8 +59,23 @@ fn in_memory() -> Store {
     Store::new(Connection::open_in_memory().unwrap()).unwrap()
 }
 
+/// The trials of a space, whatever they say.
+fn trials_of(store: &Store, template: &str, threads: u32) -> Vec<Record> {
+    store.trials_of(WORKLOAD, TARGET, threads, Some(template), &|_| Judge::default()).unwrap().0
+}
+
 fn all(store: &Store) -> Vec<Record> {
-    store.trials_of(WORKLOAD, TARGET, "gemm", 1).unwrap()
+    trials_of(store, "gemm", 1)
+}
+
+/// The best on one thread, whatever the records say.
+fn best_of(store: &Store, template: Option<&str>) -> Option<Best> {
+    store.best(WORKLOAD, TARGET, 1, template, &|_| Judge::default()).unwrap().0
+}
+
+/// Adds lines as they are.
+fn import(store: &mut Store, lines: &[u8]) -> Imported {
+    store.import(lines, &mut Ok).unwrap()
 }
 
 fn winner(trial: u64, median_ns: f64) -> Winner {
@@ -78,50 +95,48 @@ fn winner(trial: u64, median_ns: f64) -> Winner {
         version,
         toolchain,
         unix_time,
+        is_imported: false,
     }
 }
 
 #[test]
 fn what_was_inserted_is_read_back_once() {
     let mut store = in_memory();
-    assert_eq!(store.insert(&records(0..10)).unwrap(), 10);
-    assert_eq!(store.insert(&records(5..15)).unwrap(), 5);
+    assert_eq!(store.insert(&records(0..10), 0.0).unwrap(), 10);
+    assert_eq!(store.insert(&records(5..15), 0.0).unwrap(), 5);
     assert_eq!(all(&store), records(0..15));
     let mut reordered = record(2);
     reordered.config = json!({"order": ["j", "i"], "pack": "a", "mr": 2});
-    assert_eq!(store.insert(&[reordered]).unwrap(), 0, "the order of the parameters does not matter");
-    assert_eq!(store.trials_of(WORKLOAD, TARGET, "gemm", 2).unwrap(), []);
-    assert_eq!(store.trials_of(WORKLOAD, TARGET, "other", 1).unwrap(), []);
+    assert_eq!(store.insert(&[reordered], 0.0).unwrap(), 0, "the order of the parameters does not matter");
+    assert_eq!(trials_of(&store, "gemm", 2), []);
+    assert_eq!(trials_of(&store, "other", 1), []);
 }
 
 #[test]
 fn the_best_is_the_confirmed_winner_or_else_the_fastest_trial() {
     let mut store = in_memory();
-    assert_eq!(store.best(WORKLOAD, TARGET, 1, None).unwrap(), None);
-    store.insert(&[record(3)]).unwrap();
-    assert_eq!(store.best(WORKLOAD, TARGET, 1, None).unwrap(), None, "failures are never the best");
+    assert_eq!(best_of(&store, None), None);
+    store.insert(&[record(3)], 0.0).unwrap();
+    assert_eq!(best_of(&store, None), None, "failures are never the best");
     let mut other = record(1);
     other.template = "gemm-4-2-4".into();
     other.outcome =
         Outcome::Measured(Timing { median_ns: 1.5, min_ns: 1.0, spread: 0.0, n_samples: 1, stopped_early: false });
-    store.insert(&records(0..100)).unwrap();
+    store.insert(&records(0..100), 0.0).unwrap();
     let fastest = records(0..100).into_iter().min_by(|a, b| a.outcome.cost().total_cmp(&b.outcome.cost())).unwrap();
-    assert_eq!(store.best(WORKLOAD, TARGET, 1, None).unwrap(), Some(Best::Trial(fastest)));
-    store.insert(std::slice::from_ref(&other)).unwrap();
-    assert_eq!(store.best(WORKLOAD, TARGET, 1, None).unwrap(), Some(Best::Trial(other)), "over all templates");
-    assert_eq!(store.best(WORKLOAD, TARGET, 2, None).unwrap(), None);
-    assert_eq!(store.best(WORKLOAD, "aarch64", 1, None).unwrap(), None);
+    assert_eq!(best_of(&store, None), Some(Best::Trial(fastest)));
+    store.insert(std::slice::from_ref(&other), 0.0).unwrap();
+    assert_eq!(best_of(&store, None), Some(Best::Trial(other)), "over all templates");
+    let elsewhere = |target, threads| store.best(WORKLOAD, target, threads, None, &|_| Judge::default()).unwrap().0;
+    assert_eq!((elsewhere(TARGET, 2), elsewhere("aarch64", 1)), (None, None));
 
-    let best_of_gemm = |store: &Store| store.best(WORKLOAD, TARGET, 1, Some("gemm")).unwrap();
+    let best_of_gemm = |store: &Store| best_of(store, Some("gemm"));
     store.set_winner(&winner(8, 3000.0)).unwrap();
     assert_eq!(best_of_gemm(&store), Some(Best::Confirmed(winner(8, 3000.0))), "a race counts for more than a trial");
     let single = Winner { margin: None, runner_up: None, ..winner(4, 5000.0) };
     store.set_winner(&single).unwrap();
     assert_eq!(best_of_gemm(&store), Some(Best::Confirmed(single.clone())), "the later run counts");
-    assert!(
-        matches!(store.best(WORKLOAD, TARGET, 1, None).unwrap(), Some(Best::Trial(_))),
-        "another template is faster"
-    );
+    assert!(matches!(best_of(&store, None), Some(Best::Trial(_))), "another template is faster");
 
     let after = |i, median_ns| {
         let mut later = record(i);
@@ -130,30 +145,80 @@ fn the_best_is_the_confirmed_winner_or_else_the_fastest_trial() {
             Outcome::Measured(Timing { median_ns, min_ns: median_ns, spread: 0.0, n_samples: 1, stopped_early: false });
         later
     };
-    store.insert(&[after(1000, 4900.0)]).unwrap();
+    store.insert(&[after(1000, 4900.0)], 0.0).unwrap();
     assert_eq!(best_of_gemm(&store), Some(Best::Confirmed(single.clone())), "within the noise of a single trial");
-    store.insert(&[after(1001, 4000.0)]).unwrap();
+    store.insert(&[after(1001, 4000.0)], 0.0).unwrap();
     assert_eq!(best_of_gemm(&store), Some(Best::Trial(after(1001, 4000.0))), "found since the last race");
 }
 
 #[test]
 fn records_travel_as_lines() {
     let (mut from, mut to) = (in_memory(), in_memory());
-    from.insert(&records(0..50)).unwrap();
+    from.insert(&records(0..50), 0.0).unwrap();
     from.set_winner(&winner(8, 3000.0)).unwrap();
     let mut lines = Vec::new();
-    assert_eq!(from.export(&mut lines).unwrap(), 50);
-    let imported = to.import(&lines[..]).unwrap();
+    assert_eq!(from.export(&mut lines).unwrap(), Exported { written: 50, left_out: 0 });
+    let imported = import(&mut to, &lines);
     assert_eq!((imported.read, imported.new), (50, 50));
-    let again = to.import(&lines[..]).unwrap();
+    let again = import(&mut to, &lines);
     assert_eq!((again.read, again.new), (50, 0));
-    assert_eq!(all(&to), all(&from));
-    let best = |store: &Store| store.best(WORKLOAD, TARGET, 1, None).unwrap();
-    assert_eq!(best(&to), Some(Best::Confirmed(winner(8, 3000.0))));
-    let later = Winner { unix_time: u64::from(u32::MAX), ..winner(4, 5000.0) };
-    to.set_winner(&later).unwrap();
-    to.import(&lines[..]).unwrap();
-    assert_eq!(best(&to), Some(Best::Confirmed(later)), "the later winner stays");
+    let by_import = |record| Record { is_imported: true, ..record };
+    assert_eq!(all(&to), all(&from).into_iter().map(by_import).collect::<Vec<_>>());
+    let best = |store: &Store| best_of(store, None);
+    assert_eq!(best(&to), Some(Best::Confirmed(Winner { is_imported: true, ..winner(8, 3000.0) })));
+    let raced_here = Winner { unix_time: 1, ..winner(4, 5000.0) };
+    to.set_winner(&raced_here).unwrap();
+    import(&mut to, &lines);
+    assert_eq!(best(&to), Some(Best::Confirmed(raced_here)), "whatever the clocks say");
+}
+
+/// A trial of this time that came so late by its own clock.
+fn timed(trial: u64, median_ns: f64, unix_time: u64) -> Record {
+    let timing = Timing { median_ns, min_ns: median_ns, spread: 0.0, n_samples: 1, stopped_early: false };
+    Record { outcome: Outcome::Measured(timing), unix_time, ..record(trial) }
+}
+
+#[test]
+fn later_is_what_was_recorded_later() {
+    let mut store = in_memory();
+    store.insert(&[timed(0, 1000.0, 9_000_000_000), timed(1, 3000.0, 1)], 0.0).unwrap();
+    let raced = Winner { unix_time: 9_000_000_000, ..winner(1, 3000.0) };
+    store.set_winner(&raced).unwrap();
+    assert!(store.is_settled(&raced).unwrap());
+    assert_eq!(best_of(&store, None), Some(Best::Confirmed(raced.clone())), "the faster trial was in the race");
+    let by_import = [timed(2, 500.0, 9_000_000_001)].map(|record| serde_json::to_string(&record).unwrap());
+    import(&mut store, by_import[0].as_bytes());
+    assert_eq!(best_of(&store, None), Some(Best::Confirmed(raced.clone())), "it was run elsewhere");
+    assert!(!store.is_settled(&raced).unwrap());
+    store.insert(&[timed(3, 2000.0, 1)], 0.0).unwrap();
+    assert_eq!(best_of(&store, None), Some(Best::Trial(timed(3, 2000.0, 1))), "it was recorded since");
+}
+
+#[test]
+fn a_race_that_was_run_elsewhere_says_nothing_of_trials_that_were_run_here() {
+    let (mut from, mut store) = (in_memory(), in_memory());
+    from.insert(&[timed(1, 1500.0, 5), timed(2, 4000.0, 5)], 0.0).unwrap();
+    from.set_winner(&winner(2, 3000.0)).unwrap();
+    let mut lines = Vec::new();
+    from.export(&mut lines).unwrap();
+    import(&mut store, &lines);
+    let imported = Winner { is_imported: true, ..winner(2, 3000.0) };
+    assert_eq!(best_of(&store, None), Some(Best::Confirmed(imported.clone())));
+    assert!(!store.is_settled(&imported).unwrap());
+    store.insert(&[timed(3, 2900.0, 1)], 0.0).unwrap();
+    assert_eq!(best_of(&store, None), Some(Best::Confirmed(imported)), "within the noise of a single trial");
+    store.insert(&[timed(4, 2000.0, 1)], 0.0).unwrap();
+    import(&mut store, &lines);
+    assert_eq!(best_of(&store, None), Some(Best::Trial(timed(4, 2000.0, 1))));
+}
+
+#[test]
+fn what_cannot_be_true_gives_way_and_what_can_stays() {
+    let mut store = in_memory();
+    store.insert(&[timed(0, 5.0, 1), timed(1, 500.0, 1), record(3)], 0.0).unwrap();
+    let again = [timed(0, 1000.0, 2), timed(1, 1000.0, 2), timed(3, 1000.0, 2)];
+    assert_eq!(store.insert(&again, 100.0).unwrap(), 1);
+    assert_eq!(all(&store), [timed(1, 500.0, 1), record(3), timed(0, 1000.0, 2)]);
 }
 
 #[test]
@@ -161,7 +226,7 @@ fn a_malformed_line_imports_nothing() {
     let mut store = in_memory();
     let line = |trial| serde_json::to_string(&record(trial)).unwrap();
     let text = format!("{}\n\nnonsense\n{}\n", line(0), line(1));
-    let error = store.import(text.as_bytes()).unwrap_err();
+    let error = store.import(text.as_bytes(), &mut Ok).unwrap_err();
     assert_eq!(error.to_string(), "line 3: expected ident at column 2");
     assert_eq!(all(&store), []);
 }
@@ -170,7 +235,7 @@ fn a_malformed_line_imports_nothing() {
 fn old_record_files_load() {
     let mut store = in_memory();
     let file = include_bytes!("data/records-v1.jsonl");
-    let imported = store.import(&file[..]).unwrap();
+    let imported = import(&mut store, file);
     assert_eq!((imported.read, imported.new), (2, 2));
     let mut lines = Vec::new();
     store.export(&mut lines).unwrap();
@@ -184,16 +249,21 @@ fn old_record_files_load() {
 fn old_databases_open_and_take_new_records() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("records.db");
-    open(&path).insert(&records(0..3)).unwrap();
+    open(&path).insert(&records(0..3), 0.0).unwrap();
     let old = Connection::open(&path).unwrap();
-    for column in ["run_start_unix_ms", "run_elapsed_s", "limit_name", "limit_number"] {
+    for column in ["run_start_unix_ms", "run_elapsed_s", "limit_name", "limit_number", "imported"] {
         old.execute_batch(&format!("ALTER TABLE trials DROP COLUMN {column}")).unwrap();
+    }
+    for column in ["winners DROP imported", "winners DROP last_trial"] {
+        old.execute_batch(&format!("ALTER TABLE {column}")).unwrap();
     }
     let read_only = Connection::open_with_flags(&path, OpenFlags::SQLITE_OPEN_READ_ONLY).unwrap();
     let without_run = |trial| Record { run: None, ..record(trial) };
     let mut expected: Vec<Record> = (0..3).map(without_run).collect();
-    assert_eq!(all(&Store::new(read_only).unwrap()), expected, "as it is, where it cannot be written");
-    open(&path).insert(&[record(3)]).unwrap();
+    let read_only = Store::new(read_only).unwrap();
+    assert_eq!(all(&read_only), expected, "as it is, where it cannot be written");
+    assert!(best_of(&read_only, None).is_some());
+    open(&path).insert(&[record(3)], 0.0).unwrap();
     expected.push(record(3));
     assert_eq!(all(&open(&path)), expected);
 }
@@ -223,8 +293,8 @@ fn a_failure_of_a_limit_makes_room_for_what_a_later_run_finds() {
         (&measured(), &high, false),
     ] {
         let mut store = in_memory();
-        store.insert(std::slice::from_ref(there)).unwrap();
-        assert_eq!(store.insert(std::slice::from_ref(new)).unwrap(), u64::from(replaces), "{there:?} {new:?}");
+        store.insert(std::slice::from_ref(there), 0.0).unwrap();
+        assert_eq!(store.insert(std::slice::from_ref(new), 0.0).unwrap(), u64::from(replaces), "{there:?} {new:?}");
         assert_eq!(all(&store), [if replaces { new } else { there }.clone()]);
     }
 }
@@ -233,8 +303,8 @@ fn a_failure_of_a_limit_makes_room_for_what_a_later_run_finds() {
 fn recorded_spaces_are_listed_once_each() {
     let mut store = in_memory();
     assert_eq!(store.tasks().unwrap(), []);
-    store.insert(&records(0..3)).unwrap();
-    store.insert(&[Record { threads: 2, ..record(3) }, record(4)]).unwrap();
+    store.insert(&records(0..3), 0.0).unwrap();
+    store.insert(&[Record { threads: 2, ..record(3) }, record(4)], 0.0).unwrap();
     let task = |threads| TaskKey { workload: WORKLOAD.into(), target: TARGET.into(), template: "gemm".into(), threads };
     assert_eq!(store.tasks().unwrap(), [task(1), task(2)]);
 }
@@ -244,19 +314,19 @@ fn records_of_earlier_names_are_found() {
     let mut store = in_memory();
     let (now, earlier) = ("matmul:m=8,n=8,k=8", "matmul:m=8,n=8,k=8,exact=1");
     let named = |workload: &str, trial| Record { workload: workload.into(), ..record(trial) };
-    store.insert(&[named(earlier, 0), named(earlier, 1), named(now, 1), named(now, 2)]).unwrap();
-    let trials = store.trials_of(now, TARGET, "gemm", 1).unwrap();
+    store.insert(&[named(earlier, 0), named(earlier, 1), named(now, 1), named(now, 2)], 0.0).unwrap();
+    let (trials, _) = store.trials_of(now, TARGET, 1, Some("gemm"), &|_| Judge::default()).unwrap();
     assert_eq!(trials.iter().map(|record| record.trial).collect::<Vec<_>>(), [0, 1, 2], "each configuration once");
     let names: Vec<String> = store.tasks().unwrap().into_iter().map(|key| key.workload).collect();
     assert_eq!(names, [now]);
-    assert!(store.best(now, TARGET, 1, None).unwrap().is_some());
+    assert!(store.best(now, TARGET, 1, None, &|_| Judge::default()).unwrap().0.is_some());
 
     // Where it says something, these are two.
     let (all, exact) = ("conv2d:c=8,h=8,w=8,k=8,r=3,s=3", "conv2d:c=8,h=8,w=8,k=8,r=3,s=3,exact=1");
     let mut store = in_memory();
-    store.insert(&[named(all, 0), named(exact, 1)]).unwrap();
+    store.insert(&[named(all, 0), named(exact, 1)], 0.0).unwrap();
     for (workload, trial) in [(all, 0), (exact, 1)] {
-        let trials = store.trials_of(workload, TARGET, "gemm", 1).unwrap();
+        let (trials, _) = store.trials_of(workload, TARGET, 1, Some("gemm"), &|_| Judge::default()).unwrap();
         assert_eq!(trials.iter().map(|record| record.trial).collect::<Vec<_>>(), [trial], "{workload}");
     }
     assert_eq!(store.tasks().unwrap().len(), 2);
@@ -275,7 +345,7 @@ fn a_file_shared_by_many_loses_nothing() {
                 let mut store = open(path);
                 for batch in 0..20 {
                     let first = (writer * 20 + batch) * 16;
-                    store.insert(&records(first..first + 32)).unwrap();
+                    store.insert(&records(first..first + 32), 0.0).unwrap();
                 }
             });
         }
@@ -289,7 +359,7 @@ fn a_file_shared_by_many_loses_nothing() {
 fn readers_do_not_wait_for_a_writer() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("records.db");
-    open(&path).insert(&records(0..10)).unwrap();
+    open(&path).insert(&records(0..10), 0.0).unwrap();
     let writer = Connection::open(&path).unwrap();
     writer.execute_batch("BEGIN IMMEDIATE").unwrap();
     let start = Instant::now();
@@ -329,12 +399,12 @@ fn files_that_are_not_ours_are_refused_and_left_alone() {
 fn a_file_that_cannot_be_written_can_be_read() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("records.db");
-    open(&path).insert(&records(0..5)).unwrap();
+    open(&path).insert(&records(0..5), 0.0).unwrap();
     let read_only = || Connection::open_with_flags(&path, OpenFlags::SQLITE_OPEN_READ_ONLY).unwrap();
     let mut store = Store::new(read_only()).unwrap();
     assert_eq!(all(&store).len(), 5);
-    assert!(store.best(WORKLOAD, TARGET, 1, None).unwrap().is_some());
-    assert!(matches!(store.insert(&records(5..6)), Err(StoreError::ReadOnly)));
+    assert!(best_of(&store, None).is_some());
+    assert!(matches!(store.insert(&records(5..6), 0.0), Err(StoreError::ReadOnly)));
 
     std::fs::write(folder.path().join("empty.db"), "").unwrap();
     let empty = Connection::open_with_flags(folder.path().join("empty.db"), OpenFlags::SQLITE_OPEN_READ_ONLY);
@@ -346,8 +416,8 @@ fn a_full_disk_keeps_what_was_there() {
     let connection = Connection::open_in_memory().unwrap();
     connection.pragma_update(None, "max_page_count", 30).unwrap();
     let mut store = Store::new(connection).unwrap();
-    store.insert(&records(0..10)).unwrap();
-    let error = store.insert(&records(10..10_000)).unwrap_err();
+    store.insert(&records(0..10), 0.0).unwrap();
+    let error = store.insert(&records(10..10_000), 0.0).unwrap_err();
     assert_eq!(error.to_string(), "disk or database full");
     assert_eq!(all(&store), records(0..10));
 }
@@ -362,13 +432,13 @@ fn check_best_is_fast(n: u64) {
         for record in batch.iter_mut().filter(|record| record.trial % 8 < 3) {
             record.workload = format!("matmul:m=512,n=512,k={}", record.trial % 8 + 1);
         }
-        store.insert(&batch).unwrap();
+        store.insert(&batch, 0.0).unwrap();
     }
     drop(store);
     // The fastest of some, for the machine may be busy.
     let cold_start = || {
         let start = Instant::now();
-        let best = open(&path).best(WORKLOAD, TARGET, 1, None).unwrap();
+        let best = best_of(&open(&path), None);
         assert!(matches!(best, Some(Best::Trial(_))));
         start.elapsed()
     };

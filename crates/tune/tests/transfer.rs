@@ -60,6 +60,7 @@ fn record(task: &Task, config: &Config, outcome: Outcome) -> Record {
         unix_time: 0,
         run: None,
         limit: None,
+        is_imported: false,
     }
 }
 

@@ -12,10 +12,10 @@ use tilewright_device::device::{Racer, Round, steps_text};
 use tilewright_device::protocol::Source;
 use tilewright_device::{Device, Options};
 use tilewright_ir::op::Workload;
-use tilewright_tune::{Outcome, Timing};
+use tilewright_tune::{Outcome, PassedOver, Timing};
 
 use super::{
-    DatabaseArgs, KnownBest, MachineArgs, count, device_options, gflops, make_task, nothing_recorded, parse_workloads,
+    DatabaseArgs, MachineArgs, count, device_options, gflops, known_best, make_task, nothing_recorded, parse_workloads,
     start_device, target_name,
 };
 use crate::error::{OrBadInput, bad_input};
@@ -176,15 +176,15 @@ fn bench(
     let target = args.machine.runnable_target()?;
     let threads = args.machine.threads;
     let database = args.records.database()?;
-    let store = database.open_to_read()?;
     let (name, target_name) = (workload.to_string(), target_name(&target, false));
-    let best = match &store {
-        Some(store) => store.best(&name, &target_name, threads as u32, None)?,
-        None => None,
+    let (best, passed_over) = match database.open_to_read()? {
+        Some(store) => {
+            known_best(&store, workload, &target_name, threads as u32, None).map_err(|error| database.refuse(error))?
+        }
+        None => (None, PassedOver::default()),
     };
-    drop(store);
-    let Some(best) = best.map(KnownBest::new) else {
-        message(&nothing_recorded(&name, &target_name, &args.machine, false, &database));
+    let Some(best) = best else {
+        message(&nothing_recorded(&name, &target_name, &args.machine, false, &database, &passed_over));
         return Ok(None);
     };
     let task = make_task(workload.clone(), target, threads, Some(&best.template))?;

@@ -2,8 +2,9 @@
 
 use clap::Args;
 use serde_json::{Value as Json, json};
+use tilewright_tune::PassedOver;
 
-use super::{DatabaseArgs, KnownBest, WorkloadArgs, check_template, gflops, nothing_recorded, percent, target_name};
+use super::{DatabaseArgs, WorkloadArgs, check_template, gflops, known_best, nothing_recorded, percent, target_name};
 use crate::output::{digits, duration, write_result};
 
 /// Arguments of `best`.
@@ -36,9 +37,10 @@ pub fn run(args: &BestArgs, as_json: bool) -> anyhow::Result<()> {
     let database = args.records.database()?;
     let name = workload.to_string();
     let threads = u32::try_from(machine.threads).unwrap_or(u32::MAX);
-    let best = match database.open_to_read()? {
-        None => None,
-        Some(store) => store.best(&name, &target, threads, args.template.as_deref())?.map(KnownBest::new),
+    let (best, passed_over) = match database.open_to_read()? {
+        None => (None, PassedOver::default()),
+        Some(store) => known_best(&store, &workload, &target, threads, args.template.as_deref())
+            .map_err(|error| database.refuse(error))?,
     };
     let json = json!({
         "workload": name,
@@ -47,17 +49,19 @@ pub fn run(args: &BestArgs, as_json: bool) -> anyhow::Result<()> {
         "target": target,
         "threads": threads,
         "db": database.path.to_string_lossy(),
+        "passed_over": passed_over,
     });
     let text = match best {
-        None => nothing_recorded(&name, &target, machine, args.cold, &database),
+        None => nothing_recorded(&name, &target, machine, args.cold, &database, &passed_over),
         Some(best) => {
             let rank = match (best.is_confirmed, best.margin) {
                 (true, Some(margin)) => format!("winner by {}", percent(margin)),
                 (true, None) => "winner".to_owned(),
                 (false, _) => "fastest trial, not raced".to_owned(),
             };
+            let origin = if best.is_imported { ", imported" } else { "" };
             format!(
-                "{name} on {target}: {} GFLOP/s, {} ({rank})\ntemplate {}\n{}",
+                "{name} on {target}: {} GFLOP/s, {} ({rank}{origin})\ntemplate {}\n{}",
                 digits(gflops(&workload, best.median_ns)),
                 duration(best.median_ns),
                 best.template,

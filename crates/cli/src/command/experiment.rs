@@ -18,10 +18,10 @@ use serde::Deserialize;
 use serde_json::{Value as Json, json};
 use tilewright_device::host;
 use tilewright_ir::op::Workload;
-use tilewright_tune::{Record, Task, search};
+use tilewright_tune::{Judge, PassedOver, Record, Task, search};
 
 use super::tune::{Interrupts, TuneArgs, tune};
-use super::{MachineArgs, count, make_task};
+use super::{MachineArgs, count, make_task, trials_of};
 use crate::clock::{since_1970, utc};
 use crate::database::Database;
 use crate::error::{OrBadInput, bad_input};
@@ -544,6 +544,9 @@ impl Plan<'_> {
         let workload = Workload::parse(planned.problem.workload).or_bad_input("")?;
         let (started, start) = (since_1970().as_secs(), Instant::now());
         let report = tune(&args, &workload, false, interrupts)?;
+        if let Some(lost) = report.lost {
+            return Err(lost);
+        }
         if interrupts.stop.load(Ordering::Relaxed) {
             return Ok(());
         }
@@ -604,8 +607,16 @@ impl Plan<'_> {
             || format!("{} is gone (delete {} to repeat the run)", database.name(), self.marker(planned).display());
         let store = database.open_to_read()?.ok_or_else(|| bad_input(gone()))?;
         let mut records = Vec::new();
-        for key in store.tasks()? {
-            records.extend(store.trials_of(&key.workload, &key.target, &key.template, key.threads)?);
+        let refuse = |error| database.refuse(error);
+        let mut passed_over = PassedOver::default();
+        for key in store.tasks().map_err(refuse)? {
+            let workload = Workload::parse(&key.workload).or_bad_input("")?;
+            // What a run found counts whatever has become of its space since.
+            let judge = |template: &str| Judge::new(&workload, &key.target, key.threads, template, None);
+            records.extend(trials_of(&store, &key, &judge, &mut passed_over).map_err(refuse)?);
+        }
+        if passed_over.total() > 0 {
+            message(&format!("{}: {passed_over}", database.name()));
         }
         Ok(records)
     }

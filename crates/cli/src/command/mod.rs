@@ -29,7 +29,8 @@ use tilewright_device::{Device, DeviceError, Options, host};
 use tilewright_ir::op::Workload;
 use tilewright_ir::target::NAMED;
 use tilewright_ir::{Step, Target};
-use tilewright_tune::{Best, Config, Setting, TEMPLATES, Task};
+use tilewright_tune::record::Judges;
+use tilewright_tune::{Best, Config, Judge, PassedOver, Record, Setting, Store, StoreError, TEMPLATES, Task, TaskKey};
 
 use crate::database::Database;
 use crate::error::{OrBadInput, bad_input};
@@ -217,9 +218,16 @@ fn check_template(name: &str) -> anyhow::Result<()> {
     Err(bad_input(format!("no template `{name}`; there are {known}")))
 }
 
-/// Says that nothing is recorded of a workload, and what records it: the same machine, where that is this one, threads,
-/// caches and database.
-fn nothing_recorded(workload: &str, target: &str, machine: &MachineArgs, cold: bool, database: &Database) -> String {
+/// Says that nothing is recorded of a workload but what is passed over, and what records it: the same
+/// machine, where that is this one, threads, caches and database.
+fn nothing_recorded(
+    workload: &str,
+    target: &str,
+    machine: &MachineArgs,
+    cold: bool,
+    database: &Database,
+    passed_over: &PassedOver,
+) -> String {
     let n_threads = machine.threads;
     let mut tune = format!("tilewright tune {}", shell_quoted(workload));
     if machine.target != "host" {
@@ -235,7 +243,10 @@ fn nothing_recorded(workload: &str, target: &str, machine: &MachineArgs, cold: b
         tune += &format!(" {option} {}", shell_quoted(&database.path.display().to_string()));
     }
     let threads = count(n_threads as u64, "thread");
-    let nothing = format!("nothing is recorded for {workload} on {target} with {threads} in {}", database.name());
+    let mut nothing = format!("nothing is recorded for {workload} on {target} with {threads} in {}", database.name());
+    if passed_over.total() > 0 {
+        nothing += &format!(" that can be shown: {passed_over}");
+    }
     match machine.runnable_target() {
         Ok(_) => format!("{nothing}; run `{tune}`"),
         Err(_) => format!("{nothing} (`show --guess` needs no records)"),
@@ -245,6 +256,53 @@ fn nothing_recorded(workload: &str, target: &str, machine: &MachineArgs, cold: b
 /// The name that records bear: the target, and under what conditions it was measured where they are not the usual ones.
 pub fn target_name(target: &Target, cold: bool) -> String {
     format!("{target}{}", if cold { "/cold" } else { "" })
+}
+
+/// The target that records name, where it is this machine or one that is known by name.
+pub fn known_target(name: &str) -> Option<Target> {
+    let known = std::iter::once(host::target()).chain(NAMED.iter().filter_map(|(name, _)| Target::named(name)));
+    known.into_iter().find(|target| [false, true].iter().any(|cold| target_name(target, *cold) == name))
+}
+
+/// What records of a workload that name this target and threads are held against, by template.
+pub fn judges<'a>(workload: &'a Workload, target: &'a str, threads: u32) -> impl Fn(&str) -> Judge + 'a {
+    let machine = known_target(target);
+    move |template| Judge::new(workload, target, threads, template, machine.clone())
+}
+
+/// The best that is recorded of a workload and can be true, and what is passed over.
+///
+/// # Errors
+/// Where the database fails.
+pub fn known_best(
+    store: &Store,
+    workload: &Workload,
+    target: &str,
+    threads: u32,
+    template: Option<&str>,
+) -> Result<(Option<KnownBest>, PassedOver), StoreError> {
+    let judges = judges(workload, target, threads);
+    let (best, passed_over) = store.best(&workload.to_string(), target, threads, template, &judges)?;
+    if best.is_some() && passed_over.total() > 0 {
+        message(&format!("{workload}: {passed_over}"));
+    }
+    Ok((best.map(KnownBest::new), passed_over))
+}
+
+/// The trials of a task that can be true; what is passed over is added up.
+///
+/// # Errors
+/// Where the database fails.
+pub fn trials_of(
+    store: &Store,
+    key: &TaskKey,
+    judges: Judges,
+    passed_over: &mut PassedOver,
+) -> Result<Vec<Record>, StoreError> {
+    let TaskKey { workload, target, template, threads } = key;
+    let (records, doubted) = store.trials_of(workload, target, *threads, Some(template), judges)?;
+    *passed_over += doubted;
+    Ok(records)
 }
 
 /// Throughput in 10⁹ floating-point operations a second.
@@ -321,6 +379,8 @@ pub struct KnownBest {
     pub margin: Option<f64>,
     /// Whether it is the winner of a run that was completed.
     pub is_confirmed: bool,
+    /// Whether it was imported, and need not have been measured on this machine.
+    pub is_imported: bool,
 }
 
 impl KnownBest {
@@ -333,9 +393,11 @@ impl KnownBest {
                 median_ns: winner.median_ns,
                 margin: winner.margin,
                 is_confirmed: true,
+                is_imported: winner.is_imported,
             },
             Best::Trial(record) => KnownBest {
                 median_ns: record.outcome.cost(),
+                is_imported: record.is_imported,
                 template: record.template,
                 config: record.config,
                 margin: None,
@@ -353,6 +415,7 @@ impl KnownBest {
             "margin": self.margin,
             "template": self.template,
             "confirmed": self.is_confirmed,
+            "imported": self.is_imported,
         })
     }
 }

@@ -15,6 +15,7 @@ use tilewright_tune::{Budget, Config, HeadStart, RecordedSpace, Summary, Task, T
 use super::tune::recorder::Recorder;
 use super::tune::{Interrupts, earlier, errors_of, take_note, task_key};
 use super::{DatabaseArgs, WorkloadArgs, count, device_options, gflops, make_task, start_device};
+use crate::database::Database;
 use crate::error::{OrBadInput, bad_input};
 use crate::output::{Destination, digits, grouped, message, writable, write_result};
 use crate::progress::{Progress, Status, errors_text};
@@ -57,7 +58,7 @@ struct Recording<'a> {
     device: Option<Device>,
     recorder: Arc<Mutex<Recorder>>,
     interrupts: Arc<Interrupts>,
-    database: String,
+    database: Database,
     /// What is recorded of the task, whoever measured it.
     trials: Vec<Trial>,
 }
@@ -75,10 +76,10 @@ pub fn run(args: &RecordSpaceArgs, as_json: bool) -> anyhow::Result<()> {
     let task = make_task(workload, machine.runnable_target()?, machine.threads, args.template.as_deref())?;
     let output = args.output.as_deref().map(|path| writable(path, "another file with -o")).transpose()?;
     let database = args.records.database()?;
-    let store = database.open_to_write()?;
+    let opened = database.open_to_write()?;
     let key = task_key(&task, false);
     let mut options = device_options(machine.threads)?;
-    let trials = earlier(&store, &key, &task, &options.limits())?.trials;
+    let trials = earlier(&opened.store, &key, &task, &options.limits()).map_err(|error| database.refuse(error))?.trials;
     options.seed = args.seed;
     // A recorded space is not about the best one alone.
     options.to_the_end = true;
@@ -90,9 +91,9 @@ pub fn run(args: &RecordSpaceArgs, as_json: bool) -> anyhow::Result<()> {
         task: &task,
         seed: args.seed,
         device,
-        recorder: Arc::new(Mutex::new(Recorder::new(store, key.clone(), SEARCH.to_owned(), args.seed))),
+        recorder: Arc::new(Mutex::new(Recorder::new(opened, &task, key.clone(), SEARCH.to_owned(), args.seed))),
         interrupts,
-        database: database.name(),
+        database: database.clone(),
         trials,
     };
     let start = Instant::now();
@@ -105,7 +106,7 @@ pub fn run(args: &RecordSpaceArgs, as_json: bool) -> anyhow::Result<()> {
     let configs = recording.draw(args.max.unwrap_or(MOST), &[])?;
     recording.measure(&configs)?;
     let recorded = recording.recorder.lock().unwrap_or_else(PoisonError::into_inner).conclude(None);
-    recorded.with_context(|| format!("database {}", recording.database))?;
+    recorded.map_err(|error| database.failure(&error))?;
 
     let n_new = recording.trials.len() - n_before;
     let mut trials = recording.trials;
@@ -192,13 +193,14 @@ impl Recording<'_> {
         if n_new == 0 || self.interrupts.stop.load(Ordering::Relaxed) {
             return Ok(None);
         }
-        message(&format!("{} to measure, {n_known} recorded already in {}", grouped(n_new), self.database));
+        message(&format!("{} to measure, {n_known} recorded already in {}", grouped(n_new), self.database.name()));
         let progress =
             Progress::start(Status { n_trials: n_known, most_trials: Some(configs.len() as u64), ..Status::default() });
         self.interrupts.concern(Some(&self.recorder), &progress);
         let prior = self.trials.clone();
         // It is never asked: the budget ends with the guesses.
         let mut search = search::build(SEARCH, &self.task.space, self.seed)?;
+        let mut lost = None;
         let summary = tilewright_tune::tune(
             search.as_mut(),
             &self.task.space,
@@ -206,10 +208,19 @@ impl Recording<'_> {
             HeadStart { prior: &prior, guesses: configs },
             Budget { trials: Some(n_new), ..Budget::default() },
             &self.interrupts.stop,
-            &mut |event| take_note(&event, self.task, &self.recorder, &progress, &mut self.trials),
+            &mut |event| {
+                let noted = take_note(&event, self.task, &self.recorder, &progress, &mut self.trials);
+                noted.map_err(|error| {
+                    lost = Some(self.database.failure(&error));
+                    "records cannot be written".into()
+                })
+            },
         );
         progress.finish();
-        Ok(Some(summary.with_context(|| format!("database {}", self.database))?))
+        match lost {
+            Some(lost) => Err(lost),
+            None => Ok(Some(summary?)),
+        }
     }
 }
 

@@ -1,16 +1,21 @@
 //! `export` and `import`: records as JSON lines.
 
+use std::collections::HashMap;
 use std::fs::File;
-use std::io::{self, BufReader, BufWriter, Read};
+use std::io::{self, BufRead, BufReader, BufWriter, Cursor, Read, Seek};
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use clap::Args;
 use serde_json::json;
-use tilewright_tune::{Error, StoreError};
+use tilewright_ir::op::{Workload, WorkloadError};
+use tilewright_ir::schedule::{apply_all, parse_steps};
+use tilewright_tune::record::{Doubt, Exported, Imported, Line, RecordError, read_lines};
+use tilewright_tune::{Error, Judge, Record, RunTime, StoreError, TaskKey, Winner};
 
-use super::{DatabaseArgs, count};
-use crate::error::bad_input;
+use super::{DatabaseArgs, MOST_THREADS, count, gflops, judges};
+use crate::database::Database;
+use crate::error::{bad_input, one_line};
 use crate::output::{StdoutError, message, writable, write_result};
 
 /// Arguments of `export`.
@@ -49,34 +54,50 @@ pub fn export(args: &ExportArgs, as_json: bool) -> anyhow::Result<()> {
     let (Some(path), Some(output)) = (file, output) else {
         // Lines are many and short.
         let mut out = BufWriter::with_capacity(1 << 16, io::stdout().lock());
-        let n = store.export(&mut out).map_err(|error| match error {
+        let exported = store.export(&mut out).map_err(|error| match error {
             StoreError::Write(error) => anyhow::Error::from(StdoutError(error)),
-            other => other.into(),
+            other => database.refuse(other),
         })?;
-        message(&format!("{} exported from {}", count(n, "record"), database.name()));
+        tell_left_out(&exported);
+        message(&format!("{} exported from {}", count(exported.written, "record"), database.name()));
         return Ok(());
     };
     let name = path.display().to_string();
-    let mut n = 0;
+    let (mut exported, mut fault) = (Exported::default(), None);
     let written = output.write(|file| {
-        n = store.export(file).map_err(|error| match error {
+        exported = store.export(file).map_err(|error| match error {
             StoreError::Write(error) => error,
-            other => io::Error::other(other),
+            other => {
+                fault = Some(database.refuse(other));
+                io::Error::other("the database cannot be read")
+            }
         })?;
         Ok(())
     });
+    if let Some(fault) = fault {
+        return Err(fault);
+    }
     written.with_context(|| format!("cannot write {name}"))?;
-    let json = json!({"records": n, "file": name, "db": database.path.to_string_lossy()});
+    tell_left_out(&exported);
+    let (n, left_out) = (exported.written, exported.left_out);
+    let json = json!({"records": n, "left_out": left_out, "file": name, "db": database.path.to_string_lossy()});
     write_result(as_json, &json, &format!("{} exported from {} to {name}", count(n, "record"), database.name()))
 }
 
-/// Adds the records of JSON lines, all or none.
+fn tell_left_out(exported: &Exported) {
+    if exported.left_out > 0 {
+        message(&format!("{} that this version does not understand left out", count(exported.left_out, "record")));
+    }
+}
+
+/// Adds the records of JSON lines: none where a line is no record, else those that fit what is known of
+/// workloads, machines and spaces.
 ///
 /// # Errors
-/// Bad input where the file cannot be read or a line is no record.
+/// Bad input where the file cannot be read, a line is no record, or no record fits.
 pub fn import(args: &ImportArgs, as_json: bool) -> anyhow::Result<()> {
     let database = args.records.database()?;
-    let (name, imported) = match args.file.as_deref().filter(|path| *path != Path::new("-")) {
+    match args.file.as_deref().filter(|path| *path != Path::new("-")) {
         Some(path) => {
             let name = path.display().to_string();
             let unreadable = |e| bad_input(format!("cannot read {name}: {e} (give a file of JSON lines)"));
@@ -85,30 +106,152 @@ pub fn import(args: &ImportArgs, as_json: bool) -> anyhow::Result<()> {
                 return Err(bad_input(format!("cannot read {name}: it is a folder (give a file of JSON lines)")));
             }
             if path.is_file() {
-                (name, database.open_to_write()?.import(BufReader::with_capacity(1 << 16, file)))
+                import_from(BufReader::with_capacity(1 << 16, file), &name, &database, as_json)
             } else {
-                let bytes = read_to_end(file, &name)?;
-                (name, database.open_to_write()?.import(&bytes[..]))
+                import_from(Cursor::new(read_to_end(file, &name)?), &name, &database, as_json)
             }
         }
         None => {
-            let name = "standard input".to_owned();
-            let bytes = read_to_end(io::stdin().lock(), &name)?;
-            (name, database.open_to_write()?.import(&bytes[..]))
+            let name = "standard input";
+            import_from(Cursor::new(read_to_end(io::stdin().lock(), name)?), name, &database, as_json)
         }
+    }
+}
+
+fn import_from(mut input: impl BufRead + Seek, name: &str, database: &Database, as_json: bool) -> anyhow::Result<()> {
+    let no_record = |error: RecordError| {
+        let hint = "give JSON lines as `export` writes them; nothing was imported";
+        bad_input(format!("{name}: {error} ({hint})"))
     };
+    // Making spaces takes time, in which the database is not locked yet.
+    let mut customs = Customs::default();
+    let (mut n_good, mut first_refused) = (0u64, None);
+    for (number, line) in read_lines(&mut input) {
+        match customs.check(line.map_err(no_record)?) {
+            Ok(_) => n_good += 1,
+            Err(reason) => first_refused = first_refused.or(Some((number, reason))),
+        }
+    }
+    if let Some((number, reason)) = first_refused.filter(|_| n_good == 0) {
+        return Err(bad_input(format!(
+            "{name}: line {number}: {reason} (no line has a record that fits; nothing was imported)"
+        )));
+    }
+    input.rewind().with_context(|| format!("cannot read {name}"))?;
+    let mut opened = database.open_to_write()?;
+    let imported = opened.store.import(&mut input, &mut |line| customs.check(line));
     let imported = imported.map_err(|error| match error {
-        Error::Record(error) => bad_input(format!("{name}: {error} (nothing was imported)")),
-        other => anyhow::Error::from(other).context(format!("database {}", database.name())),
+        Error::Record(error) => no_record(error),
+        Error::Store(error) => database.failure(&error),
+        other => other.into(),
     })?;
-    let json = json!({"read": imported.read, "new": imported.new, "file": name, "db": database.path.to_string_lossy()});
-    let text = format!(
-        "{} read from {name}, {} of them new in {}",
-        count(imported.read, "record"),
-        imported.new,
-        database.name()
-    );
+    opened.check().map_err(|error| database.failure(&error))?;
+    let Imported { read, new, n_refused, refused } = imported;
+    for (number, reason) in &refused {
+        message(&format!("{name}: line {number}: {reason}: left out"));
+    }
+    if n_refused > refused.len() as u64 {
+        message(&format!("{name}: {} left out in all", count(n_refused, "line")));
+    }
+    let path = database.path.to_string_lossy();
+    let json = json!({"read": read, "new": new, "left_out": n_refused, "file": name, "db": path});
+    let text = format!("{} read from {name}, {new} of them new in {}", count(read, "record"), database.name());
     write_result(as_json, &json, &text)
+}
+
+/// What lines are held against before they come in.
+#[derive(Default)]
+struct Customs {
+    judges: HashMap<TaskKey, Judge>,
+}
+
+impl Customs {
+    /// The line with its names and numbers as this version writes them.
+    ///
+    /// What a newer version wrote may be of workloads and spaces that this one does not know, and what an
+    /// older one did, of spaces as they were; both are kept, for other machines and for learning from.
+    ///
+    /// # Errors
+    /// Why there cannot be such a record.
+    fn check(&mut self, line: Line) -> Result<Line, String> {
+        let Line { mut record, winner } = line;
+        check_form(&record)?;
+        let is_newer = version(&record.version) > version(env!("CARGO_PKG_VERSION"));
+        let workload = match Workload::parse(&record.workload) {
+            Ok(workload) => workload,
+            Err(_) if is_newer => return Ok(Line { record, winner }),
+            // It lists all there are.
+            Err(WorkloadError::Unknown { given, .. }) => return Err(format!("unknown workload `{given}`")),
+            Err(error) => return Err(one_line(&error.to_string())),
+        };
+        record.workload = workload.to_string();
+        let Record { target, template, threads, .. } = &record;
+        let key = TaskKey {
+            workload: record.workload.clone(),
+            target: target.clone(),
+            template: template.clone(),
+            threads: *threads,
+        };
+        let judge = self.judges.entry(key).or_insert_with(|| judges(&workload, target, *threads)(template));
+        let times = [record.outcome.timing().map(|t| t.median_ns), winner.as_ref().map(|w| w.median_ns)];
+        if let Some(ns) = times.into_iter().flatten().find(|ns| *ns < judge.least_ns()) {
+            let least = judge.least_ns();
+            return Err(format!("{ns} ns is faster than the machine can be, which needs {least:.1} ns"));
+        }
+        if judge.doubt_of(&record) == Some(Doubt::OtherSpace) {
+            let schedules = || parse_steps(&record.steps).is_ok_and(|s| apply_all(&workload.program(), &s).is_ok());
+            if !is_newer && (record.steps.is_empty() || !schedules()) {
+                return Err(match judge.space().map(|space| space.config_from_json(&record.config)) {
+                    Some(Err(error)) => one_line(&format!("the configuration is not of the space: {error}")),
+                    _ => format!("there is no template `{template}` for {workload}"),
+                });
+            }
+        } else if let Some(space) = judge.space()
+            && let Ok(config) = space.config_from_json(&record.config)
+        {
+            record.config = space.config_to_json(&config);
+        }
+        // What follows from the rest is not believed.
+        let winner = winner.map(|winner| Winner {
+            workload: record.workload.clone(),
+            config: record.config.clone(),
+            gflops: gflops(&workload, winner.median_ns),
+            ..winner
+        });
+        Ok(Line { record, winner })
+    }
+}
+
+/// Checks what needs no knowledge of workloads.
+fn check_form(record: &Record) -> Result<(), String> {
+    let Record { target, template, search, version, toolchain, threads, seconds, run, .. } = record;
+    let texts = [("target", target), ("template", template), ("search", search), ("version", version)];
+    for (name, text) in texts.into_iter().chain([("toolchain", toolchain)]) {
+        if text.chars().any(char::is_control) {
+            return Err(format!("{name} holds a control character"));
+        }
+    }
+    if target.is_empty() || template.is_empty() {
+        return Err("target or template is empty".to_owned());
+    }
+    if *threads as usize > MOST_THREADS {
+        return Err(format!("threads {threads} is more than {MOST_THREADS}"));
+    }
+    let elapsed_s = run.map_or(0.0, |RunTime { elapsed_s, .. }| elapsed_s);
+    let spans = [("build", seconds.build), ("run", seconds.run), ("verify", seconds.verify), ("elapsed_s", elapsed_s)];
+    match spans.iter().find(|(_, span)| !(0.0..=MOST_SECONDS).contains(span)) {
+        Some((name, span)) => Err(format!("{name} {span} is no number of seconds")),
+        None => Ok(()),
+    }
+}
+
+/// A thousand years.
+const MOST_SECONDS: f64 = 3.2e10;
+
+/// The numbers of a version, to compare; of a text that is none, the lowest.
+fn version(text: &str) -> Vec<u64> {
+    let numbers = text.split('.').map(|part| part.parse().ok());
+    numbers.collect::<Option<_>>().unwrap_or_default()
 }
 
 /// All that comes from elsewhere, before anything is written: a slow writer must not keep the database locked.

@@ -11,7 +11,7 @@ use serde_json::json;
 
 use super::{DatabaseArgs, count, parse_workloads};
 use crate::error::bad_input;
-use crate::output::{writable, write_result};
+use crate::output::{message, writable, write_result};
 
 /// Arguments of `report`.
 #[derive(Args, Debug)]
@@ -43,10 +43,16 @@ pub fn run(args: &ReportArgs, as_json: bool) -> anyhow::Result<()> {
     for text in &args.workloads {
         asked.extend(parse_workloads(text, false)?.iter().map(ToString::to_string));
     }
-    let subjects = facts::subjects(&store, &asked).with_context(|| format!("database {}", database.name()))?;
+    let (subjects, passed_over) = facts::subjects(&store, &asked).map_err(|error| database.refuse(error))?;
     if subjects.is_empty() {
         let of = if asked.is_empty() { String::new() } else { format!(" for {}", args.workloads.join(", ")) };
-        return Err(bad_input(format!("nothing is recorded{of} in {} (run `tilewright tune`)", database.name())));
+        let doubted =
+            if passed_over.total() > 0 { format!(" that can be shown: {passed_over}") } else { String::new() };
+        let name = database.name();
+        return Err(bad_input(format!("nothing is recorded{of} in {name}{doubted} (run `tilewright tune`)")));
+    }
+    if passed_over.total() > 0 {
+        message(&format!("of other workloads, {passed_over}"));
     }
     let json =
         json!({"db": database.path.to_string_lossy(), "version": env!("CARGO_PKG_VERSION"), "workloads": subjects});
@@ -67,6 +73,7 @@ mod tests {
     use rand_xoshiro::Xoshiro256PlusPlus;
     use rusqlite::Connection;
     use serde_json::Value as Json;
+    use tilewright_tune::Judge;
     use tilewright_tune::Store;
 
     const NUMBERS: [f64; 12] = [0.0, 5e-324, 1e-300, 1e-9, 1.0, 3e5, 1e18, 1e154, 1e300, f64::MAX, -1.0, -1e308];
@@ -109,13 +116,14 @@ mod tests {
             let mut store = Store::new(Connection::open_in_memory().unwrap()).unwrap();
             for config in 0..rng.random_range(1..12) {
                 // What is refused is not believed.
-                n_imported += store.import(line(&mut rng, config).as_bytes()).map_or(0, |imported| imported.new);
+                n_imported +=
+                    store.import(line(&mut rng, config).as_bytes(), &mut Ok).map_or(0, |imported| imported.new);
             }
-            let subjects = facts::subjects(&store, &[]).unwrap();
+            let (subjects, _) = facts::subjects(&store, &[]).unwrap();
             let page = page::html("r.db", &subjects);
             assert!(page.len() < 200_000, "seed {seed}: {} bytes", page.len());
             serde_json::to_value(&subjects).map(|json: Json| json.to_string()).unwrap();
-            store.best("matmul:m=8,n=8,k=8", "x86-64", 1, None).unwrap();
+            store.best("matmul:m=8,n=8,k=8", "x86-64", 1, None, &|_| Judge::default()).unwrap();
             store.export(&mut std::io::sink()).unwrap();
         }
         assert!(n_imported > 100, "only {n_imported} records were imported");

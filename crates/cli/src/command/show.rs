@@ -9,8 +9,9 @@ use tilewright_codegen::{Argument, Emit, Interface};
 use tilewright_device::device::steps_text;
 use tilewright_ir::schedule::apply_all;
 use tilewright_ir::{Part, Program, Role, lower, verify};
+use tilewright_tune::PassedOver;
 
-use super::{DatabaseArgs, KnownBest, WorkloadArgs, make_task, nothing_recorded};
+use super::{DatabaseArgs, WorkloadArgs, known_best, make_task, nothing_recorded};
 use crate::error::{OrBadInput, bad_input, one_line};
 use crate::output::{message, writable, write_result, write_stdout};
 
@@ -96,17 +97,14 @@ pub fn run(args: &ShowArgs, as_json: bool) -> anyhow::Result<()> {
     let mut template = args.template.clone();
     let config: Option<Json> = if args.best {
         let database = args.records.database()?;
-        let store = database.open_to_read()?;
-        let best = match &store {
-            Some(store) => {
-                store.best(&workload.to_string(), &target.to_string(), machine.threads as u32, template.as_deref())?
-            }
-            None => None,
+        let (name, target, threads) = (workload.to_string(), target.to_string(), machine.threads as u32);
+        let (best, passed_over) = match database.open_to_read()? {
+            Some(store) => known_best(&store, &workload, &target, threads, template.as_deref())
+                .map_err(|error| database.refuse(error))?,
+            None => (None, PassedOver::default()),
         };
-        let best = best.map(KnownBest::new);
-        let best = best.ok_or_else(|| {
-            bad_input(nothing_recorded(&workload.to_string(), &target.to_string(), &args.of.machine, false, &database))
-        })?;
+        let nothing = || bad_input(nothing_recorded(&name, &target, machine, false, &database, &passed_over));
+        let best = best.ok_or_else(nothing)?;
         template = Some(best.template);
         Some(best.config)
     } else {

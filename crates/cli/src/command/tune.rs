@@ -18,14 +18,14 @@ use tilewright_ir::DType;
 use tilewright_ir::op::Workload;
 use tilewright_ir::reference::work;
 use tilewright_tune::{
-    BoxError, Budget, Config, Ended, ErrorClass, Event, Experience, HeadStart, Limits, Outcome, Record, Seconds, Store,
-    StoreError, Summary, Task, TaskKey, Trial, Winner, search, transfer::warm_start,
+    Budget, Config, Ended, ErrorClass, Event, Experience, HeadStart, Judge, Limits, Outcome, PassedOver, Record,
+    Seconds, Store, StoreError, Summary, Task, TaskKey, Trial, Winner, search, transfer::warm_start,
 };
 
 use super::predict::likely_configs;
 use super::{
     DatabaseArgs, KnownBest, WorkloadArgs, count, device_options, gflops, make_task, on_interrupt, percent,
-    start_device, target_name,
+    start_device, target_name, trials_of,
 };
 use crate::clock::since_1970;
 use crate::database::Database;
@@ -140,16 +140,18 @@ struct Run<'a> {
     options: Options,
     peak_gflops: Option<f64>,
     wall: WallTime,
+    /// Whether all that was found is recorded.
+    is_recorded: bool,
 }
 
 /// What earlier runs have recorded.
 pub struct Earlier {
-    /// Their trials.
+    /// Their trials, as far as they can be true.
     pub trials: Vec<Trial>,
     /// How many of them came to a limit, by class.
     cut_off: BTreeMap<ErrorClass, u64>,
-    /// When the last of them was recorded, in seconds since 1970.
-    last_unix_time: u64,
+    /// The configurations of those that were imported.
+    imported: HashSet<Config>,
 }
 
 /// What a run came to.
@@ -159,6 +161,8 @@ pub struct Report {
     text: String,
     /// Why there is no winner, where there should be one.
     pub failure: Option<anyhow::Error>,
+    /// Why records of it are lost, where they are; the run ended with that.
+    pub lost: Option<anyhow::Error>,
 }
 
 /// Tunes a workload, or each workload of a set.
@@ -175,7 +179,7 @@ pub fn run(args: &TuneArgs, as_json: bool) -> anyhow::Result<()> {
         if report.failure.is_none() || as_json {
             write_result(as_json, &report.json, &report.text)?;
         }
-        return report.failure.map_or(Ok(()), Err);
+        return report.lost.or(report.failure).map_or(Ok(()), Err);
     }
     // The set's own database may have nothing to learn from yet; another one has it, or never will.
     if let Some(transfer) = &args.transfer
@@ -189,7 +193,7 @@ pub fn run(args: &TuneArgs, as_json: bool) -> anyhow::Result<()> {
         if interrupts.stop.load(Ordering::Relaxed) {
             break;
         }
-        let report = match tune(args, workload, true, &interrupts) {
+        let mut report = match tune(args, workload, true, &interrupts) {
             Ok(report) => report,
             Err(error) if reports.is_empty() => return Err(error),
             // What was found until then is told.
@@ -202,7 +206,11 @@ pub fn run(args: &TuneArgs, as_json: bool) -> anyhow::Result<()> {
             None => format!("{}\n", report.text),
             Some(failure) => format!("error: {workload}: {}\n", describe(failure)),
         });
+        fault = report.lost.take().map(|lost| lost.context(workload.to_string()));
         reports.push(report);
+        if fault.is_some() {
+            break;
+        }
     }
     let mut rows = vec![["workload", "GFLOP/s", "time"].map(str::to_owned).to_vec()];
     for (workload, report) in workloads.iter().zip(&reports) {
@@ -257,9 +265,9 @@ pub fn tune(args: &TuneArgs, workload: &Workload, is_of_set: bool, interrupts: &
     }
     let mut search = search::build(&args.search, problem, args.seed).or_bad_input(see)?;
     let database = args.records.database()?;
-    let store = database.open_to_write()?;
+    let opened = database.open_to_write()?;
     let options = options(args, n_threads)?;
-    let earlier = earlier(&store, &key, &task, &options.limits())?;
+    let earlier = earlier(&opened.store, &key, &task, &options.limits()).map_err(|error| database.refuse(error))?;
 
     let time = args.time.or(if args.trials.is_none() { Some(DEFAULT_TIME) } else { None });
     let left = args.trials.map(|trials| trials.saturating_sub(earlier.trials.len() as u64));
@@ -269,9 +277,19 @@ pub fn tune(args: &TuneArgs, workload: &Workload, is_of_set: bool, interrupts: &
         _ => None,
     };
     introduce(args, &key, &task, &database, &earlier, time.filter(|_| nothing_left.is_none()));
-    let mut run = Run { args, workload: workload.clone(), task, database, key, options, peak_gflops: None, wall };
+    let mut run = Run {
+        args,
+        workload: workload.clone(),
+        task,
+        database,
+        key,
+        options,
+        peak_gflops: None,
+        wall,
+        is_recorded: true,
+    };
     if let Some(nothing_left) = nothing_left {
-        if let Some(known) = run.known_winner(&store, &earlier)? {
+        if let Some(known) = run.known_winner(&opened.store).map_err(|error| run.database.refuse(error))? {
             message(nothing_left);
             run.wall.start = run.wall.lap();
             return Ok(run.announce_again(&earlier, &known));
@@ -294,11 +312,13 @@ pub fn tune(args: &TuneArgs, workload: &Workload, is_of_set: bool, interrupts: &
         peak_gflops: run.peak_gflops,
         ..Status::default()
     });
-    let recorder = Arc::new(Mutex::new(Recorder::new(store, run.key.clone(), args.search.clone(), args.seed)));
+    let recorder = Recorder::new(opened, &run.task, run.key.clone(), args.search.clone(), args.seed);
+    let recorder = Arc::new(Mutex::new(recorder));
     interrupts.concern(Some(&recorder), &progress);
 
     let mut trials = earlier.trials.clone();
     let budget = Budget { trials: left, time, ..Budget::default() };
+    let mut lost = None;
     let summary = tilewright_tune::tune(
         search.as_mut(),
         &run.task.space,
@@ -306,24 +326,27 @@ pub fn tune(args: &TuneArgs, workload: &Workload, is_of_set: bool, interrupts: &
         HeadStart { prior: &earlier.trials, guesses: &guesses },
         budget,
         &interrupts.stop,
-        &mut |event| take_note(&event, &run.task, &recorder, &progress, &mut trials),
+        &mut |event| {
+            if let Err(error) = take_note(&event, &run.task, &recorder, &progress, &mut trials) {
+                // What was found until then is raced and told all the same.
+                lost.get_or_insert(error);
+                interrupts.stop.store(true, Ordering::Relaxed);
+            }
+            Ok(())
+        },
     );
     run.wall.search = run.wall.lap();
     let end = match &summary {
         Ok(_) if !args.no_race => {
             let others = trials_of_others(&trials, &run, &progress);
             let known = [trials.as_slice(), others.as_slice()].concat();
-            finals::run(&mut device, &run.task, &known, limits, &interrupts.stop, &progress)
+            finals::run(&mut device, &run.task, &known, &earlier.imported, limits, &interrupts.stop, &progress)
         }
         _ => Ok(End::NoTime),
     };
     progress.finish();
     run.wall.end_race(end.as_ref().ok());
-    let named = || format!("database {}", run.database.name());
-    let summary = summary.map_err(|error| match error {
-        tilewright_tune::Error::Measure(_) => error.into(),
-        error => anyhow::Error::from(error).context(named()),
-    })?;
+    let summary = summary?;
     let winner = match &end {
         Ok(End::Raced(finals)) => Some(run.winner(finals)),
         _ => None,
@@ -332,13 +355,10 @@ pub fn tune(args: &TuneArgs, workload: &Workload, is_of_set: bool, interrupts: &
     let end = end.context("measuring the leading candidates")?;
     drop(device);
     run.wall.end = run.wall.lap();
+    let lost = lost.or(recorded.err()).map(|error| run.database.failure(&error));
+    run.is_recorded = lost.is_none();
     let report = run.conclude(&summary, &earlier, &end, &trials);
-    if recorded.is_err() {
-        // What was found is told all the same.
-        message(&report.text);
-    }
-    recorded.with_context(|| format!("database {}", run.database.name()))?;
-    Ok(report)
+    Ok(Report { lost, ..report })
 }
 
 /// Where the time of a run went, in seconds by the wall clock: parts that add up to the whole.
@@ -404,7 +424,10 @@ fn trials_of_others(own: &[Trial], run: &Run, progress: &Progress) -> Vec<Trial>
     let recorded = || -> anyhow::Result<Vec<Record>> {
         let TaskKey { workload, target, template, threads } = &run.key;
         let store = run.database.open_to_read()?;
-        Ok(store.map_or(Ok(Vec::new()), |store| store.trials_of(workload, target, template, *threads))?)
+        let Some(store) = store else { return Ok(Vec::new()) };
+        let judge = |_: &str| Judge::of(&run.task);
+        let found = store.trials_of(workload, target, *threads, Some(template), &judge);
+        Ok(found.map_err(|error| run.database.failure(&error))?.0)
     };
     let recorded = recorded().unwrap_or_else(|error| {
         progress.message(&format!("what others have recorded is not known: {}", describe(&error)));
@@ -434,14 +457,14 @@ pub fn task_key(task: &Task, cold: bool) -> TaskKey {
 /// Records a trial or a batch, shows it and adds it to the trials.
 ///
 /// # Errors
-/// Where the database cannot be written.
+/// Where the database cannot be written, or is gone.
 pub fn take_note(
     event: &Event,
     task: &Task,
     recorder: &Mutex<Recorder>,
     progress: &Progress,
     trials: &mut Vec<Trial>,
-) -> Result<(), BoxError> {
+) -> Result<(), StoreError> {
     let mut recorder = recorder.lock().unwrap_or_else(PoisonError::into_inner);
     match event {
         Event::Trial(report) => {
@@ -459,7 +482,7 @@ pub fn take_note(
         Event::Batch(_) => match recorder.commit() {
             // What it could not write is written with a later batch.
             Err(error @ StoreError::Busy { .. }) => progress.message(&format!("the database is {error}; going on")),
-            committed => committed?,
+            committed => return committed,
         },
     }
     Ok(())
@@ -498,31 +521,35 @@ fn learned(transfer: &Transfer, key: &TaskKey, task: &Task, has_model: bool) -> 
     Ok(Learned { experience, carried_over })
 }
 
-/// The trials of earlier runs that belong to the space as it is now, without those that failed of lower
-/// limits than these: they may do better.
-pub fn earlier(store: &Store, key: &TaskKey, task: &Task, limits: &Limits) -> anyhow::Result<Earlier> {
-    let mut records = store.trials_of(&key.workload, &key.target, &key.template, key.threads)?;
+/// The trials of earlier runs that belong to the space as it is now and can be true, without those that failed of
+/// lower limits than these: they may do better. The others are measured again where the search comes by them.
+///
+/// # Errors
+/// Where the database fails.
+pub fn earlier(store: &Store, key: &TaskKey, task: &Task, limits: &Limits) -> Result<Earlier, StoreError> {
+    let mut passed_over = PassedOver::default();
+    let mut records = trials_of(store, key, &|_| Judge::of(task), &mut passed_over)?;
+    if passed_over.total() > 0 {
+        message(&passed_over.to_string());
+    }
     let n_records = records.len();
     records.retain(|record| !record.limit.is_some_and(|limit| limit.is_below(limits)));
     let n_below = n_records - records.len();
     if n_below > 0 {
         message(&format!("{} that failed of lower limits may be tried again", count(n_below as u64, "candidate")));
     }
-    let of_space = records.iter().filter_map(|record| Some((record.trial(&task.space).ok()?, record.limit)));
-    let mut cut_off = BTreeMap::new();
-    let mut trials = Vec::new();
-    for (trial, limit) in of_space {
-        if let (Some(class), Some(_)) = (trial.outcome.class(), limit) {
+    let (mut trials, mut imported, mut cut_off) = (Vec::with_capacity(records.len()), HashSet::new(), BTreeMap::new());
+    for record in &records {
+        let Ok(trial) = record.trial(&task.space) else { continue };
+        if record.is_imported {
+            imported.insert(trial.config.clone());
+        }
+        if let (Some(class), Some(_)) = (trial.outcome.class(), record.limit) {
             *cut_off.entry(class).or_default() += 1;
         }
         trials.push(trial);
     }
-    let n_foreign = records.len() - trials.len();
-    if n_foreign > 0 {
-        message(&format!("{} of another version of the space are passed over", count(n_foreign as u64, "record")));
-    }
-    let last_unix_time = records.iter().map(|record: &Record| record.unix_time).max().unwrap_or(0);
-    Ok(Earlier { trials, cut_off, last_unix_time })
+    Ok(Earlier { trials, cut_off, imported })
 }
 
 /// How candidates are built, run and timed.
@@ -610,12 +637,17 @@ impl Interrupts {
             progress.message("stopping; interrupt again to leave at once");
             return;
         }
-        let commit = |recorder: &Arc<Mutex<Recorder>>| recorder.lock().unwrap_or_else(PoisonError::into_inner).commit();
+        let commit = |recorder: &Arc<Mutex<Recorder>>| {
+            let mut recorder = recorder.lock().unwrap_or_else(PoisonError::into_inner);
+            recorder.commit().map_err(|error| recorder.database().failure(&error))
+        };
         let committed = recorder.as_ref().map_or(Ok(()), commit);
         progress.finish();
         match committed {
             Ok(()) => message("left; all trials are recorded"),
-            Err(error) => message(&format!("error: left, and the last batch could not be recorded: {error}")),
+            Err(fault) => {
+                message(&format!("error: left, and the last batch could not be recorded: {}", describe(&fault)));
+            }
         }
         std::process::exit(130);
     }
@@ -667,18 +699,16 @@ impl Run<'_> {
         let mut json = self.json(earlier.trials.len() as u64, &errors_of(&earlier.trials), None);
         json.insert("best".into(), Json::Null);
         json.insert("verified".into(), false.into());
-        Report { json: Json::Object(json), text: INTERRUPTED.to_owned(), failure: None }
+        Report { json: Json::Object(json), text: INTERRUPTED.to_owned(), failure: None, lost: None }
     }
 
-    /// The winner of this template, where nothing was recorded since it was confirmed.
-    fn known_winner(&self, store: &Store, earlier: &Earlier) -> anyhow::Result<Option<Winner>> {
-        let template = Some(self.key.template.as_str());
-        Ok(match store.best(&self.key.workload, &self.key.target, self.key.threads, template)? {
-            Some(tilewright_tune::Best::Confirmed(winner)) if winner.unix_time >= earlier.last_unix_time => {
-                Some(winner)
-            }
-            _ => None,
-        })
+    /// The winner of this template's race, where it was run here and nothing was recorded since.
+    fn known_winner(&self, store: &Store) -> Result<Option<Winner>, StoreError> {
+        let TaskKey { workload, target, template, threads } = &self.key;
+        match store.best(workload, target, *threads, Some(template), &|_| Judge::of(&self.task))?.0 {
+            Some(tilewright_tune::Best::Confirmed(winner)) if store.is_settled(&winner)? => Ok(Some(winner)),
+            _ => Ok(None),
+        }
     }
 
     fn winner(&self, finals: &Finals) -> Winner {
@@ -698,23 +728,24 @@ impl Run<'_> {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             toolchain: recorder::toolchain(),
             unix_time: since_1970().as_secs(),
+            is_imported: false,
         }
     }
 
     /// The result of a run that had nothing left to do.
     fn announce_again(&self, earlier: &Earlier, winner: &Winner) -> Report {
         let mut json = self.json(earlier.trials.len() as u64, &errors_of(&earlier.trials), None);
-        json.insert("best".into(), best_json(winner));
+        json.insert("best".into(), self.best_json(winner));
         json.insert("verified".into(), winner.verified.into());
         let text = format!(
             "{}\nwinner   {} GFLOP/s, {}{}\nconfig   {}",
             self.title(),
-            digits(winner.gflops),
+            digits(gflops(&self.workload, winner.median_ns)),
             duration(winner.median_ns),
             winner.margin.map_or(String::new(), |margin| format!(", {} ahead of the runner-up", percent(margin))),
             winner.config
         );
-        Report { json: Json::Object(json), text, failure: None }
+        Report { json: Json::Object(json), text, failure: None, lost: None }
     }
 
     /// The result of a run, however it ended.
@@ -733,13 +764,13 @@ impl Run<'_> {
         let (text, failure) = match end {
             End::Raced(finals) => {
                 let winner = self.winner(finals);
-                json.insert("best".into(), best_json(&winner));
+                json.insert("best".into(), self.best_json(&winner));
                 json.insert("relative_error".into(), json!(finals.ranking[0].relative_error));
                 json.insert("tie".into(), finals.is_tie().into());
                 json.insert("untuned_gflops".into(), json!(finals.untuned.ns().map(|ns| gflops(&self.workload, ns))));
                 (self.text(summary, finals, &winner, &errors), None)
             }
-            End::NoTime if let Some(best) = self.fastest(summary) => {
+            End::NoTime if let Some(best) = self.fastest(summary, trials, &earlier.imported) => {
                 json.insert("best".into(), best.to_json(&self.workload));
                 let why = if self.args.no_race { "not raced" } else { "the time was too short for a race" };
                 let text = format!(
@@ -760,18 +791,27 @@ impl Run<'_> {
             }
         };
         json.insert("verified".into(), (!json["best"].is_null()).into());
-        Report { json: Json::Object(json), text, failure }
+        Report { json: Json::Object(json), text, failure, lost: None }
     }
 
-    /// The fastest trial, as what is known best without a race.
-    fn fastest(&self, summary: &Summary) -> Option<KnownBest> {
-        let trial = summary.best.as_ref()?;
+    fn best_json(&self, winner: &Winner) -> Json {
+        let best = tilewright_tune::Best::Confirmed(winner.clone());
+        KnownBest::new(best).to_json(&self.workload)
+    }
+
+    /// The fastest trial, as what is known best without a race. What was imported need not have been measured on
+    /// this machine: it counts only where nothing else does.
+    fn fastest(&self, summary: &Summary, trials: &[Trial], imported: &HashSet<Config>) -> Option<KnownBest> {
+        let own = trials.iter().filter(|trial| trial.outcome.timing().is_some() && !imported.contains(&trial.config));
+        let own = own.min_by(|a, b| a.outcome.cost().total_cmp(&b.outcome.cost()));
+        let trial = own.or(summary.best.as_ref())?;
         Some(KnownBest {
             template: self.key.template.clone(),
             config: self.task.space.config_to_json(&trial.config),
             median_ns: trial.outcome.timing()?.median_ns,
             margin: None,
             is_confirmed: false,
+            is_imported: imported.contains(&trial.config),
         })
     }
 
@@ -858,15 +898,18 @@ impl Run<'_> {
     fn ending(&self, summary: &Summary, errors: &BTreeMap<ErrorClass, u64>) -> String {
         let errors = if errors.is_empty() { String::new() } else { format!("errors   {}\n", errors_text(errors)) };
         let Seconds { build, run, verify } = summary.seconds;
-        format!(
+        let mut text = format!(
             "{errors}time     {}\nsearch   {} ({} trials/s): proposals {:.1} s, build {build:.1} s on all workers, run {run:.1} s, \
-             verify {verify:.1} s\nrecords  {}\n",
+             verify {verify:.1} s\n",
             self.wall,
             count(summary.n_trials, "trial"),
             digits(rate(summary)),
             summary.search_seconds,
-            self.database.name(),
-        )
+        );
+        if self.is_recorded {
+            text += &format!("records  {}\n", self.database.name());
+        }
+        text
     }
 
     fn json(&self, n_trials: u64, errors: &BTreeMap<ErrorClass, u64>, summary: Option<&Summary>) -> Map<String, Json> {
@@ -894,23 +937,13 @@ impl Run<'_> {
             "errors": errors,
             "peak_gflops": self.peak_gflops,
             "db": self.database.path.to_string_lossy(),
+            "recorded": self.is_recorded,
         });
         match json {
             Json::Object(object) => object,
             _ => unreachable!("it is written as an object"),
         }
     }
-}
-
-fn best_json(winner: &Winner) -> Json {
-    json!({
-        "gflops": winner.gflops,
-        "ms_median": winner.median_ns / 1e6,
-        "config": winner.config,
-        "margin": winner.margin,
-        "template": winner.template,
-        "confirmed": true,
-    })
 }
 
 fn rate(summary: &Summary) -> f64 {

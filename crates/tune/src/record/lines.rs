@@ -71,11 +71,12 @@ impl Line {
     }
 }
 
-/// The records of a reader of JSON lines; blank lines are passed over.
+/// The records of a reader of JSON lines, each with the number of its line, counted from 1; blank lines are
+/// passed over.
 ///
 /// # Errors
 /// Each item that could not be read or is no record. Reading can go on behind a malformed line.
-pub fn read_lines(mut input: impl BufRead) -> impl Iterator<Item = Result<Line, RecordError>> {
+pub fn read_lines(mut input: impl BufRead) -> impl Iterator<Item = (u64, Result<Line, RecordError>)> {
     let mut line = 0;
     let mut bytes = Vec::new();
     std::iter::from_fn(move || {
@@ -87,13 +88,13 @@ pub fn read_lines(mut input: impl BufRead) -> impl Iterator<Item = Result<Line, 
                 Ok(_) if bytes.trim_ascii().is_empty() => continue,
                 Ok(n) if n as u64 == LINE_LIMIT && bytes.last() != Some(&b'\n') => {
                     let problem = format!("longer than {LINE_LIMIT} bytes");
-                    return Some(Err(RecordError::Malformed { line, problem }));
+                    return Some((line, Err(RecordError::Malformed { line, problem })));
                 }
                 Ok(_) => {
                     let parsed = Line::parse(bytes.trim_ascii());
-                    return Some(parsed.map_err(|problem| RecordError::Malformed { line, problem }));
+                    return Some((line, parsed.map_err(|problem| RecordError::Malformed { line, problem })));
                 }
-                Err(source) => return Some(Err(RecordError::Read { line, source })),
+                Err(source) => return Some((line, Err(RecordError::Read { line, source }))),
             }
         }
     })
@@ -145,6 +146,7 @@ mod tests {
                     unix_time,
                     run: (trial % 2 == 0).then_some(RunTime { start_unix_ms: seed, elapsed_s: build }),
                     limit: [None, Some(Limit::RunS(build)), Some(Limit::MemoryBytes(seed))][trial as usize % 3],
+                    is_imported: false,
                 }
             },
         )
@@ -181,7 +183,7 @@ mod tests {
 
         #[test]
         fn arbitrary_bytes_give_one_line_each(bytes: Vec<u8>) {
-            for error in read_lines(&bytes[..]).filter_map(Result::err) {
+            for error in read_lines(&bytes[..]).filter_map(|(_, line)| line.err()) {
                 prop_assert!(!error.to_string().contains('\n'));
             }
         }
@@ -199,7 +201,7 @@ mod tests {
             if cut {
                 line.truncate(at);
             }
-            for error in read_lines(&line[..]).filter_map(Result::err) {
+            for error in read_lines(&line[..]).filter_map(|(_, line)| line.err()) {
                 prop_assert!(!error.to_string().chars().any(char::is_control), "{error}");
             }
         }
@@ -225,7 +227,7 @@ mod tests {
 
     fn check_problem(find: &str, replace: &str, expected: &str) {
         let text = format!("\n{LINE}\n{}\n", LINE.replace(find, replace));
-        let problems: Vec<_> = read_lines(text.as_bytes()).filter_map(Result::err).collect();
+        let problems: Vec<_> = read_lines(text.as_bytes()).filter_map(|(_, line)| line.err()).collect();
         assert_eq!(problems.len(), 1, "{problems:?}");
         let problem = problems[0].to_string();
         assert!(problem.starts_with("line 3: ") && problem.contains(expected), "{problem}");
@@ -249,7 +251,7 @@ mod tests {
     #[test]
     fn endless_lines_are_refused() {
         let mut lines = read_lines(io::BufReader::new(io::repeat(b'x')));
-        let problem = lines.next().unwrap().unwrap_err().to_string();
+        let problem = lines.next().unwrap().1.unwrap_err().to_string();
         assert_eq!(problem, format!("line 1: longer than {LINE_LIMIT} bytes"));
     }
 }

@@ -1,20 +1,22 @@
 //! Records: trials with everything needed to repeat, compare and resume them.
 
+mod judge;
 mod lines;
 mod store;
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value as Json;
 
+pub use judge::{Doubt, Judge, PassedOver, least_ns};
 pub use lines::{Line, RecordError, read_lines};
-pub use store::{Best, Imported, Store, StoreError, Winner};
+pub use store::{Best, Exported, Imported, Judges, Store, StoreError, Winner};
 
 use crate::measure::Seconds;
 use crate::space::{ConfigError, Space};
 use crate::trial::{ErrorClass, Limit, Outcome, Timing, Trial};
 
 /// What the trials of one space on one machine have in common.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct TaskKey {
     /// As in [`Record`].
     pub workload: String,
@@ -64,6 +66,9 @@ pub struct Record {
     /// versions that did not say.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limit: Option<Limit>,
+    /// Whether it came by import, so that it need not have been measured on this machine. It does not travel.
+    #[serde(skip)]
+    pub is_imported: bool,
 }
 
 /// The place of a trial in the run that measured it.

@@ -1,9 +1,10 @@
 //! The store: records and winners in one SQLite file that several processes may share.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::io::{self, BufRead, Write};
 use std::time::{Duration, Instant};
 
+use rusqlite::config::DbConfig;
 use rusqlite::{
     Connection, ErrorCode, MAIN_DB, OptionalExtension, Row, Transaction, TransactionBehavior, named_params, params,
 };
@@ -11,10 +12,10 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value as Json;
 use tilewright_ir::op::Workload;
 
-use super::{FlatOutcome, Line, Record, RunTime, TaskKey, read_lines};
+use super::{Doubt, FlatOutcome, Judge, Line, PassedOver, Record, RunTime, TaskKey, read_lines};
 use crate::Error;
 use crate::measure::Seconds;
-use crate::trial::Limit;
+use crate::trial::{Limit, Outcome};
 
 /// Marks a database as ours: "TLWR".
 const APPLICATION_ID: i32 = 0x544c_5752;
@@ -72,51 +73,70 @@ CREATE TABLE winners (
 ) STRICT;
 ";
 
-/// Columns of trials that the schema's first form did not have. They may be null, so versions that do not know them read
-/// and write such a database as before, and the schema's version stays.
-const LATER_COLUMNS: &[(&str, &str)] =
-    &[("run_start_unix_ms", "INTEGER"), ("run_elapsed_s", "REAL"), ("limit_name", "TEXT"), ("limit_number", "REAL")];
+/// Columns, each with its table, that the schema's first form did not have. They may be null, so versions
+/// that do not know them read and write such a database as before, and the schema's version stays.
+const LATER_COLUMNS: &[(&str, &str, &str)] = &[
+    ("trials", "run_start_unix_ms", "INTEGER"),
+    ("trials", "run_elapsed_s", "REAL"),
+    ("trials", "limit_name", "TEXT"),
+    ("trials", "limit_number", "REAL"),
+    ("trials", "imported", "INTEGER"),
+    ("winners", "imported", "INTEGER"),
+    // The last trial of the space when its race ended.
+    ("winners", "last_trial", "INTEGER"),
+];
 
 /// A trial that is there already stays, but for one that failed of a limit: what was measured takes its
 /// place, and a later failure of something else or of a higher limit.
 const INSERT_TRIAL: &str = "
 INSERT INTO trials (task, config, class, message, median_ns, min_ns, spread, n_samples, stopped_early,
     build_s, run_s, verify_s, steps, search, seed, trial, version, toolchain, unix_time,
-    run_start_unix_ms, run_elapsed_s, limit_name, limit_number)
+    run_start_unix_ms, run_elapsed_s, limit_name, limit_number, imported)
 VALUES (:task, :config, :class, :message, :median_ns, :min_ns, :spread, :n_samples, :stopped_early,
     :build_s, :run_s, :verify_s, :steps, :search, :seed, :trial, :version, :toolchain, :unix_time,
-    :run_start_unix_ms, :run_elapsed_s, :limit_name, :limit_number)
+    :run_start_unix_ms, :run_elapsed_s, :limit_name, :limit_number, :imported)
 ON CONFLICT (task, config) DO UPDATE SET (class, message, median_ns, min_ns, spread, n_samples, stopped_early,
     build_s, run_s, verify_s, steps, search, seed, trial, version, toolchain, unix_time,
-    run_start_unix_ms, run_elapsed_s, limit_name, limit_number)
+    run_start_unix_ms, run_elapsed_s, limit_name, limit_number, imported)
 = (excluded.class, excluded.message, excluded.median_ns, excluded.min_ns, excluded.spread, excluded.n_samples,
     excluded.stopped_early, excluded.build_s, excluded.run_s, excluded.verify_s, excluded.steps, excluded.search,
     excluded.seed, excluded.trial, excluded.version, excluded.toolchain, excluded.unix_time,
-    excluded.run_start_unix_ms, excluded.run_elapsed_s, excluded.limit_name, excluded.limit_number)
+    excluded.run_start_unix_ms, excluded.run_elapsed_s, excluded.limit_name, excluded.limit_number,
+    excluded.imported)
 WHERE trials.limit_name IS NOT NULL AND (excluded.median_ns IS NOT NULL OR excluded.unix_time >= trials.unix_time
     AND (excluded.limit_name IS NOT trials.limit_name OR excluded.limit_number > trials.limit_number))";
 
-const HAS_COLUMN: &str = "SELECT count(*) FROM pragma_table_info('trials') WHERE name = ?1";
+/// Makes room for a trial where one that cannot be true has its configuration.
+const DELETE_DOUBTED: &str = "
+DELETE FROM trials WHERE task = ?1 AND config = ?2 AND class = ?3 AND NOT coalesce(median_ns BETWEEN ?4 AND 1e300, 0)";
+
+const HAS_COLUMN: &str = "SELECT count(*) FROM pragma_table_info(?1) WHERE name = ?2";
 
 const TRIALS: &str = "SELECT * FROM tasks JOIN trials ON trials.task = tasks.id";
 
 const TASKS: &str = "
-SELECT id FROM tasks WHERE workload IN (?1, ?5) AND target = ?2 AND threads = ?3 AND (?4 IS NULL OR template = ?4)";
+SELECT id, template FROM tasks WHERE workload IN (?1, ?5) AND target = ?2 AND threads = ?3 AND (?4 IS NULL OR template = ?4)";
 
 const WINNERS: &str = "SELECT * FROM tasks JOIN winners ON winners.task = tasks.id";
 
-/// The fastest trial of a space, of those faster than `?2` and recorded after `?3`.
-const FASTEST_TRIAL: &str = "
-SELECT * FROM trials JOIN tasks ON trials.task = tasks.id
-WHERE task = ?1 AND median_ns < ?2 AND unix_time > ?3 ORDER BY median_ns LIMIT 1";
+/// The trials of a space that are faster than `?2`, the fastest first.
+const FASTEST_TRIALS: &str = "
+SELECT *, trials.id AS trial_id FROM trials JOIN tasks ON trials.task = tasks.id
+WHERE task = ?1 AND median_ns < ?2 ORDER BY median_ns";
+
+/// The last trial of a space.
+const LAST_TRIAL: &str = "SELECT coalesce(max(id), 0) FROM trials WHERE task = ?1";
+
+/// The trial that a winner's race came after, where an earlier version recorded the winner: by its own clock.
+const LAST_BEFORE: &str = "SELECT coalesce(max(id), 0) FROM trials WHERE task = ?1 AND unix_time <= ?2";
 
 /// A trial that was not raced must be faster than a winner by this factor to count for more.
 const BEYOND_NOISE: f64 = 0.95;
 
 const SET_WINNER: &str = "
 INSERT OR REPLACE INTO winners
-    (task, config, median_ns, margin, runner_up, gflops, verified, version, toolchain, unix_time)
-VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10)";
+    (task, config, median_ns, margin, runner_up, gflops, verified, version, toolchain, unix_time, imported, last_trial)
+VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, (SELECT coalesce(max(id), 0) FROM trials WHERE task = ?1))";
 
 /// Why a store cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -153,6 +173,9 @@ pub enum StoreError {
     /// The file is damaged.
     #[error("damaged: {0}")]
     Damaged(String),
+    /// The file is no longer where it was opened, so that what is written to it is lost.
+    #[error("deleted, moved or replaced while it was in use: what was recorded since is not in it")]
+    Gone,
     /// The records could not be written out.
     #[error("cannot write: {0}")]
     Write(#[source] io::Error),
@@ -209,6 +232,9 @@ pub struct Winner {
     pub toolchain: String,
     /// As in [`Record`].
     pub unix_time: u64,
+    /// As in [`Record`].
+    #[serde(skip)]
+    pub is_imported: bool,
 }
 
 impl Winner {
@@ -236,15 +262,43 @@ impl Best {
             Best::Trial(record) => record.outcome.cost(),
         }
     }
+
+    fn is_imported(&self) -> bool {
+        match self {
+            Best::Confirmed(winner) => winner.is_imported,
+            Best::Trial(record) => record.is_imported,
+        }
+    }
 }
 
+/// By template: what its records are held against.
+pub type Judges<'a> = &'a dyn Fn(&str) -> Judge;
+
 /// What an import did.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Imported {
     /// Records read.
     pub read: u64,
     /// Those that were not there before.
     pub new: u64,
+    /// Those that were refused.
+    pub n_refused: u64,
+    /// The lines of the first of these, counted from 1, and why.
+    pub refused: Vec<(u64, String)>,
+}
+
+impl Imported {
+    /// Refused lines that are kept with their reasons.
+    const MOST_REASONS: usize = 5;
+}
+
+/// What an export did.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Exported {
+    /// Records written.
+    pub written: u64,
+    /// Rows that this version does not understand, which are not written.
+    pub left_out: u64,
 }
 
 /// Records and winners in a SQLite database.
@@ -286,34 +340,43 @@ impl Store {
         Ok(Store { connection })
     }
 
-    /// Adds a batch of records in one transaction and says how many were new; the others are passed over.
+    /// Adds a batch of records in one transaction and says how many were new; the others are passed over. A
+    /// trial shorter than `least_ns`, which cannot be true, gives way to a new one of its configuration.
     ///
     /// # Errors
     /// [`StoreError`]; nothing of the batch is kept then.
-    pub fn insert(&mut self, records: &[Record]) -> Result<u64, StoreError> {
+    pub fn insert(&mut self, records: &[Record], least_ns: f64) -> Result<u64, StoreError> {
         let transaction = self.write()?;
         let mut new = 0;
         for record in records {
-            new += insert_trial(&transaction, record)?;
+            new += insert_trial(&transaction, record, least_ns)?;
         }
         transaction.commit()?;
         Ok(new)
     }
 
-    /// What there are trials of, in the order in which it was first recorded.
+    /// Has the log beside the file stay as it is when the store is closed, where another file has taken its
+    /// place: the log may be that one's.
+    pub fn leave_log(&self) {
+        let _ = self.connection.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true);
+    }
+
+    /// What there are trials of, as far as this version understands it, in the order in which it was first
+    /// recorded.
     ///
     /// # Errors
     /// [`StoreError`].
     pub fn tasks(&self) -> Result<Vec<TaskKey>, StoreError> {
         let query = "SELECT * FROM tasks WHERE EXISTS (SELECT 1 FROM trials WHERE task = tasks.id) ORDER BY id";
         let mut statement = self.connection.prepare_cached(query)?;
-        let key = |row: &Row| {
+        let key = |row: &Row| -> Result<TaskKey, StoreError> {
             let [workload, target, template] = ["workload", "target", "template"].map(|column| row.get(column));
             Ok(TaskKey { workload: workload?, target: target?, template: template?, threads: row.get("threads")? })
         };
+        let mut rows = statement.query([])?;
         let mut keys: Vec<TaskKey> = Vec::new();
-        for key in statement.query_map([], key)? {
-            let key = key?;
+        while let Some(row) = rows.next()? {
+            let Some(key) = understood(key(row))? else { continue };
             let key = TaskKey { workload: now_called(key.workload), ..key };
             if !keys.contains(&key) {
                 keys.push(key);
@@ -322,7 +385,8 @@ impl Store {
         Ok(keys)
     }
 
-    /// All trials of one space, in the order in which they were recorded.
+    /// The trials of a workload that can be true, of one template or of all, in the order in which they were
+    /// recorded, and how many are passed over.
     ///
     /// # Errors
     /// [`StoreError`].
@@ -330,118 +394,243 @@ impl Store {
         &self,
         workload: &str,
         target: &str,
-        template: &str,
         threads: u32,
-    ) -> Result<Vec<Record>, StoreError> {
+        template: Option<&str>,
+        judges: Judges,
+    ) -> Result<(Vec<Record>, PassedOver), StoreError> {
         let query = format!(
-            "{TRIALS} WHERE workload IN (?1, ?5) AND target = ?2 AND template = ?3 AND threads = ?4 ORDER BY trials.id"
+            "{TRIALS} WHERE workload IN (?1, ?5) AND target = ?2 AND threads = ?3 AND (?4 IS NULL OR template = ?4) \
+            ORDER BY trials.id"
         );
         let earlier = earlier_called(workload);
         let mut statement = self.connection.prepare_cached(&query)?;
-        let mut rows = statement.query(params![workload, target, template, threads, earlier])?;
-        let mut records = Vec::new();
+        let mut rows = statement.query(params![workload, target, threads, template, earlier])?;
+        let (mut records, mut passed_over) = (Vec::new(), PassedOver::default());
+        let mut known: HashMap<String, Judge> = HashMap::new();
         // Under two names, a configuration may have been measured twice.
         let mut seen = HashSet::new();
         while let Some(row) = rows.next()? {
-            let record = record(row)?;
-            if earlier == workload || seen.insert(record.config.to_string()) {
-                records.push(record);
+            let Some(record) = understood(record(row))? else {
+                passed_over.count(Doubt::Unreadable);
+                continue;
+            };
+            if !known.contains_key(&record.template) {
+                known.insert(record.template.clone(), judges(&record.template));
+            }
+            match known[&record.template].doubt_of(&record) {
+                Some(doubt) => passed_over.count(doubt),
+                None if earlier == workload || seen.insert((record.template.clone(), record.config.to_string())) => {
+                    records.push(record);
+                }
+                None => {}
             }
         }
-        Ok(records)
+        Ok((records, passed_over))
     }
 
-    /// The best that is known, of one template or over all: the winner of a completed run, or the fastest trial where
-    /// no run was completed or a later one has found something faster beyond the noise of single trials.
+    /// The best that is known and can be true, of one template or over all, and how many records that cannot
+    /// were passed over on the way: the winner of a completed run, or the fastest trial where no run was
+    /// completed or a later one has found something faster beyond the noise of single trials. What was
+    /// imported counts only where no race was run here.
+    ///
+    /// Clocks of other machines decide nothing: later is what was recorded later.
     ///
     /// # Errors
     /// [`StoreError`].
     ///
     /// # Cost
-    /// A few index look-ups, whatever the number of records.
+    /// A few index look-ups, whatever the number of records, one more for each that is passed over, and that
+    /// of the judges.
     pub fn best(
         &self,
         workload: &str,
         target: &str,
         threads: u32,
         template: Option<&str>,
-    ) -> Result<Option<Best>, StoreError> {
+        judges: Judges,
+    ) -> Result<(Option<Best>, PassedOver), StoreError> {
         let mut tasks = self.connection.prepare_cached(TASKS)?;
         let earlier = earlier_called(workload);
-        let tasks = tasks.query_map(params![workload, target, threads, template, earlier], |row| row.get(0))?;
-        let mut best: Option<Best> = None;
+        let tasks = tasks.query_map(params![workload, target, threads, template, earlier], |row| {
+            Ok((row.get("id")?, row.get::<_, String>("template")?))
+        })?;
+        let mut passed_over = PassedOver::default();
+        let mut found: Vec<Best> = Vec::new();
         for task in tasks {
-            let found = self.best_of_task(task?)?;
-            let is_better = |found: &Best| best.as_ref().is_none_or(|best| found.median_ns() < best.median_ns());
-            if let Some(found) = found.filter(is_better) {
-                best = Some(found);
+            let (task, template) = task?;
+            found.extend(self.best_of_task(task, &judges(&template), &mut passed_over)?);
+        }
+        let is_raced_here = |best: &Best| matches!(best, Best::Confirmed(winner) if !winner.is_imported);
+        if found.iter().any(is_raced_here) {
+            found.retain(|best| !best.is_imported());
+        }
+        let best = found.into_iter().min_by(|a, b| a.median_ns().total_cmp(&b.median_ns()));
+        Ok((best, passed_over))
+    }
+
+    fn best_of_task(&self, task: i64, judge: &Judge, passed_over: &mut PassedOver) -> Result<Option<Best>, StoreError> {
+        let known = self.winner_of(task, judge, passed_over)?;
+        let limit_ns = known.as_ref().map_or(f64::MAX, |(winner, _)| BEYOND_NOISE * winner.median_ns);
+        // A race says nothing of what was not in it: what came later, and where it was run elsewhere what was
+        // measured here.
+        let competes = |is_imported: bool, id: i64| match &known {
+            None => true,
+            Some((winner, last)) => match (winner.is_imported, is_imported) {
+                (false, true) => false,
+                (true, false) => true,
+                _ => id > *last,
+            },
+        };
+        let mut trials = self.connection.prepare_cached(FASTEST_TRIALS)?;
+        let mut rows = trials.query(params![task, limit_ns])?;
+        while let Some(row) = rows.next()? {
+            if !competes(flag(row, "imported")?, row.get("trial_id")?) {
+                continue;
+            }
+            let Some(record) = understood(record(row))? else {
+                passed_over.count(Doubt::Unreadable);
+                continue;
+            };
+            match judge.doubt_of(&record) {
+                Some(doubt) => passed_over.count(doubt),
+                None => return Ok(Some(Best::Trial(record))),
             }
         }
-        Ok(best)
+        Ok(known.map(|(winner, _)| Best::Confirmed(winner)))
     }
 
-    fn best_of_task(&self, task: i64) -> Result<Option<Best>, StoreError> {
+    /// The winner of a space, where it can be true, and the last trial that its race came after.
+    fn winner_of(
+        &self,
+        task: i64,
+        judge: &Judge,
+        passed_over: &mut PassedOver,
+    ) -> Result<Option<(Winner, i64)>, StoreError> {
         let mut winners = self.connection.prepare_cached(&format!("{WINNERS} WHERE tasks.id = ?1"))?;
         let mut rows = winners.query([task])?;
-        let known = rows.next()?.map(winner).transpose()?;
-        let (limit_ns, after) =
-            known.as_ref().map_or((f64::MAX, -1), |w| (BEYOND_NOISE * w.median_ns, w.unix_time as i64));
-        let mut trials = self.connection.prepare_cached(FASTEST_TRIAL)?;
-        let mut rows = trials.query(params![task, limit_ns, after])?;
-        Ok(match rows.next()? {
-            Some(row) => Some(Best::Trial(record(row)?)),
-            None => known.map(Best::Confirmed),
-        })
+        let Some(row) = rows.next()? else { return Ok(None) };
+        let Some(winner) = understood(winner(row))? else {
+            passed_over.count(Doubt::Unreadable);
+            return Ok(None);
+        };
+        if let Some(doubt) = judge.doubt(&winner.config, Some(winner.median_ns)) {
+            passed_over.count(doubt);
+            return Ok(None);
+        }
+        let last = match row.as_ref().column_index("last_trial") {
+            Ok(column) => row.get::<_, Option<i64>>(column)?,
+            Err(_) => None,
+        };
+        let last = match last {
+            Some(last) => last,
+            None => self.connection.query_row(LAST_BEFORE, params![task, winner.unix_time as i64], |row| row.get(0))?,
+        };
+        Ok(Some((winner, last)))
     }
 
-    /// Records the winner of a run, in the place of an earlier one of the same space.
+    /// Whether this is the winner of a race that was run here, and nothing was recorded of its space since.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub fn is_settled(&self, winner: &Winner) -> Result<bool, StoreError> {
+        let Winner { workload, target, template, threads, .. } = winner;
+        let mut tasks = self.connection.prepare_cached(TASKS)?;
+        let earlier = earlier_called(workload);
+        for task in tasks.query_map(params![workload, target, threads, template, earlier], |row| row.get("id"))? {
+            let task: i64 = task?;
+            let last: i64 = self.connection.query_row(LAST_TRIAL, [task], |row| row.get(0))?;
+            let known = self.winner_of(task, &Judge::default(), &mut PassedOver::default())?;
+            if known.is_some_and(|(winner, raced)| !winner.is_imported && raced >= last) {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// Records the winner of a race that was run here, in the place of an earlier one of the same space.
     ///
     /// # Errors
     /// [`StoreError`].
     pub fn set_winner(&mut self, winner: &Winner) -> Result<(), StoreError> {
         let transaction = self.write()?;
-        replace_winner(&transaction, winner)?;
+        let Winner { workload, target, template, threads, .. } = winner;
+        let task = task_id(&transaction, workload, target, template, *threads)?;
+        replace_winner(&transaction, task, winner)?;
         Ok(transaction.commit()?)
     }
 
-    /// Writes every trial as a JSON line, in the order in which they were recorded, winners with what their races said, and says
-    /// how many there are.
+    /// Writes every trial as a JSON line, in the order in which they were recorded, winners with what their
+    /// races said.
     ///
     /// # Errors
     /// [`StoreError`], of which [`StoreError::Write`] is the fault of `output`.
-    pub fn export(&self, output: &mut dyn Write) -> Result<u64, StoreError> {
+    pub fn export(&self, output: &mut dyn Write) -> Result<Exported, StoreError> {
         let mut winners: HashMap<(i64, String), Winner> = HashMap::new();
         let mut statement = self.connection.prepare(WINNERS)?;
         let mut rows = statement.query([])?;
         while let Some(row) = rows.next()? {
-            winners.insert((row.get("task")?, row.get("config")?), winner(row)?);
+            if let Some(winner) = understood(winner(row))? {
+                winners.insert((row.get("task")?, row.get("config")?), winner);
+            }
         }
         let mut statement = self.connection.prepare(&format!("{TRIALS} ORDER BY trials.id"))?;
         let mut rows = statement.query([])?;
-        let mut n_records = 0;
+        let mut exported = Exported::default();
         while let Some(row) = rows.next()? {
-            let line = Line { record: record(row)?, winner: winners.remove(&(row.get("task")?, row.get("config")?)) };
+            let Some(record) = understood(record(row))? else {
+                exported.left_out += 1;
+                continue;
+            };
+            let line = Line { record, winner: winners.remove(&(row.get("task")?, row.get("config")?)) };
             writeln!(output, "{}", line.to_text()).map_err(StoreError::Write)?;
-            n_records += 1;
+            exported.written += 1;
         }
         output.flush().map_err(StoreError::Write)?;
-        Ok(n_records)
+        Ok(exported)
     }
 
-    /// Adds the trials and winners of a reader of JSON lines, all or none of them; trials that are there already and winners
-    /// that are no later than the one there are passed over.
+    /// Adds the trials and winners of a reader of JSON lines, as `check` has them, but those that it refuses
+    /// with a reason. Trials that are there already are passed over, and so are winners of spaces of which a
+    /// race was run here; of others the last one counts.
     ///
     /// # Errors
-    /// [`Error::Record`] with the first line that is no record, [`Error::Store`].
-    pub fn import(&mut self, input: impl BufRead) -> Result<Imported, Error> {
+    /// [`Error::Record`] with the first line that is no record, [`Error::Store`]; nothing was added then.
+    pub fn import(
+        &mut self,
+        input: impl BufRead,
+        check: &mut dyn FnMut(Line) -> Result<Line, String>,
+    ) -> Result<Imported, Error> {
         let transaction = self.write()?;
         let mut imported = Imported::default();
-        for line in read_lines(input) {
-            let Line { record, winner } = line?;
+        let mut winners: BTreeMap<i64, Winner> = BTreeMap::new();
+        for (number, line) in read_lines(input) {
+            let line = line?;
             imported.read += 1;
-            imported.new += insert_trial(&transaction, &record)?;
+            let Line { mut record, winner } = match check(line) {
+                Ok(line) => line,
+                Err(reason) => {
+                    imported.n_refused += 1;
+                    if imported.refused.len() < Imported::MOST_REASONS {
+                        imported.refused.push((number, reason));
+                    }
+                    continue;
+                }
+            };
+            record.is_imported = true;
+            imported.new += insert_trial(&transaction, &record, 0.0)?;
             if let Some(winner) = winner {
-                add_winner(&transaction, &winner)?;
+                let Record { workload, target, template, threads, .. } = &record;
+                let task = task_id(&transaction, workload, target, template, *threads)?;
+                winners.insert(task, Winner { is_imported: true, ..winner });
+            }
+        }
+        // Behind all trials: a race that was run elsewhere came after those that are there with it.
+        for (task, winner) in winners {
+            let query = "SELECT imported IS NULL FROM winners WHERE task = ?1";
+            let is_raced_here: Option<bool> =
+                transaction.query_row(query, [task], |row| row.get(0)).optional().map_err(StoreError::from)?;
+            if is_raced_here != Some(true) {
+                replace_winner(&transaction, task, &winner)?;
             }
         }
         transaction.commit().map_err(StoreError::from)?;
@@ -485,18 +674,18 @@ fn write_ahead(connection: &Connection) -> Result<(), StoreError> {
 
 /// Gives a database of an earlier version the columns that it lacks.
 fn add_later_columns(connection: &mut Connection) -> Result<(), StoreError> {
-    let lacks = |connection: &Connection, name: &str| -> Result<bool, StoreError> {
-        Ok(connection.query_row(HAS_COLUMN, [name], |row| row.get::<_, i64>(0))? == 0)
+    let lacks = |connection: &Connection, table: &str, name: &str| -> Result<bool, StoreError> {
+        Ok(connection.query_row(HAS_COLUMN, [table, name], |row| row.get::<_, i64>(0))? == 0)
     };
-    let mut lacking = LATER_COLUMNS.iter().map(|(name, _)| lacks(connection, name));
+    let mut lacking = LATER_COLUMNS.iter().map(|(table, name, _)| lacks(connection, table, name));
     if !lacking.try_fold(false, |any, lacks| lacks.map(|lacks| any || lacks))? {
         return Ok(());
     }
     let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
-    for (name, kind) in LATER_COLUMNS {
+    for (table, name, kind) in LATER_COLUMNS {
         // Another process may have been faster.
-        if lacks(&transaction, name)? {
-            transaction.execute_batch(&format!("ALTER TABLE trials ADD COLUMN {name} {kind}"))?;
+        if lacks(&transaction, table, name)? {
+            transaction.execute_batch(&format!("ALTER TABLE {table} ADD COLUMN {name} {kind}"))?;
         }
     }
     Ok(transaction.commit()?)
@@ -524,9 +713,7 @@ fn task_id(
     }
 }
 
-fn replace_winner(transaction: &Transaction, winner: &Winner) -> Result<(), StoreError> {
-    let Winner { workload, target, template, threads, .. } = winner;
-    let task = task_id(transaction, workload, target, template, *threads)?;
+fn replace_winner(transaction: &Transaction, task: i64, winner: &Winner) -> Result<(), StoreError> {
     transaction.execute(
         SET_WINNER,
         params![
@@ -540,29 +727,22 @@ fn replace_winner(transaction: &Transaction, winner: &Winner) -> Result<(), Stor
             winner.version,
             winner.toolchain,
             winner.unix_time as i64,
+            winner.is_imported.then_some(true),
         ],
     )?;
     Ok(())
 }
 
-/// Adds a winner unless one of the same space is as late.
-fn add_winner(transaction: &Transaction, winner: &Winner) -> Result<(), StoreError> {
-    let Winner { workload, target, template, threads, .. } = winner;
-    let task = task_id(transaction, workload, target, template, *threads)?;
-    let query = "SELECT unix_time FROM winners WHERE task = ?1";
-    let known: Option<i64> = transaction.query_row(query, [task], |row| row.get(0)).optional()?;
-    if known.is_none_or(|known| winner.unix_time as i64 > known) {
-        replace_winner(transaction, winner)?;
-    }
-    Ok(())
-}
-
 /// Adds a trial and says how many rows that made: 0 or 1.
-fn insert_trial(transaction: &Transaction, record: &Record) -> Result<u64, StoreError> {
+fn insert_trial(transaction: &Transaction, record: &Record, least_ns: f64) -> Result<u64, StoreError> {
     let Record { workload, target, template, threads, .. } = record;
     let task = task_id(transaction, workload, target, template, *threads)?;
     let outcome = FlatOutcome::from(record.outcome.clone());
     let limit = record.limit.map(Limit::parts);
+    if least_ns > 0.0 {
+        let doubted = params![task, canonical(&record.config), Outcome::NO_ERROR, least_ns];
+        transaction.prepare_cached(DELETE_DOUBTED)?.execute(doubted)?;
+    }
     let n_rows = transaction.prepare_cached(INSERT_TRIAL)?.execute(named_params! {
         ":task": task,
         ":config": canonical(&record.config),
@@ -588,6 +768,7 @@ fn insert_trial(transaction: &Transaction, record: &Record) -> Result<u64, Store
         ":run_elapsed_s": record.run.map(|run| run.elapsed_s),
         ":limit_name": limit.map(|(name, _)| name),
         ":limit_number": limit.map(|(_, number)| number),
+        ":imported": record.is_imported.then_some(true),
     })?;
     Ok(n_rows as u64)
 }
@@ -630,7 +811,32 @@ fn record(row: &Row) -> Result<Record, StoreError> {
         unix_time: row.get::<_, i64>("unix_time")? as u64,
         run: run_time(row)?,
         limit: limit(row)?,
+        is_imported: flag(row, "imported")?,
     })
+}
+
+/// A row, where this version understands it. Another program may have written what no version writes, a later
+/// version what this one does not know.
+fn understood<T>(row: Result<T, StoreError>) -> Result<Option<T>, StoreError> {
+    match row {
+        Ok(row) => Ok(Some(row)),
+        Err(StoreError::Damaged(_)) => Ok(None),
+        Err(StoreError::Sqlite(
+            rusqlite::Error::InvalidColumnType(..)
+            | rusqlite::Error::IntegralValueOutOfRange(..)
+            | rusqlite::Error::FromSqlConversionFailure(..)
+            | rusqlite::Error::Utf8Error(..),
+        )) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// Whether a column is set that may be null, or lacking in a database of an earlier version.
+fn flag(row: &Row, column: &str) -> Result<bool, StoreError> {
+    match row.as_ref().column_index(column) {
+        Ok(column) => Ok(row.get::<_, Option<bool>>(column)?.unwrap_or(false)),
+        Err(_) => Ok(false),
+    }
 }
 
 /// Where in its run the trial was measured. A database of an earlier version that cannot be written lacks the columns.
@@ -654,13 +860,17 @@ fn limit(row: &Row) -> Result<Option<Limit>, StoreError> {
 }
 
 fn winner(row: &Row) -> Result<Winner, StoreError> {
+    let median_ns: f64 = row.get("median_ns")?;
+    if !(median_ns > 0.0 && median_ns.is_finite()) {
+        return Err(StoreError::Damaged(format!("winner: median_ns {median_ns} is not a positive number")));
+    }
     Ok(Winner {
         workload: row.get("workload")?,
         target: row.get("target")?,
         template: row.get("template")?,
         threads: row.get("threads")?,
         config: parse(&row.get::<_, String>("config")?)?,
-        median_ns: row.get("median_ns")?,
+        median_ns,
         margin: row.get("margin")?,
         runner_up: row.get::<_, Option<String>>("runner_up")?.as_deref().map(parse).transpose()?,
         gflops: row.get("gflops")?,
@@ -668,6 +878,7 @@ fn winner(row: &Row) -> Result<Winner, StoreError> {
         version: row.get("version")?,
         toolchain: row.get("toolchain")?,
         unix_time: row.get::<_, i64>("unix_time")? as u64,
+        is_imported: flag(row, "imported")?,
     })
 }
 
@@ -700,7 +911,7 @@ mod tests {
             let nothing = rusqlite::params_from_iter(vec![rusqlite::types::Null; n]);
             statement.query_map(nothing, |row| row.get("detail")).unwrap().map(Result::unwrap).collect()
         };
-        let trial = plan(FASTEST_TRIAL, 3);
+        let trial = plan(FASTEST_TRIALS, 2);
         assert!(trial.iter().any(|step| step.contains("INDEX trials_by_median")), "{trial:#?}");
         assert!(!trial.iter().any(|step| step.starts_with("SCAN") || step.contains("TEMP B-TREE")), "{trial:#?}");
         let tasks = plan(TASKS, 5);

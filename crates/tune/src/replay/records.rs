@@ -13,7 +13,7 @@ pub(super) fn read(file: &[u8], described: Option<Vec<Column>>) -> Result<Rows, 
     let mut first: Option<Record> = None;
     let mut rows = Rows::new(described, Vec::new());
     let mut n_records = 0;
-    for line in read_lines(BufReader::new(unpacked(file))) {
+    for (_, line) in read_lines(BufReader::new(unpacked(file))) {
         let Line { record, .. } = match line {
             Ok(line) => line,
             Err(RecordError::Malformed { line, problem }) => {

@@ -47,6 +47,12 @@ pub const TEMPLATES: &[Template] = &[
     conv::CONV_4_4_4_2_2_2,
 ];
 
+/// The least floating-point operations by which any template computes a workload: products with padding are
+/// left out, and those that Winograd's algorithm saves.
+pub fn least_flops(workload: &Workload) -> f64 {
+    workload.flops_inside() * conv::least_share(workload)
+}
+
 /// What a template depends on.
 #[derive(Clone, Debug)]
 pub struct Setting {

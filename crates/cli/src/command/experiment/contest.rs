@@ -3,7 +3,7 @@
 //! On a machine that others share, one minute may be half as fast as the next. Runs that took place one after the other cannot
 //! be compared by what they measured themselves.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::fs;
 use std::path::Path;
 use std::sync::atomic::Ordering;
@@ -97,7 +97,7 @@ impl Heats {
         let trials: Vec<Trial> =
             records.iter().take(n_trials).filter_map(|record| record.trial(&task.space).ok()).collect();
         let progress = Progress::start(Status::default());
-        let ranking = finals::rank(device, task, &trials, EndLimits::of(None), &|| false, &progress);
+        let ranking = finals::rank(device, task, &trials, &HashSet::new(), EndLimits::of(None), &|| false, &progress);
         progress.finish();
         Ok(ranking?.first().map(|leader| steps_text(&task.steps(&leader.config))))
     }

@@ -8,14 +8,14 @@ use clap::Args;
 use serde_json::{Value as Json, json};
 use tilewright_ir::op::Workload;
 use tilewright_learn::sequence::{ARCHITECTURES, Architecture, Example, Model, Training};
-use tilewright_tune::EarlierTask;
 use tilewright_tune::predict::{Inputs, records};
+use tilewright_tune::{EarlierTask, PassedOver};
 
 use super::{
     BeamScore, Lesson, ModelPlaces, RANDOM, Table, TableArgs, TrainingArgs, architectures, beam_scores, checkpoint_of,
     models_help, score_json, teach, watch_interrupts,
 };
-use crate::command::{check_template, count, percent};
+use crate::command::{check_template, count, judges, percent, trials_of};
 use crate::database::Database;
 use crate::error::bad_input;
 use crate::output::{message, write_result};
@@ -193,11 +193,17 @@ fn learn_records(args: &TrainArgs, db: &Path, template: &str, as_json: bool) -> 
     let store = database.open_to_read()?;
     let store = store.ok_or_else(|| bad_input(format!("there is no database {name} (give another one with --db)")))?;
     let mut tasks = Vec::new();
-    for key in store.tasks()?.into_iter().filter(|key| key.template == template) {
+    let mut passed_over = PassedOver::default();
+    let keys = store.tasks().map_err(|error| database.refuse(error))?;
+    for key in keys.into_iter().filter(|key| key.template == template) {
         // Another version may know other workloads.
         let Ok(workload) = Workload::parse(&key.workload) else { continue };
-        let records = store.trials_of(&key.workload, &key.target, &key.template, key.threads)?;
+        let found = trials_of(&store, &key, &judges(&workload, &key.target, key.threads), &mut passed_over);
+        let records = found.map_err(|error| database.refuse(error))?;
         tasks.push(EarlierTask { workload, template: key.template, threads: key.threads, records });
+    }
+    if passed_over.total() > 0 {
+        message(&format!("{name}: {passed_over}"));
     }
     let lessons = records::Lessons::of(template, &tasks);
     let lessons = lessons.map_err(|error| bad_input(format!("database {name}: {error}")))?;

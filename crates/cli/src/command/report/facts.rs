@@ -4,13 +4,12 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 use serde_json::Value as Json;
-use tilewright_device::host;
-use tilewright_ir::Target;
 use tilewright_ir::op::Workload;
-use tilewright_ir::target::NAMED;
-use tilewright_tune::{ErrorClass, Outcome, Record, Seconds, Setting, Store, StoreError, Task, TaskKey, importance};
+use tilewright_tune::{
+    ErrorClass, Judge, Outcome, PassedOver, Record, Seconds, Store, StoreError, TaskKey, importance,
+};
 
-use crate::command::{KnownBest, gflops, target_name};
+use crate::command::{KnownBest, gflops, judges};
 use crate::history::{Run, runs};
 use crate::output::message;
 use crate::stats::{Quartiles, median};
@@ -26,6 +25,8 @@ pub struct Subject {
     pub threads: u32,
     /// Trials recorded, failures included.
     pub trials: u64,
+    /// Records beside them that cannot be true.
+    pub passed_over: PassedOver,
     pub best: Option<Best>,
     /// One for each search on each template.
     pub searches: Vec<SearchFacts>,
@@ -124,40 +125,46 @@ impl SearchFacts {
     }
 }
 
-/// What is recorded of these workloads, or of all where none is named, in the order in which they were first tuned.
+/// What is recorded of these workloads, or of all where none is named, in the order in which they were first tuned, and
+/// what is passed over of those of which no record can be true.
 ///
 /// # Errors
 /// Where the database fails.
-pub fn subjects(store: &Store, asked: &[String]) -> Result<Vec<Subject>, StoreError> {
-    let mut keys: Vec<TaskKey> = Vec::new();
-    let mut groups: Vec<Vec<Record>> = Vec::new();
-    for task in store.tasks()?.into_iter().filter(|task| asked.is_empty() || asked.contains(&task.workload)) {
-        let records = store.trials_of(&task.workload, &task.target, &task.template, task.threads)?;
-        let is_same =
-            |key: &TaskKey| (&key.workload, &key.target, key.threads) == (&task.workload, &task.target, task.threads);
-        match keys.iter().position(is_same) {
-            _ if records.is_empty() => {}
-            Some(at) => groups[at].extend(records),
-            None => {
-                keys.push(task);
-                groups.push(records);
-            }
+pub fn subjects(store: &Store, asked: &[String]) -> Result<(Vec<Subject>, PassedOver), StoreError> {
+    let mut seen: Vec<TaskKey> = Vec::new();
+    let (mut subjects, mut without_subject) = (Vec::new(), PassedOver::default());
+    for key in store.tasks()?.into_iter().filter(|task| asked.is_empty() || asked.contains(&task.workload)) {
+        let is_same = |other: &TaskKey| {
+            (&key.workload, &key.target, key.threads) == (&other.workload, &other.target, other.threads)
+        };
+        if seen.iter().any(is_same) {
+            continue;
         }
-    }
-    let mut subjects = Vec::new();
-    for (key, records) in keys.into_iter().zip(groups) {
         match Workload::parse(&key.workload) {
-            Ok(workload) => subjects.push(subject(store, key, &workload, records)?),
+            Ok(workload) => match subject(store, &key, &workload)? {
+                Ok(subject) => subjects.push(subject),
+                Err(passed_over) => without_subject += passed_over,
+            },
             Err(error) => message(&format!("{}: {error}: its records are passed over", key.workload)),
         }
+        seen.push(key);
     }
-    Ok(subjects)
+    Ok((subjects, without_subject))
 }
 
-fn subject(store: &Store, key: TaskKey, workload: &Workload, mut records: Vec<Record>) -> Result<Subject, StoreError> {
-    // Runs on several templates are in each other's way.
-    records.sort_by_key(|record| record.unix_time);
-    let best = store.best(&key.workload, &key.target, key.threads, None)?.map(KnownBest::new);
+/// What there is to tell, or what is passed over where no record can be true.
+fn subject(store: &Store, key: &TaskKey, workload: &Workload) -> Result<Result<Subject, PassedOver>, StoreError> {
+    let judges = judges(workload, &key.target, key.threads);
+    // In the order of recording: runs on several templates are in each other's way.
+    let (records, passed_over) = store.trials_of(&key.workload, &key.target, key.threads, None, &judges)?;
+    if records.is_empty() {
+        return Ok(Err(passed_over));
+    }
+    if passed_over.total() > 0 {
+        message(&format!("{workload} on {}: {passed_over}", key.target));
+    }
+    let (best, _) = store.best(&key.workload, &key.target, key.threads, None, &judges)?;
+    let best = best.map(KnownBest::new);
     let runs = runs(&records);
     let fastest_ns = runs.iter().filter_map(Run::best_ns).min_by(f64::total_cmp);
     let mut of_search: Vec<Vec<Run>> = Vec::new();
@@ -173,17 +180,18 @@ fn subject(store: &Store, key: TaskKey, workload: &Workload, mut records: Vec<Re
             templates.push(&record.template);
         }
     }
-    Ok(Subject {
+    Ok(Ok(Subject {
         trials: records.len() as u64,
+        passed_over,
         best: best.map(|best| best_facts(best, workload, &records)),
         searches: of_search.into_iter().map(|members| search_facts(members, workload, fastest_ns)).collect(),
         outcomes: outcomes(&records),
-        templates: templates.iter().map(|name| template_facts(name, &key, workload, &records)).collect(),
+        templates: templates.iter().map(|name| template_facts(name, &judges(name), &records)).collect(),
         points: records.iter().map(|record| point(record, workload)).collect(),
-        workload: key.workload,
-        target: key.target,
+        workload: key.workload.clone(),
+        target: key.target.clone(),
         threads: key.threads,
-    })
+    }))
 }
 
 fn best_facts(best: KnownBest, workload: &Workload, records: &[Record]) -> Best {
@@ -249,27 +257,19 @@ fn outcomes(records: &[Record]) -> Vec<OutcomeFacts> {
     by_class.into_values().collect()
 }
 
-fn template_facts(name: &str, key: &TaskKey, workload: &Workload, records: &[Record]) -> TemplateFacts {
+fn template_facts(name: &str, judge: &Judge, records: &[Record]) -> TemplateFacts {
     let own: Vec<&Record> = records.iter().filter(|record| record.template == name).collect();
     let mut facts =
         TemplateFacts { template: name.to_owned(), trials: own.len() as u64, r_squared: None, importance: Vec::new() };
-    let Some(target) = target_of(&key.target) else { return facts };
-    let setting = Setting { workload: workload.clone(), target, n_threads: key.threads as usize };
-    // A template that this version does not have says nothing of its parameters.
-    let Ok(task) = Task::new(setting, Some(name)) else { return facts };
-    let trials: Vec<_> = own.iter().filter_map(|record| record.trial(&task.space).ok()).collect();
-    if let Some(found) = importance(&task.space, &trials, 0) {
+    // A template that this version does not have, or another machine's, says nothing of its parameters.
+    let Some(space) = judge.space() else { return facts };
+    let trials: Vec<_> = own.iter().filter_map(|record| record.trial(space).ok()).collect();
+    if let Some(found) = importance(space, &trials, 0) {
         facts.r_squared = Some(found.r_squared);
-        facts.importance = task.space.names().map(str::to_owned).zip(found.by_parameter).collect();
+        facts.importance = space.names().map(str::to_owned).zip(found.by_parameter).collect();
         facts.importance.sort_by(|a, b| b.1.total_cmp(&a.1));
     }
     facts
-}
-
-/// The target that records name, where it is this machine or one that is known by name.
-fn target_of(name: &str) -> Option<Target> {
-    let known = std::iter::once(host::target()).chain(NAMED.iter().filter_map(|(name, _)| Target::named(name)));
-    known.into_iter().find(|target| [false, true].iter().any(|cold| target_name(target, *cold) == name))
 }
 
 fn point(record: &Record, workload: &Workload) -> Point {

@@ -101,6 +101,9 @@ fn overview(subjects: &[Subject]) -> String {
 fn section(at: usize, subject: &Subject) -> String {
     let mut out = format!("<h2 id=\"w{at}\">{}</h2>\n", escape(&subject.workload));
     out += &format!("<p class=\"note\">{}, {}</p>\n", escape(&subject.target), count(subject.threads, "thread"));
+    if subject.passed_over.total() > 0 {
+        out += &format!("<p class=\"note\">{}.</p>\n", subject.passed_over);
+    }
     if let Some(best) = &subject.best {
         out += &format!(
             "<p>Best: <b>{} GFLOP/s</b>, {}{}.</p>\n",

@@ -1,5 +1,6 @@
 //! The end of a run: the leaders are measured against each other, so that noise does not crown the winner.
 
+use std::collections::HashSet;
 use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -164,6 +165,7 @@ pub fn run(
     device: &mut Device,
     task: &Task,
     trials: &[Trial],
+    imported: &HashSet<Config>,
     limits: EndLimits,
     stop: &AtomicBool,
     progress: &Progress,
@@ -180,7 +182,7 @@ pub fn run(
     }
     let start = Instant::now();
     let is_late = || start.elapsed() + run_time >= limits.race || is_stopped() && !was_stopped;
-    let ranking = rank(device, task, trials, limits, &is_late, progress)?;
+    let ranking = rank(device, task, trials, imported, limits, &is_late, progress)?;
     let Some(first) = ranking.first() else {
         let is_any_right = trials.iter().any(|trial| trial.outcome.timing().is_some());
         return Ok(if is_any_right && is_late() { End::NoTime } else { End::NoLeader });
@@ -197,10 +199,13 @@ pub fn run(
 /// Measures the leaders among `trials` against each other within these limits: the fastest first, none where
 /// no trial is valid or it `is_late` before a round. Whoever has no round by then is none of them.
 ///
-/// Most disturbances slow a kernel down, so its fast rounds tell most; but the very fastest may owe its time to luck. What
-/// counts is the first quartile of its rounds. A kernel may also be lucky with its pages for a whole sitting, so there are several;
-/// but one where a run takes as long as a round, since to check it anew would take more time than to measure it, or where the user
-/// waits.
+/// Most disturbances slow a kernel down, so its fast rounds tell most; but the very fastest may owe its time
+/// to luck. What counts is the first quartile of its rounds. A kernel may also be lucky with its pages for a
+/// whole sitting, so there are several; but one where a run takes as long as a round, since to check it anew
+/// would take more time than to measure it, or where the user waits.
+///
+/// Trials of `imported` configurations were timed on a machine that need not be this one: their leaders race
+/// against those of the others, and keep none of them out.
 ///
 /// # Errors
 /// Where workers do not start.
@@ -208,12 +213,13 @@ pub fn rank(
     device: &mut Device,
     task: &Task,
     trials: &[Trial],
+    imported: &HashSet<Config>,
     limits: EndLimits,
     is_late: &dyn Fn() -> bool,
     progress: &Progress,
 ) -> std::io::Result<Vec<Leader>> {
     let stage_time = limits.rounds / STAGES;
-    let leaders = leaders(trials, stage_time);
+    let leaders = leaders(trials, imported, stage_time);
     let Some(best_ns) = leaders.first().map(|trial| trial.outcome.cost()) else { return Ok(Vec::new()) };
     let announce = |n: usize| {
         progress.update(|status| {
@@ -287,16 +293,25 @@ fn ended(device: &mut Device, trial: &Trial, racer: Racer, progress: &Progress) 
     }
 }
 
-/// The trials that may be the best in truth, the apparently best first, as many as can be measured in this time.
-fn leaders(trials: &[Trial], time: Duration) -> Vec<&Trial> {
-    let timed = |trial: &Trial| trial.outcome.timing().copied();
-    let mut leaders: Vec<(&Trial, Timing)> = trials.iter().filter_map(|trial| Some((trial, timed(trial)?))).collect();
+/// The trials that may be the best in truth, as many as can be measured in this time: those of this machine,
+/// the apparently best first, then those that were imported.
+fn leaders<'t>(trials: &'t [Trial], imported: &HashSet<Config>, time: Duration) -> Vec<&'t Trial> {
+    let timed = trials.iter().filter_map(|trial| Some((trial, *trial.outcome.timing()?)));
+    let (theirs, own): (Vec<_>, Vec<_>) = timed.partition(|(trial, _)| imported.contains(&trial.config));
+    let n_sides = if own.is_empty() || theirs.is_empty() { 1 } else { 2 };
+    [own, theirs]
+        .into_iter()
+        .flat_map(|side| leaders_of(side, time / n_sides, MOST_LEADERS / u64::from(n_sides)))
+        .collect()
+}
+
+fn leaders_of(mut leaders: Vec<(&Trial, Timing)>, time: Duration, most: u64) -> Vec<&Trial> {
     leaders.sort_by(|(_, a), (_, b)| a.median_ns.total_cmp(&b.median_ns));
     let ns_at = |place: usize| leaders.get(place).or(leaders.last()).map(|(_, timing)| timing.median_ns);
     let (Some(best_ns), Some(leading_ns)) = (ns_at(0), ns_at(N_LEADING - 1)) else { return Vec::new() };
     leaders.retain(|(_, timing)| timing.median_ns <= NEAR * leading_ns);
     leaders.sort_by_key(|(_, timing)| timing.stopped_early);
-    leaders.truncate((affordable(best_ns, time) / LEAST_ROUNDS).clamp(2, MOST_LEADERS) as usize);
+    leaders.truncate((affordable(best_ns, time) / LEAST_ROUNDS).clamp(2, most) as usize);
     leaders.into_iter().map(|(trial, _)| trial).collect()
 }
 
@@ -337,7 +352,8 @@ mod tests {
     }
 
     fn check(trials: &[Trial], time: Duration, ranks: &[u64]) {
-        let found: Vec<u64> = leaders(trials, time).iter().map(|trial| trial.config.ranks()[0]).collect();
+        let found: Vec<u64> =
+            leaders(trials, &HashSet::new(), time).iter().map(|trial| trial.config.ranks()[0]).collect();
         assert_eq!(found, ranks);
     }
 
@@ -374,6 +390,20 @@ mod tests {
         check(Some(0.002), [0.001, 1.0, 0.1]);
         let interrupted = EndLimits::of(None).of_interrupted();
         assert_eq!((interrupted.rounds, interrupted.race), (TIME_INTERRUPTED, 2 * TIME_INTERRUPTED));
+    }
+
+    #[test]
+    fn what_was_imported_keeps_nobody_out() {
+        let own = (0..30).map(|i| trial(i, 100.0 + i as f64 / 10.0, false));
+        let trials: Vec<Trial> = own.chain((30..60).map(|i| trial(i, 10.0 + i as f64 / 100.0, false))).collect();
+        let imported: HashSet<Config> = trials[30..].iter().map(|trial| trial.config.clone()).collect();
+        let ranks = |imported: &HashSet<Config>| -> Vec<u64> {
+            leaders(&trials, imported, TIME).iter().map(|trial| trial.config.ranks()[0]).collect()
+        };
+        assert_eq!(ranks(&imported), (0..12).chain(30..42).collect::<Vec<_>>());
+        assert_eq!(ranks(&HashSet::new()), (30..54).collect::<Vec<_>>());
+        let all = trials.iter().map(|trial| trial.config.clone()).collect();
+        assert_eq!(ranks(&all), (30..54).collect::<Vec<_>>());
     }
 
     #[test]

@@ -3,16 +3,21 @@
 use std::time::Instant;
 
 use tilewright_device::device::steps_text;
-use tilewright_tune::{Record, Report, RunTime, Store, StoreError, Task, TaskKey, Winner, pause};
+use tilewright_tune::record::least_ns;
+use tilewright_tune::{Record, Report, RunTime, StoreError, Task, TaskKey, Winner, pause};
 
 use crate::clock::since_1970;
+use crate::database::{Database, Opened};
 
 /// Keeps the trials of a batch until they are committed.
 #[derive(Debug)]
 pub struct Recorder {
     /// None once it is closed.
-    store: Option<Store>,
+    opened: Option<Opened>,
+    database: Database,
     key: TaskKey,
+    /// What is recorded as faster than this is measured again and gives way.
+    least_ns: f64,
     search: String,
     seed: u64,
     toolchain: String,
@@ -23,10 +28,24 @@ pub struct Recorder {
 
 impl Recorder {
     /// A recorder for the trials of one search that starts now.
-    pub fn new(store: Store, key: TaskKey, search: String, seed: u64) -> Recorder {
-        let start_unix_ms = since_1970().as_millis() as u64;
-        let (start, toolchain) = (pause::now(), toolchain());
-        Recorder { store: Some(store), key, search, seed, toolchain, start, start_unix_ms, pending: Vec::new() }
+    pub fn new(opened: Opened, task: &Task, key: TaskKey, search: String, seed: u64) -> Recorder {
+        Recorder {
+            database: opened.database.clone(),
+            opened: Some(opened),
+            least_ns: least_ns(&task.setting.workload, &key.target, key.threads.into()),
+            key,
+            search,
+            seed,
+            toolchain: toolchain(),
+            start: pause::now(),
+            start_unix_ms: since_1970().as_millis() as u64,
+            pending: Vec::new(),
+        }
+    }
+
+    /// Where it records.
+    pub fn database(&self) -> &Database {
+        &self.database
     }
 
     /// Takes note of a trial.
@@ -51,18 +70,20 @@ impl Recorder {
                 start_unix_ms: self.start_unix_ms,
                 elapsed_s: (pause::now() - self.start).as_secs_f64(),
             }),
+            is_imported: false,
         });
     }
 
     /// Writes what has been noted since the last time.
     ///
     /// # Errors
-    /// Where the database cannot be written; the trials stay noted.
+    /// Where the database cannot be written, and then the trials stay noted, or is gone.
     pub fn commit(&mut self) -> Result<(), StoreError> {
         if !self.pending.is_empty() {
-            let store = self.store.as_mut().expect("invariant: nothing is noted after the end");
-            store.insert(&self.pending)?;
+            let opened = self.opened.as_mut().expect("invariant: nothing is noted after the end");
+            opened.store.insert(&self.pending, self.least_ns)?;
             self.pending.clear();
+            opened.check()?;
         }
         Ok(())
     }
@@ -71,13 +92,14 @@ impl Recorder {
     /// know of the log beside it.
     ///
     /// # Errors
-    /// Where the database cannot be written.
+    /// Where the database cannot be written, or is gone.
     pub fn conclude(&mut self, winner: Option<&Winner>) -> Result<(), StoreError> {
         self.commit()?;
-        match (self.store.take(), winner) {
-            (Some(mut store), Some(winner)) => store.set_winner(winner),
-            _ => Ok(()),
+        let Some(mut opened) = self.opened.take() else { return Ok(()) };
+        if let Some(winner) = winner {
+            opened.store.set_winner(winner)?;
         }
+        opened.check()
     }
 }
 

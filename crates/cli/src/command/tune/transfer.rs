@@ -3,11 +3,12 @@
 use std::path::PathBuf;
 
 use tilewright_ir::op::Workload;
-use tilewright_tune::{EarlierTask, Store, TaskKey};
+use tilewright_tune::{EarlierTask, Judge, PassedOver, Store, TaskKey};
 
-use super::super::parse_workloads;
+use super::super::{parse_workloads, trials_of};
 use crate::database::Database;
 use crate::error::bad_input;
+use crate::output::message;
 
 /// A database, and which of its workloads to learn from.
 #[derive(Debug, Clone)]
@@ -46,12 +47,12 @@ impl Transfer {
     /// # Errors
     /// Bad input where there is no database, or it has no trials of a workload that is named.
     pub fn open(&self) -> anyhow::Result<(Store, Vec<TaskKey>)> {
-        let database = Database::named(&self.path, "--transfer")?;
+        let database = self.database()?;
         let name = database.name();
         let store = database
             .open_to_read()?
             .ok_or_else(|| bad_input(format!("there is no database {name} (give another one with --transfer)")))?;
-        let keys = store.tasks()?;
+        let keys = store.tasks().map_err(|error| database.refuse(error))?;
         if let Some(missing) = self.workloads.iter().find(|w| !keys.iter().any(|key| key.workload == **w)) {
             let reason = format!("no trials of {missing} are in database {name}");
             return Err(bad_input(format!("{reason} (leave workloads out to learn from all)")));
@@ -59,7 +60,13 @@ impl Transfer {
         Ok((store, keys))
     }
 
-    /// The earlier tasks, without the one at hand.
+    fn database(&self) -> anyhow::Result<Database> {
+        Database::named(&self.path, "--transfer")
+    }
+
+    /// The earlier tasks, without the one at hand and records that cannot be true. Of which version of its
+    /// space a record is does not matter: its steps make a program, and its configuration is carried over
+    /// into a space as it is now.
     ///
     /// # Errors
     /// As [`Transfer::open`].
@@ -68,11 +75,17 @@ impl Transfer {
         let is_asked = |key: &TaskKey| self.workloads.is_empty() || self.workloads.contains(&key.workload);
         keys.retain(|key| key != at_hand && is_asked(key));
         let mut tasks = Vec::with_capacity(keys.len());
+        let (mut passed_over, database) = (PassedOver::default(), self.database()?);
         for key in keys {
             // Another version may know other workloads.
             let Ok(workload) = Workload::parse(&key.workload) else { continue };
-            let records = store.trials_of(&key.workload, &key.target, &key.template, key.threads)?;
+            let judge = |template: &str| Judge::new(&workload, &key.target, key.threads, template, None);
+            let found = trials_of(&store, &key, &judge, &mut passed_over);
+            let records = found.map_err(|error| database.refuse(error))?;
             tasks.push(EarlierTask { workload, template: key.template, threads: key.threads, records });
+        }
+        if passed_over.total() > 0 {
+            message(&format!("{}: {passed_over}", self.name()));
         }
         Ok(tasks)
     }

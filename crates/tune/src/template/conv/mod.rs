@@ -19,6 +19,11 @@ fn is_convolution(w: &Workload) -> bool {
     ["conv2d", "depthwise_conv2d", "conv2d_transpose"].contains(&w.operator().name)
 }
 
+/// The least share of the products of the operator as written that any algorithm takes.
+pub fn least_share(w: &Workload) -> f64 {
+    if is_convolution(w) && Shape::of(w).has_winograd { winograd::least_share() } else { 1.0 }
+}
+
 /// Every algorithm that applies, as a choice of the search.
 pub const CONV: Template = Template {
     name: "conv",

@@ -22,10 +22,20 @@ use tilewright_ir::schedule::LayoutAxis::{Inner, Outer, Whole};
 pub const WINOGRAD: Algorithm<Shape> =
     Algorithm { name: "winograd", applies: |shape| shape.has_winograd, parameters, constraints, steps, estimate };
 
+/// Rows of an output tile.
+const TILES: [i64; 2] = [2, 4];
+
+/// The least share of the products of a direct convolution that a tile takes: `(m + 2)²` for `m²` outputs of
+/// nine each.
+pub fn least_share() -> f64 {
+    let share = |m: i64| ((m + 2) * (m + 2)) as f64 / (9 * m * m) as f64;
+    TILES.map(share).into_iter().fold(1.0, f64::min)
+}
+
 fn parameters(s: &Setting, shape: &Shape) -> Vec<Parameter> {
     let vectors = ceil_div(shape.k, s.target.lanes(s.workload.dtype));
     let mut parameters = vec![
-        Parameter::ordinal("m", [2, 4]),
+        Parameter::ordinal("m", TILES),
         Parameter::ordinal("rows", 1..=ceil_div(shape.p, 2)),
         Parameter::ordinal("k_blocks", (1..=vectors).filter(|b| vectors % b == 0)),
         Parameter::ordinal("k_tile", 1..=vectors.min(4)),

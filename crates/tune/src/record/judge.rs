@@ -1,0 +1,243 @@
+//! Which records can be true: those of configurations that the space has, and of kernels no faster than a
+//! machine can be.
+//!
+//! Records come from other machines and versions, by import or with a database that was copied. One that
+//! cannot be true is passed over, wherever the best is looked up, a search goes on or something is learnt; it
+//! stays in the database.
+
+use std::fmt;
+use std::sync::Arc;
+
+use serde::Serialize;
+use serde_json::Value as Json;
+use tilewright_ir::Target;
+use tilewright_ir::op::Workload;
+
+use super::Record;
+use crate::space::Space;
+use crate::template::{Setting, Task, least_flops};
+
+/// The clock of no CPU, in GHz.
+const FASTEST_CLOCK_GHZ: f64 = 8.0;
+/// Units that multiply and add vectors of up to 128 bits, and wider ones, in a core that has most of them.
+const MOST_UNITS: (f64, f64) = (4.0, 2.0);
+/// More threads than any machine has CPUs: no space is made for them.
+const MOST_THREADS: u32 = 4096;
+
+/// Why a record is passed over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Doubt {
+    /// Its configuration is not one of the space as it is now.
+    OtherSpace,
+    /// It is faster than a machine of its target can be.
+    TooFast,
+    /// The row is none that this version understands.
+    Unreadable,
+}
+
+/// How many records were passed over, and why.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
+pub struct PassedOver {
+    /// Those whose configuration is not one of the space as it is now.
+    pub other_space: u64,
+    /// Those faster than a machine of their target can be.
+    pub too_fast: u64,
+    /// Rows that this version does not understand.
+    pub unreadable: u64,
+}
+
+impl PassedOver {
+    /// One more.
+    pub fn count(&mut self, doubt: Doubt) {
+        match doubt {
+            Doubt::OtherSpace => self.other_space += 1,
+            Doubt::TooFast => self.too_fast += 1,
+            Doubt::Unreadable => self.unreadable += 1,
+        }
+    }
+
+    /// All of them.
+    pub fn total(&self) -> u64 {
+        self.other_space + self.too_fast + self.unreadable
+    }
+}
+
+impl std::ops::AddAssign for PassedOver {
+    fn add_assign(&mut self, other: PassedOver) {
+        self.other_space += other.other_space;
+        self.too_fast += other.too_fast;
+        self.unreadable += other.unreadable;
+    }
+}
+
+/// `3 records are passed over: 2 not of the space as it is now, 1 faster than the machine can be`.
+impl fmt::Display for PassedOver {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let parts = [
+            (self.other_space, "not of the space as it is now"),
+            (self.too_fast, "faster than the machine can be"),
+            (self.unreadable, "not understood by this version"),
+        ];
+        let parts: Vec<String> = parts.iter().filter(|(n, _)| *n > 0).map(|(n, what)| format!("{n} {what}")).collect();
+        let (records, are) = if self.total() == 1 { ("record", "is") } else { ("records", "are") };
+        write!(f, "{} {records} {are} passed over: {}", self.total(), parts.join(", "))
+    }
+}
+
+/// What the records of one space on one machine are held against. By default everything can be true.
+#[derive(Debug, Clone, Default)]
+pub struct Judge {
+    space: Known,
+    least_ns: f64,
+}
+
+/// What is known of a space.
+#[derive(Debug, Clone, Default)]
+enum Known {
+    /// Nothing: it depends on a machine that is not this one.
+    #[default]
+    Nothing,
+    /// That this version has no such template.
+    Absent,
+    /// The space.
+    Space(Arc<Space>),
+}
+
+impl Judge {
+    /// The judge of the records of a task.
+    pub fn of(task: &Task) -> Judge {
+        let Setting { workload, target, n_threads } = &task.setting;
+        Judge {
+            space: Known::Space(task.space.clone()),
+            least_ns: least_ns(workload, &target.to_string(), *n_threads as f64),
+        }
+    }
+
+    /// The judge of records of a workload that name this target, threads and template; `machine` is the
+    /// target where it is known, as this machine is, and the space with it.
+    ///
+    /// # Cost
+    /// That of making the space, where the machine is known.
+    pub fn new(workload: &Workload, target: &str, threads: u32, template: &str, machine: Option<Target>) -> Judge {
+        let setting = machine.map(|target| Setting { workload: workload.clone(), target, n_threads: threads as usize });
+        let space = match setting.filter(|_| (1..=MOST_THREADS).contains(&threads)) {
+            None => Known::Nothing,
+            Some(setting) => Task::new(setting, Some(template)).map_or(Known::Absent, |task| Known::Space(task.space)),
+        };
+        Judge { space, least_ns: least_ns(workload, target, threads.into()) }
+    }
+
+    /// The shortest time in nanoseconds that can be true; 0 where none is known.
+    pub fn least_ns(&self) -> f64 {
+        self.least_ns
+    }
+
+    /// The space, where it is known.
+    pub fn space(&self) -> Option<&Arc<Space>> {
+        match &self.space {
+            Known::Space(space) => Some(space),
+            Known::Nothing | Known::Absent => None,
+        }
+    }
+
+    /// Why this time of this configuration cannot be true, if so.
+    pub fn doubt(&self, config: &Json, median_ns: Option<f64>) -> Option<Doubt> {
+        match &self.space {
+            _ if median_ns.is_some_and(|ns| ns < self.least_ns) => Some(Doubt::TooFast),
+            Known::Absent => Some(Doubt::OtherSpace),
+            Known::Space(space) if space.config_from_json(config).is_err() => Some(Doubt::OtherSpace),
+            Known::Nothing | Known::Space(_) => None,
+        }
+    }
+
+    /// Why this record cannot be true, if so.
+    pub fn doubt_of(&self, record: &Record) -> Option<Doubt> {
+        self.doubt(&record.config, record.outcome.timing().map(|timing| timing.median_ns))
+    }
+}
+
+/// The shortest time in nanoseconds that a workload can take on a target, which records name, with these
+/// threads; 0 where it is the name of no CPU that is known.
+///
+/// It hides no true time: it is that of the fewest operations any template makes do with, on more
+/// multiply-adds a cycle than a core has, at a clock that none has. Measured peaks are a half to a quarter of
+/// it.
+pub fn least_ns(workload: &Workload, target: &str, threads: f64) -> f64 {
+    let mut parts = target.split('/');
+    let is_cpu = matches!(parts.next(), Some("x86_64" | "aarch64"));
+    let bits = parts.nth(1).and_then(|bits| bits.parse::<u32>().ok()).filter(|bits| is_cpu && *bits > 0);
+    let Some(bits) = bits else { return 0.0 };
+    let units = if bits <= 128 { MOST_UNITS.0 } else { MOST_UNITS.1 };
+    let lanes = f64::from(bits) / (8.0 * workload.dtype.bytes() as f64);
+    least_flops(workload) / (2.0 * lanes * units * FASTEST_CLOCK_GHZ * threads.max(1.0))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn check(workload: &str, target: &str, threads: u32, most_gflops: f64) {
+        let workload = Workload::parse(workload).unwrap();
+        let found = workload.flops() / least_ns(&workload, target, threads.into());
+        let is_it = found == most_gflops || (found / most_gflops - 1.0).abs() < 1e-9;
+        assert!(is_it, "{workload} on {target}: {found}");
+    }
+
+    #[test]
+    fn no_machine_is_as_fast_as_the_bound() {
+        check("matmul-256", "x86_64/znver5/512", 1, 512.0);
+        check("matmul-256", "x86_64/znver5/512/cold", 2, 1024.0);
+        check("matmul-256:dtype=f64", "x86_64/znver3/256", 1, 128.0);
+        check("matmul-256", "aarch64/neoverse-v2/128", 1, 256.0);
+        // Winograd's algorithm makes do with a quarter, and where an output meets one tap of nine, that can
+        // be all.
+        let inside = |n: f64| (n - 2.0 / 3.0) / n;
+        check("resnet18.C2", "x86_64/znver5/512", 1, 4.0 * 512.0 / inside(56.0).powi(2));
+        check("resnet18.C2:exact=1", "x86_64/znver5/512", 1, 512.0 / inside(56.0).powi(2));
+        check(
+            "conv2d:c=8,h=14,w=14,k=8,r=3,s=3,pad=13,dilation=13",
+            "x86_64/znver5/512",
+            1,
+            (42f64 / 16.0).powi(2) * 512.0,
+        );
+        check("matmul-256", "cuda/sm_90/1024", 1, f64::INFINITY);
+        check("matmul-256", "somewhere", 1, f64::INFINITY);
+    }
+
+    #[test]
+    fn what_is_passed_over_is_said() {
+        let workload = Workload::parse("matmul:m=64,n=64,k=64").unwrap();
+        let target = Target::named("x86-64-v3").unwrap();
+        let name = target.to_string();
+        let judge = |template: &str, threads: u32, machine: Option<&Target>| {
+            Judge::new(&workload, &name, threads, template, machine.cloned())
+        };
+        let here = judge("matmul", 1, Some(&target));
+        let task =
+            Task::new(Setting { workload: workload.clone(), target: target.clone(), n_threads: 1 }, None).unwrap();
+        let config = task.space.config_to_json(&task.space.config_at(0));
+        let mut passed_over = PassedOver::default();
+        for (judge, config, ns, expected) in [
+            (&here, &config, Some(1e5), None),
+            (&here, &config, None, None),
+            (&here, &config, Some(1.0), Some(Doubt::TooFast)),
+            (&here, &json!({}), Some(1e5), Some(Doubt::OtherSpace)),
+            (&here, &json!({}), None, Some(Doubt::OtherSpace)),
+            (&judge("nosuch", 1, Some(&target)), &config, Some(1e5), Some(Doubt::OtherSpace)),
+            (&judge("nosuch", 1, None), &json!({}), Some(1e5), None),
+            (&judge("nosuch", 1, None), &json!({}), Some(1.0), Some(Doubt::TooFast)),
+            (&judge("matmul", u32::MAX, Some(&target)), &json!({}), Some(1.0), None),
+            (&Judge::default(), &json!({}), Some(1e-9), None),
+        ] {
+            let found = judge.doubt(config, ns);
+            assert_eq!(found, expected, "{config} {ns:?}");
+            found.into_iter().for_each(|doubt| passed_over.count(doubt));
+        }
+        assert_eq!(
+            passed_over.to_string(),
+            "5 records are passed over: 3 not of the space as it is now, 2 faster than the machine can be"
+        );
+    }
+}
