@@ -10,7 +10,7 @@ use rusqlite::{Connection, ErrorCode, MAIN_DB, OpenFlags};
 use tilewright_tune::{Store, StoreError};
 
 use crate::error::bad_input;
-use crate::output::with_suffix;
+use crate::output::{message, with_suffix};
 
 /// Where records are kept.
 #[derive(Debug, Clone)]
@@ -72,12 +72,19 @@ impl Database {
             return Err(self.refuse(StoreError::ReadOnly));
         }
         let store = Store::new(connection).map_err(|e| self.refuse(e))?;
-        Ok(Opened { store, database: self.clone(), file: self.file() })
+        if self.path.metadata().is_ok_and(|file| file.nlink() > 1) {
+            let advice = "use one name at a time, or it will be damaged";
+            message(&format!("{} has another name, a hard link: {advice}", self.label()));
+        }
+        Ok(Opened { store, database: self.clone(), files: self.files() })
     }
 
-    /// Which file there is at the path, if any: its device and its number on it.
-    fn file(&self) -> Option<(u64, u64)> {
-        self.path.metadata().ok().map(|file| (file.dev(), file.ino()))
+    /// Which files there are: the database, and the log beside it.
+    fn files(&self) -> [Option<FileId>; 2] {
+        // A link leads to both.
+        let path = self.path.canonicalize().unwrap_or_else(|_| self.path.clone());
+        let id = |path: &Path| path.metadata().ok().map(|file| FileId { device: file.dev(), inode: file.ino() });
+        [id(&path), id(&with_suffix(&path, "-wal"))]
     }
 
     /// The store, or `None` where the file does not exist.
@@ -165,6 +172,12 @@ impl Database {
             StoreError::Damaged(_) => {
                 format!("{another}, or move this one away, with {name}-wal and {name}-shm where they are there")
             }
+            StoreError::Sqlite(error)
+                if error.sqlite_error_code() == Some(ErrorCode::SystemIoFailure)
+                    && with_suffix(&self.path, "-wal").exists() =>
+            {
+                format!("{another}, or wait for runs that still use a deleted one with {name}-wal and {name}-shm")
+            }
             _ => another,
         };
         anyhow::anyhow!("{}: {error} ({advice})", self.label())
@@ -184,15 +197,22 @@ impl Database {
     }
 }
 
-/// A store that is written to, and the file that it is in.
+/// What tells a file from every other one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct FileId {
+    device: u64,
+    inode: u64,
+}
+
+/// A store that is written to, and the files that it is in.
 #[derive(Debug)]
 pub struct Opened {
     /// The store.
     pub store: Store,
     /// Where it is.
     pub database: Database,
-    /// As [`Database::file`] has it.
-    file: Option<(u64, u64)>,
+    /// As [`Database::files`] has them.
+    files: [Option<FileId>; 2],
 }
 
 impl Opened {
@@ -201,11 +221,14 @@ impl Opened {
     /// # Errors
     /// [`StoreError::Gone`] where the file was deleted, moved or replaced.
     pub fn check(&self) -> Result<(), StoreError> {
-        if self.file.is_some() && self.file == self.database.file() {
+        let ([opened, opened_log], [there, log]) = (self.files, self.database.files());
+        if opened.is_some() && opened == there {
             return Ok(());
         }
-        // What lies beside the path may belong to another file now.
-        self.store.leave_log();
+        // Closing writes the log to the file, wherever it is now, and deletes what has the log's name.
+        if opened_log != log {
+            self.store.leave_log();
+        }
         Err(StoreError::Gone)
     }
 }

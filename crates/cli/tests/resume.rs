@@ -219,8 +219,9 @@ fn a_database_that_is_taken_away_ends_the_run_with_its_winner_told() {
     let delete: Taking = |db| std::fs::remove_file(db).unwrap();
     let rename: Taking = |db| std::fs::rename(db, db.with_extension("moved")).unwrap();
     let replace: Taking = |db| {
-        std::fs::remove_file(db).unwrap();
-        run_json(&["import", "/dev/null", "--db", text(db)]);
+        let other = db.with_extension("other");
+        run_json(&["import", "/dev/null", "--db", text(&other)]);
+        std::fs::rename(other, db).unwrap();
     };
     for taking in [delete, rename, replace] {
         let folder = tempfile::tempdir().unwrap();
@@ -235,8 +236,13 @@ fn a_database_that_is_taken_away_ends_the_run_with_its_winner_told() {
         let result: serde_json::Value = serde_json::from_str(&stdout).expect("the result is JSON");
         assert!(result["best"]["gflops"].as_f64().is_some_and(|g| g > 0.0), "{result}");
         assert_eq!(result["recorded"], false);
-        // The other file is whole.
+        // The other file is whole, the moved one too, and nothing else is left.
         assert_eq!(recorded(&db).len(), 0);
+        let moved = db.with_extension("moved");
+        assert!(!moved.exists() || recorded(&moved).len() >= 16);
+        let left = std::fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name());
+        let left: Vec<String> = left.map(|name| name.into_string().unwrap()).collect();
+        assert!(left.iter().all(|name| !name.contains('-')), "{left:?}");
     }
 }
 

@@ -75,7 +75,7 @@ fn best_of(store: &Store, template: Option<&str>) -> Option<Best> {
 
 /// Adds lines as they are.
 fn import(store: &mut Store, lines: &[u8]) -> Imported {
-    store.import(lines, &mut Ok).unwrap()
+    store.import(lines, &mut |line| Ok((line, 0.0))).unwrap()
 }
 
 fn winner(trial: u64, median_ns: f64) -> Winner {
@@ -219,6 +219,9 @@ fn what_cannot_be_true_gives_way_and_what_can_stays() {
     let again = [timed(0, 1000.0, 2), timed(1, 1000.0, 2), timed(3, 1000.0, 2)];
     assert_eq!(store.insert(&again, 100.0).unwrap(), 1);
     assert_eq!(all(&store), [timed(1, 500.0, 1), record(3), timed(0, 1000.0, 2)]);
+    let line = serde_json::to_string(&timed(1, 1500.0, 3)).unwrap();
+    assert_eq!(store.import(line.as_bytes(), &mut |line| Ok((line, 1000.0))).unwrap().new, 1);
+    assert_eq!(all(&store)[2], Record { is_imported: true, ..timed(1, 1500.0, 3) });
 }
 
 #[test]
@@ -226,7 +229,7 @@ fn a_malformed_line_imports_nothing() {
     let mut store = in_memory();
     let line = |trial| serde_json::to_string(&record(trial)).unwrap();
     let text = format!("{}\n\nnonsense\n{}\n", line(0), line(1));
-    let error = store.import(text.as_bytes(), &mut Ok).unwrap_err();
+    let error = store.import(text.as_bytes(), &mut |line| Ok((line, 0.0))).unwrap_err();
     assert_eq!(error.to_string(), "line 3: expected ident at column 2");
     assert_eq!(all(&store), []);
 }

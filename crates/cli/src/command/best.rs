@@ -49,6 +49,7 @@ pub fn run(args: &BestArgs, as_json: bool) -> anyhow::Result<()> {
         "target": target,
         "threads": threads,
         "db": database.path.to_string_lossy(),
+        "imported": best.as_ref().is_some_and(|best| best.is_imported),
         "passed_over": passed_over,
     });
     let text = match best {

@@ -415,7 +415,6 @@ impl KnownBest {
             "margin": self.margin,
             "template": self.template,
             "confirmed": self.is_confirmed,
-            "imported": self.is_imported,
         })
     }
 }

@@ -355,8 +355,8 @@ impl Store {
         Ok(new)
     }
 
-    /// Has the log beside the file stay as it is when the store is closed, where another file has taken its
-    /// place: the log may be that one's.
+    /// Has what bears the log's name stay when the store is closed, where that may be another database's by
+    /// now.
     pub fn leave_log(&self) {
         let _ = self.connection.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true);
     }
@@ -590,15 +590,15 @@ impl Store {
     }
 
     /// Adds the trials and winners of a reader of JSON lines, as `check` has them, but those that it refuses
-    /// with a reason. Trials that are there already are passed over, and so are winners of spaces of which a
-    /// race was run here; of others the last one counts.
+    /// with a reason. With a line it gives the shortest time that can be true: a trial that is there already
+    /// stays where it is no shorter. A winner stays where a race was run here; else the last one counts.
     ///
     /// # Errors
     /// [`Error::Record`] with the first line that is no record, [`Error::Store`]; nothing was added then.
     pub fn import(
         &mut self,
         input: impl BufRead,
-        check: &mut dyn FnMut(Line) -> Result<Line, String>,
+        check: &mut dyn FnMut(Line) -> Result<(Line, f64), String>,
     ) -> Result<Imported, Error> {
         let transaction = self.write()?;
         let mut imported = Imported::default();
@@ -606,7 +606,7 @@ impl Store {
         for (number, line) in read_lines(input) {
             let line = line?;
             imported.read += 1;
-            let Line { mut record, winner } = match check(line) {
+            let (Line { mut record, winner }, least_ns) = match check(line) {
                 Ok(line) => line,
                 Err(reason) => {
                     imported.n_refused += 1;
@@ -617,7 +617,7 @@ impl Store {
                 }
             };
             record.is_imported = true;
-            imported.new += insert_trial(&transaction, &record, 0.0)?;
+            imported.new += insert_trial(&transaction, &record, least_ns)?;
             if let Some(winner) = winner {
                 let Record { workload, target, template, threads, .. } = &record;
                 let task = task_id(&transaction, workload, target, template, *threads)?;
