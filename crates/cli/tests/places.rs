@@ -38,7 +38,7 @@ fn a_name_is_the_name_of_a_file() {
 fn without_privilege(folder: &Path, arguments: &[&str]) -> Option<Output> {
     let probe = folder.join("probe");
     std::fs::create_dir_all(&probe).unwrap();
-    std::fs::set_permissions(&probe, std::fs::Permissions::from_mode(0)).unwrap();
+    std::fs::set_permissions(&probe, std::fs::Permissions::from_mode(0o000)).unwrap();
     if std::fs::read_dir(&probe).is_err() {
         return Some(run(arguments));
     }
