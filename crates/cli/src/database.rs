@@ -76,15 +76,12 @@ impl Database {
             let advice = "use one name at a time, or it will be damaged";
             message(&format!("{} has another name, a hard link: {advice}", self.label()));
         }
-        Ok(Opened { store, database: self.clone(), files: self.files() })
+        Ok(Opened { store, database: self.clone(), file: self.file() })
     }
 
-    /// Which files there are: the database, and the log beside it.
-    fn files(&self) -> [Option<FileId>; 2] {
-        // A link leads to both.
-        let path = self.path.canonicalize().unwrap_or_else(|_| self.path.clone());
-        let id = |path: &Path| path.metadata().ok().map(|file| FileId { device: file.dev(), inode: file.ino() });
-        [id(&path), id(&with_suffix(&path, "-wal"))]
+    /// Which file there is at the path, if any: its device and its number on it.
+    fn file(&self) -> Option<(u64, u64)> {
+        self.path.metadata().ok().map(|file| (file.dev(), file.ino()))
     }
 
     /// The store, or `None` where the file does not exist.
@@ -197,39 +194,26 @@ impl Database {
     }
 }
 
-/// What tells a file from every other one.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct FileId {
-    device: u64,
-    inode: u64,
-}
-
-/// A store that is written to, and the files that it is in.
+/// A store that is written to, and the file that it is in.
 #[derive(Debug)]
 pub struct Opened {
     /// The store.
     pub store: Store,
     /// Where it is.
     pub database: Database,
-    /// As [`Database::files`] has them.
-    files: [Option<FileId>; 2],
+    /// As [`Database::file`] has it.
+    file: Option<(u64, u64)>,
 }
 
 impl Opened {
     /// Checks that what was written is where it can be found again.
     ///
     /// # Errors
-    /// [`StoreError::Gone`] where the file was deleted, moved or replaced.
+    /// [`StoreError::Gone`] where the file was deleted, moved or replaced. SQLite then leaves the log beside
+    /// the path alone, which may be another file's by now.
     pub fn check(&self) -> Result<(), StoreError> {
-        let ([opened, opened_log], [there, log]) = (self.files, self.database.files());
-        if opened.is_some() && opened == there {
-            return Ok(());
-        }
-        // Closing writes the log to the file, wherever it is now, and deletes what has the log's name.
-        if opened_log != log {
-            self.store.leave_log();
-        }
-        Err(StoreError::Gone)
+        let is_there = self.file.is_some() && self.file == self.database.file();
+        if is_there { Ok(()) } else { Err(StoreError::Gone) }
     }
 }
 

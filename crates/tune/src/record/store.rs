@@ -4,7 +4,6 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::io::{self, BufRead, Write};
 use std::time::{Duration, Instant};
 
-use rusqlite::config::DbConfig;
 use rusqlite::{
     Connection, ErrorCode, MAIN_DB, OptionalExtension, Row, Transaction, TransactionBehavior, named_params, params,
 };
@@ -353,12 +352,6 @@ impl Store {
         }
         transaction.commit()?;
         Ok(new)
-    }
-
-    /// Has what bears the log's name stay when the store is closed, where that may be another database's by
-    /// now.
-    pub fn leave_log(&self) {
-        let _ = self.connection.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true);
     }
 
     /// What there are trials of, as far as this version understands it, in the order in which it was first
