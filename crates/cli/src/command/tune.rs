@@ -338,7 +338,8 @@ pub fn tune(args: &TuneArgs, workload: &Workload, is_of_set: bool, interrupts: &
     run.wall.search = run.wall.lap();
     let end = match &summary {
         Ok(_) if !args.no_race => {
-            let others = trials_of_others(&trials, &run, &progress);
+            // What is at the path of a database that is gone is another's; opening it would give it the log of ours.
+            let others = if lost.is_none() { trials_of_others(&trials, &run, &progress) } else { Vec::new() };
             let known = [trials.as_slice(), others.as_slice()].concat();
             finals::run(&mut device, &run.task, &known, &earlier.imported, limits, &interrupts.stop, &progress)
         }
