@@ -116,8 +116,9 @@ mod tests {
             let mut store = Store::new(Connection::open_in_memory().unwrap()).unwrap();
             for config in 0..rng.random_range(1..12) {
                 // What is refused is not believed.
-                n_imported +=
-                    store.import(line(&mut rng, config).as_bytes(), &mut Ok).map_or(0, |imported| imported.new);
+                n_imported += store
+                    .import(line(&mut rng, config).as_bytes(), &mut |line| Ok((line, 0.0)))
+                    .map_or(0, |imported| imported.new);
             }
             let (subjects, _) = facts::subjects(&store, &[]).unwrap();
             let page = page::html("r.db", &subjects);

@@ -129,8 +129,10 @@ pub fn run(args: &ShowArgs, as_json: bool) -> anyhow::Result<()> {
             .map_err(|(at, why)| anyhow::anyhow!("step {} `{}`: {why}", at + 1, steps[at]))
     };
     let lowered = || -> anyhow::Result<(Program, Interface)> {
-        let lowered = lower::lower(&scheduled()?);
-        verify::verify(&lowered)?;
+        let program = scheduled()?;
+        // Once it is lowered the verifier may no longer see that iterations are independent.
+        verify::verify(&program)?;
+        let lowered = lower::lower(&program);
         let interface = Interface::new(&lowered, &target, machine.threads, args.prefix.as_deref())?;
         Ok((lowered, interface))
     };
