@@ -741,10 +741,6 @@ impl Selector<'_> {
     fn masked_store(&mut self, inst: &ssa::Instruction) -> Result<(), String> {
         let (value, to, mask) = (inst.operands[0], inst.operands[1], inst.operands[2]);
         let ty = self.ty(value);
-        // It is computed as one of a whole vector, so that a register of masks may have lanes set beyond those of its type.
-        if ty.bytes() < 16 && self.constant(mask).is_none() {
-            return Err("a mask of a part of a vector".into());
-        }
         let (value, mask) = (self.reg(value)?, self.memory_mask(mask, ty)?);
         let memory = self.address(to)?;
         let op = Op::StoreMasked { wide: ty.kind.bytes() == 8 };
@@ -762,9 +758,10 @@ impl Selector<'_> {
         Ok(self.emit_new(Op::Unary(WIDEN_INTEGERS), Class::Vector, &[mask], bytes))
     }
 
-    /// A mask for memory operations. Where it is a vector, lanes beyond those of its type must not be set.
+    /// A mask for memory operations, which must not have lanes set beyond those of its type: of a part of a vector it is
+    /// computed as one of a whole vector, and may.
     fn memory_mask(&mut self, id: Id, ty: Type) -> Result<Reg, String> {
-        if !self.has_masks && ty.bytes() < 16 && self.constant(id).is_none() {
+        if ty.bytes() < 16 && self.constant(id).is_none() {
             return Err("a mask of a part of a vector".into());
         }
         self.mask(id, ty.kind.bytes())
