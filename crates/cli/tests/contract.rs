@@ -137,7 +137,7 @@ fn the_shortest_search_has_a_result_and_says_beforehand_what_takes_longer() {
     let at = |words: &str| told.find(words).unwrap_or_else(|| panic!("{words:?} is not among: {told}"));
     assert!(at("start: about ") < at("search: 0.001 s") && at("search: ") < at("race: at most 1 s"), "{told}");
     assert!(at("race: at most ") < at("untuned program: at most "), "{told}");
-    assert!(at("untuned program: at most ") < at("1 trials ("), "{told}");
+    assert!(at("untuned program: at most ") < at("1 trial ("), "{told}");
 
     // Something valid is known now: nothing is begun past the limit.
     let again = run_json(&arguments[..arguments.len() - 1]);
