@@ -26,9 +26,11 @@ pub use work::Watch;
 /// As [`interp::run`]; a fault names one of the iterations that have it, not always the first.
 ///
 /// # Cost
-/// Memory for every buffer in `f64`. Sums of products of matrices take 65 % to 85 % of the multiply-adds that
-/// the vectors of the threads have in `f64`; other sums of products, which the memory bounds, some 3 to 5
-/// thousand million a second on each thread, and anything else some hundred million operations a second.
+/// Memory for every buffer in `f64`. Sums of products of matrices take a third (a convolution of 118 thousand
+/// million multiply-adds) to a half (a product of 4096³) of the multiply-adds that the vectors of the threads
+/// have in `f64`, data and start included (Zen 4, two threads, 2026-11-25); other sums of products, which the
+/// memory bounds, some 3 to 5 thousand million a second on each thread, and anything else some hundred million
+/// operations a second.
 pub fn evaluate(program: &Program, inputs: &[Vec<f64>], n_threads: usize) -> Result<Vec<Vec<f64>>, Fault> {
     evaluate_watched(program, inputs.to_vec(), n_threads, &|_| ControlFlow::Continue(()))
 }
