@@ -436,7 +436,7 @@ fn trials_of_others(own: &[Trial], run: &Run, progress: &Progress) -> Vec<Trial>
     });
     let own: HashSet<&Config> = own.iter().map(|trial| &trial.config).collect();
     let limits = run.options.limits();
-    let recorded = recorded.iter().filter(|record| !record.limit.is_some_and(|limit| limit.is_below(&limits)));
+    let recorded = recorded.iter().filter(|record| !may_do_better(record, &limits));
     let recorded = recorded.filter_map(|record| record.trial(&run.task.space).ok());
     let others: Vec<Trial> = recorded.filter(|trial| !own.contains(&trial.config)).collect();
     if !others.is_empty() {
@@ -534,7 +534,7 @@ pub fn earlier(store: &Store, key: &TaskKey, task: &Task, limits: &Limits) -> Re
         message(&passed_over.to_string());
     }
     let n_records = records.len();
-    records.retain(|record| !record.limit.is_some_and(|limit| limit.is_below(limits)));
+    records.retain(|record| !may_do_better(record, limits));
     let n_below = n_records - records.len();
     if n_below > 0 {
         message(&format!("{} that failed of lower limits may be tried again", count(n_below as u64, "candidate")));
@@ -551,6 +551,11 @@ pub fn earlier(store: &Store, key: &TaskKey, task: &Task, limits: &Limits) -> Re
         trials.push(trial);
     }
     Ok(Earlier { trials, cut_off, imported })
+}
+
+/// Whether a record is of a failure of a lower limit than these.
+fn may_do_better(record: &Record, limits: &Limits) -> bool {
+    record.limit.is_some_and(|limit| limit.is_below(limits))
 }
 
 /// How candidates are built, run and timed.
@@ -826,8 +831,7 @@ impl Run<'_> {
             return anyhow::anyhow!("the time was up before a candidate was measured (give more with --time)");
         }
         // What was not done in time says which option gives it more.
-        let options = [(ErrorClass::BuildTimeout, "--build-timeout"), (ErrorClass::RunTimeout, "--run-timeout")];
-        let raised: Vec<&str> = options.iter().filter(|(class, _)| errors.contains_key(class)).map(|o| o.1).collect();
+        let raised: Vec<&str> = errors.keys().filter_map(|class| option_of(*class)).collect();
         let more = format!(" (give more with {})", raised.join(" and "));
         if trials.iter().any(|trial| trial.outcome.timing().is_some()) {
             let hint = if raised.is_empty() { " (run the same to race others)" } else { more.as_str() };
