@@ -384,6 +384,13 @@ impl Stmt {
         }
     }
 
+    /// Whether it is a parallel loop or has one inside.
+    pub fn has_parallel_loop(&self) -> bool {
+        let mut found = false;
+        self.walk(&mut |s| found |= matches!(s, Stmt::For(l) if l.kind == LoopKind::Parallel));
+        found
+    }
+
     /// The statement with every index in it (extents, conditions, subscripts) rewritten.
     pub fn map_index(&self, f: &mut dyn FnMut(&Index) -> Index) -> Stmt {
         let block = |b: &Vec<Stmt>, f: &mut dyn FnMut(&Index) -> Index| b.iter().map(|s| s.map_index(f)).collect();

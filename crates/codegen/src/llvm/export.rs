@@ -5,12 +5,11 @@
 //! the place of one of them.
 
 use llvm_sys::LLVMOpcode::{LLVMAnd, LLVMOr};
-use tilewright_ir::Part;
+use tilewright_ir::{Part, Stmt};
 
 use super::api::{INT_EQ, INT_GT, INT_LT, INT_NE, Value};
 use super::cpu;
 use super::generate::Generator;
-use super::unit::has_parallel_loop;
 use crate::export::{ALIGN, BAD_POINTER, CPU_UNSUPPORTED, OK, function_name, supported_name};
 
 /// What the exported functions have in common.
@@ -124,7 +123,7 @@ impl<'p> Generator<'p> {
     pub(super) fn guarded_entry(&mut self, guard: &Guard, part: Part) -> Entry {
         let function = self.entry_function(&function_name(guard.prefix, part), true);
         self.m.make_protected(function);
-        let is_parallel = self.program.part(part).iter().any(has_parallel_loop);
+        let is_parallel = self.program.part(part).iter().any(Stmt::has_parallel_loop);
         let runtime = is_parallel.then(|| self.m.alloca(self.m.array(self.m.ptr, 2), 8));
         let answer = self.m.call(guard.cpu, self.m.i32, &[], &[]);
         let is_supported = self.m.icmp(INT_EQ, answer, self.m.int32(SUPPORTED));

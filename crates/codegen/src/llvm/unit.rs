@@ -52,7 +52,7 @@ pub fn segments(program: &Program, block: &[Stmt], ranges: &mut Ranges) -> Vec<S
             // What is held in registers stays in one function.
             break;
         }
-        let is_parallel = has_parallel_loop(stmt);
+        let is_parallel = stmt.has_parallel_loop();
         if is_parallel || work(stmt, ranges) >= LEAST_WORK {
             run(block, start..at, &mut out);
             let is_unit = !is_parallel && has_enough_code(stmt) && !has_large_part(stmt, ranges);
@@ -106,13 +106,6 @@ fn has_large_part(stmt: &Stmt, ranges: &mut Ranges) -> bool {
 
 fn has_enough_code(stmt: &Stmt) -> bool {
     leaves(std::slice::from_ref(stmt)) >= LEAST_CODE
-}
-
-/// Whether a statement has a parallel loop inside.
-pub fn has_parallel_loop(stmt: &Stmt) -> bool {
-    let mut found = false;
-    stmt.walk(&mut |s| found |= matches!(s, Stmt::For(l) if l.kind == LoopKind::Parallel));
-    found
 }
 
 /// What the names of units begin with; what says everything about one, hashed, follows.

@@ -12,7 +12,7 @@ use tilewright_codegen::{CompileError, Compiler, Kernel};
 use tilewright_ir::op::Workload;
 use tilewright_ir::reference::Tolerance;
 use tilewright_ir::schedule::{apply_all, parse_steps};
-use tilewright_ir::{Buffer, Program, Role, Target, lower, text, verify};
+use tilewright_ir::{Buffer, Program, Role, Stmt, Target, lower, text, verify};
 use tilewright_tune::ErrorClass;
 
 /// A program that no machine should fail at.
@@ -112,7 +112,8 @@ impl Builder {
         let n_bytes = touched.filter(|b| b.role != Role::Temporary).filter_map(Buffer::size_bytes).sum();
         let tolerance = Tolerance::for_schedule(&self.untuned, &steps);
         let prepared = prepared.map_or_else(OnceLock::new, OnceLock::from);
-        Ok(Built { kernel, tolerance, n_bytes, kept, recipe, prepared, first: OnceLock::new() })
+        let is_parallel = program.body.iter().any(Stmt::has_parallel_loop);
+        Ok(Built { kernel, tolerance, is_parallel, n_bytes, kept, recipe, prepared, first: OnceLock::new() })
     }
 
     fn compile(&mut self, program: &Program, quickly: bool) -> Result<Kernel, CompileError> {

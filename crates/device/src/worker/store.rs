@@ -14,6 +14,8 @@ pub struct Built {
     pub kernel: Kernel,
     /// How far its answers may be from the reference.
     pub tolerance: Tolerance,
+    /// Whether its body has a loop that threads share.
+    pub is_parallel: bool,
     /// Bytes of what its body touches, but for temporaries.
     pub n_bytes: u64,
     /// Names of the kept buffers.

@@ -28,8 +28,11 @@ pub struct Tester {
     cpus: Vec<usize>,
     /// Bytes of the caches that a core has for itself.
     l2_bytes: u64,
-    pool: Pool,
-    pace: Pace,
+    /// All threads: what `prepare` parts run on, and bodies with a parallel loop.
+    all: Crew,
+    /// The first of them: a thread that waits for work beside it takes part of a core away from a body that
+    /// has none for it.
+    first: Crew,
     variation: Variation,
     /// Kept buffers that bodies write, by their place among a program's; for all kernels, as each run fills them anew.
     kept: Vec<Fenced>,
@@ -40,6 +43,25 @@ pub struct Tester {
     /// Of what was prepared and is forgotten.
     pages: Pages,
     store: Arc<Store>,
+}
+
+/// Threads, and how fast their cores run.
+struct Crew {
+    pool: Pool,
+    pace: Pace,
+}
+
+impl Crew {
+    fn new(n_threads: usize, cpus: &[usize]) -> std::io::Result<Crew> {
+        let mut pool = Pool::new(n_threads, cpus)
+            .map_err(|e| std::io::Error::other(format!("no {n_threads} threads: {e}{}", limits::advice(&e))))?;
+        let pace = Pace::new(&mut pool);
+        Ok(Crew { pool, pace })
+    }
+
+    fn pace(&mut self) -> f64 {
+        self.pace.now(&mut self.pool)
+    }
 }
 
 /// An argument of the workload.
@@ -89,16 +111,14 @@ impl Tester {
         l2_bytes: u64,
         store: Arc<Store>,
     ) -> std::io::Result<Tester> {
-        let mut pool = Pool::new(n_threads, &cpus)
-            .map_err(|e| std::io::Error::other(format!("no {n_threads} threads: {e}{}", limits::advice(&e))))?;
-        let pace = Pace::new(&mut pool);
+        let (all, first) = (Crew::new(n_threads, &cpus)?, Crew::new(1, &cpus)?);
         Ok(Tester {
             untuned,
             arguments,
             cpus,
             l2_bytes,
-            pool,
-            pace,
+            all,
+            first,
             variation: Variation::default(),
             kept: Vec::new(),
             scratch: Fenced::new(0)?,
@@ -133,14 +153,14 @@ impl Tester {
         out.fill(0xFF);
         // SAFETY: the buffer has the size and more than the alignment of the kernel's only argument; it keeps
         // nothing.
-        unsafe { probe.run(&[out.pointer()], &[], self.scratch.pointer(), &self.pool.runtime()) };
+        unsafe { probe.run(&[out.pointer()], &[], self.scratch.pointer(), &self.all.pool.runtime()) };
         Ok(out.is_intact() && out.as_slice::<f32>().iter().all(|&x| x == 1.0))
     }
 
     /// Finds or makes the buffers of a kernel, and runs its `prepare` part where its kept buffers are not filled. What
     /// other kernels have left in them is wiped out where `wipe` says so.
     fn prepare(&mut self, built: &Built, wipe: bool) -> Result<Pointers, Failure> {
-        self.scratch.resize(built.kernel.scratch_bytes(self.pool.n_threads())).map_err(no_memory)?;
+        self.scratch.resize(built.kernel.scratch_bytes(self.all.pool.n_threads())).map_err(no_memory)?;
         if let (None, Some(recipe)) = (built.prepared.get(), &built.recipe) {
             let mut cache = self.store.prepared();
             if let Some(prepared) = cache.get(recipe) {
@@ -181,7 +201,7 @@ impl Tester {
         if built.prepared.get().is_none() && !kept.is_empty() {
             // SAFETY: the arguments are the workload's, which building has compared with the program's; kept and scratch
             // buffers have the sizes the kernel asks for; all are page-aligned.
-            unsafe { built.kernel.prepare(&arguments, &kept, self.scratch.pointer(), &self.pool.runtime()) };
+            unsafe { built.kernel.prepare(&arguments, &kept, self.scratch.pointer(), &self.all.pool.runtime()) };
             if let Some(recipe) = &built.recipe {
                 intact(fresh.values().chain(&self.kept).chain([&self.scratch]))?;
                 let prepared = Arc::new(Prepared::new(fresh).map_err(no_memory)?);
@@ -200,7 +220,7 @@ impl Tester {
         if plan.is_none() {
             // Nor must what others left there pass for its own. A search does without: it takes as long as a run of a small
             // kernel, and who comes to the fore is checked again.
-            self.scratch.resize(built.kernel.scratch_bytes(self.pool.n_threads())).map_err(no_memory)?;
+            self.scratch.resize(built.kernel.scratch_bytes(self.all.pool.n_threads())).map_err(no_memory)?;
             self.scratch.fill(0xFF);
         }
         let pointers = self.prepare(&built, true)?;
@@ -214,11 +234,13 @@ impl Tester {
             }
         }
         let scratch = self.scratch.pointer();
-        let pace_before = self.pace.now(&mut self.pool);
+        let n_threads = self.all.pool.n_threads();
+        let crew = if built.is_parallel { &mut self.all } else { &mut self.first };
+        let pace_before = crew.pace();
         // SAFETY: as in `prepare`.
-        let (ns, is_whole) = unsafe { time(&built.kernel, &pointers, scratch, &mut self.pool, 1, 1) };
-        let pace = (pace_before + self.pace.now(&mut self.pool)) / 2.0;
-        let runtime = self.pool.runtime();
+        let (ns, is_whole) = unsafe { time(&built.kernel, &pointers, scratch, &mut crew.pool, n_threads, 1, 1) };
+        let pace = (pace_before + crew.pace()) / 2.0;
+        let runtime = self.all.pool.runtime();
         // SAFETY: as above, and the body has run.
         unsafe { built.kernel.finish(&pointers.arguments, &pointers.kept, scratch, &runtime) };
         intact(self.arguments.iter().filter_map(Argument::output).chain(&self.kept).chain([&self.scratch]))?;
@@ -250,7 +272,7 @@ impl Tester {
     }
 
     fn size(&self, built: &Built) -> Size {
-        let n_threads = self.pool.n_threads();
+        let n_threads = self.all.pool.n_threads();
         Size { n_threads, n_bytes: built.n_bytes + built.kernel.scratch_bytes(n_threads) }
     }
 
@@ -259,17 +281,18 @@ impl Tester {
         let built = self.store.kernel(id)?;
         let pointers = self.prepare(&built, false)?;
         if plan.cold && self.flush.is_empty() {
-            self.flush = vec![1; 2 * self.l2_bytes as usize * self.pool.n_threads()];
+            self.flush = vec![1; 2 * self.l2_bytes as usize * self.all.pool.n_threads()];
         }
         let first = *built.first.get().ok_or((ErrorClass::Unknown, format!("kernel {id} was never checked")))?;
         let size = self.size(&built);
         let scratch = self.scratch.pointer();
-        let pool = RefCell::new(&mut self.pool);
+        let crew = RefCell::new(if built.is_parallel { &mut self.all } else { &mut self.first });
         // A second run is no cold one.
         let most_tries = if plan.cold { 1 } else { MOST_TRIES };
         let mut run = |n_runs: u32| {
+            let pool = &mut crew.borrow_mut().pool;
             // SAFETY: as in `prepare`.
-            unsafe { time(&built.kernel, &pointers, scratch, &mut pool.borrow_mut(), n_runs, most_tries) }.0
+            unsafe { time(&built.kernel, &pointers, scratch, pool, size.n_threads, n_runs, most_tries) }.0
         };
         let touched = self.arguments.iter().map(Argument::contents);
         let kept = pointers.kept.iter().copied().zip(built.kernel.kept_bytes().iter().copied());
@@ -277,13 +300,13 @@ impl Tester {
             touched.chain(kept).chain([(scratch, built.kernel.scratch_bytes(size.n_threads))]).collect();
         let mut flush = || {
             let start = Instant::now();
-            fill_caches(&mut self.flush, &mut pool.borrow_mut());
+            fill_caches(&mut self.flush, &mut crew.borrow_mut().pool);
             touched.iter().for_each(|&(pointer, n_bytes)| evict(pointer, n_bytes));
             start.elapsed().as_nanos() as f64
         };
         // Emptied caches slow down whatever runs next.
         let looks = plan.at_best_pace && !plan.cold;
-        let mut pace = || if looks { self.pace.now(&mut pool.borrow_mut()) } else { 1.0 };
+        let mut pace = || if looks { crew.borrow_mut().pace() } else { 1.0 };
         let subject = Subject { run: &mut run, size, flush: &mut flush, pace: &mut pace };
         let samples = timing::sample(plan, &mut self.variation, first, subject);
         Ok(Reply::Timed {
@@ -350,7 +373,8 @@ fn no_memory(error: std::io::Error) -> Failure {
     Failure { class: ErrorClass::RuntimeError, message, lacks_memory: true }
 }
 
-/// Nanoseconds of so many runs of a kernel in a row, as [`stopwatch::time`] gives them.
+/// Nanoseconds of so many runs of a kernel in a row, by the clock for so many threads, as [`stopwatch::time`]
+/// gives them.
 ///
 /// # Safety
 /// As for [`Kernel::run`].
@@ -359,10 +383,10 @@ unsafe fn time(
     Pointers { arguments, kept }: &Pointers,
     scratch: *mut u8,
     pool: &mut Pool,
+    n_threads: usize,
     n_runs: u32,
     most_tries: u32,
 ) -> (f64, bool) {
-    let n_threads = pool.n_threads();
     let runtime = pool.runtime();
     stopwatch::time(n_threads, most_tries, || {
         for _ in 0..n_runs {
