@@ -397,11 +397,13 @@ fn prefixes_are_checked_and_told() {
     assert!(globals.iter().all(|line| line.starts_with("k_")) && globals.len() == 4, "{globals:?}");
 }
 
-/// Runs the commands and the C program of a page as they stand.
-fn check_page(page: &str, printed: &str) {
+/// Runs the commands and the C program of the page as they stand.
+#[test]
+fn the_example_in_the_documents_works() {
     let Some(_) = tool("cc") else { return };
     let folder = Folder::new();
-    let page = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(page)).unwrap();
+    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/objects.md");
+    let page = fs::read_to_string(page).unwrap();
     let mut blocks = page.split("```c\n").skip(1).filter_map(|rest| rest.split("```").next());
     fs::write(folder.path("example.c"), blocks.find(|code| code.contains("int main(")).expect("a program")).unwrap();
     let is_command = |line: &&str| line.contains("mm.") && ["tilewright ", "cc "].iter().any(|c| line.starts_with(c));
@@ -411,11 +413,5 @@ fn check_page(page: &str, printed: &str) {
     let search = format!("{ours}:{}", std::env::var("PATH").unwrap_or_default());
     let script = commands.join(" && ");
     let ran = done(Command::new("sh").args(["-c", &script]).env("PATH", search).current_dir(folder.0.path()));
-    assert_eq!(ran, printed);
-}
-
-#[test]
-fn the_examples_in_the_documents_work() {
-    check_page("docs/objects.md", "error 0, first element 64\n");
-    check_page("README.md", "");
+    assert_eq!(ran, "error 0, first element 64\n");
 }
