@@ -92,8 +92,8 @@ impl Database {
         if self.path.metadata().is_err_and(|error| error.kind() == io::ErrorKind::NotFound) {
             return Ok(None);
         }
-        // A database in use can be read only by who may also write its index of the log; SQLite opens a file that
-        // cannot be written as a read-only one by itself.
+        // A database in use can be read only by who may also write its index of the log; SQLite opens a file
+        // that cannot be written as a read-only one by itself.
         let connection = self.connect(OpenFlags::SQLITE_OPEN_READ_WRITE)?;
         match Store::new(connection) {
             Ok(store) => Ok(Some(store)),
@@ -106,8 +106,8 @@ impl Database {
         }
     }
 
-    /// The store in a folder that cannot be written, where SQLite has no place for the index of the log. Without anything in a
-    /// log beside it nobody is writing the file either.
+    /// The store in a folder that cannot be written, where SQLite has no place for the index of the log.
+    /// Without anything in a log beside it nobody is writing the file either.
     fn open_at_rest(&self) -> anyhow::Result<Store> {
         let log = with_suffix(&self.path, "-wal");
         if log.metadata().is_ok_and(|log| log.len() > 0) {

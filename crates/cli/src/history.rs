@@ -7,11 +7,12 @@ use tilewright_tune::{ErrorClass, Record, Seconds};
 use crate::plot::Marks;
 use crate::stats::{Quartiles, median};
 
-/// Between two trials of an earlier version's records, which do not say when a run began, a pause of so many seconds is
-/// none of a run.
+/// A pause of so many seconds between two trials ends a run in an earlier version's records, which do not say
+/// when runs began.
 const PAUSE_S: u64 = 600;
 
-/// The longest that a session is believed to have lasted, in seconds: sums of what imported records say stay numbers.
+/// The longest that a session is believed to have lasted, in seconds, so that sums over imported records stay
+/// numbers.
 const MOST_S: f64 = 1e12;
 
 /// The trials of one search with one seed on one space, those of resumed runs included.
@@ -68,7 +69,7 @@ pub fn runs(records: &[Record]) -> Vec<Run> {
     runs.into_iter().map(|(run, _)| run).collect()
 }
 
-/// Adds up the sessions of a run. Two processes may have carried it out side by side: the seconds of both count.
+/// Adds up the sessions of a run. If two processes carried it out side by side, the seconds of both count.
 #[derive(Default)]
 struct Clock {
     /// Seconds of each session so far, by when it began, in milliseconds since 1970.
@@ -127,7 +128,7 @@ impl Run {
         Some((at as u64 + 1, self.trials[at].elapsed_s))
     }
 
-    /// The best so far against a position that each trial has, counted from 1 on; values are made of nanoseconds.
+    /// The best so far against a position of each trial, counted from 1 on; values are made of nanoseconds.
     pub fn best_so_far(&self, position: impl Fn(u64, &TrialPoint) -> f64, value: impl Fn(f64) -> f64) -> Curve {
         let mut curve = Curve::default();
         let mut best_ns = f64::INFINITY;
@@ -153,8 +154,8 @@ impl Curve {
 /// Most points of a curve that is drawn.
 const MOST_POINTS: usize = 400;
 
-/// The median of some curves within their quartiles; a single one without. It begins where half of them have a value and
-/// goes on as long as half of them do, and those that have ended keep their last value.
+/// The median of some curves within their quartiles; a single one without. It begins where half of them have
+/// a value and goes on as long as half of them do, and those that have ended keep their last value.
 pub fn median_curve(curves: &[Curve]) -> Marks {
     let ends: Vec<f64> = curves.iter().map(|curve| curve.end).collect();
     let Some(end) = median(&ends) else { return Marks::Steps { points: Vec::new(), band: Vec::new() } };

@@ -1,7 +1,7 @@
 //! The tilewright command: finds, records, compares and shows fast kernels.
 //!
-//! Results go to standard output, everything else to standard error. The exit code is 0 on success, 2 where the input
-//! is at fault, 1 where something failed on the way.
+//! Results go to standard output, everything else to standard error. The exit code is 0 on success, 2 where
+//! the input is at fault, 1 where something failed on the way.
 
 mod clock;
 mod command;

@@ -1,5 +1,5 @@
-//! Where results and messages go: results to standard output, as text or as one JSON document, or to files; all else
-//! to standard error.
+//! Where results and messages go: results to standard output, as text or as one JSON document, or to files;
+//! all else to standard error.
 
 mod file;
 

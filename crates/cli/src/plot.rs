@@ -91,7 +91,7 @@ pub enum Marks {
     Points(Vec<(f64, f64)>),
     /// A rectangle for each bar.
     Bars(Vec<Bar>),
-    /// A box from the first to the third quartile with its median and whiskers to the extremes, and a dot for each value.
+    /// A box between the outer quartiles with its median, whiskers to the extremes, and a dot for each value.
     Boxes(Vec<Boxed>),
 }
 
@@ -117,8 +117,8 @@ pub struct Boxed {
     pub values: Vec<f64>,
 }
 
-/// A colour for each label, different ones as long as there are; a search that is named with its options has the colour
-/// of the search, unless another label has it already.
+/// A colour for each label, different ones as long as there are; a search that is named with its options has
+/// the colour of the search, unless another label has it already.
 pub fn colours(labels: &[String]) -> Vec<&'static str> {
     let mut taken: Vec<&'static str> = Vec::new();
     for label in labels {

@@ -1,7 +1,7 @@
 //! Random configurations of every template: each compiles and gives the right answer.
 //!
-//! `TILEWRIGHT_CONFIGS=300` makes a long run of it: so many configurations of each template and matmul, and three times
-//! as many convolutions; a few by default.
+//! `TILEWRIGHT_CONFIGS=300` makes a long run of it: so many configurations of each template and matmul, and
+//! three times as many convolutions; a few by default.
 
 mod common;
 

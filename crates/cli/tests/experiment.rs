@@ -49,7 +49,7 @@ fn an_experiment_leaves_data_and_plots_and_resumes() {
     let after = databases(&folder);
     let repeated: Vec<_> = before.iter().filter(|(path, time)| after[*path] != **time).map(|(path, _)| path).collect();
     assert_eq!(repeated, [&folder.join("runs/C12_random_1.db")]);
-    // What a run found stays; how near to the best it came depends on the others, one of which was measured anew.
+    // The result of a run stays; how near to the best it came depends on the others, one measured anew.
     let [again, first] = [again, first].map(|mut data| {
         let mut run = data["runs"][0].take();
         assert!(run.as_object_mut().unwrap().remove("trials_to_95").is_some());

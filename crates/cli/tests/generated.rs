@@ -1,9 +1,10 @@
-//! What is generated stays as it is: hashes of the schedule, the lowered program and the machine code of configurations of
-//! every template and operator, in `tests/generated.txt`.
+//! What is generated stays as it is: hashes of the schedule, the lowered program and the machine code of
+//! configurations of every template and operator, in `tests/generated.txt`.
 //!
-//! A commit that means to leave generated code alone leaves the file alone. `BLESS=1` rewrites it with configurations drawn
-//! anew: read the difference, and say in the commit why code changes. Each line has its configuration, so that a space
-//! which grows keeps its lines; objects are compared where LLVM is the one that they were made with.
+//! A commit that means to leave generated code alone leaves the file alone. `BLESS=1` rewrites it with
+//! configurations drawn anew: read the difference, and say in the commit why code changes. Each line has its
+//! configuration, so that a space which grows keeps its lines; objects are compared where LLVM is the one
+//! that they were made with.
 
 use std::collections::BTreeSet;
 use std::fmt::Write;
@@ -21,7 +22,8 @@ use tilewright_tune::{Config, Setting, TEMPLATES, Task};
 /// What code is generated for, with the number of threads.
 const MACHINES: [(&str, usize); 2] = [("x86-64-v4", 1), ("x86-64-v3", 2)];
 
-/// Workloads of every operator, with what makes their code differ: odd sizes, element types, epilogues, kept operands, layouts.
+/// Workloads of every operator whose code differs: odd sizes, element types, epilogues, kept operands,
+/// layouts.
 const WORKLOADS: [&str; 26] = [
     "matmul:m=64,n=96,k=128",
     "matmul:m=17,n=333,k=129",

@@ -1,5 +1,5 @@
-//! Exported objects in programs of others: they link in every way, do not get into each other's way, and refuse what
-//! they cannot run with.
+//! Exported objects in programs of others: they link in every way, do not get into each other's way, and
+//! refuse what they cannot run with.
 
 mod common;
 
@@ -82,7 +82,8 @@ impl Folder {
         Kernel { name: name.to_owned(), interface }
     }
 
-    /// The product of a size, with more attributes and arguments of `show`; `result` says what becomes of a sum.
+    /// The product of a size, with more attributes and arguments of `show`; `result` is a C expression of the
+    /// sum.
     fn product(&self, name: &str, [m, n, k]: [i64; 3], more: &str, arguments: &[&str], result: &str) -> Kernel {
         let workload = format!("matmul:m={m},n={n},k={k}{more}");
         let sizes = format!("enum {{ M = {m}, N = {n}, K = {k} }};\n#define RESULT(x) ({result})\n");
@@ -121,8 +122,9 @@ impl Kernel {
     }
 }
 
-/// C code that calls a kernel on memory that is aligned as asked for and no more, on one thread and on several, compares
-/// the outputs with loops, and hands over what is not aligned. It gives the number of faults.
+/// C code that calls a kernel on memory that is aligned as asked for and no more, on one thread and on
+/// several, compares the outputs with loops, and hands over what is not aligned. It gives the number of
+/// faults.
 fn check_source(name: &str, interface: &Json, loops: &str) -> String {
     let prefix = interface["prefix"].as_str().unwrap();
     let arguments = interface["arguments"].as_array().unwrap();

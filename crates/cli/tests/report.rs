@@ -1,4 +1,4 @@
-//! The report: its facts on a made database, and a page that is whole, needs nothing else and trusts no record.
+//! The report: its facts on a made database, and a page that is whole, stands alone and trusts no record.
 
 mod common;
 
@@ -27,7 +27,7 @@ fn line(search: &str, seed: u64, trial: u64, elapsed_s: f64, ns: Option<f64>) ->
     format!("{record}\n")
 }
 
-/// Two searches: one with two seeds, one of whose trials fails, and one with a name that is not to be trusted.
+/// Two searches: one with two seeds, one of whose trials fails, and one with a name that nobody should trust.
 fn make_database(folder: &Path) -> String {
     let lines = [
         line("random", 1, 0, 1.0, Some(4000.0)),

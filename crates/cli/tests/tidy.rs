@@ -1,4 +1,4 @@
-//! Rules about the tree that the compiler does not check: edges between crates, who may do what, links in the docs.
+//! Rules about the tree that the compiler does not check: edges between crates, the system, links, widths.
 
 use std::fs;
 use std::path::{Path, PathBuf};

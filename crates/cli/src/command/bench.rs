@@ -31,14 +31,16 @@ const ROUND: Round = Round { time: Duration::from_millis(25), min_samples: 2 };
 #[derive(Args, Debug)]
 #[command(after_help = peers_help())]
 pub struct BenchArgs {
-    /// Operators and sizes, such as matmul:m=1024,n=1024,k=1024, aliases, such as matmul-1024, or sets of them, such as
-    /// resnet18
+    /// Operators and sizes, such as matmul:m=1024,n=1024,k=1024, aliases, such as matmul-1024, or sets of
+    /// them, such as resnet18
     #[arg(required = true, value_name = "WORKLOAD")]
     workloads: Vec<String>,
-    /// Peers or libraries to measure beside, separated by commas, or `none` [default: peers in the workload's layout]
+    /// Peers or libraries to measure beside, separated by commas, or `none` [default: peers in the workload's
+    /// layout]
     #[arg(long, value_name = "LIST")]
     against: Option<String>,
-    /// Keep out algorithms that round more than the operator as written, such as Winograd's; the same as exact=1
+    /// Keep out algorithms that round more than the operator as written, such as Winograd's; the same as
+    /// exact=1
     #[arg(long)]
     exact: bool,
     #[command(flatten)]
@@ -77,7 +79,7 @@ struct Row {
 /// Measures workloads.
 ///
 /// # Errors
-/// Bad input where a workload or a peer does not exist; failure where no kernel is recorded for any of the workloads.
+/// Bad input if a workload or a peer does not exist; failure if no workload has a recorded kernel.
 pub fn run(args: &BenchArgs, as_json: bool) -> anyhow::Result<()> {
     let mut workloads = Vec::new();
     for text in &args.workloads {
@@ -165,8 +167,8 @@ fn chosen_peers(list: Option<&str>) -> anyhow::Result<Option<Vec<&'static PeerSp
     }
 }
 
-/// Measures one workload; `None`, with a message, where there is no kernel of ours. Why a peer is left out is said once for
-/// all workloads that it is left out of.
+/// Measures one workload; `None`, with a message, without a kernel of ours. A message says once why a peer is
+/// left out, for all workloads.
 fn bench(
     workload: &Workload,
     args: &BenchArgs,

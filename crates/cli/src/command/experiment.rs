@@ -1,4 +1,4 @@
-//! `experiment`: the experiments of the papers and our own, each a table of runs of `tune`, with their data and plots.
+//! `experiment`: experiments of the papers and our own, each a table of runs of `tune`, with data and plots.
 
 mod contest;
 mod elsewhere;
@@ -53,7 +53,8 @@ pub struct ExperimentArgs {
     /// Folder for data and plots [default: experiments/NAME]
     #[arg(short, long, value_name = "DIR")]
     output: Option<PathBuf>,
-    /// Folder of the same experiment's results on another machine, to show what holds on both; can be repeated
+    /// Folder of the same experiment's results on another machine, to show what holds on both; can be
+    /// repeated
     #[arg(long, value_name = "DIR")]
     beside: Vec<PathBuf>,
     /// Seed of the first of the repeats
@@ -111,8 +112,8 @@ struct Planned {
 /// The folder of the runs within that of the experiment.
 const RUNS: &str = "runs";
 
-/// What a run that counts trials has at least, in seconds: a dozen slow candidates on a busy machine may take them, and
-/// trials are what such a run is about.
+/// Seconds that a run which counts trials has at least. A dozen slow candidates on a busy machine may take
+/// them, and such a run is about trials.
 const LEAST_SECONDS: f64 = 60.0;
 /// Seconds until a run begins to search: data and its reference, workers, the machine's peak.
 const START_SECONDS: f64 = 1.0;
@@ -125,8 +126,8 @@ const SOURCE: Arm = Arm { label: "source", search: "gbt:batch=64", transfer: Tra
 /// Runs an experiment, or lists them.
 ///
 /// # Errors
-/// Bad input where there is no such experiment, a search does not exist, or the folder holds something else; failure where
-/// workers do not start or files cannot be written.
+/// Bad input where there is no such experiment, a search does not exist, or the folder holds something else;
+/// failure where workers do not start or files cannot be written.
 pub fn run(args: &ExperimentArgs, as_json: bool) -> anyhow::Result<()> {
     let Some(name) = args.name.as_ref().filter(|_| !args.list) else { return list(as_json) };
     let experiment = EXPERIMENTS.iter().find(|experiment| experiment.name == name).ok_or_else(|| {
@@ -293,7 +294,7 @@ fn plan<'a>(experiment: &'a Experiment, args: &ExperimentArgs) -> anyhow::Result
     let learns = arms.iter().any(|arm| arm.transfer != Transferred::Nothing);
     let sources = with_tasks(if learns { experiment.sources } else { &[] })?;
     let targets = with_tasks(&problems)?;
-    // A repeat of everything comes before the next one: an experiment that is broken off has something of each arm.
+    // A repeat of everything comes before the next one, so a broken-off experiment has something of each arm.
     for seed in (0..repeats).map(|repeat| args.seed.wrapping_add(repeat)) {
         let of_sources = sources.iter().map(|source| (source, &SOURCE, true));
         let of_problems = targets.iter().flat_map(|problem| arms.iter().map(move |arm| (problem, arm, false)));
@@ -410,7 +411,7 @@ impl Plan<'_> {
         Ok(Some(marker))
     }
 
-    /// Whether there is nothing left to do for a run: it is complete, or a source from which no run has yet to learn.
+    /// Whether a run is done: it is complete, or it is a source from which no run has yet to learn.
     fn is_complete(&self, planned: &Planned) -> bool {
         let is_known = |planned: &Planned| self.marker(planned).exists() || self.known.contains_key(&planned.command());
         let mut learners = self.compared().filter(|other| other.seed == planned.seed);
@@ -455,8 +456,8 @@ impl Plan<'_> {
         )
     }
 
-    /// Makes the folder, or checks that it holds a part of the same and reads what `data.json` knows of it. No other process
-    /// may claim it until the file that this gives is closed.
+    /// Makes the folder, or checks that it holds a part of the same and reads what `data.json` knows of it.
+    /// No other process may claim it until the file that this gives is closed.
     fn claim_folder(&mut self) -> anyhow::Result<File> {
         let name = self.folder.display();
         let cannot = |error: std::io::Error| bad_input(format!("cannot write to {name}: {error} (give another -o)"));
@@ -493,7 +494,7 @@ impl Plan<'_> {
     /// Notes what `data.json` says of runs whose records may be gone.
     ///
     /// # Errors
-    /// Bad input where it holds runs without records that this plan cannot go on from: they would be written over.
+    /// Bad input if it holds runs that this plan cannot go on from without records: it would write over them.
     fn learn(&mut self, data: &Json) -> anyhow::Result<()> {
         let is_alike = data["cpu"] == host::cpu_name() && data["version"] == env!("CARGO_PKG_VERSION");
         // A histogram needs every trial, and each is only in the records.
@@ -529,7 +530,8 @@ impl Plan<'_> {
         Ok(())
     }
 
-    /// Carries out a run, from its beginning where an earlier one was broken off; sources share a database and go on.
+    /// Carries out a run, from its beginning if an earlier one was broken off; sources share a database and
+    /// go on.
     fn carry_out(&self, planned: &Planned, interrupts: &Interrupts) -> anyhow::Result<()> {
         let database = self.database(planned);
         for ending in ["", "-wal", "-shm"].iter().filter(|_| !planned.is_source) {

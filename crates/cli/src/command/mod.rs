@@ -58,7 +58,8 @@ fn read_file(path: &Path, wanted: &str) -> anyhow::Result<Vec<u8>> {
 pub struct WorkloadArgs {
     /// Operator and sizes, such as matmul:m=1024,n=1024,k=1024, or an alias, such as matmul-1024
     pub workload: String,
-    /// Keep out algorithms that round more than the operator as written, such as Winograd's; the same as exact=1
+    /// Keep out algorithms that round more than the operator as written, such as Winograd's; the same as
+    /// exact=1
     #[arg(long)]
     pub exact: bool,
     /// The machine and the threads.
@@ -146,7 +147,8 @@ impl MachineArgs {
     /// The target, for kernels that are to run here.
     ///
     /// # Errors
-    /// Bad input where there is no such target, it is another kind of machine, or there are fewer CPUs than threads.
+    /// Bad input if there is no such target, it is another kind of machine, or there are fewer CPUs than
+    /// threads.
     pub fn runnable_target(&self) -> anyhow::Result<Target> {
         let target = self.target()?;
         let host = host::target();
@@ -253,7 +255,7 @@ fn nothing_recorded(
     }
 }
 
-/// The name that records bear: the target, and under what conditions it was measured where they are not the usual ones.
+/// The name that records bear: the target, and the conditions of its measurement if they are unusual.
 pub fn target_name(target: &Target, cold: bool) -> String {
     format!("{target}{}", if cold { "/cold" } else { "" })
 }

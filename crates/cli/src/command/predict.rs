@@ -53,7 +53,7 @@ enum PredictCommand {
 /// Trains, compares or asks a model.
 ///
 /// # Errors
-/// Bad input where a file cannot be read or something in it does not fit; failure where a training is interrupted.
+/// Bad input if a file cannot be read or does not fit; failure if a training is interrupted.
 pub fn run(args: &PredictArgs, as_json: bool) -> anyhow::Result<()> {
     match &args.command {
         PredictCommand::Train(args) => train::run(args, as_json),
@@ -179,8 +179,8 @@ fn read_specification(path: &Path) -> anyhow::Result<KernelSpecification> {
     KernelSpecification::parse(&text).map_err(|error| bad_input(format!("{name}: {error}")))
 }
 
-/// The file that says what there is to say about these weights: its name is longer, so that neither another model's nor a
-/// foreign file has it.
+/// The file that describes these weights. Its name is longer than theirs, so that neither another model's
+/// file nor a foreign one has it.
 fn description_of(weights: &Path) -> PathBuf {
     with_suffix(weights, ".json")
 }
@@ -273,7 +273,7 @@ struct Lesson<'a> {
 }
 
 impl Lesson<'_> {
-    /// The same with the validation examples to learn from as well, where the model has no other use for them.
+    /// The same, learning from the validation examples too if the model has no other use for them.
     fn in_full(mut self, architecture: Architecture) -> Self {
         if !architecture.row().stops_early {
             self.train.extend_from_slice(&self.validation);
@@ -427,7 +427,7 @@ fn score_json(score: &Score) -> Json {
     serde_json::to_value(score).expect("invariant: a score is numbers by name")
 }
 
-/// A model's configurations for a task of its template, the likeliest first, with the logarithms of their probabilities.
+/// A model's configurations for a task of its template, the likeliest first, with log probabilities.
 ///
 /// # Errors
 /// Bad input where the model is of other parameters.

@@ -66,8 +66,8 @@ struct Recording<'a> {
 /// Measures a space; what is recorded already counts, whoever measured it.
 ///
 /// # Errors
-/// Bad input where an argument does not fit, the file or the database given cannot be written, or the space is too large;
-/// failure where workers do not start or records cannot be written.
+/// Bad input if an argument does not fit, the file or the database given cannot be written, or the space is
+/// too large; failure if workers do not start or records cannot be written.
 pub fn run(args: &RecordSpaceArgs, as_json: bool) -> anyhow::Result<()> {
     let workload = args.of.workload()?;
     Device::check_memory(&workload).or_bad_input("")?;
@@ -158,7 +158,7 @@ pub fn run(args: &RecordSpaceArgs, as_json: bool) -> anyhow::Result<()> {
 }
 
 impl Recording<'_> {
-    /// So many configurations of the space that are not among these, in random order; all where there are no more.
+    /// So many configurations of the space that are not among these, in random order, or all if it has fewer.
     fn draw(&self, n: u64, known: &[Trial]) -> anyhow::Result<Vec<Config>> {
         let mut search = search::build(SEARCH, &self.task.space, self.seed)?;
         search.observe(known);
@@ -184,7 +184,7 @@ impl Recording<'_> {
         )))
     }
 
-    /// Measures those of these configurations that are not recorded; `None` where there are none, or after an interrupt.
+    /// Measures the configurations that are not recorded; `None` if all are, or after an interrupt.
     fn measure(&mut self, configs: &[Config]) -> anyhow::Result<Option<Summary>> {
         let known: HashSet<&Config> = self.trials.iter().map(|trial| &trial.config).collect();
         let n_known = configs.iter().filter(|config| known.contains(config)).count() as u64;

@@ -255,7 +255,7 @@ fn version(text: &str) -> Vec<u64> {
     numbers.collect::<Option<_>>().unwrap_or_default()
 }
 
-/// All that comes from elsewhere, before anything is written: a slow writer must not keep the database locked.
+/// Reads everything before it writes anything: a slow writer must not keep the database locked.
 fn read_to_end(mut input: impl Read, name: &str) -> anyhow::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     input.read_to_end(&mut bytes).with_context(|| format!("cannot read {name}"))?;

@@ -29,14 +29,15 @@ pub struct ReplayArgs {
     /// Seed of the first run
     #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u64,
-    /// Most configurations that the search proposes at a time, as `tune` does; they are fewer while little is known
+    /// Most configurations that the search proposes at a time, as `tune` does; they are fewer while little is
+    /// known
     #[arg(long, value_name = "N", default_value = "1")]
     batch: NonZero<usize>,
     /// Runs side by side; results do not depend on it
     #[arg(long, value_name = "N", default_value = "1")]
     threads: NonZero<usize>,
-    /// T1 description that lists the parameters of T4 results, literally or as Python's ranges and comprehensions
-    /// [default: the values that occur]
+    /// T1 description that lists the parameters of T4 results, literally or as Python's ranges and
+    /// comprehensions [default: the values that occur]
     #[arg(long, value_name = "FILE")]
     description: Option<PathBuf>,
 }

@@ -26,8 +26,8 @@ pub struct ShowArgs {
     /// The best recorded configuration
     #[arg(long)]
     best: bool,
-    /// The configuration that the template's model of the machine ranks first of a sample: for a machine that nothing was
-    /// measured on
+    /// The configuration that the template's model of the machine ranks first of a sample: for a machine that
+    /// nothing was measured on
     #[arg(long, conflicts_with_all = ["config", "best"])]
     guess: bool,
     /// Template that the configuration belongs to [default: the operator's first one]
@@ -36,8 +36,8 @@ pub struct ShowArgs {
     /// What to show
     #[arg(long, value_enum, default_value_t = What::Steps)]
     emit: What,
-    /// What the names of an object's functions begin with, a C identifier [default: one made of the workload and of a
-    /// hash of all that the code depends on]
+    /// What the names of an object's functions begin with, a C identifier [default: one made of the workload
+    /// and of a hash of all that the code depends on]
     #[arg(long, value_name = "NAME")]
     prefix: Option<String>,
     /// File to write [default: standard output]

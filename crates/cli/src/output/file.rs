@@ -1,8 +1,9 @@
 //! Files that users name, written the one way there is: whole or not at all.
 //!
-//! What is written goes into a file without a name in the folder of the target, which takes the target's place at the end.
-//! So a full disk or an interrupt leaves what was there, and nothing beside it. Links stay and lead to what is new. What
-//! is no file, such as a device, a pipe or a descriptor of the shell's, is written to as it is.
+//! What is written goes into a file without a name in the folder of the target, which takes the target's
+//! place at the end. So a full disk or an interrupt leaves what was there, and nothing beside it. Links stay
+//! and lead to what is new. What is no file, such as a device, a pipe or a descriptor of the shell's, is
+//! written to as it is.
 
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{self, BufWriter, ErrorKind, Read, Seek, Write};
@@ -58,8 +59,8 @@ pub fn write_whole(path: &Path, write: impl FnOnce(&mut dyn Write) -> io::Result
 }
 
 impl Destination {
-    /// The place of this path, once it is known that it can be written to. A descriptor of the shell's is taken now: later
-    /// its number may be that of a file of ours.
+    /// The place of this path, once it is known that it can be written to. A descriptor of the shell's is
+    /// taken now: later its number may be that of a file of ours.
     ///
     /// # Errors
     /// Where it is a folder or in none, a descriptor that is not open, or one may not write there.
@@ -101,7 +102,8 @@ impl Destination {
     /// Writes what goes there.
     ///
     /// # Errors
-    /// Those of `write`, a full disk, or a place that can no longer be written to. A file that was there is as before.
+    /// Those of `write`, a full disk, or a place that can no longer be written to. An existing file stays as
+    /// it was.
     pub fn write(&self, write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> io::Result<()> {
         self.stage(write)?.settle()
     }
@@ -157,7 +159,8 @@ impl Staged {
             Staged::Aside(aside, target) => {
                 let mut content = aside.file.try_clone()?;
                 aside.replace(&target).or_else(|error| {
-                    // A file that something is mounted on, or another user's in a shared folder, has to stay the same one.
+                    // A file that something is mounted on, or another user's in a shared folder, stays the
+                    // same file.
                     if !target.is_file() {
                         return Err(error);
                     }

@@ -9,10 +9,11 @@
 //! | `OMP_WAIT_POLICY` | `active` | threads spin between calls instead of sleeping |
 //! | `OPENBLAS_CORETYPE` | a core type, or unset | read when the library loads |
 //!
-//! Of the OpenMP settings only the wait policy matters: oneDNN 2.6.3 on 2 threads of an AMD EPYC (family 26, 2
-//! cores, GNU OpenMP 12, 2026-11-20) made 480 GFLOP/s at 256³ and 320 at 17×333×129 with `active`, as with the
-//! default (which spins too, for a while), but 270 and 30 to 100 with `passive`. `OMP_PROC_BIND` unset, `close`
-//! and `spread` with `OMP_PLACES=cores` were equal within 3 % there; bound threads cannot be moved to one core.
+//! Of the OpenMP settings only the wait policy matters: oneDNN 2.6.3 on 2 threads of an AMD EPYC (family 26,
+//! 2 cores, GNU OpenMP 12, 2026-11-20) made 480 GFLOP/s at 256³ and 320 at 17×333×129 with `active`, as with
+//! the default (which spins too, for a while), but 270 and 30 to 100 with `passive`. `OMP_PROC_BIND` unset,
+//! `close` and `spread` with `OMP_PLACES=cores` were equal within 3 % there; bound threads cannot be moved to
+//! one core.
 
 use std::io::Write;
 use std::os::fd::AsRawFd;

@@ -86,7 +86,7 @@ pub(super) fn version() -> Result<String, Unavailable> {
     Ok(Info::of(load()?)?.version)
 }
 
-/// Load OpenBLAS and choose how to call it for the operands' problem, as a careful caller does: the fastest of
+/// Loads OpenBLAS and chooses the fastest way to call it for the operands' problem, as a careful caller does:
 ///
 /// - `gemm` for one multiplication after the other, each with all threads,
 /// - where C is a row or a column, `gemv`,
@@ -152,7 +152,8 @@ impl<T: Element> Blas<T> {
             let reason = format!("this build of OpenBLAS {} has one thread only", info.version);
             return Err(Unavailable::Unsupported { reason });
         }
-        // SAFETY: the signatures are those of cblas.h; that of gemm_batch, which came later, is MKL's, which it copies.
+        // SAFETY: the signatures are those of cblas.h; that of gemm_batch, which came later, is MKL's, which
+        // it copies.
         unsafe {
             Ok(Blas {
                 info,
@@ -295,8 +296,8 @@ fn call_gemm_batch<T: Element>(gemm_batch: GemmBatch<T>, matmul: Matmul) -> Run<
         let a: Vec<_> = all.iter().map(|matrices| matrices[0]).collect();
         let b: Vec<_> = all.iter().map(|matrices| matrices[1]).collect();
         let c: Vec<_> = all.iter().map(|matrices| matrices[2].cast_mut()).collect();
-        // SAFETY: one group, so one element of each of the group's arrays; as many matrices as its size says, each with
-        // as many elements as sizes and leading dimensions reach.
+        // SAFETY: one group, so one element of each of the group's arrays; as many matrices as its size says,
+        // each with as many elements as sizes and leading dimensions reach.
         unsafe {
             gemm_batch(
                 CBLAS_ROW_MAJOR,
@@ -345,7 +346,8 @@ fn call_gemv<T: Element>(gemv: Gemv<T>, matmul: Matmul) -> Run<T> {
         for batch in 0..n_batch {
             let [a, b, c] = matrices(operands, &matmul, batch);
             let (matrix, vector) = if c_is_row { (b, a) } else { (a, b) };
-            // SAFETY: the matrix has rows · columns elements; the vectors have as many as it has on that side.
+            // SAFETY: the matrix has rows · columns elements; the vectors have as many as it has on that
+            // side.
             unsafe {
                 gemv(
                     CBLAS_ROW_MAJOR,

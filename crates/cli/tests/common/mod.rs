@@ -41,7 +41,7 @@ pub fn stderr(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-/// Checks that bad input is refused: exit code 2, nothing on standard output, and one line that contains these words.
+/// Checks that bad input is refused: exit code 2, no standard output, one line that contains these words.
 pub fn check_refused<S: AsRef<str>>(arguments: &[S], expected: &str) {
     let arguments: Vec<&str> = arguments.iter().map(AsRef::as_ref).collect();
     let output = run(&arguments);

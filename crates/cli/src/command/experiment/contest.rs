@@ -1,7 +1,7 @@
 //! The end of an experiment: what its runs found, at their ends and earlier, is timed side by side.
 //!
-//! On a machine that others share, one minute may be half as fast as the next. Runs that took place one after the other cannot
-//! be compared by what they measured themselves.
+//! On a machine that others share, one minute may be half as fast as the next. Runs that took place one after
+//! the other cannot be compared by what they measured themselves.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::fs;
@@ -26,8 +26,8 @@ use crate::command::{count, device_options, start_device};
 use crate::output::{message, write_whole};
 use crate::progress::{Progress, Status};
 
-/// Sittings of so many rounds, each of which runs every kernel: as many as it takes for first quartiles on a restless machine to
-/// repeat within 1 %.
+/// Sittings of so many rounds, each of which runs every kernel: as many as it takes for first quartiles on a
+/// restless machine to repeat within 1 %.
 const SITTINGS: u32 = 5;
 const ROUNDS: u32 = 9;
 /// What the runs of a kernel in a round come to.
@@ -36,8 +36,8 @@ const ROUND: Round = Round { time: Duration::from_millis(15), min_samples: 2 };
 /// Nanoseconds of kernels by their schedules, as text; none of one that fails.
 type Times = BTreeMap<String, Option<f64>>;
 
-/// Puts in place of a run's fastest trial at each moment before its end what it would have given had it ended there: the
-/// winner of a race of the leaders by then. Where it is interrupted, runs are left that are not settled.
+/// Replaces a run's fastest trial at each moment before its end by the winner of a race of the leaders by
+/// then: the result of the run, had it ended there. An interrupt leaves runs unsettled.
 ///
 /// # Errors
 /// Where workers do not start or a file cannot be read or written.
@@ -103,8 +103,8 @@ impl Heats {
     }
 }
 
-/// Times what the runs on each problem found, unless the same was timed before, and puts these times in place of the runs' own.
-/// Where it is interrupted, what the runs on the problems that are left found has no times.
+/// Times the kernels that runs found on each problem, unless the same were timed before, and replaces the
+/// runs' own times. After an interrupt the problems that are left have no times.
 ///
 /// # Errors
 /// Where workers do not start or a file cannot be written.
@@ -136,8 +136,8 @@ pub fn hold(plan: &Plan, finished: &mut [Finished], interrupts: &Interrupts) -> 
     Ok(())
 }
 
-/// Puts the times of a race in place of what a run itself measured, and nothing in place of what failed there. Without a race,
-/// what was found is left without times.
+/// Replaces the times that a run itself measured by those of a race, and by nothing for kernels that failed
+/// there. Without a race kernels have no times.
 fn settle(found: &mut [Option<Found>], times: Option<&Times>) {
     for slot in found {
         let time = |found: &Found| times.map(|times| times.get(&found.steps).copied().flatten());

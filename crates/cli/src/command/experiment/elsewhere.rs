@@ -1,6 +1,6 @@
 //! What the same experiment found on other machines.
 //!
-//! Nanoseconds of two machines do not compare; what share of the best known on its machine a run came to does.
+//! Nanoseconds of two machines do not compare; each run's share of the best known on its machine does.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -99,8 +99,8 @@ impl Machine {
         self.runs.len()
     }
 
-    /// Which of the best known on this machine each run of an arm on a problem had at one of the plan's moments; 0 where it
-    /// had found nothing.
+    /// The share of the best known on this machine that each run of an arm on a problem had at one of the
+    /// plan's moments; 0 if it had found nothing.
     pub fn shares(&self, problem: &str, arm: &str, moment: usize) -> Vec<f64> {
         let of_problem = || self.runs.iter().filter(|run| run.problem == problem);
         let found = of_problem().flat_map(|run| &run.summary.found).flatten();
@@ -110,7 +110,7 @@ impl Machine {
     }
 }
 
-/// Checks that no run counts twice: in two folders, or in another one and, as far as is known, in the plan's own.
+/// Checks that no run counts twice: in two folders, or in one of them and, as far as is known, in the plan's.
 ///
 /// # Errors
 /// Bad input where one does.

@@ -23,7 +23,8 @@ pub struct Finished<'a> {
     pub run: Option<Run>,
 }
 
-/// What tables and curves need of a run. `data.json` keeps it, so that an experiment goes on without the records of earlier runs.
+/// The part of a run that tables and curves need. `data.json` keeps it, so that an experiment goes on without
+/// the records of earlier runs.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Summary {
     /// How a user repeats it.
@@ -40,8 +41,8 @@ pub struct Summary {
     pub search_seconds: f64,
     /// Its trials by how they ended.
     pub outcomes: BTreeMap<String, Trials>,
-    /// Each trial that was faster than all before it: its number from 1 on, seconds until it was complete, and nanoseconds of its
-    /// kernel.
+    /// Each trial that was faster than all before: its number from 1 on, seconds until it ended, its
+    /// nanoseconds.
     pub improvements: Vec<(u64, f64, f64)>,
     /// What it had found at each of the plan's moments, the end last; none where no trial was valid.
     pub found: Vec<Option<Found>>,
@@ -114,8 +115,8 @@ impl Summary {
         })
     }
 
-    /// The best so far against a position made of a trial's number, from 1 on, and the seconds until it was complete; values are
-    /// made of nanoseconds.
+    /// The best so far against a position made of a trial's number, from 1 on, and the seconds until it was
+    /// complete; values are made of nanoseconds.
     pub fn best_so_far(&self, position: impl Fn(u64, f64) -> f64, value: impl Fn(f64) -> f64) -> Curve {
         let points = self.improvements.iter().map(|&(n, elapsed_s, ns)| (position(n, elapsed_s), value(ns)));
         Curve { points: points.collect(), end: position(self.trials, self.elapsed_s) }

@@ -222,7 +222,8 @@ impl<'a> Results<'a> {
         Some([started().min()?, started().max()?])
     }
 
-    /// Every trial as a line of comma-separated values; those of runs whose records are gone as they were written before.
+    /// Every trial as a line of comma-separated values; runs whose records are gone keep the lines written
+    /// before.
     fn trials(&self) -> String {
         let before = fs::read_to_string(self.plan.folder.join(TRIALS)).unwrap_or_default();
         let mut lines_before: BTreeMap<&str, String> = BTreeMap::new();
@@ -365,8 +366,8 @@ impl<'a> Results<'a> {
         markdown(&rows)
     }
 
-    /// Trials until a run was near the best that any run on its problem came to, by the winners of races where there are
-    /// some at the plan's moments; none where it never was.
+    /// Trials until a run was near the best of all runs on its problem, by the winners of races if the plan's
+    /// moments have some; `None` if it never was.
     fn trials_to_near_best(&self, f: &Finished) -> Option<u64> {
         let near_ns = self.best_known(&f.planned.problem)? / NEAR_BEST;
         if !self.plan.experiment.is_raced {

@@ -31,9 +31,9 @@ pub struct Experiment {
     pub repeats: u64,
     /// Whether runs begin with the configurations that the template's model of the machine ranks first.
     pub with_guesses: bool,
-    /// Whether each run ends with a race of its leaders. A trial alone is measured for a few milliseconds, so that the fastest
-    /// of many owes something to luck, the more the more there are. What all runs found is timed side by side afterwards: from
-    /// one run to the next the machine may have become slower.
+    /// Whether each run ends with a race of its leaders. A trial alone is measured for a few milliseconds, so
+    /// that the fastest of many owes something to luck, the more the more there are. What all runs found is
+    /// timed side by side afterwards: from one run to the next the machine may have become slower.
     pub is_raced: bool,
     /// Whether hopeless candidates are run to the end, as where the whole space counts and not its best.
     pub to_the_end: bool,

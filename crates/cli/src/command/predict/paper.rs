@@ -1,8 +1,8 @@
 //! The paper's figures, beside which ours are shown.
 //!
 //! # Source
-//! "Optimal Kernel Tuning Parameter Prediction using Deep Sequence Models", tables II, III and IV. Its data are not public: those of
-//! MIOpen's repository come near them in number, but are not the same.
+//! "Optimal Kernel Tuning Parameter Prediction using Deep Sequence Models", tables II, III and IV. Its data
+//! are not public: those of MIOpen's repository come near them in number, but are not the same.
 
 /// Average accuracy and perfect prediction, in per cent.
 pub type Figures = (f64, f64);

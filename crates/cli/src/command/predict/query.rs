@@ -19,7 +19,8 @@ use crate::output::{message, table, write_result};
 pub struct QueryArgs {
     /// Model that `predict train` wrote
     model: PathBuf,
-    /// For a model of a kernel, the problem's fields, such as n_inputs=64,in_height=7; for one of a template, a workload
+    /// For a model of a kernel, the problem's fields, such as n_inputs=64,in_height=7; for one of a template,
+    /// a workload
     #[arg(long, value_name = "KEY=VALUE,...|WORKLOAD")]
     problem: String,
     /// Answers to give, and width of the beam that finds them; alone, the one that is expected to be best
@@ -38,7 +39,7 @@ struct Candidate {
 /// Shows the likeliest valid parameters.
 ///
 /// # Errors
-/// Bad input where the file is no model, the problem is not one of its kernel, or no configuration is valid for it.
+/// Bad input if the file is no model, the problem not one of its kernel, or no configuration valid for it.
 pub fn run(args: &QueryArgs, as_json: bool) -> anyhow::Result<()> {
     let (model, about) = load_model(&args.model)?;
     match about.get("template") {

@@ -71,7 +71,8 @@ pub fn run(args: &TrainArgs, as_json: bool) -> anyhow::Result<()> {
     }
 }
 
-/// The places of the model, and the checkpoint of a training that begins, or goes on; none beside what is no file.
+/// The places of the model, and the checkpoint of a training that begins or goes on, unless the model is no
+/// file.
 fn places(args: &TrainArgs) -> anyhow::Result<(ModelPlaces, Option<PathBuf>)> {
     let places = ModelPlaces::at(&args.output)?;
     let checkpoint = places.description.is_some().then(|| checkpoint_of(&args.output));
@@ -128,7 +129,7 @@ fn learn_table(args: &TrainArgs, data: &Path, spec: &Path, as_json: bool) -> any
     }
     let scores = scores?;
     let scores: Vec<_> = scores.iter().filter(|score| score.is_constrained).collect();
-    // The scores are those of a model that has not seen these rows; the one that is kept has, where it can use them.
+    // The scores are those of a model that has not seen these rows; the model that is kept may have.
     let lesson = lesson.in_full(architecture);
     let model = match lesson.train.len() > train.len() {
         true => teach(architecture, &lesson, &training, checkpoint.as_deref(), &stop)?.0,

@@ -125,8 +125,8 @@ impl SearchFacts {
     }
 }
 
-/// What is recorded of these workloads, or of all where none is named, in the order in which they were first tuned, and
-/// what is passed over of those of which no record can be true.
+/// The records of these workloads, or of all if none is named, in the order in which they were first tuned,
+/// and the records passed over of workloads of which none can be true.
 ///
 /// # Errors
 /// Where the database fails.

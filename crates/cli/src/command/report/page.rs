@@ -57,8 +57,8 @@ pub fn html(database: &str, subjects: &[Subject]) -> String {
     out + "</body></html>\n"
 }
 
-/// A table in a box that scrolls where the window is narrow. Columns whose head begins with `<` are text, and so is the
-/// first one; cells are HTML already.
+/// A table in a box that scrolls where the window is narrow. Columns whose head begins with `<` are text, and
+/// so is the first one; cells are HTML already.
 fn table(head: &[&str], rows: &[Vec<String>]) -> String {
     let text = |at: usize| head.get(at).is_some_and(|h| h.starts_with('<'));
     let class = |at: usize| if text(at) { " class=\"text\"" } else { "" };
