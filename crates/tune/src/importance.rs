@@ -23,21 +23,23 @@ const N_SHUFFLES: usize = 5;
 /// What a model of the trials says of the parameters.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Importance {
-    /// The share of the variance of log time that the model explains on trials that it was not fitted on; near 0 or below,
-    /// it has learnt nothing, and neither can be learnt from it.
+    /// The share of the variance of log time that the model explains on trials that it was not fitted on;
+    /// near 0 or below the model has learnt nothing, and nothing can be learnt from it.
     pub r_squared: f64,
-    /// By parameter of the space: by how much that share falls where the parameter's values are shuffled among those trials.
+    /// By parameter of the space: how much that share falls when its values are shuffled among those trials.
     pub by_parameter: Vec<f64>,
 }
 
-/// The permutation importance of each parameter for the logarithm of the time; `None` where there are too few valid
+/// The permutation importance of each parameter for the logarithm of the time; `None` for too few valid
 /// trials.
 ///
-/// Boosted trees are fitted on three quarters of the trials. A parameter that constraints tie to others shares its
-/// importance with them. Trials of a search are no uniform sample: what it settled early looks unimportant.
+/// Boosted trees are fitted on three quarters of the trials. A parameter that constraints tie to others
+/// shares its importance with them. Trials of a search are no uniform sample: what it settled early looks
+/// unimportant.
 ///
 /// # Source
-/// Breiman, "Random forests" (2001), section 10, on groups of features: all those of a parameter are shuffled together.
+/// Breiman, "Random forests" (2001), section 10, on groups of features: all those of a parameter are shuffled
+/// together.
 ///
 /// # Cost
 /// One fit of 100 trees and five predictions a parameter: some 100 ms for thousands of trials.

@@ -7,7 +7,8 @@ use serde::{Deserialize, Serialize};
 use crate::record::FlatOutcome;
 use crate::space::Config;
 
-/// Why a trial failed. With "no error", which is [`Outcome::Measured`], these are the nine classes of the NoSE paper.
+/// Why a trial failed. With "no error", which is [`Outcome::Measured`], these are the nine classes of the
+/// NoSE paper.
 ///
 /// # Source
 /// NoSE, table I. The names are stable: records and scripts rely on them.
@@ -130,7 +131,7 @@ pub struct Timing {
     pub spread: f64,
     /// Samples taken. Each may average several runs of a short kernel.
     pub n_samples: u32,
-    /// Whether sampling ended early because the kernel was hopeless against the best; the median is then rough.
+    /// Whether sampling ended early because the kernel was hopeless; the median is then rough.
     pub stopped_early: bool,
 }
 

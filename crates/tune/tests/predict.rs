@@ -71,7 +71,7 @@ fn constraints_tell_configurations_apart() {
     }
 }
 
-/// For random problems, every way of taking allowed values ends in a valid configuration, and there is always one to take.
+/// For random problems, every way of taking allowed values ends in a valid configuration, and never sticks.
 #[test]
 fn looking_ahead_leads_to_valid_configurations_only() {
     let n_problems = std::env::var("TILEWRIGHT_CASES").map_or(60, |n| n.parse().expect("a number"));
@@ -253,7 +253,7 @@ fn looking_ahead_over_a_long_sum_is_exact_and_quick() {
     }
 }
 
-/// Where nothing can be joined, the search is given up when it is told to, and what comes out whole is valid all the same.
+/// If nothing can be joined, the search is given up when told to, and whole answers are valid all the same.
 #[test]
 fn looking_ahead_that_takes_too_long_is_given_up_and_says_so() {
     let mixed = (1..24).fold("p0".to_owned(), |mixed, at| format!("({mixed} * 31 + p{at}) % 1000003"));
@@ -408,7 +408,8 @@ fn labels_that_compile_to_the_same_code_are_equivalent() {
         let [a, b] = [a, b].map(|answer| answer.into_iter().enumerate().map(index).collect::<Vec<_>>());
         kernel.canonical(problem, &a) == kernel.canonical(problem, &b)
     };
-    // All channels divide by 16 and it runs forward: inputs beyond all of them, and the group, make no difference.
+    // All channels divide by 16 and it runs forward: inputs beyond all of them make no difference, nor does
+    // the group.
     let plain = problem("64", "96", "6", "F");
     assert!(same(
         &plain,

@@ -425,7 +425,8 @@ fn a_full_disk_keeps_what_was_there() {
     assert_eq!(all(&store), records(0..10));
 }
 
-/// Fills a file with `n` trials of four workloads, most of them of ours, and measures the best from a cold start.
+/// Fills a file with `n` trials of four workloads, most of them ours, and measures the best from a cold
+/// start.
 fn check_best_is_fast(n: u64) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("records.db");

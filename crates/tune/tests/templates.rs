@@ -1,5 +1,5 @@
-//! Every template on shapes that divide nothing: schedules are legal, and scheduled and lowered programs compute what
-//! the untransformed ones do.
+//! Every template on shapes that divide nothing: schedules are legal, and scheduled and lowered programs
+//! compute what the untransformed ones do.
 
 use std::collections::BTreeSet;
 
@@ -54,8 +54,9 @@ fn every_template_computes_the_operator_on_any_shape() {
     }
 }
 
-/// Strides above the filter, that the filter is no multiple of, unlike along the two axes, as long as vectors; with padding
-/// on each side and at the end of the output, dilation with and without a divisor in common with the stride.
+/// Strides above the filter, that the filter is no multiple of, unlike along the two axes, as long as
+/// vectors; with padding on each side and at the end of the output, dilation with and without a divisor in
+/// common with the stride.
 #[test]
 fn transposed_convolutions_add_up_columns_of_any_shape() {
     let shapes = [
@@ -145,7 +146,7 @@ const LONG_SUMS: [&str; 16] = [
     "conv2d:c=131,h=3,w=5,k=6,r=3,s=3,pad=1,epilogue=relu",
 ];
 
-/// A record keeps its meaning where an algorithm comes to its template later: it lacks that one's own parameters.
+/// A record keeps its meaning when its template gets another algorithm, whose parameters the record lacks.
 #[test]
 fn records_from_before_an_algorithm_came_are_read() {
     let workload = Workload::parse("conv2d_transpose:c=64,h=8,w=8,k=32,r=4,s=4,stride=2,pad=1").unwrap();
@@ -216,8 +217,8 @@ fn one_thread_s_schedules_are_among_those_of_two() {
     }
 }
 
-/// The model sees what inserted zeros cost: where there are many, the first guess is the algorithm without them, and no
-/// guess is one that walks over them.
+/// The model sees what inserted zeros cost: where there are many, the first guess is the algorithm without
+/// them, and no guess is one that walks over them.
 #[test]
 fn guesses_insert_few_zeros() {
     for sizes in ["c=1026,h=1,w=224,k=1,r=1,s=1024,stride_w=256", "c=256,h=10,w=10,k=64,r=5,s=5,stride=32,const=w"] {

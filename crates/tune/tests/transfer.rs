@@ -1,4 +1,4 @@
-//! What trials of other workloads are worth: models that know something from the start, and first candidates that fit.
+//! Trials of other workloads give models that know something from the start, and first candidates that fit.
 //!
 //! Made-up costs stand in for measuring, so that everything follows from seeds.
 
@@ -25,8 +25,8 @@ fn task(workload: &str, template: Option<&str>) -> Task {
     Task::new(Setting { workload, target: Target::named("x86-64-v3").unwrap(), n_threads: 1 }, template).unwrap()
 }
 
-/// Smallest for one size of the inner tiles, whatever the size of the product; of templates other than that of the paper, any
-/// number.
+/// Smallest for one size of the inner tiles, whatever the size of the product; of templates other than that
+/// of the paper, any number.
 fn cost(task: &Task, config: &Config) -> f64 {
     if task.template.name != PAPER {
         return 1.0 + config.ranks().iter().zip(1..).map(|(rank, at)| rank * at).sum::<u64>() as f64;

@@ -39,9 +39,11 @@ pub struct LoopContext {
     pub kind: LoopKind,
     /// Product of the extents of the loops around it: how often it is run.
     pub top_down: f64,
-    /// Product of the extents from it inwards, along the deepest path: iterations of the innermost body in one run.
+    /// Product of the extents from it inwards, along the deepest path: iterations of the innermost body in
+    /// one run.
     pub bottom_up: f64,
-    /// Additions (with subtractions, minima and maxima), multiplications, and divisions (with other functions) in its code.
+    /// Additions (with subtractions, minima and maxima), multiplications, and divisions (with other
+    /// functions) in its code.
     pub n_operations: [u32; 3],
     /// What one run of it touches, in the order of first occurrence.
     pub touches: Vec<Touch>,
@@ -65,9 +67,10 @@ pub struct Touch {
 /// They are taken of a scheduled program: lowering repeats unrolled loops in the code and splits others.
 ///
 /// # Source
-/// AutoTVM, appendix A.2.1. We differ in that a touch count is the size of the box that an access covers, so that the windows of
-/// a convolution, which overlap, are not counted more than once; the public implementation's product of extents is an upper
-/// bound of it. Nest level and counts of operations are from that implementation.
+/// AutoTVM, appendix A.2.1. We differ in that a touch count is the size of the box that an access covers, so
+/// that the windows of a convolution, which overlap, are not counted more than once; the public
+/// implementation's product of extents is an upper bound of it. Nest level and counts of operations are from
+/// that implementation.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LoopContexts {
     /// Outer loops before inner ones, in the order of the program.
@@ -111,7 +114,8 @@ impl LoopContexts {
         &self.loops
     }
 
-    /// The longest chain of nested loops, outermost first; of equally long ones that with the most iterations.
+    /// The longest chain of nested loops, outermost first; of equally long ones that with the most
+    /// iterations.
     pub fn chain(&self) -> impl DoubleEndedIterator<Item = &LoopContext> + Clone {
         self.chain.iter().map(|&at| &self.loops[at])
     }
@@ -121,10 +125,12 @@ impl LoopContexts {
         &self.innermost
     }
 
-    /// The contexts of the longest chain, innermost loop first, on a logarithmic scale. What is not there is missing (NaN).
+    /// The contexts of the longest chain, innermost loop first, on a logarithmic scale. Absent numbers are
+    /// NaN.
     ///
-    /// [`N_CONTEXT_FEATURES`] numbers: for each loop its length, one-hot kind, top-down and bottom-up product, nest level and
-    /// counts of operations, then touch count, reuse ratio and stride for each innermost buffer.
+    /// [`N_CONTEXT_FEATURES`] numbers: for each loop its length, one-hot kind, top-down and bottom-up
+    /// product, nest level and counts of operations, then touch count, reuse ratio and stride for each
+    /// innermost buffer.
     pub fn features(&self) -> Vec<f32> {
         let mut out = Vec::with_capacity(N_CONTEXT_FEATURES);
         for l in self.chain().rev().take(N_LOOPS) {
@@ -135,8 +141,9 @@ impl LoopContexts {
         out
     }
 
-    /// The contexts of all loops as a tree, with a row of [`N_TREE_FEATURES`] numbers of order 1 for each loop: what
-    /// [`LoopContexts::features`] gives for it, with the first buffers that the loop itself touches. What is not there is 0.
+    /// The contexts of all loops as a tree, with a row of [`N_TREE_FEATURES`] numbers of order 1 for each
+    /// loop: the numbers of [`LoopContexts::features`], with the first buffers that the loop itself touches.
+    /// Absent numbers are 0.
     pub fn tree(&self) -> TreeRows {
         let row = |l: &LoopContext| {
             let mut row = Vec::with_capacity(N_TREE_FEATURES);
@@ -150,7 +157,8 @@ impl LoopContexts {
 }
 
 impl LoopContext {
-    /// Length, one-hot kind, products, nest level and counts of operations, then what is touched of the first few buffers.
+    /// Length, one-hot kind, products, nest level and counts of operations, then touches of the first few
+    /// buffers.
     fn write_features<'a>(&self, touches: impl Iterator<Item = Option<&'a Touch>>, out: &mut Vec<f32>) {
         out.push(log_scale(self.extent));
         out.extend(LoopKind::ALL.map(|(kind, _)| f32::from(u8::from(kind == self.kind))));
@@ -254,7 +262,8 @@ impl Walk<'_> {
     fn access(&mut self, buffer: BufferId, index: &[Index]) {
         let shape = &self.program.buffer(buffer).shape;
         let mut accesses = 1.0;
-        // By dimension: combinations of the variables from the present loop inwards that occur in its subscript.
+        // By dimension: combinations of the variables from the present loop inwards that occur in its
+        // subscript.
         let mut combinations = vec![1.0f64; index.len()];
         for depth in (0..self.stack.len()).rev() {
             let at = self.stack[depth];
@@ -275,7 +284,8 @@ impl Walk<'_> {
             match touches.iter_mut().find(|touch| touch.buffer == buffer) {
                 None => touches.push(Touch { buffer, count, reuse: accesses / count.max(1.0), stride }),
                 Some(touch) => {
-                    // Accesses by several statements mostly meet the same elements; the largest stands for all.
+                    // Accesses by several statements mostly meet the same elements; the largest stands for
+                    // all.
                     let all = (touch.reuse * touch.count).max(accesses);
                     touch.count = touch.count.max(count);
                     touch.reuse = all / touch.count.max(1.0);
@@ -287,7 +297,8 @@ impl Walk<'_> {
         }
     }
 
-    /// An upper bound of how far a value moves while the loops from `depth` inwards run and the others stand still.
+    /// An upper bound of how far a value moves while the loops from `depth` inwards run and the others stand
+    /// still.
     fn span(&self, e: &Index, depth: usize) -> i64 {
         let of_atom = |atom: &Atom| match atom {
             Atom::Var(var) => {
@@ -332,7 +343,8 @@ impl Walk<'_> {
     }
 }
 
-/// The coefficient of a variable in an index; inside a division it is divided, and of two alternatives the larger counts.
+/// The coefficient of a variable in an index; inside a division it is divided, and of two alternatives the
+/// larger counts.
 fn slope(e: &Index, var: LoopId) -> f64 {
     let of_atom = |atom: &Atom| match atom {
         Atom::Var(v) => f64::from(u8::from(*v == var)),

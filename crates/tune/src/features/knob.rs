@@ -9,8 +9,8 @@ const MAX_TABLE: u64 = 1 << 14;
 
 /// Turns the configurations of one space into rows of features.
 ///
-/// An ordinal is its number, a factorization its factors, a categorical is one-hot, and a permutation is the position of
-/// each of its names.
+/// An ordinal is its number, a factorization its factors, a categorical is one-hot, and a permutation is the
+/// position of each of its names.
 #[derive(Debug, Clone)]
 pub struct KnobFeatures {
     space: Arc<Space>,

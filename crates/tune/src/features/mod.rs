@@ -1,8 +1,9 @@
 //! Features: what a cost model sees of a candidate, as rows of numbers of fixed length.
 //!
-//! [`KnobFeatures`] describe a configuration in terms of its space, and cost next to nothing. [`LoopContexts`] describe
-//! what the loops of a program do: one by one, which means the same for all programs of a template
-//! ([`LoopContexts::features`]), or by relations that mean the same for any nest of loops ([`LoopContexts::relations`]).
+//! [`KnobFeatures`] describe a configuration in terms of its space, and cost next to nothing.
+//! [`LoopContexts`] describe what the loops of a program do: one by one, which means the same for all
+//! programs of a template ([`LoopContexts::features`]), or by relations that mean the same for any nest of
+//! loops ([`LoopContexts::relations`]).
 
 mod context;
 mod knob;

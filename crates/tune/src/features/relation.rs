@@ -13,11 +13,11 @@ const N_PAIRS: usize = 2;
 pub const N_RELATION_FEATURES: usize = N_BUFFERS * N_PAIRS * N_THRESHOLDS;
 
 impl LoopContexts {
-    /// For each buffer of the innermost loop: how much is touched, at most, where it is reused little, and where it is run seldom.
+    /// For each buffer of the innermost loop, the largest touch count: at little reuse, and at few runs.
     ///
-    /// [`N_RELATION_FEATURES`] numbers: over the loops `k` of the longest chain, the largest touch count (on a logarithmic
-    /// scale; 0 where there is none) with a reuse ratio, then with a top-down product, below each threshold. A buffer that is
-    /// not there is missing (NaN).
+    /// [`N_RELATION_FEATURES`] numbers: over the loops `k` of the longest chain, the largest touch count (on
+    /// a logarithmic scale; 0 without one) with a reuse ratio, then with a top-down product, below each
+    /// threshold. A missing buffer is NaN.
     ///
     /// # Source
     /// AutoTVM, section 4 and appendix A.2.2: `R_t = max over k with Z_kj < β_t of Z_ki` with `β_t = 2^t`.

@@ -176,7 +176,8 @@ fn every_candidate_has_features_of_the_same_length() {
                 let (features, relations) = (contexts.features(), contexts.relations());
                 assert_eq!((features.len(), relations.len()), (N_CONTEXT_FEATURES, N_RELATION_FEATURES));
                 assert!(features.iter().chain(&relations).all(|x| !x.is_infinite()));
-                // One run of a loop touches no more than it makes accesses, and an outer loop no less than an inner one.
+                // One run of a loop touches no more than it makes accesses, and an outer loop no less than an
+                // inner one.
                 for l in contexts.loops() {
                     for touch in &l.touches {
                         assert!(touch.count >= 1.0 && touch.reuse >= 1.0, "{l:?}");

@@ -5,11 +5,12 @@ use std::sync::Arc;
 use super::KnobFeatures;
 use crate::space::{Config, Domain, Space};
 
-/// Turns the configurations of one space into points between 0 and 1, so that the distance of two of them means the same
-/// along each parameter.
+/// Turns the configurations of one space into points between 0 and 1, so that the distance of two of them
+/// means the same along each parameter.
 ///
-/// An ordinal is its rank, for the values that a template lists are those that it takes to differ alike; a factorization is
-/// the logarithms of its factors; a categorical is one-hot; a permutation is the position of each of its names.
+/// An ordinal is its rank, for the values that a template lists are those that it takes to differ alike; a
+/// factorization is the logarithms of its factors; a categorical is one-hot; a permutation is the position of
+/// each of its names.
 #[derive(Debug, Clone)]
 pub struct UnitFeatures {
     knobs: KnobFeatures,

@@ -108,7 +108,8 @@ pub struct Row {
     pub group: String,
 }
 
-/// Reads the rows that have these values in these columns. Columns that the specification does not name are passed over.
+/// Reads the rows that have these values in these columns. Columns that the specification does not name are
+/// passed over.
 ///
 /// # Errors
 /// [`DataError`], with the line that it is about.

@@ -1,7 +1,8 @@
-//! Expressions: what a kernel specification computes from the fields of a problem and the parameters of a configuration.
+//! Expressions: what a kernel specification computes from the fields of a problem and the parameters of a
+//! configuration.
 //!
-//! Integers are 64 bits wide, and what overflows or divides by zero is undefined. `and`, `or` and `… if … else …` leave out
-//! what they do not need, so that a condition can guard a division.
+//! Integers are 64 bits wide; an overflow or a division by zero is undefined. `and`, `or` and `… if … else …`
+//! evaluate only what they need, so that a condition can guard a division.
 
 use std::fmt;
 use std::sync::Arc;
@@ -771,8 +772,8 @@ impl Code {
         }
     }
 
-    /// The code where some values are known already, `None` within `Some` where they are known to be undefined. It means
-    /// the same, and reads no more than it still has to.
+    /// The code with some values known already; `None` within `Some` is a value known to be undefined. It
+    /// means the same, and reads no more than it has to.
     pub fn fold(&self, known: &[Option<Option<i64>>]) -> Code {
         let (operator, operands) = match self {
             Code::Constant(_) => return self.clone(),

@@ -111,7 +111,8 @@ impl Inputs {
         Ok((kernel, inputs))
     }
 
-    /// The problem with these values of fields; those that had one value in all the model learnt from may be left out.
+    /// The problem with these values of fields; a field that never varied in the training data may be left
+    /// out.
     ///
     /// # Errors
     /// Fields that are unknown, missing or have an impossible value, or one the model can say nothing about.

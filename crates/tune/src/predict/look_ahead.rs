@@ -23,14 +23,17 @@ const WATCH_EVERY: u64 = 1 << 12;
 /// What is told, now and then, how many choices were tried, and says whether to go on.
 type Watch<'a> = dyn FnMut(u64) -> ControlFlow<()> + 'a;
 
-/// The constraints of a kernel for one problem, arranged so that each is checked as soon as all it reads is chosen.
+/// The constraints of a kernel for one problem, arranged so that each is checked as soon as all it reads is
+/// chosen.
 ///
-/// It is exact unless that would take too long or too much memory: then a value counts as possible until it is known not to
-/// be. A whole configuration is valid in any case, but a prefix may lead to none. [`LookAhead::is_exact`] tells.
+/// It is exact unless that would take too long or too much memory: then a value counts as possible until it
+/// is known not to be. A whole configuration is valid in any case, but a prefix may lead to none.
+/// [`LookAhead::is_exact`] tells.
 ///
 /// # Cost
-/// A depth-first search for some valid completion of each prefix. What later constraints still depend on decides whether it
-/// has one, so prefixes that agree on that are searched once: of a sum that is limited, those with one partial sum.
+/// A depth-first search for some valid completion of each prefix. What later constraints still depend on
+/// decides whether it has one, so prefixes that agree on that are searched once: of a sum that is limited,
+/// those with one partial sum.
 pub struct LookAhead<'a> {
     levels: Vec<Level>,
     /// The values of all names: fields, parameters, definitions.
@@ -79,7 +82,7 @@ struct Level {
     definitions: Vec<(usize, Code)>,
     /// Constraints that can be checked from here on.
     constraints: Vec<Code>,
-    /// What is decided on earlier levels and read on this one or later: partial results, as expressions of earlier places.
+    /// Partial results of earlier levels that this one or later ones read, as expressions of earlier places.
     frontier: Vec<Code>,
     /// By the values on the frontier: whether there is a valid completion from here.
     is_possible: HashMap<Box<[Option<i64>]>, bool>,
@@ -196,7 +199,8 @@ impl<'a> LookAhead<'a> {
         self.ask(0)
     }
 
-    /// Chooses a value on a level; whether the constraints that are due there hold. Earlier levels must be chosen.
+    /// Chooses a value on a level and tells whether the constraints due there hold. Earlier levels must be
+    /// chosen.
     fn choose(&mut self, level: usize, value: i64) -> bool {
         let Level { slot, definitions, constraints, .. } = &self.levels[level];
         self.slots[*slot] = Some(value);
@@ -214,7 +218,7 @@ impl<'a> LookAhead<'a> {
         known
     }
 
-    /// Whether what is chosen before a level has a valid completion from there; `None` where the search was given up.
+    /// Whether the choices before a level have a valid completion; `None` if the search was given up.
     fn is_possible(&mut self, level: usize) -> Option<bool> {
         let Some(at) = self.levels.get(level) else { return Some(true) };
         let key: Box<[Option<i64>]> = at.frontier.iter().map(|code| code.evaluate(&self.slots)).collect();
@@ -264,8 +268,9 @@ impl Completions for LookAhead<'_> {
 }
 
 impl KernelSpecification {
-    /// The constraint to blame where no configuration is valid for a problem: the first that excludes everything, alone or
-    /// together with those before it. `None` where some configuration is valid, or that cannot be told.
+    /// The constraint to blame if no configuration is valid for a problem: the first that excludes
+    /// everything, alone or together with those before it. `None` if some configuration is valid, or nobody
+    /// can tell.
     pub fn unsatisfiable(&self, problem: &[i64]) -> Option<&str> {
         let codes = || self.constraints.iter().map(|constraint| &constraint.code);
         let is_excluded = |from: usize, to: usize| {

@@ -1,8 +1,9 @@
 //! Prediction of the parameters of problems that nobody has tuned, from those that somebody has.
 //!
-//! A [`KernelSpecification`] says what a kernel's problems and parameters are; [`read_rows`] reads tuned problems, which a
-//! sequence model learns from through [`Inputs`], and [`LookAhead`] keeps the model's answers to valid ones.
-//! The same is done with Tilewright's own records, whose spaces take the place of a specification: [`records`].
+//! A [`KernelSpecification`] says what a kernel's problems and parameters are; [`read_rows`] reads tuned
+//! problems, which a sequence model learns from through [`Inputs`], and [`LookAhead`] keeps the model's
+//! answers to valid ones. The same is done with Tilewright's own records, whose spaces take the place of a
+//! specification: [`records`].
 
 mod data;
 mod expression;

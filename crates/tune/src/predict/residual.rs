@@ -1,7 +1,8 @@
 //! What an expression still depends on once some of what it reads is decided: partial results.
 //!
-//! Of `a + b + c <= n`, where `a` and `b` are decided, it is `a + b`: all that gives the same sum means the same. Sums,
-//! products and extremes are regrouped for that, sums and products where they cannot overflow in any order.
+//! Of `a + b + c <= n`, where `a` and `b` are decided, it is `a + b`: all that gives the same sum means the
+//! same. Sums, products and extremes are regrouped for that, sums and products where they cannot overflow in
+//! any order.
 
 use super::expression::{Code, Operator as Op};
 

@@ -1,4 +1,5 @@
-//! Kernel specifications: what a kernel's problems and parameters are, and which configurations are valid, as TOML.
+//! Kernel specifications: what a kernel's problems and parameters are, and which configurations are valid, as
+//! TOML.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -130,10 +131,11 @@ pub struct ConstraintSpecification {
     pub(super) code: Code,
 }
 
-/// A kernel: the fields of its problems, its parameters with their legal values, and which configurations are valid.
+/// A kernel: the fields of its problems, its parameters with their legal values, and which configurations are
+/// valid.
 ///
-/// Expressions read the fields, then the parameters, then the definitions before them; in this order they are the places
-/// of one list of values.
+/// Expressions read the fields, then the parameters, then the definitions before them; in this order they are
+/// the places of one list of values.
 #[derive(Debug, Clone)]
 pub struct KernelSpecification {
     /// The kernel's name.

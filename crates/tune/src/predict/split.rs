@@ -14,13 +14,13 @@ const HELD_OUT: f64 = 0.1;
 pub enum Split {
     /// Each row by chance.
     Random,
-    /// Each group by chance, so that no group is on both sides: for a claim about groups that were never seen.
+    /// Each group by chance, so that no group is on both sides: for a claim about unseen groups.
     ByGroup,
 }
 
 /// Divides rows into those to keep, nine in ten, and those held out, by their places.
 ///
-/// Groups are divided by a hash of their names and the seed, so that a group is on the same side in every table.
+/// A hash of its name and the seed decides about a group, so that it is on the same side in every table.
 pub fn divide(rows: &[Row], split: Split, seed: u64) -> (Vec<usize>, Vec<usize>) {
     match split {
         Split::Random => {

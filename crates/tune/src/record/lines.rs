@@ -9,7 +9,7 @@ use super::{Record, Winner};
 /// The longest line that is read, in bytes; far above any record.
 const LINE_LIMIT: u64 = 16 << 20;
 
-/// What is on a line: an object with the fields of a record, and one more where that configuration is the winner of its space.
+/// A line: an object with the fields of a record, and one more if its configuration won its space.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Line {
     /// The trial.

@@ -45,7 +45,7 @@ pub struct Record {
     pub outcome: Outcome,
     /// Where its time went.
     pub seconds: Seconds,
-    /// The schedule steps that the configuration stood for, as text; empty where it could not be instantiated.
+    /// The schedule steps that the configuration stood for, as text; empty if it could not be instantiated.
     pub steps: String,
     /// The search that proposed it, with its options.
     pub search: String,

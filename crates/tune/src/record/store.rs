@@ -23,8 +23,8 @@ const SCHEMA_VERSION: i32 = 1;
 /// How long to wait for another process that is writing.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Texts that are the same for all trials of a run are kept once, in `tasks`. Failures have no median, and so no place
-/// in the index that answers which trial is best.
+/// Texts that are the same for all trials of a run are kept once, in `tasks`. Failures have no median, and so
+/// no place in the index that answers which trial is best.
 const SCHEMA: &str = "
 CREATE TABLE tasks (
     id INTEGER PRIMARY KEY,
@@ -196,8 +196,8 @@ impl From<rusqlite::Error> for StoreError {
     }
 }
 
-/// The configuration that a run confirmed at its end by measuring the leading candidates against each other. As JSON it goes
-/// with the record of its trial, without what that says already.
+/// The configuration that a run confirmed at its end by measuring the leading candidates against each other.
+/// As JSON it goes with the record of its trial, without what that says already.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct Winner {
     /// As in [`Record`].
@@ -302,8 +302,8 @@ pub struct Exported {
 
 /// Records and winners in a SQLite database.
 ///
-/// Several processes may use one file: writes are short transactions that wait for each other, and a trial that
-/// another process has recorded already is passed over. What is inserted survives a kill of the process.
+/// Several processes may use one file: writes are short transactions that wait for each other, and a trial
+/// that another process has recorded already is passed over. What is inserted survives a kill of the process.
 #[derive(Debug)]
 pub struct Store {
     connection: Connection,
@@ -313,9 +313,9 @@ impl Store {
     /// The store on this connection, whose schema is created where the database is empty.
     ///
     /// # Errors
-    /// [`StoreError::NotADatabase`], [`StoreError::Foreign`] and [`StoreError::NewerSchema`] where the file is not ours
-    /// to use; it is left as it was. [`StoreError::ReadOnly`] where it is empty and cannot be written; a store that
-    /// exists can be read without.
+    /// [`StoreError::NotADatabase`], [`StoreError::Foreign`] and [`StoreError::NewerSchema`] if the file is
+    /// not ours to use; it stays as it was. [`StoreError::ReadOnly`] if it is empty and cannot be written; an
+    /// existing store can be read without that.
     pub fn new(mut connection: Connection) -> Result<Store, StoreError> {
         connection.busy_timeout(BUSY_TIMEOUT)?;
         let exists = check_owner(&connection.transaction()?)?;
@@ -635,8 +635,8 @@ impl Store {
     }
 }
 
-/// Whether the database is a store; false where it is empty. A transaction, so that the answers belong to one moment
-/// even while another process creates the store.
+/// Whether the database is a store; false if it is empty. It is a transaction, so that the answers belong to
+/// one moment even while another process creates the store.
 fn check_owner(transaction: &Transaction) -> Result<bool, StoreError> {
     let pragma = |name| transaction.pragma_query_value(None, name, |row| row.get::<_, i32>(0));
     let application_id = pragma("application_id")?;
@@ -832,7 +832,7 @@ fn flag(row: &Row, column: &str) -> Result<bool, StoreError> {
     }
 }
 
-/// Where in its run the trial was measured. A database of an earlier version that cannot be written lacks the columns.
+/// The trial's place in its run. A read-only database of an earlier version lacks the columns.
 fn run_time(row: &Row) -> Result<Option<RunTime>, StoreError> {
     if row.as_ref().column_index("run_elapsed_s").is_err() {
         return Ok(None);

@@ -1,4 +1,5 @@
-//! JSON as Python writes it, read piece by piece: with NaN and Infinity, and without an end where a run was stopped.
+//! JSON as Python writes it, read piece by piece: with NaN and Infinity, and without an end where a run was
+//! stopped.
 //!
 //! Nothing is kept but what is asked for, so that a file costs no more memory than what is useful of it.
 
@@ -104,7 +105,8 @@ impl<'a> Reader<'a> {
         self.at += 1;
     }
 
-    /// The next byte that is no blank, without passing it; `None` at the end. Zeros are blanks: a crash leaves some behind.
+    /// The next byte that is no blank, without passing it; `None` at the end. Zeros are blanks: a crash
+    /// leaves some behind.
     pub(super) fn peek(&mut self) -> Result<Option<u8>, Fault> {
         while let Some(byte) = self.byte()? {
             if !matches!(byte, b' ' | b'\t' | b'\r' | b'\n' | 0) {
@@ -171,8 +173,8 @@ impl<'a> Reader<'a> {
         self.list(b'[', b']', &mut item)
     }
 
-    /// Goes through what stands between brackets with commas, one of which may be left over at the end: a cache that was
-    /// closed by hand has it.
+    /// Goes through what stands between brackets with commas, one of which may be left over at the end: a
+    /// cache that was closed by hand has it.
     fn list(
         &mut self,
         opening: u8,

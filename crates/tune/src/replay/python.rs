@@ -285,8 +285,8 @@ impl Parser {
         }
     }
 
-    /// What stands before a closing bracket, and whether there is a comma: expressions, or one with the clauses of a
-    /// comprehension.
+    /// The contents before a closing bracket, and whether there is a comma: expressions, or one with the
+    /// clauses of a comprehension.
     fn items(&mut self, closing: &'static str) -> Result<(Vec<Node>, bool), PythonError> {
         let (mut items, mut has_comma) = (Vec::new(), false);
         while !self.takes(closing) {

@@ -81,18 +81,18 @@ pub enum ReplayError {
 }
 
 impl RecordedSpace {
-    /// The recorded space in a file: T4 results, a Kernel Tuner cache or exported records, as it is or packed by gzip.
-    /// `description` is a T1 file, which says the parameters and values of T4 results; without one they are those
-    /// that occur.
+    /// The recorded space in a file: T4 results, a Kernel Tuner cache or exported records, as it is or packed
+    /// by gzip. `description` is a T1 file, which says the parameters and values of T4 results; without one
+    /// they are those that occur.
     ///
-    /// Only recorded configurations are legal. A parameter of integers is ordinal in ascending order, and so is one of other
-    /// numbers, whose values are then their places in that order; lists of numbers with one product are factorizations,
-    /// orders of the same names permutations, and all else categories.
+    /// Only recorded configurations are legal. Integers are ordinals in ascending order, and so are other
+    /// numbers, by their places in that order; lists of numbers with one product are factorizations, orders
+    /// of the same names permutations, and all else categories.
     ///
-    /// What others write is read as far as it can be. A row without a configuration of these parameters is left out; one
-    /// whose time is no positive number, or stands for a failure, is a failure; of a configuration in several rows the
-    /// median of those that succeeded counts; a file that ends too early is read up to there. [`RecordedSpace::notes`]
-    /// tell of all that.
+    /// Files of others are read as far as they can be. A row without a configuration of these parameters is
+    /// left out. A time that is no positive number, or stands for a failure, is a failure. Of a configuration
+    /// in several rows the median of those that succeeded counts. A file that ends too early is read up to
+    /// there. [`RecordedSpace::notes`] tell of all that.
     ///
     /// # Errors
     /// [`ReplayError`], in one line, with the place, where nothing can be known.

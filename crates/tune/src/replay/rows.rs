@@ -1,4 +1,5 @@
-//! Rows of a recorded space: what each says of one configuration, what is odd about them, and the space that they make.
+//! Rows of a recorded space: a configuration with its outcome in each, oddities, and the space that they
+//! make.
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
@@ -341,7 +342,8 @@ impl Feasible {
             return Feasible::ordered(numbers, Domain::Ordinal);
         }
         if let Some(numbers) = values.iter().map(real).collect::<Option<Vec<_>>>() {
-            // An ordinal holds whole numbers: those with fractions are known by their places in ascending order.
+            // An ordinal holds whole numbers: those with fractions are known by their places in ascending
+            // order.
             return Feasible::ordered(numbers, |sorted| Domain::Ordinal((0..sorted.len() as i64).collect()));
         }
         match factorization(&values).or_else(|| permutation(&values)) {

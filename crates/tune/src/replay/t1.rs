@@ -8,7 +8,7 @@ use super::outcome::brief;
 use super::python;
 use super::rows::{Column, Lists, read_value};
 
-/// The parameters with their values, and what is odd about these. The conditions are left out: the results say what is
+/// The parameters with their values, and oddities of these. Conditions are left out: the results say what is
 /// legal.
 pub(super) fn read(file: &[u8]) -> Result<(Vec<Column>, Option<String>), ReplayError> {
     let (mut columns, mut lists) = (Vec::new(), Lists::default());

@@ -53,7 +53,7 @@ struct Entry {
 /// What stands for success.
 const CORRECT: &str = "correct";
 
-/// How failures are called. T4 tells fewer of them apart than we do: of classes with one name, the first one is read.
+/// Names of failures. T4 tells fewer of them apart than we do: of classes with one name the first is read.
 const INVALIDITY: &[(&str, ErrorClass)] = &[
     ("compile", ErrorClass::CompileErrorDevice),
     ("compile", ErrorClass::CompileErrorHost),

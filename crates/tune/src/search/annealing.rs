@@ -18,15 +18,16 @@ use crate::trial::Trial;
 const PATIENCE: usize = 50;
 /// Candidates from which each one of a batch is chosen.
 const CANDIDATES_EACH: usize = 2;
-/// A batch is one for so many known trials where that is more than asked for, up to the paper's: the more is known, the less
-/// a trial changes the model, and the longer a fit takes.
+/// A batch grows with what is known, by one for so many trials, up to the paper's: the more is known, the
+/// less a trial changes the model, and the longer a fit takes.
 const KNOWN_PER_CANDIDATE: usize = 16;
 const GROWN_BATCH: usize = 64;
 /// Random configurations of which the first batch is the best, where the model knows something beforehand.
 const N_FIRST: usize = 1024;
 /// Annealing where programs are made, at most: to schedule one takes as long as to predict a thousand.
 const PROGRAM_CHAINS: usize = 32;
-/// Likewise of the trials that are known when a search begins, so many of the latest and of the best before them.
+/// Likewise for the trials that are known when a search begins: so many of the latest, and of the best
+/// before.
 const MOST_PROGRAMS: usize = 512;
 const PROGRAM_STEPS: usize = 32;
 
@@ -63,7 +64,7 @@ pub(super) trait CostModel: Send {
     /// Learns from all trials so far.
     fn fit(&mut self, seed: u64);
 
-    /// The predictions for these configurations, larger ones for better ones, in units of the best fitness so far.
+    /// The predictions for these configurations, larger for better ones, in units of the best fitness so far.
     fn score(&mut self, configs: &[Config]) -> Vec<f64>;
 
     /// Whether a look at a configuration takes its program.
@@ -84,10 +85,10 @@ pub(super) fn targets(fitness: &[f64]) -> Vec<f32> {
 /// The tuner of AutoTVM around a cost model.
 ///
 /// # Source
-/// AutoTVM, algorithm 1, with its 128 chains of 500 steps that go on from round to round, its ε of 0.05, its objectives,
-/// and its annealing from temperature 1 to 0 that stops early. We differ in the batch, by
-/// default 16, which suits budgets of a few hundred trials, and growing to 64 with what is known, and in that batches are not
-/// varied on purpose by default: the paper's figure 6 and our runs of it find no effect.
+/// AutoTVM, algorithm 1, with its 128 chains of 500 steps that go on from round to round, its ε of 0.05, its
+/// objectives, and its annealing from temperature 1 to 0 that stops early. We differ in the batch, by default
+/// 16, which suits budgets of a few hundred trials, and growing to 64 with what is known, and in that batches
+/// are not varied on purpose by default: the paper's figure 6 and our runs of it find no effect.
 pub(super) struct Annealing<M> {
     model: M,
     batch: usize,
@@ -121,8 +122,9 @@ impl<M: CostModel> Annealing<M> {
         })
     }
 
-    /// The best of a few random configurations, with their scores. The maximum of a model that has seen nothing of this
-    /// space is more likely its error than the space's optimum, and all that is near shares it.
+    /// The best of a few random configurations, with their scores. The maximum of a model that has seen
+    /// nothing of this space is more likely its error than the space's optimum, and all that is near shares
+    /// it.
     fn first(&mut self, n: usize) -> Vec<(f64, Config)> {
         let configs: Vec<Config> = (0..N_FIRST).map(|_| self.seen.space().sample(&mut self.rng)).collect();
         let mut best = Best::new(n);
@@ -170,7 +172,8 @@ impl<M: CostModel> Annealing<M> {
         best.ranking
     }
 
-    /// The same configuration with a random value for one parameter; `None` where that is not legal or the value it has.
+    /// The same configuration with another random value for one parameter; `None` if that is not legal or no
+    /// other.
     fn step_from(&mut self, config: &Config) -> Option<Config> {
         if config.ranks().is_empty() {
             return None;

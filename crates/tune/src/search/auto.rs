@@ -1,4 +1,4 @@
-//! The default search: a Gaussian process over the parameters says where the largest improvement is to be expected.
+//! The default search: a Gaussian process over the parameters says where to expect the largest improvement.
 
 use std::collections::{HashMap, HashSet};
 
@@ -24,7 +24,7 @@ const MOST_KNOWN: usize = 400;
 const MOST_ROWS: usize = 800;
 /// Random configurations in the pool.
 const N_RANDOM: usize = 200;
-/// Best configurations whose surroundings are in the pool, and how often those of the most promising one are added.
+/// Best configurations whose surroundings join the pool, and how often those of the most promising join it.
 const N_BEST: usize = 3;
 const N_CLIMBS: usize = 6;
 /// Configurations in the surroundings of one, at most.
@@ -59,14 +59,14 @@ pub(super) const ROW: SearchRow = SearchRow {
 
 /// Bayesian optimization over a pool of candidates.
 ///
-/// The target is the logarithm of the time, cut off where it is bad; failures count as the worst. The pool holds random
-/// configurations, the surroundings of the best ones, and those of the most promising candidates, step by step: a local
-/// search on the model. A batch is chosen one by one, each as if those before had turned out as predicted, which lowers
-/// the doubt around them and keeps the batch varied.
+/// The target is the logarithm of the time, cut off where it is bad; failures count as the worst. The pool
+/// holds random configurations, the surroundings of the best ones, and those of the most promising
+/// candidates, step by step: a local search on the model. A batch is chosen one by one, each as if those
+/// before had turned out as predicted, which lowers the doubt around them and keeps the batch varied.
 ///
 /// # Source
-/// Jones, Schonlau and Welch, "Efficient Global Optimization of Expensive Black-Box Functions" (1998), for the model and the
-/// expected improvement. We differ in the Matérn kernel, the discrete pool and the batches.
+/// Jones, Schonlau and Welch, "Efficient Global Optimization of Expensive Black-Box Functions" (1998), for
+/// the model and the expected improvement. We differ in the Matérn kernel, the discrete pool and the batches.
 struct Auto {
     seen: Seen,
     rng: Xoshiro256PlusPlus,
@@ -133,8 +133,8 @@ impl Auto {
         self.known[place].log_throughput = log_throughput;
     }
 
-    /// Standardized logarithms of throughput, by known configuration. What is farther below the median than the best is above
-    /// counts as just so far: how bad the bad ones are says little about the good ones.
+    /// Standardized logarithms of throughput, by known configuration. What is farther below the median than
+    /// the best is above counts as just so far: how bad the bad ones are says little about the good ones.
     fn targets(&self) -> Vec<Option<f64>> {
         let observed = self.known.iter().filter_map(|known| known.log_throughput);
         let mut successes: Vec<f64> = observed.filter(|log| log.is_finite()).collect();
@@ -281,8 +281,8 @@ impl Auto {
         }
     }
 
-    /// The place in the pool of the candidate with the largest expected improvement; of those with none, as where all
-    /// trials failed, that with the largest mean.
+    /// The place in the pool of the candidate with the largest expected improvement; of those with none, as
+    /// where all trials failed, that with the largest mean.
     fn most_promising(&self, question: &Question) -> Option<Place> {
         let mut top = None;
         let [mut promise, mut prediction] = [(f64::NEG_INFINITY, f64::NEG_INFINITY); 2];

@@ -14,7 +14,8 @@ use crate::space::Config;
 
 /// Standard deviations that the upper confidence bound adds.
 const KAPPA: f64 = 1.0;
-/// Most trials that a model is fitted on, so that a run of hours thinks no longer for each trial than one of a minute.
+/// Most trials that a model is fitted on, so that a run of hours thinks no longer for each trial than one of
+/// a minute.
 const MOST_ROWS: usize = 4096;
 
 pub(super) const ROW: SearchRow = SearchRow {
@@ -98,9 +99,9 @@ pub(super) const ROW: SearchRow = SearchRow {
     },
 };
 
-/// Boosted trees, of the parameters unless features of loops are asked for, where AutoTVM has those of loops. What other
-/// workloads have taught is a model of its own, on whose predictions the trees build (AutoTVM, section 4). We differ in that
-/// these predictions have a weight, which the trials of this workload decide.
+/// Boosted trees, of the parameters unless features of loops are asked for, where AutoTVM has those of loops.
+/// What other workloads have taught is a model of its own, on whose predictions the trees build (AutoTVM,
+/// section 4). We differ in that these predictions have a weight, which the trials of this workload decide.
 struct Trees {
     options: GbtOptions,
     n_models: usize,
@@ -121,8 +122,8 @@ enum Model {
 }
 
 impl Trees {
-    /// The trials that trees are fitted on: of more than can be, the better half of those from the top and the rest at random,
-    /// in the order in which they were made.
+    /// The trials that trees are fitted on: of more than can be, the better half of those from the top and
+    /// the rest at random, in the order in which they were made.
     fn chosen(&self, seed: u64) -> Vec<usize> {
         let n = self.fitness.len();
         let mut places: Vec<usize> = (0..n).collect();

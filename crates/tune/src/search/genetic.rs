@@ -54,12 +54,13 @@ pub(super) const STEPS: SearchOption = SearchOption {
 /// A genetic algorithm in a steady state: children are bred from the best of all trials so far.
 ///
 /// # Source
-/// The genetic algorithm that the NoSE paper compares itself with has generations, of which an elite of 3 of 100 survives,
-/// roulette selection, one-point crossover and a mutation of 0.1 to any value:
-/// `population=100,generation=97,selection=fitness,crossover=one_point,mutation=0.1,steps=0`. By default we differ in all
-/// of these: what has been measured is never measured again, so that a good configuration which is forgotten is lost; ranks
-/// select alike whatever the scale of the times; uniform crossover does not depend on the order in which a template
-/// declares its parameters; and steps to neighbours refine what is good already.
+/// The genetic algorithm that the NoSE paper compares itself with has generations, of which an elite of 3 of
+/// 100 survives, roulette selection, one-point crossover and a mutation of 0.1 to any value:
+/// `population=100,generation=97,selection=fitness,crossover=one_point,mutation=0.1,steps=0`. By default we
+/// differ in all of these: what has been measured is never measured again, so that a good configuration which
+/// is forgotten is lost; ranks select alike whatever the scale of the times; uniform crossover does not
+/// depend on the order in which a template declares its parameters; and steps to neighbours refine what is
+/// good already.
 struct Genetic {
     population: Population,
     crossover: Crossover,

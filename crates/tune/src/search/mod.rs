@@ -1,7 +1,7 @@
 //! Searches: who decides what to measure next.
 //!
-//! A search is asked for candidates and told what became of them. [`SEARCHES`] lists every one with its options;
-//! [`build`] makes one from text such as `genetic:population=50`.
+//! A search is asked for candidates and told what became of them. [`SEARCHES`] lists every one with its
+//! options; [`build`] makes one from text such as `genetic:population=50`.
 
 mod annealing;
 mod auto;
@@ -33,20 +33,20 @@ use crate::space::{Config, Space};
 use crate::transfer::Experience;
 use crate::trial::Trial;
 
-/// A search over one space. Its proposals follow from its seed, its options and what it was told, and nothing else.
+/// A search over one space. Its proposals follow from its seed, its options and the trials it was told alone.
 pub trait Search: Send {
-    /// At most `n` legal configurations, none of which was proposed or observed before. Fewer are no sign of the end;
-    /// none at all, for `n` above 0, means that the whole space has been proposed or observed.
+    /// At most `n` legal configurations, none of which was proposed or observed before. Fewer are no sign of
+    /// the end; none at all, for `n` above 0, means that the whole space has been proposed or observed.
     fn propose(&mut self, n: usize) -> Vec<Config>;
 
-    /// Whether proposals are about as good when the last ones are not observed yet: the next batch can then be prepared while
-    /// one is measured.
+    /// Whether proposals are about as good when the last ones are not observed yet: the next batch can then
+    /// be prepared while one is measured.
     fn looks_ahead(&self) -> bool {
         false
     }
 
-    /// Takes note of trials, whoever proposed them: those of an earlier run count as if they were this search's own.
-    /// Configurations that are not of this space are ignored.
+    /// Takes note of trials, whoever proposed them: those of an earlier run count as if they were this
+    /// search's own. Configurations that are not of this space are ignored.
     fn observe(&mut self, trials: &[Trial]);
 }
 
@@ -91,7 +91,7 @@ type Make = fn(&Problem, u64, &Options) -> Result<Box<dyn Search>, SearchError>;
 
 /// An option of a search.
 pub struct SearchOption {
-    /// Its name.
+    /// The name that [`build`] reads.
     pub name: &'static str,
     /// Its value where none is given.
     pub default: &'static str,

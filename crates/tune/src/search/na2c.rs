@@ -116,10 +116,11 @@ fn spread(space: &Arc<Space>, features: &UnitFeatures, rng: &mut Xoshiro256PlusP
 /// Neighbourhood actor advantage critic.
 ///
 /// # Source
-/// N-A2C, algorithm 2 of the paper on GEMM tiling as a Markov decision process, with its T = 3 and its reward, scaled so that the
-/// best state so far gives 1. Batch, width, rate and τ are those of NNI. We differ in that actions are the moves of every kind of parameter
-/// (see [`Actions`]), in that a walk ends where no move is legal, in that a batch is drawn at random where walks
-/// reach no unvisited state, and in where walks first set out, which can be as in the paper.
+/// N-A2C, algorithm 2 of the paper on GEMM tiling as a Markov decision process, with its T = 3 and its
+/// reward, scaled so that the best state so far gives 1. Batch, width, rate and τ are those of NNI. We differ
+/// in that actions are the moves of every kind of parameter (see [`Actions`]), in that a walk ends where no
+/// move is legal, in that a batch is drawn at random where walks reach no unvisited state, and in where walks
+/// first set out, which can be as in the paper.
 struct Na2c {
     n_steps: usize,
     tau: f64,
@@ -288,8 +289,9 @@ impl Search for Na2c {
 
 /// The moves of a space as a fixed set of numbered actions, whatever the state.
 ///
-/// For an ordinal: down and up. For a categorical: to each value. For a factorization: one of its primes from one part to another. For a
-/// permutation: a swap at each place. An action that is not a move of a state has no effect on what is done there.
+/// For an ordinal: down and up. For a categorical: to each value. For a factorization: one of its primes from
+/// one part to another. For a permutation: a swap at each place. An action that is not a move of a state has
+/// no effect on what is done there.
 struct Actions {
     space: Arc<Space>,
     /// The first action of each parameter.

@@ -51,13 +51,14 @@ pub(super) const ROW: SearchRow = SearchRow {
 /// A genetic algorithm that measures only the children of which a surrogate without training expects most.
 ///
 /// # Source
-/// NoSE, section III, with its 5 children bred for each that is measured (M = 1.5 N, E = 0.3 N) and k = 9. The rest is the
-/// paper's as `population=100,generation=30,selection=fitness,crossover=one_point,mutation=0.3,steps=0`; by default we
-/// differ as the genetic search does, for the same reasons. The first configurations are spread over the space. A child that
-/// is not new or not legal is mutated again, and after several illegal ones becomes the nearest legal
-/// configuration. Categories are compared by equality, since their codes have no distance, and the terms of the distance are
-/// of features, so that two categories are 2 apart and a factorization counts as many times as it has parts. Of many thousand trials, the
-/// earliest are forgotten.
+/// NoSE, section III, with its 5 children bred for each that is measured (M = 1.5 N, E = 0.3 N) and k = 9.
+/// The rest is the paper's as
+/// `population=100,generation=30,selection=fitness,crossover=one_point,mutation=0.3,steps=0`; by default we
+/// differ as the genetic search does, for the same reasons. The first configurations are spread over the
+/// space. A child that is not new or not legal is mutated again, and after several illegal ones becomes the
+/// nearest legal configuration. Categories are compared by equality, since their codes have no distance, and
+/// the terms of the distance are of features, so that two categories are 2 apart and a factorization counts
+/// as many times as it has parts. Of many thousand trials, the earliest are forgotten.
 struct NoSe {
     population: Population,
     /// Children bred for each that is measured.

@@ -32,11 +32,11 @@ pub(super) const ROW: SearchRow = SearchRow {
 /// Top configurations as parents, one parent for each parameter, walks as mutations.
 ///
 /// # Source
-/// OpEvo, algorithm 1, with its λ = 8; `generation=8,selection=fitness,q=0.5` are the paper's. By default we differ in
-/// that children are bred from all that is known, not 8 at a time; in selection by rank, which the scale of the times does not
-/// change; and in q, since 0.5 changes most parameters of a child at once. The first configurations are spread over
-/// the space. A child which constraints forbid is mutated again, as one that is not new, and after several such
-/// mutations becomes the nearest legal configuration.
+/// OpEvo, algorithm 1, with its λ = 8; `generation=8,selection=fitness,q=0.5` are the paper's. By default we
+/// differ in that children are bred from all that is known, not 8 at a time; in selection by rank, which the
+/// scale of the times does not change; and in q, since 0.5 changes most parameters of a child at once. The
+/// first configurations are spread over the space. A child which constraints forbid is mutated again, as one
+/// that is not new, and after several such mutations becomes the nearest legal configuration.
 struct OpEvo {
     population: Population,
     q: f64,

@@ -30,8 +30,8 @@ pub(super) const GENERATION: SearchOption = SearchOption {
 
 /// Measured configurations and the generation that is bred from them.
 ///
-/// The first ones are spread over the space; the parents of each generation are the best of the survivors of the last and of
-/// what was observed since. Trials of earlier runs count as members of the first.
+/// The first ones are spread over the space; the parents of each generation are the best of the survivors of
+/// the last and of what was observed since. Trials of earlier runs count as members of the first.
 pub(super) struct Population {
     seen: Seen,
     rng: Xoshiro256PlusPlus,
@@ -113,8 +113,8 @@ impl Population {
         noted
     }
 
-    /// At most `n` children; where there are none left, of the next generation, which `breed` makes from its parents. A batch
-    /// ends with its generation, for the next one is bred from what this one turns out to be.
+    /// At most `n` children. When none is left `breed` makes the next generation from its parents. A batch
+    /// ends with its generation, because the next one is bred from this one's results.
     pub(super) fn propose(&mut self, n: usize, breed: impl FnOnce(&mut Breeding) -> Vec<Config>) -> Vec<Config> {
         if self.unborn.is_empty() {
             // Of equals the earlier ones stay.
@@ -174,9 +174,9 @@ impl Breeding<'_> {
         self.seen.space().n_parameters()
     }
 
-    /// At most `n` children that are legal, new and all different, each recombined from parents and mutated. One that is
-    /// not new is mutated again; one that is not legal too, and after several such the nearest legal configuration is
-    /// taken for it.
+    /// At most `n` children that are legal, new and all different, each recombined from parents and mutated.
+    /// A child that is not new or not legal is mutated again; after several illegal ones the nearest legal
+    /// configuration takes its place.
     pub(super) fn children(
         &mut self,
         n: usize,

@@ -56,10 +56,10 @@ pub(super) const ROW: SearchRow = SearchRow {
 /// REINFORCE on sequences of choices.
 ///
 /// # Source
-/// Zoph and Le, "Neural architecture search with reinforcement learning" (2017), which the paper on GEMM tiling as a Markov decision
-/// process compares with. The reward is the throughput, as a share of the best so far. A configuration that was measured is not
-/// measured again: when the policy draws it, it learns from the known reward. One that constraints forbid becomes the nearest
-/// legal one.
+/// Zoph and Le, "Neural architecture search with reinforcement learning" (2017), which the paper on GEMM
+/// tiling as a Markov decision process compares with. The reward is the throughput, as a share of the best so
+/// far. A configuration that was measured is not measured again: when the policy draws it, it learns from the
+/// known reward. One that constraints forbid becomes the nearest legal one.
 struct RnnController {
     batch: usize,
     controller: Controller,
@@ -132,9 +132,10 @@ impl Search for RnnController {
 
 /// The configurations of a space as sequences of choices, few alternatives each.
 ///
-/// A factorization is one divisor of what is left after the other, the last part being the rest. Every other value is the digits of its rank: in the
-/// factorial number system for a permutation, so that each digit says which of the remaining names comes next; a single digit for
-/// a parameter of few values; and digits of equal size for one of many, the coarsest first.
+/// A factorization is one divisor of what is left after the other, the last part being the rest. Every other
+/// value is the digits of its rank: in the factorial number system for a permutation, so that each digit says
+/// which of the remaining names comes next; a single digit for a parameter of few values; and digits of equal
+/// size for one of many, the coarsest first.
 struct Sequences {
     space: Arc<Space>,
     choices: Vec<Choice>,

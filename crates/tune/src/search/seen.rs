@@ -21,7 +21,8 @@ const ILLEGAL_IN_A_ROW: usize = 10;
 pub(super) struct Seen {
     space: Arc<Space>,
     indices: HashSet<u128>,
-    /// Once most of the space is seen: a superset of the unseen indices, from which draws take without rejection.
+    /// Once most of the space is seen: a superset of the unseen indices, from which draws take without
+    /// rejection.
     rest: Option<Vec<u128>>,
 }
 
@@ -61,8 +62,9 @@ impl Seen {
         self.space.index_of(config).is_some_and(|index| !self.indices.contains(&index))
     }
 
-    /// A configuration that `breed` makes and `accept` takes, legal and unseen, but not marked as seen; `None` where many
-    /// attempts give none. Illegal ones are bred again, and after several such the nearest legal configuration counts.
+    /// A configuration that `breed` makes and `accept` takes, legal and unseen, but not marked as seen;
+    /// `None` where many attempts give none. Illegal ones are bred again, and after several such the nearest
+    /// legal configuration counts.
     pub(super) fn bred(
         &self,
         rng: &mut Xoshiro256PlusPlus,
@@ -86,8 +88,8 @@ impl Seen {
         })
     }
 
-    /// Draws an unseen configuration that is far from all of these points, which have these features, and marks it as seen;
-    /// `None` where the space is exhausted.
+    /// Draws an unseen configuration that is far from all of these points, which have these features, and
+    /// marks it as seen; `None` where the space is exhausted.
     pub(super) fn draw_remote(
         &mut self,
         rng: &mut Xoshiro256PlusPlus,
@@ -119,8 +121,8 @@ impl Seen {
     /// Draws one of the unseen configurations, each with the same probability, and marks it as seen.
     ///
     /// # Cost
-    /// O(1) expected, averaged over the draws that exhaust the space: rejection while most of the space is unseen, then one pass
-    /// over the indices, which is no longer than what has been seen already.
+    /// O(1) expected, averaged over the draws that exhaust the space: rejection while most of the space is
+    /// unseen, then one pass over the indices, which is no longer than what has been seen already.
     pub(super) fn draw(&mut self, rng: &mut Xoshiro256PlusPlus) -> Option<Config> {
         let size = self.space.size();
         let index = if (self.indices.len() as u128) < size.div_ceil(2) {

@@ -7,8 +7,8 @@ use super::*;
 use crate::space::{Constraint, Parameter};
 use crate::trial::{ErrorClass, Outcome, Timing};
 
-/// A search for tests: those with cost models learn and anneal only as long as it takes to see that they do, and networks
-/// are small.
+/// A search for tests: those with cost models learn and anneal only as long as it takes to see that they do,
+/// and networks are small.
 fn quick(name: &'static str) -> &'static str {
     match name {
         "gbt" => "gbt:steps=20,batch=32",

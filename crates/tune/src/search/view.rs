@@ -46,8 +46,8 @@ pub(super) struct Rows {
 }
 
 impl View {
-    /// The view of a problem with features of this kind, or of configurations where there are no programs. Trees with these
-    /// options are fitted on what is known of other workloads.
+    /// The view of a problem with features of this kind, or of configurations if there are no programs. Trees
+    /// with these options are fitted on the trials of other workloads.
     ///
     /// # Cost
     /// Where something is known, [`N_ASKED`] configurations are scheduled.
@@ -121,16 +121,16 @@ impl View {
 /// The length of [`described`].
 const N_DESCRIBED: usize = N_RELATION_FEATURES + N_CONTEXT_FEATURES;
 
-/// What the model of other workloads sees of a program: relations, which mean the same for any nest of loops, and the loops
-/// themselves, the innermost one first, which mean the same for all programs of a template.
+/// What the model of other workloads sees of a program: relations, which mean the same for any nest of loops,
+/// and the loops themselves, the innermost one first, which mean the same for all programs of a template.
 fn described(program: &LoopContexts) -> Vec<f32> {
     let mut features = program.relations();
     features.extend(program.features());
     features
 }
 
-/// The model of other workloads. Ranks within a task compare, throughputs do not; nor do ranks of several tasks, so that all trees
-/// are grown.
+/// The model of other workloads. Ranks within a task compare, throughputs do not; nor do ranks of several
+/// tasks, so that all trees are grown.
 fn fit_global(experience: &Experience, trees: &GbtOptions, seed: u64) -> Gbt {
     let rows = Matrix::from_rows(N_DESCRIBED, experience.contexts.iter().map(described));
     let examples = Examples::new(&rows, &experience.targets).in_groups(&experience.groups);
@@ -139,8 +139,8 @@ fn fit_global(experience: &Experience, trees: &GbtOptions, seed: u64) -> Gbt {
         .unwrap_or_else(|error| panic!("invariant: options and targets are sound: {error}"))
 }
 
-/// What the model of other workloads says of a sample of the space, learnt by trees on the parameters: to ask these takes no
-/// program.
+/// Trees on the parameters that learnt the other model's predictions for a sample of the space: asking them
+/// takes no program.
 fn fit_prior(global: &Gbt, space: &Space, contexts: &Contexts, knobs: &KnobFeatures, seed: u64) -> Gbt {
     let mut rng = Xoshiro256PlusPlus::seed_from_u64(seed);
     let mut programs = Matrix::new(N_DESCRIBED);

@@ -6,11 +6,12 @@ use rand_xoshiro::Xoshiro256PlusPlus;
 
 use crate::space::Space;
 
-/// Where a walk from `rank` ends that goes on to a neighbour, each alike, with probability `q`, which is below 1, and
-/// stops otherwise. A value without neighbours keeps the walk.
+/// Where a walk from `rank` ends that goes on to a neighbour, each alike, with probability `q`, which is
+/// below 1, and stops otherwise. A value without neighbours keeps the walk.
 ///
 /// # Source
-/// OpEvo, section 4.3: the end points are distributed as `(1 − q)(I − qW)⁻¹`, W being the uniform random walk.
+/// OpEvo, section 4.3: the end points are distributed as `(1 − q)(I − qW)⁻¹`, W being the uniform random
+/// walk.
 pub(super) fn q_random_walk(
     space: &Space,
     parameter: usize,

@@ -20,7 +20,7 @@ pub struct Constraint {
 }
 
 impl Constraint {
-    /// A constraint over `parameters`; `holds` gets their values in that order and must depend on nothing else.
+    /// A constraint over `parameters`; `holds` gets their values in that order and depends on nothing else.
     ///
     /// ```
     /// # use tilewright_tune::Constraint;

@@ -1,10 +1,10 @@
 //! The legal combinations of parameters that constraints tie together, stored as a decision diagram.
 //!
-//! Level `i` of the diagram decides the `i`-th parameter; a path from the root to the end is a legal combination, and
-//! every edge knows how many legal combinations come before it, which makes counting, numbering and sampling exact.
-//! What can follow a prefix depends only on the values that constraints still to be checked will read, so prefixes
-//! that agree on those share one node. A chain of constraints over many parameters stays small that way, where a list
-//! of its combinations would not fit in memory.
+//! Level `i` of the diagram decides the `i`-th parameter; a path from the root to the end is a legal
+//! combination, and every edge knows how many legal combinations come before it, which makes counting,
+//! numbering and sampling exact. What can follow a prefix depends only on the values that constraints still
+//! to be checked will read, so prefixes that agree on those share one node. A chain of constraints over many
+//! parameters stays small that way, where a list of its combinations would not fit in memory.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap, HashSet};
@@ -63,14 +63,16 @@ impl Diagram {
         Ok(builder.nodes.diagram(order, root))
     }
 
-    /// The diagram of exactly these combinations of all parameters, which are sorted, distinct and of ranks below 2^32.
+    /// The diagram of exactly these combinations of all parameters, which are sorted, distinct and of ranks
+    /// below 2^32.
     pub(super) fn of_list(combinations: &[&[u64]], n_parameters: usize) -> Diagram {
         let mut nodes = Nodes::new();
         let root = nodes.of_list(combinations, 0, n_parameters);
         nodes.diagram((0..n_parameters).collect(), root)
     }
 
-    /// Writes the ranks of the combination with this index, which is below `len`, to the members' places in `ranks`.
+    /// Writes the ranks of the combination with this index, which is below `len`, to the members' places in
+    /// `ranks`.
     pub(super) fn write(&self, mut index: u64, ranks: &mut [u64]) {
         let mut node = self.root;
         for &axis in &self.order {
@@ -93,8 +95,8 @@ impl Diagram {
         })
     }
 
-    /// Adds to `found` the ranks that one of the members has in legal combinations all of whose ranks are allowed. `allowed`
-    /// is by position in the space, `None` where every rank is.
+    /// Adds to `found` the ranks that one of the members has in legal combinations all of whose ranks are
+    /// allowed. `allowed` is by position in the space, `None` where every rank is.
     ///
     /// # Cost
     /// O(edges) up to the last restricted level.
@@ -129,8 +131,8 @@ impl Diagram {
         }
     }
 
-    /// Replaces the members' ranks by those of a legal combination that differs in the fewest parameters, and among
-    /// these by the fewest ranks.
+    /// Replaces the members' ranks by those of a legal combination that differs in the fewest parameters, and
+    /// among these by the fewest ranks.
     ///
     /// # Cost
     /// A shortest path through the diagram: O(edges) at worst, little where a legal combination is near.
@@ -215,7 +217,8 @@ impl Nodes {
     }
 }
 
-/// Puts the parameters of the constraints that are cheapest to complete first, so that dead prefixes end early.
+/// Puts the parameters of the constraints that are cheapest to complete first, so that dead prefixes end
+/// early.
 fn level_order(axes: &[Axis], members: &[usize], constraints: &[(&Constraint, &[usize])]) -> Vec<usize> {
     let mut order: Vec<usize> = Vec::new();
     let mut open: Vec<&[usize]> = constraints.iter().map(|(_, reads)| *reads).collect();

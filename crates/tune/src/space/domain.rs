@@ -146,10 +146,12 @@ impl Axis {
         }
     }
 
-    /// The rank of the value that is nearest to one of a parameter with another feasible set, if it can be compared.
+    /// The rank of the value that is nearest to one of a parameter with another feasible set, if it can be
+    /// compared.
     ///
-    /// Numbers are compared by their ratio. Of a factorization of another number the inner factors are kept, as far as
-    /// the number's own factors allow, and the outermost one takes up the difference: inner factors are sizes of tiles.
+    /// Numbers are compared by their ratio. Of a factorization of another number the inner factors are kept,
+    /// as far as the number's own factors allow, and the outermost one takes up the difference: inner factors
+    /// are sizes of tiles.
     pub(super) fn nearest_to_json(&self, json: &Json) -> Option<u64> {
         if let Some(rank) = self.rank_of_json(json) {
             return Some(rank);

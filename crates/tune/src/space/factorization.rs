@@ -1,8 +1,9 @@
 //! Factorizations: ordered tuples of positive integers with a given product, numbered without a table.
 //!
-//! A factorization of `n = Π p^a` into `d` parts is one composition of each exponent `a` into `d` parts, so its rank is
-//! a mixed-radix number whose digits are the ranks of the compositions. Compositions are ranked in descending
-//! lexicographic order through the combinatorial number system; rank 0 is `[n, 1, …, 1]`, no tiling.
+//! A factorization of `n = Π p^a` into `d` parts is one composition of each exponent `a` into `d` parts, so
+//! its rank is a mixed-radix number whose digits are the ranks of the compositions. Compositions are ranked
+//! in descending lexicographic order through the combinatorial number system; rank 0 is `[n, 1, …, 1]`, no
+//! tiling.
 
 /// The prime powers of a number: `(prime, exponent)` in ascending order of the prime.
 #[derive(Debug, Clone)]
@@ -31,7 +32,8 @@ impl Primes {
         &self.0
     }
 
-    /// How many factorizations into `parts` there are: Π C(a + parts − 1, parts − 1); `None` above `u64::MAX`.
+    /// How many factorizations into `parts` there are: Π C(a + parts − 1, parts − 1); `None` above
+    /// `u64::MAX`.
     pub(super) fn count(&self, parts: usize) -> Option<u64> {
         self.0.iter().try_fold(1u64, |count, &(_, a)| count.checked_mul(compositions(a, parts)?))
     }
@@ -100,7 +102,8 @@ fn strip(n: &mut u64, prime: u64) -> u32 {
     exponent
 }
 
-/// C(n, k), or `None` above `u64::MAX`. Every partial product is itself a binomial coefficient below the result.
+/// C(n, k), or `None` above `u64::MAX`. Every partial product is itself a binomial coefficient below the
+/// result.
 fn binomial(n: u64, k: u64) -> Option<u64> {
     (0..k.min(n - k)).try_fold(1u64, |c, i| u64::try_from(u128::from(c) * u128::from(n - i) / u128::from(i + 1)).ok())
 }

@@ -1,8 +1,8 @@
 //! Search spaces: parameters, each with its own topology, and constraints over them.
 //!
-//! A space knows exactly how many legal configurations it has, numbers them, and draws them uniformly, however few of
-//! the combinations its constraints leave. Parameters that no constraint reads cost nothing; those that constraints
-//! tie together are enumerated once, when the space is built.
+//! A space knows exactly how many legal configurations it has, numbers them, and draws them uniformly,
+//! however few of the combinations its constraints leave. Parameters that no constraint reads cost nothing;
+//! those that constraints tie together are enumerated once, when the space is built.
 
 mod constraint;
 mod diagram;
@@ -67,7 +67,8 @@ pub struct Space {
     size: u128,
 }
 
-/// Parameters whose legal combinations do not depend on any other's; the space is the product of its components.
+/// Parameters whose legal combinations do not depend on any other's; the space is the product of its
+/// components.
 #[derive(Debug, Clone)]
 enum Component {
     /// One parameter that no constraint reads.
@@ -103,13 +104,13 @@ impl Space {
     /// The space of these parameters under these constraints.
     ///
     /// # Errors
-    /// [`SpaceError`], all of them the template's fault: names or values that occur twice, a parameter without values,
-    /// a constraint that reads an unknown parameter, no legal configuration, more than 2^128 configurations, or tied
-    /// parameters with too many combinations to enumerate.
+    /// [`SpaceError`], all of them the template's fault: names or values that occur twice, a parameter
+    /// without values, a constraint that reads an unknown parameter, no legal configuration, more than 2^128
+    /// configurations, or tied parameters with too many combinations to enumerate.
     ///
     /// # Cost
-    /// Unconstrained parameters: O(1) each. Tied ones: one call of a constraint for each distinct prefix of their
-    /// combinations, at most 2^26.
+    /// Unconstrained parameters: O(1) each. Tied ones: one call of a constraint for each distinct prefix of
+    /// their combinations, at most 2^26.
     pub fn new(name: &str, parameters: Vec<Parameter>, constraints: Vec<Constraint>) -> Result<Space, SpaceError> {
         let axes = axes(parameters)?;
         let reads = constraints.iter().map(|c| positions(&axes, c)).collect::<Result<Vec<_>, _>>()?;
@@ -122,8 +123,8 @@ impl Space {
         Ok(Space { name: name.into(), axes, constraints, reads, components, size })
     }
 
-    /// The part of the space in which a parameter has this rank, or `None` where nothing is. Its configurations are of the
-    /// whole space too.
+    /// The part of the space in which a parameter has this rank; `None` if it is empty. Its configurations
+    /// are of the whole space too.
     ///
     /// # Cost
     /// As for [`Space::new`].
@@ -142,8 +143,8 @@ impl Space {
         Space::new(&self.name, domains.collect(), [vec![is_it], self.constraints.clone()].concat()).ok()
     }
 
-    /// The part of the space that consists of these configurations, as a constraint of the name `listed` on all
-    /// parameters. Those that are not of this space are left out, those that are named twice count once.
+    /// The part of the space that consists of these configurations, as a constraint of the name `listed` on
+    /// all parameters. Those that are not of this space are left out, those that are named twice count once.
     ///
     /// # Errors
     /// [`SpaceError`] where nothing is left, or a parameter has more values than a listing can tell apart.
@@ -224,12 +225,13 @@ impl Space {
         self.axes[parameter].value(rank)
     }
 
-    /// The primes of a factorization's product with their exponents, in ascending order; none for other parameters.
+    /// The primes of a factorization's product with their exponents, in ascending order; none for other
+    /// parameters.
     pub(crate) fn prime_powers(&self, parameter: usize) -> &[(u64, u32)] {
         self.axes[parameter].primes.powers()
     }
 
-    /// The rank of a factorization with these factors, as many as it has parts; `None` where their product is another number.
+    /// The rank of a factorization with these factors, one a part; `None` if their product is another number.
     pub(crate) fn rank_of_factors(&self, parameter: usize, factors: &[u64]) -> Option<u64> {
         self.axes[parameter].primes.rank(factors)
     }
@@ -274,8 +276,8 @@ impl Space {
         self.config_at(rng.random_range(0..self.size))
     }
 
-    /// Which ranks a parameter has in legal configurations all of whose ranks are allowed; `allowed` is by parameter, `None`
-    /// where every rank is.
+    /// Which ranks a parameter has in legal configurations all of whose ranks are allowed; `allowed` is by
+    /// parameter, `None` where every rank is.
     ///
     /// # Cost
     /// O(edges) of the diagram of the parameter and those it is tied to.
@@ -304,7 +306,7 @@ impl Space {
         possible
     }
 
-    /// A legal configuration that is as near as any: it differs in the fewest parameters, and among these by the fewest
+    /// The nearest legal configuration: it differs in the fewest parameters, and among these by the fewest
     /// ranks.
     ///
     /// # Panics
@@ -338,7 +340,7 @@ impl Space {
         self.reads[constraint].iter().map(|&axis| self.axes[axis].value(config.0[axis])).collect()
     }
 
-    /// The ranks of the neighbours of one parameter's value in the parameter's own topology, constraints aside.
+    /// The ranks of the neighbours of one parameter's value in its own topology, constraints aside.
     pub fn rank_neighbours(&self, parameter: usize, rank: u64) -> Vec<u64> {
         self.axes[parameter].neighbours(rank)
     }
@@ -442,8 +444,8 @@ impl Space {
         }
     }
 
-    /// The legal configuration that comes nearest to one of another space with parameters of the same names; `None` where
-    /// names differ, or a category or an order does not exist here.
+    /// The legal configuration that comes nearest to one of another space with parameters of the same names;
+    /// `None` where names differ, or a category or an order does not exist here.
     pub fn nearest_to_json(&self, json: &Json) -> Option<Config> {
         let object = json.as_object().filter(|object| object.keys().all(|name| self.axis(name).is_some()))?;
         let ranks = self.axes.iter().map(|axis| match object.get(&axis.name) {
@@ -453,8 +455,9 @@ impl Space {
         Some(self.nearest(&Config(ranks.collect::<Option<_>>()?)))
     }
 
-    /// The space as JSON: `{"parameters":[{"name","kind","values"|"n","parts"}],"constraints":[{"name","text"}],"size"}`.
-    /// A size above 2^64 is given as the nearest floating-point number.
+    /// The space as JSON:
+    /// `{"parameters":[{"name","kind","values"|"n","parts"}],"constraints":[{"name","text"}],"size"}`. A size
+    /// above 2^64 is given as the nearest floating-point number.
     pub fn describe(&self) -> Json {
         let constraint = |c: &Constraint| json!({"name": c.name, "text": c.text});
         let mut object = Map::new();
@@ -512,7 +515,8 @@ fn positions(axes: &[Axis], constraint: &Constraint) -> Result<Vec<usize>, Space
     constraint.parameters.iter().map(position).collect()
 }
 
-/// The constraint to blame where these leave nothing: the first that excludes everything, alone or together with those before.
+/// The constraint to blame if these leave nothing: the first that excludes everything, alone or with those
+/// before.
 fn nothing_legal(axes: &[Axis], tied: &[(&Constraint, &[usize])]) -> SpaceError {
     let leaves_nothing = |some: &[(&Constraint, &[usize])]| {
         let mut members: Vec<usize> = some.iter().flat_map(|(_, reads)| reads.iter().copied()).collect();
