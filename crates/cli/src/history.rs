@@ -22,7 +22,7 @@ pub struct Run {
     pub template: String,
     /// The search with its options.
     pub search: String,
-    /// Its seed.
+    /// The seed of the search.
     pub seed: u64,
     /// Its trials in their order.
     pub trials: Vec<TrialPoint>,

@@ -109,9 +109,9 @@ pub struct Bar {
 /// The values of a box, at least one.
 #[derive(Debug, Clone)]
 pub struct Boxed {
-    /// Where its middle is.
+    /// The middle of the box.
     pub x: f64,
-    /// Its width.
+    /// The width of the box.
     pub width: f64,
     /// The values.
     pub values: Vec<f64>,

@@ -33,7 +33,7 @@ pub enum DataError {
     /// The reference cannot be computed: the operator's fault.
     #[error("the reference cannot be computed: {0}")]
     Reference(Fault),
-    /// Whoever watched had it end.
+    /// The watcher ended it.
     #[error("the reference was given up")]
     GivenUp,
 }

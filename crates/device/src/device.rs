@@ -1,5 +1,5 @@
-//! Measuring candidates: all workers build them, and one after the other they are checked and timed. While a kernel runs,
-//! the other workers build what comes next, on other cores.
+//! Measuring candidates: all workers build them, and one after the other they are checked and timed. While a
+//! kernel runs, the other workers build what comes next, on other cores.
 
 mod candidates;
 mod race;
@@ -25,7 +25,7 @@ use tilewright_tune::{BoxError, Config, Limits, Measure, Measured, Outcome, paus
 pub use crate::workers::WorkerCommand;
 pub use race::{Racer, Round};
 
-/// Samples that a trial has at least: what makes kernels slow for a while outlasts a second one, and another candidate tells more.
+/// Samples that a trial has at least: a disturbance outlasts a second one, and another candidate tells more.
 const SAMPLES_OF_TRIAL: u32 = 1;
 
 /// How candidates are built, run and timed.
@@ -51,8 +51,8 @@ pub struct Options {
     pub min_time: Duration,
     /// Whether caches are emptied before each run.
     pub cold: bool,
-    /// Whether times are what cores would take that nobody else slows down. Where kernels are compared with what is timed
-    /// in another way they must not be.
+    /// Whether times are corrected to those of cores that nobody else slows down. They must not be where
+    /// kernels are compared with something timed in another way.
     pub at_best_pace: bool,
     /// Memory a worker may use beyond what it starts with.
     pub memory_bytes: u64,
@@ -167,7 +167,8 @@ impl Device {
     /// [`DeviceError::TooLarge`] where it has not.
     pub fn check_memory(workload: &Workload) -> Result<(), DeviceError> {
         let program = workload.program();
-        // Inputs and outputs once, and the reference and its inputs in double precision; then all of them in every worker.
+        // Inputs and outputs once, the reference and its inputs in double precision; then all of them in
+        // every worker.
         let elements: u64 = program.arguments().filter_map(|(_, b)| b.n_elements()).sum();
         let bytes = workload.dtype.bytes();
         let of_tuner = elements.saturating_mul(bytes + 24);
@@ -251,7 +252,7 @@ impl Device {
         self.options.to_the_end = true;
     }
 
-    /// Builds, verifies and times sources; the same as [`Measure::measure`] for programs that have no configuration.
+    /// Builds, verifies and times sources: [`Measure::measure`] for programs that have no configuration.
     ///
     /// # Errors
     /// Where a worker cannot be started anew.

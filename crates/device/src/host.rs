@@ -102,8 +102,8 @@ pub fn allowed_cpus() -> Vec<usize> {
     }
 }
 
-/// Restricts the calling thread to these CPUs. Where that is not possible it stays as it is: timings are then noisier,
-/// not wrong.
+/// Restricts the calling thread to these CPUs. Where that is not possible it stays as it is: timings are then
+/// noisier, not wrong.
 pub fn pin_thread(cpus: &[usize]) {
     pin(0, cpus);
 }
@@ -132,8 +132,9 @@ pub fn pin(process: libc::pid_t, cpus: &[usize]) {
 
 /// The CPUs on which work with `threads` threads is measured: the last of those this process may use.
 ///
-/// No two share a core as long as there are cores left; the first CPU gets most interrupts, so it comes last. Where cores are
-/// of several kinds, slow ones are left out as long as there are enough fast ones. Empty where CPUs cannot be chosen.
+/// No two share a core as long as there are cores left; the first CPU gets most interrupts, so it comes last.
+/// Where cores are of several kinds, slow ones are left out as long as there are enough fast ones. Empty
+/// where CPUs cannot be chosen.
 pub fn pin_cpus(threads: usize) -> Vec<usize> {
     let allowed = allowed_cpus();
     choose_cpus(&fastest_cpus(&allowed, threads, speed), threads, siblings)
@@ -142,7 +143,8 @@ pub fn pin_cpus(threads: usize) -> Vec<usize> {
 /// Cores whose speed differs by no more than this are of one kind.
 const ONE_KIND: f64 = 0.85;
 
-/// How fast a CPU is compared with others of this machine, where the kernel says: its capacity, or its highest frequency.
+/// How fast a CPU is compared with others of this machine, where the kernel says: its capacity, or its
+/// highest frequency.
 fn speed(cpu: usize) -> Option<f64> {
     let of = |name: &str| {
         let text = fs::read_to_string(format!("/sys/devices/system/cpu/cpu{cpu}/{name}")).ok()?;

@@ -7,7 +7,7 @@ use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-/// What a process may use; none where there is no limit, or none that the system tells of.
+/// The resources that a process may use; `None` for no limit, or an unknown one.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Allowed {
     /// CPUs' worth of time, by the quota of a control group.

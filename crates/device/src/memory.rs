@@ -3,7 +3,8 @@
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr::NonNull;
 
-/// Bytes on each side of a writable buffer that must come back unchanged, besides the inaccessible pages beyond.
+/// Bytes on each side of a writable buffer that must come back unchanged, besides the inaccessible pages
+/// beyond.
 const CANARY_BYTES: usize = 4096;
 /// As a number the canaries are among the largest, so that a sum that reads them is wrong.
 const CANARY: u8 = 0x7F;
@@ -89,8 +90,8 @@ fn anonymous(len: usize, align: usize) -> std::io::Result<Map> {
 }
 
 impl Fenced {
-    /// A read-only copy of a part of a file. Unlike the file's own pages, its are large where the system has such, as
-    /// those of other buffers are.
+    /// A read-only copy of a part of a file. Unlike the file's own pages, its are large where the system has
+    /// such, as those of other buffers are.
     ///
     /// # Errors
     /// Where memory does not suffice or the file cannot be read.
@@ -113,7 +114,8 @@ impl Fenced {
         let inner = n_bytes.checked_next_multiple_of(PAGE).and_then(|n| n.checked_add(2 * CANARY_BYTES));
         let len = inner.and_then(|n| n.checked_add(2 * PAGE)).ok_or_else(out_of_memory)?;
         let map = anonymous(len, if n_bytes < LARGE_PAGE { PAGE } else { LARGE_PAGE })?;
-        // Large pages where the system has some: kernels go through packed operands page after page. Never an error.
+        // Large pages where the system has some: kernels go through packed operands page after page. Never an
+        // error.
         // SAFETY: only advises on the mapping made above.
         unsafe { libc::madvise(map.base.as_ptr().cast(), len, libc::MADV_HUGEPAGE) };
         for fence in [0, len - PAGE] {
@@ -125,7 +127,8 @@ impl Fenced {
         Ok(fenced)
     }
 
-    /// Makes it this large, with canaries right behind; the contents are lost where it has to grow. It must be writable.
+    /// Makes it this large, with canaries right behind; the contents are lost where it has to grow. It must
+    /// be writable.
     ///
     /// # Errors
     /// Where memory, or the limit on it, does not suffice.
@@ -152,7 +155,7 @@ impl Fenced {
         unsafe { self.map.base.as_ptr().add(PAGE + CANARY_BYTES) }
     }
 
-    /// Its size.
+    /// The size without canaries, in bytes.
     pub fn n_bytes(&self) -> u64 {
         self.n_bytes as u64
     }
@@ -221,8 +224,8 @@ impl Fenced {
     }
 }
 
-/// Large pages that no buffer needs any more. Memory that was touched before need not be found by the system, and by the host
-/// of a virtual machine, again.
+/// Large pages that no buffer needs any more. Memory that was touched before need not be found by the system,
+/// and by the host of a virtual machine, again.
 #[derive(Default)]
 pub struct Pages(Vec<Map>);
 
@@ -239,8 +242,8 @@ impl Pages {
         }
     }
 
-    /// A buffer of so many bytes with anything in it, of these pages as far as they go. All of it has been touched, so that no
-    /// kernel pays for that.
+    /// A buffer of so many bytes with anything in it, of these pages as far as they go. All of it has been
+    /// touched, so that no kernel pays for that.
     ///
     /// # Errors
     /// Where memory, or the limit on it, does not suffice.

@@ -10,7 +10,8 @@ const MOST_BYTES: u64 = 64 << 20;
 /// Bytes before each object: its length, then the process that made it.
 const HEADER_BYTES: u64 = 8;
 
-/// A file in memory that only grows: objects one after the other, each complete or, while it is being written, the last.
+/// A file in memory that only grows: objects one after the other, each complete or, while it is being
+/// written, the last.
 pub struct Objects {
     file: File,
     /// Where the next object to read begins.

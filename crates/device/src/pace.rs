@@ -1,7 +1,8 @@
 //! How fast the cores run at the moment, against what they can do.
 //!
-//! On a shared machine others slow the cores down for milliseconds or for seconds at a time: a hardware thread on the same
-//! core takes two fifths of its speed. A kernel that is timed just then is no slower for it.
+//! On a shared machine others slow the cores down for milliseconds or for seconds at a time: a hardware
+//! thread on the same core takes two fifths of its speed. A kernel that is timed just then is no slower for
+//! it.
 
 use crate::pool::Pool;
 use std::ffi::c_void;
@@ -15,7 +16,8 @@ const N_SUMS: usize = 56;
 const N_NUMBERS: usize = N_SUMS * 64;
 /// How often they are gone over: some ten microseconds.
 const N_ROUNDS: usize = 40;
-/// How often that is done at a look, of which the fastest counts: a thread that loses its core for a moment is not slow.
+/// How often that is done at a look, of which the fastest counts: a thread that loses its core for a moment
+/// is not slow.
 const N_TRIES: usize = 3;
 /// No neighbour slows a core down by more; what looks slower has another reason.
 const MOST: f64 = 2.0;
@@ -113,8 +115,8 @@ unsafe extern "C" fn work(work: *mut c_void, iteration: i64, _thread: i64) {
 
 /// How the times of a workload's kernels vary, learnt from samples of the same kernel.
 ///
-/// They grow with the pace, `log time = … + sensitivity · log pace`: what waits for memory hardly does, what computes does
-/// in full. What is left is noise.
+/// They grow with the pace, `log time = … + sensitivity · log pace`: what waits for memory hardly does, what
+/// computes does in full. What is left is noise.
 pub struct Variation {
     /// Sums of products of deviations from a kernel's means, of logarithms.
     pace_time: f64,
@@ -124,8 +126,9 @@ pub struct Variation {
     n_free: f64,
 }
 
-/// Before anything is learnt, no sensitivity is assumed, with the weight of a few samples of one kernel at different paces:
-/// a time that a look made too short leads a search astray, one that was left too long is one of many.
+/// Before anything is learnt, no sensitivity is assumed, with the weight of a few samples of one kernel at
+/// different paces: a time that a look made too short leads a search astray, one that was left too long is
+/// one of many.
 const SENSITIVITY_WEIGHT: f64 = 0.2;
 /// Kernels that seem to grow more have met something else.
 const MOST_SENSITIVITY: f64 = 1.2;
@@ -176,7 +179,8 @@ impl Variation {
         ns / (self.sensitivity() * log_pace_meanwhile(ns, pace)).exp()
     }
 
-    /// By what factor the mean of so many samples may be too large by chance, seldom by more: two standard deviations.
+    /// By what factor the mean of so many samples may be too large by chance, seldom by more: two standard
+    /// deviations.
     pub fn by_chance(&self, n_samples: usize) -> f64 {
         (2.0 * (self.noise / self.n_free / n_samples as f64).sqrt()).exp()
     }

@@ -26,17 +26,17 @@ pub enum PeakError {
 /// Multiply-adds that each vector register gets in one run.
 const ROUNDS: i64 = 100_000;
 
-/// Measured peak in GFLOP/s of `n_threads` threads: independent sums of vectors that stay in registers, so many that none
-/// waits for the one before it, the fastest of some hundred runs.
+/// Measured peak in GFLOP/s of `n_threads` threads: independent sums of vectors that stay in registers, so
+/// many that none waits for the one before it, the fastest of some hundred runs.
 ///
 /// # Errors
 /// Where the target is not one that this process can run, code generation fails or the system refuses
 /// threads.
 pub fn gflops(target: &Target, dtype: DType, n_threads: usize) -> Result<f64, PeakError> {
     let lanes = target.lanes(dtype);
-    // Two units of four cycles each have eight under way, and each that is late delays its own sum for good: some more keep them
-    // busy. Two registers hold the factors. Without a fused instruction all sums share one product: more of them would
-    // count multiplications that do not take place.
+    // Two units of four cycles each have eight under way, and each that is late delays its own sum for good:
+    // some more keep them busy. Two registers hold the factors. Without a fused instruction all sums share
+    // one product: more of them would count multiplications that do not take place.
     let n_registers = i64::from(target.n_vector_registers);
     let sums = if target.has_fma { (n_registers - 4).min(24) } else { n_registers / 2 - 4 };
     let kernel = tilewright_codegen::compile(&program(dtype, sums, lanes, n_threads as i64), target)?;

@@ -1,9 +1,9 @@
 //! A thread pool with low latency: what parallel loops of kernels run on.
 //!
-//! A kernel of 30 µs gains from a second thread only if handing work over costs about a microsecond. So idle workers
-//! spin for a while before they sleep. Every thread has iterations of its own, the same in each run of a loop, so that it
-//! finds in its cache what it left there; who is done takes of the others', which evens out threads that are slowed down by
-//! other programs.
+//! A kernel of 30 µs gains from a second thread only if handing work over costs about a microsecond. So idle
+//! workers spin for a while before they sleep. Every thread has iterations of its own, the same in each run
+//! of a loop, so that it finds in its cache what it left there; who is done takes of the others', which evens
+//! out threads that are slowed down by other programs.
 
 use std::cell::UnsafeCell;
 use std::ffi::c_void;
@@ -14,8 +14,8 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tilewright_codegen::Runtime;
 
-/// How long an idle worker spins before it sleeps. Long enough to bridge the serial parts of a kernel and the gap
-/// between two runs, short enough that an idle process leaves the cores alone.
+/// How long an idle worker spins before it sleeps. Long enough to bridge the serial parts of a kernel and the
+/// gap between two runs, short enough that an idle process leaves the cores alone.
 const SPIN: Duration = Duration::from_micros(200);
 
 type Body = unsafe extern "C" fn(env: *mut c_void, iteration: i64, thread: i64);
@@ -47,8 +47,9 @@ struct Shared {
     wake: Condvar,
 }
 
-// SAFETY: `job` is written only by the thread that calls `Pool::run`, which holds `&mut Pool`, while no worker runs
-// (`n_running` is zero), and is read by workers only after they have seen the `epoch` that was raised after the write.
+// SAFETY: `job` is written only by the thread that calls `Pool::run`, which holds `&mut Pool`, while no
+// worker runs (`n_running` is zero), and is read by workers only after they have seen the `epoch` that was
+// raised after the write.
 unsafe impl Sync for Shared {}
 // SAFETY: the raw pointers in a job are used only while `Pool::run`, which was given them, has not returned.
 unsafe impl Send for Shared {}
@@ -63,7 +64,8 @@ impl Shared {
                 if iteration >= end {
                     break;
                 }
-                // SAFETY: whoever called `Pool::run` promised that the body may be called so for every iteration.
+                // SAFETY: whoever called `Pool::run` promised that the body may be called so for every
+                // iteration.
                 unsafe { (job.body)(job.env, iteration, thread as i64) };
             }
         }
@@ -90,8 +92,8 @@ impl Shared {
                 }
             }
             seen = self.epoch.load(Ordering::Acquire);
-            // SAFETY: the epoch was raised after the job was written; it is not written again before `n_running`,
-            // which this thread lowers below, is zero.
+            // SAFETY: the epoch was raised after the job was written; it is not written again before
+            // `n_running`, which this thread lowers below, is zero.
             let job = unsafe { *self.job.get() }.expect("an epoch follows a job");
             self.work(job, thread);
             self.n_running.fetch_sub(1, Ordering::Release);
@@ -142,7 +144,8 @@ impl Pool {
         self.threads.len() + 1
     }
 
-    /// Calls `body(env, i, thread)` for every `i` in `0..n_iterations`, on all threads, and returns when all are done.
+    /// Calls `body(env, i, thread)` for every `i` in `0..n_iterations`, on all threads, and returns when all
+    /// are done.
     ///
     /// # Safety
     /// `body` may be called with `env` from several threads at once, for different iterations.
@@ -178,8 +181,9 @@ impl Pool {
     /// The pool as generated code calls it.
     pub fn runtime(&mut self) -> Runtime {
         unsafe extern "C" fn parallel_for(context: *mut c_void, body: Body, env: *mut c_void, n_iterations: i64) {
-            // SAFETY: the context is the pool that made the runtime, borrowed mutably for as long as kernels run;
-            // generated code calls parallel loops one at a time and from the thread that runs the kernel.
+            // SAFETY: the context is the pool that made the runtime, borrowed mutably for as long as kernels
+            // run; generated code calls parallel loops one at a time and from the thread that runs the
+            // kernel.
             let pool = unsafe { &mut *context.cast::<Pool>() };
             // SAFETY: a parallel loop's iterations are independent, which scheduling has checked.
             unsafe { pool.run(body, env, n_iterations) };

@@ -6,8 +6,9 @@ use std::sync::Arc;
 use tilewright_ir::text::stmt_to_string;
 use tilewright_ir::{BufferId, Program, Role, Stmt};
 
-/// The contents of kept buffers as one `prepare` part leaves them: constant weights in the layout that a schedule chose,
-/// say. Most candidates of a search share theirs with others, and both the code and its run cost as much as a kernel's.
+/// The contents of kept buffers as one `prepare` part leaves them: constant weights in the layout that a
+/// schedule chose, say. Most candidates of a search share theirs with others, and both the code and its run
+/// cost as much as a kernel's.
 ///
 /// The buffers are read-only, so that no candidate can spoil them for the next one.
 pub struct Prepared {
@@ -48,7 +49,8 @@ pub struct Recipe {
 }
 
 impl Recipe {
-    /// The recipe of a program's `prepare` part; none where that does nothing, or fills what the body writes too.
+    /// The recipe of a program's `prepare` part; `None` if that does nothing, or fills buffers that the body
+    /// writes too.
     pub fn of(program: &Program) -> Option<Recipe> {
         let (written, in_body) = (written(&program.prepare), written(&program.body));
         if written.is_empty() || !written.is_disjoint(&in_body) {

@@ -1,4 +1,4 @@
-//! What the tuner and its workers say to each other: one JSON document a line, over the worker's standard streams.
+//! Messages between the tuner and its workers: one JSON document a line, over the worker's standard streams.
 
 use serde::{Deserialize, Serialize};
 use tilewright_ir::Target;
@@ -26,24 +26,24 @@ pub enum Request {
         /// Whether code that is made quickly will do.
         quickly: bool,
     },
-    /// Run a kept program for the first time and check its answer. [`Reply::Prepared`] comes before the answer, and where
-    /// that says so [`Reply::Timed`] after it.
+    /// Run a kept program for the first time and check its answer. [`Reply::Prepared`] comes before the
+    /// answer, and [`Reply::Timed`] after it if the answer says so.
     Check {
-        /// Its number.
+        /// The number that the program is kept under.
         id: u64,
         /// How it is timed, where it is.
         plan: Option<Plan>,
     },
     /// Time a kept program that has been checked.
     Run {
-        /// Its number.
+        /// The number that the program is kept under.
         id: u64,
         /// How long, and against what.
         plan: Plan,
     },
     /// Forget a kept program.
     Drop {
-        /// Its number.
+        /// The number that the program is kept under.
         id: u64,
     },
 }
@@ -75,8 +75,8 @@ pub struct Plan {
     pub min_time_ns: f64,
     /// … and at least so many samples are there.
     pub min_samples: u32,
-    /// The first run is just now and no other kernel runs meanwhile, so that it is as good as one in which it is timed, where
-    /// with the comparison of its answer it takes no longer than this.
+    /// The first run counts as timed, because no other kernel runs meanwhile, if with the comparison of its
+    /// answer it takes no longer than this.
     pub alone_ns: f64,
     /// Median of a kernel that leads so far: one that is clearly slower is not sampled further.
     pub leading_ns: Option<f64>,
@@ -100,19 +100,19 @@ pub enum Reply {
     Crashed,
     /// The program is built.
     Built {
-        /// Its number.
+        /// The number that the program is kept under.
         id: u64,
         /// Seconds it took.
         seconds: f64,
     },
     /// The buffers of the program are ready, and its first run begins.
     Prepared {
-        /// Its number.
+        /// The number that the program is kept under.
         id: u64,
     },
     /// The program ran and was right.
     Checked {
-        /// Its number.
+        /// The number that the program is kept under.
         id: u64,
         /// Seconds it took.
         seconds: f64,
@@ -125,7 +125,7 @@ pub enum Reply {
     },
     /// The program took so long.
     Timed {
-        /// Its number.
+        /// The number that the program is kept under.
         id: u64,
         /// Nanoseconds a run, one for each sample.
         samples_ns: Vec<f64>,

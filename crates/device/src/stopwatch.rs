@@ -4,17 +4,18 @@ use std::time::{Duration, Instant};
 
 /// The part of the time for which a thread that never waits has a core where hardly anybody takes it away.
 const MOSTLY: f64 = 0.8;
-/// What the system counts of a thread's time is off now and then, but by less than a part in a hundred of this.
+/// The system's count of a thread's time is off now and then, but by less than a part in a hundred of this.
 const LONG_NS: f64 = 50e6;
 /// Work that lost a core meanwhile is timed anew, so often at most.
 pub const MOST_TRIES: u32 = 3;
 
 /// Nanoseconds of some work on so many threads, the calling one among them; at least 1.
 ///
-/// On one thread the time is what the thread had a core for: it stands still while another process, or another machine on
-/// the same host, has the core. On several it is time on the wall: while one of them stands still the others do its work.
-/// Where the calling thread, which never waits, lost its core for long, neither is exact: the work is repeated until it was
-/// not, at most so many times, and the least disturbed time counts.
+/// On one thread the time is what the thread had a core for: it stands still while another process, or
+/// another machine on the same host, has the core. On several it is time on the wall: while one of them
+/// stands still the others do its work. Where the calling thread, which never waits, lost its core for long,
+/// neither is exact: the work is repeated until it was not, at most so many times, and the least disturbed
+/// time counts.
 pub fn time_ns(n_threads: usize, most_tries: u32, work: impl FnMut()) -> f64 {
     time(n_threads, most_tries, work).0
 }

@@ -3,20 +3,23 @@
 use crate::pace::Variation;
 use crate::protocol::Plan;
 
-/// A sample shorter than this averages several runs, so that reading the clock and looking at the pace do not count.
+/// A shorter sample averages several runs, so that reading the clock and looking at the pace do not count.
 const MIN_SAMPLE_NS: f64 = 100_000.0;
-/// A kernel is not timed where the run that checked it, beside other work, took this many times the leading time …
+/// A kernel is not timed if the run that checked it, beside other work, took this many times the leading time
+/// …
 const HOPELESS_CHECKED: f64 = 2.0;
 /// … or this many times, where that run took longer than this …
 const HOPELESS_CHECKED_LONG: f64 = 1.05;
 const CHECKED_LONG_NS: f64 = 1e9;
-/// … where on several threads one of them may have waited so long for a core on which another candidate is built …
+/// … without the time that one of several threads may have waited for a core on which another candidate is
+/// built …
 const WAIT_NS: f64 = 10e6;
 /// … nor timed again where its first run alone took this many times the leading time …
 const HOPELESS_FIRST: f64 = 1.15;
 /// … where such a run is long, …
 const LONG_NS: f64 = 1e6;
-/// … without what it may have waited for main memory: others had the caches before it, and a core among many gets some 10 GB/s.
+/// … without its wait for main memory: others had the caches before it, and a core gets some 10 GB/s. 12 of
+/// the 15 best of 150 configurations had been given up for that (Zen 4, 2026-11-22).
 const COLD_NS_A_BYTE: f64 = 0.1;
 /// A first run longer than this …
 const VERY_LONG_NS: f64 = 4e6;
@@ -26,7 +29,7 @@ const HOPELESS_VERY_LONG: f64 = 1.05;
 const HOPELESS_WARM: f64 = 1.05;
 /// … once it was sampled for so long.
 const ENOUGH_NS: f64 = 0.5e6;
-/// Where cold caches are no larger part of the warm-up than this, it is a sample if one will do …
+/// If cold caches are no larger part of the warm-up than this, it is a sample if one will do …
 const COLD_AT_MOST: f64 = 0.1;
 /// … or if it alone takes this many times the time to spend.
 const WARM_ENOUGH: f64 = 10.0;
@@ -48,9 +51,9 @@ pub struct Samples {
 /// The run in which a kernel was checked.
 #[derive(Debug, Clone, Copy)]
 pub struct First {
-    /// Its nanoseconds.
+    /// Nanoseconds of the run.
     pub ns: f64,
-    /// How many times as long as they could the cores took meanwhile.
+    /// The pace meanwhile: how many times as long as undisturbed the cores took.
     pub pace: f64,
     /// Nanoseconds with the comparison of its answer.
     pub checked_ns: f64,
@@ -101,7 +104,8 @@ fn is_hopeless(plan: &Plan, variation: &Variation, ns: f64, factor: f64, n_sampl
     plan.leading_ns.is_some_and(|leading| ns > factor * variation.by_chance(n_samples) * leading)
 }
 
-/// The same of a first run, of which `not_its_ns` may be owed to cold caches or to waiting; only a long one tells.
+/// The same of a first run, of which `not_its_ns` may be owed to cold caches or to waiting; only a long one
+/// tells.
 fn is_first_hopeless(plan: &Plan, variation: &Variation, ns: f64, factor: f64, not_its_ns: f64) -> bool {
     !plan.cold && ns > LONG_NS && is_hopeless(plan, variation, ns - not_its_ns, factor, 1)
 }
@@ -126,8 +130,8 @@ pub fn at_first(plan: &Plan, variation: &Variation, first: First, size: Size) ->
 
 /// Times a kernel.
 ///
-/// Where it is to be cold, each sample is one run on emptied caches. Samples are what the kernel would take of undisturbed
-/// cores, by what `variation` has learnt of their pace and goes on to learn.
+/// If it is to be cold, each sample is one run on emptied caches. Samples are corrected to undisturbed cores
+/// by the pace that `variation` has learnt and goes on to learn.
 pub fn sample(plan: &Plan, variation: &mut Variation, first: First, subject: Subject) -> Samples {
     let Subject { run, size, flush, pace } = subject;
     if let Some(samples) = at_first(plan, variation, first, size) {
@@ -187,7 +191,8 @@ mod tests {
         Plan { min_time_ns: 1e6, min_samples: 3, alone_ns: 0.0, leading_ns, cold: false, at_best_pace: true }
     }
 
-    /// Samples of a kernel that took so long when it was checked and takes what `run` says, and how often it runs.
+    /// Samples of a kernel that took so long when it was checked and takes the time of `run`, and how often
+    /// it runs.
     fn timed(plan: &Plan, first_ns: f64, n_bytes: u64, pace: f64, ns_of_run: impl Fn(u32) -> f64) -> (Samples, u32) {
         let mut n_runs = 0;
         let mut run = |n: u32| {
@@ -288,7 +293,7 @@ mod tests {
     #[test]
     fn times_are_those_of_undisturbed_cores() {
         let mut variation = Variation::default();
-        // Samples of a kernel that takes as many times as long as a look says, where every fourth look says the second.
+        // Samples of a kernel that follows the looks, of which every fourth says the second.
         let mut at_paces = |paces: [f64; 2]| {
             let n_looks = Cell::new(0);
             let now = || paces[usize::from(n_looks.get() % 4 == 3)];

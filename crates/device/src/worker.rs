@@ -1,7 +1,7 @@
 //! The worker process: builds and runs candidates, in a thread for each, one request after the other.
 //!
-//! Whatever a candidate does, it does it here: a crash ends this process and nothing else, and the tuner kills it
-//! when it does not answer in time.
+//! Whatever a candidate does, it does it here: a crash ends this process and nothing else, and the tuner
+//! kills it when it does not answer in time.
 
 mod builder;
 mod store;
@@ -24,8 +24,9 @@ use tilewright_ir::op::Workload;
 use tilewright_ir::{Role, Target};
 use tilewright_tune::ErrorClass;
 
-/// What is prepared and not in use is kept up to so many bytes. More would be found there again more often, but memory that
-/// was never touched is dear on virtual machines: 2.3 ms a megabyte where packing one takes 0.5.
+/// What is prepared and not in use is kept up to so many bytes. More would be found there again more often,
+/// but memory that was never touched is dear on virtual machines: 2.3 ms a megabyte where packing one takes
+/// 0.5.
 const MOST_PREPARED_BYTES: u64 = 64 << 20;
 
 /// The stack of the thread that tests: what a main thread has.
@@ -121,7 +122,8 @@ const CRASHED: &[u8] = b"[\"Build\",\"Crashed\"]\n";
 /// Lets the builder tell the tuner when a crash is its own, and no kernel's under test.
 fn say_who_crashes() {
     extern "C" fn on_crash(signal: libc::c_int) {
-        // SAFETY: these calls may be made in a handler. The signal, raised anew, ends the process once the handler is left.
+        // SAFETY: these calls may be made in a handler. The signal, raised anew, ends the process once the
+        // handler is left.
         unsafe {
             if libc::syscall(libc::SYS_gettid) == i64::from(libc::getpid()) {
                 libc::write(libc::STDOUT_FILENO, CRASHED.as_ptr().cast(), CRASHED.len());
@@ -131,7 +133,8 @@ fn say_who_crashes() {
         }
     }
     for signal in [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL, libc::SIGABRT] {
-        // SAFETY: the handler only makes calls that may be made in one, on the stack that each thread has for that.
+        // SAFETY: the handler only makes calls that may be made in one, on the stack that each thread has for
+        // that.
         unsafe {
             let mut action: libc::sigaction = std::mem::zeroed();
             action.sa_sigaction = on_crash as extern "C" fn(libc::c_int) as usize;

@@ -16,7 +16,7 @@ use tilewright_tune::pause;
 pub struct WorkerCommand {
     /// The program.
     pub program: std::path::PathBuf,
-    /// Its arguments.
+    /// The arguments of the program.
     pub arguments: Vec<String>,
 }
 
@@ -25,8 +25,8 @@ const LANES: [Lane; 2] = [Lane::Build, Lane::Test];
 /// How long a worker may take to start.
 const START_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// How many times as long as a worker has the cores for it may wait for them. A thread that waits in vain for another takes
-/// no core either.
+/// A worker may wait for its cores this many times as long as it may use them. A thread that waits in vain
+/// for another takes no core either.
 const PATIENCE: u32 = 4;
 
 /// … and for so long at least: others may have all cores for that long at a time.
@@ -59,7 +59,7 @@ pub struct Workers {
     receiver: Receiver<Heard>,
 }
 
-/// A worker, its generation, and what a thread of it says; none where it has ended.
+/// A worker, its generation, and a thread's message; `None` if it has ended.
 type Heard = (usize, u64, Option<(Lane, Reply)>);
 
 struct Slot {
@@ -102,7 +102,8 @@ impl Deadline {
 }
 
 impl Slot {
-    /// What a thread of its process has run, and those that help it, together; none where the system does not say.
+    /// The time that a thread of its process and its helpers have run together; `None` if the system does not
+    /// say.
     fn ran(&self, lane: Lane) -> Option<Duration> {
         // The main thread builds.
         let main = format!("/proc/{0}/task/{0}/schedstat", self.child.id());
@@ -172,7 +173,8 @@ impl Workers {
         self.slots.iter().all(|slot| slot.deadlines.iter().all(Option::is_none))
     }
 
-    /// Sends a request that will be answered within `timeout`, for which its thread has the cores, or be its last.
+    /// Sends a request that will be answered within `timeout`, counted while its thread has the cores, or be
+    /// its last.
     pub fn ask(&mut self, at: usize, request: &Request, timeout: Duration) {
         self.tell(at, request);
         self.go_on(at, request.lane(), timeout);

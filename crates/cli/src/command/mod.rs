@@ -373,7 +373,7 @@ pub fn start_device(
 pub struct KnownBest {
     /// The template it belongs to.
     pub template: String,
-    /// Its configuration.
+    /// The configuration, by parameter.
     pub config: Json,
     /// Its median in nanoseconds.
     pub median_ns: f64,

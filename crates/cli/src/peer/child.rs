@@ -4,7 +4,7 @@
 //!
 //! | variable | value | why |
 //! |---|---|---|
-//! | `OMP_NUM_THREADS`, `OPENBLAS_NUM_THREADS`, `RAYON_NUM_THREADS`, `MATMUL_NUM_THREADS` | threads | the pools are made when the library loads |
+//! | `X_NUM_THREADS`, X: OMP, OPENBLAS, RAYON, MATMUL | threads | read when the library loads |
 //! | `OMP_PROC_BIND` | `close` | threads stay on their cores |
 //! | `OMP_WAIT_POLICY` | `active` | threads spin between calls instead of sleeping |
 //! | `OPENBLAS_CORETYPE` | a core type, or unset | read when the library loads |

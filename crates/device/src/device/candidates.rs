@@ -1,4 +1,4 @@
-//! Candidates on their way from a source to a result: built on all workers, then checked and timed one after the other.
+//! Candidates from a source to a result: built on all workers, then checked and timed one after the other.
 
 use super::{Device, Round};
 use crate::host;
@@ -11,13 +11,13 @@ use std::process::ExitStatus;
 use std::time::{Duration, Instant};
 use tilewright_tune::{ErrorClass, Limit, Measured, Outcome, Seconds, Timing, pause};
 
-/// A candidate is given up where its first run takes so many times as long as the fastest first run so far …
+/// A candidate is given up if its first run takes so many times as long as the fastest first run so far …
 const HOPELESS_RUN: u32 = 5;
-/// … but not before so long: starting its worker anew takes a part of that, and so does a busy machine's delay.
+/// … but not before so long: a new worker takes a part of that to start, and so does a busy machine's delay.
 const LEAST_LIMIT: Duration = Duration::from_millis(100);
 /// While none has come to its end, each try of a candidate may take so many times as long as the one before.
 const LIMIT_GROWTH: u32 = 4;
-/// A first run that takes so many times as long as the fastest one is no longer alone: how long exactly it takes does not
+/// A first run that takes so many times as long as the fastest is no longer alone: its exact time does not
 /// matter any more, and others are checked meanwhile …
 const SLOW_RUN: u32 = 3;
 /// … but not before so long.
@@ -33,8 +33,8 @@ const MOST_FLUSHING_TIME: Duration = Duration::from_secs(5);
 /// What came to no end of its own, or was stopped meanwhile, is measured again so often at most.
 const MOST_RETRIES: u32 = 3;
 
-/// The kernels that a worker goes on with by itself are so many at most: enough for as long as a search thinks, and few
-/// enough that other workers, too, test what they have built.
+/// Most kernels that a worker goes on with by itself: enough for as long as a search thinks, and few enough
+/// that other workers, too, test theirs.
 const MOST_QUEUED: usize = 4;
 
 /// What candidates are to come to.
@@ -75,7 +75,7 @@ enum State {
     Waiting,
     Building(Kernel),
     Built(Kernel),
-    /// Its worker goes on to check it, and to time it, after others that it tests; those with lower numbers first.
+    /// Its worker goes on to check and time it after others, those with lower numbers first.
     Queued {
         kernel: Kernel,
         number: u64,
@@ -170,7 +170,7 @@ impl Device {
         self.candidates.sort_by_key(|c| c.at.unwrap_or(usize::MAX));
     }
 
-    /// Gets the batch under way, and takes note of what comes after it where other cores can build that meanwhile.
+    /// Gets the batch under way, and takes note of the next one if other cores can build that meanwhile.
     pub(super) fn look_ahead(&mut self, goal: Goal, next: &mut dyn FnMut() -> Vec<Source>) {
         if self.has_cores_left() {
             self.set_to_work(goal);
@@ -275,7 +275,8 @@ impl Device {
         self.candidates.iter_mut().filter(|c| c.state.is_of(worker)).for_each(|c| c.state = State::Waiting);
     }
 
-    /// Gives idle workers something to do, and waits for what the next one says, unless some came to their end by that alone.
+    /// Gives idle workers something to do and waits for the next answer, unless some candidates ended by that
+    /// alone.
     fn advance(&mut self, goal: Goal) -> io::Result<()> {
         if self.set_to_work(goal) {
             return Ok(());
@@ -288,7 +289,7 @@ impl Device {
         self.listen(becomes_slow.filter(|&at| at > now).chain([now + LOOK]).min())
     }
 
-    /// Gives up who is hopeless, and idle workers something to do; whether any was given up.
+    /// Gives up hopeless candidates, and gives idle workers something to do; tells whether any was given up.
     fn set_to_work(&mut self, goal: Goal) -> bool {
         let any_given_up = self.give_up_hopeless(goal);
         // Where kernels leave no core free, all of the batch are built before any is tested.
@@ -324,8 +325,8 @@ impl Device {
         self.workers.len() > 1 && !self.options.cpus.is_empty() && !self.other_cpus.is_empty()
     }
 
-    /// Starts to time what was found right, and to check what is built, where their workers are idle: one after the
-    /// other, but for those that are slow; or all side by side where they are not timed.
+    /// Starts to time right kernels and to check built ones whose workers are idle: one after the other
+    /// except for slow ones, or all side by side if none is timed.
     fn start_tests(&mut self, goal: Goal) {
         let waits = |c: &Candidate| match c.state {
             State::Checked(kept) => self.workers.is_idle(kept.kernel.worker, Lane::Test),
@@ -370,8 +371,8 @@ impl Device {
         }
     }
 
-    /// Has the worker that tests go on with its next kernels by itself: this side may be busy when it is done, or be kept
-    /// waiting for a core by a build.
+    /// Has the worker that tests go on with its next kernels by itself: this side may be busy when it is
+    /// done, or be kept waiting for a core by a build.
     fn queue_tests(&mut self, goal: Goal, places: &[usize]) {
         let Some(trial) = goal.trial else { return };
         // Those that wait to be timed come first: what they took so far is lost where their worker is.
@@ -415,10 +416,11 @@ impl Device {
         }
     }
 
-    /// The workers that can build now, those first that should: so many threads as there are workers build or test.
+    /// The workers that can build now, in the order in which they should: as many threads as workers build or
+    /// test.
     ///
-    /// The first workers build most, so that what they prepare is found there again; but one that may have to be given up
-    /// takes with it what it has built.
+    /// The first workers build most, so that what they prepare is found there again; but one that may have to
+    /// be given up takes with it what it has built.
     fn builders(&self) -> Vec<usize> {
         let slow = self.slow_run();
         let is_slow = |worker: &usize| {
@@ -451,7 +453,7 @@ impl Device {
         }
     }
 
-    /// How a kernel is timed whose first run is alone where it takes no longer than so.
+    /// The plan of timing a kernel. Its first run counts as alone if it takes `alone_ns` at most.
     fn plan(&self, Trial { round, leading_ns }: Trial, alone_ns: f64) -> Plan {
         Plan {
             min_time_ns: round.time.as_nanos() as f64,
@@ -603,7 +605,8 @@ impl Device {
                     State::Checked(kept)
                 }
             }
-            // Another one was checked beside it, which its worker could not know: it is timed again, unless it is hopeless.
+            // Another one was checked beside it, which its worker could not know: it is timed again, unless
+            // it is hopeless.
             (
                 State::Timing(kept @ Kept { is_alone: false, .. }),
                 Answer::Reply(Reply::Timed { stopped_early: false, seconds: run, .. }),
@@ -703,8 +706,8 @@ impl Device {
 
     /// How long the first run of a candidate may take that was given up after `given_up`, if it was.
     ///
-    /// Until one candidate has come to its end nobody knows what is slow: all of them are tried for a short time, then
-    /// those that are left for a longer one.
+    /// Until one candidate has come to its end nobody knows what is slow: all of them are tried for a short
+    /// time, then those that are left for a longer one.
     fn run_limit(&self, given_up: Duration, goal: Goal) -> Duration {
         let hopeless = match self.fastest_check {
             _ if goal.to_the_end => self.options.run_timeout,
@@ -714,7 +717,8 @@ impl Device {
         hopeless.max(LEAST_LIMIT).min(self.options.run_timeout)
     }
 
-    /// Gives up those that were before, where there is no reason to let them run for longer; whether there were any.
+    /// Gives up again those that were given up before, without a reason to let them run for longer; tells
+    /// whether there were any.
     fn give_up_hopeless(&mut self, goal: Goal) -> bool {
         let mut any_given_up = false;
         for place in 0..self.candidates.len() {

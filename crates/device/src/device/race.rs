@@ -79,9 +79,9 @@ impl Device {
         Ok(sources.iter().zip(self.keep_all(sources, over)?).map(racer).collect())
     }
 
-    /// Moves a race to new processes. Which pages of memory the system gives a process decides which of its data share
-    /// lines of a cache, and so by a per cent or two what one kernel takes beside another: more rounds in one process do not
-    /// average that out, more processes do.
+    /// Moves a race to new processes. Which pages of memory the system gives a process decides which of its
+    /// data share lines of a cache, and so by a per cent or two what one kernel takes beside another: more
+    /// rounds in one process do not average that out, more processes do.
     ///
     /// # Errors
     /// Where a worker cannot be started anew.
@@ -131,7 +131,8 @@ impl Device {
         let mut order: Vec<usize> = (0..racers.len()).collect();
         let mut rng = Xoshiro256PlusPlus::seed_from_u64(self.options.seed);
         for _ in 0..rounds {
-            // What a candidate finds in the caches, and how fast the cores just are, depends on who ran before it.
+            // What a candidate finds in the caches, and how fast the cores just are, depends on who ran
+            // before it.
             order.shuffle(&mut rng);
             for &at in &order {
                 if over() {

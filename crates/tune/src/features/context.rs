@@ -27,7 +27,7 @@ const TREE_SCALE: f32 = 0.1;
 /// What a loop does, and what it touches.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LoopContext {
-    /// Its variable.
+    /// The loop's variable.
     pub var: LoopId,
     /// The loop around it, by its place among the contexts.
     pub parent: Option<usize>,

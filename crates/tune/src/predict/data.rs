@@ -38,9 +38,9 @@ pub enum DataError {
     Ragged {
         /// The line, from 1.
         line: u64,
-        /// Its values.
+        /// How many values the line has.
         found: usize,
-        /// The columns.
+        /// How many columns the head has.
         expected: usize,
     },
     /// A row that is no text.
@@ -66,7 +66,7 @@ pub enum DataError {
         parameter: String,
         /// The value.
         value: String,
-        /// Its values.
+        /// The values of the specification, as text.
         known: String,
     },
     /// There is a head at most.
