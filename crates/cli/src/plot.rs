@@ -84,7 +84,7 @@ pub enum Marks {
     Steps {
         /// The curve, from left to right.
         points: Vec<(f64, f64)>,
-        /// The lower and the upper end of the band at each point; none where it is empty.
+        /// The lower and the upper end of the band at each point; empty without a band.
         band: Vec<(f64, f64)>,
     },
     /// A dot for each point.

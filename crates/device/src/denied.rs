@@ -11,7 +11,7 @@ pub enum Call {
     ExecutableMemory,
 }
 
-/// Does some work on a thread of its own, which is denied a call; none where the system has no such filters.
+/// Does some work on a thread of its own, which is denied a call; `None` if the system has no such filters.
 pub fn without<R: Send>(call: Call, work: impl FnOnce() -> R + Send) -> Option<R> {
     std::thread::scope(|scope| scope.spawn(|| deny(call).ok().map(|()| work())).join().expect("no panic"))
 }

@@ -86,7 +86,7 @@ fn ratio(quota: Option<f64>, period: Option<f64>) -> Option<f64> {
     quota.zip(period).filter(|(quota, period)| *quota > 0.0 && *period > 0.0).map(|(quota, period)| quota / period)
 }
 
-/// The limit of this process on a resource; none where there is none.
+/// The limit of this process on a resource, if there is one.
 fn limit(resource: libc::__rlimit_resource_t) -> Option<u64> {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: the call writes a structure of plain data.

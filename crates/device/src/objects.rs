@@ -52,7 +52,7 @@ impl Objects {
         self.file.write_all(&record)
     }
 
-    /// The next object that another process has added; none where there is none yet.
+    /// The next object that another process has added, if there is one yet.
     ///
     /// # Errors
     /// Where the file cannot be read.

@@ -40,12 +40,12 @@ pub fn time(n_threads: usize, most_tries: u32, mut work: impl FnMut()) -> (f64, 
     (time_ns.max(1.0), n_threads == 1 || most_share >= MOSTLY)
 }
 
-/// Nanoseconds that this thread has run; none where the system does not count them.
+/// Nanoseconds that this thread has run; `None` if the system does not count them.
 fn thread_ns() -> Option<u64> {
     time_of(libc::CLOCK_THREAD_CPUTIME_ID).map(|time| time.as_nanos() as u64)
 }
 
-/// What a clock of the system shows; none where it has no such clock.
+/// The time of a clock of the system; `None` if it has no such clock.
 pub fn time_of(clock: libc::clockid_t) -> Option<Duration> {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: the call writes a `timespec`.

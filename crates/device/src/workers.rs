@@ -71,7 +71,7 @@ struct Slot {
     is_starting: bool,
     /// How often it has ended before it was ready, one time after the other.
     n_false_starts: u32,
-    /// By the lane's number; none where it is idle.
+    /// By the lane's number; `None` if it is idle.
     deadlines: [Option<Deadline>; 2],
     /// Whether its last words said that it was the building that crashed.
     is_build_crash: bool,

@@ -104,7 +104,7 @@ impl Limit {
         }
     }
 
-    /// The limit of such a name and number; none where this version knows no such limit.
+    /// The limit of such a name and number; `None` if this version knows no such limit.
     pub(crate) fn from_parts(name: &str, number: f64) -> Option<Limit> {
         let known = [Limit::BuildS(number), Limit::RunS(number), Limit::MemoryBytes(number as u64)];
         known.into_iter().find(|limit| limit.parts().0 == name)

@@ -95,7 +95,7 @@ struct Planned {
     arm: Arm,
     problem: Problem,
     seed: u64,
-    /// The most trials that it may have; none where only time limits it.
+    /// The most trials that it may have; `None` if only time limits it.
     n_trials: Option<u64>,
     /// The longest that it may search, in seconds.
     seconds: f64,
@@ -261,7 +261,7 @@ fn task(problem: &Problem, threads: usize) -> anyhow::Result<Task> {
     make_task(workload, host::target(), threads, problem.template)
 }
 
-/// The most trials of a run; none where only time limits it.
+/// The most trials of a run; `None` if only time limits it.
 fn n_trials(length: Length, task: &Task, budget: f64) -> Option<u64> {
     let size = task.space.size() as f64;
     let trials = match length.trials {

@@ -58,7 +58,7 @@ pub(super) struct Trial {
 
 /// A source that is to be measured, now or later.
 pub(super) struct Candidate {
-    /// Its place in the batch; none where it was announced for one to come.
+    /// Its place in the batch; `None` if it was announced for one to come.
     at: Option<usize>,
     source: Source,
     state: State,
@@ -178,8 +178,8 @@ impl Device {
         }
     }
 
-    /// The next of the batch whose trial has come to its end, with its place; none where all were told, or
-    /// where all is over: then none begins any more, and those that are tested have a last moment.
+    /// The next of the batch whose trial has ended, with its place; `None` if all were told, or all is over:
+    /// then none begins any more, and those in test have a last moment.
     ///
     /// # Errors
     /// Where a worker cannot be started anew.

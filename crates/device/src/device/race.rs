@@ -30,7 +30,7 @@ pub struct Racer {
 }
 
 impl Racer {
-    /// ‖out − reference‖ / ‖reference‖ of its answer; none where it was not right.
+    /// ‖out − reference‖ / ‖reference‖ of its answer; `None` if it was not right.
     pub fn relative_error(&self) -> Option<f64> {
         self.kept.map(|kept| kept.relative_error)
     }
@@ -40,7 +40,7 @@ impl Racer {
         self.failure.is_none() && self.medians_ns.is_empty()
     }
 
-    /// Median nanoseconds a run, one for each round; none where it failed.
+    /// Median nanoseconds a run, one for each round; empty if it failed.
     pub fn medians_ns(&self) -> &[f64] {
         if self.failure.is_none() { &self.medians_ns } else { &[] }
     }

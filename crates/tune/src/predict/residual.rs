@@ -127,7 +127,7 @@ fn joining(operator: Op) -> Op {
     }
 }
 
-/// The operands of the chain that an expression is; none where it is no chain.
+/// The operands of the chain that an expression is; empty if it is no chain.
 fn parts(code: &Code) -> Vec<Part<'_>> {
     let mut parts = Vec::new();
     match code {

@@ -43,7 +43,7 @@ type Times = BTreeMap<String, Option<f64>>;
 /// Where workers do not start or a file cannot be read or written.
 pub fn hold_heats(plan: &Plan, finished: &mut [Finished], interrupts: &Interrupts) -> anyhow::Result<()> {
     let path = plan.runs_folder().join("heats.json");
-    // The winners' schedules; none where no trial was valid, or none was right again.
+    // The winners' schedules; `None` if no trial was valid, or none was right again.
     let mut known: BTreeMap<String, Option<String>> = read(&path);
     let moments = plan.moments();
     for f in finished {

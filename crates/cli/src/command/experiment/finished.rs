@@ -19,7 +19,7 @@ pub struct Finished<'a> {
     /// Configurations of the space.
     pub space_size: f64,
     pub summary: Summary,
-    /// Its trials; none where its records are gone and only `data.json` knows of it.
+    /// Its trials; `None` if its records are gone and only `data.json` knows of it.
     pub run: Option<Run>,
 }
 
@@ -44,7 +44,7 @@ pub struct Summary {
     /// Each trial that was faster than all before: its number from 1 on, seconds until it ended, its
     /// nanoseconds.
     pub improvements: Vec<(u64, f64, f64)>,
-    /// What it had found at each of the plan's moments, the end last; none where no trial was valid.
+    /// Its best at each of the plan's moments, the end last; `None` if no trial was valid.
     pub found: Vec<Option<Found>>,
     /// Whether `found` is final: the races that an experiment asks for at moments before the end were held.
     pub is_settled: bool,
@@ -66,7 +66,7 @@ pub struct Found {
     pub trials: u64,
     /// The schedule that makes it, as text.
     pub steps: String,
-    /// Nanoseconds a run; none where it has yet to be timed beside those of other runs.
+    /// Nanoseconds a run; `None` until it is timed beside the kernels of other runs.
     pub ns: Option<f64>,
 }
 

@@ -64,7 +64,7 @@ pub struct SearchFacts {
     pub failed: u64,
     /// Wall clock of its runs, summed up.
     pub seconds: f64,
-    /// Over its runs, the best throughput of each; none where no run had a valid trial.
+    /// Over its runs, the best throughput of each; `None` if no run had a valid trial.
     pub best_gflops: Option<Quartiles>,
     /// Where its runs come near the best that is known of the workload.
     pub near_best: NearBest,
