@@ -57,7 +57,7 @@ impl Database {
         crate::error::one_line(&self.path.display().to_string())
     }
 
-    /// The store, which is created where there is none.
+    /// The store, created if it is not there.
     ///
     /// # Errors
     /// Where the file cannot be written or is not ours; this is bad input where the user named the file.

@@ -79,7 +79,7 @@ fn main() -> ExitCode {
     std::panic::set_hook(Box::new(|panic| {
         message(&format!("error: this is a bug in tilewright: {}", error::one_line(&panic.to_string())));
     }));
-    // The hook has said what there is to say.
+    // The hook has said why.
     std::panic::catch_unwind(run).unwrap_or(ExitCode::FAILURE)
 }
 

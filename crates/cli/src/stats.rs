@@ -19,7 +19,7 @@ pub struct Quartiles {
 }
 
 impl Quartiles {
-    /// The summary of some values; `None` where there are none.
+    /// The summary of some values; `None` of an empty list.
     pub fn of(values: &[f64]) -> Option<Quartiles> {
         let mut sorted = values.to_vec();
         sorted.sort_by(f64::total_cmp);

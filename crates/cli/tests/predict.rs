@@ -56,7 +56,7 @@ fn a_trained_model_answers_with_valid_parameters() {
     let shown = run(&["predict", "query", text(&model), "--problem", PROBLEM]);
     assert!(String::from_utf8_lossy(&shown.stdout).contains("pipe_lines_depth"), "{}", stderr(&shown));
 
-    // Earlier versions put what there is to say in the place of the ending.
+    // Earlier versions put the description in the place of the ending.
     let [now, earlier] = ["safetensors.json", "json"].map(|ending| model.with_extension(ending));
     std::fs::rename(&now, &earlier).unwrap();
     assert_eq!(run_json(&["predict", "query", text(&model), "--problem", PROBLEM, "-k", "5"]), answer);

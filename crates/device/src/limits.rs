@@ -79,7 +79,7 @@ impl Allowed {
     }
 }
 
-/// What the first version of control groups gives as the limit where there is none is above this.
+/// The first version of control groups gives a limit above this for "no limit".
 const UNLIMITED_BYTES: u64 = 1 << 60;
 
 fn ratio(quota: Option<f64>, period: Option<f64>) -> Option<f64> {

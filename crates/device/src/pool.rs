@@ -2,8 +2,8 @@
 //!
 //! A kernel of 30 µs gains from a second thread only if handing work over costs about a microsecond. So idle
 //! workers spin for a while before they sleep. Every thread has iterations of its own, the same in each run
-//! of a loop, so that it finds in its cache what it left there; who is done takes of the others', which evens
-//! out threads that are slowed down by other programs.
+//! of a loop, so that it finds in its cache what it left there; a thread that is done takes of the others',
+//! which evens out threads that are slowed down by other programs.
 
 use std::cell::UnsafeCell;
 use std::ffi::c_void;

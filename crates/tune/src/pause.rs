@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 /// How often a thread looks at the clock …
 const BEAT: Duration = Duration::from_millis(100);
-/// … and how late it may be by the system's leave: who is later was stopped.
+/// … and how late it may be by the system's leave; if it is later, the process was stopped.
 const LATEST: Duration = Duration::from_millis(500);
 
 static PAUSES: Mutex<Pauses> = Mutex::new(Pauses { last_beat: None, total: Duration::ZERO });

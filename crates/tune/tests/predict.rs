@@ -209,7 +209,7 @@ fn wide(constraint: &str, definitions: &str) -> KernelSpecification {
     KernelSpecification::parse(&text).unwrap_or_else(|e| panic!("{text}: {e}"))
 }
 
-/// A configuration made of allowed values, chosen at random; `None` where there is none to take.
+/// A configuration of allowed values, chosen at random; `None` if a parameter has none.
 fn wander(look_ahead: &mut LookAhead, rng: &mut Xoshiro256PlusPlus) -> Option<Vec<u32>> {
     let mut prefix = Vec::new();
     while prefix.len() < 24 {

@@ -331,10 +331,10 @@ fn plan<'a>(experiment: &'a Experiment, args: &ExperimentArgs) -> anyhow::Result
     })
 }
 
-/// Those of a list that are asked for by name; all where none is.
+/// The members of a list that are asked for by name, or all if none is.
 ///
 /// # Errors
-/// Bad input where there is no such thing.
+/// Bad input if there is no such member.
 fn only<T: Copy>(kind: &str, asked: &[String], all: Vec<T>, name: fn(&T) -> &str) -> anyhow::Result<Vec<T>> {
     if let Some(unknown) = asked.iter().find(|asked| !all.iter().any(|one| name(one) == **asked)) {
         let known: Vec<&str> = all.iter().map(name).collect();
@@ -580,7 +580,7 @@ impl Plan<'_> {
     fn finished(&self) -> anyhow::Result<Vec<Finished<'_>>> {
         let mut finished = Vec::new();
         for planned in self.compared() {
-            // Who deletes records to save space may leave the small files beside them.
+            // Somebody who deletes records to save space may leave the small files beside them.
             let marker = self.marker_of(planned)?;
             let known = self.known.get(&planned.command());
             let (summary, run) = match (marker.filter(|_| self.database(planned).exists() || known.is_none()), known) {

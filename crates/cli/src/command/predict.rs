@@ -95,7 +95,7 @@ struct TrainingArgs {
 impl TrainingArgs {
     /// Checks that the options mean something to one of these models.
     fn check(&self, architectures: &[Architecture]) -> anyhow::Result<()> {
-        // Who stops early makes passes; the others see all rows at once.
+        // Models that stop early make passes; the others see all rows at once.
         if self.epochs.is_some() && !architectures.iter().any(|architecture| architecture.row().stops_early) {
             let names: Vec<&str> = architectures.iter().map(|architecture| architecture.row().name).collect();
             return Err(bad_input(format!("--epochs means nothing to {} (leave it out)", names.join(", "))));

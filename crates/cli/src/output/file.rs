@@ -17,7 +17,7 @@ use tempfile::TempPath;
 /// The links that are followed one after the other at most, as by Linux.
 const MOST_LINKS: usize = 40;
 
-/// Who may do what with a new file, but for what the user's mask takes away.
+/// The permissions of a new file, before the user's mask.
 const NEW_MODE: u32 = 0o666;
 
 /// A place that can be written to.

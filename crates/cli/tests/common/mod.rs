@@ -61,7 +61,7 @@ pub fn text(path: &Path) -> &str {
     path.to_str().expect("temporary folders have plain names")
 }
 
-/// The configurations of all records of a database, each as text; empty where there is no database yet.
+/// The configurations of all records of a database, each as text; empty without a database.
 ///
 /// # Panics
 /// Where a configuration is recorded twice.

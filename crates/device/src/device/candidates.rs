@@ -670,7 +670,7 @@ impl Device {
         Limit::MemoryBytes(self.options.memory_bytes)
     }
 
-    /// Who aborts, our own code or LLVM's, lacks memory.
+    /// Code that aborts, our own or LLVM's, lacks memory.
     fn limit_of_crash(&self, status: ExitStatus) -> Option<Limit> {
         (status.signal() == Some(libc::SIGABRT)).then(|| self.memory_limit())
     }

@@ -43,7 +43,7 @@ pub struct Inputs {
 }
 
 impl Inputs {
-    /// The fields that vary in these rows; all of them where none does.
+    /// The fields that vary in these rows, or all if none does.
     pub fn of(kernel: &KernelSpecification, rows: &[&Row]) -> Inputs {
         let is_fixed = |at: usize| rows.iter().all(|row| row.problem[at] == rows[0].problem[at]);
         let fixed = (0..kernel.fields.len()).map(|at| is_fixed(at).then(|| rows.first()).flatten());

@@ -127,7 +127,7 @@ impl Judge {
         Judge { space, least_ns: least_ns(workload, target, threads.into()) }
     }
 
-    /// The shortest time in nanoseconds that can be true; 0 where none is known.
+    /// The shortest time in nanoseconds that can be true, or 0 if none is known.
     pub fn least_ns(&self) -> f64 {
         self.least_ns
     }

@@ -93,7 +93,7 @@ type Make = fn(&Problem, u64, &Options) -> Result<Box<dyn Search>, SearchError>;
 pub struct SearchOption {
     /// The name that [`build`] reads.
     pub name: &'static str,
-    /// Its value where none is given.
+    /// Its value unless one is given.
     pub default: &'static str,
     /// What it means and what it can be.
     pub text: &'static str,
@@ -180,7 +180,7 @@ fn row(text: &str) -> Result<(&'static SearchRow, &str), SearchError> {
 /// Whether the search that `text` asks for has a model that learns from [`Problem::experience`].
 ///
 /// # Errors
-/// [`SearchError`] where there is no such search.
+/// [`SearchError`] if there is no such search.
 pub fn transfers(text: &str) -> Result<bool, SearchError> {
     Ok(row(text)?.0.transfers)
 }

@@ -1,4 +1,4 @@
-//! The population of an evolutionary search: who is bred from, and what is bred.
+//! The population of an evolutionary search: parents, and the children bred from them.
 
 use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
@@ -57,7 +57,7 @@ struct Member {
 /// Whom a generation is bred from.
 pub(super) struct Parents<'a> {
     members: &'a [Member],
-    /// `None` where none is any good, as where all trials failed: then each counts alike.
+    /// `None` if none is any good, for example if all trials failed: then each counts alike.
     weights: Option<WeightedIndex<f64>>,
 }
 

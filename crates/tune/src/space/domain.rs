@@ -8,7 +8,7 @@ use serde_json::{Value as Json, json};
 use super::factorization::Primes;
 use super::{SpaceError, Value, permutation};
 
-/// The feasible set of one parameter; its kind decides who is a neighbour of whom.
+/// The feasible set of one parameter; its kind decides which values are neighbours.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Domain {
     /// Ordered tuples of `parts` positive integers whose product is `n`. Neighbours: one prime factor moved.

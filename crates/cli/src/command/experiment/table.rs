@@ -45,7 +45,7 @@ pub struct Experiment {
     pub views: &'static [View],
 }
 
-/// A workload and the template whose space is searched; the default one where none is named.
+/// A workload and the template whose space is searched, the default one if none is named.
 #[derive(Debug, Clone, Copy)]
 pub struct Problem {
     /// Its name in plots and tables.
@@ -511,7 +511,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
         length: Length::trials(1200, 120.0),
         repeats: 5,
         is_raced: true,
-        // Who is there at one of them is compared with who is there three times later.
+        // Searches at one of them are compared with searches at three times as much.
         moments: &[
             Moment::Trials(64),
             Moment::Trials(128),
