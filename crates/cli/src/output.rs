@@ -36,13 +36,31 @@ pub fn write_stdout(bytes: &[u8]) -> anyhow::Result<()> {
 /// The place of a file that the user named, before the work that fills it; `other` says how to name another.
 ///
 /// # Errors
-/// Bad input where it cannot be written to, or is a database: the user took one option for another.
+/// Bad input where it cannot be written to, or is a database or the log of one: the user took one option for another.
 pub fn writable(path: &Path, other: &str) -> anyhow::Result<Destination> {
     let name = path.display();
+    let refused = |reason: &str| Err(bad_input(format!("{name} {reason} (give {other})")));
     if is_database(path) {
-        return Err(bad_input(format!("{name} is a database and would be written over (give {other})")));
+        return refused("is a database and would be written over");
+    }
+    if is_beside_database(path) {
+        return refused("is where the database beside it has its log");
     }
     Destination::at(path).map_err(|error| bad_input(format!("cannot write {name}: {error} (give {other})")))
+}
+
+/// Checks that what is written to a place of this name leaves these files alone, which are read or written too.
+///
+/// # Errors
+/// Bad input where it is the place of one of them.
+pub fn check_apart(path: &Path, place: &Destination, files: &[&Path], other: &str) -> anyhow::Result<()> {
+    match files.iter().find(|file| place.is_at(file)) {
+        None => Ok(()),
+        Some(file) => {
+            let [name, file] = [path, file].map(Path::display);
+            Err(bad_input(format!("{name} would be written over {file}, which is needed (give {other})")))
+        }
+    }
 }
 
 /// Whether a file is a database of SQLite, as by its first bytes.
@@ -50,6 +68,13 @@ fn is_database(path: &Path) -> bool {
     let mut start = Vec::new();
     let is_read = path.is_file() && File::open(path).is_ok_and(|file| file.take(16).read_to_end(&mut start).is_ok());
     is_read && start == b"SQLite format 3\0"
+}
+
+/// Whether SQLite takes a file of this name for a part of the database beside it.
+fn is_beside_database(path: &Path) -> bool {
+    let Some(name) = path.file_name().and_then(|name| name.to_str()) else { return false };
+    let mut databases = ["-wal", "-shm", "-journal"].iter().filter_map(|ending| name.strip_suffix(ending));
+    databases.any(|database| is_database(&path.with_file_name(database)))
 }
 
 /// A path of a name that is longer by an ending, behind an extension too.
@@ -66,6 +91,21 @@ pub fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
 pub fn write_result(as_json: bool, json: &Json, text: &str) -> anyhow::Result<()> {
     let shown = if as_json { json.to_string() } else { text.trim_end_matches('\n').to_owned() };
     if shown.is_empty() { Ok(()) } else { write_stdout(format!("{shown}\n").as_bytes()) }
+}
+
+/// Writes what there is to say of what went to a place: as a result, but a text for people on standard error where
+/// standard output holds that itself.
+///
+/// # Errors
+/// [`StdoutError`].
+pub fn write_result_of(place: &Destination, as_json: bool, json: &Json, text: &str) -> anyhow::Result<()> {
+    match place {
+        Destination::Stdout(_) if !as_json => {
+            message(text.trim_end_matches('\n'));
+            Ok(())
+        }
+        _ => write_result(as_json, json, text),
+    }
 }
 
 /// A word of a command that is shown, as a shell takes it.

@@ -117,6 +117,50 @@ fn a_database_is_not_written_over() {
         check_refused(arguments, "r.db is a database and would be written over");
     }
     assert_eq!(fs::read(&db).unwrap(), before);
+    for part in ["r.db-wal", "r.db-shm", "r.db-journal"] {
+        check_refused(&show(&folder.path().join(part)), "where the database beside it has its log");
+    }
+    // Nor one that is still to come.
+    let [new, link] = ["new", "link"].map(|name| folder.path().join(name));
+    symlink("new", &link).unwrap();
+    for output in [&new, &link] {
+        let record = ["record-space", "matmul:m=8,n=8,k=8", "--max", "5", "--db", text(&new), "-o", text(output)];
+        check_refused(&record, "which is needed");
+    }
+    assert_eq!(names_in(folder.path()), ["link", "r.db"]);
+}
+
+#[test]
+fn what_a_model_is_learnt_from_is_not_written_over() {
+    let folder = tempfile::tempdir().unwrap();
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let [data, spec] = ["data", "model.json"].map(|name| folder.path().join(name));
+    fs::copy(root.join("tests/corpus/miopen/ConvAsmBwdWrW3x3.fp32.csv"), &data).unwrap();
+    fs::copy(root.join("kernels/miopen/ConvAsmBwdWrW3x3.toml"), &spec).unwrap();
+    let before = [&data, &spec].map(|file| fs::read(file).unwrap());
+    // What is said about a model goes beside it.
+    for output in [&data, &spec, &folder.path().join("model")] {
+        let train = ["predict", "train", text(&data), "--spec", text(&spec), "-o", text(output)];
+        check_refused(&train, "which is needed");
+    }
+    assert_eq!([&data, &spec].map(|file| fs::read(file).unwrap()), before);
+    assert_eq!(names_in(folder.path()), ["data", "model.json"]);
+}
+
+#[test]
+fn what_goes_to_standard_output_is_alone_there() {
+    let folder = tempfile::tempdir().unwrap();
+    let [db, copy] = ["r.db", "copy.db"].map(|name| folder.path().join(name));
+    let record = ["record-space", "matmul:m=8,n=8,k=8", "--max", "2", "--db", text(&db), "-o", "/dev/stdout"];
+    let output = run(&record);
+    serde_json::from_slice::<serde_json::Value>(&output.stdout).expect("a recorded space and nothing else");
+    assert!(stderr(&output).contains("2 configurations"), "{}", stderr(&output));
+    let page = run(&["report", "--db", text(&db), "-o", "/dev/stdout"]).stdout;
+    assert!(page.trim_ascii_end().ends_with(b"</html>"));
+    let lines = folder.path().join("lines");
+    fs::write(&lines, run(&["export", "/dev/stdout", "--db", text(&db)]).stdout).unwrap();
+    let imported = run(&["import", text(&lines), "--db", text(&copy)]);
+    assert!(imported.status.success(), "{}", stderr(&imported));
 }
 
 #[test]

@@ -26,7 +26,7 @@ use tilewright_tune::{Config, Task};
 
 use super::{count, on_interrupt, read_file, target_name};
 use crate::error::bad_input;
-use crate::output::{Destination, grouped, message, with_suffix, writable, write_whole};
+use crate::output::{Destination, check_apart, grouped, message, with_suffix, writable, write_whole};
 use crate::stats::Quartiles;
 
 /// How often a training says how far it is.
@@ -212,9 +212,17 @@ impl ModelPlaces {
         let weights = writable(path, "the name of a file with -o")?;
         let description = match &weights {
             Destination::File(_) => Some(writable(&description_of(path), "the name of another file with -o")?),
-            Destination::Special(_) | Destination::Descriptor(_) => None,
+            Destination::Stdout(_) | Destination::Special(_) | Destination::Descriptor(_) => None,
         };
         Ok(ModelPlaces { name: path.display().to_string(), weights, description })
+    }
+
+    /// Checks that a model leaves the files alone that it is learnt from.
+    fn check_apart(&self, path: &Path, files: &[&Path]) -> anyhow::Result<()> {
+        check_apart(path, &self.weights, files, "the name of another file with -o")?;
+        self.description.as_ref().map_or(Ok(()), |place| {
+            check_apart(&description_of(path), place, files, "the name of another file with -o")
+        })
     }
 
     /// Writes a model there, both files or none.

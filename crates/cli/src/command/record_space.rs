@@ -17,7 +17,7 @@ use super::tune::{Interrupts, earlier, errors_of, take_note, task_key};
 use super::{DatabaseArgs, WorkloadArgs, count, device_options, gflops, make_task, start_device};
 use crate::database::Database;
 use crate::error::{OrBadInput, bad_input};
-use crate::output::{Destination, digits, grouped, message, writable, write_result};
+use crate::output::{Destination, check_apart, digits, grouped, message, writable, write_result, write_result_of};
 use crate::progress::{Progress, Status, errors_text};
 
 /// The search that draws samples, and under whose name configurations are recorded.
@@ -76,6 +76,10 @@ pub fn run(args: &RecordSpaceArgs, as_json: bool) -> anyhow::Result<()> {
     let task = make_task(workload, machine.runnable_target()?, machine.threads, args.template.as_deref())?;
     let output = args.output.as_deref().map(|path| writable(path, "another file with -o")).transpose()?;
     let database = args.records.database()?;
+    if let Some((path, place)) = args.output.as_deref().zip(output.as_ref()) {
+        // It need not be there yet.
+        check_apart(path, place, &[&database.path], "another file with -o")?;
+    }
     let opened = database.open_to_write()?;
     let key = task_key(&task, false);
     let mut options = device_options(machine.threads)?;
@@ -113,8 +117,8 @@ pub fn run(args: &RecordSpaceArgs, as_json: bool) -> anyhow::Result<()> {
     let asked: HashSet<&Config> = configs.iter().collect();
     trials.retain(|trial| asked.contains(&trial.config));
     let recorded = RecordedSpace::new(task.space.clone(), trials.iter().cloned());
-    if let (Some(path), Some(output)) = (&args.output, output) {
-        write(path, &output, &recorded, &key, args.seed)?;
+    if let (Some(path), Some(output)) = (&args.output, &output) {
+        write(path, output, &recorded, &key, args.seed)?;
     }
     let errors = errors_of(&trials);
     let best_gflops = recorded.optimum_ns().map(|ns| gflops(&task.setting.workload, ns));
@@ -154,7 +158,10 @@ pub fn run(args: &RecordSpaceArgs, as_json: bool) -> anyhow::Result<()> {
     if let Some(path) = &args.output {
         text += &format!("\nfile     {}", path.display());
     }
-    write_result(as_json, &json, &text)
+    match output {
+        Some(output) => write_result_of(&output, as_json, &json, &text),
+        None => write_result(as_json, &json, &text),
+    }
 }
 
 impl Recording<'_> {

@@ -16,7 +16,7 @@ use tilewright_tune::{Error, Judge, Record, RunTime, StoreError, TaskKey, Winner
 use super::{DatabaseArgs, MOST_THREADS, count, gflops, judges};
 use crate::database::Database;
 use crate::error::{bad_input, one_line};
-use crate::output::{StdoutError, message, writable, write_result};
+use crate::output::{StdoutError, message, writable, write_result, write_result_of};
 
 /// Arguments of `export`.
 #[derive(Args, Debug)]
@@ -81,7 +81,12 @@ pub fn export(args: &ExportArgs, as_json: bool) -> anyhow::Result<()> {
     tell_left_out(&exported);
     let (n, left_out) = (exported.written, exported.left_out);
     let json = json!({"records": n, "left_out": left_out, "file": name, "db": database.path.to_string_lossy()});
-    write_result(as_json, &json, &format!("{} exported from {} to {name}", count(n, "record"), database.name()))
+    write_result_of(
+        &output,
+        as_json,
+        &json,
+        &format!("{} exported from {} to {name}", count(n, "record"), database.name()),
+    )
 }
 
 fn tell_left_out(exported: &Exported) {

@@ -11,7 +11,7 @@ use serde_json::json;
 
 use super::{DatabaseArgs, count, parse_workloads};
 use crate::error::bad_input;
-use crate::output::{message, writable, write_result};
+use crate::output::{message, writable, write_result, write_result_of};
 
 /// Arguments of `report`.
 #[derive(Args, Debug)]
@@ -62,7 +62,7 @@ pub fn run(args: &ReportArgs, as_json: bool) -> anyhow::Result<()> {
     let name = path.display();
     let page = page::html(&database.name(), &subjects);
     output.write(|file| file.write_all(page.as_bytes())).with_context(|| format!("cannot write {name}"))?;
-    write_result(as_json, &json, &format!("{} in {name}", count(subjects.len() as u64, "workload")))
+    write_result_of(&output, as_json, &json, &format!("{} in {name}", count(subjects.len() as u64, "workload")))
 }
 
 #[cfg(test)]

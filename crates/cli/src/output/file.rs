@@ -23,7 +23,9 @@ const NEW_MODE: u32 = 0o666;
 /// A place that can be written to.
 #[derive(Debug)]
 pub enum Destination {
-    /// A descriptor that this process has from its parent, such as `/dev/stdout` or `/dev/fd/3`.
+    /// Standard output, such as `/dev/stdout`: nothing else may go there.
+    Stdout(File),
+    /// Another descriptor that this process has from its parent, such as `/dev/fd/3`.
     Descriptor(File),
     /// A device, or a pipe with a name.
     Special(PathBuf),
@@ -79,7 +81,7 @@ impl Destination {
         let target = match follow(path)? {
             Followed::Path(target) => target,
             Followed::Descriptor(1) => {
-                return Ok(Destination::Descriptor(io::stdout().as_fd().try_clone_to_owned()?.into()));
+                return Ok(Destination::Stdout(io::stdout().as_fd().try_clone_to_owned()?.into()));
             }
             Followed::Descriptor(2) => {
                 return Ok(Destination::Descriptor(io::stderr().as_fd().try_clone_to_owned()?.into()));
@@ -99,6 +101,14 @@ impl Destination {
         Ok(Destination::File(target))
     }
 
+    /// Whether it is the place of this path too, by another name or by a link.
+    pub fn is_at(&self, path: &Path) -> bool {
+        let Destination::File(target) = self else { return false };
+        let file = |path: &Path| path.metadata().ok().map(|file| (file.dev(), file.ino()));
+        let is_same = |other: Followed| matches!(other, Followed::Path(other) if other == *target);
+        file(path).is_some_and(|there| Some(there) == file(target)) || follow(path).is_ok_and(is_same)
+    }
+
     /// Writes what goes there.
     ///
     /// # Errors
@@ -114,7 +124,9 @@ impl Destination {
     /// As [`Destination::write`].
     pub fn stage(&self, write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> io::Result<Staged> {
         let target = match self {
-            Destination::Descriptor(file) => return put(file, write).map(|()| Staged::Settled),
+            Destination::Stdout(file) | Destination::Descriptor(file) => {
+                return put(file, write).map(|()| Staged::Settled);
+            }
             Destination::Special(path) => {
                 let file = OpenOptions::new().write(true).open(path)?;
                 return put(&file, write).map(|()| Staged::Settled);
@@ -421,6 +433,20 @@ mod tests {
         symlink("nowhere/file", &lost).unwrap();
         let error = write(&lost, "after").unwrap_err().to_string();
         assert!(error.contains("there is no folder") && error.contains("nowhere"), "{error}");
+    }
+
+    #[test]
+    fn one_place_may_have_many_names() {
+        let folder = folder();
+        let [file, link, hard, other] = ["file", "link", "hard", "other"].map(|name| folder.path().join(name));
+        symlink("file", &link).unwrap();
+        let is_at = |path: &Path| Destination::at(&link).unwrap().is_at(path);
+        assert_eq!([&file, &link, &other].map(|path| is_at(path)), [true, true, false]);
+        write(&file, "before").unwrap();
+        fs::hard_link(&file, &hard).unwrap();
+        write(&other, "before").unwrap();
+        assert_eq!([&file, &link, &hard, &other].map(|path| is_at(path)), [true, true, true, false]);
+        assert!(!Destination::at(Path::new("/dev/null")).unwrap().is_at(Path::new("/dev/null")));
     }
 
     #[test]

@@ -18,7 +18,7 @@ use super::{
 use crate::command::{check_template, count, judges, percent, trials_of};
 use crate::database::Database;
 use crate::error::bad_input;
-use crate::output::{message, write_result};
+use crate::output::{message, write_result_of};
 
 /// Widths of the beams by which a new model is judged.
 const WIDTHS: [usize; 2] = [1, 10];
@@ -75,6 +75,8 @@ pub fn run(args: &TrainArgs, as_json: bool) -> anyhow::Result<()> {
 /// file.
 fn places(args: &TrainArgs) -> anyhow::Result<(ModelPlaces, Option<PathBuf>)> {
     let places = ModelPlaces::at(&args.output)?;
+    let learnt_from = [&args.data, &args.spec, &args.db].into_iter().flatten().map(PathBuf::as_path);
+    places.check_apart(&args.output, &learnt_from.collect::<Vec<_>>())?;
     let checkpoint = places.description.is_some().then(|| checkpoint_of(&args.output));
     let name = || checkpoint_of(&args.output).display().to_string();
     match (args.resume, checkpoint.as_ref().is_some_and(|path| path.exists())) {
@@ -163,7 +165,7 @@ fn learn_table(args: &TrainArgs, data: &Path, spec: &Path, as_json: bool) -> any
         );
     }
     text += &format!("written to {}\n", args.output.display());
-    write_result(as_json, &json, &text)
+    write_result_of(&places.weights, as_json, &json, &text)
 }
 
 fn one_architecture(name: &str) -> anyhow::Result<Architecture> {
@@ -247,5 +249,5 @@ fn learn_records(args: &TrainArgs, db: &Path, template: &str, as_json: bool) -> 
         count(n_workloads as u64, "workload"),
         args.output.display()
     );
-    write_result(as_json, &json, &text)
+    write_result_of(&places.weights, as_json, &json, &text)
 }
