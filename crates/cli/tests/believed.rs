@@ -238,11 +238,18 @@ fn rows_that_no_version_writes_cost_themselves() {
         ("UPDATE trials SET median_ns = 9e999, class = 'no_error' WHERE id = 3", 3),
         ("UPDATE trials SET config = 'no JSON' WHERE id = 4", 4),
         ("UPDATE trials SET n_samples = -1, median_ns = 1e5, class = 'no_error' WHERE id = 5", 5),
-        ("UPDATE winners SET median_ns = -1", 5),
+        ("UPDATE trials SET build_s = 9e999 WHERE id = 6", 6),
+        ("UPDATE trials SET run_elapsed_s = 9e999 WHERE id = 7", 7),
+        ("UPDATE winners SET margin = 9e999", 7),
+        ("UPDATE winners SET margin = 0, gflops = -1", 7),
+        ("UPDATE winners SET gflops = 1, median_ns = -1", 7),
     ] {
         database.execute_batch(statement).unwrap();
         let output = run(&["export", "--db", &db]);
         assert_eq!(String::from_utf8(output.stdout.clone()).unwrap().lines().count(), n - left_out, "{statement}");
+        let fresh = format!("{db}.{left_out}");
+        let imported = import(folder.path(), &records(&db), &fresh);
+        assert!(imported.status.success(), "{statement}: {}", stderr(&imported));
         assert!(stderr(&output).contains("that this version does not understand left out"), "{}", stderr(&output));
         let found = best(&db);
         assert!(found["best"]["gflops"].as_f64().is_none_or(|g| g > 0.0 && g < 1000.0), "{statement}: {found}");

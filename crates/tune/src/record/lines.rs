@@ -42,7 +42,8 @@ pub enum RecordError {
 }
 
 impl Line {
-    /// The line of JSON, without its end.
+    /// The line of JSON, without its end; it can be parsed again where record and winner can be, as all that a
+    /// store gives.
     pub fn to_text(&self) -> String {
         serde_json::to_string(self).expect("invariant: a record consists of text, numbers and JSON")
     }
@@ -54,18 +55,8 @@ impl Line {
     pub fn parse(line: &[u8]) -> Result<Line, String> {
         let Line { record, winner } = serde_json::from_slice(line)
             .map_err(|error| one_line(&error.to_string().replace(" at line 1 column ", " at column ")))?;
-        if !record.config.is_object() {
-            return Err("config is not an object".into());
-        }
-        if record.threads == 0 {
-            return Err("threads is 0".into());
-        }
-        let numbers = winner.iter().flat_map(|winner| [("median_ns", winner.median_ns), ("gflops", winner.gflops)]);
-        for (name, number) in numbers {
-            if !(number > 0.0 && number.is_finite()) {
-                return Err(format!("winner: {name} {number} is not a positive number"));
-            }
-        }
+        record.check()?;
+        winner.as_ref().map_or(Ok(()), Winner::check)?;
         let winner = winner.map(|winner| winner.of(&record));
         Ok(Line { record, winner })
     }

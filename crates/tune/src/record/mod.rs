@@ -81,6 +81,34 @@ pub struct RunTime {
 }
 
 impl Record {
+    /// What no version writes, and JSON has no way to write.
+    ///
+    /// # Errors
+    /// What it is, in one line.
+    fn check(&self) -> Result<(), String> {
+        if !self.config.is_object() {
+            return Err("config is not an object".into());
+        }
+        if self.threads == 0 {
+            return Err("threads is 0".into());
+        }
+        let Seconds { build, run, verify } = self.seconds;
+        let elapsed_s = self.run.map_or(0.0, |run| run.elapsed_s);
+        let timing = self.outcome.timing().map_or([0.0; 2], |timing| [timing.min_ns, timing.spread]);
+        let finite = [
+            ("build", build),
+            ("run", run),
+            ("verify", verify),
+            ("elapsed_s", elapsed_s),
+            ("min_ns", timing[0]),
+            ("spread", timing[1]),
+        ];
+        match finite.iter().find(|(_, number)| !number.is_finite()) {
+            Some((name, number)) => Err(format!("{name} {number} is not a number")),
+            None => Ok(()),
+        }
+    }
+
     /// The record as a trial of `space`.
     ///
     /// # Errors

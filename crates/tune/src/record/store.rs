@@ -237,6 +237,22 @@ pub struct Winner {
 }
 
 impl Winner {
+    /// What no version writes, and JSON has no way to write.
+    ///
+    /// # Errors
+    /// What it is, in one line.
+    pub(super) fn check(&self) -> Result<(), String> {
+        for (name, number) in [("median_ns", self.median_ns), ("gflops", self.gflops)] {
+            if !(number > 0.0 && number.is_finite()) {
+                return Err(format!("winner: {name} {number} is not a positive number"));
+            }
+        }
+        match self.margin.filter(|margin| !margin.is_finite()) {
+            Some(margin) => Err(format!("winner: margin {margin} is not a number")),
+            None => Ok(()),
+        }
+    }
+
     /// The winner as the configuration of this record.
     pub(crate) fn of(self, record: &Record) -> Winner {
         let Record { workload, target, template, threads, config, .. } = record.clone();
@@ -787,7 +803,7 @@ fn record(row: &Row) -> Result<Record, StoreError> {
         n_samples: row.get("n_samples")?,
         stopped_early: row.get("stopped_early")?,
     };
-    Ok(Record {
+    let record = Record {
         workload: row.get("workload")?,
         target: row.get("target")?,
         template: row.get("template")?,
@@ -805,7 +821,9 @@ fn record(row: &Row) -> Result<Record, StoreError> {
         run: run_time(row)?,
         limit: limit(row)?,
         is_imported: flag(row, "imported")?,
-    })
+    };
+    record.check().map_err(StoreError::Damaged)?;
+    Ok(record)
 }
 
 /// A row, where this version understands it. Another program may have written what no version writes, a later
@@ -853,17 +871,13 @@ fn limit(row: &Row) -> Result<Option<Limit>, StoreError> {
 }
 
 fn winner(row: &Row) -> Result<Winner, StoreError> {
-    let median_ns: f64 = row.get("median_ns")?;
-    if !(median_ns > 0.0 && median_ns.is_finite()) {
-        return Err(StoreError::Damaged(format!("winner: median_ns {median_ns} is not a positive number")));
-    }
-    Ok(Winner {
+    let winner = Winner {
         workload: row.get("workload")?,
         target: row.get("target")?,
         template: row.get("template")?,
         threads: row.get("threads")?,
         config: parse(&row.get::<_, String>("config")?)?,
-        median_ns,
+        median_ns: row.get("median_ns")?,
         margin: row.get("margin")?,
         runner_up: row.get::<_, Option<String>>("runner_up")?.as_deref().map(parse).transpose()?,
         gflops: row.get("gflops")?,
@@ -872,7 +886,9 @@ fn winner(row: &Row) -> Result<Winner, StoreError> {
         toolchain: row.get("toolchain")?,
         unix_time: row.get::<_, i64>("unix_time")? as u64,
         is_imported: flag(row, "imported")?,
-    })
+    };
+    winner.check().map_err(StoreError::Damaged)?;
+    Ok(winner)
 }
 
 /// What earlier versions wrote behind workloads that it says nothing of.
