@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use rusqlite::{Connection, ErrorCode, MAIN_DB, OpenFlags};
+use tilewright_device::limits::Allowed;
 use tilewright_tune::{Store, StoreError};
 
 use crate::error::bad_input;
@@ -168,6 +169,12 @@ impl Database {
             StoreError::NotADatabase => format!("{another}, or move this one away"),
             StoreError::Damaged(_) => {
                 format!("{another}, or move this one away, with {name}-wal and {name}-shm where they are there")
+            }
+            StoreError::Sqlite(error)
+                if error.sqlite_error_code() == Some(ErrorCode::SystemIoFailure)
+                    && let Some(bytes) = Allowed::here().file_bytes =>
+            {
+                format!("files may have no more than {bytes} bytes: raise `ulimit -f`, or {another}")
             }
             StoreError::Sqlite(error)
                 if error.sqlite_error_code() == Some(ErrorCode::SystemIoFailure)

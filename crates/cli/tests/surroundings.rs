@@ -205,6 +205,7 @@ fn limits_of_the_shell_are_told_in_a_line() {
     let db = folder.path().join("records.db");
     let tune = |workload: &'static str| ["tune", workload, "--trials", "2", "--db", text(&db)];
     check_line(&run_after("ulimit -f 100", &tune("matmul-256")), 1, "`ulimit -f`");
+    check_line(&run_after("ulimit -f 8", &tune("matmul-256")), 2, "raise `ulimit -f`");
     check_line(&run_after("ulimit -n 8", &tune("matmul-256")), 1, "`ulimit -n`");
     check_line(&run_after("ulimit -v 1000000", &tune("matmul:m=8192,n=8192,k=8192")), 2, "`ulimit -v`");
     let doctor = run_after("ulimit -t 1000; ulimit -v 8000000", &["doctor", "--json"]);
