@@ -304,8 +304,8 @@ typedef struct tilewright_runtime {
 ";
 
 /// What is said once of the functions that take buffers.
-const CALL_TEXT: &str = "\
- * The kernel calls nothing but libm (link with -lm), memcpy, memmove and memset, and allocates nothing.
+const CALL_TEXT: &str =
+    " * The kernel calls nothing but libm (link with -lm), memcpy, memmove and memset, and allocates nothing.
  *
  * P_prepare, P_run and P_finish return TILEWRIGHT_OK or another of the codes below.
  * buffers: P_BUFFERS addresses, aligned to P_ALIGN, of memory that does not overlap; one that a function neither

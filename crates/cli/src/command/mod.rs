@@ -179,9 +179,10 @@ impl MachineArgs {
     pub fn warn_of_limits(&self) {
         let allowed = Allowed::here();
         if let Some(cpus) = allowed.cpus.filter(|&cpus| cpus < self.threads as f64) {
+            let fewer = if self.threads > 1 { "give fewer --threads, or " } else { "" };
             message(&format!(
                 "warning: a quota leaves this process the time of {cpus:.2} CPUs, too little for {}: times will be the quota's, \
-                 not the kernel's (give fewer --threads, or raise the quota)",
+                 not the kernel's ({fewer}raise the quota)",
                 count(self.threads as u64, "thread")
             ));
         }

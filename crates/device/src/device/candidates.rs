@@ -725,7 +725,7 @@ impl Device {
             let Candidate { state, given_up, seconds, .. } = &self.candidates[place];
             let was_given_up = matches!(state, State::Waiting) && *given_up > Duration::ZERO;
             if was_given_up && self.run_limit(*given_up, goal) <= *given_up {
-                let mut message = format!("not finished within {} s", (1e3 * given_up.as_secs_f64()).round() / 1e3);
+                let mut message = format!("not finished within {} s", (1e6 * given_up.as_secs_f64()).round() / 1e6);
                 if let Some(fastest) = self.fastest_check.filter(|_| *given_up < self.options.run_timeout) {
                     message += &format!(", where the fastest so far took {:.3} s", fastest.as_secs_f64());
                 }
