@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-use common::{run, run_json, stderr, text};
+use common::{check_refused, run, run_json, stderr, text};
 
 /// When the databases of the runs were written.
 fn databases(folder: &Path) -> BTreeMap<PathBuf, SystemTime> {
@@ -164,6 +164,19 @@ fn what_holds_on_two_machines_is_shown_beside_each_other() {
     data["budget"] = 1.into();
     leave(data.to_string());
     fails_with("at budget 1 ");
+}
+
+#[test]
+fn a_folder_of_something_else_stays_as_it_is() {
+    let folder = tempfile::tempdir().unwrap();
+    for file in ["README.md", "trials.csv", "data.json"].map(|name| folder.path().join(name)) {
+        std::fs::write(&file, "somebody's").unwrap();
+        let arguments = ["experiment", "nose-errors", "--budget", "0.003", "-o", text(folder.path())];
+        check_refused(&arguments, "is no experiment's and would be written over");
+        assert_eq!(std::fs::read_to_string(&file).unwrap(), "somebody's");
+        std::fs::remove_file(file).unwrap();
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+    }
 }
 
 #[test]

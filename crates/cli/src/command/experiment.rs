@@ -461,13 +461,24 @@ impl Plan<'_> {
     fn claim_folder(&mut self) -> anyhow::Result<File> {
         let name = self.folder.display();
         let cannot = |error: std::io::Error| bad_input(format!("cannot write to {name}: {error} (give another -o)"));
+        let path = self.folder.join("plan.json");
+        let data_path = self.folder.join("data.json");
+        let data = || -> Option<Json> { serde_json::from_slice(&fs::read(&data_path).ok()?).ok() };
+        let mut written = results::FILES.iter().map(|name| self.folder.join(name));
+        if !path.exists()
+            && data().is_none()
+            && let Some(foreign) = written.find(|path| path.exists())
+        {
+            let reason = format!("{} is no experiment's and would be written over", foreign.display());
+            return Err(bad_input(format!("{reason} (give another folder with -o)")));
+        }
         fs::create_dir_all(self.runs_folder()).map_err(cannot)?;
         let claim = open_lock(&self.runs_folder().join("lock")).map_err(cannot)?;
         // Some file systems have no locks.
         if let Err(TryLockError::WouldBlock) = claim.try_lock() {
             return Err(bad_input(format!("another process is at work in {name} (wait for it, or give another -o)")));
         }
-        let path = self.folder.join("plan.json");
+        let data = data();
         // More repeats may be asked for later.
         let own = json!({
             "experiment": self.experiment.name,
@@ -477,8 +488,6 @@ impl Plan<'_> {
             "target": host::target().to_string(),
         });
         let is_own = |there: &Json| own.as_object().into_iter().flatten().all(|(name, value)| there[name] == *value);
-        let data: Option<Json> =
-            fs::read(self.folder.join("data.json")).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok());
         let there: Result<Json, _> = fs::read(&path).map(|bytes| serde_json::from_slice(&bytes).unwrap_or_default());
         if !there.as_ref().ok().into_iter().chain(&data).all(is_own) {
             let reason = format!("{name} holds runs with another name, budget, seed, machine or number of threads");

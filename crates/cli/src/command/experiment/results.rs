@@ -20,8 +20,14 @@ use crate::output::{digits, grouped, write_whole};
 use crate::plot::{Axis, Bar, Boxed, Layer, Marks, Plot, Scale, colours, sheet};
 use crate::stats::{Quartiles, geometric_mean, median};
 
+/// The file of all numbers.
+const DATA: &str = "data.json";
 /// The file of all trials.
 const TRIALS: &str = "trials.csv";
+/// The page.
+const PAGE: &str = "README.md";
+/// What an experiment writes into its folder, besides plots.
+pub const FILES: [&str; 3] = [DATA, TRIALS, PAGE];
 
 /// A part of a run's time, in seconds.
 type PartOf = fn(&Finished) -> f64;
@@ -44,7 +50,7 @@ const COLUMNS: &str = "problem,arm,seed,trial,elapsed_s,outcome,median_ns,gflops
 pub fn write(plan: &Plan, finished: &[Finished]) -> anyhow::Result<Json> {
     let results = Results::of_all(plan, finished);
     let json = results.json();
-    let mut files = vec![("data.json".to_owned(), format!("{json:#}\n")), (TRIALS.to_owned(), results.trials())];
+    let mut files = vec![(DATA.to_owned(), format!("{json:#}\n")), (TRIALS.to_owned(), results.trials())];
     let mut pictures = Vec::new();
     for view in plan.experiment.views.iter().filter(|_| !finished.is_empty()) {
         let (name, title) = view.name();
@@ -52,7 +58,7 @@ pub fn write(plan: &Plan, finished: &[Finished]) -> anyhow::Result<Json> {
         files.push((file.clone(), sheet(&results.plots(*view), N_COLUMNS)));
         pictures.push((title, file));
     }
-    files.push(("README.md".to_owned(), results.readme(&pictures)));
+    files.push((PAGE.to_owned(), results.readme(&pictures)));
     for (name, text) in files {
         let path = plan.folder.join(name);
         write_whole(&path, |file| file.write_all(text.as_bytes())).with_context(|| path.display().to_string())?;
