@@ -36,7 +36,8 @@ pub fn write_stdout(bytes: &[u8]) -> anyhow::Result<()> {
 /// The place of a file that the user named, before the work that fills it; `other` says how to name another.
 ///
 /// # Errors
-/// Bad input where it cannot be written to, or is a database or the log of one: the user took one option for another.
+/// Bad input where it cannot be written to, or is a database or the log of one: the user took one option for
+/// another.
 pub fn writable(path: &Path, other: &str) -> anyhow::Result<Destination> {
     let name = path.display();
     let refused = |reason: &str| Err(bad_input(format!("{name} {reason} (give {other})")));
@@ -49,7 +50,7 @@ pub fn writable(path: &Path, other: &str) -> anyhow::Result<Destination> {
     Destination::at(path).map_err(|error| bad_input(format!("cannot write {name}: {error} (give {other})")))
 }
 
-/// Checks that what is written to a place of this name leaves these files alone, which are read or written too.
+/// Checks that what is written to a place of this name leaves these files alone, which are needed as well.
 ///
 /// # Errors
 /// Bad input where it is the place of one of them.
@@ -93,8 +94,8 @@ pub fn write_result(as_json: bool, json: &Json, text: &str) -> anyhow::Result<()
     if shown.is_empty() { Ok(()) } else { write_stdout(format!("{shown}\n").as_bytes()) }
 }
 
-/// Writes what there is to say of what went to a place: as a result, but a text for people on standard error where
-/// standard output holds that itself.
+/// Writes what there is to say of what went to a place: as a result, but a text for people on standard error
+/// where standard output holds that itself.
 ///
 /// # Errors
 /// [`StdoutError`].

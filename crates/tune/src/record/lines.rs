@@ -42,8 +42,7 @@ pub enum RecordError {
 }
 
 impl Line {
-    /// The line of JSON, without its end; it can be parsed again where record and winner can be, as all that a
-    /// store gives.
+    /// The line of JSON, without its end; it can be parsed again where a store gave record and winner.
     pub fn to_text(&self) -> String {
         serde_json::to_string(self).expect("invariant: a record consists of text, numbers and JSON")
     }
