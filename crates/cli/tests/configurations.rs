@@ -5,20 +5,19 @@
 
 mod common;
 
-use std::ops::ControlFlow;
 use std::time::Duration;
 
 use rand::seq::IndexedRandom;
 use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
 use tilewright_codegen::{Emit, emit};
-use tilewright_device::device::{Round, steps_text};
+use tilewright_device::device::Round;
 use tilewright_device::protocol::Source;
 use tilewright_device::{Device, host};
 use tilewright_ir::op::Workload;
 use tilewright_ir::schedule::apply_all;
 use tilewright_ir::{Target, lower};
-use tilewright_tune::{Config, Measure, Measured, Outcome, Setting, TEMPLATES, Task, TaskError, Template};
+use tilewright_tune::{Config, Outcome, Setting, TEMPLATES, Task, TaskError, Template};
 
 /// Shapes that nothing divides, and the number of threads.
 const CASES: [(&str, usize); 26] = [
@@ -96,8 +95,7 @@ impl Tally {
         options.build_timeout = Duration::from_secs(60);
         options.run_timeout = Duration::from_secs(60);
         options.to_the_end = true;
-        let steps = task.clone();
-        let mut device = Device::new(workload.clone(), target, options, move |config| steps.steps(config)).unwrap();
+        let mut device = Device::new(workload.clone(), target, options).unwrap();
         let mut note = |at: usize, outcome: Outcome| {
             self.n_measured += 1;
             if let Outcome::Failed { class, message } = outcome {
@@ -110,13 +108,9 @@ impl Tally {
             }
         };
         // As a search does, which may run other code than a race.
-        let mut done = |at: usize, measured: Measured| {
-            note(at, measured.outcome);
-            ControlFlow::Continue(())
-        };
-        device.measure(&configs, None, &|| false, &mut Vec::new, &mut done).unwrap();
-        let source = |config| Source::Steps(steps_text(&task.steps(config)));
-        let sources: Vec<Source> = configs.iter().map(source).collect();
+        let sources: Vec<Source> = configs.iter().map(|config| Source::Steps(task.steps_text(config))).collect();
+        let measured = device.measure_sources(&sources).unwrap();
+        measured.into_iter().enumerate().for_each(|(at, measured)| note(at, measured.outcome));
         let raced = device.race(&sources, 1, 1, Round { time: Duration::from_micros(100), min_samples: 1 }).unwrap();
         raced.into_iter().enumerate().for_each(|(at, racer)| note(at, device.end_race(racer)));
     }

@@ -2,14 +2,13 @@
 
 mod common;
 
-use std::ops::ControlFlow;
 use std::time::Duration;
 
 use tilewright_device::device::Round;
 use tilewright_device::protocol::Source;
 use tilewright_device::{Device, host};
 use tilewright_ir::op::Workload;
-use tilewright_tune::{ErrorClass, Outcome};
+use tilewright_tune::{ErrorClass, Measure, Next, Outcome};
 
 const HEADER: &str = "program \"faulty\"
 buffer A: f32[16, 16] global input
@@ -60,18 +59,21 @@ fn check_in_batches(n_threads: usize, cases: &[(&str, Source, Option<ErrorClass>
     let mut options = common::device_options(n_threads);
     options.n_workers = 2;
     options.run_timeout = Duration::from_secs(1);
-    let mut device = Device::new(workload, &host::target(), options, |_| Vec::new()).unwrap();
+    let mut device = Device::new(workload, &host::target(), options).unwrap();
     let sources: Vec<Source> = cases.iter().map(|(_, source, _)| source.clone()).collect();
     let mut outcomes: Vec<Option<Outcome>> = vec![None; sources.len()];
-    for (number, chunk) in sources.chunks(batch).enumerate() {
-        let mut next = || sources.chunks(batch).nth(number + 1).unwrap_or_default().to_vec();
-        let mut done = |at: usize, measured: tilewright_tune::Measured| {
-            let at = number * batch + at;
-            let before = outcomes[at].replace(measured.outcome);
-            assert_eq!(before, None, "{} is told once", cases[at].0);
-            ControlFlow::Continue(())
-        };
-        device.measure_sources(chunk, None, &|| false, &mut next, &mut done).unwrap();
+    for chunk in sources.chunks(batch) {
+        device.submit_sources(chunk);
+    }
+    loop {
+        match device.next(None, Duration::from_secs(60)).unwrap() {
+            Next::Done(at, measured) => {
+                let before = outcomes[at as usize].replace(measured.outcome);
+                assert_eq!(before, None, "{} is told once", cases[at as usize].0);
+            }
+            Next::Pending => {}
+            Next::Idle => break,
+        }
     }
     for ((name, _, expected), outcome) in cases.iter().zip(&outcomes) {
         let outcome = outcome.as_ref().unwrap_or_else(|| panic!("{name} was not measured"));
@@ -141,7 +143,7 @@ fn a_race_goes_on_without_those_that_fail_early_or_late() {
     let workload = Workload::parse("matmul:m=16,n=16,k=16").unwrap();
     let mut options = common::device_options(1);
     options.run_timeout = Duration::from_millis(500);
-    let mut device = Device::new(workload, &host::target(), options, |_| Vec::new()).unwrap();
+    let mut device = Device::new(workload, &host::target(), options).unwrap();
     let good = || matmul_and("");
     let sources = [
         Source::Lowered("program of sorts".to_owned()),
@@ -160,7 +162,7 @@ fn a_race_goes_on_without_those_that_fail_early_or_late() {
 #[test]
 fn a_race_leaves_nothing_in_scratch_that_could_pass_for_right() {
     let workload = Workload::parse("matmul:m=16,n=16,k=16").unwrap();
-    let mut device = Device::new(workload, &host::target(), common::device_options(1), |_| Vec::new()).unwrap();
+    let mut device = Device::new(workload, &host::target(), common::device_options(1)).unwrap();
     let sources = [
         matmul_and("alloc S S[0] = 0.0 C[0, 0] += S[0] first never"),
         matmul_and("alloc S C[0, 0] += S[0] first never"),

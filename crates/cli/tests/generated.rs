@@ -14,7 +14,6 @@ use rand::SeedableRng;
 use rand_xoshiro::Xoshiro256PlusPlus;
 use serde_json::Value as Json;
 use tilewright_codegen::{Emit, emit, llvm_version, quick_code};
-use tilewright_device::device::steps_text;
 use tilewright_ir::op::{OPS, Workload};
 use tilewright_ir::{Target, lower};
 use tilewright_tune::{Config, Setting, TEMPLATES, Task};
@@ -102,7 +101,7 @@ impl Line<'_> {
             with_object.then(|| emit(&lowered, target, Emit::Object).unwrap_or_else(|e| panic!("{}: {e}", at())));
         Line {
             place,
-            steps: hash(steps_text(&task.steps(config)).as_bytes()),
+            steps: hash(task.steps_text(config).as_bytes()),
             lowered: hash(lowered.to_string().as_bytes()),
             quick,
             object: object.map_or("-".to_owned(), |object| hash(&object)),

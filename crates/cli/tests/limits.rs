@@ -2,8 +2,6 @@
 
 mod common;
 
-use std::ops::ControlFlow;
-
 use tilewright_device::protocol::Source;
 use tilewright_device::{Device, host};
 use tilewright_ir::op::Workload;
@@ -27,14 +25,8 @@ fn measure(sources: &[Source], to_the_end: bool) -> Vec<Outcome> {
     let mut options = common::device_options(1);
     options.n_workers = 2;
     options.to_the_end = to_the_end;
-    let mut device = Device::new(workload, &host::target(), options, |_| Vec::new()).unwrap();
-    let mut outcomes = vec![None; sources.len()];
-    let mut done = |at: usize, measured: tilewright_tune::Measured| {
-        assert_eq!(outcomes[at].replace(measured.outcome), None, "{at} is told once");
-        ControlFlow::Continue(())
-    };
-    device.measure_sources(sources, None, &|| false, &mut Vec::new, &mut done).unwrap();
-    outcomes.into_iter().map(|outcome| outcome.expect("each is told")).collect()
+    let mut device = Device::new(workload, &host::target(), options).unwrap();
+    device.measure_sources(sources).unwrap().into_iter().map(|measured| measured.outcome).collect()
 }
 
 fn slow() -> Source {

@@ -4,7 +4,6 @@
 
 mod common;
 
-use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::Duration;
@@ -40,18 +39,13 @@ const FOR_EVER: u64 = 1_000_000_000_000_000;
 /// A device for the matrix product of 16 that has one worker and runs candidates to the end.
 fn device(options: Options) -> Device {
     let options = Options { n_workers: 1, to_the_end: true, ..options };
-    Device::new(Workload::parse("matmul:m=16,n=16,k=16").unwrap(), &host::target(), options, |_| Vec::new()).unwrap()
+    Device::new(Workload::parse("matmul:m=16,n=16,k=16").unwrap(), &host::target(), options).unwrap()
 }
 
 /// What becomes of a source; an error where the device gives up.
 fn measure(device: &mut Device, source: Source) -> Result<Measured, String> {
-    let mut found = None;
-    let mut done = |_: usize, measured: Measured| {
-        found = Some(measured);
-        ControlFlow::Continue(())
-    };
-    device.measure_sources(&[source], None, &|| false, &mut Vec::new, &mut done).map_err(|error| error.to_string())?;
-    Ok(found.expect("it is told"))
+    let mut found = device.measure_sources(&[source]).map_err(|error| error.to_string())?;
+    Ok(found.remove(0))
 }
 
 /// Has the shell do something to this process's workers, `$workers`, after a moment, beside the tests.

@@ -1,8 +1,9 @@
 //! Measuring candidates: all workers build them, and one after the other they are checked and timed. While a
 //! kernel runs, the other workers build what comes next, on other cores.
 
-mod candidates;
+mod contest;
 mod race;
+mod scheduler;
 
 use crate::data::{Data, DataError, anonymous_file};
 use crate::host;
@@ -10,17 +11,17 @@ use crate::limits::{self, Allowed};
 use crate::objects;
 use crate::protocol::{Assignment, Source};
 use crate::workers::Workers;
-use candidates::{Candidate, Goal, Trial};
+use scheduler::{Command, Policy, Scheduler};
 use std::fs::File;
 use std::io;
-use std::ops::ControlFlow;
+use std::ops::{ControlFlow, Range};
 use std::os::fd::AsRawFd;
-use std::rc::Rc;
-use std::time::Duration;
+use std::sync::atomic::AtomicBool;
+use std::time::{Duration, Instant};
+use tilewright_ir::Target;
 use tilewright_ir::op::Workload;
 use tilewright_ir::reference::Watch;
-use tilewright_ir::{Step, Target};
-use tilewright_tune::{BoxError, Config, Limits, Measure, Measured, Outcome, pause};
+use tilewright_tune::{BoxError, Candidate, Limits, Machine, Measure, Measured, Next, RaceLimits, Standing, pause};
 
 pub use crate::workers::WorkerCommand;
 pub use race::{Racer, Round};
@@ -135,24 +136,17 @@ pub enum DeviceError {
 /// pack.
 const MORE_BYTES: u64 = 32 << 20;
 
-/// Turns a configuration into its schedule.
-type StepsOf = Rc<dyn Fn(&Config) -> Vec<Step>>;
+/// How often it is looked what is to be done, whether workers say something or not.
+const LOOK: Duration = Duration::from_millis(50);
 
 /// The CPU, as a place to measure one workload.
 pub struct Device {
     workers: Workers,
     options: Options,
-    steps: StepsOf,
-    next_id: u64,
-    /// The fastest first run so far, with the comparison of its answer.
-    fastest_check: Option<Duration>,
-    /// Those of the batch, in its order, and of batches to come.
-    candidates: Vec<Candidate>,
+    scheduler: Scheduler,
     /// CPUs that workers may use, and those of them on which no kernel is timed.
     all_cpus: Vec<usize>,
     other_cpus: Vec<usize>,
-    /// Whether this side keeps to the latter.
-    is_aside: bool,
     /// The pauses so far, as far as candidates know of them.
     paused: Duration,
     // Workers map the one file and read and write the other; both must outlive them.
@@ -190,13 +184,8 @@ impl Device {
     ///
     /// # Errors
     /// [`DeviceError`] where memory does not suffice or workers do not start.
-    pub fn new(
-        workload: Workload,
-        target: &Target,
-        options: Options,
-        steps: impl Fn(&Config) -> Vec<Step> + 'static,
-    ) -> Result<Device, DeviceError> {
-        Device::new_watched(workload, target, options, steps, &|_| ControlFlow::Continue(()))
+    pub fn new(workload: Workload, target: &Target, options: Options) -> Result<Device, DeviceError> {
+        Device::new_watched(workload, target, options, &|_| ControlFlow::Continue(()))
     }
 
     /// The same, where somebody is told what part of the reference is there, by any thread, and may have the
@@ -208,7 +197,6 @@ impl Device {
         workload: Workload,
         target: &Target,
         options: Options,
-        steps: impl Fn(&Config) -> Vec<Step> + 'static,
         watch: &Watch,
     ) -> Result<Device, DeviceError> {
         Device::check_memory(&workload)?;
@@ -230,84 +218,175 @@ impl Device {
         let all_cpus = host::allowed_cpus();
         let other_cpus = host::cpus_beside(&all_cpus, &options.cpus);
         let workers = Workers::start(options.worker.clone(), assignment, options.n_workers)?;
+        let has_cores_left = workers.len() > 1 && !options.cpus.is_empty() && !other_cpus.is_empty();
+        let scheduler = Scheduler::new(Policy {
+            n_workers: workers.len(),
+            has_cores_left,
+            round: Round { time: options.min_time, min_samples: SAMPLES_OF_TRIAL },
+            build_timeout: options.build_timeout,
+            run_timeout: options.run_timeout,
+            to_the_end: options.to_the_end,
+            cold: options.cold,
+            at_best_pace: options.at_best_pace,
+            memory_bytes: options.memory_bytes,
+        });
         Ok(Device {
             workers,
             options,
-            steps: Rc::new(steps),
-            next_id: 0,
-            fastest_check: None,
-            candidates: Vec::new(),
+            scheduler,
             all_cpus,
             other_cpus,
-            is_aside: false,
             paused: pause::total(),
             _data: data,
             _objects: objects,
         })
     }
 
-    /// From the next candidate on, whatever others take, its runs may take so long together.
-    pub fn run_to_the_end(&mut self, run_timeout: Duration) {
-        self.options.run_timeout = run_timeout;
-        self.options.to_the_end = true;
+    /// As [`Measure::submit`], for sources that need have no configuration.
+    pub fn submit_sources(&mut self, sources: &[Source]) -> Range<u64> {
+        self.submit_all(sources.iter().map(|source| (source.clone(), None)))
     }
 
-    /// Builds, verifies and times sources: [`Measure::measure`] for programs that have no configuration.
+    /// What becomes of sources, each measured as a trial is, in their order.
     ///
     /// # Errors
     /// Where a worker cannot be started anew.
-    pub fn measure_sources(
-        &mut self,
-        sources: &[Source],
-        leading_ns: Option<f64>,
-        over: &dyn Fn() -> bool,
-        next: &mut dyn FnMut() -> Vec<Source>,
-        done: &mut dyn FnMut(usize, Measured) -> ControlFlow<()>,
-    ) -> io::Result<()> {
-        let round = Round { time: self.options.min_time, min_samples: SAMPLES_OF_TRIAL };
-        // While none leads, the fastest of the sources does.
-        let mut fastest_ns: Option<f64> = None;
-        self.begin(sources);
-        let to_the_end = self.options.to_the_end;
-        let goal = |leading_ns| Goal { quickly: true, to_the_end, trial: Some(Trial { round, leading_ns }) };
-        self.look_ahead(goal(leading_ns), next);
+    ///
+    /// # Panics
+    /// Where others are still being measured.
+    pub fn measure_sources(&mut self, sources: &[Source]) -> io::Result<Vec<Measured>> {
+        let numbers = self.submit_sources(sources);
+        let mut results: Vec<Option<Measured>> = vec![None; sources.len()];
         loop {
-            let Some((at, measured)) = self.next_trial(goal(leading_ns.or(fastest_ns)), over)? else { return Ok(()) };
-            if let Outcome::Measured(timing) = &measured.outcome {
-                fastest_ns = Some(fastest_ns.map_or(timing.median_ns, |fastest| fastest.min(timing.median_ns)));
-            }
-            if done(at, measured).is_break() {
-                return self.abandon();
+            match self.next_trial(LOOK)? {
+                Next::Done(number, measured) => {
+                    assert!(numbers.contains(&number), "nothing else is measured");
+                    results[(number - numbers.start) as usize] = Some(measured);
+                }
+                Next::Pending => {}
+                Next::Idle => return Ok(results.into_iter().map(|r| r.expect("each is told once")).collect()),
             }
         }
+    }
+
+    fn submit_all(&mut self, sources: impl IntoIterator<Item = (Source, Option<Duration>)>) -> Range<u64> {
+        let numbers = self.scheduler.submit(sources);
+        // They are under way while the caller thinks. What cannot be done now is tried again, and told, when the
+        // results are asked for.
+        let _ = self.act();
+        numbers
+    }
+
+    /// The next trial that has come to its end; waits for so long at most.
+    fn next_trial(&mut self, at_most: Duration) -> io::Result<Next> {
+        let until = pause::now() + at_most;
+        loop {
+            // Workers go on with what comes next while the caller keeps its books.
+            self.act()?;
+            if let Some((number, measured)) = self.scheduler.take_done() {
+                return Ok(Next::Done(number, measured));
+            }
+            let now = pause::now();
+            if self.scheduler.is_done() {
+                return Ok(Next::Idle);
+            } else if now >= until {
+                return Ok(Next::Pending);
+            }
+            self.listen(until.min(now + LOOK))?;
+        }
+    }
+
+    /// Has the workers do what is to be done.
+    fn act(&mut self) -> io::Result<()> {
+        let commands = self.scheduler.act(pause::now(), self.workers.idle());
+        self.carry_out(commands)
+    }
+
+    /// Waits for what the next worker says, until some moment at most, and takes note of it.
+    fn listen(&mut self, until: Instant) -> io::Result<()> {
+        let until = self.scheduler.wakes(pause::now()).map_or(until, |wakes| wakes.min(until));
+        let answered = self.workers.next_answer(Some(until))?;
+        let paused = pause::total();
+        if std::mem::replace(&mut self.paused, paused) != paused {
+            self.scheduler.was_paused();
+        }
+        let Some((worker, lane, answer)) = answered else { return Ok(()) };
+        let commands = self.scheduler.heard(pause::now(), worker, lane, answer)?;
+        self.carry_out(commands)
+    }
+
+    fn carry_out(&mut self, commands: Vec<Command>) -> io::Result<()> {
+        for command in commands {
+            match command {
+                Command::Ask { worker, request, timeout } => self.workers.ask(worker, &request, timeout),
+                Command::Tell { worker, request } => self.workers.tell(worker, &request),
+                Command::GoOn { worker, lane, timeout } => self.workers.go_on(worker, lane, timeout),
+                Command::Pin { worker, is_beside } => self.workers.pin(worker, self.cpus(is_beside)),
+                Command::StepAside(is_aside) => host::pin_thread(self.cpus(is_aside)),
+                Command::GiveUp { worker } => self.workers.give_up(worker)?,
+            }
+        }
+        Ok(())
+    }
+
+    /// All CPUs, or those beside kernels that are timed.
+    fn cpus(&self, is_beside: bool) -> &[usize] {
+        if is_beside { &self.other_cpus } else { &self.all_cpus }
     }
 }
 
 impl Drop for Device {
     fn drop(&mut self) {
-        self.step_aside(false);
+        // This side is where it was before; what workers are at ends with them.
+        let commands = self.scheduler.cancel(0);
+        if commands.iter().any(|command| matches!(command, Command::StepAside(false))) {
+            host::pin_thread(&self.all_cpus);
+        }
     }
 }
 
-/// The text of a schedule, as it is recorded and sent to workers.
-pub fn steps_text(steps: &[Step]) -> String {
-    steps.iter().map(|s| format!("{s}\n")).collect()
+impl Measure for Device {
+    fn submit(&mut self, candidates: &[Candidate]) -> Range<u64> {
+        self.submit_all(candidates.iter().map(|c| (Source::Steps(c.steps.to_string()), c.patience)))
+    }
+
+    fn next(&mut self, leading_ns: Option<f64>, at_most: Duration) -> Result<Next, BoxError> {
+        self.scheduler.lead(leading_ns);
+        self.next_trial(at_most).map_err(|error| DeviceError::Workers(error).into())
+    }
+
+    fn wind_down(&mut self) {
+        let commands = self.scheduler.wind_down();
+        self.carry_out(commands).expect("invariant: to tell a worker something cannot fail");
+    }
+
+    fn cancel(&mut self, from: u64) -> Result<(), BoxError> {
+        let commands = self.scheduler.cancel(from);
+        self.carry_out(commands).map_err(|error| DeviceError::Workers(error).into())
+    }
+
+    fn race(
+        &mut self,
+        candidates: &[Candidate],
+        limits: RaceLimits,
+        stop: Option<&AtomicBool>,
+        left: &mut dyn FnMut(usize),
+    ) -> Result<Vec<Standing>, BoxError> {
+        self.contest(candidates, limits, stop, left).map_err(|error| DeviceError::Workers(error).into())
+    }
+
+    fn machine(&self) -> Machine {
+        Machine { works_ahead: self.scheduler.has_cores_left() }
+    }
 }
 
-impl Measure for Device {
-    fn measure(
-        &mut self,
-        batch: &[Config],
-        leading_ns: Option<f64>,
-        over: &dyn Fn() -> bool,
-        next: &mut dyn FnMut() -> Vec<Config>,
-        done: &mut dyn FnMut(usize, Measured) -> ControlFlow<()>,
-    ) -> Result<(), BoxError> {
-        let steps = Rc::clone(&self.steps);
-        let sources_of = |configs: &[Config]| -> Vec<Source> {
-            configs.iter().map(|config| Source::Steps(steps_text(&steps(config)))).collect()
-        };
-        self.measure_sources(&sources_of(batch), leading_ns, over, &mut || sources_of(&next()), done)
-            .map_err(|error| DeviceError::Workers(error).into())
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_can_be_given_to_another_thread() {
+        fn is_send<T: Send>() {}
+        is_send::<Device>();
     }
 }

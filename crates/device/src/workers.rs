@@ -50,6 +50,9 @@ pub enum Answer {
     TimedOut,
 }
 
+/// Which threads of each worker are ready and wait for a request, by the lane's number.
+pub type Lanes = Vec<[bool; 2]>;
+
 /// A fixed number of worker processes, of which each builds one program and tests another at a time.
 pub struct Workers {
     command: WorkerCommand,
@@ -168,9 +171,14 @@ impl Workers {
         self.slots[at].deadlines[lane as usize].is_none()
     }
 
+    /// The same of all.
+    pub fn idle(&self) -> Lanes {
+        self.slots.iter().map(|slot| slot.deadlines.map(|deadline| deadline.is_none())).collect()
+    }
+
     /// Whether all of them are.
     pub fn are_idle(&self) -> bool {
-        self.slots.iter().all(|slot| slot.deadlines.iter().all(Option::is_none))
+        self.idle().iter().flatten().all(|&is_idle| is_idle)
     }
 
     /// Sends a request that will be answered within `timeout`, counted while its thread has the cores, or be

@@ -3,17 +3,18 @@
 //! `cargo run --release -p tilewright-tune --example cost_of_thinking`; `xgboost_beside.py` measures XGBoost on the same.
 
 use std::hint::black_box;
-use std::ops::ControlFlow;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use std::time::Duration;
 
 use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
 use tilewright_learn::metrics::kendall_tau;
 use tilewright_learn::{Examples, Gbt, GbtOptions, Matrix, Objective};
 use tilewright_tune::{
-    BoxError, Budget, Config, Constraint, Event, HeadStart, Measure, Measured, Outcome, Parameter, RecordedSpace,
-    SEARCHES, Seconds, Space, Timing, Trial, search, tune,
+    BoxError, Budget, Candidate, Config, Constraint, Event, HeadStart, Machine, Measure, Measured, Next, Outcome,
+    Parameter, Queue, RaceLimits, RecordedSpace, SEARCHES, Seconds, Space, Standing, Timing, Trial, search, tune,
 };
 
 const PNPOLY: &[u8] = include_bytes!("../tests/data/recorded/pnpoly-RTX_2080_Ti.json.gz");
@@ -54,7 +55,7 @@ fn run(
         observer(event);
         Ok(())
     };
-    tune(search.as_mut(), space, measure, none, budget, &never, &mut observer).expect("look-ups");
+    tune(search.as_mut(), (&**space).into(), measure, none, budget, &never, &mut observer).expect("look-ups");
 }
 
 /// Each search on a recorded space, five times 400 trials, one at a time and in batches; looking outcomes up is counted in.
@@ -110,30 +111,50 @@ fn of_template() {
                 }
             }
         };
-        run(row.name, 0, &space, &mut Formula(space.clone()), (1200, 16), &mut note);
+        run(row.name, 0, &space, &mut Formula { space: space.clone(), queue: Queue::default() }, (1200, 16), &mut note);
         println!("{}, {} configurations: ms a trial{text}", row.name, space.size());
     }
 }
 
 /// Measures by [`time_ns`].
-struct Formula(Arc<Space>);
+struct Formula {
+    space: Arc<Space>,
+    queue: Queue,
+}
 
 impl Measure for Formula {
-    fn measure(
-        &mut self,
-        batch: &[Config],
-        _: Option<f64>,
-        _: &dyn Fn() -> bool,
-        _: &mut dyn FnMut() -> Vec<Config>,
-        done: &mut dyn FnMut(usize, Measured) -> ControlFlow<()>,
-    ) -> Result<(), BoxError> {
-        let outcomes = batch.iter().map(|config| trial(&self.0, config.clone()).outcome).enumerate();
-        for (at, outcome) in outcomes {
-            if done(at, Measured { outcome, seconds: Seconds::default(), limit: None }).is_break() {
-                break;
-            }
-        }
+    fn submit(&mut self, candidates: &[Candidate]) -> Range<u64> {
+        self.queue.submit(candidates)
+    }
+
+    fn next(&mut self, _: Option<f64>, _: Duration) -> Result<Next, BoxError> {
+        Ok(self.queue.pop().map_or(Next::Idle, |(number, candidate)| {
+            let outcome = trial(&self.space, candidate.config).outcome;
+            Next::Done(number, Measured { outcome, seconds: Seconds::default(), limit: None })
+        }))
+    }
+
+    fn wind_down(&mut self) {
+        self.queue.cancel(0);
+    }
+
+    fn cancel(&mut self, from: u64) -> Result<(), BoxError> {
+        self.queue.cancel(from);
         Ok(())
+    }
+
+    fn race(
+        &mut self,
+        _: &[Candidate],
+        _: RaceLimits,
+        _: Option<&AtomicBool>,
+        _: &mut dyn FnMut(usize),
+    ) -> Result<Vec<Standing>, BoxError> {
+        Err("a formula is not raced".into())
+    }
+
+    fn machine(&self) -> Machine {
+        Machine::default()
     }
 }
 

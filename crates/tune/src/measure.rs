@@ -1,10 +1,15 @@
 //! Measuring: the seam between searches and whatever runs their candidates.
 
-use std::ops::{AddAssign, ControlFlow};
+use std::collections::VecDeque;
+use std::ops::{AddAssign, Range};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::space::Config;
+use crate::space::{Config, Space};
+use crate::template::Task;
 use crate::trial::{Limit, Outcome};
 
 /// An error of a part that this crate does not know.
@@ -29,6 +34,46 @@ impl AddAssign for Seconds {
     }
 }
 
+/// A configuration on its way to a result, with what is made of it once for all: its schedule.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Candidate {
+    /// The point of the space.
+    pub config: Config,
+    /// The text of its schedule, a line a step; empty where configurations are no programs, as in a replay.
+    pub steps: Arc<str>,
+    /// How long its runs may take, whatever others do; by default one that is hopeless is given up earlier.
+    pub patience: Option<Duration>,
+}
+
+/// What is searched: a space, and what makes schedules of its configurations, if anything does.
+#[derive(Clone, Copy)]
+pub struct Subject<'a> {
+    /// The space.
+    pub space: &'a Space,
+    task: Option<&'a Task>,
+}
+
+impl<'a> Subject<'a> {
+    /// The candidate of a configuration.
+    pub fn candidate(&self, config: Config) -> Candidate {
+        let steps = self.task.map_or_else(|| Arc::from(""), |task| task.steps_text(&config).into());
+        Candidate { config, steps, patience: None }
+    }
+}
+
+impl<'a> From<&'a Task> for Subject<'a> {
+    fn from(task: &'a Task) -> Subject<'a> {
+        Subject { space: &task.space, task: Some(task) }
+    }
+}
+
+impl<'a> From<&'a Space> for Subject<'a> {
+    /// A space whose configurations are no programs.
+    fn from(space: &'a Space) -> Subject<'a> {
+        Subject { space, task: None }
+    }
+}
+
 /// The result for one candidate.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Measured {
@@ -40,26 +85,129 @@ pub struct Measured {
     pub limit: Option<Limit>,
 }
 
-/// Something that turns configurations into outcomes: a device, or the replay of a recorded table.
-pub trait Measure {
-    /// Measures a batch and hands each result to `done` with the candidate's position in the batch, as soon as it is
-    /// there and in any order, at most once each. `leading_ns` is the median of one that leads so far, against which an
-    /// implementation may end hopeless timings early. When `done` says break, the rest of the batch is given
-    /// up. Once `over` holds, no candidate is begun any more, and those that do not soon come to their end
-    /// are given up.
-    ///
-    /// `next` tells what will be measured after this batch, as far as that can be known before its results are. An
-    /// implementation that gains by working ahead calls it once, as soon as the batch is under way.
+/// What is to be had of something that measures.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Next {
+    /// The result of a candidate, by its number.
+    Done(u64, Measured),
+    /// None came in the time given.
+    Pending,
+    /// There is nothing left to measure.
+    Idle,
+}
+
+/// What measures, as far as others have to know.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct Machine {
+    /// Whether it gains by candidates that are submitted before the results of others are there: it builds
+    /// them meanwhile.
+    pub works_ahead: bool,
+}
+
+/// How long a race may take.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct RaceLimits {
+    /// All rounds, as a rule.
+    pub rounds: Duration,
+    /// The race as a whole: a round that would go on past that is not begun.
+    pub total: Duration,
+    /// What a run of the fastest takes, as far as that is known before.
+    pub best_ns: f64,
+}
+
+impl RaceLimits {
+    /// A round of one: for a long kernel another one after the others' tells more than a second sample.
+    pub const ROUND: Duration = Duration::from_millis(15);
+    /// Rounds before the first half leaves; the next has twice as many.
+    pub const LEAST_ROUNDS: u64 = 3;
+    /// Times that candidates leave, at most, with the end.
+    pub const STAGES: u32 = 3;
+
+    /// Rounds of one candidate for which there is time.
+    pub fn affordable(&self, time: Duration) -> u64 {
+        let round_ns = self.best_ns.max(RaceLimits::ROUND.as_nanos() as f64);
+        (time.as_nanos() as f64 / round_ns) as u64
+    }
+}
+
+/// A candidate after a race.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Standing {
+    /// Its place among those that were to race.
+    pub at: usize,
+    /// Over its rounds; or what it failed of.
+    pub outcome: Outcome,
+    /// What it is ranked by: the first quartile of its rounds, in nanoseconds a run. Infinite where it failed.
+    pub quartile_ns: f64,
+    /// ‖out − reference‖ / ‖reference‖ of its answer, where that is known.
+    pub relative_error: Option<f64>,
+}
+
+/// Something that turns candidates into outcomes: a device, or the replay of a recorded table.
+///
+/// It is asked, and never calls back: whoever measures elsewhere need only pass on what is asked.
+pub trait Measure: Send {
+    /// Takes on candidates, to be measured after those that were taken on before; their numbers.
+    fn submit(&mut self, candidates: &[Candidate]) -> Range<u64>;
+
+    /// The next result, of any candidate that was taken on, at most once of each; waits for so long at most.
+    /// `leading_ns` is the median of one that leads so far, against which hopeless timings may be ended early.
     ///
     /// # Errors
-    /// Where measuring as a whole is impossible, such as a worker that cannot be started. A candidate that fails is
-    /// an [`Outcome`].
-    fn measure(
+    /// Where measuring as a whole is impossible, such as a worker that cannot be started. A candidate that
+    /// fails is an [`Outcome`].
+    fn next(&mut self, leading_ns: Option<f64>, at_most: Duration) -> Result<Next, BoxError>;
+
+    /// Begins no candidate any more that is not under way: of those nothing comes.
+    fn wind_down(&mut self);
+
+    /// Gives up all candidates from this number on, those under way too.
+    ///
+    /// # Errors
+    /// As [`Measure::next`].
+    fn cancel(&mut self, from: u64) -> Result<(), BoxError>;
+
+    /// Times candidates against each other, and ends early where `stop` is raised: the fastest first, those
+    /// that failed last, without those that fell behind or had no round. `left` is told how many are in the
+    /// race whenever that changes.
+    ///
+    /// # Errors
+    /// As [`Measure::next`].
+    fn race(
         &mut self,
-        batch: &[Config],
-        leading_ns: Option<f64>,
-        over: &dyn Fn() -> bool,
-        next: &mut dyn FnMut() -> Vec<Config>,
-        done: &mut dyn FnMut(usize, Measured) -> ControlFlow<()>,
-    ) -> Result<(), BoxError>;
+        candidates: &[Candidate],
+        limits: RaceLimits,
+        stop: Option<&AtomicBool>,
+        left: &mut dyn FnMut(usize),
+    ) -> Result<Vec<Standing>, BoxError>;
+
+    /// What measures.
+    fn machine(&self) -> Machine;
+}
+
+/// Candidates that wait, with their numbers: for what measures one after the other, at once.
+#[derive(Debug, Clone, Default)]
+pub struct Queue {
+    waiting: VecDeque<(u64, Candidate)>,
+    n_submitted: u64,
+}
+
+impl Queue {
+    /// As [`Measure::submit`].
+    pub fn submit(&mut self, candidates: &[Candidate]) -> Range<u64> {
+        let first = self.n_submitted;
+        self.n_submitted += candidates.len() as u64;
+        self.waiting.extend((first..).zip(candidates.iter().cloned()));
+        first..self.n_submitted
+    }
+
+    /// The one that has waited longest.
+    pub fn pop(&mut self) -> Option<(u64, Candidate)> {
+        self.waiting.pop_front()
+    }
+
+    /// As [`Measure::cancel`]; [`Measure::wind_down`] where all are meant.
+    pub fn cancel(&mut self, from: u64) {
+        self.waiting.retain(|(number, _)| *number < from);
+    }
 }

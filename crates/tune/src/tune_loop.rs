@@ -1,13 +1,13 @@
 //! The tuning loop: asks a search for candidates, has them measured, tells the search, and keeps the books.
 
-use std::cell::RefCell;
-use std::collections::{BTreeMap, HashSet};
-use std::ops::ControlFlow;
+use std::collections::{BTreeMap, HashSet, VecDeque};
+use std::ops::Range;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use crate::Error;
-use crate::measure::{BoxError, Measure, Measured, Seconds};
+use crate::measure::{BoxError, Candidate, Measure, Measured, Next, Seconds, Subject};
 use crate::pause;
 use crate::search::Search;
 use crate::space::{Config, Space};
@@ -69,6 +69,8 @@ pub struct Report {
     pub number: u64,
     /// The configuration and what became of it.
     pub trial: Trial,
+    /// The text of its schedule, as of its [`Candidate`].
+    pub steps: Arc<str>,
     /// Where its time went.
     pub seconds: Seconds,
     /// What it failed of that another run may allow more of.
@@ -120,7 +122,13 @@ pub enum Ended {
     Interrupted,
 }
 
-/// Runs `search` over `space` against `measure` until the budget is spent, the space is exhausted or `stop` is raised.
+/// How long candidates that are tested may go on when all is over: most are done by then.
+const LAST_WAIT: Duration = Duration::from_millis(500);
+/// How often it is looked whether all is over.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// Runs `search` over the subject's space against `measure` until the budget is spent, the space is exhausted or
+/// `stop` is raised.
 ///
 /// The search is told the trials of the head start first, and those of its guesses like its own. The observer is told
 /// every trial as it completes and the end of every batch; where it fails, the run ends.
@@ -131,6 +139,9 @@ pub enum Ended {
 /// Where something is known a batch is a sixteenth of that, one candidate at least: what is chosen together is chosen without
 /// the others' results, and early every result changes the choice.
 ///
+/// The search is told a batch as a whole and in order of batches, whatever comes first: what it proposes does not
+/// depend on how many candidates `measure` has under way.
+///
 /// # Errors
 /// [`Error::Measure`] and [`Error::Observer`]. What was measured until then has been observed.
 ///
@@ -138,7 +149,7 @@ pub enum Ended {
 /// Where a median is not a positive, finite number: the measuring side's fault.
 pub fn tune(
     search: &mut dyn Search,
-    space: &Space,
+    subject: Subject,
     measure: &mut dyn Measure,
     head_start: HeadStart,
     budget: Budget,
@@ -147,14 +158,14 @@ pub fn tune(
 ) -> Result<Summary, Error> {
     let start = pause::now();
     let clock = || pause::now() - start;
-    tune_by_clock(search, space, measure, head_start, budget, stop, observer, &clock)
+    tune_by_clock(search, subject, measure, head_start, budget, stop, observer, &clock)
 }
 
 /// The same by a clock that shows the time since the run began.
 #[expect(clippy::too_many_arguments, reason = "the clock is for tests")]
 fn tune_by_clock(
     search: &mut dyn Search,
-    space: &Space,
+    subject: Subject,
     measure: &mut dyn Measure,
     head_start: HeadStart,
     budget: Budget,
@@ -163,27 +174,20 @@ fn tune_by_clock(
     clock: &dyn Fn() -> Duration,
 ) -> Result<Summary, Error> {
     let HeadStart { prior, guesses } = head_start;
-    let mut guesses = guesses.iter().filter(|config| space.contains(config)).cloned();
-    let books = RefCell::new(Books::new(prior, clock));
-    books.borrow_mut().search(|| search.observe(prior));
+    let mut books = Books::new(prior, clock);
+    books.search(|| search.observe(prior));
     let time_left = || budget.time.map_or(Duration::MAX, |time| time.saturating_sub(clock()));
-    let out_of_time = || time_left().is_zero();
     let stopped = || stop.load(Ordering::Relaxed);
-    // Whether a search that thinks as long as the last time has something measured yet.
-    let has_time_to_think = |books: &Books| books.last_thought < time_left();
-    let mut is_begun = {
-        let books = books.borrow();
-        books.best.is_some() || guesses.clone().all(|config| books.seen.contains(&config))
-    };
-    let mut guess = |books: &mut Books, n: usize| -> Vec<Config> {
-        guesses.by_ref().filter(|config| books.seen.insert(config.clone())).take(n).collect()
-    };
-    let mut next = None;
+    let works_ahead = measure.machine().works_ahead && search.looks_ahead();
+    let mut guesses = guesses.iter().filter(|config| subject.space.contains(config)).cloned();
+    let mut is_begun = books.best.is_some() || guesses.clone().all(|config| books.seen.contains(&config));
+    // Chosen, and submitted perhaps.
+    let mut next: Option<Batch> = None;
     let ended = loop {
-        let left = budget.trials.map_or(u64::MAX, |trials| trials.saturating_sub(books.borrow().n_trials));
+        let left = budget.trials.map_or(u64::MAX, |trials| trials.saturating_sub(books.n_trials));
         let is_first = !std::mem::replace(&mut is_begun, true);
-        let is_late = out_of_time();
-        let is_for_a_result = is_late && books.borrow().best.is_none() && clock() < FOR_A_RESULT;
+        let is_late = time_left().is_zero();
+        let is_for_a_result = is_late && books.best.is_none() && clock() < FOR_A_RESULT;
         if stopped() {
             break Ended::Interrupted;
         } else if left == 0 {
@@ -191,77 +195,157 @@ fn tune_by_clock(
         } else if is_late && !is_first && !is_for_a_result {
             break Ended::Time;
         }
-        let Batch { configs: mut batch, is_guess } = next.take().unwrap_or_else(|| {
-            let books = &mut books.borrow_mut();
-            match guess(books, if is_first || is_late { 1 } else { budget.most_at_a_time(left) }) {
-                guesses if !guesses.is_empty() => Batch { configs: guesses, is_guess: true },
-                _ if !has_time_to_think(books) => Batch { configs: Vec::new(), is_guess: false },
-                _ => {
+        let mut batch = match next.take() {
+            Some(batch) => batch,
+            None => {
+                let n = if is_first || is_late { 1 } else { budget.most_at_a_time(left) };
+                let guesses = books.guess(&mut guesses, n);
+                if !guesses.is_empty() {
+                    Batch::new(guesses, true, subject)
+                } else if !books.may_think(time_left()) {
+                    break Ended::Time;
+                } else {
                     let n = budget.at_a_time(books.n_known(), left);
-                    Batch { configs: books.propose(search, space, n), is_guess: false }
+                    Batch::new(books.propose(search, subject.space, n), false, subject)
                 }
             }
-        });
-        if batch.is_empty() {
-            break if has_time_to_think(&books.borrow()) { Ended::Exhausted } else { Ended::Time };
-        }
-        if is_late && batch.len() > 1 {
-            next = Some(Batch { configs: batch.split_off(1), is_guess });
-        }
-        let left = left.saturating_sub(batch.len() as u64);
-        // Where that gains time a batch is chosen before the results of the one before are there.
-        let mut look_ahead = || {
-            if !search.looks_ahead() || left == 0 || is_late {
-                return Vec::new();
-            }
-            let books = &mut books.borrow_mut();
-            let guesses = guess(books, budget.most_at_a_time(left));
-            if !guesses.is_empty() {
-                next = Some(Batch { configs: guesses, is_guess: true });
-            } else if !is_guess && has_time_to_think(books) {
-                // One that does not know of the guesses yet could propose them again.
-                let n = budget.at_a_time(books.n_known() + batch.len() as u64, left);
-                next = Some(Batch { configs: books.propose(search, space, n), is_guess: false });
-            }
-            next.as_ref().map_or(Vec::new(), |next| next.configs.clone())
         };
-        let mut reports = Vec::with_capacity(batch.len());
-        let mut refused = None;
-        let leading_ns = books.borrow().leading_ns();
-        let over = || stopped() || out_of_time() && !is_first && !is_for_a_result;
-        let measured = measure.measure(&batch, leading_ns, &over, &mut look_ahead, &mut |i, measured| {
-            let report = books.borrow_mut().enter(&batch[i], measured);
-            refused = observer(Event::Trial(&report)).err();
-            reports.push(report);
-            if refused.is_some() || stopped() || out_of_time() {
-                ControlFlow::Break(())
-            } else {
-                ControlFlow::Continue(())
+        if batch.candidates.is_empty() {
+            break if books.may_think(time_left()) { Ended::Exhausted } else { Ended::Time };
+        }
+        if is_late && batch.candidates.len() > 1 {
+            batch.withdraw(measure)?;
+            next = Some(Batch {
+                candidates: batch.candidates.split_off(1),
+                ..Batch::new(Vec::new(), batch.is_guess, subject)
+            });
+        }
+        batch.submit(measure);
+        let leading_ns = books.leading_ns();
+        let left = left.saturating_sub(batch.candidates.len() as u64);
+        // Where that gains time a batch is chosen before the results of the one before are there.
+        if works_ahead && next.is_none() && left > 0 && !is_late {
+            let guesses = books.guess(&mut guesses, budget.most_at_a_time(left));
+            if !guesses.is_empty() {
+                next = Some(Batch::new(guesses, true, subject));
+            } else if !batch.is_guess && books.may_think(time_left()) {
+                // One that does not know of the guesses yet could propose them again.
+                let n = budget.at_a_time(books.n_known() + batch.candidates.len() as u64, left);
+                next = Some(Batch::new(books.propose(search, subject.space, n), false, subject));
             }
-        });
-        let trials: Vec<Trial> = reports.iter().map(|report| report.trial.clone()).collect();
-        if !stopped() && !out_of_time() {
+            if let Some(next) = &mut next {
+                next.submit(measure);
+            }
+        }
+        let over = || stopped() || time_left().is_zero() && !is_first && !is_for_a_result;
+        let mut reports = Vec::with_capacity(batch.candidates.len());
+        let mut trials = Vec::with_capacity(batch.candidates.len());
+        let (mut refused, mut broken) = (None, None);
+        // When those that are tested have had their last moment.
+        let mut last = None;
+        while reports.len() < batch.candidates.len() {
+            let came = match batch.early.pop_front() {
+                Some((number, measured)) => Ok(Next::Done(number, measured)),
+                None => {
+                    if over() && last.is_none() {
+                        last = Some(clock() + LAST_WAIT);
+                        if let Some(next) = &mut next {
+                            next.withdraw(measure)?;
+                        }
+                        measure.wind_down();
+                    }
+                    let at_most = last.map_or(LOOK, |last| last.saturating_sub(clock()).min(LOOK));
+                    if at_most.is_zero() {
+                        break;
+                    }
+                    measure.next(leading_ns, at_most)
+                }
+            };
+            match came {
+                Ok(Next::Done(number, measured)) => {
+                    let Some(candidate) = batch.candidate(number) else {
+                        // It is of the batch that comes next, and told with it.
+                        if let Some(next) = next.as_mut().filter(|next| next.candidate(number).is_some()) {
+                            next.early.push_back((number, measured));
+                        }
+                        continue;
+                    };
+                    let report = books.enter(candidate, measured);
+                    trials.push((number, report.trial.clone()));
+                    refused = observer(Event::Trial(&report)).err();
+                    reports.push(report);
+                    if refused.is_some() || stopped() || time_left().is_zero() {
+                        break;
+                    }
+                }
+                Ok(Next::Pending) => {}
+                Ok(Next::Idle) => break,
+                Err(error) => {
+                    broken = Some(error);
+                    break;
+                }
+            }
+        }
+        if reports.len() < batch.candidates.len() && broken.is_none() {
+            if let Some(next) = &mut next {
+                next.withdraw(measure)?;
+            }
+            batch.withdraw(measure)?;
+        }
+        trials.sort_by_key(|(number, _)| *number);
+        let trials: Vec<Trial> = trials.into_iter().map(|(_, trial)| trial).collect();
+        if !stopped() && !time_left().is_zero() {
             // One that is not asked again need not learn.
-            books.borrow_mut().search(|| search.observe(&trials));
+            books.search(|| search.observe(&trials));
         }
         if let Some(error) = refused {
             return Err(Error::Observer(error));
         }
         observer(Event::Batch(&reports)).map_err(Error::Observer)?;
-        measured.map_err(Error::Measure)?;
+        broken.map_or(Ok(()), Err).map_err(Error::Measure)?;
         // A measuring side that gives no results would be asked for ever.
-        if reports.is_empty() && !out_of_time() {
+        if reports.is_empty() && !time_left().is_zero() {
             break Ended::Interrupted;
         }
     };
-    Ok(books.into_inner().close(clock(), ended))
+    Ok(books.close(clock(), ended))
 }
 
 /// What is measured together.
 struct Batch {
-    configs: Vec<Config>,
+    candidates: Vec<Candidate>,
     /// Whether no search has proposed it.
     is_guess: bool,
+    /// Their numbers, once they are submitted.
+    numbers: Option<Range<u64>>,
+    /// What came of them while the batch before was at hand.
+    early: VecDeque<(u64, Measured)>,
+}
+
+impl Batch {
+    fn new(configs: Vec<Config>, is_guess: bool, subject: Subject) -> Batch {
+        let candidates = configs.into_iter().map(|config| subject.candidate(config)).collect();
+        Batch { candidates, is_guess, numbers: None, early: VecDeque::new() }
+    }
+
+    /// Has it measured, unless it is already.
+    fn submit(&mut self, measure: &mut dyn Measure) {
+        if self.numbers.is_none() {
+            self.numbers = Some(measure.submit(&self.candidates));
+        }
+    }
+
+    /// Has it measured no longer, nor what was submitted after it.
+    fn withdraw(&mut self, measure: &mut dyn Measure) -> Result<(), Error> {
+        self.early.clear();
+        self.numbers.take().map_or(Ok(()), |numbers| measure.cancel(numbers.start)).map_err(Error::Measure)
+    }
+
+    /// The candidate of a number; none where that is of another batch.
+    fn candidate(&self, number: u64) -> Option<&Candidate> {
+        let numbers = self.numbers.as_ref().filter(|numbers| numbers.contains(&number))?;
+        self.candidates.get((number - numbers.start) as usize)
+    }
 }
 
 /// The last of the leading trials is the fastest of ten, the second fastest of twenty and so on, but no later than this.
@@ -341,6 +425,16 @@ impl<'a> Books<'a> {
         result
     }
 
+    /// So many guesses at most that are new.
+    fn guess(&mut self, guesses: &mut dyn Iterator<Item = Config>, n: usize) -> Vec<Config> {
+        guesses.filter(|config| self.seen.insert(config.clone())).take(n).collect()
+    }
+
+    /// Whether a search that thinks as long as the last time has something measured in the time that is left.
+    fn may_think(&self, left: Duration) -> bool {
+        self.last_thought < left
+    }
+
     /// New configurations that a search proposes.
     fn propose(&mut self, search: &mut dyn Search, space: &Space, n: usize) -> Vec<Config> {
         let before = self.search_time;
@@ -354,8 +448,8 @@ impl<'a> Books<'a> {
         batch
     }
 
-    fn enter(&mut self, config: &Config, measured: Measured) -> Report {
-        let trial = Trial { config: config.clone(), outcome: measured.outcome };
+    fn enter(&mut self, candidate: &Candidate, measured: Measured) -> Report {
+        let trial = Trial { config: candidate.config.clone(), outcome: measured.outcome };
         let sound = trial.outcome.timing().is_none_or(|timing| timing.median_ns > 0.0 && timing.median_ns.is_finite());
         assert!(sound, "invariant: a median is positive and finite: {:?}", trial.outcome);
         self.rank(&trial);
@@ -366,7 +460,14 @@ impl<'a> Books<'a> {
         self.seconds += measured.seconds;
         self.n_trials += 1;
         let number = self.n_known() - 1;
-        Report { number, trial, seconds: measured.seconds, limit: measured.limit, best_ns: self.best_ns() }
+        Report {
+            number,
+            trial,
+            steps: Arc::clone(&candidate.steps),
+            seconds: measured.seconds,
+            limit: measured.limit,
+            best_ns: self.best_ns(),
+        }
     }
 
     fn close(self, wall: Duration, ended: Ended) -> Summary {
@@ -389,10 +490,15 @@ mod tests {
     use std::sync::atomic::AtomicU64;
 
     use super::*;
+    use crate::measure::{Machine, RaceLimits, Standing};
     use crate::search::{SEARCHES, build};
     use crate::space::Parameter;
     use crate::trial::{Outcome, Timing};
     use crate::{RecordedSpace, search};
+
+    fn subject(space: &Arc<Space>) -> Subject<'_> {
+        Subject::from(&**space)
+    }
 
     /// 24 configurations, every fourth of which fails; the last one that does not is the fastest.
     fn table() -> RecordedSpace {
@@ -429,9 +535,16 @@ mod tests {
             }
             Ok(())
         };
-        let summary =
-            tune(search.as_mut(), &space, &mut table, HeadStart { prior, guesses: &[] }, budget, stop, &mut observer)
-                .unwrap();
+        let summary = tune(
+            search.as_mut(),
+            subject(&space),
+            &mut table,
+            HeadStart { prior, guesses: &[] },
+            budget,
+            stop,
+            &mut observer,
+        )
+        .unwrap();
         assert_eq!((shown, committed.len()), (summary.n_trials, summary.n_trials as usize));
         (summary, committed)
     }
@@ -503,7 +616,8 @@ mod tests {
             Ok(())
         };
         let summary =
-            tune(search.as_mut(), &space, &mut table, HeadStart::default(), trials(20), &stop, &mut observer).unwrap();
+            tune(search.as_mut(), subject(&space), &mut table, HeadStart::default(), trials(20), &stop, &mut observer)
+                .unwrap();
         assert_eq!((summary.n_trials, summary.ended, committed), (7, Ended::Interrupted, 7));
     }
 
@@ -524,29 +638,53 @@ mod tests {
         assert_eq!(Books::new(&third, &at_once).leading_ns(), Some(80.0));
     }
 
-    /// A table that asks what comes next, and holds the loop to it.
+    /// A table that has candidates of two batches at once, and tells the last ones first or the first ones.
     struct Ahead {
         table: RecordedSpace,
-        /// What it was told when the last batch was measured.
-        expected: Vec<Config>,
-        n_kept: usize,
+        waiting: Vec<(u64, Candidate)>,
+        is_backwards: bool,
+        n_ahead: usize,
     }
 
     impl Measure for Ahead {
-        fn measure(
-            &mut self,
-            batch: &[Config],
-            leading_ns: Option<f64>,
-            over: &dyn Fn() -> bool,
-            next: &mut dyn FnMut() -> Vec<Config>,
-            done: &mut dyn FnMut(usize, Measured) -> ControlFlow<()>,
-        ) -> Result<(), BoxError> {
-            if !self.expected.is_empty() {
-                assert_eq!(batch, self.expected);
-                self.n_kept += 1;
+        fn submit(&mut self, candidates: &[Candidate]) -> Range<u64> {
+            self.n_ahead += usize::from(!self.waiting.is_empty());
+            let numbers = self.table.submit(candidates);
+            self.table.cancel(0).unwrap();
+            self.waiting.extend(numbers.clone().zip(candidates.iter().cloned()));
+            numbers
+        }
+
+        fn next(&mut self, _: Option<f64>, _: Duration) -> Result<Next, BoxError> {
+            if self.waiting.is_empty() {
+                return Ok(Next::Idle);
             }
-            self.expected = next();
-            self.table.measure(batch, leading_ns, over, &mut Vec::new, done)
+            let (number, candidate) = self.waiting.remove(if self.is_backwards { self.waiting.len() - 1 } else { 0 });
+            let outcome = self.table.outcome(&candidate.config);
+            Ok(Next::Done(number, Measured { outcome, seconds: Seconds::default(), limit: None }))
+        }
+
+        fn wind_down(&mut self) {
+            self.waiting.clear();
+        }
+
+        fn cancel(&mut self, from: u64) -> Result<(), BoxError> {
+            self.waiting.retain(|(number, _)| *number < from);
+            Ok(())
+        }
+
+        fn race(
+            &mut self,
+            _: &[Candidate],
+            _: RaceLimits,
+            _: Option<&AtomicBool>,
+            _: &mut dyn FnMut(usize),
+        ) -> Result<Vec<Standing>, BoxError> {
+            unreachable!("nothing is raced")
+        }
+
+        fn machine(&self) -> Machine {
+            Machine { works_ahead: true, ..Machine::default() }
         }
     }
 
@@ -554,27 +692,35 @@ mod tests {
     fn looking_ahead_changes_neither_budgets_nor_what_is_found() {
         for row in SEARCHES {
             for budget in [trials(0), trials(1), trials(7), trials(24), Budget { batch: 5, ..Budget::default() }] {
-                let mut ahead = Ahead { table: table(), expected: vec![], n_kept: 0 };
-                let space = ahead.table.space().clone();
-                let guesses = [space.config_at(3), space.config_at(1), space.config_at(3)];
-                let mut search = build(row.name, &space, 1).unwrap();
-                let mut measured = HashSet::new();
-                let mut observer = |event: Event| {
-                    if let Event::Batch(reports) = event {
-                        assert!(reports.iter().all(|report| measured.insert(report.trial.config.clone())));
+                let found = [false, true].map(|is_backwards| {
+                    let mut ahead = Ahead { table: table(), waiting: vec![], is_backwards, n_ahead: 0 };
+                    let space = ahead.table.space().clone();
+                    let guesses = [space.config_at(3), space.config_at(1), space.config_at(3)];
+                    let mut search = build(row.name, &space, 1).unwrap();
+                    let mut measured = Vec::new();
+                    let mut observer = |event: Event| {
+                        if let Event::Batch(reports) = event {
+                            let mut batch: Vec<Config> = reports.iter().map(|r| r.trial.config.clone()).collect();
+                            batch.sort();
+                            measured.push(batch);
+                        }
+                        Ok(())
+                    };
+                    let head_start = HeadStart { prior: &[], guesses: &guesses };
+                    let stop = AtomicBool::new(false);
+                    let subject = subject(&space);
+                    let summary =
+                        tune(search.as_mut(), subject, &mut ahead, head_start, budget, &stop, &mut observer).unwrap();
+                    assert_eq!(summary.n_trials, budget.trials.unwrap_or(24), "{}", row.name);
+                    let distinct: HashSet<&Config> = measured.iter().flatten().collect();
+                    assert_eq!(distinct.len() as u64, summary.n_trials);
+                    if summary.n_trials == 24 {
+                        assert_eq!(summary.best.unwrap().outcome.cost(), 78.0);
+                        assert_eq!(ahead.n_ahead > 0, search.looks_ahead(), "{}", row.name);
                     }
-                    Ok(())
-                };
-                let head_start = HeadStart { prior: &[], guesses: &guesses };
-                let stop = AtomicBool::new(false);
-                let summary =
-                    tune(search.as_mut(), &space, &mut ahead, head_start, budget, &stop, &mut observer).unwrap();
-                assert_eq!(summary.n_trials, budget.trials.unwrap_or(24), "{}", row.name);
-                assert_eq!(measured.len() as u64, summary.n_trials);
-                if summary.n_trials == 24 {
-                    assert_eq!(summary.best.unwrap().outcome.cost(), 78.0);
-                    assert_eq!(ahead.n_kept > 0, search.looks_ahead(), "{}", row.name);
-                }
+                    measured
+                });
+                assert_eq!(found[0], found[1], "{}: proposals depend on what comes first", row.name);
             }
         }
     }
@@ -599,7 +745,7 @@ mod tests {
             let budget = Budget { trials: Some(trials), ..Budget::default() };
             let mut search = build("random", &space, 1).unwrap();
             let stop = AtomicBool::new(false);
-            tune(search.as_mut(), &space, &mut table, head_start, budget, &stop, &mut observer).unwrap();
+            tune(search.as_mut(), subject(&space), &mut table, head_start, budget, &stop, &mut observer).unwrap();
             lengths
         };
         let from_scratch = lengths(HeadStart::default(), 400);
@@ -619,20 +765,38 @@ mod tests {
     }
 
     impl Measure for Timed<'_, RecordedSpace> {
-        fn measure(
-            &mut self,
-            batch: &[Config],
-            leading_ns: Option<f64>,
-            over: &dyn Fn() -> bool,
-            next: &mut dyn FnMut() -> Vec<Config>,
-            done: &mut dyn FnMut(usize, Measured) -> ControlFlow<()>,
-        ) -> Result<(), BoxError> {
-            for (at, config) in batch.iter().enumerate().take_while(|_| !over()) {
+        fn submit(&mut self, candidates: &[Candidate]) -> Range<u64> {
+            self.of.submit(candidates)
+        }
+
+        fn next(&mut self, leading_ns: Option<f64>, at_most: Duration) -> Result<Next, BoxError> {
+            let next = self.of.next(leading_ns, at_most)?;
+            if let Next::Done(..) = next {
                 self.now_s.fetch_add(self.takes_s, Ordering::Relaxed);
-                let mut done = |_, measured| done(at, measured);
-                self.of.measure(std::slice::from_ref(config), leading_ns, over, next, &mut done)?;
             }
-            Ok(())
+            Ok(next)
+        }
+
+        fn wind_down(&mut self) {
+            self.of.wind_down();
+        }
+
+        fn cancel(&mut self, from: u64) -> Result<(), BoxError> {
+            self.of.cancel(from)
+        }
+
+        fn race(
+            &mut self,
+            _: &[Candidate],
+            _: RaceLimits,
+            _: Option<&AtomicBool>,
+            _: &mut dyn FnMut(usize),
+        ) -> Result<Vec<Standing>, BoxError> {
+            unreachable!("nothing is raced")
+        }
+
+        fn machine(&self) -> Machine {
+            self.of.machine()
         }
     }
 
@@ -662,7 +826,8 @@ mod tests {
         let (stop, clock) = (AtomicBool::new(false), || Duration::from_secs(now_s.load(Ordering::Relaxed)));
         let mut observer = |_: Event| Ok(());
         let summary =
-            tune_by_clock(&mut search, &space, &mut measure, head_start, budget, &stop, &mut observer, &clock).unwrap();
+            tune_by_clock(&mut search, subject(&space), &mut measure, head_start, budget, &stop, &mut observer, &clock)
+                .unwrap();
         assert_eq!((summary.n_trials, summary.wall_seconds as u64), expected);
         assert_eq!(summary.ended, Ended::Time);
     }
@@ -698,15 +863,32 @@ mod tests {
     struct Broken;
 
     impl Measure for Broken {
-        fn measure(
-            &mut self,
-            _: &[Config],
-            _: Option<f64>,
-            _: &dyn Fn() -> bool,
-            _: &mut dyn FnMut() -> Vec<Config>,
-            _: &mut dyn FnMut(usize, Measured) -> ControlFlow<()>,
-        ) -> Result<(), BoxError> {
+        fn submit(&mut self, candidates: &[Candidate]) -> Range<u64> {
+            0..candidates.len() as u64
+        }
+
+        fn next(&mut self, _: Option<f64>, _: Duration) -> Result<Next, BoxError> {
             Err("no worker".into())
+        }
+
+        fn wind_down(&mut self) {}
+
+        fn cancel(&mut self, _: u64) -> Result<(), BoxError> {
+            Ok(())
+        }
+
+        fn race(
+            &mut self,
+            _: &[Candidate],
+            _: RaceLimits,
+            _: Option<&AtomicBool>,
+            _: &mut dyn FnMut(usize),
+        ) -> Result<Vec<Standing>, BoxError> {
+            unreachable!("nothing is raced")
+        }
+
+        fn machine(&self) -> Machine {
+            Machine::default()
         }
     }
 
@@ -716,12 +898,21 @@ mod tests {
         let space = table.space().clone();
         let stop = AtomicBool::new(false);
         let mut search = search::build("random", &space, 1).unwrap();
-        let error = tune(search.as_mut(), &space, &mut Broken, HeadStart::default(), trials(9), &stop, &mut |_| Ok(()))
-            .unwrap_err();
+        let error = tune(
+            search.as_mut(),
+            subject(&space),
+            &mut Broken,
+            HeadStart::default(),
+            trials(9),
+            &stop,
+            &mut |_| Ok(()),
+        )
+        .unwrap_err();
         assert_eq!(error.to_string(), "measuring failed: no worker");
         let mut full = |_: Event| Err("disk full".into());
         let error =
-            tune(search.as_mut(), &space, &mut table, HeadStart::default(), trials(9), &stop, &mut full).unwrap_err();
+            tune(search.as_mut(), subject(&space), &mut table, HeadStart::default(), trials(9), &stop, &mut full)
+                .unwrap_err();
         assert_eq!(error.to_string(), "recording failed: disk full");
     }
 }

@@ -2,7 +2,6 @@
 
 use std::collections::HashSet;
 use std::io::Write;
-use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -10,8 +9,7 @@ use flate2::{Compression, write::GzEncoder};
 use proptest::prelude::*;
 use serde_json::{Value as Json, json};
 use tilewright_tune::{
-    ErrorClass, Measure, Measured, Outcome, Parameter, RecordedSpace, Replay, ReplayPlan, SEARCHES, Space, Timing,
-    Trial, search,
+    ErrorClass, Outcome, Parameter, RecordedSpace, Replay, ReplayPlan, SEARCHES, Space, Timing, Trial, search,
 };
 
 const CONVOLUTION: &[u8] = include_bytes!("data/recorded/convolution_milo-A100_T4.json.gz");
@@ -146,17 +144,11 @@ fn what_is_written_is_read_back() {
         let mut file = Vec::new();
         recorded.write_t4(&mut file, is_packed, &[("workload", "matmul".into())]).unwrap();
         assert_eq!(file.starts_with(&[0x1f, 0x8b]), is_packed);
-        let mut read = RecordedSpace::read("written", &file, None).unwrap();
+        let read = RecordedSpace::read("written", &file, None).unwrap();
         assert_eq!((read.len(), read.n_valid()), (recorded.len(), recorded.n_valid()));
         for trial in &trials {
             let config = read.space().config_from_json(&space.config_to_json(&trial.config)).unwrap();
-            let mut found = None;
-            let mut done = |_, measured: Measured| {
-                found = Some(measured.outcome);
-                ControlFlow::Continue(())
-            };
-            read.measure(&[config], None, &|| false, &mut Vec::new, &mut done).unwrap();
-            let found = found.unwrap();
+            let found = read.outcome(&config);
             // T4 tells fewer classes apart.
             let class = trial.outcome.class().map(|class| match class {
                 ErrorClass::CompileErrorHost => ErrorClass::CompileErrorDevice,
@@ -325,13 +317,8 @@ fn numbers_with_fractions_keep_their_order() {
         json!([{"name": "a", "kind": "ordinal", "values": [0, 1, 2, 3, 4]}])
     );
     // 8.0 and 8 are one, of 4 and 5 microseconds.
-    let mut found = Vec::new();
-    let mut done = |_, measured: Measured| {
-        found.push(measured.outcome.cost());
-        ControlFlow::Continue(())
-    };
-    let configs: Vec<_> = (0..5).map(|at| recorded.space().config_at(at)).collect();
-    recorded.clone().measure(&configs, None, &|| false, &mut Vec::new, &mut done).unwrap();
+    let costs = (0..5).map(|at| recorded.outcome(&recorded.space().config_at(at)).cost());
+    let found: Vec<f64> = costs.collect();
     assert_eq!(found, [6000.0, 2000.0, 3000.0, 1000.0, 4500.0]);
     // A text beside the number that it writes.
     let rows = json!([row(json!({"a": "1"}), 1.into()), row(json!({"a": 1}), 2.into())]);

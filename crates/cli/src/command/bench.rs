@@ -8,7 +8,7 @@ use rand::SeedableRng;
 use rand::seq::SliceRandom;
 use rand_xoshiro::Xoshiro256PlusPlus;
 use serde_json::{Map, Value as Json, json};
-use tilewright_device::device::{Racer, Round, steps_text};
+use tilewright_device::device::{Racer, Round};
 use tilewright_device::protocol::Source;
 use tilewright_device::{Device, Options};
 use tilewright_ir::op::Workload;
@@ -195,11 +195,9 @@ fn bench(
         .config_from_json(&best.config)
         .or_bad_input("the space has changed since it was recorded; run `tilewright tune` again")?;
     let options = Options { n_workers: 1, at_best_pace: false, ..device_options(threads)? };
-    let steps = task.steps(&config);
-    let mut device = start_device(workload, &task.setting.target, options, |_| Vec::new(), None)?
-        .expect("nobody interrupts the start");
+    let mut device = start_device(workload, &task.setting.target, options, None)?.expect("nobody interrupts the start");
     let racer = device
-        .start_race(&[Source::Steps(steps_text(&steps))], &|| false)?
+        .start_race(&[Source::Steps(task.steps_text(&config))], &|| false)?
         .pop()
         .expect("a race has as many candidates as sources");
     let relative_error = racer.relative_error();

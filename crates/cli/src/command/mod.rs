@@ -26,11 +26,11 @@ use tilewright_device::data::DataError;
 use tilewright_device::device::WorkerCommand;
 use tilewright_device::limits::{self, Allowed};
 use tilewright_device::{Device, DeviceError, Options, host};
+use tilewright_ir::Target;
 use tilewright_ir::op::Workload;
 use tilewright_ir::target::NAMED;
-use tilewright_ir::{Step, Target};
 use tilewright_tune::record::Judges;
-use tilewright_tune::{Best, Config, Judge, PassedOver, Record, Setting, Store, StoreError, TEMPLATES, Task, TaskKey};
+use tilewright_tune::{Best, Judge, PassedOver, Record, Setting, Store, StoreError, TEMPLATES, Task, TaskKey};
 
 use crate::database::Database;
 use crate::error::{OrBadInput, bad_input};
@@ -343,7 +343,6 @@ pub fn start_device(
     workload: &Workload,
     target: &Target,
     options: Options,
-    steps: impl Fn(&Config) -> Vec<Step> + 'static,
     interrupts: Option<&Interrupts>,
 ) -> anyhow::Result<Option<Device>> {
     const QUIET: Duration = Duration::from_millis(500);
@@ -360,7 +359,7 @@ pub fn start_device(
         let is_stopped = interrupts.is_some_and(|interrupts| interrupts.stop.load(Ordering::Relaxed));
         if is_stopped { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     };
-    let device = Device::new_watched(workload.clone(), target, options, steps, &watch);
+    let device = Device::new_watched(workload.clone(), target, options, &watch);
     progress.finish();
     match device {
         Ok(device) => Ok(Some(device)),

@@ -87,10 +87,8 @@ pub fn run(args: &RecordSpaceArgs, as_json: bool) -> anyhow::Result<()> {
     options.seed = args.seed;
     // A recorded space is not about the best one alone.
     options.to_the_end = true;
-    let scheduling = task.clone();
-    let steps = move |config: &Config| scheduling.steps(config);
     let interrupts = Interrupts::watch()?;
-    let device = start_device(&task.setting.workload, &task.setting.target, options, steps, Some(&interrupts))?;
+    let device = start_device(&task.setting.workload, &task.setting.target, options, Some(&interrupts))?;
     let mut recording = Recording {
         task: &task,
         seed: args.seed,
@@ -210,7 +208,7 @@ impl Recording<'_> {
         let mut lost = None;
         let summary = tilewright_tune::tune(
             search.as_mut(),
-            &self.task.space,
+            self.task.into(),
             device,
             HeadStart { prior: &prior, guesses: configs },
             Budget { trials: Some(n_new), ..Budget::default() },

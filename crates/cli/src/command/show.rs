@@ -6,7 +6,6 @@ use anyhow::Context;
 use clap::{Args, ValueEnum};
 use serde_json::{Value as Json, json};
 use tilewright_codegen::{Argument, Emit, Interface};
-use tilewright_device::device::steps_text;
 use tilewright_ir::schedule::apply_all;
 use tilewright_ir::{Part, Program, Role, lower, verify};
 use tilewright_tune::PassedOver;
@@ -142,7 +141,7 @@ pub fn run(args: &ShowArgs, as_json: bool) -> anyhow::Result<()> {
     };
     let config_json = config.as_ref().map(|config| task.space.config_to_json(config));
     let bytes = match args.emit {
-        What::Steps => steps_text(&steps).into_bytes(),
+        What::Steps => tilewright_ir::schedule::steps_text(&steps).into_bytes(),
         What::Ir => scheduled()?.to_string().into_bytes(),
         What::Lowered => lower::lower(&scheduled()?).to_string().into_bytes(),
         What::Llvm => code(Emit::LlvmOptimized)?,

@@ -321,7 +321,7 @@ pub fn tune(args: &TuneArgs, workload: &Workload, is_of_set: bool, interrupts: &
     let mut lost = None;
     let summary = tilewright_tune::tune(
         search.as_mut(),
-        &run.task.space,
+        (&run.task).into(),
         &mut device,
         HeadStart { prior: &earlier.trials, guesses: &guesses },
         budget,
@@ -353,7 +353,7 @@ pub fn tune(args: &TuneArgs, workload: &Workload, is_of_set: bool, interrupts: &
         _ => None,
     };
     let recorded = recorder.lock().unwrap_or_else(PoisonError::into_inner).conclude(winner.as_ref());
-    let end = end.context("measuring the leading candidates")?;
+    let end = end.map_err(anyhow::Error::from_boxed).context("measuring the leading candidates")?;
     drop(device);
     run.wall.end = run.wall.lap();
     let lost = lost.or(recorded.err()).map(|error| run.database.failure(&error));
@@ -694,9 +694,7 @@ impl Run<'_> {
 
     /// The device with its workers; none after an interrupt.
     fn device(&self, interrupts: &Interrupts) -> anyhow::Result<Option<Device>> {
-        let (task, options) = (self.task.clone(), self.options.clone());
-        let steps = move |config: &Config| task.steps(config);
-        start_device(&self.workload, &self.task.setting.target, options, steps, Some(interrupts))
+        start_device(&self.workload, &self.task.setting.target, self.options.clone(), Some(interrupts))
     }
 
     /// The result of a run that was interrupted before it began.

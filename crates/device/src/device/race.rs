@@ -1,15 +1,16 @@
 //! Candidates timed against each other, round by round.
 
-use super::Device;
-use super::candidates::{Goal, Kept};
+use super::scheduler::{Goal, Kept, MOST_RETRIES};
+use super::{Device, LOOK};
 use crate::limits::Allowed;
-use crate::protocol::Source;
+use crate::protocol::{Lane, Request, Source};
+use crate::workers::{Answer, describe, is_from_outside};
 use rand::SeedableRng;
 use rand::seq::SliceRandom;
 use rand_xoshiro::Xoshiro256PlusPlus;
 use std::io;
 use std::time::Duration;
-use tilewright_tune::{ErrorClass, Measured, Outcome, Timing};
+use tilewright_tune::{ErrorClass, Measured, Outcome, Timing, pause, quantile};
 
 /// What one candidate's runs in a round of a race come to at least.
 #[derive(Debug, Clone, Copy)]
@@ -43,6 +44,13 @@ impl Racer {
     /// Median nanoseconds a run, one for each round; empty if it failed.
     pub fn medians_ns(&self) -> &[f64] {
         if self.failure.is_none() { &self.medians_ns } else { &[] }
+    }
+
+    /// The first quartile of its rounds, in nanoseconds a run; infinite where it has none, or failed.
+    pub fn quartile_ns(&self) -> f64 {
+        let mut rounds = self.medians_ns().to_vec();
+        rounds.sort_by(f64::total_cmp);
+        if rounds.is_empty() { f64::INFINITY } else { quantile(&rounds, 0.25) }
     }
 }
 
@@ -105,15 +113,37 @@ impl Device {
         over: &dyn Fn() -> bool,
     ) -> io::Result<Vec<(Option<Kept>, Option<Outcome>)>> {
         // Of what was to come after the last batch nothing is wanted any more.
-        self.abandon()?;
-        self.begin(sources);
-        let built = self.keep(Goal { quickly: false, to_the_end: true, trial: None }, over)?;
-        let of_keeping = |built| match built {
-            Some(Ok(kept)) => (Some(kept), None),
-            Some(Err(Measured { outcome, .. })) => (None, Some(outcome)),
-            None => (None, None),
-        };
-        Ok(built.into_iter().map(of_keeping).collect())
+        let commands = self.scheduler.cancel(0);
+        self.carry_out(commands)?;
+        self.scheduler.aim(Goal::Keep);
+        let kept = self.keep(sources, over);
+        self.scheduler.aim(Goal::Trial);
+        kept
+    }
+
+    fn keep(
+        &mut self,
+        sources: &[Source],
+        over: &dyn Fn() -> bool,
+    ) -> io::Result<Vec<(Option<Kept>, Option<Outcome>)>> {
+        let first = self.submit_sources(sources).start;
+        loop {
+            self.act()?;
+            if self.scheduler.is_settled() || over() {
+                break;
+            }
+            self.listen(pause::now() + LOOK)?;
+        }
+        let mut results = vec![(None, None); sources.len()];
+        for (number, settled) in self.scheduler.take_settled() {
+            results[(number - first) as usize] = match settled {
+                Ok(kept) => (Some(kept), None),
+                Err(Measured { outcome, .. }) => (None, Some(outcome)),
+            };
+        }
+        let commands = self.scheduler.cancel(0);
+        self.carry_out(commands)?;
+        Ok(results)
     }
 
     /// Rounds that each run every candidate once in a new order, so that a change of the machine's speed hits
@@ -158,10 +188,41 @@ impl Device {
         Ok(())
     }
 
+    /// Times a kernel that is kept, with nothing built beside it; again where there was a pause.
+    ///
+    /// # Errors
+    /// Where a worker cannot be started anew, or is ended from outside.
+    fn time_kept(&mut self, kept: Kept, round: Round) -> io::Result<Outcome> {
+        while !self.workers.are_idle() {
+            self.listen(pause::now() + LOOK)?;
+        }
+        for _ in 0..=MOST_RETRIES {
+            let paused = pause::total();
+            let (plan, timeout) = self.scheduler.round(round, kept.is_alone);
+            let request = Request::Run { id: kept.kernel.id, plan };
+            self.workers.ask(kept.kernel.worker, &request, timeout);
+            let answer = loop {
+                match self.workers.next_answer(None)? {
+                    Some((worker, Lane::Test, answer)) if worker == kept.kernel.worker => break answer,
+                    _ => {}
+                }
+            };
+            let is_kept = match answer {
+                Answer::Died(status) if is_from_outside(status) => return Err(io::Error::other(describe(status))),
+                Answer::Reply(_) => true,
+                _ => false,
+            };
+            if !is_kept || pause::total() == paused {
+                return Ok(self.scheduler.outcome(answer, self.options.run_timeout, &mut 0.0).0);
+            }
+        }
+        Err(io::Error::other("this process was stopped again and again"))
+    }
+
     /// Forgets a candidate and sums up its rounds.
     pub fn end_race(&mut self, racer: Racer) -> Outcome {
         if let Some(kept) = racer.kept {
-            self.forget(kept.kernel);
+            self.workers.tell(kept.kernel.worker, &Request::Drop { id: kept.kernel.id });
         }
         racer.failure.unwrap_or_else(|| match racer.medians_ns.as_slice() {
             [] => Outcome::Failed { class: ErrorClass::Unknown, message: "it was never run".to_owned() },

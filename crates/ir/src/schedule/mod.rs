@@ -23,7 +23,7 @@ mod text;
 mod tree;
 pub(crate) mod winograd;
 
-pub use text::{FORMS, StepParseError, parse_steps};
+pub use text::{FORMS, StepParseError, parse_steps, steps_text};
 pub use tree::nest;
 
 use crate::program::{LoopKind, Program};

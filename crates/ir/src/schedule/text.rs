@@ -97,6 +97,11 @@ impl fmt::Display for Step {
     }
 }
 
+/// The text of a schedule, a line a step: as it is recorded, and sent to who carries it out.
+pub fn steps_text(steps: &[Step]) -> String {
+    steps.iter().map(|s| format!("{s}\n")).collect()
+}
+
 /// Parses one step a line; empty lines and lines that begin with `#` are skipped.
 ///
 /// # Errors

@@ -17,8 +17,10 @@ mod t4;
 
 use std::collections::HashMap;
 use std::io::{self, Write};
-use std::ops::ControlFlow;
+use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
 
 use flate2::Compression;
 use flate2::write::GzEncoder;
@@ -26,7 +28,7 @@ pub use read::ReplayError;
 pub use repeats::{AtBudget, Replay, ReplayPlan};
 use serde_json::Value as Json;
 
-use crate::measure::{BoxError, Measure, Measured, Seconds};
+use crate::measure::{BoxError, Candidate, Machine, Measure, Measured, Next, Queue, RaceLimits, Seconds, Standing};
 use crate::space::{Config, Space};
 use crate::trial::{ErrorClass, Outcome, Trial};
 
@@ -36,13 +38,15 @@ pub struct RecordedSpace {
     space: Arc<Space>,
     outcomes: Arc<HashMap<Config, Outcome>>,
     notes: Arc<[String]>,
+    /// What is to be looked up.
+    queue: Queue,
 }
 
 impl RecordedSpace {
     /// The recorded space of these trials; of two with one configuration the later one counts.
     pub fn new(space: Arc<Space>, trials: impl IntoIterator<Item = Trial>) -> RecordedSpace {
         let outcomes = trials.into_iter().map(|trial| (trial.config, trial.outcome)).collect();
-        RecordedSpace { space, outcomes: Arc::new(outcomes), notes: Arc::default() }
+        RecordedSpace { space, outcomes: Arc::new(outcomes), notes: Arc::default(), queue: Queue::default() }
     }
 
     /// The space whose configurations are recorded.
@@ -96,23 +100,55 @@ impl RecordedSpace {
     }
 }
 
+impl RecordedSpace {
+    /// What became of a configuration; one that is not recorded failed with [`ErrorClass::Unknown`].
+    pub fn outcome(&self, config: &Config) -> Outcome {
+        let missing = || Outcome::Failed { class: ErrorClass::Unknown, message: "not recorded".into() };
+        self.outcomes.get(config).cloned().unwrap_or_else(missing)
+    }
+}
+
 impl Measure for RecordedSpace {
-    /// A configuration that is not recorded fails with [`ErrorClass::Unknown`].
-    fn measure(
-        &mut self,
-        batch: &[Config],
-        _leading_ns: Option<f64>,
-        _over: &dyn Fn() -> bool,
-        _next: &mut dyn FnMut() -> Vec<Config>,
-        done: &mut dyn FnMut(usize, Measured) -> ControlFlow<()>,
-    ) -> Result<(), BoxError> {
-        for (i, config) in batch.iter().enumerate() {
-            let missing = || Outcome::Failed { class: ErrorClass::Unknown, message: "not recorded".into() };
-            let outcome = self.outcomes.get(config).cloned().unwrap_or_else(missing);
-            if done(i, Measured { outcome, seconds: Seconds::default(), limit: None }).is_break() {
-                break;
+    fn submit(&mut self, candidates: &[Candidate]) -> Range<u64> {
+        self.queue.submit(candidates)
+    }
+
+    fn next(&mut self, _leading_ns: Option<f64>, _at_most: Duration) -> Result<Next, BoxError> {
+        Ok(match self.queue.pop() {
+            None => Next::Idle,
+            Some((number, Candidate { config, .. })) => {
+                let outcome = self.outcome(&config);
+                Next::Done(number, Measured { outcome, seconds: Seconds::default(), limit: None })
             }
-        }
+        })
+    }
+
+    fn wind_down(&mut self) {
+        self.queue.cancel(0);
+    }
+
+    fn cancel(&mut self, from: u64) -> Result<(), BoxError> {
+        self.queue.cancel(from);
         Ok(())
+    }
+
+    fn race(
+        &mut self,
+        candidates: &[Candidate],
+        _limits: RaceLimits,
+        _stop: Option<&AtomicBool>,
+        _left: &mut dyn FnMut(usize),
+    ) -> Result<Vec<Standing>, BoxError> {
+        let standing = |(at, candidate): (usize, &Candidate)| {
+            let outcome = self.outcome(&candidate.config);
+            Standing { at, quartile_ns: outcome.cost(), outcome, relative_error: None }
+        };
+        let mut standings: Vec<Standing> = candidates.iter().enumerate().map(standing).collect();
+        standings.sort_by(|a, b| a.quartile_ns.total_cmp(&b.quartile_ns));
+        Ok(standings)
+    }
+
+    fn machine(&self) -> Machine {
+        Machine::default()
     }
 }

@@ -123,8 +123,15 @@ impl RecordedSpace {
         };
         let mut table = self.clone();
         let never = AtomicBool::new(false);
-        let summary =
-            tune(search.as_mut(), &self.space, &mut table, HeadStart::default(), budget, &never, &mut observer);
+        let summary = tune(
+            search.as_mut(),
+            (&*self.space).into(),
+            &mut table,
+            HeadStart::default(),
+            budget,
+            &never,
+            &mut observer,
+        );
         let summary = summary.unwrap_or_else(|error| panic!("invariant: a look-up cannot fail: {error}"));
         let search_seconds = summary.search_seconds;
         Run { best_ns, search_seconds }

@@ -13,7 +13,7 @@ use rand::SeedableRng;
 use rand_xoshiro::Xoshiro256PlusPlus;
 use std::sync::Arc;
 use tilewright_ir::op::Workload;
-use tilewright_ir::schedule::{Illegal, apply_all};
+use tilewright_ir::schedule::{Illegal, apply_all, steps_text};
 use tilewright_ir::{Program, Step, Target};
 
 /// Everything about a template.
@@ -154,6 +154,11 @@ impl Task {
     /// The schedule of a configuration.
     pub fn steps(&self, config: &Config) -> Vec<Step> {
         (self.template.steps)(&self.setting, &self.space, config)
+    }
+
+    /// The same as text, a line a step.
+    pub fn steps_text(&self, config: &Config) -> String {
+        steps_text(&self.steps(config))
     }
 
     /// Configurations to begin with: those that the template's model of the machine ranks first among a sample of the

@@ -12,7 +12,7 @@ use std::time::Duration;
 use anyhow::Context;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use tilewright_device::device::{Round, steps_text};
+use tilewright_device::device::Round;
 use tilewright_device::protocol::Source;
 use tilewright_device::{Device, Options, host};
 use tilewright_tune::{Record, Task, Trial};
@@ -97,9 +97,10 @@ impl Heats {
         let trials: Vec<Trial> =
             records.iter().take(n_trials).filter_map(|record| record.trial(&task.space).ok()).collect();
         let progress = Progress::start(Status::default());
-        let ranking = finals::rank(device, task, &trials, &HashSet::new(), EndLimits::of(None), &|| false, &progress);
+        let ranking = finals::rank(device, task, &trials, &HashSet::new(), EndLimits::of(None), None, &progress);
         progress.finish();
-        Ok(ranking?.first().map(|leader| steps_text(&task.steps(&leader.config))))
+        let ranking = ranking.map_err(anyhow::Error::from_boxed)?;
+        Ok(ranking.first().map(|leader| task.steps_text(&leader.config)))
     }
 }
 
@@ -161,7 +162,7 @@ fn write(path: &Path, known: &impl Serialize) -> anyhow::Result<()> {
 /// A device for schedules of a run's workload, with random inputs of this seed.
 fn device(plan: &Plan, of: &Finished, seed: u64) -> anyhow::Result<Device> {
     let options = Options { seed, ..device_options(plan.threads)? };
-    let device = start_device(&of.workload, &host::target(), options, |_| Vec::new(), None)?;
+    let device = start_device(&of.workload, &host::target(), options, None)?;
     Ok(device.expect("nobody interrupts the start"))
 }
 
@@ -169,7 +170,7 @@ fn race(plan: &Plan, of: &Finished, kernels: &BTreeSet<&str>) -> anyhow::Result<
     let mut device = device(plan, of, 0)?;
     let sources: Vec<Source> = kernels.iter().map(|&steps| Source::Steps(steps.to_owned())).collect();
     let racers = device.race(&sources, SITTINGS, ROUNDS, ROUND)?;
-    let times = racers.iter().map(|racer| Some(finals::quartile_ns(racer)).filter(|ns| ns.is_finite()));
+    let times = racers.iter().map(|racer| Some(racer.quartile_ns()).filter(|ns| ns.is_finite()));
     Ok(kernels.iter().map(|&steps| steps.to_owned()).zip(times).collect())
 }
 

@@ -1,35 +1,23 @@
 //! The end of a run: the leaders are measured against each other, so that noise does not crown the winner.
 
 use std::collections::HashSet;
-use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use tilewright_device::Device;
-use tilewright_device::device::{Racer, Round, steps_text};
-use tilewright_device::protocol::Source;
-use tilewright_tune::{Config, ErrorClass, Outcome, Task, Timing, Trial};
+use tilewright_tune::{
+    BoxError, Candidate, Config, ErrorClass, Measure, Next, Outcome, RaceLimits, Standing, Subject, Task, Timing, Trial,
+};
 
 use crate::progress::Progress;
-use crate::stats::Quartiles;
 
+/// How often it is looked whether the user waits.
+const LOOK: Duration = Duration::from_millis(50);
 /// Candidates that look this much slower than the leading ones may be ahead in truth.
 const NEAR: f64 = 1.3;
 /// The leading ones are so many: a disturbance that made one or two look fast keeps nobody out.
 const N_LEADING: usize = 3;
 /// Most candidates that are measured again: enough that one which was measured in a slow moment is among them.
 const MOST_LEADERS: u64 = 24;
-/// Where there are more, the slower half of them leaves after some rounds.
-const FINALISTS: usize = 6;
-/// Rounds before the first half leaves; the next has twice as many …
-const LEAST_ROUNDS: u64 = 3;
-/// … and the last so many, where there is time, in so many sittings.
-const MOST_ROUNDS: u64 = 12;
-const LAST_SITTINGS: u64 = 3;
-/// Times that candidates leave, at most, with the end.
-const STAGES: u32 = 3;
-/// A round of one: for a long kernel another one after the others' tells more than a second sample.
-const ROUND: Round = Round { time: Duration::from_millis(15), min_samples: 1 };
 /// Time for all rounds together.
 const TIME: Duration = Duration::from_secs(5);
 /// The same, where the user waits for the end.
@@ -162,14 +150,14 @@ impl Finals {
 /// # Errors
 /// Where workers do not start.
 pub fn run(
-    device: &mut Device,
+    measure: &mut dyn Measure,
     task: &Task,
     trials: &[Trial],
     imported: &HashSet<Config>,
     limits: EndLimits,
     stop: &AtomicBool,
     progress: &Progress,
-) -> std::io::Result<End> {
+) -> Result<End, BoxError> {
     let is_stopped = || stop.load(Ordering::Relaxed);
     // Who has interrupted the search waits for a short race; an interrupt in a race ends that.
     let was_stopped = is_stopped();
@@ -181,28 +169,21 @@ pub fn run(
         return Ok(End::NoTime);
     }
     let start = Instant::now();
-    let is_late = || start.elapsed() + run_time >= limits.race || is_stopped() && !was_stopped;
-    let ranking = rank(device, task, trials, imported, limits, &is_late, progress)?;
+    let ranking = rank(measure, task, trials, imported, limits, (!was_stopped).then_some(stop), progress)?;
+    let is_late = start.elapsed() + run_time >= limits.race || is_stopped() && !was_stopped;
     let Some(first) = ranking.first() else {
         let is_any_right = trials.iter().any(|trial| trial.outcome.timing().is_some());
-        return Ok(if is_any_right && is_late() { End::NoTime } else { End::NoLeader });
+        return Ok(if is_any_right && is_late { End::NoTime } else { End::NoLeader });
     };
     let start = Instant::now();
-    let untuned = if is_stopped() {
-        Untuned::Failed
-    } else {
-        untuned(device, first.timing.median_ns, limits.untuned, &is_stopped)?
-    };
+    let untuned =
+        if is_stopped() { Untuned::Failed } else { untuned(measure, first.timing.median_ns, limits.untuned, stop)? };
     Ok(End::Raced(Finals { ranking, untuned, untuned_time: start.elapsed() }))
 }
 
-/// Measures the leaders among `trials` against each other within these limits: the fastest first, none where
-/// no trial is valid or it `is_late` before a round. Whoever has no round by then is none of them.
-///
-/// Most disturbances slow a kernel down, so its fast rounds tell most; but the very fastest may owe its time
-/// to luck. What counts is the first quartile of its rounds. A kernel may also be lucky with its pages for a
-/// whole sitting, so there are several; but one where a run takes as long as a round, since to check it anew
-/// would take more time than to measure it, or where the user waits.
+/// Measures the leaders among `trials` against each other within these limits, and until `stop` is raised: the
+/// fastest first, none where no trial is valid or there was no time for a round. Whoever has no round by then is
+/// none of them.
 ///
 /// Trials of `imported` configurations were timed on a machine that need not be this one: their leaders race
 /// against those of the others, and keep none of them out.
@@ -210,18 +191,21 @@ pub fn run(
 /// # Errors
 /// Where workers do not start.
 pub fn rank(
-    device: &mut Device,
+    measure: &mut dyn Measure,
     task: &Task,
     trials: &[Trial],
     imported: &HashSet<Config>,
     limits: EndLimits,
-    is_late: &dyn Fn() -> bool,
+    stop: Option<&AtomicBool>,
     progress: &Progress,
-) -> std::io::Result<Vec<Leader>> {
-    let stage_time = limits.rounds / STAGES;
-    let leaders = leaders(trials, imported, stage_time);
-    let Some(best_ns) = leaders.first().map(|trial| trial.outcome.cost()) else { return Ok(Vec::new()) };
-    let announce = |n: usize| {
+) -> Result<Vec<Leader>, BoxError> {
+    let best_ns = trials.iter().map(|trial| trial.outcome.cost()).fold(f64::INFINITY, f64::min);
+    let limits = RaceLimits { rounds: limits.rounds, total: limits.race, best_ns };
+    let leaders = leaders(trials, imported, limits);
+    if leaders.is_empty() {
+        return Ok(Vec::new());
+    }
+    let mut announce = |n: usize| {
         progress.update(|status| {
             status.phase = Some(match n {
                 1 => "measuring the best again".to_owned(),
@@ -229,117 +213,65 @@ pub fn rank(
             });
         });
     };
-    announce(leaders.len());
-    let source = |trial: &&Trial| Source::Steps(steps_text(&task.steps(&trial.config)));
-    let built = device.start_race(&leaders.iter().map(source).collect::<Vec<_>>(), is_late)?;
-    let mut left: Vec<(&Trial, Racer)> = leaders.into_iter().zip(built).collect();
-    let moves = best_ns < ROUND.time.as_nanos() as f64 && limits.rounds > TIME_INTERRUPTED;
-    let mut rounds = LEAST_ROUNDS;
-    while left.len() > FINALISTS {
-        race(device, &mut left, rounds, is_late)?;
-        for (trial, racer) in left.split_off(left.len().div_ceil(2)) {
-            let _ = ended(device, trial, racer, progress);
+    let subject = Subject::from(task);
+    let candidates: Vec<Candidate> = leaders.iter().map(|trial| subject.candidate(trial.config.clone())).collect();
+    let standings = measure.race(&candidates, limits, stop, &mut announce)?;
+    let leader = |Standing { at, outcome, quartile_ns, relative_error }| match outcome {
+        Outcome::Measured(timing) => {
+            Some(Leader { config: leaders[at].config.clone(), timing, quartile_ns, relative_error })
         }
-        announce(left.len());
-        rounds *= 2;
-        if moves {
-            device.next_sitting(&mut racers(&mut left), is_late)?;
-        }
-    }
-    let rounds = (affordable(best_ns, stage_time) / left.len() as u64).clamp(LEAST_ROUNDS, MOST_ROUNDS);
-    let sittings = if moves { LAST_SITTINGS } else { 1 };
-    for sitting in 0..sittings {
-        if sitting > 0 {
-            device.next_sitting(&mut racers(&mut left), is_late)?;
-        }
-        race(device, &mut left, rounds.div_ceil(sittings), is_late)?;
-    }
-    Ok(left.into_iter().filter_map(|(trial, racer)| ended(device, trial, racer, progress)).collect())
-}
-
-/// Some rounds, after which the fastest come first.
-fn race(
-    device: &mut Device,
-    left: &mut [(&Trial, Racer)],
-    rounds: u64,
-    is_late: &dyn Fn() -> bool,
-) -> std::io::Result<()> {
-    device.race_rounds(&mut racers(left), rounds as u32, ROUND, is_late)?;
-    left.sort_by(|(_, a), (_, b)| quartile_ns(a).total_cmp(&quartile_ns(b)));
-    Ok(())
-}
-
-fn racers<'r>(left: &'r mut [(&Trial, Racer)]) -> Vec<&'r mut Racer> {
-    left.iter_mut().map(|(_, racer)| racer).collect()
-}
-
-/// The first quartile of a racer's rounds, in nanoseconds a run; infinite where it has none, or failed.
-pub fn quartile_ns(racer: &Racer) -> f64 {
-    Quartiles::of(racer.medians_ns()).map_or(f64::INFINITY, |rounds| rounds.first)
-}
-
-/// What a candidate took in all its rounds; none where it failed this time, or was too late for any.
-fn ended(device: &mut Device, trial: &Trial, racer: Racer, progress: &Progress) -> Option<Leader> {
-    let (quartile_ns, relative_error) = (quartile_ns(&racer), racer.relative_error());
-    let is_too_late = racer.is_without_rounds();
-    match device.end_race(racer) {
-        Outcome::Failed { .. } if is_too_late => None,
-        Outcome::Measured(timing) => Some(Leader { config: trial.config.clone(), timing, quartile_ns, relative_error }),
         Outcome::Failed { class, message } => {
             let raise = super::option_of(class).map_or(String::new(), |option| format!(" (raise {option})"));
             progress.message(&format!("a leader failed when it was measured again: {class}: {message}{raise}"));
             None
         }
-    }
+    };
+    Ok(standings.into_iter().filter_map(leader).collect())
 }
 
 /// The trials that may be the best in truth, as many as can be measured in this time: those of this machine,
 /// the apparently best first, then those that were imported.
-fn leaders<'t>(trials: &'t [Trial], imported: &HashSet<Config>, time: Duration) -> Vec<&'t Trial> {
+fn leaders<'t>(trials: &'t [Trial], imported: &HashSet<Config>, limits: RaceLimits) -> Vec<&'t Trial> {
+    let time = limits.rounds / RaceLimits::STAGES;
     let timed = trials.iter().filter_map(|trial| Some((trial, *trial.outcome.timing()?)));
     let (theirs, own): (Vec<_>, Vec<_>) = timed.partition(|(trial, _)| imported.contains(&trial.config));
     let n_sides = if own.is_empty() || theirs.is_empty() { 1 } else { 2 };
     [own, theirs]
         .into_iter()
-        .flat_map(|side| leaders_of(side, time / n_sides, MOST_LEADERS / u64::from(n_sides)))
+        .flat_map(|side| leaders_of(side, limits, time / n_sides, MOST_LEADERS / u64::from(n_sides)))
         .collect()
 }
 
-fn leaders_of(mut leaders: Vec<(&Trial, Timing)>, time: Duration, most: u64) -> Vec<&Trial> {
+fn leaders_of(mut leaders: Vec<(&Trial, Timing)>, limits: RaceLimits, time: Duration, most: u64) -> Vec<&Trial> {
     leaders.sort_by(|(_, a), (_, b)| a.median_ns.total_cmp(&b.median_ns));
     let ns_at = |place: usize| leaders.get(place).or(leaders.last()).map(|(_, timing)| timing.median_ns);
     let (Some(best_ns), Some(leading_ns)) = (ns_at(0), ns_at(N_LEADING - 1)) else { return Vec::new() };
+    let limits = RaceLimits { best_ns, ..limits };
     leaders.retain(|(_, timing)| timing.median_ns <= NEAR * leading_ns);
     leaders.sort_by_key(|(_, timing)| timing.stopped_early);
-    leaders.truncate((affordable(best_ns, time) / LEAST_ROUNDS).clamp(2, most) as usize);
+    leaders.truncate((limits.affordable(time) / RaceLimits::LEAST_ROUNDS).clamp(2, most) as usize);
     leaders.into_iter().map(|(trial, _)| trial).collect()
 }
 
-/// Rounds of one candidate for which there is time.
-fn affordable(best_ns: f64, time: Duration) -> u64 {
-    let round_ns = best_ns.max(ROUND.time.as_nanos() as f64);
-    (time.as_nanos() as f64 / round_ns) as u64
-}
-
 /// Measures the program without schedule steps, once where it is slow.
-fn untuned(
-    device: &mut Device,
-    best_ns: f64,
-    limit: Duration,
-    is_stopped: &dyn Fn() -> bool,
-) -> std::io::Result<Untuned> {
-    device.run_to_the_end(limit);
-    let mut result = Untuned::Failed;
-    let source = [Source::Steps(String::new())];
-    device.measure_sources(&source, Some(best_ns), is_stopped, &mut Vec::new, &mut |_, measured| {
-        result = match measured.outcome {
-            Outcome::Measured(timing) => Untuned::Measured { ns: timing.median_ns },
-            Outcome::Failed { class: ErrorClass::RunTimeout, .. } => Untuned::SlowerThan { limit },
-            Outcome::Failed { .. } => Untuned::Failed,
-        };
-        ControlFlow::Continue(())
-    })?;
-    Ok(result)
+fn untuned(measure: &mut dyn Measure, best_ns: f64, limit: Duration, stop: &AtomicBool) -> Result<Untuned, BoxError> {
+    let program = Candidate { config: Config::new([]), steps: "".into(), patience: Some(limit) };
+    measure.submit(&[program]);
+    while !stop.load(Ordering::Relaxed) {
+        match measure.next(Some(best_ns), LOOK)? {
+            Next::Done(_, measured) => {
+                return Ok(match measured.outcome {
+                    Outcome::Measured(timing) => Untuned::Measured { ns: timing.median_ns },
+                    Outcome::Failed { class: ErrorClass::RunTimeout, .. } => Untuned::SlowerThan { limit },
+                    Outcome::Failed { .. } => Untuned::Failed,
+                });
+            }
+            Next::Pending => {}
+            Next::Idle => break,
+        }
+    }
+    measure.cancel(0)?;
+    Ok(Untuned::Failed)
 }
 
 #[cfg(test)]
@@ -351,9 +283,14 @@ mod tests {
         Trial { config: Config::new([rank]), outcome: Outcome::Measured(timing) }
     }
 
-    fn check(trials: &[Trial], time: Duration, ranks: &[u64]) {
+    /// Limits of a race whose rounds take so long together.
+    fn limits(rounds: Duration) -> RaceLimits {
+        RaceLimits { rounds, total: LONGEST_RACE, best_ns: 0.0 }
+    }
+
+    fn check(trials: &[Trial], rounds: Duration, ranks: &[u64]) {
         let found: Vec<u64> =
-            leaders(trials, &HashSet::new(), time).iter().map(|trial| trial.config.ranks()[0]).collect();
+            leaders(trials, &HashSet::new(), limits(rounds)).iter().map(|trial| trial.config.ranks()[0]).collect();
         assert_eq!(found, ranks);
     }
 
@@ -372,8 +309,8 @@ mod tests {
         check(&false_best, TIME, &[1, 2, 0, 3]);
         // Of a kernel of half a second, only the first two can be measured again.
         let long: Vec<Trial> = (0..6).map(|i| trial(i, 5e8 + i as f64, false)).collect();
-        check(&long, TIME / STAGES, &[0, 1]);
-        check(&long, TIME_INTERRUPTED / STAGES, &[0, 1]);
+        check(&long, TIME, &[0, 1]);
+        check(&long, TIME_INTERRUPTED, &[0, 1]);
     }
 
     #[test]
@@ -398,7 +335,7 @@ mod tests {
         let trials: Vec<Trial> = own.chain((30..60).map(|i| trial(i, 10.0 + i as f64 / 100.0, false))).collect();
         let imported: HashSet<Config> = trials[30..].iter().map(|trial| trial.config.clone()).collect();
         let ranks = |imported: &HashSet<Config>| -> Vec<u64> {
-            leaders(&trials, imported, TIME).iter().map(|trial| trial.config.ranks()[0]).collect()
+            leaders(&trials, imported, limits(TIME)).iter().map(|trial| trial.config.ranks()[0]).collect()
         };
         assert_eq!(ranks(&imported), (0..12).chain(30..42).collect::<Vec<_>>());
         assert_eq!(ranks(&HashSet::new()), (30..54).collect::<Vec<_>>());

@@ -2,7 +2,6 @@
 
 use std::time::Instant;
 
-use tilewright_device::device::steps_text;
 use tilewright_tune::record::least_ns;
 use tilewright_tune::{Record, Report, RunTime, StoreError, Task, TaskKey, Winner, pause};
 
@@ -58,7 +57,7 @@ impl Recorder {
             config: task.space.config_to_json(&report.trial.config),
             outcome: report.trial.outcome.clone(),
             seconds: report.seconds,
-            steps: steps_text(&task.steps(&report.trial.config)),
+            steps: report.steps.to_string(),
             search: self.search.clone(),
             seed: self.seed,
             trial: report.number,

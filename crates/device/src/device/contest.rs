@@ -1,0 +1,100 @@
+//! A race of many: the slower half leaves after some rounds, so that those that may win have most.
+//!
+//! Most disturbances slow a kernel down, so its fast rounds tell most; but the very fastest may owe its time
+//! to luck. What counts is the first quartile of its rounds. A kernel may also be lucky with its pages for a
+//! whole sitting, so there are several; but one where a run takes as long as a round, since to check it anew
+//! would take more time than to measure it, or where the user waits.
+
+use super::Device;
+use super::race::{Racer, Round};
+use crate::protocol::Source;
+use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+use tilewright_tune::{Candidate, Outcome, RaceLimits, Standing};
+
+/// Where there are more, the slower half of them leaves after some rounds.
+const FINALISTS: usize = 6;
+/// Most rounds at the end, where there is time, in so many sittings.
+const MOST_ROUNDS: u64 = 12;
+const LAST_SITTINGS: u64 = 3;
+/// A shorter race has one sitting: its user waits.
+const LEAST_FOR_SITTINGS: Duration = Duration::from_secs(1);
+
+/// A candidate in the race, by its place among all.
+type Runner = (usize, Racer);
+
+impl Device {
+    /// As [`Measure::race`](tilewright_tune::Measure::race).
+    pub(super) fn contest(
+        &mut self,
+        candidates: &[Candidate],
+        limits: RaceLimits,
+        stop: Option<&AtomicBool>,
+        tell: &mut dyn FnMut(usize),
+    ) -> io::Result<Vec<Standing>> {
+        let start = Instant::now();
+        let run_time = Duration::try_from_secs_f64(limits.best_ns / 1e9).unwrap_or_default();
+        let is_late =
+            || start.elapsed() + run_time >= limits.total || stop.is_some_and(|stop| stop.load(Ordering::Relaxed));
+        let sources: Vec<Source> = candidates.iter().map(|c| Source::Steps(c.steps.to_string())).collect();
+        tell(sources.len());
+        let mut left: Vec<Runner> = self.start_race(&sources, &is_late)?.into_iter().enumerate().collect();
+        let round = Round { time: RaceLimits::ROUND, min_samples: 1 };
+        let moves = run_time < round.time && limits.rounds > LEAST_FOR_SITTINGS;
+        let mut standings = Vec::new();
+        let mut rounds = RaceLimits::LEAST_ROUNDS;
+        while left.len() > FINALISTS {
+            self.some_rounds(&mut left, rounds, round, &is_late)?;
+            for runner in left.split_off(left.len().div_ceil(2)) {
+                // Of those that leave only failures are of interest.
+                let standing = self.standing(runner);
+                standings.extend(standing.filter(|standing| matches!(standing.outcome, Outcome::Failed { .. })));
+            }
+            tell(left.len());
+            rounds *= 2;
+            if moves {
+                self.next_sitting(&mut racers(&mut left), &is_late)?;
+            }
+        }
+        let affordable = limits.affordable(limits.rounds / RaceLimits::STAGES) / (left.len() as u64).max(1);
+        let rounds = affordable.clamp(RaceLimits::LEAST_ROUNDS, MOST_ROUNDS);
+        let sittings = if moves { LAST_SITTINGS } else { 1 };
+        for sitting in 0..sittings {
+            if sitting > 0 {
+                self.next_sitting(&mut racers(&mut left), &is_late)?;
+            }
+            self.some_rounds(&mut left, rounds.div_ceil(sittings), round, &is_late)?;
+        }
+        let finalists: Vec<Standing> = left.into_iter().filter_map(|runner| self.standing(runner)).collect();
+        standings.splice(0..0, finalists);
+        // What failed is ranked by infinity.
+        standings.sort_by(|a, b| a.quartile_ns.total_cmp(&b.quartile_ns));
+        Ok(standings)
+    }
+
+    /// Some rounds, after which the fastest come first.
+    fn some_rounds(
+        &mut self,
+        left: &mut [Runner],
+        rounds: u64,
+        round: Round,
+        is_late: &dyn Fn() -> bool,
+    ) -> io::Result<()> {
+        self.race_rounds(&mut racers(left), rounds as u32, round, is_late)?;
+        left.sort_by(|(_, a), (_, b)| a.quartile_ns().total_cmp(&b.quartile_ns()));
+        Ok(())
+    }
+
+    /// What a candidate came to in all its rounds; none where it was too late for any.
+    fn standing(&mut self, (at, racer): Runner) -> Option<Standing> {
+        let (quartile_ns, relative_error) = (racer.quartile_ns(), racer.relative_error());
+        let is_too_late = racer.is_without_rounds();
+        let outcome = self.end_race(racer);
+        (!is_too_late).then_some(Standing { at, outcome, quartile_ns, relative_error })
+    }
+}
+
+fn racers(left: &mut [Runner]) -> Vec<&mut Racer> {
+    left.iter_mut().map(|(_, racer)| racer).collect()
+}

@@ -1,0 +1,1152 @@
+//! Candidates on their way from a source to a result: built on all workers, then checked and timed one after the other.
+//!
+//! This is the policy alone: who is built, checked and timed next, where and for how long, what an answer makes of
+//! a candidate, and who is hopeless. It is told what workers answer and which of their threads are idle, and says
+//! what is to be done; [`Device`](super::Device) does it.
+
+use super::race::Round;
+use crate::protocol::{Lane, Plan, Reply, Request, Source};
+use crate::timing::MOST_FLUSHING;
+use crate::workers::{Answer, Lanes, describe, is_from_outside};
+use std::io;
+use std::ops::Range;
+use std::os::unix::process::ExitStatusExt;
+use std::process::ExitStatus;
+use std::time::{Duration, Instant};
+use tilewright_tune::{ErrorClass, Limit, Measured, Outcome, Seconds, Timing};
+
+/// A candidate is given up where its first run takes so many times as long as the fastest first run so far …
+const HOPELESS_RUN: u32 = 5;
+/// … but not before so long: starting its worker anew takes a part of that, and so does a busy machine's delay.
+const LEAST_LIMIT: Duration = Duration::from_millis(100);
+/// While none has come to its end, each try of a candidate may take so many times as long as the one before.
+const LIMIT_GROWTH: u32 = 4;
+/// A first run that takes so many times as long as the fastest one is no longer alone: how long exactly it takes does not
+/// matter any more, and others are checked meanwhile …
+const SLOW_RUN: u32 = 3;
+/// … but not before so long.
+const LEAST_SLOW: Duration = Duration::from_millis(30);
+/// How long it may take to empty the caches a few times, whatever their size.
+const MOST_FLUSHING_TIME: Duration = Duration::from_secs(5);
+
+/// What came to no end of its own, or was stopped meanwhile, is measured again so often at most.
+pub(super) const MOST_RETRIES: u32 = 3;
+
+/// The kernels that a worker goes on with by itself are so many at most: enough for as long as a search thinks, and few
+/// enough that other workers, too, test what they have built.
+const MOST_QUEUED: usize = 4;
+
+/// What does not change while candidates are measured.
+#[derive(Debug, Clone)]
+pub(super) struct Policy {
+    /// Worker processes.
+    pub n_workers: usize,
+    /// Whether workers can build on other cores than those on which a kernel is timed.
+    pub has_cores_left: bool,
+    /// How a trial is timed.
+    pub round: Round,
+    pub build_timeout: Duration,
+    pub run_timeout: Duration,
+    /// Whether none is given up for being slow.
+    pub to_the_end: bool,
+    pub cold: bool,
+    pub at_best_pace: bool,
+    pub memory_bytes: u64,
+}
+
+/// What candidates are to come to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Goal {
+    /// They are timed, as trials of a search are: code that is made quickly will do to learn about a configuration.
+    Trial,
+    /// They are found right and kept, whatever that takes; what is compared and kept is LLVM's code.
+    Keep,
+}
+
+/// What is to be done.
+#[derive(Debug)]
+pub(super) enum Command {
+    /// A worker's thread is asked something, and has so long to answer.
+    Ask { worker: usize, request: Request, timeout: Duration },
+    /// A worker is told something that it does not answer, or not before others.
+    Tell { worker: usize, request: Request },
+    /// A worker's thread that is not done goes on for so long.
+    GoOn { worker: usize, lane: Lane, timeout: Duration },
+    /// A worker builds beside the cores on which kernels are timed, or on all.
+    Pin { worker: usize, is_beside: bool },
+    /// So does this side.
+    StepAside(bool),
+    /// A worker's work is given up: it is started anew.
+    GiveUp { worker: usize },
+}
+
+/// A source that is to be measured.
+struct Candidate {
+    /// The smaller, the earlier.
+    number: u64,
+    /// With which others it was submitted: those before come first.
+    submission: u64,
+    source: Source,
+    /// How long its runs may take whatever others do, where that is given.
+    patience: Option<Duration>,
+    state: State,
+    /// How long its first run took at least when it was given up, if it was.
+    given_up: Duration,
+    /// Whether there was a pause in its test: what that took says nothing.
+    is_disturbed: bool,
+    n_retries: u32,
+    seconds: Seconds,
+}
+
+/// How far a candidate is.
+enum State {
+    Waiting,
+    Building(Kernel),
+    Built(Kernel),
+    /// Its worker goes on to check it, and to time it, after others that it tests; those with lower numbers first.
+    Queued {
+        kernel: Kernel,
+        number: u64,
+        limit: Duration,
+    },
+    /// Its buffers are being prepared.
+    Preparing {
+        kernel: Kernel,
+        is_alone: bool,
+        limit: Duration,
+    },
+    /// It is in its first run, or its answer is being compared.
+    Running {
+        kernel: Kernel,
+        is_alone: bool,
+        start: Instant,
+        limit: Duration,
+    },
+    Checked(Kept),
+    Timing(Kept),
+    Done(Measured),
+}
+
+/// A kernel by its worker and its number there.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Kernel {
+    pub worker: usize,
+    pub id: u64,
+}
+
+/// A kernel that was found right.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Kept {
+    pub kernel: Kernel,
+    /// Whether no other kernel has run since its first run began.
+    pub is_alone: bool,
+    /// ‖out − reference‖ / ‖reference‖ of its answer.
+    pub relative_error: f64,
+}
+
+impl State {
+    fn kernel(&self) -> Option<Kernel> {
+        match self {
+            State::Waiting | State::Done(_) => None,
+            State::Building(kernel)
+            | State::Built(kernel)
+            | State::Queued { kernel, .. }
+            | State::Preparing { kernel, .. }
+            | State::Running { kernel, .. } => Some(*kernel),
+            State::Checked(kept) | State::Timing(kept) => Some(kept.kernel),
+        }
+    }
+
+    fn is_of(&self, worker: usize) -> bool {
+        self.kernel().is_some_and(|kernel| kernel.worker == worker)
+    }
+
+    /// Which thread of its worker is at work on it.
+    fn lane(&self) -> Option<Lane> {
+        match self {
+            State::Building(_) => Some(Lane::Build),
+            State::Preparing { .. } | State::Running { .. } | State::Timing(_) => Some(Lane::Test),
+            State::Waiting | State::Built(_) | State::Queued { .. } | State::Checked(_) | State::Done(_) => None,
+        }
+    }
+
+    /// Whether it is in test, and no other kernel has run since its first run began.
+    fn is_alone(&self) -> bool {
+        match self {
+            State::Preparing { is_alone, .. } | State::Running { is_alone, .. } => *is_alone,
+            State::Timing(kept) => kept.is_alone,
+            _ => false,
+        }
+    }
+
+    /// Whether it runs, or is about to.
+    fn is_in_test(&self) -> bool {
+        self.lane() == Some(Lane::Test)
+    }
+}
+
+impl Candidate {
+    /// The smaller, the sooner: of those that were submitted together, those that were not given up yet.
+    fn precedence(&self) -> (u64, Duration) {
+        (self.submission, self.given_up)
+    }
+}
+
+/// Decides what workers do.
+pub(super) struct Scheduler {
+    policy: Policy,
+    goal: Goal,
+    /// In the order of their numbers.
+    candidates: Vec<Candidate>,
+    n_submitted: u64,
+    /// The number of the next kernel.
+    next_id: u64,
+    /// The fastest first run so far, with the comparison of its answer.
+    fastest_check: Option<Duration>,
+    /// The fastest trial so far.
+    fastest_ns: Option<f64>,
+    /// What leads: one that does not come near is not timed for long.
+    leading_ns: Option<f64>,
+    is_aside: bool,
+    /// Which threads of workers wait for a request.
+    idle: Lanes,
+    commands: Vec<Command>,
+}
+
+impl Scheduler {
+    /// One with nothing to do.
+    pub fn new(policy: Policy) -> Scheduler {
+        Scheduler {
+            idle: vec![[false; 2]; policy.n_workers],
+            policy,
+            goal: Goal::Trial,
+            candidates: Vec::new(),
+            n_submitted: 0,
+            next_id: 0,
+            fastest_check: None,
+            fastest_ns: None,
+            leading_ns: None,
+            is_aside: false,
+            commands: Vec::new(),
+        }
+    }
+
+    /// Takes on sources, with how long the runs of each may take whatever others do, where that is given; their
+    /// numbers.
+    pub fn submit(&mut self, sources: impl IntoIterator<Item = (Source, Option<Duration>)>) -> Range<u64> {
+        let first = self.n_submitted;
+        for (source, patience) in sources {
+            self.candidates.push(Candidate {
+                number: self.n_submitted,
+                submission: first,
+                source,
+                patience,
+                state: State::Waiting,
+                given_up: Duration::ZERO,
+                is_disturbed: false,
+                n_retries: 0,
+                seconds: Seconds::default(),
+            });
+            self.n_submitted += 1;
+        }
+        first..self.n_submitted
+    }
+
+    /// Whether workers can build while kernels are timed.
+    pub fn has_cores_left(&self) -> bool {
+        self.policy.has_cores_left
+    }
+
+    /// From now on candidates come to this.
+    pub fn aim(&mut self, goal: Goal) {
+        self.goal = goal;
+    }
+
+    /// From now on this leads.
+    pub fn lead(&mut self, leading_ns: Option<f64>) {
+        self.leading_ns = leading_ns;
+    }
+
+    /// Whether there is nothing left to measure or to tell.
+    pub fn is_done(&self) -> bool {
+        self.candidates.is_empty()
+    }
+
+    /// Takes out a candidate that has come to its end.
+    pub fn take_done(&mut self) -> Option<(u64, Measured)> {
+        let place = self.candidates.iter().position(|c| matches!(c.state, State::Done(_)))?;
+        let Candidate { number, state: State::Done(measured), .. } = self.candidates.remove(place) else {
+            unreachable!("it is done")
+        };
+        if let Outcome::Measured(timing) = &measured.outcome {
+            self.fastest_ns = Some(self.fastest_ns.map_or(timing.median_ns, |fastest| fastest.min(timing.median_ns)));
+        }
+        Some((number, measured))
+    }
+
+    /// Whether each was found right, or has come to its end.
+    pub fn is_settled(&self) -> bool {
+        self.candidates.iter().all(|c| matches!(c.state, State::Checked(_) | State::Done(_)))
+    }
+
+    /// Takes out those that were found right or have come to their end.
+    pub fn take_settled(&mut self) -> Vec<(u64, Result<Kept, Measured>)> {
+        let is_settled = |c: &mut Candidate| matches!(c.state, State::Checked(_) | State::Done(_));
+        let settled = self.candidates.extract_if(.., is_settled).map(|c| match c.state {
+            State::Checked(kept) => (c.number, Ok(kept)),
+            State::Done(measured) => (c.number, Err(measured)),
+            _ => unreachable!("it is settled"),
+        });
+        settled.collect()
+    }
+
+    /// Forgets those that no worker tests, or is about to.
+    pub fn wind_down(&mut self) -> Vec<Command> {
+        let is_untested = |c: &mut Candidate| matches!(c.state, State::Waiting | State::Building(_) | State::Built(_));
+        let forgotten: Vec<Candidate> = self.candidates.extract_if(.., is_untested).collect();
+        forgotten.into_iter().filter_map(|c| c.state.kernel()).for_each(|kernel| self.forget(kernel));
+        std::mem::take(&mut self.commands)
+    }
+
+    /// Ends those from this number on; what is tested of them is given up.
+    pub fn cancel(&mut self, from: u64) -> Vec<Command> {
+        let cancelled: Vec<Candidate> = self.candidates.extract_if(.., |c| c.number >= from).collect();
+        let mut given_up = Vec::new();
+        for Candidate { state, .. } in cancelled {
+            match state.kernel() {
+                Some(kernel) if state.is_in_test() => {
+                    given_up.push(kernel.worker);
+                    self.commands.push(Command::GiveUp { worker: kernel.worker });
+                }
+                Some(kernel) => self.forget(kernel),
+                None => {}
+            }
+        }
+        given_up.into_iter().for_each(|worker| self.forget_worker(worker));
+        if self.candidates.is_empty() {
+            self.step_aside(false);
+        }
+        std::mem::take(&mut self.commands)
+    }
+
+    /// Gives up who is hopeless, and those threads that are idle something to do.
+    pub fn act(&mut self, now: Instant, idle: Lanes) -> Vec<Command> {
+        self.idle = idle;
+        self.give_up_hopeless();
+        // Where kernels leave no core free, all are built before any is tested.
+        let is_unbuilt = |c: &Candidate| matches!(c.state, State::Waiting | State::Building(_));
+        let at_once = self.policy.has_cores_left || self.goal == Goal::Keep;
+        if at_once || !self.candidates.iter().any(is_unbuilt) {
+            self.start_tests(now);
+        }
+        let is_timed = self.is_tested() && self.goal == Goal::Trial;
+        if at_once || !self.is_tested() {
+            self.start_builds(now, is_timed);
+        }
+        self.step_aside(is_timed);
+        std::mem::take(&mut self.commands)
+    }
+
+    /// When it may do something that it does not do now, whatever workers say, if ever.
+    pub fn wakes(&self, now: Instant) -> Option<Instant> {
+        let slow = self.slow_run();
+        let becomes_slow = self.candidates.iter().filter_map(|c| match c.state {
+            State::Running { start, .. } if self.goal == Goal::Trial => Some(start + slow),
+            _ => None,
+        });
+        becomes_slow.filter(|&at| at > now).min()
+    }
+
+    /// Takes note of what a worker's thread says.
+    ///
+    /// # Errors
+    /// Where workers were ended from outside with the same candidate too often.
+    pub fn heard(&mut self, now: Instant, worker: usize, lane: Lane, answer: Answer) -> io::Result<Vec<Command>> {
+        let is_gone = !matches!(answer, Answer::Reply(_));
+        let is_its = |c: &Candidate| c.state.lane() == Some(lane) && c.state.is_of(worker);
+        // What was cancelled is none of them any more.
+        if let Some(place) = self.candidates.iter().position(is_its) {
+            let state = std::mem::replace(&mut self.candidates[place].state, State::Waiting);
+            let kernel = state.kernel();
+            if let (Answer::Reply(reply), Some(Kernel { id, .. })) = (&answer, kernel) {
+                assert_eq!(
+                    reply.id(),
+                    Some(id),
+                    "invariant: threads of workers answer in the order in which they were asked"
+                );
+            }
+            let next = match answer {
+                Answer::Died(status) if is_from_outside(status) => {
+                    self.retry(place, &describe(status))?;
+                    State::Waiting
+                }
+                answer => self.next_state(now, place, state, answer),
+            };
+            let next = self.unless_disturbed(place, next);
+            if let (State::Done(_) | State::Waiting, Some(kernel), false) = (&next, kernel, is_gone) {
+                self.forget(kernel);
+            }
+            self.candidates[place].state = next;
+        }
+        if is_gone {
+            self.forget_worker(worker);
+        } else if lane == Lane::Test && !self.candidates.iter().any(is_its) {
+            self.take_queued(worker);
+        }
+        Ok(std::mem::take(&mut self.commands))
+    }
+
+    /// Marks what was in test, or may have been, when this process was stopped: its worker may have been
+    /// stopped with it.
+    pub fn was_paused(&mut self) {
+        let may_run = |c: &&mut Candidate| c.state.is_in_test() || matches!(c.state, State::Queued { .. });
+        self.candidates.iter_mut().filter(may_run).for_each(|c| c.is_disturbed = true);
+    }
+
+    /// How a kernel that is kept is timed in a round, and how long it may take.
+    pub fn round(&self, round: Round, is_alone: bool) -> (Plan, Duration) {
+        let plan = self.plan(round, None, if is_alone { f64::MAX } else { 0.0 });
+        (plan, self.policy.run_timeout + self.flushing(round))
+    }
+
+    /// Forgets a kernel.
+    fn forget(&mut self, kernel: Kernel) {
+        let request = Request::Drop { id: kernel.id };
+        self.commands.push(Command::Tell { worker: kernel.worker, request });
+    }
+
+    /// A worker that is gone took its kernels with it.
+    fn forget_worker(&mut self, worker: usize) {
+        self.candidates.iter_mut().filter(|c| c.state.is_of(worker)).for_each(|c| c.state = State::Waiting);
+    }
+
+    /// Whether a kernel runs, or is about to.
+    fn is_tested(&self) -> bool {
+        self.candidates.iter().any(|c| c.state.is_in_test())
+    }
+
+    /// Moves this side, too, away from where kernels are timed, as long as they are.
+    fn step_aside(&mut self, is_timed: bool) {
+        let is_aside = is_timed && self.policy.has_cores_left;
+        if std::mem::replace(&mut self.is_aside, is_aside) != is_aside {
+            self.commands.push(Command::StepAside(is_aside));
+        }
+    }
+
+    fn is_idle(&self, worker: usize, lane: Lane) -> bool {
+        self.idle[worker][lane as usize]
+    }
+
+    /// Asks a thread of a worker.
+    fn ask(&mut self, worker: usize, request: Request, timeout: Duration) {
+        self.idle[worker][request.lane() as usize] = false;
+        self.commands.push(Command::Ask { worker, request, timeout });
+    }
+
+    fn go_on(&mut self, worker: usize, timeout: Duration) {
+        self.commands.push(Command::GoOn { worker, lane: Lane::Test, timeout });
+    }
+
+    /// Starts to time what was found right, and to check what is built, where their workers are idle: one after the
+    /// other, but for those that are slow; or all side by side where they are not timed.
+    fn start_tests(&mut self, now: Instant) {
+        let waits = |c: &Candidate| match c.state {
+            State::Checked(kept) => self.is_idle(kept.kernel.worker, Lane::Test),
+            _ => false,
+        };
+        if self.goal == Goal::Trial
+            && !self.is_tested()
+            && let Some(place) = self.candidates.iter().position(waits)
+            && let State::Checked(kept) = self.candidates[place].state
+        {
+            self.make_room();
+            self.ask_to_time(place, kept);
+            self.candidates[place].state = State::Timing(Kept { is_alone: true, ..kept });
+        }
+        let mut places: Vec<usize> = (0..self.candidates.len()).collect();
+        places.sort_by_key(|&place| self.candidates[place].precedence());
+        for &place in &places {
+            let Candidate { state: State::Built(kernel), .. } = self.candidates[place] else { continue };
+            if !self.is_idle(kernel.worker, Lane::Test) || !self.may_check(now) {
+                continue;
+            }
+            let mut is_alone = self.goal == Goal::Trial && !self.policy.cold;
+            for other in &mut self.candidates {
+                if let State::Running { is_alone: others, .. } = &mut other.state {
+                    (is_alone, *others) = (false, false);
+                }
+            }
+            if is_alone {
+                self.make_room();
+            }
+            let limit = self.run_limit(&self.candidates[place]);
+            let alone = if is_alone { self.slow_run() } else { Duration::ZERO };
+            let plan = self.plan_of_trial(&self.candidates[place], alone.as_nanos() as f64);
+            let plan = (self.goal == Goal::Trial).then_some(plan);
+            let timeout = self.run_timeout(&self.candidates[place]);
+            self.ask(kernel.worker, Request::Check { id: kernel.id, plan }, timeout);
+            self.candidates[place].state = State::Preparing { kernel, is_alone, limit };
+        }
+        if self.policy.has_cores_left && self.goal == Goal::Trial {
+            self.queue_tests(&places);
+        }
+    }
+
+    /// Has the worker that tests go on with its next kernels by itself: this side may be busy when it is done, or be kept
+    /// waiting for a core by a build.
+    fn queue_tests(&mut self, places: &[usize]) {
+        // Those that wait to be timed come first: what they took so far is lost where their worker is.
+        if self.candidates.iter().any(|c| matches!(c.state, State::Checked(_))) {
+            return;
+        }
+        let tested = self.candidates.iter().find(|c| c.state.is_alone()).and_then(|c| c.state.kernel());
+        let Some(tested) = tested else { return };
+        let mut n_queued = self.candidates.iter().filter(|c| matches!(c.state, State::Queued { .. })).count();
+        for &place in places {
+            let Candidate { state: State::Built(kernel), .. } = self.candidates[place] else { continue };
+            if kernel.worker == tested.worker && n_queued < MOST_QUEUED {
+                n_queued += 1;
+                let candidate = &self.candidates[place];
+                let plan = Some(self.plan_of_trial(candidate, self.slow_run().as_nanos() as f64));
+                let limit = self.run_limit(candidate);
+                let request = Request::Check { id: kernel.id, plan };
+                self.commands.push(Command::Tell { worker: kernel.worker, request });
+                let number = self.next_id;
+                self.next_id += 1;
+                self.candidates[place].state = State::Queued { kernel, number, limit };
+            }
+        }
+    }
+
+    /// Whether another candidate can be checked now.
+    fn may_check(&self, now: Instant) -> bool {
+        let slow = self.slow_run();
+        self.goal == Goal::Keep
+            || self.candidates.iter().filter(|c| c.state.is_in_test()).all(|c| match c.state {
+                State::Running { start, .. } => now - start >= slow,
+                _ => false,
+            })
+    }
+
+    fn slow_run(&self) -> Duration {
+        self.fastest_check.map_or(LEAST_SLOW, |fastest| LEAST_SLOW.max(fastest * SLOW_RUN))
+    }
+
+    /// Moves what is built away from the cores on which a kernel is timed.
+    fn make_room(&mut self) {
+        for worker in (0..self.policy.n_workers).filter(|&worker| !self.idle[worker][Lane::Build as usize]) {
+            self.commands.push(Command::Pin { worker, is_beside: true });
+        }
+    }
+
+    /// The workers that can build now, those first that should: so many threads as there are workers build or test.
+    ///
+    /// The first workers build most, so that what they prepare is found there again; but one that may have to be given up
+    /// takes with it what it has built.
+    fn builders(&self, now: Instant) -> Vec<usize> {
+        let slow = self.slow_run();
+        let is_slow = |worker: &usize| {
+            self.candidates.iter().any(|c| match c.state {
+                State::Running { kernel, start, .. } => kernel.worker == *worker && now - start >= slow,
+                _ => false,
+            })
+        };
+        let all = 0..self.policy.n_workers;
+        let n_busy = |lane| all.clone().filter(|&worker| !self.is_idle(worker, lane)).count();
+        let n_free = all.len().saturating_sub(n_busy(Lane::Build) + n_busy(Lane::Test));
+        let mut idle: Vec<usize> = all.filter(|&worker| self.is_idle(worker, Lane::Build)).collect();
+        idle.sort_by_key(is_slow);
+        idle.truncate(n_free);
+        idle
+    }
+
+    /// Has workers build; beside a kernel that is timed on other cores.
+    fn start_builds(&mut self, now: Instant, is_timed: bool) {
+        for worker in self.builders(now) {
+            let waiting = self.candidates.iter_mut().filter(|c| matches!(c.state, State::Waiting));
+            let Some(next) = waiting.min_by_key(|c| c.precedence()) else { return };
+            let id = self.next_id;
+            self.next_id += 1;
+            next.state = State::Building(Kernel { worker, id });
+            let request = Request::Build { id, source: next.source.clone(), quickly: self.goal == Goal::Trial };
+            self.commands.push(Command::Pin { worker, is_beside: is_timed });
+            self.ask(worker, request, self.policy.build_timeout);
+        }
+    }
+
+    /// How a kernel is timed whose first run is alone where it takes no longer than so.
+    fn plan(&self, round: Round, leading_ns: Option<f64>, alone_ns: f64) -> Plan {
+        Plan {
+            min_time_ns: round.time.as_nanos() as f64,
+            min_samples: round.min_samples,
+            alone_ns,
+            leading_ns,
+            cold: self.policy.cold,
+            at_best_pace: self.policy.at_best_pace,
+        }
+    }
+
+    /// How a candidate is timed whose first run is alone where it takes no longer than so.
+    fn plan_of_trial(&self, candidate: &Candidate, alone_ns: f64) -> Plan {
+        // While none leads, the fastest so far does.
+        let leading_ns = self.leading_ns.or(self.fastest_ns).filter(|_| !self.goes_to_the_end(candidate));
+        self.plan(self.policy.round, leading_ns, alone_ns)
+    }
+
+    /// How long it may take to empty the caches, which is not the candidate's time.
+    fn flushing(&self, round: Round) -> Duration {
+        if self.policy.cold { MOST_FLUSHING_TIME + round.time * MOST_FLUSHING } else { Duration::ZERO }
+    }
+
+    /// Asks a worker to time a candidate.
+    fn ask_to_time(&mut self, place: usize, kept: Kept) {
+        let candidate = &self.candidates[place];
+        let plan = self.plan_of_trial(candidate, if kept.is_alone { f64::MAX } else { 0.0 });
+        let timeout = self.run_timeout(candidate) + self.flushing(self.policy.round);
+        let Kernel { worker, id } = kept.kernel;
+        self.ask(worker, Request::Run { id, plan }, timeout);
+    }
+
+    /// What becomes of a candidate; where its test was disturbed, and it is not known to be at fault, it
+    /// begins anew.
+    fn unless_disturbed(&mut self, place: usize, next: State) -> State {
+        let is_of_time = match &next {
+            State::Waiting => false,
+            State::Checked(_) => true,
+            State::Done(measured) => matches!(measured.outcome.class(), None | Some(ErrorClass::RunTimeout)),
+            _ => return next,
+        };
+        let candidate = &mut self.candidates[place];
+        let was_disturbed = std::mem::take(&mut candidate.is_disturbed);
+        if was_disturbed && is_of_time && candidate.n_retries < MOST_RETRIES {
+            candidate.n_retries += 1;
+            return State::Waiting;
+        }
+        next
+    }
+
+    /// Has a candidate measured again whose worker was ended from outside.
+    ///
+    /// # Errors
+    /// Where that has happened too often.
+    fn retry(&mut self, place: usize, why: &str) -> io::Result<()> {
+        let candidate = &mut self.candidates[place];
+        candidate.n_retries += 1;
+        candidate.is_disturbed = false;
+        if candidate.n_retries > MOST_RETRIES {
+            let times = candidate.n_retries;
+            return Err(io::Error::other(format!(
+                "{times} times a worker ended with the same candidate: {why}; nothing is recorded of that one"
+            )));
+        }
+        Ok(())
+    }
+
+    /// A worker that is done with one kernel goes on with the one that is queued there.
+    fn take_queued(&mut self, worker: usize) {
+        let is_alone = !self.is_tested();
+        let queued = self.candidates.iter_mut().filter_map(|c| match c.state {
+            State::Queued { kernel, number, limit } if kernel.worker == worker => {
+                Some((number, State::Preparing { kernel, is_alone, limit }, &mut c.state))
+            }
+            _ => None,
+        });
+        let Some((_, preparing, state)) = queued.min_by_key(|&(number, ..)| number) else { return };
+        *state = preparing;
+        self.go_on(worker, self.policy.run_timeout);
+        // One that waits to be timed is no longer the last that ran.
+        for candidate in &mut self.candidates {
+            if let State::Checked(kept) = &mut candidate.state {
+                kept.is_alone = false;
+            }
+        }
+    }
+
+    /// What its worker's answer makes of a candidate.
+    fn next_state(&mut self, now: Instant, place: usize, state: State, answer: Answer) -> State {
+        let mut seconds = self.candidates[place].seconds;
+        let next = match (state, answer) {
+            (State::Building(kernel), Answer::Reply(Reply::Built { seconds: build, .. })) => {
+                seconds.build += build;
+                State::Built(kernel)
+            }
+            (State::Preparing { kernel, is_alone, limit }, Answer::Reply(Reply::Prepared { .. })) => {
+                self.go_on(kernel.worker, limit);
+                State::Running { kernel, is_alone, start: now, limit }
+            }
+            (
+                State::Running { kernel, is_alone, .. },
+                Answer::Reply(Reply::Checked { seconds: verify, run_seconds, relative_error, is_timed, .. }),
+            ) => {
+                seconds.verify += verify;
+                let took = Duration::from_secs_f64(run_seconds);
+                self.fastest_check = Some(self.fastest_check.map_or(took, |fastest| fastest.min(took)));
+                let kept = Kept { kernel, is_alone, relative_error };
+                if is_timed {
+                    self.go_on(kernel.worker, self.run_timeout(&self.candidates[place]));
+                    State::Timing(kept)
+                } else {
+                    State::Checked(kept)
+                }
+            }
+            // Another one was checked beside it, which its worker could not know: it is timed again, unless it is hopeless.
+            (
+                State::Timing(kept @ Kept { is_alone: false, .. }),
+                Answer::Reply(Reply::Timed { stopped_early: false, seconds: run, .. }),
+            ) => {
+                seconds.run += run;
+                State::Checked(kept)
+            }
+            (State::Running { limit, .. }, Answer::TimedOut) => {
+                seconds.run += limit.as_secs_f64();
+                self.candidates[place].given_up = limit;
+                State::Waiting
+            }
+            (State::Building(_), Answer::Died(status)) => {
+                let why = format!("the compiler crashed: {}", describe(status));
+                State::Done(failed(ErrorClass::CompileErrorHost, why, seconds, self.limit_of_crash(status)))
+            }
+            (State::Building(_), Answer::TimedOut) => {
+                let build = self.policy.build_timeout.as_secs_f64();
+                seconds.build += build;
+                let message = format!("not built within {build} s");
+                State::Done(failed(ErrorClass::BuildTimeout, message, seconds, Some(Limit::BuildS(build))))
+            }
+            (state, answer) => {
+                let part = match state {
+                    State::Building(_) => &mut seconds.build,
+                    State::Timing(_) => &mut seconds.run,
+                    _ => &mut seconds.verify,
+                };
+                let (outcome, limit) = self.outcome(answer, self.run_timeout(&self.candidates[place]), part);
+                State::Done(Measured { outcome, seconds, limit })
+            }
+        };
+        self.candidates[place].seconds = seconds;
+        next
+    }
+
+    /// What a worker's last answer says of a candidate, with the limit that it came to, if it did, and for
+    /// how many seconds it was at work.
+    pub fn outcome(&self, answer: Answer, timeout: Duration, took: &mut f64) -> (Outcome, Option<Limit>) {
+        let (class, message, limit) = match answer {
+            Answer::Reply(Reply::Timed { samples_ns, stopped_early, seconds, .. }) => {
+                *took += seconds;
+                return (Outcome::Measured(Timing::of_samples(&samples_ns, stopped_early)), None);
+            }
+            Answer::Reply(Reply::Failed { class, message, lacks_memory, seconds, .. }) => {
+                *took += seconds;
+                (class.0, message, lacks_memory.then_some(self.memory_limit()))
+            }
+            Answer::Reply(other) => (ErrorClass::Unknown, format!("unexpected reply {other:?}"), None),
+            Answer::Died(status) => (ErrorClass::RuntimeError, describe(status), self.limit_of_crash(status)),
+            Answer::TimedOut => {
+                let limit = timeout.as_secs_f64();
+                *took += limit;
+                (ErrorClass::RunTimeout, format!("not finished within {limit} s"), Some(Limit::RunS(limit)))
+            }
+        };
+        (Outcome::Failed { class, message }, limit)
+    }
+
+    fn memory_limit(&self) -> Limit {
+        Limit::MemoryBytes(self.policy.memory_bytes)
+    }
+
+    /// Who aborts, our own code or LLVM's, lacks memory.
+    fn limit_of_crash(&self, status: ExitStatus) -> Option<Limit> {
+        (status.signal() == Some(libc::SIGABRT)).then(|| self.memory_limit())
+    }
+
+    /// How long the first run of a candidate may take that was given up after `given_up`, if it was.
+    ///
+    /// Until one candidate has come to its end nobody knows what is slow: all of them are tried for a short time, then
+    /// those that are left for a longer one.
+    fn run_limit(&self, candidate: &Candidate) -> Duration {
+        let hopeless = match self.fastest_check {
+            _ if self.goes_to_the_end(candidate) => self.run_timeout(candidate),
+            Some(fastest) => fastest * HOPELESS_RUN,
+            None => candidate.given_up * LIMIT_GROWTH,
+        };
+        hopeless.max(LEAST_LIMIT).min(self.run_timeout(candidate))
+    }
+
+    /// Whether a candidate is run and timed to the end, however slow it is.
+    fn goes_to_the_end(&self, candidate: &Candidate) -> bool {
+        self.policy.to_the_end || self.goal == Goal::Keep || candidate.patience.is_some()
+    }
+
+    /// How long the runs of a candidate may take.
+    fn run_timeout(&self, candidate: &Candidate) -> Duration {
+        candidate.patience.unwrap_or(self.policy.run_timeout)
+    }
+
+    /// Gives up those that were before, where there is no reason to let them run for longer.
+    fn give_up_hopeless(&mut self) {
+        for place in 0..self.candidates.len() {
+            let candidate @ Candidate { state, given_up, seconds, .. } = &self.candidates[place];
+            let was_given_up = matches!(state, State::Waiting) && *given_up > Duration::ZERO;
+            let timeout = self.run_timeout(candidate);
+            if was_given_up && self.run_limit(candidate) <= *given_up {
+                let mut message = format!("not finished within {} s", (1e6 * given_up.as_secs_f64()).round() / 1e6);
+                if let Some(fastest) = self.fastest_check.filter(|_| *given_up < timeout) {
+                    message += &format!(", where the fastest so far took {:.3} s", fastest.as_secs_f64());
+                }
+                let limit = (*given_up >= timeout).then_some(Limit::RunS(given_up.as_secs_f64()));
+                let measured = failed(ErrorClass::RunTimeout, message, *seconds, limit);
+                self.candidates[place].state = State::Done(measured);
+            }
+        }
+    }
+}
+
+fn failed(class: ErrorClass, message: String, seconds: Seconds, limit: Option<Limit>) -> Measured {
+    Measured { outcome: Outcome::Failed { class, message }, seconds, limit }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BUILD: usize = Lane::Build as usize;
+    const TEST: usize = Lane::Test as usize;
+
+    /// A scheduler with what it is told of workers: none of them runs, and time passes as the test says.
+    struct Trace {
+        scheduler: Scheduler,
+        idle: Lanes,
+        now: Instant,
+        /// What was asked or told, in short.
+        said: Vec<String>,
+    }
+
+    impl Trace {
+        fn new(n_workers: usize) -> Trace {
+            let policy = Policy {
+                n_workers,
+                has_cores_left: n_workers > 1,
+                round: Round { time: Duration::from_millis(10), min_samples: 1 },
+                build_timeout: Duration::from_secs(10),
+                run_timeout: Duration::from_secs(10),
+                to_the_end: false,
+                cold: false,
+                at_best_pace: true,
+                memory_bytes: 1 << 30,
+            };
+            let idle = vec![[true; 2]; n_workers];
+            Trace { scheduler: Scheduler::new(policy), idle, now: Instant::now(), said: Vec::new() }
+        }
+
+        fn submit(&mut self, n: usize) {
+            self.scheduler.submit((0..n).map(|at| (Source::Steps(format!("{at}")), None)));
+            self.act();
+        }
+
+        fn act(&mut self) {
+            let commands = self.scheduler.act(self.now, self.idle.clone());
+            self.note(commands);
+        }
+
+        fn note(&mut self, commands: Vec<Command>) {
+            for command in commands {
+                match command {
+                    Command::Ask { worker, request, .. } => {
+                        assert!(self.idle[worker][request.lane() as usize], "only idle threads are asked");
+                        self.idle[worker][request.lane() as usize] = false;
+                        self.said.push(format!("{worker}: {}", short(&request)));
+                    }
+                    Command::Tell { worker, request } => self.said.push(format!("{worker}: ({})", short(&request))),
+                    Command::GoOn { worker, lane, .. } => self.idle[worker][lane as usize] = false,
+                    Command::GiveUp { worker } => {
+                        self.idle[worker] = [false; 2];
+                        self.said.push(format!("{worker}: give up"));
+                    }
+                    Command::Pin { .. } | Command::StepAside(_) => {}
+                }
+            }
+        }
+
+        fn heard(&mut self, worker: usize, lane: usize, answer: Answer) {
+            self.idle[worker] = match answer {
+                Answer::Reply(_) => {
+                    let mut idle = self.idle[worker];
+                    idle[lane] = true;
+                    idle
+                }
+                // It is started anew.
+                Answer::Died(_) | Answer::TimedOut => [false; 2],
+            };
+            let lane = if lane == BUILD { Lane::Build } else { Lane::Test };
+            let commands = self.scheduler.heard(self.now, worker, lane, answer).unwrap();
+            self.note(commands);
+            self.act();
+        }
+
+        fn built(&mut self, worker: usize, id: u64) {
+            self.heard(worker, BUILD, Answer::Reply(Reply::Built { id, seconds: 0.01 }));
+        }
+
+        fn prepared(&mut self, worker: usize, id: u64) {
+            self.heard(worker, TEST, Answer::Reply(Reply::Prepared { id }));
+        }
+
+        /// It was right, after a first run of so long, and is timed at once.
+        fn checked(&mut self, worker: usize, id: u64, run: Duration, is_timed: bool) {
+            let (seconds, run_seconds) = (run.as_secs_f64(), run.as_secs_f64());
+            let reply = Reply::Checked { id, seconds, run_seconds, relative_error: 0.0, is_timed };
+            self.heard(worker, TEST, Answer::Reply(reply));
+        }
+
+        fn timed(&mut self, worker: usize, id: u64, ns: f64) {
+            let reply = Reply::Timed { id, samples_ns: vec![ns], stopped_early: false, seconds: 0.01 };
+            self.heard(worker, TEST, Answer::Reply(reply));
+        }
+
+        fn ready(&mut self, worker: usize) {
+            self.idle[worker] = [true; 2];
+            self.act();
+        }
+
+        #[track_caller]
+        fn expect(&mut self, said: &[&str]) {
+            assert_eq!(std::mem::take(&mut self.said), said);
+        }
+
+        /// Numbers and classes of those that have come to their end.
+        fn done(&mut self) -> Vec<(u64, Option<ErrorClass>)> {
+            std::iter::from_fn(|| self.scheduler.take_done()).map(|(n, m)| (n, m.outcome.class())).collect()
+        }
+    }
+
+    fn short(request: &Request) -> String {
+        match request {
+            Request::Build { id, source: Source::Steps(text), .. } => format!("build {text} as {id}"),
+            Request::Build { id, .. } => format!("build {id}"),
+            Request::Check { id, .. } => format!("check {id}"),
+            Request::Run { id, .. } => format!("run {id}"),
+            Request::Drop { id } => format!("drop {id}"),
+        }
+    }
+
+    const MS: Duration = Duration::from_millis(1);
+
+    fn signal(number: i32) -> Answer {
+        Answer::Died(ExitStatus::from_raw(number))
+    }
+
+    #[test]
+    fn a_candidate_is_built_checked_timed_and_dropped() {
+        let mut t = Trace::new(1);
+        t.submit(1);
+        t.expect(&["0: build 0 as 0"]);
+        t.built(0, 0);
+        t.expect(&["0: check 0"]);
+        t.prepared(0, 0);
+        t.checked(0, 0, MS, true);
+        t.timed(0, 0, 1e6);
+        t.expect(&["0: (drop 0)"]);
+        assert_eq!(t.done(), [(0, None)]);
+        assert!(t.scheduler.is_done());
+    }
+
+    #[test]
+    fn workers_build_while_one_tests_and_it_goes_on_by_itself() {
+        let mut t = Trace::new(2);
+        t.submit(4);
+        t.expect(&["0: build 0 as 0", "1: build 1 as 1"]);
+        t.built(0, 0);
+        // Two threads at a time: one tests, one builds.
+        t.expect(&["0: check 0"]);
+        t.built(1, 1);
+        t.expect(&["0: build 2 as 2"]);
+        t.built(0, 2);
+        t.expect(&["0: (check 2)", "0: build 3 as 4"]);
+        t.prepared(0, 0);
+        t.checked(0, 0, MS, true);
+        t.timed(0, 0, 1e6);
+        t.expect(&["0: (drop 0)"]);
+        // It has gone on with the one that was queued.
+        t.prepared(0, 2);
+        t.checked(0, 2, MS, true);
+        t.timed(0, 2, 1e6);
+        t.expect(&["0: (drop 2)", "1: check 1"]);
+        assert_eq!(t.done(), [(0, None), (2, None)]);
+    }
+
+    #[test]
+    fn where_no_core_is_left_all_are_built_before_any_is_tested() {
+        let mut t = Trace::new(1);
+        t.submit(2);
+        t.built(0, 0);
+        t.built(0, 1);
+        t.expect(&["0: build 0 as 0", "0: build 1 as 1", "0: check 0"]);
+    }
+
+    #[test]
+    fn a_crash_costs_its_candidate_and_others_on_that_worker_begin_anew() {
+        let mut t = Trace::new(2);
+        t.submit(3);
+        t.built(0, 0);
+        t.built(1, 1);
+        t.built(0, 2);
+        t.expect(&["0: build 0 as 0", "1: build 1 as 1", "0: check 0", "0: build 2 as 2", "0: (check 2)"]);
+        t.prepared(0, 0);
+        t.heard(0, TEST, signal(libc::SIGSEGV));
+        assert_eq!(t.done(), [(0, Some(ErrorClass::RuntimeError))]);
+        // The one that was queued there is built anew.
+        t.expect(&["1: check 1"]);
+        t.ready(0);
+        t.expect(&["0: build 2 as 4"]);
+        t.prepared(1, 1);
+        t.checked(1, 1, MS, true);
+        t.built(0, 4);
+        t.timed(1, 1, 1e6);
+        t.expect(&["1: (drop 1)", "0: check 4"]);
+        t.prepared(0, 4);
+        t.checked(0, 4, MS, true);
+        t.timed(0, 4, 1e6);
+        assert_eq!(t.done(), [(1, None), (2, None)]);
+        assert!(t.scheduler.is_done());
+    }
+
+    #[test]
+    fn what_is_killed_from_outside_is_tried_again_but_not_for_ever() {
+        let mut t = Trace::new(1);
+        t.submit(1);
+        for id in 0..u64::from(MOST_RETRIES) {
+            t.built(0, id);
+            t.heard(0, TEST, signal(libc::SIGKILL));
+            assert_eq!(t.done(), []);
+            t.ready(0);
+        }
+        t.built(0, u64::from(MOST_RETRIES));
+        let killed = t.scheduler.heard(t.now, 0, Lane::Test, signal(libc::SIGKILL));
+        assert!(killed.unwrap_err().to_string().contains("nothing is recorded"));
+    }
+
+    #[test]
+    fn a_slow_first_run_is_given_up_beside_a_fast_one_and_measured_where_none_is_faster() {
+        for another_is_fast in [true, false] {
+            let mut t = Trace::new(1);
+            t.submit(2);
+            t.built(0, 0);
+            t.built(0, 1);
+            t.prepared(0, 0);
+            // Its worker is started anew and it waits; the limit of a first try is short.
+            t.heard(0, TEST, Answer::TimedOut);
+            t.ready(0);
+            // Who was not tried yet comes first.
+            t.built(0, 2);
+            t.built(0, 3);
+            t.prepared(0, 2);
+            if another_is_fast {
+                t.checked(0, 2, MS, true);
+                t.timed(0, 2, 1e6);
+                t.prepared(0, 3);
+                t.heard(0, TEST, Answer::TimedOut);
+                let mut done = t.done();
+                done.sort_by_key(|(number, _)| *number);
+                assert_eq!(done, [(0, Some(ErrorClass::RunTimeout)), (1, None)]);
+            } else {
+                t.heard(0, TEST, Answer::TimedOut);
+                t.ready(0);
+                assert_eq!(t.done(), []);
+                assert!(t.said.last().is_some_and(|said| said.contains("build")), "{:?}", t.said);
+            }
+        }
+    }
+
+    #[test]
+    fn a_slow_run_lets_others_be_checked_and_is_timed_again() {
+        let mut t = Trace::new(2);
+        t.submit(2);
+        t.built(0, 0);
+        t.built(1, 1);
+        t.expect(&["0: build 0 as 0", "1: build 1 as 1", "0: check 0"]);
+        t.prepared(0, 0);
+        t.act();
+        t.expect(&[]);
+        assert_eq!(t.scheduler.wakes(t.now), Some(t.now + LEAST_SLOW));
+        t.now += LEAST_SLOW;
+        t.act();
+        t.expect(&["1: check 1"]);
+        t.prepared(1, 1);
+        t.checked(1, 1, 40 * MS, false);
+        t.checked(0, 0, 70 * MS, false);
+        t.expect(&["0: run 0"]);
+        t.timed(0, 0, 7e7);
+        t.timed(1, 1, 4e7);
+        t.expect(&["0: (drop 0)", "1: run 1", "1: (drop 1)"]);
+        assert_eq!(t.done(), [(0, None), (1, None)]);
+    }
+
+    #[test]
+    fn a_pause_in_a_test_is_nobodys_fault() {
+        let mut t = Trace::new(1);
+        t.submit(1);
+        t.built(0, 0);
+        t.prepared(0, 0);
+        t.scheduler.was_paused();
+        t.heard(0, TEST, Answer::TimedOut);
+        assert_eq!(t.done(), []);
+        t.ready(0);
+        t.built(0, 1);
+        t.prepared(0, 1);
+        t.checked(0, 1, MS, true);
+        t.timed(0, 1, 1e6);
+        assert_eq!(t.done(), [(0, None)]);
+    }
+
+    #[test]
+    fn winding_down_leaves_what_is_tested_and_cancelling_leaves_nothing() {
+        let mut t = Trace::new(2);
+        t.submit(3);
+        t.built(0, 0);
+        t.built(1, 1);
+        t.said.clear();
+        let commands = t.scheduler.wind_down();
+        t.note(commands);
+        t.expect(&["1: (drop 1)", "0: (drop 2)"]);
+        let commands = t.scheduler.cancel(0);
+        t.note(commands);
+        t.expect(&["0: give up"]);
+        assert!(t.scheduler.is_done());
+        // What it says of them afterwards is of no interest.
+        t.heard(0, TEST, Answer::Reply(Reply::Prepared { id: 0 }));
+        t.expect(&[]);
+    }
+
+    #[test]
+    fn of_two_batches_the_first_comes_first_even_those_that_were_given_up() {
+        let mut t = Trace::new(1);
+        t.submit(1);
+        t.submit(1);
+        t.built(0, 0);
+        t.built(0, 1);
+        t.prepared(0, 0);
+        t.heard(0, TEST, Answer::TimedOut);
+        t.said.clear();
+        t.ready(0);
+        t.built(0, 2);
+        t.built(0, 3);
+        t.expect(&["0: build 0 as 2", "0: build 0 as 3", "0: check 2"]);
+    }
+
+    #[test]
+    fn kept_candidates_are_checked_side_by_side_and_not_timed() {
+        let mut t = Trace::new(2);
+        t.scheduler.aim(Goal::Keep);
+        t.submit(2);
+        t.built(0, 0);
+        t.built(1, 1);
+        t.expect(&["0: build 0 as 0", "1: build 1 as 1", "0: check 0", "1: check 1"]);
+        t.prepared(0, 0);
+        t.prepared(1, 1);
+        t.checked(1, 1, MS, false);
+        assert!(!t.scheduler.is_settled());
+        t.heard(0, TEST, signal(libc::SIGFPE));
+        assert!(t.scheduler.is_settled());
+        let settled = t.scheduler.take_settled();
+        assert!(matches!(settled[..], [(0, Err(_)), (1, Ok(_))]));
+    }
+}
