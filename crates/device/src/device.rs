@@ -271,8 +271,8 @@ impl Device {
 
     fn submit_all(&mut self, sources: impl IntoIterator<Item = (Source, Option<Duration>)>) -> Range<u64> {
         let numbers = self.scheduler.submit(sources);
-        // They are under way while the caller thinks. What cannot be done now is tried again, and told, when the
-        // results are asked for.
+        // They are under way while the caller thinks. What cannot be done now is tried again, and told, when
+        // the results are asked for.
         let _ = self.act();
         numbers
     }

@@ -684,7 +684,7 @@ mod tests {
         }
 
         fn machine(&self) -> Machine {
-            Machine { works_ahead: true, ..Machine::default() }
+            Machine { works_ahead: true }
         }
     }
 

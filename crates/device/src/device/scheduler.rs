@@ -1,8 +1,9 @@
-//! Candidates on their way from a source to a result: built on all workers, then checked and timed one after the other.
+//! Candidates on their way from a source to a result: built on all workers, then checked and timed one after
+//! the other.
 //!
-//! This is the policy alone: who is built, checked and timed next, where and for how long, what an answer makes of
-//! a candidate, and who is hopeless. It is told what workers answer and which of their threads are idle, and says
-//! what is to be done; [`Device`](super::Device) does it.
+//! This is the policy alone: who is built, checked and timed next, where and for how long, what an answer
+//! makes of a candidate, and who is hopeless. It is told what workers answer and which of their threads are
+//! idle, and says what is to be done; [`Device`](super::Device) does it.
 
 use super::race::Round;
 use crate::protocol::{Lane, Plan, Reply, Request, Source};
@@ -17,12 +18,13 @@ use tilewright_tune::{ErrorClass, Limit, Measured, Outcome, Seconds, Timing};
 
 /// A candidate is given up where its first run takes so many times as long as the fastest first run so far …
 const HOPELESS_RUN: u32 = 5;
-/// … but not before so long: starting its worker anew takes a part of that, and so does a busy machine's delay.
+/// … but not before so long: starting its worker anew takes a part of that, and so does a busy machine's
+/// delay.
 const LEAST_LIMIT: Duration = Duration::from_millis(100);
 /// While none has come to its end, each try of a candidate may take so many times as long as the one before.
 const LIMIT_GROWTH: u32 = 4;
-/// A first run that takes so many times as long as the fastest one is no longer alone: how long exactly it takes does not
-/// matter any more, and others are checked meanwhile …
+/// A first run that takes so many times as long as the fastest one is no longer alone: how long exactly it
+/// takes does not matter any more, and others are checked meanwhile …
 const SLOW_RUN: u32 = 3;
 /// … but not before so long.
 const LEAST_SLOW: Duration = Duration::from_millis(30);
@@ -32,8 +34,8 @@ const MOST_FLUSHING_TIME: Duration = Duration::from_secs(5);
 /// What came to no end of its own, or was stopped meanwhile, is measured again so often at most.
 pub(super) const MOST_RETRIES: u32 = 3;
 
-/// The kernels that a worker goes on with by itself are so many at most: enough for as long as a search thinks, and few
-/// enough that other workers, too, test what they have built.
+/// The kernels that a worker goes on with by itself are so many at most: enough for as long as a search
+/// thinks, and few enough that other workers, too, test what they have built.
 const MOST_QUEUED: usize = 4;
 
 /// What does not change while candidates are measured.
@@ -57,7 +59,8 @@ pub(super) struct Policy {
 /// What candidates are to come to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Goal {
-    /// They are timed, as trials of a search are: code that is made quickly will do to learn about a configuration.
+    /// They are timed, as trials of a search are: code that is made quickly will do to learn about a
+    /// configuration.
     Trial,
     /// They are found right and kept, whatever that takes; what is compared and kept is LLVM's code.
     Keep,
@@ -103,7 +106,8 @@ enum State {
     Waiting,
     Building(Kernel),
     Built(Kernel),
-    /// Its worker goes on to check it, and to time it, after others that it tests; those with lower numbers first.
+    /// Its worker goes on to check it, and to time it, after others that it tests; those with lower numbers
+    /// first.
     Queued {
         kernel: Kernel,
         number: u64,
@@ -231,8 +235,8 @@ impl Scheduler {
         }
     }
 
-    /// Takes on sources, with how long the runs of each may take whatever others do, where that is given; their
-    /// numbers.
+    /// Takes on sources, with how long the runs of each may take whatever others do, where that is given;
+    /// their numbers.
     pub fn submit(&mut self, sources: impl IntoIterator<Item = (Source, Option<Duration>)>) -> Range<u64> {
         let first = self.n_submitted;
         for (source, patience) in sources {
@@ -447,8 +451,8 @@ impl Scheduler {
         self.commands.push(Command::GoOn { worker, lane: Lane::Test, timeout });
     }
 
-    /// Starts to time what was found right, and to check what is built, where their workers are idle: one after the
-    /// other, but for those that are slow; or all side by side where they are not timed.
+    /// Starts to time what was found right, and to check what is built, where their workers are idle: one
+    /// after the other, but for those that are slow; or all side by side where they are not timed.
     fn start_tests(&mut self, now: Instant) {
         let waits = |c: &Candidate| match c.state {
             State::Checked(kept) => self.is_idle(kept.kernel.worker, Lane::Test),
@@ -492,8 +496,8 @@ impl Scheduler {
         }
     }
 
-    /// Has the worker that tests go on with its next kernels by itself: this side may be busy when it is done, or be kept
-    /// waiting for a core by a build.
+    /// Has the worker that tests go on with its next kernels by itself: this side may be busy when it is
+    /// done, or be kept waiting for a core by a build.
     fn queue_tests(&mut self, places: &[usize]) {
         // Those that wait to be timed come first: what they took so far is lost where their worker is.
         if self.candidates.iter().any(|c| matches!(c.state, State::Checked(_))) {
@@ -539,10 +543,11 @@ impl Scheduler {
         }
     }
 
-    /// The workers that can build now, those first that should: so many threads as there are workers build or test.
+    /// The workers that can build now, those first that should: so many threads as there are workers build or
+    /// test.
     ///
-    /// The first workers build most, so that what they prepare is found there again; but one that may have to be given up
-    /// takes with it what it has built.
+    /// The first workers build most, so that what they prepare is found there again; but one that may have to
+    /// be given up takes with it what it has built.
     fn builders(&self, now: Instant) -> Vec<usize> {
         let slow = self.slow_run();
         let is_slow = |worker: &usize| {
@@ -689,7 +694,8 @@ impl Scheduler {
                     State::Checked(kept)
                 }
             }
-            // Another one was checked beside it, which its worker could not know: it is timed again, unless it is hopeless.
+            // Another one was checked beside it, which its worker could not know: it is timed again, unless
+            // it is hopeless.
             (
                 State::Timing(kept @ Kept { is_alone: false, .. }),
                 Answer::Reply(Reply::Timed { stopped_early: false, seconds: run, .. }),
@@ -760,8 +766,8 @@ impl Scheduler {
 
     /// How long the first run of a candidate may take that was given up after `given_up`, if it was.
     ///
-    /// Until one candidate has come to its end nobody knows what is slow: all of them are tried for a short time, then
-    /// those that are left for a longer one.
+    /// Until one candidate has come to its end nobody knows what is slow: all of them are tried for a short
+    /// time, then those that are left for a longer one.
     fn run_limit(&self, candidate: &Candidate) -> Duration {
         let hopeless = match self.fastest_check {
             _ if self.goes_to_the_end(candidate) => self.run_timeout(candidate),
