@@ -43,7 +43,6 @@ const WITH_WIDE_COMMENTS: &[&str] = &[
     "crates/device/src/worker/builder.rs",
     "crates/device/src/worker/tester.rs",
     "crates/ir/",
-    "crates/learn/",
     "crates/tune/examples/cost_of_thinking.rs",
     "crates/tune/src/lib.rs",
     "crates/tune/src/measure.rs",

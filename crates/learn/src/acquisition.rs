@@ -58,7 +58,8 @@ fn normal_cdf(z: f64) -> f64 {
         }
         return 0.5 + normal_density(z) * sum;
     }
-    // Mills' ratio as a continued fraction: Φ(−x) = φ(x) / (x + 1/(x + 2/(x + 3/…))). The larger x, the sooner it is exact.
+    // Mills' ratio as a continued fraction: Φ(−x) = φ(x) / (x + 1/(x + 2/(x + 3/…))). The larger x, the
+    // sooner it is exact.
     let depth = 5 + (100.0 / x) as u32;
     let fraction = (1..=depth).rev().fold(x, |below, n| x + f64::from(n) / below);
     let tail = normal_density(x) / fraction;

@@ -1,8 +1,8 @@
 //! Classical classifiers, beside which sequence models are shown: each parameter is predicted alone.
 //!
 //! # Source
-//! The methods of table II in "Optimal Kernel Tuning Parameter Prediction using Deep Sequence Models", with the usual defaults, since it
-//! names none.
+//! The methods of table II in "Optimal Kernel Tuning Parameter Prediction using Deep Sequence Models", with
+//! the usual defaults, since it names none.
 
 use smartcore::algorithm::neighbour::KNNAlgorithmName;
 use smartcore::ensemble::random_forest_classifier::{RandomForestClassifier, RandomForestClassifierParameters};
@@ -17,7 +17,8 @@ use crate::LearnError;
 const N_NEIGHBOURS: usize = 5;
 /// Trees of the forest.
 const N_TREES: u16 = 100;
-/// The share of the largest variance that is added to each one, so that a constant feature divides nothing by zero.
+/// The share of the largest variance that is added to each one, so that a constant feature divides nothing by
+/// zero.
 const SMOOTHING: f64 = 1e-9;
 
 /// A classifier.
@@ -200,7 +201,8 @@ impl<'a> Machine<'a> {
     /// The kernel of all pairs of rows, and O(rows) for each step.
     ///
     /// # Source
-    /// Fan, Chen and Lin, "Working set selection using second order information" (2005), the first-order selection.
+    /// Fan, Chen and Lin, "Working set selection using second order information" (2005), the first-order
+    /// selection.
     fn fit(rows: &'a [&'a [f64]], sides: &[f64], gamma: f64) -> Machine<'a> {
         const COST: f64 = 1.0;
         const TOLERANCE: f64 = 1e-3;

@@ -15,15 +15,16 @@ pub fn diversity<C: AsRef<[u64]>>(scores: &[f64], components: &[C], alpha: f64, 
 
 /// At most `n` candidates, best first, chosen greedily to maximize [`diversity`].
 ///
-/// A candidate is its score and the values of its components. As the objective is submodular, the batch is worth at
-/// least 1 − 1/e of the best one of its size where no score is negative. Of equals the first is taken; a NaN counts as
-/// −∞.
+/// A candidate is its score and the values of its components. As the objective is submodular, the batch is
+/// worth at least 1 − 1/e of the best one of its size where no score is negative. Of equals the first is
+/// taken; a NaN counts as −∞.
 ///
 /// # Panics
 /// Where there is not one list of components for each score.
 ///
 /// # Cost
-/// Near O(candidates · components + n · log candidates): a gain is computed again only where it may still be the largest.
+/// Near O(candidates · components + n · log candidates): a gain is computed again only where it may still be
+/// the largest.
 ///
 /// # Source
 /// The greedy algorithm of Nemhauser, Wolsey and Fisher (1978) with the lazy evaluation of Minoux (1978).

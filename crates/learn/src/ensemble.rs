@@ -26,8 +26,8 @@ impl Prediction {
 /// Boosted trees, each fitted on a bootstrap sample: as many rows, drawn with replacement.
 ///
 /// # Source
-/// AutoTVM, section 3.3: five models, fitted by regression. Scores of models fitted by rank have no common scale, and
-/// their spread means little.
+/// AutoTVM, section 3.3: five models, fitted by regression. Scores of models fitted by rank have no common
+/// scale, and their spread means little.
 #[derive(Debug, Clone)]
 pub struct Ensemble {
     models: Vec<Gbt>,

@@ -1,10 +1,11 @@
 //! Gaussian processes: predictions with a spread, from few examples.
 
 use crate::matrix::Matrix;
-use crate::simd::wide;
+use crate::simd::{exp, wide};
 
-/// The correlation of two rows: the Matérn function with ν = 5/2 of their distance, which is `√Σ (rate · (x − z))²` over the
-/// columns. Each group of columns has its own rate, so that the ones that matter can be told from the others.
+/// The correlation of two rows: the Matérn function with ν = 5/2 of their distance, which is `√Σ (rate · (x −
+/// z))²` over the columns. Each group of columns has its own rate, so that the ones that matter can be told
+/// from the others.
 ///
 /// # Source
 /// Rasmussen and Williams, "Gaussian Processes for Machine Learning" (2006), sections 4.2 and 5.4.
@@ -35,8 +36,8 @@ impl Kernel {
         Kernel { groups, log_rates, log_noise: PRIOR_LOG_NOISE }
     }
 
-    /// Makes these examples more likely, by trying a larger and a smaller value for one parameter after the other. To be
-    /// called again as examples come in; each call goes on from the last.
+    /// Makes these examples more likely, by trying a larger and a smaller value for one parameter after the
+    /// other. To be called again as examples come in; each call goes on from the last.
     ///
     /// # Panics
     /// Where the rows have not as many values as there are columns, or the targets are not one for each row.
@@ -86,36 +87,6 @@ fn prior_log_rate(n_groups: usize) -> f64 {
     (2.0 / (n_groups.max(1) as f64).sqrt()).ln()
 }
 
-/// e to the power of `x`, for `x` from -700 to 0, to 14 digits. Unlike the standard library's it compiles
-/// to vector code.
-#[inline(always)]
-fn exp(x: f64) -> f64 {
-    use std::f64::consts::{LN_2, LOG2_E};
-    // Its last bits are those of an integer that is added to it.
-    const ROUNDER: f64 = 6_755_399_441_055_744.0;
-    // ln 2 in two numbers; the multiples of the first are exact.
-    const LN_2_HIGH: f64 = f64::from_bits(LN_2.to_bits() & !0x7ff_ffff);
-    const LN_2_LOW: f64 = LN_2 - LN_2_HIGH + 2.319_046_813_846_3e-17;
-    // Taylor's, from 1 / 13! on, as |r| is at most ln 2 / 2.
-    const COEFFICIENTS: [f64; 14] = {
-        let mut coefficients = [1.0; 14];
-        let mut i = 13;
-        while i > 0 {
-            coefficients[i - 1] = coefficients[i] / (14 - i) as f64;
-            i -= 1;
-        }
-        coefficients
-    };
-    let rounded = x * LOG2_E + ROUNDER;
-    let n = rounded - ROUNDER;
-    let r = x - n * LN_2_HIGH - n * LN_2_LOW;
-    let mut sum = 0.0;
-    for coefficient in COEFFICIENTS {
-        sum = coefficient + sum * r;
-    }
-    sum * f64::from_bits((rounded.to_bits() << 52).wrapping_add(1023 << 52))
-}
-
 #[inline(always)]
 fn matern(squared_distance: f64) -> f64 {
     let d = (5.0 * squared_distance).sqrt();
@@ -142,8 +113,8 @@ fn dot(a: &[f64], b: &[f64]) -> f64 {
 
 /// A Gaussian process with mean 0, which learns row by row.
 ///
-/// What it takes to predict a row depends on the known rows, not on their targets. So [`Candidates`] keep it, and are
-/// updated by one step for each row that becomes known; and targets may come later than their rows.
+/// What it takes to predict a row depends on the known rows, not on their targets. So [`Candidates`] keep it,
+/// and are updated by one step for each row that becomes known; and targets may come later than their rows.
 #[derive(Debug, Clone)]
 pub struct GaussianProcess {
     kernel: Kernel,
@@ -334,8 +305,8 @@ impl GaussianProcess {
         }
     }
 
-    /// Prepares targets, one for each known row in order. A target that is missing is taken to be what the rows before
-    /// predict, so that it lowers the spread around its row and changes no mean.
+    /// Prepares targets, one for each known row in order. A target that is missing is taken to be what the
+    /// rows before predict, so that it lowers the spread around its row and changes no mean.
     ///
     /// # Panics
     /// Where there is not one target for each known row.
@@ -359,8 +330,8 @@ impl GaussianProcess {
         Solved { weights, standard_deviation }
     }
 
-    /// The logarithm of the likelihood of targets, one for each known row in order, up to a constant. The variance of the signal
-    /// is the most likely one.
+    /// The logarithm of the likelihood of targets, one for each known row in order, up to a constant. The
+    /// variance of the signal is the most likely one.
     ///
     /// # Panics
     /// Where there is not one target for each known row.
@@ -371,8 +342,8 @@ impl GaussianProcess {
         -0.5 * n * variance.max(f64::MIN_POSITIVE).ln() - log_determinant
     }
 
-    /// What the process believes of the known rows themselves, in order: their targets without the noise. Missing targets count
-    /// as in [`GaussianProcess::solve`].
+    /// What the process believes of the known rows themselves, in order: their targets without the noise.
+    /// Missing targets count as in [`GaussianProcess::solve`].
     ///
     /// # Cost
     /// O(known rows²).
@@ -397,8 +368,8 @@ impl GaussianProcess {
         means
     }
 
-    /// The means of updated candidates' predictions, in order. Rows that became known after the targets were solved count as
-    /// missing.
+    /// The means of updated candidates' predictions, in order. Rows that became known after the targets were
+    /// solved count as missing.
     pub fn means(&self, candidates: &Candidates, targets: &Solved) -> Vec<f64> {
         let of_block = |block: &Block| {
             let mut means = ZEROS;
@@ -574,13 +545,5 @@ mod tests {
         let solved = process.solve(&[Some(0.0); 3]);
         assert_eq!(process.means(&candidates, &solved), [0.0]);
         assert!(process.standard_deviations(&candidates, &solved).all(f64::is_finite));
-    }
-
-    #[test]
-    fn powers_of_e_are_accurate() {
-        for i in 0..=700_000 {
-            let x = -f64::from(i) * 1e-3;
-            assert!((exp(x) / x.exp() - 1.0).abs() < 1e-15, "{x}: {} is not {}", exp(x), x.exp());
-        }
     }
 }

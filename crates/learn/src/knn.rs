@@ -5,11 +5,12 @@ use crate::matrix::Matrix;
 /// A weighted k-nearest-neighbour regressor under the Canberra distance.
 ///
 /// The prediction is `Σ w_i y_i / Σ w_i` over the `k` nearest known rows, with `w_i = 1 / d(x, x_i)` and
-/// `d(x, z) = Σ |x_l − z_l| / (|x_l| + |z_l|)`, where 0/0 is 0. A known row is predicted as its own target, or as the mean of
-/// its targets where it is known more than once.
+/// `d(x, z) = Σ |x_l − z_l| / (|x_l| + |z_l|)`, where 0/0 is 0. A known row is predicted as its own target,
+/// or as the mean of its targets where it is known more than once.
 ///
 /// # Source
-/// NoSE, the surrogate; `k` is 9 there. A value that is missing (NaN) on one side alone is as far away as a value can be, 1.
+/// NoSE, the surrogate; `k` is 9 there. A value that is missing (NaN) on one side alone is as far away as a
+/// value can be, 1.
 #[derive(Debug, Clone)]
 pub struct Knn {
     k: usize,

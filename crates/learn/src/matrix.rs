@@ -66,7 +66,8 @@ pub struct Examples<'a> {
     pub targets: &'a [f32],
     /// What another model predicts for each row, and the new one adds to; empty where there is none.
     pub base: &'a [f32],
-    /// The group of each row; rows of different groups are not ranked against each other. Empty where there is one.
+    /// The group of each row; rows of different groups are not ranked against each other. Empty where there
+    /// is one.
     pub groups: &'a [u32],
 }
 
@@ -76,10 +77,12 @@ impl<'a> Examples<'a> {
         Examples { features, targets, base: &[], groups: &[] }
     }
 
-    /// The same, learnt on top of another model's predictions. The new model predicts what is to be added to them.
+    /// The same, learnt on top of another model's predictions. The new model predicts what is to be added to
+    /// them.
     ///
     /// # Source
-    /// Transfer in AutoTVM, section 4: a global model of earlier workloads plus a local one of the present workload.
+    /// Transfer in AutoTVM, section 4: a global model of earlier workloads plus a local one of the present
+    /// workload.
     pub fn on_top_of(self, base: &'a [f32]) -> Examples<'a> {
         Examples { base, ..self }
     }

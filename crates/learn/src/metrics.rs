@@ -1,6 +1,7 @@
 //! How good predictions are.
 
-/// The coefficient of determination: 1 for perfect predictions, 0 for those as good as the mean of the targets.
+/// The coefficient of determination: 1 for perfect predictions, 0 for those as good as the mean of the
+/// targets.
 ///
 /// Where all targets are equal it is 1 for perfect predictions and −∞ for others.
 ///

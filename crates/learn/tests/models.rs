@@ -27,7 +27,8 @@ fn ranking() -> GbtOptions {
     GbtOptions { objective: Objective::PairwiseRank { n_pairs: 8 }, ..REGRESSION }
 }
 
-/// Rows of numbers from 0 to 1, the first of which interact in the target; a fifth of them is missing where asked.
+/// Rows of numbers from 0 to 1, the first of which interact in the target; a fifth of them is missing where
+/// asked.
 fn problem(n: usize, missing: bool, seed: u64) -> (Matrix, Vec<f32>) {
     let mut rng = Xoshiro256PlusPlus::seed_from_u64(seed);
     let (mut features, mut targets) = (Matrix::new(8), Vec::new());

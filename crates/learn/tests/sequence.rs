@@ -18,7 +18,8 @@ fn vocabulary() -> Vocabulary {
     }
 }
 
-/// Tiles grow with the size, vectors need an even batch, and the unrolling follows from both and from the direction.
+/// Tiles grow with the size, vectors need an even batch, and the unrolling follows from both and from the
+/// direction.
 fn examples() -> Vec<Example> {
     let example = |i: i64| {
         let (size, batch, direction) = (1 + i * 7 % 90, 1 + i % 6, i % 2);
@@ -96,7 +97,8 @@ fn beams_of_models_are_sorted_whatever_the_problem() {
                 let sum: f64 = answers.iter().map(|a| a.log_probability.exp()).sum();
                 assert!((sum - 1.0).abs() < 1e-4, "{}: probabilities sum to {sum}", row.name);
                 assert!(answers.is_sorted_by(|a, b| a.log_probability >= b.log_probability));
-                // A narrow beam takes other prefixes along, but gives those that it finds the same probability.
+                // A narrow beam takes other prefixes along, but gives those that it finds the same
+                // probability.
                 for answer in model.answers(&problem, 2, None) {
                     let same = answers.iter().find(|a| a.values == answer.values).unwrap();
                     assert!((same.log_probability - answer.log_probability).abs() < 1e-4, "{}", row.name);

@@ -77,7 +77,8 @@ fn cuts(mut values: impl Iterator<Item = f32> + Clone, n: usize, max_bins: usize
     let mut left = n;
     for value in values {
         if value != last {
-            // What is left is shared among the bins that are left, so that one frequent value does not take theirs.
+            // What is left is shared among the bins that are left, so that one frequent value does not take
+            // theirs.
             if distinct <= max_bins || (in_bin * (max_bins - cuts.len()) >= left && cuts.len() + 1 < max_bins) {
                 cuts.push(between(last, value));
                 left -= in_bin;

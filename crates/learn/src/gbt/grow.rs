@@ -73,7 +73,8 @@ impl<'a> Grower<'a> {
             match self.split(gradients, &mut leaf, split) {
                 Some(children) => {
                     let column = &self.bins.columns[split.column as usize];
-                    // A cut for every bin but the last; a split after the last parts missing values from all others.
+                    // A cut for every bin but the last; a split after the last parts missing values from all
+                    // others.
                     let threshold = column.cuts.get(usize::from(split.bin)).copied().unwrap_or(f32::INFINITY);
                     let node = Node { threshold, feature: column.feature, missing_right: split.missing_right };
                     splits.push((leaf.place, node));
@@ -123,7 +124,8 @@ impl<'a> Grower<'a> {
         for (columns, sums) in columns.chunks(4).zip(histogram.chunks_mut(4)) {
             sums.iter_mut().zip(columns).for_each(|(sums, column)| sums[..column.n_bins()].fill([0.0; 2]));
             if let ([a, b, c, d], [sa, sb, sc, sd]) = (columns, &mut *sums) {
-                // Four columns at a time: a bin that follows itself waits for its last sum, and others fill the time.
+                // Four columns at a time: a bin that follows itself waits for its last sum, and others fill
+                // the time.
                 for (&row, pull) in rows.iter().zip(&self.pulls) {
                     let row = row as usize;
                     add(&mut sa[usize::from(a.of_row[row])], pull);
@@ -156,8 +158,8 @@ impl<'a> Grower<'a> {
         leaf.split = best;
     }
 
-    /// Carries out a split, or leaves the leaf as it is where all rows are on one side after all, which the rounding of sums
-    /// may have hidden.
+    /// Carries out a split, or leaves the leaf as it is where all rows are on one side after all, which the
+    /// rounding of sums may have hidden.
     fn split(&mut self, gradients: &[[f32; 2]], leaf: &mut Leaf, split: Split) -> Option<[Leaf; 2]> {
         let column = &self.bins.columns[split.column as usize];
         let missing_bin = if column.has_missing { column.cuts.len() + 1 } else { MAX_BINS };
@@ -214,7 +216,8 @@ impl<'a> Grower<'a> {
     }
 }
 
-/// What looking for a split on one column works with; derivatives apart, so that they are computed with side by side.
+/// What looking for a split on one column works with; derivatives apart, so that they are computed with side
+/// by side.
 struct Scan {
     /// Sums up to each bin.
     slopes: [f32; MAX_BINS],
@@ -223,7 +226,8 @@ struct Scan {
 }
 
 impl Scan {
-    /// The gain of the best split on one column, the last bin on its left side, and whether missing values go right.
+    /// The gain of the best split on one column, the last bin on its left side, and whether missing values go
+    /// right.
     fn best_split(
         &mut self,
         options: &GbtOptions,

@@ -20,9 +20,9 @@ use tree::Tree;
 
 /// How trees are boosted.
 ///
-/// The defaults are those of AutoTVM's public implementation, but for the number of trees, which is fixed unless an early stop is
-/// asked for, and for trees of depth 6 at a learning rate of 0.1 instead of 3 and 0.3: on recorded spaces they rank better
-/// at less than twice the time.
+/// The defaults are those of AutoTVM's public implementation, but for the number of trees, which is fixed
+/// unless an early stop is asked for, and for trees of depth 6 at a learning rate of 0.1 instead of 3 and
+/// 0.3: on recorded spaces they rank better at less than twice the time.
 #[derive(Debug, Clone, PartialEq)]
 pub struct GbtOptions {
     /// What is minimized.
@@ -51,8 +51,8 @@ pub struct GbtOptions {
     pub early_stop: Option<EarlyStop>,
 }
 
-/// Stops when the average recall on the examples themselves has not risen for some trees; trees after the best one are
-/// dropped.
+/// Stops when the average recall on the examples themselves has not risen for some trees; trees after the
+/// best one are dropped.
 ///
 /// # Source
 /// AutoTVM's public implementation: 20 trees, and the number of candidates that are measured at a time.
@@ -124,8 +124,8 @@ const BLOCK_ROWS: usize = 64;
 /// Boosted trees: a sum of regression trees, each fitted to what the earlier ones leave.
 ///
 /// # Source
-/// Second-order boosting as in Chen and Guestrin, "XGBoost" (2016), on histograms of binned columns; a missing value goes to
-/// the side of each split that gains more.
+/// Second-order boosting as in Chen and Guestrin, "XGBoost" (2016), on histograms of binned columns; a
+/// missing value goes to the side of each split that gains more.
 #[derive(Debug, Clone)]
 pub struct Gbt {
     n_columns: usize,
@@ -137,8 +137,8 @@ impl Gbt {
     /// Fits trees to examples. Without any, the model predicts 0.
     ///
     /// # Errors
-    /// [`LearnError`] where an option is out of range, a number is not finite, or targets, base predictions or groups are not
-    /// one for each row.
+    /// [`LearnError`] where an option is out of range, a number is not finite, or targets, base predictions
+    /// or groups are not one for each row.
     ///
     /// # Cost
     /// O(rows · columns · trees · depth).
@@ -165,7 +165,8 @@ impl Gbt {
             let columns = sample(bins.columns.len(), options.column_fraction, &mut rng);
             let tree = grower.grow(&gradients, rows, columns);
             tree.add_to(examples.features, 0, &mut scores);
-            // A tree that cannot split says that there is nothing left to learn, unless chance decides what it sees.
+            // A tree that cannot split says that there is nothing left to learn, unless chance decides what
+            // it sees.
             let exhausted = tree.is_constant() && options.is_deterministic();
             model.trees.push(tree);
             if let Some(EarlyStop { patience, plan_size }) = options.early_stop {
@@ -186,8 +187,8 @@ impl Gbt {
         Ok(model)
     }
 
-    /// What share of the base predictions agrees with the targets: the factor that makes them fit best under the objective,
-    /// drawn towards 1 as leaves are towards 0, and never negative.
+    /// What share of the base predictions agrees with the targets: the factor that makes them fit best under
+    /// the objective, drawn towards 1 as leaves are towards 0, and never negative.
     ///
     /// # Errors
     /// As [`Gbt::fit`].

@@ -9,12 +9,14 @@ use crate::matrix::Examples;
 pub enum Objective {
     /// Half the squared errors.
     SquaredError,
-    /// The logistic loss of pairs: `log(1 + exp(−(f_i − f_j)))` for each pair of a group where target `i` is the larger.
+    /// The logistic loss of pairs: `log(1 + exp(−(f_i − f_j)))` for each pair of a group where target `i` is
+    /// the larger.
     ///
     /// Predictions have no scale of their own; only their order means something.
     ///
     /// # Source
-    /// AutoTVM, equation 2. Instead of all pairs, each row meets so many random others, drawn anew for each tree.
+    /// AutoTVM, equation 2. Instead of all pairs, each row meets so many random others, drawn anew for each
+    /// tree.
     PairwiseRank {
         /// How many others.
         n_pairs: usize,
@@ -77,8 +79,8 @@ impl<'a> Pull<'a> {
         let n = rows.len();
         // A row draws n_pairs others and is drawn by as many on average.
         let met = (2 * n_pairs).min(n.saturating_sub(1));
-        // The second derivative of one pair is at most 1/4. So weighted, a row's is at most about 1, as that of a squared error
-        // is, and the least weight of a leaf means the same for both.
+        // The second derivative of one pair is at most 1/4. So weighted, a row's is at most about 1, as that
+        // of a squared error is, and the least weight of a leaf means the same for both.
         let weight = 4.0 / met.max(1) as f32;
         let mut compare = |a: u32, b: u32| {
             let (a, b) = (a as usize, b as usize);

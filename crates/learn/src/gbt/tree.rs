@@ -2,8 +2,8 @@
 
 use crate::matrix::Matrix;
 
-/// A complete binary tree: the children of node `i` are `2i + 1` and `2i + 2`. Below a leaf that is reached early all values
-/// are the same, so that a descent takes the same steps for every row and has no branches.
+/// A complete binary tree: the children of node `i` are `2i + 1` and `2i + 2`. Below a leaf that is reached
+/// early all values are the same, so that a descent takes the same steps for every row and has no branches.
 #[derive(Debug, Clone)]
 pub(super) struct Tree {
     depth: usize,

@@ -1,13 +1,11 @@
 //! A policy and a value function, for walks through a space.
 
-use burn::module::Module;
-use burn::nn::Linear;
-use burn::tensor::activation::{log_softmax, relu, softmax};
-use burn::tensor::{Device, Tensor};
 use rand::SeedableRng;
 use rand_xoshiro::Xoshiro256PlusPlus;
 
-use super::{Trained, column, device, linear, matrix, numbers, one_hot};
+use super::policy::{policy_loss, probability};
+use super::{Trained, squared_error};
+use crate::tape::{Builder, Dense, Parameters, Rows, Tape, Var, forth, log_softmax};
 
 /// How an actor and its critic learn.
 #[derive(Debug, Clone, PartialEq)]
@@ -41,11 +39,12 @@ pub struct Transition {
     pub next_state: Vec<f32>,
 }
 
-/// Advantage actor-critic: an actor that says which action to take, and a critic that says what a state is worth.
+/// Advantage actor-critic: an actor that says which action to take, and a critic that says what a state is
+/// worth.
 ///
 /// # Source
-/// Section 3.4 of the paper on GEMM tiling as a Markov decision process; Mnih et al., "Asynchronous methods for deep
-/// reinforcement learning" (2016), for the entropy.
+/// Section 3.4 of the paper on GEMM tiling as a Markov decision process; Mnih et al., "Asynchronous methods
+/// for deep reinforcement learning" (2016), for the entropy.
 pub struct ActorCritic {
     actor: Trained<Perceptron>,
     critic: Trained<Perceptron>,
@@ -55,25 +54,36 @@ pub struct ActorCritic {
     entropy: f32,
 }
 
-/// Two hidden layers.
-#[derive(Module, Debug)]
-struct Perceptron {
-    first: Linear,
-    second: Linear,
-    last: Linear,
-}
+/// Two hidden layers and the last one.
+#[derive(Clone, Copy)]
+struct Perceptron([Dense; 3]);
 
 impl Perceptron {
-    fn new(n_inputs: usize, n_hidden: usize, n_outputs: usize, rng: &mut Xoshiro256PlusPlus) -> Perceptron {
-        Perceptron {
-            first: linear(n_inputs, n_hidden, rng),
-            second: linear(n_hidden, n_hidden, rng),
-            last: linear(n_hidden, n_outputs, rng),
-        }
+    fn new(builder: &mut Builder, n_inputs: usize, n_hidden: usize, n_outputs: usize) -> Perceptron {
+        let mut layer = |name, n_inputs, n_outputs| builder.dense(name, n_inputs, n_outputs, forth(n_inputs));
+        Perceptron([
+            layer("first", n_inputs, n_hidden),
+            layer("second", n_hidden, n_hidden),
+            layer("last", n_hidden, n_outputs),
+        ])
     }
 
-    fn forward(&self, inputs: Tensor<2>) -> Tensor<2> {
-        self.last.forward(relu(self.second.forward(relu(self.first.forward(inputs)))))
+    fn forward(&self, tape: &mut Tape, inputs: Rows) -> Var {
+        let [first, second, last] = self.0;
+        let inputs = tape.constant(inputs);
+        let hidden = [first, second].into_iter().fold(inputs, |inputs, layer| {
+            let sums = tape.dense(inputs, layer);
+            tape.relu(sums)
+        });
+        tape.dense(hidden, last)
+    }
+}
+
+impl Trained<Perceptron> {
+    fn outputs(&self, inputs: Rows) -> Rows {
+        let mut tape = Tape::new(&self.parameters);
+        let outputs = self.layers.forward(&mut tape, inputs);
+        tape.take(outputs)
     }
 }
 
@@ -86,8 +96,9 @@ impl ActorCritic {
         assert!(n_features > 0 && n_actions > 0, "invariant: a walk has states and actions");
         let mut rng = Xoshiro256PlusPlus::seed_from_u64(seed);
         let mut network = |n_outputs| {
-            let network = Perceptron::new(n_features, options.n_hidden, n_outputs, &mut rng);
-            Trained::new(network, options.learning_rate)
+            let mut builder = Builder::new(&mut rng);
+            let layers = Perceptron::new(&mut builder, n_features, options.n_hidden, n_outputs);
+            Trained::new(layers, builder.finish(), options.learning_rate)
         };
         ActorCritic {
             actor: network(n_actions),
@@ -104,9 +115,12 @@ impl ActorCritic {
     /// # Panics
     /// Where a state has not as many features as there are.
     pub fn policy<'a>(&self, states: impl IntoIterator<Item = &'a [f32]>) -> Vec<Vec<f32>> {
-        let actor = self.actor.frozen();
-        let probabilities = softmax(actor.forward(self.states(states, &Device::flex())), 1);
-        numbers(probabilities).chunks(self.n_actions).map(<[f32]>::to_vec).collect()
+        let mut scores = self.actor.outputs(self.states(states));
+        let policy = |row: &mut [f32]| {
+            log_softmax(row);
+            row.iter().map(|&log_policy| probability(log_policy)).collect()
+        };
+        scores.values.chunks_exact_mut(self.n_actions).map(policy).collect()
     }
 
     /// What each of these states is worth.
@@ -114,7 +128,7 @@ impl ActorCritic {
     /// # Panics
     /// Where a state has not as many features as there are.
     pub fn values<'a>(&self, states: impl IntoIterator<Item = &'a [f32]>) -> Vec<f32> {
-        numbers(self.critic.frozen().forward(self.states(states, &Device::flex())))
+        self.critic.outputs(self.states(states)).values
     }
 
     /// One step of learning for both.
@@ -133,62 +147,64 @@ impl ActorCritic {
         let targets: Vec<f32> =
             transitions.iter().zip(next_values).map(|(t, next)| t.reward + self.discount * next).collect();
         let advantages: Vec<f32> = targets.iter().zip(values).map(|(target, value)| target - value).collect();
-        let states = self.states(transitions.iter().map(|t| t.state.as_slice()), &device());
-        let actions = one_hot(transitions.iter().map(|t| t.action), self.n_actions, &device());
+        let states = self.states(transitions.iter().map(|t| t.state.as_slice()));
+        let actions = transitions.iter().map(|t| t.action);
         let entropy = self.entropy;
-        self.actor.descend(|actor| actor_loss(actor, states.clone(), actions, &advantages, entropy));
-        self.critic.descend(|critic| critic_loss(critic, states, &targets));
+        self.actor
+            .descend(|actor, parameters| actor_loss(actor, parameters, states.clone(), actions, &advantages, entropy));
+        self.critic.descend(|critic, parameters| critic_loss(critic, parameters, states, &targets));
     }
 
-    fn states<'a>(&self, states: impl IntoIterator<Item = &'a [f32]>, device: &Device) -> Tensor<2> {
+    fn states<'a>(&self, states: impl IntoIterator<Item = &'a [f32]>) -> Rows {
         let mut values = Vec::new();
         for state in states {
             assert_eq!(state.len(), self.n_features, "invariant: a state has a number for each feature");
             values.extend_from_slice(state);
         }
-        matrix(values, self.n_features, device)
+        Rows { n_columns: self.n_features, values }
     }
 }
 
-/// Minus the mean of `advantage · log π(action)` and of the weighted entropy: descending it makes better actions likelier.
+/// The loss of the actions, with its gradients.
 fn actor_loss(
     actor: &Perceptron,
-    states: Tensor<2>,
-    actions: Tensor<2>,
+    parameters: &Parameters,
+    states: Rows,
+    actions: impl Iterator<Item = usize>,
     advantages: &[f32],
     entropy: f32,
-) -> Tensor<1> {
-    let device = states.device();
-    let log_policy = log_softmax(actor.forward(states), 1);
-    let gain = (log_policy.clone() * actions).sum_dim(1) * column(advantages, &device);
-    let disorder = (log_policy.clone().exp() * log_policy).sum_dim(1) * -entropy;
-    -(gain + disorder).mean()
+) -> (f64, Vec<Vec<f32>>) {
+    let mut tape = Tape::new(parameters);
+    let scores = actor.forward(&mut tape, states);
+    let (loss, of_scores) = policy_loss(tape.value(scores), actions, advantages, entropy);
+    (loss, tape.backward(vec![(scores, of_scores)]))
 }
 
-/// The mean squared error of the values.
-fn critic_loss(critic: &Perceptron, states: Tensor<2>, targets: &[f32]) -> Tensor<1> {
-    let device = states.device();
-    let error = critic.forward(states) - column(targets, &device);
-    (error.clone() * error).mean()
+/// The mean squared error of the values, with its gradients.
+fn critic_loss(critic: &Perceptron, parameters: &Parameters, states: Rows, targets: &[f32]) -> (f64, Vec<Vec<f32>>) {
+    let mut tape = Tape::new(parameters);
+    let values = critic.forward(&mut tape, states);
+    let (loss, of_values) = squared_error(&tape.value(values).values, targets);
+    (loss, tape.backward(vec![(values, of_values)]))
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::gradients;
     use super::*;
-
-    fn small() -> (Perceptron, Perceptron, Tensor<2>) {
-        let mut rng = Xoshiro256PlusPlus::seed_from_u64(3);
-        let states = matrix(vec![0.3, -0.8, 0.5, 0.9, 0.1, -0.4], 2, &device());
-        (Perceptron::new(2, 5, 4, &mut rng), Perceptron::new(2, 5, 1, &mut rng), states)
-    }
+    use crate::tape::gradients;
 
     #[test]
     fn gradients_are_those_of_the_losses() {
-        let (actor, critic, states) = small();
-        let actions = one_hot([2, 0, 3].into_iter(), 4, &device());
-        gradients::check(&actor, |a| actor_loss(a, states.clone(), actions.clone(), &[1.0, -0.5, 2.0], 0.1));
-        gradients::check(&critic, |c| critic_loss(c, states.clone(), &[1.0, -0.5, 2.0]));
+        let mut rng = Xoshiro256PlusPlus::seed_from_u64(3);
+        let states = Rows { n_columns: 2, values: vec![0.3, -0.8, 0.5, 0.9, 0.1, -0.4] };
+        let mut network = |n_outputs| {
+            let mut builder = Builder::new(&mut rng);
+            (Perceptron::new(&mut builder, 2, 5, n_outputs), builder.finish())
+        };
+        let ((actor, of_actor), (critic, of_critic)) = (network(4), network(1));
+        let factors = [1.0, -0.5, 2.0];
+        gradients::check(&of_actor, |p| actor_loss(&actor, p, states.clone(), [2, 0, 3].into_iter(), &factors, 0.1));
+        gradients::check(&of_critic, |p| critic_loss(&critic, p, states.clone(), &factors));
     }
 
     /// Two states, in each of which another of five arms pays; every step leads to the other state.

@@ -1,15 +1,13 @@
 //! A recurrent policy that makes one choice after the other.
 
-use burn::module::{Module, Param};
-use burn::nn::Linear;
-use burn::tensor::activation::{log_softmax, sigmoid};
-use burn::tensor::{Device, Tensor};
 use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
 
-use super::{Trained, column, device, linear, matrix, numbers, one_hot, positions, tanh, uniform};
+use super::Trained;
+use super::policy::{policy_loss, probability};
+use crate::tape::{Builder, Dense, Lstm, Parameters, Rows, Tape, Var, Weight, forth, log_softmax};
 
-/// What is added to the logit of a choice that is not allowed.
+/// The score of a choice that is not allowed.
 const FORBIDDEN: f32 = -1e9;
 
 /// How a controller learns.
@@ -31,15 +29,16 @@ impl Default for ControllerOptions {
     }
 }
 
-/// A policy over sequences of choices: an LSTM reads each choice that was made and gives the probabilities of the next one.
+/// A policy over sequences of choices: an LSTM reads each choice that was made and gives the probabilities of
+/// the next one.
 ///
 /// It learns by REINFORCE with a moving average of the rewards as the baseline.
 ///
 /// # Source
-/// Zoph and Le, "Neural architecture search with reinforcement learning" (2017), section 3; a rival in the paper on GEMM tiling as
-/// a Markov decision process.
+/// Zoph and Le, "Neural architecture search with reinforcement learning" (2017), section 3; a rival in the
+/// paper on GEMM tiling as a Markov decision process.
 pub struct Controller {
-    network: Trained<Network>,
+    network: Trained<Layers>,
     /// Alternatives at each place.
     n_choices: Vec<usize>,
     entropy: f32,
@@ -49,50 +48,36 @@ pub struct Controller {
     rng: Xoshiro256PlusPlus,
 }
 
-#[derive(Module, Debug)]
-struct Network {
+struct Layers {
     /// A row for the start of a sequence, then one for each alternative of each place but the last.
-    embedding: Param<Tensor<2>>,
-    /// From an embedded choice and the hidden state to the four gates of the LSTM.
-    gates: Linear,
-    /// From the hidden state to the logits at each place.
-    heads: Vec<Linear>,
+    embedding: Weight,
+    /// From an embedded choice and the hidden state to the next state.
+    lstm: Lstm,
+    /// From the hidden state to the scores at each place.
+    heads: Vec<Dense>,
 }
 
-/// The state of an LSTM, a row for each sequence.
-#[derive(Clone)]
-struct State {
-    cell: Tensor<2>,
-    hidden: Tensor<2>,
-}
-
-impl Network {
-    fn new(n_choices: &[usize], n_hidden: usize, rng: &mut Xoshiro256PlusPlus) -> Network {
+impl Layers {
+    fn new(builder: &mut Builder, n_choices: &[usize], n_hidden: usize) -> Layers {
         let n_embedded: usize = n_choices.iter().rev().skip(1).sum();
-        Network {
-            embedding: uniform(1 + n_embedded, n_hidden, 1.0, rng),
-            gates: linear(2 * n_hidden, 4 * n_hidden, rng),
-            heads: n_choices.iter().map(|&n| linear(n_hidden, n, rng)).collect(),
+        let head = |builder: &mut Builder, place: usize| {
+            builder.dense(&format!("heads.{place}"), n_hidden, n_choices[place], forth(n_hidden))
+        };
+        Layers {
+            embedding: builder.weight("embedding".into(), 1 + n_embedded, n_hidden, 1.0),
+            lstm: builder.lstm("lstm", n_hidden, n_hidden, [forth(2 * n_hidden); 2], 0.0),
+            heads: (0..n_choices.len()).map(|place| head(builder, place)).collect(),
         }
     }
 
-    fn start(&self, n_sequences: usize, device: &Device) -> State {
-        let [_, n_hidden] = self.embedding.val().dims();
-        let zeros = Tensor::zeros([n_sequences, n_hidden], device);
-        State { cell: zeros.clone(), hidden: zeros }
-    }
-
-    /// Reads the choice made before `place`, as a row of the embedding, and gives the logarithms of the probabilities there.
-    fn step(&self, state: &mut State, place: usize, rows: &[usize], forbidden: Tensor<2>) -> Tensor<2> {
-        let device = forbidden.device();
-        let input = self.embedding.val().select(0, positions(rows, &device));
-        let gates = self.gates.forward(Tensor::cat(vec![input, state.hidden.clone()], 1));
-        let mut gates = gates.chunk(4, 1).into_iter();
-        let mut gate = || gates.next().expect("invariant: four gates");
-        let (input, forget, output, candidate) = (sigmoid(gate()), sigmoid(gate()), sigmoid(gate()), tanh(gate()));
-        state.cell = forget * state.cell.clone() + input * candidate;
-        state.hidden = output * tanh(state.cell.clone());
-        log_softmax(self.heads[place].forward(state.hidden.clone()) + forbidden, 1)
+    /// Reads the choices made before `place`, as rows of the embedding, and gives the next state and the
+    /// scores there.
+    fn step(&self, tape: &mut Tape, before: Option<Var>, place: usize, rows: Vec<usize>) -> (Var, Var) {
+        let n = rows.len();
+        let inputs = tape.lookup(self.embedding, rows);
+        let entering = tape.dense(inputs, self.lstm.entering);
+        let state = tape.lstm(self.lstm, entering, 0, n, before.map(|before| (before, before)));
+        (state, tape.dense(state, self.heads[place]))
     }
 }
 
@@ -104,9 +89,10 @@ impl Controller {
     pub fn new(n_choices: &[usize], options: &ControllerOptions, seed: u64) -> Controller {
         assert!(n_choices.iter().all(|&n| n > 0), "invariant: a place has an alternative");
         let mut rng = Xoshiro256PlusPlus::seed_from_u64(seed);
-        let network = Network::new(n_choices, options.n_hidden, &mut rng);
+        let mut builder = Builder::new(&mut rng);
+        let layers = Layers::new(&mut builder, n_choices, options.n_hidden);
         Controller {
-            network: Trained::new(network, options.learning_rate),
+            network: Trained::new(layers, builder.finish(), options.learning_rate),
             n_choices: n_choices.to_vec(),
             entropy: options.entropy,
             baseline_decay: options.baseline_decay,
@@ -115,23 +101,27 @@ impl Controller {
         }
     }
 
-    /// Draws sequences. `allows` says which alternatives there are after the choices made so far; at least one is.
+    /// Draws sequences. `allows` says which alternatives there are after the choices made so far; at least
+    /// one is.
     ///
     /// # Cost
     /// About 0.1 ms for each place.
     pub fn sample(&mut self, n_sequences: usize, allows: impl Fn(&[usize], usize) -> bool) -> Vec<Vec<usize>> {
-        let (network, device) = (self.network.frozen(), Device::flex());
-        let mut state = network.start(n_sequences, &device);
+        let mut tape = Tape::new(&self.network.parameters);
+        let mut state = None;
         let mut sequences = vec![Vec::with_capacity(self.n_choices.len()); n_sequences];
         for (place, &n) in self.n_choices.iter().enumerate() {
             let rows = self.embedding_rows(sequences.iter().map(Vec::as_slice));
-            let forbidden = forbidden(sequences.iter().map(Vec::as_slice), n, &allows, &device);
-            let log_policy = numbers(network.step(&mut state, place, &rows, forbidden));
-            for (sequence, log_policy) in sequences.iter_mut().zip(log_policy.chunks(n)) {
+            let forbidden = forbidden(sequences.iter().map(Vec::as_slice), n, &allows);
+            let (next, scores) = self.network.layers.step(&mut tape, state, place, rows);
+            state = Some(next);
+            let mut scores = allowed(tape.value(scores), &forbidden);
+            for (sequence, log_policy) in sequences.iter_mut().zip(scores.values.chunks_exact_mut(n)) {
+                log_softmax(log_policy);
                 let mut rest: f32 = self.rng.random();
                 let allowed = |&choice: &usize| log_policy[choice] > FORBIDDEN / 2.0;
                 let drawn = (0..n).filter(allowed).find(|&choice| {
-                    rest -= log_policy[choice].exp();
+                    rest -= probability(log_policy[choice]);
                     rest < 0.0
                 });
                 // Rounding can leave a rest after the last one.
@@ -142,7 +132,8 @@ impl Controller {
         sequences
     }
 
-    /// One step of learning from sequences, whoever drew them, and their rewards. `allows` is as for [`Controller::sample`].
+    /// One step of learning from sequences, whoever drew them, and their rewards. `allows` is as for
+    /// [`Controller::sample`].
     ///
     /// # Panics
     /// Where there is not one reward for each sequence, or a sequence is not one that could be drawn.
@@ -157,7 +148,7 @@ impl Controller {
         let advantages: Vec<f32> = rewards.iter().map(|reward| reward - baseline).collect();
         let steps = self.steps(sequences, allows);
         let entropy = self.entropy;
-        self.network.descend(|network| loss(network, &steps, &advantages, entropy));
+        self.network.descend(|layers, parameters| loss(layers, parameters, &steps, &advantages, entropy));
     }
 
     /// What the network is given at each place when these sequences are made.
@@ -171,8 +162,8 @@ impl Controller {
             let prefixes = sequences.iter().map(|sequence| &sequence[..place]);
             Step {
                 rows: self.embedding_rows(prefixes.clone()),
-                forbidden: forbidden(prefixes, n, &allows, &device()),
-                chosen: one_hot(sequences.iter().map(|sequence| sequence[place]), n, &device()),
+                forbidden: forbidden(prefixes, n, &allows),
+                chosen: sequences.iter().map(|sequence| sequence[place]).collect(),
             }
         };
         self.n_choices.iter().enumerate().map(of_place).collect()
@@ -191,38 +182,50 @@ impl Controller {
 /// One place of a batch of sequences.
 struct Step {
     rows: Vec<usize>,
-    forbidden: Tensor<2>,
-    chosen: Tensor<2>,
+    forbidden: Vec<bool>,
+    chosen: Vec<usize>,
 }
 
-/// What is added to the logits after these prefixes.
+/// Whether each alternative is not allowed after each of these prefixes.
 fn forbidden<'a>(
     prefixes: impl Iterator<Item = &'a [usize]>,
     n: usize,
     allows: &impl Fn(&[usize], usize) -> bool,
-    device: &Device,
-) -> Tensor<2> {
-    let of_prefix = |prefix| (0..n).map(move |choice| if allows(prefix, choice) { 0.0 } else { FORBIDDEN });
-    matrix(prefixes.flat_map(of_prefix).collect(), n, device)
+) -> Vec<bool> {
+    prefixes.flat_map(|prefix| (0..n).map(move |choice| !allows(prefix, choice))).collect()
 }
 
-/// Minus the mean of `advantage · log π(sequence)` and of the weighted entropy at each place.
-fn loss(network: &Network, steps: &[Step], advantages: &[f32], entropy: f32) -> Tensor<1> {
-    let device = device();
-    let mut state = network.start(advantages.len(), &device);
-    let mut gain = Tensor::zeros([advantages.len(), 1], &device);
+/// The scores, those of what is forbidden so low that it has no probability.
+fn allowed(scores: &Rows, forbidden: &[bool]) -> Rows {
+    let mut scores = scores.clone();
+    scores.values.iter_mut().zip(forbidden).filter(|(_, forbidden)| **forbidden).for_each(|(x, _)| *x = FORBIDDEN);
+    scores
+}
+
+/// The losses of the choices at each place together, with their gradients.
+fn loss(
+    layers: &Layers,
+    parameters: &Parameters,
+    steps: &[Step],
+    advantages: &[f32],
+    entropy: f32,
+) -> (f64, Vec<Vec<f32>>) {
+    let mut tape = Tape::new(parameters);
+    let (mut state, mut sum, mut seeds) = (None, 0.0, Vec::with_capacity(steps.len()));
     for (place, Step { rows, forbidden, chosen }) in steps.iter().enumerate() {
-        let log_policy = network.step(&mut state, place, rows, forbidden.clone());
-        let disorder = (log_policy.clone().exp() * log_policy.clone()).sum_dim(1) * -entropy;
-        gain = gain + (log_policy * chosen.clone()).sum_dim(1) * column(advantages, &device) + disorder;
+        let (next, scores) = layers.step(&mut tape, state, place, rows.clone());
+        let of_allowed = allowed(tape.value(scores), forbidden);
+        let (loss, gradient) = policy_loss(&of_allowed, chosen.iter().copied(), advantages, entropy);
+        (state, sum) = (Some(next), sum + loss);
+        seeds.push((scores, gradient));
     }
-    -gain.mean()
+    (sum, tape.backward(seeds))
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::gradients;
     use super::*;
+    use crate::tape::gradients;
 
     fn anything(_: &[usize], _: usize) -> bool {
         true
@@ -237,7 +240,8 @@ mod tests {
         let allows = |prefix: &[usize], choice| prefix != [1] || choice != 0;
         let controller = Controller::new(&[2, 3, 2], &ControllerOptions { n_hidden: 4, ..options() }, 5);
         let steps = controller.steps(&[vec![0, 2, 1], vec![1, 1, 0], vec![1, 2, 1]], allows);
-        gradients::check(&controller.network.network, |n| loss(n, &steps, &[1.0, -0.5, 2.0], 0.1));
+        let layers = &controller.network.layers;
+        gradients::check(&controller.network.parameters, |p| loss(layers, p, &steps, &[1.0, -0.5, 2.0], 0.1));
     }
 
     /// The second arm that pays depends on the first.

@@ -1,15 +1,13 @@
 //! A cost model that reads trees of loops.
 
-use burn::module::Module;
-use burn::nn::Linear;
-use burn::tensor::activation::{log_sigmoid, sigmoid, softmax};
-use burn::tensor::{Device, IndexingUpdateOp, Int, Tensor};
 use rand::SeedableRng;
 use rand::seq::index;
 use rand_xoshiro::Xoshiro256PlusPlus;
 
-use super::{Trained, column, device, linear, matrix, numbers, positions, tanh};
+use super::{Trained, squared_error};
 use crate::Matrix;
+use crate::simd::sigmoid;
+use crate::tape::{Builder, Dense, Parameters, Rows, Tape, Term, Var, forth};
 
 /// Trees that are predicted at once.
 const BLOCK_TREES: usize = 128;
@@ -87,32 +85,31 @@ impl Default for TreeGruOptions {
     }
 }
 
-/// A recursive network over trees: a GRU takes a node's embedded features as its input and the sum of the children's states as
-/// its state, and what the nodes' states add up to is predicted from by a linear layer.
+/// A recursive network over trees: a GRU takes a node's embedded features as its input and the sum of the
+/// children's states as its state, and what the nodes' states add up to is predicted from by a linear layer.
 ///
 /// # Source
-/// AutoTVM, sections 3.1 and 4, figures 3c and 3d. Loops are known by their features alone, in both readouts; who wants an
-/// embedding for each name, as in figure 3c, gives features that tell them apart. The paper does not say how children are
-/// summed up; we add their states, after Tai, Socher and Manning, "Improved semantic representations from tree-structured
-/// long short-term memory networks" (2015), section 3.1.
+/// AutoTVM, sections 3.1 and 4, figures 3c and 3d. Loops are known by their features alone, in both readouts;
+/// who wants an embedding for each name, as in figure 3c, gives features that tell them apart. The paper does
+/// not say how children are summed up; we add their states, after Tai, Socher and Manning, "Improved semantic
+/// representations from tree-structured long short-term memory networks" (2015), section 3.1.
 pub struct TreeGru {
-    network: Trained<Network>,
+    network: Trained<Layers>,
     objective: TreeObjective,
     batch: usize,
     n_features: usize,
     rng: Xoshiro256PlusPlus,
 }
 
-#[derive(Module, Debug)]
-struct Network {
-    embedding: Linear,
+struct Layers {
+    embedding: Dense,
     /// From a node's embedding to the two gates and the candidate.
-    of_input: Linear,
+    of_input: Dense,
     /// From the children's states to the two gates and the candidate.
-    of_state: Linear,
+    of_state: Dense,
     /// From a state to the logits of the memory slots.
-    slots: Option<Linear>,
-    last: Linear,
+    slots: Option<Dense>,
+    last: Dense,
 }
 
 impl TreeGru {
@@ -124,15 +121,17 @@ impl TreeGru {
             Readout::Roots => None,
             Readout::Slots(n) => Some(n),
         };
-        let network = Network {
-            embedding: linear(n_features, n_embedding, &mut rng),
-            of_input: linear(n_embedding, 3 * n_hidden, &mut rng),
-            of_state: linear(n_hidden, 3 * n_hidden, &mut rng),
-            slots: n_slots.map(|n| linear(n_hidden, n, &mut rng)),
-            last: linear(n_slots.unwrap_or(1) * n_hidden, 1, &mut rng),
+        let mut builder = Builder::new(&mut rng);
+        let mut layer = |name, n_inputs, n_outputs| builder.dense(name, n_inputs, n_outputs, forth(n_inputs));
+        let layers = Layers {
+            embedding: layer("embedding", n_features, n_embedding),
+            of_input: layer("of_input", n_embedding, 3 * n_hidden),
+            of_state: layer("of_state", n_hidden, 3 * n_hidden),
+            slots: n_slots.map(|n| layer("slots", n_hidden, n)),
+            last: layer("last", n_slots.unwrap_or(1) * n_hidden, 1),
         };
         TreeGru {
-            network: Trained::new(network, options.learning_rate),
+            network: Trained::new(layers, builder.finish(), options.learning_rate),
             objective: options.objective,
             batch: options.batch,
             n_features,
@@ -154,10 +153,10 @@ impl TreeGru {
         }
         for _ in 0..n_steps {
             let chosen = index::sample(&mut self.rng, trees.len(), self.batch.min(trees.len())).into_vec();
-            let forest = Forest::new(chosen.iter().map(|&at| &trees[at]), self.n_features, &device());
+            let forest = Forest::new(chosen.iter().map(|&at| &trees[at]), self.n_features);
             let targets: Vec<f32> = chosen.iter().map(|&at| targets[at]).collect();
             let objective = self.objective;
-            self.network.descend(|network| loss(network, &forest, &targets, objective));
+            self.network.descend(|layers, parameters| loss(layers, parameters, &forest, &targets, objective));
         }
     }
 
@@ -166,44 +165,44 @@ impl TreeGru {
     /// # Panics
     /// Where a row has not as many features as there are.
     pub fn predict(&self, trees: &[TreeRows]) -> Vec<f32> {
-        let (network, device) = (self.network.frozen(), Device::flex());
-        let block = |trees: &[TreeRows]| numbers(network.forward(&Forest::new(trees.iter(), self.n_features, &device)));
+        let block = |trees: &[TreeRows]| {
+            let mut tape = Tape::new(&self.network.parameters);
+            let predicted = self.network.layers.forward(&mut tape, &Forest::new(trees.iter(), self.n_features));
+            tape.take(predicted).values
+        };
         trees.chunks(BLOCK_TREES).flat_map(block).collect()
     }
 }
 
-/// Trees side by side, in levels that can be computed at once: leaves first, then the nodes all of whose children are below.
+/// Trees side by side, in levels that can be computed at once: leaves first, then the nodes all of whose
+/// children are below.
 struct Forest {
     n_trees: usize,
     /// The features of all nodes, level by level.
-    rows: Tensor<2>,
+    rows: Rows,
     levels: Vec<Level>,
     /// The tree of each node.
     trees: Vec<usize>,
-    /// The places of the roots among the nodes.
-    roots: Vec<usize>,
+    roots: Vec<Place>,
+}
+
+/// Where a node is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Place {
+    level: usize,
+    row: usize,
 }
 
 /// The nodes of one height.
 #[derive(Clone, Default)]
 struct Level {
     n_nodes: usize,
-    /// The place of each child among all nodes, and that of its parent in this level.
-    children: Vec<usize>,
-    parents: Vec<usize>,
-}
-
-impl Level {
-    /// Whether each node has one child, the one at its own place in the level below, which starts at `first` among all nodes: what
-    /// most levels of loop nests do, and all of chains of equal length. Nothing need be gathered then.
-    fn continues(&self, first: usize) -> bool {
-        let is_next = |(at, (&child, &parent)): (usize, (&usize, &usize))| child == first + at && parent == at;
-        self.children.len() == self.n_nodes && self.children.iter().zip(&self.parents).enumerate().all(is_next)
-    }
+    /// Each child, and the row of its parent in this level.
+    children: Vec<(Place, usize)>,
 }
 
 impl Forest {
-    fn new<'a>(trees: impl Iterator<Item = &'a TreeRows>, n_features: usize, device: &Device) -> Forest {
+    fn new<'a>(trees: impl Iterator<Item = &'a TreeRows>, n_features: usize) -> Forest {
         struct Node<'a> {
             tree: usize,
             parent: Option<usize>,
@@ -227,140 +226,141 @@ impl Forest {
         let mut order: Vec<usize> = (0..nodes.len()).collect();
         order.sort_by_key(|&at| nodes[at].height);
         let mut levels = vec![Level::default(); order.last().map_or(0, |&at| nodes[at].height + 1)];
-        let mut place_in_level = vec![0; nodes.len()];
+        let mut places = vec![Place { level: 0, row: 0 }; nodes.len()];
         for &at in &order {
             let level = &mut levels[nodes[at].height];
-            place_in_level[at] = level.n_nodes;
+            places[at] = Place { level: nodes[at].height, row: level.n_nodes };
             level.n_nodes += 1;
         }
-        for (place, &at) in order.iter().enumerate() {
+        for &at in &order {
             if let Some(parent) = nodes[at].parent {
-                let level = &mut levels[nodes[parent].height];
-                level.children.push(place);
-                level.parents.push(place_in_level[parent]);
+                levels[nodes[parent].height].children.push((places[at], places[parent].row));
             }
         }
+        let values = order.iter().flat_map(|&at| nodes[at].row).copied().collect();
         Forest {
             n_trees,
-            rows: matrix(order.iter().flat_map(|&at| nodes[at].row).copied().collect(), n_features, device),
+            rows: Rows { n_columns: n_features, values },
             levels,
             trees: order.iter().map(|&at| nodes[at].tree).collect(),
-            roots: (0..order.len()).filter(|&place| nodes[order[place]].parent.is_none()).collect(),
+            roots: order.iter().filter(|&&at| nodes[at].parent.is_none()).map(|&at| places[at]).collect(),
         }
+    }
+
+    /// The tree of each root.
+    fn trees_of_roots(&self) -> impl Iterator<Item = usize> {
+        let firsts = self.levels.iter().scan(0, |first, level| {
+            *first += level.n_nodes;
+            Some(*first - level.n_nodes)
+        });
+        let firsts: Vec<usize> = firsts.collect();
+        self.roots.iter().map(move |root| self.trees[firsts[root.level] + root.row])
+    }
+
+    /// Whether each node of a level has one child, the one in its own row of the level below: what most
+    /// levels of loop nests do, and all of chains of equal length. Nothing need be gathered then.
+    fn continues(&self, level: usize) -> bool {
+        let Level { n_nodes, children } = &self.levels[level];
+        let is_next = |(row, child): (usize, &(Place, usize))| *child == (Place { level: level - 1, row }, row);
+        children.len() == *n_nodes
+            && self.levels[level - 1].n_nodes == *n_nodes
+            && children.iter().enumerate().all(is_next)
     }
 }
 
-impl Network {
+impl Layers {
     /// The prediction for each tree, as a column.
-    fn forward(&self, forest: &Forest) -> Tensor<2> {
-        let device = forest.rows.device();
-        let owners =
-            |places: &[usize]| positions(&places.iter().map(|&at| forest.trees[at]).collect::<Vec<_>>(), &device);
-        let of_trees = |rows: Tensor<2>, owners: Tensor<1, Int>| add_rows(forest.n_trees, owners, rows);
-        if forest.levels.is_empty() {
-            let [n_inputs, _] = self.last.weight.val().dims();
-            return self.last.forward(Tensor::zeros([forest.n_trees, n_inputs], &device));
-        }
-        let states = self.states(forest);
-        let summed = match &self.slots {
-            None => {
-                let roots = states.select(0, positions(&forest.roots, &device));
-                of_trees(roots, owners(&forest.roots))
+    fn forward(&self, tape: &mut Tape, forest: &Forest) -> Var {
+        let states = self.states(tape, forest);
+        let summed = match (&self.slots, &states[..]) {
+            (_, []) => {
+                let n_inputs = tape.parameters().n_inputs(self.last.weight);
+                tape.constant(Rows::zeros(forest.n_trees, n_inputs))
             }
-            Some(slots) => {
-                let shares = softmax(slots.forward(states.clone()), 1);
-                let [_, n_slots] = shares.dims();
-                let all = positions(&forest.trees, &device);
-                let slot = |share| of_trees(states.clone() * share, all.clone());
-                Tensor::cat(shares.chunk(n_slots, 1).into_iter().map(slot).collect(), 1)
+            (None, states) => {
+                let roots = forest.roots.iter().zip(forest.trees_of_roots());
+                let term = |(root, to): (&Place, usize)| Term { from: states[root.level], row: root.row, to };
+                let n_hidden = tape.value(states[0]).n_columns;
+                tape.sum(forest.n_trees, n_hidden, roots.map(term).collect())
+            }
+            (Some(slots), states) => {
+                let states = tape.stack(states);
+                let scores = tape.dense(states, *slots);
+                tape.slots(states, scores, forest.trees.clone(), forest.n_trees)
             }
         };
-        self.last.forward(summed)
+        tape.dense(summed, self.last)
     }
 
-    /// The state of every node, level by level.
-    fn states(&self, forest: &Forest) -> Tensor<2> {
-        let device = forest.rows.device();
-        let inputs = self.of_input.forward(tanh(self.embedding.forward(forest.rows.clone())));
-        let mut states: Vec<Tensor<2>> = Vec::with_capacity(forest.levels.len());
+    /// The states of the nodes of each level.
+    fn states(&self, tape: &mut Tape, forest: &Forest) -> Vec<Var> {
+        let rows = tape.constant(forest.rows.clone());
+        let embedded = tape.dense(rows, self.embedding);
+        let embedded = tape.tanh(embedded);
+        let inputs = tape.dense(embedded, self.of_input);
+        let mut states: Vec<Var> = Vec::with_capacity(forest.levels.len());
         let mut first = 0;
-        for level in &forest.levels {
-            let input = inputs.clone().narrow(0, first, level.n_nodes);
-            let children = states.last().map(|below| {
-                let [n_below, _] = below.dims();
-                if n_below == level.n_nodes && level.continues(first - n_below) {
-                    return below.clone();
-                }
-                let children = Tensor::cat(states.clone(), 0).select(0, positions(&level.children, &device));
-                add_rows(level.n_nodes, positions(&level.parents, &device), children)
+        for (at, level) in forest.levels.iter().enumerate() {
+            let before = states.last().map(|&below| {
+                let state = if forest.continues(at) {
+                    below
+                } else {
+                    let term = |&(child, to): &(Place, usize)| Term { from: states[child.level], row: child.row, to };
+                    let n_hidden = tape.value(below).n_columns;
+                    tape.sum(level.n_nodes, n_hidden, level.children.iter().map(term).collect())
+                };
+                (tape.dense(state, self.of_state), state)
             });
-            states.push(self.cell(input, children));
+            states.push(tape.gru(inputs, first, level.n_nodes, before));
             first += level.n_nodes;
         }
-        Tensor::cat(states, 0)
-    }
-
-    /// The gated recurrent unit; leaves have no state to go on from.
-    fn cell(&self, input: Tensor<2>, state: Option<Tensor<2>>) -> Tensor<2> {
-        let Some(state) = state else {
-            let [_, update, candidate] = thirds(input);
-            return (-sigmoid(update) + 1.0) * tanh(candidate);
-        };
-        let [reset_in, update_in, candidate_in] = thirds(input);
-        let [reset, update, candidate] = thirds(self.of_state.forward(state.clone()));
-        let update = sigmoid(update_in + update);
-        let candidate = tanh(candidate_in + sigmoid(reset_in + reset) * candidate);
-        (-update.clone() + 1.0) * candidate + update * state
+        states
     }
 }
 
-fn thirds(x: Tensor<2>) -> [Tensor<2>; 3] {
-    x.chunk(3, 1).try_into().expect("invariant: two gates and a candidate")
+/// The loss of the predictions, with its gradients.
+fn loss(
+    layers: &Layers,
+    parameters: &Parameters,
+    forest: &Forest,
+    targets: &[f32],
+    objective: TreeObjective,
+) -> (f64, Vec<Vec<f32>>) {
+    let mut tape = Tape::new(parameters);
+    let predicted = layers.forward(&mut tape, forest);
+    let values = &tape.value(predicted).values;
+    let (loss, of_values) = match objective {
+        TreeObjective::Regression => squared_error(values, targets),
+        TreeObjective::Rank => rank_loss(values, targets),
+    };
+    (loss, tape.backward(vec![(predicted, of_values)]))
 }
 
-/// Rows of zeros to which these rows are added at these places.
-fn add_rows(n_rows: usize, places: Tensor<1, Int>, rows: Tensor<2>) -> Tensor<2> {
-    let zeros = Tensor::zeros([n_rows, rows.dims()[1]], &rows.device());
-    zeros.select_assign(0, places, rows, IndexingUpdateOp::Add)
-}
-
-fn loss(network: &Network, forest: &Forest, targets: &[f32], objective: TreeObjective) -> Tensor<1> {
-    let predicted = network.forward(forest);
-    let device = predicted.device();
-    let n = targets.len();
-    match objective {
-        TreeObjective::Regression => {
-            let error = predicted - column(targets, &device);
-            (error.clone() * error).mean()
-        }
-        TreeObjective::Rank => {
-            let sign = |&x: &f32| {
-                move |&y: &f32| {
-                    if x > y {
-                        1.0
-                    } else if x < y {
-                        -1.0
-                    } else {
-                        0.0
-                    }
-                }
-            };
-            let signs: Vec<f32> = targets.iter().flat_map(|x| targets.iter().map(sign(x))).collect();
-            let ordered: Vec<f32> = signs.iter().map(|sign| f32::abs(*sign)).collect();
-            let n_ordered = ordered.iter().sum::<f32>().max(1.0);
-            let differences = predicted.clone() - predicted.transpose();
-            let losses = -log_sigmoid(differences * matrix(signs, n, &device)) * matrix(ordered, n, &device);
-            losses.sum() / n_ordered
+/// The mean over the pairs with different targets, and its gradient by the predictions.
+fn rank_loss(predicted: &[f32], targets: &[f32]) -> (f64, Vec<f32>) {
+    let mut gradient = vec![0.0; targets.len()];
+    let (mut sum, mut n_pairs) = (0.0, 0);
+    for (second, &target) in targets.iter().enumerate() {
+        for (first, _) in targets[..second].iter().enumerate().filter(|(_, other)| **other != target) {
+            let (better, worse) = if targets[first] > target { (first, second) } else { (second, first) };
+            let wrong = sigmoid(predicted[worse] - predicted[better]);
+            sum -= f64::from((1.0 - wrong).ln());
+            gradient[better] -= wrong;
+            gradient[worse] += wrong;
+            n_pairs += 1;
         }
     }
+    let n_pairs = n_pairs.max(1) as f32;
+    gradient.iter_mut().for_each(|x| *x /= n_pairs);
+    (sum / f64::from(n_pairs), gradient)
 }
 
 #[cfg(test)]
 mod tests {
     use rand::RngExt;
 
-    use super::super::gradients;
     use super::*;
+    use crate::tape::gradients;
 
     fn options(readout: Readout, objective: TreeObjective) -> TreeGruOptions {
         TreeGruOptions { n_embedding: 5, n_hidden: 4, readout, objective, ..TreeGruOptions::default() }
@@ -392,11 +392,12 @@ mod tests {
     #[test]
     fn gradients_are_those_of_the_losses() {
         let trees = random_trees(5, 1);
-        let forest = Forest::new(trees.iter(), 3, &device());
+        let forest = Forest::new(trees.iter(), 3);
         for (readout, objective) in VARIANTS {
             let model = TreeGru::new(3, &options(readout, objective), 2);
             let targets = [0.5, 0.2, 0.9, 0.2, -0.3];
-            gradients::check(&model.network.network, |n| loss(n, &forest, &targets, objective));
+            let Trained { layers, parameters, .. } = &model.network;
+            gradients::check(parameters, |parameters| loss(layers, parameters, &forest, &targets, objective));
         }
     }
 

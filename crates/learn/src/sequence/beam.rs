@@ -4,8 +4,8 @@ use std::cmp::Ordering;
 
 /// What may come next, for one problem.
 pub trait Completions {
-    /// For each value of the parameter after this prefix, whether some valid whole answer begins so. It has to be exact: where it says yes
-    /// too often, a search may end with no answer.
+    /// For each value of the parameter after this prefix, whether some valid whole answer begins so. It has
+    /// to be exact: where it says yes too often, a search may end with no answer.
     fn allowed(&mut self, prefix: &[u32]) -> Vec<bool>;
 }
 
@@ -22,8 +22,9 @@ pub struct Answer {
 pub(super) trait Decoder {
     /// The logarithms of the probabilities of the next parameter's values, one row for each prefix.
     ///
-    /// Prefixes come in the order of a search: first the empty one, then each time prefixes that are one longer than the previous ones.
-    /// `parents` are the places, among the previous prefixes, of those that the new ones extend.
+    /// Prefixes come in the order of a search: first the empty one, then each time prefixes that are one
+    /// longer than the previous ones. `parents` are the places, among the previous prefixes, of those that
+    /// the new ones extend.
     fn next(&mut self, prefixes: &[Answer], parents: &[usize]) -> Vec<f32>;
 }
 
@@ -40,8 +41,9 @@ struct Prefix {
 
 /// The likeliest whole answers that a beam of this width finds; `sizes` are the numbers of values.
 ///
-/// With completions, the beam without them goes along: a prefix that is dropped makes room for one that is likelier now but may lead to less, and
-/// so a constrained beam alone can lose valid answers that an unconstrained one of the same width finds. Those are kept first.
+/// With completions, the beam without them goes along: a prefix that is dropped makes room for one that is
+/// likelier now but may lead to less, and so a constrained beam alone can lose valid answers that an
+/// unconstrained one of the same width finds. Those are kept first.
 pub(super) fn search(
     decoder: &mut dyn Decoder,
     sizes: &[usize],
@@ -92,8 +94,8 @@ pub(super) fn search(
     answers
 }
 
-/// The place of the answer that is expected to be best, where these are all there are. Average accuracy and perfect prediction count alike: a
-/// right parameter is one, and all of them together are as many again.
+/// The place of the answer that is expected to be best, where these are all there are. Average accuracy and
+/// perfect prediction count alike: a right parameter is one, and all of them together are as many again.
 ///
 /// # Source
 /// Kumar and Byrne, "Minimum Bayes-risk decoding for statistical machine translation" (2004).
@@ -196,7 +198,8 @@ mod tests {
         }
     }
 
-    /// Without the first value 1, the first value 2 comes onto the beam, and its answer is likelier than the second one of value 0.
+    /// Without the first value 1, the first value 2 comes onto the beam, and its answer is likelier than the
+    /// second one of value 0.
     #[test]
     fn what_an_unconstrained_beam_finds_is_not_crowded_out() {
         let mut model = TwoSteps([0.45, 0.3, 0.25], [[0.7, 0.28, 0.02], [0.34, 0.33, 0.33], [0.98, 0.01, 0.01]]);
@@ -215,7 +218,8 @@ mod tests {
             expected_best(&answers.iter().map(answer).collect::<Vec<_>>())
         };
         assert_eq!(best(&[]), None);
-        // Expected of the first: 3 · 0.3 and as much for the whole, of the others 3 · 0.2 + 2 · 2 · 0.2 and 3 · 0.2.
+        // Expected of the first: 3 · 0.3 and as much for the whole, of the others 3 · 0.2 + 2 · 2 · 0.2 and 3
+        // · 0.2.
         let others: [(&[u32], f64); 3] = [(&[1, 1, 0], 0.2), (&[1, 1, 2], 0.2), (&[1, 1, 3], 0.2)];
         assert_eq!(best(&[&[(&[0, 0, 1][..], 0.3)], &others[..]].concat()), Some(1));
         assert_eq!(best(&[&[(&[0, 0, 1][..], 0.7)], &others[..]].concat()), Some(0));

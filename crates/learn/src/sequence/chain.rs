@@ -21,12 +21,13 @@ const SMOOTHING: f32 = 0.01;
 /// The mark of a leaf in [`Forest::column`].
 const LEAF: u32 = u32::MAX;
 
-/// A forest for each parameter, which predicts it from the problem and the values of the parameters before it.
+/// A forest for each parameter, which predicts it from the problem and the values of the parameters before
+/// it.
 ///
 /// # Source
-/// Read et al., "Classifier chains for multi-label classification" (2009); Geurts et al., "Extremely randomized trees" (2006), but each tree
-/// learns from a bootstrap sample as in Breiman's forests. Leaves keep the frequencies of the values in them, and a forest's prediction is
-/// their mean.
+/// Read et al., "Classifier chains for multi-label classification" (2009); Geurts et al., "Extremely
+/// randomized trees" (2006), but each tree learns from a bootstrap sample as in Breiman's forests. Leaves
+/// keep the frequencies of the values in them, and a forest's prediction is their mean.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Chain {
     pub(super) columns: Columns,
@@ -170,7 +171,8 @@ impl Forest {
         forest
     }
 
-    /// Whether every way through the trees, on rows of so many columns, ends in a leaf, and leaves hold frequencies.
+    /// Whether every way through the trees, on rows of so many columns, ends in a leaf, and leaves hold
+    /// frequencies.
     pub(super) fn is_sound(&self, n_columns: usize) -> bool {
         let n_nodes = self.column.len();
         let n_leaves = self.leaves.len() / self.n_values;
@@ -223,7 +225,8 @@ struct Split {
     threshold: f32,
 }
 
-/// The best of random thresholds, one for each of some columns that vary among the rows; none where the rows should stay together.
+/// The best of random thresholds, one for each of some columns that vary among the rows; none where the rows
+/// should stay together.
 fn best_split(
     columns: &[Vec<f32>],
     classes: &[u32],

@@ -86,7 +86,8 @@ impl Columns {
         self.columns.iter().map(|&column| self.value(column, problem)).collect()
     }
 
-    /// Sizes are spread over orders of magnitude and trees draw thresholds evenly, so all but names are logarithms.
+    /// Sizes are spread over orders of magnitude and trees draw thresholds evenly, so all but names are
+    /// logarithms.
     fn value(&self, column: Column, problem: &[i64]) -> f32 {
         let log = |size: f32| (size.max(0.0) + 1.0).log2();
         match column {

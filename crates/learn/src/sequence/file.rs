@@ -1,7 +1,7 @@
 //! Models and checkpoints as bytes of files.
 //!
-//! A model is two files: the weights as safetensors, the rest as JSON beside them. Numbers are four bytes wide, in rows without a shape: the
-//! rest says what shape they have.
+//! A model is two files: the weights as safetensors, the rest as JSON beside them. Numbers are four bytes
+//! wide, in rows without a shape: the rest says what shape they have.
 
 use std::collections::HashMap;
 

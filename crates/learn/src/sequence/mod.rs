@@ -1,10 +1,12 @@
 //! Models that write the parameters of a kernel down, one after the other, from the sizes of a problem.
 //!
-//! A [`Vocabulary`] says what a problem and an answer consist of; [`train`] learns a [`Model`] of an [`Architecture`] from [`Example`]s, and
-//! [`Model::answers`] gives the likeliest answers for a problem that nobody has tuned, where [`Completions`] keep to those that are valid.
+//! A [`Vocabulary`] says what a problem and an answer consist of; [`train`] learns a [`Model`] of an
+//! [`Architecture`] from [`Example`]s, and [`Model::answers`] gives the likeliest answers for a problem that
+//! nobody has tuned, where [`Completions`] keep to those that are valid.
 //!
 //! # Source
-//! "Optimal Kernel Tuning Parameter Prediction using Deep Sequence Models", for all architectures but [`Architecture::Chain`].
+//! "Optimal Kernel Tuning Parameter Prediction using Deep Sequence Models", for all architectures but
+//! [`Architecture::Chain`].
 
 mod beam;
 mod chain;
@@ -105,8 +107,8 @@ pub struct ArchitectureRow {
     pub what: &'static str,
     /// Where it is described.
     pub source: &'static str,
-    /// Whether training ends when the validation loss no longer falls; where not, nothing is lost by learning from the
-    /// validation examples too.
+    /// Whether training ends when the validation loss no longer falls; where not, nothing is lost by learning
+    /// from the validation examples too.
     pub stops_early: bool,
 }
 
@@ -231,7 +233,8 @@ impl Default for Training {
     }
 }
 
-/// How far a training is. An epoch of a network is a pass over the examples; one of a chain is a parameter learnt.
+/// How far a training is. An epoch of a network is a pass over the examples; one of a chain is a parameter
+/// learnt.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Progress {
     /// Epochs done.
@@ -279,12 +282,13 @@ pub struct Checkpoint<'a> {
 
 /// Learns a model.
 ///
-/// Runs on the calling thread. The same arguments give the same model, bit for bit, on the same kind of processor. With a checkpoint, a
-/// network's training that was killed goes on after the last whole epoch, to the result it would have had.
+/// Runs on the calling thread. The same arguments give the same model, bit for bit, on the same kind of
+/// processor. With a checkpoint, a network's training that was killed goes on after the last whole epoch, to
+/// the result it would have had.
 ///
 /// # Errors
-/// Examples that do not fit the vocabulary, options out of range, a checkpoint that is of another training or cannot be kept;
-/// [`SequenceError::Stopped`] when `progress` breaks off.
+/// Examples that do not fit the vocabulary, options out of range, a checkpoint that is of another training or
+/// cannot be kept; [`SequenceError::Stopped`] when `progress` breaks off.
 pub fn train(
     architecture: Architecture,
     vocabulary: &Vocabulary,
@@ -345,12 +349,13 @@ fn check(vocabulary: &Vocabulary, what: &'static str, examples: &[Example]) -> R
 impl Model {
     /// Up to `n` answers for a problem, the likeliest first, no two alike.
     ///
-    /// Beam search: of all prefixes of answers the `n` likeliest go on. With `completions`, prefixes that no valid answer begins with are
-    /// dropped, and probabilities stay as they are. Fewer answers come out where there are no more. Answers of equal probability are in the
-    /// order of their values.
+    /// Beam search: of all prefixes of answers the `n` likeliest go on. With `completions`, prefixes that no
+    /// valid answer begins with are dropped, and probabilities stay as they are. Fewer answers come out where
+    /// there are no more. Answers of equal probability are in the order of their values.
     ///
-    /// A single answer of a network is the likeliest value after the likeliest value, as in the paper. That of a chain is the one that is
-    /// expected to be best, among those of a beam: it has most parameters in common with the others.
+    /// A single answer of a network is the likeliest value after the likeliest value, as in the paper. That
+    /// of a chain is the one that is expected to be best, among those of a beam: it has most parameters in
+    /// common with the others.
     ///
     /// # Panics
     /// Where the problem has not a number for each field, or `completions` speak of another number of values.
@@ -383,7 +388,8 @@ impl Model {
         }
     }
 
-    /// The model as it is kept. `about` is what the caller has to say about it; [`Model::load`] gives it back.
+    /// The model as it is kept. `about` is what the caller has to say about it; [`Model::load`] gives it
+    /// back.
     pub fn save(&self, about: &serde_json::Value) -> ModelFiles {
         file::save(self, about)
     }

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::super::{Encoding, FieldKind, Vocabulary};
-use super::tape::Rows;
+use crate::tape::Rows;
 
 /// Numbers are told apart by these powers of two: whether they reach them, and whether they are multiples.
 const N_SIZES: usize = 12;
@@ -11,9 +11,10 @@ const N_DIVISORS: usize = 6;
 
 /// How problems become steps of numbers.
 ///
-/// A field that is the same in all training problems is no step. Every step has a token for each value that its field had in training and
-/// one for all others. With [`Encoding::Numeric`], a number also has, so that unseen ones mean something: its logarithm, which powers of two it
-/// reaches, which powers of two divide it, the logarithm of its odd part, and the logarithms of its products with all other numbers.
+/// A field that is the same in all training problems is no step. Every step has a token for each value that
+/// its field had in training and one for all others. With [`Encoding::Numeric`], a number also has, so that
+/// unseen ones mean something: its logarithm, which powers of two it reaches, which powers of two divide it,
+/// the logarithm of its odd part, and the logarithms of its products with all other numbers.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(in super::super) struct Tokens {
     encoding: Encoding,

@@ -10,14 +10,8 @@ use serde::{Deserialize, Serialize};
 
 use super::super::file::{Reading, Stored};
 use super::super::{Architecture, Checkpoint, Example, Kept, Progress, SequenceError, Training, Vocabulary};
-use super::tape::Var;
-use super::{Dropout, Network, Run, Tokens, log_softmax};
-use crate::simd::wide;
-
-/// Adam's, from its paper.
-const BETA_1: f32 = 0.9;
-const BETA_2: f32 = 0.999;
-const EPSILON: f32 = 1e-8;
+use super::{Dropout, Network, Run, Tokens};
+use crate::tape::{Adam, Var, log_softmax};
 
 /// Examples at a time where nothing is learnt from them.
 const VALIDATION_BATCH: usize = 256;
@@ -46,7 +40,7 @@ pub(in super::super) fn train(
         state.at.epoch += 1;
         if validation_loss < state.at.best_loss || state.at.best_epoch == 0 {
             (state.at.best_epoch, state.at.best_loss) = (state.at.epoch, validation_loss);
-            state.best = values(&state.network);
+            state.best = state.network.parameters.values();
         }
         if let Some(checkpoint) = &mut checkpoint {
             (checkpoint.keep)(&state.write(fingerprint)).map_err(SequenceError::Unkept)?;
@@ -104,9 +98,7 @@ fn fingerprint(
 /// A training under way.
 struct State {
     network: Network,
-    /// Adam's running means of the gradients and of their squares.
-    first: Vec<Vec<f32>>,
-    second: Vec<Vec<f32>>,
+    adam: Adam,
     /// The weights with the lowest validation loss.
     best: Vec<Vec<f32>>,
     at: Position,
@@ -125,12 +117,12 @@ struct Position {
 
 impl State {
     fn new(network: Network) -> State {
-        let best = values(&network);
-        let zeros = || best.iter().map(|values| vec![0.0; values.len()]).collect();
-        State { first: zeros(), second: zeros(), network, best, at: Position::default() }
+        let (adam, best) = (Adam::new(&network.parameters), network.parameters.values());
+        State { adam, network, best, at: Position::default() }
     }
 
-    /// One pass over the examples. Its order and its dropout follow from the seed and the number of the pass, so a resumed training has the same.
+    /// One pass over the examples. Its order and its dropout follow from the seed and the number of the pass,
+    /// so a resumed training has the same.
     fn epoch(&mut self, train: &[Example], training: &Training) {
         let mut rng = Xoshiro256PlusPlus::seed_from_u64(training.seed ^ (self.at.epoch as u64 + 1).rotate_left(32));
         let mut order: Vec<&Example> = train.iter().collect();
@@ -140,43 +132,27 @@ impl State {
             let dropout = (training.dropout > 0.0).then_some(Dropout { share: training.dropout as f32, rng: &mut rng });
             let (loss, gradients) = gradients(&self.network, batch, dropout);
             sum += loss * batch.len() as f64;
-            self.step(gradients, training.learning_rate);
+            self.adam.step(&mut self.network.parameters, &gradients, training.learning_rate);
         }
         self.at.train_loss = sum / train.len() as f64;
     }
 
-    /// A step of Adam.
-    fn step(&mut self, gradients: Vec<Vec<f32>>, learning_rate: f64) {
-        self.at.n_steps += 1;
-        let correction = |beta: f32| 1.0 - f64::from(beta).powi(self.at.n_steps);
-        let rate = (learning_rate * correction(BETA_2).sqrt() / correction(BETA_1)) as f32;
-        let epsilon = EPSILON * correction(BETA_2).sqrt() as f32;
-        let moments = self.first.iter_mut().zip(&mut self.second);
-        self.network.parameters.update(|weights| {
-            for ((weights, gradient), (first, second)) in weights.iter_mut().zip(&gradients).zip(moments) {
-                wide(|| {
-                    for (((weight, &g), m), v) in weights.values.iter_mut().zip(gradient).zip(first).zip(second) {
-                        *m = BETA_1 * *m + (1.0 - BETA_1) * g;
-                        *v = BETA_2 * *v + (1.0 - BETA_2) * g * g;
-                        *weight -= rate * *m / (v.sqrt() + epsilon);
-                    }
-                });
-            }
-        });
+    fn names(&self) -> Vec<String> {
+        self.network.weights().map(|(name, _)| name.to_owned()).collect()
     }
 
     fn arrays(&mut self) -> [(&'static str, &mut Vec<Vec<f32>>); 3] {
-        [("first", &mut self.first), ("second", &mut self.second), ("best", &mut self.best)]
+        [("first", &mut self.adam.first), ("second", &mut self.adam.second), ("best", &mut self.best)]
     }
 
     fn write(&mut self, fingerprint: u64) -> Vec<u8> {
         let mut stored = Stored::default();
-        self.at.fingerprint = fingerprint;
+        (self.at.n_steps, self.at.fingerprint) = (self.adam.n_steps, fingerprint);
         let told = serde_json::to_string(&self.at).expect("invariant: a position has only text keys");
         for (name, values) in self.network.weights() {
             stored.push_floats(format!("weights.{name}"), values);
         }
-        let names = self.network.names.clone();
+        let names = self.names();
         for (what, arrays) in self.arrays() {
             for (name, values) in names.iter().zip(arrays) {
                 stored.push_floats(format!("{what}.{name}"), values);
@@ -191,9 +167,9 @@ impl State {
         if at.fingerprint != fingerprint {
             return Err(SequenceError::OtherTraining);
         }
-        self.at = at;
-        let names = self.network.names.clone();
-        let mut weights = values(&self.network);
+        (self.adam.n_steps, self.at) = (at.n_steps, at);
+        let names = self.names();
+        let mut weights = self.network.parameters.values();
         for (name, values) in names.iter().zip(&mut weights) {
             *values = reading.floats(&format!("weights.{name}"), Some(values.len()))?;
         }
@@ -204,18 +180,6 @@ impl State {
         }
         self.network.set(weights);
         Ok(())
-    }
-}
-
-fn values(network: &Network) -> Vec<Vec<f32>> {
-    network.weights().map(|(_, values)| values.to_vec()).collect()
-}
-
-impl Network {
-    fn set(&mut self, weights: Vec<Vec<f32>>) {
-        self.parameters.update(|arrays| {
-            arrays.iter_mut().zip(weights).for_each(|(array, values)| array.values = values);
-        });
     }
 }
 

@@ -1,0 +1,134 @@
+//! Weights and the layers that they make up.
+
+use std::sync::OnceLock;
+
+use rand::RngExt;
+use rand_xoshiro::Xoshiro256PlusPlus;
+
+use super::Rows;
+use super::product::Factor;
+
+/// A weight's place among the parameters.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Weight(pub(super) usize);
+
+/// A layer of weights and a bias.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Dense {
+    pub(crate) weight: Weight,
+    pub(crate) bias: Weight,
+}
+
+/// The weights of an LSTM. Columns: input gate, forget gate, output gate, candidate.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Lstm {
+    /// From an input to the gates.
+    pub(crate) entering: Dense,
+    pub(crate) recurrent: Weight,
+}
+
+/// The weights of a network, and the same ready for products.
+#[derive(Debug, Clone)]
+pub(crate) struct Parameters {
+    names: Vec<String>,
+    pub(super) arrays: Vec<Rows>,
+    factors: Vec<Factors>,
+}
+
+/// A weight as a factor, made when it is first asked for.
+#[derive(Debug, Clone, Default)]
+struct Factors {
+    plain: OnceLock<Factor>,
+    /// For gradients of what it was multiplied with.
+    transposed: OnceLock<Factor>,
+}
+
+impl Parameters {
+    fn new(names: Vec<String>, arrays: Vec<Rows>) -> Parameters {
+        Parameters { factors: vec![Factors::default(); arrays.len()], names, arrays }
+    }
+
+    /// All weights by their names.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (&str, &[f32])> {
+        self.names.iter().map(String::as_str).zip(self.arrays.iter().map(|array| array.values.as_slice()))
+    }
+
+    /// The values of each weight.
+    pub(crate) fn values(&self) -> Vec<Vec<f32>> {
+        self.arrays.iter().map(|array| array.values.clone()).collect()
+    }
+
+    /// The numbers that enter a weight's products.
+    pub(crate) fn n_inputs(&self, weight: Weight) -> usize {
+        self.arrays[weight.0].n_rows()
+    }
+
+    pub(super) fn factor(&self, weight: Weight) -> &Factor {
+        self.factors[weight.0].plain.get_or_init(|| Factor::new(&self.arrays[weight.0]))
+    }
+
+    pub(super) fn transposed(&self, weight: Weight) -> &Factor {
+        self.factors[weight.0].transposed.get_or_init(|| Factor::new(&self.arrays[weight.0].transposed()))
+    }
+
+    /// Changes the values of each weight.
+    pub(crate) fn update(&mut self, change: impl FnOnce(&mut dyn Iterator<Item = &mut Vec<f32>>)) {
+        change(&mut self.arrays.iter_mut().map(|array| &mut array.values));
+        self.factors.fill(Factors::default());
+    }
+}
+
+/// Makes weights one after the other.
+pub(crate) struct Builder<'r> {
+    names: Vec<String>,
+    arrays: Vec<Rows>,
+    rng: &'r mut Xoshiro256PlusPlus,
+}
+
+/// The limit between which weights keep the variance of what passes.
+pub(crate) fn forth(n_inputs: usize) -> f32 {
+    (3.0 / n_inputs.max(1) as f32).sqrt()
+}
+
+/// The limit between which weights keep the variance of what passes, forth and back (Glorot and Bengio,
+/// 2010).
+pub(crate) fn both_ways(n_inputs: usize, n_outputs: usize) -> f32 {
+    (6.0 / (n_inputs + n_outputs) as f32).sqrt()
+}
+
+impl<'r> Builder<'r> {
+    pub(crate) fn new(rng: &'r mut Xoshiro256PlusPlus) -> Builder<'r> {
+        Builder { names: Vec::new(), arrays: Vec::new(), rng }
+    }
+
+    fn push(&mut self, name: String, array: Rows) -> Weight {
+        self.names.push(name);
+        self.arrays.push(array);
+        Weight(self.arrays.len() - 1)
+    }
+
+    /// A weight that is drawn evenly between `-limit` and `limit`.
+    pub(crate) fn weight(&mut self, name: String, n_inputs: usize, n_outputs: usize, limit: f32) -> Weight {
+        let values = (0..n_inputs * n_outputs).map(|_| self.rng.random_range(-limit..=limit)).collect();
+        self.push(name, Rows { n_columns: n_outputs, values })
+    }
+
+    /// A layer with a bias of 0.
+    pub(crate) fn dense(&mut self, name: &str, n_inputs: usize, n_outputs: usize, limit: f32) -> Dense {
+        let weight = self.weight(format!("{name}.weight"), n_inputs, n_outputs, limit);
+        Dense { weight, bias: self.push(format!("{name}.bias"), Rows::zeros(1, n_outputs)) }
+    }
+
+    /// An LSTM, its weights drawn between these limits, with this bias of its forget gates.
+    pub(crate) fn lstm(&mut self, name: &str, n_inputs: usize, n_hidden: usize, limits: [f32; 2], forget: f32) -> Lstm {
+        let weight = self.weight(format!("{name}.input"), n_inputs, 4 * n_hidden, limits[0]);
+        let recurrent = self.weight(format!("{name}.recurrent"), n_hidden, 4 * n_hidden, limits[1]);
+        let mut bias = Rows::zeros(1, 4 * n_hidden);
+        bias.values[n_hidden..2 * n_hidden].fill(forget);
+        Lstm { entering: Dense { weight, bias: self.push(format!("{name}.bias"), bias) }, recurrent }
+    }
+
+    pub(crate) fn finish(self) -> Parameters {
+        Parameters::new(self.names, self.arrays)
+    }
+}
