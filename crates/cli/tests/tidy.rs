@@ -40,7 +40,6 @@ const WITH_WIDE_COMMENTS: &[&str] = &[
     "crates/cli/src/command/tune",
     "crates/cli/src/peer",
     "crates/codegen/",
-    "crates/device/src/worker/builder.rs",
     "crates/device/src/worker/tester.rs",
     "crates/ir/",
     "crates/tune/examples/cost_of_thinking.rs",

@@ -36,7 +36,7 @@ impl Builder {
         Builder { workload, untuned, compiler: Compiler::new(target), objects, store }
     }
 
-    /// Does what is asked; what there is to say last, if anything.
+    /// Does what is asked and gives the last reply, if any.
     pub fn answer(&mut self, request: Request) -> Option<Reply> {
         let start = Instant::now();
         let (id, result) = match request {
@@ -61,7 +61,7 @@ impl Builder {
     /// A tiny kernel, made as candidates are.
     ///
     /// # Errors
-    /// What keeps the machine from it, and what there is to do about that.
+    /// What keeps the machine from it, and how to mend that.
     pub fn probe(&mut self) -> Result<Kernel, String> {
         let program = text::parse(PROBE).expect("invariant: the probe parses");
         self.compile(&program, true).map_err(|e| match e {
@@ -79,8 +79,8 @@ impl Builder {
                 let steps = parse_steps(steps).map_err(|e| instantiation(e.to_string()))?;
                 let scheduled = apply_all(&self.untuned, &steps)
                     .map_err(|(at, why)| instantiation(format!("step {} `{}`: {why}", at + 1, steps[at])))?;
-                // The program before its tails and unrolled loops multiply: what lowering makes of it is lowering's to
-                // keep valid.
+                // The program before its tails and unrolled loops multiply: what lowering makes of it is
+                // lowering's to keep valid.
                 verify::verify(&scheduled).map_err(|e| instantiation(e.to_string()))?;
                 (scheduled, steps)
             }
@@ -126,7 +126,7 @@ impl Builder {
         self.add_objects_of_others();
         let mut kernel = self.compiler.compile(program)?;
         if let Some(object) = kernel.take_object() {
-            // Others do without where there is no memory for it.
+            // Others do without if there is no memory for it.
             let _ = self.objects.add(&object);
         }
         Ok(kernel)
