@@ -1,12 +1,5 @@
 //! What time it is, and how it is written.
 
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
-
-/// Time since 1970.
-pub fn since_1970() -> Duration {
-    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
-}
-
 /// A moment, given in seconds since 1970, as date and time in UTC.
 pub fn utc(unix_time: u64) -> String {
     // Days of a calendar whose years begin in March, so that leap days come last: 146,097 days in 400 years.

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+pub use tilewright::one_line;
+
 /// What the user gave does not fit: bad usage or bad input, exit code 2.
 #[derive(Debug)]
 struct BadInput(String);
@@ -38,24 +40,22 @@ impl<T, E: fmt::Display> OrBadInput<T> for Result<T, E> {
 pub fn exit_code(error: &anyhow::Error) -> u8 {
     if is_closed_pipe(error) {
         0
-    } else if error.chain().any(|cause| cause.is::<BadInput>()) {
+    } else if error.chain().any(is_bad_input) {
         2
     } else {
         1
     }
 }
 
+/// Whether a cause is the fault of the user's input.
+fn is_bad_input(cause: &(dyn std::error::Error + 'static)) -> bool {
+    cause.is::<BadInput>() || cause.downcast_ref::<tilewright::Error>().is_some_and(tilewright::Error::is_input)
+}
+
 /// Whether whoever read our output has read enough, as `head` does.
 pub fn is_closed_pipe(error: &anyhow::Error) -> bool {
     let closed = |e: &std::io::Error| e.kind() == std::io::ErrorKind::BrokenPipe;
     error.downcast_ref::<crate::output::StdoutError>().is_some_and(|e| closed(&e.0))
-}
-
-/// Text on one line: line breaks and other control characters become blanks, runs of blanks one blank.
-pub fn one_line(text: &str) -> String {
-    let blank = |c: char| c.is_whitespace() || c.is_control();
-    let words: Vec<&str> = text.split(blank).filter(|word| !word.is_empty()).collect();
-    words.join(" ")
 }
 
 /// An error with its causes on one line.

@@ -5,7 +5,6 @@
 
 mod clock;
 mod command;
-mod database;
 mod error;
 mod history;
 mod load;

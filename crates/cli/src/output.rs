@@ -5,7 +5,7 @@ mod file;
 
 use std::fs::File;
 use std::io::{self, Read, Write};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use serde_json::Value as Json;
 
@@ -76,13 +76,6 @@ fn is_beside_database(path: &Path) -> bool {
     let Some(name) = path.file_name().and_then(|name| name.to_str()) else { return false };
     let mut databases = ["-wal", "-shm", "-journal"].iter().filter_map(|ending| name.strip_suffix(ending));
     databases.any(|database| is_database(&path.with_file_name(database)))
-}
-
-/// A path of a name that is longer by an ending, behind an extension too.
-pub fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
-    let mut longer = path.as_os_str().to_owned();
-    longer.push(suffix);
-    longer.into()
 }
 
 /// Writes a result: the JSON document where it was asked for, the text otherwise. A line break is added.

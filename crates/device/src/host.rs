@@ -5,6 +5,7 @@ use std::fs;
 use std::path::Path;
 use tilewright_ir::Target;
 use tilewright_ir::target::Arch;
+pub use tilewright_runtime::{pin, pin_thread};
 
 /// The machine this process runs on, as a target.
 ///
@@ -102,12 +103,6 @@ pub fn allowed_cpus() -> Vec<usize> {
     }
 }
 
-/// Restricts the calling thread to these CPUs. Where that is not possible it stays as it is: timings are then
-/// noisier, not wrong.
-pub fn pin_thread(cpus: &[usize]) {
-    pin(0, cpus);
-}
-
 /// Does some work on one CPU, where one is given, and then lets the calling thread run where it could before.
 pub fn pinned<R>(cpu: Option<usize>, work: impl FnOnce() -> R) -> R {
     let Some(cpu) = cpu else { return work() };
@@ -116,18 +111,6 @@ pub fn pinned<R>(cpu: Option<usize>, work: impl FnOnce() -> R) -> R {
     let result = work();
     pin_thread(&before);
     result
-}
-
-/// The same as [`pin_thread`] for the main thread of a process; 0 is the calling thread.
-pub fn pin(process: libc::pid_t, cpus: &[usize]) {
-    // SAFETY: the set is plain data, and its size is passed with it.
-    unsafe {
-        let mut set: libc::cpu_set_t = std::mem::zeroed();
-        for &cpu in cpus {
-            libc::CPU_SET(cpu, &mut set);
-        }
-        libc::sched_setaffinity(process, size_of::<libc::cpu_set_t>(), &set);
-    }
 }
 
 /// The CPUs on which work with `threads` threads is measured: the last of those this process may use.

@@ -13,7 +13,6 @@ pub mod memory;
 mod objects;
 mod pace;
 pub mod peak;
-pub mod pool;
 mod prepared;
 pub mod protocol;
 mod stopwatch;

@@ -4,11 +4,11 @@
 //! thread on the same core takes two fifths of its speed. A kernel that is timed just then is no slower for
 //! it.
 
-use crate::pool::Pool;
 use std::ffi::c_void;
 use std::hint::black_box;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
+use tilewright_runtime::Pool;
 
 /// Sums side by side, enough to keep a core's multipliers and adders busy.
 const N_SUMS: usize = 56;

@@ -1,11 +1,11 @@
 //! The most a CPU can do: independent multiply-adds on registers.
 
 use crate::host;
-use crate::pool::Pool;
 use std::time::{Duration, Instant};
 use tilewright_codegen::CompileError;
 use tilewright_ir::expr::{BinaryOp, Expr, ReduceOp};
 use tilewright_ir::{Buffer, Cond, DType, Index, Loop, LoopKind, Program, Role, Scope, Stmt, Target};
+use tilewright_runtime::Pool;
 
 /// Why the peak is not known.
 #[derive(Debug, thiserror::Error)]

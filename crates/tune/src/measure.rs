@@ -137,7 +137,8 @@ pub struct Standing {
     pub at: usize,
     /// Over its rounds; or what it failed of.
     pub outcome: Outcome,
-    /// What it is ranked by: the first quartile of its rounds, in nanoseconds a run. Infinite where it failed.
+    /// What it is ranked by: the first quartile of its rounds, in nanoseconds a run. Infinite where it
+    /// failed.
     pub quartile_ns: f64,
     /// ‖out − reference‖ / ‖reference‖ of its answer, where that is known.
     pub relative_error: Option<f64>,
@@ -151,7 +152,8 @@ pub trait Measure: Send {
     fn submit(&mut self, candidates: &[Candidate]) -> Range<u64>;
 
     /// The next result, of any candidate that was taken on, at most once of each; waits for so long at most.
-    /// `leading_ns` is the median of one that leads so far, against which hopeless timings may be ended early.
+    /// `leading_ns` is the median of one that leads so far, against which hopeless timings may be ended
+    /// early.
     ///
     /// # Errors
     /// Where measuring as a whole is impossible, such as a worker that cannot be started. A candidate that

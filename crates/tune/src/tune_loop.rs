@@ -18,12 +18,13 @@ use crate::trial::{ErrorClass, Limit, Trial};
 pub struct Budget {
     /// The most trials to measure in this call. A caller that resumes subtracts what is recorded already.
     pub trials: Option<u64>,
-    /// The most wall-clock time to spend in this call, without pauses. No candidate is begun past it, and those at hand have a moment
-    /// to end; but the first guess is always finished, and others follow for a few seconds until one is valid, so
-    /// that there is a result.
+    /// The most wall-clock time to spend in this call, without pauses. No candidate is begun past it, and
+    /// those at hand have a moment to end; but the first guess is always finished, and others follow for a
+    /// few seconds until one is valid, so that there is a result.
     pub time: Option<Duration>,
-    /// The most candidates to ask for at a time, at least 1. They compile side by side, and a killed run loses at most so many.
-    /// Only the first are asked for all at once, later ones as more is known: see [`tune`].
+    /// The most candidates to ask for at a time, at least 1. They compile side by side, and a killed run
+    /// loses at most so many. Only the first are asked for all at once, later ones as more is known: see
+    /// [`tune`].
     pub batch: usize,
 }
 
@@ -127,20 +128,20 @@ const LAST_WAIT: Duration = Duration::from_millis(500);
 /// How often it is looked whether all is over.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// Runs `search` over the subject's space against `measure` until the budget is spent, the space is exhausted or
-/// `stop` is raised.
+/// Runs `search` over the subject's space against `measure` until the budget is spent, the space is exhausted
+/// or `stop` is raised.
 ///
-/// The search is told the trials of the head start first, and those of its guesses like its own. The observer is told
-/// every trial as it completes and the end of every batch; where it fails, the run ends.
+/// The search is told the trials of the head start first, and those of its guesses like its own. The observer
+/// is told every trial as it completes and the end of every batch; where it fails, the run ends.
 ///
 /// Where no valid trial is known the first guess is measured alone, so that there is a result as soon as can
 /// be. A search is not asked where it thought for longer the last time than is left.
 ///
-/// Where something is known a batch is a sixteenth of that, one candidate at least: what is chosen together is chosen without
-/// the others' results, and early every result changes the choice.
+/// Where something is known a batch is a sixteenth of that, one candidate at least: what is chosen together
+/// is chosen without the others' results, and early every result changes the choice.
 ///
-/// The search is told a batch as a whole and in order of batches, whatever comes first: what it proposes does not
-/// depend on how many candidates `measure` has under way.
+/// The search is told a batch as a whole and in order of batches, whatever comes first: what it proposes does
+/// not depend on how many candidates `measure` has under way.
 ///
 /// # Errors
 /// [`Error::Measure`] and [`Error::Observer`]. What was measured until then has been observed.
@@ -254,8 +255,13 @@ fn tune_by_clock(
                         }
                         measure.wind_down();
                     }
-                    let at_most = last.map_or(LOOK, |last| last.saturating_sub(clock()).min(LOOK));
-                    if at_most.is_zero() {
+                    let left = match last {
+                        Some(last) => last.saturating_sub(clock()),
+                        None if is_first || is_for_a_result => Duration::MAX,
+                        None => time_left(),
+                    };
+                    let at_most = left.min(LOOK);
+                    if at_most.is_zero() && last.is_some() {
                         break;
                     }
                     measure.next(leading_ns, at_most)
@@ -348,7 +354,8 @@ impl Batch {
     }
 }
 
-/// The last of the leading trials is the fastest of ten, the second fastest of twenty and so on, but no later than this.
+/// The last of the leading trials is the fastest of ten, the second fastest of twenty and so on, but no later
+/// than this.
 const MOST_LEADING: usize = 10;
 const ONE_LEADS_OF: usize = 10;
 
@@ -400,8 +407,8 @@ impl<'a> Books<'a> {
         self.best.as_ref().map(|trial| trial.outcome.cost())
     }
 
-    /// The median of the last of those that lead. The fastest of many is seldom the best: it owes its time to luck, too, and
-    /// beside it good candidates would look hopeless.
+    /// The median of the last of those that lead. The fastest of many is seldom the best: it owes its time to
+    /// luck, too, and beside it good candidates would look hopeless.
     fn leading_ns(&self) -> Option<f64> {
         self.leading_ns.get((self.n_measured / ONE_LEADS_OF).clamp(1, MOST_LEADING) - 1).copied()
     }

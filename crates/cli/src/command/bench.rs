@@ -8,15 +8,17 @@ use rand::SeedableRng;
 use rand::seq::SliceRandom;
 use rand_xoshiro::Xoshiro256PlusPlus;
 use serde_json::{Map, Value as Json, json};
+use tilewright::{gflops, target_name};
 use tilewright_device::device::{Racer, Round};
 use tilewright_device::protocol::Source;
 use tilewright_device::{Device, Options};
 use tilewright_ir::op::Workload;
 use tilewright_tune::{Outcome, PassedOver, Timing};
 
+use super::tune::Interrupts;
 use super::{
-    DatabaseArgs, MachineArgs, count, device_options, gflops, known_best, make_task, nothing_recorded, parse_workloads,
-    start_device, target_name,
+    DatabaseArgs, MachineArgs, count, device_options, known_best, make_task, nothing_recorded, parse_workloads,
+    start_device,
 };
 use crate::error::{OrBadInput, bad_input};
 use crate::output::{digits, duration, message, table, write_result};
@@ -195,7 +197,8 @@ fn bench(
         .config_from_json(&best.config)
         .or_bad_input("the space has changed since it was recorded; run `tilewright tune` again")?;
     let options = Options { n_workers: 1, at_best_pace: false, ..device_options(threads)? };
-    let mut device = start_device(workload, &task.setting.target, options, None)?.expect("nobody interrupts the start");
+    let mut device = start_device(workload, &task.setting.target, options, &Interrupts::default())?
+        .expect("nobody interrupts the start");
     let racer = device
         .start_race(&[Source::Steps(task.steps_text(&config))], &|| false)?
         .pop()

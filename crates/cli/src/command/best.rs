@@ -1,11 +1,12 @@
 //! `best`: the best recorded configuration, at once. Neither the code generator nor a worker starts for it.
 
 use clap::Args;
-use serde_json::{Value as Json, json};
+use serde_json::json;
 use tilewright_tune::PassedOver;
 
-use super::{DatabaseArgs, WorkloadArgs, check_template, gflops, known_best, nothing_recorded, percent, target_name};
+use super::{DatabaseArgs, WorkloadArgs, check_template, known_best, nothing_recorded, percent};
 use crate::output::{digits, duration, write_result};
+use tilewright::target_name;
 
 /// Arguments of `best`.
 #[derive(Args, Debug)]
@@ -45,7 +46,7 @@ pub fn run(args: &BestArgs, as_json: bool) -> anyhow::Result<()> {
     let json = json!({
         "workload": name,
         "found": best.is_some(),
-        "best": best.as_ref().map_or(Json::Null, |best| best.to_json(&workload)),
+        "best": best,
         "target": target,
         "threads": threads,
         "db": database.path.to_string_lossy(),
@@ -63,7 +64,7 @@ pub fn run(args: &BestArgs, as_json: bool) -> anyhow::Result<()> {
             let origin = if best.is_imported { ", imported" } else { "" };
             format!(
                 "{name} on {target}: {} GFLOP/s, {} ({rank}{origin})\ntemplate {}\n{}",
-                digits(gflops(&workload, best.median_ns)),
+                digits(best.gflops),
                 duration(best.median_ns),
                 best.template,
                 best.config

@@ -21,14 +21,16 @@ use tilewright_ir::op::Workload;
 use tilewright_tune::{Judge, PassedOver, Record, Task, search};
 
 use super::tune::{Interrupts, TuneArgs, tune};
-use super::{MachineArgs, count, make_task, trials_of};
-use crate::clock::{since_1970, utc};
-use crate::database::Database;
+use super::{MachineArgs, count, make_task};
+use crate::clock::utc;
 use crate::error::{OrBadInput, bad_input};
-use crate::output::{grouped, message, open_lock, shell_quoted, with_suffix, write_result, write_whole};
+use crate::output::{grouped, message, open_lock, shell_quoted, write_result, write_whole};
 use elsewhere::Machine;
 use finished::{Finished, Summary, n_complete, only_run};
 use table::{Arm, EXPERIMENTS, Experiment, Length, Moment, Problem, Transferred, Trials, View};
+use tilewright::Database;
+use tilewright::since_1970;
+use tilewright::{trials_of, with_suffix};
 
 /// Arguments of `experiment`.
 #[derive(Args, Debug)]

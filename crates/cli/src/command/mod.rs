@@ -14,28 +14,22 @@ pub mod show;
 pub mod space;
 pub mod tune;
 
-use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use clap::Args;
-use serde_json::{Value as Json, json};
-use tilewright_device::data::DataError;
+use tilewright::{Best, Opened};
 use tilewright_device::device::WorkerCommand;
 use tilewright_device::limits::{self, Allowed};
-use tilewright_device::{Device, DeviceError, Options, host};
+use tilewright_device::{Device, Options, host};
 use tilewright_ir::Target;
 use tilewright_ir::op::Workload;
 use tilewright_ir::target::NAMED;
-use tilewright_tune::record::Judges;
-use tilewright_tune::{Best, Judge, PassedOver, Record, Setting, Store, StoreError, TEMPLATES, Task, TaskKey};
+use tilewright_tune::{PassedOver, Setting, Store, StoreError, TEMPLATES, Task};
 
-use crate::database::Database;
 use crate::error::{OrBadInput, bad_input};
 use crate::output::{grouped, message, shell_quoted};
-use crate::progress::{Progress, Status};
+use tilewright::Database;
 use tune::Interrupts;
 
 /// The hidden subcommand that is a worker of a device.
@@ -125,7 +119,7 @@ impl DatabaseArgs {
     /// # Errors
     /// See [`Database::new`].
     pub fn database(&self) -> anyhow::Result<Database> {
-        Database::new(self.db.as_deref())
+        Ok(Database::new(self.db.as_deref())?)
     }
 }
 
@@ -256,24 +250,19 @@ fn nothing_recorded(
     }
 }
 
-/// The name that records bear: the target, and the conditions of its measurement if they are unusual.
-pub fn target_name(target: &Target, cold: bool) -> String {
-    format!("{target}{}", if cold { "/cold" } else { "" })
+/// The store of a database that is written to; what is odd about the file is told.
+///
+/// # Errors
+/// As [`Database::open_to_write`].
+pub fn open_to_write(database: &Database) -> anyhow::Result<Opened> {
+    let opened = database.open_to_write()?;
+    if let Some(warning) = &opened.warning {
+        message(warning);
+    }
+    Ok(opened)
 }
 
-/// The target that records name, where it is this machine or one that is known by name.
-pub fn known_target(name: &str) -> Option<Target> {
-    let known = std::iter::once(host::target()).chain(NAMED.iter().filter_map(|(name, _)| Target::named(name)));
-    known.into_iter().find(|target| [false, true].iter().any(|cold| target_name(target, *cold) == name))
-}
-
-/// What records of a workload that name this target and threads are held against, by template.
-pub fn judges<'a>(workload: &'a Workload, target: &'a str, threads: u32) -> impl Fn(&str) -> Judge + 'a {
-    let machine = known_target(target);
-    move |template| Judge::new(workload, target, threads, template, machine.clone())
-}
-
-/// The best that is recorded of a workload and can be true, and what is passed over.
+/// The best that is recorded of a workload, and what is passed over, which is told.
 ///
 /// # Errors
 /// Where the database fails.
@@ -283,34 +272,12 @@ pub fn known_best(
     target: &str,
     threads: u32,
     template: Option<&str>,
-) -> Result<(Option<KnownBest>, PassedOver), StoreError> {
-    let judges = judges(workload, target, threads);
-    let (best, passed_over) = store.best(&workload.to_string(), target, threads, template, &judges)?;
+) -> Result<(Option<Best>, PassedOver), StoreError> {
+    let (best, passed_over) = tilewright::known_best(store, workload, target, threads, template)?;
     if best.is_some() && passed_over.total() > 0 {
         message(&format!("{workload}: {passed_over}"));
     }
-    Ok((best.map(KnownBest::new), passed_over))
-}
-
-/// The trials of a task that can be true; what is passed over is added up.
-///
-/// # Errors
-/// Where the database fails.
-pub fn trials_of(
-    store: &Store,
-    key: &TaskKey,
-    judges: Judges,
-    passed_over: &mut PassedOver,
-) -> Result<Vec<Record>, StoreError> {
-    let TaskKey { workload, target, template, threads } = key;
-    let (records, doubted) = store.trials_of(workload, target, *threads, Some(template), judges)?;
-    *passed_over += doubted;
-    Ok(records)
-}
-
-/// Throughput in 10⁹ floating-point operations a second.
-pub fn gflops(workload: &Workload, ns: f64) -> f64 {
-    workload.flops() / ns
+    Ok((best, passed_over))
 }
 
 /// Has this done at each interrupt.
@@ -326,13 +293,21 @@ pub fn on_interrupt(act: impl FnMut() + Send + 'static) -> anyhow::Result<()> {
     })
 }
 
-/// Options of a device whose workers are this same program, on the CPUs that peers run on as well.
+/// How workers are started: as this same program.
 ///
 /// # Errors
 /// Where the path of this program is unknown.
-pub fn device_options(n_threads: usize) -> anyhow::Result<Options> {
+pub fn worker_command() -> anyhow::Result<WorkerCommand> {
     let program = std::env::current_exe().context("the path of this executable is unknown")?;
-    Ok(Options::new(WorkerCommand { program, arguments: vec![WORKER.to_owned()] }, n_threads))
+    Ok(WorkerCommand { program, arguments: vec![WORKER.to_owned()] })
+}
+
+/// Options of a device whose workers are this same program, on the CPUs that peers run on as well.
+///
+/// # Errors
+/// As [`worker_command`].
+pub fn device_options(n_threads: usize) -> anyhow::Result<Options> {
+    Ok(Options::new(worker_command()?, n_threads))
 }
 
 /// A device, with how far its start is shown where that takes long; none after an interrupt.
@@ -343,82 +318,14 @@ pub fn start_device(
     workload: &Workload,
     target: &Target,
     options: Options,
-    interrupts: Option<&Interrupts>,
+    interrupts: &Interrupts,
 ) -> anyhow::Result<Option<Device>> {
-    const QUIET: Duration = Duration::from_millis(500);
-    let progress = Progress::start(Status { phase: Some("start: random inputs".to_owned()), ..Status::default() });
-    if let Some(interrupts) = interrupts {
-        interrupts.concern(None, &progress);
-    }
-    let (start, last_told) = (Instant::now(), AtomicU64::new(0));
-    let watch = |part: f64| {
-        let percent = (100.0 * part) as u64;
-        if start.elapsed() > QUIET && last_told.fetch_max(percent, Ordering::Relaxed) < percent {
-            progress.update(|status| status.phase = Some(format!("start: {percent} % of the reference answer")));
-        }
-        let is_stopped = interrupts.is_some_and(|interrupts| interrupts.stop.load(Ordering::Relaxed));
-        if is_stopped { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
-    };
-    let device = Device::new_watched(workload.clone(), target, options, &watch);
-    progress.finish();
-    match device {
-        Ok(device) => Ok(Some(device)),
-        Err(DeviceError::Data(DataError::GivenUp)) => Ok(None),
-        Err(error) => Err(error.into()),
-    }
-}
-
-/// What is recorded as the best, as it is shown.
-#[derive(Debug, Clone)]
-pub struct KnownBest {
-    /// The template it belongs to.
-    pub template: String,
-    /// The configuration, by parameter.
-    pub config: Json,
-    /// Its median in nanoseconds.
-    pub median_ns: f64,
-    /// By what part of its median the runner-up is slower, where it was measured against others.
-    pub margin: Option<f64>,
-    /// Whether it is the winner of a run that was completed.
-    pub is_confirmed: bool,
-    /// Whether it was imported, and need not have been measured on this machine.
-    pub is_imported: bool,
-}
-
-impl KnownBest {
-    /// The best of a store.
-    pub fn new(best: Best) -> KnownBest {
-        match best {
-            Best::Confirmed(winner) => KnownBest {
-                template: winner.template,
-                config: winner.config,
-                median_ns: winner.median_ns,
-                margin: winner.margin,
-                is_confirmed: true,
-                is_imported: winner.is_imported,
-            },
-            Best::Trial(record) => KnownBest {
-                median_ns: record.outcome.cost(),
-                is_imported: record.is_imported,
-                template: record.template,
-                config: record.config,
-                margin: None,
-                is_confirmed: false,
-            },
-        }
-    }
-
-    /// As in the JSON of `tune` and `best`.
-    pub fn to_json(&self, workload: &Workload) -> Json {
-        json!({
-            "gflops": gflops(workload, self.median_ns),
-            "ms_median": self.median_ns / 1e6,
-            "config": self.config,
-            "margin": self.margin,
-            "template": self.template,
-            "confirmed": self.is_confirmed,
-        })
-    }
+    let shown = tune::Shown::new(workload, "", options.seed, interrupts);
+    shown.start_up();
+    let device =
+        tilewright::start_device(workload.clone(), target, options, &interrupts.stop, &|note| shown.note(note));
+    shown.finish();
+    Ok(device?)
 }
 
 /// A part as per cent.

@@ -24,10 +24,11 @@ use tilewright_tune::predict::{
 };
 use tilewright_tune::{Config, Task};
 
-use super::{count, on_interrupt, read_file, target_name};
+use super::{count, on_interrupt, read_file};
 use crate::error::bad_input;
-use crate::output::{Destination, check_apart, grouped, message, with_suffix, writable, write_whole};
+use crate::output::{Destination, check_apart, grouped, message, writable, write_whole};
 use crate::stats::Quartiles;
+use tilewright::{target_name, with_suffix};
 
 /// How often a training says how far it is.
 const LINE_EVERY: Duration = Duration::from_secs(2);

@@ -2,23 +2,23 @@
 
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use anyhow::Context;
 use clap::Args;
 use serde_json::{Map, json};
+use tilewright::{Note, Recorder, earlier, errors_of, gflops, task_key};
 use tilewright_device::Device;
-use tilewright_tune::{Budget, Config, HeadStart, RecordedSpace, Summary, Task, TaskKey, Trial, search};
+use tilewright_tune::{Budget, Config, Event, HeadStart, RecordedSpace, Summary, Task, TaskKey, Trial, search};
 
-use super::tune::recorder::Recorder;
-use super::tune::{Interrupts, earlier, errors_of, take_note, task_key};
-use super::{DatabaseArgs, WorkloadArgs, count, device_options, gflops, make_task, start_device};
-use crate::database::Database;
+use super::tune::{Interrupts, Shown};
+use super::{DatabaseArgs, WorkloadArgs, count, device_options, make_task, open_to_write, start_device};
 use crate::error::{OrBadInput, bad_input};
 use crate::output::{Destination, check_apart, digits, grouped, message, writable, write_result, write_result_of};
-use crate::progress::{Progress, Status, errors_text};
+use crate::progress::{Status, errors_text};
+use tilewright::Database;
 
 /// The search that draws samples, and under whose name configurations are recorded.
 const SEARCH: &str = "random";
@@ -51,12 +51,12 @@ pub struct RecordSpaceArgs {
 }
 
 /// A space that is being recorded.
-struct Recording<'a> {
+struct Space<'a> {
     task: &'a Task,
     seed: u64,
     /// None where it was interrupted before it was ready.
     device: Option<Device>,
-    recorder: Arc<Mutex<Recorder>>,
+    recording: tilewright::Recording,
     interrupts: Arc<Interrupts>,
     database: Database,
     /// What is recorded of the task, whoever measured it.
@@ -80,20 +80,26 @@ pub fn run(args: &RecordSpaceArgs, as_json: bool) -> anyhow::Result<()> {
         // It need not be there yet.
         check_apart(path, place, &[&database.path], "another file with -o")?;
     }
-    let opened = database.open_to_write()?;
+    let opened = open_to_write(&database)?;
     let key = task_key(&task, false);
     let mut options = device_options(machine.threads)?;
-    let trials = earlier(&opened.store, &key, &task, &options.limits()).map_err(|error| database.refuse(error))?.trials;
+    let told = |note: Note| {
+        if let Note::Message(line) = note {
+            message(&line);
+        }
+    };
+    let trials =
+        earlier(&opened.store, &key, &task, &options.limits(), &told).map_err(|error| database.refuse(error))?.trials;
     options.seed = args.seed;
     // A recorded space is not about the best one alone.
     options.to_the_end = true;
     let interrupts = Interrupts::watch()?;
-    let device = start_device(&task.setting.workload, &task.setting.target, options, Some(&interrupts))?;
-    let mut recording = Recording {
+    let device = start_device(&task.setting.workload, &task.setting.target, options, &interrupts)?;
+    let mut recording = Space {
         task: &task,
         seed: args.seed,
         device,
-        recorder: Arc::new(Mutex::new(Recorder::new(opened, &task, key.clone(), SEARCH.to_owned(), args.seed))),
+        recording: tilewright::Recording::new(Recorder::new(opened, &task, key.clone(), SEARCH.to_owned(), args.seed)),
         interrupts,
         database: database.clone(),
         trials,
@@ -107,7 +113,7 @@ pub fn run(args: &RecordSpaceArgs, as_json: bool) -> anyhow::Result<()> {
     }
     let configs = recording.draw(args.max.unwrap_or(MOST), &[])?;
     recording.measure(&configs)?;
-    let recorded = recording.recorder.lock().unwrap_or_else(PoisonError::into_inner).conclude(None);
+    let recorded = recording.recording.conclude(None);
     recorded.map_err(|error| database.failure(&error))?;
 
     let n_new = recording.trials.len() - n_before;
@@ -162,7 +168,7 @@ pub fn run(args: &RecordSpaceArgs, as_json: bool) -> anyhow::Result<()> {
     }
 }
 
-impl Recording<'_> {
+impl Space<'_> {
     /// So many configurations of the space that are not among these, in random order, or all if it has fewer.
     fn draw(&self, n: u64, known: &[Trial]) -> anyhow::Result<Vec<Config>> {
         let mut search = search::build(SEARCH, &self.task.space, self.seed)?;
@@ -199,9 +205,9 @@ impl Recording<'_> {
             return Ok(None);
         }
         message(&format!("{} to measure, {n_known} recorded already in {}", grouped(n_new), self.database.name()));
-        let progress =
-            Progress::start(Status { n_trials: n_known, most_trials: Some(configs.len() as u64), ..Status::default() });
-        self.interrupts.concern(Some(&self.recorder), &progress);
+        let shown = Shown::new(&self.task.setting.workload, SEARCH, self.seed, &self.interrupts);
+        let most_trials = Some(configs.len() as u64);
+        shown.start(Some(&self.recording), Status { n_trials: n_known, most_trials, ..Status::default() });
         let prior = self.trials.clone();
         // It is never asked: the budget ends with the guesses.
         let mut search = search::build(SEARCH, &self.task.space, self.seed)?;
@@ -214,16 +220,19 @@ impl Recording<'_> {
             Budget { trials: Some(n_new), ..Budget::default() },
             &self.interrupts.stop,
             &mut |event| {
-                let noted = take_note(&event, self.task, &self.recorder, &progress, &mut self.trials);
-                noted.map_err(|error| {
+                if let Event::Trial(report) = &event {
+                    self.trials.push(report.trial.clone());
+                    shown.note(Note::Trial(report));
+                }
+                self.recording.take_note(&event, &|line| shown.note(Note::Message(line))).map_err(|error| {
                     lost = Some(self.database.failure(&error));
                     "records cannot be written".into()
                 })
             },
         );
-        progress.finish();
+        shown.finish();
         match lost {
-            Some(lost) => Err(lost),
+            Some(lost) => Err(lost.into()),
             None => Ok(Some(summary?)),
         }
     }

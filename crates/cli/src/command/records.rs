@@ -13,10 +13,11 @@ use tilewright_ir::schedule::{apply_all, parse_steps};
 use tilewright_tune::record::{Doubt, Exported, Imported, Line, RecordError, read_lines};
 use tilewright_tune::{Error, Judge, Record, RunTime, StoreError, TaskKey, Winner};
 
-use super::{DatabaseArgs, MOST_THREADS, count, gflops, judges};
-use crate::database::Database;
+use super::{DatabaseArgs, MOST_THREADS, count, open_to_write};
 use crate::error::{bad_input, one_line};
 use crate::output::{StdoutError, message, writable, write_result, write_result_of};
+use tilewright::Database;
+use tilewright::{gflops, judges};
 
 /// Arguments of `export`.
 #[derive(Args, Debug)]
@@ -56,7 +57,7 @@ pub fn export(args: &ExportArgs, as_json: bool) -> anyhow::Result<()> {
         let mut out = BufWriter::with_capacity(1 << 16, io::stdout().lock());
         let exported = store.export(&mut out).map_err(|error| match error {
             StoreError::Write(error) => anyhow::Error::from(StdoutError(error)),
-            other => database.refuse(other),
+            other => database.refuse(other).into(),
         })?;
         tell_left_out(&exported);
         message(&format!("{} exported from {}", count(exported.written, "record"), database.name()));
@@ -75,7 +76,7 @@ pub fn export(args: &ExportArgs, as_json: bool) -> anyhow::Result<()> {
         Ok(())
     });
     if let Some(fault) = fault {
-        return Err(fault);
+        return Err(fault.into());
     }
     written.with_context(|| format!("cannot write {name}"))?;
     tell_left_out(&exported);
@@ -143,11 +144,11 @@ fn import_from(mut input: impl BufRead + Seek, name: &str, database: &Database, 
         )));
     }
     input.rewind().with_context(|| format!("cannot read {name}"))?;
-    let mut opened = database.open_to_write()?;
+    let mut opened = open_to_write(database)?;
     let imported = opened.store.import(&mut input, &mut |line| customs.check(line));
     let imported = imported.map_err(|error| match error {
         Error::Record(error) => no_record(error),
-        Error::Store(error) => database.failure(&error),
+        Error::Store(error) => database.failure(&error).into(),
         other => other.into(),
     })?;
     opened.check().map_err(|error| database.failure(&error))?;

@@ -2,7 +2,7 @@
 
 use std::ffi::c_void;
 
-use tilewright_device::pool::Pool;
+use tilewright_runtime::Pool;
 
 /// Threads that share out loop iterations, the caller among them.
 pub(super) struct Threads(Pool);

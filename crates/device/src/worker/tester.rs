@@ -1,4 +1,5 @@
-//! The thread of a worker that tests: it runs kernels, compares their answers with the reference, and times them.
+//! The thread of a worker that tests: it runs kernels, compares their answers with the reference, and times
+//! them.
 
 use super::store::{Built, Store};
 use super::{Failure, intact, tell};
@@ -6,7 +7,6 @@ use crate::host;
 use crate::limits;
 use crate::memory::{Fenced, Pages, ReadOnly};
 use crate::pace::{Pace, Variation};
-use crate::pool::Pool;
 use crate::prepared::Prepared;
 use crate::protocol::{Lane, Plan, Reply, Request};
 use crate::stopwatch::{self, MOST_TRIES};
@@ -19,6 +19,7 @@ use std::time::Instant;
 use tilewright_codegen::Kernel;
 use tilewright_ir::reference::{Tolerance, relative_error};
 use tilewright_ir::{DType, Program};
+use tilewright_runtime::Pool;
 use tilewright_tune::ErrorClass;
 
 pub struct Tester {
@@ -34,7 +35,8 @@ pub struct Tester {
     /// has none for it.
     first: Crew,
     variation: Variation,
-    /// Kept buffers that bodies write, by their place among a program's; for all kernels, as each run fills them anew.
+    /// Kept buffers that bodies write, by their place among a program's; for all kernels, as each run fills
+    /// them anew.
     kept: Vec<Fenced>,
     /// One for all kernels, so that its pages are there when a kernel is timed for the first time.
     scratch: Fenced,
@@ -157,8 +159,8 @@ impl Tester {
         Ok(out.is_intact() && out.as_slice::<f32>().iter().all(|&x| x == 1.0))
     }
 
-    /// Finds or makes the buffers of a kernel, and runs its `prepare` part where its kept buffers are not filled. What
-    /// other kernels have left in them is wiped out where `wipe` says so.
+    /// Finds or makes the buffers of a kernel, and runs its `prepare` part where its kept buffers are not
+    /// filled. What other kernels have left in them is wiped out where `wipe` says so.
     fn prepare(&mut self, built: &Built, wipe: bool) -> Result<Pointers, Failure> {
         self.scratch.resize(built.kernel.scratch_bytes(self.all.pool.n_threads())).map_err(no_memory)?;
         if let (None, Some(recipe)) = (built.prepared.get(), &built.recipe) {
@@ -199,8 +201,8 @@ impl Tester {
             });
         }
         if built.prepared.get().is_none() && !kept.is_empty() {
-            // SAFETY: the arguments are the workload's, which building has compared with the program's; kept and scratch
-            // buffers have the sizes the kernel asks for; all are page-aligned.
+            // SAFETY: the arguments are the workload's, which building has compared with the program's; kept
+            // and scratch buffers have the sizes the kernel asks for; all are page-aligned.
             unsafe { built.kernel.prepare(&arguments, &kept, self.scratch.pointer(), &self.all.pool.runtime()) };
             if let Some(recipe) = &built.recipe {
                 intact(fresh.values().chain(&self.kept).chain([&self.scratch]))?;
@@ -212,14 +214,14 @@ impl Tester {
         Ok(Pointers { arguments, kept })
     }
 
-    /// Runs a kernel for the first time and compares its answer with the reference; and times it, where that tells enough
-    /// or what follows belongs to it.
+    /// Runs a kernel for the first time and compares its answer with the reference; and times it, where that
+    /// tells enough or what follows belongs to it.
     fn check(&mut self, id: u64, plan: Option<&Plan>) -> Result<Reply, Failure> {
         let start = Instant::now();
         let built = self.store.kernel(id)?;
         if plan.is_none() {
-            // Nor must what others left there pass for its own. A search does without: it takes as long as a run of a small
-            // kernel, and who comes to the fore is checked again.
+            // Nor must what others left there pass for its own. A search does without: it takes as long as a
+            // run of a small kernel, and who comes to the fore is checked again.
             self.scratch.resize(built.kernel.scratch_bytes(self.all.pool.n_threads())).map_err(no_memory)?;
             self.scratch.fill(0xFF);
         }

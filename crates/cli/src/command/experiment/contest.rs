@@ -12,6 +12,7 @@ use std::time::Duration;
 use anyhow::Context;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use tilewright::{EndLimits, rank};
 use tilewright_device::device::Round;
 use tilewright_device::protocol::Source;
 use tilewright_device::{Device, Options, host};
@@ -21,10 +22,8 @@ use super::finished::{Finished, Found};
 use super::table::Moment;
 use super::{Plan, task};
 use crate::command::tune::Interrupts;
-use crate::command::tune::finals::{self, EndLimits};
 use crate::command::{count, device_options, start_device};
 use crate::output::{message, write_whole};
-use crate::progress::{Progress, Status};
 
 /// Sittings of so many rounds, each of which runs every kernel: as many as it takes for first quartiles on a
 /// restless machine to repeat within 1 %.
@@ -96,9 +95,8 @@ impl Heats {
         let Heats { task, records, device } = self;
         let trials: Vec<Trial> =
             records.iter().take(n_trials).filter_map(|record| record.trial(&task.space).ok()).collect();
-        let progress = Progress::start(Status::default());
-        let ranking = finals::rank(device, task, &trials, &HashSet::new(), EndLimits::of(None), None, &progress);
-        progress.finish();
+        let limits = EndLimits::of(None);
+        let ranking = rank(device, task, &trials, &HashSet::new(), limits, None, &|_| ());
         let ranking = ranking.map_err(anyhow::Error::from_boxed)?;
         Ok(ranking.first().map(|leader| task.steps_text(&leader.config)))
     }
@@ -162,7 +160,7 @@ fn write(path: &Path, known: &impl Serialize) -> anyhow::Result<()> {
 /// A device for schedules of a run's workload, with random inputs of this seed.
 fn device(plan: &Plan, of: &Finished, seed: u64) -> anyhow::Result<Device> {
     let options = Options { seed, ..device_options(plan.threads)? };
-    let device = start_device(&of.workload, &host::target(), options, None)?;
+    let device = start_device(&of.workload, &host::target(), options, &Interrupts::default())?;
     Ok(device.expect("nobody interrupts the start"))
 }
 

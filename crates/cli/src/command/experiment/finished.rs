@@ -9,8 +9,8 @@ use tilewright_tune::{Outcome, Record, Seconds};
 
 use super::Planned;
 use super::table::Moment;
-use crate::command::gflops;
 use crate::history::{Curve, Run, runs};
+use tilewright::gflops;
 
 /// A run that is complete.
 pub struct Finished<'a> {

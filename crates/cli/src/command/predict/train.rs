@@ -15,10 +15,11 @@ use super::{
     BeamScore, Lesson, ModelPlaces, RANDOM, Table, TableArgs, TrainingArgs, architectures, beam_scores, checkpoint_of,
     models_help, score_json, teach, watch_interrupts,
 };
-use crate::command::{check_template, count, judges, percent, trials_of};
-use crate::database::Database;
+use crate::command::{check_template, count, percent};
 use crate::error::bad_input;
 use crate::output::{message, write_result_of};
+use tilewright::Database;
+use tilewright::{judges, trials_of};
 
 /// Widths of the beams by which a new model is judged.
 const WIDTHS: [usize; 2] = [1, 10];

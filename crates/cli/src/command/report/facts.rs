@@ -9,10 +9,10 @@ use tilewright_tune::{
     ErrorClass, Judge, Outcome, PassedOver, Record, Seconds, Store, StoreError, TaskKey, importance,
 };
 
-use crate::command::{KnownBest, gflops, judges};
 use crate::history::{Run, runs};
 use crate::output::message;
 use crate::stats::{Quartiles, median};
+use tilewright::{gflops, judges};
 
 /// The share of the best throughput that counts as having found it.
 const NEAR_BEST: f64 = 0.95;
@@ -164,7 +164,7 @@ fn subject(store: &Store, key: &TaskKey, workload: &Workload) -> Result<Result<S
         message(&format!("{workload} on {}: {passed_over}", key.target));
     }
     let (best, _) = store.best(&key.workload, &key.target, key.threads, None, &judges)?;
-    let best = best.map(KnownBest::new);
+    let best = best.map(|best| tilewright::Best::of_store(workload, best));
     let runs = runs(&records);
     let fastest_ns = runs.iter().filter_map(Run::best_ns).min_by(f64::total_cmp);
     let mut of_search: Vec<Vec<Run>> = Vec::new();
@@ -194,7 +194,7 @@ fn subject(store: &Store, key: &TaskKey, workload: &Workload) -> Result<Result<S
     }))
 }
 
-fn best_facts(best: KnownBest, workload: &Workload, records: &[Record]) -> Best {
+fn best_facts(best: tilewright::Best, workload: &Workload, records: &[Record]) -> Best {
     let record = records.iter().find(|r| r.template == best.template && r.config == best.config);
     let text = |of: fn(&Record) -> &String| record.map_or(String::new(), |record| of(record).clone());
     Best {

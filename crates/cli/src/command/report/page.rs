@@ -3,11 +3,12 @@
 use tilewright_tune::Seconds;
 
 use super::facts::{Best, OutcomeFacts, Subject, TemplateFacts};
-use crate::clock::{since_1970, utc};
+use crate::clock::utc;
 use crate::command::{count, percent};
 use crate::history::{Curve, Run, TrialPoint, median_curve};
 use crate::output::{digits, duration, grouped};
 use crate::plot::{Axis, Bar, Layer, Marks, NEUTRAL, Plot, Scale, colours, escape};
+use tilewright::since_1970;
 
 const STYLE: &str = "
 :root{color-scheme:light dark;--line:#8884;--soft:#8881}

@@ -5,13 +5,11 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use anyhow::Context;
 use rusqlite::{Connection, ErrorCode, MAIN_DB, OpenFlags};
 use tilewright_device::limits::Allowed;
 use tilewright_tune::{Store, StoreError};
 
-use crate::error::bad_input;
-use crate::output::{message, with_suffix};
+use crate::error::{Error, one_line};
 
 /// Where records are kept.
 #[derive(Debug, Clone)]
@@ -27,13 +25,14 @@ impl Database {
     ///
     /// # Errors
     /// Where none is given and the user has no data folder.
-    pub fn new(given: Option<&Path>) -> anyhow::Result<Database> {
+    pub fn new(given: Option<&Path>) -> Result<Database, Error> {
         if let Some(path) = given {
             return Database::named(path, "--db");
         }
         let absolute = |variable: &str| std::env::var_os(variable).map(PathBuf::from).filter(|p| p.is_absolute());
         let folder = absolute("XDG_DATA_HOME").or_else(|| Some(absolute("HOME")?.join(".local/share")));
-        let folder = folder.ok_or_else(|| bad_input("there is no home folder to keep records in (give --db FILE)"))?;
+        let folder =
+            folder.ok_or_else(|| Error::input("there is no home folder to keep records in (give --db FILE)"))?;
         Ok(Database { path: folder.join("tilewright").join("records.db"), option: None })
     }
 
@@ -41,9 +40,9 @@ impl Database {
     ///
     /// # Errors
     /// Where the name is empty.
-    pub fn named(path: &Path, option: &'static str) -> anyhow::Result<Database> {
+    pub fn named(path: &Path, option: &'static str) -> Result<Database, Error> {
         if path.as_os_str().is_empty() {
-            return Err(bad_input(format!("{option}: the name of a file is empty (give a path)")));
+            return Err(Error::input(format!("{option}: the name of a file is empty (give a path)")));
         }
         Ok(Database { path: path.to_owned(), option: Some(option) })
     }
@@ -55,29 +54,29 @@ impl Database {
 
     /// The name of the file, for messages.
     pub fn name(&self) -> String {
-        crate::error::one_line(&self.path.display().to_string())
+        one_line(&self.path.display().to_string())
     }
 
     /// The store, created if it is not there.
     ///
     /// # Errors
     /// Where the file cannot be written or is not ours; this is bad input where the user named the file.
-    pub fn open_to_write(&self) -> anyhow::Result<Opened> {
+    pub fn open_to_write(&self) -> Result<Opened, Error> {
         if self.option.is_none()
             && let Some(folder) = self.path.parent()
         {
-            std::fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
+            let cannot = |error: io::Error| Error::failed(format!("cannot create {}", folder.display())).because(error);
+            std::fs::create_dir_all(folder).map_err(cannot)?;
         }
         let connection = self.connect(OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_CREATE)?;
         if connection.is_readonly(MAIN_DB).map_err(|e| self.refuse(e.into()))? {
             return Err(self.refuse(StoreError::ReadOnly));
         }
         let store = Store::new(connection).map_err(|e| self.refuse(e))?;
-        if self.path.metadata().is_ok_and(|file| file.nlink() > 1) {
-            let advice = "use one name at a time, or it will be damaged";
-            message(&format!("{} has another name, a hard link: {advice}", self.label()));
-        }
-        Ok(Opened { store, database: self.clone(), file: self.file() })
+        let is_linked = self.path.metadata().is_ok_and(|file| file.nlink() > 1);
+        let advice = "use one name at a time, or it will be damaged";
+        let warning = is_linked.then(|| format!("{} has another name, a hard link: {advice}", self.label()));
+        Ok(Opened { store, database: self.clone(), file: self.file(), warning })
     }
 
     /// Which file there is at the path, if any: its device and its number on it.
@@ -89,7 +88,7 @@ impl Database {
     ///
     /// # Errors
     /// Where the file cannot be read or is not ours; this is bad input where the user named the file.
-    pub fn open_to_read(&self) -> anyhow::Result<Option<Store>> {
+    pub fn open_to_read(&self) -> Result<Option<Store>, Error> {
         if self.path.metadata().is_err_and(|error| error.kind() == io::ErrorKind::NotFound) {
             return Ok(None);
         }
@@ -109,7 +108,7 @@ impl Database {
 
     /// The store in a folder that cannot be written, where SQLite has no place for the index of the log.
     /// Without anything in a log beside it nobody is writing the file either.
-    fn open_at_rest(&self) -> anyhow::Result<Store> {
+    fn open_at_rest(&self) -> Result<Store, Error> {
         let log = with_suffix(&self.path, "-wal");
         if log.metadata().is_ok_and(|log| log.len() > 0) {
             let both = format!("{} and {}", self.name(), log.display());
@@ -130,7 +129,7 @@ impl Database {
         Store::new(connection).map_err(|e| self.refuse(e))
     }
 
-    fn connect(&self, flags: OpenFlags) -> anyhow::Result<Connection> {
+    fn connect(&self, flags: OpenFlags) -> Result<Connection, Error> {
         match self.path.metadata() {
             Ok(there) if there.is_dir() => return Err(self.fault("it is a folder")),
             Ok(there) if !there.is_file() => return Err(self.fault("it is no plain file")),
@@ -149,16 +148,16 @@ impl Database {
 
     /// The error of a store that is to be read, with the file's name and how to mend it: bad input where the
     /// user named a file that is none to use.
-    pub fn refuse(&self, error: StoreError) -> anyhow::Error {
+    pub fn refuse(&self, error: StoreError) -> Error {
         match error {
             StoreError::Busy { .. } | StoreError::Full | StoreError::Gone => self.failure(&error),
-            _ if self.option.is_some() => bad_input(self.failure(&error)),
+            _ if self.option.is_some() => Error::input(self.failure(&error)),
             _ => self.failure(&error),
         }
     }
 
     /// The error of a store in the middle of a run, with the file's name and how to mend it.
-    pub fn failure(&self, error: &StoreError) -> anyhow::Error {
+    pub fn failure(&self, error: &StoreError) -> Error {
         let another = self.another();
         let name = self.name();
         let advice = match error {
@@ -184,12 +183,12 @@ impl Database {
             }
             _ => another,
         };
-        anyhow::anyhow!("{}: {error} ({advice})", self.label())
+        Error::failed(format!("{}: {error} ({advice})", self.label()))
     }
 
-    fn fault(&self, reason: &str) -> anyhow::Error {
+    fn fault(&self, reason: &str) -> Error {
         let text = format!("{}: {reason} ({})", self.label(), self.another());
-        if self.option.is_some() { bad_input(text) } else { anyhow::anyhow!(text) }
+        if self.option.is_some() { Error::input(text) } else { Error::failed(text) }
     }
 
     fn another(&self) -> String {
@@ -210,6 +209,8 @@ pub struct Opened {
     pub database: Database,
     /// As [`Database::file`] has it.
     file: Option<(u64, u64)>,
+    /// What is odd about the file.
+    pub warning: Option<String>,
 }
 
 impl Opened {
@@ -222,6 +223,13 @@ impl Opened {
         let is_there = self.file.is_some() && self.file == self.database.file();
         if is_there { Ok(()) } else { Err(StoreError::Gone) }
     }
+}
+
+/// A path of a name that is longer by an ending, behind an extension too.
+pub fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
+    let mut longer = path.as_os_str().to_owned();
+    longer.push(suffix);
+    longer.into()
 }
 
 #[cfg(test)]

@@ -5,21 +5,23 @@ use std::path::PathBuf;
 use tilewright_ir::op::Workload;
 use tilewright_tune::{EarlierTask, Judge, PassedOver, Store, TaskKey};
 
-use super::super::{parse_workloads, trials_of};
+use super::Note;
+use crate::best::trials_of;
 use crate::database::Database;
-use crate::error::bad_input;
-use crate::output::message;
+use crate::error::{Error, one_line};
 
 /// A database, and which of its workloads to learn from.
 #[derive(Debug, Clone)]
 pub struct Transfer {
+    /// The database.
     pub path: PathBuf,
     /// Their texts; empty for all but the one that is tuned.
     workloads: Vec<String>,
 }
 
 impl Transfer {
-    /// Reads `DB[,WORKLOAD…]`. Workloads hold commas themselves: a part `key=value` belongs to the workload before it.
+    /// Reads `DB[,WORKLOAD…]`. Workloads hold commas themselves: a part `key=value` belongs to the workload
+    /// before it.
     ///
     /// # Errors
     /// What is wrong with the text, in one line.
@@ -36,7 +38,7 @@ impl Transfer {
         }
         let mut workloads = Vec::new();
         for text in texts {
-            let named = parse_workloads(&text, false).map_err(|error| crate::error::describe(&error))?;
+            let named = Workload::parse_all(&text).map_err(|error| one_line(&error.to_string()))?;
             workloads.extend(named.iter().map(Workload::to_string));
         }
         Ok(Transfer { path, workloads })
@@ -46,21 +48,21 @@ impl Transfer {
     ///
     /// # Errors
     /// Bad input where there is no database, or it has no trials of a workload that is named.
-    pub fn open(&self) -> anyhow::Result<(Store, Vec<TaskKey>)> {
+    pub fn open(&self) -> Result<(Store, Vec<TaskKey>), Error> {
         let database = self.database()?;
         let name = database.name();
         let store = database
             .open_to_read()?
-            .ok_or_else(|| bad_input(format!("there is no database {name} (give another one with --transfer)")))?;
+            .ok_or_else(|| Error::input(format!("there is no database {name} (give another one with --transfer)")))?;
         let keys = store.tasks().map_err(|error| database.refuse(error))?;
         if let Some(missing) = self.workloads.iter().find(|w| !keys.iter().any(|key| key.workload == **w)) {
             let reason = format!("no trials of {missing} are in database {name}");
-            return Err(bad_input(format!("{reason} (leave workloads out to learn from all)")));
+            return Err(Error::input(format!("{reason} (leave workloads out to learn from all)")));
         }
         Ok((store, keys))
     }
 
-    fn database(&self) -> anyhow::Result<Database> {
+    fn database(&self) -> Result<Database, Error> {
         Database::named(&self.path, "--transfer")
     }
 
@@ -70,7 +72,7 @@ impl Transfer {
     ///
     /// # Errors
     /// As [`Transfer::open`].
-    pub fn tasks(&self, at_hand: &TaskKey) -> anyhow::Result<Vec<EarlierTask>> {
+    pub fn tasks(&self, at_hand: &TaskKey, note: &dyn Fn(Note)) -> Result<Vec<EarlierTask>, Error> {
         let (store, mut keys) = self.open()?;
         let is_asked = |key: &TaskKey| self.workloads.is_empty() || self.workloads.contains(&key.workload);
         keys.retain(|key| key != at_hand && is_asked(key));
@@ -85,14 +87,14 @@ impl Transfer {
             tasks.push(EarlierTask { workload, template: key.template, threads: key.threads, records });
         }
         if passed_over.total() > 0 {
-            message(&format!("{}: {passed_over}", self.name()));
+            note(Note::Message(format!("{}: {passed_over}", self.name())));
         }
         Ok(tasks)
     }
 
     /// The name of the database, for messages.
     pub fn name(&self) -> String {
-        crate::error::one_line(&self.path.display().to_string())
+        one_line(&self.path.display().to_string())
     }
 }
 

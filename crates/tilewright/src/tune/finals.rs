@@ -8,7 +8,7 @@ use tilewright_tune::{
     BoxError, Candidate, Config, ErrorClass, Measure, Next, Outcome, RaceLimits, Standing, Subject, Task, Timing, Trial,
 };
 
-use crate::progress::Progress;
+use super::Note;
 
 /// How often it is looked whether the user waits.
 const LOOK: Duration = Duration::from_millis(50);
@@ -16,7 +16,8 @@ const LOOK: Duration = Duration::from_millis(50);
 const NEAR: f64 = 1.3;
 /// The leading ones are so many: a disturbance that made one or two look fast keeps nobody out.
 const N_LEADING: usize = 3;
-/// Most candidates that are measured again: enough that one which was measured in a slow moment is among them.
+/// Most candidates that are measured again: enough that one which was measured in a slow moment is among
+/// them.
 const MOST_LEADERS: u64 = 24;
 /// Time for all rounds together.
 const TIME: Duration = Duration::from_secs(5);
@@ -89,6 +90,7 @@ pub struct Finals {
 /// A candidate that was measured against others.
 #[derive(Debug)]
 pub struct Leader {
+    /// Its configuration.
     pub config: Config,
     /// Over its rounds.
     pub timing: Timing,
@@ -99,7 +101,7 @@ pub struct Leader {
 }
 
 /// How the untuned program does.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub enum Untuned {
     /// It takes so long.
     Measured {
@@ -112,6 +114,7 @@ pub enum Untuned {
         limit: Duration,
     },
     /// It was not measured.
+    #[default]
     Failed,
 }
 
@@ -156,7 +159,7 @@ pub fn run(
     imported: &HashSet<Config>,
     limits: EndLimits,
     stop: &AtomicBool,
-    progress: &Progress,
+    note: &dyn Fn(Note),
 ) -> Result<End, BoxError> {
     let is_stopped = || stop.load(Ordering::Relaxed);
     // Who has interrupted the search waits for a short race; an interrupt in a race ends that.
@@ -169,7 +172,7 @@ pub fn run(
         return Ok(End::NoTime);
     }
     let start = Instant::now();
-    let ranking = rank(measure, task, trials, imported, limits, (!was_stopped).then_some(stop), progress)?;
+    let ranking = rank(measure, task, trials, imported, limits, (!was_stopped).then_some(stop), note)?;
     let is_late = start.elapsed() + run_time >= limits.race || is_stopped() && !was_stopped;
     let Some(first) = ranking.first() else {
         let is_any_right = trials.iter().any(|trial| trial.outcome.timing().is_some());
@@ -181,9 +184,9 @@ pub fn run(
     Ok(End::Raced(Finals { ranking, untuned, untuned_time: start.elapsed() }))
 }
 
-/// Measures the leaders among `trials` against each other within these limits, and until `stop` is raised: the
-/// fastest first, none where no trial is valid or there was no time for a round. Whoever has no round by then is
-/// none of them.
+/// Measures the leaders among `trials` against each other within these limits, and until `stop` is raised:
+/// the fastest first, none where no trial is valid or there was no time for a round. Whoever has no round by
+/// then is none of them.
 ///
 /// Trials of `imported` configurations were timed on a machine that need not be this one: their leaders race
 /// against those of the others, and keep none of them out.
@@ -197,7 +200,7 @@ pub fn rank(
     imported: &HashSet<Config>,
     limits: EndLimits,
     stop: Option<&AtomicBool>,
-    progress: &Progress,
+    note: &dyn Fn(Note),
 ) -> Result<Vec<Leader>, BoxError> {
     let best_ns = trials.iter().map(|trial| trial.outcome.cost()).fold(f64::INFINITY, f64::min);
     let limits = RaceLimits { rounds: limits.rounds, total: limits.race, best_ns };
@@ -205,24 +208,15 @@ pub fn rank(
     if leaders.is_empty() {
         return Ok(Vec::new());
     }
-    let mut announce = |n: usize| {
-        progress.update(|status| {
-            status.phase = Some(match n {
-                1 => "measuring the best again".to_owned(),
-                n => format!("measuring the {n} best against each other"),
-            });
-        });
-    };
     let subject = Subject::from(task);
     let candidates: Vec<Candidate> = leaders.iter().map(|trial| subject.candidate(trial.config.clone())).collect();
-    let standings = measure.race(&candidates, limits, stop, &mut announce)?;
+    let standings = measure.race(&candidates, limits, stop, &mut |n| note(Note::Race(n)))?;
     let leader = |Standing { at, outcome, quartile_ns, relative_error }| match outcome {
         Outcome::Measured(timing) => {
             Some(Leader { config: leaders[at].config.clone(), timing, quartile_ns, relative_error })
         }
         Outcome::Failed { class, message } => {
-            let raise = super::option_of(class).map_or(String::new(), |option| format!(" (raise {option})"));
-            progress.message(&format!("a leader failed when it was measured again: {class}: {message}{raise}"));
+            note(Note::LeaderFailed(class, message));
             None
         }
     };

@@ -129,7 +129,7 @@ impl Pool {
             let cpu = cpus.get(thread).copied();
             let serve = move || {
                 if let Some(cpu) = cpu {
-                    crate::host::pin_thread(&[cpu]);
+                    crate::pin::pin_thread(&[cpu]);
                 }
                 shared.serve(thread);
             };

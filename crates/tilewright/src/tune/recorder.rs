@@ -1,12 +1,14 @@
 //! Trials on their way into the database.
 
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use tilewright_tune::record::least_ns;
-use tilewright_tune::{Record, Report, RunTime, StoreError, Task, TaskKey, Winner, pause};
+use tilewright_tune::{Event, Record, Report, RunTime, Space, StoreError, Task, TaskKey, Winner, pause};
 
-use crate::clock::since_1970;
+use super::{lock, since_1970};
 use crate::database::{Database, Opened};
+use crate::error::Error;
 
 /// Keeps the trials of a batch until they are committed.
 #[derive(Debug)]
@@ -14,6 +16,7 @@ pub struct Recorder {
     /// None once it is closed.
     opened: Option<Opened>,
     database: Database,
+    space: Arc<Space>,
     key: TaskKey,
     /// What is recorded as faster than this is measured again and gives way.
     least_ns: f64,
@@ -31,6 +34,7 @@ impl Recorder {
         Recorder {
             database: opened.database.clone(),
             opened: Some(opened),
+            space: Arc::clone(&task.space),
             least_ns: least_ns(&task.setting.workload, &key.target, key.threads.into()),
             key,
             search,
@@ -42,19 +46,15 @@ impl Recorder {
         }
     }
 
-    /// Where it records.
-    pub fn database(&self) -> &Database {
-        &self.database
-    }
-
     /// Takes note of a trial.
-    pub fn add(&mut self, task: &Task, report: &Report) {
+    fn add(&mut self, report: &Report) {
+        let config = self.space.config_to_json(&report.trial.config);
         self.pending.push(Record {
             workload: self.key.workload.clone(),
             target: self.key.target.clone(),
             template: self.key.template.clone(),
             threads: self.key.threads,
-            config: task.space.config_to_json(&report.trial.config),
+            config,
             outcome: report.trial.outcome.clone(),
             seconds: report.seconds,
             steps: report.steps.to_string(),
@@ -77,7 +77,7 @@ impl Recorder {
     ///
     /// # Errors
     /// Where the database cannot be written, and then the trials stay noted, or is gone.
-    pub fn commit(&mut self) -> Result<(), StoreError> {
+    fn commit(&mut self) -> Result<(), StoreError> {
         if !self.pending.is_empty() {
             let opened = self.opened.as_mut().expect("invariant: nothing is noted after the end");
             opened.store.insert(&self.pending, self.least_ns)?;
@@ -87,18 +87,63 @@ impl Recorder {
         Ok(())
     }
 
-    /// Writes what is left, and the winner where there is one, and closes the database: whoever copies the file then need not
-    /// know of the log beside it.
+    /// Writes what is left, and the winner where there is one, and closes the database: whoever copies the
+    /// file then need not know of the log beside it.
     ///
     /// # Errors
     /// Where the database cannot be written, or is gone.
-    pub fn conclude(&mut self, winner: Option<&Winner>) -> Result<(), StoreError> {
+    fn conclude(&mut self, winner: Option<&Winner>) -> Result<(), StoreError> {
         self.commit()?;
         let Some(mut opened) = self.opened.take() else { return Ok(()) };
         if let Some(winner) = winner {
             opened.store.set_winner(winner)?;
         }
         opened.check()
+    }
+}
+
+/// A recorder that several threads use: the run itself, and whoever ends the program in the middle of it.
+#[derive(Debug, Clone)]
+pub struct Recording(Arc<Mutex<Recorder>>);
+
+impl Recording {
+    /// One for a recorder.
+    pub fn new(recorder: Recorder) -> Recording {
+        Recording(Arc::new(Mutex::new(recorder)))
+    }
+
+    /// Takes note of a trial, or commits a batch. A database that is busy is told to `tell`: what it could
+    /// not write is written with a later batch.
+    ///
+    /// # Errors
+    /// Where the database cannot be written, or is gone.
+    pub fn take_note(&self, event: &Event, tell: &dyn Fn(String)) -> Result<(), StoreError> {
+        let mut recorder = lock(&self.0);
+        match event {
+            Event::Trial(report) => recorder.add(report),
+            Event::Batch(_) => match recorder.commit() {
+                Err(error @ StoreError::Busy { .. }) => tell(format!("the database is {error}; going on")),
+                committed => return committed,
+            },
+        }
+        Ok(())
+    }
+
+    /// Writes what has been noted since the last time.
+    ///
+    /// # Errors
+    /// Where the database cannot be written, or is gone.
+    pub fn commit(&self) -> Result<(), Error> {
+        let mut recorder = lock(&self.0);
+        recorder.commit().map_err(|error| recorder.database.failure(&error))
+    }
+
+    /// Writes what is left, and the winner where there is one, and closes the database.
+    ///
+    /// # Errors
+    /// Where the database cannot be written, or is gone.
+    pub fn conclude(&self, winner: Option<&Winner>) -> Result<(), StoreError> {
+        lock(&self.0).conclude(winner)
     }
 }
 

@@ -1,0 +1,64 @@
+//! Calling a kernel with memory and threads of its own.
+
+use std::io;
+
+use tilewright_codegen::Kernel;
+
+use crate::memory::Aligned;
+use crate::pool::Pool;
+
+/// A kernel with buffers for its arguments, what it keeps between runs, scratch memory and threads.
+pub struct Call {
+    kernel: Kernel,
+    arguments: Vec<Aligned>,
+    kept: Vec<Aligned>,
+    scratch: Aligned,
+    pool: Pool,
+    is_prepared: bool,
+}
+
+impl Call {
+    /// A call of a kernel whose arguments have so many bytes each.
+    ///
+    /// # Errors
+    /// Where memory or threads do not suffice.
+    pub fn new(kernel: Kernel, argument_bytes: &[u64], n_threads: usize) -> io::Result<Call> {
+        let buffers =
+            |sizes: &[u64]| sizes.iter().map(|&n_bytes| Aligned::new(n_bytes)).collect::<io::Result<Vec<_>>>();
+        let (arguments, kept) = (buffers(argument_bytes)?, buffers(kernel.kept_bytes())?);
+        let scratch = Aligned::new(kernel.scratch_bytes(n_threads))?;
+        Ok(Call { kernel, arguments, kept, scratch, pool: Pool::new(n_threads, &[])?, is_prepared: false })
+    }
+
+    /// An argument as numbers of single precision.
+    pub fn argument_mut(&mut self, at: usize) -> &mut [f32] {
+        self.arguments[at].as_f32()
+    }
+
+    /// Whether what the kernel makes of constant arguments is there.
+    pub fn is_prepared(&self) -> bool {
+        self.is_prepared
+    }
+
+    /// Has it made anew in the next run.
+    pub fn forget_prepared(&mut self) {
+        self.is_prepared = false;
+    }
+
+    /// Runs the kernel on its arguments.
+    pub fn run(&mut self) {
+        let pointers = |buffers: &[Aligned]| buffers.iter().map(Aligned::pointer).collect::<Vec<_>>();
+        let (arguments, kept) = (pointers(&self.arguments), pointers(&self.kept));
+        let (scratch, runtime) = (self.scratch.pointer(), self.pool.runtime());
+        // SAFETY: the buffers have the sizes that the caller gave and those the kernel asks for, are aligned,
+        // and overlap nowhere; what it keeps is made before it runs; scratch memory is for as many threads as
+        // the pool has.
+        unsafe {
+            if !std::mem::replace(&mut self.is_prepared, true) {
+                self.kernel.prepare(&arguments, &kept, scratch, &runtime);
+            }
+            self.kernel.run(&arguments, &kept, scratch, &runtime);
+            self.kernel.finish(&arguments, &kept, scratch, &runtime);
+        }
+    }
+}

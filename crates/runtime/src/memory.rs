@@ -1,0 +1,68 @@
+//! Memory as kernels take it.
+
+use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::io;
+use std::ptr::NonNull;
+
+/// What kernels take is aligned to so many bytes.
+const ALIGN: usize = 64;
+
+/// Zeroed memory, aligned to 64 bytes.
+pub struct Aligned {
+    pointer: NonNull<u8>,
+    layout: Layout,
+    n_bytes: usize,
+}
+
+// SAFETY: it owns plain memory.
+unsafe impl Send for Aligned {}
+
+impl Aligned {
+    /// So many bytes.
+    ///
+    /// # Errors
+    /// Where memory does not suffice.
+    pub fn new(n_bytes: u64) -> io::Result<Aligned> {
+        let none = || io::Error::from(io::ErrorKind::OutOfMemory);
+        let n_bytes = usize::try_from(n_bytes).map_err(|_| none())?;
+        let layout = Layout::from_size_align(n_bytes.max(1), ALIGN).map_err(|_| none())?;
+        // SAFETY: the layout has at least one byte.
+        let pointer = NonNull::new(unsafe { alloc_zeroed(layout) }).ok_or_else(none)?;
+        Ok(Aligned { pointer, layout, n_bytes })
+    }
+
+    /// Where it begins.
+    pub fn pointer(&self) -> *mut u8 {
+        self.pointer.as_ptr()
+    }
+
+    /// It as numbers of single precision.
+    pub fn as_f32(&mut self) -> &mut [f32] {
+        // SAFETY: the memory is initialised, aligned to more than a number is, and borrowed mutably; any bits
+        // are a number.
+        unsafe { std::slice::from_raw_parts_mut(self.pointer.as_ptr().cast(), self.n_bytes / size_of::<f32>()) }
+    }
+}
+
+impl Drop for Aligned {
+    fn drop(&mut self) {
+        // SAFETY: it was allocated with this layout.
+        unsafe { dealloc(self.pointer.as_ptr(), self.layout) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_is_aligned_and_zero() {
+        for n_bytes in [0, 4, 100, 1 << 20] {
+            let mut memory = Aligned::new(n_bytes).unwrap();
+            assert_eq!(memory.pointer() as usize % ALIGN, 0);
+            assert_eq!(memory.as_f32().len() as u64, n_bytes / 4);
+            assert!(memory.as_f32().iter().all(|&x| x == 0.0));
+        }
+        assert!(Aligned::new(u64::MAX).is_err());
+    }
+}

@@ -1,0 +1,18 @@
+//! On which CPUs a thread runs.
+
+/// Restricts the calling thread to these CPUs.
+pub fn pin_thread(cpus: &[usize]) {
+    pin(0, cpus);
+}
+
+/// The same as [`pin_thread`] for the main thread of a process; 0 is the calling thread.
+pub fn pin(process: libc::pid_t, cpus: &[usize]) {
+    // SAFETY: the set is plain data, and its size is passed with it.
+    unsafe {
+        let mut set: libc::cpu_set_t = std::mem::zeroed();
+        for &cpu in cpus {
+            libc::CPU_SET(cpu, &mut set);
+        }
+        libc::sched_setaffinity(process, size_of::<libc::cpu_set_t>(), &set);
+    }
+}

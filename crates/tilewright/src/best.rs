@@ -1,0 +1,126 @@
+//! What is recorded as the best.
+
+use serde::Serialize;
+use serde_json::Value as Json;
+use tilewright_device::host;
+use tilewright_ir::Target;
+use tilewright_ir::op::Workload;
+use tilewright_ir::target::NAMED;
+use tilewright_tune::record::Judges;
+use tilewright_tune::{self as core, Judge, PassedOver, Record, Store, StoreError, TaskKey, Winner};
+
+/// The best that is known of a workload.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Best {
+    /// Throughput in 10⁹ floating-point operations a second.
+    pub gflops: f64,
+    /// Its median in milliseconds.
+    pub ms_median: f64,
+    /// Its configuration.
+    pub config: Json,
+    /// By what part of its median the runner-up is slower, where it was measured against others.
+    pub margin: Option<f64>,
+    /// The template it belongs to.
+    pub template: String,
+    /// Whether it is the winner of a race.
+    #[serde(rename = "confirmed")]
+    pub is_confirmed: bool,
+    /// Whether it was imported, and need not have been measured on this machine.
+    #[serde(skip)]
+    pub is_imported: bool,
+    /// Its median in nanoseconds.
+    #[serde(skip)]
+    pub median_ns: f64,
+}
+
+impl Best {
+    /// One of this template, configuration and median.
+    pub fn new(workload: &Workload, template: String, config: Json, median_ns: f64) -> Best {
+        Best {
+            gflops: gflops(workload, median_ns),
+            ms_median: median_ns / 1e6,
+            config,
+            margin: None,
+            template,
+            is_confirmed: false,
+            is_imported: false,
+            median_ns,
+        }
+    }
+
+    /// The winner of a race.
+    pub fn of_winner(workload: &Workload, winner: &Winner) -> Best {
+        Best {
+            margin: winner.margin,
+            is_confirmed: true,
+            is_imported: winner.is_imported,
+            ..Best::new(workload, winner.template.clone(), winner.config.clone(), winner.median_ns)
+        }
+    }
+
+    /// The best of a store.
+    pub fn of_store(workload: &Workload, best: core::Best) -> Best {
+        match best {
+            core::Best::Confirmed(winner) => Best::of_winner(workload, &winner),
+            core::Best::Trial(record) => Best {
+                is_imported: record.is_imported,
+                ..Best::new(workload, record.template, record.config, record.outcome.cost())
+            },
+        }
+    }
+}
+
+/// Throughput in 10⁹ floating-point operations a second.
+pub fn gflops(workload: &Workload, ns: f64) -> f64 {
+    workload.flops() / ns
+}
+
+/// The name that records bear: the target, and under what conditions it was measured where they are not the
+/// usual ones.
+pub fn target_name(target: &Target, cold: bool) -> String {
+    format!("{target}{}", if cold { "/cold" } else { "" })
+}
+
+/// The target that records name, where it is this machine or one that is known by name.
+pub fn known_target(name: &str) -> Option<Target> {
+    let known = std::iter::once(host::target()).chain(NAMED.iter().filter_map(|(name, _)| Target::named(name)));
+    known.into_iter().find(|target| [false, true].iter().any(|cold| target_name(target, *cold) == name))
+}
+
+/// What records of a workload that name this target and threads are held against, by template.
+pub fn judges<'a>(workload: &'a Workload, target: &'a str, threads: u32) -> impl Fn(&str) -> Judge + 'a {
+    let machine = known_target(target);
+    move |template| Judge::new(workload, target, threads, template, machine.clone())
+}
+
+/// The best that is recorded of a workload and can be true, and what is passed over.
+///
+/// # Errors
+/// Where the database fails.
+pub fn known_best(
+    store: &Store,
+    workload: &Workload,
+    target: &str,
+    threads: u32,
+    template: Option<&str>,
+) -> Result<(Option<Best>, PassedOver), StoreError> {
+    let judges = judges(workload, target, threads);
+    let (best, passed_over) = store.best(&workload.to_string(), target, threads, template, &judges)?;
+    Ok((best.map(|best| Best::of_store(workload, best)), passed_over))
+}
+
+/// The trials of a task that can be true; what is passed over is added up.
+///
+/// # Errors
+/// Where the database fails.
+pub fn trials_of(
+    store: &Store,
+    key: &TaskKey,
+    judges: Judges,
+    passed_over: &mut PassedOver,
+) -> Result<Vec<Record>, StoreError> {
+    let TaskKey { workload, target, template, threads } = key;
+    let (records, doubted) = store.trials_of(workload, target, *threads, Some(template), judges)?;
+    *passed_over += doubted;
+    Ok(records)
+}

@@ -1,0 +1,45 @@
+//! Finds the fastest kernel for a tensor operator by measuring on this machine, records it, and runs it.
+//!
+//! A [`Session`] knows where records are kept and how worker processes are started. [`Session::tune`]
+//! searches, checks every candidate against an independent reference, races the leaders, and records all of
+//! it; [`Session::best`] says what is recorded; [`Session::kernel`] compiles that into this process, to be
+//! called on slices.
+//!
+//! A candidate never runs in the caller's process but in workers, which are this same program started anew: a
+//! program calls [`serve_if_worker`] first. The command `tilewright` is a shell around this crate.
+//!
+//! ```no_run
+//! use std::time::Duration;
+//! use tilewright::{Session, TuneRequest};
+//!
+//! fn main() -> Result<(), tilewright::Error> {
+//!     tilewright::serve_if_worker();
+//!     let session = Session::open("records.db")?;
+//!     let request = TuneRequest { time: Some(Duration::from_secs(5)), ..TuneRequest::parse("matmul-512")? };
+//!     let tuned = session.tune_quietly(&request)?;
+//!     println!("{:?}", tuned.best);
+//!     Ok(())
+//! }
+//! ```
+#![forbid(unsafe_code)]
+
+mod best;
+mod database;
+mod error;
+mod kernel;
+mod session;
+mod tune;
+
+pub use best::{Best, gflops, judges, known_best, known_target, target_name, trials_of};
+pub use database::{Database, Opened, with_suffix};
+pub use error::{Error, one_line};
+pub use kernel::Kernel;
+pub use session::{Session, serve_if_worker};
+pub use tilewright_ir::op::Workload;
+pub use tune::finals::{EndLimits, Leader, Untuned, rank};
+pub use tune::recorder::{Recorder, Recording};
+pub use tune::transfer::Transfer;
+pub use tune::{
+    Begin, DEFAULT_SEARCH, DEFAULT_TIME, Earlier, Note, Plan, Race, SecondsIn, TuneRequest, Tuned, WallSeconds,
+    earlier, errors_of, since_1970, start_device, task_key,
+};

@@ -1,0 +1,109 @@
+//! A session: where records are kept, and what measures.
+
+use std::ffi::OsStr;
+use std::path::Path;
+use std::sync::atomic::AtomicBool;
+
+use tilewright_device::device::WorkerCommand;
+use tilewright_device::host;
+use tilewright_ir::Target;
+use tilewright_ir::op::Workload;
+
+use crate::best::{Best, known_best, target_name};
+use crate::database::Database;
+use crate::error::Error;
+use crate::kernel::Kernel;
+use crate::tune::{Note, TuneRequest, Tuned, tune};
+
+/// The argument with which a program is started as a worker.
+const WORKER: &str = "--tilewright-worker";
+
+/// Serves as a worker process, and ends, where this process was started to be one. A program that tunes calls
+/// this before anything else: its workers are itself.
+pub fn serve_if_worker() {
+    if std::env::args_os().nth(1).as_deref() == Some(OsStr::new(WORKER)) {
+        let served = tilewright_device::worker::serve();
+        std::process::exit(i32::from(served.is_err()));
+    }
+}
+
+/// Where records are kept, and how workers are started.
+#[derive(Debug, Clone)]
+pub struct Session {
+    database: Database,
+    worker: WorkerCommand,
+}
+
+impl Session {
+    /// One whose workers are started by this command.
+    pub fn new(database: Database, worker: WorkerCommand) -> Session {
+        Session { database, worker }
+    }
+
+    /// One that keeps its records in this file, and whose workers are this program: see [`serve_if_worker`].
+    ///
+    /// # Errors
+    /// Where the name is empty, or the path of this program is unknown.
+    pub fn open(database: impl AsRef<Path>) -> Result<Session, Error> {
+        let program = std::env::current_exe()
+            .map_err(|error| Error::failed("the path of this program is unknown").because(error))?;
+        let worker = WorkerCommand { program, arguments: vec![WORKER.to_owned()] };
+        Ok(Session::new(Database::named(database.as_ref(), "the session's path")?, worker))
+    }
+
+    /// Where records are kept.
+    pub fn database(&self) -> &Database {
+        &self.database
+    }
+
+    /// Tunes a workload: searches, checks, records, and races the leaders. Ends early and in order once
+    /// `stop` is raised, and raises it itself where records cannot be written. `note` is told what goes on,
+    /// by any thread.
+    ///
+    /// # Errors
+    /// Where the request does not fit, the database cannot be written, or workers do not start.
+    pub fn tune(&self, request: &TuneRequest, stop: &AtomicBool, note: &(dyn Fn(Note) + Sync)) -> Result<Tuned, Error> {
+        tune(request, &self.database, &self.worker, stop, note)
+    }
+
+    /// The same without a way to stop it, and without a word.
+    ///
+    /// # Errors
+    /// As [`Session::tune`], and where records are lost.
+    pub fn tune_quietly(&self, request: &TuneRequest) -> Result<Tuned, Error> {
+        let mut tuned = self.tune(request, &AtomicBool::new(false), &|_| ())?;
+        tuned.lost.take().map_or(Ok(tuned), Err)
+    }
+
+    /// The best that is recorded of a workload for this machine and so many threads; none where nothing is.
+    ///
+    /// # Errors
+    /// Where the database cannot be read.
+    pub fn best(&self, workload: &Workload, threads: usize) -> Result<Option<Best>, Error> {
+        self.best_on(workload, &host::target(), threads)
+    }
+
+    /// The same for some target.
+    ///
+    /// # Errors
+    /// As [`Session::best`].
+    pub fn best_on(&self, workload: &Workload, target: &Target, threads: usize) -> Result<Option<Best>, Error> {
+        let Some(store) = self.database.open_to_read()? else { return Ok(None) };
+        let n_threads = u32::try_from(threads).unwrap_or(u32::MAX);
+        let (best, _) = known_best(&store, workload, &target_name(target, false), n_threads, None)
+            .map_err(|error| self.database.refuse(error))?;
+        Ok(best)
+    }
+
+    /// The best that is recorded of a workload, compiled into this process.
+    ///
+    /// # Errors
+    /// Where nothing is recorded, or it cannot be compiled.
+    pub fn kernel(&self, workload: &Workload, threads: usize) -> Result<Kernel, Error> {
+        let best = self.best(workload, threads)?.ok_or_else(|| {
+            let name = self.database.name();
+            Error::input(format!("nothing is recorded of {workload} with {threads} threads in {name} (tune it first)"))
+        })?;
+        Kernel::new(workload, &best, threads)
+    }
+}

@@ -1,0 +1,824 @@
+//! Tuning: a search, its records, and a race of the leaders at the end.
+
+pub mod finals;
+pub mod recorder;
+pub mod transfer;
+
+use std::collections::{BTreeMap, HashSet};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use serde::{Serialize, Serializer};
+use tilewright_device::data::DataError;
+use tilewright_device::device::WorkerCommand;
+use tilewright_device::{Device, DeviceError, Options, host, peak};
+use tilewright_ir::op::Workload;
+use tilewright_ir::reference::work;
+use tilewright_ir::{DType, Target};
+use tilewright_tune::transfer::warm_start;
+use tilewright_tune::{
+    self as core, Budget, Config, Ended, ErrorClass, Event, Experience, HeadStart, Judge, Limits, Outcome, PassedOver,
+    Record, Report, Search, Setting, Store, StoreError, Summary, Task, TaskKey, Trial, Winner, search,
+};
+
+use crate::best::{Best, gflops, target_name, trials_of};
+use crate::database::{Database, Opened};
+use crate::error::Error;
+use finals::{End, EndLimits, Finals, Untuned};
+use recorder::{Recorder, Recording};
+use transfer::Transfer;
+
+/// The search where none is asked for.
+pub const DEFAULT_SEARCH: &str = "auto";
+/// The time where neither time nor trials are given.
+pub const DEFAULT_TIME: Duration = Duration::from_secs(60);
+
+/// What a start takes at least, what each element of a buffer adds to it, and what part of the peak products
+/// of matrices reach in it: as measured on 2 CPUs of Zen 4 (2026-11-25).
+const START_S: f64 = 0.1;
+const START_NS_AN_ELEMENT: f64 = 8.0;
+const PART_OF_PEAK: f64 = 0.6;
+
+/// What is to be tuned, and how.
+#[derive(Debug, Clone)]
+pub struct TuneRequest {
+    /// The operator and its sizes.
+    pub workload: Workload,
+    /// The machine that code is generated for, which must be able to run here.
+    pub target: Target,
+    /// Threads that a kernel may use.
+    pub threads: usize,
+    /// The template whose space is searched; by default the operator's first one.
+    pub template: Option<String>,
+    /// The search, with options behind a colon.
+    pub search: String,
+    /// Trials to come to, those recorded by earlier runs included.
+    pub trials: Option<u64>,
+    /// Time for the search; [`DEFAULT_TIME`] where trials are not given either.
+    pub time: Option<Duration>,
+    /// Seed of the search and of the random inputs.
+    pub seed: u64,
+    /// Whether the configurations that the template's model ranks first are tried first.
+    pub guesses: bool,
+    /// Whether the leaders race at the end, and the untuned program is measured.
+    pub race: bool,
+    /// Whether caches are emptied before each run.
+    pub cold: bool,
+    /// Whether hopeless candidates are run and timed to the end too.
+    pub to_the_end: bool,
+    /// Time to spend in the runs of each candidate.
+    pub min_time: Option<Duration>,
+    /// Longest that building a candidate may take.
+    pub build_timeout: Option<Duration>,
+    /// Longest that the runs of a candidate may take.
+    pub run_timeout: Option<Duration>,
+    /// Records of other workloads to learn from …
+    pub transfer: Option<Transfer>,
+    /// … which need not be there.
+    pub transfer_is_optional: bool,
+    /// Configurations to begin with, before any guess.
+    pub first: Vec<Config>,
+}
+
+impl TuneRequest {
+    /// A minute for a kernel of one thread on this machine.
+    pub fn new(workload: Workload) -> TuneRequest {
+        TuneRequest {
+            workload,
+            target: host::target(),
+            threads: 1,
+            template: None,
+            search: DEFAULT_SEARCH.to_owned(),
+            trials: None,
+            time: None,
+            seed: 0,
+            guesses: true,
+            race: true,
+            cold: false,
+            to_the_end: false,
+            min_time: None,
+            build_timeout: None,
+            run_timeout: None,
+            transfer: None,
+            transfer_is_optional: false,
+            first: Vec::new(),
+        }
+    }
+
+    /// The same for the workload that a text names.
+    ///
+    /// # Errors
+    /// Where it names none.
+    pub fn parse(workload: &str) -> Result<TuneRequest, Error> {
+        Workload::parse(workload).map(TuneRequest::new).map_err(Error::input)
+    }
+
+    /// The task that is tuned.
+    ///
+    /// # Errors
+    /// Where this machine has not the memory, or there is no such template or space.
+    pub fn task(&self) -> Result<Task, Error> {
+        Device::check_memory(&self.workload).map_err(Error::input)?;
+        let (workload, target) = (self.workload.clone(), self.target.clone());
+        Task::new(Setting { workload, target, n_threads: self.threads }, self.template.as_deref()).map_err(Error::input)
+    }
+
+    /// How candidates are built, run and timed.
+    fn options(&self, worker: WorkerCommand) -> Options {
+        let options = Options::new(worker, self.threads);
+        Options {
+            seed: self.seed,
+            cold: self.cold,
+            to_the_end: self.to_the_end,
+            build_timeout: self.build_timeout.unwrap_or(options.build_timeout),
+            run_timeout: self.run_timeout.unwrap_or(options.run_timeout),
+            min_time: self.min_time.unwrap_or(options.min_time),
+            ..options
+        }
+    }
+}
+
+/// What a run says while it goes on, by any of its threads.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum Note<'a> {
+    /// Something that its user should know.
+    Message(String),
+    /// It is about to begin.
+    Begin(&'a Begin),
+    /// What it is going to do.
+    Plan(&'a Plan),
+    /// So much of the reference answer is there, of 1.
+    Reference(f64),
+    /// The search begins; whatever it has measured can be committed by this.
+    Search(&'a Recording, &'a Plan),
+    /// A trial has come to its end.
+    Trial(&'a Report),
+    /// So many leaders are measured against each other.
+    Race(usize),
+    /// A leader failed when it was measured again.
+    LeaderFailed(ErrorClass, String),
+}
+
+/// What a run is about.
+#[derive(Debug, Clone)]
+pub struct Begin {
+    /// What its trials have in common.
+    pub key: TaskKey,
+    /// Configurations of the space.
+    pub space_size: u128,
+    /// The name of the database.
+    pub database: String,
+    /// Trials of earlier runs.
+    pub n_earlier: u64,
+    /// How long it will search, where that was left open.
+    pub default_time: Option<Duration>,
+}
+
+/// What a run is going to do.
+#[derive(Debug, Clone)]
+pub struct Plan {
+    /// How long it searches.
+    pub time: Option<Duration>,
+    /// Trials to come to.
+    pub most_trials: Option<u64>,
+    /// Trials of earlier runs, and the fastest of them.
+    pub n_earlier: u64,
+    /// The throughput of the fastest of them.
+    pub best_gflops: Option<f64>,
+    /// What the machine can do at best.
+    pub peak_gflops: Option<f64>,
+    /// About how long the start takes, and a run of a kernel at peak, in seconds.
+    pub start_and_run_s: Option<(f64, f64)>,
+    /// How long the end takes at most; none without a race.
+    pub limits: Option<EndLimits>,
+}
+
+/// What a run came to. Its JSON is what `tilewright tune --json` prints.
+#[derive(Debug, Serialize)]
+pub struct Tuned {
+    /// The workload.
+    pub workload: String,
+    /// The template.
+    pub template: String,
+    /// The search.
+    pub search: String,
+    /// The target, as records name it.
+    pub target: String,
+    /// Threads that the kernel may use.
+    pub threads: u32,
+    /// The seed.
+    pub seed: u64,
+    /// Trials recorded, those of earlier runs included.
+    pub trials: u64,
+    /// Trials of this run.
+    pub new_trials: u64,
+    /// Seconds of the search.
+    pub seconds: f64,
+    /// Where the time went, by the wall clock.
+    pub wall_seconds: WallSeconds,
+    /// Trials of this run in a second.
+    pub trials_per_second: f64,
+    /// Where the time of the search went.
+    pub seconds_in: SecondsIn,
+    /// Failures by class, those of earlier runs included.
+    #[serde(serialize_with = "by_name")]
+    pub errors: BTreeMap<ErrorClass, u64>,
+    /// What the machine can do at best, in 10⁹ operations a second.
+    pub peak_gflops: Option<f64>,
+    /// The database.
+    pub db: String,
+    /// Whether all that was found is recorded.
+    pub recorded: bool,
+    /// The winner; the fastest trial without a race; none where nothing was right or measured.
+    pub best: Option<Best>,
+    /// The race, where there was one.
+    #[serde(flatten)]
+    pub race: Option<Race>,
+    /// Whether the best has given the right answer.
+    pub verified: bool,
+    /// Why the search ended; none where it was not begun.
+    #[serde(skip)]
+    pub ended: Option<Ended>,
+    /// Candidates that came to a limit, by class.
+    #[serde(skip)]
+    pub cut_off: BTreeMap<ErrorClass, u64>,
+    /// What one of the failed candidates failed of.
+    #[serde(skip)]
+    pub example: Option<(ErrorClass, String)>,
+    /// Whether any candidate was right.
+    #[serde(skip)]
+    pub any_right: bool,
+    /// Why records of it are lost, where they are; the run ended with that.
+    #[serde(skip)]
+    pub lost: Option<Error>,
+}
+
+fn by_name<S: Serializer>(errors: &BTreeMap<ErrorClass, u64>, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_map(errors.iter().map(|(class, n)| (class.name(), n)))
+}
+
+/// Where the time of a search went, in seconds.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
+pub struct SecondsIn {
+    /// Proposing and observing.
+    pub search: f64,
+    /// Building, on all workers.
+    pub build: f64,
+    /// Running for the timing.
+    pub run: f64,
+    /// Running and comparing for the verification.
+    pub verify: f64,
+}
+
+/// The race at the end of a run.
+#[derive(Debug, Clone, Serialize)]
+pub struct Race {
+    /// ‖out − reference‖ / ‖reference‖ of the winner's answer.
+    pub relative_error: Option<f64>,
+    /// Whether winner and runner-up cannot be told apart.
+    #[serde(rename = "tie")]
+    pub is_tie: bool,
+    /// Throughput of the program as it is written.
+    pub untuned_gflops: Option<f64>,
+    /// The program as it is written.
+    #[serde(skip)]
+    pub untuned: Untuned,
+    /// How many came to the end.
+    #[serde(skip)]
+    pub n_leaders: usize,
+    /// How far the rounds of the winner and of the runner-up spread.
+    #[serde(skip)]
+    pub spread: f64,
+}
+
+/// Where the time of a run went, in seconds by the wall clock: parts that add up to the whole.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
+pub struct WallSeconds {
+    /// Until the search begins.
+    pub start: f64,
+    /// The search.
+    pub search: f64,
+    /// The race.
+    pub race: f64,
+    /// The untuned program.
+    pub untuned: f64,
+    /// Writing what is left and ending workers.
+    pub end: f64,
+    /// All of them.
+    pub total: f64,
+}
+
+/// Laps of a run.
+struct Wall {
+    last: Instant,
+    seconds: WallSeconds,
+}
+
+impl Wall {
+    /// From now on.
+    fn new() -> Wall {
+        Wall { last: Instant::now(), seconds: WallSeconds::default() }
+    }
+
+    /// Seconds since the last part ended.
+    fn lap(&mut self) -> f64 {
+        let last = std::mem::replace(&mut self.last, Instant::now());
+        let lap = (self.last - last).as_secs_f64();
+        self.seconds.total += lap;
+        lap
+    }
+
+    /// The race has ended, with the untuned program behind it.
+    fn end_race(&mut self, end: Option<&End>) {
+        let both = self.lap();
+        self.seconds.untuned = match end {
+            Some(End::Raced(finals)) => finals.untuned_time.as_secs_f64().min(both),
+            _ => 0.0,
+        };
+        self.seconds.race = both - self.seconds.untuned;
+    }
+}
+
+/// What earlier runs have recorded.
+#[derive(Debug, Default)]
+pub struct Earlier {
+    /// Their trials, as far as they can be true.
+    pub trials: Vec<Trial>,
+    /// How many of them came to a limit, by class.
+    pub cut_off: BTreeMap<ErrorClass, u64>,
+    /// The configurations of those that were imported.
+    pub imported: HashSet<Config>,
+}
+
+/// Time since 1970.
+pub fn since_1970() -> Duration {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
+}
+
+/// What the trials of a task have in common.
+///
+/// # Panics
+/// Where there are more threads than any machine has CPUs.
+pub fn task_key(task: &Task, cold: bool) -> TaskKey {
+    TaskKey {
+        workload: task.setting.workload.to_string(),
+        target: target_name(&task.setting.target, cold),
+        template: task.template.name.to_owned(),
+        threads: u32::try_from(task.setting.n_threads).expect("no machine has so many CPUs"),
+    }
+}
+
+/// `n` things, in the singular where it is one.
+fn count(n: u64, thing: &str) -> String {
+    format!("{n} {thing}{}", if n == 1 { "" } else { "s" })
+}
+
+/// The trials of earlier runs that belong to the space as it is now and can be true, without those that
+/// failed of lower limits than these: they may do better. The others are measured again where the search
+/// comes by them.
+///
+/// # Errors
+/// Where the database fails.
+pub fn earlier(
+    store: &Store,
+    key: &TaskKey,
+    task: &Task,
+    limits: &Limits,
+    note: &dyn Fn(Note),
+) -> Result<Earlier, StoreError> {
+    let mut passed_over = PassedOver::default();
+    let mut records = trials_of(store, key, &|_| Judge::of(task), &mut passed_over)?;
+    if passed_over.total() > 0 {
+        note(Note::Message(passed_over.to_string()));
+    }
+    let n_records = records.len();
+    records.retain(|record| !may_do_better(record, limits));
+    let n_below = n_records - records.len();
+    if n_below > 0 {
+        let n_below = count(n_below as u64, "candidate");
+        note(Note::Message(format!("{n_below} that failed of lower limits may be tried again")));
+    }
+    let mut earlier = Earlier::default();
+    for record in &records {
+        let Ok(trial) = record.trial(&task.space) else { continue };
+        if record.is_imported {
+            earlier.imported.insert(trial.config.clone());
+        }
+        if let (Some(class), Some(_)) = (trial.outcome.class(), record.limit) {
+            *earlier.cut_off.entry(class).or_default() += 1;
+        }
+        earlier.trials.push(trial);
+    }
+    Ok(earlier)
+}
+
+/// Whether a record is of a failure of a lower limit than these.
+fn may_do_better(record: &Record, limits: &Limits) -> bool {
+    record.limit.is_some_and(|limit| limit.is_below(limits))
+}
+
+/// Failures by class.
+pub fn errors_of(trials: &[Trial]) -> BTreeMap<ErrorClass, u64> {
+    let mut errors = BTreeMap::new();
+    for class in trials.iter().filter_map(|trial| trial.outcome.class()) {
+        *errors.entry(class).or_default() += 1;
+    }
+    errors
+}
+
+/// A run, once its request has been understood.
+struct Run<'a> {
+    request: &'a TuneRequest,
+    note: &'a (dyn Fn(Note) + Sync),
+    stop: &'a AtomicBool,
+    task: Task,
+    key: TaskKey,
+    database: &'a Database,
+    options: Options,
+    peak_gflops: Option<f64>,
+    wall: Wall,
+    earlier: Earlier,
+}
+
+/// Tunes a workload.
+///
+/// # Errors
+/// Where the request does not fit, the database cannot be written, or workers do not start. A run in which no
+/// candidate was right is a [`Tuned`] without a best.
+pub fn tune(
+    request: &TuneRequest,
+    database: &Database,
+    worker: &WorkerCommand,
+    stop: &AtomicBool,
+    note: &(dyn Fn(Note) + Sync),
+) -> Result<Tuned, Error> {
+    let wall = Wall::new();
+    let task = request.task()?;
+    let key = task_key(&task, request.cold);
+    let (search, guesses) = search_of(request, &task, &key, note)?;
+    let opened = database.open_to_write()?;
+    if let Some(warning) = &opened.warning {
+        note(Note::Message(warning.clone()));
+    }
+    let options = request.options(worker.clone());
+    let earlier =
+        earlier(&opened.store, &key, &task, &options.limits(), &|n| note(n)).map_err(|error| database.refuse(error))?;
+    let mut run = Run { request, note, stop, task, key, database, options, peak_gflops: None, wall, earlier };
+    run.carry_out(search, &guesses, opened)
+}
+
+/// The search, and what is tried before it proposes anything.
+fn search_of(
+    request: &TuneRequest,
+    task: &Task,
+    key: &TaskKey,
+    note: &(dyn Fn(Note) + Sync),
+) -> Result<(Box<dyn Search>, Vec<Config>), Error> {
+    let see = |error| Error::input(format!("{error} (see `tilewright searches`)"));
+    let has_model = search::transfers(&request.search).map_err(see)?;
+    let mut problem = task.problem();
+    let mut guesses = if request.guesses { task.guesses(request.seed) } else { Vec::new() };
+    match request.transfer.as_ref().map(|transfer| learned(transfer, key, task, has_model, note)) {
+        None => {}
+        Some(Ok(Learned { experience, carried_over })) => {
+            if experience.is_some() {
+                // What was measured elsewhere says more than the template's model of the machine.
+                guesses.clear();
+            }
+            if experience.is_none() || request.guesses {
+                guesses.splice(0..0, carried_over);
+            }
+            problem.experience = experience.map(Arc::new);
+        }
+        Some(Err(error)) if request.transfer_is_optional => {
+            note(Note::Message(format!("{}: {error}", key.workload)));
+        }
+        Some(Err(error)) => return Err(error),
+    }
+    guesses.splice(0..0, request.first.iter().cloned());
+    let search = search::build(&request.search, problem, request.seed).map_err(see)?;
+    Ok((search, guesses))
+}
+
+/// What earlier tasks are to a search.
+struct Learned {
+    /// Something to fit its model on, where it has one.
+    experience: Option<Experience>,
+    /// Configurations to begin with.
+    carried_over: Vec<Config>,
+}
+
+/// What the records that are to be learnt from are to the search, which has a model that can learn from them
+/// or not.
+fn learned(
+    transfer: &Transfer,
+    key: &TaskKey,
+    task: &Task,
+    has_model: bool,
+    note: &(dyn Fn(Note) + Sync),
+) -> Result<Learned, Error> {
+    let tasks = transfer.tasks(key, &|n| note(n))?;
+    let n_tasks = count(tasks.len() as u64, "task");
+    let experience = has_model.then(|| Experience::of(&tasks)).filter(|experience| !experience.is_empty());
+    let carried_over = warm_start(task, &tasks);
+    let n_configs = count(carried_over.len() as u64, "configuration");
+    let name = transfer.name();
+    match &experience {
+        Some(experience) => {
+            let n_programs = count(experience.contexts.len() as u64, "program");
+            note(Note::Message(format!("learning from {n_programs} of {n_tasks} in {name}, {n_configs} carried over")));
+        }
+        None if carried_over.is_empty() => {
+            let what = match has_model {
+                true => "there is no program to learn from".to_owned(),
+                false => format!("no configuration of template {} can be carried over", key.template),
+            };
+            return Err(Error::input(format!("{what} among the {n_tasks} of database {name}")));
+        }
+        None => note(Note::Message(format!("beginning with {n_configs} carried over from {name}"))),
+    }
+    Ok(Learned { experience, carried_over })
+}
+
+impl Run<'_> {
+    fn carry_out(&mut self, mut search: Box<dyn Search>, guesses: &[Config], opened: Opened) -> Result<Tuned, Error> {
+        let request = self.request;
+        let n_earlier = self.earlier.trials.len() as u64;
+        let time = request.time.or(if request.trials.is_none() { Some(DEFAULT_TIME) } else { None });
+        let left = request.trials.map(|trials| trials.saturating_sub(n_earlier));
+        let nothing_left = match left {
+            Some(0) => Some("all trials asked for are recorded already"),
+            _ if u128::from(n_earlier) >= self.task.space.size() => Some("the whole space is recorded already"),
+            _ => None,
+        };
+        (self.note)(Note::Begin(&Begin {
+            key: self.key.clone(),
+            space_size: self.task.space.size(),
+            database: self.database.name(),
+            n_earlier,
+            default_time: time.filter(|_| request.time.is_none() && nothing_left.is_none()),
+        }));
+        if let Some(nothing_left) = nothing_left {
+            if let Some(known) = self.known_winner(&opened.store).map_err(|error| self.database.refuse(error))? {
+                (self.note)(Note::Message(nothing_left.to_owned()));
+                self.wall.seconds.start = self.wall.lap();
+                let best = Best::of_winner(&request.workload, &known);
+                return Ok(Tuned { verified: known.verified, best: Some(best), ..self.tuned(&[], None) });
+            }
+            let race = if request.race { "; the leaders have yet to be raced" } else { "" };
+            (self.note)(Note::Message(format!("{nothing_left}: there is nothing to search{race}")));
+        }
+        self.peak_gflops = peak::gflops(&host::target(), request.workload.dtype, request.threads).ok();
+        let limits = EndLimits::of(time);
+        let costs = self.earlier.trials.iter().map(|trial| trial.outcome.cost());
+        let best_ns = costs.min_by(f64::total_cmp).filter(|ns| ns.is_finite());
+        let plan = Plan {
+            time,
+            most_trials: request.trials,
+            n_earlier,
+            best_gflops: best_ns.map(|ns| gflops(&request.workload, ns)),
+            peak_gflops: self.peak_gflops,
+            start_and_run_s: self
+                .peak_gflops
+                .map(|peak| (self.start_seconds(peak), gflops(&request.workload, 1.0) / (1e9 * peak))),
+            limits: request.race.then_some(limits),
+        };
+        (self.note)(Note::Plan(&plan));
+        let Some(mut device) = self.device()? else {
+            self.wall.seconds.start = self.wall.lap();
+            return Ok(self.tuned(&[], None));
+        };
+        self.wall.seconds.start = self.wall.lap();
+        let recorder = Recorder::new(opened, &self.task, self.key.clone(), request.search.clone(), request.seed);
+        let recorder = Recording::new(recorder);
+        (self.note)(Note::Search(&recorder, &plan));
+        let mut trials = self.earlier.trials.clone();
+        let mut lost = None;
+        let summary = core::tune(
+            search.as_mut(),
+            (&self.task).into(),
+            &mut device,
+            HeadStart { prior: &self.earlier.trials, guesses },
+            Budget { trials: left, time, ..Budget::default() },
+            self.stop,
+            &mut |event| {
+                if let Event::Trial(report) = &event {
+                    trials.push(report.trial.clone());
+                    (self.note)(Note::Trial(report));
+                }
+                if let Err(error) = recorder.take_note(&event, &|message| (self.note)(Note::Message(message))) {
+                    // What was found until then is raced and told all the same.
+                    lost.get_or_insert(error);
+                    self.stop.store(true, Ordering::Relaxed);
+                }
+                Ok(())
+            },
+        );
+        self.wall.seconds.search = self.wall.lap();
+        let end = match &summary {
+            Ok(_) if request.race => {
+                // What is at the path of a database that is gone is another's; opening it would give it the
+                // log of ours.
+                let others = if lost.is_none() { self.trials_of_others(&trials) } else { Vec::new() };
+                let known = [trials.as_slice(), others.as_slice()].concat();
+                let imported = &self.earlier.imported;
+                finals::run(&mut device, &self.task, &known, imported, limits, self.stop, &|n| (self.note)(n))
+            }
+            _ => Ok(End::NoTime),
+        };
+        self.wall.end_race(end.as_ref().ok());
+        let summary = summary.map_err(|error| Error::failed(&error).because(error))?;
+        let winner = match &end {
+            Ok(End::Raced(finals)) => Some(self.winner(finals)),
+            _ => None,
+        };
+        let recorded = recorder.conclude(winner.as_ref());
+        let end = end.map_err(|error| Error::failed("measuring the leading candidates").because(error))?;
+        drop(device);
+        self.wall.seconds.end = self.wall.lap();
+        let lost = lost.or(recorded.err()).map(|error| self.database.failure(&error));
+        let mut tuned = self.tuned(&trials[self.earlier.trials.len()..], Some(&summary));
+        tuned.recorded = lost.is_none();
+        tuned.lost = lost;
+        match (&end, winner) {
+            (End::Raced(finals), Some(winner)) => {
+                let untuned_gflops = finals.untuned.ns().map(|ns| gflops(&request.workload, ns));
+                tuned.best = Some(Best::of_winner(&request.workload, &winner));
+                tuned.race = Some(Race {
+                    relative_error: finals.ranking[0].relative_error,
+                    is_tie: finals.is_tie(),
+                    untuned_gflops,
+                    untuned: finals.untuned,
+                    n_leaders: finals.ranking.len(),
+                    spread: finals.spread(),
+                });
+            }
+            (End::NoTime, _) => tuned.best = self.fastest(&summary, &trials),
+            _ => {}
+        }
+        tuned.verified = tuned.best.is_some();
+        Ok(tuned)
+    }
+
+    /// What a run came to that has no winner yet, with its new trials.
+    fn tuned(&self, new: &[Trial], summary: Option<&Summary>) -> Tuned {
+        let all = || self.earlier.trials.iter().chain(new);
+        let mut errors = errors_of(&self.earlier.trials);
+        errors_of(new).into_iter().for_each(|(class, n)| *errors.entry(class).or_default() += n);
+        let mut cut_off = self.earlier.cut_off.clone();
+        for (class, n) in summary.iter().flat_map(|summary| &summary.cut_off) {
+            *cut_off.entry(*class).or_default() += n;
+        }
+        let seconds = summary.map(|s| s.seconds).unwrap_or_default();
+        let rate = |s: &Summary| if s.wall_seconds > 0.0 { s.n_trials as f64 / s.wall_seconds } else { 0.0 };
+        Tuned {
+            workload: self.key.workload.clone(),
+            template: self.key.template.clone(),
+            search: self.request.search.clone(),
+            target: self.key.target.clone(),
+            threads: self.key.threads,
+            seed: self.request.seed,
+            trials: all().count() as u64,
+            new_trials: summary.map_or(0, |s| s.n_trials),
+            seconds: summary.map_or(0.0, |s| s.wall_seconds),
+            wall_seconds: self.wall.seconds,
+            trials_per_second: summary.map_or(0.0, rate),
+            seconds_in: SecondsIn {
+                search: summary.map_or(0.0, |s| s.search_seconds),
+                build: seconds.build,
+                run: seconds.run,
+                verify: seconds.verify,
+            },
+            errors,
+            peak_gflops: self.peak_gflops,
+            db: self.database.path.to_string_lossy().into_owned(),
+            recorded: true,
+            best: None,
+            race: None,
+            verified: false,
+            ended: summary.map(|s| s.ended),
+            cut_off,
+            example: all().find_map(|trial| match &trial.outcome {
+                Outcome::Failed { class, message } => Some((*class, message.clone())),
+                Outcome::Measured(_) => None,
+            }),
+            any_right: all().any(|trial| trial.outcome.timing().is_some()),
+            lost: None,
+        }
+    }
+
+    /// About how long the start takes, where kernels reach this peak at best.
+    fn start_seconds(&self, peak_gflops: f64) -> f64 {
+        let workload = &self.request.workload;
+        let program = workload.program();
+        let n_elements: u64 = program.buffers.iter().filter_map(|buffer| buffer.n_elements()).sum();
+        // All CPUs take part, in double precision.
+        let n_cpus = host::allowed_cpus().len() as f64 / self.request.threads as f64;
+        let flops = 1e9 * peak_gflops * n_cpus * workload.dtype.bytes() as f64 / DType::F64.bytes() as f64;
+        START_S + 2.0 * work(&program) / (PART_OF_PEAK * flops) + n_elements as f64 * START_NS_AN_ELEMENT / 1e9
+    }
+
+    /// The device with its workers; none after an interrupt.
+    fn device(&self) -> Result<Option<Device>, Error> {
+        let (workload, options) = (self.request.workload.clone(), self.options.clone());
+        start_device(workload, &self.task.setting.target, options, self.stop, self.note)
+    }
+
+    /// The winner of this template's race, where it was run here and nothing was recorded since.
+    fn known_winner(&self, store: &Store) -> Result<Option<Winner>, StoreError> {
+        let TaskKey { workload, target, template, threads } = &self.key;
+        match store.best(workload, target, *threads, Some(template), &|_| Judge::of(&self.task))?.0 {
+            Some(core::Best::Confirmed(winner)) if store.is_settled(&winner)? => Ok(Some(winner)),
+            _ => Ok(None),
+        }
+    }
+
+    fn winner(&self, finals: &Finals) -> Winner {
+        let config = |at: usize| self.task.space.config_to_json(&finals.ranking[at].config);
+        let median_ns = finals.ranking[0].timing.median_ns;
+        Winner {
+            workload: self.key.workload.clone(),
+            target: self.key.target.clone(),
+            template: self.key.template.clone(),
+            threads: self.key.threads,
+            config: config(0),
+            median_ns,
+            margin: finals.margin(),
+            runner_up: (finals.ranking.len() > 1).then(|| config(1)),
+            gflops: gflops(&self.request.workload, median_ns),
+            verified: true,
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            toolchain: recorder::toolchain(),
+            unix_time: since_1970().as_secs(),
+            is_imported: false,
+        }
+    }
+
+    /// The fastest trial, as what is known best without a race. What was imported need not have been measured
+    /// on this machine: it counts only where nothing else does.
+    fn fastest(&self, summary: &Summary, trials: &[Trial]) -> Option<Best> {
+        let imported = &self.earlier.imported;
+        let own = trials.iter().filter(|trial| trial.outcome.timing().is_some() && !imported.contains(&trial.config));
+        let own = own.min_by(|a, b| a.outcome.cost().total_cmp(&b.outcome.cost()));
+        let trial = own.or(summary.best.as_ref())?;
+        let config = self.task.space.config_to_json(&trial.config);
+        let median_ns = trial.outcome.timing()?.median_ns;
+        let best = Best::new(&self.request.workload, self.key.template.clone(), config, median_ns);
+        Some(Best { is_imported: imported.contains(&trial.config), ..best })
+    }
+
+    /// What other processes have recorded of the same space meanwhile: a winner that has not been raced
+    /// against it must not hide it.
+    fn trials_of_others(&self, own: &[Trial]) -> Vec<Trial> {
+        let recorded = || -> Result<Vec<Record>, Error> {
+            let Some(store) = self.database.open_to_read()? else { return Ok(Vec::new()) };
+            let mut passed_over = PassedOver::default();
+            let found = trials_of(&store, &self.key, &|_| Judge::of(&self.task), &mut passed_over);
+            found.map_err(|error| self.database.failure(&error))
+        };
+        let recorded = recorded().unwrap_or_else(|error| {
+            (self.note)(Note::Message(format!("what others have recorded is not known: {error}")));
+            Vec::new()
+        });
+        let own: HashSet<&Config> = own.iter().map(|trial| &trial.config).collect();
+        let limits = self.options.limits();
+        let recorded = recorded.iter().filter(|record| !may_do_better(record, &limits));
+        let recorded = recorded.filter_map(|record| record.trial(&self.task.space).ok());
+        let others: Vec<Trial> = recorded.filter(|trial| !own.contains(&trial.config)).collect();
+        if !others.is_empty() {
+            let n_others = count(others.len() as u64, "trial");
+            (self.note)(Note::Message(format!("another process has recorded {n_others} meanwhile")));
+        }
+        others
+    }
+}
+
+/// A device for a workload; none where `stop` is raised before it is ready.
+///
+/// # Errors
+/// Where memory does not suffice or workers do not start.
+pub fn start_device(
+    workload: Workload,
+    target: &Target,
+    options: Options,
+    stop: &AtomicBool,
+    note: &(dyn Fn(Note) + Sync),
+) -> Result<Option<Device>, Error> {
+    use std::ops::ControlFlow;
+    let watch = |part: f64| {
+        note(Note::Reference(part));
+        if stop.load(Ordering::Relaxed) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    };
+    match Device::new_watched(workload, target, options, &watch) {
+        Ok(device) => Ok(Some(device)),
+        Err(DeviceError::Data(DataError::GivenUp)) => Ok(None),
+        Err(error) => Err(Error::failed(&error).because(error)),
+    }
+}
+
+/// A lock that a panic of another thread does not keep.
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

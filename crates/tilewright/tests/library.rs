@@ -1,0 +1,81 @@
+//! The library as a program uses it: the example, and what it refuses.
+
+use std::path::PathBuf;
+use std::process::Command;
+
+use tilewright::{Best, Kernel, Session, TuneRequest, Workload};
+
+/// A program of `examples/`, which cargo builds with the tests.
+fn example(name: &str) -> PathBuf {
+    let this = std::env::current_exe().expect("a test has a path");
+    this.ancestors().nth(2).expect("it is in a folder of the target folder").join("examples").join(name)
+}
+
+#[test]
+fn the_example_tunes_and_calls_a_kernel() {
+    let folder = tempfile::tempdir().unwrap();
+    let database = folder.path().join("records.db");
+    let run =
+        |database: &PathBuf| Command::new(example("matmul")).arg(database).output().expect("the example is built");
+    let output = run(&database);
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
+    assert!(text.contains("GFLOP/s") && text.contains("3072 sums of 32 products, each 16"), "{text}");
+    // What was recorded is there for others.
+    let session = Session::open(&database).unwrap();
+    let workload = Workload::parse("matmul:m=64,n=48,k=32").unwrap();
+    assert!(session.best(&workload, 1).unwrap().is_some_and(|best| best.is_confirmed));
+    assert!(session.best(&workload, 2).unwrap().is_none());
+    let error = session.kernel(&workload, 2).err().expect("nothing is recorded");
+    assert!(error.is_input() && error.to_string().contains("tune it first"), "{error}");
+}
+
+/// A kernel of a template's first guess.
+fn kernel(text: &str, threads: usize) -> Kernel {
+    let request = TuneRequest { threads, ..TuneRequest::parse(text).unwrap() };
+    let task = request.task().unwrap();
+    let guess = task.first_guess(0).expect("the template has a model");
+    let config = task.space.config_to_json(&guess);
+    let best = Best::new(&request.workload, task.template.name.to_owned(), config, 1.0);
+    Kernel::new(&request.workload, &best, threads).unwrap()
+}
+
+#[test]
+fn constants_are_read_once_until_they_are_forgotten() {
+    let mut kernel = kernel("dense:m=2,n=40,k=33,const=w", 2);
+    let sizes: Vec<usize> = kernel.arguments().map(|(_, _, n)| n).collect();
+    let (x, mut y) = (vec![1.0; sizes[0]], vec![0.0; sizes[2]]);
+    let mut run = |w: f32, forget: bool| {
+        if forget {
+            kernel.forget_constants();
+        }
+        kernel.run(&[&x, &vec![w; sizes[1]]], &mut [&mut y]).unwrap();
+        assert!(y.iter().all(|&sum| sum == y[0]));
+        y[0]
+    };
+    assert_eq!(run(1.0, false), 33.0);
+    assert_eq!(run(2.0, false), 33.0);
+    assert_eq!(run(2.0, true), 66.0);
+}
+
+#[test]
+fn what_does_not_fit_is_refused_in_a_line() {
+    let mut kernel = kernel("matmul:m=8,n=8,k=8", 1);
+    let mut c = vec![0.0; 64];
+    let error = kernel.run(&[&[0.0; 64], &[0.0; 63]], &mut [&mut c]).unwrap_err();
+    assert!(error.is_input());
+    let text = error.to_string();
+    assert!(text.contains("[64, 63]") && text.contains("A[64], B[64]") && !text.contains('\n'), "{text}");
+    let error = TuneRequest::parse("matmul:m=0,n=8,k=8").unwrap_err();
+    assert!(error.is_input(), "{error}");
+    let folder = tempfile::tempdir().unwrap();
+    let session = Session::open(folder.path()).unwrap();
+    let error = session.tune_quietly(&TuneRequest::parse("matmul-256").unwrap()).unwrap_err();
+    assert!(error.is_input() && error.to_string().contains("it is a folder"), "{error}");
+}
+
+#[test]
+fn a_session_can_be_given_to_another_thread() {
+    fn is_send<T: Send + Sync>() {}
+    is_send::<Session>();
+}
