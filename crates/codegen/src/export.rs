@@ -6,8 +6,7 @@ use std::fmt::Write;
 use tilewright_ir::target::Arch;
 use tilewright_ir::{DType, Part, Program, Role, Target};
 
-use crate::llvm::generate::ARGUMENT_ALIGN;
-use crate::llvm::{cpu, plan};
+use crate::generate::{ARGUMENT_ALIGN, cpu, plan};
 use crate::{CompileError, scratch_layout};
 
 /// What exported functions return where all is well.

@@ -21,8 +21,10 @@
 //! given, and return a code; an [`Interface`] says all about them, as a C header too.
 
 mod export;
+mod generate;
 mod llvm;
 mod loader;
+mod map;
 mod ssa;
 mod x86;
 
@@ -34,10 +36,11 @@ use thiserror::Error;
 use tilewright_ir::target::Arch;
 use tilewright_ir::{Part, Program, Target};
 
-use llvm::unit::Units;
+use generate::plan::{self, Plan};
+use generate::unit::{Units, Uses};
 
 pub use export::{Argument, Interface};
-pub use llvm::plan::{SCRATCH_ALIGN, ScratchLayout};
+pub use generate::plan::{SCRATCH_ALIGN, ScratchLayout};
 pub use llvm::{host_cpu, llvm_version};
 
 /// Why a program has no machine code.
@@ -102,6 +105,8 @@ pub enum CompileError {
 /// What [`emit`] gives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Emit {
+    /// Text in a form of our own, as generated, which needs no LLVM.
+    Ssa,
     /// LLVM's text as generated.
     Llvm,
     /// LLVM's text after the passes.
@@ -115,9 +120,9 @@ pub enum Emit {
 /// Where the time of a compilation went.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CompileTimes {
-    /// Making LLVM's instructions of the program.
+    /// Writing the program down in a form of our own.
     pub generate_ns: u64,
-    /// LLVM's passes.
+    /// Making that LLVM's, and LLVM's passes over it; nothing where code is made quickly.
     pub passes_ns: u64,
     /// Instruction selection, register allocation and the object.
     pub machine_code_ns: u64,
@@ -202,14 +207,14 @@ impl Compiler {
     /// Where the program is malformed: run the verifier first.
     pub fn compile(&mut self, program: &Program) -> Result<Kernel, CompileError> {
         let target = &self.target;
-        if llvm::host_arch() != Some(target.arch) {
+        if host_arch() != Some(target.arch) {
             return Err(CompileError::NotHost { target: target.to_string() });
         }
-        let llvm::Compiled { bytes, scratch, uses, mut times } =
-            llvm::compile(program, target, &self.units, None, Emit::Object)?;
+        let Generated { module, uses, scratch, ns } = Generated::of(program, target, &self.units, None)?;
+        let (bytes, times) = llvm::compile(&module, target, Emit::Object)?;
         let start = Instant::now();
         let code = self.load(&bytes)?;
-        times.load_ns = start.elapsed().as_nanos() as u64;
+        let times = CompileTimes { generate_ns: ns, load_ns: start.elapsed().as_nanos() as u64, ..times };
         let object = (!uses.made.is_empty()).then_some(bytes);
         Ok(Kernel::new(program, code, uses.shared, object, scratch, times))
     }
@@ -224,14 +229,15 @@ impl Compiler {
     /// As for [`Compiler::compile`].
     pub fn compile_quickly(&mut self, program: &Program) -> Result<Kernel, CompileError> {
         let target = &self.target;
-        if llvm::host_arch() != Some(target.arch) {
+        if host_arch() != Some(target.arch) {
             return Err(CompileError::NotHost { target: target.to_string() });
         }
-        if !x86::serves(target) {
-            return Err(CompileError::NotQuick(format!("{target} is not served")));
-        }
-        let llvm::Quick { image, scratch, uses, mut times } =
-            llvm::compile_quickly(program, target, &self.quick_units, loader::external)?;
+        let Generated { module, uses, scratch, ns } = Generated::quickly(program, target, &self.quick_units)?;
+        let mut times = CompileTimes { generate_ns: ns, ..CompileTimes::default() };
+        let start = Instant::now();
+        let address = |name: &str| self.quick_units.address(name).or_else(|| loader::external(name));
+        let image = x86::compile(module, target, &address).map_err(CompileError::NotQuick)?;
+        times.machine_code_ns = start.elapsed().as_nanos() as u64;
         let start = Instant::now();
         let code = Arc::new(loader::place(&image.bytes, image.code_len, image.symbols)?);
         self.quick_units.keep(&code);
@@ -274,7 +280,7 @@ pub fn compile(program: &Program, target: &Target) -> Result<Kernel, CompileErro
 /// # Panics
 /// Where the program is malformed: run the verifier first.
 pub fn emit(program: &Program, target: &Target, what: Emit) -> Result<Vec<u8>, CompileError> {
-    Ok(llvm::compile(program, target, &Units::default(), None, what)?.bytes)
+    written(program, target, None, what)
 }
 
 /// Compiles a lowered program to text or an object that C programs can call; see [`Interface`].
@@ -285,7 +291,7 @@ pub fn emit(program: &Program, target: &Target, what: Emit) -> Result<Vec<u8>, C
 /// # Panics
 /// Where the program is malformed: run the verifier first.
 pub fn export(program: &Program, target: &Target, prefix: &str, what: Emit) -> Result<Vec<u8>, CompileError> {
-    Ok(llvm::compile(program, target, &Units::default(), Some(prefix), what)?.bytes)
+    written(program, target, Some(prefix), what)
 }
 
 /// The machine code and the constants that [`Compiler::compile_quickly`] makes, for any target and the same in every
@@ -297,11 +303,9 @@ pub fn export(program: &Program, target: &Target, prefix: &str, what: Emit) -> R
 /// # Panics
 /// As for [`emit`].
 pub fn quick_code(program: &Program, target: &Target) -> Result<Vec<u8>, CompileError> {
-    if !x86::serves(target) {
-        return Err(CompileError::NotQuick(format!("{target} is not served")));
-    }
+    let module = Generated::quickly(program, target, &Units::default())?.module;
     let at_zero = |name: &str| loader::external(name).map(|_| 0);
-    Ok(llvm::compile_quickly(program, target, &Units::default(), at_zero)?.image.bytes)
+    Ok(x86::compile(module, target, &at_zero).map_err(CompileError::NotQuick)?.bytes)
 }
 
 /// The scratch memory that the code of a program needs.
@@ -309,12 +313,52 @@ pub fn quick_code(program: &Program, target: &Target) -> Result<Vec<u8>, Compile
 /// # Errors
 /// Where a buffer is too large.
 pub fn scratch_layout(program: &Program, target: &Target) -> Result<ScratchLayout, CompileError> {
-    Ok(llvm::plan::plan(program, target)?.scratch)
+    Ok(plan::plan(program, target)?.scratch)
 }
 
 /// The machine family of this process, where code can be generated for it.
 pub fn host_arch() -> Option<Arch> {
-    llvm::host_arch()
+    match std::env::consts::ARCH {
+        "x86_64" => Some(Arch::X86_64),
+        "aarch64" => Some(Arch::Aarch64),
+        _ => None,
+    }
+}
+
+/// A program in a form of our own.
+struct Generated {
+    module: ssa::Module,
+    uses: Uses,
+    scratch: ScratchLayout,
+    /// What writing it took.
+    ns: u64,
+}
+
+impl Generated {
+    /// It refers to the units that there are, and defines those that it lacks. With a prefix it is exported.
+    fn of(program: &Program, target: &Target, units: &Units, prefix: Option<&str>) -> Result<Generated, CompileError> {
+        let start = Instant::now();
+        let plan = plan::plan(program, target)?;
+        let (module, uses) = generate::generate(program, target, &plan, units, prefix)?;
+        let Plan { scratch, .. } = plan;
+        Ok(Generated { module, uses, scratch, ns: start.elapsed().as_nanos() as u64 })
+    }
+
+    /// As [`Generated::of`], where there is quick code for the target.
+    fn quickly(program: &Program, target: &Target, units: &Units) -> Result<Generated, CompileError> {
+        if !x86::serves(target) {
+            return Err(CompileError::NotQuick(format!("{target} is not served")));
+        }
+        Generated::of(program, target, units, None)
+    }
+}
+
+fn written(program: &Program, target: &Target, prefix: Option<&str>, what: Emit) -> Result<Vec<u8>, CompileError> {
+    let Generated { module, .. } = Generated::of(program, target, &Units::default(), prefix)?;
+    match what {
+        Emit::Ssa => Ok(module.to_string().into_bytes()),
+        Emit::Llvm | Emit::LlvmOptimized | Emit::Asm | Emit::Object => Ok(llvm::compile(&module, target, what)?.0),
+    }
 }
 
 impl Kernel {
@@ -327,7 +371,7 @@ impl Kernel {
         times: CompileTimes,
     ) -> Kernel {
         let entry = |part| {
-            let address = code.symbol(llvm::generate::symbol(part))?;
+            let address = code.symbol(generate::symbol(part))?;
             // SAFETY: the symbol is the function of this name that the generator wrote with this signature.
             Some(unsafe { std::mem::transmute::<*const u8, Entry>(address) })
         };

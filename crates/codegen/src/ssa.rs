@@ -1,23 +1,38 @@
-//! Functions in static single assignment form, as a back end of our own reads them.
+//! Functions in static single assignment form: what the generator writes, and every back end reads.
 //!
-//! What the generator writes, and no more: see [`crate::llvm::read`].
+//! A module is one program. Its types know nothing of a machine but that addresses have 64 bits; what a back end has no
+//! word for it refuses. Instructions take scalars and vectors alike.
 
-use std::hash::{Hash, Hasher};
+pub mod build;
+mod fold;
+mod share;
+mod text;
 
-use crate::llvm::map::{Map, Mixer};
+use smallvec::SmallVec;
 
 /// A value of a function, by number.
 pub type Id = u32;
+
+/// A function of a module, by number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct FunctionId(pub usize);
+
+/// A basic block of a function, by number; the first is entered first.
+pub type BlockId = usize;
 
 /// What a lane holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Kind {
     /// A truth value.
     I1,
+    /// A byte, of which only addresses are computed.
+    I8,
     /// A 32-bit integer.
     I32,
-    /// A 64-bit integer or an address.
+    /// A 64-bit integer.
     I64,
+    /// An address. Memory is one space; a machine with several would name them here.
+    Pointer,
     /// A single-precision number.
     F32,
     /// A double-precision number.
@@ -28,9 +43,19 @@ impl Kind {
     /// Bytes of a lane in memory.
     pub fn bytes(self) -> usize {
         match self {
-            Kind::I1 => 1,
+            Kind::I1 | Kind::I8 => 1,
             Kind::I32 | Kind::F32 => 4,
-            Kind::I64 | Kind::F64 => 8,
+            Kind::I64 | Kind::F64 | Kind::Pointer => 8,
+        }
+    }
+
+    /// The bits that a lane has.
+    fn mask(self) -> u64 {
+        match self {
+            Kind::I1 => 1,
+            Kind::I8 => 0xff,
+            Kind::I32 | Kind::F32 => u64::from(u32::MAX),
+            Kind::I64 | Kind::F64 | Kind::Pointer => u64::MAX,
         }
     }
 }
@@ -45,25 +70,66 @@ pub struct Type {
 }
 
 impl Type {
+    /// A truth value.
+    pub const I1: Type = Type::scalar(Kind::I1);
+    /// A byte.
+    pub const I8: Type = Type::scalar(Kind::I8);
+    /// A 32-bit integer.
+    pub const I32: Type = Type::scalar(Kind::I32);
+    /// A 64-bit integer.
+    pub const I64: Type = Type::scalar(Kind::I64);
+    /// An address.
+    pub const POINTER: Type = Type::scalar(Kind::Pointer);
+    /// A single-precision number.
+    pub const F32: Type = Type::scalar(Kind::F32);
+    /// A double-precision number.
+    pub const F64: Type = Type::scalar(Kind::F64);
+
+    const fn scalar(kind: Kind) -> Type {
+        Type { kind, lanes: 1 }
+    }
+
+    /// So many lanes of this scalar's kind.
+    pub fn vector(self, lanes: usize) -> Type {
+        Type { kind: self.kind, lanes }
+    }
+
+    /// The type of a lane.
+    pub fn element(self) -> Type {
+        Type::scalar(self.kind)
+    }
+
     /// Bytes in memory.
     pub fn bytes(self) -> usize {
         self.kind.bytes() * self.lanes
     }
 }
 
+/// The bits of each lane of a constant.
+pub type Bits = SmallVec<[u64; 2]>;
+
+/// A constant.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Constant {
+    /// The bits of each lane.
+    pub bits: Bits,
+    /// The lanes that may be anything, a bit each; here they are zero.
+    pub undefined: u64,
+}
+
 /// Where a value comes from.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Def {
     /// The argument of a number.
     Argument(usize),
-    /// The bits of each lane.
-    Constant(Vec<u64>),
+    /// It is known.
+    Constant(Constant),
     /// Any bits.
     Undefined,
-    /// A function of the module.
-    Function(usize),
-    /// A function outside the module, by its address.
-    Outside(usize),
+    /// The address of a function of the module.
+    Function(FunctionId),
+    /// The address of a variable of the module, by number.
+    Global(usize),
     /// An instruction.
     Instruction,
 }
@@ -82,6 +148,8 @@ pub struct Value {
 pub enum Compare {
     /// `a == b`
     Equal,
+    /// `a != b`
+    NotEqual,
     /// `a < b`
     Less,
     /// `a > b`
@@ -102,11 +170,14 @@ pub enum Op {
     },
     /// Writes a value to memory or a variable.
     Store,
-    /// The address of element `index` from `base`, of so many bytes each.
-    Element(usize),
+    /// The address of element `index` from `base`, of elements of a type.
+    Element(Type),
+    /// As the next two, of integers whose result is in range.
     Add,
     Sub,
     Mul,
+    /// Modulo 2 to the number of bits.
+    AddWrapping,
     /// Rounded towards zero.
     SignedDiv,
     SignedRem,
@@ -148,8 +219,14 @@ pub enum Op {
     ToReal,
     /// A number in another width.
     Convert,
-    /// The same bits.
-    Copy,
+    /// The same bits as another type.
+    Bitcast,
+    /// The same value, of which no back end is to know that it is.
+    Opaque,
+    /// An address as a number.
+    Address,
+    /// The scalar in every lane.
+    Splat,
     /// Lanes of two vectors side by side; negative where any will do.
     Shuffle(Vec<i32>),
     /// The vector with one lane replaced.
@@ -171,15 +248,29 @@ pub enum Op {
     },
     /// Calls the function that is the last operand.
     Call,
+    /// A machine's own instructions.
+    Assembly(Box<Assembly>),
     /// A value for each of some blocks that control comes from.
-    Phi(Vec<usize>),
+    Phi(Vec<BlockId>),
     /// Goes to a block.
-    Br(usize),
+    Br(BlockId),
     /// Goes to the first block where the condition holds, else to the second.
-    CondBr(usize, usize),
-    /// Leaves the function.
+    CondBr(BlockId, BlockId),
+    /// Leaves the function, with the operand where it gives something.
     Return,
 }
+
+/// Instructions in a machine's own words.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Assembly {
+    /// In AT&T's syntax.
+    pub text: String,
+    /// What they take, give and change, as LLVM writes it.
+    pub constraints: &'static str,
+}
+
+/// The operands of an instruction.
+pub type Operands = SmallVec<[Id; 4]>;
 
 /// An instruction.
 #[derive(Clone, Debug)]
@@ -187,106 +278,149 @@ pub struct Instruction {
     /// What it does.
     pub op: Op,
     /// To what.
-    pub operands: Vec<Id>,
+    pub operands: Operands,
     /// The value that it gives, where it gives one.
     pub result: Option<Id>,
+    /// Bytes that the address it goes to is a multiple of; 0 where it goes to none.
+    pub align: u32,
 }
 
-/// A function without result.
-#[derive(Clone, Debug, Default)]
+/// Who sees a function.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Linkage {
+    /// Others may call it, as C functions are called.
+    Exported,
+    /// As one that is exported; no other object can put a function of its own in its place.
+    Protected,
+    /// Only this module.
+    Internal,
+    /// It is none of this module's.
+    Outside,
+    /// It is the C library's, and has no effect but its result.
+    Library,
+}
+
+/// What CPU a function is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cpu {
+    /// The target's.
+    Target,
+    /// The family's first, with what exported code asks for before it runs.
+    Checked,
+    /// The family's first.
+    First,
+}
+
+/// A parameter of a function.
+#[derive(Clone, Copy, Debug)]
+pub struct Parameter {
+    /// Its type.
+    pub ty: Type,
+    /// What is known of the memory that it points to.
+    pub buffer: Option<Buffer>,
+}
+
+/// Memory that no other parameter leads to, aligned to [`crate::generate::ARGUMENT_ALIGN`].
+#[derive(Clone, Copy, Debug)]
+pub struct Buffer {
+    /// Its size; 0 where that is not known.
+    pub bytes: u64,
+    /// Whether nothing writes there.
+    pub is_constant: bool,
+}
+
+/// A function.
+#[derive(Clone, Debug)]
 pub struct Function {
     /// Its name.
     pub name: String,
-    /// Whether others may call it, as C functions are called.
-    pub exported: bool,
+    /// Who sees it.
+    pub linkage: Linkage,
+    /// What it is for.
+    pub cpu: Cpu,
+    /// What it gives.
+    pub result: Option<Type>,
+    /// What it takes: its first values.
+    pub parameters: Vec<Parameter>,
     /// Its values.
     pub values: Vec<Value>,
-    /// Its basic blocks, the first entered first.
+    /// Its basic blocks, the first entered first; none where it is declared only.
     pub blocks: Vec<Vec<Instruction>>,
+    /// Names of values, for readers.
+    pub names: Vec<(Id, String)>,
+}
+
+/// The functions of a program.
+#[derive(Clone, Debug, Default)]
+pub struct Module {
+    /// Its name.
+    pub name: String,
+    /// Those that it defines or refers to.
+    pub functions: Vec<Function>,
+    /// Names of its own variables, 32-bit integers that start as 0.
+    pub globals: Vec<String>,
 }
 
 impl Function {
+    /// Whether it is declared only.
+    pub fn is_outside(&self) -> bool {
+        self.blocks.is_empty()
+    }
+
+    /// The blocks that control may come to, in an order in which loops are contiguous and what comes after a branch comes
+    /// later, so that all values but those of phis are given before they are used.
+    pub fn order(&self) -> Vec<BlockId> {
+        let mut seen = vec![false; self.blocks.len()];
+        let mut out = Vec::with_capacity(self.blocks.len());
+        // The block, and how many of its successors are done.
+        let mut stack = vec![(0, 0)];
+        seen[0] = true;
+        while let Some((block, done)) = stack.pop() {
+            // Leaving a loop comes first, so that it is last in the reversed order.
+            match self.successors(block).rev().nth(done) {
+                Some(next) => {
+                    stack.push((block, done + 1));
+                    if !seen[next] {
+                        seen[next] = true;
+                        stack.push((next, 0));
+                    }
+                }
+                None => out.push(block),
+            }
+        }
+        out.reverse();
+        out
+    }
+
+    /// Where control may go from a block.
+    pub fn successors(&self, block: BlockId) -> impl DoubleEndedIterator<Item = BlockId> + use<> {
+        let [a, b] = match self.blocks[block].last().map(|last| &last.op) {
+            Some(Op::Br(to)) => [Some(*to), None],
+            Some(Op::CondBr(then, otherwise)) => [Some(*then), Some(*otherwise)],
+            _ => [None; 2],
+        };
+        a.into_iter().chain(b)
+    }
+
+    /// Makes addresses integers, as machines have them.
+    pub fn pointers_as_integers(&mut self) {
+        for value in &mut self.values {
+            if value.ty.kind == Kind::Pointer {
+                value.ty.kind = Kind::I64;
+            }
+        }
+    }
+
     /// Makes vectors of truth values vectors of integers, all bits set where they hold, as machines without mask
     /// registers have them.
     pub fn masks_as_integers(&mut self) {
         for value in &mut self.values {
             if value.ty.kind == Kind::I1 && value.ty.lanes > 1 {
                 value.ty.kind = Kind::I32;
-                if let Def::Constant(bits) = &mut value.def {
-                    bits.iter_mut().for_each(|b| *b *= u64::from(u32::MAX));
+                if let Def::Constant(constant) = &mut value.def {
+                    constant.bits.iter_mut().for_each(|b| *b *= u64::from(u32::MAX));
                 }
             }
-        }
-    }
-
-    /// Computes once what a block computes several times, and drops choices that change nothing.
-    pub fn share(&mut self) {
-        let Function { values, blocks, .. } = self;
-        let mut same_as: Vec<Id> = (0..values.len() as Id).collect();
-        let mut variables = vec![false; values.len()];
-        // Loads of no lanes but those in a mask, with the mask.
-        let mut masked: Map<Id, Id> = Map::default();
-        let is_zero = |id: Id| matches!(&values[id as usize].def, Def::Constant(bits) if bits.iter().all(|b| *b == 0));
-        for block in blocks.iter_mut() {
-            // By hash: the operation, its operands, how often memory was written before, and the value.
-            let mut known: Map<u64, (Op, Vec<Id>, u32, Id)> = Map::default();
-            let mut n_writes = 0;
-            block.retain_mut(|inst| {
-                for id in &mut inst.operands {
-                    *id = same_as[*id as usize];
-                }
-                let Some(result) = inst.result else {
-                    n_writes += match inst.op {
-                        Op::Prefetch { .. } => 0,
-                        Op::Store => u32::from(!variables[inst.operands[1] as usize]),
-                        _ => 1,
-                    };
-                    return true;
-                };
-                let when = match inst.op {
-                    Op::Variable(_) => {
-                        variables[result as usize] = true;
-                        return true;
-                    }
-                    Op::Load { .. } if variables[inst.operands[0] as usize] => return true,
-                    Op::Stack(_) | Op::Phi(_) | Op::Call | Op::Copy => return true,
-                    Op::Load { invariant: false } | Op::MaskedLoad | Op::Gather => n_writes,
-                    _ => 0,
-                };
-                if let (Op::Select, [cond, a, b]) = (&inst.op, inst.operands.as_slice())
-                    && masked.get(a) == Some(cond)
-                    && is_zero(*b)
-                {
-                    same_as[result as usize] = *a;
-                    return false;
-                }
-                let ty = values[result as usize].ty;
-                let mut hasher = Mixer::default();
-                (&inst.op, &inst.operands, when, ty).hash(&mut hasher);
-                let hash = hasher.finish();
-                match known.get(&hash) {
-                    Some((op, operands, then, id))
-                        if *op == inst.op
-                            && *operands == inst.operands
-                            && *then == when
-                            && values[*id as usize].ty == ty =>
-                    {
-                        same_as[result as usize] = *id;
-                        return false;
-                    }
-                    _ => {
-                        known.insert(hash, (inst.op.clone(), inst.operands.clone(), when, result));
-                    }
-                }
-                if matches!(inst.op, Op::MaskedLoad | Op::Gather) && is_zero(inst.operands[2]) {
-                    masked.insert(result, inst.operands[1]);
-                }
-                true
-            });
-        }
-        // Phis refer to what comes later.
-        for id in blocks.iter_mut().flatten().flat_map(|inst| &mut inst.operands) {
-            *id = same_as[*id as usize];
         }
     }
 }

@@ -14,7 +14,7 @@ mod select;
 use tilewright_ir::Target;
 use tilewright_ir::target::Arch;
 
-use crate::ssa;
+use crate::ssa::{self, Linkage, Module};
 use encode::{Assembler, Target as Field};
 use regalloc::Registers;
 use select::Pool;
@@ -37,28 +37,36 @@ pub fn serves(target: &Target) -> bool {
     target.arch == Arch::X86_64 && target.has_fma && has_vectors
 }
 
-/// Compiles the functions of a module; `Err` names what there is no code for.
-pub fn compile(mut functions: Vec<ssa::Function>, target: &Target) -> Result<Image, String> {
+/// Compiles a module; `Err` names what there is no code for. `outside` has the addresses of functions that it lacks.
+pub fn compile(mut module: Module, target: &Target, outside: &dyn Fn(&str) -> Option<usize>) -> Result<Image, String> {
     let has_masks = target.vector_bits >= 512;
     let registers = Registers { n_vectors: if has_masks { 32 } else { 16 } };
     let mut pool = Pool::default();
     let mut asm = Assembler::default();
+    let address = |f: &ssa::Function| f.is_outside().then(|| outside(&f.name).ok_or("an unknown function")).transpose();
+    let addresses: Vec<Option<usize>> = module.functions.iter().map(address).collect::<Result<_, _>>()?;
+    // By function; none of one that is outside.
     let mut starts = Vec::new();
-    for f in &mut functions {
+    for f in &mut module.functions {
+        if f.is_outside() {
+            starts.push(None);
+            continue;
+        }
+        f.pointers_as_integers();
         f.share();
         if !has_masks {
             f.masks_as_integers();
         }
-        let selected = select::select(f, has_masks, &mut pool)?;
+        let selected = select::select(f, has_masks, &addresses, &mut pool)?;
         let places = regalloc::allocate(&selected, &registers)?;
         asm.align(64);
-        starts.push(asm.code.len());
+        starts.push(Some(asm.code.len()));
         emit::emit(&mut asm, &selected, &places, &registers, has_masks, &pool.bytes);
     }
     let code_len = asm.code.len().next_multiple_of(4096);
     for (at, end, field) in std::mem::take(&mut asm.fixups) {
         let to = match field {
-            Field::Function(number) => starts[number] as i64,
+            Field::Function(number) => starts[number].expect("it is the module's own") as i64,
             Field::Pool(at) => code_len as i64 + i64::from(at),
             Field::Label(_) => unreachable!("labels are resolved with their functions"),
         };
@@ -69,6 +77,6 @@ pub fn compile(mut functions: Vec<ssa::Function>, target: &Target) -> Result<Ima
     bytes.extend_from_slice(&pool.bytes);
     // What is read of a short constant may be longer than it.
     bytes.resize(bytes.len() + 64, 0);
-    let exported = functions.iter().zip(starts).filter(|(f, _)| f.exported);
-    Ok(Image { bytes, code_len, symbols: exported.map(|(f, start)| (f.name.clone(), start)).collect() })
+    let exported = module.functions.into_iter().zip(starts).filter(|(f, _)| f.linkage == Linkage::Exported);
+    Ok(Image { bytes, code_len, symbols: exported.filter_map(|(f, start)| Some((f.name, start?))).collect() })
 }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use common::gemm::Gemm;
 use common::*;
 use tilewright_codegen::{CompileError, Compiler, Kernel, Runtime};
-use tilewright_ir::expr::Expr;
+use tilewright_ir::expr::{Expr, UnaryOp};
 use tilewright_ir::{DType, Program, Scope, Target};
 
 /// The targets of this machine that have quick code.
@@ -39,6 +39,25 @@ fn tiles_within_and_beyond_the_registers_have_quick_code() {
                 let kernel = compile_quickly(&p, &target);
                 compare(&p, &target, &run(&p, &kernel, &arguments, &Runtime::serial(), 1), &expected);
             }
+        }
+    }
+}
+
+#[test]
+fn elementary_functions_have_quick_code() {
+    for target in served() {
+        for op in [UnaryOp::Exp, UnaryOp::Log, UnaryOp::Tanh, UnaryOp::Erf, UnaryOp::Sqrt, UnaryOp::Abs] {
+            let mut p = program(&format!("{op:?}"));
+            let [a, b] = [input(&mut p, "A", DType::F32, &[64]), output(&mut p, "B", DType::F32, &[64])];
+            let [i, l] = ["i", "l"].map(|name| p.add_loop(name));
+            let at = times(8, i).add(&ix(l));
+            let at = std::slice::from_ref(&at);
+            p.body = vec![for_(i, 8, vec![vector(l, 8, vec![store(b, at, un(op, load(a, at)))])])];
+            let arguments: Vec<Vec<f64>> = arguments(&p).iter().map(|v| v.iter().map(|x| x.abs()).collect()).collect();
+            let mut expected = arguments.clone();
+            tilewright_ir::interp::run(&p, &mut expected).unwrap();
+            let kernel = compile_quickly(&p, &target);
+            compare(&p, &target, &run(&p, &kernel, &arguments, &Runtime::serial(), 1), &expected);
         }
     }
 }

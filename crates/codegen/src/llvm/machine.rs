@@ -10,7 +10,7 @@ use llvm_sys::target_machine::*;
 use llvm_sys::transforms::pass_builder::*;
 use tilewright_ir::target::{Arch, Target};
 
-use super::api::{Module, c_string};
+use super::module::{Module, c_string};
 use crate::CompileError;
 
 /// The major version of LLVM that the bindings are written for.
@@ -21,15 +21,6 @@ fn triple(arch: Arch) -> &'static CStr {
     match arch {
         Arch::X86_64 => c"x86_64-unknown-linux-gnu",
         Arch::Aarch64 => c"aarch64-unknown-linux-gnu",
-    }
-}
-
-/// The family of this process, where code can be generated for it.
-pub fn host_arch() -> Option<Arch> {
-    match std::env::consts::ARCH {
-        "x86_64" => Some(Arch::X86_64),
-        "aarch64" => Some(Arch::Aarch64),
-        _ => None,
     }
 }
 

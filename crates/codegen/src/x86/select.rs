@@ -36,15 +36,21 @@ impl Pool {
     }
 }
 
-/// Selects the instructions of a function.
-pub fn select(f: &ssa::Function, has_masks: bool, pool: &mut Pool) -> Result<Function, String> {
-    let order = order(f);
+/// Selects the instructions of a function; `addresses` says where functions of other modules are, by number.
+pub fn select(
+    f: &ssa::Function,
+    has_masks: bool,
+    addresses: &[Option<usize>],
+    pool: &mut Pool,
+) -> Result<Function, String> {
+    let order = f.order();
     let mut place = vec![usize::MAX; f.blocks.len()];
     order.iter().enumerate().for_each(|(at, b)| place[*b] = at);
     let n = f.values.len();
     let mut s = Selector {
         f,
         has_masks,
+        addresses,
         pool,
         out: Function::default(),
         n_uses: vec![0; n],
@@ -70,39 +76,6 @@ pub fn select(f: &ssa::Function, has_masks: bool, pool: &mut Pool) -> Result<Fun
     Ok(s.out)
 }
 
-/// The blocks in an order in which loops are contiguous and what comes after a branch comes later.
-fn order(f: &ssa::Function) -> Vec<usize> {
-    let mut seen = vec![false; f.blocks.len()];
-    let mut out = Vec::new();
-    // The block, and how many of its successors are done.
-    let mut stack = vec![(0, 0)];
-    seen[0] = true;
-    while let Some((block, done)) = stack.pop() {
-        // Leaving a loop comes first, so that it is last in the reversed order.
-        let next = successors(f, block).into_iter().rev().nth(done);
-        match next {
-            Some(next) => {
-                stack.push((block, done + 1));
-                if !seen[next] {
-                    seen[next] = true;
-                    stack.push((next, 0));
-                }
-            }
-            None => out.push(block),
-        }
-    }
-    out.reverse();
-    out
-}
-
-fn successors(f: &ssa::Function, block: usize) -> Vec<usize> {
-    match f.blocks[block].last().map(|last| &last.op) {
-        Some(Ssa::Br(to)) => vec![*to],
-        Some(Ssa::CondBr(then, otherwise)) => vec![*then, *otherwise],
-        _ => Vec::new(),
-    }
-}
-
 /// Where a constant is set: before an outermost loop, or in a block outside of loops.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 enum Region {
@@ -113,6 +86,7 @@ enum Region {
 struct Selector<'f> {
     f: &'f ssa::Function,
     has_masks: bool,
+    addresses: &'f [Option<usize>],
     pool: &'f mut Pool,
     out: Function,
     n_uses: Vec<u32>,
@@ -199,7 +173,7 @@ impl Selector<'_> {
     fn find_loops(&mut self, order: &[usize]) {
         let mut loops: Vec<(usize, usize)> = Vec::new();
         for (at, b) in order.iter().enumerate() {
-            for s in successors(self.f, *b) {
+            for s in self.f.successors(*b) {
                 if self.place[s] <= at {
                     loops.push((self.place[s], at));
                 }
@@ -212,7 +186,7 @@ impl Selector<'_> {
             self.out.blocks.push(Block {
                 depth: around.count(),
                 is_inner_loop: loops.iter().any(is_inner),
-                successors: successors(self.f, *b).into_iter().map(|s| self.place[s]).collect(),
+                successors: self.f.successors(*b).map(|s| self.place[s]).collect(),
                 ..Block::default()
             });
         }
@@ -239,7 +213,7 @@ impl Selector<'_> {
 
     fn constant(&self, id: Id) -> Option<&[u64]> {
         match &self.f.values[id as usize].def {
-            Def::Constant(bits) => Some(bits),
+            Def::Constant(c) => Some(&c.bits),
             _ => None,
         }
     }
@@ -270,12 +244,10 @@ impl Selector<'_> {
         (self.n_uses[id as usize] == 1 && block == b).then_some((block, i))
     }
 
-    /// The scalar of which a shuffle fills all lanes.
+    /// The scalar that fills all lanes of a vector.
     fn splat_of(&self, id: Id) -> Option<Id> {
         let inst = self.instruction(id)?;
-        let Ssa::Shuffle(mask) = &inst.op else { return None };
-        let into = self.instruction(inst.operands[0])?;
-        (mask.iter().all(|m| *m <= 0) && into.op == Ssa::Insert(0)).then(|| into.operands[1])
+        (inst.op == Ssa::Splat).then(|| inst.operands[0])
     }
 
     /// Whether a value is written where it is used, not where it stands.
@@ -285,9 +257,8 @@ impl Selector<'_> {
             // Addresses of lanes belong to the instruction that goes there.
             Ssa::Element(_) => self.ty(id).lanes > 1 || self.integer(inst.operands[1]).is_some(),
             Ssa::Stack(_) => true,
-            Ssa::Insert(_) | Ssa::Compare(_) | Ssa::FNeg => self.only_user(id).is_some(),
+            Ssa::Insert(_) | Ssa::Splat | Ssa::Compare(_) | Ssa::FNeg => self.only_user(id).is_some(),
             Ssa::FLess => self.ty(id).lanes == 1 && self.only_user(id).is_some(),
-            Ssa::Shuffle(_) => self.splat_of(id).is_some() && self.only_user(id).is_some(),
             Ssa::Load { invariant } => {
                 let Some((block, user)) = self.final_user(id) else { return false };
                 let (_, at) = self.def_at[id as usize].expect("it has an instruction");
@@ -304,8 +275,7 @@ impl Selector<'_> {
         let (block, at) = self.only_user(id)?;
         let user = &self.f.blocks[block][at];
         match (&user.op, user.result) {
-            (Ssa::Insert(_) | Ssa::FNeg, Some(result)) if self.only_user(result).is_some() => self.final_user(result),
-            (Ssa::Shuffle(_), Some(result)) if self.splat_of(result).is_some() && self.only_user(result).is_some() => {
+            (Ssa::Insert(_) | Ssa::Splat | Ssa::FNeg, Some(result)) if self.only_user(result).is_some() => {
                 self.final_user(result)
             }
             // What is written at the end of the block comes after everything in it.
@@ -345,9 +315,10 @@ impl Selector<'_> {
                 _ => break,
             };
             match inst.op {
-                Ssa::Element(bytes) => {
+                Ssa::Element(element) => {
                     let (base, index) = (inst.operands[0], inst.operands[1]);
-                    disp += self.integer(index).expect("folded elements have constant numbers") * bytes as i64;
+                    let index = self.integer(index).expect("folded elements have constant numbers");
+                    disp += index * element.bytes() as i64;
                     at = self.same_as[base as usize];
                 }
                 Ssa::Stack(_) => {
@@ -428,20 +399,21 @@ impl Selector<'_> {
         let id = self.same_as[id as usize];
         let ty = self.ty(id);
         match &self.f.values[id as usize].def {
-            Def::Constant(bits) => match class_of(ty) {
+            Def::Constant(c) => match class_of(ty) {
                 Class::Integer => {
                     let value = self.integer(id).expect("a scalar");
                     Ok(self.emit_new(Op::Integer(value), Class::Integer, &[], 8))
                 }
-                Class::Vector | Class::Mask => Ok(self.constant_register(bits, ty.kind)),
+                Class::Vector | Class::Mask => Ok(self.constant_register(&c.bits, ty.kind)),
             },
             Def::Undefined => {
                 let d = self.register_of(ty);
                 self.emit(Inst::new(Op::Undefined, d, &[], width(ty)));
                 Ok(d)
             }
-            Def::Function(number) => Ok(self.emit_new(Op::FunctionAddress(*number), Class::Integer, &[], 8)),
-            Def::Outside(_) => Err("address of a function outside the module".into()),
+            Def::Function(f) if self.addresses[f.0].is_some() => Err("address of a function outside the module".into()),
+            Def::Function(f) => Ok(self.emit_new(Op::FunctionAddress(f.0), Class::Integer, &[], 8)),
+            Def::Global(_) => Err("a variable of the module".into()),
             Def::Argument(_) => Ok(self.regs[id as usize]),
             Def::Instruction => {
                 if matches!(self.op_of(id), Some(Ssa::Stack(_))) || self.regs[id as usize] == NONE {
@@ -541,11 +513,11 @@ impl Selector<'_> {
                 return Ok(());
             }
             Ssa::CondBr(then, otherwise) => return self.branch(b, inst.operands[0], *then, *otherwise),
-            Ssa::Return => {
+            Ssa::Return if inst.operands.is_empty() => {
                 self.emit(Inst::new(Op::Return, NONE, &[], 0));
                 return Ok(());
             }
-            Ssa::Copy => {
+            Ssa::Bitcast | Ssa::Opaque => {
                 let result = inst.result.expect("copies give values");
                 let from = self.same_as[inst.operands[0] as usize];
                 if class_of(self.ty(result)) != class_of(self.ty(from)) || self.is_undefined(from) {
@@ -642,6 +614,7 @@ impl Selector<'_> {
                     }
                     return Ok(match how {
                         Compare::Equal => Condition::Equal,
+                        Compare::NotEqual => Condition::NotEqual,
                         Compare::Less => Condition::Less,
                         Compare::Greater => Condition::Greater,
                     });
@@ -775,10 +748,10 @@ impl Selector<'_> {
         let f = self.f;
         let (b, i) = self.def_at[pointers as usize].ok_or("one address for all lanes")?;
         let inst = &f.blocks[b][i];
-        let (Ssa::Element(bytes), [base, numbers]) = (&inst.op, inst.operands.as_slice()) else {
+        let (Ssa::Element(element), [base, numbers]) = (&inst.op, inst.operands.as_slice()) else {
             return Err("addresses of lanes".into());
         };
-        if *bytes != ty.kind.bytes() || self.ty(*numbers).kind != Kind::I32 {
+        if element.bytes() != ty.kind.bytes() || self.ty(*numbers).kind != Kind::I32 {
             return Err("far addresses of lanes".into());
         }
         let memory = self.address(*base)?;
@@ -813,8 +786,10 @@ impl Selector<'_> {
             }
         }
         call.callee = match &self.f.values[*callee as usize].def {
-            Def::Function(number) => Callee::Function(*number),
-            Def::Outside(address) => Callee::Address(*address),
+            Def::Function(f) => match self.addresses[f.0] {
+                Some(address) => Callee::Address(address),
+                None => Callee::Function(f.0),
+            },
             _ => Callee::Pointer(self.reg(*callee)?),
         };
         let d = match inst.result {

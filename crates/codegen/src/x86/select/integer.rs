@@ -18,11 +18,13 @@ impl Selector<'_> {
                 let memory = self.address(operand(0))?;
                 self.emit(plain(Op::Move, &[]).with(memory, false));
             }
-            Ssa::Element(bytes) => {
+            Ssa::Element(element) => {
                 let memory = self.address(operand(0))?;
                 let index = self.reg(operand(1))?;
-                let memory = match (memory.index, bytes) {
-                    (None, 1 | 2 | 4 | 8) => Memory { index: Some((index, bytes.trailing_zeros() as u8)), ..memory },
+                let memory = match (memory.index, element.bytes()) {
+                    (None, bytes @ (1 | 2 | 4 | 8)) => {
+                        Memory { index: Some((index, bytes.trailing_zeros() as u8)), ..memory }
+                    }
                     _ => return Err("an element's size".into()),
                 };
                 self.emit(plain(Op::Address, &[]).with(memory, false));
@@ -112,6 +114,7 @@ impl Selector<'_> {
                 self.emit(Inst::new(Op::Compare, NONE, &[a, b], 8));
                 Ok(match how {
                     Compare::Equal => Condition::Equal,
+                    Compare::NotEqual => Condition::NotEqual,
                     Compare::Less => Condition::Less,
                     Compare::Greater => Condition::Greater,
                 })

@@ -109,6 +109,7 @@ impl Selector<'_> {
                 if !self.has_masks {
                     let (first, second, op) = match how {
                         Compare::Equal => (0, 1, INTEGERS_EQUAL),
+                        Compare::NotEqual => return Err("a comparison".into()),
                         Compare::Less => (1, 0, INTEGERS_GREATER),
                         Compare::Greater => (0, 1, INTEGERS_GREATER),
                     };
@@ -122,6 +123,7 @@ impl Selector<'_> {
                 let immediate = match how {
                     Compare::Equal => 0,
                     Compare::Less => 1,
+                    Compare::NotEqual => 4,
                     Compare::Greater => 6,
                 };
                 let op = evex(3, 1, 0x1f, of.kind == Kind::I64);
@@ -160,13 +162,13 @@ impl Selector<'_> {
                     self.emit(Inst::new(Op::Unary(op), d, &[x], w.max(width(from))));
                 }
             }
-            Ssa::Add | Ssa::Sub if class_of(ty) == Class::Vector => {
+            Ssa::Add | Ssa::AddWrapping | Ssa::Sub if class_of(ty) == Class::Vector => {
                 let wide = ty.kind == Kind::I64;
                 let code = match (&inst.op, wide) {
-                    (Ssa::Add, false) => 0xfe,
-                    (Ssa::Add, true) => 0xd4,
-                    (_, false) => 0xfa,
-                    (_, true) => 0xfb,
+                    (Ssa::Sub, false) => 0xfa,
+                    (Ssa::Sub, true) => 0xfb,
+                    (_, false) => 0xfe,
+                    (_, true) => 0xd4,
                 };
                 self.binary_into(d, Op::Binary(opcode(1, 1, code, wide)), operand(0), operand(1), false, ty)?;
             }
@@ -205,10 +207,8 @@ impl Selector<'_> {
                     self.emit(Inst::new(Op::MaskBinary(code), d, &[a, b], 2));
                 }
             }
-            Ssa::Shuffle(mask) => match self.splat_of(id) {
-                Some(x) => self.splat_into(d, x, ty)?,
-                None => self.shuffle_into(d, operand(0), operand(1), mask, ty)?,
-            },
+            Ssa::Splat => self.splat_into(d, operand(0), ty)?,
+            Ssa::Shuffle(mask) => self.shuffle_into(d, operand(0), operand(1), mask, ty)?,
             Ssa::Insert(_) => self.insert_into(d, id, ty)?,
             Ssa::Extract(lane) => self.extract_into(d, operand(0), *lane)?,
             other => return Err(format!("{other:?} of {ty:?}")),

@@ -7,12 +7,11 @@
 //! The coefficients are minimax fits of our own: Remez's exchange algorithm in 60 digits, with the weight that makes
 //! the error relative to the result; the error of each fit stands beside it.
 
-use llvm_sys::LLVMOpcode::*;
 use tilewright_ir::DType;
 use tilewright_ir::expr::UnaryOp;
 
-use super::api::{Type, Value};
-use super::generate::Generator;
+use super::Generator;
+use crate::ssa::{Id, Op, Type};
 
 /// What differs between the element types.
 struct Format {
@@ -155,12 +154,12 @@ struct Math<'g, 'p> {
 
 impl Generator<'_> {
     /// An elementary function of each lane of a vector; `None` where there is no code for it here.
-    pub(super) fn vector_math(&self, op: UnaryOp, x: Value, n: usize, dtype: DType) -> Option<Value> {
+    pub(super) fn vector_math(&self, op: UnaryOp, x: Id, n: usize, dtype: DType) -> Option<Id> {
         let (format, int) = match dtype {
-            DType::F32 => (&SINGLE, self.m.i32),
-            DType::F64 => (&DOUBLE, self.m.i64),
+            DType::F32 => (&SINGLE, Type::I32),
+            DType::F64 => (&DOUBLE, Type::I64),
         };
-        let math = Math { g: self, format, ty: self.m.vector(self.real_type(dtype), n), int: self.m.vector(int, n), n };
+        let math = Math { g: self, format, ty: self.real_type(dtype).vector(n), int: int.vector(n), n };
         match op {
             UnaryOp::Exp => Some(math.exp(x)),
             UnaryOp::Log => Some(math.log(x)),
@@ -172,73 +171,69 @@ impl Generator<'_> {
 }
 
 impl Math<'_, '_> {
-    fn real(&self, v: f64) -> Value {
-        self.g.m.splat(self.g.m.real(self.g.m.element_of(self.ty), v), self.n)
+    fn real(&self, v: f64) -> Id {
+        self.g.m.splat(self.g.m.real(self.ty.element(), v), self.n)
     }
 
-    fn integer(&self, v: i64) -> Value {
-        self.g.m.splat(self.g.m.integer(self.g.m.element_of(self.int), v), self.n)
+    fn integer(&self, v: i64) -> Id {
+        self.g.m.splat(self.g.m.integer(self.int.element(), v), self.n)
     }
 
-    fn add(&self, a: Value, b: Value) -> Value {
-        self.g.m.binary(LLVMFAdd, a, b)
+    fn add(&self, a: Id, b: Id) -> Id {
+        self.g.m.binary(Op::FAdd, a, b)
     }
 
-    fn sub(&self, a: Value, b: Value) -> Value {
-        self.g.m.binary(LLVMFSub, a, b)
+    fn sub(&self, a: Id, b: Id) -> Id {
+        self.g.m.binary(Op::FSub, a, b)
     }
 
-    fn mul(&self, a: Value, b: Value) -> Value {
-        self.g.m.binary(LLVMFMul, a, b)
+    fn mul(&self, a: Id, b: Id) -> Id {
+        self.g.m.binary(Op::FMul, a, b)
     }
 
-    fn div(&self, a: Value, b: Value) -> Value {
-        self.g.m.binary(LLVMFDiv, a, b)
+    fn div(&self, a: Id, b: Id) -> Id {
+        self.g.m.binary(Op::FDiv, a, b)
     }
 
     /// `a · b + c`, rounded once where the machine can.
-    fn mul_add(&self, a: Value, b: Value, c: Value) -> Value {
-        if self.g.target.has_fma {
-            self.g.m.intrinsic("llvm.fma", &[self.ty], &[a, b, c])
-        } else {
-            self.add(self.mul(a, b), c)
-        }
+    fn mul_add(&self, a: Id, b: Id, c: Id) -> Id {
+        if self.g.target.has_fma { self.g.m.fma(a, b, c) } else { self.add(self.mul(a, b), c) }
     }
 
-    fn polynomial(&self, coefficients: &[f64], x: Value) -> Value {
+    fn polynomial(&self, coefficients: &[f64], x: Id) -> Id {
         let (last, lower) = coefficients.split_last().expect("a polynomial has coefficients");
         lower.iter().rev().fold(self.real(*last), |sum, c| self.mul_add(sum, x, self.real(*c)))
     }
 
-    fn abs(&self, x: Value) -> Value {
-        self.g.m.intrinsic("llvm.fabs", &[self.ty], &[x])
+    fn abs(&self, x: Id) -> Id {
+        self.g.m.unary(Op::FAbs, x)
     }
 
-    fn with_sign_of(&self, x: Value, sign: Value) -> Value {
-        self.g.m.intrinsic("llvm.copysign", &[self.ty], &[x, sign])
+    fn with_sign_of(&self, x: Id, sign: Id) -> Id {
+        self.g.m.binary(Op::CopySign, x, sign)
     }
 
     /// The first where `a < b`, else the second, which also a number that is none gives.
-    fn where_less(&self, a: Value, b: Value, first: Value, second: Value) -> Value {
+    fn where_less(&self, a: Id, b: Id, first: Id, second: Id) -> Id {
         self.g.m.select(self.g.m.fless(a, b), first, second)
     }
 
     /// The nearest integer to `a · b`, as a real: adding 1.5 times the number whose last place is 1 rounds.
-    fn round_product(&self, a: Value, b: Value) -> Value {
+    fn round_product(&self, a: Id, b: Id) -> Id {
         let magic = self.real(1.5 * (self.format.fraction_bits as f64).exp2());
         self.sub(self.mul_add(a, b, magic), magic)
     }
 
     /// 2ⁿ for an integer `n` whose power is neither infinite nor denormal.
-    fn power_of_two(&self, n: Value) -> Value {
+    fn power_of_two(&self, n: Id) -> Id {
         let magic = 1.5 * (self.format.fraction_bits as f64).exp2() + self.format.exponent_bias as f64;
         let biased = self.g.m.bitcast(self.add(n, self.real(magic)), self.int);
         let shift = self.integer(i64::from(self.format.fraction_bits));
-        self.g.m.bitcast(self.g.m.binary(LLVMShl, biased, shift), self.ty)
+        self.g.m.bitcast(self.g.m.binary(Op::ShiftLeft, biased, shift), self.ty)
     }
 
     /// An integer `n` and `p` with eˣ = 2ⁿ·(1 + p), for `x` whose exponential is finite.
-    fn reduced_exp(&self, x: Value) -> (Value, Value) {
+    fn reduced_exp(&self, x: Id) -> (Id, Id) {
         let n = self.round_product(x, self.real(std::f64::consts::LOG2_E));
         let [high, low] = self.format.ln_2.map(|part| self.real(-part));
         let r = self.mul_add(n, low, self.mul_add(n, high, x));
@@ -246,7 +241,7 @@ impl Math<'_, '_> {
         (n, self.mul_add(self.mul(r, r), q, r))
     }
 
-    fn exp(&self, x: Value) -> Value {
+    fn exp(&self, x: Id) -> Id {
         let (low, high) = (self.real(self.format.exp_zero), self.real(self.format.exp_infinite));
         let x = self.where_less(x, low, low, x);
         let x = self.where_less(high, x, high, x);
@@ -259,7 +254,7 @@ impl Math<'_, '_> {
 
     /// ln x = e·ln 2 + ln(1 + f) with 1 + f in √½..√2, and s = f / (2 + f): ln(1 + f) = 2·atanh(s) = f − s·(f − 2s²·…),
     /// where an error of `s` counts little.
-    fn log(&self, x: Value) -> Value {
+    fn log(&self, x: Id) -> Id {
         let m = &self.g.m;
         let fraction_bits = self.format.fraction_bits;
         let bias = self.format.exponent_bias;
@@ -272,20 +267,20 @@ impl Math<'_, '_> {
             23 => i64::from(std::f32::consts::FRAC_1_SQRT_2.to_bits()),
             _ => std::f64::consts::FRAC_1_SQRT_2.to_bits() as i64,
         };
-        let bits = m.binary(LLVMAdd, m.bitcast(scaled, self.int), self.integer(one_bits - root_bits));
-        let biased = m.binary(LLVMLShr, bits, self.integer(i64::from(fraction_bits)));
+        let bits = m.binary(Op::AddWrapping, m.bitcast(scaled, self.int), self.integer(one_bits - root_bits));
+        let biased = m.binary(Op::ShiftUnsigned, bits, self.integer(i64::from(fraction_bits)));
         // The exponent as a real: written into the last places of 2 to the number of fraction bits.
         let magic = (fraction_bits as f64).exp2();
         let magic_bits = (bias + i64::from(fraction_bits)) << fraction_bits;
-        let biased = m.bitcast(m.binary(LLVMOr, biased, self.integer(magic_bits)), self.ty);
+        let biased = m.bitcast(m.binary(Op::Or, biased, self.integer(magic_bits)), self.ty);
         let offset = m.select(
             is_small,
             self.real(magic + (bias + i64::from(fraction_bits)) as f64),
             self.real(magic + bias as f64),
         );
         let e = self.sub(biased, offset);
-        let fraction = m.binary(LLVMAnd, bits, self.integer((1 << fraction_bits) - 1));
-        let significand = m.bitcast(m.binary(LLVMAdd, fraction, self.integer(root_bits)), self.ty);
+        let fraction = m.binary(Op::And, bits, self.integer((1 << fraction_bits) - 1));
+        let significand = m.bitcast(m.binary(Op::AddWrapping, fraction, self.integer(root_bits)), self.ty);
         let f = self.sub(significand, self.real(1.0));
         let s = self.div(f, self.add(f, self.real(2.0)));
         let z = self.mul(s, s);
@@ -302,7 +297,7 @@ impl Math<'_, '_> {
     }
 
     /// tanh |x| = E / (E + 2) with E = exp(2|x|) − 1, which loses nothing near zero.
-    fn tanh(&self, x: Value) -> Value {
+    fn tanh(&self, x: Id) -> Id {
         let a = self.abs(x);
         let last = self.real(self.format.tanh_one);
         let a = self.where_less(last, a, last, a);
@@ -312,12 +307,12 @@ impl Math<'_, '_> {
         self.with_sign_of(self.div(e, self.add(e, self.real(2.0))), x)
     }
 
-    fn erf(&self, x: Value) -> Value {
+    fn erf(&self, x: Id) -> Id {
         let a = self.abs(x);
         let low = self.mul_add(x, self.polynomial(self.format.erf_low, self.mul(x, x)), x);
         let last = self.real(self.format.erf_one);
         let u = self.sub(self.where_less(last, a, last, a), self.real(self.format.erf_center));
-        let (n, p) = self.reduced_exp(self.g.m.fneg(self.polynomial(self.format.erf_high, u)));
+        let (n, p) = self.reduced_exp(self.g.m.unary(Op::FNeg, self.polynomial(self.format.erf_high, u)));
         let power = self.power_of_two(n);
         // 1 − 2ⁿ·(1 + p)
         let high = self.sub(self.sub(self.real(1.0), power), self.mul(power, p));

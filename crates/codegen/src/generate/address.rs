@@ -2,10 +2,8 @@
 
 use tilewright_ir::{Atom, BufferId, Index};
 
-use llvm_sys::LLVMOpcode;
-
-use super::api::{INT_EQ, INT_LT, Value};
-use super::generate::{Generator, Storage};
+use super::{Generator, Storage};
+use crate::ssa::{Compare, Id, Op, Type};
 
 /// Whether evaluating an index divides by zero.
 fn faults(index: &Index) -> bool {
@@ -40,7 +38,7 @@ impl Generator<'_> {
     }
 
     /// An index that does not depend on the lane, as `i64`.
-    pub(super) fn int(&mut self, index: &Index) -> Value {
+    pub(super) fn int(&mut self, index: &Index) -> Id {
         if let Some(c) = index.as_const() {
             return self.m.int(c);
         }
@@ -69,7 +67,7 @@ impl Generator<'_> {
     }
 
     /// The sum, written where we are.
-    fn sum(&mut self, index: &Index) -> Value {
+    fn sum(&mut self, index: &Index) -> Id {
         let mut sum = None;
         for (atom, c) in index.terms() {
             let v = self.atom(atom);
@@ -83,54 +81,48 @@ impl Generator<'_> {
         }
     }
 
-    fn atom(&mut self, atom: &Atom) -> Value {
+    fn atom(&mut self, atom: &Atom) -> Id {
         match atom {
             Atom::Var(v) => self.f.vars[v].0,
             Atom::FloorDiv(x, d) => self.division(x, *d).0,
             Atom::Mod(x, d) => self.division(x, *d).1,
             Atom::Min(a, b) | Atom::Max(a, b) => {
-                let name = if matches!(atom, Atom::Min(..)) { "llvm.smin" } else { "llvm.smax" };
+                let op = if matches!(atom, Atom::Min(..)) { Op::SignedMin } else { Op::SignedMax };
                 let (a, b) = (self.int(a), self.int(b));
-                self.m.intrinsic(name, &[self.m.i64], &[a, b])
+                self.m.binary(op, a, b)
             }
         }
     }
 
     /// Quotient, rounded towards minus infinity, and remainder.
-    fn division(&mut self, x: &Index, d: i64) -> (Value, Value) {
-        use LLVMOpcode::*;
+    fn division(&mut self, x: &Index, d: i64) -> (Id, Id) {
         let value = self.int(x);
         if d > 0 && d.count_ones() == 1 {
             let shift = self.m.int(i64::from(d.trailing_zeros()));
-            return (self.m.binary(LLVMAShr, value, shift), self.m.binary(LLVMAnd, value, self.m.int(d - 1)));
+            return (self.m.binary(Op::ShiftSigned, value, shift), self.m.binary(Op::And, value, self.m.int(d - 1)));
         }
         if d > 0 && self.f.ranges.lower(x).is_some_and(|l| l >= 0) {
             let d = self.m.int(d);
-            return (self.m.binary(LLVMUDiv, value, d), self.m.binary(LLVMURem, value, d));
+            return (self.m.binary(Op::UnsignedDiv, value, d), self.m.binary(Op::UnsignedRem, value, d));
         }
-        let divisor = if d == 0 { self.opaque_zero() } else { self.m.int(d) };
-        let quotient = self.m.binary(LLVMSDiv, value, divisor);
-        let remainder = self.m.binary(LLVMSRem, value, divisor);
+        // Dividing by zero is left to the machine.
+        let divisor = if d == 0 { self.m.opaque(self.m.int(0)) } else { self.m.int(d) };
+        let quotient = self.m.binary(Op::SignedDiv, value, divisor);
+        let remainder = self.m.binary(Op::SignedRem, value, divisor);
         let zero = self.m.int(0);
         // Towards zero was rounded up where the remainder and the divisor differ in sign.
-        let up = if d > 0 { self.m.icmp(INT_LT, remainder, zero) } else { self.m.icmp(INT_LT, zero, remainder) };
+        let up = if d > 0 {
+            self.m.compare(Compare::Less, remainder, zero)
+        } else {
+            self.m.compare(Compare::Less, zero, remainder)
+        };
         let less = self.m.sub(quotient, self.m.int(1));
         let more = self.m.add(remainder, divisor);
         (self.m.select(up, less, quotient), self.m.select(up, more, remainder))
     }
 
-    /// A zero that LLVM does not know to be one, so that dividing by it divides.
-    fn opaque_zero(&mut self) -> Value {
-        let slot = self.hoisted(0, |g| g.m.alloca(g.m.i64, 8));
-        let stored = self.m.store(self.m.int(0), slot, 8);
-        self.m.set_volatile(stored);
-        let zero = self.m.load(self.m.i64, slot, 8);
-        self.m.set_volatile(zero);
-        zero
-    }
-
     /// The address of an element whose position does not depend on the lane.
-    pub(super) fn pointer(&mut self, buffer: BufferId, flat: &Index) -> Value {
+    pub(super) fn pointer(&mut self, buffer: BufferId, flat: &Index) -> Id {
         let varying = flat.offset(-flat.constant());
         let base = self.partial_pointer(buffer, &varying);
         let base = match self.f.seen.fresh.as_ref().map(|fresh| fresh.get(&base)) {
@@ -149,7 +141,7 @@ impl Generator<'_> {
     }
 
     /// The address of an element at a position without constant summand.
-    fn partial_pointer(&mut self, buffer: BufferId, varying: &Index) -> Value {
+    fn partial_pointer(&mut self, buffer: BufferId, varying: &Index) -> Id {
         if varying.terms().is_empty() {
             return match &self.f.storage[&buffer] {
                 Storage::Pointer(p) => *p,
@@ -171,7 +163,7 @@ impl Generator<'_> {
         let base = self.partial_pointer(buffer, &outer);
         let pointer = match (self.f.levels[depth].entered, here.terms()) {
             (Some((preheader, var)), [(Atom::Var(v), step)]) if *v == var => {
-                let phi = self.phi_at(depth, self.m.ptr);
+                let phi = self.m.phi(self.f.levels[depth].header, Type::POINTER);
                 self.m.add_incoming(phi, base, preheader);
                 self.f.levels[depth].steps.push((phi, element, *step));
                 phi
@@ -186,7 +178,7 @@ impl Generator<'_> {
     }
 
     /// `a == b` or `a < b` of integers or of vectors of them.
-    pub(super) fn compare(&self, equal: bool, a: Value, b: Value) -> Value {
-        self.m.icmp(if equal { INT_EQ } else { INT_LT }, a, b)
+    pub(super) fn compare(&self, equal: bool, a: Id, b: Id) -> Id {
+        self.m.compare(if equal { Compare::Equal } else { Compare::Less }, a, b)
     }
 }

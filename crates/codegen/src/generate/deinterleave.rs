@@ -11,10 +11,10 @@ use std::collections::BTreeSet;
 use tilewright_ir::expr::Expr;
 use tilewright_ir::{Atom, BufferId, Index, LoopId, Stmt};
 
-use super::api::Value;
-use super::generate::Generator;
+use super::Generator;
 use super::memory::Access;
 use super::plan::Piece;
+use crate::ssa::{Id, Type};
 
 /// Up to this stride every vector of a range holds enough lanes to be worth picking them out of it, where fewer than
 /// `MIN_TRANSPOSED` loads share the vectors.
@@ -118,7 +118,7 @@ impl Generator<'_> {
     }
 
     /// The vector of each load of a group; `None` where lane by lane is better.
-    fn deinterleave(&mut self, buffer: BufferId, group: &Group, stride: i64, piece: Piece) -> Option<Vec<Value>> {
+    fn deinterleave(&mut self, buffer: BufferId, group: &Group, stride: i64, piece: Piece) -> Option<Vec<Id>> {
         let n_columns = group.offsets.last().expect("a group has a load") + 1;
         if !self.in_registers(buffer) && stride <= MAX_PICKED_STRIDE && group.offsets.len() < MIN_TRANSPOSED {
             return Some(self.picked(buffer, group, stride, piece));
@@ -126,7 +126,7 @@ impl Generator<'_> {
         if group.offsets.len() < 2 || n_columns.unsigned_abs().next_power_of_two() > 2 * group.offsets.len() as u64 {
             return None;
         }
-        let rows: Option<Vec<Value>> = (0..piece.n as i64)
+        let rows: Option<Vec<Id>> = (0..piece.n as i64)
             .map(|lane| {
                 let at = group.lowest.offset(lane * stride);
                 // Beyond the last element of its own row, a row may read what another one starts with.
@@ -139,19 +139,19 @@ impl Generator<'_> {
     }
 
     /// Every `stride`-th element from each offset on, out of vectors that cover them all.
-    fn picked(&mut self, buffer: BufferId, group: &Group, stride: i64, piece: Piece) -> Vec<Value> {
+    fn picked(&mut self, buffer: BufferId, group: &Group, stride: i64, piece: Piece) -> Vec<Id> {
         let last_offset = group.offsets.last().expect("a group has a load");
         let (width, last) = (piece.width, (piece.n - 1) * stride as usize);
         // More than the width: more than half of the lanes exist, at least two elements apart.
         let n_elements = last + *last_offset as usize + 1;
-        let sources: Vec<(usize, Value)> = (0..n_elements.div_ceil(width))
+        let sources: Vec<(usize, Id)> = (0..n_elements.div_ceil(width))
             .map(|v| {
                 // The last vector starts early rather than ending beyond the last element.
                 let start = (v * width).min(n_elements - width);
                 (start, self.neighbours(buffer, &group.lowest.offset(start as i64), width, width))
             })
             .collect();
-        let values: Vec<Value> = sources.iter().map(|(_, value)| *value).collect();
+        let values: Vec<Id> = sources.iter().map(|(_, value)| *value).collect();
         group
             .offsets
             .iter()
@@ -168,7 +168,7 @@ impl Generator<'_> {
     }
 
     /// At least `n` neighbouring elements in a vector of a power of two of lanes, of which `readable` exist.
-    fn row(&mut self, buffer: BufferId, at: &Index, n: usize, readable: usize) -> Option<Value> {
+    fn row(&mut self, buffer: BufferId, at: &Index, n: usize, readable: usize) -> Option<Id> {
         let width = n.next_power_of_two();
         if self.in_registers(buffer) {
             return self.read_neighbours(buffer, at, n, width);
@@ -181,13 +181,13 @@ impl Generator<'_> {
     /// Each step exchanges one bit of the vector's number (at the start: of the row) with one bit of the lane's (of the
     /// column), as two shuffles a pair of vectors (Eklundh, "A fast computer method for matrix transposing", 1972).
     /// Which bit goes where is chosen so that each is one instruction on x86.
-    fn transpose(&mut self, mut rows: Vec<Value>, width: usize) -> Vec<Value> {
+    fn transpose(&mut self, mut rows: Vec<Id>, width: usize) -> Vec<Id> {
         let ty = self.m.type_of(rows[0]);
-        let n_columns = self.m.n_lanes(ty);
-        let element = self.m.element_of(ty);
-        rows.resize(width, self.m.undef(ty));
+        let n_columns = ty.lanes;
+        let element = ty.element();
+        rows.resize(width, self.m.undefined(ty));
         // Full vectors: rows a number of columns apart, side by side.
-        let mut parts: Vec<Vec<Value>> =
+        let mut parts: Vec<Vec<Id>> =
             (0..n_columns).map(|v| rows.iter().copied().skip(v).step_by(n_columns).collect()).collect();
         let mut joined = n_columns;
         while joined < width {
@@ -197,12 +197,12 @@ impl Generator<'_> {
             }
             joined *= 2;
         }
-        let mut vectors: Vec<Value> = parts.into_iter().map(|part| part[0]).collect();
+        let mut vectors: Vec<Id> = parts.into_iter().map(|part| part[0]).collect();
 
         let n_bits = n_columns.ilog2() as usize;
         // Vector instructions unpack within 128 bits.
-        let unpacked = if element == self.m.f32 { 2 } else { 1 };
-        let bits = width * if element == self.m.f32 { 32 } else { 64 };
+        let unpacked = if element == Type::F32 { 2 } else { 1 };
+        let bits = width * if element == Type::F32 { 32 } else { 64 };
         // Which bit of the column ends as each bit of the vector's number.
         let mut columns: Vec<usize> = (0..n_bits).collect();
         let mut bit = 0;
@@ -235,8 +235,8 @@ impl Generator<'_> {
 
     /// Shuffles each pair of vectors whose numbers differ in a bit into two: `source(lane, half)` says which of the
     /// pair and which of its lanes a lane of the lower or upper half of the pair is.
-    fn exchange(&mut self, vectors: &mut [Value], bit: usize, source: impl Fn(usize, usize) -> (usize, usize)) {
-        let width = self.m.n_lanes(self.m.type_of(vectors[0]));
+    fn exchange(&mut self, vectors: &mut [Id], bit: usize, source: impl Fn(usize, usize) -> (usize, usize)) {
+        let width = self.m.type_of(vectors[0]).lanes;
         for low in (0..vectors.len()).filter(|v| v >> bit & 1 == 0) {
             let high = low | 1 << bit;
             let [new_low, new_high] = [0, 1].map(|half| {
@@ -253,12 +253,12 @@ impl Generator<'_> {
     }
 
     /// A vector whose lanes are picked from others: which one, and which lane of it.
-    pub(super) fn pick(&mut self, from: &[Value], picks: &[Option<(usize, usize)>]) -> Value {
+    pub(super) fn pick(&mut self, from: &[Id], picks: &[Option<(usize, usize)>]) -> Id {
         let used: BTreeSet<usize> = picks.iter().flatten().map(|(which, _)| *which).collect();
         let mut used = used.into_iter();
         let first = used.next().expect("a lane is picked");
         let second = used.next();
-        let width = self.m.n_lanes(self.m.type_of(from[first]));
+        let width = self.m.type_of(from[first]).lanes;
         let mask: Vec<Option<usize>> = picks
             .iter()
             .map(|pick| match *pick {

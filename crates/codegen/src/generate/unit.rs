@@ -14,11 +14,11 @@ use tilewright_ir::lower::leaves;
 use tilewright_ir::text::{index_to_string, stmt_to_string};
 use tilewright_ir::{BufferId, LoopId, LoopKind, Program, Scope, Stmt};
 
-use super::api::Value;
-use super::generate::{Generator, Storage};
 use super::plan::{self, Known, Place};
+use super::{Generator, Storage};
 use crate::CompileError;
 use crate::loader::Code;
+use crate::ssa::{Id, Linkage, Type};
 
 /// Operations, of vectors where there are lanes, that a unit carries out at least where it is executed: the call costs
 /// about a hundredth of them.
@@ -185,10 +185,9 @@ impl Generator<'_> {
         let known: Known = known.into_iter().map(|v| (v, self.f.known[&v])).collect();
         let ranges = self.ranges_of(&vars);
         let key = self.unit_key(block, &buffers, &used, &vars, &known, &ranges);
-        let (ptr, i64) = (self.m.ptr, self.m.i64);
+        let (ptr, i64) = (Type::POINTER, Type::I64);
         let types: Vec<_> = buffers.iter().map(|_| ptr).chain(vars.iter().map(|_| i64)).collect();
-        let arguments: Vec<Value> =
-            buffers.iter().map(|(_, p)| *p).chain(vars.iter().map(|v| self.f.vars[v].0)).collect();
+        let arguments: Vec<Id> = buffers.iter().map(|(_, p)| *p).chain(vars.iter().map(|v| self.f.vars[v].0)).collect();
         let symbol = symbol(&key);
         let is_new = match self.units.known.get(&symbol) {
             Some(code) => {
@@ -199,11 +198,8 @@ impl Generator<'_> {
             }
             None => self.uses.made.insert(symbol.clone()),
         };
-        let function = self.m.declare(&symbol, self.m.void, &types);
-        if self.prefix.is_some() {
-            self.m.make_internal(function);
-        }
-        self.m.call(function, self.m.void, &types, &arguments);
+        let function = self.m.declare(&symbol, Linkage::Outside, None, &types);
+        self.m.call(function, &arguments);
         for buffer in plan::written_buffers(block) {
             self.f.seen.loads.remove(&buffer);
         }
@@ -212,15 +208,16 @@ impl Generator<'_> {
         }
 
         let after = self.m.current_block();
-        let outer = self.start_function(function);
+        let linkage = if self.prefix.is_some() { Linkage::Internal } else { Linkage::Exported };
+        let outer = self.start_function(function, linkage);
         self.f.ranges = ranges;
         self.f.known = known;
         self.f.is_unit = true;
         for (at, (buffer, _)) in buffers.iter().enumerate() {
-            self.buffer_parameter(function, at, *buffer);
+            self.buffer_parameter(at, *buffer);
         }
         for (at, var) in vars.iter().enumerate() {
-            self.var_parameter(function, buffers.len() + at, *var);
+            self.var_parameter(buffers.len() + at, *var);
         }
         self.block(block)?;
         self.leave_function();
@@ -248,7 +245,7 @@ impl Generator<'_> {
     fn unit_key(
         &self,
         block: &[Stmt],
-        passed: &[(BufferId, Value)],
+        passed: &[(BufferId, Id)],
         used: &BTreeSet<BufferId>,
         vars: &[LoopId],
         known: &Known,

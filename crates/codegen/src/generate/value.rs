@@ -4,41 +4,39 @@
 
 use std::collections::BTreeSet;
 
-use llvm_sys::LLVMOpcode::*;
 use tilewright_ir::expr::{BinaryOp, Cond, Expr, ReduceOp, UnaryOp};
 use tilewright_ir::{BufferId, DType, Index, Scope};
 
-use super::api::{Type, Value};
-use super::generate::{Generator, Lanes};
-use super::map::Map;
 use super::memory::LoadKey;
-use super::plan;
+use super::{Generator, Lanes, plan};
+use crate::map::Map;
+use crate::ssa::{Id, Linkage, Op, Type};
 
 /// A value with its number of lanes; 0 for a scalar, which stands for itself in every lane.
 #[derive(Clone, Copy)]
 pub(super) struct Operand {
-    pub value: Value,
+    pub value: Id,
     pub lanes: usize,
 }
 
 impl Operand {
     /// The same in all lanes.
-    pub fn scalar(value: Value) -> Operand {
+    pub fn scalar(value: Id) -> Operand {
         Operand { value, lanes: 0 }
     }
 }
 
 impl Generator<'_> {
-    /// LLVM's type of an element type.
+    /// The type of an element type.
     pub(super) fn real_type(&self, dtype: DType) -> Type {
         match dtype {
-            DType::F32 => self.m.f32,
-            DType::F64 => self.m.f64,
+            DType::F32 => Type::F32,
+            DType::F64 => Type::F64,
         }
     }
 
     /// The value in every lane of a vector of `n` lanes; itself where `n` is 0.
-    pub(super) fn widen(&mut self, x: Operand, n: usize) -> Value {
+    pub(super) fn widen(&mut self, x: Operand, n: usize) -> Id {
         if x.lanes == n || n == 0 {
             return x.value;
         }
@@ -50,7 +48,7 @@ impl Generator<'_> {
         v
     }
 
-    fn pair(&mut self, a: Operand, b: Operand) -> (Value, Value, usize) {
+    fn pair(&mut self, a: Operand, b: Operand) -> (Id, Id, usize) {
         let n = a.lanes.max(b.lanes);
         (self.widen(a, n), self.widen(b, n), n)
     }
@@ -65,7 +63,7 @@ impl Generator<'_> {
             }
             Expr::FromIndex(index) => {
                 let x = self.index_operand(index);
-                let ty = self.m.vector(self.real_type(dtype), x.lanes.max(1));
+                let ty = self.real_type(dtype).vector(x.lanes.max(1));
                 Operand { value: self.m.int_to_real(x.value, ty), lanes: x.lanes }
             }
             Expr::Unary(op, x) => {
@@ -81,8 +79,8 @@ impl Generator<'_> {
         if from == to {
             return x;
         }
-        let ty = self.m.vector(self.real_type(to), x.lanes.max(1));
-        Operand { value: self.m.real_to_real(x.value, ty, to.bytes() > from.bytes()), lanes: x.lanes }
+        let ty = self.real_type(to).vector(x.lanes.max(1));
+        Operand { value: self.m.real_to_real(x.value, ty), lanes: x.lanes }
     }
 
     fn binary(&mut self, op: BinaryOp, a: &Expr, b: &Expr, dtype: DType) -> Operand {
@@ -94,7 +92,7 @@ impl Generator<'_> {
             }
             (BinaryOp::Sub, Expr::Binary(BinaryOp::Mul, x, y), z) => {
                 let z = self.eval(z, dtype);
-                let z = Operand { value: self.m.fneg(z.value), lanes: z.lanes };
+                let z = Operand { value: self.m.unary(Op::FNeg, z.value), lanes: z.lanes };
                 self.multiply_add(x, y, z, false, dtype)
             }
             (BinaryOp::Sub, z, Expr::Binary(BinaryOp::Mul, x, y)) => {
@@ -103,7 +101,7 @@ impl Generator<'_> {
             }
             _ => {
                 let (a, b) = (self.eval(a, dtype), self.eval(b, dtype));
-                self.combine(op, a, b, dtype)
+                self.combine(op, a, b)
             }
         }
     }
@@ -112,35 +110,32 @@ impl Generator<'_> {
     fn multiply_add(&mut self, x: &Expr, y: &Expr, z: Operand, negate: bool, dtype: DType) -> Operand {
         let (x, y) = (self.eval(x, dtype), self.eval(y, dtype));
         if !self.target.has_fma {
-            let product = self.combine(BinaryOp::Mul, x, y, dtype);
+            let product = self.combine(BinaryOp::Mul, x, y);
             let op = if negate { BinaryOp::Sub } else { BinaryOp::Add };
-            return self.combine(op, z, product, dtype);
+            return self.combine(op, z, product);
         }
         let n = x.lanes.max(y.lanes).max(z.lanes);
-        let x = if negate { Operand { value: self.m.fneg(x.value), lanes: x.lanes } } else { x };
+        let x = if negate { Operand { value: self.m.unary(Op::FNeg, x.value), lanes: x.lanes } } else { x };
         let (x, y) = if x.lanes == 0 { (y, x) } else { (x, y) };
         let [x, y, z] = [x, y, z].map(|v| self.widen(v, n));
-        let ty = self.m.vector(self.real_type(dtype), n.max(1));
-        Operand { value: self.m.intrinsic("llvm.fma", &[ty], &[x, y, z]), lanes: n }
+        Operand { value: self.m.fma(x, y, z), lanes: n }
     }
 
-    fn combine(&mut self, op: BinaryOp, a: Operand, b: Operand, dtype: DType) -> Operand {
+    fn combine(&mut self, op: BinaryOp, a: Operand, b: Operand) -> Operand {
         let (a, b, lanes) = self.pair(a, b);
-        let ty = self.m.vector(self.real_type(dtype), lanes.max(1));
         let value = match op {
-            BinaryOp::Add => self.m.binary(LLVMFAdd, a, b),
-            BinaryOp::Sub => self.m.binary(LLVMFSub, a, b),
-            BinaryOp::Mul => self.m.binary(LLVMFMul, a, b),
-            BinaryOp::Div => self.m.binary(LLVMFDiv, a, b),
-            BinaryOp::Min => self.m.intrinsic("llvm.minnum", &[ty], &[a, b]),
-            BinaryOp::Max => self.m.intrinsic("llvm.maxnum", &[ty], &[a, b]),
+            BinaryOp::Add => self.m.binary(Op::FAdd, a, b),
+            BinaryOp::Sub => self.m.binary(Op::FSub, a, b),
+            BinaryOp::Mul => self.m.binary(Op::FMul, a, b),
+            BinaryOp::Div => self.m.binary(Op::FDiv, a, b),
+            BinaryOp::Min => self.m.binary(Op::FMin, a, b),
+            BinaryOp::Max => self.m.binary(Op::FMax, a, b),
         };
         Operand { value, lanes }
     }
 
     fn unary(&mut self, op: UnaryOp, x: Operand, dtype: DType) -> Operand {
         let element = self.real_type(dtype);
-        let ty = self.m.vector(element, x.lanes.max(1));
         if x.lanes > 0
             && let Some(value) = self.vector_math(op, x.value, x.lanes, dtype)
         {
@@ -148,9 +143,9 @@ impl Generator<'_> {
         }
         let suffix = if dtype == DType::F32 { "f" } else { "" };
         let value = match op {
-            UnaryOp::Neg => self.m.fneg(x.value),
-            UnaryOp::Abs => self.m.intrinsic("llvm.fabs", &[ty], &[x.value]),
-            UnaryOp::Sqrt => self.m.intrinsic("llvm.sqrt", &[ty], &[x.value]),
+            UnaryOp::Neg => self.m.unary(Op::FNeg, x.value),
+            UnaryOp::Abs => self.m.unary(Op::FAbs, x.value),
+            UnaryOp::Sqrt => self.m.unary(Op::Sqrt, x.value),
             UnaryOp::Exp => self.library_call(&format!("exp{suffix}"), x.value, element),
             UnaryOp::Log => self.library_call(&format!("log{suffix}"), x.value, element),
             UnaryOp::Tanh => self.library_call(&format!("tanh{suffix}"), x.value, element),
@@ -160,16 +155,9 @@ impl Generator<'_> {
     }
 
     /// Calls a function of the C library.
-    fn library_call(&mut self, name: &str, x: Value, element: Type) -> Value {
-        let f = self.m.declare(name, element, &[element]);
-        for attribute in ["nounwind", "willreturn"] {
-            let attribute = self.m.attribute(attribute, 0);
-            self.m.add_attribute(f, attribute);
-        }
-        // memory(none)
-        let attribute = self.m.attribute("memory", 0);
-        self.m.add_attribute(f, attribute);
-        self.m.call(f, element, &[element], &[x])
+    fn library_call(&mut self, name: &str, x: Id, element: Type) -> Id {
+        let f = self.m.declare(name, Linkage::Library, Some(element), &[element]);
+        self.m.call(f, &[x]).expect("it gives a number")
     }
 
     /// The first value where the condition holds, else the second, whose loads may then lie outside their buffers.
@@ -205,7 +193,7 @@ impl Generator<'_> {
             let (a, b, lanes) = self.pair(a, b);
             return Operand { value: self.m.select(c, a, b), lanes };
         }
-        let [yes, no, join] = [0; 3].map(|_| self.m.block(self.f.value));
+        let [yes, no, join] = [0; 3].map(|_| self.m.block(self.f.id));
         self.m.cond_br(c, yes, no);
         // Both sides need one type before they meet.
         let n = if [a, b].iter().any(|e| lane.is_some_and(|lane| e.uses(lane))) {
@@ -223,7 +211,7 @@ impl Generator<'_> {
             (value, self.m.current_block())
         });
         self.go_to_end(join);
-        let phi = self.m.phi(self.m.vector(self.real_type(dtype), n.max(1)));
+        let phi = self.m.phi(join, self.real_type(dtype).vector(n.max(1)));
         for (value, from) in sides {
             self.m.add_incoming(phi, value, from);
         }
@@ -231,13 +219,13 @@ impl Generator<'_> {
     }
 
     /// `i1`, or a vector of them where the condition varies over the lanes.
-    pub(super) fn cond(&mut self, cond: &Cond) -> Value {
+    pub(super) fn cond(&mut self, cond: &Cond) -> Id {
         let lane = self.f.lanes.map(|l| l.var);
         let n = if plan::is_uniform(cond, lane) { 0 } else { self.f.lanes.map_or(0, |l| l.piece.width) };
         self.cond_lanes(cond, n)
     }
 
-    fn cond_lanes(&mut self, cond: &Cond, n: usize) -> Value {
+    fn cond_lanes(&mut self, cond: &Cond, n: usize) -> Id {
         let mut compare = |equal: bool, a: &Index, b: &Index| {
             // One side with all variables makes the constant cases fold.
             let difference = self.resolved(&a.sub(b));
@@ -293,7 +281,7 @@ impl Generator<'_> {
                     return a;
                 }
                 let b = self.cond_lanes(b, n);
-                self.m.binary(LLVMAnd, a, b)
+                self.m.binary(Op::And, a, b)
             }
             Cond::Not(a) => {
                 let a = self.cond_lanes(a, n);
@@ -325,7 +313,7 @@ impl Generator<'_> {
         let stride = shifted.coefficient(lanes.var);
         let rest = shifted.sub(&Index::from(lanes.var).scale(stride));
         let value = if rest.uses(lanes.var) {
-            let mut v = self.m.undef(self.m.vector(self.m.i64, piece.width));
+            let mut v = self.m.undefined(Type::I64.vector(piece.width));
             for lane in 0..piece.width.min(piece.n) {
                 let at = self.resolved(&shifted.substitute(lanes.var, &Index::from(lane as i64)));
                 let x = self.int(&at);
@@ -341,9 +329,8 @@ impl Generator<'_> {
     }
 
     /// `0, stride, 2·stride, …`
-    pub(super) fn lane_multiples(&self, width: usize, stride: i64) -> Value {
-        let lanes: Vec<Value> = (0..width as i64).map(|lane| self.m.int(lane * stride)).collect();
-        self.m.const_vector(&lanes)
+    pub(super) fn lane_multiples(&self, width: usize, stride: i64) -> Id {
+        self.m.integers(Type::I64, (0..width).map(|lane| lane as i64 * stride))
     }
 
     // Statements on values.
@@ -374,7 +361,7 @@ impl Generator<'_> {
             (ReduceOp::Sum, Expr::Binary(BinaryOp::Mul, x, y)) => self.multiply_add(x, y, old, false, dtype),
             (ReduceOp::Sum | ReduceOp::Max | ReduceOp::Min, _) => {
                 let value = self.eval(value, dtype);
-                self.combine(op.combine(), old, value, dtype)
+                self.combine(op.combine(), old, value)
             }
         };
         self.write(buffer, index, new);
@@ -396,7 +383,7 @@ impl Generator<'_> {
         }
         let program = self.program;
         let in_memory = |b: &BufferId| program.buffer(*b).scope != Scope::Register;
-        let n_vectors = |loads: &Map<LoadKey, Value>| loads.keys().filter(|(_, lanes)| *lanes > 0).count();
+        let n_vectors = |loads: &Map<LoadKey, Id>| loads.keys().filter(|(_, lanes)| *lanes > 0).count();
         let n_loaded: usize = self.f.seen.loads.iter().filter(|(b, _)| in_memory(b)).map(|(_, l)| n_vectors(l)).sum();
         let n_live = n_loaded + self.f.seen.splats.len() + self.f.seen.updated.len();
         self.f.seen.updated = BTreeSet::from([at]);
@@ -418,7 +405,6 @@ impl Generator<'_> {
             None => flat,
         };
         let pointer = self.pointer(buffer, &flat);
-        let arguments = [pointer, self.m.int32(i32::from(for_write)), self.m.int32(3), self.m.int32(1)];
-        self.m.intrinsic("llvm.prefetch", &[self.m.ptr], &arguments);
+        self.m.prefetch(pointer, for_write);
     }
 }

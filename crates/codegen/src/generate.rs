@@ -1,11 +1,22 @@
-//! A program as an LLVM module: functions, loops and statements.
+//! A program as functions in static single assignment form: loops and statements.
 //!
 //! Each part of the program becomes an exported function that unpacks its arguments and calls an internal one whose
-//! parameters are the buffers, so that "no two of them overlap" can be said where LLVM looks for it.
+//! parameters are the buffers, so that "no two of them overlap" can be said where a back end looks for it.
 //!
 //! A serial loop is a block with a phi for its variable, one phi for each pointer that advances with it, and its body,
 //! tested at the end. Integers and pointers that depend on outer loops only are computed
 //! in those loops (see [`Level`]), so that loop bodies come out hoisted and strength-reduced.
+
+mod address;
+pub mod cpu;
+mod deinterleave;
+mod export;
+mod interleave;
+mod math;
+mod memory;
+pub mod plan;
+pub mod unit;
+mod value;
 
 use std::collections::BTreeSet;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -14,13 +25,14 @@ use tilewright_ir::index::Ranges;
 use tilewright_ir::target::Target;
 use tilewright_ir::{BufferId, Index, Loop, LoopId, LoopKind, Part, Program, Role, Scope, Stmt};
 
-use super::api::{Block, INT_GT, INT_LT, Module, Type, Value};
-use super::export::Guard;
-use super::map::Map;
-use super::memory::LoadKey;
-use super::plan::{self, Chunk, Known, Piece, Place, Plan, Vectors};
-use super::unit::{self, Segment, Units, Uses};
 use crate::CompileError;
+use crate::map::Map;
+use crate::ssa::build::Builder;
+use crate::ssa::{BlockId, Buffer, Compare, Cpu, FunctionId, Id, Linkage, Module, Op, Type};
+use export::Guard;
+use memory::LoadKey;
+use plan::{Chunk, Known, Piece, Place, Plan, Vectors};
+use unit::{Segment, Units, Uses};
 
 /// Arguments are aligned to at least this many bytes.
 pub const ARGUMENT_ALIGN: u64 = 64;
@@ -35,39 +47,31 @@ const MOST_STORES: usize = 8;
 #[derive(Clone)]
 pub(super) enum Storage {
     /// Through a pointer to its first element.
-    Pointer(Value),
-    /// As values, each in a stack slot that the first pass turns into registers.
-    Chunks(Vec<(Chunk, Value)>),
+    Pointer(Id),
+    /// As values, each in a variable.
+    Chunks(Vec<(Chunk, Id)>),
 }
 
-/// A loop that is being written, or the function itself: code hoisted out of inner loops goes before `mark`.
+/// A loop that is being written, or the function itself: code hoisted out of inner loops goes to the start of `header`.
 pub(super) struct Level {
-    pub mark: Value,
-    pub header: Block,
+    pub header: BlockId,
     /// Where control comes from, and the loop's variable; `None` for the function.
-    pub entered: Option<(Block, LoopId)>,
+    pub entered: Option<(BlockId, LoopId)>,
     /// Pointers that advance by a number of elements each iteration.
-    pub steps: Vec<(Value, Type, i64)>,
-    pub ints: Map<Index, Value>,
-    pub pointers: Map<(BufferId, Index), Value>,
+    pub steps: Vec<(Id, Type, i64)>,
+    pub ints: Map<Index, Id>,
+    pub pointers: Map<(BufferId, Index), Id>,
 }
 
 /// Values already computed in this block or in one that dominates it.
 #[derive(Clone, Default)]
 pub(super) struct Seen {
-    pub loads: Map<BufferId, Map<LoadKey, Value>>,
-    pub splats: Map<(Value, usize), Value>,
+    pub loads: Map<BufferId, Map<LoadKey, Id>>,
+    pub splats: Map<(Id, usize), Id>,
     /// The register chunks updated in this step of a reduction.
     pub updated: BTreeSet<(BufferId, i64)>,
-    /// In a step whose loads are not to be shared with the one before: pointers that hide this from LLVM.
-    pub fresh: Option<Map<Value, Value>>,
-}
-
-/// Where the next instruction goes.
-#[derive(Clone, Copy)]
-enum Position {
-    End(Block),
-    Before(Value),
+    /// In a step whose loads are not to be shared with the one before: pointers that hide this from back ends.
+    pub fresh: Option<Map<Id, Id>>,
 }
 
 /// The lanes being written.
@@ -76,19 +80,19 @@ pub(super) struct Lanes {
     pub var: LoopId,
     pub piece: Piece,
     /// Which lanes take part; all where `None`.
-    pub mask: Option<Value>,
+    pub mask: Option<Id>,
     /// Whether loads of lanes outside the mask may lie outside their buffer.
     pub guarded: bool,
 }
 
 /// The state of the function being written.
 pub(super) struct Function {
-    /// LLVM's function.
-    pub value: Value,
+    /// Itself; none before the first.
+    pub id: FunctionId,
     /// The function itself, then the serial loops around the place being written.
     pub levels: Vec<Level>,
     /// Loop variables with the level that computes them.
-    pub vars: Map<LoopId, (Value, usize)>,
+    pub vars: Map<LoopId, (Id, usize)>,
     pub known: Known,
     pub storage: Map<BufferId, Storage>,
     pub ranges: Ranges,
@@ -98,14 +102,13 @@ pub(super) struct Function {
     pub n_stores: usize,
     /// Whether it is a unit, which has no units inside.
     pub is_unit: bool,
-    position: Position,
     /// Scratch memory and runtime; `None` inside a parallel loop.
-    outside: Option<(Value, Value)>,
+    outside: Option<(Id, Id)>,
 }
 
 /// Writes a program into a module.
 pub(super) struct Generator<'p> {
-    pub m: Module,
+    pub m: Builder,
     pub program: &'p Program,
     pub target: &'p Target,
     pub plan: &'p Plan,
@@ -120,7 +123,6 @@ pub(super) struct Generator<'p> {
     pub target_hash: u64,
     /// What the names of its functions begin with, where it is exported.
     pub prefix: Option<&'p str>,
-    invariant: (u32, Value),
     n_outlined: usize,
 }
 
@@ -135,37 +137,32 @@ pub fn symbol(part: Part) -> &'static str {
 
 /// Writes the parts of a program, units that there are not yet included; an empty `finish` becomes nothing.
 pub fn generate(
-    m: Module,
     program: &Program,
     target: &Target,
     plan: &Plan,
     units: &Units,
     prefix: Option<&str>,
 ) -> Result<(Module, Uses), CompileError> {
-    let invariant = (m.metadata_kind("invariant.load"), m.empty_metadata());
-    let placeholder = m.bool(false);
-    let entry = Block(std::ptr::null_mut());
-    let f = Function::new(placeholder, entry, None);
+    let (m, f) = (Builder::new(&program.name), Function::new(FunctionId(usize::MAX)));
     let (filled, uses) = (BTreeSet::new(), Uses::default());
     let mut hasher = DefaultHasher::new();
     target.hash(&mut hasher);
     let target_hash = hasher.finish();
     let n_outlined = 0;
-    let mut g =
-        Generator { m, program, target, plan, filled, f, units, uses, target_hash, prefix, invariant, n_outlined };
+    let mut g = Generator { m, program, target, plan, filled, f, units, uses, target_hash, prefix, n_outlined };
     let guard = prefix.map(|prefix| g.guard(prefix));
     for part in [Part::Body, Part::Prepare, Part::Finish] {
         if guard.is_some() || part != Part::Finish || !program.finish.is_empty() {
             g.part(part, guard.as_ref())?;
         }
     }
-    Ok((g.m, g.uses))
+    Ok((g.m.finish(), g.uses))
 }
 
 impl Function {
-    fn new(value: Value, entry: Block, outside: Option<(Value, Value)>) -> Function {
+    fn new(id: FunctionId) -> Function {
         Function {
-            value,
+            id,
             levels: Vec::new(),
             vars: Map::default(),
             known: Known::default(),
@@ -175,8 +172,7 @@ impl Function {
             lanes: None,
             n_stores: 0,
             is_unit: false,
-            position: Position::End(entry),
-            outside,
+            outside: None,
         }
     }
 }
@@ -187,19 +183,13 @@ impl Generator<'_> {
     /// Writes one part: the exported function and the internal one.
     fn part(&mut self, part: Part, guard: Option<&Guard>) -> Result<(), CompileError> {
         let (name, block) = (symbol(part), self.program.part(part));
-        let ptr = self.m.ptr;
+        let ptr = Type::POINTER;
         let guarded = guard.map(|guard| (guard, self.guarded_entry(guard, part)));
-        let exported = match guarded {
-            Some((_, entry)) => entry.function,
-            None => {
-                let exported = self.m.function(name, self.m.void, &[ptr, ptr, ptr], false);
-                self.attributes(exported);
-                let entry = self.m.block(exported);
-                self.go_to(Position::End(entry));
-                exported
-            }
-        };
-        let [buffers, scratch, mut runtime] = [0, 1, 2].map(|i| self.m.parameter(exported, i));
+        if guard.is_none() {
+            let exported = self.m.function(name, Linkage::Exported, None, &[ptr, ptr, ptr]);
+            self.m.go_to(exported, self.m.block(exported));
+        }
+        let [buffers, scratch, mut runtime] = [0, 1, 2].map(|i| self.m.parameter(i));
         if block.is_empty() {
             self.leave_entry(guard);
             return Ok(());
@@ -216,7 +206,7 @@ impl Generator<'_> {
         for buffer in used {
             let pointer = if let Some(at) = passed.iter().position(|b| *b == buffer) {
                 let slot = self.m.element(ptr, buffers, self.m.int(at as i64));
-                self.m.load(ptr, slot, 8)
+                self.m.load(ptr, slot, 8, false)
             } else {
                 match self.plan.places.get(&buffer) {
                     Some(Place::Scratch { offset, per_thread: false }) => self.bytes_from(scratch, *offset as i64),
@@ -232,13 +222,13 @@ impl Generator<'_> {
         }
         arguments.extend([scratch, runtime]);
         let types = vec![ptr; arguments.len()];
-        let body = self.m.function(&format!("{name}.body"), self.m.void, &types, true);
-        self.m.call(body, self.m.void, &types, &arguments);
+        let body = self.m.function(&format!("{name}.body"), Linkage::Internal, None, &types);
+        self.m.call(body, &arguments);
         self.leave_entry(guard);
-        self.enter_function(body);
-        self.f.outside = Some((self.m.parameter(body, parameters.len()), self.m.parameter(body, parameters.len() + 1)));
+        self.enter_function(body, Linkage::Internal);
+        self.f.outside = Some((self.m.parameter(parameters.len()), self.m.parameter(parameters.len() + 1)));
         for (at, buffer) in parameters.into_iter().enumerate() {
-            self.buffer_parameter(body, at, buffer);
+            self.buffer_parameter(at, buffer);
         }
         self.block(block)?;
         self.leave_function();
@@ -250,33 +240,25 @@ impl Generator<'_> {
     }
 
     /// Declares that a parameter is a buffer of its own.
-    pub(super) fn buffer_parameter(&mut self, function: Value, at: usize, buffer: BufferId) {
+    pub(super) fn buffer_parameter(&mut self, at: usize, buffer: BufferId) {
         let b = self.program.buffer(buffer);
-        let value = self.m.parameter(function, at);
+        let value = self.m.parameter(at);
         self.m.name(value, &b.name);
-        for (name, n) in [
-            ("noalias", 0),
-            ("nonnull", 0),
-            ("align", ARGUMENT_ALIGN),
-            ("dereferenceable", b.size_bytes().unwrap_or(0)),
-        ] {
-            if name != "dereferenceable" || n > 0 {
-                let attribute = self.m.attribute(name, n);
-                self.m.add_parameter_attribute(function, at, attribute);
-            }
-        }
-        if self.is_constant(buffer) {
-            let attribute = self.m.attribute("readonly", 0);
-            self.m.add_parameter_attribute(function, at, attribute);
-        }
+        let (bytes, is_constant) = (b.size_bytes().unwrap_or(0), self.is_constant(buffer));
+        self.m.buffer_parameter(at, Buffer { bytes, is_constant });
         self.f.storage.insert(buffer, Storage::Pointer(value));
     }
 
     /// Declares that a parameter is the value of a loop's variable.
-    pub(super) fn var_parameter(&mut self, function: Value, at: usize, var: LoopId) {
-        let value = self.m.parameter(function, at);
+    pub(super) fn var_parameter(&mut self, at: usize, var: LoopId) {
+        let value = self.m.parameter(at);
         self.m.name(value, self.program.loop_name(var));
         self.f.vars.insert(var, (value, 0));
+    }
+
+    /// What the functions that compute are for.
+    fn cpu(&self) -> Cpu {
+        if self.prefix.is_some() { Cpu::Checked } else { Cpu::Target }
     }
 
     /// Whether nothing writes a buffer while this part runs.
@@ -288,98 +270,48 @@ impl Generator<'_> {
         }
     }
 
-    fn attributes(&self, function: Value) {
-        let bits = self.target.vector_bits.to_string();
-        let add = |attribute| self.m.add_attribute(function, attribute);
-        add(self.m.attribute("nounwind", 0));
-        add(self.m.string_attribute("no-trapping-math", "true"));
-        if self.prefix.is_some() {
-            self.checked_cpu(function);
-        } else {
-            add(self.m.string_attribute("target-cpu", &self.target.cpu));
-            if !self.target.features.is_empty() {
-                add(self.m.string_attribute("target-features", &self.target.features));
-            }
-        }
-        add(self.m.string_attribute("prefer-vector-width", &bits));
-        add(self.m.string_attribute("min-legal-vector-width", &bits));
-    }
-
-    /// Starts writing an internal function.
-    fn enter_function(&mut self, function: Value) {
-        self.attributes(function);
+    /// Starts writing a function.
+    fn enter_function(&mut self, function: FunctionId, linkage: Linkage) {
+        self.m.define(function, linkage, self.cpu());
         let entry = self.m.block(function);
-        self.f = Function::new(function, entry, None);
-        self.go_to(Position::End(entry));
-        let mark = self.m.mark();
-        self.f.levels.push(Level::new(mark, entry, None));
+        self.f = Function::new(function);
+        self.m.go_to(function, entry);
+        self.f.levels.push(Level::new(entry, None));
     }
 
     /// As [`Self::enter_function`], in the middle of another one, which it gives.
-    pub(super) fn start_function(&mut self, function: Value) -> Function {
-        let placeholder = Function::new(function, Block(std::ptr::null_mut()), None);
-        let outer = std::mem::replace(&mut self.f, placeholder);
-        self.enter_function(function);
+    pub(super) fn start_function(&mut self, function: FunctionId, linkage: Linkage) -> Function {
+        let outer = std::mem::replace(&mut self.f, Function::new(function));
+        self.enter_function(function, linkage);
         outer
     }
 
     pub(super) fn leave_function(&mut self) {
         self.m.ret();
-        let level = self.f.levels.pop().expect("the function's own level");
+        self.f.levels.pop().expect("the function's own level");
         assert!(self.f.levels.is_empty(), "loops nest");
-        self.m.erase(level.mark);
     }
 
     // Positions.
 
-    fn go_to(&mut self, to: Position) {
-        self.f.position = to;
-        match to {
-            Position::End(block) => self.m.position_at_end(block),
-            Position::Before(mark) => self.m.position_before(mark),
-        }
-    }
-
     /// Goes on at the end of a block.
-    pub(super) fn go_to_end(&mut self, block: Block) {
+    pub(super) fn go_to_end(&mut self, block: BlockId) {
         self.f.n_stores = 0;
-        self.go_to(Position::End(block));
+        self.m.go_to(self.f.id, block);
     }
 
     /// Writes code in an outer loop or at the start of the function.
     pub(super) fn hoisted<T>(&mut self, depth: usize, write: impl FnOnce(&mut Self) -> T) -> T {
-        let back = match self.f.position {
-            Position::End(_) => Position::End(self.m.current_block()),
-            before => before,
-        };
-        self.go_to(Position::Before(self.f.levels[depth].mark));
+        let back = self.m.position();
+        self.m.go_to_hoisted(self.f.levels[depth].header);
         let out = write(self);
-        self.go_to(back);
+        self.m.go_back(back);
         out
     }
 
-    /// Writes a phi of a loop.
-    pub(super) fn phi_at(&mut self, depth: usize, ty: Type) -> Value {
-        let header = self.f.levels[depth].header;
-        let first = self.m.first_instruction(header).expect("a header has at least its mark");
-        let back = match self.f.position {
-            Position::End(_) => Position::End(self.m.current_block()),
-            before => before,
-        };
-        self.go_to(Position::Before(first));
-        let phi = self.m.phi(ty);
-        self.go_to(back);
-        phi
-    }
-
     /// The address some bytes from a pointer.
-    fn bytes_from(&self, pointer: Value, bytes: i64) -> Value {
-        if bytes == 0 { pointer } else { self.m.element(self.m.i8, pointer, self.m.int(bytes)) }
-    }
-
-    /// Marks a load as giving the same value wherever it stands.
-    pub(super) fn set_invariant(&self, load: Value) {
-        self.m.set_metadata(load, self.invariant.0, self.invariant.1);
+    fn bytes_from(&self, pointer: Id, bytes: i64) -> Id {
+        if bytes == 0 { pointer } else { self.m.element(Type::I8, pointer, self.m.int(bytes)) }
     }
 
     // Statements.
@@ -401,7 +333,7 @@ impl Generator<'_> {
         let mut at = 0;
         while at < block.len() {
             if self.f.n_stores >= MOST_STORES {
-                let next = self.m.block(self.f.value);
+                let next = self.m.block(self.f.id);
                 self.m.br(next);
                 self.go_to_end(next);
             }
@@ -448,14 +380,14 @@ impl Generator<'_> {
         out
     }
 
-    fn branches(&mut self, cond: Value, then: &[Stmt], otherwise: &[Stmt]) -> Result<(), CompileError> {
+    fn branches(&mut self, cond: Id, then: &[Stmt], otherwise: &[Stmt]) -> Result<(), CompileError> {
         match self.m.as_const_bool(cond) {
             Some(true) => return self.block(then),
             Some(false) => return self.block(otherwise),
             None => {}
         }
-        let [yes, join] = [0; 2].map(|_| self.m.block(self.f.value));
-        let no = if otherwise.is_empty() { join } else { self.m.block(self.f.value) };
+        let [yes, join] = [0; 2].map(|_| self.m.block(self.f.id));
+        let no = if otherwise.is_empty() { join } else { self.m.block(self.f.id) };
         self.m.cond_br(cond, yes, no);
         let mut written = plan::written_buffers(then);
         written.extend(plan::written_buffers(otherwise));
@@ -471,7 +403,7 @@ impl Generator<'_> {
     }
 
     /// Writes both branches, each for its lanes.
-    fn masked_branches(&mut self, cond: Value, then: &[Stmt], otherwise: &[Stmt]) -> Result<(), CompileError> {
+    fn masked_branches(&mut self, cond: Id, then: &[Stmt], otherwise: &[Stmt]) -> Result<(), CompileError> {
         let lanes = self.f.lanes.expect("a condition varies over the lanes of a vectorized loop");
         let mut written = plan::written_buffers(then);
         written.extend(plan::written_buffers(otherwise));
@@ -489,8 +421,8 @@ impl Generator<'_> {
     }
 
     /// The lanes in both masks.
-    pub(super) fn both(&self, a: Option<Value>, b: Value) -> Value {
-        a.map_or(b, |a| self.m.binary(llvm_sys::LLVMOpcode::LLVMAnd, a, b))
+    pub(super) fn both(&self, a: Option<Id>, b: Id) -> Id {
+        a.map_or(b, |a| self.m.binary(Op::And, a, b))
     }
 
     fn alloc(&mut self, buffer: BufferId) -> Result<(), CompileError> {
@@ -500,15 +432,15 @@ impl Generator<'_> {
             Some(Place::Scratch { .. }) => return Ok(()),
             None => return Err(self.never_allocated(buffer)),
             Some(Place::Stack) => {
-                let ty = self.m.array(element, b.n_elements().unwrap_or(0));
-                Storage::Pointer(self.hoisted(0, |g| g.m.alloca(ty, ARGUMENT_ALIGN as u32)))
+                let bytes = b.size_bytes().unwrap_or(0);
+                Storage::Pointer(self.hoisted(0, |g| g.m.stack(bytes, ARGUMENT_ALIGN as u32)))
             }
             Some(Place::Chunks(chunks)) => {
                 let slots = chunks.iter().map(|chunk| {
-                    let ty = self.m.vector(element, plan::padded_width(self.target, chunk.n));
-                    let slot = self.hoisted(0, |g| g.m.alloca(ty, ARGUMENT_ALIGN as u32));
+                    let ty = element.vector(plan::padded_width(self.target, chunk.n));
+                    let slot = self.hoisted(0, |g| g.m.variable(ty, ARGUMENT_ALIGN as u32));
                     // Contents do not survive from one iteration of an outer loop to the next.
-                    self.m.store(self.m.undef(ty), slot, ARGUMENT_ALIGN as u32);
+                    self.m.store(self.m.undefined(ty), slot, ARGUMENT_ALIGN as u32);
                     (*chunk, slot)
                 });
                 Storage::Chunks(slots.collect())
@@ -556,19 +488,18 @@ impl Generator<'_> {
         let n = self.int(extent);
         let zero = self.m.int(0);
         let preheader = self.m.current_block();
-        let [header, exit] = [0; 2].map(|_| self.m.block(self.f.value));
+        let [header, exit] = [0; 2].map(|_| self.m.block(self.f.id));
         if self.f.ranges.lower(extent).is_some_and(|n| n >= 1) {
             self.m.br(header);
         } else {
-            let some = self.m.icmp(INT_GT, n, zero);
+            let some = self.m.compare(Compare::Greater, n, zero);
             self.m.cond_br(some, header, exit);
         }
         self.go_to_end(header);
-        let var = self.m.phi(self.m.i64);
+        let var = self.m.phi(header, Type::I64);
         self.m.name(var, self.program.loop_name(l.var));
         self.m.add_incoming(var, zero, preheader);
-        let mark = self.m.mark();
-        self.f.levels.push(Level::new(mark, header, Some((preheader, l.var))));
+        self.f.levels.push(Level::new(header, Some((preheader, l.var))));
         self.f.vars.insert(l.var, (var, self.f.levels.len() - 1));
         self.f.ranges.push(l.var, extent.clone());
         self.scoped(&plan::written_buffers(&l.body), |g| g.block(&l.body))?;
@@ -582,9 +513,8 @@ impl Generator<'_> {
         }
         let next = self.m.add(var, self.m.int(1));
         self.m.add_incoming(var, next, latch);
-        let more = self.m.icmp(INT_LT, next, n);
+        let more = self.m.compare(Compare::Less, next, n);
         self.m.cond_br(more, header, exit);
-        self.m.erase(level.mark);
         self.go_to_end(exit);
         Ok(())
     }
@@ -605,10 +535,10 @@ impl Generator<'_> {
                 continue;
             }
             let left = extent.offset(-piece.first);
-            let skip = (least <= piece.first).then(|| [0; 2].map(|_| self.m.block(self.f.value)));
+            let skip = (least <= piece.first).then(|| [0; 2].map(|_| self.m.block(self.f.id)));
             if let Some([yes, join]) = skip {
                 let n = self.int(&left);
-                let some = self.m.icmp(INT_GT, n, self.m.int(0));
+                let some = self.m.compare(Compare::Greater, n, self.m.int(0));
                 self.m.cond_br(some, yes, join);
                 self.go_to_end(yes);
             }
@@ -629,7 +559,7 @@ impl Generator<'_> {
     /// Writes the body as a function of its own and a call of the runtime.
     fn parallel_loop(&mut self, l: &Loop, extent: &Index) -> Result<(), CompileError> {
         let (scratch, runtime) = self.f.outside.expect("not inside another parallel loop");
-        let (ptr, i64) = (self.m.ptr, self.m.i64);
+        let (ptr, i64) = (Type::POINTER, Type::I64);
         let n = self.int(extent);
         let (used, mut vars) = plan::captures(&l.body);
         vars.remove(&l.var);
@@ -648,9 +578,8 @@ impl Generator<'_> {
 
         // The environment: pointers, variables, scratch memory.
         let n_slots = buffers.len() + vars.len() + 1;
-        let env_type = self.m.array(i64, n_slots as u64);
-        let env = self.hoisted(0, |g| g.m.alloca(env_type, 8));
-        let mut captured: Vec<(Type, Value)> = buffers.iter().map(|(_, p)| (ptr, *p)).collect();
+        let env = self.hoisted(0, |g| g.m.stack(8 * n_slots as u64, 8));
+        let mut captured: Vec<(Type, Id)> = buffers.iter().map(|(_, p)| (ptr, *p)).collect();
         captured.extend(vars.iter().map(|v| (i64, self.f.vars[v].0)));
         captured.push((ptr, scratch));
         for (at, (_, value)) in captured.iter().enumerate() {
@@ -661,64 +590,62 @@ impl Generator<'_> {
         self.n_outlined += 1;
         let name = format!("{}.{}", self.program.loop_name(l.var), self.n_outlined);
         let entry_types = [ptr, i64, i64];
-        let entry = self.m.function(&format!("{name}.entry"), self.m.void, &entry_types, true);
+        let entry = self.m.function(&format!("{name}.entry"), Linkage::Internal, None, &entry_types);
 
         // Runtime: context, then the function.
-        let context = self.m.load(ptr, runtime, 8);
+        let context = self.m.load(ptr, runtime, 8, false);
         let slot = self.m.element(i64, runtime, self.m.int(1));
-        let parallel_for = self.m.load(ptr, slot, 8);
-        let ty = self.m.function_type(self.m.void, &[ptr, ptr, ptr, i64]);
-        self.m.call_pointer(ty, parallel_for, &[context, entry, env, n]);
+        let parallel_for = self.m.load(ptr, slot, 8, false);
+        self.m.call_pointer(parallel_for, None, &[context, self.m.function_address(entry), env, n]);
         for buffer in plan::written_buffers(&l.body) {
             self.f.seen.loads.remove(&buffer);
         }
         let after = self.m.current_block();
 
         // The entry: unpacks and calls the body.
-        self.attributes(entry);
-        let entry_block = self.m.block(entry);
-        self.m.position_at_end(entry_block);
-        let [env, iteration, thread] = [0, 1, 2].map(|i| self.m.parameter(entry, i));
+        self.m.define(entry, Linkage::Internal, self.cpu());
+        self.m.go_to(entry, self.m.block(entry));
+        let [env, iteration, thread] = [0, 1, 2].map(|i| self.m.parameter(i));
         let mut arguments = Vec::new();
         for (at, (ty, _)) in captured.iter().enumerate() {
             let slot = self.m.element(i64, env, self.m.int(at as i64));
-            arguments.push(self.m.load(*ty, slot, 8));
+            arguments.push(self.m.load(*ty, slot, 8, false));
         }
         let scratch = arguments.pop().expect("the scratch memory is the last capture");
         let layout = self.plan.scratch;
         let slice = self.m.mul(thread, self.m.int(layout.per_thread_bytes as i64));
-        let i8_slice = self.m.element(self.m.i8, scratch, slice);
-        let own_pointers: Vec<Value> =
+        let i8_slice = self.m.element(Type::I8, scratch, slice);
+        let own_pointers: Vec<Id> =
             own.iter().map(|(_, offset)| self.bytes_from(i8_slice, (layout.shared_bytes + offset) as i64)).collect();
         let mut types: Vec<Type> = captured[..captured.len() - 1].iter().map(|(ty, _)| *ty).collect();
         types.extend(own_pointers.iter().map(|_| ptr));
         types.push(i64);
         arguments.extend(own_pointers);
         arguments.push(iteration);
-        let body = self.m.function(&name, self.m.void, &types, true);
-        self.m.call(body, self.m.void, &types, &arguments);
+        let body = self.m.function(&name, Linkage::Internal, None, &types);
+        self.m.call(body, &arguments);
         self.m.ret();
 
         // The body.
         let ranges = self.f.ranges.clone();
         let known = self.f.known.clone();
-        let outer = self.start_function(body);
+        let outer = self.start_function(body, Linkage::Internal);
         self.f.ranges = ranges;
         self.f.known = known;
         let mut at = 0;
         for (buffer, _) in &buffers {
-            self.buffer_parameter(body, at, *buffer);
+            self.buffer_parameter(at, *buffer);
             at += 1;
         }
         for var in &vars {
-            self.var_parameter(body, at, *var);
+            self.var_parameter(at, *var);
             at += 1;
         }
         for (buffer, _) in &own {
-            self.buffer_parameter(body, at, *buffer);
+            self.buffer_parameter(at, *buffer);
             at += 1;
         }
-        self.var_parameter(body, at, l.var);
+        self.var_parameter(at, l.var);
         self.f.ranges.push(l.var, extent.clone());
         self.block(&l.body)?;
         self.leave_function();
@@ -746,7 +673,7 @@ impl Generator<'_> {
 }
 
 impl Level {
-    fn new(mark: Value, header: Block, entered: Option<(Block, LoopId)>) -> Level {
-        Level { mark, header, entered, steps: Vec::new(), ints: Map::default(), pointers: Map::default() }
+    fn new(header: BlockId, entered: Option<(BlockId, LoopId)>) -> Level {
+        Level { header, entered, steps: Vec::new(), ints: Map::default(), pointers: Map::default() }
     }
 }

@@ -7,8 +7,8 @@ use tilewright_ir::index::Ranges;
 use tilewright_ir::target::{Arch, Target};
 use tilewright_ir::{BufferId, Index, Loop, LoopId, LoopKind, Program, Role, Scope, Stmt};
 
-use super::map::Map;
 use crate::CompileError;
+use crate::map::Map;
 
 /// Scratch buffers start at multiples of this many bytes.
 pub const SCRATCH_ALIGN: u64 = 128;

@@ -7,11 +7,11 @@ use std::collections::BTreeSet;
 
 use tilewright_ir::{BufferId, Index, Stmt};
 
-use super::api::Value;
-use super::generate::Generator;
+use super::Generator;
 use super::memory::Access;
 use super::plan::{self, Piece};
 use crate::CompileError;
+use crate::ssa::Id;
 
 /// A number of rows with an odd factor from here on is transposed as the next power of two, the rest masked off.
 const MIN_PADDED: usize = 7;
@@ -47,10 +47,10 @@ impl Generator<'_> {
                 rows[*offset] = Some(self.widen(value, width));
             }
         }
-        let mut rows: Vec<Value> = rows.into_iter().map(|v| v.expect("the offsets cover the group")).collect();
+        let mut rows: Vec<Id> = rows.into_iter().map(|v| v.expect("the offsets cover the group")).collect();
         self.f.seen.loads.remove(buffer);
         if plan::has_masks(self.target) && n >> n.trailing_zeros() >= MIN_PADDED {
-            let nothing = self.m.undef(self.m.type_of(rows[0]));
+            let nothing = self.m.undefined(self.m.type_of(rows[0]));
             rows.resize(n.next_power_of_two(), nothing);
             self.store_groups(*buffer, &group.start, &rows, n, lanes.piece);
             return Ok(n);
@@ -68,7 +68,7 @@ impl Generator<'_> {
     }
 
     /// Stores the first `n` of the rows, one lane of all rows after the other.
-    fn store_groups(&mut self, buffer: BufferId, start: &Index, rows: &[Value], n: usize, piece: Piece) {
+    fn store_groups(&mut self, buffer: BufferId, start: &Index, rows: &[Id], n: usize, piece: Piece) {
         let (group, width) = (rows.len(), piece.width);
         let all = self.interleave(rows, width);
         for lane in 0..piece.n {
@@ -112,11 +112,11 @@ impl Generator<'_> {
     }
 
     /// Vectors `out` with `out[k·S + s] = rows[s][k]`, cut into vectors of the width of the rows.
-    fn interleave(&mut self, rows: &[Value], width: usize) -> Vec<Value> {
+    fn interleave(&mut self, rows: &[Id], width: usize) -> Vec<Id> {
         match rows.len() {
             1 => rows.to_vec(),
             n if n % 2 == 0 => {
-                let half = |odd: usize| -> Vec<Value> { rows.iter().copied().skip(odd).step_by(2).collect() };
+                let half = |odd: usize| -> Vec<Id> { rows.iter().copied().skip(odd).step_by(2).collect() };
                 let (even, odd) = (self.interleave(&half(0), width), self.interleave(&half(1), width));
                 let low: Vec<Option<usize>> = (0..width).map(|e| Some(e / 2 + e % 2 * width)).collect();
                 let high: Vec<Option<usize>> = (width..2 * width).map(|e| Some(e / 2 + e % 2 * width)).collect();

@@ -76,19 +76,6 @@ const FEATURES: [Feature; 27] = {
     ]
 };
 
-/// The family's first CPU, which all later ones can stand in for.
-pub fn baseline(arch: Arch) -> &'static str {
-    match arch {
-        Arch::X86_64 => "x86-64",
-        Arch::Aarch64 => "generic",
-    }
-}
-
-/// The CPU that code for a target is laid out for: what LLVM takes where the target's CPU is all that it is told.
-pub fn tuned_for(target: &Target) -> &str {
-    if target.cpu == "x86-64" { "generic" } else { &target.cpu }
-}
-
 fn features_of(target: &Target) -> impl Iterator<Item = &'static Feature> {
     let level = target.cpu.strip_prefix("x86-64-v").and_then(|level| level.parse().ok()).unwrap_or(1);
     FEATURES.iter().filter(move |feature| {

@@ -2,14 +2,14 @@
 
 use tilewright_ir::{Atom, BufferId, Index, LoopId};
 
-use super::api::{Type, Value};
-use super::generate::{ARGUMENT_ALIGN, Generator, Lanes, Storage};
 use super::plan::{self, Chunk, Piece};
 use super::value::Operand;
+use super::{ARGUMENT_ALIGN, Generator, Lanes, Storage};
+use crate::ssa::{Id, Type};
 
 /// How the lanes of a vector lie in a buffer.
 #[derive(Clone, PartialEq, Eq, Hash)]
-pub(super) enum Access {
+pub enum Access {
     /// All lanes in one place.
     Uniform(Index),
     /// Lane `i` at `base + stride·i`.
@@ -69,11 +69,8 @@ impl Generator<'_> {
     }
 
     /// The lanes of a piece that exist, as a constant mask; `None` where all do.
-    pub(super) fn lane_mask(&self, n: usize, width: usize) -> Option<Value> {
-        (n < width).then(|| {
-            let lanes: Vec<Value> = (0..width).map(|lane| self.m.bool(lane < n)).collect();
-            self.m.const_vector(&lanes)
-        })
+    pub(super) fn lane_mask(&self, n: usize, width: usize) -> Option<Id> {
+        (n < width).then(|| self.m.integers(Type::I1, (0..width).map(|lane| i64::from(lane < n))))
     }
 
     /// Reads the element of each lane.
@@ -106,7 +103,7 @@ impl Generator<'_> {
                 let pointer = self.pointer(buffer, &base);
                 let align = self.alignment(buffer, &base);
                 let mask = self.and_existing(mask, piece);
-                let ty = self.m.vector(element, piece.width);
+                let ty = element.vector(piece.width);
                 Operand { value: self.masked_load(ty, pointer, align, mask), lanes: piece.width }
             }
             access => {
@@ -126,9 +123,9 @@ impl Generator<'_> {
     }
 
     /// Reads lanes that are no neighbours; with a mask, those in it.
-    fn scattered(&mut self, buffer: BufferId, access: &Access, piece: Piece, mask: Option<Value>) -> Value {
+    fn scattered(&mut self, buffer: BufferId, access: &Access, piece: Piece, mask: Option<Id>) -> Id {
         let element = self.element_type(buffer);
-        let ty = self.m.vector(element, piece.width);
+        let ty = element.vector(piece.width);
         let in_registers = self.in_registers(buffer);
         if let Access::Broken { base, stride: 1, at, then, .. } = access
             && plan::has_masked_loads(self.target)
@@ -157,11 +154,10 @@ impl Generator<'_> {
             let pointers = self.lane_pointers(buffer, access, piece);
             let mask = mask.or_else(|| self.lane_mask(piece.n, piece.width));
             let mask = mask.unwrap_or_else(|| self.m.splat(self.m.bool(true), piece.width));
-            let pointer_type = self.m.vector(self.m.ptr, piece.width);
             let otherwise = self.m.zero(ty);
-            return self.m.masked_gather(ty, pointer_type, pointers, element_align(self, buffer), mask, otherwise);
+            return self.m.masked_gather(ty, pointers, element_align(self, buffer), mask, otherwise);
         }
-        let mut out = self.m.undef(ty);
+        let mut out = self.m.undefined(ty);
         for (lane, flat) in self.lane_positions(access, piece.n).into_iter().enumerate() {
             let x = if in_registers {
                 self.read_chunk(buffer, &flat, 1, 1)
@@ -176,14 +172,14 @@ impl Generator<'_> {
     }
 
     /// The lanes before a break and those from it on, each within the mask.
-    fn sides(&mut self, at: &Index, piece: Piece, mask: Option<Value>) -> [Value; 2] {
+    fn sides(&mut self, at: &Index, piece: Piece, mask: Option<Id>) -> [Id; 2] {
         let mask = mask.or_else(|| self.lane_mask(piece.n, piece.width));
         let before = self.lanes_below(at, piece.width);
         [before, self.m.not(before)].map(|side| self.both(mask, side))
     }
 
     /// Which lanes have a number below a limit.
-    pub(super) fn lanes_below(&mut self, limit: &Index, width: usize) -> Value {
+    pub(super) fn lanes_below(&mut self, limit: &Index, width: usize) -> Id {
         let fits = |bound: Option<i64>| bound.is_some_and(|b| i32::try_from(b).is_ok());
         // Short integers compare in one instruction.
         let limit = if fits(self.f.ranges.lower(limit)) && fits(self.f.ranges.upper(limit)) {
@@ -192,9 +188,8 @@ impl Generator<'_> {
             limit.smaller(&Index::from(width as i64)).larger(&Index::from(0))
         };
         let limit = self.int(&limit);
-        let limit = self.m.truncate(limit, self.m.i32);
-        let numbers: Vec<Value> = (0..width as i64).map(|lane| self.m.integer(self.m.i32, lane)).collect();
-        let numbers = self.m.const_vector(&numbers);
+        let limit = self.m.truncate(limit, Type::I32);
+        let numbers = self.m.integers(Type::I32, (0..width).map(|lane| lane as i64));
         self.compare(false, numbers, self.m.splat(limit, width))
     }
 
@@ -244,16 +239,14 @@ impl Generator<'_> {
                     for (flat, side) in [base, then].into_iter().zip(sides) {
                         let pointer = self.pointer(buffer, flat);
                         let align = element_align(self, buffer);
-                        self.m.masked_store(self.m.type_of(value), value, pointer, align, side);
+                        self.m.masked_store(value, pointer, align, side);
                     }
                     return;
                 }
                 if let Some(mask) = mask.filter(|_| !self.in_registers(buffer)) {
                     let pointers = self.lane_pointers(buffer, &access, piece);
                     let mask = self.and_existing(mask, piece);
-                    let ty = self.m.vector(self.element_type(buffer), piece.width);
-                    let pointer_type = self.m.vector(self.m.ptr, piece.width);
-                    self.m.masked_scatter(ty, pointer_type, value, pointers, element_align(self, buffer), mask);
+                    self.m.masked_scatter(value, pointers, element_align(self, buffer), mask);
                     return;
                 }
                 for (lane, flat) in self.lane_positions(&access, piece.n).into_iter().enumerate() {
@@ -277,7 +270,7 @@ impl Generator<'_> {
     }
 
     /// Writes neighbouring elements.
-    pub(super) fn write_vector(&mut self, buffer: BufferId, base: &Index, value: Value, mask: Option<Value>) {
+    pub(super) fn write_vector(&mut self, buffer: BufferId, base: &Index, value: Id, mask: Option<Id>) {
         self.f.n_stores += 1;
         let pointer = self.pointer(buffer, base);
         let align = self.alignment(buffer, base);
@@ -285,11 +278,11 @@ impl Generator<'_> {
             None => {
                 self.m.store(value, pointer, align);
             }
-            Some(mask) => self.m.masked_store(self.m.type_of(value), value, pointer, align, mask),
+            Some(mask) => self.m.masked_store(value, pointer, align, mask),
         }
     }
 
-    fn and_existing(&self, mask: Value, piece: Piece) -> Value {
+    fn and_existing(&self, mask: Id, piece: Piece) -> Id {
         match self.lane_mask(piece.n, piece.width) {
             None => mask,
             Some(existing) => self.both(Some(mask), existing),
@@ -302,7 +295,7 @@ impl Generator<'_> {
         self.f.ranges.simplify(&flat.smaller(&Index::from(last)).larger(&Index::from(0)))
     }
 
-    fn cached(&mut self, buffer: BufferId, key: LoadKey, load: impl FnOnce(&mut Self) -> Value) -> Value {
+    fn cached(&mut self, buffer: BufferId, key: LoadKey, load: impl FnOnce(&mut Self) -> Id) -> Id {
         if let Some(v) = self.seen_load(buffer, &key) {
             return v;
         }
@@ -312,22 +305,22 @@ impl Generator<'_> {
     }
 
     /// A value loaded before, still the same.
-    pub(super) fn seen_load(&self, buffer: BufferId, key: &LoadKey) -> Option<Value> {
+    pub(super) fn seen_load(&self, buffer: BufferId, key: &LoadKey) -> Option<Id> {
         self.f.seen.loads.get(&buffer)?.get(key).copied()
     }
 
     /// Keeps a loaded value for the next that needs it.
-    pub(super) fn remember_load(&mut self, buffer: BufferId, key: LoadKey, value: Value) {
+    pub(super) fn remember_load(&mut self, buffer: BufferId, key: LoadKey, value: Id) {
         self.f.seen.loads.entry(buffer).or_default().insert(key, value);
     }
 
     /// The first `n` of `width` neighbouring elements.
-    pub(super) fn neighbours(&mut self, buffer: BufferId, base: &Index, n: usize, width: usize) -> Value {
+    pub(super) fn neighbours(&mut self, buffer: BufferId, base: &Index, n: usize, width: usize) -> Id {
         let element = self.element_type(buffer);
         self.cached(buffer, (Access::Strided { base: base.clone(), stride: 1 }, n), |g| {
             let pointer = g.pointer(buffer, base);
             let align = g.alignment(buffer, base);
-            let ty = g.m.vector(element, width);
+            let ty = element.vector(width);
             match g.lane_mask(n, width) {
                 None => g.plain_load(buffer, ty, pointer, align),
                 Some(mask) => g.masked_load(ty, pointer, align, mask),
@@ -335,33 +328,26 @@ impl Generator<'_> {
         })
     }
 
-    fn plain_load(&self, buffer: BufferId, ty: Type, pointer: Value, align: u32) -> Value {
-        let v = self.m.load(ty, pointer, align);
-        if self.is_constant(buffer) {
-            self.set_invariant(v);
-        }
-        v
+    fn plain_load(&self, buffer: BufferId, ty: Type, pointer: Id, align: u32) -> Id {
+        self.m.load(ty, pointer, align, self.is_constant(buffer))
     }
 
-    pub(super) fn masked_load(&self, ty: Type, pointer: Value, align: u32, mask: Value) -> Value {
+    pub(super) fn masked_load(&self, ty: Type, pointer: Id, align: u32, mask: Id) -> Id {
         self.m.masked_load(ty, pointer, align, mask, self.m.zero(ty))
     }
 
     /// The address of each lane.
-    fn lane_pointers(&mut self, buffer: BufferId, access: &Access, piece: Piece) -> Value {
+    fn lane_pointers(&mut self, buffer: BufferId, access: &Access, piece: Piece) -> Id {
         let element = self.element_type(buffer);
         let width = piece.width;
         // Machines have instructions for short distances from one address.
         let is_short = self.program.buffer(buffer).n_elements().is_some_and(|n| n <= i32::MAX as u64);
-        let ty = if is_short { self.m.i32 } else { self.m.i64 };
+        let ty = if is_short { Type::I32 } else { Type::I64 };
         let short = |g: &mut Self, index: &Index| {
             let x = g.int(index);
             if is_short { g.m.truncate(x, ty) } else { x }
         };
-        let multiples = |g: &Self, stride: i64| {
-            let lanes: Vec<Value> = (0..width as i64).map(|lane| g.m.integer(ty, lane * stride)).collect();
-            g.m.const_vector(&lanes)
-        };
+        let multiples = |g: &Self, stride: i64| g.m.integers(ty, (0..width).map(|lane| lane as i64 * stride));
         match access {
             Access::Strided { base, stride } => {
                 let pointer = self.pointer(buffer, base);
@@ -381,7 +367,7 @@ impl Generator<'_> {
                 self.m.element(element, pointer, steps)
             }
             Access::Irregular(all) => {
-                let mut v = self.m.undef(self.m.vector(ty, width));
+                let mut v = self.m.undefined(ty.vector(width));
                 for (lane, flat) in all.iter().enumerate() {
                     let at = short(self, flat);
                     v = self.m.insert(v, at, lane);
@@ -405,7 +391,7 @@ impl Generator<'_> {
     // Register chunks.
 
     /// The chunk that holds some neighbouring elements, its slot, and where in it they start.
-    fn chunk(&self, buffer: BufferId, flat: &Index, n: usize) -> (Chunk, Value, usize) {
+    fn chunk(&self, buffer: BufferId, flat: &Index, n: usize) -> (Chunk, Id, usize) {
         let Some(Storage::Chunks(chunks)) = self.f.storage.get(&buffer) else {
             panic!("{} is held in registers", self.program.buffer(buffer).name);
         };
@@ -417,7 +403,7 @@ impl Generator<'_> {
     }
 
     /// As [`Generator::neighbours`] from a register buffer; `None` where no chunk holds them all.
-    pub(super) fn read_neighbours(&mut self, buffer: BufferId, at: &Index, n: usize, width: usize) -> Option<Value> {
+    pub(super) fn read_neighbours(&mut self, buffer: BufferId, at: &Index, n: usize, width: usize) -> Option<Id> {
         let Some(Storage::Chunks(chunks)) = self.f.storage.get(&buffer) else { return None };
         let first = at.as_const()?;
         let (chunk, _) = chunks[chunks.partition_point(|(c, _)| c.first <= first).checked_sub(1)?];
@@ -425,14 +411,14 @@ impl Generator<'_> {
             return None;
         }
         let value = self.read_chunk(buffer, at, n, width);
-        (self.m.n_lanes(self.m.type_of(value)) == width).then_some(value)
+        (self.m.type_of(value).lanes == width).then_some(value)
     }
 
-    fn read_chunk(&mut self, buffer: BufferId, flat: &Index, n: usize, width: usize) -> Value {
+    fn read_chunk(&mut self, buffer: BufferId, flat: &Index, n: usize, width: usize) -> Id {
         let (chunk, slot, start) = self.chunk(buffer, flat, n);
         let whole_width = plan::padded_width(self.target, chunk.n);
-        let ty = self.m.vector(self.element_type(buffer), whole_width);
-        let whole = self.m.load(ty, slot, ARGUMENT_ALIGN as u32);
+        let ty = self.element_type(buffer).vector(whole_width);
+        let whole = self.m.load(ty, slot, ARGUMENT_ALIGN as u32, false);
         if n == chunk.n {
             whole
         } else if width == 1 {
@@ -443,14 +429,14 @@ impl Generator<'_> {
         }
     }
 
-    fn write_chunk(&mut self, buffer: BufferId, flat: &Index, value: Value, n: usize) {
+    fn write_chunk(&mut self, buffer: BufferId, flat: &Index, value: Id, n: usize) {
         let (chunk, slot, start) = self.chunk(buffer, flat, n);
         let whole_width = plan::padded_width(self.target, chunk.n);
-        let ty = self.m.vector(self.element_type(buffer), whole_width);
+        let ty = self.element_type(buffer).vector(whole_width);
         let new = if n == chunk.n {
             value
         } else {
-            let whole = self.m.load(ty, slot, ARGUMENT_ALIGN as u32);
+            let whole = self.m.load(ty, slot, ARGUMENT_ALIGN as u32, false);
             if n == 1 {
                 self.m.insert(whole, value, start)
             } else {
@@ -470,7 +456,7 @@ impl Generator<'_> {
 }
 
 /// What tells loads of a buffer apart: where the lanes lie, and how many there are (0 for a scalar).
-pub(super) type LoadKey = (Access, usize);
+pub type LoadKey = (Access, usize);
 
 /// What each lane adds to an index within a row, where that is a constant; rows end where some `x`, which each lane
 /// adds one to, reaches a multiple of some `d`, both of which go to `row`.

@@ -1,0 +1,155 @@
+//! The functions of an exported object: they check what they are given before any code of the kernel runs.
+//!
+//! The functions that the object exports are compiled for the family's first CPU, so that they can say that the CPU at
+//! hand lacks something. Nothing else can be seen from outside, and no other object can put a function of its own in
+//! the place of one of them.
+
+use tilewright_ir::{Part, Stmt};
+
+use super::{Generator, cpu};
+use crate::export::{ALIGN, BAD_POINTER, CPU_UNSUPPORTED, OK, function_name, supported_name};
+use crate::ssa::{Assembly, Compare, Cpu, FunctionId, Id, Linkage, Op, Type};
+
+/// What the exported functions have in common.
+pub(super) struct Guard<'p> {
+    prefix: &'p str,
+    /// Says 1 where the CPU will do, else 2.
+    cpu: FunctionId,
+    /// What runs a parallel loop where the caller has no threads for it.
+    in_order: FunctionId,
+}
+
+/// A function that a part becomes, being written.
+#[derive(Clone, Copy)]
+pub(super) struct Entry {
+    pub function: FunctionId,
+    /// Where a runtime of its own has room, if there is something to run by it.
+    runtime: Option<Id>,
+}
+
+/// The answers of the function that looks at the CPU; before its first call a variable holds 0.
+const SUPPORTED: i32 = 1;
+
+impl<'p> Generator<'p> {
+    /// Writes what the exported functions use, and the one that says whether the CPU will do.
+    pub(super) fn guard(&mut self, prefix: &'p str) -> Guard<'p> {
+        let guard = Guard { prefix, cpu: self.cpu_function(), in_order: self.in_order_function() };
+        self.begin(&supported_name(prefix), Linkage::Protected, Some(Type::I32), &[]);
+        let is_supported = self.is_supported(&guard);
+        self.m.ret_value(self.m.select(is_supported, self.m.int32(1), self.m.int32(0)));
+        guard
+    }
+
+    /// Begins a function for the family's first CPU.
+    fn begin(&mut self, name: &str, linkage: Linkage, result: Option<Type>, parameters: &[Type]) -> FunctionId {
+        let function = self.m.function(name, linkage, result, parameters);
+        self.m.define(function, linkage, Cpu::First);
+        let entry = self.m.block(function);
+        self.m.go_to(function, entry);
+        function
+    }
+
+    fn is_supported(&self, guard: &Guard) -> Id {
+        let answer = self.m.call(guard.cpu, &[]).expect("it answers");
+        self.m.compare(Compare::Equal, answer, self.m.int32(SUPPORTED))
+    }
+
+    /// Looks at the CPU once, as that may take as long as a small kernel: a virtual machine's host answers.
+    fn cpu_function(&mut self) -> FunctionId {
+        let function = self.begin("tilewright_cpu", Linkage::Internal, Some(Type::I32), &[]);
+        let Some(text) = cpu::check(self.target) else {
+            self.m.ret_value(self.m.int32(SUPPORTED));
+            return function;
+        };
+        let answer = self.m.global_address(self.m.global("tilewright_cpu.answer"));
+        let [ask, done] = [0; 2].map(|_| self.m.block(function));
+        let before = self.m.load(Type::I32, answer, 4, false);
+        self.m.cond_br(self.m.compare(Compare::Equal, before, self.m.int32(0)), ask, done);
+        self.m.go_to(function, done);
+        self.m.ret_value(before);
+        self.m.go_to(function, ask);
+        let constraints = "={ax},~{bx},~{cx},~{dx},~{dirflag},~{fpsr},~{flags}";
+        let found = self.m.assembly(Assembly { text, constraints }, Type::I32);
+        self.m.store(found, answer, 4);
+        self.m.ret_value(found);
+        function
+    }
+
+    /// Runs the iterations of a parallel loop in order, as thread 0.
+    fn in_order_function(&mut self) -> FunctionId {
+        let (ptr, i64) = (Type::POINTER, Type::I64);
+        let function = self.begin("tilewright_in_order", Linkage::Internal, None, &[ptr, ptr, ptr, i64]);
+        let entry = self.m.current_block();
+        let [body, env, n] = [1, 2, 3].map(|at| self.m.parameter(at));
+        let [iteration, end] = [0; 2].map(|_| self.m.block(function));
+        let [zero, one] = [0, 1].map(|i| self.m.int(i));
+        self.m.cond_br(self.m.compare(Compare::Greater, n, zero), iteration, end);
+        self.m.go_to(function, iteration);
+        let i = self.m.phi(iteration, i64);
+        self.m.call_pointer(body, None, &[env, i, zero]);
+        let next = self.m.add(i, one);
+        self.m.add_incoming(i, zero, entry);
+        self.m.add_incoming(i, next, iteration);
+        self.m.cond_br(self.m.compare(Compare::Less, next, n), iteration, end);
+        self.m.go_to(function, end);
+        self.m.ret();
+        function
+    }
+
+    /// Begins the function that a part becomes, and returns from it where the CPU will not do.
+    pub(super) fn guarded_entry(&mut self, guard: &Guard, part: Part) -> Entry {
+        let name = function_name(guard.prefix, part);
+        let function = self.begin(&name, Linkage::Protected, Some(Type::I32), &[Type::POINTER; 3]);
+        let is_parallel = self.program.part(part).iter().any(Stmt::has_parallel_loop);
+        let runtime = is_parallel.then(|| self.m.stack(16, 8));
+        let is_supported = self.is_supported(guard);
+        self.leave_unless(function, is_supported, CPU_UNSUPPORTED);
+        Entry { function, runtime }
+    }
+
+    /// Returns from an exported function where a buffer that it uses, or the scratch memory, is null or not aligned;
+    /// gives the runtime, where there is none that of this thread alone.
+    pub(super) fn check_pointers(
+        &mut self,
+        guard: &Guard,
+        entry: Entry,
+        buffers: &[Id],
+        scratch: Id,
+        runtime: Id,
+    ) -> Id {
+        let (ptr, null) = (Type::POINTER, self.m.zero(Type::POINTER));
+        let scratch = (self.plan.scratch.bytes(1) > 0).then_some(scratch);
+        let (mut bits, mut is_bad) = (self.m.int(0), self.m.bool(false));
+        for pointer in buffers.iter().copied().chain(scratch) {
+            bits = self.m.binary(Op::Or, bits, self.m.address(pointer));
+            is_bad = self.m.binary(Op::Or, is_bad, self.m.compare(Compare::Equal, pointer, null));
+        }
+        let low = self.m.binary(Op::And, bits, self.m.int(ALIGN as i64 - 1));
+        is_bad = self.m.binary(Op::Or, is_bad, self.m.compare(Compare::NotEqual, low, self.m.int(0)));
+        let is_good = self.m.not(is_bad);
+        self.leave_unless(entry.function, is_good, BAD_POINTER);
+        let Some(own) = entry.runtime else { return runtime };
+        // The context, then the function.
+        self.m.store(null, own, 8);
+        let function = self.m.element(ptr, own, self.m.int(1));
+        self.m.store(self.m.function_address(guard.in_order), function, 8);
+        self.m.select(self.m.compare(Compare::Equal, runtime, null), own, runtime)
+    }
+
+    /// Returns with a code where a condition does not hold.
+    fn leave_unless(&mut self, function: FunctionId, condition: Id, code: i32) {
+        let [on, out] = [0; 2].map(|_| self.m.block(function));
+        self.m.cond_br(condition, on, out);
+        self.m.go_to(function, out);
+        self.m.ret_value(self.m.int32(code));
+        self.m.go_to(function, on);
+    }
+
+    /// Returns from the function that a part becomes.
+    pub(super) fn leave_entry(&mut self, guard: Option<&Guard>) {
+        match guard {
+            Some(_) => self.m.ret_value(self.m.int32(OK)),
+            None => self.m.ret(),
+        }
+    }
+}

@@ -1,0 +1,80 @@
+//! An LLVM module and the context that it lives in.
+
+use std::ffi::{CStr, CString};
+
+use llvm_sys::core::*;
+use llvm_sys::prelude::*;
+
+/// A context with one module.
+pub struct Module {
+    context: LLVMContextRef,
+    module: LLVMModuleRef,
+}
+
+impl Drop for Module {
+    fn drop(&mut self) {
+        // SAFETY: both were made by `new`, and nothing else holds them.
+        unsafe {
+            LLVMDisposeModule(self.module);
+            LLVMContextDispose(self.context);
+        }
+    }
+}
+
+impl Module {
+    /// An empty module. Value names are kept only where somebody will read them.
+    pub fn new(name: &str, keep_names: bool) -> Module {
+        let name = c_string(name);
+        // SAFETY: the context is fresh, and the module is made in it.
+        unsafe {
+            let context = LLVMContextCreate();
+            LLVMContextSetDiscardValueNames(context, i32::from(!keep_names));
+            Module { context, module: LLVMModuleCreateWithNameInContext(name.as_ptr(), context) }
+        }
+    }
+
+    /// The module for LLVM's functions.
+    pub fn raw(&self) -> LLVMModuleRef {
+        self.module
+    }
+
+    /// The context for LLVM's functions.
+    pub fn context(&self) -> LLVMContextRef {
+        self.context
+    }
+
+    /// The module as text.
+    pub fn print(&self) -> String {
+        // SAFETY: the module is alive, and LLVM hands out a zero-terminated string that we own and give back.
+        unsafe {
+            let text = LLVMPrintModuleToString(self.module);
+            let out = CStr::from_ptr(text).to_string_lossy().into_owned();
+            LLVMDisposeMessage(text);
+            out
+        }
+    }
+
+    /// Checks the module.
+    ///
+    /// # Errors
+    /// LLVM's description of what is wrong.
+    pub fn verify(&self) -> Result<(), String> {
+        let mut message = std::ptr::null_mut();
+        // SAFETY: as for `print`.
+        unsafe {
+            let broken = llvm_sys::analysis::LLVMVerifyModule(
+                self.module,
+                llvm_sys::analysis::LLVMVerifierFailureAction::LLVMReturnStatusAction,
+                &mut message,
+            );
+            let text = CStr::from_ptr(message).to_string_lossy().into_owned();
+            LLVMDisposeMessage(message);
+            if broken != 0 { Err(text) } else { Ok(()) }
+        }
+    }
+}
+
+/// A C string; interior zero bytes, which no name here has, end it early.
+pub fn c_string(text: &str) -> CString {
+    CString::new(text.split('\0').next().unwrap_or_default()).expect("cut at the first zero byte")
+}

@@ -1,0 +1,472 @@
+//! Our own form as LLVM's: one instruction each, but for vectors made of a scalar.
+//!
+//! What differs from machine to machine stands in two places: [`Printer::attributes`] says what CPU a function is for,
+//! [`Printer::kind`] what addresses there are.
+
+use std::ptr;
+
+use llvm_sys::core::*;
+use llvm_sys::prelude::*;
+use llvm_sys::{LLVMIntPredicate, LLVMLinkage, LLVMOpcode, LLVMRealPredicate, LLVMVisibility};
+use tilewright_ir::target::{Arch, Target};
+
+use super::module::{Module, c_string};
+use crate::generate::{ARGUMENT_ALIGN, cpu};
+use crate::ssa::{self, Buffer, Compare, Constant, Cpu, Def, Function, Id, Instruction, Kind, Linkage, Op, Type};
+
+/// The unnamed name.
+const UNNAMED: *const libc::c_char = c"".as_ptr();
+
+/// Calls functions of LLVM's C API.
+macro_rules! llvm {
+    ($($call:tt)*) => {
+        // SAFETY: every handle passed comes from the context of the module being written, which outlives the printer;
+        // values are used only in the function they belong to, and arrays are passed with their own lengths.
+        unsafe { $($call)* }
+    };
+}
+
+/// Writes the functions of a module of ours into one of LLVM's.
+pub fn print(source: &ssa::Module, target: &Target, into: &Module) {
+    let (context, module) = (into.context(), into.raw());
+    let builder = llvm!(LLVMCreateBuilderInContext(context));
+    let invariant = metadata_kind(context, "invariant.load");
+    let mut p = Printer { target, context, module, builder, invariant, functions: Vec::new(), globals: Vec::new() };
+    p.globals = source.globals.iter().map(|name| p.global(name)).collect();
+    p.functions = source.functions.iter().map(|f| p.declaration(f)).collect();
+    for (f, value) in source.functions.iter().zip(&p.functions) {
+        if !f.is_outside() {
+            p.body(f, *value);
+        }
+    }
+    llvm!(LLVMDisposeBuilder(builder));
+}
+
+struct Printer<'s> {
+    target: &'s Target,
+    context: LLVMContextRef,
+    module: LLVMModuleRef,
+    builder: LLVMBuilderRef,
+    /// The kind of metadata that says of a load that it gives the same wherever it stands.
+    invariant: u32,
+    functions: Vec<LLVMValueRef>,
+    globals: Vec<LLVMValueRef>,
+}
+
+/// The function that is being written.
+struct Body<'s> {
+    source: &'s Function,
+    blocks: Vec<LLVMBasicBlockRef>,
+    /// By value; null until it is written.
+    values: Vec<LLVMValueRef>,
+}
+
+fn metadata_kind(context: LLVMContextRef, name: &str) -> u32 {
+    llvm!(LLVMGetMDKindIDInContext(context, name.as_ptr().cast(), name.len() as u32))
+}
+
+/// The family's first CPU, which all later ones can stand in for.
+fn baseline(arch: Arch) -> &'static str {
+    match arch {
+        Arch::X86_64 => "x86-64",
+        Arch::Aarch64 => "generic",
+    }
+}
+
+/// The CPU that code for a target is laid out for: what LLVM takes where the target's CPU is all that it is told.
+fn tuned_for(target: &Target) -> &str {
+    if target.cpu == "x86-64" { "generic" } else { &target.cpu }
+}
+
+/// The function of LLVM's own that an operation is.
+fn intrinsic(op: &Op) -> Option<&'static str> {
+    Some(match op {
+        Op::Fma => "llvm.fma",
+        Op::FMin => "llvm.minnum",
+        Op::FMax => "llvm.maxnum",
+        Op::FAbs => "llvm.fabs",
+        Op::Sqrt => "llvm.sqrt",
+        Op::CopySign => "llvm.copysign",
+        Op::SignedMin => "llvm.smin",
+        Op::SignedMax => "llvm.smax",
+        Op::MaskedLoad => "llvm.masked.load",
+        Op::MaskedStore => "llvm.masked.store",
+        Op::Gather => "llvm.masked.gather",
+        Op::Scatter => "llvm.masked.scatter",
+        Op::Prefetch { .. } => "llvm.prefetch",
+        _ => return None,
+    })
+}
+
+/// The instruction of two operands that an operation is.
+fn binary(op: &Op) -> Option<LLVMOpcode> {
+    Some(match op {
+        Op::AddWrapping => LLVMOpcode::LLVMAdd,
+        Op::SignedDiv => LLVMOpcode::LLVMSDiv,
+        Op::SignedRem => LLVMOpcode::LLVMSRem,
+        Op::UnsignedDiv => LLVMOpcode::LLVMUDiv,
+        Op::UnsignedRem => LLVMOpcode::LLVMURem,
+        Op::ShiftLeft => LLVMOpcode::LLVMShl,
+        Op::ShiftSigned => LLVMOpcode::LLVMAShr,
+        Op::ShiftUnsigned => LLVMOpcode::LLVMLShr,
+        Op::And => LLVMOpcode::LLVMAnd,
+        Op::Or => LLVMOpcode::LLVMOr,
+        Op::Xor => LLVMOpcode::LLVMXor,
+        Op::FAdd => LLVMOpcode::LLVMFAdd,
+        Op::FSub => LLVMOpcode::LLVMFSub,
+        Op::FMul => LLVMOpcode::LLVMFMul,
+        Op::FDiv => LLVMOpcode::LLVMFDiv,
+        _ => return None,
+    })
+}
+
+impl Printer<'_> {
+    // Types.
+
+    fn kind(&self, kind: Kind) -> LLVMTypeRef {
+        llvm!(match kind {
+            Kind::I1 => LLVMInt1TypeInContext(self.context),
+            Kind::I8 => LLVMInt8TypeInContext(self.context),
+            Kind::I32 => LLVMInt32TypeInContext(self.context),
+            Kind::I64 => LLVMInt64TypeInContext(self.context),
+            Kind::F32 => LLVMFloatTypeInContext(self.context),
+            Kind::F64 => LLVMDoubleTypeInContext(self.context),
+            Kind::Pointer => LLVMPointerTypeInContext(self.context, 0),
+        })
+    }
+
+    fn ty(&self, ty: Type) -> LLVMTypeRef {
+        let kind = self.kind(ty.kind);
+        if ty.lanes == 1 { kind } else { llvm!(LLVMVectorType(kind, ty.lanes as u32)) }
+    }
+
+    fn function_type(&self, result: Option<Type>, parameters: impl Iterator<Item = Type>) -> LLVMTypeRef {
+        let mut types: Vec<LLVMTypeRef> = parameters.map(|ty| self.ty(ty)).collect();
+        let result = result.map_or_else(|| llvm!(LLVMVoidTypeInContext(self.context)), |ty| self.ty(ty));
+        llvm!(LLVMFunctionType(result, types.as_mut_ptr(), types.len() as u32, 0))
+    }
+
+    // Declarations.
+
+    fn global(&self, name: &str) -> LLVMValueRef {
+        let name = c_string(name);
+        let ty = self.kind(Kind::I32);
+        llvm! {{
+            let variable = LLVMAddGlobal(self.module, ty, name.as_ptr());
+            LLVMSetLinkage(variable, LLVMLinkage::LLVMInternalLinkage);
+            LLVMSetInitializer(variable, LLVMConstNull(ty));
+            variable
+        }}
+    }
+
+    fn declaration(&self, f: &Function) -> LLVMValueRef {
+        let name = c_string(&f.name);
+        let ty = self.function_type(f.result, f.parameters.iter().map(|p| p.ty));
+        let value = llvm!(LLVMAddFunction(self.module, name.as_ptr(), ty));
+        match f.linkage {
+            Linkage::Exported | Linkage::Outside => {}
+            Linkage::Protected => llvm!(LLVMSetVisibility(value, LLVMVisibility::LLVMProtectedVisibility)),
+            Linkage::Internal => llvm!(LLVMSetLinkage(value, LLVMLinkage::LLVMInternalLinkage)),
+            Linkage::Library => {
+                // The last says that no memory is read or written.
+                for name in ["nounwind", "willreturn", "memory"] {
+                    self.add_attribute(value, llvm_sys::LLVMAttributeFunctionIndex, self.attribute(name, 0));
+                }
+            }
+        }
+        if !f.is_outside() {
+            self.attributes(f, value);
+        }
+        for (at, parameter) in f.parameters.iter().enumerate() {
+            if let Some(Buffer { bytes, is_constant }) = parameter.buffer {
+                let add = |name, n| self.add_attribute(value, at as u32 + 1, self.attribute(name, n));
+                add("noalias", 0);
+                add("nonnull", 0);
+                add("align", ARGUMENT_ALIGN);
+                if bytes > 0 {
+                    add("dereferenceable", bytes);
+                }
+                if is_constant {
+                    add("readonly", 0);
+                }
+            }
+        }
+        value
+    }
+
+    /// Says what CPU a function is for, and what it does not do.
+    fn attributes(&self, f: &Function, value: LLVMValueRef) {
+        let index = llvm_sys::LLVMAttributeFunctionIndex;
+        let add = |name: &str, text: &str| self.add_attribute(value, index, self.text_attribute(name, text));
+        self.add_attribute(value, index, self.attribute("nounwind", 0));
+        match f.cpu {
+            Cpu::Target => {
+                add("target-cpu", &self.target.cpu);
+                if !self.target.features.is_empty() {
+                    add("target-features", &self.target.features);
+                }
+            }
+            Cpu::Checked => {
+                let features: Vec<String> = cpu::features(self.target).iter().map(|name| format!("+{name}")).collect();
+                add("target-cpu", baseline(self.target.arch));
+                add("tune-cpu", tuned_for(self.target));
+                add("target-features", &features.join(","));
+            }
+            Cpu::First => {
+                add("target-cpu", baseline(self.target.arch));
+                add("target-features", "");
+                return;
+            }
+        }
+        let bits = self.target.vector_bits.to_string();
+        add("no-trapping-math", "true");
+        add("prefer-vector-width", &bits);
+        add("min-legal-vector-width", &bits);
+    }
+
+    /// An attribute known to LLVM by name.
+    fn attribute(&self, name: &str, value: u64) -> LLVMAttributeRef {
+        llvm! {{
+            let kind = LLVMGetEnumAttributeKindForName(name.as_ptr().cast(), name.len());
+            assert!(kind != 0, "LLVM has no attribute {name}");
+            LLVMCreateEnumAttribute(self.context, kind, value)
+        }}
+    }
+
+    /// A target-dependent attribute.
+    fn text_attribute(&self, name: &str, value: &str) -> LLVMAttributeRef {
+        llvm!(LLVMCreateStringAttribute(
+            self.context,
+            name.as_ptr().cast(),
+            name.len() as u32,
+            value.as_ptr().cast(),
+            value.len() as u32
+        ))
+    }
+
+    fn add_attribute(&self, function: LLVMValueRef, index: u32, attribute: LLVMAttributeRef) {
+        llvm!(LLVMAddAttributeAtIndex(function, index, attribute));
+    }
+
+    // Bodies.
+
+    fn body(&self, f: &Function, function: LLVMValueRef) {
+        let append = |_: &_| llvm!(LLVMAppendBasicBlockInContext(self.context, function, UNNAMED));
+        let blocks = f.blocks.iter().map(append).collect();
+        let mut body = Body { source: f, blocks, values: vec![ptr::null_mut(); f.values.len()] };
+        for at in 0..f.parameters.len() {
+            body.values[at] = llvm!(LLVMGetParam(function, at as u32));
+        }
+        let order = f.order();
+        for block in &order {
+            llvm!(LLVMPositionBuilderAtEnd(self.builder, body.blocks[*block]));
+            for instruction in &f.blocks[*block] {
+                let value = self.instruction(&mut body, instruction);
+                if let Some(result) = instruction.result {
+                    body.values[result as usize] = value;
+                }
+            }
+        }
+        for instruction in order.iter().flat_map(|block| &f.blocks[*block]) {
+            if let (Op::Phi(from), Some(result)) = (&instruction.op, instruction.result) {
+                for (from, value) in from.iter().zip(&instruction.operands) {
+                    let (mut value, mut from) = (self.value(&mut body, *value), body.blocks[*from]);
+                    llvm!(LLVMAddIncoming(body.values[result as usize], &mut value, &mut from, 1));
+                }
+            }
+        }
+        for (id, name) in &f.names {
+            llvm!(LLVMSetValueName2(body.values[*id as usize], name.as_ptr().cast(), name.len()));
+        }
+    }
+
+    fn value(&self, body: &mut Body, id: Id) -> LLVMValueRef {
+        let known = body.values[id as usize];
+        if !known.is_null() {
+            return known;
+        }
+        let value = &body.source.values[id as usize];
+        let ty = self.ty(value.ty);
+        let made = match &value.def {
+            Def::Constant(Constant { bits, undefined }) => {
+                let lane = |(at, b): (usize, &u64)| match undefined >> at & 1 {
+                    0 => self.scalar(value.ty.kind, *b),
+                    _ => llvm!(LLVMGetUndef(self.kind(value.ty.kind))),
+                };
+                let mut lanes: Vec<LLVMValueRef> = bits.iter().enumerate().map(lane).collect();
+                if value.ty.lanes == 1 {
+                    lanes[0]
+                } else {
+                    llvm!(LLVMConstVector(lanes.as_mut_ptr(), lanes.len() as u32))
+                }
+            }
+            Def::Undefined => llvm!(LLVMGetUndef(ty)),
+            Def::Function(f) => self.functions[f.0],
+            Def::Global(at) => self.globals[*at],
+            Def::Argument(_) | Def::Instruction => panic!("a value is given before it is used"),
+        };
+        body.values[id as usize] = made;
+        made
+    }
+
+    fn scalar(&self, kind: Kind, bits: u64) -> LLVMValueRef {
+        let ty = self.kind(kind);
+        llvm!(match kind {
+            Kind::F32 => LLVMConstReal(ty, f32::from_bits(bits as u32).into()),
+            Kind::F64 => LLVMConstReal(ty, f64::from_bits(bits)),
+            Kind::Pointer => {
+                assert_eq!(bits, 0, "the only constant address is none");
+                LLVMConstNull(ty)
+            }
+            Kind::I1 | Kind::I8 | Kind::I32 | Kind::I64 => LLVMConstInt(ty, bits, 0),
+        })
+    }
+
+    /// The lanes that a shuffle picks.
+    fn lanes(&self, mask: &[i32]) -> LLVMValueRef {
+        let i32 = self.kind(Kind::I32);
+        let lane = |lane: &i32| llvm!(if *lane < 0 { LLVMGetPoison(i32) } else { LLVMConstInt(i32, *lane as u64, 0) });
+        let mut lanes: Vec<LLVMValueRef> = mask.iter().map(lane).collect();
+        llvm!(LLVMConstVector(lanes.as_mut_ptr(), lanes.len() as u32))
+    }
+
+    fn instruction(&self, body: &mut Body, instruction: &Instruction) -> LLVMValueRef {
+        let Instruction { op, operands, result, align } = instruction;
+        let b = self.builder;
+        let source = body.source;
+        let result = result.map(|id| source.values[id as usize].ty);
+        let ty = result.map(|ty| self.ty(ty)).unwrap_or(ptr::null_mut());
+        if let Op::Phi(_) = op {
+            return llvm!(LLVMBuildPhi(b, ty, UNNAMED));
+        }
+        let of = |at: usize| source.values[operands[at] as usize].ty;
+        let mut x: Vec<LLVMValueRef> = operands.iter().map(|id| self.value(body, *id)).collect();
+        if let Some(opcode) = binary(op) {
+            return llvm!(LLVMBuildBinOp(b, opcode, x[0], x[1], UNNAMED));
+        }
+        if let Some(name) = intrinsic(op) {
+            let pointer = |at: usize| self.ty(of(at));
+            let (overloads, aligned) = match op {
+                Op::MaskedLoad | Op::Gather => (vec![ty, pointer(0)], Some(0)),
+                Op::MaskedStore | Op::Scatter => (vec![self.ty(of(0)), pointer(1)], Some(1)),
+                Op::Prefetch { for_write } => {
+                    // Into all caches, as data.
+                    let how = [u64::from(*for_write), 3, 1];
+                    x.extend(how.map(|how| self.scalar(Kind::I32, how)));
+                    (vec![pointer(0)], None)
+                }
+                _ => (vec![ty], None),
+            };
+            let call = self.intrinsic(name, overloads, x);
+            if let Some(at) = aligned {
+                let attribute = self.attribute("align", u64::from(*align));
+                llvm!(LLVMAddCallSiteAttribute(call, at + 1, attribute));
+            }
+            return call;
+        }
+        llvm!(match op {
+            Op::Variable(ty) => self.stack(self.ty(*ty), *align),
+            Op::Stack(bytes) => self.stack(LLVMArrayType2(self.kind(Kind::I8), *bytes as u64), *align),
+            Op::Load { invariant } => {
+                let v = LLVMBuildLoad2(b, ty, x[0], UNNAMED);
+                LLVMSetAlignment(v, *align);
+                if *invariant {
+                    let node = LLVMMDNodeInContext2(self.context, ptr::null_mut(), 0);
+                    LLVMSetMetadata(v, self.invariant, LLVMMetadataAsValue(self.context, node));
+                }
+                v
+            }
+            Op::Store => {
+                let v = LLVMBuildStore(b, x[0], x[1]);
+                LLVMSetAlignment(v, *align);
+                v
+            }
+            Op::Element(element) => LLVMBuildGEP2(b, self.ty(*element), x[0], &mut x[1], 1, UNNAMED),
+            Op::Add => LLVMBuildNSWAdd(b, x[0], x[1], UNNAMED),
+            Op::Sub => LLVMBuildNSWSub(b, x[0], x[1], UNNAMED),
+            Op::Mul => LLVMBuildNSWMul(b, x[0], x[1], UNNAMED),
+            Op::Compare(how) => {
+                let how = match how {
+                    Compare::Equal => LLVMIntPredicate::LLVMIntEQ,
+                    Compare::NotEqual => LLVMIntPredicate::LLVMIntNE,
+                    Compare::Less => LLVMIntPredicate::LLVMIntSLT,
+                    Compare::Greater => LLVMIntPredicate::LLVMIntSGT,
+                };
+                LLVMBuildICmp(b, how, x[0], x[1], UNNAMED)
+            }
+            Op::FNeg => LLVMBuildFNeg(b, x[0], UNNAMED),
+            Op::FLess => LLVMBuildFCmp(b, LLVMRealPredicate::LLVMRealOLT, x[0], x[1], UNNAMED),
+            Op::Select => LLVMBuildSelect(b, x[0], x[1], x[2], UNNAMED),
+            Op::Truncate => LLVMBuildTrunc(b, x[0], ty, UNNAMED),
+            Op::ToReal => LLVMBuildSIToFP(b, x[0], ty, UNNAMED),
+            Op::Convert if of(0).kind == Kind::F32 => LLVMBuildFPExt(b, x[0], ty, UNNAMED),
+            Op::Convert => LLVMBuildFPTrunc(b, x[0], ty, UNNAMED),
+            Op::Bitcast => LLVMBuildBitCast(b, x[0], ty, UNNAMED),
+            Op::Address => LLVMBuildPtrToInt(b, x[0], ty, UNNAMED),
+            Op::Splat => {
+                let none = LLVMGetPoison(ty);
+                let one = LLVMBuildInsertElement(b, none, x[0], self.scalar(Kind::I64, 0), UNNAMED);
+                let lanes = vec![0; result.map_or(0, |ty| ty.lanes)];
+                LLVMBuildShuffleVector(b, one, none, self.lanes(&lanes), UNNAMED)
+            }
+            Op::Shuffle(mask) => LLVMBuildShuffleVector(b, x[0], x[1], self.lanes(mask), UNNAMED),
+            Op::Insert(lane) => LLVMBuildInsertElement(b, x[0], x[1], self.scalar(Kind::I64, *lane as u64), UNNAMED),
+            Op::Extract(lane) => LLVMBuildExtractElement(b, x[0], self.scalar(Kind::I64, *lane as u64), UNNAMED),
+            Op::Call => {
+                let callee = x.pop().expect("a call has a callee");
+                self.call(self.function_type(result, (0..x.len()).map(of)), callee, x)
+            }
+            // An empty instruction gives back what it takes.
+            Op::Opaque => self.assembly("", "=r,0", self.function_type(result, [of(0)].into_iter()), x),
+            Op::Assembly(a) => self.assembly(&a.text, a.constraints, self.function_type(result, [].into_iter()), x),
+            Op::Br(to) => LLVMBuildBr(b, body.blocks[*to]),
+            Op::CondBr(then, otherwise) => LLVMBuildCondBr(b, x[0], body.blocks[*then], body.blocks[*otherwise]),
+            Op::Return => match x.first() {
+                Some(v) => LLVMBuildRet(b, *v),
+                None => LLVMBuildRetVoid(b),
+            },
+            other => unreachable!("{other:?} is printed above"),
+        })
+    }
+
+    fn stack(&self, ty: LLVMTypeRef, align: u32) -> LLVMValueRef {
+        llvm! {{
+            let v = LLVMBuildAlloca(self.builder, ty, UNNAMED);
+            LLVMSetAlignment(v, align);
+            v
+        }}
+    }
+
+    fn call(&self, ty: LLVMTypeRef, callee: LLVMValueRef, mut arguments: Vec<LLVMValueRef>) -> LLVMValueRef {
+        let n = arguments.len() as u32;
+        llvm!(LLVMBuildCall2(self.builder, ty, callee, arguments.as_mut_ptr(), n, UNNAMED))
+    }
+
+    /// Calls one of LLVM's own functions, overloaded for some types.
+    fn intrinsic(&self, name: &str, mut overloads: Vec<LLVMTypeRef>, arguments: Vec<LLVMValueRef>) -> LLVMValueRef {
+        llvm! {{
+            let id = LLVMLookupIntrinsicID(name.as_ptr().cast(), name.len());
+            assert!(id != 0, "LLVM has no intrinsic {name}");
+            let f = LLVMGetIntrinsicDeclaration(self.module, id, overloads.as_mut_ptr(), overloads.len());
+            self.call(LLVMGlobalGetValueType(f), f, arguments)
+        }}
+    }
+
+    /// Instructions with effects that LLVM does not know.
+    fn assembly(&self, text: &str, constraints: &str, ty: LLVMTypeRef, arguments: Vec<LLVMValueRef>) -> LLVMValueRef {
+        llvm! {{
+            let assembly = LLVMGetInlineAsm(
+                ty,
+                text.as_ptr().cast(),
+                text.len(),
+                constraints.as_ptr().cast(),
+                constraints.len(),
+                1,
+                0,
+                llvm_sys::LLVMInlineAsmDialect::LLVMInlineAsmDialectATT,
+                0,
+            );
+            self.call(ty, assembly, arguments)
+        }}
+    }
+}

@@ -1,0 +1,597 @@
+//! Writes functions down: one method an instruction, constants folded and kept once.
+//!
+//! A builder is shared, so that calls nest as expressions do; instructions come in the order of the calls.
+
+use std::cell::RefCell;
+
+use smallvec::smallvec;
+
+use super::{
+    Assembly, Bits, BlockId, Buffer, Compare, Constant, Cpu, Def, Function, FunctionId, Id, Instruction, Linkage,
+    Module, Op, Operands, Parameter, Type, Value, fold,
+};
+use crate::map::Map;
+
+/// A module that is being written, and the place where the next instruction goes.
+pub struct Builder(RefCell<State>);
+
+/// Where instructions go.
+#[derive(Clone, Copy)]
+pub struct Position {
+    function: FunctionId,
+    block: BlockId,
+    part: Part,
+}
+
+/// Instructions of a block, each in the order of writing.
+#[derive(Clone, Copy)]
+enum Part {
+    /// What was hoisted out of the loop that the block begins.
+    Hoisted,
+    /// What follows.
+    Rest,
+}
+
+struct State {
+    module: Module,
+    /// By function.
+    drafts: Vec<Draft>,
+    at: Position,
+}
+
+/// What a function is made of until it is done.
+#[derive(Default)]
+struct Draft {
+    blocks: Vec<DraftBlock>,
+    /// Where each phi's values come from, and which they are.
+    phis: Map<Id, (Vec<BlockId>, Operands)>,
+    /// Values that no instruction gives.
+    fixed: Map<(Type, Def), Id>,
+}
+
+#[derive(Default)]
+struct DraftBlock {
+    /// The newest comes first in the code.
+    phis: Vec<Id>,
+    hoisted: Vec<Instruction>,
+    rest: Vec<Instruction>,
+}
+
+impl State {
+    fn function(&mut self) -> &mut Function {
+        &mut self.module.functions[self.at.function.0]
+    }
+
+    fn draft(&mut self) -> &mut Draft {
+        &mut self.drafts[self.at.function.0]
+    }
+
+    fn get(&self, id: Id) -> &Value {
+        &self.module.functions[self.at.function.0].values[id as usize]
+    }
+
+    fn value(&mut self, ty: Type, def: Def) -> Id {
+        let values = &mut self.function().values;
+        values.push(Value { ty, def });
+        values.len() as Id - 1
+    }
+
+    /// A value that no instruction gives: one for each type and origin.
+    fn fixed(&mut self, ty: Type, def: Def) -> Id {
+        let key = (ty, def);
+        if let Some(id) = self.draft().fixed.get(&key) {
+            return *id;
+        }
+        let id = self.value(ty, key.1.clone());
+        self.draft().fixed.insert(key, id);
+        id
+    }
+
+    fn push(&mut self, instruction: Instruction) {
+        let Position { block, part, .. } = self.at;
+        let block = &mut self.draft().blocks[block];
+        match part {
+            Part::Hoisted => block.hoisted.push(instruction),
+            Part::Rest => block.rest.push(instruction),
+        }
+    }
+}
+
+impl Builder {
+    /// An empty module.
+    pub fn new(name: &str) -> Builder {
+        let module = Module { name: name.to_owned(), ..Module::default() };
+        // Nowhere: a function comes first.
+        let at = Position { function: FunctionId(usize::MAX), block: 0, part: Part::Rest };
+        Builder(RefCell::new(State { module, drafts: Vec::new(), at }))
+    }
+
+    /// The module.
+    pub fn finish(self) -> Module {
+        let State { mut module, drafts, .. } = self.0.into_inner();
+        for (function, draft) in module.functions.iter_mut().zip(drafts) {
+            let Draft { blocks, mut phis, .. } = draft;
+            let whole = |block: DraftBlock| {
+                if block.phis.is_empty() && block.hoisted.is_empty() {
+                    return block.rest;
+                }
+                let mut all = Vec::with_capacity(block.phis.len() + block.hoisted.len() + block.rest.len());
+                all.extend(block.phis.into_iter().rev().map(|phi| {
+                    let (from, operands) = phis.remove(&phi).expect("each phi stands in one block");
+                    Instruction { op: Op::Phi(from), operands, result: Some(phi), align: 0 }
+                }));
+                all.extend(block.hoisted);
+                all.extend(block.rest);
+                all
+            };
+            function.blocks = blocks.into_iter().map(whole).collect();
+        }
+        module
+    }
+
+    // Constants.
+
+    fn fixed(&self, ty: Type, def: Def) -> Id {
+        self.0.borrow_mut().fixed(ty, def)
+    }
+
+    fn constant(&self, ty: Type, bits: Bits) -> Id {
+        self.fixed(ty, Def::Constant(Constant { bits, undefined: 0 }))
+    }
+
+    /// An integer of a type.
+    pub fn integer(&self, ty: Type, v: i64) -> Id {
+        self.constant(ty, smallvec![v as u64 & ty.kind.mask()])
+    }
+
+    /// A 64-bit integer.
+    pub fn int(&self, v: i64) -> Id {
+        self.integer(Type::I64, v)
+    }
+
+    /// A 32-bit integer.
+    pub fn int32(&self, v: i32) -> Id {
+        self.integer(Type::I32, v.into())
+    }
+
+    /// A truth value.
+    pub fn bool(&self, v: bool) -> Id {
+        self.integer(Type::I1, v.into())
+    }
+
+    /// The truth of a constant condition.
+    pub fn as_const_bool(&self, v: Id) -> Option<bool> {
+        match self.0.borrow().get(v) {
+            Value { ty: Type::I1, def: Def::Constant(c) } => Some(c.bits[0] != 0),
+            _ => None,
+        }
+    }
+
+    /// A floating-point number.
+    pub fn real(&self, ty: Type, v: f64) -> Id {
+        self.constant(ty, smallvec![fold::real_bits(ty.kind, v)])
+    }
+
+    /// Any bits.
+    pub fn undefined(&self, ty: Type) -> Id {
+        self.fixed(ty, Def::Undefined)
+    }
+
+    /// Zero of any type.
+    pub fn zero(&self, ty: Type) -> Id {
+        self.constant(ty, smallvec![0; ty.lanes])
+    }
+
+    /// A vector of integers.
+    pub fn integers(&self, element: Type, lanes: impl ExactSizeIterator<Item = i64>) -> Id {
+        let ty = element.vector(lanes.len());
+        self.constant(ty, lanes.map(|v| v as u64 & ty.kind.mask()).collect())
+    }
+
+    /// The type of a value.
+    pub fn type_of(&self, v: Id) -> Type {
+        self.0.borrow().get(v).ty
+    }
+
+    // Functions.
+
+    /// Adds a function.
+    pub fn function(&self, name: &str, linkage: Linkage, result: Option<Type>, parameters: &[Type]) -> FunctionId {
+        let state = &mut *self.0.borrow_mut();
+        let value = |(at, ty): (usize, &Type)| Value { ty: *ty, def: Def::Argument(at) };
+        state.module.functions.push(Function {
+            name: name.to_owned(),
+            linkage,
+            cpu: Cpu::Target,
+            result,
+            parameters: parameters.iter().map(|ty| Parameter { ty: *ty, buffer: None }).collect(),
+            values: parameters.iter().enumerate().map(value).collect(),
+            blocks: Vec::new(),
+            names: Vec::new(),
+        });
+        state.drafts.push(Draft::default());
+        FunctionId(state.module.functions.len() - 1)
+    }
+
+    /// The function of a name, declared where it is not yet.
+    pub fn declare(&self, name: &str, linkage: Linkage, result: Option<Type>, parameters: &[Type]) -> FunctionId {
+        let known = self.0.borrow().module.functions.iter().position(|f| f.name == name);
+        known.map_or_else(|| self.function(name, linkage, result, parameters), FunctionId)
+    }
+
+    /// Says who sees a function, and what it is for.
+    pub fn define(&self, function: FunctionId, linkage: Linkage, cpu: Cpu) {
+        let f = &mut self.0.borrow_mut().module.functions[function.0];
+        (f.linkage, f.cpu) = (linkage, cpu);
+    }
+
+    /// A parameter of the function that is being written.
+    pub fn parameter(&self, at: usize) -> Id {
+        at as Id
+    }
+
+    /// Says what memory a parameter points to.
+    pub fn buffer_parameter(&self, at: usize, buffer: Buffer) {
+        self.0.borrow_mut().function().parameters[at].buffer = Some(buffer);
+    }
+
+    /// Names a value for readers of the module's text.
+    pub fn name(&self, v: Id, name: &str) {
+        self.0.borrow_mut().function().names.push((v, name.to_owned()));
+    }
+
+    /// The address of a function.
+    pub fn function_address(&self, function: FunctionId) -> Id {
+        self.fixed(Type::POINTER, Def::Function(function))
+    }
+
+    /// Adds a variable of this module's own, a 32-bit integer that starts as zero, and gives its number.
+    pub fn global(&self, name: &str) -> usize {
+        let globals = &mut self.0.borrow_mut().module.globals;
+        globals.push(name.to_owned());
+        globals.len() - 1
+    }
+
+    /// The address of a variable.
+    pub fn global_address(&self, global: usize) -> Id {
+        self.fixed(Type::POINTER, Def::Global(global))
+    }
+
+    // Blocks and positions.
+
+    /// Adds a block at the end of a function.
+    pub fn block(&self, function: FunctionId) -> BlockId {
+        let blocks = &mut self.0.borrow_mut().drafts[function.0].blocks;
+        blocks.push(DraftBlock::default());
+        blocks.len() - 1
+    }
+
+    /// The block that is being written.
+    pub fn current_block(&self) -> BlockId {
+        self.0.borrow().at.block
+    }
+
+    /// Where the next instruction goes.
+    pub fn position(&self) -> Position {
+        self.0.borrow().at
+    }
+
+    /// Goes back to where it was.
+    pub fn go_back(&self, to: Position) {
+        self.0.borrow_mut().at = to;
+    }
+
+    /// Goes on at the end of a block.
+    pub fn go_to(&self, function: FunctionId, block: BlockId) {
+        self.go_back(Position { function, block, part: Part::Rest });
+    }
+
+    /// Goes on behind the phis of a block of the function at hand and what was hoisted there before.
+    pub fn go_to_hoisted(&self, block: BlockId) {
+        let at = &mut self.0.borrow_mut().at;
+        (at.block, at.part) = (block, Part::Hoisted);
+    }
+
+    fn run(&self, op: Op, operands: Operands, align: u32) {
+        self.0.borrow_mut().push(Instruction { op, operands, result: None, align });
+    }
+
+    fn give(&self, op: Op, operands: Operands, ty: Type, align: u32) -> Id {
+        let state = &mut *self.0.borrow_mut();
+        let id = state.value(ty, Def::Instruction);
+        state.push(Instruction { op, operands, result: Some(id), align });
+        id
+    }
+
+    /// As [`Self::give`], folded where all operands are constants.
+    fn compute(&self, op: Op, operands: Operands, ty: Type) -> Id {
+        let folded = {
+            let state = self.0.borrow();
+            fold::fold(&op, ty, operands.iter().map(|id| state.get(*id)))
+        };
+        match folded {
+            Some(def) => self.fixed(ty, def),
+            None => self.give(op, operands, ty, 0),
+        }
+    }
+
+    /// Goes to a block.
+    pub fn br(&self, to: BlockId) {
+        self.run(Op::Br(to), smallvec![], 0);
+    }
+
+    /// Goes to one of two blocks.
+    pub fn cond_br(&self, cond: Id, then: BlockId, otherwise: BlockId) {
+        self.run(Op::CondBr(then, otherwise), smallvec![cond], 0);
+    }
+
+    /// Leaves the function.
+    pub fn ret(&self) {
+        self.run(Op::Return, smallvec![], 0);
+    }
+
+    /// Leaves the function with a value.
+    pub fn ret_value(&self, v: Id) {
+        self.run(Op::Return, smallvec![v], 0);
+    }
+
+    /// A value that depends on where control came to a block from.
+    pub fn phi(&self, block: BlockId, ty: Type) -> Id {
+        let state = &mut *self.0.borrow_mut();
+        let id = state.value(ty, Def::Instruction);
+        let draft = state.draft();
+        draft.blocks[block].phis.push(id);
+        draft.phis.insert(id, Default::default());
+        id
+    }
+
+    /// Gives a phi its value on coming from a block.
+    pub fn add_incoming(&self, phi: Id, value: Id, from: BlockId) {
+        let state = &mut *self.0.borrow_mut();
+        let (blocks, values) = state.draft().phis.get_mut(&phi).expect("it is a phi of this function");
+        blocks.push(from);
+        values.push(value);
+    }
+
+    // Memory.
+
+    /// A variable, which only loads and stores may refer to.
+    pub fn variable(&self, ty: Type, align: u32) -> Id {
+        self.give(Op::Variable(ty), smallvec![], Type::POINTER, align)
+    }
+
+    /// Stack memory.
+    pub fn stack(&self, bytes: u64, align: u32) -> Id {
+        self.give(Op::Stack(bytes as usize), smallvec![], Type::POINTER, align)
+    }
+
+    /// Reads memory; `invariant` says that it gives the same wherever it stands.
+    pub fn load(&self, ty: Type, from: Id, align: u32, invariant: bool) -> Id {
+        self.give(Op::Load { invariant }, smallvec![from], ty, align)
+    }
+
+    /// Writes memory.
+    pub fn store(&self, value: Id, to: Id, align: u32) {
+        self.run(Op::Store, smallvec![value, to], align);
+    }
+
+    /// The address of element `index` from `base`.
+    pub fn element(&self, element: Type, base: Id, index: Id) -> Id {
+        let lanes = self.type_of(index).lanes;
+        self.give(Op::Element(element), smallvec![base, index], Type::POINTER.vector(lanes), 0)
+    }
+
+    /// Reads the lanes in a mask; the others are `otherwise`.
+    pub fn masked_load(&self, ty: Type, from: Id, align: u32, mask: Id, otherwise: Id) -> Id {
+        self.give(Op::MaskedLoad, smallvec![from, mask, otherwise], ty, align)
+    }
+
+    /// Writes the lanes in a mask.
+    pub fn masked_store(&self, value: Id, to: Id, align: u32, mask: Id) {
+        self.run(Op::MaskedStore, smallvec![value, to, mask], align);
+    }
+
+    /// Reads each lane in a mask from its own address; the others are `otherwise`.
+    pub fn masked_gather(&self, ty: Type, from: Id, align: u32, mask: Id, otherwise: Id) -> Id {
+        self.give(Op::Gather, smallvec![from, mask, otherwise], ty, align)
+    }
+
+    /// Writes each lane in a mask to its own address.
+    pub fn masked_scatter(&self, value: Id, to: Id, align: u32, mask: Id) {
+        self.run(Op::Scatter, smallvec![value, to, mask], align);
+    }
+
+    /// Brings an address near.
+    pub fn prefetch(&self, pointer: Id, for_write: bool) {
+        self.run(Op::Prefetch { for_write }, smallvec![pointer], 0);
+    }
+
+    // Arithmetic.
+
+    /// An operation of two operands that gives their type.
+    pub fn binary(&self, op: Op, a: Id, b: Id) -> Id {
+        self.compute(op, smallvec![a, b], self.type_of(a))
+    }
+
+    /// An operation of one operand that gives its type.
+    pub fn unary(&self, op: Op, x: Id) -> Id {
+        self.compute(op, smallvec![x], self.type_of(x))
+    }
+
+    /// Integer `a + b`
+    pub fn add(&self, a: Id, b: Id) -> Id {
+        self.binary(Op::Add, a, b)
+    }
+
+    /// Integer `a − b`
+    pub fn sub(&self, a: Id, b: Id) -> Id {
+        self.binary(Op::Sub, a, b)
+    }
+
+    /// Integer `a · b`
+    pub fn mul(&self, a: Id, b: Id) -> Id {
+        self.binary(Op::Mul, a, b)
+    }
+
+    /// `a · b + c`, rounded once.
+    pub fn fma(&self, a: Id, b: Id, c: Id) -> Id {
+        self.compute(Op::Fma, smallvec![a, b, c], self.type_of(a))
+    }
+
+    /// Compares integers.
+    pub fn compare(&self, how: Compare, a: Id, b: Id) -> Id {
+        let lanes = self.type_of(a).lanes;
+        self.compute(Op::Compare(how), smallvec![a, b], Type::I1.vector(lanes))
+    }
+
+    /// `a < b` on floating-point numbers, false where one is NaN.
+    pub fn fless(&self, a: Id, b: Id) -> Id {
+        let lanes = self.type_of(a).lanes;
+        self.compute(Op::FLess, smallvec![a, b], Type::I1.vector(lanes))
+    }
+
+    /// `a` where the condition holds, else `b`.
+    pub fn select(&self, cond: Id, a: Id, b: Id) -> Id {
+        self.compute(Op::Select, smallvec![cond, a, b], self.type_of(a))
+    }
+
+    /// Logical complement.
+    pub fn not(&self, x: Id) -> Id {
+        let lanes = self.type_of(x).lanes;
+        let all = self.splat(self.bool(true), lanes);
+        self.binary(Op::Xor, x, all)
+    }
+
+    /// A signed integer as floating-point number.
+    pub fn int_to_real(&self, x: Id, ty: Type) -> Id {
+        self.compute(Op::ToReal, smallvec![x], ty)
+    }
+
+    /// A pointer as a number.
+    pub fn address(&self, pointer: Id) -> Id {
+        self.give(Op::Address, smallvec![pointer], Type::I64, 0)
+    }
+
+    /// The low bits of an integer.
+    pub fn truncate(&self, x: Id, ty: Type) -> Id {
+        self.compute(Op::Truncate, smallvec![x], ty)
+    }
+
+    /// The same bits as another type.
+    pub fn bitcast(&self, x: Id, ty: Type) -> Id {
+        if self.type_of(x) == ty {
+            return x;
+        }
+        self.compute(Op::Bitcast, smallvec![x], ty)
+    }
+
+    /// A floating-point number in another width.
+    pub fn real_to_real(&self, x: Id, ty: Type) -> Id {
+        self.compute(Op::Convert, smallvec![x], ty)
+    }
+
+    /// The same value, of which no back end is to know that it is.
+    pub fn opaque(&self, x: Id) -> Id {
+        self.give(Op::Opaque, smallvec![x], self.type_of(x), 0)
+    }
+
+    // Vectors.
+
+    /// One lane.
+    pub fn extract(&self, v: Id, lane: usize) -> Id {
+        self.compute(Op::Extract(lane), smallvec![v], self.type_of(v).element())
+    }
+
+    /// The vector with one lane replaced.
+    pub fn insert(&self, v: Id, x: Id, lane: usize) -> Id {
+        self.compute(Op::Insert(lane), smallvec![v, x], self.type_of(v))
+    }
+
+    /// Picks lanes of two vectors laid side by side; `None` lanes are undefined.
+    pub fn shuffle(&self, a: Id, b: Id, mask: &[Option<usize>]) -> Id {
+        let ty = self.type_of(a).vector(mask.len());
+        let mask = mask.iter().map(|lane| lane.map_or(-1, |l| l as i32)).collect();
+        self.compute(Op::Shuffle(mask), smallvec![a, b], ty)
+    }
+
+    /// A scalar in every lane.
+    pub fn splat(&self, x: Id, n: usize) -> Id {
+        if n == 1 {
+            return x;
+        }
+        let Value { ty, def } = self.0.borrow().get(x).clone();
+        let ty = ty.vector(n);
+        match def {
+            Def::Constant(c) => self.constant(ty, smallvec![c.bits[0]; n]),
+            Def::Undefined => self.undefined(ty),
+            _ => self.give(Op::Splat, smallvec![x], ty, 0),
+        }
+    }
+
+    // Calls.
+
+    /// Calls a function of the module; gives what it gives, where it gives something.
+    pub fn call(&self, function: FunctionId, arguments: &[Id]) -> Option<Id> {
+        let result = self.0.borrow().module.functions[function.0].result;
+        let callee = self.function_address(function);
+        self.call_pointer(callee, result, arguments)
+    }
+
+    /// Calls through a pointer.
+    pub fn call_pointer(&self, callee: Id, result: Option<Type>, arguments: &[Id]) -> Option<Id> {
+        let operands = arguments.iter().copied().chain([callee]).collect();
+        match result {
+            Some(ty) => Some(self.give(Op::Call, operands, ty, 0)),
+            None => {
+                self.run(Op::Call, operands, 0);
+                None
+            }
+        }
+    }
+
+    /// Instructions of the machine's that give something, with effects that nobody knows.
+    pub fn assembly(&self, assembly: Assembly, result: Type) -> Id {
+        self.give(Op::Assembly(Box::new(assembly)), smallvec![], result, 0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hoisted_code_stands_before_what_was_written_first() {
+        let b = Builder::new("test");
+        let f = b.function("f", Linkage::Internal, None, &[Type::POINTER, Type::I64]);
+        let [entry, header] = [0; 2].map(|_| b.block(f));
+        b.go_to(f, entry);
+        b.br(header);
+        b.go_to(f, header);
+        let [i, p] = [Type::I64, Type::POINTER].map(|ty| b.phi(header, ty));
+        b.add_incoming(i, b.int(0), entry);
+        b.add_incoming(p, b.parameter(0), entry);
+        b.store(b.int(1), p, 8);
+        let back = b.position();
+        b.go_to_hoisted(header);
+        let twice = b.add(i, i);
+        b.go_back(back);
+        b.store(twice, p, 8);
+        b.add_incoming(i, twice, header);
+        b.add_incoming(p, p, header);
+        b.br(header);
+        let module = b.finish();
+        let text = module.to_string();
+        let body: Vec<&str> = text.lines().skip_while(|l| *l != "b1:").collect();
+        let expected = [
+            "b1:",
+            "    v3: ptr = Phi b0: v0, b1: v3",
+            "    v2: i64 = Phi b0: i64 0, b1: v6",
+            "    v6: i64 = Add v2, v2",
+            "    Store i64 1, v3, align 8",
+            "    Store v6, v3, align 8",
+            "    Br b1",
+            "}",
+        ];
+        assert_eq!(body, expected, "{text}");
+    }
+}

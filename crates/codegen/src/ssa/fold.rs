@@ -1,0 +1,204 @@
+//! What operations on constants give.
+
+use super::{Compare, Constant, Def, Kind, Op, Type, Value};
+
+/// The bits of a number.
+pub fn real_bits(kind: Kind, v: f64) -> u64 {
+    if kind == Kind::F32 { u64::from((v as f32).to_bits()) } else { v.to_bits() }
+}
+
+fn real(kind: Kind, bits: u64) -> f64 {
+    if kind == Kind::F32 { f64::from(f32::from_bits(bits as u32)) } else { f64::from_bits(bits) }
+}
+
+fn signed(kind: Kind, bits: u64) -> i64 {
+    match kind {
+        Kind::I1 => -(bits as i64 & 1),
+        Kind::I8 => i64::from(bits as i8),
+        Kind::I32 => i64::from(bits as i32),
+        _ => bits as i64,
+    }
+}
+
+/// What an operation gives, where all its operands are constants and that says it.
+pub fn fold<'v>(op: &Op, ty: Type, operands: impl Iterator<Item = &'v Value> + Clone) -> Option<Def> {
+    if operands.clone().any(|v| !matches!(v.def, Def::Constant(_) | Def::Undefined)) {
+        return None;
+    }
+    let operands: Vec<&Value> = operands.collect();
+    let kind = operands.first()?.ty.kind;
+    if let Op::Insert(_) | Op::Extract(_) | Op::Shuffle(_) = op {
+        let n = operands[0].ty.lanes;
+        return Some(constant((0..ty.lanes).map(|at| match op {
+            Op::Insert(lane) if *lane == at => lane_of(operands[1], 0),
+            Op::Insert(_) => lane_of(operands[0], at),
+            Op::Extract(lane) => lane_of(operands[0], *lane),
+            Op::Shuffle(mask) => usize::try_from(mask[at]).ok().and_then(|from| lane_of(operands[from / n], from % n)),
+            _ => unreachable!("one of the three"),
+        })));
+    }
+    if operands.iter().any(|v| v.def == Def::Undefined) {
+        return None;
+    }
+    let lanes: Option<Vec<Option<u64>>> = (0..ty.lanes)
+        .map(|at| {
+            let lane = |operand: &&Value| lane_of(operand, if operand.ty.lanes == 1 { 0 } else { at });
+            let lanes: Option<Vec<u64>> = operands.iter().map(lane).collect();
+            match lanes {
+                Some(lanes) => Some(Some(scalar(op, kind, ty.kind, &lanes)? & ty.kind.mask())),
+                None => of_undefined(op).map(|v| v.map(|v| v & ty.kind.mask())),
+            }
+        })
+        .collect();
+    lanes.map(|lanes| constant(lanes.into_iter()))
+}
+
+/// What lanes give of which one may be anything: any number for every choice of it, or one that some choice gives.
+fn of_undefined(op: &Op) -> Option<Option<u64>> {
+    Some(match op {
+        Op::Compare(Compare::Equal | Compare::NotEqual) => None,
+        Op::Add | Op::AddWrapping | Op::Sub | Op::Xor | Op::Bitcast | Op::Truncate => None,
+        Op::Compare(_) | Op::And | Op::Mul | Op::ToReal => Some(0),
+        Op::Or => Some(u64::MAX),
+        _ => return Option::None,
+    })
+}
+
+/// The bits of a lane; `None` where they may be any.
+fn lane_of(v: &Value, at: usize) -> Option<u64> {
+    match &v.def {
+        Def::Constant(c) if c.undefined >> at & 1 == 0 => Some(c.bits[at]),
+        _ => None,
+    }
+}
+
+/// A constant with some lanes.
+fn constant(lanes: impl ExactSizeIterator<Item = Option<u64>> + Clone) -> Def {
+    assert!(lanes.len() <= 64, "a bit says of each lane whether it may be anything");
+    let undefined = lanes.clone().enumerate().fold(0, |all, (at, lane)| all | u64::from(lane.is_none()) << at);
+    if undefined.count_ones() as usize == lanes.len() {
+        return Def::Undefined;
+    }
+    Def::Constant(Constant { bits: lanes.map(|lane| lane.unwrap_or(0)).collect(), undefined })
+}
+
+/// An operation on scalars; `None` where it is not carried out here.
+fn scalar(op: &Op, kind: Kind, to: Kind, x: &[u64]) -> Option<u64> {
+    Some(match op {
+        Op::FAdd | Op::FSub | Op::FMul | Op::FDiv => arithmetic(op, kind, x[0], x[1]),
+        Op::FNeg => x[0] ^ 1 << (kind.bytes() * 8 - 1),
+        Op::FLess => (real(kind, x[0]) < real(kind, x[1])).into(),
+        Op::Select => x[if x[0] != 0 { 1 } else { 2 }],
+        Op::Truncate => x[0],
+        Op::ToReal if to == Kind::F32 => u64::from((signed(kind, x[0]) as f32).to_bits()),
+        Op::ToReal => (signed(kind, x[0]) as f64).to_bits(),
+        Op::Convert => real_bits(to, real(kind, x[0])),
+        Op::Bitcast if kind.bytes() == to.bytes() => x[0],
+        _ => integer(op, kind, x[0], *x.get(1)?)?,
+    })
+}
+
+/// An operation on integers; `None` where there is no such.
+fn integer(op: &Op, kind: Kind, a: u64, b: u64) -> Option<u64> {
+    let [x, y] = [a, b].map(|v| signed(kind, v));
+    Some(match op {
+        Op::Add | Op::AddWrapping => a.wrapping_add(b),
+        Op::Sub => a.wrapping_sub(b),
+        Op::Mul => a.wrapping_mul(b),
+        Op::SignedDiv => x.checked_div(y)? as u64,
+        Op::SignedRem => x.checked_rem(y)? as u64,
+        Op::UnsignedDiv => a.checked_div(b)?,
+        Op::UnsignedRem => a.checked_rem(b)?,
+        Op::ShiftLeft => a.checked_shl(u32::try_from(b).ok()?)?,
+        Op::ShiftSigned => x.checked_shr(u32::try_from(b).ok()?)? as u64,
+        Op::ShiftUnsigned => a.checked_shr(u32::try_from(b).ok()?)?,
+        Op::And => a & b,
+        Op::Or => a | b,
+        Op::Xor => a ^ b,
+        Op::Compare(how) => match how {
+            Compare::Equal => a == b,
+            Compare::NotEqual => a != b,
+            Compare::Less => x < y,
+            Compare::Greater => x > y,
+        }
+        .into(),
+        _ => return None,
+    })
+}
+
+/// An operation on numbers; what is none stays, and a new one is positive.
+fn arithmetic(op: &Op, kind: Kind, a: u64, b: u64) -> u64 {
+    let [x, y] = [a, b].map(|v| real(kind, v));
+    if let Some(none) = [x, y].into_iter().find(|v| v.is_nan()) {
+        return real_bits(kind, none);
+    }
+    // Twice the bits and more: rounding to double before single changes nothing.
+    let v = match op {
+        Op::FAdd => x + y,
+        Op::FSub => x - y,
+        Op::FMul => x * y,
+        _ => x / y,
+    };
+    real_bits(kind, if v.is_nan() { f64::NAN } else { v })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::build::Builder;
+    use super::super::{BlockId, Function, Id, Linkage};
+    use super::*;
+
+    /// What a function of one block computes last, in which a builder does something.
+    fn last(write: impl FnOnce(&Builder) -> Id) -> (Function, Value) {
+        let b = Builder::new("test");
+        let f = b.function("f", Linkage::Internal, None, &[Type::I64]);
+        b.go_to(f, b.block(f));
+        let id = write(&b);
+        let f = b.finish().functions.remove(0);
+        let value = f.values[id as usize].clone();
+        (f, value)
+    }
+
+    #[track_caller]
+    fn check(write: impl FnOnce(&Builder) -> Id, expected: &[u64]) {
+        let (f, value) = last(write);
+        let Def::Constant(constant) = value.def else { panic!("{value:?} is no constant") };
+        assert_eq!(constant.bits.as_slice(), expected);
+        assert!(f.blocks[0 as BlockId].is_empty(), "nothing is computed at run time");
+    }
+
+    #[test]
+    fn constants_fold_while_they_are_written() {
+        check(|b| b.mul(b.int(-3), b.int(5)), &[-15i64 as u64]);
+        check(|b| b.binary(Op::AddWrapping, b.int32(i32::MAX), b.int32(1)), &[0x8000_0000]);
+        check(|b| b.binary(Op::ShiftSigned, b.int32(-8), b.int32(1)), &[0xffff_fffc]);
+        check(|b| b.compare(Compare::Less, b.int32(-1), b.int32(0)), &[1]);
+        check(|b| b.not(b.bool(true)), &[0]);
+        let lanes = |b: &Builder| b.integers(Type::I64, [1, 2, 3, 4].into_iter());
+        check(|b| b.add(b.splat(b.int(10), 4), lanes(b)), &[11, 12, 13, 14]);
+        check(|b| b.shuffle(lanes(b), b.undefined(Type::I64.vector(4)), &[Some(3), None, Some(7)]), &[4, 0, 0]);
+        check(|b| b.insert(b.undefined(Type::I64.vector(2)), b.int(7), 1), &[0, 7]);
+        check(
+            |b| b.select(b.integers(Type::I1, [0, 1].into_iter()), b.splat(b.int(1), 2), b.splat(b.int(2), 2)),
+            &[2, 1],
+        );
+        // Undefined lanes go on being so where they may.
+        let some = |b: &Builder| b.insert(b.undefined(Type::I64.vector(2)), b.int(7), 1);
+        check(|b| b.compare(Compare::Equal, some(b), b.splat(b.int(0), 2)), &[0, 0]);
+        check(|b| b.binary(Op::Or, some(b), b.splat(b.int(0), 2)), &[u64::MAX, 7]);
+        let third = f64::from_bits(0x3fd5_5555_5555_5555);
+        check(|b| b.binary(Op::FDiv, b.real(Type::F64, 1.0), b.real(Type::F64, 3.0)), &[third.to_bits()]);
+        check(|b| b.real_to_real(b.real(Type::F64, third), Type::F32), &[u64::from((1f32 / 3.0).to_bits())]);
+        check(|b| b.unary(Op::FNeg, b.real(Type::F32, 0.0)), &[0x8000_0000]);
+        check(|b| b.binary(Op::FDiv, b.real(Type::F32, 0.0), b.real(Type::F32, 0.0)), &[0x7fc0_0000]);
+    }
+
+    #[test]
+    fn what_is_not_known_is_computed() {
+        let is_computed = |write: fn(&Builder) -> Id| assert_eq!(last(write).1.def, Def::Instruction);
+        is_computed(|b| b.add(b.parameter(0), b.int(0)));
+        is_computed(|b| b.binary(Op::SignedDiv, b.int(1), b.int(0)));
+        is_computed(|b| b.binary(Op::SignedDiv, b.int(1), b.opaque(b.int(0))));
+        assert_eq!(last(|b| b.shuffle(b.int(1), b.int(2), &[None, None])).1.def, Def::Undefined);
+    }
+}

@@ -1,0 +1,117 @@
+//! Modules as text, for readers.
+
+use std::fmt::{self, Display, Formatter};
+
+use super::{Buffer, Constant, Def, Function, Id, Instruction, Kind, Linkage, Module, Op, Parameter, Type};
+
+impl Display for Type {
+    fn fmt(&self, f: &mut Formatter) -> fmt::Result {
+        let kind = match self.kind {
+            Kind::I1 => "i1",
+            Kind::I8 => "i8",
+            Kind::I32 => "i32",
+            Kind::I64 => "i64",
+            Kind::F32 => "f32",
+            Kind::F64 => "f64",
+            Kind::Pointer => "ptr",
+        };
+        if self.lanes == 1 { f.write_str(kind) } else { write!(f, "{kind}x{}", self.lanes) }
+    }
+}
+
+impl Display for Module {
+    fn fmt(&self, f: &mut Formatter) -> fmt::Result {
+        writeln!(f, "module {:?}", self.name)?;
+        self.globals.iter().try_for_each(|name| writeln!(f, "global {name}: i32"))?;
+        self.functions.iter().try_for_each(|function| self.function(function, f))
+    }
+}
+
+impl Module {
+    fn function(&self, function: &Function, f: &mut Formatter) -> fmt::Result {
+        let linkage = match function.linkage {
+            Linkage::Exported => "exported",
+            Linkage::Protected => "protected",
+            Linkage::Internal => "internal",
+            Linkage::Outside => "outside",
+            Linkage::Library => "library",
+        };
+        write!(f, "\n{linkage} function {}(", function.name)?;
+        for (at, Parameter { ty, buffer }) in function.parameters.iter().enumerate() {
+            write!(f, "{}v{at}: {ty}", if at == 0 { "" } else { ", " })?;
+            if let Some((_, name)) = function.names.iter().find(|(id, _)| *id as usize == at) {
+                write!(f, " {name}")?;
+            }
+            if let Some(Buffer { bytes, is_constant }) = buffer {
+                write!(f, " of {bytes} bytes{}", if *is_constant { ", constant" } else { "" })?;
+            }
+        }
+        write!(f, ")")?;
+        if let Some(result) = function.result {
+            write!(f, " -> {result}")?;
+        }
+        if function.is_outside() {
+            return writeln!(f);
+        }
+        writeln!(f, " for {:?} {{", function.cpu)?;
+        for (at, block) in function.blocks.iter().enumerate() {
+            writeln!(f, "b{at}:")?;
+            block.iter().try_for_each(|instruction| self.instruction(function, instruction, f))?;
+        }
+        writeln!(f, "}}")
+    }
+
+    fn instruction(&self, function: &Function, instruction: &Instruction, f: &mut Formatter) -> fmt::Result {
+        let Instruction { op, operands, result, align } = instruction;
+        write!(f, "    ")?;
+        if let Some(id) = result {
+            write!(f, "v{id}: {} = ", function.values[*id as usize].ty)?;
+        }
+        match op {
+            Op::Br(to) => write!(f, "Br b{to}")?,
+            Op::CondBr(then, otherwise) => write!(f, "CondBr b{then} b{otherwise}")?,
+            Op::Phi(_) => write!(f, "Phi")?,
+            Op::Variable(ty) | Op::Element(ty) => {
+                let name = if matches!(op, Op::Element(_)) { "Element" } else { "Variable" };
+                write!(f, "{name} {ty}")?;
+            }
+            op => write!(f, "{op:?}")?,
+        }
+        for (at, id) in operands.iter().enumerate() {
+            write!(f, "{}", if at == 0 { " " } else { ", " })?;
+            if let Op::Phi(from) = op {
+                write!(f, "b{}: ", from[at])?;
+            }
+            self.operand(function, *id, f)?;
+        }
+        if *align > 0 {
+            write!(f, ", align {align}")?;
+        }
+        match function.names.iter().find(|(id, _)| Some(*id) == *result) {
+            Some((_, name)) => writeln!(f, " ; {name}"),
+            None => writeln!(f),
+        }
+    }
+
+    fn operand(&self, function: &Function, id: Id, f: &mut Formatter) -> fmt::Result {
+        let value = &function.values[id as usize];
+        match &value.def {
+            Def::Argument(_) | Def::Instruction => write!(f, "v{id}"),
+            Def::Undefined => write!(f, "{} undefined", value.ty),
+            Def::Function(other) => write!(f, "{}", self.functions[other.0].name),
+            Def::Global(at) => write!(f, "{}", self.globals[*at]),
+            Def::Constant(Constant { bits, undefined }) => {
+                write!(f, "{}", value.ty)?;
+                let is_splat = bits.iter().all(|b| *b == bits[0]) && *undefined == 0;
+                let shown = bits.iter().take(if is_splat { 1 } else { bits.len() });
+                shown.enumerate().try_for_each(|(lane, b)| match value.ty.kind {
+                    _ if undefined >> lane & 1 == 1 => write!(f, " undefined"),
+                    Kind::F32 => write!(f, " {:?}", f32::from_bits(*b as u32)),
+                    Kind::F64 => write!(f, " {:?}", f64::from_bits(*b)),
+                    Kind::I32 => write!(f, " {}", *b as i32),
+                    _ => write!(f, " {}", *b as i64),
+                })
+            }
+        }
+    }
+}
