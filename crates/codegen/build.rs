@@ -1,4 +1,4 @@
-//! Finds the libLLVM that ships inside the Rust toolchain and links it.
+//! Finds the libLLVM that ships inside the Rust toolchain and links it, where the feature `llvm` asks for it.
 //!
 //! `TILEWRIGHT_LIBLLVM` names another libLLVM 22 where the toolchain has none that fits. Prints `libdir`, which the
 //! build scripts of crates with binaries turn into an rpath, so that the binaries start without `LD_LIBRARY_PATH`.
@@ -16,6 +16,9 @@ const HINT: &str = "use Rust 1.95 or a later release that still has LLVM 22 (`ru
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
+    if env::var_os("CARGO_FEATURE_LLVM").is_none() {
+        return;
+    }
     println!("cargo::rerun-if-env-changed=TILEWRIGHT_LIBLLVM");
     println!("cargo::rerun-if-env-changed=RUSTC");
     match find() {

@@ -22,6 +22,10 @@
 
 mod export;
 mod generate;
+#[cfg(feature = "llvm")]
+mod llvm;
+#[cfg(not(feature = "llvm"))]
+#[path = "no_llvm.rs"]
 mod llvm;
 mod loader;
 mod map;
@@ -81,6 +85,12 @@ pub enum CompileError {
         found: String,
         /// The major version needed.
         needed: u32,
+    },
+    /// The build is without the feature `llvm`: the request's fault.
+    #[error("{what} needs LLVM, which this build is without (build with the feature `llvm`)")]
+    NoLlvm {
+        /// What needs it.
+        what: &'static str,
     },
     /// LLVM refused.
     #[error("LLVM: {0}")]
@@ -198,7 +208,7 @@ impl Compiler {
         Compiler { target, units: Units::default(), quick_units: Units::default() }
     }
 
-    /// Compiles a lowered program.
+    /// Compiles a lowered program; in a build without LLVM as [`Compiler::compile_quickly`] does.
     ///
     /// # Errors
     /// See [`CompileError`]; a target of another machine family is refused, one with more features than this CPU is not.
@@ -209,6 +219,12 @@ impl Compiler {
         let target = &self.target;
         if host_arch() != Some(target.arch) {
             return Err(CompileError::NotHost { target: target.to_string() });
+        }
+        if cfg!(not(feature = "llvm")) {
+            return self.compile_quickly(program).map_err(|error| match error {
+                CompileError::NotQuick(why) => CompileError::NotQuick(format!("{why} (this build has no LLVM for it)")),
+                error => error,
+            });
         }
         let Generated { module, uses, scratch, ns } = Generated::of(program, target, &self.units, None)?;
         let (bytes, times) = llvm::compile(&module, target, Emit::Object)?;

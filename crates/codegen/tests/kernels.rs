@@ -1,4 +1,5 @@
 //! Generated code against the interpreter, on every target that this machine can run.
+#![cfg(feature = "llvm")]
 
 mod common;
 

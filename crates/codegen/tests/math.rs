@@ -1,4 +1,5 @@
 //! Elementary functions in vectorized loops, over all magnitudes, against the C library in double precision.
+#![cfg(feature = "llvm")]
 
 mod common;
 

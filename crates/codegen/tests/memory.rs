@@ -1,4 +1,5 @@
 //! Compiling kernels for ever must not fill the memory. Alone in its process, so that nothing else allocates.
+#![cfg(feature = "llvm")]
 
 mod common;
 

@@ -1,4 +1,5 @@
 //! Objects linked into C programs: on this machine, and for AArch64 under an emulator.
+#![cfg(feature = "llvm")]
 
 mod common;
 

@@ -1,4 +1,5 @@
 //! Vectors of a fused loop over the pixels of an image, which go from one row into the next.
+#![cfg(feature = "llvm")]
 
 mod common;
 

@@ -1,4 +1,5 @@
 //! Register tiles of direct convolutions: what the innermost loop is made of.
+#![cfg(feature = "llvm")]
 
 mod common;
 

@@ -1,4 +1,5 @@
 //! Strided loads: groups of neighbours, lone ones, from memory and from registers.
+#![cfg(feature = "llvm")]
 
 mod common;
 

@@ -1,4 +1,5 @@
 //! Programs compiled one after the other share code, and compute the same as each on its own.
+#![cfg(feature = "llvm")]
 
 mod common;
 

@@ -11,12 +11,14 @@ pub use tilewright_runtime::{pin, pin_thread};
 ///
 /// Caches are read from the operating system; where it does not say, sizes typical of the width are assumed.
 pub fn target() -> Target {
-    let (cpu, features) = tilewright_codegen::host_cpu();
     let (generic, arch) = generic();
     let mut target = Target::named(generic).expect("every generic name is known");
     target.arch = arch;
-    target.cpu = cpu;
-    target.features = features;
+    // A build without LLVM does without the CPU's own name.
+    if let Some((cpu, features)) = tilewright_codegen::host_cpu() {
+        target.cpu = cpu;
+        target.features = features;
+    }
     for (level, size) in data_caches() {
         match level {
             1 => target.l1d_bytes = size,

@@ -20,6 +20,7 @@ pub fn run(as_json: bool) -> anyhow::Result<()> {
     let (peak_one, peak_all) = (peak_of(1), peak_of(threads));
     let memory_bytes = host::memory_bytes();
     let llvm = tilewright_codegen::llvm_version();
+    let without_llvm = "none: built without it, so with code for x86-64 with AVX2 or AVX-512 only";
     let peers = peer::versions();
     let package = |library: &str| peer::PEERS.iter().find(|p| p.library == library).and_then(|p| p.package);
 
@@ -40,7 +41,7 @@ pub fn run(as_json: bool) -> anyhow::Result<()> {
          peak     1 thread: {}{}\n\
          memory   {}\n\
          limits   {}\n\
-         LLVM     {llvm}\n",
+         LLVM     {}\n",
         host::cpu_name(),
         count(n_cpus as u64, "CPU"),
         allowed.cpus.map_or(String::new(), |cpus| format!(", for the time of {cpus:.2} together (quota)")),
@@ -54,6 +55,7 @@ pub fn run(as_json: bool) -> anyhow::Result<()> {
         if threads > 1 { format!("; {threads} threads: {}", shown(&peak_all)) } else { String::new() },
         memory_bytes.map_or("unknown".to_owned(), size),
         limits_text(&allowed, &size),
+        llvm.as_deref().unwrap_or(without_llvm),
     );
     for (library, version) in &peers {
         let found = match (version, package(library)) {

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use anyhow::Context;
 use clap::{Args, ValueEnum};
 use serde_json::{Value as Json, json};
-use tilewright_codegen::{Argument, Emit, Interface};
+use tilewright_codegen::{Argument, CompileError, Emit, Interface};
 use tilewright_ir::schedule::apply_all;
 use tilewright_ir::{Part, Program, Role, lower, verify};
 use tilewright_tune::PassedOver;
@@ -55,6 +55,8 @@ enum What {
     Ir,
     /// The program as code is generated from it
     Lowered,
+    /// Our own form between loops and machine code
+    Ssa,
     /// LLVM's text after its passes
     Llvm,
     /// Assembly
@@ -137,13 +139,17 @@ pub fn run(args: &ShowArgs, as_json: bool) -> anyhow::Result<()> {
     };
     let code = |emit| -> anyhow::Result<Vec<u8>> {
         let (lowered, interface) = lowered()?;
-        Ok(tilewright_codegen::export(&lowered, &target, &interface.prefix, emit)?)
+        tilewright_codegen::export(&lowered, &target, &interface.prefix, emit).map_err(|error| match error {
+            CompileError::NoLlvm { .. } => bad_input(error),
+            error => error.into(),
+        })
     };
     let config_json = config.as_ref().map(|config| task.space.config_to_json(config));
     let bytes = match args.emit {
         What::Steps => tilewright_ir::schedule::steps_text(&steps).into_bytes(),
         What::Ir => scheduled()?.to_string().into_bytes(),
         What::Lowered => lower::lower(&scheduled()?).to_string().into_bytes(),
+        What::Ssa => code(Emit::Ssa)?,
         What::Llvm => code(Emit::LlvmOptimized)?,
         What::Asm => code(Emit::Asm)?,
         What::Object => code(Emit::Object)?,

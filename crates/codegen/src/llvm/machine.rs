@@ -24,8 +24,8 @@ fn triple(arch: Arch) -> &'static CStr {
     }
 }
 
-/// The CPU name and feature string of this machine, in LLVM's words.
-pub fn host_cpu() -> (String, String) {
+/// The CPU name and feature string of this machine, in LLVM's words; none in a build without LLVM.
+pub fn host_cpu() -> Option<(String, String)> {
     let take = |text: *mut libc::c_char| {
         // SAFETY: LLVM hands out a zero-terminated string that we own and give back.
         unsafe {
@@ -35,12 +35,15 @@ pub fn host_cpu() -> (String, String) {
         }
     };
     // SAFETY: both functions only look at the machine.
-    unsafe { (take(LLVMGetHostCPUName()), take(LLVMGetHostCPUFeatures())) }
+    Some(unsafe { (take(LLVMGetHostCPUName()), take(LLVMGetHostCPUFeatures())) })
 }
 
-/// The version of the LLVM linked, as `22.1.2`.
-pub fn llvm_version() -> String {
-    let [major, minor, patch] = version();
+/// The version of the LLVM linked, as `22.1.2`; none in a build without LLVM.
+pub fn llvm_version() -> Option<String> {
+    Some(text(version()))
+}
+
+fn text([major, minor, patch]: [u32; 3]) -> String {
     format!("{major}.{minor}.{patch}")
 }
 
@@ -89,7 +92,7 @@ pub fn with_machine<T>(
 ) -> Result<T, CompileError> {
     let found = version();
     if found[0] != LLVM_MAJOR {
-        return Err(CompileError::LlvmVersion { found: llvm_version(), needed: LLVM_MAJOR });
+        return Err(CompileError::LlvmVersion { found: text(found), needed: LLVM_MAJOR });
     }
     MACHINES.with_borrow_mut(|machines| {
         let fits = |m: &Machine| m.arch == target.arch && m.cpu == target.cpu && m.features == target.features;

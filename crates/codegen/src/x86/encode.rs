@@ -365,7 +365,7 @@ impl Assembler {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, feature = "llvm"))]
 mod tests {
     use std::ffi::{CStr, c_char};
     use std::ptr;

@@ -149,5 +149,5 @@ impl Recording {
 
 /// The compiler, as records name it.
 pub fn toolchain() -> String {
-    format!("LLVM {}", tilewright_codegen::llvm_version())
+    tilewright_codegen::llvm_version().map_or("no LLVM".to_owned(), |version| format!("LLVM {version}"))
 }

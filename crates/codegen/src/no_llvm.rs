@@ -1,0 +1,27 @@
+//! What stands in for LLVM in a build without it.
+
+use tilewright_ir::Target;
+
+use crate::ssa::Module;
+use crate::{CompileError, CompileTimes, Emit};
+
+/// Refuses.
+pub fn compile(_: &Module, _: &Target, what: Emit) -> Result<(Vec<u8>, CompileTimes), CompileError> {
+    let what = match what {
+        Emit::Ssa => unreachable!("it is none of LLVM's"),
+        Emit::Llvm | Emit::LlvmOptimized => "LLVM's text",
+        Emit::Asm => "assembly",
+        Emit::Object => "an object",
+    };
+    Err(CompileError::NoLlvm { what })
+}
+
+/// Nothing that LLVM has a word for.
+pub fn host_cpu() -> Option<(String, String)> {
+    None
+}
+
+/// None.
+pub fn llvm_version() -> Option<String> {
+    None
+}
