@@ -6,35 +6,16 @@
 use std::collections::HashMap;
 
 use super::encode::{
-    Address, Assembler, Base, Condition, Extra, Label, Opcode, Operands, RAX, RBP, RBX, RCX, RDI, RDX, RSI, RSP, Rm,
+    Address, Assembler, Base, Condition, Extra, Label, Opcode, Operands, RAX, RBP, RBX, RCX, RDI, RDX, RSI, RSP, Rm, Unit,
 };
 use super::inst::{self, Callee, Class, Function, Inst, Memory, NONE, Op, Reg, Virtual};
-use super::opcodes::XOR;
+use super::opcodes::*;
 use super::regalloc::{INTEGER_SCRATCH, MASK_SCRATCH, Place, Registers};
 
 /// Registers of the first integer arguments.
 const ARGUMENTS: [u8; 6] = [RDI, RSI, RDX, RCX, 8, 9];
 /// Registers that a function leaves as they were.
 const CALLEE_SAVED: [u8; 5] = [RBX, 12, 13, 14, 15];
-
-const MOVE: Opcode = Opcode { map: 1, prefix: 0, opcode: 0x28, wide: false, evex: false };
-const LOAD: Opcode = Opcode { map: 1, prefix: 0, opcode: 0x10, wide: false, evex: false };
-
-/// Loads and stores of lanes in a vector.
-const MASKED: Opcode = Opcode { map: 2, prefix: 1, opcode: 0, wide: false, evex: false };
-
-/// Loads of so many bytes; stores have the next opcode.
-fn load_opcode(bytes: usize) -> Opcode {
-    match bytes {
-        4 => Opcode { prefix: 2, ..LOAD },
-        8 => Opcode { prefix: 3, wide: true, ..LOAD },
-        _ => LOAD,
-    }
-}
-
-fn masked_opcode(wide: bool, store: bool) -> Opcode {
-    Opcode { map: 1, prefix: u8::from(wide), opcode: 0x10 | u8::from(store), wide, evex: true }
-}
 
 /// Writes a function.
 pub fn emit(asm: &mut Assembler, f: &Function, places: &[Place], registers: &Registers, has_masks: bool, pool: &[u8]) {
@@ -217,7 +198,7 @@ impl Emitter<'_> {
         match class {
             Class::Integer => self.asm.store(to, from),
             Class::Vector => self.store_vector(to, from, bytes),
-            Class::Mask => self.asm.vector(mask_opcode(0x91), mask_operands(from, 0, Rm::Memory(to), 16)),
+            Class::Mask => self.asm.vector(MASK_STORE, mask_operands(from, 0, Rm::Memory(to), 16)),
         }
     }
 
@@ -242,12 +223,11 @@ impl Emitter<'_> {
     }
 
     fn load_vector(&mut self, to: u8, from: Address, bytes: usize) {
-        self.plain(load_opcode(bytes), [to, 0], Rm::Memory(from), bytes, None);
+        self.plain(load(bytes), [to, 0], Rm::Memory(from), bytes, None);
     }
 
     fn store_vector(&mut self, to: Address, from: u8, bytes: usize) {
-        let op = load_opcode(bytes);
-        self.plain(Opcode { opcode: 0x11, ..op }, [from, 0], Rm::Memory(to), bytes, None);
+        self.plain(store(bytes), [from, 0], Rm::Memory(to), bytes, None);
     }
 
     fn plain(&mut self, op: Opcode, [reg, vvvv]: [u8; 2], rm: Rm, bytes: usize, immediate: Option<u8>) {
@@ -256,7 +236,7 @@ impl Emitter<'_> {
             vvvv,
             rm,
             width: bytes.max(16) as u8,
-            unit: unit(op, bytes, false) as u8,
+            unit: op.unit(bytes, false) as u8,
             extra: Extra::default(),
             immediate,
         };
@@ -300,7 +280,7 @@ impl Emitter<'_> {
             _ => {
                 let from = self.slot(v);
                 let to = MASK_SCRATCH[scratch];
-                self.asm.vector(mask_opcode(0x90), mask_operands(to, 0, Rm::Memory(from), 16));
+                self.asm.vector(MASK_LOAD, mask_operands(to, 0, Rm::Memory(from), 16));
                 to
             }
         }
@@ -332,22 +312,21 @@ impl Emitter<'_> {
                 let mask = self.vector(inst.uses[0], 1);
                 let d = self.destination(inst.def);
                 let (rm, _) = self.last(inst, 1);
-                self.plain(Opcode { opcode: 0x2c | u8::from(wide), ..MASKED }, [d, mask], rm, inst.bytes, None);
+                self.plain(vector_masked_load(wide), [d, mask], rm, inst.bytes, None);
                 self.written(inst.def);
             }
             Op::StoreMasked { wide } if !self.has_masks => {
                 let from = self.vector(inst.uses[0], 0);
                 let mask = self.vector(inst.uses[1], 1);
                 let (rm, _) = self.last(inst, 2);
-                self.plain(Opcode { opcode: 0x2e | u8::from(wide), ..MASKED }, [from, mask], rm, inst.bytes, None);
+                self.plain(vector_masked_store(wide), [from, mask], rm, inst.bytes, None);
             }
             Op::Blend { wide } if !self.has_masks => {
                 let mask = self.vector(inst.uses[0], 0);
                 let otherwise = self.vector(inst.uses[1], 1);
                 let (rm, _) = self.last(inst, 2);
                 let d = self.destination(inst.def);
-                let op = Opcode { map: 3, prefix: 1, opcode: 0x4a | u8::from(wide), wide: false, evex: false };
-                self.plain(op, [d, otherwise], rm, inst.bytes, Some(mask << 4));
+                self.plain(blend_by_vector(wide), [d, otherwise], rm, inst.bytes, Some(mask << 4));
                 self.written(inst.def);
             }
             Op::LoadMasked { wide } => {
@@ -359,7 +338,7 @@ impl Emitter<'_> {
                 let mask = self.mask(inst.uses[0], 0);
                 let (rm, _) = self.last(inst, 1);
                 let extra = Extra { mask, zero, broadcast: false };
-                self.vector_with(masked_opcode(wide, false), [d, 0], rm, inst.bytes, extra, None);
+                self.vector_with(masked_load(wide), [d, 0], rm, inst.bytes, extra, None);
                 self.written(inst.def);
             }
             Op::StoreMasked { wide } => {
@@ -367,35 +346,31 @@ impl Emitter<'_> {
                 let mask = self.mask(inst.uses[1], 0);
                 let (rm, _) = self.last(inst, 2);
                 let extra = Extra { mask, ..Extra::default() };
-                self.vector_with(masked_opcode(wide, true), [from, 0], rm, inst.bytes, extra, None);
+                self.vector_with(masked_store(wide), [from, 0], rm, inst.bytes, extra, None);
             }
             Op::Gather { wide } => {
                 let d = self.destination(inst.def);
                 self.bring(d, inst.uses[2], inst.bytes);
                 let numbers = self.vector(inst.uses[1], 1);
-                let op = Opcode { map: 2, prefix: 1, opcode: 0x92, wide, evex: true };
-                self.lanes(inst, op, d, numbers);
+                self.lanes(inst, gather(wide), d, numbers);
                 self.written(inst.def);
             }
             Op::Scatter { wide } => {
                 let value = self.vector(inst.uses[2], 0);
                 let numbers = self.vector(inst.uses[1], 1);
-                let op = Opcode { map: 2, prefix: 1, opcode: 0xa2, wide, evex: true };
-                self.lanes(inst, op, value, numbers);
+                self.lanes(inst, scatter(wide), value, numbers);
             }
             Op::FromInteger => {
                 let from = self.integer(inst.uses[0], 0);
                 let d = self.destination(inst.def);
-                let op = Opcode { map: 1, prefix: 1, opcode: 0x6e, wide: false, evex: false };
-                self.plain(op, [d, 0], Rm::Register(from), 16, None);
+                self.plain(from_integer(false), [d, 0], Rm::Register(from), 16, None);
                 self.written(inst.def);
             }
             Op::InsertInteger(lane) => {
                 let from = self.integer(inst.uses[1], 0);
                 let into = self.vector(inst.uses[0], 0);
                 let d = self.destination(inst.def);
-                let op = Opcode { map: 3, prefix: 1, opcode: 0x22, wide: false, evex: false };
-                self.plain(op, [d, into], Rm::Register(from), 16, Some(lane));
+                self.plain(INSERT_INTEGER, [d, into], Rm::Register(from), 16, Some(lane));
                 self.written(inst.def);
             }
             Op::Binary(op) => self.binary(inst, op, None),
@@ -415,8 +390,8 @@ impl Emitter<'_> {
                 self.written(inst.def);
             }
             Op::Fma { wide, negate_product, negate_addend, addend } => {
-                let base = 0x98 + 2 * u8::from(negate_addend) + 4 * u8::from(negate_product);
-                self.fma(inst, wide, base, addend);
+                let is_scalar = inst.bytes < 16;
+                self.fma(inst, addend, |form| fma(form, negate_product, negate_addend, is_scalar, wide));
             }
             Op::Tied(op) => {
                 let d = self.destination(inst.def);
@@ -431,55 +406,49 @@ impl Emitter<'_> {
                 let mask = self.mask(inst.uses[0], 0);
                 let otherwise = self.vector(inst.uses[1], 1);
                 let (rm, extra) = self.last(inst, 2);
-                let op = Opcode { map: 2, prefix: 1, opcode: 0x65, wide, evex: true };
-                self.vector_with(op, [d, otherwise], rm, inst.bytes, Extra { mask, ..extra }, None);
+                self.vector_with(blend_by_mask(wide), [d, otherwise], rm, inst.bytes, Extra { mask, ..extra }, None);
                 self.written(inst.def);
             }
             Op::Splat { wide } => {
                 let from = self.integer(inst.uses[0], 0);
                 let d = self.destination(inst.def);
                 if self.has_masks {
-                    let op = Opcode { map: 2, prefix: 1, opcode: 0x7c, wide, evex: true };
-                    self.plain(op, [d, 0], Rm::Register(from), inst.bytes, None);
+                    self.plain(splat_integer(wide), [d, 0], Rm::Register(from), inst.bytes, None);
                 } else {
-                    let to_vector = Opcode { map: 1, prefix: 1, opcode: 0x6e, wide, evex: false };
-                    self.plain(to_vector, [d, 0], Rm::Register(from), 16, None);
-                    let splat = Opcode { map: 2, prefix: 1, opcode: 0x58 | u8::from(wide), wide, evex: false };
-                    self.plain(splat, [d, 0], Rm::Register(d), inst.bytes, None);
+                    self.plain(from_integer(wide), [d, 0], Rm::Register(from), 16, None);
+                    self.plain(splat_lane(wide), [d, 0], Rm::Register(d), inst.bytes, None);
                 }
                 self.written(inst.def);
             }
-            Op::MaskBinary(code) => {
+            Op::MaskBinary(op) => {
                 let (a, b) = (self.mask(inst.uses[0], 0), self.mask(inst.uses[1], 1));
                 let d = self.destination(inst.def);
-                self.asm.vector(mask_opcode(code), mask_operands(d, a, Rm::Register(b), 32));
+                self.asm.vector(op, mask_operands(d, a, Rm::Register(b), 32));
                 self.written(inst.def);
             }
             Op::MaskNot => {
                 let a = self.mask(inst.uses[0], 0);
                 let d = self.destination(inst.def);
-                self.asm.vector(mask_opcode(0x44), mask_operands(d, 0, Rm::Register(a), 16));
+                self.asm.vector(MASK_NOT, mask_operands(d, 0, Rm::Register(a), 16));
                 self.written(inst.def);
             }
             Op::MaskSplat => {
                 let a = self.integer(inst.uses[0], 0);
                 let d = self.destination(inst.def);
-                self.asm.vector(mask_opcode(0x92), mask_operands(d, 0, Rm::Register(a), 16));
+                self.asm.vector(MASK_FROM_INTEGER, mask_operands(d, 0, Rm::Register(a), 16));
                 self.written(inst.def);
             }
             Op::ToReal { wide } => {
                 let d = self.destination(inst.def);
                 self.plain(XOR, [d, d], Rm::Register(d), 16, None);
                 let from = self.integer(inst.uses[0], 0);
-                let op = Opcode { map: 1, prefix: 2 + u8::from(wide), opcode: 0x2a, wide: true, evex: false };
-                self.plain(op, [d, d], Rm::Register(from), 16, None);
+                self.plain(integer_to_real(wide), [d, d], Rm::Register(from), 16, None);
                 self.written(inst.def);
             }
             Op::CompareReals { wide } => {
                 let a = self.vector(inst.uses[0], 0);
                 let b = self.vector(inst.uses[1], 1);
-                let op = Opcode { map: 1, prefix: u8::from(wide), opcode: 0x2e, wide, evex: false };
-                self.plain(op, [a, 0], Rm::Register(b), 16, None);
+                self.plain(compare_scalars(wide), [a, 0], Rm::Register(b), 16, None);
             }
             Op::Call(number) => self.call(inst, number),
             Op::Jump(_) | Op::JumpIf(..) | Op::Return => unreachable!("written with their blocks"),
@@ -497,7 +466,7 @@ impl Emitter<'_> {
         immediate: Option<u8>,
     ) {
         let width = bytes.max(16) as u8;
-        let unit = unit(op, bytes, extra.broadcast) as u8;
+        let unit = op.unit(bytes, extra.broadcast) as u8;
         self.asm.vector(op, Operands { reg, vvvv, rm, width, unit, extra, immediate });
     }
 
@@ -564,7 +533,7 @@ impl Emitter<'_> {
             }
             (Class::Mask, ..) => {
                 let a = self.mask(from, 0);
-                self.asm.vector(mask_opcode(0x90), mask_operands(d, 0, Rm::Register(a), 16));
+                self.asm.vector(MASK_LOAD, mask_operands(d, 0, Rm::Register(a), 16));
                 self.written(inst.def);
             }
         }
@@ -578,7 +547,7 @@ impl Emitter<'_> {
             (Some(at), Place::Register(d)) => {
                 let from = Address { base: Base::Pool, index: None, disp: at };
                 if class == Class::Mask {
-                    self.asm.vector(mask_opcode(0x90), mask_operands(d, 0, Rm::Memory(from), 16));
+                    self.asm.vector(MASK_LOAD, mask_operands(d, 0, Rm::Memory(from), 16));
                 } else if self.pool[at as usize..at as usize + bytes].iter().any(|b| *b != 0) {
                     self.load_vector(d, from, bytes);
                 } else {
@@ -610,7 +579,7 @@ impl Emitter<'_> {
     fn unary(&mut self, inst: &Inst, op: Opcode, immediate: Option<u8>) {
         let (mut rm, extra) = self.last(inst, 0);
         // A conversion's operand has another width than its result.
-        if op.map == 1 && matches!(op.opcode, 0x5a | 0x5b | 0xe6) && inst.operand.is_none() {
+        if op.memory == Unit::Other && inst.operand.is_none() {
             rm = Rm::Register(self.vector(inst.uses[0], 0));
         }
         let d = self.destination(inst.def);
@@ -618,11 +587,8 @@ impl Emitter<'_> {
         self.written(inst.def);
     }
 
-    fn fma(&mut self, inst: &Inst, wide: bool, base: u8, addend: bool) {
-        let is_scalar = inst.bytes < 16;
-        // Which operands are multiplied: 132 the first and third, 213 the second and first, 231 the second and third.
-        let op = |form: u8| Opcode { map: 2, prefix: 1, opcode: base + form + u8::from(is_scalar), wide, evex: false };
-        let [form132, form213, form231] = [op(0), op(0x10), op(0x20)];
+    fn fma(&mut self, inst: &Inst, addend: bool, op: impl Fn(u8) -> Opcode) {
+        let [form132, form213, form231] = [FORM_132, FORM_213, FORM_231].map(op);
         let d = self.destination(inst.def);
         let [a, b, c] = inst.uses;
         let is_in = |e: &Self, v: Reg| v != NONE && e.place(v) == Place::Register(d);
@@ -875,33 +841,6 @@ impl Emitter<'_> {
             }
         }
     }
-}
-
-/// Bytes of an instruction's memory operand.
-fn unit(op: Opcode, bytes: usize, broadcast: bool) -> usize {
-    let lane = if op.wide { 8 } else { 4 };
-    if broadcast || bytes < 16 {
-        return lane;
-    }
-    match (op.map, op.opcode) {
-        // Scalar arithmetic.
-        (1, 0x10..=0x11 | 0x51 | 0x58..=0x5f) if op.prefix >= 2 => {
-            if op.prefix == 2 {
-                4
-            } else {
-                8
-            }
-        }
-        (2, 0x18..=0x19) | (1, 0x2a | 0x2e) | (3, 0x21) => lane,
-        (1, 0x12 | 0x16) => 8,
-        (3, 0x18 | 0x19) => 16,
-        _ => bytes,
-    }
-}
-
-/// Instructions on masks of sixteen lanes.
-fn mask_opcode(opcode: u8) -> Opcode {
-    Opcode { map: 1, prefix: 0, opcode, wide: false, evex: false }
 }
 
 fn mask_operands(reg: u8, vvvv: u8, rm: Rm, width: u8) -> Operands {

@@ -36,6 +36,21 @@ pub struct Opcode {
     pub wide: bool,
     /// Whether only EVEX has it.
     pub evex: bool,
+    /// What its memory operand holds.
+    pub memory: Unit,
+}
+
+/// What a memory operand of a vector instruction holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unit {
+    /// As many bytes as the instruction works on.
+    Whole,
+    /// One lane.
+    Lane,
+    /// 16 bytes.
+    Quad,
+    /// As many bytes as another width than the instruction's, which is why it comes in a register.
+    Other,
 }
 
 /// What EVEX adds to an instruction.
@@ -227,7 +242,7 @@ impl Assembler {
 
     /// A vector instruction.
     pub fn vector(&mut self, op: Opcode, o: Operands) {
-        let Opcode { map, prefix, opcode, wide, evex } = op;
+        let Opcode { map, prefix, opcode, wide, evex, .. } = op;
         let Operands { reg, vvvv, rm, width, unit, extra, immediate } = o;
         let (b, x) = Assembler::high_bits(rm);
         let high_rm = matches!(rm, Rm::Register(r) if r >= 16);

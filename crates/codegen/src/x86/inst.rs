@@ -116,7 +116,7 @@ pub enum Op {
         wide: bool,
     },
     /// Mask `d ← u0 op u1`.
-    MaskBinary(u8),
+    MaskBinary(Opcode),
     /// Mask `d ←` not `u0`.
     MaskNot,
     /// Mask `d ←` the low bits of integer `u0`.
@@ -206,24 +206,56 @@ impl Inst {
         }
     }
 
-    /// Whether `d` must differ from what it uses: parts of `d` are written before all is read.
-    pub fn writes_early(&self) -> bool {
-        matches!(self.op, Op::Choose(_) | Op::Select(_) | Op::Set(_) | Op::ToReal { .. })
-    }
-
-    /// Which use `d` shares its register with, if they can.
-    pub fn tied(&self) -> Option<Reg> {
+    /// What it asks of the registers that its operands are in: the one list that the allocator and its checker read.
+    pub fn constraints(&self) -> Constraints {
+        let [a, b, c] = self.uses;
+        let free = Constraints::default();
+        let tied = |to: Reg| Constraints { tied: Some(to).filter(|r| *r != NONE), ..free };
+        let first = |to: Reg| Constraints { reads_late: true, ..tied(to) };
         match self.op {
-            Op::Move if self.operand.is_none() => Some(self.uses[0]),
-            Op::Tied(_) => Some(self.uses[0]),
-            Op::LoadMasked { .. } => Some(self.uses[1]),
-            Op::Gather { .. } => Some(self.uses[2]),
-            Op::Fma { .. } => Some(if self.uses[2] == NONE { self.uses[0] } else { self.uses[2] }),
-            Op::IntegerBinary(_) | Op::IntegerConstant(..) | Op::IntegerShift(..) | Op::Multiply => Some(self.uses[0]),
-            _ => None,
+            Op::Move if self.operand.is_none() => tied(a),
+            Op::Fma { .. } => tied(if c == NONE { a } else { c }),
+            Op::IntegerConstant(..) | Op::IntegerShift(..) => tied(a),
+            Op::Tied(_) | Op::IntegerBinary(_) | Op::Multiply => first(a),
+            Op::LoadMasked { .. } => first(b),
+            Op::Gather { .. } => first(c),
+            Op::Choose(_) | Op::Select(_) | Op::Set(_) | Op::ToReal { .. } => Constraints { writes_early: true, ..free },
+            Op::Divide { .. } => Constraints { lost: Lost::Division, ..free },
+            Op::Call(_) => Constraints { lost: Lost::Call, ..free },
+            Op::Move | Op::Store | Op::StoreMasked { .. } | Op::Scatter { .. } => free,
+            Op::InsertInteger(_) | Op::FromInteger | Op::Constant | Op::Undefined => free,
+            Op::Binary(_) | Op::Unary(_) | Op::BinaryImmediate(..) | Op::UnaryImmediate(..) => free,
+            Op::StorePart(..) | Op::Shift(..) | Op::Blend { .. } | Op::Splat { .. } => free,
+            Op::MaskBinary(_) | Op::MaskNot | Op::MaskSplat => free,
+            Op::Integer(_) | Op::Address | Op::MultiplyConstant(_) | Op::FunctionAddress(_) => free,
+            Op::Compare | Op::CompareConstant(_) | Op::Test | Op::CompareReals { .. } => free,
+            Op::Prefetch { .. } | Op::Jump(_) | Op::JumpIf(..) | Op::Return => free,
         }
-        .filter(|r| *r != NONE)
     }
+}
+
+/// What an instruction asks of the registers that its operands are in.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Constraints {
+    /// The use that `d` shares its register with, if they can; where they cannot it is copied there first.
+    pub tied: Option<Reg>,
+    /// Whether all other uses are read after that copy, so that `d` must differ from them.
+    pub reads_late: bool,
+    /// Whether parts of `d` are written before all is read, so that `d` must differ from all uses.
+    pub writes_early: bool,
+    /// What others lose.
+    pub lost: Lost,
+}
+
+/// Registers that an instruction writes besides its result.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Lost {
+    #[default]
+    Nothing,
+    /// Those of a quotient and a remainder, even before all is read.
+    Division,
+    /// Those that a function may change, after all is read.
+    Call,
 }
 
 /// Whom to call.

@@ -4,7 +4,8 @@
 //! free while the variable is dead. After Wimmer and Mössenböck, "Optimized Interval Splitting in a Linear Scan Register
 //! Allocator" (VEE 2005), without splitting: what does not fit lives in memory, and is what inner loops use least.
 
-use super::inst::{Class, Function, NONE, Op, Reg};
+use super::encode::{RAX, RDX};
+use super::inst::{Class, Constraints, Function, Lost, NONE, Op, Reg};
 
 /// Positions within an instruction: it reads, others' registers are clobbered, it writes.
 const CLOBBER: u32 = 1;
@@ -234,14 +235,14 @@ fn clobbers(f: &Function) -> [Vec<Segment>; 64] {
     let mut fixed: [Vec<Segment>; 64] = std::array::from_fn(|_| Vec::new());
     let mut at = STEP;
     for inst in f.blocks.iter().flat_map(|b| &b.insts) {
-        match inst.op {
-            Op::Call(_) => {
+        match inst.constraints().lost {
+            Lost::Call => {
                 let lost = (at + CLOBBER, at + WRITE);
                 INTEGERS[..N_CALLER_SAVED].iter().for_each(|r| fixed[usize::from(*r)].push(lost));
                 fixed[16..].iter_mut().for_each(|list| list.push(lost));
             }
-            Op::Divide { .. } => [0, 2].into_iter().for_each(|r: usize| fixed[r].push((at, at + WRITE))),
-            _ => {}
+            Lost::Division => [RAX, RDX].into_iter().for_each(|r| fixed[usize::from(r)].push((at, at + WRITE))),
+            Lost::Nothing => {}
         }
         at += STEP;
     }
@@ -339,21 +340,16 @@ fn ranges(f: &Function, live_out: &[Vec<u64>]) -> Vec<Range> {
         }
         for (i, inst) in block.insts.iter().enumerate().rev() {
             let at = start + i as u32 * STEP;
+            let Constraints { tied, reads_late, writes_early, .. } = inst.constraints();
             if inst.def != NONE {
                 let d = inst.def as usize;
-                let from = if inst.writes_early() { at } else { at + WRITE };
+                let from = if writes_early { at } else { at + WRITE };
                 let to = if open[d] == 0 { at + STEP } else { open[d] };
                 ranges[d].segments.push((from, to));
                 ranges[d].weight += scale;
                 open[d] = 0;
             }
-            // Operands of a tied instruction other than the tied one are read after the copy.
-            let (tied, late) = match inst.op {
-                Op::Tied(_) | Op::LoadMasked { .. } | Op::Gather { .. } | Op::IntegerBinary(_) | Op::Multiply => {
-                    (inst.tied(), at + WRITE + 1)
-                }
-                _ => (None, at + CLOBBER),
-            };
+            let (tied, late) = if reads_late { (tied, at + WRITE + 1) } else { (None, at + CLOBBER) };
             each_use(f, inst, |r| {
                 let v = r as usize;
                 ranges[v].weight += scale;
@@ -393,7 +389,7 @@ fn coalesce(f: &Function, leaders: &mut [Reg], ranges: &mut [Range]) {
     let mut copies: Vec<(usize, Reg, Reg)> = Vec::new();
     for block in &f.blocks {
         for inst in &block.insts {
-            if let Some(from) = inst.tied()
+            if let Some(from) = inst.constraints().tied
                 && inst.def != NONE
                 && f.virtuals[from as usize].class == f.virtuals[inst.def as usize].class
                 && f.virtuals[from as usize].pool.is_none()
@@ -413,5 +409,229 @@ fn coalesce(f: &Function, leaders: &mut [Reg], ranges: &mut [Range]) {
         range.segments = merge(&range.segments, &other.segments);
         range.weight += other.weight;
         leaders[b as usize] = a;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::{BTreeMap, BTreeSet};
+
+    use proptest::prelude::*;
+
+    use super::super::encode::Condition;
+    use super::super::inst::{Base, Block, Call, Callee, Inst, Memory, Virtual};
+    use super::super::opcodes::{PERMUTE_TWO_SINGLE, XOR};
+    use super::*;
+
+    /// What each place holds: the virtual registers whose values are there now.
+    type Held = BTreeMap<(u8, u64), BTreeSet<Reg>>;
+
+    /// Carries a function out with names of virtual registers for values; says where one is not where it is looked for.
+    ///
+    /// Source: the checker of regalloc2 (Fallin, 2021), which follows moves too; here each virtual register has one place.
+    fn check(f: &Function, places: &[Place], registers: &Registers) -> Result<(), String> {
+        let at = |v: Reg| {
+            let place = match places[v as usize] {
+                Place::Register(r) => u64::from(r),
+                Place::Memory(slot) => 1 << 32 | u64::from(slot),
+                Place::Nowhere => return None,
+            };
+            Some((f.virtuals[v as usize].class as u8, place))
+        };
+        for class in [Class::Integer, Class::Vector, Class::Mask] {
+            let all = || f.virtuals.iter().zip(places).filter(|(v, _)| v.class == class).map(|(_, place)| *place);
+            let allowed = registers.of(class, all().any(|place| matches!(place, Place::Memory(_))));
+            if let Some(Place::Register(r)) = all().find(|p| matches!(p, Place::Register(r) if !allowed.contains(r))) {
+                return Err(format!("register {r} of {class:?} is not to be had"));
+            }
+        }
+        let mut entry = Held::new();
+        for p in &f.parameters {
+            if let Some(place) = at(*p)
+                && entry.insert(place, BTreeSet::from([*p])).is_some()
+            {
+                return Err(format!("two parameters in the place of {p}"));
+            }
+        }
+        let mut held: Vec<Option<Held>> = vec![None; f.blocks.len()];
+        held[0] = Some(entry);
+        let mut work = vec![0];
+        while let Some(b) = work.pop() {
+            let mut now = held[b].clone().expect("its state is known");
+            for inst in &f.blocks[b].insts {
+                step(f, inst, &mut now, &at).map_err(|why| format!("block {b}, {:?}: {why}", inst.op))?;
+            }
+            for &next in &f.blocks[b].successors {
+                let met = match &held[next] {
+                    None => now.clone(),
+                    Some(before) => {
+                        let both = |(place, set): (&(u8, u64), &BTreeSet<Reg>)| {
+                            Some((*place, set & now.get(place)?)).filter(|(_, set)| !set.is_empty())
+                        };
+                        before.iter().filter_map(both).collect()
+                    }
+                };
+                if held[next].as_ref() != Some(&met) {
+                    held[next] = Some(met);
+                    work.push(next);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn step(
+        f: &Function,
+        inst: &Inst,
+        held: &mut Held,
+        at: &dyn Fn(Reg) -> Option<(u8, u64)>,
+    ) -> Result<(), String> {
+        let Constraints { tied, reads_late, writes_early, lost } = inst.constraints();
+        let d = (inst.def != NONE).then(|| at(inst.def)).flatten();
+        let mut wrong = None;
+        each_use(f, inst, |r| {
+            let place = at(r);
+            if !place.is_some_and(|place| held.get(&place).is_some_and(|set| set.contains(&r))) {
+                wrong = Some(format!("{r} is not in its place"));
+            }
+            let is_register = |place: &(u8, u64)| place.1 < 1 << 32;
+            if d.is_some_and(|d| is_register(&d)) && d == place && (writes_early || reads_late && tied != Some(r)) {
+                wrong = Some(format!("{r} is read after it is overwritten"));
+            }
+            let division = [RAX, RDX].map(|r| Some((Class::Integer as u8, r.into())));
+            if lost == Lost::Division && division.contains(&place) {
+                wrong = Some(format!("{r} is lost before it is read"));
+            }
+        });
+        if let Some(why) = wrong {
+            return Err(why);
+        }
+        held.retain(|(class, place), _| match lost {
+            Lost::Nothing => true,
+            Lost::Division => *class != Class::Integer as u8 || ![RAX, RDX].map(u64::from).contains(place),
+            Lost::Call if *class == Class::Integer as u8 => {
+                !INTEGERS[..N_CALLER_SAVED].iter().any(|r| u64::from(*r) == *place)
+            }
+            Lost::Call => *place >= 1 << 32,
+        });
+        if inst.def == NONE {
+            return Ok(());
+        }
+        let is_copy = inst.op == Op::Move && inst.operand.is_none() && d == at(inst.uses[0]);
+        held.values_mut().for_each(|set| {
+            set.remove(&inst.def);
+        });
+        if let Some(d) = d {
+            let set = held.entry(d).or_default();
+            if !is_copy {
+                set.clear();
+            }
+            set.insert(inst.def);
+        }
+        Ok(())
+    }
+
+    const CLASSES: [Class; 3] = [Class::Integer, Class::Vector, Class::Mask];
+
+    /// One instruction of many kinds on registers of the classes that it takes.
+    fn inst(kind: usize, [d, a, b, c]: [usize; 4], n: [usize; 3]) -> (Inst, Option<Call>) {
+        let of = |class: usize, at: usize| (n[..class].iter().sum::<usize>() + at % n[class]) as Reg;
+        let [int, vec, mask] = [0, 1, 2].map(|class| move |at: usize| of(class, at));
+        let memory = Memory { base: Base::Register(int(b)), index: Some((int(c), 2)), disp: 0 };
+        let inst = match kind {
+            0 => Inst::new(Op::Move, int(d), &[int(a)], 8),
+            1 => Inst::new(Op::Move, vec(d), &[vec(a)], 64),
+            2 => Inst::new(Op::Move, mask(d), &[mask(a)], 8),
+            3 => Inst::new(Op::IntegerBinary(0), int(d), &[int(a), int(b)], 8),
+            4 => Inst::new(Op::Multiply, int(d), &[int(a), int(b)], 8),
+            5 => Inst::new(Op::Choose(Condition::Less), int(d), &[int(a), int(b)], 8),
+            6 => Inst::new(Op::Select(Condition::Less), vec(d), &[vec(a), vec(b)], 64),
+            7 => Inst::new(Op::Address, int(d), &[], 8).with(memory, false),
+            8 => Inst::new(Op::Binary(XOR), vec(d), &[vec(a), vec(b)], 64),
+            9 => {
+                let op = Op::Fma { wide: false, negate_product: false, negate_addend: false, addend: false };
+                Inst::new(op, vec(d), &[vec(a), vec(b), vec(c)], 64)
+            }
+            10 => Inst::new(Op::Tied(PERMUTE_TWO_SINGLE), vec(d), &[vec(a), vec(b), vec(c)], 64),
+            11 => Inst::new(Op::LoadMasked { wide: false }, vec(d), &[mask(a), vec(a)], 64).with(memory, false),
+            12 => Inst::new(Op::Blend { wide: false }, vec(d), &[mask(a), vec(b), vec(c)], 64),
+            13 => Inst::new(Op::Divide { signed: true, remainder: false }, int(d), &[int(a), int(b)], 8),
+            14 => Inst::new(Op::Store, NONE, &[vec(a)], 64).with(memory, false),
+            15 => Inst::new(Op::Gather { wide: false }, vec(d), &[mask(a), vec(b), vec(c)], 64).with(memory, false),
+            16 => Inst::new(Op::ToReal { wide: true }, vec(d), &[int(a)], 16),
+            _ => {
+                let call = Call { callee: Callee::Pointer(int(d)), arguments: vec![int(a), int(b), int(c)], real: None };
+                return (Inst::new(Op::Call(0), NONE, &[], 16), Some(call));
+            }
+        };
+        (inst, None)
+    }
+
+    /// A function whose registers are all set at the start: the numbers of each class, and for each block its depth, another
+    /// successor than the next, and kinds and operands of instructions.
+    type Choices = ([usize; 3], Vec<(usize, Option<usize>, Vec<(usize, [usize; 4])>)>);
+
+    fn choices() -> impl Strategy<Value = Choices> {
+        let insts = prop::collection::vec((0usize..18, prop::array::uniform4(0usize..1000)), 0..12);
+        let blocks = prop::collection::vec((0usize..3, prop::option::of(1usize..100), insts), 1..6);
+        ([1usize..24, 1usize..48, 1usize..12], blocks)
+    }
+
+    fn function((n, blocks): &Choices) -> Function {
+        let mut f = Function::default();
+        for (class, n) in CLASSES.into_iter().zip(n) {
+            f.virtuals.extend((0..*n).map(|_| Virtual { class, bytes: 64, pool: None }));
+        }
+        // The first two integers are parameters.
+        f.parameters = (0..n[0].min(2) as Reg).collect();
+        let set = (f.parameters.len() as Reg..f.virtuals.len() as Reg).map(|v| Inst::new(Op::Undefined, v, &[], 64));
+        f.blocks.push(Block { insts: set.collect(), successors: vec![1], ..Block::default() });
+        let last = blocks.len();
+        for (at, (depth, other, insts)) in blocks.iter().enumerate() {
+            let mut block = Block { depth: *depth, ..Block::default() };
+            for (kind, operands) in insts {
+                let (mut inst, call) = inst(*kind, *operands, *n);
+                if let Some(call) = call {
+                    inst.op = Op::Call(f.calls.len());
+                    f.calls.push(call);
+                }
+                // What must differ from its operands is never one of them where instructions are selected.
+                let Constraints { reads_late, writes_early, .. } = inst.constraints();
+                if !(reads_late || writes_early) || !inst.uses.contains(&inst.def) {
+                    block.insts.push(inst);
+                }
+            }
+            if at + 1 < last {
+                block.successors.push(at + 2);
+                block.successors.extend(other.map(|to| 1 + to % last));
+            }
+            f.blocks.push(block);
+        }
+        f
+    }
+
+    proptest! {
+        #[test]
+        fn every_value_is_where_it_is_looked_for(choices in choices(), n_vectors in prop::sample::select(vec![16u8, 32])) {
+            let (f, registers) = (function(&choices), Registers { n_vectors });
+            let places = allocate(&f, &registers).expect("every register is set");
+            prop_assert_eq!(check(&f, &places, &registers), Ok(()));
+        }
+
+        /// The checker sees what is wrong: two values that are both needed later do not fit one register.
+        #[test]
+        fn a_shared_register_is_seen(choices in choices()) {
+            let mut f = function(&choices);
+            let both = [0, 1].map(|at| f.virtuals.len() as Reg + at);
+            f.virtuals.extend([Virtual { class: Class::Integer, bytes: 8, pool: None }; 2]);
+            f.blocks[0].insts.extend(both.map(|v| Inst::new(Op::Integer(1), v, &[], 8)));
+            let last = f.blocks.last_mut().expect("blocks");
+            last.insts.insert(0, Inst::new(Op::Compare, NONE, &both, 8));
+            let registers = Registers { n_vectors: 32 };
+            let mut places = allocate(&f, &registers).expect("every register is set");
+            prop_assert_eq!(check(&f, &places, &registers), Ok(()));
+            places[both[1] as usize] = places[both[0] as usize];
+            prop_assert!(check(&f, &places, &registers).is_err());
+        }
     }
 }

@@ -58,10 +58,10 @@ impl Selector<'_> {
             }
             Ssa::FAdd | Ssa::FMul | Ssa::FSub | Ssa::FDiv => {
                 let code = match inst.op {
-                    Ssa::FAdd => 0x58,
-                    Ssa::FMul => 0x59,
-                    Ssa::FSub => 0x5c,
-                    _ => 0x5e,
+                    Ssa::FAdd => ADD,
+                    Ssa::FMul => MULTIPLY,
+                    Ssa::FSub => SUBTRACT,
+                    _ => DIVIDE,
                 };
                 let commutes = matches!(inst.op, Ssa::FAdd | Ssa::FMul);
                 self.binary_into(d, Op::Binary(arithmetic(code, ty)), operand(0), operand(1), commutes, ty)?;
@@ -85,7 +85,7 @@ impl Selector<'_> {
             }
             Ssa::Sqrt => {
                 let x = self.reg(operand(0))?;
-                let op = arithmetic(0x51, ty);
+                let op = arithmetic(SQUARE_ROOT, ty);
                 // The scalar one has an operand for the other lanes.
                 let inst = if ty.lanes == 1 {
                     Inst::new(Op::Binary(op), d, &[x, x], w)
@@ -97,8 +97,8 @@ impl Selector<'_> {
             Ssa::FLess => {
                 let of = self.ty(operand(0));
                 let op = match (self.has_masks, of.kind) {
-                    (true, kind) => Opcode { evex: true, ..packed(0xc2, kind) },
-                    (false, Kind::F32) => packed(0xc2, of.kind),
+                    (true, kind) => Opcode { evex: true, ..packed(COMPARE, kind) },
+                    (false, Kind::F32) => packed(COMPARE, of.kind),
                     (false, _) => return Err("a mask of long lanes".into()),
                 };
                 let (a, b) = (self.reg(operand(0))?, self.reg(operand(1))?);
@@ -126,7 +126,7 @@ impl Selector<'_> {
                     Compare::NotEqual => 4,
                     Compare::Greater => 6,
                 };
-                let op = evex(3, 1, 0x1f, of.kind == Kind::I64);
+                let op = compare_integers(of.kind == Kind::I64);
                 if of.kind == Kind::I1 || of.bytes() > 64 {
                     return Err("a comparison".into());
                 }
@@ -153,24 +153,16 @@ impl Selector<'_> {
                 let from = self.ty(operand(0));
                 let x = self.reg(operand(0))?;
                 let to_double = ty.kind == Kind::F64;
-                let wide = !to_double;
                 if ty.lanes == 1 {
-                    let op = opcode(1, if to_double { 2 } else { 3 }, 0x5a, wide);
-                    self.emit(Inst::new(Op::Binary(op), d, &[x, x], 16));
+                    self.emit(Inst::new(Op::Binary(convert_scalar(to_double)), d, &[x, x], 16));
                 } else {
-                    let op = opcode(1, u8::from(!to_double), 0x5a, wide);
-                    self.emit(Inst::new(Op::Unary(op), d, &[x], w.max(width(from))));
+                    self.emit(Inst::new(Op::Unary(convert_packed(to_double)), d, &[x], w.max(width(from))));
                 }
             }
             Ssa::Add | Ssa::AddWrapping | Ssa::Sub if class_of(ty) == Class::Vector => {
                 let wide = ty.kind == Kind::I64;
-                let code = match (&inst.op, wide) {
-                    (Ssa::Sub, false) => 0xfa,
-                    (Ssa::Sub, true) => 0xfb,
-                    (_, false) => 0xfe,
-                    (_, true) => 0xd4,
-                };
-                self.binary_into(d, Op::Binary(opcode(1, 1, code, wide)), operand(0), operand(1), false, ty)?;
+                let op = if inst.op == Ssa::Sub { subtract_integers(wide) } else { add_integers(wide) };
+                self.binary_into(d, Op::Binary(op), operand(0), operand(1), false, ty)?;
             }
             Ssa::ShiftLeft | Ssa::ShiftUnsigned if class_of(ty) == Class::Vector => {
                 let bits = self.constant(operand(1)).ok_or("a shift by a variable")?;
@@ -178,9 +170,8 @@ impl Selector<'_> {
                 if bits.iter().any(|b| *b != bits[0]) {
                     return Err("shifts that differ".into());
                 }
-                let wide = ty.kind == Kind::I64;
-                let op = opcode(1, 1, if wide { 0x73 } else { 0x72 }, wide);
-                let number = if inst.op == Ssa::ShiftLeft { 6 } else { 2 };
+                let op = shift(ty.kind == Kind::I64);
+                let number = if inst.op == Ssa::ShiftLeft { SHIFT_LEFT } else { SHIFT_RIGHT };
                 let x = self.reg(operand(0))?;
                 self.emit(Inst::new(Op::Shift(op, number, by), d, &[x], w));
             }
@@ -199,12 +190,12 @@ impl Selector<'_> {
                     self.emit(Inst::new(Op::MaskNot, d, &[a], 2));
                 } else {
                     let b = self.reg(operand(1))?;
-                    let code = match inst.op {
-                        Ssa::And => 0x41,
-                        Ssa::Or => 0x45,
-                        _ => 0x47,
+                    let op = match inst.op {
+                        Ssa::And => MASK_AND,
+                        Ssa::Or => MASK_OR,
+                        _ => MASK_XOR,
                     };
-                    self.emit(Inst::new(Op::MaskBinary(code), d, &[a, b], 2));
+                    self.emit(Inst::new(Op::MaskBinary(op), d, &[a, b], 2));
                 }
             }
             Ssa::Splat => self.splat_into(d, operand(0), ty)?,
@@ -218,7 +209,7 @@ impl Selector<'_> {
 
     pub(super) fn binary_into(&mut self, d: Reg, op: Op, a: Id, b: Id, commutes: bool, ty: Type) -> Result<(), String> {
         let (mut a, mut b) = (a, b);
-        let may_fold = !matches!(op, Op::Binary(op) if op.map == 1 && (0x54..=0x57).contains(&op.opcode));
+        let may_fold = !matches!(op, Op::Binary(AND | AND_NOT | OR | XOR));
         let mut folded = if may_fold { self.folded_operand(b) } else { None };
         if folded.is_none() && commutes && may_fold {
             folded = self.folded_operand(a);
@@ -240,7 +231,7 @@ impl Selector<'_> {
 
     /// The machine's minimum gives its second operand where one is no number; this one the other of the two.
     pub(super) fn extremum_into(&mut self, d: Reg, inst: &ssa::Instruction, ty: Type) -> Result<(), String> {
-        let op = Op::Binary(arithmetic(if inst.op == Ssa::FMin { 0x5d } else { 0x5f }, ty));
+        let op = Op::Binary(arithmetic(if inst.op == Ssa::FMin { MINIMUM } else { MAXIMUM }, ty));
         let (a, b) = (inst.operands[0], inst.operands[1]);
         let is_number = |bits: &[u64]| match ty.kind {
             Kind::F32 => bits.iter().all(|b| !f32::from_bits(*b as u32).is_nan()),
@@ -256,11 +247,11 @@ impl Selector<'_> {
         let (a, b) = (self.reg(a)?, self.reg(b)?);
         let least = self.emit_new(op, Class::Vector, &[b, a], w);
         if self.has_masks {
-            let compare = evex(1, u8::from(ty.kind == Kind::F64), 0xc2, ty.kind == Kind::F64);
+            let compare = Opcode { evex: true, ..packed(COMPARE, ty.kind) };
             let none = self.emit_new(Op::BinaryImmediate(compare, UNORDERED), Class::Mask, &[a, a], w);
             self.emit(Inst::new(Op::Blend { wide: ty.kind == Kind::F64 }, d, &[none, least, b], w));
         } else {
-            let none = self.emit_new(Op::BinaryImmediate(packed(0xc2, ty.kind), UNORDERED), Class::Vector, &[a, a], w);
+            let none = self.emit_new(Op::BinaryImmediate(packed(COMPARE, ty.kind), UNORDERED), Class::Vector, &[a, a], w);
             let kept = self.emit_new(Op::Binary(AND_NOT), Class::Vector, &[none, least], w);
             let other = self.emit_new(Op::Binary(AND), Class::Vector, &[none, b], w);
             self.emit(Inst::new(Op::Binary(OR), d, &[kept, other], w));
@@ -316,9 +307,9 @@ impl Selector<'_> {
             return Ok(());
         }
         let op = match (from.kind, wide) {
-            (Kind::I32, false) => opcode(1, 0, 0x5b, false),
-            (Kind::I64, false) if self.has_masks => evex(1, 0, 0x5b, true),
-            (Kind::I64, true) if self.has_masks => evex(1, 2, 0xe6, true),
+            (Kind::I32, false) => SHORT_TO_SINGLE,
+            (Kind::I64, false) if self.has_masks => LONG_TO_SINGLE,
+            (Kind::I64, true) if self.has_masks => LONG_TO_DOUBLE,
             _ => return Err("integers as reals".into()),
         };
         if from.bytes() > 64 {
