@@ -29,6 +29,7 @@ mod llvm;
 mod llvm;
 mod loader;
 mod map;
+mod number;
 mod ssa;
 mod x86;
 

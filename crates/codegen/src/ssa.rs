@@ -10,15 +10,22 @@ mod text;
 
 use smallvec::SmallVec;
 
-/// A value of a function, by number.
-pub type Id = u32;
+use crate::number::number;
 
-/// A function of a module, by number.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct FunctionId(pub usize);
+number! {
+    /// A value of a function.
+    Id
+}
 
-/// A basic block of a function, by number; the first is entered first.
-pub type BlockId = usize;
+number! {
+    /// A function of a module.
+    FunctionId
+}
+
+number! {
+    /// A basic block of a function; the first is entered first.
+    BlockId
+}
 
 /// What a lane holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -373,15 +380,15 @@ impl Function {
         let mut seen = vec![false; self.blocks.len()];
         let mut out = Vec::with_capacity(self.blocks.len());
         // The block, and how many of its successors are done.
-        let mut stack = vec![(0, 0)];
+        let mut stack = vec![(BlockId::new(0), 0)];
         seen[0] = true;
         while let Some((block, done)) = stack.pop() {
             // Leaving a loop comes first, so that it is last in the reversed order.
             match self.successors(block).rev().nth(done) {
                 Some(next) => {
                     stack.push((block, done + 1));
-                    if !seen[next] {
-                        seen[next] = true;
+                    if !seen[next.at()] {
+                        seen[next.at()] = true;
                         stack.push((next, 0));
                     }
                 }
@@ -394,7 +401,7 @@ impl Function {
 
     /// Where control may go from a block.
     pub fn successors(&self, block: BlockId) -> impl DoubleEndedIterator<Item = BlockId> + use<> {
-        let [a, b] = match self.blocks[block].last().map(|last| &last.op) {
+        let [a, b] = match self.blocks[block.at()].last().map(|last| &last.op) {
             Some(Op::Br(to)) => [Some(*to), None],
             Some(Op::CondBr(then, otherwise)) => [Some(*then), Some(*otherwise)],
             _ => [None; 2],

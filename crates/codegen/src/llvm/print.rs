@@ -259,33 +259,33 @@ impl Printer<'_> {
         }
         let order = f.order();
         for block in &order {
-            llvm!(LLVMPositionBuilderAtEnd(self.builder, body.blocks[*block]));
-            for instruction in &f.blocks[*block] {
+            llvm!(LLVMPositionBuilderAtEnd(self.builder, body.blocks[block.at()]));
+            for instruction in &f.blocks[block.at()] {
                 let value = self.instruction(&mut body, instruction);
                 if let Some(result) = instruction.result {
-                    body.values[result as usize] = value;
+                    body.values[result.at()] = value;
                 }
             }
         }
-        for instruction in order.iter().flat_map(|block| &f.blocks[*block]) {
+        for instruction in order.iter().flat_map(|block| &f.blocks[block.at()]) {
             if let (Op::Phi(from), Some(result)) = (&instruction.op, instruction.result) {
                 for (from, value) in from.iter().zip(&instruction.operands) {
-                    let (mut value, mut from) = (self.value(&mut body, *value), body.blocks[*from]);
-                    llvm!(LLVMAddIncoming(body.values[result as usize], &mut value, &mut from, 1));
+                    let (mut value, mut from) = (self.value(&mut body, *value), body.blocks[from.at()]);
+                    llvm!(LLVMAddIncoming(body.values[result.at()], &mut value, &mut from, 1));
                 }
             }
         }
         for (id, name) in &f.names {
-            llvm!(LLVMSetValueName2(body.values[*id as usize], name.as_ptr().cast(), name.len()));
+            llvm!(LLVMSetValueName2(body.values[id.at()], name.as_ptr().cast(), name.len()));
         }
     }
 
     fn value(&self, body: &mut Body, id: Id) -> LLVMValueRef {
-        let known = body.values[id as usize];
+        let known = body.values[id.at()];
         if !known.is_null() {
             return known;
         }
-        let value = &body.source.values[id as usize];
+        let value = &body.source.values[id.at()];
         let ty = self.ty(value.ty);
         let made = match &value.def {
             Def::Constant(Constant { bits, undefined }) => {
@@ -301,11 +301,11 @@ impl Printer<'_> {
                 }
             }
             Def::Undefined => llvm!(LLVMGetUndef(ty)),
-            Def::Function(f) => self.functions[f.0],
+            Def::Function(f) => self.functions[f.at()],
             Def::Global(at) => self.globals[*at],
             Def::Argument(_) | Def::Instruction => panic!("a value is given before it is used"),
         };
-        body.values[id as usize] = made;
+        body.values[id.at()] = made;
         made
     }
 
@@ -334,12 +334,12 @@ impl Printer<'_> {
         let Instruction { op, operands, result, align } = instruction;
         let b = self.builder;
         let source = body.source;
-        let result = result.map(|id| source.values[id as usize].ty);
+        let result = result.map(|id| source.values[id.at()].ty);
         let ty = result.map(|ty| self.ty(ty)).unwrap_or(ptr::null_mut());
         if let Op::Phi(_) = op {
             return llvm!(LLVMBuildPhi(b, ty, UNNAMED));
         }
-        let of = |at: usize| source.values[operands[at] as usize].ty;
+        let of = |at: usize| source.values[operands[at].at()].ty;
         let mut x: Vec<LLVMValueRef> = operands.iter().map(|id| self.value(body, *id)).collect();
         if let Some(opcode) = binary(op) {
             return llvm!(LLVMBuildBinOp(b, opcode, x[0], x[1], UNNAMED));
@@ -419,8 +419,8 @@ impl Printer<'_> {
             // An empty instruction gives back what it takes.
             Op::Opaque => self.assembly("", "=r,0", self.function_type(result, [of(0)].into_iter()), x),
             Op::Assembly(a) => self.assembly(&a.text, a.constraints, self.function_type(result, [].into_iter()), x),
-            Op::Br(to) => LLVMBuildBr(b, body.blocks[*to]),
-            Op::CondBr(then, otherwise) => LLVMBuildCondBr(b, x[0], body.blocks[*then], body.blocks[*otherwise]),
+            Op::Br(to) => LLVMBuildBr(b, body.blocks[to.at()]),
+            Op::CondBr(then, otherwise) => LLVMBuildCondBr(b, x[0], body.blocks[then.at()], body.blocks[otherwise.at()]),
             Op::Return => match x.first() {
                 Some(v) => LLVMBuildRet(b, *v),
                 None => LLVMBuildRetVoid(b),

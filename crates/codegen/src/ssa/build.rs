@@ -59,21 +59,21 @@ struct DraftBlock {
 
 impl State {
     fn function(&mut self) -> &mut Function {
-        &mut self.module.functions[self.at.function.0]
+        &mut self.module.functions[self.at.function.at()]
     }
 
     fn draft(&mut self) -> &mut Draft {
-        &mut self.drafts[self.at.function.0]
+        &mut self.drafts[self.at.function.at()]
     }
 
     fn get(&self, id: Id) -> &Value {
-        &self.module.functions[self.at.function.0].values[id as usize]
+        &self.module.functions[self.at.function.at()].values[id.at()]
     }
 
     fn value(&mut self, ty: Type, def: Def) -> Id {
         let values = &mut self.function().values;
         values.push(Value { ty, def });
-        values.len() as Id - 1
+        Id::new(values.len() - 1)
     }
 
     /// A value that no instruction gives: one for each type and origin.
@@ -89,7 +89,7 @@ impl State {
 
     fn push(&mut self, instruction: Instruction) {
         let Position { block, part, .. } = self.at;
-        let block = &mut self.draft().blocks[block];
+        let block = &mut self.draft().blocks[block.at()];
         match part {
             Part::Hoisted => block.hoisted.push(instruction),
             Part::Rest => block.rest.push(instruction),
@@ -102,7 +102,7 @@ impl Builder {
     pub fn new(name: &str) -> Builder {
         let module = Module { name: name.to_owned(), ..Module::default() };
         // Nowhere: a function comes first.
-        let at = Position { function: FunctionId(usize::MAX), block: 0, part: Part::Rest };
+        let at = Position { function: FunctionId::new(u32::MAX as usize), block: BlockId::new(0), part: Part::Rest };
         Builder(RefCell::new(State { module, drafts: Vec::new(), at }))
     }
 
@@ -210,24 +210,24 @@ impl Builder {
             names: Vec::new(),
         });
         state.drafts.push(Draft::default());
-        FunctionId(state.module.functions.len() - 1)
+        FunctionId::new(state.module.functions.len() - 1)
     }
 
     /// The function of a name, declared where it is not yet.
     pub fn declare(&self, name: &str, linkage: Linkage, result: Option<Type>, parameters: &[Type]) -> FunctionId {
         let known = self.0.borrow().module.functions.iter().position(|f| f.name == name);
-        known.map_or_else(|| self.function(name, linkage, result, parameters), FunctionId)
+        known.map_or_else(|| self.function(name, linkage, result, parameters), FunctionId::new)
     }
 
     /// Says who sees a function, and what it is for.
     pub fn define(&self, function: FunctionId, linkage: Linkage, cpu: Cpu) {
-        let f = &mut self.0.borrow_mut().module.functions[function.0];
+        let f = &mut self.0.borrow_mut().module.functions[function.at()];
         (f.linkage, f.cpu) = (linkage, cpu);
     }
 
     /// A parameter of the function that is being written.
     pub fn parameter(&self, at: usize) -> Id {
-        at as Id
+        Id::new(at)
     }
 
     /// Says what memory a parameter points to.
@@ -261,9 +261,9 @@ impl Builder {
 
     /// Adds a block at the end of a function.
     pub fn block(&self, function: FunctionId) -> BlockId {
-        let blocks = &mut self.0.borrow_mut().drafts[function.0].blocks;
+        let blocks = &mut self.0.borrow_mut().drafts[function.at()].blocks;
         blocks.push(DraftBlock::default());
-        blocks.len() - 1
+        BlockId::new(blocks.len() - 1)
     }
 
     /// The block that is being written.
@@ -340,7 +340,7 @@ impl Builder {
         let state = &mut *self.0.borrow_mut();
         let id = state.value(ty, Def::Instruction);
         let draft = state.draft();
-        draft.blocks[block].phis.push(id);
+        draft.blocks[block.at()].phis.push(id);
         draft.phis.insert(id, Default::default());
         id
     }
@@ -532,7 +532,7 @@ impl Builder {
 
     /// Calls a function of the module; gives what it gives, where it gives something.
     pub fn call(&self, function: FunctionId, arguments: &[Id]) -> Option<Id> {
-        let result = self.0.borrow().module.functions[function.0].result;
+        let result = self.0.borrow().module.functions[function.at()].result;
         let callee = self.function_address(function);
         self.call_pointer(callee, result, arguments)
     }

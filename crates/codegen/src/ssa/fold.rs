@@ -145,7 +145,7 @@ fn arithmetic(op: &Op, kind: Kind, a: u64, b: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::super::build::Builder;
-    use super::super::{BlockId, Function, Id, Linkage};
+    use super::super::{Function, Id, Linkage};
     use super::*;
 
     /// What a function of one block computes last, in which a builder does something.
@@ -155,7 +155,7 @@ mod tests {
         b.go_to(f, b.block(f));
         let id = write(&b);
         let f = b.finish().functions.remove(0);
-        let value = f.values[id as usize].clone();
+        let value = f.values[id.at()].clone();
         (f, value)
     }
 
@@ -164,7 +164,7 @@ mod tests {
         let (f, value) = last(write);
         let Def::Constant(constant) = value.def else { panic!("{value:?} is no constant") };
         assert_eq!(constant.bits.as_slice(), expected);
-        assert!(f.blocks[0 as BlockId].is_empty(), "nothing is computed at run time");
+        assert!(f.blocks[0].is_empty(), "nothing is computed at run time");
     }
 
     #[test]

@@ -39,7 +39,7 @@ impl Module {
         write!(f, "\n{linkage} function {}(", function.name)?;
         for (at, Parameter { ty, buffer }) in function.parameters.iter().enumerate() {
             write!(f, "{}v{at}: {ty}", if at == 0 { "" } else { ", " })?;
-            if let Some((_, name)) = function.names.iter().find(|(id, _)| *id as usize == at) {
+            if let Some((_, name)) = function.names.iter().find(|(id, _)| id.at() == at) {
                 write!(f, " {name}")?;
             }
             if let Some(Buffer { bytes, is_constant }) = buffer {
@@ -65,11 +65,11 @@ impl Module {
         let Instruction { op, operands, result, align } = instruction;
         write!(f, "    ")?;
         if let Some(id) = result {
-            write!(f, "v{id}: {} = ", function.values[*id as usize].ty)?;
+            write!(f, "v{}: {} = ", id.at(), function.values[id.at()].ty)?;
         }
         match op {
-            Op::Br(to) => write!(f, "Br b{to}")?,
-            Op::CondBr(then, otherwise) => write!(f, "CondBr b{then} b{otherwise}")?,
+            Op::Br(to) => write!(f, "Br b{}", to.at())?,
+            Op::CondBr(then, otherwise) => write!(f, "CondBr b{} b{}", then.at(), otherwise.at())?,
             Op::Phi(_) => write!(f, "Phi")?,
             Op::Variable(ty) | Op::Element(ty) => {
                 let name = if matches!(op, Op::Element(_)) { "Element" } else { "Variable" };
@@ -80,7 +80,7 @@ impl Module {
         for (at, id) in operands.iter().enumerate() {
             write!(f, "{}", if at == 0 { " " } else { ", " })?;
             if let Op::Phi(from) = op {
-                write!(f, "b{}: ", from[at])?;
+                write!(f, "b{}: ", from[at].at())?;
             }
             self.operand(function, *id, f)?;
         }
@@ -94,11 +94,11 @@ impl Module {
     }
 
     fn operand(&self, function: &Function, id: Id, f: &mut Formatter) -> fmt::Result {
-        let value = &function.values[id as usize];
+        let value = &function.values[id.at()];
         match &value.def {
-            Def::Argument(_) | Def::Instruction => write!(f, "v{id}"),
+            Def::Argument(_) | Def::Instruction => write!(f, "v{}", id.at()),
             Def::Undefined => write!(f, "{} undefined", value.ty),
-            Def::Function(other) => write!(f, "{}", self.functions[other.0].name),
+            Def::Function(other) => write!(f, "{}", self.functions[other.at()].name),
             Def::Global(at) => write!(f, "{}", self.globals[*at]),
             Def::Constant(Constant { bits, undefined }) => {
                 write!(f, "{}", value.ty)?;

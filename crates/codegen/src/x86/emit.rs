@@ -146,12 +146,12 @@ impl Emitter<'_> {
     // Places.
 
     fn place(&self, v: Reg) -> Place {
-        self.places[v as usize]
+        self.places[v.at()]
     }
 
     /// Where a value without register is.
     fn slot(&self, v: Reg) -> Address {
-        if let Some(at) = self.f.virtuals[v as usize].pool {
+        if let Some(at) = self.f.virtuals[v.at()].pool {
             return Address { base: Base::Pool, index: None, disp: at };
         }
         let Place::Memory(slot) = self.place(v) else { unreachable!("it has no register") };
@@ -179,7 +179,7 @@ impl Emitter<'_> {
 
     /// The register that an instruction writes.
     fn destination(&self, v: Reg) -> u8 {
-        match (self.place(v), self.f.virtuals[v as usize].class) {
+        match (self.place(v), self.f.virtuals[v.at()].class) {
             (Place::Register(r), _) => r,
             (Place::Memory(_), Class::Integer) => INTEGER_SCRATCH[0],
             (Place::Memory(_), Class::Vector) => self.registers.vector_scratch()[0],
@@ -194,7 +194,7 @@ impl Emitter<'_> {
             return;
         }
         let (to, from) = (self.slot(v), self.destination(v));
-        let Virtual { class, bytes, .. } = self.f.virtuals[v as usize];
+        let Virtual { class, bytes, .. } = self.f.virtuals[v.at()];
         match class {
             Class::Integer => self.asm.store(to, from),
             Class::Vector => self.store_vector(to, from, bytes),
@@ -248,7 +248,7 @@ impl Emitter<'_> {
         match self.place(v) {
             Place::Register(r) => r,
             _ => {
-                let (from, bytes) = (self.slot(v), self.f.virtuals[v as usize].bytes);
+                let (from, bytes) = (self.slot(v), self.f.virtuals[v.at()].bytes);
                 let to = self.registers.vector_scratch()[scratch];
                 self.load_vector(to, from, bytes);
                 to
@@ -293,7 +293,7 @@ impl Emitter<'_> {
             Op::Constant => self.constant(inst),
             Op::Store => {
                 let (v, operand) = (inst.uses[0], inst.operand.expect("an address"));
-                if self.f.virtuals[v as usize].class == Class::Integer {
+                if self.f.virtuals[v.at()].class == Class::Integer {
                     // Of the two scratch registers the address keeps one.
                     let mut to = self.address(operand.memory);
                     if to.index.is_some() && matches!(self.place(v), Place::Memory(_)) {
@@ -489,14 +489,14 @@ impl Emitter<'_> {
         match self.place(v) {
             Place::Register(r) => self.move_vector(to, r, bytes),
             _ => {
-                let (from, bytes) = (self.slot(v), self.f.virtuals[v as usize].bytes);
+                let (from, bytes) = (self.slot(v), self.f.virtuals[v.at()].bytes);
                 self.load_vector(to, from, bytes);
             }
         }
     }
 
     fn move_(&mut self, inst: &Inst) {
-        let class = self.f.virtuals[inst.def as usize].class;
+        let class = self.f.virtuals[inst.def.at()].class;
         let d = self.destination(inst.def);
         if let Some(operand) = inst.operand {
             let from = self.address(operand.memory);
@@ -508,13 +508,13 @@ impl Emitter<'_> {
             return self.written(inst.def);
         }
         let from = inst.uses[0];
-        if self.place(from) == self.place(inst.def) && self.f.virtuals[from as usize].pool.is_none() {
+        if self.place(from) == self.place(inst.def) && self.f.virtuals[from.at()].pool.is_none() {
             return;
         }
         match (class, self.place(inst.def), self.place(from)) {
             // Stored from where it is.
             (Class::Vector, Place::Memory(_), Place::Register(r)) => {
-                let (to, bytes) = (self.slot(inst.def), self.f.virtuals[inst.def as usize].bytes);
+                let (to, bytes) = (self.slot(inst.def), self.f.virtuals[inst.def.at()].bytes);
                 self.store_vector(to, r, bytes);
             }
             (Class::Integer, Place::Memory(_), Place::Register(r)) => {
@@ -540,7 +540,7 @@ impl Emitter<'_> {
     }
 
     fn constant(&mut self, inst: &Inst) {
-        let Virtual { class, bytes, pool } = self.f.virtuals[inst.def as usize];
+        let Virtual { class, bytes, pool } = self.f.virtuals[inst.def.at()];
         match (pool, self.place(inst.def)) {
             // Read from the pool where it is used.
             (Some(_), Place::Memory(_) | Place::Nowhere) => return,
@@ -713,7 +713,7 @@ impl Emitter<'_> {
 
     fn select(&mut self, inst: &Inst, condition: Condition, d: u8) {
         let [a, b, _] = inst.uses;
-        if self.f.virtuals[inst.def as usize].class == Class::Integer {
+        if self.f.virtuals[inst.def.at()].class == Class::Integer {
             self.bring_integer(d, b);
             self.asm.integer(&[0x0f, 0x40 | condition as u8], d, self.integer_rm(a), true, &[]);
             return;
@@ -780,7 +780,7 @@ impl Emitter<'_> {
             match self.place(inst.def) {
                 Place::Register(d) => self.move_vector(d, 0, 16),
                 _ => {
-                    let (to, bytes) = (self.slot(inst.def), self.f.virtuals[inst.def as usize].bytes);
+                    let (to, bytes) = (self.slot(inst.def), self.f.virtuals[inst.def.at()].bytes);
                     self.store_vector(to, 0, bytes);
                 }
             }

@@ -1,12 +1,15 @@
 //! Instructions of the machine with virtual registers.
 
 use super::encode::{Condition, Opcode};
+use crate::number::number;
 
-/// A virtual register.
-pub type Reg = u32;
+number! {
+    /// A virtual register.
+    Reg
+}
 
 /// No register.
-pub const NONE: Reg = Reg::MAX;
+pub const NONE: Reg = Reg::new(u32::MAX as usize);
 
 /// Which registers a value can live in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -124,19 +124,20 @@ fn merge(a: &[Segment], b: &[Segment]) -> Vec<Segment> {
 /// Gives every virtual register of a function a place.
 pub fn allocate(f: &Function, registers: &Registers) -> Result<Vec<Place>, String> {
     let live = liveness(f)?;
-    let mut leaders: Vec<Reg> = (0..f.virtuals.len() as Reg).collect();
+    let mut leaders: Vec<Reg> = (0..f.virtuals.len()).map(Reg::new).collect();
     let mut ranges = ranges(f, &live);
     coalesce(f, &mut leaders, &mut ranges);
     let fixed = clobbers(f);
     let mut places = vec![Place::Nowhere; f.virtuals.len()];
     for class in [Class::Integer, Class::Vector, Class::Mask] {
-        let mut order: Vec<Reg> = (0..f.virtuals.len() as Reg)
+        let mut order: Vec<Reg> = (0..f.virtuals.len())
+            .map(Reg::new)
             .filter(|v| {
-                let r = &ranges[*v as usize];
-                f.virtuals[*v as usize].class == class && leaders[*v as usize] == *v && !r.segments.is_empty()
+                let r = &ranges[v.at()];
+                f.virtuals[v.at()].class == class && leaders[v.at()] == *v && !r.segments.is_empty()
             })
             .collect();
-        order.sort_by_key(|v| ranges[*v as usize].start());
+        order.sort_by_key(|v| ranges[v.at()].start());
         for with_scratch in [false, true] {
             let names = registers.of(class, with_scratch);
             let all_fit = scan(class, &names, &order, &ranges, &fixed, &mut places);
@@ -146,7 +147,7 @@ pub fn allocate(f: &Function, registers: &Registers) -> Result<Vec<Place>, Strin
         }
     }
     for v in 0..places.len() {
-        let leader = find(&mut leaders, v as Reg) as usize;
+        let leader = find(&mut leaders, Reg::new(v)).at();
         places[v] = places[leader];
     }
     Ok(places)
@@ -154,9 +155,9 @@ pub fn allocate(f: &Function, registers: &Registers) -> Result<Vec<Place>, Strin
 
 fn find(leaders: &mut [Reg], v: Reg) -> Reg {
     let mut at = v;
-    while leaders[at as usize] != at {
-        leaders[at as usize] = leaders[leaders[at as usize] as usize];
-        at = leaders[at as usize];
+    while leaders[at.at()] != at {
+        leaders[at.at()] = leaders[leaders[at.at()].at()];
+        at = leaders[at.at()];
     }
     at
 }
@@ -173,14 +174,14 @@ fn scan(
     let mut assigned: Vec<Vec<Reg>> = vec![Vec::new(); names.len()];
     let mut in_memory = Vec::new();
     for &v in order {
-        let range = &ranges[v as usize];
+        let range = &ranges[v.at()];
         let is_free = |at: usize, assigned: &[Vec<Reg>]| {
             !overlap(&fixed[Registers::slot(class, names[at])], &range.segments)
-                && assigned[at].iter().rev().all(|other| !overlap(&ranges[*other as usize].segments, &range.segments))
+                && assigned[at].iter().rev().all(|other| !overlap(&ranges[other.at()].segments, &range.segments))
         };
         if let Some(at) = (0..names.len()).find(|at| is_free(*at, &assigned)) {
             assigned[at].push(v);
-            places[v as usize] = Place::Register(names[at]);
+            places[v.at()] = Place::Register(names[at]);
             continue;
         }
         // Whose owners at this time are worth least together.
@@ -189,8 +190,8 @@ fn scan(
             if overlap(&fixed[Registers::slot(class, names[at])], &range.segments) {
                 continue;
             }
-            let owners = assigned[at].iter().filter(|o| overlap(&ranges[**o as usize].segments, &range.segments));
-            let cost = owners.map(|o| ranges[*o as usize].cost()).fold(0.0, f64::max);
+            let owners = assigned[at].iter().filter(|o| overlap(&ranges[o.at()].segments, &range.segments));
+            let cost = owners.map(|o| ranges[o.at()].cost()).fold(0.0, f64::max);
             if best.is_none_or(|(least, _)| cost < least) {
                 best = Some((cost, at));
             }
@@ -198,31 +199,31 @@ fn scan(
         match best {
             Some((cost, at)) if cost < range.cost() => {
                 let (out, stay): (Vec<Reg>, Vec<Reg>) =
-                    assigned[at].iter().partition(|o| overlap(&ranges[**o as usize].segments, &range.segments));
+                    assigned[at].iter().partition(|o| overlap(&ranges[o.at()].segments, &range.segments));
                 assigned[at] = stay;
                 assigned[at].push(v);
-                places[v as usize] = Place::Register(names[at]);
+                places[v.at()] = Place::Register(names[at]);
                 in_memory.extend(out);
             }
             _ => in_memory.push(v),
         }
     }
     // What was evicted may fit elsewhere.
-    in_memory.sort_by(|a, b| ranges[*b as usize].cost().total_cmp(&ranges[*a as usize].cost()));
+    in_memory.sort_by(|a, b| ranges[b.at()].cost().total_cmp(&ranges[a.at()].cost()));
     let mut all_fit = true;
     for v in in_memory {
-        let segments = &ranges[v as usize].segments;
+        let segments = &ranges[v.at()].segments;
         let free = (0..names.len()).find(|at| {
             !overlap(&fixed[Registers::slot(class, names[*at])], segments)
-                && assigned[*at].iter().all(|other| !overlap(&ranges[*other as usize].segments, segments))
+                && assigned[*at].iter().all(|other| !overlap(&ranges[other.at()].segments, segments))
         });
         match free {
             Some(at) => {
                 assigned[at].push(v);
-                places[v as usize] = Place::Register(names[at]);
+                places[v.at()] = Place::Register(names[at]);
             }
             None => {
-                places[v as usize] = Place::Memory(v);
+                places[v.at()] = Place::Memory(v);
                 all_fit = false;
             }
         }
@@ -271,13 +272,13 @@ fn liveness(f: &Function) -> Result<Vec<Vec<u64>>, String> {
     for (b, block) in f.blocks.iter().enumerate() {
         for inst in &block.insts {
             each_use(f, inst, |r| {
-                let (word, bit) = (r as usize / 64, 1 << (r % 64));
+                let (word, bit) = (r.at() / 64, 1 << (r.at() % 64));
                 if writes[b][word] & bit == 0 {
                     reads[b][word] |= bit;
                 }
             });
             if inst.def != NONE {
-                writes[b][inst.def as usize / 64] |= 1 << (inst.def % 64);
+                writes[b][inst.def.at() / 64] |= 1 << (inst.def.at() % 64);
             }
         }
     }
@@ -301,7 +302,7 @@ fn liveness(f: &Function) -> Result<Vec<Vec<u64>>, String> {
     }
     let mut unset = live_in[0].clone();
     for r in &f.parameters {
-        unset[*r as usize / 64] &= !(1 << (r % 64));
+        unset[r.at() / 64] &= !(1 << (r.at() % 64));
     }
     if unset.iter().any(|w| *w != 0) {
         return Err("a value that is not set on every path".into());
@@ -309,7 +310,7 @@ fn liveness(f: &Function) -> Result<Vec<Vec<u64>>, String> {
     for block in &f.blocks {
         for (r, to) in &block.edge_copies {
             let elsewhere = block.successors.iter().filter(|s| *s != to);
-            if elsewhere.into_iter().any(|s| live_in[*s][*r as usize / 64] >> (r % 64) & 1 == 1) {
+            if elsewhere.into_iter().any(|s| live_in[*s][r.at() / 64] >> (r.at() % 64) & 1 == 1) {
                 return Err("a critical edge".into());
             }
         }
@@ -332,8 +333,8 @@ fn ranges(f: &Function, live_out: &[Vec<u64>]) -> Vec<Range> {
         for (w, word) in live_out[b].iter().enumerate() {
             let mut word = *word;
             while word != 0 {
-                let r = w as u32 * 64 + word.trailing_zeros();
-                open[r as usize] = end;
+                let r = Reg::new(w * 64 + word.trailing_zeros() as usize);
+                open[r.at()] = end;
                 live.push(r);
                 word &= word - 1;
             }
@@ -342,7 +343,7 @@ fn ranges(f: &Function, live_out: &[Vec<u64>]) -> Vec<Range> {
             let at = start + i as u32 * STEP;
             let Constraints { tied, reads_late, writes_early, .. } = inst.constraints();
             if inst.def != NONE {
-                let d = inst.def as usize;
+                let d = inst.def.at();
                 let from = if writes_early { at } else { at + WRITE };
                 let to = if open[d] == 0 { at + STEP } else { open[d] };
                 ranges[d].segments.push((from, to));
@@ -351,7 +352,7 @@ fn ranges(f: &Function, live_out: &[Vec<u64>]) -> Vec<Range> {
             }
             let (tied, late) = if reads_late { (tied, at + WRITE + 1) } else { (None, at + CLOBBER) };
             each_use(f, inst, |r| {
-                let v = r as usize;
+                let v = r.at();
                 ranges[v].weight += scale;
                 let end = if Some(r) == tied { at + CLOBBER } else { late };
                 if open[v] == 0 {
@@ -363,15 +364,15 @@ fn ranges(f: &Function, live_out: &[Vec<u64>]) -> Vec<Range> {
             });
         }
         for r in live {
-            if open[r as usize] != 0 {
-                ranges[r as usize].segments.push((start, open[r as usize]));
-                open[r as usize] = 0;
+            if open[r.at()] != 0 {
+                ranges[r.at()].segments.push((start, open[r.at()]));
+                open[r.at()] = 0;
             }
         }
         end = start;
     }
     for parameter in &f.parameters {
-        let range = &mut ranges[*parameter as usize];
+        let range = &mut ranges[parameter.at()];
         match range.segments.last_mut() {
             Some(first) if first.0 == STEP => first.0 = 0,
             _ => range.segments.push((0, 1)),
@@ -391,8 +392,8 @@ fn coalesce(f: &Function, leaders: &mut [Reg], ranges: &mut [Range]) {
         for inst in &block.insts {
             if let Some(from) = inst.constraints().tied
                 && inst.def != NONE
-                && f.virtuals[from as usize].class == f.virtuals[inst.def as usize].class
-                && f.virtuals[from as usize].pool.is_none()
+                && f.virtuals[from.at()].class == f.virtuals[inst.def.at()].class
+                && f.virtuals[from.at()].pool.is_none()
             {
                 copies.push((block.depth, inst.def, from));
             }
@@ -401,14 +402,14 @@ fn coalesce(f: &Function, leaders: &mut [Reg], ranges: &mut [Range]) {
     copies.sort_by_key(|(depth, ..)| std::cmp::Reverse(*depth));
     for (_, a, b) in copies {
         let (a, b) = (find(leaders, a), find(leaders, b));
-        if a == b || overlap(&ranges[a as usize].segments, &ranges[b as usize].segments) {
+        if a == b || overlap(&ranges[a.at()].segments, &ranges[b.at()].segments) {
             continue;
         }
-        let other = std::mem::take(&mut ranges[b as usize]);
-        let range = &mut ranges[a as usize];
+        let other = std::mem::take(&mut ranges[b.at()]);
+        let range = &mut ranges[a.at()];
         range.segments = merge(&range.segments, &other.segments);
         range.weight += other.weight;
-        leaders[b as usize] = a;
+        leaders[b.at()] = a;
     }
 }
 
@@ -431,12 +432,12 @@ mod tests {
     /// Source: the checker of regalloc2 (Fallin, 2021), which follows moves too; here each virtual register has one place.
     fn check(f: &Function, places: &[Place], registers: &Registers) -> Result<(), String> {
         let at = |v: Reg| {
-            let place = match places[v as usize] {
+            let place = match places[v.at()] {
                 Place::Register(r) => u64::from(r),
-                Place::Memory(slot) => 1 << 32 | u64::from(slot),
+                Place::Memory(slot) => 1 << 32 | slot.at() as u64,
                 Place::Nowhere => return None,
             };
-            Some((f.virtuals[v as usize].class as u8, place))
+            Some((f.virtuals[v.at()].class as u8, place))
         };
         for class in [Class::Integer, Class::Vector, Class::Mask] {
             let all = || f.virtuals.iter().zip(places).filter(|(v, _)| v.class == class).map(|(_, place)| *place);
@@ -450,7 +451,7 @@ mod tests {
             if let Some(place) = at(*p)
                 && entry.insert(place, BTreeSet::from([*p])).is_some()
             {
-                return Err(format!("two parameters in the place of {p}"));
+                return Err(format!("two parameters in the place of {p:?}"));
             }
         }
         let mut held: Vec<Option<Held>> = vec![None; f.blocks.len()];
@@ -492,15 +493,15 @@ mod tests {
         each_use(f, inst, |r| {
             let place = at(r);
             if !place.is_some_and(|place| held.get(&place).is_some_and(|set| set.contains(&r))) {
-                wrong = Some(format!("{r} is not in its place"));
+                wrong = Some(format!("{r:?} is not in its place"));
             }
             let is_register = |place: &(u8, u64)| place.1 < 1 << 32;
             if d.is_some_and(|d| is_register(&d)) && d == place && (writes_early || reads_late && tied != Some(r)) {
-                wrong = Some(format!("{r} is read after it is overwritten"));
+                wrong = Some(format!("{r:?} is read after it is overwritten"));
             }
             let division = [RAX, RDX].map(|r| Some((Class::Integer as u8, r.into())));
             if lost == Lost::Division && division.contains(&place) {
-                wrong = Some(format!("{r} is lost before it is read"));
+                wrong = Some(format!("{r:?} is lost before it is read"));
             }
         });
         if let Some(why) = wrong {
@@ -535,7 +536,7 @@ mod tests {
 
     /// One instruction of many kinds on registers of the classes that it takes.
     fn inst(kind: usize, [d, a, b, c]: [usize; 4], n: [usize; 3]) -> (Inst, Option<Call>) {
-        let of = |class: usize, at: usize| (n[..class].iter().sum::<usize>() + at % n[class]) as Reg;
+        let of = |class: usize, at: usize| Reg::new(n[..class].iter().sum::<usize>() + at % n[class]);
         let [int, vec, mask] = [0, 1, 2].map(|class| move |at: usize| of(class, at));
         let memory = Memory { base: Base::Register(int(b)), index: Some((int(c), 2)), disp: 0 };
         let inst = match kind {
@@ -583,8 +584,8 @@ mod tests {
             f.virtuals.extend((0..*n).map(|_| Virtual { class, bytes: 64, pool: None }));
         }
         // The first two integers are parameters.
-        f.parameters = (0..n[0].min(2) as Reg).collect();
-        let set = (f.parameters.len() as Reg..f.virtuals.len() as Reg).map(|v| Inst::new(Op::Undefined, v, &[], 64));
+        f.parameters = (0..n[0].min(2)).map(Reg::new).collect();
+        let set = (f.parameters.len()..f.virtuals.len()).map(|v| Inst::new(Op::Undefined, Reg::new(v), &[], 64));
         f.blocks.push(Block { insts: set.collect(), successors: vec![1], ..Block::default() });
         let last = blocks.len();
         for (at, (depth, other, insts)) in blocks.iter().enumerate() {
@@ -622,7 +623,7 @@ mod tests {
         #[test]
         fn a_shared_register_is_seen(choices in choices()) {
             let mut f = function(&choices);
-            let both = [0, 1].map(|at| f.virtuals.len() as Reg + at);
+            let both = [0, 1].map(|at| Reg::new(f.virtuals.len() + at));
             f.virtuals.extend([Virtual { class: Class::Integer, bytes: 8, pool: None }; 2]);
             f.blocks[0].insts.extend(both.map(|v| Inst::new(Op::Integer(1), v, &[], 8)));
             let last = f.blocks.last_mut().expect("blocks");
@@ -630,7 +631,7 @@ mod tests {
             let registers = Registers { n_vectors: 32 };
             let mut places = allocate(&f, &registers).expect("every register is set");
             prop_assert_eq!(check(&f, &places, &registers), Ok(()));
-            places[both[1] as usize] = places[both[0] as usize];
+            places[both[1].at()] = places[both[0].at()];
             prop_assert!(check(&f, &places, &registers).is_err());
         }
     }

@@ -12,7 +12,7 @@ use std::collections::HashMap;
 use super::encode::Condition;
 use super::inst::{Base, Block, Call, Callee, Class, Function, Inst, Memory, NONE, Op, Operand, Reg, Virtual};
 use super::opcodes::WIDEN_INTEGERS;
-use crate::ssa::{self, Compare, Def, Id, Kind, Op as Ssa, Type};
+use crate::ssa::{self, BlockId, Compare, Def, Id, Kind, Op as Ssa, Type};
 
 /// The constants of a module, each once.
 #[derive(Default)]
@@ -45,7 +45,7 @@ pub fn select(
 ) -> Result<Function, String> {
     let order = f.order();
     let mut place = vec![usize::MAX; f.blocks.len()];
-    order.iter().enumerate().for_each(|(at, b)| place[*b] = at);
+    order.iter().enumerate().for_each(|(at, b)| place[b.at()] = at);
     let n = f.values.len();
     let mut s = Selector {
         f,
@@ -58,7 +58,8 @@ pub fn select(
         user_at: vec![None; n],
         splat_width: vec![0; n],
         regs: vec![NONE; n],
-        same_as: (0..n as Id).collect(),
+        stack_at: HashMap::new(),
+        same_as: (0..n).map(Id::new).collect(),
         n_stores: Vec::new(),
         place,
         outer_loops: Vec::new(),
@@ -97,6 +98,8 @@ struct Selector<'f> {
     splat_width: Vec<usize>,
     /// The virtual register of each value.
     regs: Vec<Reg>,
+    /// Where each piece of stack memory begins.
+    stack_at: HashMap<Id, usize>,
     /// The value that each is another name for.
     same_as: Vec<Id>,
     /// How many instructions before each may write memory, by block.
@@ -142,21 +145,21 @@ impl Selector<'_> {
                     _ => 0,
                 };
                 if let Some(result) = inst.result {
-                    self.def_at[result as usize] = Some((b, i));
+                    self.def_at[result.at()] = Some((b, i));
                 }
                 for id in &inst.operands {
-                    self.n_uses[*id as usize] += 1;
-                    self.user_at[*id as usize] = Some((b, i));
+                    self.n_uses[id.at()] += 1;
+                    self.user_at[id.at()] = Some((b, i));
                 }
             }
             before.push(n_stores);
             self.n_stores.push(before);
         }
-        for id in 0..self.f.values.len() as Id {
+        for id in (0..self.f.values.len()).map(Id::new) {
             if let Some(x) = self.splat_of(id)
                 && width(self.ty(id)) <= self.native()
             {
-                self.splat_width[x as usize] = self.splat_width[x as usize].max(width(self.ty(id)));
+                self.splat_width[x.at()] = self.splat_width[x.at()].max(width(self.ty(id)));
             }
         }
     }
@@ -167,15 +170,15 @@ impl Selector<'_> {
         let is_variable = |id: Id| matches!(self.op_of(id), Some(Ssa::Variable(_)));
         let is_load = matches!(self.instruction(x), Some(inst) if matches!(inst.op, Ssa::Load { .. }) && !is_variable(inst.operands[0]))
             && class_of(self.ty(x)) == Class::Vector;
-        (is_load && !self.is_folded(x) && self.regs[x as usize] != NONE).then(|| self.regs[x as usize])
+        (is_load && !self.is_folded(x) && self.regs[x.at()] != NONE).then(|| self.regs[x.at()])
     }
 
-    fn find_loops(&mut self, order: &[usize]) {
+    fn find_loops(&mut self, order: &[BlockId]) {
         let mut loops: Vec<(usize, usize)> = Vec::new();
         for (at, b) in order.iter().enumerate() {
             for s in self.f.successors(*b) {
-                if self.place[s] <= at {
-                    loops.push((self.place[s], at));
+                if self.place[s.at()] <= at {
+                    loops.push((self.place[s.at()], at));
                 }
             }
         }
@@ -186,7 +189,7 @@ impl Selector<'_> {
             self.out.blocks.push(Block {
                 depth: around.count(),
                 is_inner_loop: loops.iter().any(is_inner),
-                successors: self.f.successors(*b).map(|s| self.place[s]).collect(),
+                successors: self.f.successors(*b).map(|s| self.place[s.at()]).collect(),
                 ..Block::default()
             });
         }
@@ -198,11 +201,11 @@ impl Selector<'_> {
     }
 
     fn ty(&self, id: Id) -> Type {
-        self.f.values[id as usize].ty
+        self.f.values[id.at()].ty
     }
 
     fn instruction(&self, id: Id) -> Option<&ssa::Instruction> {
-        let (b, i) = self.def_at[id as usize]?;
+        let (b, i) = self.def_at[id.at()]?;
         Some(&self.f.blocks[b][i])
     }
 
@@ -212,7 +215,7 @@ impl Selector<'_> {
     }
 
     fn constant(&self, id: Id) -> Option<&[u64]> {
-        match &self.f.values[id as usize].def {
+        match &self.f.values[id.at()].def {
             Def::Constant(c) => Some(&c.bits),
             _ => None,
         }
@@ -232,16 +235,16 @@ impl Selector<'_> {
     }
 
     fn is_undefined(&self, id: Id) -> bool {
-        self.f.values[id as usize].def == Def::Undefined
+        self.f.values[id.at()].def == Def::Undefined
     }
 
     // Folding.
 
     /// Where a value that is used once is used, if that is in its own block.
     fn only_user(&self, id: Id) -> Option<(usize, usize)> {
-        let (b, _) = self.def_at[id as usize]?;
-        let (block, i) = self.user_at[id as usize]?;
-        (self.n_uses[id as usize] == 1 && block == b).then_some((block, i))
+        let (b, _) = self.def_at[id.at()]?;
+        let (block, i) = self.user_at[id.at()]?;
+        (self.n_uses[id.at()] == 1 && block == b).then_some((block, i))
     }
 
     /// The scalar that fills all lanes of a vector.
@@ -261,7 +264,7 @@ impl Selector<'_> {
             Ssa::FLess => self.ty(id).lanes == 1 && self.only_user(id).is_some(),
             Ssa::Load { invariant } => {
                 let Some((block, user)) = self.final_user(id) else { return false };
-                let (_, at) = self.def_at[id as usize].expect("it has an instruction");
+                let (_, at) = self.def_at[id.at()].expect("it has an instruction");
                 let is_variable = matches!(self.op_of(inst.operands[0]), Some(Ssa::Variable(_)));
                 let n_stores = &self.n_stores[block];
                 !is_variable && class_of(self.ty(id)) == Class::Vector && (*invariant || n_stores[at] == n_stores[user])
@@ -286,7 +289,7 @@ impl Selector<'_> {
 
     /// A value as memory operand of an instruction on its type, where it can be one.
     fn folded_operand(&mut self, id: Id) -> Option<Operand> {
-        let id = self.same_as[id as usize];
+        let id = self.same_as[id.at()];
         if !self.is_folded(id) {
             return None;
         }
@@ -307,7 +310,7 @@ impl Selector<'_> {
 
     /// The memory that a pointer leads to.
     fn address(&mut self, pointer: Id) -> Result<Memory, String> {
-        let mut at = self.same_as[pointer as usize];
+        let mut at = self.same_as[pointer.at()];
         let mut disp = 0i64;
         loop {
             let inst = match self.instruction(at) {
@@ -319,11 +322,10 @@ impl Selector<'_> {
                     let (base, index) = (inst.operands[0], inst.operands[1]);
                     let index = self.integer(index).expect("folded elements have constant numbers");
                     disp += index * element.bytes() as i64;
-                    at = self.same_as[base as usize];
+                    at = self.same_as[base.at()];
                 }
                 Ssa::Stack(_) => {
-                    let offset = i64::from(self.regs[at as usize]);
-                    let disp = i32::try_from(disp + offset).map_err(|_| "stack")?;
+                    let disp = i32::try_from(disp + self.stack_at[&at] as i64).map_err(|_| "stack")?;
                     return Ok(Memory { base: Base::Stack, index: None, disp });
                 }
                 _ => break,
@@ -343,7 +345,7 @@ impl Selector<'_> {
 
     fn virtual_register(&mut self, class: Class, bytes: usize) -> Reg {
         self.out.virtuals.push(Virtual { class, bytes, pool: None });
-        self.out.virtuals.len() as Reg - 1
+        Reg::new(self.out.virtuals.len() - 1)
     }
 
     fn register_of(&mut self, ty: Type) -> Reg {
@@ -374,7 +376,7 @@ impl Selector<'_> {
             return *r;
         }
         let r = self.virtual_register(class, bytes.len());
-        self.out.virtuals[r as usize].pool = Some(at);
+        self.out.virtuals[r.at()].pool = Some(at);
         self.constants.insert(key, r);
         r
     }
@@ -396,9 +398,9 @@ impl Selector<'_> {
 
     /// The register of a value, written now where it was folded.
     fn reg(&mut self, id: Id) -> Result<Reg, String> {
-        let id = self.same_as[id as usize];
+        let id = self.same_as[id.at()];
         let ty = self.ty(id);
-        match &self.f.values[id as usize].def {
+        match &self.f.values[id.at()].def {
             Def::Constant(c) => match class_of(ty) {
                 Class::Integer => {
                     let value = self.integer(id).expect("a scalar");
@@ -411,12 +413,12 @@ impl Selector<'_> {
                 self.emit(Inst::new(Op::Undefined, d, &[], width(ty)));
                 Ok(d)
             }
-            Def::Function(f) if self.addresses[f.0].is_some() => Err("address of a function outside the module".into()),
-            Def::Function(f) => Ok(self.emit_new(Op::FunctionAddress(f.0), Class::Integer, &[], 8)),
+            Def::Function(f) if self.addresses[f.at()].is_some() => Err("address of a function outside the module".into()),
+            Def::Function(f) => Ok(self.emit_new(Op::FunctionAddress(f.at()), Class::Integer, &[], 8)),
             Def::Global(_) => Err("a variable of the module".into()),
-            Def::Argument(_) => Ok(self.regs[id as usize]),
+            Def::Argument(_) => Ok(self.regs[id.at()]),
             Def::Instruction => {
-                if matches!(self.op_of(id), Some(Ssa::Stack(_))) || self.regs[id as usize] == NONE {
+                if self.regs[id.at()] == NONE {
                     if !self.is_folded(id) {
                         return Err("a value used before it is set".into());
                     }
@@ -425,7 +427,7 @@ impl Selector<'_> {
                     }
                     return self.write_out(id);
                 }
-                Ok(self.regs[id as usize])
+                Ok(self.regs[id.at()])
             }
         }
     }
@@ -433,7 +435,7 @@ impl Selector<'_> {
     /// Writes a folded value to a register of its own.
     fn write_out(&mut self, id: Id) -> Result<Reg, String> {
         let f = self.f;
-        let (b, i) = self.def_at[id as usize].expect("folded values have instructions");
+        let (b, i) = self.def_at[id.at()].expect("folded values have instructions");
         let inst = &f.blocks[b][i];
         match inst.op {
             Ssa::Element(_) | Ssa::Stack(_) => {
@@ -452,15 +454,15 @@ impl Selector<'_> {
 
     // Blocks.
 
-    fn block(&mut self, at: usize, b: usize) -> Result<(), String> {
+    fn block(&mut self, at: usize, b: BlockId) -> Result<(), String> {
         self.quads.clear();
         self.block = std::mem::take(&mut self.out.blocks[at]);
-        self.at = (b, 0);
+        self.at = (b.at(), 0);
         if at == 0 {
             self.parameters();
         }
         let f = self.f;
-        for inst in &f.blocks[b] {
+        for inst in &f.blocks[b.at()] {
             self.instruction_at(b, inst)?;
             self.at.1 += 1;
         }
@@ -482,11 +484,10 @@ impl Selector<'_> {
             for inst in block {
                 let Some(result) = inst.result else { continue };
                 match inst.op {
-                    Ssa::Variable(ty) => self.regs[result as usize] = self.register_of(ty),
-                    Ssa::Phi(_) => self.regs[result as usize] = self.register_of(self.ty(result)),
+                    Ssa::Variable(ty) => self.regs[result.at()] = self.register_of(ty),
+                    Ssa::Phi(_) => self.regs[result.at()] = self.register_of(self.ty(result)),
                     Ssa::Stack(bytes) => {
-                        // The number stands for the offset.
-                        self.regs[result as usize] = self.out.stack_bytes as Reg;
+                        self.stack_at.insert(result, self.out.stack_bytes);
                         self.out.stack_bytes += bytes.next_multiple_of(64);
                     }
                     _ => {}
@@ -495,7 +496,7 @@ impl Selector<'_> {
         }
     }
 
-    fn instruction_at(&mut self, b: usize, inst: &ssa::Instruction) -> Result<(), String> {
+    fn instruction_at(&mut self, b: BlockId, inst: &ssa::Instruction) -> Result<(), String> {
         match &inst.op {
             Ssa::Variable(_) | Ssa::Stack(_) | Ssa::Phi(_) => return Ok(()),
             Ssa::Store => return self.store(inst),
@@ -509,7 +510,7 @@ impl Selector<'_> {
             Ssa::Call => return self.call(inst),
             Ssa::Br(to) => {
                 self.copies(b, *to, false)?;
-                self.emit(Inst::new(Op::Jump(self.place[*to]), NONE, &[], 0));
+                self.emit(Inst::new(Op::Jump(self.place[to.at()]), NONE, &[], 0));
                 return Ok(());
             }
             Ssa::CondBr(then, otherwise) => return self.branch(b, inst.operands[0], *then, *otherwise),
@@ -519,30 +520,30 @@ impl Selector<'_> {
             }
             Ssa::Bitcast | Ssa::Opaque => {
                 let result = inst.result.expect("copies give values");
-                let from = self.same_as[inst.operands[0] as usize];
+                let from = self.same_as[inst.operands[0].at()];
                 if class_of(self.ty(result)) != class_of(self.ty(from)) || self.is_undefined(from) {
                     return Err("bits moved between kinds of registers".into());
                 }
                 // A folded one is written here: its user looks at this one.
                 if self.is_folded(from) {
-                    self.regs[result as usize] = self.reg(from)?;
+                    self.regs[result.at()] = self.reg(from)?;
                 } else {
-                    self.same_as[result as usize] = from;
+                    self.same_as[result.at()] = from;
                 }
                 return Ok(());
             }
             _ => {}
         }
         let result = inst.result.ok_or_else(|| format!("{:?}", inst.op))?;
-        if self.is_folded(result) || self.n_uses[result as usize] == 0 {
+        if self.is_folded(result) || self.n_uses[result.at()] == 0 {
             return Ok(());
         }
         if let Some(same) = self.renamed(result, inst)? {
-            self.regs[result as usize] = same;
+            self.regs[result.at()] = same;
             return Ok(());
         }
         if let (Ssa::Load { .. }, w @ 1.., Class::Vector) =
-            (&inst.op, self.splat_width[result as usize], class_of(self.ty(result)))
+            (&inst.op, self.splat_width[result.at()], class_of(self.ty(result)))
             && !matches!(self.op_of(inst.operands[0]), Some(Ssa::Variable(_)))
         {
             // A load to all lanes costs what one to the first does.
@@ -550,12 +551,12 @@ impl Selector<'_> {
             let memory = self.address(inst.operands[0])?;
             let op = lanes::broadcast(self.ty(result).kind, w);
             self.emit(Inst::new(Op::Unary(op), d, &[], w).with(memory, false));
-            self.regs[result as usize] = d;
+            self.regs[result.at()] = d;
             return Ok(());
         }
         let d = self.register_of(self.ty(result));
         self.value_into(d, result, inst)?;
-        self.regs[result as usize] = d;
+        self.regs[result.at()] = d;
         Ok(())
     }
 
@@ -579,25 +580,25 @@ impl Selector<'_> {
         })
     }
 
-    fn branch(&mut self, b: usize, cond: Id, then: usize, otherwise: usize) -> Result<(), String> {
+    fn branch(&mut self, b: BlockId, cond: Id, then: BlockId, otherwise: BlockId) -> Result<(), String> {
         if let Some(cond) = self.constant(cond) {
             // The other way is not taken; its blocks stay.
             let to = if cond[0] != 0 { then } else { otherwise };
             self.copies(b, to, false)?;
-            self.emit(Inst::new(Op::Jump(self.place[to]), NONE, &[], 0));
+            self.emit(Inst::new(Op::Jump(self.place[to.at()]), NONE, &[], 0));
             return Ok(());
         }
         let condition = self.flags(cond)?;
         self.copies(b, then, true)?;
         self.copies(b, otherwise, true)?;
-        self.emit(Inst::new(Op::JumpIf(condition, self.place[then]), NONE, &[], 0));
-        self.emit(Inst::new(Op::Jump(self.place[otherwise]), NONE, &[], 0));
+        self.emit(Inst::new(Op::JumpIf(condition, self.place[then.at()]), NONE, &[], 0));
+        self.emit(Inst::new(Op::Jump(self.place[otherwise.at()]), NONE, &[], 0));
         Ok(())
     }
 
     /// Sets the flags and says what holds where a truth value does.
     fn flags(&mut self, cond: Id) -> Result<Condition, String> {
-        let cond = self.same_as[cond as usize];
+        let cond = self.same_as[cond.at()];
         if self.is_folded(cond) {
             let inst = self.instruction(cond).expect("folded values have instructions");
             let (op, a, b) = (inst.op.clone(), inst.operands[0], *inst.operands.last().expect("two operands"));
@@ -634,9 +635,9 @@ impl Selector<'_> {
     }
 
     /// Sets the phis of a block that comes next. Leaves the flags alone.
-    fn copies(&mut self, b: usize, to: usize, is_one_of_two: bool) -> Result<(), String> {
+    fn copies(&mut self, b: BlockId, to: BlockId, is_one_of_two: bool) -> Result<(), String> {
         let f = self.f;
-        let phis: Vec<(Id, Id)> = f.blocks[to]
+        let phis: Vec<(Id, Id)> = f.blocks[to.at()]
             .iter()
             .filter_map(|inst| match &inst.op {
                 Ssa::Phi(from) => {
@@ -647,20 +648,20 @@ impl Selector<'_> {
             })
             .collect();
         for &(phi, value) in &phis {
-            let d = self.regs[phi as usize];
-            let value = self.same_as[value as usize];
+            let d = self.regs[phi.at()];
+            let value = self.same_as[value.at()];
             if value == phi {
                 continue;
             }
             self.copy_into(d, value)?;
             let from = *self.block.insts.last().expect("just written");
             let mut reads_another = false;
-            from.each_use(|r| reads_another |= r != d && phis.iter().any(|(other, _)| self.regs[*other as usize] == r));
+            from.each_use(|r| reads_another |= r != d && phis.iter().any(|(other, _)| self.regs[other.at()] == r));
             if reads_another {
                 return Err("phis that exchange values".into());
             }
             if is_one_of_two {
-                self.block.edge_copies.push((d, self.place[to]));
+                self.block.edge_copies.push((d, self.place[to.at()]));
             }
         }
         Ok(())
@@ -697,9 +698,9 @@ impl Selector<'_> {
     // Memory and calls.
 
     fn store(&mut self, inst: &ssa::Instruction) -> Result<(), String> {
-        let (value, to) = (self.same_as[inst.operands[0] as usize], inst.operands[1]);
+        let (value, to) = (self.same_as[inst.operands[0].at()], inst.operands[1]);
         if matches!(self.op_of(to), Some(Ssa::Variable(_))) {
-            return self.copy_into(self.regs[to as usize], value);
+            return self.copy_into(self.regs[to.at()], value);
         }
         let ty = self.ty(value);
         if ty.kind == Kind::I1 {
@@ -746,7 +747,7 @@ impl Selector<'_> {
             return Err("gathered lanes".into());
         }
         let f = self.f;
-        let (b, i) = self.def_at[pointers as usize].ok_or("one address for all lanes")?;
+        let (b, i) = self.def_at[pointers.at()].ok_or("one address for all lanes")?;
         let inst = &f.blocks[b][i];
         let (Ssa::Element(element), [base, numbers]) = (&inst.op, inst.operands.as_slice()) else {
             return Err("addresses of lanes".into());
@@ -760,7 +761,7 @@ impl Selector<'_> {
         }
         let numbers = self.reg(*numbers)?;
         let mask = self.memory_mask(mask, ty)?;
-        let (class, bytes) = (self.out.virtuals[mask as usize].class, self.out.virtuals[mask as usize].bytes);
+        let (class, bytes) = (self.out.virtuals[mask.at()].class, self.out.virtuals[mask.at()].bytes);
         let mask = self.emit_new(Op::Move, class, &[mask], bytes);
         Ok((memory, numbers, mask))
     }
@@ -785,17 +786,17 @@ impl Selector<'_> {
                 _ => return Err("arguments of a call".into()),
             }
         }
-        call.callee = match &self.f.values[*callee as usize].def {
-            Def::Function(f) => match self.addresses[f.0] {
+        call.callee = match &self.f.values[callee.at()].def {
+            Def::Function(f) => match self.addresses[f.at()] {
                 Some(address) => Callee::Address(address),
-                None => Callee::Function(f.0),
+                None => Callee::Function(f.at()),
             },
             _ => Callee::Pointer(self.reg(*callee)?),
         };
         let d = match inst.result {
             Some(result) => {
-                self.regs[result as usize] = self.register_of(self.ty(result));
-                self.regs[result as usize]
+                self.regs[result.at()] = self.register_of(self.ty(result));
+                self.regs[result.at()]
             }
             None => NONE,
         };
@@ -827,7 +828,7 @@ impl Selector<'_> {
         }
         at.sort_unstable_by_key(|(block, pool, place, _)| (*block, std::cmp::Reverse(*place), *pool));
         for (block, _, place, r) in at {
-            let bytes = self.out.virtuals[r as usize].bytes;
+            let bytes = self.out.virtuals[r.at()].bytes;
             self.out.blocks[block].insts.insert(place, Inst::new(Op::Constant, r, &[], bytes));
         }
     }

@@ -124,7 +124,7 @@ impl Selector<'_> {
         loop {
             let inst = self.instruction(at).expect("an insertion");
             let Ssa::Insert(lane) = inst.op else { unreachable!("only insertions are followed") };
-            let (into, x) = (self.same_as[inst.operands[0] as usize], inst.operands[1]);
+            let (into, x) = (self.same_as[inst.operands[0].at()], inst.operands[1]);
             lanes[lane] = lanes[lane].or(Some(x));
             at = into;
             if !(matches!(self.op_of(at), Some(Ssa::Insert(_))) && self.is_folded(at)) {
@@ -215,7 +215,7 @@ impl Selector<'_> {
     }
 
     pub(super) fn extract_into(&mut self, d: Reg, from: Id, lane: usize) -> Result<(), String> {
-        let from = self.same_as[from as usize];
+        let from = self.same_as[from.at()];
         let ty = self.ty(from);
         if class_of(ty) != Class::Vector || !matches!(ty.kind, Kind::F32 | Kind::F64) {
             return Err("a lane of integers".into());

@@ -23,7 +23,7 @@ impl Selector<'_> {
             Ssa::Load { .. } => {
                 let from = operand(0);
                 if matches!(self.op_of(from), Some(Ssa::Variable(_))) {
-                    self.emit(Inst::new(Op::Move, d, &[self.regs[from as usize]], w));
+                    self.emit(Inst::new(Op::Move, d, &[self.regs[from.at()]], w));
                 } else {
                     let memory = self.address(from)?;
                     self.emit(Inst::new(Op::Move, d, &[], ty.bytes()).with(memory, false));
@@ -263,7 +263,7 @@ impl Selector<'_> {
         let mut operands = [inst.operands[0], inst.operands[1], inst.operands[2]];
         let mut negated = [false; 3];
         for (id, negated) in operands.iter_mut().zip(&mut negated) {
-            let of = self.same_as[*id as usize];
+            let of = self.same_as[id.at()];
             if let Some(Ssa::FNeg) = self.op_of(of)
                 && self.is_folded(of)
             {
