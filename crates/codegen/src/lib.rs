@@ -357,6 +357,11 @@ impl Generated {
         let start = Instant::now();
         let plan = plan::plan(program, target)?;
         let (module, uses) = generate::generate(program, target, &plan, units, prefix)?;
+        if cfg!(debug_assertions)
+            && let Err(why) = module.verify()
+        {
+            panic!("generated code is well formed: {why}\n{module}");
+        }
         let Plan { scratch, .. } = plan;
         Ok(Generated { module, uses, scratch, ns: start.elapsed().as_nanos() as u64 })
     }

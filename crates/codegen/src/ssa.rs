@@ -7,6 +7,7 @@ pub mod build;
 mod fold;
 mod share;
 mod text;
+mod verify;
 
 use smallvec::SmallVec;
 

@@ -420,7 +420,8 @@ impl Printer<'_> {
             Op::Opaque => self.assembly("", "=r,0", self.function_type(result, [of(0)].into_iter()), x),
             Op::Assembly(a) => self.assembly(&a.text, a.constraints, self.function_type(result, [].into_iter()), x),
             Op::Br(to) => LLVMBuildBr(b, body.blocks[to.at()]),
-            Op::CondBr(then, otherwise) => LLVMBuildCondBr(b, x[0], body.blocks[then.at()], body.blocks[otherwise.at()]),
+            Op::CondBr(then, otherwise) =>
+                LLVMBuildCondBr(b, x[0], body.blocks[then.at()], body.blocks[otherwise.at()]),
             Op::Return => match x.first() {
                 Some(v) => LLVMBuildRet(b, *v),
                 None => LLVMBuildRetVoid(b),

@@ -6,7 +6,8 @@
 use std::collections::HashMap;
 
 use super::encode::{
-    Address, Assembler, Base, Condition, Extra, Label, Opcode, Operands, RAX, RBP, RBX, RCX, RDI, RDX, RSI, RSP, Rm, Unit,
+    Address, Assembler, Base, Condition, Extra, Label, Opcode, Operands, RAX, RBP, RBX, RCX, RDI, RDX, RSI, RSP, Rm,
+    Unit,
 };
 use super::inst::{self, Callee, Class, Function, Inst, Memory, NONE, Op, Reg, Virtual};
 use super::opcodes::*;

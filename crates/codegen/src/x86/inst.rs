@@ -222,7 +222,9 @@ impl Inst {
             Op::Tied(_) | Op::IntegerBinary(_) | Op::Multiply => first(a),
             Op::LoadMasked { .. } => first(b),
             Op::Gather { .. } => first(c),
-            Op::Choose(_) | Op::Select(_) | Op::Set(_) | Op::ToReal { .. } => Constraints { writes_early: true, ..free },
+            Op::Choose(_) | Op::Select(_) | Op::Set(_) | Op::ToReal { .. } => {
+                Constraints { writes_early: true, ..free }
+            }
             Op::Divide { .. } => Constraints { lost: Lost::Division, ..free },
             Op::Call(_) => Constraints { lost: Lost::Call, ..free },
             Op::Move | Op::Store | Op::StoreMasked { .. } | Op::Scatter { .. } => free,

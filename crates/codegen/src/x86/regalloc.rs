@@ -481,12 +481,7 @@ mod tests {
         Ok(())
     }
 
-    fn step(
-        f: &Function,
-        inst: &Inst,
-        held: &mut Held,
-        at: &dyn Fn(Reg) -> Option<(u8, u64)>,
-    ) -> Result<(), String> {
+    fn step(f: &Function, inst: &Inst, held: &mut Held, at: &dyn Fn(Reg) -> Option<(u8, u64)>) -> Result<(), String> {
         let Constraints { tied, reads_late, writes_early, lost } = inst.constraints();
         let d = (inst.def != NONE).then(|| at(inst.def)).flatten();
         let mut wrong = None;
@@ -561,7 +556,8 @@ mod tests {
             15 => Inst::new(Op::Gather { wide: false }, vec(d), &[mask(a), vec(b), vec(c)], 64).with(memory, false),
             16 => Inst::new(Op::ToReal { wide: true }, vec(d), &[int(a)], 16),
             _ => {
-                let call = Call { callee: Callee::Pointer(int(d)), arguments: vec![int(a), int(b), int(c)], real: None };
+                let call =
+                    Call { callee: Callee::Pointer(int(d)), arguments: vec![int(a), int(b), int(c)], real: None };
                 return (Inst::new(Op::Call(0), NONE, &[], 16), Some(call));
             }
         };

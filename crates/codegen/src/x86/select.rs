@@ -413,7 +413,9 @@ impl Selector<'_> {
                 self.emit(Inst::new(Op::Undefined, d, &[], width(ty)));
                 Ok(d)
             }
-            Def::Function(f) if self.addresses[f.at()].is_some() => Err("address of a function outside the module".into()),
+            Def::Function(f) if self.addresses[f.at()].is_some() => {
+                Err("address of a function outside the module".into())
+            }
             Def::Function(f) => Ok(self.emit_new(Op::FunctionAddress(f.at()), Class::Integer, &[], 8)),
             Def::Global(_) => Err("a variable of the module".into()),
             Def::Argument(_) => Ok(self.regs[id.at()]),

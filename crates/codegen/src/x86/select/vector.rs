@@ -251,7 +251,8 @@ impl Selector<'_> {
             let none = self.emit_new(Op::BinaryImmediate(compare, UNORDERED), Class::Mask, &[a, a], w);
             self.emit(Inst::new(Op::Blend { wide: ty.kind == Kind::F64 }, d, &[none, least, b], w));
         } else {
-            let none = self.emit_new(Op::BinaryImmediate(packed(COMPARE, ty.kind), UNORDERED), Class::Vector, &[a, a], w);
+            let none =
+                self.emit_new(Op::BinaryImmediate(packed(COMPARE, ty.kind), UNORDERED), Class::Vector, &[a, a], w);
             let kept = self.emit_new(Op::Binary(AND_NOT), Class::Vector, &[none, least], w);
             let other = self.emit_new(Op::Binary(AND), Class::Vector, &[none, b], w);
             self.emit(Inst::new(Op::Binary(OR), d, &[kept, other], w));

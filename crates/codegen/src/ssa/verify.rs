@@ -1,0 +1,223 @@
+//! What every function must be: each value is given before it is used, once, and operands have the types that their
+//! operations take.
+
+use super::{BlockId, Def, Function, Id, Instruction, Kind, Module, Op, Type};
+
+impl Module {
+    /// Checks all functions; says what is wrong where.
+    ///
+    /// # Errors
+    /// Where a function is malformed, which is the generator's fault.
+    pub fn verify(&self) -> Result<(), String> {
+        let defined = self.functions.iter().filter(|f| !f.is_outside());
+        defined.into_iter().try_for_each(|f| f.verify().map_err(|why| format!("{}: {why}", f.name)))
+    }
+}
+
+impl Function {
+    fn verify(&self) -> Result<(), String> {
+        let order = self.order();
+        let dominators = self.dominators(&order);
+        // Block and place of each value's instruction.
+        let mut given: Vec<Option<(BlockId, usize)>> = vec![None; self.values.len()];
+        for &block in &order {
+            for (at, instruction) in self.blocks[block.at()].iter().enumerate() {
+                if let Some(id) = instruction.result
+                    && given[id.at()].replace((block, at)).is_some()
+                {
+                    return Err(format!("v{} is given twice", id.at()));
+                }
+            }
+        }
+        let dominates = |a: BlockId, mut b: BlockId| {
+            while b != a && b.at() != 0 {
+                b = dominators[b.at()];
+            }
+            a == b
+        };
+        for &block in &order {
+            let instructions = &self.blocks[block.at()];
+            for (at, instruction) in instructions.iter().enumerate() {
+                let wrong = |why: &str| format!("b{}, {:?}: {why}", block.at(), instruction.op);
+                let is_last = at + 1 == instructions.len();
+                if is_last != matches!(instruction.op, Op::Br(_) | Op::CondBr(..) | Op::Return) {
+                    return Err(wrong("a block ends where control leaves it, and nowhere else"));
+                }
+                for (operand, id) in instruction.operands.iter().enumerate() {
+                    if self.values[id.at()].def != Def::Instruction {
+                        continue;
+                    }
+                    let Some((from, place)) = given[id.at()] else { return Err(wrong("a value that nothing gives")) };
+                    let reaches = match &instruction.op {
+                        Op::Phi(blocks) => dominates(from, blocks[operand]),
+                        _ if from == block => place < at,
+                        _ => dominates(from, block),
+                    };
+                    if !reaches {
+                        return Err(wrong(&format!("v{} is not given on every way here", id.at())));
+                    }
+                }
+                if !self.has_fitting_types(instruction) {
+                    return Err(wrong("types that do not fit"));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The closest block through which every way to each block leads; the first block's own is itself.
+    ///
+    /// Source: Cooper, Harvey and Kennedy, "A simple, fast dominance algorithm" (2001).
+    fn dominators(&self, order: &[BlockId]) -> Vec<BlockId> {
+        let first = BlockId::new(0);
+        let mut number = vec![usize::MAX; self.blocks.len()];
+        order.iter().enumerate().for_each(|(n, b)| number[b.at()] = n);
+        let mut before: Vec<Vec<BlockId>> = vec![Vec::new(); self.blocks.len()];
+        for &b in order {
+            self.successors(b).for_each(|next| before[next.at()].push(b));
+        }
+        let mut closest: Vec<Option<BlockId>> = vec![None; self.blocks.len()];
+        closest[0] = Some(first);
+        let mut changed = true;
+        while changed {
+            changed = false;
+            for &b in &order[1..] {
+                let mut ways = before[b.at()].iter().copied().filter(|p| closest[p.at()].is_some());
+                let way = ways.next().expect("control comes from somewhere");
+                let common = ways.fold(way, |mut x, mut y| {
+                    while x != y {
+                        let late = if number[x.at()] > number[y.at()] { &mut x } else { &mut y };
+                        *late = closest[late.at()].expect("it comes earlier");
+                    }
+                    x
+                });
+                changed |= closest[b.at()].replace(common) != Some(common);
+            }
+        }
+        closest.into_iter().map(|b| b.unwrap_or(first)).collect()
+    }
+
+    fn has_fitting_types(&self, instruction: &Instruction) -> bool {
+        let Instruction { op, operands, result, .. } = instruction;
+        let of = |id: &Id| self.values[id.at()].ty;
+        let x: Vec<Type> = operands.iter().map(of).collect();
+        let given = result.as_ref().map(of);
+        let is_real = |ty: Type| matches!(ty.kind, Kind::F32 | Kind::F64);
+        let is_integer = |ty: Type| matches!(ty.kind, Kind::I1 | Kind::I32 | Kind::I64);
+        let masks = |mask: Type, lanes: Type| mask == Type::I1.vector(lanes.lanes);
+        let address = Type::POINTER;
+        match (op, x.as_slice(), given) {
+            (Op::Variable(_) | Op::Stack(_), [], Some(to)) => to == address,
+            (Op::Load { .. }, [from], Some(_)) => *from == address,
+            (Op::Store, [_, to], None) => *to == address,
+            (Op::Element(_), [base, index], Some(to)) => {
+                *base == address && is_integer(*index) && to == address.vector(index.lanes)
+            }
+            (Op::Add | Op::AddWrapping | Op::Sub | Op::Mul | Op::And | Op::Or | Op::Xor, [a, b], Some(to))
+            | (Op::ShiftLeft | Op::ShiftSigned | Op::ShiftUnsigned, [a, b], Some(to))
+            | (Op::SignedDiv | Op::SignedRem | Op::UnsignedDiv | Op::UnsignedRem, [a, b], Some(to))
+            | (Op::SignedMin | Op::SignedMax, [a, b], Some(to)) => is_integer(to) && *a == to && *b == to,
+            (Op::Compare(_), [a, b], Some(to)) => !is_real(*a) && a == b && masks(to, *a),
+            (Op::FLess, [a, b], Some(to)) => is_real(*a) && a == b && masks(to, *a),
+            (Op::FAdd | Op::FSub | Op::FMul | Op::FDiv, _, Some(to))
+            | (Op::FNeg | Op::FAbs | Op::Sqrt | Op::CopySign | Op::FMin | Op::FMax | Op::Fma, _, Some(to)) => {
+                let n = match op {
+                    Op::FNeg | Op::FAbs | Op::Sqrt => 1,
+                    Op::Fma => 3,
+                    _ => 2,
+                };
+                is_real(to) && x.len() == n && x.iter().all(|ty| *ty == to)
+            }
+            (Op::Select, [cond, a, b], Some(to)) => (*cond == Type::I1 || masks(*cond, to)) && *a == to && *b == to,
+            (Op::Truncate, [a], Some(to)) => is_integer(*a) && is_integer(to) && a.lanes == to.lanes,
+            (Op::ToReal, [a], Some(to)) => is_integer(*a) && is_real(to) && a.lanes == to.lanes,
+            (Op::Convert, [a], Some(to)) => is_real(*a) && is_real(to) && a.lanes == to.lanes,
+            (Op::Bitcast, [a], Some(to)) => a.bytes() == to.bytes(),
+            (Op::Opaque, [a], Some(to)) => *a == to,
+            (Op::Address, [a], Some(to)) => *a == address && to == Type::I64,
+            (Op::Splat, [a], Some(to)) => *a == to.element(),
+            (Op::Shuffle(mask), [a, b], Some(to)) => {
+                a == b && to == a.vector(mask.len()) && mask.iter().all(|lane| *lane < 2 * a.lanes as i32)
+            }
+            (Op::Insert(lane), [into, a], Some(to)) => *into == to && *a == to.element() && *lane < to.lanes,
+            (Op::Extract(lane), [from], Some(to)) => to == from.element() && *lane < from.lanes,
+            (Op::MaskedLoad, [from, mask, other], Some(to)) => *from == address && masks(*mask, to) && *other == to,
+            (Op::MaskedStore, [lanes, to, mask], None) => *to == address && masks(*mask, *lanes),
+            (Op::Gather, [from, mask, other], Some(to)) => {
+                *from == address.vector(to.lanes) && masks(*mask, to) && *other == to
+            }
+            (Op::Scatter, [lanes, to, mask], None) => *to == address.vector(lanes.lanes) && masks(*mask, *lanes),
+            (Op::Prefetch { .. }, [to], None) => *to == address,
+            (Op::Call, [.., callee], _) => *callee == address,
+            (Op::Assembly(_), _, Some(_)) => true,
+            (Op::Phi(from), values, Some(to)) => from.len() == values.len() && values.iter().all(|ty| *ty == to),
+            (Op::Br(_), [], None) => true,
+            (Op::CondBr(..), [cond], None) => *cond == Type::I1,
+            (Op::Return, [], None) => self.result.is_none(),
+            (Op::Return, [value], None) => self.result == Some(*value),
+            _ => false,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tilewright_ir::op::Workload;
+    use tilewright_ir::{Target, lower};
+
+    use super::super::Linkage;
+    use super::super::build::Builder;
+    use super::*;
+    use crate::Generated;
+    use crate::generate::unit::Units;
+
+    #[test]
+    fn what_is_generated_is_well_formed() {
+        for text in [
+            "matmul:m=17,n=33,k=9,epilogue=bias+gelu",
+            "conv2d:c=3,h=9,w=11,k=5,r=3,s=3,stride=2,pad=1,epilogue=relu",
+            "conv2d_transpose:c=4,h=5,w=5,k=3,r=4,s=4,stride=2,pad=1,dtype=f64",
+        ] {
+            let program = lower::lower(&Workload::parse(text).unwrap().program());
+            for (target, prefix) in [("x86-64-v4", None), ("x86-64-v3", Some("k")), ("aarch64", None)] {
+                let target = Target::named(target).unwrap();
+                let module = Generated::of(&program, &target, &Units::default(), prefix).unwrap().module;
+                assert_eq!(module.verify(), Ok(()), "{text} on {target}: {module}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_malformed_is_seen() {
+        let check = |write: fn(&Builder, super::super::FunctionId, BlockId), expected: &str| {
+            let b = Builder::new("test");
+            let f = b.function("f", Linkage::Internal, None, &[Type::POINTER, Type::I1]);
+            let entry = b.block(f);
+            b.go_to(f, entry);
+            write(&b, f, entry);
+            let why = b.finish().verify().unwrap_err();
+            assert!(why.contains(expected), "{why}");
+        };
+        check(|b, _, _| b.store(b.int(1), b.int(2), 8), "a block ends");
+        check(
+            |b, _, _| {
+                b.store(b.int(1), b.int(2), 8);
+                b.ret();
+            },
+            "types that do not fit",
+        );
+        check(
+            |b, f, _| {
+                let [yes, join] = [0; 2].map(|_| b.block(f));
+                b.cond_br(b.parameter(1), yes, join);
+                b.go_to(f, yes);
+                let x = b.load(Type::I64, b.parameter(0), 8, false);
+                b.br(join);
+                b.go_to(f, join);
+                b.store(x, b.parameter(0), 8);
+                b.ret();
+            },
+            "not given on every way",
+        );
+    }
+}
