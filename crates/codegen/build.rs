@@ -1,7 +1,8 @@
 //! Finds the libLLVM that ships inside the Rust toolchain and links it, where the feature `llvm` asks for it.
 //!
-//! `TILEWRIGHT_LIBLLVM` names another libLLVM 22 where the toolchain has none that fits. Prints `libdir`, which the
-//! build scripts of crates with binaries turn into an rpath, so that the binaries start without `LD_LIBRARY_PATH`.
+//! `TILEWRIGHT_LIBLLVM` names another libLLVM 22 where the toolchain has none that fits. Prints `libdir`,
+//! which the build scripts of crates with binaries turn into an rpath, so that the binaries start without
+//! `LD_LIBRARY_PATH`.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

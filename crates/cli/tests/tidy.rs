@@ -40,7 +40,6 @@ const MOST_COLUMNS: usize = 110;
 /// Paths, or their beginnings, where comments are still wider; a row without such a comment goes.
 const WITH_WIDE_COMMENTS: &[&str] = &[
     "crates/cli/src/peer",
-    "crates/codegen/",
     "crates/ir/",
     "crates/tune/examples/cost_of_thinking.rs",
     "crates/tune/src/lib.rs",

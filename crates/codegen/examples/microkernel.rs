@@ -1,6 +1,7 @@
 //! Speed and compile time of hand-built matrix products, in GFLOP/s of one thread (best of several runs).
 //!
-//! `cargo run --release --example microkernel [-- FILTER]`; with `asm` as second argument it prints the assembly.
+//! `cargo run --release --example microkernel [-- FILTER]`; with `asm` as second argument it prints the
+//! assembly.
 
 #[path = "../tests/common/mod.rs"]
 mod common;

@@ -252,8 +252,8 @@ fn join<T: AsRef<str>>(words: impl IntoIterator<Item = T>, between: &str) -> Str
     })
 }
 
-/// A prefix that no other program's object has: the workload, for readers, and a hash of what says everything about
-/// the code.
+/// A prefix that no other program's object has: the workload, for readers, and a hash of what says everything
+/// about the code.
 fn own_prefix(program: &Program, target: &Target, n_threads: usize, scratch_bytes: u64) -> String {
     let mut name = String::new();
     let mut chars = program.name.chars().peekable();

@@ -1,11 +1,12 @@
 //! A program as functions in static single assignment form: loops and statements.
 //!
-//! Each part of the program becomes an exported function that unpacks its arguments and calls an internal one whose
-//! parameters are the buffers, so that "no two of them overlap" can be said where a back end looks for it.
+//! Each part of the program becomes an exported function that unpacks its arguments and calls an internal one
+//! whose parameters are the buffers, so that "no two of them overlap" can be said where a back end looks for
+//! it.
 //!
-//! A serial loop is a block with a phi for its variable, one phi for each pointer that advances with it, and its body,
-//! tested at the end. Integers and pointers that depend on outer loops only are computed
-//! in those loops (see [`Level`]), so that loop bodies come out hoisted and strength-reduced.
+//! A serial loop is a block with a phi for its variable, one phi for each pointer that advances with it, and
+//! its body, tested at the end. Integers and pointers that depend on outer loops only are computed in those
+//! loops (see [`Level`]), so that loop bodies come out hoisted and strength-reduced.
 
 mod address;
 pub mod cpu;
@@ -39,8 +40,9 @@ pub const ARGUMENT_ALIGN: u64 = 64;
 
 /// Stores to memory after which a basic block ends, where a statement does.
 ///
-/// LLVM selects instructions block by block and compares each store with those before it. A row of 128 channels that is
-/// packed without loops takes a second as one block and a tenth of that in short ones; the code is as fast.
+/// LLVM selects instructions block by block and compares each store with those before it. A row of 128
+/// channels that is packed without loops takes a second as one block and a tenth of that in short ones; the
+/// code is as fast.
 const MOST_STORES: usize = 8;
 
 /// How a buffer is reached in a function.
@@ -52,7 +54,8 @@ pub(super) enum Storage {
     Chunks(Vec<(Chunk, Id)>),
 }
 
-/// A loop that is being written, or the function itself: code hoisted out of inner loops goes to the start of `header`.
+/// A loop that is being written, or the function itself: code hoisted out of inner loops goes to the start of
+/// `header`.
 pub(super) struct Level {
     pub header: BlockId,
     /// Where control comes from, and the loop's variable; `None` for the function.
@@ -70,7 +73,8 @@ pub(super) struct Seen {
     pub splats: Map<(Id, usize), Id>,
     /// The register chunks updated in this step of a reduction.
     pub updated: BTreeSet<(BufferId, i64)>,
-    /// In a step whose loads are not to be shared with the one before: pointers that hide this from back ends.
+    /// In a step whose loads are not to be shared with the one before: pointers that hide this from back
+    /// ends.
     pub fresh: Option<Map<Id, Id>>,
 }
 

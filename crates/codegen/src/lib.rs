@@ -1,11 +1,12 @@
 //! Machine code for lowered programs.
 //!
-//! [`compile`] makes a [`Kernel`] that this process can call; [`emit`] gives LLVM's text, assembly or a relocatable
-//! object for any target. Code comes from the libLLVM of the Rust toolchain; nothing needs to be installed.
-//! [`Compiler::compile_quickly`] does without LLVM's back end where a search runs a kernel a few times and goes on.
+//! [`compile`] makes a [`Kernel`] that this process can call; [`emit`] gives LLVM's text, assembly or a
+//! relocatable object for any target. Code comes from the libLLVM of the Rust toolchain; nothing needs to be
+//! installed. [`Compiler::compile_quickly`] does without LLVM's back end where a search runs a kernel a few
+//! times and goes on.
 //!
-//! The object of a [`Kernel`] has C functions of one signature, for the program's `body`, its `prepare` part, and
-//! its `finish` part where there is one:
+//! The object of a [`Kernel`] has C functions of one signature, for the program's `body`, its `prepare` part,
+//! and its `finish` part where there is one:
 //!
 //! ```c
 //! void tilewright_run(void **buffers, void *scratch, const Runtime *runtime);
@@ -14,11 +15,11 @@
 //! ```
 //!
 //! `buffers` are the program's arguments in order, then its kept buffers, all aligned to 64 bytes and not
-//! overlapping; `scratch` has [`scratch_layout`]`.bytes(n_threads)` bytes aligned to 128; [`Runtime`] says how a
-//! parallel loop runs. The object refers to functions of the C mathematics library at most.
+//! overlapping; `scratch` has [`scratch_layout`]`.bytes(n_threads)` bytes aligned to 128; [`Runtime`] says
+//! how a parallel loop runs. The object refers to functions of the C mathematics library at most.
 //!
-//! [`export`] makes an object for programs of others: its functions have names of their own, check what they are
-//! given, and return a code; an [`Interface`] says all about them, as a C header too.
+//! [`export`] makes an object for programs of others: its functions have names of their own, check what they
+//! are given, and return a code; an [`Interface`] says all about them, as a C header too.
 
 mod export;
 mod generate;
@@ -141,8 +142,8 @@ pub struct CompileTimes {
     pub load_ns: u64,
 }
 
-/// Runs the iterations of a parallel loop: `body(env, iteration, thread)` for each iteration, returning when all are
-/// done.
+/// Runs the iterations of a parallel loop: `body(env, iteration, thread)` for each iteration, returning when
+/// all are done.
 pub type ParallelFor = unsafe extern "C" fn(
     context: *mut c_void,
     body: unsafe extern "C" fn(env: *mut c_void, iteration: i64, thread: i64),
@@ -155,8 +156,8 @@ pub type ParallelFor = unsafe extern "C" fn(
 pub struct Runtime {
     /// Passed through to `parallel_for`.
     pub context: *mut c_void,
-    /// Runs all iterations of a loop; `thread` must be below the number of threads that the scratch memory is for, and
-    /// no two iterations of the same `thread` may run at the same time.
+    /// Runs all iterations of a loop; `thread` must be below the number of threads that the scratch memory is
+    /// for, and no two iterations of the same `thread` may run at the same time.
     pub parallel_for: ParallelFor,
 }
 
@@ -195,7 +196,8 @@ pub struct Kernel {
     times: CompileTimes,
 }
 
-/// Compiles programs for this process one after the other. Code that several of them have in common is made once.
+/// Compiles programs for this process one after the other. Code that several of them have in common is made
+/// once.
 pub struct Compiler {
     target: Target,
     units: Units,
@@ -212,7 +214,8 @@ impl Compiler {
     /// Compiles a lowered program; in a build without LLVM as [`Compiler::compile_quickly`] does.
     ///
     /// # Errors
-    /// See [`CompileError`]; a target of another machine family is refused, one with more features than this CPU is not.
+    /// See [`CompileError`]; a target of another machine family is refused, one with more features than this
+    /// CPU is not.
     ///
     /// # Panics
     /// Where the program is malformed: run the verifier first.
@@ -265,8 +268,8 @@ impl Compiler {
     /// Takes over code from the object of another process's kernel; see [`Kernel::take_object`].
     ///
     /// # Errors
-    /// [`CompileError::Object`] and [`CompileError::UnknownSymbol`] where it is not such an object, or refers to code of
-    /// one that was not added.
+    /// [`CompileError::Object`] and [`CompileError::UnknownSymbol`] where it is not such an object, or refers
+    /// to code of one that was not added.
     pub fn add(&mut self, object: &[u8]) -> Result<(), CompileError> {
         self.load(object).map(|_| ())
     }
@@ -311,8 +314,8 @@ pub fn export(program: &Program, target: &Target, prefix: &str, what: Emit) -> R
     written(program, target, Some(prefix), what)
 }
 
-/// The machine code and the constants that [`Compiler::compile_quickly`] makes, for any target and the same in every
-/// process: functions of the C library are at address 0.
+/// The machine code and the constants that [`Compiler::compile_quickly`] makes, for any target and the same
+/// in every process: functions of the C library are at address 0.
 ///
 /// # Errors
 /// As for [`Compiler::compile_quickly`].
@@ -459,8 +462,8 @@ impl Kernel {
         unsafe { self.call(self.prepare, arguments, kept, scratch, runtime) }
     }
 
-    /// Runs the program's `finish` part, which makes outputs of what [`Kernel::run`] left in kept buffers; does nothing
-    /// where the program has none.
+    /// Runs the program's `finish` part, which makes outputs of what [`Kernel::run`] left in kept buffers;
+    /// does nothing where the program has none.
     ///
     /// # Safety
     /// As for [`Kernel::run`], which must have run before.

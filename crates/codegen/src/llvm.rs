@@ -16,8 +16,9 @@ use module::Module;
 
 /// The passes that code goes through before instruction selection.
 ///
-/// The generator hoists, reuses loads and unrolls by itself, so turning stack slots into values is all that is needed:
-/// no longer list gave faster code for matrix products (AMD Zen 5, November 2026), and `default<O2>` takes 10 ms more.
+/// The generator hoists, reuses loads and unrolls by itself, so turning stack slots into values is all that
+/// is needed: no longer list gave faster code for matrix products (AMD Zen 5, November 2026), and
+/// `default<O2>` takes 10 ms more.
 const PASSES: &str = "function(mem2reg)";
 
 /// Compiles a module to text or an object, and says where the time went.

@@ -1,7 +1,8 @@
 //! Puts a relocatable ELF object into executable memory.
 //!
-//! Kernels refer to nothing but their own constants, code of other kernels and a fixed list of C functions, so the few
-//! relocations that LLVM makes for position-independent code suffice. Dropping the code gives the memory back.
+//! Kernels refer to nothing but their own constants, code of other kernels and a fixed list of C functions,
+//! so the few relocations that LLVM makes for position-independent code suffice. Dropping the code gives the
+//! memory back.
 
 use std::ptr::NonNull;
 
@@ -39,7 +40,8 @@ unsafe extern "C" {
     fn erf(x: f64) -> f64;
 }
 
-/// The functions that code may call: those of the expressions, and those LLVM makes of loops that fill or copy.
+/// The functions that code may call: those of the expressions, and those LLVM makes of loops that fill or
+/// copy.
 pub fn external(name: &str) -> Option<usize> {
     Some(match name {
         "expf" => expf as *const () as usize,

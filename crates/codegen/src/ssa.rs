@@ -1,7 +1,7 @@
 //! Functions in static single assignment form: what the generator writes, and every back end reads.
 //!
-//! A module is one program. Its types know nothing of a machine but that addresses have 64 bits; what a back end has no
-//! word for it refuses. Instructions take scalars and vectors alike.
+//! A module is one program. Its types know nothing of a machine but that addresses have 64 bits; what a back
+//! end has no word for it refuses. Instructions take scalars and vectors alike.
 
 pub mod build;
 mod fold;
@@ -375,8 +375,8 @@ impl Function {
         self.blocks.is_empty()
     }
 
-    /// The blocks that control may come to, in an order in which loops are contiguous and what comes after a branch comes
-    /// later, so that all values but those of phis are given before they are used.
+    /// The blocks that control may come to, in an order in which loops are contiguous and what comes after a
+    /// branch comes later, so that all values but those of phis are given before they are used.
     pub fn order(&self) -> Vec<BlockId> {
         let mut seen = vec![false; self.blocks.len()];
         let mut out = Vec::with_capacity(self.blocks.len());
@@ -419,8 +419,8 @@ impl Function {
         }
     }
 
-    /// Makes vectors of truth values vectors of integers, all bits set where they hold, as machines without mask
-    /// registers have them.
+    /// Makes vectors of truth values vectors of integers, all bits set where they hold, as machines without
+    /// mask registers have them.
     pub fn masks_as_integers(&mut self) {
         for value in &mut self.values {
             if value.ty.kind == Kind::I1 && value.ty.lanes > 1 {

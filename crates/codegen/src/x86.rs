@@ -1,8 +1,9 @@
 //! Machine code for x86-64 with AVX2 or AVX-512, fast to make: what a search runs.
 //!
-//! LLVM takes 30 ms for a kernel, most of what a trial costs. Kernels are few shapes of code (loops, addresses that
-//! advance, register tiles of vectors), and the generator hoists, reuses and unrolls by itself; so a selection in one
-//! pass, a linear scan over exact live ranges and an encoder give code about as fast in a hundredth of the time.
+//! LLVM takes 30 ms for a kernel, most of what a trial costs. Kernels are few shapes of code (loops,
+//! addresses that advance, register tiles of vectors), and the generator hoists, reuses and unrolls by
+//! itself; so a selection in one pass, a linear scan over exact live ranges and an encoder give code about as
+//! fast in a hundredth of the time.
 
 mod emit;
 mod encode;
@@ -29,15 +30,16 @@ pub struct Image {
     pub symbols: Vec<(String, usize)>,
 }
 
-/// Whether there is code for a target here. Vectors of 512 bits on 16 registers are those of AVX2 in two halves, which there is
-/// not.
+/// Whether there is code for a target here. Vectors of 512 bits on 16 registers are those of AVX2 in two
+/// halves, which there is not.
 pub fn serves(target: &Target) -> bool {
     let n_registers = if target.vector_bits >= 512 { 32 } else { 16 };
     let has_vectors = target.vector_bits >= 256 && target.n_vector_registers >= n_registers;
     target.arch == Arch::X86_64 && target.has_fma && has_vectors
 }
 
-/// Compiles a module; `Err` names what there is no code for. `outside` has the addresses of functions that it lacks.
+/// Compiles a module; `Err` names what there is no code for. `outside` has the addresses of functions that it
+/// lacks.
 pub fn compile(mut module: Module, target: &Target, outside: &dyn Fn(&str) -> Option<usize>) -> Result<Image, String> {
     let has_masks = target.vector_bits >= 512;
     let registers = Registers { n_vectors: if has_masks { 32 } else { 16 } };

@@ -21,7 +21,7 @@ fn dropped_kernels_give_memory_back() {
         compile_some(n);
         resident_pages().saturating_sub(before)
     };
-    // The code of a kernel has at least two pages, LLVM's data for it a thousand. What is never given back grows each time; the
-    // allocator keeps some megabytes more than before once in a while.
+    // The code of a kernel has at least two pages, LLVM's data for it a thousand. What is never given back
+    // grows each time; the allocator keeps some megabytes more than before once in a while.
     assert!((0..3).any(|_| grown_by(300) < 300), "grew by 300 pages or more each time");
 }

@@ -16,7 +16,8 @@ enum From {
     Register,
 }
 
-/// `Y[o, j, lane] = T[lane·pitch + first + j]` for `n` columns `j`, as neighbouring stores of one vectorized loop.
+/// `Y[o, j, lane] = T[lane·pitch + first + j]` for `n` columns `j`, as neighbouring stores of one vectorized
+/// loop.
 fn transpose(dtype: DType, from: From, n: i64, pitch: i64, first: i64, lanes: i64) -> Program {
     let mut p = program(&format!("transpose {dtype:?} {from:?} {n} of {pitch} from {first}, {lanes} lanes"));
     let x = input(&mut p, "X", dtype, &[2, lanes, pitch]);

@@ -1,7 +1,7 @@
 //! What exported code needs of a CPU, and how it finds out whether the CPU has it.
 //!
-//! Such code is compiled for the family's first CPU and the features listed here, no others: what it uses and what it
-//! asks for are one list.
+//! Such code is compiled for the family's first CPU and the features listed here, no others: what it uses and
+//! what it asks for are one list.
 
 use std::fmt::Write;
 
@@ -42,7 +42,8 @@ const fn feature(
     Feature { name, level, bit: (leaf, register, bit), state }
 }
 
-/// Those that LLVM makes use of in kernels. Without one of them code might come out otherwise than what was measured.
+/// Those that LLVM makes use of in kernels. Without one of them code might come out otherwise than what was
+/// measured.
 const FEATURES: [Feature; 27] = {
     use Register::{Ebx, Ecx};
     [
@@ -90,8 +91,8 @@ pub fn features(target: &Target) -> Vec<&'static str> {
     features_of(target).map(|feature| feature.name).collect()
 }
 
-/// Instructions that leave 1 in `eax` where CPU and operating system have all features, else 2; they change `ebx`,
-/// `ecx` and `edx` too. None where every CPU of the family has them.
+/// Instructions that leave 1 in `eax` where CPU and operating system have all features, else 2; they change
+/// `ebx`, `ecx` and `edx` too. None where every CPU of the family has them.
 pub fn check(target: &Target) -> Option<String> {
     let state = features_of(target).fold(0, |all, feature| all | feature.state);
     let mut text = String::new();

@@ -1,8 +1,9 @@
 //! Strided loads as loads of neighbours and shuffles: the dual of [`super::interleave`].
 //!
-//! In a vectorized loop over `k`, the loads `T[S·k + 0]`, …, `T[S·k + S−1]` of neighbouring statements read the same
-//! memory. They are made together before the first of them, either from vectors that cover the range (short strides)
-//! or by transposing one row a lane (long strides, and register buffers that hold a row in a chunk).
+//! In a vectorized loop over `k`, the loads `T[S·k + 0]`, …, `T[S·k + S−1]` of neighbouring statements read
+//! the same memory. They are made together before the first of them, either from vectors that cover the range
+//! (short strides) or by transposing one row a lane (long strides, and register buffers that hold a row in a
+//! chunk).
 //!
 //! Only the range between the first and the last element that the statements read is touched.
 
@@ -16,8 +17,8 @@ use super::memory::Access;
 use super::plan::Piece;
 use crate::ssa::{Id, Type};
 
-/// Up to this stride every vector of a range holds enough lanes to be worth picking them out of it, where fewer than
-/// `MIN_TRANSPOSED` loads share the vectors.
+/// Up to this stride every vector of a range holds enough lanes to be worth picking them out of it, where
+/// fewer than `MIN_TRANSPOSED` loads share the vectors.
 const MAX_PICKED_STRIDE: i64 = 4;
 
 /// From this many loads on rows are transposed, in fewer shuffles a load.
@@ -33,8 +34,8 @@ struct Group {
 }
 
 impl Generator<'_> {
-    /// Makes the strided loads that the first statement of a block needs, with those of the statements after it that
-    /// share memory with them.
+    /// Makes the strided loads that the first statement of a block needs, with those of the statements after
+    /// it that share memory with them.
     pub(super) fn strided_loads(&mut self, block: &[Stmt]) {
         let Some(lanes) = self.f.lanes.filter(|l| l.mask.is_none() && l.piece.n > 1) else {
             return;
@@ -81,7 +82,8 @@ impl Generator<'_> {
         lanes_stride >= 2
     }
 
-    /// The loads at less than a stride and at most a vector from the one at `base`, up to a write of the buffer.
+    /// The loads at less than a stride and at most a vector from the one at `base`, up to a write of the
+    /// buffer.
     fn strided_group(&self, buffer: BufferId, base: &Index, stride: i64, piece: Piece, block: &[Stmt]) -> Group {
         let mut offsets = BTreeSet::from([0]);
         for stmt in block.iter().take(MAX_AHEAD) {
@@ -178,9 +180,9 @@ impl Generator<'_> {
 
     /// The columns of a matrix of which each row is a vector: vectors of `width` lanes, one a row.
     ///
-    /// Each step exchanges one bit of the vector's number (at the start: of the row) with one bit of the lane's (of the
-    /// column), as two shuffles a pair of vectors (Eklundh, "A fast computer method for matrix transposing", 1972).
-    /// Which bit goes where is chosen so that each is one instruction on x86.
+    /// Each step exchanges one bit of the vector's number (at the start: of the row) with one bit of the
+    /// lane's (of the column), as two shuffles a pair of vectors (Eklundh, "A fast computer method for matrix
+    /// transposing", 1972). Which bit goes where is chosen so that each is one instruction on x86.
     fn transpose(&mut self, mut rows: Vec<Id>, width: usize) -> Vec<Id> {
         let ty = self.m.type_of(rows[0]);
         let n_columns = ty.lanes;
@@ -217,7 +219,8 @@ impl Generator<'_> {
                 columns.swap(0, 1);
                 bit = 2;
             } else if bit == unpacked && pair && bit + 2 == n_bits && bits == 512 {
-                // Choose two quarters of each: the new bit goes on top, the old upper one down, the old lower one out.
+                // Choose two quarters of each: the new bit goes on top, the old upper one down, the old lower
+                // one out.
                 for step in [bit, bit + 1] {
                     self.exchange(&mut vectors, step, |e, half| {
                         (below(e, bit + 1), with(with(e, bit + 1, below(e, bit)), bit, half))
@@ -233,8 +236,8 @@ impl Generator<'_> {
         (0..n_columns).map(|column| vectors[number(column)]).collect()
     }
 
-    /// Shuffles each pair of vectors whose numbers differ in a bit into two: `source(lane, half)` says which of the
-    /// pair and which of its lanes a lane of the lower or upper half of the pair is.
+    /// Shuffles each pair of vectors whose numbers differ in a bit into two: `source(lane, half)` says which
+    /// of the pair and which of its lanes a lane of the lower or upper half of the pair is.
     fn exchange(&mut self, vectors: &mut [Id], bit: usize, source: impl Fn(usize, usize) -> (usize, usize)) {
         let width = self.m.type_of(vectors[0]).lanes;
         for low in (0..vectors.len()).filter(|v| v >> bit & 1 == 0) {

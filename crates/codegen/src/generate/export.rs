@@ -1,8 +1,8 @@
 //! The functions of an exported object: they check what they are given before any code of the kernel runs.
 //!
-//! The functions that the object exports are compiled for the family's first CPU, so that they can say that the CPU at
-//! hand lacks something. Nothing else can be seen from outside, and no other object can put a function of its own in
-//! the place of one of them.
+//! The functions that the object exports are compiled for the family's first CPU, so that they can say that
+//! the CPU at hand lacks something. Nothing else can be seen from outside, and no other object can put a
+//! function of its own in the place of one of them.
 
 use tilewright_ir::{Part, Stmt};
 
@@ -107,8 +107,8 @@ impl<'p> Generator<'p> {
         Entry { function, runtime }
     }
 
-    /// Returns from an exported function where a buffer that it uses, or the scratch memory, is null or not aligned;
-    /// gives the runtime, where there is none that of this thread alone.
+    /// Returns from an exported function where a buffer that it uses, or the scratch memory, is null or not
+    /// aligned; gives the runtime, where there is none that of this thread alone.
     pub(super) fn check_pointers(
         &mut self,
         guard: &Guard,

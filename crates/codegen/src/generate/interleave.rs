@@ -1,7 +1,7 @@
 //! Neighbouring strided stores that fill all gaps between each other: transposing packs.
 //!
-//! In a vectorized loop over `k`, the stores `P[S·k + 0] = a`, …, `P[S·k + S−1] = z` are written as `S` vector stores of
-//! shuffled values instead of `S` stores a lane.
+//! In a vectorized loop over `k`, the stores `P[S·k + 0] = a`, …, `P[S·k + S−1] = z` are written as `S`
+//! vector stores of shuffled values instead of `S` stores a lane.
 
 use std::collections::BTreeSet;
 
@@ -13,14 +13,16 @@ use super::plan::{self, Piece};
 use crate::CompileError;
 use crate::ssa::Id;
 
-/// A number of rows with an odd factor from here on is transposed as the next power of two, the rest masked off.
+/// A number of rows with an odd factor from here on is transposed as the next power of two, the rest masked
+/// off.
 const MIN_PADDED: usize = 7;
 
 /// Longer groups fall back to single lanes.
 const MAX_STRIDE: i64 = 64;
 
 impl Generator<'_> {
-    /// Writes the group of stores that starts a block and says of how many statements it is; 0 where there is none.
+    /// Writes the group of stores that starts a block and says of how many statements it is; 0 where there is
+    /// none.
     pub(super) fn interleaved_stores(&mut self, block: &[Stmt]) -> Result<usize, CompileError> {
         let (Some(lanes), Some(Stmt::Store { buffer, index, .. })) = (self.f.lanes, block.first()) else {
             return Ok(0);

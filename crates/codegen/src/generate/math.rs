@@ -1,11 +1,12 @@
 //! Elementary functions of vectors, as inline code.
 //!
-//! Scalars call the C library, so a lane and a scalar may differ in the last bits. The largest errors found, in units
-//! in the last place against the C library in double precision, are asserted in `tests/math.rs`: at most 2.5 for `f32`, 4
-//! for `f64`. Infinities, numbers that are none, signed zeros and denormals are right throughout.
+//! Scalars call the C library, so a lane and a scalar may differ in the last bits. The largest errors found,
+//! in units in the last place against the C library in double precision, are asserted in `tests/math.rs`: at
+//! most 2.5 for `f32`, 4 for `f64`. Infinities, numbers that are none, signed zeros and denormals are right
+//! throughout.
 //!
-//! The coefficients are minimax fits of our own: Remez's exchange algorithm in 60 digits, with the weight that makes
-//! the error relative to the result; the error of each fit stands beside it.
+//! The coefficients are minimax fits of our own: Remez's exchange algorithm in 60 digits, with the weight
+//! that makes the error relative to the result; the error of each fit stands beside it.
 
 use tilewright_ir::DType;
 use tilewright_ir::expr::UnaryOp;
@@ -21,8 +22,8 @@ struct Format {
     /// Exponentials of arguments from here on are infinite, and up to `exp_zero` zero.
     exp_infinite: f64,
     exp_zero: f64,
-    /// ln 2 in two parts, the first so short that its product with an exponent is exact (Cody and Waite, "Software
-    /// Manual for the Elementary Functions", 1980).
+    /// ln 2 in two parts, the first so short that its product with an exponent is exact (Cody and Waite,
+    /// "Software Manual for the Elementary Functions", 1980).
     ln_2: [f64; 2],
     /// (eˣ − 1 − x) / x² in x for |x| ≤ ½ ln 2.
     exp: &'static [f64],
@@ -252,8 +253,8 @@ impl Math<'_, '_> {
         self.mul(first, self.power_of_two(self.sub(n, half)))
     }
 
-    /// ln x = e·ln 2 + ln(1 + f) with 1 + f in √½..√2, and s = f / (2 + f): ln(1 + f) = 2·atanh(s) = f − s·(f − 2s²·…),
-    /// where an error of `s` counts little.
+    /// ln x = e·ln 2 + ln(1 + f) with 1 + f in √½..√2, and s = f / (2 + f): ln(1 + f) = 2·atanh(s) = f − s·(f
+    /// − 2s²·…), where an error of `s` counts little.
     fn log(&self, x: Id) -> Id {
         let m = &self.g.m;
         let fraction_bits = self.format.fraction_bits;

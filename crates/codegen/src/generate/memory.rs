@@ -1,4 +1,5 @@
-//! Reads and writes of elements: scalars, vectors of neighbours, strided and scattered lanes, register chunks.
+//! Reads and writes of elements: scalars, vectors of neighbours, strided and scattered lanes, register
+//! chunks.
 
 use tilewright_ir::{Atom, BufferId, Index, LoopId};
 
@@ -14,7 +15,8 @@ pub enum Access {
     Uniform(Index),
     /// Lane `i` at `base + stride·i`.
     Strided { base: Index, stride: i64 },
-    /// Lane `i` at `base + stride·i` where `i < at`, else at `then + stride·i`: the lanes go on in another row.
+    /// Lane `i` at `base + stride·i` where `i < at`, else at `then + stride·i`: the lanes go on in another
+    /// row.
     Broken { base: Index, stride: i64, at: Index, then: Box<Index>, all: Vec<Index> },
     /// Each lane at a place of its own.
     Irregular(Vec<Index>),
@@ -458,8 +460,8 @@ impl Generator<'_> {
 /// What tells loads of a buffer apart: where the lanes lie, and how many there are (0 for a scalar).
 pub type LoadKey = (Access, usize);
 
-/// What each lane adds to an index within a row, where that is a constant; rows end where some `x`, which each lane
-/// adds one to, reaches a multiple of some `d`, both of which go to `row`.
+/// What each lane adds to an index within a row, where that is a constant; rows end where some `x`, which
+/// each lane adds one to, reaches a multiple of some `d`, both of which go to `row`.
 fn slope(index: &Index, lane: LoopId, row: &mut Option<(Index, i64)>) -> Option<i64> {
     index.terms().iter().try_fold(0, |sum, (atom, c)| {
         let of_atom = match atom {

@@ -13,10 +13,12 @@ use crate::map::Map;
 /// Scratch buffers start at multiples of this many bytes.
 pub const SCRATCH_ALIGN: u64 = 128;
 
-/// A register buffer that does not fit registers lives on the stack up to this size, else in the scratch memory.
+/// A register buffer that does not fit registers lives on the stack up to this size, else in the scratch
+/// memory.
 const MAX_STACK_BYTES: u64 = 16 << 10;
 
-/// Vectorized loops of more lanes run serially: their code would be a repetition of the same vector operation.
+/// Vectorized loops of more lanes run serially: their code would be a repetition of the same vector
+/// operation.
 const MAX_LANES: i64 = 4096;
 
 /// Values of the loop variables that are known while code is repeated.
@@ -157,7 +159,8 @@ pub enum Place {
     Chunks(Vec<Chunk>),
     /// On the stack of the function that allocates it.
     Stack,
-    /// In the scratch memory, at an offset from its start or, for `per_thread`, from the start of the thread's slice.
+    /// In the scratch memory, at an offset from its start or, for `per_thread`, from the start of the
+    /// thread's slice.
     Scratch {
         /// Bytes from the start.
         offset: u64,
@@ -241,7 +244,8 @@ fn register_place(accesses: Option<&Accesses>, bytes: u64) -> Option<Place> {
     }
 }
 
-/// Disjoint chunks that contain every access, each as large as one of the accesses; `None` where accesses straddle.
+/// Disjoint chunks that contain every access, each as large as one of the accesses; `None` where accesses
+/// straddle.
 fn chunks(accesses: &BTreeSet<(i64, usize)>) -> Option<Vec<Chunk>> {
     let mut out: Vec<Chunk> = Vec::new();
     for &(first, n) in accesses {

@@ -1,7 +1,8 @@
 //! Units: statements that become a function of their own, which all programs that contain them share.
 //!
-//! Candidates of a search differ in a few parameters each. What packs an operand, fills a register tile or writes it back
-//! is the same in many of them, and making machine code of it costs more than anything else about a candidate.
+//! Candidates of a search differ in a few parameters each. What packs an operand, fills a register tile or
+//! writes it back is the same in many of them, and making machine code of it costs more than anything else
+//! about a candidate.
 
 use std::collections::{BTreeSet, HashMap};
 use std::fmt::Write;
@@ -20,8 +21,8 @@ use crate::CompileError;
 use crate::loader::Code;
 use crate::ssa::{Id, Linkage, Type};
 
-/// Operations, of vectors where there are lanes, that a unit carries out at least where it is executed: the call costs
-/// about a hundredth of them.
+/// Operations, of vectors where there are lanes, that a unit carries out at least where it is executed: the
+/// call costs about a hundredth of them.
 const LEAST_WORK: f64 = 1000.0;
 /// Statements without others inside, once loops are unrolled, that a unit has at least.
 const LEAST_CODE: usize = 8;

@@ -160,7 +160,8 @@ impl Generator<'_> {
         self.m.call(f, &[x]).expect("it gives a number")
     }
 
-    /// The first value where the condition holds, else the second, whose loads may then lie outside their buffers.
+    /// The first value where the condition holds, else the second, whose loads may then lie outside their
+    /// buffers.
     fn select(&mut self, cond: &Cond, a: &Expr, b: &Expr, dtype: DType) -> Operand {
         let lane = self.f.lanes.map(|l| l.var);
         let varying = !plan::is_uniform(cond, lane);
@@ -369,8 +370,9 @@ impl Generator<'_> {
 
     /// Begins another step of a reduction where the accumulator was updated in this one.
     ///
-    /// What steps share, such as the pixels of neighbouring taps of a convolution, is loaded again where accumulators
-    /// and loaded values together do not fit the registers: a load costs nothing beside two multiply-adds, a spill does.
+    /// What steps share, such as the pixels of neighbouring taps of a convolution, is loaded again where
+    /// accumulators and loaded values together do not fit the registers: a load costs nothing beside two
+    /// multiply-adds, a spill does.
     fn reduction_step(&mut self, buffer: BufferId, index: &[Index]) {
         if !self.in_registers(buffer) {
             return;

@@ -125,9 +125,9 @@ fn make(target: &Target) -> Result<Machine, CompileError> {
             LLVMInitializeAArch64Target();
             LLVMInitializeAArch64TargetMC();
             LLVMInitializeAArch64AsmPrinter();
-            // Pointers advance as the generator wrote them, and out-of-order cores need no second scheduling: without
-            // these two passes code is as fast and is made in three quarters of the time. Blocks that the generator
-            // keeps short stay so where branches are left alone.
+            // Pointers advance as the generator wrote them, and out-of-order cores need no second scheduling:
+            // without these two passes code is as fast and is made in three quarters of the time. Blocks that
+            // the generator keeps short stay so where branches are left alone.
             let options = [c"tilewright", c"-disable-lsr", c"-disable-post-ra", c"-disable-cgp-branch-opts"];
             let options = options.map(CStr::as_ptr);
             llvm_sys::support::LLVMParseCommandLineOptions(options.len() as i32, options.as_ptr(), c"".as_ptr());

@@ -1,7 +1,7 @@
 //! Our own form as LLVM's: one instruction each, but for vectors made of a scalar.
 //!
-//! What differs from machine to machine stands in two places: [`Printer::attributes`] says what CPU a function is for,
-//! [`Printer::kind`] what addresses there are.
+//! What differs from machine to machine stands in two places: [`Printer::attributes`] says what CPU a
+//! function is for, [`Printer::kind`] what addresses there are.
 
 use std::ptr;
 
@@ -20,8 +20,9 @@ const UNNAMED: *const libc::c_char = c"".as_ptr();
 /// Calls functions of LLVM's C API.
 macro_rules! llvm {
     ($($call:tt)*) => {
-        // SAFETY: every handle passed comes from the context of the module being written, which outlives the printer;
-        // values are used only in the function they belong to, and arrays are passed with their own lengths.
+        // SAFETY: every handle passed comes from the context of the module being written, which outlives the
+        // printer; values are used only in the function they belong to, and arrays are passed with their own
+        // lengths.
         unsafe { $($call)* }
     };
 }
@@ -73,7 +74,8 @@ fn baseline(arch: Arch) -> &'static str {
     }
 }
 
-/// The CPU that code for a target is laid out for: what LLVM takes where the target's CPU is all that it is told.
+/// The CPU that code for a target is laid out for: what LLVM takes where the target's CPU is all that it is
+/// told.
 fn tuned_for(target: &Target) -> &str {
     if target.cpu == "x86-64" { "generic" } else { &target.cpu }
 }

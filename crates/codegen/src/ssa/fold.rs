@@ -53,7 +53,8 @@ pub fn fold<'v>(op: &Op, ty: Type, operands: impl Iterator<Item = &'v Value> + C
     lanes.map(|lanes| constant(lanes.into_iter()))
 }
 
-/// What lanes give of which one may be anything: any number for every choice of it, or one that some choice gives.
+/// What lanes give of which one may be anything: any number for every choice of it, or one that some choice
+/// gives.
 fn of_undefined(op: &Op) -> Option<Option<u64>> {
     Some(match op {
         Op::Compare(Compare::Equal | Compare::NotEqual) => None,

@@ -1,5 +1,5 @@
-//! What every function must be: each value is given before it is used, once, and operands have the types that their
-//! operations take.
+//! What every function must be: each value is given before it is used, once, and operands have the types that
+//! their operations take.
 
 use super::{BlockId, Def, Function, Id, Instruction, Kind, Module, Op, Type};
 

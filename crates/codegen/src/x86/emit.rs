@@ -1,7 +1,7 @@
 //! The code of a function whose virtual registers have places.
 //!
-//! Frames: the caller's frame pointer, the registers that a function must leave as they were, then, aligned to a cache
-//! line, arguments of calls, stack memory, and what found no register.
+//! Frames: the caller's frame pointer, the registers that a function must leave as they were, then, aligned
+//! to a cache line, arguments of calls, stack memory, and what found no register.
 
 use std::collections::HashMap;
 

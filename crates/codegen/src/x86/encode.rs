@@ -1,4 +1,5 @@
-//! Instructions as bytes: the VEX and EVEX encodings of vector instructions, and the few others that kernels need.
+//! Instructions as bytes: the VEX and EVEX encodings of vector instructions, and the few others that kernels
+//! need.
 //!
 //! Source: Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2, chapter 2.
 
@@ -26,8 +27,8 @@ pub enum Rm {
     Memory(Address),
 }
 
-/// The encoding of a vector instruction: opcode map (1 is `0F`, 2 `0F 38`, 3 `0F 3A`), mandatory prefix (0 is none, 1
-/// `66`, 2 `F3`, 3 `F2`), opcode, and the bit that mostly tells double precision from single.
+/// The encoding of a vector instruction: opcode map (1 is `0F`, 2 `0F 38`, 3 `0F 3A`), mandatory prefix (0 is
+/// none, 1 `66`, 2 `F3`, 3 `F2`), opcode, and the bit that mostly tells double precision from single.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Opcode {
     pub map: u8,
@@ -191,7 +192,8 @@ impl Assembler {
         }
     }
 
-    /// The ModRM byte, what follows of the operand, and the immediate. Short displacements count in `unit` bytes.
+    /// The ModRM byte, what follows of the operand, and the immediate. Short displacements count in `unit`
+    /// bytes.
     fn operand(&mut self, reg: u8, rm: Rm, unit: i32, immediate: &[u8]) {
         let reg = (reg & 7) << 3;
         match rm {
@@ -226,7 +228,8 @@ impl Assembler {
         self.code.extend_from_slice(immediate);
     }
 
-    /// The high bits of the registers in an operand: of the base or register, of the index, and the fifth of a register.
+    /// The high bits of the registers in an operand: of the base or register, of the index, and the fifth of
+    /// a register.
     fn high_bits(rm: Rm) -> (u8, u8) {
         match rm {
             Rm::Register(r) => (r >> 3 & 1, r >> 4 & 1),
@@ -399,8 +402,8 @@ mod tests {
     /// The instructions in some code as LLVM reads them, a line each.
     fn disassemble(mut code: Vec<u8>) -> String {
         let mut text = String::new();
-        // SAFETY: registers the disassembler, which may be done again; the context lives until it is disposed of; LLVM reads
-        // within the code and writes a zero-terminated line into the buffer.
+        // SAFETY: registers the disassembler, which may be done again; the context lives until it is disposed
+        // of; LLVM reads within the code and writes a zero-terminated line into the buffer.
         unsafe {
             LLVMInitializeX86TargetInfo();
             LLVMInitializeX86TargetMC();

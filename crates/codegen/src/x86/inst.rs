@@ -56,8 +56,8 @@ pub struct Operand {
     pub broadcast: bool,
 }
 
-/// What an instruction does. `d` is what it defines; `u0`, `u1`, … are the registers it uses, the last replaced by the
-/// memory operand where there is one.
+/// What an instruction does. `d` is what it defines; `u0`, `u1`, … are the registers it uses, the last
+/// replaced by the memory operand where there is one.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Op {
     /// `d ← u0`, or a load.
@@ -72,8 +72,8 @@ pub enum Op {
     StoreMasked {
         wide: bool,
     },
-    /// Lanes in mask `u0` from the address and, each, a number of elements by `u1` from there; the others are `u2`'s. The
-    /// mask is lost.
+    /// Lanes in mask `u0` from the address and, each, a number of elements by `u1` from there; the others are
+    /// `u2`'s. The mask is lost.
     Gather {
         wide: bool,
     },
@@ -209,7 +209,8 @@ impl Inst {
         }
     }
 
-    /// What it asks of the registers that its operands are in: the one list that the allocator and its checker read.
+    /// What it asks of the registers that its operands are in: the one list that the allocator and its
+    /// checker read.
     pub fn constraints(&self) -> Constraints {
         let [a, b, c] = self.uses;
         let free = Constraints::default();

@@ -1,5 +1,5 @@
-//! The vector instructions in use: of each its encoding and what its memory operand holds, by Intel's names in the
-//! comments. What its registers are asked for is [`super::inst::Inst::constraints`]'s to say.
+//! The vector instructions in use: of each its encoding and what its memory operand holds, by Intel's names
+//! in the comments. What its registers are asked for is [`super::inst::Inst::constraints`]'s to say.
 
 use super::encode::{Opcode, Unit};
 use crate::ssa::{Kind, Type};
@@ -29,8 +29,8 @@ impl Opcode {
     }
 }
 
-/// Arithmetic by its code, for packed and scalar numbers of both widths: `vsqrtps`, `vaddps`, `vmulps`, `vsubps`, `vminps`,
-/// `vdivps`, `vmaxps`.
+/// Arithmetic by its code, for packed and scalar numbers of both widths: `vsqrtps`, `vaddps`, `vmulps`,
+/// `vsubps`, `vminps`, `vdivps`, `vmaxps`.
 pub const SQUARE_ROOT: u8 = 0x51;
 pub const ADD: u8 = 0x58;
 pub const MULTIPLY: u8 = 0x59;
@@ -165,8 +165,9 @@ pub const fn compare_scalars(wide: bool) -> Opcode {
     opcode(1, wide as u8, 0x2e, wide).of(Unit::Lane)
 }
 
-// Lanes: `vbroadcastss`, `vbroadcastsd`, `vmovddup`, `vpermps`, `vpermpd`, `vpermt2ps`, `vpermt2pd`, `vpermilps`,
-// `vpermilpd`, `vpermpd`, `vblendps`, `vblendpd`, `vinsertps`, `vinsertf128`, `vextractf128`, `vunpcklpd`, `vmovhpd`.
+// Lanes: `vbroadcastss`, `vbroadcastsd`, `vmovddup`, `vpermps`, `vpermpd`, `vpermt2ps`, `vpermt2pd`,
+// `vpermilps`, `vpermilpd`, `vpermpd`, `vblendps`, `vblendpd`, `vinsertps`, `vinsertf128`, `vextractf128`,
+// `vunpcklpd`, `vmovhpd`.
 pub const BROADCAST_SINGLE: Opcode = opcode(2, 1, 0x18, false).of(Unit::Lane);
 pub const BROADCAST_DOUBLE: Opcode = opcode(2, 1, 0x19, true).of(Unit::Lane);
 pub const DUPLICATE_DOUBLE: Opcode = opcode(1, 3, 0x12, true).of(Unit::Lane);
@@ -219,7 +220,8 @@ pub const fn fma(form: u8, negate_product: bool, negate_addend: bool, scalar: bo
     opcode(2, 1, code, wide)
 }
 
-/// Forms of the above: the first and third operand are multiplied, the second and first, the second and third.
+/// Forms of the above: the first and third operand are multiplied, the second and first, the second and
+/// third.
 pub const FORM_132: u8 = 0;
 pub const FORM_213: u8 = 0x10;
 pub const FORM_231: u8 = 0x20;

@@ -1,8 +1,10 @@
-//! Register allocation: exact live ranges, coalescing of copies, then a linear scan that evicts what is used least.
+//! Register allocation: exact live ranges, coalescing of copies, then a linear scan that evicts what is used
+//! least.
 //!
-//! A live range is a list of segments between positions in the code, holes included, so that a variable's register is
-//! free while the variable is dead. After Wimmer and Mössenböck, "Optimized Interval Splitting in a Linear Scan Register
-//! Allocator" (VEE 2005), without splitting: what does not fit lives in memory, and is what inner loops use least.
+//! A live range is a list of segments between positions in the code, holes included, so that a variable's
+//! register is free while the variable is dead. After Wimmer and Mössenböck, "Optimized Interval Splitting in
+//! a Linear Scan Register Allocator" (VEE 2005), without splitting: what does not fit lives in memory, and is
+//! what inner loops use least.
 
 use super::encode::{RAX, RDX};
 use super::inst::{Class, Constraints, Function, Lost, NONE, Op, Reg};
@@ -427,9 +429,11 @@ mod tests {
     /// What each place holds: the virtual registers whose values are there now.
     type Held = BTreeMap<(u8, u64), BTreeSet<Reg>>;
 
-    /// Carries a function out with names of virtual registers for values; says where one is not where it is looked for.
+    /// Carries a function out with names of virtual registers for values; says where one is not where it is
+    /// looked for.
     ///
-    /// Source: the checker of regalloc2 (Fallin, 2021), which follows moves too; here each virtual register has one place.
+    /// Source: the checker of regalloc2 (Fallin, 2021), which follows moves too; here each virtual register
+    /// has one place.
     fn check(f: &Function, places: &[Place], registers: &Registers) -> Result<(), String> {
         let at = |v: Reg| {
             let place = match places[v.at()] {
@@ -564,8 +568,8 @@ mod tests {
         (inst, None)
     }
 
-    /// A function whose registers are all set at the start: the numbers of each class, and for each block its depth, another
-    /// successor than the next, and kinds and operands of instructions.
+    /// A function whose registers are all set at the start: the numbers of each class, and for each block its
+    /// depth, another successor than the next, and kinds and operands of instructions.
     type Choices = ([usize; 3], Vec<(usize, Option<usize>, Vec<(usize, [usize; 4])>)>);
 
     fn choices() -> impl Strategy<Value = Choices> {

@@ -1,7 +1,8 @@
 //! Instruction selection: from values to instructions of the machine with virtual registers.
 //!
-//! One pass over the blocks in the order of the code. What only shapes an operand of one instruction (an address, a load
-//! or broadcast used once, a negated factor) is not written where it stands but folded in there.
+//! One pass over the blocks in the order of the code. What only shapes an operand of one instruction (an
+//! address, a load or broadcast used once, a negated factor) is not written where it stands but folded in
+//! there.
 
 mod integer;
 mod lanes;
@@ -734,8 +735,8 @@ impl Selector<'_> {
         Ok(self.emit_new(Op::Unary(WIDEN_INTEGERS), Class::Vector, &[mask], bytes))
     }
 
-    /// A mask for memory operations, which must not have lanes set beyond those of its type: of a part of a vector it is
-    /// computed as one of a whole vector, and may.
+    /// A mask for memory operations, which must not have lanes set beyond those of its type: of a part of a
+    /// vector it is computed as one of a whole vector, and may.
     fn memory_mask(&mut self, id: Id, ty: Type) -> Result<Reg, String> {
         if ty.bytes() < 16 && self.constant(id).is_none() {
             return Err("a mask of a part of a vector".into());
