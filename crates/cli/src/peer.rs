@@ -190,10 +190,7 @@ impl PeerSpec {
 
     /// The workload as this peer knows it.
     fn problem(&self, workload: &Workload) -> Result<Problem, Unavailable> {
-        let problem = Problem::of(workload).ok_or_else(|| {
-            let reason = format!("there is no comparison for {}", workload.operator().name);
-            Unavailable::Unsupported { reason }
-        })?;
+        let problem = Problem::of(workload);
         let class = match problem.kernel {
             Kernel::Matmul(_) => Class::Matmul,
             Kernel::Conv(conv) if conv.transposed => Class::TransposedConv,

@@ -5,7 +5,7 @@ mod common;
 use common::Random;
 use proptest::prelude::*;
 use tilewright_ir::interp::{self, run_limited};
-use tilewright_ir::op::{ALIASES, Epilogue, Layout, OPS, Workload};
+use tilewright_ir::op::{ALIASES, Epilogue, FUNCTIONS, Function, Layout, OPS, Structure, Workload};
 use tilewright_ir::reference::{evaluate, random_input};
 use tilewright_ir::text::parse;
 use tilewright_ir::verify::check;
@@ -133,19 +133,38 @@ fn naive(w: &Workload, a: &Tensor, b: &Tensor) -> Tensor {
 fn finished(w: &Workload, mut out: Tensor, inputs: &[(String, Tensor)]) -> Vec<f64> {
     let input = |name: &str| &inputs.iter().find(|(n, _)| n == name).unwrap_or_else(|| panic!("no input {name}")).1;
     let channel = if out.shape.len() == 4 { 1 } else { out.shape.len() - 1 };
+    let names: Vec<(usize, String)> = Epilogue::operands(w.epilogue()).into_iter().map(|(e, n, _)| (e, n)).collect();
+    let named = |e: usize| &names.iter().find(|(at, _)| *at == e).expect("the operation has an input").1;
     for (i, at) in out.each().into_iter().enumerate() {
-        for e in w.epilogue() {
+        for (number, e) in w.epilogue().iter().enumerate() {
             let x = out.values[i];
-            out.values[i] = match e {
-                Epilogue::Bias => x + input("bias").at(&[at[channel]]),
-                Epilogue::Add => x + input("R").at(&at),
-                Epilogue::Relu => x.max(0.0),
-                Epilogue::Clip { low, high } => x.clamp(*low, *high),
-                Epilogue::Sigmoid => 1.0 / (1.0 + (-x).exp()),
-                Epilogue::Tanh => x.tanh(),
-                Epilogue::Gelu => {
+            let of_channel = || input(named(number)).at(&[at[channel]]);
+            let of_element = || input(named(number)).at(&at);
+            let sigmoid = |x: f64| 1.0 / (1.0 + (-x).exp());
+            out.values[i] = match (e.function(), e.numbers()) {
+                (Function::Bias, _) => x + of_channel(),
+                (Function::Scale, _) => x * of_channel(),
+                (Function::Add, _) => x + of_element(),
+                (Function::Mul, _) => x * of_element(),
+                (Function::Relu, _) => x.max(0.0),
+                (Function::LeakyRelu, [slope]) => {
+                    if x < 0.0 {
+                        x * slope
+                    } else {
+                        x
+                    }
+                }
+                (Function::Clip, [low, high]) => x.clamp(*low, *high),
+                (Function::Linear, [factor, term]) => x * factor + term,
+                (Function::Sigmoid, _) => sigmoid(x),
+                (Function::Silu, _) => x * sigmoid(x),
+                (Function::HardSigmoid, [factor, term]) => (x * factor + term).clamp(0.0, 1.0),
+                (Function::HardSwish, [factor, term]) => x * (x * factor + term).clamp(0.0, 1.0),
+                (Function::Tanh, _) => x.tanh(),
+                (Function::Gelu, _) => {
                     0.5 * x * (1.0 + interp::apply_unary(tilewright_ir::expr::UnaryOp::Erf, x / 2f64.sqrt()))
                 }
+                (function, numbers) => panic!("{function:?} needs a formula here, of {numbers:?}"),
             };
         }
     }
@@ -188,9 +207,10 @@ fn random_text(random: &mut Random) -> String {
         pairs.push("layout=blocked".to_owned());
     }
     let mut epilogue = Vec::new();
-    for word in ["bias", "add", "relu", "clip", "clip(-1;1.5)", "sigmoid", "tanh", "gelu"] {
-        if random.chance(15) {
-            epilogue.push(word);
+    let with_numbers = ["clip(-1;1.5)", "leaky_relu(0.25)", "linear(-0.5;1)", "hard_swish(0.5;0.25)", "bias", "add"];
+    for word in FUNCTIONS.iter().map(|spec| spec.name).chain(with_numbers) {
+        if epilogue.len() < 8 && random.chance(10) {
+            epilogue.insert(random.below(epilogue.len() + 1), word);
         }
     }
     if !epilogue.is_empty() {
@@ -219,8 +239,19 @@ fn operators_compute_their_formulas() {
         let unproven = check(&program).unwrap_or_else(|e| panic!("{w}: {e}\n{program}"));
         assert_eq!(unproven, [], "{w}");
         assert_eq!(parse(&program.to_string()).as_ref(), Ok(&program), "{w}");
-        let given = inputs(&program, random.next());
-        let expected = finished(&w, naive(&w, &given[0].1, &given[1].1), &given);
+        let mut given = inputs(&program, random.next());
+        let result = {
+            let mut x = Tensor { shape: given[0].1.shape.clone(), values: given[0].1.values.clone() };
+            // The program of a pointwise convolution has images of one row, of the same elements.
+            if let Structure::Window(window) = w.structure() {
+                x.shape = vec![window.n, window.c, window.axes[0].input, window.axes[1].input];
+            }
+            naive(&w, &x, &given[1].1)
+        };
+        for (_, further) in given[2..].iter_mut().filter(|(_, t)| t.shape.len() == result.shape.len()) {
+            further.shape.clone_from(&result.shape);
+        }
+        let expected = finished(&w, result, &given);
         let values: Vec<Vec<f64>> = given.into_iter().map(|(_, t)| t.values).collect();
         let mut arguments = values.clone();
         arguments.push(vec![0.0; expected.len()]);
@@ -332,17 +363,54 @@ fn degenerate_texts_are_refused_in_one_line() {
     is("conv2d_transpose:c=1,h=2,w=2,k=1,r=3,s=3,stride=2,out_pad_w=2", "out_pad_w=2 must be less than");
     is(&format!("{conv},epilogue="), "bias, add, relu");
     is(&format!("{conv},epilogue=relu+blur"), "bias, add, relu");
-    is(&format!("{conv},epilogue=bias+relu+bias"), "bias at most once");
+    is(&format!("{conv},epilogue=leaky_relu(1;2)"), "leaky_relu(slope)");
+    is(&format!("{conv},const=bias"), "expected w");
+    is(&format!("{conv},const=w+r,epilogue=bias"), "expected w or bias");
     is(&format!("{conv},epilogue=clip(1;0)"), "clip(low;high)");
     is(&format!("{conv},epilogue=clip(0;inf)"), "clip(low;high)");
     is(&format!("{conv},epilogue={}", ["gelu"; 9].join("+")), "at most 8 operations");
+}
+
+/// A workload made of an operator and sizes is the one that the text names.
+#[test]
+fn workloads_need_no_text() {
+    let operator = |name: &str| OPS.iter().find(|op| op.name == name).unwrap();
+    let conv = operator("conv2d");
+    let sizes = [("c", 4), ("h", 9), ("w", 8), ("k", 6), ("r", 3), ("s", 3), ("pad_left", 1)];
+    let plain = Workload::new(conv, &sizes).unwrap();
+    assert_eq!(plain, Workload::parse("conv2d:c=4,h=9,w=8,k=6,r=3,s=3,pad_left=1").unwrap());
+    let text =
+        "conv2d:c=4,h=9,w=8,k=6,r=3,s=3,pad_left=1,const=w+bias+r,layout=blocked,epilogue=add+bias+leaky_relu(0.5)";
+    let functions = [(Function::Add, &[][..]), (Function::Bias, &[]), (Function::LeakyRelu, &[0.5])];
+    let epilogue = functions.map(|(function, numbers)| Epilogue::new(function, numbers).unwrap());
+    let fused = plain.clone().with_epilogue(epilogue.to_vec()).unwrap().with_layout(Layout::Blocked).unwrap();
+    let fused = fused.with_constants(["r", "bias", "w"].map(str::to_owned).to_vec()).unwrap();
+    assert_eq!((&fused, fused.to_string().as_str()), (&Workload::parse(text).unwrap(), text));
+    let constants: Vec<String> =
+        fused.program().buffers.into_iter().filter(|b| b.role == Role::ConstInput).map(|b| b.name).collect();
+    assert_eq!(constants, ["W", "bias", "R"]);
+    assert_eq!(fused.with_epilogue(Vec::new()).unwrap().constants(), ["w"]);
+
+    let fails = |sizes: &[(&str, i64)], part: &str| {
+        let e = Workload::new(operator("matmul"), sizes).expect_err("it is no workload").to_string();
+        assert!(e.contains(part), "{e}");
+    };
+    fails(&[("m", 1), ("n", 2)], "matmul needs `k`");
+    fails(&[("m", 1), ("n", 2), ("k", 0)], "an integer from 1 to");
+    fails(&[("q", 1)], "no attribute `q`");
+    assert!(
+        Workload::new(operator("matmul"), &[("m", 1), ("n", 1), ("k", 1)])
+            .unwrap()
+            .with_layout(Layout::Blocked)
+            .is_err()
+    );
 }
 
 #[test]
 fn sets_give_all_their_members() {
     let all = Workload::parse_all("resnet18:layout=blocked").unwrap();
     assert_eq!(all.len(), 12);
-    assert!(all.iter().all(|w| w.layout() == Layout::Blocked && w.constant == Some("w")));
+    assert!(all.iter().all(|w| w.layout() == Layout::Blocked && w.is_constant("W")));
     assert_eq!(all[11], Workload::parse("resnet18.C12:layout=blocked").unwrap());
     assert_eq!(Workload::parse_all("bert").unwrap().len(), 6);
     assert_eq!(Workload::parse_all("alexnet:n=1").unwrap()[0].size("n"), 1);

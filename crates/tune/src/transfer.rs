@@ -129,9 +129,9 @@ fn distance(task: &Task, earlier: &EarlierTask) -> f64 {
     let others = b.operator().sizes.iter().map(|size| size.name).filter(|name| !sizes().any(|other| other == *name));
     let of_sizes = sizes().chain(others).map(|name| (log_size(a, name) - log_size(b, name)).abs());
     let differs = [
-        a.operator().name != b.operator().name,
+        a.operator() != b.operator(),
         a.dtype != b.dtype,
-        a.constant != b.constant,
+        a.constants() != b.constants(),
         a.layout() != b.layout(),
         a.epilogue() != b.epilogue(),
     ];

@@ -4,7 +4,7 @@
 //! width of the block, and whether the threads are ours or OpenBLAS's, is what was measured to be fastest. A pointwise
 //! convolution of stride 1 multiplies with X itself.
 
-use tilewright_ir::op::Epilogue;
+use tilewright_ir::op::Function;
 
 use super::Unavailable;
 use super::openblas::{Blas, Gemm, GemmCall, Way, WayMaker};
@@ -20,8 +20,8 @@ const BLOCK_WIDTHS: [usize; 3] = [128, 512, 2048];
 pub(super) fn prepare<T: Element>(operands: &mut Operands<T>, threads: usize) -> Result<Prepared<T>, Unavailable> {
     let Kernel::Conv(conv) = operands.problem.kernel else { panic!("it computes convolutions only") };
     for step in &operands.problem.epilogue {
-        if matches!(step, Epilogue::Sigmoid | Epilogue::Tanh | Epilogue::Gelu) {
-            let reason = format!("a loop after OpenBLAS is no match for {step:?}");
+        if !matches!(step.function(), Function::Bias | Function::Add | Function::Relu | Function::Clip) {
+            let reason = format!("a loop after OpenBLAS is no match for {step}");
             return Err(Unavailable::Unsupported { reason });
         }
     }
@@ -165,13 +165,13 @@ fn copy_row<T: Element>(conv: &Conv, x: &[T], tap: [usize; 2], out: &mut [T], be
 
 /// The epilogue on `y`, which begins at element `at` of the result and is of one channel.
 fn finish<T: Element>(operands: &Operands<T>, y: &mut [T], at: usize, channel: usize) {
-    for step in &operands.problem.epilogue {
-        match *step {
-            Epilogue::Bias => y.iter_mut().for_each(|y| *y = *y + operands.bias[channel]),
-            Epilogue::Add => y.iter_mut().zip(&operands.residual[at..]).for_each(|(y, residual)| *y = *y + *residual),
-            Epilogue::Relu => clip(y, T::ZERO, T::from_f64(f64::INFINITY)),
-            Epilogue::Clip { low, high } => clip(y, T::from_f64(low), T::from_f64(high)),
-            Epilogue::Sigmoid | Epilogue::Tanh | Epilogue::Gelu => unreachable!("they are refused before"),
+    for (step, further) in operands.problem.epilogue.iter().zip(&operands.further) {
+        match (step.function(), step.numbers()) {
+            (Function::Bias, _) => y.iter_mut().for_each(|y| *y = *y + further[channel]),
+            (Function::Add, _) => y.iter_mut().zip(&further[at..]).for_each(|(y, residual)| *y = *y + *residual),
+            (Function::Relu, _) => clip(y, T::ZERO, T::from_f64(f64::INFINITY)),
+            (Function::Clip, &[low, high]) => clip(y, T::from_f64(low), T::from_f64(high)),
+            _ => unreachable!("{step} is refused before"),
         }
     }
 }

@@ -17,10 +17,10 @@ use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::ptr::{null, null_mut};
 
 use tilewright_ir::DType;
-use tilewright_ir::op::Epilogue;
+use tilewright_ir::op::Function;
 
 use super::library::{Loaded, text};
-use super::operands::{Element, Operands};
+use super::operands::{Aligned, Element, Operands};
 use super::problem::{Conv, Kernel, Layouts, Matmul, Problem};
 use super::worker::{Prepared, Run, shortest_ns};
 use super::{Unavailable, Variant};
@@ -202,6 +202,8 @@ const TANH: Eltwise = Eltwise { v2: 0x2f, v3: 0x21 };
 const LOGISTIC: Eltwise = Eltwise { v2: 0xaf, v3: 0x29 };
 const CLIP: Eltwise = Eltwise { v2: 0xff, v3: 0x2e };
 const GELU_ERF: Eltwise = Eltwise { v2: 0x30, v3: 0x31 };
+const SWISH: Eltwise = Eltwise { v2: 0xdf, v3: 0x2c };
+const LINEAR: Eltwise = Eltwise { v2: 0x7f, v3: 0x26 };
 
 /// A primitive with what a descriptor says besides the tensors.
 #[derive(Clone, Copy)]
@@ -351,10 +353,13 @@ fn load() -> Result<Loaded, Unavailable> {
     Loaded::open(&["libdnnl.so.3", "libdnnl.so.2", "libdnnl.so", "libdnnl.dylib"], package)
 }
 
+/// Source, weights, bias, addend and destination; null where the epilogue has no such operation.
 fn pointers_of<T: Element>(operands: &mut Operands<T>) -> [*mut c_void; 5] {
-    let inputs = [&operands.a, &operands.b, &operands.bias, &operands.residual];
-    let [a, b, bias, residual] = inputs.map(|input| input.as_ptr().cast_mut().cast());
-    [a, b, bias, residual, operands.c.as_mut_ptr().cast()]
+    let pointer = |input: &Aligned<T>| input.as_ptr().cast_mut().cast();
+    let steps = || operands.problem.epilogue.iter().zip(&operands.further);
+    let further = |function| steps().find(|(step, _)| step.function() == function).map_or(null_mut(), |f| pointer(f.1));
+    let [bias, addend] = [Function::Bias, Function::Add].map(further);
+    [pointer(&operands.a), pointer(&operands.b), bias, addend, operands.c.as_mut_ptr().cast()]
 }
 
 fn padded(extents: &[usize]) -> Dims {
@@ -514,11 +519,9 @@ impl Api {
         layouts: Layouts,
     ) -> Result<Prepared<T>, Unavailable> {
         let problem = &operands.problem;
-        let has = |step: Epilogue| problem.epilogue.contains(&step);
-        let (has_bias, has_addend) = (has(Epilogue::Bias), has(Epilogue::Add));
         let attributes = self.attributes(problem)?;
         let pointers = pointers_of(operands);
-        let [src, weights, bias, residual, dst] = pointers;
+        let [src, weights, bias, addend, dst] = pointers;
         let plain = |tensor: &Tensor, buffer| {
             let md = self.md_plain(tensor)?;
             Ok(Memory { md, handle: self.memory(md, buffer)? })
@@ -526,7 +529,7 @@ impl Api {
         let src = plain(&tensors.src, src)?;
         let weights = plain(&tensors.weights, weights)?;
         let dst = plain(&tensors.dst, dst)?;
-        let bias = if has_bias { Some(plain(&tensors.bias, bias)?) } else { None };
+        let bias = if bias.is_null() { None } else { Some(plain(&tensors.bias, bias)?) };
         let wanted = |memory: Memory, tensor: &Tensor, is_free: bool| {
             if is_free { self.md_any(tensor) } else { Ok(memory.md) }
         };
@@ -556,7 +559,7 @@ impl Api {
             }
         }
         let load: Option<Copy> =
-            if has_addend { Some(self.copy(plain(&tensors.dst, residual)?, dst_used)?) } else { None };
+            if addend.is_null() { None } else { Some(self.copy(plain(&tensors.dst, addend)?, dst_used)?) };
         let store: Option<Copy> = if dst_used.handle == dst.handle { None } else { Some(self.copy(dst_used, dst)?) };
 
         let layout = match &reordered[..] {
@@ -595,20 +598,34 @@ impl Api {
             succeeded("dnnl_post_ops_create", (self.post_ops_create)(&mut post_ops))?;
         }
         for (at, step) in problem.epilogue.iter().enumerate() {
-            match *step {
+            let before = &problem.epilogue[..at];
+            let is_first = before.iter().all(|before| before.function() != step.function());
+            let (algorithm, [alpha, beta]) = match (step.function(), step.numbers()) {
                 // The library adds a bias first of all.
-                Epilogue::Bias if problem.epilogue[..at].iter().all(|before| *before == Epilogue::Add) => {}
-                Epilogue::Bias => {
-                    let reason = "oneDNN adds a bias before anything else".to_owned();
+                (Function::Bias, _) if is_first && before.iter().all(|b| b.function() == Function::Add) => continue,
+                // The destination holds one addend.
+                (Function::Add, _) if is_first => {
+                    self.append_sum(post_ops)?;
+                    continue;
+                }
+                (Function::Relu, _) => (RELU, [0.0, 0.0]),
+                (Function::LeakyRelu, &[slope]) => (RELU, [slope, 0.0]),
+                (Function::Clip, &[low, high]) => (CLIP, [low, high]),
+                (Function::Sigmoid, _) => (LOGISTIC, [0.0, 0.0]),
+                (Function::Tanh, _) => (TANH, [0.0, 0.0]),
+                (Function::Gelu, _) => (GELU_ERF, [0.0, 0.0]),
+                (Function::Silu, _) => (SWISH, [1.0, 0.0]),
+                (Function::Linear, &[factor, term]) => (LINEAR, [factor, term]),
+                (Function::Bias, _) => {
+                    let reason = "oneDNN adds one bias, before anything else".to_owned();
                     return Err(Unavailable::Unsupported { reason });
                 }
-                Epilogue::Add => self.append_sum(post_ops)?,
-                Epilogue::Relu => self.append_eltwise(post_ops, RELU, 0.0, 0.0)?,
-                Epilogue::Clip { low, high } => self.append_eltwise(post_ops, CLIP, low as f32, high as f32)?,
-                Epilogue::Sigmoid => self.append_eltwise(post_ops, LOGISTIC, 0.0, 0.0)?,
-                Epilogue::Tanh => self.append_eltwise(post_ops, TANH, 0.0, 0.0)?,
-                Epilogue::Gelu => self.append_eltwise(post_ops, GELU_ERF, 0.0, 0.0)?,
-            }
+                _ => {
+                    let reason = format!("oneDNN has no such post-operation as {step} here");
+                    return Err(Unavailable::Unsupported { reason });
+                }
+            };
+            self.append_eltwise(post_ops, algorithm, alpha as f32, beta as f32)?;
         }
         // SAFETY: both handles are the library's; the post-operations are copied.
         let status = unsafe { (self.attr_set_post_ops)(attributes, post_ops) };

@@ -3,7 +3,7 @@
 use std::ops::Add;
 
 use tilewright_ir::DType;
-use tilewright_ir::op::Epilogue;
+use tilewright_ir::op::{Epilogue, Operand};
 
 use super::problem::{Conv, Kernel, Matmul, Problem};
 use super::{Check, Mismatch};
@@ -130,10 +130,9 @@ pub(super) struct Operands<T> {
     /// B, `[b, k, n]` or, where it is stored transposed, `[b, n, k]`; or W, `[k, c/groups, r, s]`, of a transposed
     /// convolution `[c, k/groups, r, s]`.
     pub(super) b: Aligned<T>,
-    /// One element a channel, empty where the epilogue has no bias.
-    pub(super) bias: Aligned<T>,
-    /// Of the result's shape, empty where the epilogue adds nothing.
-    pub(super) residual: Aligned<T>,
+    /// The further input of each operation of the epilogue: one element a channel, or of the result's shape; empty where
+    /// it has none.
+    pub(super) further: Vec<Aligned<T>>,
     /// The result: C, `[b, m, n]`, or Y, `[n, k, p, q]`.
     pub(super) c: Aligned<T>,
 }
@@ -144,15 +143,18 @@ impl<T: Element> Operands<T> {
         let [a_len, b_len] = problem.input_lens();
         let shape = problem.output_shape();
         let c_len = shape.iter().product();
-        let len_if = |has: Epilogue, len: usize| if problem.epilogue.contains(&has) { len } else { 0 };
+        let len = |step: &Epilogue| match step.operand() {
+            None => 0,
+            Some(Operand::Channel) => shape[problem.channel_axis()],
+            Some(Operand::Element) => c_len,
+        };
         let mut random = Random(seed);
         // 2r + 1 − 2²⁴ for r below 2²⁴ is odd, so it is never zero, and both signs are equally likely.
         let mut value = || T::from_odd(2 * (random.next() >> 40) as i32 + 1 - (1 << 24));
         Operands {
             a: Aligned::new(a_len, &mut value),
             b: Aligned::new(b_len, &mut value),
-            bias: Aligned::new(len_if(Epilogue::Bias, shape[problem.channel_axis()]), &mut value),
-            residual: Aligned::new(len_if(Epilogue::Add, c_len), &mut value),
+            further: problem.epilogue.iter().map(|step| Aligned::new(len(step), &mut value)).collect(),
             c: Aligned::new(c_len, || T::NAN),
             problem: problem.clone(),
         }
@@ -208,18 +210,17 @@ impl<T: Element> Operands<T> {
         }
         let mut value = sum.value;
         let mut tolerance = (8.0 + 2.0 * (sum.n_terms as f64).sqrt()) * T::EPSILON * sum.magnitude;
-        for step in &self.problem.epilogue {
-            value = match *step {
-                Epilogue::Bias => value + self.bias[index[self.problem.channel_axis()]].to_f64(),
-                Epilogue::Add => value + self.residual[at].to_f64(),
-                Epilogue::Relu => value.max(0.0),
-                Epilogue::Clip { low, high } => value.clamp(low, high),
-                Epilogue::Sigmoid => 1.0 / (1.0 + (-value).exp()),
-                Epilogue::Tanh => value.tanh(),
-                Epilogue::Gelu => 0.5 * value * (1.0 + erf(value * std::f64::consts::FRAC_1_SQRT_2)),
-            };
-            // The slope is at most 1, of Gelu 1.13; libraries compute the curved ones to some units in the last place.
-            tolerance = 1.13 * tolerance + 8.0 * T::EPSILON * (1.0 + value.abs());
+        for (step, further) in self.problem.epilogue.iter().zip(&self.further) {
+            let operand = step.operand().map(|operand| match operand {
+                Operand::Channel => further[index[self.problem.channel_axis()]].to_f64(),
+                Operand::Element => further[at].to_f64(),
+            });
+            let of = |x: f64| step.value(x, operand);
+            let differs = [value - tolerance, value + tolerance].map(|x| (of(x) - of(value)).abs());
+            value = of(value);
+            // The functions bend little within a tolerance; libraries compute the curved ones to some units in the last
+            // place.
+            tolerance = 1.13 * differs[0].max(differs[1]) + 8.0 * T::EPSILON * (1.0 + value.abs());
         }
         (value, tolerance)
     }
@@ -294,14 +295,6 @@ fn corners(shape: &[usize]) -> Vec<usize> {
     })
 }
 
-/// The error function.
-fn erf(x: f64) -> f64 {
-    unsafe extern "C" {
-        safe fn erf(x: f64) -> f64;
-    }
-    erf(x)
-}
-
 /// SplitMix64: one addition and two multiplications a number, good enough for test data.
 ///
 /// # Source
@@ -323,6 +316,7 @@ impl Random {
 mod tests {
     use super::*;
     use crate::peer::problem::tests::{conv, matmul};
+    use tilewright_ir::op::Function;
 
     /// C of A·B, computed one term after the other.
     fn multiplied<T: Element>(problem: &Problem, from_f64: fn(f64) -> T) -> Operands<T> {
@@ -431,19 +425,21 @@ mod tests {
 
     #[test]
     fn an_epilogue_is_applied_in_order() {
-        let check = |epilogue: &[Epilogue], expected: fn(f64, f64, f64) -> f64| {
-            let problem = Problem { epilogue: epilogue.to_vec(), ..conv(Conv { k: 2, ..POINTWISE }) };
+        let check = |epilogue: &[(Function, &[f64])], expected: fn(f64, f64, f64) -> f64| {
+            let epilogue =
+                epilogue.iter().map(|(f, numbers)| Epilogue::new(*f, numbers).expect("its numbers are accepted"));
+            let problem = Problem { epilogue: epilogue.collect(), ..conv(Conv { k: 2, ..POINTWISE }) };
             let mut operands = Operands::<f64>::random(&problem, 5);
             for at in 0..2 {
-                let bias = operands.bias.get(at).copied().unwrap_or_default();
-                let residual = operands.residual.get(at).copied().unwrap_or_default();
-                operands.c[at] = expected(operands.a[0] * operands.b[at], bias, residual);
+                let further: Vec<f64> = operands.further.iter().filter_map(|f| f.get(at).copied()).collect();
+                let [first, second] = [0, 1].map(|i| further.get(i).copied().unwrap_or_default());
+                operands.c[at] = expected(operands.a[0] * operands.b[at], first, second);
             }
             operands.check(1).expect("it is what the epilogue says");
         };
-        check(&[Epilogue::Bias, Epilogue::Relu, Epilogue::Add], |y, bias, r| (y + bias).max(0.0) + r);
-        check(&[Epilogue::Add, Epilogue::Clip { low: -0.1, high: 0.1 }], |y, _, r| (y + r).clamp(-0.1, 0.1));
-        // Published values of the error function: erf(1) and its oddness.
-        assert!((erf(1.0) - 0.842_700_792_949_714_9).abs() < 1e-15 && erf(-1.0) == -erf(1.0));
+        let [bias, relu, add] = [Function::Bias, Function::Relu, Function::Add].map(|f| (f, &[][..]));
+        check(&[bias, relu, add], |y, bias, r| (y + bias).max(0.0) + r);
+        check(&[add, (Function::Clip, &[-0.1, 0.1])], |y, r, _| (y + r).clamp(-0.1, 0.1));
+        check(&[(Function::Scale, &[]), add], |y, scale, r| y * scale + r);
     }
 }

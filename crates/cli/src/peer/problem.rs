@@ -1,7 +1,7 @@
 //! What a peer computes: a workload's sizes, as libraries want them.
 
 use tilewright_ir::DType;
-use tilewright_ir::op::{Epilogue, Layout, Workload};
+use tilewright_ir::op::{Epilogue, Layout, Structure, Window, Workload};
 
 use super::Unavailable;
 
@@ -132,10 +132,11 @@ pub struct Layouts {
 impl Layouts {
     /// What a workload lets its kernels hold in layouts of their own.
     pub fn of(workload: &Workload) -> Layouts {
-        Layouts {
-            weights: matches!(workload.constant, Some("b" | "w")),
-            activations: workload.layout() == Layout::Blocked,
-        }
+        let weights = match workload.structure() {
+            Structure::Contraction(contraction) => contraction.b.name,
+            Structure::Window(_) => Window::WEIGHTS,
+        };
+        Layouts { weights: workload.is_constant(weights), activations: workload.layout() == Layout::Blocked }
     }
 
     /// Whether something is free in `other` and not here.
@@ -145,50 +146,33 @@ impl Layouts {
 }
 
 impl Problem {
-    /// The workload, where there are libraries for it.
-    pub(super) fn of(workload: &Workload) -> Option<Problem> {
-        let size = |name: &str| workload.size(name) as usize;
-        let pair = |h: &str, w: &str| [size(h), size(w)];
-        let operator = workload.operator().name;
-        let kernel = match operator {
-            "matmul" => Kernel::Matmul(Matmul { b: 1, m: size("m"), n: size("n"), k: size("k"), ta: false, tb: false }),
-            "dense" => Kernel::Matmul(Matmul { b: 1, m: size("m"), n: size("n"), k: size("k"), ta: false, tb: true }),
-            "batch_matmul" => Kernel::Matmul(Matmul {
-                b: size("b"),
-                m: size("m"),
-                n: size("n"),
-                k: size("k"),
-                ta: size("ta") != 0,
-                tb: size("tb") != 0,
-            }),
-            "conv2d" | "depthwise_conv2d" | "conv2d_transpose" => {
-                let c = size("c");
-                let depthwise = operator == "depthwise_conv2d";
-                let transposed = operator == "conv2d_transpose";
-                let ends = ["pad_bottom", "pad_right"].map(|name| workload.size(name));
-                let added = |axis: usize| workload.size(["out_pad_h", "out_pad_w"][axis]);
+    /// The workload as libraries know it.
+    pub(super) fn of(workload: &Workload) -> Problem {
+        let as_usize = |n: i64| usize::try_from(n).expect("no size is negative");
+        let kernel = match workload.structure() {
+            Structure::Contraction(c) => {
+                let [b, m, n, k] = [c.batch.unwrap_or(1), c.m, c.n, c.k].map(as_usize);
+                Kernel::Matmul(Matmul { b, m, n, k, ta: c.a.k_first, tb: !c.b.k_first })
+            }
+            Structure::Window(w) => {
+                let [n, c, k, groups] = [w.n, w.c, w.k, w.groups].map(as_usize);
                 Kernel::Conv(Conv {
-                    n: size("n"),
+                    n,
                     c,
-                    image: pair("h", "w"),
-                    k: if depthwise { c * size("multiplier") } else { size("k") },
-                    filter: pair("r", "s"),
-                    stride: pair("stride_h", "stride_w"),
-                    pad_begin: pair("pad_top", "pad_left"),
-                    pad_end: if transposed { std::array::from_fn(|axis| ends[axis] - added(axis)) } else { ends },
-                    dilation: pair("dilation_h", "dilation_w"),
-                    groups: match operator {
-                        "conv2d" => size("groups"),
-                        "depthwise_conv2d" => c,
-                        _ => 1,
-                    },
-                    transposed,
+                    image: w.axes.map(|axis| as_usize(axis.input)),
+                    k,
+                    filter: w.axes.map(|axis| as_usize(axis.filter)),
+                    stride: w.axes.map(|axis| as_usize(axis.stride)),
+                    pad_begin: w.axes.map(|axis| as_usize(axis.before)),
+                    pad_end: w.axes.map(|axis| axis.after),
+                    dilation: w.axes.map(|axis| as_usize(axis.dilation)),
+                    groups,
+                    transposed: w.transposed,
                 })
             }
-            _ => return None,
         };
         let free = Layouts::of(workload);
-        Some(Problem { kernel, epilogue: workload.epilogue().to_vec(), dtype: workload.dtype, free })
+        Problem { kernel, epilogue: workload.epilogue().to_vec(), dtype: workload.dtype, free }
     }
 
     /// Elements of A or X, and of B or W.
@@ -238,7 +222,7 @@ pub(super) mod tests {
     fn a_workload_is_found_in_all_its_sizes() {
         let check = |text: &str, shape: &[usize], lens: [usize; 2]| {
             let workload = Workload::parse(text).expect("the test names a workload");
-            let problem = Problem::of(&workload).expect("libraries compute it");
+            let problem = Problem::of(&workload);
             assert_eq!((problem.output_shape(), problem.input_lens()), (shape.to_vec(), lens), "{text}");
         };
         check("dense:m=2,n=3,k=5", &[1, 2, 3], [10, 15]);

@@ -229,7 +229,7 @@ pub(super) fn shortest_ns<T>(run: &mut Run<T>, operands: &mut Operands<T>) -> Re
 
 #[cfg(test)]
 mod tests {
-    use tilewright_ir::op::Epilogue;
+    use tilewright_ir::op::{Epilogue, Function};
 
     use super::super::problem::tests::matmul;
     use super::*;
@@ -318,20 +318,27 @@ mod tests {
         "conv2d:c=5,h=9,w=7,k=6,r=3,s=3,epilogue=tanh",
         "conv2d:c=5,h=9,w=7,k=6,r=3,s=3,epilogue=relu+bias",
         "dense:m=5,n=19,k=31,epilogue=bias+gelu",
+        "dense:m=5,n=19,k=31,epilogue=bias+silu",
+        "dense:m=5,n=19,k=31,epilogue=leaky_relu(0.25)+linear(0.5;-1)",
+        "conv2d:c=5,h=9,w=7,k=6,r=3,s=3,epilogue=scale+bias+leaky_relu",
+        "conv2d:c=5,h=9,w=7,k=6,r=3,s=3,epilogue=hard_swish",
         "batch_matmul:b=3,m=7,n=9,k=11,epilogue=bias+add",
     ];
 
     /// What a peer may refuse, with a reason: all else that it says it computes, it must.
     fn may_refuse(spec: &PeerSpec, problem: &Problem) -> bool {
-        let has = |step| problem.epilogue.contains(&step);
+        let steps: Vec<Function> = problem.epilogue.iter().map(Epilogue::function).collect();
+        let lacks = [Function::Scale, Function::Mul, Function::HardSigmoid, Function::HardSwish];
         match spec.library {
             "onednn" => {
                 spec.variant == Variant::OneDnnWinograd
                     || problem.dtype == DType::F64
-                    || problem.epilogue == [Epilogue::Relu, Epilogue::Bias]
+                    || steps == [Function::Relu, Function::Bias]
+                    || steps.iter().any(|step| lacks.contains(step))
             }
             _ if spec.variant == Variant::Im2col => {
-                [Epilogue::Sigmoid, Epilogue::Tanh, Epilogue::Gelu].iter().any(|&s| has(s))
+                let has = [Function::Bias, Function::Add, Function::Relu, Function::Clip];
+                steps.iter().any(|step| !has.contains(step))
             }
             _ => !problem.epilogue.is_empty(),
         }

@@ -1,8 +1,6 @@
 //! Many matrix multiplications of one shape.
 
-use super::product::Product;
-use super::{Operator, Size, Workload};
-use crate::program::Program;
+use super::{Contraction, Factor, Operator, Size, Structure, Workload};
 
 /// `C[b, m, n] = Σ_k A[b, m, k] · B[b, k, n]`, where each factor may be stored transposed.
 pub const BATCH_MATMUL: Operator = Operator {
@@ -20,30 +18,17 @@ pub const BATCH_MATMUL: Operator = Operator {
     has_layout: false,
     has_inexact: |_| false,
     check: |_| Ok(()),
-    program,
-    flops: |w| ["b", "m", "n", "k"].iter().map(|s| w.size(s) as f64).product::<f64>() * 2.0,
-    share_inside: |_| 1.0,
+    structure,
 };
 
-fn program(w: &Workload) -> Program {
-    let (b, m, n, k) = (w.size("b"), w.size("m"), w.size("n"), w.size("k"));
-    let stored = |transposed: &str, rows: i64, columns: i64| match w.size(transposed) {
-        0 => vec![b, rows, columns],
-        _ => vec![b, columns, rows],
-    };
-    let product = Product {
-        inputs: [("A", stored("ta", m, k)), ("B", stored("tb", k, n))],
+fn structure(w: &Workload) -> Structure {
+    Structure::Contraction(Contraction {
+        batch: Some(w.size("b")),
+        m: w.size("m"),
+        n: w.size("n"),
+        k: w.size("k"),
+        a: Factor { name: "A", k_first: w.size("ta") == 1 },
+        b: Factor { name: "B", k_first: w.size("tb") == 0 },
         output: "C",
-        axes: &[("b", b), ("i", m), ("j", n)],
-        outer: &["ob", "oi", "oj"],
-        k,
-        index: |w, v| {
-            let at = |transposed: &str, row: usize, column: usize| {
-                let (row, column) = if w.size(transposed) == 0 { (row, column) } else { (column, row) };
-                vec![v[0].clone(), v[row].clone(), v[column].clone()]
-            };
-            [at("ta", 1, 3), at("tb", 3, 2)]
-        },
-    };
-    product.program(w)
+    })
 }

@@ -1,6 +1,6 @@
 //! Building an operator's untransformed program: one nest a stage.
 
-use super::{Epilogue, Workload};
+use super::{Epilogue, Operand, Workload};
 use crate::expr::{Cond, Expr, ReduceOp};
 use crate::index::Index;
 use crate::program::{Buffer, BufferId, DType, LoopKind, Part, Program, Role, Scope, Stmt};
@@ -25,20 +25,21 @@ pub struct StageSpec<'a> {
 pub struct ProgramBuilder {
     program: Program,
     dtype: DType,
-    constant: Option<&'static str>,
+    constants: Vec<String>,
 }
 
 impl ProgramBuilder {
-    /// A program without stages, named after the workload.
-    pub fn new(workload: &Workload) -> ProgramBuilder {
-        let program = Program { name: workload.to_string(), ..Program::default() };
-        ProgramBuilder { program, dtype: workload.dtype, constant: workload.constant }
+    /// A program without stages, whose tensors have elements of one type. Inputs of these names, whatever their case, stay
+    /// the same from run to run.
+    pub fn new(name: impl Into<String>, dtype: DType, constants: Vec<String>) -> ProgramBuilder {
+        let program = Program { name: name.into(), ..Program::default() };
+        ProgramBuilder { program, dtype, constants }
     }
 
-    /// Adds an input, constant where the workload says so.
+    /// Adds an input.
     pub fn input(&mut self, name: &str, shape: &[i64]) -> BufferId {
-        let constant = self.constant.is_some_and(|c| c.eq_ignore_ascii_case(name));
-        let role = if constant { Role::ConstInput } else { Role::Input };
+        let is_constant = self.constants.iter().any(|c| c.eq_ignore_ascii_case(name));
+        let role = if is_constant { Role::ConstInput } else { Role::Input };
         let (name, shape) = (name.to_owned(), shape.to_vec());
         self.program.add_buffer(Buffer { name, dtype: self.dtype, shape, scope: Scope::Global, role })
     }
@@ -98,33 +99,44 @@ impl ProgramBuilder {
     }
 }
 
-/// The extra inputs of an epilogue.
-#[derive(Clone, Copy, Default)]
+/// The further inputs of an epilogue.
 pub(super) struct Operands {
-    bias: Option<BufferId>,
-    pub(super) residual: Option<BufferId>,
+    /// By operation.
+    of: Vec<Option<BufferId>>,
 }
 
 impl Operands {
-    /// Adds the inputs that the workload's epilogue needs: `bias` of so many channels, `R` of the output's shape.
+    /// Adds the inputs that the workload's epilogue needs: of so many channels, or of the output's shape.
     pub(super) fn new(p: &mut ProgramBuilder, w: &Workload, n_channels: i64, shape: &[i64]) -> Operands {
-        let needs = |e| w.epilogue().contains(&e);
-        Operands {
-            bias: needs(Epilogue::Bias).then(|| p.input("bias", &[n_channels])),
-            residual: needs(Epilogue::Add).then(|| p.input("R", shape)),
+        let mut of = vec![None; w.epilogue().len()];
+        for (at, name, kind) in Epilogue::operands(w.epilogue()) {
+            of[at] = Some(match kind {
+                Operand::Channel => p.input(&name, &[n_channels]),
+                Operand::Element => p.input(&name, shape),
+            });
+        }
+        Operands { of }
+    }
+
+    /// Has inputs of the output's shape come in the layout that the template chooses.
+    pub(super) fn keep(&mut self, p: &mut ProgramBuilder, w: &Workload) {
+        for (at, name, kind) in Epilogue::operands(w.epilogue()) {
+            if let (Operand::Element, Some(input)) = (kind, &mut self.of[at]) {
+                *input = p.copy(Part::Prepare, *input, &kept(&name), &["rn", "rk", "rp", "rq"], Role::Kept);
+            }
         }
     }
 
     /// What the epilogue makes of a value, at an element of the output whose subscript `channel` numbers the channels.
     pub(super) fn apply(&self, w: &Workload, value: Expr, at: &[Index], channel: usize) -> Expr {
-        let load = |b: Option<BufferId>, index: &[Index]| {
-            Expr::Load(b.expect("an input that the epilogue needs was added"), index.to_vec())
-        };
-        w.epilogue().iter().fold(value, |x, e| {
-            e.apply(x, || match e {
-                Epilogue::Bias => load(self.bias, &at[channel..=channel]),
-                _ => load(self.residual, at),
-            })
+        w.epilogue().iter().zip(&self.of).fold(value, |x, (e, operand)| {
+            let at = if e.operand() == Some(Operand::Channel) { &at[channel..=channel] } else { at };
+            e.apply(x, operand.map(|operand| Expr::Load(operand, at.to_vec())))
         })
     }
+}
+
+/// The name of an input in the layout that the template chooses.
+pub(super) fn kept(name: &str) -> String {
+    format!("{name}.in")
 }

@@ -1,9 +1,6 @@
 //! Two-dimensional convolution.
 
-use super::convolution::{Axis, Convolution};
-use super::{Operator, Size, Workload, WorkloadError};
-use crate::program::Program;
-use std::slice::from_ref;
+use super::{Axis, Operator, Size, Structure, Window, Workload, WorkloadError};
 
 /// `Y[n, k, p, q] = Σ_{c, r, s} X[n, c, p·stride + r·dilation, q·stride + s·dilation] · W[k, c, r, s]`, X padded.
 ///
@@ -34,9 +31,7 @@ pub const CONV2D: Operator = Operator {
     has_layout: true,
     has_inexact: has_winograd,
     check,
-    program,
-    flops,
-    share_inside: Axis::share_inside_forward,
+    structure,
 };
 
 /// Winograd's algorithm is for dense 3 × 3 filters.
@@ -57,27 +52,8 @@ fn check(w: &Workload) -> Result<(), WorkloadError> {
     Axis::check_forward(w)
 }
 
-fn program(w: &Workload) -> Program {
-    let (c, k, groups) = (w.size("c"), w.size("k"), w.size("groups"));
-    let axes = Axis::as_one_row(Axis::forward(w));
-    let convolution = Convolution {
-        channels: [c, k],
-        weights: &[k, c / groups, axes[0].filter, axes[1].filter],
-        axes,
-        summed_channels: Some(c / groups),
-        always_padded: false,
-        tap: &|k_at, sum| {
-            let of_group = match groups {
-                1 => 0.into(),
-                _ => k_at.floor_div(k / groups).scale(c / groups),
-            };
-            (of_group.add(&sum[0]), [from_ref(k_at), sum].concat())
-        },
-    };
-    convolution.program(w)
-}
-
-fn flops(w: &Workload) -> f64 {
-    let output: f64 = Axis::forward(w).iter().map(|a| (a.output * a.filter) as f64).product();
-    2.0 * w.size("n") as f64 * w.size("k") as f64 * (w.size("c") / w.size("groups")) as f64 * output
+fn structure(w: &Workload) -> Structure {
+    let [n, c, k, groups] = ["n", "c", "k", "groups"].map(|size| w.size(size));
+    let axes = Axis::forward(w);
+    Structure::Window(Window { n, c, k, groups, depthwise: false, transposed: false, axes })
 }

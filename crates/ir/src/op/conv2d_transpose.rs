@@ -1,9 +1,6 @@
 //! Transposed two-dimensional convolution.
 
-use super::convolution::{Axis, Convolution};
-use super::{Operator, Size, Workload};
-use crate::index::Index;
-use crate::program::Program;
+use super::{Axis, Operator, Size, Structure, Window, Workload};
 
 /// `Y[n, k, h·stride − pad + r·dilation, w·stride − pad + s·dilation] += X[n, c, h, w] · W[c, k, r, s]`.
 ///
@@ -37,27 +34,11 @@ pub const CONV2D_TRANSPOSE: Operator = Operator {
     has_layout: true,
     has_inexact: |_| false,
     check: Axis::check_transposed,
-    program,
-    // Each element of the input meets each tap; zeros inserted are not counted.
-    flops: |w| 2.0 * ["n", "c", "h", "w", "k", "r", "s"].iter().map(|s| w.size(s) as f64).product::<f64>(),
-    share_inside: Axis::share_inside_transposed,
+    structure,
 };
 
-fn program(w: &Workload) -> Program {
-    let (c, k) = (w.size("c"), w.size("k"));
+fn structure(w: &Workload) -> Structure {
+    let [n, c, k] = ["n", "c", "k"].map(|size| w.size(size));
     let axes = Axis::transposed(w);
-    let (last_row, last_column) = (axes[0].filter - 1, axes[1].filter - 1);
-    let convolution = Convolution {
-        channels: [c, k],
-        weights: &[c, k, axes[0].filter, axes[1].filter],
-        axes,
-        summed_channels: Some(c),
-        always_padded: true,
-        tap: &|k, sum| {
-            let flipped = |last: i64, tap: &Index| Index::from(last).sub(tap);
-            let weight = vec![sum[0].clone(), k.clone(), flipped(last_row, &sum[1]), flipped(last_column, &sum[2])];
-            (sum[0].clone(), weight)
-        },
-    };
-    convolution.program(w)
+    Structure::Window(Window { n, c, k, groups: 1, depthwise: false, transposed: true, axes })
 }

@@ -1,8 +1,6 @@
 //! The fully connected layer.
 
-use super::product::Product;
-use super::{Operator, Size, Workload};
-use crate::program::Program;
+use super::{Contraction, Factor, Operator, Size, Structure, Workload};
 
 /// `Y[m, n] = Σ_k X[m, k] · W[n, k]`, all row-major: weights lie as networks store them.
 pub const DENSE: Operator = Operator {
@@ -17,20 +15,17 @@ pub const DENSE: Operator = Operator {
     has_layout: false,
     has_inexact: |_| false,
     check: |_| Ok(()),
-    program,
-    flops: |w| 2.0 * w.size("m") as f64 * w.size("n") as f64 * w.size("k") as f64,
-    share_inside: |_| 1.0,
+    structure,
 };
 
-fn program(w: &Workload) -> Program {
-    let (m, n, k) = (w.size("m"), w.size("n"), w.size("k"));
-    let product = Product {
-        inputs: [("X", vec![m, k]), ("W", vec![n, k])],
+fn structure(w: &Workload) -> Structure {
+    Structure::Contraction(Contraction {
+        batch: None,
+        m: w.size("m"),
+        n: w.size("n"),
+        k: w.size("k"),
+        a: Factor { name: "X", k_first: false },
+        b: Factor { name: "W", k_first: false },
         output: "Y",
-        axes: &[("i", m), ("j", n)],
-        outer: &["oi", "oj"],
-        k,
-        index: |_, v| [vec![v[0].clone(), v[2].clone()], vec![v[1].clone(), v[2].clone()]],
-    };
-    product.program(w)
+    })
 }

@@ -1,9 +1,6 @@
 //! Convolution of each channel by itself.
 
-use super::convolution::{Axis, Convolution};
-use super::{Operator, Size, Workload};
-use crate::program::Program;
-use std::slice::from_ref;
+use super::{Axis, Operator, Size, Structure, Window, Workload};
 
 /// `Y[n, k, p, q] = Σ_{r, s} X[n, k / multiplier, p·stride + r·dilation, q·stride + s·dilation] · W[k, r, s]`, X padded.
 pub const DEPTHWISE_CONV2D: Operator = Operator {
@@ -30,26 +27,11 @@ pub const DEPTHWISE_CONV2D: Operator = Operator {
     has_layout: true,
     has_inexact: |_| false,
     check: Axis::check_forward,
-    program,
-    flops,
-    share_inside: Axis::share_inside_forward,
+    structure,
 };
 
-fn program(w: &Workload) -> Program {
-    let (c, multiplier) = (w.size("c"), w.size("multiplier"));
-    let axes = Axis::forward(w);
-    let convolution = Convolution {
-        channels: [c, c * multiplier],
-        weights: &[c * multiplier, axes[0].filter, axes[1].filter],
-        axes,
-        summed_channels: None,
-        always_padded: false,
-        tap: &|k, sum| (k.floor_div(multiplier), [from_ref(k), sum].concat()),
-    };
-    convolution.program(w)
-}
-
-fn flops(w: &Workload) -> f64 {
-    let output: f64 = Axis::forward(w).iter().map(|a| (a.output * a.filter) as f64).product();
-    2.0 * w.size("n") as f64 * (w.size("c") * w.size("multiplier")) as f64 * output
+fn structure(w: &Workload) -> Structure {
+    let (n, c) = (w.size("n"), w.size("c"));
+    let (k, axes) = (c * w.size("multiplier"), Axis::forward(w));
+    Structure::Window(Window { n, c, k, groups: c, depthwise: true, transposed: false, axes })
 }

@@ -1,107 +1,414 @@
 //! What is done to each element of a result before it is stored.
 
 use crate::expr::{BinaryOp, Expr, UnaryOp};
+use crate::interp::{apply_binary, apply_unary};
+use crate::program::BufferId;
 use std::f64::consts::FRAC_1_SQRT_2;
 use std::fmt;
 
-/// One operation of an epilogue.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Epilogue {
-    /// Adds `bias[k]`, an input of its own, by output channel or column.
+/// A function of one element of a result, perhaps with an element of a further input.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Function {
+    /// Adds an input by channel.
     Bias,
-    /// Adds `R`, an input of the output's shape: a residual connection.
+    /// Adds an input of the result's shape.
     Add,
     /// max(x, 0)
     Relu,
-    /// min(max(x, low), high)
-    Clip {
-        /// Smallest result.
-        low: f64,
-        /// Largest result.
-        high: f64,
-    },
+    /// Cuts off at both ends.
+    Clip,
     /// 1 / (1 + e⁻ˣ)
     Sigmoid,
     /// Hyperbolic tangent.
     Tanh,
     /// x · (1 + erf(x / √2)) / 2
     Gelu,
+    /// Multiplies by an input by channel.
+    Scale,
+    /// Multiplies by an input of the result's shape.
+    Mul,
+    /// a·x + b
+    Linear,
+    /// x, or a share of it where it is negative.
+    LeakyRelu,
+    /// A sigmoid of straight lines.
+    HardSigmoid,
+    /// x times such a sigmoid of x.
+    HardSwish,
+    /// x times the sigmoid of x.
+    Silu,
+}
+
+/// A further input that a function reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Operand {
+    /// One element for each channel or column of the result.
+    Channel,
+    /// Of the result's shape.
+    Element,
+}
+
+/// Everything about a function.
+pub struct FunctionSpec {
+    /// Which one.
+    pub function: Function,
+    /// Its name in a workload's text.
+    pub name: &'static str,
+    /// One line on what it computes, of `x` and the numbers.
+    pub text: &'static str,
+    /// Its numbers, with what they are where none are given.
+    pub numbers: &'static [(&'static str, f64)],
+    /// Which numbers it accepts.
+    accepts: fn([f64; 2]) -> bool,
+    /// The further input, with its name.
+    pub operand: Option<(Operand, &'static str)>,
+    /// The value, of an element of the result, one of the further input (where there is none, of anything) and the numbers.
+    value: fn(Expr, Expr, [f64; 2]) -> Expr,
+}
+
+/// A function of the result alone.
+const PLAIN: FunctionSpec = FunctionSpec {
+    function: Function::Relu,
+    name: "relu",
+    text: "max(x, 0)",
+    numbers: &[],
+    accepts: |_| true,
+    operand: None,
+    value: |x, _, _| max(x, 0.0),
+};
+
+/// All functions.
+pub const FUNCTIONS: &[FunctionSpec] = &[
+    FunctionSpec {
+        function: Function::Bias,
+        name: "bias",
+        text: "x + bias[channel]",
+        operand: Some((Operand::Channel, "bias")),
+        value: |x, bias, _| add(x, bias),
+        ..PLAIN
+    },
+    FunctionSpec {
+        function: Function::Add,
+        name: "add",
+        text: "x + R[…], of the result's shape: a residual connection",
+        operand: Some((Operand::Element, "R")),
+        value: |x, r, _| add(x, r),
+        ..PLAIN
+    },
+    PLAIN,
+    FunctionSpec {
+        function: Function::Clip,
+        name: "clip",
+        text: "min(max(x, low), high)",
+        numbers: &[("low", 0.0), ("high", 6.0)],
+        accepts: |[low, high]| low < high,
+        value: |x, _, [low, high]| min(max(x, low), high),
+        ..PLAIN
+    },
+    FunctionSpec {
+        function: Function::Sigmoid,
+        name: "sigmoid",
+        text: "1 / (1 + exp(-x))",
+        value: |x, _, _| sigmoid(x),
+        ..PLAIN
+    },
+    FunctionSpec {
+        function: Function::Tanh,
+        name: "tanh",
+        text: "tanh(x)",
+        value: |x, _, _| Expr::unary(UnaryOp::Tanh, x),
+        ..PLAIN
+    },
+    FunctionSpec {
+        function: Function::Gelu,
+        name: "gelu",
+        text: "x * (1 + erf(x / sqrt(2))) / 2",
+        value: |x, _, _| {
+            let erf = Expr::unary(UnaryOp::Erf, mul(x.clone(), Expr::Const(FRAC_1_SQRT_2)));
+            mul(mul(Expr::Const(0.5), x), add(Expr::Const(1.0), erf))
+        },
+        ..PLAIN
+    },
+    FunctionSpec {
+        function: Function::Scale,
+        name: "scale",
+        text: "x * scale[channel]",
+        operand: Some((Operand::Channel, "scale")),
+        value: |x, scale, _| mul(x, scale),
+        ..PLAIN
+    },
+    FunctionSpec {
+        function: Function::Mul,
+        name: "mul",
+        text: "x * M[…], of the result's shape: a gate",
+        operand: Some((Operand::Element, "M")),
+        value: |x, m, _| mul(x, m),
+        ..PLAIN
+    },
+    FunctionSpec {
+        function: Function::Linear,
+        name: "linear",
+        text: "factor * x + term",
+        numbers: &[("factor", 1.0), ("term", 0.0)],
+        value: |x, _, [factor, term]| linear(x, factor, term),
+        ..PLAIN
+    },
+    FunctionSpec {
+        function: Function::LeakyRelu,
+        name: "leaky_relu",
+        text: "max(x, 0) + slope * min(x, 0)",
+        numbers: &[("slope", 0.01)],
+        value: |x, _, [slope, _]| add(max(x.clone(), 0.0), mul(Expr::Const(slope), min(x, 0.0))),
+        ..PLAIN
+    },
+    FunctionSpec {
+        function: Function::HardSigmoid,
+        name: "hard_sigmoid",
+        text: "min(max(factor * x + term, 0), 1)",
+        numbers: &[("factor", 0.2), ("term", 0.5)],
+        value: |x, _, [factor, term]| hard_sigmoid(x, factor, term),
+        ..PLAIN
+    },
+    FunctionSpec {
+        function: Function::HardSwish,
+        name: "hard_swish",
+        text: "x * min(max(factor * x + term, 0), 1)",
+        numbers: &[("factor", 1.0 / 6.0), ("term", 0.5)],
+        value: |x, _, [factor, term]| mul(x.clone(), hard_sigmoid(x, factor, term)),
+        ..PLAIN
+    },
+    FunctionSpec {
+        function: Function::Silu,
+        name: "silu",
+        text: "x * sigmoid(x)",
+        value: |x, _, _| mul(x.clone(), sigmoid(x)),
+        ..PLAIN
+    },
+];
+
+fn add(a: Expr, b: Expr) -> Expr {
+    Expr::binary(BinaryOp::Add, a, b)
+}
+
+fn mul(a: Expr, b: Expr) -> Expr {
+    Expr::binary(BinaryOp::Mul, a, b)
+}
+
+fn max(x: Expr, low: f64) -> Expr {
+    Expr::binary(BinaryOp::Max, x, Expr::Const(low))
+}
+
+fn min(x: Expr, high: f64) -> Expr {
+    Expr::binary(BinaryOp::Min, x, Expr::Const(high))
+}
+
+fn linear(x: Expr, factor: f64, term: f64) -> Expr {
+    add(mul(x, Expr::Const(factor)), Expr::Const(term))
+}
+
+fn hard_sigmoid(x: Expr, factor: f64, term: f64) -> Expr {
+    min(max(linear(x, factor, term), 0.0), 1.0)
+}
+
+fn sigmoid(x: Expr) -> Expr {
+    let power = Expr::unary(UnaryOp::Exp, Expr::unary(UnaryOp::Neg, x));
+    Expr::binary(BinaryOp::Div, Expr::Const(1.0), add(Expr::Const(1.0), power))
+}
+
+/// One operation of an epilogue: a function with its numbers.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Epilogue {
+    function: Function,
+    /// As many as the function has; the others are zero.
+    numbers: [f64; 2],
 }
 
 impl Epilogue {
-    /// `clip` without bounds.
-    const CLIP: Epilogue = Epilogue::Clip { low: 0.0, high: 6.0 };
-
-    const NAMES: [(Epilogue, &'static str); 7] = [
-        (Epilogue::Bias, "bias"),
-        (Epilogue::Add, "add"),
-        (Epilogue::Relu, "relu"),
-        (Epilogue::CLIP, "clip"),
-        (Epilogue::Sigmoid, "sigmoid"),
-        (Epilogue::Tanh, "tanh"),
-        (Epilogue::Gelu, "gelu"),
-    ];
-
-    /// Operations of one epilogue, which repeat their operand, at most.
+    /// Operations of one epilogue, some of which repeat their operand, at most.
     const MOST: usize = 8;
+
+    /// A function with these numbers, as many as it has; where none are given, with those of its row.
+    ///
+    /// `None` for numbers that it does not accept.
+    pub fn new(function: Function, numbers: &[f64]) -> Option<Epilogue> {
+        let spec = spec_of(function);
+        let given: Vec<f64> = match numbers {
+            [] => spec.numbers.iter().map(|(_, default)| *default).collect(),
+            numbers => numbers.to_vec(),
+        };
+        let mut numbers = [0.0; 2];
+        if given.len() != spec.numbers.len() || !given.iter().all(|x| x.is_finite()) {
+            return None;
+        }
+        // Adding zero makes a negative zero a plain one.
+        numbers.iter_mut().zip(given).for_each(|(number, given)| *number = given + 0.0);
+        (spec.accepts)(numbers).then_some(Epilogue { function, numbers })
+    }
+
+    /// Which function it is.
+    pub fn function(&self) -> Function {
+        self.function
+    }
+
+    /// The function's numbers.
+    pub fn numbers(&self) -> &[f64] {
+        &self.numbers[..self.spec().numbers.len()]
+    }
+
+    /// The kind of the further input that it reads.
+    pub fn operand(&self) -> Option<Operand> {
+        Some(self.spec().operand?.0)
+    }
+
+    fn spec(&self) -> &'static FunctionSpec {
+        spec_of(self.function)
+    }
 
     /// Reads `a+b+…`; the error says what is expected.
     pub(super) fn parse_list(text: &str) -> Result<Vec<Epilogue>, String> {
         let list = text.split('+').map(|word| Epilogue::parse(word.trim())).collect::<Option<Vec<_>>>();
         let list = list.ok_or_else(|| {
-            let names: Vec<&str> = Epilogue::NAMES.iter().map(|(_, name)| *name).collect();
-            format!("{} or clip(low;high), joined by +", names.join(", "))
+            let form = |spec: &FunctionSpec| match spec.numbers {
+                [] => spec.name.to_owned(),
+                numbers => {
+                    let names: Vec<&str> = numbers.iter().map(|(name, _)| *name).collect();
+                    format!("{0} or {0}({1})", spec.name, names.join(";"))
+                }
+            };
+            format!("{}, joined by +", FUNCTIONS.iter().map(form).collect::<Vec<_>>().join(", "))
         })?;
-        if list.len() > Epilogue::MOST {
-            return Err(format!("at most {} operations", Epilogue::MOST));
+        Epilogue::check_list(&list).map(|()| list)
+    }
+
+    /// Whether these operations can be one epilogue; the error says what is expected.
+    pub(super) fn check_list(list: &[Epilogue]) -> Result<(), String> {
+        match list.len() <= Epilogue::MOST {
+            true => Ok(()),
+            false => Err(format!("at most {} operations", Epilogue::MOST)),
         }
-        match [Epilogue::Bias, Epilogue::Add].iter().find(|e| list.iter().filter(|x| x == e).count() > 1) {
-            Some(twice) => Err(format!("{twice} at most once")),
-            None => Ok(list),
+    }
+
+    /// The text that [`Epilogue::parse_list`] reads.
+    pub(super) fn list_to_string(list: &[Epilogue]) -> String {
+        list.iter().map(Epilogue::to_string).collect::<Vec<_>>().join("+")
+    }
+
+    /// The further inputs of these operations, in the order of the arguments: those by channel, then the others. Each has
+    /// the position of its operation, its name, and its kind.
+    pub fn operands(list: &[Epilogue]) -> Vec<(usize, String, Operand)> {
+        let mut operands: Vec<(usize, String, Operand)> = Vec::new();
+        for (at, epilogue) in list.iter().enumerate() {
+            if let Some((kind, name)) = epilogue.spec().operand {
+                let earlier = list[..at].iter().filter(|other| other.function == epilogue.function).count();
+                let name = if earlier == 0 { name.to_owned() } else { format!("{name}{}", earlier + 1) };
+                operands.push((at, name, kind));
+            }
         }
+        operands.sort_by_key(|(.., kind)| *kind == Operand::Element);
+        operands
     }
 
     fn parse(word: &str) -> Option<Epilogue> {
-        if let Some((epilogue, _)) = Epilogue::NAMES.iter().find(|(_, name)| *name == word) {
-            return Some(*epilogue);
-        }
-        let (low, high) = word.strip_prefix("clip(")?.strip_suffix(')')?.split_once(';')?;
-        let bound = |text: &str| text.trim().parse::<f64>().ok().filter(|x| x.is_finite());
-        // Adding zero makes a negative zero a plain one.
-        let (low, high) = (bound(low)? + 0.0, bound(high)? + 0.0);
-        (low < high).then_some(Epilogue::Clip { low, high })
+        let (name, numbers) = match word.split_once('(') {
+            None => (word, None),
+            Some((name, numbers)) => (name, Some(numbers.strip_suffix(')')?)),
+        };
+        let spec = FUNCTIONS.iter().find(|spec| spec.name == name)?;
+        let Some(numbers) = numbers else { return Epilogue::new(spec.function, &[]) };
+        let numbers: Vec<f64> = numbers.split(';').map(|text| text.trim().parse().ok()).collect::<Option<_>>()?;
+        Epilogue::new(spec.function, &numbers)
     }
 
-    /// The operation on a value; `operand` gives the element of the extra input that [`Epilogue::Bias`] or
-    /// [`Epilogue::Add`] adds.
-    pub(super) fn apply(self, x: Expr, operand: impl FnOnce() -> Expr) -> Expr {
-        let (add, multiply) = (|a, b| Expr::binary(BinaryOp::Add, a, b), |a, b| Expr::binary(BinaryOp::Mul, a, b));
-        let one = Expr::Const(1.0);
-        match self {
-            Epilogue::Bias | Epilogue::Add => add(x, operand()),
-            Epilogue::Relu => Expr::binary(BinaryOp::Max, x, Expr::Const(0.0)),
-            Epilogue::Clip { low, high } => {
-                Expr::binary(BinaryOp::Min, Expr::binary(BinaryOp::Max, x, Expr::Const(low)), Expr::Const(high))
-            }
-            Epilogue::Sigmoid => {
-                let power = Expr::unary(UnaryOp::Exp, Expr::unary(UnaryOp::Neg, x));
-                Expr::binary(BinaryOp::Div, one.clone(), add(one, power))
-            }
-            Epilogue::Tanh => Expr::unary(UnaryOp::Tanh, x),
-            Epilogue::Gelu => {
-                let erf = Expr::unary(UnaryOp::Erf, multiply(x.clone(), Expr::Const(FRAC_1_SQRT_2)));
-                multiply(multiply(Expr::Const(0.5), x), add(one, erf))
+    /// The operation on a value; `operand` is the element of its further input, where it has one.
+    pub(super) fn apply(&self, x: Expr, operand: Option<Expr>) -> Expr {
+        (self.spec().value)(x, operand.unwrap_or(Expr::Const(0.0)), self.numbers)
+    }
+
+    /// The operation on a number; `operand` is the element of its further input, where it has one.
+    pub fn value(&self, x: f64, operand: Option<f64>) -> f64 {
+        fn value(expr: &Expr, loaded: [f64; 2]) -> f64 {
+            match expr {
+                Expr::Const(x) => *x,
+                Expr::Load(b, _) => loaded[b.0 as usize],
+                Expr::Unary(op, x) => apply_unary(*op, value(x, loaded)),
+                Expr::Binary(op, a, b) => apply_binary(*op, value(a, loaded), value(b, loaded)),
+                Expr::FromIndex(_) | Expr::Select(..) => unreachable!("functions are made of arithmetic alone"),
             }
         }
+        let load = |buffer| Expr::Load(BufferId(buffer), Vec::new());
+        value(&self.apply(load(0), Some(load(1))), [x, operand.unwrap_or(0.0)])
     }
+}
+
+fn spec_of(function: Function) -> &'static FunctionSpec {
+    FUNCTIONS.iter().find(|spec| spec.function == function).expect("every function has a row")
 }
 
 impl fmt::Display for Epilogue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match (Epilogue::NAMES.iter().find(|(e, _)| e == self), self) {
-            (Some((_, name)), _) => f.write_str(name),
-            (None, Epilogue::Clip { low, high }) => write!(f, "clip({low};{high})"),
-            (None, _) => unreachable!("every operation but a clip has one name"),
+        f.write_str(self.spec().name)?;
+        if self.numbers().iter().eq(self.spec().numbers.iter().map(|(_, default)| default)) {
+            return Ok(());
         }
+        let numbers: Vec<String> = self.numbers().iter().map(f64::to_string).collect();
+        write!(f, "({})", numbers.join(";"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_function_has_one_row_and_one_text() {
+        for (at, spec) in FUNCTIONS.iter().enumerate() {
+            assert!(FUNCTIONS[..at].iter().all(|other| (other.function, other.name) != (spec.function, spec.name)));
+            let plain = Epilogue::new(spec.function, &[]).expect("its own numbers are accepted");
+            assert_eq!(plain.to_string(), spec.name);
+            let other: Vec<f64> = spec.numbers.iter().map(|(_, default)| default + 0.1 / 3.0).collect();
+            let other = Epilogue::new(spec.function, &other).expect("numbers near its own are accepted");
+            for epilogue in [plain, other] {
+                assert_eq!(Epilogue::parse(&epilogue.to_string()), Some(epilogue));
+            }
+        }
+        assert_eq!(Epilogue::parse("clip(0;6)"), Epilogue::parse("clip"));
+        for text in ["", "clip(", "clip(1)", "clip(2;1)", "clip(0;nan)", "relu()", "relu(1)", "leaky_relu(0.1;0.2)"] {
+            assert_eq!(Epilogue::parse(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn operands_have_names_of_their_own_and_channels_come_first() {
+        let list = Epilogue::parse_list("add+bias+relu+add+scale+bias").unwrap();
+        let operands: Vec<_> = Epilogue::operands(&list).into_iter().map(|(at, name, _)| (at, name)).collect();
+        let expected = [(1, "bias"), (4, "scale"), (5, "bias2"), (0, "R"), (3, "R2")];
+        assert_eq!(operands, expected.map(|(at, name)| (at, name.to_owned())));
+    }
+
+    /// Values from the definitions, in numbers.
+    #[test]
+    fn functions_have_the_values_of_their_definitions() {
+        let is = |text: &str, x: f64, operand: f64, expected: f64| {
+            let value = Epilogue::parse(text).unwrap().value(x, Some(operand));
+            assert!((value - expected).abs() < 1e-15, "{text} of {x}: {value} instead of {expected}");
+        };
+        is("bias", 2.0, 3.0, 5.0);
+        is("add", 2.0, 3.0, 5.0);
+        is("scale", 2.0, 3.0, 6.0);
+        is("mul", 2.0, 3.0, 6.0);
+        is("linear(2;3)", 4.0, 0.0, 11.0);
+        is("relu", -2.0, 0.0, 0.0);
+        is("leaky_relu", -2.0, 0.0, -0.02);
+        is("leaky_relu(0.5)", 3.0, 0.0, 3.0);
+        is("clip", 7.0, 0.0, 6.0);
+        is("hard_sigmoid", 1.0, 0.0, 0.7);
+        is("hard_sigmoid", -3.0, 0.0, 0.0);
+        is("hard_swish", 1.0, 0.0, 2.0 / 3.0);
+        is("hard_swish", 4.0, 0.0, 4.0);
+        is("sigmoid", 0.0, 0.0, 0.5);
+        is("silu", 1.0, 0.0, 1.0 / (1.0 + (-1f64).exp()));
+        is("tanh", 0.5, 0.0, 0.5f64.tanh());
+        // The normal distribution's share below one standard deviation.
+        is("gelu", 1.0, 0.0, 0.841_344_746_068_542_9);
     }
 }

@@ -1,8 +1,6 @@
 //! Matrix multiplication.
 
-use super::product::Product;
-use super::{Operator, Size, Workload};
-use crate::program::Program;
+use super::{Contraction, Factor, Operator, Size, Structure, Workload};
 
 /// `C[m, n] = Σ_k A[m, k] · B[k, n]`, all row-major.
 pub const MATMUL: Operator = Operator {
@@ -17,20 +15,17 @@ pub const MATMUL: Operator = Operator {
     has_layout: false,
     has_inexact: |_| false,
     check: |_| Ok(()),
-    program,
-    flops: |w| 2.0 * w.size("m") as f64 * w.size("n") as f64 * w.size("k") as f64,
-    share_inside: |_| 1.0,
+    structure,
 };
 
-fn program(w: &Workload) -> Program {
-    let (m, n, k) = (w.size("m"), w.size("n"), w.size("k"));
-    let product = Product {
-        inputs: [("A", vec![m, k]), ("B", vec![k, n])],
+fn structure(w: &Workload) -> Structure {
+    Structure::Contraction(Contraction {
+        batch: None,
+        m: w.size("m"),
+        n: w.size("n"),
+        k: w.size("k"),
+        a: Factor { name: "A", k_first: false },
+        b: Factor { name: "B", k_first: true },
         output: "C",
-        axes: &[("i", m), ("j", n)],
-        outer: &["oi", "oj"],
-        k,
-        index: |_, v| [vec![v[0].clone(), v[2].clone()], vec![v[2].clone(), v[1].clone()]],
-    };
-    product.program(w)
+    })
 }

@@ -3,23 +3,23 @@
 mod alias;
 mod batch_matmul;
 mod builder;
+mod contraction;
 mod conv2d;
 mod conv2d_transpose;
-mod convolution;
 mod dense;
 mod depthwise_conv2d;
 mod epilogue;
 mod matmul;
-mod product;
+mod structure;
+mod window;
 mod workload;
 
 pub use alias::ALIASES;
 pub use builder::{Axes, ProgramBuilder, StageSpec};
-pub(crate) use convolution::unpad;
-pub use epilogue::Epilogue;
+pub use epilogue::{Epilogue, FUNCTIONS, Function, FunctionSpec, Operand};
+pub use structure::{Axis, Contraction, Factor, Structure, Window};
+pub(crate) use window::unpad;
 pub use workload::{Layout, Workload, WorkloadError};
-
-use crate::program::Program;
 
 /// A named size of an operator.
 #[derive(Clone, Copy, Debug)]
@@ -55,6 +55,16 @@ impl Size {
         Size { default: Some(0), least: 0, most: 1, ..Size::new(name, text) }
     }
 
+    /// A value, where it is accepted.
+    fn accept(&self, n: i64) -> Option<i64> {
+        (self.least..=self.most).contains(&n).then_some(n)
+    }
+
+    /// What is accepted.
+    fn expected(&self) -> String {
+        format!("an integer from {} to {}", self.least, self.most)
+    }
+
     const fn of(shorthand: &'static str, default: i64, name: &'static str, text: &'static str) -> Size {
         Size { least: default, shorthand: Some(shorthand), ..Size::new(name, text).or(default) }
     }
@@ -76,13 +86,15 @@ pub struct Operator {
     pub has_inexact: fn(&Workload) -> bool,
     /// Whether sizes that are each within their range fit together.
     pub check: fn(&Workload) -> Result<(), WorkloadError>,
-    /// The untransformed program.
-    pub program: fn(&Workload) -> Program,
-    /// Floating-point operations of one run: twice the multiply-accumulates, those with padding included and the
-    /// epilogue's operations not.
-    pub flops: fn(&Workload) -> f64,
-    /// Which share of these have two factors: the others meet padding, which a kernel may know to be zero.
-    pub share_inside: fn(&Workload) -> f64,
+    /// What it computes ahead of its epilogue: its program, and what schedules and libraries need to know, follow.
+    pub structure: fn(&Workload) -> Structure,
+}
+
+/// Operators have names of their own.
+impl PartialEq for Operator {
+    fn eq(&self, other: &Operator) -> bool {
+        self.name == other.name
+    }
 }
 
 /// All operators.

@@ -1,7 +1,8 @@
 //! Workloads: an operator with its sizes, as text.
 
 use super::alias::{set_of, sets};
-use super::{ALIASES, Epilogue, OPS, Operator};
+use super::builder::kept;
+use super::{ALIASES, Epilogue, OPS, Operand, Operator, ProgramBuilder, Structure};
 use crate::program::{DType, Program};
 use std::fmt;
 
@@ -30,8 +31,8 @@ pub struct Workload {
     sizes: Vec<i64>,
     /// Element type of all tensors.
     pub dtype: DType,
-    /// The input that stays the same from run to run, if any.
-    pub constant: Option<&'static str>,
+    /// Inputs that stay the same from run to run, by their lower-case names, in the order of the arguments.
+    constants: Vec<String>,
     layout: Layout,
     epilogue: Vec<Epilogue>,
     /// Whether algorithms that round more than the operator as written, such as Winograd's, are kept out. Where there
@@ -41,7 +42,11 @@ pub struct Workload {
 
 impl PartialEq for Workload {
     fn eq(&self, other: &Workload) -> bool {
-        self.to_string() == other.to_string()
+        self.operator == other.operator
+            && self.sizes == other.sizes
+            && (self.dtype, self.layout, self.is_exact()) == (other.dtype, other.layout, other.is_exact())
+            && self.constants == other.constants
+            && self.epilogue == other.epilogue
     }
 }
 
@@ -153,19 +158,22 @@ struct Given {
     /// By the operator's sizes.
     sizes: Vec<Option<i64>>,
     dtype: Option<DType>,
-    constant: Option<&'static str>,
+    constants: Option<Vec<String>>,
     layout: Option<Layout>,
     epilogue: Option<Vec<Epilogue>>,
     exact: Option<bool>,
 }
 
 impl Given {
+    fn nothing(operator: &Operator) -> Given {
+        let sizes = vec![None; operator.sizes.len()];
+        Given { sizes, dtype: None, constants: None, layout: None, epilogue: None, exact: None }
+    }
+
     fn parse(operator: &'static Operator, text: &str) -> Result<Given, WorkloadError> {
-        let none = vec![None; operator.sizes.len()];
-        let mut given =
-            Given { sizes: none.clone(), dtype: None, constant: None, layout: None, epilogue: None, exact: None };
+        let mut given = Given::nothing(operator);
         // A size given by its own name comes before one given by its shorthand.
-        let mut by_shorthand = none;
+        let mut by_shorthand = given.sizes.clone();
         let mut seen = Vec::new();
         for pair in text.split(',').map(str::trim).filter(|p| !p.is_empty()) {
             let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
@@ -177,9 +185,8 @@ impl Given {
             seen.push(key);
             let one = operator.sizes.iter().position(|s| s.name == key);
             if let Some(at) = one.or_else(|| operator.sizes.iter().position(|s| s.shorthand == Some(key))) {
-                let (least, most) = (operator.sizes[at].least, operator.sizes[at].most);
-                let n = value.parse().ok().filter(|n| (least..=most).contains(n));
-                let n = n.ok_or_else(|| wrong(format!("an integer from {least} to {most}")))?;
+                let size = &operator.sizes[at];
+                let n = value.parse().ok().and_then(|n| size.accept(n)).ok_or_else(|| wrong(size.expected()))?;
                 match one {
                     Some(at) => given.sizes[at] = Some(n),
                     None => {
@@ -190,8 +197,7 @@ impl Given {
             } else if key == "dtype" {
                 given.dtype = Some(one_of(&DType::ALL, value).map_err(wrong)?);
             } else if key == "const" {
-                let found = operator.constants.iter().find(|c| **c == value);
-                given.constant = Some(found.ok_or_else(|| wrong(operator.constants.join(" or ")))?);
+                given.constants = Some(value.split('+').map(|name| name.trim().to_owned()).collect());
             } else if key == "layout" && operator.has_layout {
                 given.layout = Some(one_of(&Layout::ALL, value).map_err(wrong)?);
             } else if key == "epilogue" {
@@ -217,7 +223,7 @@ impl Given {
         Given {
             sizes: self.sizes.into_iter().zip(other.sizes).map(|(a, b)| a.or(b)).collect(),
             dtype: self.dtype.or(other.dtype),
-            constant: self.constant.or(other.constant),
+            constants: self.constants.or(other.constants),
             layout: self.layout.or(other.layout),
             epilogue: self.epilogue.or(other.epilogue),
             exact: self.exact.or(other.exact),
@@ -267,7 +273,33 @@ impl Workload {
             aliases: ALIASES.iter().map(|(a, _)| *a).collect::<Vec<_>>().join(", "),
             sets: sets().join(", "),
         })?;
-        let given = Given::parse(operator, rest)?.or(Given::parse(operator, base)?);
+        Workload::of(operator, Given::parse(operator, rest)?.or(Given::parse(operator, base)?))
+    }
+
+    /// An operator with these sizes, by their names; the others have their defaults.
+    ///
+    /// # Errors
+    /// [`WorkloadError`] for a size that the operator does not have or accept, or that is missing.
+    pub fn new(operator: &'static Operator, sizes: &[(&str, i64)]) -> Result<Workload, WorkloadError> {
+        let mut given = Given::nothing(operator);
+        for &(name, n) in sizes {
+            let at = operator.sizes.iter().position(|size| size.name == name);
+            let at = at.ok_or_else(|| WorkloadError::UnknownAttribute {
+                operator: operator.name,
+                key: brief(name),
+                known: operator.sizes.iter().map(|size| size.name).collect::<Vec<_>>().join(", "),
+            })?;
+            let size = &operator.sizes[at];
+            given.sizes[at] = Some(size.accept(n).ok_or_else(|| WorkloadError::Value {
+                key: name.to_owned(),
+                value: n.to_string(),
+                expected: size.expected(),
+            })?);
+        }
+        Workload::of(operator, given)
+    }
+
+    fn of(operator: &'static Operator, given: Given) -> Result<Workload, WorkloadError> {
         let sizes = operator.sizes.iter().zip(&given.sizes).map(|(size, given)| {
             let missing = WorkloadError::Missing { operator: operator.name, key: size.name, text: size.text };
             given.or(size.default).ok_or(missing)
@@ -276,16 +308,21 @@ impl Workload {
             operator,
             sizes: sizes.collect::<Result<_, _>>()?,
             dtype: given.dtype.unwrap_or(DType::F32),
-            constant: given.constant,
+            constants: Vec::new(),
             layout: given.layout.unwrap_or_default(),
             epilogue: given.epilogue.unwrap_or_default(),
             exact: given.exact.unwrap_or(false),
         };
         (operator.check)(&workload)?;
-        let bytes = workload.program().buffers.iter().try_fold(0u64, |sum, b| sum.checked_add(b.size_bytes()?));
+        workload.with_constants(given.constants.unwrap_or_default())?.checked()
+    }
+
+    /// The workload, where its tensors fit into memory.
+    fn checked(self) -> Result<Workload, WorkloadError> {
+        let bytes = self.program().buffers.iter().try_fold(0u64, |sum, b| sum.checked_add(b.size_bytes()?));
         match bytes {
-            Some(bytes) if bytes <= MOST_BYTES => Ok(workload),
-            _ => Err(WorkloadError::TooLarge(workload.to_string())),
+            Some(bytes) if bytes <= MOST_BYTES => Ok(self),
+            _ => Err(WorkloadError::TooLarge(self.to_string())),
         }
     }
 
@@ -317,6 +354,70 @@ impl Workload {
         self.sizes[at.unwrap_or_else(|| panic!("{} has no size {name}", self.operator.name))]
     }
 
+    /// The inputs that stay the same from run to run, by their lower-case names, in the order of the arguments.
+    pub fn constants(&self) -> &[String] {
+        &self.constants
+    }
+
+    /// Whether an input stays the same from run to run.
+    pub fn is_constant(&self, input: &str) -> bool {
+        self.constants.iter().any(|c| c.eq_ignore_ascii_case(input))
+    }
+
+    /// The same with these inputs constant, by their names in lower case, and no others.
+    ///
+    /// # Errors
+    /// [`WorkloadError::Value`] for what is no input that may be constant.
+    pub fn with_constants(self, constants: Vec<String>) -> Result<Workload, WorkloadError> {
+        let known = self.possible_constants();
+        match constants.iter().find(|name| !known.contains(name)) {
+            Some(unknown) => Err(WorkloadError::Value {
+                key: "const".to_owned(),
+                value: brief(unknown),
+                expected: known.join(" or "),
+            }),
+            None => {
+                Ok(Workload { constants: known.into_iter().filter(|name| constants.contains(name)).collect(), ..self })
+            }
+        }
+    }
+
+    /// The inputs that may be constant, in the order of the arguments.
+    fn possible_constants(&self) -> Vec<String> {
+        let operands = Epilogue::operands(&self.epilogue).into_iter().map(|(_, name, _)| name.to_lowercase());
+        self.operator.constants.iter().map(|name| (*name).to_owned()).chain(operands).collect()
+    }
+
+    /// The same with activations that come and go so.
+    ///
+    /// # Errors
+    /// [`WorkloadError::UnknownAttribute`] where the operator has no choice of layouts.
+    pub fn with_layout(self, layout: Layout) -> Result<Workload, WorkloadError> {
+        if layout != Layout::default() && !self.operator.has_layout {
+            return Err(WorkloadError::UnknownAttribute {
+                operator: self.operator.name,
+                key: "layout".to_owned(),
+                known: attributes(self.operator).join(", "),
+            });
+        }
+        Ok(Workload { layout, ..self })
+    }
+
+    /// The same with another epilogue; inputs of the old one that were constant are forgotten.
+    ///
+    /// # Errors
+    /// [`WorkloadError`] where it has too many operations, or its tensors do not fit into memory.
+    pub fn with_epilogue(self, epilogue: Vec<Epilogue>) -> Result<Workload, WorkloadError> {
+        if let Err(expected) = Epilogue::check_list(&epilogue) {
+            let value = brief(&Epilogue::list_to_string(&epilogue));
+            return Err(WorkloadError::Value { key: "epilogue".to_owned(), value, expected });
+        }
+        let mut workload = Workload { epilogue, ..self };
+        let known = workload.possible_constants();
+        workload.constants.retain(|name| known.contains(name));
+        workload.checked()
+    }
+
     /// How activations come and go.
     pub fn layout(&self) -> Layout {
         self.layout
@@ -325,6 +426,13 @@ impl Workload {
     /// What is done to each element of the result, in order.
     pub fn epilogue(&self) -> &[Epilogue] {
         &self.epilogue
+    }
+
+    /// The kept copies of further inputs of the epilogue that come in the layout that the template chooses.
+    pub fn kept_operands(&self) -> Vec<String> {
+        let of_element = Epilogue::operands(&self.epilogue).into_iter().filter(|(.., kind)| *kind == Operand::Element);
+        let is_kept = self.layout == Layout::Blocked;
+        of_element.filter(|_| is_kept).map(|(_, name, _)| kept(&name)).collect()
     }
 
     /// Whether algorithms are kept out because they round more than the operator as written.
@@ -348,19 +456,31 @@ impl Workload {
         (self.operator.check)(&other).is_ok().then_some(other)
     }
 
-    /// The untransformed program.
-    pub fn program(&self) -> Program {
-        (self.operator.program)(self)
+    /// What it computes ahead of its epilogue, in terms that schedules and libraries read.
+    pub fn structure(&self) -> Structure {
+        (self.operator.structure)(self)
     }
 
-    /// Floating-point operations of one run.
+    /// The untransformed program.
+    pub fn program(&self) -> Program {
+        self.structure().program(self)
+    }
+
+    /// A program named after the workload, still without stages.
+    pub(super) fn builder(&self) -> ProgramBuilder {
+        ProgramBuilder::new(self.to_string(), self.dtype, self.constants.clone())
+    }
+
+    /// Floating-point operations of one run: twice the multiply-accumulates, those with padding included and the
+    /// epilogue's operations not.
     pub fn flops(&self) -> f64 {
-        (self.operator.flops)(self)
+        self.structure().flops()
     }
 
     /// Those of them that remain where products with padding are left out.
     pub fn flops_inside(&self) -> f64 {
-        self.flops() * (self.operator.share_inside)(self)
+        let structure = self.structure();
+        structure.flops() * structure.share_inside()
     }
 }
 
@@ -384,13 +504,12 @@ impl fmt::Display for Workload {
         if self.dtype != DType::F32 {
             pairs.push(format!("dtype={}", self.dtype.name()));
         }
-        pairs.extend(self.constant.map(|c| format!("const={c}")));
+        pairs.extend((!self.constants.is_empty()).then(|| format!("const={}", self.constants.join("+"))));
         if let Some((_, name)) = Layout::ALL.iter().find(|(l, _)| *l == self.layout && *l != Layout::default()) {
             pairs.push(format!("layout={name}"));
         }
         if !self.epilogue.is_empty() {
-            let words: Vec<String> = self.epilogue.iter().map(Epilogue::to_string).collect();
-            pairs.push(format!("epilogue={}", words.join("+")));
+            pairs.push(format!("epilogue={}", Epilogue::list_to_string(&self.epilogue)));
         }
         pairs.extend(self.is_exact().then(|| "exact=1".to_owned()));
         write!(f, "{}:{}", self.operator.name, pairs.join(","))

@@ -2,7 +2,7 @@
 
 use crate::expr::{BinaryOp, Cond, Expr, ReduceOp, UnaryOp};
 use crate::index::Ranges;
-use crate::program::{DType, Program, Role, Stmt};
+use crate::program::{Buffer, DType, Program, Role, Stmt};
 use crate::schedule::{Step, winograd};
 use thiserror::Error;
 
@@ -285,11 +285,25 @@ impl Walk<'_> {
         }
     }
 
+    /// Extremes of an expression's values lie at most this many times their root mean square from zero.
+    fn peak(&self, expr: &Expr) -> f64 {
+        let is_input = |b: &Buffer| matches!(b.role, Role::Input | Role::ConstInput);
+        match expr {
+            Expr::Const(_) => 1.0,
+            Expr::Load(b, _) if self.program.buffers.get(b.0 as usize).is_some_and(is_input) => 1.5 / INPUT.rms,
+            _ => PEAK,
+        }
+    }
+
     fn expr(&self, expr: &Expr, u: f64) -> Size {
         if let Some(x) = logistic_argument(expr) {
             // Nowhere steeper than 1/4, however large the power it divides by.
             let abs = 0.25 * self.expr(x, u).error().min(4.0) + 8.0 * u;
             return Size { rms: 1.0, symmetric: false, abs, rel: 4.0 * u };
+        }
+        if let Some((x, slope)) = swish_argument(expr) {
+            let x = self.expr(x, u);
+            return Size { symmetric: false, abs: slope * x.error() + 8.0 * u * PEAK * x.rms, rel: 8.0 * u, ..x };
         }
         if let Some(x) = gelu_argument(expr) {
             // Nowhere steeper than 1.13, though its factors are far larger apart.
@@ -315,7 +329,7 @@ impl Walk<'_> {
                     BinaryOp::Mul => Size {
                         rms: left.rms * right.rms,
                         symmetric: (left.symmetric || right.symmetric) && a != b,
-                        abs: PEAK * (left.rms * right.abs + right.rms * left.abs),
+                        abs: self.peak(a) * left.rms * right.abs + self.peak(b) * right.rms * left.abs,
                         rel: left.rel + right.rel + 2.0 * u,
                     },
                     // Divisors are taken to keep away from zero.
@@ -334,6 +348,22 @@ impl Walk<'_> {
             Expr::Select(_, a, b) => self.expr(a, u).or(self.expr(b, u)),
         }
     }
+}
+
+/// The `x` of `x · g(x)`, where `g` is the logistic function or straight lines from 0 to 1, with the steepest slope.
+fn swish_argument(expr: &Expr) -> Option<(&Expr, f64)> {
+    let Expr::Binary(BinaryOp::Mul, x, gate) = expr else { return None };
+    if logistic_argument(gate).is_some_and(|argument| argument == &**x) {
+        return Some((x, 1.1));
+    }
+    let Expr::Binary(BinaryOp::Min, above, one) = &**gate else { return None };
+    let Expr::Binary(BinaryOp::Max, sum, zero) = &**above else { return None };
+    let Expr::Binary(BinaryOp::Add, product, term) = &**sum else { return None };
+    let Expr::Binary(BinaryOp::Mul, same, _) = &**product else { return None };
+    let (Expr::Const(term), true) = (&**term, same == x) else { return None };
+    // Between its bends, where the gate g is factor·x + term, the slope is 2·g − term.
+    let slope = 1f64.max(term.abs()).max((2.0 - term).abs());
+    (**one == Expr::Const(1.0) && **zero == Expr::Const(0.0)).then_some((x, slope))
 }
 
 /// The `x` of `1 / (1 + exp(neg(x)))`.

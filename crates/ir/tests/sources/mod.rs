@@ -4,7 +4,7 @@
 
 use tilewright_ir::expr::{BinaryOp, ReduceOp, UnaryOp};
 use tilewright_ir::op::{OPS, ProgramBuilder, StageSpec, Workload};
-use tilewright_ir::{BufferId, Cond, Expr, Index, LoopKind, Program, Role, Step, Stmt, interp, text};
+use tilewright_ir::{BufferId, Cond, DType, Expr, Index, LoopKind, Program, Role, Step, Stmt, interp, text};
 
 /// A program by its line: a workload, or one of [`SOURCES`].
 ///
@@ -82,7 +82,8 @@ pub fn tolerance(line: &str, steps: &[Step]) -> f64 {
 }
 
 fn builder(dtype: &str) -> ProgramBuilder {
-    ProgramBuilder::new(&Workload::parse(&format!("matmul:m=1,n=1,k=1,dtype={dtype}")).expect("a workload"))
+    let (dtype, _) = DType::ALL.iter().find(|(_, name)| *name == dtype).expect("an element type");
+    ProgramBuilder::new("source", *dtype, Vec::new())
 }
 
 fn load(b: BufferId, index: &[&Index]) -> Expr {

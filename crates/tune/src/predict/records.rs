@@ -161,10 +161,14 @@ fn describe(workload: &Workload, threads: u32, target: &str) -> Description {
     let sizes = workload.operator().sizes.iter();
     let sizes = sizes.map(|size| (size.name.to_owned(), Property::Number(workload.size(size.name))));
     let epilogue: Vec<String> = workload.epilogue().iter().map(ToString::to_string).collect();
+    let constants = match workload.constants() {
+        [] => "none".to_owned(),
+        names => names.join("+"),
+    };
     let texts = [
         ("operator", workload.operator().name.to_owned()),
         ("dtype", workload.dtype.name().to_owned()),
-        ("const", workload.constant.unwrap_or("none").to_owned()),
+        ("const", constants),
         ("layout", format!("{:?}", workload.layout()).to_lowercase()),
         ("epilogue", epilogue.join("+")),
         ("exact", workload.is_exact().to_string()),

@@ -9,7 +9,7 @@ use super::direct::pack;
 use super::{Algorithm, Shape, ceil_div, channels_last, divisors, is_blocked};
 use crate::space::{Config, Constraint, Parameter, Space};
 use tilewright_ir::Step;
-use tilewright_ir::op::Epilogue;
+use tilewright_ir::op::{Axis, Window};
 use tilewright_ir::schedule::LayoutAxis::{Inner, Outer, Whole};
 
 /// A matrix product `columns[krs, hw] = Σ W[c, krs] · X[c, hw]` around a register tile, then each result as
@@ -33,22 +33,17 @@ const MOST_UNROLLED: i64 = 4;
 
 /// The sizes along one spatial axis.
 struct Along {
-    input: i64,
     stride: i64,
     /// Taps that meet one result, at most.
     met: i64,
 }
 
 /// Rows and columns.
-fn axes(s: &Setting) -> [Along; 2] {
-    let size = |name: &str| s.workload.size(name);
-    [("h", "r", "stride_h", "dilation_h"), ("w", "s", "stride_w", "dilation_w")].map(
-        |(input, taps, stride, dilation)| {
-            let stride = size(stride);
-            let period = (1..=stride).find(|r| r * size(dilation) % stride == 0).expect("the stride is one");
-            Along { input: size(input), stride, met: ceil_div(size(taps), period) }
-        },
-    )
+fn along(shape: &Shape) -> [Along; 2] {
+    shape.axes.map(|Axis { filter, stride, dilation, .. }| {
+        let period = (1..=stride).find(|r| r * dilation % stride == 0).expect("the stride is one");
+        Along { stride, met: ceil_div(filter, period) }
+    })
 }
 
 /// Elements of a column for each channel: taps.
@@ -57,20 +52,20 @@ fn taps(shape: &Shape) -> i64 {
 }
 
 /// Pixels of the input.
-fn pixels(s: &Setting) -> i64 {
-    axes(s).iter().map(|axis| axis.input).product()
+fn pixels(shape: &Shape) -> i64 {
+    shape.axes.iter().map(|axis| axis.input).product()
 }
 
 fn parameters(s: &Setting, shape: &Shape) -> Vec<Parameter> {
     let lanes = s.target.lanes(s.workload.dtype);
     let registers = i64::from(s.target.n_vector_registers);
     let c = shape.c.unwrap_or(1);
-    let whole = shape.n * shape.k * taps(shape) * pixels(s) * s.workload.dtype.bytes() as i64;
+    let whole = shape.n * shape.k * taps(shape) * pixels(shape) * s.workload.dtype.bytes() as i64;
     vec![
         Parameter::categorical("lanes", &["k", "q"]),
         Parameter::ordinal("k_block", divisors(shape.k, 1)).optional(),
         Parameter::ordinal("y_tile", 1..=ceil_div(shape.k * taps(shape), lanes).min(registers / 2)).optional(),
-        Parameter::ordinal("pixels", 1..=pixels(s).min(registers - 2)).optional(),
+        Parameter::ordinal("pixels", 1..=pixels(shape).min(registers - 2)).optional(),
         Parameter::ordinal("c_block", [64, 128, 256, 512].into_iter().filter(|&b| b < c).chain([c])),
         Parameter::ordinal("unroll_c", [1, 2, 4].into_iter().filter(|&u| u <= c)),
         Parameter::categorical("outer", &["rows", "k"]),
@@ -83,7 +78,7 @@ fn constraints(s: &Setting, shape: &Shape) -> Vec<Constraint> {
     let lanes = s.target.lanes(s.workload.dtype);
     let registers = i64::from(s.target.n_vector_registers);
     let Shape { n, k, .. } = *shape;
-    let (taps, pixels, [_, columns]) = (taps(shape), pixels(s), axes(s));
+    let (taps, pixels, [_, columns]) = (taps(shape), pixels(shape), along(shape));
     let fits = move |y: i64, x: i64| y * x + y < registers;
     let tiles = (1..=ceil_div(k * taps, lanes).min(registers / 2))
         .flat_map(|y| (1..=pixels.min(registers - 2)).map(move |x| (y, x)));
@@ -133,8 +128,8 @@ fn steps(s: &Setting, shape: &Shape, space: &Space, config: &Config) -> Vec<Step
     let (whole, packed, blocked) = (text("cols") == "whole", text("input") == "packed", is_blocked(s));
     // A block that ends inside a block of lanes would share it with the next.
     let in_vectors = by_channels && blocked && (k_block % lanes == 0 || k_block == shape.k);
-    let [rows, columns] = axes(s);
-    let mut steps = vec![col2im("acc", k_block, !by_channels), inline("acc")];
+    let [rows, columns] = along(shape);
+    let mut steps = vec![col2im(Window::ACC, k_block, !by_channels), inline(Window::ACC)];
 
     // The operands. Weights come in the order of their use.
     if by_channels {
@@ -152,18 +147,16 @@ fn steps(s: &Setting, shape: &Shape, space: &Space, config: &Config) -> Vec<Step
     }
     steps.extend([vectorize("acc.w.l"), layout("acc.w", &[Whole(1), Outer(2, y_tile), Whole(0), Inner(2, y_tile)])]);
     match (packed, blocked) {
-        (true, true) => steps.push(layout("X.in", &[Whole(0), Whole(2), Whole(3), Whole(1)])),
+        (true, true) => steps.push(layout(Window::KEPT_INPUT, &[Whole(0), Whole(2), Whole(3), Whole(1)])),
         (true, false) => {
-            steps.push(reindex("acc.m", "X", "acc.x"));
+            steps.push(reindex("acc.m", Window::INPUT, "acc.x"));
             steps.extend(pack("acc.x.2", "acc.x.3", lanes));
         }
         (false, _) => {}
     }
     if in_vectors {
-        steps.push(layout("Y.out", &channels_last(lanes)));
-        if s.workload.epilogue().contains(&Epilogue::Add) {
-            steps.push(layout("R.in", &channels_last(lanes)));
-        }
+        steps.push(layout(Window::KEPT_OUTPUT, &channels_last(lanes)));
+        steps.extend(s.workload.kept_operands().iter().map(|kept| layout(kept, &channels_last(lanes))));
     }
 
     // Rows of a block of channels, each added up in memory of its own, from which the epilogue reads it.
@@ -273,7 +266,7 @@ fn steps(s: &Setting, shape: &Shape, space: &Space, config: &Config) -> Vec<Step
         if packed && !blocked {
             steps.extend([fuse("acc.x.0", "acc.x.1", "acc.x.threads"), parallel("acc.x.threads")]);
         }
-        if s.workload.constant.is_none() {
+        if !s.workload.is_constant(Window::WEIGHTS) {
             steps.push(parallel("acc.w.c"));
         }
     }
@@ -287,7 +280,7 @@ fn estimate(s: &Setting, shape: &Shape, space: &Space, config: &Config) -> f64 {
     let bytes = s.workload.dtype.bytes() as f64;
     let (int, text) = (|name: &str| space.int(config, name), |name: &str| space.text(config, name));
     let Shape { n, k, p, q, .. } = *shape;
-    let (c, taps, pixels, [rows, columns]) = (shape.c.unwrap_or(1), taps(shape), pixels(s), axes(s));
+    let (c, taps, pixels, [rows, columns]) = (shape.c.unwrap_or(1), taps(shape), pixels(shape), along(shape));
     let k_block = int("k_block");
     let (n_blocks, of_block) = ((k / k_block) as f64, k_block * taps);
     let (by_channels, by_rows) = (text("lanes") == "k", text("outer") == "rows");

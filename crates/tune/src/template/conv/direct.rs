@@ -9,7 +9,7 @@ use super::super::step::{
 use super::{Algorithm, Shape, ceil_div, channels_last, is_blocked};
 use crate::space::{Config, Constraint, Parameter, Space, Value};
 use tilewright_ir::Step;
-use tilewright_ir::op::Epilogue;
+use tilewright_ir::op::Window;
 use tilewright_ir::schedule::LayoutAxis::{Inner, Outer, Whole};
 
 /// Loops over tiles of channels, rows and columns in any order, each computing one register tile completely.
@@ -247,33 +247,31 @@ fn steps(s: &Setting, shape: &Shape, space: &Space, config: &Config) -> Vec<Step
     let share = Share::of(s, space, config);
     let cut = cut_sum(s, shape).filter(|_| share == Share::Sum);
     let [k, p, q, c, r, columns] = loops(cut.map(|(cut, _)| cut));
-    let sum = if cut.is_some() { PARTS } else { "acc" };
+    let sum = if cut.is_some() { PARTS } else { Window::ACC };
     let packs_weights = if shape.c.is_some() { groups_fill_tiles } else { by_channels };
     let mut steps = Vec::new();
 
     // Where the input is read from.
     let packed = text("input") == "packed";
     match (shape.padded, packed) {
-        (true, false) => steps.push(inline("pad")),
+        (true, false) => steps.push(inline(Window::PAD)),
         (true, true) => {
-            steps.extend(pack_padded(s, c_block));
+            steps.extend(pack_padded(s, shape, c_block));
         }
         (false, true) => {
-            steps.push(stage("X", None, "X.p", &channels_last(c_block)));
+            steps.push(stage(Window::INPUT, None, "X.p", &channels_last(c_block)));
             steps.extend(pack("X.p.3", "X.p.4", lanes));
         }
         (false, false) => {}
     }
     if blocked {
         if c_block > 1 {
-            steps.push(layout("X.in", &channels_last(c_block)));
+            steps.push(layout(Window::KEPT_INPUT, &channels_last(c_block)));
         }
         // A group that ends inside a block of lanes would share it with the next.
         if by_channels && groups_fill_tiles {
-            steps.push(layout("Y.out", &channels_last(lanes)));
-            if s.workload.epilogue().contains(&Epilogue::Add) {
-                steps.push(layout("R.in", &channels_last(lanes)));
-            }
+            steps.push(layout(Window::KEPT_OUTPUT, &channels_last(lanes)));
+            steps.extend(s.workload.kept_operands().iter().map(|kept| layout(kept, &channels_last(lanes))));
         }
     }
 
@@ -302,9 +300,9 @@ fn steps(s: &Setting, shape: &Shape, space: &Space, config: &Config) -> Vec<Step
         let part = share::part_of(s, extent, if cut == "c" { c_block } else { 1 });
         let rest: Vec<&str> =
             ["c", "r", "s"].into_iter().filter(|l| *l != cut && (*l != "c" || shape.c.is_some())).collect();
-        steps.extend(share::in_parts("acc", &["n", "k", "p", "q"], cut, &rest, part));
+        steps.extend(share::in_parts(Window::ACC, &["n", "k", "p", "q"], cut, &rest, part));
     }
-    steps.push(compute_at("acc", at));
+    steps.push(compute_at(Window::ACC, at));
     let (accumulate_at, column) = if cut.is_some() {
         steps.push(compute_at(PARTS, at));
         (EACH_PART, q)
@@ -333,7 +331,7 @@ fn steps(s: &Setting, shape: &Shape, space: &Space, config: &Config) -> Vec<Step
     steps.push(reorder(&nest));
 
     // Weights in the order of their use.
-    let (k_axis, c_axis) = if s.workload.operator().name == "conv2d_transpose" { (1, 0) } else { (0, 1) };
+    let [k_axis, c_axis] = shape.weight_axes;
     match shape.c {
         Some(_) if packs_weights => {
             let axes = [
@@ -344,10 +342,10 @@ fn steps(s: &Setting, shape: &Shape, space: &Space, config: &Config) -> Vec<Step
                 Inner(c_axis, c_block),
                 Inner(k_axis, k_tile),
             ];
-            steps.push(stage("W", None, "W.p", &axes));
+            steps.push(stage(Window::WEIGHTS, None, "W.p", &axes));
             // Taps that lie next to each other are transposed together, where the time for it matters.
             let is_large = shape.k * shape.c.unwrap_or(1) * shape.r * shape.s >= MANY_WEIGHTS;
-            if k_axis == 0 && k_tile > 1 && shape.s > 1 && (s.workload.constant.is_none() || is_large) {
+            if k_axis == 0 && k_tile > 1 && shape.s > 1 && (!s.workload.is_constant(Window::WEIGHTS) || is_large) {
                 steps.extend([
                     split("W.p.5", lanes, "W.p.v", "W.p.l"),
                     reorder(&["W.p.0", "W.p.1", "W.p.4", "W.p.v", "W.p.2", "W.p.3", "W.p.l"]),
@@ -360,7 +358,7 @@ fn steps(s: &Setting, shape: &Shape, space: &Space, config: &Config) -> Vec<Step
             }
         }
         None if packs_weights => {
-            steps.push(stage("W", None, "W.p", &[Outer(0, k_tile), Whole(1), Whole(2), Inner(0, k_tile)]));
+            steps.push(stage(Window::WEIGHTS, None, "W.p", &[Outer(0, k_tile), Whole(1), Whole(2), Inner(0, k_tile)]));
         }
         _ => {}
     }
@@ -387,14 +385,14 @@ fn steps(s: &Setting, shape: &Shape, space: &Space, config: &Config) -> Vec<Step
         let (along, others) = if by_channels { ("k", ["p", "q"]) } else { ("q", ["k", "p"]) };
         steps.push(split(along, lanes, "total.v", "total.l"));
         steps.push(reorder(&[others[0], others[1], "total.v", PART, "total.l"]));
-        steps.extend([accumulate("acc", "total.v", "total"), vectorize("total.l")]);
+        steps.extend([accumulate(Window::ACC, "total.v", "total"), vectorize("total.l")]);
         let (order, last) = if by_channels { ([0, 1, 3, 4, 2], k_tile) } else { ([0, 1, 2, 3, 4], q_tile) };
         steps.push(share::on_own_lines(s, &order, 4, last, 1));
     }
 
     // The epilogue, over the lanes that its reads and writes have in a row.
     if by_channels {
-        steps.push(layout("acc", &[Whole(0), Whole(2), Whole(3), Whole(1)]));
+        steps.push(layout(Window::ACC, &[Whole(0), Whole(2), Whole(3), Whole(1)]));
     }
     if write == "scatter" || (blocked && by_channels && groups_fill_tiles) {
         steps.extend([split("okr", lanes, "okv", "okl"), reorder(&["opr", row, "okv", "okl"])]);
@@ -412,7 +410,7 @@ fn steps(s: &Setting, shape: &Shape, space: &Space, config: &Config) -> Vec<Step
     if share != Share::Nothing {
         if cut.is_some() {
             steps.push(parallel(EACH_PART));
-            if packs_weights && s.workload.constant.is_none() {
+            if packs_weights && !s.workload.is_constant(Window::WEIGHTS) {
                 steps.extend([fuse("W.p.0", "W.p.1", "W.p.kc"), parallel("W.p.kc")]);
             }
         } else if shape.n > 1 {
@@ -500,23 +498,23 @@ fn estimate(s: &Setting, shape: &Shape, space: &Space, config: &Config) -> f64 {
 }
 
 /// Copies the stage `pad` into blocks of channels, its borders apart, so that in the middle nothing is padding.
-pub(super) fn pack_padded(s: &Setting, c_block: i64) -> Vec<Step> {
+pub(super) fn pack_padded(s: &Setting, shape: &Shape, c_block: i64) -> Vec<Step> {
     let lanes = s.target.lanes(s.workload.dtype);
     let mut steps = vec![
-        layout("pad", &channels_last(c_block)),
+        layout(Window::PAD, &channels_last(c_block)),
         split("pc", c_block, "pco", "pci"),
         reorder(&["pn", "pco", "ph", "pw", "pci"]),
     ];
     // The zeros that a transposed convolution inserts leave no middle without padding.
-    if s.workload.operator().name != "conv2d_transpose" {
+    if !shape.transposed {
+        let [rows, columns] = &shape.axes;
         let borders = [
-            ("ph", "pad_top", false, "top"),
-            ("ph", "pad_bottom", true, "bottom"),
-            ("pw", "pad_left", false, "left"),
-            ("pw", "pad_right", true, "right"),
+            ("ph", rows.before, false, "top"),
+            ("ph", rows.after, true, "bottom"),
+            ("pw", columns.before, false, "left"),
+            ("pw", columns.after, true, "right"),
         ];
-        for (axis, padding, last, border) in borders {
-            let n = s.workload.size(padding);
+        for (axis, n, last, border) in borders {
             if n > 0 {
                 steps.push(peel(axis, n, last, border));
                 let (row, other) = if c_block > 1 { ("pci", "pw") } else { ("pw", "pci") };

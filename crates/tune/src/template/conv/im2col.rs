@@ -9,6 +9,7 @@ use super::super::step::{
 use super::{Algorithm, Shape, ceil_div, divisors, is_blocked};
 use crate::space::{Config, Constraint, Parameter, Space};
 use tilewright_ir::Step;
+use tilewright_ir::op::Window;
 use tilewright_ir::schedule::LayoutAxis::{Inner, Outer, Whole};
 
 /// A matrix product `acc[k, pq] = Σ W[k, crs] · cols[crs, pq]` around a register tile of channels and pixels.
@@ -37,8 +38,8 @@ pub const IM2COL: Algorithm<Shape> = Algorithm {
 const MOST_BYTES: i64 = 1 << 30;
 
 /// Whether the input is its own matrix of patches.
-fn is_pointwise(s: &Setting, shape: &Shape) -> bool {
-    let is_strided = ["stride_h", "stride_w"].iter().any(|size| s.workload.size(size) > 1);
+fn is_pointwise(shape: &Shape) -> bool {
+    let is_strided = shape.axes.iter().any(|axis| axis.stride > 1);
     (shape.r, shape.s) == (1, 1) && !is_strided && !shape.padded
 }
 
@@ -56,7 +57,7 @@ fn parameters(s: &Setting, shape: &Shape) -> Vec<Parameter> {
     let lanes = s.target.lanes(s.workload.dtype);
     let registers = i64::from(s.target.n_vector_registers);
     let c = shape.c.unwrap_or(1);
-    let copies: &[&str] = match is_pointwise(s, shape) {
+    let copies: &[&str] = match is_pointwise(shape) {
         true => &["none"],
         false if shape.n * shape.p * bytes_per_row(s, shape) > MOST_BYTES => &["block"],
         false => &["whole", "block"],
@@ -183,7 +184,7 @@ fn steps(s: &Setting, shape: &Shape, space: &Space, config: &Config) -> Vec<Step
     let is_cut = share == Share::Sum;
     // The stage that sums, and its loops.
     let [sum, k, p, q, c, r, columns] = match is_cut {
-        false => ["acc", "k", "p", "q", "c", "r", "s"],
+        false => [Window::ACC, "k", "p", "q", "c", "r", "s"],
         true => [PARTS, "S.k", "S.p", "S.q", "S.in_part", "S.r", "S.s"],
     };
     let mut steps = Vec::new();
@@ -191,13 +192,13 @@ fn steps(s: &Setting, shape: &Shape, space: &Space, config: &Config) -> Vec<Step
     // The axes of the patches are n, p, q, c, r and s; p and q come to stand last, as pixels.
     if cols != "none" {
         let input = if shape.padded {
-            "pad"
+            Window::PAD
         } else if is_blocked(s) {
-            "X.in"
+            Window::KEPT_INPUT
         } else {
-            "X"
+            Window::INPUT
         };
-        steps.push(reindex("acc", input, "cols"));
+        steps.push(reindex(Window::ACC, input, "cols"));
         steps.push(reorder(&["cols.0", "cols.4", "cols.5", "cols.3", "cols.1", "cols.2"]));
     }
 
@@ -210,10 +211,10 @@ fn steps(s: &Setting, shape: &Shape, space: &Space, config: &Config) -> Vec<Step
     ]);
     if is_cut {
         let part = share::part_of(s, shape.c.unwrap_or(1), 1);
-        steps.extend(share::in_parts("acc", &["n", "k", "p", "q"], "c", &["r", "s"], part));
-        steps.extend([compute_at("acc", outer[1]), compute_at(PARTS, outer[1])]);
+        steps.extend(share::in_parts(Window::ACC, &["n", "k", "p", "q"], "c", &["r", "s"], part));
+        steps.extend([compute_at(Window::ACC, outer[1]), compute_at(PARTS, outer[1])]);
     } else {
-        steps.push(compute_at("acc", outer[1]));
+        steps.push(compute_at(Window::ACC, outer[1]));
     }
     // Vectors that hold several rows each, and a last one that holds fewer, hide that blocks do not overlap.
     let hides = shape.q > 1 && lanes % shape.q == 0 && int("rows") * shape.q % lanes != 0;
@@ -238,7 +239,7 @@ fn steps(s: &Setting, shape: &Shape, space: &Space, config: &Config) -> Vec<Step
         steps.push(compute_at("cols", outer[0]));
     }
     match pad.as_str() {
-        "inline" => steps.push(inline("pad")),
+        "inline" => steps.push(inline(Window::PAD)),
         "copied" => steps.extend([split("pw", lanes, "pwv", "pwl"), vectorize("pwl")]),
         _ => {}
     }
@@ -247,8 +248,13 @@ fn steps(s: &Setting, shape: &Shape, space: &Space, config: &Config) -> Vec<Step
         steps.extend([split("cols.2", lanes, "cols.v", "cols.l"), vectorize("cols.l")]);
     }
     if space.flag(config, "pack_w") {
-        let [k, c] = if s.workload.operator().name == "conv2d_transpose" { [1, 0] } else { [0, 1] };
-        steps.push(stage("W", None, "W.p", &[Outer(k, k_tile), Whole(2), Whole(3), Whole(c), Inner(k, k_tile)]));
+        let [k, c] = shape.weight_axes;
+        steps.push(stage(
+            Window::WEIGHTS,
+            None,
+            "W.p",
+            &[Outer(k, k_tile), Whole(2), Whole(3), Whole(c), Inner(k, k_tile)],
+        ));
     }
 
     steps.push(accumulate(sum, "xt", "acc.r"));
@@ -258,7 +264,7 @@ fn steps(s: &Setting, shape: &Shape, space: &Space, config: &Config) -> Vec<Step
         let extent = k_tile.min(shape.k);
         steps.extend([fuse("p", "q", "pq"), split("pq", lanes, "total.v", "total.l")]);
         steps.push(reorder(&["k", "total.v", PART, "total.l"]));
-        steps.extend([accumulate("acc", "total.v", "total"), vectorize("total.l")]);
+        steps.extend([accumulate(Window::ACC, "total.v", "total"), vectorize("total.l")]);
         steps.push(share::on_own_lines(s, &[0, 1, 2, 3, 4], 2, extent, int("rows") * shape.q));
     }
 

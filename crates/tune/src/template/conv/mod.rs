@@ -9,14 +9,14 @@ mod winograd;
 use super::algorithm::{self, Algorithm};
 use super::share::Work;
 use super::{Setting, Template, ceil_div};
-use tilewright_ir::op::{Layout, Workload};
+use tilewright_ir::op::{Axis, Layout, Structure, Window, Workload};
 use tilewright_ir::schedule::LayoutAxis::{self, Inner, Outer, Whole};
 
 pub use paper::CONV_4_4_4_2_2_2;
 
 /// Whether the stages of a workload are those of a convolution.
 fn is_convolution(w: &Workload) -> bool {
-    ["conv2d", "depthwise_conv2d", "conv2d_transpose"].contains(&w.operator().name)
+    matches!(w.structure(), Structure::Window(_))
 }
 
 /// The least share of the products of the operator as written that any algorithm takes.
@@ -77,10 +77,7 @@ pub const CONV_COL2IM: Template = Template {
 /// All algorithms.
 const ALGORITHMS: &[Algorithm<Shape>] = &[direct::DIRECT, im2col::IM2COL, winograd::WINOGRAD, col2im::COL2IM];
 
-/// The sizes of a convolution's reduction, read off its untransformed program.
-///
-/// The stages are named alike in every operator of the kind: `acc[n, k, p, q]` sums over `c`, `r` and `s` the products
-/// of the weights `W` with the input, `pad` where it is padded, and the last stage stores what the epilogue makes of it.
+/// The sizes of a convolution's reduction, as its program has them.
 struct Shape {
     n: i64,
     k: i64,
@@ -99,6 +96,10 @@ struct Shape {
     k_group: i64,
     /// Whether it is a transposed convolution's.
     transposed: bool,
+    /// Which dimensions of the weights number channels of the output and those that are summed over.
+    weight_axes: [usize; 2],
+    /// Rows and columns, as the operator has them.
+    axes: [Axis; 2],
     /// Whether Winograd's algorithm applies, 3×3, stride 1, no dilation, no groups, and its rounding is accepted.
     has_winograd: bool,
     /// Whether the input is read with zeros inserted, as in a transposed convolution of a stride above 1, and some result
@@ -108,29 +109,25 @@ struct Shape {
 
 impl Shape {
     fn of(w: &Workload) -> Shape {
-        let program = w.program();
-        let shape =
-            |name: &str| &program.buffer(program.find_buffer(name).expect("a stage of every convolution")).shape;
-        let (acc, weights) = (shape("acc"), shape("W"));
-        let depthwise = program.find_loop("c").is_none();
-        let transposed = w.operator().name == "conv2d_transpose";
-        let [r, s] = [weights[weights.len() - 2], weights[weights.len() - 1]];
-        let groups = if depthwise || transposed { 1 } else { w.size("groups") };
+        let Structure::Window(window) = w.structure() else { panic!("{w} is no convolution") };
+        let Window { n, k, groups, depthwise, transposed, axes, .. } = window;
+        let [p, q] = window.program_axes().map(|axis| axis.output);
+        let [r, s] = axes.map(|axis| axis.filter);
         Shape {
-            n: acc[0],
-            k: acc[1],
-            p: acc[2],
-            q: acc[3],
-            c: (!depthwise).then(|| if transposed { weights[0] } else { weights[1] }),
+            n,
+            k,
+            p,
+            q,
+            c: window.summed_channels(),
             r,
             s,
-            stride: if transposed { [1, 1] } else { [w.size("stride_h"), w.size("stride_w")] },
-            padded: program.find_buffer("pad").is_some(),
-            k_group: acc[1] / groups,
-            inserts_zeros: transposed
-                && ["stride_h", "stride_w"].iter().any(|size| w.size(size) > 1)
-                && meets_taps(w, "h", "r", "top", acc[2])
-                && meets_taps(w, "w", "s", "left", acc[3]),
+            stride: if transposed { [1, 1] } else { axes.map(|axis| axis.stride) },
+            padded: window.is_padded(),
+            // All channels of a depthwise convolution are cut alike.
+            k_group: if depthwise { k } else { k / groups },
+            inserts_zeros: transposed && axes.iter().any(|axis| axis.stride > 1) && axes.iter().all(meets_taps),
+            weight_axes: window.weight_axes(),
+            axes,
             has_winograd: !w.exact && w.has_inexact(),
             transposed,
         }
@@ -145,10 +142,9 @@ impl Shape {
 
 /// Whether along an axis of a transposed convolution some tap meets some of the results: with padding beyond what the taps
 /// reach none does.
-fn meets_taps(w: &Workload, axis: &str, taps: &str, side: &str, results: i64) -> bool {
-    let size = |name: &str| w.size(&format!("{name}_{axis}"));
-    let (stride, dilation, pad) = (size("stride"), size("dilation"), w.size(&format!("pad_{side}")));
-    (0..w.size(axis)).any(|i| (0..w.size(taps)).any(|tap| (0..results).contains(&(i * stride + tap * dilation - pad))))
+fn meets_taps(axis: &Axis) -> bool {
+    let meets = |i: i64, tap: i64| i * axis.stride + tap * axis.dilation - axis.before;
+    (0..axis.input).any(|i| (0..axis.filter).any(|tap| (0..axis.output).contains(&meets(i, tap))))
 }
 
 /// What divides a number, from `least` on, and the number itself.

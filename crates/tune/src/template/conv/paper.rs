@@ -5,6 +5,7 @@ use super::super::{Setting, Template};
 use super::Shape;
 use crate::space::{Config, Parameter, Space, SpaceError};
 use tilewright_ir::Step;
+use tilewright_ir::op::{Structure, Window};
 
 /// Output channels, rows and columns in 4 loops each, input channels and both kernel axes in 2, and unrolling.
 ///
@@ -23,7 +24,7 @@ use tilewright_ir::Step;
 pub const CONV_4_4_4_2_2_2: Template = Template {
     name: "conv-4-4-4-2-2-2",
     text: "the OpEvo and NoSE papers' space: factorizations of outputs into 4, of the reduction into 2, unrolling",
-    serves: |w| w.operator().name == "conv2d",
+    serves: |w| matches!(w.structure(), Structure::Window(Window { depthwise: false, transposed: false, .. })),
     space,
     steps,
     estimate: None,
@@ -59,7 +60,7 @@ fn steps(s: &Setting, space: &Space, config: &Config) -> Vec<Step> {
         let block = factors(axis)[1..].iter().product();
         steps.push(split(&format!("o{axis}"), block, &format!("{axis}0"), &format!("o{axis}.b")));
     }
-    steps.extend([reorder(&["k0", "p0", "q0", "ok.b", "op.b", "oq.b"]), compute_at("acc", "q0")]);
+    steps.extend([reorder(&["k0", "p0", "q0", "ok.b", "op.b", "oq.b"]), compute_at(Window::ACC, "q0")]);
     steps.extend([split("oq.b", lanes, "oq.v", "oq.l"), vectorize("oq.l")]);
 
     for axis in ["k", "p", "q"] {
@@ -81,7 +82,7 @@ fn steps(s: &Setting, space: &Space, config: &Config) -> Vec<Step> {
     // The tile and one channel's vectors of the input; weights are broadcast as they are multiplied.
     let in_registers = channels * rows * row + rows * row < i64::from(s.target.n_vector_registers);
     if in_registers {
-        steps.push(accumulate("acc", "q2", "acc.r"));
+        steps.push(accumulate(Window::ACC, "q2", "acc.r"));
     }
     let most = if space.flag(config, "unroll_explicit") { space.int(config, "auto_unroll_max_step") } else { 0 };
     let tile = [("q3.v", row), ("p3", rows), ("k3", channels)];

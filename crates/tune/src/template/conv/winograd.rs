@@ -10,7 +10,7 @@ use super::direct::{pack, pack_padded};
 use super::{Algorithm, Shape, ceil_div, channels_last, is_blocked};
 use crate::space::{Config, Constraint, Parameter, Space};
 use tilewright_ir::Step;
-use tilewright_ir::op::Epilogue;
+use tilewright_ir::op::Window;
 use tilewright_ir::schedule::LayoutAxis::{Inner, Outer, Whole};
 
 /// Blocks of tile rows; in each the input is transformed, multiplied with the transformed weights by a register tile
@@ -123,31 +123,29 @@ fn steps(s: &Setting, shape: &Shape, space: &Space, config: &Config) -> Vec<Step
     let channels_last = channels_last(lanes);
     let k_tile = int("k_tile") * lanes;
     let k_block = ceil_div(ceil_div(shape.k, lanes), int("k_blocks")) * lanes;
-    let mut steps = vec![winograd("acc", m)];
+    let mut steps = vec![winograd(Window::ACC, m)];
 
     // The input, channels of a vector next to each other.
     let packed = space.text(config, "input") == "packed";
     match (shape.padded, packed) {
-        (true, false) => steps.push(inline("pad")),
+        (true, false) => steps.push(inline(Window::PAD)),
         (true, true) => {
-            steps.extend(pack_padded(s, lanes));
+            steps.extend(pack_padded(s, shape, lanes));
         }
         (false, true) if !blocked => {
-            steps.push(stage("X", None, "X.p", &channels_last));
+            steps.push(stage(Window::INPUT, None, "X.p", &channels_last));
             steps.extend(pack("X.p.3", "X.p.4", lanes));
         }
         (false, _) => {}
     }
     if blocked {
-        steps.extend([layout("X.in", &channels_last), layout("Y.out", &channels_last)]);
-        if s.workload.epilogue().contains(&Epilogue::Add) {
-            steps.push(layout("R.in", &channels_last));
-        }
+        steps.extend([layout(Window::KEPT_INPUT, &channels_last), layout(Window::KEPT_OUTPUT, &channels_last)]);
+        steps.extend(s.workload.kept_operands().iter().map(|kept| layout(kept, &channels_last)));
     }
 
     // Blocks of the output: rows of tiles, then channels, then tiles, then a vector of channels of one tile.
     if blocked {
-        steps.push(inline("acc"));
+        steps.push(inline(Window::ACC));
     }
     steps.extend([
         split("ok", k_block, "okt", "okb"),
@@ -171,7 +169,7 @@ fn steps(s: &Setting, shape: &Shape, space: &Space, config: &Config) -> Vec<Step
     } else {
         // A block of results stands channels last, and is written row by row.
         steps.extend([
-            compute_at("acc", "okt"),
+            compute_at(Window::ACC, "okt"),
             split("p", m, "th", "pi"),
             split("q", m, "tw", "qi"),
             split("k", lanes, "kv", "kl"),
@@ -229,7 +227,7 @@ fn steps(s: &Setting, shape: &Shape, space: &Space, config: &Config) -> Vec<Step
     if blocked {
         steps.extend([unroll("opi"), unroll("oqi"), vectorize("okl")]);
     } else {
-        steps.push(layout("acc", &[Whole(0), Whole(2), Whole(3), Whole(1)]));
+        steps.push(layout(Window::ACC, &[Whole(0), Whole(2), Whole(3), Whole(1)]));
         steps.extend([unroll("pi"), unroll("qi"), vectorize("kl")]);
         steps.extend([unroll("okl"), vectorize("oql")]);
     }

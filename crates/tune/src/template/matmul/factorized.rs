@@ -5,6 +5,7 @@ use super::super::{Setting, Template};
 use super::Product;
 use crate::space::{Config, Parameter, Space, SpaceError};
 use tilewright_ir::Step;
+use tilewright_ir::op::{Contraction, Structure, Workload};
 
 /// Rows and columns in 4 loops each, the reduction in 2, and nothing else.
 ///
@@ -16,7 +17,7 @@ use tilewright_ir::Step;
 pub const GEMM_4_2_4: Template = Template {
     name: "gemm-4-2-4",
     text: "the G-BFS and N-A2C paper's space: factorizations of m and n into 4 and of k into 2",
-    serves: |w| ["matmul"].contains(&w.operator().name),
+    serves: is_plain,
     space: |s| space("gemm-4-2-4", s, 2),
     steps,
     estimate: None,
@@ -31,11 +32,22 @@ pub const GEMM_4_2_4: Template = Template {
 pub const MATMUL_4_3_4: Template = Template {
     name: "matmul-4-3-4",
     text: "OpEvo's space: factorizations of m and n into 4, of k into 3, of a batch into 2",
-    serves: |w| ["matmul", "batch_matmul"].contains(&w.operator().name),
+    serves: |w| is_plain(w) || is_batched(w),
     space: |s| space("matmul-4-3-4", s, 3),
     steps,
     estimate: None,
 };
+
+/// Whether it is one product of matrices that are stored as they are multiplied.
+fn is_plain(w: &Workload) -> bool {
+    let is_plain = |c: Contraction| c.batch.is_none() && !c.a.k_first && c.b.k_first;
+    matches!(w.structure(), Structure::Contraction(c) if is_plain(c))
+}
+
+/// Whether it is a batch of products, stored in whatever way.
+fn is_batched(w: &Workload) -> bool {
+    matches!(w.structure(), Structure::Contraction(Contraction { batch: Some(_), .. }))
+}
 
 fn space(name: &str, s: &Setting, k_parts: usize) -> Result<Space, SpaceError> {
     let p = Product::of(&s.workload);

@@ -9,7 +9,7 @@ use super::share::{self, EACH_PART, PART, PARTS, Work};
 use super::step::{accumulate, compute_at, parallel, reorder, split, vectorize};
 use super::{Setting, Template, ceil_div};
 use tilewright_ir::Step;
-use tilewright_ir::op::Workload;
+use tilewright_ir::op::{self, Contraction, Structure, Workload};
 use tilewright_ir::schedule::LayoutAxis::{self, Whole};
 
 pub use blocked::MATMUL_BLOCKED;
@@ -30,11 +30,10 @@ const ALGORITHMS: &[Algorithm<Product>] = &[blocked::BLOCKED, dot::DOT];
 
 /// Whether the stages of a workload are those of a product of matrices.
 fn is_product(w: &Workload) -> bool {
-    ["matmul", "batch_matmul", "dense"].contains(&w.operator().name)
+    matches!(w.structure(), Structure::Contraction(_))
 }
 
-/// A product of matrices as its operator's untransformed program has it: loops `i`, `j` and `k`, in a loop `b` where
-/// there are many; where there is an epilogue, the stage `acc` is the product and loops `oi`, `oj`, `ob` finish it.
+/// A product of matrices: that of a [`Contraction`], or one that computes parts of its sums.
 #[derive(Clone, Copy)]
 struct Product {
     /// Its loops over products, rows, columns and the sum.
@@ -67,33 +66,17 @@ struct Factor {
 
 impl Product {
     fn of(w: &Workload) -> Product {
-        let (a, b, output) = if w.operator().name == "dense" { ("X", "W", "Y") } else { ("A", "B", "C") };
-        let is_batched = w.operator().name == "batch_matmul";
-        let first = usize::from(is_batched);
-        // Stored with k before the other dimension, or after it.
-        let factor = |name: &'static str, k_first: bool| Factor {
-            name,
-            outer: first + usize::from(k_first),
-            k: first + usize::from(!k_first),
-            is_constant: w.constant.is_some_and(|c| c.eq_ignore_ascii_case(name)),
+        let Structure::Contraction(contraction) = w.structure() else { panic!("{w} is no product of matrices") };
+        let Contraction { batch, m, n, k, a, b, .. } = contraction;
+        let first = usize::from(batch.is_some());
+        let factor = |factor: op::Factor| Factor {
+            name: factor.name,
+            outer: first + usize::from(factor.k_first),
+            k: first + usize::from(!factor.k_first),
+            is_constant: w.is_constant(factor.name),
         };
-        let (ta, tb) = match w.operator().name {
-            "batch_matmul" => (w.size("ta") == 1, w.size("tb") == 1),
-            "dense" => (false, true),
-            _ => (false, false),
-        };
-        let has_epilogue = !w.epilogue().is_empty();
-        Product {
-            loops: ["b", "i", "j", "k"],
-            batch: is_batched.then(|| w.size("b")),
-            m: w.size("m"),
-            n: w.size("n"),
-            k: w.size("k"),
-            a: factor(a, ta),
-            b: factor(b, !tb),
-            sum: if has_epilogue { "acc" } else { output },
-            has_epilogue,
-        }
+        let (a, b, sum) = (factor(a), factor(b), contraction.sum(w));
+        Product { loops: Contraction::LOOPS, batch, m, n, k, a, b, sum, has_epilogue: !w.epilogue().is_empty() }
     }
 
     /// What threads may share of it.

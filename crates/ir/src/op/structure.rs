@@ -1,0 +1,217 @@
+//! The structure of operators: what templates and other libraries need to know of one, said by the operator itself.
+
+use super::Workload;
+use crate::program::Program;
+
+/// What an operator computes ahead of its epilogue: sizes, and the names of buffers and loops in its program.
+///
+/// Whoever schedules an operator or hands it to a library reads this, and never the operator's name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Structure {
+    /// A product of matrices, perhaps of many.
+    Contraction(Contraction),
+    /// A filter that moves over images.
+    Window(Window),
+}
+
+impl Structure {
+    /// The untransformed program of a workload of this structure.
+    pub(super) fn program(&self, w: &Workload) -> Program {
+        match self {
+            Structure::Contraction(contraction) => contraction.program(w),
+            Structure::Window(window) => window.program(w),
+        }
+    }
+
+    /// Floating-point operations of one run: twice the multiply-accumulates, those with padding included and the
+    /// epilogue's operations not.
+    pub fn flops(&self) -> f64 {
+        match self {
+            Structure::Contraction(c) => {
+                [c.m, c.n, c.k].iter().map(|n| *n as f64).product::<f64>() * 2.0 * c.batch.unwrap_or(1) as f64
+            }
+            // Each element of a transposed convolution's input meets each tap; zeros inserted are not counted.
+            Structure::Window(w) => {
+                let met = w.axes.iter().map(|a| (if w.transposed { a.input } else { a.output } * a.filter) as f64);
+                2.0 * w.n as f64 * w.k as f64 * (w.c / w.groups) as f64 * met.product::<f64>()
+            }
+        }
+    }
+
+    /// Which share of these operations have two factors: the others meet padding, which a kernel may know to be zero.
+    pub fn share_inside(&self) -> f64 {
+        match self {
+            Structure::Contraction(_) => 1.0,
+            Structure::Window(w) => w.share_inside(),
+        }
+    }
+
+    /// Extents of the result.
+    pub fn output_shape(&self) -> Vec<i64> {
+        match self {
+            Structure::Contraction(c) => c.batch.into_iter().chain([c.m, c.n]).collect(),
+            Structure::Window(w) => vec![w.n, w.k, w.axes[0].output, w.axes[1].output],
+        }
+    }
+
+    /// The dimension of the result that numbers its channels: what a bias goes along.
+    pub fn channel_axis(&self) -> usize {
+        match self {
+            Structure::Contraction(c) => usize::from(c.batch.is_some()) + 1,
+            Structure::Window(_) => 1,
+        }
+    }
+}
+
+/// `C[b, m, n] = Σ_k A[b, m, k] · B[b, k, n]`, where each factor is stored with its last two dimensions in either order.
+///
+/// The program has the loops [`LOOPS`](Contraction::LOOPS), the first only where there is a batch. Where there is an
+/// epilogue, the product is the stage [`ACC`](Contraction::ACC), and the loops [`FINISH`](Contraction::FINISH) finish it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Contraction {
+    /// Number of products, where there is a loop over them.
+    pub batch: Option<i64>,
+    /// Rows of A and C.
+    pub m: i64,
+    /// Columns of B and C.
+    pub n: i64,
+    /// Columns of A, rows of B.
+    pub k: i64,
+    /// The factor of rows.
+    pub a: Factor,
+    /// The factor of columns.
+    pub b: Factor,
+    /// The name of C.
+    pub output: &'static str,
+}
+
+/// A factor of a product of matrices.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Factor {
+    /// Its buffer.
+    pub name: &'static str,
+    /// Whether what is summed over is stored ahead of the rows or columns of the product.
+    pub k_first: bool,
+}
+
+impl Contraction {
+    /// The loops over products, rows, columns and the sum.
+    pub const LOOPS: [&'static str; 4] = ["b", "i", "j", "k"];
+    /// The loops over products, rows and columns of what makes the output of the product, where there is an epilogue.
+    pub const FINISH: [&'static str; 3] = ["ob", "oi", "oj"];
+    /// The product ahead of an epilogue.
+    pub const ACC: &'static str = "acc";
+
+    /// The buffer that is summed into.
+    pub fn sum(&self, w: &Workload) -> &'static str {
+        if w.epilogue().is_empty() { self.output } else { Contraction::ACC }
+    }
+}
+
+/// `Y[n, k, p, q] = Σ_{c, r, s} X[n, c, p·stride + r·dilation, q·stride + s·dilation] · W[k, c, r, s]`, X padded, and its
+/// kinds: grouped, of each channel by itself, transposed.
+///
+/// With groups, output channels of a group sum over input channels of that group only. A transposed one scatters where
+/// others gather, `Y[n, k, h·stride − before + r·dilation, …] += X[n, c, h, w] · W[c, k, r, s]`, and is computed as a plain
+/// one with the flipped filter over X with zeros inserted and around it.
+///
+/// The stages are named alike in every operator of the kind: [`ACC`](Window::ACC) sums over `c`, `r` and `s` the products of
+/// the weights with the input, read from the stage [`PAD`](Window::PAD) where it is padded; the last stage stores what the
+/// epilogue makes of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Window {
+    /// Images.
+    pub n: i64,
+    /// Channels of X.
+    pub c: i64,
+    /// Channels of Y.
+    pub k: i64,
+    /// Parts of the channels that do not mix.
+    pub groups: i64,
+    /// Whether each channel of Y sees one channel of X, over which there is no loop.
+    pub depthwise: bool,
+    /// Scatter instead of gather.
+    pub transposed: bool,
+    /// Rows and columns.
+    pub axes: [Axis; 2],
+}
+
+/// One spatial axis of a [`Window`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Axis {
+    /// Elements of the input.
+    pub input: i64,
+    /// Taps of the filter.
+    pub filter: i64,
+    /// Distance of filter positions: on the output where the window is transposed, else on the input.
+    pub stride: i64,
+    /// Distance of the filter's taps.
+    pub dilation: i64,
+    /// Zeros ahead of the input, or what is cut off the output there where the window is transposed.
+    pub before: i64,
+    /// The same at the end; negative where a transposed window extends the output.
+    pub after: i64,
+    /// Elements of the output.
+    pub output: i64,
+}
+
+impl Axis {
+    /// Elements from the first tap to the last, both included.
+    pub fn reach(&self) -> i64 {
+        self.dilation * (self.filter - 1) + 1
+    }
+}
+
+impl Window {
+    /// The input.
+    pub const INPUT: &'static str = "X";
+    /// The weights.
+    pub const WEIGHTS: &'static str = "W";
+    /// The stage that pads the input.
+    pub const PAD: &'static str = "pad";
+    /// The stage that sums.
+    pub const ACC: &'static str = "acc";
+    /// The result.
+    pub const OUTPUT: &'static str = "Y";
+    /// The input in the layout that the template chooses.
+    pub const KEPT_INPUT: &'static str = "X.in";
+    /// The result in the layout that the template chooses.
+    pub const KEPT_OUTPUT: &'static str = "Y.out";
+
+    /// Input channels that one output sums over, where there is a loop over them.
+    pub fn summed_channels(&self) -> Option<i64> {
+        (!self.depthwise).then_some(self.c / self.groups)
+    }
+
+    /// Shape of the weights.
+    pub fn weights(&self) -> Vec<i64> {
+        let [r, s] = self.axes.map(|axis| axis.filter);
+        match (self.depthwise, self.transposed) {
+            (true, _) => vec![self.k, r, s],
+            (false, false) => vec![self.k, self.c / self.groups, r, s],
+            (false, true) => vec![self.c, self.k / self.groups, r, s],
+        }
+    }
+
+    /// Which dimension of the weights numbers channels of the output, and which those that are summed over, where there
+    /// is a loop over them.
+    pub fn weight_axes(&self) -> [usize; 2] {
+        if self.transposed { [1, 0] } else { [0, 1] }
+    }
+
+    /// Whether the input is read through a stage that pads it.
+    pub fn is_padded(&self) -> bool {
+        self.transposed || self.axes.iter().any(|axis| (axis.before, axis.after) != (0, 0))
+    }
+
+    /// The axes as the program has them: where each output sees one element of the input, in order, an image is a single
+    /// row of the same elements, which every schedule can cut without regard to where its rows end.
+    pub fn program_axes(&self) -> [Axis; 2] {
+        let is_pointwise = |axis: &Axis| axis.filter == 1 && axis.stride == 1 && axis.output == axis.input;
+        if self.depthwise || self.is_padded() || !self.axes.iter().all(is_pointwise) {
+            return self.axes;
+        }
+        let row = |n| Axis { input: n, filter: 1, stride: 1, dilation: 1, before: 0, after: 0, output: n };
+        [row(1), row(self.axes[0].output * self.axes[1].output)]
+    }
+}

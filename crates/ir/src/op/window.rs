@@ -1,0 +1,256 @@
+//! The programs of convolutions.
+
+use super::builder::Operands;
+use super::{Axis, Layout, StageSpec, Window, Workload, WorkloadError};
+use crate::expr::{BinaryOp, Cond, Expr, ReduceOp};
+use crate::index::Index;
+use crate::program::{Part, Program, Role};
+use std::slice::from_ref;
+
+/// The names of the sizes along one spatial direction.
+struct Direction {
+    input: &'static str,
+    filter: &'static str,
+    stride: &'static str,
+    dilation: &'static str,
+    before: &'static str,
+    after: &'static str,
+    out_pad: &'static str,
+    /// What its elements are called.
+    unit: &'static str,
+}
+
+/// Rows, then columns.
+const DIRECTIONS: [Direction; 2] = [
+    Direction {
+        input: "h",
+        filter: "r",
+        stride: "stride_h",
+        dilation: "dilation_h",
+        before: "pad_top",
+        after: "pad_bottom",
+        out_pad: "out_pad_h",
+        unit: "rows",
+    },
+    Direction {
+        input: "w",
+        filter: "s",
+        stride: "stride_w",
+        dilation: "dilation_w",
+        before: "pad_left",
+        after: "pad_right",
+        out_pad: "out_pad_w",
+        unit: "columns",
+    },
+];
+
+impl Axis {
+    /// An axis without its output.
+    fn sized(w: &Workload, d: &Direction) -> Axis {
+        let [input, filter, stride, dilation, before, after] =
+            [d.input, d.filter, d.stride, d.dilation, d.before, d.after].map(|name| w.size(name));
+        Axis { input, filter, stride, dilation, before, after, output: 0 }
+    }
+
+    /// Both axes of a convolution.
+    pub(super) fn forward(w: &Workload) -> [Axis; 2] {
+        DIRECTIONS.map(|d| {
+            let axis = Axis::sized(w, &d);
+            let output = (axis.input + axis.before + axis.after - axis.reach()) / axis.stride + 1;
+            Axis { output, ..axis }
+        })
+    }
+
+    /// Both axes of a transposed convolution.
+    pub(super) fn transposed(w: &Workload) -> [Axis; 2] {
+        DIRECTIONS.map(|d| {
+            let axis = Axis::sized(w, &d);
+            let after = axis.after - w.size(d.out_pad);
+            let output = (axis.input - 1) * axis.stride + axis.reach() - axis.before - after;
+            Axis { after, output, ..axis }
+        })
+    }
+
+    /// Whether the filter of a convolution fits.
+    pub(super) fn check_forward(w: &Workload) -> Result<(), WorkloadError> {
+        for d in &DIRECTIONS {
+            let axis = Axis::sized(w, d);
+            let (reach, available) = (axis.reach(), axis.input + axis.before + axis.after);
+            if reach > available {
+                return Err(WorkloadError::FilterTooLarge { reach, available, unit: d.unit });
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether a transposed convolution has an output.
+    pub(super) fn check_transposed(w: &Workload) -> Result<(), WorkloadError> {
+        for d in &DIRECTIONS {
+            let axis = Axis::sized(w, d);
+            let (value, most) = (w.size(d.out_pad), axis.stride.max(axis.dilation));
+            if value >= most {
+                return Err(WorkloadError::OutputPadding { key: d.out_pad, value, most });
+            }
+            let taken = axis.before + axis.after;
+            let available = (axis.input - 1) * axis.stride + axis.reach() + value;
+            if taken >= available {
+                return Err(WorkloadError::NoOutput { taken, available, unit: d.unit });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// An axis as the program computes it: a filter moves over a padded input, in which a transposed one has zeros inserted.
+struct Gather {
+    /// Elements of the input.
+    input: i64,
+    /// Elements of the padded input.
+    padded: i64,
+    /// Where the input begins in the padded one; negative where it is cut off.
+    before: i64,
+    /// Elements of the padded input from one of the input to the next.
+    spread: i64,
+    /// Taps of the filter.
+    filter: i64,
+    /// Elements of the padded input from tap to tap.
+    dilation: i64,
+    /// Elements of the padded input from one output to the next.
+    stride: i64,
+    /// Elements of the output.
+    output: i64,
+}
+
+impl Gather {
+    fn of(axis: &Axis, transposed: bool) -> Gather {
+        let &Axis { input, filter, stride, dilation, before, after, output } = axis;
+        if !transposed {
+            let padded = input + before + after;
+            return Gather { input, padded, before, spread: 1, filter, dilation, stride, output };
+        }
+        let last = axis.reach() - 1;
+        let (padded, before) = (output + last, last - before);
+        Gather { input, padded, before, spread: stride, filter, dilation, stride: 1, output }
+    }
+
+    /// The element of the input at a place of the padded one, and where there is one.
+    fn unpad(&self, at: &Index) -> (Index, Cond) {
+        unpad(at, self.before, self.spread, self.padded, self.input)
+    }
+
+    /// The place in the padded input that a tap meets for an output.
+    fn meet(&self, output: &Index, tap: &Index) -> Index {
+        output.scale(self.stride).add(&tap.scale(self.dilation))
+    }
+
+    /// Of the pairs of a tap and one of the places that are counted, elements of the input where `transposed` and else
+    /// of the output, the share in which the tap meets an element of both.
+    fn share_inside(&self, transposed: bool) -> f64 {
+        let met = |tap: i64| {
+            let moved = tap * self.dilation - self.before;
+            match transposed {
+                true => n_within(self.input, self.spread, -moved, self.output),
+                false => n_within(self.output, self.stride, moved, self.input),
+            }
+        };
+        let counted = if transposed { self.input } else { self.output };
+        (0..self.filter).map(|tap| met(tap) as f64).sum::<f64>() / (counted as f64 * self.filter as f64)
+    }
+}
+
+/// The element of an input at a place of the padded one, and where there is one: the first of `input` elements
+/// lies at `before` of `padded` places, each next one `spread` further on.
+pub(crate) fn unpad(at: &Index, before: i64, spread: i64, padded: i64, input: i64) -> (Index, Cond) {
+    let moved = at.offset(-before);
+    let element = moved.floor_div(spread);
+    let (first, last) = (-before, padded - 1 - before);
+    let mut inside = Cond::True;
+    if first < 0 {
+        inside = inside.and(Cond::Lt(Index::from(-1), element.clone()));
+    }
+    if last.div_euclid(spread) >= input {
+        inside = inside.and(Cond::Lt(element.clone(), input.into()));
+    }
+    if spread > 1 {
+        inside = inside.and(Cond::Eq(moved.modulo(spread), 0.into()));
+    }
+    (element, inside)
+}
+
+/// How many of the numbers below `n` the map `x · step + offset` leaves within `0..end`.
+fn n_within(n: i64, step: i64, offset: i64, end: i64) -> i64 {
+    let reached = |bound: i64| -(offset - bound).div_euclid(step);
+    (reached(end).min(n) - reached(0).max(0)).max(0)
+}
+
+impl Window {
+    /// Which share of the products that are counted meet an element of the input.
+    pub(super) fn share_inside(&self) -> f64 {
+        self.axes.iter().map(|axis| Gather::of(axis, self.transposed).share_inside(self.transposed)).product()
+    }
+
+    /// The channel of the input and the subscripts of the weights, for an output channel and the loops of the sum: an
+    /// input channel where that is a loop, then row and column of the filter.
+    fn tap(&self, k: &Index, sum: &[Index]) -> (Index, Vec<Index>) {
+        if self.depthwise {
+            return (k.floor_div(self.k / self.c), [from_ref(k), sum].concat());
+        }
+        if self.transposed {
+            let flipped = |axis: usize| Index::from(self.axes[axis].filter - 1).sub(&sum[1 + axis]);
+            return (sum[0].clone(), vec![sum[0].clone(), k.clone(), flipped(0), flipped(1)]);
+        }
+        let of_group = match self.groups {
+            1 => 0.into(),
+            groups => k.floor_div(self.k / groups).scale(self.c / groups),
+        };
+        (of_group.add(&sum[0]), [from_ref(k), sum].concat())
+    }
+
+    /// Stages `pad` (where there is padding), `acc` and the output.
+    pub(super) fn program(&self, w: &Workload) -> Program {
+        let &Window { n, c, k, .. } = self;
+        let [rows, columns] = self.program_axes().map(|axis| Gather::of(&axis, self.transposed));
+        let blocked = w.layout() == Layout::Blocked;
+        let mut p = w.builder();
+        let shape = [n, k, rows.output, columns.output];
+        let mut input = p.input(Window::INPUT, &[n, c, rows.input, columns.input]);
+        let weights = p.input(Window::WEIGHTS, &self.weights());
+        let mut operands = Operands::new(&mut p, w, k, &shape);
+        if blocked {
+            input = p.copy(Part::Prepare, input, Window::KEPT_INPUT, &["xn", "xc", "xh", "xw"], Role::Kept);
+            operands.keep(&mut p, w);
+        }
+        if self.is_padded() {
+            let axes = [("pn", n), ("pc", c), ("ph", rows.padded), ("pw", columns.padded)];
+            let spec = StageSpec { name: Window::PAD, axes: &axes, reduce: None, role: Role::Temporary };
+            input = p.stage(spec, |v| {
+                let ((row, row_inside), (column, column_inside)) = (rows.unpad(&v[2]), columns.unpad(&v[3]));
+                let element = Expr::Load(input, vec![v[0].clone(), v[1].clone(), row, column]);
+                match row_inside.and(column_inside) {
+                    Cond::True => element,
+                    inside => Expr::Select(Box::new(inside), Box::new(element), Box::new(Expr::Const(0.0))),
+                }
+            });
+        }
+        let axes = [("n", n), ("k", k), ("p", rows.output), ("q", columns.output)];
+        let channels = self.summed_channels().map(|c| ("c", c));
+        let sum: Vec<(&str, i64)> = channels.into_iter().chain([("r", rows.filter), ("s", columns.filter)]).collect();
+        let reduce = Some((ReduceOp::Sum, &sum[..]));
+        let acc = p.stage(StageSpec { name: Window::ACC, axes: &axes, reduce, role: Role::Temporary }, |v| {
+            let (at, sum) = v.split_at(4);
+            let (channel, weight) = self.tap(&at[1], sum);
+            let [r, s] = [&sum[sum.len() - 2], &sum[sum.len() - 1]];
+            let element = vec![at[0].clone(), channel, rows.meet(&at[2], r), columns.meet(&at[3], s)];
+            Expr::binary(BinaryOp::Mul, Expr::Load(input, element), Expr::Load(weights, weight))
+        });
+        let (name, role) = if blocked { (Window::KEPT_OUTPUT, Role::Kept) } else { (Window::OUTPUT, Role::Output) };
+        let axes = [("on", n), ("ok", k), ("op", rows.output), ("oq", columns.output)];
+        let out = p.stage(StageSpec { name, axes: &axes, reduce: None, role }, |at| {
+            operands.apply(w, Expr::Load(acc, at.to_vec()), at, 1)
+        });
+        if blocked {
+            p.copy(Part::Finish, out, Window::OUTPUT, &["yn", "yk", "yp", "yq"], Role::Output);
+        }
+        p.finish()
+    }
+}
