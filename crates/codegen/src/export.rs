@@ -145,6 +145,13 @@ impl Interface {
             let ty = match b.dtype {
                 DType::F32 => "float",
                 DType::F64 => "double",
+                DType::F16 => "_Float16",
+                DType::Bf16 => "__bf16",
+                DType::I8 => "int8_t",
+                DType::U8 => "uint8_t",
+                DType::I32 => "int32_t",
+                DType::I64 => "int64_t",
+                DType::Bool => "bool",
             };
             let shape: String = b.shape.iter().map(|extent| format!("[{extent}]")).collect();
             let uses = [("read", &b.read_by), ("written", &b.written_by)].into_iter().filter(|(_, by)| !by.is_empty());

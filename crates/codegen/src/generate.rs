@@ -147,6 +147,7 @@ pub fn generate(
     units: &Units,
     prefix: Option<&str>,
 ) -> Result<(Module, Uses), CompileError> {
+    crate::types::check(program)?;
     let (m, f) = (Builder::new(&program.name), Function::new(FunctionId::new(u32::MAX as usize)));
     let (filled, uses) = (BTreeSet::new(), Uses::default());
     let mut hasher = DefaultHasher::new();

@@ -32,6 +32,7 @@ mod loader;
 mod map;
 mod number;
 mod ssa;
+mod types;
 mod x86;
 
 use std::ffi::c_void;
@@ -61,6 +62,14 @@ pub enum CompileError {
         kind: &'static str,
         /// The target.
         target: String,
+    },
+    /// An element type for which there is no code yet: the fault of whoever chose it.
+    #[error("{what} is of type {dtype}, for which no code is generated yet; use f32 or f64")]
+    ElementType {
+        /// The type.
+        dtype: &'static str,
+        /// What is of that type.
+        what: String,
     },
     /// A temporary too large to have an address: the schedule's fault.
     #[error("buffer `{buffer}` is too large")]

@@ -10,13 +10,13 @@ use common::gemm::{ALayout, Gemm};
 use common::*;
 use tilewright_codegen::{CompileError, Emit, Runtime, compile, emit};
 use tilewright_ir::expr::{BinaryOp, Cond, Expr, ReduceOp, UnaryOp};
-use tilewright_ir::op::Workload;
+use tilewright_ir::op::{FUNCTIONS, Workload};
 use tilewright_ir::schedule::{apply_all, parse_steps};
 use tilewright_ir::{Atom, DType, Index, LoopKind, Role, Scope, Stmt, Target, lower};
 
 #[test]
 fn tiled_products() {
-    for dtype in DType::ALL.map(|(t, _)| t) {
+    for (dtype, _) in dtypes() {
         for a in [ALayout::Panels, ALayout::Rows, ALayout::Plain] {
             for (parallel, prepacked) in [(false, false), (true, true)] {
                 check(&Gemm { dtype, a, parallel, prepacked, prefetch: 8, ..Gemm::default() }.program());
@@ -66,7 +66,7 @@ fn naive(dtype: DType, m: i64, n: i64, k: i64, lanes: Option<i64>) -> tilewright
 
 #[test]
 fn naive_products() {
-    for dtype in DType::ALL.map(|(t, _)| t) {
+    for (dtype, _) in dtypes() {
         check(&naive(dtype, 5, 7, 9, None));
         check(&naive(dtype, 1, 1, 1, None));
         check(&naive(dtype, 17, 33, 12, Some(11)));
@@ -77,7 +77,7 @@ fn naive_products() {
 
 #[test]
 fn all_operations() {
-    for dtype in DType::ALL.map(|(t, _)| t) {
+    for (dtype, _) in dtypes() {
         for vectorized in [false, true] {
             let n = 19;
             let mut p = program(&format!("operations {vectorized}"));
@@ -134,7 +134,7 @@ fn minima_ignore_numbers_that_are_none() {
 
 #[test]
 fn every_vector_length() {
-    for dtype in DType::ALL.map(|(t, _)| t) {
+    for (dtype, _) in dtypes() {
         for lanes in 1..=33 {
             let mut p = program(&format!("length {lanes}"));
             let a = input(&mut p, "A", dtype, &[3, lanes]);
@@ -169,7 +169,7 @@ fn every_vector_length() {
 
 #[test]
 fn transposing_packs() {
-    for dtype in DType::ALL.map(|(t, _)| t) {
+    for (dtype, _) in dtypes() {
         for rows in 2..=16 {
             for lanes in [4, 8, 16, 5, 13, 24] {
                 let mut p = program(&format!("transpose {rows} {lanes}"));
@@ -495,7 +495,7 @@ fn sums_in_parts_do_not_depend_on_who_computes_them() {
          split S.j 16 -> jo jl shrink\nreorder S.i jo S.in_part jl\naccumulate S at jo -> S.r\nvectorize jl\n\
          parallel S.part\nlayout S 0 1 2/48 2%48\nsplit j 16 -> total.v total.l shrink\n\
          reorder i total.v part total.l\naccumulate C at total.v -> total\nvectorize total.l\nparallel i";
-    for dtype in DType::ALL.map(|(_, name)| name) {
+    for (_, dtype) in dtypes() {
         let untransformed = Workload::parse(&format!("matmul:m=5,n=37,k=331,dtype={dtype}")).unwrap().program();
         let p = lower::lower(&apply_all(&untransformed, &parse_steps(steps).unwrap()).unwrap());
         check(&p);
@@ -594,6 +594,42 @@ fn aliasing_is_respected_inside_a_buffer() {
         ),
     ];
     check(&p);
+}
+
+/// Every function of an epilogue, in vectors of 16 columns and a shorter one.
+#[test]
+fn functions_of_epilogues() {
+    for spec in FUNCTIONS {
+        for dtype in ["f32", "f64"] {
+            let text = format!("dense:m=2,n=21,k=5,dtype={dtype},epilogue={}", spec.name);
+            let untransformed = Workload::parse(&text).unwrap().program();
+            let steps = parse_steps("split oj 16 -> ov ol shrink\nvectorize ol").unwrap();
+            let scheduled = apply_all(&untransformed, &steps).unwrap_or_else(|(_, e)| panic!("{text}: {e}"));
+            check_on(&lower::lower(&scheduled), &host());
+        }
+    }
+}
+
+#[test]
+fn element_types_without_code_are_refused() {
+    for (of_x, cast) in [("f16", "f32"), ("f32", "i8")] {
+        let text = format!(
+            "program \"types\" buffer X: {of_x}[8] global input buffer Y: f32[8] global output loops i
+            run {{ for i in 8 {{ Y[i] = {cast}(X[i]) + 1.0 }} }}"
+        );
+        let refused = compile(&tilewright_ir::text::parse(&text).unwrap(), &host()).map(drop);
+        let expected =
+            [("f16", "buffer `X`"), ("i8", "a cast")].into_iter().find(|(dtype, _)| [of_x, cast].contains(dtype));
+        let (dtype, what) = expected.expect("one of them has no code");
+        assert_eq!(refused, Err(CompileError::ElementType { dtype, what: what.to_owned() }));
+    }
+}
+
+#[test]
+fn casts_round_in_between() {
+    let text = "program \"casts\" buffer X: f64[24] global input buffer Y: f64[24] global output loops i, l
+        run { for i in 2 { vectorized l in 12 { Y[12*i + l] = f32(X[12*i + l] * 0.1) + f64(f32(0.1)) } } }";
+    check(&tilewright_ir::text::parse(text).unwrap());
 }
 
 #[test]

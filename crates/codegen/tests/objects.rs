@@ -57,12 +57,9 @@ int main(int argc, char **argv) {{
 fn to_bytes(p: &Program, values: &[Vec<f64>]) -> Vec<u8> {
     let mut out = Vec::new();
     for ((_, b), values) in p.arguments().zip(values) {
-        for v in values {
-            match b.dtype {
-                DType::F32 => out.extend((*v as f32).to_le_bytes()),
-                DType::F64 => out.extend(v.to_le_bytes()),
-            }
-        }
+        let start = out.len();
+        out.resize(start + b.size_bytes().unwrap() as usize, 0);
+        b.dtype.write(values, &mut out[start..]);
     }
     out
 }
@@ -73,10 +70,7 @@ fn from_bytes(p: &Program, bytes: &[u8]) -> Vec<Vec<f64>> {
         .map(|(_, b)| {
             let (here, after) = rest.split_at(b.size_bytes().unwrap() as usize);
             rest = after;
-            match b.dtype {
-                DType::F32 => here.chunks(4).map(|c| f64::from(f32::from_le_bytes(c.try_into().unwrap()))).collect(),
-                DType::F64 => here.chunks(8).map(|c| f64::from_le_bytes(c.try_into().unwrap())).collect(),
-            }
+            b.dtype.read(here)
         })
         .collect()
 }

@@ -46,7 +46,7 @@ fn transpose(dtype: DType, from: From, n: i64, pitch: i64, first: i64, lanes: i6
 
 #[test]
 fn groups_of_strided_loads() {
-    for dtype in DType::ALL.map(|(t, _)| t) {
+    for (dtype, _) in dtypes() {
         for from in [From::Input, From::Local, From::Register] {
             for n in [2, 3, 4, 7, 8, 13, 16, 21] {
                 for lanes in [2, 4, 8, 14, 16, 19] {

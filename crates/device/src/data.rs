@@ -10,7 +10,7 @@ use std::io;
 use std::os::fd::{FromRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use tilewright_ir::interp::Fault;
-use tilewright_ir::reference::{Watch, evaluate_watched, random_input};
+use tilewright_ir::reference::{Watch, evaluate_watched, random_elements};
 use tilewright_ir::{DType, Program, Role};
 
 /// Where mappings may begin.
@@ -55,7 +55,8 @@ impl Data {
                 outputs_at.push(end);
                 n * DType::F64.bytes()
             } else {
-                let values: Vec<f64> = random_input(seed.wrapping_add(at as u64), n as usize).collect();
+                let values: Vec<f64> =
+                    random_elements(buffer.dtype, seed.wrapping_add(at as u64), n as usize).collect();
                 write(&file, end, buffer.dtype, &values)?;
                 inputs.push(values);
                 n * buffer.dtype.bytes()
@@ -90,6 +91,7 @@ fn write(file: &File, start: u64, dtype: DType, values: &[f64]) -> io::Result<()
                 let numbers = bytes.as_chunks_mut().0.iter_mut();
                 numbers.zip(values).for_each(|(out, x)| *out = x.to_ne_bytes());
             }
+            other => other.write(values, bytes),
         }
         file.write_all_at(bytes, start + part * (AT_A_TIME * n_bytes) as u64)?;
     }

@@ -270,6 +270,7 @@ impl Pages {
 
 /// Numbers of which any bit pattern is valid.
 pub trait Plain: Copy {}
+impl Plain for u8 {}
 impl Plain for f32 {}
 impl Plain for f64 {}
 
@@ -305,8 +306,6 @@ impl ReadOnly {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    impl Plain for u8 {}
 
     #[test]
     fn canaries_notice_a_write_outside() {

@@ -1,9 +1,13 @@
 //! Value expressions: what one element of a tensor is computed from.
 
+use crate::dtype::DType;
 use crate::index::Index;
 use crate::program::{BufferId, LoopId};
 
-/// A floating-point scalar expression of the dtype of the buffer it is stored to.
+/// A scalar expression.
+///
+/// It is computed in the [arithmetic](DType::arithmetic) of the type around it: that of the buffer it is stored to, or that
+/// of a cast. What it loads is converted to that type.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Expr {
     /// A literal.
@@ -18,6 +22,9 @@ pub enum Expr {
     Binary(BinaryOp, Box<Expr>, Box<Expr>),
     /// The first value where the condition holds, else the second; only the chosen side is evaluated.
     Select(Box<Cond>, Box<Expr>, Box<Expr>),
+    /// A value computed in the arithmetic of a type and rounded to that type, see [`DType::round`]. Where it is used it is
+    /// converted to the type around the cast.
+    Cast(DType, Box<Expr>),
 }
 
 /// Functions of one value.
@@ -142,16 +149,21 @@ impl Cond {
         }
     }
 
-    /// The condition with every index rewritten.
-    pub fn map_index(&self, f: &mut dyn FnMut(&Index) -> Index) -> Cond {
+    /// The condition with each direct part rewritten.
+    pub fn map_parts(&self, rewrite: &mut (impl Rewrite + ?Sized)) -> Cond {
         match self {
             Cond::True => Cond::True,
-            Cond::Lt(a, b) => Cond::Lt(f(a), f(b)),
-            Cond::Eq(a, b) => Cond::Eq(f(a), f(b)),
-            Cond::Less(a, b) => Cond::Less(Box::new(a.map_index(f)), Box::new(b.map_index(f))),
-            Cond::And(a, b) => a.map_index(f).and(b.map_index(f)),
-            Cond::Not(a) => Cond::Not(Box::new(a.map_index(f))),
+            Cond::Lt(a, b) => Cond::Lt(rewrite.index(a), rewrite.index(b)),
+            Cond::Eq(a, b) => Cond::Eq(rewrite.index(a), rewrite.index(b)),
+            Cond::Less(a, b) => Cond::Less(Box::new(rewrite.expr(a)), Box::new(rewrite.expr(b))),
+            Cond::And(a, b) => rewrite.cond(a).and(rewrite.cond(b)),
+            Cond::Not(a) => Cond::Not(Box::new(rewrite.cond(a))),
         }
+    }
+
+    /// The condition with every index rewritten.
+    pub fn map_index(&self, f: &mut dyn FnMut(&Index) -> Index) -> Cond {
+        MapIndex(f).cond(self)
     }
 
     /// Calls `change` for every index in the condition, subscripts of loads included.
@@ -176,55 +188,117 @@ impl Cond {
 
     /// Calls `visit` for every index in the condition, subscripts of loads included.
     pub fn for_each_index(&self, visit: &mut dyn FnMut(&Index)) {
-        match self {
-            Cond::True => {}
-            Cond::Lt(a, b) | Cond::Eq(a, b) => {
-                visit(a);
-                visit(b);
-            }
-            Cond::Less(a, b) => {
-                a.for_each_index(visit);
-                b.for_each_index(visit);
-            }
-            Cond::And(a, b) => {
-                a.for_each_index(visit);
-                b.for_each_index(visit);
-            }
-            Cond::Not(a) => a.for_each_index(visit),
-        }
+        Node::Cond(self).for_each_index(visit);
     }
 
     /// Calls `visit` for every load inside the condition.
-    pub fn for_each_load(&self, visit: &mut dyn FnMut(BufferId, &[Index])) {
-        match self {
-            Cond::True | Cond::Lt(..) | Cond::Eq(..) => {}
-            Cond::Less(a, b) => {
-                a.for_each_load(visit);
-                b.for_each_load(visit);
-            }
-            Cond::And(a, b) => {
-                a.for_each_load(visit);
-                b.for_each_load(visit);
-            }
-            Cond::Not(a) => a.for_each_load(visit),
-        }
+    pub fn for_each_load<'a>(&'a self, visit: &mut dyn FnMut(BufferId, &'a [Index])) {
+        Node::Cond(self).for_each_load(visit);
     }
 
     /// Whether a loop variable occurs in it.
     pub fn uses(&self, var: LoopId) -> bool {
-        let mut used = false;
-        self.for_each_index(&mut |i| used |= i.uses(var));
-        used
+        Node::Cond(self).uses(var)
     }
 
     /// The condition with some loads replaced.
     pub fn map_loads(&self, f: &mut dyn FnMut(BufferId, &[Index]) -> Option<Expr>) -> Cond {
-        match self {
-            Cond::True | Cond::Lt(..) | Cond::Eq(..) => self.clone(),
-            Cond::Less(a, b) => Cond::Less(Box::new(a.map_loads(f)), Box::new(b.map_loads(f))),
-            Cond::And(a, b) => a.map_loads(f).and(b.map_loads(f)),
-            Cond::Not(a) => Cond::Not(Box::new(a.map_loads(f))),
-        }
+        MapLoads(f).cond(self)
+    }
+}
+
+/// An expression or a condition, as a node of the tree that both make up.
+#[derive(Clone, Copy, Debug)]
+pub enum Node<'a> {
+    /// A value.
+    Expr(&'a Expr),
+    /// A condition.
+    Cond(&'a Cond),
+}
+
+impl<'a> Node<'a> {
+    /// The nodes directly below, in the order of their evaluation.
+    pub fn children(self) -> impl Iterator<Item = Node<'a>> {
+        let (expr, cond) = (|e: &'a Expr| Some(Node::Expr(e)), |c: &'a Cond| Some(Node::Cond(c)));
+        let children = match self {
+            Node::Expr(Expr::Const(_) | Expr::Load(..) | Expr::FromIndex(_)) => [None; 3],
+            Node::Expr(Expr::Unary(_, x) | Expr::Cast(_, x)) => [expr(x), None, None],
+            Node::Expr(Expr::Binary(_, a, b)) | Node::Cond(Cond::Less(a, b)) => [expr(a), expr(b), None],
+            Node::Expr(Expr::Select(c, a, b)) => [cond(c), expr(a), expr(b)],
+            Node::Cond(Cond::True | Cond::Lt(..) | Cond::Eq(..)) => [None; 3],
+            Node::Cond(Cond::And(a, b)) => [cond(a), cond(b), None],
+            Node::Cond(Cond::Not(a)) => [cond(a), None, None],
+        };
+        children.into_iter().flatten()
+    }
+
+    /// Calls `visit` for this node and all below, in the order of their evaluation.
+    pub fn walk(self, visit: &mut dyn FnMut(Node<'a>)) {
+        visit(self);
+        self.children().for_each(|child| child.walk(visit));
+    }
+
+    /// Calls `visit` for every index at and below it, subscripts of loads included.
+    pub fn for_each_index(self, visit: &mut dyn FnMut(&Index)) {
+        self.walk(&mut |node| match node {
+            Node::Expr(Expr::Load(_, index)) => index.iter().for_each(&mut *visit),
+            Node::Expr(Expr::FromIndex(i)) => visit(i),
+            Node::Cond(Cond::Lt(a, b) | Cond::Eq(a, b)) => [a, b].into_iter().for_each(&mut *visit),
+            Node::Expr(_) | Node::Cond(_) => {}
+        });
+    }
+
+    /// Calls `visit` for every load at and below it.
+    pub fn for_each_load(self, visit: &mut dyn FnMut(BufferId, &'a [Index])) {
+        self.walk(&mut |node| {
+            if let Node::Expr(Expr::Load(buffer, index)) = node {
+                visit(*buffer, index);
+            }
+        });
+    }
+
+    fn uses(self, var: LoopId) -> bool {
+        let mut used = false;
+        self.for_each_index(&mut |i| used |= i.uses(var));
+        used
+    }
+}
+
+/// What becomes of the parts of an expression; by default they stay, with their own parts rewritten.
+pub trait Rewrite {
+    /// What becomes of an index.
+    fn index(&mut self, index: &Index) -> Index {
+        index.clone()
+    }
+
+    /// What becomes of a value.
+    fn expr(&mut self, expr: &Expr) -> Expr {
+        expr.map_parts(self)
+    }
+
+    /// What becomes of a condition.
+    fn cond(&mut self, cond: &Cond) -> Cond {
+        cond.map_parts(self)
+    }
+}
+
+struct MapIndex<'f>(&'f mut dyn FnMut(&Index) -> Index);
+
+impl Rewrite for MapIndex<'_> {
+    fn index(&mut self, index: &Index) -> Index {
+        (self.0)(index)
+    }
+}
+
+struct MapLoads<'f>(&'f mut dyn FnMut(BufferId, &[Index]) -> Option<Expr>);
+
+impl Rewrite for MapLoads<'_> {
+    fn expr(&mut self, expr: &Expr) -> Expr {
+        let replaced = match expr {
+            Expr::Load(buffer, index) => (self.0)(*buffer, index),
+            _ => None,
+        };
+        replaced.unwrap_or_else(|| expr.map_parts(self))
     }
 }
 
@@ -239,49 +313,39 @@ impl Expr {
         Expr::Binary(op, Box::new(a), Box::new(b))
     }
 
-    /// The expression with every index rewritten.
-    pub fn map_index(&self, f: &mut dyn FnMut(&Index) -> Index) -> Expr {
+    /// A value in the arithmetic of a type, rounded to it.
+    pub fn cast(dtype: DType, x: Expr) -> Expr {
+        Expr::Cast(dtype, Box::new(x))
+    }
+
+    /// The expression with each direct part rewritten.
+    pub fn map_parts(&self, rewrite: &mut (impl Rewrite + ?Sized)) -> Expr {
         match self {
             Expr::Const(_) => self.clone(),
-            Expr::Load(b, index) => Expr::Load(*b, index.iter().map(f).collect()),
-            Expr::FromIndex(i) => Expr::FromIndex(f(i)),
-            Expr::Unary(op, x) => Expr::unary(*op, x.map_index(f)),
-            Expr::Binary(op, a, b) => Expr::binary(*op, a.map_index(f), b.map_index(f)),
+            Expr::Load(b, index) => Expr::Load(*b, index.iter().map(|i| rewrite.index(i)).collect()),
+            Expr::FromIndex(i) => Expr::FromIndex(rewrite.index(i)),
+            Expr::Unary(op, x) => Expr::unary(*op, rewrite.expr(x)),
+            Expr::Binary(op, a, b) => Expr::binary(*op, rewrite.expr(a), rewrite.expr(b)),
             Expr::Select(c, a, b) => {
-                Expr::Select(Box::new(c.map_index(f)), Box::new(a.map_index(f)), Box::new(b.map_index(f)))
+                Expr::Select(Box::new(rewrite.cond(c)), Box::new(rewrite.expr(a)), Box::new(rewrite.expr(b)))
             }
+            Expr::Cast(dtype, x) => Expr::cast(*dtype, rewrite.expr(x)),
         }
+    }
+
+    /// The expression with every index rewritten.
+    pub fn map_index(&self, f: &mut dyn FnMut(&Index) -> Index) -> Expr {
+        MapIndex(f).expr(self)
     }
 
     /// The expression with some loads replaced.
     pub fn map_loads(&self, f: &mut dyn FnMut(BufferId, &[Index]) -> Option<Expr>) -> Expr {
-        match self {
-            Expr::Const(_) | Expr::FromIndex(_) => self.clone(),
-            Expr::Load(b, index) => f(*b, index).unwrap_or_else(|| self.clone()),
-            Expr::Unary(op, x) => Expr::unary(*op, x.map_loads(f)),
-            Expr::Binary(op, a, b) => Expr::binary(*op, a.map_loads(f), b.map_loads(f)),
-            Expr::Select(c, a, b) => {
-                Expr::Select(Box::new(c.map_loads(f)), Box::new(a.map_loads(f)), Box::new(b.map_loads(f)))
-            }
-        }
+        MapLoads(f).expr(self)
     }
 
     /// Calls `visit` for every load.
-    pub fn for_each_load(&self, visit: &mut dyn FnMut(BufferId, &[Index])) {
-        match self {
-            Expr::Const(_) | Expr::FromIndex(_) => {}
-            Expr::Load(b, index) => visit(*b, index),
-            Expr::Unary(_, x) => x.for_each_load(visit),
-            Expr::Binary(_, a, b) => {
-                a.for_each_load(visit);
-                b.for_each_load(visit);
-            }
-            Expr::Select(c, a, b) => {
-                c.for_each_load(visit);
-                a.for_each_load(visit);
-                b.for_each_load(visit);
-            }
-        }
+    pub fn for_each_load<'a>(&'a self, visit: &mut dyn FnMut(BufferId, &'a [Index])) {
+        Node::Expr(self).for_each_load(visit);
     }
 
     /// Calls `change` for every index, subscripts of loads and conditions included.
@@ -290,7 +354,7 @@ impl Expr {
             Expr::Const(_) => {}
             Expr::Load(_, index) => index.iter_mut().for_each(change),
             Expr::FromIndex(i) => change(i),
-            Expr::Unary(_, x) => x.for_each_index_mut(change),
+            Expr::Unary(_, x) | Expr::Cast(_, x) => x.for_each_index_mut(change),
             Expr::Binary(_, a, b) => {
                 a.for_each_index_mut(change);
                 b.for_each_index_mut(change);
@@ -305,27 +369,11 @@ impl Expr {
 
     /// Calls `visit` for every index, subscripts of loads and conditions included.
     pub fn for_each_index(&self, visit: &mut dyn FnMut(&Index)) {
-        match self {
-            Expr::Const(_) => {}
-            Expr::Load(_, index) => index.iter().for_each(visit),
-            Expr::FromIndex(i) => visit(i),
-            Expr::Unary(_, x) => x.for_each_index(visit),
-            Expr::Binary(_, a, b) => {
-                a.for_each_index(visit);
-                b.for_each_index(visit);
-            }
-            Expr::Select(c, a, b) => {
-                c.for_each_index(visit);
-                a.for_each_index(visit);
-                b.for_each_index(visit);
-            }
-        }
+        Node::Expr(self).for_each_index(visit);
     }
 
     /// Whether a loop variable occurs in it.
     pub fn uses(&self, var: LoopId) -> bool {
-        let mut used = false;
-        self.for_each_index(&mut |i| used |= i.uses(var));
-        used
+        Node::Expr(self).uses(var)
     }
 }

@@ -4,11 +4,14 @@
 //! below one means no iteration. A prefetch does nothing.
 //!
 //! # Values
-//! A number is an `f64`, and every operation inside a store or an update is rounded to the element type of the buffer it
-//! writes: loads, constants, indices as numbers, and the result of each function. An update rounds the value first and
+//! A number is an `f64`, and every operation inside a store or an update is [rounded](DType::round) to the
+//! [arithmetic](DType::arithmetic) of the buffer that it writes, inside a cast to that of the cast's type: loads, constants,
+//! indices as numbers, and the result of each function. What is stored or cast is rounded to the type itself. An update
+//! rounds the value first and
 //! the combination with the old value after it, so a sum of products rounds the product and the sum separately; code that
 //! fuses them into one multiply-add differs by the rounding of the product, and comparisons allow for it. A comparison of
-//! values in the condition of an `if` is made in `f64`.
+//! values in the condition of an `if` is made in `f64`. Arithmetic that leaves the range of a type of whole numbers has no
+//! meaning; the conversion of what is outside has.
 //!
 //! Of a select only the chosen side is evaluated, of a conjunction the right side only where the left holds. An update
 //! evaluates its value, then its condition, then reads the old value, unless it starts from the identity.
@@ -22,9 +25,10 @@
 //! A program that reads or writes outside a buffer, reads what was never written, divides an index by zero, or leaves an
 //! element of an output unwritten has no meaning: it ends with a [`Fault`] that says where.
 
+use crate::dtype::DType;
 use crate::expr::{BinaryOp, Cond, Expr, ReduceOp, UnaryOp};
 use crate::index::{Atom, Index};
-use crate::program::{Buffer, BufferId, DType, LoopId, Program, Role, Stmt};
+use crate::program::{Buffer, BufferId, LoopId, Program, Role, Stmt};
 use crate::text::index_to_string;
 use std::fmt;
 use thiserror::Error;
@@ -201,7 +205,7 @@ pub fn run_limited(program: &Program, arguments: &mut [Vec<f64>], limit: u64) ->
     for ((id, buffer), argument) in program.arguments().zip(arguments.iter()) {
         memory[id.0 as usize] = match buffer.role {
             Role::Output => undefined(buffer)?,
-            _ => argument.iter().map(|x| round(buffer.dtype, defined(*x))).collect(),
+            _ => argument.iter().map(|x| buffer.dtype.round(defined(*x))).collect(),
         };
         check_length(buffer, argument.len())?;
     }
@@ -278,14 +282,6 @@ pub(crate) fn defined(x: f64) -> f64 {
     if x.is_nan() { f64::NAN } else { x }
 }
 
-/// The nearest value of an element type.
-pub fn round(dtype: DType, x: f64) -> f64 {
-    match dtype {
-        DType::F32 => f64::from(x as f32),
-        DType::F64 => x,
-    }
-}
-
 /// A function of one value, in `f64`.
 pub fn apply_unary(op: UnaryOp, x: f64) -> f64 {
     match op {
@@ -335,6 +331,7 @@ fn erf(x: f64) -> f64 {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Rounding {
     ToElementType,
+    /// Only to whole numbers, where those are meant: floating-point numbers stay as they are.
     None,
 }
 
@@ -355,6 +352,7 @@ pub(crate) fn run_block(
         vars: vec![0; program.loops.len() + 1],
         active: Vec::new(),
         memory,
+        each: DType::F64,
         limit: *left,
         left: *left,
         fault: None,
@@ -440,6 +438,16 @@ enum Node {
     Unary(UnaryOp, Box<Node>),
     Binary(BinaryOp, Box<(Node, Node)>),
     Select(Box<(Test, Node, Node)>),
+    Cast(Rounds, Box<Node>),
+}
+
+/// Types that a value is rounded to.
+#[derive(Clone, Copy)]
+struct Rounds {
+    /// At each operation.
+    each: DType,
+    /// At the end.
+    last: DType,
 }
 
 enum Test {
@@ -457,8 +465,8 @@ enum Op {
     For { var: u32, extent: Linear, body: Block },
     If { test: Test, then: Block, otherwise: Block },
     Alloc(u32),
-    Store { to: Access, value: Node, to_f32: bool },
-    Update { to: Access, op: ReduceOp, value: Node, first: Test, to_f32: bool },
+    Store { to: Access, value: Node, rounds: Rounds },
+    Update { to: Access, op: ReduceOp, value: Node, first: Test, rounds: Rounds },
 }
 
 struct Block {
@@ -500,14 +508,14 @@ impl Compiler<'_> {
                 Stmt::Store { buffer, index, value } => Op::Store {
                     to: self.access(*buffer, index)?,
                     value: self.node(value)?,
-                    to_f32: self.to_f32(*buffer)?,
+                    rounds: self.rounds(self.buffer(*buffer)?.dtype),
                 },
                 Stmt::Update { buffer, index, op, value, first } => Op::Update {
                     to: self.access(*buffer, index)?,
                     op: *op,
                     value: self.node(value)?,
                     first: self.test(first)?,
-                    to_f32: self.to_f32(*buffer)?,
+                    rounds: self.rounds(self.buffer(*buffer)?.dtype),
                 },
                 Stmt::Prefetch { .. } => continue,
             };
@@ -520,8 +528,11 @@ impl Compiler<'_> {
         self.program.buffers.get(id.0 as usize).ok_or(Fault::UnknownBuffer { id: id.0 })
     }
 
-    fn to_f32(&self, id: BufferId) -> Result<bool, Fault> {
-        Ok(self.rounding == Rounding::ToElementType && self.buffer(id)?.dtype == DType::F32)
+    fn rounds(&self, dtype: DType) -> Rounds {
+        match self.rounding {
+            Rounding::None if dtype.is_float() => Rounds { each: DType::F64, last: DType::F64 },
+            Rounding::None | Rounding::ToElementType => Rounds { each: dtype.arithmetic(), last: dtype },
+        }
     }
 
     fn linear(&mut self, index: &Index) -> Result<Linear, Fault> {
@@ -577,6 +588,7 @@ impl Compiler<'_> {
             Expr::Unary(op, x) => Node::Unary(*op, Box::new(self.node(x)?)),
             Expr::Binary(op, a, b) => Node::Binary(*op, Box::new((self.node(a)?, self.node(b)?))),
             Expr::Select(c, a, b) => Node::Select(Box::new((self.test(c)?, self.node(a)?, self.node(b)?))),
+            Expr::Cast(dtype, x) => Node::Cast(self.rounds(*dtype), Box::new(self.node(x)?)),
         })
     }
 
@@ -606,6 +618,13 @@ impl Compiler<'_> {
 /// The machine has stopped with a fault.
 struct Stopped;
 
+/// How every operation is rounded: not at all.
+const AS_IS: u8 = 0;
+/// To `f32`, the usual case, made fast.
+const TO_F32: u8 = 1;
+/// To the type that the machine holds.
+const ROUNDED: u8 = 2;
+
 struct Machine<'a> {
     program: &'a Program,
     sources: &'a [Index],
@@ -614,6 +633,8 @@ struct Machine<'a> {
     /// Loops being run, outermost first.
     active: Vec<u32>,
     memory: Vec<Vec<f64>>,
+    /// What every operation is rounded to where [`ROUNDED`] says so.
+    each: DType,
     limit: u64,
     left: u64,
     /// Set by the evaluating functions, which then return a value that is not used.
@@ -648,7 +669,7 @@ impl Machine<'_> {
                 self.active.pop();
             }
             Op::If { test, then, otherwise } => {
-                let holds = self.test::<false>(test);
+                let holds = self.test::<AS_IS>(test);
                 self.check()?;
                 self.block(if holds { then } else { otherwise })?;
             }
@@ -668,18 +689,19 @@ impl Machine<'_> {
                     }
                 }
             }
-            Op::Store { to, value, to_f32 } => {
-                let value = if *to_f32 { self.node::<true>(value) } else { self.node::<false>(value) };
+            Op::Store { to, value, rounds } => {
+                let value = self.value(value, *rounds);
                 let at = self.locate(to);
                 self.check()?;
                 self.memory[to.buffer as usize][at] = value;
             }
-            Op::Update { to, op, value, first, to_f32 } => {
-                let (value, first) = if *to_f32 {
-                    (self.node::<true>(value), self.test::<true>(first))
-                } else {
-                    (self.node::<false>(value), self.test::<false>(first))
-                };
+            Op::Update { to, op, value, first, rounds } => {
+                let value = self.value(value, Rounds { last: rounds.each, ..*rounds });
+                let first = self.rounded(rounds.each, |machine, each| match each {
+                    AS_IS => machine.test::<AS_IS>(first),
+                    TO_F32 => machine.test::<TO_F32>(first),
+                    _ => machine.test::<ROUNDED>(first),
+                });
                 let at = self.locate(to);
                 self.check()?;
                 let element = &mut self.memory[to.buffer as usize][at];
@@ -689,7 +711,11 @@ impl Machine<'_> {
                     return Err(Stopped);
                 }
                 let new = apply_binary(op.combine(), old, value);
-                *element = if *to_f32 { f64::from(new as f32) } else { new };
+                *element = match rounds.last {
+                    DType::F64 => new,
+                    DType::F32 => f64::from(new as f32),
+                    last => last.round(rounds.each.round(new)),
+                };
             }
         }
         Ok(())
@@ -747,36 +773,67 @@ impl Machine<'_> {
         value
     }
 
-    fn node<const F32: bool>(&mut self, node: &Node) -> f64 {
+    /// A value, rounded at each operation and at the end.
+    #[inline]
+    fn value(&mut self, node: &Node, Rounds { each, last }: Rounds) -> f64 {
+        let value = self.rounded(each, |machine, each| match each {
+            AS_IS => machine.node::<AS_IS>(node),
+            TO_F32 => machine.node::<TO_F32>(node),
+            _ => machine.node::<ROUNDED>(node),
+        });
+        if last == each { value } else { last.round(value) }
+    }
+
+    /// Evaluates with operations rounded to a type.
+    #[inline]
+    fn rounded<T>(&mut self, to: DType, evaluate: impl FnOnce(&mut Self, u8) -> T) -> T {
+        match to {
+            DType::F64 => evaluate(self, AS_IS),
+            DType::F32 => evaluate(self, TO_F32),
+            other => {
+                let around = std::mem::replace(&mut self.each, other);
+                let value = evaluate(self, ROUNDED);
+                self.each = around;
+                value
+            }
+        }
+    }
+
+    fn node<const EACH: u8>(&mut self, node: &Node) -> f64 {
         let value = match node {
             Node::Const(x) => *x,
             Node::Load(access) => self.load(access),
             Node::FromIndex(i) => self.linear(i) as f64,
-            Node::Unary(op, x) => apply_unary(*op, self.node::<F32>(x)),
+            Node::Unary(op, x) => apply_unary(*op, self.node::<EACH>(x)),
             Node::Binary(op, sides) => {
-                let a = self.node::<F32>(&sides.0);
-                apply_binary(*op, a, self.node::<F32>(&sides.1))
+                let a = self.node::<EACH>(&sides.0);
+                apply_binary(*op, a, self.node::<EACH>(&sides.1))
             }
             Node::Select(parts) => {
                 let (test, a, b) = &**parts;
-                return if self.test::<F32>(test) { self.node::<F32>(a) } else { self.node::<F32>(b) };
+                return if self.test::<EACH>(test) { self.node::<EACH>(a) } else { self.node::<EACH>(b) };
             }
+            Node::Cast(rounds, x) => self.value(x, *rounds),
         };
-        if F32 { f64::from(value as f32) } else { value }
+        match EACH {
+            AS_IS => value,
+            TO_F32 => f64::from(value as f32),
+            _ => self.each.round(value),
+        }
     }
 
-    fn test<const F32: bool>(&mut self, test: &Test) -> bool {
+    fn test<const EACH: u8>(&mut self, test: &Test) -> bool {
         match test {
             Test::Constant(c) => *c,
             Test::IsZero(var) => self.vars[*var as usize] == 0,
             Test::Lt(a, b) => self.linear(a) < self.linear(b),
             Test::Eq(a, b) => self.linear(a) == self.linear(b),
             Test::Less(sides) => {
-                let a = self.node::<F32>(&sides.0);
-                a < self.node::<F32>(&sides.1)
+                let a = self.node::<EACH>(&sides.0);
+                a < self.node::<EACH>(&sides.1)
             }
-            Test::And(sides) => self.test::<F32>(&sides.0) && self.test::<F32>(&sides.1),
-            Test::Not(c) => !self.test::<F32>(c),
+            Test::And(sides) => self.test::<EACH>(&sides.0) && self.test::<EACH>(&sides.1),
+            Test::Not(c) => !self.test::<EACH>(c),
         }
     }
 

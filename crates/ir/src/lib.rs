@@ -6,6 +6,7 @@
 //! [`text`] prints and parses it at every stage.
 #![forbid(unsafe_code)]
 
+pub mod dtype;
 pub mod expr;
 pub mod index;
 pub mod interp;
@@ -18,8 +19,9 @@ pub mod target;
 pub mod text;
 pub mod verify;
 
+pub use dtype::DType;
 pub use expr::{Cond, Expr};
 pub use index::{Atom, Index};
-pub use program::{Buffer, BufferId, DType, Loop, LoopId, LoopKind, Part, Program, Role, Scope, Stmt};
+pub use program::{Buffer, BufferId, Loop, LoopId, LoopKind, Part, Program, Role, Scope, Stmt};
 pub use schedule::Step;
 pub use target::Target;

@@ -1,6 +1,7 @@
 //! The loop IR: buffers and a tree of statements.
 
-use crate::expr::{Cond, Expr, ReduceOp};
+use crate::dtype::DType;
+use crate::expr::{Cond, Expr, Node, ReduceOp};
 use crate::index::Index;
 
 /// A loop variable. Clones of a loop in disjoint places share it; nested loops never do.
@@ -10,36 +11,6 @@ pub struct LoopId(pub u32);
 /// A buffer of a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct BufferId(pub u32);
-
-/// Element types.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum DType {
-    /// IEEE binary32
-    F32,
-    /// IEEE binary64
-    F64,
-}
-
-impl DType {
-    /// Every type with its name.
-    pub const ALL: [(DType, &'static str); 2] = [(DType::F32, "f32"), (DType::F64, "f64")];
-
-    /// Size of one element in bytes.
-    pub fn bytes(self) -> u64 {
-        match self {
-            DType::F32 => 4,
-            DType::F64 => 8,
-        }
-    }
-
-    /// The name used in workloads and in the text format.
-    pub fn name(self) -> &'static str {
-        match self {
-            DType::F32 => "f32",
-            DType::F64 => "f64",
-        }
-    }
-}
 
 /// Where a buffer lives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -430,23 +401,27 @@ impl Stmt {
         used
     }
 
+    /// The values and conditions of this statement itself, not of statements inside it, in the order of their evaluation.
+    pub fn own_nodes(&self) -> impl Iterator<Item = Node<'_>> {
+        let (a, b) = match self {
+            Stmt::If { cond, .. } => (Some(Node::Cond(cond)), None),
+            Stmt::Store { value, .. } => (Some(Node::Expr(value)), None),
+            Stmt::Update { value, first, .. } => (Some(Node::Expr(value)), Some(Node::Cond(first))),
+            Stmt::For(_) | Stmt::Alloc(_) | Stmt::Prefetch { .. } => (None, None),
+        };
+        a.into_iter().chain(b)
+    }
+
     /// Calls `visit` for the indices of this statement itself, not of statements inside it.
     pub fn for_each_own_index(&self, visit: &mut dyn FnMut(&Index)) {
         match self {
             Stmt::For(l) => visit(&l.extent),
-            Stmt::If { cond, .. } => cond.for_each_index(visit),
-            Stmt::Alloc(_) => {}
-            Stmt::Store { index, value, .. } => {
+            Stmt::Store { index, .. } | Stmt::Update { index, .. } | Stmt::Prefetch { index, .. } => {
                 index.iter().for_each(&mut *visit);
-                value.for_each_index(visit);
             }
-            Stmt::Update { index, value, first, .. } => {
-                index.iter().for_each(&mut *visit);
-                value.for_each_index(visit);
-                first.for_each_index(visit);
-            }
-            Stmt::Prefetch { index, .. } => index.iter().for_each(visit),
+            Stmt::If { .. } | Stmt::Alloc(_) => {}
         }
+        self.own_nodes().for_each(|node| node.for_each_index(visit));
     }
 
     /// Calls `change` for the indices of this statement itself, not of statements inside it.
@@ -471,16 +446,10 @@ impl Stmt {
     /// Calls `visit` for every buffer element this statement itself reads.
     ///
     /// The old value that an update combines with counts as read.
-    pub fn for_each_own_read(&self, visit: &mut dyn FnMut(BufferId, &[Index])) {
-        match self {
-            Stmt::For(_) | Stmt::Alloc(_) | Stmt::Prefetch { .. } => {}
-            Stmt::If { cond, .. } => cond.for_each_load(visit),
-            Stmt::Store { value, .. } => value.for_each_load(visit),
-            Stmt::Update { buffer, index, value, first, .. } => {
-                value.for_each_load(visit);
-                first.for_each_load(visit);
-                visit(*buffer, index);
-            }
+    pub fn for_each_own_read<'a>(&'a self, visit: &mut dyn FnMut(BufferId, &'a [Index])) {
+        self.own_nodes().for_each(|node| node.for_each_load(visit));
+        if let Stmt::Update { buffer, index, .. } = self {
+            visit(*buffer, index);
         }
     }
 

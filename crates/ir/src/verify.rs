@@ -497,7 +497,7 @@ impl<'a> Checker<'a> {
                 self.within(*b, index)
             }
             Expr::FromIndex(i) => self.index(i),
-            Expr::Unary(_, x) => self.expr(x),
+            Expr::Unary(_, x) | Expr::Cast(_, x) => self.expr(x),
             Expr::Binary(_, a, b) => {
                 self.expr(a)?;
                 self.expr(b)
@@ -821,50 +821,9 @@ impl<'a> Shared<'a> {
 ///
 /// An update reads what it writes; it is visited as a write only.
 fn each_own_access<'a>(stmt: &'a Stmt, visit: &mut dyn FnMut(BufferId, &'a [Index], bool)) {
-    match stmt {
-        Stmt::For(_) | Stmt::Alloc(_) | Stmt::Prefetch { .. } => {}
-        Stmt::If { cond, .. } => each_load_of_cond(cond, visit),
-        Stmt::Store { buffer, index, value } => {
-            each_load(value, visit);
-            visit(*buffer, index, true);
-        }
-        Stmt::Update { buffer, index, value, first, .. } => {
-            each_load(value, visit);
-            each_load_of_cond(first, visit);
-            visit(*buffer, index, true);
-        }
-    }
-}
-
-fn each_load<'a>(expr: &'a Expr, visit: &mut dyn FnMut(BufferId, &'a [Index], bool)) {
-    match expr {
-        Expr::Const(_) | Expr::FromIndex(_) => {}
-        Expr::Load(b, index) => visit(*b, index, false),
-        Expr::Unary(_, x) => each_load(x, visit),
-        Expr::Binary(_, a, b) => {
-            each_load(a, visit);
-            each_load(b, visit);
-        }
-        Expr::Select(c, a, b) => {
-            each_load_of_cond(c, visit);
-            each_load(a, visit);
-            each_load(b, visit);
-        }
-    }
-}
-
-fn each_load_of_cond<'a>(cond: &'a Cond, visit: &mut dyn FnMut(BufferId, &'a [Index], bool)) {
-    match cond {
-        Cond::True | Cond::Lt(..) | Cond::Eq(..) => {}
-        Cond::Less(a, b) => {
-            each_load(a, visit);
-            each_load(b, visit);
-        }
-        Cond::And(a, b) => {
-            each_load_of_cond(a, visit);
-            each_load_of_cond(b, visit);
-        }
-        Cond::Not(c) => each_load_of_cond(c, visit),
+    stmt.own_nodes().for_each(|node| node.for_each_load(&mut |buffer, index| visit(buffer, index, false)));
+    if let Some((buffer, index)) = stmt.own_write() {
+        visit(buffer, index, true);
     }
 }
 

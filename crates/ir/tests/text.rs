@@ -94,6 +94,7 @@ run {
     }
     S[] max= (A[i, 0] - (A[i, 1] - 2.0)) * neg(A[0, 0] / 3.0) / inf first never
     S[] min= select(true, nan, erf(index(i + 1))) first i == 0
+    S[] = u8(f16(A[0, 0] + 1.0) * 2.0) + bool(nan)
   }
 }
 finish {

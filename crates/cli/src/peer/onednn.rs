@@ -302,7 +302,7 @@ pub(super) fn prepare<T: Element>(
     let unsupported = |reason: String| Err(Unavailable::Unsupported { reason });
     match T::DTYPE {
         DType::F32 => {}
-        DType::F64 => return unsupported(format!("oneDNN {} has no f64 on CPUs", info.version)),
+        other => return unsupported(format!("oneDNN {} has no {} here", info.version, other.name())),
     }
     let runtime = match info.cpu_runtime {
         DNNL_RUNTIME_OMP => {

@@ -83,6 +83,10 @@ fn answer_all(mut input: impl Iterator<Item = std::io::Result<String>>, mut outp
                 return match problem.dtype {
                     DType::F32 => serve::<f32>(spec, &problem, threads, &mut input, &mut output),
                     DType::F64 => serve::<f64>(spec, &problem, threads, &mut input, &mut output),
+                    other => {
+                        let reason = format!("no library is measured on {}", other.name());
+                        answer(&mut output, &Reply::Unavailable(Unavailable::Unsupported { reason }))
+                    }
                 };
             }
             early @ (Request::Round { .. } | Request::Check) => anyhow::bail!("{early:?} before a start"),
@@ -365,6 +369,7 @@ mod tests {
                     let reply = match problem.dtype {
                         DType::F32 => checked::<f32>(spec, &problem, threads),
                         DType::F64 => checked::<f64>(spec, &problem, threads),
+                        other => panic!("{text}: no library is measured on {}", other.name()),
                     };
                     match reply {
                         Reply::Checked(check) => assert!(check.n_sampled > 0),

@@ -295,7 +295,7 @@ fn for_each_sure_read(stmt: &Stmt, visit: &mut dyn FnMut(BufferId, &[Index])) {
         match e {
             Expr::Const(_) | Expr::FromIndex(_) | Expr::Select(..) => {}
             Expr::Load(buffer, index) => visit(*buffer, index),
-            Expr::Unary(_, x) => walk(x, visit),
+            Expr::Unary(_, x) | Expr::Cast(_, x) => walk(x, visit),
             Expr::Binary(_, a, b) => {
                 walk(a, visit);
                 walk(b, visit);

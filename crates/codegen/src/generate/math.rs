@@ -159,6 +159,7 @@ impl Generator<'_> {
         let (format, int) = match dtype {
             DType::F32 => (&SINGLE, Type::I32),
             DType::F64 => (&DOUBLE, Type::I64),
+            other => unreachable!("programs with {} are refused before", other.name()),
         };
         let math = Math { g: self, format, ty: self.real_type(dtype).vector(n), int: int.vector(n), n };
         match op {

@@ -32,6 +32,7 @@ impl Generator<'_> {
         match dtype {
             DType::F32 => Type::F32,
             DType::F64 => Type::F64,
+            other => unreachable!("programs with {} are refused before", other.name()),
         }
     }
 
@@ -72,6 +73,10 @@ impl Generator<'_> {
             }
             Expr::Binary(op, a, b) => self.binary(*op, a, b, dtype),
             Expr::Select(cond, a, b) => self.select(cond, a, b, dtype),
+            Expr::Cast(to, x) => {
+                let x = self.eval(x, *to);
+                self.convert(x, *to, dtype)
+            }
         }
     }
 

@@ -88,6 +88,11 @@ pub fn temporary(p: &mut Program, name: &str, dtype: DType, shape: &[i64], scope
     buffer(p, name, dtype, shape, scope, Role::Temporary)
 }
 
+/// The element types that code is generated for, with their names.
+pub fn dtypes() -> impl Iterator<Item = (DType, &'static str)> {
+    DType::ALL.into_iter().filter(|(dtype, _)| dtype.is_generated())
+}
+
 /// The machine of the tests.
 pub fn host() -> Target {
     // A build without LLVM does not know the CPU's name.
@@ -194,27 +199,13 @@ impl Guarded {
     }
 
     pub fn fill(&self, dtype: DType, values: &[f64]) {
-        for (i, v) in values.iter().enumerate() {
-            // SAFETY: values are as many as the memory has elements.
-            unsafe {
-                match dtype {
-                    DType::F32 => *self.start.cast::<f32>().add(i) = *v as f32,
-                    DType::F64 => *self.start.cast::<f64>().add(i) = *v,
-                }
-            }
-        }
+        // SAFETY: the memory, which nobody else uses meanwhile.
+        dtype.write(values, unsafe { std::slice::from_raw_parts_mut(self.start, self.bytes) });
     }
 
     pub fn read(&self, dtype: DType) -> Vec<f64> {
-        (0..self.bytes / dtype.bytes() as usize)
-            // SAFETY: inside the memory.
-            .map(|i| unsafe {
-                match dtype {
-                    DType::F32 => f64::from(*self.start.cast::<f32>().add(i)),
-                    DType::F64 => *self.start.cast::<f64>().add(i),
-                }
-            })
-            .collect()
+        // SAFETY: the memory, which nobody writes to meanwhile.
+        dtype.read(unsafe { std::slice::from_raw_parts(self.start, self.bytes) })
     }
 }
 

@@ -407,11 +407,13 @@ fn compare(untuned: &Program, tolerance: &Tolerance, arguments: &[Argument]) -> 
         let compared = match buffer.dtype {
             DType::F32 => tolerance.compare(output.as_slice::<f32>(), reference),
             DType::F64 => tolerance.compare(output.as_slice::<f64>(), reference),
+            other => tolerance.compare(&other.read(output.as_slice::<u8>()), reference),
         };
         compared.map_err(|e| (ErrorClass::WrongAnswer, format!("{}: {e}", buffer.name)))?;
         largest = largest.max(match buffer.dtype {
             DType::F32 => relative_error(output.as_slice::<f32>(), reference),
             DType::F64 => relative_error(output.as_slice::<f64>(), reference),
+            other => relative_error(&other.read(output.as_slice::<u8>()), reference),
         });
     }
     Ok(largest)

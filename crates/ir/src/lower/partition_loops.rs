@@ -14,7 +14,7 @@
 //! A parallel loop stays one, and tells the three apart by its variable. This is the loop partitioning of Halide
 //! (Ragan-Kelley et al., PLDI 2013, section 4.6); it cuts at run-time bounds, and this only at constants.
 
-use crate::expr::{Cond, Expr};
+use crate::expr::{Cond, Node};
 use crate::index::{Index, Ranges};
 use crate::lower::simplify::simplify_block;
 use crate::lower::unroll::{leaves, unroll_block};
@@ -140,43 +140,23 @@ impl Search<'_> {
                 Stmt::If { cond, then, otherwise } => {
                     // Tested once an iteration, it costs nothing.
                     if !self.inside.is_empty() {
-                        self.cond(cond);
+                        self.conditions(Node::Cond(cond));
                     }
                     self.block(then);
                     self.block(otherwise);
                 }
-                Stmt::Store { value, .. } | Stmt::Update { value, .. } => self.expr(value),
+                Stmt::Store { value, .. } | Stmt::Update { value, .. } => self.conditions(Node::Expr(value)),
                 Stmt::Alloc(_) | Stmt::Prefetch { .. } => {}
             }
         }
     }
 
-    fn expr(&mut self, e: &Expr) {
-        match e {
-            Expr::Const(_) | Expr::Load(..) | Expr::FromIndex(_) => {}
-            Expr::Unary(_, x) => self.expr(x),
-            Expr::Binary(_, a, b) => {
-                self.expr(a);
-                self.expr(b);
-            }
-            Expr::Select(c, a, b) => {
-                self.cond(c);
-                self.expr(a);
-                self.expr(b);
-            }
-        }
-    }
-
-    fn cond(&mut self, cond: &Cond) {
-        match cond {
-            Cond::Lt(a, b) => self.less(&b.sub(a).offset(-1)),
-            Cond::And(a, b) => {
-                self.cond(a);
-                self.cond(b);
-            }
-            Cond::Not(c) => self.cond(c),
+    fn conditions(&mut self, node: Node) {
+        match node {
+            Node::Cond(Cond::Lt(a, b)) => self.less(&b.sub(a).offset(-1)),
             // An equality is decided by all iterations but one, which is not worth a copy of the rest.
-            Cond::True | Cond::Eq(..) | Cond::Less(..) => {}
+            Node::Cond(Cond::True | Cond::Eq(..) | Cond::Less(..)) => {}
+            node => node.children().for_each(|child| self.conditions(child)),
         }
     }
 

@@ -1,6 +1,6 @@
 //! Simplifies indices and conditions, and removes loops of one iteration, dead branches and empty loops.
 
-use crate::expr::{Cond, Expr};
+use crate::expr::{Cond, Expr, Rewrite};
 use crate::index::{Index, Ranges};
 use crate::program::{Loop, Stmt};
 
@@ -40,7 +40,7 @@ fn simplify_stmt(stmt: Stmt, ranges: &mut Ranges, out: &mut Vec<Stmt>) {
             }
         }
         Stmt::If { cond, then, otherwise } => {
-            let cond = simplify_cond(&cond, ranges);
+            let cond = Simplify(ranges).cond(&cond);
             match decided(&cond) {
                 Some(true) => inline(simplify_block(then, ranges), out),
                 Some(false) => inline(simplify_block(otherwise, ranges), out),
@@ -56,14 +56,14 @@ fn simplify_stmt(stmt: Stmt, ranges: &mut Ranges, out: &mut Vec<Stmt>) {
         Stmt::Store { buffer, index, value } => out.push(Stmt::Store {
             buffer,
             index: index.iter().map(|i| ranges.simplify(i)).collect(),
-            value: simplify_expr(&value, ranges),
+            value: Simplify(ranges).expr(&value),
         }),
         Stmt::Update { buffer, index, op, value, first } => out.push(Stmt::Update {
             buffer,
             index: index.iter().map(|i| ranges.simplify(i)).collect(),
             op,
-            value: simplify_expr(&value, ranges),
-            first: simplify_cond(&first, ranges),
+            value: Simplify(ranges).expr(&value),
+            first: Simplify(ranges).cond(&first),
         }),
         Stmt::Prefetch { .. } => out.push(stmt.map_index(&mut |i| ranges.simplify(i))),
     }
@@ -93,46 +93,65 @@ pub fn never() -> Cond {
     Cond::Not(Box::new(Cond::True))
 }
 
-fn simplify_cond(cond: &Cond, ranges: &Ranges) -> Cond {
-    match cond {
-        Cond::True => Cond::True,
-        Cond::Lt(a, b) => {
-            let (a, b) = (ranges.simplify(a), ranges.simplify(b));
-            let d = a.sub(&b);
-            if ranges.upper(&d).is_some_and(|u| u < 0) {
-                Cond::True
-            } else if ranges.lower(&d).is_some_and(|l| l >= 0) {
-                never()
-            } else {
-                let (a, b) = smaller_terms(a, b, true);
-                Cond::Lt(a, b)
-            }
+/// Simplifies values and conditions.
+struct Simplify<'a>(&'a Ranges);
+
+impl Rewrite for Simplify<'_> {
+    fn index(&mut self, index: &Index) -> Index {
+        self.0.simplify(index)
+    }
+
+    fn expr(&mut self, expr: &Expr) -> Expr {
+        let Expr::Select(cond, a, b) = expr else { return expr.map_parts(self) };
+        let cond = self.cond(cond);
+        match decided(&cond) {
+            Some(true) => self.expr(a),
+            Some(false) => self.expr(b),
+            None => Expr::Select(Box::new(cond), Box::new(self.expr(a)), Box::new(self.expr(b))),
         }
-        Cond::Eq(a, b) => {
-            let (a, b) = (ranges.simplify(a), ranges.simplify(b));
-            let d = a.sub(&b);
-            if d == Index::from(0) {
-                Cond::True
-            } else if ranges.upper(&d).is_some_and(|u| u < 0) || ranges.lower(&d).is_some_and(|l| l > 0) {
-                never()
-            } else {
-                let (a, b) = smaller_terms(a, b, false);
-                Cond::Eq(a, b)
+    }
+
+    fn cond(&mut self, cond: &Cond) -> Cond {
+        let ranges = self.0;
+        match cond {
+            Cond::Lt(a, b) => {
+                let (a, b) = (ranges.simplify(a), ranges.simplify(b));
+                let d = a.sub(&b);
+                if ranges.upper(&d).is_some_and(|u| u < 0) {
+                    Cond::True
+                } else if ranges.lower(&d).is_some_and(|l| l >= 0) {
+                    never()
+                } else {
+                    let (a, b) = smaller_terms(a, b, true);
+                    Cond::Lt(a, b)
+                }
             }
-        }
-        Cond::Less(a, b) => Cond::Less(Box::new(simplify_expr(a, ranges)), Box::new(simplify_expr(b, ranges))),
-        Cond::And(a, b) => {
-            let (a, b) = (simplify_cond(a, ranges), simplify_cond(b, ranges));
-            match (decided(&a), decided(&b)) {
-                (Some(false), _) | (_, Some(false)) => never(),
-                _ => a.and(b),
+            Cond::Eq(a, b) => {
+                let (a, b) = (ranges.simplify(a), ranges.simplify(b));
+                let d = a.sub(&b);
+                if d == Index::from(0) {
+                    Cond::True
+                } else if ranges.upper(&d).is_some_and(|u| u < 0) || ranges.lower(&d).is_some_and(|l| l > 0) {
+                    never()
+                } else {
+                    let (a, b) = smaller_terms(a, b, false);
+                    Cond::Eq(a, b)
+                }
             }
+            Cond::And(a, b) => {
+                let (a, b) = (self.cond(a), self.cond(b));
+                match (decided(&a), decided(&b)) {
+                    (Some(false), _) | (_, Some(false)) => never(),
+                    _ => a.and(b),
+                }
+            }
+            Cond::Not(c) => match self.cond(c) {
+                Cond::Not(inner) if *inner != Cond::True => *inner,
+                Cond::Not(_) => Cond::True,
+                c => Cond::Not(Box::new(c)),
+            },
+            Cond::True | Cond::Less(..) => cond.map_parts(self),
         }
-        Cond::Not(c) => match simplify_cond(c, ranges) {
-            Cond::Not(inner) if *inner != Cond::True => *inner,
-            Cond::Not(_) => Cond::True,
-            c => Cond::Not(Box::new(c)),
-        },
     }
 }
 
@@ -159,24 +178,4 @@ fn smaller_terms(a: Index, b: Index, is_less: bool) -> (Index, Index) {
 
 fn greatest_common_divisor(a: u64, b: u64) -> u64 {
     if b == 0 { a } else { greatest_common_divisor(b, a % b) }
-}
-
-fn simplify_expr(e: &Expr, ranges: &Ranges) -> Expr {
-    match e {
-        Expr::Const(_) => e.clone(),
-        Expr::Load(b, index) => Expr::Load(*b, index.iter().map(|i| ranges.simplify(i)).collect()),
-        Expr::FromIndex(i) => Expr::FromIndex(ranges.simplify(i)),
-        Expr::Unary(op, x) => Expr::unary(*op, simplify_expr(x, ranges)),
-        Expr::Binary(op, a, b) => Expr::binary(*op, simplify_expr(a, ranges), simplify_expr(b, ranges)),
-        Expr::Select(c, a, b) => {
-            let c = simplify_cond(c, ranges);
-            match decided(&c) {
-                Some(true) => simplify_expr(a, ranges),
-                Some(false) => simplify_expr(b, ranges),
-                None => {
-                    Expr::Select(Box::new(c), Box::new(simplify_expr(a, ranges)), Box::new(simplify_expr(b, ranges)))
-                }
-            }
-        }
-    }
 }

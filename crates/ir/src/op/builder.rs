@@ -1,9 +1,10 @@
 //! Building an operator's untransformed program: one nest a stage.
 
 use super::{Epilogue, Operand, Workload};
+use crate::dtype::DType;
 use crate::expr::{Cond, Expr, ReduceOp};
 use crate::index::Index;
-use crate::program::{Buffer, BufferId, DType, LoopKind, Part, Program, Role, Scope, Stmt};
+use crate::program::{Buffer, BufferId, LoopKind, Part, Program, Role, Scope, Stmt};
 use crate::schedule::nest;
 
 /// Named axes with their extents.

@@ -332,7 +332,9 @@ impl Epilogue {
                 Expr::Load(b, _) => loaded[b.0 as usize],
                 Expr::Unary(op, x) => apply_unary(*op, value(x, loaded)),
                 Expr::Binary(op, a, b) => apply_binary(*op, value(a, loaded), value(b, loaded)),
-                Expr::FromIndex(_) | Expr::Select(..) => unreachable!("functions are made of arithmetic alone"),
+                Expr::FromIndex(_) | Expr::Select(..) | Expr::Cast(..) => {
+                    unreachable!("functions are made of arithmetic alone")
+                }
             }
         }
         let load = |buffer| Expr::Load(BufferId(buffer), Vec::new());

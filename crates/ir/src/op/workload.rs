@@ -3,7 +3,8 @@
 use super::alias::{set_of, sets};
 use super::builder::kept;
 use super::{ALIASES, Epilogue, OPS, Operand, Operator, ProgramBuilder, Structure};
-use crate::program::{DType, Program};
+use crate::dtype::DType;
+use crate::program::Program;
 use std::fmt;
 
 /// Largest size of all buffers of a workload together, in bytes: what 47-bit user addresses can hold.
@@ -195,7 +196,8 @@ impl Given {
                     }
                 }
             } else if key == "dtype" {
-                given.dtype = Some(one_of(&DType::ALL, value).map_err(wrong)?);
+                let generated: Vec<_> = DType::ALL.into_iter().filter(|(dtype, _)| dtype.is_generated()).collect();
+                given.dtype = Some(one_of(&generated, value).map_err(wrong)?);
             } else if key == "const" {
                 given.constants = Some(value.split('+').map(|name| name.trim().to_owned()).collect());
             } else if key == "layout" && operator.has_layout {

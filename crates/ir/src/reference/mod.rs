@@ -15,7 +15,7 @@ use crate::program::{Program, Role, Stmt};
 use std::ops::ControlFlow;
 use work::Work;
 
-pub use tolerance::{Mismatch, Tolerance, random_input, relative_error};
+pub use tolerance::{Mismatch, Tolerance, random_elements, random_input, relative_error};
 pub use work::Watch;
 
 /// Evaluates a program: `inputs` are its inputs in argument order, the result its outputs in argument order.

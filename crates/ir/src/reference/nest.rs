@@ -3,7 +3,8 @@
 mod product;
 
 use super::work::{Counter, Work};
-use crate::expr::{BinaryOp, Cond, Expr, ReduceOp, UnaryOp};
+use crate::dtype::DType;
+use crate::expr::{self, BinaryOp, Cond, Expr, ReduceOp, UnaryOp};
 use crate::index::{Atom, Index, Ranges};
 use crate::interp::{Fault, Place, apply_binary, apply_unary, defined, floor_div, is_undefined};
 use crate::program::{Buffer, BufferId, LoopId, Program, Stmt};
@@ -157,6 +158,9 @@ impl<'a> Nest<'a> {
             Stmt::Update { buffer, index, op, value, first } => (*buffer, index, value, Some((*op, first))),
             Stmt::For(_) | Stmt::If { .. } | Stmt::Alloc(_) | Stmt::Prefetch { .. } => return None,
         };
+        if !is_exact(program, program.buffers.get(to.0 as usize)?.dtype, value) {
+            return None;
+        }
         let build = Build { program, axes: &axes };
         let at = build.element(to, index)?.flat;
         let (parallel, mut reduction): (Vec<usize>, Vec<usize>) =
@@ -428,6 +432,26 @@ struct Build<'a> {
     axes: &'a [Axis],
 }
 
+/// Whether a value for a buffer of this type is the same without any rounding: whole numbers stay whole, and
+/// floating-point numbers are not rounded by the trusted evaluation.
+fn is_exact(program: &Program, to: DType, value: &Expr) -> bool {
+    let dtype_of = |b: &BufferId| program.buffers.get(b.0 as usize).map(|b| b.dtype);
+    let is_wide = |dtype: DType| dtype.is_float() || dtype.arithmetic() == dtype;
+    let mut has_floats = false;
+    let mut is_exact = true;
+    expr::Node::Expr(value).walk(&mut |node| match node {
+        expr::Node::Expr(Expr::Const(x)) => has_floats |= x.fract() != 0.0,
+        expr::Node::Expr(Expr::Load(b, _)) => has_floats |= dtype_of(b).is_none_or(DType::is_float),
+        expr::Node::Expr(Expr::Unary(op, _)) => has_floats |= !matches!(op, UnaryOp::Neg | UnaryOp::Abs),
+        expr::Node::Expr(Expr::Binary(op, ..)) => has_floats |= *op == BinaryOp::Div,
+        expr::Node::Expr(Expr::Cast(dtype, _)) => is_exact &= is_wide(*dtype) && dtype.is_float() == to.is_float(),
+        expr::Node::Expr(Expr::FromIndex(_) | Expr::Select(..)) | expr::Node::Cond(_) => {}
+    });
+    // A copy of what is only stored stays within the type.
+    let is_copy = matches!(value, Expr::Load(b, _) if dtype_of(b) == Some(to));
+    is_exact && (to.is_float() || is_copy || is_wide(to) && !has_floats)
+}
+
 impl Build<'_> {
     /// `None` where a variable is not of the nest.
     fn sub(&self, index: &Index) -> Option<Sub> {
@@ -486,6 +510,8 @@ impl Build<'_> {
             Expr::Unary(op, x) => Node::Unary(*op, Box::new(self.node(x)?)),
             Expr::Binary(op, a, b) => Node::Binary(*op, Box::new((self.node(a)?, self.node(b)?))),
             Expr::Select(c, a, b) => Node::Select(Box::new((self.test(c)?, self.node(a)?, self.node(b)?))),
+            // It changes nothing: see `is_exact`.
+            Expr::Cast(_, x) => self.node(x)?,
         })
     }
 

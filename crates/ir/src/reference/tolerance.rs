@@ -1,8 +1,9 @@
 //! How far a result may be from the trusted one, and the data for which that is argued.
 
+use crate::dtype::{DType, RandomSize};
 use crate::expr::{BinaryOp, Cond, Expr, ReduceOp, UnaryOp};
 use crate::index::Ranges;
-use crate::program::{Buffer, DType, Program, Role, Stmt};
+use crate::program::{Buffer, Program, Role, Stmt};
 use crate::schedule::{Step, winograd};
 use thiserror::Error;
 
@@ -66,7 +67,7 @@ impl Tolerance {
         let inputs = |role| matches!(role, Role::Input | Role::ConstInput);
         let mut walk = Walk {
             program,
-            sizes: program.buffers.iter().map(|b| inputs(b.role).then_some(INPUT)).collect(),
+            sizes: program.buffers.iter().map(|b| inputs(b.role).then(|| Size::of_input(b.dtype))).collect(),
             ranges: Ranges::default(),
             filtered: steps.iter().filter_map(filtered).collect(),
         };
@@ -74,11 +75,11 @@ impl Tolerance {
         let mut tolerance = Tolerance { abs: 0.0, rel: 0.0 };
         let outputs = program.buffers.iter().zip(&walk.sizes).filter(|(b, _)| b.role == Role::Output);
         for (buffer, size) in outputs {
-            let size = size.unwrap_or(INPUT);
+            let size = size.unwrap_or(Size::of_input(buffer.dtype));
             // The trusted result has roundings of its own, which matter beside those of `f64`.
             let of_reference = if buffer.dtype == DType::F64 { 2.0 } else { 1.0 };
             tolerance.abs = tolerance.abs.max(size.abs * of_reference);
-            tolerance.rel = tolerance.rel.max(size.rel * of_reference + 4.0 * unit(buffer.dtype));
+            tolerance.rel = tolerance.rel.max(size.rel * of_reference + 4.0 * buffer.dtype.unit());
         }
         tolerance
     }
@@ -167,6 +168,11 @@ pub fn relative_error<T: Copy + Into<f64>>(out: &[T], reference: &[f64]) -> f64 
 /// # Source
 /// The generator is splitmix64: Steele, Lea, Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014.
 pub fn random_input(seed: u64, n: usize) -> impl ExactSizeIterator<Item = f64> {
+    random_elements(DType::F32, seed, n)
+}
+
+/// The same for an element type: [random values](DType::random) of it.
+pub fn random_elements(dtype: DType, seed: u64, n: usize) -> impl ExactSizeIterator<Item = f64> {
     let mut state = seed;
     (0..n).map(move |_| {
         state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
@@ -174,18 +180,8 @@ pub fn random_input(seed: u64, n: usize) -> impl ExactSizeIterator<Item = f64> {
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         z ^= z >> 31;
-        // Multiples of 2⁻²³ below 1.5: that many bits a float has.
-        let magnitude = 0.5 + (z >> 41) as f64 / (1u64 << 23) as f64;
-        if z & 1 == 0 { magnitude } else { -magnitude }
+        dtype.random(z)
     })
-}
-
-/// Half the distance of 1 to the next number.
-fn unit(dtype: DType) -> f64 {
-    match dtype {
-        DType::F32 => f64::EPSILON * f64::from(1 << 28),
-        DType::F64 => f64::EPSILON / 2.0,
-    }
 }
 
 /// Extremes of random values lie at most this many times their root mean square from zero, as good as always.
@@ -204,10 +200,18 @@ struct Size {
     rel: f64,
 }
 
-/// The mean square of magnitudes uniform in `[0.5, 1.5)` is `(1.5³ − 0.5³) / 3`.
-const INPUT: Size = Size { rms: 1.0408, symmetric: true, abs: 0.0, rel: 0.0 };
-
 impl Size {
+    /// A random input.
+    fn of_input(dtype: DType) -> Size {
+        let RandomSize { rms, is_symmetric, .. } = dtype.random_size();
+        Size { rms, symmetric: is_symmetric, abs: 0.0, rel: 0.0 }
+    }
+
+    /// The same as a value of a type: of what is not exact, a whole number may be the next one.
+    fn rounded_to(self, dtype: DType) -> Size {
+        if dtype.is_float() || self.error() == 0.0 { self } else { Size { abs: self.abs + 1.0, ..self } }
+    }
+
     /// Covers either.
     fn or(self, other: Size) -> Size {
         Size {
@@ -252,12 +256,14 @@ impl Walk<'_> {
                 }
                 Stmt::Alloc(_) | Stmt::Prefetch { .. } => {}
                 Stmt::Store { buffer, value, .. } => {
-                    let size = self.expr(value, unit(self.dtype(buffer.0 as usize)));
+                    let dtype = self.dtype(buffer.0 as usize);
+                    let size = self.expr(value, dtype.unit()).rounded_to(dtype);
                     self.written(buffer.0 as usize, size);
                 }
                 Stmt::Update { buffer, index, op, value, first } => {
-                    let u = unit(self.dtype(buffer.0 as usize));
-                    let mut size = self.expr(value, u);
+                    let dtype = self.dtype(buffer.0 as usize);
+                    let u = dtype.unit();
+                    let mut size = self.expr(value, u).rounded_to(dtype);
                     if *op == ReduceOp::Sum {
                         let mut n = 1.0;
                         for (var, extent) in self.ranges.loops() {
@@ -287,10 +293,15 @@ impl Walk<'_> {
 
     /// Extremes of an expression's values lie at most this many times their root mean square from zero.
     fn peak(&self, expr: &Expr) -> f64 {
-        let is_input = |b: &Buffer| matches!(b.role, Role::Input | Role::ConstInput);
-        match expr {
-            Expr::Const(_) => 1.0,
-            Expr::Load(b, _) if self.program.buffers.get(b.0 as usize).is_some_and(is_input) => 1.5 / INPUT.rms,
+        let buffer = match expr {
+            Expr::Const(_) => return 1.0,
+            Expr::Load(b, _) => self.program.buffers.get(b.0 as usize),
+            _ => None,
+        };
+        match buffer {
+            Some(Buffer { role: Role::Input | Role::ConstInput, dtype, .. }) => {
+                dtype.random_size().most / dtype.random_size().rms
+            }
             _ => PEAK,
         }
     }
@@ -315,7 +326,7 @@ impl Walk<'_> {
                 let rms = if x.is_finite() { x.abs() } else { 0.0 };
                 Size { rms, symmetric: rms == 0.0, abs: 0.0, rel: u }
             }
-            Expr::Load(b, _) => self.sizes.get(b.0 as usize).copied().flatten().unwrap_or(INPUT),
+            Expr::Load(b, _) => self.sizes.get(b.0 as usize).copied().flatten().unwrap_or(Size::of_input(DType::F32)),
             Expr::FromIndex(i) => {
                 let most = |b: Option<i64>| b.map_or(1024.0, |b| (b as f64).abs());
                 let rms = most(self.ranges.upper(i)).max(most(self.ranges.lower(i)));
@@ -346,6 +357,7 @@ impl Walk<'_> {
                 }
             }
             Expr::Select(_, a, b) => self.expr(a, u).or(self.expr(b, u)),
+            Expr::Cast(dtype, x) => self.expr(x, dtype.unit()).rounded_to(*dtype),
         }
     }
 }

@@ -1,9 +1,10 @@
 //! Finding and replacing loops in a program's statements.
 
 use super::Illegal;
+use crate::dtype::DType;
 use crate::expr::Cond;
 use crate::index::{Atom, Index, Ranges};
-use crate::program::{Buffer, BufferId, DType, Loop, LoopId, LoopKind, Part, Program, Role, Scope, Stmt};
+use crate::program::{Buffer, BufferId, Loop, LoopId, LoopKind, Part, Program, Role, Scope, Stmt};
 use crate::text::is_name;
 
 /// The variable of a named loop that stands in the program.

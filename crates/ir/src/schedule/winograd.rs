@@ -3,9 +3,10 @@
 use super::Illegal;
 use super::compute_at::{StageNest, stage_nest};
 use super::tree::{buffer_id, nest, new_buffer, new_loop, require_fits};
+use crate::dtype::DType;
 use crate::expr::{BinaryOp, Cond, Expr, ReduceOp, UnaryOp};
 use crate::index::{Atom, Index};
-use crate::program::{BufferId, DType, LoopId, LoopKind, Program, Role, Scope, Stmt};
+use crate::program::{BufferId, LoopId, LoopKind, Program, Role, Scope, Stmt};
 use crate::text::index_to_string;
 
 /// Rows and columns of the window.

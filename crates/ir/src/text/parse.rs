@@ -1,9 +1,10 @@
 //! Parsing.
 
 use super::is_name;
+use crate::dtype::DType;
 use crate::expr::{BinaryOp, Cond, Expr, ReduceOp, UnaryOp};
 use crate::index::{Atom, Index};
-use crate::program::{Buffer, BufferId, DType, Loop, LoopId, LoopKind, Part, Program, Role, Scope, Stmt};
+use crate::program::{Buffer, BufferId, Loop, LoopId, LoopKind, Part, Program, Role, Scope, Stmt};
 use std::collections::HashMap;
 use thiserror::Error;
 
@@ -568,7 +569,8 @@ impl<'a> Parser<'a> {
             "max" => Some(BinaryOp::Max),
             _ => None,
         };
-        if unary.is_none() && binary.is_none() && !matches!(name, "index" | "select") {
+        let cast = DType::ALL.iter().find(|(_, w)| *w == name);
+        if unary.is_none() && binary.is_none() && cast.is_none() && !matches!(name, "index" | "select") {
             return self.expected("a function of values");
         }
         self.at += 2;
@@ -577,6 +579,9 @@ impl<'a> Parser<'a> {
         } else if let Some((op, _)) = unary {
             let (x, height) = self.expr()?;
             (Expr::unary(*op, x), height)
+        } else if let Some((dtype, _)) = cast {
+            let (x, height) = self.expr()?;
+            (Expr::cast(*dtype, x), height)
         } else {
             let cond = match binary {
                 Some(_) => None,

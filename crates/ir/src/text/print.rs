@@ -231,6 +231,11 @@ impl<W: Write> Printer<'_, W> {
                 self.expr(x, 0)?;
                 self.out.write_char(')')
             }
+            Expr::Cast(dtype, x) => {
+                write!(self.out, "{}(", dtype.name())?;
+                self.expr(x, 0)?;
+                self.out.write_char(')')
+            }
             Expr::Binary(op, a, b) => {
                 let word = word_of(&BinaryOp::ALL, *op);
                 let own = match op {

@@ -283,7 +283,7 @@ impl Nonsense<'_> {
 
     fn expr(&mut self, depth: usize) -> Expr {
         let constants = [0.0, 1.0, -1.5, 1e300, 1e-300, 0.1, f64::INFINITY, f64::NEG_INFINITY, f64::MIN_POSITIVE, 3e16];
-        match if depth == 0 { self.random.below(3) } else { self.random.below(9) } {
+        match if depth == 0 { self.random.below(3) } else { self.random.below(10) } {
             0 => Expr::Const(self.random.pick(&constants)),
             1 => Expr::Load(self.buffer(), self.subscripts()),
             2 => Expr::FromIndex(self.index(2)),
@@ -292,6 +292,7 @@ impl Nonsense<'_> {
                 let (a, b) = (self.expr(depth - 1), self.expr(depth - 1));
                 Expr::Select(Box::new(self.cond(depth - 1)), Box::new(a), Box::new(b))
             }
+            5 => Expr::cast(self.random.pick(&DType::ALL).0, self.expr(depth - 1)),
             _ => Expr::binary(self.random.pick(&BinaryOp::ALL).0, self.expr(depth - 1), self.expr(depth - 1)),
         }
     }

@@ -374,6 +374,7 @@ fn count_operations(e: &Expr, n: &mut [u32; 3]) {
             n[2] += 1;
             count_operations(x, n);
         }
+        Expr::Cast(_, x) => count_operations(x, n),
         Expr::Binary(op, a, b) => {
             n[class_of(*op)] += 1;
             count_operations(a, n);

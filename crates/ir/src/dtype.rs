@@ -1,0 +1,396 @@
+//! Element types: one table, from which sizes, names, rounding, random inputs and tolerances follow.
+
+/// Type of a buffer's elements, and of what an expression computes.
+///
+/// Interpreters and the trusted reference hold every value as an `f64`, which is exact for all types but whole numbers
+/// beyond 2⁵³. An element is aligned to its size.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum DType {
+    /// IEEE binary32
+    F32,
+    /// IEEE binary64
+    F64,
+    /// IEEE binary16
+    F16,
+    /// The upper half of a binary32.
+    Bf16,
+    /// Signed, 8 bits.
+    I8,
+    /// Unsigned, 8 bits.
+    U8,
+    /// Signed, 32 bits.
+    I32,
+    /// Signed, 64 bits.
+    I64,
+    /// A byte that is 0 or 1.
+    Bool,
+}
+
+/// Everything about an element type.
+struct Row {
+    dtype: DType,
+    name: &'static str,
+    bytes: u64,
+    /// What expressions for buffers of this type are computed in; storing rounds their result.
+    arithmetic: DType,
+    /// Half the distance of 1 to the next value; zero where all values are whole numbers.
+    unit: f64,
+    /// See [`DType::round`].
+    round: fn(f64) -> f64,
+    /// The bits of a value of the type, in the lower bytes.
+    encode: fn(f64) -> u64,
+    /// The value of such bits.
+    decode: fn(u64) -> f64,
+    /// See [`DType::random`].
+    random: fn(u64) -> f64,
+    /// Of random inputs.
+    random_size: RandomSize,
+    /// Whether code is generated for buffers of this type.
+    is_generated: bool,
+}
+
+/// What is known of random inputs.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct RandomSize {
+    /// Root mean square.
+    pub rms: f64,
+    /// Largest magnitude.
+    pub most: f64,
+    /// Whether either sign is as likely.
+    pub is_symmetric: bool,
+}
+
+/// The mean square of magnitudes uniform in `[0.5, 1.5)` is `(1.5³ − 0.5³) / 3`.
+const FLOATS: RandomSize = RandomSize { rms: 1.0408, most: 1.5, is_symmetric: true };
+
+const FLOAT: Row = Row {
+    dtype: DType::F32,
+    name: "f32",
+    bytes: 4,
+    arithmetic: DType::F32,
+    unit: f64::EPSILON * (1u64 << 28) as f64,
+    round: |x| f64::from(x as f32),
+    encode: |x| u64::from((x as f32).to_bits()),
+    decode: |bits| f64::from(f32::from_bits(bits as u32)),
+    random: |bits| random_float(bits, 23),
+    random_size: FLOATS,
+    is_generated: true,
+};
+
+const INTEGER: Row = Row {
+    dtype: DType::I32,
+    name: "i32",
+    bytes: 4,
+    arithmetic: DType::I32,
+    unit: 0.0,
+    round: |x| f64::from(x as i32),
+    encode: |x| u64::from(x as i32 as u32),
+    decode: |bits| f64::from(bits as i32),
+    random: |bits| random_whole(bits, 16),
+    random_size: RandomSize { rms: 9.670, most: 16.0, is_symmetric: true },
+    is_generated: false,
+};
+
+/// All element types. The root mean square of whole numbers from 1 to `n` is `√((n + 1)·(2n + 1) / 6)`.
+const ROWS: [Row; 9] = [
+    FLOAT,
+    Row {
+        dtype: DType::F64,
+        name: "f64",
+        bytes: 8,
+        arithmetic: DType::F64,
+        unit: f64::EPSILON / 2.0,
+        round: |x| x,
+        encode: f64::to_bits,
+        decode: f64::from_bits,
+        ..FLOAT
+    },
+    Row {
+        dtype: DType::F16,
+        name: "f16",
+        bytes: 2,
+        unit: 1.0 / 2048.0,
+        round: |x| round_float(x, 11, -14, 65504.0),
+        encode: bits_of_f16,
+        decode: value_of_f16,
+        random: |bits| random_float(bits, 10),
+        is_generated: false,
+        ..FLOAT
+    },
+    Row {
+        dtype: DType::Bf16,
+        name: "bf16",
+        bytes: 2,
+        unit: 1.0 / 256.0,
+        round: |x| round_float(x, 8, -126, f64::from(f32::from_bits(0x7f7f_0000))),
+        encode: |x| u64::from((x as f32).to_bits() >> 16),
+        decode: |bits| f64::from(f32::from_bits((bits as u32) << 16)),
+        random: |bits| random_float(bits, 7),
+        is_generated: false,
+        ..FLOAT
+    },
+    Row {
+        dtype: DType::I8,
+        name: "i8",
+        bytes: 1,
+        round: |x| f64::from(x as i8),
+        encode: |x| u64::from(x as i8 as u8),
+        decode: |bits| f64::from(bits as i8),
+        random: |bits| random_whole(bits, 127),
+        random_size: RandomSize { rms: 73.76, most: 127.0, is_symmetric: true },
+        ..INTEGER
+    },
+    Row {
+        dtype: DType::U8,
+        name: "u8",
+        bytes: 1,
+        round: |x| f64::from(x as u8),
+        encode: |x| u64::from(x as u8),
+        decode: |bits| f64::from(bits as u8),
+        random: |bits| random_whole(bits, 255).abs(),
+        random_size: RandomSize { rms: 147.8, most: 255.0, is_symmetric: false },
+        ..INTEGER
+    },
+    INTEGER,
+    Row {
+        dtype: DType::I64,
+        name: "i64",
+        bytes: 8,
+        arithmetic: DType::I64,
+        round: |x| (x as i64) as f64,
+        encode: |x| (x as i64).cast_unsigned(),
+        decode: |bits| bits.cast_signed() as f64,
+        ..INTEGER
+    },
+    Row {
+        dtype: DType::Bool,
+        name: "bool",
+        bytes: 1,
+        round: |x| f64::from(u8::from(x != 0.0)),
+        encode: |x| u64::from(x != 0.0),
+        decode: |bits| f64::from(u8::from(bits as u8 != 0)),
+        random: |bits| (bits & 1) as f64,
+        random_size: RandomSize { rms: std::f64::consts::FRAC_1_SQRT_2, most: 1.0, is_symmetric: false },
+        ..INTEGER
+    },
+];
+
+/// A magnitude in `[0.5, 1.5)` of so many bits after the point and either sign, so that no product vanishes and sums stay
+/// small.
+fn random_float(bits: u64, n_bits: u32) -> f64 {
+    let magnitude = 0.5 + (bits >> (64 - n_bits)) as f64 / (1u64 << n_bits) as f64;
+    if bits & 1 == 0 { magnitude } else { -magnitude }
+}
+
+/// A magnitude from 1 to `most` and either sign.
+fn random_whole(bits: u64, most: u64) -> f64 {
+    let magnitude = (1 + (bits >> 1) % most) as f64;
+    if bits & 1 == 0 { magnitude } else { -magnitude }
+}
+
+/// The nearest number of so many significant bits, ties to even; beyond the largest, infinity.
+///
+/// `least_exponent` is that of the smallest normal number.
+fn round_float(x: f64, n_bits: i32, least_exponent: i32, most: f64) -> f64 {
+    if !x.is_finite() {
+        return x;
+    }
+    let exponent = (x.to_bits() >> 52 & 0x7ff) as i32 - 1023;
+    let step = 2f64.powi(exponent.max(least_exponent) - (n_bits - 1));
+    let rounded = (x / step).round_ties_even() * step;
+    if rounded.abs() > most { f64::INFINITY.copysign(x) } else { rounded }
+}
+
+/// The bits of a binary16.
+fn bits_of_f16(x: f64) -> u64 {
+    let sign = u64::from(x.is_sign_negative()) << 15;
+    let (magnitude, raw) = (x.abs(), x.abs().to_bits());
+    sign | match magnitude {
+        x if x.is_nan() => 0x7e00,
+        x if x == f64::INFINITY => 0x7c00,
+        // Below the smallest normal number, multiples of the smallest of all.
+        x if x < 2f64.powi(-14) => (x / 2f64.powi(-24)) as u64,
+        _ => ((raw >> 52) - (1023 - 15)) << 10 | raw >> 42 & 0x3ff,
+    }
+}
+
+/// The value of such bits.
+fn value_of_f16(bits: u64) -> f64 {
+    let (exponent, fraction) = (bits >> 10 & 0x1f, (bits & 0x3ff) as f64);
+    let magnitude = match exponent {
+        0x1f if fraction == 0.0 => f64::INFINITY,
+        0x1f => f64::NAN,
+        0 => fraction * 2f64.powi(-24),
+        exponent => (1024.0 + fraction) * 2f64.powi(exponent as i32 - 25),
+    };
+    if bits >> 15 & 1 == 1 { -magnitude } else { magnitude }
+}
+
+impl DType {
+    /// Every type with its name.
+    pub const ALL: [(DType, &'static str); ROWS.len()] = {
+        let mut all = [(DType::F32, ""); ROWS.len()];
+        let mut at = 0;
+        while at < ROWS.len() {
+            all[at] = (ROWS[at].dtype, ROWS[at].name);
+            at += 1;
+        }
+        all
+    };
+
+    fn row(self) -> &'static Row {
+        const { &ROWS }.iter().find(|row| row.dtype == self).expect("every type has a row")
+    }
+
+    /// The name used in workloads and in the text format.
+    pub fn name(self) -> &'static str {
+        self.row().name
+    }
+
+    /// Size and alignment of one element in bytes.
+    pub fn bytes(self) -> u64 {
+        self.row().bytes
+    }
+
+    /// Whether values are floating-point numbers; else all are whole.
+    pub fn is_float(self) -> bool {
+        self.unit() > 0.0
+    }
+
+    /// The type in which expressions for buffers of this type are computed: itself, or for a type that is only stored, a
+    /// wider one. Storing rounds their result.
+    pub fn arithmetic(self) -> DType {
+        self.row().arithmetic
+    }
+
+    /// Half the distance of 1 to the next value; zero where all values are whole numbers.
+    pub fn unit(self) -> f64 {
+        self.row().unit
+    }
+
+    /// The value that a number becomes: the nearest floating-point number; the next whole number towards zero, the extremes
+    /// for what is beyond them, zero for NaN; for `bool` whether it is not zero.
+    pub fn round(self, x: f64) -> f64 {
+        (self.row().round)(x)
+    }
+
+    /// Values as bytes in memory, lowest first, each rounded.
+    ///
+    /// # Panics
+    /// Where there is another number of bytes than the values take.
+    pub fn write(self, values: &[f64], bytes: &mut [u8]) {
+        let Row { bytes: n, encode, round, .. } = self.row();
+        assert_eq!(bytes.len(), values.len() * *n as usize, "every value has its bytes");
+        for (out, x) in bytes.chunks_exact_mut(*n as usize).zip(values) {
+            out.copy_from_slice(&encode(round(*x)).to_le_bytes()[..*n as usize]);
+        }
+    }
+
+    /// The values of bytes in memory, lowest first.
+    pub fn read(self, bytes: &[u8]) -> Vec<f64> {
+        let Row { bytes: n, decode, .. } = self.row();
+        let of = |bytes: &[u8]| {
+            let mut all = [0; 8];
+            all[..bytes.len()].copy_from_slice(bytes);
+            decode(u64::from_le_bytes(all))
+        };
+        bytes.chunks_exact(*n as usize).map(of).collect()
+    }
+
+    /// A random value of this type, made of 64 random bits: what inputs are filled with.
+    pub fn random(self, bits: u64) -> f64 {
+        (self.row().random)(bits)
+    }
+
+    /// How large such values are.
+    pub fn random_size(self) -> RandomSize {
+        self.row().random_size
+    }
+
+    /// Whether code is generated for buffers of this type.
+    pub fn is_generated(self) -> bool {
+        self.row().is_generated
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_type_has_one_row() {
+        for (at, row) in ROWS.iter().enumerate() {
+            assert!(ROWS[..at].iter().all(|other| (other.dtype, other.name) != (row.dtype, row.name)));
+            assert_eq!(row.dtype.arithmetic().arithmetic(), row.dtype.arithmetic(), "{}", row.name);
+            assert_eq!(row.dtype.is_float(), row.dtype.arithmetic().is_float(), "{}", row.name);
+        }
+    }
+
+    /// Random inputs are values of the type, as large as the row says, and none is zero but for `bool`.
+    #[test]
+    fn random_inputs_are_what_their_row_says() {
+        for (dtype, name) in DType::ALL {
+            let bits = (1..=4096u64).map(|i| i.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+            let values: Vec<f64> = bits.map(|bits| dtype.random(bits)).collect();
+            let RandomSize { rms, most, is_symmetric } = dtype.random_size();
+            assert!(values.iter().all(|&x| dtype.round(x) == x && x.abs() <= most), "{name}");
+            assert!(dtype == DType::Bool || values.iter().all(|&x| x != 0.0), "{name}");
+            assert_eq!(values.iter().any(|&x| x < 0.0), is_symmetric, "{name}");
+            let measured = (values.iter().map(|x| x * x).sum::<f64>() / values.len() as f64).sqrt();
+            assert!((measured / rms - 1.0).abs() < 0.03, "{name}: {measured} instead of {rms}");
+        }
+    }
+
+    #[test]
+    fn values_are_bytes_and_back() {
+        for (dtype, name) in DType::ALL {
+            let special = [0.0, -0.0, 1.0, -1.0, 3e-8, 1e-5, -6.1e-5, 65504.0, 1e9, f64::INFINITY, f64::NEG_INFINITY];
+            let random = (1..=200u64).map(|i| dtype.random(i.wrapping_mul(0x9e37_79b9_7f4a_7c15)));
+            let values: Vec<f64> = special.into_iter().chain(random).map(|x| dtype.round(x)).collect();
+            let mut bytes = vec![0; values.len() * dtype.bytes() as usize];
+            dtype.write(&values, &mut bytes);
+            assert_eq!(dtype.read(&bytes), values, "{name}");
+        }
+        let bits = |dtype: DType, x: f64| {
+            let mut bytes = [0; 2];
+            dtype.write(&[x], &mut bytes);
+            u16::from_le_bytes(bytes)
+        };
+        assert_eq!(
+            [1.0, -2.0, 65504.0, 6.0e-8, f64::NAN].map(|x| bits(DType::F16, x)),
+            [0x3c00, 0xc000, 0x7bff, 1, 0x7e00]
+        );
+        assert_eq!([1.0, -2.0, 3.140625].map(|x| bits(DType::Bf16, x)), [0x3f80, 0xc000, 0x4049]);
+        assert!(DType::F16.read(&[0xff, 0x7f])[0].is_nan());
+    }
+
+    #[test]
+    fn numbers_round_to_the_nearest_value() {
+        #[track_caller]
+        fn is(dtype: DType, x: f64, expected: f64) {
+            let rounded = dtype.round(x);
+            assert!(rounded == expected || rounded.is_nan() && expected.is_nan(), "{x} becomes {rounded}");
+            let again = dtype.round(rounded);
+            assert!(again == rounded || again.is_nan() && rounded.is_nan());
+        }
+        is(DType::F32, 1.0 + f64::EPSILON, 1.0);
+        is(DType::F16, 1.0 + 1.0 / 2048.0, 1.0);
+        is(DType::F16, 1.0 + 3.0 / 2048.0, 1.0 + 2.0 / 1024.0);
+        is(DType::F16, 65519.9, 65504.0);
+        is(DType::F16, -65520.0, f64::NEG_INFINITY);
+        is(DType::F16, 3e-8, 2f64.powi(-24) * 1.0);
+        is(DType::F16, 2e-8, 0.0);
+        is(DType::F16, f64::NAN, f64::NAN);
+        is(DType::Bf16, 1.0 + 1.0 / 256.0, 1.0);
+        is(DType::Bf16, 1.0 + 3.0 / 256.0, 1.0 + 2.0 / 128.0);
+        is(DType::Bf16, f64::from(f32::MAX), f64::INFINITY);
+        is(DType::Bf16, f64::from(f32::from_bits(0x7f7f_0000)), f64::from(f32::from_bits(0x7f7f_0000)));
+        is(DType::I8, -3.9, -3.0);
+        is(DType::I8, 300.0, 127.0);
+        is(DType::U8, -3.0, 0.0);
+        is(DType::I32, f64::NAN, 0.0);
+        is(DType::I64, 2.5, 2.0);
+        is(DType::Bool, -0.5, 1.0);
+        is(DType::Bool, 0.0, 0.0);
+    }
+}
