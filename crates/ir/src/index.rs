@@ -419,6 +419,14 @@ impl Ranges {
         self.loops.push((var, extent));
     }
 
+    /// What `inner` gives with a further loop around.
+    pub fn inside<T>(&mut self, var: LoopId, extent: &Index, inner: impl FnOnce(&mut Ranges) -> T) -> T {
+        self.push(var, extent.clone());
+        let result = inner(self);
+        self.pop();
+        result
+    }
+
     /// Leaves the innermost loop.
     pub fn pop(&mut self) {
         self.loops.pop();

@@ -6,6 +6,7 @@
 //! [`text`] prints and parses it at every stage.
 #![forbid(unsafe_code)]
 
+pub mod dependence;
 pub mod dtype;
 pub mod expr;
 pub mod index;

@@ -2,7 +2,7 @@
 
 use crate::dtype::DType;
 use crate::expr::{Cond, Expr, Node, ReduceOp};
-use crate::index::Index;
+use crate::index::{Index, Ranges};
 
 /// A loop variable. Clones of a loop in disjoint places share it; nested loops never do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -334,6 +334,22 @@ impl Stmt {
             Stmt::Alloc(_) | Stmt::Store { .. } | Stmt::Update { .. } | Stmt::Prefetch { .. } => (None, None),
         };
         a.into_iter().chain(b)
+    }
+
+    /// Calls `visit` for the blocks directly inside, with the loops around them: those given, and this one where it is one.
+    pub fn each_block<'a>(&'a self, ranges: &mut Ranges, mut visit: impl FnMut(&'a [Stmt], &mut Ranges)) {
+        match self {
+            Stmt::For(l) => ranges.inside(l.var, &l.extent, |ranges| visit(&l.body, ranges)),
+            _ => self.blocks().for_each(|block| visit(block, ranges)),
+        }
+    }
+
+    /// The same with blocks that may be changed.
+    pub fn each_block_mut(&mut self, ranges: &mut Ranges, mut visit: impl FnMut(&mut Vec<Stmt>, &mut Ranges)) {
+        match self {
+            Stmt::For(l) => ranges.inside(l.var, &l.extent, |ranges| visit(&mut l.body, ranges)),
+            _ => self.blocks_mut().for_each(|block| visit(block, ranges)),
+        }
     }
 
     /// Whether a vectorized loop may hold it: a plain assignment, or an unrolled loop of such.

@@ -3,10 +3,11 @@
 mod common;
 
 use common::{Conv, Random, conv2d, matmul, matmul_transposed, program, softmax};
+use tilewright_ir::dependence::writes_are_disjoint;
 use tilewright_ir::index::Ranges;
 use tilewright_ir::interp::{Fault, run_limited};
 use tilewright_ir::text::parse;
-use tilewright_ir::verify::{VerifyError, check, verify, writes_are_disjoint};
+use tilewright_ir::verify::{VerifyError, check, verify};
 use tilewright_ir::{BufferId, Cond, Expr, Index, Loop, LoopId, LoopKind, Program, Stmt};
 
 const HEAD: &str = "program \"p\"

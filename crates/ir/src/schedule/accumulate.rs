@@ -5,11 +5,11 @@ use super::region::{Access, for_each_access};
 use super::tree::{
     at_start, buffer_id, drop_decided, edit_loops, nest, new_buffer, require_open, simplify_block, single_loop,
 };
+use crate::dependence::writes_are_disjoint;
 use crate::expr::{Cond, Expr};
 use crate::index::{Index, Ranges};
 use crate::program::{BufferId, LoopId, LoopKind, Program, Role, Scope, Stmt};
 use crate::text::index_to_string;
-use crate::verify::writes_are_disjoint;
 
 /// More elements along one dimension of a tile than this are no register tile.
 const MOST_ELEMENTS: i64 = 4096;

@@ -2,11 +2,11 @@
 
 use super::Illegal;
 use super::tree::{allocated_in, count_in};
+use crate::dependence::{Race, are_disjoint, find_race};
 use crate::expr::{Cond, ReduceOp};
 use crate::index::{Atom, Index, Ranges};
 use crate::program::{BufferId, Loop, LoopId, LoopKind, Program, Stmt};
 use crate::text::index_to_string;
-use crate::verify::{Race, are_disjoint, find_race};
 
 /// A use of an element of a buffer that lives beyond the block looked at.
 struct Access {
@@ -70,12 +70,14 @@ fn still_independent(
             if in_any_order && near.is_none_or(is_near) {
                 require_independent(program, l, ranges)?;
             }
-            ranges.push(l.var, l.extent.clone());
         }
-        s.blocks().try_for_each(|b| still_independent(program, b, near, ranges))?;
-        if let Stmt::For(_) = s {
-            ranges.pop();
-        }
+        let mut found = Ok(());
+        s.each_block(ranges, |b, ranges| {
+            if found.is_ok() {
+                found = still_independent(program, b, near, ranges);
+            }
+        });
+        found?;
     }
     Ok(())
 }
@@ -173,15 +175,7 @@ fn gather(block: &[Stmt], private: &[BufferId], ranges: &mut Ranges, found: &mut
         if let Some((buffer, index)) = s.own_write() {
             add(buffer, index, true, update);
         }
-        if let Stmt::For(l) = s {
-            ranges.push(l.var, l.extent.clone());
-        }
-        for b in s.blocks() {
-            gather(b, private, ranges, found);
-        }
-        if let Stmt::For(_) = s {
-            ranges.pop();
-        }
+        s.each_block(ranges, |b, ranges| gather(b, private, ranges, found));
     }
 }
 

@@ -34,15 +34,7 @@ pub fn layout(program: &mut Program, buffer: &str, axes: &[LayoutAxis]) -> Resul
 /// Gives every use of a buffer its place in the layout.
 fn relocate(block: Vec<Stmt>, id: BufferId, axes: &[LayoutAxis], ranges: &mut Ranges) -> Vec<Stmt> {
     let each = |mut s: Stmt| {
-        if let Stmt::For(l) = &s {
-            ranges.push(l.var, l.extent.clone());
-        }
-        for inner in s.blocks_mut() {
-            *inner = relocate(std::mem::take(inner), id, axes, ranges);
-        }
-        if let Stmt::For(_) = &s {
-            ranges.pop();
-        }
+        s.each_block_mut(ranges, |inner, ranges| *inner = relocate(std::mem::take(inner), id, axes, ranges));
         if let Stmt::Store { buffer, index, .. }
         | Stmt::Update { buffer, index, .. }
         | Stmt::Prefetch { buffer, index, .. } = &mut s

@@ -131,15 +131,7 @@ pub fn for_each_access(
         {
             visit(index, ranges);
         }
-        if let Stmt::For(l) = s {
-            ranges.push(l.var, l.extent.clone());
-        }
-        for inner in s.blocks() {
-            for_each_access(inner, buffer, access, ranges, visit);
-        }
-        if let Stmt::For(_) = s {
-            ranges.pop();
-        }
+        s.each_block(ranges, |inner, ranges| for_each_access(inner, buffer, access, ranges, visit));
     }
 }
 
@@ -170,15 +162,9 @@ pub fn redirect_reads(
     block
         .into_iter()
         .map(|mut s| {
-            if let Stmt::For(l) = &s {
-                ranges.push(l.var, l.extent.clone());
-            }
-            for inner in s.blocks_mut() {
+            s.each_block_mut(ranges, |inner, ranges| {
                 *inner = redirect_reads(std::mem::take(inner), buffer, to, ranges, place);
-            }
-            if let Stmt::For(_) = &s {
-                ranges.pop();
-            }
+            });
             map_loads_of(s, buffer, &mut |index| Expr::Load(to, place(index, ranges)))
         })
         .collect()

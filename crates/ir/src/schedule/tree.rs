@@ -144,18 +144,13 @@ fn edit_block(
             at += n;
             continue;
         }
-        let around = match &block[at] {
-            Stmt::For(l) => Some((l.var, l.extent.clone())),
-            _ => None,
-        };
-        let entered = around.is_some();
-        around.into_iter().for_each(|(var, extent)| ranges.push(var, extent));
-        for inner in block[at].blocks_mut() {
-            edit_block(program, inner, var, ranges, edit)?;
-        }
-        if entered {
-            ranges.pop();
-        }
+        let mut done = Ok(());
+        block[at].each_block_mut(ranges, |inner, ranges| {
+            if done.is_ok() {
+                done = edit_block(program, inner, var, ranges, edit);
+            }
+        });
+        done?;
         at += 1;
     }
     Ok(())
@@ -174,13 +169,7 @@ fn simplify(block: &mut [Stmt], ranges: &mut Ranges) {
                 *i = ranges.simplify(i);
             }
         });
-        if let Stmt::For(l) = s {
-            ranges.push(l.var, l.extent.clone());
-        }
-        s.blocks_mut().for_each(|inner| simplify(inner, ranges));
-        if let Stmt::For(_) = s {
-            ranges.pop();
-        }
+        s.each_block_mut(ranges, |inner, ranges| simplify(inner, ranges));
     }
 }
 

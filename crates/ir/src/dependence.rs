@@ -1,0 +1,184 @@
+//! Dependence: which iterations of a loop touch the same elements.
+
+use crate::index::{Atom, Index, Ranges};
+use crate::program::{BufferId, Loop, LoopId, Stmt};
+
+/// Two accesses that may meet in different iterations of a loop.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Race<'a> {
+    /// The buffer.
+    pub buffer: BufferId,
+    /// An access that writes.
+    pub write: &'a [Index],
+    /// An access that reads or writes; the same one where it may meet itself.
+    pub other: &'a [Index],
+}
+
+/// Finds accesses that keep the iterations of a loop from being carried out at once, whatever kind the loop is now.
+///
+/// `outer` holds the loops around it, outermost first. Looks at all buffers written inside, save temporaries allocated
+/// inside. None where no two iterations can meet; a race that is found need not be real, see [`are_disjoint`].
+pub fn find_race<'a>(l: &'a Loop, outer: &Ranges) -> Option<Race<'a>> {
+    if outer.upper(&l.extent).is_some_and(|u| u <= 1) {
+        return None;
+    }
+    let mut ranges = outer.clone();
+    ranges.push(l.var, l.extent.clone());
+    let mut shared = Shared { accesses: Vec::new(), inner: Vec::new() };
+    shared.block(&l.body, &mut ranges);
+    let meets = |a: &Access<'_>, b: &Access<'_>| {
+        a.buffer == b.buffer && !are_disjoint((a.index, &a.ranges), (b.index, &b.ranges), l.var)
+    };
+    shared.accesses.iter().enumerate().filter(|(_, a)| a.writes).find_map(|(i, a)| {
+        // A pair of writes is tried once.
+        let mut others = shared.accesses.iter().enumerate().filter(|(j, b)| !b.writes || *j >= i);
+        let (_, b) = others.find(|(_, b)| meets(a, b))?;
+        Some(Race { buffer: a.buffer, write: a.index, other: b.index })
+    })
+}
+
+/// An access to a buffer that lives beyond one iteration.
+struct Access<'a> {
+    buffer: BufferId,
+    index: &'a [Index],
+    ranges: Ranges,
+    writes: bool,
+}
+
+/// Gathers the accesses inside a loop to buffers that it writes and that live beyond one iteration.
+struct Shared<'a> {
+    accesses: Vec<Access<'a>>,
+    /// Temporaries allocated inside the loop.
+    inner: Vec<BufferId>,
+}
+
+impl<'a> Shared<'a> {
+    fn block(&mut self, block: &'a [Stmt], ranges: &mut Ranges) {
+        let mut written = Vec::new();
+        for stmt in block {
+            stmt.walk(&mut |s| match s {
+                Stmt::Alloc(b) => self.inner.push(*b),
+                s => written.extend(s.own_write().map(|(b, _)| b)),
+            });
+        }
+        written.retain(|b| !self.inner.contains(b));
+        self.gather(block, &written, ranges);
+    }
+
+    fn gather(&mut self, block: &'a [Stmt], written: &[BufferId], ranges: &mut Ranges) {
+        for stmt in block {
+            each_own_access(stmt, &mut |buffer, index, writes| {
+                let known = |a: &Access<'_>| {
+                    a.buffer == buffer && a.writes == writes && a.index == index && a.ranges.loops() == ranges.loops()
+                };
+                if written.contains(&buffer) && !self.accesses.iter().any(known) {
+                    self.accesses.push(Access { buffer, index, ranges: ranges.clone(), writes });
+                }
+            });
+            stmt.each_block(ranges, |block, ranges| self.gather(block, written, ranges));
+        }
+    }
+}
+
+/// Calls `visit` for the elements that a statement itself writes (`true`) and reads, with their lifetime kept.
+///
+/// An update reads what it writes; it is visited as a write only.
+fn each_own_access<'a>(stmt: &'a Stmt, visit: &mut dyn FnMut(BufferId, &'a [Index], bool)) {
+    stmt.own_nodes().for_each(|node| node.for_each_load(&mut |buffer, index| visit(buffer, index, false)));
+    if let Some((buffer, index)) = stmt.own_write() {
+        visit(buffer, index, true);
+    }
+}
+
+/// Whether different iterations of the loop over `var` never write the same element with this access.
+///
+/// `ranges` holds all loops around the access, outermost first: those before `var` have the same values in both
+/// iterations, those after it may have any. False where it cannot tell. Conditions around the access are not considered.
+pub fn writes_are_disjoint(index: &[Index], var: LoopId, ranges: &Ranges) -> bool {
+    are_disjoint((index, ranges), (index, ranges), var)
+}
+
+/// Whether two accesses to one buffer, each with all loops around it, never meet in different iterations of `var`.
+///
+/// False where it cannot tell. Suppose that they meet, so that each subscript of the one equals that of the other. In an
+/// equation `c·T + rest = c·T′ + rest′` whose rests lie less than `|c|` apart, `T = T′`. Terms of loops outside `var` are
+/// equal from the start, and what is found equal falls out of the other equations; an index is equal where its quotient
+/// and remainder by the same divisor are, which undoes the fusion of loops. Where `var` itself is found equal, the
+/// accesses meet within one iteration only.
+pub fn are_disjoint(a: (&[Index], &Ranges), b: (&[Index], &Ranges), var: LoopId) -> bool {
+    let Some(depth) = a.1.loops().iter().position(|(v, _)| *v == var) else { return false };
+    let mut equal = Equal { vars: a.1.loops()[..depth].iter().map(|(v, _)| *v).collect(), atoms: Vec::new() };
+    let mut equations = a.0.iter().cloned().zip(b.0.iter().cloned()).collect::<Vec<_>>();
+    loop {
+        let n_known = equal.vars.len() + equal.atoms.len();
+        for (left, right) in &equations {
+            equal.learn((left, a.1), (right, b.1));
+        }
+        if equal.vars.contains(&var) {
+            return true;
+        }
+        if equal.vars.len() + equal.atoms.len() == n_known {
+            return false;
+        }
+        for i in 0..equal.atoms.len() {
+            if let Atom::Mod(x, d) = &equal.atoms[i]
+                && x.floor_div(*d).terms().iter().all(|(atom, _)| equal.has(atom))
+                && !equations.iter().any(|(left, _)| *left == **x)
+            {
+                equations.push(((**x).clone(), (**x).clone()));
+            }
+        }
+    }
+}
+
+/// What is known to have the same value in two iterations.
+struct Equal {
+    vars: Vec<LoopId>,
+    atoms: Vec<Atom>,
+}
+
+impl Equal {
+    fn has(&self, atom: &Atom) -> bool {
+        if self.atoms.contains(atom) {
+            return true;
+        }
+        let mut all = true;
+        Index::atom(atom.clone()).for_each_var(&mut |v| all &= self.vars.contains(&v));
+        all
+    }
+
+    /// Finds atoms that are equal because two indices are.
+    fn learn(&mut self, a: (&Index, &Ranges), b: (&Index, &Ranges)) {
+        let (mut left, mut right) = (a.0.clone(), b.0.clone());
+        for (atom, c) in a.0.terms() {
+            if has_term(b.0, atom, *c) && self.has(atom) {
+                let term = Index::atom(atom.clone()).scale(*c);
+                (left, right) = (left.sub(&term), right.sub(&term));
+            }
+        }
+        while let Some(atom) = self.dominant((&left, a.1), (&right, b.1)) {
+            let c = left.terms().iter().find(|(x, _)| *x == atom).expect("the atom is of this index").1;
+            let term = Index::atom(atom.clone()).scale(c);
+            (left, right) = (left.sub(&term), right.sub(&term));
+            match atom {
+                Atom::Var(v) => self.vars.push(v),
+                atom => self.atoms.push(atom),
+            }
+        }
+    }
+
+    /// An atom of both whose coefficient exceeds what the rests can differ by.
+    fn dominant(&self, a: (&Index, &Ranges), b: (&Index, &Ranges)) -> Option<Atom> {
+        a.0.terms().iter().filter(|(atom, c)| has_term(b.0, atom, *c)).find_map(|(atom, c)| {
+            let term = Index::atom(atom.clone()).scale(*c);
+            let (left, right) = (a.0.sub(&term), b.0.sub(&term));
+            let apart = a.1.upper(&left)?.checked_sub(b.1.lower(&right)?)?;
+            let apart_other_way = b.1.upper(&right)?.checked_sub(a.1.lower(&left)?)?;
+            (i128::from(apart.max(apart_other_way)) < i128::from(c.unsigned_abs())).then(|| atom.clone())
+        })
+    }
+}
+
+fn has_term(index: &Index, atom: &Atom, c: i64) -> bool {
+    index.terms().iter().any(|(a, k)| a == atom && *k == c)
+}
