@@ -71,8 +71,8 @@ fn targets() -> Vec<Target> {
     targets
 }
 
-fn templates(workload: &Workload) -> impl Iterator<Item = &'static Template> {
-    TEMPLATES.iter().filter(|t| (t.serves)(workload))
+fn templates(setting: &Setting) -> impl Iterator<Item = &'static Template> {
+    TEMPLATES.iter().filter(|t| (t.serves)(setting))
 }
 
 /// What became of the configurations measured so far.
@@ -132,9 +132,9 @@ fn random_configurations_give_right_answers() {
         let n_threads = n_threads.min(n_cpus);
         let workload = Workload::parse(text).unwrap();
         for target in targets() {
-            for template in templates(&workload) {
-                let setting = Setting { workload: workload.clone(), target: target.clone(), n_threads };
-                let task = Task::new(setting, Some(template.name)).unwrap();
+            let setting = Setting { workload: workload.clone(), target: target.clone(), n_threads };
+            for template in templates(&setting) {
+                let task = Task::new(setting.clone(), Some(template.name)).unwrap();
                 tally.measure(&task, n_configs(), &mut Xoshiro256PlusPlus::seed_from_u64(seed as u64));
             }
         }
@@ -239,9 +239,9 @@ fn templates_of_convolutions_give_right_answers_on_any_shape() {
         let workload = convolution(rng);
         let n_threads = rng.random_range(1..=2).min(n_cpus);
         let target = targets().choose(rng).expect("there is this machine").clone();
-        for (at, template) in templates(&workload).enumerate() {
-            let setting = Setting { workload: workload.clone(), target: target.clone(), n_threads };
-            match Task::new(setting, Some(template.name)) {
+        let setting = Setting { workload: workload.clone(), target: target.clone(), n_threads };
+        for (at, template) in templates(&setting).enumerate() {
+            match Task::new(setting.clone(), Some(template.name)) {
                 Ok(task) => tally.measure(&task, CONFIGS_OF_CONVOLUTION, rng),
                 // Others than the default may be for some shapes only.
                 Err(TaskError::Space(_) | TaskError::TooLarge { .. }) if at > 0 => {}

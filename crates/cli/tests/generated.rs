@@ -69,7 +69,7 @@ fn hash(bytes: &[u8]) -> String {
 fn tasks(text: &str, (cpu, n_threads): (&str, usize)) -> Vec<Task> {
     let workload = Workload::parse(text).unwrap();
     let setting = Setting { workload, target: Target::named(cpu).unwrap(), n_threads };
-    let serving = TEMPLATES.iter().filter(|t| (t.serves)(&setting.workload));
+    let serving = TEMPLATES.iter().filter(|t| (t.serves)(&setting));
     // Templates that are no default may be for some shapes only.
     serving.filter_map(|t| Task::new(setting.clone(), Some(t.name)).ok()).collect()
 }

@@ -277,7 +277,7 @@ fn own_prefix(program: &Program, target: &Target, n_threads: usize, scratch_byte
         name.insert_str(0, "kernel_");
     }
     // FNV-1a, as the standard library's hash may change.
-    let text = format!("{target} {}\n{n_threads} {scratch_bytes}\n{program}", target.features);
+    let text = format!("{} {}\n{n_threads} {scratch_bytes}\n{program}", target.name(), target.features);
     let hash = text
         .bytes()
         .fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3));

@@ -464,7 +464,7 @@ impl Generator<'_> {
             (LoopKind::Block(_) | LoopKind::Thread(_), _) => Err(CompileError::Unsupported {
                 loop_name: self.program.loop_name(l.var).into(),
                 kind: l.kind.name(),
-                target: self.target.to_string(),
+                target: self.target.name(),
             }),
             (_, Some(n)) if n <= 0 => Ok(()),
             (LoopKind::Unrolled, Some(n)) => (0..n).try_for_each(|i| self.iteration(l, i)),

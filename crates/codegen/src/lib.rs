@@ -231,7 +231,7 @@ impl Compiler {
     pub fn compile(&mut self, program: &Program) -> Result<Kernel, CompileError> {
         let target = &self.target;
         if host_arch() != Some(target.arch) {
-            return Err(CompileError::NotHost { target: target.to_string() });
+            return Err(CompileError::NotHost { target: target.name() });
         }
         if cfg!(not(feature = "llvm")) {
             return self.compile_quickly(program).map_err(|error| match error {
@@ -259,7 +259,7 @@ impl Compiler {
     pub fn compile_quickly(&mut self, program: &Program) -> Result<Kernel, CompileError> {
         let target = &self.target;
         if host_arch() != Some(target.arch) {
-            return Err(CompileError::NotHost { target: target.to_string() });
+            return Err(CompileError::NotHost { target: target.name() });
         }
         let Generated { module, uses, scratch, ns } = Generated::quickly(program, target, &self.quick_units)?;
         let mut times = CompileTimes { generate_ns: ns, ..CompileTimes::default() };

@@ -207,7 +207,7 @@ impl Device {
         objects::make_appending(&objects)?;
         let assignment = Assignment {
             workload: workload.to_string(),
-            target: target.into(),
+            target: target.to_string(),
             n_threads: options.n_threads,
             cpus: options.cpus.clone(),
             data_fd: data.file.as_raw_fd(),

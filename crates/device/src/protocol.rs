@@ -1,8 +1,6 @@
 //! Messages between the tuner and its workers: one JSON document a line, over the worker's standard streams.
 
 use serde::{Deserialize, Serialize};
-use tilewright_ir::Target;
-use tilewright_ir::target::Arch;
 use tilewright_tune::ErrorClass;
 
 /// Which thread of a worker a request is for, and a reply from. Each does one thing at a time.
@@ -186,8 +184,8 @@ impl TryFrom<String> for ClassName {
 pub struct Assignment {
     /// The workload's text.
     pub workload: String,
-    /// The target to generate code for.
-    pub target: TargetText,
+    /// The text of the target to generate code for.
+    pub target: String,
     /// Threads a kernel may use.
     pub n_threads: usize,
     /// CPUs to pin to while timing, one a thread.
@@ -200,46 +198,4 @@ pub struct Assignment {
     pub objects_fd: i32,
     /// Address space the worker may use beyond what it has at its start, in bytes.
     pub memory_bytes: u64,
-}
-
-/// A target in a form that travels.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct TargetText {
-    is_aarch64: bool,
-    cpu: String,
-    features: String,
-    vector_bits: u32,
-    n_vector_registers: u32,
-    has_fma: bool,
-    cache_bytes: [u64; 3],
-}
-
-impl From<&Target> for TargetText {
-    fn from(t: &Target) -> TargetText {
-        TargetText {
-            is_aarch64: t.arch == Arch::Aarch64,
-            cpu: t.cpu.clone(),
-            features: t.features.clone(),
-            vector_bits: t.vector_bits,
-            n_vector_registers: t.n_vector_registers,
-            has_fma: t.has_fma,
-            cache_bytes: [t.l1d_bytes, t.l2_bytes, t.l3_bytes],
-        }
-    }
-}
-
-impl From<TargetText> for Target {
-    fn from(t: TargetText) -> Target {
-        Target {
-            arch: if t.is_aarch64 { Arch::Aarch64 } else { Arch::X86_64 },
-            cpu: t.cpu,
-            features: t.features,
-            vector_bits: t.vector_bits,
-            n_vector_registers: t.n_vector_registers,
-            has_fma: t.has_fma,
-            l1d_bytes: t.cache_bytes[0],
-            l2_bytes: t.cache_bytes[1],
-            l3_bytes: t.cache_bytes[2],
-        }
-    }
 }

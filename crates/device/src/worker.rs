@@ -161,7 +161,7 @@ fn assigned(line: Option<std::io::Result<String>>) -> Result<(Builder, Tester), 
     let assignment: Assignment = serde_json::from_str(&line.ok_or("no assignment")??)?;
     let workload = Workload::parse(&assignment.workload)?;
     let untuned = workload.program();
-    let target: Target = assignment.target.into();
+    let target: Target = assignment.target.parse()?;
     // SAFETY: the descriptor was opened by the tuner for this process, which keeps it open to its end.
     let file = unsafe { BorrowedFd::borrow_raw(assignment.data_fd) };
     let mut arguments = Vec::new();

@@ -412,7 +412,7 @@ mod tests {
     fn assignment() -> Assignment {
         Assignment {
             workload: String::new(),
-            target: (&Target::named("x86-64").unwrap()).into(),
+            target: Target::named("x86-64").unwrap().to_string(),
             n_threads: 1,
             cpus: Vec::new(),
             data_fd: -1,

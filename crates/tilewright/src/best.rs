@@ -5,7 +5,7 @@ use serde_json::Value as Json;
 use tilewright_device::host;
 use tilewright_ir::Target;
 use tilewright_ir::op::Workload;
-use tilewright_ir::target::NAMED;
+use tilewright_ir::target::{GENERIC, Generic};
 use tilewright_tune::record::Judges;
 use tilewright_tune::{self as core, Judge, PassedOver, Record, Store, StoreError, TaskKey, Winner};
 
@@ -78,12 +78,12 @@ pub fn gflops(workload: &Workload, ns: f64) -> f64 {
 /// The name that records bear: the target, and under what conditions it was measured where they are not the
 /// usual ones.
 pub fn target_name(target: &Target, cold: bool) -> String {
-    format!("{target}{}", if cold { "/cold" } else { "" })
+    format!("{}{}", target.name(), if cold { "/cold" } else { "" })
 }
 
 /// The target that records name, where it is this machine or one that is known by name.
 pub fn known_target(name: &str) -> Option<Target> {
-    let known = std::iter::once(host::target()).chain(NAMED.iter().filter_map(|(name, _)| Target::named(name)));
+    let known = std::iter::once(host::target()).chain(GENERIC.iter().map(Generic::target));
     known.into_iter().find(|target| [false, true].iter().any(|cold| target_name(target, *cold) == name))
 }
 

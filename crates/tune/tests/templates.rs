@@ -108,15 +108,17 @@ fn check(task: &Task, config: &Config, expected: &[Vec<f64>]) {
     assert_eq!(outputs(&lowered), expected, "{case}, lowered\n{lowered}");
 }
 
+fn setting(text: &str, target: &str, n_threads: usize) -> Setting {
+    Setting { workload: Workload::parse(text).unwrap(), target: Target::named(target).unwrap(), n_threads }
+}
+
 fn task(text: &str, target: &str, n_threads: usize, template: &Template) -> Task {
-    let setting =
-        Setting { workload: Workload::parse(text).unwrap(), target: Target::named(target).unwrap(), n_threads };
-    Task::new(setting, Some(template.name)).unwrap_or_else(|e| panic!("{text}: {e}"))
+    Task::new(setting(text, target, n_threads), Some(template.name)).unwrap_or_else(|e| panic!("{text}: {e}"))
 }
 
 fn serving(text: &str) -> impl Iterator<Item = &'static Template> {
-    let workload = Workload::parse(text).unwrap();
-    TEMPLATES.iter().filter(move |t| (t.serves)(&workload))
+    let setting = setting(text, "x86-64-v4", 1);
+    TEMPLATES.iter().filter(move |t| (t.serves)(&setting))
 }
 
 /// The part of a space in which threads share this, where it has one.

@@ -20,9 +20,13 @@ use tilewright_tune::{
 /// The template of the paper's products.
 const PAPER: &str = "gemm-4-2-4";
 
-fn task(workload: &str, template: Option<&str>) -> Task {
+fn setting(workload: &str) -> Setting {
     let workload = Workload::parse(workload).unwrap();
-    Task::new(Setting { workload, target: Target::named("x86-64-v3").unwrap(), n_threads: 1 }, template).unwrap()
+    Setting { workload, target: Target::named("x86-64-v3").unwrap(), n_threads: 1 }
+}
+
+fn task(workload: &str, template: Option<&str>) -> Task {
+    Task::new(setting(workload), template).unwrap()
 }
 
 /// Smallest for one size of the inner tiles, whatever the size of the product; of templates other than that
@@ -45,7 +49,7 @@ fn outcome(task: &Task, config: &Config) -> Outcome {
 fn record(task: &Task, config: &Config, outcome: Outcome) -> Record {
     Record {
         workload: task.setting.workload.to_string(),
-        target: task.setting.target.to_string(),
+        target: task.setting.target.name(),
         template: task.template.name.into(),
         threads: 1,
         config: task.space.config_to_json(config),
@@ -162,7 +166,7 @@ fn configurations_are_carried_over_legally_on_every_template() {
     for template in TEMPLATES {
         let mut n_carried = 0;
         for pair in PAIRS.iter().flat_map(|&[a, b]| [[a, b], [b, a]]) {
-            if !pair.iter().all(|w| (template.serves)(&Workload::parse(w).unwrap())) {
+            if !pair.iter().all(|w| (template.serves)(&setting(w))) {
                 continue;
             }
             let [from, to] = pair.map(|w| task(w, Some(template.name)));
@@ -212,7 +216,7 @@ fn a_model_of_records_knows_good_configurations_of_other_sizes() {
     let model = learn(&lessons);
 
     let new = task("matmul:m=384,n=768,k=256", Some(PAPER));
-    let target = new.setting.target.to_string();
+    let target = new.setting.target.name();
     let predicted = records::predict(&model, &new.setting.workload, 1, &target, &new.space, 8).unwrap();
     assert_eq!(predicted.len(), 8);
     assert!(predicted.windows(2).all(|pair| pair[0].0 != pair[1].0 && pair[0].1 >= pair[1].1), "{predicted:?}");
@@ -240,7 +244,7 @@ fn a_model_of_records_serves_workloads_with_and_without_some_parameters() {
     assert_eq!(lessons.examples.len(), 6, "every workload teaches something");
     let model = learn(&lessons);
     for new in [padded(48), plain(48)] {
-        let target = new.setting.target.to_string();
+        let target = new.setting.target.name();
         let predicted = records::predict(&model, &new.setting.workload, 1, &target, &new.space, 8).unwrap();
         assert_eq!(predicted.len(), 8, "{}", new.setting.workload);
         assert!(predicted.iter().all(|(config, _)| new.space.contains(config)));

@@ -35,7 +35,7 @@ pub fn run(as_json: bool) -> anyhow::Result<()> {
         Err(error) => format!("not measured: {error}"),
     };
     let mut text = format!(
-        "CPU      {} ({target}), {} usable{}\n\
+        "CPU      {} ({}), {} usable{}\n\
          vectors  {} bits, {} registers{}\n\
          caches   L1d {}, L2 {}, L3 {}\n\
          peak     1 thread: {}{}\n\
@@ -43,6 +43,7 @@ pub fn run(as_json: bool) -> anyhow::Result<()> {
          limits   {}\n\
          LLVM     {}\n",
         host::cpu_name(),
+        target.name(),
         count(n_cpus as u64, "CPU"),
         allowed.cpus.map_or(String::new(), |cpus| format!(", for the time of {cpus:.2} together (quota)")),
         target.vector_bits,
@@ -70,7 +71,7 @@ pub fn run(as_json: bool) -> anyhow::Result<()> {
     let peers: Map<String, Json> = peers.into_iter().map(|(library, v)| (library.to_owned(), json!(v))).collect();
     let json = json!({
         "cpu": host::cpu_name(),
-        "target": target.to_string(),
+        "target": target.name(),
         "vector_bits": target.vector_bits,
         "vector_registers": target.n_vector_registers,
         "fma": target.has_fma,

@@ -487,7 +487,7 @@ impl Plan<'_> {
             "budget": self.budget,
             "seed": self.seed,
             "threads": self.threads,
-            "target": host::target().to_string(),
+            "target": host::target().name(),
         });
         let is_own = |there: &Json| own.as_object().into_iter().flatten().all(|(name, value)| there[name] == *value);
         let there: Result<Json, _> = fs::read(&path).map(|bytes| serde_json::from_slice(&bytes).unwrap_or_default());

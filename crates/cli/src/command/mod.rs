@@ -24,7 +24,7 @@ use tilewright_device::limits::{self, Allowed};
 use tilewright_device::{Device, Options, host};
 use tilewright_ir::Target;
 use tilewright_ir::op::Workload;
-use tilewright_ir::target::NAMED;
+use tilewright_ir::target::GENERIC;
 use tilewright_tune::{PassedOver, Setting, Store, StoreError, TEMPLATES, Task};
 
 use crate::error::{OrBadInput, bad_input};
@@ -100,8 +100,8 @@ pub struct MachineArgs {
     /// Threads that a kernel may use
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub threads: usize,
-    /// Machine to generate code for: host, x86-64, x86-64-v3, x86-64-v4, aarch64, cortex-a53
-    #[arg(long, value_name = "NAME", default_value = "host")]
+    /// Machine to generate code for
+    #[arg(long, value_name = "NAME", default_value = "host", help = target_help())]
     pub target: String,
 }
 
@@ -123,6 +123,15 @@ impl DatabaseArgs {
     }
 }
 
+/// The targets there are.
+fn target_names() -> String {
+    std::iter::once("host").chain(GENERIC.iter().map(|generic| generic.name)).collect::<Vec<_>>().join(", ")
+}
+
+fn target_help() -> String {
+    format!("Machine to generate code for: {}", target_names())
+}
+
 impl MachineArgs {
     /// The target.
     ///
@@ -132,10 +141,8 @@ impl MachineArgs {
         if self.target == "host" {
             return Ok(host::target());
         }
-        Target::named(&self.target).ok_or_else(|| {
-            let known: Vec<&str> = std::iter::once("host").chain(NAMED.iter().map(|(name, _)| *name)).collect();
-            bad_input(format!("unknown target `{}`; there are {}", self.target, known.join(", ")))
-        })
+        Target::named(&self.target)
+            .ok_or_else(|| bad_input(format!("unknown target `{}`; there are {}", self.target, target_names())))
     }
 
     /// The target, for kernels that are to run here.
@@ -147,7 +154,8 @@ impl MachineArgs {
         let target = self.target()?;
         let host = host::target();
         if target.arch != host.arch || target.vector_bits > host.vector_bits {
-            let reason = format!("kernels for target `{}` do not run on this machine, which is {host}", self.target);
+            let reason =
+                format!("kernels for target `{}` do not run on this machine, which is {}", self.target, host.name());
             return Err(bad_input(format!("{reason} (leave --target out; `show` makes code for other machines)")));
         }
         self.check_cpus()?;

@@ -98,7 +98,7 @@ pub fn run(args: &ShowArgs, as_json: bool) -> anyhow::Result<()> {
     let mut template = args.template.clone();
     let config: Option<Json> = if args.best {
         let database = args.records.database()?;
-        let (name, target, threads) = (workload.to_string(), target.to_string(), machine.threads as u32);
+        let (name, target, threads) = (workload.to_string(), target.name(), machine.threads as u32);
         let (best, passed_over) = match database.open_to_read()? {
             Some(store) => known_best(&store, &workload, &target, threads, template.as_deref())
                 .map_err(|error| database.refuse(error))?,
@@ -162,7 +162,7 @@ pub fn run(args: &ShowArgs, as_json: bool) -> anyhow::Result<()> {
             );
             let version = env!("CARGO_PKG_VERSION");
             lowered()?.1.header(&[
-                format!("{workload} for {target}, {threads}"),
+                format!("{workload} for {}, {threads}", target.name()),
                 made_of,
                 format!("written by tilewright {version}, whose docs/objects.md says more"),
             ])
@@ -184,7 +184,7 @@ pub fn run(args: &ShowArgs, as_json: bool) -> anyhow::Result<()> {
         let json = json!({
             "workload": workload.to_string(),
             "template": task.template.name,
-            "target": target.to_string(),
+            "target": target.name(),
             "threads": machine.threads,
             "config": config_json,
             "emit": emit,

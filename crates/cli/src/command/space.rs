@@ -31,7 +31,7 @@ pub fn run(args: &SpaceArgs, as_json: bool) -> anyhow::Result<()> {
     let mut json = Map::new();
     json.insert("workload".into(), workload.to_string().into());
     json.insert("template".into(), task.template.name.into());
-    json.insert("target".into(), task.setting.target.to_string().into());
+    json.insert("target".into(), task.setting.target.name().into());
     json.insert("threads".into(), task.setting.n_threads.into());
     if let Json::Object(description) = space.describe() {
         json.extend(description);

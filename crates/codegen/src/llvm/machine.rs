@@ -152,7 +152,7 @@ fn make(target: &Target) -> Result<Machine, CompileError> {
             LLVMCodeModel::LLVMCodeModelDefault,
         );
         if machine.is_null() {
-            return Err(CompileError::Llvm(format!("no target machine for {target}")));
+            return Err(CompileError::Llvm(format!("no target machine for {}", target.name())));
         }
         Ok(Machine { arch: target.arch, cpu: target.cpu.clone(), features: target.features.clone(), machine })
     }

@@ -164,10 +164,9 @@ fn every_candidate_has_features_of_the_same_length() {
     let mut rng = Xoshiro256PlusPlus::seed_from_u64(11);
     for workload in ["matmul:m=1,n=1,k=1", "matmul:m=37,n=41,k=5,const=a", "matmul:m=512,n=96,k=300"] {
         let workload = Workload::parse(workload).unwrap();
-        for template in TEMPLATES.iter().filter(|t| (t.serves)(&workload)) {
-            let setting =
-                Setting { workload: workload.clone(), target: Target::named("x86-64-v4").unwrap(), n_threads: 2 };
-            let task = Task::new(setting, Some(template.name)).unwrap();
+        let setting = Setting { workload, target: Target::named("x86-64-v4").unwrap(), n_threads: 2 };
+        for template in TEMPLATES.iter().filter(|t| (t.serves)(&setting)) {
+            let task = Task::new(setting.clone(), Some(template.name)).unwrap();
             let knobs = KnobFeatures::new(&task.space);
             for _ in 0..20 {
                 let config = task.space.sample(&mut rng);

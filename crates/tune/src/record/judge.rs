@@ -109,7 +109,7 @@ impl Judge {
         let Setting { workload, target, n_threads } = &task.setting;
         Judge {
             space: Known::Space(task.space.clone()),
-            least_ns: least_ns(workload, &target.to_string(), *n_threads as f64),
+            least_ns: least_ns(workload, &target.name(), *n_threads as f64),
         }
     }
 
@@ -210,7 +210,7 @@ mod tests {
     fn what_is_passed_over_is_said() {
         let workload = Workload::parse("matmul:m=64,n=64,k=64").unwrap();
         let target = Target::named("x86-64-v3").unwrap();
-        let name = target.to_string();
+        let name = target.name();
         let judge = |template: &str, threads: u32, machine: Option<&Target>| {
             Judge::new(&workload, &name, threads, template, machine.cloned())
         };

@@ -22,8 +22,8 @@ pub struct Template {
     pub name: &'static str,
     /// One line on what it varies.
     pub text: &'static str,
-    /// Whether it has configurations for a workload.
-    pub serves: fn(&Workload) -> bool,
+    /// Whether it has configurations for a workload on a machine.
+    pub serves: fn(&Setting) -> bool,
     /// The space for a task.
     pub space: fn(&Setting) -> Result<Space, SpaceError>,
     /// The schedule of a configuration of that space.
@@ -32,7 +32,7 @@ pub struct Template {
     pub estimate: Option<fn(&Setting, &Space, &Config) -> f64>,
 }
 
-/// All templates; the first one that serves a workload is its default.
+/// All templates; the first one that serves a setting is its default.
 pub const TEMPLATES: &[Template] = &[
     matmul::MATMUL,
     matmul::MATMUL_BLOCKED,
@@ -137,7 +137,7 @@ impl Task {
     /// # Errors
     /// [`TaskError`] where there is no such template for the operator, or its space cannot be built.
     pub fn new(setting: Setting, template: Option<&str>) -> Result<Task, TaskError> {
-        let serving: Vec<&Template> = TEMPLATES.iter().filter(|t| (t.serves)(&setting.workload)).collect();
+        let serving: Vec<&Template> = TEMPLATES.iter().filter(|t| (t.serves)(&setting)).collect();
         let found = match template {
             None => serving.first(),
             Some(name) => serving.iter().find(|t| t.name == name),

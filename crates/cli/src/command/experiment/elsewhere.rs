@@ -89,7 +89,7 @@ impl Machine {
         });
         Machine {
             cpu: host::cpu_name(),
-            target: host::target().to_string(),
+            target: host::target().name(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             runs: runs.collect(),
         }

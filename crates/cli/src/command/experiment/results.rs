@@ -145,7 +145,7 @@ impl<'a> Results<'a> {
 
     fn json(&self) -> Json {
         let plan = self.plan;
-        let target = host::target();
+        let target = host::target().name();
         let runs = self.finished.iter().map(|f| {
             let run = RunRow {
                 problem: f.planned.problem.label,
@@ -209,7 +209,7 @@ impl<'a> Results<'a> {
             "repeats": plan.repeats,
             "complete": n_complete(self.finished) == plan.compared().count(),
             "cpu": host::cpu_name(),
-            "target": target.to_string(),
+            "target": target,
             "threads": plan.threads,
             "extent": plan.extent(),
             "dates": self.dates(),
@@ -276,7 +276,7 @@ impl<'a> Results<'a> {
             "\n`{}` on {}, {}, {}, version {}.\n{}. {} complete{}.\n",
             self.plan.command(),
             host::cpu_name(),
-            host::target(),
+            host::target().name(),
             self.dates().map_or("not run yet".to_owned(), |[first, last]| match first == last {
                 true => first.to_owned(),
                 false => format!("{first} to {last}"),

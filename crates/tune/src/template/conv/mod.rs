@@ -28,7 +28,7 @@ pub fn least_share(w: &Workload) -> f64 {
 pub const CONV: Template = Template {
     name: "conv",
     text: "direct convolution, im2col, Winograd's algorithm or col2im, whichever is faster",
-    serves: is_convolution,
+    serves: |s| is_convolution(&s.workload),
     space: |s| algorithm::space("conv", s, &Shape::of(&s.workload), ALGORITHMS),
     steps: |s, space, config| algorithm::steps(s, &Shape::of(&s.workload), ALGORITHMS, space, config),
     estimate: Some(|s, space, config| algorithm::estimate(s, &Shape::of(&s.workload), ALGORITHMS, space, config)),
@@ -38,7 +38,7 @@ pub const CONV: Template = Template {
 pub const CONV_DIRECT: Template = Template {
     name: "conv-direct",
     text: "direct convolution: register tile of channels and pixels, channels or pixels as lanes, blocked layouts",
-    serves: is_convolution,
+    serves: |s| is_convolution(&s.workload),
     space: |s| algorithm::space("conv-direct", s, &Shape::of(&s.workload), &[direct::DIRECT]),
     steps: |s, space, config| (direct::DIRECT.steps)(s, &Shape::of(&s.workload), space, config),
     estimate: Some(|s, space, config| (direct::DIRECT.estimate)(s, &Shape::of(&s.workload), space, config)),
@@ -48,7 +48,7 @@ pub const CONV_DIRECT: Template = Template {
 pub const CONV_WINOGRAD: Template = Template {
     name: "conv-winograd",
     text: "Winograd's F(2x2, 3x3) and F(4x4, 3x3): transforms and products of a block of tile rows",
-    serves: |w| is_convolution(w) && Shape::of(w).has_winograd,
+    serves: |s| is_convolution(&s.workload) && Shape::of(&s.workload).has_winograd,
     space: |s| algorithm::space("conv-winograd", s, &Shape::of(&s.workload), &[winograd::WINOGRAD]),
     steps: |s, space, config| (winograd::WINOGRAD.steps)(s, &Shape::of(&s.workload), space, config),
     estimate: Some(|s, space, config| (winograd::WINOGRAD.estimate)(s, &Shape::of(&s.workload), space, config)),
@@ -58,7 +58,7 @@ pub const CONV_WINOGRAD: Template = Template {
 pub const CONV_IM2COL: Template = Template {
     name: "conv-im2col",
     text: "matrix product of weights and patches: patches whole or by blocks, register tile of channels and pixels",
-    serves: |w| is_convolution(w) && (im2col::IM2COL.applies)(&Shape::of(w)),
+    serves: |s| is_convolution(&s.workload) && (im2col::IM2COL.applies)(&Shape::of(&s.workload)),
     space: |s| algorithm::space("conv-im2col", s, &Shape::of(&s.workload), &[im2col::IM2COL]),
     steps: |s, space, config| (im2col::IM2COL.steps)(s, &Shape::of(&s.workload), space, config),
     estimate: Some(|s, space, config| (im2col::IM2COL.estimate)(s, &Shape::of(&s.workload), space, config)),
@@ -68,7 +68,7 @@ pub const CONV_IM2COL: Template = Template {
 pub const CONV_COL2IM: Template = Template {
     name: "conv-col2im",
     text: "transposed convolution without inserted zeros: product of weights and input, columns added up row by row",
-    serves: |w| is_convolution(w) && (col2im::COL2IM.applies)(&Shape::of(w)),
+    serves: |s| is_convolution(&s.workload) && (col2im::COL2IM.applies)(&Shape::of(&s.workload)),
     space: |s| algorithm::space("conv-col2im", s, &Shape::of(&s.workload), &[col2im::COL2IM]),
     steps: |s, space, config| (col2im::COL2IM.steps)(s, &Shape::of(&s.workload), space, config),
     estimate: Some(|s, space, config| (col2im::COL2IM.estimate)(s, &Shape::of(&s.workload), space, config)),

@@ -24,7 +24,7 @@ use tilewright_ir::op::{Structure, Window};
 pub const CONV_4_4_4_2_2_2: Template = Template {
     name: "conv-4-4-4-2-2-2",
     text: "the OpEvo and NoSE papers' space: factorizations of outputs into 4, of the reduction into 2, unrolling",
-    serves: |w| matches!(w.structure(), Structure::Window(Window { depthwise: false, transposed: false, .. })),
+    serves: |s| matches!(s.workload.structure(), Structure::Window(Window { depthwise: false, transposed: false, .. })),
     space,
     steps,
     estimate: None,

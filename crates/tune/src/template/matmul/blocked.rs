@@ -23,7 +23,7 @@ use tilewright_ir::schedule::LayoutAxis::{self, Inner, Outer, Whole};
 pub const MATMUL_BLOCKED: Template = Template {
     name: "matmul-blocked",
     text: "cache blocks in any order, packed or plain operands, register tile, unrolling, prefetch, threads",
-    serves: is_product,
+    serves: |s| is_product(&s.workload),
     space: |s| algorithm::space("matmul-blocked", s, &Product::of(&s.workload), &[BLOCKED]),
     steps: |s, space, config| steps(s, &Product::of(&s.workload), space, config),
     estimate: Some(|s, space, config| estimate(s, &Product::of(&s.workload), space, config)),

@@ -17,7 +17,7 @@ use tilewright_ir::Step;
 pub const MATMUL_DOT: Template = Template {
     name: "matmul-dot",
     text: "scalar products along the reduction: register tile, partial sums in the lanes of vectors, threads",
-    serves: |w| is_product(w) && applies(&Product::of(w)),
+    serves: |s| is_product(&s.workload) && applies(&Product::of(&s.workload)),
     space: |s| algorithm::space("matmul-dot", s, &Product::of(&s.workload), &[DOT]),
     steps: |s, space, config| steps(s, &Product::of(&s.workload), space, config),
     estimate: Some(|s, space, config| estimate(s, &Product::of(&s.workload), space, config)),

@@ -17,7 +17,7 @@ use tilewright_ir::op::{Contraction, Structure, Workload};
 pub const GEMM_4_2_4: Template = Template {
     name: "gemm-4-2-4",
     text: "the G-BFS and N-A2C paper's space: factorizations of m and n into 4 and of k into 2",
-    serves: is_plain,
+    serves: |s| is_plain(&s.workload),
     space: |s| space("gemm-4-2-4", s, 2),
     steps,
     estimate: None,
@@ -32,7 +32,7 @@ pub const GEMM_4_2_4: Template = Template {
 pub const MATMUL_4_3_4: Template = Template {
     name: "matmul-4-3-4",
     text: "OpEvo's space: factorizations of m and n into 4, of k into 3, of a batch into 2",
-    serves: |w| is_plain(w) || is_batched(w),
+    serves: |s| is_plain(&s.workload) || is_batched(&s.workload),
     space: |s| space("matmul-4-3-4", s, 3),
     steps,
     estimate: None,

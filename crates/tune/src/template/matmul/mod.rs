@@ -20,7 +20,7 @@ pub use factorized::{GEMM_4_2_4, MATMUL_4_3_4};
 pub const MATMUL: Template = Template {
     name: "matmul",
     text: "blocks and packed panels, or scalar products along the reduction, whichever is faster",
-    serves: is_product,
+    serves: |s| is_product(&s.workload),
     space: |s| algorithm::space("matmul", s, &Product::of(&s.workload), ALGORITHMS),
     steps: |s, space, config| algorithm::steps(s, &Product::of(&s.workload), ALGORITHMS, space, config),
     estimate: Some(|s, space, config| algorithm::estimate(s, &Product::of(&s.workload), ALGORITHMS, space, config)),
