@@ -14,10 +14,12 @@ pub struct Race<'a> {
     pub other: &'a [Index],
 }
 
-/// Finds accesses that keep the iterations of a loop from being carried out at once, whatever kind the loop is now.
+/// Finds accesses that keep the iterations of a loop from being carried out at once, whatever kind the loop
+/// is now.
 ///
-/// `outer` holds the loops around it, outermost first. Looks at all buffers written inside, save temporaries allocated
-/// inside. None where no two iterations can meet; a race that is found need not be real, see [`are_disjoint`].
+/// `outer` holds the loops around it, outermost first. Looks at all buffers written inside, save temporaries
+/// allocated inside. None where no two iterations can meet; a race that is found need not be real, see
+/// [`are_disjoint`].
 pub fn find_race<'a>(l: &'a Loop, outer: &Ranges) -> Option<Race<'a>> {
     if outer.upper(&l.extent).is_some_and(|u| u <= 1) {
         return None;
@@ -80,7 +82,8 @@ impl<'a> Shared<'a> {
     }
 }
 
-/// Calls `visit` for the elements that a statement itself writes (`true`) and reads, with their lifetime kept.
+/// Calls `visit` for the elements that a statement itself writes (`true`) and reads, with their lifetime
+/// kept.
 ///
 /// An update reads what it writes; it is visited as a write only.
 fn each_own_access<'a>(stmt: &'a Stmt, visit: &mut dyn FnMut(BufferId, &'a [Index], bool)) {
@@ -92,19 +95,21 @@ fn each_own_access<'a>(stmt: &'a Stmt, visit: &mut dyn FnMut(BufferId, &'a [Inde
 
 /// Whether different iterations of the loop over `var` never write the same element with this access.
 ///
-/// `ranges` holds all loops around the access, outermost first: those before `var` have the same values in both
-/// iterations, those after it may have any. False where it cannot tell. Conditions around the access are not considered.
+/// `ranges` holds all loops around the access, outermost first: those before `var` have the same values in
+/// both iterations, those after it may have any. False where it cannot tell. Conditions around the access are
+/// not considered.
 pub fn writes_are_disjoint(index: &[Index], var: LoopId, ranges: &Ranges) -> bool {
     are_disjoint((index, ranges), (index, ranges), var)
 }
 
-/// Whether two accesses to one buffer, each with all loops around it, never meet in different iterations of `var`.
+/// Whether two accesses to one buffer, each with all loops around it, never meet in different iterations of
+/// `var`.
 ///
-/// False where it cannot tell. Suppose that they meet, so that each subscript of the one equals that of the other. In an
-/// equation `c·T + rest = c·T′ + rest′` whose rests lie less than `|c|` apart, `T = T′`. Terms of loops outside `var` are
-/// equal from the start, and what is found equal falls out of the other equations; an index is equal where its quotient
-/// and remainder by the same divisor are, which undoes the fusion of loops. Where `var` itself is found equal, the
-/// accesses meet within one iteration only.
+/// False where it cannot tell. Suppose that they meet, so that each subscript of the one equals that of the
+/// other. In an equation `c·T + rest = c·T′ + rest′` whose rests lie less than `|c|` apart, `T = T′`. Terms
+/// of loops outside `var` are equal from the start, and what is found equal falls out of the other equations;
+/// an index is equal where its quotient and remainder by the same divisor are, which undoes the fusion of
+/// loops. Where `var` itself is found equal, the accesses meet within one iteration only.
 pub fn are_disjoint(a: (&[Index], &Ranges), b: (&[Index], &Ranges), var: LoopId) -> bool {
     let Some(depth) = a.1.loops().iter().position(|(v, _)| *v == var) else { return false };
     let mut equal = Equal { vars: a.1.loops()[..depth].iter().map(|(v, _)| *v).collect(), atoms: Vec::new() };

@@ -2,8 +2,8 @@
 
 /// Type of a buffer's elements, and of what an expression computes.
 ///
-/// Interpreters and the trusted reference hold every value as an `f64`, which is exact for all types but whole numbers
-/// beyond 2⁵³. An element is aligned to its size.
+/// Interpreters and the trusted reference hold every value as an `f64`, which is exact for all types but
+/// whole numbers beyond 2⁵³. An element is aligned to its size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum DType {
     /// IEEE binary32
@@ -175,8 +175,8 @@ const ROWS: [Row; 9] = [
     },
 ];
 
-/// A magnitude in `[0.5, 1.5)` of so many bits after the point and either sign, so that no product vanishes and sums stay
-/// small.
+/// A magnitude in `[0.5, 1.5)` of so many bits after the point and either sign, so that no product vanishes
+/// and sums stay small.
 fn random_float(bits: u64, n_bits: u32) -> f64 {
     let magnitude = 0.5 + (bits >> (64 - n_bits)) as f64 / (1u64 << n_bits) as f64;
     if bits & 1 == 0 { magnitude } else { -magnitude }
@@ -257,8 +257,8 @@ impl DType {
         self.unit() > 0.0
     }
 
-    /// The type in which expressions for buffers of this type are computed: itself, or for a type that is only stored, a
-    /// wider one. Storing rounds their result.
+    /// The type in which expressions for buffers of this type are computed: itself, or for a type that is
+    /// only stored, a wider one. Storing rounds their result.
     pub fn arithmetic(self) -> DType {
         self.row().arithmetic
     }
@@ -268,8 +268,8 @@ impl DType {
         self.row().unit
     }
 
-    /// The value that a number becomes: the nearest floating-point number; the next whole number towards zero, the extremes
-    /// for what is beyond them, zero for NaN; for `bool` whether it is not zero.
+    /// The value that a number becomes: the nearest floating-point number; the next whole number towards
+    /// zero, the extremes for what is beyond them, zero for NaN; for `bool` whether it is not zero.
     pub fn round(self, x: f64) -> f64 {
         (self.row().round)(x)
     }

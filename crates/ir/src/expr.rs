@@ -6,8 +6,8 @@ use crate::program::{BufferId, LoopId};
 
 /// A scalar expression.
 ///
-/// It is computed in the [arithmetic](DType::arithmetic) of the type around it: that of the buffer it is stored to, or that
-/// of a cast. What it loads is converted to that type.
+/// It is computed in the [arithmetic](DType::arithmetic) of the type around it: that of the buffer it is
+/// stored to, or that of a cast. What it loads is converted to that type.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Expr {
     /// A literal.
@@ -22,8 +22,8 @@ pub enum Expr {
     Binary(BinaryOp, Box<Expr>, Box<Expr>),
     /// The first value where the condition holds, else the second; only the chosen side is evaluated.
     Select(Box<Cond>, Box<Expr>, Box<Expr>),
-    /// A value computed in the arithmetic of a type and rounded to that type, see [`DType::round`]. Where it is used it is
-    /// converted to the type around the cast.
+    /// A value computed in the arithmetic of a type and rounded to that type, see [`DType::round`]. Where it
+    /// is used it is converted to the type around the cast.
     Cast(DType, Box<Expr>),
 }
 

@@ -5,12 +5,12 @@
 //!
 //! # Values
 //! A number is an `f64`, and every operation inside a store or an update is [rounded](DType::round) to the
-//! [arithmetic](DType::arithmetic) of the buffer that it writes, inside a cast to that of the cast's type: loads, constants,
-//! indices as numbers, and the result of each function. What is stored or cast is rounded to the type itself. An update
-//! rounds the value first and
-//! the combination with the old value after it, so a sum of products rounds the product and the sum separately; code that
-//! fuses them into one multiply-add differs by the rounding of the product, and comparisons allow for it. A comparison of
-//! values in the condition of an `if` is made in `f64`. Arithmetic that leaves the range of a type of whole numbers has no
+//! [arithmetic](DType::arithmetic) of the buffer that it writes, inside a cast to that of the cast's type:
+//! loads, constants, indices as numbers, and the result of each function. What is stored or cast is rounded
+//! to the type itself. An update rounds the value first and the combination with the old value after it, so a
+//! sum of products rounds the product and the sum separately; code that fuses them into one multiply-add
+//! differs by the rounding of the product, and comparisons allow for it. A comparison of values in the
+//! condition of an `if` is made in `f64`. Arithmetic that leaves the range of a type of whole numbers has no
 //! meaning; the conversion of what is outside has.
 //!
 //! Of a select only the chosen side is evaluated, of a conjunction the right side only where the left holds. An update

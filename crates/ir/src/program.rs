@@ -336,7 +336,8 @@ impl Stmt {
         a.into_iter().chain(b)
     }
 
-    /// Calls `visit` for the blocks directly inside, with the loops around them: those given, and this one where it is one.
+    /// Calls `visit` for the blocks directly inside, with the loops around them: those given, and this one
+    /// where it is one.
     pub fn each_block<'a>(&'a self, ranges: &mut Ranges, mut visit: impl FnMut(&'a [Stmt], &mut Ranges)) {
         match self {
             Stmt::For(l) => ranges.inside(l.var, &l.extent, |ranges| visit(&l.body, ranges)),
@@ -417,7 +418,8 @@ impl Stmt {
         used
     }
 
-    /// The values and conditions of this statement itself, not of statements inside it, in the order of their evaluation.
+    /// The values and conditions of this statement itself, not of statements inside it, in the order of their
+    /// evaluation.
     pub fn own_nodes(&self) -> impl Iterator<Item = Node<'_>> {
         let (a, b) = match self {
             Stmt::If { cond, .. } => (Some(Node::Cond(cond)), None),

@@ -25,8 +25,9 @@ impl Arch {
 
 /// A CPU to generate code for: the template's source for widths, register counts and cache sizes.
 ///
-/// Its text says all of it and reads back, as `x86_64/znver4/512:registers=32,fma=1,l1d=32768,l2=1048576,l3=33554432,features=+avx512f,-sse4a`;
-/// what stands ahead of the colon is its [name](Target::name) in records.
+/// Its text says all of it and reads back, as
+/// `x86_64/znver4/512:registers=32,fma=1,l1d=32768,l2=1048576,l3=33554432,features=+avx512f,-sse4a`; what
+/// stands ahead of the colon is its [name](Target::name) in records.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Target {
     /// Instruction set family.

@@ -1,4 +1,5 @@
-//! Element types other than `f32` and `f64`, and casts: the interpreter by hand, the trusted evaluator against it.
+//! Element types other than `f32` and `f64`, and casts: the interpreter by hand, the trusted evaluator
+//! against it.
 
 mod common;
 

@@ -130,8 +130,8 @@ pub(super) struct Operands<T> {
     /// B, `[b, k, n]` or, where it is stored transposed, `[b, n, k]`; or W, `[k, c/groups, r, s]`, of a transposed
     /// convolution `[c, k/groups, r, s]`.
     pub(super) b: Aligned<T>,
-    /// The further input of each operation of the epilogue: one element a channel, or of the result's shape; empty where
-    /// it has none.
+    /// The further input of each operation of the epilogue: one element a channel, or of the result's shape;
+    /// empty where it has none.
     pub(super) further: Vec<Aligned<T>>,
     /// The result: C, `[b, m, n]`, or Y, `[n, k, p, q]`.
     pub(super) c: Aligned<T>,
@@ -218,8 +218,8 @@ impl<T: Element> Operands<T> {
             let of = |x: f64| step.value(x, operand);
             let differs = [value - tolerance, value + tolerance].map(|x| (of(x) - of(value)).abs());
             value = of(value);
-            // The functions bend little within a tolerance; libraries compute the curved ones to some units in the last
-            // place.
+            // The functions bend little within a tolerance; libraries compute the curved ones to some units
+            // in the last place.
             tolerance = 1.13 * differs[0].max(differs[1]) + 8.0 * T::EPSILON * (1.0 + value.abs());
         }
         (value, tolerance)

@@ -30,8 +30,8 @@ pub struct ProgramBuilder {
 }
 
 impl ProgramBuilder {
-    /// A program without stages, whose tensors have elements of one type. Inputs of these names, whatever their case, stay
-    /// the same from run to run.
+    /// A program without stages, whose tensors have elements of one type. Inputs of these names, whatever
+    /// their case, stay the same from run to run.
     pub fn new(name: impl Into<String>, dtype: DType, constants: Vec<String>) -> ProgramBuilder {
         let program = Program { name: name.into(), ..Program::default() };
         ProgramBuilder { program, dtype, constants }

@@ -62,7 +62,8 @@ pub struct FunctionSpec {
     accepts: fn([f64; 2]) -> bool,
     /// The further input, with its name.
     pub operand: Option<(Operand, &'static str)>,
-    /// The value, of an element of the result, one of the further input (where there is none, of anything) and the numbers.
+    /// The value, of an element of the result, one of the further input (where there is none, of anything)
+    /// and the numbers.
     value: fn(Expr, Expr, [f64; 2]) -> Expr,
 }
 
@@ -293,8 +294,8 @@ impl Epilogue {
         list.iter().map(Epilogue::to_string).collect::<Vec<_>>().join("+")
     }
 
-    /// The further inputs of these operations, in the order of the arguments: those by channel, then the others. Each has
-    /// the position of its operation, its name, and its kind.
+    /// The further inputs of these operations, in the order of the arguments: those by channel, then the
+    /// others. Each has the position of its operation, its name, and its kind.
     pub fn operands(list: &[Epilogue]) -> Vec<(usize, String, Operand)> {
         let mut operands: Vec<(usize, String, Operand)> = Vec::new();
         for (at, epilogue) in list.iter().enumerate() {

@@ -86,7 +86,8 @@ pub struct Operator {
     pub has_inexact: fn(&Workload) -> bool,
     /// Whether sizes that are each within their range fit together.
     pub check: fn(&Workload) -> Result<(), WorkloadError>,
-    /// What it computes ahead of its epilogue: its program, and what schedules and libraries need to know, follow.
+    /// What it computes ahead of its epilogue: its program, and what schedules and libraries need to know,
+    /// follow.
     pub structure: fn(&Workload) -> Structure,
 }
 

@@ -1,4 +1,5 @@
-//! The structure of operators: what templates and other libraries need to know of one, said by the operator itself.
+//! The structure of operators: what templates and other libraries need to know of one, said by the operator
+//! itself.
 
 use super::Workload;
 use crate::program::Program;
@@ -23,14 +24,15 @@ impl Structure {
         }
     }
 
-    /// Floating-point operations of one run: twice the multiply-accumulates, those with padding included and the
-    /// epilogue's operations not.
+    /// Floating-point operations of one run: twice the multiply-accumulates, those with padding included and
+    /// the epilogue's operations not.
     pub fn flops(&self) -> f64 {
         match self {
             Structure::Contraction(c) => {
                 [c.m, c.n, c.k].iter().map(|n| *n as f64).product::<f64>() * 2.0 * c.batch.unwrap_or(1) as f64
             }
-            // Each element of a transposed convolution's input meets each tap; zeros inserted are not counted.
+            // Each element of a transposed convolution's input meets each tap; zeros inserted are not
+            // counted.
             Structure::Window(w) => {
                 let met = w.axes.iter().map(|a| (if w.transposed { a.input } else { a.output } * a.filter) as f64);
                 2.0 * w.n as f64 * w.k as f64 * (w.c / w.groups) as f64 * met.product::<f64>()
@@ -38,7 +40,8 @@ impl Structure {
         }
     }
 
-    /// Which share of these operations have two factors: the others meet padding, which a kernel may know to be zero.
+    /// Which share of these operations have two factors: the others meet padding, which a kernel may know to
+    /// be zero.
     pub fn share_inside(&self) -> f64 {
         match self {
             Structure::Contraction(_) => 1.0,
@@ -63,10 +66,12 @@ impl Structure {
     }
 }
 
-/// `C[b, m, n] = Σ_k A[b, m, k] · B[b, k, n]`, where each factor is stored with its last two dimensions in either order.
+/// `C[b, m, n] = Σ_k A[b, m, k] · B[b, k, n]`, where each factor is stored with its last two dimensions in
+/// either order.
 ///
-/// The program has the loops [`LOOPS`](Contraction::LOOPS), the first only where there is a batch. Where there is an
-/// epilogue, the product is the stage [`ACC`](Contraction::ACC), and the loops [`FINISH`](Contraction::FINISH) finish it.
+/// The program has the loops [`LOOPS`](Contraction::LOOPS), the first only where there is a batch. Where
+/// there is an epilogue, the product is the stage [`ACC`](Contraction::ACC), and the loops
+/// [`FINISH`](Contraction::FINISH) finish it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Contraction {
     /// Number of products, where there is a loop over them.
@@ -97,7 +102,8 @@ pub struct Factor {
 impl Contraction {
     /// The loops over products, rows, columns and the sum.
     pub const LOOPS: [&'static str; 4] = ["b", "i", "j", "k"];
-    /// The loops over products, rows and columns of what makes the output of the product, where there is an epilogue.
+    /// The loops over products, rows and columns of what makes the output of the product, where there is an
+    /// epilogue.
     pub const FINISH: [&'static str; 3] = ["ob", "oi", "oj"];
     /// The product ahead of an epilogue.
     pub const ACC: &'static str = "acc";
@@ -108,16 +114,16 @@ impl Contraction {
     }
 }
 
-/// `Y[n, k, p, q] = Σ_{c, r, s} X[n, c, p·stride + r·dilation, q·stride + s·dilation] · W[k, c, r, s]`, X padded, and its
-/// kinds: grouped, of each channel by itself, transposed.
+/// `Y[n, k, p, q] = Σ_{c, r, s} X[n, c, p·stride + r·dilation, q·stride + s·dilation] · W[k, c, r, s]`, X
+/// padded, and its kinds: grouped, of each channel by itself, transposed.
 ///
-/// With groups, output channels of a group sum over input channels of that group only. A transposed one scatters where
-/// others gather, `Y[n, k, h·stride − before + r·dilation, …] += X[n, c, h, w] · W[c, k, r, s]`, and is computed as a plain
-/// one with the flipped filter over X with zeros inserted and around it.
+/// With groups, output channels of a group sum over input channels of that group only. A transposed one
+/// scatters where others gather, `Y[n, k, h·stride − before + r·dilation, …] += X[n, c, h, w] · W[c, k, r,
+/// s]`, and is computed as a plain one with the flipped filter over X with zeros inserted and around it.
 ///
-/// The stages are named alike in every operator of the kind: [`ACC`](Window::ACC) sums over `c`, `r` and `s` the products of
-/// the weights with the input, read from the stage [`PAD`](Window::PAD) where it is padded; the last stage stores what the
-/// epilogue makes of it.
+/// The stages are named alike in every operator of the kind: [`ACC`](Window::ACC) sums over `c`, `r` and `s`
+/// the products of the weights with the input, read from the stage [`PAD`](Window::PAD) where it is padded;
+/// the last stage stores what the epilogue makes of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Window {
     /// Images.
@@ -193,8 +199,8 @@ impl Window {
         }
     }
 
-    /// Which dimension of the weights numbers channels of the output, and which those that are summed over, where there
-    /// is a loop over them.
+    /// Which dimension of the weights numbers channels of the output, and which those that are summed over,
+    /// where there is a loop over them.
     pub fn weight_axes(&self) -> [usize; 2] {
         if self.transposed { [1, 0] } else { [0, 1] }
     }
@@ -204,8 +210,9 @@ impl Window {
         self.transposed || self.axes.iter().any(|axis| (axis.before, axis.after) != (0, 0))
     }
 
-    /// The axes as the program has them: where each output sees one element of the input, in order, an image is a single
-    /// row of the same elements, which every schedule can cut without regard to where its rows end.
+    /// The axes as the program has them: where each output sees one element of the input, in order, an image
+    /// is a single row of the same elements, which every schedule can cut without regard to where its rows
+    /// end.
     pub fn program_axes(&self) -> [Axis; 2] {
         let is_pointwise = |axis: &Axis| axis.filter == 1 && axis.stride == 1 && axis.output == axis.input;
         if self.depthwise || self.is_padded() || !self.axes.iter().all(is_pointwise) {

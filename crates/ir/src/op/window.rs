@@ -101,7 +101,8 @@ impl Axis {
     }
 }
 
-/// An axis as the program computes it: a filter moves over a padded input, in which a transposed one has zeros inserted.
+/// An axis as the program computes it: a filter moves over a padded input, in which a transposed one has
+/// zeros inserted.
 struct Gather {
     /// Elements of the input.
     input: i64,
@@ -143,8 +144,8 @@ impl Gather {
         output.scale(self.stride).add(&tap.scale(self.dilation))
     }
 
-    /// Of the pairs of a tap and one of the places that are counted, elements of the input where `transposed` and else
-    /// of the output, the share in which the tap meets an element of both.
+    /// Of the pairs of a tap and one of the places that are counted, elements of the input where `transposed`
+    /// and else of the output, the share in which the tap meets an element of both.
     fn share_inside(&self, transposed: bool) -> f64 {
         let met = |tap: i64| {
             let moved = tap * self.dilation - self.before;
@@ -189,8 +190,8 @@ impl Window {
         self.axes.iter().map(|axis| Gather::of(axis, self.transposed).share_inside(self.transposed)).product()
     }
 
-    /// The channel of the input and the subscripts of the weights, for an output channel and the loops of the sum: an
-    /// input channel where that is a loop, then row and column of the filter.
+    /// The channel of the input and the subscripts of the weights, for an output channel and the loops of the
+    /// sum: an input channel where that is a loop, then row and column of the filter.
     fn tap(&self, k: &Index, sum: &[Index]) -> (Index, Vec<Index>) {
         if self.depthwise {
             return (k.floor_div(self.k / self.c), [from_ref(k), sum].concat());

@@ -356,7 +356,8 @@ impl Workload {
         self.sizes[at.unwrap_or_else(|| panic!("{} has no size {name}", self.operator.name))]
     }
 
-    /// The inputs that stay the same from run to run, by their lower-case names, in the order of the arguments.
+    /// The inputs that stay the same from run to run, by their lower-case names, in the order of the
+    /// arguments.
     pub fn constants(&self) -> &[String] {
         &self.constants
     }
@@ -473,8 +474,8 @@ impl Workload {
         ProgramBuilder::new(self.to_string(), self.dtype, self.constants.clone())
     }
 
-    /// Floating-point operations of one run: twice the multiply-accumulates, those with padding included and the
-    /// epilogue's operations not.
+    /// Floating-point operations of one run: twice the multiply-accumulates, those with padding included and
+    /// the epilogue's operations not.
     pub fn flops(&self) -> f64 {
         self.structure().flops()
     }

@@ -362,7 +362,8 @@ impl Walk<'_> {
     }
 }
 
-/// The `x` of `x · g(x)`, where `g` is the logistic function or straight lines from 0 to 1, with the steepest slope.
+/// The `x` of `x · g(x)`, where `g` is the logistic function or straight lines from 0 to 1, with the steepest
+/// slope.
 fn swish_argument(expr: &Expr) -> Option<(&Expr, f64)> {
     let Expr::Binary(BinaryOp::Mul, x, gate) = expr else { return None };
     if logistic_argument(gate).is_some_and(|argument| argument == &**x) {
