@@ -53,7 +53,17 @@ pub enum LayoutAxis {
 /// One rewriting of a program. Loops and buffers are named; a loop that later steps mention is named by its maker.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Step {
-    /// `for i in E` → `for outer in ceil(E / factor) { for inner in factor }` with `i = factor·outer + inner`.
+    /// Makes two loops of one, the inner of a given number of iterations.
+    ///
+    /// ```text
+    /// for i in 10 {                for io in 3 {
+    ///   C[i] = A[i]                  for ii in min(4, 10 - 4*io) {
+    /// }                        →       C[4*io + ii] = A[4*io + ii]
+    ///                                }
+    ///                              }
+    /// ```
+    ///
+    /// In TVM this is `split`, whose tails are guarded.
     Split {
         /// The loop to split.
         target: String,
@@ -66,7 +76,17 @@ pub enum Step {
         /// Name of the new inner loop.
         inner: String,
     },
-    /// `for a in A { for b in B }` → `for fused in A·B`.
+    /// Makes one loop of two, one directly inside the other.
+    ///
+    /// ```text
+    /// for i in 3 {                 for ij in 12 {
+    ///   for j in 4 {           →     C[ij // 4, ij % 4] = A[ij // 4, ij % 4]
+    ///     C[i, j] = A[i, j]        }
+    ///   }
+    /// }
+    /// ```
+    ///
+    /// In TVM this is `fuse`.
     Fuse {
         /// The outer loop.
         outer: String,
@@ -76,11 +96,32 @@ pub enum Step {
         fused: String,
     },
     /// Puts loops of one perfect nest into the given order, outermost first; loops not named keep their places.
+    ///
+    /// ```text
+    /// for i in 8 {                                            for k in 6 {
+    ///   for k in 6 {                                      →     for i in 8 {
+    ///     C[i] += A[i, k] first k == 0                            C[i] += A[i, k] first k == 0
+    ///   }                                                       }
+    /// }                                                       }
+    /// ```
+    ///
+    /// In TVM this is `reorder`.
     Reorder {
         /// The loops, outermost first.
         loops: Vec<String>,
     },
-    /// `for i in E` → `for i.left in N` and `for i in E - N`, one after the other.
+    /// Takes iterations off an end of a loop, to stand in a loop of their own.
+    ///
+    /// ```text
+    ///                                                     for i.left in 1 {
+    /// for i in 10 {                                         P[i.left] = select(0 < i.left, X[i.left - 1], 0.0)
+    ///   P[i] = select(0 < i, X[i - 1], 0.0)          →    }
+    /// }                                                   for i in 9 {
+    ///                                                       P[i + 1] = select(0 < i + 1, X[i], 0.0)
+    ///                                                     }
+    /// ```
+    ///
+    /// Lowering drops the condition that always holds then. In TVM the nearest is `loop_partition`.
     ///
     /// Loops inside stand in both; in the peeled part they have the suffix too, so that later steps can tell them apart.
     Peel {
@@ -94,21 +135,45 @@ pub enum Step {
         suffix: String,
     },
     /// Carries out all iterations of a loop at once, as lanes of vectors. Inside it only unrolled loops may stand.
+    ///
+    /// ```text
+    /// for j in 8 { C[j] = A[j] }   →   vectorized j in 8 { C[j] = A[j] }
+    /// ```
+    ///
+    /// In TVM this is `vectorize`.
     Vectorize {
         /// The loop.
         target: String,
     },
     /// Repeats the body in the code.
+    ///
+    /// ```text
+    /// for i in 2 { C[i] = A[i] }   →   unrolled i in 2 { C[i] = A[i] }
+    /// ```
+    ///
+    /// Lowering makes `C[0] = A[0]` and `C[1] = A[1]` of it. In TVM this is `unroll`.
     Unroll {
         /// The loop.
         target: String,
     },
     /// Spreads the iterations over threads.
+    ///
+    /// ```text
+    /// for i in 64 { C[i] = A[i] }   →   parallel i in 64 { C[i] = A[i] }
+    /// ```
+    ///
+    /// In TVM this is `parallel`.
     Parallel {
         /// The loop.
         target: String,
     },
     /// Maps the loop to a GPU block or thread axis.
+    ///
+    /// ```text
+    /// for i in 64 { C[i] = A[i] }   →   block.x i in 64 { C[i] = A[i] }
+    /// ```
+    ///
+    /// In TVM this is `bind`, to `blockIdx.x` and the like.
     Bind {
         /// The loop.
         target: String,
@@ -116,6 +181,18 @@ pub enum Step {
         axis: LoopKind,
     },
     /// Copies the part of a buffer that one iteration of `at` reads into a temporary of its own layout.
+    ///
+    /// ```text
+    ///                                                      for k in 6 {
+    /// for k in 6 {                                           alloc A.p
+    ///   for i in 8 {                                         for A.p.0 in 8 { A.p[A.p.0, 0] = A[A.p.0, k] }
+    ///     C[i] += A[i, k] * B[k] first k == 0          →     for i in 8 {
+    ///   }                                                      C[i] += A.p[i, 0] * B[k] first k == 0
+    /// }                                                      }
+    ///                                                      }
+    /// ```
+    ///
+    /// In TVM this is `cache_read` with `compute_at` and `transform_layout` of the copy.
     ///
     /// The copy's loops are named `name.0`, `name.1`, … in the order of the layout. Without `at`, all of the buffer
     /// that the program reads is copied once; a constant input is then copied ahead of time, in `prepare`.
@@ -132,6 +209,17 @@ pub enum Step {
         shared: bool,
     },
     /// Keeps the part of a reduction's result that one iteration of `at` updates in registers.
+    ///
+    /// ```text
+    ///                                                      for i in 8 {
+    /// for i in 8 {                                           alloc C.r
+    ///   for k in 6 {                                         C.r[0] = 0.0
+    ///     C[i] += A[i, k] first k == 0                 →     for k in 6 { C.r[0] += A[i, k] first never }
+    ///   }                                                    C[i] = C.r[0]
+    /// }                                                    }
+    /// ```
+    ///
+    /// In TVM this is `cache_write` to `local`, with `reverse_compute_at` and `decompose_reduction`.
     Accumulate {
         /// The buffer reduced into.
         buffer: String,
@@ -141,6 +229,16 @@ pub enum Step {
         name: String,
     },
     /// Computes, inside each iteration of `at`, the part of an earlier stage that this iteration reads.
+    ///
+    /// ```text
+    /// alloc T                                              for i in 8 {
+    /// for a in 8 { for b in 4 { T[a, b] = … } }              alloc T
+    /// for i in 8 {                                     →     for b in 4 { T[0, b] = … }
+    ///   for j in 4 { Y[i, j] = T[i, j] }                     for j in 4 { Y[i, j] = T[0, j] }
+    /// }                                                    }
+    /// ```
+    ///
+    /// In TVM this is `compute_at`; ours shrinks the buffer to what one iteration reads as well.
     ComputeAt {
         /// The earlier stage's buffer.
         buffer: String,
@@ -148,11 +246,25 @@ pub enum Step {
         at: String,
     },
     /// Computes each element of an earlier, reduction-free stage where it is read.
+    ///
+    /// ```text
+    /// alloc T
+    /// for a in 8 { T[a] = X[a] + 1.0 }                 →   for i in 8 { Y[i] = (X[i] + 1.0) * 2.0 }
+    /// for i in 8 { Y[i] = T[i] * 2.0 }
+    /// ```
+    ///
+    /// In TVM this is `compute_inline`.
     Inline {
         /// The earlier stage's buffer.
         buffer: String,
     },
     /// Changes the layout of a temporary or prepared buffer wherever it is read or written.
+    ///
+    /// ```text
+    /// T[i, j]   →   T[i, j // 4, j % 4]     with the layout 0, 1 // 4, 1 % 4
+    /// ```
+    ///
+    /// In TVM this is `transform_layout`.
     ///
     /// Elements that only fill up the last tile of a dimension are never touched. A buffer in tiles can be accumulated
     /// and staged like any other, once loops are split along the tiles; only before, its stage can be moved by
@@ -168,6 +280,8 @@ pub enum Step {
     ///
     /// The axes are those loops that the subscripts mention, outermost first; the loops that compute the temporary are
     /// named `name.0`, `name.1`, … Of a convolution with fused loops it makes the matrix that im2col does.
+    ///
+    /// In TVM this is `reindex`.
     Reindex {
         /// The buffer of the stage, a nest of serial loops around one assignment.
         stage: String,
@@ -182,6 +296,8 @@ pub enum Step {
     /// The partial sums have the stage's loops, under names that begin with theirs, as `P.i`; loops of the reduction other
     /// than `target` are theirs alone then. Each must have its first element where the other loops begin: a shorter rest
     /// may come last. Sums are rounded in another order.
+    ///
+    /// In TVM this is `rfactor`.
     Rfactor {
         /// The buffer of the stage, a nest of serial loops around one reduction.
         stage: String,
@@ -200,6 +316,15 @@ pub enum Step {
     /// - `acc[n, k, p, q]`: their rows transformed, without a reduction, so that it can be inlined.
     ///
     /// Loops are named after the stage and the axis, as `acc.v.th`; those of `acc` keep their names.
+    ///
+    /// ```text
+    /// for n, k, p, q, c, r, s { acc[n, k, p, q] += X[n, c, p + r, q + s] * W[k, c, r, s] }
+    ///   →   acc.g[…] = G·W, acc.u[…] = acc.g·Gᵀ, acc.d[…] = Bᵀ·X, acc.v[…] = acc.d·B
+    ///       for a, b, n, k, th, tw, c { acc.m[a, b, n, k, th, tw] += acc.u[a, b, k, c] * acc.v[a, b, n, c, th, tw] }
+    ///       acc.r[…] = Aᵀ·acc.m, acc[…] = acc.r·A
+    /// ```
+    ///
+    /// TVM has no such step: there it is another operator, `conv2d_winograd`.
     Winograd {
         /// The buffer of the stage.
         buffer: String,
@@ -219,6 +344,15 @@ pub enum Step {
     ///
     /// Loops are named after the stage and the axis, as `acc.m.h`; those of `acc` keep their names. Sums are
     /// rounded in another order, and equal as long as no factor of an inserted zero is infinite or NaN.
+    ///
+    /// ```text
+    /// for n, k, p, q, c, r, s { acc[n, k, p, q] += pad[n, c, p + r, q + s] * W[c, k, 2 - r, 2 - s] }
+    ///   →   for n, t, y, h, w, c { acc.m[n, t, y, h, w] += acc.w[c, t, y] * X[n, c, h, w] }
+    ///       for n, k, th, fh, tw, fw, r, s { acc.t[n, k, th, fh, tw, fw] += select(…, acc.m[…], 0.0) }
+    ///       for n, k, p, q { acc[n, k, p, q] = acc.t[…] }
+    /// ```
+    ///
+    /// TVM has no such step.
     Col2im {
         /// The buffer of the stage.
         buffer: String,
@@ -228,6 +362,16 @@ pub enum Step {
         taps_last: bool,
     },
     /// Prefetches what the iteration `ahead` of the current one of `at` touches of a buffer.
+    ///
+    /// ```text
+    /// for i in 64 {                       for i in 64 {
+    ///   C[i] = A[16*i]              →       prefetch A[16*i + 64] read
+    /// }                                     C[i] = A[16*i]
+    ///                                     }
+    /// ```
+    ///
+    /// That is 4 iterations ahead, where unrolled loops over the cache lines are left out. In TVM this was
+    /// `prefetch` of its first schedules.
     Prefetch {
         /// The buffer.
         buffer: String,
