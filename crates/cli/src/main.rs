@@ -3,13 +3,14 @@
 //! Results go to standard output, everything else to standard error. The exit code is 0 on success, 2 where
 //! the input is at fault, 1 where something failed on the way.
 
+#![forbid(unsafe_code)]
+
 mod clock;
 mod command;
 mod error;
 mod history;
 mod load;
 mod output;
-mod peer;
 mod plot;
 mod progress;
 mod stats;
@@ -70,7 +71,7 @@ enum Command {
     #[command(name = command::WORKER, hide = true)]
     Worker,
     /// Run a peer library for `bench`
-    #[command(name = peer::WORKER_SUBCOMMAND, hide = true)]
+    #[command(name = tilewright_peers::WORKER_SUBCOMMAND, hide = true)]
     PeerWorker,
 }
 
@@ -107,7 +108,7 @@ fn run() -> ExitCode {
         Command::Doctor => doctor::run(json),
         Command::Searches => searches::run(json),
         Command::Worker => tilewright_device::worker::serve().map_err(|e| anyhow::anyhow!("worker: {e}")),
-        Command::PeerWorker => peer::worker_main(),
+        Command::PeerWorker => tilewright_peers::worker_main(),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

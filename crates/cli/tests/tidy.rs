@@ -13,17 +13,18 @@ const EDGES: &[(&str, &[&str])] = &[
     ("runtime", &["codegen"]),
     ("device", &["ir", "codegen", "tune", "runtime"]),
     ("tilewright", &["ir", "codegen", "tune", "device", "runtime"]),
-    ("cli", &["ir", "codegen", "graph", "learn", "tune", "device", "runtime", "tilewright"]),
+    ("peers", &["ir", "tune", "device", "runtime"]),
+    ("cli", &["ir", "codegen", "graph", "learn", "tune", "device", "runtime", "tilewright", "peers"]),
 ];
 
 /// What may name LLVM's crates in its manifest.
 const WITH_LLVM: &[&str] = &["codegen"];
 
 /// Where `unsafe` may stand.
-const WITH_UNSAFE: &[&str] = &["crates/codegen/", "crates/device/", "crates/runtime/", "crates/cli/src/peer/"];
+const WITH_UNSAFE: &[&str] = &["crates/codegen/", "crates/device/", "crates/runtime/", "crates/peers/"];
 
 /// What may open files, start processes and read the environment.
-const WITH_SYSTEM: &[&str] = &["crates/device/", "crates/tilewright/", "crates/cli/"];
+const WITH_SYSTEM: &[&str] = &["crates/device/", "crates/tilewright/", "crates/peers/", "crates/cli/"];
 
 /// The one file that writes files: there they come whole or not at all, and replace nothing but files.
 const WITH_WRITING: &str = "crates/cli/src/output/file.rs";
@@ -39,8 +40,8 @@ const MOST_COLUMNS: usize = 110;
 
 /// Paths, or their beginnings, where comments are still wider; a row without such a comment goes.
 const WITH_WIDE_COMMENTS: &[&str] = &[
-    "crates/cli/src/peer",
     "crates/ir/",
+    "crates/peers/",
     "crates/tune/examples/cost_of_thinking.rs",
     "crates/tune/src/lib.rs",
     "crates/tune/src/predict/records.rs",

@@ -381,7 +381,7 @@ impl Generated {
     /// As [`Generated::of`], where there is quick code for the target.
     fn quickly(program: &Program, target: &Target, units: &Units) -> Result<Generated, CompileError> {
         if !x86::serves(target) {
-            return Err(CompileError::NotQuick(format!("{target} is not served")));
+            return Err(CompileError::NotQuick(format!("{} is not served", target.name())));
         }
         Generated::of(program, target, units, None)
     }

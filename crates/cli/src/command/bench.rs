@@ -13,6 +13,7 @@ use tilewright_device::device::{Racer, Round};
 use tilewright_device::protocol::Source;
 use tilewright_device::{Device, Options};
 use tilewright_ir::op::Workload;
+use tilewright_peers::{Layouts, PEERS, Peer, PeerSpec};
 use tilewright_tune::{Outcome, PassedOver, Timing};
 
 use super::tune::Interrupts;
@@ -22,7 +23,6 @@ use super::{
 };
 use crate::error::{OrBadInput, bad_input};
 use crate::output::{digits, duration, message, table, write_result};
-use crate::peer::{Layouts, PEERS, Peer, PeerSpec};
 
 /// The name of our kernels among the implementations.
 const OURS: &str = "tilewright";

@@ -7,7 +7,6 @@ use tilewright_ir::DType;
 
 use super::count;
 use crate::output::{digits, grouped, write_result};
-use crate::peer;
 
 /// Shows the CPU, its measured peak, LLVM and the peer libraries.
 ///
@@ -21,8 +20,8 @@ pub fn run(as_json: bool) -> anyhow::Result<()> {
     let memory_bytes = host::memory_bytes();
     let llvm = tilewright_codegen::llvm_version();
     let without_llvm = "none: built without it, so with code for x86-64 with AVX2 or AVX-512 only";
-    let peers = peer::versions();
-    let package = |library: &str| peer::PEERS.iter().find(|p| p.library == library).and_then(|p| p.package);
+    let peers = tilewright_peers::versions();
+    let package = |library: &str| tilewright_peers::PEERS.iter().find(|p| p.library == library).and_then(|p| p.package);
 
     let size = |bytes: u64| match bytes >> 10 {
         kib @ 0..1024 => format!("{kib} KiB"),

@@ -109,11 +109,11 @@ fn for_each_matrix<T>(operands: &mut Operands<T>, matmul: &Matmul, multiply: imp
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::peer::problem::tests::matmul;
+    use crate::problem::tests::matmul;
 
     #[test]
     fn versions_are_those_of_the_lock_file() {
-        let lock = include_str!("../../../../Cargo.lock");
+        let lock = include_str!("../../../Cargo.lock");
         for (name, version) in [("gemm", GEMM_VERSION), ("matrixmultiply", MATRIXMULTIPLY_VERSION)] {
             assert!(lock.contains(&format!("name = \"{name}\"\nversion = \"{version}\"")), "{name} {version}");
         }

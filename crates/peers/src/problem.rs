@@ -234,12 +234,12 @@ pub(super) mod tests {
     }
 
     /// A multiplication of f32 without an epilogue.
-    pub(in crate::peer) fn matmul(b: usize, m: usize, n: usize, k: usize, ta: bool, tb: bool) -> Problem {
+    pub(crate) fn matmul(b: usize, m: usize, n: usize, k: usize, ta: bool, tb: bool) -> Problem {
         plain(Kernel::Matmul(Matmul { b, m, n, k, ta, tb }))
     }
 
     /// A convolution of f32 without an epilogue.
-    pub(in crate::peer) fn conv(conv: Conv) -> Problem {
+    pub(crate) fn conv(conv: Conv) -> Problem {
         plain(Kernel::Conv(conv))
     }
 

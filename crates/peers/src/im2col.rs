@@ -186,7 +186,7 @@ fn clip<T: Element>(y: &mut [T], low: T, high: T) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::peer::problem::tests::conv;
+    use crate::problem::tests::conv;
 
     #[test]
     fn blocks_of_any_width_on_any_threads_make_the_whole() {

@@ -315,7 +315,7 @@ impl Random {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::peer::problem::tests::{conv, matmul};
+    use crate::problem::tests::{conv, matmul};
     use tilewright_ir::op::Function;
 
     /// C of A·B, computed one term after the other.
