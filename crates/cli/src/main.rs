@@ -108,7 +108,7 @@ fn run() -> ExitCode {
         Command::Doctor => doctor::run(json),
         Command::Searches => searches::run(json),
         Command::Worker => tilewright_device::worker::serve().map_err(|e| anyhow::anyhow!("worker: {e}")),
-        Command::PeerWorker => tilewright_peers::worker_main(),
+        Command::PeerWorker => tilewright_peers::worker_main().map_err(|e| anyhow::anyhow!("peer: {e}")),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

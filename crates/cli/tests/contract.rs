@@ -181,7 +181,7 @@ fn show_has_all_forms() {
 fn doctor_and_searches_have_their_shapes() {
     let doctor = run_json(&["doctor"]);
     check_keys(&doctor, &["cpu", "vector_bits", "threads", "llvm", "peers", "devices"]);
-    check_keys(&doctor["peers"], &["openblas", "onednn", "gemm", "matrixmultiply"]);
+    check_keys(&doctor["peers"], &["openblas", "onednn", "mkl", "gemm", "matrixmultiply"]);
     assert!(doctor["peers"]["gemm"].is_string() && doctor["devices"].is_array());
     let searches = run_json(&["searches"]);
     for row in searches["searches"].as_array().unwrap() {
@@ -482,7 +482,8 @@ fn bad_input_is_refused_in_one_line() {
         (owned(&["best", "matmul-256", "--template", "matmull", "--db", &empty]), "no template `matmull`"),
         (owned(&["show", "matmul-256", "--best", "--db", &empty]), &with_db),
         (owned(&["show", "matmul-256", "--best", "--db", &fresh]), "nothing is recorded"),
-        (owned(&["bench", "matmul-256", "--against", "mkl", "--db", &fresh]), "no peer is called `mkl`"),
+        (owned(&["bench", "matmul-256", "--against", "eigen", "--db", &fresh]), "no peer is called `eigen`"),
+        (owned(&["bench", "matmul-256", "--peer-path", &nowhere, "--db", &fresh]), "is no folder"),
         (owned(&["export", "--db", &nowhere]), "there is no database"),
         (owned(&["export", "--json", "--db", &fresh]), "FILE"),
         (owned(&["import", &lines, "--db", &fresh]), "line 1: missing field"),

@@ -41,7 +41,6 @@ const MOST_COLUMNS: usize = 110;
 /// Paths, or their beginnings, where comments are still wider; a row without such a comment goes.
 const WITH_WIDE_COMMENTS: &[&str] = &[
     "crates/ir/",
-    "crates/peers/",
     "crates/tune/examples/cost_of_thinking.rs",
     "crates/tune/src/lib.rs",
     "crates/tune/src/predict/records.rs",

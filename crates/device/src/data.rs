@@ -4,13 +4,14 @@
 //! candidate, and no worker computes the reference again.
 
 use crate::limits;
+use crate::memory::{Fenced, ReadOnly};
 use std::ffi::CStr;
 use std::fs::File;
 use std::io;
-use std::os::fd::{FromRawFd, OwnedFd};
+use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use tilewright_ir::interp::Fault;
-use tilewright_ir::reference::{Watch, evaluate_watched, random_elements};
+use tilewright_ir::reference::{Mismatch, Tolerance, Watch, evaluate_watched, random_elements, relative_error};
 use tilewright_ir::{DType, Program, Role};
 
 /// Where mappings may begin.
@@ -96,6 +97,60 @@ fn write(file: &File, start: u64, dtype: DType, values: &[f64]) -> io::Result<()
         file.write_all_at(bytes, start + part * (AT_A_TIME * n_bytes) as u64)?;
     }
     Ok(())
+}
+
+/// An argument of a workload, in a process that runs on it.
+pub enum Argument {
+    /// Read only.
+    Input(Fenced),
+    /// Where a result goes, and the right one.
+    Output {
+        /// Where it goes.
+        buffer: Fenced,
+        /// What it must be, as `f64`.
+        reference: ReadOnly,
+    },
+}
+
+impl Argument {
+    /// All arguments of an untransformed program, from the [`Data`] that another process has made.
+    ///
+    /// # Errors
+    /// Where memory does not suffice.
+    pub fn all(program: &Program, file: BorrowedFd, offsets: &[u64]) -> io::Result<Vec<Argument>> {
+        let too_large = || io::Error::other("a buffer is too large");
+        let arguments = program.arguments().zip(offsets).map(|((_, buffer), &offset)| {
+            let size = buffer.size_bytes().ok_or_else(too_large)?;
+            if buffer.role != Role::Output {
+                return Ok(Argument::Input(Fenced::copy(file, offset, size)?));
+            }
+            let n = buffer.n_elements().and_then(|n| n.checked_mul(DType::F64.bytes())).ok_or_else(too_large)?;
+            Ok(Argument::Output { buffer: Fenced::new(size)?, reference: ReadOnly::new(file, offset, n)? })
+        });
+        arguments.collect()
+    }
+}
+
+/// Compares a whole result with the right one: ‖out − reference‖ / ‖reference‖.
+///
+/// # Errors
+/// Where an element is further off than that.
+pub fn compare(dtype: DType, tolerance: &Tolerance, out: &Fenced, reference: &ReadOnly) -> Result<f64, Mismatch> {
+    let reference = reference.as_slice::<f64>();
+    match dtype {
+        DType::F32 => {
+            let out = out.as_slice::<f32>();
+            tolerance.compare(out, reference).map(|()| relative_error(out, reference))
+        }
+        DType::F64 => {
+            let out = out.as_slice::<f64>();
+            tolerance.compare(out, reference).map(|()| relative_error(out, reference))
+        }
+        other => {
+            let out = other.read(out.as_slice::<u8>());
+            tolerance.compare(&out, reference).map(|()| relative_error(&out, reference))
+        }
+    }
 }
 
 /// A file in memory, inherited by child processes.

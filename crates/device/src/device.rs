@@ -150,7 +150,7 @@ pub struct Device {
     /// The pauses so far, as far as candidates know of them.
     paused: Duration,
     // Workers map the one file and read and write the other; both must outlive them.
-    _data: Data,
+    data: Data,
     _objects: File,
 }
 
@@ -237,9 +237,14 @@ impl Device {
             all_cpus,
             other_cpus,
             paused: pause::total(),
-            _data: data,
+            data,
             _objects: objects,
         })
+    }
+
+    /// What its workload is run on.
+    pub fn data(&self) -> &Data {
+        &self.data
     }
 
     /// As [`Measure::submit`], for sources that need have no configuration.

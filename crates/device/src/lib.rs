@@ -3,6 +3,7 @@
 //! Entry points: [`Device`] measures candidates in worker processes, [`worker::serve`] is such a process,
 //! [`host::target`] says what machine this is, [`peak::gflops`] what it can do at best.
 
+mod child;
 pub mod data;
 #[cfg(test)]
 mod denied;
@@ -20,5 +21,7 @@ mod timing;
 pub mod worker;
 mod workers;
 
+pub use child::ChildProcess;
 pub use device::{Device, DeviceError, Options};
 pub use stopwatch::{MOST_TRIES, time_ns};
+pub use timing::sample_round;

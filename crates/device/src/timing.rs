@@ -1,7 +1,9 @@
 //! Timing a kernel that has been found right.
 
+use crate::device::Round;
 use crate::pace::Variation;
 use crate::protocol::Plan;
+use crate::stopwatch::{MOST_TRIES, time_ns};
 
 /// A shorter sample averages several runs, so that reading the clock and looking at the pace do not count.
 const MIN_SAMPLE_NS: f64 = 100_000.0;
@@ -180,6 +182,25 @@ pub fn sample(plan: &Plan, variation: &mut Variation, first: First, subject: Sub
     variation.learn(&samples);
     let ns = samples.iter().map(|&(ns, pace)| variation.undisturbed_ns(ns, pace)).collect();
     Samples { ns, stopped_early }
+}
+
+/// Samples, in nanoseconds a run, of something on so many threads that goes over so many bytes: warmed up,
+/// sampled and timed by the same clock as a kernel is in a round of a race whose pace is not looked at.
+pub fn sample_round(round: Round, n_threads: usize, n_bytes: u64, mut run: impl FnMut()) -> Vec<f64> {
+    let plan = Plan {
+        min_time_ns: round.time.as_nanos() as f64,
+        min_samples: round.min_samples,
+        alone_ns: 0.0,
+        leading_ns: None,
+        cold: false,
+        at_best_pace: false,
+    };
+    let mut timed = |n_runs: u32| time_ns(n_threads, MOST_TRIES, || (0..n_runs).for_each(|_| run()));
+    // Nothing is known of a run before.
+    let first = First { ns: f64::INFINITY, pace: 1.0, checked_ns: f64::INFINITY };
+    let size = Size { n_threads, n_bytes };
+    let subject = Subject { run: &mut timed, size, flush: &mut || 0.0, pace: &mut || 1.0 };
+    sample(&plan, &mut Variation::default(), first, subject).ns
 }
 
 #[cfg(test)]

@@ -7,8 +7,9 @@ mod builder;
 mod store;
 mod tester;
 
+use crate::data::Argument;
 use crate::limits;
-use crate::memory::{Fenced, ReadOnly};
+use crate::memory::Fenced;
 use crate::objects::Objects;
 use crate::prepared::Cache;
 use crate::protocol::{Assignment, ClassName, Lane, Reply, Request};
@@ -19,9 +20,9 @@ use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::time::Instant;
 use store::Store;
-use tester::{Argument, Tester};
+use tester::Tester;
+use tilewright_ir::Target;
 use tilewright_ir::op::Workload;
-use tilewright_ir::{Role, Target};
 use tilewright_tune::ErrorClass;
 
 /// What is prepared and not in use is kept up to so many bytes. More would be found there again more often,
@@ -164,16 +165,7 @@ fn assigned(line: Option<std::io::Result<String>>) -> Result<(Builder, Tester), 
     let target: Target = assignment.target.parse()?;
     // SAFETY: the descriptor was opened by the tuner for this process, which keeps it open to its end.
     let file = unsafe { BorrowedFd::borrow_raw(assignment.data_fd) };
-    let mut arguments = Vec::new();
-    for ((_, buffer), &offset) in untuned.arguments().zip(&assignment.data_offsets) {
-        let size = buffer.size_bytes().ok_or("a buffer is too large")?;
-        arguments.push(if buffer.role == Role::Output {
-            let n = buffer.n_elements().and_then(|n| n.checked_mul(8)).ok_or("a buffer is too large")?;
-            Argument::Output { buffer: Fenced::new(size)?, reference: ReadOnly::new(file, offset, n)? }
-        } else {
-            Argument::Input(Fenced::copy(file, offset, size)?)
-        });
-    }
+    let arguments = Argument::all(&untuned, file, &assignment.data_offsets)?;
     // SAFETY: as above.
     let objects = unsafe { BorrowedFd::borrow_raw(assignment.objects_fd) }.try_clone_to_owned()?.into();
     offer_to_be_killed();

@@ -1,12 +1,13 @@
 //! The tuner's end of its worker processes.
 
+use crate::child::ChildProcess;
 use crate::host;
 use crate::limits::Allowed;
 use crate::protocol::{Assignment, Lane, Reply, Request};
 use crate::stopwatch::time_of;
-use std::io::{self, BufRead, BufReader, Write};
-use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
+use std::io;
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Command, ExitStatus};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 use tilewright_tune::pause;
@@ -66,8 +67,7 @@ pub struct Workers {
 type Heard = (usize, u64, Option<(Lane, Reply)>);
 
 struct Slot {
-    child: Child,
-    stdin: ChildStdin,
+    process: ChildProcess,
     /// Told apart from predecessors, whose last words may still be under way.
     generation: u64,
     /// Whether it has not said yet that it is ready.
@@ -109,7 +109,7 @@ impl Slot {
     /// say.
     fn ran(&self, lane: Lane) -> Option<Duration> {
         // The main thread builds.
-        let main = format!("/proc/{0}/task/{0}/schedstat", self.child.id());
+        let main = format!("/proc/{0}/task/{0}/schedstat", self.process.id());
         let main_ns = std::fs::read_to_string(main).ok()?.split_whitespace().next()?.parse().ok()?;
         let build = Duration::from_nanos(main_ns);
         if lane == Lane::Build {
@@ -117,14 +117,14 @@ impl Slot {
         }
         let mut clock = 0;
         // SAFETY: the call writes a clock's number.
-        let has_clock = unsafe { libc::clock_getcpuclockid(self.child.id().cast_signed(), &raw mut clock) } == 0;
+        let has_clock = unsafe { libc::clock_getcpuclockid(self.process.id().cast_signed(), &raw mut clock) } == 0;
         let all = has_clock.then(|| time_of(clock)).flatten()?;
         Some(all.saturating_sub(build))
     }
 
     /// Whether somebody has stopped its process.
     fn is_stopped(&self) -> bool {
-        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id())).unwrap_or_default();
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.process.id())).unwrap_or_default();
         // "17 (name) T …", where the name may be anything.
         stat.rsplit_once(") ").is_some_and(|(_, state)| state.starts_with(['T', 't']))
     }
@@ -133,13 +133,6 @@ impl Slot {
     fn begin(&mut self, lane: Lane, timeout: Duration) {
         let (start, ran) = (pause::now(), self.ran(lane));
         self.deadlines[lane as usize] = Some(Deadline { at: start + timeout, start, timeout, ran });
-    }
-}
-
-impl Drop for Slot {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
     }
 }
 
@@ -195,15 +188,12 @@ impl Workers {
 
     /// Sends a request that is not answered, or not before others are.
     pub fn tell(&mut self, at: usize, request: &Request) {
-        let mut line = serde_json::to_vec(request).expect("requests are plain data");
-        line.push(b'\n');
-        // A worker that is gone is noticed when its answer is awaited.
-        let _ = self.slots[at].stdin.write_all(&line);
+        self.slots[at].process.tell(request);
     }
 
     /// Restricts where a worker builds from now on to these CPUs.
     pub fn pin(&self, at: usize, cpus: &[usize]) {
-        host::pin(self.slots[at].child.id().cast_signed(), cpus);
+        host::pin(self.slots[at].process.id().cast_signed(), cpus);
     }
 
     /// Ends what a worker is doing, and starts it anew; its threads are idle once it is ready.
@@ -211,7 +201,7 @@ impl Workers {
     /// # Errors
     /// Where it cannot be started.
     pub fn give_up(&mut self, at: usize) -> io::Result<()> {
-        let _ = self.slots[at].child.kill();
+        self.slots[at].process.kill();
         self.slots[at] = self.spawn(at, self.slots[at].generation + 1)?;
         Ok(())
     }
@@ -271,8 +261,7 @@ impl Workers {
                 }
                 Ok((at, _, None)) => {
                     // One that says what nobody understands need not end by itself.
-                    let _ = self.slots[at].child.kill();
-                    let status = self.slots[at].child.wait()?;
+                    let status = self.slots[at].process.end()?;
                     if self.slots[at].is_starting {
                         self.restart(at, &format!("a worker ended before it was ready: {}", describe(status)))?;
                         continue;
@@ -323,47 +312,14 @@ impl Workers {
 
     fn try_to_spawn(&self, at: usize, generation: u64) -> io::Result<Slot> {
         let mut command = Command::new(&self.command.program);
-        command.args(&self.command.arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
-        // SAFETY: between fork and exec only async-signal-safe calls are made.
-        unsafe {
-            command.pre_exec(|| {
-                // Workers end with the tuner, however it ends, and leave Ctrl-C and the like to it; but with
-                // Ctrl-Z they stop.
-                libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
-                for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
-                    libc::signal(signal, libc::SIG_IGN);
-                }
-                // A crash of a candidate is expected: no core dump.
-                let none = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-                libc::setrlimit(libc::RLIMIT_CORE, &none);
-                Ok(())
-            });
-        }
-        let mut child = command.spawn()?;
-        let mut stdin = child.stdin.take().expect("standard input is piped");
-        let stdout = child.stdout.take().expect("standard output is piped");
-        let mut line = serde_json::to_vec(&self.assignment).expect("an assignment is plain data");
-        line.push(b'\n');
-        let _ = stdin.write_all(&line);
+        command.args(&self.command.arguments);
         let sender = self.sender.clone();
-        let listen = move || {
-            for line in BufReader::new(stdout).lines() {
-                let reply = line.ok().and_then(|l| serde_json::from_str(&l).ok());
-                let ended = reply.is_none();
-                if sender.send((at, generation, reply)).is_err() || ended {
-                    return;
-                }
-            }
-            let _ = sender.send((at, generation, None));
-        };
+        let mut process = ChildProcess::start(command, move |heard| sender.send((at, generation, heard)).is_ok())?;
+        process.tell(&self.assignment);
         let start = pause::now();
         let deadline = Deadline { at: start + START_TIMEOUT, start, timeout: START_TIMEOUT, ran: None };
         let deadlines = [Some(deadline); 2];
-        let slot =
-            Slot { child, stdin, generation, is_starting: true, n_false_starts: 0, deadlines, is_build_crash: false };
-        // Where this fails, the process ends with its slot.
-        std::thread::Builder::new().spawn(listen)?;
-        Ok(slot)
+        Ok(Slot { process, generation, is_starting: true, n_false_starts: 0, deadlines, is_build_crash: false })
     }
 }
 

@@ -96,7 +96,11 @@ pub(super) fn prepare_matrixmultiply<T: Element>(
 }
 
 /// Call `multiply` with each multiplication's A, B and C, one after the other.
-fn for_each_matrix<T>(operands: &mut Operands<T>, matmul: &Matmul, multiply: impl Fn(*const T, *const T, *mut T)) {
+fn for_each_matrix<T: Element>(
+    operands: &mut Operands<T>,
+    matmul: &Matmul,
+    multiply: impl Fn(*const T, *const T, *mut T),
+) {
     let &Matmul { b: n_batch, m, n, k, .. } = matmul;
     for batch in 0..n_batch {
         let a = &operands.a[batch * m * k..(batch + 1) * m * k];
@@ -109,32 +113,12 @@ fn for_each_matrix<T>(operands: &mut Operands<T>, matmul: &Matmul, multiply: imp
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::problem::tests::matmul;
 
     #[test]
     fn versions_are_those_of_the_lock_file() {
         let lock = include_str!("../../../Cargo.lock");
         for (name, version) in [("gemm", GEMM_VERSION), ("matrixmultiply", MATRIXMULTIPLY_VERSION)] {
             assert!(lock.contains(&format!("name = \"{name}\"\nversion = \"{version}\"")), "{name} {version}");
-        }
-    }
-
-    #[test]
-    fn both_compute_the_product() {
-        fn check<T: Element>(problem: &Problem, prepared: Result<Prepared<T>, Unavailable>) {
-            let mut operands = Operands::<T>::random(problem, 3);
-            let mut prepared = prepared.expect("it multiplies");
-            (prepared.run)(&mut operands).expect("nothing can fail");
-            operands.check(5).expect("it is the product");
-        }
-        for (ta, tb) in [(false, false), (false, true), (true, false), (true, true)] {
-            for (b, m, n, k) in [(1, 17, 33, 129), (3, 1, 40, 20), (2, 8, 1, 5)] {
-                let problem = matmul(b, m, n, k, ta, tb);
-                check::<f32>(&problem, prepare_gemm(&problem, 1));
-                check::<f32>(&problem, prepare_matrixmultiply(&problem, 1));
-                check::<f64>(&problem, prepare_gemm(&problem, 2));
-                check::<f64>(&problem, prepare_matrixmultiply(&problem, 2));
-            }
         }
     }
 }

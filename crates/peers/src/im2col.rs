@@ -1,14 +1,15 @@
 //! Convolution as a matrix multiplication by OpenBLAS: W`[k, c·r·s]` times the columns of X under the filter.
 //!
-//! The copy is our own. It is made for a block of output pixels at a time, so that OpenBLAS finds it in a cache; the
-//! width of the block, and whether the threads are ours or OpenBLAS's, is what was measured to be fastest. A pointwise
-//! convolution of stride 1 multiplies with X itself.
+//! The copy is our own. It is made for a block of output pixels at a time, so that OpenBLAS finds it in a
+//! cache; the width of the block, and whether the threads are ours or OpenBLAS's, is what was measured to be
+//! fastest. A pointwise convolution of stride 1 multiplies with X itself.
 
 use tilewright_ir::op::Function;
 
 use super::Unavailable;
+use super::library::Means;
 use super::openblas::{Blas, Gemm, GemmCall, Way, WayMaker};
-use super::operands::{Aligned, Element, Operands};
+use super::operands::{Element, Elements, Operands};
 use super::problem::{Conv, Kernel};
 use super::threads::{Shared, Threads};
 use super::worker::{Prepared, Run};
@@ -17,7 +18,8 @@ use super::worker::{Prepared, Run};
 const BLOCK_WIDTHS: [usize; 3] = [128, 512, 2048];
 
 /// Load OpenBLAS and choose block width and threads for the operands' problem.
-pub(super) fn prepare<T: Element>(operands: &mut Operands<T>, threads: usize) -> Result<Prepared<T>, Unavailable> {
+pub(super) fn prepare<T: Element>(operands: &mut Operands<T>, means: &Means) -> Result<Prepared<T>, Unavailable> {
+    let threads = means.threads;
     let Kernel::Conv(conv) = operands.problem.kernel else { panic!("it computes convolutions only") };
     for step in &operands.problem.epilogue {
         if !matches!(step.function(), Function::Bias | Function::Add | Function::Relu | Function::Clip) {
@@ -26,7 +28,7 @@ pub(super) fn prepare<T: Element>(operands: &mut Operands<T>, threads: usize) ->
         }
     }
     let pixels: usize = conv.output().iter().product();
-    let blas = Blas::<T>::load(threads, &[conv.k, n_taps(&conv), pixels])?;
+    let blas = Blas::<T>::load(means, &[conv.k, n_taps(&conv), pixels])?;
     let gemm = blas.gemm;
     let mut ways: Vec<WayMaker<'_, T>> = Vec::new();
     let name = |width: usize| {
@@ -52,7 +54,7 @@ pub(super) fn prepare<T: Element>(operands: &mut Operands<T>, threads: usize) ->
             }));
         }
     }
-    blas.fastest(ways, operands)
+    blas.fastest(ways, operands, threads)
 }
 
 /// Rows of the copy of one group's channels.
@@ -67,7 +69,7 @@ fn convolve<T: Element>(gemm: Gemm<T>, conv: Conv, width: usize, mut threads: Th
     let (c_group, k_group, taps) = (conv.c / conv.groups, conv.k / conv.groups, n_taps(&conv));
     let n_blocks = pixels.div_ceil(width);
     let copy_len = if conv.is_pointwise() { 0 } else { taps * width.min(pixels) };
-    let mut copies: Vec<Aligned<T>> = (0..threads.n()).map(|_| Aligned::new(copy_len, || T::ZERO)).collect();
+    let mut copies: Vec<Elements<T>> = (0..threads.n()).map(|_| Elements::zeros(copy_len)).collect();
     Box::new(move |operands| {
         let copies: Vec<_> = copies.iter_mut().map(|copy| Shared(copy.as_mut_ptr())).collect();
         let y = Shared(operands.c.as_mut_ptr());
@@ -89,8 +91,8 @@ fn convolve<T: Element>(gemm: Gemm<T>, conv: Conv, width: usize, mut threads: Th
             let w = &w[group * k_group * taps..][..k_group * taps];
             let y_begin = (image * conv.k + group * k_group) * pixels + begin;
             let call = GemmCall { m: k_group, n: n_pixels, k: taps, a: (taps, false), b: (ld, false), ldc: pixels };
-            // SAFETY: the sizes and leading dimensions keep within W, the copy or X, and Y; no two blocks share a part
-            // of Y.
+            // SAFETY: the sizes and leading dimensions keep within W, the copy or X, and Y; no two blocks
+            // share a part of Y.
             unsafe { call.call(gemm, w.as_ptr(), columns, y.get().add(y_begin)) };
             for row in 0..k_group {
                 let at = y_begin + row * pixels;
@@ -186,34 +188,25 @@ fn clip<T: Element>(y: &mut [T], low: T, high: T) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::problem::tests::conv;
+    use crate::operands::tests::operands_of;
 
     #[test]
     fn blocks_of_any_width_on_any_threads_make_the_whole() {
-        let shape = Conv {
-            n: 2,
-            c: 4,
-            image: [9, 8],
-            k: 6,
-            filter: [3, 2],
-            stride: [2, 1],
-            pad_begin: [1, 2],
-            pad_end: [2, 0],
-            dilation: [1, 2],
-            groups: 2,
-            transposed: false,
-        };
-        let blas = match Blas::<f32>::load(1, &[]) {
+        let blas = match Blas::<f32>::load(&Means { threads: 1, folder: None }, &[]) {
             Ok(blas) => blas,
             Err(reason) => return eprintln!("skipped: {reason}"),
         };
-        for conv_ in [shape, Conv { stride: [1, 3], dilation: [2, 1], ..shape }, Conv { groups: 1, ..shape }] {
+        let sizes = "conv2d:n=2,c=4,h=9,w=8,k=6,r=3,s=2,pad_top=1,pad_left=2,pad_bottom=2";
+        for more in ["stride_h=2,dilation_w=2,groups=2", "stride_w=3,dilation_h=2,groups=2", "stride_h=2,dilation_w=2"]
+        {
+            let mut operands = operands_of::<f32>(&format!("{sizes},{more}"));
+            let Kernel::Conv(conv) = operands.problem.kernel else { panic!("it is a convolution") };
             for width in [1, 7, 64, 1000] {
                 for (threads, n_copying) in [(1, 1), (2, 1), (1, 3)] {
-                    let mut operands = Operands::<f32>::random(&conv(conv_), 1);
-                    let mut run = convolve(blas.gemm, conv_, width, Threads::new(threads), n_copying);
+                    operands.clear_c();
+                    let mut run = convolve(blas.gemm, conv, width, Threads::new(threads), n_copying);
                     run(&mut operands).expect("nothing can fail");
-                    operands.check(1).unwrap_or_else(|wrong| panic!("{conv_:?}, {width} pixels: {wrong}"));
+                    operands.check().unwrap_or_else(|wrong| panic!("{more}, {width} pixels: {wrong}"));
                 }
             }
         }

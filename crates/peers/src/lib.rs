@@ -1,32 +1,42 @@
-//! Peer libraries, measured beside our kernels: OpenBLAS, oneDNN and the crates `gemm` and `matrixmultiply`.
+//! Peer libraries, measured beside our kernels: OpenBLAS, oneDNN, MKL and two crates.
 //!
-//! Each peer computes a workload in a child process of this same executable, so that a library can be given its own
-//! environment before it loads, and so that a peer that crashes, hangs or starts threads disturbs nothing else. The
-//! caller starts every peer, then asks for short rounds in any order; between rounds a child is stopped by signal,
-//! because OpenMP and OpenBLAS threads spin after a call and would take the CPU from whatever is measured next.
+//! Each peer computes a workload in a child process of this same executable, so that a library can be given
+//! its own environment before it loads, and so that a peer that crashes, hangs or starts threads disturbs
+//! nothing else. The caller starts every peer, then asks for short rounds in any order; between rounds a
+//! child is stopped by signal, because OpenMP and OpenBLAS threads spin after a call and would take the CPU
+//! from whatever is measured next.
 //!
-//! A peer is never compared before its result has been checked against a reference.
+//! A peer is never compared before its result has been checked.
 //!
-//! Libraries are loaded at run time by their usual names, so `LD_LIBRARY_PATH` chooses among several. Settings
-//! in the environment that belong to a library (`OMP_…`, `OPENBLAS_…`, `ONEDNN_…` and so on) do not reach the
-//! child: it gets those that were measured to be best for it, see [`child`].
+//! All is as for our kernels: the data and the reference that the result is compared with as a whole, the
+//! memory that operands lie in, how many runs make a sample and the clock that times them
+//! ([`sample_round`](tilewright_device::sample_round)).
+//!
+//! Libraries are loaded at run time by their usual names, from a folder if one is given, or else from where
+//! the system finds them, so that `LD_LIBRARY_PATH` chooses among several. Settings in the environment that
+//! belong to a library (`OMP_…`, `OPENBLAS_…` and so on) do not reach the child: it gets those that were
+//! measured to be best for it, see `child.rs`.
 
 mod child;
 mod crates;
 mod im2col;
 mod library;
+mod mkl;
 mod onednn;
 mod openblas;
 mod operands;
-mod os;
 mod problem;
 mod protocol;
 mod threads;
 mod worker;
 
+use std::os::fd::AsRawFd;
+use std::path::Path;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use tilewright_device::data::Data;
+use tilewright_device::device::Round;
 use tilewright_ir::op::Workload;
 
 use child::Child;
@@ -103,6 +113,15 @@ pub const PEERS: &[PeerSpec] = &[
         variant: Variant::OneDnnWinograd,
     },
     PeerSpec {
+        name: "mkl",
+        text: "Intel MKL cblas_?gemm",
+        library: "mkl",
+        package: Some("libmkl-rt"),
+        computes: &[Class::Matmul],
+        chooses: Choice::None,
+        variant: Variant::Mkl,
+    },
+    PeerSpec {
         name: "gemm",
         text: "the Rust crate gemm",
         library: "gemm",
@@ -177,13 +196,14 @@ enum Variant {
     Im2col,
     OneDnn,
     OneDnnWinograd,
+    Mkl,
     Gemm,
     MatrixMultiply,
 }
 
 impl PeerSpec {
-    /// Whether this peer computes such a workload and, by default, is compared with our kernels for it: one that takes
-    /// activations plain where ours must, or else chooses their layout as ours may.
+    /// Whether this peer computes such a workload and, by default, is compared with our kernels for it: one
+    /// that takes activations plain where ours must, or else chooses their layout as ours may.
     pub fn is_rival(&self, workload: &Workload) -> bool {
         self.problem(workload).is_ok_and(|problem| self.layouts(&problem).activations == problem.free.activations)
     }
@@ -249,7 +269,10 @@ pub enum Unavailable {
         reason: String,
     },
     /// The library computed something else than the problem.
-    Wrong(Mismatch),
+    Wrong {
+        /// Where and by how much.
+        reason: String,
+    },
     /// The child process could not be started, died or did not answer.
     Broken {
         /// What happened.
@@ -265,10 +288,10 @@ impl std::fmt::Display for Unavailable {
                 write!(f, "no peer is called {name}; there are {}", names.join(", "))
             }
             Unavailable::NotInstalled { library, package } => {
-                write!(f, "{library} is not installed (Debian and Ubuntu: apt install {package})")
+                write!(f, "{library} is not installed (Debian and Ubuntu: apt install {package}; or give --peer-path)")
             }
             Unavailable::Unsupported { reason } => write!(f, "unsupported: {reason}"),
-            Unavailable::Wrong(mismatch) => write!(f, "{mismatch}"),
+            Unavailable::Wrong { reason } => write!(f, "wrong result: {reason}"),
             Unavailable::Broken { reason } => write!(f, "{reason}"),
         }
     }
@@ -276,33 +299,17 @@ impl std::fmt::Display for Unavailable {
 
 impl std::error::Error for Unavailable {}
 
-/// An element of the result that is outside the tolerance.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Mismatch {
-    /// Position on each axis of the result.
-    pub at: Vec<usize>,
-    /// The peer's value, as text since it may be no number.
-    pub got: String,
-    /// The reference, accumulated in f64.
-    pub expected: f64,
-    /// Largest difference allowed.
-    pub tolerance: f64,
-}
-
-impl std::fmt::Display for Mismatch {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Mismatch { at, got, expected, tolerance } = self;
-        write!(f, "wrong result at {at:?}: {got} instead of {expected} ± {tolerance:e}")
-    }
-}
-
-/// Outcome of a check that passed.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Check {
-    /// Elements compared with the reference; all others were looked at for being finite.
-    pub n_sampled: usize,
-    /// Largest error seen, as a fraction of the tolerance.
-    pub worst_of_tolerance: f64,
+/// What peers are started on.
+#[derive(Clone, Copy)]
+pub struct Setup<'a> {
+    /// What they compute.
+    pub workload: &'a Workload,
+    /// Its inputs, and what they must give.
+    pub data: &'a Data,
+    /// Threads that they may use.
+    pub threads: usize,
+    /// Where their libraries are looked for, some folders deep, before the system's.
+    pub folder: Option<&'a Path>,
 }
 
 /// A peer that runs in its own process, holds a workload's operands and is ready to be measured.
@@ -319,7 +326,7 @@ pub struct Peer {
 }
 
 impl Peer {
-    /// Start the peer called `name` on `workload` with `threads` threads, and check its result once.
+    /// Start the peer called `name`, and check its result once.
     ///
     /// The child runs on the CPUs [`tilewright_device::host::pin_cpus`]`(threads)`.
     ///
@@ -329,19 +336,22 @@ impl Peer {
     ///
     /// # Cost
     ///
-    /// Fills the operands and runs the workload at least once. `openblas-best` and `im2col-openblas` do so for each
-    /// core type that fits the CPU, time each briefly, and keep the fastest.
-    pub fn start(name: &str, workload: &Workload, threads: usize) -> Result<Peer, Unavailable> {
+    /// Copies the operands and runs the workload at least once. `openblas-best` and `im2col-openblas` do so
+    /// for each core type that fits the CPU, time each briefly, and keep the fastest.
+    pub fn start(name: &str, setup: Setup) -> Result<Peer, Unavailable> {
         let spec = find(name).ok_or_else(|| Unavailable::UnknownPeer { name: name.to_owned() })?;
-        spec.problem(workload)?;
-        if threads == 0 {
+        spec.problem(setup.workload)?;
+        if setup.threads == 0 {
             return Err(Unavailable::Unsupported { reason: "nothing runs with 0 threads".to_owned() });
         }
         match spec.variant {
-            Variant::OpenBlasBest | Variant::Im2col => Self::start_fastest_core_type(spec, workload, threads),
-            Variant::OpenBlas | Variant::OneDnn | Variant::OneDnnWinograd | Variant::Gemm | Variant::MatrixMultiply => {
-                Ok(Self::start_one(spec, workload, threads, None)?.0)
-            }
+            Variant::OpenBlasBest | Variant::Im2col => Self::start_fastest_core_type(spec, setup),
+            Variant::OpenBlas
+            | Variant::OneDnn
+            | Variant::OneDnnWinograd
+            | Variant::Mkl
+            | Variant::Gemm
+            | Variant::MatrixMultiply => Ok(Self::start_one(spec, setup, None)?.0),
         }
     }
 
@@ -360,59 +370,55 @@ impl Peer {
         &self.details
     }
 
-    /// One round: a warm-up run, then runs until `min_time` has passed and at least three were made.
+    /// One round: a run to warm up, then samples as a kernel in a race has them.
     ///
-    /// Returns nanoseconds per run, in order. Where a run takes less than 2 µs each value is the mean over
-    /// as many runs as take that long, since the clock itself costs 50 ns.
+    /// Returns nanoseconds a run, one for each sample.
     ///
     /// # Errors
     ///
     /// When the library reports a failure, or its process dies or does not answer in time.
-    pub fn round(&mut self, min_time: Duration) -> anyhow::Result<Vec<f64>> {
-        self.round_of(min_time, 3)
+    pub fn round(&mut self, round: Round) -> Result<Vec<f64>, Unavailable> {
+        let request = Request::Round { min_time_ns: round.time.as_nanos() as u64, min_samples: round.min_samples };
+        match self.child.ask(&request, time_limit(self.work_flops, round.time, round.min_samples + 3))? {
+            Reply::Round { times_ns } => Ok(times_ns),
+            other => Err(refusal(other)),
+        }
     }
 
-    /// Run once more and check the result.
+    /// Run once more and check the result: ‖out − reference‖ / ‖reference‖.
     ///
     /// # Errors
     ///
     /// When the result is wrong, and as [`round`](Self::round).
-    pub fn check(&mut self) -> anyhow::Result<Check> {
-        let limit = time_limit(self.work_flops, Duration::ZERO, 1);
-        match self.child.ask(&Request::Check, limit)? {
-            Reply::Checked(check) => Ok(check),
-            Reply::Unavailable(reason) => Err(reason.into()),
-            other => Err(unexpected(&other)),
-        }
-    }
-
-    fn round_of(&mut self, min_time: Duration, min_runs: usize) -> anyhow::Result<Vec<f64>> {
-        let request = Request::Round { min_time_ns: min_time.as_nanos() as u64, min_runs };
-        match self.child.ask(&request, time_limit(self.work_flops, min_time, min_runs + 1))? {
-            Reply::Round { times_ns } => Ok(times_ns),
-            Reply::Unavailable(reason) => Err(reason.into()),
-            other => Err(unexpected(&other)),
+    pub fn check(&mut self) -> Result<f64, Unavailable> {
+        match self.child.ask(&Request::Check, time_limit(self.work_flops, Duration::ZERO, 1))? {
+            Reply::Checked { relative_error } => Ok(relative_error),
+            other => Err(refusal(other)),
         }
     }
 
     /// Start one child; returns also the core type it uses, where the library has such a thing.
     fn start_one(
         spec: &'static PeerSpec,
-        workload: &Workload,
-        threads: usize,
+        setup: Setup,
         core_type: Option<&str>,
     ) -> Result<(Peer, Option<String>), Unavailable> {
-        let broken = |error: anyhow::Error| Unavailable::Broken { reason: format!("{error:#}") };
-        let mut child = Child::spawn(threads, core_type).map_err(broken)?;
-        let layouts = spec.layouts(&spec.problem(workload)?);
-        let work_flops = workload.flops();
-        let request = Request::Start { peer: spec.name.to_owned(), workload: workload.to_string(), threads };
-        match child.ask(&request, time_limit(work_flops, Duration::ZERO, 40)).map_err(broken)? {
+        let mut child = Child::spawn(setup.threads, core_type)?;
+        let layouts = spec.layouts(&spec.problem(setup.workload)?);
+        let work_flops = setup.workload.flops();
+        let request = Request::Start {
+            peer: spec.name.to_owned(),
+            workload: setup.workload.to_string(),
+            threads: setup.threads,
+            folder: setup.folder.map(Path::to_owned),
+            data_fd: setup.data.file.as_raw_fd(),
+            data_offsets: setup.data.offsets.clone(),
+        };
+        match child.ask(&request, time_limit(work_flops, Duration::ZERO, 40))? {
             Reply::Ready { version, details, core_type } => {
                 Ok((Peer { version, details, layouts, work_flops, child }, core_type))
             }
-            Reply::Unavailable(reason) => Err(reason),
-            other => Err(broken(unexpected(&other))),
+            other => Err(refusal(other)),
         }
     }
 
@@ -420,17 +426,13 @@ impl Peer {
     ///
     /// Core types that a CPU model suggests are not always the fastest (a library that is older than the CPU
     /// falls back to a narrow one), so they are measured.
-    fn start_fastest_core_type(
-        spec: &'static PeerSpec,
-        workload: &Workload,
-        threads: usize,
-    ) -> Result<Peer, Unavailable> {
-        let (peer, as_it_comes) = Self::start_one(spec, workload, threads, None)?;
+    fn start_fastest_core_type(spec: &'static PeerSpec, setup: Setup) -> Result<Peer, Unavailable> {
+        let (peer, as_it_comes) = Self::start_one(spec, setup, None)?;
         let mut tried: Vec<String> = as_it_comes.into_iter().collect();
         let mut candidates = vec![(peer, f64::INFINITY)];
         for core_type in openblas::core_types() {
             // A core type that this build or this CPU lacks is ignored by the library, or kills the child.
-            if let Ok((peer, Some(used))) = Self::start_one(spec, workload, threads, Some(core_type))
+            if let Ok((peer, Some(used))) = Self::start_one(spec, setup, Some(core_type))
                 && !tried.contains(&used)
             {
                 tried.push(used);
@@ -440,7 +442,7 @@ impl Peer {
         if candidates.len() > 1 {
             for _ in 0..3 {
                 for (peer, best_ns) in &mut candidates {
-                    if let Ok(times_ns) = peer.round_of(Duration::from_millis(10), 1) {
+                    if let Ok(times_ns) = peer.round(Round { time: Duration::from_millis(10), min_samples: 1 }) {
                         *best_ns = times_ns.into_iter().fold(*best_ns, f64::min);
                     }
                 }
@@ -478,17 +480,22 @@ pub fn versions() -> Vec<(&'static str, Option<String>)> {
 }
 
 /// How long `n_runs` runs may take before the child counts as hung: they would be slower than 0.2 GFLOP/s.
-fn time_limit(work_flops: f64, min_time: Duration, n_runs: usize) -> Duration {
-    Duration::from_secs(60) + min_time + Duration::from_secs_f64(n_runs as f64 * work_flops / 0.2e9)
+fn time_limit(work_flops: f64, min_time: Duration, n_runs: u32) -> Duration {
+    Duration::from_secs(60) + min_time + Duration::from_secs_f64(f64::from(n_runs) * work_flops / 0.2e9)
 }
 
-fn unexpected(reply: &Reply) -> anyhow::Error {
-    anyhow::anyhow!("the peer's process gave an answer that does not fit the question: {reply:?}")
+/// What an answer that is none to the question says.
+fn refusal(reply: Reply) -> Unavailable {
+    match reply {
+        Reply::Unavailable(reason) => reason,
+        other => Unavailable::Broken { reason: format!("its process gave an answer to another question: {other:?}") },
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::operands::tests::data_of;
 
     fn workload(text: &str) -> Workload {
         Workload::parse(text).expect("the test names a workload")
@@ -509,7 +516,7 @@ mod tests {
                 PEERS.iter().filter(|spec| spec.is_rival(&workload)).map(|spec| spec.name).collect();
             assert_eq!(rivals, expected, "{text}");
         };
-        let multiply = ["openblas", "openblas-best", "onednn", "onednn-packed", "gemm", "matrixmultiply"];
+        let multiply = ["openblas", "openblas-best", "onednn", "onednn-packed", "mkl", "gemm", "matrixmultiply"];
         check("matmul-256", &multiply);
         check("dense:m=8,n=8,k=8,const=w", &multiply);
         check("resnet18.C2", &["im2col-openblas", "onednn", "onednn-winograd"]);
@@ -537,14 +544,18 @@ mod tests {
 
     #[test]
     fn an_unknown_name_lists_the_known_ones() {
-        let refused = Peer::start("mkl", &workload("matmul-256"), 1).expect_err("there is no such peer").to_string();
-        assert!(refused.contains("mkl") && refused.contains("openblas-best"), "{refused}");
+        let workload = workload("matmul:m=8,n=8,k=8");
+        let setup = Setup { workload: &workload, data: &data_of(&workload), threads: 1, folder: None };
+        let refused = Peer::start("eigen", setup).expect_err("there is no such peer").to_string();
+        assert!(refused.contains("eigen") && refused.contains("openblas-best"), "{refused}");
     }
 
     #[test]
     fn impossible_problems_are_refused_without_a_process() {
         let check = |name, threads, part: &str| {
-            let refused = Peer::start(name, &workload("matmul-256"), threads).expect_err("it cannot be run");
+            let workload = workload("matmul:m=8,n=8,k=8");
+            let setup = Setup { workload: &workload, data: &data_of(&workload), threads, folder: None };
+            let refused = Peer::start(name, setup).expect_err("it cannot be run");
             assert!(refused.to_string().contains(part), "{refused}");
         };
         check("gemm", 0, "0 threads");

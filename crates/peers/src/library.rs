@@ -1,7 +1,9 @@
 //! Loading a shared library for the rest of a child's life.
 
 use std::ffi::{CStr, c_char};
+use std::path::{Path, PathBuf};
 
+use libloading::os::unix;
 use libloading::{Library, Symbol};
 
 use super::Unavailable;
@@ -11,22 +13,32 @@ use super::Unavailable;
 pub(super) struct Loaded(&'static Library);
 
 impl Loaded {
-    /// The first of `names` that can be loaded; `package` is named where none is installed.
-    pub(super) fn open(names: &[&str], package: &str) -> Result<Loaded, Unavailable> {
-        for name in names {
+    /// The first of `names` that is in the folder, if one is given, or else that the system finds; `package`
+    /// is named where none is installed.
+    pub(super) fn open(names: &[&str], package: &str, folder: Option<&Path>) -> Result<Loaded, Unavailable> {
+        let found = folder.and_then(|folder| find(folder, names));
+        for path in found.iter().map(PathBuf::as_path).chain(names.iter().map(Path::new)) {
             // SAFETY: loading runs the library's initialisers, in a process that exists for nothing else.
-            match unsafe { Library::new(*name) } {
+            match unsafe { Library::new(path) } {
                 Ok(library) => return Ok(Loaded(Box::leak(Box::new(library)))),
                 Err(error) => {
                     let reason = error_text(&error);
                     // The loader says the same of a library's own dependencies, with their names.
-                    if !reason.starts_with(&format!("{name}: cannot open shared object")) {
+                    if !reason.starts_with(&format!("{}: cannot open shared object", path.display())) {
                         return Err(Unavailable::Unsupported { reason });
                     }
                 }
             }
         }
         Err(Unavailable::NotInstalled { library: names[0].to_owned(), package: package.to_owned() })
+    }
+
+    /// Loads a library that others look for by its name; whether it is in the folder, or the system finds it.
+    pub(super) fn open_for_all(name: &str, folder: Option<&Path>) -> bool {
+        let path = folder.and_then(|folder| find(folder, &[name])).unwrap_or_else(|| PathBuf::from(name));
+        // SAFETY: as above.
+        let library = unsafe { unix::Library::open(Some(path), unix::RTLD_NOW | unix::RTLD_GLOBAL) };
+        library.map(std::mem::forget).is_ok()
     }
 
     /// The function called `symbol` (ended by a zero byte) here or in a library that this one needs.
@@ -42,6 +54,32 @@ impl Loaded {
             Err(error) => Err(Unavailable::Unsupported { reason: error_text(&error) }),
         }
     }
+}
+
+/// How many folders deep a library is looked for: a wheel that is unpacked holds some at `X.data/data/lib`.
+const MOST_DEPTH: usize = 6;
+
+/// The first of these names that a file in the folder or below has; of several files the one least deep.
+pub(super) fn find(folder: &Path, names: &[&str]) -> Option<PathBuf> {
+    let mut folders = vec![folder.to_owned()];
+    let mut levels: Vec<Vec<PathBuf>> = Vec::new();
+    while levels.len() <= MOST_DEPTH && !folders.is_empty() {
+        let entries = folders.iter().filter_map(|folder| std::fs::read_dir(folder).ok()).flatten().flatten();
+        let mut paths: Vec<PathBuf> = entries.map(|entry| entry.path()).collect();
+        paths.sort_unstable();
+        // Links are files here and no folders, so that none leads around in a circle.
+        folders = paths.iter().filter(|path| path.is_dir() && !path.is_symlink()).cloned().collect();
+        levels.push(paths);
+    }
+    names.iter().find_map(|name| levels.iter().flatten().find(|path| path.ends_with(name) && path.is_file()).cloned())
+}
+
+/// What peers are given besides their operands.
+pub(super) struct Means {
+    /// Threads to use.
+    pub(super) threads: usize,
+    /// Where libraries are looked for first.
+    pub(super) folder: Option<PathBuf>,
 }
 
 /// What the dynamic loader said, without the name of the function that was called to hear it.
@@ -74,10 +112,28 @@ mod tests {
 
     #[test]
     fn a_missing_library_names_its_package() {
-        let Err(missing) = Loaded::open(&["libtilewright-has-no-such.so.1", "libnor-such.so"], "libnone1") else {
+        let Err(missing) = Loaded::open(&["libtilewright-has-no-such.so.1", "libnor-such.so"], "libnone1", None) else {
             panic!("there is no such library");
         };
         let text = missing.to_string();
         assert!(text.contains("libtilewright-has-no-such.so.1") && text.contains("libnone1"), "{text}");
+    }
+
+    #[test]
+    fn a_folder_is_searched_before_the_system() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let deep = folder.path().join("wheel.data/data/lib");
+        std::fs::create_dir_all(&deep).expect("folders");
+        let names = ["libc.so.7", "libc.so.6"];
+        let open = || Loaded::open(&names, "libc6", Some(folder.path())).err().map(|error| error.to_string());
+        assert_eq!(open(), None, "the system's is there");
+        let fake = deep.join("libc.so.6");
+        std::fs::write(&fake, "no library").expect("a file");
+        let refused = open().expect("what is in the folder is no library");
+        assert!(refused.contains(&fake.display().to_string()), "{refused}");
+        std::fs::write(deep.join("libc.so.7"), "no library").expect("a file");
+        assert_eq!(find(folder.path(), &names), Some(deep.join("libc.so.7")));
+        std::fs::write(folder.path().join("libc.so.7"), "no library").expect("a file");
+        assert_eq!(find(folder.path(), &names), Some(folder.path().join("libc.so.7")));
     }
 }

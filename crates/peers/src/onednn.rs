@@ -4,8 +4,9 @@
 //! in 3 an object behind a handle. Nothing here looks inside a descriptor, so version 2's structs are only
 //! blocks of memory that are large enough, and from there on both are a pointer.
 //!
-//! An addend of the epilogue is what the destination holds before a run, as inside a network, where the sum takes the
-//! addend's place: it saves a pass over memory, and it means that runs without a load between them add up.
+//! An addend of the epilogue is what the destination holds before a run, as inside a network, where the sum
+//! takes the addend's place: it saves a pass over memory, and it means that runs without a load between them
+//! add up.
 //!
 //! f32 only: these primitives have no f64 on CPUs.
 //!
@@ -14,13 +15,14 @@
 //! Signatures, constants and sizes from `dnnl.h` and `dnnl_types.h` of oneDNN 2.6 and 3.2.
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
+use std::path::Path;
 use std::ptr::{null, null_mut};
 
 use tilewright_ir::DType;
 use tilewright_ir::op::Function;
 
-use super::library::{Loaded, text};
-use super::operands::{Aligned, Element, Operands};
+use super::library::{Loaded, Means, text};
+use super::operands::{Element, Elements, Operands};
 use super::problem::{Conv, Kernel, Layouts, Matmul, Problem};
 use super::worker::{Prepared, Run, shortest_ns};
 use super::{Unavailable, Variant};
@@ -93,7 +95,8 @@ struct MdBlock([u8; 2048]);
 #[repr(C, align(64))]
 struct OpBlock([u8; 16384]);
 
-/// A memory descriptor that lives as long as the process; there are a handful. Null for a tensor that is not there.
+/// A memory descriptor that lives as long as the process; there are a handful. Null for a tensor that is not
+/// there.
 #[derive(Clone, Copy)]
 struct MemoryDesc(MdPtr);
 
@@ -285,7 +288,7 @@ impl Tensors {
 
 /// Version of the installed library.
 pub(super) fn version() -> Result<String, Unavailable> {
-    Ok(Info::of(load()?)?.version)
+    Ok(Info::of(load(None)?)?.version)
 }
 
 /// Load oneDNN and create the primitive for the operands' problem.
@@ -293,11 +296,12 @@ pub(super) fn version() -> Result<String, Unavailable> {
 /// A multiplication that is no batch is an inner product as well; the faster of the two is taken.
 pub(super) fn prepare<T: Element>(
     operands: &mut Operands<T>,
-    threads: usize,
+    means: &Means,
     layouts: Layouts,
     algorithm: Algorithm,
 ) -> Result<Prepared<T>, Unavailable> {
-    let library = load()?;
+    let threads = means.threads;
+    let library = load(means.folder.as_deref())?;
     let info = Info::of(library)?;
     let unsupported = |reason: String| Err(Unavailable::Unsupported { reason });
     match T::DTYPE {
@@ -337,7 +341,9 @@ pub(super) fn prepare<T: Element>(
         && let Ok(mut other) = api.bind(operands, Operation::InnerProduct, &Tensors::of_inner_product(&matmul), layouts)
     {
         let is_faster = match &mut best {
-            Ok(best) => shortest_ns(&mut other.run, operands)? < shortest_ns(&mut best.run, operands)?,
+            Ok(best) => {
+                shortest_ns(&mut other.run, operands, threads)? < shortest_ns(&mut best.run, operands, threads)?
+            }
             Err(_) => true,
         };
         if is_faster {
@@ -348,14 +354,14 @@ pub(super) fn prepare<T: Element>(
     Ok(Prepared { version: info.version, details: format!("{}, {runtime}", best.details), ..best })
 }
 
-fn load() -> Result<Loaded, Unavailable> {
+fn load(folder: Option<&Path>) -> Result<Loaded, Unavailable> {
     let package = super::package_of(Variant::OneDnn);
-    Loaded::open(&["libdnnl.so.3", "libdnnl.so.2", "libdnnl.so", "libdnnl.dylib"], package)
+    Loaded::open(&["libdnnl.so.3", "libdnnl.so.2", "libdnnl.so", "libdnnl.dylib"], package, folder)
 }
 
 /// Source, weights, bias, addend and destination; null where the epilogue has no such operation.
 fn pointers_of<T: Element>(operands: &mut Operands<T>) -> [*mut c_void; 5] {
-    let pointer = |input: &Aligned<T>| input.as_ptr().cast_mut().cast();
+    let pointer = |input: &Elements<T>| input.as_ptr().cast_mut().cast();
     let steps = || operands.problem.epilogue.iter().zip(&operands.further);
     let further = |function| steps().find(|(step, _)| step.function() == function).map_or(null_mut(), |f| pointer(f.1));
     let [bias, addend] = [Function::Bias, Function::Add].map(further);
@@ -410,8 +416,8 @@ struct Api {
 
 impl Api {
     fn of(library: Loaded, info: &Info) -> Result<Api, Unavailable> {
-        // SAFETY (all of the block): the signatures are those of the headers of the version that was asked for
-        // its number; the places that handles are written to are local variables.
+        // SAFETY (all of the block): the signatures are those of the headers of the version that was asked
+        // for its number; the places that handles are written to are local variables.
         unsafe {
             let versioned = match info.major {
                 2 => Versioned::V2 {
@@ -510,7 +516,8 @@ impl Api {
         }
     }
 
-    /// The operation on the operands, with those tensors that `layouts` names in the layouts the library chooses.
+    /// The operation on the operands, with those tensors that `layouts` names in the layouts the library
+    /// chooses.
     fn bind<T: Element>(
         &self,
         operands: &mut Operands<T>,
@@ -580,11 +587,10 @@ impl Api {
         let api = *self;
         let run: Run<T> = Box::new(move |operands| {
             assert_eq!(pointers_of(operands), pointers, "the primitive runs on the operands it was made for");
-            api.execute(primitive, &args).map_err(anyhow::Error::from)
+            api.execute(primitive, &args)
         });
-        let optional = |copy: Option<Copy>| -> Run<T> {
-            Box::new(move |_| copy.as_ref().map_or(Ok(()), |copy| copy()).map_err(anyhow::Error::from))
-        };
+        let optional =
+            |copy: Option<Copy>| -> Run<T> { Box::new(move |_| copy.as_ref().map_or(Ok(()), |copy| copy())) };
         Ok(Prepared { load: optional(load), store: optional(store), ..Prepared::in_place(String::new(), details, run) })
     }
 
@@ -666,7 +672,8 @@ impl Api {
         let engine = self.engine;
         let mut descriptor = null_mut();
         // SAFETY (all of the match): the blocks are larger than the descriptors, which are copied; the memory
-        // descriptors live on, that of the bias may be null, as may the hint; the arrays have their full length.
+        // descriptors live on, that of the bias may be null, as may the hint; the arrays have their full
+        // length.
         let status = unsafe {
             match self.versioned {
                 Versioned::V2 {

@@ -5,8 +5,9 @@
 //! Signatures and constants from `cblas.h` of OpenBLAS 0.3.21.
 
 use std::ffi::{c_char, c_int};
+use std::path::Path;
 
-use super::library::{Loaded, text};
+use super::library::{Loaded, Means, text};
 use super::operands::{Element, Operands};
 use super::problem::Matmul;
 use super::threads::{Shared, Threads};
@@ -83,7 +84,7 @@ pub(super) fn core_types() -> &'static [&'static str] {
 
 /// Version of the installed library.
 pub(super) fn version() -> Result<String, Unavailable> {
-    Ok(Info::of(load()?)?.version)
+    Ok(Info::of(load(None)?)?.version)
 }
 
 /// Loads OpenBLAS and chooses the fastest way to call it for the operands' problem, as a careful caller does:
@@ -92,9 +93,19 @@ pub(super) fn version() -> Result<String, Unavailable> {
 /// - where C is a row or a column, `gemv`,
 /// - for a batch on several threads, one-threaded calls of `gemm` from as many threads,
 /// - for a batch, `gemm_batch` where this version of the library has it.
-pub(super) fn prepare<T: Element>(operands: &mut Operands<T>, threads: usize) -> Result<Prepared<T>, Unavailable> {
+pub(super) fn prepare<T: Element>(operands: &mut Operands<T>, means: &Means) -> Result<Prepared<T>, Unavailable> {
     let matmul = operands.problem.multiplication_only()?;
-    let blas = Blas::<T>::load(threads, &[matmul.m, matmul.n, matmul.k])?;
+    let blas = Blas::<T>::load(means, &[matmul.m, matmul.n, matmul.k])?;
+    multiply(&blas, matmul, operands, means.threads)
+}
+
+/// The same with any library that has this interface.
+pub(super) fn multiply<T: Element>(
+    blas: &Blas<T>,
+    matmul: Matmul,
+    operands: &mut Operands<T>,
+    threads: usize,
+) -> Result<Prepared<T>, Unavailable> {
     let mut ways: Vec<WayMaker<'_, T>> =
         vec![Box::new(|| Way { name: "gemm".to_owned(), threads, run: call_gemm(blas.gemm, matmul) })];
     if matmul.m == 1 || matmul.n == 1 {
@@ -115,7 +126,7 @@ pub(super) fn prepare<T: Element>(operands: &mut Operands<T>, threads: usize) ->
             }));
         }
     }
-    blas.fastest(ways, operands)
+    blas.fastest(ways, operands, threads)
 }
 
 /// A way to call the library.
@@ -141,24 +152,36 @@ pub(super) struct Blas<T> {
 }
 
 impl<T: Element> Blas<T> {
-    /// The library, able to use `threads`; `extents` are all that it will be told.
-    pub(super) fn load(threads: usize, extents: &[usize]) -> Result<Blas<T>, Unavailable> {
-        if extents.iter().any(|&extent| c_int::try_from(extent).is_err()) {
-            return Err(Unavailable::Unsupported { reason: "OpenBLAS takes sizes below 2^31".to_owned() });
-        }
-        let library = load()?;
+    /// OpenBLAS, able to use as many threads; `extents` are all that it will be told.
+    pub(super) fn load(means: &Means, extents: &[usize]) -> Result<Blas<T>, Unavailable> {
+        let library = load(means.folder.as_deref())?;
         let info = Info::of(library)?;
-        if info.parallel == SEQUENTIAL && threads > 1 {
+        // SAFETY: the signature is that of cblas.h.
+        let parallel = unsafe { library.function::<GetInt>(b"openblas_get_parallel\0")?() };
+        if parallel == SEQUENTIAL && means.threads > 1 {
             let reason = format!("this build of OpenBLAS {} has one thread only", info.version);
             return Err(Unavailable::Unsupported { reason });
+        }
+        Blas::of(library, info, [b"openblas_set_num_threads\0", b"openblas_get_num_threads\0"], extents)
+    }
+
+    /// A library with its functions that set and get the number of threads.
+    pub(super) fn of(
+        library: Loaded,
+        info: Info,
+        [set_threads, get_threads]: [&[u8]; 2],
+        extents: &[usize],
+    ) -> Result<Blas<T>, Unavailable> {
+        if extents.iter().any(|&extent| c_int::try_from(extent).is_err()) {
+            return Err(Unavailable::Unsupported { reason: "it takes sizes below 2^31".to_owned() });
         }
         // SAFETY: the signatures are those of cblas.h; that of gemm_batch, which came later, is MKL's, which
         // it copies.
         unsafe {
             Ok(Blas {
                 info,
-                set_threads: library.function(b"openblas_set_num_threads\0")?,
-                get_threads: library.function(b"openblas_get_num_threads\0")?,
+                set_threads: library.function(set_threads)?,
+                get_threads: library.function(get_threads)?,
                 gemm: library.function(T::CBLAS_GEMM)?,
                 gemm_batch: library.function(T::CBLAS_GEMM_BATCH).ok(),
                 gemv: library.function(T::CBLAS_GEMV)?,
@@ -171,13 +194,14 @@ impl<T: Element> Blas<T> {
         &self,
         ways: Vec<WayMaker<'_, T>>,
         operands: &mut Operands<T>,
+        n_threads: usize,
     ) -> Result<Prepared<T>, Unavailable> {
         let is_choice = ways.len() > 1;
         let mut best: Option<(Way<T>, f64)> = None;
         for make in ways {
             let mut way = make();
             self.use_threads(way.threads);
-            let time_ns = if is_choice { shortest_ns(&mut way.run, operands)? } else { 0.0 };
+            let time_ns = if is_choice { shortest_ns(&mut way.run, operands, n_threads)? } else { 0.0 };
             if best.as_ref().is_none_or(|(_, best_ns)| time_ns < *best_ns) {
                 best = Some((way, time_ns));
             }
@@ -186,9 +210,10 @@ impl<T: Element> Blas<T> {
         self.use_threads(threads);
         // SAFETY: the function takes nothing.
         let threads_used = unsafe { (self.get_threads)() };
-        let details = format!("core {}, {name}, threads {threads_used}", self.info.core_type);
+        let core = self.info.core_type.as_ref().map_or(String::new(), |core| format!("core {core}, "));
+        let details = format!("{core}{name}, threads {threads_used}");
         Ok(Prepared {
-            core_type: Some(self.info.core_type.clone()),
+            core_type: self.info.core_type.clone(),
             ..Prepared::in_place(self.info.version.clone(), details, run)
         })
     }
@@ -199,25 +224,25 @@ impl<T: Element> Blas<T> {
     }
 }
 
-fn load() -> Result<Loaded, Unavailable> {
+fn load(folder: Option<&Path>) -> Result<Loaded, Unavailable> {
     let package = super::package_of(Variant::OpenBlas);
-    Loaded::open(&["libopenblas.so.0", "libopenblas.so", "libopenblas.dylib"], package)
+    Loaded::open(&["libopenblas.so.0", "libopenblas.so", "libopenblas.dylib"], package, folder)
 }
 
 /// What the library says of itself.
-struct Info {
-    version: String,
-    core_type: String,
-    parallel: c_int,
+pub(super) struct Info {
+    pub(super) version: String,
+    /// Where there are several that can be chosen from.
+    pub(super) core_type: Option<String>,
 }
 
 impl Info {
     fn of(library: Loaded) -> Result<Info, Unavailable> {
         // SAFETY: the signatures are those of cblas.h; the strings are static in the library.
-        let (config, core_type, parallel) = unsafe {
+        let (config, core_type) = unsafe {
             let config = text(library.function::<GetText>(b"openblas_get_config\0")?());
             let core_type = text(library.function::<GetText>(b"openblas_get_corename\0")?());
-            (config, core_type, library.function::<GetInt>(b"openblas_get_parallel\0")?())
+            (config, core_type)
         };
         if config.contains("USE64BITINT") {
             let reason = "this build of OpenBLAS takes 64-bit integers".to_owned();
@@ -225,7 +250,7 @@ impl Info {
         }
         // "OpenBLAS 0.3.21 NO_LAPACKE DYNAMIC_ARCH …"; very old builds leave the first word out.
         let version = config.trim_start_matches("OpenBLAS").split_whitespace().next().unwrap_or("unknown");
-        Ok(Info { version: version.to_owned(), core_type, parallel })
+        Ok(Info { version: version.to_owned(), core_type: Some(core_type) })
     }
 }
 

@@ -1,8 +1,10 @@
 //! What parent and child say to each other: one JSON value a line.
 
+use std::path::PathBuf;
+
 use serde::{Deserialize, Serialize};
 
-use super::{Check, Unavailable};
+use super::Unavailable;
 
 /// Parent to child, on standard input. Exactly one [`Reply`] answers each.
 #[derive(Debug, Serialize, Deserialize)]
@@ -11,9 +13,18 @@ pub(super) enum Request {
     /// Which version of the peer's library is there?
     Version { peer: String },
     /// Load the peer's library, prepare the workload, run it once and check the result. Comes at most once.
-    Start { peer: String, workload: String, threads: usize },
-    /// One warm-up run, then runs until both are reached.
-    Round { min_time_ns: u64, min_runs: usize },
+    Start {
+        peer: String,
+        workload: String,
+        threads: usize,
+        /// Where libraries are looked for first.
+        folder: Option<PathBuf>,
+        /// Descriptor, inherited, of the workload's data, and where that of each argument begins.
+        data_fd: i32,
+        data_offsets: Vec<u64>,
+    },
+    /// One warm-up run, then samples until both are reached.
+    Round { min_time_ns: u64, min_samples: u32 },
     /// Run once and compare with the reference.
     Check,
 }
@@ -26,10 +37,10 @@ pub(super) enum Reply {
     Version { version: String },
     /// To `Start`: prepared and checked.
     Ready { version: String, details: String, core_type: Option<String> },
-    /// To `Round`: nanoseconds per run.
+    /// To `Round`: nanoseconds a run.
     Round { times_ns: Vec<f64> },
     /// To `Check`: passed.
-    Checked(Check),
+    Checked { relative_error: f64 },
     /// To any: it cannot be done.
     Unavailable(Unavailable),
 }

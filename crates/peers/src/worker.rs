@@ -1,23 +1,22 @@
 //! The child's side: loads one library, prepares one problem, and times it whenever asked.
 
-use std::io::Write;
-use std::time::{Duration, Instant};
+use std::fs::File;
+use std::io::{self, Write};
+use std::os::fd::{BorrowedFd, FromRawFd};
+use std::time::Duration;
 
-use tilewright_device::{MOST_TRIES, host, time_ns};
-use tilewright_ir::DType;
+use tilewright_device::device::Round;
+use tilewright_device::{host, sample_round};
 use tilewright_ir::op::Workload;
+use tilewright_ir::reference::Tolerance;
+use tilewright_ir::{DType, Program, Step};
 
+use super::library::Means;
 use super::operands::{Element, Operands};
 use super::problem::Problem;
 use super::protocol::{Reply, Request};
 use super::{PeerSpec, Unavailable, Variant};
-use super::{crates, im2col, onednn, openblas, os};
-
-/// Seed of the operands and of the choice of elements that a check looks at.
-const SEED: u64 = 0x7469_6c65;
-
-/// A call shorter than this is timed together with others.
-const SHORTEST_SAMPLE_NS: f64 = 2_000.0;
+use super::{crates, im2col, mkl, onednn, openblas};
 
 /// A library made ready for one problem.
 pub(super) struct Prepared<T> {
@@ -43,7 +42,7 @@ impl<T: 'static> Prepared<T> {
 }
 
 /// Does something with the operands; an error is the library's own report of a failure.
-pub(super) type Run<T> = Box<dyn FnMut(&mut Operands<T>) -> anyhow::Result<()>>;
+pub(super) type Run<T> = Box<dyn FnMut(&mut Operands<T>) -> Result<(), Unavailable>>;
 
 /// Serve one peer: requests as JSON lines on standard input, an answer to each on standard output.
 ///
@@ -52,14 +51,26 @@ pub(super) type Run<T> = Box<dyn FnMut(&mut Operands<T>) -> anyhow::Result<()>>;
 /// # Errors
 ///
 /// When standard input or output fails, or a request cannot be understood; a library's failures are replies.
-pub fn worker_main() -> anyhow::Result<()> {
-    os::end_with_parent();
-    let output = os::take_stdout()?;
-    answer_all(std::io::stdin().lines(), output)
+pub fn worker_main() -> io::Result<()> {
+    let output = take_stdout()?;
+    answer_all(io::stdin().lines(), output)
+}
+
+/// Take standard output for ourselves and point its number at standard error: a library that prints then
+/// cannot disturb the protocol.
+fn take_stdout() -> io::Result<File> {
+    // SAFETY: both numbers are open; the copy is owned by nobody else.
+    unsafe {
+        let copy = libc::fcntl(libc::STDOUT_FILENO, libc::F_DUPFD_CLOEXEC, 3);
+        if copy < 0 || libc::dup2(libc::STDERR_FILENO, libc::STDOUT_FILENO) < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(File::from_raw_fd(copy))
+    }
 }
 
 /// Answer each request of `input`, until it ends.
-fn answer_all(mut input: impl Iterator<Item = std::io::Result<String>>, mut output: impl Write) -> anyhow::Result<()> {
+fn answer_all(mut input: impl Iterator<Item = io::Result<String>>, mut output: impl Write) -> io::Result<()> {
     while let Some(line) = input.next().transpose()? {
         match serde_json::from_str(&line)? {
             Request::Version { peer } => {
@@ -69,33 +80,39 @@ fn answer_all(mut input: impl Iterator<Item = std::io::Result<String>>, mut outp
                 };
                 answer(&mut output, &reply)?;
             }
-            Request::Start { peer, workload, threads } => {
+            Request::Start { peer, workload, threads, folder, data_fd, data_offsets } => {
                 let started = known(&peer).and_then(|spec| {
                     let workload = Workload::parse(&workload)
                         .map_err(|error| Unavailable::Unsupported { reason: error.to_string() })?;
-                    Ok((spec, spec.problem(&workload)?))
+                    Ok((spec, spec.problem(&workload)?, workload.program()))
                 });
-                let (spec, problem) = match started {
+                let (spec, problem, program) = match started {
                     Ok(started) => started,
                     Err(unavailable) => return answer(&mut output, &Reply::Unavailable(unavailable)),
                 };
                 host::pin_thread(&host::pin_cpus(threads));
+                let means = Means { threads, folder };
+                // SAFETY: the descriptor was opened by the parent for this process, which keeps it open to
+                // its end.
+                let data = (unsafe { BorrowedFd::borrow_raw(data_fd) }, &data_offsets[..]);
                 return match problem.dtype {
-                    DType::F32 => serve::<f32>(spec, &problem, threads, &mut input, &mut output),
-                    DType::F64 => serve::<f64>(spec, &problem, threads, &mut input, &mut output),
+                    DType::F32 => serve::<f32>(spec, problem, &program, data, &means, &mut input, &mut output),
+                    DType::F64 => serve::<f64>(spec, problem, &program, data, &means, &mut input, &mut output),
                     other => {
                         let reason = format!("no library is measured on {}", other.name());
                         answer(&mut output, &Reply::Unavailable(Unavailable::Unsupported { reason }))
                     }
                 };
             }
-            early @ (Request::Round { .. } | Request::Check) => anyhow::bail!("{early:?} before a start"),
+            early @ (Request::Round { .. } | Request::Check) => {
+                return Err(io::Error::other(format!("{early:?} before a start")));
+            }
         }
     }
     Ok(())
 }
 
-fn answer(output: &mut impl Write, reply: &Reply) -> anyhow::Result<()> {
+fn answer(output: &mut impl Write, reply: &Reply) -> io::Result<()> {
     let mut line = serde_json::to_string(reply)?;
     line.push('\n');
     output.write_all(line.as_bytes())?;
@@ -110,6 +127,7 @@ fn version(spec: &PeerSpec) -> Result<String, Unavailable> {
     match spec.variant {
         Variant::OpenBlas | Variant::OpenBlasBest | Variant::Im2col => openblas::version(),
         Variant::OneDnn | Variant::OneDnnWinograd => onednn::version(),
+        Variant::Mkl => mkl::version(),
         Variant::Gemm => Ok(crates::GEMM_VERSION.to_owned()),
         Variant::MatrixMultiply => Ok(crates::MATRIXMULTIPLY_VERSION.to_owned()),
     }
@@ -118,125 +136,115 @@ fn version(spec: &PeerSpec) -> Result<String, Unavailable> {
 /// From the start request to the end of the input.
 fn serve<T: Element>(
     spec: &PeerSpec,
-    problem: &Problem,
-    threads: usize,
-    input: &mut impl Iterator<Item = std::io::Result<String>>,
+    problem: Problem,
+    program: &Program,
+    (data, offsets): (BorrowedFd, &[u64]),
+    means: &Means,
+    input: &mut impl Iterator<Item = io::Result<String>>,
     output: &mut impl Write,
-) -> anyhow::Result<()> {
-    let mut operands = Operands::<T>::random(problem, SEED);
-    let mut prepared = match prepare(spec, &mut operands, threads) {
-        Ok(prepared) => prepared,
+) -> io::Result<()> {
+    let started =
+        Operands::<T>::new(problem, program, tolerance(spec, program), data, offsets).and_then(|mut operands| {
+            let mut prepared = prepare(spec, &mut operands, means)?;
+            check(&mut prepared, &mut operands)?;
+            Ok((operands, prepared))
+        });
+    let (mut operands, mut prepared) = match started {
+        Ok(started) => started,
         Err(unavailable) => return answer(output, &Reply::Unavailable(unavailable)),
     };
-    match check(&mut prepared, &mut operands) {
-        Reply::Checked(_) => {
-            let Prepared { version, details, core_type, .. } = &prepared;
-            let (version, details, core_type) = (version.clone(), details.clone(), core_type.clone());
-            answer(output, &Reply::Ready { version, details, core_type })?;
-        }
-        refused => return answer(output, &refused),
-    }
+    let Prepared { version, details, core_type, .. } = &prepared;
+    let (version, details, core_type) = (version.clone(), details.clone(), core_type.clone());
+    answer(output, &Reply::Ready { version, details, core_type })?;
     for line in input {
         let reply = match serde_json::from_str(&line?)? {
-            Request::Round { min_time_ns, min_runs } => {
-                let min_time = Duration::from_nanos(min_time_ns);
-                match time_round(&mut prepared.run, &mut operands, threads, min_time, min_runs) {
-                    Ok(times_ns) => Reply::Round { times_ns },
-                    Err(error) => failure(&error),
-                }
+            Request::Round { min_time_ns, min_samples } => {
+                let round = Round { time: Duration::from_nanos(min_time_ns), min_samples };
+                samples_ns(&mut prepared.run, &mut operands, means.threads, round)
+                    .map(|times_ns| Reply::Round { times_ns })
             }
-            Request::Check => check(&mut prepared, &mut operands),
-            late @ (Request::Version { .. } | Request::Start { .. }) => anyhow::bail!("{late:?} after a start"),
+            Request::Check => {
+                check(&mut prepared, &mut operands).map(|relative_error| Reply::Checked { relative_error })
+            }
+            late @ (Request::Version { .. } | Request::Start { .. }) => {
+                return Err(io::Error::other(format!("{late:?} after a start")));
+            }
         };
-        answer(output, &reply)?;
+        answer(output, &reply.unwrap_or_else(Reply::Unavailable))?;
     }
     Ok(())
 }
 
-/// Make `spec`'s library ready for the operands' problem.
-pub(super) fn prepare<T: Element>(
-    spec: &PeerSpec,
-    operands: &mut Operands<T>,
-    threads: usize,
-) -> Result<Prepared<T>, Unavailable> {
+/// How far a peer's result may be from the reference: as far as a kernel's that computes in the same way.
+fn tolerance(spec: &PeerSpec, program: &Program) -> Tolerance {
     match spec.variant {
-        Variant::OpenBlas | Variant::OpenBlasBest => openblas::prepare(operands, threads),
-        Variant::Im2col => im2col::prepare(operands, threads),
-        Variant::OneDnn => {
-            onednn::prepare(operands, threads, spec.layouts(&operands.problem), onednn::Algorithm::Direct)
-        }
+        // The largest tiles that oneDNN has.
         Variant::OneDnnWinograd => {
-            onednn::prepare(operands, threads, spec.layouts(&operands.problem), onednn::Algorithm::Winograd)
+            Tolerance::for_schedule(program, &[Step::Winograd { buffer: "acc".into(), tile: 4 }])
         }
-        Variant::Gemm => crates::prepare_gemm(&operands.problem, threads),
-        Variant::MatrixMultiply => crates::prepare_matrixmultiply(&operands.problem, threads),
+        _ => Tolerance::for_program(program),
     }
 }
 
-/// Run once, from a result that is no number, and compare.
-pub(super) fn check<T: Element>(prepared: &mut Prepared<T>, operands: &mut Operands<T>) -> Reply {
+/// Make `spec`'s library ready for the operands' problem.
+fn prepare<T: Element>(spec: &PeerSpec, operands: &mut Operands<T>, means: &Means) -> Result<Prepared<T>, Unavailable> {
+    let layouts = spec.layouts(&operands.problem);
+    match spec.variant {
+        Variant::OpenBlas | Variant::OpenBlasBest => openblas::prepare(operands, means),
+        Variant::Im2col => im2col::prepare(operands, means),
+        Variant::OneDnn => onednn::prepare(operands, means, layouts, onednn::Algorithm::Direct),
+        Variant::OneDnnWinograd => onednn::prepare(operands, means, layouts, onednn::Algorithm::Winograd),
+        Variant::Mkl => mkl::prepare(operands, means),
+        Variant::Gemm => crates::prepare_gemm(&operands.problem, means.threads),
+        Variant::MatrixMultiply => crates::prepare_matrixmultiply(&operands.problem, means.threads),
+    }
+}
+
+/// Run once, from a result that is no number, and compare: the relative error.
+fn check<T: Element>(prepared: &mut Prepared<T>, operands: &mut Operands<T>) -> Result<f64, Unavailable> {
     let Prepared { load, run, store, .. } = prepared;
     operands.clear_c();
-    match [load, run, store].into_iter().try_for_each(|step| step(operands)) {
-        Ok(()) => match operands.check(SEED) {
-            Ok(check) => Reply::Checked(check),
-            Err(mismatch) => Reply::Unavailable(Unavailable::Wrong(mismatch)),
-        },
-        Err(error) => failure(&error),
-    }
+    [load, run, store].into_iter().try_for_each(|step| step(operands))?;
+    operands.check()
 }
 
-fn failure(error: &anyhow::Error) -> Reply {
-    Reply::Unavailable(Unavailable::Broken { reason: format!("{error:#}") })
-}
-
-/// Nanoseconds per run, in order: one run to warm up, then until both minima are reached.
-fn time_round<T>(
+/// Nanoseconds a run, one for each sample of a round.
+fn samples_ns<T: Element>(
     run: &mut Run<T>,
     operands: &mut Operands<T>,
     threads: usize,
-    min_time: Duration,
-    min_runs: usize,
-) -> anyhow::Result<Vec<f64>> {
-    run(operands)?;
-    let mut times_ns = Vec::new();
-    let mut n_calls = 1;
-    let start = Instant::now();
-    while times_ns.len() < min_runs || start.elapsed() < min_time {
-        let mut outcome = Ok(());
-        let sample_ns = time_ns(threads, MOST_TRIES, || {
-            outcome = (0..n_calls).try_for_each(|_| run(operands));
-        });
-        outcome?;
-        // Growing until it is long enough; the short ones before tell little and are not kept.
-        if sample_ns < SHORTEST_SAMPLE_NS && n_calls < 1_000 {
-            n_calls *= 2;
-        } else {
-            times_ns.push(sample_ns / n_calls as f64);
+    round: Round,
+) -> Result<Vec<f64>, Unavailable> {
+    let (mut outcome, n_bytes) = (Ok(()), operands.n_bytes());
+    let samples_ns = sample_round(round, threads, n_bytes, || {
+        if outcome.is_ok() {
+            outcome = run(operands);
         }
-    }
-    Ok(times_ns)
+    });
+    outcome.map(|()| samples_ns)
 }
 
-/// The shortest of ten runs after one to warm up, in nanoseconds.
-pub(super) fn shortest_ns<T>(run: &mut Run<T>, operands: &mut Operands<T>) -> Result<f64, Unavailable> {
-    let mut shortest_ns = f64::INFINITY;
-    for attempt in 0..=10 {
-        let start = Instant::now();
-        run(operands).map_err(|error| Unavailable::Broken { reason: format!("{error:#}") })?;
-        if attempt > 0 {
-            shortest_ns = shortest_ns.min(start.elapsed().as_nanos() as f64);
-        }
-    }
-    Ok(shortest_ns)
+/// What decides between ways to call a library.
+const CHOICE: Round = Round { time: Duration::from_millis(2), min_samples: 5 };
+
+/// The shortest sample of a short round, in nanoseconds a run.
+pub(super) fn shortest_ns<T: Element>(
+    run: &mut Run<T>,
+    operands: &mut Operands<T>,
+    threads: usize,
+) -> Result<f64, Unavailable> {
+    Ok(samples_ns(run, operands, threads, CHOICE)?.into_iter().fold(f64::INFINITY, f64::min))
 }
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::{AsFd, AsRawFd};
+
+    use tilewright_device::data::Data;
     use tilewright_ir::op::{Epilogue, Function};
 
-    use super::super::problem::tests::matmul;
     use super::*;
+    use crate::operands::tests::{data_of, operands_of};
 
     fn replies(requests: &[Request]) -> Vec<Reply> {
         let lines = requests.iter().map(|request| Ok(serde_json::to_string(request).expect("requests print")));
@@ -249,26 +257,41 @@ mod tests {
             .collect()
     }
 
+    /// Without data, for what is refused before.
     fn start(peer: &str, workload: &str) -> Request {
-        Request::Start { peer: peer.to_owned(), workload: workload.to_owned(), threads: 1 }
+        let (peer, workload) = (peer.to_owned(), workload.to_owned());
+        Request::Start { peer, workload, threads: 1, folder: None, data_fd: -1, data_offsets: Vec::new() }
     }
 
     #[test]
     fn a_peer_starts_is_timed_and_checked() {
+        let text = "matmul:m=9,n=17,k=33,dtype=f64";
+        let data = data_of(&Workload::parse(text).expect("the test names a workload"));
         let replies = replies(&[
             Request::Version { peer: "matrixmultiply".to_owned() },
-            start("gemm", "matmul:m=9,n=17,k=33,dtype=f64"),
-            Request::Round { min_time_ns: 0, min_runs: 3 },
+            Request::Start {
+                peer: "gemm".to_owned(),
+                workload: text.to_owned(),
+                threads: 1,
+                folder: None,
+                data_fd: data.file.as_raw_fd(),
+                data_offsets: data.offsets.clone(),
+            },
+            Request::Round { min_time_ns: 1_000_000, min_samples: 3 },
             Request::Check,
         ]);
-        let [Reply::Version { version }, Reply::Ready { .. }, Reply::Round { times_ns }, Reply::Checked(check)] =
-            &replies[..]
+        let [
+            Reply::Version { version },
+            Reply::Ready { .. },
+            Reply::Round { times_ns },
+            Reply::Checked { relative_error },
+        ] = &replies[..]
         else {
             panic!("{replies:?}");
         };
         assert_eq!(version, crates::MATRIXMULTIPLY_VERSION);
-        assert!(times_ns.len() == 3 && times_ns.iter().all(|&ns| ns > 0.0), "{times_ns:?}");
-        assert_eq!(check.n_sampled, 9 * 17);
+        assert!(times_ns.len() >= 3 && times_ns.iter().all(|&ns| ns > 0.0), "{times_ns:?}");
+        assert!(*relative_error < 1e-12, "{relative_error}");
     }
 
     #[test]
@@ -277,15 +300,17 @@ mod tests {
             [Reply::Unavailable(reason)] => assert!(reason.to_string().contains(part), "{reason}"),
             other => panic!("{other:?}"),
         };
-        check(Request::Version { peer: "mkl".to_owned() }, "no peer is called mkl");
-        check(start("mkl", "matmul:m=8,n=8,k=8"), "no peer is called mkl");
+        check(Request::Version { peer: "eigen".to_owned() }, "no peer is called eigen");
+        check(start("eigen", "matmul:m=8,n=8,k=8"), "no peer is called eigen");
         check(start("gemm", "matmul:m=8"), "matmul needs");
         check(start("im2col-openblas", "matmul:m=8,n=8,k=8"), "convolutions");
     }
 
     #[test]
     fn lines_that_are_no_requests_end_a_worker() {
-        for line in ["", "{}", "round", r#"{"start":{"peer":"gemm"}}"#, r#"{"round":{"min_time_ns":1,"min_runs":1}}"#] {
+        for line in
+            ["", "{}", "round", r#"{"start":{"peer":"gemm"}}"#, r#"{"round":{"min_time_ns":1,"min_samples":1}}"#]
+        {
             let ended = answer_all(std::iter::once(Ok(line.to_owned())), Vec::new());
             assert!(ended.is_err(), "{line}");
         }
@@ -350,36 +375,38 @@ mod tests {
 
     #[test]
     fn every_peer_computes_what_it_says_it_does() {
-        fn checked<T: Element>(spec: &PeerSpec, problem: &Problem, threads: usize) -> Reply {
-            let mut operands = Operands::<T>::random(problem, SEED);
-            match prepare(spec, &mut operands, threads) {
-                Ok(mut prepared) => {
-                    // Whatever a run leaves behind, a check begins afresh.
-                    check(&mut prepared, &mut operands);
-                    check(&mut prepared, &mut operands)
-                }
-                Err(unavailable) => Reply::Unavailable(unavailable),
-            }
+        fn checked<T: Element>(
+            spec: &PeerSpec,
+            workload: &Workload,
+            data: &Data,
+            n: usize,
+        ) -> Result<f64, Unavailable> {
+            let (program, problem) = (workload.program(), spec.problem(workload)?);
+            let tolerance = tolerance(spec, &program);
+            let mut operands = Operands::<T>::new(problem, &program, tolerance, data.file.as_fd(), &data.offsets)?;
+            let mut prepared = prepare(spec, &mut operands, &Means { threads: n, folder: None })?;
+            // Whatever a run leaves behind, a check begins afresh.
+            check(&mut prepared, &mut operands)?;
+            check(&mut prepared, &mut operands)
         }
-        for spec in super::super::PEERS {
-            for text in WORKLOADS {
-                let workload = Workload::parse(text).unwrap_or_else(|error| panic!("{text}: {error}"));
+        for text in WORKLOADS {
+            let workload = Workload::parse(text).unwrap_or_else(|error| panic!("{text}: {error}"));
+            let data = data_of(&workload);
+            for spec in super::super::PEERS {
                 let Ok(problem) = spec.problem(&workload) else { continue };
                 for threads in [1, 2] {
-                    let reply = match problem.dtype {
-                        DType::F32 => checked::<f32>(spec, &problem, threads),
-                        DType::F64 => checked::<f64>(spec, &problem, threads),
+                    let checked = match problem.dtype {
+                        DType::F32 => checked::<f32>(spec, &workload, &data, threads),
+                        DType::F64 => checked::<f64>(spec, &workload, &data, threads),
                         other => panic!("{text}: no library is measured on {}", other.name()),
                     };
-                    match reply {
-                        Reply::Checked(check) => assert!(check.n_sampled > 0),
-                        Reply::Unavailable(reason @ Unavailable::NotInstalled { .. }) => {
+                    match checked {
+                        Ok(_) => {}
+                        Err(reason @ Unavailable::NotInstalled { .. }) => {
                             eprintln!("{} on {text}: skipped: {reason}", spec.name);
                         }
-                        Reply::Unavailable(reason) if may_refuse(spec, &problem) => {
-                            eprintln!("{} on {text}: {reason}", spec.name);
-                        }
-                        other => panic!("{} on {text} with {threads} threads: {other:?}", spec.name),
+                        Err(reason) if may_refuse(spec, &problem) => eprintln!("{} on {text}: {reason}", spec.name),
+                        Err(reason) => panic!("{} on {text} with {threads} threads: {reason}", spec.name),
                     }
                 }
             }
@@ -388,10 +415,24 @@ mod tests {
 
     #[test]
     fn a_result_that_is_wrong_is_refused() {
-        let mut operands = Operands::<f32>::random(&matmul(1, 4, 4, 4, false, false), SEED);
+        let mut operands = operands_of::<f32>("matmul:m=4,n=4,k=4");
         let forgets_to_write: Run<f32> = Box::new(|_| Ok(()));
         let mut prepared = Prepared::in_place(String::new(), String::new(), forgets_to_write);
-        let reply = check(&mut prepared, &mut operands);
-        assert!(matches!(reply, Reply::Unavailable(Unavailable::Wrong(_))), "{reply:?}");
+        let refused = check(&mut prepared, &mut operands);
+        assert!(matches!(refused, Err(Unavailable::Wrong { .. })), "{refused:?}");
+    }
+
+    #[test]
+    fn a_run_that_fails_ends_a_round() {
+        let mut operands = operands_of::<f32>("matmul:m=4,n=4,k=4");
+        let mut n_runs = 0;
+        let mut fails: Run<f32> = Box::new(move |_| {
+            n_runs += 1;
+            assert!(n_runs < 3, "nothing runs after a failure");
+            if n_runs == 2 { Err(Unavailable::Broken { reason: "no more".to_owned() }) } else { Ok(()) }
+        });
+        let round = Round { time: Duration::from_millis(1), min_samples: 2 };
+        let refused = samples_ns(&mut fails, &mut operands, 1, round).expect_err("it fails");
+        assert_eq!(refused.to_string(), "no more");
     }
 }

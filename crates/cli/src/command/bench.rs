@@ -1,6 +1,7 @@
 //! `bench`: the best recorded kernel and peer libraries, interleaved in one run.
 
 use std::collections::HashSet;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
@@ -13,7 +14,7 @@ use tilewright_device::device::{Racer, Round};
 use tilewright_device::protocol::Source;
 use tilewright_device::{Device, Options};
 use tilewright_ir::op::Workload;
-use tilewright_peers::{Layouts, PEERS, Peer, PeerSpec};
+use tilewright_peers::{Layouts, PEERS, Peer, PeerSpec, Setup};
 use tilewright_tune::{Outcome, PassedOver, Timing};
 
 use super::tune::Interrupts;
@@ -41,6 +42,10 @@ pub struct BenchArgs {
     /// layout]
     #[arg(long, value_name = "LIST")]
     against: Option<String>,
+    /// Folder, such as one of an unpacked Python wheel, in which and below which peers' libraries are looked
+    /// for before the system's
+    #[arg(long, value_name = "FOLDER")]
+    peer_path: Option<PathBuf>,
     /// Keep out algorithms that round more than the operator as written, such as Winograd's; the same as
     /// exact=1
     #[arg(long)]
@@ -74,7 +79,7 @@ struct Row {
     details: String,
     /// What it holds in layouts of its own, outside the timing.
     layouts: Layouts,
-    /// ‖out − reference‖ / ‖reference‖ over the whole output, for ours.
+    /// ‖out − reference‖ / ‖reference‖ over the whole output.
     relative_error: Option<f64>,
 }
 
@@ -91,6 +96,9 @@ pub fn run(args: &BenchArgs, as_json: bool) -> anyhow::Result<()> {
         Device::check_memory(workload).or_bad_input("")?;
     }
     let peers = chosen_peers(args.against.as_deref())?;
+    if let Some(folder) = args.peer_path.as_deref().filter(|folder| !folder.is_dir()) {
+        return Err(bad_input(format!("--peer-path: {} is no folder; give one with libraries", folder.display())));
+    }
     args.machine.runnable_target()?;
     args.machine.warn_of_limits();
     if let Some(warning) = crate::load::warning() {
@@ -213,8 +221,9 @@ fn bench(
         Some(asked) => asked.to_vec(),
         None => PEERS.iter().filter(|spec| spec.is_rival(workload)).collect(),
     };
+    let setup = Setup { workload, data: device.data(), threads, folder: args.peer_path.as_deref() };
     for spec in peers {
-        match Peer::start(spec.name, workload, threads) {
+        match Peer::start(spec.name, setup) {
             Ok(peer) => {
                 contestants.push(Contestant { implementation: spec.name, medians_ns: Vec::new(), who: Who::Peer(peer) })
             }
@@ -251,15 +260,15 @@ fn bench(
                 }
             },
             Who::Peer(mut peer) => match peer.check() {
-                Ok(_) => rows.push(Row {
+                Ok(relative_error) => rows.push(Row {
                     implementation,
                     timing: Timing::of_samples(&medians_ns, false),
                     version: peer.version().to_owned(),
                     details: peer.details().to_owned(),
                     layouts: peer.layouts(),
-                    relative_error: None,
+                    relative_error: Some(relative_error),
                 }),
-                Err(error) => message(&format!("{implementation}: {}", crate::error::describe(&error))),
+                Err(error) => message(&format!("{implementation}: {error}")),
             },
         }
     }
@@ -286,7 +295,8 @@ impl Contestant {
         let result = match &mut self.who {
             Who::Ours(racer) => device.race_round(racer, ROUND).map_err(anyhow::Error::from),
             Who::Peer(peer) => {
-                peer.round(ROUND.time).map(|ns| self.medians_ns.push(Timing::of_samples(&ns, false).median_ns))
+                let samples_ns = peer.round(ROUND).map_err(anyhow::Error::from);
+                samples_ns.map(|ns| self.medians_ns.push(Timing::of_samples(&ns, false).median_ns))
             }
         };
         if let Err(error) = &result {

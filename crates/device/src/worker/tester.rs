@@ -3,9 +3,10 @@
 
 use super::store::{Built, Store};
 use super::{Failure, intact, tell};
+use crate::data::{self, Argument};
 use crate::host;
 use crate::limits;
-use crate::memory::{Fenced, Pages, ReadOnly};
+use crate::memory::{Fenced, Pages};
 use crate::pace::{Pace, Variation};
 use crate::prepared::Prepared;
 use crate::protocol::{Lane, Plan, Reply, Request};
@@ -17,8 +18,8 @@ use std::ffi::c_void;
 use std::sync::Arc;
 use std::time::Instant;
 use tilewright_codegen::Kernel;
-use tilewright_ir::reference::{Tolerance, relative_error};
-use tilewright_ir::{DType, Program};
+use tilewright_ir::Program;
+use tilewright_ir::reference::Tolerance;
 use tilewright_runtime::Pool;
 use tilewright_tune::ErrorClass;
 
@@ -66,14 +67,8 @@ impl Crew {
     }
 }
 
-/// An argument of the workload.
-pub enum Argument {
-    Input(Fenced),
-    Output { buffer: Fenced, reference: ReadOnly },
-}
-
 impl Argument {
-    pub fn pointer(&self) -> *mut u8 {
+    fn pointer(&self) -> *mut u8 {
         match self {
             Argument::Input(buffer) | Argument::Output { buffer, .. } => buffer.pointer(),
         }
@@ -403,18 +398,9 @@ fn compare(untuned: &Program, tolerance: &Tolerance, arguments: &[Argument]) -> 
     let mut largest: f64 = 0.0;
     for ((_, buffer), argument) in untuned.arguments().zip(arguments) {
         let Argument::Output { buffer: output, reference } = argument else { continue };
-        let reference = reference.as_slice::<f64>();
-        let compared = match buffer.dtype {
-            DType::F32 => tolerance.compare(output.as_slice::<f32>(), reference),
-            DType::F64 => tolerance.compare(output.as_slice::<f64>(), reference),
-            other => tolerance.compare(&other.read(output.as_slice::<u8>()), reference),
-        };
-        compared.map_err(|e| (ErrorClass::WrongAnswer, format!("{}: {e}", buffer.name)))?;
-        largest = largest.max(match buffer.dtype {
-            DType::F32 => relative_error(output.as_slice::<f32>(), reference),
-            DType::F64 => relative_error(output.as_slice::<f64>(), reference),
-            other => relative_error(&other.read(output.as_slice::<u8>()), reference),
-        });
+        let error = data::compare(buffer.dtype, tolerance, output, reference)
+            .map_err(|e| (ErrorClass::WrongAnswer, format!("{}: {e}", buffer.name)))?;
+        largest = largest.max(error);
     }
     Ok(largest)
 }

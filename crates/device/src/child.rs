@@ -1,0 +1,117 @@
+//! Processes that are told things on their standard input and answer on their standard output, in lines of
+//! JSON.
+
+use crate::workers::describe;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use std::io::{self, BufRead, BufReader, Write};
+use std::os::unix::process::CommandExt;
+use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
+
+/// A process that ends with this, and with the thread that started it.
+#[derive(Debug)]
+pub struct ChildProcess {
+    child: Child,
+    stdin: ChildStdin,
+}
+
+impl ChildProcess {
+    /// Starts a program. On a thread of its own `heard` is told each answer, and `None` once there are no
+    /// more or one is not understood; it says whether it goes on listening.
+    ///
+    /// # Errors
+    /// Where the system refuses the process, or the thread.
+    pub fn start<R: DeserializeOwned>(
+        mut command: Command,
+        mut heard: impl FnMut(Option<R>) -> bool + Send + 'static,
+    ) -> io::Result<ChildProcess> {
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
+        // SAFETY: between fork and exec only async-signal-safe calls are made.
+        unsafe {
+            command.pre_exec(|| {
+                // It ends with this process, however that ends, and leaves Ctrl-C and the like to it; but with
+                // Ctrl-Z it stops.
+                libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
+                for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
+                    libc::signal(signal, libc::SIG_IGN);
+                }
+                // A crash of what it runs is expected: no core dump.
+                let none = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+                libc::setrlimit(libc::RLIMIT_CORE, &none);
+                Ok(())
+            });
+        }
+        let mut child = command.spawn()?;
+        let stdin = child.stdin.take().expect("standard input is piped");
+        let stdout = child.stdout.take().expect("standard output is piped");
+        let process = ChildProcess { child, stdin };
+        let listen = move || {
+            for line in BufReader::new(stdout).lines() {
+                let Some(answer) = line.ok().and_then(|line| serde_json::from_str(&line).ok()) else { break };
+                if !heard(Some(answer)) {
+                    return;
+                }
+            }
+            heard(None);
+        };
+        // Where this fails, the process ends.
+        std::thread::Builder::new().spawn(listen)?;
+        Ok(process)
+    }
+
+    /// Its number.
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Sends a line. A process that is gone is noticed when its answer is awaited.
+    ///
+    /// # Panics
+    /// Where the message has no form in JSON.
+    pub fn tell(&mut self, message: &impl Serialize) {
+        let mut line = serde_json::to_vec(message).expect("messages are plain data");
+        line.push(b'\n');
+        let _ = self.stdin.write_all(&line);
+    }
+
+    /// Stops it until [`ChildProcess::go_on`]: its threads take no time of a core.
+    pub fn stop(&self) {
+        self.signal(libc::SIGSTOP);
+    }
+
+    /// Lets it run again.
+    pub fn go_on(&self) {
+        self.signal(libc::SIGCONT);
+    }
+
+    fn signal(&self, signal: libc::c_int) {
+        // SAFETY: the call takes plain numbers; the process is a child that was not waited for, so the number
+        // is its own.
+        unsafe { libc::kill(self.child.id().cast_signed(), signal) };
+    }
+
+    /// Has it end, and does not wait for that. This also ends a process that is stopped.
+    pub fn kill(&mut self) {
+        let _ = self.child.kill();
+    }
+
+    /// Ends it, if it has not ended by itself; how it did.
+    ///
+    /// # Errors
+    /// Where the system does not say.
+    pub fn end(&mut self) -> io::Result<ExitStatus> {
+        self.kill();
+        self.child.wait()
+    }
+
+    /// The same in words.
+    pub fn last_words(&mut self) -> String {
+        self.end().map_or_else(|unknown| unknown.to_string(), describe)
+    }
+}
+
+impl Drop for ChildProcess {
+    fn drop(&mut self) {
+        let _ = self.end();
+    }
+}
