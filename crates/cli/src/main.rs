@@ -21,7 +21,7 @@ use std::process::ExitCode;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use command::{
-    bench, best, doctor, experiment, predict, record_space, records, replay, report, searches, show, space, tune,
+    bench, best, check, doctor, experiment, predict, record_space, records, replay, report, searches, show, space, tune,
 };
 use output::message;
 
@@ -63,6 +63,8 @@ enum Command {
     RecordSpace(record_space::RecordSpaceArgs),
     /// Parameters of problems that nobody has tuned, from a model of those that somebody has
     Predict(predict::PredictArgs),
+    /// Show what an ONNX model takes, and what of it is not supported
+    Check(check::CheckArgs),
     /// Show what was found on this machine
     Doctor,
     /// List the searches with their options
@@ -105,6 +107,7 @@ fn run() -> ExitCode {
         Command::Experiment(args) => experiment::run(&args, json),
         Command::RecordSpace(args) => record_space::run(&args, json),
         Command::Predict(args) => predict::run(&args, json),
+        Command::Check(args) => check::run(&args, json),
         Command::Doctor => doctor::run(json),
         Command::Searches => searches::run(json),
         Command::Worker => tilewright_device::worker::serve().map_err(|e| anyhow::anyhow!("worker: {e}")),

@@ -2,6 +2,7 @@
 
 pub mod bench;
 pub mod best;
+pub mod check;
 pub mod doctor;
 pub mod experiment;
 pub mod predict;

@@ -1,0 +1,136 @@
+//! Element types of tensors.
+
+use std::fmt;
+
+/// The type of a tensor's elements.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum DType {
+    /// IEEE half precision.
+    F16,
+    /// The upper half of single precision.
+    Bf16,
+    /// Single precision.
+    F32,
+    /// Double precision.
+    F64,
+    /// Signed, 8 bits.
+    I8,
+    /// Signed, 16 bits.
+    I16,
+    /// Signed, 32 bits.
+    I32,
+    /// Signed, 64 bits.
+    I64,
+    /// Unsigned, 8 bits.
+    U8,
+    /// Unsigned, 16 bits.
+    U16,
+    /// Unsigned, 32 bits.
+    U32,
+    /// Unsigned, 64 bits.
+    U64,
+    /// A byte that is 0 or 1.
+    Bool,
+}
+
+/// Each type with its name here, its number in ONNX and its bytes.
+const ROWS: &[(DType, &str, i32, usize)] = &[
+    (DType::F16, "f16", 10, 2),
+    (DType::Bf16, "bf16", 16, 2),
+    (DType::F32, "f32", 1, 4),
+    (DType::F64, "f64", 11, 8),
+    (DType::I8, "i8", 3, 1),
+    (DType::I16, "i16", 5, 2),
+    (DType::I32, "i32", 6, 4),
+    (DType::I64, "i64", 7, 8),
+    (DType::U8, "u8", 2, 1),
+    (DType::U16, "u16", 4, 2),
+    (DType::U32, "u32", 12, 4),
+    (DType::U64, "u64", 13, 8),
+    (DType::Bool, "bool", 9, 1),
+];
+
+/// ONNX's names of the types that are not supported, by number.
+const FOREIGN: &[(i32, &str)] = &[
+    (8, "string"),
+    (14, "complex64"),
+    (15, "complex128"),
+    (17, "float8e4m3fn"),
+    (18, "float8e4m3fnuz"),
+    (19, "float8e5m2"),
+    (20, "float8e5m2fnuz"),
+    (21, "uint4"),
+    (22, "int4"),
+    (23, "float4e2m1"),
+    (24, "float8e8m0"),
+    (25, "uint2"),
+    (26, "int2"),
+];
+
+impl DType {
+    fn row(self) -> &'static (DType, &'static str, i32, usize) {
+        ROWS.iter().find(|row| row.0 == self).expect("every type has a row")
+    }
+
+    /// Bytes of an element.
+    pub fn size(self) -> usize {
+        self.row().3
+    }
+
+    /// Its name, such as `f32`.
+    pub fn name(self) -> &'static str {
+        self.row().1
+    }
+
+    /// The type of a number of ONNX's `TensorProto.DataType`.
+    ///
+    /// # Errors
+    /// The name of the type, which is not supported.
+    pub fn from_onnx(number: i64) -> Result<DType, String> {
+        let row = ROWS.iter().find(|row| i64::from(row.2) == number);
+        row.map(|row| row.0).ok_or_else(|| {
+            let name = FOREIGN.iter().find(|(n, _)| i64::from(*n) == number).map(|(_, name)| *name);
+            name.map_or_else(|| format!("number {number}"), str::to_owned)
+        })
+    }
+
+    /// The type's number in ONNX.
+    pub fn to_onnx(self) -> i32 {
+        self.row().2
+    }
+
+    /// Whether elements are floating-point numbers.
+    pub fn is_float(self) -> bool {
+        matches!(self, DType::F16 | DType::Bf16 | DType::F32 | DType::F64)
+    }
+
+    /// Whether elements are integers; `bool` is none.
+    pub fn is_integer(self) -> bool {
+        !self.is_float() && self != DType::Bool
+    }
+
+    /// The smallest and the largest integer of the type; 0 and 1 of `bool`.
+    ///
+    /// # Panics
+    /// Of a floating-point type.
+    pub fn integer_range(self) -> (i128, i128) {
+        match self {
+            DType::I8 => (i8::MIN.into(), i8::MAX.into()),
+            DType::I16 => (i16::MIN.into(), i16::MAX.into()),
+            DType::I32 => (i32::MIN.into(), i32::MAX.into()),
+            DType::I64 => (i64::MIN.into(), i64::MAX.into()),
+            DType::U8 => (0, u8::MAX.into()),
+            DType::U16 => (0, u16::MAX.into()),
+            DType::U32 => (0, u32::MAX.into()),
+            DType::U64 => (0, u64::MAX.into()),
+            DType::Bool => (0, 1),
+            DType::F16 | DType::Bf16 | DType::F32 | DType::F64 => panic!("integers have a range, {self} has not"),
+        }
+    }
+}
+
+impl fmt::Display for DType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}

@@ -1,0 +1,130 @@
+//! What a graph computes, operator by operator.
+
+use crate::error::invalid;
+use crate::op::{Fact, Inputs};
+use crate::tensor::shape_text;
+use crate::{Graph, Node, OpError, Problem, Reason, Tensor, TensorType};
+
+/// The largest dimension and the most bytes of a tensor; beyond, sizes could overflow.
+const LARGEST_DIM: usize = 1 << 40;
+const MOST_BYTES: usize = 1 << 44;
+
+/// Why a graph cannot be evaluated.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum EvaluateError {
+    /// An operator refuses.
+    #[error("{0}")]
+    Node(Box<Problem>),
+    /// An input is missing, or there is none of this name.
+    #[error("input `{name}` {what}")]
+    Input {
+        /// The input.
+        name: String,
+        /// What is wrong with it.
+        what: String,
+    },
+}
+
+impl EvaluateError {
+    /// What an operator says.
+    pub fn reason(&self) -> Option<&OpError> {
+        match self {
+            EvaluateError::Node(problem) => match &problem.reason {
+                Reason::Op(reason) => Some(reason),
+                _ => None,
+            },
+            EvaluateError::Input { .. } => None,
+        }
+    }
+}
+
+/// Evaluates a graph for inputs by name: its outputs, in their order. It need not be specialised.
+///
+/// Floating-point numbers are computed in double precision within an operator and rounded to their type after it;
+/// integers are exact.
+///
+/// # Errors
+/// Where inputs are missing or do not fit, or an operator refuses.
+pub fn evaluate(graph: &Graph, inputs: &[(&str, Tensor)]) -> Result<Vec<Tensor>, EvaluateError> {
+    let names: Vec<&str> = graph.inputs.iter().map(|&id| graph.value(id).name.as_str()).collect();
+    let input = |name: &str, what: String| EvaluateError::Input { name: name.to_owned(), what };
+    if let Some((name, _)) = inputs.iter().find(|(name, _)| !names.contains(name)) {
+        return Err(input(name, format!("is none of the model's (there are {})", names.join(", "))));
+    }
+    let mut given = Vec::with_capacity(names.len());
+    for (&id, name) in graph.inputs.iter().zip(&names) {
+        let found = inputs.iter().find(|(n, _)| n == name);
+        let (_, tensor) = found.ok_or_else(|| input(name, "is missing (give it)".to_owned()))?;
+        let wanted = &graph.value(id).ty;
+        if wanted.as_ref().is_some_and(|wanted| wanted != tensor.ty()) {
+            let wanted = wanted.as_ref().expect("it is some");
+            return Err(input(name, format!("is {}, and should be {wanted}", tensor.ty())));
+        }
+        given.push(tensor.clone());
+    }
+    run(graph, given)
+}
+
+/// Evaluates a graph for its inputs in their order.
+///
+/// # Errors
+/// Where an operator refuses.
+pub(crate) fn run(graph: &Graph, inputs: Vec<Tensor>) -> Result<Vec<Tensor>, EvaluateError> {
+    let mut tensors: Vec<Option<Tensor>> = graph.values().map(|(_, value)| value.constant.clone()).collect();
+    let mut n_uses: Vec<usize> = graph.values().map(|(_, value)| value.users.len()).collect();
+    graph.outputs.iter().for_each(|id| n_uses[id.0 as usize] += 1);
+    for (id, tensor) in graph.inputs.iter().zip(inputs) {
+        tensors[id.0 as usize] = Some(tensor);
+    }
+    for (_, node) in graph.nodes() {
+        let outputs = run_node(node, &tensors)
+            .map_err(|reason| Problem { place: Some(node.place.clone()), reason: Reason::Op(reason) })
+            .map_err(|problem| EvaluateError::Node(Box::new(problem)))?;
+        for (output, tensor) in node.outputs.iter().zip(outputs) {
+            if let Some(id) = output {
+                tensors[id.0 as usize] = Some(tensor);
+            }
+        }
+        for id in node.inputs.iter().flatten() {
+            n_uses[id.0 as usize] -= 1;
+            if n_uses[id.0 as usize] == 0 {
+                tensors[id.0 as usize] = None;
+            }
+        }
+    }
+    let outputs = graph.outputs.iter().map(|id| tensors[id.0 as usize].clone().ok_or(id));
+    outputs.collect::<Result<_, _>>().map_err(|id| EvaluateError::Input {
+        name: graph.value(*id).name.clone(),
+        what: "is an output that nothing computes".to_owned(),
+    })
+}
+
+fn run_node(node: &Node, tensors: &[Option<Tensor>]) -> Result<Vec<Tensor>, OpError> {
+    let fact = |id: crate::ValueId| tensors[id.0 as usize].as_ref().map(|x| Fact { ty: x.ty(), value: Some(x) });
+    let facts: Vec<Option<Fact<'_>>> = node.inputs.iter().map(|id| id.and_then(fact)).collect();
+    if let Some(at) = (0..facts.len()).find(|&at| node.inputs[at].is_some() && facts[at].is_none()) {
+        return Err(invalid!("its input {} is not there", at + 1));
+    }
+    let inputs = Inputs(&facts);
+    check_types(&node.op.operation().infer(inputs)?, node.outputs.len())?;
+    node.op.operation().evaluate(inputs)
+}
+
+/// Whether an operator's outputs are as many as a node names, and fit memory.
+///
+/// # Errors
+/// Where they do not.
+pub(crate) fn check_types(types: &[TensorType], n_named: usize) -> Result<(), OpError> {
+    if n_named > types.len() {
+        return Err(crate::error::unsupported!("its output {n_named} is not supported"));
+    }
+    for ty in types {
+        let is_small = ty.shape.iter().all(|&d| d <= LARGEST_DIM);
+        let positive = ty.shape.iter().filter(|&&d| d > 0);
+        let n_bytes = positive.copied().try_fold(ty.dtype.size(), usize::checked_mul);
+        if !is_small || n_bytes.is_none_or(|n| n > MOST_BYTES) {
+            return Err(OpError::TooLarge(shape_text(&ty.shape)));
+        }
+    }
+    Ok(())
+}

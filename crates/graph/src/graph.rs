@@ -1,0 +1,158 @@
+//! A graph of operators: nodes and values in arenas of their own, with typed indices and lists of uses.
+
+use crate::error::Place;
+use crate::op::Op;
+use crate::{DType, Tensor, TensorType};
+
+/// A node's place in [`Graph::nodes`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct NodeId(pub u32);
+
+/// A value's place in [`Graph::values`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ValueId(pub u32);
+
+/// A dimension as a model declares it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Dim {
+    /// A size.
+    Size(usize),
+    /// A name that stands for a size.
+    Named(String),
+    /// Nothing is said.
+    Unknown,
+}
+
+impl std::fmt::Display for Dim {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Dim::Size(size) => write!(f, "{size}"),
+            Dim::Named(name) => f.write_str(name),
+            Dim::Unknown => f.write_str("?"),
+        }
+    }
+}
+
+/// What a model declares of a value.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Declared {
+    /// The type of its elements.
+    pub dtype: DType,
+    /// Its dimensions, where their number is known.
+    pub dims: Option<Vec<Dim>>,
+}
+
+/// A tensor that a graph computes, takes or contains.
+#[derive(Debug, Clone, Default)]
+pub struct Value {
+    /// Its name, as the model has it.
+    pub name: String,
+    /// What the model declares.
+    pub declared: Option<Declared>,
+    /// Its exact type: of every value of a graph that is [`specialise`](crate::specialise())d.
+    pub ty: Option<TensorType>,
+    /// Its elements, where they are known before the graph runs.
+    pub constant: Option<Tensor>,
+    /// The node that computes it, and which of its outputs it is.
+    pub producer: Option<(NodeId, usize)>,
+    /// The nodes that read it, each once for each time it does.
+    pub users: Vec<NodeId>,
+}
+
+/// An operator with what it reads and writes.
+#[derive(Debug, Clone)]
+pub struct Node {
+    /// What it computes.
+    pub op: Op,
+    /// Where it stands in the model.
+    pub place: Place,
+    /// What it reads, in the operator's order; optional inputs that are left out are none.
+    pub inputs: Vec<Option<ValueId>>,
+    /// What it computes; outputs that nobody named are none.
+    pub outputs: Vec<Option<ValueId>>,
+}
+
+/// Nodes in an order in which each reads only what comes before it.
+#[derive(Debug, Clone, Default)]
+pub struct Graph {
+    /// Its name.
+    pub name: String,
+    values: Vec<Value>,
+    nodes: Vec<Node>,
+    /// What it takes; constants are not among these.
+    pub inputs: Vec<ValueId>,
+    /// What it gives.
+    pub outputs: Vec<ValueId>,
+}
+
+/// A model as its file has it.
+#[derive(Debug, Clone)]
+pub struct Model {
+    /// What it computes.
+    pub graph: Graph,
+    /// The domains it names, with their versions. ONNX's own domain is the empty name.
+    pub opsets: Vec<(String, i64)>,
+    /// What wrote it, with its version.
+    pub producer: String,
+}
+
+impl Graph {
+    /// All values.
+    pub fn values(&self) -> impl ExactSizeIterator<Item = (ValueId, &Value)> {
+        self.values.iter().enumerate().map(|(at, value)| (ValueId(at as u32), value))
+    }
+
+    /// All nodes; each reads only what graph inputs, constants and nodes before it give.
+    pub fn nodes(&self) -> impl ExactSizeIterator<Item = (NodeId, &Node)> {
+        self.nodes.iter().enumerate().map(|(at, node)| (NodeId(at as u32), node))
+    }
+
+    /// A value.
+    pub fn value(&self, id: ValueId) -> &Value {
+        &self.values[id.0 as usize]
+    }
+
+    /// A value, to change its name or what is known of it.
+    pub fn value_mut(&mut self, id: ValueId) -> &mut Value {
+        &mut self.values[id.0 as usize]
+    }
+
+    /// A node.
+    pub fn node(&self, id: NodeId) -> &Node {
+        &self.nodes[id.0 as usize]
+    }
+
+    /// The exact type of a value.
+    ///
+    /// # Panics
+    /// In a graph that is not specialised.
+    pub fn ty(&self, id: ValueId) -> &TensorType {
+        self.value(id).ty.as_ref().expect("every value of a specialised graph has its type")
+    }
+
+    /// Adds a value that no node computes yet.
+    pub fn add_value(&mut self, value: Value) -> ValueId {
+        self.values.push(value);
+        ValueId(u32::try_from(self.values.len() - 1).expect("fewer values than a file of 4 GiB has bytes"))
+    }
+
+    /// Adds a node behind those it reads from, and enters it where it reads and writes.
+    ///
+    /// # Panics
+    /// Where another node computes one of its outputs.
+    pub fn add_node(&mut self, node: Node) -> NodeId {
+        let id = NodeId(u32::try_from(self.nodes.len()).expect("fewer nodes than a file of 4 GiB has bytes"));
+        for &input in node.inputs.iter().flatten() {
+            self.values[input.0 as usize].users.push(id);
+        }
+        for (at, output) in node.outputs.iter().enumerate() {
+            if let Some(output) = output {
+                let producer = &mut self.values[output.0 as usize].producer;
+                assert!(producer.is_none(), "a value has one producer");
+                *producer = Some((id, at));
+            }
+        }
+        self.nodes.push(node);
+        id
+    }
+}

@@ -1,0 +1,24 @@
+//! Models as graphs: ONNX import, shape and value inference, reference evaluation.
+//!
+//! [`onnx::read`] makes a [`Model`] of a file's bytes; [`specialise`] binds its free dimensions and inputs, so that
+//! every tensor has its exact type; [`evaluate`] says what a graph computes, in double precision. Operators are rows
+//! of [`OPERATORS`].
+
+mod dtype;
+mod error;
+mod evaluate;
+mod graph;
+pub mod onnx;
+pub mod op;
+mod specialise;
+mod summary;
+mod tensor;
+
+pub use dtype::DType;
+pub use error::{OpError, Place, Problem, ReadError, Reason};
+pub use evaluate::{EvaluateError, evaluate};
+pub use graph::{Declared, Dim, Graph, Model, Node, NodeId, Value, ValueId};
+pub use op::{OPERATORS, Op};
+pub use specialise::{Bindings, Specialised, specialise};
+pub use summary::{Summary, Task, count_operators, summarise};
+pub use tensor::{Tensor, TensorType};

@@ -1,0 +1,484 @@
+//! Reading ONNX models: from a file's bytes to a [`Model`].
+
+mod data;
+mod proto;
+mod wire;
+
+use std::collections::HashMap;
+
+use bytes::Bytes;
+
+use crate::error::{invalid, unsupported};
+use crate::graph::{Declared, Dim, Graph, Model, Node, Value, ValueId};
+use crate::op::{Attribute, Attributes, Body, Import, Op, Unknown, find};
+use crate::{DType, OpError, Place, Problem, ReadError, Reason, Tensor};
+use data::{Loaded, Source};
+use proto::{AttributeProto, DimProto, FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, ValueInfo};
+use wire::{Budget, Message};
+
+pub use data::External;
+
+/// The newest opset of ONNX's own domain that is known.
+pub const NEWEST_OPSET: i64 = 28;
+/// How deep graphs may lie in graphs, and functions in functions.
+const DEEPEST: usize = 16;
+
+/// Reads a model. Weights stay in the file's bytes, or in those of files beside it, which `external` gives by their
+/// relative path; a copy is made only of weights that are written as lists of numbers.
+///
+/// Operators that are not supported are kept as [`Op::Unknown`].
+///
+/// # Errors
+/// Where the bytes are no model, or the model breaks ONNX's rules.
+///
+/// # Cost
+/// Linear in the file without its weights; memory stays below four times the file and 64 MiB, whatever it says.
+pub fn read(file: &Bytes, external: &mut External<'_>) -> Result<Model, ReadError> {
+    let budget = Budget::of_file(file.len());
+    let proto = ModelProto::read(Message { bytes: file, at: 0 }, &budget)?;
+    let graph = proto.graph.ok_or_else(|| ReadError::NoModel("it has no graph: it is no ONNX model".to_owned()))?;
+    let mut opsets = proto.opsets;
+    if opsets.is_empty() && proto.ir_version < 3 {
+        opsets.push(("", 1));
+    }
+    if opsets.is_empty() {
+        let what = "it names no opset: it is no ONNX model, or damaged (save it anew)";
+        return Err(ReadError::NoModel(what.to_owned()));
+    }
+    let source = Source { file, external, opened: Vec::new(), budget: &budget };
+    let mut importer = Importer { source, functions: &proto.functions, scopes: Vec::new() };
+    let graph = importer.graph(graph, &opsets)?.0;
+    Ok(Model {
+        graph,
+        opsets: opsets.iter().map(|&(domain, version)| (plain_domain(domain).to_owned(), version)).collect(),
+        producer: [proto.producer.0, proto.producer.1].join(" ").trim().to_owned(),
+    })
+}
+
+/// ONNX's own domain has two names.
+fn plain_domain(domain: &str) -> &str {
+    if domain == "ai.onnx" { "" } else { domain }
+}
+
+/// A graph that is being built.
+#[derive(Default)]
+struct Scope<'a> {
+    graph: Graph,
+    names: HashMap<&'a str, ValueId>,
+    /// Nodes in the file's order, which need not be one in which they can run.
+    pending: Vec<Node>,
+    /// What it reads of the graph around it: the value there, and the input here.
+    captures: Vec<(ValueId, ValueId)>,
+    /// Whether names of the graph around it cannot be seen: in a function.
+    is_closed: bool,
+}
+
+struct Importer<'a, 'b> {
+    source: Source<'b>,
+    functions: &'b [FunctionProto<'a>],
+    scopes: Vec<Scope<'a>>,
+}
+
+type Opsets<'a> = [(&'a str, i64)];
+
+impl<'a> Importer<'a, '_> {
+    fn scope(&mut self) -> &mut Scope<'a> {
+        self.scopes.last_mut().expect("a graph is being built")
+    }
+
+    /// Builds a graph, and says which values of the graph around it its last inputs are.
+    fn graph(&mut self, message: Message<'a>, opsets: &Opsets<'a>) -> Result<(Graph, Vec<ValueId>), ReadError> {
+        if self.scopes.len() >= DEEPEST {
+            return Err(ReadError::NoModel(format!("graphs lie in graphs more than {DEEPEST} deep")));
+        }
+        let proto = GraphProto::read(message, self.source.budget)?;
+        self.scopes.push(Scope::default());
+        self.scope().graph.name = proto.name.to_owned();
+        if proto.n_sparse > 0 {
+            let what = format!("{} of its weights are sparse, which is not supported", proto.n_sparse);
+            return Err(ReadError::NoModel(what));
+        }
+        for initializer in &proto.initializers {
+            let id = self.declare(initializer.name)?;
+            match self.source.load(initializer)? {
+                Loaded::Tensor(tensor) => self.set_constant(id, tensor),
+                Loaded::Foreign(name) => {
+                    let reason = unsupported!("elements of type {name} are not supported");
+                    let node = NodeProto { op_type: "Constant", name: initializer.name, ..NodeProto::default() };
+                    self.add(&node, opsets, Op::Unknown(Unknown { reason }), vec![], vec![Some(id)]);
+                }
+            }
+        }
+        for input in &proto.inputs {
+            let known = self.scope().names.get(input.name).copied();
+            // Older models list their weights among the inputs.
+            let id = match known {
+                Some(id) if !self.scope().graph.inputs.contains(&id) => id,
+                _ => {
+                    let id = self.declare(input.name)?;
+                    self.scope().graph.inputs.push(id);
+                    id
+                }
+            };
+            self.declare_type(id, input)?;
+        }
+        self.nodes(&proto.nodes, opsets)?;
+        for info in proto.value_infos.iter().chain(&proto.outputs) {
+            if let Some(&id) = self.scope().names.get(info.name) {
+                self.declare_type(id, info)?;
+            }
+        }
+        for output in &proto.outputs {
+            let id = self.resolve(output.name).ok_or_else(|| {
+                let what = format!("its output `{}` is computed by no node", output.name);
+                ReadError::NoModel(format!("{what}: the model is damaged (save it anew)"))
+            })?;
+            self.scope().graph.outputs.push(id);
+        }
+        let scope = self.scopes.pop().expect("the graph that was pushed");
+        let Scope { mut graph, pending, captures, .. } = scope;
+        for node in sorted(pending, &graph)? {
+            graph.add_node(node);
+        }
+        let (outer, inner): (Vec<ValueId>, Vec<ValueId>) = captures.into_iter().unzip();
+        graph.inputs.extend(inner);
+        Ok((graph, outer))
+    }
+
+    /// A new value of this name; the empty name stands for none.
+    fn declare(&mut self, name: &'a str) -> Result<ValueId, ReadError> {
+        self.source.budget.charge(2 * size_of::<Value>() + name.len())?;
+        let scope = self.scope();
+        let id = scope.graph.add_value(Value { name: name.to_owned(), ..Value::default() });
+        match scope.names.insert(name, id) {
+            None => Ok(id),
+            Some(_) => Err(ReadError::NoModel(format!(
+                "`{name}` is computed or given twice: the model is damaged (save it anew)"
+            ))),
+        }
+    }
+
+    fn set_constant(&mut self, id: ValueId, tensor: Tensor) {
+        let value = self.scope().graph.value_mut(id);
+        value.ty = Some(tensor.ty().clone());
+        value.constant = Some(tensor);
+    }
+
+    fn declare_type(&mut self, id: ValueId, info: &ValueInfo<'a>) -> Result<(), ReadError> {
+        let dtype = info.elements.map(DType::from_onnx);
+        let Some(Ok(dtype)) = dtype.filter(|_| !info.is_foreign) else {
+            return Ok(());
+        };
+        let dims = info.dims.as_ref().map(|dims| {
+            let dim = |dim: &DimProto<'_>| match dim {
+                DimProto::Size(size) => usize::try_from(*size).map_or(Dim::Unknown, Dim::Size),
+                DimProto::Named("") | DimProto::Unknown => Dim::Unknown,
+                DimProto::Named(name) => Dim::Named((*name).to_owned()),
+            };
+            dims.iter().map(dim).collect()
+        });
+        self.source.budget.charge(info.dims.as_ref().map_or(0, |dims| dims.len() * size_of::<Dim>()))?;
+        self.scope().graph.value_mut(id).declared = Some(Declared { dtype, dims });
+        Ok(())
+    }
+
+    /// The value of a name here, or an input that stands for one of a graph around.
+    fn resolve(&mut self, name: &'a str) -> Option<ValueId> {
+        self.resolve_at(self.scopes.len() - 1, name)
+    }
+
+    fn resolve_at(&mut self, level: usize, name: &'a str) -> Option<ValueId> {
+        if let Some(&id) = self.scopes[level].names.get(name) {
+            return Some(id);
+        }
+        if level == 0 || self.scopes[level].is_closed {
+            return None;
+        }
+        let outer = self.resolve_at(level - 1, name)?;
+        let value = self.scopes[level - 1].graph.value(outer);
+        let (ty, constant, declared) = (value.ty.clone(), value.constant.clone(), value.declared.clone());
+        let scope = &mut self.scopes[level];
+        let inner = scope.graph.add_value(Value { name: name.to_owned(), ty, declared, ..Value::default() });
+        scope.names.insert(name, inner);
+        if constant.is_some() {
+            scope.graph.value_mut(inner).constant = constant;
+        } else {
+            scope.captures.push((outer, inner));
+        }
+        Some(inner)
+    }
+
+    fn add(
+        &mut self,
+        node: &NodeProto<'a>,
+        opsets: &Opsets<'a>,
+        op: Op,
+        inputs: Vec<Option<ValueId>>,
+        outputs: Vec<Option<ValueId>>,
+    ) {
+        let node = Node { op, place: place_of(node, opsets), inputs, outputs };
+        self.scope().pending.push(node);
+    }
+
+    fn nodes(&mut self, nodes: &[NodeProto<'a>], opsets: &Opsets<'a>) -> Result<(), ReadError> {
+        // A node may read what a later one computes.
+        let mut outputs = Vec::with_capacity(nodes.len());
+        for node in nodes {
+            let mut ids = Vec::with_capacity(node.outputs.len());
+            for &name in &node.outputs {
+                let is_new = name.is_empty() || !self.scope().names.contains_key(name);
+                if !is_new {
+                    let what = invalid!("its output `{name}` is computed or given twice (save the model anew)");
+                    return Err(refuse(node, opsets, what));
+                }
+                ids.push(if name.is_empty() { None } else { Some(self.declare(name)?) });
+            }
+            outputs.push(ids);
+        }
+        for (node, outputs) in nodes.iter().zip(outputs) {
+            self.node(node, opsets, outputs)?;
+        }
+        Ok(())
+    }
+
+    fn node(
+        &mut self,
+        node: &NodeProto<'a>,
+        opsets: &Opsets<'a>,
+        outputs: Vec<Option<ValueId>>,
+    ) -> Result<(), ReadError> {
+        self.source.budget.charge(2 * size_of::<Node>() + 16 * (node.inputs.len() + node.outputs.len()))?;
+        if node.op_type.is_empty() {
+            return Err(refuse(node, opsets, invalid!("it has no operator: the model is damaged (save it anew)")));
+        }
+        let mut inputs = Vec::with_capacity(node.inputs.len());
+        for &name in &node.inputs {
+            let id = match name {
+                "" => None,
+                _ => Some(self.resolve(name).ok_or_else(|| {
+                    let what = format!("its input `{name}` is neither computed nor given");
+                    refuse(node, opsets, invalid!("{what} (save the model anew)"))
+                })?),
+            };
+            inputs.push(id);
+        }
+        if let Some(function) = self.functions.iter().find(|f| f.name == node.op_type && f.domain == node.domain) {
+            return self.function(function, node, &inputs, outputs);
+        }
+        let mut attributes = Vec::with_capacity(node.attributes.len());
+        let mut bodies = Vec::new();
+        for proto in &node.attributes {
+            let attribute = match proto.graph {
+                Some(message) => {
+                    let (graph, outer) = self.graph(message, opsets)?;
+                    let captures = outer.into_iter().map(|id| self.capture(&mut inputs, id)).collect();
+                    bodies.push((proto.name.to_owned(), Body { graph: Box::new(graph), captures }));
+                    continue;
+                }
+                None => self.attribute(proto)?,
+            };
+            attributes.push((proto.name.to_owned(), attribute));
+        }
+        let attributes = Attributes::new(attributes);
+        if node.op_type == "Constant" && plain_domain(node.domain).is_empty() {
+            let constant = attributes.constant();
+            if let (Ok(tensor), Some(Some(id))) = (constant, outputs.first()) {
+                self.set_constant(*id, tensor);
+                return Ok(());
+            }
+        }
+        let op = make_op(node, opsets, &inputs, outputs.len(), attributes, bodies);
+        let op = op.unwrap_or_else(|reason| Op::Unknown(Unknown { reason }));
+        self.add(node, opsets, op, inputs, outputs);
+        Ok(())
+    }
+
+    /// Where among a node's inputs a value that its graphs read stands.
+    fn capture(&self, inputs: &mut Vec<Option<ValueId>>, id: ValueId) -> usize {
+        inputs.push(Some(id));
+        inputs.len() - 1
+    }
+
+    /// Puts the nodes of a model's own function in the place of a call.
+    fn function(
+        &mut self,
+        function: &FunctionProto<'a>,
+        call: &NodeProto<'a>,
+        inputs: &[Option<ValueId>],
+        outputs: Vec<Option<ValueId>>,
+    ) -> Result<(), ReadError> {
+        if self.scopes.len() >= DEEPEST {
+            return Err(ReadError::NoModel(format!("functions call functions more than {DEEPEST} deep")));
+        }
+        // The function's names are a scope of their own over the same graph, which it has meanwhile.
+        let caller = self.scopes.len() - 1;
+        let mut scope = Scope { is_closed: true, ..Scope::default() };
+        std::mem::swap(&mut scope.graph, &mut self.scopes[caller].graph);
+        std::mem::swap(&mut scope.pending, &mut self.scopes[caller].pending);
+        scope.names = function.inputs.iter().zip(inputs).filter_map(|(&name, id)| Some((name, (*id)?))).collect();
+        let missing = function.inputs.iter().copied().filter(|name| !scope.names.contains_key(name));
+        let missing: Vec<&str> = missing.collect();
+        self.scopes.push(scope);
+        let mut nodes = Vec::with_capacity(function.nodes.len());
+        for node in &function.nodes {
+            self.source.budget.charge(size_of::<NodeProto<'_>>())?;
+            let mut node = node.clone();
+            for attribute in &mut node.attributes {
+                self.source.budget.charge(size_of::<AttributeProto<'_>>() + 8 * attribute.ints.len())?;
+                if !attribute.reference.is_empty() {
+                    let given = call.attributes.iter().chain(&function.defaults);
+                    let name = attribute.name;
+                    *attribute = given
+                        .clone()
+                        .find(|given| given.name == attribute.reference)
+                        .map_or_else(AttributeProto::default, |given| AttributeProto { name, ..given.clone() });
+                }
+            }
+            node.attributes.retain(|attribute| !attribute.name.is_empty());
+            node.inputs.iter_mut().filter(|name| missing.contains(name)).for_each(|name| *name = "");
+            nodes.push(node);
+        }
+        let result = self.nodes(&nodes, &function.opsets);
+        let found: Vec<Option<ValueId>> =
+            function.outputs.iter().map(|&name| self.scope().names.get(name).copied()).collect();
+        let scope = self.scopes.pop().expect("the function's scope");
+        self.scopes[caller].graph = scope.graph;
+        self.scopes[caller].pending = scope.pending;
+        result?;
+        for (found, output) in found.into_iter().zip(outputs) {
+            let Some(output) = output else { continue };
+            let identity = NodeProto { op_type: "Identity", name: call.name, ..NodeProto::default() };
+            self.add(&identity, &[("", NEWEST_OPSET)], Op::identity(), vec![found], vec![Some(output)]);
+        }
+        Ok(())
+    }
+
+    fn attribute(&mut self, proto: &AttributeProto<'a>) -> Result<Attribute, ReadError> {
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        Ok(match proto.kind {
+            1 => Attribute::Float(proto.float.unwrap_or(0.0)),
+            2 => Attribute::Int(proto.int.unwrap_or(0)),
+            3 => Attribute::Text(text(proto.text.unwrap_or(&[]))),
+            6 => Attribute::Floats(floats(&proto.floats)),
+            7 => Attribute::Ints(proto.ints.clone()),
+            8 => Attribute::Texts(proto.texts.iter().map(|bytes| text(bytes)).collect()),
+            4 | 0 if proto.tensor.is_some() => {
+                let message = proto.tensor.expect("it has a tensor");
+                match self.source.load(&TensorProto::read(message, self.source.budget)?)? {
+                    Loaded::Tensor(tensor) => Attribute::Tensor(tensor),
+                    Loaded::Foreign(name) => Attribute::Foreign(format!("a tensor of type {name}")),
+                }
+            }
+            // Before the kind was written down, it was that of the field that is there.
+            0 => match (proto.float, proto.int, proto.text) {
+                (Some(float), ..) => Attribute::Float(float),
+                (_, Some(int), _) => Attribute::Int(int),
+                (.., Some(bytes)) => Attribute::Text(text(bytes)),
+                _ if !proto.floats.is_empty() => Attribute::Floats(floats(&proto.floats)),
+                _ if !proto.texts.is_empty() => Attribute::Texts(proto.texts.iter().map(|b| text(b)).collect()),
+                _ => Attribute::Ints(proto.ints.clone()),
+            },
+            kind => Attribute::Foreign(format!("an attribute of kind {kind}")),
+        })
+    }
+}
+
+fn floats(bytes: &[u8]) -> Vec<f32> {
+    bytes.as_chunks::<4>().0.iter().map(|&b| f32::from_le_bytes(b)).collect()
+}
+
+/// The opset of a node's domain, 0 where the model names none.
+fn opset_of(node: &NodeProto<'_>, opsets: &Opsets<'_>) -> i64 {
+    let domain = plain_domain(node.domain);
+    opsets.iter().find(|(name, _)| plain_domain(name) == domain).map_or(0, |(_, version)| *version)
+}
+
+fn place_of(node: &NodeProto<'_>, opsets: &Opsets<'_>) -> Place {
+    let domain = plain_domain(node.domain);
+    let operator = if domain.is_empty() { node.op_type.to_owned() } else { format!("{domain}.{}", node.op_type) };
+    let first_output = node.outputs.iter().find(|name| !name.is_empty()).copied().unwrap_or("");
+    let name = if node.name.is_empty() { first_output } else { node.name };
+    Place { node: name.to_owned(), operator, opset: opset_of(node, opsets) }
+}
+
+fn refuse(node: &NodeProto<'_>, opsets: &Opsets<'_>, reason: OpError) -> ReadError {
+    ReadError::Node(Problem { place: Some(place_of(node, opsets)), reason: Reason::Op(reason) })
+}
+
+/// The operator of a node, with its attributes understood.
+fn make_op(
+    node: &NodeProto<'_>,
+    opsets: &Opsets<'_>,
+    inputs: &[Option<ValueId>],
+    n_outputs: usize,
+    attributes: Attributes,
+    bodies: Vec<(String, Body)>,
+) -> Result<Op, OpError> {
+    let domain = plain_domain(node.domain);
+    let opset = opset_of(node, opsets);
+    let row = find(domain, node.op_type).ok_or_else(|| unsupported!("this operator is not supported"))?;
+    if opset == 0 {
+        return Err(invalid!("the model names no opset of its domain (save it anew)"));
+    }
+    if domain.is_empty() && opset > NEWEST_OPSET {
+        return Err(unsupported!("the newest opset that is supported is {NEWEST_OPSET}"));
+    }
+    let version =
+        row.since.iter().copied().filter(|&since| since <= opset).max().ok_or_else(|| {
+            unsupported!("this operator is supported from opset {} on (convert the model)", row.since[0])
+        })?;
+    let n_captured: usize = bodies.iter().map(|(_, body)| body.captures.len()).sum();
+    let n_inputs = inputs.len() - n_captured;
+    if !row.n_inputs.contains(&n_inputs) && n_inputs > *row.n_inputs.end() {
+        return Err(unsupported!("it has {n_inputs} inputs, and at most {} are known", row.n_inputs.end()));
+    }
+    let n_present = inputs[..n_inputs].iter().rposition(Option::is_some).map_or(0, |last| last + 1);
+    if n_present < *row.n_inputs.start() {
+        return Err(invalid!("it has {n_present} inputs, and needs {}", row.n_inputs.start()));
+    }
+    let given = inputs[..n_inputs].iter().map(Option::is_some).collect();
+    let import = Import { version, given, n_outputs, attributes, bodies };
+    let op = (row.import)(&import)?;
+    match import.attributes.unused() {
+        Some(name) => Err(unsupported!("attribute `{name}` is not supported at this opset")),
+        None => Ok(op),
+    }
+}
+
+/// Nodes in an order in which each reads what is there, the file's where that is one.
+fn sorted(pending: Vec<Node>, graph: &Graph) -> Result<Vec<Node>, ReadError> {
+    let n_values = graph.values().len();
+    let mut producer = vec![None; n_values];
+    for (at, node) in pending.iter().enumerate() {
+        node.outputs.iter().flatten().for_each(|id| producer[id.0 as usize] = Some(at));
+    }
+    let producer_of = |id: &ValueId| producer[id.0 as usize];
+    let mut n_missing = vec![0_usize; pending.len()];
+    let mut users = vec![Vec::new(); pending.len()];
+    for (at, node) in pending.iter().enumerate() {
+        for from in node.inputs.iter().flatten().filter_map(producer_of) {
+            n_missing[at] += 1;
+            users[from].push(at);
+        }
+    }
+    let ready = (0..pending.len()).filter(|&at| n_missing[at] == 0).map(std::cmp::Reverse);
+    let mut ready: std::collections::BinaryHeap<_> = ready.collect();
+    let mut nodes: Vec<Option<Node>> = pending.into_iter().map(Some).collect();
+    let mut order = Vec::with_capacity(nodes.len());
+    while let Some(std::cmp::Reverse(at)) = ready.pop() {
+        order.extend(nodes[at].take());
+        for &user in &users[at] {
+            n_missing[user] -= 1;
+            if n_missing[user] == 0 {
+                ready.push(std::cmp::Reverse(user));
+            }
+        }
+    }
+    match nodes.into_iter().flatten().next() {
+        None => Ok(order),
+        Some(node) => {
+            let reason = Reason::Op(invalid!("it reads what is computed from its own output (mend the cycle)"));
+            Err(ReadError::Node(Problem { place: Some(node.place), reason }))
+        }
+    }
+}

@@ -1,0 +1,125 @@
+//! Elements of ONNX tensors: in the file, beside it, or as one of the lists of numbers.
+
+use bytes::Bytes;
+
+use super::proto::TensorProto;
+use super::wire::{Budget, Message};
+use crate::{DType, ReadError, Tensor, TensorType};
+
+/// Gives the bytes of a file that lies beside the model, by its relative path; or says why not.
+pub type External<'a> = dyn FnMut(&str) -> Result<Bytes, String> + 'a;
+
+/// What tensors are read from.
+pub struct Source<'a> {
+    /// The model's file.
+    pub file: &'a Bytes,
+    /// Files beside it.
+    pub external: &'a mut External<'a>,
+    /// Those that were read, by path.
+    pub opened: Vec<(String, Bytes)>,
+    /// The memory that is left.
+    pub budget: &'a Budget,
+}
+
+/// A tensor, or the name of its type where that is not supported.
+pub enum Loaded {
+    Tensor(Tensor),
+    Foreign(String),
+}
+
+impl Source<'_> {
+    /// A tensor's elements; they are copied only where they are written as a list of numbers.
+    ///
+    /// # Errors
+    /// Where they are more or fewer than the shape says, or beside the file and cannot be had.
+    pub fn load(&mut self, proto: &TensorProto<'_>) -> Result<Loaded, ReadError> {
+        let refuse = |what: String| ReadError::Tensor { name: proto.name.to_owned(), what };
+        let dtype = match DType::from_onnx(proto.data_type) {
+            Ok(dtype) => dtype,
+            Err(name) => return Ok(Loaded::Foreign(name)),
+        };
+        let shape: Vec<usize> =
+            proto.dims.iter().map(|&d| usize::try_from(d)).collect::<Result<_, _>>().map_err(|_| {
+                refuse(format!("its shape {:?} has a negative dimension (save the model anew)", proto.dims))
+            })?;
+        let ty = TensorType::new(dtype, shape);
+        let wanted = ty.checked_bytes().ok_or_else(|| refuse(format!("its shape {:?} is too large", ty.shape)))?;
+        let bytes = if proto.is_external {
+            self.external_bytes(proto, wanted).map_err(refuse)?
+        } else if let Some(raw) = proto.raw {
+            self.file.slice_ref(raw)
+        } else {
+            let message = proto.message.expect("a tensor that is read has its message");
+            self.listed(message, dtype)?
+        };
+        let found = bytes.len();
+        Tensor::new(ty.clone(), bytes).map(Loaded::Tensor).ok_or_else(|| {
+            refuse(format!("{ty} takes {wanted} bytes, and {found} are there: the file is damaged (save it anew)"))
+        })
+    }
+
+    /// Elements in one of the fields of numbers.
+    fn listed(&self, message: Message<'_>, dtype: DType) -> Result<Bytes, ReadError> {
+        let (mut fixed, mut ints) = (Vec::new(), Vec::new());
+        for field in message {
+            let field = field?;
+            match (field.number, dtype) {
+                (4, DType::F32) => field.fixed(4, &mut fixed, self.budget)?,
+                (10, DType::F64) => field.fixed(8, &mut fixed, self.budget)?,
+                (5, DType::I32 | DType::I16 | DType::I8 | DType::U16 | DType::U8 | DType::Bool)
+                | (5, DType::F16 | DType::Bf16)
+                | (7, DType::I64)
+                | (11, DType::U32 | DType::U64) => field.ints(&mut ints, self.budget)?,
+                _ => {}
+            }
+        }
+        if matches!(dtype, DType::F32 | DType::F64) {
+            return Ok(fixed.into());
+        }
+        self.budget.charge(ints.len() * dtype.size())?;
+        // Half precision stands in the list as its bits.
+        let bits = match dtype {
+            DType::F16 | DType::Bf16 => DType::U16,
+            other => other,
+        };
+        let mut bytes = Vec::with_capacity(ints.len() * dtype.size());
+        for number in ints {
+            match bits {
+                DType::Bool => bytes.push(u8::from(number != 0)),
+                _ => bytes.extend_from_slice(&number.to_le_bytes()[..bits.size()]),
+            }
+        }
+        Ok(bytes.into())
+    }
+
+    fn external_bytes(&mut self, proto: &TensorProto<'_>, wanted: usize) -> Result<Bytes, String> {
+        let entry = |key: &str| proto.external.iter().find(|(k, _)| *k == key).map(|(_, value)| *value);
+        let number = |key: &str, default: usize| {
+            let digits = |text: &str| text.parse::<usize>().map_err(|_| format!("its {key} `{text}` is no number"));
+            entry(key).map_or(Ok(default), digits)
+        };
+        let location = entry("location").ok_or("it lies beside the file, which does not say where")?;
+        let is_inside = !location.is_empty()
+            && !location.contains(['\\', '\0', ':'])
+            && location.split('/').all(|part| !part.is_empty() && part != "..");
+        if !is_inside {
+            let mend = "put the weights into the model's folder and save it anew";
+            return Err(format!("its file `{location}` is not below the model's folder ({mend})"));
+        }
+        let (offset, length) = (number("offset", 0)?, number("length", wanted)?);
+        let known = self.opened.iter().find(|(name, _)| name == location).map(|(_, bytes)| bytes.clone());
+        let bytes = match known {
+            Some(bytes) => bytes,
+            None => {
+                let bytes = (self.external)(location)?;
+                self.opened.push((location.to_owned(), bytes.clone()));
+                bytes
+            }
+        };
+        let end = offset.checked_add(length).filter(|&end| end <= bytes.len()).ok_or_else(|| {
+            let found = bytes.len();
+            format!("bytes {offset} to {offset}+{length} of `{location}` are beyond its {found} bytes (get it anew)")
+        })?;
+        Ok(bytes.slice(offset..end))
+    }
+}

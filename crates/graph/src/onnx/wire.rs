@@ -1,0 +1,225 @@
+//! The wire format of protocol buffers, read in place: fields are slices of the file.
+
+use std::cell::Cell;
+
+use crate::ReadError;
+
+/// The memory that reading may take beyond the file's own, of which every list that is built is charged. It keeps a
+/// small hostile file from becoming gigabytes.
+pub struct Budget {
+    total: usize,
+    left: Cell<usize>,
+}
+
+impl Budget {
+    /// What suffices for each real file: three times its size, and 64 MiB.
+    pub fn of_file(n_bytes: usize) -> Budget {
+        let total = n_bytes.saturating_mul(3).saturating_add(64 << 20);
+        Budget { total, left: Cell::new(total) }
+    }
+
+    /// Takes bytes away.
+    ///
+    /// # Errors
+    /// Where there are not so many left.
+    pub fn charge(&self, n_bytes: usize) -> Result<(), ReadError> {
+        let left = self.left.get().checked_sub(n_bytes).ok_or(ReadError::TooLarge(self.total))?;
+        self.left.set(left);
+        Ok(())
+    }
+}
+
+/// A field's payload.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Payload<'a> {
+    /// An integer of variable length.
+    Varint(u64),
+    /// Eight bytes.
+    Fixed64(u64),
+    /// Four bytes.
+    Fixed32(u32),
+    /// A message, text, bytes or packed numbers.
+    Bytes(Message<'a>),
+}
+
+/// A field with its number.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Field<'a> {
+    /// Which field of its message it is.
+    pub number: u32,
+    /// Where in the file it begins.
+    pub at: usize,
+    /// What it says.
+    pub payload: Payload<'a>,
+}
+
+/// A stretch of the file; iterating gives its fields.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Message<'a> {
+    /// The bytes that are left.
+    pub bytes: &'a [u8],
+    /// Where in the file they begin.
+    pub at: usize,
+}
+
+impl<'a> Message<'a> {
+    fn malformed(&self, what: &'static str) -> ReadError {
+        ReadError::Malformed { at: self.at, what }
+    }
+
+    fn take(&mut self, n: usize) -> Result<&'a [u8], ReadError> {
+        let (head, rest) = self.bytes.split_at_checked(n).ok_or_else(|| self.malformed("a field ends too early"))?;
+        self.bytes = rest;
+        self.at += n;
+        Ok(head)
+    }
+
+    /// Takes an integer of variable length.
+    ///
+    /// # Errors
+    /// Where it does not end, or is longer than 64 bits.
+    pub fn varint(&mut self) -> Result<u64, ReadError> {
+        let mut number = 0_u64;
+        for shift in (0..70).step_by(7) {
+            let byte = self.take(1)?[0];
+            // The tenth byte has one bit left.
+            if shift == 63 && byte > 1 {
+                break;
+            }
+            number |= u64::from(byte & 0x7f) << shift;
+            if byte < 0x80 {
+                return Ok(number);
+            }
+        }
+        Err(self.malformed("an integer is too long"))
+    }
+
+    fn field(&mut self) -> Result<Field<'a>, ReadError> {
+        let at = self.at;
+        let key = self.varint()?;
+        let number = u32::try_from(key >> 3).ok().filter(|&n| n > 0);
+        let number = number.ok_or(ReadError::Malformed { at, what: "a field has no number" })?;
+        let payload = match key & 7 {
+            0 => Payload::Varint(self.varint()?),
+            1 => Payload::Fixed64(u64::from_le_bytes(self.take(8)?.try_into().expect("eight bytes"))),
+            2 => {
+                let n = self.varint()?;
+                let n = usize::try_from(n).map_err(|_| self.malformed("a field is too long"))?;
+                let at = self.at;
+                Payload::Bytes(Message { bytes: self.take(n)?, at })
+            }
+            5 => Payload::Fixed32(u32::from_le_bytes(self.take(4)?.try_into().expect("four bytes"))),
+            _ => return Err(ReadError::Malformed { at, what: "a field has an unknown wire type" }),
+        };
+        Ok(Field { number, at, payload })
+    }
+}
+
+impl<'a> Iterator for Message<'a> {
+    type Item = Result<Field<'a>, ReadError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.bytes.is_empty() {
+            return None;
+        }
+        let field = self.field();
+        if field.is_err() {
+            self.bytes = &[];
+        }
+        Some(field)
+    }
+}
+
+impl<'a> Field<'a> {
+    fn wrong(&self) -> ReadError {
+        ReadError::Malformed { at: self.at, what: "a field has the wrong wire type" }
+    }
+
+    /// The field as a message.
+    ///
+    /// # Errors
+    /// Where it is none.
+    pub fn message(&self) -> Result<Message<'a>, ReadError> {
+        match self.payload {
+            Payload::Bytes(message) => Ok(message),
+            _ => Err(self.wrong()),
+        }
+    }
+
+    /// The field as text.
+    ///
+    /// # Errors
+    /// Where it is none, or no UTF-8.
+    pub fn text(&self) -> Result<&'a str, ReadError> {
+        let what = "a text is not UTF-8";
+        std::str::from_utf8(self.message()?.bytes).map_err(|_| ReadError::Malformed { at: self.at, what })
+    }
+
+    /// The field as an integer.
+    ///
+    /// # Errors
+    /// Where it is none.
+    pub fn int(&self) -> Result<i64, ReadError> {
+        match self.payload {
+            Payload::Varint(number) => Ok(number as i64),
+            _ => Err(self.wrong()),
+        }
+    }
+
+    /// The field as a number of single precision.
+    ///
+    /// # Errors
+    /// Where it is none.
+    pub fn float(&self) -> Result<f32, ReadError> {
+        match self.payload {
+            Payload::Fixed32(bits) => Ok(f32::from_bits(bits)),
+            _ => Err(self.wrong()),
+        }
+    }
+
+    /// Adds integers, packed or one.
+    ///
+    /// # Errors
+    /// Where it has none, or too many.
+    pub fn ints(&self, into: &mut Vec<i64>, budget: &Budget) -> Result<(), ReadError> {
+        match self.payload {
+            Payload::Bytes(mut packed) => {
+                let n = packed.bytes.iter().filter(|&&byte| byte < 0x80).count();
+                budget.charge(n * 8)?;
+                into.reserve_exact(n);
+                while !packed.bytes.is_empty() {
+                    into.push(packed.varint()? as i64);
+                }
+                Ok(())
+            }
+            _ => {
+                budget.charge(8)?;
+                into.push(self.int()?);
+                Ok(())
+            }
+        }
+    }
+
+    /// Adds bytes of fixed-size numbers, packed or one.
+    ///
+    /// # Errors
+    /// Where it has none of that size, or too many.
+    pub fn fixed(&self, size: usize, into: &mut Vec<u8>, budget: &Budget) -> Result<(), ReadError> {
+        match self.payload {
+            Payload::Bytes(packed) if packed.bytes.len().is_multiple_of(size) => {
+                budget.charge(packed.bytes.len())?;
+                into.extend_from_slice(packed.bytes);
+            }
+            Payload::Fixed32(bits) if size == 4 => {
+                budget.charge(4)?;
+                into.extend_from_slice(&bits.to_le_bytes());
+            }
+            Payload::Fixed64(bits) if size == 8 => {
+                budget.charge(8)?;
+                into.extend_from_slice(&bits.to_le_bytes());
+            }
+            _ => return Err(self.wrong()),
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,336 @@
+//! Operators: what each is called in ONNX, how its attributes are read, which types it gives, and what it computes.
+//!
+//! A row of [`OPERATORS`] imports an ONNX operator of any version as an [`Op`], which has its parameters as one version
+//! would say them. What an [`Op`] does is an [`Operation`].
+
+mod attention;
+mod attributes;
+mod cast;
+mod control;
+mod conv;
+mod einsum;
+mod elementwise;
+mod gather;
+mod loss;
+mod matmul;
+mod movement;
+mod norm;
+mod pool;
+mod quantize;
+mod recurrent;
+mod reduce;
+mod resize;
+mod sample;
+mod select;
+mod shape;
+mod signal;
+mod util;
+mod window;
+
+use std::fmt::Debug;
+use std::ops::RangeInclusive;
+
+use crate::error::invalid;
+use crate::{DType, OpError, Tensor, TensorType};
+
+pub use attention::*;
+pub use attributes::{Attribute, Attributes, Import};
+pub use cast::*;
+pub use control::*;
+pub use conv::*;
+pub use einsum::*;
+pub use elementwise::*;
+pub use gather::*;
+pub use loss::*;
+pub use matmul::*;
+pub use movement::*;
+pub use norm::*;
+pub use pool::*;
+pub use quantize::*;
+pub use recurrent::*;
+pub use reduce::*;
+pub use resize::*;
+pub use sample::*;
+pub use select::*;
+pub use shape::*;
+pub use signal::*;
+pub use window::{AutoPad, Geometry, Window};
+
+/// A row of the table of ONNX operators.
+#[derive(Debug)]
+pub struct Operator {
+    /// Its domain; ONNX's own is empty.
+    pub domain: &'static str,
+    /// Its name.
+    pub name: &'static str,
+    /// The opsets in which it changed, from the first one that is supported on.
+    pub since: &'static [i64],
+    /// How many inputs it takes.
+    pub n_inputs: RangeInclusive<usize>,
+    /// What a node of it is.
+    pub import: fn(&Import) -> Result<Op, OpError>,
+}
+
+/// A row of ONNX's own domain.
+const fn row(
+    name: &'static str,
+    since: &'static [i64],
+    n_inputs: RangeInclusive<usize>,
+    import: fn(&Import) -> Result<Op, OpError>,
+) -> Operator {
+    Operator { domain: "", name, since, n_inputs, import }
+}
+
+/// A number of inputs without bound.
+const ANY: usize = usize::MAX;
+
+/// Every ONNX operator that is supported, by the file that has it.
+pub const OPERATORS: &[&[Operator]] = &[
+    attention::ROWS,
+    cast::ROWS,
+    control::ROWS,
+    conv::ROWS,
+    einsum::ROWS,
+    elementwise::ROWS,
+    gather::ROWS,
+    loss::ROWS,
+    matmul::ROWS,
+    movement::ROWS,
+    norm::ROWS,
+    pool::ROWS,
+    quantize::ROWS,
+    recurrent::ROWS,
+    reduce::ROWS,
+    resize::ROWS,
+    sample::ROWS,
+    select::ROWS,
+    shape::ROWS,
+    signal::ROWS,
+];
+
+/// The row of an operator.
+pub fn find(domain: &str, name: &str) -> Option<&'static Operator> {
+    OPERATORS.iter().flat_map(|rows| rows.iter()).find(|row| row.name == name && row.domain == domain)
+}
+
+/// What is known of an operator's input.
+#[derive(Debug, Clone, Copy)]
+pub struct Fact<'a> {
+    /// Its type.
+    pub ty: &'a TensorType,
+    /// Its elements, where they are known.
+    pub value: Option<&'a Tensor>,
+}
+
+impl<'a> Fact<'a> {
+    /// Its dimensions.
+    pub fn shape(&self) -> &'a [usize] {
+        &self.ty.shape
+    }
+
+    /// The type of its elements.
+    pub fn dtype(&self) -> DType {
+        self.ty.dtype
+    }
+}
+
+/// An operator's inputs; optional ones that are left out are none.
+#[derive(Debug, Clone, Copy)]
+pub struct Inputs<'a>(pub &'a [Option<Fact<'a>>]);
+
+impl<'a> Inputs<'a> {
+    /// How many there are, those that are left out included.
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// An input that may be left out.
+    pub fn optional(&self, at: usize) -> Option<Fact<'a>> {
+        self.0.get(at).copied().flatten()
+    }
+
+    /// An input that must be there.
+    ///
+    /// # Errors
+    /// Where it is not.
+    pub fn fact(&self, at: usize) -> Result<Fact<'a>, OpError> {
+        self.optional(at).ok_or_else(|| invalid!("its input {} is missing", at + 1))
+    }
+
+    /// The type of an input.
+    ///
+    /// # Errors
+    /// Where it is missing.
+    pub fn ty(&self, at: usize) -> Result<&'a TensorType, OpError> {
+        Ok(self.fact(at)?.ty)
+    }
+
+    /// The dimensions of an input.
+    ///
+    /// # Errors
+    /// Where it is missing.
+    pub fn shape(&self, at: usize) -> Result<&'a [usize], OpError> {
+        Ok(self.fact(at)?.shape())
+    }
+
+    /// The elements of an input.
+    ///
+    /// # Errors
+    /// Where it is missing, or they are not known yet.
+    pub fn tensor(&self, at: usize) -> Result<&'a Tensor, OpError> {
+        self.fact(at)?.value.ok_or(OpError::NeedsValue(at))
+    }
+
+    /// The elements of an input that may be left out.
+    ///
+    /// # Errors
+    /// Where they are not known yet.
+    pub fn optional_tensor(&self, at: usize) -> Result<Option<&'a Tensor>, OpError> {
+        self.optional(at).map(|fact| fact.value.ok_or(OpError::NeedsValue(at))).transpose()
+    }
+
+    /// The elements of an input that may be left out, as integers.
+    ///
+    /// # Errors
+    /// Where they are not known yet.
+    pub fn optional_i64s(&self, at: usize) -> Result<Option<Vec<i64>>, OpError> {
+        Ok(self.optional_tensor(at)?.map(Tensor::i64s))
+    }
+}
+
+/// What an operator does.
+pub trait Operation: Debug {
+    /// The types of all outputs that it can give.
+    ///
+    /// # Errors
+    /// Where inputs do not fit, are not supported, or values are needed that are not known.
+    fn infer(&self, inputs: Inputs<'_>) -> Result<Vec<TensorType>, OpError>;
+
+    /// All outputs that it can give, of inputs whose values are all known. Floating-point numbers are computed in
+    /// double precision and rounded at the end; integers are exact.
+    ///
+    /// # Errors
+    /// As [`Operation::infer`].
+    fn evaluate(&self, inputs: Inputs<'_>) -> Result<Vec<Tensor>, OpError>;
+}
+
+macro_rules! ops {
+    ($($name:ident: $text:literal,)*) => {
+        /// What a node computes, with its parameters as the newest opset has them.
+        #[derive(Debug, Clone)]
+        #[non_exhaustive]
+        pub enum Op {
+            $(#[doc = $text] $name($name),)*
+        }
+
+        impl Op {
+            /// What it does.
+            pub fn operation(&self) -> &dyn Operation {
+                match self {
+                    $(Op::$name(operation) => operation,)*
+                }
+            }
+        }
+
+        $(impl From<$name> for Op {
+            fn from(operation: $name) -> Op {
+                Op::$name(operation)
+            }
+        })*
+    };
+}
+
+ops! {
+    AffineGrid: "Coordinates of an affine map.",
+    Attention: "Scaled dot-product attention.",
+    BatchNormalization: "Channels scaled and moved by statistics.",
+    Binary: "A function of two tensors, element by element.",
+    BitCast: "The same bits as another type.",
+    Cast: "Another element type.",
+    CenterCropPad: "Cut or padded around the centre.",
+    Clip: "Kept between bounds.",
+    Col2Im: "Sums of overlapping blocks.",
+    Compress: "Slices for which a condition holds.",
+    Concat: "Tensors one behind the other.",
+    ConstantOfShape: "One number everywhere.",
+    Conv: "Convolution.",
+    CosineWindow: "A window of signal processing.",
+    ConvInteger: "Convolution of integers with zero points.",
+    ConvTranspose: "Transposed convolution.",
+    Cumulative: "Running sums or products.",
+    DepthToSpace: "Channels to places.",
+    DequantizeLinear: "Integers as multiples of a scale.",
+    Det: "Determinants.",
+    Dft: "Discrete Fourier transform.",
+    Dropout: "Nothing, at inference.",
+    DynamicQuantizeLinear: "Numbers as 8 bits, by a scale of their range.",
+    Einsum: "Sums of products by indices.",
+    Expand: "Repeated along dimensions of size 1.",
+    EyeLike: "Ones on a diagonal.",
+    Flatten: "Two dimensions.",
+    Gather: "Slices by index.",
+    GatherElements: "Elements by index.",
+    GatherNd: "Slices by index tuples.",
+    Gemm: "A matrix product with a matrix added.",
+    GlobalPool: "One number of each channel.",
+    GridSample: "Samples of an image at coordinates.",
+    GroupNormalization: "Groups of channels normalised.",
+    If: "One of two graphs.",
+    InstanceNormalization: "Channels of each image normalised.",
+    LayerNormalization: "The last dimensions normalised.",
+    LpNormalization: "Divided by the norm along a dimension.",
+    Lrn: "Divided by the neighbouring channels' energy.",
+    MatMul: "Products of matrices.",
+    MatMulInteger: "Products of integer matrices with zero points.",
+    MaxUnpool: "Numbers back where a pool found them.",
+    MeanVarianceNormalization: "Mean 0 and variance 1.",
+    MelWeightMatrix: "From frequencies to mel bands.",
+    NegativeLogLikelihoodLoss: "The loss of labels, of logarithms.",
+    NonMaxSuppression: "Boxes that overlap no better one.",
+    NonZero: "Where elements are not 0.",
+    OneHot: "A place of each index.",
+    Pad: "Borders added.",
+    Pool: "The maximum, mean or norm of each window.",
+    QLinearConv: "Convolution of quantized numbers.",
+    QLinearMatMul: "Product of quantized matrices.",
+    QuantizeLinear: "Multiples of a scale as integers.",
+    Range: "Numbers with equal steps.",
+    Recurrent: "RNN, GRU or LSTM.",
+    Reduce: "One number of many.",
+    ArgReduce: "Where the largest or smallest is.",
+    Reshape: "The same elements in another shape.",
+    Resize: "An image in another size.",
+    ReverseSequence: "The beginnings of sequences reversed.",
+    RmsNormalization: "Divided by the root of the mean square.",
+    RoiAlign: "Pooled regions.",
+    RotaryEmbedding: "Pairs turned by their position.",
+    ScatterElements: "Elements replaced by index.",
+    ScatterNd: "Slices replaced by index tuples.",
+    Shape: "The dimensions of a tensor.",
+    Size: "The number of elements.",
+    Slice: "A part of each dimension.",
+    Softmax: "Exponentials that add up to 1, their logarithms, or the place of the largest.",
+    SoftmaxCrossEntropyLoss: "The loss of labels, of scores.",
+    SpaceToDepth: "Places to channels.",
+    Split: "Parts one behind the other.",
+    Squeeze: "Dimensions of size 1 left out.",
+    Stft: "Fourier transforms of windows.",
+    TensorScatter: "A cache with new entries.",
+    Tile: "Repeated.",
+    TopK: "The largest or smallest.",
+    Transpose: "Dimensions in another order.",
+    Trilu: "A triangle of each matrix.",
+    Unary: "A function of each element.",
+    Unique: "Each value once.",
+    Unknown: "An operator that is not supported.",
+    Unsqueeze: "Dimensions of size 1 put in.",
+    Variadic: "A function of any number of tensors, element by element.",
+    Where: "One of two tensors, element by element.",
+}
+
+impl Op {
+    /// What gives its input as it is.
+    pub fn identity() -> Op {
+        Op::Unary(Unary::Identity)
+    }
+}

@@ -1,0 +1,320 @@
+//! Attention, and positions as rotations.
+
+use super::util::{broadcast, broadcast_strides, product, size, transpose};
+use super::{Import, Inputs, Op, Operation, Operator, row};
+use crate::error::{invalid, unsupported};
+use crate::{DType, OpError, Tensor, TensorType};
+
+/// Scaled dot-product attention: queries, keys, values, mask, past keys and values, and how many keys are no padding.
+/// Outputs are the result, keys and values with the past before them, and products of queries and keys.
+#[derive(Debug, Clone)]
+pub struct Attention {
+    /// A query sees no later keys.
+    pub is_causal: bool,
+    /// Heads of keys and values, where they lie in one dimension.
+    pub n_kv_heads: Option<usize>,
+    /// Heads of queries, where they lie in one dimension.
+    pub n_q_heads: Option<usize>,
+    /// The factor of products; by default the inverse root of a head's size.
+    pub scale: Option<f64>,
+    /// What products are bounded by, smoothly.
+    pub softcap: f64,
+    /// What the last output is: products, these bounded, with the mask, or behind the softmax.
+    pub products: Products,
+    /// How many keys before its own place a query sees.
+    pub left_window: Option<i64>,
+    /// How many keys behind its own place a query sees.
+    pub right_window: Option<i64>,
+}
+
+/// Which products of queries and keys an output has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub enum Products {
+    Plain,
+    Bounded,
+    Masked,
+    Softmax,
+}
+
+/// Pairs of numbers turned by angles: cosines and sines are inputs 1 and 2, positions input 3.
+#[derive(Debug, Clone, Copy)]
+pub struct RotaryEmbedding {
+    /// Pairs stand side by side, and not half a head apart.
+    pub is_interleaved: bool,
+    /// How much of a head is turned; 0 for all.
+    pub n_turned: usize,
+    /// Heads, where they lie in one dimension.
+    pub n_heads: usize,
+}
+
+fn import(node: &Import) -> Result<Op, OpError> {
+    let heads = |name: &str| node.int(name)?.filter(|&n| n != 0).map(size).transpose();
+    // Sums are of double precision here, whatever is asked for.
+    let _ = node.int("softmax_precision")?;
+    let window = |name: &str| Ok(if node.version < 25 { None } else { node.int(name)?.filter(|&n| n >= 0) });
+    Ok(Attention {
+        is_causal: node.flag("is_causal", false)?,
+        n_kv_heads: heads("kv_num_heads")?,
+        n_q_heads: heads("q_num_heads")?,
+        scale: node.float("scale")?.map(f64::from),
+        softcap: node.float_or("softcap", 0.0)?,
+        products: match node.int_or("qk_matmul_output_mode", 0)? {
+            0 => Products::Plain,
+            1 => Products::Bounded,
+            2 => Products::Masked,
+            3 => Products::Softmax,
+            mode => return Err(unsupported!("qk_matmul_output_mode={mode} is not supported")),
+        },
+        left_window: window("left_window_size")?,
+        right_window: window("right_window_size")?,
+    }
+    .into())
+}
+
+pub(super) const ROWS: &[Operator] = &[
+    row("Attention", &[23, 24, 25], 3..=7, import),
+    row("RotaryEmbedding", &[23], 3..=4, |node| {
+        let n_turned = size(node.int_or("rotary_embedding_dim", 0)?)?;
+        let n_heads = size(node.int_or("num_heads", 0)?)?;
+        Ok(RotaryEmbedding { is_interleaved: node.flag("interleaved", false)?, n_turned, n_heads }.into())
+    }),
+];
+
+/// `[batch, heads, steps, size]` of a shape with heads in one dimension or apart.
+fn heads_apart(shape: &[usize], n_heads: Option<usize>) -> Result<[usize; 4], OpError> {
+    match (shape, n_heads) {
+        (&[b, h, s, d], _) => Ok([b, h, s, d]),
+        (&[b, s, all], Some(h)) if h > 0 && all.is_multiple_of(h) => Ok([b, h, s, all / h]),
+        _ => Err(invalid!("its input of shape {shape:?} has no {n_heads:?} heads")),
+    }
+}
+
+/// A tensor as `[batch, heads, steps, size]`.
+fn apart(x: &Tensor, n_heads: Option<usize>) -> Result<Tensor, OpError> {
+    let [b, h, s, d] = heads_apart(x.shape(), n_heads)?;
+    Ok(if x.shape().len() == 4 { x.clone() } else { transpose(&x.reshaped([b, s, h, d]), &[0, 2, 1, 3]) })
+}
+
+/// An attention's sizes.
+struct Sizes {
+    q: [usize; 4],
+    k: [usize; 4],
+    v: [usize; 4],
+    past: usize,
+}
+
+impl Attention {
+    fn sizes(&self, inputs: Inputs<'_>) -> Result<Sizes, OpError> {
+        let q = heads_apart(inputs.shape(0)?, self.n_q_heads)?;
+        let k = heads_apart(inputs.shape(1)?, self.n_kv_heads)?;
+        let v = heads_apart(inputs.shape(2)?, self.n_kv_heads)?;
+        let past = inputs.optional(4).map_or(Ok(0), |past| match *past.shape() {
+            [b, h, s, d] if [b, h, d] == [k[0], k[1], k[3]] => Ok(s),
+            _ => Err(invalid!("past keys of shape {:?} do not fit", past.shape())),
+        })?;
+        let past_of_values = inputs.optional(5).map_or(&[][..], |past| past.shape());
+        let fits = q[0] == k[0]
+            && [k[0], k[1], k[2]] == [v[0], v[1], v[2]]
+            && q[3] == k[3]
+            && k[1] > 0
+            && q[1].is_multiple_of(k[1])
+            && inputs.optional(4).is_some() == inputs.optional(5).is_some()
+            && (past_of_values.is_empty() || past_of_values == [v[0], v[1], past, v[3]]);
+        if fits {
+            Ok(Sizes { q, k, v, past })
+        } else {
+            Err(invalid!("queries {q:?}, keys {k:?} and values {v:?} do not fit"))
+        }
+    }
+}
+
+impl Operation for Attention {
+    fn infer(&self, inputs: Inputs<'_>) -> Result<Vec<TensorType>, OpError> {
+        let Sizes { q: [b, h, s, _], k, v, past } = self.sizes(inputs)?;
+        let dtype = inputs.fact(0)?.dtype();
+        let total = past + k[2];
+        let out = if inputs.shape(0)?.len() == 4 { vec![b, h, s, v[3]] } else { vec![b, s, h * v[3]] };
+        Ok(vec![
+            TensorType::new(dtype, out),
+            TensorType::new(inputs.fact(1)?.dtype(), [b, k[1], total, k[3]]),
+            TensorType::new(inputs.fact(2)?.dtype(), [b, v[1], total, v[3]]),
+            TensorType::new(dtype, [b, h, s, total]),
+        ])
+    }
+
+    fn evaluate(&self, inputs: Inputs<'_>) -> Result<Vec<Tensor>, OpError> {
+        let types = self.infer(inputs)?;
+        let Sizes { q: [batch, n_heads, steps, depth], k: [_, n_kv, new, _], v: [.., width], past } =
+            self.sizes(inputs)?;
+        let total = past + new;
+        let queries = apart(inputs.tensor(0)?, self.n_q_heads)?.floats();
+        let with_past = |at: usize, ty: &TensorType| -> Result<Tensor, OpError> {
+            let new = apart(inputs.tensor(at)?, self.n_kv_heads)?;
+            let Some(past) = inputs.optional_tensor(at + 3)? else { return Ok(new) };
+            let mut bytes = Vec::with_capacity(past.bytes().len() + new.bytes().len());
+            let n = batch * n_kv;
+            let (before, behind) = (past.bytes().len() / n.max(1), new.bytes().len() / n.max(1));
+            for at in 0..n {
+                bytes.extend_from_slice(&past.bytes()[at * before..(at + 1) * before]);
+                bytes.extend_from_slice(&new.bytes()[at * behind..(at + 1) * behind]);
+            }
+            Ok(Tensor::new(ty.clone(), bytes.into()).expect("past and new"))
+        };
+        let (keys, values) = (with_past(1, &types[1])?, with_past(2, &types[2])?);
+        let (k, v) = (keys.floats(), values.floats());
+        let n_valid = inputs.optional_i64s(6)?;
+        if n_valid.as_ref().is_some_and(|n| n.len() != batch) {
+            return Err(invalid!("lengths of keys do not fit a batch of {batch}"));
+        }
+
+        // What is added to products: 0 or minus infinity, or what the mask says.
+        let shape = [batch, n_heads, steps, total];
+        let mut added = vec![0.0; product(&shape)];
+        if let Some(mask) = inputs.optional_tensor(3)? {
+            let [outer @ .., width] = mask.shape() else { return Err(invalid!("its mask is a scalar")) };
+            let row = if *width == 1 && total != 1 { *width } else { (*width).min(total) };
+            let full = [outer, &[if row == 1 { 1 } else { total }]].concat();
+            if broadcast(&[&full, &shape]).is_ok_and(|out| out == shape) && *width <= total {
+                let numbers: Vec<f64> = match mask.dtype() {
+                    DType::Bool => mask.bytes().iter().map(|&b| if b != 0 { 0.0 } else { f64::NEG_INFINITY }).collect(),
+                    _ => mask.floats(),
+                };
+                let by = broadcast_strides(mask.shape(), &[&shape[..3], &[*width]].concat());
+                for at in 0..added.len() {
+                    let column = at % total;
+                    let index = [at / (total * steps * n_heads), at / (total * steps) % n_heads, at / total % steps];
+                    let from: usize = index.iter().zip(&by).map(|(i, stride)| i * stride).sum();
+                    // Keys that a shorter mask does not speak of are not seen.
+                    added[at] = if *width == 1 {
+                        numbers[from]
+                    } else {
+                        numbers.get(from + column).copied().filter(|_| column < *width).unwrap_or(f64::NEG_INFINITY)
+                    };
+                }
+            } else {
+                return Err(invalid!("its mask {mask:?} does not broadcast to {shape:?}"));
+            }
+        }
+        for (at, added) in added.iter_mut().enumerate() {
+            let (column, row, b) = ((at % total) as i64, (at / total % steps) as i64, at / (total * steps * n_heads));
+            let valid = n_valid.as_ref().map(|n| n[b]);
+            let offset = match valid {
+                Some(valid) if inputs.optional(4).is_none() => valid.saturating_sub(steps as i64),
+                _ => past as i64,
+            };
+            let place = row.saturating_add(offset);
+            let is_hidden = self.is_causal && column > place
+                || self.left_window.is_some_and(|n| place.saturating_sub(column) > n)
+                || self.right_window.is_some_and(|n| column.saturating_sub(place) > n)
+                || valid.is_some_and(|valid| column >= valid);
+            if is_hidden {
+                *added = f64::NEG_INFINITY;
+            }
+        }
+
+        let scale = self.scale.unwrap_or(1.0 / (depth as f64).sqrt());
+        let repeats = n_heads / n_kv;
+        let mut shown = vec![0.0; added.len()];
+        let mut out = vec![0.0; batch * n_heads * steps * width];
+        for row in 0..batch * n_heads * steps {
+            let (b, head) = (row / (steps * n_heads), row / steps % n_heads);
+            let of_head = (b * n_kv + head / repeats) * total;
+            let q = &queries[row * depth..(row + 1) * depth];
+            let added = &added[row * total..(row + 1) * total];
+            let shown = &mut shown[row * total..(row + 1) * total];
+            let mut scores = Vec::with_capacity(total);
+            for j in 0..total {
+                let key = &k[(of_head + j) * depth..(of_head + j + 1) * depth];
+                let product = q.iter().zip(key).map(|(a, b)| a * b).sum::<f64>() * scale;
+                let bounded = if self.softcap > 0.0 { (product / self.softcap).tanh() * self.softcap } else { product };
+                shown[j] = match self.products {
+                    Products::Plain if self.softcap > 0.0 => bounded,
+                    Products::Plain => product,
+                    Products::Bounded => bounded,
+                    Products::Masked | Products::Softmax => bounded + added[j],
+                };
+                scores.push(bounded + added[j]);
+            }
+            // A query that sees no key gives zeros.
+            let sees_none = added.iter().all(|&x| x == f64::NEG_INFINITY);
+            let largest = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+            let sum: f64 = scores.iter().map(|x| (x - largest).exp()).sum();
+            for (j, x) in scores.iter().enumerate() {
+                let weight = if sees_none { 0.0 } else { (x - largest).exp() / sum };
+                if self.products == Products::Softmax {
+                    shown[j] = weight;
+                }
+                let value = &v[(of_head + j) * width..(of_head + j + 1) * width];
+                if weight != 0.0 {
+                    out[row * width..(row + 1) * width].iter_mut().zip(value).for_each(|(o, v)| *o += weight * v);
+                }
+            }
+        }
+        let out = Tensor::from_floats(types[0].dtype, [batch, n_heads, steps, width], &out);
+        let out = if types[0].shape.len() == 4 {
+            out
+        } else {
+            transpose(&out, &[0, 2, 1, 3]).reshaped(types[0].shape.clone())
+        };
+        let shown = Tensor::from_floats(types[3].dtype, shape, &shown);
+        Ok(vec![out, keys, values, shown])
+    }
+}
+
+impl RotaryEmbedding {
+    /// `[batch, heads, steps, size]`, and how much of a head is turned.
+    fn sizes(&self, inputs: Inputs<'_>) -> Result<([usize; 4], usize), OpError> {
+        let sizes = heads_apart(inputs.shape(0)?, Some(self.n_heads))?;
+        let turned = if self.n_turned == 0 { sizes[3] } else { self.n_turned };
+        let half = inputs.shape(1)?.last().copied();
+        let fits = turned <= sizes[3] && half == Some(turned / 2) && turned.is_multiple_of(2);
+        if fits && inputs.shape(1)? == inputs.shape(2)? {
+            Ok((sizes, turned))
+        } else {
+            Err(invalid!("angles of shape {:?} do not fit heads of {}", inputs.shape(1)?, sizes[3]))
+        }
+    }
+}
+
+impl Operation for RotaryEmbedding {
+    fn infer(&self, inputs: Inputs<'_>) -> Result<Vec<TensorType>, OpError> {
+        self.sizes(inputs)?;
+        Ok(vec![inputs.ty(0)?.clone()])
+    }
+
+    fn evaluate(&self, inputs: Inputs<'_>) -> Result<Vec<Tensor>, OpError> {
+        let ([batch, n_heads, steps, depth], turned) = self.sizes(inputs)?;
+        let x = inputs.tensor(0)?;
+        let (cosines, sines) = (inputs.tensor(1)?.floats(), inputs.tensor(2)?.floats());
+        let positions = inputs.optional_i64s(3)?;
+        let half = turned / 2;
+        let n_angles = cosines.len() / half.max(1);
+        let heads_first = x.shape().len() == 4;
+        let mut numbers = x.floats();
+        for b in 0..batch {
+            for s in 0..steps {
+                let place = match &positions {
+                    Some(positions) => positions.get(b * steps + s).copied().unwrap_or(-1),
+                    None => (b * steps + s) as i64,
+                };
+                let place = usize::try_from(place).ok().filter(|&place| place < n_angles);
+                let place = place.ok_or_else(|| invalid!("a position has no angles"))?;
+                for head in 0..n_heads {
+                    let start = match heads_first {
+                        true => ((b * n_heads + head) * steps + s) * depth,
+                        false => ((b * steps + s) * n_heads + head) * depth,
+                    };
+                    for i in 0..half {
+                        let (first, second) = if self.is_interleaved { (2 * i, 2 * i + 1) } else { (i, i + half) };
+                        let (a, b) = (numbers[start + first], numbers[start + second]);
+                        let (cosine, sine) = (cosines[place * half + i], sines[place * half + i]);
+                        numbers[start + first] = cosine * a - sine * b;
+                        numbers[start + second] = sine * a + cosine * b;
+                    }
+                }
+            }
+        }
+        Ok(vec![Tensor::from_floats(x.dtype(), x.shape(), &numbers)])
+    }
+}

@@ -1,0 +1,172 @@
+//! Attributes of nodes, and what an operator's row sees of a node.
+
+use std::cell::Cell;
+
+use super::Body;
+use crate::error::{invalid, unsupported};
+use crate::{DType, OpError, Tensor};
+
+/// An attribute's value.
+#[derive(Debug, Clone)]
+pub enum Attribute {
+    /// A number.
+    Float(f32),
+    /// An integer.
+    Int(i64),
+    /// A text.
+    Text(String),
+    /// A tensor.
+    Tensor(Tensor),
+    /// Numbers.
+    Floats(Vec<f32>),
+    /// Integers.
+    Ints(Vec<i64>),
+    /// Texts.
+    Texts(Vec<String>),
+    /// Something that is not supported.
+    Foreign(String),
+}
+
+/// The attributes of a node, and which of them somebody asked for.
+#[derive(Debug)]
+pub struct Attributes(Vec<(String, Attribute, Cell<bool>)>);
+
+/// A node before it is an operator.
+#[derive(Debug)]
+pub struct Import {
+    /// The version of the operator: the last of its row's opsets that is not after the model's.
+    pub version: i64,
+    /// Which inputs are there.
+    pub given: Vec<bool>,
+    /// How many outputs it names.
+    pub n_outputs: usize,
+    /// Its attributes.
+    pub attributes: Attributes,
+    /// Its graphs, by the attribute that has each.
+    pub bodies: Vec<(String, Body)>,
+}
+
+impl Attributes {
+    /// Attributes that nobody asked for yet.
+    pub fn new(attributes: Vec<(String, Attribute)>) -> Attributes {
+        Attributes(attributes.into_iter().map(|(name, value)| (name, value, Cell::new(false))).collect())
+    }
+
+    fn get(&self, name: &str) -> Option<&Attribute> {
+        let (_, value, used) = self.0.iter().find(|(n, ..)| n == name)?;
+        used.set(true);
+        Some(value)
+    }
+
+    /// The first one that nobody asked for.
+    pub fn unused(&self) -> Option<&str> {
+        self.0.iter().find(|(.., used)| !used.get()).map(|(name, ..)| name.as_str())
+    }
+
+    /// The value of a `Constant`.
+    ///
+    /// # Errors
+    /// Where it is none that is supported.
+    pub fn constant(&self) -> Result<Tensor, OpError> {
+        match &self.0[..] {
+            [(_, Attribute::Tensor(tensor), _)] => Ok(tensor.clone()),
+            [(_, Attribute::Float(x), _)] => Ok(Tensor::scalar(DType::F32, f64::from(*x))),
+            [(_, Attribute::Int(x), _)] => Ok(Tensor::from_integers(DType::I64, [], &[(*x).into()])),
+            [(_, Attribute::Floats(xs), _)] => {
+                let numbers: Vec<f64> = xs.iter().map(|&x| x.into()).collect();
+                Ok(Tensor::from_floats(DType::F32, [xs.len()], &numbers))
+            }
+            [(_, Attribute::Ints(xs), _)] => Ok(Tensor::vector(xs)),
+            [(_, Attribute::Foreign(what), _)] => Err(unsupported!("{what} is not supported")),
+            [(name, ..)] => Err(unsupported!("a constant by `{name}` is not supported")),
+            _ => Err(invalid!("a constant has one value")),
+        }
+    }
+}
+
+macro_rules! getters {
+    ($($name:ident, $variant:ident, $type:ty, $kind:literal;)*) => {
+        impl Import {
+            $(
+                #[doc = concat!("An attribute that is ", $kind, ", where it is given.\n\n# Errors\nWhere it is ",
+                    "something else.")]
+                pub fn $name(&self, name: &str) -> Result<Option<$type>, OpError> {
+                    match self.attributes.get(name) {
+                        None => Ok(None),
+                        Some(Attribute::$variant(value)) => Ok(Some(value.clone())),
+                        Some(Attribute::Foreign(what)) => Err(unsupported!("`{name}` is {what}: not supported")),
+                        Some(_) => Err(invalid!("attribute `{name}` should be {}", $kind)),
+                    }
+                }
+            )*
+        }
+    };
+}
+
+getters! {
+    int, Int, i64, "an integer";
+    float, Float, f32, "a number";
+    ints, Ints, Vec<i64>, "integers";
+    floats, Floats, Vec<f32>, "numbers";
+    text, Text, String, "a text";
+    texts, Texts, Vec<String>, "texts";
+    tensor, Tensor, Tensor, "a tensor";
+}
+
+impl Import {
+    /// An integer or what it is by default.
+    ///
+    /// # Errors
+    /// Where it is no integer.
+    pub fn int_or(&self, name: &str, default: i64) -> Result<i64, OpError> {
+        Ok(self.int(name)?.unwrap_or(default))
+    }
+
+    /// A number or what it is by default.
+    ///
+    /// # Errors
+    /// Where it is no number.
+    pub fn float_or(&self, name: &str, default: f32) -> Result<f64, OpError> {
+        Ok(self.float(name)?.unwrap_or(default).into())
+    }
+
+    /// A text or what it is by default.
+    ///
+    /// # Errors
+    /// Where it is no text.
+    pub fn text_or(&self, name: &str, default: &str) -> Result<String, OpError> {
+        Ok(self.text(name)?.unwrap_or_else(|| default.to_owned()))
+    }
+
+    /// Whether an integer is not 0.
+    ///
+    /// # Errors
+    /// Where it is no integer.
+    pub fn flag(&self, name: &str, default: bool) -> Result<bool, OpError> {
+        Ok(self.int_or(name, default.into())? != 0)
+    }
+
+    /// Whether an input is there.
+    pub fn has_input(&self, at: usize) -> bool {
+        self.given.get(at).copied().unwrap_or(false)
+    }
+
+    /// One of several names.
+    ///
+    /// # Errors
+    /// Where it is none of these.
+    pub fn one_of<T: Copy>(&self, name: &str, default: &str, known: &[(&str, T)]) -> Result<T, OpError> {
+        let text = self.text_or(name, default)?;
+        let found = known.iter().find(|(n, _)| *n == text).map(|(_, value)| *value);
+        found.ok_or_else(|| unsupported!("{name}={text} is not supported"))
+    }
+
+    /// A graph.
+    ///
+    /// # Errors
+    /// Where it is not there.
+    pub fn body(&self, name: &str) -> Result<Body, OpError> {
+        let body = self.bodies.iter().find(|(n, _)| n == name).map(|(_, body)| body.clone());
+        body.ok_or_else(|| invalid!("attribute `{name}` should be a graph"))
+    }
+}

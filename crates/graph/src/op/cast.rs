@@ -1,0 +1,78 @@
+//! Other element types.
+
+use super::{Inputs, Operation, Operator, row};
+use crate::error::{invalid, unsupported};
+use crate::{DType, OpError, Tensor, TensorType};
+
+/// The same numbers as another type, which is input 1's where it is not given here.
+#[derive(Debug, Clone, Copy)]
+pub struct Cast {
+    /// The type.
+    pub to: Option<DType>,
+}
+
+/// The same bits as another type of the same size.
+#[derive(Debug, Clone, Copy)]
+pub struct BitCast {
+    /// The type.
+    pub to: DType,
+}
+
+fn type_of(number: i64) -> Result<DType, OpError> {
+    DType::from_onnx(number).map_err(|name| unsupported!("elements of type {name} are not supported"))
+}
+
+pub(super) const ROWS: &[Operator] = &[
+    row("Cast", &[6, 9, 13, 19, 21, 23, 24, 25, 28], 1..=1, |node| {
+        // Both are about types of 8 bits.
+        let _ = (node.int("saturate")?, node.text("round_mode")?);
+        let to = node.int("to")?.ok_or_else(|| invalid!("it has no type to cast to"))?;
+        Ok(Cast { to: Some(type_of(to)?) }.into())
+    }),
+    row("CastLike", &[15, 19, 21, 23, 24, 25], 2..=2, |node| {
+        let _ = (node.int("saturate")?, node.text("round_mode")?);
+        Ok(Cast { to: None }.into())
+    }),
+    row("BitCast", &[26], 1..=1, |node| {
+        let to = node.int("to")?.ok_or_else(|| invalid!("it has no type to cast to"))?;
+        Ok(BitCast { to: type_of(to)? }.into())
+    }),
+];
+
+impl Operation for Cast {
+    fn infer(&self, inputs: Inputs<'_>) -> Result<Vec<TensorType>, OpError> {
+        let to = match self.to {
+            Some(to) => to,
+            None => inputs.fact(1)?.dtype(),
+        };
+        Ok(vec![TensorType::new(to, inputs.shape(0)?)])
+    }
+
+    fn evaluate(&self, inputs: Inputs<'_>) -> Result<Vec<Tensor>, OpError> {
+        let ty = self.infer(inputs)?.remove(0);
+        let x = inputs.tensor(0)?;
+        Ok(vec![if x.dtype() == ty.dtype {
+            x.clone()
+        } else if x.dtype().is_float() {
+            Tensor::from_floats(ty.dtype, ty.shape, &x.floats())
+        } else {
+            Tensor::from_integers(ty.dtype, ty.shape, &x.integers())
+        }])
+    }
+}
+
+impl Operation for BitCast {
+    fn infer(&self, inputs: Inputs<'_>) -> Result<Vec<TensorType>, OpError> {
+        let ty = inputs.ty(0)?;
+        if ty.dtype.size() != self.to.size() || self.to == DType::Bool {
+            return Err(unsupported!("a cast of the bits of {} to {} is not supported", ty.dtype, self.to));
+        }
+        Ok(vec![TensorType::new(self.to, ty.shape.clone())])
+    }
+
+    fn evaluate(&self, inputs: Inputs<'_>) -> Result<Vec<Tensor>, OpError> {
+        let ty = self.infer(inputs)?.remove(0);
+        let bytes = inputs.tensor(0)?.bytes().clone();
+        Ok(vec![Tensor::new(ty, bytes).expect("types of one size")])
+    }
+}

@@ -1,0 +1,88 @@
+//! Graphs in graphs, and operators that are not supported.
+
+use super::{Inputs, Operation, Operator, row};
+use crate::error::invalid;
+use crate::evaluate::run;
+use crate::specialise::infer_graph;
+use crate::{Graph, OpError, Tensor, TensorType};
+
+/// A graph that a node has, and which of the node's inputs its last inputs are.
+#[derive(Debug, Clone)]
+pub struct Body {
+    /// The graph.
+    pub graph: Box<Graph>,
+    /// Places among the node's inputs.
+    pub captures: Vec<usize>,
+}
+
+impl Body {
+    /// The node's inputs that the graph reads, in the order of the graph's last inputs.
+    fn captured<T: Copy>(&self, inputs: &[T]) -> Vec<T> {
+        self.captures.iter().map(|&at| inputs[at]).collect()
+    }
+}
+
+/// The first of two graphs where input 0 holds, the second elsewhere.
+#[derive(Debug, Clone)]
+pub struct If {
+    /// The graph where it holds.
+    pub then: Body,
+    /// The graph where it does not.
+    pub otherwise: Body,
+}
+
+/// An operator that is not supported.
+#[derive(Debug, Clone)]
+pub struct Unknown {
+    /// Why.
+    pub reason: OpError,
+}
+
+pub(super) const ROWS: &[Operator] = &[row("If", &[1, 11, 13, 16, 19, 21, 23, 24, 25], 1..=1, |node| {
+    Ok(If { then: node.body("then_branch")?, otherwise: node.body("else_branch")? }.into())
+})];
+
+impl If {
+    /// The graph for a condition.
+    ///
+    /// # Errors
+    /// Where it is not one element.
+    pub fn branch(&self, condition: &Tensor) -> Result<&Body, OpError> {
+        match condition.integers()[..] {
+            [holds] => Ok(if holds != 0 { &self.then } else { &self.otherwise }),
+            _ => Err(invalid!("its condition {condition:?} is not one element")),
+        }
+    }
+}
+
+impl Operation for If {
+    fn infer(&self, inputs: Inputs<'_>) -> Result<Vec<TensorType>, OpError> {
+        let types = |body: &Body| infer_graph(&body.graph, &body.captured(inputs.0));
+        if let Some(condition) = inputs.fact(0)?.value {
+            return types(self.branch(condition)?);
+        }
+        let found = types(&self.then)?;
+        if found == types(&self.otherwise)? { Ok(found) } else { Err(OpError::NeedsValue(0)) }
+    }
+
+    fn evaluate(&self, inputs: Inputs<'_>) -> Result<Vec<Tensor>, OpError> {
+        let body = self.branch(inputs.tensor(0)?)?;
+        let given = body.captured(inputs.0).into_iter().map(|fact| {
+            fact.and_then(|fact| fact.value).cloned().ok_or_else(|| invalid!("a graph reads what is not there"))
+        });
+        run(&body.graph, given.collect::<Result<_, _>>()?).map_err(|error| match error.reason() {
+            Some(reason) => reason.clone(),
+            None => invalid!("{error}"),
+        })
+    }
+}
+
+impl Operation for Unknown {
+    fn infer(&self, _: Inputs<'_>) -> Result<Vec<TensorType>, OpError> {
+        Err(self.reason.clone())
+    }
+
+    fn evaluate(&self, _: Inputs<'_>) -> Result<Vec<Tensor>, OpError> {
+        Err(self.reason.clone())
+    }
+}

@@ -1,0 +1,154 @@
+//! Sums of products by indices.
+
+use super::util::{product, strides};
+use super::{ANY, Inputs, Operation, Operator, row};
+use crate::error::invalid;
+use crate::{OpError, Tensor, TensorType};
+
+/// Sums of products by indices, as `ij,jk->ik`.
+#[derive(Debug, Clone)]
+pub struct Einsum {
+    /// The indices of each input, and of the output.
+    pub equation: String,
+}
+
+pub(super) const ROWS: &[Operator] = &[row("Einsum", &[12, 28], 1..=ANY, |node| {
+    let equation = node.text("equation")?.ok_or_else(|| invalid!("it has no equation"))?;
+    Ok(Einsum { equation: equation.split_whitespace().collect() }.into())
+})];
+
+/// Most products that are computed.
+const MOST: usize = 1 << 36;
+
+/// An equation for inputs of certain shapes: letters stand for indices, and numbers for those of an ellipsis.
+struct Indices {
+    /// Each index with its size; those of the output first.
+    sizes: Vec<usize>,
+    n_out: usize,
+    /// For each input, the indices of its dimensions.
+    inputs: Vec<Vec<usize>>,
+}
+
+/// One index: a letter, or a place of the ellipsis from its end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Index {
+    Letter(char),
+    Dots(usize),
+}
+
+fn indices_of(term: &str, n_dots: usize) -> Vec<Index> {
+    let dots: Vec<Index> = (0..n_dots).rev().map(Index::Dots).collect();
+    match term.split_once("...") {
+        None => term.chars().map(Index::Letter).collect(),
+        Some((before, behind)) => {
+            let letters = |text: &str| text.chars().map(Index::Letter).collect::<Vec<_>>();
+            [letters(before), dots, letters(behind)].concat()
+        }
+    }
+}
+
+impl Einsum {
+    fn indices(&self, inputs: Inputs<'_>) -> Result<Indices, OpError> {
+        let refuse = || invalid!("the equation `{}` does not fit the inputs", self.equation);
+        let (left, right) = match self.equation.split_once("->") {
+            Some((left, right)) => (left, Some(right)),
+            None => (&*self.equation, None),
+        };
+        let terms: Vec<&str> = left.split(',').collect();
+        if terms.len() != inputs.len() {
+            return Err(refuse());
+        }
+        let mut sizes: Vec<(Index, usize)> = Vec::new();
+        let mut of_inputs = Vec::new();
+        let mut most_dots = 0;
+        for (at, term) in terms.iter().enumerate() {
+            let shape = inputs.shape(at)?;
+            let n_letters = term.chars().filter(|c| c.is_alphabetic()).count();
+            let n_dots = if term.contains("...") { shape.len().checked_sub(n_letters).ok_or_else(refuse)? } else { 0 };
+            most_dots = most_dots.max(n_dots);
+            let indices = indices_of(term, n_dots);
+            if indices.len() != shape.len() {
+                return Err(refuse());
+            }
+            for (&index, &n) in indices.iter().zip(shape) {
+                match sizes.iter_mut().find(|(i, _)| *i == index) {
+                    None => sizes.push((index, n)),
+                    Some((_, known)) if *known == 1 => *known = n,
+                    Some((_, known)) if n != 1 && n != *known => return Err(refuse()),
+                    Some(_) => {}
+                }
+            }
+            of_inputs.push(indices);
+        }
+        let out = match right {
+            Some(right) => indices_of(right, most_dots),
+            None => {
+                // Dimensions of the ellipsis, and letters that occur once.
+                let all: Vec<Index> = of_inputs.concat();
+                let mut letters: Vec<Index> = all.iter().copied().filter(|i| matches!(i, Index::Letter(_))).collect();
+                letters.retain(|i| all.iter().filter(|j| *j == i).count() == 1);
+                letters.sort_by_key(|i| if let Index::Letter(c) = i { *c } else { '\0' });
+                [(0..most_dots).rev().map(Index::Dots).collect(), letters].concat()
+            }
+        };
+        let mut order = out.clone();
+        order.extend(sizes.iter().map(|(i, _)| *i).filter(|i| !out.contains(i)));
+        let size = |i: &Index| sizes.iter().find(|(j, _)| j == i).map(|(_, n)| *n).ok_or_else(refuse);
+        let place = |i: &Index| order.iter().position(|j| j == i).ok_or_else(refuse);
+        Ok(Indices {
+            sizes: order.iter().map(size).collect::<Result<_, _>>()?,
+            n_out: out.len(),
+            inputs: of_inputs
+                .iter()
+                .map(|indices| indices.iter().map(place).collect())
+                .collect::<Result<_, OpError>>()?,
+        })
+    }
+}
+
+impl Operation for Einsum {
+    fn infer(&self, inputs: Inputs<'_>) -> Result<Vec<TensorType>, OpError> {
+        let indices = self.indices(inputs)?;
+        let n = indices.sizes.iter().try_fold(1_usize, |n, &d| n.checked_mul(d));
+        if n.is_none_or(|n| n > MOST) {
+            return Err(OpError::TooLarge(format!("{:?} in all its indices", indices.sizes)));
+        }
+        Ok(vec![TensorType::new(inputs.fact(0)?.dtype(), &indices.sizes[..indices.n_out])])
+    }
+
+    fn evaluate(&self, inputs: Inputs<'_>) -> Result<Vec<Tensor>, OpError> {
+        let ty = self.infer(inputs)?.remove(0);
+        let Indices { sizes, n_out, inputs: of_inputs } = self.indices(inputs)?;
+        let mut numbers = Vec::new();
+        // For each input: how much further each index leads.
+        let mut steps = Vec::new();
+        for (at, indices) in of_inputs.iter().enumerate() {
+            let x = inputs.tensor(at)?;
+            let mut step = vec![0; sizes.len()];
+            for ((&index, stride), &n) in indices.iter().zip(strides(x.shape())).zip(x.shape()) {
+                step[index] += if n == 1 { 0 } else { stride };
+            }
+            numbers.push(x.floats());
+            steps.push(step);
+        }
+        let n_inner = product(&sizes[n_out..]);
+        let mut out = vec![0.0; ty.n_elements()];
+        let mut index = vec![0; sizes.len()];
+        let mut places = vec![0; numbers.len()];
+        for sum in &mut out {
+            for _ in 0..n_inner {
+                *sum += numbers.iter().zip(&places).map(|(x, &place)| x[place]).product::<f64>();
+                for d in (0..sizes.len()).rev() {
+                    index[d] += 1;
+                    places.iter_mut().zip(&steps).for_each(|(place, step)| *place += step[d]);
+                    if index[d] < sizes[d] {
+                        break;
+                    }
+                    places.iter_mut().zip(&steps).for_each(|(place, step)| *place -= step[d] * sizes[d]);
+                    index[d] = 0;
+                }
+            }
+        }
+        Ok(vec![Tensor::from_floats(ty.dtype, ty.shape, &out)])
+    }
+}

@@ -1,0 +1,249 @@
+//! Numbers of windows and of whole channels.
+
+use super::util::{check_rank, product, size, strides};
+use super::window::advance;
+use super::{Geometry, Import, Inputs, Op, Operation, Operator, Window, row};
+use crate::error::invalid;
+use crate::{DType, OpError, Tensor, TensorType};
+
+/// What is taken of each window.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum PoolKind {
+    /// The largest number.
+    Max {
+        /// Its place, the second output, counts columns first.
+        columns_first: bool,
+    },
+    /// The mean.
+    Average {
+        /// Borders count too.
+        counts_borders: bool,
+    },
+    /// A norm.
+    Lp {
+        /// Which.
+        p: f64,
+    },
+}
+
+/// A number of each window.
+#[derive(Debug, Clone)]
+pub struct Pool {
+    /// Which number.
+    pub kind: PoolKind,
+    /// How windows lie.
+    pub window: Window,
+}
+
+/// A number of each channel.
+#[derive(Debug, Clone, Copy)]
+pub struct GlobalPool {
+    /// Which number.
+    pub kind: PoolKind,
+}
+
+/// Numbers back where a [`Pool`] found them; input 2 is the output's shape, where given.
+#[derive(Debug, Clone)]
+pub struct MaxUnpool {
+    /// How windows lay.
+    pub window: Window,
+}
+
+fn pool(node: &Import, kind: PoolKind) -> Result<Op, OpError> {
+    let mut window = Window::import(node)?;
+    window.ceil = node.flag("ceil_mode", false)?;
+    if window.kernel.is_none() {
+        return Err(invalid!("it has no kernel_shape"));
+    }
+    Ok(Pool { kind, window }.into())
+}
+
+const MAX: PoolKind = PoolKind::Max { columns_first: false };
+const AVERAGE: PoolKind = PoolKind::Average { counts_borders: false };
+
+pub(super) const ROWS: &[Operator] = &[
+    row("MaxPool", &[1, 8, 10, 11, 12, 22], 1..=1, |node| {
+        let columns_first = node.version >= 8 && node.flag("storage_order", false)?;
+        pool(node, PoolKind::Max { columns_first })
+    }),
+    row("AveragePool", &[1, 7, 10, 11, 19, 22], 1..=1, |node| {
+        let counts_borders = node.version >= 7 && node.flag("count_include_pad", false)?;
+        pool(node, PoolKind::Average { counts_borders })
+    }),
+    row("LpPool", &[2, 11, 18, 22], 1..=1, |node| {
+        let p = node.int_or("p", 2)? as f64;
+        pool(node, PoolKind::Lp { p })
+    }),
+    row("GlobalMaxPool", &[1, 22], 1..=1, |_| Ok(GlobalPool { kind: MAX }.into())),
+    row("GlobalAveragePool", &[1, 22], 1..=1, |_| Ok(GlobalPool { kind: AVERAGE }.into())),
+    row("GlobalLpPool", &[2, 22], 1..=1, |node| {
+        Ok(GlobalPool { kind: PoolKind::Lp { p: node.int_or("p", 2)? as f64 } }.into())
+    }),
+    row("MaxUnpool", &[9, 11, 22], 2..=3, |node| Ok(MaxUnpool { window: Window::import(node)? }.into())),
+];
+
+impl Pool {
+    /// How windows lie over an image of this shape.
+    ///
+    /// # Errors
+    /// Where they do not.
+    pub fn geometry(&self, shape: &[usize]) -> Result<Geometry, OpError> {
+        check_rank(shape, 3)?;
+        let kernel = self.window.kernel.as_ref().expect("a pool has a size of windows");
+        self.window.over(&shape[2..], kernel)
+    }
+}
+
+impl Operation for Pool {
+    fn infer(&self, inputs: Inputs<'_>) -> Result<Vec<TensorType>, OpError> {
+        let ty = inputs.ty(0)?;
+        let shape = [&ty.shape[..2.min(ty.shape.len())], &self.geometry(&ty.shape)?.out].concat();
+        let mut types = vec![TensorType::new(ty.dtype, shape.clone())];
+        if matches!(self.kind, PoolKind::Max { .. }) {
+            types.push(TensorType::new(DType::I64, shape));
+        }
+        Ok(types)
+    }
+
+    fn evaluate(&self, inputs: Inputs<'_>) -> Result<Vec<Tensor>, OpError> {
+        let ty = self.infer(inputs)?.remove(0);
+        let x = inputs.tensor(0)?;
+        let geometry = self.geometry(x.shape())?;
+        let image = &x.shape()[2..];
+        let (area, own) = (product(image), strides(image));
+        let numbers = x.floats();
+        let n = product(&geometry.out);
+        let (mut out, mut places) = (vec![0.0; ty.n_elements()], vec![0_i128; ty.n_elements()]);
+        let mut index = vec![0; image.len()];
+        for at in 0..n {
+            let mut reads = Vec::new();
+            geometry.for_window(&index, image, &own, &mut |_, place| reads.push(place));
+            // Places of a window in the image and its borders, without what stands out beyond these.
+            let with_borders = || -> usize {
+                (0..image.len())
+                    .map(|d| {
+                        let room = image[d] as i64 + geometry.begins[d] + geometry.ends[d];
+                        let start = index[d] * geometry.strides[d];
+                        (0..geometry.kernel[d]).filter(|k| ((start + k * geometry.dilations[d]) as i64) < room).count()
+                    })
+                    .product()
+            };
+            let n_places = match self.kind {
+                PoolKind::Average { counts_borders: true } => with_borders(),
+                _ => reads.len(),
+            };
+            for channel in 0..out.len() / n {
+                let x = &numbers[channel * area..(channel + 1) * area];
+                let to = channel * n + at;
+                match self.kind {
+                    PoolKind::Max { columns_first } => {
+                        let mut best: Option<usize> = None;
+                        for &place in &reads {
+                            if best.is_none_or(|best| x[place] > x[best] || x[place].is_nan() && !x[best].is_nan()) {
+                                best = Some(place);
+                            }
+                        }
+                        out[to] = best.map_or(f64::NEG_INFINITY, |best| x[best]);
+                        let best = best.unwrap_or(0);
+                        let place = if columns_first {
+                            (0..image.len()).rev().fold(0, |sum, d| sum * image[d] + best / own[d] % image[d])
+                        } else {
+                            best
+                        };
+                        places[to] = (channel * area + place) as i128;
+                    }
+                    PoolKind::Average { .. } => {
+                        out[to] = reads.iter().map(|&place| x[place]).sum::<f64>() / n_places as f64;
+                    }
+                    PoolKind::Lp { p } => out[to] = norm(reads.iter().map(|&place| x[place]), p),
+                }
+            }
+            advance(&mut index, &geometry.out);
+        }
+        let mut tensors = vec![Tensor::from_floats(ty.dtype, ty.shape.clone(), &out)];
+        if matches!(self.kind, PoolKind::Max { .. }) {
+            tensors.push(Tensor::from_integers(DType::I64, ty.shape, &places));
+        }
+        Ok(tensors)
+    }
+}
+
+pub(super) fn norm(numbers: impl Iterator<Item = f64>, p: f64) -> f64 {
+    if p == 1.0 {
+        numbers.map(f64::abs).sum()
+    } else if p == 2.0 {
+        numbers.map(|x| x * x).sum::<f64>().sqrt()
+    } else {
+        numbers.map(|x| x.abs().powf(p)).sum::<f64>().powf(1.0 / p)
+    }
+}
+
+impl Operation for GlobalPool {
+    fn infer(&self, inputs: Inputs<'_>) -> Result<Vec<TensorType>, OpError> {
+        let mut ty = inputs.ty(0)?.clone();
+        check_rank(&ty.shape, 2)?;
+        ty.shape[2..].fill(1);
+        Ok(vec![ty])
+    }
+
+    fn evaluate(&self, inputs: Inputs<'_>) -> Result<Vec<Tensor>, OpError> {
+        let ty = self.infer(inputs)?.remove(0);
+        let x = inputs.tensor(0)?;
+        let area = product(&x.shape()[2..]);
+        let numbers = x.floats();
+        let of_channel = |channel: usize| {
+            let x = &numbers[channel * area..(channel + 1) * area];
+            match self.kind {
+                PoolKind::Max { .. } => x.iter().copied().fold(f64::NEG_INFINITY, f64::max),
+                PoolKind::Average { .. } => x.iter().sum::<f64>() / area as f64,
+                PoolKind::Lp { p } => norm(x.iter().copied(), p),
+            }
+        };
+        let out: Vec<f64> = (0..ty.n_elements()).map(of_channel).collect();
+        Ok(vec![Tensor::from_floats(ty.dtype, ty.shape, &out)])
+    }
+}
+
+impl Operation for MaxUnpool {
+    fn infer(&self, inputs: Inputs<'_>) -> Result<Vec<TensorType>, OpError> {
+        let mut ty = inputs.ty(0)?.clone();
+        check_rank(&ty.shape, 3)?;
+        if inputs.shape(1)? != ty.shape {
+            return Err(invalid!("places of shape {:?} do not fit {ty}", inputs.shape(1)?));
+        }
+        if let Some(wanted) = inputs.optional_i64s(2)? {
+            ty.shape = wanted.into_iter().map(size).collect::<Result<_, _>>()?;
+            return Ok(vec![ty]);
+        }
+        let kernel = self.window.kernel.clone().ok_or_else(|| invalid!("it has no kernel_shape"))?;
+        let geometry = self.window.given(&kernel)?;
+        if kernel.len() + 2 != ty.shape.len() {
+            return Err(invalid!("windows of {kernel:?} do not fit {ty}"));
+        }
+        for d in 0..kernel.len() {
+            let full = (ty.shape[d + 2] as i64 - 1).checked_mul(geometry.strides[d] as i64);
+            let full = full.ok_or_else(|| invalid!("strides are too large"))? + kernel[d] as i64;
+            ty.shape[d + 2] = size(full - geometry.begins[d] - geometry.ends[d])?;
+        }
+        Ok(vec![ty])
+    }
+
+    fn evaluate(&self, inputs: Inputs<'_>) -> Result<Vec<Tensor>, OpError> {
+        let ty = self.infer(inputs)?.remove(0);
+        let (x, places) = (inputs.tensor(0)?, inputs.tensor(1)?.i64s());
+        // Places count in the image that the windows' sizes give, which the output may be larger than.
+        let inferred = self.infer(Inputs(&inputs.0[..2]))?.remove(0);
+        let mut out = vec![0.0; ty.n_elements()];
+        let own = strides(&inferred.shape);
+        let to = strides(&ty.shape);
+        for (number, place) in x.floats().into_iter().zip(places) {
+            let place = usize::try_from(place).ok().filter(|&place| place < inferred.n_elements().max(out.len()));
+            let place = place.ok_or_else(|| invalid!("a place is beyond the image"))?;
+            let same = inferred.shape == ty.shape || place >= inferred.n_elements();
+            let place =
+                if same { place } else { (0..own.len()).map(|d| place / own[d] % inferred.shape[d] * to[d]).sum() };
+            *out.get_mut(place).ok_or_else(|| invalid!("a place is beyond the image"))? = number;
+        }
+        Ok(vec![Tensor::from_floats(ty.dtype, ty.shape, &out)])
+    }
+}

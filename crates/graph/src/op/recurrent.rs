@@ -1,0 +1,263 @@
+//! Recurrent networks: RNN, GRU and LSTM.
+
+use super::util::size;
+use super::{Import, Inputs, Op, Operation, Operator, Unary, row};
+use crate::error::{invalid, unsupported};
+use crate::{OpError, Tensor, TensorType};
+
+/// Which cell.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub enum Cell {
+    Rnn,
+    Gru {
+        /// The reset gate is applied behind the product with the state.
+        resets_behind: bool,
+    },
+    Lstm {
+        /// The forget gate is what the input gate leaves.
+        couples_gates: bool,
+    },
+}
+
+/// In which order a direction takes the steps.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub enum Direction {
+    Forward,
+    Reverse,
+    Both,
+}
+
+/// A network over steps: input `[steps, batch, n]`, weights W `[directions, gates·hidden, n]`, R
+/// `[directions, gates·hidden, hidden]`, B `[directions, 2·gates·hidden]`, lengths, first states and peepholes.
+#[derive(Debug, Clone)]
+pub struct Recurrent {
+    /// Which cell.
+    pub cell: Cell,
+    /// The size of the state.
+    pub hidden: usize,
+    /// The order of steps.
+    pub direction: Direction,
+    /// Activations of each direction, in the cell's order.
+    pub activations: Vec<Unary>,
+    /// What gates are cut off at.
+    pub clip: Option<f64>,
+    /// The batch is the first dimension.
+    pub batch_first: bool,
+}
+
+fn activation(name: &str, alpha: Option<f64>, beta: Option<f64>) -> Result<Unary, OpError> {
+    let alpha_or = |default: f64| alpha.unwrap_or(default);
+    Ok(match name.to_ascii_lowercase().as_str() {
+        "sigmoid" => Unary::Sigmoid,
+        "tanh" => Unary::Tanh,
+        "relu" => Unary::Relu,
+        "leakyrelu" => Unary::LeakyRelu { alpha: alpha_or(0.01) },
+        "thresholdedrelu" => Unary::ThresholdedRelu { alpha: alpha_or(1.0) },
+        "hardsigmoid" => Unary::HardSigmoid { alpha: alpha_or(0.2), beta: beta.unwrap_or(0.5) },
+        "elu" => Unary::Elu { alpha: alpha_or(1.0) },
+        "softsign" => Unary::Softsign,
+        "softplus" => Unary::Softplus,
+        _ => return Err(unsupported!("the activation {name} is not supported")),
+    })
+}
+
+fn import(node: &Import, cell: Cell, defaults: &[&str]) -> Result<Op, OpError> {
+    let hidden = node.int("hidden_size")?.ok_or_else(|| invalid!("it has no hidden_size"))?;
+    let known = [("forward", Direction::Forward), ("reverse", Direction::Reverse), ("bidirectional", Direction::Both)];
+    let direction = node.one_of("direction", "forward", &known)?;
+    let n_directions = if direction == Direction::Both { 2 } else { 1 };
+    let names = node.texts("activations")?.filter(|names| !names.is_empty());
+    let all = || defaults.repeat(n_directions).iter().map(|&name| name.to_owned()).collect();
+    let names: Vec<String> = names.unwrap_or_else(all);
+    if names.len() != defaults.len() * n_directions {
+        return Err(invalid!("it has {} activations, and should have {}", names.len(), defaults.len() * n_directions));
+    }
+    let alphas = node.floats("activation_alpha")?.unwrap_or_default();
+    let betas = node.floats("activation_beta")?.unwrap_or_default();
+    let at = |list: &[f32], at: usize| list.get(at).map(|&x| f64::from(x));
+    let activations = names.iter().enumerate().map(|(i, name)| activation(name, at(&alphas, i), at(&betas, i)));
+    Ok(Recurrent {
+        cell,
+        hidden: size(hidden)?,
+        direction,
+        activations: activations.collect::<Result<_, _>>()?,
+        clip: node.float("clip")?.map(f64::from),
+        batch_first: node.version >= 14 && node.flag("layout", false)?,
+    }
+    .into())
+}
+
+pub(super) const ROWS: &[Operator] = &[
+    row("RNN", &[7, 14, 22], 3..=6, |node| import(node, Cell::Rnn, &["Tanh"])),
+    row("GRU", &[7, 14, 22], 3..=6, |node| {
+        let resets_behind = node.flag("linear_before_reset", false)?;
+        import(node, Cell::Gru { resets_behind }, &["Sigmoid", "Tanh"])
+    }),
+    row("LSTM", &[7, 14, 22], 3..=8, |node| {
+        let couples_gates = node.flag("input_forget", false)?;
+        import(node, Cell::Lstm { couples_gates }, &["Sigmoid", "Tanh", "Tanh"])
+    }),
+];
+
+/// A network's sizes.
+struct Sizes {
+    steps: usize,
+    batch: usize,
+    n: usize,
+    directions: usize,
+    gates: usize,
+}
+
+impl Recurrent {
+    fn sizes(&self, inputs: Inputs<'_>) -> Result<Sizes, OpError> {
+        let (x, w, r) = (inputs.shape(0)?, inputs.shape(1)?, inputs.shape(2)?);
+        let &[a, b, n] = x else {
+            return Err(invalid!("its input of shape {x:?} should have 3 dimensions"));
+        };
+        let (steps, batch) = if self.batch_first { (b, a) } else { (a, b) };
+        let directions = if self.direction == Direction::Both { 2 } else { 1 };
+        let gates = match self.cell {
+            Cell::Rnn => 1,
+            Cell::Gru { .. } => 3,
+            Cell::Lstm { .. } => 4,
+        };
+        let rows = gates * self.hidden.min(1 << 32);
+        if w != [directions, rows, n] || r != [directions, rows, self.hidden] {
+            return Err(invalid!("weights of shapes {w:?} and {r:?} do not fit {x:?} and {} states", self.hidden));
+        }
+        if inputs.optional(3).is_some_and(|bias| bias.shape() != [directions, 2 * rows]) {
+            return Err(invalid!("what is added, of shape {:?}, does not fit", inputs.shape(3)?));
+        }
+        Ok(Sizes { steps, batch, n, directions, gates })
+    }
+
+    /// The first states: input `at`, or zeros, as `[directions, batch, hidden]`.
+    fn states(&self, inputs: Inputs<'_>, at: usize, sizes: &Sizes) -> Result<Vec<f64>, OpError> {
+        let Sizes { batch, directions, .. } = *sizes;
+        let n = directions * batch * self.hidden;
+        let Some(given) = inputs.optional_tensor(at)? else { return Ok(vec![0.0; n]) };
+        let given = given.floats();
+        if given.len() != n {
+            return Err(invalid!("{} first states do not fit {n}", given.len()));
+        }
+        if !self.batch_first {
+            return Ok(given);
+        }
+        let h = self.hidden;
+        let from = |to: usize| (to / h % batch * directions + to / (h * batch)) * h + to % h;
+        Ok((0..n).map(|to| given[from(to)]).collect())
+    }
+}
+
+impl Operation for Recurrent {
+    fn infer(&self, inputs: Inputs<'_>) -> Result<Vec<TensorType>, OpError> {
+        let Sizes { steps, batch, directions, .. } = self.sizes(inputs)?;
+        let dtype = inputs.fact(0)?.dtype();
+        let (all, last) = match self.batch_first {
+            true => (vec![batch, steps, directions, self.hidden], vec![batch, directions, self.hidden]),
+            false => (vec![steps, directions, batch, self.hidden], vec![directions, batch, self.hidden]),
+        };
+        let mut types = vec![TensorType::new(dtype, all), TensorType::new(dtype, last.clone())];
+        types.extend(matches!(self.cell, Cell::Lstm { .. }).then(|| TensorType::new(dtype, last)));
+        Ok(types)
+    }
+
+    fn evaluate(&self, inputs: Inputs<'_>) -> Result<Vec<Tensor>, OpError> {
+        let types = self.infer(inputs)?;
+        let sizes = self.sizes(inputs)?;
+        let Sizes { steps, batch, n, directions, gates } = sizes;
+        let h = self.hidden;
+        let rows = gates * h;
+        let x = inputs.tensor(0)?.floats();
+        let (w, r) = (inputs.tensor(1)?.floats(), inputs.tensor(2)?.floats());
+        let bias = inputs.optional_tensor(3)?.map_or_else(|| vec![0.0; directions * 2 * rows], Tensor::floats);
+        let lengths = inputs.optional_i64s(4)?.unwrap_or_else(|| vec![steps as i64; batch]);
+        if lengths.len() != batch || lengths.iter().any(|&length| length < 0 || length as usize > steps) {
+            return Err(invalid!("lengths {lengths:?} do not fit {steps} steps"));
+        }
+        let mut hidden = self.states(inputs, 5, &sizes)?;
+        let is_lstm = matches!(self.cell, Cell::Lstm { .. });
+        let mut cells = if is_lstm { self.states(inputs, 6, &sizes)? } else { Vec::new() };
+        let peepholes = if is_lstm { inputs.optional_tensor(7)?.map(Tensor::floats) } else { None };
+        if peepholes.as_ref().is_some_and(|p| p.len() != directions * 3 * h) {
+            return Err(invalid!("peepholes do not fit {h} states"));
+        }
+        let mut all = vec![0.0; steps * directions * batch * h];
+        let clip = |x: f64| self.clip.map_or(x, |bound| x.clamp(-bound, bound));
+        let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
+        for d in 0..directions {
+            let is_reverse = self.direction == Direction::Reverse || d == 1;
+            let per_direction = self.activations.len() / directions;
+            let act = |k: usize, x: f64| self.activations[d * per_direction + k].of_float(clip(x));
+            let (w, r) = (&w[d * rows * n..][..rows * n], &r[d * rows * h..][..rows * h]);
+            let (wb, rb) = bias[d * 2 * rows..][..2 * rows].split_at(rows);
+            for b in 0..batch {
+                let length = lengths[b] as usize;
+                let state = (d * batch + b) * h;
+                for step in 0..length {
+                    let t = if is_reverse { length - 1 - step } else { step };
+                    let at = if self.batch_first { b * steps + t } else { t * batch + b };
+                    let x = &x[at * n..(at + 1) * n];
+                    let before = hidden[state..state + h].to_vec();
+                    let from_x = |row: usize| dot(&w[row * n..(row + 1) * n], x) + wb[row];
+                    let from_h = |row: usize, h_: &[f64]| dot(&r[row * h..(row + 1) * h], h_) + rb[row];
+                    let gate = |row: usize| from_x(row) + from_h(row, &before);
+                    match self.cell {
+                        Cell::Rnn => (0..h).for_each(|j| hidden[state + j] = act(0, gate(j))),
+                        Cell::Gru { resets_behind } => {
+                            let z: Vec<f64> = (0..h).map(|j| act(0, gate(j))).collect();
+                            let reset: Vec<f64> = (0..h).map(|j| act(0, gate(h + j))).collect();
+                            let scaled: Vec<f64> = before.iter().zip(&reset).map(|(h, r)| h * r).collect();
+                            for j in 0..h {
+                                let row = 2 * h + j;
+                                let inner = match resets_behind {
+                                    true => reset[j] * from_h(row, &before),
+                                    false => from_h(row, &scaled),
+                                };
+                                let new = act(1, from_x(row) + inner);
+                                hidden[state + j] = (1.0 - z[j]) * new + z[j] * before[j];
+                            }
+                        }
+                        Cell::Lstm { couples_gates } => {
+                            for j in 0..h {
+                                let peep = |k: usize| peepholes.as_ref().map_or(0.0, |p| p[(d * 3 + k) * h + j]);
+                                let c = cells[state + j];
+                                let input = act(0, gate(j) + peep(0) * c);
+                                let forget = match couples_gates {
+                                    true => 1.0 - input,
+                                    false => act(0, gate(2 * h + j) + peep(2) * c),
+                                };
+                                let new = forget * c + input * act(1, gate(3 * h + j));
+                                let output = act(0, gate(h + j) + peep(1) * new);
+                                cells[state + j] = new;
+                                hidden[state + j] = output * self.activations[d * per_direction + 2].of_float(new);
+                            }
+                        }
+                    }
+                    let to = match self.batch_first {
+                        true => ((b * steps + t) * directions + d) * h,
+                        false => ((t * directions + d) * batch + b) * h,
+                    };
+                    all[to..to + h].copy_from_slice(&hidden[state..state + h]);
+                }
+            }
+        }
+        let last = |states: &[f64]| -> Vec<f64> {
+            if !self.batch_first {
+                return states.to_vec();
+            }
+            let from = |to: usize| (to / h % directions * batch + to / (h * directions)) * h + to % h;
+            (0..states.len()).map(|to| states[from(to)]).collect()
+        };
+        let mut outputs = vec![
+            Tensor::from_floats(types[0].dtype, types[0].shape.clone(), &all),
+            Tensor::from_floats(types[1].dtype, types[1].shape.clone(), &last(&hidden)),
+        ];
+        if is_lstm {
+            outputs.push(Tensor::from_floats(types[2].dtype, types[2].shape.clone(), &last(&cells)));
+        }
+        Ok(outputs)
+    }
+}

@@ -1,0 +1,320 @@
+//! One number of many.
+
+use super::util::{around, axes, axis, broadcast_strides, for_each};
+use super::{Import, Inputs, Op, Operation, Operator, row};
+use crate::error::invalid;
+use crate::{DType, OpError, Tensor, TensorType};
+
+/// Which number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub enum ReduceKind {
+    L1,
+    L2,
+    LogSum,
+    LogSumExp,
+    Max,
+    Mean,
+    Min,
+    Prod,
+    Sum,
+    SumSquare,
+}
+
+/// One number of many, along some dimensions.
+#[derive(Debug, Clone)]
+pub struct Reduce {
+    /// Which number.
+    pub kind: ReduceKind,
+    /// The dimensions of an attribute. Else they are input 1's value, or all.
+    pub axes: Option<Vec<i64>>,
+    /// The dimensions stay, with size 1.
+    pub keeps_dims: bool,
+    /// No dimensions are none, and not all.
+    pub none_is_none: bool,
+}
+
+/// Where along a dimension the largest or the smallest number is.
+#[derive(Debug, Clone, Copy)]
+pub struct ArgReduce {
+    /// The smallest.
+    pub is_min: bool,
+    /// The dimension.
+    pub axis: i64,
+    /// The dimension stays, with size 1.
+    pub keeps_dims: bool,
+    /// The last of several equal ones.
+    pub takes_last: bool,
+}
+
+/// Running sums or products along a dimension, which is input 1's value.
+#[derive(Debug, Clone, Copy)]
+pub struct Cumulative {
+    /// Products.
+    pub is_product: bool,
+    /// Without the element itself.
+    pub is_exclusive: bool,
+    /// From the end.
+    pub is_reverse: bool,
+}
+
+fn reduce(node: &Import, kind: ReduceKind) -> Result<Op, OpError> {
+    // Sums have their axes as an input earlier than the rest.
+    let since = if kind == ReduceKind::Sum { 13 } else { 18 };
+    let is_old = node.version < since;
+    Ok(Reduce {
+        kind,
+        axes: if is_old { node.ints("axes")? } else { None },
+        keeps_dims: node.flag("keepdims", true)?,
+        none_is_none: !is_old && node.flag("noop_with_empty_axes", false)?,
+    }
+    .into())
+}
+
+fn arg(node: &Import, is_min: bool) -> Result<Op, OpError> {
+    let takes_last = node.version >= 12 && node.flag("select_last_index", false)?;
+    Ok(ArgReduce { is_min, axis: node.int_or("axis", 0)?, keeps_dims: node.flag("keepdims", true)?, takes_last }.into())
+}
+
+fn cumulative(node: &Import, is_product: bool) -> Result<Op, OpError> {
+    let (is_exclusive, is_reverse) = (node.flag("exclusive", false)?, node.flag("reverse", false)?);
+    Ok(Cumulative { is_product, is_exclusive, is_reverse }.into())
+}
+
+pub(super) const ROWS: &[Operator] = &[
+    row("ReduceL1", &[1, 11, 13, 18], 1..=2, |node| reduce(node, ReduceKind::L1)),
+    row("ReduceL2", &[1, 11, 13, 18], 1..=2, |node| reduce(node, ReduceKind::L2)),
+    row("ReduceLogSum", &[1, 11, 13, 18, 28], 1..=2, |node| reduce(node, ReduceKind::LogSum)),
+    row("ReduceLogSumExp", &[1, 11, 13, 18, 28], 1..=2, |node| reduce(node, ReduceKind::LogSumExp)),
+    row("ReduceMax", &[1, 11, 12, 13, 18, 20], 1..=2, |node| reduce(node, ReduceKind::Max)),
+    row("ReduceMean", &[1, 11, 13, 18], 1..=2, |node| reduce(node, ReduceKind::Mean)),
+    row("ReduceMin", &[1, 11, 12, 13, 18, 20], 1..=2, |node| reduce(node, ReduceKind::Min)),
+    row("ReduceProd", &[1, 11, 13, 18], 1..=2, |node| reduce(node, ReduceKind::Prod)),
+    row("ReduceSum", &[1, 11, 13], 1..=2, |node| reduce(node, ReduceKind::Sum)),
+    row("ReduceSumSquare", &[1, 11, 13, 18], 1..=2, |node| reduce(node, ReduceKind::SumSquare)),
+    row("ArgMax", &[1, 11, 12, 13], 1..=1, |node| arg(node, false)),
+    row("ArgMin", &[1, 11, 12, 13], 1..=1, |node| arg(node, true)),
+    row("CumSum", &[11, 14], 2..=2, |node| cumulative(node, false)),
+    row("CumProd", &[26], 2..=2, |node| cumulative(node, true)),
+];
+
+impl Reduce {
+    /// The dimensions it is along; none where it does not reduce at all.
+    ///
+    /// # Errors
+    /// Where they are not known, or there are no such.
+    pub fn axes(&self, inputs: Inputs<'_>) -> Result<Option<Vec<usize>>, OpError> {
+        let rank = inputs.shape(0)?.len();
+        let given = match &self.axes {
+            Some(axes) => axes.clone(),
+            None => inputs.optional_i64s(1)?.unwrap_or_default(),
+        };
+        match given.is_empty() {
+            true if self.none_is_none => Ok(None),
+            true => Ok(Some((0..rank).collect())),
+            false => axes(&given, rank).map(Some),
+        }
+    }
+}
+
+impl Operation for Reduce {
+    fn infer(&self, inputs: Inputs<'_>) -> Result<Vec<TensorType>, OpError> {
+        let ty = inputs.ty(0)?;
+        let axes = self.axes(inputs)?.unwrap_or_default();
+        let dims = ty.shape.iter().enumerate().filter_map(|(d, &n)| match axes.contains(&d) {
+            true => self.keeps_dims.then_some(1),
+            false => Some(n),
+        });
+        Ok(vec![TensorType::new(ty.dtype, dims.collect::<Vec<_>>())])
+    }
+
+    fn evaluate(&self, inputs: Inputs<'_>) -> Result<Vec<Tensor>, OpError> {
+        use ReduceKind as K;
+        let ty = self.infer(inputs)?.remove(0);
+        let x = inputs.tensor(0)?;
+        let Some(axes) = self.axes(inputs)? else {
+            return self.evaluate_elements(x);
+        };
+        let mut kept = x.shape().to_vec();
+        axes.iter().for_each(|&d| kept[d] = 1);
+        let by = broadcast_strides(&kept, x.shape());
+        let n = ty.n_elements();
+        let n_each = x.n_elements() / n.max(1);
+        if !x.dtype().is_float() && !matches!(self.kind, K::L2 | K::LogSum | K::LogSumExp) {
+            let numbers = x.integers();
+            let (least, most) = x.dtype().integer_range();
+            let start = match self.kind {
+                K::Max => least,
+                K::Min => most,
+                K::Prod => 1,
+                _ => 0,
+            };
+            let mut sums = vec![start; n];
+            for_each(x.shape(), [&by], |at, [to]| {
+                let (sum, x) = (&mut sums[to], numbers[at]);
+                *sum = match self.kind {
+                    K::Max => x.max(*sum),
+                    K::Min => x.min(*sum),
+                    K::Prod => sum.wrapping_mul(x),
+                    K::L1 => *sum + x.abs(),
+                    K::SumSquare => *sum + x * x,
+                    K::Sum | K::Mean | K::L2 | K::LogSum | K::LogSumExp => *sum + x,
+                };
+            });
+            if self.kind == K::Mean {
+                sums.iter_mut().for_each(|sum| *sum /= n_each.max(1) as i128);
+            }
+            return Ok(vec![Tensor::from_integers(ty.dtype, ty.shape, &sums)]);
+        }
+        let numbers = x.floats();
+        let start = match self.kind {
+            K::Max | K::LogSumExp => f64::NEG_INFINITY,
+            K::Min => f64::INFINITY,
+            K::Prod => 1.0,
+            _ => 0.0,
+        };
+        let mut sums = vec![start; n];
+        for_each(x.shape(), [&by], |at, [to]| {
+            let (sum, x) = (&mut sums[to], numbers[at]);
+            *sum = match self.kind {
+                K::Max | K::LogSumExp => {
+                    if x > *sum || x.is_nan() {
+                        x
+                    } else {
+                        *sum
+                    }
+                }
+                K::Min => {
+                    if x < *sum || x.is_nan() {
+                        x
+                    } else {
+                        *sum
+                    }
+                }
+                K::Prod => *sum * x,
+                K::L1 => *sum + x.abs(),
+                K::L2 | K::SumSquare => *sum + x * x,
+                K::Sum | K::Mean | K::LogSum => *sum + x,
+            };
+        });
+        if self.kind == K::LogSumExp {
+            // Less the largest, so that nothing overflows.
+            let largest: Vec<f64> = sums.iter().map(|&m| if m.is_finite() { m } else { 0.0 }).collect();
+            let infinite = sums;
+            sums = vec![0.0; n];
+            for_each(x.shape(), [&by], |at, [to]| sums[to] += (numbers[at] - largest[to]).exp());
+            for ((sum, m), was) in sums.iter_mut().zip(largest).zip(infinite) {
+                *sum = if was == f64::INFINITY { was } else { sum.ln() + m };
+            }
+        }
+        sums.iter_mut().for_each(|sum| match self.kind {
+            K::Mean => *sum /= n_each as f64,
+            K::L2 => *sum = sum.sqrt(),
+            K::LogSum => *sum = sum.ln(),
+            _ => {}
+        });
+        Ok(vec![Tensor::from_floats(ty.dtype, ty.shape, &sums)])
+    }
+}
+
+impl Reduce {
+    /// What it makes of each element by itself.
+    fn evaluate_elements(&self, x: &Tensor) -> Result<Vec<Tensor>, OpError> {
+        use ReduceKind as K;
+        let of_one = |x: f64| match self.kind {
+            K::L1 | K::L2 => x.abs(),
+            K::LogSum => x.ln(),
+            K::SumSquare => x * x,
+            K::LogSumExp | K::Max | K::Mean | K::Min | K::Prod | K::Sum => x,
+        };
+        if matches!(self.kind, K::LogSumExp | K::Max | K::Mean | K::Min | K::Prod | K::Sum) {
+            return Ok(vec![x.clone()]);
+        }
+        let numbers: Vec<f64> = x.floats().into_iter().map(of_one).collect();
+        Ok(vec![Tensor::from_floats(x.dtype(), x.shape(), &numbers)])
+    }
+}
+
+impl Operation for ArgReduce {
+    fn infer(&self, inputs: Inputs<'_>) -> Result<Vec<TensorType>, OpError> {
+        let mut shape = inputs.shape(0)?.to_vec();
+        let at = axis(self.axis, shape.len())?;
+        if shape[at] == 0 {
+            return Err(invalid!("dimension {at} has no elements"));
+        }
+        if self.keeps_dims {
+            shape[at] = 1;
+        } else {
+            shape.remove(at);
+        }
+        Ok(vec![TensorType::new(DType::I64, shape)])
+    }
+
+    fn evaluate(&self, inputs: Inputs<'_>) -> Result<Vec<Tensor>, OpError> {
+        let ty = self.infer(inputs)?.remove(0);
+        let x = inputs.tensor(0)?;
+        let (outer, n, inner) = around(x.shape(), axis(self.axis, x.shape().len())?);
+        let numbers = x.floats();
+        let mut places = Vec::with_capacity(outer * inner);
+        for o in 0..outer {
+            for i in 0..inner {
+                let at = |k: usize| numbers[(o * n + k) * inner + i];
+                let mut best = 0;
+                for k in 1..n {
+                    let order = at(k).partial_cmp(&at(best));
+                    let order = if self.is_min { order.map(std::cmp::Ordering::reverse) } else { order };
+                    let is_better = match order {
+                        Some(std::cmp::Ordering::Greater) => true,
+                        Some(std::cmp::Ordering::Equal) => self.takes_last,
+                        _ => false,
+                    };
+                    if is_better {
+                        best = k;
+                    }
+                }
+                places.push(best as i128);
+            }
+        }
+        Ok(vec![Tensor::from_integers(DType::I64, ty.shape, &places)])
+    }
+}
+
+impl Operation for Cumulative {
+    fn infer(&self, inputs: Inputs<'_>) -> Result<Vec<TensorType>, OpError> {
+        Ok(vec![inputs.ty(0)?.clone()])
+    }
+
+    fn evaluate(&self, inputs: Inputs<'_>) -> Result<Vec<Tensor>, OpError> {
+        let x = inputs.tensor(0)?;
+        let along = inputs.tensor(1)?.i64s();
+        let along = *along.first().ok_or_else(|| invalid!("its axis is empty"))?;
+        let (outer, n, inner) = around(x.shape(), axis(along, x.shape().len())?);
+        fn run<T: Copy>(job: Cumulative, sizes: [usize; 3], x: &[T], start: T, step: impl Fn(T, T) -> T) -> Vec<T> {
+            let [outer, n, inner] = sizes;
+            let mut out = vec![start; x.len()];
+            for o in 0..outer {
+                for i in 0..inner {
+                    let mut sum = start;
+                    for k in 0..n {
+                        let k = if job.is_reverse { n - 1 - k } else { k };
+                        let at = (o * n + k) * inner + i;
+                        let next = step(sum, x[at]);
+                        out[at] = if job.is_exclusive { sum } else { next };
+                        sum = next;
+                    }
+                }
+            }
+            out
+        }
+        let sizes = [outer, n, inner];
+        Ok(vec![if x.dtype().is_float() {
+            let start = if self.is_product { 1.0 } else { 0.0 };
+            let step = |a: f64, b: f64| if self.is_product { a * b } else { a + b };
+            Tensor::from_floats(x.dtype(), x.shape(), &run(*self, sizes, &x.floats(), start, step))
+        } else {
+            let step = |a: i128, b: i128| if self.is_product { a.wrapping_mul(b) } else { a.wrapping_add(b) };
+            let start = self.is_product.into();
+            Tensor::from_integers(x.dtype(), x.shape(), &run(*self, sizes, &x.integers(), start, step))
+        }])
+    }
+}

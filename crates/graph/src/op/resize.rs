@@ -1,0 +1,355 @@
+//! Images in other sizes.
+
+use super::util::{around, axes, size};
+use super::{Import, Inputs, Op, Operation, Operator, row};
+use crate::error::{invalid, unsupported};
+use crate::{OpError, Tensor, TensorType};
+
+/// How what lies between pixels is found.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum ResizeMode {
+    /// The nearest pixel.
+    Nearest(Rounding),
+    /// Straight lines.
+    Linear,
+    /// Cubic curves, with this coefficient.
+    Cubic(f64),
+}
+
+/// Which pixel is the nearest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub enum Rounding {
+    HalfDown,
+    HalfUp,
+    Floor,
+    Ceil,
+}
+
+/// Where in the input a place of the output lies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub enum Coordinates {
+    HalfPixel,
+    HalfPixelSymmetric,
+    PytorchHalfPixel,
+    AlignCorners,
+    Asymmetric,
+    TfHalfPixelForNearest,
+    TfCropAndResize,
+}
+
+/// What becomes of the ratio of sizes that are given.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub enum Aspect {
+    Stretch,
+    NotLarger,
+    NotSmaller,
+}
+
+/// An image in another size: region, factors and sizes are inputs 1 to 3.
+#[derive(Debug, Clone)]
+pub struct Resize {
+    /// How what lies between pixels is found.
+    pub mode: ResizeMode,
+    /// Where places lie.
+    pub coordinates: Coordinates,
+    /// Pixels beyond the image have no weight.
+    pub excludes_outside: bool,
+    /// What is beyond the image, of a region.
+    pub outside: f64,
+    /// Pixels are averaged where the image shrinks.
+    pub antialias: bool,
+    /// The dimensions that sizes and factors are of.
+    pub axes: Option<Vec<i64>>,
+    /// What becomes of the ratio.
+    pub aspect: Aspect,
+    /// Factors of an attribute: before opset 9.
+    pub factors: Option<Vec<f64>>,
+    /// Which input has the factors.
+    pub factors_at: usize,
+}
+
+fn upsample(node: &Import) -> Result<Op, OpError> {
+    let mode = match node.text_or("mode", "nearest")?.as_str() {
+        "nearest" => ResizeMode::Nearest(Rounding::Floor),
+        "linear" | "bilinear" => ResizeMode::Linear,
+        other => return Err(unsupported!("mode={other} is not supported")),
+    };
+    let factors =
+        if node.version < 9 && (node.version >= 7 || !node.has_input(1)) { node.floats("scales")? } else { None };
+    let factors = factors.map(|list| list.into_iter().map(f64::from).collect());
+    Ok(Resize {
+        mode,
+        coordinates: Coordinates::Asymmetric,
+        excludes_outside: false,
+        outside: 0.0,
+        antialias: false,
+        axes: None,
+        aspect: Aspect::Stretch,
+        factors,
+        factors_at: 1,
+    }
+    .into())
+}
+
+fn resize(node: &Import) -> Result<Op, OpError> {
+    if node.version < 11 {
+        return upsample(node);
+    }
+    let known = [
+        ("half_pixel", Coordinates::HalfPixel),
+        ("half_pixel_symmetric", Coordinates::HalfPixelSymmetric),
+        ("pytorch_half_pixel", Coordinates::PytorchHalfPixel),
+        ("align_corners", Coordinates::AlignCorners),
+        ("asymmetric", Coordinates::Asymmetric),
+        ("tf_half_pixel_for_nn", Coordinates::TfHalfPixelForNearest),
+        ("tf_crop_and_resize", Coordinates::TfCropAndResize),
+    ];
+    let coordinates = node.one_of("coordinate_transformation_mode", "half_pixel", &known)?;
+    let known = [
+        ("round_prefer_floor", Rounding::HalfDown),
+        ("round_prefer_ceil", Rounding::HalfUp),
+        ("floor", Rounding::Floor),
+        ("ceil", Rounding::Ceil),
+    ];
+    let rounding = node.one_of("nearest_mode", "round_prefer_floor", &known)?;
+    let cubic = node.float_or("cubic_coeff_a", -0.75)?;
+    let known = [
+        ("nearest", ResizeMode::Nearest(rounding)),
+        ("linear", ResizeMode::Linear),
+        ("cubic", ResizeMode::Cubic(cubic)),
+    ];
+    let mode = node.one_of("mode", "nearest", &known)?;
+    let known = [("stretch", Aspect::Stretch), ("not_larger", Aspect::NotLarger), ("not_smaller", Aspect::NotSmaller)];
+    let is_new = node.version >= 18;
+    Ok(Resize {
+        mode,
+        coordinates,
+        excludes_outside: node.flag("exclude_outside", false)?,
+        outside: node.float_or("extrapolation_value", 0.0)?,
+        antialias: is_new && node.flag("antialias", false)?,
+        axes: if is_new { node.ints("axes")? } else { None },
+        aspect: if is_new { node.one_of("keep_aspect_ratio_policy", "stretch", &known)? } else { Aspect::Stretch },
+        factors: None,
+        factors_at: 2,
+    }
+    .into())
+}
+
+pub(super) const ROWS: &[Operator] =
+    &[row("Resize", &[10, 11, 13, 18, 19], 1..=4, resize), row("Upsample", &[7, 9, 10], 1..=2, upsample)];
+
+/// What becomes of one dimension.
+#[derive(Debug, Clone, Copy)]
+pub struct ResizedAxis {
+    /// The dimension.
+    pub axis: usize,
+    /// Its size before.
+    pub from: usize,
+    /// Its size afterwards.
+    pub to: usize,
+    /// The factor, which need not be the ratio of sizes.
+    pub factor: f64,
+    /// Where the region begins and ends.
+    pub region: (f64, f64),
+}
+
+impl Resize {
+    /// The dimensions that change, with their sizes.
+    ///
+    /// # Errors
+    /// Where factors or sizes are not known or do not fit.
+    pub fn resized(&self, inputs: Inputs<'_>) -> Result<Vec<ResizedAxis>, OpError> {
+        let shape = inputs.shape(0)?;
+        let rank = shape.len();
+        let axes = axes(&self.axes.clone().unwrap_or_else(|| (0..rank as i64).collect()), rank)?;
+        let filled = |at: usize| Ok(inputs.optional_tensor(at)?.filter(|x| x.n_elements() > 0));
+        let factors = match &self.factors {
+            Some(factors) => Some(factors.clone()),
+            None => filled(self.factors_at)?.map(Tensor::floats),
+        };
+        let sizes = if self.factors_at == 2 { filled(3)?.map(Tensor::i64s) } else { None };
+        let region = match self.coordinates {
+            Coordinates::TfCropAndResize => filled(1)?.map(Tensor::floats),
+            _ => None,
+        };
+        let n = axes.len();
+        let fits = factors.as_ref().is_none_or(|f| f.len() == n)
+            && sizes.as_ref().is_none_or(|s| s.len() == n)
+            && region.as_ref().is_none_or(|r| r.len() == 2 * n);
+        if !fits || factors.is_none() && sizes.is_none() {
+            return Err(invalid!("factors or sizes do not fit {n} dimensions"));
+        }
+        let span = |at: usize| region.as_ref().map_or((0.0, 1.0), |r| (r[at], r[at + n]));
+        if let Some(sizes) = sizes {
+            let ratio = |at: usize| sizes[at] as f64 / shape[axes[at]] as f64;
+            let ratios = (0..n).map(ratio);
+            let kept = match self.aspect {
+                Aspect::Stretch => None,
+                Aspect::NotLarger => Some(ratios.fold(f64::INFINITY, f64::min)),
+                Aspect::NotSmaller => Some(ratios.fold(0.0, f64::max)),
+            };
+            let of = |at: usize| {
+                let from = shape[axes[at]];
+                let (to, factor) = match kept {
+                    None => (size(sizes[at])?, ratio(at)),
+                    Some(factor) => ((factor * from as f64 + 0.5).floor() as usize, factor),
+                };
+                Ok(ResizedAxis { axis: axes[at], from, to, factor, region: span(at) })
+            };
+            return (0..n).map(of).collect();
+        }
+        let factors = factors.unwrap_or_default();
+        let of = |at: usize| {
+            let (from, factor) = (shape[axes[at]], factors[at]);
+            if !factor.is_finite() || factor < 0.0 {
+                return Err(invalid!("a factor is {factor}"));
+            }
+            let region = span(at);
+            // Factors count for the region.
+            let to = (from as f64 * (region.1 - region.0) * factor).floor().max(0.0) as usize;
+            Ok(ResizedAxis { axis: axes[at], from, to, factor, region })
+        };
+        (0..n).map(of).collect()
+    }
+
+    /// Where in the input a place of the output lies.
+    fn place(&self, at: usize, axis: &ResizedAxis) -> f64 {
+        let (x, factor, from) = (at as f64, axis.factor, axis.from as f64);
+        // What the factor makes of the size, before it is a whole number.
+        let to_exact = factor * from;
+        let to = axis.to as f64;
+        match self.coordinates {
+            Coordinates::HalfPixel => (x + 0.5) / factor - 0.5,
+            Coordinates::HalfPixelSymmetric => {
+                let adjustment = to / to_exact;
+                let centre = from / 2.0;
+                centre * (1.0 - adjustment) + (x + 0.5) / factor - 0.5
+            }
+            Coordinates::PytorchHalfPixel => {
+                if to > 1.0 {
+                    (x + 0.5) / factor - 0.5
+                } else {
+                    0.0
+                }
+            }
+            Coordinates::AlignCorners => {
+                if to_exact == 1.0 || to == 1.0 {
+                    0.0
+                } else {
+                    x * (from - 1.0) / (to_exact - 1.0)
+                }
+            }
+            Coordinates::Asymmetric => x / factor,
+            Coordinates::TfHalfPixelForNearest => (x + 0.5) / factor,
+            Coordinates::TfCropAndResize => {
+                let (start, end) = axis.region;
+                if to > 1.0 {
+                    start * (from - 1.0) + x * (end - start) * (from - 1.0) / (to - 1.0)
+                } else {
+                    0.5 * (start + end) * (from - 1.0)
+                }
+            }
+        }
+    }
+
+    /// The pixels that a place of the output is made of, with their weights; whether it is beyond the image.
+    fn taps(&self, at: usize, axis: &ResizedAxis) -> (Vec<(usize, f64)>, bool) {
+        let x = self.place(at, axis);
+        let n = axis.from as i64;
+        let is_outside = self.coordinates == Coordinates::TfCropAndResize && (x < 0.0 || x > (n - 1) as f64);
+        let clamped = |place: i64| place.clamp(0, n - 1) as usize;
+        // Where it shrinks, a tap is as wide as a pixel of the output.
+        let shrink = if self.antialias { axis.factor.min(1.0) } else { 1.0 };
+        let (radius, weight): (f64, Box<dyn Fn(f64) -> f64>) = match self.mode {
+            ResizeMode::Nearest(rounding) => {
+                let place = match rounding {
+                    Rounding::HalfDown => (x - 0.5).ceil(),
+                    Rounding::HalfUp => (x + 0.5).floor(),
+                    Rounding::Floor => x.floor(),
+                    Rounding::Ceil => x.ceil(),
+                };
+                return (vec![(clamped(place as i64), 1.0)], is_outside);
+            }
+            ResizeMode::Linear => (1.0, Box::new(|d: f64| (1.0 - d.abs()).max(0.0))),
+            ResizeMode::Cubic(a) => (
+                2.0,
+                Box::new(move |d: f64| {
+                    let d = d.abs();
+                    if d <= 1.0 {
+                        ((a + 2.0) * d - (a + 3.0)) * d * d + 1.0
+                    } else if d < 2.0 {
+                        ((a * d - 5.0 * a) * d + 8.0 * a) * d - 4.0 * a
+                    } else {
+                        0.0
+                    }
+                }),
+            ),
+        };
+        let reach = radius / shrink;
+        let (first, last) = ((x - reach).ceil() as i64, (x + reach).floor() as i64);
+        let mut taps = Vec::new();
+        let mut sum = 0.0;
+        for place in first..=last {
+            let w = weight((place as f64 - x) * shrink);
+            if w == 0.0 || self.excludes_outside && !(0..n).contains(&place) {
+                continue;
+            }
+            taps.push((clamped(place), w));
+            sum += w;
+        }
+        if sum != 0.0 {
+            taps.iter_mut().for_each(|(_, w)| *w /= sum);
+        }
+        (taps, is_outside)
+    }
+}
+
+impl Operation for Resize {
+    fn infer(&self, inputs: Inputs<'_>) -> Result<Vec<TensorType>, OpError> {
+        let mut ty = inputs.ty(0)?.clone();
+        for axis in self.resized(inputs)? {
+            if axis.from == 0 && axis.to > 0 {
+                return Err(invalid!("an image without pixels has no size {}", axis.to));
+            }
+            ty.shape[axis.axis] = axis.to;
+        }
+        Ok(vec![ty])
+    }
+
+    fn evaluate(&self, inputs: Inputs<'_>) -> Result<Vec<Tensor>, OpError> {
+        let ty = self.infer(inputs)?.remove(0);
+        let x = inputs.tensor(0)?;
+        let (mut numbers, mut shape) = (x.floats(), x.shape().to_vec());
+        // Dimension by dimension; what is beyond the image in one is beyond it.
+        let mut is_outside = vec![false; numbers.len()];
+        for resized in self.resized(inputs)? {
+            let is_same = resized.from == resized.to && resized.factor == 1.0;
+            if is_same && self.coordinates != Coordinates::TfCropAndResize {
+                continue;
+            }
+            let (outer, n, inner) = around(&shape, resized.axis);
+            let taps: Vec<_> = (0..resized.to).map(|at| self.taps(at, &resized)).collect();
+            let mut out = Vec::with_capacity(outer * taps.len() * inner);
+            let mut outside = Vec::with_capacity(out.capacity());
+            for o in 0..outer {
+                for (taps, is_beyond) in &taps {
+                    for i in 0..inner {
+                        let at = |place: usize| (o * n + place) * inner + i;
+                        out.push(taps.iter().map(|&(place, w)| w * numbers[at(place)]).sum());
+                        outside.push(*is_beyond || taps.iter().any(|&(place, _)| is_outside[at(place)]));
+                    }
+                }
+            }
+            (numbers, is_outside) = (out, outside);
+            shape[resized.axis] = resized.to;
+        }
+        numbers.iter_mut().zip(is_outside).filter(|(_, is)| *is).for_each(|(x, _)| *x = self.outside);
+        if !ty.dtype.is_float() {
+            numbers.iter_mut().for_each(|x| *x = x.round_ties_even());
+        }
+        Ok(vec![Tensor::from_floats(ty.dtype, ty.shape, &numbers)])
+    }
+}

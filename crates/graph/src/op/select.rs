@@ -1,0 +1,243 @@
+//! Elements chosen by their values.
+
+use super::util::{around, axis, pick, product, size, strides};
+use super::{Inputs, Operation, Operator, row};
+use crate::error::invalid;
+use crate::{DType, OpError, Tensor, TensorType};
+
+/// Where elements are not 0: a column of indices for each.
+#[derive(Debug, Clone, Copy)]
+pub struct NonZero;
+
+/// The largest or smallest along a dimension, and their places.
+#[derive(Debug, Clone, Copy)]
+pub struct TopK {
+    /// How many; else it is input 1's value.
+    pub k: Option<usize>,
+    /// The dimension.
+    pub axis: i64,
+    /// The largest.
+    pub is_largest: bool,
+}
+
+/// Each value once, with where it is first, which each element is, and how often there is each.
+#[derive(Debug, Clone, Copy)]
+pub struct Unique {
+    /// Slices along this dimension; else all elements.
+    pub axis: Option<i64>,
+    /// In order, and not as they come.
+    pub is_sorted: bool,
+}
+
+/// Boxes, by batch, class and place, that overlap no better one. Inputs 2 to 4 are how many, and two thresholds.
+#[derive(Debug, Clone, Copy)]
+pub struct NonMaxSuppression {
+    /// Boxes are a centre and sizes, not two corners.
+    pub is_by_centre: bool,
+}
+
+pub(super) const ROWS: &[Operator] = &[
+    row("NonZero", &[9, 13], 1..=1, |_| Ok(NonZero.into())),
+    row("TopK", &[1, 10, 11, 24], 1..=2, |node| {
+        let k = if node.version < 10 { node.int("k")?.map(size).transpose()? } else { None };
+        let is_largest = node.version < 11 || node.flag("largest", true)?;
+        // What need not be sorted may be.
+        let _ = if node.version < 11 { None } else { node.int("sorted")? };
+        Ok(TopK { k, axis: node.int_or("axis", -1)?, is_largest }.into())
+    }),
+    row("Unique", &[11, 28], 1..=1, |node| {
+        Ok(Unique { axis: node.int("axis")?, is_sorted: node.flag("sorted", true)? }.into())
+    }),
+    row("NonMaxSuppression", &[10, 11], 2..=5, |node| {
+        Ok(NonMaxSuppression { is_by_centre: node.flag("center_point_box", false)? }.into())
+    }),
+];
+
+/// The types of outputs whose shapes only their values say.
+fn types_of(tensors: Vec<Tensor>) -> Vec<TensorType> {
+    tensors.into_iter().map(|tensor| tensor.ty().clone()).collect()
+}
+
+/// Whether all inputs are known, so that outputs are as well.
+fn check_known(inputs: Inputs<'_>) -> Result<(), OpError> {
+    let is_known = inputs.0.iter().flatten().all(|fact| fact.value.is_some());
+    if is_known { Ok(()) } else { Err(OpError::ShapeOfData) }
+}
+
+impl Operation for NonZero {
+    fn infer(&self, inputs: Inputs<'_>) -> Result<Vec<TensorType>, OpError> {
+        check_known(inputs)?;
+        self.evaluate(inputs).map(types_of)
+    }
+
+    fn evaluate(&self, inputs: Inputs<'_>) -> Result<Vec<Tensor>, OpError> {
+        let x = inputs.tensor(0)?;
+        let own = strides(x.shape());
+        let found: Vec<usize> = x.floats().iter().enumerate().filter(|(_, x)| **x != 0.0).map(|(at, _)| at).collect();
+        let mut numbers = Vec::with_capacity(found.len() * own.len());
+        for (d, &stride) in own.iter().enumerate() {
+            numbers.extend(found.iter().map(|at| (at / stride % x.shape()[d]) as i128));
+        }
+        Ok(vec![Tensor::from_integers(DType::I64, [own.len(), found.len()], &numbers)])
+    }
+}
+
+impl Operation for TopK {
+    fn infer(&self, inputs: Inputs<'_>) -> Result<Vec<TensorType>, OpError> {
+        let mut ty = inputs.ty(0)?.clone();
+        let at = axis(self.axis, ty.shape.len())?;
+        let k = match self.k {
+            Some(k) => k,
+            None => {
+                let k = inputs.tensor(1)?.i64s();
+                size(*k.first().ok_or_else(|| invalid!("its number is empty"))?)?
+            }
+        };
+        if k > ty.shape[at] {
+            return Err(invalid!("there are no {k} of {}", ty.shape[at]));
+        }
+        ty.shape[at] = k;
+        let places = TensorType::new(DType::I64, ty.shape.clone());
+        Ok(vec![ty, places])
+    }
+
+    fn evaluate(&self, inputs: Inputs<'_>) -> Result<Vec<Tensor>, OpError> {
+        let types = self.infer(inputs)?;
+        let x = inputs.tensor(0)?;
+        let at = axis(self.axis, x.shape().len())?;
+        let (outer, n, inner) = around(x.shape(), at);
+        let k = types[0].shape[at];
+        // Integers in double precision may tie where they are not equal.
+        let (floats, integers) = match x.dtype().is_float() {
+            true => (x.floats(), Vec::new()),
+            false => (Vec::new(), x.integers()),
+        };
+        let compare = |a: usize, b: usize| match integers.is_empty() {
+            true => floats[a].total_cmp(&floats[b]),
+            false => integers[a].cmp(&integers[b]),
+        };
+        let mut places = vec![0; outer * k * inner];
+        for o in 0..outer {
+            for i in 0..inner {
+                let place = |j: usize| (o * n + j) * inner + i;
+                let mut order: Vec<usize> = (0..n).collect();
+                // Of equal ones the first.
+                order.sort_by(|&a, &b| {
+                    let by = compare(place(a), place(b));
+                    if self.is_largest { by.reverse() } else { by }
+                });
+                order.iter().take(k).enumerate().for_each(|(j, &from)| places[(o * k + j) * inner + i] = from);
+            }
+        }
+        let from = |at: usize| (at / (k * inner).max(1) * n + places[at]) * inner + at % inner;
+        let values = pick(x, types[0].shape.clone(), (0..places.len()).map(|at| Some(from(at))));
+        let places: Vec<i128> = places.iter().map(|&at| at as i128).collect();
+        Ok(vec![values, Tensor::from_integers(DType::I64, types[1].shape.clone(), &places)])
+    }
+}
+
+impl Operation for Unique {
+    fn infer(&self, inputs: Inputs<'_>) -> Result<Vec<TensorType>, OpError> {
+        check_known(inputs)?;
+        self.evaluate(inputs).map(types_of)
+    }
+
+    fn evaluate(&self, inputs: Inputs<'_>) -> Result<Vec<Tensor>, OpError> {
+        let x = inputs.tensor(0)?;
+        let at = self.axis.map(|at| axis(at, x.shape().len())).transpose()?;
+        let shape = if at.is_some() { x.shape().to_vec() } else { vec![x.n_elements()] };
+        let (outer, n, inner) = around(&shape, at.unwrap_or(0));
+        let numbers = x.floats();
+        let slice = |k: usize| (0..outer * inner).map(move |j| (j / inner * n + k) * inner + j % inner);
+        let compare = |a: usize, b: usize| {
+            slice(a).zip(slice(b)).map(|(i, j)| numbers[i].total_cmp(&numbers[j])).find(|o| o.is_ne())
+        };
+        // Equal ones stand together, the first one first.
+        let mut order: Vec<usize> = (0..n).collect();
+        order.sort_by(|&a, &b| compare(a, b).unwrap_or(std::cmp::Ordering::Equal));
+        let mut groups: Vec<Vec<usize>> = Vec::new();
+        for k in order {
+            match groups.last_mut() {
+                Some(group) if compare(group[0], k).is_none() => group.push(k),
+                _ => groups.push(vec![k]),
+            }
+        }
+        if !self.is_sorted {
+            groups.sort_by_key(|group| group[0]);
+        }
+        let mut out = shape.clone();
+        out[at.unwrap_or(0)] = groups.len();
+        let places = (0..product(&out)).map(|to| {
+            let (k, i) = (to / inner % groups.len(), to % inner);
+            Some((to / inner / groups.len() * n + groups[k][0]) * inner + i)
+        });
+        let values = pick(&x.reshaped(shape), out.clone(), places);
+        let mut inverse = vec![0; n];
+        groups.iter().enumerate().for_each(|(k, group)| group.iter().for_each(|&at| inverse[at] = k as i64));
+        let firsts: Vec<i64> = groups.iter().map(|group| group[0] as i64).collect();
+        let counts: Vec<i64> = groups.iter().map(|group| group.len() as i64).collect();
+        Ok(vec![values, Tensor::vector(&firsts), Tensor::vector(&inverse), Tensor::vector(&counts)])
+    }
+}
+
+impl NonMaxSuppression {
+    /// Top, left, bottom and right.
+    fn corners(&self, b: &[f64]) -> [f64; 4] {
+        match self.is_by_centre {
+            true => [b[1] - b[3] / 2.0, b[0] - b[2] / 2.0, b[1] + b[3] / 2.0, b[0] + b[2] / 2.0],
+            false => [b[0].min(b[2]), b[1].min(b[3]), b[0].max(b[2]), b[1].max(b[3])],
+        }
+    }
+}
+
+/// The part of two boxes together that they have in common.
+fn overlap(a: [f64; 4], b: [f64; 4]) -> f64 {
+    let area = |b: [f64; 4]| (b[2] - b[0]).max(0.0) * (b[3] - b[1]).max(0.0);
+    let both = area([a[0].max(b[0]), a[1].max(b[1]), a[2].min(b[2]), a[3].min(b[3])]);
+    let all = area(a) + area(b) - both;
+    if all > 0.0 { both / all } else { 0.0 }
+}
+
+impl Operation for NonMaxSuppression {
+    fn infer(&self, inputs: Inputs<'_>) -> Result<Vec<TensorType>, OpError> {
+        check_known(inputs)?;
+        self.evaluate(inputs).map(types_of)
+    }
+
+    fn evaluate(&self, inputs: Inputs<'_>) -> Result<Vec<Tensor>, OpError> {
+        let (&[n, n_boxes, 4], &[m, n_classes, k]) = (inputs.shape(0)?, inputs.shape(1)?) else {
+            return Err(invalid!("boxes of {:?} and scores of {:?} do not fit", inputs.shape(0)?, inputs.shape(1)?));
+        };
+        if n != m || n_boxes != k {
+            return Err(invalid!("boxes of {:?} and scores of {:?} do not fit", inputs.shape(0)?, inputs.shape(1)?));
+        }
+        let number = |at: usize| Ok(inputs.optional_tensor(at)?.and_then(|x| x.floats().first().copied()));
+        let most = number(2)?.unwrap_or(0.0).max(0.0) as usize;
+        let (most_overlap, least_score) = (number(3)?.unwrap_or(0.0), number(4)?);
+        let (boxes, scores) = (inputs.tensor(0)?.floats(), inputs.tensor(1)?.floats());
+        let mut found = Vec::new();
+        for batch in 0..n {
+            let corners: Vec<[f64; 4]> =
+                (0..n_boxes).map(|at| self.corners(&boxes[(batch * n_boxes + at) * 4..])).collect();
+            for class in 0..n_classes {
+                let score = |at: usize| scores[(batch * n_classes + class) * n_boxes + at];
+                let mut order: Vec<usize> =
+                    (0..n_boxes).filter(|&at| least_score.is_none_or(|least| score(at) > least)).collect();
+                order.sort_by(|&a, &b| score(b).total_cmp(&score(a)));
+                let mut kept: Vec<usize> = Vec::new();
+                for at in order {
+                    if kept.len() == most {
+                        break;
+                    }
+                    if kept.iter().all(|&other| overlap(corners[at], corners[other]) <= most_overlap) {
+                        kept.push(at);
+                    }
+                }
+                for at in kept {
+                    found.extend([batch as i128, class as i128, at as i128]);
+                }
+            }
+        }
+        Ok(vec![Tensor::from_integers(DType::I64, [found.len() / 3, 3], &found)])
+    }
+}

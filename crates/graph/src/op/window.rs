@@ -1,0 +1,197 @@
+//! How windows of convolutions and pools lie over an image.
+
+use super::Import;
+use super::util::size;
+use crate::OpError;
+use crate::error::invalid;
+
+/// Sizes beyond these are mistakes, and would overflow.
+const LARGEST: i64 = 1 << 31;
+
+/// Which borders an image has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AutoPad {
+    /// Those that are given.
+    Given,
+    /// None.
+    Valid,
+    /// As many as keep the size, an odd one at the end.
+    SameUpper,
+    /// As many as keep the size, an odd one at the beginning.
+    SameLower,
+}
+
+/// Windows as a node has them.
+#[derive(Debug, Clone)]
+pub struct Window {
+    /// Their size; a convolution has that of its weights.
+    pub kernel: Option<Vec<usize>>,
+    /// Their distances, 1 by default.
+    pub strides: Option<Vec<usize>>,
+    /// Distances within a window, 1 by default.
+    pub dilations: Option<Vec<usize>>,
+    /// Borders: first all beginnings, then all ends. They can be negative.
+    pub pads: Option<Vec<i64>>,
+    /// Where the borders come from.
+    pub auto_pad: AutoPad,
+    /// The last window may stand out.
+    pub ceil: bool,
+}
+
+/// Windows over an image of a certain size.
+#[derive(Debug, Clone)]
+pub struct Geometry {
+    /// Their size.
+    pub kernel: Vec<usize>,
+    /// Their distances.
+    pub strides: Vec<usize>,
+    /// Distances within a window.
+    pub dilations: Vec<usize>,
+    /// Borders at the beginning of each dimension.
+    pub begins: Vec<i64>,
+    /// Borders at the end of each dimension.
+    pub ends: Vec<i64>,
+    /// How many windows there are in each dimension.
+    pub out: Vec<usize>,
+}
+
+impl Window {
+    /// Reads the attributes of windows.
+    ///
+    /// # Errors
+    /// Where they are no sizes.
+    pub fn import(node: &Import) -> Result<Window, OpError> {
+        let sizes = |name: &str| -> Result<Option<Vec<usize>>, OpError> {
+            let read = |&n: &i64| match n {
+                1..=LARGEST => Ok(n as usize),
+                _ => Err(invalid!("{name} has {n}")),
+            };
+            node.ints(name)?.map(|list| list.iter().map(read).collect()).transpose()
+        };
+        let known = [
+            ("NOTSET", AutoPad::Given),
+            ("VALID", AutoPad::Valid),
+            ("SAME_UPPER", AutoPad::SameUpper),
+            ("SAME_LOWER", AutoPad::SameLower),
+            ("", AutoPad::Given),
+        ];
+        let pads = node.ints("pads")?;
+        if let Some(n) = pads.iter().flatten().find(|n| !(-LARGEST..=LARGEST).contains(*n)) {
+            return Err(invalid!("pads has {n}"));
+        }
+        Ok(Window {
+            kernel: sizes("kernel_shape")?,
+            strides: sizes("strides")?,
+            dilations: sizes("dilations")?,
+            pads,
+            auto_pad: node.one_of("auto_pad", "NOTSET", &known)?,
+            ceil: false,
+        })
+    }
+
+    /// Sizes, distances and borders as given, of as many dimensions as the kernel; no number of windows yet.
+    pub(super) fn given(&self, kernel: &[usize]) -> Result<Geometry, OpError> {
+        let n = kernel.len();
+        let list = |given: &Option<Vec<usize>>| match given {
+            Some(list) if list.len() != n => Err(invalid!("{list:?} is not one number for each of {n} dimensions")),
+            Some(list) => Ok(list.clone()),
+            None => Ok(vec![1; n]),
+        };
+        if self.kernel.as_ref().is_some_and(|given| given != kernel) {
+            return Err(invalid!("windows of {:?} do not fit weights of {kernel:?}", self.kernel));
+        }
+        let pads = self.pads.clone().unwrap_or_else(|| vec![0; 2 * n]);
+        if pads.len() != 2 * n {
+            return Err(invalid!("pads {pads:?} are not two for each of {n} dimensions"));
+        }
+        Ok(Geometry {
+            kernel: kernel.to_vec(),
+            strides: list(&self.strides)?,
+            dilations: list(&self.dilations)?,
+            begins: pads[..n].to_vec(),
+            ends: pads[n..].to_vec(),
+            out: vec![0; n],
+        })
+    }
+
+    /// Windows of a size over an image.
+    ///
+    /// # Errors
+    /// Where the image is too small.
+    pub fn over(&self, image: &[usize], kernel: &[usize]) -> Result<Geometry, OpError> {
+        if image.len() != kernel.len() || kernel.contains(&0) {
+            return Err(invalid!("windows of {kernel:?} do not fit an image of {image:?}"));
+        }
+        let mut found = self.given(kernel)?;
+        for d in 0..image.len() {
+            let (n, stride) = (image[d] as i64, found.strides[d] as i64);
+            let window = (kernel[d] as i64 - 1).checked_mul(found.dilations[d] as i64).filter(|&w| w < 1 << 40);
+            let window = window.ok_or_else(|| invalid!("windows of {kernel:?} are too large"))? + 1;
+            match self.auto_pad {
+                AutoPad::Given => {}
+                AutoPad::Valid => (found.begins[d], found.ends[d]) = (0, 0),
+                AutoPad::SameUpper | AutoPad::SameLower => {
+                    let wanted = (n + stride - 1) / stride;
+                    let total = ((wanted - 1) * stride + window - n).max(0);
+                    let smaller = total / 2;
+                    found.begins[d] = if self.auto_pad == AutoPad::SameUpper { smaller } else { total - smaller };
+                    found.ends[d] = total - found.begins[d];
+                }
+            }
+            let room = n + found.begins[d] + found.ends[d] - window;
+            let mut out = if self.ceil { (room + stride - 1).div_euclid(stride) } else { room.div_euclid(stride) } + 1;
+            // A window that begins behind the image and its first border is none.
+            if self.ceil && (out - 1) * stride >= n + found.begins[d] {
+                out -= 1;
+            }
+            if out < 0 || (room < 0 && !self.ceil) {
+                return Err(invalid!("an image of {image:?} with its borders is smaller than windows of {kernel:?}"));
+            }
+            found.out[d] = size(out)?;
+        }
+        Ok(found)
+    }
+}
+
+impl Geometry {
+    /// Places of an image that a window reads: calls with each place within the window and where in the image it is,
+    /// by the image's strides; places beyond the image are left out.
+    pub fn for_window(&self, at: &[usize], image: &[usize], strides: &[usize], act: &mut impl FnMut(usize, usize)) {
+        self.walk(at, image, strides, 0, 0, 0, act);
+    }
+
+    #[allow(clippy::too_many_arguments)]
+    fn walk(
+        &self,
+        at: &[usize],
+        image: &[usize],
+        strides: &[usize],
+        d: usize,
+        inside: usize,
+        place: usize,
+        act: &mut impl FnMut(usize, usize),
+    ) {
+        if d == image.len() {
+            return act(inside, place);
+        }
+        for k in 0..self.kernel[d] {
+            let to = (at[d] * self.strides[d] + k * self.dilations[d]) as i64 - self.begins[d];
+            if (0..image[d] as i64).contains(&to) {
+                let place = place + to as usize * strides[d];
+                self.walk(at, image, strides, d + 1, inside * self.kernel[d] + k, place, act);
+            }
+        }
+    }
+}
+
+/// The next index of a shape; whether there is one.
+pub fn advance(index: &mut [usize], shape: &[usize]) -> bool {
+    for d in (0..index.len()).rev() {
+        index[d] += 1;
+        if index[d] < shape[d] {
+            return true;
+        }
+        index[d] = 0;
+    }
+    false
+}

@@ -1,0 +1,463 @@
+//! Shapes and values: a model with its free dimensions bound, so that every tensor's type is exact.
+
+use std::collections::HashMap;
+
+use crate::error::invalid;
+use crate::evaluate::check_types;
+use crate::op::{Fact, Inputs, Op};
+use crate::tensor::shape_text;
+use crate::{DType, Dim, Graph, Node, NodeId, OpError, Problem, Reason, Tensor, TensorType, Value, ValueId};
+
+/// What is bound of a model.
+#[derive(Debug, Clone)]
+pub struct Bindings {
+    /// Sizes of named dimensions.
+    pub dims: Vec<(String, usize)>,
+    /// Shapes of inputs.
+    pub shapes: Vec<(String, Vec<usize>)>,
+    /// Inputs that become constants: numbers, separated by commas, as many as their shape takes.
+    pub values: Vec<(String, String)>,
+    /// A node whose inputs are all known is replaced by its outputs, where these take no more bytes in all.
+    pub fold_bytes: usize,
+}
+
+impl Default for Bindings {
+    /// Nothing bound; whatever can be a shape is folded, and weights are not.
+    fn default() -> Bindings {
+        Bindings { dims: Vec::new(), shapes: Vec::new(), values: Vec::new(), fold_bytes: 1 << 16 }
+    }
+}
+
+/// A part of an option `NAME=…`. A name may contain `=`, what is bound to it does not.
+fn halves<'a>(option: &str, text: &'a str, example: &str) -> Result<(&'a str, &'a str), String> {
+    text.rsplit_once('=')
+        .filter(|(name, value)| !name.is_empty() && !value.is_empty())
+        .ok_or_else(|| format!("{option} {text} is no binding (give it as {option} {example})"))
+}
+
+impl Bindings {
+    /// Binds a dimension, as `N=1`.
+    ///
+    /// # Errors
+    /// Where the text is no binding.
+    pub fn bind_dim(&mut self, text: &str) -> Result<(), String> {
+        let (name, size) = halves("--dim", text, "N=1")?;
+        let size = size.parse().map_err(|_| format!("--dim {text}: `{size}` is no size (give a whole number)"))?;
+        self.dims.push((name.to_owned(), size));
+        Ok(())
+    }
+
+    /// Binds an input's shape, as `x=1,3,224,224`.
+    ///
+    /// # Errors
+    /// Where the text is no binding.
+    pub fn bind_shape(&mut self, text: &str) -> Result<(), String> {
+        let (name, sizes) = halves("--shape", text, "x=1,3,224,224")?;
+        let read = |size: &str| {
+            size.trim().parse().map_err(|_| format!("--shape {text}: `{size}` is no size (give whole numbers)"))
+        };
+        let sizes = sizes.split(',').map(read).collect::<Result<_, _>>()?;
+        self.shapes.push((name.to_owned(), sizes));
+        Ok(())
+    }
+
+    /// Binds an input to a constant, as `sr=16000`.
+    ///
+    /// # Errors
+    /// Where the text is no binding.
+    pub fn bind_value(&mut self, text: &str) -> Result<(), String> {
+        let (name, numbers) = halves("--set", text, "sr=16000")?;
+        self.values.push((name.to_owned(), numbers.to_owned()));
+        Ok(())
+    }
+}
+
+/// A graph whose tensors have exact types.
+#[derive(Debug, Clone)]
+pub struct Specialised {
+    /// The graph; without what the problems keep from it.
+    pub graph: Graph,
+    /// All that is wrong, in the order of nodes. Nothing is said of what only follows from what was said before.
+    pub problems: Vec<Problem>,
+}
+
+/// Binds a graph's free dimensions and inputs, infers every tensor's type, computes what is known, and puts the graph
+/// that is taken in the place of each `If` whose condition is known. What no output needs is left out.
+///
+/// # Cost
+/// Linear in nodes, and what is folded is computed.
+pub fn specialise(graph: &Graph, bindings: &Bindings) -> Specialised {
+    let mut job = Job { graph: Graph::default(), problems: Vec::new(), fold_bytes: bindings.fold_bytes };
+    job.graph.name.clone_from(&graph.name);
+    job.check_names(graph, bindings);
+    let mut map: Vec<Option<ValueId>> = vec![None; graph.values().len()];
+    for &id in &graph.inputs {
+        if let Some(value) = job.input(graph.value(id), bindings) {
+            let is_constant = value.constant.is_some();
+            let new = job.graph.add_value(value);
+            map[id.0 as usize] = Some(new);
+            if !is_constant {
+                job.graph.inputs.push(new);
+            }
+        }
+    }
+    job.walk(graph, &mut map);
+    for &id in &graph.outputs {
+        if let Some(new) = job.mapped(graph, &mut map, id) {
+            let new = job.named_output(new, &graph.value(id).name);
+            job.graph.outputs.push(new);
+        }
+    }
+    let graph = if job.problems.is_empty() { pruned(&job.graph) } else { job.graph };
+    Specialised { graph, problems: job.problems }
+}
+
+/// The types of a graph's outputs, for inputs of which this is known.
+///
+/// # Errors
+/// The first problem.
+pub(crate) fn infer_graph(graph: &Graph, inputs: &[Option<Fact<'_>>]) -> Result<Vec<TensorType>, OpError> {
+    let fold_bytes = Bindings::default().fold_bytes;
+    let mut job = Job { graph: Graph::default(), problems: Vec::new(), fold_bytes };
+    let mut map: Vec<Option<ValueId>> = vec![None; graph.values().len()];
+    for (&id, fact) in graph.inputs.iter().zip(inputs) {
+        let fact = fact.ok_or_else(|| invalid!("a graph reads what is not there"))?;
+        let (ty, constant) = (Some(fact.ty.clone()), fact.value.cloned());
+        map[id.0 as usize] = Some(job.graph.add_value(Value { ty, constant, ..Value::default() }));
+    }
+    job.walk(graph, &mut map);
+    let mut types = Vec::with_capacity(graph.outputs.len());
+    for &id in &graph.outputs {
+        match job.mapped(graph, &mut map, id) {
+            Some(new) => types.push(job.graph.ty(new).clone()),
+            None => {
+                let reason = job.problems.into_iter().next().map(|problem| problem.reason);
+                return Err(match reason {
+                    Some(Reason::Op(error) | Reason::NeedsInput { error, .. }) => error,
+                    _ => invalid!("a graph has no output"),
+                });
+            }
+        }
+    }
+    Ok(types)
+}
+
+struct Job {
+    graph: Graph,
+    problems: Vec<Problem>,
+    fold_bytes: usize,
+}
+
+impl Job {
+    fn refuse(&mut self, reason: Reason) {
+        self.problems.push(Problem { place: None, reason });
+    }
+
+    /// Names that are bound, and that the model does not have.
+    fn check_names(&mut self, graph: &Graph, bindings: &Bindings) {
+        let inputs: Vec<&Value> = graph.inputs.iter().map(|&id| graph.value(id)).collect();
+        let names: Vec<&str> = inputs.iter().map(|value| value.name.as_str()).collect();
+        let all_dims = inputs.iter().filter_map(|value| value.declared.as_ref()?.dims.as_ref()).flatten();
+        let dims: Vec<&str> =
+            all_dims.filter_map(|dim| if let Dim::Named(name) = dim { Some(&**name) } else { None }).collect();
+        let shapes = bindings.shapes.iter().map(|(name, _)| name);
+        for name in shapes.chain(bindings.values.iter().map(|(name, _)| name)) {
+            if !names.contains(&name.as_str()) {
+                let what = format!("there is no input `{name}` (there are {})", names.join(", "));
+                self.refuse(Reason::Binding(what));
+            }
+        }
+        for (name, _) in &bindings.dims {
+            if !dims.contains(&name.as_str()) {
+                let mut known = dims.clone();
+                known.dedup();
+                let known =
+                    if known.is_empty() { "none has a name".into() } else { format!("there are {}", known.join(", ")) };
+                self.refuse(Reason::Binding(format!("no input has a dimension `{name}` ({known})")));
+            }
+        }
+    }
+
+    /// An input with its exact type, and its elements where they are bound.
+    fn input(&mut self, value: &Value, bindings: &Bindings) -> Option<Value> {
+        let name = value.name.clone();
+        let given_shape = bindings.shapes.iter().rfind(|(n, _)| *n == name).map(|(_, shape)| shape);
+        let given_value = bindings.values.iter().rfind(|(n, _)| *n == name).map(|(_, text)| text);
+        let Some(declared) = &value.declared else {
+            self.refuse(Reason::Op(crate::error::unsupported!(
+                "input `{name}` is no tensor of a supported type (leave it out of the model)"
+            )));
+            return None;
+        };
+        let shape = match (given_shape, &declared.dims) {
+            (Some(shape), Some(dims)) => {
+                let fits = |(dim, size): (&Dim, &usize)| !matches!(dim, Dim::Size(d) if d != size);
+                if dims.len() != shape.len() || !dims.iter().zip(shape).all(fits) {
+                    let dims: Vec<String> = dims.iter().map(Dim::to_string).collect();
+                    let what = format!("--shape {name}={} does not fit the model's", comma(shape));
+                    self.refuse(Reason::Binding(format!("{what} [{}]", dims.join(","))));
+                    return None;
+                }
+                shape.clone()
+            }
+            (Some(shape), None) => shape.clone(),
+            (None, Some(dims)) => match self.bound(&name, dims, bindings) {
+                Some(shape) => shape,
+                // One number needs no shape.
+                None if given_value.is_some_and(|text| !text.contains(',')) => {
+                    self.problems.pop();
+                    vec![1; dims.len()]
+                }
+                None => return None,
+            },
+            (None, None) if given_value.is_some() => Vec::new(),
+            (None, None) => {
+                self.refuse(Reason::NoShape(name));
+                return None;
+            }
+        };
+        let ty = TensorType::new(declared.dtype, shape);
+        if let Err(error) = check_types(std::slice::from_ref(&ty), 1) {
+            self.refuse(Reason::Op(error));
+            return None;
+        }
+        let constant = match given_value.map(|text| parsed(&ty, text)).transpose() {
+            Ok(constant) => constant,
+            Err(what) => {
+                self.refuse(Reason::Binding(format!("--set {name}: {what}")));
+                return None;
+            }
+        };
+        Some(Value { name, declared: value.declared.clone(), ty: Some(ty), constant, ..Value::default() })
+    }
+
+    /// A shape with its names bound.
+    fn bound(&mut self, input: &str, dims: &[Dim], bindings: &Bindings) -> Option<Vec<usize>> {
+        let size = |dim: &Dim| match dim {
+            Dim::Size(size) => Some(*size),
+            Dim::Named(name) => bindings.dims.iter().rfind(|(n, _)| n == name).map(|(_, size)| *size),
+            Dim::Unknown => None,
+        };
+        let sizes: Vec<Option<usize>> = dims.iter().map(size).collect();
+        if let Some(axis) = sizes.iter().position(Option::is_none) {
+            let dim = if let Dim::Named(name) = &dims[axis] { Some(name.clone()) } else { None };
+            let texts = sizes.iter().enumerate().map(|(at, size)| size.map_or(format!("D{at}"), |s| s.to_string()));
+            let example = texts.collect::<Vec<_>>().join(",");
+            self.refuse(Reason::Unbound { input: input.to_owned(), axis, dim, example });
+        }
+        sizes.into_iter().collect()
+    }
+
+    /// The new value of an old one; constants come over when they are first read.
+    fn mapped(&mut self, old: &Graph, map: &mut [Option<ValueId>], id: ValueId) -> Option<ValueId> {
+        let value = old.value(id);
+        let slot = &mut map[id.0 as usize];
+        if slot.is_none() && value.constant.is_some() {
+            let (name, ty, constant) = (value.name.clone(), value.ty.clone(), value.constant.clone());
+            *slot = Some(self.graph.add_value(Value { name, ty, constant, ..Value::default() }));
+        }
+        *slot
+    }
+
+    fn walk(&mut self, old: &Graph, map: &mut Vec<Option<ValueId>>) {
+        for (_, node) in old.nodes() {
+            let inputs: Vec<Option<ValueId>> =
+                node.inputs.iter().map(|id| id.and_then(|id| self.mapped(old, map, id))).collect();
+            let is_complete = node.inputs.iter().zip(&inputs).all(|(old, new)| old.is_some() == new.is_some());
+            // Without an operator it cannot be had, whatever its inputs are.
+            if !is_complete && !matches!(node.op, Op::Unknown(_)) {
+                continue;
+            }
+            if let Err((place, reason)) = self.node(old, node, &inputs, map) {
+                self.problems.push(Problem { place, reason });
+            }
+        }
+    }
+
+    fn node(
+        &mut self,
+        old: &Graph,
+        node: &Node,
+        inputs: &[Option<ValueId>],
+        map: &mut [Option<ValueId>],
+    ) -> Result<(), (Option<crate::Place>, Reason)> {
+        let refuse = |error: OpError| (Some(node.place.clone()), Reason::Op(error));
+        let graph = &self.graph;
+        let facts: Vec<Option<Fact<'_>>> = inputs
+            .iter()
+            .map(|id| {
+                let value = graph.value((*id)?);
+                Some(Fact { ty: value.ty.as_ref()?, value: value.constant.as_ref() })
+            })
+            .collect();
+        if let (Op::If(choice), Some(Some(condition))) = (&node.op, facts.first())
+            && let Some(condition) = condition.value
+        {
+            let body = choice.branch(condition).map_err(refuse)?;
+            return Ok(self.inline(&body.graph, &body.captures, node, inputs, map));
+        }
+        let operation = node.op.operation();
+        let given = Inputs(&facts);
+        let types = match operation.infer(given) {
+            Ok(types) => types,
+            Err(error @ OpError::NeedsValue(at)) => {
+                let from = inputs.get(at).copied().flatten().map_or(Vec::new(), |id| sources(graph, id));
+                let reason = Reason::NeedsInput { error, inputs: from };
+                return Err((Some(node.place.clone()), reason));
+            }
+            Err(error) => return Err(refuse(error)),
+        };
+        check_types(&types, node.outputs.len()).map_err(refuse)?;
+        let n_bytes: usize = types.iter().map(|ty| ty.checked_bytes().expect("it was checked")).sum();
+        let is_known = facts.iter().flatten().all(|fact| fact.value.is_some()) || node.op.reads_type_only();
+        let constants = match is_known && n_bytes <= self.fold_bytes {
+            true => Some(operation.evaluate(given).map_err(refuse)?),
+            false => None,
+        };
+        let mut outputs = Vec::with_capacity(node.outputs.len());
+        for (at, output) in node.outputs.iter().enumerate() {
+            let new = output.map(|id| {
+                let value = old.value(id);
+                let constant = constants.as_ref().and_then(|constants| constants.get(at).cloned());
+                let ty = constant.as_ref().map_or_else(|| types[at].clone(), |constant| constant.ty().clone());
+                let (name, declared) = (value.name.clone(), value.declared.clone());
+                let new = Value { name, declared, ty: Some(ty), constant, ..Value::default() };
+                let new = self.graph.add_value(new);
+                map[id.0 as usize] = Some(new);
+                new
+            });
+            outputs.push(new);
+        }
+        if constants.is_none() {
+            let (op, place) = (node.op.clone(), node.place.clone());
+            self.graph.add_node(Node { op, place, inputs: inputs.to_vec(), outputs });
+        }
+        Ok(())
+    }
+
+    /// Puts a graph in the place of the node that has it.
+    fn inline(
+        &mut self,
+        body: &Graph,
+        captures: &[usize],
+        node: &Node,
+        inputs: &[Option<ValueId>],
+        map: &mut [Option<ValueId>],
+    ) {
+        let mut inner: Vec<Option<ValueId>> = vec![None; body.values().len()];
+        for (&id, &at) in body.inputs.iter().zip(captures) {
+            inner[id.0 as usize] = inputs[at];
+        }
+        self.walk(body, &mut inner);
+        for (output, &id) in node.outputs.iter().zip(&body.outputs) {
+            if let Some(output) = output {
+                map[output.0 as usize] = self.mapped(body, &mut inner, id);
+            }
+        }
+    }
+
+    /// A graph's output by its name: what came out of a graph that was put in has another.
+    fn named_output(&mut self, id: ValueId, name: &str) -> ValueId {
+        let value = self.graph.value(id);
+        if value.name == name {
+            return id;
+        }
+        let is_taken = value.producer.is_none() && value.constant.is_none() || self.graph.outputs.contains(&id);
+        if !is_taken {
+            self.graph.value_mut(id).name = name.to_owned();
+            return id;
+        }
+        let (ty, constant) = (value.ty.clone(), value.constant.clone());
+        let is_constant = constant.is_some();
+        let new = self.graph.add_value(Value { name: name.to_owned(), ty, constant, ..Value::default() });
+        if !is_constant {
+            let place = crate::Place { node: name.to_owned(), operator: "Identity".to_owned(), opset: 1 };
+            self.graph.add_node(Node { op: Op::identity(), place, inputs: vec![Some(id)], outputs: vec![Some(new)] });
+        }
+        new
+    }
+}
+
+fn comma(shape: &[usize]) -> String {
+    let text = shape_text(shape);
+    text[1..text.len() - 1].to_owned()
+}
+
+/// A constant of text.
+fn parsed(ty: &TensorType, text: &str) -> Result<Tensor, String> {
+    let parts: Vec<&str> = text.split(',').map(str::trim).collect();
+    if Some(parts.len()) != ty.checked_len() {
+        return Err(format!("{ty} takes other than {} numbers (give as many as it takes)", parts.len()));
+    }
+    let refuse = |part: &str| format!("`{part}` is no {}", ty.dtype);
+    if ty.dtype.is_float() {
+        let numbers: Vec<f64> = parts.iter().map(|p| p.parse().map_err(|_| refuse(p))).collect::<Result<_, _>>()?;
+        return Ok(Tensor::from_floats(ty.dtype, ty.shape.clone(), &numbers));
+    }
+    let (least, most) = ty.dtype.integer_range();
+    let read = |part: &&str| {
+        let number = match (ty.dtype, *part) {
+            (DType::Bool, "true") => 1,
+            (DType::Bool, "false") => 0,
+            (_, part) => part.parse().map_err(|_| refuse(part))?,
+        };
+        if (least..=most).contains(&number) { Ok(number) } else { Err(refuse(part)) }
+    };
+    let numbers: Vec<i128> = parts.iter().map(read).collect::<Result<_, _>>()?;
+    Ok(Tensor::from_integers(ty.dtype, ty.shape.clone(), &numbers))
+}
+
+/// The graph's inputs that a value is computed from.
+fn sources(graph: &Graph, id: ValueId) -> Vec<String> {
+    let mut seen = vec![false; graph.values().len()];
+    let (mut stack, mut found) = (vec![id], Vec::new());
+    while let Some(id) = stack.pop() {
+        if std::mem::replace(&mut seen[id.0 as usize], true) {
+            continue;
+        }
+        let value = graph.value(id);
+        match value.producer {
+            Some((node, _)) => stack.extend(graph.node(node).inputs.iter().flatten()),
+            None if value.constant.is_none() => found.push(value.name.clone()),
+            None => {}
+        }
+    }
+    found.sort();
+    found
+}
+
+/// A graph without what no output needs.
+fn pruned(graph: &Graph) -> Graph {
+    let mut is_needed = vec![false; graph.nodes().len()];
+    let mut stack: Vec<ValueId> = graph.outputs.clone();
+    while let Some(id) = stack.pop() {
+        if let Some((NodeId(node), _)) = graph.value(id).producer
+            && !std::mem::replace(&mut is_needed[node as usize], true)
+        {
+            stack.extend(graph.node(NodeId(node)).inputs.iter().flatten());
+        }
+    }
+    let mut new = Graph::default();
+    new.name.clone_from(&graph.name);
+    let mut map: HashMap<ValueId, ValueId> = HashMap::new();
+    let mut moved = |new: &mut Graph, id: ValueId| {
+        *map.entry(id).or_insert_with(|| {
+            let value = graph.value(id);
+            new.add_value(Value { producer: None, users: Vec::new(), ..value.clone() })
+        })
+    };
+    for &id in &graph.inputs {
+        let id = moved(&mut new, id);
+        new.inputs.push(id);
+    }
+    for (_, node) in graph.nodes().filter(|(id, _)| is_needed[id.0 as usize]) {
+        let inputs = node.inputs.iter().map(|id| id.map(|id| moved(&mut new, id))).collect();
+        let outputs = node.outputs.iter().map(|id| id.map(|id| moved(&mut new, id))).collect();
+        new.add_node(Node { op: node.op.clone(), place: node.place.clone(), inputs, outputs });
+    }
+    for &id in &graph.outputs {
+        let id = moved(&mut new, id);
+        new.outputs.push(id);
+    }
+    new
+}

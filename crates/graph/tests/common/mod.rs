@@ -1,0 +1,74 @@
+//! The official tests, as `tests/onnx/generate.py` writes them.
+#![allow(dead_code, reason = "each test uses a part of it")]
+
+pub mod build;
+
+use std::io::Read;
+use std::path::Path;
+
+use bytes::Bytes;
+use tilewright_graph::{DType, Tensor, TensorType};
+
+/// A set of inputs and the outputs that belong to it.
+pub type Set = (Vec<Tensor>, Vec<Tensor>);
+
+/// A model with sets of tensors.
+pub struct Case {
+    /// Its name.
+    pub name: String,
+    /// The model's file.
+    pub model: Bytes,
+    /// The sets.
+    pub sets: Vec<Set>,
+}
+
+/// The bytes of a file of `tests/onnx`.
+pub fn read(file: &str) -> Vec<u8> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/onnx").join(file);
+    std::fs::read(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
+}
+
+fn tensor(record: &Bytes) -> Tensor {
+    let dtype = DType::from_onnx(record[0].into()).expect("types that are supported");
+    let rank = usize::from(record[1]);
+    let dims = record[2..2 + 4 * rank].chunks(4).map(|b| u32::from_le_bytes(b.try_into().unwrap()) as usize);
+    let ty = TensorType::new(dtype, dims.collect::<Vec<_>>());
+    Tensor::new(ty, record.slice(2 + 4 * rank..)).expect("as many bytes as its type takes")
+}
+
+/// The cases of a file.
+pub fn cases(file: &str) -> Vec<Case> {
+    let mut all = Vec::new();
+    flate2::read::GzDecoder::new(&read(file)[..]).read_to_end(&mut all).expect("a packed file");
+    let all = Bytes::from(all);
+    let (mut at, mut records) = (0, Vec::new());
+    while at < all.len() {
+        let n = u32::from_le_bytes(all[at..at + 4].try_into().unwrap()) as usize;
+        records.push(all.slice(at + 4..at + 4 + n));
+        at += 4 + n;
+    }
+    let n_tensors = records.iter().position(|record| record.is_empty()).expect("an empty record behind the tensors");
+    let tensors: Vec<Tensor> = records[..n_tensors].iter().map(tensor).collect();
+    let case = |parts: &[Bytes]| {
+        let numbers: Vec<u32> = parts[2].chunks(4).map(|b| u32::from_le_bytes(b.try_into().unwrap())).collect();
+        let mut sets = Vec::new();
+        let mut at = 0;
+        while at < numbers.len() {
+            let n_inputs = numbers[at] as usize;
+            let n_outputs = numbers[at + 1 + n_inputs] as usize;
+            let of = |range: std::ops::Range<usize>| -> Vec<Tensor> {
+                numbers[range].iter().map(|&t| tensors[t as usize].clone()).collect()
+            };
+            sets.push((of(at + 1..at + 1 + n_inputs), of(at + 2 + n_inputs..at + 2 + n_inputs + n_outputs)));
+            at += 2 + n_inputs + n_outputs;
+        }
+        let name = String::from_utf8(parts[0].to_vec()).expect("names are text");
+        Case { name, model: parts[1].clone(), sets }
+    };
+    records[n_tensors + 1..].chunks(3).map(case).collect()
+}
+
+/// Files beside models: there are none.
+pub fn no_files(path: &str) -> Result<Bytes, String> {
+    Err(format!("there is no {path}"))
+}

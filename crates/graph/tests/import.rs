@@ -1,0 +1,292 @@
+//! Models that break rules, weights in all places they can be, and what is known of shapes.
+
+mod common;
+
+use bytes::Bytes;
+use common::build::{Attr, declared, field, int, model, node, single, tensor, varint};
+use common::{cases, no_files};
+use rand::{RngExt, SeedableRng};
+use rand_xoshiro::Xoshiro256PlusPlus;
+use tilewright_graph::{Bindings, DType, Graph, Tensor, TensorType, evaluate, onnx, specialise, summarise};
+
+fn read(file: &Bytes) -> Result<Graph, String> {
+    onnx::read(file, &mut no_files).map(|model| model.graph).map_err(|e| e.to_string())
+}
+
+/// The one constant of a model of a `Constant`-free graph that gives an initializer.
+fn initializer(message: Vec<u8>, external: &mut onnx::External<'_>) -> Result<Tensor, String> {
+    let graph = [field(5, message), field(12, field(1, "w"))].concat();
+    let model = onnx::read(&model(17, graph), external).map_err(|e| e.to_string())?;
+    let id = model.graph.outputs[0];
+    Ok(model.graph.value(id).constant.clone().expect("an initializer is a constant"))
+}
+
+#[test]
+fn elements_are_read_wherever_they_stand() {
+    let shape = |n: i64| int(1, n);
+    let check = |dtype: DType, data: Vec<u8>, wanted: &[f64]| {
+        let message = [shape(wanted.len() as i64), int(2, dtype.to_onnx().into()), field(8, "w"), data].concat();
+        let found = initializer(message, &mut no_files).unwrap();
+        assert_eq!((found.dtype(), found.floats()), (dtype, wanted.to_vec()));
+    };
+    let packed = |numbers: &[i64]| numbers.iter().flat_map(|&n| varint(n as u64)).collect::<Vec<_>>();
+    check(DType::F32, field(4, [1.5_f32, -2.0].map(f32::to_le_bytes).concat()), &[1.5, -2.0]);
+    check(DType::F32, field(9, [1.5_f32, -2.0].map(f32::to_le_bytes).concat()), &[1.5, -2.0]);
+    check(DType::F64, field(10, [1.5_f64, -2.0].map(f64::to_le_bytes).concat()), &[1.5, -2.0]);
+    check(DType::F16, field(5, packed(&[0x3e00, 0xc000])), &[1.5, -2.0]);
+    check(DType::Bf16, field(5, packed(&[0x3fc0, 0xc000])), &[1.5, -2.0]);
+    check(DType::I8, field(5, packed(&[-7, 8])), &[-7.0, 8.0]);
+    check(DType::U8, field(5, packed(&[255, 8])), &[255.0, 8.0]);
+    check(DType::Bool, field(5, packed(&[1, 0])), &[1.0, 0.0]);
+    check(DType::I32, [int(5, -3), int(5, 4)].concat(), &[-3.0, 4.0]);
+    check(DType::I64, field(7, packed(&[-1 << 40, 4])), &[-(2.0_f64.powi(40)), 4.0]);
+    check(DType::U64, field(11, packed(&[5, 6])), &[5.0, 6.0]);
+    check(DType::U32, field(11, packed(&[5, 4_000_000_000])), &[5.0, 4e9]);
+}
+
+#[test]
+fn weights_stay_in_the_file() {
+    let x = Tensor::from_floats(DType::F32, [2, 3], &[1.0; 6]);
+    let graph = [field(5, tensor("w", &x)), field(12, field(1, "w"))].concat();
+    let file = model(17, graph);
+    let graph = read(&file).unwrap();
+    let constant = graph.value(graph.outputs[0]).constant.clone().unwrap();
+    assert!(file.as_ptr_range().contains(&constant.bytes().as_ptr()));
+    let special = specialise(&graph, &Bindings::default()).graph;
+    let constant = special.value(special.outputs[0]).constant.clone().unwrap();
+    assert!(file.as_ptr_range().contains(&constant.bytes().as_ptr()));
+}
+
+#[test]
+fn weights_beside_the_file_are_bounded() {
+    let message = |location: &str, offset: &str, length: &str| {
+        let entry = |key: &str, value: &str| field(13, [field(1, key), field(2, value)].concat());
+        let mut message = [int(1, 2), int(2, 1), field(8, "w"), int(14, 1), entry("location", location)].concat();
+        [("offset", offset), ("length", length)]
+            .iter()
+            .filter(|(_, value)| !value.is_empty())
+            .for_each(|(key, value)| message.extend(entry(key, value)));
+        message
+    };
+    let mut beside = |name: &str| match name {
+        "weights/a.bin" => Ok(Bytes::from([0.0_f32, 1.5, -2.0].map(f32::to_le_bytes).concat())),
+        other => Err(format!("there is no {other}")),
+    };
+    let found = initializer(message("weights/a.bin", "4", "8"), &mut beside).unwrap();
+    assert_eq!(found.floats(), [1.5, -2.0]);
+    assert_eq!(initializer(message("weights/a.bin", "", ""), &mut beside).unwrap().floats(), [0.0, 1.5]);
+    for (location, offset, length, why) in [
+        ("../a.bin", "0", "8", "not below the model's folder"),
+        ("weights/../../a.bin", "0", "8", "not below the model's folder"),
+        ("/etc/passwd", "0", "8", "not below the model's folder"),
+        ("", "0", "8", "not below the model's folder"),
+        ("b.bin", "0", "8", "there is no b.bin"),
+        ("weights/a.bin", "8", "8", "beyond its 12 bytes"),
+        ("weights/a.bin", "18446744073709551615", "8", "beyond its 12 bytes"),
+        ("weights/a.bin", "-1", "8", "no number"),
+        ("weights/a.bin", "0", "4", "takes 8 bytes, and 4 are there"),
+    ] {
+        let error = initializer(message(location, offset, length), &mut beside).unwrap_err();
+        assert!(error.starts_with("tensor `w`: ") && error.contains(why), "{location} {offset}: {error}");
+    }
+}
+
+#[test]
+fn broken_rules_are_told_in_one_line() {
+    let relu = |input: &str, output: &str| node("Relu", &[input], &[output], &[]);
+    let x = field(11, declared("x", DType::F32, &[2]));
+    let y = field(12, field(1, "y"));
+    let check = |graph: Vec<u8>, why: &str| {
+        let error = read(&model(17, graph)).unwrap_err();
+        assert!(error.contains(why) && !error.contains('\n'), "{error}");
+    };
+    check([relu("z", "y"), x.clone(), y.clone()].concat(), "node `y` (Relu, opset 17): its input `z` is neither");
+    check([relu("x", "y"), relu("x", "y"), x.clone(), y.clone()].concat(), "its output `y` is computed or given twice");
+    check([relu("x", "x"), x.clone(), y.clone()].concat(), "its output `x` is computed or given twice");
+    check(
+        [relu("y", "z"), relu("z", "y"), x.clone(), y.clone()].concat(),
+        "(Relu, opset 17): it reads what is computed",
+    );
+    check([x.clone(), y.clone()].concat(), "its output `y` is computed by no node");
+    let negative = [int(1, -2), int(2, 1), field(8, "w")].concat();
+    check([field(5, negative), y.clone()].concat(), "negative dimension");
+    let large = [int(1, 1 << 40), int(1, 1 << 40), int(2, 1), field(8, "w")].concat();
+    check([field(5, large), y.clone()].concat(), "too large");
+    let short = [int(1, 2), int(2, 1), field(8, "w"), field(9, [0; 4])].concat();
+    check([field(5, short), y.clone()].concat(), "f32[2] takes 8 bytes, and 4 are there");
+    assert!(onnx::read(&Bytes::new(), &mut no_files).is_err());
+    // Nodes in another order than they can run in are put into one.
+    let graph = read(&model(17, [relu("z", "y"), relu("x", "z"), x, y].concat())).unwrap();
+    assert_eq!(graph.nodes().map(|(_, node)| node.place.node.as_str()).collect::<Vec<_>>(), ["z", "y"]);
+}
+
+#[test]
+fn weights_among_the_inputs_are_none() {
+    let w = Tensor::from_floats(DType::F32, [2], &[1.0, 2.0]);
+    let graph = [
+        node("Add", &["x", "w"], &["y"], &[]),
+        field(5, tensor("w", &w)),
+        field(11, declared("w", DType::F32, &[2])),
+        field(11, declared("x", DType::F32, &[2])),
+        field(12, field(1, "y")),
+    ];
+    let graph = read(&model(17, graph.concat())).unwrap();
+    assert_eq!(graph.inputs.iter().map(|&id| graph.value(id).name.as_str()).collect::<Vec<_>>(), ["x"]);
+    let y = evaluate(&graph, &[("x", Tensor::from_floats(DType::F32, [2], &[3.0, 4.0]))]).unwrap();
+    assert_eq!(y[0].floats(), [4.0, 6.0]);
+}
+
+#[test]
+fn shapes_that_are_computed_are_known() {
+    // x → Shape → Gather, Unsqueeze, Concat with -1 → Reshape, as converters write it.
+    let constant = |name: &str, x: Tensor| node("Constant", &[], &[name], &[("value", Attr::Tensor(x))]);
+    let graph = [
+        constant("zero", Tensor::from_integers(DType::I64, [], &[0])),
+        constant("axes", Tensor::vector(&[0])),
+        constant("rest", Tensor::vector(&[-1])),
+        node("Shape", &["x"], &["shape"], &[]),
+        node("Gather", &["shape", "zero"], &["n"], &[]),
+        node("Unsqueeze", &["n", "axes"], &["n1"], &[]),
+        node("Concat", &["n1", "rest"], &["wanted"], &[("axis", Attr::Int(0))]),
+        node("Reshape", &["x", "wanted"], &["y"], &[]),
+        field(11, declared("x", DType::F32, &[-1, 3, 4])),
+        field(12, field(1, "y")),
+    ];
+    let graph = read(&model(17, graph.concat())).unwrap();
+    let special = specialise(&graph, &Bindings::default());
+    let text = special.problems[0].to_string();
+    assert_eq!(text, "dimension 0 of input `x` has no size (give --dim N=SIZE or --shape x=D0,3,4)");
+    let mut bindings = Bindings::default();
+    bindings.bind_dim("N=5").unwrap();
+    let special = specialise(&graph, &bindings);
+    assert!(special.problems.is_empty(), "{}", special.problems[0]);
+    let special = special.graph;
+    assert_eq!(*special.ty(special.outputs[0]), TensorType::new(DType::F32, [5, 12]));
+    // Only the reshape is left.
+    assert_eq!(special.nodes().len(), 1);
+    assert_eq!(summarise(&special).operators.keys().collect::<Vec<_>>(), ["Reshape"]);
+}
+
+#[test]
+fn a_known_condition_takes_one_graph() {
+    // y = if rate == 16000 { x + x } else { x − w }, with names of the graph around.
+    let branch = |op: &str, other: &str, output: &'static str| {
+        [node(op, &["x", other], &[output], &[]), field(12, field(1, output))].concat()
+    };
+    let graph = [
+        node("Constant", &[], &["wanted"], &[("value", Attr::Tensor(Tensor::from_integers(DType::I64, [], &[16000])))]),
+        node("Equal", &["rate", "wanted"], &["is"], &[]),
+        node("Neg", &["x"], &["w"], &[]),
+        node(
+            "If",
+            &["is"],
+            &["y"],
+            &[
+                ("then_branch", Attr::Graph(branch("Add", "x", "inner_a"))),
+                ("else_branch", Attr::Graph(branch("Sub", "w", "inner_b"))),
+            ],
+        ),
+        field(11, declared("x", DType::F32, &[2])),
+        field(11, declared("rate", DType::I64, &[])),
+        field(12, field(1, "y")),
+    ];
+    let graph = read(&model(16, graph.concat())).unwrap();
+    let x = Tensor::from_floats(DType::F32, [2], &[1.0, -3.0]);
+    for (rate, wanted, operators) in [(16000, [2.0, -6.0], vec!["Add"]), (8000, [2.0, -6.0], vec!["Neg", "Sub"])] {
+        let given = [("x", x.clone()), ("rate", Tensor::from_integers(DType::I64, [], &[rate]))];
+        assert_eq!(evaluate(&graph, &given).unwrap()[0].floats(), wanted);
+        let mut bindings = Bindings::default();
+        bindings.bind_value(&format!("rate={rate}")).unwrap();
+        let special = specialise(&graph, &bindings);
+        assert!(special.problems.is_empty());
+        let found = summarise(&special.graph);
+        assert_eq!(found.operators.keys().collect::<Vec<_>>(), operators);
+        assert_eq!((found.inputs.len(), found.outputs[0].0.as_str()), (1, "y"));
+        assert_eq!(evaluate(&special.graph, &given[..1]).unwrap()[0].floats(), wanted);
+    }
+}
+
+#[test]
+fn what_is_not_supported_says_where() {
+    let check = |file: Bytes, wanted: &str| {
+        let special = specialise(&read(&file).unwrap(), &Bindings::default());
+        let found: Vec<String> = special.problems.iter().map(ToString::to_string).collect();
+        assert_eq!(found, [wanted]);
+        assert!(special.problems[0].is_unsupported());
+    };
+    let x = || Some(Tensor::from_floats(DType::F32, [1, 2], &[1.0, 2.0]));
+    check(single("Frob", 17, &[], &[x()], 1), "node `y0` (Frob, opset 17): this operator is not supported");
+    let attribute = [("speed", Attr::Int(3))];
+    let wanted = "node `y0` (Relu, opset 17): attribute `speed` is not supported at this opset";
+    check(single("Relu", 17, &attribute, &[x()], 1), wanted);
+    let wanted = "node `y0` (Gelu, opset 17): this operator is supported from opset 20 on (convert the model)";
+    check(single("Gelu", 17, &[], &[x()], 1), wanted);
+    let wanted = "node `y0` (Relu, opset 99): the newest opset that is supported is 28";
+    check(single("Relu", 99, &[], &[x()], 1), wanted);
+    let wanted = "node `y0` (NonZero, opset 17): the shape of its output depends on the data";
+    check(single("NonZero", 17, &[], &[x()], 1), wanted);
+}
+
+/// Reads what may be anything, and goes on with what is read.
+fn survives(bytes: Vec<u8>) {
+    if let Ok(model) = onnx::read(&bytes.into(), &mut no_files) {
+        let _ = specialise(&model.graph, &Bindings::default());
+    }
+}
+
+/// `TILEWRIGHT_CASES=1000000` for a long run.
+fn n_cases(default: usize) -> usize {
+    std::env::var("TILEWRIGHT_CASES").ok().and_then(|n| n.parse().ok()).unwrap_or(default)
+}
+
+#[test]
+fn damaged_models_are_refused_without_a_panic() {
+    let mut random = Xoshiro256PlusPlus::seed_from_u64(1);
+    let node_cases = cases("node.cases.gz");
+    let light = cases("light.cases.gz");
+    let files: Vec<&Bytes> = node_cases.iter().chain(&light).map(|case| &case.model).collect();
+    let small = |file: &&&Bytes| file.len() < 3000;
+    let files: Vec<&&Bytes> = files.iter().filter(small).collect();
+    for _ in 0..n_cases(5000) {
+        let mut bytes = files[random.random_range(0..files.len())].to_vec();
+        for _ in 0..random.random_range(1..5) {
+            if bytes.is_empty() {
+                break;
+            }
+            let at = random.random_range(0..bytes.len());
+            match random.random_range(0..5) {
+                0 => bytes.truncate(at),
+                1 => bytes[at] = random.random(),
+                2 => bytes[at] ^= 1 << random.random_range(0..8),
+                3 => {
+                    let part = bytes[at..(at + random.random_range(0..40)).min(bytes.len())].to_vec();
+                    let to = random.random_range(0..bytes.len());
+                    bytes.splice(to..to, part);
+                }
+                _ => {
+                    bytes.drain(at..(at + random.random_range(0..10)).min(bytes.len()));
+                }
+            }
+        }
+        survives(bytes);
+    }
+    for _ in 0..n_cases(5000) {
+        survives((0..random.random_range(0..60)).map(|_| random.random()).collect());
+    }
+}
+
+#[test]
+fn small_files_do_not_take_much_memory() {
+    // Nodes without anything, of two bytes each, and lists of small numbers: more than is charged for is refused.
+    let many: Vec<u8> = std::iter::repeat_n([0x0a, 0x00], 1 << 21).flatten().collect();
+    let error = read(&model(17, field(1, field(5, [field(1, "x"), many.clone()].concat())))).err();
+    assert!(error.is_some());
+    let error = read(&model(17, many)).unwrap_err();
+    assert!(error.contains("more than"), "{error}");
+    // Graphs in graphs end somewhere.
+    let mut graph = field(12, field(1, "x"));
+    for _ in 0..1000 {
+        graph = node("If", &["x"], &["y"], &[("then_branch", Attr::Graph(graph))]);
+    }
+    assert!(read(&model(17, graph)).unwrap_err().contains("deep"));
+}
