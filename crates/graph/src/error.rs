@@ -159,5 +159,5 @@ pub enum ReadError {
     },
     /// A node does not fit its graph.
     #[error("{0}")]
-    Node(Problem),
+    Node(Box<Problem>),
 }

@@ -6,8 +6,8 @@ use crate::tensor::shape_text;
 use crate::{Graph, Node, OpError, Problem, Reason, Tensor, TensorType};
 
 /// The largest dimension and the most bytes of a tensor; beyond, sizes could overflow.
-const LARGEST_DIM: usize = 1 << 40;
-const MOST_BYTES: usize = 1 << 44;
+const LARGEST_DIM: usize = 1 << 31;
+const MOST_BYTES: usize = 1 << 42;
 
 /// Why a graph cannot be evaluated.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

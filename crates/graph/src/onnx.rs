@@ -402,7 +402,7 @@ fn place_of(node: &NodeProto<'_>, opsets: &Opsets<'_>) -> Place {
 }
 
 fn refuse(node: &NodeProto<'_>, opsets: &Opsets<'_>, reason: OpError) -> ReadError {
-    ReadError::Node(Problem { place: Some(place_of(node, opsets)), reason: Reason::Op(reason) })
+    ReadError::Node(Box::new(Problem { place: Some(place_of(node, opsets)), reason: Reason::Op(reason) }))
 }
 
 /// The operator of a node, with its attributes understood.
@@ -478,7 +478,7 @@ fn sorted(pending: Vec<Node>, graph: &Graph) -> Result<Vec<Node>, ReadError> {
         None => Ok(order),
         Some(node) => {
             let reason = Reason::Op(invalid!("it reads what is computed from its own output (mend the cycle)"));
-            Err(ReadError::Node(Problem { place: Some(node.place), reason }))
+            Err(ReadError::Node(Box::new(Problem { place: Some(node.place), reason })))
         }
     }
 }

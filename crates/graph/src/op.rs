@@ -3,6 +3,9 @@
 //! A row of [`OPERATORS`] imports an ONNX operator of any version as an [`Op`], which has its parameters as one version
 //! would say them. What an [`Op`] does is an [`Operation`].
 
+// Numeric code reads several lists by one index.
+#![allow(clippy::needless_range_loop)]
+
 mod attention;
 mod attributes;
 mod cast;
@@ -140,7 +143,7 @@ pub struct Inputs<'a>(pub &'a [Option<Fact<'a>>]);
 
 impl<'a> Inputs<'a> {
     /// How many there are, those that are left out included.
-    pub fn len(&self) -> usize {
+    pub fn n_inputs(&self) -> usize {
         self.0.len()
     }
 

@@ -259,7 +259,7 @@ impl Job {
         *slot
     }
 
-    fn walk(&mut self, old: &Graph, map: &mut Vec<Option<ValueId>>) {
+    fn walk(&mut self, old: &Graph, map: &mut [Option<ValueId>]) {
         for (_, node) in old.nodes() {
             let inputs: Vec<Option<ValueId>> =
                 node.inputs.iter().map(|id| id.and_then(|id| self.mapped(old, map, id))).collect();
@@ -268,8 +268,8 @@ impl Job {
             if !is_complete && !matches!(node.op, Op::Unknown(_)) {
                 continue;
             }
-            if let Err((place, reason)) = self.node(old, node, &inputs, map) {
-                self.problems.push(Problem { place, reason });
+            if let Err(problem) = self.node(old, node, &inputs, map) {
+                self.problems.push(*problem);
             }
         }
     }
@@ -280,8 +280,9 @@ impl Job {
         node: &Node,
         inputs: &[Option<ValueId>],
         map: &mut [Option<ValueId>],
-    ) -> Result<(), (Option<crate::Place>, Reason)> {
-        let refuse = |error: OpError| (Some(node.place.clone()), Reason::Op(error));
+    ) -> Result<(), Box<Problem>> {
+        let about = |reason: Reason| Box::new(Problem { place: Some(node.place.clone()), reason });
+        let refuse = |error: OpError| about(Reason::Op(error));
         let graph = &self.graph;
         let facts: Vec<Option<Fact<'_>>> = inputs
             .iter()
@@ -294,7 +295,8 @@ impl Job {
             && let Some(condition) = condition.value
         {
             let body = choice.branch(condition).map_err(refuse)?;
-            return Ok(self.inline(&body.graph, &body.captures, node, inputs, map));
+            self.inline(&body.graph, &body.captures, node, inputs, map);
+            return Ok(());
         }
         let operation = node.op.operation();
         let given = Inputs(&facts);
@@ -303,7 +305,7 @@ impl Job {
             Err(error @ OpError::NeedsValue(at)) => {
                 let from = inputs.get(at).copied().flatten().map_or(Vec::new(), |id| sources(graph, id));
                 let reason = Reason::NeedsInput { error, inputs: from };
-                return Err((Some(node.place.clone()), reason));
+                return Err(about(reason));
             }
             Err(error) => return Err(refuse(error)),
         };

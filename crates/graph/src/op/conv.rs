@@ -205,11 +205,15 @@ impl ConvTranspose {
         }
         let mut image = Vec::with_capacity(rank);
         for d in 0..rank {
-            let (stride, window) =
-                (geometry.strides[d] as i64, (kernel[d] as i64 - 1) * geometry.dilations[d] as i64 + 1);
-            let full = (places[d] as i64 - 1).checked_mul(stride).ok_or_else(refuse)? + extra[d] + window;
+            let (stride, window) = (
+                geometry.strides[d] as i64,
+                (kernel[d] as i64 - 1).saturating_mul(geometry.dilations[d] as i64).min(1 << 60) + 1,
+            );
+            let full = (places[d] as i64 - 1).checked_mul(stride).filter(|&full| full < 1 << 60);
+            let full = full.ok_or_else(refuse)? + extra[d] + window;
             let same = self.window.auto_pad != AutoPad::Given && self.window.auto_pad != AutoPad::Valid;
-            let wanted = wanted.map(|wanted| wanted[d]).or_else(|| same.then_some(places[d] as i64 * stride));
+            let wanted =
+                wanted.map(|wanted| wanted[d]).or_else(|| same.then(|| (places[d] as i64).saturating_mul(stride)));
             if let Some(wanted) = wanted {
                 // Borders may be negative: then the image is larger than what the windows reach.
                 let total = full - wanted;

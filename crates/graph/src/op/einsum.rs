@@ -55,7 +55,7 @@ impl Einsum {
             None => (&*self.equation, None),
         };
         let terms: Vec<&str> = left.split(',').collect();
-        if terms.len() != inputs.len() {
+        if terms.len() != inputs.n_inputs() {
             return Err(refuse());
         }
         let mut sizes: Vec<(Index, usize)> = Vec::new();

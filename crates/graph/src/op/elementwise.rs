@@ -475,7 +475,7 @@ impl Binary {
             B::Pow => a.wrapping_pow(u32::try_from(b).map_err(|_| invalid!("an exponent is too large"))?),
             B::PRelu => {
                 if a < 0 {
-                    a * b
+                    a.wrapping_mul(b)
                 } else {
                     a
                 }
@@ -547,8 +547,8 @@ impl Operation for Binary {
 impl Operation for Variadic {
     fn infer(&self, inputs: Inputs<'_>) -> Result<Vec<TensorType>, OpError> {
         let first = inputs.ty(0)?;
-        let mut shapes: Vec<&[usize]> = Vec::with_capacity(inputs.len());
-        for at in 0..inputs.len() {
+        let mut shapes: Vec<&[usize]> = Vec::with_capacity(inputs.n_inputs());
+        for at in 0..inputs.n_inputs() {
             let ty = inputs.ty(at)?;
             if ty.dtype != first.dtype {
                 return Err(invalid!("its inputs are {} and {}, and should be of one type", first.dtype, ty.dtype));
@@ -563,7 +563,7 @@ impl Operation for Variadic {
         let n = ty.n_elements();
         if ty.dtype.is_float() {
             let mut sums = Vec::new();
-            for at in 0..inputs.len() {
+            for at in 0..inputs.n_inputs() {
                 let x = inputs.tensor(at)?;
                 let numbers = x.floats();
                 if at == 0 {
@@ -592,12 +592,12 @@ impl Operation for Variadic {
                 });
             }
             if *self == Variadic::Mean {
-                sums.iter_mut().for_each(|sum| *sum /= inputs.len() as f64);
+                sums.iter_mut().for_each(|sum| *sum /= inputs.n_inputs() as f64);
             }
             return Ok(vec![Tensor::from_floats(ty.dtype, ty.shape, &sums)]);
         }
         let mut sums = vec![0; n];
-        for at in 0..inputs.len() {
+        for at in 0..inputs.n_inputs() {
             let x = inputs.tensor(at)?;
             let numbers = x.integers();
             for_each(&ty.shape, [&broadcast_strides(x.shape(), &ty.shape)], |to, [from]| {
@@ -611,7 +611,7 @@ impl Operation for Variadic {
             });
         }
         if *self == Variadic::Mean {
-            sums.iter_mut().for_each(|sum| *sum /= inputs.len() as i128);
+            sums.iter_mut().for_each(|sum| *sum /= inputs.n_inputs() as i128);
         }
         Ok(vec![Tensor::from_integers(ty.dtype, ty.shape, &sums)])
     }

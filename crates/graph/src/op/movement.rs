@@ -33,11 +33,14 @@ pub struct Split {
     pub may_be_uneven: bool,
 }
 
+/// Starts, ends and axes.
+type SliceAttributes = (Vec<i64>, Vec<i64>, Option<Vec<i64>>);
+
 /// A part of each dimension.
 #[derive(Debug, Clone)]
 pub struct Slice {
     /// Starts, ends and axes of attributes: before opset 10. Else they are the values of inputs 1 to 3, and steps are 4's.
-    pub attributes: Option<(Vec<i64>, Vec<i64>, Option<Vec<i64>>)>,
+    pub attributes: Option<SliceAttributes>,
 }
 
 /// Repeated as often along each dimension as input 1's value says.
@@ -118,6 +121,11 @@ pub struct Col2Im {
     pub strides: Option<Vec<i64>>,
 }
 
+/// Rows and columns that are a channel's.
+fn block_size(block: i64) -> Result<usize, OpError> {
+    if (1..1 << 15).contains(&block) { Ok(block as usize) } else { Err(invalid!("it has blocksize={block}")) }
+}
+
 pub(super) const ROWS: &[Operator] = &[
     row("Transpose", &[1, 13, 21, 23, 24, 25], 1..=1, |node| Ok(Transpose { order: node.ints("perm")? }.into())),
     row("Concat", &[1, 4, 11, 13], 1..=ANY, |node| {
@@ -131,14 +139,17 @@ pub(super) const ROWS: &[Operator] = &[
     row("Split", &[2, 11, 13, 18], 1..=2, |node| {
         let sizes = if node.version < 13 { node.ints("split")? } else { None };
         let given = if node.version >= 18 { node.int("num_outputs")? } else { None };
-        let n_parts = given.map_or(Ok(node.n_outputs), size)?;
+        if given.is_some_and(|n| n != node.n_outputs as i64) {
+            return Err(invalid!("it has {} outputs, and num_outputs={}", node.n_outputs, given.unwrap_or(0)));
+        }
+        let n_parts = node.n_outputs;
         Ok(Split { axis: node.int_or("axis", 0)?, sizes, n_parts, may_be_uneven: given.is_some() }.into())
     }),
     row("Slice", &[1, 10, 11, 13], 1..=5, |node| {
         if node.version >= 10 {
             return Ok(Slice { attributes: None }.into());
         }
-        let list = |name: &str| Ok(node.ints(name)?.ok_or_else(|| invalid!("it has no {name}"))?);
+        let list = |name: &str| node.ints(name)?.ok_or_else(|| invalid!("it has no {name}"));
         Ok(Slice { attributes: Some((list("starts")?, list("ends")?, node.ints("axes")?)) }.into())
     }),
     row("Tile", &[6, 13], 2..=2, |_| Ok(Tile.into())),
@@ -165,7 +176,7 @@ pub(super) const ROWS: &[Operator] = &[
             1 => false,
             _ => node.one_of("mode", "DCR", &[("DCR", false), ("CRD", true)])?,
         };
-        Ok(DepthToSpace { block: size(block)?.max(1), channels_first }.into())
+        Ok(DepthToSpace { block: block_size(block)?, channels_first }.into())
     }),
     row("SpaceToDepth", &[1, 13, 28], 1..=1, |node| {
         let block = node.int("blocksize")?.ok_or_else(|| invalid!("it has no blocksize"))?;
@@ -173,7 +184,7 @@ pub(super) const ROWS: &[Operator] = &[
             28 => node.one_of("mode", "DCR", &[("DCR", false), ("CRD", true)])?,
             _ => false,
         };
-        Ok(SpaceToDepth { block: size(block)?.max(1), channels_first }.into())
+        Ok(SpaceToDepth { block: block_size(block)?, channels_first }.into())
     }),
     row("ReverseSequence", &[10, 28], 2..=2, |node| {
         Ok(ReverseSequence { time_axis: node.int_or("time_axis", 0)?, batch_axis: node.int_or("batch_axis", 1)? }
@@ -218,7 +229,7 @@ impl Operation for Concat {
     fn infer(&self, inputs: Inputs<'_>) -> Result<Vec<TensorType>, OpError> {
         let mut ty = inputs.ty(0)?.clone();
         let axis = axis(self.axis, ty.shape.len())?;
-        for at in 1..inputs.len() {
+        for at in 1..inputs.n_inputs() {
             let other = inputs.ty(at)?;
             let fits = other.shape.len() == ty.shape.len()
                 && other.dtype == ty.dtype
@@ -237,7 +248,7 @@ impl Operation for Concat {
         let n_outer = product(&ty.shape[..axis]);
         let mut bytes = Vec::with_capacity(ty.n_elements() * ty.dtype.size());
         for outer in 0..n_outer {
-            for at in 0..inputs.len() {
+            for at in 0..inputs.n_inputs() {
                 let all = inputs.tensor(at)?.bytes();
                 let part = all.len() / n_outer;
                 bytes.extend_from_slice(&all[outer * part..(outer + 1) * part]);
@@ -642,7 +653,10 @@ impl Col2Im {
         let strides = self.strides.clone().unwrap_or_else(|| vec![1; n]);
         let pads = self.pads.clone().unwrap_or_else(|| vec![0; 2 * n]);
         let lengths = [block.len(), dilations.len(), strides.len(), pads.len() / 2];
-        if lengths != [n; 4] || strides.iter().any(|&s| s < 1) || block.contains(&0) {
+        let numbers = dilations.iter().chain(&strides).chain(&pads);
+        let is_small = numbers.clone().all(|n| (-1 << 31..1 << 31).contains(n))
+            && image.iter().chain(&block).all(|&n| n < 1 << 31);
+        if lengths != [n; 4] || !is_small || strides.iter().any(|&s| s < 1) || block.contains(&0) {
             return Err(invalid!("its sizes are not of one length, or not positive"));
         }
         let count = |d: usize| {
@@ -659,9 +673,12 @@ impl Operation for Col2Im {
     fn infer(&self, inputs: Inputs<'_>) -> Result<Vec<TensorType>, OpError> {
         let columns = self.columns(inputs)?;
         let ty = inputs.ty(0)?;
-        let block = product(&columns.block);
+        let block = columns.block.iter().fold(1_usize, |n, &d| n.saturating_mul(d));
         match ty.shape[..] {
-            [n, c, l] if c.is_multiple_of(block) && l == product(&columns.counts) => {
+            [n, c, l]
+                if c.is_multiple_of(block)
+                    && columns.counts.iter().try_fold(1_usize, |n, &d| n.checked_mul(d)) == Some(l) =>
+            {
                 let shape = [&[n, c / block][..], &columns.image].concat();
                 Ok(vec![TensorType::new(ty.dtype, shape)])
             }

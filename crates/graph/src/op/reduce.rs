@@ -157,7 +157,7 @@ impl Operation for Reduce {
                     K::Min => x.min(*sum),
                     K::Prod => sum.wrapping_mul(x),
                     K::L1 => *sum + x.abs(),
-                    K::SumSquare => *sum + x * x,
+                    K::SumSquare => sum.wrapping_add(x.wrapping_mul(x)),
                     K::Sum | K::Mean | K::L2 | K::LogSum | K::LogSumExp => *sum + x,
                 };
             });

@@ -153,7 +153,7 @@ impl Operation for Reshape {
         let n = ty.n_elements();
         if let Some(at) = open {
             let rest = out.checked_len().ok_or_else(refuse)?;
-            out.shape[at] = if rest == 0 { 0 } else { n / rest };
+            out.shape[at] = n.checked_div(rest).unwrap_or(0);
         }
         if out.checked_len() == Some(n) { Ok(vec![out]) } else { Err(refuse()) }
     }
