@@ -73,7 +73,7 @@ fn bounds_sizes_and_borders_were_attributes() {
     check("Pad", 11, &[], &[f32s(&[1], &[1.0]), i64s(&[1, 0])], &[2], &[0.0, 1.0]);
     check("Split", 11, &[("split", Attr::Ints(vec![1, 3]))], &[x()], &[1], &[-2.0]);
     check("Split", 13, &[], &[x(), i64s(&[3, 1])], &[3], &[-2.0, 0.5, 3.0]);
-    check("Split", 18, &[("num_outputs", Attr::Int(3))], &[x()], &[2], &[-2.0, 0.5]);
+    check("Split", 18, &[("num_outputs", Attr::Int(1))], &[x()], &[4], &[-2.0, 0.5, 3.0, 9.0]);
     check("Reshape", 1, &[("shape", Attr::Ints(vec![2, -1]))], &[x()], &[2, 2], &[-2.0, 0.5, 3.0, 9.0]);
     check("Reshape", 13, &[], &[f32s(&[2, 0], &[]), i64s(&[0, 0])], &[2, 0], &[]);
     check("Reshape", 14, &[("allowzero", Attr::Int(1))], &[f32s(&[2, 0], &[]), i64s(&[0, 3])], &[0, 3], &[]);
