@@ -3,7 +3,6 @@
 //!
 //! `cargo bench -p tilewright-ir [-- NAME]` measures all that it names, or those whose names contain NAME.
 
-#[allow(dead_code)]
 #[path = "../tests/common/mod.rs"]
 mod common;
 
