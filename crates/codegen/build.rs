@@ -18,6 +18,11 @@ fn main() {
     println!("cargo::rerun-if-changed=build.rs");
     println!("cargo::rerun-if-env-changed=TILEWRIGHT_LIBLLVM");
     println!("cargo::rerun-if-env-changed=RUSTC");
+    // Where only docs are made nothing is linked, and their toolchain may have another LLVM.
+    println!("cargo::rerun-if-env-changed=DOCS_RS");
+    if env::var_os("DOCS_RS").is_some() {
+        return;
+    }
     match find() {
         Ok(library) => {
             if let Err(why) = link(&library) {

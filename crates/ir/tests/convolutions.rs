@@ -169,23 +169,3 @@ fn no_tap_is_tested_in_the_middle() {
     assert_eq!(middle.matches("if ").count(), 1, "{middle}");
     assert_eq!(middle.matches("+=").count(), 3 * 2 * 28, "{middle}");
 }
-
-#[test]
-#[ignore = "a measurement"]
-fn time_of_lowering() {
-    let program = resnet();
-    let best = |run: &dyn Fn()| {
-        let times = (0..20).map(|_| {
-            let start = std::time::Instant::now();
-            run();
-            start.elapsed()
-        });
-        times.min().expect("some runs")
-    };
-    println!("all: {:?}", best(&|| drop(lower::lower(&program))));
-    let mut program = program;
-    for (name, pass) in lower::PASSES {
-        println!("{name}: {:?}", best(&|| drop(lower::run_pass(program.clone(), pass))));
-        program = lower::run_pass(program, pass);
-    }
-}

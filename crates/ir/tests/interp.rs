@@ -229,15 +229,3 @@ fn numbers_of_another_program_are_refused() {
     let mut arguments = vec![vec![0.0; 8], vec![0.0; 8]];
     assert_eq!(run(&program, &mut arguments), Err(Fault::UnknownBuffer { id: 77 }));
 }
-
-/// Prints the rate; not a test of it.
-#[test]
-#[ignore = "a measurement"]
-fn rate() {
-    let n = 256;
-    let program = matmul("f32", n, n, n);
-    let mut arguments = arguments(&program, 1);
-    let start = std::time::Instant::now();
-    run(&program, &mut arguments).unwrap();
-    println!("{:.1} million updates a second", (n * n * n) as f64 / start.elapsed().as_secs_f64() / 1e6);
-}

@@ -5,7 +5,6 @@ mod common;
 use common::{Conv, Random, arguments, conv2d, matmul, matmul_transposed, only, program, softmax};
 use std::ops::ControlFlow;
 use std::sync::Mutex;
-use std::time::Instant;
 use tilewright_ir::interp::{Fault, run};
 use tilewright_ir::op::Workload;
 use tilewright_ir::reference::{Tolerance, evaluate, evaluate_watched, random_input, work};
@@ -405,41 +404,6 @@ fn tolerance_fits_minimal_filtering() {
             }
             let part = largest / tolerance.abs;
             assert!(tile == 2 || (0.1..0.6).contains(&part), "c = {c}: {part} of the tolerance");
-        }
-    }
-}
-
-/// Prints times; not a test of them.
-#[test]
-#[ignore = "a measurement"]
-fn times() {
-    let conv = |c, h, k, r, stride, pad| conv2d(Conv { c, h, w: h, k, r, stride, pad });
-    let programs = [
-        ("matmul 1024", matmul("f32", 1024, 1024, 1024)),
-        ("matmul 1024 transposed", matmul_transposed(1024, 1024, 1024)),
-        ("matmul 2048", matmul("f32", 2048, 2048, 2048)),
-        ("matmul 2048 transposed", matmul_transposed(2048, 2048, 2048)),
-        ("matmul 1x4096x4096", matmul("f32", 1, 4096, 4096)),
-        ("matmul 4096x1x4096", matmul("f32", 4096, 1, 4096)),
-        ("matmul 64x3072x768", matmul("f32", 64, 3072, 768)),
-        ("resnet C1", conv(3, 224, 64, 7, 2, 3)),
-        ("resnet C2", conv(64, 56, 64, 3, 1, 1)),
-        ("resnet C12", conv(512, 7, 512, 3, 1, 1)),
-        ("softmax 1024", softmax(1024, 1024)),
-        ("batch", operator("batch_matmul:b=96,m=128,n=128,k=64")),
-        ("depthwise", operator("depthwise_conv2d:c=256,h=112,w=112,r=3,s=3,pad=1")),
-        ("conv of 64 images", operator("conv2d:n=64,c=256,h=28,w=28,k=256,r=3,s=3,pad=1")),
-        ("few channels", operator("conv2d:n=8,c=3,h=112,w=112,k=64,r=7,s=7,pad=3")),
-        ("transposed", operator("conv2d_transpose:c=1026,h=1,w=224,k=1,r=1,s=1024,stride_w=256")),
-        ("transposed by 2", operator("conv2d_transpose:c=256,h=32,w=32,k=128,r=4,s=4,stride=2,pad=1")),
-    ];
-    for (name, program) in programs {
-        let inputs = only(&program, &arguments(&program, 1), false);
-        for n_threads in [1, 2] {
-            let start = Instant::now();
-            evaluate(&program, &inputs, n_threads).unwrap();
-            let seconds = start.elapsed().as_secs_f64();
-            println!("{name}: {seconds:.3} s on {n_threads} threads, {:.2} G/s", work(&program) / seconds / 1e9);
         }
     }
 }

@@ -373,22 +373,3 @@ fn verification_is_sound() {
     }
     assert!(n_proven > 300 && n_refuted > 300, "{n_proven} {n_refuted}");
 }
-
-/// Prints the time for a program with a large unrolled tile; not a test of it.
-#[test]
-#[ignore = "a measurement"]
-fn time_of_unrolled_tiles() {
-    let body = (0..200).map(|i| {
-        let at = format!("C[12*a + {}, 16*b + {} + c]", i % 12, (i / 12) * 16 % 48);
-        format!("vectorized c in 16 {{ {at} += A[12*a + {}, b] first never }} ", i % 12)
-    });
-    let text = format!(
-        "program \"p\" buffer A: f32[1200, 64] global input buffer C: f32[1200, 1072] global output loops a, b, c
-        run {{ parallel a in 100 {{ for b in 64 {{ {} }} }} }}",
-        body.collect::<String>()
-    );
-    let program = program(&text);
-    let start = std::time::Instant::now();
-    let outcome = outcome(&program);
-    println!("{:.1} ms: {outcome}", start.elapsed().as_secs_f64() * 1e3);
-}
