@@ -26,7 +26,7 @@ use output::message;
 
 /// Finds the fastest kernel for a tensor operator by measuring on this machine
 #[derive(Parser, Debug)]
-#[command(name = "tilewright", version, max_term_width = 120, propagate_version = true)]
+#[command(name = "tilewright", version = tilewright::version::BUILD, max_term_width = 120, propagate_version = true)]
 struct Cli {
     /// Print one JSON document on standard output
     #[arg(long, global = true)]

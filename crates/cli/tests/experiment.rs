@@ -3,6 +3,7 @@
 mod common;
 
 use std::collections::BTreeMap;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
@@ -62,6 +63,16 @@ fn an_experiment_leaves_data_and_plots_and_resumes() {
     assert!(stderr(&other).contains("give another folder"));
 }
 
+/// Packs the numbers of an experiment, as they are kept with a page.
+fn pack(folder: &Path) {
+    let plain = folder.join("data.json");
+    let file = std::fs::File::create(folder.join("data.json.gz")).unwrap();
+    let mut packed = flate2::write::GzEncoder::new(file, flate2::Compression::fast());
+    packed.write_all(&std::fs::read(&plain).unwrap()).unwrap();
+    packed.finish().unwrap();
+    std::fs::remove_file(plain).unwrap();
+}
+
 #[test]
 fn an_experiment_goes_on_without_the_records_of_earlier_runs() {
     let folder = tempfile::tempdir().unwrap();
@@ -74,6 +85,7 @@ fn an_experiment_goes_on_without_the_records_of_earlier_runs() {
     let curve = std::fs::read_to_string(folder.path().join("by-share.svg")).unwrap();
     std::fs::remove_dir_all(folder.path().join("runs")).unwrap();
     std::fs::remove_file(folder.path().join("plan.json")).unwrap();
+    pack(folder.path());
 
     assert_eq!((runs_of(&with("1")), databases(folder.path()).len()), (runs_of(&first), 0));
     assert_eq!(std::fs::read_to_string(folder.path().join("by-share.svg")).unwrap(), curve);
@@ -86,17 +98,19 @@ fn an_experiment_goes_on_without_the_records_of_earlier_runs() {
     };
     let both = [second, first].map(|data| runs_of(&data).into_iter().take(n_arms).map(without_95).collect::<Vec<_>>());
     assert_eq!(both[0], both[1]);
+    let page = std::fs::read_to_string(folder.path().join("README.md")).unwrap();
+    assert!(page.contains("`data.json.gz` holds") && !folder.path().join("data.json").exists(), "{page}");
 
     // Nothing is written over that no record is left of, be it more repeats or another plan.
     std::fs::remove_dir_all(folder.path().join("runs")).unwrap();
     std::fs::remove_file(folder.path().join("plan.json")).unwrap();
-    let data = std::fs::read(folder.path().join("data.json")).unwrap();
+    let data = std::fs::read(folder.path().join("data.json.gz")).unwrap();
     for (budget, repeats, reason) in [("0.003", "1", "would be lost"), ("0.002", "2", "give another folder")] {
         let size = ["--budget", budget, "--repeats", repeats];
         let other = run(&[&["experiment", "gemm-fraction", "-o", text(folder.path())], &size[..]].concat());
         assert_eq!((other.status.code(), stderr(&other).lines().count()), (Some(2), 1), "{}", stderr(&other));
         assert!(stderr(&other).contains(reason), "{}", stderr(&other));
-        assert_eq!(std::fs::read(folder.path().join("data.json")).unwrap(), data);
+        assert_eq!(std::fs::read(folder.path().join("data.json.gz")).unwrap(), data);
     }
 }
 
@@ -148,6 +162,7 @@ fn what_holds_on_two_machines_is_shown_beside_each_other() {
         run["found"][0]["ns"] = ns.into();
     }
     leave(data.to_string());
+    pack(&elsewhere);
     let both = run_json(&beside);
     let n_runs: Vec<_> = both["machines"].as_array().unwrap().iter().map(|machine| &machine["cpu"]).collect();
     assert_eq!((n_runs.len(), n_runs[1]), (2, &"another".into()));

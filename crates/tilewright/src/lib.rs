@@ -29,6 +29,7 @@ mod error;
 mod kernel;
 mod session;
 mod tune;
+pub mod version;
 
 pub use best::{Best, gflops, judges, known_best, known_target, target_name, trials_of};
 pub use database::{Database, Opened, with_suffix};

@@ -25,6 +25,7 @@ use tilewright_tune::{
 use crate::best::{Best, gflops, target_name, trials_of};
 use crate::database::{Database, Opened};
 use crate::error::Error;
+use crate::version::BUILD;
 use finals::{End, EndLimits, Finals, Untuned};
 use recorder::{Recorder, Recording};
 use transfer::Transfer;
@@ -749,7 +750,7 @@ impl Run<'_> {
             runner_up: (finals.ranking.len() > 1).then(|| config(1)),
             gflops: gflops(&self.request.workload, median_ns),
             verified: true,
-            version: env!("CARGO_PKG_VERSION").to_owned(),
+            version: BUILD.to_owned(),
             toolchain: recorder::toolchain(),
             unix_time: since_1970().as_secs(),
             is_imported: false,

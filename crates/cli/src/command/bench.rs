@@ -23,6 +23,7 @@ use super::{
 use crate::error::{OrBadInput, bad_input};
 use crate::output::{digits, duration, message, table, write_result};
 use crate::peer::{Layouts, PEERS, Peer, PeerSpec};
+use tilewright::version::BUILD;
 
 /// The name of our kernels among the implementations.
 const OURS: &str = "tilewright";
@@ -241,7 +242,7 @@ fn bench(
                 Outcome::Measured(timing) => rows.push(Row {
                     implementation,
                     timing,
-                    version: env!("CARGO_PKG_VERSION").to_owned(),
+                    version: BUILD.to_owned(),
                     details: details.clone(),
                     layouts: Layouts::of(workload),
                     relative_error,

@@ -8,6 +8,7 @@ use tilewright_ir::DType;
 use super::count;
 use crate::output::{digits, grouped, write_result};
 use crate::peer;
+use tilewright::version::BUILD;
 
 /// Shows the CPU, its measured peak, LLVM and the peer libraries.
 ///
@@ -92,7 +93,7 @@ pub fn run(as_json: bool) -> anyhow::Result<()> {
         "peak_gflops": {"1": peak_one.ok(), threads.to_string(): peak_all.ok()},
         "peers": peers,
         "devices": [],
-        "version": env!("CARGO_PKG_VERSION"),
+        "version": BUILD,
     });
     write_result(as_json, &json, &text)
 }

@@ -1,6 +1,7 @@
 //! `experiment`: experiments of the papers and our own, each a table of runs of `tune`, with data and plots.
 
 mod contest;
+mod data;
 mod elsewhere;
 mod finished;
 mod results;
@@ -30,6 +31,7 @@ use finished::{Finished, Summary, n_complete, only_run};
 use table::{Arm, EXPERIMENTS, Experiment, Length, Moment, Problem, Transferred, Trials, View};
 use tilewright::Database;
 use tilewright::since_1970;
+use tilewright::version::{RELEASE, release_of};
 use tilewright::{trials_of, with_suffix};
 
 /// Arguments of `experiment`.
@@ -464,8 +466,7 @@ impl Plan<'_> {
         let name = self.folder.display();
         let cannot = |error: std::io::Error| bad_input(format!("cannot write to {name}: {error} (give another -o)"));
         let path = self.folder.join("plan.json");
-        let data_path = self.folder.join("data.json");
-        let data = || -> Option<Json> { serde_json::from_slice(&fs::read(&data_path).ok()?).ok() };
+        let data = || -> Option<Json> { serde_json::from_slice(&data::read(&self.folder).ok()?).ok() };
         let mut written = results::FILES.iter().map(|name| self.folder.join(name));
         if !path.exists()
             && data().is_none()
@@ -507,7 +508,8 @@ impl Plan<'_> {
     /// # Errors
     /// Bad input if it holds runs that this plan cannot go on from without records: it would write over them.
     fn learn(&mut self, data: &Json) -> anyhow::Result<()> {
-        let is_alike = data["cpu"] == host::cpu_name() && data["version"] == env!("CARGO_PKG_VERSION");
+        let is_alike =
+            data["cpu"] == host::cpu_name() && release_of(data["version"].as_str().unwrap_or_default()) == RELEASE;
         // A histogram needs every trial, and each is only in the records.
         let is_enough = is_alike && !self.experiment.views.contains(&View::Histogram);
         let n_moments = self.moments().len();

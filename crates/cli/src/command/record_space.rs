@@ -9,6 +9,7 @@ use std::time::Instant;
 use anyhow::Context;
 use clap::Args;
 use serde_json::{Map, json};
+use tilewright::version::BUILD;
 use tilewright::{Note, Recorder, earlier, errors_of, gflops, task_key};
 use tilewright_device::Device;
 use tilewright_tune::{Budget, Config, Event, HeadStart, RecordedSpace, Summary, Task, TaskKey, Trial, search};
@@ -245,7 +246,7 @@ fn write(path: &Path, output: &Destination, recorded: &RecordedSpace, key: &Task
         ("template", key.template.as_str().into()),
         ("threads", key.threads.into()),
         ("seed", seed.into()),
-        ("version", env!("CARGO_PKG_VERSION").into()),
+        ("version", BUILD.into()),
     ];
     let is_packed = path.extension().is_some_and(|ending| ending == "gz");
     output

@@ -17,6 +17,7 @@ use super::{DatabaseArgs, MOST_THREADS, count, open_to_write};
 use crate::error::{bad_input, one_line};
 use crate::output::{StdoutError, message, writable, write_result, write_result_of};
 use tilewright::Database;
+use tilewright::version::{RELEASE, release_of};
 use tilewright::{gflops, judges};
 
 /// Arguments of `export`.
@@ -183,7 +184,7 @@ impl Customs {
     fn check(&mut self, line: Line) -> Result<(Line, f64), String> {
         let Line { mut record, winner } = line;
         check_form(&record)?;
-        let is_newer = version(&record.version) > version(env!("CARGO_PKG_VERSION"));
+        let is_newer = numbers(release_of(&record.version)) > numbers(RELEASE);
         let workload = match Workload::parse(&record.workload) {
             Ok(workload) => workload,
             Err(_) if is_newer => return Ok((Line { record, winner }, 0.0)),
@@ -256,7 +257,7 @@ fn check_form(record: &Record) -> Result<(), String> {
 const MOST_SECONDS: f64 = 3.2e10;
 
 /// The numbers of a version, to compare; of a text that is none, the lowest.
-fn version(text: &str) -> Vec<u64> {
+fn numbers(text: &str) -> Vec<u64> {
     let numbers = text.split('.').map(|part| part.parse().ok());
     numbers.collect::<Option<_>>().unwrap_or_default()
 }

@@ -12,6 +12,7 @@ use serde_json::json;
 use super::{DatabaseArgs, count, parse_workloads};
 use crate::error::bad_input;
 use crate::output::{message, writable, write_result, write_result_of};
+use tilewright::version::BUILD;
 
 /// Arguments of `report`.
 #[derive(Args, Debug)]
@@ -54,8 +55,7 @@ pub fn run(args: &ReportArgs, as_json: bool) -> anyhow::Result<()> {
     if passed_over.total() > 0 {
         message(&format!("of other workloads, {passed_over}"));
     }
-    let json =
-        json!({"db": database.path.to_string_lossy(), "version": env!("CARGO_PKG_VERSION"), "workloads": subjects});
+    let json = json!({"db": database.path.to_string_lossy(), "version": BUILD, "workloads": subjects});
     let (Some(path), Some(output)) = (&args.output, output) else {
         return write_result(as_json, &json, "");
     };

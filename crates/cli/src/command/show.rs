@@ -13,6 +13,7 @@ use tilewright_tune::PassedOver;
 use super::{DatabaseArgs, WorkloadArgs, known_best, make_task, nothing_recorded};
 use crate::error::{OrBadInput, bad_input, one_line};
 use crate::output::{message, writable, write_result, write_stdout};
+use tilewright::version::BUILD;
 
 /// Arguments of `show`.
 #[derive(Args, Debug)]
@@ -154,11 +155,10 @@ pub fn run(args: &ShowArgs, as_json: bool) -> anyhow::Result<()> {
                 || "the untuned program".to_owned(),
                 |config| format!("template {template}, configuration {config}"),
             );
-            let version = env!("CARGO_PKG_VERSION");
             lowered()?.1.header(&[
                 format!("{workload} for {target}, {threads}"),
                 made_of,
-                format!("written by tilewright {version}, whose docs/objects.md says more"),
+                format!("written by tilewright {BUILD}, whose docs/objects.md says more"),
             ])
         }
         .into_bytes(),

@@ -9,6 +9,7 @@ use tilewright_tune::{Event, Record, Report, RunTime, Space, StoreError, Task, T
 use super::{lock, since_1970};
 use crate::database::{Database, Opened};
 use crate::error::Error;
+use crate::version::BUILD;
 
 /// Keeps the trials of a batch until they are committed.
 #[derive(Debug)]
@@ -61,7 +62,7 @@ impl Recorder {
             search: self.search.clone(),
             seed: self.seed,
             trial: report.number,
-            version: env!("CARGO_PKG_VERSION").to_owned(),
+            version: BUILD.to_owned(),
             toolchain: self.toolchain.clone(),
             unix_time: since_1970().as_secs(),
             limit: report.limit,

@@ -9,9 +9,10 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 use tilewright_device::host;
 
-use super::Plan;
 use super::finished::{Finished, Summary};
+use super::{Plan, data};
 use crate::error::bad_input;
+use tilewright::version::BUILD;
 
 /// What `data.json` says of a machine and of its runs.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -52,7 +53,7 @@ impl Machine {
     }
 
     fn read(folder: &Path, plan: &Plan) -> anyhow::Result<Machine> {
-        let path = folder.join("data.json");
+        let path = data::path(folder);
         let cannot = |reason: String| {
             bad_input(format!(
                 "--beside {}: {reason} (give a folder of results of `{}`)",
@@ -63,7 +64,7 @@ impl Machine {
         if fs::canonicalize(folder).is_ok_and(|there| fs::canonicalize(&plan.folder).is_ok_and(|own| own == there)) {
             return Err(cannot("it is the experiment's own folder".into()));
         }
-        let bytes = fs::read(&path).map_err(|error| cannot(format!("cannot read {}: {error}", path.display())))?;
+        let bytes = data::read(folder).map_err(|error| cannot(format!("cannot read {}: {error}", path.display())))?;
         let data: Data = serde_json::from_slice(&bytes)
             .map_err(|error| cannot(format!("{} is not one: {error}", path.display())))?;
         let Data { experiment, budget, threads, mut machine } = data;
@@ -90,7 +91,7 @@ impl Machine {
         Machine {
             cpu: host::cpu_name(),
             target: host::target().to_string(),
-            version: env!("CARGO_PKG_VERSION").to_owned(),
+            version: BUILD.to_owned(),
             runs: runs.collect(),
         }
     }

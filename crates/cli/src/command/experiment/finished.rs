@@ -31,6 +31,9 @@ pub struct Summary {
     pub command: String,
     /// When it began, as date and time.
     pub started: String,
+    /// The build that made it; empty where an earlier one did not say.
+    #[serde(default)]
+    pub version: String,
     /// How many trials it made.
     pub trials: u64,
     /// Seconds until the last of them was complete.
@@ -91,6 +94,7 @@ impl Summary {
         Summary {
             command,
             started,
+            version: records.first().map_or(String::new(), |record| record.version.clone()),
             trials: run.trials.len() as u64,
             elapsed_s: run.seconds(),
             seconds: seconds(&result["seconds"]),

@@ -1,6 +1,6 @@
 //! What an experiment leaves in its folder: data, plots and a page of tables.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 use std::fs;
 
@@ -10,24 +10,23 @@ use serde_json::{Value as Json, json};
 use tilewright_device::host;
 use tilewright_tune::{ErrorClass, Outcome, Seconds};
 
-use super::Plan;
 use super::elsewhere::Machine;
 use super::finished::{Finished, Summary, n_complete};
 use super::table::{Arm, Measure, Moment, Problem, View};
+use super::{Plan, data};
 use crate::command::count;
 use crate::history::{Curve, median_curve};
 use crate::output::{digits, grouped, write_whole};
 use crate::plot::{Axis, Bar, Boxed, Layer, Marks, Plot, Scale, colours, sheet};
 use crate::stats::{Quartiles, geometric_mean, median};
+use tilewright::version::BUILD;
 
-/// The file of all numbers.
-const DATA: &str = "data.json";
 /// The file of all trials.
 const TRIALS: &str = "trials.csv";
 /// The page.
 const PAGE: &str = "README.md";
 /// What an experiment writes into its folder, besides plots.
-pub const FILES: [&str; 3] = [DATA, TRIALS, PAGE];
+pub const FILES: [&str; 4] = [data::PLAIN, data::PACKED, TRIALS, PAGE];
 
 /// A part of a run's time, in seconds.
 type PartOf = fn(&Finished) -> f64;
@@ -50,7 +49,9 @@ const COLUMNS: &str = "problem,arm,seed,trial,elapsed_s,outcome,median_ns,gflops
 pub fn write(plan: &Plan, finished: &[Finished]) -> anyhow::Result<Json> {
     let results = Results::of_all(plan, finished);
     let json = results.json();
-    let mut files = vec![(DATA.to_owned(), format!("{json:#}\n")), (TRIALS.to_owned(), results.trials())];
+    data::write(&plan.folder, &format!("{json:#}\n"))
+        .with_context(|| data::path(&plan.folder).display().to_string())?;
+    let mut files = vec![(TRIALS.to_owned(), results.trials())];
     let mut pictures = Vec::new();
     for view in plan.experiment.views.iter().filter(|_| !finished.is_empty()) {
         let (name, title) = view.name();
@@ -213,13 +214,20 @@ impl<'a> Results<'a> {
             "threads": plan.threads,
             "extent": plan.extent(),
             "dates": self.dates(),
-            "version": env!("CARGO_PKG_VERSION"),
+            "version": BUILD,
             "summary": summary,
             "geometric_means": shares.collect::<Vec<_>>(),
             "machines": self.machines,
             "on_all_machines": everywhere.collect::<Vec<_>>(),
             "runs": runs.collect::<Vec<_>>(),
         })
+    }
+
+    /// The builds that made the runs, as far as they are known.
+    fn builds(&self) -> String {
+        let builds: BTreeSet<&str> = self.finished.iter().map(|f| f.summary.version.as_str()).collect();
+        let known: Vec<&str> = builds.into_iter().filter(|build| !build.is_empty()).collect();
+        if known.is_empty() { BUILD.to_owned() } else { known.join(" and ") }
     }
 
     /// When the first and the last run began.
@@ -281,7 +289,7 @@ impl<'a> Results<'a> {
                 true => first.to_owned(),
                 false => format!("{first} to {last}"),
             }),
-            env!("CARGO_PKG_VERSION"),
+            self.builds(),
             self.plan.extent(),
             match n_complete(self.finished) {
                 all if all == self.plan.compared().count() => "All are".to_owned(),
@@ -319,8 +327,11 @@ impl<'a> Results<'a> {
         for (title, file) in pictures {
             let _ = write!(out, "\n## {title}\n\n![{title}]({file})\n");
         }
-        out + "\n`data.json` holds the numbers, and more repeats can go on from it; `trials.csv` has every trial and `runs/` the records \
-               of the runs\nthat were made in this folder.\n"
+        out + &format!(
+            "\n`{}` holds the numbers, and more repeats can go on from it; `trials.csv` has every trial and `runs/` the \
+                 records of the runs\nthat were made in this folder.\n",
+            data::name(&self.plan.folder)
+        )
     }
 
     /// What share of the best known on its machine each run of an arm on a problem had, on all machines.

@@ -21,6 +21,7 @@ use super::{
 use crate::command::count;
 use crate::error::bad_input;
 use crate::output::{message, table, write_result, write_whole};
+use tilewright::version::{BUILD, RELEASE};
 
 /// Arguments of `predict evaluate`.
 #[derive(Args, Debug)]
@@ -133,8 +134,9 @@ impl<'a> Repetition<'a> {
             "data": {"fnv1a64": about["fnv1a64"], "where": about["where"], "split": about["split"]},
             "specification": kernel.text,
             "training": training,
+            "release": RELEASE,
         });
-        let scored_key = json!({"of": key, "widths": widths, "version": env!("CARGO_PKG_VERSION")});
+        let scored_key = json!({"of": key, "widths": widths, "version": BUILD});
         let path = folder.join(format!("{name}-{}.safetensors", self.seed));
         let scores_path = path.with_extension("scores.json");
         let finished = std::fs::read(&scores_path).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok());

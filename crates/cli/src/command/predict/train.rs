@@ -19,6 +19,7 @@ use crate::command::{check_template, count, percent};
 use crate::error::bad_input;
 use crate::output::{message, write_result_of};
 use tilewright::Database;
+use tilewright::version::BUILD;
 use tilewright::{judges, trials_of};
 
 /// Widths of the beams by which a new model is judged.
@@ -180,7 +181,7 @@ fn one_architecture(name: &str) -> anyhow::Result<Architecture> {
 fn describe_training(args: &TrainArgs, training: &Training, about: &mut Json) {
     about["model"] = args.model.as_str().into();
     about["training"] = serde_json::to_value(training).expect("invariant: options are plain data");
-    about["version"] = env!("CARGO_PKG_VERSION").into();
+    about["version"] = BUILD.into();
 }
 
 fn learn_records(args: &TrainArgs, db: &Path, template: &str, as_json: bool) -> anyhow::Result<()> {

@@ -9,6 +9,7 @@ use crate::history::{Curve, Run, TrialPoint, median_curve};
 use crate::output::{digits, duration, grouped};
 use crate::plot::{Axis, Bar, Layer, Marks, NEUTRAL, Plot, Scale, colours, escape};
 use tilewright::since_1970;
+use tilewright::version::BUILD;
 
 const STYLE: &str = "
 :root{color-scheme:light dark;--line:#8884;--soft:#8881}
@@ -49,7 +50,7 @@ pub fn html(database: &str, subjects: &[Subject]) -> String {
         count(subjects.len() as u64, "workload"),
         escape(database),
         utc(since_1970().as_secs()),
-        env!("CARGO_PKG_VERSION"),
+        BUILD,
     );
     out += &overview(subjects);
     for (at, subject) in subjects.iter().enumerate() {
