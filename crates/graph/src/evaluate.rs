@@ -40,8 +40,8 @@ impl EvaluateError {
 
 /// Evaluates a graph for inputs by name: its outputs, in their order. It need not be specialised.
 ///
-/// Floating-point numbers are computed in double precision within an operator and rounded to their type after it;
-/// integers are exact.
+/// Floating-point numbers are computed in double precision within an operator and rounded to their type after
+/// it; integers are exact.
 ///
 /// # Errors
 /// Where inputs are missing or do not fit, or an operator refuses.

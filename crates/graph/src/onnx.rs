@@ -23,8 +23,8 @@ pub const NEWEST_OPSET: i64 = 28;
 /// How deep graphs may lie in graphs, and functions in functions.
 const DEEPEST: usize = 16;
 
-/// Reads a model. Weights stay in the file's bytes, or in those of files beside it, which `external` gives by their
-/// relative path; a copy is made only of weights that are written as lists of numbers.
+/// Reads a model. Weights stay in the file's bytes, or in those of files beside it, which `external` gives by
+/// their relative path; a copy is made only of weights that are written as lists of numbers.
 ///
 /// Operators that are not supported are kept as [`Op::Unknown`].
 ///
@@ -32,7 +32,8 @@ const DEEPEST: usize = 16;
 /// Where the bytes are no model, or the model breaks ONNX's rules.
 ///
 /// # Cost
-/// Linear in the file without its weights; memory stays below four times the file and 64 MiB, whatever it says.
+/// Linear in the file without its weights; memory stays below four times the file and 64 MiB, whatever it
+/// says.
 pub fn read(file: &Bytes, external: &mut External<'_>) -> Result<Model, ReadError> {
     let budget = Budget::of_file(file.len());
     let proto = ModelProto::read(Message { bytes: file, at: 0 }, &budget)?;

@@ -1,7 +1,8 @@
-//! Operators: what each is called in ONNX, how its attributes are read, which types it gives, and what it computes.
+//! Operators: what each is called in ONNX, how its attributes are read, which types it gives, and what it
+//! computes.
 //!
-//! A row of [`OPERATORS`] imports an ONNX operator of any version as an [`Op`], which has its parameters as one version
-//! would say them. What an [`Op`] does is an [`Operation`].
+//! A row of [`OPERATORS`] imports an ONNX operator of any version as an [`Op`], which has its parameters as
+//! one version would say them. What an [`Op`] does is an [`Operation`].
 
 // Numeric code reads several lists by one index.
 #![allow(clippy::needless_range_loop)]
@@ -209,8 +210,8 @@ pub trait Operation: Debug {
     /// Where inputs do not fit, are not supported, or values are needed that are not known.
     fn infer(&self, inputs: Inputs<'_>) -> Result<Vec<TensorType>, OpError>;
 
-    /// All outputs that it can give, of inputs whose values are all known. Floating-point numbers are computed in
-    /// double precision and rounded at the end; integers are exact.
+    /// All outputs that it can give, of inputs whose values are all known. Floating-point numbers are
+    /// computed in double precision and rounded at the end; integers are exact.
     ///
     /// # Errors
     /// As [`Operation::infer`].

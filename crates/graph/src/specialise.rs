@@ -77,12 +77,14 @@ impl Bindings {
 pub struct Specialised {
     /// The graph; without what the problems keep from it.
     pub graph: Graph,
-    /// All that is wrong, in the order of nodes. Nothing is said of what only follows from what was said before.
+    /// All that is wrong, in the order of nodes. Nothing is said of what only follows from what was said
+    /// before.
     pub problems: Vec<Problem>,
 }
 
-/// Binds a graph's free dimensions and inputs, infers every tensor's type, computes what is known, and puts the graph
-/// that is taken in the place of each `If` whose condition is known. What no output needs is left out.
+/// Binds a graph's free dimensions and inputs, infers every tensor's type, computes what is known, and puts
+/// the graph that is taken in the place of each `If` whose condition is known. What no output needs is left
+/// out.
 ///
 /// # Cost
 /// Linear in nodes, and what is folded is computed.

@@ -62,7 +62,8 @@ pub fn summarise(graph: &Graph) -> Summary {
     };
     count_operators(graph, &mut summary.operators);
 
-    // What is computed from constants alone is known before the model runs, even where it was too large to fold.
+    // What is computed from constants alone is known before the model runs, even where it was too large to
+    // fold.
     let mut is_known: Vec<bool> = graph.values().map(|(_, value)| value.constant.is_some()).collect();
     let mut is_counted = vec![false; is_known.len()];
     for (_, node) in graph.nodes() {

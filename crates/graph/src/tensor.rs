@@ -68,8 +68,8 @@ impl fmt::Debug for Tensor {
 }
 
 impl Tensor {
-    /// A tensor of bytes; none where there are more or fewer than its type takes. Bytes of `bool` that are neither 0
-    /// nor 1 count as 1.
+    /// A tensor of bytes; none where there are more or fewer than its type takes. Bytes of `bool` that are
+    /// neither 0 nor 1 count as 1.
     pub fn new(ty: TensorType, bytes: Bytes) -> Option<Tensor> {
         let fits = ty.checked_bytes() == Some(bytes.len());
         let is_bool_clean = ty.dtype != DType::Bool || bytes.iter().all(|&b| b <= 1);

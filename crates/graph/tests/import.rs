@@ -277,7 +277,8 @@ fn damaged_models_are_refused_without_a_panic() {
 
 #[test]
 fn small_files_do_not_take_much_memory() {
-    // Nodes without anything, of two bytes each, and lists of small numbers: more than is charged for is refused.
+    // Nodes without anything, of two bytes each, and lists of small numbers: more than is charged for is
+    // refused.
     let many: Vec<u8> = std::iter::repeat_n([0x0a, 0x00], 1 << 21).flatten().collect();
     let error = read(&model(17, field(1, field(5, [field(1, "x"), many.clone()].concat())))).err();
     assert!(error.is_some());

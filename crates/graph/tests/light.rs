@@ -1,4 +1,5 @@
-//! The topologies of nine real networks with weights of our own, against what ONNX Runtime computes of the same.
+//! The topologies of nine real networks with weights of our own, against what ONNX Runtime computes of the
+//! same.
 //!
 //! Four of them take some seconds; `TILEWRIGHT_ALL_MODELS=1` has all nine evaluated.
 

@@ -7,8 +7,8 @@ use std::collections::BTreeMap;
 use common::{Case, cases, no_files, read};
 use tilewright_graph::{Bindings, DType, Tensor, evaluate, onnx, specialise};
 
-/// Whether two tensors agree: equal types, and numbers that differ by no more than a thousandth, as ONNX's own tests
-/// have it, or by a little of the largest.
+/// Whether two tensors agree: equal types, and numbers that differ by no more than a thousandth, as ONNX's
+/// own tests have it, or by a little of the largest.
 fn agree(found: &Tensor, wanted: &Tensor) -> Result<(), String> {
     if found.ty() != wanted.ty() {
         return Err(format!("is {}, and should be {}", found.ty(), wanted.ty()));

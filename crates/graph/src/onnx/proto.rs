@@ -1,4 +1,5 @@
-//! ONNX's messages, as far as they are used: names and nodes borrow from the file, weights stay where they are.
+//! ONNX's messages, as far as they are used: names and nodes borrow from the file, weights stay where they
+//! are.
 
 use super::wire::{Budget, Message};
 use crate::ReadError;

@@ -4,8 +4,8 @@ use std::cell::Cell;
 
 use crate::ReadError;
 
-/// The memory that reading may take beyond the file's own, of which every list that is built is charged. It keeps a
-/// small hostile file from becoming gigabytes.
+/// The memory that reading may take beyond the file's own, of which every list that is built is charged. It
+/// keeps a small hostile file from becoming gigabytes.
 pub struct Budget {
     total: usize,
     left: Cell<usize>,

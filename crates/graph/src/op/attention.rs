@@ -5,8 +5,9 @@ use super::{Import, Inputs, Op, Operation, Operator, row};
 use crate::error::{invalid, unsupported};
 use crate::{DType, OpError, Tensor, TensorType};
 
-/// Scaled dot-product attention: queries, keys, values, mask, past keys and values, and how many keys are no padding.
-/// Outputs are the result, keys and values with the past before them, and products of queries and keys.
+/// Scaled dot-product attention: queries, keys, values, mask, past keys and values, and how many keys are no
+/// padding. Outputs are the result, keys and values with the past before them, and products of queries and
+/// keys.
 #[derive(Debug, Clone)]
 pub struct Attention {
     /// A query sees no later keys.

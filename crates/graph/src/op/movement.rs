@@ -39,7 +39,8 @@ type SliceAttributes = (Vec<i64>, Vec<i64>, Option<Vec<i64>>);
 /// A part of each dimension.
 #[derive(Debug, Clone)]
 pub struct Slice {
-    /// Starts, ends and axes of attributes: before opset 10. Else they are the values of inputs 1 to 3, and steps are 4's.
+    /// Starts, ends and axes of attributes: before opset 10. Else they are the values of inputs 1 to 3, and
+    /// steps are 4's.
     pub attributes: Option<SliceAttributes>,
 }
 
@@ -65,7 +66,8 @@ pub enum PadMode {
 pub struct Pad {
     /// What stands there.
     pub mode: PadMode,
-    /// Sizes and constant of attributes: before opset 11. Else they are the values of inputs 1 and 2, and axes are 3's.
+    /// Sizes and constant of attributes: before opset 11. Else they are the values of inputs 1 and 2, and
+    /// axes are 3's.
     pub attributes: Option<(Vec<i64>, f64)>,
 }
 

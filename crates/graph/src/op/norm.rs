@@ -54,7 +54,8 @@ pub struct GroupNormalization {
     pub scales_groups: bool,
 }
 
-/// The dimensions from one on normalised; scale and offset are inputs 1 and 2, mean and inverse deviation outputs.
+/// The dimensions from one on normalised; scale and offset are inputs 1 and 2, mean and inverse deviation
+/// outputs.
 #[derive(Debug, Clone, Copy)]
 pub struct LayerNormalization {
     /// The first of the dimensions.

@@ -37,8 +37,8 @@ pub struct DynamicQuantizeLinear;
 #[derive(Debug, Clone, Copy)]
 pub struct QLinearMatMul;
 
-/// Convolution of quantized numbers: image and weights with scale and zero point, those of the result, and what is
-/// added.
+/// Convolution of quantized numbers: image and weights with scale and zero point, those of the result, and
+/// what is added.
 #[derive(Debug, Clone)]
 pub struct QLinearConv(pub Conv);
 

@@ -30,7 +30,8 @@ pub enum Direction {
 }
 
 /// A network over steps: input `[steps, batch, n]`, weights W `[directions, gates·hidden, n]`, R
-/// `[directions, gates·hidden, hidden]`, B `[directions, 2·gates·hidden]`, lengths, first states and peepholes.
+/// `[directions, gates·hidden, hidden]`, B `[directions, 2·gates·hidden]`, lengths, first states and
+/// peepholes.
 #[derive(Debug, Clone)]
 pub struct Recurrent {
     /// Which cell.

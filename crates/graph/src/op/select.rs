@@ -29,7 +29,8 @@ pub struct Unique {
     pub is_sorted: bool,
 }
 
-/// Boxes, by batch, class and place, that overlap no better one. Inputs 2 to 4 are how many, and two thresholds.
+/// Boxes, by batch, class and place, that overlap no better one. Inputs 2 to 4 are how many, and two
+/// thresholds.
 #[derive(Debug, Clone, Copy)]
 pub struct NonMaxSuppression {
     /// Boxes are a centre and sizes, not two corners.

@@ -16,7 +16,8 @@ pub struct CosineWindow {
     pub dtype: DType,
 }
 
-/// Discrete Fourier transform along a dimension; the length is input 1, and the axis input 2 where not given here.
+/// Discrete Fourier transform along a dimension; the length is input 1, and the axis input 2 where not given
+/// here.
 #[derive(Debug, Clone, Copy)]
 pub struct Dft {
     /// The dimension of an attribute: before opset 20.
@@ -34,7 +35,8 @@ pub struct Stft {
     pub is_onesided: bool,
 }
 
-/// From frequencies to mel bands: their number, the transform's length, the rate, and the lowest and highest frequency.
+/// From frequencies to mel bands: their number, the transform's length, the rate, and the lowest and highest
+/// frequency.
 #[derive(Debug, Clone, Copy)]
 pub struct MelWeightMatrix {
     /// The type.

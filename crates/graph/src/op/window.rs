@@ -154,8 +154,8 @@ impl Window {
 }
 
 impl Geometry {
-    /// Places of an image that a window reads: calls with each place within the window and where in the image it is,
-    /// by the image's strides; places beyond the image are left out.
+    /// Places of an image that a window reads: calls with each place within the window and where in the image
+    /// it is, by the image's strides; places beyond the image are left out.
     pub fn for_window(&self, at: &[usize], image: &[usize], strides: &[usize], act: &mut impl FnMut(usize, usize)) {
         self.walk(at, image, strides, 0, 0, 0, act);
     }

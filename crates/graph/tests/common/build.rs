@@ -75,7 +75,8 @@ pub fn model(opset: i64, graph: impl AsRef<[u8]>) -> Bytes {
     [int(1, 8), field(7, graph), field(8, int(2, opset))].concat().into()
 }
 
-/// A model of one node: inputs `a`, `b`, …, of which those without a name are left out, and outputs `y0`, `y1`, ….
+/// A model of one node: inputs `a`, `b`, …, of which those without a name are left out, and outputs `y0`,
+/// `y1`, ….
 pub fn single(op: &str, opset: i64, attributes: &[(&str, Attr)], inputs: &[Option<Tensor>], n_outputs: usize) -> Bytes {
     let names: Vec<String> = (0..inputs.len()).map(|at| char::from(b'a' + at as u8).to_string()).collect();
     let given: Vec<&str> = names.iter().zip(inputs).map(|(n, x)| if x.is_some() { n.as_str() } else { "" }).collect();
