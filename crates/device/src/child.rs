@@ -29,8 +29,8 @@ impl ChildProcess {
         // SAFETY: between fork and exec only async-signal-safe calls are made.
         unsafe {
             command.pre_exec(|| {
-                // It ends with this process, however that ends, and leaves Ctrl-C and the like to it; but with
-                // Ctrl-Z it stops.
+                // It ends with this process, however that ends, and leaves Ctrl-C and the like to it; but
+                // with Ctrl-Z it stops.
                 libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
                 for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
                     libc::signal(signal, libc::SIG_IGN);
