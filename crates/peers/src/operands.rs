@@ -141,11 +141,10 @@ impl<T: Element> Operands<T> {
             }
         }
         let mut inputs = inputs.into_iter();
-        let mut next_if = |is_there: bool| {
-            if is_there { inputs.next().expect("operators have these inputs") } else { Elements::zeros(0) }
-        };
-        let (a, b) = (next_if(true), next_if(true));
-        let further = problem.epilogue.iter().map(|step: &Epilogue| next_if(step.operand().is_some())).collect();
+        let mut next = || inputs.next().expect("operators have these inputs");
+        let (a, b) = (next(), next());
+        let mut further: Vec<Elements<T>> = problem.epilogue.iter().map(|_| Elements::zeros(0)).collect();
+        Epilogue::operands(&problem.epilogue).into_iter().for_each(|(at, ..)| further[at] = next());
         let (c, reference) = result.expect("operators have a result");
         Ok(Operands { problem, a, b, further, c, reference, tolerance })
     }
