@@ -139,8 +139,8 @@ fn the_shortest_search_has_a_result_and_says_beforehand_what_takes_longer() {
     assert!(at("race: at most ") < at("untuned program: at most "), "{told}");
     assert!(at("untuned program: at most ") < at("1 trial ("), "{told}");
 
-    // Something valid is known now: nothing is begun past the limit, before which a millisecond would be enough
-    // to begin.
+    // Something valid is known now: nothing is begun past the limit, before which a millisecond would be
+    // enough to begin.
     let again = run_json(&["tune", "matmul:m=64,n=64,k=64", "--db", text(&db), "--time", "0.000001"]);
     assert_eq!((&again["trials"], &again["new_trials"]), (&n_trials.into(), &0.into()));
     // Without a guess there may be no result, which is a failure that says what to do.
