@@ -10,7 +10,7 @@ const EDGES: &[(&str, &[&str])] = &[
     ("graph", &["ir"]),
     ("learn", &[]),
     ("tune", &["ir", "learn"]),
-    ("runtime", &["codegen"]),
+    ("runtime", &["ir", "codegen"]),
     ("device", &["ir", "codegen", "tune", "runtime"]),
     ("tilewright", &["ir", "codegen", "tune", "device", "runtime"]),
     ("peers", &["ir", "tune", "device", "runtime"]),

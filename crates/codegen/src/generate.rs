@@ -35,8 +35,18 @@ use memory::LoadKey;
 use plan::{Chunk, Known, Piece, Place, Plan, Vectors};
 use unit::{Segment, Units, Uses};
 
-/// Arguments are aligned to at least this many bytes.
+/// Buffers are aligned to at least this many bytes, but for arguments where a caller says less.
 pub const ARGUMENT_ALIGN: u64 = 64;
+
+/// What the arguments of a kernel are aligned to. Kept buffers and scratch memory are to 64 bytes always.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum ArgumentAlign {
+    /// To 64 bytes, a line of the cache.
+    #[default]
+    Lines,
+    /// To their elements, as a part of a tensor is, or memory of other programs.
+    Elements,
+}
 
 /// Stores to memory after which a basic block ends, where a statement does.
 ///
@@ -127,6 +137,7 @@ pub(super) struct Generator<'p> {
     pub target_hash: u64,
     /// What the names of its functions begin with, where it is exported.
     pub prefix: Option<&'p str>,
+    arguments: ArgumentAlign,
     n_outlined: usize,
 }
 
@@ -139,22 +150,36 @@ pub fn symbol(part: Part) -> &'static str {
     }
 }
 
+/// How code is written.
+#[derive(Clone, Copy, Default)]
+pub struct Options<'p> {
+    /// What the names of its functions begin with, where it is exported.
+    pub prefix: Option<&'p str>,
+    /// What arguments are aligned to.
+    pub arguments: ArgumentAlign,
+}
+
 /// Writes the parts of a program, units that there are not yet included; an empty `finish` becomes nothing.
 pub fn generate(
     program: &Program,
     target: &Target,
     plan: &Plan,
     units: &Units,
-    prefix: Option<&str>,
+    options: Options,
 ) -> Result<(Module, Uses), CompileError> {
+    let Options { prefix, arguments } = options;
     crate::types::check(program)?;
     let (m, f) = (Builder::new(&program.name), Function::new(FunctionId::new(u32::MAX as usize)));
     let (filled, uses) = (BTreeSet::new(), Uses::default());
     let mut hasher = DefaultHasher::new();
     target.hash(&mut hasher);
+    if arguments != ArgumentAlign::default() {
+        arguments.hash(&mut hasher);
+    }
     let target_hash = hasher.finish();
     let n_outlined = 0;
-    let mut g = Generator { m, program, target, plan, filled, f, units, uses, target_hash, prefix, n_outlined };
+    let mut g =
+        Generator { m, program, target, plan, filled, f, units, uses, target_hash, prefix, arguments, n_outlined };
     let guard = prefix.map(|prefix| g.guard(prefix));
     for part in [Part::Body, Part::Prepare, Part::Finish] {
         if guard.is_some() || part != Part::Finish || !program.finish.is_empty() {
@@ -223,7 +248,9 @@ impl Generator<'_> {
             arguments.push(pointer);
         }
         if let Some((guard, entry)) = guarded {
-            runtime = self.check_pointers(guard, entry, &arguments, scratch, runtime);
+            let aligns = parameters.iter().map(|buffer| self.buffer_align(*buffer));
+            let checked: Vec<(Id, u64)> = arguments.iter().copied().zip(aligns).collect();
+            runtime = self.check_pointers(guard, entry, &checked, scratch, runtime);
         }
         arguments.extend([scratch, runtime]);
         let types = vec![ptr; arguments.len()];
@@ -250,7 +277,7 @@ impl Generator<'_> {
         let value = self.m.parameter(at);
         self.m.name(value, &b.name);
         let (bytes, is_constant) = (b.size_bytes().unwrap_or(0), self.is_constant(buffer));
-        self.m.buffer_parameter(at, Buffer { bytes, is_constant });
+        self.m.buffer_parameter(at, Buffer { bytes, is_constant, align: self.buffer_align(buffer) });
         self.f.storage.insert(buffer, Storage::Pointer(value));
     }
 
@@ -264,6 +291,15 @@ impl Generator<'_> {
     /// What the functions that compute are for.
     fn cpu(&self) -> Cpu {
         if self.prefix.is_some() { Cpu::Checked } else { Cpu::Target }
+    }
+
+    /// What a buffer begins at a multiple of, in bytes.
+    pub(super) fn buffer_align(&self, buffer: BufferId) -> u64 {
+        let b = self.program.buffer(buffer);
+        match (self.arguments, b.role) {
+            (ArgumentAlign::Elements, Role::Input | Role::ConstInput | Role::Output) => b.dtype.bytes(),
+            _ => ARGUMENT_ALIGN,
+        }
     }
 
     /// Whether nothing writes a buffer while this part runs.

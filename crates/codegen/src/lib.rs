@@ -14,8 +14,8 @@
 //! void tilewright_finish(void **buffers, void *scratch, const Runtime *runtime);
 //! ```
 //!
-//! `buffers` are the program's arguments in order, then its kept buffers, all aligned to 64 bytes and not
-//! overlapping; `scratch` has [`scratch_layout`]`.bytes(n_threads)` bytes aligned to 128; [`Runtime`] says
+//! `buffers` are the program's arguments in order, then its kept buffers, all aligned to 64 bytes (arguments
+//! to less where [`ArgumentAlign`] says so) and not overlapping; `scratch` has [`scratch_layout`]`.bytes(n_threads)` bytes aligned to 128; [`Runtime`] says
 //! how a parallel loop runs. The object refers to functions of the C mathematics library at most.
 //!
 //! [`export`] makes an object for programs of others: its functions have names of their own, check what they
@@ -43,10 +43,12 @@ use thiserror::Error;
 use tilewright_ir::target::Arch;
 use tilewright_ir::{Part, Program, Target};
 
+use generate::Options;
 use generate::plan::{self, Plan};
 use generate::unit::{Units, Uses};
 
 pub use export::{Argument, Interface};
+pub use generate::ArgumentAlign;
 pub use generate::plan::{SCRATCH_ALIGN, ScratchLayout};
 pub use llvm::{host_cpu, llvm_version};
 
@@ -202,6 +204,7 @@ pub struct Kernel {
     n_arguments: usize,
     kept_bytes: Vec<u64>,
     scratch: ScratchLayout,
+    arguments: ArgumentAlign,
     times: CompileTimes,
 }
 
@@ -209,6 +212,7 @@ pub struct Kernel {
 /// once.
 pub struct Compiler {
     target: Target,
+    arguments: ArgumentAlign,
     units: Units,
     /// Those of code that is made quickly.
     quick_units: Units,
@@ -217,7 +221,17 @@ pub struct Compiler {
 impl Compiler {
     /// One for a target.
     pub fn new(target: Target) -> Compiler {
-        Compiler { target, units: Units::default(), quick_units: Units::default() }
+        Compiler::for_arguments(target, ArgumentAlign::default())
+    }
+
+    /// One whose kernels take arguments that are aligned so.
+    pub fn for_arguments(target: Target, arguments: ArgumentAlign) -> Compiler {
+        Compiler { target, arguments, units: Units::default(), quick_units: Units::default() }
+    }
+
+    /// What it compiles for.
+    pub fn target(&self) -> &Target {
+        &self.target
     }
 
     /// Compiles a lowered program; in a build without LLVM as [`Compiler::compile_quickly`] does.
@@ -239,13 +253,13 @@ impl Compiler {
                 error => error,
             });
         }
-        let Generated { module, uses, scratch, ns } = Generated::of(program, target, &self.units, None)?;
+        let Generated { module, uses, scratch, ns } = Generated::of(program, target, &self.units, self.options())?;
         let (bytes, times) = llvm::compile(&module, target, Emit::Object)?;
         let start = Instant::now();
         let code = self.load(&bytes)?;
         let times = CompileTimes { generate_ns: ns, load_ns: start.elapsed().as_nanos() as u64, ..times };
         let object = (!uses.made.is_empty()).then_some(bytes);
-        Ok(Kernel::new(program, code, uses.shared, object, scratch, times))
+        Ok(Kernel::new(program, code, uses.shared, object, scratch, self.arguments, times))
     }
 
     /// Compiles a lowered program in a tenth of the time, to code that is about as fast.
@@ -261,7 +275,8 @@ impl Compiler {
         if host_arch() != Some(target.arch) {
             return Err(CompileError::NotHost { target: target.name() });
         }
-        let Generated { module, uses, scratch, ns } = Generated::quickly(program, target, &self.quick_units)?;
+        let Generated { module, uses, scratch, ns } =
+            Generated::quickly(program, target, &self.quick_units, self.options())?;
         let mut times = CompileTimes { generate_ns: ns, ..CompileTimes::default() };
         let start = Instant::now();
         let address = |name: &str| self.quick_units.address(name).or_else(|| loader::external(name));
@@ -271,7 +286,11 @@ impl Compiler {
         let code = Arc::new(loader::place(&image.bytes, image.code_len, image.symbols)?);
         self.quick_units.keep(&code);
         times.load_ns = start.elapsed().as_nanos() as u64;
-        Ok(Kernel::new(program, code, uses.shared, None, scratch, times))
+        Ok(Kernel::new(program, code, uses.shared, None, scratch, self.arguments, times))
+    }
+
+    fn options(&self) -> Options<'static> {
+        Options { prefix: None, arguments: self.arguments }
     }
 
     /// Takes over code from the object of another process's kernel; see [`Kernel::take_object`].
@@ -309,10 +328,11 @@ pub fn compile(program: &Program, target: &Target) -> Result<Kernel, CompileErro
 /// # Panics
 /// Where the program is malformed: run the verifier first.
 pub fn emit(program: &Program, target: &Target, what: Emit) -> Result<Vec<u8>, CompileError> {
-    written(program, target, None, what)
+    written(program, target, Options::default(), what)
 }
 
-/// Compiles a lowered program to text or an object that C programs can call; see [`Interface`].
+/// Compiles a lowered program to text or an object that C programs can call; see [`Interface`]. Its arguments
+/// are aligned to 64 bytes.
 ///
 /// # Errors
 /// See [`CompileError`].
@@ -320,7 +340,24 @@ pub fn emit(program: &Program, target: &Target, what: Emit) -> Result<Vec<u8>, C
 /// # Panics
 /// Where the program is malformed: run the verifier first.
 pub fn export(program: &Program, target: &Target, prefix: &str, what: Emit) -> Result<Vec<u8>, CompileError> {
-    written(program, target, Some(prefix), what)
+    export_for(program, target, prefix, ArgumentAlign::Lines, what)
+}
+
+/// As [`export`], for arguments that are aligned as is said.
+///
+/// # Errors
+/// See [`CompileError`].
+///
+/// # Panics
+/// As for [`export`].
+pub fn export_for(
+    program: &Program,
+    target: &Target,
+    prefix: &str,
+    arguments: ArgumentAlign,
+    what: Emit,
+) -> Result<Vec<u8>, CompileError> {
+    written(program, target, Options { prefix: Some(prefix), arguments }, what)
 }
 
 /// The machine code and the constants that [`Compiler::compile_quickly`] makes, for any target and the same
@@ -332,7 +369,7 @@ pub fn export(program: &Program, target: &Target, prefix: &str, what: Emit) -> R
 /// # Panics
 /// As for [`emit`].
 pub fn quick_code(program: &Program, target: &Target) -> Result<Vec<u8>, CompileError> {
-    let module = Generated::quickly(program, target, &Units::default())?.module;
+    let module = Generated::quickly(program, target, &Units::default(), Options::default())?.module;
     let at_zero = |name: &str| loader::external(name).map(|_| 0);
     Ok(x86::compile(module, target, &at_zero).map_err(CompileError::NotQuick)?.bytes)
 }
@@ -365,10 +402,10 @@ struct Generated {
 
 impl Generated {
     /// It refers to the units that there are, and defines those that it lacks. With a prefix it is exported.
-    fn of(program: &Program, target: &Target, units: &Units, prefix: Option<&str>) -> Result<Generated, CompileError> {
+    fn of(program: &Program, target: &Target, units: &Units, options: Options) -> Result<Generated, CompileError> {
         let start = Instant::now();
         let plan = plan::plan(program, target)?;
-        let (module, uses) = generate::generate(program, target, &plan, units, prefix)?;
+        let (module, uses) = generate::generate(program, target, &plan, units, options)?;
         if cfg!(debug_assertions)
             && let Err(why) = module.verify()
         {
@@ -379,16 +416,16 @@ impl Generated {
     }
 
     /// As [`Generated::of`], where there is quick code for the target.
-    fn quickly(program: &Program, target: &Target, units: &Units) -> Result<Generated, CompileError> {
+    fn quickly(program: &Program, target: &Target, units: &Units, options: Options) -> Result<Generated, CompileError> {
         if !x86::serves(target) {
             return Err(CompileError::NotQuick(format!("{} is not served", target.name())));
         }
-        Generated::of(program, target, units, None)
+        Generated::of(program, target, units, options)
     }
 }
 
-fn written(program: &Program, target: &Target, prefix: Option<&str>, what: Emit) -> Result<Vec<u8>, CompileError> {
-    let Generated { module, .. } = Generated::of(program, target, &Units::default(), prefix)?;
+fn written(program: &Program, target: &Target, options: Options, what: Emit) -> Result<Vec<u8>, CompileError> {
+    let Generated { module, .. } = Generated::of(program, target, &Units::default(), options)?;
     match what {
         Emit::Ssa => Ok(module.to_string().into_bytes()),
         Emit::Llvm | Emit::LlvmOptimized | Emit::Asm | Emit::Object => Ok(llvm::compile(&module, target, what)?.0),
@@ -402,6 +439,7 @@ impl Kernel {
         mut codes: Vec<Arc<loader::Code>>,
         object: Option<Vec<u8>>,
         scratch: ScratchLayout,
+        arguments: ArgumentAlign,
         times: CompileTimes,
     ) -> Kernel {
         let entry = |part| {
@@ -421,6 +459,7 @@ impl Kernel {
             n_arguments: program.arguments().count(),
             kept_bytes: program.kept().map(|(_, b)| b.size_bytes().unwrap_or(0)).collect(),
             scratch,
+            arguments,
             times,
         }
     }
@@ -433,6 +472,11 @@ impl Kernel {
     /// Size of each kept buffer in bytes, in order.
     pub fn kept_bytes(&self) -> &[u64] {
         &self.kept_bytes
+    }
+
+    /// What its arguments are to be aligned to.
+    pub fn argument_align(&self) -> ArgumentAlign {
+        self.arguments
     }
 
     /// Takes the object that it was loaded from, where programs of other processes may want code in it.
@@ -448,8 +492,8 @@ impl Kernel {
     /// Runs the program's body.
     ///
     /// # Safety
-    /// `arguments` and `kept` point to as many bytes as the program's buffers have, aligned to 64, none
-    /// overlapping another; kept buffers were filled by [`Kernel::prepare`]; `scratch` has
+    /// `arguments` and `kept` point to as many bytes as the program's buffers have, aligned to 64 (arguments as
+    /// [`Kernel::argument_align`] says), none overlapping another; kept buffers were filled by [`Kernel::prepare`]; `scratch` has
     /// [`Kernel::scratch_bytes`] for the runtime's number of threads, aligned to [`SCRATCH_ALIGN`].
     ///
     /// # Panics
@@ -501,5 +545,27 @@ impl Kernel {
             // SAFETY: as above.
             unsafe { entry(buffers.as_ptr(), scratch, runtime) }
         }
+    }
+
+    /// Runs a part of the program on its arguments and kept buffers, in this order in one list; allocates
+    /// nothing.
+    ///
+    /// # Safety
+    /// As for the function of the part's name; arguments that the part does not use may be null.
+    ///
+    /// # Panics
+    /// Where the number of buffers is not the program's.
+    pub unsafe fn run_part(&self, part: Part, buffers: &[*mut u8], scratch: *mut u8, runtime: &Runtime) {
+        assert_eq!(buffers.len(), self.n_arguments + self.kept_bytes.len(), "number of buffers");
+        let entry = match part {
+            Part::Prepare => self.prepare,
+            Part::Body => self.run,
+            Part::Finish => match self.finish {
+                Some(finish) => finish,
+                None => return,
+            },
+        };
+        // SAFETY: as promised by the caller; the code lives as long as `self`.
+        unsafe { entry(buffers.as_ptr(), scratch, runtime) }
     }
 }

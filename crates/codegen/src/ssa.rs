@@ -328,13 +328,15 @@ pub struct Parameter {
     pub buffer: Option<Buffer>,
 }
 
-/// Memory that no other parameter leads to, aligned to [`crate::generate::ARGUMENT_ALIGN`].
+/// Memory that no other parameter leads to.
 #[derive(Clone, Copy, Debug)]
 pub struct Buffer {
     /// Its size; 0 where that is not known.
     pub bytes: u64,
     /// Whether nothing writes there.
     pub is_constant: bool,
+    /// What it begins at a multiple of, in bytes.
+    pub align: u64,
 }
 
 /// A function.

@@ -1,11 +1,23 @@
-//! What a compiled kernel needs to run, and nothing of searching: a thread pool, aligned memory, calls.
+//! What compiled kernels need to run, and nothing of searching: a thread pool, aligned memory, calls of one
+//! kernel, and plans of many.
+//!
+//! A [`Plan`] says what a run does, [`Model::new`] prepares it with its kernels, and a [`Context`] runs it:
+//! contexts share a model and may share [`Threads`], and each has memory of its own.
 
+mod arena;
 mod call;
+mod context;
 mod memory;
+mod model;
 mod pin;
+mod plan;
 pub mod pool;
 
+pub use arena::{Block, Memory, plan_memory};
 pub use call::Call;
+pub use context::{Context, RunError};
 pub use memory::Aligned;
+pub use model::{Address, Base, Code, Model, PlanError, Port};
 pub use pin::{pin, pin_thread};
-pub use pool::Pool;
+pub use plan::{Constant, HostFunction, Place, Plan, Slice, Step, Tensor, Work};
+pub use pool::{Pool, Threads};

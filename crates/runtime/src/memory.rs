@@ -5,7 +5,7 @@ use std::io;
 use std::ptr::NonNull;
 
 /// What kernels take is aligned to so many bytes.
-const ALIGN: usize = 64;
+pub(crate) const ALIGN: usize = 64;
 
 /// Zeroed memory, aligned to 64 bytes.
 pub struct Aligned {
@@ -16,6 +16,8 @@ pub struct Aligned {
 
 // SAFETY: it owns plain memory.
 unsafe impl Send for Aligned {}
+// SAFETY: what is shared is not written through it; see [`Aligned::pointer`].
+unsafe impl Sync for Aligned {}
 
 impl Aligned {
     /// So many bytes.
@@ -31,9 +33,21 @@ impl Aligned {
         Ok(Aligned { pointer, layout, n_bytes })
     }
 
-    /// Where it begins.
+    /// Where it begins; whoever writes there sees to it that nobody else uses it meanwhile.
     pub fn pointer(&self) -> *mut u8 {
         self.pointer.as_ptr()
+    }
+
+    /// It as bytes.
+    pub fn bytes(&self) -> &[u8] {
+        // SAFETY: the memory is initialised.
+        unsafe { std::slice::from_raw_parts(self.pointer.as_ptr(), self.n_bytes) }
+    }
+
+    /// It as bytes, to write.
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as above, borrowed mutably.
+        unsafe { std::slice::from_raw_parts_mut(self.pointer.as_ptr(), self.n_bytes) }
     }
 
     /// It as numbers of single precision.

@@ -14,9 +14,12 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tilewright_codegen::Runtime;
 
-/// How long an idle worker spins before it sleeps. Long enough to bridge the serial parts of a kernel and the
-/// gap between two runs, short enough that an idle process leaves the cores alone.
+/// How long an idle worker of a pool that measures spins before it sleeps. Long enough to bridge the serial
+/// parts of a kernel and the gap between two runs, short enough that an idle process leaves the cores alone.
 const SPIN: Duration = Duration::from_micros(200);
+
+/// The same of a pool that serves a program with other things to do.
+const SHORT_SPIN: Duration = Duration::from_micros(50);
 
 type Body = unsafe extern "C" fn(env: *mut c_void, iteration: i64, thread: i64);
 
@@ -45,6 +48,7 @@ struct Shared {
     stop: AtomicBool,
     sleep: Mutex<()>,
     wake: Condvar,
+    spin: Duration,
 }
 
 // SAFETY: `job` is written only by the thread that calls `Pool::run`, which holds `&mut Pool`, while no
@@ -79,7 +83,7 @@ impl Shared {
             while self.epoch.load(Ordering::Acquire) == seen {
                 std::hint::spin_loop();
                 spins = spins.wrapping_add(1);
-                if spins.is_multiple_of(64) && start.elapsed() > SPIN {
+                if spins.is_multiple_of(64) && start.elapsed() > self.spin {
                     let mut guard = self.sleep.lock().expect("no thread panics while it holds the lock");
                     self.n_asleep.fetch_add(1, Ordering::SeqCst);
                     while self.epoch.load(Ordering::SeqCst) == seen && !self.stop.load(Ordering::SeqCst) {
@@ -113,6 +117,10 @@ impl Pool {
     /// # Errors
     /// Where the system refuses a thread.
     pub fn new(n_threads: usize, cpus: &[usize]) -> io::Result<Pool> {
+        Pool::spinning(n_threads, cpus, SPIN)
+    }
+
+    fn spinning(n_threads: usize, cpus: &[usize], spin: Duration) -> io::Result<Pool> {
         let shared = Arc::new(Shared {
             epoch: AtomicU64::new(0),
             job: UnsafeCell::new(None),
@@ -122,6 +130,7 @@ impl Pool {
             stop: AtomicBool::new(false),
             sleep: Mutex::new(()),
             wake: Condvar::new(),
+            spin,
         });
         let mut pool = Pool { shared, threads: Vec::new() };
         for thread in 1..n_threads {
@@ -202,6 +211,48 @@ impl Drop for Pool {
         for thread in self.threads.drain(..) {
             let _ = thread.join();
         }
+    }
+}
+
+/// A pool that several contexts share. A parallel loop that finds it busy runs on its caller alone, so that
+/// nobody waits.
+#[derive(Clone)]
+pub struct Threads {
+    pool: Arc<Mutex<Pool>>,
+    n_threads: usize,
+}
+
+impl Threads {
+    /// So many threads, callers included, which sleep soon after they have nothing to do.
+    ///
+    /// # Errors
+    /// Where the system refuses a thread.
+    pub fn new(n_threads: usize) -> io::Result<Threads> {
+        let pool = Pool::spinning(n_threads, &[], SHORT_SPIN)?;
+        let n_threads = pool.n_threads();
+        Ok(Threads { pool: Arc::new(Mutex::new(pool)), n_threads })
+    }
+
+    /// Their number.
+    pub fn n_threads(&self) -> usize {
+        self.n_threads
+    }
+
+    /// The threads as generated code calls them, for as long as they are borrowed.
+    pub(crate) fn runtime(&self) -> Runtime {
+        unsafe extern "C" fn parallel_for(context: *mut c_void, body: Body, env: *mut c_void, n_iterations: i64) {
+            // SAFETY: the context is the pool that made the runtime.
+            let pool = unsafe { &*context.cast::<Mutex<Pool>>() };
+            if let Ok(mut pool) = pool.try_lock() {
+                // SAFETY: a parallel loop's iterations are independent, which scheduling has checked.
+                return unsafe { pool.run(body, env, n_iterations) };
+            }
+            for iteration in 0..n_iterations {
+                // SAFETY: as above.
+                unsafe { body(env, iteration, 0) };
+            }
+        }
+        Runtime { context: Arc::as_ptr(&self.pool).cast_mut().cast(), parallel_for }
     }
 }
 

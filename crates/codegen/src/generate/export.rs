@@ -108,24 +108,32 @@ impl<'p> Generator<'p> {
     }
 
     /// Returns from an exported function where a buffer that it uses, or the scratch memory, is null or not
-    /// aligned; gives the runtime, where there is none that of this thread alone.
+    /// aligned to the bytes beside it; gives the runtime, where there is none that of this thread alone.
     pub(super) fn check_pointers(
         &mut self,
         guard: &Guard,
         entry: Entry,
-        buffers: &[Id],
+        buffers: &[(Id, u64)],
         scratch: Id,
         runtime: Id,
     ) -> Id {
         let (ptr, null) = (Type::POINTER, self.m.zero(Type::POINTER));
-        let scratch = (self.plan.scratch.bytes(1) > 0).then_some(scratch);
-        let (mut bits, mut is_bad) = (self.m.int(0), self.m.bool(false));
-        for pointer in buffers.iter().copied().chain(scratch) {
-            bits = self.m.binary(Op::Or, bits, self.m.address(pointer));
+        let scratch = (self.plan.scratch.bytes(1) > 0).then_some((scratch, ALIGN));
+        let mut is_bad = self.m.bool(false);
+        // The bits of all addresses that are to be aligned to so many bytes.
+        let mut bits: Vec<(u64, Id)> = Vec::new();
+        for (pointer, align) in buffers.iter().copied().chain(scratch) {
+            let at = bits.iter().position(|(of, _)| *of == align).unwrap_or_else(|| {
+                bits.push((align, self.m.int(0)));
+                bits.len() - 1
+            });
+            bits[at].1 = self.m.binary(Op::Or, bits[at].1, self.m.address(pointer));
             is_bad = self.m.binary(Op::Or, is_bad, self.m.compare(Compare::Equal, pointer, null));
         }
-        let low = self.m.binary(Op::And, bits, self.m.int(ALIGN as i64 - 1));
-        is_bad = self.m.binary(Op::Or, is_bad, self.m.compare(Compare::NotEqual, low, self.m.int(0)));
+        for (align, bits) in bits {
+            let low = self.m.binary(Op::And, bits, self.m.int(align as i64 - 1));
+            is_bad = self.m.binary(Op::Or, is_bad, self.m.compare(Compare::NotEqual, low, self.m.int(0)));
+        }
         let is_good = self.m.not(is_bad);
         self.leave_unless(entry.function, is_good, BAD_POINTER);
         let Some(own) = entry.runtime else { return runtime };

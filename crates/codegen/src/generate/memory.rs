@@ -67,7 +67,7 @@ impl Generator<'_> {
         let bits = flat.terms().iter().fold(flat.constant(), |bits, (_, c)| bits | c);
         let bytes = self.program.buffer(buffer).dtype.bytes();
         let known = if bits == 0 { ARGUMENT_ALIGN } else { bytes << bits.trailing_zeros().min(8) };
-        known.min(ARGUMENT_ALIGN) as u32
+        known.min(self.buffer_align(buffer)) as u32
     }
 
     /// The lanes of a piece that exist, as a constant mask; `None` where all do.

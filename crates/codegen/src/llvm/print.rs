@@ -11,7 +11,7 @@ use llvm_sys::{LLVMIntPredicate, LLVMLinkage, LLVMOpcode, LLVMRealPredicate, LLV
 use tilewright_ir::target::{Arch, Target};
 
 use super::module::{Module, c_string};
-use crate::generate::{ARGUMENT_ALIGN, cpu};
+use crate::generate::cpu;
 use crate::ssa::{self, Buffer, Compare, Constant, Cpu, Def, Function, Id, Instruction, Kind, Linkage, Op, Type};
 
 /// The unnamed name.
@@ -180,11 +180,11 @@ impl Printer<'_> {
             self.attributes(f, value);
         }
         for (at, parameter) in f.parameters.iter().enumerate() {
-            if let Some(Buffer { bytes, is_constant }) = parameter.buffer {
+            if let Some(Buffer { bytes, is_constant, align }) = parameter.buffer {
                 let add = |name, n| self.add_attribute(value, at as u32 + 1, self.attribute(name, n));
                 add("noalias", 0);
                 add("nonnull", 0);
-                add("align", ARGUMENT_ALIGN);
+                add("align", align);
                 if bytes > 0 {
                     add("dereferenceable", bytes);
                 }

@@ -2,6 +2,8 @@
 
 use std::fmt::{self, Display, Formatter};
 
+use crate::generate::ARGUMENT_ALIGN;
+
 use super::{Buffer, Constant, Def, Function, Id, Instruction, Kind, Linkage, Module, Op, Parameter, Type};
 
 impl Display for Type {
@@ -42,8 +44,11 @@ impl Module {
             if let Some((_, name)) = function.names.iter().find(|(id, _)| id.at() == at) {
                 write!(f, " {name}")?;
             }
-            if let Some(Buffer { bytes, is_constant }) = buffer {
+            if let Some(Buffer { bytes, is_constant, align }) = buffer {
                 write!(f, " of {bytes} bytes{}", if *is_constant { ", constant" } else { "" })?;
+                if *align != ARGUMENT_ALIGN {
+                    write!(f, ", align {align}")?;
+                }
             }
         }
         write!(f, ")")?;

@@ -181,7 +181,8 @@ mod tests {
             let program = lower::lower(&Workload::parse(text).unwrap().program());
             for (target, prefix) in [("x86-64-v4", None), ("x86-64-v3", Some("k")), ("aarch64", None)] {
                 let target = Target::named(target).unwrap();
-                let module = Generated::of(&program, &target, &Units::default(), prefix).unwrap().module;
+                let options = crate::Options { prefix, ..crate::Options::default() };
+                let module = Generated::of(&program, &target, &Units::default(), options).unwrap().module;
                 assert_eq!(module.verify(), Ok(()), "{text} on {target}: {module}");
             }
         }

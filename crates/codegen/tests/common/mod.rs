@@ -5,7 +5,9 @@ pub mod gemm;
 
 use std::ffi::c_void;
 
-use tilewright_codegen::{CompileError, Compiler, Kernel, Runtime, SCRATCH_ALIGN, host_cpu, llvm_version};
+use tilewright_codegen::{
+    ArgumentAlign, CompileError, Compiler, Kernel, Runtime, SCRATCH_ALIGN, host_cpu, llvm_version,
+};
 use tilewright_ir::expr::{BinaryOp, Cond, Expr, ReduceOp, UnaryOp};
 use tilewright_ir::target::Arch;
 use tilewright_ir::{Buffer, BufferId, DType, Index, Loop, LoopId, LoopKind, Program, Role, Scope, Stmt, Target};
@@ -162,7 +164,16 @@ const CANARY: u8 = 0xa5;
 
 impl Guarded {
     pub fn new(bytes: usize) -> Guarded {
-        let rounded = bytes.next_multiple_of(64);
+        Guarded::with(bytes, bytes.next_multiple_of(64))
+    }
+
+    /// Memory at a multiple of so many bytes that is none of a larger power of two.
+    pub fn barely_aligned(bytes: usize, align: usize) -> Guarded {
+        let rounded = bytes.next_multiple_of(align);
+        Guarded::with(bytes, if rounded % (2 * align) == 0 { rounded + align } else { rounded })
+    }
+
+    fn with(bytes: usize, rounded: usize) -> Guarded {
         let len = rounded.next_multiple_of(PAGE) + 2 * PAGE;
         // SAFETY: a fresh mapping whose first and last page are then made inaccessible.
         unsafe {
@@ -269,7 +280,11 @@ pub fn run(p: &Program, kernel: &Kernel, arguments: &[Vec<f64>], runtime: &Runti
         .arguments()
         .zip(arguments)
         .map(|((_, b), values)| {
-            let memory = Guarded::new(b.size_bytes().unwrap() as usize);
+            let n_bytes = b.size_bytes().unwrap() as usize;
+            let memory = match kernel.argument_align() {
+                ArgumentAlign::Lines => Guarded::new(n_bytes),
+                ArgumentAlign::Elements => Guarded::barely_aligned(n_bytes, b.dtype.bytes() as usize),
+            };
             memory.fill(b.dtype, values);
             (b.dtype, memory)
         })
@@ -309,10 +324,19 @@ pub fn check(p: &Program) {
 }
 
 pub fn check_on(p: &Program, target: &Target) {
+    check_kernels(p, target, kernels(p, target));
+}
+
+/// As [`check_on`], with arguments that are aligned to their elements and no more.
+pub fn check_barely_aligned(p: &Program, target: &Target) {
+    check_kernels(p, target, kernels_of(p, Compiler::for_arguments(target.clone(), ArgumentAlign::Elements)));
+}
+
+fn check_kernels(p: &Program, target: &Target, kernels: Vec<Kernel>) {
     let arguments = arguments(p);
     let mut expected = arguments.clone();
     tilewright_ir::interp::run(p, &mut expected).unwrap_or_else(|e| panic!("{}: {e}", p.name));
-    for kernel in kernels(p, target) {
+    for kernel in kernels {
         compare(p, target, &run(p, &kernel, &arguments, &Runtime::serial(), 1), &expected);
         compare(p, target, &run(p, &kernel, &arguments, &two_threads(), 2), &expected);
     }
@@ -320,7 +344,11 @@ pub fn check_on(p: &Program, target: &Target) {
 
 /// The kernel that LLVM makes of a program and, where there is one, the one made quickly.
 pub fn kernels(p: &Program, target: &Target) -> Vec<Kernel> {
-    let mut compiler = Compiler::new(target.clone());
+    kernels_of(p, Compiler::new(target.clone()))
+}
+
+fn kernels_of(p: &Program, mut compiler: Compiler) -> Vec<Kernel> {
+    let target = compiler.target().clone();
     let mut kernels = Vec::new();
     if llvm_version().is_some() {
         kernels.push(compiler.compile(p).unwrap_or_else(|e| panic!("{} on {target}: {e}", p.name)));

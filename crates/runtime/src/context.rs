@@ -1,0 +1,237 @@
+//! Running a model.
+
+use std::io;
+use std::slice;
+use std::sync::Arc;
+use std::time::Instant;
+
+use thiserror::Error;
+use tilewright_codegen::Runtime;
+
+use crate::memory::Aligned;
+use crate::model::{Base, Model};
+use crate::plan::{Slice, Work};
+use crate::pool::Threads;
+
+/// Why a run did not happen, or was broken off.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum RunError {
+    /// Another number of inputs or outputs than the model has.
+    #[error("the model has {expected} {what}, {given} were passed")]
+    Count {
+        /// Inputs or outputs.
+        what: &'static str,
+        /// How many it has.
+        expected: usize,
+        /// How many were passed.
+        given: usize,
+    },
+    /// An input or output of another size.
+    #[error("`{tensor}` has {expected} bytes, {given} were passed")]
+    Size {
+        /// Its name.
+        tensor: String,
+        /// Its size.
+        expected: usize,
+        /// What was passed.
+        given: usize,
+    },
+    /// An input or output that does not begin at an element.
+    #[error("`{tensor}` is to be aligned to {align} bytes")]
+    Unaligned {
+        /// Its name.
+        tensor: String,
+        /// What its address is to be a multiple of.
+        align: usize,
+    },
+    /// A step in this process failed.
+    #[error("step `{step}`: {why}")]
+    Host {
+        /// The step.
+        step: String,
+        /// What it said.
+        why: String,
+    },
+}
+
+/// An address in a step's list that depends on what a run is passed.
+struct Passed {
+    at: usize,
+    base: Base,
+    offset: usize,
+}
+
+/// What a run of a model has for itself: memory, and threads that it may share.
+pub struct Context {
+    model: Arc<Model>,
+    threads: Threads,
+    /// Holds what `pointers` lead to.
+    _arena: Aligned,
+    scratch: Aligned,
+    /// Addresses of all slices, step by step.
+    pointers: Vec<*mut u8>,
+    passed: Vec<Passed>,
+    /// Room for what functions of this process are called with; empty between calls.
+    reads: Vec<&'static [u8]>,
+    writes: Vec<&'static mut [u8]>,
+}
+
+// SAFETY: its pointers lead to memory that it owns, to the model's constants, which nobody writes, and, while
+// it runs, to what the caller passed.
+unsafe impl Send for Context {}
+
+impl Context {
+    /// Memory to run a model.
+    ///
+    /// # Errors
+    /// Where there is not enough.
+    pub fn new(model: &Arc<Model>, threads: &Threads) -> io::Result<Context> {
+        let arena = Aligned::new(model.plan().arena_bytes() as u64)?;
+        let scratch = Aligned::new(model.scratch_bytes(threads.n_threads()))?;
+        let (mut pointers, mut passed) = (Vec::new(), Vec::new());
+        let (mut most_reads, mut most_writes) = (0, 0);
+        for step in &model.plan().steps {
+            if let Work::Host { inputs, outputs, .. } = &step.work {
+                (most_reads, most_writes) = (most_reads.max(inputs.len()), most_writes.max(outputs.len()));
+            }
+            for slice in slices(&step.work) {
+                let pointer = model.address(slice).map_or(std::ptr::null_mut(), |address| match address.base {
+                    // SAFETY: the model has checked that slices are within what they are of.
+                    Base::Arena => unsafe { arena.pointer().add(address.offset) },
+                    // SAFETY: as above.
+                    Base::Constants => unsafe { model.constants().as_ptr().cast_mut().add(address.offset) },
+                    base @ (Base::Input(_) | Base::Output(_)) => {
+                        passed.push(Passed { at: pointers.len(), base, offset: address.offset });
+                        std::ptr::null_mut()
+                    }
+                });
+                pointers.push(pointer);
+            }
+        }
+        let (reads, writes) = (Vec::with_capacity(most_reads), Vec::with_capacity(most_writes));
+        let (model, threads) = (Arc::clone(model), threads.clone());
+        Ok(Context { model, threads, _arena: arena, scratch, pointers, passed, reads, writes })
+    }
+
+    /// The model.
+    pub fn model(&self) -> &Arc<Model> {
+        &self.model
+    }
+
+    /// Runs the model: makes outputs of inputs, both in its order, row-major and packed. It allocates nothing,
+    /// but for what functions of this process do.
+    ///
+    /// # Errors
+    /// Where numbers or sizes are not the model's, an address is not aligned to its elements (to 64 bytes where
+    /// a kernel asks for that), or a step in this process fails.
+    pub fn run(&mut self, inputs: &[&[u8]], outputs: &mut [&mut [u8]]) -> Result<(), RunError> {
+        self.pass(inputs, outputs)?;
+        self.steps(None)
+    }
+
+    /// As [`Context::run`], adding to each step's entry the nanoseconds that it takes.
+    ///
+    /// # Errors
+    /// As for [`Context::run`].
+    ///
+    /// # Panics
+    /// Where there is not an entry for each step.
+    pub fn profile(
+        &mut self,
+        inputs: &[&[u8]],
+        outputs: &mut [&mut [u8]],
+        step_ns: &mut [u64],
+    ) -> Result<(), RunError> {
+        assert_eq!(step_ns.len(), self.model.plan().steps.len(), "an entry for each step");
+        self.pass(inputs, outputs)?;
+        self.steps(Some(step_ns))
+    }
+
+    /// Checks what is passed, and has steps find it.
+    fn pass(&mut self, inputs: &[&[u8]], outputs: &mut [&mut [u8]]) -> Result<(), RunError> {
+        let (of_inputs, of_outputs) = (self.model.inputs(), self.model.outputs());
+        for (what, expected, given) in
+            [("inputs", of_inputs.len(), inputs.len()), ("outputs", of_outputs.len(), outputs.len())]
+        {
+            if expected != given {
+                return Err(RunError::Count { what, expected, given });
+            }
+        }
+        let outputs_given = outputs.iter().map(|bytes| &**bytes);
+        let given = inputs.iter().copied().chain(outputs_given);
+        for (port, given) in of_inputs.iter().chain(of_outputs).zip(given) {
+            let tensor = || self.model.plan().tensors[port.tensor].name.clone();
+            if given.len() != port.n_bytes {
+                return Err(RunError::Size { tensor: tensor(), expected: port.n_bytes, given: given.len() });
+            }
+            if given.as_ptr() as usize % port.align != 0 {
+                return Err(RunError::Unaligned { tensor: tensor(), align: port.align });
+            }
+        }
+        for Passed { at, base, offset } in &self.passed {
+            let start = match base {
+                Base::Input(input) => inputs[*input].as_ptr().cast_mut(),
+                Base::Output(output) => outputs[*output].as_mut_ptr(),
+                Base::Arena | Base::Constants => unreachable!("these are there from the beginning"),
+            };
+            self.pointers[*at] = start.wrapping_add(*offset);
+        }
+        Ok(())
+    }
+
+    fn steps(&mut self, mut step_ns: Option<&mut [u64]>) -> Result<(), RunError> {
+        let (on_all, on_one) = (self.threads.runtime(), Runtime::serial());
+        let mut rest = &self.pointers[..];
+        for (at, step) in self.model.plan().steps.iter().enumerate() {
+            let start = step_ns.is_some().then(Instant::now);
+            let (pointers, after) = rest.split_at(slices(&step.work).count());
+            rest = after;
+            match &step.work {
+                Work::Kernel { kernel, parts, all_threads, .. } => {
+                    let runtime = if *all_threads { &on_all } else { &on_one };
+                    let kernel = self.model.codes()[*kernel].kernel();
+                    for part in parts {
+                        // SAFETY: the model has checked sizes, alignments and overlaps, `pass` what the caller
+                        // passed; scratch memory is for as many threads as there are, and all is borrowed.
+                        unsafe { kernel.run_part(*part, pointers, self.scratch.pointer(), runtime) };
+                    }
+                }
+                // SAFETY: both are within what they are of; they may be the same.
+                Work::Copy { from, .. } => unsafe { std::ptr::copy(pointers[0], pointers[1], from.n_bytes) },
+                Work::Host { inputs, outputs, run } => {
+                    let (reads, writes) = pointers.split_at(inputs.len());
+                    // A function that panicked may have left some.
+                    self.reads.clear();
+                    self.writes.clear();
+                    for (pointer, slice) in reads.iter().zip(inputs) {
+                        // SAFETY: within what it is of, which nobody writes meanwhile: the model has checked
+                        // that outputs overlap nothing. It is forgotten below.
+                        self.reads.push(unsafe { slice::from_raw_parts(*pointer, slice.n_bytes) });
+                    }
+                    for (pointer, slice) in writes.iter().zip(outputs) {
+                        // SAFETY: as above.
+                        self.writes.push(unsafe { slice::from_raw_parts_mut(*pointer, slice.n_bytes) });
+                    }
+                    let result = run(&self.reads, &mut self.writes);
+                    self.reads.clear();
+                    self.writes.clear();
+                    result.map_err(|why| RunError::Host { step: step.name.clone(), why })?;
+                }
+            }
+            if let (Some(step_ns), Some(start)) = (&mut step_ns, start) {
+                step_ns[at] += start.elapsed().as_nanos() as u64;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What a step reads and writes, in the order of its addresses.
+fn slices(work: &Work) -> impl Iterator<Item = &Slice> {
+    let (first, second) = match work {
+        Work::Kernel { arguments, kept, .. } => (&arguments[..], &kept[..]),
+        Work::Copy { from, to } => (slice::from_ref(from), slice::from_ref(to)),
+        Work::Host { inputs, outputs, .. } => (&inputs[..], &outputs[..]),
+    };
+    first.iter().chain(second)
+}

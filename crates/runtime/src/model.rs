@@ -1,0 +1,585 @@
+//! A plan with its kernels and constants, ready to run.
+
+use std::collections::HashSet;
+use std::io;
+use std::ptr;
+
+use thiserror::Error;
+use tilewright_codegen::{ArgumentAlign, CompileError, Compiler, Interface, Kernel, Runtime};
+use tilewright_ir::{Part, Program};
+
+use crate::memory::{ALIGN, Aligned};
+use crate::plan::{Constant, Place, Plan, Slice, Step, Work};
+
+/// Why a plan cannot run: the fault of whoever made it.
+#[derive(Debug, Error)]
+pub enum PlanError {
+    /// Something of a step is not there.
+    #[error("step `{step}` names {what} {index}, which is not there")]
+    Missing {
+        /// The step.
+        step: String,
+        /// What is not there.
+        what: &'static str,
+        /// Its number.
+        index: usize,
+    },
+    /// A kernel has another number of buffers.
+    #[error("step `{step}` passes {given} {what}, its kernel takes {expected}")]
+    Count {
+        /// The step.
+        step: String,
+        /// What is passed.
+        what: &'static str,
+        /// How many the kernel takes.
+        expected: usize,
+        /// How many there are.
+        given: usize,
+    },
+    /// A part of a tensor has another size than what it is passed as.
+    #[error("step `{step}` passes {given} bytes of `{tensor}` where {expected} are taken")]
+    Size {
+        /// The step.
+        step: String,
+        /// The tensor.
+        tensor: String,
+        /// What is taken.
+        expected: u64,
+        /// What is passed.
+        given: usize,
+    },
+    /// A slice goes beyond its tensor, or a tensor beyond its constant.
+    #[error("step `{step}` goes beyond the end of `{tensor}`")]
+    Outside {
+        /// The step.
+        step: String,
+        /// The tensor.
+        tensor: String,
+    },
+    /// What is passed does not begin where the kernel may assume.
+    #[error("step `{step}` passes a part of `{tensor}` that is not aligned to {align} bytes")]
+    Unaligned {
+        /// The step.
+        step: String,
+        /// The tensor.
+        tensor: String,
+        /// What the kernel takes.
+        align: usize,
+    },
+    /// Something is written that others rely on.
+    #[error("step `{step}` writes to `{tensor}`, which is an input or a constant")]
+    ReadOnly {
+        /// The step.
+        step: String,
+        /// The tensor.
+        tensor: String,
+    },
+    /// What is written overlaps something else of the same step.
+    #[error("step `{step}` writes to `{written}`, which overlaps `{other}`")]
+    Overlap {
+        /// The step.
+        step: String,
+        /// What is written.
+        written: String,
+        /// The other tensor.
+        other: String,
+    },
+    /// What a kernel keeps is made of something that is no constant, or lies partly elsewhere.
+    #[error("step `{step}` prepares constants with `{tensor}`, which is none")]
+    NotConstant {
+        /// The step.
+        step: String,
+        /// The tensor.
+        tensor: String,
+    },
+    /// Inputs or outputs have gaps in their numbers, or views of one differ in size.
+    #[error("`{tensor}` is input or output {index}, but one before it is missing or of another size")]
+    Interface {
+        /// The tensor.
+        tensor: String,
+        /// Its number.
+        index: usize,
+    },
+    /// Memory does not suffice.
+    #[error("no memory for constants: {0}")]
+    Memory(#[from] io::Error),
+}
+
+/// A kernel with the program that it was made of.
+pub struct Code {
+    program: Program,
+    kernel: Kernel,
+    interface: Interface,
+}
+
+impl Code {
+    /// Compiles a lowered program. Plans that pass parts of tensors need a compiler for
+    /// [`ArgumentAlign::Elements`].
+    ///
+    /// # Errors
+    /// As [`Compiler::compile`] says.
+    pub fn compile(compiler: &mut Compiler, program: Program) -> Result<Code, CompileError> {
+        let kernel = compiler.compile(&program)?;
+        Code::new(compiler, program, kernel)
+    }
+
+    /// As [`Code::compile`], with [`Compiler::compile_quickly`].
+    ///
+    /// # Errors
+    /// As [`Compiler::compile_quickly`] says.
+    pub fn compile_quickly(compiler: &mut Compiler, program: Program) -> Result<Code, CompileError> {
+        let kernel = compiler.compile_quickly(&program)?;
+        Code::new(compiler, program, kernel)
+    }
+
+    fn new(compiler: &Compiler, program: Program, kernel: Kernel) -> Result<Code, CompileError> {
+        let interface = Interface::new(&program, compiler.target(), 1, Some("kernel"))?;
+        Ok(Code { program, kernel, interface })
+    }
+
+    /// The lowered program.
+    pub fn program(&self) -> &Program {
+        &self.program
+    }
+
+    /// The kernel.
+    pub fn kernel(&self) -> &Kernel {
+        &self.kernel
+    }
+
+    /// Its buffers, arguments first, and which part uses what.
+    pub fn interface(&self) -> &Interface {
+        &self.interface
+    }
+
+    /// What an argument's address is to be a multiple of.
+    fn argument_align(&self, at: usize) -> usize {
+        match self.kernel.argument_align() {
+            ArgumentAlign::Lines => ALIGN,
+            ArgumentAlign::Elements => self.interface.buffers[at].dtype.bytes() as usize,
+        }
+    }
+}
+
+/// Memory that addresses count from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Base {
+    /// What the caller passes as this input.
+    Input(usize),
+    /// What the caller passes as this output.
+    Output(usize),
+    /// The context's arena.
+    Arena,
+    /// The model's constants.
+    Constants,
+}
+
+/// A place in memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Address {
+    /// The memory.
+    pub base: Base,
+    /// Bytes from its beginning.
+    pub offset: usize,
+}
+
+/// A plan with its kernels, whose constants are prepared. Many contexts may run it at the same time.
+pub struct Model {
+    plan: Plan,
+    codes: Vec<Code>,
+    constants: Aligned,
+    /// Where each constant lies among them; none where only `prepare` reads it.
+    constant_offsets: Vec<Option<usize>>,
+    inputs: Vec<Port>,
+    outputs: Vec<Port>,
+}
+
+/// An input or output as callers pass it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Port {
+    /// The tensor that describes it.
+    pub tensor: usize,
+    /// Its size.
+    pub n_bytes: usize,
+    /// What its address is to be a multiple of.
+    pub align: usize,
+}
+
+impl Model {
+    /// Checks a plan, lays its constants out in one block and prepares those that kernels keep. Given data
+    /// that no run needs is dropped.
+    ///
+    /// A kernel may write the very slice that it reads where it reads each element before it writes it and
+    /// never again; other overlaps are refused.
+    ///
+    /// # Errors
+    /// Where the plan does not fit itself or its kernels, or memory does not suffice.
+    pub fn new(plan: Plan, codes: Vec<Code>) -> Result<Model, PlanError> {
+        let checker = Checker { plan: &plan, codes: &codes };
+        let (inputs, outputs) = checker.interface()?;
+        plan.steps.iter().try_for_each(|step| checker.step(step))?;
+        let mut end = 0;
+        let needed = needed_constants(&plan, &codes);
+        let offsets = plan.constants.iter().enumerate().map(|(at, constant)| {
+            let is_needed = needed.contains(&at) || matches!(constant, Constant::Prepared(_));
+            is_needed.then(|| {
+                let offset = end;
+                end += constant.n_bytes().next_multiple_of(ALIGN);
+                offset
+            })
+        });
+        let constant_offsets: Vec<Option<usize>> = offsets.collect();
+        let constants = Aligned::new(end as u64)?;
+        let mut model = Model { plan, codes, constants, constant_offsets, inputs, outputs };
+        model.fill_constants()?;
+        Ok(model)
+    }
+
+    /// The plan; data of its constants that no run needs is gone.
+    pub fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    /// The kernels, by their numbers in the plan.
+    pub fn codes(&self) -> &[Code] {
+        &self.codes
+    }
+
+    /// All constants, as runs need them.
+    pub fn constants(&self) -> &[u8] {
+        self.constants.bytes()
+    }
+
+    /// Where a slice lies; none where it is of a constant that no run needs.
+    pub fn address(&self, slice: &Slice) -> Option<Address> {
+        let (base, offset) = match self.plan.tensors[slice.tensor].place {
+            Place::Input(at) => (Base::Input(at), 0),
+            Place::Output(at) => (Base::Output(at), 0),
+            Place::Arena(offset) => (Base::Arena, offset),
+            Place::Constant(at) => (Base::Constants, self.constant_offsets[at]?),
+        };
+        Some(Address { base, offset: offset + slice.offset })
+    }
+
+    /// Whether a run's parts of a step use one of its kernel's buffers.
+    pub fn is_used(&self, kernel: usize, buffer: usize, parts: &[Part]) -> bool {
+        is_used(&self.codes[kernel], buffer, parts)
+    }
+
+    /// The inputs in their order.
+    pub fn inputs(&self) -> &[Port] {
+        &self.inputs
+    }
+
+    /// The outputs in their order.
+    pub fn outputs(&self) -> &[Port] {
+        &self.outputs
+    }
+
+    /// Scratch memory for so many threads.
+    pub fn scratch_bytes(&self, n_threads: usize) -> u64 {
+        self.codes.iter().map(|code| code.kernel.scratch_bytes(n_threads)).max().unwrap_or(0)
+    }
+
+    fn constant(&self, at: usize) -> Option<*mut u8> {
+        // SAFETY: offsets are within the block.
+        self.constant_offsets[at].map(|offset| unsafe { self.constants.pointer().add(offset) })
+    }
+
+    fn fill_constants(&mut self) -> Result<(), PlanError> {
+        for (at, constant) in self.plan.constants.iter().enumerate() {
+            if let (Constant::Data(data), Some(to)) = (constant, self.constant(at)) {
+                // SAFETY: the block has room for it there, and nobody else knows the block yet.
+                unsafe { ptr::copy_nonoverlapping(data.as_ptr(), to, data.len()) };
+            }
+        }
+        let mut scratch = Aligned::new(self.scratch_bytes(1))?;
+        let mut is_made = HashSet::new();
+        for step in &self.plan.steps {
+            if let Work::Kernel { kernel, arguments, kept, parts, .. } = &step.work {
+                let code = &self.codes[*kernel];
+                let mut made = kept.iter().filter_map(|slice| self.constant_of(slice));
+                // Steps that share what is prepared say so by naming the same constants.
+                let is_new = made.any(|at| !is_made.contains(&at));
+                if is_new && !parts.contains(&Part::Prepare) {
+                    self.prepare(code, arguments, kept, &mut scratch)?;
+                    is_made.extend(kept.iter().filter_map(|slice| self.constant_of(slice)));
+                }
+            }
+        }
+        for (constant, offset) in self.plan.constants.iter_mut().zip(&self.constant_offsets) {
+            if let (Constant::Data(data), None) = (constant, offset) {
+                data.clear();
+            }
+        }
+        Ok(())
+    }
+
+    fn prepare(&self, code: &Code, arguments: &[Slice], kept: &[Slice], scratch: &mut Aligned) -> io::Result<()> {
+        // What runs do not need is not in the block, and its data lies anywhere.
+        let mut copies = Vec::new();
+        let mut buffers = Vec::new();
+        for (slice, at) in arguments.iter().chain(kept).zip(0..) {
+            let is_used = is_used(code, at, &[Part::Prepare]);
+            buffers.push(match self.constant_of(slice).filter(|_| is_used) {
+                None => ptr::null_mut(),
+                Some(constant) => match (self.constant(constant), &self.plan.constants[constant]) {
+                    // SAFETY: the slice is within its constant.
+                    (Some(start), _) => unsafe { start.add(slice.offset) },
+                    (None, Constant::Data(data)) => {
+                        let mut copy = Aligned::new(slice.n_bytes as u64)?;
+                        copy.bytes_mut().copy_from_slice(&data[slice.offset..slice.offset + slice.n_bytes]);
+                        copies.push(copy);
+                        copies[copies.len() - 1].pointer()
+                    }
+                    (None, Constant::Prepared(_)) => unreachable!("what is prepared has a place"),
+                },
+            });
+        }
+        // SAFETY: sizes, alignments and overlaps were checked; what the part uses are constants, which are all
+        // there; nobody else knows the block yet.
+        unsafe { code.kernel.run_part(Part::Prepare, &buffers, scratch.pointer(), &Runtime::serial()) };
+        Ok(())
+    }
+
+    fn constant_of(&self, slice: &Slice) -> Option<usize> {
+        match self.plan.tensors[slice.tensor].place {
+            Place::Constant(at) => Some(at),
+            Place::Input(_) | Place::Output(_) | Place::Arena(_) => None,
+        }
+    }
+}
+
+fn is_used(code: &Code, buffer: usize, parts: &[Part]) -> bool {
+    let buffer = &code.interface.buffers[buffer];
+    buffer.read_by.iter().chain(&buffer.written_by).any(|part| parts.contains(part))
+}
+
+/// The constants that runs read.
+fn needed_constants(plan: &Plan, codes: &[Code]) -> HashSet<usize> {
+    let mut needed = HashSet::new();
+    let mut need = |slice: &Slice| {
+        if let Place::Constant(at) = plan.tensors[slice.tensor].place {
+            needed.insert(at);
+        }
+    };
+    for step in &plan.steps {
+        match &step.work {
+            Work::Kernel { kernel, arguments, kept, parts, .. } => {
+                let used = arguments.iter().chain(kept).zip(0..);
+                used.filter(|(_, at)| is_used(&codes[*kernel], *at, parts)).for_each(|(slice, _)| need(slice));
+            }
+            Work::Copy { from, .. } => need(from),
+            Work::Host { inputs, .. } => inputs.iter().for_each(&mut need),
+        }
+    }
+    needed
+}
+
+/// Looks at a plan before anything runs.
+struct Checker<'p> {
+    plan: &'p Plan,
+    codes: &'p [Code],
+}
+
+impl Checker<'_> {
+    /// The inputs and outputs, which are numbered without gaps.
+    fn interface(&self) -> Result<(Vec<Port>, Vec<Port>), PlanError> {
+        let (mut inputs, mut outputs) = (self.ports(Place::Input), self.ports(Place::Output));
+        for tensor in &self.plan.tensors {
+            let (index, ports) = match tensor.place {
+                Place::Input(at) => (at, &inputs),
+                Place::Output(at) => (at, &outputs),
+                Place::Arena(_) | Place::Constant(_) => continue,
+            };
+            if ports.get(index).is_none_or(|port| port.n_bytes != tensor.n_bytes()) {
+                return Err(PlanError::Interface { tensor: tensor.name.clone(), index });
+            }
+        }
+        for step in &self.plan.steps {
+            if let Work::Kernel { kernel, arguments, .. } = &step.work
+                && let Some(code) = self.codes.get(*kernel)
+            {
+                for (at, slice) in arguments.iter().enumerate().take(code.interface.buffers.len()) {
+                    let port = match self.plan.tensors.get(slice.tensor).map(|tensor| tensor.place) {
+                        Some(Place::Input(at)) => &mut inputs[at],
+                        Some(Place::Output(at)) => &mut outputs[at],
+                        Some(Place::Arena(_) | Place::Constant(_)) | None => continue,
+                    };
+                    port.align = port.align.max(code.argument_align(at));
+                }
+            }
+        }
+        Ok((inputs, outputs))
+    }
+
+    fn ports(&self, place: impl Fn(usize) -> Place) -> Vec<Port> {
+        let first = |at| self.plan.tensors.iter().position(|tensor| tensor.place == place(at));
+        let port = |tensor: usize| {
+            let of = &self.plan.tensors[tensor];
+            Port { tensor, n_bytes: of.n_bytes(), align: of.dtype.bytes() as usize }
+        };
+        (0..).map_while(first).map(port).collect()
+    }
+
+    fn step(&self, step: &Step) -> Result<(), PlanError> {
+        let name = || step.name.clone();
+        match &step.work {
+            Work::Kernel { kernel, arguments, kept, parts, .. } => {
+                let missing = || PlanError::Missing { step: name(), what: "kernel", index: *kernel };
+                let code = self.codes.get(*kernel).ok_or_else(missing)?;
+                let n_kept = code.kernel.kept_bytes().len();
+                let n_arguments = code.interface.buffers.len() - n_kept;
+                for (what, expected, given) in
+                    [("arguments", n_arguments, arguments.len()), ("kept buffers", n_kept, kept.len())]
+                {
+                    if expected != given {
+                        return Err(PlanError::Count { step: name(), what, expected, given });
+                    }
+                }
+                self.kernel(step, code, &[&arguments[..], &kept[..]].concat(), n_arguments, parts)
+            }
+            Work::Copy { from, to } => {
+                [from, to].into_iter().try_for_each(|slice| self.slice(step, slice))?;
+                if from.n_bytes != to.n_bytes {
+                    let (tensor, expected) = (self.name(from), to.n_bytes as u64);
+                    return Err(PlanError::Size { step: name(), tensor, expected, given: from.n_bytes });
+                }
+                self.written(step, to, &[*from])
+            }
+            Work::Host { inputs, outputs, .. } => {
+                let all = [&inputs[..], &outputs[..]].concat();
+                all.iter().try_for_each(|slice| self.slice(step, slice))?;
+                outputs.iter().enumerate().try_for_each(|(at, slice)| {
+                    let mut others = all.clone();
+                    others.remove(inputs.len() + at);
+                    self.written(step, slice, &others)?;
+                    // A function takes references, of which two to the same bytes must not be.
+                    match others.iter().find(|other| self.overlap(slice, other)) {
+                        Some(other) => Err(self.overlapping(step, slice, other)),
+                        None => Ok(()),
+                    }
+                })
+            }
+        }
+    }
+
+    fn kernel(
+        &self,
+        step: &Step,
+        code: &Code,
+        buffers: &[Slice],
+        n_arguments: usize,
+        parts: &[Part],
+    ) -> Result<(), PlanError> {
+        let name = || step.name.clone();
+        for (at, (slice, buffer)) in buffers.iter().zip(&code.interface.buffers).enumerate() {
+            self.slice(step, slice)?;
+            let tensor = || self.name(slice);
+            if slice.n_bytes as u64 != buffer.size_bytes {
+                let (expected, given) = (buffer.size_bytes, slice.n_bytes);
+                return Err(PlanError::Size { step: name(), tensor: tensor(), expected, given });
+            }
+            let align = if at < n_arguments { code.argument_align(at) } else { ALIGN };
+            let start = match self.plan.tensors[slice.tensor].place {
+                Place::Arena(offset) => offset,
+                // These begin at lines. What callers pass is looked at in each run.
+                Place::Constant(_) | Place::Input(_) | Place::Output(_) => 0,
+            };
+            let is_callers = at >= n_arguments && !self.is_ours(slice);
+            if (start + slice.offset) % align != 0 || is_callers {
+                return Err(PlanError::Unaligned { step: name(), tensor: tensor(), align });
+            }
+        }
+        let is_constant = |slice: &Slice| matches!(self.plan.tensors[slice.tensor].place, Place::Constant(_));
+        let is_prepared = |slice: &Slice| match self.plan.tensors[slice.tensor].place {
+            Place::Constant(at) => matches!(self.plan.constants[at], Constant::Prepared(_)),
+            Place::Input(_) | Place::Output(_) | Place::Arena(_) => false,
+        };
+        // What runs write, and what may then not overlap it.
+        let used =
+            |parts: &[Part]| -> Vec<usize> { (0..buffers.len()).filter(|at| is_used(code, *at, parts)).collect() };
+        let writes =
+            |at: usize, parts: &[Part]| code.interface.buffers[at].written_by.iter().any(|part| parts.contains(part));
+        let in_runs = used(parts);
+        for &at in in_runs.iter().filter(|at| writes(**at, parts)) {
+            let others: Vec<Slice> =
+                in_runs.iter().filter(|other| **other != at).map(|other| buffers[*other]).collect();
+            self.written(step, &buffers[at], &others)?;
+        }
+        if parts.contains(&Part::Prepare) || !buffers[n_arguments..].iter().any(is_constant) {
+            return Ok(());
+        }
+        // What is made once: all of it lies in constants, and is made of constants.
+        for at in used(&[Part::Prepare]) {
+            let fits = if writes(at, &[Part::Prepare]) { is_prepared(&buffers[at]) } else { is_constant(&buffers[at]) };
+            if !fits {
+                return Err(PlanError::NotConstant { step: name(), tensor: self.name(&buffers[at]) });
+            }
+        }
+        Ok(())
+    }
+
+    fn is_ours(&self, slice: &Slice) -> bool {
+        match self.plan.tensors[slice.tensor].place {
+            Place::Arena(_) | Place::Constant(_) => true,
+            Place::Input(_) | Place::Output(_) => false,
+        }
+    }
+
+    fn name(&self, slice: &Slice) -> String {
+        self.plan.tensors[slice.tensor].name.clone()
+    }
+
+    /// That a slice is within its tensor, and the tensor within its constant.
+    fn slice(&self, step: &Step, slice: &Slice) -> Result<(), PlanError> {
+        let missing = |what, index| PlanError::Missing { step: step.name.clone(), what, index };
+        let tensor = self.plan.tensors.get(slice.tensor).ok_or_else(|| missing("tensor", slice.tensor))?;
+        let room = match tensor.place {
+            Place::Constant(at) => self.plan.constants.get(at).ok_or_else(|| missing("constant", at))?.n_bytes(),
+            Place::Input(_) | Place::Output(_) | Place::Arena(_) => usize::MAX,
+        };
+        let end = slice.offset.checked_add(slice.n_bytes);
+        if end.is_none_or(|end| end > tensor.n_bytes()) || tensor.n_bytes() > room {
+            return Err(PlanError::Outside { step: step.name.clone(), tensor: tensor.name.clone() });
+        }
+        if slice.offset % tensor.dtype.bytes() as usize != 0 {
+            let (tensor, align) = (tensor.name.clone(), tensor.dtype.bytes() as usize);
+            return Err(PlanError::Unaligned { step: step.name.clone(), tensor, align });
+        }
+        Ok(())
+    }
+
+    /// That a slice may be written beside others, of which one may be the same.
+    fn written(&self, step: &Step, slice: &Slice, others: &[Slice]) -> Result<(), PlanError> {
+        match self.plan.tensors[slice.tensor].place {
+            Place::Input(_) | Place::Constant(_) => {
+                return Err(PlanError::ReadOnly { step: step.name.clone(), tensor: self.name(slice) });
+            }
+            Place::Output(_) | Place::Arena(_) => {}
+        }
+        let start = |slice: &Slice| self.region(slice);
+        match others.iter().find(|other| self.overlap(slice, other) && start(slice) != start(other)) {
+            Some(other) => Err(self.overlapping(step, slice, other)),
+            None => Ok(()),
+        }
+    }
+
+    fn overlapping(&self, step: &Step, written: &Slice, other: &Slice) -> PlanError {
+        PlanError::Overlap { step: step.name.clone(), written: self.name(written), other: self.name(other) }
+    }
+
+    /// Memory, where in it a slice begins, and where it ends.
+    fn region(&self, slice: &Slice) -> (Place, usize, usize) {
+        let (place, start) = match self.plan.tensors[slice.tensor].place {
+            Place::Arena(offset) => (Place::Arena(0), offset),
+            place @ (Place::Input(_) | Place::Output(_) | Place::Constant(_)) => (place, 0),
+        };
+        (place, start + slice.offset, start + slice.offset + slice.n_bytes)
+    }
+
+    fn overlap(&self, a: &Slice, b: &Slice) -> bool {
+        let ((place, start, end), (other, other_start, other_end)) = (self.region(a), self.region(b));
+        place == other && start < other_end && other_start < end
+    }
+}

@@ -1,0 +1,103 @@
+//! A plan that has everything: slices, prepared constants, a copy, a step of this process.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use tilewright_codegen::{ArgumentAlign, Compiler, host_arch};
+use tilewright_ir::{DType, Part, Target, text};
+use tilewright_runtime::{Code, Constant, Model, Place, Plan, Slice, Step, Work};
+
+/// `Y = X + 2·W`, where twice `W` is kept.
+const ADD: &str = r#"
+program "add twice"
+buffer X: f32[33] global input
+buffer W: f32[33] global const
+buffer Y: f32[33] global output
+buffer K: f32[33] global kept
+loops i, j
+prepare { for i in 33 { K[i] = W[i] * 2 } }
+run { parallel j in 33 { Y[j] = X[j] + K[j] } }
+"#;
+
+/// `Y = 3·X`.
+const TRIPLE: &str = r#"
+program "triple"
+buffer X: f32[66] global input
+buffer Y: f32[66] global output
+loops i
+run { vectorized i in 66 { Y[i] = X[i] * 3 } }
+"#;
+
+pub fn bytes(values: &[f32]) -> Vec<u8> {
+    values.iter().flat_map(|x| x.to_le_bytes()).collect()
+}
+
+pub fn floats(bytes: &[u8]) -> Vec<f32> {
+    bytes.chunks_exact(4).map(|x| f32::from_le_bytes(x.try_into().unwrap())).collect()
+}
+
+pub fn target() -> Target {
+    match host_arch() {
+        Some(tilewright_ir::target::Arch::X86_64) => Target::named("x86-64-v3").unwrap(),
+        _ => Target::named("aarch64").unwrap(),
+    }
+}
+
+pub fn codes() -> Vec<Code> {
+    let mut compiler = Compiler::for_arguments(target(), ArgumentAlign::Elements);
+    let programs = [ADD, TRIPLE].map(|program| text::parse(program).unwrap());
+    programs.map(|program| Code::compile(&mut compiler, program).unwrap()).into()
+}
+
+/// Of `x[33]` makes `y[66]`: both halves of a tensor are `x + 2·w`, each with weights of its own; all is
+/// tripled, and turned round where `on_host` says so, else copied.
+pub fn plan(on_host: bool) -> Plan {
+    let mut plan = Plan::default();
+    let f32s = |plan: &mut Plan, name: &str, n, place| plan.tensor(name, DType::F32, &[n], place);
+    let x = f32s(&mut plan, "x", 33, Place::Input(0));
+    let y = f32s(&mut plan, "y", 66, Place::Output(0));
+    let halves = f32s(&mut plan, "halves", 66, Place::Arena(0));
+    let tripled = f32s(&mut plan, "tripled", 66, Place::Arena(320));
+    for half in 0..2 {
+        let weights: Vec<f32> = (0..33).map(|i| (i + half) as f32).collect();
+        plan.constants.push(Constant::Data(Bytes::from(bytes(&weights))));
+        plan.constants.push(Constant::Prepared(33 * 4));
+        let w = f32s(&mut plan, "w", 33, Place::Constant(2 * half));
+        let k = f32s(&mut plan, "k", 33, Place::Constant(2 * half + 1));
+        let part = Slice { tensor: halves, offset: half * 33 * 4, n_bytes: 33 * 4 };
+        let arguments = vec![plan.whole(x), plan.whole(w), part];
+        let (kept, parts) = (vec![plan.whole(k)], vec![Part::Body]);
+        let work = Work::Kernel { kernel: 0, arguments, kept, parts, all_threads: true };
+        plan.steps.push(Step { name: format!("half {half}"), work });
+    }
+    let arguments = vec![plan.whole(halves), plan.whole(tripled)];
+    let work = Work::Kernel { kernel: 1, arguments, kept: vec![], parts: vec![Part::Body], all_threads: false };
+    plan.steps.push(Step { name: "triple".to_owned(), work });
+    let (from, to) = (plan.whole(tripled), plan.whole(y));
+    let work = if on_host {
+        let run = Arc::new(|inputs: &[&[u8]], outputs: &mut [&mut [u8]]| {
+            for (to, from) in outputs[0].chunks_exact_mut(4).zip(inputs[0].chunks_exact(4).rev()) {
+                to.copy_from_slice(from);
+            }
+            Ok(())
+        });
+        Work::Host { inputs: vec![from], outputs: vec![to], run }
+    } else {
+        Work::Copy { from, to }
+    };
+    plan.steps.push(Step { name: "last".to_owned(), work });
+    plan
+}
+
+pub fn model(on_host: bool) -> Arc<Model> {
+    Arc::new(Model::new(plan(on_host), codes()).unwrap())
+}
+
+pub fn expected(x: &[f32], on_host: bool) -> Vec<f32> {
+    let half = |half: usize| x.iter().enumerate().map(move |(i, x)| 3.0 * (x + 2.0 * (i + half) as f32));
+    let mut all: Vec<f32> = half(0).chain(half(1)).collect();
+    if on_host {
+        all.reverse();
+    }
+    all
+}

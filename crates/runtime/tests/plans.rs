@@ -1,0 +1,137 @@
+//! Plans: what they compute, alone and at the same time, and what is refused.
+
+mod common;
+
+use std::sync::Arc;
+
+use common::*;
+use tilewright_ir::{DType, Part};
+use tilewright_runtime::{Context, Model, Place, Plan, PlanError, RunError, Slice, Step, Threads, Work};
+
+#[test]
+fn a_plan_runs_its_steps() {
+    let threads = Threads::new(2).unwrap();
+    for on_host in [false, true] {
+        let model = model(on_host);
+        assert_eq!(model.constants().len(), 2 * 192, "weights that only `prepare` reads are gone");
+        let mut context = Context::new(&model, &threads).unwrap();
+        let mut step_ns = vec![0; model.plan().steps.len()];
+        for round in 0..20 {
+            let x: Vec<f32> = (0..33).map(|i| (i * round) as f32 - 40.0).collect();
+            // At an address that is aligned to elements and no more.
+            let mut given = vec![0; 4];
+            given.extend(bytes(&x));
+            let mut y = vec![0; 66 * 4];
+            context.run(&[&given[4..]], &mut [&mut y]).unwrap();
+            assert_eq!(floats(&y), expected(&x, on_host));
+            let mut again = vec![0; 66 * 4];
+            context.profile(&[&given[4..]], &mut [&mut again], &mut step_ns).unwrap();
+            assert_eq!(y, again);
+        }
+        assert!(step_ns.iter().all(|ns| *ns > 0));
+    }
+}
+
+#[test]
+fn contexts_run_at_the_same_time() {
+    let (model, threads) = (model(true), Threads::new(3).unwrap());
+    std::thread::scope(|scope| {
+        for caller in 0..4 {
+            let (model, threads) = (&model, &threads);
+            scope.spawn(move || {
+                let mut context = Context::new(model, threads).unwrap();
+                let mut y = vec![0; 66 * 4];
+                for round in 0..200 {
+                    let x: Vec<f32> = (0..33).map(|i| (i * round + caller) as f32).collect();
+                    context.run(&[&bytes(&x)], &mut [&mut y]).unwrap();
+                    assert_eq!(floats(&y), expected(&x, true));
+                }
+            });
+        }
+    });
+}
+
+#[test]
+fn what_a_run_is_passed_is_checked() {
+    let mut context = Context::new(&model(false), &Threads::new(1).unwrap()).unwrap();
+    let (x, mut y) = (vec![0; 33 * 4 + 4], vec![0; 66 * 4]);
+    let mut check = |inputs: &[&[u8]], outputs: &mut [&mut [u8]], expected: &str| {
+        assert_eq!(context.run(inputs, outputs).unwrap_err().to_string(), expected);
+    };
+    check(&[], &mut [&mut y], "the model has 1 inputs, 0 were passed");
+    check(&[&x[..33 * 4]], &mut [], "the model has 1 outputs, 0 were passed");
+    check(&[&x], &mut [&mut y], "`x` has 132 bytes, 136 were passed");
+    check(&[&x[1..133]], &mut [&mut y], "`x` is to be aligned to 4 bytes");
+    check(&[&x[..132]], &mut [&mut y[..128]], "`y` has 264 bytes, 128 were passed");
+    // As a step in this process fails.
+    let mut failing = plan(true);
+    let Work::Host { run, .. } = &mut failing.steps[3].work else { panic!("the last step is the host's") };
+    *run = Arc::new(|_, _| Err("no".to_owned()));
+    let model = Arc::new(Model::new(failing, codes()).unwrap());
+    let mut context = Context::new(&model, &Threads::new(1).unwrap()).unwrap();
+    let error = context.run(&[&x[..132]], &mut [&mut y]).unwrap_err();
+    assert_eq!(error, RunError::Host { step: "last".to_owned(), why: "no".to_owned() });
+}
+
+#[test]
+fn plans_that_do_not_fit_are_refused() {
+    let refused = |change: fn(&mut Plan)| -> PlanError {
+        let mut plan = plan(false);
+        change(&mut plan);
+        Model::new(plan, codes()).err().expect("it is refused")
+    };
+    fn arguments(plan: &mut Plan, step: usize) -> &mut Vec<Slice> {
+        match &mut plan.steps[step].work {
+            Work::Kernel { arguments, .. } => arguments,
+            Work::Copy { .. } | Work::Host { .. } => panic!("a kernel"),
+        }
+    }
+    let check = |change: fn(&mut Plan), expected: &str| assert_eq!(refused(change).to_string(), expected);
+    check(|plan| plan.steps[0].work = kernel(7), "step `half 0` names kernel 7, which is not there");
+    check(|plan| arguments(plan, 0).truncate(2), "step `half 0` passes 2 arguments, its kernel takes 3");
+    check(|plan| arguments(plan, 0)[0].tensor = 99, "step `half 0` names tensor 99, which is not there");
+    check(|plan| arguments(plan, 1)[2].n_bytes -= 4, "step `half 1` passes 128 bytes of `halves` where 132 are taken");
+    check(|plan| arguments(plan, 1)[2].offset += 4, "step `half 1` goes beyond the end of `halves`");
+    check(
+        |plan| arguments(plan, 0)[2].offset = 2,
+        "step `half 0` passes a part of `halves` that is not aligned to 4 bytes",
+    );
+    check(
+        |plan| arguments(plan, 0)[2] = arguments(plan, 0)[0],
+        "step `half 0` writes to `x`, which is an input or a constant",
+    );
+    check(
+        |plan| plan.tensors[3].place = Place::Arena(64),
+        "step `triple` writes to `tripled`, which overlaps `halves`",
+    );
+    check(
+        |plan| arguments(plan, 0)[1] = arguments(plan, 0)[0],
+        "step `half 0` prepares constants with `x`, which is none",
+    );
+    check(
+        |plan| {
+            plan.tensor("z", DType::F32, &[1], Place::Input(2));
+        },
+        "`z` is input or output 2, but one before it is missing or of another size",
+    );
+}
+
+fn kernel(kernel: usize) -> Work {
+    Work::Kernel { kernel, arguments: vec![], kept: vec![], parts: vec![Part::Body], all_threads: true }
+}
+
+#[test]
+fn a_step_may_write_what_it_reads() {
+    let mut plan = Plan::default();
+    let x = plan.tensor("x", DType::F32, &[66], Place::Input(0));
+    let y = plan.tensor("y", DType::F32, &[66], Place::Output(0));
+    let (from, to) = (plan.whole(x), plan.whole(y));
+    plan.steps.push(Step { name: "copy".to_owned(), work: Work::Copy { from, to } });
+    let arguments = vec![to, to];
+    let work = Work::Kernel { kernel: 1, arguments, kept: vec![], parts: vec![Part::Body], all_threads: true };
+    plan.steps.push(Step { name: "in place".to_owned(), work });
+    let model = Arc::new(Model::new(plan, codes()).unwrap());
+    let (x, mut y) = (vec![2.0; 66], vec![0; 66 * 4]);
+    Context::new(&model, &Threads::new(1).unwrap()).unwrap().run(&[&bytes(&x)], &mut [&mut y]).unwrap();
+    assert_eq!(floats(&y), vec![6.0; 66]);
+}
