@@ -37,7 +37,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use tilewright_device::data::Data;
 use tilewright_device::device::Round;
-use tilewright_ir::op::Workload;
+use tilewright_ir::op::{Structure, Workload};
 
 use child::Child;
 use problem::{Kernel, Problem};
@@ -210,6 +210,9 @@ impl PeerSpec {
 
     /// The workload as this peer knows it.
     fn problem(&self, workload: &Workload) -> Result<Problem, Unavailable> {
+        if matches!(workload.structure(), Structure::Nest(_)) {
+            return Err(Unavailable::Unsupported { reason: "it computes no programs".to_owned() });
+        }
         let problem = Problem::of(workload);
         let class = match problem.kernel {
             Kernel::Matmul(_) => Class::Matmul,

@@ -7,6 +7,7 @@ mod skip_zeros;
 mod specialize_tails;
 mod unroll;
 
+pub(crate) use simplify::simplify_block;
 pub use unroll::leaves;
 
 use crate::index::Ranges;

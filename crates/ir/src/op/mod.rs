@@ -10,6 +10,7 @@ mod dense;
 mod depthwise_conv2d;
 mod epilogue;
 mod matmul;
+mod nest;
 mod structure;
 mod window;
 mod workload;
@@ -17,6 +18,7 @@ mod workload;
 pub use alias::ALIASES;
 pub use builder::{Axes, ProgramBuilder, StageSpec};
 pub use epilogue::{Epilogue, FUNCTIONS, Function, FunctionSpec, Operand};
+pub use nest::{NEST, Nest, NestError};
 pub use structure::{Axis, Contraction, Factor, Structure, Window};
 pub(crate) use window::unpad;
 pub use workload::{Layout, Workload, WorkloadError};
@@ -106,4 +108,5 @@ pub const OPS: &[Operator] = &[
     conv2d::CONV2D,
     depthwise_conv2d::DEPTHWISE_CONV2D,
     conv2d_transpose::CONV2D_TRANSPOSE,
+    nest::NEST,
 ];

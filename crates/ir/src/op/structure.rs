@@ -1,18 +1,21 @@
 //! The structure of operators: what templates and other libraries need to know of one, said by the operator
 //! itself.
 
-use super::Workload;
+use super::{Nest, Workload};
 use crate::program::Program;
+use std::sync::Arc;
 
 /// What an operator computes ahead of its epilogue: sizes, and the names of buffers and loops in its program.
 ///
 /// Whoever schedules an operator or hands it to a library reads this, and never the operator's name.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum Structure {
     /// A product of matrices, perhaps of many.
     Contraction(Contraction),
     /// A filter that moves over images.
     Window(Window),
+    /// A program of its own.
+    Nest(Arc<Nest>),
 }
 
 impl Structure {
@@ -21,11 +24,12 @@ impl Structure {
         match self {
             Structure::Contraction(contraction) => contraction.program(w),
             Structure::Window(window) => window.program(w),
+            Structure::Nest(nest) => nest.program().clone(),
         }
     }
 
     /// Floating-point operations of one run: twice the multiply-accumulates, those with padding included and
-    /// the epilogue's operations not.
+    /// the epilogue's operations not. Of a nest those of all its iterations, at least one each.
     pub fn flops(&self) -> f64 {
         match self {
             Structure::Contraction(c) => {
@@ -37,15 +41,18 @@ impl Structure {
                 let met = w.axes.iter().map(|a| (if w.transposed { a.input } else { a.output } * a.filter) as f64);
                 2.0 * w.n as f64 * w.k as f64 * (w.c / w.groups) as f64 * met.product::<f64>()
             }
+            Structure::Nest(nest) => nest.flops(),
         }
     }
 
     /// Which share of these operations have two factors: the others meet padding, which a kernel may know to
-    /// be zero.
+    /// be zero. Of a nest none is known that no kernel can do without.
     pub fn share_inside(&self) -> f64 {
         match self {
             Structure::Contraction(_) => 1.0,
             Structure::Window(w) => w.share_inside(),
+            // What iterations have in common a schedule computes once.
+            Structure::Nest(_) => 0.0,
         }
     }
 
@@ -54,6 +61,7 @@ impl Structure {
         match self {
             Structure::Contraction(c) => c.batch.into_iter().chain([c.m, c.n]).collect(),
             Structure::Window(w) => vec![w.n, w.k, w.axes[0].output, w.axes[1].output],
+            Structure::Nest(nest) => nest.output().shape.clone(),
         }
     }
 
@@ -62,6 +70,7 @@ impl Structure {
         match self {
             Structure::Contraction(c) => usize::from(c.batch.is_some()) + 1,
             Structure::Window(_) => 1,
+            Structure::Nest(nest) => nest.output().shape.len().saturating_sub(1),
         }
     }
 }

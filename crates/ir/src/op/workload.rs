@@ -2,10 +2,11 @@
 
 use super::alias::{set_of, sets};
 use super::builder::kept;
-use super::{ALIASES, Epilogue, OPS, Operand, Operator, ProgramBuilder, Structure};
+use super::{ALIASES, Epilogue, NEST, Nest, NestError, OPS, Operand, Operator, ProgramBuilder, Structure};
 use crate::dtype::DType;
 use crate::program::Program;
 use std::fmt;
+use std::sync::Arc;
 
 /// Largest size of all buffers of a workload together, in bytes: what 47-bit user addresses can hold.
 const MOST_BYTES: u64 = 1 << 46;
@@ -39,6 +40,8 @@ pub struct Workload {
     /// Whether algorithms that round more than the operator as written, such as Winograd's, are kept out. Where there
     /// are none, it says nothing, and is left out of the text.
     pub exact: bool,
+    /// The program of a workload that is one of its own.
+    pub(super) nest: Option<Arc<Nest>>,
 }
 
 impl PartialEq for Workload {
@@ -48,6 +51,7 @@ impl PartialEq for Workload {
             && (self.dtype, self.layout, self.is_exact()) == (other.dtype, other.layout, other.is_exact())
             && self.constants == other.constants
             && self.epilogue == other.epilogue
+            && self.nest == other.nest
     }
 }
 
@@ -152,6 +156,9 @@ pub enum WorkloadError {
     /// The buffers together are larger than memory can be.
     #[error("the tensors of `{0}` do not fit into any memory; give smaller sizes")]
     TooLarge(String),
+    /// A program that is no nest.
+    #[error("a nest is some stages of loops around one assignment each, from inputs to one output; {0}")]
+    Nest(NestError),
 }
 
 /// Attributes as given.
@@ -269,6 +276,9 @@ impl Workload {
         let (head, rest) = text.split_once(':').unwrap_or((text, ""));
         let alias = ALIASES.iter().find(|(alias, _)| *alias == head).map(|(_, full)| *full);
         let (name, base) = alias.map_or((head, ""), |full| full.split_once(':').unwrap_or((full, "")));
+        if name == NEST.name {
+            return Workload::of_nest_text(rest);
+        }
         let operator = OPS.iter().find(|op| op.name == name).ok_or_else(|| WorkloadError::Unknown {
             given: brief(text),
             operators: OPS.iter().map(|op| op.name).collect::<Vec<_>>().join(", "),
@@ -281,8 +291,12 @@ impl Workload {
     /// An operator with these sizes, by their names; the others have their defaults.
     ///
     /// # Errors
-    /// [`WorkloadError`] for a size that the operator does not have or accept, or that is missing.
+    /// [`WorkloadError`] for a size that the operator does not have or accept, or that is missing, and for a
+    /// nest, which [`Workload::nest`] makes.
     pub fn new(operator: &'static Operator, sizes: &[(&str, i64)]) -> Result<Workload, WorkloadError> {
+        if *operator == NEST {
+            return Workload::of_nest_text("");
+        }
         let mut given = Given::nothing(operator);
         for &(name, n) in sizes {
             let at = operator.sizes.iter().position(|size| size.name == name);
@@ -306,17 +320,31 @@ impl Workload {
             let missing = WorkloadError::Missing { operator: operator.name, key: size.name, text: size.text };
             given.or(size.default).ok_or(missing)
         });
+        let sizes = sizes.collect::<Result<_, _>>()?;
         let workload = Workload {
-            operator,
-            sizes: sizes.collect::<Result<_, _>>()?,
-            dtype: given.dtype.unwrap_or(DType::F32),
-            constants: Vec::new(),
             layout: given.layout.unwrap_or_default(),
             epilogue: given.epilogue.unwrap_or_default(),
             exact: given.exact.unwrap_or(false),
+            ..Workload::plain(operator, sizes, given.dtype.unwrap_or(DType::F32))
         };
         (operator.check)(&workload)?;
         workload.with_constants(given.constants.unwrap_or_default())?.checked()
+    }
+
+    /// A program of its own.
+    pub(super) fn of_program(
+        operator: &'static Operator,
+        dtype: DType,
+        constants: Vec<String>,
+        nest: Arc<Nest>,
+    ) -> Result<Workload, WorkloadError> {
+        Workload { constants, nest: Some(nest), ..Workload::plain(operator, Vec::new(), dtype) }.checked()
+    }
+
+    /// An operator with nothing besides its sizes.
+    fn plain(operator: &'static Operator, sizes: Vec<i64>, dtype: DType) -> Workload {
+        let (constants, layout, epilogue) = (Vec::new(), Layout::default(), Vec::new());
+        Workload { operator, sizes, dtype, constants, layout, epilogue, exact: false, nest: None }
     }
 
     /// The workload, where its tensors fit into memory.
@@ -324,7 +352,7 @@ impl Workload {
         let bytes = self.program().buffers.iter().try_fold(0u64, |sum, b| sum.checked_add(b.size_bytes()?));
         match bytes {
             Some(bytes) if bytes <= MOST_BYTES => Ok(self),
-            _ => Err(WorkloadError::TooLarge(self.to_string())),
+            _ => Err(WorkloadError::TooLarge(self.label())),
         }
     }
 
@@ -372,6 +400,9 @@ impl Workload {
     /// # Errors
     /// [`WorkloadError::Value`] for what is no input that may be constant.
     pub fn with_constants(self, constants: Vec<String>) -> Result<Workload, WorkloadError> {
+        if self.nest.is_some() && constants == self.constants {
+            return Ok(self);
+        }
         let known = self.possible_constants();
         match constants.iter().find(|name| !known.contains(name)) {
             Some(unknown) => Err(WorkloadError::Value {
@@ -411,13 +442,19 @@ impl Workload {
     /// # Errors
     /// [`WorkloadError`] where it has too many operations, or its tensors do not fit into memory.
     pub fn with_epilogue(self, epilogue: Vec<Epilogue>) -> Result<Workload, WorkloadError> {
-        if let Err(expected) = Epilogue::check_list(&epilogue) {
+        let checked = match self.nest.is_some() && !epilogue.is_empty() {
+            true => Err("none: the program of a nest has it".to_owned()),
+            false => Epilogue::check_list(&epilogue),
+        };
+        if let Err(expected) = checked {
             let value = brief(&Epilogue::list_to_string(&epilogue));
             return Err(WorkloadError::Value { key: "epilogue".to_owned(), value, expected });
         }
         let mut workload = Workload { epilogue, ..self };
-        let known = workload.possible_constants();
-        workload.constants.retain(|name| known.contains(name));
+        if workload.nest.is_none() {
+            let known = workload.possible_constants();
+            workload.constants.retain(|name| known.contains(name));
+        }
         workload.checked()
     }
 
@@ -464,6 +501,11 @@ impl Workload {
         (self.operator.structure)(self)
     }
 
+    /// What people read in place of the text: the text, or where that is a program a few words on it.
+    pub fn label(&self) -> String {
+        self.nest.as_ref().map_or_else(|| self.to_string(), |nest| nest.label())
+    }
+
     /// The untransformed program.
     pub fn program(&self) -> Program {
         self.structure().program(self)
@@ -490,6 +532,9 @@ impl Workload {
 /// The canonical text, with shorthands where they say all and defaults left out.
 impl fmt::Display for Workload {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(nest) = &self.nest {
+            return write!(f, "{}:{}", self.operator.name, nest.text());
+        }
         let mut pairs = Vec::new();
         let sizes: Vec<_> = self.operator.sizes.iter().zip(&self.sizes).collect();
         // Neighbours with the same shorthand come together; a size without one comes alone.

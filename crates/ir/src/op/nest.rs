@@ -1,0 +1,539 @@
+//! Nests: a workload that is a program of its own, such as a chain of functions, a pooling or a softmax.
+//!
+//! Whatever computes the same has the same text: names say only in which order buffers and loops come, loops
+//! and dimensions of one element are left out, and loops that walk neighbouring dimensions alike everywhere are
+//! one.
+
+use super::{Operator, Structure, Workload, WorkloadError};
+use crate::expr::{Cond, Expr, Node};
+use crate::index::{Atom, Index, Ranges};
+use crate::lower::simplify_block;
+use crate::program::{Buffer, BufferId, Loop, LoopId, LoopKind, Program, Role, Scope, Stmt};
+use crate::text::{ParseError, parse};
+use crate::verify::{Unproven, VerifyError, check};
+use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
+
+/// A program of its own.
+pub const NEST: Operator = Operator {
+    name: "nest",
+    text: "what the program behind the colon computes: some stages of loops around one assignment each",
+    sizes: &[],
+    constants: &[],
+    has_layout: false,
+    has_inexact: |_| false,
+    check: |_| Ok(()),
+    structure: |w| Structure::Nest(w.nest.clone().expect("a workload of this operator has its program")),
+};
+
+/// The name of the program of every nest, which says nothing.
+const NAME: &str = "nest";
+
+/// Why a program is no nest. The fault of whoever made it.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NestError {
+    /// The text is none of a program.
+    #[error("{0}")]
+    Text(#[from] ParseError),
+    /// The program breaks a rule of all programs.
+    #[error("{0}")]
+    Invalid(#[from] VerifyError),
+    /// It may read or write outside a buffer.
+    #[error("{0}")]
+    Unproven(Unproven),
+    /// There is not one output.
+    #[error("it has {0} outputs instead of one")]
+    Outputs(usize),
+    /// A buffer that lives between the parts, or in registers.
+    #[error("buffer {0} is neither input, output nor temporary in global memory")]
+    Buffer(String),
+    /// It has a part besides the body.
+    #[error("it has more than one part")]
+    Parts,
+    /// A statement that is no stage.
+    #[error("a statement is no nest of serial loops of constant extent around one assignment")]
+    Form,
+    /// A reduction that does not start where its loops do.
+    #[error("the reduction into {0} does not start where all of its loops do, and nowhere else")]
+    Start(String),
+    /// A stage that reads what it writes.
+    #[error("the stage of {0} reads it")]
+    ReadsItself(String),
+}
+
+/// A program of some stages in a form that all programs of the same computation share.
+#[derive(Debug)]
+pub struct Nest {
+    program: Program,
+    text: String,
+}
+
+impl PartialEq for Nest {
+    fn eq(&self, other: &Nest) -> bool {
+        self.text == other.text
+    }
+}
+
+impl Nest {
+    /// The nest that a program is.
+    pub(super) fn new(program: Program) -> Result<Nest, NestError> {
+        if let Some(unproven) = check(&program)?.into_iter().next() {
+            return Err(NestError::Unproven(unproven));
+        }
+        let program = canonical(program)?;
+        debug_assert!(check(&program).is_ok(), "a nest stays valid\n{program}");
+        let text = compact(&program);
+        Ok(Nest { program, text })
+    }
+
+    /// Reads the text of a nest.
+    pub(super) fn parse(text: &str) -> Result<Nest, NestError> {
+        Nest::new(parse(&format!("program \"{NAME}\" {text}"))?)
+    }
+
+    /// Its program, untransformed.
+    pub fn program(&self) -> &Program {
+        &self.program
+    }
+
+    /// Its text: the program's on one line, without its name.
+    pub fn text(&self) -> &str {
+        &self.text
+    }
+
+    /// A word for what it does: `copy` where values only move, `map` where each is computed by itself, `reduce`
+    /// where each combines others, `normalize` where what others are combined to goes into each.
+    pub fn kind(&self) -> &'static str {
+        let (mut reduces, mut ends_so, mut computes) = (false, false, false);
+        for leaf in leaves(&self.program) {
+            ends_so = matches!(leaf, Stmt::Update { .. });
+            reduces |= ends_so;
+            computes |= n_operations(leaf) > 0.0;
+        }
+        match (ends_so, reduces, computes) {
+            (true, ..) => "reduce",
+            (false, true, _) => "normalize",
+            (false, false, true) => "map",
+            (false, false, false) => "copy",
+        }
+    }
+
+    /// The output.
+    pub fn output(&self) -> &Buffer {
+        let outputs = self.program.buffers.iter().find(|b| b.role == Role::Output);
+        outputs.expect("a nest has an output")
+    }
+
+    /// Operations on numbers of one run, where each element that is written counts for one at least.
+    pub(super) fn flops(&self) -> f64 {
+        fn of(stmt: &Stmt) -> f64 {
+            match stmt {
+                Stmt::For(l) => l.extent.as_const().unwrap_or(0) as f64 * l.body.iter().map(of).sum::<f64>(),
+                leaf => n_operations(leaf).max(1.0),
+            }
+        }
+        self.program.body.iter().filter(|s| !matches!(s, Stmt::Alloc(_))).map(of).sum()
+    }
+
+    /// The nest in a few words: its kind, what it yields, and digits that tell it from others of that.
+    pub(super) fn label(&self) -> String {
+        let Buffer { dtype, shape, .. } = self.output();
+        let shape: Vec<String> = shape.iter().map(i64::to_string).collect();
+        // FNV-1a.
+        let mix = |h: u32, b: u8| (h ^ u32::from(b)).wrapping_mul(0x0100_0193);
+        let digits = self.text.bytes().fold(0x811c_9dc5, mix);
+        format!("nest:{} {}[{}] #{digits:08x}", self.kind(), dtype.name(), shape.join(","))
+    }
+}
+
+impl Workload {
+    /// The workload that a program is: its stages are nests of serial loops of constant extent around one
+    /// assignment each, from inputs over temporaries to one output.
+    ///
+    /// Arguments keep their order and their bytes; names go, and dimensions that are walked as one become one,
+    /// so that programs which compute the same are one workload.
+    ///
+    /// # Errors
+    /// [`WorkloadError::Nest`] says what the program is instead, [`WorkloadError::TooLarge`] that it fits into no
+    /// memory.
+    pub fn nest(program: Program) -> Result<Workload, WorkloadError> {
+        Nest::new(program).map_err(WorkloadError::Nest).and_then(Workload::of_nest)
+    }
+
+    pub(super) fn of_nest_text(text: &str) -> Result<Workload, WorkloadError> {
+        Nest::parse(text).map_err(WorkloadError::Nest).and_then(Workload::of_nest)
+    }
+
+    fn of_nest(nest: Nest) -> Result<Workload, WorkloadError> {
+        let constants = nest.program.buffers.iter().filter(|b| b.role == Role::ConstInput);
+        let constants = constants.map(|b| b.name.to_lowercase()).collect();
+        let dtype = nest.output().dtype;
+        Workload::of_program(&NEST, dtype, constants, Arc::new(nest))
+    }
+}
+
+/// The assignments of a nest's stages.
+fn leaves(program: &Program) -> impl Iterator<Item = &Stmt> {
+    program.body.iter().filter(|s| !matches!(s, Stmt::Alloc(_))).map(|s| {
+        let mut leaf = s;
+        while let Stmt::For(l) = leaf {
+            leaf = &l.body[0];
+        }
+        leaf
+    })
+}
+
+/// Operations of one iteration.
+fn n_operations(leaf: &Stmt) -> f64 {
+    let mut n = f64::from(u8::from(matches!(leaf, Stmt::Update { .. })));
+    let value = match leaf {
+        Stmt::Store { value, .. } | Stmt::Update { value, .. } => value,
+        _ => return n,
+    };
+    Node::Expr(value)
+        .walk(&mut |node| n += f64::from(u8::from(matches!(node, Node::Expr(Expr::Unary(..) | Expr::Binary(..))))));
+    n
+}
+
+/// The text of a program without its name, on one line, with white space only where words would run together.
+fn compact(program: &Program) -> String {
+    let text = program.to_string();
+    let (_, rest) = text.split_once('\n').expect("the first line is the program's name");
+    let is_word = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '.';
+    let mut out = String::with_capacity(rest.len());
+    let mut space = false;
+    for c in rest.chars() {
+        if c.is_whitespace() {
+            space = true;
+            continue;
+        }
+        if space && is_word(c) && out.chars().next_back().is_some_and(is_word) {
+            out.push(' ');
+        }
+        space = false;
+        out.push(c);
+    }
+    out
+}
+
+/// A stage: serial loops around one assignment.
+struct Stage {
+    loops: Vec<(LoopId, i64)>,
+    leaf: Stmt,
+}
+
+impl Stage {
+    fn of(mut stmt: Stmt) -> Option<Stage> {
+        let mut loops = Vec::new();
+        loop {
+            match stmt {
+                Stmt::For(Loop { var, extent, kind: LoopKind::Serial, mut body }) if body.len() == 1 => {
+                    loops.push((var, extent.as_const()?));
+                    stmt = body.pop().expect("the body has one statement");
+                }
+                leaf @ (Stmt::Store { .. } | Stmt::Update { .. }) => return Some(Stage { loops, leaf }),
+                _ => return None,
+            }
+        }
+    }
+
+    fn stmt(self) -> Stmt {
+        let nest = |body, (var, extent): (LoopId, i64)| {
+            Stmt::For(Loop { var, extent: extent.into(), kind: LoopKind::Serial, body: vec![body] })
+        };
+        self.loops.into_iter().rev().fold(self.leaf, nest)
+    }
+
+    fn written(&self) -> (BufferId, &[Index]) {
+        self.leaf.own_write().expect("a stage is an assignment")
+    }
+
+    /// The loops over what each element combines.
+    fn reduction(&self) -> Vec<LoopId> {
+        let (_, index) = self.written();
+        self.loops.iter().map(|l| l.0).filter(|v| !index.iter().any(|i| i.uses(*v))).collect()
+    }
+
+    /// Where a reduction starts: at the first iteration of each of its loops.
+    fn start(&self) -> Cond {
+        self.reduction().into_iter().fold(Cond::True, |c, v| c.and(Cond::Eq(v.into(), 0.into())))
+    }
+
+    /// Every subscript list of the stage: reads, and the write.
+    fn accesses(&self) -> Vec<(BufferId, Vec<Index>)> {
+        let mut all = Vec::new();
+        self.leaf.own_nodes().for_each(|node| node.for_each_load(&mut |b, index| all.push((b, index.to_vec()))));
+        let (b, index) = self.written();
+        all.push((b, index.to_vec()));
+        all
+    }
+}
+
+/// The form that all programs of a computation share.
+fn canonical(mut program: Program) -> Result<Program, NestError> {
+    if !program.prepare.is_empty() || !program.finish.is_empty() {
+        return Err(NestError::Parts);
+    }
+    let is_foreign = |b: &&Buffer| b.role == Role::Kept || b.scope != Scope::Global;
+    if let Some(buffer) = program.buffers.iter().find(is_foreign) {
+        return Err(NestError::Buffer(buffer.name.clone()));
+    }
+    match program.buffers.iter().filter(|b| b.role == Role::Output).count() {
+        1 => {}
+        n => return Err(NestError::Outputs(n)),
+    }
+    let body = simplify_block(std::mem::take(&mut program.body), &mut Ranges::default());
+    let mut stages: Vec<Stage> = Vec::new();
+    for stmt in body {
+        if matches!(stmt, Stmt::Alloc(_)) {
+            continue;
+        }
+        let stage = Stage::of(stmt).ok_or(NestError::Form)?;
+        let written = stage.written().0;
+        let name = || program.buffer(written).name.clone();
+        if let Stmt::Update { first, .. } = &stage.leaf {
+            let (mut parts, mut wanted) = (BTreeSet::new(), BTreeSet::new());
+            if !zeros(first, &mut parts) {
+                return Err(NestError::Start(name()));
+            }
+            wanted.extend(stage.reduction());
+            if parts != wanted {
+                return Err(NestError::Start(name()));
+            }
+        }
+        if stage.accesses().iter().filter(|(b, _)| *b == written).count() > 1 {
+            return Err(NestError::ReadsItself(name()));
+        }
+        stages.push(stage);
+    }
+    if stages.is_empty() {
+        return Err(NestError::Form);
+    }
+    drop_units(&mut program.buffers, &mut stages);
+    while join(&mut program.buffers, &mut stages) {}
+    Ok(renumbered(program, stages))
+}
+
+/// Gathers the variables of a conjunction of `v == 0`; whether it is one.
+fn zeros(cond: &Cond, vars: &mut BTreeSet<LoopId>) -> bool {
+    match cond {
+        Cond::True => true,
+        Cond::And(a, b) => zeros(a, vars) && zeros(b, vars),
+        Cond::Eq(a, b) => match (a.sub(b).terms(), a.sub(b).constant()) {
+            ([(Atom::Var(v), 1 | -1)], 0) => {
+                vars.insert(*v);
+                true
+            }
+            _ => false,
+        },
+        Cond::Lt(..) | Cond::Less(..) | Cond::Not(_) => false,
+    }
+}
+
+/// Takes dimensions of one element off buffers, but for the last one of a buffer.
+fn drop_units(buffers: &mut [Buffer], stages: &mut [Stage]) {
+    let kept: Vec<Vec<usize>> = buffers
+        .iter()
+        .map(|b| {
+            let long: Vec<usize> = (0..b.shape.len()).filter(|d| b.shape[*d] != 1).collect();
+            if long.is_empty() { Vec::from_iter((!b.shape.is_empty()).then_some(0)) } else { long }
+        })
+        .collect();
+    map_subscripts(stages, &mut |b, index| {
+        // Nothing but the first element is there.
+        let of = |d: &usize| if buffers[b.0 as usize].shape[*d] == 1 { Index::from(0) } else { index[*d].clone() };
+        kept[b.0 as usize].iter().map(of).collect()
+    });
+    for (buffer, kept) in buffers.iter_mut().zip(&kept) {
+        buffer.shape = kept.iter().map(|d| buffer.shape[*d]).collect();
+    }
+}
+
+fn map_subscripts(stages: &mut [Stage], f: &mut dyn FnMut(BufferId, &[Index]) -> Vec<Index>) {
+    fn expr(e: &Expr, f: &mut dyn FnMut(BufferId, &[Index]) -> Vec<Index>) -> Expr {
+        e.map_loads(&mut |b, index| Some(Expr::Load(b, f(b, index))))
+    }
+    for stage in stages {
+        match &mut stage.leaf {
+            Stmt::Store { buffer, index, value } | Stmt::Update { buffer, index, value, .. } => {
+                *value = expr(value, f);
+                *index = f(*buffer, index);
+            }
+            _ => unreachable!("a stage is an assignment"),
+        }
+    }
+}
+
+/// A pair of loops of a stage that may be one: stage, outer and inner variable, inner extent.
+type Pair = (usize, LoopId, LoopId, i64);
+
+/// Joins a pair of loops, and those that must follow as they walk the same dimensions; false where there is none.
+fn join(buffers: &mut [Buffer], stages: &mut [Stage]) -> bool {
+    let mut pairs: Vec<Pair> = Vec::new();
+    for (at, stage) in stages.iter().enumerate() {
+        let reduction = stage.reduction();
+        for pair in stage.loops.windows(2) {
+            let ((u, _), (v, n)) = (pair[0], pair[1]);
+            if reduction.contains(&u) == reduction.contains(&v) && places(buffers, stage, u, v, n).is_some() {
+                pairs.push((at, u, v, n));
+            }
+        }
+    }
+    // The dimensions that each pair walks must be walked by a pair in every access.
+    loop {
+        let mut joined: HashMap<(BufferId, usize), usize> = HashMap::new();
+        for (at, u, v, n) in &pairs {
+            for place in places(buffers, &stages[*at], *u, *v, *n).expect("a pair has been found to have places") {
+                *joined.entry(place).or_default() += 1;
+            }
+        }
+        let mut n_accesses: HashMap<BufferId, usize> = HashMap::new();
+        stages.iter().flat_map(Stage::accesses).for_each(|(b, _)| *n_accesses.entry(b).or_default() += 1);
+        let before = pairs.len();
+        pairs.retain(|(at, u, v, n)| {
+            let places = places(buffers, &stages[*at], *u, *v, *n).expect("a pair has been found to have places");
+            places.iter().all(|place| joined[place] == n_accesses[&place.0])
+        });
+        if pairs.len() == before {
+            break;
+        }
+    }
+    // One of them with all that share dimensions with it.
+    for start in &pairs {
+        let mut chosen = vec![*start];
+        let mut dims: BTreeSet<(BufferId, usize)> = BTreeSet::new();
+        loop {
+            for (at, u, v, n) in &chosen {
+                dims.extend(places(buffers, &stages[*at], *u, *v, *n).into_iter().flatten());
+            }
+            let shares = |(at, u, v, n): &Pair| {
+                places(buffers, &stages[*at], *u, *v, *n).into_iter().flatten().any(|place| dims.contains(&place))
+            };
+            let more: Vec<Pair> = pairs.iter().filter(|p| !chosen.contains(p) && shares(p)).copied().collect();
+            if more.is_empty() {
+                break;
+            }
+            chosen.extend(more);
+        }
+        let overlaps = |(at, u, v, _): &Pair| {
+            chosen.iter().any(|(other, x, y, _)| at == other && (u, v) != (x, y) && (u == y || v == x))
+        };
+        let neighbours = |(b, d): &(BufferId, usize)| dims.contains(&(*b, d + 1));
+        if chosen.iter().any(overlaps) || dims.iter().any(neighbours) {
+            continue;
+        }
+        let dims: Vec<(BufferId, usize)> = dims.into_iter().collect();
+        map_subscripts(stages, &mut |b, index| {
+            let merged = |d: usize| dims.contains(&(b, d));
+            let keep = (0..index.len()).filter(|d| *d == 0 || !merged(d - 1));
+            keep.map(|d| index[d].clone()).collect()
+        });
+        for (b, d) in dims.iter().rev() {
+            let shape = &mut buffers[b.0 as usize].shape;
+            shape[*d] *= shape.remove(d + 1);
+        }
+        for (at, u, v, n) in chosen {
+            let loops = &mut stages[at].loops;
+            loops.retain(|(var, _)| *var != v);
+            loops.iter_mut().filter(|(var, _)| *var == u).for_each(|(_, extent)| *extent *= n);
+        }
+        return true;
+    }
+    false
+}
+
+/// For each access of a stage that the pair of loops walks, the buffer and the first of the two dimensions; `None`
+/// where something keeps the pair from being one loop.
+fn places(buffers: &[Buffer], stage: &Stage, u: LoopId, v: LoopId, n: i64) -> Option<Vec<(BufferId, usize)>> {
+    let uses = |i: &Index| i.uses(u) || i.uses(v);
+    let mut places = Vec::new();
+    for (b, index) in stage.accesses() {
+        let used: Vec<usize> = (0..index.len()).filter(|d| uses(&index[*d])).collect();
+        match used[..] {
+            [] => {}
+            [d, e] if e == d + 1 && index[d] == u.into() && index[e] == v.into() => {
+                if buffers[b.0 as usize].shape[e] != n {
+                    return None;
+                }
+                places.push((b, d));
+            }
+            _ => return None,
+        }
+    }
+    // Whatever else the value is made of.
+    let mut is_used = false;
+    let value = match &stage.leaf {
+        Stmt::Store { value, .. } | Stmt::Update { value, .. } => value,
+        _ => unreachable!("a stage is an assignment"),
+    };
+    Node::Expr(value).walk(&mut |node| match node {
+        Node::Expr(Expr::FromIndex(i)) => is_used |= uses(i),
+        Node::Cond(Cond::Lt(a, b) | Cond::Eq(a, b)) => is_used |= uses(a) || uses(b),
+        Node::Expr(_) | Node::Cond(_) => {}
+    });
+    (!is_used && !places.is_empty()).then_some(places)
+}
+
+/// The program of stages: arguments first, then temporaries as they are written, loops as they come, each with a
+/// name that says its number.
+fn renumbered(program: Program, stages: Vec<Stage>) -> Program {
+    let mut order: Vec<BufferId> = program.arguments().map(|(id, _)| id).collect();
+    for stage in &stages {
+        for (b, _) in stage.accesses() {
+            if !order.contains(&b) {
+                order.push(b);
+            }
+        }
+    }
+    let mut out = Program { name: NAME.to_owned(), ..Program::default() };
+    let (mut n_inputs, mut n_temporaries) = (0, 0);
+    for id in &order {
+        let buffer = program.buffer(*id).clone();
+        let name = match buffer.role {
+            Role::Output => "y".to_owned(),
+            Role::Temporary => {
+                n_temporaries += 1;
+                format!("t{}", n_temporaries - 1)
+            }
+            Role::Input | Role::ConstInput | Role::Kept => {
+                n_inputs += 1;
+                format!("x{}", n_inputs - 1)
+            }
+        };
+        out.add_buffer(Buffer { name, ..buffer });
+    }
+    let number = |b: BufferId| BufferId(order.iter().position(|o| *o == b).expect("every buffer has a place") as u32);
+    let mut allocated = BTreeSet::new();
+    for mut stage in stages {
+        let start = stage.start();
+        let vars: Vec<(LoopId, LoopId)> =
+            stage.loops.iter().map(|(v, _)| (*v, out.add_loop(format!("i{}", out.loops.len())))).collect();
+        let renamed = |v: LoopId| vars.iter().find(|(old, _)| *old == v).map(|(_, new)| *new);
+        let index = |i: &Index| {
+            i.rewrite(&mut |atom| match atom {
+                Atom::Var(v) => renamed(*v).map(Index::from),
+                _ => None,
+            })
+        };
+        if let Stmt::Update { first, .. } = &mut stage.leaf {
+            *first = start;
+        }
+        let leaf = stage.leaf.map_index(&mut |i| index(i));
+        let loads = |value: &Expr| value.map_loads(&mut |b, index| Some(Expr::Load(number(b), index.to_vec())));
+        let leaf = match leaf {
+            Stmt::Store { buffer, index, value } => Stmt::Store { buffer: number(buffer), index, value: loads(&value) },
+            Stmt::Update { buffer, index, op, value, first } => {
+                Stmt::Update { buffer: number(buffer), index, op, value: loads(&value), first }
+            }
+            _ => unreachable!("a stage is an assignment"),
+        };
+        let loops = stage.loops.iter().map(|(v, n)| (renamed(*v).expect("every loop has a name"), *n)).collect();
+        let stage = Stage { loops, leaf };
+        let written = stage.written().0;
+        if out.buffer(written).role == Role::Temporary && allocated.insert(written) {
+            out.body.push(Stmt::Alloc(written));
+        }
+        out.body.push(stage.stmt());
+    }
+    out
+}
