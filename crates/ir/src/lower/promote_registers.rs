@@ -1,8 +1,8 @@
 //! Puts small temporaries into registers.
 //!
 //! A tile handed from one stage to the next inside the loops over tiles is a temporary in local memory. Where every
-//! subscript is known once loops are unrolled, and vectors are always written and read whole, its elements can be
-//! values, like those of an accumulator.
+//! subscript is known once loops are unrolled, and vectors are always written and read whole, or read in halves, its
+//! elements can be values, like those of an accumulator.
 
 use crate::index::Index;
 use crate::program::{BufferId, LoopId, LoopKind, Program, Role, Scope, Stmt};
@@ -27,7 +27,7 @@ pub fn promote_registers(mut program: Program) -> Program {
         walk.block(part);
     }
     for (id, uses) in walk.uses {
-        if uses.are_whole_vectors() {
+        if uses.are_vectors() {
             program.buffers[id.0 as usize].scope = Scope::Register;
         }
     }
@@ -37,8 +37,10 @@ pub fn promote_registers(mut program: Program) -> Program {
 /// How a temporary is used.
 #[derive(Default)]
 struct Uses {
-    /// First element and number of elements of each access.
-    accesses: Vec<(i64, i64)>,
+    /// First element and number of elements of each write.
+    writes: Vec<(i64, i64)>,
+    /// And of each read.
+    reads: Vec<(i64, i64)>,
     /// Loops around it, where it was last allocated, whose iterations run side by side.
     allocated_in: usize,
     /// Whether some access is at a place known at run time only, or by another thread than the one that allocates it.
@@ -46,11 +48,16 @@ struct Uses {
 }
 
 impl Uses {
-    /// Whether any two accesses are to the same elements or to different ones.
-    fn are_whole_vectors(mut self) -> bool {
-        self.accesses.sort_unstable();
-        self.accesses.dedup();
-        !self.varies && self.accesses.windows(2).all(|w| w[0].0 + w[0].1 <= w[1].0)
+    /// Whether any two writes are to the same elements or to different ones, and every read is of what one of them
+    /// writes, or of half of that.
+    fn are_vectors(mut self) -> bool {
+        self.writes.sort_unstable();
+        self.writes.dedup();
+        let is_one = |&(first, n): &(i64, i64)| {
+            let holds = |w: &&(i64, i64)| w.0 <= first && first + n <= w.0 + w.1;
+            self.writes.iter().find(holds).is_some_and(|w| 2 * n >= w.1)
+        };
+        !self.varies && self.writes.windows(2).all(|w| w[0].0 + w[0].1 <= w[1].0) && self.reads.iter().all(is_one)
     }
 }
 
@@ -76,9 +83,9 @@ impl Walk<'_> {
         {
             uses.allocated_in = self.n_concurrent;
         }
-        stmt.for_each_own_read(&mut |buffer, index| self.access(buffer, index));
+        stmt.for_each_own_read(&mut |buffer, index| self.access(buffer, index, false));
         if let Some((buffer, index)) = stmt.own_write() {
-            self.access(buffer, index);
+            self.access(buffer, index, true);
         }
         let (outer, concurrent) = (self.lanes, self.n_concurrent);
         if let Stmt::For(l) = stmt {
@@ -92,13 +99,15 @@ impl Walk<'_> {
         (self.lanes, self.n_concurrent) = (outer, concurrent);
     }
 
-    fn access(&mut self, buffer: BufferId, index: &[Index]) {
+    fn access(&mut self, buffer: BufferId, index: &[Index], writes: bool) {
         let Some(uses) = self.uses.get_mut(&buffer) else { return };
         let strides = self.program.buffer(buffer).strides();
         let at = index.iter().zip(strides).fold(Index::from(0), |sum, (i, stride)| sum.add(&i.scale(stride)));
         let vector = |(var, n): (LoopId, Option<i64>)| Some((at.sub(&Index::from(var)).as_const()?, n?));
         match at.as_const().map(|first| (first, 1)).or_else(|| self.lanes.and_then(vector)) {
-            Some(access) if uses.allocated_in == self.n_concurrent => uses.accesses.push(access),
+            Some(access) if uses.allocated_in == self.n_concurrent => {
+                if writes { &mut uses.writes } else { &mut uses.reads }.push(access);
+            }
             _ => uses.varies = true,
         }
     }
