@@ -4,6 +4,7 @@ mod algorithm;
 mod conv;
 mod matmul;
 mod model;
+mod nest;
 mod share;
 
 use crate::features::LoopContexts;
@@ -45,6 +46,7 @@ pub const TEMPLATES: &[Template] = &[
     conv::CONV_IM2COL,
     conv::CONV_COL2IM,
     conv::CONV_4_4_4_2_2_2,
+    nest::NEST,
 ];
 
 /// The least floating-point operations by which any template computes a workload: products with padding are
@@ -128,7 +130,7 @@ fn too_large(template: &Template, setting: &Setting, error: SpaceError) -> TaskE
     }
     let sizes: Vec<String> = names.iter().map(|name| format!("{name}={}", workload.size(name))).collect();
     let what = format!("give less than {}", sizes.join(link));
-    TaskError::TooLarge { workload: workload.to_string(), template: template.name, what, error: Box::new(error) }
+    TaskError::TooLarge { workload: workload.label(), template: template.name, what, error: Box::new(error) }
 }
 
 impl Task {
@@ -144,7 +146,7 @@ impl Task {
         };
         let template = *found.ok_or_else(|| TaskError::NoTemplate {
             name: template.unwrap_or("default").chars().take(60).collect(),
-            workload: setting.workload.to_string(),
+            workload: setting.workload.label(),
             known: serving.iter().map(|t| t.name).collect::<Vec<_>>().join(", "),
         })?;
         let space = (template.space)(&setting).map_err(|error| too_large(template, &setting, error))?;

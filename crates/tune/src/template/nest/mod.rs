@@ -1,0 +1,137 @@
+//! The template of nests: rows that threads share, vectors along the output or along what is combined.
+//!
+//! The first guess is to be good by itself: a model that nobody tunes runs it.
+
+mod schedule;
+mod stages;
+
+use super::model::bandwidth;
+use super::{Setting, Template, ceil_div};
+use crate::space::{Config, Parameter, Space, SpaceError};
+use schedule::{Builder, Choices, Lanes};
+use stages::{Group, Stage};
+use tilewright_ir::op::Structure;
+use tilewright_ir::{Program, Role};
+
+/// Any nest.
+pub const NEST: Template = Template {
+    name: "nest",
+    text: "stages by rows or apart, vectors along the output or the reduction, tiles where they cross, threads",
+    serves: |s| matches!(s.workload.structure(), Structure::Nest(_)),
+    space,
+    steps: |s, space, config| Builder::scheduled(s, &Choices::of(space, config)),
+    estimate: Some(estimate),
+};
+
+/// Cycles that it takes to have other threads begin, and to wait for them.
+const START_CYCLES: f64 = 5000.0;
+/// Cycles that a kernel of one thread takes at most for which others are never asked.
+const ALONE_CYCLES: f64 = 4000.0;
+/// Cycles from which on all threads are always asked.
+const SHARED_CYCLES: f64 = 4e6;
+
+/// What is left open depends on what the stages are like.
+fn space(s: &Setting) -> Result<Space, SpaceError> {
+    let (program, _) = Builder::inlined(s);
+    let stages = stages::stages(&program);
+    let groups = stages::groups(&program, &stages, false);
+    let lanes = s.target.lanes(stages::lane_type(&program));
+    let any = |holds: &dyn Fn(&Group) -> bool| groups.iter().any(holds);
+    let mut parameters = vec![Parameter::ordinal("vectors", [1, 2, 4, 8])];
+    if stages.iter().any(|stage| stage.reduces) {
+        parameters.push(Parameter::ordinal("unroll", [1, 4, 16, 64]));
+    }
+    if any(&|g| Lanes::is_choice(&stages, g, g.root, lanes)) {
+        parameters.push(Parameter::categorical("lanes", &["auto", "across", "along"]));
+    }
+    if any(&|g| schedule::crossing(&stages, g, lanes).is_some()) {
+        parameters.push(Parameter::ordinal("tile", [1, 4, 8, 16]));
+    }
+    if any(&|g| !g.attached.is_empty()) {
+        parameters.push(Parameter::categorical("stages", &["rows", "apart"]));
+    }
+    if any(&|g| schedule::borders(&stages, g, lanes).is_some()) {
+        parameters.push(Parameter::categorical("borders", &["peeled", "selected"]));
+    }
+    let alone = cycles(s, &program, &stages, &groups, &Choices::default());
+    if s.n_threads > 1 && alone > ALONE_CYCLES {
+        let shares: &[&str] = if alone > SHARED_CYCLES { &["all"] } else { &["all", "one"] };
+        parameters.push(Parameter::categorical("threads", shares));
+        parameters.push(Parameter::ordinal("pieces", [1, 2, 4, 8]));
+    }
+    Space::new("nest", parameters, Vec::new())
+}
+
+/// Cycles of the busiest thread.
+fn estimate(s: &Setting, space: &Space, config: &Config) -> f64 {
+    let choices = Choices::of(space, config);
+    let (program, _) = Builder::inlined(s);
+    let stages = stages::stages(&program);
+    let groups = stages::groups(&program, &stages, choices.apart);
+    cycles(s, &program, &stages, &groups, &choices)
+}
+
+fn cycles(s: &Setting, program: &Program, stages: &[Stage], groups: &[Group], choices: &Choices) -> f64 {
+    let lanes = s.target.lanes(stages::lane_type(program));
+    let bytes: f64 = program.arguments().filter_map(|(_, b)| b.size_bytes()).map(|n| n as f64).sum();
+    let (mut compute, mut more_bytes, mut n_begins) = (0.0, 0.0, 0.0);
+    for group in groups {
+        let all = group.attached.iter().chain([&group.root]);
+        compute += all.map(|at| stage_cycles(stages, group, *at, lanes, choices)).sum::<f64>();
+        let written = program.buffer(stages[group.root].buffer);
+        if written.role == Role::Temporary {
+            more_bytes += 2.0 * written.size_bytes().unwrap_or(0) as f64;
+        }
+        n_begins += 1.0;
+    }
+    let memory = (bytes + more_bytes) / bandwidth(s, bytes + more_bytes);
+    let cycles = compute.max(memory) + 0.2 * compute.min(memory);
+    if !choices.all_threads || s.n_threads == 1 {
+        return cycles;
+    }
+    let n_threads = s.n_threads as f64;
+    let uneven = 1.0 + 0.5 / choices.pieces as f64;
+    let of_each = compute / n_threads * uneven;
+    let memory = memory / n_threads.min(2.0);
+    of_each.max(memory) + 0.2 * of_each.min(memory) + n_begins * (START_CYCLES + 100.0 * choices.pieces as f64)
+}
+
+/// Cycles of a stage on one core.
+fn stage_cycles(stages: &[Stage], group: &Group, at: usize, lanes: i64, choices: &Choices) -> f64 {
+    let stage = &stages[at];
+    let n = stage.iterations();
+    let of_lanes = Lanes::of(stages, group, at, lanes, choices);
+    let Some(along) = of_lanes.at() else { return n * (stage.cycles + 2.0 + stage.reads.len() as f64) };
+    let extent = stage.loops[along].extent;
+    let vectors = choices.vectors.min(ceil_div(extent, lanes)) as f64;
+    let tile = if at == group.root && schedule::crossing(stages, group, lanes).is_some() { choices.tile } else { 1 };
+    let mut step = stage.cycles;
+    for read in &stage.reads {
+        step += match read.strides[along] {
+            Some(0 | 1) => 0.5,
+            Some(2..=4) if choices.unroll >= 4 || !stage.reduces => 1.5,
+            Some(_) if tile >= 8 => 7.0 * 16.0 / (tile + lanes.min(tile)) as f64,
+            Some(_) if tile >= 4 => 10.0,
+            Some(_) | None => 1.2 * lanes as f64,
+        };
+    }
+    let is_selected = stage.conditions.iter().any(|c| c.iter().any(|i| i.uses(stage.loops[along].var)));
+    if is_selected && choices.selects {
+        step += stage.reads.len() as f64 * lanes as f64;
+    }
+    let n_rest: f64 = n / extent as f64;
+    let n_steps = n_rest * ceil_div(extent, lanes) as f64;
+    match of_lanes {
+        Lanes::Along(_) => {
+            // Sums wait for those before.
+            let step = (step + 0.5).max(4.0 / vectors) + 1.5 / vectors;
+            let n_results: f64 = stage.axes().map(|a| stage.loops[a].extent as f64).product();
+            n_steps * step + n_results * (10.0 + 2.0 * (lanes as f64).log2() + 1.5 * vectors)
+        }
+        _ if stage.reduces => {
+            let unrolled = choices.unroll as f64;
+            n_steps * ((step + 0.5).max(3.0 / vectors) + 2.0 / (vectors * unrolled)) + n_rest * 2.0 / unrolled
+        }
+        _ => n_steps * (step + 1.0 + 1.5 / vectors) + n_rest * 4.0,
+    }
+}

@@ -1,0 +1,577 @@
+//! The schedule of a configuration, step by step on a program at hand, so that what a program does not allow is
+//! left out.
+
+use super::super::step::{
+    accumulate, compute_at, fuse, inline, parallel, peel, reorder, rfactor, split, unroll, vectorize,
+};
+use super::super::{Setting, ceil_div};
+use super::stages::{self, Group, Stage, groups, stages};
+use crate::space::{Config, Space};
+use tilewright_ir::index::Ranges;
+use tilewright_ir::schedule::apply;
+use tilewright_ir::{Index, Program, Step};
+
+/// A configuration, where parameters that a space does not have are what they are by default.
+pub struct Choices {
+    /// Vectors that a loop over lanes takes at a time.
+    pub vectors: i64,
+    /// Iterations of a reduction that are written out.
+    pub unroll: i64,
+    /// Which way lanes go, where both are possible.
+    pub lanes: Option<Way>,
+    /// Elements of a tile across the lanes, where an input crosses the output.
+    pub tile: i64,
+    /// Whether every stage is computed by itself.
+    pub apart: bool,
+    /// Whether conditions on lanes stay.
+    pub selects: bool,
+    /// Whether all threads take part.
+    pub all_threads: bool,
+    /// Pieces that each thread takes.
+    pub pieces: i64,
+}
+
+/// Which way lanes go in a reduction.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Way {
+    /// Each lane is another result.
+    Across,
+    /// Lanes are parts of one result.
+    Along,
+}
+
+impl Default for Choices {
+    fn default() -> Choices {
+        let (vectors, unroll, tile) = (4, 16, 8);
+        Choices { vectors, unroll, lanes: None, tile, apart: false, selects: false, all_threads: false, pieces: 1 }
+    }
+}
+
+impl Choices {
+    /// Those of a configuration.
+    pub fn of(space: &Space, config: &Config) -> Choices {
+        let has = |name: &str| space.names().any(|n| n == name);
+        let int = |name: &str, default: i64| if has(name) { space.int(config, name) } else { default };
+        let is = |name: &str, text: &str| has(name) && space.text(config, name) == text;
+        let default = Choices::default();
+        let lanes = match () {
+            () if is("lanes", "across") => Some(Way::Across),
+            () if is("lanes", "along") => Some(Way::Along),
+            () => None,
+        };
+        Choices {
+            vectors: int("vectors", default.vectors),
+            unroll: int("unroll", default.unroll),
+            lanes,
+            tile: int("tile", default.tile),
+            apart: is("stages", "apart"),
+            selects: is("borders", "selected"),
+            all_threads: is("threads", "all"),
+            pieces: int("pieces", default.pieces),
+        }
+    }
+}
+
+/// The loop of a stage along which the lanes of vectors lie.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Lanes {
+    /// A loop over elements, by its number.
+    Across(usize),
+    /// A loop over what an element combines.
+    Along(usize),
+    /// None: there is but one element.
+    None,
+}
+
+impl Lanes {
+    /// The loop.
+    pub fn at(self) -> Option<usize> {
+        match self {
+            Lanes::Across(at) | Lanes::Along(at) => Some(at),
+            Lanes::None => None,
+        }
+    }
+
+    /// Whether both ways are possible.
+    pub fn is_choice(stages: &[Stage], group: &Group, at: usize, lanes: i64) -> bool {
+        let stage = &stages[at];
+        across(stages, group, at).is_some() && along(stage, lanes).is_some()
+    }
+
+    /// What a stage's lanes lie along.
+    pub fn of(stages: &[Stage], group: &Group, at: usize, lanes: i64, choices: &Choices) -> Lanes {
+        let stage = &stages[at];
+        let chosen = choices.lanes.filter(|_| at == group.root);
+        match (across(stages, group, at), along(stage, lanes)) {
+            (None, None) => Lanes::None,
+            (Some(a), None) => Lanes::Across(a),
+            (None, Some(r)) => Lanes::Along(r),
+            (Some(a), Some(r)) => match chosen {
+                Some(Way::Across) => Lanes::Across(a),
+                Some(Way::Along) => Lanes::Along(r),
+                None if cost(stage, r, lanes) + 8.0 / n_combined(stage) < cost(stage, a, lanes) => Lanes::Along(r),
+                None => Lanes::Across(a),
+            },
+        }
+    }
+}
+
+/// Elements that each result combines.
+fn n_combined(stage: &Stage) -> f64 {
+    stage.reduction().map(|r| stage.loops[r].extent as f64).product()
+}
+
+/// The loop over elements whose lanes are neighbours in what is written, else the last one.
+fn across(stages: &[Stage], group: &Group, at: usize) -> Option<usize> {
+    let stage = &stages[at];
+    let own: Vec<usize> = stage.axes().filter(|a| !group.is_row(at, *a)).collect();
+    own.iter().copied().find(|a| stage.loops[*a].stride == Some(1)).or(own.last().copied())
+}
+
+/// The loop of a reduction that most of what is read lies along.
+fn along(stage: &Stage, lanes: i64) -> Option<usize> {
+    let long = stage.reduction().filter(|r| stage.loops[*r].extent >= 4 && stage.reduces);
+    let best = long.min_by(|a, b| cost(stage, *a, lanes).total_cmp(&cost(stage, *b, lanes)));
+    best.filter(|r| stage.reads.iter().any(|read| read.strides[*r] == Some(1)))
+}
+
+/// Cycles of reading for each element where lanes lie along a loop.
+fn cost(stage: &Stage, at: usize, lanes: i64) -> f64 {
+    let extent = stage.loops[at].extent;
+    let read = |strides: &[Option<i64>]| match strides[at] {
+        Some(0 | 1) => 0.5,
+        Some(2..=4) => 2.0,
+        _ => lanes as f64,
+    };
+    let step: f64 = 1.0 + stage.reads.iter().map(|r| read(&r.strides)).sum::<f64>();
+    step * ceil_div(extent, lanes) as f64 / extent as f64
+}
+
+/// The loop of a group's last stage that an input is contiguous along, where that crosses its lanes.
+pub fn crossing(stages: &[Stage], group: &Group, lanes: i64) -> Option<usize> {
+    let stage = &stages[group.root];
+    if stage.reduces {
+        return None;
+    }
+    let Lanes::Across(lane) = Lanes::of(stages, group, group.root, lanes, &Choices::default()) else { return None };
+    let crosses = |at: &usize| {
+        let is_far = |stride: Option<i64>| stride.is_some_and(|s| s.abs() > 4);
+        !group.is_row(group.root, *at)
+            && *at != lane
+            && stage.loops[*at].extent >= 4
+            && stage.reads.iter().any(|r| r.strides[*at] == Some(1) && is_far(r.strides[lane]))
+    };
+    stage.axes().find(crosses)
+}
+
+/// How many first and last iterations of the loop of lanes of a group's last stage conditions tell from the others.
+pub fn borders(stages: &[Stage], group: &Group, lanes: i64) -> Option<[i64; 2]> {
+    let stage = &stages[group.root];
+    let Lanes::Across(lane) = Lanes::of(stages, group, group.root, lanes, &Choices::default()) else { return None };
+    let (var, n) = (stage.loops[lane].var, stage.loops[lane].extent);
+    let mut ranges = Ranges::default();
+    stage.loops.iter().for_each(|l| ranges.push(l.var, l.extent.into()));
+    let (mut front, mut back) = (0, 0);
+    for [a, b] in &stage.conditions {
+        // 0 <= step·v + rest
+        let all = b.sub(a).offset(-1);
+        let step = all.coefficient(var);
+        let rest = all.sub(&Index::from(var).scale(step));
+        if step == 0 || rest.uses(var) {
+            continue;
+        }
+        let (Some(least), Some(most)) = (ranges.lower(&rest), ranges.upper(&rest)) else { continue };
+        let (start, end) = if step > 0 {
+            (-most.div_euclid(step), -least.div_euclid(step))
+        } else {
+            (least.div_euclid(-step) + 1, most.div_euclid(-step) + 1)
+        };
+        let (start, end) = (start.clamp(0, n), end.clamp(0, n));
+        if start == end {
+            continue;
+        }
+        if end <= n - start { front = front.max(end) } else { back = back.max(n - start) }
+    }
+    // Wide borders are a matter of what is joined rather than of padding.
+    let is_narrow = front + back > 0 && front + back <= n / 4;
+    is_narrow.then_some([front, back])
+}
+
+/// A program with the steps that made it.
+pub struct Builder {
+    program: Program,
+    steps: Vec<Step>,
+}
+
+impl Builder {
+    /// A workload's program with small stages computed where they are read, and the steps.
+    pub fn inlined(s: &Setting) -> (Program, Vec<Step>) {
+        let mut builder = Builder { program: s.workload.program(), steps: Vec::new() };
+        let mut refused: Vec<String> = Vec::new();
+        loop {
+            let mut all = stages(&builder.program);
+            all.iter_mut().filter(|stage| refused.contains(&stage.name)).for_each(|stage| stage.cycles = f64::INFINITY);
+            match stages::to_inline(&builder.program, &all).filter(|name| !refused.contains(name)) {
+                None => return (builder.program, builder.steps),
+                Some(name) => {
+                    if !builder.attempt(inline(&name)) {
+                        refused.push(name);
+                    }
+                }
+            }
+        }
+    }
+
+    /// The schedule of a configuration.
+    pub fn scheduled(s: &Setting, choices: &Choices) -> Vec<Step> {
+        let (program, steps) = Builder::inlined(s);
+        let all = stages(&program);
+        let lanes = s.target.lanes(stages::lane_type(&program));
+        let mut builder = Builder { program, steps };
+        for group in groups(&builder.program, &all, choices.apart) {
+            builder.group(s, &all, &group, lanes, choices);
+        }
+        builder.steps
+    }
+
+    /// Carries out a step where that is legal.
+    fn attempt(&mut self, step: Step) -> bool {
+        match apply(&self.program, &step) {
+            Ok(program) => {
+                self.program = program;
+                self.steps.push(step);
+                true
+            }
+            Err(_) => false,
+        }
+    }
+
+    fn attempt_all(&mut self, steps: impl IntoIterator<Item = Step>) {
+        for step in steps {
+            self.attempt(step);
+        }
+    }
+
+    fn group(&mut self, s: &Setting, all: &[Stage], group: &Group, lanes: i64, choices: &Choices) {
+        let root = &all[group.root];
+        let root_lanes = Lanes::of(all, group, group.root, lanes, choices);
+        // Parts of sums come before anything moves.
+        let mut parts: Vec<(usize, Parts)> = Vec::new();
+        for at in group.attached.iter().chain([&group.root]) {
+            if let Lanes::Along(r) = Lanes::of(all, group, *at, lanes, choices) {
+                parts.extend(self.in_lanes(&all[*at], r, lanes, choices).map(|p| (*at, p)));
+            }
+        }
+
+        // The loops of the last stage: rows, others outside, the one across lanes, the one of lanes.
+        let tile = crossing(all, group, lanes).filter(|_| choices.tile > 1);
+        let lane = match root_lanes {
+            Lanes::Across(at) => Some(at),
+            Lanes::Along(_) | Lanes::None => None,
+        };
+        let name = |at: usize| root.loops[at].name.clone();
+        let outside: Vec<usize> = root.axes().filter(|a| Some(*a) != lane && Some(*a) != tile).collect();
+        let order: Vec<String> = outside.iter().copied().chain(tile).chain(lane).map(name).collect();
+        if order.len() > 1 {
+            self.attempt(reorder(&refs(&order)));
+        }
+        let n_rows = outside.iter().filter(|a| group.is_row(group.root, **a) && !group.attached.is_empty()).count();
+        let mut around: Vec<String> = outside.iter().map(|a| name(*a)).collect();
+        let mut lane_name = lane.map(name);
+        let wanted = if choices.all_threads { s.n_threads as i64 * choices.pieces } else { 1 };
+        let mut shared: Option<String> = None;
+        if wanted > 1 {
+            let most = if group.attached.is_empty() { outside.len() } else { n_rows };
+            let mut n = 1;
+            let mut n_fused = 0;
+            while n_fused < most && (n_fused == 0 || n < wanted) {
+                n *= root.loops[outside[n_fused]].extent;
+                n_fused += 1;
+            }
+            if n_fused > 0 && n >= s.n_threads as i64 {
+                let mut fused = around[0].clone();
+                for (at, inner) in around[1..n_fused].iter().enumerate() {
+                    let new = format!("{}.f{at}", root.name);
+                    if !self.attempt(fuse(&fused, inner, &new)) {
+                        break;
+                    }
+                    fused = new;
+                }
+                let mut rest = around.split_off(n_fused);
+                around = Vec::new();
+                let (outer, each) = (format!("{}.each", root.name), format!("{}.row", root.name));
+                if n > wanted && self.attempt(split(&fused, ceil_div(n, wanted), &outer, &each)) {
+                    shared = Some(outer.clone());
+                    around.extend([outer, each]);
+                } else {
+                    shared = Some(fused.clone());
+                    around.push(fused);
+                }
+                around.append(&mut rest);
+            } else if group.attached.is_empty()
+                && let (Some(at), Some(inner)) = (lane, lane_name.clone())
+                && outside.is_empty()
+            {
+                let width = lanes * choices.vectors;
+                let each = ceil_div(ceil_div(root.loops[at].extent, wanted), width) * width;
+                let (outer, own) = (format!("{}.each", root.name), format!("{}.own", root.name));
+                if each < root.loops[at].extent && self.attempt(split(&inner, each, &outer, &own)) {
+                    shared = Some(outer.clone());
+                    around.push(outer);
+                    lane_name = Some(own);
+                }
+            }
+        }
+        // Rows: fused ones come first, and take two names where each thread takes several.
+        let row = match group.attached.is_empty() {
+            true => around.last().cloned(),
+            false => {
+                let last = outside[n_rows - 1];
+                let own = name(last);
+                Some(if around.contains(&own) { own } else { self.innermost_shared(&around, root) })
+            }
+        };
+        if let Some(row) = &row {
+            for at in group.attached.iter().rev() {
+                self.attempt(compute_at(&all[*at].name, row));
+            }
+        }
+        for (at, parts) in &parts {
+            let stage = &all[*at];
+            let own = stage.axes().filter(|a| *at != group.root && !group.is_row(*at, *a)).last();
+            let around = if *at == group.root { around.last().cloned() } else { row.clone() };
+            let place = own.map(|a| stage.loops[a].name.clone()).or(around);
+            self.finish_parts(stage, parts, place.as_deref());
+        }
+        for at in &group.attached {
+            if let Lanes::Across(a) = Lanes::of(all, group, *at, lanes, choices) {
+                let stage = &all[*at];
+                let own: Vec<String> = stage
+                    .axes()
+                    .filter(|x| !group.is_row(*at, *x) && *x != a)
+                    .map(|x| stage.loops[x].name.clone())
+                    .collect();
+                let around = own.last().cloned().or(row.clone());
+                self.in_vectors(
+                    stage,
+                    &stage.loops[a].name,
+                    (stage.loops[a].extent, false),
+                    around.as_deref(),
+                    lanes,
+                    choices,
+                );
+            }
+        }
+        if let (Some(at), Some(lane_name)) = (lane, lane_name) {
+            let mut extent = root.loops[at].extent;
+            let borders = borders(all, group, lanes).filter(|b| !choices.selects && extent - b[0] - b[1] > lanes);
+            if let Some([front, back]) = borders {
+                if front > 0 && self.attempt(peel(&lane_name, front, false, "left")) {
+                    extent -= front;
+                }
+                if back > 0 && self.attempt(peel(&lane_name, back, true, "right")) {
+                    extent -= back;
+                }
+            }
+            match tile {
+                Some(tile) => self.in_tiles(root, tile, &lane_name, extent, lanes, choices),
+                None => {
+                    let around = around.last().map(String::as_str);
+                    self.in_vectors(root, &lane_name, (extent, borders.is_some()), around, lanes, choices);
+                }
+            }
+        } else if root_lanes == Lanes::None && root.reduces {
+            self.unroll_reduction(root, choices);
+        }
+        if let Some(shared) = shared {
+            self.attempt(parallel(&shared));
+        }
+    }
+
+    /// The innermost of the loops that the fused rows have become.
+    fn innermost_shared(&self, around: &[String], root: &Stage) -> String {
+        let each = format!("{}.row", root.name);
+        if around.contains(&each) { each } else { around[0].clone() }
+    }
+
+    /// Makes a stage without a reduction walk vectors, or has each of some vectors of results combine.
+    ///
+    /// `is_cut`: whether something was taken off the ends of the loop.
+    fn in_vectors(
+        &mut self,
+        stage: &Stage,
+        lane: &str,
+        (extent, is_cut): (i64, bool),
+        around: Option<&str>,
+        lanes: i64,
+        choices: &Choices,
+    ) {
+        let mut width = lanes * choices.vectors.min(ceil_div(extent, lanes));
+        if is_cut && extent <= width {
+            width = lanes * ((extent - 1) / lanes).max(1);
+        }
+        let (outer, inner) = (format!("{lane}.v"), format!("{lane}.l"));
+        let is_split = extent > width && self.attempt(split(lane, width, &outer, &inner));
+        let (around, inner) = if is_split { (Some(outer.as_str()), inner) } else { (around, lane.to_owned()) };
+        if stage.reduces {
+            let mut n = 1;
+            let reduced: Vec<usize> = stage.reduction().collect();
+            let is_small = |r: &&usize| {
+                n *= stage.loops[**r].extent;
+                n <= choices.unroll
+            };
+            let n_small = reduced.iter().rev().take_while(is_small).count();
+            let (large, small) = reduced.split_at(reduced.len() - n_small);
+            let of = |at: &usize| stage.loops[*at].name.clone();
+            let (large, small): (Vec<String>, Vec<String>) =
+                (large.iter().map(of).collect(), small.iter().map(of).collect());
+            let mut order: Vec<String> = large.clone();
+            order.push(inner.clone());
+            order.extend(small.iter().cloned());
+            self.attempt(reorder(&refs(&order)));
+            if let Some(around) = around {
+                self.attempt(accumulate(&stage.name, around, &format!("{}.sum", stage.name)));
+            }
+            self.attempt_all(small.iter().map(|l| unroll(l)));
+            if n_small == 0
+                && choices.unroll > 1
+                && let Some(last) = large.last()
+            {
+                let (o, i) = (format!("{last}.o"), format!("{last}.u"));
+                if self.attempt(split(last, choices.unroll.min(8), &o, &i)) {
+                    self.attempt(unroll(&i));
+                }
+            }
+        }
+        self.attempt(vectorize(&inner));
+    }
+
+    /// Makes a stage walk tiles in which rows of an input become columns.
+    fn in_tiles(&mut self, stage: &Stage, tile: usize, lane: &str, extent: i64, lanes: i64, choices: &Choices) {
+        let across = &stage.loops[tile].name;
+        let (to, ti, lo, li) = (format!("{across}.o"), format!("{across}.t"), format!("{lane}.v"), format!("{lane}.l"));
+        let mut order = Vec::new();
+        let ti = if stage.loops[tile].extent > choices.tile && self.attempt(split(across, choices.tile, &to, &ti)) {
+            order.push(to);
+            ti
+        } else {
+            across.clone()
+        };
+        let li = if extent > lanes && self.attempt(split(lane, lanes, &lo, &li)) {
+            order.push(lo);
+            li
+        } else {
+            lane.to_owned()
+        };
+        order.extend([li.clone(), ti.clone()]);
+        self.attempt(reorder(&refs(&order)));
+        self.attempt(unroll(&ti));
+        self.attempt(vectorize(&li));
+    }
+
+    fn unroll_reduction(&mut self, stage: &Stage, choices: &Choices) {
+        let mut n = 1;
+        let reduced: Vec<usize> = stage.reduction().collect();
+        for r in reduced.into_iter().rev() {
+            n *= stage.loops[r].extent;
+            if n > choices.unroll {
+                break;
+            }
+            self.attempt(unroll(&stage.loops[r].name));
+        }
+    }
+
+    /// Has lanes combine what lies along a loop of a reduction, then halves of them until one is left.
+    fn in_lanes(&mut self, stage: &Stage, r: usize, lanes: i64, choices: &Choices) -> Option<Parts> {
+        let Stage { name, .. } = stage;
+        let k = &stage.loops[r].name;
+        let extent = stage.loops[r].extent;
+        let wanted = lanes * choices.vectors.min((extent / lanes).max(1));
+        let width = wanted.min(1 << extent.ilog2());
+        let mut at = k.clone();
+        let (outer, inner) = (format!("{k}.o"), format!("{k}.l"));
+        let is_split = extent > width && self.attempt(split(k, width, &outer, &inner));
+        if is_split {
+            at = inner;
+        } else if extent != width {
+            return None;
+        }
+        let first = format!("{name}.p0");
+        if !self.attempt(rfactor(name, &at, &first)) {
+            return None;
+        }
+        let mut parts = Parts {
+            levels: vec![Level { name: first, lane: at.clone(), outer: is_split.then_some(outer) }],
+            last: String::new(),
+        };
+        let mut n = width;
+        for level in 1.. {
+            let next = n / 2;
+            let (o, i, new) = (format!("{k}.{level}o"), format!("{k}.{level}"), format!("{name}.p{level}"));
+            if next <= 1 || !self.attempt(split(&at, next, &o, &i)) || !self.attempt(rfactor(name, &i, &new)) {
+                break;
+            }
+            parts.levels.push(Level { name: new, lane: i.clone(), outer: Some(o) });
+            (at, n) = (i, next);
+        }
+        parts.last = at;
+        Some(parts)
+    }
+
+    /// Puts the parts of a sum where it is, and makes vectors of their lanes.
+    fn finish_parts(&mut self, stage: &Stage, parts: &Parts, place: Option<&str>) {
+        let Some(place) = place else {
+            // A single result: nothing is around it.
+            for level in &parts.levels {
+                self.attempt(vectorize(&format!("{}.{}", level.name, level.lane)));
+            }
+            self.attempt(unroll(&parts.last));
+            return;
+        };
+        for level in parts.levels.iter().rev() {
+            self.attempt(compute_at(&level.name, place));
+        }
+        for (at, level) in parts.levels.iter().enumerate() {
+            let of = |l: &str| format!("{}.{l}", level.name);
+            let lane = of(&level.lane);
+            if at == 0 {
+                let mut order: Vec<String> = stage
+                    .reduction()
+                    .map(|r| of(&stage.loops[r].name))
+                    .filter(|l| self.program.find_loop(l).is_some())
+                    .collect();
+                order.retain(|l| *l != lane);
+                order.extend(level.outer.as_ref().map(|o| of(o)));
+                order.push(lane.clone());
+                self.attempt(reorder(&refs(&order)));
+                self.attempt(accumulate(&level.name, place, &format!("{}.r", level.name)));
+            } else if let Some(outer) = &level.outer {
+                self.attempt(unroll(&of(outer)));
+            }
+            self.attempt(vectorize(&lane));
+        }
+        self.attempt(unroll(&parts.last));
+        self.attempt(accumulate(&stage.name, place, &format!("{}.sum", stage.name)));
+    }
+}
+
+/// Parts of a sum that lanes hold: more of them first.
+struct Parts {
+    levels: Vec<Level>,
+    /// The loop over what is left.
+    last: String,
+}
+
+/// Parts of a sum.
+struct Level {
+    /// Their buffer, and what the names of their loops begin in.
+    name: String,
+    /// The stage's loop that became their lanes.
+    lane: String,
+    /// The stage's loop over what each of them combines.
+    outer: Option<String>,
+}
+
+fn refs(names: &[String]) -> Vec<&str> {
+    names.iter().map(String::as_str).collect()
+}

@@ -1,0 +1,264 @@
+//! What a template needs to know of a program of stages: their loops, what they read and how, and which are
+//! computed together.
+
+use tilewright_ir::expr::{BinaryOp, Cond, Expr, Node, UnaryOp};
+use tilewright_ir::{BufferId, DType, Index, LoopId, Program, Role, Stmt};
+
+/// Serial loops around one assignment.
+pub struct Stage {
+    /// What it writes.
+    pub buffer: BufferId,
+    /// The name of that.
+    pub name: String,
+    /// Outermost first.
+    pub loops: Vec<Axis>,
+    /// Whether it combines values rather than storing them.
+    pub reduces: bool,
+    /// What it reads.
+    pub reads: Vec<Read>,
+    /// Subscripts of what it writes.
+    pub subscripts: Vec<Index>,
+    /// Conditions on loops within its value.
+    pub conditions: Vec<[Index; 2]>,
+    /// Cycles that the operations on a vector of values take.
+    pub cycles: f64,
+}
+
+/// A loop of a stage.
+pub struct Axis {
+    /// Its name in the program.
+    pub name: String,
+    /// Its variable.
+    pub var: LoopId,
+    /// Its iterations.
+    pub extent: i64,
+    /// Whether it is one over what each element combines.
+    pub reduced: bool,
+    /// Elements from one iteration to the next of what is written.
+    pub stride: Option<i64>,
+}
+
+/// A load of a stage.
+pub struct Read {
+    /// From where.
+    pub buffer: BufferId,
+    /// At which element.
+    pub subscripts: Vec<Index>,
+    /// By loop: elements from one iteration to the next; none where that varies.
+    pub strides: Vec<Option<i64>>,
+}
+
+impl Stage {
+    /// The loops over elements, by their numbers.
+    pub fn axes(&self) -> impl Iterator<Item = usize> {
+        (0..self.loops.len()).filter(|at| !self.loops[*at].reduced)
+    }
+
+    /// The loops over what each element combines, by their numbers.
+    pub fn reduction(&self) -> impl Iterator<Item = usize> {
+        (0..self.loops.len()).filter(|at| self.loops[*at].reduced)
+    }
+
+    /// The loop that most of what it reads, and what it writes, lies along.
+    fn contiguous(&self) -> Option<usize> {
+        let n_along = |at: usize| {
+            let read = self.reads.iter().filter(|r| r.strides[at] == Some(1)).count();
+            read + usize::from(self.loops[at].stride == Some(1))
+        };
+        (0..self.loops.len()).filter(|at| n_along(*at) > 0).max_by_key(|at| n_along(*at))
+    }
+
+    /// Iterations of all loops.
+    pub fn iterations(&self) -> f64 {
+        self.loops.iter().map(|l| l.extent as f64).product()
+    }
+
+    fn of(program: &Program, stmt: &Stmt) -> Option<Stage> {
+        let (mut loops, mut leaf) = (Vec::new(), stmt);
+        while let Stmt::For(l) = leaf {
+            loops.push((l.var, l.extent.as_const()?));
+            leaf = l.body.first()?;
+        }
+        let (buffer, subscripts) = leaf.own_write()?;
+        let (reduces, value) = match leaf {
+            Stmt::Store { value, .. } => (false, value),
+            Stmt::Update { value, .. } => (true, value),
+            _ => return None,
+        };
+        let strides = |b: BufferId, index: &[Index]| -> Vec<Option<i64>> {
+            let flat = index.iter().zip(program.buffer(b).strides());
+            let flat = flat.fold(Index::from(0), |sum, (i, stride)| sum.add(&i.scale(stride)));
+            let of = |(v, _): &(LoopId, i64)| {
+                let stride = flat.coefficient(*v);
+                (!flat.sub(&Index::from(*v).scale(stride)).uses(*v)).then_some(stride)
+            };
+            loops.iter().map(of).collect()
+        };
+        let mut reads = Vec::new();
+        Node::Expr(value).for_each_load(&mut |b, index| {
+            reads.push(Read { buffer: b, subscripts: index.to_vec(), strides: strides(b, index) });
+        });
+        let (mut cycles, mut conditions) = (0.0, Vec::new());
+        Node::Expr(value).walk(&mut |node| {
+            if let Node::Cond(Cond::Lt(a, b)) = node {
+                conditions.push([a.clone(), b.clone()]);
+            }
+            cycles += cycles_of(node);
+        });
+        let written = strides(buffer, subscripts);
+        let axis = |(at, (var, extent)): (usize, &(LoopId, i64))| Axis {
+            name: program.loop_name(*var).to_owned(),
+            var: *var,
+            extent: *extent,
+            reduced: !subscripts.iter().any(|i| i.uses(*var)),
+            stride: written[at],
+        };
+        Some(Stage {
+            buffer,
+            name: program.buffer(buffer).name.clone(),
+            loops: loops.iter().enumerate().map(axis).collect(),
+            reduces,
+            reads,
+            subscripts: subscripts.to_vec(),
+            conditions,
+            cycles,
+        })
+    }
+}
+
+/// Cycles of a node on a vector, roughly.
+fn cycles_of(node: Node) -> f64 {
+    match node {
+        Node::Expr(Expr::Unary(op, _)) => match op {
+            UnaryOp::Neg | UnaryOp::Abs => 0.5,
+            UnaryOp::Sqrt => 12.0,
+            UnaryOp::Exp => 10.0,
+            UnaryOp::Log => 14.0,
+            UnaryOp::Tanh => 22.0,
+            UnaryOp::Erf => 26.0,
+        },
+        Node::Expr(Expr::Binary(BinaryOp::Div, ..)) => 9.0,
+        Node::Expr(Expr::Binary(..)) => 0.6,
+        Node::Expr(Expr::FromIndex(_) | Expr::Select(..)) | Node::Cond(Cond::Less(..)) => 1.0,
+        Node::Expr(Expr::Const(_) | Expr::Load(..) | Expr::Cast(..)) | Node::Cond(_) => 0.0,
+    }
+}
+
+/// The stages of an untransformed program.
+pub fn stages(program: &Program) -> Vec<Stage> {
+    program.body.iter().filter_map(|stmt| Stage::of(program, stmt)).collect()
+}
+
+/// The element type whose vectors lanes are counted by: the widest that occurs.
+pub fn lane_type(program: &Program) -> DType {
+    let widest = program.buffers.iter().map(|b| b.dtype).max_by_key(|dtype| dtype.bytes());
+    widest.expect("a program has buffers")
+}
+
+/// A temporary that is better computed where it is read: what it costs is little, or it is read once.
+pub fn to_inline(program: &Program, stages: &[Stage]) -> Option<String> {
+    const CHEAP: f64 = 1.3;
+    let found = stages.iter().find(|stage| {
+        let readers = || stages.iter().flat_map(|s| s.reads.iter().map(move |r| (s, r)));
+        let reads: Vec<&Stage> = readers().filter(|(_, r)| r.buffer == stage.buffer).map(|(s, _)| s).collect();
+        let n_writers = stages.iter().filter(|s| s.buffer == stage.buffer).count();
+        let n_read: f64 = reads.iter().map(|s| s.iterations()).sum();
+        let is_single = n_read <= stage.iterations();
+        program.buffer(stage.buffer).role == Role::Temporary
+            && !stage.reduces
+            && n_writers == 1
+            && (is_single || stage.cycles <= CHEAP && stage.reads.len() <= 2)
+            && stage.reads.iter().all(|r| r.buffer != stage.buffer)
+    });
+    found.map(|stage| stage.name.clone())
+}
+
+/// Stages that are computed together: the last of them whole, the others for each of its rows.
+pub struct Group {
+    /// The last one.
+    pub root: usize,
+    /// The others, in the order in which they are computed.
+    pub attached: Vec<usize>,
+    /// The outermost loops of the last one that make up a row; those that it has besides are inside.
+    pub rows: usize,
+    /// By stage and loop: the loop of the last stage that it follows.
+    pub follows: Vec<Vec<Option<usize>>>,
+}
+
+impl Group {
+    /// Whether a loop of a stage is one over rows.
+    pub fn is_row(&self, stage: usize, at: usize) -> bool {
+        self.follows[stage][at].is_some_and(|root| root < self.rows)
+    }
+}
+
+/// So many times as many iterations as a stage has, and it is little beside what they do.
+const LITTLE: f64 = 8.0;
+
+/// The groups of a program, in order; each stage by itself where they are to be `apart`.
+pub fn groups(program: &Program, stages: &[Stage], apart: bool) -> Vec<Group> {
+    let n = stages.len();
+    let mut root_of: Vec<usize> = (0..n).collect();
+    let mut follows: Vec<Vec<Option<usize>>> = stages.iter().map(|s| (0..s.loops.len()).map(Some).collect()).collect();
+    let mut rows: Vec<usize> = stages.iter().map(|s| s.loops.len()).collect();
+    for s in (0..n).rev() {
+        let stage = &stages[s];
+        let n_writers = stages.iter().filter(|other| other.buffer == stage.buffer).count();
+        if apart || program.buffer(stage.buffer).role != Role::Temporary || n_writers != 1 {
+            continue;
+        }
+        let readers: Vec<usize> =
+            (s + 1..n).filter(|t| stages[*t].reads.iter().any(|r| r.buffer == stage.buffer)).collect();
+        let Some(root) = readers.first().map(|t| root_of[*t]) else { continue };
+        if readers.iter().any(|t| root_of[*t] != root) {
+            continue;
+        }
+        let Some(mapped) = followed(stages, s, &readers, &follows) else { continue };
+        let root_axes = &stages[root].loops;
+        let is_followed = |at: &usize| !root_axes[*at].reduced && mapped.contains(&Some(*at));
+        let mut leading = (0..root_axes.len()).take_while(is_followed).count();
+        // What is read in rows of its own is computed in them, unless it is little.
+        let is_much = stage.iterations() * LITTLE > stages[root].iterations();
+        if let Some(kept) = stage.contiguous().and_then(|at| mapped[at]).filter(|_| is_much) {
+            leading = leading.min(kept);
+        }
+        if leading == 0 {
+            continue;
+        }
+        root_of[s] = root;
+        follows[s] = mapped;
+        rows[root] = rows[root].min(leading);
+    }
+    let of_root = |root: usize| Group {
+        root,
+        attached: (0..n).filter(|s| *s != root && root_of[*s] == root).collect(),
+        rows: if (0..n).any(|s| s != root && root_of[s] == root) { rows[root] } else { 0 },
+        follows: follows.clone(),
+    };
+    (0..n).filter(|s| root_of[*s] == *s).map(of_root).collect()
+}
+
+/// By loop of a stage, the loop of its readers' last stage that it follows wherever it is read; `None` where the
+/// stage's subscripts are none that can be followed.
+fn followed(
+    stages: &[Stage],
+    s: usize,
+    readers: &[usize],
+    follows: &[Vec<Option<usize>>],
+) -> Option<Vec<Option<usize>>> {
+    let stage = &stages[s];
+    let mut mapped: Vec<Option<usize>> = vec![None; stage.loops.len()];
+    for (d, subscript) in stage.subscripts.iter().enumerate() {
+        let own = stage.loops.iter().position(|l| *subscript == Index::from(l.var))?;
+        let mut of_reads = readers.iter().flat_map(|t| {
+            let reads = stages[*t].reads.iter().filter(|r| r.buffer == stage.buffer);
+            reads.map(move |r| {
+                let at = stages[*t].loops.iter().position(|l| r.subscripts[d] == Index::from(l.var))?;
+                follows[*t][at].filter(|_| stages[*t].loops[at].extent == stage.loops[own].extent)
+            })
+        });
+        let first = of_reads.next().flatten();
+        mapped[own] = first.filter(|_| of_reads.all(|other| other == first));
+    }
+    Some(mapped)
+}

@@ -1,0 +1,91 @@
+//! The template of nests: every configuration is legal and computes what the nest says, and what it guesses
+//! without a search makes vectors of what there is.
+
+use rand::SeedableRng;
+use rand_xoshiro::Xoshiro256PlusPlus;
+use tilewright_ir::op::Workload;
+use tilewright_ir::{LoopKind, Program, Role, Stmt, Target, interp, lower, verify};
+use tilewright_tune::{Config, Setting, Task};
+
+/// The nests of the tests, by name.
+fn nests() -> impl Iterator<Item = (&'static str, Workload)> {
+    let lines = include_str!("../../../tests/nests.txt").lines().filter(|line| !line.starts_with('#'));
+    lines.map(|line| {
+        let (name, text) = line.split_once(' ').expect("a name, then the workload");
+        (name, Workload::parse(text).unwrap_or_else(|e| panic!("{name}: {e}")))
+    })
+}
+
+fn task(workload: Workload, target: &str, n_threads: usize) -> Task {
+    let label = workload.label();
+    Task::new(Setting { workload, target: Target::named(target).unwrap(), n_threads }, None)
+        .unwrap_or_else(|e| panic!("{label}: {e}"))
+}
+
+fn output(program: &Program) -> Vec<f64> {
+    let of = |(id, b): (tilewright_ir::BufferId, &tilewright_ir::Buffer)| {
+        let n = b.n_elements().unwrap() as usize;
+        match b.role {
+            Role::Output => vec![0.0; n],
+            _ => (0..n).map(|i| ((i * 7 + id.0 as usize * 3) % 11) as f64 / 8.0 - 0.5).collect(),
+        }
+    };
+    let mut arguments: Vec<Vec<f64>> = program.arguments().map(of).collect();
+    interp::run(program, &mut arguments).unwrap_or_else(|fault| panic!("{fault}\n{program}"));
+    let at = program.arguments().position(|(_, b)| b.role == Role::Output).unwrap();
+    arguments.swap_remove(at)
+}
+
+fn check(name: &str, task: &Task, config: &Config, expected: &[f64]) {
+    let case = format!("{name} on {}, {}", task.setting.target.cpu, task.space.config_to_json(config));
+    let scheduled = task.program(config).unwrap_or_else(|(at, e)| panic!("{case}: step {}: {e}", at + 1));
+    verify::verify(&scheduled).unwrap_or_else(|e| panic!("{case}: {e}\n{scheduled}"));
+    let lowered = lower::lower_verified(&scheduled);
+    for program in [&scheduled, &lowered] {
+        for (at, (got, expected)) in output(program).iter().zip(expected).enumerate() {
+            let close = (got - expected).abs() <= 1e-5 * (1.0 + expected.abs());
+            assert!(close, "{case}: element {at} is {got} instead of {expected}\n{program}");
+        }
+    }
+}
+
+#[test]
+fn every_configuration_computes_the_nest() {
+    let mut rng = Xoshiro256PlusPlus::seed_from_u64(3);
+    for (name, workload) in nests() {
+        let expected = output(&workload.program());
+        for (target, n_threads) in [("x86-64-v4", 1), ("x86-64-v3", 2), ("x86-64", 3)] {
+            let task = task(workload.clone(), target, n_threads);
+            let guess = task.first_guess(0).expect("there is a guess");
+            for config in [guess].into_iter().chain((0..6).map(|_| task.space.sample(&mut rng))) {
+                check(name, &task, &config, &expected);
+            }
+        }
+    }
+}
+
+/// Loops of this kind in the program of what is guessed first.
+fn n_guessed(name: &str, n_threads: usize, kind: LoopKind) -> usize {
+    n_guessed_of(nests().find(|(n, _)| *n == name).unwrap().1, n_threads, kind)
+}
+
+fn n_guessed_of(workload: Workload, n_threads: usize, kind: LoopKind) -> usize {
+    let task = task(workload, "x86-64-v4", n_threads);
+    let program = task.program(&task.first_guess(0).unwrap()).unwrap();
+    let mut n = 0;
+    program.body.iter().for_each(|s| s.walk(&mut |s| n += usize::from(matches!(s, Stmt::For(l) if l.kind == kind))));
+    n
+}
+
+#[test]
+fn guesses_use_vectors_and_threads() {
+    for (name, _) in nests().filter(|(name, _)| !["scalar"].contains(name)) {
+        assert!(n_guessed(name, 1, LoopKind::Vectorized) > 0, "{name}");
+    }
+    // Each of four stages, and the halves of the lanes of two.
+    assert!(n_guessed("softmax", 1, LoopKind::Vectorized) >= 4);
+    assert_eq!(n_guessed("slice", 2, LoopKind::Parallel), 0);
+    let (_, softmax) = nests().find(|(name, _)| *name == "softmax").unwrap();
+    let longer = softmax.to_string().replace("33", "3300");
+    assert_eq!(n_guessed_of(Workload::parse(&longer).unwrap(), 2, LoopKind::Parallel), 1);
+}
