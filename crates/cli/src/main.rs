@@ -21,7 +21,7 @@ use std::process::ExitCode;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use command::{
-    bench, best, check, doctor, experiment, predict, record_space, records, replay, report, searches, show, space, tune,
+    bench, best, check, doctor, experiment, predict, record_space, records, replay, report, run as run_model, searches, show, space, tune,
 };
 use output::message;
 
@@ -65,6 +65,8 @@ enum Command {
     Predict(predict::PredictArgs),
     /// Show what an ONNX model takes, and what of it is not supported
     Check(check::CheckArgs),
+    /// Run an ONNX model with the kernels that are recorded
+    Run(run_model::RunArgs),
     /// Show what was found on this machine
     Doctor,
     /// List the searches with their options
@@ -108,6 +110,7 @@ fn run() -> ExitCode {
         Command::RecordSpace(args) => record_space::run(&args, json),
         Command::Predict(args) => predict::run(&args, json),
         Command::Check(args) => check::run(&args, json),
+        Command::Run(args) => run_model::run(&args, json),
         Command::Doctor => doctor::run(json),
         Command::Searches => searches::run(json),
         Command::Worker => tilewright_device::worker::serve().map_err(|e| anyhow::anyhow!("worker: {e}")),

@@ -215,6 +215,22 @@ impl Resize {
         (0..n).map(of).collect()
     }
 
+    /// For each of the input's dimensions that changes, the pixel that each place of the output is, where each
+    /// is one.
+    ///
+    /// # Errors
+    /// As [`Resize::resized`].
+    pub fn picks(&self, inputs: Inputs<'_>) -> Result<Option<Vec<Option<Vec<usize>>>>, OpError> {
+        if !matches!(self.mode, ResizeMode::Nearest(_)) || self.coordinates == Coordinates::TfCropAndResize {
+            return Ok(None);
+        }
+        let mut picks = vec![None; inputs.shape(0)?.len()];
+        for axis in self.resized(inputs)? {
+            picks[axis.axis] = Some((0..axis.to).map(|at| self.taps(at, &axis).0[0].0).collect());
+        }
+        Ok(Some(picks))
+    }
+
     /// Where in the input a place of the output lies.
     fn place(&self, at: usize, axis: &ResizedAxis) -> f64 {
         let (x, factor, from) = (at as f64, axis.factor, axis.from as f64);

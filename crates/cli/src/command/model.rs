@@ -1,0 +1,97 @@
+//! ONNX models as commands take them.
+
+use std::path::{Path, PathBuf};
+
+use bytes::Bytes;
+use clap::Args;
+use tilewright_graph::{Bindings, Model, Problem, Specialised, onnx, specialise};
+
+use super::read_file;
+use crate::error::{bad_input, one_line};
+use crate::output::message;
+
+/// A model, and what is bound of it.
+#[derive(Args, Debug)]
+pub struct ModelArgs {
+    /// Model as an ONNX file
+    #[arg(value_name = "MODEL.onnx")]
+    path: PathBuf,
+    /// Size of a named dimension, such as N=1; can be given again
+    #[arg(long, value_name = "NAME=SIZE")]
+    dim: Vec<String>,
+    /// Shape of an input, such as x=1,3,224,224; can be given again
+    #[arg(long, value_name = "INPUT=SIZES")]
+    shape: Vec<String>,
+    /// Value of an input that becomes a constant, such as sr=16000; can be given again
+    #[arg(long, value_name = "INPUT=NUMBERS")]
+    set: Vec<String>,
+}
+
+impl ModelArgs {
+    /// The name of the file.
+    pub fn name(&self) -> String {
+        self.path.display().to_string()
+    }
+
+    /// The bindings.
+    ///
+    /// # Errors
+    /// Bad input where a text is none.
+    fn bindings(&self) -> anyhow::Result<Bindings> {
+        let mut bindings = Bindings::default();
+        self.dim.iter().try_for_each(|text| bindings.bind_dim(text)).map_err(bad_input)?;
+        self.shape.iter().try_for_each(|text| bindings.bind_shape(text)).map_err(bad_input)?;
+        self.set.iter().try_for_each(|text| bindings.bind_value(text)).map_err(bad_input)?;
+        Ok(bindings)
+    }
+
+    /// Reads the model and the files with its weights.
+    ///
+    /// # Errors
+    /// Bad input where it cannot be read or is none.
+    pub fn read(&self) -> anyhow::Result<Model> {
+        let file = Bytes::from(read_file(&self.path, "an ONNX model")?);
+        let folder = self.path.parent().unwrap_or(Path::new("")).to_owned();
+        let mut external = |name: &str| {
+            let path = folder.join(name);
+            let read = std::fs::read(&path).map(Bytes::from);
+            read.map_err(|error| format!("its weights {} cannot be read: {error} (put them there)", path.display()))
+        };
+        onnx::read(&file, &mut external).map_err(|error| bad_input(format!("{}: {error}", self.name())))
+    }
+
+    /// The model with its free dimensions bound; what takes no more than so many bytes is folded.
+    ///
+    /// # Errors
+    /// Bad input where a dimension is not bound, or the model breaks a rule.
+    pub fn specialise(&self, model: &Model, fold_bytes: usize) -> anyhow::Result<Specialised> {
+        let special = specialise(&model.graph, &Bindings { fold_bytes, ..self.bindings()? });
+        if let Some(problem) = special.problems.iter().find(|problem| !problem.is_unsupported()) {
+            // What is not supported is worth knowing all the same.
+            let unsupported = special.problems.iter().filter(|problem| problem.is_unsupported());
+            unsupported.for_each(|problem| message(&problem_line(problem)));
+            return Err(bad_input(format!("{}: {problem}", self.name())));
+        }
+        Ok(special)
+    }
+
+    /// The same, where everything is supported.
+    ///
+    /// # Errors
+    /// Bad input where something is not.
+    pub fn supported(&self) -> anyhow::Result<Specialised> {
+        let special = self.specialise(&self.read()?, usize::MAX)?;
+        match special.problems.first() {
+            None => Ok(special),
+            Some(problem) => {
+                special.problems.iter().skip(1).for_each(|problem| message(&problem_line(problem)));
+                Err(bad_input(format!("{}: {}", self.name(), problem_line(problem))))
+            }
+        }
+    }
+}
+
+/// A problem on one line.
+pub fn problem_line(problem: &Problem) -> String {
+    one_line(&problem.to_string())
+}

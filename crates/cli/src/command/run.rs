@@ -1,0 +1,225 @@
+//! `run`: an ONNX model on inputs, with the kernels that are recorded.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::Context as _;
+use bytes::Bytes;
+use clap::Args;
+use serde_json::{Value as Json, json};
+use tilewright::Session;
+use tilewright_graph::{DType, Tensor, TensorType};
+use tilewright_ir::reference::random_elements;
+use tilewright_model::npy::{read_npy, read_npz, write_npy};
+use tilewright_model::{Compiled, Runner, Source, Step, choose, compile, fuse, import, simplify};
+use tilewright_runtime::Threads;
+
+use super::model::ModelArgs;
+use super::{DatabaseArgs, MachineArgs, count, read_file, worker_command};
+use crate::error::{bad_input, one_line};
+use crate::output::{digits, duration, message, table, write_result};
+use crate::stats::median;
+
+/// Arguments of `run`.
+#[derive(Args, Debug)]
+pub struct RunArgs {
+    #[command(flatten)]
+    model: ModelArgs,
+    /// Input as NAME=FILE.npy, FILE.npy where there is one input, or FILE.npz with several; can be given again;
+    /// what is not given is random
+    #[arg(long, value_name = "[NAME=]FILE")]
+    input: Vec<String>,
+    /// Folder to write each output to as NAME.npy
+    #[arg(short, long, value_name = "FOLDER")]
+    output: Option<PathBuf>,
+    /// Show how long each kernel takes
+    #[arg(long)]
+    profile: bool,
+    /// Runs to take the median of
+    #[arg(long, value_name = "N", default_value_t = 20)]
+    runs: usize,
+    #[command(flatten)]
+    machine: MachineArgs,
+    #[command(flatten)]
+    database: DatabaseArgs,
+}
+
+/// Runs a model.
+///
+/// # Errors
+/// Bad input where the model or an input does not fit; else where it has no code, or an output cannot be
+/// written.
+pub fn run(args: &RunArgs, as_json: bool) -> anyhow::Result<()> {
+    let target = args.machine.runnable_target()?;
+    let special = args.model.supported()?;
+    let inputs = args.input.iter().map(|text| read_input(text)).collect::<anyhow::Result<Vec<_>>>()?;
+    let session = Session::new(args.database.database()?, worker_command()?);
+    let mut net = import(&special.graph);
+    simplify(&mut net);
+    let fused = fuse(net)?;
+    let n_guessed = std::cell::Cell::new(0u64);
+    let schedule = |workload: &_| {
+        let choice = choose(&session, workload, &target, args.machine.threads).map_err(|e| e.to_string())?;
+        n_guessed.set(n_guessed.get() + u64::from(choice.source == Source::Guessed));
+        choice.program().map_err(|e| e.to_string())
+    };
+    let compiled = compile(fused, &target, &schedule)?;
+    if n_guessed.get() > 0 {
+        let (kernels, name) = (count(n_guessed.get(), "kernel"), args.model.name());
+        message(&format!("{kernels} not tuned yet: a model of the machine chose them (run `tilewright tune {name}`)"));
+    }
+    let mut runner = Runner::new(&compiled, &Threads::new(args.machine.threads)?)?;
+    let types: Vec<(String, TensorType)> = runner.inputs().map(|(name, ty)| (name.to_owned(), ty.clone())).collect();
+    for (at, (name, ty)) in types.iter().enumerate() {
+        runner.set(name, &random(ty, at as u64)).map_err(bad_input)?;
+    }
+    for (name, tensor) in inputs.into_iter().flatten() {
+        let name = match (name, &types[..]) {
+            (Some(name), _) => name,
+            (None, [(name, _)]) => name.clone(),
+            (None, _) => {
+                let names: Vec<&str> = types.iter().map(|(name, _)| name.as_str()).collect();
+                return Err(bad_input(format!("--input needs a name (give NAME=FILE; there are {})", names.join(", "))));
+            }
+        };
+        runner.set(&name, &tensor).map_err(bad_input)?;
+    }
+    runner.run()?;
+    let outputs = runner.outputs();
+    let files = args.output.as_deref().map(|folder| write_outputs(folder, &outputs)).transpose()?;
+    let ns = (0..args.runs.max(1)).map(|_| runner.run().map(|ns| ns as f64)).collect::<Result<Vec<_>, _>>()?;
+    let median_ns = median(&ns).expect("there is a run");
+    let mut step_ns = vec![0; compiled.model.plan().steps.len()];
+    if args.profile {
+        let n = args.runs.max(1);
+        for _ in 0..n {
+            runner.profile(&mut step_ns)?;
+        }
+        step_ns.iter_mut().for_each(|ns| *ns /= n as u64);
+    }
+    let steps = profiled(&compiled, &step_ns);
+
+    let listed = outputs.iter().enumerate().map(|(at, (name, tensor))| {
+        let file = files.as_ref().map(|files| files[at].display().to_string());
+        json!({"name": name, "dtype": tensor.dtype().name(), "shape": tensor.shape(), "file": file})
+    });
+    let mut json = json!({
+        "model": args.model.name(),
+        "threads": args.machine.threads,
+        "outputs": listed.collect::<Vec<_>>(),
+        "ms_median": median_ns / 1e6,
+        "kernels": steps.iter().filter(|step| step.kind == "kernel").count(),
+        "copies": steps.iter().filter(|step| step.kind == "copy").count(),
+        "host_operators": steps.iter().filter(|step| step.kind == "host").count(),
+        "arena_bytes": compiled.memory.total,
+        "arena_bound_bytes": compiled.memory.bound,
+        "untuned_kernels": n_guessed.get(),
+    });
+    let mut text = String::new();
+    for (name, tensor) in &outputs {
+        text += &format!("{}  {}\n", one_line(name), tensor.ty());
+    }
+    text += &format!("{} a run with {}\n", duration(median_ns), count(args.machine.threads as u64, "thread"));
+    if args.profile {
+        let total: u64 = step_ns.iter().sum();
+        json["profile"] = steps.iter().map(Profiled::json).collect();
+        let mut by_time: Vec<&Profiled> = steps.iter().collect();
+        by_time.sort_by_key(|step| std::cmp::Reverse(step.ns));
+        let rows = by_time.iter().map(|step| {
+            let share = 100.0 * step.ns as f64 / total.max(1) as f64;
+            let gflops = if step.flops > 0.0 { format!("{} GFLOP/s", digits(step.flops / step.ns as f64)) } else { String::new() };
+            vec![duration(step.ns as f64), format!("{share:.1} %"), gflops, step.kind.to_owned(), one_line(&step.name), brief(&step.workload)]
+        });
+        text += &format!("\n{}", table(&rows.collect::<Vec<_>>()));
+    }
+    write_result(as_json, &json, &text)
+}
+
+/// A text that fits a line.
+fn brief(text: &str) -> String {
+    const MOST: usize = 110;
+    match text.char_indices().nth(MOST) {
+        Some((at, _)) => format!("{}…", &text[..at]),
+        None => text.to_owned(),
+    }
+}
+
+/// What a step of a run took.
+struct Profiled {
+    name: String,
+    kind: &'static str,
+    workload: String,
+    ns: u64,
+    flops: f64,
+}
+
+impl Profiled {
+    fn json(&self) -> Json {
+        json!({
+            "name": self.name,
+            "kind": self.kind,
+            "workload": self.workload,
+            "us": self.ns as f64 / 1e3,
+            "gflops": if self.flops > 0.0 { Some(self.flops / self.ns.max(1) as f64) } else { None },
+        })
+    }
+}
+
+fn profiled(compiled: &Compiled, step_ns: &[u64]) -> Vec<Profiled> {
+    let steps = compiled.model.plan().steps.iter().zip(&compiled.origins).zip(step_ns);
+    let profiled = steps.map(|((step, origin), ns)| {
+        let fused = origin.map(|at| &compiled.fused.steps[at]);
+        let (kind, workload, flops) = match fused {
+            Some(Step::Kernel(kernel)) => ("kernel", kernel.workload.to_string(), kernel.workload.flops()),
+            Some(Step::Host(node)) => ("host", node.operator(), 0.0),
+            Some(_) => ("host", String::new(), 0.0),
+            None => ("copy", String::new(), 0.0),
+        };
+        Profiled { name: step.name.clone(), kind, workload, ns: *ns, flops }
+    });
+    profiled.collect()
+}
+
+/// Random numbers of a type: whole ones are small, so that they are indices of something as a rule.
+fn random(ty: &TensorType, seed: u64) -> Tensor {
+    let n = ty.n_elements();
+    match ty.dtype {
+        DType::F16 | DType::Bf16 | DType::F32 | DType::F64 => {
+            let numbers: Vec<f64> = random_elements(tilewright_ir::DType::F32, seed, n).collect();
+            Tensor::from_floats(ty.dtype, ty.shape.clone(), &numbers)
+        }
+        _ => Tensor::from_integers(ty.dtype, ty.shape.clone(), &vec![1; n]),
+    }
+}
+
+/// Inputs of an option: with a name, or without one.
+fn read_input(text: &str) -> anyhow::Result<Vec<(Option<String>, Tensor)>> {
+    let whole = Path::new(text);
+    let (name, path) = match text.rsplit_once('=') {
+        Some((name, path)) if !whole.exists() => (Some(name.to_owned()), Path::new(path)),
+        _ => (None, whole),
+    };
+    let file = Bytes::from(read_file(path, "a .npy or .npz file")?);
+    let refuse = |error| bad_input(format!("{}: {error}", path.display()));
+    if file.starts_with(b"PK") {
+        let tensors = read_npz(&file).map_err(refuse)?;
+        return Ok(tensors.into_iter().map(|(name, tensor)| (Some(name), tensor)).collect());
+    }
+    Ok(vec![(name, read_npy(&file).map_err(refuse)?)])
+}
+
+/// Writes outputs, each as a file of its name.
+fn write_outputs(folder: &Path, outputs: &[(String, Tensor)]) -> anyhow::Result<Vec<PathBuf>> {
+    fs::create_dir_all(folder).with_context(|| format!("cannot make the folder {}", folder.display()))?;
+    let mut files: Vec<PathBuf> = Vec::new();
+    for (name, tensor) in outputs {
+        // What a name of a file cannot have becomes `_`; two names may then be alike.
+        let plain: String =
+            name.chars().map(|c| if c.is_ascii_alphanumeric() || "-_.".contains(c) { c } else { '_' }).take(100).collect();
+        let names = (0u32..).map(|n| if n == 0 { format!("{plain}.npy") } else { format!("{plain}.{n}.npy") });
+        let path = names.map(|name| folder.join(name)).find(|path| !files.contains(path)).expect("some number is free");
+        fs::write(&path, write_npy(tensor)).with_context(|| format!("cannot write {}", path.display()))?;
+        files.push(path);
+    }
+    Ok(files)
+}

@@ -1,0 +1,306 @@
+//! From fused steps to a plan with its code.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use tilewright_codegen::{ArgumentAlign, Compiler};
+use tilewright_graph::op::{Fact, Inputs};
+use tilewright_graph::{Op, Tensor};
+use tilewright_ir::op::Workload;
+use tilewright_ir::{DType, Part, Program, Role, Target, lower};
+use tilewright_runtime::{Block, Code, Constant, Memory, Model, Place, Plan, Slice, Work, plan_memory};
+
+use crate::fuse::{Fused, Step};
+use crate::net::{Kind, Net, Node, ValueId};
+use crate::place::Places;
+
+/// Why a model has no code.
+#[derive(Debug, thiserror::Error)]
+pub enum CompileError {
+    /// A kernel has none.
+    #[error("{workload}: {why}")]
+    Kernel {
+        /// Its workload.
+        workload: String,
+        /// Why.
+        why: String,
+    },
+    /// A tensor is of a type that runs do not have.
+    #[error("`{name}` has elements of type {dtype}, which models do not run with")]
+    Dtype {
+        /// The tensor.
+        name: String,
+        /// Its type.
+        dtype: &'static str,
+    },
+    /// The plan does not fit its kernels: a fault of this crate.
+    #[error(transparent)]
+    Plan(#[from] tilewright_runtime::PlanError),
+}
+
+/// A model that can run.
+pub struct Compiled {
+    /// What runs.
+    pub model: Arc<Model>,
+    /// What it was made of.
+    pub fused: Fused,
+    /// The memory for what is computed on the way.
+    pub memory: Memory,
+    /// For each step of the run, the fused step that it comes from; none of a copy.
+    pub origins: Vec<Option<usize>>,
+}
+
+/// The program of a workload: scheduled, as well as is known.
+pub type Schedule<'a> = &'a dyn Fn(&Workload) -> Result<Program, String>;
+
+/// Compiles fused steps for this machine.
+///
+/// # Errors
+/// Where a kernel cannot be scheduled or compiled, or memory does not suffice for its constants.
+pub fn compile(fused: Fused, target: &Target, schedule: Schedule) -> Result<Compiled, CompileError> {
+    let places = Places::new(&fused);
+    let mut job = Job {
+        fused: &fused,
+        places: &places,
+        plan: Plan::default(),
+        tensors: HashMap::new(),
+        codes: Vec::new(),
+        by_workload: HashMap::new(),
+        compiler: Compiler::for_arguments(target.clone(), ArgumentAlign::Elements),
+        schedule,
+        origins: Vec::new(),
+    };
+    let memory = job.run()?;
+    let Job { plan, codes, origins, .. } = job;
+    let model = Arc::new(Model::new(plan, codes)?);
+    Ok(Compiled { model, fused, memory, origins })
+}
+
+struct Job<'a> {
+    fused: &'a Fused,
+    places: &'a Places,
+    plan: Plan,
+    /// The plan's tensor of each value whose memory others may have parts of.
+    tensors: HashMap<ValueId, usize>,
+    codes: Vec<Code>,
+    by_workload: HashMap<String, usize>,
+    compiler: Compiler,
+    schedule: Schedule<'a>,
+    origins: Vec<Option<usize>>,
+}
+
+/// The type of a run for a type of a graph.
+fn dtype_of(net: &Net, id: ValueId) -> Result<DType, CompileError> {
+    let value = net.value(id);
+    let found = DType::ALL.into_iter().find(|(_, name)| *name == value.dtype.name());
+    let error = || CompileError::Dtype { name: value.name.clone(), dtype: value.dtype.name() };
+    found.map(|(dtype, _)| dtype).ok_or_else(error)
+}
+
+impl Job<'_> {
+    fn run(&mut self) -> Result<Memory, CompileError> {
+        self.ports()?;
+        let memory = self.arena()?;
+        let mut copies = self.places.copies.iter().peekable();
+        for (at, step) in self.fused.steps.iter().enumerate() {
+            while let Some(copy) = copies.next_if(|copy| copy.before == at) {
+                let from = self.slice(copy.from)?;
+                let whole = self.slice(copy.to)?;
+                let to = Slice { offset: whole.offset + copy.offset, n_bytes: from.n_bytes, ..whole };
+                self.push("copy", Work::Copy { from, to }, None);
+            }
+            match step {
+                Step::Kernel(kernel) => {
+                    let work = self.kernel(kernel)?;
+                    self.push(&kernel.origin, work, Some(at));
+                }
+                Step::Host(node) => {
+                    let work = self.host(node)?;
+                    self.push(&node.origin, work, Some(at));
+                }
+                Step::Part { .. } | Step::Join { .. } => {}
+            }
+        }
+        for copy in copies {
+            let from = self.slice(copy.from)?;
+            // At the end, it is the outputs that are copied to.
+            let value = self.fused.net.value(copy.from);
+            let dtype = dtype_of(&self.fused.net, copy.from)?;
+            let shape = value.ty().shape;
+            let name = self.fused.net.value(self.fused.net.outputs[copy.offset]).name.clone();
+            let to = self.plan.tensor(name, dtype, &shape, Place::Output(copy.offset));
+            let to = self.plan.whole(to);
+            self.push("copy", Work::Copy { from, to }, None);
+        }
+        Ok(memory)
+    }
+
+    fn push(&mut self, name: &str, work: Work, origin: Option<usize>) {
+        self.plan.steps.push(tilewright_runtime::Step { name: name.to_owned(), work });
+        self.origins.push(origin);
+    }
+
+    /// The tensors that the caller passes.
+    fn ports(&mut self) -> Result<(), CompileError> {
+        for (at, &id) in self.fused.net.inputs.iter().enumerate() {
+            self.tensor(id, Place::Input(at))?;
+        }
+        for (at, place) in self.places.outputs.iter().enumerate() {
+            if let Some(output) = place {
+                let id = ValueId(at);
+                let named = self.fused.net.outputs[*output];
+                let dtype = dtype_of(&self.fused.net, named)?;
+                let value = self.fused.net.value(named);
+                let tensor = self.plan.tensor(value.name.clone(), dtype, &value.ty().shape, Place::Output(*output));
+                self.tensors.insert(id, tensor);
+            }
+        }
+        Ok(())
+    }
+
+    fn tensor(&mut self, id: ValueId, place: Place) -> Result<usize, CompileError> {
+        let dtype = dtype_of(&self.fused.net, id)?;
+        let value = self.fused.net.value(id);
+        let tensor = self.plan.tensor(value.name.clone(), dtype, &value.ty().shape, place);
+        self.tensors.insert(id, tensor);
+        Ok(tensor)
+    }
+
+    /// Lays out what is computed on the way.
+    fn arena(&mut self) -> Result<Memory, CompileError> {
+        let mut blocks: Vec<(ValueId, Block)> = Vec::new();
+        let mut at_of: HashMap<ValueId, usize> = HashMap::new();
+        let net = &self.fused.net;
+        let mut touch = |id: ValueId, step: usize| {
+            let root = self.places.locate(id).root;
+            let is_given = net.value(root).constant.is_some() || self.tensors.contains_key(&root);
+            if is_given {
+                return;
+            }
+            let at = *at_of.entry(root).or_insert_with(|| {
+                let block = Block { bytes: net.value(root).n_bytes() as usize, first: step, last: step };
+                blocks.push((root, block));
+                blocks.len() - 1
+            });
+            blocks[at].1.first = blocks[at].1.first.min(step);
+            blocks[at].1.last = blocks[at].1.last.max(step);
+        };
+        for (at, step) in self.fused.steps.iter().enumerate() {
+            match step {
+                Step::Kernel(kernel) => {
+                    kernel.inputs.iter().for_each(|id| touch(*id, at));
+                    touch(kernel.output, at);
+                }
+                Step::Host(node) => {
+                    node.inputs.iter().flatten().chain(&node.outputs).for_each(|id| touch(*id, at));
+                }
+                Step::Part { .. } | Step::Join { .. } => {}
+            }
+        }
+        for copy in &self.places.copies {
+            touch(copy.from, copy.before);
+            if copy.before < self.fused.steps.len() {
+                touch(copy.to, copy.before);
+            }
+        }
+        let plain: Vec<Block> = blocks.iter().map(|(_, block)| *block).collect();
+        let memory = plan_memory(&plain);
+        for ((id, _), offset) in blocks.iter().zip(&memory.offsets) {
+            self.tensor(*id, Place::Arena(*offset))?;
+        }
+        Ok(memory)
+    }
+
+    /// Where a value lies in the plan.
+    fn slice(&mut self, id: ValueId) -> Result<Slice, CompileError> {
+        let location = self.places.locate(id);
+        let n_bytes = self.fused.net.value(id).n_bytes() as usize;
+        let tensor = match self.tensors.get(&location.root) {
+            Some(tensor) => *tensor,
+            None => {
+                let constant = self.fused.net.value(location.root).constant.as_ref();
+                let data = constant.expect("what is not computed is given").bytes().clone();
+                self.plan.constants.push(Constant::Data(data));
+                self.tensor(location.root, Place::Constant(self.plan.constants.len() - 1))?
+            }
+        };
+        Ok(Slice { tensor, offset: location.offset, n_bytes })
+    }
+
+    fn kernel(&mut self, kernel: &crate::fuse::Kernel) -> Result<Work, CompileError> {
+        let text = kernel.workload.to_string();
+        let refuse = |why: String| CompileError::Kernel { workload: text.clone(), why };
+        let number = match self.by_workload.get(&text) {
+            Some(number) => *number,
+            None => {
+                let program = (self.schedule)(&kernel.workload).map_err(refuse)?;
+                let code = Code::compile(&mut self.compiler, lower::lower(&program));
+                self.codes.push(code.map_err(|error| refuse(error.to_string()))?);
+                self.by_workload.insert(text.clone(), self.codes.len() - 1);
+                self.codes.len() - 1
+            }
+        };
+        let ids: Vec<ValueId> = kernel.inputs.iter().copied().chain([kernel.output]).collect();
+        let arguments = ids.into_iter().map(|id| self.slice(id)).collect::<Result<Vec<_>, _>>()?;
+        let kept: Vec<(String, DType, Vec<usize>)> = self.codes[number]
+            .program()
+            .buffers
+            .iter()
+            .filter(|buffer| buffer.role == Role::Kept)
+            .map(|b| (b.name.clone(), b.dtype, b.shape.iter().map(|&d| d as usize).collect()))
+            .collect();
+        let mut slices = Vec::with_capacity(kept.len());
+        for (name, dtype, shape) in kept {
+            let n_bytes = shape.iter().product::<usize>() * dtype.bytes() as usize;
+            self.plan.constants.push(Constant::Prepared(n_bytes));
+            let place = Place::Constant(self.plan.constants.len() - 1);
+            let tensor = self.plan.tensor(format!("{}.{name}", kernel.origin), dtype, &shape, place);
+            slices.push(self.plan.whole(tensor));
+        }
+        Ok(Work::Kernel { kernel: number, arguments, kept: slices, parts: vec![Part::Body], all_threads: true })
+    }
+
+    /// An operator as the reference computes it.
+    fn host(&mut self, node: &Node) -> Result<Work, CompileError> {
+        let Kind::Host(op) = &node.kind else { unreachable!("host steps are of host nodes") };
+        let op: Op = (**op).clone();
+        let net = &self.fused.net;
+        // What is known goes with the function; what is not comes from the run.
+        let mut known: Vec<Option<Tensor>> = Vec::new();
+        let mut types = Vec::new();
+        let mut passed = Vec::new();
+        for id in &node.inputs {
+            let value = id.map(|id| net.value(id));
+            known.push(value.and_then(|value| value.constant.clone()));
+            types.push(value.map(|value| value.ty()));
+            if let (Some(id), None) = (id, known.last().expect("it was pushed")) {
+                passed.push(*id);
+            }
+        }
+        let inputs = passed.into_iter().map(|id| self.slice(id)).collect::<Result<Vec<_>, _>>()?;
+        let used: Vec<ValueId> = node.outputs.iter().copied().filter(|id| net.value(*id).n_bytes() > 0).collect();
+        let is_used: Vec<bool> = node.outputs.iter().map(|id| net.value(*id).n_bytes() > 0).collect();
+        let outputs = used.into_iter().map(|id| self.slice(id)).collect::<Result<Vec<_>, _>>()?;
+        let run = move |inputs: &[&[u8]], outputs: &mut [&mut [u8]]| -> Result<(), String> {
+            let mut given = inputs.iter();
+            let tensors: Vec<Option<Tensor>> = known
+                .iter()
+                .zip(&types)
+                .map(|(known, ty)| {
+                    let ty = ty.clone()?;
+                    known.clone().or_else(|| Tensor::new(ty, Bytes::copy_from_slice(given.next()?)))
+                })
+                .collect();
+            let facts: Vec<Option<Fact>> =
+                tensors.iter().map(|x| x.as_ref().map(|x| Fact { ty: x.ty(), value: Some(x) })).collect();
+            let results = op.operation().evaluate(Inputs(&facts)).map_err(|error| error.to_string())?;
+            let wanted = results.iter().zip(&is_used).filter(|(_, used)| **used).map(|(result, _)| result);
+            for (result, to) in wanted.zip(outputs.iter_mut()) {
+                to.copy_from_slice(result.bytes());
+            }
+            Ok(())
+        };
+        Ok(Work::Host { inputs, outputs, run: Arc::new(run) })
+    }
+}

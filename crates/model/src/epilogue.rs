@@ -1,0 +1,266 @@
+//! Maps as what is done to a product or a convolution before it is stored.
+
+use std::f64::consts::FRAC_1_SQRT_2;
+
+use tilewright_ir::Expr;
+use tilewright_ir::expr::{BinaryOp, UnaryOp};
+use tilewright_ir::op::{Epilogue, Function, Operand};
+
+use crate::scalar::{cost, sigmoid};
+
+/// Operations of an epilogue, each with the input that is its operand.
+pub type Operations = Vec<(Epilogue, Option<usize>)>;
+
+/// What is known of an input as an operand: how it goes along the result; none where it cannot be one.
+pub type Operands<'a> = &'a dyn Fn(usize) -> Option<Operand>;
+
+/// The largest part of a map that can be an epilogue of its input `x`, and that part: all of it, or what the
+/// rest reads of `x`.
+pub fn largest(value: &Expr, x: usize, operands: Operands) -> Option<(Operations, Expr)> {
+    if let Some(found) = peel(value, x, operands) {
+        return Some((found, value.clone()));
+    }
+    let mut parts: Vec<&Expr> = Vec::new();
+    subexpressions(value, &mut parts);
+    parts.sort_by_key(|part| std::cmp::Reverse(cost(part)));
+    let is_whole = |part: &&&Expr| uses(part, x) && !uses_outside(value, part, x);
+    let mut found = parts.iter().filter(is_whole).filter_map(|part| Some((peel(part, x, operands)?, (*part).clone())));
+    found.find(|(operations, _)| !operations.is_empty())
+}
+
+fn subexpressions<'a>(e: &'a Expr, found: &mut Vec<&'a Expr>) {
+    found.push(e);
+    match e {
+        Expr::Unary(_, x) => subexpressions(x, found),
+        Expr::Binary(_, a, b) => {
+            subexpressions(a, found);
+            subexpressions(b, found);
+        }
+        _ => {}
+    }
+}
+
+fn uses(e: &Expr, x: usize) -> bool {
+    let mut found = false;
+    e.for_each_load(&mut |buffer, _| found |= buffer.0 as usize == x);
+    found
+}
+
+/// Whether an expression reads `x` outside a part of it.
+fn uses_outside(e: &Expr, part: &Expr, x: usize) -> bool {
+    match e {
+        _ if e == part => false,
+        Expr::Unary(_, a) => uses_outside(a, part, x),
+        Expr::Binary(_, a, b) => uses_outside(a, part, x) || uses_outside(b, part, x),
+        other => uses(other, x),
+    }
+}
+
+/// The operations that make an expression of `x`, in order.
+fn peel(e: &Expr, x: usize, operands: Operands) -> Option<Operations> {
+    let operations = peeled(e, x, operands)?;
+    Some(without_identities(operations))
+}
+
+fn plain(function: Function, numbers: &[f64]) -> Option<(Epilogue, Option<usize>)> {
+    Some((Epilogue::new(function, numbers)?, None))
+}
+
+fn linear(factor: f64, term: f64) -> Option<(Epilogue, Option<usize>)> {
+    plain(Function::Linear, &[factor, term])
+}
+
+fn peeled(e: &Expr, x: usize, operands: Operands) -> Option<Operations> {
+    let then = |inner: &Expr, last: Option<(Epilogue, Option<usize>)>| {
+        let mut list = peeled(inner, x, operands)?;
+        list.push(last?);
+        Some(list)
+    };
+    let operand = |e: &Expr, by_channel: Function, by_element: Function| match e {
+        Expr::Load(slot, _) => {
+            let slot = slot.0 as usize;
+            let function = match operands(slot)? {
+                Operand::Channel => by_channel,
+                Operand::Element => by_element,
+            };
+            Some((Epilogue::new(function, &[])?, Some(slot)))
+        }
+        _ => None,
+    };
+    match e {
+        Expr::Load(slot, _) => (slot.0 as usize == x).then(Vec::new),
+        Expr::Unary(UnaryOp::Tanh, t) => then(t, plain(Function::Tanh, &[])),
+        Expr::Unary(UnaryOp::Neg, t) => then(t, linear(-1.0, 0.0)),
+        Expr::Binary(BinaryOp::Add, a, b) => {
+            let (t, rest) = match (uses(a, x), uses(b, x)) {
+                (true, false) => (a, b),
+                (false, true) => (b, a),
+                _ => {
+                    let (t, slope) = leaky_relu(a, b).or_else(|| leaky_relu(b, a))?;
+                    return then(t, plain(Function::LeakyRelu, &[slope]));
+                }
+            };
+            match **rest {
+                Expr::Const(term) => then(t, linear(1.0, term)),
+                _ => then(t, operand(rest, Function::Bias, Function::Add)),
+            }
+        }
+        Expr::Binary(BinaryOp::Sub, a, b) => match **a {
+            Expr::Const(term) => {
+                let mut list = then(b, linear(-1.0, 0.0))?;
+                list.push(linear(1.0, term)?);
+                Some(list)
+            }
+            _ => None,
+        },
+        Expr::Binary(BinaryOp::Max, a, b) => match (&**a, &**b) {
+            (t, Expr::Const(0.0)) | (Expr::Const(0.0), t) => then(t, plain(Function::Relu, &[])),
+            _ => None,
+        },
+        Expr::Binary(BinaryOp::Min, a, b) => {
+            let (t, low, high) = clipped(a, b)?;
+            then(t, plain(Function::Clip, &[low, high]))
+        }
+        Expr::Binary(BinaryOp::Div, ..) if is_sigmoid(e).is_some() => {
+            then(is_sigmoid(e)?, plain(Function::Sigmoid, &[]))
+        }
+        Expr::Binary(BinaryOp::Mul, ..) => {
+            let (mut factor, mut own, mut others) = (1.0, Vec::new(), Vec::new());
+            factors(e, x, &mut factor, &mut own, &mut others);
+            let mut list = match own[..] {
+                [t] => peeled(t, x, operands)?,
+                [a, b] => {
+                    let (t, last, rest) = gate(a, b, factor).or_else(|| gate(b, a, factor))?;
+                    factor = rest;
+                    then(t, last)?
+                }
+                _ => return None,
+            };
+            for other in others {
+                list.push(operand(other, Function::Scale, Function::Mul)?);
+            }
+            list.push(linear(factor, 0.0)?);
+            Some(list)
+        }
+        _ => None,
+    }
+}
+
+/// The parts of a product: numbers, what reads `x`, and the rest.
+fn factors<'a>(e: &'a Expr, x: usize, factor: &mut f64, own: &mut Vec<&'a Expr>, others: &mut Vec<&'a Expr>) {
+    match e {
+        Expr::Binary(BinaryOp::Mul, a, b) => {
+            factors(a, x, factor, own, others);
+            factors(b, x, factor, own, others);
+        }
+        Expr::Const(c) => *factor *= c,
+        _ if uses(e, x) => own.push(e),
+        _ => others.push(e),
+    }
+}
+
+fn is_near(a: f64, b: f64) -> bool {
+    (a - b).abs() <= 1e-6 * b.abs()
+}
+
+/// A value times a function of it: the value, the operation, and the factor that is left.
+#[expect(clippy::type_complexity, reason = "three things that have nothing else in common")]
+fn gate<'a>(t: &'a Expr, g: &'a Expr, factor: f64) -> Option<(&'a Expr, Option<(Epilogue, Option<usize>)>, f64)> {
+    if *g == sigmoid(t.clone()) {
+        return Some((t, plain(Function::Silu, &[]), factor));
+    }
+    match g {
+        Expr::Binary(BinaryOp::Min, a, b) => {
+            let (inner, low, high) = clipped(a, b)?;
+            let (u, a, b) = line(inner);
+            let fits = low == 0.0 && u == t;
+            fits.then(|| (t, plain(Function::HardSwish, &[a / high, b / high]), factor * high))
+        }
+        Expr::Binary(BinaryOp::Add, a, b) => {
+            let erf = match (&**a, &**b) {
+                (Expr::Const(1.0), Expr::Unary(UnaryOp::Erf, u)) | (Expr::Unary(UnaryOp::Erf, u), Expr::Const(1.0)) => u,
+                _ => return None,
+            };
+            let (u, a, b) = line(erf);
+            let fits = u == t && is_near(a, FRAC_1_SQRT_2) && b == 0.0;
+            fits.then(|| (t, plain(Function::Gelu, &[]), factor * 2.0))
+        }
+        _ => None,
+    }
+}
+
+/// `a·t + b` of an expression: `t`, `a`, `b`.
+fn line(e: &Expr) -> (&Expr, f64, f64) {
+    match e {
+        Expr::Binary(BinaryOp::Add, a, b) => match (&**a, &**b) {
+            (t, Expr::Const(c)) | (Expr::Const(c), t) => {
+                let (t, a, b) = line(t);
+                (t, a, b + c)
+            }
+            _ => (e, 1.0, 0.0),
+        },
+        Expr::Binary(BinaryOp::Mul, a, b) => match (&**a, &**b) {
+            (t, Expr::Const(c)) | (Expr::Const(c), t) => {
+                let (t, a, b) = line(t);
+                (t, a * c, b * c)
+            }
+            _ => (e, 1.0, 0.0),
+        },
+        _ => (e, 1.0, 0.0),
+    }
+}
+
+/// What is kept between two bounds, and the bounds, of the operands of a minimum.
+fn clipped<'a>(a: &'a Expr, b: &'a Expr) -> Option<(&'a Expr, f64, f64)> {
+    let (inner, high) = match (a, b) {
+        (t, Expr::Const(high)) | (Expr::Const(high), t) => (t, *high),
+        _ => return None,
+    };
+    let Expr::Binary(BinaryOp::Max, a, b) = inner else { return None };
+    match (&**a, &**b) {
+        (t, Expr::Const(low)) | (Expr::Const(low), t) => Some((t, *low, high)),
+        _ => None,
+    }
+}
+
+/// What a sigmoid is of.
+fn is_sigmoid(e: &Expr) -> Option<&Expr> {
+    let Expr::Binary(BinaryOp::Div, _, below) = e else { return None };
+    let Expr::Binary(BinaryOp::Add, _, power) = &**below else { return None };
+    let Expr::Unary(UnaryOp::Exp, negative) = &**power else { return None };
+    let Expr::Unary(UnaryOp::Neg, t) = &**negative else { return None };
+    (*e == sigmoid((**t).clone())).then_some(t)
+}
+
+/// `max(t, 0)` and `s·min(t, 0)`: `t` and `s`.
+fn leaky_relu<'a>(above: &'a Expr, below: &'a Expr) -> Option<(&'a Expr, f64)> {
+    let Expr::Binary(BinaryOp::Max, t, zero) = above else { return None };
+    let Expr::Binary(BinaryOp::Mul, a, b) = below else { return None };
+    let (slope, negative) = match (&**a, &**b) {
+        (Expr::Const(s), e) | (e, Expr::Const(s)) => (*s, e),
+        _ => return None,
+    };
+    let is_same = matches!(negative, Expr::Binary(BinaryOp::Min, u, z) if u == t && **z == Expr::Const(0.0));
+    (**zero == Expr::Const(0.0) && is_same).then_some((t, slope))
+}
+
+/// Lines one behind the other become one, and those that change nothing none.
+fn without_identities(list: Operations) -> Operations {
+    let mut kept: Operations = Vec::new();
+    for (operation, slot) in list {
+        let last = kept.last().map(|(last, _)| (last.function(), last.numbers().to_vec()));
+        if operation.function() != Function::Linear {
+            kept.push((operation, slot));
+            continue;
+        }
+        let (mut a, mut b) = (operation.numbers()[0], operation.numbers()[1]);
+        if let Some((Function::Linear, before)) = last {
+            (a, b) = (a * before[0], a * before[1] + b);
+            kept.pop();
+        }
+        if (a, b) != (1.0, 0.0) {
+            kept.push((Epilogue::new(Function::Linear, &[a, b]).expect("lines have any numbers"), None));
+        }
+    }
+    kept
+}

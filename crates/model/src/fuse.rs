@@ -1,0 +1,613 @@
+//! From a simplified net to kernels: products and convolutions with what follows them, and nests of the rest.
+
+use tilewright_ir::expr::{Cond, ReduceOp};
+use tilewright_ir::op::{Epilogue, Operand, ProgramBuilder, StageSpec, Workload, WorkloadError};
+use tilewright_ir::{BufferId, DType, Expr, Index, Role};
+
+use crate::epilogue::{self, Operations};
+use crate::net::{Convolution, Kind, Net, Node, ValueId, Windows};
+use crate::scalar::{self, cost, input, substitute};
+use crate::simplify::joined;
+
+/// What a kernel computes.
+#[derive(Debug, Clone)]
+pub struct Kernel {
+    /// It, as it is tuned.
+    pub workload: Workload,
+    /// Its inputs, in the order of the program's.
+    pub inputs: Vec<ValueId>,
+    /// Its only output.
+    pub output: ValueId,
+    /// The model's nodes that it comes from, for people.
+    pub origin: String,
+}
+
+/// What a run does.
+#[derive(Debug, Clone)]
+pub enum Step {
+    /// Runs a kernel.
+    Kernel(Kernel),
+    /// Runs an operator without code.
+    Host(Node),
+    /// Nothing: a value is a part of another one, from so many elements on.
+    Part {
+        /// The whole.
+        of: ValueId,
+        /// The part.
+        part: ValueId,
+        /// Elements ahead of it.
+        offset: i64,
+    },
+    /// Nothing where the parts are computed where they belong: a value is made of others, one behind the other.
+    Join {
+        /// The parts.
+        parts: Vec<ValueId>,
+        /// The whole.
+        whole: ValueId,
+    },
+}
+
+/// A net as what a run does, in order.
+#[derive(Debug, Clone)]
+pub struct Fused {
+    /// The values, and what the model takes and gives.
+    pub net: Net,
+    /// What a run does.
+    pub steps: Vec<Step>,
+}
+
+/// Fuses a simplified net.
+///
+/// # Errors
+/// Where an operation is larger than any memory.
+pub fn fuse(mut net: Net) -> Result<Fused, WorkloadError> {
+    let mut epilogues: Vec<Operations> = vec![Vec::new(); net.nodes.len()];
+    absorb_maps(&mut net, &mut epilogues);
+    let groups = groups(&net);
+    let mut steps = Vec::new();
+    for (at, node) in net.nodes.clone().iter().enumerate() {
+        steps.push(match &node.kind {
+            Kind::Conv(conv) => Step::Kernel(convolution(&net, node, conv, &epilogues[at])?),
+            Kind::Product { turned } => Step::Kernel(product(&net, node, *turned, &epilogues[at])?),
+            Kind::Host(_) => Step::Host(node.clone()),
+            Kind::View => Step::Part { of: node.input(0), part: node.output(), offset: 0 },
+            Kind::Slice(parts) if let Some(offset) = contiguous(&net, node, parts) => {
+                Step::Part { of: node.input(0), part: node.output(), offset }
+            }
+            Kind::Concat(axis) if is_flat(&net, node, *axis) => {
+                Step::Join { parts: node.inputs.iter().flatten().copied().collect(), whole: node.output() }
+            }
+            _ => match &groups[at] {
+                None => continue,
+                Some(members) => Step::Kernel(nest(&net, members)?),
+            },
+        });
+    }
+    Ok(Fused { net, steps })
+}
+
+/// Where a slice begins, where its elements are neighbours.
+fn contiguous(net: &Net, node: &Node, parts: &[(i64, i64)]) -> Option<i64> {
+    let (from, to) = (net.shape(node.input(0)), net.shape(node.output()));
+    let cut: Vec<usize> = (0..from.len()).filter(|&d| from[d] != to[d]).collect();
+    let first = *cut.first()?;
+    let is_one = cut.len() == 1 && from[..first].iter().all(|&n| n == 1) && parts.iter().all(|part| part.1 == 1);
+    is_one.then(|| parts[first].0 * from[first + 1..].iter().product::<i64>())
+}
+
+/// Whether tensors one behind the other are so in memory too.
+fn is_flat(net: &Net, node: &Node, axis: usize) -> bool {
+    net.shape(node.output())[..axis].iter().all(|&n| n == 1)
+}
+
+fn is_anchor(kind: &Kind) -> bool {
+    matches!(kind, Kind::Conv(_) | Kind::Product { .. })
+}
+
+/// How an input goes along a result; none where it does neither.
+fn operand_of(net: &Net, id: ValueId, out: &[i64], axis: usize) -> Option<Operand> {
+    let shape = net.shape(id);
+    let is_along = out.len().checked_sub(shape.len()).is_some_and(|missing| {
+        shape.iter().enumerate().all(|(d, &n)| n == if d + missing == axis { out[axis] } else { 1 })
+            && shape.len() + axis >= out.len()
+    });
+    let is_whole = net.value(id).n_elements() == out.iter().product::<i64>();
+    match (is_along, is_whole) {
+        (true, _) => Some(Operand::Channel),
+        (_, true) => Some(Operand::Element),
+        _ => None,
+    }
+}
+
+/// Maps behind products and convolutions become their epilogues, as far as they can.
+fn absorb_maps(net: &mut Net, epilogues: &mut Vec<Operations>) {
+    // A kernel of two products could take the map of either: the later one has what the other computes.
+    let mut at = net.nodes.len();
+    while at > 0 {
+        at -= 1;
+        if is_anchor(&net.nodes[at].kind) {
+            while absorb_map(net, epilogues, at).is_some() {}
+        }
+    }
+}
+
+/// The kernel's channel axis.
+fn channel_axis(kind: &Kind, out: &[i64]) -> usize {
+    if matches!(kind, Kind::Conv(_)) { 1 } else { out.len() - 1 }
+}
+
+fn absorb_map(net: &mut Net, epilogues: &mut Vec<Operations>, at: usize) -> Option<()> {
+    let anchor = net.nodes[at].clone();
+    let x = anchor.output();
+    let out = net.shape(x).to_vec();
+    let axis = channel_axis(&anchor.kind, &out);
+    if net.n_uses()[x.0] != net.nodes.iter().flat_map(|n| &n.inputs).filter(|id| **id == Some(x)).count() {
+        return None;
+    }
+    let mut users = net.nodes.iter().enumerate().filter(|(_, node)| node.inputs.contains(&Some(x)));
+    let (user, node) = users.next()?;
+    if users.next().is_some() {
+        return None;
+    }
+    let Kind::Map(value) = &node.kind else { return None };
+    if net.shape(node.output()) != out {
+        return None;
+    }
+    let (node, value) = (node.clone(), value.clone());
+    let slot = node.inputs.iter().position(|id| *id == Some(x))?;
+    let operands = |slot: usize| operand_of(net, node.inputs[slot]?, &out, axis);
+    let (found, part) = epilogue::largest(&value, slot, &operands)?;
+    let own: Operations = found
+        .into_iter()
+        .map(|(operation, slot)| (operation, slot.map(|slot| node.inputs[slot].expect("a map has all inputs").0)))
+        .collect();
+    let all: Operations = [epilogues[at].clone(), own.clone()].concat();
+    let check = Workload::parse("matmul:m=1,n=1,k=1").expect("it is one");
+    check.with_epilogue(all.iter().map(|(operation, _)| *operation).collect()).ok()?;
+    let is_all = part == value;
+    let output = if is_all {
+        node.output()
+    } else {
+        let name = format!("{}.part", node.origin);
+        net.add_value(&name, net.value(x).dtype, &out)
+    };
+    // The operands are the anchor's inputs from now on, so that they are computed before it.
+    let mut anchor = anchor;
+    anchor.inputs.extend(own.iter().filter_map(|(_, id)| id.map(|id| Some(ValueId(id)))));
+    anchor.outputs = vec![output];
+    if is_all {
+        anchor.origin = joined(&anchor.origin, &node.origin);
+        net.nodes[user] = anchor;
+        net.nodes.remove(at);
+        let _ = epilogues.remove(at);
+        epilogues[user - 1] = all;
+        // The anchor has moved behind: there it is looked at no more, but a further map may follow.
+        let moved = user - 1;
+        while absorb_map(net, epilogues, moved).is_some() {}
+        return None;
+    }
+    let rest = replaced_part(&value, &part, node.inputs.len());
+    let mut rest_node = node.clone();
+    rest_node.inputs.push(Some(output));
+    rest_node.kind = Kind::Map(rest);
+    compact(&mut rest_node);
+    net.nodes[user] = rest_node;
+    // Just ahead of the rest, where all operands are there.
+    let anchor_at = user;
+    net.nodes.insert(anchor_at, anchor);
+    epilogues.insert(anchor_at, all);
+    net.nodes.remove(at);
+    let _ = epilogues.remove(at);
+    None
+}
+
+/// An expression with a part of it read from an input.
+fn replaced_part(e: &Expr, part: &Expr, slot: usize) -> Expr {
+    if e == part {
+        return input(slot);
+    }
+    match e {
+        Expr::Unary(op, x) => Expr::unary(*op, replaced_part(x, part, slot)),
+        Expr::Binary(op, a, b) => Expr::binary(*op, replaced_part(a, part, slot), replaced_part(b, part, slot)),
+        other => other.clone(),
+    }
+}
+
+/// A map without inputs that it does not read.
+fn compact(node: &mut Node) {
+    let Kind::Map(value) = &node.kind else { return };
+    let read = scalar::inputs(value);
+    let kept: Vec<usize> = (0..node.inputs.len()).filter(|slot| read.contains(slot)).collect();
+    let value = substitute(value, &|at| input(kept.iter().position(|&slot| slot == at).expect("it is read")));
+    node.inputs = kept.iter().map(|&slot| node.inputs[slot]).collect();
+    node.kind = Kind::Map(value);
+}
+
+/// The workload of an anchor with its epilogue, and its inputs in the order of the program's.
+fn anchored(
+    net: &Net,
+    node: &Node,
+    head: &str,
+    names: [&str; 2],
+    operations: &Operations,
+) -> Result<Kernel, WorkloadError> {
+    let list: Vec<Epilogue> = operations.iter().map(|(operation, _)| *operation).collect();
+    let mut inputs = vec![node.input(0), node.input(1)];
+    let mut constants = Vec::new();
+    let is_constant = |id: ValueId| net.value(id).constant.is_some();
+    constants.extend(names.iter().zip(&inputs).filter(|(_, id)| is_constant(**id)).map(|(name, _)| (*name).to_owned()));
+    for (at, name, _) in Epilogue::operands(&list) {
+        let id = ValueId(operations[at].1.expect("an operation with an operand has an input"));
+        inputs.push(id);
+        constants.extend(is_constant(id).then(|| name.to_lowercase()));
+    }
+    let workload = Workload::parse(head)?.with_epilogue(list)?;
+    // Some operators do not have their first input constant.
+    let known = workload.operator().constants;
+    constants.retain(|name| !names.contains(&name.as_str()) || known.contains(&name.as_str()));
+    let workload = workload.with_constants(constants)?;
+    Ok(Kernel { workload, inputs, output: node.output(), origin: node.origin.clone() })
+}
+
+fn convolution(net: &Net, node: &Node, conv: &Convolution, operations: &Operations) -> Result<Kernel, WorkloadError> {
+    let (x, w, y) = (net.shape(node.input(0)), net.shape(node.input(1)), net.shape(node.output()));
+    let is_depthwise = conv.groups == x[1] && conv.groups > 1 && !conv.transposed;
+    let channels = match (is_depthwise, conv.transposed) {
+        (true, _) => format!("multiplier={}", y[1] / x[1]),
+        (false, true) => format!("k={}", y[1]),
+        (false, false) => format!("k={},groups={}", y[1], conv.groups),
+    };
+    let operator = match (is_depthwise, conv.transposed) {
+        (true, _) => "depthwise_conv2d",
+        (_, true) => "conv2d_transpose",
+        _ => "conv2d",
+    };
+    let Convolution { strides: [sh, sw], dilations: [dh, dw], before: [bh, bw], after: [ah, aw], .. } = conv;
+    let head = format!(
+        "{operator}:n={},c={},h={},w={},r={},s={},{channels},stride_h={sh},stride_w={sw},pad_top={bh},pad_left={bw},\
+         pad_bottom={ah},pad_right={aw},dilation_h={dh},dilation_w={dw}",
+        x[0], x[1], x[2], x[3], w[2], w[3]
+    );
+    anchored(net, node, &head, ["x", "w"], operations)
+}
+
+fn product(net: &Net, node: &Node, turned: bool, operations: &Operations) -> Result<Kernel, WorkloadError> {
+    let (a, out) = (net.shape(node.input(0)), net.shape(node.output()));
+    let k = a[a.len() - 1];
+    let (head, names) = match (out, turned) {
+        (&[m, n], true) => (format!("dense:m={m},n={n},k={k}"), ["x", "w"]),
+        (&[m, n], false) => (format!("matmul:m={m},n={n},k={k}"), ["a", "b"]),
+        (_, turned) => {
+            let [b, m, n] = [out[0], out[1], out[2]];
+            (format!("batch_matmul:b={b},m={m},n={n},k={k},tb={}", u8::from(turned)), ["a", "b"])
+        }
+    };
+    anchored(net, node, &head, names, operations)
+}
+
+/// The nodes of each nest, by its last one, in order.
+fn groups(net: &Net) -> Vec<Option<Vec<usize>>> {
+    let (n_uses, producers) = (net.n_uses(), net.producers());
+    let mut users: Vec<Vec<usize>> = vec![Vec::new(); net.values.len()];
+    for (at, node) in net.nodes.iter().enumerate() {
+        node.inputs.iter().flatten().for_each(|id| users[id.0].push(at));
+    }
+    let mut groups: Vec<Option<Vec<usize>>> = vec![None; net.nodes.len()];
+    let mut is_taken = vec![false; net.nodes.len()];
+    for root in (0..net.nodes.len()).rev() {
+        if is_taken[root] || !is_of_nest(net, &net.nodes[root]) {
+            continue;
+        }
+        let mut members = vec![root];
+        is_taken[root] = true;
+        // Until nothing joins: a value with several readers may when they all have.
+        loop {
+            let candidates: Vec<usize> = members
+                .iter()
+                .flat_map(|&member| net.nodes[member].inputs.iter().flatten())
+                .filter_map(|id| producers[id.0])
+                .filter(|&at| !is_taken[at] && is_of_nest(net, &net.nodes[at]))
+                .collect();
+            let joins = |&at: &usize| {
+                let id = net.nodes[at].output();
+                let is_private = n_uses[id.0] == users[id.0].len() && users[id.0].iter().all(|u| members.contains(u));
+                is_private && may_join(net, &members, root, at, &users[id.0])
+            };
+            let Some(new) = candidates.into_iter().find(joins) else { break };
+            is_taken[new] = true;
+            members.push(new);
+        }
+        members.sort_unstable();
+        groups[root] = Some(members);
+    }
+    groups
+}
+
+fn is_of_nest(net: &Net, node: &Node) -> bool {
+    match &node.kind {
+        Kind::Map(_) | Kind::Transpose(_) | Kind::Pad(..) | Kind::Pick(_) | Kind::Reduce(..) | Kind::Window(..) => true,
+        Kind::Slice(parts) => contiguous(net, node, parts).is_none(),
+        Kind::Concat(axis) => !is_flat(net, node, *axis),
+        Kind::View | Kind::Conv(_) | Kind::Product { .. } | Kind::Host(_) => false,
+    }
+}
+
+/// Whether a node can be computed within the nest of those that read it.
+fn may_join(net: &Net, members: &[usize], root: usize, at: usize, users: &[usize]) -> bool {
+    let node = &net.nodes[at];
+    let kinds = || members.iter().map(|&member| &net.nodes[member].kind);
+    let has_window = kinds().any(|kind| matches!(kind, Kind::Window(..)));
+    let has_reduce = kinds().any(|kind| matches!(kind, Kind::Reduce(..)));
+    let count = |id: ValueId| net.value(id).n_elements();
+    let n_own = count(node.output());
+    let overlaps = |user: &usize| match &net.nodes[*user].kind {
+        Kind::Window(_, windows) => windows.kernel.iter().zip(&windows.strides).any(|(k, s)| k > s),
+        _ => false,
+    };
+    let n_root = count(net.nodes[root].output());
+    match &node.kind {
+        Kind::Map(value) => {
+            let is_repeated = users.iter().any(overlaps) || n_own < n_root && !has_reduce;
+            !is_repeated || cost(value) <= 2
+        }
+        Kind::Transpose(_) | Kind::Slice(_) | Kind::Pick(_) => {
+            !has_reduce && !has_window && users.len() == 1 && n_own >= n_root
+        }
+        Kind::Pad(..) => !has_reduce && !has_window && users.len() == 1 && n_own == n_root,
+        Kind::Reduce(_, axes) => {
+            let from = net.shape(node.input(0));
+            let out = net.shape(net.nodes[root].output());
+            let is_last = axes.iter().min().is_some_and(|&first| {
+                (first..from.len()).all(|d| axes.contains(&d) || from[d] == 1)
+                    && out.len() == from.len()
+                    && out[..first] == from[..first]
+            });
+            let is_same = kinds().all(|kind| match kind {
+                Kind::Reduce(_, others) => others == axes,
+                Kind::Map(_) => true,
+                _ => false,
+            });
+            is_last && is_same && !has_window
+        }
+        Kind::Window(..) => {
+            let is_map = |user: &usize| matches!(net.nodes[*user].kind, Kind::Map(_));
+            !has_window && !has_reduce && users.iter().all(is_map) && n_own == n_root
+        }
+        _ => false,
+    }
+}
+
+/// Builds the program of a nest.
+struct Builder<'a> {
+    net: &'a Net,
+    /// None while a stage is made.
+    program: Option<ProgramBuilder>,
+    /// The members that compute each value.
+    producers: Vec<(ValueId, usize)>,
+    /// Values that are in buffers.
+    buffers: Vec<(ValueId, BufferId)>,
+}
+
+fn nest(net: &Net, members: &[usize]) -> Result<Kernel, WorkloadError> {
+    let nodes: Vec<&Node> = members.iter().map(|&at| &net.nodes[at]).collect();
+    let root = *nodes.last().expect("a nest has a node");
+    let producers: Vec<(ValueId, usize)> = nodes.iter().zip(members).map(|(node, &at)| (node.output(), at)).collect();
+    let is_inside = |id: ValueId| producers.iter().any(|(own, _)| *own == id);
+    let mut inputs: Vec<ValueId> = Vec::new();
+    for id in nodes.iter().flat_map(|node| node.inputs.iter().flatten()) {
+        if !is_inside(*id) && !inputs.contains(id) && net.scalar(*id).is_none() {
+            inputs.push(*id);
+        }
+    }
+    let mut constants = Vec::new();
+    for (at, id) in inputs.iter().enumerate() {
+        constants.extend(net.value(*id).constant.is_some().then(|| format!("i{at}")));
+    }
+    let mut program = ProgramBuilder::new("nest", DType::F32, constants);
+    let of_input = |(at, id): (usize, &ValueId)| (*id, program.input(&format!("I{at}"), &of_rank(net.shape(*id))));
+    let buffers = inputs.iter().enumerate().map(of_input).collect();
+    let mut builder = Builder { net, program: Some(program), producers, buffers };
+    for (at, node) in nodes.iter().enumerate() {
+        let is_root = at + 1 == nodes.len();
+        if is_root || is_staged(net, node, &nodes) {
+            builder.stage(node, &format!("T{at}"), is_root);
+        }
+    }
+    let origin = nodes.iter().map(|node| node.origin.clone()).reduce(|a, b| joined(&a, &b)).unwrap_or_default();
+    let program = builder.program.expect("it is there between stages").finish();
+    let workload = Workload::nest(program)?;
+    Ok(Kernel { workload, inputs, output: root.output(), origin })
+}
+
+/// A shape with one dimension at least.
+fn of_rank(shape: &[i64]) -> Vec<i64> {
+    if shape.is_empty() { vec![1] } else { shape.to_vec() }
+}
+
+/// Whether a value of a nest is computed once for all that read it, rather than by each of them.
+fn is_staged(net: &Net, node: &Node, nodes: &[&Node]) -> bool {
+    let id = node.output();
+    let value = match &node.kind {
+        Kind::Reduce(..) | Kind::Window(..) => return true,
+        Kind::Map(value) => value,
+        _ => return false,
+    };
+    let n_own = net.value(id).n_elements();
+    let users: Vec<&&Node> = nodes.iter().filter(|user| user.inputs.contains(&Some(id))).collect();
+    let is_larger = |user: &&&Node| net.value(user.output()).n_elements() > n_own && !matches!(user.kind, Kind::Reduce(..));
+    let n_reads: usize = users
+        .iter()
+        .map(|user| match &user.kind {
+            Kind::Map(outer) => {
+                let slots: Vec<usize> = (0..user.inputs.len()).filter(|&s| user.inputs[s] == Some(id)).collect();
+                scalar::inputs(outer).iter().filter(|slot| slots.contains(slot)).count()
+            }
+            _ => 1,
+        })
+        .sum();
+    cost(value) > 2 && (n_reads > 1 || users.iter().any(is_larger))
+}
+
+impl Builder<'_> {
+    /// Computes a node into a buffer.
+    fn stage(&mut self, node: &Node, name: &str, is_root: bool) {
+        let role = if is_root { Role::Output } else { Role::Temporary };
+        let shape = of_rank(self.net.shape(node.output()));
+        let names: Vec<String> = (0..shape.len()).map(|d| format!("{}{d}", name.to_lowercase())).collect();
+        let axes: Vec<(&str, i64)> = names.iter().map(String::as_str).zip(shape.iter().copied()).collect();
+        let rank = axes.len();
+        let mut program = self.program.take().expect("it is there between stages");
+        let this = &*self;
+        // The loops of a reduction, with the dimensions that they are along.
+        let (op, reduced): (Option<ReduceOp>, Vec<(usize, i64)>) = match &node.kind {
+            Kind::Reduce(op, dims) => {
+                let from = this.net.shape(node.input(0));
+                (Some(*op), dims.iter().map(|&d| (d, from[d])).collect())
+            }
+            Kind::Window(op, windows) => {
+                let long = windows.kernel.iter().copied().enumerate().filter(|(_, n)| *n > 1);
+                (Some(*op), long.collect())
+            }
+            _ => (None, Vec::new()),
+        };
+        let inner_names: Vec<String> = (0..reduced.len()).map(|d| format!("{}r{d}", name.to_lowercase())).collect();
+        let inner: Vec<(&str, i64)> =
+            inner_names.iter().map(String::as_str).zip(reduced.iter().map(|(_, n)| *n)).collect();
+        let value = |vars: &[Index]| -> Expr {
+            let (out, sums) = vars.split_at(rank);
+            match &node.kind {
+                Kind::Reduce(..) => {
+                    let mut at = out.to_vec();
+                    reduced.iter().zip(sums).for_each(|((d, _), var)| at[*d] = var.clone());
+                    this.element(node.input(0), &at)
+                }
+                Kind::Window(op, windows) => this.tap(node.input(0), node.output(), windows, *op, out, &reduced, sums),
+                _ => this.computed(node, out),
+            }
+        };
+        let reduce = op.map(|op| (op, &inner[..]));
+        let spec = StageSpec { name, axes: &axes, reduce, role };
+        let buffer = program.stage(spec, value);
+        self.program = Some(program);
+        self.buffers.push((node.output(), buffer));
+    }
+
+    /// What a window adds for one of its places.
+    #[expect(clippy::too_many_arguments, reason = "they are what a stage has")]
+    fn tap(
+        &self,
+        from: ValueId,
+        to: ValueId,
+        windows: &Windows,
+        op: ReduceOp,
+        out: &[Index],
+        reduced: &[(usize, i64)],
+        sums: &[Index],
+    ) -> Expr {
+        let (shape, extents) = (self.net.shape(from), self.net.shape(to));
+        let (mut at, mut inside) = (Vec::with_capacity(out.len()), Cond::True);
+        for d in 0..out.len() {
+            let (stride, dilation, before) = (windows.strides[d], windows.dilations[d], windows.before[d]);
+            let first = out[d].scale(stride).offset(-before);
+            let place = match reduced.iter().position(|(dim, _)| *dim == d) {
+                Some(tap) => first.add(&sums[tap].scale(dilation)),
+                None => first,
+            };
+            if before > 0 {
+                inside = inside.and(Cond::Lt(Index::from(-1), place.clone()));
+            }
+            if (extents[d] - 1) * stride + (windows.kernel[d] - 1) * dilation - before >= shape[d] {
+                inside = inside.and(Cond::Lt(place.clone(), Index::from(shape[d])));
+            }
+            at.push(place);
+        }
+        let value = self.element(from, &at);
+        match inside {
+            Cond::True => value,
+            _ => Expr::Select(Box::new(inside), Box::new(value), Box::new(Expr::Const(op.identity()))),
+        }
+    }
+
+    /// An element of a value, where it is in a buffer or computed.
+    fn element(&self, id: ValueId, at: &[Index]) -> Expr {
+        let shape = self.net.shape(id);
+        // Numbers that broadcast are read at their only place.
+        let missing = at.len() - shape.len().min(at.len());
+        let at: Vec<Index> = shape
+            .iter()
+            .enumerate()
+            .map(|(d, &n)| if n == 1 { Index::from(0) } else { at[d + missing].clone() })
+            .collect();
+        if let Some((_, buffer)) = self.buffers.iter().find(|(own, _)| *own == id) {
+            return Expr::Load(*buffer, if at.is_empty() { vec![Index::from(0)] } else { at });
+        }
+        if let Some(x) = self.net.scalar(id) {
+            return Expr::Const(x);
+        }
+        let (_, producer) = self.producers.iter().find(|(own, _)| *own == id).expect("a nest computes what it reads");
+        self.computed(&self.net.nodes[*producer], &at)
+    }
+
+    /// An element of what a node computes, of those that it reads.
+    fn computed(&self, node: &Node, at: &[Index]) -> Expr {
+        match &node.kind {
+            Kind::Map(value) => value
+                .map_loads(&mut |slot, _| Some(self.element(node.input(slot.0 as usize), at))),
+            Kind::Transpose(order) => {
+                let mut from = vec![Index::from(0); order.len()];
+                order.iter().zip(at).for_each(|(&d, place)| from[d] = place.clone());
+                self.element(node.input(0), &from)
+            }
+            Kind::Slice(parts) => {
+                let from: Vec<Index> =
+                    at.iter().zip(parts).map(|(place, (start, step))| place.scale(*step).offset(*start)).collect();
+                self.element(node.input(0), &from)
+            }
+            Kind::Pick(lines) => {
+                let place = |(place, line): (&Index, &crate::net::Line)| {
+                    let line_at = place.scale(line.factor).offset(line.term);
+                    if line.divisor == 1 { line_at } else { line_at.floor_div(line.divisor) }
+                };
+                let from: Vec<Index> = at.iter().zip(lines).map(place).collect();
+                self.element(node.input(0), &from)
+            }
+            Kind::Pad(before, fill) => {
+                let shape = self.net.shape(node.input(0));
+                let out = self.net.shape(node.output());
+                let from: Vec<Index> = at.iter().zip(before).map(|(place, before)| place.offset(-before)).collect();
+                let mut inside = Cond::True;
+                for d in 0..from.len() {
+                    if before[d] > 0 {
+                        inside = inside.and(Cond::Lt(Index::from(-1), from[d].clone()));
+                    }
+                    if out[d] - before[d] > shape[d] {
+                        inside = inside.and(Cond::Lt(from[d].clone(), Index::from(shape[d])));
+                    }
+                }
+                let value = self.element(node.input(0), &from);
+                Expr::Select(Box::new(inside), Box::new(value), Box::new(Expr::Const(*fill)))
+            }
+            Kind::Concat(axis) => {
+                let mut end = self.net.shape(node.output())[*axis];
+                let mut value: Option<Expr> = None;
+                for id in node.inputs.iter().flatten().rev() {
+                    let n = self.net.shape(*id)[*axis];
+                    let start = end - n;
+                    let mut from = at.to_vec();
+                    from[*axis] = at[*axis].offset(-start);
+                    let own = self.element(*id, &from);
+                    value = Some(match value {
+                        None => own,
+                        Some(behind) => {
+                            let is_own = Cond::Lt(at[*axis].clone(), Index::from(end));
+                            Expr::Select(Box::new(is_own), Box::new(own), Box::new(behind))
+                        }
+                    });
+                    end = start;
+                }
+                value.expect("a concat has inputs")
+            }
+            _ => unreachable!("reductions are computed into buffers"),
+        }
+    }
+}

@@ -1,0 +1,694 @@
+//! From a graph of many operators to a net of few kinds.
+
+use tilewright_graph::op::{Fact, Inputs, PadMode, PoolKind, ReduceKind, SoftmaxKind, product_shape};
+use tilewright_graph::{DType, Graph, Node as GraphNode, Op};
+use tilewright_ir::Expr;
+use tilewright_ir::expr::{ReduceOp, UnaryOp};
+
+use crate::net::{Convolution, Kind, Line, Net, Node, ValueId, Windows};
+use crate::scalar::{self, add, div, input, mul, number, of, sub};
+
+/// The net of a specialised graph. What has no code becomes a host operator.
+pub fn import(graph: &Graph) -> Net {
+    let mut net = Net::default();
+    for (_, value) in graph.values() {
+        let ty = value.ty.as_ref().expect("every value of a specialised graph has its type");
+        let shape: Vec<i64> = ty.shape.iter().map(|&d| d as i64).collect();
+        let id = net.add_value(&value.name, ty.dtype, &shape);
+        net.values[id.0].constant.clone_from(&value.constant);
+    }
+    net.inputs = graph.inputs.iter().map(|id| ValueId(id.0 as usize)).collect();
+    net.outputs = graph.outputs.iter().map(|id| ValueId(id.0 as usize)).collect();
+    for (_, node) in graph.nodes() {
+        let inputs: Vec<Option<ValueId>> = node.inputs.iter().map(|id| id.map(|id| ValueId(id.0 as usize))).collect();
+        // What nobody reads need not be there.
+        let is_read = |id: &tilewright_graph::ValueId| !graph.value(*id).users.is_empty() || graph.outputs.contains(id);
+        let outputs: Vec<Option<ValueId>> =
+            node.outputs.iter().map(|id| id.filter(is_read).map(|id| ValueId(id.0 as usize))).collect();
+        let mut job = Job { graph, node, net: &mut net, inputs: inputs.clone(), outputs };
+        let n_nodes = job.net.nodes.len();
+        if job.lower().is_none() {
+            job.net.nodes.truncate(n_nodes);
+            job.inputs = inputs;
+            job.host();
+        }
+    }
+    net.prune();
+    net
+}
+
+/// A node of the graph on its way into the net.
+struct Job<'a> {
+    graph: &'a Graph,
+    node: &'a GraphNode,
+    net: &'a mut Net,
+    inputs: Vec<Option<ValueId>>,
+    outputs: Vec<Option<ValueId>>,
+}
+
+fn ints(list: &[usize]) -> Vec<i64> {
+    list.iter().map(|&n| n as i64).collect()
+}
+
+impl Job<'_> {
+    /// What is known of an input.
+    fn facts(&self) -> Vec<Option<Fact<'_>>> {
+        let fact = |id: &Option<tilewright_graph::ValueId>| {
+            let value = self.graph.value((*id)?);
+            Some(Fact { ty: value.ty.as_ref()?, value: value.constant.as_ref() })
+        };
+        self.node.inputs.iter().map(fact).collect()
+    }
+
+    fn try_input(&self, at: usize) -> Option<ValueId> {
+        self.inputs.get(at).copied().flatten()
+    }
+
+    fn shape(&self, at: usize) -> Option<Vec<i64>> {
+        Some(self.net.shape(self.try_input(at)?).to_vec())
+    }
+
+    fn graph_shape(&self, at: usize) -> Option<&[usize]> {
+        Some(&self.graph.ty((*self.node.inputs.get(at)?)?).shape)
+    }
+
+    fn is_f32(&self, id: ValueId) -> bool {
+        self.net.value(id).dtype == DType::F32
+    }
+
+    fn output(&self) -> Option<ValueId> {
+        self.outputs[0]
+    }
+
+    fn push(&mut self, kind: Kind, inputs: &[ValueId], output: ValueId) -> ValueId {
+        let inputs = inputs.iter().map(|&id| Some(id)).collect();
+        self.net.nodes.push(Node { kind, inputs, outputs: vec![output], origin: self.node.place.node.clone() });
+        output
+    }
+
+    /// A value on the way to the node's output.
+    fn value(&mut self, what: &str, shape: &[i64]) -> ValueId {
+        let name = format!("{}.{what}", self.node.place.node);
+        self.net.add_value(&name, DType::F32, shape)
+    }
+
+    /// A node whose output is on the way.
+    fn step(&mut self, what: &str, kind: Kind, inputs: &[ValueId], shape: &[i64]) -> ValueId {
+        let to = self.value(what, shape);
+        self.push(kind, inputs, to)
+    }
+
+    fn host(&mut self) {
+        let dummy = |net: &mut Net, at: usize, node: &GraphNode| {
+            net.add_value(&format!("{}.unused{at}", node.place.node), DType::F32, &[0])
+        };
+        let mut outputs = Vec::with_capacity(self.outputs.len());
+        for (at, output) in self.outputs.iter().enumerate() {
+            outputs.push(output.unwrap_or_else(|| dummy(self.net, at, self.node)));
+        }
+        self.net.nodes.push(Node {
+            kind: Kind::Host(Box::new(self.node.op.clone())),
+            inputs: self.inputs.clone(),
+            outputs,
+            origin: self.node.place.node.clone(),
+        });
+    }
+
+    /// Elements by elements: the node's output of all its inputs.
+    fn map(&mut self, value: impl FnOnce(&[Expr]) -> Option<Expr>) -> Option<()> {
+        let inputs: Vec<ValueId> = self.inputs.iter().copied().collect::<Option<_>>()?;
+        let to = self.output()?;
+        if !self.is_f32(to) || !inputs.iter().all(|&id| self.is_f32(id)) {
+            return None;
+        }
+        let elements: Vec<Expr> = inputs
+            .iter()
+            .enumerate()
+            .map(|(at, &id)| match self.net.scalar(id) {
+                // A number of a higher rank would make the output's rank higher.
+                Some(x) if self.net.shape(id).len() <= self.net.shape(to).len() => number(x),
+                _ => input(at),
+            })
+            .collect();
+        let value = value(&elements)?;
+        self.push(Kind::Map(value), &inputs, to);
+        Some(())
+    }
+
+    /// The same elements in the output's shape.
+    fn view(&mut self) -> Option<()> {
+        let (from, to) = (self.try_input(0)?, self.output()?);
+        self.push(Kind::View, &[from], to);
+        Some(())
+    }
+
+    fn lower(&mut self) -> Option<()> {
+        if self.outputs.iter().skip(1).any(Option::is_some) && !matches!(self.node.op, Op::Split(_)) {
+            return None;
+        }
+        let node = self.node;
+        match &node.op {
+            Op::Unary(tilewright_graph::op::Unary::Identity) | Op::Dropout(_) => self.view(),
+            Op::Unary(f) => self.map(|x| scalar::unary(*f, x[0].clone())),
+            Op::Binary(f) => self.map(|x| scalar::binary(*f, x[0].clone(), x[1].clone())),
+            Op::Variadic(f) => {
+                use tilewright_graph::op::Variadic as V;
+                let f = *f;
+                self.map(|x| {
+                    let all = x.iter().cloned();
+                    Some(match f {
+                        V::Max => all.reduce(scalar::max)?,
+                        V::Min => all.reduce(scalar::min)?,
+                        V::Sum => all.reduce(add)?,
+                        V::Mean => mul(all.reduce(add)?, number(1.0 / x.len() as f64)),
+                    })
+                })
+            }
+            Op::Clip(clip) => {
+                let bound = |at: usize, given: Option<f64>, none: f64| match (given, self.try_input(at)) {
+                    (Some(x), _) => Some(x),
+                    (None, None) => Some(none),
+                    (None, Some(id)) => self.net.scalar(id),
+                };
+                let low = bound(1, clip.min, f64::NEG_INFINITY)?;
+                let high = bound(2, clip.max, f64::INFINITY)?;
+                self.inputs.truncate(1);
+                self.map(|x| Some(scalar::clip(x[0].clone(), low, high)))
+            }
+            Op::Cast(_) => {
+                let (from, to) = (self.try_input(0)?, self.output()?);
+                (self.net.value(from).dtype == self.net.value(to).dtype).then_some(())?;
+                self.view()
+            }
+            Op::Reshape(_) | Op::Flatten(_) | Op::Squeeze(_) | Op::Unsqueeze(_) => self.view(),
+            Op::Expand(_) => {
+                self.inputs.truncate(1);
+                self.map(|x| Some(x[0].clone()))
+            }
+            Op::Transpose(transpose) => {
+                let order = transpose.order(self.shape(0)?.len()).ok()?;
+                let (from, to) = (self.try_input(0)?, self.output()?);
+                self.moved(Kind::Transpose(order), from, to)
+            }
+            Op::Slice(slice) => {
+                let parts = slice.parts(Inputs(&self.facts())).ok()?;
+                let (from, to) = (self.try_input(0)?, self.output()?);
+                self.moved(Kind::Slice(parts.iter().map(|part| (part.0 as i64, part.1)).collect()), from, to)
+            }
+            Op::Split(split) => {
+                let (from, rank) = (self.try_input(0)?, self.shape(0)?.len() as i64);
+                let axis = usize::try_from(if split.axis < 0 { split.axis + rank } else { split.axis }).ok()?;
+                let mut start = 0;
+                for to in self.outputs.clone() {
+                    let to = to?;
+                    let mut parts = vec![(0, 1); rank as usize];
+                    parts[axis].0 = start;
+                    start += self.net.shape(to)[axis];
+                    self.moved(Kind::Slice(parts), from, to)?;
+                }
+                Some(())
+            }
+            Op::Concat(concat) => {
+                let to = self.output()?;
+                let rank = self.net.shape(to).len() as i64;
+                let axis = usize::try_from(if concat.axis < 0 { concat.axis + rank } else { concat.axis }).ok()?;
+                let inputs: Vec<ValueId> = self.inputs.iter().copied().collect::<Option<_>>()?;
+                self.is_f32(to).then_some(())?;
+                self.push(Kind::Concat(axis), &inputs, to);
+                Some(())
+            }
+            Op::Pad(pad) => {
+                let borders = pad.borders(Inputs(&self.facts())).ok()?;
+                let fill = match &pad.attributes {
+                    Some((_, fill)) => *fill,
+                    None if self.try_input(2).is_some() => self.net.scalar(self.try_input(2)?)?,
+                    None => 0.0,
+                };
+                let (from, to) = (self.try_input(0)?, self.output()?);
+                match pad.mode {
+                    PadMode::Constant => {
+                        self.moved(Kind::Pad(borders.iter().map(|b| b.0).collect(), fill), from, to)
+                    }
+                    mode => {
+                        let from_shape = self.shape(0)?;
+                        let to_shape = self.net.shape(to).to_vec();
+                        let place = |d: usize, at: i64| {
+                            let n = from_shape[d];
+                            let at = at - borders[d].0;
+                            match mode {
+                                PadMode::Edge => at.clamp(0, n - 1),
+                                PadMode::Wrap => at.rem_euclid(n),
+                                _ if n == 1 => 0,
+                                _ => {
+                                    let at = at.rem_euclid(2 * (n - 1));
+                                    at.min(2 * (n - 1) - at)
+                                }
+                            }
+                        };
+                        let line = |d: usize| match borders[d] {
+                            (0, 0) => Some(Line::SAME),
+                            _ => Line::through(&(0..to_shape[d]).map(|at| place(d, at)).collect::<Vec<_>>()),
+                        };
+                        let lines = (0..to_shape.len()).map(line).collect::<Option<Vec<_>>>()?;
+                        self.moved(Kind::Pick(lines), from, to)
+                    }
+                }
+            }
+            Op::BatchNormalization(norm) => {
+                norm.training_momentum.is_none().then_some(())?;
+                let [scale, offset, mean, variance] =
+                    [1, 2, 3, 4].map(|at| self.net.numbers(self.try_input(at)?));
+                let (scale, offset, mean, variance) = (scale?, offset?, mean?, variance?);
+                let factor: Vec<f32> = (0..scale.len())
+                    .map(|c| (f64::from(scale[c]) / (f64::from(variance[c]) + norm.epsilon).sqrt()) as f32)
+                    .collect();
+                let term: Vec<f32> = (0..scale.len())
+                    .map(|c| {
+                        let factor = f64::from(scale[c]) / (f64::from(variance[c]) + norm.epsilon).sqrt();
+                        (f64::from(offset[c]) - f64::from(mean[c]) * factor) as f32
+                    })
+                    .collect();
+                let (x, to) = (self.try_input(0)?, self.output()?);
+                let mut shape = vec![1; self.net.shape(x).len().saturating_sub(1)];
+                *shape.first_mut()? = scale.len() as i64;
+                self.is_f32(x).then_some(())?;
+                let name = self.node.place.node.clone();
+                let factor = self.net.add_constant(&format!("{name}.factor"), &shape, &factor);
+                let term = self.net.add_constant(&format!("{name}.term"), &shape, &term);
+                self.push(Kind::Map(add(mul(input(0), input(1)), input(2))), &[x, factor, term], to);
+                Some(())
+            }
+            Op::Conv(conv) => {
+                let found = conv.shape(self.graph_shape(0)?, self.graph_shape(1)?).ok()?;
+                self.convolution(&found, false)
+            }
+            Op::ConvTranspose(conv) => {
+                let found = conv.shape(self.graph_shape(0)?, self.graph_shape(1)?).ok()?;
+                (found.groups == 1).then_some(())?;
+                self.convolution(&found, true)
+            }
+            Op::MatMul(_) => self.product(),
+            Op::Gemm(gemm) => {
+                let [m, n, k] = gemm.sizes(self.graph_shape(0)?, self.graph_shape(1)?).ok()?;
+                let (m, n, k) = (m as i64, n as i64, k as i64);
+                let (mut a, b, to) = (self.try_input(0)?, self.try_input(1)?, self.output()?);
+                (self.is_f32(a) && self.is_f32(b)).then_some(())?;
+                if gemm.transposes_a {
+                    a = self.step("a", Kind::Transpose(vec![1, 0]), &[a], &[m, k]);
+                }
+                let kind = Kind::Product { turned: gemm.transposes_b };
+                let c = self.try_input(2).filter(|_| gemm.beta != 0.0);
+                if c.is_none() && gemm.alpha == 1.0 {
+                    self.push(kind, &[a, b], to);
+                    return Some(());
+                }
+                let product = self.step("product", kind, &[a, b], &[m, n]);
+                let scaled = mul(input(0), number(gemm.alpha));
+                match c {
+                    None => self.push(Kind::Map(scaled), &[product], to),
+                    Some(c) => {
+                        let sum = add(scaled, mul(input(1), number(gemm.beta)));
+                        self.push(Kind::Map(sum), &[product, c], to)
+                    }
+                };
+                Some(())
+            }
+            Op::Pool(pool) => {
+                let (x, to) = (self.try_input(0)?, self.output()?);
+                self.is_f32(x).then_some(())?;
+                let geometry = pool.geometry(self.graph_shape(0)?).ok()?;
+                let with = |image: &[i64], rest: i64| [&[rest, rest][..], image].concat();
+                let windows = Windows {
+                    kernel: with(&ints(&geometry.kernel), 1),
+                    strides: with(&ints(&geometry.strides), 1),
+                    dilations: with(&ints(&geometry.dilations), 1),
+                    before: with(&geometry.begins, 0),
+                };
+                match pool.kind {
+                    PoolKind::Max { .. } => {
+                        self.push(Kind::Window(ReduceOp::Max, windows), &[x], to);
+                    }
+                    PoolKind::Average { counts_borders } => {
+                        let shape = self.net.shape(to).to_vec();
+                        let sum = self.step("sum", Kind::Window(ReduceOp::Sum, windows), &[x], &shape);
+                        let image = self.shape(0)?[2..].to_vec();
+                        // Places of a window that count, of each dimension.
+                        let counts = |d: usize| -> Vec<i64> {
+                            let (low, high) = match counts_borders {
+                                true => (-geometry.begins[d], image[d] + geometry.ends[d]),
+                                false => (0, image[d]),
+                            };
+                            let place = |o: i64, k: i64| {
+                                o * geometry.strides[d] as i64 + k * geometry.dilations[d] as i64 - geometry.begins[d]
+                            };
+                            let inside = |o: i64| {
+                                (0..geometry.kernel[d] as i64).filter(|&k| (low..high).contains(&place(o, k))).count()
+                            };
+                            (0..shape[d + 2]).map(|o| inside(o) as i64).collect()
+                        };
+                        let of_each: Vec<Vec<i64>> = (0..image.len()).map(counts).collect();
+                        let is_even = of_each.iter().all(|counts| counts.iter().all(|n| *n == counts[0]));
+                        if is_even {
+                            let n: i64 = of_each.iter().map(|counts| counts[0]).product();
+                            self.push(Kind::Map(mul(input(0), number(1.0 / n as f64))), &[sum], to);
+                        } else {
+                            let mut factors = vec![1.0f32];
+                            for counts in &of_each {
+                                factors = factors
+                                    .iter()
+                                    .flat_map(|f| counts.iter().map(move |n| f / *n as f32))
+                                    .collect();
+                            }
+                            let name = format!("{}.factors", self.node.place.node);
+                            let factors = self.net.add_constant(&name, &shape[2..], &factors);
+                            self.push(Kind::Map(mul(input(0), input(1))), &[sum, factors], to);
+                        }
+                    }
+                    PoolKind::Lp { .. } => return None,
+                }
+                Some(())
+            }
+            Op::GlobalPool(pool) => {
+                let (x, to) = (self.try_input(0)?, self.output()?);
+                self.is_f32(x).then_some(())?;
+                let shape = self.net.shape(x).to_vec();
+                let axes: Vec<usize> = (2..shape.len()).collect();
+                match pool.kind {
+                    PoolKind::Max { .. } => {
+                        self.push(Kind::Reduce(ReduceOp::Max, axes), &[x], to);
+                    }
+                    PoolKind::Average { .. } => {
+                        let n: i64 = shape[2..].iter().product();
+                        let out = self.net.shape(to).to_vec();
+                        let sum = self.step("sum", Kind::Reduce(ReduceOp::Sum, axes), &[x], &out);
+                        self.push(Kind::Map(mul(input(0), number(1.0 / n as f64))), &[sum], to);
+                    }
+                    PoolKind::Lp { .. } => return None,
+                }
+                Some(())
+            }
+            Op::Reduce(reduce) => {
+                let (x, to) = (self.try_input(0)?, self.output()?);
+                self.is_f32(x).then_some(())?;
+                let axes = reduce.axes(Inputs(&self.facts())).ok()??;
+                let shape = self.net.shape(x).to_vec();
+                if axes.is_empty() {
+                    return None;
+                }
+                let mut kept = shape.clone();
+                axes.iter().for_each(|&axis| kept[axis] = 1);
+                let n: i64 = axes.iter().map(|&axis| shape[axis]).product();
+                use ReduceKind as R;
+                let (op, before, after): (ReduceOp, Option<Expr>, Option<Expr>) = match reduce.kind {
+                    R::Max => (ReduceOp::Max, None, None),
+                    R::Min => (ReduceOp::Min, None, None),
+                    R::Sum => (ReduceOp::Sum, None, None),
+                    R::Mean => (ReduceOp::Sum, None, Some(mul(input(0), number(1.0 / n as f64)))),
+                    R::L1 => (ReduceOp::Sum, Some(of(UnaryOp::Abs, input(0))), None),
+                    R::L2 => (ReduceOp::Sum, Some(mul(input(0), input(0))), Some(of(UnaryOp::Sqrt, input(0)))),
+                    R::SumSquare => (ReduceOp::Sum, Some(mul(input(0), input(0))), None),
+                    R::LogSum => (ReduceOp::Sum, None, Some(of(UnaryOp::Log, input(0)))),
+                    R::LogSumExp | R::Prod => return None,
+                };
+                let mut x = x;
+                if let Some(before) = before {
+                    x = self.step("before", Kind::Map(before), &[x], &shape);
+                }
+                let keeps = self.net.shape(to) == kept;
+                let kind = Kind::Reduce(op, axes);
+                x = match (keeps, &after) {
+                    (true, None) => return Some(ignore(self.push(kind, &[x], to))),
+                    _ => self.step("reduced", kind, &[x], &kept),
+                };
+                if let Some(after) = after {
+                    x = match keeps {
+                        true => return Some(ignore(self.push(Kind::Map(after), &[x], to))),
+                        false => self.step("after", Kind::Map(after), &[x], &kept),
+                    };
+                }
+                self.push(Kind::View, &[x], to);
+                Some(())
+            }
+            Op::Softmax(softmax) => {
+                let (x, to) = (self.try_input(0)?, self.output()?);
+                (self.is_f32(x) && softmax.kind != SoftmaxKind::Hard).then_some(())?;
+                let (outer, n, inner) = softmax.split(self.graph_shape(0)?).ok()?;
+                let shape = self.net.shape(x).to_vec();
+                let same = [outer as i64, n as i64, inner as i64];
+                let flat = if inner == 1 { same[..2].to_vec() } else { same.to_vec() };
+                // The usual case, the last dimension, needs no other shape.
+                let is_last = shape.last() == Some(&(n as i64)) && inner == 1;
+                let (work, axis) = if is_last { (shape.clone(), shape.len() - 1) } else { (flat, 1) };
+                let x = if work == shape { x } else { self.step("flat", Kind::View, &[x], &work) };
+                let mut kept = work.clone();
+                kept[axis] = 1;
+                let largest = self.step("largest", Kind::Reduce(ReduceOp::Max, vec![axis]), &[x], &kept);
+                let below = sub(input(0), input(1));
+                let is_log = softmax.kind == SoftmaxKind::Log;
+                let power = self.step("power", Kind::Map(of(UnaryOp::Exp, below.clone())), &[x, largest], &work);
+                let sum = self.step("sum", Kind::Reduce(ReduceOp::Sum, vec![axis]), &[power], &kept);
+                let (value, from) = match is_log {
+                    true => (sub(below, of(UnaryOp::Log, input(2))), vec![x, largest, sum]),
+                    false => (div(input(0), input(1)), vec![power, sum]),
+                };
+                if work == shape {
+                    self.push(Kind::Map(value), &from, to);
+                } else {
+                    let result = self.step("result", Kind::Map(value), &from, &work);
+                    self.push(Kind::View, &[result], to);
+                }
+                Some(())
+            }
+            Op::LayerNormalization(norm) => {
+                let (x, to) = (self.try_input(0)?, self.output()?);
+                self.is_f32(x).then_some(())?;
+                let rank = self.shape(0)?.len() as i64;
+                let axis = if norm.axis < 0 { norm.axis + rank } else { norm.axis };
+                let normal = self.normalised(x, (axis as usize..rank as usize).collect(), norm.epsilon)?;
+                self.scaled(normal, self.try_input(1), self.try_input(2), to)
+            }
+            Op::InstanceNormalization(norm) => {
+                let (x, to) = (self.try_input(0)?, self.output()?);
+                let shape = self.shape(0)?;
+                let normal = self.normalised(x, (2..shape.len()).collect(), norm.epsilon)?;
+                let mut channels = vec![1; shape.len() - 1];
+                channels[0] = shape[1];
+                let (scale, offset) = (self.try_input(1)?, self.try_input(2)?);
+                let scale = self.step("scale", Kind::View, &[scale], &channels);
+                let offset = self.step("offset", Kind::View, &[offset], &channels);
+                self.scaled(normal, Some(scale), Some(offset), to)
+            }
+            Op::RmsNormalization(norm) => {
+                let (x, to) = (self.try_input(0)?, self.output()?);
+                self.is_f32(x).then_some(())?;
+                let shape = self.shape(0)?;
+                let rank = shape.len();
+                let axis = if norm.axis < 0 { norm.axis + rank as i64 } else { norm.axis } as usize;
+                let mut kept = shape.clone();
+                kept[axis..].fill(1);
+                let n: i64 = shape[axis..].iter().product();
+                let square = self.step("square", Kind::Map(mul(input(0), input(0))), &[x], &shape);
+                let sum = self.step("sum", Kind::Reduce(ReduceOp::Sum, (axis..rank).collect()), &[square], &kept);
+                let root = add(mul(input(1), number(1.0 / n as f64)), number(norm.epsilon));
+                let value = mul(input(0), div(number(1.0), of(UnaryOp::Sqrt, root)));
+                match self.try_input(1) {
+                    None => self.push(Kind::Map(value), &[x, sum], to),
+                    Some(scale) => self.push(Kind::Map(mul(value, input(2))), &[x, sum, scale], to),
+                };
+                Some(())
+            }
+            Op::Lrn(lrn) => {
+                let (x, to) = (self.try_input(0)?, self.output()?);
+                self.is_f32(x).then_some(())?;
+                let shape = self.shape(0)?;
+                let ones = vec![1; shape.len()];
+                let (mut kernel, mut before) = (ones.clone(), vec![0; shape.len()]);
+                kernel[1] = lrn.size as i64;
+                before[1] = (lrn.size as i64 - 1) / 2;
+                let windows = Windows { kernel, strides: ones.clone(), dilations: ones, before };
+                let square = self.step("square", Kind::Map(mul(input(0), input(0))), &[x], &shape);
+                let sum = self.step("sum", Kind::Window(ReduceOp::Sum, windows), &[square], &shape);
+                let energy = add(mul(input(1), number(lrn.alpha / lrn.size as f64)), number(lrn.bias));
+                let power = of(UnaryOp::Exp, mul(of(UnaryOp::Log, energy), number(-lrn.beta)));
+                self.push(Kind::Map(mul(input(0), power)), &[x, sum], to);
+                Some(())
+            }
+            Op::Resize(resize) => {
+                let (from, to) = (self.try_input(0)?, self.output()?);
+                self.is_f32(from).then_some(())?;
+                let picks = resize.picks(Inputs(&self.facts())).ok()??;
+                let line = |pick: &Option<Vec<usize>>| match pick {
+                    None => Some(Line::SAME),
+                    Some(places) => Line::through(&ints(places)),
+                };
+                let lines = picks.iter().map(line).collect::<Option<Vec<_>>>()?;
+                self.moved(Kind::Pick(lines), from, to)
+            }
+            Op::DepthToSpace(depth) => {
+                let (x, to) = (self.try_input(0)?, self.output()?);
+                self.is_f32(x).then_some(())?;
+                let &[n, c, h, w] = &self.shape(0)?[..] else { return None };
+                let b = depth.block as i64;
+                let (split, order) = match depth.channels_first {
+                    true => ([n, c / (b * b), b, b, h, w], vec![0, 1, 4, 2, 5, 3]),
+                    false => ([n, b, b, c / (b * b), h, w], vec![0, 3, 4, 1, 5, 2]),
+                };
+                self.regrouped(x, &split, order, to)
+            }
+            Op::SpaceToDepth(depth) => {
+                let (x, to) = (self.try_input(0)?, self.output()?);
+                (self.is_f32(x) && !depth.channels_first).then_some(())?;
+                let &[n, c, h, w] = &self.shape(0)?[..] else { return None };
+                let b = depth.block as i64;
+                self.regrouped(x, &[n, c, h / b, b, w / b, b], vec![0, 3, 5, 1, 2, 4], to)
+            }
+            _ => None,
+        }
+    }
+
+    /// A tensor in another shape, its dimensions in another order, in the output's shape.
+    fn regrouped(&mut self, x: ValueId, split: &[i64], order: Vec<usize>, to: ValueId) -> Option<()> {
+        let turned: Vec<i64> = order.iter().map(|&d| split[d]).collect();
+        let x = self.step("split", Kind::View, &[x], split);
+        let x = self.step("turned", Kind::Transpose(order), &[x], &turned);
+        self.push(Kind::View, &[x], to);
+        Some(())
+    }
+
+    /// Elements at other places.
+    fn moved(&mut self, kind: Kind, from: ValueId, to: ValueId) -> Option<()> {
+        self.is_f32(from).then_some(())?;
+        self.push(kind, &[from], to);
+        Some(())
+    }
+
+    /// Mean 0 and variance 1 along dimensions.
+    fn normalised(&mut self, x: ValueId, axes: Vec<usize>, epsilon: f64) -> Option<ValueId> {
+        self.is_f32(x).then_some(())?;
+        let shape = self.net.shape(x).to_vec();
+        let mut kept = shape.clone();
+        axes.iter().for_each(|&axis| kept[axis] = 1);
+        let share = 1.0 / axes.iter().map(|&axis| shape[axis]).product::<i64>() as f64;
+        let sum = self.step("sum", Kind::Reduce(ReduceOp::Sum, axes.clone()), &[x], &kept);
+        let apart = sub(input(0), mul(input(1), number(share)));
+        let apart = self.step("apart", Kind::Map(apart), &[x, sum], &shape);
+        let square = self.step("square", Kind::Map(mul(input(0), input(0))), &[apart], &shape);
+        let variance = self.step("variance", Kind::Reduce(ReduceOp::Sum, axes), &[square], &kept);
+        let root = of(UnaryOp::Sqrt, add(mul(input(0), number(share)), number(epsilon)));
+        let factor = self.step("factor", Kind::Map(div(number(1.0), root)), &[variance], &kept);
+        Some(self.step("normal", Kind::Map(mul(input(0), input(1))), &[apart, factor], &shape))
+    }
+
+    /// Times a scale, plus an offset, which may be left out.
+    fn scaled(&mut self, x: ValueId, scale: Option<ValueId>, offset: Option<ValueId>, to: ValueId) -> Option<()> {
+        let inputs: Vec<ValueId> = [Some(x), scale, offset].into_iter().flatten().collect();
+        let scaled = if scale.is_some() { mul(input(0), input(1)) } else { input(0) };
+        let value = if offset.is_some() { add(scaled, input(inputs.len() - 1)) } else { scaled };
+        self.push(Kind::Map(value), &inputs, to);
+        Some(())
+    }
+
+    /// A convolution over one or two dimensions, with its bias added behind it.
+    fn convolution(&mut self, found: &tilewright_graph::op::ConvShape, transposed: bool) -> Option<()> {
+        let (mut x, mut w, to) = (self.try_input(0)?, self.try_input(1)?, self.output()?);
+        (self.is_f32(x) && self.is_f32(w)).then_some(())?;
+        let geometry = &found.geometry;
+        let rank = geometry.kernel.len();
+        if rank > 2 || geometry.begins.iter().chain(&geometry.ends).any(|&n| n < 0) {
+            return None;
+        }
+        // What has one dimension has rows of one element.
+        let two = |list: &[i64], rest: i64| if list.len() == 2 { [list[0], list[1]] } else { [rest, list[0]] };
+        let kind = Kind::Conv(Convolution {
+            groups: found.groups as i64,
+            strides: two(&ints(&geometry.strides), 1),
+            dilations: two(&ints(&geometry.dilations), 1),
+            before: two(&geometry.begins, 0),
+            after: two(&geometry.ends, 0),
+            transposed,
+        });
+        if transposed {
+            // What the output has beyond the windows' reach is beyond the operator here.
+            let reach = |d: usize| {
+                (geometry.out[d] as i64 - 1) * geometry.strides[d] as i64
+                    + (geometry.kernel[d] as i64 - 1) * geometry.dilations[d] as i64
+                    + 1
+                    - geometry.begins[d]
+                    - geometry.ends[d]
+            };
+            if (0..rank).any(|d| found.image[d] as i64 != reach(d)) {
+                return None;
+            }
+        }
+        let out = self.net.shape(to).to_vec();
+        let mut shape = out.clone();
+        if rank == 1 {
+            let with_rows = |shape: &[i64]| [&shape[..2], &[1], &shape[2..]].concat();
+            let (image, weights) = (with_rows(&self.shape(0)?), with_rows(&self.shape(1)?));
+            x = self.step("image", Kind::View, &[x], &image);
+            w = match self.net.numbers(w) {
+                Some(numbers) => self.net.add_constant(&format!("{}.w", self.node.place.node), &weights, &numbers),
+                None => self.step("weights", Kind::View, &[w], &weights),
+            };
+            shape = with_rows(&out);
+        }
+        let bias = self.try_input(2);
+        let mut last = if bias.is_none() && rank == 2 { to } else { self.value("conv", &shape) };
+        self.push(kind, &[x, w], last);
+        if let Some(bias) = bias {
+            let channels = [self.net.value(bias).n_elements(), 1, 1];
+            let bias = match self.net.numbers(bias) {
+                Some(numbers) => self.net.add_constant(&format!("{}.b", self.node.place.node), &channels, &numbers),
+                None => self.step("bias", Kind::View, &[bias], &channels),
+            };
+            let sum = if rank == 2 { to } else { self.value("sum", &shape) };
+            last = self.push(Kind::Map(add(input(0), input(1))), &[last, bias], sum);
+        }
+        if rank == 1 {
+            self.push(Kind::View, &[last], to);
+        }
+        Some(())
+    }
+
+    /// A product of matrices or of many.
+    fn product(&mut self) -> Option<()> {
+        let (a, b, to) = (self.try_input(0)?, self.try_input(1)?, self.output()?);
+        (self.is_f32(a) && self.is_f32(b)).then_some(())?;
+        let found = product_shape(self.graph_shape(0)?, self.graph_shape(1)?).ok()?;
+        let [m, n, k] = found.sizes.map(|size| size as i64);
+        let count = |batch: &[usize]| batch.iter().product::<usize>() as i64;
+        let n_products = count(&found.batch);
+        let (left, right, out) = if count(&found.batches[1]) == 1 {
+            // One matrix for all: they are the rows of one product.
+            (vec![n_products * m, k], vec![k, n], vec![n_products * m, n])
+        } else if found.batches[0] == found.batches[1] {
+            (vec![n_products, m, k], vec![n_products, k, n], vec![n_products, m, n])
+        } else {
+            return None;
+        };
+        let viewed = |job: &mut Self, id: ValueId, what: &str, shape: &[i64]| {
+            if job.net.shape(id) == shape {
+                return id;
+            }
+            if let Some(tensor) = job.net.value(id).constant.clone() {
+                let name = format!("{}.{what}", job.node.place.node);
+                let new = job.net.add_value(&name, DType::F32, shape);
+                let shape: Vec<usize> = shape.iter().map(|&d| d as usize).collect();
+                job.net.values[new.0].constant = Some(tensor.reshaped(shape));
+                return new;
+            }
+            job.step(what, Kind::View, &[id], shape)
+        };
+        let (a, b) = (viewed(self, a, "a", &left), viewed(self, b, "b", &right));
+        let kind = Kind::Product { turned: false };
+        if self.net.shape(to) == out {
+            self.push(kind, &[a, b], to);
+        } else {
+            let product = self.step("product", kind, &[a, b], &out);
+            self.push(Kind::View, &[product], to);
+        }
+        Some(())
+    }
+}
+
+fn ignore(_: ValueId) {}

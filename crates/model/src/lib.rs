@@ -1,0 +1,26 @@
+//! Whole models: from a graph of operators to few kernels, a memory plan, and runs.
+//!
+//! [`import`] brings the graph's many operators down to few kinds, [`simplify`] rewrites them into fewer,
+//! [`fuse`] makes kernels of them, [`compile`] gives these code and memory. What has no code runs as the
+//! reference evaluates it.
+
+mod compile;
+mod epilogue;
+mod fuse;
+mod import;
+mod net;
+pub mod npy;
+mod place;
+mod runner;
+mod scalar;
+mod schedule;
+mod simplify;
+
+pub use compile::{CompileError, Compiled, Schedule, compile};
+pub use fuse::{Fused, Kernel, Step, fuse};
+pub use import::import;
+pub use net::{Convolution, Kind, Line, Net, Node, Value, ValueId, Windows};
+pub use place::{Copy, Location, Places};
+pub use runner::{RunError, Runner};
+pub use schedule::{Choice, Source, choose};
+pub use simplify::simplify;

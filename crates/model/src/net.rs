@@ -1,0 +1,293 @@
+//! A model in few kinds of operations: what fusion and kernels work on.
+
+use bytes::Bytes;
+use tilewright_graph::{DType, Op, Tensor, TensorType};
+use tilewright_ir::Expr;
+use tilewright_ir::expr::ReduceOp;
+
+/// A value's place in [`Net::values`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ValueId(pub usize);
+
+/// A tensor of a net.
+#[derive(Debug, Clone)]
+pub struct Value {
+    /// The name that the model gives it; derived from that where it has none.
+    pub name: String,
+    /// The type of its elements.
+    pub dtype: DType,
+    /// Its dimensions, the last one contiguous.
+    pub shape: Vec<i64>,
+    /// Its elements, where they are known before the model runs.
+    pub constant: Option<Tensor>,
+}
+
+impl Value {
+    /// Elements.
+    pub fn n_elements(&self) -> i64 {
+        self.shape.iter().product()
+    }
+
+    /// Bytes.
+    pub fn n_bytes(&self) -> u64 {
+        self.n_elements() as u64 * self.dtype.size() as u64
+    }
+
+    /// Its type.
+    pub fn ty(&self) -> TensorType {
+        TensorType::new(self.dtype, self.shape.iter().map(|&d| d as usize).collect::<Vec<_>>())
+    }
+}
+
+/// The place `floor((factor · at + term) / divisor)` of each place `at`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Line {
+    /// See the formula.
+    pub factor: i64,
+    /// See the formula.
+    pub term: i64,
+    /// See the formula.
+    pub divisor: i64,
+}
+
+impl Line {
+    /// Every place itself.
+    pub const SAME: Line = Line { factor: 1, term: 0, divisor: 1 };
+
+    /// The line through these places, where there is one.
+    pub fn through(places: &[i64]) -> Option<Line> {
+        const MOST: i64 = 16;
+        let first = *places.first()?;
+        let fits = |line: &Line| places.iter().zip(0..).all(|(place, at)| line.at(at) == *place);
+        for divisor in 1..=MOST {
+            for factor in 0..=MOST {
+                for rest in 0..divisor {
+                    let line = Line { factor, term: first * divisor + rest, divisor };
+                    if fits(&line) {
+                        return Some(line);
+                    }
+                }
+            }
+        }
+        None
+    }
+
+    /// Where a place is.
+    pub fn at(&self, at: i64) -> i64 {
+        (self.factor * at + self.term).div_euclid(self.divisor)
+    }
+}
+
+/// Windows over a tensor: of each dimension one, most of them of a single element.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Windows {
+    /// Their sizes.
+    pub kernel: Vec<i64>,
+    /// Their distances.
+    pub strides: Vec<i64>,
+    /// Distances within a window.
+    pub dilations: Vec<i64>,
+    /// How far ahead of the tensor the first window begins.
+    pub before: Vec<i64>,
+}
+
+/// A convolution over rows and columns.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Convolution {
+    /// Each image's channels are in so many groups that do not mix.
+    pub groups: i64,
+    /// Distances of windows; on the output where it is transposed.
+    pub strides: [i64; 2],
+    /// Distances within a window.
+    pub dilations: [i64; 2],
+    /// Borders ahead of rows and columns.
+    pub before: [i64; 2],
+    /// Borders behind them.
+    pub after: [i64; 2],
+    /// Scatter instead of gather; then weights are `[c, k, r, s]`.
+    pub transposed: bool,
+}
+
+/// What a node computes of its inputs.
+#[derive(Debug, Clone)]
+pub enum Kind {
+    /// Each element of the output of those at the same place of the inputs, which broadcast: `Load(i, [])`
+    /// is that of input `i`.
+    Map(Expr),
+    /// The same elements in another shape.
+    View,
+    /// Dimensions in another order.
+    Transpose(Vec<usize>),
+    /// A part of each dimension: the first place and the step.
+    Slice(Vec<(i64, i64)>),
+    /// Tensors one behind the other along a dimension.
+    Concat(usize),
+    /// A constant around a tensor, of so many places ahead of each dimension; they may be negative.
+    Pad(Vec<i64>, f64),
+    /// The element at a place of each dimension that depends on that dimension's place alone.
+    Pick(Vec<Line>),
+    /// One element for all those along some dimensions, which stay with size 1.
+    Reduce(ReduceOp, Vec<usize>),
+    /// One element for each window; places beyond the tensor are left out.
+    Window(ReduceOp, Windows),
+    /// Input 0 convolved with input 1.
+    Conv(Convolution),
+    /// Products of matrices `[b, m, k]` and `[b, k, n]`; the second may be stored as `[b, n, k]`. Without
+    /// `b`, both are matrices.
+    Product {
+        /// The second factor's sums are its last dimension.
+        turned: bool,
+    },
+    /// An operator as the model has it, for which there is no code.
+    Host(Box<Op>),
+}
+
+/// An operation.
+#[derive(Debug, Clone)]
+pub struct Node {
+    /// What it computes.
+    pub kind: Kind,
+    /// What it reads; of a host operator, some may be left out.
+    pub inputs: Vec<Option<ValueId>>,
+    /// What it computes.
+    pub outputs: Vec<ValueId>,
+    /// The model's nodes that it comes from, for people.
+    pub origin: String,
+}
+
+impl Node {
+    /// The only output.
+    pub fn output(&self) -> ValueId {
+        self.outputs[0]
+    }
+
+    /// The model's name of a host operator; empty of another node.
+    pub fn operator(&self) -> String {
+        match &self.kind {
+            Kind::Host(op) => format!("{op:?}").split(['(', ' ', '{']).next().unwrap_or_default().to_owned(),
+            _ => String::new(),
+        }
+    }
+
+    /// An input that is there.
+    pub fn input(&self, at: usize) -> ValueId {
+        self.inputs[at].expect("only host operators leave inputs out")
+    }
+}
+
+/// A model in few kinds of operations, each reading only what stands before it.
+#[derive(Debug, Clone, Default)]
+pub struct Net {
+    /// Its values.
+    pub values: Vec<Value>,
+    /// Its operations, in order.
+    pub nodes: Vec<Node>,
+    /// What it takes.
+    pub inputs: Vec<ValueId>,
+    /// What it gives.
+    pub outputs: Vec<ValueId>,
+}
+
+impl Net {
+    /// A value.
+    pub fn value(&self, id: ValueId) -> &Value {
+        &self.values[id.0]
+    }
+
+    /// Its dimensions.
+    pub fn shape(&self, id: ValueId) -> &[i64] {
+        &self.values[id.0].shape
+    }
+
+    /// Adds a value.
+    pub fn add_value(&mut self, name: &str, dtype: DType, shape: &[i64]) -> ValueId {
+        self.values.push(Value { name: name.to_owned(), dtype, shape: shape.to_vec(), constant: None });
+        ValueId(self.values.len() - 1)
+    }
+
+    /// Adds numbers of single precision.
+    pub fn add_constant(&mut self, name: &str, shape: &[i64], numbers: &[f32]) -> ValueId {
+        let bytes: Bytes = numbers.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>().into();
+        let id = self.add_value(name, DType::F32, shape);
+        let tensor = Tensor::new(self.value(id).ty(), bytes);
+        self.values[id.0].constant = Some(tensor.expect("as many numbers as the shape takes"));
+        id
+    }
+
+    /// The numbers of a constant of single precision.
+    pub fn numbers(&self, id: ValueId) -> Option<Vec<f32>> {
+        let tensor = self.value(id).constant.as_ref().filter(|tensor| tensor.dtype() == DType::F32)?;
+        Some(tensor.bytes().as_chunks::<4>().0.iter().map(|&b| f32::from_le_bytes(b)).collect())
+    }
+
+    /// The number of a constant of one element.
+    pub fn scalar(&self, id: ValueId) -> Option<f64> {
+        let numbers = self.numbers(id).filter(|_| self.value(id).n_elements() == 1)?;
+        Some(f64::from(numbers[0]))
+    }
+
+    /// How often each value is read, the net's outputs included.
+    pub fn n_uses(&self) -> Vec<usize> {
+        let mut n_uses = vec![0; self.values.len()];
+        let read = self.nodes.iter().flat_map(|node| node.inputs.iter().flatten());
+        read.chain(&self.outputs).for_each(|id| n_uses[id.0] += 1);
+        n_uses
+    }
+
+    /// The node that computes each value.
+    pub fn producers(&self) -> Vec<Option<usize>> {
+        let mut producers = vec![None; self.values.len()];
+        for (at, node) in self.nodes.iter().enumerate() {
+            node.outputs.iter().for_each(|id| producers[id.0] = Some(at));
+        }
+        producers
+    }
+
+    /// Leaves out what no output needs.
+    pub fn prune(&mut self) {
+        let mut is_needed = vec![false; self.values.len()];
+        self.outputs.iter().for_each(|id| is_needed[id.0] = true);
+        let mut kept = Vec::with_capacity(self.nodes.len());
+        for node in std::mem::take(&mut self.nodes).into_iter().rev() {
+            if node.outputs.iter().any(|id| is_needed[id.0]) {
+                node.inputs.iter().flatten().for_each(|id| is_needed[id.0] = true);
+                kept.push(node);
+            }
+        }
+        kept.reverse();
+        self.nodes = kept;
+    }
+
+    /// Puts nodes into an order in which each reads only what comes before it, as near to theirs as can be.
+    ///
+    /// # Panics
+    /// Where they go round in a circle.
+    pub fn sort(&mut self) {
+        let producers = self.producers();
+        let mut order = Vec::with_capacity(self.nodes.len());
+        let mut state = vec![0u8; self.nodes.len()];
+        for root in 0..self.nodes.len() {
+            let mut stack = vec![root];
+            while let Some(&at) = stack.last() {
+                if state[at] == 2 {
+                    stack.pop();
+                    continue;
+                }
+                let inputs = self.nodes[at].inputs.iter().flatten();
+                let waits: Vec<usize> =
+                    inputs.filter_map(|id| producers[id.0]).filter(|&before| state[before] != 2).collect();
+                if waits.is_empty() {
+                    state[at] = 2;
+                    order.push(at);
+                    stack.pop();
+                } else {
+                    assert!(state[at] == 0, "the nodes go round in a circle");
+                    state[at] = 1;
+                    stack.extend(waits.into_iter().rev());
+                }
+            }
+        }
+        let mut nodes: Vec<Option<Node>> = std::mem::take(&mut self.nodes).into_iter().map(Some).collect();
+        self.nodes = order.into_iter().map(|at| nodes[at].take().expect("each comes once")).collect();
+    }
+}

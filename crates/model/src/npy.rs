@@ -1,0 +1,173 @@
+//! Tensors in NumPy's files: `.npy` holds one, `.npz` several by name.
+//!
+//! # Source
+//! <https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html>
+
+use std::io::{Cursor, Read};
+
+use bytes::Bytes;
+use tilewright_graph::{DType, Tensor, TensorType};
+
+const MAGIC: &[u8] = b"\x93NUMPY";
+/// A header is longer only where somebody wants harm.
+const LONGEST_HEADER: usize = 1 << 16;
+
+/// What is wrong with a file: what, and how to mend it.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct NpyError(String);
+
+fn error<T>(what: impl Into<String>) -> Result<T, NpyError> {
+    Err(NpyError(what.into()))
+}
+
+/// Element types with NumPy's names of them, without the byte order.
+const TYPES: [(DType, &str); 12] = [
+    (DType::F32, "f4"),
+    (DType::F64, "f8"),
+    (DType::F16, "f2"),
+    (DType::I8, "i1"),
+    (DType::I16, "i2"),
+    (DType::I32, "i4"),
+    (DType::I64, "i8"),
+    (DType::U8, "u1"),
+    (DType::U16, "u2"),
+    (DType::U32, "u4"),
+    (DType::U64, "u8"),
+    (DType::Bool, "b1"),
+];
+
+/// Reads a `.npy` file.
+///
+/// # Errors
+/// Where it is none, is cut off, or holds something other than numbers in row-major order.
+pub fn read_npy(file: &Bytes) -> Result<Tensor, NpyError> {
+    if !file.starts_with(MAGIC) || file.len() < 10 {
+        return error("it is no .npy file (write it with numpy.save)");
+    }
+    let (start, length) = match file[6] {
+        1 => (10, usize::from(u16::from_le_bytes([file[8], file[9]]))),
+        2 | 3 if file.len() >= 12 => (12, u32::from_le_bytes([file[8], file[9], file[10], file[11]]) as usize),
+        _ => return error(format!("its format version {} is not known (write it with numpy.save)", file[6])),
+    };
+    if length > LONGEST_HEADER || file.len() < start + length {
+        return error("it ends within its header (write it again)");
+    }
+    let Ok(header) = std::str::from_utf8(&file[start..start + length]) else {
+        return error("its header is no text (write it with numpy.save)");
+    };
+    let ty = read_header(header)?;
+    let data = file.slice(start + length..);
+    let Some(n_bytes) = ty.checked_bytes() else { return error(format!("{ty} is too large")) };
+    if data.len() < n_bytes {
+        return error(format!("{ty} takes {n_bytes} bytes, and there are {} (write it again)", data.len()));
+    }
+    Ok(Tensor::new(ty, data.slice(..n_bytes)).expect("as many bytes as the type takes"))
+}
+
+/// The value behind a key of a header.
+fn field<'a>(header: &'a str, key: &str) -> Result<&'a str, NpyError> {
+    let missing = || NpyError(format!("its header has no {key} (write it with numpy.save)"));
+    let at = header.find(&format!("'{key}'")).ok_or_else(missing)?;
+    let rest = header[at + key.len() + 2..].trim_start();
+    Ok(rest.strip_prefix(':').ok_or_else(missing)?.trim_start())
+}
+
+fn read_header(header: &str) -> Result<TensorType, NpyError> {
+    let descr = field(header, "descr")?;
+    let name = descr.strip_prefix('\'').and_then(|rest| rest.split_once('\'')).map(|(name, _)| name);
+    let Some(name) = name else { return error("it holds records (save one field as an array of its own)") };
+    let is_little = !name.starts_with('>');
+    let plain = name.trim_start_matches(['<', '|', '=', '>']);
+    let dtype = TYPES.iter().find(|(_, known)| *known == plain).map(|(dtype, _)| *dtype);
+    let Some(dtype) = dtype.filter(|dtype| is_little || dtype.size() == 1) else {
+        let known: Vec<&str> = TYPES.iter().map(|(_, name)| *name).collect();
+        return error(format!("its elements are {name} (convert them to one of {}, little-endian)", known.join(", ")));
+    };
+    if field(header, "fortran_order")?.starts_with("True") {
+        return error("it is in column-major order (save numpy.ascontiguousarray of it)");
+    }
+    let dims = field(header, "shape")?.strip_prefix('(').and_then(|rest| rest.split_once(')')).map(|(dims, _)| dims);
+    let Some(dims) = dims else { return error("its shape cannot be read (write it with numpy.save)") };
+    let read = |dim: &str| dim.trim().parse::<usize>().map_err(|_| NpyError(format!("its dimension {dim} is none")));
+    let shape = dims.split(',').filter(|dim| !dim.trim().is_empty()).map(read).collect::<Result<Vec<_>, _>>()?;
+    Ok(TensorType::new(dtype, shape))
+}
+
+/// A tensor as a `.npy` file.
+///
+/// # Panics
+/// For elements of a type that NumPy does not have.
+pub fn write_npy(tensor: &Tensor) -> Vec<u8> {
+    let name = TYPES.iter().find(|(dtype, _)| *dtype == tensor.dtype()).expect("NumPy has it").1;
+    let order = if tensor.dtype().size() == 1 { '|' } else { '<' };
+    let dims: String = tensor.shape().iter().map(|d| format!("{d}, ")).collect();
+    let mut header = format!("{{'descr': '{order}{name}', 'fortran_order': False, 'shape': ({}), }}", dims.trim_end());
+    // The data begins at a multiple of 64.
+    let end = (10 + header.len() + 1).next_multiple_of(64);
+    header.extend(std::iter::repeat_n(' ', end - 10 - header.len() - 1));
+    header.push('\n');
+    let mut file = MAGIC.to_vec();
+    file.extend([1, 0]);
+    file.extend((header.len() as u16).to_le_bytes());
+    file.extend(header.as_bytes());
+    file.extend(tensor.bytes());
+    file
+}
+
+/// Reads a `.npz` file: tensors by name.
+///
+/// # Errors
+/// Where it is none, or one of its files is no `.npy` file.
+pub fn read_npz(file: &Bytes) -> Result<Vec<(String, Tensor)>, NpyError> {
+    let no_archive = |why: zip::result::ZipError| NpyError(format!("it is no .npz file: {why} (use numpy.savez)"));
+    let mut archive = zip::ZipArchive::new(Cursor::new(file)).map_err(no_archive)?;
+    let mut tensors = Vec::with_capacity(archive.len().min(1 << 10));
+    for at in 0..archive.len() {
+        let entry = archive.by_index(at).map_err(no_archive)?;
+        let name = entry.name().map_err(no_archive)?.into_owned();
+        let name = name.strip_suffix(".npy").unwrap_or(&name).to_owned();
+        let in_it = |why: String| NpyError(format!("its array `{name}`: {why}"));
+        // What is announced is not believed.
+        let mut data = Vec::new();
+        let most = (file.len() as u64).saturating_mul(1100);
+        entry.take(most).read_to_end(&mut data).map_err(|why| in_it(format!("{why} (use numpy.savez)")))?;
+        let tensor = read_npy(&Bytes::from(data)).map_err(|error| in_it(error.0))?;
+        tensors.push((name, tensor));
+    }
+    Ok(tensors)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn what_is_written_is_read() {
+        for (dtype, _) in TYPES {
+            for shape in [vec![], vec![3], vec![2, 3], vec![0, 4]] {
+                let n: usize = shape.iter().product();
+                let numbers: Vec<f64> = (0..n).map(|at| (at % 2) as f64).collect();
+                let tensor = Tensor::from_floats(dtype, shape, &numbers);
+                let file = Bytes::from(write_npy(&tensor));
+                assert_eq!((file.len() - tensor.bytes().len()) % 64, 0);
+                assert_eq!(read_npy(&file).unwrap(), tensor);
+            }
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn damage_is_an_error_and_no_panic(at in 0usize..160, to in any::<u8>(), cut in 0usize..200) {
+            let tensor = Tensor::from_floats(DType::F32, [3, 4], &[1.0; 12]);
+            let mut file = write_npy(&tensor);
+            if let Some(byte) = file.get_mut(at) {
+                *byte = to;
+            }
+            file.truncate(cut);
+            let _ = read_npy(&Bytes::from(file.clone()));
+            let _ = read_npz(&Bytes::from(file));
+        }
+    }
+}

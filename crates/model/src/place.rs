@@ -1,0 +1,99 @@
+//! Where values lie: whole, or as parts of others.
+
+use crate::fuse::{Fused, Step};
+use crate::net::ValueId;
+
+/// A part of another value's memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Location {
+    /// Whose memory it is.
+    pub root: ValueId,
+    /// Bytes from its beginning.
+    pub offset: usize,
+}
+
+/// A copy that a run has to make, since a value cannot be computed where it is needed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Copy {
+    /// The step ahead of which it is made.
+    pub before: usize,
+    /// The value.
+    pub from: ValueId,
+    /// Whose memory it goes to …
+    pub to: ValueId,
+    /// … and how many bytes from its beginning.
+    pub offset: usize,
+}
+
+/// Where all values lie.
+#[derive(Debug, Clone)]
+pub struct Places {
+    /// What each value is a part of.
+    parents: Vec<Option<Location>>,
+    /// What has to be copied.
+    pub copies: Vec<Copy>,
+    /// The output whose memory a value has, of those that have one.
+    pub outputs: Vec<Option<usize>>,
+}
+
+impl Places {
+    /// Places values so that as little as can be is copied.
+    pub fn new(fused: &Fused) -> Places {
+        let n = fused.net.values.len();
+        let mut places = Places { parents: vec![None; n], copies: Vec::new(), outputs: vec![None; n] };
+        let mut is_computed = vec![false; n];
+        for step in &fused.steps {
+            match step {
+                Step::Kernel(kernel) => is_computed[kernel.output.0] = true,
+                Step::Host(node) => node.outputs.iter().for_each(|id| is_computed[id.0] = true),
+                Step::Join { whole, .. } => is_computed[whole.0] = true,
+                Step::Part { of, part, offset } => {
+                    let size = fused.net.value(*part).dtype.size();
+                    places.parents[part.0] = Some(Location { root: *of, offset: *offset as usize * size });
+                }
+            }
+        }
+        // An output that is all of what is computed is computed where the caller wants it.
+        for (at, &id) in fused.net.outputs.iter().enumerate() {
+            let Location { root, offset } = places.locate(id);
+            let is_all = offset == 0 && fused.net.value(root).n_bytes() == fused.net.value(id).n_bytes();
+            if is_all && is_computed[root.0] && places.outputs[root.0].is_none() {
+                places.outputs[root.0] = Some(at);
+            } else {
+                places.copies.push(Copy { before: fused.steps.len(), from: id, to: id, offset: at });
+            }
+        }
+        let n_at_end = places.copies.len();
+        // Larger tensors come later: what they are made of may be made of others.
+        for (at, step) in fused.steps.iter().enumerate().rev() {
+            let Step::Join { parts, whole } = step else { continue };
+            let mut offset = 0;
+            for &part in parts {
+                let n_bytes = fused.net.value(part).n_bytes() as usize;
+                let own = places.locate(part);
+                let is_all = own.offset == 0 && fused.net.value(own.root).n_bytes() as usize == n_bytes;
+                let is_free = is_computed[own.root.0] && places.outputs[own.root.0].is_none();
+                // What is a part of itself goes round in a circle.
+                if is_all && is_free && own.root != *whole && places.locate(*whole).root != own.root {
+                    places.parents[own.root.0] = Some(Location { root: *whole, offset });
+                } else {
+                    places.copies.push(Copy { before: at, from: part, to: *whole, offset });
+                }
+                offset += n_bytes;
+            }
+        }
+        places.copies.rotate_left(n_at_end);
+        places.copies.reverse();
+        places.copies.sort_by_key(|copy| copy.before);
+        places
+    }
+
+    /// Where a value lies.
+    pub fn locate(&self, id: ValueId) -> Location {
+        let mut at = Location { root: id, offset: 0 };
+        while let Some(parent) = self.parents[at.root.0] {
+            at = Location { root: parent.root, offset: at.offset + parent.offset };
+        }
+        at
+    }
+}

@@ -1,0 +1,106 @@
+//! Running a compiled model on host tensors.
+
+use std::time::Instant;
+
+use bytes::Bytes;
+use tilewright_graph::{Tensor, TensorType};
+use tilewright_runtime::{Aligned, Context, Threads};
+
+use crate::compile::Compiled;
+
+/// Why a run fails.
+#[derive(Debug, thiserror::Error)]
+pub enum RunError {
+    /// An input that is not there, or another one.
+    #[error("input `{name}` {what}")]
+    Input {
+        /// The input.
+        name: String,
+        /// What is wrong with it.
+        what: String,
+    },
+    /// There is no memory, or there are no threads.
+    #[error("no memory or threads for a run: {0}")]
+    Memory(#[from] std::io::Error),
+    /// An operator without code refused.
+    #[error(transparent)]
+    Run(#[from] tilewright_runtime::RunError),
+}
+
+/// A model with memory and threads to run it.
+pub struct Runner {
+    context: Context,
+    inputs: Vec<(String, TensorType, Aligned)>,
+    outputs: Vec<(String, TensorType, Aligned)>,
+}
+
+impl Runner {
+    /// Memory and threads for a model.
+    ///
+    /// # Errors
+    /// Where there are not enough.
+    pub fn new(compiled: &Compiled, threads: &Threads) -> Result<Runner, RunError> {
+        let net = &compiled.fused.net;
+        let ports = |ids: &[crate::ValueId]| -> Result<Vec<(String, TensorType, Aligned)>, RunError> {
+            let port = |id: &crate::ValueId| {
+                let value = net.value(*id);
+                Ok((value.name.clone(), value.ty(), Aligned::new(value.n_bytes())?))
+            };
+            ids.iter().map(port).collect()
+        };
+        let (inputs, outputs) = (ports(&net.inputs)?, ports(&net.outputs)?);
+        Ok(Runner { context: Context::new(&compiled.model, threads)?, inputs, outputs })
+    }
+
+    /// Names and types of what it takes.
+    pub fn inputs(&self) -> impl Iterator<Item = (&str, &TensorType)> {
+        self.inputs.iter().map(|(name, ty, _)| (name.as_str(), ty))
+    }
+
+    /// Takes inputs by name; those that are not given stay as they are.
+    ///
+    /// # Errors
+    /// Where there is none of a name, or it has another type.
+    pub fn set(&mut self, name: &str, tensor: &Tensor) -> Result<(), RunError> {
+        let names: Vec<String> = self.inputs.iter().map(|(name, ..)| name.clone()).collect();
+        let refuse = |what: String| RunError::Input { name: name.to_owned(), what };
+        let found = self.inputs.iter_mut().find(|(own, ..)| own == name);
+        let (_, ty, memory) =
+            found.ok_or_else(|| refuse(format!("is none of the model's (there are {})", names.join(", "))))?;
+        if tensor.ty() != ty {
+            return Err(refuse(format!("is {}, and should be {ty}", tensor.ty())));
+        }
+        memory.bytes_mut().copy_from_slice(tensor.bytes());
+        Ok(())
+    }
+
+    /// Runs on the inputs that were set; the nanoseconds it takes.
+    ///
+    /// # Errors
+    /// Where an operator without code refuses.
+    pub fn run(&mut self) -> Result<u64, RunError> {
+        let inputs: Vec<&[u8]> = self.inputs.iter().map(|(.., memory)| memory.bytes()).collect();
+        let mut outputs: Vec<&mut [u8]> = self.outputs.iter_mut().map(|(.., memory)| memory.bytes_mut()).collect();
+        let start = Instant::now();
+        self.context.run(&inputs, &mut outputs)?;
+        Ok(start.elapsed().as_nanos() as u64)
+    }
+
+    /// The same, adding to each step's entry the nanoseconds that it takes.
+    ///
+    /// # Errors
+    /// As [`Runner::run`].
+    pub fn profile(&mut self, step_ns: &mut [u64]) -> Result<(), RunError> {
+        let inputs: Vec<&[u8]> = self.inputs.iter().map(|(.., memory)| memory.bytes()).collect();
+        let mut outputs: Vec<&mut [u8]> = self.outputs.iter_mut().map(|(.., memory)| memory.bytes_mut()).collect();
+        Ok(self.context.profile(&inputs, &mut outputs, step_ns)?)
+    }
+
+    /// What the last run gave, by name.
+    pub fn outputs(&self) -> Vec<(String, Tensor)> {
+        let tensor = |ty: &TensorType, memory: &Aligned| {
+            Tensor::new(ty.clone(), Bytes::copy_from_slice(memory.bytes())).expect("it has the type's bytes")
+        };
+        self.outputs.iter().map(|(name, ty, memory)| (name.clone(), tensor(ty, memory))).collect()
+    }
+}

@@ -1,0 +1,214 @@
+//! Functions of single elements, as expressions in which `Load(i, [])` is an element of input `i`.
+
+use std::f64::consts::{FRAC_1_SQRT_2, FRAC_2_PI};
+
+use tilewright_graph::op::{Binary, Unary};
+use tilewright_ir::expr::{BinaryOp, Cond, UnaryOp};
+use tilewright_ir::{BufferId, Expr};
+
+/// An element of an input.
+pub fn input(at: usize) -> Expr {
+    Expr::Load(BufferId(at as u32), Vec::new())
+}
+
+/// A number.
+pub fn number(x: f64) -> Expr {
+    Expr::Const(x)
+}
+
+/// `a + b`
+pub fn add(a: Expr, b: Expr) -> Expr {
+    match (&a, &b) {
+        (Expr::Const(a), Expr::Const(b)) => Expr::Const(a + b),
+        (_, Expr::Const(0.0)) => a,
+        (Expr::Const(0.0), _) => b,
+        _ => Expr::binary(BinaryOp::Add, a, b),
+    }
+}
+
+/// `a − b`
+pub fn sub(a: Expr, b: Expr) -> Expr {
+    match b {
+        Expr::Const(b) => add(a, Expr::Const(-b)),
+        b => Expr::binary(BinaryOp::Sub, a, b),
+    }
+}
+
+/// `a · b`
+pub fn mul(a: Expr, b: Expr) -> Expr {
+    match (&a, &b) {
+        (Expr::Const(a), Expr::Const(b)) => Expr::Const(a * b),
+        (_, Expr::Const(1.0)) => a,
+        (Expr::Const(1.0), _) => b,
+        _ => Expr::binary(BinaryOp::Mul, a, b),
+    }
+}
+
+/// `a / b`
+pub fn div(a: Expr, b: Expr) -> Expr {
+    match b {
+        Expr::Const(b) if b != 0.0 => mul(a, Expr::Const(1.0 / b)),
+        b => Expr::binary(BinaryOp::Div, a, b),
+    }
+}
+
+/// The smaller.
+pub fn min(a: Expr, b: Expr) -> Expr {
+    Expr::binary(BinaryOp::Min, a, b)
+}
+
+/// The larger.
+pub fn max(a: Expr, b: Expr) -> Expr {
+    Expr::binary(BinaryOp::Max, a, b)
+}
+
+/// Between bounds.
+pub fn clip(x: Expr, low: f64, high: f64) -> Expr {
+    let above = if low == f64::NEG_INFINITY { x } else { max(x, number(low)) };
+    if high == f64::INFINITY { above } else { min(above, number(high)) }
+}
+
+/// A function of one value.
+pub fn of(op: UnaryOp, x: Expr) -> Expr {
+    Expr::unary(op, x)
+}
+
+/// `1 / (1 + e⁻ˣ)`
+pub fn sigmoid(x: Expr) -> Expr {
+    let power = of(UnaryOp::Exp, of(UnaryOp::Neg, x));
+    Expr::binary(BinaryOp::Div, number(1.0), add(number(1.0), power))
+}
+
+/// The first where `a < b`, else the second.
+fn where_less(a: Expr, b: Expr, then: Expr, otherwise: Expr) -> Expr {
+    Expr::Select(Box::new(Cond::Less(Box::new(a), Box::new(b))), Box::new(then), Box::new(otherwise))
+}
+
+/// `log(1 + eˣ)`, without overflow.
+fn softplus(x: Expr) -> Expr {
+    let small = of(UnaryOp::Exp, of(UnaryOp::Neg, of(UnaryOp::Abs, x.clone())));
+    add(max(x, number(0.0)), of(UnaryOp::Log, add(number(1.0), small)))
+}
+
+/// `eˣ − 1` of what is not positive, else 0.
+fn negative_exp(x: Expr) -> Expr {
+    sub(of(UnaryOp::Exp, min(x, number(0.0))), number(1.0))
+}
+
+/// A function of the graph of one element, where there is an expression for it.
+pub fn unary(f: Unary, x: Expr) -> Option<Expr> {
+    use Unary as U;
+    let zero = || number(0.0);
+    Some(match f {
+        U::Identity => x,
+        U::Abs => of(UnaryOp::Abs, x),
+        U::Neg => of(UnaryOp::Neg, x),
+        U::Exp => of(UnaryOp::Exp, x),
+        U::Log => of(UnaryOp::Log, x),
+        U::Sqrt => of(UnaryOp::Sqrt, x),
+        U::Tanh => of(UnaryOp::Tanh, x),
+        U::Erf => of(UnaryOp::Erf, x),
+        U::Reciprocal => div(number(1.0), x),
+        U::Relu => max(x, zero()),
+        U::Sigmoid => sigmoid(x),
+        U::HardSigmoid { alpha, beta } => clip(add(mul(x, number(alpha)), number(beta)), 0.0, 1.0),
+        U::HardSwish => mul(x.clone(), clip(add(mul(x, number(1.0 / 6.0)), number(0.5)), 0.0, 1.0)),
+        U::LeakyRelu { alpha } => add(max(x.clone(), zero()), mul(number(alpha), min(x, zero()))),
+        U::Swish { alpha } => mul(x.clone(), sigmoid(mul(x, number(alpha)))),
+        U::Softplus => softplus(x),
+        U::Softsign => div(x.clone(), add(number(1.0), of(UnaryOp::Abs, x))),
+        U::Mish => mul(x.clone(), of(UnaryOp::Tanh, softplus(x))),
+        U::Elu { alpha } => add(max(x.clone(), zero()), mul(number(alpha), negative_exp(x))),
+        U::Celu { alpha } => {
+            add(max(x.clone(), zero()), mul(number(alpha), negative_exp(mul(x, number(1.0 / alpha)))))
+        }
+        U::Selu { alpha, gamma } => {
+            mul(number(gamma), add(max(x.clone(), zero()), mul(number(alpha), negative_exp(x))))
+        }
+        U::Gelu { by_tanh: false } => {
+            let erf = of(UnaryOp::Erf, mul(x.clone(), number(FRAC_1_SQRT_2)));
+            mul(mul(x, number(0.5)), add(number(1.0), erf))
+        }
+        U::Gelu { by_tanh: true } => {
+            let cube = mul(mul(x.clone(), mul(x.clone(), x.clone())), number(0.044715));
+            let tanh = of(UnaryOp::Tanh, mul(add(x.clone(), cube), number(FRAC_2_PI.sqrt())));
+            mul(mul(x, number(0.5)), add(number(1.0), tanh))
+        }
+        U::ThresholdedRelu { alpha } => where_less(number(alpha), x.clone(), x, zero()),
+        U::Shrink { bias, lambd } => {
+            let above = where_less(number(lambd), x.clone(), sub(x.clone(), number(bias)), zero());
+            where_less(x.clone(), number(-lambd), add(x, number(bias)), above)
+        }
+        U::Sinh | U::Cosh => {
+            let other = of(UnaryOp::Exp, of(UnaryOp::Neg, x.clone()));
+            let power = of(UnaryOp::Exp, x);
+            let both = if f == U::Sinh { sub(power, other) } else { add(power, other) };
+            mul(both, number(0.5))
+        }
+        _ => return None,
+    })
+}
+
+/// A function of the graph of two elements, where there is an expression for it.
+pub fn binary(f: Binary, a: Expr, b: Expr) -> Option<Expr> {
+    Some(match f {
+        Binary::Add => add(a, b),
+        Binary::Sub => sub(a, b),
+        Binary::Mul => mul(a, b),
+        Binary::Div => div(a, b),
+        Binary::PRelu => add(max(a.clone(), number(0.0)), mul(b, min(a, number(0.0)))),
+        Binary::Pow => match b {
+            Expr::Const(1.0) => a,
+            Expr::Const(2.0) => mul(a.clone(), a),
+            Expr::Const(3.0) => mul(a.clone(), mul(a.clone(), a)),
+            Expr::Const(0.5) => of(UnaryOp::Sqrt, a),
+            Expr::Const(-1.0) => div(number(1.0), a),
+            Expr::Const(-0.5) => div(number(1.0), of(UnaryOp::Sqrt, a)),
+            _ => return None,
+        },
+        _ => return None,
+    })
+}
+
+/// Operations of an expression, where those that take long count as several.
+pub fn cost(e: &Expr) -> usize {
+    match e {
+        Expr::Const(_) | Expr::Load(..) | Expr::FromIndex(_) => 0,
+        Expr::Unary(UnaryOp::Neg | UnaryOp::Abs, x) | Expr::Cast(_, x) => 1 + cost(x),
+        Expr::Unary(UnaryOp::Sqrt, x) => 6 + cost(x),
+        Expr::Unary(_, x) => 15 + cost(x),
+        Expr::Binary(BinaryOp::Div, a, b) => 6 + cost(a) + cost(b),
+        Expr::Binary(_, a, b) => 1 + cost(a) + cost(b),
+        Expr::Select(_, a, b) => 2 + cost(a) + cost(b),
+    }
+}
+
+/// Inputs that an expression reads, each as often as it does.
+pub fn inputs(e: &Expr) -> Vec<usize> {
+    let mut found = Vec::new();
+    e.for_each_load(&mut |buffer, _| found.push(buffer.0 as usize));
+    found
+}
+
+/// An expression with what each input becomes.
+pub fn substitute(e: &Expr, by: &dyn Fn(usize) -> Expr) -> Expr {
+    rebuilt(&e.map_loads(&mut |buffer, _| Some(by(buffer.0 as usize))))
+}
+
+/// The expression with what is known of numbers computed.
+fn rebuilt(e: &Expr) -> Expr {
+    match e {
+        Expr::Binary(op, a, b) => {
+            let (a, b) = (rebuilt(a), rebuilt(b));
+            match op {
+                BinaryOp::Add => add(a, b),
+                BinaryOp::Sub => sub(a, b),
+                BinaryOp::Mul => mul(a, b),
+                BinaryOp::Div => div(a, b),
+                _ => Expr::binary(*op, a, b),
+            }
+        }
+        Expr::Unary(op, x) => of(*op, rebuilt(x)),
+        other => other.clone(),
+    }
+}

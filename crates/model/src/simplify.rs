@@ -1,0 +1,443 @@
+//! Rewriting a net into fewer operations before kernels are made of it.
+
+use tilewright_ir::Expr;
+use tilewright_ir::expr::BinaryOp;
+
+use crate::net::{Kind, Net, Node, ValueId};
+use crate::scalar::{self, add, cost, input, substitute};
+
+/// Operations of a map that is made of several, at most.
+const MOST_COST: usize = 400;
+/// What is computed again for every element that it is broadcast to may cost so much.
+const CHEAP: usize = 2;
+
+/// Applies all rules until none does anything.
+pub fn simplify(net: &mut Net) {
+    drop_views(net);
+    loop {
+        let n_before = (net.nodes.len(), net.values.len());
+        sink_views(net);
+        merge_maps(net);
+        fold_affine(net);
+        turn_products(net);
+        drop_views(net);
+        net.prune();
+        if (net.nodes.len(), net.values.len()) == n_before {
+            break;
+        }
+    }
+}
+
+/// Replaces a value by another wherever it is read.
+fn replace(net: &mut Net, old: ValueId, new: ValueId) {
+    let inputs = net.nodes.iter_mut().flat_map(|node| node.inputs.iter_mut().flatten());
+    inputs.filter(|id| **id == old).for_each(|id| *id = new);
+}
+
+/// Views of views become one, views of the same shape none, and views of constants constants.
+fn drop_views(net: &mut Net) {
+    for at in 0..net.nodes.len() {
+        if !matches!(net.nodes[at].kind, Kind::View) {
+            continue;
+        }
+        let (mut from, to) = (net.nodes[at].input(0), net.nodes[at].output());
+        let producer = net.nodes[..at].iter().find(|node| node.outputs.contains(&from));
+        if let Some(Node { kind: Kind::View, inputs, .. }) = producer {
+            from = inputs[0].expect("a view has an input");
+            net.nodes[at].inputs[0] = Some(from);
+        }
+        if net.outputs.contains(&to) {
+            continue;
+        }
+        if net.shape(from) == net.shape(to) {
+            replace(net, to, from);
+        } else if let Some(tensor) = &net.value(from).constant {
+            net.values[to.0].constant = Some(tensor.reshaped(net.value(to).ty().shape));
+        }
+    }
+    let is_constant: Vec<bool> = net.values.iter().map(|value| value.constant.is_some()).collect();
+    net.nodes.retain(|node| !matches!(node.kind, Kind::View) || !is_constant[node.output().0]);
+    net.prune();
+}
+
+/// A map's operand in terms of another shape of the same elements; none where it cannot be.
+fn reexpressed(operand: &[i64], from: &[i64], to: &[i64]) -> Option<Vec<i64>> {
+    let count = |shape: &[i64]| shape.iter().product::<i64>();
+    if count(operand) == 1 {
+        return Some(vec![1]);
+    }
+    if count(operand) == count(from) {
+        return Some(to.to_vec());
+    }
+    let missing = from.len().checked_sub(operand.len())?;
+    let dim = |d: usize| if d < missing { 1 } else { operand[d - missing] };
+    let long = |shape: &[i64]| (0..shape.len()).filter(|&d| shape[d] != 1).collect::<Vec<_>>();
+    let (of_from, of_to) = (long(from), long(to));
+    if of_from.iter().map(|&d| from[d]).eq(of_to.iter().map(|&d| to[d])) {
+        let mut shape = vec![1; to.len()];
+        of_from.iter().zip(&of_to).for_each(|(&a, &b)| shape[b] = dim(a));
+        return Some(shape);
+    }
+    let n_same = from.iter().rev().zip(to.iter().rev()).take_while(|(a, b)| a == b).count();
+    let is_short = (0..from.len() - n_same).all(|d| dim(d) == 1);
+    is_short.then(|| (from.len() - n_same..from.len()).map(dim).collect())
+}
+
+/// A map of a view becomes a view of a map, so that the map meets what computes the view's input.
+fn sink_views(net: &mut Net) {
+    let mut at = 0;
+    while at < net.nodes.len() {
+        let is_map = matches!(net.nodes[at].kind, Kind::Map(_));
+        if let Some(new) = is_map.then(|| sunk(net, at)).flatten() {
+            let n = new.len();
+            net.nodes.splice(at..=at, new);
+            at += n;
+        } else {
+            at += 1;
+        }
+    }
+}
+
+/// Whether a value is that of a product or a convolution, or a map of such.
+fn is_of_anchor(net: &Net, producers: &[Option<usize>], id: ValueId) -> bool {
+    let Some(at) = producers[id.0] else { return false };
+    let node = &net.nodes[at];
+    match &node.kind {
+        Kind::Conv(_) | Kind::Product { .. } => true,
+        Kind::Map(_) => {
+            let n_own = net.value(id).n_elements();
+            let mut whole = node.inputs.iter().flatten().filter(|id| net.value(**id).n_elements() == n_own);
+            whole.any(|id| is_of_anchor(net, producers, *id))
+        }
+        _ => false,
+    }
+}
+
+/// What a map of a view becomes.
+fn sunk(net: &mut Net, at: usize) -> Option<Vec<Node>> {
+    let (n_uses, producers) = (net.n_uses(), net.producers());
+    let node = net.nodes[at].clone();
+    let out = net.shape(node.output()).to_vec();
+    let count = |shape: &[i64]| shape.iter().product::<i64>();
+    let source = |id: &Option<ValueId>| {
+        let id = (*id)?;
+        let producer = &net.nodes[producers[id.0]?];
+        let is_view = matches!(producer.kind, Kind::View) && n_uses[id.0] == 1;
+        let from = is_view.then(|| producer.input(0))?;
+        let is_whole = count(net.shape(from)) == count(&out);
+        (is_whole && is_of_anchor(net, &producers, from)).then_some(from)
+    };
+    let from = node.inputs.iter().find_map(source)?;
+    let shape = net.shape(from).to_vec();
+    let shapes: Vec<Vec<i64>> = node
+        .inputs
+        .iter()
+        .map(|id| reexpressed(net.shape(id.expect("a map has all inputs")), &out, &shape))
+        .collect::<Option<_>>()?;
+    // Where another input is what a kernel computes, a view ahead of it would only be moved from one to the other.
+    let stays = |(id, shape): (&Option<ValueId>, &Vec<i64>)| {
+        let id = id.expect("a map has all inputs");
+        let before = producers[id.0].map(|at| &net.nodes[at]).filter(|node| matches!(node.kind, Kind::View));
+        let viewed = before.map_or(id, |view| view.input(0));
+        net.shape(viewed) != shape && is_of_anchor(net, &producers, viewed)
+    };
+    if node.inputs.iter().zip(&shapes).any(stays) {
+        return None;
+    }
+    let mut new = Vec::new();
+    let mut inputs = Vec::with_capacity(node.inputs.len());
+    for (id, shape) in node.inputs.iter().zip(shapes) {
+        let id = id.expect("a map has all inputs");
+        if net.shape(id) == shape {
+            inputs.push(Some(id));
+            continue;
+        }
+        let value = net.value(id);
+        let (name, dtype) = (value.name.clone(), value.dtype);
+        let constant = value.constant.clone();
+        let view = net.add_value(&name, dtype, &shape);
+        match constant {
+            Some(tensor) => net.values[view.0].constant = Some(tensor.reshaped(net.value(view).ty().shape)),
+            None => new.push(Node {
+                kind: Kind::View,
+                inputs: vec![Some(id)],
+                outputs: vec![view],
+                origin: node.origin.clone(),
+            }),
+        }
+        inputs.push(Some(view));
+    }
+    let value = net.value(node.output());
+    let (name, dtype) = (value.name.clone(), value.dtype);
+    let mapped = net.add_value(&name, dtype, &shape);
+    let origin = node.origin.clone();
+    new.push(Node { kind: node.kind, inputs, outputs: vec![mapped], origin: node.origin });
+    new.push(Node { kind: Kind::View, inputs: vec![Some(mapped)], outputs: node.outputs, origin });
+    Some(new)
+}
+
+/// A map of a map becomes one.
+fn merge_maps(net: &mut Net) {
+    let mut at = 0;
+    while at < net.nodes.len() {
+        while let Some(before) = mergeable(net, at) {
+            let node = net.nodes[at].clone();
+            let inner = net.nodes[before].clone();
+            let (Kind::Map(outer), Kind::Map(value)) = (&node.kind, &inner.kind) else { unreachable!("both are maps") };
+            let merged = merged(&node, outer, &inner, value);
+            net.nodes[at] = merged;
+            net.nodes.remove(before);
+            at -= 1;
+        }
+        at += 1;
+    }
+}
+
+/// The map before a map that may become a part of it.
+fn mergeable(net: &Net, at: usize) -> Option<usize> {
+    let node = &net.nodes[at];
+    let Kind::Map(outer) = &node.kind else { return None };
+    let (n_uses, producers) = (net.n_uses(), net.producers());
+    let n_out = net.value(node.output()).n_elements();
+    node.inputs.iter().flatten().find_map(|&id| {
+        let before = producers[id.0]?;
+        let Kind::Map(value) = &net.nodes[before].kind else { return None };
+        let slots: Vec<usize> = (0..node.inputs.len()).filter(|&slot| node.inputs[slot] == Some(id)).collect();
+        let n_reads = scalar::inputs(outer).iter().filter(|slot| slots.contains(slot)).count();
+        let is_private = n_uses[id.0] == slots.len();
+        let is_small = net.value(id).n_elements() < n_out;
+        let own = cost(value);
+        let is_repeated = n_reads > 1 || is_small;
+        let may = is_private && (!is_repeated || own <= CHEAP * n_reads.max(1) || !is_small && own < 15);
+        (may && cost(outer) + n_reads * own <= MOST_COST).then_some(before)
+    })
+}
+
+/// The map of a map.
+fn merged(node: &Node, outer: &Expr, inner: &Node, value: &Expr) -> Node {
+    let mut inputs: Vec<Option<ValueId>> = Vec::new();
+    let mut slot = |id: Option<ValueId>| {
+        inputs.iter().position(|other| *other == id).unwrap_or_else(|| {
+            inputs.push(id);
+            inputs.len() - 1
+        })
+    };
+    let of_outer: Vec<Option<usize>> = node
+        .inputs
+        .iter()
+        .map(|id| (*id != Some(inner.output())).then(|| slot(*id)))
+        .collect();
+    let of_inner: Vec<usize> = inner.inputs.iter().map(|id| slot(*id)).collect();
+    let value = substitute(value, &|at| input(of_inner[at]));
+    let merged = substitute(outer, &|at| of_outer[at].map_or_else(|| value.clone(), input));
+    let mut node = Node {
+        kind: Kind::Map(merged),
+        inputs,
+        outputs: node.outputs.clone(),
+        origin: joined(&inner.origin, &node.origin),
+    };
+    drop_unread(&mut node);
+    node
+}
+
+/// The names of the model's nodes that two nodes come from.
+pub fn joined(a: &str, b: &str) -> String {
+    if a == b || b.split(" + ").any(|part| part == a) { b.to_owned() } else { format!("{a} + {b}") }
+}
+
+/// Leaves out inputs that a map does not read.
+fn drop_unread(node: &mut Node) {
+    let Kind::Map(value) = &node.kind else { return };
+    let read = scalar::inputs(value);
+    let kept: Vec<usize> = (0..node.inputs.len()).filter(|slot| read.contains(slot)).collect();
+    // A map of numbers alone keeps one, so that it has a shape to be of.
+    if kept.len() == node.inputs.len() || kept.is_empty() {
+        return;
+    }
+    let value = substitute(value, &|at| input(kept.iter().position(|&slot| slot == at).expect("it is read")));
+    node.inputs = kept.iter().map(|&slot| node.inputs[slot]).collect();
+    node.kind = Kind::Map(value);
+}
+
+/// One number for each channel of what an anchor computes: of a constant or a number.
+fn by_channel(net: &Net, node: &Node, e: &Expr, out: &[i64], axis: usize) -> Option<Vec<f64>> {
+    let n = out[axis] as usize;
+    match e {
+        Expr::Const(x) => Some(vec![*x; n]),
+        Expr::Load(slot, _) => {
+            let id = node.inputs[slot.0 as usize]?;
+            let shape = net.shape(id);
+            let missing = out.len().checked_sub(shape.len())?;
+            let is_along = shape.iter().enumerate().all(|(d, &n)| n == 1 || d + missing == axis);
+            let numbers = net.numbers(id).filter(|_| is_along)?;
+            let one = |c: usize| f64::from(numbers[if numbers.len() == 1 { 0 } else { c }]);
+            Some((0..n).map(one).collect())
+        }
+        _ => None,
+    }
+}
+
+/// Factors and terms by channel behind a convolution or a product with constant weights become part of the
+/// weights and one bias.
+fn fold_affine(net: &mut Net) {
+    for at in 0..net.nodes.len() {
+        fold_affine_into(net, at);
+    }
+}
+
+fn fold_affine_into(net: &mut Net, at: usize) -> Option<()> {
+    let anchor = net.nodes[at].clone();
+    let out = net.shape(anchor.output()).to_vec();
+    let axis = match &anchor.kind {
+        Kind::Conv(_) => 1,
+        Kind::Product { .. } if out.len() == 2 => 1,
+        _ => return None,
+    };
+    let weights = anchor.input(1);
+    net.value(weights).constant.as_ref()?;
+    let x = anchor.output();
+    if net.n_uses()[x.0] != 1 {
+        return None;
+    }
+    let user = net.nodes.iter().position(|node| node.inputs.contains(&Some(x)))?;
+    let node = net.nodes[user].clone();
+    let Kind::Map(value) = &node.kind else { return None };
+    if net.shape(node.output()) != out {
+        return None;
+    }
+    let slot = node.inputs.iter().position(|id| *id == Some(x))?;
+    let mut value = value.clone();
+    let n = out[axis] as usize;
+    let (mut factor, mut term, mut n_folded) = (vec![1.0; n], vec![0.0; n], 0);
+    while let Some((op, by, rest)) = innermost(&value, slot) {
+        let Some(numbers) = by_channel(net, &node, &by, &out, axis) else { break };
+        match op {
+            BinaryOp::Mul => {
+                factor.iter_mut().zip(&numbers).for_each(|(f, x)| *f *= x);
+                term.iter_mut().zip(&numbers).for_each(|(t, x)| *t *= x);
+            }
+            BinaryOp::Add => term.iter_mut().zip(&numbers).for_each(|(t, x)| *t += x),
+            _ => term.iter_mut().zip(&numbers).for_each(|(t, x)| *t -= x),
+        }
+        value = rest;
+        n_folded += 1;
+    }
+    let has_factor = factor.iter().any(|&f| f != 1.0);
+    if n_folded == 0 || n_folded == 1 && !has_factor {
+        return None;
+    }
+    let mut new = node.clone();
+    if has_factor {
+        let scaled = scaled_weights(net, &anchor, weights, &factor)?;
+        net.nodes[at].inputs[1] = Some(scaled);
+    }
+    if term.iter().any(|&t| t != 0.0) {
+        let shape: Vec<i64> = std::iter::once(n as i64).chain(out[axis + 1..].iter().map(|_| 1)).collect();
+        let numbers: Vec<f32> = term.iter().map(|&t| t as f32).collect();
+        let bias = net.add_constant(&format!("{}.bias", anchor.origin), &shape, &numbers);
+        new.inputs.push(Some(bias));
+        let bias = new.inputs.len() - 1;
+        value = substitute(&value, &|at| if at == slot { add(input(slot), input(bias)) } else { input(at) });
+    }
+    new.kind = Kind::Map(value);
+    drop_unread(&mut new);
+    if matches!(&new.kind, Kind::Map(Expr::Load(..))) {
+        // Nothing is left but the value itself.
+        new.kind = Kind::View;
+    }
+    net.nodes[user] = new;
+    Some(())
+}
+
+/// What is done to an input wherever it is read, where that is the same and has another operand: the operation,
+/// the operand, and the expression without it.
+fn innermost(value: &Expr, slot: usize) -> Option<(BinaryOp, Expr, Expr)> {
+    let is_x = |e: &Expr| matches!(e, Expr::Load(b, _) if b.0 as usize == slot);
+    let mut parents: Vec<&Expr> = Vec::new();
+    fn collect<'a>(e: &'a Expr, is_x: &dyn Fn(&Expr) -> bool, parents: &mut Vec<&'a Expr>) -> Option<()> {
+        match e {
+            Expr::Binary(_, a, b) => {
+                if is_x(a) || is_x(b) {
+                    parents.push(e);
+                }
+                for side in [a, b] {
+                    if !is_x(side) {
+                        collect(side, is_x, parents)?;
+                    }
+                }
+                Some(())
+            }
+            Expr::Unary(_, x) => {
+                if is_x(x) {
+                    return None;
+                }
+                collect(x, is_x, parents)
+            }
+            Expr::Const(_) => Some(()),
+            // By itself.
+            Expr::Load(..) if is_x(e) => None,
+            Expr::Load(..) => Some(()),
+            _ => None,
+        }
+    }
+    collect(value, &is_x, &mut parents)?;
+    let first = (*parents.first()?).clone();
+    if parents.iter().any(|other| **other != first) {
+        return None;
+    }
+    let Expr::Binary(op, a, b) = &first else { return None };
+    let by = match (op, is_x(a), is_x(b)) {
+        (BinaryOp::Add | BinaryOp::Mul | BinaryOp::Sub, true, false) => (**b).clone(),
+        (BinaryOp::Add | BinaryOp::Mul, false, true) => (**a).clone(),
+        _ => return None,
+    };
+    Some((*op, by, replaced(value, &first, &input(slot))))
+}
+
+/// An expression with every occurrence of another replaced.
+fn replaced(e: &Expr, old: &Expr, new: &Expr) -> Expr {
+    if e == old {
+        return new.clone();
+    }
+    match e {
+        Expr::Unary(op, x) => Expr::unary(*op, replaced(x, old, new)),
+        Expr::Binary(op, a, b) => Expr::binary(*op, replaced(a, old, new), replaced(b, old, new)),
+        other => other.clone(),
+    }
+}
+
+/// Weights with each channel of the output scaled.
+fn scaled_weights(net: &mut Net, anchor: &Node, weights: ValueId, factor: &[f64]) -> Option<ValueId> {
+    let shape = net.shape(weights).to_vec();
+    let axis = match &anchor.kind {
+        Kind::Conv(conv) if conv.transposed => 1,
+        Kind::Conv(_) => 0,
+        Kind::Product { turned } => usize::from(!turned),
+        _ => return None,
+    };
+    let inside: usize = shape[axis + 1..].iter().product::<i64>() as usize;
+    let n = shape[axis] as usize;
+    let mut numbers = net.numbers(weights)?;
+    for (at, number) in numbers.iter_mut().enumerate() {
+        *number = (f64::from(*number) * factor[at / inside % n]) as f32;
+    }
+    let name = format!("{}.scaled", net.value(weights).name);
+    Some(net.add_constant(&name, &shape, &numbers))
+}
+
+/// A factor that is turned before a product is read as it is.
+fn turn_products(net: &mut Net) {
+    let (n_uses, producers) = (net.n_uses(), net.producers());
+    for at in 0..net.nodes.len() {
+        let Kind::Product { turned } = net.nodes[at].kind else { continue };
+        let b = net.nodes[at].input(1);
+        let Some(before) = producers[b.0].filter(|_| n_uses[b.0] == 1) else { continue };
+        let Kind::Transpose(order) = &net.nodes[before].kind else { continue };
+        let rank = order.len();
+        let swaps = (0..rank - 2).all(|d| order[d] == d) && order[rank - 2..] == [rank - 1, rank - 2];
+        if swaps {
+            net.nodes[at].inputs[1] = Some(net.nodes[before].input(0));
+            net.nodes[at].kind = Kind::Product { turned: !turned };
+        }
+    }
+}
