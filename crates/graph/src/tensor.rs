@@ -67,6 +67,27 @@ impl fmt::Debug for Tensor {
     }
 }
 
+/// Numbers of a type as the bytes of elements, by what `as` makes of them.
+macro_rules! encode {
+    ($dtype:expr, $numbers:expr, $from:ty) => {
+        match $dtype {
+            DType::F16 => bytes_of($numbers, |x: $from| f16::from_f64(x as f64).to_le_bytes()),
+            DType::Bf16 => bytes_of($numbers, |x: $from| bf16_from_f64(x as f64).to_le_bytes()),
+            DType::F32 => bytes_of($numbers, |x: $from| (x as f32).to_le_bytes()),
+            DType::F64 => bytes_of($numbers, |x: $from| (x as f64).to_le_bytes()),
+            DType::I8 => bytes_of($numbers, |x: $from| (x as i8).to_le_bytes()),
+            DType::I16 => bytes_of($numbers, |x: $from| (x as i16).to_le_bytes()),
+            DType::I32 => bytes_of($numbers, |x: $from| (x as i32).to_le_bytes()),
+            DType::I64 => bytes_of($numbers, |x: $from| (x as i64).to_le_bytes()),
+            DType::U8 => bytes_of($numbers, |x: $from| (x as u8).to_le_bytes()),
+            DType::U16 => bytes_of($numbers, |x: $from| (x as u16).to_le_bytes()),
+            DType::U32 => bytes_of($numbers, |x: $from| (x as u32).to_le_bytes()),
+            DType::U64 => bytes_of($numbers, |x: $from| (x as u64).to_le_bytes()),
+            DType::Bool => bytes_of($numbers, |x: $from| [u8::from(x != 0 as $from)]),
+        }
+    };
+}
+
 impl Tensor {
     /// A tensor of bytes; none where there are more or fewer than its type takes. Bytes of `bool` that are
     /// neither 0 nor 1 count as 1.
@@ -82,27 +103,7 @@ impl Tensor {
     /// # Panics
     /// Where there are more or fewer numbers than its shape takes.
     pub fn from_floats(dtype: DType, shape: impl Into<Vec<usize>>, numbers: &[f64]) -> Tensor {
-        let mut bytes = Vec::with_capacity(numbers.len() * dtype.size());
-        macro_rules! push {
-            ($convert:expr) => {
-                numbers.iter().for_each(|&x| bytes.extend_from_slice(&($convert)(x).to_le_bytes()))
-            };
-        }
-        match dtype {
-            DType::F16 => push!(f16::from_f64),
-            DType::Bf16 => push!(bf16_from_f64),
-            DType::F32 => push!(|x: f64| x as f32),
-            DType::F64 => push!(|x: f64| x),
-            DType::I8 => push!(|x: f64| x as i8),
-            DType::I16 => push!(|x: f64| x as i16),
-            DType::I32 => push!(|x: f64| x as i32),
-            DType::I64 => push!(|x: f64| x as i64),
-            DType::U8 => push!(|x: f64| x as u8),
-            DType::U16 => push!(|x: f64| x as u16),
-            DType::U32 => push!(|x: f64| x as u32),
-            DType::U64 => push!(|x: f64| x as u64),
-            DType::Bool => push!(|x: f64| u8::from(x != 0.0)),
-        }
+        let bytes = encode!(dtype, numbers, f64);
         Tensor::new(TensorType::new(dtype, shape), bytes.into()).expect("as many numbers as the shape takes")
     }
 
@@ -111,27 +112,7 @@ impl Tensor {
     /// # Panics
     /// Where there are more or fewer numbers than its shape takes.
     pub fn from_integers(dtype: DType, shape: impl Into<Vec<usize>>, numbers: &[i128]) -> Tensor {
-        let mut bytes = Vec::with_capacity(numbers.len() * dtype.size());
-        macro_rules! push {
-            ($convert:expr) => {
-                numbers.iter().for_each(|&x| bytes.extend_from_slice(&($convert)(x).to_le_bytes()))
-            };
-        }
-        match dtype {
-            DType::F16 => push!(|x: i128| f16::from_f64(x as f64)),
-            DType::Bf16 => push!(|x: i128| bf16_from_f64(x as f64)),
-            DType::F32 => push!(|x: i128| x as f32),
-            DType::F64 => push!(|x: i128| x as f64),
-            DType::I8 => push!(|x: i128| x as i8),
-            DType::I16 => push!(|x: i128| x as i16),
-            DType::I32 => push!(|x: i128| x as i32),
-            DType::I64 => push!(|x: i128| x as i64),
-            DType::U8 => push!(|x: i128| x as u8),
-            DType::U16 => push!(|x: i128| x as u16),
-            DType::U32 => push!(|x: i128| x as u32),
-            DType::U64 => push!(|x: i128| x as u64),
-            DType::Bool => push!(|x: i128| u8::from(x != 0)),
-        }
+        let bytes = encode!(dtype, numbers, i128);
         Tensor::new(TensorType::new(dtype, shape), bytes.into()).expect("as many numbers as the shape takes")
     }
 
@@ -230,6 +211,11 @@ impl Tensor {
         assert_eq!(ty.checked_len(), Some(self.n_elements()), "a reshape keeps the elements");
         Tensor { ty, bytes: self.bytes.clone() }
     }
+}
+
+/// The bytes of numbers, one behind the other.
+fn bytes_of<T: Copy, const N: usize>(numbers: &[T], bytes: impl Fn(T) -> [u8; N]) -> Vec<u8> {
+    numbers.iter().flat_map(|&x| bytes(x)).collect()
 }
 
 /// To the nearest, ties to even. `bf16::from_f64` rounds twice.

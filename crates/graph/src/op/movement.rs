@@ -378,6 +378,21 @@ impl Operation for Slice {
     }
 }
 
+/// A tensor of this shape whose elements come from another one of as many dimensions: `from` says of a
+/// dimension and an index along it which index that is there. Elements from outside are 0.
+fn picked(x: &Tensor, shape: Vec<usize>, from: impl Fn(usize, usize) -> Option<usize>) -> Tensor {
+    let own = strides(x.shape());
+    let place = |at: usize| {
+        let (mut rest, mut place) = (at, 0);
+        for d in (0..shape.len()).rev() {
+            place += from(d, rest % shape[d]).filter(|&index| index < x.shape()[d])? * own[d];
+            rest /= shape[d];
+        }
+        Some(place)
+    };
+    pick(x, shape.clone(), (0..product(&shape)).map(place))
+}
+
 impl Operation for Tile {
     fn infer(&self, inputs: Inputs<'_>) -> Result<Vec<TensorType>, OpError> {
         let mut ty = inputs.ty(0)?.clone();
@@ -394,17 +409,7 @@ impl Operation for Tile {
     fn evaluate(&self, inputs: Inputs<'_>) -> Result<Vec<Tensor>, OpError> {
         let ty = self.infer(inputs)?.remove(0);
         let x = inputs.tensor(0)?;
-        let own = strides(x.shape());
-        let place = |at: usize| {
-            let mut rest = at;
-            let mut from = 0;
-            for d in (0..ty.shape.len()).rev() {
-                from += rest % ty.shape[d] % x.shape()[d] * own[d];
-                rest /= ty.shape[d];
-            }
-            Some(from)
-        };
-        Ok(vec![pick(x, ty.shape.clone(), (0..ty.n_elements()).map(place))])
+        Ok(vec![picked(x, ty.shape, |d, index| Some(index % x.shape()[d]))])
     }
 }
 
@@ -618,21 +623,12 @@ impl Operation for CenterCropPad {
     fn evaluate(&self, inputs: Inputs<'_>) -> Result<Vec<Tensor>, OpError> {
         let ty = self.infer(inputs)?.remove(0);
         let x = inputs.tensor(0)?;
-        let own = strides(x.shape());
-        let place = |at: usize| {
-            let mut rest = at;
-            let mut from = 0;
-            for d in (0..ty.shape.len()).rev() {
-                let (n, wanted) = (x.shape()[d], ty.shape[d]);
-                let index = rest % wanted;
-                rest /= wanted;
-                let index =
-                    if n >= wanted { Some(index + (n - wanted) / 2) } else { index.checked_sub((wanted - n) / 2) };
-                from += index.filter(|&index| index < n)? * own[d];
-            }
-            Some(from)
+        let shape = ty.shape.clone();
+        let from = |d: usize, index: usize| {
+            let (n, wanted) = (x.shape()[d], shape[d]);
+            if n >= wanted { Some(index + (n - wanted) / 2) } else { index.checked_sub((wanted - n) / 2) }
         };
-        Ok(vec![pick(x, ty.shape.clone(), (0..ty.n_elements()).map(place))])
+        Ok(vec![picked(x, ty.shape, from)])
     }
 }
 

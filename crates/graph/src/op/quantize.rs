@@ -2,30 +2,29 @@
 
 use super::conv::{ConvShape, add_bias, convolve};
 use super::matmul::{batched_product, centred, product_shape};
-use super::util::{axis, product, strides};
-use super::{Conv, Inputs, Operation, Operator, row};
+use super::util::{axis, product, size, strides};
+use super::{Conv, Import, Inputs, Operation, Operator, row};
 use crate::error::{invalid, unsupported};
 use crate::{DType, OpError, Tensor, TensorType};
 
-/// Multiples of a scale, input 1, as integers; the type is that of the zero point, input 2.
+/// Multiples of a scale, input 1, as integers; the type is that of the zero point, input 2, or else the one
+/// given.
 #[derive(Debug, Clone, Copy)]
-pub struct QuantizeLinear {
-    /// The dimension along which there are several scales.
-    pub axis: i64,
-    /// How many elements along it have one scale.
-    pub block: usize,
-    /// The type, where there is no zero point.
-    pub dtype: Option<DType>,
-}
+pub struct QuantizeLinear(pub Scaling);
 
-/// Integers as multiples of a scale, input 1, less a zero point, input 2.
+/// Integers as multiples of a scale, input 1, less a zero point, input 2; the type is the scale's, if none is
+/// given.
 #[derive(Debug, Clone, Copy)]
-pub struct DequantizeLinear {
+pub struct DequantizeLinear(pub Scaling);
+
+/// How scales belong to elements, and the type of the result.
+#[derive(Debug, Clone, Copy)]
+pub struct Scaling {
     /// The dimension along which there are several scales.
     pub axis: i64,
-    /// How many elements along it have one scale.
+    /// How many elements along it have one scale; 0 where one has all that lies across.
     pub block: usize,
-    /// The type, if not the scale's.
+    /// The type, where it is given.
     pub dtype: Option<DType>,
 }
 
@@ -50,13 +49,10 @@ fn dtype_of(number: Option<i64>) -> Result<Option<DType>, OpError> {
 pub(super) const ROWS: &[Operator] = &[
     row("QuantizeLinear", &[10, 13, 19, 21, 23, 24, 25, 28], 2..=3, |node| {
         let _ = (node.int("saturate")?, node.int("precision")?);
-        let block = super::util::size(node.int_or("block_size", 0)?)?;
-        Ok(QuantizeLinear { axis: node.int_or("axis", 1)?, block, dtype: dtype_of(node.int("output_dtype")?)? }.into())
+        Ok(QuantizeLinear(Scaling::import(node)?).into())
     }),
     row("DequantizeLinear", &[10, 13, 19, 21, 23, 24, 25, 28], 2..=3, |node| {
-        let block = super::util::size(node.int_or("block_size", 0)?)?;
-        Ok(DequantizeLinear { axis: node.int_or("axis", 1)?, block, dtype: dtype_of(node.int("output_dtype")?)? }
-            .into())
+        Ok(DequantizeLinear(Scaling::import(node)?).into())
     }),
     row("DynamicQuantizeLinear", &[11], 1..=1, |_| Ok(DynamicQuantizeLinear.into())),
     row("QLinearMatMul", &[10, 21], 8..=8, |_| Ok(QLinearMatMul.into())),
@@ -106,49 +102,62 @@ fn check_quantized(dtype: DType) -> Result<(), OpError> {
     }
 }
 
-impl Operation for QuantizeLinear {
-    fn infer(&self, inputs: Inputs<'_>) -> Result<Vec<TensorType>, OpError> {
-        let dtype = inputs.optional(2).map(|zero| zero.dtype()).or(self.dtype).unwrap_or(DType::U8);
-        check_quantized(dtype)?;
+impl Scaling {
+    fn import(node: &Import) -> Result<Scaling, OpError> {
+        let block = size(node.int_or("block_size", 0)?)?;
+        Ok(Scaling { axis: node.int_or("axis", 1)?, block, dtype: dtype_of(node.int("output_dtype")?)? })
+    }
+
+    /// The type of the result, once it is known that the scales fit.
+    fn infer(&self, inputs: Inputs<'_>, dtype: DType) -> Result<Vec<TensorType>, OpError> {
         let _ = scale_of(inputs.shape(0)?, inputs.shape(1)?, self.axis, self.block)?;
         Ok(vec![TensorType::new(dtype, inputs.shape(0)?)])
     }
 
-    fn evaluate(&self, inputs: Inputs<'_>) -> Result<Vec<Tensor>, OpError> {
-        let ty = self.infer(inputs)?.remove(0);
+    /// What each element becomes with its scale and its zero point.
+    fn evaluate(
+        &self,
+        inputs: Inputs<'_>,
+        ty: TensorType,
+        becomes: impl Fn(f64, f64, f64) -> f64,
+    ) -> Result<Vec<Tensor>, OpError> {
         let (x, scale) = (inputs.tensor(0)?, inputs.tensor(1)?);
         let of = scale_of(x.shape(), scale.shape(), self.axis, self.block)?;
         let (scales, zeros) = (scale.floats(), inputs.optional_tensor(2)?.map(Tensor::floats));
         let mut numbers = x.floats();
         for (at, x) in numbers.iter_mut().enumerate() {
             let zero = zeros.as_ref().map_or(0.0, |zeros| zeros[of(at)]);
-            // Divided in single precision, as what rounds in practice does.
-            let quotient = f64::from((*x / scales[of(at)]) as f32);
-            *x = saturated(quotient.round_ties_even() + zero, ty.dtype);
+            *x = becomes(*x, scales[of(at)], zero);
         }
         Ok(vec![Tensor::from_floats(ty.dtype, ty.shape, &numbers)])
     }
 }
 
-impl Operation for DequantizeLinear {
+impl Operation for QuantizeLinear {
     fn infer(&self, inputs: Inputs<'_>) -> Result<Vec<TensorType>, OpError> {
-        let scale = inputs.ty(1)?;
-        check_quantized(inputs.fact(0)?.dtype())?;
-        let _ = scale_of(inputs.shape(0)?, &scale.shape, self.axis, self.block)?;
-        Ok(vec![TensorType::new(self.dtype.unwrap_or(scale.dtype), inputs.shape(0)?)])
+        let dtype = inputs.optional(2).map(|zero| zero.dtype()).or(self.0.dtype).unwrap_or(DType::U8);
+        check_quantized(dtype)?;
+        self.0.infer(inputs, dtype)
     }
 
     fn evaluate(&self, inputs: Inputs<'_>) -> Result<Vec<Tensor>, OpError> {
         let ty = self.infer(inputs)?.remove(0);
-        let (x, scale) = (inputs.tensor(0)?, inputs.tensor(1)?);
-        let of = scale_of(x.shape(), scale.shape(), self.axis, self.block)?;
-        let (scales, zeros) = (scale.floats(), inputs.optional_tensor(2)?.map(Tensor::floats));
-        let mut numbers = x.floats();
-        for (at, x) in numbers.iter_mut().enumerate() {
-            let zero = zeros.as_ref().map_or(0.0, |zeros| zeros[of(at)]);
-            *x = (*x - zero) * scales[of(at)];
-        }
-        Ok(vec![Tensor::from_floats(ty.dtype, ty.shape, &numbers)])
+        let dtype = ty.dtype;
+        // Divided in single precision, as what rounds in practice does.
+        let quotient = |x: f64, scale: f64| f64::from((x / scale) as f32);
+        self.0.evaluate(inputs, ty, |x, scale, zero| saturated(quotient(x, scale).round_ties_even() + zero, dtype))
+    }
+}
+
+impl Operation for DequantizeLinear {
+    fn infer(&self, inputs: Inputs<'_>) -> Result<Vec<TensorType>, OpError> {
+        check_quantized(inputs.fact(0)?.dtype())?;
+        self.0.infer(inputs, self.0.dtype.unwrap_or(inputs.ty(1)?.dtype))
+    }
+
+    fn evaluate(&self, inputs: Inputs<'_>) -> Result<Vec<Tensor>, OpError> {
+        let ty = self.infer(inputs)?.remove(0);
+        self.0.evaluate(inputs, ty, |x, scale, zero| (x - zero) * scale)
     }
 }
 
