@@ -17,6 +17,8 @@ const BATCH: u64 = 16;
 const LONG: &str = "600";
 /// What takes a second may take this long on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(120);
+/// What ends at once, or with a short race, may take this long there.
+const PROMPT: Duration = Duration::from_secs(20);
 
 /// A run that is watched.
 struct Running {
@@ -291,7 +293,7 @@ fn an_interrupt_keeps_all_and_names_the_winner() {
         send(signal, &running.child);
         let (code, stdout, stderr) = running.end();
         assert_eq!(code, Some(0), "{stderr}");
-        assert!(start.elapsed() < PATIENCE, "it took {:?} to stop", start.elapsed());
+        assert!(start.elapsed() < PROMPT, "it took {:?} to stop", start.elapsed());
         let result: serde_json::Value = serde_json::from_str(&stdout).expect("the result is JSON");
         assert!(result["best"]["gflops"].as_f64().is_some_and(|g| g > 0.0), "{result}");
         assert_eq!(result["trials"], recorded(&db).len());
@@ -317,7 +319,7 @@ fn an_interrupt_of_the_start_ends_it_in_order() {
         let rest: Vec<String> = lines.collect();
         let output = child.wait_with_output().unwrap();
         assert_eq!(output.status.code(), Some(0), "{told:?} {rest:?}");
-        assert!(start.elapsed() < PATIENCE, "it took {:?} to stop", start.elapsed());
+        assert!(start.elapsed() < PROMPT, "it took {:?} to stop", start.elapsed());
         let result: serde_json::Value = serde_json::from_slice(&output.stdout).expect("the result is JSON");
         let n_recorded = if command_line[0] == "tune" { &result["trials"] } else { &result["configurations"] };
         assert_eq!(n_recorded, &recorded(&db).len(), "{result}");
@@ -341,6 +343,6 @@ fn a_second_interrupt_ends_it_at_once() {
     let n_told = running.n_told.clone();
     let (code, _, stderr) = running.end();
     assert_eq!(code, Some(130), "{stderr}");
-    assert!(start.elapsed() < PATIENCE, "it took {:?} to stop", start.elapsed());
+    assert!(start.elapsed() < PROMPT, "it took {:?} to stop", start.elapsed());
     assert!(recorded(&db).len() as u64 >= *n_told.lock().unwrap(), "what was measured is recorded");
 }
