@@ -489,6 +489,8 @@ fn bad_input_is_refused_in_one_line() {
         (owned(&["export", "--json", "--db", &fresh]), "FILE"),
         (owned(&["import", &lines, "--db", &fresh]), "line 1: missing field"),
         (owned(&["import", &nowhere, "--db", &fresh]), "cannot read"),
+        // Endless, and refused at its first line.
+        (owned(&["import", "/dev/zero", "--db", &fresh]), "line 1: longer than"),
         (owned(&["import", here, "--db", &fresh]), "folder"),
     ];
     for (arguments, expected) in cases {

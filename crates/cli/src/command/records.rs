@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::fs::File;
-use std::io::{self, BufRead, BufReader, BufWriter, Cursor, Read, Seek};
+use std::io::{self, BufRead, BufReader, BufWriter, Read, Seek};
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
@@ -113,42 +113,59 @@ pub fn import(args: &ImportArgs, as_json: bool) -> anyhow::Result<()> {
                 return Err(bad_input(format!("cannot read {name}: it is a folder (give a file of JSON lines)")));
             }
             if path.is_file() {
-                import_from(BufReader::with_capacity(1 << 16, file), &name, &database, as_json)
+                let mut customs = Customs::default();
+                let mut input = BufReader::with_capacity(1 << 16, file);
+                customs.inspect(&mut input, &name)?;
+                input.rewind().with_context(|| format!("cannot read {name}"))?;
+                import_from(input, &name, customs, &database, as_json)
             } else {
-                import_from(Cursor::new(read_to_end(file, &name)?), &name, &database, as_json)
+                import_once(file, &name, &database, as_json)
             }
         }
-        None => {
-            let name = "standard input";
-            import_from(Cursor::new(read_to_end(io::stdin().lock(), name)?), name, &database, as_json)
-        }
+        None => import_once(io::stdin().lock(), "standard input", &database, as_json),
     }
 }
 
-fn import_from(mut input: impl BufRead + Seek, name: &str, database: &Database, as_json: bool) -> anyhow::Result<()> {
-    let no_record = |error: RecordError| {
-        let hint = "give JSON lines as `export` writes them; nothing was imported";
-        bad_input(format!("{name}: {error} ({hint})"))
-    };
-    // Making spaces takes time, in which the database is not locked yet.
+/// Imports what can be read only once. All is read before anything is written: a slow writer must not keep
+/// the database locked.
+fn import_once(input: impl Read, name: &str, database: &Database, as_json: bool) -> anyhow::Result<()> {
     let mut customs = Customs::default();
-    let (mut n_good, mut first_refused) = (0u64, None);
-    for (number, line) in read_lines(&mut input) {
-        match customs.check(line.map_err(no_record)?) {
-            Ok(_) => n_good += 1,
-            Err(reason) => first_refused = first_refused.or(Some((number, reason))),
-        }
+    let mut kept = Kept { input, bytes: Vec::new() };
+    customs.inspect(BufReader::with_capacity(1 << 16, &mut kept), name)?;
+    import_from(&kept.bytes[..], name, customs, database, as_json)
+}
+
+/// Input that is kept to be read once more.
+struct Kept<R> {
+    input: R,
+    bytes: Vec<u8>,
+}
+
+impl<R: Read> Read for Kept<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let n = self.input.read(buffer)?;
+        self.bytes.extend_from_slice(&buffer[..n]);
+        Ok(n)
     }
-    if let Some((number, reason)) = first_refused.filter(|_| n_good == 0) {
-        return Err(bad_input(format!(
-            "{name}: line {number}: {reason} (no line has a record that fits; nothing was imported)"
-        )));
-    }
-    input.rewind().with_context(|| format!("cannot read {name}"))?;
+}
+
+fn no_record(name: &str, error: &RecordError) -> anyhow::Error {
+    let hint = "give JSON lines as `export` writes them; nothing was imported";
+    bad_input(format!("{name}: {error} ({hint})"))
+}
+
+/// Imports what was inspected.
+fn import_from(
+    input: impl BufRead,
+    name: &str,
+    mut customs: Customs,
+    database: &Database,
+    as_json: bool,
+) -> anyhow::Result<()> {
     let mut opened = open_to_write(database)?;
-    let imported = opened.store.import(&mut input, &mut |line| customs.check(line));
+    let imported = opened.store.import(input, &mut |line| customs.check(line));
     let imported = imported.map_err(|error| match error {
-        Error::Record(error) => no_record(error),
+        Error::Record(error) => no_record(name, &error),
         Error::Store(error) => database.failure(&error).into(),
         other => other.into(),
     })?;
@@ -173,6 +190,27 @@ struct Customs {
 }
 
 impl Customs {
+    /// Reads lines, and holds each against what is known, before the database is opened: making spaces takes
+    /// time, in which it shall not be locked.
+    ///
+    /// # Errors
+    /// Bad input where a line is no record, or none has one that fits.
+    fn inspect(&mut self, input: impl BufRead, name: &str) -> anyhow::Result<()> {
+        let (mut n_good, mut first_refused) = (0u64, None);
+        for (number, line) in read_lines(input) {
+            match self.check(line.map_err(|error| no_record(name, &error))?) {
+                Ok(_) => n_good += 1,
+                Err(reason) => first_refused = first_refused.or(Some((number, reason))),
+            }
+        }
+        if let Some((number, reason)) = first_refused.filter(|_| n_good == 0) {
+            return Err(bad_input(format!(
+                "{name}: line {number}: {reason} (no line has a record that fits; nothing was imported)"
+            )));
+        }
+        Ok(())
+    }
+
     /// The line with its names and numbers as this version writes them, and the shortest time that can be
     /// true.
     ///
@@ -260,11 +298,4 @@ const MOST_SECONDS: f64 = 3.2e10;
 fn numbers(text: &str) -> Vec<u64> {
     let numbers = text.split('.').map(|part| part.parse().ok());
     numbers.collect::<Option<_>>().unwrap_or_default()
-}
-
-/// Reads everything before it writes anything: a slow writer must not keep the database locked.
-fn read_to_end(mut input: impl Read, name: &str) -> anyhow::Result<Vec<u8>> {
-    let mut bytes = Vec::new();
-    input.read_to_end(&mut bytes).with_context(|| format!("cannot read {name}"))?;
-    Ok(bytes)
 }
