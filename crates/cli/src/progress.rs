@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use tilewright::words::errors_text;
 use tilewright_tune::{ErrorClass, pause};
 
 use crate::output::{digits, grouped};
@@ -84,11 +85,6 @@ impl Status {
         }
         parts.join(" · ")
     }
-}
-
-/// Failures by class, in words.
-pub fn errors_text(errors: &BTreeMap<ErrorClass, u64>) -> String {
-    errors.iter().map(|(class, n)| format!("{n} {class}")).collect::<Vec<_>>().join(", ")
 }
 
 /// Shows a status until it is finished. Clones show the same one.

@@ -155,8 +155,14 @@ fn what_goes_to_standard_output_is_alone_there() {
     let output = run(&record);
     serde_json::from_slice::<serde_json::Value>(&output.stdout).expect("a recorded space and nothing else");
     assert!(stderr(&output).contains("2 configurations"), "{}", stderr(&output));
-    let page = run(&["report", "--db", text(&db), "-o", "/dev/stdout"]).stdout;
-    assert!(page.trim_ascii_end().ends_with(b"</html>"));
+    let show = |name| run(&["show", "matmul:m=8,n=8,k=8", "--emit", "ir", "-o", name]).stdout;
+    assert!(!show("-").is_empty());
+    assert_eq!(show("-"), show("/dev/stdout"));
+    assert!(!Path::new("-").exists());
+    for name in ["/dev/stdout", "-"] {
+        let page = run(&["report", "--db", text(&db), "-o", name]).stdout;
+        assert!(page.trim_ascii_end().ends_with(b"</html>"));
+    }
     let lines = folder.path().join("lines");
     fs::write(&lines, run(&["export", "/dev/stdout", "--db", text(&db)]).stdout).unwrap();
     let imported = run(&["import", text(&lines), "--db", text(&copy)]);

@@ -27,7 +27,7 @@ const WITH_UNSAFE: &[&str] = &["crates/codegen/", "crates/device/", "crates/runt
 const WITH_SYSTEM: &[&str] = &["crates/device/", "crates/tilewright/", "crates/peers/", "crates/cli/"];
 
 /// The one file that writes files: there they come whole or not at all, and replace nothing but files.
-const WITH_WRITING: &str = "crates/cli/src/output/file.rs";
+const WITH_WRITING: &str = "crates/tilewright/src/file.rs";
 
 /// Where a worker writes to one of the system's own files, which is nobody's to lose.
 const OF_THE_SYSTEM: &str = "crates/device/src/worker.rs";

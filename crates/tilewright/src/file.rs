@@ -14,6 +14,8 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{AtFlags, CWD, linkat};
 use tempfile::TempPath;
 
+use crate::error::Error;
+
 /// The links that are followed one after the other at most, as by Linux.
 const MOST_LINKS: usize = 40;
 
@@ -23,7 +25,7 @@ const NEW_MODE: u32 = 0o666;
 /// A place that can be written to.
 #[derive(Debug)]
 pub enum Destination {
-    /// Standard output, such as `/dev/stdout`: nothing else may go there.
+    /// Standard output, which `-` and `/dev/stdout` name: nothing else may go there.
     Stdout(File),
     /// Another descriptor that this process has from its parent, such as `/dev/fd/3`.
     Descriptor(File),
@@ -60,6 +62,51 @@ pub fn write_whole(path: &Path, write: impl FnOnce(&mut dyn Write) -> io::Result
     Destination::at(path)?.write(write)
 }
 
+/// The place of a file that the user named, before the work that fills it; `other` says how to name another.
+///
+/// # Errors
+/// Bad input where it cannot be written to, or is a database or the log of one: the user took one option for
+/// another.
+pub fn writable(path: &Path, other: &str) -> Result<Destination, Error> {
+    let name = path.display();
+    let refused = |reason: &str| Err(Error::input(format!("{name} {reason} (give {other})")));
+    if is_database(path) {
+        return refused("is a database and would be written over");
+    }
+    if is_beside_database(path) {
+        return refused("is where the database beside it has its log");
+    }
+    Destination::at(path).map_err(|error| Error::input(format!("cannot write {name}: {error} (give {other})")))
+}
+
+/// Checks that what is written to a place of this name leaves these files alone, which are needed as well.
+///
+/// # Errors
+/// Bad input where it is the place of one of them.
+pub fn check_apart(path: &Path, place: &Destination, files: &[&Path], other: &str) -> Result<(), Error> {
+    match files.iter().find(|file| place.is_at(file)) {
+        None => Ok(()),
+        Some(file) => {
+            let [name, file] = [path, file].map(Path::display);
+            Err(Error::input(format!("{name} would be written over {file}, which is needed (give {other})")))
+        }
+    }
+}
+
+/// Whether a file is a database of SQLite, as by its first bytes.
+fn is_database(path: &Path) -> bool {
+    let mut start = Vec::new();
+    let is_read = path.is_file() && File::open(path).is_ok_and(|file| file.take(16).read_to_end(&mut start).is_ok());
+    is_read && start == b"SQLite format 3\0"
+}
+
+/// Whether SQLite takes a file of this name for a part of the database beside it.
+fn is_beside_database(path: &Path) -> bool {
+    let Some(name) = path.file_name().and_then(|name| name.to_str()) else { return false };
+    let mut databases = ["-wal", "-shm", "-journal"].iter().filter_map(|ending| name.strip_suffix(ending));
+    databases.any(|database| is_database(&path.with_file_name(database)))
+}
+
 impl Destination {
     /// The place of this path, once it is known that it can be written to. A descriptor of the shell's is
     /// taken now: later its number may be that of a file of ours.
@@ -67,6 +114,9 @@ impl Destination {
     /// # Errors
     /// Where it is a folder or in none, a descriptor that is not open, or one may not write there.
     pub fn at(path: &Path) -> io::Result<Destination> {
+        if path == Path::new("-") {
+            return Ok(Destination::Stdout(io::stdout().as_fd().try_clone_to_owned()?.into()));
+        }
         let is_folder = || io::Error::new(ErrorKind::IsADirectory, "it is a folder");
         if path.as_os_str().as_encoded_bytes().ends_with(b"/") {
             return Err(is_folder());

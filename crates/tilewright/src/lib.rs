@@ -26,10 +26,12 @@
 mod best;
 mod database;
 mod error;
+pub mod file;
 mod kernel;
 mod session;
 mod tune;
 pub mod version;
+pub mod words;
 
 pub use best::{Best, gflops, judges, known_best, known_target, target_name, trials_of};
 pub use database::{Database, Opened, with_suffix};

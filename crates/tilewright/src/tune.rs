@@ -26,6 +26,7 @@ use crate::best::{Best, gflops, target_name, trials_of};
 use crate::database::{Database, Opened};
 use crate::error::Error;
 use crate::version::BUILD;
+use crate::words::count;
 use finals::{End, EndLimits, Finals, Untuned};
 use recorder::{Recorder, Recording};
 use transfer::Transfer;
@@ -369,11 +370,6 @@ pub fn task_key(task: &Task, cold: bool) -> TaskKey {
         template: task.template.name.to_owned(),
         threads: u32::try_from(task.setting.n_threads).expect("no machine has so many CPUs"),
     }
-}
-
-/// `n` things, in the singular where it is one.
-fn count(n: u64, thing: &str) -> String {
-    format!("{n} {thing}{}", if n == 1 { "" } else { "s" })
 }
 
 /// The trials of earlier runs that belong to the space as it is now and can be true, without those that

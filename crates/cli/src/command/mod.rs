@@ -31,8 +31,9 @@ use tilewright_ir::target::GENERIC;
 use tilewright_tune::{PassedOver, Setting, Store, StoreError, TEMPLATES, Task};
 
 use crate::error::{OrBadInput, bad_input};
-use crate::output::{grouped, message, shell_quoted};
+use crate::output::{message, shell_quoted};
 use tilewright::Database;
+pub use tilewright::words::{count, percent};
 use tune::Interrupts;
 
 /// The hidden subcommand that is a worker of a device.
@@ -337,15 +338,4 @@ pub fn start_device(
         tilewright::start_device(workload.clone(), target, options, &interrupts.stop, &|note| shown.note(note));
     shown.finish();
     Ok(device?)
-}
-
-/// A part as per cent.
-pub fn percent(part: f64) -> String {
-    format!("{:.1} %", 100.0 * part)
-}
-
-/// `n` things, in the singular where it is one.
-pub fn count(n: impl Into<u128>, thing: &str) -> String {
-    let n = n.into();
-    format!("{} {thing}{}", grouped(n), if n == 1 { "" } else { "s" })
 }

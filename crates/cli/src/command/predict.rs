@@ -222,7 +222,7 @@ impl ModelPlaces {
     fn check_apart(&self, path: &Path, files: &[&Path]) -> anyhow::Result<()> {
         check_apart(path, &self.weights, files, "the name of another file with -o")?;
         self.description.as_ref().map_or(Ok(()), |place| {
-            check_apart(&description_of(path), place, files, "the name of another file with -o")
+            Ok(check_apart(&description_of(path), place, files, "the name of another file with -o")?)
         })
     }
 

@@ -10,6 +10,7 @@ use anyhow::Context;
 use clap::Args;
 use serde_json::{Map, json};
 use tilewright::version::BUILD;
+use tilewright::words::errors_text;
 use tilewright::{Note, Recorder, earlier, errors_of, gflops, task_key};
 use tilewright_device::Device;
 use tilewright_tune::{Budget, Config, Event, HeadStart, RecordedSpace, Summary, Task, TaskKey, Trial, search};
@@ -18,7 +19,7 @@ use super::tune::{Interrupts, Shown};
 use super::{DatabaseArgs, WorkloadArgs, count, device_options, make_task, open_to_write, start_device};
 use crate::error::{OrBadInput, bad_input};
 use crate::output::{Destination, check_apart, digits, grouped, message, writable, write_result, write_result_of};
-use crate::progress::{Status, errors_text};
+use crate::progress::Status;
 use tilewright::Database;
 
 /// The search that draws samples, and under whose name configurations are recorded.

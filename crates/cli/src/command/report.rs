@@ -20,7 +20,7 @@ pub struct ReportArgs {
     /// Workloads or sets of them [default: all that are recorded]
     #[arg(value_name = "WORKLOAD")]
     workloads: Vec<String>,
-    /// Page to write, such as report.html
+    /// Page to write, such as report.html, or - for standard output
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
     #[command(flatten)]

@@ -40,7 +40,7 @@ pub struct ShowArgs {
     /// and of a hash of all that the code depends on]
     #[arg(long, value_name = "NAME")]
     prefix: Option<String>,
-    /// File to write [default: standard output]
+    /// File to write, or - [default: standard output]
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
     #[command(flatten)]

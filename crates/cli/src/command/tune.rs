@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use serde_json::{Value as Json, json};
+use tilewright::words::errors_text;
 use tilewright::{
     Begin, DEFAULT_SEARCH, Note, Plan, Race, Recording, Session, Transfer, TuneRequest, Tuned, Untuned, WallSeconds,
     Workload, gflops,
@@ -17,7 +18,7 @@ use super::predict::likely_configs;
 use super::{DatabaseArgs, WorkloadArgs, count, on_interrupt, percent, worker_command};
 use crate::error::describe;
 use crate::output::{digits, duration, message, table, write_result};
-use crate::progress::{Progress, Status, errors_text};
+use crate::progress::{Progress, Status};
 
 /// A run that takes so many seconds is worth a word before it.
 const SLOW_RUN_S: f64 = 0.1;

@@ -1,0 +1,94 @@
+//! Numbers and words as people read them.
+
+use std::collections::BTreeMap;
+
+use tilewright_tune::ErrorClass;
+
+/// A number with thousands separated by commas.
+pub fn grouped(n: impl ToString) -> String {
+    let digits = n.to_string();
+    let mut out = String::new();
+    for (at, digit) in digits.chars().enumerate() {
+        if at > 0 && (digits.len() - at).is_multiple_of(3) {
+            out.push(',');
+        }
+        out.push(digit);
+    }
+    out
+}
+
+/// Nanoseconds as milliseconds or microseconds, with four digits.
+pub fn duration(ns: f64) -> String {
+    if ns < 1e3 {
+        format!("{ns:.0} ns")
+    } else if ns < 1e6 {
+        format!("{} µs", digits(ns / 1e3))
+    } else if ns < 1e9 {
+        format!("{} ms", digits(ns / 1e6))
+    } else {
+        format!("{} s", digits(ns / 1e9))
+    }
+}
+
+/// A positive number with about four digits.
+pub fn digits(x: f64) -> String {
+    let decimals = if x >= 100.0 {
+        1
+    } else if x >= 10.0 {
+        2
+    } else {
+        3
+    };
+    format!("{x:.decimals$}")
+}
+
+/// `n` things, in the singular where it is one.
+pub fn count(n: impl Into<u128>, thing: &str) -> String {
+    let n = n.into();
+    format!("{} {thing}{}", grouped(n), if n == 1 { "" } else { "s" })
+}
+
+/// A part as per cent.
+pub fn percent(part: f64) -> String {
+    format!("{:.1} %", 100.0 * part)
+}
+
+/// Failures by class, in words.
+pub fn errors_text(errors: &BTreeMap<ErrorClass, u64>) -> String {
+    errors.iter().map(|(class, n)| format!("{n} {class}")).collect::<Vec<_>>().join(", ")
+}
+
+/// A word of a command that is shown, as a shell takes it.
+pub fn shell_quoted(word: &str) -> String {
+    let is_plain = |c: char| c.is_alphanumeric() || "_@%+=:,./-".contains(c);
+    match !word.is_empty() && word.chars().all(is_plain) {
+        true => word.to_owned(),
+        false => format!("'{}'", word.replace('\'', r"'\''")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_readable() {
+        assert_eq!([grouped(7), grouped(899756), grouped(1234567)], ["7", "899,756", "1,234,567"]);
+        assert_eq!([count(1_u64, "trial"), count(11_776_392_u64, "trial")], ["1 trial", "11,776,392 trials"]);
+        assert_eq!([duration(850.0), duration(12_345.0), duration(9.5e6)], ["850 ns", "12.35 µs", "9.500 ms"]);
+    }
+
+    #[test]
+    fn a_shell_reads_words_as_they_are() {
+        for word in ["matmul:m=8,n=8,k=8", "a/b-c_1.db", "größe", "2x2", "gbt:batch=64,trees=3"] {
+            assert_eq!(shell_quoted(word), word);
+        }
+        for word in ["", "a b", "epilogue=clip(0;7)", "it's", "$HOME", "~x", "*", "a\\b", "\"", "'", "a\nb", "\u{00d7}"]
+        {
+            let quoted = shell_quoted(word);
+            let script = format!("printf %s {quoted}");
+            let read = std::process::Command::new("sh").args(["-c", &script]).output().unwrap();
+            assert_eq!((quoted.starts_with('\''), read.stdout), (true, word.as_bytes().to_vec()), "{quoted}");
+        }
+    }
+}
