@@ -5,15 +5,10 @@
 
 #![forbid(unsafe_code)]
 
-mod clock;
 mod command;
 mod error;
-mod history;
-mod load;
 mod output;
-mod plot;
 mod progress;
-mod stats;
 
 use std::ffi::OsString;
 use std::process::ExitCode;

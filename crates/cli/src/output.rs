@@ -5,7 +5,7 @@ use std::io::{self, Write};
 
 use serde_json::Value as Json;
 
-pub use tilewright::file::{Destination, check_apart, open_lock, writable, write_whole};
+pub use tilewright::file::{Destination, check_apart, writable};
 pub use tilewright::words::{digits, duration, grouped, shell_quoted};
 
 /// Standard output could not be written.

@@ -14,7 +14,8 @@ const EDGES: &[(&str, &[&str])] = &[
     ("device", &["ir", "codegen", "tune", "runtime"]),
     ("tilewright", &["ir", "codegen", "tune", "device", "runtime"]),
     ("peers", &["ir", "tune", "device", "runtime"]),
-    ("cli", &["ir", "codegen", "graph", "learn", "tune", "device", "runtime", "tilewright", "peers"]),
+    ("lab", &["ir", "learn", "tune", "device", "tilewright"]),
+    ("cli", &["ir", "codegen", "graph", "learn", "tune", "device", "runtime", "tilewright", "peers", "lab"]),
 ];
 
 /// What may name LLVM's crates in its manifest.
@@ -24,7 +25,7 @@ const WITH_LLVM: &[&str] = &["codegen"];
 const WITH_UNSAFE: &[&str] = &["crates/codegen/", "crates/device/", "crates/runtime/", "crates/peers/"];
 
 /// What may open files, start processes and read the environment.
-const WITH_SYSTEM: &[&str] = &["crates/device/", "crates/tilewright/", "crates/peers/", "crates/cli/"];
+const WITH_SYSTEM: &[&str] = &["crates/device/", "crates/tilewright/", "crates/peers/", "crates/lab/", "crates/cli/"];
 
 /// The one file that writes files: there they come whole or not at all, and replace nothing but files.
 const WITH_WRITING: &str = "crates/tilewright/src/file.rs";

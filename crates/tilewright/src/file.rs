@@ -107,6 +107,18 @@ fn is_beside_database(path: &Path) -> bool {
     databases.any(|database| is_database(&path.with_file_name(database)))
 }
 
+/// A file that the user named, as a whole; `wanted` says what it should be.
+///
+/// # Errors
+/// Bad input where it cannot be read.
+pub fn read(path: &Path, wanted: &str) -> Result<Vec<u8>, Error> {
+    let name = path.display();
+    if path.is_dir() {
+        return Err(Error::input(format!("cannot read {name}: it is a folder (give {wanted})")));
+    }
+    fs::read(path).map_err(|error| Error::input(format!("cannot read {name}: {error} (give {wanted})")))
+}
+
 impl Destination {
     /// The place of this path, once it is known that it can be written to. A descriptor of the shell's is
     /// taken now: later its number may be that of a file of ours.

@@ -42,6 +42,7 @@ pub use tilewright_ir::op::Workload;
 pub use tune::finals::{EndLimits, Leader, Untuned, rank};
 pub use tune::recorder::{Recorder, Recording};
 pub use tune::transfer::Transfer;
+pub use tune::verdict::option_of;
 pub use tune::{
     Begin, DEFAULT_SEARCH, DEFAULT_TIME, Earlier, Note, Plan, Race, SecondsIn, TuneRequest, Tuned, WallSeconds,
     earlier, errors_of, since_1970, start_device, task_key,

@@ -3,6 +3,7 @@
 pub mod finals;
 pub mod recorder;
 pub mod transfer;
+pub mod verdict;
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -179,7 +180,7 @@ pub struct Begin {
 }
 
 /// What a run is going to do.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct Plan {
     /// How long it searches.
     pub time: Option<Duration>,

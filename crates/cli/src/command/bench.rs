@@ -102,7 +102,7 @@ pub fn run(args: &BenchArgs, as_json: bool) -> anyhow::Result<()> {
     }
     args.machine.runnable_target()?;
     args.machine.warn_of_limits();
-    if let Some(warning) = crate::load::warning() {
+    if let Some(warning) = tilewright_lab::load::warning() {
         message(&warning);
     }
     let mut json_rows = Vec::new();

@@ -44,11 +44,7 @@ pub const WORKER: &str = "worker";
 /// # Errors
 /// Bad input where it cannot be read.
 fn read_file(path: &Path, wanted: &str) -> anyhow::Result<Vec<u8>> {
-    let name = path.display();
-    if path.is_dir() {
-        return Err(bad_input(format!("cannot read {name}: it is a folder (give {wanted})")));
-    }
-    std::fs::read(path).map_err(|error| bad_input(format!("cannot read {name}: {error} (give {wanted})")))
+    Ok(tilewright::file::read(path, wanted)?)
 }
 
 /// What is to be computed, on what.
@@ -332,7 +328,7 @@ pub fn start_device(
     options: Options,
     interrupts: &Interrupts,
 ) -> anyhow::Result<Option<Device>> {
-    let shown = tune::Shown::new(workload, "", options.seed, interrupts);
+    let shown = tune::Shown::new(workload, None, options.seed, interrupts);
     shown.start_up();
     let device =
         tilewright::start_device(workload.clone(), target, options, &interrupts.stop, &|note| shown.note(note));

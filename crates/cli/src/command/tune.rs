@@ -1,6 +1,6 @@
 //! `tune`: searches, records, and measures the leaders against each other at the end.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -12,9 +12,10 @@ use tilewright::{
     Begin, DEFAULT_SEARCH, Note, Plan, Race, Recording, Session, Transfer, TuneRequest, Tuned, Untuned, WallSeconds,
     Workload, gflops,
 };
-use tilewright_tune::{Ended, ErrorClass};
+use tilewright_lab::predict::likely_configs;
+use tilewright_lab::{Caller, News};
+use tilewright_tune::Ended;
 
-use super::predict::likely_configs;
 use super::{DatabaseArgs, WorkloadArgs, count, on_interrupt, percent, worker_command};
 use crate::error::describe;
 use crate::output::{digits, duration, message, table, write_result};
@@ -84,12 +85,46 @@ pub struct TuneArgs {
 }
 
 impl TuneArgs {
-    /// Has the run keep its records in this file, and look within the folder for what it learns from.
-    pub fn keep_within(&mut self, folder: &Path, database: PathBuf) {
-        self.records.db = Some(database);
-        if let Some(transfer) = &mut self.transfer {
-            transfer.path = folder.join(&transfer.path);
+    /// The workloads that it names.
+    ///
+    /// # Errors
+    /// Bad input where it names none.
+    pub fn workloads(&self) -> anyhow::Result<Vec<Workload>> {
+        self.of.workloads()
+    }
+
+    /// What is asked for of one of its workloads, alone or of a set.
+    ///
+    /// # Errors
+    /// Bad input where an argument does not fit.
+    pub fn request(&self, workload: &Workload, is_of_set: bool) -> anyhow::Result<TuneRequest> {
+        let machine = &self.of.machine;
+        let mut request = TuneRequest {
+            target: machine.runnable_target()?,
+            threads: machine.threads,
+            template: self.template.clone(),
+            search: self.search.clone(),
+            trials: self.trials,
+            time: self.time,
+            seed: self.seed,
+            guesses: !self.no_guesses,
+            race: !self.no_race,
+            cold: self.cold,
+            to_the_end: self.to_the_end,
+            min_time: self.min_time,
+            build_timeout: self.build_timeout,
+            run_timeout: self.run_timeout,
+            transfer: self.transfer.clone(),
+            // The first of a set may have none before it to learn from.
+            transfer_is_optional: is_of_set,
+            ..TuneRequest::new(workload.clone())
+        };
+        if let Some(model) = &self.predict {
+            request.first = likely_configs(model, &request.task()?, self.cold, MOST_PREDICTED)?;
+            let n_configs = count(request.first.len() as u64, "configuration");
+            message(&format!("beginning with {n_configs} predicted by {}", model.display()));
         }
+        Ok(request)
     }
 }
 
@@ -123,7 +158,7 @@ pub struct Report {
 /// Bad input where an argument does not fit or the database given cannot be written; failure where no
 /// candidate gave a right answer, workers do not start or records cannot be written.
 pub fn run(args: &TuneArgs, as_json: bool) -> anyhow::Result<()> {
-    let workloads = args.of.workloads()?;
+    let workloads = args.workloads()?;
     let interrupts = Interrupts::watch()?;
     args.of.machine.warn_of_limits();
     if let [workload] = &workloads[..] {
@@ -182,35 +217,10 @@ pub fn run(args: &TuneArgs, as_json: bool) -> anyhow::Result<()> {
 ///
 /// # Errors
 /// As [`run`], but that a run without a winner is a report of that.
-pub fn tune(args: &TuneArgs, workload: &Workload, is_of_set: bool, interrupts: &Interrupts) -> anyhow::Result<Report> {
-    let machine = &args.of.machine;
-    let mut request = TuneRequest {
-        target: machine.runnable_target()?,
-        threads: machine.threads,
-        template: args.template.clone(),
-        search: args.search.clone(),
-        trials: args.trials,
-        time: args.time,
-        seed: args.seed,
-        guesses: !args.no_guesses,
-        race: !args.no_race,
-        cold: args.cold,
-        to_the_end: args.to_the_end,
-        min_time: args.min_time,
-        build_timeout: args.build_timeout,
-        run_timeout: args.run_timeout,
-        transfer: args.transfer.clone(),
-        // The first of a set may have none before it to learn from.
-        transfer_is_optional: is_of_set,
-        ..TuneRequest::new(workload.clone())
-    };
-    if let Some(model) = &args.predict {
-        request.first = likely_configs(model, &request.task()?, args.cold, MOST_PREDICTED)?;
-        let n_configs = count(request.first.len() as u64, "configuration");
-        message(&format!("beginning with {n_configs} predicted by {}", model.display()));
-    }
+fn tune(args: &TuneArgs, workload: &Workload, is_of_set: bool, interrupts: &Interrupts) -> anyhow::Result<Report> {
+    let request = args.request(workload, is_of_set)?;
     let session = Session::new(args.records.database()?, worker_command()?);
-    let shown = Shown::new(workload, &args.search, args.seed, interrupts);
+    let shown = Shown::new(workload, Some(&args.search), args.seed, interrupts);
     let tuned = session.tune(&request, &interrupts.stop, &|note| shown.note(note));
     shown.finish();
     Ok(Report::new(args, workload, tuned?, &session.database().name()))
@@ -218,8 +228,8 @@ pub fn tune(args: &TuneArgs, workload: &Workload, is_of_set: bool, interrupts: &
 
 /// What a run says while it goes on, on standard error.
 pub struct Shown<'a> {
-    workload: &'a Workload,
-    search: &'a str,
+    workload: Workload,
+    search: String,
     seed: u64,
     interrupts: &'a Interrupts,
     start: Instant,
@@ -230,9 +240,10 @@ pub struct Shown<'a> {
 
 impl<'a> Shown<'a> {
     /// Nothing yet.
-    pub fn new(workload: &'a Workload, search: &'a str, seed: u64, interrupts: &'a Interrupts) -> Shown<'a> {
+    pub fn new(workload: &Workload, search: Option<&str>, seed: u64, interrupts: &'a Interrupts) -> Shown<'a> {
         let (start, told) = (Instant::now(), AtomicU64::new(0));
-        Shown { workload, search, seed, interrupts, start, told, progress: Mutex::new(None) }
+        let search = search.unwrap_or_default().to_owned();
+        Shown { workload: workload.clone(), search, seed, interrupts, start, told, progress: Mutex::new(None) }
     }
 
     /// Shows a note.
@@ -264,7 +275,7 @@ impl<'a> Shown<'a> {
             Note::Trial(report) => self.update(|status| {
                 status.n_trials += 1;
                 status.n_new += 1;
-                status.best_gflops = report.best_ns.map(|ns| gflops(self.workload, ns));
+                status.best_gflops = report.best_ns.map(|ns| gflops(&self.workload, ns));
                 if let Some(class) = report.trial.outcome.class() {
                     *status.errors.entry(class).or_default() += 1;
                 }
@@ -276,7 +287,7 @@ impl<'a> Shown<'a> {
                 });
             }),
             Note::LeaderFailed(class, why) => {
-                let raise = option_of(class).map_or(String::new(), |option| format!(" (raise {option})"));
+                let raise = tilewright::option_of(class).map_or(String::new(), |option| format!(" (raise {option})"));
                 self.message(&format!("a leader failed when it was measured again: {class}: {why}{raise}"));
             }
             _ => {}
@@ -300,7 +311,7 @@ impl<'a> Shown<'a> {
     }
 
     /// Shows a status from now on; interrupts commit by this.
-    pub fn start(&self, recording: Option<&Recording>, status: Status) {
+    fn start(&self, recording: Option<&Recording>, status: Status) {
         self.finish();
         let progress = Progress::start(status);
         self.interrupts.concern(recording, &progress);
@@ -397,6 +408,38 @@ impl Interrupts {
         *self.at_hand.lock().unwrap_or_else(PoisonError::into_inner) = Some(at_hand);
     }
 
+    /// Has the lab do something, shows how it goes, and lets interrupts end it.
+    pub fn listen<T>(&self, work: impl FnOnce(Caller) -> T) -> T {
+        let shown: Mutex<Option<Shown>> = Mutex::new(None);
+        let lock = || shown.lock().unwrap_or_else(PoisonError::into_inner);
+        let tell = |news: News| match news {
+            News::Begin(workload, search, seed) => {
+                let of_workload = Shown::new(workload, search, seed, self);
+                if search.is_none() {
+                    of_workload.start_up();
+                }
+                *lock() = Some(of_workload);
+            }
+            News::Done => {
+                if let Some(shown) = lock().take() {
+                    shown.finish();
+                }
+            }
+            News::Note(note) => {
+                if let Some(shown) = &*lock() {
+                    shown.note(note);
+                }
+            }
+            News::Tuned(tuned) => remark(tuned),
+            News::Message(line) => match &*lock() {
+                Some(shown) => shown.message(&line),
+                None => message(&line),
+            },
+            _ => {}
+        };
+        work(Caller { stop: &self.stop, tell: &tell })
+    }
+
     fn leave(&self) {
         let at_hand = self.at_hand.lock().unwrap_or_else(PoisonError::into_inner);
         let is_first = !self.stop.swap(true, Ordering::Relaxed);
@@ -420,18 +463,9 @@ impl Interrupts {
 impl Report {
     /// The report of a run.
     fn new(args: &TuneArgs, workload: &Workload, mut tuned: Tuned, database: &str) -> Report {
-        let to_raise = option_to_raise(&tuned);
-        if let Some(option) = to_raise
-            && tuned.any_right
-        {
-            message(&format!("most candidates came to the limit of {option}: raise it, and they are tried again"));
-        }
-        if tuned.ended == Some(Ended::Exhausted) {
-            message("the whole space has been measured");
-        }
+        remark(&tuned);
         let lost = tuned.lost.take().map(anyhow::Error::from);
         let json = serde_json::to_value(&tuned).expect("invariant: it is numbers and text by name");
-        let was_interrupted = matches!(tuned.ended, None | Some(Ended::Interrupted));
         let (text, failure) = match (&tuned.best, &tuned.race) {
             (Some(_), Some(race)) => (raced(workload, &tuned, race) + &ending(&tuned, database), None),
             (Some(best), None) if tuned.ended.is_none() => {
@@ -458,32 +492,22 @@ impl Report {
                 );
                 (text, None)
             }
-            (None, _) => (INTERRUPTED.to_owned(), (!was_interrupted).then(|| nothing_valid(&tuned, to_raise))),
+            (None, _) => (INTERRUPTED.to_owned(), tuned.failure().map(anyhow::Error::from)),
         };
         Report { json, text, failure, lost }
     }
 }
 
-/// Why there is no winner.
-fn nothing_valid(tuned: &Tuned, to_raise: Option<&str>) -> anyhow::Error {
-    if tuned.trials == 0 {
-        return anyhow::anyhow!("the time was up before a candidate was measured (give more with --time)");
+/// Says what is worth a word about a run.
+fn remark(tuned: &Tuned) {
+    if let Some(option) = tuned.option_to_raise()
+        && tuned.any_right
+    {
+        message(&format!("most candidates came to the limit of {option}: raise it, and they are tried again"));
     }
-    if tuned.any_right {
-        // What was not done in time says which option gives it more.
-        let raised: Vec<&str> = tuned.errors.keys().filter_map(|class| option_of(*class)).collect();
-        let more = format!(" (give more with {})", raised.join(" and "));
-        let hint = if raised.is_empty() { " (run the same to race others)" } else { more.as_str() };
-        return anyhow::anyhow!("the leading candidates failed when they were measured again{hint}");
+    if tuned.ended == Some(Ended::Exhausted) {
+        message("the whole space has been measured");
     }
-    let example = tuned.example.as_ref().map(|(class, message)| format!("; for example {class}: {message}"));
-    anyhow::anyhow!(
-        "none of {} gave a right answer ({}){}{}",
-        count(tuned.trials, "candidate"),
-        errors_text(&tuned.errors),
-        example.unwrap_or_default(),
-        to_raise.map_or(String::new(), |option| format!(" (raise {option}, and they are tried again)"))
-    )
 }
 
 fn title(tuned: &Tuned) -> String {
@@ -557,19 +581,4 @@ fn ending(tuned: &Tuned, database: &str) -> String {
         text += &format!("records  {database}\n");
     }
     text
-}
-
-/// The option to raise where most of the candidates came to its limit.
-fn option_to_raise(tuned: &Tuned) -> Option<&'static str> {
-    let most = tuned.cut_off.iter().find(|(_, n)| 2 * **n > tuned.trials);
-    most.and_then(|(class, _)| option_of(*class))
-}
-
-/// The option that a class of failures is a matter of.
-fn option_of(class: ErrorClass) -> Option<&'static str> {
-    match class {
-        ErrorClass::BuildTimeout => Some("--build-timeout"),
-        ErrorClass::RunTimeout => Some("--run-timeout"),
-        _ => None,
-    }
 }

@@ -6,10 +6,12 @@ use std::sync::atomic::AtomicBool;
 use clap::Args;
 use serde_json::{Map, Value as Json, json};
 use tilewright_ir::op::Workload;
+use tilewright_lab::Caller;
+use tilewright_lab::predict::{NOT_EXACT, ask_template, load_model, watch_look_ahead};
 use tilewright_learn::sequence::Model;
 use tilewright_tune::predict::{Inputs, LookAhead, records};
 
-use super::{NOT_EXACT, ask_template, load_model, pair, watch_look_ahead};
+use super::{pair, show as tell};
 use crate::command::{MachineArgs, make_task};
 use crate::error::{OrBadInput, bad_input};
 use crate::output::{message, table, write_result};
@@ -63,7 +65,8 @@ fn of_kernel(args: &QueryArgs, model: &Model, about: &Json, as_json: bool) -> an
     let problem = inputs.ask(&kernel, &given).or_bad_input("")?;
     // Nothing is lost where an interrupt ends the program.
     let never = AtomicBool::new(false);
-    let mut look_ahead = LookAhead::new(&kernel, &problem).watched(watch_look_ahead(&never));
+    let mut look_ahead =
+        LookAhead::new(&kernel, &problem).watched(watch_look_ahead(Caller { stop: &never, tell: &tell }));
     if look_ahead.is_satisfiable() == Some(false) {
         let constraint = kernel.unsatisfiable(&problem).unwrap_or("?");
         let reason = format!("constraint {constraint} leaves no valid configuration of {}", kernel.name);

@@ -4,22 +4,24 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 use std::fs;
 
-use anyhow::Context;
 use serde::Serialize;
 use serde_json::{Value as Json, json};
+use tilewright::Error;
+use tilewright::file::write_whole;
+use tilewright::version::BUILD;
+use tilewright::words::{count, digits, grouped};
 use tilewright_device::host;
 use tilewright_tune::{ErrorClass, Outcome, Seconds};
 
+use super::data;
 use super::elsewhere::Machine;
 use super::finished::{Finished, Summary, n_complete};
+use super::plan::Plan;
 use super::table::{Arm, Measure, Moment, Problem, View};
-use super::{Plan, data};
-use crate::command::count;
+use crate::OrFailed;
 use crate::history::{Curve, median_curve};
-use crate::output::{digits, grouped, write_whole};
 use crate::plot::{Axis, Bar, Boxed, Layer, Marks, Plot, Scale, colours, sheet};
 use crate::stats::{Quartiles, geometric_mean, median};
-use tilewright::version::BUILD;
 
 /// The file of all trials.
 const TRIALS: &str = "trials.csv";
@@ -46,11 +48,10 @@ const COLUMNS: &str = "problem,arm,seed,trial,elapsed_s,outcome,median_ns,gflops
 ///
 /// # Errors
 /// Where a file cannot be written.
-pub fn write(plan: &Plan, finished: &[Finished]) -> anyhow::Result<Json> {
+pub fn write(plan: &Plan, finished: &[Finished]) -> Result<Json, Error> {
     let results = Results::of_all(plan, finished);
     let json = results.json();
-    data::write(&plan.folder, &format!("{json:#}\n"))
-        .with_context(|| data::path(&plan.folder).display().to_string())?;
+    data::write(&plan.folder, &format!("{json:#}\n")).or_failed(data::path(&plan.folder).display())?;
     let mut files = vec![(TRIALS.to_owned(), results.trials())];
     let mut pictures = Vec::new();
     for view in plan.experiment.views.iter().filter(|_| !finished.is_empty()) {
@@ -62,7 +63,7 @@ pub fn write(plan: &Plan, finished: &[Finished]) -> anyhow::Result<Json> {
     files.push((PAGE.to_owned(), results.readme(&pictures)));
     for (name, text) in files {
         let path = plan.folder.join(name);
-        write_whole(&path, |file| file.write_all(text.as_bytes())).with_context(|| path.display().to_string())?;
+        write_whole(&path, |file| file.write_all(text.as_bytes())).or_failed(path.display())?;
     }
     Ok(json)
 }
@@ -98,14 +99,14 @@ struct RunRow<'a> {
 }
 
 struct Results<'a> {
-    plan: &'a Plan<'a>,
+    plan: &'a Plan,
     finished: &'a [Finished<'a>],
     /// This machine and the others, where results of others are shown beside its own.
     machines: Vec<Machine>,
 }
 
 impl<'a> Results<'a> {
-    fn of_all(plan: &'a Plan<'a>, finished: &'a [Finished<'a>]) -> Results<'a> {
+    fn of_all(plan: &'a Plan, finished: &'a [Finished<'a>]) -> Results<'a> {
         let here = plan.elsewhere.iter().take(1).map(|_| Machine::here(finished));
         Results { plan, finished, machines: here.chain(plan.elsewhere.iter().cloned()).collect() }
     }
@@ -521,7 +522,7 @@ impl<'a> Results<'a> {
             y: self.value_axis(),
             layers: self.layers(|_, arm| {
                 let curves: Vec<Curve> = self.of(problem, arm).map(curve).collect();
-                (!curves.is_empty()).then(|| median_curve(&curves))
+                (!curves.is_empty()).then(|| Marks::Steps(median_curve(&curves)))
             }),
         }
     }
@@ -537,7 +538,7 @@ impl<'a> Results<'a> {
                     Some(f.summary.best_so_far(|_, elapsed_s| elapsed_s, |ns| 100.0 * best / ns))
                 });
                 let curves: Vec<Curve> = curves.collect();
-                (!curves.is_empty()).then(|| median_curve(&curves))
+                (!curves.is_empty()).then(|| Marks::Steps(median_curve(&curves)))
             }),
         }
     }

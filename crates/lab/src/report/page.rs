@@ -1,15 +1,14 @@
 //! The page: tables and plots in one file, without scripts and without anything from elsewhere.
 
+use tilewright::version::BUILD;
+use tilewright::words::{count, digits, duration, grouped, percent};
+use tilewright::{one_line, since_1970};
 use tilewright_tune::Seconds;
 
 use super::facts::{Best, OutcomeFacts, Subject, TemplateFacts};
 use crate::clock::utc;
-use crate::command::{count, percent};
 use crate::history::{Curve, Run, TrialPoint, median_curve};
-use crate::output::{digits, duration, grouped};
 use crate::plot::{Axis, Bar, Layer, Marks, NEUTRAL, Plot, Scale, colours, escape};
-use tilewright::since_1970;
-use tilewright::version::BUILD;
 
 const STYLE: &str = "
 :root{color-scheme:light dark;--line:#8884;--soft:#8881}
@@ -39,7 +38,7 @@ a{color:inherit}
 ";
 
 /// The page on these subjects.
-pub fn html(database: &str, subjects: &[Subject]) -> String {
+pub fn page(database: &str, subjects: &[Subject]) -> String {
     let n_trials: u64 = subjects.iter().map(|subject| subject.trials).sum();
     let mut out = format!(
         "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\
@@ -156,7 +155,7 @@ fn best_so_far(subject: &Subject, against: Against) -> Plot {
     let layers = subject.searches.iter().zip(&labels).zip(colours(&labels)).map(|((search, label), colour)| Layer {
         label: label.clone(),
         colour,
-        marks: median_curve(&search.members.iter().map(curve).collect::<Vec<_>>()),
+        marks: Marks::Steps(median_curve(&search.members.iter().map(curve).collect::<Vec<_>>())),
     });
     let (title, unit) = match against {
         Against::Trials => ("Best so far against trials", "trials of a run"),
@@ -271,7 +270,7 @@ fn outcomes(outcomes: &[OutcomeFacts]) -> String {
         let mut row = vec![escape(facts.class), grouped(facts.trials)];
         row.extend([all, build, run, verify].map(|seconds| format!("{seconds:.2}")));
         let example: String = facts.example.as_deref().unwrap_or_default().chars().take(300).collect();
-        row.push(escape(&crate::error::one_line(&example)));
+        row.push(escape(&one_line(&example)));
         row
     });
     table(&["outcome", "trials", "s", "build s", "run s", "verify s", "<the first message"], &rows.collect::<Vec<_>>())

@@ -6,6 +6,7 @@ use std::fmt::Write;
 
 use tilewright_tune::SEARCHES;
 
+use crate::history::MedianCurve;
 use crate::stats::Quartiles;
 
 /// Width of a plot in units of the picture, which are pixels where it is shown at its size.
@@ -81,12 +82,7 @@ pub struct Layer {
 #[derive(Debug, Clone)]
 pub enum Marks {
     /// A curve that keeps its value until the next point, within a band.
-    Steps {
-        /// The curve, from left to right.
-        points: Vec<(f64, f64)>,
-        /// The lower and the upper end of the band at each point; empty without a band.
-        band: Vec<(f64, f64)>,
-    },
+    Steps(MedianCurve),
     /// A dot for each point.
     Points(Vec<(f64, f64)>),
     /// A rectangle for each bar.
@@ -231,7 +227,7 @@ impl Marks {
     /// The values along x and along y that must have a place.
     fn extent(&self) -> (Vec<f64>, Vec<f64>) {
         match self {
-            Marks::Steps { points, band } => (
+            Marks::Steps(MedianCurve { points, band }) => (
                 points.iter().map(|p| p.0).collect(),
                 points.iter().map(|p| p.1).chain(band.iter().flat_map(|b| [b.0, b.1])).collect(),
             ),
@@ -390,7 +386,7 @@ impl Layer {
     fn draw(&self, x: &Ruler, y: &Ruler, out: &mut String) {
         let colour = self.colour;
         match &self.marks {
-            Marks::Steps { points, band } => {
+            Marks::Steps(MedianCurve { points, band }) => {
                 let place = |(at, value): (f64, f64)| Some((x.at(at)?, y.at(value)?));
                 let steps = |ends: &[(f64, f64)]| -> Vec<(f64, f64)> {
                     let placed: Vec<(f64, f64)> = ends.iter().filter_map(|p| place(*p)).collect();
@@ -516,7 +512,10 @@ mod tests {
             layers: vec![Layer {
                 label: "random".into(),
                 colour: NEUTRAL,
-                marks: Marks::Steps { points: vec![(0.0, 1.0), (1.0, 50.0), (100.0, 100.0)], band: vec![] },
+                marks: Marks::Steps(MedianCurve {
+                    points: vec![(0.0, 1.0), (1.0, 50.0), (100.0, 100.0)],
+                    band: vec![],
+                }),
             }],
         };
         let svg = plot.svg();

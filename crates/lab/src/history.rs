@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 
 use tilewright_tune::{ErrorClass, Record, Seconds};
 
-use crate::plot::Marks;
 use crate::stats::{Quartiles, median};
 
 /// A pause of so many seconds between two trials ends a run in an earlier version's records, which do not say
@@ -154,11 +153,20 @@ impl Curve {
 /// Most points of a curve that is drawn.
 const MOST_POINTS: usize = 400;
 
+/// The median of some curves.
+#[derive(Debug, Clone, Default)]
+pub struct MedianCurve {
+    /// Positions and values where it changes, or a choice of them where they are many.
+    pub points: Vec<(f64, f64)>,
+    /// The quartiles at each point; empty of a single curve.
+    pub band: Vec<(f64, f64)>,
+}
+
 /// The median of some curves within their quartiles; a single one without. It begins where half of them have
 /// a value and goes on as long as half of them do, and those that have ended keep their last value.
-pub fn median_curve(curves: &[Curve]) -> Marks {
+pub fn median_curve(curves: &[Curve]) -> MedianCurve {
     let ends: Vec<f64> = curves.iter().map(|curve| curve.end).collect();
-    let Some(end) = median(&ends) else { return Marks::Steps { points: Vec::new(), band: Vec::new() } };
+    let Some(end) = median(&ends) else { return MedianCurve::default() };
     let mut positions: Vec<f64> = curves.iter().flat_map(|c| c.points.iter().map(|p| p.0)).chain([end]).collect();
     positions.retain(|position| *position <= end);
     positions.sort_by(f64::total_cmp);
@@ -177,7 +185,7 @@ pub fn median_curve(curves: &[Curve]) -> Marks {
             band.push((q.first, q.third));
         }
     }
-    Marks::Steps { points, band }
+    MedianCurve { points, band }
 }
 
 #[cfg(test)]
@@ -251,10 +259,10 @@ mod tests {
         let curve = |points: &[(f64, f64)], end| Curve { points: points.to_vec(), end };
         let curves =
             [curve(&[(1.0, 10.0)], 4.0), curve(&[(2.0, 20.0)], 10.0), curve(&[(1.0, 10.0), (3.0, 40.0)], 10.0)];
-        let Marks::Steps { points, band } = median_curve(&curves) else { panic!("it is a curve") };
+        let MedianCurve { points, band } = median_curve(&curves);
         assert_eq!(points, [(1.0, 10.0), (2.0, 10.0), (3.0, 20.0), (10.0, 20.0)]);
         assert_eq!(band.last(), Some(&(15.0, 30.0)));
-        let Marks::Steps { points, band } = median_curve(&curves[..1]) else { panic!("it is a curve") };
+        let MedianCurve { points, band } = median_curve(&curves[..1]);
         assert_eq!((points, band), (vec![(1.0, 10.0), (4.0, 10.0)], vec![]));
     }
 }

@@ -4,15 +4,14 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 use serde_json::Value as Json;
+use tilewright::{gflops, judges};
 use tilewright_ir::op::Workload;
 use tilewright_tune::{
     ErrorClass, Judge, Outcome, PassedOver, Record, Seconds, Store, StoreError, TaskKey, importance,
 };
 
 use crate::history::{Run, runs};
-use crate::output::message;
 use crate::stats::{Quartiles, median};
-use tilewright::{gflops, judges};
 
 /// The share of the best throughput that counts as having found it.
 const NEAR_BEST: f64 = 0.95;
@@ -20,19 +19,25 @@ const NEAR_BEST: f64 = 0.95;
 /// A workload on a machine with some number of threads.
 #[derive(Debug, Serialize)]
 pub struct Subject {
+    /// The workload.
     pub workload: String,
+    /// The machine, as records name it.
     pub target: String,
+    /// Threads that kernels may use.
     pub threads: u32,
     /// Trials recorded, failures included.
     pub trials: u64,
     /// Records beside them that cannot be true.
     pub passed_over: PassedOver,
+    /// The best configuration; none where nothing was right.
     pub best: Option<Best>,
     /// One for each search on each template.
     pub searches: Vec<SearchFacts>,
     /// How trials ended, successes included, with what they took.
     pub outcomes: Vec<OutcomeFacts>,
+    /// One for each template, in the order in which they were first searched.
     pub templates: Vec<TemplateFacts>,
+    /// Every trial, in the order of recording.
     #[serde(skip)]
     pub points: Vec<Point>,
 }
@@ -40,15 +45,21 @@ pub struct Subject {
 /// The best configuration.
 #[derive(Debug, Serialize)]
 pub struct Best {
+    /// Throughput in 10⁹ floating-point operations a second.
     pub gflops: f64,
+    /// Its median in milliseconds.
     pub ms_median: f64,
+    /// The template it belongs to.
     pub template: String,
+    /// Its parameters.
     pub config: Json,
     /// Whether it won the race at the end of a run.
     pub confirmed: bool,
+    /// By what part of its median the runner-up is slower, where it won a race.
     pub margin: Option<f64>,
     /// The search that proposed it.
     pub search: String,
+    /// The seed of that search.
     pub seed: u64,
     /// Its schedule, one step a line.
     pub steps: String,
@@ -57,10 +68,15 @@ pub struct Best {
 /// How a search did on a template.
 #[derive(Debug, Serialize)]
 pub struct SearchFacts {
+    /// The search with its options.
     pub search: String,
+    /// The template.
     pub template: String,
+    /// Its runs.
     pub runs: u64,
+    /// Their trials.
     pub trials: u64,
+    /// How many of these failed.
     pub failed: u64,
     /// Wall clock of its runs, summed up.
     pub seconds: f64,
@@ -68,7 +84,9 @@ pub struct SearchFacts {
     pub best_gflops: Option<Quartiles>,
     /// Where its runs come near the best that is known of the workload.
     pub near_best: NearBest,
+    /// Where the time of its trials went.
     pub seconds_in: Seconds,
+    /// Its runs one by one.
     #[serde(skip)]
     pub members: Vec<Run>,
 }
@@ -78,9 +96,9 @@ pub struct SearchFacts {
 pub struct NearBest {
     /// Runs that do.
     pub runs: u64,
-    /// Median over them.
+    /// Trials until then, the median over them.
     pub trials: Option<f64>,
-    /// Median over them.
+    /// Seconds until then, the median over them.
     pub seconds: Option<f64>,
 }
 
@@ -89,7 +107,9 @@ pub struct NearBest {
 pub struct OutcomeFacts {
     /// The error class, or `no_error`.
     pub class: &'static str,
+    /// How many.
     pub trials: u64,
+    /// Where their time went.
     pub seconds_in: Seconds,
     /// The first message of the class.
     pub example: Option<String>,
@@ -98,7 +118,9 @@ pub struct OutcomeFacts {
 /// What a model learns from the trials of a template.
 #[derive(Debug, Serialize)]
 pub struct TemplateFacts {
+    /// The template.
     pub template: String,
+    /// Its trials.
     pub trials: u64,
     /// The share of the variance of log time that the model explains on trials held out.
     pub r_squared: Option<f64>,
@@ -125,14 +147,24 @@ impl SearchFacts {
     }
 }
 
-/// The records of these workloads, or of all if none is named, in the order in which they were first tuned,
-/// and the records passed over of workloads of which none can be true.
+/// What a database tells.
+#[derive(Debug, Default)]
+pub struct Facts {
+    /// In the order in which they were first tuned.
+    pub subjects: Vec<Subject>,
+    /// Records of workloads of which none can be true.
+    pub passed_over: PassedOver,
+    /// What else is passed over, one line each.
+    pub notes: Vec<String>,
+}
+
+/// What the records of these workloads tell, or all records if none is named.
 ///
 /// # Errors
 /// Where the database fails.
-pub fn subjects(store: &Store, asked: &[String]) -> Result<(Vec<Subject>, PassedOver), StoreError> {
+pub fn facts(store: &Store, asked: &[String]) -> Result<Facts, StoreError> {
     let mut seen: Vec<TaskKey> = Vec::new();
-    let (mut subjects, mut without_subject) = (Vec::new(), PassedOver::default());
+    let mut facts = Facts::default();
     for key in store.tasks()?.into_iter().filter(|task| asked.is_empty() || asked.contains(&task.workload)) {
         let is_same = |other: &TaskKey| {
             (&key.workload, &key.target, key.threads) == (&other.workload, &other.target, other.threads)
@@ -142,14 +174,19 @@ pub fn subjects(store: &Store, asked: &[String]) -> Result<(Vec<Subject>, Passed
         }
         match Workload::parse(&key.workload) {
             Ok(workload) => match subject(store, &key, &workload)? {
-                Ok(subject) => subjects.push(subject),
-                Err(passed_over) => without_subject += passed_over,
+                Ok(subject) => {
+                    if subject.passed_over.total() > 0 {
+                        facts.notes.push(format!("{workload} on {}: {}", key.target, subject.passed_over));
+                    }
+                    facts.subjects.push(subject);
+                }
+                Err(passed_over) => facts.passed_over += passed_over,
             },
-            Err(error) => message(&format!("{}: {error}: its records are passed over", key.workload)),
+            Err(error) => facts.notes.push(format!("{}: {error}: its records are passed over", key.workload)),
         }
         seen.push(key);
     }
-    Ok((subjects, without_subject))
+    Ok(facts)
 }
 
 /// What there is to tell, or what is passed over where no record can be true.
@@ -159,9 +196,6 @@ fn subject(store: &Store, key: &TaskKey, workload: &Workload) -> Result<Result<S
     let (records, passed_over) = store.trials_of(&key.workload, &key.target, key.threads, None, &judges)?;
     if records.is_empty() {
         return Ok(Err(passed_over));
-    }
-    if passed_over.total() > 0 {
-        message(&format!("{workload} on {}: {passed_over}", key.target));
     }
     let (best, _) = store.best(&key.workload, &key.target, key.threads, None, &judges)?;
     let best = best.map(|best| tilewright::Best::of_store(workload, best));

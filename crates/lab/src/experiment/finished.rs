@@ -4,13 +4,13 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value as Json;
+use tilewright::gflops;
 use tilewright_ir::op::Workload;
 use tilewright_tune::{Outcome, Record, Seconds};
 
-use super::Planned;
+use super::plan::Planned;
 use super::table::Moment;
 use crate::history::{Curve, Run, runs};
-use tilewright::gflops;
 
 /// A run that is complete.
 pub struct Finished<'a> {

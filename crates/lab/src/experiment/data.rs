@@ -8,7 +8,7 @@ use flate2::Compression;
 use flate2::read::GzDecoder;
 use flate2::write::GzEncoder;
 
-use crate::output::write_whole;
+use tilewright::file::write_whole;
 
 pub const PLAIN: &str = "data.json";
 pub const PACKED: &str = "data.json.gz";

@@ -6,24 +6,23 @@
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::fs;
 use std::path::Path;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-use anyhow::Context;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use tilewright::{EndLimits, rank};
-use tilewright_device::device::Round;
+use tilewright::file::write_whole;
+use tilewright::words::count;
+use tilewright::{EndLimits, Error, rank};
+use tilewright_device::device::{Round, WorkerCommand};
 use tilewright_device::protocol::Source;
 use tilewright_device::{Device, Options, host};
 use tilewright_tune::{Record, Task, Trial};
 
 use super::finished::{Finished, Found};
+use super::plan::{Plan, task};
 use super::table::Moment;
-use super::{Plan, task};
-use crate::command::tune::Interrupts;
-use crate::command::{count, device_options, start_device};
-use crate::output::{message, write_whole};
+use crate::{Caller, OrFailed};
 
 /// Sittings of so many rounds, each of which runs every kernel: as many as it takes for first quartiles on a
 /// restless machine to repeat within 1 %.
@@ -40,7 +39,7 @@ type Times = BTreeMap<String, Option<f64>>;
 ///
 /// # Errors
 /// Where workers do not start or a file cannot be read or written.
-pub fn hold_heats(plan: &Plan, finished: &mut [Finished], interrupts: &Interrupts) -> anyhow::Result<()> {
+pub fn hold_heats(plan: &Plan, finished: &mut [Finished], worker: &WorkerCommand, caller: Caller) -> Result<(), Error> {
     let path = plan.runs_folder().join("heats.json");
     // The winners' schedules; `None` if no trial was valid, or none was right again.
     let mut known: BTreeMap<String, Option<String>> = read(&path);
@@ -53,15 +52,15 @@ pub fn hold_heats(plan: &Plan, finished: &mut [Finished], interrupts: &Interrupt
             let name = format!("{} of {}, {moment}", f.planned.stem, f.summary.started);
             let n_trials = moment.n_trials(run);
             if !known.contains_key(&name) {
-                if interrupts.stop.load(Ordering::Relaxed) {
+                if caller.is_stopped() {
                     f.summary.found[at] = None;
                     f.summary.is_settled = false;
                     continue;
                 }
-                message(&format!("{}: a race of its leaders {moment}", f.planned.stem));
+                caller.say(format!("{}: a race of its leaders {moment}", f.planned.stem));
                 let heats = match &mut heats {
                     Some(heats) => heats,
-                    none => none.insert(Heats::new(plan, f)?),
+                    none => none.insert(Heats::new(plan, f, worker, caller)?),
                 };
                 known.insert(name.clone(), heats.winner(n_trials)?);
                 write(&path, &known)?;
@@ -82,22 +81,22 @@ struct Heats {
 }
 
 impl Heats {
-    fn new(plan: &Plan, of: &Finished) -> anyhow::Result<Heats> {
+    fn new(plan: &Plan, of: &Finished, worker: &WorkerCommand, caller: Caller) -> Result<Heats, Error> {
         Ok(Heats {
             task: task(&of.planned.problem, plan.threads)?,
-            records: plan.records(of.planned)?,
-            device: device(plan, of, of.planned.seed)?,
+            records: plan.records(of.planned, caller)?,
+            device: device(plan, of, of.planned.seed, worker, caller)?,
         })
     }
 
     /// The schedule that wins a race of the leaders among the run's first trials.
-    fn winner(&mut self, n_trials: usize) -> anyhow::Result<Option<String>> {
+    fn winner(&mut self, n_trials: usize) -> Result<Option<String>, Error> {
         let Heats { task, records, device } = self;
         let trials: Vec<Trial> =
             records.iter().take(n_trials).filter_map(|record| record.trial(&task.space).ok()).collect();
         let limits = EndLimits::of(None);
         let ranking = rank(device, task, &trials, &HashSet::new(), limits, None, &|_| ());
-        let ranking = ranking.map_err(anyhow::Error::from_boxed)?;
+        let ranking = ranking.map_err(|error| Error::failed(&error).because(error))?;
         Ok(ranking.first().map(|leader| task.steps_text(&leader.config)))
     }
 }
@@ -107,7 +106,7 @@ impl Heats {
 ///
 /// # Errors
 /// Where workers do not start or a file cannot be written.
-pub fn hold(plan: &Plan, finished: &mut [Finished], interrupts: &Interrupts) -> anyhow::Result<()> {
+pub fn hold(plan: &Plan, finished: &mut [Finished], worker: &WorkerCommand, caller: Caller) -> Result<(), Error> {
     let path = plan.runs_folder().join("contest.json");
     let mut known: BTreeMap<String, Times> = read(&path);
     for problem in &plan.problems {
@@ -119,13 +118,13 @@ pub fn hold(plan: &Plan, finished: &mut [Finished], interrupts: &Interrupts) -> 
         if known.get(problem.label).is_some_and(is_timed) {
             continue;
         }
-        if interrupts.stop.load(Ordering::Relaxed) {
+        if caller.is_stopped() {
             // What was timed beside fewer kernels does not compare with these.
             known.remove(problem.label);
             continue;
         }
-        message(&format!("{}: timing what the runs found, {}", problem.label, count(kernels.len() as u64, "kernel")));
-        let times = race(plan, first, &kernels)?;
+        caller.say(format!("{}: timing what the runs found, {}", problem.label, count(kernels.len() as u64, "kernel")));
+        let times = race(plan, first, &kernels, worker, caller)?;
         known.insert(problem.label.to_owned(), times);
         write(&path, &known)?;
     }
@@ -152,22 +151,30 @@ fn read<T: DeserializeOwned + Default>(path: &Path) -> T {
     fs::read(path).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok()).unwrap_or_default()
 }
 
-fn write(path: &Path, known: &impl Serialize) -> anyhow::Result<()> {
-    let json = serde_json::to_vec(known).context("it is numbers and text by name")?;
-    write_whole(path, |file| file.write_all(&json)).with_context(|| path.display().to_string())
+fn write(path: &Path, known: &impl Serialize) -> Result<(), Error> {
+    let json = serde_json::to_vec(known).expect("invariant: it is numbers and text by name");
+    write_whole(path, |file| file.write_all(&json)).or_failed(path.display())
 }
 
 /// A device for schedules of a run's workload, with random inputs of this seed.
-fn device(plan: &Plan, of: &Finished, seed: u64) -> anyhow::Result<Device> {
-    let options = Options { seed, ..device_options(plan.threads)? };
-    let device = start_device(&of.workload, &host::target(), options, &Interrupts::default())?;
+fn device(plan: &Plan, of: &Finished, seed: u64, worker: &WorkerCommand, caller: Caller) -> Result<Device, Error> {
+    let options = Options { seed, ..Options::new(worker.clone(), plan.threads) };
+    let unstopped = Caller { stop: &AtomicBool::new(false), ..caller };
+    let device = unstopped.start_device(&of.workload, &host::target(), options)?;
     Ok(device.expect("nobody interrupts the start"))
 }
 
-fn race(plan: &Plan, of: &Finished, kernels: &BTreeSet<&str>) -> anyhow::Result<Times> {
-    let mut device = device(plan, of, 0)?;
+fn race(
+    plan: &Plan,
+    of: &Finished,
+    kernels: &BTreeSet<&str>,
+    worker: &WorkerCommand,
+    caller: Caller,
+) -> Result<Times, Error> {
+    let mut device = device(plan, of, 0, worker, caller)?;
     let sources: Vec<Source> = kernels.iter().map(|&steps| Source::Steps(steps.to_owned())).collect();
-    let racers = device.race(&sources, SITTINGS, ROUNDS, ROUND)?;
+    let racers =
+        device.race(&sources, SITTINGS, ROUNDS, ROUND).map_err(|error| Error::failed(&error).because(error))?;
     let times = racers.iter().map(|racer| Some(racer.quartile_ns()).filter(|ns| ns.is_finite()));
     Ok(kernels.iter().map(|&steps| steps.to_owned()).zip(times).collect())
 }

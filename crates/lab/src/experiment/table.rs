@@ -4,8 +4,8 @@ use std::fmt;
 
 use tilewright_tune::SEARCHES;
 
-use crate::command::count;
 use crate::history::Run;
+use tilewright::words::count;
 
 /// An experiment: every arm on every problem, repeated with different seeds.
 pub struct Experiment {
@@ -78,6 +78,7 @@ pub struct Arm {
 /// What an arm has of the trials of the sources.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Transferred {
+    /// Nothing.
     Nothing,
     /// A model that has learnt from them.
     Model,

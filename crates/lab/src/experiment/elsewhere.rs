@@ -7,12 +7,13 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
+use tilewright::Error;
+use tilewright::version::BUILD;
 use tilewright_device::host;
 
+use super::data;
 use super::finished::{Finished, Summary};
-use super::{Plan, data};
-use crate::error::bad_input;
-use tilewright::version::BUILD;
+use super::plan::Plan;
 
 /// What `data.json` says of a machine and of its runs.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -48,14 +49,14 @@ impl Machine {
     ///
     /// # Errors
     /// Bad input where there are none, or they are of another experiment, budget or number of threads.
-    pub fn read_all(folders: &[PathBuf], plan: &Plan) -> anyhow::Result<Vec<Machine>> {
+    pub fn read_all(folders: &[PathBuf], plan: &Plan) -> Result<Vec<Machine>, Error> {
         folders.iter().map(|folder| Machine::read(folder, plan)).collect()
     }
 
-    fn read(folder: &Path, plan: &Plan) -> anyhow::Result<Machine> {
+    fn read(folder: &Path, plan: &Plan) -> Result<Machine, Error> {
         let path = data::path(folder);
         let cannot = |reason: String| {
-            bad_input(format!(
+            Error::input(format!(
                 "--beside {}: {reason} (give a folder of results of `{}`)",
                 folder.display(),
                 plan.command()
@@ -115,13 +116,13 @@ impl Machine {
 ///
 /// # Errors
 /// Bad input where one does.
-pub fn check_distinct(machines: &[Machine], plan: &Plan) -> anyhow::Result<()> {
+pub fn check_distinct(machines: &[Machine], plan: &Plan) -> Result<(), Error> {
     let mut seen = BTreeSet::new();
     let elsewhere = machines.iter().flat_map(|machine| &machine.runs).map(|run| &run.summary);
     let mut summaries = elsewhere.chain(plan.known.values());
     match summaries.find(|run| !seen.insert((&run.command, &run.started, run.elapsed_s.to_bits()))) {
         None => Ok(()),
-        Some(Summary { command, started, .. }) => Err(bad_input(format!(
+        Some(Summary { command, started, .. }) => Err(Error::input(format!(
             "`{command}` of {started} is in two of the folders (give each --beside once, without that of -o)"
         ))),
     }

@@ -1,0 +1,182 @@
+//! Experiments of the papers and our own, each a table of runs of `tune`, with data and plots.
+//!
+//! An experiment is planned ([`Plan::new`]) and carried out ([`Plan::carry_out`]) in a folder, where it goes
+//! on from what is there.
+
+mod contest;
+mod data;
+mod elsewhere;
+mod finished;
+mod plan;
+mod results;
+mod table;
+
+use std::fmt;
+use std::path::PathBuf;
+use std::time::Instant;
+
+use serde_json::Value as Json;
+use tilewright::Error;
+use tilewright::words::count;
+use tilewright_device::device::WorkerCommand;
+
+use crate::Caller;
+use elsewhere::Machine;
+use finished::n_complete;
+pub use plan::{Plan, Planned};
+use plan::{beside_search, n_trials, task};
+pub use table::{Arm, Arms, EXPERIMENTS, Experiment, Length, Measure, Moment, Problem, Transferred, Trials, View};
+
+/// Which experiment, and how much of it.
+#[derive(Clone)]
+pub struct Request {
+    /// The experiment.
+    pub experiment: &'static Experiment,
+    /// The problems to keep to, by their names; all where there are none.
+    pub problems: Vec<String>,
+    /// The arms to keep to, by their names; all where there are none.
+    pub arms: Vec<String>,
+    /// How many times as long as usual each run is.
+    pub budget: f64,
+    /// Runs of each arm on each problem, if not the experiment's.
+    pub repeats: Option<u64>,
+    /// Where data and plots go, if not to `experiments` and the experiment's name.
+    pub folder: Option<PathBuf>,
+    /// Seed of the first of the repeats.
+    pub seed: u64,
+    /// Threads that a kernel may use.
+    pub threads: usize,
+}
+
+impl Request {
+    /// All of an experiment, as it says.
+    pub fn new(experiment: &'static Experiment) -> Request {
+        let (problems, arms) = (Vec::new(), Vec::new());
+        Request { experiment, problems, arms, budget: 1.0, repeats: None, folder: None, seed: 0, threads: 1 }
+    }
+}
+
+/// What an experiment has come to.
+pub struct Held {
+    /// What its `data.json` holds.
+    pub data: Json,
+    /// Its folder.
+    pub folder: PathBuf,
+    /// The runs that it is about.
+    pub n_runs: usize,
+    /// How many of them are complete.
+    pub n_complete: usize,
+}
+
+impl Plan {
+    /// Carries out the runs that are not complete, races what they found, and writes data, plots and tables,
+    /// with those in folders of the same experiment on other machines beside them. Stopped, it leaves what is
+    /// complete; the same goes on from there.
+    ///
+    /// # Errors
+    /// Bad input where the folder holds something else, or one beside it does not belong to it; failure where
+    /// workers do not start or files cannot be written.
+    pub fn carry_out(mut self, beside: &[PathBuf], worker: &WorkerCommand, caller: Caller) -> Result<Held, Error> {
+        let _claim = self.claim_folder()?;
+        self.elsewhere = Machine::read_all(beside, &self)?;
+        elsewhere::check_distinct(&self.elsewhere, &self)?;
+        caller.say(self.extent());
+        let mut pace = Pace::default();
+        for (at, planned) in self.runs.iter().enumerate() {
+            if caller.is_stopped() {
+                break;
+            }
+            let most = self.most_seconds(planned);
+            if let Some(marker) = self.marker_of(planned)? {
+                pace.note(marker["seconds"].as_f64().unwrap_or(most), most);
+                continue;
+            }
+            if self.is_complete(planned) {
+                continue;
+            }
+            let left = self.runs[at..].iter().filter(|other| !self.is_complete(other));
+            let left = pace.expect(left.map(|other| self.most_seconds(other)).sum());
+            caller.say(format!("run {} of {}, {left}: {}", at + 1, self.runs.len(), planned.command()));
+            let start = Instant::now();
+            self.carry_out_run(planned, worker, caller)?;
+            pace.note(start.elapsed().as_secs_f64(), most);
+        }
+        let mut finished = self.finished(caller)?;
+        if self.experiment.is_raced {
+            contest::hold_heats(&self, &mut finished, worker, caller)?;
+            contest::hold(&self, &mut finished, worker, caller)?;
+        }
+        let data = results::write(&self, &finished)?;
+        let (n_runs, n_complete) = (self.compared().count(), n_complete(&finished));
+        Ok(Held { data, folder: self.folder.clone(), n_runs, n_complete })
+    }
+}
+
+/// What an experiment takes at a budget of 1.
+pub struct Cost {
+    /// Its runs.
+    pub n_runs: u64,
+    /// Their trials, where they are counted.
+    pub n_trials: Option<u64>,
+    /// The most seconds that they take.
+    pub most_seconds: f64,
+}
+
+impl fmt::Display for Cost {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let trials = self.n_trials.map_or(String::new(), |n| format!(", {}", count(n, "trial")));
+        write!(f, "{}{trials}, at most {}", count(self.n_runs, "run"), minutes(self.most_seconds))
+    }
+}
+
+impl Experiment {
+    /// What it takes.
+    ///
+    /// # Errors
+    /// Where one of its spaces does not exist on this machine.
+    pub fn cost(&self) -> Result<Cost, Error> {
+        let n_arms = self.arms().len() as u64;
+        let n_of = |problems: u64, sources: u64| self.repeats * (n_arms * problems + sources);
+        let n_runs = n_of(self.problems.len() as u64, self.sources.len() as u64);
+        let mut trials = None;
+        if self.length.trials != Trials::Any {
+            let of_problem = |problem: &Problem| Ok(n_trials(self.length, &task(problem, 1)?, 1.0).unwrap_or(0));
+            let sum = |problems: &[Problem]| problems.iter().map(of_problem).sum::<Result<u64, Error>>();
+            trials = Some(n_of(sum(self.problems)?, sum(self.sources)?));
+        }
+        let most_seconds = n_runs as f64 * (self.length.seconds + beside_search(self));
+        Ok(Cost { n_runs, n_trials: trials, most_seconds })
+    }
+}
+
+/// Seconds as minutes, or as hours where they are many.
+fn minutes(seconds: f64) -> String {
+    match seconds / 60.0 {
+        minutes if minutes < 1.0 => "1 min".to_owned(),
+        minutes if minutes < 120.0 => format!("{} min", minutes.ceil()),
+        minutes => format!("{} h", (minutes / 60.0).ceil()),
+    }
+}
+
+/// How fast runs come to their ends.
+#[derive(Default)]
+struct Pace {
+    /// Seconds that complete runs took, and the most that they might have taken.
+    took: f64,
+    most: f64,
+}
+
+impl Pace {
+    fn note(&mut self, took: f64, most: f64) {
+        self.took += took;
+        self.most += most;
+    }
+
+    /// How long runs take that may take so many seconds at most.
+    fn expect(&self, most: f64) -> String {
+        match self.most > 0.0 {
+            true => format!("about {} left", minutes(most * self.took / self.most)),
+            false => format!("at most {} left", minutes(most)),
+        }
+    }
+}

@@ -1,0 +1,515 @@
+//! An experiment with its sizes: which runs of `tune` it is, where their files are, and which are done.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::{self, File, TryLockError};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use serde::Deserialize;
+use serde_json::{Value as Json, json};
+use tilewright::file::{open_lock, write_whole};
+use tilewright::version::{RELEASE, release_of};
+use tilewright::words::{count, grouped, shell_quoted};
+use tilewright::{Database, Error, Session, Transfer, TuneRequest, since_1970, trials_of, with_suffix};
+use tilewright_device::device::WorkerCommand;
+use tilewright_device::host;
+use tilewright_ir::op::Workload;
+use tilewright_tune::{Judge, PassedOver, Record, Setting, Task, search};
+
+use super::elsewhere::Machine;
+use super::finished::{Finished, Summary, only_run};
+use super::table::{Arm, Experiment, Length, Moment, Problem, Transferred, Trials, View};
+use super::{Request, data, results};
+use crate::clock::utc;
+use crate::{Caller, News, OrFailed};
+
+/// An experiment with its sizes.
+pub struct Plan {
+    pub(super) experiment: &'static Experiment,
+    pub(super) problems: Vec<Problem>,
+    pub(super) arms: Vec<Arm>,
+    pub(super) budget: f64,
+    pub(super) seed: u64,
+    pub(super) repeats: u64,
+    pub(super) threads: usize,
+    pub(super) folder: PathBuf,
+    pub(super) runs: Vec<Planned>,
+    /// What `data.json` says of runs, by their commands.
+    pub(super) known: BTreeMap<String, Summary>,
+    /// What was found on other machines.
+    pub(super) elsewhere: Vec<Machine>,
+}
+
+/// A run of `tune`.
+pub struct Planned {
+    pub(super) arm: Arm,
+    pub(super) problem: Problem,
+    pub(super) seed: u64,
+    /// The most trials that it may have; `None` if only time limits it.
+    pub(super) n_trials: Option<u64>,
+    /// The longest that it may search, in seconds.
+    pub(super) seconds: f64,
+    /// Threads that kernels may use.
+    threads: usize,
+    /// Whether it begins with the guesses of the template.
+    has_guesses: bool,
+    /// Whether its leaders race at the end.
+    is_raced: bool,
+    /// Whether hopeless candidates are run to the end.
+    to_the_end: bool,
+    /// The name of the file that says what it came to.
+    pub(super) stem: String,
+    /// The name of its database, which is its own but for sources.
+    database: String,
+    /// Whether it is there only for others to learn from.
+    pub(super) is_source: bool,
+}
+
+/// The folder of the runs within that of the experiment.
+const RUNS: &str = "runs";
+
+/// Seconds that a run which counts trials has at least. A dozen slow candidates on a busy machine may take
+/// them, and such a run is about trials.
+const LEAST_SECONDS: f64 = 60.0;
+/// Seconds until a run begins to search: data and its reference, workers, the machine's peak.
+const START_SECONDS: f64 = 1.0;
+/// Seconds of a race of a run's leaders.
+const RACE_SECONDS: f64 = 8.0;
+
+/// What tunes the sources.
+const SOURCE: Arm = Arm { label: "source", search: "gbt:batch=64", transfer: Transferred::Nothing };
+
+/// Seconds of a run in which it does not search.
+pub(super) fn beside_search(experiment: &Experiment) -> f64 {
+    START_SECONDS + if experiment.is_raced { (experiment.moments.len() + 1) as f64 * RACE_SECONDS } else { 0.0 }
+}
+
+/// The task of a problem on this machine.
+///
+/// # Errors
+/// Bad input where its space does not exist.
+pub(super) fn task(problem: &Problem, threads: usize) -> Result<Task, Error> {
+    let workload = Workload::parse(problem.workload).map_err(Error::input)?;
+    let setting = Setting { workload, target: host::target(), n_threads: threads };
+    Task::new(setting, problem.template).map_err(Error::input)
+}
+
+/// The most trials of a run; `None` if only time limits it.
+pub(super) fn n_trials(length: Length, task: &Task, budget: f64) -> Option<u64> {
+    let size = task.space.size() as f64;
+    let trials = match length.trials {
+        Trials::Count(trials) => trials as f64,
+        Trials::ShareOfSpace(share) => share * size,
+        Trials::Any => return None,
+    };
+    Some((trials * budget).round().clamp(1.0, size) as u64)
+}
+
+/// The most seconds of a run.
+fn seconds(length: Length, budget: f64) -> f64 {
+    let least = if length.trials == Trials::Any { 0.0 } else { LEAST_SECONDS };
+    // Milliseconds, so that products such as 0.1 · 3 read well.
+    ((length.seconds * budget).max(least) * 1e3).round().max(1.0) / 1e3
+}
+
+/// The members of a list that are asked for by name, or all if none is.
+///
+/// # Errors
+/// Bad input if there is no such member.
+fn only<T: Copy>(kind: &str, asked: &[String], all: Vec<T>, name: fn(&T) -> &str) -> Result<Vec<T>, Error> {
+    if let Some(unknown) = asked.iter().find(|asked| !all.iter().any(|one| name(one) == **asked)) {
+        let known: Vec<&str> = all.iter().map(name).collect();
+        return Err(Error::input(format!(
+            "--{kind} {unknown} is none of the experiment's; there are {}",
+            known.join("; ")
+        )));
+    }
+    Ok(all.into_iter().filter(|one| asked.is_empty() || asked.iter().any(|asked| name(one) == asked)).collect())
+}
+
+/// The database of the sources of a repeat.
+fn sources_of(seed: u64) -> String {
+    format!("sources_{seed}.db")
+}
+
+/// The name of the files of a run.
+fn stem(problem: &str, arm: &str, seed: u64) -> String {
+    let plain = |text: &str| text.replace(|c: char| !c.is_ascii_alphanumeric(), "-");
+    format!("{}_{}_{seed}", plain(problem), plain(arm))
+}
+
+impl Planned {
+    /// The name of its files, which no other run has.
+    pub fn stem(&self) -> &str {
+        &self.stem
+    }
+
+    /// The arguments of `tune` that say the same as [`Planned::request`], but for the database. What it learns
+    /// from is within the experiment's folder, which may be moved.
+    pub fn words(&self) -> Vec<String> {
+        let mut words = vec![self.problem.workload.to_owned()];
+        let mut option =
+            |name: &str, value: Option<String>| words.extend(value.into_iter().flat_map(|v| [name.to_owned(), v]));
+        option("--search", Some(self.arm.search.to_owned()));
+        option("--template", self.problem.template.map(str::to_owned));
+        option("--seed", Some(self.seed.to_string()));
+        option("--trials", self.n_trials.map(|n| n.to_string()));
+        option("--time", Some(self.seconds.to_string()));
+        option("--threads", Some(self.threads.to_string()));
+        let flags =
+            [("--no-guesses", !self.has_guesses), ("--no-race", !self.is_raced), ("--to-the-end", self.to_the_end)];
+        words.extend(flags.into_iter().filter(|(_, is_given)| *is_given).map(|(name, _)| name.to_owned()));
+        if let Some(sources) = self.sources() {
+            words.extend(["--transfer".to_owned(), sources]);
+        }
+        words
+    }
+
+    /// What is tuned, and how; what it learns from is within this folder.
+    ///
+    /// # Errors
+    /// Bad input where the workload does not exist.
+    pub fn request(&self, folder: &Path) -> Result<TuneRequest, Error> {
+        let transfer = self.sources().map(|sources| {
+            let mut transfer = Transfer::parse(&sources).map_err(Error::input)?;
+            transfer.path = folder.join(&transfer.path);
+            Ok::<_, Error>(transfer)
+        });
+        Ok(TuneRequest {
+            threads: self.threads,
+            template: self.problem.template.map(str::to_owned),
+            search: self.arm.search.to_owned(),
+            trials: self.n_trials,
+            time: Some(Duration::from_secs_f64(self.seconds)),
+            seed: self.seed,
+            guesses: self.has_guesses,
+            race: self.is_raced,
+            to_the_end: self.to_the_end,
+            transfer: transfer.transpose()?,
+            ..TuneRequest::parse(self.problem.workload)?
+        })
+    }
+
+    /// The database within the experiment's folder that it learns from.
+    fn sources(&self) -> Option<String> {
+        (self.arm.transfer != Transferred::Nothing).then(|| format!("{RUNS}/{}", sources_of(self.seed)))
+    }
+
+    /// How a user repeats it.
+    pub(super) fn command(&self) -> String {
+        let words: Vec<String> = self.words().iter().map(|word| shell_quoted(word)).collect();
+        format!("tilewright tune {}", words.join(" "))
+    }
+}
+
+impl Plan {
+    /// Plans an experiment. Its threads are those of this machine.
+    ///
+    /// # Errors
+    /// Bad input where there is no such problem or arm, or a search or a space does not exist.
+    pub fn new(request: &Request) -> Result<Plan, Error> {
+        let Request { experiment, budget, seed, threads, .. } = *request;
+        let problems = only("problem", &request.problems, experiment.problems.to_vec(), |problem| problem.label)?;
+        let arms = only("arm", &request.arms, experiment.arms(), |arm| arm.label)?;
+        let repeats = request.repeats.unwrap_or(experiment.repeats);
+        let folder = request.folder.clone().unwrap_or_else(|| Path::new("experiments").join(experiment.name));
+        let mut runs = Vec::new();
+        let with_tasks = |problems: &[Problem]| {
+            let with_task = |problem: &Problem| Ok((*problem, task(problem, threads)?));
+            problems.iter().map(with_task).collect::<Result<Vec<_>, Error>>()
+        };
+        let learns = arms.iter().any(|arm| arm.transfer != Transferred::Nothing);
+        let sources = with_tasks(if learns { experiment.sources } else { &[] })?;
+        let targets = with_tasks(&problems)?;
+        // A repeat of everything comes before the next one, so a broken-off experiment has something of each
+        // arm.
+        for seed in (0..repeats).map(|repeat| seed.wrapping_add(repeat)) {
+            let of_sources = sources.iter().map(|source| (source, &SOURCE, true));
+            let of_problems = targets.iter().flat_map(|problem| arms.iter().map(move |arm| (problem, arm, false)));
+            for ((problem, task), arm, is_source) in of_sources.chain(of_problems) {
+                search::build(arm.search, task.problem(), seed)
+                    .map_err(|error| Error::input(format!("{error} (see `tilewright searches`)")))?;
+                let stem = stem(problem.label, arm.label, seed);
+                runs.push(Planned {
+                    arm: *arm,
+                    problem: *problem,
+                    seed,
+                    n_trials: n_trials(experiment.length, task, budget),
+                    seconds: seconds(experiment.length, budget),
+                    threads,
+                    has_guesses: experiment.with_guesses || arm.transfer == Transferred::ModelAndStart,
+                    is_raced: experiment.is_raced && !is_source,
+                    to_the_end: experiment.to_the_end,
+                    database: if is_source { sources_of(seed) } else { format!("{stem}.db") },
+                    stem,
+                    is_source,
+                });
+            }
+        }
+        let (known, elsewhere) = (BTreeMap::new(), Vec::new());
+        Ok(Plan { experiment, problems, arms, budget, seed, repeats, threads, folder, runs, known, elsewhere })
+    }
+
+    /// Its runs, those that are there for others to learn from included.
+    pub fn runs(&self) -> &[Planned] {
+        &self.runs
+    }
+
+    pub(super) fn runs_folder(&self) -> PathBuf {
+        self.folder.join(RUNS)
+    }
+
+    /// A run's own database.
+    fn database(&self, planned: &Planned) -> PathBuf {
+        self.runs_folder().join(&planned.database)
+    }
+
+    /// The file that is there once a run is complete.
+    fn marker(&self, planned: &Planned) -> PathBuf {
+        self.runs_folder().join(format!("{}.json", planned.stem))
+    }
+
+    /// The longest that a run may take, in seconds.
+    pub(super) fn most_seconds(&self, planned: &Planned) -> f64 {
+        planned.seconds + beside_search(self.experiment)
+    }
+
+    /// What was noted of a run once it was complete, where it is.
+    pub(super) fn marker_of(&self, planned: &Planned) -> Result<Option<Json>, Error> {
+        let path = self.marker(planned);
+        if !path.exists() {
+            return Ok(None);
+        }
+        let marker = fs::read(&path).or_failed(path.display())?;
+        let marker: Json = serde_json::from_slice(&marker).or_failed(path.display())?;
+        if marker["command"] != planned.command() {
+            let reason = format!("{} is of another version of the experiment", path.display());
+            return Err(Error::input(format!("{reason} (give another folder with -o)")));
+        }
+        Ok(Some(marker))
+    }
+
+    /// Whether a run is done: it is complete, or it is a source from which no run has yet to learn.
+    pub(super) fn is_complete(&self, planned: &Planned) -> bool {
+        let is_known = |planned: &Planned| self.marker(planned).exists() || self.known.contains_key(&planned.command());
+        let mut learners = self.compared().filter(|other| other.seed == planned.seed);
+        is_known(planned) || (planned.is_source && learners.all(is_known))
+    }
+
+    /// How a user repeats it.
+    pub(super) fn command(&self) -> String {
+        let Plan { experiment, budget, repeats, seed, threads, .. } = self;
+        let name = experiment.name;
+        let size = format!("--budget {budget} --repeats {repeats} --seed {seed} --threads {threads}");
+        let words = |kind: &str, labels: Vec<&str>, n_all: usize| -> String {
+            let word = |label: &&str| format!(" --{kind} {}", shell_quoted(label));
+            if labels.len() == n_all { String::new() } else { labels.iter().map(word).collect() }
+        };
+        let problems = self.problems.iter().map(|problem| problem.label).collect();
+        let arms = self.arms.iter().map(|arm| arm.label).collect();
+        let problems = words("problem", problems, experiment.problems.len());
+        let arms = words("arm", arms, experiment.arms().len());
+        format!("tilewright experiment {name} {size}{problems}{arms}")
+    }
+
+    /// What is run, in one line.
+    pub(super) fn extent(&self) -> String {
+        let trials = || self.runs.iter().filter_map(|planned| planned.n_trials);
+        let seconds = self.runs.iter().map(|planned| planned.seconds).fold(0.0, f64::max);
+        let of_run = match (trials().min(), trials().max()) {
+            (Some(least), Some(most)) if least == most => format!("{} or {seconds} s", count(most, "trial")),
+            (Some(least), Some(most)) => format!("{} to {} or {seconds} s", grouped(least), count(most, "trial")),
+            _ => format!("{seconds} s"),
+        };
+        let n_sources = self.runs.iter().filter(|planned| planned.is_source).count() as u64;
+        let sources = match n_sources {
+            0 => String::new(),
+            n => format!(", and {} to learn from", count(n, "such run")),
+        };
+        format!(
+            "{} of {of_run} each{sources}; {} of each arm on each problem, seeds from {} on",
+            count(self.compared().count() as u64, "run"),
+            self.repeats,
+            self.seed
+        )
+    }
+
+    /// Makes the folder, or checks that it holds a part of the same and reads what `data.json` knows of it.
+    /// No other process may claim it until the file that this gives is closed.
+    pub(super) fn claim_folder(&mut self) -> Result<File, Error> {
+        let name = self.folder.display();
+        let cannot = |error: std::io::Error| Error::input(format!("cannot write to {name}: {error} (give another -o)"));
+        let path = self.folder.join("plan.json");
+        let data = || -> Option<Json> { serde_json::from_slice(&data::read(&self.folder).ok()?).ok() };
+        let mut written = results::FILES.iter().map(|name| self.folder.join(name));
+        if !path.exists()
+            && data().is_none()
+            && let Some(foreign) = written.find(|path| path.exists())
+        {
+            let reason = format!("{} is no experiment's and would be written over", foreign.display());
+            return Err(Error::input(format!("{reason} (give another folder with -o)")));
+        }
+        fs::create_dir_all(self.runs_folder()).map_err(cannot)?;
+        let claim = open_lock(&self.runs_folder().join("lock")).map_err(cannot)?;
+        // Some file systems have no locks.
+        if let Err(TryLockError::WouldBlock) = claim.try_lock() {
+            return Err(Error::input(format!(
+                "another process is at work in {name} (wait for it, or give another -o)"
+            )));
+        }
+        let data = data();
+        // More repeats may be asked for later.
+        let own = json!({
+            "experiment": self.experiment.name,
+            "budget": self.budget,
+            "seed": self.seed,
+            "threads": self.threads,
+            "target": host::target().name(),
+        });
+        let is_own = |there: &Json| own.as_object().into_iter().flatten().all(|(name, value)| there[name] == *value);
+        let there: Result<Json, _> = fs::read(&path).map(|bytes| serde_json::from_slice(&bytes).unwrap_or_default());
+        if !there.as_ref().ok().into_iter().chain(&data).all(is_own) {
+            let reason = format!("{name} holds runs with another name, budget, seed, machine or number of threads");
+            return Err(Error::input(format!("{reason} (give another folder with -o)")));
+        }
+        if there.is_err() {
+            write_whole(&path, |file| file.write_all(own.to_string().as_bytes())).map_err(cannot)?;
+        }
+        self.learn(&data.unwrap_or_default())?;
+        Ok(claim)
+    }
+
+    /// Notes what `data.json` says of runs whose records may be gone.
+    ///
+    /// # Errors
+    /// Bad input if it holds runs that this plan cannot go on from without records: it would write over them.
+    fn learn(&mut self, data: &Json) -> Result<(), Error> {
+        let is_alike =
+            data["cpu"] == host::cpu_name() && release_of(data["version"].as_str().unwrap_or_default()) == RELEASE;
+        // A histogram needs every trial, and each is only in the records.
+        let is_enough = is_alike && !self.experiment.views.contains(&View::Histogram);
+        let n_moments = self.moments().len();
+        let planned: BTreeSet<String> = self.compared().map(Planned::command).collect();
+        let mut n_lost = 0;
+        for row in data["runs"].as_array().into_iter().flatten() {
+            let summary = Summary::deserialize(row).ok().filter(|summary| {
+                is_enough
+                    && summary.is_settled
+                    && summary.found.len() == n_moments
+                    && planned.contains(&summary.command)
+            });
+            if let Some(summary) = summary {
+                self.known.insert(summary.command.clone(), summary);
+                continue;
+            }
+            let [problem, arm] = ["problem", "arm"].map(|name| row[name].as_str().unwrap_or_default());
+            let stem = stem(problem, arm, row["seed"].as_u64().unwrap_or_default());
+            n_lost += u64::from(!self.runs_folder().join(format!("{stem}.db")).exists());
+        }
+        if n_lost > 0 {
+            let name = self.folder.display();
+            let reason = format!(
+                "{name} holds {} without records, of more repeats, problems or arms, another version or another machine: they would be lost",
+                count(n_lost, "run")
+            );
+            return Err(Error::input(format!(
+                "{reason} (give another folder with -o, or the options that it was made with)"
+            )));
+        }
+        Ok(())
+    }
+
+    /// Carries out a run, from its beginning if an earlier one was broken off; sources share a database and
+    /// go on.
+    pub(super) fn carry_out_run(&self, planned: &Planned, worker: &WorkerCommand, caller: Caller) -> Result<(), Error> {
+        let database = self.database(planned);
+        for ending in ["", "-wal", "-shm"].iter().filter(|_| !planned.is_source) {
+            let path = with_suffix(&database, ending);
+            if path.exists() {
+                fs::remove_file(&path).or_failed(path.display())?;
+            }
+        }
+        let request = planned.request(&self.folder)?;
+        let session = Session::new(Database::new(Some(&database))?, worker.clone());
+        let (started, start) = (since_1970().as_secs(), Instant::now());
+        let mut tuned = caller.watch(&request.workload, Some(&request.search), request.seed, |note| {
+            session.tune(&request, caller.stop, note)
+        })?;
+        (caller.tell)(News::Tuned(&tuned));
+        if let Some(lost) = tuned.lost.take() {
+            return Err(lost);
+        }
+        if caller.is_stopped() {
+            return Ok(());
+        }
+        let marker = json!({
+            "command": planned.command(),
+            "arm": planned.arm.label,
+            "started": utc(started),
+            "seconds": start.elapsed().as_secs_f64(),
+            "failure": tuned.failure().map(|failure| failure.to_string()),
+            "result": serde_json::to_value(&tuned).expect("invariant: it is numbers and text by name"),
+        });
+        let path = self.marker(planned);
+        write_whole(&path, |file| file.write_all(marker.to_string().as_bytes())).or_failed(path.display())
+    }
+
+    /// When results are compared, the end last.
+    pub(super) fn moments(&self) -> Vec<Moment> {
+        let scaled = self.experiment.moments.iter().map(|moment| moment.scaled(self.budget));
+        scaled.chain([Moment::End]).collect()
+    }
+
+    /// The runs that the experiment is about.
+    pub(super) fn compared(&self) -> impl Iterator<Item = &Planned> {
+        self.runs.iter().filter(|planned| !planned.is_source)
+    }
+
+    /// The runs that are complete, with their trials where there are records of them.
+    pub(super) fn finished(&self, caller: Caller) -> Result<Vec<Finished<'_>>, Error> {
+        let mut finished = Vec::new();
+        for planned in self.compared() {
+            // Somebody who deletes records to save space may leave the small files beside them.
+            let marker = self.marker_of(planned)?;
+            let known = self.known.get(&planned.command());
+            let (summary, run) = match (marker.filter(|_| self.database(planned).exists() || known.is_none()), known) {
+                (Some(marker), _) => {
+                    let records = self.records(planned, caller)?;
+                    let run =
+                        only_run(&records).ok_or_else(|| Error::failed(format!("{} has no trials", planned.stem)))?;
+                    let started = marker["started"].as_str().unwrap_or_default().to_owned();
+                    let summary =
+                        Summary::new(planned.command(), started, &records, &run, &marker["result"], &self.moments());
+                    (summary, Some(run))
+                }
+                (None, Some(summary)) => (summary.clone(), None),
+                (None, None) => continue,
+            };
+            let task = task(&planned.problem, self.threads)?;
+            let (space_size, workload) = (task.space.size() as f64, task.setting.workload);
+            finished.push(Finished { planned, workload, space_size, summary, run });
+        }
+        Ok(finished)
+    }
+
+    /// The trials of a run's own database.
+    pub(super) fn records(&self, planned: &Planned, caller: Caller) -> Result<Vec<Record>, Error> {
+        let database = Database::new(Some(&self.database(planned)))?;
+        let gone =
+            || format!("{} is gone (delete {} to repeat the run)", database.name(), self.marker(planned).display());
+        let store = database.open_to_read()?.ok_or_else(|| Error::input(gone()))?;
+        let mut records = Vec::new();
+        let refuse = |error| database.refuse(error);
+        let mut passed_over = PassedOver::default();
+        for key in store.tasks().map_err(refuse)? {
+            let workload = Workload::parse(&key.workload).map_err(Error::input)?;
+            // What a run found counts whatever has become of its space since.
+            let judge = |template: &str| Judge::new(&workload, &key.target, key.threads, template, None);
+            records.extend(trials_of(&store, &key, &judge, &mut passed_over).map_err(refuse)?);
+        }
+        if passed_over.total() > 0 {
+            caller.say(format!("{}: {passed_over}", database.name()));
+        }
+        Ok(records)
+    }
+}

@@ -1,0 +1,107 @@
+//! The lab: what is done with searches, records and models besides tuning.
+//!
+//! - [`experiment`]: experiments of papers and our own, each a table of runs, with data, plots and tables.
+//! - [`record_space`]: measuring a whole space, or a sample of it, for searches to be replayed on.
+//! - [`report`]: what a database of records tells, as facts and as one page.
+//! - [`predict`]: training and comparing models that write a kernel's parameters down without a search.
+//!
+//! Whoever has something done here gives a [`Caller`] and gets plain values back; nothing is printed.
+#![forbid(unsafe_code)]
+
+mod clock;
+pub mod experiment;
+pub mod history;
+pub mod load;
+pub mod plot;
+pub mod predict;
+pub mod record_space;
+pub mod report;
+pub mod stats;
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use tilewright::{Error, Note, Tuned};
+use tilewright_device::{Device, Options};
+use tilewright_ir::Target;
+use tilewright_ir::op::Workload;
+
+/// Who has something done: raises `stop` to end it early and in order, and is told how it goes.
+#[derive(Clone, Copy)]
+pub struct Caller<'a> {
+    /// Whether to stop.
+    pub stop: &'a AtomicBool,
+    /// Is told by any thread.
+    pub tell: &'a (dyn Fn(News) + Sync),
+}
+
+/// What the lab tells while it works.
+#[non_exhaustive]
+pub enum News<'a> {
+    /// A line.
+    Message(String),
+    /// A device starts for a workload, without a search, or a run of a search with a seed: notes follow until
+    /// [`News::Done`].
+    Begin(&'a Workload, Option<&'a str>, u64),
+    /// How that goes.
+    Note(Note<'a>),
+    /// It has ended.
+    Done,
+    /// What a run came to.
+    Tuned(&'a Tuned),
+}
+
+impl Caller<'_> {
+    /// Tells a line.
+    fn say(&self, line: impl Into<String>) {
+        (self.tell)(News::Message(line.into()));
+    }
+
+    /// Whether to stop.
+    fn is_stopped(&self) -> bool {
+        self.stop.load(Ordering::Relaxed)
+    }
+
+    /// Does something on a workload, and tells how it goes.
+    fn watch<T>(
+        &self,
+        workload: &Workload,
+        search: Option<&str>,
+        seed: u64,
+        work: impl FnOnce(&(dyn Fn(Note) + Sync)) -> T,
+    ) -> T {
+        (self.tell)(News::Begin(workload, search, seed));
+        let done = work(&|note| (self.tell)(News::Note(note)));
+        (self.tell)(News::Done);
+        done
+    }
+
+    /// A device for a workload; none where `stop` is raised before it is ready.
+    ///
+    /// # Errors
+    /// Where memory does not suffice or workers do not start.
+    pub fn start_device(
+        &self,
+        workload: &Workload,
+        target: &Target,
+        options: Options,
+    ) -> Result<Option<Device>, Error> {
+        self.watch(workload, None, options.seed, |note| {
+            tilewright::start_device(workload.clone(), target, options, self.stop, note)
+        })
+    }
+}
+
+/// Results of the system, with what was at hand when it refused.
+trait OrFailed<T> {
+    /// The value, or a failure with this text because of the error.
+    ///
+    /// # Errors
+    /// The same as before.
+    fn or_failed(self, text: impl std::fmt::Display) -> Result<T, Error>;
+}
+
+impl<T, E: Into<Box<dyn std::error::Error + Send + Sync>>> OrFailed<T> for Result<T, E> {
+    fn or_failed(self, text: impl std::fmt::Display) -> Result<T, Error> {
+        self.map_err(|error| Error::failed(text).because(error))
+    }
+}

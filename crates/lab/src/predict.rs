@@ -1,0 +1,386 @@
+//! Models that write a kernel's parameters down without a search: training, asking and comparing them.
+
+pub mod evaluate;
+pub mod paper;
+pub mod train;
+
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Value as Json, json};
+use tilewright::file::{self, Destination, check_apart, writable, write_whole};
+use tilewright::words::{count, grouped};
+use tilewright::{Error, target_name, with_suffix};
+use tilewright_learn::sequence::{
+    ARCHITECTURES, Architecture, Checkpoint, Completions, Example, Kept, Model, ModelFiles, Progress, SequenceError,
+    Training, Vocabulary,
+};
+use tilewright_tune::predict::{
+    Inputs, KernelSpecification, LookAhead, Row, Score, Split, content_hash, read_rows, records, score,
+};
+use tilewright_tune::{Config, Task};
+
+use crate::stats::Quartiles;
+use crate::{Caller, OrFailed};
+
+/// How often a training says how far it is.
+const LINE_EVERY: Duration = Duration::from_secs(2);
+
+/// The split that holds out random rows.
+pub const RANDOM: &str = "random";
+
+/// Which rows of a table, and how they are divided.
+#[derive(Debug, Clone)]
+pub struct Choice {
+    /// Only rows with these values in these columns.
+    pub filters: Vec<(String, String)>,
+    /// [`RANDOM`], or the column by whose groups rows are held out.
+    pub split: String,
+}
+
+/// A table of a kernel's tuned problems.
+pub struct Table {
+    /// The kernel.
+    pub kernel: KernelSpecification,
+    /// The problems with their best configurations.
+    pub rows: Vec<Row>,
+    /// How many of them violate constraints of the kernel.
+    pub n_invalid: usize,
+    split: Split,
+    /// What it is and where it comes from, for files of models.
+    pub about: Json,
+}
+
+impl Table {
+    /// Reads a table and the specification of its kernel.
+    ///
+    /// # Errors
+    /// Bad input where one of the files is none, they do not fit, or there is no such split.
+    pub fn read(data: &Path, specification: &Path, choice: &Choice) -> Result<Table, Error> {
+        let kernel = read_specification(specification)?;
+        let bytes = file::read(data, "a table of tuned problems")?;
+        let split = if choice.split == RANDOM { Split::Random } else { Split::ByGroup };
+        if split == Split::ByGroup && !kernel.groups.contains(&choice.split) {
+            let known = [RANDOM].into_iter().chain(kernel.groups.iter().map(String::as_str)).collect::<Vec<_>>();
+            return Err(Error::input(format!("cannot split by `{}`; there are {}", choice.split, known.join(", "))));
+        }
+        let group = (split == Split::ByGroup).then_some(choice.split.as_str());
+        let rows = read_rows(&kernel, &bytes, &choice.filters, group);
+        let rows = rows.map_err(|error| Error::input(format!("{}: {error}", data.display())))?;
+        let n_invalid = rows.iter().filter(|row| !kernel.is_valid(&row.problem, &row.answer)).count();
+        let filters = choice.filters.iter().map(|(name, value)| format!("{name}={value}")).collect::<Vec<_>>();
+        let about = json!({
+            "file": data.display().to_string(),
+            "fnv1a64": format!("{:016x}", content_hash(&bytes)),
+            "rows": rows.len(),
+            "where": filters,
+            "split": choice.split,
+        });
+        Ok(Table { kernel, rows, n_invalid, split, about })
+    }
+
+    /// What is odd about it.
+    pub fn warning(&self) -> Option<String> {
+        let Table { kernel, rows, n_invalid, .. } = self;
+        let verb = if *n_invalid == 1 { "violates" } else { "violate" };
+        (*n_invalid > 0).then(|| {
+            let reason =
+                format!("{n_invalid} of {} {verb} constraints of {}", count(rows.len() as u64, "row"), kernel.name);
+            format!("{reason}: they are learnt from and held out like the others")
+        })
+    }
+
+    /// The rows at these places.
+    fn at(&self, places: &[usize]) -> Vec<&Row> {
+        places.iter().map(|&at| &self.rows[at]).collect()
+    }
+
+    /// Rows at some places, divided once more into those to keep and those held out.
+    fn divide(&self, places: &[usize], seed: u64) -> (Vec<usize>, Vec<usize>) {
+        let rows: Vec<Row> = places.iter().map(|&at| self.rows[at].clone()).collect();
+        let (kept, held_out) = tilewright_tune::predict::divide(&rows, self.split, seed);
+        let back = |chosen: Vec<usize>| chosen.into_iter().map(|at| places[at]).collect();
+        (back(kept), back(held_out))
+    }
+}
+
+fn read_specification(path: &Path) -> Result<KernelSpecification, Error> {
+    let name = path.display();
+    let text = String::from_utf8(file::read(path, "a kernel specification")?)
+        .map_err(|_| Error::input(format!("{name} is not UTF-8 (give a kernel specification)")))?;
+    KernelSpecification::parse(&text).map_err(|error| Error::input(format!("{name}: {error}")))
+}
+
+/// The file that describes these weights. Its name is longer than theirs, so that neither another model's
+/// file nor a foreign one has it.
+fn description_of(weights: &Path) -> PathBuf {
+    with_suffix(weights, ".json")
+}
+
+/// A model, and what its file says about it.
+///
+/// # Errors
+/// Bad input where the file holds none.
+pub fn load_model(path: &Path) -> Result<(Model, Json), Error> {
+    let wanted = "a model that `tilewright predict train` wrote";
+    // Earlier versions put it in the place of the ending.
+    let earlier = path.with_extension("json");
+    let about = Some(description_of(path)).filter(|path| path.exists() || !earlier.exists()).unwrap_or(earlier);
+    let files = ModelFiles { weights: file::read(path, wanted)?, description: file::read(&about, wanted)? };
+    Model::load(&files).map_err(|error| {
+        let of = if matches!(error, SequenceError::Foreign { kept: Kept::Description, .. }) { &about } else { path };
+        Error::input(format!("{}: {error} (give {wanted})", of.display()))
+    })
+}
+
+/// The places of a model's two files.
+pub struct ModelPlaces {
+    name: String,
+    /// Where its weights go.
+    pub weights: Destination,
+    /// Beside what is no file, such as a device or a pipe, there is no place.
+    description: Option<Destination>,
+}
+
+impl ModelPlaces {
+    /// The places of a model of this name, once it is known that they can be written to.
+    fn at(path: &Path) -> Result<ModelPlaces, Error> {
+        let weights = writable(path, "the name of a file with -o")?;
+        let description = match &weights {
+            Destination::File(_) => Some(writable(&description_of(path), "the name of another file with -o")?),
+            Destination::Stdout(_) | Destination::Special(_) | Destination::Descriptor(_) => None,
+        };
+        Ok(ModelPlaces { name: path.display().to_string(), weights, description })
+    }
+
+    /// Checks that a model leaves the files alone that it is learnt from.
+    fn check_apart(&self, path: &Path, files: &[&Path]) -> Result<(), Error> {
+        check_apart(path, &self.weights, files, "the name of another file with -o")?;
+        self.description.as_ref().map_or(Ok(()), |place| {
+            check_apart(&description_of(path), place, files, "the name of another file with -o")
+        })
+    }
+
+    /// Writes a model there, both files or none.
+    fn write(&self, model: &Model, about: &Json, caller: Caller) -> Result<(), Error> {
+        let ModelFiles { weights, description } = model.save(about);
+        let write = || {
+            let place = self.description.as_ref();
+            let description = place.map(|place| place.stage(|file| file.write_all(&description))).transpose()?;
+            self.weights.write(|file| file.write_all(&weights))?;
+            description.map_or(Ok(()), |description| description.settle())
+        };
+        if self.description.is_none() {
+            caller.say(format!("{} is no file: what there is to say about the model is not kept", self.name));
+        }
+        write().or_failed(format!("cannot write {}", self.name))
+    }
+}
+
+/// The architectures of these names, separated by commas, or all of them for `all`.
+///
+/// # Errors
+/// Bad input where there is none of a name.
+pub fn architectures(names: &str) -> Result<Vec<Architecture>, Error> {
+    if names == "all" {
+        return Ok(ARCHITECTURES.iter().map(|row| row.architecture).collect());
+    }
+    let one = |name: &str| {
+        let known = || ARCHITECTURES.iter().map(|row| row.name).collect::<Vec<_>>().join(", ");
+        Architecture::named(name).ok_or_else(|| Error::input(format!("unknown model `{name}`; there are {}", known())))
+    };
+    names.split(',').map(str::trim).map(one).collect()
+}
+
+/// What a model learns from.
+struct Lesson<'a> {
+    vocabulary: &'a Vocabulary,
+    train: Vec<Example>,
+    validation: Vec<Example>,
+}
+
+impl Lesson<'_> {
+    /// The same, learning from the validation examples too if the model has no other use for them.
+    fn in_full(mut self, architecture: Architecture) -> Self {
+        if !architecture.row().stops_early {
+            self.train.extend_from_slice(&self.validation);
+        }
+        self
+    }
+}
+
+/// Trains a model, and says on standard error how far it is; gives the last state of the training with it.
+///
+/// # Errors
+/// Bad input where something does not fit; failure where it is interrupted, which leaves the checkpoint.
+fn teach(
+    architecture: Architecture,
+    lesson: &Lesson,
+    training: &Training,
+    checkpoint: Option<&Path>,
+    caller: Caller,
+) -> Result<(Model, Progress), Error> {
+    let checkpoint_name = || checkpoint.map_or(String::new(), |path| path.display().to_string());
+    let name = architecture.row().name;
+    let mut told = Instant::now();
+    let mut last = None;
+    let mut report = |progress: &Progress| {
+        last = Some(progress.clone());
+        if told.elapsed() >= LINE_EVERY || progress.epoch == progress.n_epochs {
+            told = Instant::now();
+            caller.say(format!(
+                "{name}, epoch {} of at most {}: loss {:.3}, validation {:.3}, best epoch {}",
+                progress.epoch, progress.n_epochs, progress.train_loss, progress.validation_loss, progress.best_epoch
+            ));
+        }
+        if caller.is_stopped() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    };
+    let Lesson { vocabulary, train, validation } = lesson;
+    let kept = checkpoint.filter(|path| path.exists()).map(|path| file::read(path, "a checkpoint, or remove it"));
+    let kept = kept.transpose()?;
+    let mut keep = |bytes: &[u8]| checkpoint.map_or(Ok(()), |path| write_whole(path, |file| file.write_all(bytes)));
+    let learnt = tilewright_learn::sequence::train(
+        architecture,
+        vocabulary,
+        train,
+        validation,
+        training,
+        checkpoint.is_some().then_some(Checkpoint { kept, keep: &mut keep }),
+        &mut report,
+    );
+    let model = match learnt {
+        Ok(model) => model,
+        Err(SequenceError::Stopped { epochs }) => {
+            let is_kept = checkpoint.is_some_and(Path::exists);
+            let kept = if is_kept { format!("; {} is kept", checkpoint_name()) } else { String::new() };
+            return Err(Error::failed(format!("interrupted after {} of {name}{kept}", count(epochs as u64, "epoch"))));
+        }
+        Err(SequenceError::Unkept(error)) => {
+            return Err(Error::failed(format!("cannot write {}", checkpoint_name())).because(error));
+        }
+        Err(error @ (SequenceError::Foreign { .. } | SequenceError::OtherTraining)) => {
+            return Err(Error::input(format!("{}: {error}", checkpoint_name())));
+        }
+        Err(error) => return Err(Error::input(error)),
+    };
+    if let Some(path) = checkpoint.filter(|path| path.exists()) {
+        std::fs::remove_file(path).or_failed(format!("cannot remove {}", path.display()))?;
+    }
+    Ok((model, last.expect("invariant: every training tells its epochs")))
+}
+
+/// The score of a model with one width of the beam.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct BeamScore {
+    /// The width.
+    #[serde(rename = "k")]
+    pub width: usize,
+    /// Whether answers are kept to valid ones.
+    #[serde(rename = "constrained")]
+    pub is_constrained: bool,
+    /// How good the answers are.
+    #[serde(flatten)]
+    pub score: Score,
+    /// How long the answers to one problem take in the median, constraints included.
+    pub median_ms: f64,
+    /// The longest.
+    pub longest_ms: f64,
+}
+
+/// Configurations for one problem, the likeliest first, each a value for each parameter.
+type Answers = Vec<Vec<u32>>;
+
+/// Scores of a model on some rows, for each width of the beam, without constraints and with them.
+fn beam_scores(
+    model: &Model,
+    kernel: &KernelSpecification,
+    inputs: &Inputs,
+    rows: &[&Row],
+    widths: &[usize],
+    caller: Caller,
+) -> Result<Vec<BeamScore>, Error> {
+    let runs: Vec<(usize, bool)> = widths.iter().flat_map(|&width| [(width, false), (width, true)]).collect();
+    // For each run, the answers to each row, and how long they took.
+    let mut found: Vec<(Vec<Answers>, Vec<f64>)> = vec![Default::default(); runs.len()];
+    let mut n_inexact = 0;
+    for row in rows {
+        for (&(width, is_constrained), (answers, times_ms)) in runs.iter().zip(&mut found) {
+            let start = Instant::now();
+            // Each has its own, or what one has searched would make the next one faster.
+            let look_ahead = || LookAhead::new(kernel, &row.problem).watched(watch_look_ahead(caller));
+            let mut look_ahead = is_constrained.then(look_ahead);
+            let completions = look_ahead.as_mut().map(|look_ahead| look_ahead as &mut dyn Completions);
+            let of_row = model.answers(&inputs.problem(&row.problem), width, completions);
+            times_ms.push(milliseconds(start));
+            n_inexact += usize::from(look_ahead.is_some_and(|look_ahead| !look_ahead.is_exact()));
+            if caller.is_stopped() {
+                return Err(Error::failed("interrupted; what is finished is kept"));
+            }
+            answers.push(of_row.into_iter().map(|answer| answer.values).collect());
+        }
+    }
+    if n_inexact > 0 {
+        caller.say(format!("{NOT_EXACT} ({n_inexact} of {} constrained answers)", rows.len() * widths.len()));
+    }
+    let score_of = |((width, is_constrained), (answers, times_ms)): ((usize, bool), (Vec<Answers>, Vec<f64>))| {
+        let times_ms = Quartiles::of(&times_ms).expect("invariant: there are rows");
+        let score = score(kernel, rows, &answers);
+        BeamScore { width, is_constrained, score, median_ms: times_ms.median, longest_ms: times_ms.most }
+    };
+    Ok(runs.into_iter().zip(found).map(score_of).collect())
+}
+
+/// What is said where looking ahead was given up.
+pub const NOT_EXACT: &str = "look-ahead is not exact: constraints tie too many parameters together; answers are valid, but likelier ones may be lost";
+
+/// Says how far a look-ahead is that takes long, and ends it where the program is to stop.
+pub fn watch_look_ahead(caller: Caller<'_>) -> impl FnMut(u64) -> ControlFlow<()> {
+    let start = Instant::now();
+    let mut told = start;
+    move |n_steps| {
+        if told.elapsed() >= LINE_EVERY {
+            told = Instant::now();
+            let seconds = start.elapsed().as_secs();
+            caller.say(format!("looking ahead for {seconds} s: {} choices tried", grouped(n_steps)));
+        }
+        if caller.is_stopped() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    }
+}
+
+fn milliseconds(since: Instant) -> f64 {
+    since.elapsed().as_secs_f64() * 1e3
+}
+
+/// A model's configurations for a task of its template, the likeliest first, with log probabilities.
+///
+/// # Errors
+/// Bad input where the model is of other parameters.
+pub fn ask_template(model: &Model, task: &Task, cold: bool, width: usize) -> Result<Vec<(Config, f64)>, Error> {
+    let setting = &task.setting;
+    let threads = u32::try_from(setting.n_threads).expect("no machine has so many CPUs");
+    let target = target_name(&setting.target, cold);
+    records::predict(model, &setting.workload, threads, &target, &task.space, width)
+        .map_err(|error| Error::input(format!("template {}: {error}", task.template.name)))
+}
+
+/// The likeliest configurations for a task, by a model in a file.
+///
+/// # Errors
+/// Bad input where the file holds no model of the task's template.
+pub fn likely_configs(path: &Path, task: &Task, cold: bool, width: usize) -> Result<Vec<Config>, Error> {
+    let (model, about) = load_model(path)?;
+    let (name, wanted) = (path.display(), task.template.name);
+    match (about["template"].as_str(), about["kernel"].as_str()) {
+        (Some(template), _) if template == wanted => {}
+        (Some(template), _) => {
+            return Err(Error::input(format!("{name} is a model of template {template}, and {wanted} is tuned")));
+        }
+        (None, kernel) => {
+            let kernel = kernel.unwrap_or("something else");
+            return Err(Error::input(format!("{name} is a model of {kernel}, and template {wanted} is tuned")));
+        }
+    }
+    Ok(ask_template(&model, task, cold, width)?.into_iter().map(|(config, _)| config).collect())
+}

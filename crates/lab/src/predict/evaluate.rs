@@ -1,0 +1,374 @@
+//! Models on problems that are held out, as the paper's tables have them.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::time::Instant;
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Value as Json, json};
+use tilewright::Error;
+use tilewright::file::write_whole;
+use tilewright::version::{BUILD, RELEASE};
+use tilewright::words::count;
+use tilewright_learn::baselines::{BASELINES, predict_classes};
+use tilewright_learn::sequence::{Architecture, Training};
+use tilewright_tune::predict::{Inputs, Row, Score, score};
+
+use super::paper::PaperRow;
+use super::train::checkpoint_of;
+use super::{BeamScore, Lesson, ModelPlaces, Table, beam_scores, load_model, milliseconds, teach};
+use crate::{Caller, OrFailed};
+
+/// What is compared on a table, and how.
+#[derive(Debug, Clone)]
+pub struct Request {
+    /// The models.
+    pub architectures: Vec<Architecture>,
+    /// Repetitions, each with its own rows held out and its own randomness.
+    pub n_seeds: u64,
+    /// How models are trained; the seed is that of the first repetition.
+    pub training: Training,
+    /// Widths of the beam.
+    pub widths: Vec<usize>,
+    /// Whether classical classifiers are compared as well.
+    pub baselines: bool,
+    /// Where finished models and scores are kept: what is there is not done again.
+    pub folder: PathBuf,
+}
+
+/// What came of it.
+#[derive(Debug, Serialize)]
+pub struct Evaluation {
+    /// The kernel.
+    pub kernel: String,
+    /// Rows of the table.
+    pub rows: usize,
+    /// What the table is and where it comes from.
+    pub data: Json,
+    /// Repetitions.
+    pub seeds: u64,
+    /// What came of each model.
+    pub models: Vec<ModelFacts>,
+    /// What came of each classifier.
+    pub baselines: Vec<BaselineFacts>,
+    /// The paper's figures, where it has some on such data.
+    #[serde(skip)]
+    pub paper: Option<&'static PaperRow>,
+}
+
+/// A model over its repetitions.
+#[derive(Debug, Serialize)]
+pub struct ModelFacts {
+    /// Its name.
+    pub model: &'static str,
+    /// Its trainings.
+    pub repetitions: Vec<Trained>,
+    /// Its scores by width of the beam, without constraints and with them.
+    pub beams: Vec<BeamFacts>,
+}
+
+/// A training.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Trained {
+    /// The seed of the repetition.
+    pub seed: u64,
+    /// Passes that it made.
+    pub epochs: u64,
+    /// The pass after which it was best.
+    pub best_epoch: u64,
+    /// How long the model's file takes to read.
+    pub load_ms: f64,
+}
+
+/// The scores of a model with one width of the beam.
+#[derive(Debug, Serialize)]
+pub struct BeamFacts {
+    /// The scores.
+    #[serde(flatten)]
+    pub scores: Scores,
+    /// The width.
+    #[serde(rename = "k")]
+    pub width: usize,
+    /// Whether answers are kept to valid ones.
+    #[serde(rename = "constrained")]
+    pub is_constrained: bool,
+    /// How long the answers to a problem take.
+    pub query_ms: QueryTime,
+    /// The paper's figures for the same.
+    pub paper: Option<PaperFigures>,
+}
+
+/// How long the answers to a problem take.
+#[derive(Debug, Serialize)]
+pub struct QueryTime {
+    /// The median, as the mean over the repetitions.
+    pub median: f64,
+    /// The longest.
+    pub longest: f64,
+}
+
+/// A classifier over its repetitions.
+#[derive(Debug, Serialize)]
+pub struct BaselineFacts {
+    /// The scores.
+    #[serde(flatten)]
+    pub scores: Scores,
+    /// Its name.
+    pub baseline: &'static str,
+    /// The paper's figures for the same.
+    pub paper: Option<PaperFigures>,
+}
+
+/// Figures of the paper, as parts of 1.
+#[derive(Debug, Serialize)]
+pub struct PaperFigures {
+    /// Average accuracy.
+    pub average_accuracy: f64,
+    /// Perfect prediction, where the paper has it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub perfect: Option<f64>,
+}
+
+/// Scores over repetitions.
+#[derive(Debug, Serialize)]
+pub struct Scores {
+    /// The share of parameters predicted right.
+    pub average_accuracy: MeanStd,
+    /// The share of problems one of whose answers is right as a whole.
+    pub perfect: MeanStd,
+    /// As `perfect`, where an answer that means the same kernel as the right one is right.
+    pub perfect_equivalent: MeanStd,
+    /// The share of answers that are valid.
+    pub valid: MeanStd,
+    /// The score of each repetition.
+    pub repetitions: Vec<Score>,
+}
+
+/// Mean, and standard deviation of one repetition.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub struct MeanStd {
+    /// The mean.
+    pub mean: f64,
+    /// The standard deviation.
+    pub std: f64,
+}
+
+impl MeanStd {
+    fn of(scores: &[Score], of: fn(&Score) -> f64) -> MeanStd {
+        let mean = scores.iter().map(of).sum::<f64>() / scores.len() as f64;
+        let squares: f64 = scores.iter().map(|score| (of(score) - mean).powi(2)).sum();
+        MeanStd { mean, std: (squares / (scores.len().max(2) - 1) as f64).sqrt() }
+    }
+}
+
+impl Scores {
+    fn of(repetitions: Vec<Score>) -> Scores {
+        let figure = |of| MeanStd::of(&repetitions, of);
+        Scores {
+            average_accuracy: figure(|score| score.average_accuracy),
+            perfect: figure(|score| score.perfect),
+            perfect_equivalent: figure(|score| score.perfect_equivalent),
+            valid: figure(|score| score.valid),
+            repetitions,
+        }
+    }
+}
+
+/// What was trained, and with what it was scored; scores of anything else are not these.
+#[derive(Debug, Serialize, Deserialize)]
+struct Finished {
+    key: Json,
+    #[serde(flatten)]
+    run: Run,
+}
+
+/// What came of one model of one repetition.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+struct Run {
+    #[serde(flatten)]
+    trained: Trained,
+    #[serde(rename = "beams")]
+    scores: Vec<BeamScore>,
+}
+
+/// One repetition: what is learnt from and what is held out.
+struct Repetition<'a> {
+    table: &'a Table,
+    seed: u64,
+    train: Vec<usize>,
+    validation: Vec<usize>,
+    test: Vec<usize>,
+}
+
+impl<'a> Repetition<'a> {
+    fn new(table: &'a Table, seed: u64) -> Result<Repetition<'a>, Error> {
+        let all: Vec<usize> = (0..table.rows.len()).collect();
+        let (kept, test) = table.divide(&all, seed);
+        // Another seed, or the groups that would be held out are those that are gone.
+        let (train, validation) = table.divide(&kept, seed ^ u64::MAX);
+        if train.is_empty() || validation.is_empty() || test.is_empty() {
+            let n_rows = count(table.rows.len() as u64, "row");
+            return Err(Error::input(format!("{n_rows} cannot be divided by seed {seed} (give more of them)")));
+        }
+        Ok(Repetition { table, seed, train, validation, test })
+    }
+
+    /// Trains a model and scores it, or reads what came of it where that is done.
+    fn run(&self, architecture: Architecture, request: &Request, caller: Caller) -> Result<Run, Error> {
+        let Table { kernel, about, .. } = self.table;
+        let name = architecture.row().name;
+        let training = Training { seed: self.seed, ..request.training.clone() };
+        let Request { widths, folder, .. } = request;
+        let key = json!({
+            "model": name,
+            "data": {"fnv1a64": about["fnv1a64"], "where": about["where"], "split": about["split"]},
+            "specification": kernel.text,
+            "training": training,
+            "release": RELEASE,
+        });
+        let scored_key = json!({"of": key, "widths": widths, "version": BUILD});
+        let path = folder.join(format!("{name}-{}.safetensors", self.seed));
+        let scores_path = path.with_extension("scores.json");
+        let finished = std::fs::read(&scores_path).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok());
+        if let Some(Finished { run, .. }) = finished.filter(|finished: &Finished| finished.key == scored_key) {
+            caller.say(format!("{name}, seed {}: scored before", self.seed));
+            return Ok(run);
+        }
+        let inputs = Inputs::of(kernel, &self.table.at(&[&self.train[..], &self.validation].concat()));
+        let load = || {
+            let start = Instant::now();
+            load_model(&path).map(|(model, about)| (model, about, milliseconds(start)))
+        };
+        let (model, about, load_ms) = match load().ok().filter(|(_, about, _)| about["key"] == key) {
+            Some(known) => {
+                caller.say(format!("{name}, seed {}: trained before", self.seed));
+                known
+            }
+            None => {
+                let examples = |at: &[usize]| self.table.at(at).into_iter().map(|row| inputs.example(row)).collect();
+                let vocabulary = inputs.vocabulary(kernel);
+                let (train, validation) = (examples(&self.train), examples(&self.validation));
+                let lesson = Lesson { vocabulary: &vocabulary, train, validation }.in_full(architecture);
+                let n_rows = count(lesson.train.len() as u64, "row");
+                caller.say(format!("{name}, seed {}: learning from {n_rows}", self.seed));
+                let (model, last) = teach(architecture, &lesson, &training, Some(&checkpoint_of(&path)), caller)?;
+                let mut about = inputs.describe(kernel);
+                about["key"] = key.clone();
+                about["epochs"] = last.epoch.into();
+                about["best_epoch"] = last.best_epoch.into();
+                ModelPlaces::at(&path)?.write(&model, &about, caller)?;
+                load()?
+            }
+        };
+        let epochs = |what: &str| about[what].as_u64().unwrap_or_default();
+        let (epochs, best_epoch) = (epochs("epochs"), epochs("best_epoch"));
+        let scores = beam_scores(&model, kernel, &inputs, &self.table.at(&self.test), widths, caller)?;
+        let run = Run { trained: Trained { seed: self.seed, epochs, best_epoch, load_ms }, scores };
+        let finished = Finished { key: scored_key, run: run.clone() };
+        write_whole(&scores_path, |file| Ok(serde_json::to_writer(file, &finished)?))
+            .or_failed(format!("cannot write {}", scores_path.display()))?;
+        Ok(run)
+    }
+
+    /// Average accuracy of each baseline.
+    fn baselines(&self, caller: Caller) -> Result<Vec<(&'static str, Score)>, Error> {
+        let Table { kernel, .. } = self.table;
+        let train = self.table.at(&[&self.train[..], &self.validation].concat());
+        let test = self.table.at(&self.test);
+        let numbers = |rows: &[&Row]| -> Vec<Vec<f64>> {
+            rows.iter().map(|row| row.problem.iter().map(|&value| value as f64).collect()).collect()
+        };
+        let (features, asked) = (numbers(&train), numbers(&test));
+        let mut scores = Vec::new();
+        for row in BASELINES {
+            caller.say(format!("{}, seed {}", row.name, self.seed));
+            let mut answers: Vec<Vec<u32>> = vec![Vec::new(); test.len()];
+            for parameter in 0..kernel.parameters.len() {
+                let classes: Vec<u32> = train.iter().map(|row| row.answer[parameter]).collect();
+                let predicted = predict_classes(row.baseline, &features, &classes, &asked, self.seed);
+                let predicted =
+                    predicted.or_failed(format!("{} of {}", row.name, kernel.parameters[parameter].name))?;
+                answers.iter_mut().zip(predicted).for_each(|(answer, class)| answer.push(class));
+            }
+            let answers: Vec<Vec<Vec<u32>>> = answers.into_iter().map(|answer| vec![answer]).collect();
+            scores.push((row.name, score(kernel, &test, &answers)));
+        }
+        Ok(scores)
+    }
+}
+
+/// Trains and scores models on a table.
+///
+/// # Errors
+/// Bad input where there are too few rows; failure where it is stopped, or a file cannot be written.
+pub fn evaluate(table: &Table, request: &Request, caller: Caller) -> Result<Evaluation, Error> {
+    let mut runs: Vec<Vec<Run>> = vec![Vec::new(); request.architectures.len()];
+    let mut baselines: Vec<(&'static str, Vec<Score>)> = Vec::new();
+    let first = request.training.seed;
+    for seed in first..first.saturating_add(request.n_seeds) {
+        let repetition = Repetition::new(table, seed)?;
+        for (architecture, runs) in request.architectures.iter().zip(&mut runs) {
+            runs.push(repetition.run(*architecture, request, caller)?);
+        }
+        if request.baselines {
+            for (at, (name, score)) in repetition.baselines(caller)?.into_iter().enumerate() {
+                if baselines.len() == at {
+                    baselines.push((name, Vec::new()));
+                }
+                baselines[at].1.push(score);
+            }
+        }
+    }
+    let paper = paper_row(table);
+    let of_model =
+        |(architecture, runs): (&Architecture, Vec<Run>)| ModelFacts::of(architecture.row().name, &runs, paper);
+    let of_baseline = |(baseline, scores): (&'static str, Vec<Score>)| {
+        let average = paper.and_then(|row| row.baseline(baseline));
+        let paper = average.map(|average| PaperFigures { average_accuracy: average / 100.0, perfect: None });
+        BaselineFacts { scores: Scores::of(scores), baseline, paper }
+    };
+    Ok(Evaluation {
+        kernel: table.kernel.name.clone(),
+        rows: table.rows.len(),
+        data: table.about.clone(),
+        seeds: request.n_seeds,
+        models: request.architectures.iter().zip(runs).map(of_model).collect(),
+        baselines: baselines.into_iter().map(of_baseline).collect(),
+        paper,
+    })
+}
+
+impl ModelFacts {
+    /// The repetitions of a model.
+    fn of(model: &'static str, runs: &[Run], paper: Option<&PaperRow>) -> ModelFacts {
+        let mut by_beam: BTreeMap<(usize, bool), Vec<&BeamScore>> = BTreeMap::new();
+        for at in runs.iter().flat_map(|run| &run.scores) {
+            by_beam.entry((at.width, at.is_constrained)).or_default().push(at);
+        }
+        let beam = |((width, is_constrained), scores): ((usize, bool), Vec<&BeamScore>)| BeamFacts {
+            query_ms: QueryTime {
+                median: scores.iter().map(|at| at.median_ms).sum::<f64>() / scores.len() as f64,
+                longest: scores.iter().map(|at| at.longest_ms).fold(0.0, f64::max),
+            },
+            scores: Scores::of(scores.into_iter().map(|at| at.score).collect()),
+            width,
+            is_constrained,
+            paper: paper.and_then(|row| row.model(model, width, is_constrained)).map(|(average, perfect)| {
+                PaperFigures { average_accuracy: average / 100.0, perfect: Some(perfect / 100.0) }
+            }),
+        };
+        ModelFacts {
+            model,
+            repetitions: runs.iter().map(|run| run.trained.clone()).collect(),
+            beams: by_beam.into_iter().map(beam).collect(),
+        }
+    }
+}
+
+/// The paper's figures for the data, where they are of one data type that it has.
+fn paper_row(data: &Table) -> Option<&'static PaperRow> {
+    let at = data.kernel.fields.iter().position(|field| field.name == "data_type")?;
+    let value = data.rows.first()?.problem[at];
+    let is_one = data.rows.iter().all(|row| row.problem[at] == value);
+    if is_one { PaperRow::of(&data.kernel.name, &data.kernel.fields[at].text(value)) } else { None }
+}

@@ -1,0 +1,212 @@
+//! A model from tuned problems.
+
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use serde_json::{Value as Json, json};
+use tilewright::version::BUILD;
+use tilewright::words::count;
+use tilewright::{Database, Error, judges, trials_of, with_suffix};
+use tilewright_ir::op::Workload;
+use tilewright_learn::sequence::{Architecture, Example, Model, Training};
+use tilewright_tune::predict::{Inputs, records};
+use tilewright_tune::{EarlierTask, PassedOver};
+
+use super::{BeamScore, Lesson, ModelPlaces, Table, beam_scores, teach};
+use crate::Caller;
+
+/// Widths of the beams by which a new model is judged.
+const WIDTHS: [usize; 2] = [1, 10];
+
+/// What is trained, how, and where it goes.
+pub struct Learning {
+    /// The kind of model.
+    pub architecture: Architecture,
+    /// How it is trained.
+    pub training: Training,
+    /// Where the model goes.
+    pub places: ModelPlaces,
+    /// Where the training keeps what it needs to go on.
+    checkpoint: Option<PathBuf>,
+}
+
+/// What came of learning a table.
+pub struct OfTable {
+    /// Rows that the model has learnt.
+    pub n_learnt: usize,
+    /// Rows that were held out to judge it by.
+    pub n_validation: usize,
+    /// Its scores on them, answers being kept to valid ones.
+    pub scores: Vec<BeamScore>,
+    /// Seconds that it took.
+    pub seconds: f64,
+}
+
+/// What came of learning records.
+pub struct OfRecords {
+    /// Workloads that there are records of.
+    pub n_workloads: usize,
+    /// Their best configurations.
+    pub n_examples: usize,
+    /// Seconds that it took.
+    pub seconds: f64,
+}
+
+impl Learning {
+    /// A training whose model goes to this path, apart from what it is learnt from. It goes on with what is kept
+    /// of one that was interrupted where `resume` says so; where the model is no file, nothing is kept.
+    ///
+    /// # Errors
+    /// Bad input where the model cannot be written, or there is something to go on with, or nothing, against
+    /// what `resume` says.
+    pub fn new(
+        architecture: Architecture,
+        training: Training,
+        output: &Path,
+        learnt_from: &[&Path],
+        resume: bool,
+    ) -> Result<Learning, Error> {
+        let places = ModelPlaces::at(output)?;
+        places.check_apart(output, learnt_from)?;
+        let checkpoint = places.description.is_some().then(|| checkpoint_of(output));
+        let name = || checkpoint_of(output).display().to_string();
+        match (resume, checkpoint.as_ref().is_some_and(|path| path.exists())) {
+            (false, true) => {
+                let ways = "go on with --resume, or remove it";
+                Err(Error::input(format!("{} is of a training that was interrupted ({ways})", name())))
+            }
+            (true, false) => Err(Error::input(format!("there is no {} to go on with", name()))),
+            _ => Ok(Learning { architecture, training, places, checkpoint }),
+        }
+    }
+
+    /// The name of the kind of model.
+    fn name(&self) -> &'static str {
+        self.architecture.row().name
+    }
+
+    fn teach(&self, lesson: &Lesson, caller: Caller) -> Result<Model, Error> {
+        Ok(teach(self.architecture, lesson, &self.training, self.checkpoint.as_deref(), caller)?.0)
+    }
+
+    /// Adds what repeats the training.
+    fn describe(&self, about: &mut Json) {
+        about["model"] = self.name().into();
+        about["training"] = serde_json::to_value(&self.training).expect("invariant: options are plain data");
+        about["version"] = BUILD.into();
+    }
+
+    /// Learns a table and writes the model.
+    ///
+    /// # Errors
+    /// Bad input where there are too few rows; failure where it is stopped, or the model cannot be written.
+    pub fn learn_table(&self, table: &Table, caller: Caller) -> Result<OfTable, Error> {
+        let kernel = &table.kernel;
+        let all: Vec<usize> = (0..table.rows.len()).collect();
+        let (train, validation) = table.divide(&all, self.training.seed);
+        if train.is_empty() || validation.is_empty() {
+            let n_rows = count(table.rows.len() as u64, "row");
+            let name = table.about["file"].as_str().unwrap_or_default();
+            return Err(Error::input(format!("{n_rows} of {name} cannot be divided (give more of them)")));
+        }
+        let inputs = Inputs::of(kernel, &table.at(&all));
+        let vocabulary = inputs.vocabulary(kernel);
+        let examples = |places: &[usize]| table.at(places).into_iter().map(|row| inputs.example(row)).collect();
+        let lesson = Lesson { vocabulary: &vocabulary, train: examples(&train), validation: examples(&validation) };
+        caller.say(format!(
+            "{}: {} to learn from, {} to validate with, model {}",
+            kernel.name,
+            count(train.len() as u64, "row"),
+            validation.len(),
+            self.name()
+        ));
+        let start = Instant::now();
+        let model = self.teach(&lesson, caller)?;
+        let save = |model: &Model, validation: Json| {
+            let mut about = inputs.describe(kernel);
+            about["data"] = table.about.clone();
+            about["validation"] = validation;
+            self.describe(&mut about);
+            self.places.write(model, &about, caller)
+        };
+        let scores = beam_scores(&model, kernel, &inputs, &table.at(&validation), &WIDTHS, caller);
+        if scores.is_err() && caller.is_stopped() {
+            // The training may have taken hours.
+            save(&model, Json::Null)?;
+            return Err(Error::failed(format!("interrupted; {} is written, without scores", self.places.name)));
+        }
+        let mut scores = scores?;
+        scores.retain(|score| score.is_constrained);
+        // The scores are those of a model that has not seen these rows; the model that is kept may have.
+        let lesson = lesson.in_full(self.architecture);
+        let model = if lesson.train.len() > train.len() { self.teach(&lesson, caller)? } else { model };
+        let seconds = start.elapsed().as_secs_f64();
+        save(&model, scores_json(&scores))?;
+        Ok(OfTable { n_learnt: lesson.train.len(), n_validation: validation.len(), scores, seconds })
+    }
+
+    /// Learns the records of a template's tasks and writes the model.
+    ///
+    /// # Errors
+    /// Bad input where there are no records to learn from; failure where it is stopped, or the model cannot be
+    /// written.
+    pub fn learn_records(&self, database: &Database, template: &str, caller: Caller) -> Result<OfRecords, Error> {
+        let name = database.name();
+        let no_database = || Error::input(format!("there is no database {name} (give another one with --db)"));
+        let store = database.open_to_read()?.ok_or_else(no_database)?;
+        let mut tasks = Vec::new();
+        let mut passed_over = PassedOver::default();
+        let keys = store.tasks().map_err(|error| database.refuse(error))?;
+        for key in keys.into_iter().filter(|key| key.template == template) {
+            // Another version may know other workloads.
+            let Ok(workload) = Workload::parse(&key.workload) else { continue };
+            let found = trials_of(&store, &key, &judges(&workload, &key.target, key.threads), &mut passed_over);
+            let records = found.map_err(|error| database.refuse(error))?;
+            tasks.push(EarlierTask { workload, template: key.template, threads: key.threads, records });
+        }
+        if passed_over.total() > 0 {
+            caller.say(format!("{name}: {passed_over}"));
+        }
+        let lessons = records::Lessons::of(template, &tasks);
+        let lessons = lessons.map_err(|error| Error::input(format!("database {name}: {error}")))?;
+        // Workloads are few: every tenth is held out, one at least.
+        let n_workloads = lessons.examples.len();
+        let is_held_out = |at: usize| at % 10 == n_workloads.min(10) - 1;
+        let side = |held_out: bool| -> Vec<Example> {
+            let chosen = lessons.examples.iter().enumerate().filter(|(at, _)| is_held_out(*at) == held_out);
+            chosen.flat_map(|(_, examples)| examples.iter().cloned()).collect()
+        };
+        let n_examples: usize = lessons.examples.iter().map(Vec::len).sum();
+        let lesson = Lesson { vocabulary: &lessons.vocabulary, train: side(false), validation: side(true) };
+        let lesson = lesson.in_full(self.architecture);
+        caller.say(format!(
+            "{template}: {} of {} in {name}, model {}",
+            count(n_examples as u64, "configuration"),
+            count(n_workloads as u64, "workload"),
+            self.name()
+        ));
+        let start = Instant::now();
+        let model = self.teach(&lesson, caller)?;
+        let seconds = start.elapsed().as_secs_f64();
+        let mut about = records::describe_template(template);
+        about["data"] = json!({"file": name, "workloads": n_workloads, "configurations": n_examples});
+        self.describe(&mut about);
+        self.places.write(&model, &about, caller)?;
+        Ok(OfRecords { n_workloads, n_examples, seconds })
+    }
+}
+
+/// Scores by width, as files of models and `predict train --json` have them.
+pub fn scores_json(scores: &[BeamScore]) -> Json {
+    let of_width = |at: &BeamScore| {
+        let mut json = serde_json::to_value(at.score).expect("invariant: a score is numbers by name");
+        json["k"] = at.width.into();
+        json
+    };
+    scores.iter().map(of_width).collect::<Vec<_>>().into()
+}
+
+/// Where a training keeps what it needs to go on.
+pub(super) fn checkpoint_of(model: &Path) -> PathBuf {
+    with_suffix(model, ".checkpoint")
+}

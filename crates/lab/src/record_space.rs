@@ -1,0 +1,225 @@
+//! Recording a space: what becomes of every configuration of it, or of a sample.
+
+use std::collections::{BTreeMap, HashSet};
+use std::io;
+use std::time::Instant;
+
+use tilewright::version::BUILD;
+use tilewright::words::{count, digits, grouped};
+use tilewright::{Database, Error, Note, Opened, Plan, Recorder, Recording, earlier, errors_of, gflops, task_key};
+use tilewright_device::device::WorkerCommand;
+use tilewright_device::{Device, Options};
+use tilewright_tune::{
+    Budget, Config, ErrorClass, Event, HeadStart, RecordedSpace, Summary, Task, TaskKey, Trial, search,
+};
+
+use crate::Caller;
+
+/// The search that draws samples, and under whose name configurations are recorded.
+const SEARCH: &str = "random";
+/// Configurations that are measured to tell how long the whole space would take.
+const N_FIRST: usize = 16;
+/// The longest that is begun unasked, in seconds.
+const LONGEST_S: f64 = 3600.0;
+/// Configurations that are recorded at most.
+pub const MOST: u64 = 10_000_000;
+
+/// What is recorded.
+#[derive(Clone, Copy)]
+pub struct Request<'a> {
+    /// The task whose space it is.
+    pub task: &'a Task,
+    /// Configurations to come to, a random sample where the space has more; all of them where it is none.
+    pub max: Option<u64>,
+    /// Seed of the sample and of the random inputs.
+    pub seed: u64,
+}
+
+/// A space, as far as it is recorded.
+#[derive(Debug)]
+pub struct Recorded {
+    /// What its trials have in common.
+    pub key: TaskKey,
+    /// The configurations that there are records of.
+    pub space: RecordedSpace,
+    /// Configurations of the whole space.
+    pub size: u128,
+    /// Configurations that were asked for.
+    pub n_asked: usize,
+    /// Trials of this run.
+    pub n_new: usize,
+    /// Failures by class.
+    pub errors: BTreeMap<ErrorClass, u64>,
+    /// Throughput of the best.
+    pub best_gflops: Option<f64>,
+    /// Seconds that it took.
+    pub seconds: f64,
+    /// The seed.
+    pub seed: u64,
+}
+
+impl Recorded {
+    /// Writes it as T4 results, packed by gzip or not.
+    ///
+    /// # Errors
+    /// Those of the writer.
+    pub fn write(&self, out: &mut dyn io::Write, is_packed: bool) -> io::Result<()> {
+        let key = &self.key;
+        let about = [
+            ("workload", key.workload.as_str().into()),
+            ("target", key.target.as_str().into()),
+            ("template", key.template.as_str().into()),
+            ("threads", key.threads.into()),
+            ("seed", self.seed.into()),
+            ("version", BUILD.into()),
+        ];
+        self.space.write_t4(out, is_packed, &about)
+    }
+}
+
+/// A space that is being recorded.
+struct Space<'a> {
+    request: Request<'a>,
+    /// None where it was stopped before it was ready.
+    device: Option<Device>,
+    recording: Recording,
+    caller: Caller<'a>,
+    database: &'a Database,
+    /// What is recorded of the task, whoever measured it.
+    trials: Vec<Trial>,
+}
+
+/// Measures a space into a database that was opened to be written; what is recorded already counts, whoever
+/// measured it. Stopped, it leaves what there is; the same goes on from there.
+///
+/// # Errors
+/// Bad input if the space is too large; failure if workers do not start or records cannot be written.
+pub fn record(request: Request, opened: Opened, worker: &WorkerCommand, caller: Caller) -> Result<Recorded, Error> {
+    let Request { task, seed, max } = request;
+    let database = &opened.database.clone();
+    let key = task_key(task, false);
+    // A recorded space is not about the best one alone.
+    let options = Options { seed, to_the_end: true, ..Options::new(worker.clone(), task.setting.n_threads) };
+    let told = |note: Note| {
+        if let Note::Message(line) = note {
+            caller.say(line);
+        }
+    };
+    let trials =
+        earlier(&opened.store, &key, task, &options.limits(), &told).map_err(|error| database.refuse(error))?.trials;
+    let device = caller.start_device(&task.setting.workload, &task.setting.target, options)?;
+    let recorder = Recorder::new(opened, task, key.clone(), SEARCH.to_owned(), seed);
+    let mut space = Space { request, device, recording: Recording::new(recorder), caller, database, trials };
+    let start = Instant::now();
+    let n_before = space.trials.len();
+    let size = task.space.size();
+    caller.say(format!("{}: template {}, {}", key.workload, key.template, count(size, "configuration")));
+    if max.is_none() {
+        space.check_time()?;
+    }
+    let configs = space.draw(max.unwrap_or(MOST), &[])?;
+    space.measure(&configs)?;
+    space.recording.conclude(None).map_err(|error| database.failure(&error))?;
+
+    let mut trials = space.trials;
+    let n_new = trials.len() - n_before;
+    let asked: HashSet<&Config> = configs.iter().collect();
+    trials.retain(|trial| asked.contains(&trial.config));
+    let recorded = RecordedSpace::new(task.space.clone(), trials.iter().cloned());
+    Ok(Recorded {
+        key,
+        size,
+        n_asked: configs.len(),
+        n_new,
+        errors: errors_of(&trials),
+        best_gflops: recorded.optimum_ns().map(|ns| gflops(&task.setting.workload, ns)),
+        space: recorded,
+        seconds: start.elapsed().as_secs_f64(),
+        seed,
+    })
+}
+
+impl Space<'_> {
+    /// So many configurations of the space that are not among these, in random order, or all if it has fewer.
+    fn draw(&self, n: u64, known: &[Trial]) -> Result<Vec<Config>, Error> {
+        let mut search = self.search()?;
+        search.observe(known);
+        Ok(search.propose(usize::try_from(n).unwrap_or(usize::MAX)))
+    }
+
+    /// What draws configurations.
+    fn search(&self) -> Result<Box<dyn tilewright_tune::Search>, Error> {
+        let Request { task, seed, .. } = self.request;
+        search::build(SEARCH, &task.space, seed).map_err(Error::failed)
+    }
+
+    /// Measures a few configurations, and refuses a space of which the rest would take too long.
+    fn check_time(&mut self) -> Result<(), Error> {
+        let size = self.request.task.space.size();
+        let first = self.draw(N_FIRST as u64, &self.trials)?;
+        let Some(summary) = self.measure(&first)?.filter(|summary| summary.n_trials > 0) else { return Ok(()) };
+        let rate = summary.n_trials as f64 / summary.wall_seconds;
+        let seconds = (size - self.trials.len() as u128) as f64 / rate;
+        if (seconds <= LONGEST_S && size <= MOST.into()) || self.caller.is_stopped() {
+            return Ok(());
+        }
+        Err(Error::input(format!(
+            "all {} configurations would take {}, at {} a second (give --max N for a sample, or for all of up to {})",
+            grouped(size),
+            hours(seconds),
+            digits(rate),
+            grouped(MOST)
+        )))
+    }
+
+    /// Measures the configurations that are not recorded; `None` if all are, or where it is stopped.
+    fn measure(&mut self, configs: &[Config]) -> Result<Option<Summary>, Error> {
+        let known: HashSet<&Config> = self.trials.iter().map(|trial| &trial.config).collect();
+        let n_known = configs.iter().filter(|config| known.contains(config)).count() as u64;
+        let n_new = configs.len() as u64 - n_known;
+        // It is never asked: the budget ends with the guesses.
+        let mut search = self.search()?;
+        let Space { request, device: Some(device), recording, caller, database, trials } = self else {
+            return Ok(None);
+        };
+        if n_new == 0 || caller.is_stopped() {
+            return Ok(None);
+        }
+        caller.say(format!("{} to measure, {n_known} recorded already in {}", grouped(n_new), database.name()));
+        let plan = Plan { most_trials: Some(configs.len() as u64), n_earlier: n_known, ..Plan::default() };
+        let prior = trials.clone();
+        let mut lost = None;
+        let Request { task, seed, .. } = *request;
+        let summary = caller.watch(&task.setting.workload, Some(SEARCH), seed, |note| {
+            note(Note::Search(recording, &plan));
+            tilewright_tune::tune(
+                search.as_mut(),
+                task.into(),
+                device,
+                HeadStart { prior: &prior, guesses: configs },
+                Budget { trials: Some(n_new), ..Budget::default() },
+                caller.stop,
+                &mut |event| {
+                    if let Event::Trial(report) = &event {
+                        trials.push(report.trial.clone());
+                        note(Note::Trial(report));
+                    }
+                    recording.take_note(&event, &|line| note(Note::Message(line))).map_err(|error| {
+                        lost = Some(database.failure(&error));
+                        "records cannot be written".into()
+                    })
+                },
+            )
+        });
+        match lost {
+            Some(lost) => Err(lost),
+            None => summary.map(Some).map_err(|error| Error::failed(&error).because(error)),
+        }
+    }
+}
+
+/// A long time in words.
+fn hours(seconds: f64) -> String {
+    let hours = seconds / 3600.0;
+    if hours < 48.0 { format!("{hours:.1} hours") } else { format!("{} days", grouped((hours / 24.0).round())) }
+}
