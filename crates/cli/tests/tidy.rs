@@ -12,8 +12,8 @@ const EDGES: &[(&str, &[&str])] = &[
     ("tune", &["ir", "learn"]),
     ("runtime", &["ir", "codegen"]),
     ("device", &["ir", "codegen", "tune", "runtime"]),
-    ("tilewright", &["ir", "codegen", "tune", "device", "runtime"]),
     ("peers", &["ir", "tune", "device", "runtime"]),
+    ("tilewright", &["ir", "codegen", "tune", "device", "runtime", "peers"]),
     ("lab", &["ir", "learn", "tune", "device", "tilewright"]),
     ("cli", &["ir", "codegen", "graph", "learn", "tune", "device", "runtime", "tilewright", "peers", "lab"]),
 ];

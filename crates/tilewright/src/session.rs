@@ -21,9 +21,14 @@ const WORKER: &str = "--tilewright-worker";
 /// Serves as a worker process, and ends, where this process was started to be one. A program that tunes calls
 /// this before anything else: its workers are itself.
 pub fn serve_if_worker() {
-    if std::env::args_os().nth(1).as_deref() == Some(OsStr::new(WORKER)) {
+    let first = std::env::args_os().nth(1);
+    if first.as_deref() == Some(OsStr::new(WORKER)) {
         let served = tilewright_device::worker::serve();
         std::process::exit(i32::from(served.is_err()));
+    }
+    #[cfg(feature = "peers")]
+    if first.as_deref() == Some(OsStr::new(tilewright_peers::WORKER_SUBCOMMAND)) {
+        std::process::exit(i32::from(tilewright_peers::worker_main().is_err()));
     }
 }
 
@@ -54,6 +59,11 @@ impl Session {
     /// Where records are kept.
     pub fn database(&self) -> &Database {
         &self.database
+    }
+
+    /// How workers are started.
+    pub fn worker(&self) -> &WorkerCommand {
+        &self.worker
     }
 
     /// Tunes a workload: searches, checks, records, and races the leaders. Ends early and in order once

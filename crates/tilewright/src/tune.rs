@@ -148,6 +148,8 @@ impl TuneRequest {
 pub enum Note<'a> {
     /// Something that its user should know.
     Message(String),
+    /// A device starts.
+    Start,
     /// It is about to begin.
     Begin(&'a Begin),
     /// What it is going to do.
@@ -162,6 +164,10 @@ pub enum Note<'a> {
     Race(usize),
     /// A leader failed when it was measured again.
     LeaderFailed(ErrorClass, String),
+    /// A peer cannot be measured, and why.
+    LeftOut(String),
+    /// So many rounds begin, in which nothing else is to run.
+    Rounds(u32),
 }
 
 /// What a run is about.
@@ -805,6 +811,7 @@ pub fn start_device(
     note: &(dyn Fn(Note) + Sync),
 ) -> Result<Option<Device>, Error> {
     use std::ops::ControlFlow;
+    note(Note::Start);
     let watch = |part: f64| {
         note(Note::Reference(part));
         if stop.load(Ordering::Relaxed) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }

@@ -2,34 +2,21 @@
 
 use std::collections::HashSet;
 use std::path::PathBuf;
-use std::time::Duration;
+use std::sync::Mutex;
 
 use clap::Args;
-use rand::SeedableRng;
-use rand::seq::SliceRandom;
-use rand_xoshiro::Xoshiro256PlusPlus;
 use serde_json::{Map, Value as Json, json};
-use tilewright::{gflops, target_name};
-use tilewright_device::device::{Racer, Round};
-use tilewright_device::protocol::Source;
-use tilewright_device::{Device, Options};
+use tilewright::bench::{Bench, BenchRequest, BenchRow, Layouts, OURS, PEERS, PeerSpec};
+use tilewright::{Note, Session, target_name};
+use tilewright_device::Device;
 use tilewright_ir::op::Workload;
-use tilewright_peers::{Layouts, PEERS, Peer, PeerSpec, Setup};
-use tilewright_tune::{Outcome, PassedOver, Timing};
+use tilewright_lab::load;
+use tilewright_lab::stats::geometric_mean;
 
-use super::tune::Interrupts;
-use super::{
-    DatabaseArgs, MachineArgs, count, device_options, known_best, make_task, nothing_recorded, parse_workloads,
-    start_device,
-};
+use super::tune::{Interrupts, Shown};
+use super::{DatabaseArgs, MachineArgs, count, nothing_recorded, parse_workloads, worker_command};
 use crate::error::{OrBadInput, bad_input};
 use crate::output::{digits, duration, message, table, write_result};
-use tilewright::version::BUILD;
-
-/// The name of our kernels among the implementations.
-const OURS: &str = "tilewright";
-/// What the runs of one implementation in one round come to.
-const ROUND: Round = Round { time: Duration::from_millis(25), min_samples: 2 };
 
 /// Arguments of `bench`.
 #[derive(Args, Debug)]
@@ -70,20 +57,6 @@ fn peers_help() -> String {
     )
 }
 
-/// One implementation's result on one workload.
-#[derive(Debug)]
-struct Row {
-    implementation: &'static str,
-    /// Over the medians of the rounds.
-    timing: Timing,
-    version: String,
-    details: String,
-    /// What it holds in layouts of its own, outside the timing.
-    layouts: Layouts,
-    /// ‖out − reference‖ / ‖reference‖ over the whole output.
-    relative_error: Option<f64>,
-}
-
 /// Measures workloads.
 ///
 /// # Errors
@@ -100,60 +73,80 @@ pub fn run(args: &BenchArgs, as_json: bool) -> anyhow::Result<()> {
     if let Some(folder) = args.peer_path.as_deref().filter(|folder| !folder.is_dir()) {
         return Err(bad_input(format!("--peer-path: {} is no folder; give one with libraries", folder.display())));
     }
-    args.machine.runnable_target()?;
+    let target = args.machine.runnable_target()?;
     args.machine.warn_of_limits();
-    if let Some(warning) = tilewright_lab::load::warning() {
+    if let Some(warning) = load::warning() {
         message(&warning);
     }
-    let mut json_rows = Vec::new();
+    let session = Session::new(args.records.database()?, worker_command()?);
+    let interrupts = Interrupts::default();
+    // Why a peer is left out is said once for all workloads.
+    let said = Mutex::new(HashSet::new());
+    let mut all: Vec<BenchRow> = Vec::new();
     let mut text = String::new();
-    let mut ratios: Vec<(&'static str, Vec<f64>)> = Vec::new();
-    let mut said = HashSet::new();
     let mut fault = None;
     for workload in &workloads {
-        let rows = match bench(workload, args, peers.as_deref(), &mut said) {
-            Ok(Some(rows)) => rows,
-            Ok(None) => continue,
-            Err(error) if json_rows.is_empty() => return Err(error),
+        let request = BenchRequest {
+            target: target.clone(),
+            threads: args.machine.threads,
+            against: peers.clone(),
+            peer_path: args.peer_path.clone(),
+            rounds: args.rounds,
+            ..BenchRequest::new(workload.clone())
+        };
+        let shown = Shown::new(workload, None, 0, &interrupts);
+        let measured = session.bench(&request, &|note| match note {
+            Note::LeftOut(why) if !said.lock().is_ok_and(|mut said| said.insert(why.clone())) => {}
+            note => shown.note(note),
+        });
+        shown.finish();
+        match measured {
+            Ok(Bench::Measured(rows)) => {
+                let threads = count(args.machine.threads as u64, "thread");
+                text += &format!("{workload}, {threads}\n{}\n", table_of(workload, &rows));
+                all.extend(rows);
+            }
+            Ok(Bench::NothingRecorded(passed_over)) => {
+                let (workload, target) = (workload.to_string(), target_name(&target, false));
+                let database = session.database();
+                message(&nothing_recorded(&workload, &target, &args.machine, false, database, &passed_over));
+            }
+            Err(error) if all.is_empty() => return Err(error.into()),
             // What was measured until then is told.
             Err(error) => {
-                fault = Some(error);
+                fault = Some(error.into());
                 break;
             }
-        };
-        let ours = rows.iter().find(|row| row.implementation == OURS).expect("there are no rows without ours");
-        let ours_ns = ours.timing.median_ns;
-        for row in &rows {
-            json_rows.push(row_json(workload, args.machine.threads, row, ours_ns));
-            if row.implementation != OURS {
-                // How many times as fast as the peer we are.
-                let ratio = row.timing.median_ns / ours_ns;
-                match ratios.iter_mut().find(|(name, _)| *name == row.implementation) {
-                    Some((_, all)) => all.push(ratio),
-                    None => ratios.push((row.implementation, vec![ratio])),
-                }
-            }
         }
-        text += &format!("{workload}, {}\n{}\n", count(args.machine.threads as u64, "thread"), shown(workload, &rows));
     }
-    anyhow::ensure!(
-        !json_rows.is_empty(),
-        "no kernel is recorded for any of the workloads (run `tilewright tune` first)"
-    );
-
-    let geomean = |all: &[f64]| (all.iter().map(|r| r.ln()).sum::<f64>() / all.len() as f64).exp();
-    let geomeans: Map<String, Json> =
-        ratios.iter().map(|(name, all)| ((*name).to_owned(), json!(geomean(all)))).collect();
-    if workloads.len() > 1 && !ratios.is_empty() {
+    anyhow::ensure!(!all.is_empty(), "no kernel is recorded for any of the workloads (run `tilewright tune` first)");
+    let means = means(&all);
+    if workloads.len() > 1 && !means.is_empty() {
         text += "geometric mean of ours / theirs\n";
-        let mut rows = vec![];
-        for (name, all) in &ratios {
-            rows.push(vec![(*name).to_owned(), format!("{:.3}", geomean(all)), count(all.len() as u64, "workload")]);
-        }
-        text += &table(&rows);
+        let row = |(name, mean, n): &(&str, f64, usize)| {
+            vec![(*name).to_owned(), format!("{mean:.3}"), count(*n as u64, "workload")]
+        };
+        text += &table(&means.iter().map(row).collect::<Vec<_>>());
     }
-    write_result(as_json, &json!({"rows": json_rows, "geomean": geomeans}), &text)?;
+    let geomean: Map<String, Json> = means.iter().map(|(name, mean, _)| ((*name).to_owned(), json!(mean))).collect();
+    write_result(as_json, &json!({"rows": all, "geomean": geomean}), &text)?;
     fault.map_or(Ok(()), Err)
+}
+
+/// For each peer, the geometric mean of how many times as fast as it we are, and over how many workloads.
+fn means(rows: &[BenchRow]) -> Vec<(&'static str, f64, usize)> {
+    let mut names: Vec<&'static str> = Vec::new();
+    for name in rows.iter().map(|row| row.implementation).filter(|name| *name != OURS) {
+        if !names.contains(&name) {
+            names.push(name);
+        }
+    }
+    let mean = |name: &'static str| {
+        let own = rows.iter().filter(|row| row.implementation == name);
+        let ratios: Vec<f64> = own.map(BenchRow::ours_over_theirs).collect();
+        Some((name, geometric_mean(&ratios)?, ratios.len()))
+    };
+    names.into_iter().filter_map(mean).collect()
 }
 
 /// The peers asked for; `None` for those that fit each workload.
@@ -178,170 +171,19 @@ fn chosen_peers(list: Option<&str>) -> anyhow::Result<Option<Vec<&'static PeerSp
     }
 }
 
-/// Measures one workload; `None`, with a message, without a kernel of ours. A message says once why a peer is
-/// left out, for all workloads.
-fn bench(
-    workload: &Workload,
-    args: &BenchArgs,
-    peers: Option<&[&'static PeerSpec]>,
-    said: &mut HashSet<String>,
-) -> anyhow::Result<Option<Vec<Row>>> {
-    let target = args.machine.runnable_target()?;
-    let threads = args.machine.threads;
-    let database = args.records.database()?;
-    let (name, target_name) = (workload.to_string(), target_name(&target, false));
-    let (best, passed_over) = match database.open_to_read()? {
-        Some(store) => {
-            known_best(&store, workload, &target_name, threads as u32, None).map_err(|error| database.refuse(error))?
-        }
-        None => (None, PassedOver::default()),
-    };
-    let Some(best) = best else {
-        message(&nothing_recorded(&name, &target_name, &args.machine, false, &database, &passed_over));
-        return Ok(None);
-    };
-    let task = make_task(workload.clone(), target, threads, Some(&best.template))?;
-    let config = task
-        .space
-        .config_from_json(&best.config)
-        .or_bad_input("the space has changed since it was recorded; run `tilewright tune` again")?;
-    let options = Options { n_workers: 1, at_best_pace: false, ..device_options(threads)? };
-    let mut device = start_device(workload, &task.setting.target, options, &Interrupts::default())?
-        .expect("nobody interrupts the start");
-    let racer = device
-        .start_race(&[Source::Steps(task.steps_text(&config))], &|| false)?
-        .pop()
-        .expect("a race has as many candidates as sources");
-    let relative_error = racer.relative_error();
-    let error = relative_error.map_or(String::new(), |e| format!(", relative error {e:.1e}"));
-    let details = format!("template {}, verified{error}", task.template.name);
-
-    // Peers end with the thread that starts them: this one.
-    let mut contestants = vec![Contestant { implementation: OURS, medians_ns: Vec::new(), who: Who::Ours(racer) }];
-    let peers: Vec<&'static PeerSpec> = match peers {
-        Some(asked) => asked.to_vec(),
-        None => PEERS.iter().filter(|spec| spec.is_rival(workload)).collect(),
-    };
-    let setup = Setup { workload, data: device.data(), threads, folder: args.peer_path.as_deref() };
-    for spec in peers {
-        match Peer::start(spec.name, setup) {
-            Ok(peer) => {
-                contestants.push(Contestant { implementation: spec.name, medians_ns: Vec::new(), who: Who::Peer(peer) })
-            }
-            Err(reason) => {
-                let line = format!("{}: {reason}", spec.name);
-                if said.insert(line.clone()) {
-                    message(&line);
-                }
-            }
-        }
-    }
-    let seed = std::time::SystemTime::UNIX_EPOCH.elapsed().map_or(0, |t| t.as_nanos() as u64);
-    let mut rng = Xoshiro256PlusPlus::seed_from_u64(seed);
-    for _ in 0..args.rounds {
-        contestants.shuffle(&mut rng);
-        contestants.retain_mut(|contestant| contestant.round(&mut device));
-    }
-
-    let mut rows = Vec::new();
-    for contestant in contestants {
-        let Contestant { implementation, medians_ns, who } = contestant;
-        match who {
-            Who::Ours(racer) => match device.end_race(racer) {
-                Outcome::Measured(timing) => rows.push(Row {
-                    implementation,
-                    timing,
-                    version: BUILD.to_owned(),
-                    details: details.clone(),
-                    layouts: Layouts::of(workload),
-                    relative_error,
-                }),
-                Outcome::Failed { class, message: reason } => {
-                    anyhow::bail!("the recorded kernel of {workload} failed: {class}: {reason}")
-                }
-            },
-            Who::Peer(mut peer) => match peer.check() {
-                Ok(relative_error) => rows.push(Row {
-                    implementation,
-                    timing: Timing::of_samples(&medians_ns, false),
-                    version: peer.version().to_owned(),
-                    details: peer.details().to_owned(),
-                    layouts: peer.layouts(),
-                    relative_error: Some(relative_error),
-                }),
-                Err(error) => message(&format!("{implementation}: {error}")),
-            },
-        }
-    }
-    rows.sort_by(|a, b| a.timing.median_ns.total_cmp(&b.timing.median_ns));
-    Ok(Some(rows))
-}
-
-/// One implementation in the race.
-struct Contestant {
-    implementation: &'static str,
-    /// Of the rounds of a peer.
-    medians_ns: Vec<f64>,
-    who: Who,
-}
-
-enum Who {
-    Ours(Racer),
-    Peer(Peer),
-}
-
-impl Contestant {
-    /// Runs one round; false where it is out of the race.
-    fn round(&mut self, device: &mut Device) -> bool {
-        let result = match &mut self.who {
-            Who::Ours(racer) => device.race_round(racer, ROUND).map_err(anyhow::Error::from),
-            Who::Peer(peer) => {
-                let samples_ns = peer.round(ROUND).map_err(anyhow::Error::from);
-                samples_ns.map(|ns| self.medians_ns.push(Timing::of_samples(&ns, false).median_ns))
-            }
-        };
-        if let Err(error) = &result {
-            message(&format!("{}: {}", self.implementation, crate::error::describe(error)));
-        }
-        // Ours stays, so that its failure is told at the end.
-        result.is_ok() || matches!(self.who, Who::Ours(_))
-    }
-}
-
-fn row_json(workload: &Workload, threads: usize, row: &Row, ours_ns: f64) -> Json {
-    json!({
-        "workload": workload.to_string(),
-        "impl": row.implementation,
-        "threads": threads,
-        "gflops_median": gflops(workload, row.timing.median_ns),
-        "gflops_best": gflops(workload, row.timing.min_ns),
-        "ms_median": row.timing.median_ns / 1e6,
-        // Throughput of this implementation over ours.
-        "ratio_to_ours": ours_ns / row.timing.median_ns,
-        "spread": row.timing.spread,
-        "rounds": row.timing.n_samples,
-        // Whether it may hold the same operands transformed as ours.
-        "comparable": row.layouts == Layouts::of(workload),
-        "relative_error": row.relative_error,
-        "version": row.version,
-        "details": row.details,
-    })
-}
-
-fn shown(workload: &Workload, rows: &[Row]) -> String {
-    let ours_ns = rows.iter().find(|row| row.implementation == OURS).map_or(f64::NAN, |row| row.timing.median_ns);
+fn table_of(workload: &Workload, rows: &[BenchRow]) -> String {
     let ours = Layouts::of(workload);
     let mut cells: Vec<Vec<String>> =
         vec![["impl", "GFLOP/s", "best", "spread", "time", "ours/impl"].map(str::to_owned).to_vec()];
     for row in rows {
-        let mark = if row.layouts == ours { "" } else { " *" };
+        let mark = if row.is_comparable { "" } else { " *" };
         cells.push(vec![
             format!("{}{mark}", row.implementation),
-            digits(gflops(workload, row.timing.median_ns)),
-            digits(gflops(workload, row.timing.min_ns)),
-            super::percent(row.timing.spread),
-            duration(row.timing.median_ns),
-            format!("{:.3}", row.timing.median_ns / ours_ns),
+            digits(row.gflops_median),
+            digits(row.gflops_best),
+            super::percent(row.spread),
+            duration(row.ms_median * 1e6),
+            format!("{:.3}", row.ours_over_theirs()),
         ]);
     }
     let mut text = table(&cells);

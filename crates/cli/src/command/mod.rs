@@ -24,7 +24,7 @@ use clap::Args;
 use tilewright::{Best, Opened};
 use tilewright_device::device::WorkerCommand;
 use tilewright_device::limits::{self, Allowed};
-use tilewright_device::{Device, Options, host};
+use tilewright_device::host;
 use tilewright_ir::Target;
 use tilewright_ir::op::Workload;
 use tilewright_ir::target::GENERIC;
@@ -34,7 +34,6 @@ use crate::error::{OrBadInput, bad_input};
 use crate::output::{message, shell_quoted};
 use tilewright::Database;
 pub use tilewright::words::{count, percent};
-use tune::Interrupts;
 
 /// The hidden subcommand that is a worker of a device.
 pub const WORKER: &str = "worker";
@@ -308,30 +307,4 @@ pub fn on_interrupt(act: impl FnMut() + Send + 'static) -> anyhow::Result<()> {
 pub fn worker_command() -> anyhow::Result<WorkerCommand> {
     let program = std::env::current_exe().context("the path of this executable is unknown")?;
     Ok(WorkerCommand { program, arguments: vec![WORKER.to_owned()] })
-}
-
-/// Options of a device whose workers are this same program, on the CPUs that peers run on as well.
-///
-/// # Errors
-/// As [`worker_command`].
-pub fn device_options(n_threads: usize) -> anyhow::Result<Options> {
-    Ok(Options::new(worker_command()?, n_threads))
-}
-
-/// A device, with how far its start is shown where that takes long; none after an interrupt.
-///
-/// # Errors
-/// Where memory does not suffice or workers do not start.
-pub fn start_device(
-    workload: &Workload,
-    target: &Target,
-    options: Options,
-    interrupts: &Interrupts,
-) -> anyhow::Result<Option<Device>> {
-    let shown = tune::Shown::new(workload, None, options.seed, interrupts);
-    shown.start_up();
-    let device =
-        tilewright::start_device(workload.clone(), target, options, &interrupts.stop, &|note| shown.note(note));
-    shown.finish();
-    Ok(device?)
 }

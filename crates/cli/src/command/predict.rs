@@ -115,8 +115,8 @@ fn models_help() -> String {
     format!("Models:\n{}", rows.collect::<Vec<_>>().join("\n"))
 }
 
-/// Has the lab do something, and shows what it tells. The first interrupt ends it in order, the second one the
-/// program.
+/// Has the lab do something, and shows what it tells. The first interrupt ends it in order, the second one
+/// the program.
 fn listen<T>(work: impl FnOnce(Caller) -> Result<T, tilewright::Error>) -> anyhow::Result<T> {
     let stop = Arc::new(AtomicBool::new(false));
     let raised = stop.clone();

@@ -249,12 +249,15 @@ impl<'a> Shown<'a> {
     /// Shows a note.
     pub fn note(&self, note: Note) {
         match note {
-            Note::Message(line) => self.message(&line),
+            Note::Message(line) | Note::LeftOut(line) => self.message(&line),
             Note::Begin(begin) => self.begin(begin),
             Note::Plan(plan) => {
                 self.message(&announcement(plan));
-                self.start_up();
             }
+            Note::Start => {
+                self.start(None, Status { phase: Some("start: random inputs".to_owned()), ..Status::default() })
+            }
+            Note::Rounds(_) => self.finish(),
             Note::Reference(part) => {
                 let percent = (100.0 * part) as u64;
                 if self.start.elapsed() > QUIET && self.told.fetch_max(percent, Ordering::Relaxed) < percent {
@@ -292,11 +295,6 @@ impl<'a> Shown<'a> {
             }
             _ => {}
         }
-    }
-
-    /// Shows that a device starts.
-    pub fn start_up(&self) {
-        self.start(None, Status { phase: Some("start: random inputs".to_owned()), ..Status::default() });
     }
 
     /// Takes away what stands there only for a while.
@@ -414,11 +412,7 @@ impl Interrupts {
         let lock = || shown.lock().unwrap_or_else(PoisonError::into_inner);
         let tell = |news: News| match news {
             News::Begin(workload, search, seed) => {
-                let of_workload = Shown::new(workload, search, seed, self);
-                if search.is_none() {
-                    of_workload.start_up();
-                }
-                *lock() = Some(of_workload);
+                *lock() = Some(Shown::new(workload, search, seed, self));
             }
             News::Done => {
                 if let Some(shown) = lock().take() {

@@ -144,8 +144,8 @@ impl Planned {
         &self.stem
     }
 
-    /// The arguments of `tune` that say the same as [`Planned::request`], but for the database. What it learns
-    /// from is within the experiment's folder, which may be moved.
+    /// The arguments of `tune` that say the same as [`Planned::request`], but for the database. What it
+    /// learns from is within the experiment's folder, which may be moved.
     pub fn words(&self) -> Vec<String> {
         let mut words = vec![self.problem.workload.to_owned()];
         let mut option =

@@ -53,8 +53,8 @@ pub struct OfRecords {
 }
 
 impl Learning {
-    /// A training whose model goes to this path, apart from what it is learnt from. It goes on with what is kept
-    /// of one that was interrupted where `resume` says so; where the model is no file, nothing is kept.
+    /// A training whose model goes to this path, apart from what it is learnt from. It goes on with what is
+    /// kept of one that was interrupted where `resume` says so; where the model is no file, nothing is kept.
     ///
     /// # Errors
     /// Bad input where the model cannot be written, or there is something to go on with, or nothing, against
@@ -148,8 +148,8 @@ impl Learning {
     /// Learns the records of a template's tasks and writes the model.
     ///
     /// # Errors
-    /// Bad input where there are no records to learn from; failure where it is stopped, or the model cannot be
-    /// written.
+    /// Bad input where there are no records to learn from; failure where it is stopped, or the model cannot
+    /// be written.
     pub fn learn_records(&self, database: &Database, template: &str, caller: Caller) -> Result<OfRecords, Error> {
         let name = database.name();
         let no_database = || Error::input(format!("there is no database {name} (give another one with --db)"));

@@ -1,0 +1,263 @@
+//! The best recorded kernel and other libraries, interleaved in one run.
+
+use std::path::PathBuf;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+use rand::SeedableRng;
+use rand::seq::SliceRandom;
+use rand_xoshiro::Xoshiro256PlusPlus;
+use serde::Serialize;
+use tilewright_device::device::{Racer, Round};
+use tilewright_device::protocol::Source;
+use tilewright_device::{Device, Options, host};
+use tilewright_ir::Target;
+use tilewright_ir::op::Workload;
+pub use tilewright_peers::{Layouts, PEERS, PeerSpec};
+use tilewright_peers::{Peer, Setup};
+use tilewright_tune::{Outcome, PassedOver, Setting, Task, Timing};
+
+use crate::best::{gflops, known_best, target_name};
+use crate::error::{Error, one_line};
+use crate::session::Session;
+use crate::tune::{Note, since_1970, start_device};
+use crate::version::BUILD;
+
+/// The name of our kernels among the implementations.
+pub const OURS: &str = "tilewright";
+/// What the runs of one implementation in one round come to.
+const ROUND: Round = Round { time: Duration::from_millis(25), min_samples: 2 };
+
+/// What is measured side by side.
+#[derive(Debug, Clone)]
+pub struct BenchRequest {
+    /// The operator and its sizes.
+    pub workload: Workload,
+    /// The machine that our kernel was tuned for, which must be able to run here.
+    pub target: Target,
+    /// Threads that all may use.
+    pub threads: usize,
+    /// The peers; where none are named, those that take the workload's operands as ours must.
+    pub against: Option<Vec<&'static PeerSpec>>,
+    /// Where peers' libraries are looked for before the system's.
+    pub peer_path: Option<PathBuf>,
+    /// Rounds; each runs every implementation once, in random order.
+    pub rounds: u32,
+}
+
+impl BenchRequest {
+    /// 15 rounds with one thread on this machine, beside the workload's own peers.
+    pub fn new(workload: Workload) -> BenchRequest {
+        BenchRequest { workload, target: host::target(), threads: 1, against: None, peer_path: None, rounds: 15 }
+    }
+}
+
+/// What came of it.
+#[derive(Debug)]
+pub enum Bench {
+    /// A row for each implementation, the fastest first; ours is among them.
+    Measured(Vec<BenchRow>),
+    /// No kernel of ours is recorded, but what is passed over.
+    NothingRecorded(PassedOver),
+}
+
+/// One implementation's result on one workload. Its JSON is a row of what `tilewright bench --json` prints.
+#[derive(Debug, Clone, Serialize)]
+pub struct BenchRow {
+    /// The workload.
+    pub workload: String,
+    /// The implementation: [`OURS`], or the name of a peer.
+    #[serde(rename = "impl")]
+    pub implementation: &'static str,
+    /// Threads that it may use.
+    pub threads: usize,
+    /// Throughput at its median, in 10⁹ operations a second.
+    pub gflops_median: f64,
+    /// Throughput in its best round.
+    pub gflops_best: f64,
+    /// The median over the rounds' medians, in milliseconds.
+    pub ms_median: f64,
+    /// Its throughput over ours.
+    pub ratio_to_ours: f64,
+    /// How far its rounds spread, as a part of the median.
+    pub spread: f64,
+    /// Rounds that it was measured in.
+    pub rounds: u32,
+    /// Whether it may hold the same operands transformed as ours.
+    #[serde(rename = "comparable")]
+    pub is_comparable: bool,
+    /// ‖out − reference‖ / ‖reference‖ over the whole output.
+    pub relative_error: Option<f64>,
+    /// The version of the library.
+    pub version: String,
+    /// What it chose for this problem, in words.
+    pub details: String,
+    /// What it holds in layouts of its own, outside the timing.
+    #[serde(skip)]
+    pub layouts: Layouts,
+}
+
+impl BenchRow {
+    /// How many times as fast as it we are.
+    pub fn ours_over_theirs(&self) -> f64 {
+        1.0 / self.ratio_to_ours
+    }
+}
+
+impl Session {
+    /// Measures the best recorded kernel of a workload and peers side by side. Peers that cannot be measured
+    /// are left out, which `note` is told.
+    ///
+    /// # Errors
+    /// Bad input where the request does not fit; failure where workers do not start or our kernel fails.
+    pub fn bench(&self, request: &BenchRequest, note: &(dyn Fn(Note) + Sync)) -> Result<Bench, Error> {
+        let BenchRequest { workload, target, threads, .. } = request;
+        Device::check_memory(workload).map_err(Error::input)?;
+        let (best, passed_over) = match self.database().open_to_read()? {
+            Some(store) => {
+                let n_threads = u32::try_from(*threads).unwrap_or(u32::MAX);
+                known_best(&store, workload, &target_name(target, false), n_threads, None)
+                    .map_err(|error| self.database().refuse(error))?
+            }
+            None => (None, PassedOver::default()),
+        };
+        let Some(best) = best else { return Ok(Bench::NothingRecorded(passed_over)) };
+        if passed_over.total() > 0 {
+            note(Note::Message(format!("{workload}: {passed_over}")));
+        }
+        let setting = Setting { workload: workload.clone(), target: target.clone(), n_threads: *threads };
+        let task = Task::new(setting, Some(&best.template)).map_err(Error::input)?;
+        let config = task.space.config_from_json(&best.config).map_err(|error| {
+            let hint = "the space has changed since it was recorded; run `tilewright tune` again";
+            Error::input(format!("{error} ({hint})"))
+        })?;
+        let options = Options { n_workers: 1, at_best_pace: false, ..Options::new(self.worker().clone(), *threads) };
+        let device = start_device(workload.clone(), target, options, &AtomicBool::new(false), note)?;
+        let mut device = device.expect("nobody stops the start");
+        note(Note::Rounds(request.rounds));
+        let racer = device
+            .start_race(&[Source::Steps(task.steps_text(&config))], &|| false)
+            .map_err(|error| Error::failed(&error).because(error))?
+            .pop()
+            .expect("a race has as many candidates as sources");
+        let relative_error = racer.relative_error();
+        let error = relative_error.map_or(String::new(), |e| format!(", relative error {e:.1e}"));
+        let ours = Who::Ours(racer, format!("template {}, verified{error}", task.template.name));
+        let mut contestants = vec![Contestant { implementation: OURS, medians_ns: Vec::new(), who: ours }];
+        contestants.extend(peers(request, &device, note));
+        let mut rng = Xoshiro256PlusPlus::seed_from_u64(since_1970().as_nanos() as u64);
+        for _ in 0..request.rounds {
+            contestants.shuffle(&mut rng);
+            contestants.retain_mut(|contestant| contestant.round(&mut device, note));
+        }
+        let mut rows = Vec::new();
+        for contestant in contestants {
+            rows.extend(contestant.end(request, &mut device, note)?);
+        }
+        let ours = rows.iter().find(|row| row.implementation == OURS).expect("invariant: ours stays to the end");
+        let ours_ms = ours.ms_median;
+        rows.iter_mut().for_each(|row| row.ratio_to_ours = ours_ms / row.ms_median);
+        rows.sort_by(|a, b| a.ms_median.total_cmp(&b.ms_median));
+        Ok(Bench::Measured(rows))
+    }
+}
+
+/// The peers that can be measured. They end with the thread that starts them: this one.
+fn peers(request: &BenchRequest, device: &Device, note: &dyn Fn(Note)) -> Vec<Contestant> {
+    let workload = &request.workload;
+    let asked: Vec<&'static PeerSpec> = match &request.against {
+        Some(asked) => asked.clone(),
+        None => PEERS.iter().filter(|spec| spec.is_rival(workload)).collect(),
+    };
+    let folder = request.peer_path.as_deref();
+    let setup = Setup { workload, data: device.data(), threads: request.threads, folder };
+    let start = |spec: &'static PeerSpec| match Peer::start(spec.name, setup) {
+        Ok(peer) => Some(Contestant { implementation: spec.name, medians_ns: Vec::new(), who: Who::Peer(peer) }),
+        Err(reason) => {
+            note(Note::LeftOut(format!("{}: {reason}", spec.name)));
+            None
+        }
+    };
+    asked.into_iter().filter_map(start).collect()
+}
+
+/// One implementation in the race.
+struct Contestant {
+    implementation: &'static str,
+    /// Of the rounds of a peer.
+    medians_ns: Vec<f64>,
+    who: Who,
+}
+
+enum Who {
+    /// With what there is to say of it.
+    Ours(Racer, String),
+    Peer(Peer),
+}
+
+impl Contestant {
+    /// Runs one round; false where it is out of the race.
+    fn round(&mut self, device: &mut Device, note: &dyn Fn(Note)) -> bool {
+        let result = match &mut self.who {
+            Who::Ours(racer, _) => device.race_round(racer, ROUND).map_err(|error| error.to_string()),
+            Who::Peer(peer) => {
+                let samples_ns = peer.round(ROUND).map_err(|error| error.to_string());
+                samples_ns.map(|ns| self.medians_ns.push(Timing::of_samples(&ns, false).median_ns))
+            }
+        };
+        if let Err(error) = &result {
+            note(Note::Message(format!("{}: {}", self.implementation, one_line(error))));
+        }
+        // Ours stays, so that its failure is told at the end.
+        result.is_ok() || matches!(self.who, Who::Ours(..))
+    }
+
+    /// What came of it; none of a peer that is wrong in the end.
+    ///
+    /// # Errors
+    /// Where ours failed.
+    fn end(self, request: &BenchRequest, device: &mut Device, note: &dyn Fn(Note)) -> Result<Option<BenchRow>, Error> {
+        let Contestant { implementation, medians_ns, who } = self;
+        let workload = &request.workload;
+        let row = |timing: Timing, relative_error, version: &str, details: &str, layouts| BenchRow {
+            workload: workload.to_string(),
+            implementation,
+            threads: request.threads,
+            gflops_median: gflops(workload, timing.median_ns),
+            gflops_best: gflops(workload, timing.min_ns),
+            ms_median: timing.median_ns / 1e6,
+            // Until ours is known.
+            ratio_to_ours: f64::NAN,
+            spread: timing.spread,
+            rounds: timing.n_samples,
+            is_comparable: layouts == Layouts::of(workload),
+            relative_error,
+            version: version.to_owned(),
+            details: details.to_owned(),
+            layouts,
+        };
+        match who {
+            Who::Ours(racer, details) => {
+                let relative_error = racer.relative_error();
+                match device.end_race(racer) {
+                    Outcome::Measured(timing) => {
+                        Ok(Some(row(timing, relative_error, BUILD, &details, Layouts::of(workload))))
+                    }
+                    Outcome::Failed { class, message } => {
+                        Err(Error::failed(format!("the recorded kernel of {workload} failed: {class}: {message}")))
+                    }
+                }
+            }
+            Who::Peer(mut peer) => Ok(match peer.check() {
+                Ok(relative_error) => {
+                    let timing = Timing::of_samples(&medians_ns, false);
+                    Some(row(timing, Some(relative_error), peer.version(), peer.details(), peer.layouts()))
+                }
+                Err(error) => {
+                    note(Note::Message(format!("{implementation}: {error}")));
+                    None
+                }
+            }),
+        }
+    }
+}
