@@ -87,7 +87,7 @@ const AARCH64: Generic = Generic {
 };
 
 /// All targets known by name.
-pub const GENERIC: [Generic; 5] = [
+pub const GENERIC: &[Generic] = &[
     X86_64,
     Generic {
         name: "x86-64-v3",
@@ -223,14 +223,14 @@ mod tests {
     #[test]
     fn names_in_records_stay() {
         let names: Vec<String> = GENERIC.iter().map(|generic| generic.target().name()).collect();
-        let expected = [
+        let recorded = [
             "x86_64/x86-64/128",
             "x86_64/x86-64-v3/256",
             "x86_64/x86-64-v4/512",
             "aarch64/generic/128",
             "aarch64/cortex-a53/128",
         ];
-        assert_eq!(names, expected);
+        assert!(recorded.iter().all(|name| names.iter().any(|own| own == name)), "{names:?}");
         let host = Target { cpu: "znver4".to_owned(), ..Target::named("x86-64-v4").unwrap() };
         assert_eq!(host.name(), "x86_64/znver4/512");
     }
