@@ -157,6 +157,8 @@ pub struct Options<'p> {
     pub prefix: Option<&'p str>,
     /// What arguments are aligned to.
     pub arguments: ArgumentAlign,
+    /// Whether what is exported is for other parts of a library alone.
+    pub is_hidden: bool,
 }
 
 /// Writes the parts of a program, units that there are not yet included; an empty `finish` becomes nothing.
@@ -167,7 +169,7 @@ pub fn generate(
     units: &Units,
     options: Options,
 ) -> Result<(Module, Uses), CompileError> {
-    let Options { prefix, arguments } = options;
+    let Options { prefix, arguments, is_hidden } = options;
     crate::types::check(program)?;
     let (m, f) = (Builder::new(&program.name), Function::new(FunctionId::new(u32::MAX as usize)));
     let (filled, uses) = (BTreeSet::new(), Uses::default());
@@ -180,7 +182,8 @@ pub fn generate(
     let n_outlined = 0;
     let mut g =
         Generator { m, program, target, plan, filled, f, units, uses, target_hash, prefix, arguments, n_outlined };
-    let guard = prefix.map(|prefix| g.guard(prefix));
+    let linkage = if is_hidden { Linkage::Hidden } else { Linkage::Protected };
+    let guard = prefix.map(|prefix| g.guard(prefix, linkage));
     for part in [Part::Body, Part::Prepare, Part::Finish] {
         if guard.is_some() || part != Part::Finish || !program.finish.is_empty() {
             g.part(part, guard.as_ref())?;

@@ -15,8 +15,9 @@
 //! ```
 //!
 //! `buffers` are the program's arguments in order, then its kept buffers, all aligned to 64 bytes (arguments
-//! to less where [`ArgumentAlign`] says so) and not overlapping; `scratch` has [`scratch_layout`]`.bytes(n_threads)` bytes aligned to 128; [`Runtime`] says
-//! how a parallel loop runs. The object refers to functions of the C mathematics library at most.
+//! to less where [`ArgumentAlign`] says so) and not overlapping; `scratch` has
+//! [`scratch_layout`]`.bytes(n_threads)` bytes aligned to 128; [`Runtime`] says how a parallel loop runs. The
+//! object refers to functions of the C mathematics library at most.
 //!
 //! [`export`] makes an object for programs of others: its functions have names of their own, check what they
 //! are given, and return a code; an [`Interface`] says all about them, as a C header too.
@@ -290,7 +291,7 @@ impl Compiler {
     }
 
     fn options(&self) -> Options<'static> {
-        Options { prefix: None, arguments: self.arguments }
+        Options { arguments: self.arguments, ..Options::default() }
     }
 
     /// Takes over code from the object of another process's kernel; see [`Kernel::take_object`].
@@ -340,24 +341,20 @@ pub fn emit(program: &Program, target: &Target, what: Emit) -> Result<Vec<u8>, C
 /// # Panics
 /// Where the program is malformed: run the verifier first.
 pub fn export(program: &Program, target: &Target, prefix: &str, what: Emit) -> Result<Vec<u8>, CompileError> {
-    export_for(program, target, prefix, ArgumentAlign::Lines, what)
+    written(program, target, Options { prefix: Some(prefix), ..Options::default() }, what)
 }
 
-/// As [`export`], for arguments that are aligned as is said.
+/// As [`export`] an object, as a part of a library that does not show its functions, with arguments that are
+/// aligned to their elements.
 ///
 /// # Errors
 /// See [`CompileError`].
 ///
 /// # Panics
 /// As for [`export`].
-pub fn export_for(
-    program: &Program,
-    target: &Target,
-    prefix: &str,
-    arguments: ArgumentAlign,
-    what: Emit,
-) -> Result<Vec<u8>, CompileError> {
-    written(program, target, Options { prefix: Some(prefix), arguments }, what)
+pub fn export_hidden(program: &Program, target: &Target, prefix: &str) -> Result<Vec<u8>, CompileError> {
+    let options = Options { prefix: Some(prefix), arguments: ArgumentAlign::Elements, is_hidden: true };
+    written(program, target, options, Emit::Object)
 }
 
 /// The machine code and the constants that [`Compiler::compile_quickly`] makes, for any target and the same
@@ -492,9 +489,10 @@ impl Kernel {
     /// Runs the program's body.
     ///
     /// # Safety
-    /// `arguments` and `kept` point to as many bytes as the program's buffers have, aligned to 64 (arguments as
-    /// [`Kernel::argument_align`] says), none overlapping another; kept buffers were filled by [`Kernel::prepare`]; `scratch` has
-    /// [`Kernel::scratch_bytes`] for the runtime's number of threads, aligned to [`SCRATCH_ALIGN`].
+    /// `arguments` and `kept` point to as many bytes as the program's buffers have, aligned to 64 (arguments
+    /// as [`Kernel::argument_align`] says), none overlapping another; kept buffers were filled by
+    /// [`Kernel::prepare`]; `scratch` has [`Kernel::scratch_bytes`] for the runtime's number of threads,
+    /// aligned to [`SCRATCH_ALIGN`].
     ///
     /// # Panics
     /// Where the number of arguments or kept buffers is not the program's.

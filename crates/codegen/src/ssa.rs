@@ -300,6 +300,8 @@ pub enum Linkage {
     Exported,
     /// As one that is exported; no other object can put a function of its own in its place.
     Protected,
+    /// As one that is protected; what it is linked into does not show it.
+    Hidden,
     /// Only this module.
     Internal,
     /// It is none of this module's.

@@ -38,8 +38,8 @@ pub struct Memory {
 /// Quadratic in the number of blocks; a thousand take some milliseconds.
 ///
 /// # Source
-/// Pisarchyk and Lee, *Efficient Memory Management for Deep Neural Net Inference*, arXiv 2001.03288, greedy by
-/// size.
+/// Pisarchyk and Lee, *Efficient Memory Management for Deep Neural Net Inference*, arXiv 2001.03288, greedy
+/// by size.
 pub fn plan_memory(blocks: &[Block]) -> Memory {
     let sizes: Vec<usize> = blocks.iter().map(|block| block.bytes.next_multiple_of(ALIGN)).collect();
     let mut order: Vec<usize> = (0..blocks.len()).collect();

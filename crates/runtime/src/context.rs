@@ -118,12 +118,12 @@ impl Context {
         &self.model
     }
 
-    /// Runs the model: makes outputs of inputs, both in its order, row-major and packed. It allocates nothing,
-    /// but for what functions of this process do.
+    /// Runs the model: makes outputs of inputs, both in its order, row-major and packed. It allocates
+    /// nothing, but for what functions of this process do.
     ///
     /// # Errors
-    /// Where numbers or sizes are not the model's, an address is not aligned to its elements (to 64 bytes where
-    /// a kernel asks for that), or a step in this process fails.
+    /// Where numbers or sizes are not the model's, an address is not aligned to its elements (to 64 bytes
+    /// where a kernel asks for that), or a step in this process fails.
     pub fn run(&mut self, inputs: &[&[u8]], outputs: &mut [&mut [u8]]) -> Result<(), RunError> {
         self.pass(inputs, outputs)?;
         self.steps(None)
@@ -164,7 +164,7 @@ impl Context {
             if given.len() != port.n_bytes {
                 return Err(RunError::Size { tensor: tensor(), expected: port.n_bytes, given: given.len() });
             }
-            if given.as_ptr() as usize % port.align != 0 {
+            if !(given.as_ptr() as usize).is_multiple_of(port.align) {
                 return Err(RunError::Unaligned { tensor: tensor(), align: port.align });
             }
         }
@@ -191,8 +191,9 @@ impl Context {
                     let runtime = if *all_threads { &on_all } else { &on_one };
                     let kernel = self.model.codes()[*kernel].kernel();
                     for part in parts {
-                        // SAFETY: the model has checked sizes, alignments and overlaps, `pass` what the caller
-                        // passed; scratch memory is for as many threads as there are, and all is borrowed.
+                        // SAFETY: the model has checked sizes, alignments and overlaps, `pass` what the
+                        // caller passed; scratch memory is for as many threads as there are, and all is
+                        // borrowed.
                         unsafe { kernel.run_part(*part, pointers, self.scratch.pointer(), runtime) };
                     }
                 }

@@ -4,9 +4,10 @@ use std::collections::HashSet;
 use std::io;
 use std::ptr;
 
+use bytes::Bytes;
 use thiserror::Error;
-use tilewright_codegen::{ArgumentAlign, CompileError, Compiler, Interface, Kernel, Runtime};
-use tilewright_ir::{Part, Program};
+use tilewright_codegen::{Argument, ArgumentAlign, CompileError, Compiler, Interface, Kernel, Runtime};
+use tilewright_ir::{Part, Program, Role};
 
 use crate::memory::{ALIGN, Aligned};
 use crate::plan::{Constant, Place, Plan, Slice, Step, Work};
@@ -150,6 +151,59 @@ impl Code {
     /// Its buffers, arguments first, and which part uses what.
     pub fn interface(&self) -> &Interface {
         &self.interface
+    }
+
+    /// The plan that runs this kernel alone: its inputs and outputs are the program's, but for those that are
+    /// given as constants. What it keeps is prepared once where it is made of constants alone, else in each
+    /// run.
+    pub fn plan(&self, constant: &dyn Fn(&str) -> Option<Bytes>) -> Plan {
+        let mut plan = Plan::default();
+        let (mut n_inputs, mut n_outputs, mut arena_end) = (0, 0, 0);
+        let (mut arguments, mut kept) = (Vec::new(), Vec::new());
+        let buffers = &self.interface.buffers;
+        let data: Vec<Option<Bytes>> = buffers
+            .iter()
+            .map(|b| matches!(b.role, Role::Input | Role::ConstInput).then(|| constant(&b.name)).flatten())
+            .collect();
+        let is_read_as_input = |(b, data): (&Argument, &Option<Bytes>)| {
+            b.read_by.contains(&Part::Prepare) && b.role != Role::Kept && data.is_none()
+        };
+        let is_changed = |b: &Argument| b.written_by.contains(&Part::Prepare) && b.written_by.len() > 1;
+        let is_prepared_once = !buffers.iter().zip(&data).any(is_read_as_input) && !buffers.iter().any(is_changed);
+        for (b, data) in buffers.iter().zip(data) {
+            let n_bytes = b.size_bytes as usize;
+            let place = match (b.role, data) {
+                (_, Some(data)) => {
+                    plan.constants.push(Constant::Data(data));
+                    Place::Constant(plan.constants.len() - 1)
+                }
+                (Role::Output, None) => {
+                    n_outputs += 1;
+                    Place::Output(n_outputs - 1)
+                }
+                (Role::Kept, None) if is_prepared_once && b.written_by.contains(&Part::Prepare) => {
+                    plan.constants.push(Constant::Prepared(n_bytes));
+                    Place::Constant(plan.constants.len() - 1)
+                }
+                (Role::Kept | Role::Temporary, None) => {
+                    arena_end += n_bytes.next_multiple_of(ALIGN);
+                    Place::Arena(arena_end - n_bytes.next_multiple_of(ALIGN))
+                }
+                (Role::Input | Role::ConstInput, None) => {
+                    n_inputs += 1;
+                    Place::Input(n_inputs - 1)
+                }
+            };
+            let shape: Vec<usize> = b.shape.iter().map(|extent| *extent as usize).collect();
+            let tensor = plan.tensor(&b.name, b.dtype, &shape, place);
+            let list = if b.role == Role::Kept { &mut kept } else { &mut arguments };
+            list.push(plan.whole(tensor));
+        }
+        let in_runs = |part: &Part| self.interface.has(*part) && (*part != Part::Prepare || !is_prepared_once);
+        let parts = Part::ALL.map(|(part, _)| part).into_iter().filter(in_runs).collect();
+        let work = Work::Kernel { kernel: 0, arguments, kept, parts, all_threads: true };
+        plan.steps.push(Step { name: self.program.name.clone(), work });
+        plan
     }
 
     /// What an argument's address is to be a multiple of.
@@ -336,8 +390,8 @@ impl Model {
                 },
             });
         }
-        // SAFETY: sizes, alignments and overlaps were checked; what the part uses are constants, which are all
-        // there; nobody else knows the block yet.
+        // SAFETY: sizes, alignments and overlaps were checked; what the part uses are constants, which are
+        // all there; nobody else knows the block yet.
         unsafe { code.kernel.run_part(Part::Prepare, &buffers, scratch.pointer(), &Runtime::serial()) };
         Ok(())
     }
@@ -487,7 +541,7 @@ impl Checker<'_> {
                 Place::Constant(_) | Place::Input(_) | Place::Output(_) => 0,
             };
             let is_callers = at >= n_arguments && !self.is_ours(slice);
-            if (start + slice.offset) % align != 0 || is_callers {
+            if !(start + slice.offset).is_multiple_of(align) || is_callers {
                 return Err(PlanError::Unaligned { step: name(), tensor: tensor(), align });
             }
         }
@@ -543,7 +597,7 @@ impl Checker<'_> {
         if end.is_none_or(|end| end > tensor.n_bytes()) || tensor.n_bytes() > room {
             return Err(PlanError::Outside { step: step.name.clone(), tensor: tensor.name.clone() });
         }
-        if slice.offset % tensor.dtype.bytes() as usize != 0 {
+        if !slice.offset.is_multiple_of(tensor.dtype.bytes() as usize) {
             let (tensor, align) = (tensor.name.clone(), tensor.dtype.bytes() as usize);
             return Err(PlanError::Unaligned { step: step.name.clone(), tensor, align });
         }

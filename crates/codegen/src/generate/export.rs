@@ -13,6 +13,8 @@ use crate::ssa::{Assembly, Compare, Cpu, FunctionId, Id, Linkage, Op, Type};
 /// What the exported functions have in common.
 pub(super) struct Guard<'p> {
     prefix: &'p str,
+    /// Who sees them.
+    linkage: Linkage,
     /// Says 1 where the CPU will do, else 2.
     cpu: FunctionId,
     /// What runs a parallel loop where the caller has no threads for it.
@@ -32,9 +34,9 @@ const SUPPORTED: i32 = 1;
 
 impl<'p> Generator<'p> {
     /// Writes what the exported functions use, and the one that says whether the CPU will do.
-    pub(super) fn guard(&mut self, prefix: &'p str) -> Guard<'p> {
-        let guard = Guard { prefix, cpu: self.cpu_function(), in_order: self.in_order_function() };
-        self.begin(&supported_name(prefix), Linkage::Protected, Some(Type::I32), &[]);
+    pub(super) fn guard(&mut self, prefix: &'p str, linkage: Linkage) -> Guard<'p> {
+        let guard = Guard { prefix, linkage, cpu: self.cpu_function(), in_order: self.in_order_function() };
+        self.begin(&supported_name(prefix), linkage, Some(Type::I32), &[]);
         let is_supported = self.is_supported(&guard);
         self.m.ret_value(self.m.select(is_supported, self.m.int32(1), self.m.int32(0)));
         guard
@@ -99,7 +101,7 @@ impl<'p> Generator<'p> {
     /// Begins the function that a part becomes, and returns from it where the CPU will not do.
     pub(super) fn guarded_entry(&mut self, guard: &Guard, part: Part) -> Entry {
         let name = function_name(guard.prefix, part);
-        let function = self.begin(&name, Linkage::Protected, Some(Type::I32), &[Type::POINTER; 3]);
+        let function = self.begin(&name, guard.linkage, Some(Type::I32), &[Type::POINTER; 3]);
         let is_parallel = self.program.part(part).iter().any(Stmt::has_parallel_loop);
         let runtime = is_parallel.then(|| self.m.stack(16, 8));
         let is_supported = self.is_supported(guard);

@@ -168,6 +168,7 @@ impl Printer<'_> {
         match f.linkage {
             Linkage::Exported | Linkage::Outside => {}
             Linkage::Protected => llvm!(LLVMSetVisibility(value, LLVMVisibility::LLVMProtectedVisibility)),
+            Linkage::Hidden => llvm!(LLVMSetVisibility(value, LLVMVisibility::LLVMHiddenVisibility)),
             Linkage::Internal => llvm!(LLVMSetLinkage(value, LLVMLinkage::LLVMInternalLinkage)),
             Linkage::Library => {
                 // The last says that no memory is read or written.

@@ -34,6 +34,7 @@ impl Module {
         let linkage = match function.linkage {
             Linkage::Exported => "exported",
             Linkage::Protected => "protected",
+            Linkage::Hidden => "hidden",
             Linkage::Internal => "internal",
             Linkage::Outside => "outside",
             Linkage::Library => "library",

@@ -170,7 +170,7 @@ impl Guarded {
     /// Memory at a multiple of so many bytes that is none of a larger power of two.
     pub fn barely_aligned(bytes: usize, align: usize) -> Guarded {
         let rounded = bytes.next_multiple_of(align);
-        Guarded::with(bytes, if rounded % (2 * align) == 0 { rounded + align } else { rounded })
+        Guarded::with(bytes, if rounded.is_multiple_of(2 * align) { rounded + align } else { rounded })
     }
 
     fn with(bytes: usize, rounded: usize) -> Guarded {
