@@ -16,7 +16,8 @@ use std::process::ExitCode;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use command::{
-    bench, best, check, doctor, experiment, predict, record_space, records, replay, report, run as run_model, searches, show, space, tune,
+    bench, best, check, compile, doctor, experiment, predict, record_space, records, replay, report, run as run_model,
+    searches, show, space, tune,
 };
 use output::message;
 
@@ -44,6 +45,8 @@ enum Command {
     Space(space::SpaceArgs),
     /// Show what a configuration turns into
     Show(show::ShowArgs),
+    /// Write the best recorded kernel as a library for C, Rust or Python programs
+    Compile(compile::CompileArgs),
     /// Write all records as JSON lines
     Export(records::ExportArgs),
     /// Add records from JSON lines
@@ -97,6 +100,7 @@ fn run() -> ExitCode {
         Command::Bench(args) => bench::run(&args, json),
         Command::Space(args) => space::run(&args, json),
         Command::Show(args) => show::run(&args, json),
+        Command::Compile(args) => compile::run(&args, json),
         Command::Export(args) => records::export(&args, json),
         Command::Import(args) => records::import(&args, json),
         Command::Replay(args) => replay::run(&args, json),

@@ -11,11 +11,19 @@ const EDGES: &[(&str, &[&str])] = &[
     ("learn", &[]),
     ("tune", &["ir", "learn"]),
     ("runtime", &["ir", "codegen"]),
+    ("ship", &["ir", "codegen", "runtime"]),
     ("device", &["ir", "codegen", "tune", "runtime"]),
     ("peers", &["ir", "tune", "device", "runtime"]),
     ("tilewright", &["ir", "codegen", "tune", "device", "runtime", "peers"]),
+    ("model", &["ir", "codegen", "graph", "tune", "device", "runtime", "tilewright"]),
     ("lab", &["ir", "learn", "tune", "device", "tilewright"]),
-    ("cli", &["ir", "codegen", "graph", "learn", "tune", "device", "runtime", "tilewright", "peers", "lab"]),
+    (
+        "cli",
+        &[
+            "ir", "codegen", "graph", "learn", "tune", "device", "runtime", "ship", "tilewright", "peers", "model",
+            "lab",
+        ],
+    ),
 ];
 
 /// What may name LLVM's crates in its manifest.

@@ -3,6 +3,7 @@
 pub mod bench;
 pub mod best;
 pub mod check;
+pub mod compile;
 pub mod doctor;
 pub mod experiment;
 pub mod model;

@@ -1,0 +1,62 @@
+//! Archives of objects, as linkers read them.
+
+use std::fmt::Write;
+
+/// An object of an archive.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Member {
+    /// Its name, with the ending.
+    pub name: String,
+    /// What others may refer to in it.
+    pub symbols: Vec<String>,
+    /// The object.
+    pub bytes: Vec<u8>,
+}
+
+const MAGIC: &[u8] = b"!<arch>\n";
+const HEADER_BYTES: usize = 60;
+
+/// An archive in GNU's form, with an index. The same members give the same bytes.
+pub fn archive(members: &[&Member]) -> Vec<u8> {
+    let mut names = String::new();
+    let name_offsets: Vec<usize> = members
+        .iter()
+        .map(|member| {
+            let at = names.len();
+            writeln!(names, "{}/", member.name).expect("writing to a string does not fail");
+            at
+        })
+        .collect();
+    let n_symbols: usize = members.iter().map(|member| member.symbols.len()).sum();
+    let symbol_bytes: usize = members.iter().flat_map(|member| &member.symbols).map(|name| name.len() + 1).sum();
+    let index_bytes = 4 + 4 * n_symbols + symbol_bytes;
+    let mut at = MAGIC.len() + [index_bytes, names.len()].map(|n| HEADER_BYTES + even(n)).iter().sum::<usize>();
+    let mut index = (n_symbols as u32).to_be_bytes().to_vec();
+    for member in members {
+        member.symbols.iter().for_each(|_| index.extend((at as u32).to_be_bytes()));
+        at += HEADER_BYTES + even(member.bytes.len());
+    }
+    for symbol in members.iter().flat_map(|member| &member.symbols) {
+        index.extend(symbol.as_bytes());
+        index.push(0);
+    }
+    let mut out = MAGIC.to_vec();
+    add(&mut out, "/", &index);
+    add(&mut out, "//", names.as_bytes());
+    for (member, offset) in members.iter().zip(name_offsets) {
+        add(&mut out, &format!("/{offset}"), &member.bytes);
+    }
+    out
+}
+
+fn even(n: usize) -> usize {
+    n.next_multiple_of(2)
+}
+
+fn add(out: &mut Vec<u8>, name: &str, bytes: &[u8]) {
+    // Name, time, owner, group, mode, size.
+    let header = format!("{name:<16}{:<12}{:<6}{:<6}{:<8}{:<10}`\n", 0, 0, 0, "100644", bytes.len());
+    out.extend(header.as_bytes());
+    out.extend(bytes);
+    out.resize(even(out.len()), b'\n');
+}

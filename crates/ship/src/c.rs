@@ -1,0 +1,171 @@
+//! The source and header for C.
+
+use std::fmt::Write;
+
+use tilewright_ir::Part;
+use tilewright_runtime::{Base, Slice, Work};
+
+use crate::{Library, dlpack, named, tensor};
+
+/// The functions of a library, behind its name.
+pub const FUNCTIONS: [&str; 11] =
+    ["abi", "build", "message", "inputs", "outputs", "input", "output", "arena_bytes", "create", "run", "destroy"];
+
+/// What the names of a kernel's functions begin with.
+pub fn kernel_prefix(name: &str, kernel: usize) -> String {
+    format!("{name}_k{kernel}")
+}
+
+/// The name of the constants.
+pub fn constants_name(name: &str) -> String {
+    format!("{name}_constants")
+}
+
+fn function(name: &str, kernel: usize, part: Part) -> String {
+    format!("{}_{}", kernel_prefix(name, kernel), part.name())
+}
+
+/// What a file was made of, as a comment.
+fn origin(library: &Library, more: &[String]) -> String {
+    let mut out = String::new();
+    for (at, line) in library.origin.iter().chain(more).enumerate() {
+        let line = line.replace("*/", "* /");
+        writeln!(out, "{} {line}", if at == 0 { "/*" } else { " *" }).expect("writing to a string does not fail");
+    }
+    out + " */"
+}
+
+/// The header.
+pub fn header(library: &Library) -> String {
+    let n = &library.name;
+    let how = [format!("To be linked: {n}.c {n}_kernels.a -lm -lpthread, or -l{n} where there is lib{n}.so.")];
+    let text = include_str!("../templates/net.h")
+        .replace("@ORIGIN@", &origin(library, &how))
+        .replace("@THREADS@", &library.n_threads.to_string());
+    named(&text, &library.name)
+}
+
+/// The source.
+pub fn source(library: &Library) -> String {
+    let text = include_str!("../templates/net.c")
+        .replace("net.h", &format!("{}.h", library.name))
+        .replace("@ORIGIN@", &origin(library, &[]));
+    let tables = tables(library).expect("writing to a string does not fail");
+    named(&text.replace("@TABLES@", tables.trim_end()), &library.name)
+}
+
+/// A text as C has it.
+fn quoted(text: &str) -> String {
+    let mut out = String::from("\"");
+    for byte in text.bytes() {
+        match byte {
+            b'"' | b'\\' => out.extend(['\\', char::from(byte)]),
+            b' '..=b'~' if byte != b'?' => out.push(char::from(byte)),
+            // Three digits, so that no digit behind is taken for another one.
+            _ => write!(out, "\\{byte:03o}").expect("writing to a string does not fail"),
+        }
+    }
+    out + "\""
+}
+
+/// What the template's functions read, named as in the template.
+fn tables(library: &Library) -> Result<String, std::fmt::Error> {
+    let (model, name, mut out) = (library.model, &library.name, String::new());
+    let mut kernels: Vec<usize> = Vec::new();
+    let (mut addresses, mut steps, mut passed) = (String::new(), String::new(), Vec::new());
+    let (mut n_addresses, mut n_steps) = (0, 0);
+    let mut add = |slices: &mut dyn Iterator<Item = (&Slice, bool)>, step: &str| -> std::fmt::Result {
+        writeln!(addresses, "    /* {} */", step.replace("*/", "* /"))?;
+        for (slice, is_used) in slices {
+            let unused = ("NET_UNUSED", 0, 0);
+            let (base, index, offset) = match model.address(slice).filter(|_| is_used) {
+                None => unused,
+                Some(address) => match address.base {
+                    Base::Arena => ("NET_IN_ARENA", 0, address.offset),
+                    Base::Constants => ("NET_IN_CONSTANTS", 0, address.offset),
+                    Base::Input(at) => ("NET_IN_INPUT", at, address.offset),
+                    Base::Output(at) => ("NET_IN_OUTPUT", at, address.offset),
+                },
+            };
+            if base == "NET_IN_INPUT" || base == "NET_IN_OUTPUT" {
+                passed.push(n_addresses.to_string());
+            }
+            writeln!(addresses, "    {{{base}, {index}, {offset}}},")?;
+            n_addresses += 1;
+        }
+        Ok(())
+    };
+    let mut first = 0;
+    for step in &model.plan().steps {
+        match &step.work {
+            Work::Kernel { kernel, arguments, kept, parts, all_threads } => {
+                kernels.push(*kernel);
+                let slices = arguments.iter().chain(kept);
+                let used = |(slice, at)| (slice, model.is_used(*kernel, at, parts));
+                add(&mut slices.zip(0..).map(used), &step.name)?;
+                for part in parts {
+                    let function = function(name, *kernel, *part);
+                    writeln!(steps, "    {{{function}, {first}, {}, 0}},", u8::from(*all_threads))?;
+                    n_steps += 1;
+                }
+                first += arguments.len() + kept.len();
+            }
+            Work::Copy { from, to } => {
+                add(&mut [(from, true), (to, true)].into_iter(), &step.name)?;
+                writeln!(steps, "    {{NULL, {first}, 0, {}}},", from.n_bytes)?;
+                n_steps += 1;
+                first += 2;
+            }
+            Work::Host { .. } => unreachable!("such a plan is refused"),
+        }
+    }
+    kernels.sort_unstable();
+    kernels.dedup();
+
+    let build = serde_json::to_string(&library.build).expect("what was made as JSON can be written");
+    writeln!(out, "static const char net_build_text[] =\n    {};\n", quoted(&build))?;
+    for (what, capitals, ports) in [("input", "INPUT", model.inputs()), ("output", "OUTPUT", model.outputs())] {
+        writeln!(out, "#define NET_{capitals}S {}u", ports.len())?;
+        for (at, port) in ports.iter().enumerate() {
+            let shape: Vec<String> = tensor(model, port).shape.iter().map(usize::to_string).collect();
+            let n = shape.len().max(1);
+            let shape = if shape.is_empty() { "0".to_owned() } else { shape.join(", ") };
+            writeln!(out, "static const int64_t net_{what}_{at}_shape[{n}] = {{{shape}}};")?;
+        }
+        writeln!(out, "static const net_tensor net_{what}_table[NET_{capitals}S + 1] = {{")?;
+        for (at, port) in ports.iter().enumerate() {
+            let tensor = tensor(model, port);
+            let (code, bits) = dlpack(tensor.dtype);
+            let (name, rank, n_bytes) = (quoted(&tensor.name), tensor.shape.len(), port.n_bytes);
+            writeln!(out, "    {{{name}, {code}, {bits}, 0, {rank}, net_{what}_{at}_shape, {n_bytes}}},")?;
+        }
+        writeln!(out, "    {{NULL, 0, 0, 0, 0, NULL, 0}}\n}};\n")?;
+    }
+    writeln!(out, "/* Bytes of the tensors in between, and of what kernels use for themselves. */")?;
+    writeln!(out, "#define NET_TENSOR_BYTES {}u", model.plan().arena_bytes())?;
+    writeln!(out, "#define NET_SCRATCH_BYTES {}u\n", model.scratch_bytes(library.n_threads))?;
+    if model.constants().is_empty() {
+        writeln!(out, "#define net_constants NULL\n")?;
+    } else {
+        writeln!(out, "extern NET_HIDDEN const unsigned char net_constants[];\n")?;
+    }
+    for kernel in &kernels {
+        writeln!(out, "int {}_supported(void);", kernel_prefix(name, *kernel))?;
+        for (part, _) in Part::ALL {
+            let function = function(name, *kernel, part);
+            writeln!(out, "int {function}(void *const *buffers, void *scratch, const net_runtime *runtime);")?;
+        }
+    }
+    // All kernels are for the same CPU.
+    let supported = kernels.first().map_or("1".to_owned(), |k| format!("{}_supported()", kernel_prefix(name, *k)));
+    writeln!(out, "static int net_supported(void) {{ return {supported}; }}\n")?;
+    writeln!(out, "#define NET_ADDRESSES {n_addresses}u")?;
+    writeln!(out, "static const net_address net_addresses[NET_ADDRESSES + 1] = {{")?;
+    writeln!(out, "{addresses}    {{NET_UNUSED, 0, 0}}\n}};\n")?;
+    writeln!(out, "/* The addresses that are different in each run. */\n#define NET_PASSED {}u", passed.len())?;
+    passed.push("0".to_owned());
+    writeln!(out, "static const uint32_t net_passed[NET_PASSED + 1] = {{{}}};\n", passed.join(", "))?;
+    writeln!(out, "#define NET_STEPS {n_steps}u")?;
+    writeln!(out, "static const net_step net_steps[NET_STEPS + 1] = {{\n{steps}    {{NULL, 0, 0, 0}}\n}};")?;
+    Ok(out)
+}

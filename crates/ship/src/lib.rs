@@ -1,0 +1,326 @@
+//! Compiled models as libraries for C, Rust and Python.
+//!
+//! [`Library::new`] makes of a prepared model what does not depend on the language: C source and header,
+//! objects of its kernels, its constants as an object. The rest is files: [`Library::c_files`],
+//! [`Library::crate_files`], [`Library::wheel`]; what a C compiler has to do in between is said by
+//! [`Library::object_arguments`] and [`Library::shared_arguments`]. Nothing here opens a file or starts a
+//! process, and the same model gives the same bytes.
+
+mod archive;
+mod c;
+mod elf;
+mod python;
+mod rust;
+mod zip;
+
+use serde_json::{Value as Json, json};
+use thiserror::Error;
+use tilewright_codegen::{CompileError, Interface, export_hidden};
+use tilewright_ir::{DType, Part, Target};
+use tilewright_runtime::{Model, Port, Tensor, Work};
+
+use archive::{Member, archive};
+
+/// Constants beyond which code does not reach them.
+const MOST_CONSTANT_BYTES: usize = 1 << 30;
+
+/// Why a model cannot be shipped.
+#[derive(Debug, Error)]
+pub enum ShipError {
+    /// The name is no C identifier.
+    #[error("`{0}` is no C identifier (give letters, digits and underscores, no digit first)")]
+    Name(String),
+    /// A step is a function of this process.
+    #[error("step `{0}` has no kernel, so that it runs in this process only")]
+    Host(String),
+    /// The constants do not fit one object.
+    #[error("{0} bytes of constants are too many for a library, which takes {MOST_CONSTANT_BYTES}")]
+    TooLarge(usize),
+    /// A kernel has no object.
+    #[error(transparent)]
+    Compile(#[from] CompileError),
+}
+
+/// A file of a library.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct File {
+    /// Its path within the folder of the library.
+    pub path: String,
+    /// What is in it.
+    pub bytes: Vec<u8>,
+}
+
+impl File {
+    fn new(path: impl Into<String>, bytes: impl Into<Vec<u8>>) -> File {
+        File { path: path.into(), bytes: bytes.into() }
+    }
+}
+
+/// A model as a library, but for what a C compiler does.
+pub struct Library<'m> {
+    name: String,
+    model: &'m Model,
+    n_threads: usize,
+    /// What it was made of, in lines.
+    origin: Vec<String>,
+    /// All about it, for programs.
+    build: Json,
+    /// The kernels, then the constants.
+    members: Vec<Member>,
+}
+
+impl<'m> Library<'m> {
+    /// The library of a model that was compiled for a target. All that it shows begins with the name; it runs
+    /// on so many threads at most. `origin` says in a few lines what it is made of.
+    ///
+    /// # Errors
+    /// Where the model has steps of this process, its constants are too large, the name is no identifier, or
+    /// the build is without LLVM.
+    pub fn new(
+        name: &str,
+        model: &'m Model,
+        target: &Target,
+        n_threads: usize,
+        origin: &[String],
+    ) -> Result<Library<'m>, ShipError> {
+        if !Interface::is_prefix(name) {
+            return Err(ShipError::Name(name.to_owned()));
+        }
+        let constants = model.constants();
+        if constants.len() > MOST_CONSTANT_BYTES {
+            return Err(ShipError::TooLarge(constants.len()));
+        }
+        let mut members = Vec::new();
+        for (kernel, code) in model.codes().iter().enumerate() {
+            let parts = parts_of(model, kernel);
+            if parts.is_empty() {
+                continue;
+            }
+            let mut program = code.program().clone();
+            for (part, block) in [
+                (Part::Prepare, &mut program.prepare),
+                (Part::Body, &mut program.body),
+                (Part::Finish, &mut program.finish),
+            ] {
+                if !parts.contains(&part) {
+                    block.clear();
+                }
+            }
+            let prefix = c::kernel_prefix(name, kernel);
+            let bytes = export_hidden(&program, target, &prefix)?;
+            let symbols = Interface::new(&program, target, n_threads, Some(&prefix))?.symbols();
+            members.push(Member { name: format!("{prefix}.o"), symbols, bytes });
+        }
+        if let Some(step) = model.plan().steps.iter().find(|step| matches!(step.work, Work::Host { .. })) {
+            return Err(ShipError::Host(step.name.clone()));
+        }
+        if !constants.is_empty() {
+            let symbol = c::constants_name(name);
+            let bytes = elf::data_object(target.arch, &symbol, constants);
+            members.push(Member { name: format!("{symbol}.o"), symbols: vec![symbol], bytes });
+        }
+        let mut features: Vec<&str> = Vec::new();
+        for code in model.codes() {
+            features = Interface::new(code.program(), target, n_threads, Some(name))?.cpu_features;
+        }
+        let ports = |ports: &[Port]| ports.iter().map(|port| tensor_json(tensor(model, port))).collect::<Vec<_>>();
+        let build = json!({
+            "name": name,
+            "abi": 1,
+            "origin": origin,
+            "target": target.name(),
+            "cpu_features": features,
+            "threads": n_threads,
+            "inputs": ports(model.inputs()),
+            "outputs": ports(model.outputs()),
+            "tensor_bytes": model.plan().arena_bytes(),
+            "constant_bytes": constants.len(),
+            "steps": model.plan().steps.len(),
+        });
+        let (name, origin) = (name.to_owned(), origin.to_vec());
+        Ok(Library { name, model, n_threads, origin, build, members })
+    }
+
+    /// What the names of all its functions begin with.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// All about it, for programs.
+    pub fn build(&self) -> &Json {
+        &self.build
+    }
+
+    /// The library for C programs: `NAME.h`, `NAME.c`, `NAME_kernels.a` and `NAME.json`.
+    pub fn c_files(&self) -> Vec<File> {
+        let name = &self.name;
+        let members: Vec<&Member> = self.members.iter().collect();
+        vec![
+            File::new(format!("{name}.h"), c::header(self)),
+            File::new(format!("{name}.c"), c::source(self)),
+            File::new(format!("{name}_kernels.a"), archive(&members)),
+            self.build_file(),
+        ]
+    }
+
+    /// What a C compiler is told, in the folder of [`Library::c_files`], to make the object that
+    /// [`Library::crate_files`] takes; the file that it makes comes last.
+    pub fn object_arguments(&self) -> Vec<String> {
+        let name = &self.name;
+        let words = format!("-O2 -fPIC -fvisibility=hidden -c {name}.c -o {name}.o");
+        words.split(' ').map(str::to_owned).collect()
+    }
+
+    /// What only the linker of [`Library::shared_arguments`] reads: the names that the library shows.
+    pub fn version_script(&self) -> File {
+        let shown: String = self.symbols().iter().map(|symbol| format!(" {symbol};")).collect();
+        File::new(format!("{}.map", self.name), format!("{{ global:{shown} local: *; }};\n"))
+    }
+
+    /// What a C compiler is told, in a folder with [`Library::c_files`] and [`Library::version_script`], to
+    /// make a shared library that needs glibc 2.17 at most; the file that it makes comes last.
+    pub fn shared_arguments(&self) -> Vec<String> {
+        let name = &self.name;
+        let old = format!("-D{}_OLD_GLIBC", name.to_uppercase());
+        let map = format!("-Wl,--version-script={name}.map");
+        let soname = format!("-Wl,-soname,lib{name}.so");
+        let flags = ["-O2", "-shared", "-fPIC", "-fvisibility=hidden", "-ffunction-sections", &old];
+        // Functions of libm that have got new versions since.
+        let wrapped = ["expf", "logf", "exp", "log"].map(|function| format!("-Wl,--wrap={function}"));
+        let files = [format!("{name}.c"), format!("{name}_kernels.a")];
+        // An old glibc has threads in a library of their own.
+        let link = [
+            "-Wl,-z,noexecstack",
+            "-Wl,--gc-sections",
+            "-Wl,--no-as-needed",
+            "-l:libpthread.so.0",
+            "-Wl,--as-needed",
+            "-lm",
+            "-s",
+        ];
+        let mut all: Vec<String> = flags.map(str::to_owned).into();
+        all.extend(files);
+        all.extend([map, soname]);
+        all.extend(wrapped);
+        all.extend(link.map(str::to_owned));
+        all.extend(["-o".to_owned(), format!("lib{name}.so")]);
+        all
+    }
+
+    /// The header and the metadata, which go beside a shared library.
+    pub fn shared_files(&self) -> Vec<File> {
+        vec![File::new(format!("{}.h", self.name), c::header(self)), self.build_file()]
+    }
+
+    /// The library as a crate, with the object that a C compiler made of the source.
+    pub fn crate_files(&self, object: Vec<u8>) -> Vec<File> {
+        let runtime = Member { name: format!("{}.o", self.name), symbols: self.symbols(), bytes: object };
+        let members: Vec<&Member> = std::iter::once(&runtime).chain(&self.members).collect();
+        let archive = File::new(format!("lib{}.a", self.name), archive(&members));
+        let mut files = rust::files(self);
+        files.extend([archive, self.build_file()]);
+        files
+    }
+
+    /// The library as a Python wheel, with the shared library that a C compiler made.
+    pub fn wheel(&self, shared: Vec<u8>) -> File {
+        python::wheel(self, shared)
+    }
+
+    fn build_file(&self) -> File {
+        File::new(format!("{}.json", self.name), format!("{:#}\n", self.build))
+    }
+
+    /// The functions that it shows.
+    fn symbols(&self) -> Vec<String> {
+        c::FUNCTIONS.iter().map(|function| format!("{}_{function}", self.name)).collect()
+    }
+}
+
+/// The parts of a kernel that runs carry out.
+fn parts_of(model: &Model, of: usize) -> Vec<Part> {
+    let mut all = Vec::new();
+    for step in &model.plan().steps {
+        match &step.work {
+            Work::Kernel { kernel, parts, .. } if *kernel == of => all.extend(parts),
+            Work::Kernel { .. } | Work::Copy { .. } | Work::Host { .. } => {}
+        }
+    }
+    all
+}
+
+fn tensor<'m>(model: &'m Model, port: &Port) -> &'m Tensor {
+    &model.plan().tensors[port.tensor]
+}
+
+fn tensor_json(tensor: &Tensor) -> Json {
+    json!({
+        "name": tensor.name,
+        "dtype": tensor.dtype.name(),
+        "shape": tensor.shape,
+        "bytes": tensor.n_bytes(),
+    })
+}
+
+/// An element type as DLPack has it: a code, and the number of bits.
+fn dlpack(dtype: DType) -> (u8, u64) {
+    let code = match dtype {
+        DType::I8 | DType::I32 | DType::I64 => 0,
+        DType::U8 => 1,
+        DType::F32 | DType::F64 | DType::F16 => 2,
+        DType::Bf16 => 4,
+        DType::Bool => 6,
+    };
+    (code, 8 * dtype.bytes())
+}
+
+/// A template with the name of a library in the place of `net`, and its capitals in that of `NET`.
+fn named(template: &str, name: &str) -> String {
+    let mut out = String::with_capacity(template.len());
+    let mut rest = template;
+    let mut before = ' ';
+    while let Some(c) = rest.chars().next() {
+        let is_start = !before.is_ascii_alphanumeric() && before != '_';
+        let found = [("net_", format!("{name}_")), ("NET_", format!("{}_", name.to_uppercase()))];
+        let found = found.into_iter().find(|(word, _)| is_start && rest.starts_with(word));
+        let (taken, put) = found.map_or((c.len_utf8(), c.to_string()), |(word, put)| (word.len(), put));
+        before = rest[..taken].chars().next_back().unwrap_or(c);
+        out += &put;
+        rest = &rest[taken..];
+    }
+    out
+}
+
+/// A name as an identifier of C and its relatives that none of the others is.
+fn identifier(name: &str, others: &[String]) -> String {
+    let mut text: String =
+        name.chars().map(|c| if c.is_ascii_alphanumeric() { c.to_ascii_lowercase() } else { '_' }).collect();
+    if !text.starts_with(|c: char| c.is_ascii_lowercase()) || rust::is_reserved(&text) {
+        text.insert_str(0, "x_");
+    }
+    while others.contains(&text) {
+        text.push('_');
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn templates_get_names() {
+        assert_eq!(
+            named("net_run(NET_ABI) __net_x net.h kernel_ \"net_b\"", "my"),
+            "my_run(MY_ABI) __net_x net.h kernel_ \"my_b\""
+        );
+    }
+
+    #[test]
+    fn names_become_identifiers() {
+        let others = ["x_9".to_owned(), "a".to_owned()];
+        for (name, expected) in [("A", "a_"), ("9", "x_9_"), ("in:0/x", "in_0_x"), ("type", "x_type"), ("", "x_")] {
+            assert_eq!(identifier(name, &others), expected, "{name}");
+        }
+    }
+}

@@ -1,0 +1,40 @@
+//! The library as a Python wheel.
+
+use std::fmt::Write;
+
+use crate::zip::{wheel_hash, zip};
+use crate::{File, Library, named};
+
+const VERSION: &str = "0.1.0";
+
+/// The wheel. It holds a shared library that needs glibc 2.17 at most, which is what its name promises, and
+/// runs on every Python 3: there is nothing in it that depends on one.
+pub fn wheel(library: &Library, shared: Vec<u8>) -> File {
+    let name = &library.name;
+    let tag = format!("py3-none-manylinux2014_{}", std::env::consts::ARCH);
+    let package = include_str!("../templates/package.py")
+        .replace("@ORIGIN@", &format!("{:?}", library.origin.join("\n")))
+        .replace("@NAME@", name);
+    let info = format!("{name}-{VERSION}.dist-info");
+    let summary = library.origin.first().map_or("", String::as_str);
+    let mut files = vec![
+        File::new(format!("{name}/__init__.py"), named(&package, name)),
+        File::new(format!("{name}/lib{name}.so"), shared),
+        File::new(
+            format!("{info}/METADATA"),
+            format!("Metadata-Version: 2.1\nName: {name}\nVersion: {VERSION}\nSummary: {summary}\n"),
+        ),
+        File::new(
+            format!("{info}/WHEEL"),
+            format!("Wheel-Version: 1.0\nGenerator: tilewright\nRoot-Is-Purelib: false\nTag: {tag}\n"),
+        ),
+    ];
+    let mut record = String::new();
+    for File { path, bytes } in &files {
+        writeln!(record, "{path},sha256={},{}", wheel_hash(bytes), bytes.len()).expect("strings can be written to");
+    }
+    writeln!(record, "{info}/RECORD,,").expect("strings can be written to");
+    files.push(File::new(format!("{info}/RECORD"), record));
+    let bytes = zip(files.iter().map(|file| (file.path.as_str(), &file.bytes[..])));
+    File::new(format!("{name}-{VERSION}-{tag}.whl"), bytes)
+}

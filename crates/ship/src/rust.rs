@@ -1,0 +1,97 @@
+//! The library as a crate.
+
+use tilewright_ir::DType;
+use tilewright_runtime::Port;
+
+use crate::{File, Library, identifier, named, tensor};
+
+/// Words that are no names in Rust, or names that the template has already.
+const RESERVED: &str = include_str!("../templates/reserved.txt");
+
+/// Whether a name is to be another one.
+pub fn is_reserved(name: &str) -> bool {
+    RESERVED.split_whitespace().any(|word| word == name)
+}
+
+/// The crate but for its archive.
+pub fn files(library: &Library) -> Vec<File> {
+    let name = &library.name;
+    let manifest = format!(
+        "[package]\nname = \"{name}\"\nversion = \"0.1.0\"\nedition = \"2021\"\nrust-version = \"1.82\"\n\
+         links = \"{name}\"\nbuild = \"build.rs\"\n"
+    );
+    let build = format!(
+        "//! Says where the library is, and what it needs.\n\nfn main() {{\n    \
+         println!(\"cargo:rerun-if-changed=lib{name}.a\");\n    \
+         println!(\"cargo:rustc-link-search=native={{}}\", env!(\"CARGO_MANIFEST_DIR\"));\n    \
+         println!(\"cargo:rustc-link-lib=static={name}\");\n    \
+         println!(\"cargo:rustc-link-lib=m\");\n    println!(\"cargo:rustc-link-lib=pthread\");\n}}\n"
+    );
+    vec![File::new("Cargo.toml", manifest), File::new("build.rs", build), File::new("src/lib.rs", source(library))]
+}
+
+/// A slice that the wrapper takes.
+struct Parameter {
+    name: String,
+    ty: &'static str,
+    n_elements: usize,
+    is_output: bool,
+}
+
+fn source(library: &Library) -> String {
+    let model = library.model;
+    let mut names: Vec<String> = Vec::new();
+    let mut parameter = |port: &Port, is_output| {
+        let tensor = tensor(model, port);
+        let name = identifier(&tensor.name, &names);
+        names.push(name.clone());
+        let n_elements = port.n_bytes / tensor.dtype.bytes() as usize;
+        Parameter { name, ty: rust_type(tensor.dtype), n_elements, is_output }
+    };
+    let inputs: Vec<Parameter> = model.inputs().iter().map(|port| parameter(port, false)).collect();
+    let outputs: Vec<Parameter> = model.outputs().iter().map(|port| parameter(port, true)).collect();
+    let all: Vec<&Parameter> = inputs.iter().chain(&outputs).collect();
+    let joined = |of: &[&Parameter], text: &dyn Fn(&Parameter) -> String| {
+        of.iter().map(|p| text(p)).collect::<Vec<_>>().join(", ")
+    };
+    let mutable = |p: &Parameter| if p.is_output { "mut " } else { "" };
+    let parameters = joined(&all, &|p| format!("{}: &{}[{}]", p.name, mutable(p), p.ty));
+    let lengths = joined(&all, &|p| format!("({:?}, {}, {}.len())", p.name, p.n_elements, p.name));
+    let pointers = |of: &[Parameter]| {
+        let text = |p: &Parameter| format!("{}.{}().cast()", p.name, if p.is_output { "as_mut_ptr" } else { "as_ptr" });
+        joined(&of.iter().collect::<Vec<_>>(), &text)
+    };
+    let made: String = all
+        .iter()
+        .map(|p| {
+            let zero = if p.ty.starts_with('f') { "0.0" } else { "0" };
+            format!("//! let {}{} = vec![{zero}{}; {}];\n", mutable(p), p.name, p.ty, p.n_elements)
+        })
+        .collect();
+    let example = format!("{made}//! context.run({})?;", joined(&all, &|p| format!("&{}{}", mutable(p), p.name)));
+    let origin: Vec<String> = library.origin.iter().map(|line| format!("//! {line}")).collect();
+    let text = include_str!("../templates/lib.rs.txt")
+        .replace("@ORIGIN@", &origin.join("\n//!\n"))
+        .replace("@EXAMPLE@", &example)
+        .replace("@PARAMETERS@", &parameters)
+        .replace("@LENGTHS@", &lengths)
+        .replace("@INPUT_POINTERS@", &pointers(&inputs))
+        .replace("@OUTPUT_POINTERS@", &pointers(&outputs))
+        .replace("@INPUTS@", &inputs.len().to_string())
+        .replace("@OUTPUTS@", &outputs.len().to_string())
+        .replace("@NAME@", &library.name);
+    named(&text, &library.name)
+}
+
+/// A type of Rust with as many bits; those that it has not are whole numbers.
+fn rust_type(dtype: DType) -> &'static str {
+    match dtype {
+        DType::F32 => "f32",
+        DType::F64 => "f64",
+        DType::F16 | DType::Bf16 => "u16",
+        DType::I8 => "i8",
+        DType::U8 | DType::Bool => "u8",
+        DType::I32 => "i32",
+        DType::I64 => "i64",
+    }
+}

@@ -1,0 +1,356 @@
+@ORIGIN@
+#define _GNU_SOURCE
+#include "net.h"
+
+#include <errno.h>
+#include <linux/futex.h>
+#include <pthread.h>
+#include <sched.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#if defined(__GNUC__)
+#define NET_API __attribute__((visibility("default")))
+#define NET_HIDDEN __attribute__((visibility("hidden")))
+#else
+#error "a compiler with GNU C's atomic operations is needed"
+#endif
+
+#ifdef NET_OLD_GLIBC
+/* So that the library runs with every glibc since 2.17, wherever it is linked (with --wrap for those of libm). */
+#if defined(__x86_64__)
+#define NET_GLIBC "GLIBC_2.2.5"
+#else
+#define NET_GLIBC "GLIBC_2.17"
+#endif
+__asm__(".symver pthread_create, pthread_create@" NET_GLIBC);
+__asm__(".symver pthread_join, pthread_join@" NET_GLIBC);
+#define NET_OLD(type, name) \
+    extern type net_old_##name(type); \
+    __asm__(".symver net_old_" #name ", " #name "@" NET_GLIBC); \
+    NET_HIDDEN type __wrap_##name(type); \
+    NET_HIDDEN type __wrap_##name(type x) { return net_old_##name(x); }
+NET_OLD(float, expf)
+NET_OLD(float, logf)
+NET_OLD(double, exp)
+NET_OLD(double, log)
+#endif
+
+/* What kernels run parallel loops by. */
+typedef struct net_runtime {
+    void *context;
+    void (*parallel_for)(void *context, void (*body)(void *env, int64_t iteration, int64_t thread), void *env,
+                         int64_t n);
+} net_runtime;
+
+typedef int (*net_kernel)(void *const *buffers, void *scratch, const net_runtime *runtime);
+
+/* Where an address comes from. */
+enum { NET_IN_ARENA, NET_IN_CONSTANTS, NET_IN_INPUT, NET_IN_OUTPUT, NET_UNUSED };
+
+typedef struct net_address {
+    uint32_t base;
+    /* Which input or output. */
+    uint32_t index;
+    size_t offset;
+} net_address;
+
+typedef struct net_step {
+    /* Null where the second address gets a copy of the first one's bytes. */
+    net_kernel kernel;
+    /* The step's addresses. */
+    uint32_t first;
+    /* Whether all threads work on it. */
+    uint32_t all_threads;
+    size_t copied_bytes;
+} net_step;
+
+/* The tables of this library. */
+
+@TABLES@
+
+/* Threads. Idle ones spin for a while and then sleep. A loop's iterations are divided among the threads; one that
+ * is done takes of the others'. */
+
+/* On cache lines that others touch only once they are out of work. */
+typedef struct net_share {
+    int64_t next, end;
+} __attribute__((aligned(128))) net_share;
+
+typedef struct net_pool {
+    /* Held while a loop runs: one that finds it so runs on its caller alone. */
+    uint32_t is_busy;
+    /* Loops published so far; sleeping threads wait for a change. */
+    uint32_t epoch;
+    uint32_t n_running, n_asleep, stop;
+    uint32_t n_threads, n_users;
+    int64_t spin_ns;
+    void (*body)(void *env, int64_t iteration, int64_t thread);
+    void *env;
+    pthread_t threads[NET_THREADS];
+    net_share shares[NET_THREADS];
+} net_pool;
+
+typedef struct net_worker {
+    net_pool *pool;
+    int64_t thread;
+} net_worker;
+
+/* The threads that contexts share. */
+static net_pool net_shared;
+static net_worker net_shared_workers[NET_THREADS];
+static pthread_mutex_t net_shared_lock = PTHREAD_MUTEX_INITIALIZER;
+
+static inline void net_pause(void) {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("isb");
+#endif
+}
+
+static int64_t net_now(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
+}
+
+static void net_work(net_pool *pool, int64_t thread) {
+    uint32_t n = pool->n_threads;
+    for (uint32_t i = 0; i < n; i++) {
+        net_share *share = &pool->shares[(thread + i) % n];
+        int64_t end = __atomic_load_n(&share->end, __ATOMIC_RELAXED);
+        for (;;) {
+            int64_t iteration = __atomic_fetch_add(&share->next, 1, __ATOMIC_RELAXED);
+            if (iteration >= end) break;
+            pool->body(pool->env, iteration, thread);
+        }
+    }
+}
+
+static void *net_serve(void *of) {
+    net_worker *worker = of;
+    net_pool *pool = worker->pool;
+    uint32_t seen = 0;
+    for (;;) {
+        int64_t start = net_now();
+        for (uint32_t spins = 1; __atomic_load_n(&pool->epoch, __ATOMIC_ACQUIRE) == seen; spins++) {
+            net_pause();
+            if (spins % 64 == 0 && net_now() - start > pool->spin_ns) {
+                __atomic_fetch_add(&pool->n_asleep, 1, __ATOMIC_SEQ_CST);
+                while (__atomic_load_n(&pool->epoch, __ATOMIC_SEQ_CST) == seen)
+                    syscall(SYS_futex, &pool->epoch, FUTEX_WAIT_PRIVATE, seen, NULL, NULL, 0);
+                __atomic_fetch_sub(&pool->n_asleep, 1, __ATOMIC_SEQ_CST);
+            }
+        }
+        seen++;
+        if (__atomic_load_n(&pool->stop, __ATOMIC_SEQ_CST)) return NULL;
+        net_work(pool, worker->thread);
+        __atomic_fetch_sub(&pool->n_running, 1, __ATOMIC_RELEASE);
+    }
+}
+
+static void net_wake(net_pool *pool) {
+    __atomic_fetch_add(&pool->epoch, 1, __ATOMIC_SEQ_CST);
+    if (__atomic_load_n(&pool->n_asleep, __ATOMIC_SEQ_CST) > 0)
+        syscall(SYS_futex, &pool->epoch, FUTEX_WAKE_PRIVATE, INT32_MAX, NULL, NULL, 0);
+}
+
+static void net_in_order(void *context, void (*body)(void *, int64_t, int64_t), void *env, int64_t n) {
+    (void)context;
+    for (int64_t i = 0; i < n; i++) body(env, i, 0);
+}
+
+static void net_parallel_for(void *context, void (*body)(void *, int64_t, int64_t), void *env, int64_t n) {
+    net_pool *pool = context;
+    if (n <= 1 || __atomic_exchange_n(&pool->is_busy, 1, __ATOMIC_ACQUIRE)) {
+        net_in_order(NULL, body, env, n);
+        return;
+    }
+    int64_t n_threads = pool->n_threads;
+    if (n_threads <= 1) {
+        net_in_order(NULL, body, env, n);
+    } else {
+        pool->body = body;
+        pool->env = env;
+        for (int64_t i = 0; i < n_threads; i++) {
+            __atomic_store_n(&pool->shares[i].next, n * i / n_threads, __ATOMIC_RELAXED);
+            __atomic_store_n(&pool->shares[i].end, n * (i + 1) / n_threads, __ATOMIC_RELAXED);
+        }
+        __atomic_store_n(&pool->n_running, (uint32_t)n_threads - 1, __ATOMIC_RELAXED);
+        net_wake(pool);
+        net_work(pool, 0);
+        /* Where there are fewer CPUs than threads, a thread may wait for this one's. */
+        for (uint32_t spins = 1; __atomic_load_n(&pool->n_running, __ATOMIC_ACQUIRE) > 0; spins++) {
+            if (spins % 4096 == 0) sched_yield();
+            else net_pause();
+        }
+    }
+    __atomic_store_n(&pool->is_busy, 0, __ATOMIC_RELEASE);
+}
+
+static void net_stop(net_pool *pool) {
+    __atomic_store_n(&pool->stop, 1, __ATOMIC_SEQ_CST);
+    net_wake(pool);
+    for (uint32_t i = 1; i < pool->n_threads; i++) pthread_join(pool->threads[i], NULL);
+}
+
+static int net_start(net_pool *pool, net_worker *workers, uint32_t n_threads, uint32_t spin_us) {
+    memset(pool, 0, sizeof *pool);
+    pool->spin_ns = (int64_t)spin_us * 1000;
+    pool->n_threads = n_threads;
+    for (uint32_t i = 1; i < n_threads; i++) {
+        workers[i].pool = pool;
+        workers[i].thread = i;
+        if (pthread_create(&pool->threads[i], NULL, net_serve, &workers[i])) {
+            /* No loop has begun: those there are know no number but their own. */
+            pool->n_threads = i;
+            net_stop(pool);
+            return NET_NO_THREADS;
+        }
+    }
+    return NET_OK;
+}
+
+/* A child of fork has the thread that forked alone. */
+
+static void net_before_fork(void) { pthread_mutex_lock(&net_shared_lock); }
+static void net_after_fork(void) { pthread_mutex_unlock(&net_shared_lock); }
+static void net_in_child(void) {
+    net_shared.n_threads = net_shared.n_threads ? 1 : 0;
+    net_shared.is_busy = 0;
+    pthread_mutex_unlock(&net_shared_lock);
+}
+__attribute__((constructor)) static void net_watch_forks(void) {
+    pthread_atfork(net_before_fork, net_after_fork, net_in_child);
+}
+
+/* Contexts. */
+
+struct net_context {
+    net_pool *pool;
+    /* Memory to give back. */
+    void *own_memory;
+    void *scratch;
+    pid_t process;
+    void *addresses[NET_ADDRESSES + 1];
+    net_worker workers[NET_THREADS];
+    net_pool own_pool;
+};
+
+static size_t net_rounded(size_t bytes) { return (bytes + 127) / 128 * 128; }
+
+NET_API uint32_t net_abi(void) { return NET_ABI; }
+NET_API const char *net_build(void) { return net_build_text; }
+NET_API size_t net_inputs(void) { return NET_INPUTS; }
+NET_API size_t net_outputs(void) { return NET_OUTPUTS; }
+NET_API const net_tensor *net_input(size_t i) { return i < NET_INPUTS ? &net_input_table[i] : NULL; }
+NET_API const net_tensor *net_output(size_t i) { return i < NET_OUTPUTS ? &net_output_table[i] : NULL; }
+
+NET_API const char *net_message(int code) {
+    switch (code) {
+    case NET_OK: return "no error";
+    case NET_CPU_UNSUPPORTED: return "the CPU or the operating system lacks a feature that the kernels use";
+    case NET_BAD_ARGUMENT: return "a pointer is null or not aligned, or the arena is too small";
+    case NET_NO_MEMORY: return "memory does not suffice";
+    case NET_NO_THREADS: return "the system refuses a thread";
+    default: return "no such code";
+    }
+}
+
+NET_API size_t net_arena_bytes(void) {
+    /* Up to a line may be lost to its beginning. */
+    return 128 + net_rounded(sizeof(net_context)) + net_rounded(NET_SCRATCH_BYTES) + net_rounded(NET_TENSOR_BYTES);
+}
+
+NET_API int net_create(const net_options *given, net_context **out) {
+    net_options options;
+    memset(&options, 0, sizeof options);
+    if (given) {
+        size_t known = given->struct_size < sizeof options ? given->struct_size : sizeof options;
+        memcpy(&options, given, known);
+    }
+    if (!out) return NET_BAD_ARGUMENT;
+    *out = NULL;
+    if (!net_supported()) return NET_CPU_UNSUPPORTED;
+    void *memory = options.arena, *own = NULL;
+    if (memory) {
+        if ((uintptr_t)memory % 64 || options.arena_bytes < net_arena_bytes()) return NET_BAD_ARGUMENT;
+    } else if (posix_memalign(&own, 128, net_arena_bytes())) {
+        return NET_NO_MEMORY;
+    } else {
+        memory = own;
+    }
+    char *start = (char *)net_rounded((size_t)(uintptr_t)memory);
+    net_context *context = (net_context *)start;
+    char *scratch = start + net_rounded(sizeof(net_context));
+    char *tensors = scratch + net_rounded(NET_SCRATCH_BYTES);
+    memset(context, 0, sizeof *context);
+    context->own_memory = own;
+    context->scratch = scratch;
+    context->process = getpid();
+    for (size_t i = 0; i < NET_ADDRESSES; i++) {
+        const net_address *address = &net_addresses[i];
+        if (address->base == NET_IN_ARENA) context->addresses[i] = tensors + address->offset;
+        if (address->base == NET_IN_CONSTANTS) context->addresses[i] = (char *)net_constants + address->offset;
+    }
+    uint32_t n_threads = options.threads && options.threads < NET_THREADS ? options.threads : NET_THREADS;
+    uint32_t spin_us = options.spin_us ? options.spin_us : 50;
+    int code = NET_OK;
+    if (n_threads > 1 && options.flags & NET_OWN_THREADS) {
+        code = net_start(&context->own_pool, context->workers, n_threads, spin_us);
+        context->pool = &context->own_pool;
+    } else if (n_threads > 1) {
+        pthread_mutex_lock(&net_shared_lock);
+        if (net_shared.n_users == 0) code = net_start(&net_shared, net_shared_workers, n_threads, spin_us);
+        if (code == NET_OK) net_shared.n_users++;
+        pthread_mutex_unlock(&net_shared_lock);
+        context->pool = &net_shared;
+    }
+    if (code == NET_OK) *out = context;
+    else free(own);
+    return code;
+}
+
+NET_API int net_run(net_context *context, const void *const *inputs, void *const *outputs) {
+    if (!context || (NET_INPUTS && !inputs) || (NET_OUTPUTS && !outputs)) return NET_BAD_ARGUMENT;
+    for (size_t i = 0; i < NET_INPUTS; i++)
+        if (!inputs[i] || (uintptr_t)inputs[i] % (net_input_table[i].type_bits / 8)) return NET_BAD_ARGUMENT;
+    for (size_t i = 0; i < NET_OUTPUTS; i++)
+        if (!outputs[i] || (uintptr_t)outputs[i] % (net_output_table[i].type_bits / 8)) return NET_BAD_ARGUMENT;
+    for (size_t i = 0; i < NET_PASSED; i++) {
+        const net_address *address = &net_addresses[net_passed[i]];
+        char *start = address->base == NET_IN_INPUT ? (char *)inputs[address->index] : outputs[address->index];
+        context->addresses[net_passed[i]] = start + address->offset;
+    }
+    net_runtime alone = {NULL, net_in_order}, together = {context->pool, net_parallel_for};
+    if (!context->pool) together = alone;
+    /* In a child of fork, threads of its own are gone. */
+    if (context->pool == &context->own_pool && context->process != getpid()) together = alone;
+    for (size_t i = 0; i < NET_STEPS; i++) {
+        const net_step *step = &net_steps[i];
+        void *const *addresses = &context->addresses[step->first];
+        if (!step->kernel) {
+            memmove(addresses[1], addresses[0], step->copied_bytes);
+            continue;
+        }
+        int code = step->kernel(addresses, context->scratch, step->all_threads ? &together : &alone);
+        if (code) return code;
+    }
+    return NET_OK;
+}
+
+NET_API void net_destroy(net_context *context) {
+    if (!context) return;
+    if (context->pool == &net_shared) {
+        pthread_mutex_lock(&net_shared_lock);
+        if (--net_shared.n_users == 0) net_stop(&net_shared);
+        pthread_mutex_unlock(&net_shared_lock);
+    } else if (context->pool && context->process == getpid()) {
+        net_stop(context->pool);
+    }
+    free(context->own_memory);
+}

@@ -1,0 +1,90 @@
+@ORIGIN@
+#ifndef NET_H
+#define NET_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Raised where something below changes its meaning. */
+#define NET_ABI 1
+
+/* The most threads that run one context, the caller's included. */
+#define NET_THREADS @THREADS@
+
+/* What functions return. */
+enum {
+    NET_OK = 0,
+    /* CPU or operating system lack what net_build lists; nothing was done. */
+    NET_CPU_UNSUPPORTED = 1,
+    /* A null pointer, an address that is not aligned, or an arena that is too small; nothing was done. */
+    NET_BAD_ARGUMENT = 2,
+    NET_NO_MEMORY = 3,
+    NET_NO_THREADS = 4
+};
+
+/* A flag of the options: threads of the context's own, instead of those that all contexts share. */
+#define NET_OWN_THREADS 1u
+
+/* How a context runs. Zero, but for struct_size, means the default. */
+typedef struct net_options {
+    /* sizeof(net_options): later versions may add to it. */
+    uint32_t struct_size;
+    /* Threads, the caller's included; more than NET_THREADS are not used, 0 means NET_THREADS. Where contexts
+     * share threads, there are as many as the first one of them asks for. */
+    uint32_t threads;
+    /* Microseconds that a thread without work spins before it sleeps; 0 means 50. */
+    uint32_t spin_us;
+    uint32_t flags;
+    /* Memory to use, net_arena_bytes() aligned to 64 bytes, until net_destroy; null means memory of its own. */
+    void *arena;
+    size_t arena_bytes;
+} net_options;
+
+/* An input or output: row-major, packed, aligned to its elements. */
+typedef struct net_tensor {
+    const char *name;
+    /* As in DLPack: 0 integer, 1 unsigned, 2 float, 4 bfloat, 6 bool. */
+    uint8_t type_code;
+    /* Bits of an element. */
+    uint8_t type_bits;
+    uint16_t reserved;
+    int32_t rank;
+    const int64_t *shape;
+    size_t bytes;
+} net_tensor;
+
+typedef struct net_context net_context;
+
+/* NET_ABI as this library was made. */
+uint32_t net_abi(void);
+/* All about this library, as JSON. */
+const char *net_build(void);
+/* What a code means. */
+const char *net_message(int code);
+
+size_t net_inputs(void);
+size_t net_outputs(void);
+/* Null beyond the last one. */
+const net_tensor *net_input(size_t i);
+const net_tensor *net_output(size_t i);
+
+/* What a context needs: all of its memory but for the threads'. */
+size_t net_arena_bytes(void);
+
+/* Makes a context. The options may be null. */
+int net_create(const net_options *options, net_context **context);
+/* Makes the outputs of the inputs, in the order above; outputs overlap nothing else. It allocates nothing. A
+ * context runs once at a time; several contexts may run at the same time. */
+int net_run(net_context *context, const void *const *inputs, void *const *outputs);
+/* Ends a context that does not run; null is none. */
+void net_destroy(net_context *context);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

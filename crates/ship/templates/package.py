@@ -1,0 +1,104 @@
+@ORIGIN@
+
+import ctypes
+import json
+import os
+
+try:
+    import numpy
+except ImportError:
+    numpy = None
+
+__all__ = ["Context", "Error", "build"]
+
+
+class _Options(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", ctypes.c_uint32),
+        ("threads", ctypes.c_uint32),
+        ("spin_us", ctypes.c_uint32),
+        ("flags", ctypes.c_uint32),
+        ("arena", ctypes.c_void_p),
+        ("arena_bytes", ctypes.c_size_t),
+    ]
+
+
+_library = ctypes.CDLL(os.path.join(os.path.dirname(os.path.abspath(__file__)), "lib@NAME@.so"))
+_library.net_build.restype = ctypes.c_char_p
+_library.net_message.restype = ctypes.c_char_p
+_library.net_create.argtypes = [ctypes.POINTER(_Options), ctypes.POINTER(ctypes.c_void_p)]
+_library.net_run.argtypes = [ctypes.c_void_p, ctypes.POINTER(ctypes.c_void_p), ctypes.POINTER(ctypes.c_void_p)]
+_library.net_destroy.argtypes = [ctypes.c_void_p]
+_library.net_destroy.restype = None
+
+build = json.loads(_library.net_build().decode())
+"""All about the library: inputs and outputs with their names, types and shapes."""
+
+# Names of element types, and the format characters of the struct module.
+_FORMATS = {"f32": "f", "f64": "d", "f16": "e", "i8": "b", "u8": "B", "i32": "i", "i64": "q", "bool": "?"}
+_NUMPY = {"f32": "f4", "f64": "f8", "f16": "f2", "i8": "i1", "u8": "u1", "i32": "i4", "i64": "i8", "bool": "?"}
+
+
+class Error(Exception):
+    """What the library refuses."""
+
+
+def _check(code):
+    if code:
+        raise Error(_library.net_message(code).decode())
+
+
+def _input(tensor, value):
+    """The address of an input, and what holds it."""
+    name, dtype, size = tensor["name"], tensor["dtype"], tensor["bytes"]
+    if numpy is not None and dtype in _NUMPY:
+        value = numpy.ascontiguousarray(value)
+        if value.dtype != numpy.dtype(_NUMPY[dtype]):
+            raise Error(f"`{name}` takes {dtype}, not {value.dtype}")
+        if list(value.shape) != tensor["shape"]:
+            raise Error(f"`{name}` takes the shape {tensor['shape']}, not {list(value.shape)}")
+        return value.ctypes.data, value
+    view = memoryview(value)
+    if not view.c_contiguous or view.nbytes != size:
+        raise Error(f"`{name}` takes {size} bytes next to each other, not {view.nbytes}")
+    if view.format not in (_FORMATS.get(dtype), "B"):
+        raise Error(f"`{name}` takes {dtype}, not elements of the format `{view.format}`")
+    held = (ctypes.c_char * size).from_buffer_copy(view) if view.readonly else (ctypes.c_char * size).from_buffer(view)
+    return ctypes.addressof(held), held
+
+
+def _output(tensor):
+    """The address of a new output, what holds it, and what the caller gets."""
+    if numpy is not None and tensor["dtype"] in _NUMPY:
+        value = numpy.empty(tensor["shape"], _NUMPY[tensor["dtype"]])
+        return value.ctypes.data, value, value
+    held = (ctypes.c_char * tensor["bytes"])()
+    value = memoryview(held).cast("B")
+    if tensor["dtype"] in _FORMATS:
+        value = value.cast(_FORMATS[tensor["dtype"]], tensor["shape"])
+    return ctypes.addressof(held), held, value
+
+
+class Context:
+    """Memory and threads to run the model with. A context runs once at a time; several may run at the same time."""
+
+    def __init__(self, threads=0):
+        """A context with so many threads; 0 takes as many as the library is made for."""
+        options = _Options(struct_size=ctypes.sizeof(_Options), threads=threads)
+        self._context = ctypes.c_void_p()
+        _check(_library.net_create(ctypes.byref(options), ctypes.byref(self._context)))
+
+    def run(self, *inputs):
+        """The outputs of inputs, as a list: numpy arrays where there is numpy, else memoryviews."""
+        if len(inputs) != len(build["inputs"]):
+            raise Error(f"there are {len(build['inputs'])} inputs, {len(inputs)} were given")
+        given = [_input(tensor, value) for tensor, value in zip(build["inputs"], inputs)]
+        made = [_output(tensor) for tensor in build["outputs"]]
+        addresses = lambda all: (ctypes.c_void_p * len(all))(*[entry[0] for entry in all])
+        _check(_library.net_run(self._context, addresses(given), addresses(made)))
+        return [entry[2] for entry in made]
+
+    def __del__(self):
+        if getattr(self, "_context", None):
+            _library.net_destroy(self._context)
+            self._context = None
