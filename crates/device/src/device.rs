@@ -242,6 +242,30 @@ impl Device {
         })
     }
 
+    /// Ends the workers until [`Device::wake`]: what stays is what its workload is run on, and what was
+    /// compiled. Whatever is still measured is given up.
+    pub fn rest(&mut self) {
+        self.leave();
+        self.workers.clear();
+    }
+
+    /// Starts the workers again, if they are at rest.
+    ///
+    /// # Errors
+    /// [`DeviceError::Workers`] where they do not start.
+    pub fn wake(&mut self) -> Result<(), DeviceError> {
+        self.workers.fill(self.options.n_workers)?;
+        Ok(())
+    }
+
+    /// Has this side be where it was before any kernel was timed; what workers are at is given up with them.
+    fn leave(&mut self) {
+        let commands = self.scheduler.cancel(0);
+        if commands.iter().any(|command| matches!(command, Command::StepAside(false))) {
+            host::pin_thread(&self.all_cpus);
+        }
+    }
+
     /// What its workload is run on.
     pub fn data(&self) -> &Data {
         &self.data
@@ -342,11 +366,7 @@ impl Device {
 
 impl Drop for Device {
     fn drop(&mut self) {
-        // This side is where it was before; what workers are at ends with them.
-        let commands = self.scheduler.cancel(0);
-        if commands.iter().any(|command| matches!(command, Command::StepAside(false))) {
-            host::pin_thread(&self.all_cpus);
-        }
+        self.leave();
     }
 }
 

@@ -144,14 +144,31 @@ impl Workers {
     pub fn start(command: WorkerCommand, assignment: Assignment, n: usize) -> io::Result<Workers> {
         let (sender, receiver) = channel();
         let mut workers = Workers { command, assignment, slots: Vec::new(), sender, receiver };
-        for at in 0..n {
-            let slot = workers.spawn(at, 0)?;
-            workers.slots.push(slot);
-        }
-        while workers.slots.iter().any(|slot| slot.is_starting) {
-            workers.next_answer(None)?;
-        }
+        workers.fill(n)?;
         Ok(workers)
+    }
+
+    /// Starts `n` workers where there are none, and waits until they are ready.
+    ///
+    /// # Errors
+    /// As [`Workers::start`].
+    pub fn fill(&mut self, n: usize) -> io::Result<()> {
+        for at in self.slots.len()..n {
+            let slot = self.spawn(at, 0)?;
+            self.slots.push(slot);
+        }
+        while self.slots.iter().any(|slot| slot.is_starting) {
+            self.next_answer(None)?;
+        }
+        Ok(())
+    }
+
+    /// Ends all workers.
+    pub fn clear(&mut self) {
+        self.slots.iter_mut().for_each(|slot| slot.process.kill());
+        self.slots.clear();
+        // Nobody hears their last words.
+        (self.sender, self.receiver) = channel();
     }
 
     /// Number of workers.

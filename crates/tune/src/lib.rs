@@ -32,4 +32,4 @@ pub use space::{Config, ConfigError, Constraint, Domain, Parameter, Space, Space
 pub use template::{Setting, TEMPLATES, Task, TaskError, Template};
 pub use transfer::{EarlierTask, Experience};
 pub use trial::{ErrorClass, Limit, Limits, Outcome, Timing, Trial, quantile};
-pub use tune_loop::{Budget, Ended, Event, HeadStart, Report, Summary, tune};
+pub use tune_loop::{Budget, Ended, Event, HeadStart, Report, Summary, Tuning, tune};

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::ops::Range;
+use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -24,7 +25,7 @@ pub struct Budget {
     pub time: Option<Duration>,
     /// The most candidates to ask for at a time, at least 1. They compile side by side, and a killed run
     /// loses at most so many. Only the first are asked for all at once, later ones as more is known: see
-    /// [`tune`].
+    /// [`Tuning::go_on`].
     pub batch: usize,
 }
 
@@ -129,25 +130,13 @@ const LAST_WAIT: Duration = Duration::from_millis(500);
 const LOOK: Duration = Duration::from_millis(50);
 
 /// Runs `search` over the subject's space against `measure` until the budget is spent, the space is exhausted
-/// or `stop` is raised.
-///
-/// The search is told the trials of the head start first, and those of its guesses like its own. The observer
-/// is told every trial as it completes and the end of every batch; where it fails, the run ends.
-///
-/// Where no valid trial is known the first guess is measured alone, so that there is a result as soon as can
-/// be. A search is not asked where it thought for longer the last time than is left.
-///
-/// Where something is known a batch is a sixteenth of that, one candidate at least: what is chosen together
-/// is chosen without the others' results, and early every result changes the choice.
-///
-/// The search is told a batch as a whole and in order of batches, whatever comes first: what it proposes does
-/// not depend on how many candidates `measure` has under way.
+/// or `stop` is raised: a [`Tuning`] that goes on once.
 ///
 /// # Errors
-/// [`Error::Measure`] and [`Error::Observer`]. What was measured until then has been observed.
+/// As [`Tuning::go_on`].
 ///
 /// # Panics
-/// Where a median is not a positive, finite number: the measuring side's fault.
+/// As [`Tuning::go_on`].
 pub fn tune(
     search: &mut dyn Search,
     subject: Subject,
@@ -157,165 +146,282 @@ pub fn tune(
     stop: &AtomicBool,
     observer: &mut dyn FnMut(Event) -> Result<(), BoxError>,
 ) -> Result<Summary, Error> {
-    let start = pause::now();
-    let clock = || pause::now() - start;
-    tune_by_clock(search, subject, measure, head_start, budget, stop, observer, &clock)
+    let mut tuning = Tuning::new(search, subject, head_start);
+    let ended = tuning.go_on(measure, budget, stop, observer)?;
+    Ok(tuning.summary(ended))
 }
 
-/// The same by a clock that shows the time since the run began.
-#[expect(clippy::too_many_arguments, reason = "the clock is for tests")]
-fn tune_by_clock(
-    search: &mut dyn Search,
-    subject: Subject,
-    measure: &mut dyn Measure,
-    head_start: HeadStart,
-    budget: Budget,
-    stop: &AtomicBool,
-    observer: &mut dyn FnMut(Event) -> Result<(), BoxError>,
-    clock: &dyn Fn() -> Duration,
-) -> Result<Summary, Error> {
-    let HeadStart { prior, guesses } = head_start;
-    let mut books = Books::new(prior, clock);
-    books.search(|| search.observe(prior));
-    let time_left = || budget.time.map_or(Duration::MAX, |time| time.saturating_sub(clock()));
-    let stopped = || stop.load(Ordering::Relaxed);
-    let works_ahead = measure.machine().works_ahead && search.looks_ahead();
-    let mut guesses = guesses.iter().filter(|config| subject.space.contains(config)).cloned();
-    let mut is_begun = books.best.is_some() || guesses.clone().all(|config| books.seen.contains(&config));
-    // Chosen, and submitted perhaps.
-    let mut next: Option<Batch> = None;
-    let ended = loop {
-        let left = budget.trials.map_or(u64::MAX, |trials| trials.saturating_sub(books.n_trials));
-        let is_first = !std::mem::replace(&mut is_begun, true);
-        let is_late = time_left().is_zero();
-        let is_for_a_result = is_late && books.best.is_none() && clock() < FOR_A_RESULT;
-        if stopped() {
-            break Ended::Interrupted;
-        } else if left == 0 {
-            break Ended::Trials;
-        } else if is_late && !is_first && !is_for_a_result {
-            break Ended::Time;
+/// A search that is under way: it goes on whenever it is given time, so that several can take turns.
+pub struct Tuning<'a> {
+    search: &'a mut dyn Search,
+    subject: Subject<'a>,
+    books: Books<'a>,
+    /// Those that are not measured yet.
+    guesses: std::vec::IntoIter<Config>,
+    /// Whether there is a valid trial, or the first guess has been tried.
+    is_begun: bool,
+    /// What the search has not been told yet.
+    untold: Vec<Trial>,
+    /// What was chosen when the time was up.
+    left_over: VecDeque<Batch>,
+    wall: Duration,
+}
+
+impl<'a> Tuning<'a> {
+    /// One that begins when it first goes on: the search is told the trials of the head start first, and
+    /// those of its guesses like its own.
+    pub fn new(search: &'a mut dyn Search, subject: Subject<'a>, head_start: HeadStart) -> Tuning<'a> {
+        let start = pause::now();
+        Tuning::by_clock(search, subject, head_start, Rc::new(move || pause::now() - start))
+    }
+
+    /// The same by another clock.
+    fn by_clock(
+        search: &'a mut dyn Search,
+        subject: Subject<'a>,
+        head_start: HeadStart,
+        clock: Clock<'a>,
+    ) -> Tuning<'a> {
+        let HeadStart { prior, guesses } = head_start;
+        let books = Books::new(prior, clock);
+        let guesses: Vec<Config> = guesses.iter().filter(|config| subject.space.contains(config)).cloned().collect();
+        let is_begun = books.best.is_some() || guesses.iter().all(|config| books.seen.contains(config));
+        Tuning {
+            search,
+            subject,
+            books,
+            guesses: guesses.into_iter(),
+            is_begun,
+            untold: prior.to_vec(),
+            left_over: VecDeque::new(),
+            wall: Duration::ZERO,
         }
-        let mut batch = match next.take() {
-            Some(batch) => batch,
-            None => {
-                let n = if is_first || is_late { 1 } else { budget.most_at_a_time(left) };
-                let guesses = books.guess(&mut guesses, n);
-                if !guesses.is_empty() {
-                    Batch::new(guesses, true, subject)
-                } else if !books.may_think(time_left()) {
-                    break Ended::Time;
-                } else {
-                    let n = budget.at_a_time(books.n_known(), left);
-                    Batch::new(books.propose(search, subject.space, n), false, subject)
-                }
+    }
+
+    /// The best median so far in nanoseconds.
+    pub fn best_ns(&self) -> Option<f64> {
+        self.books.best_ns()
+    }
+
+    /// What it has come to so far, where it ended in this way the last time.
+    pub fn summary(&self, ended: Ended) -> Summary {
+        let books = &self.books;
+        Summary {
+            best: books.best.clone(),
+            n_trials: books.n_trials,
+            errors: books.errors.clone(),
+            cut_off: books.cut_off.clone(),
+            search_seconds: books.search_time.as_secs_f64(),
+            seconds: books.seconds,
+            wall_seconds: self.wall.as_secs_f64(),
+            ended,
+        }
+    }
+
+    /// Goes on until the budget is spent, the space is exhausted or `stop` is raised; why it ended.
+    ///
+    /// The observer is told every trial as it completes and the end of every batch; where it fails, the run
+    /// ends.
+    ///
+    /// Where no valid trial is known the first guess is measured alone, so that there is a result as soon as
+    /// can be. A search is not asked where it thought for longer the last time than is left.
+    ///
+    /// Where something is known a batch is a sixteenth of that, one candidate at least: what is chosen
+    /// together is chosen without the others' results, and early every result changes the choice.
+    ///
+    /// The search is told a batch as a whole and in order of batches, whatever comes first: what it proposes
+    /// does not depend on how many candidates `measure` has under way. What is chosen and not measured when
+    /// the time is up comes first the next time.
+    ///
+    /// # Errors
+    /// [`Error::Measure`] and [`Error::Observer`]. What was measured until then has been observed.
+    ///
+    /// # Panics
+    /// Where a median is not a positive, finite number: the measuring side's fault.
+    pub fn go_on(
+        &mut self,
+        measure: &mut dyn Measure,
+        budget: Budget,
+        stop: &AtomicBool,
+        observer: &mut dyn FnMut(Event) -> Result<(), BoxError>,
+    ) -> Result<Ended, Error> {
+        let clock = self.books.clock.clone();
+        let start = clock();
+        let ended = self.go_on_since(start, measure, budget, stop, observer);
+        self.wall += clock() - start;
+        ended
+    }
+
+    fn go_on_since(
+        &mut self,
+        start: Duration,
+        measure: &mut dyn Measure,
+        budget: Budget,
+        stop: &AtomicBool,
+        observer: &mut dyn FnMut(Event) -> Result<(), BoxError>,
+    ) -> Result<Ended, Error> {
+        let Tuning { search, subject, books, guesses, is_begun, untold, left_over, .. } = self;
+        let subject = *subject;
+        let since = books.clock.clone();
+        let clock = || since() - start;
+        let told = std::mem::take(untold);
+        books.search(|| search.observe(&told));
+        let time_left = || budget.time.map_or(Duration::MAX, |time| time.saturating_sub(clock()));
+        let stopped = || stop.load(Ordering::Relaxed);
+        let works_ahead = measure.machine().works_ahead && search.looks_ahead();
+        let n_before = books.n_trials;
+        // What was left over the last time, and what is now.
+        let mut waiting = std::mem::take(left_over);
+        // Chosen, and submitted perhaps.
+        let mut next: Option<Batch> = None;
+        let ended = loop {
+            let left = budget.trials.map_or(u64::MAX, |trials| (trials + n_before).saturating_sub(books.n_trials));
+            let is_first = !std::mem::replace(is_begun, true);
+            let is_late = time_left().is_zero();
+            let is_for_a_result = is_late && books.best.is_none() && clock() < FOR_A_RESULT;
+            if stopped() {
+                break Ended::Interrupted;
+            } else if left == 0 {
+                break Ended::Trials;
+            } else if is_late && !is_first && !is_for_a_result {
+                break Ended::Time;
             }
-        };
-        if batch.candidates.is_empty() {
-            break if books.may_think(time_left()) { Ended::Exhausted } else { Ended::Time };
-        }
-        if is_late && batch.candidates.len() > 1 {
-            batch.withdraw(measure)?;
-            next = Some(Batch {
-                candidates: batch.candidates.split_off(1),
-                ..Batch::new(Vec::new(), batch.is_guess, subject)
-            });
-        }
-        batch.submit(measure);
-        let leading_ns = books.leading_ns();
-        let left = left.saturating_sub(batch.candidates.len() as u64);
-        // Where that gains time a batch is chosen before the results of the one before are there.
-        if works_ahead && next.is_none() && left > 0 && !is_late {
-            let guesses = books.guess(&mut guesses, budget.most_at_a_time(left));
-            if !guesses.is_empty() {
-                next = Some(Batch::new(guesses, true, subject));
-            } else if !batch.is_guess && books.may_think(time_left()) {
-                // One that does not know of the guesses yet could propose them again.
-                let n = budget.at_a_time(books.n_known() + batch.candidates.len() as u64, left);
-                next = Some(Batch::new(books.propose(search, subject.space, n), false, subject));
-            }
-            if let Some(next) = &mut next {
-                next.submit(measure);
-            }
-        }
-        let over = || stopped() || time_left().is_zero() && !is_first && !is_for_a_result;
-        let mut reports = Vec::with_capacity(batch.candidates.len());
-        let mut trials = Vec::with_capacity(batch.candidates.len());
-        let (mut refused, mut broken) = (None, None);
-        // When those that are tested have had their last moment.
-        let mut last = None;
-        while reports.len() < batch.candidates.len() {
-            let came = match batch.early.pop_front() {
-                Some((number, measured)) => Ok(Next::Done(number, measured)),
+            let mut batch = match next.take().or_else(|| waiting.pop_front()) {
+                Some(batch) => batch,
                 None => {
-                    if over() && last.is_none() {
-                        last = Some(clock() + LAST_WAIT);
-                        if let Some(next) = &mut next {
-                            next.withdraw(measure)?;
-                        }
-                        measure.wind_down();
+                    let n = if is_first || is_late { 1 } else { budget.most_at_a_time(left) };
+                    let guesses = books.guess(guesses, n);
+                    if !guesses.is_empty() {
+                        Batch::new(guesses, true, subject)
+                    } else if !books.may_think(time_left()) {
+                        break Ended::Time;
+                    } else {
+                        let n = budget.at_a_time(books.n_known(), left);
+                        Batch::new(books.propose(*search, subject.space, n), false, subject)
                     }
-                    let left = match last {
-                        Some(last) => last.saturating_sub(clock()),
-                        None if is_first || is_for_a_result => Duration::MAX,
-                        None => time_left(),
-                    };
-                    let at_most = left.min(LOOK);
-                    if at_most.is_zero() && last.is_some() {
-                        break;
-                    }
-                    measure.next(leading_ns, at_most)
                 }
             };
-            match came {
-                Ok(Next::Done(number, measured)) => {
-                    let Some(candidate) = batch.candidate(number) else {
-                        // It is of the batch that comes next, and told with it.
-                        if let Some(next) = next.as_mut().filter(|next| next.candidate(number).is_some()) {
-                            next.early.push_back((number, measured));
+            if batch.candidates.is_empty() {
+                break if books.may_think(time_left()) { Ended::Exhausted } else { Ended::Time };
+            }
+            let most = if is_late { 1 } else { usize::try_from(left).unwrap_or(usize::MAX) };
+            if batch.candidates.len() > most {
+                batch.withdraw(measure)?;
+                next = Some(Batch::of(batch.candidates.split_off(most), batch.is_guess));
+            }
+            batch.submit(measure);
+            let leading_ns = books.leading_ns();
+            let left = left.saturating_sub(batch.candidates.len() as u64);
+            // Where that gains time a batch is chosen before the results of the one before are there.
+            if works_ahead && next.is_none() && left > 0 && !is_late {
+                next = waiting.pop_front();
+            }
+            if works_ahead && next.is_none() && left > 0 && !is_late {
+                let guesses = books.guess(guesses, budget.most_at_a_time(left));
+                if !guesses.is_empty() {
+                    next = Some(Batch::new(guesses, true, subject));
+                } else if !batch.is_guess && books.may_think(time_left()) {
+                    // One that does not know of the guesses yet could propose them again.
+                    let n = budget.at_a_time(books.n_known() + batch.candidates.len() as u64, left);
+                    next = Some(Batch::new(books.propose(*search, subject.space, n), false, subject));
+                }
+            }
+            if works_ahead
+                && left > 0
+                && !is_late
+                && let Some(next) = &mut next
+            {
+                next.submit(measure);
+            }
+            let over = || stopped() || time_left().is_zero() && !is_first && !is_for_a_result;
+            let mut reports = Vec::with_capacity(batch.candidates.len());
+            let mut trials = Vec::with_capacity(batch.candidates.len());
+            let (mut refused, mut broken) = (None, None);
+            // When those that are tested have had their last moment.
+            let mut last = None;
+            while reports.len() < batch.candidates.len() {
+                let came = match batch.early.pop_front() {
+                    Some((number, measured)) => Ok(Next::Done(number, measured)),
+                    None => {
+                        if over() && last.is_none() {
+                            last = Some(clock() + LAST_WAIT);
+                            if let Some(next) = &mut next {
+                                next.withdraw(measure)?;
+                            }
+                            measure.wind_down();
                         }
-                        continue;
-                    };
-                    let report = books.enter(candidate, measured);
-                    trials.push((number, report.trial.clone()));
-                    refused = observer(Event::Trial(&report)).err();
-                    reports.push(report);
-                    if refused.is_some() || stopped() || time_left().is_zero() {
+                        let left = match last {
+                            Some(last) => last.saturating_sub(clock()),
+                            None if is_first || is_for_a_result => Duration::MAX,
+                            None => time_left(),
+                        };
+                        let at_most = left.min(LOOK);
+                        if at_most.is_zero() && last.is_some() {
+                            break;
+                        }
+                        measure.next(leading_ns, at_most)
+                    }
+                };
+                match came {
+                    Ok(Next::Done(number, measured)) => {
+                        let Some(candidate) = batch.candidate(number) else {
+                            // It is of the batch that comes next, and told with it.
+                            if let Some(next) = next.as_mut().filter(|next| next.candidate(number).is_some()) {
+                                next.early.push_back((number, measured));
+                            }
+                            continue;
+                        };
+                        let report = books.enter(candidate, measured);
+                        trials.push((number, report.trial.clone()));
+                        refused = observer(Event::Trial(&report)).err();
+                        reports.push(report);
+                        if refused.is_some() || stopped() || time_left().is_zero() {
+                            break;
+                        }
+                    }
+                    Ok(Next::Pending) => {}
+                    Ok(Next::Idle) => break,
+                    Err(error) => {
+                        broken = Some(error);
                         break;
                     }
                 }
-                Ok(Next::Pending) => {}
-                Ok(Next::Idle) => break,
-                Err(error) => {
-                    broken = Some(error);
-                    break;
+            }
+            if reports.len() < batch.candidates.len() && broken.is_none() {
+                if let Some(next) = &mut next {
+                    next.withdraw(measure)?;
                 }
+                if over() {
+                    left_over.push_back(batch.without(&trials));
+                }
+                batch.withdraw(measure)?;
             }
-        }
-        if reports.len() < batch.candidates.len() && broken.is_none() {
-            if let Some(next) = &mut next {
-                next.withdraw(measure)?;
+            trials.sort_by_key(|(number, _)| *number);
+            let trials: Vec<Trial> = trials.into_iter().map(|(_, trial)| trial).collect();
+            if stopped() || time_left().is_zero() {
+                // One that is not asked again need not learn.
+                untold.extend(trials);
+            } else {
+                books.search(|| search.observe(&trials));
             }
-            batch.withdraw(measure)?;
-        }
-        trials.sort_by_key(|(number, _)| *number);
-        let trials: Vec<Trial> = trials.into_iter().map(|(_, trial)| trial).collect();
-        if !stopped() && !time_left().is_zero() {
-            // One that is not asked again need not learn.
-            books.search(|| search.observe(&trials));
-        }
-        if let Some(error) = refused {
-            return Err(Error::Observer(error));
-        }
-        observer(Event::Batch(&reports)).map_err(Error::Observer)?;
-        broken.map_or(Ok(()), Err).map_err(Error::Measure)?;
-        // A measuring side that gives no results would be asked for ever.
-        if reports.is_empty() && !time_left().is_zero() {
-            break Ended::Interrupted;
-        }
-    };
-    Ok(books.close(clock(), ended))
+            if let Some(error) = refused {
+                return Err(Error::Observer(error));
+            }
+            observer(Event::Batch(&reports)).map_err(Error::Observer)?;
+            broken.map_or(Ok(()), Err).map_err(Error::Measure)?;
+            // A measuring side that gives no results would be asked for ever.
+            if reports.is_empty() && !time_left().is_zero() {
+                break Ended::Interrupted;
+            }
+        };
+        left_over.extend(next.into_iter().chain(waiting));
+        left_over.iter_mut().try_for_each(|batch| batch.withdraw(measure))?;
+        Ok(ended)
+    }
 }
+
+/// The time since some moment.
+type Clock<'a> = Rc<dyn Fn() -> Duration + 'a>;
 
 /// What is measured together.
 struct Batch {
@@ -330,8 +436,19 @@ struct Batch {
 
 impl Batch {
     fn new(configs: Vec<Config>, is_guess: bool, subject: Subject) -> Batch {
-        let candidates = configs.into_iter().map(|config| subject.candidate(config)).collect();
+        Batch::of(configs.into_iter().map(|config| subject.candidate(config)).collect(), is_guess)
+    }
+
+    fn of(candidates: Vec<Candidate>, is_guess: bool) -> Batch {
         Batch { candidates, is_guess, numbers: None, early: VecDeque::new() }
+    }
+
+    /// What is left of it without those that are measured.
+    fn without(&self, measured: &[(u64, Trial)]) -> Batch {
+        let measured: HashSet<u64> = measured.iter().map(|(number, _)| *number).collect();
+        let numbered = self.numbers.clone().into_iter().flatten().zip(&self.candidates);
+        let left = numbered.filter(|(number, _)| !measured.contains(number)).map(|(_, candidate)| candidate.clone());
+        Batch::of(left.collect(), self.is_guess)
     }
 
     /// Has it measured, unless it is already.
@@ -361,8 +478,7 @@ const ONE_LEADS_OF: usize = 10;
 
 /// What the loop remembers and counts.
 struct Books<'a> {
-    /// The time since the run began.
-    clock: &'a dyn Fn() -> Duration,
+    clock: Clock<'a>,
     /// Everything that was measured or is being measured.
     seen: HashSet<Config>,
     best: Option<Trial>,
@@ -380,7 +496,7 @@ struct Books<'a> {
 }
 
 impl<'a> Books<'a> {
-    fn new(prior: &[Trial], clock: &'a dyn Fn() -> Duration) -> Books<'a> {
+    fn new(prior: &[Trial], clock: Clock<'a>) -> Books<'a> {
         let mut books = Books {
             clock,
             seen: prior.iter().map(|trial| trial.config.clone()).collect(),
@@ -474,19 +590,6 @@ impl<'a> Books<'a> {
             seconds: measured.seconds,
             limit: measured.limit,
             best_ns: self.best_ns(),
-        }
-    }
-
-    fn close(self, wall: Duration, ended: Ended) -> Summary {
-        Summary {
-            best: self.best,
-            n_trials: self.n_trials,
-            errors: self.errors,
-            cut_off: self.cut_off,
-            search_seconds: self.search_time.as_secs_f64(),
-            seconds: self.seconds,
-            wall_seconds: wall.as_secs_f64(),
-            ended,
         }
     }
 }
@@ -630,19 +733,19 @@ mod tests {
 
     #[test]
     fn one_lucky_trial_does_not_lead() {
-        let at_once = || Duration::ZERO;
+        let leading_ns = |known: &[Trial]| Books::new(known, Rc::new(|| Duration::ZERO)).leading_ns();
         let trials: Vec<Trial> =
             run("grid", &[], Budget::default(), &AtomicBool::new(false)).1.into_iter().map(|r| r.trial).collect();
         let measured: Vec<Trial> = trials.into_iter().filter(|trial| trial.outcome.timing().is_some()).collect();
         assert_eq!(measured.len(), 18);
-        assert_eq!(Books::new(&[], &at_once).leading_ns(), None);
-        assert_eq!(Books::new(&measured[..1], &at_once).leading_ns(), Some(100.0));
-        assert_eq!(Books::new(&measured, &at_once).leading_ns(), Some(78.0));
+        assert_eq!(leading_ns(&[]), None);
+        assert_eq!(leading_ns(&measured[..1]), Some(100.0));
+        assert_eq!(leading_ns(&measured), Some(78.0));
         let many: Vec<Trial> = (0..200).map(|at| measured[at % 18].clone()).collect();
         // Of 200, ten lead; the fastest is there eleven times.
-        assert_eq!(Books::new(&many, &at_once).leading_ns(), Some(78.0));
+        assert_eq!(leading_ns(&many), Some(78.0));
         let third = [&measured[17..], &measured[..17], &measured[..12]].concat();
-        assert_eq!(Books::new(&third, &at_once).leading_ns(), Some(80.0));
+        assert_eq!(leading_ns(&third), Some(80.0));
     }
 
     /// A table that has candidates of two batches at once, and tells the last ones first or the first ones.
@@ -830,11 +933,10 @@ mod tests {
         let mut search = Timed { of: search, takes_s: proposal, now_s: &now_s };
         let budget = Budget { trials: Some(20), time: Some(Duration::from_secs(limit)), batch: 5 };
         let head_start = HeadStart { prior, guesses: &guesses };
-        let (stop, clock) = (AtomicBool::new(false), || Duration::from_secs(now_s.load(Ordering::Relaxed)));
-        let mut observer = |_: Event| Ok(());
-        let summary =
-            tune_by_clock(&mut search, subject(&space), &mut measure, head_start, budget, &stop, &mut observer, &clock)
-                .unwrap();
+        let clock = Rc::new(|| Duration::from_secs(now_s.load(Ordering::Relaxed)));
+        let mut tuning = Tuning::by_clock(&mut search, subject(&space), head_start, clock);
+        let ended = tuning.go_on(&mut measure, budget, &AtomicBool::new(false), &mut |_| Ok(())).unwrap();
+        let summary = tuning.summary(ended);
         assert_eq!((summary.n_trials, summary.wall_seconds as u64), expected);
         assert_eq!(summary.ended, Ended::Time);
     }
@@ -865,6 +967,47 @@ mod tests {
         check_time([30, 1, 4], &[], &[], (9, 29));
         // One of which nothing is known is asked.
         check_time([3, 1, 4], &[], &[], (0, 4));
+    }
+
+    #[test]
+    fn a_run_in_turns_measures_each_once_and_forgets_none() {
+        for name in ["grid", "random", "genetic", "auto"] {
+            let now_s = AtomicU64::new(0);
+            let space = table().space().clone();
+            let guesses: Vec<Config> = [5, 3, 9, 12, 6].map(|index| space.config_at(index)).into();
+            let head_start = HeadStart { prior: &[], guesses: &guesses };
+            let mut measure = Timed { of: table(), takes_s: 2, now_s: &now_s };
+            let mut search = build(name, &space, 1).unwrap();
+            let clock = Rc::new(|| Duration::from_secs(now_s.load(Ordering::Relaxed)));
+            let mut tuning = Tuning::by_clock(search.as_mut(), subject(&space), head_start, clock);
+            let (mut numbers, mut configs, mut n_turns) = (Vec::new(), Vec::new(), 0);
+            loop {
+                // Some turns end by time, in the middle of a batch, and others by trials.
+                let time = Some(Duration::from_secs(5)).filter(|_| n_turns % 2 == 0);
+                let budget = Budget { time, trials: time.is_none().then_some(2), batch: 4 };
+                let mut observer = |event: Event| {
+                    if let Event::Trial(report) = event {
+                        numbers.push(report.number);
+                        configs.push(report.trial.config.clone());
+                    }
+                    Ok(())
+                };
+                let ended = tuning.go_on(&mut measure, budget, &AtomicBool::new(false), &mut observer).unwrap();
+                n_turns += 1;
+                // What was proposed and not measured is left for the next turn, whatever it was.
+                match ended {
+                    Ended::Exhausted => break,
+                    Ended::Time | Ended::Trials => assert!(n_turns < 20, "{name}"),
+                    Ended::Interrupted => panic!("{name}: nobody did"),
+                }
+            }
+            assert_eq!(configs[..5], guesses, "{name}");
+            assert_eq!(configs.iter().collect::<HashSet<_>>().len(), 24, "{name}");
+            assert_eq!(numbers, (0..24).collect::<Vec<_>>(), "{name}");
+            let summary = tuning.summary(Ended::Exhausted);
+            assert_eq!((summary.n_trials, summary.wall_seconds), (24, 48.0), "{name}");
+            assert_eq!(tuning.best_ns(), Some(78.0), "{name}");
+        }
     }
 
     struct Broken;
