@@ -198,3 +198,17 @@ fn faults_on_other_threads_are_faults_of_the_candidate() {
         ],
     );
 }
+
+#[test]
+fn a_device_that_rested_in_the_middle_of_its_work_measures_on() {
+    let workload = Workload::parse("matmul:m=64,n=64,k=64").unwrap();
+    let mut device = Device::new(workload, &host::target(), common::device_options(1)).unwrap();
+    let source = || Source::Steps("split i 4 -> io ii\nreorder io k ii j\nvectorize j\n".to_owned());
+    for _ in 0..3 {
+        device.submit_sources(&[source(), source(), source()]);
+        device.rest();
+        device.wake().unwrap();
+        let measured = device.measure_sources(&[source()]).unwrap();
+        assert!(matches!(measured[0].outcome, Outcome::Measured(_)), "{:?}", measured[0].outcome);
+    }
+}
