@@ -74,6 +74,11 @@ impl Data {
         }
         Ok(Data { file, offsets })
     }
+
+    /// How much memory it takes.
+    pub fn n_bytes(&self) -> u64 {
+        self.file.metadata().map_or(0, |file| file.len())
+    }
 }
 
 /// Writes values as numbers of a type.

@@ -42,6 +42,7 @@ pub use kernel::Kernel;
 pub use session::{Session, serve_if_worker};
 pub use tilewright_ir::op::Workload;
 pub use tune::finals::{EndLimits, Leader, Untuned, rank};
+pub use tune::many::{TunedMany, TunedTask, Turned};
 pub use tune::recorder::{Recorder, Recording};
 pub use tune::transfer::Transfer;
 pub use tune::verdict::option_of;

@@ -3,6 +3,7 @@
 use std::ffi::OsStr;
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
+use std::time::Duration;
 
 use tilewright_device::device::WorkerCommand;
 use tilewright_device::host;
@@ -13,6 +14,7 @@ use crate::best::{Best, known_best, target_name};
 use crate::database::Database;
 use crate::error::Error;
 use crate::kernel::Kernel;
+use crate::tune::many::{TunedMany, tune_many};
 use crate::tune::{Note, TuneRequest, Tuned, tune};
 
 /// The argument with which a program is started as a worker.
@@ -76,7 +78,26 @@ impl Session {
         tune(request, &self.database, &self.worker, stop, note)
     }
 
-    /// The same without a way to stop it, and without a word.
+    /// Tunes workloads together, as those of a model: all of them, starts and races included, have this time.
+    /// Each comes with its weight: how often the whole runs it. First each has a turn, then turns of some 2 s
+    /// go to the one by which the whole is expected to gain most; those that have records go on from them.
+    ///
+    /// The time and the trials of a request bound what is spent on that one. `stop` and `note` are as those of
+    /// [`Session::tune`]; [`Note::Turn`] says whose turn it is, [`Note::Turned`] how the whole does.
+    ///
+    /// # Errors
+    /// As [`Session::tune`], and where one is there twice or a weight is not above 0.
+    pub fn tune_many(
+        &self,
+        tasks: &[(TuneRequest, f64)],
+        time: Duration,
+        stop: &AtomicBool,
+        note: &(dyn Fn(Note) + Sync),
+    ) -> Result<TunedMany, Error> {
+        tune_many(tasks, time, &self.database, &self.worker, stop, note)
+    }
+
+    /// As [`Session::tune`], without a way to stop it, and without a word.
     ///
     /// # Errors
     /// As [`Session::tune`], and where records are lost.

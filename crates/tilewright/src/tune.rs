@@ -1,8 +1,10 @@
 //! Tuning: a search, its records, and a race of the leaders at the end.
 
 pub mod finals;
+pub mod many;
 pub mod recorder;
 pub mod transfer;
+mod turns;
 pub mod verdict;
 
 use std::collections::{BTreeMap, HashSet};
@@ -19,8 +21,9 @@ use tilewright_ir::reference::work;
 use tilewright_ir::{DType, Target};
 use tilewright_tune::transfer::warm_start;
 use tilewright_tune::{
-    self as core, Budget, Config, Ended, ErrorClass, Event, Experience, HeadStart, Judge, Limits, Outcome, PassedOver,
-    Record, Report, Search, Setting, Store, StoreError, Summary, Task, TaskKey, Trial, Winner, search,
+    self as core, BoxError, Budget, Config, Ended, ErrorClass, Event, Experience, HeadStart, Judge, Limits, Outcome,
+    PassedOver, Record, Report, Search, Seconds, Setting, Store, StoreError, Summary, Task, TaskKey, Trial, Tuning,
+    Winner, search,
 };
 
 use crate::best::{Best, gflops, target_name, trials_of};
@@ -168,6 +171,11 @@ pub enum Note<'a> {
     LeftOut(String),
     /// So many rounds begin, in which nothing else is to run.
     Rounds(u32),
+    /// Of several tasks it is now the turn of this one: what comes is of it, and whatever it has measured can
+    /// be committed by the recording.
+    Turn(usize, &'a Recording),
+    /// A turn has ended.
+    Turned(&'a many::Turned),
 }
 
 /// What a run is about.
@@ -339,6 +347,11 @@ impl Wall {
         lap
     }
 
+    /// What was since the last part ended is none of it.
+    fn skip(&mut self) {
+        self.last = Instant::now();
+    }
+
     /// The race has ended, with the untuned program behind it.
     fn end_race(&mut self, end: Option<&End>) {
         let both = self.lap();
@@ -359,6 +372,8 @@ pub struct Earlier {
     pub cut_off: BTreeMap<ErrorClass, u64>,
     /// The configurations of those that were imported.
     pub imported: HashSet<Config>,
+    /// Seconds that each trial of this machine took, about, and its time in nanoseconds where it was valid.
+    pub course: Vec<(f64, Option<f64>)>,
 }
 
 /// Time since 1970.
@@ -409,6 +424,9 @@ pub fn earlier(
         let Ok(trial) = record.trial(&task.space) else { continue };
         if record.is_imported {
             earlier.imported.insert(trial.config.clone());
+        } else {
+            let Seconds { build, run, verify } = record.seconds;
+            earlier.course.push((build.max(run + verify), trial.outcome.timing().map(|timing| timing.median_ns)));
         }
         if let (Some(class), Some(_)) = (trial.outcome.class(), record.limit) {
             *earlier.cut_off.entry(class).or_default() += 1;
@@ -432,6 +450,13 @@ pub fn errors_of(trials: &[Trial]) -> BTreeMap<ErrorClass, u64> {
     errors
 }
 
+/// What a run has found, and why records of it are lost, where they are.
+struct Found {
+    /// All trials, those of earlier runs included.
+    trials: Vec<Trial>,
+    lost: Option<StoreError>,
+}
+
 /// A run, once its request has been understood.
 struct Run<'a> {
     request: &'a TuneRequest,
@@ -442,7 +467,6 @@ struct Run<'a> {
     database: &'a Database,
     options: Options,
     peak_gflops: Option<f64>,
-    wall: Wall,
     earlier: Earlier,
 }
 
@@ -458,7 +482,7 @@ pub fn tune(
     stop: &AtomicBool,
     note: &(dyn Fn(Note) + Sync),
 ) -> Result<Tuned, Error> {
-    let wall = Wall::new();
+    let mut wall = Wall::new();
     let task = request.task()?;
     let key = task_key(&task, request.cold);
     let (search, guesses) = search_of(request, &task, &key, note)?;
@@ -466,11 +490,8 @@ pub fn tune(
     if let Some(warning) = &opened.warning {
         note(Note::Message(warning.clone()));
     }
-    let options = request.options(worker.clone());
-    let earlier =
-        earlier(&opened.store, &key, &task, &options.limits(), &|n| note(n)).map_err(|error| database.refuse(error))?;
-    let mut run = Run { request, note, stop, task, key, database, options, peak_gflops: None, wall, earlier };
-    run.carry_out(search, &guesses, opened)
+    let mut run = Run::new(request, (task, key), database, &opened.store, worker, stop, note)?;
+    run.carry_out(search, &guesses, opened, &mut wall)
 }
 
 /// The search, and what is tried before it proposes anything.
@@ -546,17 +567,56 @@ fn learned(
     Ok(Learned { experience, carried_over })
 }
 
-impl Run<'_> {
-    fn carry_out(&mut self, mut search: Box<dyn Search>, guesses: &[Config], opened: Opened) -> Result<Tuned, Error> {
+impl<'a> Run<'a> {
+    /// One that goes on from what is recorded.
+    fn new(
+        request: &'a TuneRequest,
+        (task, key): (Task, TaskKey),
+        database: &'a Database,
+        store: &Store,
+        worker: &WorkerCommand,
+        stop: &'a AtomicBool,
+        note: &'a (dyn Fn(Note) + Sync),
+    ) -> Result<Run<'a>, Error> {
+        let options = request.options(worker.clone());
+        let earlier = earlier(store, &key, &task, &options.limits(), &|n| note(n));
+        let earlier = earlier.map_err(|error| database.refuse(error))?;
+        Ok(Run { request, note, stop, task, key, database, options, peak_gflops: None, earlier })
+    }
+
+    /// Trials to come to that are not recorded.
+    fn left(&self) -> Option<u64> {
+        self.request.trials.map(|trials| trials.saturating_sub(self.earlier.trials.len() as u64))
+    }
+
+    /// Why there is nothing to search, if so.
+    fn nothing_left(&self) -> Option<&'static str> {
+        match self.left() {
+            Some(0) => Some("all trials asked for are recorded already"),
+            _ if self.earlier.trials.len() as u128 >= self.task.space.size() => {
+                Some("the whole space is recorded already")
+            }
+            _ => None,
+        }
+    }
+
+    /// What it came to where it is the same as before: this winner.
+    fn as_before(&self, known: &Winner, wall: &Wall) -> Tuned {
+        let best = Best::of_winner(&self.request.workload, known);
+        Tuned { verified: known.verified, best: Some(best), ..self.tuned(&[], None, wall) }
+    }
+
+    fn carry_out(
+        &mut self,
+        mut search: Box<dyn Search>,
+        guesses: &[Config],
+        opened: Opened,
+        wall: &mut Wall,
+    ) -> Result<Tuned, Error> {
         let request = self.request;
         let n_earlier = self.earlier.trials.len() as u64;
         let time = request.time.or(if request.trials.is_none() { Some(DEFAULT_TIME) } else { None });
-        let left = request.trials.map(|trials| trials.saturating_sub(n_earlier));
-        let nothing_left = match left {
-            Some(0) => Some("all trials asked for are recorded already"),
-            _ if u128::from(n_earlier) >= self.task.space.size() => Some("the whole space is recorded already"),
-            _ => None,
-        };
+        let nothing_left = self.nothing_left();
         (self.note)(Note::Begin(&Begin {
             key: self.key.clone(),
             space_size: self.task.space.size(),
@@ -567,9 +627,8 @@ impl Run<'_> {
         if let Some(nothing_left) = nothing_left {
             if let Some(known) = self.known_winner(&opened.store).map_err(|error| self.database.refuse(error))? {
                 (self.note)(Note::Message(nothing_left.to_owned()));
-                self.wall.seconds.start = self.wall.lap();
-                let best = Best::of_winner(&request.workload, &known);
-                return Ok(Tuned { verified: known.verified, best: Some(best), ..self.tuned(&[], None) });
+                wall.seconds.start = wall.lap();
+                return Ok(self.as_before(&known, wall));
             }
             let race = if request.race { "; the leaders have yet to be raced" } else { "" };
             (self.note)(Note::Message(format!("{nothing_left}: there is nothing to search{race}")));
@@ -591,49 +650,61 @@ impl Run<'_> {
         };
         (self.note)(Note::Plan(&plan));
         let Some(mut device) = self.device()? else {
-            self.wall.seconds.start = self.wall.lap();
-            return Ok(self.tuned(&[], None));
+            wall.seconds.start = wall.lap();
+            return Ok(self.tuned(&[], None, wall));
         };
-        self.wall.seconds.start = self.wall.lap();
+        wall.seconds.start = wall.lap();
         let recorder = Recorder::new(opened, &self.task, self.key.clone(), request.search.clone(), request.seed);
         let recorder = Recording::new(recorder);
         (self.note)(Note::Search(&recorder, &plan));
-        let mut trials = self.earlier.trials.clone();
-        let mut lost = None;
-        let summary = core::tune(
-            search.as_mut(),
-            (&self.task).into(),
-            &mut device,
-            HeadStart { prior: &self.earlier.trials, guesses },
-            Budget { trials: left, time, ..Budget::default() },
-            self.stop,
-            &mut |event| {
-                if let Event::Trial(report) = &event {
-                    trials.push(report.trial.clone());
-                    (self.note)(Note::Trial(report));
-                }
-                if let Err(error) = recorder.take_note(&event, &|message| (self.note)(Note::Message(message))) {
-                    // What was found until then is raced and told all the same.
-                    lost.get_or_insert(error);
-                    self.stop.store(true, Ordering::Relaxed);
-                }
-                Ok(())
-            },
-        );
-        self.wall.seconds.search = self.wall.lap();
-        let end = match &summary {
-            Ok(_) if request.race => {
+        let mut found = Found { trials: self.earlier.trials.clone(), lost: None };
+        let head_start = HeadStart { prior: &self.earlier.trials, guesses };
+        let mut tuning = Tuning::new(search.as_mut(), (&self.task).into(), head_start);
+        let budget = Budget { trials: self.left(), time, ..Budget::default() };
+        let ended =
+            tuning.go_on(&mut device, budget, self.stop, &mut |event| self.take_note(&event, &recorder, &mut found));
+        wall.seconds.search = wall.lap();
+        let ended = ended.map_err(|error| Error::failed(&error).because(error))?;
+        self.finish(Some(device), &recorder, found, &tuning.summary(ended), limits, wall)
+    }
+
+    /// Notes, records and tells of an event.
+    fn take_note(&self, event: &Event, recorder: &Recording, found: &mut Found) -> Result<(), BoxError> {
+        if let Event::Trial(report) = event {
+            found.trials.push(report.trial.clone());
+            (self.note)(Note::Trial(report));
+        }
+        if let Err(error) = recorder.take_note(event, &|message| (self.note)(Note::Message(message))) {
+            // What was found until then is raced and told all the same.
+            found.lost.get_or_insert(error);
+            self.stop.store(true, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    /// Races the leaders, where that is asked for and there is a device, and says what it came to.
+    fn finish(
+        &self,
+        mut device: Option<Device>,
+        recorder: &Recording,
+        Found { trials, lost }: Found,
+        summary: &Summary,
+        limits: EndLimits,
+        wall: &mut Wall,
+    ) -> Result<Tuned, Error> {
+        let request = self.request;
+        let end = match &mut device {
+            Some(device) if request.race => {
                 // What is at the path of a database that is gone is another's; opening it would give it the
                 // log of ours.
                 let others = if lost.is_none() { self.trials_of_others(&trials) } else { Vec::new() };
                 let known = [trials.as_slice(), others.as_slice()].concat();
                 let imported = &self.earlier.imported;
-                finals::run(&mut device, &self.task, &known, imported, limits, self.stop, &|n| (self.note)(n))
+                finals::run(device, &self.task, &known, imported, limits, self.stop, &|n| (self.note)(n))
             }
             _ => Ok(End::NoTime),
         };
-        self.wall.end_race(end.as_ref().ok());
-        let summary = summary.map_err(|error| Error::failed(&error).because(error))?;
+        wall.end_race(end.as_ref().ok());
         let winner = match &end {
             Ok(End::Raced(finals)) => Some(self.winner(finals)),
             _ => None,
@@ -641,9 +712,9 @@ impl Run<'_> {
         let recorded = recorder.conclude(winner.as_ref());
         let end = end.map_err(|error| Error::failed("measuring the leading candidates").because(error))?;
         drop(device);
-        self.wall.seconds.end = self.wall.lap();
+        wall.seconds.end = wall.lap();
         let lost = lost.or(recorded.err()).map(|error| self.database.failure(&error));
-        let mut tuned = self.tuned(&trials[self.earlier.trials.len()..], Some(&summary));
+        let mut tuned = self.tuned(&trials[self.earlier.trials.len()..], Some(summary), wall);
         tuned.recorded = lost.is_none();
         tuned.lost = lost;
         match (&end, winner) {
@@ -659,7 +730,7 @@ impl Run<'_> {
                     spread: finals.spread(),
                 });
             }
-            (End::NoTime, _) => tuned.best = self.fastest(&summary, &trials),
+            (End::NoTime, _) => tuned.best = self.fastest(summary, &trials),
             _ => {}
         }
         tuned.verified = tuned.best.is_some();
@@ -667,7 +738,7 @@ impl Run<'_> {
     }
 
     /// What a run came to that has no winner yet, with its new trials.
-    fn tuned(&self, new: &[Trial], summary: Option<&Summary>) -> Tuned {
+    fn tuned(&self, new: &[Trial], summary: Option<&Summary>, wall: &Wall) -> Tuned {
         let all = || self.earlier.trials.iter().chain(new);
         let mut errors = errors_of(&self.earlier.trials);
         errors_of(new).into_iter().for_each(|(class, n)| *errors.entry(class).or_default() += n);
@@ -687,7 +758,7 @@ impl Run<'_> {
             trials: all().count() as u64,
             new_trials: summary.map_or(0, |s| s.n_trials),
             seconds: summary.map_or(0.0, |s| s.wall_seconds),
-            wall_seconds: self.wall.seconds,
+            wall_seconds: wall.seconds,
             trials_per_second: summary.map_or(0.0, rate),
             seconds_in: SecondsIn {
                 search: summary.map_or(0.0, |s| s.search_seconds),

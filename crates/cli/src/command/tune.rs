@@ -9,8 +9,8 @@ use clap::Args;
 use serde_json::{Value as Json, json};
 use tilewright::words::errors_text;
 use tilewright::{
-    Begin, DEFAULT_SEARCH, Note, Plan, Race, Recording, Session, Transfer, TuneRequest, Tuned, Untuned, WallSeconds,
-    Workload, gflops,
+    Begin, DEFAULT_SEARCH, DEFAULT_TIME, Note, Plan, Race, Recording, Session, Transfer, TuneRequest, Tuned, Turned,
+    Untuned, WallSeconds, Workload, gflops,
 };
 use tilewright_lab::predict::likely_configs;
 use tilewright_lab::{Caller, News};
@@ -18,7 +18,7 @@ use tilewright_tune::Ended;
 
 use super::{DatabaseArgs, WorkloadArgs, count, on_interrupt, percent, worker_command};
 use crate::error::describe;
-use crate::output::{digits, duration, message, table, write_result};
+use crate::output::{digits, duration, grouped, message, table, write_result};
 use crate::progress::{Progress, Status};
 
 /// A run that takes so many seconds is worth a word before it.
@@ -49,6 +49,10 @@ pub struct TuneArgs {
     /// Time for the search in this run [default: 60 where --trials is not given either]
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     time: Option<Duration>,
+    /// Share the time among the workloads of a set, each turn to the one by which all of them together are
+    /// expected to gain most; --time is then the time of the whole run
+    #[arg(long)]
+    together: bool,
     /// Seed of the search and of the random inputs
     #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u64,
@@ -161,6 +165,9 @@ pub fn run(args: &TuneArgs, as_json: bool) -> anyhow::Result<()> {
     let workloads = args.workloads()?;
     let interrupts = Interrupts::watch()?;
     args.of.machine.warn_of_limits();
+    if args.together {
+        return together(args, &workloads, &interrupts, as_json);
+    }
     if let [workload] = &workloads[..] {
         let report = tune(args, workload, false, &interrupts)?;
         if report.failure.is_none() || as_json {
@@ -211,6 +218,81 @@ pub fn run(args: &TuneArgs, as_json: bool) -> anyhow::Result<()> {
     let json = json!({"workloads": reports.iter().map(|r| &r.json).collect::<Vec<_>>()});
     write_result(as_json, &json, &table(&rows))?;
     fault.or_else(|| reports.into_iter().find_map(|report| report.failure)).map_or(Ok(()), Err)
+}
+
+/// Tunes the workloads of a set together: they share the time.
+fn together(args: &TuneArgs, workloads: &[Workload], interrupts: &Interrupts, as_json: bool) -> anyhow::Result<()> {
+    let time = args.time.unwrap_or(DEFAULT_TIME);
+    let request = |workload| Ok((TuneRequest { time: None, ..args.request(workload, true)? }, 1.0));
+    let tasks = workloads.iter().map(request).collect::<anyhow::Result<Vec<(TuneRequest, f64)>>>()?;
+    let session = Session::new(args.records.database()?, worker_command()?);
+    let n_workloads = count(workloads.len() as u64, "workload");
+    message(&format!(
+        "{n_workloads} together for {} s, recording to {}",
+        time.as_secs_f64(),
+        session.database().name()
+    ));
+    let (begin, at_hand) = (Instant::now(), Mutex::new((Progress::start(Status::default()), 0)));
+    let tuned = session.tune_many(&tasks, time, &interrupts.stop, &|note| {
+        let mut at_hand = at_hand.lock().unwrap_or_else(PoisonError::into_inner);
+        let (progress, at) = &mut *at_hand;
+        let phase = |text: String| progress.update(|status| status.phase = Some(text));
+        match note {
+            Note::Message(line) => progress.message(&line),
+            Note::Turn(whose, recording) => {
+                *at = whose;
+                interrupts.concern(Some(recording), progress);
+            }
+            Note::Turned(turned) => phase(turned_text(turned, workloads)),
+            Note::Race(_) => phase(format!("measuring the best of {} against each other", workloads[*at])),
+            _ => {}
+        }
+    });
+    at_hand.into_inner().unwrap_or_else(PoisonError::into_inner).0.finish();
+    let mut tuned = tuned?;
+    let mut rows = vec![["workload", "GFLOP/s", "time", "share", "turns"].map(str::to_owned).to_vec()];
+    for task in &tuned.workloads {
+        let best = task.tuned.best.as_ref();
+        rows.push(vec![
+            task.tuned.workload.clone(),
+            best.map_or("none".to_owned(), |best| digits(best.gflops)),
+            best.map_or(String::new(), |best| duration(best.median_ns)),
+            task.share.map_or(String::new(), percent),
+            task.turns.to_string(),
+        ]);
+    }
+    let whole = |ms: Option<f64>| ms.map_or("unknown".to_owned(), |ms| duration(ms * 1e6));
+    let text = format!(
+        "{}together {}, before {}; {:.1} s{}\n",
+        table(&rows),
+        whole(tuned.whole_ms),
+        whole(tuned.whole_ms_before),
+        begin.elapsed().as_secs_f64(),
+        if tuned.ended_early { ": more is not expected to be worth its time" } else { "" }
+    );
+    write_result(as_json, &serde_json::to_value(&tuned).expect("invariant: it is numbers and text by name"), &text)?;
+    for task in &mut tuned.workloads {
+        if let Some(lost) = task.tuned.lost.take() {
+            return Err(anyhow::Error::from(lost).context(task.tuned.workload.clone()));
+        }
+    }
+    match tuned.workloads.iter().find(|task| task.tuned.best.is_none()) {
+        Some(task) if !tuned.interrupted => {
+            Err(nothing_valid(&task.tuned, option_to_raise(&task.tuned)).context(task.tuned.workload.clone()))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// How the whole does after a turn.
+fn turned_text(turned: &Turned, workloads: &[Workload]) -> String {
+    let whole = match turned.whole_ns {
+        Some(ns) => format!("together {}", duration(ns)),
+        None => format!("{} of {} measured", turned.n_known, workloads.len()),
+    };
+    let best = turned.best_ns.map_or("nothing valid yet".to_owned(), duration);
+    let left = turned.left.as_secs_f64();
+    format!("{left:.0} s left · {} trials · {whole} · {} {best}", grouped(turned.n_trials), workloads[turned.at])
 }
 
 /// Tunes one workload, alone or of a set.

@@ -179,8 +179,11 @@ pub fn run(
         return Ok(if is_any_right && is_late { End::NoTime } else { End::NoLeader });
     };
     let start = Instant::now();
-    let untuned =
-        if is_stopped() { Untuned::Failed } else { untuned(measure, first.timing.median_ns, limits.untuned, stop)? };
+    let untuned = if is_stopped() || limits.untuned.is_zero() {
+        Untuned::Failed
+    } else {
+        untuned(measure, first.timing.median_ns, limits.untuned, stop)?
+    };
     Ok(End::Raced(Finals { ranking, untuned, untuned_time: start.elapsed() }))
 }
 

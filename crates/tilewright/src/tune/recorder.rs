@@ -26,6 +26,8 @@ pub struct Recorder {
     toolchain: String,
     start: Instant,
     start_unix_ms: u64,
+    /// Since when it rests, if it does.
+    rests: Option<Instant>,
     pending: Vec<Record>,
 }
 
@@ -43,6 +45,7 @@ impl Recorder {
             toolchain: toolchain(),
             start: pause::now(),
             start_unix_ms: since_1970().as_millis() as u64,
+            rests: None,
             pending: Vec::new(),
         }
     }
@@ -111,6 +114,19 @@ impl Recording {
     /// One for a recorder.
     pub fn new(recorder: Recorder) -> Recording {
         Recording(Arc::new(Mutex::new(recorder)))
+    }
+
+    /// The search rests from now on: that time is none of the run's.
+    pub fn rest(&self) {
+        lock(&self.0).rests = Some(pause::now());
+    }
+
+    /// The search goes on.
+    pub fn go_on(&self) {
+        let mut recorder = lock(&self.0);
+        if let Some(since) = recorder.rests.take() {
+            recorder.start += pause::now() - since;
+        }
     }
 
     /// Takes note of a trial, or commits a batch. A database that is busy is told to `tell`: what it could

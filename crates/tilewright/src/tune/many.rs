@@ -1,0 +1,439 @@
+//! Several tasks that share time: each turn is of the one by which the whole is expected to gain most.
+//!
+//! A search keeps what it knows from turn to turn. The workers of a task end with its turn and start anew with
+//! the next one, which takes some 60 ms; its inputs, its reference and what was compiled stay.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use serde::Serialize;
+use tilewright_device::device::WorkerCommand;
+use tilewright_device::{Device, host, peak};
+use tilewright_tune::record::least_ns;
+use tilewright_tune::template::least_flops;
+use tilewright_tune::{Budget, Config, Ended, Event, HeadStart, Search, Tuning, Winner, pause};
+
+use super::finals::EndLimits;
+use super::recorder::{Recorder, Recording};
+use super::turns::{Course, TURN, next};
+use super::{Found, Note, Run, TuneRequest, Tuned, Wall, search_of, task_key};
+use crate::database::Database;
+use crate::error::Error;
+
+/// Turns are shorter where there is no time for so many of each task …
+const LEAST_TURNS: u32 = 2;
+/// … but no shorter than this; and they take so many times as long as it took to start the workers.
+const SHORTEST_TURN: Duration = Duration::from_millis(250);
+const STARTS_PER_TURN: u32 = 10;
+/// So much of the time is for the races.
+const PART_FOR_RACES: f64 = 0.15;
+/// A race may take so long where its share is less …
+const SHORTEST_RACE: Duration = Duration::from_millis(300);
+/// … and its rounds together so much of that: candidates are built and checked as well.
+const PART_FOR_ROUNDS: u32 = 2;
+/// What tasks that wait hold in memory is at most such a part of it; more is made anew.
+const PART_OF_MEMORY: u64 = 4;
+
+/// A turn that has ended, of several tasks that share time.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Turned {
+    /// The task's place among those that were given.
+    pub at: usize,
+    /// The median of its best so far in nanoseconds.
+    pub best_ns: Option<f64>,
+    /// The time of the whole so far in nanoseconds, once every task has a best.
+    pub whole_ns: Option<f64>,
+    /// How many tasks have a best.
+    pub n_known: usize,
+    /// Trials of all tasks in this run so far.
+    pub n_trials: u64,
+    /// Seconds since the run began.
+    pub seconds: f64,
+    /// Time left for searching.
+    pub left: Duration,
+}
+
+/// What several tasks that share time came to.
+#[derive(Debug, Serialize)]
+pub struct TunedMany {
+    /// Each of them, in the order in which they were given.
+    pub workloads: Vec<TunedTask>,
+    /// The time of the whole before in milliseconds: the sum of the tasks' bests, each times its weight; none
+    /// where one had no record.
+    pub whole_ms_before: Option<f64>,
+    /// The same after; none where one has no best.
+    pub whole_ms: Option<f64>,
+    /// Seconds since the beginning and the whole's milliseconds, wherever it changed.
+    pub curve: Vec<(f64, f64)>,
+    /// Seconds of the run.
+    pub seconds: f64,
+    /// Turns that tasks had.
+    pub turns: u64,
+    /// Whether the search ended because no turn was worth its time.
+    pub ended_early: bool,
+    /// Whether it was interrupted.
+    pub interrupted: bool,
+}
+
+/// A task of several that share time.
+#[derive(Debug, Serialize)]
+pub struct TunedTask {
+    /// As a run of its own would say it.
+    #[serde(flatten)]
+    pub tuned: Tuned,
+    /// How often the whole runs it.
+    pub weight: f64,
+    /// Its part of the time of the whole.
+    pub share: Option<f64>,
+    /// Milliseconds that no kernel of it falls below, by the measured peak.
+    pub ms_bound: f64,
+    /// Turns that it had.
+    pub turns: u64,
+}
+
+/// A task and what it needs from turn to turn.
+struct Player<'a> {
+    run: &'a Run<'a>,
+    weight: f64,
+    tuning: Tuning<'a>,
+    course: Course,
+    /// None before its first turn, and where memory is short.
+    device: Option<Device>,
+    /// How long it took to start that, or its workers, the last time.
+    start: Duration,
+    /// None before its first turn.
+    recording: Option<Recording>,
+    found: Found,
+    wall: Wall,
+    ended: Option<Ended>,
+    n_turns: u64,
+}
+
+/// Tunes tasks that share this time: each with how often the whole runs it.
+///
+/// # Errors
+/// Where a request does not fit, the database cannot be written, or workers do not start. A task of which no
+/// candidate was right is one without a best.
+pub fn tune_many(
+    tasks: &[(TuneRequest, f64)],
+    time: Duration,
+    database: &Database,
+    worker: &WorkerCommand,
+    stop: &AtomicBool,
+    note: &(dyn Fn(Note) + Sync),
+) -> Result<TunedMany, Error> {
+    let begin = pause::now();
+    check(tasks)?;
+    let notes: Vec<_> = tasks.iter().map(|(request, _)| named(&request.workload.to_string(), note)).collect();
+    let mut understood = Vec::new();
+    for ((request, _), note) in tasks.iter().zip(&notes) {
+        let task = request.task()?;
+        let key = task_key(&task, request.cold);
+        let search = search_of(request, &task, &key, note)?;
+        understood.push(((task, key), search));
+    }
+    let opened = database.open_to_write()?;
+    if let Some(warning) = &opened.warning {
+        note(Note::Message(warning.clone()));
+    }
+    let (mut runs, mut searches) = (Vec::new(), Vec::new());
+    for (((request, _), note), (task, search)) in tasks.iter().zip(&notes).zip(understood) {
+        runs.push(Run::new(request, task, database, &opened.store, worker, stop, note)?);
+        searches.push(search);
+    }
+    drop(opened);
+    let mut peaks = HashMap::new();
+    for run in &mut runs {
+        let TuneRequest { workload, threads, .. } = run.request;
+        let of = (workload.dtype, *threads);
+        run.peak_gflops = *peaks.entry(of).or_insert_with(|| peak::gflops(&host::target(), of.0, of.1).ok());
+    }
+    let players = runs.iter().zip(&mut searches).zip(tasks);
+    let players =
+        players.map(|((run, (search, guesses)), (_, weight))| Player::new(run, search.as_mut(), guesses, *weight));
+    let mut game = Game { begin, time, note, players: players.collect(), curve: Vec::new() };
+    let whole_ns_before = game.whole_ns();
+    game.curve.extend(whole_ns_before.map(|ns| (0.0, ns / 1e6)));
+    let ended_early = game.search(stop)?;
+    let interrupted = stop.load(Ordering::Relaxed);
+    let turns = game.players.iter().map(|player| player.n_turns).sum();
+    let (workloads, curve) = game.race()?;
+    Ok(TunedMany {
+        whole_ms_before: whole_ns_before.map(|ns| ns / 1e6),
+        whole_ms: workloads.iter().map(TunedTask::ms_of_whole).sum(),
+        workloads,
+        curve,
+        seconds: (pause::now() - begin).as_secs_f64(),
+        turns,
+        ended_early,
+        interrupted,
+    })
+}
+
+/// Tasks that share time, under way.
+struct Game<'a> {
+    begin: Instant,
+    time: Duration,
+    note: &'a (dyn Fn(Note) + Sync),
+    players: Vec<Player<'a>>,
+    /// Seconds and the whole's milliseconds, wherever it changed.
+    curve: Vec<(f64, f64)>,
+}
+
+impl Game<'_> {
+    fn courses(&self) -> Vec<&Course> {
+        self.players.iter().map(|player| &player.course).collect()
+    }
+
+    /// The time of the whole in nanoseconds, once every task has one.
+    fn whole_ns(&self) -> Option<f64> {
+        self.courses().into_iter().map(Course::share_ns).sum()
+    }
+
+    /// Time since it began.
+    fn elapsed(&self) -> Duration {
+        pause::now() - self.begin
+    }
+
+    /// Gives turns until the time is up, but for what the races need; whether it ended before because none was
+    /// worth it.
+    fn search(&mut self, stop: &AtomicBool) -> Result<bool, Error> {
+        let is_raced = self.players.iter().any(|player| player.run.request.race);
+        let time = if is_raced { self.time.mul_f64(1.0 - PART_FOR_RACES) } else { self.time };
+        let turn = (time / (LEAST_TURNS * self.players.len() as u32)).clamp(SHORTEST_TURN, TURN);
+        let mut awake: Option<usize> = None;
+        loop {
+            let left = time.saturating_sub(self.elapsed());
+            // Where records are lost the flag is raised as well.
+            let chosen = if stop.load(Ordering::Relaxed) { None } else { next(&self.courses()) };
+            // A first result is worth more than the limit.
+            let chosen = chosen.filter(|at| !left.is_zero() || self.players[*at].course.is_new());
+            if let Some(before) = awake.take_if(|before| Some(*before) != chosen) {
+                self.rest(before);
+            }
+            let Some(at) = chosen else { return Ok(!left.is_zero() && !stop.load(Ordering::Relaxed)) };
+            awake = Some(at);
+            self.players[at].take_turn(at, turn, left, self.note)?;
+            self.tell(at, time);
+        }
+    }
+
+    /// A turn has ended.
+    fn tell(&mut self, at: usize, time: Duration) {
+        let (whole_ns, elapsed) = (self.whole_ns(), self.elapsed());
+        let changed = whole_ns.map(|ns| ns / 1e6).filter(|ms| self.curve.last().is_none_or(|(_, last)| last != ms));
+        self.curve.extend(changed.map(|ms| (elapsed.as_secs_f64(), ms)));
+        (self.note)(Note::Turned(&Turned {
+            at,
+            best_ns: self.players[at].course.best_ns(),
+            whole_ns,
+            n_known: self.courses().iter().filter(|course| course.best_ns().is_some()).count(),
+            n_trials: self.players.iter().map(Player::n_trials).sum(),
+            seconds: elapsed.as_secs_f64(),
+            left: time.saturating_sub(elapsed),
+        }));
+    }
+
+    /// Ends the workers of a task, and forgets what it is run on where memory is short.
+    fn rest(&mut self, at: usize) {
+        let devices = self.players.iter().filter_map(|player| player.device.as_ref());
+        let n_bytes: u64 = devices.map(|device| device.data().n_bytes()).sum();
+        let is_short = host::memory_bytes().is_some_and(|memory| n_bytes > memory / PART_OF_MEMORY);
+        let player = &mut self.players[at];
+        match &mut player.device {
+            Some(device) if !is_short => device.rest(),
+            device => *device = None,
+        }
+    }
+
+    /// Races the leaders of each task, of those that matter most first; the tasks, and how the whole did.
+    fn race(mut self) -> Result<(Vec<TunedTask>, Vec<(f64, f64)>), Error> {
+        let share = |player: &Player| player.course.share_ns().unwrap_or(0.0);
+        let mut order: Vec<(usize, Player)> = std::mem::take(&mut self.players).into_iter().enumerate().collect();
+        order.sort_by(|(_, a), (_, b)| share(b).total_cmp(&share(a)));
+        let n_tasks = order.len();
+        let mut tasks: Vec<(usize, TunedTask)> = Vec::new();
+        for (at, player) in order {
+            let time = self.time.saturating_sub(self.elapsed()) / (n_tasks - tasks.len()) as u32;
+            tasks.push((at, player.conclude(at, time.max(SHORTEST_RACE), self.note)?));
+        }
+        tasks.sort_by_key(|(at, _)| *at);
+        let mut tasks: Vec<TunedTask> = tasks.into_iter().map(|(_, task)| task).collect();
+        if let Some(whole_ms) = tasks.iter().map(TunedTask::ms_of_whole).sum::<Option<f64>>() {
+            tasks.iter_mut().for_each(|task| task.share = task.ms_of_whole().map(|ms| ms / whole_ms));
+            self.curve.push((self.elapsed().as_secs_f64(), whole_ms));
+        }
+        Ok((tasks, self.curve))
+    }
+}
+
+impl TunedTask {
+    /// What it adds to the time of the whole, in milliseconds.
+    fn ms_of_whole(&self) -> Option<f64> {
+        self.tuned.best.as_ref().map(|best| self.weight * best.ms_median)
+    }
+}
+
+impl<'a> Player<'a> {
+    fn new(run: &'a Run<'a>, search: &'a mut dyn Search, guesses: &[Config], weight: f64) -> Player<'a> {
+        let Run { request, task, key, earlier, .. } = run;
+        let flops_bound = run.peak_gflops.map(|peak| least_flops(&request.workload) / peak);
+        let bound_ns = flops_bound.unwrap_or_else(|| least_ns(&request.workload, &key.target, request.threads as f64));
+        let mut course = Course::new(weight, bound_ns);
+        earlier.course.iter().for_each(|(seconds, ns)| course.spend(*seconds, *ns));
+        if run.nothing_left().is_some() {
+            course.end();
+        }
+        let head_start = HeadStart { prior: &earlier.trials, guesses };
+        Player {
+            run,
+            weight,
+            tuning: Tuning::new(search, task.into(), head_start),
+            course,
+            device: None,
+            start: Duration::ZERO,
+            recording: None,
+            found: Found { trials: earlier.trials.clone(), lost: None },
+            wall: Wall::new(),
+            ended: None,
+            n_turns: 0,
+        }
+    }
+
+    /// Trials of this run.
+    fn n_trials(&self) -> u64 {
+        (self.found.trials.len() - self.run.earlier.trials.len()) as u64
+    }
+
+    /// Time that it had for its search.
+    fn searched(&self) -> Duration {
+        Duration::from_secs_f64(self.wall.seconds.search)
+    }
+
+    /// Has the device with its workers ready; false after an interrupt.
+    fn wake(&mut self) -> Result<bool, Error> {
+        self.wall.skip();
+        match &mut self.device {
+            Some(device) => device.wake().map_err(|error| Error::failed(&error).because(error))?,
+            None => self.device = self.run.device()?,
+        }
+        let start = self.wall.lap();
+        self.wall.seconds.start += start;
+        self.start = Duration::from_secs_f64(start);
+        Ok(self.device.is_some())
+    }
+
+    /// The recording, which begins with the first turn.
+    fn recording(&mut self) -> Result<Recording, Error> {
+        if let Some(recording) = &self.recording {
+            return Ok(recording.clone());
+        }
+        let Run { request, task, key, database, .. } = self.run;
+        let opened = database.open_to_write()?;
+        let recording = Recording::new(Recorder::new(opened, task, key.clone(), request.search.clone(), request.seed));
+        Ok(self.recording.insert(recording).clone())
+    }
+
+    /// Searches for the time of a turn, or what is left where that is less.
+    fn take_turn(
+        &mut self,
+        at: usize,
+        turn: Duration,
+        left: Duration,
+        note: &(dyn Fn(Note) + Sync),
+    ) -> Result<(), Error> {
+        self.n_turns += 1;
+        let recording = self.recording()?;
+        note(Note::Turn(at, &recording));
+        if !self.wake()? {
+            return Ok(());
+        }
+        recording.go_on();
+        let run = self.run;
+        let own = run.request.time.map_or(Duration::MAX, |time| time.saturating_sub(self.searched()));
+        let time = turn.max(STARTS_PER_TURN * self.start).min(left.saturating_sub(self.start)).min(own);
+        let trials = run.left().map(|left| left - (self.found.trials.len() - run.earlier.trials.len()) as u64);
+        let budget = Budget { trials, time: Some(time), ..Budget::default() };
+        let device = self.device.as_mut().expect("it is awake");
+        let (found, course) = (&mut self.found, &mut self.course);
+        let mut last = pause::now();
+        let ended = self.tuning.go_on(device, budget, run.stop, &mut |event| {
+            if let Event::Trial(report) = &event {
+                let now = pause::now();
+                let ns = report.trial.outcome.timing().map(|timing| timing.median_ns);
+                course.spend((now - std::mem::replace(&mut last, now)).as_secs_f64(), ns);
+            }
+            run.take_note(&event, &recording, found)
+        });
+        recording.rest();
+        course.spend((pause::now() - last + self.start).as_secs_f64(), None);
+        self.wall.seconds.search += self.wall.lap();
+        let ended = ended.map_err(|error| Error::failed(&error).because(error))?;
+        let is_over = run.request.time.is_some_and(|time| time <= self.searched());
+        if is_over || matches!(ended, Ended::Trials | Ended::Exhausted) {
+            self.course.end();
+        }
+        self.ended = Some(ended);
+        Ok(())
+    }
+
+    /// Races the leaders within this time, where anything is new, and says what the task came to.
+    fn conclude(mut self, at: usize, time: Duration, note: &(dyn Fn(Note) + Sync)) -> Result<TunedTask, Error> {
+        let run = self.run;
+        self.wall.skip();
+        let known = if self.n_trials() == 0 { self.known_winner()? } else { None };
+        let tuned = match known {
+            Some(known) => run.as_before(&known, &self.wall),
+            None => {
+                let recording = self.recording()?;
+                note(Note::Turn(at, &recording));
+                // Who has interrupted the search does not wait for all races.
+                let is_raced = run.request.race && !run.stop.load(Ordering::Relaxed) && self.tuning.best_ns().is_some();
+                if is_raced {
+                    self.wake()?;
+                }
+                let device = self.device.take().filter(|_| is_raced);
+                let limits = EndLimits { rounds: time / PART_FOR_ROUNDS, race: time, untuned: Duration::ZERO };
+                let summary = self.tuning.summary(self.ended.unwrap_or(Ended::Time));
+                let tuned = run.finish(device, &recording, self.found, &summary, limits, &mut self.wall)?;
+                Tuned { ended: self.ended, ..tuned }
+            }
+        };
+        let ms_bound = self.course.bound_ns() / 1e6;
+        Ok(TunedTask { tuned, weight: self.weight, share: None, ms_bound, turns: self.n_turns })
+    }
+
+    /// The winner of an earlier race, where nothing was recorded since.
+    fn known_winner(&self) -> Result<Option<Winner>, Error> {
+        let Some(store) = self.run.database.open_to_read()? else { return Ok(None) };
+        self.run.known_winner(&store).map_err(|error| self.run.database.refuse(error))
+    }
+}
+
+/// What there is to say against tasks that are to share time.
+fn check(tasks: &[(TuneRequest, f64)]) -> Result<(), Error> {
+    if tasks.is_empty() {
+        return Err(Error::input("there is nothing to tune (give a workload at least)"));
+    }
+    let mut keys = HashSet::new();
+    for (request, weight) in tasks {
+        let workload = &request.workload;
+        if !(*weight > 0.0 && weight.is_finite()) {
+            return Err(Error::input(format!("{workload}: a weight is {weight} (give a number above 0)")));
+        }
+        if !keys.insert((workload.to_string(), request.threads, request.template.clone(), request.cold)) {
+            return Err(Error::input(format!("{workload} is there twice (give it once, with both weights added)")));
+        }
+    }
+    Ok(())
+}
+
+/// The same notes, of which messages say whose they are.
+fn named<'a>(workload: &str, note: &'a (dyn Fn(Note) + Sync)) -> impl Fn(Note) + Sync + use<'a> {
+    let workload = workload.to_owned();
+    move |what| match what {
+        Note::Message(line) => note(Note::Message(format!("{workload}: {line}"))),
+        what => note(what),
+    }
+}
