@@ -346,3 +346,49 @@ fn a_second_interrupt_ends_it_at_once() {
     assert!(start.elapsed() < PROMPT, "it took {:?} to stop", start.elapsed());
     assert!(recorded(&db).len() as u64 >= *n_told.lock().unwrap(), "what was measured is recorded");
 }
+
+#[test]
+fn workloads_that_are_tuned_together_share_the_time_and_resume() {
+    let folder = tempfile::tempdir().unwrap();
+    let db = folder.path().join("records.db");
+    let arguments = ["tune", "mobilenet", "--together", "--time", "3", "--db", text(&db)];
+    let together = || {
+        let result = run_json(&arguments);
+        let ms = |name: &str| result[name].as_f64();
+        let (mut whole_ms, mut shares, mut n_trials) = (0.0, 0.0, 0);
+        for task in result["workloads"].as_array().unwrap() {
+            assert_eq!(task["best"]["confirmed"], true, "{task}");
+            let best = run_json(&["best", task["workload"].as_str().unwrap(), "--db", text(&db)]);
+            assert_eq!(best["config"], task["best"]["config"], "{best}");
+            assert!(task["best"]["ms_median"].as_f64().unwrap() >= task["ms_bound"].as_f64().unwrap(), "{task}");
+            whole_ms += task["best"]["ms_median"].as_f64().unwrap();
+            shares += task["share"].as_f64().unwrap();
+            n_trials += task["trials"].as_u64().unwrap();
+        }
+        assert!((ms("whole_ms").unwrap() / whole_ms - 1.0).abs() < 1e-9 && (shares - 1.0).abs() < 1e-9, "{result}");
+        assert_eq!(n_trials, recorded(&db).len() as u64, "{result}");
+        assert_eq!(result["curve"].as_array().unwrap().last().unwrap()[1].as_f64(), ms("whole_ms"), "{result}");
+        (result, n_trials)
+    };
+    let (first, n_first) = together();
+    assert_eq!(first["workloads"].as_array().unwrap().len(), 3);
+    assert!(first["whole_ms_before"].is_null() && first["workloads"][2]["turns"].as_u64() > Some(0), "{first}");
+    let (second, n_second) = together();
+    assert!(second["whole_ms_before"].as_f64() > Some(0.0) && n_second >= n_first, "{second}");
+    let n_new: u64 = second["workloads"].as_array().unwrap().iter().map(|w| w["new_trials"].as_u64().unwrap()).sum();
+    assert_eq!(n_first + n_new, n_second, "nothing is measured again");
+}
+
+#[test]
+fn an_interrupt_of_workloads_that_are_tuned_together_keeps_all() {
+    let folder = tempfile::tempdir().unwrap();
+    let db = folder.path().join("records.db");
+    let mut running = Running::start(&["tune", "mobilenet", "--together", "--time", LONG, "--json", "--db", text(&db)]);
+    running.wait_for(5);
+    send("-INT", &running.child);
+    let (code, stdout, stderr) = running.end();
+    assert_eq!(code, Some(0), "{stderr}");
+    let result: serde_json::Value = serde_json::from_str(&stdout).expect("the result is JSON");
+    let n_trials: u64 = result["workloads"].as_array().unwrap().iter().map(|w| w["trials"].as_u64().unwrap()).sum();
+    assert_eq!((n_trials, &result["interrupted"]), (recorded(&db).len() as u64, &true.into()), "{result}");
+}

@@ -292,7 +292,7 @@ fn turned_text(turned: &Turned, workloads: &[Workload]) -> String {
     };
     let best = turned.best_ns.map_or("nothing valid yet".to_owned(), duration);
     let left = turned.left.as_secs_f64();
-    format!("{left:.0} s left · {} trials · {whole} · {} {best}", grouped(turned.n_trials), workloads[turned.at])
+    format!("{} trials · {left:.0} s left · {whole} · {} {best}", grouped(turned.n_trials), workloads[turned.at])
 }
 
 /// Tunes one workload, alone or of a set.

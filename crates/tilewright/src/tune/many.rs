@@ -21,10 +21,11 @@ use super::{Found, Note, Run, TuneRequest, Tuned, Wall, search_of, task_key};
 use crate::database::Database;
 use crate::error::Error;
 
-/// Turns are shorter where there is no time for so many of each task …
+/// The first turn of a task, and every one at least: its first guess is measured, however long that takes.
+const FIRST_TURN: Duration = Duration::from_millis(250);
+/// Turns are shorter than others where there is no time for so many of each task …
 const LEAST_TURNS: u32 = 2;
-/// … but no shorter than this; and they take so many times as long as it took to start the workers.
-const SHORTEST_TURN: Duration = Duration::from_millis(250);
+/// … and take so many times as long as it took to start the workers.
 const STARTS_PER_TURN: u32 = 10;
 /// So much of the time is for the races.
 const PART_FOR_RACES: f64 = 0.15;
@@ -158,12 +159,12 @@ pub fn tune_many(
     let ended_early = game.search(stop)?;
     let interrupted = stop.load(Ordering::Relaxed);
     let turns = game.players.iter().map(|player| player.n_turns).sum();
-    let (workloads, curve) = game.race()?;
+    let workloads = game.race()?;
     Ok(TunedMany {
         whole_ms_before: whole_ns_before.map(|ns| ns / 1e6),
         whole_ms: workloads.iter().map(TunedTask::ms_of_whole).sum(),
         workloads,
-        curve,
+        curve: game.curve,
         seconds: (pause::now() - begin).as_secs_f64(),
         turns,
         ended_early,
@@ -201,7 +202,7 @@ impl Game<'_> {
     fn search(&mut self, stop: &AtomicBool) -> Result<bool, Error> {
         let is_raced = self.players.iter().any(|player| player.run.request.race);
         let time = if is_raced { self.time.mul_f64(1.0 - PART_FOR_RACES) } else { self.time };
-        let turn = (time / (LEAST_TURNS * self.players.len() as u32)).clamp(SHORTEST_TURN, TURN);
+        let turn = (time / (LEAST_TURNS * self.players.len() as u32)).clamp(FIRST_TURN, TURN);
         let mut awake: Option<usize> = None;
         loop {
             let left = time.saturating_sub(self.elapsed());
@@ -214,6 +215,7 @@ impl Game<'_> {
             }
             let Some(at) = chosen else { return Ok(!left.is_zero() && !stop.load(Ordering::Relaxed)) };
             awake = Some(at);
+            let turn = if self.players[at].course.is_new() { FIRST_TURN } else { turn };
             self.players[at].take_turn(at, turn, left, self.note)?;
             self.tell(at, time);
         }
@@ -247,8 +249,8 @@ impl Game<'_> {
         }
     }
 
-    /// Races the leaders of each task, of those that matter most first; the tasks, and how the whole did.
-    fn race(mut self) -> Result<(Vec<TunedTask>, Vec<(f64, f64)>), Error> {
+    /// Races the leaders of each task, of those that matter most first.
+    fn race(&mut self) -> Result<Vec<TunedTask>, Error> {
         let share = |player: &Player| player.course.share_ns().unwrap_or(0.0);
         let mut order: Vec<(usize, Player)> = std::mem::take(&mut self.players).into_iter().enumerate().collect();
         order.sort_by(|(_, a), (_, b)| share(b).total_cmp(&share(a)));
@@ -264,7 +266,7 @@ impl Game<'_> {
             tasks.iter_mut().for_each(|task| task.share = task.ms_of_whole().map(|ms| ms / whole_ms));
             self.curve.push((self.elapsed().as_secs_f64(), whole_ms));
         }
-        Ok((tasks, self.curve))
+        Ok(tasks)
     }
 }
 
@@ -352,7 +354,8 @@ impl<'a> Player<'a> {
         recording.go_on();
         let run = self.run;
         let own = run.request.time.map_or(Duration::MAX, |time| time.saturating_sub(self.searched()));
-        let time = turn.max(STARTS_PER_TURN * self.start).min(left.saturating_sub(self.start)).min(own);
+        let least = if self.course.is_new() { Duration::ZERO } else { STARTS_PER_TURN * self.start };
+        let time = turn.max(least).min(left.saturating_sub(self.start)).min(own);
         let trials = run.left().map(|left| left - (self.found.trials.len() - run.earlier.trials.len()) as u64);
         let budget = Budget { trials, time: Some(time), ..Budget::default() };
         let device = self.device.as_mut().expect("it is awake");

@@ -105,3 +105,140 @@ pub fn next(courses: &[&Course]) -> Option<usize> {
     let known_ns: f64 = courses.iter().filter_map(|course| course.share_ns()).sum();
     (gain_ns > LEAST_GAIN * known_ns).then_some(at)
 }
+
+#[cfg(test)]
+mod tests {
+    use rand::{RngExt, SeedableRng};
+    use rand_xoshiro::Xoshiro256PlusPlus;
+
+    use super::*;
+
+    /// A task as it would be tuned: its best after so many seconds, in steps.
+    struct Simulated {
+        weight: f64,
+        bound_ns: f64,
+        steps: Vec<(f64, f64)>,
+    }
+
+    impl Simulated {
+        /// Kernels that come near the bound, or nearer with time, in a few steps sooner or later.
+        fn new(rng: &mut Xoshiro256PlusPlus) -> Simulated {
+            let bound_ns = 10f64.powf(rng.random_range(4.0..6.0));
+            let mut ns = bound_ns * rng.random_range(1.05..4.0);
+            let mut steps = vec![(0.0, ns)];
+            let end_ns = bound_ns * rng.random_range(1.0..1.5);
+            let mut at = 0.0;
+            while steps.len() < 8 && ns > end_ns {
+                at += 10f64.powf(rng.random_range(-1.0..1.0));
+                ns -= rng.random_range(0.2..0.8) * (ns - end_ns);
+                steps.push((at, ns));
+            }
+            Simulated { weight: rng.random_range(1..5).into(), bound_ns, steps }
+        }
+
+        fn best_after(&self, seconds: f64) -> f64 {
+            self.steps.iter().rev().find(|(at, _)| *at <= seconds).expect("the first step is at 0").1
+        }
+    }
+
+    fn tasks(seed: u64, n: usize) -> Vec<Simulated> {
+        let mut rng = Xoshiro256PlusPlus::seed_from_u64(seed);
+        (0..n).map(|_| Simulated::new(&mut rng)).collect()
+    }
+
+    /// The whole after so long, where turns go to whom is chosen, and how many each had. It takes a while to
+    /// go from one to another.
+    fn play(tasks: &[Simulated], time_s: f64, choose: impl Fn(&[&Course], &[u64]) -> Option<usize>) -> (f64, Vec<u64>) {
+        const SWITCH_S: f64 = 0.06;
+        let mut courses: Vec<Course> = tasks.iter().map(|task| Course::new(task.weight, task.bound_ns)).collect();
+        let mut turns = vec![0; tasks.len()];
+        let mut seconds = 0.0;
+        while seconds < time_s {
+            let Some(at) = choose(&courses.iter().collect::<Vec<_>>(), &turns) else { break };
+            let course = &mut courses[at];
+            let turn = if course.is_new() { 0.25 } else { TURN.as_secs_f64() }.min(time_s - seconds);
+            course.spend(turn, Some(tasks[at].best_after(course.seconds + turn)));
+            seconds += turn + SWITCH_S;
+            turns[at] += 1;
+        }
+        (courses.iter().map(|course| course.share_ns().unwrap()).sum(), turns)
+    }
+
+    #[test]
+    fn the_whole_is_ahead_of_equal_shares_and_of_turns_in_a_row() {
+        let (mut of_equal, mut of_row) = (Vec::new(), Vec::new());
+        for seed in 0..10 {
+            let tasks = tasks(seed, 25);
+            let time_s = 4.0 * tasks.len() as f64;
+            let (by_gain, turns) = play(&tasks, time_s, |courses, _| next(courses));
+            assert!(turns.iter().all(|n| *n > 0), "each has a turn: {turns:?}");
+            let (in_a_row, _) = play(&tasks, time_s, |_, turns| (0..turns.len()).min_by_key(|at| turns[*at]));
+            let equal: f64 = tasks.iter().map(|task| task.weight * task.best_after(4.0)).sum();
+            of_equal.push(by_gain / equal);
+            of_row.push(by_gain / in_a_row);
+        }
+        for of_other in [of_equal, of_row] {
+            let mean = of_other.iter().sum::<f64>() / of_other.len() as f64;
+            assert!(mean < 0.97 && of_other.iter().all(|ratio| *ratio < 1.0), "{of_other:?}");
+        }
+    }
+
+    #[test]
+    fn who_is_at_its_bound_has_no_turn_and_where_all_are_it_ends() {
+        let course = |bests: &[f64]| {
+            let mut course = Course::new(1.0, 100.0);
+            bests.iter().for_each(|ns| course.spend(2.0, Some(*ns)));
+            course
+        };
+        let (at_bound, near, over) = (course(&[150.0, 99.0]), course(&[130.0, 105.0]), {
+            let mut over = course(&[500.0]);
+            over.end();
+            over
+        });
+        assert_eq!(next(&[&at_bound, &near, &over]), Some(1));
+        assert_eq!(next(&[&at_bound, &over]), None);
+        assert_eq!(next(&[]), None);
+        // What is expected falls with the turns that brought nothing.
+        let mut tried = course(&[400.0]);
+        let n_turns = (1..1000).find(|_| {
+            tried.spend(2.0, Some(400.0));
+            next(&[&tried]).is_none()
+        });
+        assert!(n_turns.is_some_and(|n| n > 100), "{n_turns:?}");
+    }
+
+    #[test]
+    fn who_is_new_comes_first_and_who_had_many_turns_last() {
+        let course = |weight, turns: u32| {
+            let mut course = Course::new(weight, 1.0);
+            (0..turns).for_each(|_| course.spend(2.0, Some(1000.0)));
+            course
+        };
+        let (new, some, many, heavy) = (course(1.0, 0), course(1.0, 5), course(1.0, 20), course(8.0, 20));
+        assert_eq!(next(&[&heavy, &new, &some, &many]), Some(1));
+        assert_eq!(next(&[&many, &some]), Some(1));
+        assert_eq!(next(&[&some, &heavy]), Some(1));
+        // One that has just gained is worth another turn.
+        let mut gaining = course(1.0, 5);
+        gaining.spend(2.0, Some(500.0));
+        assert_eq!(next(&[&some, &gaining]), Some(0), "half as long, it gains half as much …");
+        let mut gaining = course(1.0, 19);
+        gaining.spend(2.0, Some(700.0));
+        assert_eq!(next(&[&many, &gaining]), Some(1));
+    }
+
+    #[test]
+    fn who_has_no_result_has_some_turns_and_not_all() {
+        let (mut failing, mut other) = (Course::new(1.0, 1.0), Course::new(1.0, 1.0));
+        other.spend(2.0, Some(1000.0));
+        failing.spend(0.25, None);
+        let n_turns = (0..100).take_while(|_| {
+            next(&[&other, &failing]) == Some(1) && {
+                failing.spend(2.0, None);
+                true
+            }
+        });
+        assert_eq!(n_turns.count(), 3);
+        assert_eq!(failing.share_ns(), None);
+    }
+}
