@@ -20,7 +20,17 @@ const EDGES: &[(&str, &[&str])] = &[
     (
         "cli",
         &[
-            "ir", "codegen", "graph", "learn", "tune", "device", "runtime", "ship", "tilewright", "peers", "model",
+            "ir",
+            "codegen",
+            "graph",
+            "learn",
+            "tune",
+            "device",
+            "runtime",
+            "ship",
+            "tilewright",
+            "peers",
+            "model",
             "lab",
         ],
     ),

@@ -178,7 +178,9 @@ fn gate<'a>(t: &'a Expr, g: &'a Expr, factor: f64) -> Option<(&'a Expr, Option<(
         }
         Expr::Binary(BinaryOp::Add, a, b) => {
             let erf = match (&**a, &**b) {
-                (Expr::Const(1.0), Expr::Unary(UnaryOp::Erf, u)) | (Expr::Unary(UnaryOp::Erf, u), Expr::Const(1.0)) => u,
+                (Expr::Const(1.0), Expr::Unary(UnaryOp::Erf, u)) | (Expr::Unary(UnaryOp::Erf, u), Expr::Const(1.0)) => {
+                    u
+                }
                 _ => return None,
             };
             let (u, a, b) = line(erf);

@@ -434,7 +434,8 @@ fn is_staged(net: &Net, node: &Node, nodes: &[&Node]) -> bool {
     };
     let n_own = net.value(id).n_elements();
     let users: Vec<&&Node> = nodes.iter().filter(|user| user.inputs.contains(&Some(id))).collect();
-    let is_larger = |user: &&&Node| net.value(user.output()).n_elements() > n_own && !matches!(user.kind, Kind::Reduce(..));
+    let is_larger =
+        |user: &&&Node| net.value(user.output()).n_elements() > n_own && !matches!(user.kind, Kind::Reduce(..));
     let n_reads: usize = users
         .iter()
         .map(|user| match &user.kind {
@@ -551,8 +552,7 @@ impl Builder<'_> {
     /// An element of what a node computes, of those that it reads.
     fn computed(&self, node: &Node, at: &[Index]) -> Expr {
         match &node.kind {
-            Kind::Map(value) => value
-                .map_loads(&mut |slot, _| Some(self.element(node.input(slot.0 as usize), at))),
+            Kind::Map(value) => value.map_loads(&mut |slot, _| Some(self.element(node.input(slot.0 as usize), at))),
             Kind::Transpose(order) => {
                 let mut from = vec![Index::from(0); order.len()];
                 order.iter().zip(at).for_each(|(&d, place)| from[d] = place.clone());

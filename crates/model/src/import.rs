@@ -226,9 +226,7 @@ impl Job<'_> {
                 };
                 let (from, to) = (self.try_input(0)?, self.output()?);
                 match pad.mode {
-                    PadMode::Constant => {
-                        self.moved(Kind::Pad(borders.iter().map(|b| b.0).collect(), fill), from, to)
-                    }
+                    PadMode::Constant => self.moved(Kind::Pad(borders.iter().map(|b| b.0).collect(), fill), from, to),
                     mode => {
                         let from_shape = self.shape(0)?;
                         let to_shape = self.net.shape(to).to_vec();
@@ -256,8 +254,7 @@ impl Job<'_> {
             }
             Op::BatchNormalization(norm) => {
                 norm.training_momentum.is_none().then_some(())?;
-                let [scale, offset, mean, variance] =
-                    [1, 2, 3, 4].map(|at| self.net.numbers(self.try_input(at)?));
+                let [scale, offset, mean, variance] = [1, 2, 3, 4].map(|at| self.net.numbers(self.try_input(at)?));
                 let (scale, offset, mean, variance) = (scale?, offset?, mean?, variance?);
                 let factor: Vec<f32> = (0..scale.len())
                     .map(|c| (f64::from(scale[c]) / (f64::from(variance[c]) + norm.epsilon).sqrt()) as f32)
@@ -354,10 +351,8 @@ impl Job<'_> {
                         } else {
                             let mut factors = vec![1.0f32];
                             for counts in &of_each {
-                                factors = factors
-                                    .iter()
-                                    .flat_map(|f| counts.iter().map(move |n| f / *n as f32))
-                                    .collect();
+                                factors =
+                                    factors.iter().flat_map(|f| counts.iter().map(move |n| f / *n as f32)).collect();
                             }
                             let name = format!("{}.factors", self.node.place.node);
                             let factors = self.net.add_constant(&name, &shape[2..], &factors);

@@ -119,9 +119,7 @@ pub fn unary(f: Unary, x: Expr) -> Option<Expr> {
         U::Softsign => div(x.clone(), add(number(1.0), of(UnaryOp::Abs, x))),
         U::Mish => mul(x.clone(), of(UnaryOp::Tanh, softplus(x))),
         U::Elu { alpha } => add(max(x.clone(), zero()), mul(number(alpha), negative_exp(x))),
-        U::Celu { alpha } => {
-            add(max(x.clone(), zero()), mul(number(alpha), negative_exp(mul(x, number(1.0 / alpha)))))
-        }
+        U::Celu { alpha } => add(max(x.clone(), zero()), mul(number(alpha), negative_exp(mul(x, number(1.0 / alpha))))),
         U::Selu { alpha, gamma } => {
             mul(number(gamma), add(max(x.clone(), zero()), mul(number(alpha), negative_exp(x))))
         }

@@ -222,11 +222,8 @@ fn merged(node: &Node, outer: &Expr, inner: &Node, value: &Expr) -> Node {
             inputs.len() - 1
         })
     };
-    let of_outer: Vec<Option<usize>> = node
-        .inputs
-        .iter()
-        .map(|id| (*id != Some(inner.output())).then(|| slot(*id)))
-        .collect();
+    let of_outer: Vec<Option<usize>> =
+        node.inputs.iter().map(|id| (*id != Some(inner.output())).then(|| slot(*id))).collect();
     let of_inner: Vec<usize> = inner.inputs.iter().map(|id| slot(*id)).collect();
     let value = substitute(value, &|at| input(of_inner[at]));
     let merged = substitute(outer, &|at| of_outer[at].map_or_else(|| value.clone(), input));

@@ -19,7 +19,7 @@ use tilewright_tune::PassedOver;
 use super::{DatabaseArgs, WorkloadArgs, check_template, count, known_best, make_task, read_file};
 use crate::error::{OrBadInput, bad_input, one_line};
 
-use crate::output::{message, write_result, write_whole};
+use crate::output::{message, write_result};
 
 /// Arguments of `compile`.
 #[derive(Args, Debug)]
@@ -200,7 +200,7 @@ fn write_file(folder: &Path, file: &File) -> anyhow::Result<String> {
     let path = folder.join(&file.path);
     let cannot = |error| bad_input(format!("cannot write {}: {error} (give another -o)", path.display()));
     fs::create_dir_all(path.parent().unwrap_or(folder)).map_err(cannot)?;
-    write_whole(&path, |out| out.write_all(&file.bytes)).map_err(cannot)?;
+    tilewright::file::write_whole(&path, |out| out.write_all(&file.bytes)).map_err(cannot)?;
     Ok(path.display().to_string())
 }
 

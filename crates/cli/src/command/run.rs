@@ -18,7 +18,7 @@ use super::model::ModelArgs;
 use super::{DatabaseArgs, MachineArgs, count, read_file, worker_command};
 use crate::error::{bad_input, one_line};
 use crate::output::{digits, duration, message, table, write_result};
-use crate::stats::median;
+use tilewright_lab::stats::median;
 
 /// Arguments of `run`.
 #[derive(Args, Debug)]
@@ -79,7 +79,10 @@ pub fn run(args: &RunArgs, as_json: bool) -> anyhow::Result<()> {
             (None, [(name, _)]) => name.clone(),
             (None, _) => {
                 let names: Vec<&str> = types.iter().map(|(name, _)| name.as_str()).collect();
-                return Err(bad_input(format!("--input needs a name (give NAME=FILE; there are {})", names.join(", "))));
+                return Err(bad_input(format!(
+                    "--input needs a name (give NAME=FILE; there are {})",
+                    names.join(", ")
+                )));
             }
         };
         runner.set(&name, &tensor).map_err(bad_input)?;
@@ -127,8 +130,19 @@ pub fn run(args: &RunArgs, as_json: bool) -> anyhow::Result<()> {
         by_time.sort_by_key(|step| std::cmp::Reverse(step.ns));
         let rows = by_time.iter().map(|step| {
             let share = 100.0 * step.ns as f64 / total.max(1) as f64;
-            let gflops = if step.flops > 0.0 { format!("{} GFLOP/s", digits(step.flops / step.ns as f64)) } else { String::new() };
-            vec![duration(step.ns as f64), format!("{share:.1} %"), gflops, step.kind.to_owned(), one_line(&step.name), brief(&step.workload)]
+            let gflops = if step.flops > 0.0 {
+                format!("{} GFLOP/s", digits(step.flops / step.ns as f64))
+            } else {
+                String::new()
+            };
+            vec![
+                duration(step.ns as f64),
+                format!("{share:.1} %"),
+                gflops,
+                step.kind.to_owned(),
+                one_line(&step.name),
+                brief(&step.workload),
+            ]
         });
         text += &format!("\n{}", table(&rows.collect::<Vec<_>>()));
     }
@@ -214,8 +228,11 @@ fn write_outputs(folder: &Path, outputs: &[(String, Tensor)]) -> anyhow::Result<
     let mut files: Vec<PathBuf> = Vec::new();
     for (name, tensor) in outputs {
         // What a name of a file cannot have becomes `_`; two names may then be alike.
-        let plain: String =
-            name.chars().map(|c| if c.is_ascii_alphanumeric() || "-_.".contains(c) { c } else { '_' }).take(100).collect();
+        let plain: String = name
+            .chars()
+            .map(|c| if c.is_ascii_alphanumeric() || "-_.".contains(c) { c } else { '_' })
+            .take(100)
+            .collect();
         let names = (0u32..).map(|n| if n == 0 { format!("{plain}.npy") } else { format!("{plain}.{n}.npy") });
         let path = names.map(|name| folder.join(name)).find(|path| !files.contains(path)).expect("some number is free");
         fs::write(&path, write_npy(tensor)).with_context(|| format!("cannot write {}", path.display()))?;

@@ -277,9 +277,10 @@ fn together(args: &TuneArgs, workloads: &[Workload], interrupts: &Interrupts, as
         }
     }
     match tuned.workloads.iter().find(|task| task.tuned.best.is_none()) {
-        Some(task) if !tuned.interrupted => {
-            Err(nothing_valid(&task.tuned, option_to_raise(&task.tuned)).context(task.tuned.workload.clone()))
-        }
+        Some(task) if !tuned.interrupted => match task.tuned.failure() {
+            Some(error) => Err(anyhow::Error::from(error).context(task.tuned.workload.clone())),
+            None => Ok(()),
+        },
         _ => Ok(()),
     }
 }
