@@ -52,6 +52,24 @@ const WORKLOADS: [&str; 26] = [
     "conv2d_transpose:c=20,h=6,w=5,k=18,r=3,s=2,stride_h=2,stride_w=3,layout=blocked,const=w",
 ];
 
+/// Of the tests' nests those whose code differs.
+const NESTS: [&str; 6] = ["add_relu", "softmax", "layer_norm", "max_pool", "global_pool", "transpose"];
+
+/// The texts of all of them, without spaces, as words of a line.
+fn workloads() -> Vec<String> {
+    let nests = include_str!("../../../tests/nests.txt").lines().filter_map(|line| line.split_once(' '));
+    let nests: Vec<&str> = nests.filter(|(name, _)| NESTS.contains(name)).map(|(_, text)| text).collect();
+    assert_eq!(nests.len(), NESTS.len(), "every nest has its line");
+    let word = |text: &str| match text.starts_with("nest:") {
+        true => Workload::parse(text).unwrap().to_string().replace(' ', SPACE),
+        false => text.to_owned(),
+    };
+    WORKLOADS.into_iter().chain(nests).map(word).collect()
+}
+
+/// What stands for a space in a workload's text.
+const SPACE: &str = "~";
+
 /// Random configurations of each template, besides the one that it guesses first.
 const N_RANDOM: usize = 2;
 
@@ -67,7 +85,7 @@ fn hash(bytes: &[u8]) -> String {
 
 /// The tasks of a workload on a machine.
 fn tasks(text: &str, (cpu, n_threads): (&str, usize)) -> Vec<Task> {
-    let workload = Workload::parse(text).unwrap();
+    let workload = Workload::parse(&text.replace(SPACE, " ")).unwrap();
     let setting = Setting { workload, target: Target::named(cpu).unwrap(), n_threads };
     let serving = TEMPLATES.iter().filter(|t| (t.serves)(&setting));
     // Templates that are no default may be for some shapes only.
@@ -119,7 +137,7 @@ impl Line<'_> {
 fn bless() -> String {
     let llvm = llvm_version().expect("only a build with LLVM makes the file anew");
     let mut out = format!("# LLVM {llvm}\n# {COLUMNS}\n");
-    for text in WORKLOADS {
+    for text in &workloads() {
         for (cpu, n_threads) in MACHINES {
             for task in tasks(text, (cpu, n_threads)) {
                 let rng = &mut Xoshiro256PlusPlus::seed_from_u64(n_threads as u64);
