@@ -1,13 +1,15 @@
 //! From a simplified net to kernels: products and convolutions with what follows them, and nests of the rest.
 
+use tilewright_graph::Graph;
 use tilewright_ir::expr::{Cond, ReduceOp};
 use tilewright_ir::op::{Epilogue, Operand, ProgramBuilder, StageSpec, Workload, WorkloadError};
 use tilewright_ir::{BufferId, DType, Expr, Index, Role};
 
 use crate::epilogue::{self, Operations};
+use crate::import::import;
 use crate::net::{Convolution, Kind, Net, Node, ValueId, Windows};
 use crate::scalar::{self, cost, input, substitute};
-use crate::simplify::joined;
+use crate::simplify::{joined, simplify};
 
 /// What a kernel computes.
 #[derive(Debug, Clone)]
@@ -54,6 +56,32 @@ pub struct Fused {
     pub net: Net,
     /// What a run does.
     pub steps: Vec<Step>,
+}
+
+impl Fused {
+    /// The workloads, each once, in their order, with how often a run has them.
+    pub fn tasks(&self) -> Vec<(Workload, usize)> {
+        let mut tasks: Vec<(Workload, usize)> = Vec::new();
+        for step in &self.steps {
+            if let Step::Kernel(kernel) = step {
+                match tasks.iter_mut().find(|(workload, _)| *workload == kernel.workload) {
+                    Some((_, n)) => *n += 1,
+                    None => tasks.push((kernel.workload.clone(), 1)),
+                }
+            }
+        }
+        tasks
+    }
+}
+
+/// What a run of a specialised graph does.
+///
+/// # Errors
+/// As [`fuse`].
+pub fn lower(graph: &Graph) -> Result<Fused, WorkloadError> {
+    let mut net = import(graph);
+    simplify(&mut net);
+    fuse(net)
 }
 
 /// Fuses a simplified net.

@@ -1,7 +1,7 @@
 //! Whole models: from a graph of operators to few kernels, a memory plan, and runs.
 //!
-//! [`import`] brings the graph's many operators down to few kinds, [`simplify`] rewrites them into fewer,
-//! [`fuse`] makes kernels of them, [`compile`] gives these code and memory. What has no code runs as the
+//! [`lower`] brings the graph's many operators down to few kinds ([`import`]), rewrites them into fewer
+//! ([`simplify`]) and makes kernels of them ([`fuse`]); [`compile`] gives these code and memory. What has no code runs as the
 //! reference evaluates it.
 
 mod compile;
@@ -17,7 +17,7 @@ mod schedule;
 mod simplify;
 
 pub use compile::{CompileError, Compiled, Schedule, compile};
-pub use fuse::{Fused, Kernel, Step, fuse};
+pub use fuse::{Fused, Kernel, Step, fuse, lower};
 pub use import::import;
 pub use net::{Convolution, Kind, Line, Net, Node, Value, ValueId, Windows};
 pub use place::{Copy, Location, Places};

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use bytes::Bytes;
 use clap::Args;
 use tilewright_graph::{Bindings, Model, Problem, Specialised, onnx, specialise};
+use tilewright_model::Fused;
 
 use super::read_file;
 use crate::error::{bad_input, one_line};
@@ -16,6 +17,13 @@ pub struct ModelArgs {
     /// Model as an ONNX file
     #[arg(value_name = "MODEL.onnx")]
     path: PathBuf,
+    #[command(flatten)]
+    bindings: BindingArgs,
+}
+
+/// What is bound of a model.
+#[derive(Args, Debug, Clone, Default)]
+pub struct BindingArgs {
     /// Size of a named dimension, such as N=1; can be given again
     #[arg(long, value_name = "NAME=SIZE")]
     dim: Vec<String>,
@@ -27,10 +35,10 @@ pub struct ModelArgs {
     set: Vec<String>,
 }
 
-impl ModelArgs {
-    /// The name of the file.
-    pub fn name(&self) -> String {
-        self.path.display().to_string()
+impl BindingArgs {
+    /// Whether anything is bound.
+    pub fn is_given(&self) -> bool {
+        !(self.dim.is_empty() && self.shape.is_empty() && self.set.is_empty())
     }
 
     /// The bindings.
@@ -43,6 +51,23 @@ impl ModelArgs {
         self.shape.iter().try_for_each(|text| bindings.bind_shape(text)).map_err(bad_input)?;
         self.set.iter().try_for_each(|text| bindings.bind_value(text)).map_err(bad_input)?;
         Ok(bindings)
+    }
+}
+
+impl ModelArgs {
+    /// A model that another argument names.
+    pub fn new(path: &str, bindings: &BindingArgs) -> ModelArgs {
+        ModelArgs { path: PathBuf::from(path), bindings: bindings.clone() }
+    }
+
+    /// Whether an argument names a model rather than a workload.
+    pub fn is_model(argument: &str) -> bool {
+        argument.to_ascii_lowercase().ends_with(".onnx")
+    }
+
+    /// The name of the file.
+    pub fn name(&self) -> String {
+        self.path.display().to_string()
     }
 
     /// Reads the model and the files with its weights.
@@ -65,7 +90,7 @@ impl ModelArgs {
     /// # Errors
     /// Bad input where a dimension is not bound, or the model breaks a rule.
     pub fn specialise(&self, model: &Model, fold_bytes: usize) -> anyhow::Result<Specialised> {
-        let special = specialise(&model.graph, &Bindings { fold_bytes, ..self.bindings()? });
+        let special = specialise(&model.graph, &Bindings { fold_bytes, ..self.bindings.bindings()? });
         if let Some(problem) = special.problems.iter().find(|problem| !problem.is_unsupported()) {
             // What is not supported is worth knowing all the same.
             let unsupported = special.problems.iter().filter(|problem| problem.is_unsupported());
@@ -88,6 +113,17 @@ impl ModelArgs {
                 Err(bad_input(format!("{}: {}", self.name(), problem_line(problem))))
             }
         }
+    }
+}
+
+impl ModelArgs {
+    /// What a run of the model does.
+    ///
+    /// # Errors
+    /// As [`ModelArgs::supported`].
+    pub fn fused(&self) -> anyhow::Result<Fused> {
+        let special = self.supported()?;
+        tilewright_model::lower(&special.graph).map_err(|error| bad_input(format!("{}: {error}", self.name())))
     }
 }
 

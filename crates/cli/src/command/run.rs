@@ -11,7 +11,7 @@ use tilewright::Session;
 use tilewright_graph::{DType, Tensor, TensorType};
 use tilewright_ir::reference::random_elements;
 use tilewright_model::npy::{read_npy, read_npz, write_npy};
-use tilewright_model::{Compiled, Runner, Source, Step, choose, compile, fuse, import, simplify};
+use tilewright_model::{Compiled, Runner, Source, Step, choose, compile};
 use tilewright_runtime::Threads;
 
 use super::model::ModelArgs;
@@ -51,12 +51,9 @@ pub struct RunArgs {
 /// written.
 pub fn run(args: &RunArgs, as_json: bool) -> anyhow::Result<()> {
     let target = args.machine.runnable_target()?;
-    let special = args.model.supported()?;
+    let fused = args.model.fused()?;
     let inputs = args.input.iter().map(|text| read_input(text)).collect::<anyhow::Result<Vec<_>>>()?;
     let session = Session::new(args.database.database()?, worker_command()?);
-    let mut net = import(&special.graph);
-    simplify(&mut net);
-    let fused = fuse(net)?;
     let n_guessed = std::cell::Cell::new(0u64);
     let schedule = |workload: &_| {
         let choice = choose(&session, workload, &target, args.machine.threads).map_err(|e| e.to_string())?;

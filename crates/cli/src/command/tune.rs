@@ -16,8 +16,9 @@ use tilewright_lab::predict::likely_configs;
 use tilewright_lab::{Caller, News};
 use tilewright_tune::Ended;
 
+use super::model::{BindingArgs, ModelArgs};
 use super::{DatabaseArgs, WorkloadArgs, count, on_interrupt, percent, worker_command};
-use crate::error::describe;
+use crate::error::{bad_input, describe};
 use crate::output::{digits, duration, grouped, message, table, write_result};
 use crate::progress::{Progress, Status};
 
@@ -37,6 +38,8 @@ const MOST_PREDICTED: usize = 16;
 pub struct TuneArgs {
     #[command(flatten)]
     of: WorkloadArgs,
+    #[command(flatten)]
+    bindings: BindingArgs,
     /// Search, with options behind a colon, such as genetic:population=50; see `searches`
     #[arg(long, value_name = "NAME", default_value = DEFAULT_SEARCH)]
     search: String,
@@ -162,11 +165,21 @@ pub struct Report {
 /// Bad input where an argument does not fit or the database given cannot be written; failure where no
 /// candidate gave a right answer, workers do not start or records cannot be written.
 pub fn run(args: &TuneArgs, as_json: bool) -> anyhow::Result<()> {
+    if ModelArgs::is_model(&args.of.workload) {
+        return tune_model(args, as_json);
+    }
+    if args.bindings.is_given() {
+        return Err(bad_input(format!(
+            "{} has no inputs to bind (--dim, --shape and --set are for models)",
+            args.of.workload
+        )));
+    }
     let workloads = args.workloads()?;
     let interrupts = Interrupts::watch()?;
     args.of.machine.warn_of_limits();
     if args.together {
-        return together(args, &workloads, &interrupts, as_json);
+        let tasks: Vec<(Workload, usize)> = workloads.iter().map(|workload| (workload.clone(), 1)).collect();
+        return together(args, &tasks, &interrupts, as_json);
     }
     if let [workload] = &workloads[..] {
         let report = tune(args, workload, false, &interrupts)?;
@@ -220,11 +233,32 @@ pub fn run(args: &TuneArgs, as_json: bool) -> anyhow::Result<()> {
     fault.or_else(|| reports.into_iter().find_map(|report| report.failure)).map_or(Ok(()), Err)
 }
 
-/// Tunes the workloads of a set together: they share the time.
-fn together(args: &TuneArgs, workloads: &[Workload], interrupts: &Interrupts, as_json: bool) -> anyhow::Result<()> {
+/// Tunes the kernels of a model together.
+fn tune_model(args: &TuneArgs, as_json: bool) -> anyhow::Result<()> {
+    let fused = ModelArgs::new(&args.of.workload, &args.bindings).fused()?;
+    let mut tasks = fused.tasks();
+    tasks.iter_mut().for_each(|(workload, _)| workload.exact |= args.of.exact);
+    if tasks.is_empty() {
+        return Err(bad_input(format!("{} has no kernels to tune", args.of.workload)));
+    }
+    let interrupts = Interrupts::watch()?;
+    args.of.machine.warn_of_limits();
+    together(args, &tasks, &interrupts, as_json)
+}
+
+/// Tunes workloads together, each with how often the whole runs it: they share the time.
+fn together(
+    args: &TuneArgs,
+    tasks: &[(Workload, usize)],
+    interrupts: &Interrupts,
+    as_json: bool,
+) -> anyhow::Result<()> {
     let time = args.time.unwrap_or(DEFAULT_TIME);
-    let request = |workload| Ok((TuneRequest { time: None, ..args.request(workload, true)? }, 1.0));
-    let tasks = workloads.iter().map(request).collect::<anyhow::Result<Vec<(TuneRequest, f64)>>>()?;
+    let request = |(workload, n): &(Workload, usize)| {
+        Ok((TuneRequest { time: None, ..args.request(workload, true)? }, *n as f64))
+    };
+    let workloads: Vec<Workload> = tasks.iter().map(|(workload, _)| workload.clone()).collect();
+    let tasks = tasks.iter().map(request).collect::<anyhow::Result<Vec<(TuneRequest, f64)>>>()?;
     let session = Session::new(args.records.database()?, worker_command()?);
     let n_workloads = count(workloads.len() as u64, "workload");
     message(&format!(
@@ -243,18 +277,18 @@ fn together(args: &TuneArgs, workloads: &[Workload], interrupts: &Interrupts, as
                 *at = whose;
                 interrupts.concern(Some(recording), progress);
             }
-            Note::Turned(turned) => phase(turned_text(turned, workloads)),
-            Note::Race(_) => phase(format!("measuring the best of {} against each other", workloads[*at])),
+            Note::Turned(turned) => phase(turned_text(turned, &workloads)),
+            Note::Race(_) => phase(format!("measuring the best of {} against each other", workloads[*at].label())),
             _ => {}
         }
     });
     at_hand.into_inner().unwrap_or_else(PoisonError::into_inner).0.finish();
     let mut tuned = tuned?;
     let mut rows = vec![["workload", "GFLOP/s", "time", "share", "turns"].map(str::to_owned).to_vec()];
-    for task in &tuned.workloads {
+    for (task, workload) in tuned.workloads.iter().zip(&workloads) {
         let best = task.tuned.best.as_ref();
         rows.push(vec![
-            task.tuned.workload.clone(),
+            workload.label(),
             best.map_or("none".to_owned(), |best| digits(best.gflops)),
             best.map_or(String::new(), |best| duration(best.median_ns)),
             task.share.map_or(String::new(), percent),
@@ -293,7 +327,7 @@ fn turned_text(turned: &Turned, workloads: &[Workload]) -> String {
     };
     let best = turned.best_ns.map_or("nothing valid yet".to_owned(), duration);
     let left = turned.left.as_secs_f64();
-    format!("{} trials · {left:.0} s left · {whole} · {} {best}", grouped(turned.n_trials), workloads[turned.at])
+    format!("{} trials · {left:.0} s left · {whole} · {} {best}", grouped(turned.n_trials), workloads[turned.at].label())
 }
 
 /// Tunes one workload, alone or of a set.
