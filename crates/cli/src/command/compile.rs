@@ -16,9 +16,9 @@ use tilewright_runtime::{Code, Model};
 use tilewright_ship::{File, Library, ShipError};
 use tilewright_tune::PassedOver;
 
+use super::model::{BindingArgs, ModelArgs};
 use super::{DatabaseArgs, WorkloadArgs, check_template, count, known_best, make_task, read_file};
 use crate::error::{OrBadInput, bad_input, one_line};
-
 use crate::output::{message, write_result};
 
 /// Arguments of `compile`.
@@ -26,6 +26,8 @@ use crate::output::{message, write_result};
 pub struct CompileArgs {
     #[command(flatten)]
     of: WorkloadArgs,
+    #[command(flatten)]
+    bindings: BindingArgs,
     /// Folder to write to, made where it is not there
     #[arg(short, long, value_name = "DIR")]
     output: PathBuf,
@@ -72,6 +74,10 @@ enum Form {
 /// Bad input where the workload does not exist, its constants are not given, or the folder cannot be written;
 /// where `cc` is needed and fails.
 pub fn run(args: &CompileArgs, as_json: bool) -> anyhow::Result<()> {
+    if ModelArgs::is_model(&args.of.workload) {
+        return compile_model(args, as_json);
+    }
+    args.bindings.refuse(&args.of.workload)?;
     let workload = args.of.workload()?;
     let machine = &args.of.machine;
     let target = machine.runnable_target()?;
@@ -122,6 +128,33 @@ pub fn run(args: &CompileArgs, as_json: bool) -> anyhow::Result<()> {
         "template": task.template.name,
         "config": config,
         "recorded": best.is_some(),
+        "files": files,
+        "library": library.build(),
+    });
+    let lines: String = files.iter().map(|file| format!("{file}\n")).collect();
+    write_result(as_json, &json, &lines)
+}
+
+/// Compiles a model with the best kernels that are recorded.
+fn compile_model(args: &CompileArgs, as_json: bool) -> anyhow::Result<()> {
+    if let Some(constant) = args.constants.first() {
+        return Err(bad_input(format!("--constant {constant}: a model has its constants (leave it out)")));
+    }
+    let machine = &args.of.machine;
+    let (target, file) = (machine.runnable_target()?, ModelArgs::new(&args.of.workload, &args.bindings));
+    let (compiled, n_guessed) = file.compiled(machine, &args.records)?;
+    let stem = Path::new(&args.of.workload).file_stem().unwrap_or_default().to_string_lossy().into_owned();
+    let origin = [
+        format!("{stem} for {}, {}", target.name(), count(machine.threads as u64, "thread")),
+        format!("made by tilewright {BUILD}"),
+    ];
+    let library = args.form.library(&stem, &compiled.model, &target, machine.threads, &origin)?;
+    let files = args.form.write(&library, &args.output)?;
+    message(&format!("{} written to {}", count(files.len() as u64, "file"), args.output.display()));
+    let json = json!({
+        "model": file.name(),
+        "name": library.name(),
+        "untuned_kernels": n_guessed,
         "files": files,
         "library": library.build(),
     });

@@ -1,15 +1,17 @@
 //! ONNX models as commands take them.
 
+use std::cell::Cell;
 use std::path::{Path, PathBuf};
 
 use bytes::Bytes;
 use clap::Args;
+use tilewright::{Session, Workload};
 use tilewright_graph::{Bindings, Model, Problem, Specialised, onnx, specialise};
-use tilewright_model::Fused;
+use tilewright_model::{Compiled, Fused, Source, choose, compile};
 
-use super::read_file;
+use super::{DatabaseArgs, MachineArgs, count, read_file, worker_command};
 use crate::error::{bad_input, one_line};
-use crate::output::message;
+use crate::output::{message, shell_quoted};
 
 /// A model, and what is bound of it.
 #[derive(Args, Debug)]
@@ -36,9 +38,15 @@ pub struct BindingArgs {
 }
 
 impl BindingArgs {
-    /// Whether anything is bound.
-    pub fn is_given(&self) -> bool {
-        !(self.dim.is_empty() && self.shape.is_empty() && self.set.is_empty())
+    /// Refuses bindings of what is no model.
+    ///
+    /// # Errors
+    /// Bad input where anything is bound.
+    pub fn refuse(&self, workload: &str) -> anyhow::Result<()> {
+        if self.dim.is_empty() && self.shape.is_empty() && self.set.is_empty() {
+            return Ok(());
+        }
+        Err(bad_input(format!("{workload} has no inputs to bind (--dim, --shape and --set are for models)")))
     }
 
     /// The bindings.
@@ -124,6 +132,32 @@ impl ModelArgs {
     pub fn fused(&self) -> anyhow::Result<Fused> {
         let special = self.supported()?;
         tilewright_model::lower(&special.graph).map_err(|error| bad_input(format!("{}: {error}", self.name())))
+    }
+}
+
+impl ModelArgs {
+    /// The model with the best kernels that are recorded, and how many are a guess; that is told.
+    ///
+    /// # Errors
+    /// As [`ModelArgs::fused`], and where a kernel has no code.
+    pub fn compiled(&self, machine: &MachineArgs, records: &DatabaseArgs) -> anyhow::Result<(Compiled, u64)> {
+        let target = machine.runnable_target()?;
+        let fused = self.fused()?;
+        let session = Session::new(records.database()?, worker_command()?);
+        let n_guessed = Cell::new(0);
+        let schedule = |workload: &Workload| {
+            let choice = choose(&session, workload, &target, machine.threads).map_err(|e| e.to_string())?;
+            n_guessed.set(n_guessed.get() + u64::from(choice.source == Source::Guessed));
+            choice.program().map_err(|e| e.to_string())
+        };
+        let compiled = compile(fused, &target, &schedule)?;
+        if n_guessed.get() > 0 {
+            let kernels = count(n_guessed.get(), "kernel");
+            let name = shell_quoted(&self.name());
+            let hint = format!("run `tilewright tune {name}`");
+            message(&format!("{kernels} not tuned yet: a model of the machine chose them ({hint})"));
+        }
+        Ok((compiled, n_guessed.get()))
     }
 }
 

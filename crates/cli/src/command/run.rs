@@ -7,17 +7,16 @@ use anyhow::Context as _;
 use bytes::Bytes;
 use clap::Args;
 use serde_json::{Value as Json, json};
-use tilewright::Session;
 use tilewright_graph::{DType, Tensor, TensorType};
 use tilewright_ir::reference::random_elements;
 use tilewright_model::npy::{read_npy, read_npz, write_npy};
-use tilewright_model::{Compiled, Runner, Source, Step, choose, compile};
+use tilewright_model::{Compiled, Runner, Step};
 use tilewright_runtime::Threads;
 
 use super::model::ModelArgs;
-use super::{DatabaseArgs, MachineArgs, count, read_file, worker_command};
+use super::{DatabaseArgs, MachineArgs, count, read_file};
 use crate::error::{bad_input, one_line};
-use crate::output::{digits, duration, message, table, write_result};
+use crate::output::{digits, duration, table, write_result};
 use tilewright_lab::stats::median;
 
 /// Arguments of `run`.
@@ -50,21 +49,8 @@ pub struct RunArgs {
 /// Bad input where the model or an input does not fit; else where it has no code, or an output cannot be
 /// written.
 pub fn run(args: &RunArgs, as_json: bool) -> anyhow::Result<()> {
-    let target = args.machine.runnable_target()?;
-    let fused = args.model.fused()?;
     let inputs = args.input.iter().map(|text| read_input(text)).collect::<anyhow::Result<Vec<_>>>()?;
-    let session = Session::new(args.database.database()?, worker_command()?);
-    let n_guessed = std::cell::Cell::new(0u64);
-    let schedule = |workload: &_| {
-        let choice = choose(&session, workload, &target, args.machine.threads).map_err(|e| e.to_string())?;
-        n_guessed.set(n_guessed.get() + u64::from(choice.source == Source::Guessed));
-        choice.program().map_err(|e| e.to_string())
-    };
-    let compiled = compile(fused, &target, &schedule)?;
-    if n_guessed.get() > 0 {
-        let (kernels, name) = (count(n_guessed.get(), "kernel"), args.model.name());
-        message(&format!("{kernels} not tuned yet: a model of the machine chose them (run `tilewright tune {name}`)"));
-    }
+    let (compiled, n_guessed) = args.model.compiled(&args.machine, &args.database)?;
     let mut runner = Runner::new(&compiled, &Threads::new(args.machine.threads)?)?;
     let types: Vec<(String, TensorType)> = runner.inputs().map(|(name, ty)| (name.to_owned(), ty.clone())).collect();
     for (at, (name, ty)) in types.iter().enumerate() {
@@ -113,7 +99,7 @@ pub fn run(args: &RunArgs, as_json: bool) -> anyhow::Result<()> {
         "host_operators": steps.iter().filter(|step| step.kind == "host").count(),
         "arena_bytes": compiled.memory.total,
         "arena_bound_bytes": compiled.memory.bound,
-        "untuned_kernels": n_guessed.get(),
+        "untuned_kernels": n_guessed,
     });
     let mut text = String::new();
     for (name, tensor) in &outputs {

@@ -168,12 +168,7 @@ pub fn run(args: &TuneArgs, as_json: bool) -> anyhow::Result<()> {
     if ModelArgs::is_model(&args.of.workload) {
         return tune_model(args, as_json);
     }
-    if args.bindings.is_given() {
-        return Err(bad_input(format!(
-            "{} has no inputs to bind (--dim, --shape and --set are for models)",
-            args.of.workload
-        )));
-    }
+    args.bindings.refuse(&args.of.workload)?;
     let workloads = args.workloads()?;
     let interrupts = Interrupts::watch()?;
     args.of.machine.warn_of_limits();
@@ -327,7 +322,11 @@ fn turned_text(turned: &Turned, workloads: &[Workload]) -> String {
     };
     let best = turned.best_ns.map_or("nothing valid yet".to_owned(), duration);
     let left = turned.left.as_secs_f64();
-    format!("{} trials · {left:.0} s left · {whole} · {} {best}", grouped(turned.n_trials), workloads[turned.at].label())
+    format!(
+        "{} trials · {left:.0} s left · {whole} · {} {best}",
+        grouped(turned.n_trials),
+        workloads[turned.at].label()
+    )
 }
 
 /// Tunes one workload, alone or of a set.
