@@ -375,7 +375,9 @@ fn may_join(net: &Net, members: &[usize], root: usize, at: usize, users: &[usize
     let n_root = count(net.nodes[root].output());
     match &node.kind {
         Kind::Map(value) => {
-            let is_repeated = users.iter().any(overlaps) || n_own < n_root && !has_reduce;
+            // What is of a row is computed once for it.
+            let is_of_row = is_of_rows(net.shape(node.output()), net.shape(net.nodes[root].output()));
+            let is_repeated = users.iter().any(overlaps) || n_own < n_root && !has_reduce && !is_of_row;
             !is_repeated || cost(value) <= 2
         }
         Kind::Transpose(_) | Kind::Slice(_) | Kind::Pick(_) => {
@@ -403,6 +405,13 @@ fn may_join(net: &Net, members: &[usize], root: usize, at: usize, users: &[usize
         }
         _ => false,
     }
+}
+
+/// Whether a tensor has one element for each row of another: their first dimensions are the same, and it has
+/// no others.
+fn is_of_rows(shape: &[i64], of: &[i64]) -> bool {
+    let n_same = shape.iter().zip(of).take_while(|(a, b)| a == b).count();
+    shape.len() == of.len() && shape[n_same..].iter().all(|&n| n == 1)
 }
 
 /// Builds the program of a nest.

@@ -54,18 +54,26 @@ pub fn div(a: Expr, b: Expr) -> Expr {
 
 /// The smaller.
 pub fn min(a: Expr, b: Expr) -> Expr {
-    Expr::binary(BinaryOp::Min, a, b)
+    bound(BinaryOp::Min, a, b, f64::INFINITY)
 }
 
 /// The larger.
 pub fn max(a: Expr, b: Expr) -> Expr {
-    Expr::binary(BinaryOp::Max, a, b)
+    bound(BinaryOp::Max, a, b, f64::NEG_INFINITY)
+}
+
+/// A bound, which is none where it is infinite.
+fn bound(op: BinaryOp, a: Expr, b: Expr, none: f64) -> Expr {
+    match (&a, &b) {
+        (Expr::Const(x), _) if *x == none => b,
+        (_, Expr::Const(x)) if *x == none => a,
+        _ => Expr::binary(op, a, b),
+    }
 }
 
 /// Between bounds.
 pub fn clip(x: Expr, low: f64, high: f64) -> Expr {
-    let above = if low == f64::NEG_INFINITY { x } else { max(x, number(low)) };
-    if high == f64::INFINITY { above } else { min(above, number(high)) }
+    min(max(x, number(low)), number(high))
 }
 
 /// A function of one value.
@@ -203,7 +211,8 @@ fn rebuilt(e: &Expr) -> Expr {
                 BinaryOp::Sub => sub(a, b),
                 BinaryOp::Mul => mul(a, b),
                 BinaryOp::Div => div(a, b),
-                _ => Expr::binary(*op, a, b),
+                BinaryOp::Min => min(a, b),
+                BinaryOp::Max => max(a, b),
             }
         }
         Expr::Unary(op, x) => of(*op, rebuilt(x)),

@@ -16,6 +16,7 @@ pub fn simplify(net: &mut Net) {
     drop_views(net);
     loop {
         let n_before = (net.nodes.len(), net.values.len());
+        drop_identities(net);
         sink_views(net);
         merge_maps(net);
         fold_affine(net);
@@ -32,6 +33,20 @@ pub fn simplify(net: &mut Net) {
 fn replace(net: &mut Net, old: ValueId, new: ValueId) {
     let inputs = net.nodes.iter_mut().flat_map(|node| node.inputs.iter_mut().flatten());
     inputs.filter(|id| **id == old).for_each(|id| *id = new);
+}
+
+/// A map that gives its input as it is becomes a view.
+fn drop_identities(net: &mut Net) {
+    for at in 0..net.nodes.len() {
+        let node = &net.nodes[at];
+        if let Kind::Map(Expr::Load(slot, _)) = &node.kind {
+            let from = node.input(slot.0 as usize);
+            if net.value(from).n_elements() == net.value(node.output()).n_elements() {
+                net.nodes[at].kind = Kind::View;
+                net.nodes[at].inputs = vec![Some(from)];
+            }
+        }
+    }
 }
 
 /// Views of views become one, views of the same shape none, and views of constants constants.
