@@ -72,6 +72,14 @@ impl Fused {
         }
         tasks
     }
+
+    /// The workload of each kernel, to change what is asked of it.
+    pub fn workloads_mut(&mut self) -> impl Iterator<Item = &mut Workload> {
+        self.steps.iter_mut().filter_map(|step| match step {
+            Step::Kernel(kernel) => Some(&mut kernel.workload),
+            _ => None,
+        })
+    }
 }
 
 /// What a run of a specialised graph does.

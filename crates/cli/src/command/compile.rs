@@ -142,7 +142,7 @@ fn compile_model(args: &CompileArgs, as_json: bool) -> anyhow::Result<()> {
     }
     let machine = &args.of.machine;
     let (target, file) = (machine.runnable_target()?, ModelArgs::new(&args.of.workload, &args.bindings));
-    let (compiled, n_guessed) = file.compiled(machine, &args.records)?;
+    let (compiled, n_guessed) = file.compiled(args.of.exact, machine, &args.records)?;
     let stem = Path::new(&args.of.workload).file_stem().unwrap_or_default().to_string_lossy().into_owned();
     let origin = [
         format!("{stem} for {}, {}", target.name(), count(machine.threads as u64, "thread")),

@@ -125,13 +125,17 @@ impl ModelArgs {
 }
 
 impl ModelArgs {
-    /// What a run of the model does.
+    /// What a run of the model does; with kernels that round no more than its operators as written, where that
+    /// is asked for.
     ///
     /// # Errors
     /// As [`ModelArgs::supported`].
-    pub fn fused(&self) -> anyhow::Result<Fused> {
+    pub fn fused(&self, exact: bool) -> anyhow::Result<Fused> {
         let special = self.supported()?;
-        tilewright_model::lower(&special.graph).map_err(|error| bad_input(format!("{}: {error}", self.name())))
+        let lowered = tilewright_model::lower(&special.graph);
+        let mut fused = lowered.map_err(|error| bad_input(format!("{}: {error}", self.name())))?;
+        fused.workloads_mut().for_each(|workload| workload.exact |= exact);
+        Ok(fused)
     }
 }
 
@@ -140,9 +144,14 @@ impl ModelArgs {
     ///
     /// # Errors
     /// As [`ModelArgs::fused`], and where a kernel has no code.
-    pub fn compiled(&self, machine: &MachineArgs, records: &DatabaseArgs) -> anyhow::Result<(Compiled, u64)> {
+    pub fn compiled(
+        &self,
+        exact: bool,
+        machine: &MachineArgs,
+        records: &DatabaseArgs,
+    ) -> anyhow::Result<(Compiled, u64)> {
         let target = machine.runnable_target()?;
-        let fused = self.fused()?;
+        let fused = self.fused(exact)?;
         let session = Session::new(records.database()?, worker_command()?);
         let n_guessed = Cell::new(0);
         let schedule = |workload: &Workload| {

@@ -31,6 +31,9 @@ pub struct RunArgs {
     /// Folder to write each output to as NAME.npy
     #[arg(short, long, value_name = "FOLDER")]
     output: Option<PathBuf>,
+    /// Keep out algorithms that round more than the operators as written, such as Winograd's
+    #[arg(long)]
+    exact: bool,
     /// Show how long each kernel takes
     #[arg(long)]
     profile: bool,
@@ -50,7 +53,7 @@ pub struct RunArgs {
 /// written.
 pub fn run(args: &RunArgs, as_json: bool) -> anyhow::Result<()> {
     let inputs = args.input.iter().map(|text| read_input(text)).collect::<anyhow::Result<Vec<_>>>()?;
-    let (compiled, n_guessed) = args.model.compiled(&args.machine, &args.database)?;
+    let (compiled, n_guessed) = args.model.compiled(args.exact, &args.machine, &args.database)?;
     let mut runner = Runner::new(&compiled, &Threads::new(args.machine.threads)?)?;
     let types: Vec<(String, TensorType)> = runner.inputs().map(|(name, ty)| (name.to_owned(), ty.clone())).collect();
     for (at, (name, ty)) in types.iter().enumerate() {

@@ -230,9 +230,7 @@ pub fn run(args: &TuneArgs, as_json: bool) -> anyhow::Result<()> {
 
 /// Tunes the kernels of a model together.
 fn tune_model(args: &TuneArgs, as_json: bool) -> anyhow::Result<()> {
-    let fused = ModelArgs::new(&args.of.workload, &args.bindings).fused()?;
-    let mut tasks = fused.tasks();
-    tasks.iter_mut().for_each(|(workload, _)| workload.exact |= args.of.exact);
+    let tasks = ModelArgs::new(&args.of.workload, &args.bindings).fused(args.of.exact)?.tasks();
     if tasks.is_empty() {
         return Err(bad_input(format!("{} has no kernels to tune", args.of.workload)));
     }
