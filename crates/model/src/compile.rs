@@ -77,6 +77,42 @@ pub fn compile(fused: Fused, target: &Target, schedule: Schedule) -> Result<Comp
     Ok(Compiled { model, fused, memory, origins })
 }
 
+/// The memory that a run takes for what is computed on the way, and whose it is.
+pub fn lay_out(fused: &Fused, places: &Places) -> (Vec<ValueId>, Memory) {
+    let mut blocks: Vec<(ValueId, Block)> = Vec::new();
+    let mut at_of: HashMap<ValueId, usize> = HashMap::new();
+    let net = &fused.net;
+    let mut touch = |id: ValueId, step: usize| {
+        let root = places.locate(id).root;
+        let is_passed = net.inputs.contains(&root) || places.outputs[root.0].is_some();
+        if is_passed || net.value(root).constant.is_some() {
+            return;
+        }
+        let at = *at_of.entry(root).or_insert_with(|| {
+            let block = Block { bytes: net.value(root).n_bytes() as usize, first: step, last: step };
+            blocks.push((root, block));
+            blocks.len() - 1
+        });
+        blocks[at].1.first = blocks[at].1.first.min(step);
+        blocks[at].1.last = blocks[at].1.last.max(step);
+    };
+    for (at, step) in fused.steps.iter().enumerate() {
+        match step {
+            Step::Kernel(kernel) => kernel.inputs.iter().chain([&kernel.output]).for_each(|id| touch(*id, at)),
+            Step::Host(node) => node.inputs.iter().flatten().chain(&node.outputs).for_each(|id| touch(*id, at)),
+            Step::Part { .. } | Step::Join { .. } => {}
+        }
+    }
+    for copy in &places.copies {
+        touch(copy.from, copy.before);
+        if copy.before < fused.steps.len() {
+            touch(copy.to, copy.before);
+        }
+    }
+    let memory = plan_memory(&blocks.iter().map(|(_, block)| *block).collect::<Vec<_>>());
+    (blocks.into_iter().map(|(id, _)| id).collect(), memory)
+}
+
 struct Job<'a> {
     fused: &'a Fused,
     places: &'a Places,
@@ -169,44 +205,8 @@ impl Job<'_> {
 
     /// Lays out what is computed on the way.
     fn arena(&mut self) -> Result<Memory, CompileError> {
-        let mut blocks: Vec<(ValueId, Block)> = Vec::new();
-        let mut at_of: HashMap<ValueId, usize> = HashMap::new();
-        let net = &self.fused.net;
-        let mut touch = |id: ValueId, step: usize| {
-            let root = self.places.locate(id).root;
-            let is_given = net.value(root).constant.is_some() || self.tensors.contains_key(&root);
-            if is_given {
-                return;
-            }
-            let at = *at_of.entry(root).or_insert_with(|| {
-                let block = Block { bytes: net.value(root).n_bytes() as usize, first: step, last: step };
-                blocks.push((root, block));
-                blocks.len() - 1
-            });
-            blocks[at].1.first = blocks[at].1.first.min(step);
-            blocks[at].1.last = blocks[at].1.last.max(step);
-        };
-        for (at, step) in self.fused.steps.iter().enumerate() {
-            match step {
-                Step::Kernel(kernel) => {
-                    kernel.inputs.iter().for_each(|id| touch(*id, at));
-                    touch(kernel.output, at);
-                }
-                Step::Host(node) => {
-                    node.inputs.iter().flatten().chain(&node.outputs).for_each(|id| touch(*id, at));
-                }
-                Step::Part { .. } | Step::Join { .. } => {}
-            }
-        }
-        for copy in &self.places.copies {
-            touch(copy.from, copy.before);
-            if copy.before < self.fused.steps.len() {
-                touch(copy.to, copy.before);
-            }
-        }
-        let plain: Vec<Block> = blocks.iter().map(|(_, block)| *block).collect();
-        let memory = plan_memory(&plain);
-        for ((id, _), offset) in blocks.iter().zip(&memory.offsets) {
+        let (roots, memory) = lay_out(self.fused, self.places);
+        for (id, offset) in roots.iter().zip(&memory.offsets) {
             self.tensor(*id, Place::Arena(*offset))?;
         }
         Ok(memory)

@@ -16,7 +16,7 @@ mod scalar;
 mod schedule;
 mod simplify;
 
-pub use compile::{CompileError, Compiled, Schedule, compile};
+pub use compile::{CompileError, Compiled, Schedule, compile, lay_out};
 pub use fuse::{Fused, Kernel, Step, fuse, lower};
 pub use import::import;
 pub use net::{Convolution, Kind, Line, Net, Node, Value, ValueId, Windows};
