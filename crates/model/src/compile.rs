@@ -67,6 +67,7 @@ pub fn compile(fused: Fused, target: &Target, schedule: Schedule) -> Result<Comp
         tensors: HashMap::new(),
         codes: Vec::new(),
         by_workload: HashMap::new(),
+        prepared: HashMap::new(),
         compiler: Compiler::for_arguments(target.clone(), ArgumentAlign::Elements),
         schedule,
         origins: Vec::new(),
@@ -121,6 +122,8 @@ struct Job<'a> {
     tensors: HashMap<ValueId, usize>,
     codes: Vec<Code>,
     by_workload: HashMap<String, usize>,
+    /// What a kernel keeps of these constants.
+    prepared: HashMap<(usize, Vec<ValueId>), Vec<Slice>>,
     compiler: Compiler,
     schedule: Schedule<'a>,
     origins: Vec<Option<usize>>,
@@ -243,6 +246,13 @@ impl Job<'_> {
         };
         let ids: Vec<ValueId> = kernel.inputs.iter().copied().chain([kernel.output]).collect();
         let arguments = ids.into_iter().map(|id| self.slice(id)).collect::<Result<Vec<_>, _>>()?;
+        // What is made of the same constants by the same kernel is made once.
+        let known: Vec<ValueId> =
+            kernel.inputs.iter().copied().filter(|id| self.fused.net.value(*id).constant.is_some()).collect();
+        if let Some(kept) = self.prepared.get(&(number, known.clone())) {
+            let kept = kept.clone();
+            return Ok(Work::Kernel { kernel: number, arguments, kept, parts: vec![Part::Body], all_threads: true });
+        }
         let kept: Vec<(String, DType, Vec<usize>)> = self.codes[number]
             .program()
             .buffers
@@ -258,6 +268,7 @@ impl Job<'_> {
             let tensor = self.plan.tensor(format!("{}.{name}", kernel.origin), dtype, &shape, place);
             slices.push(self.plan.whole(tensor));
         }
+        self.prepared.insert((number, known), slices.clone());
         Ok(Work::Kernel { kernel: number, arguments, kept: slices, parts: vec![Part::Body], all_threads: true })
     }
 

@@ -126,7 +126,9 @@ pub fn fuse(mut net: Net) -> Result<Fused, WorkloadError> {
 fn contiguous(net: &Net, node: &Node, parts: &[(i64, i64)]) -> Option<i64> {
     let (from, to) = (net.shape(node.input(0)), net.shape(node.output()));
     let cut: Vec<usize> = (0..from.len()).filter(|&d| from[d] != to[d]).collect();
-    let first = *cut.first()?;
+    let Some(&first) = cut.first() else {
+        return parts.iter().all(|part| *part == (0, 1)).then_some(0);
+    };
     let is_one = cut.len() == 1 && from[..first].iter().all(|&n| n == 1) && parts.iter().all(|part| part.1 == 1);
     is_one.then(|| parts[first].0 * from[first + 1..].iter().product::<i64>())
 }

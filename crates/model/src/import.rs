@@ -27,6 +27,7 @@ pub fn import(graph: &Graph) -> Net {
             node.outputs.iter().map(|id| id.filter(is_read).map(|id| ValueId(id.0 as usize))).collect();
         let mut job = Job { graph, node, net: &mut net, inputs: inputs.clone(), outputs };
         let n_nodes = job.net.nodes.len();
+        // Values on the way of what has no code after all are read by nobody.
         if job.lower().is_none() {
             job.net.nodes.truncate(n_nodes);
             job.inputs = inputs;
@@ -38,12 +39,12 @@ pub fn import(graph: &Graph) -> Net {
 }
 
 /// A node of the graph on its way into the net.
-struct Job<'a> {
+pub(crate) struct Job<'a> {
     graph: &'a Graph,
-    node: &'a GraphNode,
-    net: &'a mut Net,
+    pub(crate) node: &'a GraphNode,
+    pub(crate) net: &'a mut Net,
     inputs: Vec<Option<ValueId>>,
-    outputs: Vec<Option<ValueId>>,
+    pub(crate) outputs: Vec<Option<ValueId>>,
 }
 
 fn ints(list: &[usize]) -> Vec<i64> {
@@ -60,11 +61,11 @@ impl Job<'_> {
         self.node.inputs.iter().map(fact).collect()
     }
 
-    fn try_input(&self, at: usize) -> Option<ValueId> {
+    pub(crate) fn try_input(&self, at: usize) -> Option<ValueId> {
         self.inputs.get(at).copied().flatten()
     }
 
-    fn shape(&self, at: usize) -> Option<Vec<i64>> {
+    pub(crate) fn shape(&self, at: usize) -> Option<Vec<i64>> {
         Some(self.net.shape(self.try_input(at)?).to_vec())
     }
 
@@ -72,7 +73,7 @@ impl Job<'_> {
         Some(&self.graph.ty((*self.node.inputs.get(at)?)?).shape)
     }
 
-    fn is_f32(&self, id: ValueId) -> bool {
+    pub(crate) fn is_f32(&self, id: ValueId) -> bool {
         self.net.value(id).dtype == DType::F32
     }
 
@@ -80,7 +81,7 @@ impl Job<'_> {
         self.outputs[0]
     }
 
-    fn push(&mut self, kind: Kind, inputs: &[ValueId], output: ValueId) -> ValueId {
+    pub(crate) fn push(&mut self, kind: Kind, inputs: &[ValueId], output: ValueId) -> ValueId {
         let inputs = inputs.iter().map(|&id| Some(id)).collect();
         self.net.nodes.push(Node { kind, inputs, outputs: vec![output], origin: self.node.place.node.clone() });
         output
@@ -93,7 +94,7 @@ impl Job<'_> {
     }
 
     /// A node whose output is on the way.
-    fn step(&mut self, what: &str, kind: Kind, inputs: &[ValueId], shape: &[i64]) -> ValueId {
+    pub(crate) fn step(&mut self, what: &str, kind: Kind, inputs: &[ValueId], shape: &[i64]) -> ValueId {
         let to = self.value(what, shape);
         self.push(kind, inputs, to)
     }
@@ -143,7 +144,8 @@ impl Job<'_> {
     }
 
     fn lower(&mut self) -> Option<()> {
-        if self.outputs.iter().skip(1).any(Option::is_some) && !matches!(self.node.op, Op::Split(_)) {
+        if self.outputs.iter().skip(1).any(Option::is_some) && !matches!(self.node.op, Op::Split(_) | Op::Recurrent(_))
+        {
             return None;
         }
         let node = self.node;
@@ -492,6 +494,7 @@ impl Job<'_> {
                 };
                 Some(())
             }
+            Op::Recurrent(recurrent) => self.recurrent(recurrent),
             Op::Lrn(lrn) => {
                 let (x, to) = (self.try_input(0)?, self.output()?);
                 self.is_f32(x).then_some(())?;

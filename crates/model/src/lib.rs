@@ -11,6 +11,7 @@ mod import;
 mod net;
 pub mod npy;
 mod place;
+mod recurrent;
 mod runner;
 mod scalar;
 mod schedule;
