@@ -1,9 +1,9 @@
 //! From a graph of many operators to a net of few kinds.
 
 use tilewright_graph::op::{Fact, Inputs, PadMode, PoolKind, ReduceKind, SoftmaxKind, product_shape};
-use tilewright_graph::{DType, Graph, Node as GraphNode, Op};
-use tilewright_ir::Expr;
+use tilewright_graph::{DType, Graph, Node as GraphNode, Op, Tensor, ValueId as GraphId};
 use tilewright_ir::expr::{ReduceOp, UnaryOp};
+use tilewright_ir::{Cond, Expr};
 
 use crate::net::{Convolution, Kind, Line, Net, Node, ValueId, Windows};
 use crate::scalar::{self, add, div, input, mul, number, of, sub};
@@ -11,11 +11,16 @@ use crate::scalar::{self, add, div, input, mul, number, of, sub};
 /// The net of a specialised graph. What has no code becomes a host operator.
 pub fn import(graph: &Graph) -> Net {
     let mut net = Net::default();
-    for (_, value) in graph.values() {
+    let truths = truths(graph);
+    for (at, value) in graph.values() {
         let ty = value.ty.as_ref().expect("every value of a specialised graph has its type");
         let shape: Vec<i64> = ty.shape.iter().map(|&d| d as i64).collect();
-        let id = net.add_value(&value.name, ty.dtype, &shape);
-        net.values[id.0].constant.clone_from(&value.constant);
+        let is_truth = truths[at.0 as usize];
+        let id = net.add_value(&value.name, if is_truth { DType::F32 } else { ty.dtype }, &shape);
+        net.values[id.0].constant = match &value.constant {
+            Some(tensor) if is_truth => Some(Tensor::from_floats(DType::F32, tensor.shape(), &tensor.floats())),
+            constant => constant.clone(),
+        };
     }
     net.inputs = graph.inputs.iter().map(|id| ValueId(id.0 as usize)).collect();
     net.outputs = graph.outputs.iter().map(|id| ValueId(id.0 as usize)).collect();
@@ -36,6 +41,61 @@ pub fn import(graph: &Graph) -> Net {
     }
     net.prune();
     net
+}
+
+/// Which values of truth are numbers, 1 and 0, in the net: those that code makes and code alone reads.
+fn truths(graph: &Graph) -> Vec<bool> {
+    let is_bool = |id: GraphId| graph.ty(id).dtype == DType::Bool;
+    let is_f32 = |id: GraphId| graph.ty(id).dtype == DType::F32;
+    let mut truths: Vec<bool> = graph.values().map(|(id, _)| is_bool(id) && !graph.outputs.contains(&id)).collect();
+    loop {
+        let n_before = truths.iter().filter(|is| **is).count();
+        for (id, value) in graph.values() {
+            let is_given = value.producer.is_none() && value.constant.is_none();
+            let is_made = !is_given
+                && value.producer.is_none_or(|(at, _)| {
+                    let node = graph.node(at);
+                    let fits = |id: &Option<GraphId>| id.is_none_or(|id| is_f32(id) || truths[id.0 as usize]);
+                    makes_truth(&node.op) && node.inputs.iter().take(n_elements_of(&node.op)).all(fits)
+                });
+            let reads = |at: &tilewright_graph::NodeId| {
+                let node = graph.node(*at);
+                match &node.op {
+                    Op::Where(_) => {
+                        let is_condition = node.inputs[1..].iter().all(|other| *other != Some(id));
+                        is_condition && node.inputs[1..].iter().flatten().all(|id| is_f32(*id))
+                    }
+                    Op::Cast(_) => node.outputs[0].is_some_and(is_f32),
+                    op => makes_truth(op) && node.outputs[0].is_some_and(|id| truths[id.0 as usize]),
+                }
+            };
+            truths[id.0 as usize] &= is_made && value.users.iter().all(reads);
+        }
+        if truths.iter().filter(|is| **is).count() == n_before {
+            return truths;
+        }
+    }
+}
+
+/// How many of an operator's inputs are elements; the others are shapes.
+fn n_elements_of(op: &Op) -> usize {
+    match op {
+        Op::Reshape(_) | Op::Unsqueeze(_) | Op::Squeeze(_) | Op::Expand(_) => 1,
+        _ => usize::MAX,
+    }
+}
+
+/// Whether an operator makes values of truth of numbers or of others.
+fn makes_truth(op: &Op) -> bool {
+    use tilewright_graph::op::{Binary as B, Unary as U};
+    match op {
+        Op::Unary(f) => matches!(f, U::IsNan | U::Not | U::Identity),
+        Op::Binary(f) => {
+            let compares = matches!(f, B::Equal | B::Greater | B::GreaterOrEqual | B::Less | B::LessOrEqual);
+            compares || matches!(f, B::And | B::Or | B::Xor)
+        }
+        op => n_elements_of(op) == 1,
+    }
 }
 
 /// A node of the graph on its way into the net.
@@ -177,6 +237,10 @@ impl Job<'_> {
                 self.inputs.truncate(1);
                 self.map(|x| Some(scalar::clip(x[0].clone(), low, high)))
             }
+            Op::Where(_) => self.map(|x| {
+                let is = Cond::Less(Box::new(number(0.5)), Box::new(x[0].clone()));
+                Some(Expr::Select(Box::new(is), Box::new(x[1].clone()), Box::new(x[2].clone())))
+            }),
             Op::Cast(_) => {
                 let (from, to) = (self.try_input(0)?, self.output()?);
                 (self.net.value(from).dtype == self.net.value(to).dtype).then_some(())?;
@@ -196,6 +260,23 @@ impl Job<'_> {
                 let parts = slice.parts(Inputs(&self.facts())).ok()?;
                 let (from, to) = (self.try_input(0)?, self.output()?);
                 self.moved(Kind::Slice(parts.iter().map(|part| (part.0 as i64, part.1)).collect()), from, to)
+            }
+            Op::Gather(gather) => {
+                // One place of a dimension that is known.
+                let (from, to) = (self.try_input(0)?, self.output()?);
+                let index = self.net.value(self.try_input(1)?).constant.as_ref()?.i64s();
+                let &[index] = &index[..] else { return None };
+                let mut shape = self.shape(0)?;
+                let axis =
+                    usize::try_from(if gather.axis < 0 { gather.axis + shape.len() as i64 } else { gather.axis });
+                let axis = axis.ok()?;
+                let mut parts = vec![(0, 1); shape.len()];
+                parts[axis].0 = if index < 0 { index + shape[axis] } else { index };
+                shape[axis] = 1;
+                self.is_f32(from).then_some(())?;
+                let part = self.step("part", Kind::Slice(parts), &[from], &shape);
+                self.push(Kind::View, &[part], to);
+                Some(())
             }
             Op::Split(split) => {
                 let (from, rank) = (self.try_input(0)?, self.shape(0)?.len() as i64);
@@ -229,6 +310,7 @@ impl Job<'_> {
                 let (from, to) = (self.try_input(0)?, self.output()?);
                 match pad.mode {
                     PadMode::Constant => self.moved(Kind::Pad(borders.iter().map(|b| b.0).collect(), fill), from, to),
+                    PadMode::Reflect => self.reflected(from, &borders, to),
                     mode => {
                         let from_shape = self.shape(0)?;
                         let to_shape = self.net.shape(to).to_vec();
@@ -237,12 +319,7 @@ impl Job<'_> {
                             let at = at - borders[d].0;
                             match mode {
                                 PadMode::Edge => at.clamp(0, n - 1),
-                                PadMode::Wrap => at.rem_euclid(n),
-                                _ if n == 1 => 0,
-                                _ => {
-                                    let at = at.rem_euclid(2 * (n - 1));
-                                    at.min(2 * (n - 1) - at)
-                                }
+                                _ => at.rem_euclid(n),
                             }
                         };
                         let line = |d: usize| match borders[d] {
@@ -542,6 +619,30 @@ impl Job<'_> {
             }
             _ => None,
         }
+    }
+
+    /// A tensor with its borders mirrored.
+    fn reflected(&mut self, mut from: ValueId, borders: &[(i64, i64)], to: ValueId) -> Option<()> {
+        self.is_f32(from).then_some(())?;
+        let mut shape = self.net.shape(from).to_vec();
+        for (d, &(before, after)) in borders.iter().enumerate().filter(|(_, border)| **border != (0, 0)) {
+            let n = shape[d];
+            ((0..n).contains(&before) && (0..n).contains(&after)).then_some(())?;
+            let part = |job: &mut Self, first: i64, n: i64| {
+                let mut parts = vec![(0, 1); shape.len()];
+                parts[d] = (first, -1);
+                let mut own = shape.clone();
+                own[d] = n;
+                (n > 0).then(|| job.step("border", Kind::Slice(parts), &[from], &own))
+            };
+            let ahead = part(self, before, before);
+            let behind = part(self, n - 2, after);
+            let all: Vec<ValueId> = [ahead, Some(from), behind].into_iter().flatten().collect();
+            shape[d] = n + before + after;
+            from = self.step("padded", Kind::Concat(d), &all, &shape);
+        }
+        self.push(Kind::View, &[from], to);
+        Some(())
     }
 
     /// A tensor in another shape, its dimensions in another order, in the output's shape.

@@ -92,6 +92,15 @@ fn where_less(a: Expr, b: Expr, then: Expr, otherwise: Expr) -> Expr {
     Expr::Select(Box::new(Cond::Less(Box::new(a), Box::new(b))), Box::new(then), Box::new(otherwise))
 }
 
+fn less(a: Expr, b: Expr) -> Cond {
+    Cond::Less(Box::new(a), Box::new(b))
+}
+
+/// 1 where something holds, else 0.
+fn truth(is: Cond) -> Expr {
+    Expr::Select(Box::new(is), Box::new(number(1.0)), Box::new(number(0.0)))
+}
+
 /// `log(1 + eˣ)`, without overflow.
 fn softplus(x: Expr) -> Expr {
     let small = of(UnaryOp::Exp, of(UnaryOp::Neg, of(UnaryOp::Abs, x.clone())));
@@ -145,6 +154,12 @@ pub fn unary(f: Unary, x: Expr) -> Option<Expr> {
             let above = where_less(number(lambd), x.clone(), sub(x.clone(), number(bias)), zero());
             where_less(x.clone(), number(-lambd), add(x, number(bias)), above)
         }
+        U::Not => sub(number(1.0), x),
+        U::IsNan => {
+            // Every number is below 1 or above 0.
+            let is_below = less(x.clone(), number(1.0));
+            truth(Cond::Not(Box::new(is_below)).and(Cond::Not(Box::new(less(number(0.0), x)))))
+        }
         U::Sinh | U::Cosh => {
             let other = of(UnaryOp::Exp, of(UnaryOp::Neg, x.clone()));
             let power = of(UnaryOp::Exp, x);
@@ -155,6 +170,14 @@ pub fn unary(f: Unary, x: Expr) -> Option<Expr> {
     })
 }
 
+/// 1 of a number, 0 of what is none.
+fn number_of(x: &Expr) -> Expr {
+    match x {
+        Expr::Const(_) => number(1.0),
+        x => where_less(x.clone(), number(1.0), number(1.0), truth(less(number(0.0), x.clone()))),
+    }
+}
+
 /// A function of the graph of two elements, where there is an expression for it.
 pub fn binary(f: Binary, a: Expr, b: Expr) -> Option<Expr> {
     Some(match f {
@@ -162,6 +185,20 @@ pub fn binary(f: Binary, a: Expr, b: Expr) -> Option<Expr> {
         Binary::Sub => sub(a, b),
         Binary::Mul => mul(a, b),
         Binary::Div => div(a, b),
+        Binary::Less => truth(less(a, b)),
+        Binary::Greater => truth(less(b, a)),
+        // Neither holds where one is not a number.
+        Binary::LessOrEqual => where_less(a.clone(), b.clone(), number(1.0), binary(Binary::Equal, a, b)?),
+        Binary::GreaterOrEqual => where_less(b.clone(), a.clone(), number(1.0), binary(Binary::Equal, a, b)?),
+        Binary::Equal => {
+            // Numbers of which neither is less are equal, or one is none.
+            let differ = |a: &Expr, b: &Expr| Cond::Not(Box::new(less(a.clone(), b.clone())));
+            let is = differ(&a, &b).and(differ(&b, &a));
+            mul(truth(is), mul(number_of(&a), number_of(&b)))
+        }
+        Binary::And => mul(a, b),
+        Binary::Or => max(a, b),
+        Binary::Xor => of(UnaryOp::Abs, sub(a, b)),
         Binary::PRelu => add(max(a.clone(), number(0.0)), mul(b, min(a, number(0.0)))),
         Binary::Pow => match b {
             Expr::Const(1.0) => a,
@@ -216,6 +253,19 @@ fn rebuilt(e: &Expr) -> Expr {
             }
         }
         Expr::Unary(op, x) => of(*op, rebuilt(x)),
+        Expr::Select(cond, a, b) => {
+            let (a, b) = (rebuilt(a), rebuilt(b));
+            match &**cond {
+                // What a truth was made of is asked itself.
+                Cond::Less(half, is) if **half == number(0.5) => match &**is {
+                    Expr::Select(cond, one, zero) if **one == number(1.0) && **zero == number(0.0) => {
+                        Expr::Select(cond.clone(), Box::new(a), Box::new(b))
+                    }
+                    _ => Expr::Select(cond.clone(), Box::new(a), Box::new(b)),
+                },
+                _ => Expr::Select(cond.clone(), Box::new(a), Box::new(b)),
+            }
+        }
         other => other.clone(),
     }
 }
