@@ -347,6 +347,13 @@ fn a_second_interrupt_ends_it_at_once() {
     assert!(recorded(&db).len() as u64 >= *n_told.lock().unwrap(), "what was measured is recorded");
 }
 
+/// Trials of all workloads that are recorded.
+fn n_recorded(db: &Path) -> u64 {
+    let output = run(&["export", "--db", text(db)]);
+    let lines = String::from_utf8_lossy(&output.stdout).into_owned();
+    lines.lines().count() as u64
+}
+
 #[test]
 fn workloads_that_are_tuned_together_share_the_time_and_resume() {
     let folder = tempfile::tempdir().unwrap();
@@ -357,16 +364,15 @@ fn workloads_that_are_tuned_together_share_the_time_and_resume() {
         let ms = |name: &str| result[name].as_f64();
         let (mut whole_ms, mut shares, mut n_trials) = (0.0, 0.0, 0);
         for task in result["workloads"].as_array().unwrap() {
-            assert_eq!(task["best"]["confirmed"], true, "{task}");
             let best = run_json(&["best", task["workload"].as_str().unwrap(), "--db", text(&db)]);
-            assert_eq!(best["config"], task["best"]["config"], "{best}");
+            assert_eq!(best["best"]["config"], task["best"]["config"], "{best}");
             assert!(task["best"]["ms_median"].as_f64().unwrap() >= task["ms_bound"].as_f64().unwrap(), "{task}");
             whole_ms += task["best"]["ms_median"].as_f64().unwrap();
             shares += task["share"].as_f64().unwrap();
             n_trials += task["trials"].as_u64().unwrap();
         }
         assert!((ms("whole_ms").unwrap() / whole_ms - 1.0).abs() < 1e-9 && (shares - 1.0).abs() < 1e-9, "{result}");
-        assert_eq!(n_trials, recorded(&db).len() as u64, "{result}");
+        assert_eq!(n_trials, n_recorded(&db), "{result}");
         assert_eq!(result["curve"].as_array().unwrap().last().unwrap()[1].as_f64(), ms("whole_ms"), "{result}");
         (result, n_trials)
     };
@@ -390,5 +396,5 @@ fn an_interrupt_of_workloads_that_are_tuned_together_keeps_all() {
     assert_eq!(code, Some(0), "{stderr}");
     let result: serde_json::Value = serde_json::from_str(&stdout).expect("the result is JSON");
     let n_trials: u64 = result["workloads"].as_array().unwrap().iter().map(|w| w["trials"].as_u64().unwrap()).sum();
-    assert_eq!((n_trials, &result["interrupted"]), (recorded(&db).len() as u64, &true.into()), "{result}");
+    assert_eq!((n_trials, &result["interrupted"]), (n_recorded(&db), &true.into()), "{result}");
 }

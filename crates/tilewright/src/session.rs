@@ -79,11 +79,12 @@ impl Session {
     }
 
     /// Tunes workloads together, as those of a model: all of them, starts and races included, have this time.
-    /// Each comes with its weight: how often the whole runs it. First each has a turn, then turns of some 2 s
-    /// go to the one by which the whole is expected to gain most; those that have records go on from them.
+    /// Each comes with its weight: how often the whole runs it. First each has a turn, however long all of
+    /// these take, then turns of some 2 s go to the one by which the whole is expected to gain most; those
+    /// that have records go on from them.
     ///
-    /// The time and the trials of a request bound what is spent on that one. `stop` and `note` are as those of
-    /// [`Session::tune`]; [`Note::Turn`] says whose turn it is, [`Note::Turned`] how the whole does.
+    /// The time and the trials of a request bound what is spent on that one. `stop` and `note` are as those
+    /// of [`Session::tune`]; [`Note::Turn`] says whose turn it is, [`Note::Turned`] how the whole does.
     ///
     /// # Errors
     /// As [`Session::tune`], and where one is there twice or a weight is not above 0.

@@ -1,7 +1,7 @@
 //! Several tasks that share time: each turn is of the one by which the whole is expected to gain most.
 //!
-//! A search keeps what it knows from turn to turn. The workers of a task end with its turn and start anew with
-//! the next one, which takes some 60 ms; its inputs, its reference and what was compiled stay.
+//! A search keeps what it knows from turn to turn. The workers of a task end with its turn and start anew
+//! with the next one, which takes some 60 ms; its inputs, its reference and what was compiled stay.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -27,12 +27,14 @@ const FIRST_TURN: Duration = Duration::from_millis(250);
 const LEAST_TURNS: u32 = 2;
 /// … and take so many times as long as it took to start the workers.
 const STARTS_PER_TURN: u32 = 10;
-/// So much of the time is for the races.
+/// So much of the time is for the races. None begins so much later, or this much where that is more: whose
+/// leaders were not raced is told by its fastest trial, and they race in the next run.
 const PART_FOR_RACES: f64 = 0.15;
-/// A race may take so long where its share is less …
-const SHORTEST_RACE: Duration = Duration::from_millis(300);
-/// … and its rounds together so much of that: candidates are built and checked as well.
+const LEAST_LATE: Duration = Duration::from_secs(1);
+/// Rounds of a race together take so much of its share: candidates are built and checked as well. It may take
+/// so long where its share is less.
 const PART_FOR_ROUNDS: u32 = 2;
+const SHORTEST_RACE: Duration = Duration::from_secs(1);
 /// What tasks that wait hold in memory is at most such a part of it; more is made anew.
 const PART_OF_MEMORY: u64 = 4;
 
@@ -197,8 +199,8 @@ impl Game<'_> {
         pause::now() - self.begin
     }
 
-    /// Gives turns until the time is up, but for what the races need; whether it ended before because none was
-    /// worth it.
+    /// Gives turns until the time is up, but for what the races need; whether it ended before because none
+    /// was worth it.
     fn search(&mut self, stop: &AtomicBool) -> Result<bool, Error> {
         let is_raced = self.players.iter().any(|player| player.run.request.race);
         let time = if is_raced { self.time.mul_f64(1.0 - PART_FOR_RACES) } else { self.time };
@@ -256,9 +258,11 @@ impl Game<'_> {
         order.sort_by(|(_, a), (_, b)| share(b).total_cmp(&share(a)));
         let n_tasks = order.len();
         let mut tasks: Vec<(usize, TunedTask)> = Vec::new();
+        let late = self.time + self.time.mul_f64(PART_FOR_RACES).max(LEAST_LATE);
         for (at, player) in order {
             let time = self.time.saturating_sub(self.elapsed()) / (n_tasks - tasks.len()) as u32;
-            tasks.push((at, player.conclude(at, time.max(SHORTEST_RACE), self.note)?));
+            let time = (self.elapsed() < late).then_some(time);
+            tasks.push((at, player.conclude(at, time, self.note)?));
         }
         tasks.sort_by_key(|(at, _)| *at);
         let mut tasks: Vec<TunedTask> = tasks.into_iter().map(|(_, task)| task).collect();
@@ -381,8 +385,9 @@ impl<'a> Player<'a> {
         Ok(())
     }
 
-    /// Races the leaders within this time, where anything is new, and says what the task came to.
-    fn conclude(mut self, at: usize, time: Duration, note: &(dyn Fn(Note) + Sync)) -> Result<TunedTask, Error> {
+    /// Races the leaders in this time, where there is one and anything is new, and says what the task came
+    /// to.
+    fn conclude(mut self, at: usize, time: Option<Duration>, note: &(dyn Fn(Note) + Sync)) -> Result<TunedTask, Error> {
         let run = self.run;
         self.wall.skip();
         let known = if self.n_trials() == 0 { self.known_winner()? } else { None };
@@ -392,12 +397,19 @@ impl<'a> Player<'a> {
                 let recording = self.recording()?;
                 note(Note::Turn(at, &recording));
                 // Who has interrupted the search does not wait for all races.
-                let is_raced = run.request.race && !run.stop.load(Ordering::Relaxed) && self.tuning.best_ns().is_some();
-                if is_raced {
+                let is_wanted =
+                    run.request.race && !run.stop.load(Ordering::Relaxed) && self.tuning.best_ns().is_some();
+                let time = time.filter(|_| is_wanted);
+                if time.is_some() {
                     self.wake()?;
                 }
-                let device = self.device.take().filter(|_| is_raced);
-                let limits = EndLimits { rounds: time / PART_FOR_ROUNDS, race: time, untuned: Duration::ZERO };
+                let device = self.device.take().filter(|_| time.is_some());
+                let time = time.unwrap_or_default();
+                let limits = EndLimits {
+                    rounds: time / PART_FOR_ROUNDS,
+                    race: time.max(SHORTEST_RACE),
+                    untuned: Duration::ZERO,
+                };
                 let summary = self.tuning.summary(self.ended.unwrap_or(Ended::Time));
                 let tuned = run.finish(device, &recording, self.found, &summary, limits, &mut self.wall)?;
                 Tuned { ended: self.ended, ..tuned }

@@ -74,11 +74,13 @@ impl Course {
         after.or(self.bests.first()).map(|(_, ns)| *ns)
     }
 
-    /// By how many nanoseconds the whole is expected to gain by a turn; infinite where there is no result yet.
+    /// By how many nanoseconds the whole is expected to gain by a turn; infinite where there is no result
+    /// yet.
     ///
     /// # Source
-    /// TVM's task schedulers (auto_scheduler/task_scheduler.py, meta_schedule/task_scheduler/gradient_based.cc),
-    /// which count rounds of so many trials; this counts seconds, and knows a bound.
+    /// TVM's task schedulers (auto_scheduler/task_scheduler.py,
+    /// meta_schedule/task_scheduler/gradient_based.cc), which count rounds of so many trials; this counts
+    /// seconds, and knows a bound.
     fn gain_ns(&self) -> f64 {
         if self.is_over {
             return 0.0;
@@ -95,10 +97,13 @@ impl Course {
     }
 }
 
-/// The task whose turn it is; none where no turn is worth its time. Each has one before any has another.
+/// The task whose turn it is; none where no turn is worth its time. Each has one before any has another,
+/// first those that are large as far as that is known.
 pub fn next(courses: &[&Course]) -> Option<usize> {
-    if let Some(new) = courses.iter().position(|course| course.is_new()) {
-        return Some(new);
+    let new = courses.iter().enumerate().filter(|(_, course)| course.is_new());
+    let least_ns = |course: &Course| course.weight * course.bound_ns;
+    if let Some((at, _)) = new.max_by(|(_, a), (_, b)| least_ns(a).total_cmp(&least_ns(b))) {
+        return Some(at);
     }
     let gains = courses.iter().map(|course| course.gain_ns()).enumerate();
     let (at, gain_ns) = gains.max_by(|(_, a), (_, b)| a.total_cmp(b))?;
