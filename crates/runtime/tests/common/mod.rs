@@ -1,4 +1,5 @@
 //! A plan that has everything: slices, prepared constants, a copy, a step of this process.
+#![allow(dead_code, reason = "each test uses a part of it")]
 
 use std::sync::Arc;
 
