@@ -22,7 +22,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use clap::Args;
-use tilewright::{Best, Opened};
+use tilewright::{Best, MOST_THREADS, Opened};
 use tilewright_device::device::WorkerCommand;
 use tilewright_device::host;
 use tilewright_device::limits::{self, Allowed};
@@ -90,9 +90,6 @@ pub fn parse_workloads(text: &str, exact: bool) -> anyhow::Result<Vec<Workload>>
     workloads.iter_mut().for_each(|w| w.exact |= exact);
     Ok(workloads)
 }
-
-/// Most threads that code is made for.
-const MOST_THREADS: usize = 4096;
 
 /// The machine that kernels are for.
 #[derive(Args, Debug)]

@@ -1,0 +1,203 @@
+//! Importing records: none where a line is no record, else those that fit what is known of workloads,
+//! machines and spaces.
+
+use std::collections::HashMap;
+use std::io::{self, BufRead, BufReader, Read, Seek};
+
+use tilewright_ir::op::{Workload, WorkloadError};
+use tilewright_ir::schedule::{apply_all, parse_steps};
+use tilewright_tune::record::{Doubt, Imported, Line, RecordError, read_lines};
+use tilewright_tune::{Error as TuneError, Judge, Record, RunTime, TaskKey, Winner};
+
+use crate::best::{gflops, judges};
+use crate::database::Database;
+use crate::error::{Error, one_line};
+use crate::tune::Note;
+use crate::version::{RELEASE, release_of};
+
+/// Most threads that code is made for.
+pub const MOST_THREADS: usize = 4096;
+
+impl Database {
+    /// Adds the records of JSON lines, as [`Store::export`](tilewright_tune::Store::export) writes them, from
+    /// an input of this name.
+    ///
+    /// # Errors
+    /// Bad input where a line is no record, or no record fits; failure where the database cannot be written.
+    pub fn import(&self, mut input: impl BufRead + Seek, name: &str, note: &dyn Fn(Note)) -> Result<Imported, Error> {
+        let mut customs = Customs::default();
+        customs.inspect(&mut input, name)?;
+        input.rewind().map_err(|error| Error::failed(format!("cannot read {name}")).because(error))?;
+        self.bring_in(input, name, customs, note)
+    }
+
+    /// The same from what can be read only once. All is read before anything is written: a slow writer must
+    /// not keep the database locked.
+    ///
+    /// # Errors
+    /// As [`Database::import`].
+    pub fn import_once(&self, input: impl Read, name: &str, note: &dyn Fn(Note)) -> Result<Imported, Error> {
+        let mut customs = Customs::default();
+        let mut kept = Kept { input, bytes: Vec::new() };
+        customs.inspect(BufReader::with_capacity(1 << 16, &mut kept), name)?;
+        self.bring_in(&kept.bytes[..], name, customs, note)
+    }
+
+    /// Adds what was inspected.
+    fn bring_in(
+        &self,
+        input: impl BufRead,
+        name: &str,
+        mut customs: Customs,
+        note: &dyn Fn(Note),
+    ) -> Result<Imported, Error> {
+        let mut opened = self.open_to_write()?;
+        if let Some(warning) = opened.warning.take() {
+            note(Note::Message(warning));
+        }
+        let imported = opened.store.import(input, &mut |line| customs.check(line));
+        let imported = imported.map_err(|error| match error {
+            TuneError::Record(error) => no_record(name, &error),
+            TuneError::Store(error) => self.failure(&error),
+            other => Error::failed(&other).because(other),
+        })?;
+        opened.check().map_err(|error| self.failure(&error))?;
+        Ok(imported)
+    }
+}
+
+/// Input that is kept to be read once more.
+struct Kept<R> {
+    input: R,
+    bytes: Vec<u8>,
+}
+
+impl<R: Read> Read for Kept<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let n = self.input.read(buffer)?;
+        self.bytes.extend_from_slice(&buffer[..n]);
+        Ok(n)
+    }
+}
+
+fn no_record(name: &str, error: &RecordError) -> Error {
+    let hint = "give JSON lines as `export` writes them; nothing was imported";
+    Error::input(format!("{name}: {error} ({hint})"))
+}
+
+/// What lines are held against before they come in.
+#[derive(Default)]
+struct Customs {
+    judges: HashMap<TaskKey, Judge>,
+}
+
+impl Customs {
+    /// Reads lines, and holds each against what is known, before the database is opened: making spaces takes
+    /// time, in which it shall not be locked.
+    ///
+    /// # Errors
+    /// Bad input where a line is no record, or none has one that fits.
+    fn inspect(&mut self, input: impl BufRead, name: &str) -> Result<(), Error> {
+        let (mut n_good, mut first_refused) = (0u64, None);
+        for (number, line) in read_lines(input) {
+            match self.check(line.map_err(|error| no_record(name, &error))?) {
+                Ok(_) => n_good += 1,
+                Err(reason) => first_refused = first_refused.or(Some((number, reason))),
+            }
+        }
+        if let Some((number, reason)) = first_refused.filter(|_| n_good == 0) {
+            return Err(Error::input(format!(
+                "{name}: line {number}: {reason} (no line has a record that fits; nothing was imported)"
+            )));
+        }
+        Ok(())
+    }
+
+    /// The line with its names and numbers as this version writes them, and the shortest time that can be
+    /// true.
+    ///
+    /// What a newer version wrote may be of workloads and spaces that this one does not know, and what an
+    /// older one did, of spaces as they were; both are kept, for other machines and for learning from.
+    ///
+    /// # Errors
+    /// Why there cannot be such a record.
+    fn check(&mut self, line: Line) -> Result<(Line, f64), String> {
+        let Line { mut record, winner } = line;
+        check_form(&record)?;
+        let is_newer = numbers(release_of(&record.version)) > numbers(RELEASE);
+        let workload = match Workload::parse(&record.workload) {
+            Ok(workload) => workload,
+            Err(_) if is_newer => return Ok((Line { record, winner }, 0.0)),
+            // It lists all there are.
+            Err(WorkloadError::Unknown { given, .. }) => return Err(format!("unknown workload `{given}`")),
+            Err(error) => return Err(one_line(&error.to_string())),
+        };
+        record.workload = workload.to_string();
+        let Record { target, template, threads, .. } = &record;
+        let key = TaskKey {
+            workload: record.workload.clone(),
+            target: target.clone(),
+            template: template.clone(),
+            threads: *threads,
+        };
+        let judge = self.judges.entry(key).or_insert_with(|| judges(&workload, target, *threads)(template));
+        let times = [record.outcome.timing().map(|t| t.median_ns), winner.as_ref().map(|w| w.median_ns)];
+        if let Some(ns) = times.into_iter().flatten().find(|ns| *ns < judge.least_ns()) {
+            let least = judge.least_ns();
+            return Err(format!("{ns} ns is faster than the machine can be, which needs {least:.1} ns"));
+        }
+        if judge.doubt_of(&record) == Some(Doubt::OtherSpace) {
+            let schedules = || parse_steps(&record.steps).is_ok_and(|s| apply_all(&workload.program(), &s).is_ok());
+            if !is_newer && (record.steps.is_empty() || !schedules()) {
+                return Err(match judge.space().map(|space| space.config_from_json(&record.config)) {
+                    Some(Err(error)) => one_line(&format!("the configuration is not of the space: {error}")),
+                    _ => format!("there is no template `{template}` for {workload}"),
+                });
+            }
+        } else if let Some(space) = judge.space()
+            && let Ok(config) = space.config_from_json(&record.config)
+        {
+            record.config = space.config_to_json(&config);
+        }
+        // What follows from the rest is not believed.
+        let winner = winner.map(|winner| Winner {
+            workload: record.workload.clone(),
+            config: record.config.clone(),
+            gflops: gflops(&workload, winner.median_ns),
+            ..winner
+        });
+        Ok((Line { record, winner }, judge.least_ns()))
+    }
+}
+
+/// Checks what needs no knowledge of workloads.
+fn check_form(record: &Record) -> Result<(), String> {
+    let Record { target, template, search, version, toolchain, threads, seconds, run, .. } = record;
+    let texts = [("target", target), ("template", template), ("search", search), ("version", version)];
+    for (name, text) in texts.into_iter().chain([("toolchain", toolchain)]) {
+        if text.chars().any(char::is_control) {
+            return Err(format!("{name} holds a control character"));
+        }
+    }
+    if target.is_empty() || template.is_empty() {
+        return Err("target or template is empty".to_owned());
+    }
+    if *threads as usize > MOST_THREADS {
+        return Err(format!("threads {threads} is more than {MOST_THREADS}"));
+    }
+    let elapsed_s = run.map_or(0.0, |RunTime { elapsed_s, .. }| elapsed_s);
+    let spans = [("build", seconds.build), ("run", seconds.run), ("verify", seconds.verify), ("elapsed_s", elapsed_s)];
+    match spans.iter().find(|(_, span)| !(0.0..=MOST_SECONDS).contains(span)) {
+        Some((name, span)) => Err(format!("{name} {span} is no number of seconds")),
+        None => Ok(()),
+    }
+}
+
+/// A thousand years.
+const MOST_SECONDS: f64 = 3.2e10;
+
+/// The numbers of a version, to compare; of a text that is none, the lowest.
+fn numbers(text: &str) -> Vec<u64> {
+    let numbers = text.split('.').map(|part| part.parse().ok());
+    numbers.collect::<Option<_>>().unwrap_or_default()
+}
