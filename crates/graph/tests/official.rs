@@ -4,30 +4,8 @@ mod common;
 
 use std::collections::BTreeMap;
 
-use common::{Case, cases, no_files, read};
-use tilewright_graph::{Bindings, DType, Tensor, evaluate, onnx, specialise};
-
-/// Whether two tensors agree: equal types, and numbers that differ by no more than a thousandth, as ONNX's
-/// own tests have it, or by a little of the largest.
-fn agree(found: &Tensor, wanted: &Tensor) -> Result<(), String> {
-    if found.ty() != wanted.ty() {
-        return Err(format!("is {}, and should be {}", found.ty(), wanted.ty()));
-    }
-    if !wanted.dtype().is_float() {
-        return if found == wanted { Ok(()) } else { Err("has other elements".to_owned()) };
-    }
-    let (relative, absolute) = match wanted.dtype() {
-        DType::F16 | DType::Bf16 => (1e-2, 1e-3),
-        _ => (1e-3, 1e-6),
-    };
-    for (at, (x, y)) in found.floats().into_iter().zip(wanted.floats()).enumerate() {
-        let is_close = x == y || (x.is_nan() && y.is_nan()) || (x - y).abs() <= absolute + relative * y.abs();
-        if !is_close {
-            return Err(format!("has {x} at {at}, and should have {y}"));
-        }
-    }
-    Ok(())
-}
+use common::{Case, agree, cases, is_plain, no_files, read};
+use tilewright_graph::{Bindings, Tensor, evaluate, onnx, specialise};
 
 /// Evaluates a case, and specialises it as well: both must say the same of the outputs' types.
 fn check(case: &Case) -> Result<(), String> {
@@ -60,13 +38,6 @@ fn check(case: &Case) -> Result<(), String> {
         }
     }
     Ok(())
-}
-
-/// Whether a case is among those that single precision, 32 and 64 bits, and `bool` suffice for.
-fn is_plain(case: &Case) -> bool {
-    let plain = [DType::F32, DType::I32, DType::I64, DType::Bool];
-    let tensors = case.sets.iter().flat_map(|(inputs, outputs)| inputs.iter().chain(outputs));
-    tensors.into_iter().all(|x| plain.contains(&x.dtype()))
 }
 
 fn check_file(file: &str, at_least: usize) {

@@ -208,6 +208,11 @@ impl Job<'_> {
         {
             return None;
         }
+        // There is nothing to compute of what has no elements.
+        let given = self.inputs.iter().chain(&self.outputs).flatten();
+        if given.into_iter().any(|id| self.net.value(*id).n_elements() == 0) {
+            return None;
+        }
         let node = self.node;
         match &node.op {
             Op::Unary(tilewright_graph::op::Unary::Identity) | Op::Dropout(_) => self.view(),

@@ -17,7 +17,7 @@ mod scalar;
 mod schedule;
 mod simplify;
 
-pub use compile::{CompileError, Compiled, Schedule, compile, lay_out};
+pub use compile::{CompileError, Compiled, Schedule, compile, compile_quickly, lay_out};
 pub use fuse::{Fused, Kernel, Step, fuse, lower};
 pub use import::import;
 pub use net::{Convolution, Kind, Line, Net, Node, Value, ValueId, Windows};

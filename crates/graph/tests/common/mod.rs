@@ -2,6 +2,7 @@
 #![allow(dead_code, reason = "each test uses a part of it")]
 
 pub mod build;
+pub mod light;
 
 use std::io::Read;
 use std::path::Path;
@@ -24,7 +25,7 @@ pub struct Case {
 
 /// The bytes of a file of `tests/onnx`.
 pub fn read(file: &str) -> Vec<u8> {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/onnx").join(file);
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../graph/tests/onnx").join(file);
     std::fs::read(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
 }
 
@@ -71,4 +72,33 @@ pub fn cases(file: &str) -> Vec<Case> {
 /// Files beside models: there are none.
 pub fn no_files(path: &str) -> Result<Bytes, String> {
     Err(format!("there is no {path}"))
+}
+
+/// Whether two tensors agree: equal types, and numbers that differ by no more than a thousandth, as ONNX's
+/// own tests have it, or by a little of the largest.
+pub fn agree(found: &Tensor, wanted: &Tensor) -> Result<(), String> {
+    if found.ty() != wanted.ty() {
+        return Err(format!("is {}, and should be {}", found.ty(), wanted.ty()));
+    }
+    if !wanted.dtype().is_float() {
+        return if found == wanted { Ok(()) } else { Err("has other elements".to_owned()) };
+    }
+    let (relative, absolute) = match wanted.dtype() {
+        DType::F16 | DType::Bf16 => (1e-2, 1e-3),
+        _ => (1e-3, 1e-6),
+    };
+    for (at, (x, y)) in found.floats().into_iter().zip(wanted.floats()).enumerate() {
+        let is_close = x == y || (x.is_nan() && y.is_nan()) || (x - y).abs() <= absolute + relative * y.abs();
+        if !is_close {
+            return Err(format!("has {x} at {at}, and should have {y}"));
+        }
+    }
+    Ok(())
+}
+
+/// Whether a case is among those that single precision, 32 and 64 bits, and `bool` suffice for.
+pub fn is_plain(case: &Case) -> bool {
+    let plain = [DType::F32, DType::I32, DType::I64, DType::Bool];
+    let tensors = case.sets.iter().flat_map(|(inputs, outputs)| inputs.iter().chain(outputs));
+    tensors.into_iter().all(|x| plain.contains(&x.dtype()))
 }
