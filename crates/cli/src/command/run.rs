@@ -7,6 +7,7 @@ use anyhow::Context as _;
 use bytes::Bytes;
 use clap::Args;
 use serde_json::{Value as Json, json};
+use tilewright::file::write_whole;
 use tilewright_graph::{DType, Tensor, TensorType};
 use tilewright_ir::reference::random_elements;
 use tilewright_model::npy::{read_npy, read_npz, write_npy};
@@ -24,8 +25,8 @@ use tilewright_lab::stats::median;
 pub struct RunArgs {
     #[command(flatten)]
     model: ModelArgs,
-    /// Input as NAME=FILE.npy, FILE.npy where there is one input, or FILE.npz with several; can be given again;
-    /// what is not given is random
+    /// Input as NAME=FILE.npy, FILE.npy where there is one input, or FILE.npz with several; can be given
+    /// again; what is not given is random
     #[arg(long, value_name = "[NAME=]FILE")]
     input: Vec<String>,
     /// Folder to write each output to as NAME.npy
@@ -221,7 +222,8 @@ fn write_outputs(folder: &Path, outputs: &[(String, Tensor)]) -> anyhow::Result<
             .collect();
         let names = (0u32..).map(|n| if n == 0 { format!("{plain}.npy") } else { format!("{plain}.{n}.npy") });
         let path = names.map(|name| folder.join(name)).find(|path| !files.contains(path)).expect("some number is free");
-        fs::write(&path, write_npy(tensor)).with_context(|| format!("cannot write {}", path.display()))?;
+        write_whole(&path, |file| file.write_all(&write_npy(tensor)))
+            .with_context(|| format!("cannot write {}", path.display()))?;
         files.push(path);
     }
     Ok(files)
