@@ -496,12 +496,18 @@ impl Job<'_> {
                 let keeps = self.net.shape(to) == kept;
                 let kind = Kind::Reduce(op, axes);
                 x = match (keeps, &after) {
-                    (true, None) => return Some(ignore(self.push(kind, &[x], to))),
+                    (true, None) => {
+                        self.push(kind, &[x], to);
+                        return Some(());
+                    }
                     _ => self.step("reduced", kind, &[x], &kept),
                 };
                 if let Some(after) = after {
                     x = match keeps {
-                        true => return Some(ignore(self.push(Kind::Map(after), &[x], to))),
+                        true => {
+                            self.push(Kind::Map(after), &[x], to);
+                            return Some(());
+                        }
                         false => self.step("after", Kind::Map(after), &[x], &kept),
                     };
                 }
@@ -794,5 +800,3 @@ impl Job<'_> {
         Some(())
     }
 }
-
-fn ignore(_: ValueId) {}
