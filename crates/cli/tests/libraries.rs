@@ -277,7 +277,7 @@ fn what_cannot_be_compiled_is_refused() {
     check(product, &["--constant", "b=x"], "the workload has no constants");
     check(product, &["--constant", "b"], "give NAME=FILE");
     let short = format!("b={}", text(&short));
-    check(&format!("{product},const=b"), &["--constant", &short], "it has 8 bytes of elements where");
+    check(&format!("{product},const=b"), &["--constant", &short], "it has 8 bytes (give a .npy file");
     check(product, &["--name", "9x"], "--name `9x` is no C identifier");
     check(product, &["--target", "aarch64"], "do not run on this machine");
     check_refused(&["compile", product], "--output");

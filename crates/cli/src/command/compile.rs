@@ -12,6 +12,7 @@ use serde_json::json;
 use tilewright::version::BUILD;
 use tilewright_codegen::{ArgumentAlign, CompileError, Compiler};
 use tilewright_ir::{DType, Program, Role, lower, verify};
+use tilewright_model::npy::read_npy;
 use tilewright_runtime::{Code, Model};
 use tilewright_ship::{File, Library, ShipError};
 use tilewright_tune::PassedOver;
@@ -284,34 +285,22 @@ fn constants(given: &[String], program: &Program) -> anyhow::Result<Vec<(String,
     }
 }
 
-/// The elements of a file, which has a header where it is numpy's.
+/// The elements of a file, which is numpy's or nothing but elements.
 fn elements(file: Vec<u8>, dtype: DType, shape: &[i64], n_bytes: usize) -> Result<Bytes, String> {
-    let mut data = Bytes::from(file);
-    if data.starts_with(b"\x93NUMPY") {
-        // Two bytes of version, then the header's length: two bytes in the first version, else four.
-        let wide = data.get(6).is_some_and(|version| *version > 1);
-        let length = data.get(8..if wide { 12 } else { 10 }).ok_or("it ends within its header")?;
-        let length = length.iter().rev().fold(0, |sum, byte| sum << 8 | usize::from(*byte));
-        let start = if wide { 12 } else { 10 };
-        if data.len() < start + length {
-            return Err("it ends within its header".to_owned());
+    let file = Bytes::from(file);
+    if file.starts_with(b"\x93NUMPY") {
+        let tensor = read_npy(&file).map_err(|error| error.to_string())?;
+        let is_shape = tensor.shape().iter().map(|extent| *extent as i64).eq(shape.iter().copied());
+        if !is_shape || tensor.dtype().to_string() != dtype.name() {
+            return Err(format!("it holds {} (give {}{shape:?})", tensor.ty(), dtype.name()));
         }
-        let header = String::from_utf8_lossy(&data[start..start + length]).into_owned();
-        let wanted = match dtype {
-            DType::F32 => "<f4",
-            DType::F64 => "<f8",
-            _ => dtype.name(),
-        };
-        if !header.contains(&format!("'{wanted}'")) || header.contains("'fortran_order': True") {
-            return Err(format!("its elements are not {} in row-major order: {}", dtype.name(), one_line(&header)));
-        }
-        data = data.slice(start + length..);
+        return Ok(tensor.bytes().clone());
     }
-    if data.len() != n_bytes {
-        let given = count(data.len() as u64, "byte");
-        return Err(format!("it has {given} of elements where {} of shape {shape:?} has {n_bytes}", dtype.name()));
+    if file.len() != n_bytes {
+        let given = count(file.len() as u64, "byte");
+        return Err(format!("it has {given} (give a .npy file, or the {n_bytes} bytes of {}{shape:?})", dtype.name()));
     }
-    Ok(data)
+    Ok(file)
 }
 
 #[cfg(test)]
@@ -325,20 +314,21 @@ mod tests {
     }
 
     #[test]
-    fn elements_come_bare_or_with_a_header() {
+    fn elements_come_bare_or_in_numpys_files() {
         let bare: Vec<u8> = (0..8).collect();
         let read = |file: Vec<u8>| elements(file, DType::F32, &[2], 8);
         assert_eq!(read(bare.clone()).unwrap(), bare);
-        let with = |header: &str| {
+        let with = |dtype: &str, shape: &str| {
+            let header = format!("{{'descr': '{dtype}', 'fortran_order': False, 'shape': {shape}, }}");
             let mut file = b"\x93NUMPY\x01\x00".to_vec();
             file.extend((header.len() as u16).to_le_bytes());
             file.extend(header.as_bytes());
             file.extend(&bare);
             read(file)
         };
-        assert_eq!(with("{'descr': '<f4', 'fortran_order': False, 'shape': (2,), }").unwrap(), bare);
-        assert!(with("{'descr': '<f8', 'fortran_order': False, 'shape': (1,), }").is_err());
-        assert!(with("{'descr': '<f4', 'fortran_order': True, 'shape': (2,), }").is_err());
+        assert_eq!(with("<f4", "(2,)").unwrap(), bare);
+        assert_eq!(with("<f8", "(1,)").unwrap_err(), "it holds f64[1] (give f32[2])");
+        assert_eq!(with("<f4", "(1, 2)").unwrap_err(), "it holds f32[1,2] (give f32[2])");
         assert!(read(b"\x93NUMPY\x01\x00\xff".to_vec()).is_err());
         assert!(read(vec![0; 7]).unwrap_err().contains("7 bytes"));
     }
