@@ -209,7 +209,7 @@ impl Job<'_> {
             return None;
         }
         // There is nothing to compute of what has no elements.
-        let given = self.inputs.iter().chain(&self.outputs).flatten();
+        let given = self.inputs.iter().take(1).chain(&self.outputs).flatten();
         if given.into_iter().any(|id| self.net.value(*id).n_elements() == 0) {
             return None;
         }
@@ -300,7 +300,8 @@ impl Job<'_> {
                 let to = self.output()?;
                 let rank = self.net.shape(to).len() as i64;
                 let axis = usize::try_from(if concat.axis < 0 { concat.axis + rank } else { concat.axis }).ok()?;
-                let inputs: Vec<ValueId> = self.inputs.iter().copied().collect::<Option<_>>()?;
+                let mut inputs: Vec<ValueId> = self.inputs.iter().copied().collect::<Option<_>>()?;
+                inputs.retain(|id| self.net.value(*id).n_elements() > 0);
                 self.is_f32(to).then_some(())?;
                 self.push(Kind::Concat(axis), &inputs, to);
                 Some(())
