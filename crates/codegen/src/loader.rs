@@ -34,24 +34,40 @@ unsafe extern "C" {
     fn logf(x: f32) -> f32;
     fn tanhf(x: f32) -> f32;
     fn erff(x: f32) -> f32;
+    fn sinf(x: f32) -> f32;
+    fn cosf(x: f32) -> f32;
+    fn powf(x: f32, y: f32) -> f32;
+    fn sincosf(x: f32, sin: *mut f32, cos: *mut f32);
     fn exp(x: f64) -> f64;
     fn log(x: f64) -> f64;
     fn tanh(x: f64) -> f64;
     fn erf(x: f64) -> f64;
+    fn sin(x: f64) -> f64;
+    fn cos(x: f64) -> f64;
+    fn pow(x: f64, y: f64) -> f64;
+    fn sincos(x: f64, sin: *mut f64, cos: *mut f64);
 }
 
 /// The functions that code may call: those of the expressions, and those LLVM makes of loops that fill or
-/// copy.
+/// copy, and of a sine beside the cosine.
 pub fn external(name: &str) -> Option<usize> {
     Some(match name {
         "expf" => expf as *const () as usize,
         "logf" => logf as *const () as usize,
         "tanhf" => tanhf as *const () as usize,
         "erff" => erff as *const () as usize,
+        "sinf" => sinf as *const () as usize,
+        "cosf" => cosf as *const () as usize,
+        "powf" => powf as *const () as usize,
         "exp" => exp as *const () as usize,
         "log" => log as *const () as usize,
         "tanh" => tanh as *const () as usize,
         "erf" => erf as *const () as usize,
+        "sincosf" => sincosf as *const () as usize,
+        "sincos" => sincos as *const () as usize,
+        "sin" => sin as *const () as usize,
+        "cos" => cos as *const () as usize,
+        "pow" => pow as *const () as usize,
         "memset" => libc::memset as *const () as usize,
         "memcpy" => libc::memcpy as *const () as usize,
         "memmove" => libc::memmove as *const () as usize,

@@ -94,7 +94,11 @@ fn all_operations() {
                     un(*op, if domain { positive.clone() } else { lx.clone() })
                 })
                 .collect();
-            values.extend(BinaryOp::ALL.iter().map(|(op, _)| bin(*op, lx.clone(), ly.clone())));
+            values.extend(BinaryOp::ALL.iter().map(|(op, _)| {
+                let left = if *op == BinaryOp::Pow { &positive } else { &lx };
+                bin(*op, left.clone(), ly.clone())
+            }));
+            values.extend([2.0, 3.0, 4.0, -1.0].map(|n| bin(BinaryOp::Pow, lx.clone(), Expr::Const(n))));
             values.push(bin(BinaryOp::Sub, mul(lx.clone(), ly.clone()), lx.clone()));
             values.push(bin(BinaryOp::Sub, lx.clone(), mul(lx.clone(), ly.clone())));
             values.push(bin(BinaryOp::Add, Expr::FromIndex(times(3, i).offset(-5)), ly.clone()));

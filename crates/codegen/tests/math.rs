@@ -21,6 +21,11 @@ fn reference(op: UnaryOp, x: f64) -> f64 {
         UnaryOp::Tanh => x.tanh(),
         // SAFETY: a pure function of the C library, which every Rust program is linked with.
         UnaryOp::Erf => unsafe { erf(x) },
+        UnaryOp::Floor => x.floor(),
+        UnaryOp::Ceil => x.ceil(),
+        UnaryOp::Round => x.round_ties_even(),
+        UnaryOp::Sin => x.sin(),
+        UnaryOp::Cos => x.cos(),
         UnaryOp::Neg | UnaryOp::Abs | UnaryOp::Sqrt => panic!("not an elementary function"),
     }
 }
@@ -62,7 +67,17 @@ fn ulps(dtype: DType, got: f64, expected: f64) -> f64 {
 fn errors_are_a_few_units_in_the_last_place() {
     for (dtype, bound) in [(DType::F32, 2.5), (DType::F64, 4.0)] {
         let x = arguments(dtype);
-        for op in [UnaryOp::Exp, UnaryOp::Log, UnaryOp::Tanh, UnaryOp::Erf] {
+        for op in [
+            UnaryOp::Exp,
+            UnaryOp::Log,
+            UnaryOp::Tanh,
+            UnaryOp::Erf,
+            UnaryOp::Floor,
+            UnaryOp::Ceil,
+            UnaryOp::Round,
+            UnaryOp::Sin,
+            UnaryOp::Cos,
+        ] {
             let mut p = program(&format!("{op:?} {dtype:?}"));
             let n = x.len() as i64;
             let a = input(&mut p, "A", dtype, &[n]);

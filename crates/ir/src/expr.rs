@@ -44,11 +44,21 @@ pub enum UnaryOp {
     Tanh,
     /// The error function.
     Erf,
+    /// The largest whole number that is not larger.
+    Floor,
+    /// The smallest whole number that is not smaller.
+    Ceil,
+    /// The nearest whole number, of two the even one.
+    Round,
+    /// Sine.
+    Sin,
+    /// Cosine.
+    Cos,
 }
 
 impl UnaryOp {
     /// Every function with its name in the text format.
-    pub const ALL: [(UnaryOp, &'static str); 7] = [
+    pub const ALL: [(UnaryOp, &'static str); 12] = [
         (UnaryOp::Neg, "neg"),
         (UnaryOp::Abs, "abs"),
         (UnaryOp::Exp, "exp"),
@@ -56,6 +66,11 @@ impl UnaryOp {
         (UnaryOp::Sqrt, "sqrt"),
         (UnaryOp::Tanh, "tanh"),
         (UnaryOp::Erf, "erf"),
+        (UnaryOp::Floor, "floor"),
+        (UnaryOp::Ceil, "ceil"),
+        (UnaryOp::Round, "round"),
+        (UnaryOp::Sin, "sin"),
+        (UnaryOp::Cos, "cos"),
     ];
 }
 
@@ -74,18 +89,26 @@ pub enum BinaryOp {
     Min,
     /// The larger; the other one where one is NaN.
     Max,
+    /// a to the power of b, as the C library has it: of negative numbers for whole exponents only.
+    Pow,
 }
 
 impl BinaryOp {
     /// Every function with its name in the text format.
-    pub const ALL: [(BinaryOp, &'static str); 6] = [
+    pub const ALL: [(BinaryOp, &'static str); 7] = [
         (BinaryOp::Add, "+"),
         (BinaryOp::Sub, "-"),
         (BinaryOp::Mul, "*"),
         (BinaryOp::Div, "/"),
         (BinaryOp::Min, "min"),
         (BinaryOp::Max, "max"),
+        (BinaryOp::Pow, "pow"),
     ];
+
+    /// Whether it stands between its values rather than before them.
+    pub fn is_sign(self) -> bool {
+        matches!(self, BinaryOp::Add | BinaryOp::Sub | BinaryOp::Mul | BinaryOp::Div)
+    }
 }
 
 /// How a reduction combines its old value with a new one.
@@ -97,12 +120,14 @@ pub enum ReduceOp {
     Max,
     /// Minimum; identity +∞.
     Min,
+    /// Product; identity 1.
+    Product,
 }
 
 impl ReduceOp {
     /// Every reduction with its assignment operator in the text format.
-    pub const ALL: [(ReduceOp, &'static str); 3] =
-        [(ReduceOp::Sum, "+="), (ReduceOp::Max, "max="), (ReduceOp::Min, "min=")];
+    pub const ALL: [(ReduceOp, &'static str); 4] =
+        [(ReduceOp::Sum, "+="), (ReduceOp::Max, "max="), (ReduceOp::Min, "min="), (ReduceOp::Product, "*=")];
 
     /// The value that changes nothing.
     pub fn identity(self) -> f64 {
@@ -110,6 +135,7 @@ impl ReduceOp {
             ReduceOp::Sum => 0.0,
             ReduceOp::Max => f64::NEG_INFINITY,
             ReduceOp::Min => f64::INFINITY,
+            ReduceOp::Product => 1.0,
         }
     }
 
@@ -119,6 +145,7 @@ impl ReduceOp {
             ReduceOp::Sum => BinaryOp::Add,
             ReduceOp::Max => BinaryOp::Max,
             ReduceOp::Min => BinaryOp::Min,
+            ReduceOp::Product => BinaryOp::Mul,
         }
     }
 }

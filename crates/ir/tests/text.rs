@@ -123,10 +123,10 @@ fn errors_say_what_and_where() {
         ("A[99999999999999999999] = 0 }", 3, "99999999999999999999 is out of range"),
         ("A[9223372036854775807*i + 9223372036854775807*i] = 0 }", 48, "the index overflows"),
         ("A[i * j] = 0 }", 8, "an index is multiplied by something that is not an integer"),
-        ("A[i] -= 0 }", 6, "expected =, +=, max= or min=, found -"),
+        ("A[i] -= 0 }", 6, "expected =, +=, *=, max= or min=, found -"),
         ("A[i] += 1.0 }", 13, "expected `first`, found }"),
         ("A[i] = $ }", 8, "unexpected character '$'"),
-        ("A[i] = sin(1.0) }", 8, "expected a function of values, found sin"),
+        ("A[i] = tan(1.0) }", 8, "expected a function of values, found tan"),
         ("for i in 8 {", 13, "expected a statement or }, found the end"),
         ("} }", 3, "expected the end, found }"),
     ];

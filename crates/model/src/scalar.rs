@@ -250,6 +250,7 @@ fn rebuilt(e: &Expr) -> Expr {
                 BinaryOp::Div => div(a, b),
                 BinaryOp::Min => min(a, b),
                 BinaryOp::Max => max(a, b),
+                BinaryOp::Pow => Expr::binary(*op, a, b),
             }
         }
         Expr::Unary(op, x) => of(*op, rebuilt(x)),

@@ -167,8 +167,29 @@ impl Generator<'_> {
             UnaryOp::Log => Some(math.log(x)),
             UnaryOp::Tanh => Some(math.tanh(x)),
             UnaryOp::Erf => Some(math.erf(x)),
-            UnaryOp::Neg | UnaryOp::Abs | UnaryOp::Sqrt => None,
+            UnaryOp::Neg | UnaryOp::Abs | UnaryOp::Sqrt | UnaryOp::Sin | UnaryOp::Cos => None,
+            UnaryOp::Floor | UnaryOp::Ceil | UnaryOp::Round => None,
         }
+    }
+
+    /// The whole number that a value, or each lane of a vector of `n` lanes, is rounded to; `None` for other
+    /// functions.
+    pub(super) fn rounded(&self, op: UnaryOp, x: Id, n: usize, dtype: DType) -> Option<Id> {
+        if !matches!(op, UnaryOp::Floor | UnaryOp::Ceil | UnaryOp::Round) {
+            return None;
+        }
+        let n = n.max(1);
+        let (format, int) = if dtype == DType::F32 { (&SINGLE, Type::I32) } else { (&DOUBLE, Type::I64) };
+        let math = Math { g: self, format, ty: self.real_type(dtype).vector(n), int: int.vector(n), n };
+        let nearest = math.nearest(x);
+        let one = math.real(1.0);
+        let moved = match op {
+            UnaryOp::Floor => math.where_less(x, nearest, math.sub(nearest, one), nearest),
+            UnaryOp::Ceil => math.where_less(nearest, x, math.add(nearest, one), nearest),
+            _ => nearest,
+        };
+        // Zeros keep the sign of what they were.
+        Some(math.with_sign_of(moved, x))
     }
 }
 
@@ -218,6 +239,15 @@ impl Math<'_, '_> {
     /// The first where `a < b`, else the second, which also a number that is none gives.
     fn where_less(&self, a: Id, b: Id, first: Id, second: Id) -> Id {
         self.g.m.select(self.g.m.fless(a, b), first, second)
+    }
+
+    /// The nearest integer, of two the even one: from the number on whose last place is 1 all are integers,
+    /// so adding it rounds.
+    fn nearest(&self, x: Id) -> Id {
+        let whole = self.real((self.format.fraction_bits as f64).exp2());
+        let a = self.abs(x);
+        let rounded = self.with_sign_of(self.sub(self.add(a, whole), whole), x);
+        self.where_less(a, whole, rounded, x)
     }
 
     /// The nearest integer to `a · b`, as a real: adding 1.5 times the number whose last place is 1 rounds.

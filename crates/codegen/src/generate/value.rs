@@ -104,6 +104,22 @@ impl Generator<'_> {
                 let z = self.eval(z, dtype);
                 self.multiply_add(x, y, z, true, dtype)
             }
+            (BinaryOp::Pow, x, Expr::Const(n)) if [1.0, 2.0, 3.0, 4.0].contains(n) => {
+                let x = self.eval(x, dtype);
+                if *n == 1.0 {
+                    return x;
+                }
+                let square = self.combine(BinaryOp::Mul, x, x);
+                let further = if *n == 3.0 { x } else { square };
+                if *n == 2.0 { square } else { self.combine(BinaryOp::Mul, square, further) }
+            }
+            (BinaryOp::Pow, ..) => {
+                let (a, b) = (self.eval(a, dtype), self.eval(b, dtype));
+                let (a, b, lanes) = self.pair(a, b);
+                let suffix = if dtype == DType::F32 { "f" } else { "" };
+                let value = self.library_call(&format!("pow{suffix}"), &[a, b], lanes, dtype);
+                Operand { value, lanes }
+            }
             _ => {
                 let (a, b) = (self.eval(a, dtype), self.eval(b, dtype));
                 self.combine(op, a, b)
@@ -135,34 +151,49 @@ impl Generator<'_> {
             BinaryOp::Div => self.m.binary(Op::FDiv, a, b),
             BinaryOp::Min => self.m.binary(Op::FMin, a, b),
             BinaryOp::Max => self.m.binary(Op::FMax, a, b),
+            BinaryOp::Pow => unreachable!("a power is computed by itself"),
         };
         Operand { value, lanes }
     }
 
     fn unary(&mut self, op: UnaryOp, x: Operand, dtype: DType) -> Operand {
-        let element = self.real_type(dtype);
+        if let Some(value) = self.rounded(op, x.value, x.lanes, dtype) {
+            return Operand { value, lanes: x.lanes };
+        }
         if x.lanes > 0
             && let Some(value) = self.vector_math(op, x.value, x.lanes, dtype)
         {
             return Operand { value, lanes: x.lanes };
         }
         let suffix = if dtype == DType::F32 { "f" } else { "" };
+        let mut library_call = |name: &str| self.library_call(&format!("{name}{suffix}"), &[x.value], x.lanes, dtype);
         let value = match op {
             UnaryOp::Neg => self.m.unary(Op::FNeg, x.value),
             UnaryOp::Abs => self.m.unary(Op::FAbs, x.value),
             UnaryOp::Sqrt => self.m.unary(Op::Sqrt, x.value),
-            UnaryOp::Exp => self.library_call(&format!("exp{suffix}"), x.value, element),
-            UnaryOp::Log => self.library_call(&format!("log{suffix}"), x.value, element),
-            UnaryOp::Tanh => self.library_call(&format!("tanh{suffix}"), x.value, element),
-            UnaryOp::Erf => self.library_call(&format!("erf{suffix}"), x.value, element),
+            UnaryOp::Exp => library_call("exp"),
+            UnaryOp::Log => library_call("log"),
+            UnaryOp::Tanh => library_call("tanh"),
+            UnaryOp::Erf => library_call("erf"),
+            UnaryOp::Sin => library_call("sin"),
+            UnaryOp::Cos => library_call("cos"),
+            UnaryOp::Floor | UnaryOp::Ceil | UnaryOp::Round => unreachable!("rounding has code of its own"),
         };
         Operand { value, lanes: x.lanes }
     }
 
-    /// Calls a function of the C library.
-    fn library_call(&mut self, name: &str, x: Id, element: Type) -> Id {
-        let f = self.m.declare(name, Linkage::Library, Some(element), &[element]);
-        self.m.call(f, &[x]).expect("it gives a number")
+    /// Calls a function of the C library, for each lane where there are some.
+    fn library_call(&mut self, name: &str, x: &[Id], lanes: usize, dtype: DType) -> Id {
+        let element = self.real_type(dtype);
+        let f = self.m.declare(name, Linkage::Library, Some(element), &vec![element; x.len()]);
+        if lanes == 0 {
+            return self.m.call(f, x).expect("it gives a number");
+        }
+        (0..lanes).fold(self.m.undefined(element.vector(lanes)), |out, lane| {
+            let x: Vec<Id> = x.iter().map(|x| self.m.extract(*x, lane)).collect();
+            let value = self.m.call(f, &x).expect("it gives a number");
+            self.m.insert(out, value, lane)
+        })
     }
 
     /// The first value where the condition holds, else the second, whose loads may then lie outside their
@@ -365,7 +396,7 @@ impl Generator<'_> {
         }
         let new = match (op, value) {
             (ReduceOp::Sum, Expr::Binary(BinaryOp::Mul, x, y)) => self.multiply_add(x, y, old, false, dtype),
-            (ReduceOp::Sum | ReduceOp::Max | ReduceOp::Min, _) => {
+            (ReduceOp::Sum | ReduceOp::Max | ReduceOp::Min | ReduceOp::Product, _) => {
                 let value = self.eval(value, dtype);
                 self.combine(op.combine(), old, value)
             }

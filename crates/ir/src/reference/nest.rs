@@ -442,8 +442,10 @@ fn is_exact(program: &Program, to: DType, value: &Expr) -> bool {
     expr::Node::Expr(value).walk(&mut |node| match node {
         expr::Node::Expr(Expr::Const(x)) => has_floats |= x.fract() != 0.0,
         expr::Node::Expr(Expr::Load(b, _)) => has_floats |= dtype_of(b).is_none_or(DType::is_float),
-        expr::Node::Expr(Expr::Unary(op, _)) => has_floats |= !matches!(op, UnaryOp::Neg | UnaryOp::Abs),
-        expr::Node::Expr(Expr::Binary(op, ..)) => has_floats |= *op == BinaryOp::Div,
+        expr::Node::Expr(Expr::Unary(op, _)) => {
+            has_floats |= !matches!(op, UnaryOp::Neg | UnaryOp::Abs | UnaryOp::Floor | UnaryOp::Ceil | UnaryOp::Round)
+        }
+        expr::Node::Expr(Expr::Binary(op, ..)) => has_floats |= matches!(op, BinaryOp::Div | BinaryOp::Pow),
         expr::Node::Expr(Expr::Cast(dtype, _)) => is_exact &= is_wide(*dtype) && dtype.is_float() == to.is_float(),
         expr::Node::Expr(Expr::FromIndex(_) | Expr::Select(..)) | expr::Node::Cond(_) => {}
     });
@@ -1069,6 +1071,7 @@ fn combine(op: BinaryOp, left: &mut [f64], right: &[f64]) {
         BinaryOp::Div => with!(BinaryOp::Div),
         BinaryOp::Min => with!(BinaryOp::Min),
         BinaryOp::Max => with!(BinaryOp::Max),
+        BinaryOp::Pow => with!(BinaryOp::Pow),
     }
 }
 

@@ -264,13 +264,17 @@ impl Walk<'_> {
                     let dtype = self.dtype(buffer.0 as usize);
                     let u = dtype.unit();
                     let mut size = self.expr(value, u).rounded_to(dtype);
-                    if *op == ReduceOp::Sum {
-                        let mut n = 1.0;
-                        for (var, extent) in self.ranges.loops() {
-                            if !index.iter().any(|i| i.uses(*var)) {
-                                n *= self.ranges.upper(extent).unwrap_or(1).max(1) as f64;
-                            }
+                    let mut n = 1.0;
+                    for (var, extent) in self.ranges.loops() {
+                        if !index.iter().any(|i| i.uses(*var)) {
+                            n *= self.ranges.upper(extent).unwrap_or(1).max(1) as f64;
                         }
+                    }
+                    if *op == ReduceOp::Product {
+                        let rel = n * (size.rel + size.abs / size.rms.max(f64::MIN_POSITIVE) + 2.0 * u);
+                        size = Size { rms: size.rms.powf(n), abs: 0.0, rel, ..size };
+                    }
+                    if *op == ReduceOp::Sum {
                         let growth = self.filtered.iter().filter(|(b, _)| *b == buffer.0 as usize);
                         let growth = growth.filter_map(|&(_, tile)| growth_of_filtering(tile, n)).fold(1.0, f64::max);
                         size = sum(size, n, u, growth);
@@ -354,6 +358,14 @@ impl Walk<'_> {
                         }
                     }
                     BinaryOp::Min | BinaryOp::Max => Size { symmetric: false, ..left.or(right) },
+                    // An error of the base counts as often as the exponent says, one of the exponent by the
+                    // base's logarithm.
+                    BinaryOp::Pow => {
+                        let exponent = right.rms.max(1.0) * if matches!(**b, Expr::Const(_)) { 1.0 } else { PEAK };
+                        let base = left.rms.max(f64::MIN_POSITIVE);
+                        let rel = exponent * (left.rel + left.abs / base) + base.ln().abs().max(1.0) * right.error();
+                        Size { rms: base.powf(right.rms), symmetric: false, abs: PEAK * left.abs, rel: rel + 8.0 * u }
+                    }
                 }
             }
             Expr::Select(_, a, b) => self.expr(a, u).or(self.expr(b, u)),
@@ -449,6 +461,15 @@ fn unary(op: UnaryOp, x: Size, u: f64) -> Size {
             let rms = x.rms.sqrt();
             let abs = PEAK * x.abs / rms.max(f64::MIN_POSITIVE);
             Size { rms, symmetric: false, abs, rel: x.rel + 2.0 * u }
+        }
+        // What is not exact may be on the other side of a step.
+        UnaryOp::Floor | UnaryOp::Ceil | UnaryOp::Round => {
+            let abs = if x.error() == 0.0 { 0.0 } else { 1.0 + x.error() };
+            Size { rms: x.rms + 1.0, symmetric: false, abs, rel: 0.0 }
+        }
+        UnaryOp::Sin | UnaryOp::Cos => {
+            let is_odd = op == UnaryOp::Sin;
+            Size { rms: 1.0, symmetric: x.symmetric && is_odd, abs: x.error().min(2.0) + 4.0 * u, rel: 4.0 * u }
         }
         // Nowhere steeper than 2/√π.
         UnaryOp::Tanh | UnaryOp::Erf => Size {

@@ -40,7 +40,7 @@
 //! | `if i < 3 { … } else { … }` | a guard; `else` may be left out |
 //! | `alloc T` | starts the life of a temporary |
 //! | `C[i, j] = …` | a store |
-//! | `C[i, j] += … first k == 0` | an update, also `max=` and `min=`; `first never` where it goes on from what is there |
+//! | `C[i, j] += … first k == 0` | an update, also `*=`, `max=` and `min=`; `first never` where it goes on from what is there |
 //! | `prefetch A[i, 0] read` | a prefetch, or `write` |
 //!
 //! # Indices
@@ -51,7 +51,7 @@
 //!
 //! # Values
 //! Loads, numbers (also `inf`, `nan`), `+ - * /` from left to right with the usual precedence, `min(a, b)`, `max(a, b)`,
-//! the functions of [`UnaryOp::ALL`](crate::expr::UnaryOp::ALL), `index(8*i + j)` for an index as a number, and
+//! `pow(a, b)`, the functions of [`UnaryOp::ALL`](crate::expr::UnaryOp::ALL), `index(8*i + j)` for an index as a number, and
 //! `select(condition, a, b)`.
 //!
 //! # Conditions

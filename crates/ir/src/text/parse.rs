@@ -103,8 +103,8 @@ enum Token<'a> {
 }
 
 /// Every sign; one that begins like another stands before it.
-const SIGNS: [&str; 19] =
-    ["==", "&&", "+=", "//", "{", "}", "[", "]", "(", ")", ",", ":", "<", "=", "+", "-", "*", "/", "%"];
+const SIGNS: [&str; 20] =
+    ["==", "&&", "+=", "*=", "//", "{", "}", "[", "]", "(", ")", ",", ":", "<", "=", "+", "-", "*", "/", "%"];
 
 fn tokens(text: &str) -> Result<Vec<(usize, Token<'_>)>, Located> {
     let mut tokens = Vec::new();
@@ -356,11 +356,12 @@ impl<'a> Parser<'a> {
                 return Ok(Stmt::Store { buffer, index, value });
             }
             (Some(Token::Sign("+=")), _) => ReduceOp::Sum,
+            (Some(Token::Sign("*=")), _) => ReduceOp::Product,
             (Some(Token::Word("max")), Some(Token::Sign("="))) => ReduceOp::Max,
             (Some(Token::Word("min")), Some(Token::Sign("="))) => ReduceOp::Min,
-            _ => return self.expected("=, +=, max= or min="),
+            _ => return self.expected("=, +=, *=, max= or min="),
         };
-        self.at += if op == ReduceOp::Sum { 1 } else { 2 };
+        self.at += if matches!(op, ReduceOp::Sum | ReduceOp::Product) { 1 } else { 2 };
         let (value, _) = self.expr()?;
         if !self.take(Token::Word("first")) {
             return self.expected("`first`");
@@ -564,11 +565,7 @@ impl<'a> Parser<'a> {
 
     fn call(&mut self, name: &str) -> Parsed<(Expr, usize)> {
         let unary = UnaryOp::ALL.iter().find(|(_, w)| *w == name);
-        let binary = match name {
-            "min" => Some(BinaryOp::Min),
-            "max" => Some(BinaryOp::Max),
-            _ => None,
-        };
+        let binary = BinaryOp::ALL.iter().find(|(op, w)| *w == name && !op.is_sign()).map(|(op, _)| *op);
         let cast = DType::ALL.iter().find(|(_, w)| *w == name);
         if unary.is_none() && binary.is_none() && cast.is_none() && !matches!(name, "index" | "select") {
             return self.expected("a function of values");

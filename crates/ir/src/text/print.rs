@@ -241,7 +241,7 @@ impl<W: Write> Printer<'_, W> {
                 let own = match op {
                     BinaryOp::Add | BinaryOp::Sub => 1,
                     BinaryOp::Mul | BinaryOp::Div => 2,
-                    BinaryOp::Min | BinaryOp::Max => {
+                    BinaryOp::Min | BinaryOp::Max | BinaryOp::Pow => {
                         write!(self.out, "{word}(")?;
                         self.expr(a, 0)?;
                         self.out.write_str(", ")?;

@@ -363,7 +363,7 @@ fn class_of(op: BinaryOp) -> usize {
     match op {
         BinaryOp::Add | BinaryOp::Sub | BinaryOp::Min | BinaryOp::Max => 0,
         BinaryOp::Mul => 1,
-        BinaryOp::Div => 2,
+        BinaryOp::Div | BinaryOp::Pow => 2,
     }
 }
 

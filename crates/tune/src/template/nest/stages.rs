@@ -131,6 +131,8 @@ fn cycles_of(node: Node) -> f64 {
     match node {
         Node::Expr(Expr::Unary(op, _)) => match op {
             UnaryOp::Neg | UnaryOp::Abs => 0.5,
+            UnaryOp::Floor | UnaryOp::Ceil | UnaryOp::Round => 4.0,
+            UnaryOp::Sin | UnaryOp::Cos => 150.0,
             UnaryOp::Sqrt => 12.0,
             UnaryOp::Exp => 10.0,
             UnaryOp::Log => 14.0,
@@ -138,6 +140,13 @@ fn cycles_of(node: Node) -> f64 {
             UnaryOp::Erf => 26.0,
         },
         Node::Expr(Expr::Binary(BinaryOp::Div, ..)) => 9.0,
+        Node::Expr(Expr::Binary(BinaryOp::Pow, _, n)) => {
+            if matches!(**n, Expr::Const(_)) {
+                1.5
+            } else {
+                300.0
+            }
+        }
         Node::Expr(Expr::Binary(..)) => 0.6,
         Node::Expr(Expr::FromIndex(_) | Expr::Select(..)) | Node::Cond(Cond::Less(..)) => 1.0,
         Node::Expr(Expr::Const(_) | Expr::Load(..) | Expr::Cast(..)) | Node::Cond(_) => 0.0,
