@@ -84,6 +84,11 @@ fn guesses_use_vectors_and_threads() {
     }
     // Each of four stages, and the halves of the lanes of two.
     assert!(n_guessed("softmax", 1, LoopKind::Vectorized) >= 4);
+    let (_, softmax) = nests().find(|(name, _)| *name == "softmax").unwrap();
+    let softmax = task(softmax, "x86-64-v4", 1);
+    let program = softmax.program(&softmax.first_guess(0).unwrap()).unwrap();
+    let rows = program.body.iter().filter(|s| matches!(s, Stmt::For(_))).count();
+    assert_eq!(rows, 1, "all stages are in the loop over rows\n{program}");
     assert_eq!(n_guessed("slice", 2, LoopKind::Parallel), 0);
     let (_, softmax) = nests().find(|(name, _)| *name == "softmax").unwrap();
     let longer = softmax.to_string().replace("33", "3300");

@@ -10,8 +10,9 @@ use super::{Setting, Template, ceil_div};
 use crate::space::{Config, Parameter, Space, SpaceError};
 use schedule::{Builder, Choices, Lanes};
 use stages::{Group, Stage};
+use std::collections::BTreeSet;
 use tilewright_ir::op::Structure;
-use tilewright_ir::{Program, Role};
+use tilewright_ir::{BufferId, Program};
 
 /// Any nest.
 pub const NEST: Template = Template {
@@ -73,18 +74,18 @@ fn estimate(s: &Setting, space: &Space, config: &Config) -> f64 {
 
 fn cycles(s: &Setting, program: &Program, stages: &[Stage], groups: &[Group], choices: &Choices) -> f64 {
     let lanes = s.target.lanes(stages::lane_type(program));
-    let bytes: f64 = program.arguments().filter_map(|(_, b)| b.size_bytes()).map(|n| n as f64).sum();
-    let (mut compute, mut more_bytes, mut n_begins) = (0.0, 0.0, 0.0);
+    let (mut compute, mut bytes, mut n_begins) = (0.0, 0.0, 0.0);
     for group in groups {
-        let all = group.attached.iter().chain([&group.root]);
-        compute += all.map(|at| stage_cycles(stages, group, *at, lanes, choices)).sum::<f64>();
-        let written = program.buffer(stages[group.root].buffer);
-        if written.role == Role::Temporary {
-            more_bytes += 2.0 * written.size_bytes().unwrap_or(0) as f64;
-        }
+        let all: Vec<usize> = group.attached.iter().chain([&group.root]).copied().collect();
+        compute += all.iter().map(|at| stage_cycles(stages, group, *at, lanes, choices)).sum::<f64>();
+        // What is computed for a row stays near; all else comes and goes once a group.
+        let is_near = |b: &BufferId| group.attached.iter().any(|at| stages[*at].buffer == *b);
+        let read = all.iter().flat_map(|at| stages[*at].reads.iter().map(|r| r.buffer));
+        let touched: BTreeSet<BufferId> = read.chain([stages[group.root].buffer]).filter(|b| !is_near(b)).collect();
+        bytes += touched.iter().map(|b| program.buffer(*b).size_bytes().unwrap_or(0) as f64).sum::<f64>();
         n_begins += 1.0;
     }
-    let memory = (bytes + more_bytes) / bandwidth(s, bytes + more_bytes);
+    let memory = bytes / bandwidth(s, bytes);
     let cycles = compute.max(memory) + 0.2 * compute.min(memory);
     if !choices.all_threads || s.n_threads == 1 {
         return cycles;
@@ -115,23 +116,41 @@ fn stage_cycles(stages: &[Stage], group: &Group, at: usize, lanes: i64, choices:
             Some(_) | None => 1.2 * lanes as f64,
         };
     }
-    let is_selected = stage.conditions.iter().any(|c| c.iter().any(|i| i.uses(stage.loops[along].var)));
-    if is_selected && choices.selects {
-        step += stage.reads.len() as f64 * lanes as f64;
+    let cost_of_masks: f64 =
+        stage.reads.iter().map(|r| if r.strides[along] == Some(1) { 2.0 } else { 0.2 * lanes as f64 }).sum();
+    let is_conditional = stage.conditions.iter().any(|c| c.iter().any(|i| i.uses(stage.loops[along].var)));
+    // Iterations of the loop over lanes at whose ends conditions hold for some lanes only.
+    let (mut masked, mut of_peeled) = (0.0, 0.0);
+    if is_conditional && at == group.root {
+        let width = (lanes * choices.vectors).min(extent);
+        match schedule::borders(stages, group, lanes) {
+            Some([front, back]) if choices.selects => {
+                let vectors = (ceil_div(front, width) + ceil_div(back, width)).min(ceil_div(extent, width));
+                masked = (vectors * width) as f64 / extent as f64;
+            }
+            // Element by element, through memory where it reduces.
+            Some([front, back]) => {
+                let of_each = if stage.reduces { 16.0 } else { 2.0 };
+                of_peeled = (front + back) as f64 * (n / extent as f64) * of_each * stage.reads.len() as f64;
+            }
+            None => masked = 1.0,
+        }
     }
+    step += masked.min(1.0) * cost_of_masks;
     let n_rest: f64 = n / extent as f64;
     let n_steps = n_rest * ceil_div(extent, lanes) as f64;
-    match of_lanes {
-        Lanes::Along(_) => {
-            // Sums wait for those before.
-            let step = (step + 0.5).max(4.0 / vectors) + 1.5 / vectors;
-            let n_results: f64 = stage.axes().map(|a| stage.loops[a].extent as f64).product();
-            n_steps * step + n_results * (10.0 + 2.0 * (lanes as f64).log2() + 1.5 * vectors)
+    of_peeled
+        + match of_lanes {
+            Lanes::Along(_) => {
+                // Sums wait for those before.
+                let step = (step + 0.5).max(4.0 / vectors) + 1.5 / vectors;
+                let n_results: f64 = stage.axes().map(|a| stage.loops[a].extent as f64).product();
+                n_steps * step + n_results * (10.0 + 2.0 * (lanes as f64).log2() + 1.5 * vectors)
+            }
+            _ if stage.reduces => {
+                let unrolled = choices.unroll as f64;
+                n_steps * ((step + 0.5).max(3.0 / vectors) + 2.0 / (vectors * unrolled)) + n_rest * 2.0 / unrolled
+            }
+            _ => n_steps * (step + 1.0 + 1.5 / vectors) + n_rest * 4.0,
         }
-        _ if stage.reduces => {
-            let unrolled = choices.unroll as f64;
-            n_steps * ((step + 0.5).max(3.0 / vectors) + 2.0 / (vectors * unrolled)) + n_rest * 2.0 / unrolled
-        }
-        _ => n_steps * (step + 1.0 + 1.5 / vectors) + n_rest * 4.0,
-    }
 }

@@ -309,6 +309,7 @@ impl Builder {
                 }
                 around.append(&mut rest);
             } else if group.attached.is_empty()
+                && tile.is_none()
                 && let (Some(at), Some(inner)) = (lane, lane_name.clone())
                 && outside.is_empty()
             {
@@ -331,17 +332,21 @@ impl Builder {
                 Some(if around.contains(&own) { own } else { self.innermost_shared(&around, root) })
             }
         };
-        if let Some(row) = &row {
-            for at in group.attached.iter().rev() {
-                self.attempt(compute_at(&all[*at].name, row));
-            }
+        // Readers first, each with the parts of its sum: what they read is then read in the row alone.
+        let parts_of = |at: usize| parts.iter().find(|(of, _)| *of == at).map(|(_, parts)| parts);
+        if let Some(parts) = parts_of(group.root) {
+            self.finish_parts(root, parts, around.last().map(String::as_str));
         }
-        for (at, parts) in &parts {
+        for at in group.attached.iter().rev() {
             let stage = &all[*at];
-            let own = stage.axes().filter(|a| *at != group.root && !group.is_row(*at, *a)).last();
-            let around = if *at == group.root { around.last().cloned() } else { row.clone() };
-            let place = own.map(|a| stage.loops[a].name.clone()).or(around);
-            self.finish_parts(stage, parts, place.as_deref());
+            if let Some(row) = &row {
+                self.attempt(compute_at(&stage.name, row));
+            }
+            if let Some(parts) = parts_of(*at) {
+                let own = stage.axes().filter(|a| !group.is_row(*at, *a)).last();
+                let place = own.map(|a| stage.loops[a].name.clone()).or(row.clone());
+                self.finish_parts(stage, parts, place.as_deref());
+            }
         }
         for at in &group.attached {
             if let Lanes::Across(a) = Lanes::of(all, group, *at, lanes, choices) {
@@ -374,7 +379,10 @@ impl Builder {
                 }
             }
             match tile {
-                Some(tile) => self.in_tiles(root, tile, &lane_name, extent, lanes, choices),
+                Some(tile) => {
+                    let outer = self.in_tiles(root, tile, &lane_name, extent, lanes, choices);
+                    shared = shared.or(outer.filter(|_| wanted > 1));
+                }
                 None => {
                     let around = around.last().map(String::as_str);
                     self.in_vectors(root, &lane_name, (extent, borders.is_some()), around, lanes, choices);
@@ -446,8 +454,17 @@ impl Builder {
         self.attempt(vectorize(&inner));
     }
 
-    /// Makes a stage walk tiles in which rows of an input become columns.
-    fn in_tiles(&mut self, stage: &Stage, tile: usize, lane: &str, extent: i64, lanes: i64, choices: &Choices) {
+    /// Makes a stage walk tiles in which rows of an input become columns; the outer of the loops over tiles, where
+    /// there is one.
+    fn in_tiles(
+        &mut self,
+        stage: &Stage,
+        tile: usize,
+        lane: &str,
+        extent: i64,
+        lanes: i64,
+        choices: &Choices,
+    ) -> Option<String> {
         let across = &stage.loops[tile].name;
         let (to, ti, lo, li) = (format!("{across}.o"), format!("{across}.t"), format!("{lane}.v"), format!("{lane}.l"));
         let mut order = Vec::new();
@@ -463,10 +480,12 @@ impl Builder {
         } else {
             lane.to_owned()
         };
+        let outer = order.first().cloned();
         order.extend([li.clone(), ti.clone()]);
         self.attempt(reorder(&refs(&order)));
         self.attempt(unroll(&ti));
         self.attempt(vectorize(&li));
+        outer
     }
 
     fn unroll_reduction(&mut self, stage: &Stage, choices: &Choices) {
