@@ -4,21 +4,26 @@
 //! so that every tensor has its exact type; [`evaluate`] says what a graph computes, in double precision.
 //! Operators are rows of [`OPERATORS`].
 
+mod agreement;
 mod dtype;
 mod error;
 mod evaluate;
 mod graph;
+pub mod networks;
 pub mod onnx;
 pub mod op;
+mod random;
 mod specialise;
 mod summary;
 mod tensor;
 
+pub use agreement::Agreement;
 pub use dtype::DType;
 pub use error::{OpError, Place, Problem, ReadError, Reason};
 pub use evaluate::{EvaluateError, evaluate};
 pub use graph::{Declared, Dim, Graph, Model, Node, NodeId, Value, ValueId};
 pub use op::{OPERATORS, Op};
-pub use specialise::{Bindings, Specialised, specialise};
+pub use random::Random;
+pub use specialise::{Bindings, Specialised, bind_inputs, specialise};
 pub use summary::{Summary, Task, count_operators, summarise};
 pub use tensor::{Tensor, TensorType};

@@ -1,8 +1,10 @@
-//! Reading ONNX models: from a file's bytes to a [`Model`].
+//! ONNX models: reading them, from a file's bytes to a [`Model`], and writing networks of our own.
 
 mod data;
 mod proto;
+mod reweight;
 mod wire;
+mod write;
 
 use std::collections::HashMap;
 
@@ -17,6 +19,8 @@ use proto::{AttributeProto, DimProto, FunctionProto, GraphProto, ModelProto, Nod
 use wire::{Budget, Message};
 
 pub use data::External;
+pub use reweight::reweight;
+pub use write::{ModelFile, NodeFile, Port, write};
 
 /// The newest opset of ONNX's own domain that is known.
 pub const NEWEST_OPSET: i64 = 28;

@@ -114,6 +114,17 @@ pub fn specialise(graph: &Graph, bindings: &Bindings) -> Specialised {
     Specialised { graph, problems: job.problems }
 }
 
+/// A graph's inputs with their exact types, and their elements where they are bound.
+///
+/// # Errors
+/// The first problem.
+pub fn bind_inputs(graph: &Graph, bindings: &Bindings) -> Result<Vec<Value>, Box<Problem>> {
+    let mut job = Job { graph: Graph::default(), problems: Vec::new(), fold_bytes: bindings.fold_bytes };
+    job.check_names(graph, bindings);
+    let values = graph.inputs.iter().filter_map(|&id| job.input(graph.value(id), bindings)).collect();
+    job.problems.into_iter().next().map_or(Ok(values), |problem| Err(Box::new(problem)))
+}
+
 /// The types of a graph's outputs, for inputs of which this is known.
 ///
 /// # Errors

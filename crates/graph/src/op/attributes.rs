@@ -7,7 +7,7 @@ use crate::error::{invalid, unsupported};
 use crate::{DType, OpError, Tensor};
 
 /// An attribute's value.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq)]
 pub enum Attribute {
     /// A number.
     Float(f32),

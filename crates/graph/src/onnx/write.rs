@@ -1,0 +1,304 @@
+//! Writing ONNX models, for networks of our own: tensors, nodes without graphs, declared inputs and outputs.
+
+use crate::op::Attribute;
+use crate::{DType, Dim, Tensor};
+
+/// The version of the format that is written: the first that need not list weights among inputs is 4, and
+/// runtimes of many years read this one.
+const IR_VERSION: i64 = 8;
+
+/// A model to be written.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ModelFile {
+    /// The graph's name.
+    pub name: String,
+    /// The version of ONNX's own operators.
+    pub opset: i64,
+    /// What it takes.
+    pub inputs: Vec<Port>,
+    /// What it gives.
+    pub outputs: Vec<Port>,
+    /// Weights by name.
+    pub weights: Vec<(String, Tensor)>,
+    /// Nodes in an order in which they can run.
+    pub nodes: Vec<NodeFile>,
+}
+
+/// An input or an output.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Port {
+    /// Its name.
+    pub name: String,
+    /// The type of its elements.
+    pub dtype: DType,
+    /// Its dimensions.
+    pub dims: Vec<Dim>,
+}
+
+/// A node.
+#[derive(Debug, Clone, PartialEq)]
+pub struct NodeFile {
+    /// Its operator.
+    pub op: String,
+    /// What it reads; an empty name stands for an input that is left out.
+    pub inputs: Vec<String>,
+    /// What it gives.
+    pub outputs: Vec<String>,
+    /// Its attributes by name.
+    pub attributes: Vec<(String, Attribute)>,
+}
+
+/// A model as the bytes of a file.
+///
+/// # Panics
+/// Where an attribute is of a kind that is not supported.
+pub fn write(model: &ModelFile) -> Vec<u8> {
+    let mut graph = Vec::new();
+    model.nodes.iter().for_each(|node| bytes(&mut graph, 1, &node_bytes(node)));
+    bytes(&mut graph, 2, model.name.as_bytes());
+    model.weights.iter().for_each(|(name, tensor)| bytes(&mut graph, 5, &tensor_bytes(name, tensor)));
+    model.inputs.iter().for_each(|port| bytes(&mut graph, 11, &port_bytes(port)));
+    model.outputs.iter().for_each(|port| bytes(&mut graph, 12, &port_bytes(port)));
+    let (mut file, mut opset) = (Vec::new(), Vec::new());
+    ir_version(&mut file);
+    bytes(&mut file, 2, b"tilewright");
+    bytes(&mut file, 7, &graph);
+    bytes(&mut opset, 1, b"");
+    int(&mut opset, 2, model.opset);
+    bytes(&mut file, 8, &opset);
+    file
+}
+
+/// The field of a model that says which version of the format it has.
+pub(super) fn ir_version(into: &mut Vec<u8>) {
+    int(into, 1, IR_VERSION);
+}
+
+fn varint(into: &mut Vec<u8>, mut number: u64) {
+    while number >= 0x80 {
+        into.push(number as u8 | 0x80);
+        number >>= 7;
+    }
+    into.push(number as u8);
+}
+
+/// A field of a number.
+fn int(into: &mut Vec<u8>, field: u64, number: i64) {
+    varint(into, field << 3);
+    varint(into, number as u64);
+}
+
+/// A field of single precision.
+fn float(into: &mut Vec<u8>, field: u64, number: f32) {
+    varint(into, field << 3 | 5);
+    into.extend_from_slice(&number.to_le_bytes());
+}
+
+/// A field of bytes, a text or a message.
+pub(super) fn bytes(into: &mut Vec<u8>, field: u64, content: &[u8]) {
+    varint(into, field << 3 | 2);
+    varint(into, content.len() as u64);
+    into.extend_from_slice(content);
+}
+
+/// A tensor's message.
+pub(super) fn tensor_bytes(name: &str, tensor: &Tensor) -> Vec<u8> {
+    let mut message = Vec::with_capacity(tensor.bytes().len() + name.len() + 64);
+    tensor.shape().iter().for_each(|&d| int(&mut message, 1, d as i64));
+    int(&mut message, 2, tensor.dtype().to_onnx().into());
+    bytes(&mut message, 8, name.as_bytes());
+    bytes(&mut message, 9, tensor.bytes());
+    message
+}
+
+fn node_bytes(node: &NodeFile) -> Vec<u8> {
+    let mut message = Vec::new();
+    node.inputs.iter().for_each(|name| bytes(&mut message, 1, name.as_bytes()));
+    node.outputs.iter().for_each(|name| bytes(&mut message, 2, name.as_bytes()));
+    bytes(&mut message, 4, node.op.as_bytes());
+    for (name, attribute) in &node.attributes {
+        let mut inner = Vec::new();
+        bytes(&mut inner, 1, name.as_bytes());
+        let kind = match attribute {
+            Attribute::Float(x) => {
+                float(&mut inner, 2, *x);
+                1
+            }
+            Attribute::Int(x) => {
+                int(&mut inner, 3, *x);
+                2
+            }
+            Attribute::Text(text) => {
+                bytes(&mut inner, 4, text.as_bytes());
+                3
+            }
+            Attribute::Tensor(tensor) => {
+                bytes(&mut inner, 5, &tensor_bytes("", tensor));
+                4
+            }
+            Attribute::Floats(xs) => {
+                xs.iter().for_each(|x| float(&mut inner, 7, *x));
+                6
+            }
+            Attribute::Ints(xs) => {
+                xs.iter().for_each(|x| int(&mut inner, 8, *x));
+                7
+            }
+            Attribute::Texts(texts) => {
+                texts.iter().for_each(|text| bytes(&mut inner, 9, text.as_bytes()));
+                8
+            }
+            Attribute::Foreign(what) => panic!("an attribute that is {what} cannot be written"),
+        };
+        int(&mut inner, 20, kind);
+        bytes(&mut message, 5, &inner);
+    }
+    message
+}
+
+fn port_bytes(port: &Port) -> Vec<u8> {
+    let (mut shape, mut tensor, mut ty, mut message) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+    for dim in &port.dims {
+        let mut inner = Vec::new();
+        match dim {
+            Dim::Size(size) => int(&mut inner, 1, *size as i64),
+            Dim::Named(name) => bytes(&mut inner, 2, name.as_bytes()),
+            Dim::Unknown => {}
+        }
+        bytes(&mut shape, 1, &inner);
+    }
+    int(&mut tensor, 1, port.dtype.to_onnx().into());
+    bytes(&mut tensor, 2, &shape);
+    bytes(&mut ty, 1, &tensor);
+    bytes(&mut message, 1, port.name.as_bytes());
+    bytes(&mut message, 2, &ty);
+    message
+}
+
+#[cfg(test)]
+mod tests {
+    use ::bytes::Bytes;
+
+    use super::super::proto::{DimProto, GraphProto, ModelProto, ValueInfo};
+    use super::super::wire::{Budget, Message};
+    use super::super::{Importer, Loaded, Source};
+    use super::*;
+    use crate::Random;
+
+    fn port(info: &ValueInfo<'_>) -> Port {
+        let dim = |dim: &DimProto<'_>| match dim {
+            DimProto::Size(size) => Dim::Size(*size as usize),
+            DimProto::Named(name) => Dim::Named((*name).to_owned()),
+            DimProto::Unknown => Dim::Unknown,
+        };
+        Port {
+            name: info.name.to_owned(),
+            dtype: DType::from_onnx(info.elements.expect("a tensor")).expect("a type"),
+            dims: info.dims.as_ref().expect("a shape").iter().map(dim).collect(),
+        }
+    }
+
+    /// What is read of a file, in the form in which it is written.
+    fn read(file: &Bytes) -> ModelFile {
+        let budget = Budget::of_file(file.len());
+        let proto = ModelProto::read(Message { bytes: file, at: 0 }, &budget).expect("a model");
+        assert_eq!((proto.ir_version, proto.producer.0), (IR_VERSION, "tilewright"));
+        let graph = GraphProto::read(proto.graph.expect("a graph"), &budget).expect("a graph");
+        let mut external = |_: &str| Err("no file".to_owned());
+        let source = Source { file, external: &mut external, opened: Vec::new(), budget: &budget };
+        let mut importer = Importer { source, functions: &[], scopes: Vec::new() };
+        let owned = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect::<Vec<_>>();
+        let mut model = ModelFile {
+            name: graph.name.to_owned(),
+            opset: proto.opsets[0].1,
+            inputs: graph.inputs.iter().map(port).collect(),
+            outputs: graph.outputs.iter().map(port).collect(),
+            weights: Vec::new(),
+            nodes: Vec::new(),
+        };
+        for proto in &graph.initializers {
+            let Ok(Loaded::Tensor(tensor)) = importer.source.load(proto) else { panic!("{} is read", proto.name) };
+            model.weights.push((proto.name.to_owned(), tensor));
+        }
+        for node in &graph.nodes {
+            let attribute = |proto| importer.attribute(proto).expect("an attribute");
+            let names = node.attributes.iter().map(|proto| proto.name.to_owned());
+            model.nodes.push(NodeFile {
+                op: node.op_type.to_owned(),
+                inputs: owned(&node.inputs),
+                outputs: owned(&node.outputs),
+                attributes: names.zip(node.attributes.iter().map(attribute)).collect(),
+            });
+        }
+        model
+    }
+
+    fn below(random: &mut Random, n: usize) -> usize {
+        random.between(0.0, n as f64) as usize
+    }
+
+    fn list<T>(random: &mut Random, mut make: impl FnMut(&mut Random) -> T) -> Vec<T> {
+        (0..below(random, 4)).map(|_| make(random)).collect()
+    }
+
+    /// A text, now and then none, or long enough that its length takes two bytes.
+    fn text(random: &mut Random) -> String {
+        let n = [0, 1, 5, 200][below(random, 4)];
+        (0..n).map(|_| ['a', '_', '/', 'é', '→'][below(random, 5)]).collect()
+    }
+
+    fn number(random: &mut Random) -> i64 {
+        [0, -1, 127, 128, i64::MIN, i64::MAX][below(random, 6)]
+    }
+
+    fn tensor(random: &mut Random) -> Tensor {
+        let types = [DType::F32, DType::I64, DType::Bool, DType::F16, DType::U8];
+        let shape = list(random, |random| below(random, 4));
+        let numbers: Vec<f64> = (0..shape.iter().product()).map(|_| below(random, 2) as f64).collect();
+        Tensor::from_floats(types[below(random, 5)], shape, &numbers)
+    }
+
+    fn attribute(random: &mut Random) -> Attribute {
+        let float = |random: &mut Random| random.between(-9.0, 9.0) as f32;
+        match below(random, 7) {
+            0 => Attribute::Float(float(random)),
+            1 => Attribute::Int(number(random)),
+            2 => Attribute::Text(text(random)),
+            3 => Attribute::Tensor(tensor(random)),
+            4 => Attribute::Floats(list(random, float)),
+            5 => Attribute::Ints(list(random, number)),
+            _ => Attribute::Texts(list(random, text)),
+        }
+    }
+
+    fn any_port(random: &mut Random) -> Port {
+        let dims = list(random, |random| match below(random, 3) {
+            0 => Dim::Unknown,
+            1 => Dim::Named(format!("n{}", text(random))),
+            _ => Dim::Size(below(random, 1 << 20)),
+        });
+        Port { name: text(random), dtype: [DType::F32, DType::I64, DType::Bf16][below(random, 3)], dims }
+    }
+
+    #[test]
+    fn what_is_written_is_read() {
+        let cases = std::env::var("TILEWRIGHT_CASES").ok().and_then(|n| n.parse().ok()).unwrap_or(300);
+        for seed in 0..cases {
+            let random = &mut Random::new(seed);
+            let model = ModelFile {
+                name: text(random),
+                opset: [1, 17, 300][below(random, 3)],
+                inputs: list(random, any_port),
+                outputs: list(random, any_port),
+                weights: list(random, |random| (text(random), tensor(random))),
+                nodes: list(random, |random| NodeFile {
+                    op: text(random),
+                    inputs: list(random, text),
+                    outputs: list(random, text),
+                    attributes: list(random, |random| (text(random), attribute(random))),
+                }),
+            };
+            assert_eq!(read(&write(&model).into()), model, "seed {seed}");
+        }
+    }
+}

@@ -1,0 +1,63 @@
+//! Random numbers that are the same on every machine and in every version.
+
+use crate::{DType, Tensor, TensorType};
+
+/// Numbers of splitmix64 (Steele, Lea and Flood 2014).
+#[derive(Debug, Clone)]
+pub struct Random(u64);
+
+impl Random {
+    /// Those of a seed.
+    pub fn new(seed: u64) -> Random {
+        Random(seed)
+    }
+
+    /// The next bits.
+    fn bits(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// A number from `low` to below `high`.
+    pub fn between(&mut self, low: f64, high: f64) -> f64 {
+        low + (self.bits() >> 40) as f64 / f64::from(1 << 24) * (high - low)
+    }
+
+    /// A tensor of single precision with numbers between these.
+    ///
+    /// # Panics
+    /// Where its elements are too many to count.
+    pub fn tensor(&mut self, shape: impl Into<Vec<usize>>, low: f64, high: f64) -> Tensor {
+        let ty = TensorType::new(DType::F32, shape);
+        let numbers = (0..ty.n_elements()).flat_map(|_| (self.between(low, high) as f32).to_le_bytes());
+        let bytes = numbers.collect::<Vec<u8>>().into();
+        Tensor::new(ty, bytes).expect("as many numbers as the shape takes")
+    }
+
+    /// An input of a model: numbers between -1 and 1, or ones where it has integers, which may be indices,
+    /// masks or lengths.
+    pub fn input(&mut self, ty: &TensorType) -> Tensor {
+        let number = |_| if ty.dtype.is_float() { self.between(-1.0, 1.0) } else { 1.0 };
+        let numbers: Vec<f64> = (0..ty.n_elements()).map(number).collect();
+        Tensor::from_floats(ty.dtype, ty.shape.clone(), &numbers)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_come_from_the_seed_alone() {
+        // The first outputs of splitmix64 from the seed 1234567, as published.
+        let mut random = Random::new(1_234_567);
+        assert_eq!([random.bits(), random.bits()], [6_457_827_717_110_365_317, 3_203_168_211_198_807_973]);
+        let x = Random::new(3).tensor([4, 5], -2.0, 6.0).floats();
+        assert!(x.iter().all(|x| (-2.0..6.0).contains(x)) && x.iter().any(|&x| x < 0.0) && x.iter().any(|&x| x > 4.0));
+        let ones = Random::new(3).input(&TensorType::new(DType::I64, [2]));
+        assert_eq!(ones, Tensor::vector(&[1, 1]));
+    }
+}
