@@ -13,7 +13,7 @@ const EDGES: &[(&str, &[&str])] = &[
     ("runtime", &["ir", "codegen"]),
     ("ship", &["ir", "codegen", "runtime"]),
     ("device", &["ir", "codegen", "tune", "runtime"]),
-    ("peers", &["ir", "tune", "device", "runtime"]),
+    ("peers", &["ir", "graph", "tune", "device", "runtime"]),
     ("tilewright", &["ir", "codegen", "tune", "device", "runtime", "peers"]),
     ("model", &["ir", "codegen", "graph", "tune", "device", "runtime", "tilewright"]),
     ("lab", &["ir", "learn", "tune", "device", "tilewright"]),

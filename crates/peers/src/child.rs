@@ -30,8 +30,21 @@ use super::protocol::{Reply, Request};
 pub const WORKER_SUBCOMMAND: &str = "peer-worker";
 
 /// Variables with these beginnings belong to the libraries and do not reach a child.
-const LIBRARY_PREFIXES: &[&str] =
-    &["OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "GOTO_", "DNNL_", "ONEDNN_", "RAYON_", "MATMUL_"];
+const LIBRARY_PREFIXES: &[&str] = &[
+    "OMP_",
+    "GOMP_",
+    "KMP_",
+    "MKL_",
+    "OPENBLAS_",
+    "GOTO_",
+    "DNNL_",
+    "ONEDNN_",
+    "RAYON_",
+    "MATMUL_",
+    "ORT_",
+    "OV_",
+    "TBB_",
+];
 
 /// A peer's process, stopped by signal unless it is answering.
 #[derive(Debug)]

@@ -1,4 +1,5 @@
-//! Peer libraries, measured beside our kernels: OpenBLAS, oneDNN, MKL and two crates.
+//! Peer libraries, measured beside our kernels: OpenBLAS, oneDNN, MKL and two crates; and runtimes of whole
+//! models ([`ModelPeer`]).
 //!
 //! Each peer computes a workload in a child process of this same executable, so that a library can be given
 //! its own environment before it loads, and so that a peer that crashes, hangs or starts threads disturbs
@@ -22,11 +23,13 @@ mod crates;
 mod im2col;
 mod library;
 mod mkl;
+mod model;
 mod onednn;
 mod openblas;
 mod operands;
 mod problem;
 mod protocol;
+mod rounds;
 mod threads;
 mod worker;
 
@@ -44,7 +47,9 @@ use problem::{Kernel, Problem};
 use protocol::{Reply, Request};
 
 pub use child::WORKER_SUBCOMMAND;
+pub use model::{MODEL_PEERS, ModelPeer, ModelPeerSpec, ModelSetup};
 pub use problem::Layouts;
+pub use rounds::{Entrant, run_rounds, wall_samples_ns};
 pub use worker::worker_main;
 
 /// Every peer that can be measured, in the order in which reports list them.
@@ -245,9 +250,10 @@ pub fn find(name: &str) -> Option<&'static PeerSpec> {
     PEERS.iter().find(|spec| spec.name == name)
 }
 
-/// The Debian package that brings a variant's library; nothing for what is compiled in.
-fn package_of(variant: Variant) -> &'static str {
-    PEERS.iter().find(|spec| spec.variant == variant).and_then(|spec| spec.package).unwrap_or_default()
+/// How to get the library of a variant that is not compiled in.
+fn how_to_get(variant: Variant) -> String {
+    let package = PEERS.iter().find(|spec| spec.variant == variant).and_then(|spec| spec.package).unwrap_or_default();
+    format!("Debian and Ubuntu: apt install {package}; or give --peer-path")
 }
 
 /// Why a peer cannot be measured on a problem.
@@ -263,8 +269,8 @@ pub enum Unavailable {
     NotInstalled {
         /// File name of the library.
         library: String,
-        /// Debian package that brings it.
-        package: String,
+        /// How to get it.
+        get: String,
     },
     /// The library is there but does not offer what is needed.
     Unsupported {
@@ -287,11 +293,12 @@ impl std::fmt::Display for Unavailable {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Unavailable::UnknownPeer { name } => {
-                let names: Vec<&str> = PEERS.iter().map(|spec| spec.name).collect();
+                let names: Vec<&str> =
+                    PEERS.iter().map(|spec| spec.name).chain(MODEL_PEERS.iter().map(|spec| spec.name)).collect();
                 write!(f, "no peer is called {name}; there are {}", names.join(", "))
             }
-            Unavailable::NotInstalled { library, package } => {
-                write!(f, "{library} is not installed (Debian and Ubuntu: apt install {package}; or give --peer-path)")
+            Unavailable::NotInstalled { library, get } => {
+                write!(f, "{library} is not installed ({get})")
             }
             Unavailable::Unsupported { reason } => write!(f, "unsupported: {reason}"),
             Unavailable::Wrong { reason } => write!(f, "wrong result: {reason}"),
@@ -381,11 +388,7 @@ impl Peer {
     ///
     /// When the library reports a failure, or its process dies or does not answer in time.
     pub fn round(&mut self, round: Round) -> Result<Vec<f64>, Unavailable> {
-        let request = Request::Round { min_time_ns: round.time.as_nanos() as u64, min_samples: round.min_samples };
-        match self.child.ask(&request, time_limit(self.work_flops, round.time, round.min_samples + 3))? {
-            Reply::Round { times_ns } => Ok(times_ns),
-            other => Err(refusal(other)),
-        }
+        round_of(&mut self.child, self.work_flops, round)
     }
 
     /// Run once more and check the result: ‖out − reference‖ / ‖reference‖.
@@ -460,26 +463,36 @@ impl Peer {
     }
 }
 
-/// Version of each library that [`PEERS`] uses, `None` where it is not installed.
+/// Version of each library that [`PEERS`] and [`MODEL_PEERS`] use, `None` where it is not installed.
 ///
 /// # Cost
 ///
 /// Starts one short-lived process for each library that is loaded at run time.
 pub fn versions() -> Vec<(&'static str, Option<String>)> {
     let mut versions: Vec<(&'static str, Option<String>)> = Vec::new();
-    for spec in PEERS {
-        if versions.iter().any(|(library, _)| *library == spec.library) {
+    let kernels = PEERS.iter().map(|spec| (spec.name, spec.library));
+    for (name, library) in kernels.chain(MODEL_PEERS.iter().map(|spec| (spec.name, spec.library))) {
+        if versions.iter().any(|(known, _)| *known == library) {
             continue;
         }
         let asked = Child::spawn(1, None)
-            .and_then(|mut child| child.ask(&Request::Version { peer: spec.name.to_owned() }, Duration::from_secs(20)));
+            .and_then(|mut child| child.ask(&Request::Version { peer: name.to_owned() }, Duration::from_secs(20)));
         let version = match asked {
             Ok(Reply::Version { version }) => Some(version),
             Ok(_) | Err(_) => None,
         };
-        versions.push((spec.library, version));
+        versions.push((library, version));
     }
     versions
+}
+
+/// Has a child run one round.
+fn round_of(child: &mut Child, flops: f64, round: Round) -> Result<Vec<f64>, Unavailable> {
+    let request = Request::Round { min_time_ns: round.time.as_nanos() as u64, min_samples: round.min_samples };
+    match child.ask(&request, time_limit(flops, round.time, round.min_samples + 3))? {
+        Reply::Round { times_ns } => Ok(times_ns),
+        other => Err(refusal(other)),
+    }
 }
 
 /// How long `n_runs` runs may take before the child counts as hung: they would be slower than 0.2 GFLOP/s.

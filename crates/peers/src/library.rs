@@ -13,9 +13,9 @@ use super::Unavailable;
 pub(super) struct Loaded(&'static Library);
 
 impl Loaded {
-    /// The first of `names` that is in the folder, if one is given, or else that the system finds; `package`
-    /// is named where none is installed.
-    pub(super) fn open(names: &[&str], package: &str, folder: Option<&Path>) -> Result<Loaded, Unavailable> {
+    /// The first of `names` that is in the folder, if one is given, or else that the system finds; `get`
+    /// says how to get it where none is installed.
+    pub(super) fn open(names: &[&str], get: &str, folder: Option<&Path>) -> Result<Loaded, Unavailable> {
         let found = folder.and_then(|folder| find(folder, names));
         for path in found.iter().map(PathBuf::as_path).chain(names.iter().map(Path::new)) {
             // SAFETY: loading runs the library's initialisers, in a process that exists for nothing else.
@@ -30,7 +30,7 @@ impl Loaded {
                 }
             }
         }
-        Err(Unavailable::NotInstalled { library: names[0].to_owned(), package: package.to_owned() })
+        Err(Unavailable::NotInstalled { library: names[0].to_owned(), get: get.to_owned() })
     }
 
     /// Loads a library that others look for by its name; whether it is in the folder, or the system finds it.
@@ -59,7 +59,8 @@ impl Loaded {
 /// How many folders deep a library is looked for: a wheel that is unpacked holds some at `X.data/data/lib`.
 const MOST_DEPTH: usize = 6;
 
-/// The first of these names that a file in the folder or below has; of several files the one least deep.
+/// The first of these names that a file in the folder or below has, with or without a version behind it; of
+/// several files the one least deep.
 pub(super) fn find(folder: &Path, names: &[&str]) -> Option<PathBuf> {
     let mut folders = vec![folder.to_owned()];
     let mut levels: Vec<Vec<PathBuf>> = Vec::new();
@@ -71,7 +72,11 @@ pub(super) fn find(folder: &Path, names: &[&str]) -> Option<PathBuf> {
         folders = paths.iter().filter(|path| path.is_dir() && !path.is_symlink()).cloned().collect();
         levels.push(paths);
     }
-    names.iter().find_map(|name| levels.iter().flatten().find(|path| path.ends_with(name) && path.is_file()).cloned())
+    let is_called = |path: &Path, name: &str| {
+        let file = path.file_name().and_then(|file| file.to_str()).and_then(|file| file.strip_prefix(name));
+        file.is_some_and(|version| version.is_empty() || version.starts_with('.')) && path.is_file()
+    };
+    names.iter().find_map(|name| levels.iter().flatten().find(|path| is_called(path, name)).cloned())
 }
 
 /// What peers are given besides their operands.
@@ -135,5 +140,8 @@ mod tests {
         assert_eq!(find(folder.path(), &names), Some(deep.join("libc.so.7")));
         std::fs::write(folder.path().join("libc.so.7"), "no library").expect("a file");
         assert_eq!(find(folder.path(), &names), Some(folder.path().join("libc.so.7")));
+        std::fs::write(folder.path().join("libonnxruntime.so.1.32.0"), "no library").expect("a file");
+        let found = find(folder.path(), &["libonnxruntime.so"]);
+        assert_eq!(found, Some(folder.path().join("libonnxruntime.so.1.32.0")), "Python wheels have versions in names");
     }
 }

@@ -47,8 +47,8 @@ pub(super) fn prepare<T: Element>(operands: &mut Operands<T>, means: &Means) -> 
 }
 
 fn load(folder: Option<&Path>) -> Result<Loaded, Unavailable> {
-    let package = super::package_of(Variant::Mkl);
-    Loaded::open(&["libmkl_rt.so.3", "libmkl_rt.so.2", "libmkl_rt.so"], package, folder)
+    let get = super::how_to_get(Variant::Mkl);
+    Loaded::open(&["libmkl_rt.so.3", "libmkl_rt.so.2", "libmkl_rt.so"], &get, folder)
 }
 
 fn version_of(library: Loaded) -> Result<String, Unavailable> {

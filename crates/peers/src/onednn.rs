@@ -355,8 +355,8 @@ pub(super) fn prepare<T: Element>(
 }
 
 fn load(folder: Option<&Path>) -> Result<Loaded, Unavailable> {
-    let package = super::package_of(Variant::OneDnn);
-    Loaded::open(&["libdnnl.so.3", "libdnnl.so.2", "libdnnl.so", "libdnnl.dylib"], package, folder)
+    let get = super::how_to_get(Variant::OneDnn);
+    Loaded::open(&["libdnnl.so.3", "libdnnl.so.2", "libdnnl.so", "libdnnl.dylib"], &get, folder)
 }
 
 /// Source, weights, bias, addend and destination; null where the epilogue has no such operation.

@@ -225,8 +225,8 @@ impl<T: Element> Blas<T> {
 }
 
 fn load(folder: Option<&Path>) -> Result<Loaded, Unavailable> {
-    let package = super::package_of(Variant::OpenBlas);
-    Loaded::open(&["libopenblas.so.0", "libopenblas.so", "libopenblas.dylib"], package, folder)
+    let get = super::how_to_get(Variant::OpenBlas);
+    Loaded::open(&["libopenblas.so.0", "libopenblas.so", "libopenblas.dylib"], &get, folder)
 }
 
 /// What the library says of itself.

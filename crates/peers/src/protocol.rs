@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 use super::Unavailable;
+use super::model::Place;
 
 /// Parent to child, on standard input. Exactly one [`Reply`] answers each.
 #[derive(Debug, Serialize, Deserialize)]
@@ -23,6 +24,20 @@ pub(super) enum Request {
         data_fd: i32,
         data_offsets: Vec<u64>,
     },
+    /// Load a model into a runtime and run it once. Comes at most once, instead of a `Start`.
+    Open {
+        peer: String,
+        model: PathBuf,
+        /// Sizes of named dimensions.
+        dims: Vec<(String, usize)>,
+        threads: usize,
+        folder: Option<PathBuf>,
+        /// Descriptor, inherited, of the memory that tensors lie in.
+        data_fd: i32,
+        inputs: Vec<Place>,
+    },
+    /// Run the model on these inputs, which later rounds have as well.
+    Run { inputs: Vec<Place> },
     /// One warm-up run, then samples until both are reached.
     Round { min_time_ns: u64, min_samples: u32 },
     /// Run once and compare with the reference.
@@ -35,12 +50,14 @@ pub(super) enum Request {
 pub(super) enum Reply {
     /// To `Version`.
     Version { version: String },
-    /// To `Start`: prepared and checked.
+    /// To `Start` and `Open`: prepared and checked.
     Ready { version: String, details: String, core_type: Option<String> },
     /// To `Round`: nanoseconds a run.
     Round { times_ns: Vec<f64> },
     /// To `Check`: passed.
     Checked { relative_error: f64 },
+    /// To `Run`.
+    Outputs { outputs: Vec<Place> },
     /// To any: it cannot be done.
     Unavailable(Unavailable),
 }

@@ -12,6 +12,8 @@ use tilewright_ir::reference::Tolerance;
 use tilewright_ir::{DType, Program, Step};
 
 use super::library::Means;
+use super::model::worker::Wanted;
+use super::model::{self, Area};
 use super::operands::{Element, Operands};
 use super::problem::Problem;
 use super::protocol::{Reply, Request};
@@ -74,7 +76,7 @@ fn answer_all(mut input: impl Iterator<Item = io::Result<String>>, mut output: i
     while let Some(line) = input.next().transpose()? {
         match serde_json::from_str(&line)? {
             Request::Version { peer } => {
-                let reply = match known(&peer).and_then(version) {
+                let reply = match version(&peer) {
                     Ok(version) => Reply::Version { version },
                     Err(unavailable) => Reply::Unavailable(unavailable),
                 };
@@ -104,7 +106,13 @@ fn answer_all(mut input: impl Iterator<Item = io::Result<String>>, mut output: i
                     }
                 };
             }
-            early @ (Request::Round { .. } | Request::Check) => {
+            Request::Open { peer, model, dims, threads, folder, data_fd, inputs } => {
+                // SAFETY: as above.
+                let area = unsafe { BorrowedFd::borrow_raw(data_fd) }.try_clone_to_owned()?;
+                let wanted = Wanted { model, dims, means: Means { threads, folder } };
+                return model::worker::serve(&peer, &wanted, &Area(area.into()), &inputs, &mut input, &mut output);
+            }
+            early @ (Request::Round { .. } | Request::Check | Request::Run { .. }) => {
                 return Err(io::Error::other(format!("{early:?} before a start")));
             }
         }
@@ -112,7 +120,7 @@ fn answer_all(mut input: impl Iterator<Item = io::Result<String>>, mut output: i
     Ok(())
 }
 
-fn answer(output: &mut impl Write, reply: &Reply) -> io::Result<()> {
+pub(super) fn answer(output: &mut impl Write, reply: &Reply) -> io::Result<()> {
     let mut line = serde_json::to_string(reply)?;
     line.push('\n');
     output.write_all(line.as_bytes())?;
@@ -123,7 +131,8 @@ fn known(peer: &str) -> Result<&'static PeerSpec, Unavailable> {
     super::find(peer).ok_or_else(|| Unavailable::UnknownPeer { name: peer.to_owned() })
 }
 
-fn version(spec: &PeerSpec) -> Result<String, Unavailable> {
+fn version(peer: &str) -> Result<String, Unavailable> {
+    let Some(spec) = super::find(peer) else { return model::version(peer) };
     match spec.variant {
         Variant::OpenBlas | Variant::OpenBlasBest | Variant::Im2col => openblas::version(),
         Variant::OneDnn | Variant::OneDnnWinograd => onednn::version(),
@@ -166,7 +175,7 @@ fn serve<T: Element>(
             Request::Check => {
                 check(&mut prepared, &mut operands).map(|relative_error| Reply::Checked { relative_error })
             }
-            late @ (Request::Version { .. } | Request::Start { .. }) => {
+            late @ (Request::Version { .. } | Request::Start { .. } | Request::Open { .. } | Request::Run { .. }) => {
                 return Err(io::Error::other(format!("{late:?} after a start")));
             }
         };
@@ -237,7 +246,7 @@ pub(super) fn shortest_ns<T: Element>(
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use std::os::fd::{AsFd, AsRawFd};
 
     use tilewright_device::data::Data;
@@ -246,7 +255,7 @@ mod tests {
     use super::*;
     use crate::operands::tests::{data_of, operands_of};
 
-    fn replies(requests: &[Request]) -> Vec<Reply> {
+    pub(crate) fn replies(requests: &[Request]) -> Vec<Reply> {
         let lines = requests.iter().map(|request| Ok(serde_json::to_string(request).expect("requests print")));
         let mut output = Vec::new();
         answer_all(lines, &mut output).expect("the requests come in order");

@@ -1,0 +1,270 @@
+//! ONNX Runtime through its C interface.
+//!
+//! # Source
+//!
+//! `onnxruntime_c_api.h` of 1.32: `OrtApi` is a table of functions that only grows at its end. Those that are
+//! used stand here with their places in it; all were there in 1.7.
+
+use std::ffi::{CString, c_char, c_int, c_void};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::ptr;
+
+use tilewright_graph::{DType, Tensor};
+use tilewright_runtime::Aligned;
+
+use super::worker::{Opened, Session, Wanted};
+use crate::Unavailable;
+use crate::library::{Loaded, text};
+
+/// The oldest version of the table that has all functions used here.
+const API_VERSION: u32 = 7;
+/// `ORT_LOGGING_LEVEL_FATAL`.
+const FATAL_ONLY: c_int = 4;
+/// `ORT_ENABLE_ALL`.
+const ALL_OPTIMIZATIONS: c_int = 99;
+/// `OrtArenaAllocator`.
+const ARENA: c_int = 1;
+/// `OrtMemTypeDefault`.
+const DEFAULT_MEMORY: c_int = 0;
+
+type Handle = *mut c_void;
+/// Null where all is well.
+type Status = Handle;
+
+macro_rules! api {
+    ($($name:ident @ $at:literal ($($argument:ty),*) $(-> $result:ty)?;)*) => {
+        /// The functions that are used.
+        #[derive(Clone, Copy)]
+        struct Api {
+            $($name: unsafe extern "C" fn($($argument),*) $(-> $result)?,)*
+        }
+
+        impl Api {
+            /// # Safety
+            ///
+            /// It is a table of at least [`API_VERSION`].
+            unsafe fn of(table: *const *const c_void) -> Api {
+                // SAFETY: each place of the table holds a function of this signature.
+                unsafe { Api { $($name: *table.add($at).cast::<unsafe extern "C" fn($($argument),*) $(-> $result)?>(),)* } }
+            }
+        }
+    };
+}
+
+api! {
+    error_message @ 2 (Status) -> *const c_char;
+    create_env @ 3 (c_int, *const c_char, *mut Handle) -> Status;
+    create_session @ 7 (Handle, *const c_char, Handle, *mut Handle) -> Status;
+    run @ 9 (
+        Handle, Handle, *const *const c_char, *const Handle, usize, *const *const c_char, usize, *mut Handle
+    ) -> Status;
+    create_options @ 10 (*mut Handle) -> Status;
+    set_optimization @ 23 (Handle, c_int) -> Status;
+    set_intra_threads @ 24 (Handle, c_int) -> Status;
+    set_inter_threads @ 25 (Handle, c_int) -> Status;
+    output_count @ 31 (Handle, *mut usize) -> Status;
+    output_name @ 37 (Handle, usize, Handle, *mut *mut c_char) -> Status;
+    create_tensor @ 49 (Handle, *mut c_void, usize, *const i64, usize, c_int, *mut Handle) -> Status;
+    is_tensor @ 50 (Handle, *mut c_int) -> Status;
+    tensor_data @ 51 (Handle, *mut *mut c_void) -> Status;
+    element_type @ 60 (Handle, *mut c_int) -> Status;
+    dimensions_count @ 61 (Handle, *mut usize) -> Status;
+    dimensions @ 62 (Handle, *mut i64, usize) -> Status;
+    type_and_shape @ 65 (Handle, *mut Handle) -> Status;
+    cpu_memory @ 69 (c_int, c_int, *mut Handle) -> Status;
+    default_allocator @ 78 (*mut Handle) -> Status;
+    release_status @ 93 (Status);
+    release_value @ 96 (Handle);
+    release_type_and_shape @ 99 (Handle);
+    fix_dimension @ 124 (Handle, *const c_char, i64) -> Status;
+    add_entry @ 130 (Handle, *const c_char, *const c_char) -> Status;
+}
+
+/// What a library exports: the table of a version, and its own version.
+#[repr(C)]
+struct ApiBase {
+    api: unsafe extern "C" fn(u32) -> *const *const c_void,
+    version: unsafe extern "C" fn() -> *const c_char,
+}
+
+fn load(folder: Option<&Path>) -> Result<(Api, String), Unavailable> {
+    let library = Loaded::open(&["libonnxruntime.so", "libonnxruntime.so.1"], &super::get("onnxruntime"), folder)?;
+    // SAFETY: the signatures are those of the header; the table and the text stay.
+    unsafe {
+        let base = library.function::<unsafe extern "C" fn() -> *const ApiBase>(b"OrtGetApiBase\0")?();
+        let version = text(((*base).version)());
+        let table = ((*base).api)(API_VERSION);
+        if table.is_null() {
+            return Err(Unavailable::Unsupported {
+                reason: format!("ONNX Runtime {version} is too old (take 1.7 or later)"),
+            });
+        }
+        Ok((Api::of(table), version))
+    }
+}
+
+/// Version of the installed library.
+pub(super) fn version() -> Result<String, Unavailable> {
+    Ok(load(None)?.1)
+}
+
+impl Api {
+    /// What a call that failed says.
+    fn check(self, status: Status) -> Result<(), Unavailable> {
+        if status.is_null() {
+            return Ok(());
+        }
+        // SAFETY: the status is one, and its text is copied before it is released.
+        let reason = unsafe {
+            let message = text((self.error_message)(status).cast());
+            (self.release_status)(status);
+            message
+        };
+        Err(Unavailable::Unsupported { reason: reason.lines().next().unwrap_or_default().to_owned() })
+    }
+}
+
+/// A text as the library takes it.
+fn c_text(text: &str) -> Result<CString, Unavailable> {
+    CString::new(text).map_err(|_| Unavailable::Unsupported { reason: format!("`{text}` has a zero byte in it") })
+}
+
+/// Opens a model.
+pub(super) fn open(wanted: &Wanted, spins: bool) -> Result<Opened, Unavailable> {
+    let Wanted { model, dims, means } = wanted;
+    let (api, version) = load(means.folder.as_deref())?;
+    let path = CString::new(model.as_os_str().as_bytes())
+        .map_err(|_| Unavailable::Unsupported { reason: "the model's path has a zero byte in it".to_owned() })?;
+    let threads = c_int::try_from(means.threads).unwrap_or(c_int::MAX);
+    let spinning = if spins { c"1" } else { c"0" };
+    let (mut env, mut options, mut session) = (ptr::null_mut(), ptr::null_mut(), ptr::null_mut());
+    let (mut memory, mut allocator) = (ptr::null_mut(), ptr::null_mut());
+    let mut output_names = Vec::new();
+    // SAFETY: the functions have the header's signatures, handles are those that the library gave, and texts
+    // live as long as each call. What is made lives as long as the process.
+    unsafe {
+        api.check((api.create_env)(FATAL_ONLY, c"tilewright".as_ptr(), &raw mut env))?;
+        api.check((api.create_options)(&raw mut options))?;
+        api.check((api.set_optimization)(options, ALL_OPTIMIZATIONS))?;
+        api.check((api.set_intra_threads)(options, threads))?;
+        api.check((api.set_inter_threads)(options, 1))?;
+        api.check((api.add_entry)(options, c"session.intra_op.allow_spinning".as_ptr(), spinning.as_ptr()))?;
+        for (name, size) in dims {
+            api.check((api.fix_dimension)(options, c_text(name)?.as_ptr(), i64::try_from(*size).unwrap_or(i64::MAX)))?;
+        }
+        api.check((api.create_session)(env, path.as_ptr(), options, &raw mut session))?;
+        api.check((api.cpu_memory)(ARENA, DEFAULT_MEMORY, &raw mut memory))?;
+        api.check((api.default_allocator)(&raw mut allocator))?;
+        let mut n_outputs = 0;
+        api.check((api.output_count)(session, &raw mut n_outputs))?;
+        for at in 0..n_outputs {
+            let mut name = ptr::null_mut();
+            api.check((api.output_name)(session, at, allocator, &raw mut name))?;
+            output_names.push(c_text(&text(name))?);
+        }
+    }
+    let details = match (means.threads, spins) {
+        (1, _) => "all optimizations, 1 thread".to_owned(),
+        (n, true) => format!("all optimizations, {n} threads that spin"),
+        (n, false) => format!("all optimizations, {n} threads that sleep"),
+    };
+    let outputs = vec![ptr::null_mut(); output_names.len()];
+    let session = Box::new(Ort { api, session, memory, inputs: Vec::new(), output_names, outputs });
+    Ok(Opened { version, details, session })
+}
+
+struct Ort {
+    api: Api,
+    session: Handle,
+    memory: Handle,
+    inputs: Vec<Input>,
+    output_names: Vec<CString>,
+    /// Null until a run has made them; later runs write to the same.
+    outputs: Vec<Handle>,
+}
+
+/// An input's name, its elements, and the library's view of them.
+struct Input {
+    name: CString,
+    value: Handle,
+    /// What the view is of.
+    _elements: Aligned,
+}
+
+impl Session for Ort {
+    fn give(&mut self, inputs: &[(String, Tensor)]) -> Result<(), Unavailable> {
+        for input in self.inputs.drain(..) {
+            // SAFETY: the value is one, and nothing else has it.
+            unsafe { (self.api.release_value)(input.value) };
+        }
+        for (name, tensor) in inputs {
+            let elements = super::aligned(tensor)?;
+            let dims: Vec<i64> = tensor.shape().iter().map(|&d| d as i64).collect();
+            let (dtype, n_bytes) = (tensor.dtype().to_onnx(), tensor.bytes().len());
+            let mut value = ptr::null_mut();
+            // SAFETY: the elements are as many bytes as shape and type take, and live as long as the value.
+            self.api.check(unsafe {
+                let pointer = elements.pointer().cast();
+                (self.api.create_tensor)(
+                    self.memory,
+                    pointer,
+                    n_bytes,
+                    dims.as_ptr(),
+                    dims.len(),
+                    dtype,
+                    &raw mut value,
+                )
+            })?;
+            self.inputs.push(Input { name: c_text(name)?, value, _elements: elements });
+        }
+        Ok(())
+    }
+
+    fn run(&mut self) -> Result<(), Unavailable> {
+        let names: Vec<*const c_char> = self.inputs.iter().map(|input| input.name.as_ptr()).collect();
+        let values: Vec<Handle> = self.inputs.iter().map(|input| input.value).collect();
+        let outputs: Vec<*const c_char> = self.output_names.iter().map(|name| name.as_ptr()).collect();
+        // SAFETY: as many names as values of each kind; all live as long as the call.
+        self.api.check(unsafe {
+            (self.api.run)(
+                self.session,
+                ptr::null_mut(),
+                names.as_ptr(),
+                values.as_ptr(),
+                values.len(),
+                outputs.as_ptr(),
+                outputs.len(),
+                self.outputs.as_mut_ptr(),
+            )
+        })
+    }
+
+    fn outputs(&self) -> Result<Vec<Tensor>, Unavailable> {
+        self.outputs.iter().map(|&value| self.output(value)).collect()
+    }
+}
+
+impl Ort {
+    fn output(&self, value: Handle) -> Result<Tensor, Unavailable> {
+        let (api, mut is_tensor, mut info) = (self.api, 0, ptr::null_mut());
+        let (mut dtype, mut rank, mut data) = (0, 0, ptr::null_mut());
+        // SAFETY: the value is an output of a run; what is asked is written to variables of the right types.
+        unsafe {
+            api.check((api.is_tensor)(value, &raw mut is_tensor))?;
+            if is_tensor == 0 {
+                return Err(Unavailable::Unsupported { reason: "an output is no tensor".to_owned() });
+            }
+            api.check((api.type_and_shape)(value, &raw mut info))?;
+            api.check((api.element_type)(info, &raw mut dtype))?;
+            api.check((api.dimensions_count)(info, &raw mut rank))?;
+            let mut dims = vec![0_i64; rank];
+            api.check((api.dimensions)(info, dims.as_mut_ptr(), rank))?;
+            (api.release_type_and_shape)(info);
+            let dtype = DType::from_onnx(dtype.into())
+                .map_err(|name| Unavailable::Unsupported { reason: format!("an output has elements {name}") })?;
+            api.check((api.tensor_data)(value, &raw mut data))?;
+            super::tensor_at(dtype, dims, data)
+        }
+    }
+}

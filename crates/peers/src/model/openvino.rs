@@ -1,0 +1,262 @@
+//! OpenVINO through its C interface.
+//!
+//! # Source
+//!
+//! `openvino/c/openvino.h` of 2026.4.
+
+use std::ffi::{CString, c_char, c_int, c_void};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::ptr;
+
+use tilewright_graph::{DType, Tensor};
+use tilewright_runtime::Aligned;
+
+use super::worker::{Opened, Session, Wanted};
+use crate::Unavailable;
+use crate::library::{Loaded, text};
+
+type Handle = *mut c_void;
+/// Zero where all is well.
+type Status = c_int;
+
+/// Each element type's number here (`ov_element_type_e`).
+const TYPES: &[(DType, c_int)] = &[
+    (DType::Bool, 1),
+    (DType::Bf16, 2),
+    (DType::F16, 3),
+    (DType::F32, 4),
+    (DType::F64, 5),
+    (DType::I8, 7),
+    (DType::I16, 8),
+    (DType::I32, 9),
+    (DType::I64, 10),
+    (DType::U8, 16),
+    (DType::U16, 17),
+    (DType::U32, 18),
+    (DType::U64, 19),
+];
+
+/// `ov_shape_t`.
+#[repr(C)]
+struct Shape {
+    rank: i64,
+    dims: *mut i64,
+}
+
+/// `ov_dimension_t`: a range.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Dimension {
+    min: i64,
+    max: i64,
+}
+
+/// `ov_partial_shape_t`.
+#[repr(C)]
+struct PartialShape {
+    rank: Dimension,
+    dims: *mut Dimension,
+}
+
+/// `ov_version_t`.
+#[repr(C)]
+struct Version {
+    build_number: *const c_char,
+    description: *const c_char,
+}
+
+macro_rules! api {
+    ($($name:ident: $symbol:literal ($($argument:ty),* $(; $rest:tt)?);)*) => {
+        /// The functions that are used.
+        #[derive(Clone, Copy)]
+        struct Api {
+            $($name: unsafe extern "C" fn($($argument),* $(, $rest)?) -> Status,)*
+        }
+
+        impl Api {
+            fn of(library: Loaded) -> Result<Api, Unavailable> {
+                // SAFETY: the signatures are those of the headers.
+                unsafe { Ok(Api { $($name: library.function(concat!($symbol, "\0").as_bytes())?,)* }) }
+            }
+        }
+    };
+}
+
+api! {
+    version: "ov_get_openvino_version"(*mut Version);
+    create_core: "ov_core_create"(*mut Handle);
+    read_model: "ov_core_read_model"(Handle, *const c_char, *const c_char, *mut Handle);
+    reshape: "ov_model_reshape"(Handle, *const *const c_char, *const PartialShape, usize);
+    compile: "ov_core_compile_model"(Handle, Handle, *const c_char, usize, *mut Handle; ...);
+    create_request: "ov_compiled_model_create_infer_request"(Handle, *mut Handle);
+    count_outputs: "ov_compiled_model_outputs_size"(Handle, *mut usize);
+    tensor_over: "ov_tensor_create_from_host_ptr"(c_int, Shape, *mut c_void, *mut Handle);
+    set_tensor: "ov_infer_request_set_tensor"(Handle, *const c_char, Handle);
+    infer: "ov_infer_request_infer"(Handle);
+    output: "ov_infer_request_get_output_tensor_by_index"(Handle, usize, *mut Handle);
+    element_type: "ov_tensor_get_element_type"(Handle, *mut c_int);
+    shape: "ov_tensor_get_shape"(Handle, *mut Shape);
+    free_shape: "ov_shape_free"(*mut Shape);
+    data: "ov_tensor_data"(Handle, *mut *mut c_void);
+}
+
+/// The library with what does not answer with a status.
+#[derive(Clone, Copy)]
+struct OpenVino {
+    api: Api,
+    last_error: unsafe extern "C" fn() -> *const c_char,
+    free_tensor: unsafe extern "C" fn(Handle),
+}
+
+impl OpenVino {
+    fn load(folder: Option<&Path>) -> Result<OpenVino, Unavailable> {
+        let library = Loaded::open(&["libopenvino_c.so"], &super::get("openvino"), folder)?;
+        // SAFETY: the signatures are those of the headers.
+        let (last_error, free_tensor) =
+            unsafe { (library.function(b"ov_get_last_err_msg\0")?, library.function(b"ov_tensor_free\0")?) };
+        Ok(OpenVino { api: Api::of(library)?, last_error, free_tensor })
+    }
+
+    fn check(&self, status: Status) -> Result<(), Unavailable> {
+        if status == 0 {
+            return Ok(());
+        }
+        // SAFETY: the text is copied at once.
+        let message = unsafe { text((self.last_error)()) };
+        // The first lines say where in its sources it was noticed.
+        let said = message.lines().map(str::trim).rfind(|line| !line.is_empty());
+        let reason = said.map_or_else(|| format!("it answers with status {status}"), str::to_owned);
+        Err(Unavailable::Unsupported { reason })
+    }
+
+    fn version(&self) -> Result<String, Unavailable> {
+        let mut version = Version { build_number: ptr::null(), description: ptr::null() };
+        // SAFETY: it writes texts that stay.
+        unsafe {
+            self.check((self.api.version)(&raw mut version))?;
+            Ok(text(version.build_number))
+        }
+    }
+}
+
+/// Version of the installed library.
+pub(super) fn version() -> Result<String, Unavailable> {
+    OpenVino::load(None)?.version()
+}
+
+fn c_text(bytes: &[u8]) -> Result<CString, Unavailable> {
+    CString::new(bytes).map_err(|_| Unavailable::Unsupported { reason: "a name has a zero byte in it".to_owned() })
+}
+
+/// Opens a model for inputs of these shapes.
+pub(super) fn open(wanted: &Wanted, inputs: &[(String, Tensor)]) -> Result<Opened, Unavailable> {
+    let library = OpenVino::load(wanted.means.folder.as_deref())?;
+    let api = library.api;
+    let path = c_text(wanted.model.as_os_str().as_bytes())?;
+    let threads = c_text(wanted.means.threads.to_string().as_bytes())?;
+    let names: Vec<CString> = inputs.iter().map(|(name, _)| c_text(name.as_bytes())).collect::<Result<_, _>>()?;
+    let names: Vec<*const c_char> = names.iter().map(|name| name.as_ptr()).collect();
+    let fixed = |size: usize| Dimension { min: size as i64, max: size as i64 };
+    let mut dims: Vec<Vec<Dimension>> =
+        inputs.iter().map(|(_, x)| x.shape().iter().map(|&d| fixed(d)).collect()).collect();
+    let shapes: Vec<PartialShape> =
+        dims.iter_mut().map(|dims| PartialShape { rank: fixed(dims.len()), dims: dims.as_mut_ptr() }).collect();
+    let (mut core, mut model, mut compiled, mut request) =
+        (ptr::null_mut(), ptr::null_mut(), ptr::null_mut(), ptr::null_mut());
+    let mut n_outputs = 0;
+    // SAFETY: the functions have the headers' signatures, handles are those that the library gave, and texts
+    // and shapes live as long as each call. What is made lives as long as the process.
+    unsafe {
+        library.check((api.create_core)(&raw mut core))?;
+        library.check((api.read_model)(core, path.as_ptr(), ptr::null(), &raw mut model))?;
+        library.check((api.reshape)(model, names.as_ptr(), shapes.as_ptr(), shapes.len()))?;
+        library.check((api.compile)(
+            core,
+            model,
+            c"CPU".as_ptr(),
+            8,
+            &raw mut compiled,
+            c"INFERENCE_NUM_THREADS".as_ptr(),
+            threads.as_ptr(),
+            c"NUM_STREAMS".as_ptr(),
+            c"1".as_ptr(),
+            c"PERFORMANCE_HINT".as_ptr(),
+            c"LATENCY".as_ptr(),
+            c"INFERENCE_PRECISION_HINT".as_ptr(),
+            c"f32".as_ptr(),
+        ))?;
+        library.check((api.create_request)(compiled, &raw mut request))?;
+        library.check((api.count_outputs)(compiled, &raw mut n_outputs))?;
+    }
+    let details = format!("f32, 1 stream, threads {}", wanted.means.threads);
+    let version = library.version()?;
+    Ok(Opened { version, details, session: Box::new(Request { library, request, n_outputs, inputs: Vec::new() }) })
+}
+
+struct Request {
+    library: OpenVino,
+    request: Handle,
+    n_outputs: usize,
+    /// What the request's inputs lie in.
+    inputs: Vec<Aligned>,
+}
+
+impl Session for Request {
+    fn give(&mut self, inputs: &[(String, Tensor)]) -> Result<(), Unavailable> {
+        let (library, api) = (self.library, self.library.api);
+        let mut given = Vec::new();
+        for (name, tensor) in inputs {
+            let elements = super::aligned(tensor)?;
+            let mut dims: Vec<i64> = tensor.shape().iter().map(|&d| d as i64).collect();
+            let shape = Shape { rank: dims.len() as i64, dims: dims.as_mut_ptr() };
+            let (name, mut over) = (c_text(name.as_bytes())?, ptr::null_mut());
+            let number = TYPES.iter().find(|row| row.0 == tensor.dtype()).expect("every type has a row").1;
+            // SAFETY: the elements are as many bytes as shape and type take, and live as long as the request
+            // has them. The request holds the tensor, whose handle is not needed any more.
+            unsafe {
+                library.check((api.tensor_over)(number, shape, elements.pointer().cast(), &raw mut over))?;
+                let set = library.check((api.set_tensor)(self.request, name.as_ptr(), over));
+                (library.free_tensor)(over);
+                set?;
+            }
+            given.push(elements);
+        }
+        self.inputs = given;
+        Ok(())
+    }
+
+    fn run(&mut self) -> Result<(), Unavailable> {
+        // SAFETY: the request and the memory of its inputs are there.
+        self.library.check(unsafe { (self.library.api.infer)(self.request) })
+    }
+
+    fn outputs(&self) -> Result<Vec<Tensor>, Unavailable> {
+        (0..self.n_outputs).map(|at| self.output(at)).collect()
+    }
+}
+
+impl Request {
+    fn output(&self, at: usize) -> Result<Tensor, Unavailable> {
+        let (library, api) = (self.library, self.library.api);
+        let (mut tensor, mut number, mut data) = (ptr::null_mut(), 0, ptr::null_mut());
+        let mut shape = Shape { rank: 0, dims: ptr::null_mut() };
+        // SAFETY: what is asked is written to variables of the right types; the tensor is freed once its
+        // elements are copied.
+        unsafe {
+            library.check((api.output)(self.request, at, &raw mut tensor))?;
+            library.check((api.element_type)(tensor, &raw mut number))?;
+            library.check((api.shape)(tensor, &raw mut shape))?;
+            let rank = usize::try_from(shape.rank).unwrap_or(0);
+            let dims = if rank == 0 { Vec::new() } else { std::slice::from_raw_parts(shape.dims, rank).to_vec() };
+            library.check((api.free_shape)(&raw mut shape))?;
+            library.check((api.data)(tensor, &raw mut data))?;
+            let found = TYPES.iter().find(|row| row.1 == number).ok_or_else(|| Unavailable::Unsupported {
+                reason: format!("an output's elements have the type number {number}"),
+            });
+            let copied = found.and_then(|row| super::tensor_at(row.0, dims, data));
+            (library.free_tensor)(tensor);
+            copied
+        }
+    }
+}

@@ -1,0 +1,96 @@
+//! The child's side: holds one model in one runtime, runs it and times it whenever asked.
+
+use std::io::{self, Write};
+use std::path::PathBuf;
+
+use tilewright_device::device::Round;
+use tilewright_device::host;
+use tilewright_graph::Tensor;
+
+use super::{Area, Engine, Place, onnxruntime, openvino};
+use crate::Unavailable;
+use crate::library::Means;
+use crate::protocol::{Reply, Request};
+use crate::rounds::wall_samples_ns;
+use crate::worker::answer;
+
+/// A model in a runtime, with its inputs.
+pub(super) trait Session {
+    /// Takes inputs, of the types that it was opened with.
+    fn give(&mut self, inputs: &[(String, Tensor)]) -> Result<(), Unavailable>;
+    /// Runs once.
+    fn run(&mut self) -> Result<(), Unavailable>;
+    /// What the last run gave, in the model's order.
+    fn outputs(&self) -> Result<Vec<Tensor>, Unavailable>;
+}
+
+/// A session, and what its runtime says of it.
+pub(super) struct Opened {
+    pub(super) version: String,
+    pub(super) details: String,
+    pub(super) session: Box<dyn Session>,
+}
+
+/// What a session is opened on.
+pub(crate) struct Wanted {
+    pub(crate) model: PathBuf,
+    pub(crate) dims: Vec<(String, usize)>,
+    pub(crate) means: Means,
+}
+
+/// From the request that opens a model to the end of the input.
+pub(crate) fn serve(
+    peer: &str,
+    wanted: &Wanted,
+    area: &Area,
+    inputs: &[Place],
+    input: &mut impl Iterator<Item = io::Result<String>>,
+    output: &mut impl Write,
+) -> io::Result<()> {
+    host::pin_thread(&host::pin_cpus(wanted.means.threads));
+    let opened = tensors(area, inputs).and_then(|tensors| {
+        let spec = super::find(peer)?;
+        let mut opened = match spec.engine {
+            Engine::OnnxRuntime { spins } => onnxruntime::open(wanted, spins)?,
+            Engine::OpenVino => openvino::open(wanted, &tensors)?,
+        };
+        opened.session.give(&tensors)?;
+        opened.session.run()?;
+        Ok(opened)
+    });
+    let Opened { version, details, mut session } = match opened {
+        Ok(opened) => opened,
+        Err(unavailable) => return answer(output, &Reply::Unavailable(unavailable)),
+    };
+    answer(output, &Reply::Ready { version, details, core_type: None })?;
+    for line in input {
+        let reply = match serde_json::from_str(&line?)? {
+            Request::Round { min_time_ns, min_samples } => {
+                let round = Round { time: std::time::Duration::from_nanos(min_time_ns), min_samples };
+                wall_samples_ns(round, || session.run()).map(|times_ns| Reply::Round { times_ns })
+            }
+            Request::Run { inputs } => run(session.as_mut(), area, &inputs),
+            other @ (Request::Version { .. } | Request::Start { .. } | Request::Open { .. } | Request::Check) => {
+                return Err(io::Error::other(format!("{other:?} to a model that is open")));
+            }
+        };
+        answer(output, &reply.unwrap_or_else(Reply::Unavailable))?;
+    }
+    Ok(())
+}
+
+fn tensors(area: &Area, places: &[Place]) -> Result<Vec<(String, Tensor)>, Unavailable> {
+    let get = |place: &Place| Ok((place.name.clone(), area.get(place).map_err(super::broken)?));
+    places.iter().map(get).collect()
+}
+
+/// Runs once; the outputs come behind the inputs.
+fn run(session: &mut dyn Session, area: &Area, inputs: &[Place]) -> Result<Reply, Unavailable> {
+    let inputs_given = tensors(area, inputs)?;
+    session.give(&inputs_given)?;
+    session.run()?;
+    let outputs: Vec<(String, Tensor)> = session.outputs()?.into_iter().map(|y| (String::new(), y)).collect();
+    let ends = inputs.iter().zip(&inputs_given).map(|(place, (_, x))| place.end(x.bytes().len()));
+    let outputs = area.put_all(ends.max().unwrap_or(0), &outputs).map_err(super::broken)?;
+    Ok(Reply::Outputs { outputs })
+}
