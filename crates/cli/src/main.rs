@@ -16,8 +16,8 @@ use std::process::ExitCode;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use command::{
-    bench, best, check, compile, doctor, experiment, predict, record_space, records, replay, report, run as run_model,
-    searches, show, space, tune,
+    bench, best, check, compile, doctor, experiment, network, predict, record_space, records, replay, report,
+    run as run_model, searches, show, space, tune,
 };
 use output::message;
 
@@ -65,6 +65,8 @@ enum Command {
     Check(check::CheckArgs),
     /// Run an ONNX model with the kernels that are recorded
     Run(run_model::RunArgs),
+    /// Write a network of the literature as an ONNX model with seeded weights
+    Network(network::NetworkArgs),
     /// Show what was found on this machine
     Doctor,
     /// List the searches with their options
@@ -110,6 +112,7 @@ fn run() -> ExitCode {
         Command::Predict(args) => predict::run(&args, json),
         Command::Check(args) => check::run(&args, json),
         Command::Run(args) => run_model::run(&args, json),
+        Command::Network(args) => network::run(&args, json),
         Command::Doctor => doctor::run(json),
         Command::Searches => searches::run(json),
         Command::Worker => tilewright_device::worker::serve().map_err(|e| anyhow::anyhow!("worker: {e}")),

@@ -9,10 +9,12 @@ use serde_json::{Map, Value as Json, json};
 use tilewright::bench::{Bench, BenchRequest, BenchRow, Layouts, OURS, PEERS, PeerSpec};
 use tilewright::{Note, Session, target_name};
 use tilewright_device::Device;
+use tilewright_ir::Target;
 use tilewright_ir::op::Workload;
 use tilewright_lab::load;
 use tilewright_lab::stats::geometric_mean;
 
+use super::bench_model::{self, InputArgs};
 use super::tune::{Interrupts, Shown};
 use super::{DatabaseArgs, MachineArgs, count, nothing_recorded, parse_workloads, worker_command};
 use crate::error::{OrBadInput, bad_input};
@@ -23,37 +25,40 @@ use crate::output::{digits, duration, message, table, write_result};
 #[command(after_help = peers_help())]
 pub struct BenchArgs {
     /// Operators and sizes, such as matmul:m=1024,n=1024,k=1024, aliases, such as matmul-1024, or sets of
-    /// them, such as resnet18
+    /// them, such as resnet18; or a model, MODEL.onnx
     #[arg(required = true, value_name = "WORKLOAD")]
     workloads: Vec<String>,
     /// Peers or libraries to measure beside, separated by commas, or `none` [default: peers in the workload's
     /// layout]
     #[arg(long, value_name = "LIST")]
-    against: Option<String>,
+    pub against: Option<String>,
     /// Folder, such as one of an unpacked Python wheel, in which and below which peers' libraries are looked
     /// for before the system's
     #[arg(long, value_name = "FOLDER")]
-    peer_path: Option<PathBuf>,
+    pub peer_path: Option<PathBuf>,
     /// Keep out algorithms that round more than the operator as written, such as Winograd's; the same as
     /// exact=1
     #[arg(long)]
-    exact: bool,
+    pub exact: bool,
     #[command(flatten)]
-    machine: MachineArgs,
+    pub machine: MachineArgs,
     /// Rounds; each runs every implementation once, in random order
     #[arg(long, value_name = "R", default_value_t = 15, value_parser = clap::value_parser!(u32).range(1..=10_000))]
-    rounds: u32,
+    pub rounds: u32,
     #[command(flatten)]
-    records: DatabaseArgs,
+    pub records: DatabaseArgs,
+    #[command(flatten, next_help_heading = "For a model")]
+    pub inputs: InputArgs,
 }
 
 /// The peers, for the help text.
 fn peers_help() -> String {
     let lines = PEERS.iter().map(|spec| format!("  {:15} {}\n", spec.name, spec.text));
     format!(
-        "Peers:\n{}\nIn the JSON, ratio_to_ours is the throughput of an implementation over ours, \
+        "Peers:\n{}\n{}\nIn the JSON, ratio_to_ours is the throughput of an implementation over ours, \
          and geomean that of ours over the peer's.",
-        lines.collect::<String>()
+        lines.collect::<String>(),
+        bench_model::peers_help()
     )
 }
 
@@ -62,6 +67,15 @@ fn peers_help() -> String {
 /// # Errors
 /// Bad input if a workload or a peer does not exist; failure if no workload has a recorded kernel.
 pub fn run(args: &BenchArgs, as_json: bool) -> anyhow::Result<()> {
+    if let Some(folder) = args.peer_path.as_deref().filter(|folder| !folder.is_dir()) {
+        return Err(bad_input(format!("--peer-path: {} is no folder; give one with libraries", folder.display())));
+    }
+    if let Some(model) = bench_model::model_of(&args.workloads)? {
+        return bench_model::run(args, &model, as_json);
+    }
+    if !args.inputs.is_empty() {
+        return Err(bad_input("--dim, --shape, --set and --input are for a model (give MODEL.onnx)"));
+    }
     let mut workloads = Vec::new();
     for text in &args.workloads {
         workloads.extend(parse_workloads(text, args.exact)?);
@@ -70,14 +84,7 @@ pub fn run(args: &BenchArgs, as_json: bool) -> anyhow::Result<()> {
         Device::check_memory(workload).or_bad_input("")?;
     }
     let peers = chosen_peers(args.against.as_deref())?;
-    if let Some(folder) = args.peer_path.as_deref().filter(|folder| !folder.is_dir()) {
-        return Err(bad_input(format!("--peer-path: {} is no folder; give one with libraries", folder.display())));
-    }
-    let target = args.machine.runnable_target()?;
-    args.machine.warn_of_limits();
-    if let Some(warning) = load::warning() {
-        message(&warning);
-    }
+    let target = prepare(args)?;
     let session = Session::new(args.records.database()?, worker_command()?);
     let interrupts = Interrupts::default();
     // Why a peer is left out is said once for all workloads.
@@ -131,6 +138,19 @@ pub fn run(args: &BenchArgs, as_json: bool) -> anyhow::Result<()> {
     let geomean: Map<String, Json> = means.iter().map(|(name, mean, _)| ((*name).to_owned(), json!(mean))).collect();
     write_result(as_json, &json!({"rows": all, "geomean": geomean}), &text)?;
     fault.map_or(Ok(()), Err)
+}
+
+/// The machine that is asked for, and a word of what will make times others than they could be.
+///
+/// # Errors
+/// Bad input where kernels for the target do not run here.
+pub fn prepare(args: &BenchArgs) -> anyhow::Result<Target> {
+    let target = args.machine.runnable_target()?;
+    args.machine.warn_of_limits();
+    if let Some(warning) = load::warning() {
+        message(&warning);
+    }
+    Ok(target)
 }
 
 /// For each peer, the geometric mean of how many times as fast as it we are, and over how many workloads.

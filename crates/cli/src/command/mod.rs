@@ -1,12 +1,14 @@
 //! The subcommands, and what several of them take.
 
 pub mod bench;
+pub mod bench_model;
 pub mod best;
 pub mod check;
 pub mod compile;
 pub mod doctor;
 pub mod experiment;
 pub mod model;
+pub mod network;
 pub mod predict;
 pub mod record_space;
 pub mod records;

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use bytes::Bytes;
 use clap::Args;
 use tilewright::{Session, Workload};
-use tilewright_graph::{Bindings, Model, Problem, Specialised, onnx, specialise};
+use tilewright_graph::{Bindings, Model, Problem, Specialised, Tensor, onnx, specialise};
 use tilewright_model::{Compiled, Fused, Source, choose, compile};
 
 use super::{DatabaseArgs, MachineArgs, count, read_file, worker_command};
@@ -38,12 +38,27 @@ pub struct BindingArgs {
 }
 
 impl BindingArgs {
+    /// Whether nothing is bound.
+    pub fn is_empty(&self) -> bool {
+        self.dim.is_empty() && self.shape.is_empty() && self.set.is_empty()
+    }
+
+    /// The same with the shape of a tensor that is given for an input.
+    pub fn with_input(mut self, name: &str, tensor: &Tensor) -> BindingArgs {
+        // There is nothing to bind of a scalar.
+        if !tensor.shape().is_empty() {
+            let sizes: Vec<String> = tensor.shape().iter().map(usize::to_string).collect();
+            self.shape.push(format!("{name}={}", sizes.join(",")));
+        }
+        self
+    }
+
     /// Refuses bindings of what is no model.
     ///
     /// # Errors
     /// Bad input where anything is bound.
     pub fn refuse(&self, workload: &str) -> anyhow::Result<()> {
-        if self.dim.is_empty() && self.shape.is_empty() && self.set.is_empty() {
+        if self.is_empty() {
             return Ok(());
         }
         Err(bad_input(format!("{workload} has no inputs to bind (--dim, --shape and --set are for models)")))
@@ -53,7 +68,7 @@ impl BindingArgs {
     ///
     /// # Errors
     /// Bad input where a text is none.
-    fn bindings(&self) -> anyhow::Result<Bindings> {
+    pub fn bindings(&self) -> anyhow::Result<Bindings> {
         let mut bindings = Bindings::default();
         self.dim.iter().try_for_each(|text| bindings.bind_dim(text)).map_err(bad_input)?;
         self.shape.iter().try_for_each(|text| bindings.bind_shape(text)).map_err(bad_input)?;
@@ -84,13 +99,8 @@ impl ModelArgs {
     /// Bad input where it cannot be read or is none.
     pub fn read(&self) -> anyhow::Result<Model> {
         let file = Bytes::from(read_file(&self.path, "an ONNX model")?);
-        let folder = self.path.parent().unwrap_or(Path::new("")).to_owned();
-        let mut external = |name: &str| {
-            let path = folder.join(name);
-            let read = std::fs::read(&path).map(Bytes::from);
-            read.map_err(|error| format!("its weights {} cannot be read: {error} (put them there)", path.display()))
-        };
-        onnx::read(&file, &mut external).map_err(|error| bad_input(format!("{}: {error}", self.name())))
+        onnx::read(&file, &mut external_files(&self.path))
+            .map_err(|error| bad_input(format!("{}: {error}", self.name())))
     }
 
     /// The model with its free dimensions bound; what takes no more than so many bytes is folded.
@@ -167,6 +177,16 @@ impl ModelArgs {
             message(&format!("{kernels} not tuned yet: a model of the machine chose them ({hint})"));
         }
         Ok((compiled, n_guessed.get()))
+    }
+}
+
+/// Reads files with weights, which lie beside a model.
+pub fn external_files(model: &Path) -> impl FnMut(&str) -> Result<Bytes, String> {
+    let folder = model.parent().unwrap_or(Path::new("")).to_owned();
+    move |name| {
+        let path = folder.join(name);
+        let read = std::fs::read(&path).map(Bytes::from);
+        read.map_err(|error| format!("its weights {} cannot be read: {error} (put them there)", path.display()))
     }
 }
 

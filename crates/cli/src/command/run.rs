@@ -194,7 +194,10 @@ fn random(ty: &TensorType, seed: u64) -> Tensor {
 }
 
 /// Inputs of an option: with a name, or without one.
-fn read_input(text: &str) -> anyhow::Result<Vec<(Option<String>, Tensor)>> {
+///
+/// # Errors
+/// Bad input where the file has none.
+pub fn read_input(text: &str) -> anyhow::Result<Vec<(Option<String>, Tensor)>> {
     let whole = Path::new(text);
     let (name, path) = match text.rsplit_once('=') {
         Some((name, path)) if !whole.exists() => (Some(name.to_owned()), Path::new(path)),

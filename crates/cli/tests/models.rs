@@ -1,0 +1,70 @@
+//! Whole models: networks with seeded weights, and `bench` on them.
+
+mod common;
+
+use common::{check_refused, command, json_of, run_json, stderr, text};
+
+#[test]
+fn a_network_is_written_listed_and_measured() {
+    let networks = run_json(&["network"]);
+    let names: Vec<&str> = networks.as_array().unwrap().iter().map(|row| row["name"].as_str().unwrap()).collect();
+    assert_eq!(names, ["resnet18", "mobilenet", "lstm", "dqn", "dcgan"]);
+
+    let folder = tempfile::tempdir().unwrap();
+    let (path, again, new) =
+        (folder.path().join("dqn.onnx"), folder.path().join("again.onnx"), folder.path().join("new.onnx"));
+    let written = run_json(&["network", "dqn", "-o", text(&path)]);
+    assert_eq!(written["bytes"], path.metadata().unwrap().len());
+    run_json(&["network", "dqn", "-o", text(&again), "--seed", "0"]);
+    assert_eq!(std::fs::read(&path).unwrap(), std::fs::read(&again).unwrap());
+    run_json(&["network", "reweight", text(&path), "-o", text(&new), "--seed", "5"]);
+    assert_ne!(std::fs::read(&path).unwrap(), std::fs::read(&new).unwrap());
+    for path in [&path, &new] {
+        assert_eq!(run_json(&["check", text(path)])["supported"], true);
+    }
+
+    let mut arguments = vec!["bench", text(&path), "--rounds", "2", "--against", "onnxruntime,openvino"];
+    let peers = std::env::var("TILEWRIGHT_PEER_PATH");
+    if let Ok(folder) = &peers {
+        arguments.extend(["--peer-path", folder]);
+    }
+    let output = command(&arguments).arg("--json").output().expect("the command starts");
+    let rows = json_of(&arguments, &output)["rows"].clone();
+    let rows = rows.as_array().unwrap();
+    for row in rows {
+        assert!(["tilewright", "onnxruntime", "openvino"].contains(&row["impl"].as_str().unwrap()), "{row}");
+        assert!(row["ms_median"].as_f64().unwrap() > 0.0 && row["rounds"] == 2, "{row}");
+        assert!(row["cosine"].as_f64().unwrap() > 0.999_999 && row["max_error"].as_f64().unwrap() < 1e-4, "{row}");
+    }
+    assert!(rows.iter().any(|row| row["impl"] == "tilewright" && row["ratio_to_ours"] == 1.0), "{rows:?}");
+    if rows.len() < 3 {
+        eprintln!("skipped: a runtime of models is not installed; the test looks in TILEWRIGHT_PEER_PATH");
+        assert!(stderr(&output).contains("pip download --no-deps"), "{}", stderr(&output));
+    }
+}
+
+#[test]
+fn what_does_not_fit_a_model_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let (path, array) = (folder.path().join("lstm.onnx"), folder.path().join("x.npy"));
+    let path = text(&path);
+    run_json(&["network", "lstm", "-o", path]);
+    // Three numbers of double precision.
+    let header = format!("{:117}\n", "{'descr': '<f8', 'fortran_order': False, 'shape': (3,), }");
+    std::fs::write(&array, [b"\x93NUMPY\x01\0v\0", header.as_bytes(), &[0; 24]].concat()).unwrap();
+    let array = text(&array);
+    check_refused(&["bench", path], "--dim steps=");
+    check_refused(&["bench", path, "matmul-64"], "measured alone");
+    check_refused(&["bench", path, "--dim", "steps=2", "--against", "gemm"], "no peer for models is called `gemm`");
+    check_refused(&["bench", path, "--input", array], "--input needs a name");
+    check_refused(&["bench", path, "--input", &format!("tokens={array}")], "f64[3], and the model takes i64[3]");
+    check_refused(&["bench", path, "--input", &format!("tokens={path}")], ".npy file");
+    check_refused(&["bench", path, "--dim", "steps=2", "--input", &format!("words={array}")], "no input `words`");
+    check_refused(&["bench", "none.onnx"], "cannot read none.onnx");
+    check_refused(&["bench", "matmul-64", "--dim", "n=1"], "are for a model");
+    check_refused(&["network", "vgg", "-o", "x.onnx"], "no network is called `vgg`");
+    check_refused(&["network", "dqn"], "give -o FILE.onnx");
+    check_refused(&["network", "dqn", path, "-o", "x.onnx"], "takes no model");
+    check_refused(&["network", "reweight", "-o", "x.onnx"], "which model");
+    check_refused(&["network", "reweight", array, "-o", "x.onnx"], "x.npy: ");
+}
