@@ -40,7 +40,8 @@ pub enum Step {
         /// Elements ahead of it.
         offset: i64,
     },
-    /// Nothing where the parts are computed where they belong: a value is made of others, one behind the other.
+    /// Nothing where the parts are computed where they belong: a value is made of others, one behind the
+    /// other.
     Join {
         /// The parts.
         parts: Vec<ValueId>,

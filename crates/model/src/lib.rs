@@ -1,8 +1,8 @@
 //! Whole models: from a graph of operators to few kernels, a memory plan, and runs.
 //!
 //! [`lower`] brings the graph's many operators down to few kinds ([`import`]), rewrites them into fewer
-//! ([`simplify`]) and makes kernels of them ([`fuse`]); [`compile`] gives these code and memory. What has no code runs as the
-//! reference evaluates it.
+//! ([`simplify`]) and makes kernels of them ([`fuse`]); [`compile`] gives these code and memory. What has no
+//! code runs as the reference evaluates it.
 
 mod compile;
 mod epilogue;

@@ -149,7 +149,8 @@ fn sunk(net: &mut Net, at: usize) -> Option<Vec<Node>> {
         .iter()
         .map(|id| reexpressed(net.shape(id.expect("a map has all inputs")), &out, &shape))
         .collect::<Option<_>>()?;
-    // Where another input is what a kernel computes, a view ahead of it would only be moved from one to the other.
+    // Where another input is what a kernel computes, a view ahead of it would only be moved from one to the
+    // other.
     let stays = |(id, shape): (&Option<ValueId>, &Vec<i64>)| {
         let id = id.expect("a map has all inputs");
         let before = producers[id.0].map(|at| &net.nodes[at]).filter(|node| matches!(node.kind, Kind::View));
@@ -361,8 +362,8 @@ fn fold_affine_into(net: &mut Net, at: usize) -> Option<()> {
     Some(())
 }
 
-/// What is done to an input wherever it is read, where that is the same and has another operand: the operation,
-/// the operand, and the expression without it.
+/// What is done to an input wherever it is read, where that is the same and has another operand: the
+/// operation, the operand, and the expression without it.
 fn innermost(value: &Expr, slot: usize) -> Option<(BinaryOp, Expr, Expr)> {
     let is_x = |e: &Expr| matches!(e, Expr::Load(b, _) if b.0 as usize == slot);
     let mut parents: Vec<&Expr> = Vec::new();

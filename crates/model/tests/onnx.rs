@@ -52,8 +52,8 @@ fn needed(reason: &Reason) -> &[String] {
     }
 }
 
-/// Runs a case with kernels; how many operators had none. Nothing where shapes depend on data, or elements are of
-/// a type that runs do not have.
+/// Runs a case with kernels; how many operators had none. Nothing where shapes depend on data, or elements
+/// are of a type that runs do not have.
 fn check(case: &Case) -> Result<Option<usize>, String> {
     let model = onnx::read(&case.model, &mut no_files).map_err(|e| e.to_string())?;
     let names: Vec<String> = model.graph.inputs.iter().map(|&id| model.graph.value(id).name.clone()).collect();

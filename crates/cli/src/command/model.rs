@@ -135,8 +135,8 @@ impl ModelArgs {
 }
 
 impl ModelArgs {
-    /// What a run of the model does; with kernels that round no more than its operators as written, where that
-    /// is asked for.
+    /// What a run of the model does; with kernels that round no more than its operators as written, where
+    /// that is asked for.
     ///
     /// # Errors
     /// As [`ModelArgs::supported`].

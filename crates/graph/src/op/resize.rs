@@ -215,8 +215,8 @@ impl Resize {
         (0..n).map(of).collect()
     }
 
-    /// For each of the input's dimensions that changes, the pixel that each place of the output is, where each
-    /// is one.
+    /// For each of the input's dimensions that changes, the pixel that each place of the output is, where
+    /// each is one.
     ///
     /// # Errors
     /// As [`Resize::resized`].
