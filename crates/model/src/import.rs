@@ -488,7 +488,8 @@ impl Job<'_> {
                     R::L2 => (ReduceOp::Sum, Some(mul(input(0), input(0))), Some(of(UnaryOp::Sqrt, input(0)))),
                     R::SumSquare => (ReduceOp::Sum, Some(mul(input(0), input(0))), None),
                     R::LogSum => (ReduceOp::Sum, None, Some(of(UnaryOp::Log, input(0)))),
-                    R::LogSumExp | R::Prod => return None,
+                    R::Prod => (ReduceOp::Product, None, None),
+                    R::LogSumExp => return None,
                 };
                 let mut x = x;
                 if let Some(before) = before {

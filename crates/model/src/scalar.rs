@@ -154,6 +154,16 @@ pub fn unary(f: Unary, x: Expr) -> Option<Expr> {
             let above = where_less(number(lambd), x.clone(), sub(x.clone(), number(bias)), zero());
             where_less(x.clone(), number(-lambd), add(x, number(bias)), above)
         }
+        U::Floor => of(UnaryOp::Floor, x),
+        U::Ceil => of(UnaryOp::Ceil, x),
+        U::Round => of(UnaryOp::Round, x),
+        U::Sin => of(UnaryOp::Sin, x),
+        U::Cos => of(UnaryOp::Cos, x),
+        U::Tan => Expr::binary(BinaryOp::Div, of(UnaryOp::Sin, x.clone()), of(UnaryOp::Cos, x)),
+        U::Sign => {
+            let not_negative = where_less(number(0.0), x.clone(), number(1.0), mul(x.clone(), number(0.0)));
+            where_less(x, number(0.0), number(-1.0), not_negative)
+        }
         U::Not => sub(number(1.0), x),
         U::IsNan => {
             // Every number is below 1 or above 0.
@@ -207,7 +217,7 @@ pub fn binary(f: Binary, a: Expr, b: Expr) -> Option<Expr> {
             Expr::Const(0.5) => of(UnaryOp::Sqrt, a),
             Expr::Const(-1.0) => div(number(1.0), a),
             Expr::Const(-0.5) => div(number(1.0), of(UnaryOp::Sqrt, a)),
-            _ => return None,
+            b => Expr::binary(BinaryOp::Pow, a, b),
         },
         _ => return None,
     })
@@ -219,8 +229,10 @@ pub fn cost(e: &Expr) -> usize {
         Expr::Const(_) | Expr::Load(..) | Expr::FromIndex(_) => 0,
         Expr::Unary(UnaryOp::Neg | UnaryOp::Abs, x) | Expr::Cast(_, x) => 1 + cost(x),
         Expr::Unary(UnaryOp::Sqrt, x) => 6 + cost(x),
+        Expr::Unary(UnaryOp::Floor | UnaryOp::Ceil | UnaryOp::Round, x) => 1 + cost(x),
         Expr::Unary(_, x) => 15 + cost(x),
         Expr::Binary(BinaryOp::Div, a, b) => 6 + cost(a) + cost(b),
+        Expr::Binary(BinaryOp::Pow, a, b) => 40 + cost(a) + cost(b),
         Expr::Binary(_, a, b) => 1 + cost(a) + cost(b),
         Expr::Select(_, a, b) => 2 + cost(a) + cost(b),
     }
