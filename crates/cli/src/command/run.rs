@@ -122,24 +122,17 @@ pub fn run(args: &RunArgs, as_json: bool) -> anyhow::Result<()> {
             } else {
                 String::new()
             };
-            vec![
-                duration(step.ns as f64),
-                format!("{share:.1} %"),
-                gflops,
-                step.kind.to_owned(),
-                one_line(&step.name),
-                brief(&step.workload),
-            ]
+            let what = format!("{}  {}", brief(&step.label, 70), brief(&one_line(&step.name), 50));
+            vec![what, duration(step.ns as f64), format!("{share:.1} %"), gflops]
         });
         text += &format!("\n{}", table(&rows.collect::<Vec<_>>()));
     }
     write_result(as_json, &json, &text)
 }
 
-/// A text that fits a line.
-fn brief(text: &str) -> String {
-    const MOST: usize = 110;
-    match text.char_indices().nth(MOST) {
+/// A text that is no longer than so many characters.
+fn brief(text: &str, most: usize) -> String {
+    match text.char_indices().nth(most) {
         Some((at, _)) => format!("{}…", &text[..at]),
         None => text.to_owned(),
     }
@@ -150,6 +143,8 @@ struct Profiled {
     name: String,
     kind: &'static str,
     workload: String,
+    /// What people read in place of the workload.
+    label: String,
     ns: u64,
     flops: f64,
 }
@@ -170,13 +165,15 @@ fn profiled(compiled: &Compiled, step_ns: &[u64]) -> Vec<Profiled> {
     let steps = compiled.model.plan().steps.iter().zip(&compiled.origins).zip(step_ns);
     let profiled = steps.map(|((step, origin), ns)| {
         let fused = origin.map(|at| &compiled.fused.steps[at]);
-        let (kind, workload, flops) = match fused {
-            Some(Step::Kernel(kernel)) => ("kernel", kernel.workload.to_string(), kernel.workload.flops()),
-            Some(Step::Host(node)) => ("host", node.operator(), 0.0),
-            Some(_) => ("host", String::new(), 0.0),
-            None => ("copy", String::new(), 0.0),
+        let (kind, workload, label, flops) = match fused {
+            Some(Step::Kernel(kernel)) => {
+                let workload = &kernel.workload;
+                ("kernel", workload.to_string(), workload.label(), workload.flops())
+            }
+            Some(Step::Host(node)) => ("host", node.operator(), format!("{} without code", node.operator()), 0.0),
+            _ => ("copy", String::new(), "copy".to_owned(), 0.0),
         };
-        Profiled { name: step.name.clone(), kind, workload, ns: *ns, flops }
+        Profiled { name: step.name.clone(), kind, workload, label, ns: *ns, flops }
     });
     profiled.collect()
 }

@@ -445,6 +445,7 @@ fn estimate(s: &Setting, shape: &Shape, space: &Space, config: &Config) -> f64 {
     let image = channels * (p * stride[0] * q * stride[1]) as f64 * bytes;
     let row = image / p as f64;
     let weights = k_group as f64 * steps * bytes;
+    let gathers = c.is_none() && by_channels && text("input") == "plain" && !is_blocked(s);
 
     let mut cycles = 0.0;
     for (n_k, kt) in cuts(k_group, k_tile) {
@@ -465,7 +466,10 @@ fn estimate(s: &Setting, shape: &Shape, space: &Space, config: &Config) -> f64 {
                     _ => row * r as f64 + weights,
                 };
                 let read = slice / bandwidth(s, weights_from) + patch / taps.sqrt() / bandwidth(s, input_from);
-                let compute = steps * step_cycles(vectors, broadcast) + 3.0 * taps + 20.0;
+                // Where channels do not mix, every product reads an element of its own: lanes over channels gather
+                // them from plane after plane.
+                let gathered = if gathers { (vectors * broadcast * lanes) as f64 } else { 0.0 };
+                let compute = steps * (step_cycles(vectors, broadcast) + gathered) + 3.0 * taps + 20.0;
                 cycles += n_k * n_p * n_q * (compute.max(read) + 0.2 * compute.min(read));
             }
         }
