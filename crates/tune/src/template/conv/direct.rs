@@ -445,7 +445,8 @@ fn estimate(s: &Setting, shape: &Shape, space: &Space, config: &Config) -> f64 {
     let image = channels * (p * stride[0] * q * stride[1]) as f64 * bytes;
     let row = image / p as f64;
     let weights = k_group as f64 * steps * bytes;
-    let gathers = c.is_none() && by_channels && text("input") == "plain" && !is_blocked(s);
+    let neighbours = text("input") != "plain" && int("c_block") % lanes == 0;
+    let gathers = c.is_none() && by_channels && !neighbours && !is_blocked(s);
 
     let mut cycles = 0.0;
     for (n_k, kt) in cuts(k_group, k_tile) {
