@@ -57,18 +57,6 @@ const WRITING: &[&str] = &["fs::write", "fs::rename", "fs::copy", "File::create"
 /// The most columns of a line of Markdown or of a comment.
 const MOST_COLUMNS: usize = 110;
 
-/// Paths, or their beginnings, where comments are still wider; a row without such a comment goes.
-const WITH_WIDE_COMMENTS: &[&str] = &[
-    "crates/ir/",
-    "crates/tune/examples/cost_of_thinking.rs",
-    "crates/tune/src/lib.rs",
-    "crates/tune/src/predict/records.rs",
-    "crates/tune/src/replay/mod.rs",
-    "crates/tune/src/template/",
-    "crates/tune/src/transfer.rs",
-    "crates/tune/tests/replay.rs",
-];
-
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
@@ -243,22 +231,16 @@ fn pages() -> Vec<PathBuf> {
 fn lines_of_prose_are_narrow() {
     let pages = pages().into_iter().filter(|page| !name_of(page).starts_with("docs/results/"));
     let mut offences = Vec::new();
-    let mut wide = vec![false; WITH_WIDE_COMMENTS.len()];
     for path in pages.chain(files_below(&root().join("crates"), "rs")) {
         let name = name_of(&path);
-        let row = WITH_WIDE_COMMENTS.iter().position(|row| name.starts_with(row));
         let is_prose = |line: &str| name.ends_with(".md") || line.trim_start().starts_with("//");
         for (at, line) in read(&path).lines().enumerate() {
             let n_columns = line.chars().count();
-            match row {
-                _ if n_columns <= MOST_COLUMNS || !is_prose(line) => {}
-                Some(row) => wide[row] = true,
-                None => offences.push(format!("{name}:{}: {n_columns} columns, {MOST_COLUMNS} at most", at + 1)),
+            if n_columns > MOST_COLUMNS && is_prose(line) {
+                offences.push(format!("{name}:{}: {n_columns} columns, {MOST_COLUMNS} at most", at + 1));
             }
         }
     }
-    let mended = WITH_WIDE_COMMENTS.iter().zip(wide).filter(|(_, is_wide)| !is_wide);
-    offences.extend(mended.map(|(row, _)| format!("{row}: no comment is too wide: take the row away")));
     assert_none(&offences);
 }
 

@@ -1,7 +1,7 @@
 //! Integer index expressions: loop extents, array subscripts and guards.
 //!
-//! An [`Index`] is kept in a canonical sum, `constant + Σ coefficient · atom`, so that equality, substitution and the
-//! stride of a loop in an access are look-ups rather than rewriting problems.
+//! An [`Index`] is kept in a canonical sum, `constant + Σ coefficient · atom`, so that equality, substitution
+//! and the stride of a loop in an access are look-ups rather than rewriting problems.
 
 use std::sync::Arc;
 
@@ -12,7 +12,8 @@ use crate::program::LoopId;
 /// `constant + Σ coefficient · atom`, atoms sorted and distinct, coefficients non-zero.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Index {
-    /// In place where they are few, as they nearly always are: expressions are made and copied by the thousand.
+    /// In place where they are few, as they nearly always are: expressions are made and copied
+    /// by the thousand.
     terms: SmallVec<[(Atom, i64); 3]>,
     constant: i64,
 }
@@ -76,7 +77,8 @@ impl Index {
         self.terms.is_empty().then_some(self.constant)
     }
 
-    /// The coefficient of a loop variable where it stands alone (not inside a division, remainder, min or max).
+    /// The coefficient of a loop variable where it stands alone (not inside a division,
+    /// remainder, min or max).
     pub fn coefficient(&self, var: LoopId) -> i64 {
         self.terms.iter().find(|(atom, _)| *atom == Atom::Var(var)).map_or(0, |(_, c)| *c)
     }
@@ -216,7 +218,8 @@ impl Index {
 
     /// `floor(self / divisor)`; the part that divides is taken out of the division.
     ///
-    /// A divisor below one is kept as written, so that a faulty program can be expressed, printed and refused.
+    /// A divisor below one is kept as written, so that a faulty program can be expressed,
+    /// printed and refused.
     pub fn floor_div(&self, divisor: i64) -> Index {
         if divisor == 1 {
             return self.clone();
@@ -234,7 +237,8 @@ impl Index {
         }
     }
 
-    /// Dividend and divisor of one division for two: `floor((x + floor(y / a)) / b) = floor((a x + y) / (a b))`.
+    /// Dividend and divisor of one division for two:
+    /// `floor((x + floor(y / a)) / b) = floor((a x + y) / (a b))`.
     ///
     /// None where there is no division in the sum, or several, or numbers become too large.
     fn without_division(&self, divisor: i64) -> Option<(Index, i64)> {
@@ -292,7 +296,8 @@ impl Index {
         Some(sum)
     }
 
-    /// `(whole, rest)` with `self = divisor · whole + rest`, and in `rest` no coefficient or constant beyond the divisor.
+    /// `(whole, rest)` with `self = divisor · whole + rest`, and in `rest` no coefficient or constant
+    /// beyond the divisor.
     fn split_multiples(&self, divisor: i64) -> (Index, Index) {
         let (mut whole, mut rest) =
             (Index::from(self.constant.div_euclid(divisor)), Index::from(self.constant.rem_euclid(divisor)));
@@ -402,7 +407,8 @@ fn floor_div(a: i64, b: i64) -> Option<i64> {
     Some(if a % b != 0 && ((a < 0) != (b < 0)) { q - 1 } else { q })
 }
 
-/// The loops around a point of a program, outermost first, each with its extent: what is known about the variables.
+/// The loops around a point of a program, outermost first, each with its extent: what is known about
+/// the variables.
 ///
 /// A variable `v` lies in `0..extent(v)`, where the extent may mention outer variables.
 #[derive(Clone, Debug, Default)]
@@ -466,7 +472,8 @@ impl Ranges {
         self.upper(&e.scale(-1)).map(|b| -b)
     }
 
-    /// Upper bounds that mention only the `keep` outermost loops; each is one, so the value is at most the smallest.
+    /// Upper bounds that mention only the `keep` outermost loops; each is one, so the value is at
+    /// most the smallest.
     ///
     /// Empty where none is known. With `keep` 0 they are constants.
     pub fn upper_bounds(&self, e: &Index, keep: usize) -> Vec<Index> {
@@ -480,7 +487,8 @@ impl Ranges {
             }
             self.upper_bounds(&rest, keep)
         };
-        // The innermost variable first where it stands alone: what its extent brings may cancel against the rest.
+        // The innermost variable first where it stands alone: what its extent brings may cancel
+        // against the rest.
         if let Some((var, extent)) = inner.iter().rev().find(|(v, _)| e.uses(*v)) {
             let c = e.coefficient(*var);
             let is_alone = e.terms.iter().all(|(atom, _)| matches!(atom, Atom::Var(_)) || !atom.uses(*var));
@@ -556,7 +564,8 @@ impl Ranges {
         if unknown { Vec::new() } else { vec![e.clone()] }
     }
 
-    /// Simplifies with what the loops say: a division or remainder of something within one multiple, a decided min.
+    /// Simplifies with what the loops say: a division or remainder of something within one multiple,
+    /// a decided min.
     pub fn simplify(&self, e: &Index) -> Index {
         if e.terms.iter().all(|(a, _)| matches!(a, Atom::Var(_))) {
             return e.clone();
@@ -645,7 +654,8 @@ mod tests {
 
     #[test]
     fn digits_of_a_fused_loop_come_together() {
-        // Channel, row and column of a 3 × 3 window over one loop, itself split by 1, 6 or 18, in elements of 5.
+        // Channel, row and column of a 3 × 3 window over one loop, itself split by 1, 6 or 18, in
+        // elements of 5.
         for factor in [1, 6, 18] {
             let x = v(0).scale(factor).add(&v(1));
             let (channel, row, column) = (x.floor_div(9), x.floor_div(3).modulo(3), x.modulo(3));

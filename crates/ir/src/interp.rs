@@ -1,7 +1,7 @@
 //! Interpreter: the definition of what a program means.
 //!
-//! [`run`] carries out `prepare`, the body and `finish`, each once. Every loop runs its iterations in order, whatever its kind; an extent
-//! below one means no iteration. A prefetch does nothing.
+//! [`run`] carries out `prepare`, the body and `finish`, each once. Every loop runs its iterations in order,
+//! whatever its kind; an extent below one means no iteration. A prefetch does nothing.
 //!
 //! # Values
 //! A number is an `f64`, and every operation inside a store or an update is [rounded](DType::round) to the
@@ -13,17 +13,18 @@
 //! condition of an `if` is made in `f64`. Arithmetic that leaves the range of a type of whole numbers has no
 //! meaning; the conversion of what is outside has.
 //!
-//! Of a select only the chosen side is evaluated, of a conjunction the right side only where the left holds. An update
-//! evaluates its value, then its condition, then reads the old value, unless it starts from the identity.
+//! Of a select only the chosen side is evaluated, of a conjunction the right side only where the left
+//! holds. An update evaluates its value, then its condition, then reads the old value, unless it starts
+//! from the identity.
 //!
 //! # Memory
-//! At the start inputs hold the arguments and nothing else was written. A temporary holds nothing from its `alloc`, also
-//! where it is allocated again, and is gone at the end of that block. Kept buffers hold what
+//! At the start inputs hold the arguments and nothing else was written. A temporary holds nothing from its
+//! `alloc`, also where it is allocated again, and is gone at the end of that block. Kept buffers hold what
 //! was written to them in the parts before.
 //!
 //! # Faults
-//! A program that reads or writes outside a buffer, reads what was never written, divides an index by zero, or leaves an
-//! element of an output unwritten has no meaning: it ends with a [`Fault`] that says where.
+//! A program that reads or writes outside a buffer, reads what was never written, divides an index by zero,
+//! or leaves an element of an output unwritten has no meaning: it ends with a [`Fault`] that says where.
 
 use crate::dtype::DType;
 use crate::expr::{BinaryOp, Cond, Expr, ReduceOp, UnaryOp};
@@ -61,8 +62,8 @@ pub(crate) fn list(values: &[i64]) -> String {
     values.iter().map(i64::to_string).collect::<Vec<_>>().join(", ")
 }
 
-/// Why a program has no meaning on these arguments. The fault is the program's, save for the two argument variants,
-/// which are the caller's.
+/// Why a program has no meaning on these arguments. The fault is the program's, save for the two argument
+/// variants, which are the caller's.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum Fault {
     /// An access outside its buffer.
@@ -180,8 +181,8 @@ pub enum Fault {
 
 /// Runs a program on its arguments, which come in the order of [`Program::arguments`], outputs included.
 ///
-/// What outputs hold beforehand does not matter; on success they hold the results. Arguments are rounded to their
-/// element type.
+/// What outputs hold beforehand does not matter; on success they hold the results. Arguments are rounded to
+/// their element type.
 ///
 /// # Errors
 /// [`Fault`], with the outputs in no particular state.
@@ -341,7 +342,8 @@ pub(crate) enum Rounding {
     None,
 }
 
-/// Runs statements on given memory, indexed by buffer; a buffer without life is empty. Deducts iterations from `left`.
+/// Runs statements on given memory, indexed by buffer; a buffer without life is empty. Deducts
+/// iterations from `left`.
 pub(crate) fn run_block(
     program: &Program,
     block: &[Stmt],
@@ -377,8 +379,8 @@ struct Linear {
     terms: Box<[(u32, i64)]>,
     /// Divisions, remainders, minima and maxima with their coefficients.
     rest: Box<[(Nonlinear, i64)]>,
-    /// The terms, where they are at most two and the whole is so small that variables below 2⁴⁰ cannot make it overflow:
-    /// the usual case, made fast.
+    /// The terms, where they are at most two and the whole is so small that variables below 2⁴⁰ cannot make
+    /// it overflow: the usual case, made fast.
     two: Option<[(u32, i64); 2]>,
     /// Where the expression itself is kept, for messages.
     source: u32,

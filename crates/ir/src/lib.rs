@@ -1,9 +1,9 @@
 //! Tensor expressions, loop IR, schedule steps, lowering, verifier, interpreter and text format.
 //!
-//! The way through this crate: an [`op::Workload`] names an operator and its sizes and yields an untransformed
-//! [`Program`]; [`schedule::apply`] rewrites it one [`schedule::Step`] at a time; [`lower::lower`] makes it ready for
-//! code generation; [`verify::verify`] checks it between passes, [`interp::run`] says what it means, and
-//! [`text`] prints and parses it at every stage.
+//! The way through this crate: an [`op::Workload`] names an operator and its sizes and yields an
+//! untransformed [`Program`]; [`schedule::apply`] rewrites it one [`schedule::Step`] at a time;
+//! [`lower::lower`] makes it ready for code generation; [`verify::verify`] checks it between passes,
+//! [`interp::run`] says what it means, and [`text`] prints and parses it at every stage.
 #![forbid(unsafe_code)]
 
 pub mod dependence;

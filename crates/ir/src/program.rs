@@ -19,7 +19,8 @@ pub enum Scope {
     Global,
     /// Memory private to a thread, meant to stay in cache: packed copies.
     Local,
-    /// Registers: every subscript is constant after unrolling and vectorizing, else it falls back to the stack.
+    /// Registers: every subscript is constant after unrolling and vectorizing, else it falls
+    /// back to the stack.
     Register,
     /// GPU memory shared by the threads of a block.
     Shared,
@@ -179,10 +180,12 @@ pub enum Stmt {
         op: ReduceOp,
         /// What is combined in.
         value: Expr,
-        /// Holds in the first iteration of the reduction, which starts from the identity. `Not(True)` never holds.
+        /// Holds in the first iteration of the reduction, which starts from the identity.
+        /// `Not(True)` never holds.
         first: Cond,
     },
-    /// Asks the hardware to bring an element's cache line near; has no effect on values, out of bounds included.
+    /// Asks the hardware to bring an element's cache line near; has no effect on values, out of
+    /// bounds included.
     Prefetch {
         /// Buffer read or written soon.
         buffer: BufferId,
@@ -228,7 +231,8 @@ pub struct Program {
     pub prepare: Vec<Stmt>,
     /// Runs each time.
     pub body: Vec<Stmt>,
-    /// Runs after the body, outside the timing, and turns what that left in [`Role::Kept`] buffers into outputs.
+    /// Runs after the body, outside the timing, and turns what that left in [`Role::Kept`]
+    /// buffers into outputs.
     pub finish: Vec<Stmt>,
 }
 

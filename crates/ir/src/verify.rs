@@ -2,21 +2,23 @@
 //!
 //! 1. Names of loops are valid ([`is_name`]) and unique; so are names of buffers.
 //! 2. Every extent of a buffer is at least one and its size in bytes fits 63 bits.
-//! 3. Loop and buffer numbers exist, a loop variable is used inside its loop only, no loop is nested in one of the same
-//!    variable, and an access has as many subscripts as its buffer has dimensions.
+//! 3. Loop and buffer numbers exist, a loop variable is used inside its loop only, no loop is nested in one
+//!    of the same variable, and an access has as many subscripts as its buffer has dimensions.
 //! 4. A divisor in an index is at least one, and no index can exceed 2⁵⁰, so that bounds never overflow.
-//! 5. Every access is within its buffer. Proven from the loop extents and from the conditions around the access (of
-//!    guards and selects; the right side of `&&` knows the left), or by trying every iteration where there are few. An
-//!    access with a counterexample is an error; one that is neither proven nor refuted is reported by [`check`] as
-//!    [`Unproven`] and is no error. A prefetch may miss its buffer.
-//! 6. Temporaries, and only they, are allocated, before use and in the same or an enclosing block, and not again inside
-//!    their life except in the block that allocated them.
-//! 7. Inputs are never written. Kept buffers are written in `prepare` or in `run`, but not in both, as a second run
-//!    would find what the first one left; outputs in `run` or `finish`. `prepare` reads no outputs, `finish` no inputs.
+//! 5. Every access is within its buffer. Proven from the loop extents and from the conditions around the
+//!    access (of guards and selects; the right side of `&&` knows the left), or by trying every iteration
+//!    where there are few. An access with a counterexample is an error; one that is neither proven nor
+//!    refuted is reported by [`check`] as [`Unproven`] and is no error. A prefetch may miss its buffer.
+//! 6. Temporaries, and only they, are allocated, before use and in the same or an enclosing block, and not
+//!    again inside their life except in the block that allocated them.
+//! 7. Inputs are never written. Kept buffers are written in `prepare` or in `run`, but not in both, as a
+//!    second run would find what the first one left; outputs in `run` or `finish`. `prepare` reads no
+//!    outputs, `finish` no inputs.
 //! 8. A vectorized loop contains only stores, updates, prefetches and unrolled loops of such.
 //! 9. GPU axes are 0 to 2, and a loop is not bound to the axis of a loop around it.
-//! 10. Iterations of parallel, vectorized, block and thread loops do not touch each other's data: where one iteration
-//!     writes an element of a buffer that lives beyond the iteration, no other writes or reads it. See [`find_race`].
+//! 10. Iterations of parallel, vectorized, block and thread loops do not touch each other's data: where one
+//!     iteration writes an element of a buffer that lives beyond the iteration, no other writes or reads it.
+//!     See [`find_race`].
 
 use crate::dependence::{Race, find_race};
 use crate::expr::{Cond, Expr};
@@ -302,8 +304,8 @@ impl Known {
 
     /// Whether `e < bound` is known, by adding multiples of up to `n_facts` facts to `e`.
     ///
-    /// A fact is never negative, so what bounds `e + λ·fact` bounds `e`; λ is chosen such that an atom cancels, scaling
-    /// both sides where it must.
+    /// A fact is never negative, so what bounds `e + λ·fact` bounds `e`; λ is chosen such that an atom
+    /// cancels, scaling both sides where it must.
     fn is_below(&self, e: &Index, bound: i64, n_facts: usize) -> bool {
         if self.ranges.upper(e).is_some_and(|u| u < bound) {
             return true;
@@ -627,7 +629,8 @@ enum Tried {
     SomeFine,
 }
 
-/// Tries iterations of the loops around an access: all where they are few, else the first and last of each loop.
+/// Tries iterations of the loops around an access: all where they are few, else the first and
+/// last of each loop.
 struct Search<'a> {
     program: &'a Program,
     around: &'a [Around<'a>],
@@ -659,7 +662,8 @@ impl<'a> Search<'a> {
         e.eval(&|v| self.values[v.0 as usize])
     }
 
-    /// Tries what is inside the first `depth` of the things around; `certain` while no condition on values was passed.
+    /// Tries what is inside the first `depth` of the things around; `certain` while no condition on
+    /// values was passed.
     fn descend(&mut self, depth: usize, certain: bool, index: &[Index], shape: &[i64]) -> Option<(Vec<i64>, Place)> {
         if self.left == 0 {
             return None;

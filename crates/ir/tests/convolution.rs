@@ -1,5 +1,5 @@
-//! Whole schedules of convolutions, as templates make them: every step is legal, and nothing changes in what they
-//! compute, scheduled or lowered.
+//! Whole schedules of convolutions, as templates make them: every step is legal, and nothing changes in what
+//! they compute, scheduled or lowered.
 
 mod sources;
 
@@ -51,7 +51,8 @@ fn direct_in_blocks_of_channels() {
     }
 }
 
-/// Blocked layouts after stages were moved: padding with each block of rows, the result's tile with its epilogue.
+/// Blocked layouts after stages were moved: padding with each block of rows, the result's tile
+/// with its epilogue.
 #[test]
 fn layouts_of_moved_stages() {
     let steps = "
@@ -162,7 +163,8 @@ fn winograd_by_rows_of_tiles() {
         (4, "conv:n=2,c=3,h=9,w=10,k=4,r=3,stride=1,dilation=1,pad=2,constant=0,dtype=f64"),
     ] {
         let program = scheduled(line, &steps(tile));
-        // Unrolled loops choose the rows of the transforms, so that no choice is left for when the program runs.
+        // Unrolled loops choose the rows of the transforms, so that no choice is left for when
+        // the program runs.
         let lowered = lower::lower_verified(&program).to_string();
         for choice in ["acc.d.a ==", "acc.v.b ==", "acc.r.i ==", "qi =="] {
             assert!(!lowered.contains(choice), "{choice}\n{lowered}");

@@ -1,4 +1,5 @@
-//! Padded convolutions under tilings of the kind that templates make: lowering changes nothing that is computed.
+//! Padded convolutions under tilings of the kind that templates make: lowering changes nothing
+//! that is computed.
 //!
 //! `TILEWRIGHT_CASES=20000` makes a long run of it. A failure is shrunk and printed with its steps.
 
@@ -13,8 +14,8 @@ use tilewright_ir::{Program, lower, text};
 /// Iterations that interpreting a case may take.
 const LONGEST: u64 = 2_000_000;
 
-/// A two-dimensional convolution of images [c, h, w] with filters [c, r, s, k] into [p, q, k]; between neighbours of
-/// the input lie `up - 1` zeros, as where a strided convolution is transposed.
+/// A two-dimensional convolution of images [c, h, w] with filters [c, r, s, k] into [p, q, k]; between
+/// neighbours of the input lie `up - 1` zeros, as where a strided convolution is transposed.
 #[derive(Clone, Debug)]
 struct Convolution {
     channels: [i64; 2],

@@ -1,4 +1,5 @@
-//! Cases of `tests/golden`: a program, steps or lowering passes, and the program or the refusal that they give.
+//! Cases of `tests/golden`: a program, steps or lowering passes, and the program or the refusal
+//! that they give.
 //!
 //! ```text
 //! # What the case shows.
@@ -12,8 +13,9 @@
 //! program …                              or `--- refused` and the message
 //! ```
 //!
-//! Sections but the first and the last may be left out. `BLESS=1` rewrites the last section; `CASE=split/shrink` runs
-//! cases whose path contains it. Every program on the way is verified, and interpreted to give what the first one does.
+//! Sections but the first and the last may be left out. `BLESS=1` rewrites the last section;
+//! `CASE=split/shrink` runs cases whose path contains it. Every program on the way is verified, and
+//! interpreted to give what the first one does.
 
 mod sources;
 

@@ -46,7 +46,8 @@ fn softmax_rows_add_up_to_one() {
     }
 }
 
-/// Runs a body with buffers `X: f32[8]` (input), `Y: f32[8]` (output), `T: f32[4]` (temporary) and loops i, j.
+/// Runs a body with buffers `X: f32[8]` (input), `Y: f32[8]` (output), `T: f32[4]` (temporary)
+/// and loops i, j.
 fn run_body(body: &str) -> Result<Vec<f64>, Fault> {
     let program = body_program(body);
     let mut arguments = vec![(0..8).map(|i| f64::from(i) + 0.1).collect(), vec![0.0; 8]];

@@ -382,7 +382,8 @@ fn tolerance_fits_programs_of_several_stages() {
     }
 }
 
-/// Convolutions by Winograd's tiles stay within a tolerance of their own, and not by far too much: plain ones have another.
+/// Convolutions by Winograd's tiles stay within a tolerance of their own, and not by far too much: plain
+/// ones have another.
 #[test]
 fn tolerance_fits_minimal_filtering() {
     for (c, k) in [(1, 64), (3, 64), (16, 32), (64, 16), (300, 4)] {
@@ -408,7 +409,8 @@ fn tolerance_fits_minimal_filtering() {
     }
 }
 
-/// Sums over an operand with zeros inserted are those over the zeros too, whatever the stride and the padding.
+/// Sums over an operand with zeros inserted are those over the zeros too, whatever the stride
+/// and the padding.
 #[test]
 fn inserted_zeros_change_nothing() {
     let sizes = [

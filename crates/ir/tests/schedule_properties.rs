@@ -1,7 +1,8 @@
-//! Random programs and random legal steps: what is computed stays the same after every step and after lowering.
+//! Random programs and random legal steps: what is computed stays the same after every step and
+//! after lowering.
 //!
-//! `TILEWRIGHT_CASES=20000` makes a long run of it, `TILEWRIGHT_SEED=…` repeats one. A failure is shrunk and printed
-//! as a case for `tests/golden`.
+//! `TILEWRIGHT_CASES=20000` makes a long run of it, `TILEWRIGHT_SEED=…` repeats one. A failure is shrunk and
+//! printed as a case for `tests/golden`.
 
 mod sources;
 

@@ -1,6 +1,8 @@
-//! What searches and cost models cost in processor time, as Linux counts it, so that a busy machine hardly matters.
+//! What searches and cost models cost in processor time, as Linux counts it, so that a busy machine
+//! hardly matters.
 //!
-//! `cargo run --release -p tilewright-tune --example cost_of_thinking`; `xgboost_beside.py` measures XGBoost on the same.
+//! `cargo run --release -p tilewright-tune --example cost_of_thinking`; `xgboost_beside.py` measures
+//! XGBoost on the same.
 
 use std::hint::black_box;
 use std::ops::Range;
@@ -58,7 +60,8 @@ fn run(
     tune(search.as_mut(), (&**space).into(), measure, none, budget, &never, &mut observer).expect("look-ups");
 }
 
-/// Each search on a recorded space, five times 400 trials, one at a time and in batches; looking outcomes up is counted in.
+/// Each search on a recorded space, five times 400 trials, one at a time and in batches; looking outcomes up
+/// is counted in.
 fn replays() {
     let recorded = RecordedSpace::read("pnpoly", PNPOLY, None).expect("a sound file");
     for row in SEARCHES {
@@ -71,7 +74,8 @@ fn replays() {
     }
 }
 
-/// A space as a template for a product of 1024 × 1024 matrices may declare it: 10 parameters, some tied by constraints.
+/// A space as a template for a product of 1024 × 1024 matrices may declare it: 10 parameters, some tied
+/// by constraints.
 fn matmul_like() -> Arc<Space> {
     let powers = |name: &str, most: u32| Parameter::ordinal(name, (0..=most).map(|i| 1 << i));
     let parameters = vec![
@@ -164,7 +168,8 @@ fn trial(space: &Space, config: Config) -> Trial {
     Trial { config, outcome: Outcome::Measured(timing) }
 }
 
-/// Rounds of the boosted trees' search that fit a model and anneal 128 configurations for all 500 steps, or until they rest.
+/// Rounds of the boosted trees' search that fit a model and anneal 128 configurations for all 500 steps, or
+/// until they rest.
 fn annealing() {
     let space = matmul_like();
     let mut gbt = search::build("gbt", &space, 1).expect("a search of the table");

@@ -1,8 +1,8 @@
 //! Search spaces, templates, searches and records.
 //!
-//! The way through this crate: a template declares a [`Space`]; a [`Search`] proposes [`Config`]s of it and is told
-//! the [`Trial`]s; [`tune`] runs the two against something that can [`Measure`]; each trial becomes a [`Record`] in
-//! a [`Store`]. Nothing here compiles or runs a kernel, opens a file or reads the environment.
+//! The way through this crate: a template declares a [`Space`]; a [`Search`] proposes [`Config`]s of it and
+//! is told the [`Trial`]s; [`tune`] runs the two against something that can [`Measure`]; each trial becomes a
+//! [`Record`] in a [`Store`]. Nothing here compiles or runs a kernel, opens a file or reads the environment.
 #![forbid(unsafe_code)]
 
 mod error;

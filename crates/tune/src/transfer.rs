@@ -1,7 +1,7 @@
 //! Transfer: what trials of other workloads are worth to a new one.
 //!
-//! Their programs teach a cost model, which then need not begin from nothing ([`Experience`]); their best configurations,
-//! carried over into the new space, are good first candidates ([`warm_start`]).
+//! Their programs teach a cost model, which then need not begin from nothing ([`Experience`]); their best
+//! configurations, carried over into the new space, are good first candidates ([`warm_start`]).
 
 use tilewright_ir::op::Workload;
 use tilewright_ir::schedule::{apply_all, parse_steps};
@@ -46,8 +46,9 @@ pub struct Experience {
 }
 
 impl Experience {
-    /// What these tasks teach. Programs are made of the recorded steps, so templates and spaces may have changed since.
-    /// Records whose steps no longer apply are left out, and so are tasks of which nothing was measured.
+    /// What these tasks teach. Programs are made of the recorded steps, so templates and spaces may have
+    /// changed since. Records whose steps no longer apply are left out, and so are tasks of which
+    /// nothing was measured.
     ///
     /// # Cost
     /// That of scheduling each program.
@@ -78,8 +79,8 @@ impl Experience {
     }
 }
 
-/// The best configurations of the nearest tasks of the same template, carried over into this task's space: first the best of
-/// each, the nearest first, then the second best.
+/// The best configurations of the nearest tasks of the same template, carried over into this task's space:
+/// first the best of each, the nearest first, then the second best.
 pub fn warm_start(task: &Task, earlier: &[EarlierTask]) -> Vec<Config> {
     let mut near: Vec<(f64, Vec<Config>)> = earlier
         .iter()
@@ -117,7 +118,8 @@ fn carried_over(task: &Task, earlier: &EarlierTask) -> Vec<Config> {
     configs
 }
 
-/// How unlike two tasks are: ratios of their sizes and threads on a logarithmic scale, and 1 for each attribute that differs.
+/// How unlike two tasks are: ratios of their sizes and threads on a logarithmic scale, and 1 for each
+/// attribute that differs.
 fn distance(task: &Task, earlier: &EarlierTask) -> f64 {
     let (a, b) = (&task.setting.workload, &earlier.workload);
     let log_size = |workload: &Workload, name: &str| {

@@ -1,4 +1,5 @@
-//! Recorded spaces: every format is read, bad files are refused in one line, and searches keep their promises on them.
+//! Recorded spaces: every format is read, bad files are refused in one line, and searches keep their
+//! promises on them.
 
 use std::collections::HashSet;
 use std::io::Write;
@@ -17,7 +18,8 @@ const CONVOLUTION_T1: &[u8] = include_bytes!("data/recorded/convolution_milo.jso
 const PNPOLY: &[u8] = include_bytes!("data/recorded/pnpoly-RTX_2080_Ti.json.gz");
 const RECORDS: &[u8] = include_bytes!("data/records-v1.jsonl");
 
-/// A folder of recorded spaces, in folders of their own or not, that searches have to keep their promises on as well.
+/// A folder of recorded spaces, in folders of their own or not, that searches have to keep their
+/// promises on as well.
 const MORE_SPACES: &str = "TILEWRIGHT_RECORDED_SPACES";
 
 fn real_spaces() -> [RecordedSpace; 2] {
@@ -42,8 +44,8 @@ fn all_spaces() -> Vec<RecordedSpace> {
     spaces
 }
 
-/// A search for tests: those with cost models learn and anneal only as long as it takes to see that they do, and networks
-/// are small.
+/// A search for tests: those with cost models learn and anneal only as long as it takes to see that they do,
+/// and networks are small.
 fn quick(name: &'static str) -> &'static str {
     match name {
         "gbt" => "gbt:steps=20,batch=32",

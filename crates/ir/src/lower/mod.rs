@@ -35,10 +35,12 @@ pub const PASSES: [(&str, Pass); 8] = [
     ("promote_registers", Pass::Program(promote_registers::promote_registers)),
 ];
 
-/// Versions of the same statements beyond which a pass makes no further ones: code size and compile time grow with each.
+/// Versions of the same statements beyond which a pass makes no further ones: code size and compile time
+/// grow with each.
 const MOST_VERSIONS: u32 = 16;
 
-/// Makes up to so many versions of each loop of a block: `in_loop` writes what becomes of it, given the ranges of the loops around it.
+/// Makes up to so many versions of each loop of a block: `in_loop` writes what becomes of it, given the
+/// ranges of the loops around it.
 fn version_loops(
     block: Vec<Stmt>,
     ranges: &mut Ranges,
@@ -60,8 +62,8 @@ fn version_loops(
     out
 }
 
-/// Runs all passes. The result computes the same, has no unrolled loops left, and its vectorized loops have constant
-/// extents; a loop that could not be brought to a constant extent has become serial.
+/// Runs all passes. The result computes the same, has no unrolled loops left, and its vectorized loops have
+/// constant extents; a loop that could not be brought to a constant extent has become serial.
 pub fn lower(program: &Program) -> Program {
     PASSES.into_iter().fold(program.clone(), |program, (_, pass)| run_pass(program, pass))
 }
@@ -74,8 +76,8 @@ pub fn lower_verified(program: &Program) -> Program {
     PASSES.into_iter().fold(program.clone(), |program, (name, pass)| {
         let program = run_pass(program, pass);
         match verify(&program) {
-            // That iterations are independent was proven when the loop was annotated; the verifier may no longer see it
-            // in specialised indices.
+            // That iterations are independent was proven when the loop was annotated; the verifier may no
+            // longer see it in specialised indices.
             Ok(()) | Err(VerifyError::Race { .. }) => program,
             Err(e) => panic!("pass {name} left an invalid program: {e}\n{program}"),
         }

@@ -1,7 +1,8 @@
 //! Cuts off the first and last iterations of a loop in which conditions inside it are not decided.
 //!
-//! At the borders of a padded convolution some taps lie in the padding; everywhere else none does. A loop that alone
-//! decides which of the two it is becomes up to three, in the middle one of which the condition is gone:
+//! At the borders of a padded convolution some taps lie in the padding; everywhere else none does. A loop
+//! that alone decides which of the two it is becomes up to three, in the middle one of which the
+//! condition is gone:
 //!
 //! ```text
 //!                                                   unrolled s in 3 { if 0 < s { … } }
@@ -11,8 +12,9 @@
 //!                                                   unrolled s in 3 { if s < 2 { … } }
 //! ```
 //!
-//! A parallel loop stays one, and tells the three apart by its variable. This is the loop partitioning of Halide
-//! (Ragan-Kelley et al., PLDI 2013, section 4.6); it cuts at run-time bounds, and this only at constants.
+//! A parallel loop stays one, and tells the three apart by its variable. This is the loop
+//! partitioning of Halide (Ragan-Kelley et al., PLDI 2013, section 4.6); it cuts at run-time bounds,
+//! and this only at constants.
 
 use crate::expr::{Cond, Node};
 use crate::index::{Index, Ranges};
@@ -172,21 +174,22 @@ impl Search<'_> {
             }
             None => is_alone = false,
         });
-        // What a serial loop inside decides with this one is tested there, once an iteration; that costs much only
-        // where each unrolled copy has a test of its own.
+        // What a serial loop inside decides with this one is tested there, once an iteration; that costs much
+        // only where each unrolled copy has a test of its own.
         if step == 0 || rest.uses(self.var) || waits && !is_repeated {
             return;
         }
         let (Some(least), Some(most)) = (self.ranges.lower(&rest), self.ranges.upper(&rest)) else { return };
-        // Undecided from `start` to `end`: the first value of the variable for which it may hold (may not hold, where
-        // it falls), and the first for which it must (must not).
+        // Undecided from `start` to `end`: the first value of the variable for which it may hold (may not
+        // hold, where it falls), and the first for which it must (must not).
         let (start, end) = if step > 0 {
             (-most.div_euclid(step), -least.div_euclid(step))
         } else {
             (least.div_euclid(-step) + 1, most.div_euclid(-step) + 1)
         };
         let (start, end) = (start.clamp(0, self.n), end.clamp(0, self.n));
-        // The iterations cut off decide the condition by themselves only where no loop further out takes part.
+        // The iterations cut off decide the condition by themselves only where no loop further
+        // out takes part.
         let few = if is_alone { (self.n / 4).max(1) } else { self.n / 4 };
         if end <= few && end <= self.n - start {
             self.front = self.front.max(end);

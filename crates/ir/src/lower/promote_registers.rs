@@ -1,8 +1,8 @@
 //! Puts small temporaries into registers.
 //!
-//! A tile handed from one stage to the next inside the loops over tiles is a temporary in local memory. Where every
-//! subscript is known once loops are unrolled, and vectors are always written and read whole, or read in halves, its
-//! elements can be values, like those of an accumulator.
+//! A tile handed from one stage to the next inside the loops over tiles is a temporary in local memory. Where
+//! every subscript is known once loops are unrolled, and vectors are always written and read whole, or read
+//! in halves, its elements can be values, like those of an accumulator.
 
 use crate::index::Index;
 use crate::program::{BufferId, LoopId, LoopKind, Program, Role, Scope, Stmt};
@@ -43,13 +43,14 @@ struct Uses {
     reads: Vec<(i64, i64)>,
     /// Loops around it, where it was last allocated, whose iterations run side by side.
     allocated_in: usize,
-    /// Whether some access is at a place known at run time only, or by another thread than the one that allocates it.
+    /// Whether some access is at a place known at run time only, or by another thread than the one
+    /// that allocates it.
     varies: bool,
 }
 
 impl Uses {
-    /// Whether any two writes are to the same elements or to different ones, and every read is of what one of them
-    /// writes, or of half of that.
+    /// Whether any two writes are to the same elements or to different ones, and every read is of what one of
+    /// them writes, or of half of that.
     fn are_vectors(mut self) -> bool {
         self.writes.sort_unstable();
         self.writes.dedup();

@@ -71,7 +71,8 @@ fn simplify_stmt(stmt: Stmt, ranges: &mut Ranges, out: &mut Vec<Stmt>) {
 
 /// Adds a block's statements to the block around it.
 ///
-/// Buffers live to the end of the block that allocates them, so a block with allocations stays one: `if true { … }`.
+/// Buffers live to the end of the block that allocates them, so a block with allocations stays one:
+/// `if true { … }`.
 pub fn inline(block: Vec<Stmt>, out: &mut Vec<Stmt>) {
     if block.iter().any(|s| matches!(s, Stmt::Alloc(_))) {
         out.push(Stmt::If { cond: Cond::True, then: block, otherwise: Vec::new() });
@@ -155,7 +156,8 @@ impl Rewrite for Simplify<'_> {
     }
 }
 
-/// The sides of a comparison, `a < b` or `a == b`, without a common factor and with a constant on one side only.
+/// The sides of a comparison, `a < b` or `a == b`, without a common factor and with a constant on
+/// one side only.
 fn smaller_terms(a: Index, b: Index, is_less: bool) -> (Index, Index) {
     let d = a.sub(&b);
     let gcd = d.terms().iter().fold(0, |g, (_, c)| greatest_common_divisor(g, c.unsigned_abs()));

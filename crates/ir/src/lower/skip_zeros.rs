@@ -1,8 +1,8 @@
 //! Skips what a reduction would add where it is known to add nothing.
 //!
-//! A padded convolution reads `select(inside, X[…], 0) * W[…]`. Where a sum or the like is under way, so that `first`
-//! never holds, the update becomes `if inside { … X[…] * W[…] }`. Each part of the condition is tested in the outermost
-//! loop that decides it:
+//! A padded convolution reads `select(inside, X[…], 0) * W[…]`. Where a sum or the like is under way, so that
+//! `first` never holds, the update becomes `if inside { … X[…] * W[…] }`. Each part of the condition is
+//! tested in the outermost loop that decides it:
 //!
 //! ```text
 //! for r in 3 {                              for r in 3 {
@@ -11,8 +11,8 @@
 //!       X[p + r - 1, c], 0.0) * W[r, c]           acc[] += X[p + r - 1, c] * W[r, c]
 //! ```
 //!
-//! What depends on the lanes of a vectorized loop stays a `select`. Sums are equal as long as no factor of a zero is
-//! infinite or NaN.
+//! What depends on the lanes of a vectorized loop stays a `select`. Sums are equal as long as no factor of a
+//! zero is infinite or NaN.
 
 use crate::expr::{BinaryOp, Cond, Expr};
 use crate::lower::simplify::never;
@@ -75,8 +75,9 @@ fn guard_loop(l: Loop) -> Guarded {
     Guarded { conds, stmt: Stmt::For(Loop { body: close(body), ..l }) }
 }
 
-/// A vectorized loop holds no conditions, so one over statements with different ones becomes several: its iterations
-/// are independent. For the same reason an unrolled loop with conditions inside changes places with it.
+/// A vectorized loop holds no conditions, so one over statements with different ones becomes several:
+/// its iterations are independent. For the same reason an unrolled loop with conditions inside changes
+/// places with it.
 fn guard_vectorized(l: Loop) -> Vec<Guarded> {
     let mut out: Vec<Guarded> = Vec::new();
     let lanes = |body| Stmt::For(Loop { var: l.var, extent: l.extent.clone(), kind: l.kind, body });

@@ -1,11 +1,11 @@
 //! Separates full tiles from tails.
 //!
-//! A split whose factor does not divide leaves an inner extent `min(f, rest)`. Where that loop is to be unrolled or
-//! vectorized, its extent must be a constant. The pass finds the loop that decides which of the two it is and makes
-//! two versions of what follows:
+//! A split whose factor does not divide leaves an inner extent `min(f, rest)`. Where that loop is to be
+//! unrolled or vectorized, its extent must be a constant. The pass finds the loop that decides which of the
+//! two it is and makes two versions of what follows:
 //!
-//! * `for t in ceil(n / f) { … min(f, n − f·t) … }` becomes a loop over the full tiles and one tail after it, where
-//!   the deciding loop is serial;
+//! * `for t in ceil(n / f) { … min(f, n − f·t) … }` becomes a loop over the full tiles and one tail after it,
+//!   where the deciding loop is serial;
 //! * otherwise the loop's body becomes `if rest < f { tail } else { full }`.
 //!
 //! A tail's extent is a constant wherever the remainder by `f` is: 1009 rows in tiles of 8 leave exactly one.
@@ -85,7 +85,8 @@ struct Undecided {
 }
 
 impl Undecided {
-    /// `whole` where the loop counts the tiles of `whole`: `rest = whole − full·var`, extent = ceil(whole / full).
+    /// `whole` where the loop counts the tiles of `whole`: `rest = whole − full·var`, extent =
+    /// ceil(whole / full).
     fn peels(&self, l: &Loop, ranges: &Ranges) -> Option<Index> {
         if self.rest.coefficient(l.var) != -self.full {
             return None;

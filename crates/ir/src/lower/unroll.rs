@@ -1,8 +1,8 @@
 //! Repeats the bodies of unrolled loops.
 //!
-//! What cannot be repeated or vectorized, because an extent is not constant or the code would explode, becomes a
-//! serial loop: always right, only slower. What is repeated is simplified on the way, and nothing is left of loops and
-//! conditions around nothing.
+//! What cannot be repeated or vectorized, because an extent is not constant or the code would explode,
+//! becomes a serial loop: always right, only slower. What is repeated is simplified on the way, and nothing
+//! is left of loops and conditions around nothing.
 
 use crate::index::{Index, Ranges};
 use crate::lower::simplify::{inline, simplify_block};

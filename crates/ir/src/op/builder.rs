@@ -128,7 +128,8 @@ impl Operands {
         }
     }
 
-    /// What the epilogue makes of a value, at an element of the output whose subscript `channel` numbers the channels.
+    /// What the epilogue makes of a value, at an element of the output whose subscript `channel`
+    /// numbers the channels.
     pub(super) fn apply(&self, w: &Workload, value: Expr, at: &[Index], channel: usize) -> Expr {
         w.epilogue().iter().zip(&self.of).fold(value, |x, (e, operand)| {
             let at = if e.operand() == Some(Operand::Channel) { &at[channel..=channel] } else { at };

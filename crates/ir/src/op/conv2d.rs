@@ -2,10 +2,12 @@
 
 use super::{Axis, Operator, Size, Structure, Window, Workload, WorkloadError};
 
-/// `Y[n, k, p, q] = Σ_{c, r, s} X[n, c, p·stride + r·dilation, q·stride + s·dilation] · W[k, c, r, s]`, X padded.
+/// `Y[n, k, p, q] = Σ_{c, r, s} X[n, c, p·stride + r·dilation, q·stride + s·dilation] · W[k, c, r, s]`,
+/// X padded.
 ///
-/// With groups, output channels of group g sum over input channels of group g only. The program of a pointwise
-/// convolution, 1×1 with stride 1 and no padding, has images of one row: h·w columns, the same elements in memory.
+/// With groups, output channels of group g sum over input channels of group g only. The program of a
+/// pointwise convolution, 1×1 with stride 1 and no padding, has images of one row: h·w columns, the same
+/// elements in memory.
 pub const CONV2D: Operator = Operator {
     name: "conv2d",
     text: "Y[n, k, p, q] = sum over c, r, s of padded X[n, c, p*stride + r*dilation, q*stride + s*dilation] * W[k, c, r, s]",

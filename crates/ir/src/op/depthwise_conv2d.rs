@@ -2,7 +2,8 @@
 
 use super::{Axis, Operator, Size, Structure, Window, Workload};
 
-/// `Y[n, k, p, q] = Σ_{r, s} X[n, k / multiplier, p·stride + r·dilation, q·stride + s·dilation] · W[k, r, s]`, X padded.
+/// `Y[n, k, p, q] = Σ_{r, s} X[n, k / multiplier, p·stride + r·dilation, q·stride + s·dilation] ·
+/// W[k, r, s]`, X padded.
 pub const DEPTHWISE_CONV2D: Operator = Operator {
     name: "depthwise_conv2d",
     text: "Y[n, k, p, q] = sum over r, s of padded X[n, k / multiplier, p*stride + r*dilation, q*stride + s*dilation] * W[k, r, s]",

@@ -1,8 +1,8 @@
 //! Nests: a workload that is a program of its own, such as a chain of functions, a pooling or a softmax.
 //!
-//! Whatever computes the same has the same text: names say only in which order buffers and loops come, loops
-//! and dimensions of one element are left out, and loops that walk neighbouring dimensions alike everywhere are
-//! one.
+//! Whatever computes the same has the same text: names say only in which order buffers and loops come,
+//! loops and dimensions of one element are left out, and loops that walk neighbouring dimensions alike
+//! everywhere are one.
 
 use super::{Operator, Structure, Workload, WorkloadError};
 use crate::expr::{Cond, Expr, Node};
@@ -101,8 +101,8 @@ impl Nest {
         &self.text
     }
 
-    /// A word for what it does: `copy` where values only move, `map` where each is computed by itself, `reduce`
-    /// where each combines others, `normalize` where what others are combined to goes into each.
+    /// A word for what it does: `copy` where values only move, `map` where each is computed by itself,
+    /// `reduce` where each combines others, `normalize` where what others are combined to goes into each.
     pub fn kind(&self) -> &'static str {
         let (mut reduces, mut ends_so, mut computes) = (false, false, false);
         for leaf in leaves(&self.program) {
@@ -150,12 +150,12 @@ impl Workload {
     /// The workload that a program is: its stages are nests of serial loops of constant extent around one
     /// assignment each, from inputs over temporaries to one output.
     ///
-    /// Arguments keep their order and their bytes; names go, and dimensions that are walked as one become one,
-    /// so that programs which compute the same are one workload.
+    /// Arguments keep their order and their bytes; names go, and dimensions that are walked as one become
+    /// one, so that programs which compute the same are one workload.
     ///
     /// # Errors
-    /// [`WorkloadError::Nest`] says what the program is instead, [`WorkloadError::TooLarge`] that it fits into no
-    /// memory.
+    /// [`WorkloadError::Nest`] says what the program is instead, [`WorkloadError::TooLarge`] that it fits
+    /// into no memory.
     pub fn nest(program: Program) -> Result<Workload, WorkloadError> {
         Nest::new(program).map_err(WorkloadError::Nest).and_then(Workload::of_nest)
     }
@@ -367,7 +367,8 @@ fn map_subscripts(stages: &mut [Stage], f: &mut dyn FnMut(BufferId, &[Index]) ->
 /// A pair of loops of a stage that may be one: stage, outer and inner variable, inner extent.
 type Pair = (usize, LoopId, LoopId, i64);
 
-/// Joins a pair of loops, and those that must follow as they walk the same dimensions; false where there is none.
+/// Joins a pair of loops, and those that must follow as they walk the same dimensions; false where
+/// there is none.
 fn join(buffers: &mut [Buffer], stages: &mut [Stage]) -> bool {
     let mut pairs: Vec<Pair> = Vec::new();
     for (at, stage) in stages.iter().enumerate() {
@@ -442,8 +443,8 @@ fn join(buffers: &mut [Buffer], stages: &mut [Stage]) -> bool {
     false
 }
 
-/// For each access of a stage that the pair of loops walks, the buffer and the first of the two dimensions; `None`
-/// where something keeps the pair from being one loop.
+/// For each access of a stage that the pair of loops walks, the buffer and the first of the two dimensions;
+/// `None` where something keeps the pair from being one loop.
 fn places(buffers: &[Buffer], stage: &Stage, u: LoopId, v: LoopId, n: i64) -> Option<Vec<(BufferId, usize)>> {
     let uses = |i: &Index| i.uses(u) || i.uses(v);
     let mut places = Vec::new();
@@ -474,8 +475,8 @@ fn places(buffers: &[Buffer], stage: &Stage, u: LoopId, v: LoopId, n: i64) -> Op
     (!is_used && !places.is_empty()).then_some(places)
 }
 
-/// The program of stages: arguments first, then temporaries as they are written, loops as they come, each with a
-/// name that says its number.
+/// The program of stages: arguments first, then temporaries as they are written, loops as they come, each
+/// with a name that says its number.
 fn renumbered(program: Program, stages: Vec<Stage>) -> Program {
     let mut order: Vec<BufferId> = program.arguments().map(|(id, _)| id).collect();
     for stage in &stages {

@@ -159,8 +159,8 @@ impl Gather {
     }
 }
 
-/// The element of an input at a place of the padded one, and where there is one: the first of `input` elements
-/// lies at `before` of `padded` places, each next one `spread` further on.
+/// The element of an input at a place of the padded one, and where there is one: the first of `input`
+/// elements lies at `before` of `padded` places, each next one `spread` further on.
 pub(crate) fn unpad(at: &Index, before: i64, spread: i64, padded: i64, input: i64) -> (Index, Cond) {
     let moved = at.offset(-before);
     let element = moved.floor_div(spread);

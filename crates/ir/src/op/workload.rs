@@ -17,7 +17,8 @@ pub enum Layout {
     /// As the operator says: batch, channels, rows, columns.
     #[default]
     Nchw,
-    /// As the template chooses, as between the layers of a network: bringing them there and back is not timed.
+    /// As the template chooses, as between the layers of a network: bringing them there and
+    /// back is not timed.
     Blocked,
 }
 
@@ -37,8 +38,8 @@ pub struct Workload {
     constants: Vec<String>,
     layout: Layout,
     epilogue: Vec<Epilogue>,
-    /// Whether algorithms that round more than the operator as written, such as Winograd's, are kept out. Where there
-    /// are none, it says nothing, and is left out of the text.
+    /// Whether algorithms that round more than the operator as written, such as Winograd's, are kept out.
+    /// Where there are none, it says nothing, and is left out of the text.
     pub exact: bool,
     /// The program of a workload that is one of its own.
     pub(super) nest: Option<Arc<Nest>>,
@@ -267,8 +268,8 @@ fn brief(text: &str) -> String {
 }
 
 impl Workload {
-    /// Parses `operator:key=value,…` or an alias, the latter optionally followed by `:key=value,…`, which overrides or
-    /// adds attributes.
+    /// Parses `operator:key=value,…` or an alias, the latter optionally followed by `:key=value,…`, which
+    /// overrides or adds attributes.
     ///
     /// # Errors
     /// [`WorkloadError`] says which part is wrong and what is accepted.
@@ -356,7 +357,8 @@ impl Workload {
         }
     }
 
-    /// Parses a workload, or the name of a set of aliases, such as `resnet18`, with attributes for all of them.
+    /// Parses a workload, or the name of a set of aliases, such as `resnet18`, with attributes
+    /// for all of them.
     ///
     /// # Errors
     /// As [`Workload::parse`], for the first of the set that does not accept the attributes.

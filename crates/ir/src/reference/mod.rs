@@ -1,10 +1,11 @@
 //! Trusted results: what an untransformed program yields in `f64`, whatever its element types.
 //!
-//! [`evaluate`] knows nothing of schedules or code generation. It recognises the nests that operators produce (loops of
-//! constant extent around one store or update): sums of products of matrices it evaluates by blocks, the
-//! others row by row, some rows at a time on each thread, with the reduction outside the row. Whatever has
-//! another form runs through the interpreter, slowly but all the same. [`Tolerance`] says how far a kernel's
-//! result may be from the trusted one, [`random_input`] makes the data that the tolerance is argued for.
+//! [`evaluate`] knows nothing of schedules or code generation. It recognises the nests that operators
+//! produce (loops of constant extent around one store or update): sums of products of matrices it evaluates
+//! by blocks, the others row by row, some rows at a time on each thread, with the reduction outside the
+//! row. Whatever has another form runs through the interpreter, slowly but all the same. [`Tolerance`] says
+//! how far a kernel's result may be from the trusted one, [`random_input`] makes the data that the
+//! tolerance is argued for.
 
 mod nest;
 mod tolerance;
@@ -29,8 +30,8 @@ pub use work::Watch;
 /// Memory for every buffer in `f64`. Sums of products of matrices take a third (a convolution of 118 thousand
 /// million multiply-adds) to a half (a product of 4096³) of the multiply-adds that the vectors of the threads
 /// have in `f64`, data and start included (Zen 4, two threads, 2026-11-25); other sums of products, which the
-/// memory bounds, some 3 to 5 thousand million a second on each thread, and anything else some hundred million
-/// operations a second.
+/// memory bounds, some 3 to 5 thousand million a second on each thread, and anything else some hundred
+/// million operations a second.
 pub fn evaluate(program: &Program, inputs: &[Vec<f64>], n_threads: usize) -> Result<Vec<Vec<f64>>, Fault> {
     evaluate_watched(program, inputs.to_vec(), n_threads, &|_| ControlFlow::Continue(()))
 }

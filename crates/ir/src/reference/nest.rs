@@ -354,7 +354,8 @@ impl<'a> Nest<'a> {
     }
 }
 
-/// Whether different values of the axes are different elements: each stride passes all that smaller ones reach.
+/// Whether different values of the axes are different elements: each stride passes all that
+/// smaller ones reach.
 fn is_injective(at: &Flat, axes: &[Axis], parallel: &[usize]) -> bool {
     let mut strides =
         parallel.iter().map(|a| (at.coefficients[*a].unsigned_abs(), axes[*a].extent)).collect::<Vec<_>>();
@@ -367,8 +368,8 @@ fn is_injective(at: &Flat, axes: &[Axis], parallel: &[usize]) -> bool {
     })
 }
 
-/// Splits axes that indices divide, where the divisor divides the extent, so that the indices become linear. The
-/// statement in terms of the new axes, where there are some.
+/// Splits axes that indices divide, where the divisor divides the extent, so that the indices become linear.
+/// The statement in terms of the new axes, where there are some.
 ///
 /// Groups of channels are such: `k // 8` of 32 channels numbers four groups.
 fn split_divided(program: &Program, axes: &mut Vec<Axis>, stmt: &Stmt) -> Option<Stmt> {
@@ -1081,8 +1082,8 @@ mod tests {
     use crate::interp::undefined;
     use crate::text::parse;
 
-    /// The nest of a program's only statement, with `X` and `Y` as inputs: its axes along and across the rows, and
-    /// whether it is a sum of products; `None` where it is left to the interpreter.
+    /// The nest of a program's only statement, with `X` and `Y` as inputs: its axes along and across the
+    /// rows, and whether it is a sum of products; `None` where it is left to the interpreter.
     fn check(buffers: &str, nest: &str, expected: Option<(&str, &str, bool)>) {
         let text = format!("program \"p\" {buffers} loops i, j, k, l run {{ {nest} }}");
         let program = parse(&text).unwrap_or_else(|e| panic!("{e}\n{text}"));

@@ -11,23 +11,25 @@ use thiserror::Error;
 ///
 /// The bounds hold for inputs made by [`random_input`]: magnitudes in `[0.5, 1.5)`, signs at random.
 ///
-/// A sum of `K` products of two such inputs walks at random: the products have the root mean square `σ = 1.08`, partial
-/// sums after `k` steps are of the order `σ√k`, and the `K` roundings, each of at most `u` times a partial sum (`u = 2⁻²⁴`
-/// for `f32`), are as good as independent of each other. Their sum has a standard deviation of about `0.4·u·σ·K`; in a
-/// result whose partial sums happen to be six times as large as usual, of at most `3.5·u·σ·K`. Six standard deviations of
-/// that, rounded up, give `abs = 24·u·σ·K`, which no kernel reaches by rounding alone whatever its order of summation;
-/// fewer roundings, as with several partial sums or fused multiply-adds, only make it safer. On the other side a product
-/// left out is an error of at least `0.25`: at `K = 65536` in `f32`, `abs` is `0.10`, so a single such element is found.
+/// A sum of `K` products of two such inputs walks at random: the products have the root mean square
+/// `σ = 1.08`, partial sums after `k` steps are of the order `σ√k`, and the `K` roundings, each of at most
+/// `u` times a partial sum (`u = 2⁻²⁴` for `f32`), are as good as independent of each other. Their sum has a
+/// standard deviation of about `0.4·u·σ·K`; in a result whose partial sums happen to be six times as large as
+/// usual, of at most `3.5·u·σ·K`. Six standard deviations of that, rounded up, give `abs = 24·u·σ·K`, which
+/// no kernel reaches by rounding alone whatever its order of summation; fewer roundings, as with several
+/// partial sums or fused multiply-adds, only make it safer. On the other side a product left out is an error
+/// of at least `0.25`: at `K = 65536` in `f32`, `abs` is `0.10`, so a single such element is found.
 ///
-/// For programs of several stages [`Tolerance::for_program`] carries magnitudes and bounds from stage to stage by the
-/// usual rules; values that are not symmetric about zero add up to `K` instead of `√K` times their size, and the bounds
-/// grow with it.
+/// For programs of several stages [`Tolerance::for_program`] carries magnitudes and bounds from stage to
+/// stage by the usual rules; values that are not symmetric about zero add up to `K` instead of `√K` times
+/// their size, and the bounds grow with it.
 ///
-/// Winograd's minimal filtering ([`Step::Winograd`]) takes results as differences of larger numbers: [`Tolerance::for_schedule`]
-/// knows by how much. With `w` for the size of the products that enter the worst result of a tile (94 for tiles of 4 × 4 in
-/// units of `σ`, where 3 enter a plain one), the sums over `C = K / 9` channels leave it an error of a standard deviation of
-/// `0.4·u·σ·w·C`, and the roundings of the three transforms, some four of the full size in each, of `3.7·u·σ·w·√C`. It combines
-/// so many sums that none that is unusual counts: twelve standard deviations are the bound.
+/// Winograd's minimal filtering ([`Step::Winograd`]) takes results as differences of larger numbers:
+/// [`Tolerance::for_schedule`] knows by how much. With `w` for the size of the products that enter the worst
+/// result of a tile (94 for tiles of 4 × 4 in units of `σ`, where 3 enter a plain one), the sums over
+/// `C = K / 9` channels leave it an error of a standard deviation of `0.4·u·σ·w·C`, and the roundings of the
+/// three transforms, some four of the full size in each, of `3.7·u·σ·w·√C`. It combines so many sums that
+/// none that is unusual counts: twelve standard deviations are the bound.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Tolerance {
     /// Absolute part.
@@ -93,7 +95,8 @@ impl Tolerance {
     /// Where the lengths differ.
     pub fn compare<T: Copy + Into<f64>>(&self, out: &[T], reference: &[f64]) -> Result<(), Mismatch> {
         assert_eq!(out.len(), reference.len(), "a result has as many elements as the trusted one");
-        // Nearly every element agrees: parts are passed over by a loop without branches, which becomes vector code.
+        // Nearly every element agrees: parts are passed over by a loop without branches, which
+        // becomes vector code.
         const PART: usize = 1024;
         let mut mismatch: Option<Mismatch> = None;
         for (at, (out, reference)) in out.chunks(PART).zip(reference.chunks(PART)).enumerate() {
@@ -160,13 +163,15 @@ pub fn relative_error<T: Copy + Into<f64>>(out: &[T], reference: &[f64]) -> f64 
     if error == 0.0 { 0.0 } else { (error / norm).sqrt() }
 }
 
-/// Values for an input: magnitudes in `[0.5, 1.5)` and signs at random, so that no product vanishes and sums stay small.
+/// Values for an input: magnitudes in `[0.5, 1.5)` and signs at random, so that no product vanishes and
+/// sums stay small.
 ///
-/// Every value is exact in `f32`, and the product of two is exact in `f64`. The same seed gives the same values; the
-/// first `n` do not depend on `n`.
+/// Every value is exact in `f32`, and the product of two is exact in `f64`. The same seed gives the same
+/// values; the first `n` do not depend on `n`.
 ///
 /// # Source
-/// The generator is splitmix64: Steele, Lea, Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014.
+/// The generator is splitmix64: Steele, Lea, Flood, "Fast splittable pseudorandom number
+/// generators", OOPSLA 2014.
 pub fn random_input(seed: u64, n: usize) -> impl ExactSizeIterator<Item = f64> {
     random_elements(DType::F32, seed, n)
 }
@@ -425,15 +430,16 @@ fn add(a: Size, b: Size, u: f64) -> Size {
 /// The bound of a plain sum is [`SUM`]` · u·√n` times its size.
 const SUM: f64 = 24.0;
 
-/// The bound of a sum of `n` products, computed by minimal filtering with such tiles, in terms of that of a plain sum.
+/// The bound of a sum of `n` products, computed by minimal filtering with such tiles, in terms of that
+/// of a plain sum.
 fn growth_of_filtering(tile: i64, n: f64) -> Option<f64> {
     let n_channels = n / 9.0;
     let deviation = winograd::size_of_products(tile)? * (0.4 * n_channels + 3.7 * n_channels.sqrt());
     Some(12.0 * deviation / (SUM * n))
 }
 
-/// The sum of `n` values: of `√n` times their size where they are symmetric, else of `n` times. Its roundings may come to
-/// `roundings` times those of a plain sum.
+/// The sum of `n` values: of `√n` times their size where they are symmetric, else of `n` times. Its roundings
+/// may come to `roundings` times those of a plain sum.
 fn sum(x: Size, n: f64, u: f64, roundings: f64) -> Size {
     let growth = if x.symmetric { n.sqrt() } else { n };
     let spread = if x.symmetric { PEAK * n.sqrt() } else { n };
@@ -450,7 +456,8 @@ fn unary(op: UnaryOp, x: Size, u: f64) -> Size {
     match op {
         UnaryOp::Neg => x,
         UnaryOp::Abs => Size { symmetric: false, ..x },
-        // An error in the argument is a factor of the value. Values below the smallest normal number lose digits.
+        // An error in the argument is a factor of the value. Values below the smallest normal
+        // number lose digits.
         UnaryOp::Exp => Size { rms: x.rms.min(60.0).exp(), symmetric: false, abs: 1e-37, rel: x.error() + 4.0 * u },
         UnaryOp::Log => {
             let rms = 1.0 + x.rms.max(f64::MIN_POSITIVE).ln().abs();

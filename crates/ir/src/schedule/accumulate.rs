@@ -16,8 +16,9 @@ const MOST_ELEMENTS: i64 = 4096;
 
 /// See [`super::Step::Accumulate`].
 ///
-/// The loops inside `at` whose variables the result's subscripts mention become the dimensions of the tile; the
-/// nests that begin and end it are clones of those loops, so that a later annotation of one reaches all three.
+/// The loops inside `at` whose variables the result's subscripts mention become the dimensions of the
+/// tile; the nests that begin and end it are clones of those loops, so that a later annotation of one
+/// reaches all three.
 pub fn accumulate(program: &mut Program, buffer: &str, at: &str, name: &str) -> Result<(), Illegal> {
     let result = buffer_id(program, buffer)?;
     let var = single_loop(program, at)?;
@@ -60,7 +61,8 @@ pub fn accumulate(program: &mut Program, buffer: &str, at: &str, name: &str) -> 
             return Err(fail("inside, something besides the reduction uses"));
         }
         let is_spatial = |v: LoopId| index.iter().any(|i| i.uses(v));
-        // A rest that the reduction ends with may leave elements out; there is one of each from its beginning on.
+        // A rest that the reduction ends with may leave elements out; there is one of each from
+        // its beginning on.
         let begin = |i: &Index| at_start(i, loops.iter().map(|l| l.0).filter(|&v| !is_spatial(v)));
         let mut around = ranges.clone();
         loops.iter().for_each(|(v, extent, _)| around.push(*v, extent.clone()));

@@ -30,8 +30,8 @@ pub fn require_independent(names: &Program, l: &Loop, ranges: &Ranges) -> Result
     }
 }
 
-/// Loops around and inside the one of this variable that run in any order must still be able to: an extent or a
-/// subscript in a new form may no longer show it.
+/// Loops around and inside the one of this variable that run in any order must still be able to: an extent or
+/// a subscript in a new form may no longer show it.
 ///
 /// # Errors
 /// As [`require_independent`].
@@ -82,10 +82,11 @@ fn still_independent(
     Ok(())
 }
 
-/// Iterations that touch the same element must keep their order when the loops of a perfect nest change theirs.
+/// Iterations that touch the same element must keep their order when the loops of a perfect nest
+/// change theirs.
 ///
-/// Such iterations differ only in loops that the element does not determine, so it is those that must stay in order.
-/// Updates with one operation commute, except that the first one must stay first.
+/// Such iterations differ only in loops that the element does not determine, so it is those that must stay in
+/// order. Updates with one operation commute, except that the first one must stay first.
 ///
 /// # Errors
 /// [`Illegal::Dependent`] with two accesses that may change order.
@@ -115,7 +116,8 @@ pub fn require_order_kept(
     Ok(())
 }
 
-/// Whether the condition never holds, or exactly where all the loops are at zero: the first iteration in any order.
+/// Whether the condition never holds, or exactly where all the loops are at zero: the first
+/// iteration in any order.
 fn first_at_zero(first: &Cond, free: &[LoopId]) -> bool {
     fn is_zero(cond: &Cond, vars: &mut Vec<LoopId>) -> bool {
         match cond {

@@ -39,7 +39,8 @@ pub fn fuse(program: &mut Program, outer: &str, inner: &str, fused: &str) -> Res
     require_still_independent(program, fused)
 }
 
-/// Both loops begin where the fused one does; said so, later steps see which iteration of a reduction is the first.
+/// Both loops begin where the fused one does; said so, later steps see which iteration of a
+/// reduction is the first.
 fn join_first(stmt: &mut Stmt, outer: &Cond, inner: &Cond, fused: LoopId) {
     fn without(cond: &Cond, part: &Cond) -> Option<Cond> {
         match cond {

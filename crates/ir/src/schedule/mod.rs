@@ -50,7 +50,8 @@ pub enum LayoutAxis {
     Inner(usize, i64),
 }
 
-/// One rewriting of a program. Loops and buffers are named; a loop that later steps mention is named by its maker.
+/// One rewriting of a program. Loops and buffers are named; a loop that later steps mention is
+/// named by its maker.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Step {
     /// Makes two loops of one, the inner of a given number of iterations.
@@ -95,7 +96,8 @@ pub enum Step {
         /// Name of the new loop.
         fused: String,
     },
-    /// Puts loops of one perfect nest into the given order, outermost first; loops not named keep their places.
+    /// Puts loops of one perfect nest into the given order, outermost first; loops not named
+    /// keep their places.
     ///
     /// ```text
     /// for i in 8 {                                            for k in 6 {
@@ -113,17 +115,18 @@ pub enum Step {
     /// Takes iterations off an end of a loop, to stand in a loop of their own.
     ///
     /// ```text
-    ///                                                     for i.left in 1 {
-    /// for i in 10 {                                         P[i.left] = select(0 < i.left, X[i.left - 1], 0.0)
-    ///   P[i] = select(0 < i, X[i - 1], 0.0)          →    }
-    /// }                                                   for i in 9 {
-    ///                                                       P[i + 1] = select(0 < i + 1, X[i], 0.0)
-    ///                                                     }
+    ///                                              for i.left in 1 {
+    /// for i in 10 {                                  P[i.left] = select(0 < i.left, X[i.left - 1], 0.0)
+    ///   P[i] = select(0 < i, X[i - 1], 0.0)   →    }
+    /// }                                            for i in 9 {
+    ///                                                P[i + 1] = select(0 < i + 1, X[i], 0.0)
+    ///                                              }
     /// ```
     ///
     /// Lowering drops the condition that always holds then. In TVM the nearest is `loop_partition`.
     ///
-    /// Loops inside stand in both; in the peeled part they have the suffix too, so that later steps can tell them apart.
+    /// Loops inside stand in both; in the peeled part they have the suffix too, so that later steps can
+    /// tell them apart.
     Peel {
         /// The loop.
         target: String,
@@ -134,7 +137,8 @@ pub enum Step {
         /// What the names of the peeled loops end in, behind a dot.
         suffix: String,
     },
-    /// Carries out all iterations of a loop at once, as lanes of vectors. Inside it only unrolled loops may stand.
+    /// Carries out all iterations of a loop at once, as lanes of vectors. Inside it only unrolled
+    /// loops may stand.
     ///
     /// ```text
     /// for j in 8 { C[j] = A[j] }   →   vectorized j in 8 { C[j] = A[j] }
@@ -194,8 +198,9 @@ pub enum Step {
     ///
     /// In TVM this is `cache_read` with `compute_at` and `transform_layout` of the copy.
     ///
-    /// The copy's loops are named `name.0`, `name.1`, … in the order of the layout. Without `at`, all of the buffer
-    /// that the program reads is copied once; a constant input is then copied ahead of time, in `prepare`.
+    /// The copy's loops are named `name.0`, `name.1`, … in the order of the layout. Without `at`, all
+    /// of the buffer that the program reads is copied once; a constant input is then copied ahead of
+    /// time, in `prepare`.
     Stage {
         /// The buffer read.
         buffer: String,
@@ -266,9 +271,9 @@ pub enum Step {
     ///
     /// In TVM this is `transform_layout`.
     ///
-    /// Elements that only fill up the last tile of a dimension are never touched. A buffer in tiles can be accumulated
-    /// and staged like any other, once loops are split along the tiles; only before, its stage can be moved by
-    /// [`Step::ComputeAt`] and [`Step::Inline`].
+    /// Elements that only fill up the last tile of a dimension are never touched. A buffer in tiles can be
+    /// accumulated and staged like any other, once loops are split along the tiles; only before, its stage
+    /// can be moved by [`Step::ComputeAt`] and [`Step::Inline`].
     Layout {
         /// The buffer.
         buffer: String,
@@ -278,8 +283,9 @@ pub enum Step {
     /// Makes a stage read a buffer through a temporary that has the stage's loops as its axes:
     /// `Y[i] += X[2*i + r]` → `T[i, r] = X[2*i + r]; Y[i] += T[i, r]`.
     ///
-    /// The axes are those loops that the subscripts mention, outermost first; the loops that compute the temporary are
-    /// named `name.0`, `name.1`, … Of a convolution with fused loops it makes the matrix that im2col does.
+    /// The axes are those loops that the subscripts mention, outermost first; the loops that compute the
+    /// temporary are named `name.0`, `name.1`, … Of a convolution with fused loops it makes the matrix
+    /// that im2col does.
     ///
     /// In TVM this is `reindex`.
     Reindex {
@@ -293,9 +299,9 @@ pub enum Step {
     /// Sums each iteration of a reduction's loop apart, then these sums:
     /// `Y[i] += X[i, ko, ki]` → `P[i, ki] += X[i, ko, ki]; Y[i] += P[i, ki]`, with `ki` for `target`.
     ///
-    /// The partial sums have the stage's loops, under names that begin with theirs, as `P.i`; loops of the reduction other
-    /// than `target` are theirs alone then. Each must have its first element where the other loops begin: a shorter rest
-    /// may come last. Sums are rounded in another order.
+    /// The partial sums have the stage's loops, under names that begin with theirs, as `P.i`; loops of the
+    /// reduction other than `target` are theirs alone then. Each must have its first element where the other
+    /// loops begin: a shorter rest may come last. Sums are rounded in another order.
     ///
     /// In TVM this is `rfactor`.
     Rfactor {
@@ -306,11 +312,14 @@ pub enum Step {
         /// Name of the partial sums.
         name: String,
     },
-    /// Computes a 3 × 3 convolution of stride and dilation 1 by Winograd's minimal filtering, which rounds differently.
+    /// Computes a 3 × 3 convolution of stride and dilation 1 by Winograd's minimal filtering, which
+    /// rounds differently.
     ///
     /// With `m` for `tile` and t = m + 2, the stage `acc` becomes, for tiles `th`, `tw` of m × m results:
-    /// - `acc.g[a, s, k, c]`, `acc.u[a, b, k, c]`: the transformed weights G g Gᵀ, made in `prepare` of constant ones;
-    /// - `acc.d[a, j, n, c, th, tw]`, `acc.v[a, b, n, c, th, tw]`: the transformed data Bᵀ d B, columns first;
+    /// - `acc.g[a, s, k, c]`, `acc.u[a, b, k, c]`: the transformed weights G g Gᵀ, made in `prepare` of
+    ///   constant ones;
+    /// - `acc.d[a, j, n, c, th, tw]`, `acc.v[a, b, n, c, th, tw]`: the transformed data Bᵀ d B,
+    ///   columns first;
     /// - `acc.m[a, b, n, k, th, tw]`: their products, summed over `c`;
     /// - `acc.r[i, b, n, k, th, tw]`: the products' columns transformed by Aᵀ;
     /// - `acc[n, k, p, q]`: their rows transformed, without a reduction, so that it can be inlined.
@@ -320,7 +329,9 @@ pub enum Step {
     /// ```text
     /// for n, k, p, q, c, r, s { acc[n, k, p, q] += X[n, c, p + r, q + s] * W[k, c, r, s] }
     ///   →   acc.g[…] = G·W, acc.u[…] = acc.g·Gᵀ, acc.d[…] = Bᵀ·X, acc.v[…] = acc.d·B
-    ///       for a, b, n, k, th, tw, c { acc.m[a, b, n, k, th, tw] += acc.u[a, b, k, c] * acc.v[a, b, n, c, th, tw] }
+    ///       for a, b, n, k, th, tw, c {
+    ///         acc.m[a, b, n, k, th, tw] += acc.u[a, b, k, c] * acc.v[a, b, n, c, th, tw]
+    ///       }
     ///       acc.r[…] = Aᵀ·acc.m, acc[…] = acc.r·A
     /// ```
     ///
@@ -333,13 +344,14 @@ pub enum Step {
     },
     /// Computes a transposed convolution as a product whose columns are added up, with no inserted zeros.
     ///
-    /// The stage `acc[n, k, p, q]` reads its input through a stage that inserts zeros, which goes. For channels
-    /// in blocks `t` of `block`, strides `th`, `tw` of results and places `fh`, `fw` in them, it becomes:
-    /// - `acc.w[c, t, y]`: the weights, made in `prepare` of constant ones, where `y` counts a block's channels
-    ///   and taps, of which either the taps or the channels are next to each other;
+    /// The stage `acc[n, k, p, q]` reads its input through a stage that inserts zeros, which goes.
+    /// For channels in blocks `t` of `block`, strides `th`, `tw` of results and places `fh`, `fw` in
+    /// them, it becomes:
+    /// - `acc.w[c, t, y]`: the weights, made in `prepare` of constant ones, where `y` counts a block's
+    ///   channels and taps, of which either the taps or the channels are next to each other;
     /// - `acc.m[n, t, y, h, w]`: their products with the input, summed over `c`;
-    /// - `acc.t[n, k, th, fh, tw, fw]`: the sum over those taps that meet a result, numbered `r` and `s`; where
-    ///   that is one at most, there are no such loops and it can be inlined;
+    /// - `acc.t[n, k, th, fh, tw, fw]`: the sum over those taps that meet a result, numbered `r` and `s`;
+    ///   where that is one at most, there are no such loops and it can be inlined;
     /// - `acc[n, k, p, q]`: the results that are not cut off, without a reduction, so that it can be inlined.
     ///
     /// Loops are named after the stage and the axis, as `acc.m.h`; those of `acc` keep their names. Sums are

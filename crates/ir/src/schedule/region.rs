@@ -5,7 +5,8 @@ use crate::index::{Index, Ranges, smallest};
 use crate::program::{BufferId, LoopId, Program, Stmt};
 use crate::text::index_to_string;
 
-/// A box in a buffer: for each dimension where it begins and how far it reaches, in terms of the loops outside.
+/// A box in a buffer: for each dimension where it begins and how far it reaches, in terms of the
+/// loops outside.
 pub struct Region {
     /// First element.
     pub lower: Vec<Index>,
@@ -22,8 +23,8 @@ pub enum Access {
     Any,
 }
 
-/// The region of `buffer` that `block` touches, given the loops around the block; `Err` says why there is none, with
-/// `place` for where the block is.
+/// The region of `buffer` that `block` touches, given the loops around the block; `Err` says why there is
+/// none, with `place` for where the block is.
 pub fn region(
     program: &Program,
     block: &[Stmt],
@@ -151,7 +152,8 @@ pub fn writes(block: &[Stmt], buffer: BufferId) -> bool {
     found
 }
 
-/// The block with every read of `buffer` at `index` turned into a read of `to` at `place(index, loops around it)`.
+/// The block with every read of `buffer` at `index` turned into a read of `to` at
+/// `place(index, loops around it)`.
 pub fn redirect_reads(
     block: Vec<Stmt>,
     buffer: BufferId,

@@ -11,8 +11,8 @@ use crate::text::index_to_string;
 /// See [`super::Step::Reindex`].
 ///
 /// # Source
-/// `reindex` of TVM's TensorIR (Feng et al., 2023, arXiv 2207.04296). Ours names the buffer rather than the read's
-/// position, and only takes the loops that the subscripts mention.
+/// `reindex` of TVM's TensorIR (Feng et al., 2023, arXiv 2207.04296). Ours names the buffer rather than the
+/// read's position, and only takes the loops that the subscripts mention.
 pub fn reindex(program: &mut Program, stage: &str, buffer: &str, name: &str) -> Result<(), Illegal> {
     let (reader, source) = (buffer_id(program, stage)?, buffer_id(program, buffer)?);
     let fail = |why: String| Illegal::Buffer { buffer: buffer.to_owned(), why };

@@ -160,7 +160,8 @@ fn is_filled(program: &Program, buffer: BufferId) -> bool {
     program.parts().into_iter().any(|b| search(b, buffer, shape, &mut Ranges::default()))
 }
 
-/// Whether subscripts take all values: loops of constant extents, each in one subscript, as the digits of a number.
+/// Whether subscripts take all values: loops of constant extents, each in one subscript, as the
+/// digits of a number.
 fn covers(index: &[Index], shape: &[i64], ranges: &Ranges) -> bool {
     let mut seen: Vec<LoopId> = Vec::new();
     index.iter().zip(shape).all(|(e, &n)| {

@@ -216,7 +216,8 @@ pub fn require_serial(program: &Program, l: &Loop) -> Result<(), Illegal> {
     }
 }
 
-/// A loop that other statements than plain assignments may be put into: neither it nor a loop around it is vectorized.
+/// A loop that other statements than plain assignments may be put into: neither it nor a loop around it
+/// is vectorized.
 pub fn require_open(program: &Program, var: LoopId) -> Result<(), Illegal> {
     let mut loops = loops_around(program, var);
     program.parts().into_iter().flatten().for_each(|s| {

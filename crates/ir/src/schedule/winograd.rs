@@ -15,8 +15,9 @@ const WINDOW: i64 = 3;
 /// See [`super::Step::Winograd`].
 ///
 /// # Source
-/// Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks" (2015, arXiv 1509.09308), section 4. Ours keeps
-/// the two one-dimensional transforms of data and of results as stages of their own, for schedules to place.
+/// Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks" (2015, arXiv 1509.09308), section 4.
+/// Ours keeps the two one-dimensional transforms of data and of results as stages of their own, for
+/// schedules to place.
 pub fn winograd(program: &mut Program, stage: &str, tile: i64) -> Result<(), Illegal> {
     let result = buffer_id(program, stage)?;
     let Some(f) = filtering(tile) else {
@@ -86,8 +87,9 @@ pub fn winograd(program: &mut Program, stage: &str, tile: i64) -> Result<(), Ill
     Ok(())
 }
 
-/// The root mean square of what enters the worst result of a tile for each channel, where the data and the weights are as
-/// large as 1; the nine products of a plain convolution are 3 in all. None where there are no such tiles.
+/// The root mean square of what enters the worst result of a tile for each channel, where the data and the
+/// weights are as large as 1; the nine products of a plain convolution are 3 in all. None where there are
+/// no such tiles.
 pub fn size_of_products(tile: i64) -> Option<f64> {
     let f = filtering(tile)?;
     let square = |row: &[f64]| row.iter().map(|x| x * x).sum::<f64>();
@@ -97,7 +99,8 @@ pub fn size_of_products(tile: i64) -> Option<f64> {
     f.result.rows.iter().map(result).reduce(f64::max)
 }
 
-/// `result[n, k, p, q] += input[n, c, p + r, q + s] · weights[k, c, r, s]`, in any order of loops and factors.
+/// `result[n, k, p, q] += input[n, c, p + r, q + s] · weights[k, c, r, s]`, in any order of
+/// loops and factors.
 struct Convolution {
     /// Which statement of the body.
     place: usize,
@@ -124,7 +127,8 @@ fn recognise(program: &Program, result: BufferId) -> Result<Convolution, Illegal
         fail(format!("it is not the convolution {form} over serial loops"))
     };
     let [n, k, p, q] = variables(index).ok_or_else(no_form)?;
-    // The weights are the factor whose first subscript is the result's second, and all whose subscripts are loops.
+    // The weights are the factor whose first subscript is the result's second, and all whose
+    // subscripts are loops.
     let of_weights = |index: &[Index]| variables(index).filter(|[of, ..]| *of == k);
     let (input, at_input, weights, [_, c, r, s]) = match (of_weights(x_index), of_weights(y_index)) {
         (_, Some(w)) => (*x, x_index, *y, w),
@@ -180,7 +184,8 @@ pub(super) fn begins_at_zero(first: &Cond, loops: [LoopId; 3]) -> bool {
     found.len() == wanted.len() && wanted.iter().all(|w| found.contains(&w))
 }
 
-/// Makes stages named after the one they compute a part of: `acc.v`, with loops `acc.v.a`, `acc.v.b` and so on.
+/// Makes stages named after the one they compute a part of: `acc.v`, with loops `acc.v.a`,
+/// `acc.v.b` and so on.
 pub(super) struct Maker<'a> {
     pub program: &'a mut Program,
     pub stage: &'a str,
@@ -272,14 +277,14 @@ struct Filtering {
 /// A constant matrix that is multiplied with.
 struct Transform {
     rows: &'static [&'static [f64]],
-    /// The columns, grouped so that rows share what they make of a group, up to a factor: code generation computes a
-    /// common subexpression once.
+    /// The columns, grouped so that rows share what they make of a group, up to a factor: code generation
+    /// computes a common subexpression once.
     groups: &'static [&'static [usize]],
 }
 
 impl Transform {
-    /// The element `row` of the product with a vector of elements `x`. The row is chosen by nested selects, which
-    /// unrolling decides.
+    /// The element `row` of the product with a vector of elements `x`. The row is chosen by nested selects,
+    /// which unrolling decides.
     fn row(&self, row: &Index, x: &dyn Fn(usize) -> Expr) -> Expr {
         let mut rows = self.rows.iter().enumerate().rev();
         let (_, last) = rows.next().expect("a matrix has rows");

@@ -26,9 +26,10 @@
 //! }
 //! ```
 //!
-//! The `buffer` lines and the `loops` line list the tables of the program in the order of their numbers, so that what
-//! is read back is equal to what was printed, numbers included. A `prepare { … }` section comes before `run` where there
-//! is something to prepare, a `finish { … }` section after it where there is something to finish. White space is free; `#` starts a comment that goes to the end of the line.
+//! The `buffer` lines and the `loops` line list the tables of the program in the order of their numbers, so
+//! that what is read back is equal to what was printed, numbers included. A `prepare { … }` section comes
+//! before `run` where there is something to prepare, a `finish { … }` section after it where there is
+//! something to finish. White space is free; `#` starts a comment that goes to the end of the line.
 //!
 //! # Names
 //! A letter or `_`, then letters, digits, `_` and `.`; see [`is_name`]. No word is reserved.
@@ -40,23 +41,23 @@
 //! | `if i < 3 { … } else { … }` | a guard; `else` may be left out |
 //! | `alloc T` | starts the life of a temporary |
 //! | `C[i, j] = …` | a store |
-//! | `C[i, j] += … first k == 0` | an update, also `*=`, `max=` and `min=`; `first never` where it goes on from what is there |
+//! | `C[i, j] += … first k == 0` | an update, also `*=`, `max=`, `min=`; `first never` goes on from what is |
 //! | `prefetch A[i, 0] read` | a prefetch, or `write` |
 //!
 //! # Indices
-//! Sums of products with integers, `x // 3` (division rounded down), `x % 3` (its remainder), `min(a, b)`, `max(a, b)`.
-//! Products, divisions and remainders bind alike and from left to right. A divisor is an integer and may be zero or
-//! negative, so that faulty programs can be written down. What is read is brought to the canonical form of
-//! [`Index`](crate::Index).
+//! Sums of products with integers, `x // 3` (division rounded down), `x % 3` (its remainder), `min(a, b)`,
+//! `max(a, b)`. Products, divisions and remainders bind alike and from left to right. A divisor is an integer
+//! and may be zero or negative, so that faulty programs can be written down. What is read is brought to the
+//! canonical form of [`Index`](crate::Index).
 //!
 //! # Values
-//! Loads, numbers (also `inf`, `nan`), `+ - * /` from left to right with the usual precedence, `min(a, b)`, `max(a, b)`,
-//! `pow(a, b)`, the functions of [`UnaryOp::ALL`](crate::expr::UnaryOp::ALL), `index(8*i + j)` for an index as a number, and
-//! `select(condition, a, b)`.
+//! Loads, numbers (also `inf`, `nan`), `+ - * /` from left to right with the usual precedence, `min(a, b)`,
+//! `max(a, b)`, `pow(a, b)`, the functions of [`UnaryOp::ALL`](crate::expr::UnaryOp::ALL), `index(8*i + j)`
+//! for an index as a number, and `select(condition, a, b)`.
 //!
 //! # Conditions
-//! `true`, `a < b` and `a == b` on indices, `less(a, b)` on values, `not(c)`, and `c && d`, which groups to the left;
-//! `and(c, d)` groups otherwise.
+//! `true`, `a < b` and `a == b` on indices, `less(a, b)` on values, `not(c)`, and `c && d`, which groups to
+//! the left; `and(c, d)` groups otherwise.
 
 mod parse;
 mod print;

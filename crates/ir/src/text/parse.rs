@@ -66,8 +66,8 @@ pub enum Message {
 /// Reads a program.
 ///
 /// # Errors
-/// [`ParseError`] at the first place that does not fit. What is read need not be a correct program: that is for
-/// [`verify`](crate::verify::verify) to say.
+/// [`ParseError`] at the first place that does not fit. What is read need not be a correct program: that is
+/// for [`verify`](crate::verify::verify) to say.
 ///
 /// # Cost
 /// Linear in the text, save for the terms of one index: adding one costs as much as there are.

@@ -1,6 +1,7 @@
 //! Printing.
 //!
-//! Nothing here fails: of a faulty program, an unknown loop prints as `?loop7`, an unknown buffer as `?buffer7`.
+//! Nothing here fails: of a faulty program, an unknown loop prints as `?loop7`, an unknown buffer
+//! as `?buffer7`.
 
 use crate::expr::{BinaryOp, Cond, Expr, ReduceOp, UnaryOp};
 use crate::index::{Atom, Index};

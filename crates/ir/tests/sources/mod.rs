@@ -68,8 +68,9 @@ pub fn is_exact(line: &str) -> bool {
 
 /// How far results of a line's program may be from those after these steps, see [`difference`].
 ///
-/// Data are whole numbers below five, so most programs stay exact. Winograd's tiles of four have weights of thirds, and
-/// transforms that blow up what they round by up to a few hundred: a few thousandths in single precision.
+/// Data are whole numbers below five, so most programs stay exact. Winograd's tiles of four have weights
+/// of thirds, and transforms that blow up what they round by up to a few hundred: a few thousandths in
+/// single precision.
 pub fn tolerance(line: &str, steps: &[Step]) -> f64 {
     let rounds = steps.iter().any(|s| matches!(s, Step::Winograd { tile: 4, .. }));
     match (rounds, is_exact(line), line.ends_with("dtype=f64")) {
@@ -177,7 +178,8 @@ fn strided(s: &[i64], dtype: &str) -> Program {
     ))
 }
 
-/// A convolution of an r × r window: padding where there is any, the sum, bias and relu. Weights may be constant.
+/// A convolution of an r × r window: padding where there is any, the sum, bias and relu. Weights
+/// may be constant.
 fn conv(s: &[i64], dtype: &str) -> Program {
     let [n, c, h, w, k, r, stride, dilation, pad, constant] = s else { panic!("ten sizes") };
     let (hp, wp, reach) = (h + 2 * pad, w + 2 * pad, dilation * (r - 1) + 1);
@@ -455,8 +457,8 @@ pub fn difference(got: &[Vec<f64>], expected: &[Vec<f64>], tolerance: f64) -> Op
     far.next().map(|(at, (g, e))| format!("element {at} of the outputs is {g} instead of {e}"))
 }
 
-/// The program with the iterations of loops that may run in any order reversed, statement by statement where they are
-/// lanes: what independence of iterations promises not to matter.
+/// The program with the iterations of loops that may run in any order reversed, statement by statement where
+/// they are lanes: what independence of iterations promises not to matter.
 pub fn reversed(program: &Program) -> Program {
     fn block(stmts: &[Stmt]) -> Vec<Stmt> {
         stmts.iter().flat_map(stmt).collect()

@@ -1,8 +1,8 @@
 //! Learning from Tilewright's own records: workloads are problems, their best configurations answers.
 //!
-//! A configuration is written with tokens that mean the same for every size: numbers, texts and orders as they are, and of a
-//! factorization the inner factors, which are sizes of tiles; the outermost one follows from the size. A parameter that
-//! only other workloads of the template have is written as absent.
+//! A configuration is written with tokens that mean the same for every size: numbers, texts and orders as
+//! they are, and of a factorization the inner factors, which are sizes of tiles; the outermost one follows
+//! from the size. A parameter that only other workloads of the template have is written as absent.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -22,7 +22,8 @@ const ABSENT: &str = "-";
 /// How much slower than its workload's best one a configuration may be to be learnt from.
 const NEAR_BEST: f64 = 1.05;
 
-/// Why there is nothing to learn from records, or a model cannot be asked. The fault is the records' or the model's.
+/// Why there is nothing to learn from records, or a model cannot be asked. The fault is the records'
+/// or the model's.
 #[derive(Debug, thiserror::Error)]
 pub enum RecordsError {
     /// Too few workloads to learn from some and validate with others.
@@ -69,7 +70,8 @@ impl Lessons {
     /// # Errors
     /// [`RecordsError::TooFew`].
     pub fn of(template: &str, tasks: &[EarlierTask]) -> Result<Lessons, RecordsError> {
-        // By workload on its machine: its description and its configurations as tokens by parameter, best first.
+        // By workload on its machine: its description and its configurations as tokens by
+        // parameter, best first.
         let mut taught: Vec<(Description, Vec<BTreeMap<String, String>>)> = Vec::new();
         let mut values: BTreeMap<String, BTreeSet<Token>> = BTreeMap::new();
         for task in tasks.iter().filter(|task| task.template == template) {

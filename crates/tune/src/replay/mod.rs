@@ -1,8 +1,8 @@
 //! Replay: measuring by looking outcomes up in a recorded space.
 //!
-//! A recorded space is a file in which others, or we, keep what became of every configuration. [`RecordedSpace::read`]
-//! reads the formats there are; [`RecordedSpace::replay`] runs a search on it many times and says how near to the
-//! optimum it comes, without a device.
+//! A recorded space is a file in which others, or we, keep what became of every configuration.
+//! [`RecordedSpace::read`] reads the formats there are; [`RecordedSpace::replay`] runs a search on it many
+//! times and says how near to the optimum it comes, without a device.
 
 mod json;
 mod kernel_tuner;
@@ -54,8 +54,8 @@ impl RecordedSpace {
         &self.space
     }
 
-    /// What is odd about the file that it was read from, each in a line: rows that were left out or count as failed, an end
-    /// that is missing.
+    /// What is odd about the file that it was read from, each in a line: rows that were left out or count as
+    /// failed, an end that is missing.
     pub fn notes(&self) -> &[String] {
         &self.notes
     }
@@ -75,8 +75,9 @@ impl RecordedSpace {
         self.outcomes.values().filter(|outcome| outcome.timing().is_some()).count()
     }
 
-    /// Writes everything recorded as T4 results, in the order of the space, packed by gzip if asked for. `about` goes into
-    /// their metadata. [`RecordedSpace::read`] gives the medians back, and of failures the class as far as T4 has one.
+    /// Writes everything recorded as T4 results, in the order of the space, packed by gzip if asked for.
+    /// `about` goes into their metadata. [`RecordedSpace::read`] gives the medians back, and of failures the
+    /// class as far as T4 has one.
     ///
     /// # Errors
     /// Where `output` fails.

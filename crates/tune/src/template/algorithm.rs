@@ -20,8 +20,8 @@ pub struct Algorithm<Problem> {
     pub estimate: fn(&Setting, &Problem, &Space, &Config) -> f64,
 }
 
-/// The space of several algorithms: the parameters of all, where those that the chosen one does not have keep their
-/// first value and those that it has keep to its values.
+/// The space of several algorithms: the parameters of all, where those that the chosen one does not have keep
+/// their first value and those that it has keep to its values.
 pub fn space<P>(name: &str, s: &Setting, problem: &P, algorithms: &[Algorithm<P>]) -> Result<Space, SpaceError> {
     let algorithms: Vec<&Algorithm<P>> = algorithms.iter().filter(|a| (a.applies)(problem)).collect();
     if let [only] = algorithms[..] {

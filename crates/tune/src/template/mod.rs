@@ -1,4 +1,5 @@
-//! Templates: what turns an operator, a target and a configuration into schedule steps, and declares the space.
+//! Templates: what turns an operator, a target and a configuration into schedule steps, and
+//! declares the space.
 
 mod algorithm;
 mod conv;
@@ -110,8 +111,8 @@ pub enum TaskError {
 /// A size that a template has a configuration for, whatever the others are within reason.
 const MODEST_SIZE: i64 = 256;
 
-/// The error of a space, and where nothing is legal what is too large: each size that alone would do if it were modest, or all
-/// of them.
+/// The error of a space, and where nothing is legal what is too large: each size that alone would do if it
+/// were modest, or all of them.
 fn too_large(template: &Template, setting: &Setting, error: SpaceError) -> TaskError {
     let workload = &setting.workload;
     let large =
@@ -163,9 +164,9 @@ impl Task {
         steps_text(&self.steps(config))
     }
 
-    /// Configurations to begin with: those that the template's model of the machine ranks first among a sample of the
-    /// space, of each of its algorithms alike, at growing distances, so that one flaw of the model does not fill them
-    /// all. Hopeless ones are left out. None without a model.
+    /// Configurations to begin with: those that the template's model of the machine ranks first among a
+    /// sample of the space, of each of its algorithms alike, at growing distances, so that one flaw of the
+    /// model does not fill them all. Hopeless ones are left out. None without a model.
     ///
     /// # Cost
     /// A few thousand evaluations of the model, and as much as making the space for each of its algorithms.
@@ -203,7 +204,8 @@ impl Task {
         guesses.into_iter().filter(|(cycles, _)| *cycles <= HOPELESS * best).map(|(_, config)| config).collect()
     }
 
-    /// Of the [guesses](Task::guesses) the one that the template's model of the machine ranks first; none without a model.
+    /// Of the [guesses](Task::guesses) the one that the template's model of the machine ranks first; none
+    /// without a model.
     pub fn first_guess(&self, seed: u64) -> Option<Config> {
         let estimate = self.template.estimate?;
         let estimated = |config: &Config| estimate(&self.setting, &self.space, config);

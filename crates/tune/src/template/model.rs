@@ -1,13 +1,13 @@
 //! A model of one core, for templates to rank configurations by: multiply-adds, loads, caches.
 //!
-//! It is rough, and only has to put better configurations before worse ones: the rates are those of current x86-64 cores
-//! with two vector multiply-adds and two vector loads a cycle.
+//! It is rough, and only has to put better configurations before worse ones: the rates are those of current
+//! x86-64 cores with two vector multiply-adds and two vector loads a cycle.
 
 use super::Setting;
 use tilewright_ir::Target;
 
-/// Cycles of a step of a reduction on a register tile of `vectors` × `broadcast` accumulators: two multiply-adds and two
-/// loads a cycle, each accumulator used again after four at the earliest.
+/// Cycles of a step of a reduction on a register tile of `vectors` × `broadcast` accumulators: two
+/// multiply-adds and two loads a cycle, each accumulator used again after four at the earliest.
 pub fn step_cycles(vectors: i64, broadcast: i64) -> f64 {
     ((vectors * broadcast) as f64 / 2.0).max((vectors + broadcast) as f64 / 2.0).max(4.0)
 }

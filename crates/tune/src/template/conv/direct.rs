@@ -14,8 +14,9 @@ use tilewright_ir::schedule::LayoutAxis::{Inner, Outer, Whole};
 
 /// Loops over tiles of channels, rows and columns in any order, each computing one register tile completely.
 ///
-/// The lanes of vectors are output channels, which wants the input's channels next to each other, or pixels of a row,
-/// which reads rows as they are. Taps in the padding are left out where the position of the tile decides it.
+/// The lanes of vectors are output channels, which wants the input's channels next to each other, or
+/// pixels of a row, which reads rows as they are. Taps in the padding are left out where the position of
+/// the tile decides it.
 ///
 /// # Source
 /// The tile and the blocked layouts are those of Georganas et al., "Anatomy of High-Performance Deep Learning
@@ -28,13 +29,13 @@ const MANY_WEIGHTS: i64 = 1 << 18;
 /// Most taps of a filter that are copied together.
 const MOST_TAPS: i64 = 16;
 
-/// Most multiply-adds of unrolled code for each vector register. Beyond, compiling takes several times as long and no kernel
-/// was among the fastest.
+/// Most multiply-adds of unrolled code for each vector register. Beyond, compiling takes several times as
+/// long and no kernel was among the fastest.
 const MOST_UNROLLED: i64 = 24;
 /// The same where channels are not unrolled but padding is decided tap by tap.
 const MOST_FORCED: i64 = 40;
-/// Vectors that a row of pixels fills at least to be worth having them as lanes: masks at its ends cost time, and code for each
-/// version of a tile.
+/// Vectors that a row of pixels fills at least to be worth having them as lanes: masks at its ends cost time,
+/// and code for each version of a tile.
 const ROW_VECTORS: i64 = 3;
 
 /// Vectors and broadcast elements of a register tile, from `lanes`, `k_tile`, `p_tile`, `q_tile`.
@@ -171,7 +172,8 @@ fn constraints(s: &Setting, shape: &Shape) -> Vec<Constraint> {
                 &["lanes", "k_tile", "p_tile", "q_tile", "unroll_c"]
             },
             move |v| {
-                // Tiles at either border of the image, those between and a smaller last one have code of their own.
+                // Tiles at either border of the image, those between and a smaller last one have
+                // code of their own.
                 let versions = |n: i64, tile: i64| ceil_div(n, tile).min(3) + i64::from(n % tile != 0 && n > 3 * tile);
                 let taps = match v.get(5..7) {
                     Some([input, unroll_s]) if input.text() == "plain" => {
@@ -372,7 +374,8 @@ fn steps(s: &Setting, shape: &Shape, space: &Space, config: &Config) -> Vec<Step
     if shape.c.is_some() {
         steps.push(unroll("cu"));
     }
-    // What is padding depends on the tap; it is decided tap by tap where rows or columns of a tile are unrolled.
+    // What is padding depends on the tap; it is decided tap by tap where rows or columns of a
+    // tile are unrolled.
     if shape.padded && !packed {
         if space.flag(config, "unroll_s") {
             steps.push(unroll(columns));
@@ -427,8 +430,8 @@ fn steps(s: &Setting, shape: &Shape, space: &Space, config: &Config) -> Vec<Step
     steps
 }
 
-/// Register tiles at the rate of their multiply-adds and loads, or of the weights and the input that they read from
-/// whichever cache holds what the loops around return to; then what copies and stores take.
+/// Register tiles at the rate of their multiply-adds and loads, or of the weights and the input that they
+/// read from whichever cache holds what the loops around return to; then what copies and stores take.
 fn estimate(s: &Setting, shape: &Shape, space: &Space, config: &Config) -> f64 {
     let lanes = s.target.lanes(s.workload.dtype);
     let bytes = s.workload.dtype.bytes() as f64;
@@ -459,7 +462,8 @@ fn estimate(s: &Setting, shape: &Shape, space: &Space, config: &Config) -> f64 {
                 let slice = kt as f64 * steps * bytes;
                 let patch =
                     ((pt - 1) * stride[0] + r) as f64 * ((qt - 1) * stride[1] + columns) as f64 * channels * bytes;
-                // Weights stay where tiles of the image are the innermost loop; else all come by again and again.
+                // Weights stay where tiles of the image are the innermost loop; else all come by
+                // again and again.
                 let weights_from = if inner == "k" { weights + patch } else { slice + patch };
                 let input_from = match (inner, outer) {
                     ("k", _) => patch,
@@ -467,8 +471,8 @@ fn estimate(s: &Setting, shape: &Shape, space: &Space, config: &Config) -> f64 {
                     _ => row * r as f64 + weights,
                 };
                 let read = slice / bandwidth(s, weights_from) + patch / taps.sqrt() / bandwidth(s, input_from);
-                // Where channels do not mix, every product reads an element of its own: lanes over channels gather
-                // them from plane after plane.
+                // Where channels do not mix, every product reads an element of its own: lanes over channels
+                // gather them from plane after plane.
                 let gathered = if gathers { (vectors * broadcast * lanes) as f64 } else { 0.0 };
                 let compute = steps * (step_cycles(vectors, broadcast) + gathered) + 3.0 * taps + 20.0;
                 cycles += n_k * n_p * n_q * (compute.max(read) + 0.2 * compute.min(read));
@@ -502,7 +506,8 @@ fn estimate(s: &Setting, shape: &Shape, space: &Space, config: &Config) -> f64 {
     shape.work().of_busiest_thread(s, Share::of(s, space, config), cycles, n * count(outer), n_tiles)
 }
 
-/// Copies the stage `pad` into blocks of channels, its borders apart, so that in the middle nothing is padding.
+/// Copies the stage `pad` into blocks of channels, its borders apart, so that in the middle
+/// nothing is padding.
 pub(super) fn pack_padded(s: &Setting, shape: &Shape, c_block: i64) -> Vec<Step> {
     let lanes = s.target.lanes(s.workload.dtype);
     let mut steps = vec![

@@ -14,17 +14,18 @@ use tilewright_ir::schedule::LayoutAxis::{Inner, Outer, Whole};
 
 /// A matrix product `acc[k, pq] = Σ W[k, crs] · cols[crs, pq]` around a register tile of channels and pixels.
 ///
-/// Lanes are pixels, whose rows follow each other in `cols` and in NCHW, so that narrow images fill vectors too. The
-/// patches are copied for the whole input (explicit im2col) or for a block of rows just before it is multiplied
-/// (implicit); a pointwise convolution of stride 1 reads the input itself. Blocks are whole rows of the output and
-/// divide it evenly, so that each is a box in every buffer and its last tile is known when code is made. Grouped
-/// convolutions are not served: their patches differ from group to group.
+/// Lanes are pixels, whose rows follow each other in `cols` and in NCHW, so that narrow images fill vectors
+/// too. The patches are copied for the whole input (explicit im2col) or for a block of rows just before it is
+/// multiplied (implicit); a pointwise convolution of stride 1 reads the input itself. Blocks are whole rows
+/// of the output and divide it evenly, so that each is a box in every buffer and its last tile is known when
+/// code is made. Grouped convolutions are not served: their patches differ from group to group.
 ///
 /// # Source
-/// Explicit: Chellapilla et al., "High Performance Convolutional Neural Networks for Document Processing" (2006),
-/// section 3. Implicit: Chetlur et al., "cuDNN: Efficient Primitives for Deep Learning" (2014), section 3; ours makes
-/// blocks that fit the second-level cache rather than a GPU's shared memory. The reduction stays three loops: weights
-/// are read in any order equally well, and channels are the innermost loop of a tap.
+/// Explicit: Chellapilla et al., "High Performance Convolutional Neural Networks for Document Processing"
+/// (2006), section 3. Implicit: Chetlur et al., "cuDNN: Efficient Primitives for Deep Learning" (2014),
+/// section 3; ours makes blocks that fit the second-level cache rather than a GPU's shared memory. The
+/// reduction stays three loops: weights are read in any order equally well, and channels are the innermost
+/// loop of a tap.
 pub const IM2COL: Algorithm<Shape> = Algorithm {
     name: "im2col",
     applies: |shape| shape.c.is_some() && shape.k_group == shape.k,
@@ -139,8 +140,8 @@ fn constraints(s: &Setting, shape: &Shape) -> Vec<Constraint> {
     constraints
 }
 
-/// Register tiles at the rate of their multiply-adds and loads, or of the patches that they read from whichever cache
-/// holds a block of them; then what copying the patches takes.
+/// Register tiles at the rate of their multiply-adds and loads, or of the patches that they read from
+/// whichever cache holds a block of them; then what copying the patches takes.
 fn estimate(s: &Setting, shape: &Shape, space: &Space, config: &Config) -> f64 {
     let lanes = s.target.lanes(s.workload.dtype);
     let (int, text) = (|name: &str| space.int(config, name), |name: &str| space.text(config, name));
@@ -202,7 +203,8 @@ fn steps(s: &Setting, shape: &Shape, space: &Space, config: &Config) -> Vec<Step
         steps.push(reorder(&["cols.0", "cols.4", "cols.5", "cols.3", "cols.1", "cols.2"]));
     }
 
-    // Tiles of channels of a block of rows; the sum of each has memory of its own, from which the epilogue reads it.
+    // Tiles of channels of a block of rows; the sum of each has memory of its own, from which the
+    // epilogue reads it.
     let outer = if text("outer") == "rows" { ["rows", "kt"] } else { ["kt", "rows"] };
     steps.extend([
         split("ok", k_tile, "kt", "okr"),

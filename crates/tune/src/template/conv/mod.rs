@@ -100,10 +100,11 @@ struct Shape {
     weight_axes: [usize; 2],
     /// Rows and columns, as the operator has them.
     axes: [Axis; 2],
-    /// Whether Winograd's algorithm applies, 3×3, stride 1, no dilation, no groups, and its rounding is accepted.
+    /// Whether Winograd's algorithm applies, 3×3, stride 1, no dilation, no groups, and its
+    /// rounding is accepted.
     has_winograd: bool,
-    /// Whether the input is read with zeros inserted, as in a transposed convolution of a stride above 1, and some result
-    /// meets some tap.
+    /// Whether the input is read with zeros inserted, as in a transposed convolution of a stride above 1, and
+    /// some result meets some tap.
     inserts_zeros: bool,
 }
 
@@ -140,8 +141,8 @@ impl Shape {
     }
 }
 
-/// Whether along an axis of a transposed convolution some tap meets some of the results: with padding beyond what the taps
-/// reach none does.
+/// Whether along an axis of a transposed convolution some tap meets some of the results: with padding beyond
+/// what the taps reach none does.
 fn meets_taps(axis: &Axis) -> bool {
     let meets = |i: i64, tap: i64| i * axis.stride + tap * axis.dilation - axis.before;
     (0..axis.input).any(|i| (0..axis.filter).any(|tap| (0..axis.output).contains(&meets(i, tap))))

@@ -7,20 +7,22 @@ use crate::space::{Config, Parameter, Space, SpaceError};
 use tilewright_ir::Step;
 use tilewright_ir::op::{Structure, Window};
 
-/// Output channels, rows and columns in 4 loops each, input channels and both kernel axes in 2, and unrolling.
+/// Output channels, rows and columns in 4 loops each, input channels and both kernel axes in 2,
+/// and unrolling.
 ///
 /// # Source
-/// The space is that of OpEvo, section 4 (Conv2D), and of NoSE: TVM's direct convolution for GPUs in NCHW, whose four
-/// loops are blocks, virtual threads, threads and the elements of a thread, and whose kernel is left as it is. The
-/// papers leave open what a CPU does with them; here, as in `gemm-4-2-4`,
-/// - blocks `k0 p0 q0` stand outermost, are spread over several threads, and each has its sum in memory of its own;
-/// - inside, loops nest as `k1 p1 q1 c0 r0 s0 k2 p2 q2 c1 r1 s1 k3 p3 q3`, so that what a GPU's threads `k2 p2 q2` share
-///   is read from cache;
+/// The space is that of OpEvo, section 4 (Conv2D), and of NoSE: TVM's direct convolution for GPUs in NCHW,
+/// whose four loops are blocks, virtual threads, threads and the elements of a thread, and whose kernel is
+/// left as it is. The papers leave open what a CPU does with them; here, as in `gemm-4-2-4`,
+/// - blocks `k0 p0 q0` stand outermost, are spread over several threads, and each has its sum in
+///   memory of its own;
+/// - inside, loops nest as `k1 p1 q1 c0 r0 s0 k2 p2 q2 c1 r1 s1 k3 p3 q3`, so that what a GPU's threads
+///   `k2 p2 q2` share is read from cache;
 /// - columns `q3` are vector lanes, since they lie next to each other in NCHW, input and output;
 /// - a tile `k3 × p3 × q3` that fits the registers is kept in them, a larger one in memory;
 /// - the input is padded ahead of the blocks, which is what shared memory is for on a GPU;
-/// - `unroll_explicit` repeats in the code the innermost loops that stand for at most `auto_unroll_max_step` operations
-///   on vectors. Without it that is left to LLVM, which leaves loops as they are.
+/// - `unroll_explicit` repeats in the code the innermost loops that stand for at most `auto_unroll_max_step`
+///   operations on vectors. Without it that is left to LLVM, which leaves loops as they are.
 pub const CONV_4_4_4_2_2_2: Template = Template {
     name: "conv-4-4-4-2-2-2",
     text: "the OpEvo and NoSE papers' space: factorizations of outputs into 4, of the reduction into 2, unrolling",

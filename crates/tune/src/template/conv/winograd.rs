@@ -13,12 +13,12 @@ use tilewright_ir::Step;
 use tilewright_ir::op::Window;
 use tilewright_ir::schedule::LayoutAxis::{Inner, Outer, Whole};
 
-/// Blocks of tile rows; in each the input is transformed, multiplied with the transformed weights by a register tile
-/// of channels and tiles, and transformed back. Lanes are channels throughout.
+/// Blocks of tile rows; in each the input is transformed, multiplied with the transformed weights by a
+/// register tile of channels and tiles, and transformed back. Lanes are channels throughout.
 ///
 /// # Source
-/// Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks" (2015), section 4; blocking the tiles so that
-/// their transforms stay in cache is as in Georganas et al. (2018) for direct convolution.
+/// Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks" (2015), section 4; blocking the tiles
+/// so that their transforms stay in cache is as in Georganas et al. (2018) for direct convolution.
 pub const WINOGRAD: Algorithm<Shape> =
     Algorithm { name: "winograd", applies: |shape| shape.has_winograd, parameters, constraints, steps, estimate };
 
@@ -247,8 +247,8 @@ fn steps(s: &Setting, shape: &Shape, space: &Space, config: &Config) -> Vec<Step
     steps
 }
 
-/// Products at the rate of their register tile or of the transformed weights, which come by once a block of rows; the
-/// transforms; and writing and reading what lies between them.
+/// Products at the rate of their register tile or of the transformed weights, which come by once a block of
+/// rows; the transforms; and writing and reading what lies between them.
 fn estimate(s: &Setting, shape: &Shape, space: &Space, config: &Config) -> f64 {
     let lanes = s.target.lanes(s.workload.dtype);
     let bytes = s.workload.dtype.bytes() as f64;

@@ -12,14 +12,14 @@ use tilewright_ir::schedule::LayoutAxis::{self, Inner, Outer, Whole};
 
 /// Multi-level tiling around a register tile of `mr × nv` vectors.
 ///
-/// Loops: the products of a batch, then the three block loops `ic jc pc` in any order, then the tiles `ir jr` of a
-/// block, then the reduction `ko ki`, then the tile `im jv jl`. Blocks are given by their number rather than their size,
-/// so that they come out balanced at any size, and so that threads get equal shares. An epilogue finishes a tile in
-/// registers, or a block of sums in the cache.
+/// Loops: the products of a batch, then the three block loops `ic jc pc` in any order, then the tiles `ir jr`
+/// of a block, then the reduction `ko ki`, then the tile `im jv jl`. Blocks are given by their number rather
+/// than their size, so that they come out balanced at any size, and so that threads get equal shares. An
+/// epilogue finishes a tile in registers, or a block of sums in the cache.
 ///
 /// # Source
-/// The loop structure is that of Goto and van de Geijn, "Anatomy of High-Performance Matrix Multiplication" (2008),
-/// with the order of the block loops, what is packed and where left to the search.
+/// The loop structure is that of Goto and van de Geijn, "Anatomy of High-Performance Matrix Multiplication"
+/// (2008), with the order of the block loops, what is packed and where left to the search.
 pub const MATMUL_BLOCKED: Template = Template {
     name: "matmul-blocked",
     text: "cache blocks in any order, packed or plain operands, register tile, unrolling, prefetch, threads",
@@ -90,7 +90,8 @@ fn parameters(s: &Setting, p: &Product) -> Vec<Parameter> {
     let mut k_blocks: Vec<i64> = n_blocks(k, least_k).chain(by_depth.filter(|&b| k / b >= least_k)).collect();
     k_blocks.sort_unstable();
     k_blocks.dedup();
-    // The lanes of a transposed B lie apart, and a batch is packed product by product unless that is done ahead.
+    // The lanes of a transposed B lie apart, and a batch is packed product by product unless that
+    // is done ahead.
     let mut pack_b = vec!["block"];
     pack_b.extend((!p.b.is_k_last()).then_some("none"));
     pack_b.extend((p.batch.is_none() || p.b.is_constant).then_some("whole"));
@@ -129,8 +130,8 @@ fn constraints(s: &Setting, p: &Product) -> Vec<Constraint> {
     let (most_rows, most_vectors) = most_tile(s, p);
     // A tile leaves registers for a row of B and one element of A.
     let fits = move |mr: i64, nv: i64| mr * nv + nv < registers;
-    // Loads a step: mr elements of A and nv vectors of B for mr * nv multiply-adds. Two loads go with two of them a
-    // cycle, and a row count below 4 asks more of the second-level cache than it gives.
+    // Loads a step: mr elements of A and nv vectors of B for mr * nv multiply-adds. Two loads go with two of
+    // them a cycle, and a row count below 4 asks more of the second-level cache than it gives.
     let reuses = move |mr: i64, nv: i64| streams || n <= lanes || (mr >= 4.min(m) && 10 * (mr + nv) <= 7 * mr * nv);
     let largest = (1..=most_rows)
         .flat_map(|mr| (1..=most_vectors).map(move |nv| (mr, nv)))
@@ -375,8 +376,8 @@ fn estimate(s: &Setting, p: &Product, space: &Space, config: &Config) -> f64 {
     of_one_thread(s, &own, of_own, space, config) + share::overhead(s, share, n_begins, p.work().elements())
 }
 
-/// Register tiles at the rate of their multiply-adds and loads, or of the panels that they read from whichever cache
-/// holds what the loops around return to; then packing.
+/// Register tiles at the rate of their multiply-adds and loads, or of the panels that they read from
+/// whichever cache holds what the loops around return to; then packing.
 fn of_one_thread(s: &Setting, p: &Product, blocks: Blocks, space: &Space, config: &Config) -> f64 {
     let (m, n, k) = (p.m, p.n, p.k);
     let lanes = s.target.lanes(s.workload.dtype);
@@ -394,7 +395,8 @@ fn of_one_thread(s: &Setting, p: &Product, blocks: Blocks, space: &Space, config
         for (n_m, rows) in cuts(m, mr) {
             for (n_n, columns) in cuts(n, nr) {
                 let (a, b) = (rows as f64 * steps * bytes, columns as f64 * steps * bytes);
-                // The operand of the outer tile loop stays near; that of the inner one passes by in whole blocks.
+                // The operand of the outer tile loop stays near; that of the inner one passes by in whole
+                // blocks.
                 let (a_from, b_from) = if rows_inside { (a_block + b, a + b) } else { (a + b, b_block + a) };
                 let read = a / bandwidth(s, a_from) + b / bandwidth(s, b_from);
                 let vectors = ceil_div(columns, lanes);
@@ -511,7 +513,8 @@ fn product(s: &Setting, p: &Product, threads: &str, k_blocks: i64, space: &Space
             steps.extend(copy_rows(p, at, mr, lanes));
         } else {
             steps.extend(pack(p, &p.a, "A.p", Some(at), mr, lanes));
-            // Rows of a transposed A lie interleaved as they are; read to their ends they come as fast as memory gives.
+            // Rows of a transposed A lie interleaved as they are; read to their ends they come as fast
+            // as memory gives.
             if pack_a == "rows" {
                 steps.push(reorder(&[&k, &panel]));
                 outermost = &k;

@@ -9,11 +9,11 @@ use super::{Product, is_product};
 use crate::space::{Config, Constraint, Parameter, Space};
 use tilewright_ir::Step;
 
-/// Scalar products of a tile of rows with a tile of columns: the reduction's neighbours are vector lanes, each of which
-/// sums what it meets, and the lanes are added up at the end.
+/// Scalar products of a tile of rows with a tile of columns: the reduction's neighbours are vector lanes,
+/// each of which sums what it meets, and the lanes are added up at the end.
 ///
-/// Both factors are read where they lie. With few rows or columns a packed panel is not read often enough to be worth its
-/// copy.
+/// Both factors are read where they lie. With few rows or columns a packed panel is not read often enough to
+/// be worth its copy.
 pub const MATMUL_DOT: Template = Template {
     name: "matmul-dot",
     text: "scalar products along the reduction: register tile, partial sums in the lanes of vectors, threads",
@@ -121,7 +121,8 @@ fn estimate(s: &Setting, p: &Product, space: &Space, config: &Config) -> f64 {
     of_one_thread(s, &own, space, config) + share::overhead(s, share, n_begins, p.work().elements())
 }
 
-/// Tiles at the rate of their multiply-adds and loads, or of the factor that passes by for each tile of the other.
+/// Tiles at the rate of their multiply-adds and loads, or of the factor that passes by for each
+/// tile of the other.
 fn of_one_thread(s: &Setting, p: &Product, space: &Space, config: &Config) -> f64 {
     let int = |name: &str| space.int(config, name);
     let row = p.k as f64 * s.workload.dtype.bytes() as f64;

@@ -10,10 +10,11 @@ use tilewright_ir::op::{Contraction, Structure, Workload};
 /// Rows and columns in 4 loops each, the reduction in 2, and nothing else.
 ///
 /// # Source
-/// "Compiler-Level Matrix Multiplication Optimization for Deep Learning", section 2.2, equations 2 to 4, with the values
-/// of section 5. The paper leaves open what a CPU does with the loops; here they nest as
-/// `m0 n0 m1 n1 k0 m2 n2 k1 m3 n3`, the columns of `n3` are vector lanes, and a tile `m3 × n3` that fits the registers is
-/// kept in them; with several threads `m0` is spread over them. An epilogue is a pass of its own.
+/// "Compiler-Level Matrix Multiplication Optimization for Deep Learning", section 2.2, equations 2 to
+/// 4, with the values of section 5. The paper leaves open what a CPU does with the loops; here they
+/// nest as `m0 n0 m1 n1 k0 m2 n2 k1 m3 n3`, the columns of `n3` are vector lanes, and a tile `m3 × n3`
+/// that fits the registers is kept in them; with several threads `m0` is spread over them. An epilogue
+/// is a pass of its own.
 pub const GEMM_4_2_4: Template = Template {
     name: "gemm-4-2-4",
     text: "the G-BFS and N-A2C paper's space: factorizations of m and n into 4 and of k into 2",
@@ -26,9 +27,9 @@ pub const GEMM_4_2_4: Template = Template {
 /// Rows and columns in 4 loops each, the reduction in 3, the products of a batch in 2.
 ///
 /// # Source
-/// "OpEvo: An Evolutionary Method for Tensor Operator Optimization", section 5. The paper's loops are those of a GPU
-/// kernel; here they nest as `b0 b1 m0 n0 m1 n1 k0 m2 n2 k1 k2 m3 n3` and are carried out as in [`GEMM_4_2_4`], but that
-/// `b0` is what is spread over threads where there is a batch.
+/// "OpEvo: An Evolutionary Method for Tensor Operator Optimization", section 5. The paper's loops are those
+/// of a GPU kernel; here they nest as `b0 b1 m0 n0 m1 n1 k0 m2 n2 k1 k2 m3 n3` and are carried out as in
+/// [`GEMM_4_2_4`], but that `b0` is what is spread over threads where there is a batch.
 pub const MATMUL_4_3_4: Template = Template {
     name: "matmul-4-3-4",
     text: "OpEvo's space: factorizations of m and n into 4, of k into 3, of a batch into 2",

@@ -1,5 +1,5 @@
-//! The schedule of a configuration, step by step on a program at hand, so that what a program does not allow is
-//! left out.
+//! The schedule of a configuration, step by step on a program at hand, so that what a program does not
+//! allow is left out.
 
 use super::super::step::{
     accumulate, compute_at, fuse, inline, parallel, peel, reorder, rfactor, split, unroll, vectorize,
@@ -164,7 +164,8 @@ pub fn crossing(stages: &[Stage], group: &Group, lanes: i64) -> Option<usize> {
     stage.axes().find(crosses)
 }
 
-/// How many first and last iterations of the loop of lanes of a group's last stage conditions tell from the others.
+/// How many first and last iterations of the loop of lanes of a group's last stage conditions tell
+/// from the others.
 pub fn borders(stages: &[Stage], group: &Group, lanes: i64) -> Option<[i64; 2]> {
     let stage = &stages[group.root];
     let Lanes::Across(lane) = Lanes::of(stages, group, group.root, lanes, &Choices::default()) else { return None };
@@ -454,8 +455,8 @@ impl Builder {
         self.attempt(vectorize(&inner));
     }
 
-    /// Makes a stage walk tiles in which rows of an input become columns; the outer of the loops over tiles, where
-    /// there is one.
+    /// Makes a stage walk tiles in which rows of an input become columns; the outer of the loops over tiles,
+    /// where there is one.
     fn in_tiles(
         &mut self,
         stage: &Stage,

@@ -247,8 +247,8 @@ pub fn groups(program: &Program, stages: &[Stage], apart: bool) -> Vec<Group> {
     (0..n).filter(|s| root_of[*s] == *s).map(of_root).collect()
 }
 
-/// By loop of a stage, the loop of its readers' last stage that it follows wherever it is read; `None` where the
-/// stage's subscripts are none that can be followed.
+/// By loop of a stage, the loop of its readers' last stage that it follows wherever it is read; `None` where
+/// the stage's subscripts are none that can be followed.
 fn followed(
     stages: &[Stage],
     s: usize,
