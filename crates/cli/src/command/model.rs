@@ -172,11 +172,32 @@ impl ModelArgs {
         let compiled = compile(fused, &target, &schedule)?;
         if n_guessed.get() > 0 {
             let kernels = count(n_guessed.get(), "kernel");
-            let name = shell_quoted(&self.name());
-            let hint = format!("run `tilewright tune {name}`");
+            let hint = format!("run `{}`", self.tune_command(exact, machine, records));
             message(&format!("{kernels} not tuned yet: a model of the machine chose them ({hint})"));
         }
         Ok((compiled, n_guessed.get()))
+    }
+
+    /// The command that tunes the model's kernels for the same machine, into the same database.
+    fn tune_command(&self, exact: bool, machine: &MachineArgs, records: &DatabaseArgs) -> String {
+        let mut command = format!("tilewright tune {}", shell_quoted(&self.name()));
+        let BindingArgs { dim, shape, set } = &self.bindings;
+        for (option, texts) in [("--dim", dim), ("--shape", shape), ("--set", set)] {
+            texts.iter().for_each(|text| command += &format!(" {option} {}", shell_quoted(text)));
+        }
+        if exact {
+            command += " --exact";
+        }
+        if machine.threads != 1 {
+            command += &format!(" --threads {}", machine.threads);
+        }
+        if machine.target != "host" {
+            command += &format!(" --target {}", machine.target);
+        }
+        if let Some(db) = &records.db {
+            command += &format!(" --db {}", shell_quoted(&db.display().to_string()));
+        }
+        command
     }
 }
 

@@ -79,13 +79,14 @@ pub fn run(args: &RunArgs, as_json: bool) -> anyhow::Result<()> {
     let files = args.output.as_deref().map(|folder| write_outputs(folder, &outputs)).transpose()?;
     let ns = (0..args.runs.max(1)).map(|_| runner.run().map(|ns| ns as f64)).collect::<Result<Vec<_>, _>>()?;
     let median_ns = median(&ns).expect("there is a run");
-    let mut step_ns = vec![0; compiled.model.plan().steps.len()];
+    let n_steps = compiled.model.plan().steps.len();
+    let mut step_ns = vec![0; n_steps];
     if args.profile {
-        let n = args.runs.max(1);
-        for _ in 0..n {
-            runner.profile(&mut step_ns)?;
-        }
-        step_ns.iter_mut().for_each(|ns| *ns /= n as u64);
+        let mut of_runs = vec![vec![0; n_steps]; args.runs.max(1)];
+        of_runs.iter_mut().try_for_each(|ns| runner.profile(ns))?;
+        let of_step = |at: usize| of_runs.iter().map(|ns| ns[at] as f64).collect::<Vec<_>>();
+        let median_of = |at: usize| median(&of_step(at)).expect("there is a run") as u64;
+        step_ns = (0..n_steps).map(median_of).collect();
     }
     let steps = profiled(&compiled, &step_ns);
 
@@ -214,6 +215,9 @@ fn write_outputs(folder: &Path, outputs: &[(String, Tensor)]) -> anyhow::Result<
     fs::create_dir_all(folder).with_context(|| format!("cannot make the folder {}", folder.display()))?;
     let mut files: Vec<PathBuf> = Vec::new();
     for (name, tensor) in outputs {
+        // NumPy has no such type.
+        let as_single = || Tensor::from_floats(DType::F32, tensor.shape(), &tensor.floats());
+        let tensor = &if tensor.dtype() == DType::Bf16 { as_single() } else { tensor.clone() };
         // What a name of a file cannot have becomes `_`; two names may then be alike.
         let plain: String = name
             .chars()
