@@ -5,7 +5,7 @@ mod common;
 use common::Random;
 use proptest::prelude::*;
 use tilewright_ir::interp::{self, run_limited};
-use tilewright_ir::op::{ALIASES, Epilogue, FUNCTIONS, Function, Layout, OPS, Operator, Structure, Workload};
+use tilewright_ir::op::{ALIASES, Epilogue, FUNCTIONS, Function, Layout, OPS, Operand, Operator, Structure, Workload};
 use tilewright_ir::reference::{evaluate, random_input};
 use tilewright_ir::text::parse;
 use tilewright_ir::verify::check;
@@ -129,14 +129,19 @@ fn naive(w: &Workload, a: &Tensor, b: &Tensor) -> Tensor {
     }
 }
 
-/// The epilogue on a result whose dimension `channel` numbers the channels.
-fn finished(w: &Workload, mut out: Tensor, inputs: &[(String, Tensor)]) -> Vec<f64> {
+/// What operations make of a tensor; `names` are those of their further inputs.
+fn changed(
+    operations: &[Epilogue],
+    names: Vec<(usize, String, Operand)>,
+    mut out: Tensor,
+    inputs: &[(String, Tensor)],
+) -> Tensor {
     let input = |name: &str| &inputs.iter().find(|(n, _)| n == name).unwrap_or_else(|| panic!("no input {name}")).1;
     let channel = if out.shape.len() == 4 { 1 } else { out.shape.len() - 1 };
-    let names: Vec<(usize, String)> = Epilogue::operands(w.epilogue()).into_iter().map(|(e, n, _)| (e, n)).collect();
+    let names: Vec<(usize, String)> = names.into_iter().map(|(e, n, _)| (e, n)).collect();
     let named = |e: usize| &names.iter().find(|(at, _)| *at == e).expect("the operation has an input").1;
     for (i, at) in out.each().into_iter().enumerate() {
-        for (number, e) in w.epilogue().iter().enumerate() {
+        for (number, e) in operations.iter().enumerate() {
             let x = out.values[i];
             let of_channel = || input(named(number)).at(&[at[channel]]);
             let of_element = || input(named(number)).at(&at);
@@ -168,7 +173,7 @@ fn finished(w: &Workload, mut out: Tensor, inputs: &[(String, Tensor)]) -> Vec<f
             };
         }
     }
-    out.values
+    out
 }
 
 fn inputs(program: &Program, seed: u64) -> Vec<(String, Tensor)> {
@@ -212,6 +217,10 @@ fn random_text(random: &mut Random) -> String {
     if sizes.iter().any(|s| s.name == "stride_h") && random.chance(40) {
         pairs.push("layout=blocked".to_owned());
     }
+    if ["conv2d", "depthwise_conv2d"].contains(&operator) && random.chance(40) {
+        let words = ["scale+bias+relu", "bias+clip(0;1)+bias", "linear(2;1)", "leaky_relu+scale", "hard_swish"];
+        pairs.push(format!("prologue={}", words[random.below(words.len())]));
+    }
     let mut epilogue = Vec::new();
     let with_numbers = ["clip(-1;1.5)", "leaky_relu(0.25)", "linear(-0.5;1)", "hard_swish(0.5;0.25)", "bias", "add"];
     for word in FUNCTIONS.iter().map(|spec| spec.name).chain(with_numbers) {
@@ -252,12 +261,13 @@ fn operators_compute_their_formulas() {
             if let Structure::Window(window) = w.structure() {
                 x.shape = vec![window.n, window.c, window.axes[0].input, window.axes[1].input];
             }
+            let x = changed(w.prologue(), Epilogue::prologue_operands(w.prologue()), x, &given);
             naive(&w, &x, &given[1].1)
         };
         for (_, further) in given[2..].iter_mut().filter(|(_, t)| t.shape.len() == result.shape.len()) {
             further.shape.clone_from(&result.shape);
         }
-        let expected = finished(&w, result, &given);
+        let expected = changed(w.epilogue(), Epilogue::operands(w.epilogue()), result, &given).values;
         let values: Vec<Vec<f64>> = given.into_iter().map(|(_, t)| t.values).collect();
         let mut arguments = values.clone();
         arguments.push(vec![0.0; expected.len()]);
@@ -279,6 +289,8 @@ fn stages_and_loops_have_their_names() {
     let conv = "c=4,h=8,w=8,r=3,s=3";
     assert_eq!(loops(&format!("conv2d:{conv},k=4")), "n k p q c r s on ok op oq");
     assert_eq!(loops(&format!("conv2d:{conv},k=4,pad_left=1")), "pn pc ph pw n k p q c r s on ok op oq");
+    assert_eq!(loops("conv2d:c=4,h=8,w=8,r=1,s=1,k=4"), "n k p q c r s on ok op oq");
+    assert_eq!(loops("conv2d:c=4,h=8,w=8,r=1,s=1,k=4,prologue=relu"), "pn pc ph pw n k p q c r s on ok op oq");
     assert_eq!(loops(&format!("depthwise_conv2d:{conv}")), "n k p q r s on ok op oq");
     assert_eq!(loops(&format!("conv2d_transpose:{conv},k=4")), "pn pc ph pw n k p q c r s on ok op oq");
     assert_eq!(
@@ -332,6 +344,10 @@ fn texts_are_canonical() {
         &format!("{conv},groups=2,dilation=2,epilogue=clip( 0; 6)"),
         &format!("{conv},dilation=2,groups=2,epilogue=clip"),
     );
+    is(
+        &format!("{conv},epilogue=bias,prologue=scale+bias+relu,const=bias+in_bias+w"),
+        &format!("{conv},const=w+in_bias+bias,prologue=scale+bias+relu,epilogue=bias"),
+    );
     is(&format!("{conv},epilogue=clip(-0.5;1e3)+add"), &format!("{conv},epilogue=clip(-0.5;1000)+add"));
 }
 
@@ -371,6 +387,11 @@ fn degenerate_texts_are_refused_in_one_line() {
     is(&format!("{conv},epilogue=relu+blur"), "bias, add, relu");
     is(&format!("{conv},epilogue=leaky_relu(1;2)"), "leaky_relu(slope)");
     is(&format!("{conv},const=bias"), "expected w");
+    is(&format!("{conv},prologue=relu+add"), "which read nothing of the result's shape");
+    is(&format!("{conv},prologue=blur"), "bias, add, relu");
+    is(&format!("{conv},prologue=bias,const=bias"), "expected w or in_bias");
+    is("matmul:m=1,n=2,k=1,prologue=relu", "no attribute `prologue`");
+    is("conv2d_transpose:c=1,h=2,w=2,k=1,r=3,s=3,prologue=relu", "no attribute `prologue`");
     is(&format!("{conv},const=w+r,epilogue=bias"), "expected w or bias");
     is(&format!("{conv},epilogue=clip(1;0)"), "clip(low;high)");
     is(&format!("{conv},epilogue=clip(0;inf)"), "clip(low;high)");
@@ -396,6 +417,14 @@ fn workloads_need_no_text() {
         fused.program().buffers.into_iter().filter(|b| b.role == Role::ConstInput).map(|b| b.name).collect();
     assert_eq!(constants, ["W", "bias", "R"]);
     assert_eq!(fused.with_epilogue(Vec::new()).unwrap().constants(), ["w"]);
+    let bias = || vec![Epilogue::new(Function::Bias, &[]).unwrap()];
+    let changed = plain.clone().with_prologue(bias()).unwrap().with_epilogue(bias()).unwrap();
+    let changed = changed.with_constants(["in_bias", "bias"].map(str::to_owned).to_vec()).unwrap();
+    let text = "conv2d:c=4,h=9,w=8,k=6,r=3,s=3,pad_left=1,const=in_bias+bias,prologue=bias,epilogue=bias";
+    assert_eq!((&changed, changed.to_string().as_str()), (&Workload::parse(text).unwrap(), text));
+    assert_eq!(changed.with_prologue(Vec::new()).unwrap().constants(), ["bias"]);
+    assert!(Workload::parse("matmul-256").unwrap().with_prologue(bias()).is_err());
+    assert!(plain.clone().with_prologue(vec![Epilogue::new(Function::Add, &[]).unwrap()]).is_err());
 
     let fails = |sizes: &[(&str, i64)], part: &str| {
         let e = Workload::new(operator("matmul"), sizes).expect_err("it is no workload").to_string();

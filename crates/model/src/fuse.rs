@@ -2,7 +2,7 @@
 
 use tilewright_graph::Graph;
 use tilewright_ir::expr::{Cond, ReduceOp};
-use tilewright_ir::op::{Epilogue, Operand, ProgramBuilder, StageSpec, Workload, WorkloadError};
+use tilewright_ir::op::{Epilogue, Function, Operand, ProgramBuilder, StageSpec, Workload, WorkloadError};
 use tilewright_ir::{BufferId, DType, Expr, Index, Role};
 
 use crate::epilogue::{self, Operations};
@@ -100,12 +100,13 @@ pub fn lower(graph: &Graph) -> Result<Fused, WorkloadError> {
 pub fn fuse(mut net: Net) -> Result<Fused, WorkloadError> {
     let mut epilogues: Vec<Operations> = vec![Vec::new(); net.nodes.len()];
     absorb_maps(&mut net, &mut epilogues);
+    let prologues = absorb_prologues(&mut net, &mut epilogues);
     let groups = groups(&net);
     let mut steps = Vec::new();
     for (at, node) in net.nodes.clone().iter().enumerate() {
         steps.push(match &node.kind {
-            Kind::Conv(conv) => Step::Kernel(convolution(&net, node, conv, &epilogues[at])?),
-            Kind::Product { turned } => Step::Kernel(product(&net, node, *turned, &epilogues[at])?),
+            Kind::Conv(conv) => Step::Kernel(convolution(&net, node, conv, [&prologues[at], &epilogues[at]])?),
+            Kind::Product { turned } => Step::Kernel(product(&net, node, *turned, [&Vec::new(), &epilogues[at]])?),
             Kind::Host(_) => Step::Host(node.clone()),
             Kind::View => Step::Part { of: node.input(0), part: node.output(), offset: 0 },
             Kind::Slice(parts) if let Some(offset) = contiguous(&net, node, parts) => {
@@ -262,25 +263,142 @@ fn compact(node: &mut Node) {
     node.kind = Kind::Map(value);
 }
 
-/// The workload of an anchor with its epilogue, and its inputs in the order of the program's.
+/// Maps ahead of convolutions become their prologues where nothing else reads them: to compute one again
+/// costs less than to write it and to read it back. A nest that makes a map's input for it alone keeps it.
+fn absorb_prologues(net: &mut Net, epilogues: &mut Vec<Operations>) -> Vec<Operations> {
+    let (n_uses, producers) = (net.n_uses(), net.producers());
+    let mut prologues: Vec<Operations> = vec![Vec::new(); net.nodes.len()];
+    let mut absorbed: Vec<usize> = Vec::new();
+    for at in 0..net.nodes.len() {
+        let node = net.nodes[at].clone();
+        let users: Vec<usize> = (0..net.nodes.len()).filter(|&user| reads(&net.nodes[user], node.output())).collect();
+        let may_change = |user: &usize| {
+            let Node { kind, inputs, .. } = &net.nodes[*user];
+            let n_reads = inputs.iter().filter(|id| **id == Some(node.output())).count();
+            matches!(kind, Kind::Conv(conv) if !conv.transposed) && inputs[0] == Some(node.output()) && n_reads == 1
+        };
+        if users.len() != n_uses[node.output().0] || !users.iter().all(may_change) {
+            continue;
+        }
+        let Some((x, operations)) = prologue_of(net, &node) else { continue };
+        let operations = with_one_line(net, operations);
+        // A nest that nobody else reads computes the map too.
+        let is_of_own_nest = producers[x.0].is_some_and(|before| is_of_nest(net, &net.nodes[before]));
+        if is_of_own_nest && n_uses[x.0] == 1 {
+            continue;
+        }
+        absorbed.push(at);
+        for user in users {
+            prologues[user] = operations.clone();
+            let anchor = &mut net.nodes[user];
+            anchor.inputs[0] = Some(x);
+            anchor.inputs.extend(operations.iter().filter_map(|(_, id)| id.map(|id| Some(ValueId(id)))));
+            anchor.origin = joined(&node.origin, &anchor.origin);
+        }
+    }
+    for at in absorbed.into_iter().rev() {
+        net.nodes.remove(at);
+        let _ = (epilogues.remove(at), prologues.remove(at));
+    }
+    prologues
+}
+
+fn reads(node: &Node, id: ValueId) -> bool {
+    node.inputs.contains(&Some(id))
+}
+
+/// A map as a prologue, where it is cheap and reads one input besides constants by channel: that input, and
+/// the operations with their constants.
+fn prologue_of(net: &Net, node: &Node) -> Option<(ValueId, Operations)> {
+    let Kind::Map(value) = &node.kind else { return None };
+    let shape = net.shape(node.output());
+    let slot = node.inputs.iter().position(|id| id.is_some_and(|id| net.value(id).constant.is_none()))?;
+    let x = node.input(slot);
+    if shape.len() != 4 || net.shape(x) != shape {
+        return None;
+    }
+    let operands = |slot: usize| {
+        let id = node.inputs[slot].filter(|id| net.value(*id).constant.is_some())?;
+        operand_of(net, id, shape, 1).filter(|kind| *kind == Operand::Channel)
+    };
+    let (operations, part) = epilogue::largest(value, slot, &operands)?;
+    let is_cheap = operations.iter().all(|(operation, _)| match operation.function() {
+        Function::Bias | Function::Scale | Function::Linear | Function::Relu | Function::LeakyRelu => true,
+        Function::Clip | Function::HardSigmoid | Function::HardSwish => true,
+        Function::Add | Function::Mul => false,
+        Function::Sigmoid | Function::Tanh | Function::Gelu | Function::Silu => false,
+    });
+    if part != *value || !is_cheap || operations.is_empty() {
+        return None;
+    }
+    let own: Operations = operations
+        .into_iter()
+        .map(|(operation, slot)| (operation, slot.map(|slot| node.inputs[slot].expect("a map has all inputs").0)))
+        .collect();
+    let check = Workload::parse("conv2d:c=1,h=1,w=1,k=1,r=1,s=1").expect("it is one");
+    check.with_prologue(own.iter().map(|(operation, _)| *operation).collect()).ok()?;
+    Some((x, own))
+}
+
+/// Operations that begin with one factor and one term by channel where they began with several.
+fn with_one_line(net: &mut Net, operations: Operations) -> Operations {
+    let (mut factor, mut term) = (vec![1.0], vec![0.0]);
+    let mut n_joined = 0;
+    for (operation, operand) in &operations {
+        let numbers = operand.and_then(|id| net.numbers(ValueId(id)));
+        let by = |at: usize| numbers.as_ref().map(|numbers| f64::from(numbers[at]));
+        let n = numbers.as_ref().map_or(factor.len(), Vec::len).max(factor.len());
+        if factor.len() < n {
+            (factor, term) = (vec![factor[0]; n], vec![term[0]; n]);
+        }
+        let line = |at: usize| match (operation.function(), operation.numbers()) {
+            (Function::Scale, _) => Some((by(at)?, 0.0)),
+            (Function::Bias, _) => Some((1.0, by(at)?)),
+            (Function::Linear, [factor, term]) => Some((*factor, *term)),
+            _ => None,
+        };
+        let Some(lines) = (0..n).map(line).collect::<Option<Vec<_>>>() else { break };
+        for (at, (by, more)) in lines.into_iter().enumerate() {
+            (factor[at], term[at]) = (factor[at] * by, term[at] * by + more);
+        }
+        n_joined += 1;
+    }
+    if n_joined <= 2 || factor.len() == 1 {
+        return operations;
+    }
+    let mut joined = Vec::new();
+    for (name, function, numbers) in [("scale", Function::Scale, factor), ("bias", Function::Bias, term)] {
+        let numbers: Vec<f32> = numbers.iter().map(|&x| x as f32).collect();
+        let id = net.add_constant(name, &[numbers.len() as i64, 1, 1], &numbers);
+        joined.push((Epilogue::new(function, &[]).expect("it has no numbers"), Some(id.0)));
+    }
+    joined.extend(operations.into_iter().skip(n_joined));
+    joined
+}
+
+/// The workload of an anchor with its prologue and epilogue, and its inputs in the order of the program's.
 fn anchored(
     net: &Net,
     node: &Node,
     head: &str,
     names: [&str; 2],
-    operations: &Operations,
+    operations: [&Operations; 2],
 ) -> Result<Kernel, WorkloadError> {
-    let list: Vec<Epilogue> = operations.iter().map(|(operation, _)| *operation).collect();
+    let [prologue, epilogue] =
+        operations.map(|list| list.iter().map(|(operation, _)| *operation).collect::<Vec<Epilogue>>());
     let mut inputs = vec![node.input(0), node.input(1)];
     let mut constants = Vec::new();
     let is_constant = |id: ValueId| net.value(id).constant.is_some();
     constants.extend(names.iter().zip(&inputs).filter(|(_, id)| is_constant(**id)).map(|(name, _)| (*name).to_owned()));
-    for (at, name, _) in Epilogue::operands(&list) {
-        let id = ValueId(operations[at].1.expect("an operation with an operand has an input"));
-        inputs.push(id);
-        constants.extend(is_constant(id).then(|| name.to_lowercase()));
+    let operands = [Epilogue::prologue_operands(&prologue), Epilogue::operands(&epilogue)];
+    for (operands, operations) in operands.into_iter().zip(operations) {
+        for (at, name, _) in operands {
+            let id = ValueId(operations[at].1.expect("an operation with an operand has an input"));
+            inputs.push(id);
+            constants.extend(is_constant(id).then(|| name.to_lowercase()));
+        }
     }
-    let workload = Workload::parse(head)?.with_epilogue(list)?;
+    let workload = Workload::parse(head)?.with_prologue(prologue)?.with_epilogue(epilogue)?;
     // Some operators do not have their first input constant.
     let known = workload.operator().constants;
     constants.retain(|name| !names.contains(&name.as_str()) || known.contains(&name.as_str()));
@@ -288,7 +406,12 @@ fn anchored(
     Ok(Kernel { workload, inputs, output: node.output(), origin: node.origin.clone() })
 }
 
-fn convolution(net: &Net, node: &Node, conv: &Convolution, operations: &Operations) -> Result<Kernel, WorkloadError> {
+fn convolution(
+    net: &Net,
+    node: &Node,
+    conv: &Convolution,
+    operations: [&Operations; 2],
+) -> Result<Kernel, WorkloadError> {
     let (x, w, y) = (net.shape(node.input(0)), net.shape(node.input(1)), net.shape(node.output()));
     let is_depthwise = conv.groups == x[1] && conv.groups > 1 && !conv.transposed;
     let channels = match (is_depthwise, conv.transposed) {
@@ -310,7 +433,7 @@ fn convolution(net: &Net, node: &Node, conv: &Convolution, operations: &Operatio
     anchored(net, node, &head, ["x", "w"], operations)
 }
 
-fn product(net: &Net, node: &Node, turned: bool, operations: &Operations) -> Result<Kernel, WorkloadError> {
+fn product(net: &Net, node: &Node, turned: bool, operations: [&Operations; 2]) -> Result<Kernel, WorkloadError> {
     let (a, out) = (net.shape(node.input(0)), net.shape(node.output()));
     let k = a[a.len() - 1];
     let (head, names) = match (out, turned) {

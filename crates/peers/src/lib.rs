@@ -218,6 +218,9 @@ impl PeerSpec {
         if matches!(workload.structure(), Structure::Nest(_)) {
             return Err(Unavailable::Unsupported { reason: "it computes no programs".to_owned() });
         }
+        if !workload.prologue().is_empty() {
+            return Err(Unavailable::Unsupported { reason: "it has no prologues".to_owned() });
+        }
         let problem = Problem::of(workload);
         let class = match problem.kernel {
             Kernel::Matmul(_) => Class::Matmul,

@@ -135,6 +135,7 @@ fn distance(task: &Task, earlier: &EarlierTask) -> f64 {
         a.dtype != b.dtype,
         a.constants() != b.constants(),
         a.layout() != b.layout(),
+        a.prologue() != b.prologue(),
         a.epilogue() != b.epilogue(),
     ];
     let of_threads = (task.setting.n_threads as f64 / f64::from(earlier.threads)).log2().abs();

@@ -54,6 +54,25 @@ fn every_template_computes_the_operator_on_any_shape() {
     }
 }
 
+/// Pointwise filters, padding, strides, groups and dilation; what Winograd's algorithm serves.
+#[test]
+fn prologues_are_done_inside_of_images_by_every_template() {
+    let shapes = [
+        "conv2d:c=19,h=7,w=7,k=18,r=1,s=1,const=w+in_scale+in_bias,prologue=scale+bias+relu,epilogue=bias+relu",
+        "conv2d:n=2,c=5,h=9,w=20,k=7,r=1,s=1,prologue=bias,layout=blocked,epilogue=add",
+        "conv2d:c=6,h=8,w=9,k=8,r=1,s=1,stride=2,groups=2,prologue=linear(-1;2)+relu",
+        "conv2d:c=18,h=6,w=7,k=17,r=3,s=3,pad=1,const=w,dtype=f64,prologue=scale+bias+relu,epilogue=relu",
+        "conv2d:c=5,h=8,w=10,k=6,r=3,s=3,dtype=f64,layout=blocked,prologue=bias+clip(-1;3)",
+        "conv2d:c=3,h=12,w=11,k=5,r=2,s=3,stride_w=2,dilation_h=2,pad_left=2,pad_bottom=1,prologue=bias",
+        "depthwise_conv2d:c=18,h=7,w=9,r=3,s=3,pad=1,prologue=scale+bias+relu",
+        "depthwise_conv2d:c=5,h=6,w=18,r=2,s=3,multiplier=2,layout=blocked,prologue=bias",
+    ];
+    let mut rng = Xoshiro256PlusPlus::seed_from_u64(13);
+    for text in shapes {
+        check_random(text, |_| true, 4, &mut rng);
+    }
+}
+
 /// Strides above the filter, that the filter is no multiple of, unlike along the two axes, as long as
 /// vectors; with padding on each side and at the end of the output, dilation with and without a divisor in
 /// common with the stride.
@@ -104,8 +123,13 @@ fn check(task: &Task, config: &Config, expected: &[Vec<f64>]) {
         Err(VerifyError::Race { .. }) if case.starts_with("conv2d_transpose") => {}
         verified => verified.unwrap_or_else(|e| panic!("{case}: {e}\n{lowered}")),
     }
-    assert_eq!(outputs(&scheduled), expected, "{case}, scheduled\n{scheduled}");
-    assert_eq!(outputs(&lowered), expected, "{case}, lowered\n{lowered}");
+    // Winograd's algorithm multiplies by thirds.
+    let most = if scheduled.find_buffer("acc.u").is_some() { 1e-9 } else { 0.0 };
+    let is_near =
+        |got: &[Vec<f64>]| got.iter().flatten().zip(expected.iter().flatten()).all(|(a, b)| (a - b).abs() <= most);
+    for (program, what) in [(&scheduled, "scheduled"), (&lowered, "lowered")] {
+        assert!(is_near(&outputs(program)), "{case}, {what}\n{program}");
+    }
 }
 
 fn setting(text: &str, target: &str, n_threads: usize) -> Setting {

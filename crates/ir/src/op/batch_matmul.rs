@@ -16,6 +16,7 @@ pub const BATCH_MATMUL: Operator = Operator {
     ],
     constants: &["a", "b"],
     has_layout: false,
+    has_prologue: false,
     has_inexact: |_| false,
     check: |_| Ok(()),
     structure,

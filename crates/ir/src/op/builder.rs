@@ -100,15 +100,16 @@ impl ProgramBuilder {
     }
 }
 
-/// The further inputs of an epilogue.
-pub(super) struct Operands {
+/// Operations on elements with their further inputs.
+pub(super) struct Operands<'a> {
+    operations: &'a [Epilogue],
     /// By operation.
     of: Vec<Option<BufferId>>,
 }
 
-impl Operands {
+impl Operands<'_> {
     /// Adds the inputs that the workload's epilogue needs: of so many channels, or of the output's shape.
-    pub(super) fn new(p: &mut ProgramBuilder, w: &Workload, n_channels: i64, shape: &[i64]) -> Operands {
+    pub(super) fn new<'a>(p: &mut ProgramBuilder, w: &'a Workload, n_channels: i64, shape: &[i64]) -> Operands<'a> {
         let mut of = vec![None; w.epilogue().len()];
         for (at, name, kind) in Epilogue::operands(w.epilogue()) {
             of[at] = Some(match kind {
@@ -116,22 +117,30 @@ impl Operands {
                 Operand::Element => p.input(&name, shape),
             });
         }
-        Operands { of }
+        Operands { operations: w.epilogue(), of }
+    }
+
+    /// Adds the inputs that the workload's prologue needs, of so many channels.
+    pub(super) fn of_prologue<'a>(p: &mut ProgramBuilder, w: &'a Workload, n_channels: i64) -> Operands<'a> {
+        let mut of = vec![None; w.prologue().len()];
+        for (at, name, _) in Epilogue::prologue_operands(w.prologue()) {
+            of[at] = Some(p.input(&name, &[n_channels]));
+        }
+        Operands { operations: w.prologue(), of }
     }
 
     /// Has inputs of the output's shape come in the layout that the template chooses.
-    pub(super) fn keep(&mut self, p: &mut ProgramBuilder, w: &Workload) {
-        for (at, name, kind) in Epilogue::operands(w.epilogue()) {
+    pub(super) fn keep(&mut self, p: &mut ProgramBuilder) {
+        for (at, name, kind) in Epilogue::operands(self.operations) {
             if let (Operand::Element, Some(input)) = (kind, &mut self.of[at]) {
                 *input = p.copy(Part::Prepare, *input, &kept(&name), &["rn", "rk", "rp", "rq"], Role::Kept);
             }
         }
     }
 
-    /// What the epilogue makes of a value, at an element of the output whose subscript `channel`
-    /// numbers the channels.
-    pub(super) fn apply(&self, w: &Workload, value: Expr, at: &[Index], channel: usize) -> Expr {
-        w.epilogue().iter().zip(&self.of).fold(value, |x, (e, operand)| {
+    /// What the operations make of a value, at an element whose subscript `channel` numbers the channels.
+    pub(super) fn apply(&self, value: Expr, at: &[Index], channel: usize) -> Expr {
+        self.operations.iter().zip(&self.of).fold(value, |x, (e, operand)| {
             let at = if e.operand() == Some(Operand::Channel) { &at[channel..=channel] } else { at };
             e.apply(x, operand.map(|operand| Expr::Load(operand, at.to_vec())))
         })

@@ -37,7 +37,7 @@ impl Contraction {
         if !plain {
             let axes = named(&Contraction::FINISH[first..]);
             p.stage(StageSpec { name: self.output, axes: &axes, reduce: None, role: Role::Output }, |at| {
-                operands.apply(w, Expr::Load(sum, at.to_vec()), at, last)
+                operands.apply(Expr::Load(sum, at.to_vec()), at, last)
             });
         }
         p.finish()

@@ -31,6 +31,7 @@ pub const CONV2D: Operator = Operator {
     ],
     constants: &["w"],
     has_layout: true,
+    has_prologue: true,
     has_inexact: has_winograd,
     check,
     structure,

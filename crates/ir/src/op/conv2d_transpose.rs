@@ -32,6 +32,7 @@ pub const CONV2D_TRANSPOSE: Operator = Operator {
     ],
     constants: &["w"],
     has_layout: true,
+    has_prologue: false,
     has_inexact: |_| false,
     check: Axis::check_transposed,
     structure,

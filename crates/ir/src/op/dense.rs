@@ -13,6 +13,7 @@ pub const DENSE: Operator = Operator {
     ],
     constants: &["w"],
     has_layout: false,
+    has_prologue: false,
     has_inexact: |_| false,
     check: |_| Ok(()),
     structure,

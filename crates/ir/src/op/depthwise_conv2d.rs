@@ -26,6 +26,7 @@ pub const DEPTHWISE_CONV2D: Operator = Operator {
     ],
     constants: &["w"],
     has_layout: true,
+    has_prologue: true,
     has_inexact: |_| false,
     check: Axis::check_forward,
     structure,

@@ -1,4 +1,4 @@
-//! What is done to each element of a result before it is stored.
+//! What is done to each element of a result before it is stored, or of an input before it is used.
 
 use crate::expr::{BinaryOp, Expr, UnaryOp};
 use crate::interp::{apply_binary, apply_unary};
@@ -292,6 +292,28 @@ impl Epilogue {
     /// The text that [`Epilogue::parse_list`] reads.
     pub(super) fn list_to_string(list: &[Epilogue]) -> String {
         list.iter().map(Epilogue::to_string).collect::<Vec<_>>().join("+")
+    }
+
+    /// Reads what is done to an input, as [`Epilogue::parse_list`] does.
+    pub(super) fn parse_prologue(text: &str) -> Result<Vec<Epilogue>, String> {
+        let list = Epilogue::parse_list(text)?;
+        Epilogue::check_prologue(&list).map(|()| list)
+    }
+
+    /// Whether these operations can be done to an input; the error says what is expected.
+    pub(super) fn check_prologue(list: &[Epilogue]) -> Result<(), String> {
+        if list.iter().any(|operation| operation.operand() == Some(Operand::Element)) {
+            let names = FUNCTIONS.iter().filter(|spec| !matches!(spec.operand, Some((Operand::Element, _))));
+            let names: Vec<&str> = names.map(|spec| spec.name).collect();
+            return Err(format!("{}, which read nothing of the result's shape", names.join(", ")));
+        }
+        Epilogue::check_list(list)
+    }
+
+    /// The further inputs of operations done to an input, as [`Epilogue::operands`] has those of a result's.
+    pub fn prologue_operands(list: &[Epilogue]) -> Vec<(usize, String, Operand)> {
+        let operands = Epilogue::operands(list).into_iter();
+        operands.map(|(at, name, kind)| (at, format!("in_{name}"), kind)).collect()
     }
 
     /// The further inputs of these operations, in the order of the arguments: those by channel, then the

@@ -13,6 +13,7 @@ pub const MATMUL: Operator = Operator {
     ],
     constants: &["a", "b"],
     has_layout: false,
+    has_prologue: false,
     has_inexact: |_| false,
     check: |_| Ok(()),
     structure,

@@ -84,6 +84,8 @@ pub struct Operator {
     pub constants: &'static [&'static str],
     /// Whether templates may choose the layouts of its activations (`layout=blocked`).
     pub has_layout: bool,
+    /// Whether its first input may be changed element by element before it is used (`prologue=…`).
+    pub has_prologue: bool,
     /// Whether there is an algorithm for it that rounds more than the operator as written.
     pub has_inexact: fn(&Workload) -> bool,
     /// Whether sizes that are each within their range fit together.

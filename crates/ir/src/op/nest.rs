@@ -21,6 +21,7 @@ pub const NEST: Operator = Operator {
     sizes: &[],
     constants: &[],
     has_layout: false,
+    has_prologue: false,
     has_inexact: |_| false,
     check: |_| Ok(()),
     structure: |w| Structure::Nest(w.nest.clone().expect("a workload of this operator has its program")),

@@ -131,8 +131,8 @@ impl Contraction {
 /// s]`, and is computed as a plain one with the flipped filter over X with zeros inserted and around it.
 ///
 /// The stages are named alike in every operator of the kind: [`ACC`](Window::ACC) sums over `c`, `r` and `s`
-/// the products of the weights with the input, read from the stage [`PAD`](Window::PAD) where it is padded;
-/// the last stage stores what the epilogue makes of it.
+/// the products of the weights with the input, read from the stage [`PAD`](Window::PAD) where it is padded or
+/// has a prologue; the last stage stores what the epilogue makes of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Window {
     /// Images.
@@ -182,7 +182,7 @@ impl Window {
     pub const INPUT: &'static str = "X";
     /// The weights.
     pub const WEIGHTS: &'static str = "W";
-    /// The stage that pads the input.
+    /// The stage that pads the input and does to it what the prologue says.
     pub const PAD: &'static str = "pad";
     /// The stage that sums.
     pub const ACC: &'static str = "acc";
@@ -214,8 +214,12 @@ impl Window {
         if self.transposed { [1, 0] } else { [0, 1] }
     }
 
-    /// Whether the input is read through a stage that pads it.
-    pub fn is_padded(&self) -> bool {
+    /// Whether the input is read through the stage [`PAD`](Window::PAD).
+    pub fn has_pad(&self, w: &Workload) -> bool {
+        self.is_padded() || !w.prologue().is_empty()
+    }
+
+    fn is_padded(&self) -> bool {
         self.transposed || self.axes.iter().any(|axis| (axis.before, axis.after) != (0, 0))
     }
 

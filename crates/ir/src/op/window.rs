@@ -207,7 +207,7 @@ impl Window {
         (of_group.add(&sum[0]), [from_ref(k), sum].concat())
     }
 
-    /// Stages `pad` (where there is padding), `acc` and the output.
+    /// Stages `pad` (where there is padding or a prologue), `acc` and the output.
     pub(super) fn program(&self, w: &Workload) -> Program {
         let &Window { n, c, k, .. } = self;
         let [rows, columns] = self.program_axes().map(|axis| Gather::of(&axis, self.transposed));
@@ -216,17 +216,19 @@ impl Window {
         let shape = [n, k, rows.output, columns.output];
         let mut input = p.input(Window::INPUT, &[n, c, rows.input, columns.input]);
         let weights = p.input(Window::WEIGHTS, &self.weights());
+        let ahead = Operands::of_prologue(&mut p, w, c);
         let mut operands = Operands::new(&mut p, w, k, &shape);
         if blocked {
             input = p.copy(Part::Prepare, input, Window::KEPT_INPUT, &["xn", "xc", "xh", "xw"], Role::Kept);
-            operands.keep(&mut p, w);
+            operands.keep(&mut p);
         }
-        if self.is_padded() {
+        if self.has_pad(w) {
             let axes = [("pn", n), ("pc", c), ("ph", rows.padded), ("pw", columns.padded)];
             let spec = StageSpec { name: Window::PAD, axes: &axes, reduce: None, role: Role::Temporary };
             input = p.stage(spec, |v| {
                 let ((row, row_inside), (column, column_inside)) = (rows.unpad(&v[2]), columns.unpad(&v[3]));
                 let element = Expr::Load(input, vec![v[0].clone(), v[1].clone(), row, column]);
+                let element = ahead.apply(element, v, 1);
                 match row_inside.and(column_inside) {
                     Cond::True => element,
                     inside => Expr::Select(Box::new(inside), Box::new(element), Box::new(Expr::Const(0.0))),
@@ -247,7 +249,7 @@ impl Window {
         let (name, role) = if blocked { (Window::KEPT_OUTPUT, Role::Kept) } else { (Window::OUTPUT, Role::Output) };
         let axes = [("on", n), ("ok", k), ("op", rows.output), ("oq", columns.output)];
         let out = p.stage(StageSpec { name, axes: &axes, reduce: None, role }, |at| {
-            operands.apply(w, Expr::Load(acc, at.to_vec()), at, 1)
+            operands.apply(Expr::Load(acc, at.to_vec()), at, 1)
         });
         if blocked {
             p.copy(Part::Finish, out, Window::OUTPUT, &["yn", "yk", "yp", "yq"], Role::Output);

@@ -37,6 +37,7 @@ pub struct Workload {
     /// Inputs that stay the same from run to run, by their lower-case names, in the order of the arguments.
     constants: Vec<String>,
     layout: Layout,
+    prologue: Vec<Epilogue>,
     epilogue: Vec<Epilogue>,
     /// Whether algorithms that round more than the operator as written, such as Winograd's, are kept out.
     /// Where there are none, it says nothing, and is left out of the text.
@@ -51,6 +52,7 @@ impl PartialEq for Workload {
             && self.sizes == other.sizes
             && (self.dtype, self.layout, self.is_exact()) == (other.dtype, other.layout, other.is_exact())
             && self.constants == other.constants
+            && self.prologue == other.prologue
             && self.epilogue == other.epilogue
             && self.nest == other.nest
     }
@@ -169,6 +171,7 @@ struct Given {
     dtype: Option<DType>,
     constants: Option<Vec<String>>,
     layout: Option<Layout>,
+    prologue: Option<Vec<Epilogue>>,
     epilogue: Option<Vec<Epilogue>>,
     exact: Option<bool>,
 }
@@ -176,7 +179,7 @@ struct Given {
 impl Given {
     fn nothing(operator: &Operator) -> Given {
         let sizes = vec![None; operator.sizes.len()];
-        Given { sizes, dtype: None, constants: None, layout: None, epilogue: None, exact: None }
+        Given { sizes, dtype: None, constants: None, layout: None, prologue: None, epilogue: None, exact: None }
     }
 
     fn parse(operator: &'static Operator, text: &str) -> Result<Given, WorkloadError> {
@@ -210,6 +213,8 @@ impl Given {
                 given.constants = Some(value.split('+').map(|name| name.trim().to_owned()).collect());
             } else if key == "layout" && operator.has_layout {
                 given.layout = Some(one_of(&Layout::ALL, value).map_err(wrong)?);
+            } else if key == "prologue" && operator.has_prologue {
+                given.prologue = Some(Epilogue::parse_prologue(value).map_err(wrong)?);
             } else if key == "epilogue" {
                 given.epilogue = Some(Epilogue::parse_list(value).map_err(wrong)?);
             } else if key == "exact" {
@@ -235,6 +240,7 @@ impl Given {
             dtype: self.dtype.or(other.dtype),
             constants: self.constants.or(other.constants),
             layout: self.layout.or(other.layout),
+            prologue: self.prologue.or(other.prologue),
             epilogue: self.epilogue.or(other.epilogue),
             exact: self.exact.or(other.exact),
         }
@@ -250,6 +256,7 @@ fn attributes(operator: &Operator) -> Vec<&'static str> {
     }
     keys.extend(["dtype", "const"]);
     keys.extend(operator.has_layout.then_some("layout"));
+    keys.extend(operator.has_prologue.then_some("prologue"));
     keys.extend(["epilogue", "exact"]);
     keys
 }
@@ -324,6 +331,7 @@ impl Workload {
         let sizes = sizes.collect::<Result<_, _>>()?;
         let workload = Workload {
             layout: given.layout.unwrap_or_default(),
+            prologue: given.prologue.unwrap_or_default(),
             epilogue: given.epilogue.unwrap_or_default(),
             exact: given.exact.unwrap_or(false),
             ..Workload::plain(operator, sizes, given.dtype.unwrap_or(DType::F32))
@@ -344,8 +352,8 @@ impl Workload {
 
     /// An operator with nothing besides its sizes.
     fn plain(operator: &'static Operator, sizes: Vec<i64>, dtype: DType) -> Workload {
-        let (constants, layout, epilogue) = (Vec::new(), Layout::default(), Vec::new());
-        Workload { operator, sizes, dtype, constants, layout, epilogue, exact: false, nest: None }
+        let (constants, layout, prologue, epilogue) = (Vec::new(), Layout::default(), Vec::new(), Vec::new());
+        Workload { operator, sizes, dtype, constants, layout, prologue, epilogue, exact: false, nest: None }
     }
 
     /// The workload, where its tensors fit into memory.
@@ -420,7 +428,9 @@ impl Workload {
 
     /// The inputs that may be constant, in the order of the arguments.
     fn possible_constants(&self) -> Vec<String> {
-        let operands = Epilogue::operands(&self.epilogue).into_iter().map(|(_, name, _)| name.to_lowercase());
+        let ahead = Epilogue::prologue_operands(&self.prologue);
+        let operands = ahead.into_iter().chain(Epilogue::operands(&self.epilogue));
+        let operands = operands.map(|(_, name, _)| name.to_lowercase());
         self.operator.constants.iter().map(|name| (*name).to_owned()).chain(operands).collect()
     }
 
@@ -452,17 +462,44 @@ impl Workload {
             let value = brief(&Epilogue::list_to_string(&epilogue));
             return Err(WorkloadError::Value { key: "epilogue".to_owned(), value, expected });
         }
-        let mut workload = Workload { epilogue, ..self };
-        if workload.nest.is_none() {
-            let known = workload.possible_constants();
-            workload.constants.retain(|name| known.contains(name));
+        Workload { epilogue, ..self }.without_unknown_constants().checked()
+    }
+
+    /// The same with another prologue; inputs of the old one that were constant are forgotten.
+    ///
+    /// # Errors
+    /// [`WorkloadError`] where the operator has none, it has too many operations or one that reads an input
+    /// of the result's shape, or its tensors do not fit into memory.
+    pub fn with_prologue(self, prologue: Vec<Epilogue>) -> Result<Workload, WorkloadError> {
+        let checked = match self.operator.has_prologue || prologue.is_empty() {
+            true => Epilogue::check_prologue(&prologue),
+            false => Err(format!("none: {} has no prologue", self.operator.name)),
+        };
+        if let Err(expected) = checked {
+            let value = brief(&Epilogue::list_to_string(&prologue));
+            return Err(WorkloadError::Value { key: "prologue".to_owned(), value, expected });
         }
-        workload.checked()
+        Workload { prologue, ..self }.without_unknown_constants().checked()
+    }
+
+    /// The same without constants that are no inputs of it.
+    fn without_unknown_constants(mut self) -> Workload {
+        if self.nest.is_none() {
+            let known = self.possible_constants();
+            self.constants.retain(|name| known.contains(name));
+        }
+        self
     }
 
     /// How activations come and go.
     pub fn layout(&self) -> Layout {
         self.layout
+    }
+
+    /// What is done to each element of the first input before it is used, in order: to those inside of an
+    /// image, not to the zeros around it.
+    pub fn prologue(&self) -> &[Epilogue] {
+        &self.prologue
     }
 
     /// What is done to each element of the result, in order.
@@ -498,7 +535,7 @@ impl Workload {
         (self.operator.check)(&other).is_ok().then_some(other)
     }
 
-    /// What it computes ahead of its epilogue, in terms that schedules and libraries read.
+    /// What it computes between its prologue and its epilogue, in terms that schedules and libraries read.
     pub fn structure(&self) -> Structure {
         (self.operator.structure)(self)
     }
@@ -519,7 +556,7 @@ impl Workload {
     }
 
     /// Floating-point operations of one run: twice the multiply-accumulates, those with padding included and
-    /// the epilogue's operations not.
+    /// the operations of prologue and epilogue not.
     pub fn flops(&self) -> f64 {
         self.structure().flops()
     }
@@ -557,6 +594,9 @@ impl fmt::Display for Workload {
         pairs.extend((!self.constants.is_empty()).then(|| format!("const={}", self.constants.join("+"))));
         if let Some((_, name)) = Layout::ALL.iter().find(|(l, _)| *l == self.layout && *l != Layout::default()) {
             pairs.push(format!("layout={name}"));
+        }
+        if !self.prologue.is_empty() {
+            pairs.push(format!("prologue={}", Epilogue::list_to_string(&self.prologue)));
         }
         if !self.epilogue.is_empty() {
             pairs.push(format!("epilogue={}", Epilogue::list_to_string(&self.epilogue)));

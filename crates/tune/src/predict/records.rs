@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Value as Json, json};
-use tilewright_ir::op::Workload;
+use tilewright_ir::op::{Epilogue, Workload};
 use tilewright_learn::sequence::{Answer, Completions, Example, Field, FieldKind, Parameter, Vocabulary};
 
 use super::count;
@@ -162,7 +162,7 @@ type Description = BTreeMap<String, Property>;
 fn describe(workload: &Workload, threads: u32, target: &str) -> Description {
     let sizes = workload.operator().sizes.iter();
     let sizes = sizes.map(|size| (size.name.to_owned(), Property::Number(workload.size(size.name))));
-    let epilogue: Vec<String> = workload.epilogue().iter().map(ToString::to_string).collect();
+    let joined = |operations: &[Epilogue]| operations.iter().map(ToString::to_string).collect::<Vec<_>>().join("+");
     let constants = match workload.constants() {
         [] => "none".to_owned(),
         names => names.join("+"),
@@ -172,7 +172,8 @@ fn describe(workload: &Workload, threads: u32, target: &str) -> Description {
         ("dtype", workload.dtype.name().to_owned()),
         ("const", constants),
         ("layout", format!("{:?}", workload.layout()).to_lowercase()),
-        ("epilogue", epilogue.join("+")),
+        ("prologue", joined(workload.prologue())),
+        ("epilogue", joined(workload.epilogue())),
         ("exact", workload.is_exact().to_string()),
         ("target", target.to_owned()),
     ];

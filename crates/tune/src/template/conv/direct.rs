@@ -46,9 +46,14 @@ fn operands(v: &[&Value]) -> (i64, i64) {
 
 fn parameters(s: &Setting, shape: &Shape) -> Vec<Parameter> {
     let registers = i64::from(s.target.n_vector_registers);
-    let Shape { k, p, q, c, padded, .. } = *shape;
+    let Shape { k, p, q, c, padded, has_prologue, .. } = *shape;
     let blocked = is_blocked(s);
     let channel_blocks = [1, 4, 8, 16, 32, 64, 128].into_iter().filter(|&b| b == 1 || c.is_none_or(|c| b < 2 * c));
+    let inputs: &[&str] = match (has_prologue, padded || !blocked) {
+        (true, _) => &["packed"],
+        (false, true) => &["plain", "packed"],
+        (false, false) => &["plain"],
+    };
     let mut parameters = vec![
         Parameter::categorical("lanes", &["k", "q"]),
         Parameter::ordinal("k_tile", 1..=k.min(registers / 2)),
@@ -57,10 +62,10 @@ fn parameters(s: &Setting, shape: &Shape) -> Vec<Parameter> {
         Parameter::permutation("order", &["k", "p", "q"]),
         Parameter::ordinal("c_block", channel_blocks),
         Parameter::ordinal("unroll_c", [1, 2, 4]),
-        Parameter::categorical("input", if padded || !blocked { &["plain", "packed"] } else { &["plain"] }),
+        Parameter::categorical("input", inputs),
         Parameter::categorical("write", if blocked { &["tile"] } else { &["tile", "scatter", "row"] }),
     ];
-    if padded {
+    if padded && !has_prologue {
         parameters.push(Parameter::boolean("unroll_s"));
     }
     parameters.extend(shape.work().parameter(s, cut_sum(s, shape).is_some()));
@@ -93,7 +98,7 @@ fn elements(tile: i64, is_lanes: bool, lanes: i64) -> i64 {
 fn constraints(s: &Setting, shape: &Shape) -> Vec<Constraint> {
     let lanes = s.target.lanes(s.workload.dtype);
     let registers = i64::from(s.target.n_vector_registers);
-    let Shape { n, k, p, q, c, r, s: columns, padded, k_group, .. } = *shape;
+    let Shape { n, k, p, q, c, r, s: columns, padded, has_prologue, k_group, .. } = *shape;
     let blocked = is_blocked(s);
     let depthwise = c.is_none();
     let fits = move |v: &[&Value]| {
@@ -166,7 +171,7 @@ fn constraints(s: &Setting, shape: &Shape) -> Vec<Constraint> {
                 MOST_UNROLLED * registers,
                 MOST_FORCED * registers
             ),
-            if padded {
+            if padded && !has_prologue {
                 &["lanes", "k_tile", "p_tile", "q_tile", "unroll_c", "input", "unroll_s"]
             } else {
                 &["lanes", "k_tile", "p_tile", "q_tile", "unroll_c"]

@@ -9,7 +9,7 @@ use super::super::step::{
 use super::{Algorithm, Shape, ceil_div, divisors, is_blocked};
 use crate::space::{Config, Constraint, Parameter, Space};
 use tilewright_ir::Step;
-use tilewright_ir::op::Window;
+use tilewright_ir::op::{Axis, Window};
 use tilewright_ir::schedule::LayoutAxis::{Inner, Outer, Whole};
 
 /// A matrix product `acc[k, pq] = Σ W[k, crs] · cols[crs, pq]` around a register tile of channels and pixels.
@@ -44,6 +44,12 @@ fn is_pointwise(shape: &Shape) -> bool {
     (shape.r, shape.s) == (1, 1) && !is_strided && !shape.padded
 }
 
+/// Whether the stage ahead of the patches has their elements, one by one.
+fn is_elementwise(shape: &Shape) -> bool {
+    let is_plain = |axis: &Axis| axis.filter == 1 && axis.stride == 1 && (axis.before, axis.after) == (0, 0);
+    !shape.transposed && shape.axes.iter().all(is_plain)
+}
+
 /// Bytes of the patches of a row of the output.
 fn bytes_per_row(s: &Setting, shape: &Shape) -> i64 {
     shape.c.unwrap_or(1) * shape.r * shape.s * shape.q * s.workload.dtype.bytes() as i64
@@ -63,6 +69,12 @@ fn parameters(s: &Setting, shape: &Shape) -> Vec<Parameter> {
         false if shape.n * shape.p * bytes_per_row(s, shape) > MOST_BYTES => &["block"],
         false => &["whole", "block"],
     };
+    let pads: &[&str] = match shape.padded {
+        false => &["none"],
+        // The patches are the stage itself: each element is one of one patch.
+        true if is_elementwise(shape) => &["inline"],
+        true => &["copied", "inline"],
+    };
     let mut parameters = vec![
         Parameter::ordinal("k_tile", 1..=shape.k.min(registers / 2)),
         Parameter::ordinal("x_tile", 1..=vectors(shape, lanes, shape.p).min(6)),
@@ -70,7 +82,7 @@ fn parameters(s: &Setting, shape: &Shape) -> Vec<Parameter> {
         Parameter::ordinal("c_block", divisors(c, 8)),
         Parameter::categorical("outer", &["rows", "k"]),
         Parameter::categorical("cols", copies),
-        Parameter::categorical("pad", if shape.padded { &["copied", "inline"] } else { &["none"] }),
+        Parameter::categorical("pad", pads),
         Parameter::boolean("pack_w"),
         Parameter::ordinal("unroll_c", [1, 2, 4].into_iter().filter(|&u| u <= c)),
     ];
@@ -169,6 +181,11 @@ fn estimate(s: &Setting, shape: &Shape, space: &Space, config: &Config) -> f64 {
         "block" => patches * 0.4,
         _ => patches * 0.3 + 2.0 * whole / bandwidth(s, whole),
     };
+    if shape.has_prologue {
+        let input = (shape.c.unwrap_or(1) * shape.axes.iter().map(|axis| axis.input).product::<i64>()) as f64;
+        let (changed, copied) = if text("pad") == "inline" { (patches, 0.0) } else { (input, 0.4 * input) };
+        cycles += copied + changed * (2 * s.workload.prologue().len()) as f64 / lanes as f64;
+    }
     cycles *= shape.n as f64;
     let (n_tiles, n_blocks) = (ceil_div(shape.k, int("k_tile")), shape.p / rows);
     let n_iterations = shape.n * if text("outer") == "rows" { n_blocks } else { n_tiles };

@@ -90,8 +90,10 @@ struct Shape {
     s: i64,
     /// Elements from one output to the next, along rows and columns.
     stride: [i64; 2],
-    /// Whether the input is read through a stage that pads it.
+    /// Whether the input is read through a stage, which pads it or does to it what a prologue says.
     padded: bool,
+    /// Whether there is a prologue, which is not to be repeated for every product that an element enters.
+    has_prologue: bool,
     /// Channels of the output that read the same channels of the input.
     k_group: i64,
     /// Whether it is a transposed convolution's.
@@ -123,7 +125,8 @@ impl Shape {
             r,
             s,
             stride: if transposed { [1, 1] } else { axes.map(|axis| axis.stride) },
-            padded: window.is_padded(),
+            padded: window.has_pad(w),
+            has_prologue: !w.prologue().is_empty(),
             // All channels of a depthwise convolution are cut alike.
             k_group: if depthwise { k } else { k / groups },
             inserts_zeros: transposed && axes.iter().any(|axis| axis.stride > 1) && axes.iter().all(meets_taps),

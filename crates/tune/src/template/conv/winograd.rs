@@ -34,6 +34,7 @@ pub fn least_share() -> f64 {
 
 fn parameters(s: &Setting, shape: &Shape) -> Vec<Parameter> {
     let vectors = ceil_div(shape.k, s.target.lanes(s.workload.dtype));
+    let has_plain = is_blocked(s) && !shape.has_prologue;
     let mut parameters = vec![
         Parameter::ordinal("m", TILES),
         Parameter::ordinal("rows", 1..=ceil_div(shape.p, 2)),
@@ -41,7 +42,7 @@ fn parameters(s: &Setting, shape: &Shape) -> Vec<Parameter> {
         Parameter::ordinal("k_tile", 1..=vectors.min(4)),
         Parameter::ordinal("t_tile", 1..=i64::from(s.target.n_vector_registers) / 2),
         Parameter::ordinal("unroll_c", [1, 2, 4]),
-        Parameter::categorical("input", if is_blocked(s) { &["plain", "packed"] } else { &["packed"] }),
+        Parameter::categorical("input", if has_plain { &["plain", "packed"] } else { &["packed"] }),
     ];
     if s.n_threads > 1 {
         parameters.push(Parameter::categorical("parallel", &["rows", "k"]));
