@@ -175,7 +175,7 @@ pub(super) fn open(wanted: &Wanted, inputs: &[(String, Tensor)]) -> Result<Opene
             core,
             model,
             c"CPU".as_ptr(),
-            8,
+            10,
             &raw mut compiled,
             c"INFERENCE_NUM_THREADS".as_ptr(),
             threads.as_ptr(),
@@ -185,11 +185,14 @@ pub(super) fn open(wanted: &Wanted, inputs: &[(String, Tensor)]) -> Result<Opene
             c"LATENCY".as_ptr(),
             c"INFERENCE_PRECISION_HINT".as_ptr(),
             c"f32".as_ptr(),
+            // By default products with compressed weights round activations to 8 bits.
+            c"DYNAMIC_QUANTIZATION_GROUP_SIZE".as_ptr(),
+            c"0".as_ptr(),
         ))?;
         library.check((api.create_request)(compiled, &raw mut request))?;
         library.check((api.count_outputs)(compiled, &raw mut n_outputs))?;
     }
-    let details = format!("f32, 1 stream, threads {}", wanted.means.threads);
+    let details = format!("f32, activations not quantized, 1 stream, threads {}", wanted.means.threads);
     let version = library.version()?;
     Ok(Opened { version, details, session: Box::new(Request { library, request, n_outputs, inputs: Vec::new() }) })
 }
