@@ -156,6 +156,12 @@ const PAIRS: &[[&str; 2]] = &[
     ["depthwise_conv2d:c=32,h=28,w=28,r=3,s=3,pad=1", "depthwise_conv2d:c=48,h=15,w=15,r=3,s=3,stride=2"],
     ["conv2d_transpose:c=16,h=8,w=8,k=24,r=4,s=4,stride=2,pad=1", "conv2d_transpose:c=8,h=7,w=9,k=16,r=3,s=3"],
     [
+        "nest:buffer x0:f32[64,100]global input buffer y:f32[64,100]global output loops i0,i1 \
+         run{for i0 in 64{for i1 in 100{y[i0,i1]=exp(x0[i0,i1])}}}",
+        "nest:buffer x0:f32[33,70]global input buffer x1:f32[33]global input buffer y:f32[33,70]global output \
+         loops i0,i1 run{for i0 in 33{for i1 in 70{y[i0,i1]=x0[i0,i1]*x1[i0]}}}",
+    ],
+    [
         "conv2d_transpose:c=16,h=8,w=8,k=24,r=4,s=4,stride=2,pad=1",
         "conv2d_transpose:c=40,h=6,w=5,k=64,r=3,s=3,stride=2",
     ],

@@ -8,8 +8,7 @@ use bytes::Bytes;
 use clap::Args;
 use serde_json::{Value as Json, json};
 use tilewright::file::write_whole;
-use tilewright_graph::{DType, Tensor, TensorType};
-use tilewright_ir::reference::random_elements;
+use tilewright_graph::{DType, Random, Tensor, TensorType};
 use tilewright_model::npy::{read_npy, read_npz, write_npy};
 use tilewright_model::{Compiled, Runner, Step};
 use tilewright_runtime::Threads;
@@ -58,7 +57,7 @@ pub fn run(args: &RunArgs, as_json: bool) -> anyhow::Result<()> {
     let mut runner = Runner::new(&compiled, &Threads::new(args.machine.threads)?)?;
     let types: Vec<(String, TensorType)> = runner.inputs().map(|(name, ty)| (name.to_owned(), ty.clone())).collect();
     for (at, (name, ty)) in types.iter().enumerate() {
-        runner.set(name, &random(ty, at as u64)).map_err(bad_input)?;
+        runner.set(name, &Random::new(at as u64).input(ty)).map_err(bad_input)?;
     }
     for (name, tensor) in inputs.into_iter().flatten() {
         let name = match (name, &types[..]) {
@@ -177,18 +176,6 @@ fn profiled(compiled: &Compiled, step_ns: &[u64]) -> Vec<Profiled> {
         Profiled { name: step.name.clone(), kind, workload, label, ns: *ns, flops }
     });
     profiled.collect()
-}
-
-/// Random numbers of a type: whole ones are small, so that they are indices of something as a rule.
-fn random(ty: &TensorType, seed: u64) -> Tensor {
-    let n = ty.n_elements();
-    match ty.dtype {
-        DType::F16 | DType::Bf16 | DType::F32 | DType::F64 => {
-            let numbers: Vec<f64> = random_elements(tilewright_ir::DType::F32, seed, n).collect();
-            Tensor::from_floats(ty.dtype, ty.shape.clone(), &numbers)
-        }
-        _ => Tensor::from_integers(ty.dtype, ty.shape.clone(), &vec![1; n]),
-    }
 }
 
 /// Inputs of an option: with a name, or without one.
