@@ -4,11 +4,11 @@ mod common;
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::Command;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use common::{check_refused, run_json, stderr, text};
+use common::{check_refused, done, run_json, stderr, text, tool};
 use tilewright_codegen::{ArgumentAlign, Compiler};
 use tilewright_device::host;
 use tilewright_ir::lower;
@@ -21,22 +21,6 @@ const LAYER: &str = "dense:m=32,n=48,k=64,const=w,epilogue=bias+gelu";
 
 /// What C programs are compiled with.
 const STRICT: [&str; 6] = ["-std=c99", "-Wall", "-Wextra", "-Werror", "-O1", "-g"];
-
-/// The program `name`, unless it is not there: then a line says what is skipped.
-fn tool(name: &str) -> Option<&str> {
-    let found = Command::new(name).arg("--version").output().is_ok_and(|output| output.status.success());
-    if !found {
-        println!("skipped: no `{name}`");
-    }
-    found.then_some(name)
-}
-
-/// Runs a tool to its end, which must be a good one.
-fn done(command: &mut Command) -> String {
-    let Output { status, stdout, stderr } = command.output().unwrap_or_else(|e| panic!("{command:?}: {e}"));
-    assert!(status.success(), "{command:?}: {status}: {}", String::from_utf8_lossy(&stderr));
-    String::from_utf8(stdout).expect("the tools print text")
-}
 
 /// A folder with the inputs of a layer, what it makes of them in this process, and libraries.
 struct Folder(tempfile::TempDir);

@@ -5,9 +5,9 @@ mod common;
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::Command;
 
-use common::{check_refused, run, run_json, stderr, text};
+use common::{check_refused, done, run, run_json, stderr, text, tool};
 use serde_json::Value as Json;
 
 /// What C programs are compiled with.
@@ -35,22 +35,6 @@ const CONVOLUTION: &str = "
                     }
                 worst = fmax(worst, fabs(fmax(sum, 0) - Y[(k * 9 + y) * 10 + x]));
             }";
-
-/// The program `name`, unless it is not there: then a line says what is skipped.
-fn tool(name: &str) -> Option<&str> {
-    let found = Command::new(name).arg("--version").output().is_ok_and(|output| output.status.success());
-    if !found {
-        println!("skipped: no `{name}`");
-    }
-    found.then_some(name)
-}
-
-/// Runs a tool to its end, which must be a good one.
-fn done(command: &mut Command) -> String {
-    let Output { status, stdout, stderr } = command.output().unwrap_or_else(|e| panic!("{command:?}: {e}"));
-    assert!(status.success(), "{command:?}: {status}: {}", String::from_utf8_lossy(&stderr));
-    String::from_utf8(stdout).expect("the tools print text")
-}
 
 /// A folder with the objects and headers of kernels and with C sources.
 struct Folder(tempfile::TempDir);

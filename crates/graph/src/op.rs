@@ -58,6 +58,7 @@ pub use sample::*;
 pub use select::*;
 pub use shape::*;
 pub use signal::*;
+pub use util::axis;
 pub use window::{AutoPad, Geometry, Window};
 
 /// A row of the table of ONNX operators.

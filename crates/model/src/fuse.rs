@@ -8,8 +8,8 @@ use tilewright_ir::{BufferId, DType, Expr, Index, Role};
 use crate::epilogue::{self, Operations};
 use crate::import::import;
 use crate::net::{Convolution, Kind, Net, Node, ValueId, Windows};
-use crate::scalar::{self, cost, input, substitute};
-use crate::simplify::{joined, simplify};
+use crate::scalar::{self, cost, input};
+use crate::simplify::{drop_unread, joined, simplify};
 
 /// What a kernel computes.
 #[derive(Debug, Clone)]
@@ -166,7 +166,10 @@ fn absorb_maps(net: &mut Net, epilogues: &mut Vec<Operations>) {
     while at > 0 {
         at -= 1;
         if is_anchor(&net.nodes[at].kind) {
-            while absorb_map(net, epilogues, at).is_some() {}
+            let mut anchor = Some(at);
+            while let Some(at) = anchor {
+                anchor = absorb_map(net, epilogues, at);
+            }
         }
     }
 }
@@ -176,12 +179,13 @@ fn channel_axis(kind: &Kind, out: &[i64]) -> usize {
     if matches!(kind, Kind::Conv(_)) { 1 } else { out.len() - 1 }
 }
 
-fn absorb_map(net: &mut Net, epilogues: &mut Vec<Operations>, at: usize) -> Option<()> {
+/// Takes what it can of the map behind an anchor; where it then stands, if a further map may follow.
+fn absorb_map(net: &mut Net, epilogues: &mut Vec<Operations>, at: usize) -> Option<usize> {
     let anchor = net.nodes[at].clone();
     let x = anchor.output();
     let out = net.shape(x).to_vec();
     let axis = channel_axis(&anchor.kind, &out);
-    if net.n_uses()[x.0] != net.nodes.iter().flat_map(|n| &n.inputs).filter(|id| **id == Some(x)).count() {
+    if net.outputs.contains(&x) {
         return None;
     }
     let mut users = net.nodes.iter().enumerate().filter(|(_, node)| node.inputs.contains(&Some(x)));
@@ -221,46 +225,20 @@ fn absorb_map(net: &mut Net, epilogues: &mut Vec<Operations>, at: usize) -> Opti
         net.nodes.remove(at);
         let _ = epilogues.remove(at);
         epilogues[user - 1] = all;
-        // The anchor has moved behind: there it is looked at no more, but a further map may follow.
-        let moved = user - 1;
-        while absorb_map(net, epilogues, moved).is_some() {}
-        return None;
+        return Some(user - 1);
     }
-    let rest = replaced_part(&value, &part, node.inputs.len());
+    let rest = scalar::replaced(&value, &part, &input(node.inputs.len()));
     let mut rest_node = node.clone();
     rest_node.inputs.push(Some(output));
     rest_node.kind = Kind::Map(rest);
-    compact(&mut rest_node);
+    drop_unread(&mut rest_node);
     net.nodes[user] = rest_node;
     // Just ahead of the rest, where all operands are there.
-    let anchor_at = user;
-    net.nodes.insert(anchor_at, anchor);
-    epilogues.insert(anchor_at, all);
+    net.nodes.insert(user, anchor);
+    epilogues.insert(user, all);
     net.nodes.remove(at);
     let _ = epilogues.remove(at);
     None
-}
-
-/// An expression with a part of it read from an input.
-fn replaced_part(e: &Expr, part: &Expr, slot: usize) -> Expr {
-    if e == part {
-        return input(slot);
-    }
-    match e {
-        Expr::Unary(op, x) => Expr::unary(*op, replaced_part(x, part, slot)),
-        Expr::Binary(op, a, b) => Expr::binary(*op, replaced_part(a, part, slot), replaced_part(b, part, slot)),
-        other => other.clone(),
-    }
-}
-
-/// A map without inputs that it does not read.
-fn compact(node: &mut Node) {
-    let Kind::Map(value) = &node.kind else { return };
-    let read = scalar::inputs(value);
-    let kept: Vec<usize> = (0..node.inputs.len()).filter(|slot| read.contains(slot)).collect();
-    let value = substitute(value, &|at| input(kept.iter().position(|&slot| slot == at).expect("it is read")));
-    node.inputs = kept.iter().map(|&slot| node.inputs[slot]).collect();
-    node.kind = Kind::Map(value);
 }
 
 /// Maps ahead of convolutions become their prologues where nothing else reads them: to compute one again

@@ -1,6 +1,6 @@
 //! From a graph of many operators to a net of few kinds.
 
-use tilewright_graph::op::{Fact, Inputs, PadMode, PoolKind, ReduceKind, SoftmaxKind, product_shape};
+use tilewright_graph::op::{Fact, Inputs, PadMode, PoolKind, ReduceKind, SoftmaxKind, axis, product_shape};
 use tilewright_graph::{DType, Graph, Node as GraphNode, Op, Tensor, ValueId as GraphId};
 use tilewright_ir::expr::{ReduceOp, UnaryOp};
 use tilewright_ir::{Cond, Expr};
@@ -272,9 +272,7 @@ impl Job<'_> {
                 let index = self.net.value(self.try_input(1)?).constant.as_ref()?.i64s();
                 let &[index] = &index[..] else { return None };
                 let mut shape = self.shape(0)?;
-                let axis =
-                    usize::try_from(if gather.axis < 0 { gather.axis + shape.len() as i64 } else { gather.axis });
-                let axis = axis.ok()?;
+                let axis = axis(gather.axis, shape.len()).ok()?;
                 let mut parts = vec![(0, 1); shape.len()];
                 parts[axis].0 = if index < 0 { index + shape[axis] } else { index };
                 shape[axis] = 1;
@@ -284,12 +282,12 @@ impl Job<'_> {
                 Some(())
             }
             Op::Split(split) => {
-                let (from, rank) = (self.try_input(0)?, self.shape(0)?.len() as i64);
-                let axis = usize::try_from(if split.axis < 0 { split.axis + rank } else { split.axis }).ok()?;
+                let (from, rank) = (self.try_input(0)?, self.shape(0)?.len());
+                let axis = axis(split.axis, rank).ok()?;
                 let mut start = 0;
                 for to in self.outputs.clone() {
                     let to = to?;
-                    let mut parts = vec![(0, 1); rank as usize];
+                    let mut parts = vec![(0, 1); rank];
                     parts[axis].0 = start;
                     start += self.net.shape(to)[axis];
                     self.moved(Kind::Slice(parts), from, to)?;
@@ -298,8 +296,7 @@ impl Job<'_> {
             }
             Op::Concat(concat) => {
                 let to = self.output()?;
-                let rank = self.net.shape(to).len() as i64;
-                let axis = usize::try_from(if concat.axis < 0 { concat.axis + rank } else { concat.axis }).ok()?;
+                let axis = axis(concat.axis, self.net.shape(to).len()).ok()?;
                 let mut inputs: Vec<ValueId> = self.inputs.iter().copied().collect::<Option<_>>()?;
                 inputs.retain(|id| self.net.value(*id).n_elements() > 0);
                 self.is_f32(to).then_some(())?;
@@ -549,9 +546,9 @@ impl Job<'_> {
             Op::LayerNormalization(norm) => {
                 let (x, to) = (self.try_input(0)?, self.output()?);
                 self.is_f32(x).then_some(())?;
-                let rank = self.shape(0)?.len() as i64;
-                let axis = if norm.axis < 0 { norm.axis + rank } else { norm.axis };
-                let normal = self.normalised(x, (axis as usize..rank as usize).collect(), norm.epsilon)?;
+                let rank = self.shape(0)?.len();
+                let axis = axis(norm.axis, rank).ok()?;
+                let normal = self.normalised(x, (axis..rank).collect(), norm.epsilon)?;
                 self.scaled(normal, self.try_input(1), self.try_input(2), to)
             }
             Op::InstanceNormalization(norm) => {
@@ -570,7 +567,7 @@ impl Job<'_> {
                 self.is_f32(x).then_some(())?;
                 let shape = self.shape(0)?;
                 let rank = shape.len();
-                let axis = if norm.axis < 0 { norm.axis + rank as i64 } else { norm.axis } as usize;
+                let axis = axis(norm.axis, rank).ok()?;
                 let mut kept = shape.clone();
                 kept[axis..].fill(1);
                 let n: i64 = shape[axis..].iter().product();

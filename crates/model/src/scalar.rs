@@ -250,6 +250,18 @@ pub fn substitute(e: &Expr, by: &dyn Fn(usize) -> Expr) -> Expr {
     rebuilt(&e.map_loads(&mut |buffer, _| Some(by(buffer.0 as usize))))
 }
 
+/// An expression with every occurrence of another replaced.
+pub fn replaced(e: &Expr, old: &Expr, new: &Expr) -> Expr {
+    if e == old {
+        return new.clone();
+    }
+    match e {
+        Expr::Unary(op, x) => Expr::unary(*op, replaced(x, old, new)),
+        Expr::Binary(op, a, b) => Expr::binary(*op, replaced(a, old, new), replaced(b, old, new)),
+        other => other.clone(),
+    }
+}
+
 /// The expression with what is known of numbers computed.
 fn rebuilt(e: &Expr) -> Expr {
     match e {

@@ -259,7 +259,7 @@ pub fn joined(a: &str, b: &str) -> String {
 }
 
 /// Leaves out inputs that a map does not read.
-fn drop_unread(node: &mut Node) {
+pub fn drop_unread(node: &mut Node) {
     let Kind::Map(value) = &node.kind else { return };
     let read = scalar::inputs(value);
     let kept: Vec<usize> = (0..node.inputs.len()).filter(|slot| read.contains(slot)).collect();
@@ -404,19 +404,7 @@ fn innermost(value: &Expr, slot: usize) -> Option<(BinaryOp, Expr, Expr)> {
         (BinaryOp::Add | BinaryOp::Mul, false, true) => (**a).clone(),
         _ => return None,
     };
-    Some((*op, by, replaced(value, &first, &input(slot))))
-}
-
-/// An expression with every occurrence of another replaced.
-fn replaced(e: &Expr, old: &Expr, new: &Expr) -> Expr {
-    if e == old {
-        return new.clone();
-    }
-    match e {
-        Expr::Unary(op, x) => Expr::unary(*op, replaced(x, old, new)),
-        Expr::Binary(op, a, b) => Expr::binary(*op, replaced(a, old, new), replaced(b, old, new)),
-        other => other.clone(),
-    }
+    Some((*op, by, scalar::replaced(value, &first, &input(slot))))
 }
 
 /// Weights with each channel of the output scaled.

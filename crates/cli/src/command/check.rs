@@ -41,7 +41,7 @@ pub fn run(args: &CheckArgs, as_json: bool) -> anyhow::Result<()> {
     let tasks = summary.tasks.iter().map(
         |task| json!({"kind": task.kind, "sizes": task.text, "gflop": task.flops as f64 / 1e9, "count": task.count}),
     );
-    let runs = if problems.is_empty() { Some(args.model.fused(false)?) } else { None };
+    let runs = if problems.is_empty() { Some(args.model.fused_of(&model, false)?) } else { None };
     let runs = runs.as_ref().map(Runs::of);
     let json = json!({
         "model": args.model.name(),

@@ -122,8 +122,8 @@ impl ModelArgs {
     ///
     /// # Errors
     /// Bad input where something is not.
-    pub fn supported(&self) -> anyhow::Result<Specialised> {
-        let special = self.specialise(&self.read()?, usize::MAX)?;
+    fn supported(&self, model: &Model) -> anyhow::Result<Specialised> {
+        let special = self.specialise(model, usize::MAX)?;
         match special.problems.first() {
             None => Ok(special),
             Some(problem) => {
@@ -139,9 +139,17 @@ impl ModelArgs {
     /// that is asked for.
     ///
     /// # Errors
-    /// As [`ModelArgs::supported`].
+    /// As [`ModelArgs::read`] and [`ModelArgs::fused_of`].
     pub fn fused(&self, exact: bool) -> anyhow::Result<Fused> {
-        let special = self.supported()?;
+        self.fused_of(&self.read()?, exact)
+    }
+
+    /// The same for a model that has been read.
+    ///
+    /// # Errors
+    /// Bad input where something is not supported.
+    pub fn fused_of(&self, model: &Model, exact: bool) -> anyhow::Result<Fused> {
+        let special = self.supported(model)?;
         let lowered = tilewright_model::lower(&special.graph);
         let mut fused = lowered.map_err(|error| bad_input(format!("{}: {error}", self.name())))?;
         fused.workloads_mut().for_each(|workload| workload.exact |= exact);

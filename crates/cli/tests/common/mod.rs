@@ -92,3 +92,19 @@ pub fn device_options(n_threads: usize) -> Options {
     let worker = WorkerCommand { program: TILEWRIGHT.into(), arguments: vec!["worker".to_owned()] };
     Options::new(worker, n_threads)
 }
+
+/// The program `name`, unless it is not there: then a line says what is skipped.
+pub fn tool(name: &str) -> Option<&str> {
+    let found = Command::new(name).arg("--version").output().is_ok_and(|output| output.status.success());
+    if !found {
+        println!("skipped: no `{name}`");
+    }
+    found.then_some(name)
+}
+
+/// Runs a tool to its end, which must be a good one.
+pub fn done(command: &mut Command) -> String {
+    let Output { status, stdout, stderr } = command.output().unwrap_or_else(|e| panic!("{command:?}: {e}"));
+    assert!(status.success(), "{command:?}: {status}: {}", String::from_utf8_lossy(&stderr));
+    String::from_utf8(stdout).expect("the tools print text")
+}
