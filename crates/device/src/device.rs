@@ -9,7 +9,7 @@ use crate::data::{Data, DataError, anonymous_file};
 use crate::host;
 use crate::limits::{self, Allowed};
 use crate::objects;
-use crate::protocol::{Assignment, Source};
+use crate::protocol::{Assignment, Caches, Source};
 use crate::workers::Workers;
 use scheduler::{Command, Policy, Scheduler};
 use std::fs::File;
@@ -50,8 +50,8 @@ pub struct Options {
     pub to_the_end: bool,
     /// Time to spend in a candidate's runs, once it is known to be right.
     pub min_time: Duration,
-    /// Whether caches are emptied before each run.
-    pub cold: bool,
+    /// What a run finds in the caches.
+    pub caches: Caches,
     /// Whether times are corrected to those of cores that nobody else slows down. They must not be where
     /// kernels are compared with something timed in another way.
     pub at_best_pace: bool,
@@ -72,7 +72,7 @@ impl Options {
             run_timeout: Duration::from_secs(10),
             to_the_end: false,
             min_time: Duration::from_millis(10),
-            cold: false,
+            caches: Caches::Warm,
             at_best_pace: true,
             memory_bytes: (host::memory_bytes().unwrap_or(8 << 30) / 2)
                 .min(Allowed::here().address_space_bytes.unwrap_or(u64::MAX)),
@@ -226,7 +226,7 @@ impl Device {
             build_timeout: options.build_timeout,
             run_timeout: options.run_timeout,
             to_the_end: options.to_the_end,
-            cold: options.cold,
+            caches: options.caches,
             at_best_pace: options.at_best_pace,
             memory_bytes: options.memory_bytes,
         });

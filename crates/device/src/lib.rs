@@ -23,5 +23,6 @@ mod workers;
 
 pub use child::ChildProcess;
 pub use device::{Device, DeviceError, Options};
+pub use protocol::Caches;
 pub use stopwatch::{MOST_TRIES, time_ns};
 pub use timing::sample_round;

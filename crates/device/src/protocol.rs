@@ -66,6 +66,19 @@ pub enum Source {
     Lowered(String),
 }
 
+/// What a timed run finds in the caches.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Caches {
+    /// What the run before it left there.
+    #[default]
+    Warm,
+    /// The same without constants and what is made of them: as in a model whose weights do not stay in the
+    /// caches from one run of it to the next, while what a kernel reads was just written by the one before.
+    ColdConstants,
+    /// Nothing.
+    Cold,
+}
+
 /// How a kernel is timed.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub struct Plan {
@@ -78,8 +91,8 @@ pub struct Plan {
     pub alone_ns: f64,
     /// Median of a kernel that leads so far: one that is clearly slower is not sampled further.
     pub leading_ns: Option<f64>,
-    /// Whether the caches are emptied before each run.
-    pub cold: bool,
+    /// What a run finds in the caches.
+    pub caches: Caches,
     /// Whether times are what undisturbed cores would take, not what these took.
     pub at_best_pace: bool,
 }

@@ -2,7 +2,7 @@
 
 use crate::device::Round;
 use crate::pace::Variation;
-use crate::protocol::Plan;
+use crate::protocol::{Caches, Plan};
 use crate::stopwatch::{MOST_TRIES, time_ns};
 
 /// A shorter sample averages several runs, so that reading the clock and looking at the pace do not count.
@@ -35,7 +35,7 @@ const ENOUGH_NS: f64 = 0.5e6;
 const COLD_AT_MOST: f64 = 0.1;
 /// … or if it alone takes this many times the time to spend.
 const WARM_ENOUGH: f64 = 10.0;
-/// Emptying the caches may take this many times the time to spend …
+/// Emptying all caches may take this many times the time to spend, and emptying them of constants that time …
 pub const MOST_FLUSHING: u32 = 10;
 /// … once there are so many cold samples: one alone may have met anything.
 const FEW_COLD: usize = 3;
@@ -109,7 +109,7 @@ fn is_hopeless(plan: &Plan, variation: &Variation, ns: f64, factor: f64, n_sampl
 /// The same of a first run, of which `not_its_ns` may be owed to cold caches or to waiting; only a long one
 /// tells.
 fn is_first_hopeless(plan: &Plan, variation: &Variation, ns: f64, factor: f64, not_its_ns: f64) -> bool {
-    !plan.cold && ns > LONG_NS && is_hopeless(plan, variation, ns - not_its_ns, factor, 1)
+    plan.caches == Caches::Warm && ns > LONG_NS && is_hopeless(plan, variation, ns - not_its_ns, factor, 1)
 }
 
 /// How many times the leading time is hopeless for a first run alone.
@@ -132,7 +132,7 @@ pub fn at_first(plan: &Plan, variation: &Variation, first: First, size: Size) ->
 
 /// Times a kernel.
 ///
-/// If it is to be cold, each sample is one run on emptied caches. Samples are corrected to undisturbed cores
+/// If caches are not to be warm, each sample is one run after they were emptied. Samples are corrected to undisturbed cores
 /// by the pace that `variation` has learnt and goes on to learn.
 pub fn sample(plan: &Plan, variation: &mut Variation, first: First, subject: Subject) -> Samples {
     let Subject { run, size, flush, pace } = subject;
@@ -155,22 +155,24 @@ pub fn sample(plan: &Plan, variation: &mut Variation, first: First, subject: Sub
         return Samples { ns: vec![first_ns], stopped_early: true };
     }
     let most_ns = WARM_ENOUGH * plan.min_time_ns;
-    let is_sample = !plan.cold
+    let is_sample = plan.caches == Caches::Warm
         && first_ns > LONG_NS
         && size.cold_ns() < COLD_AT_MOST * first_ns
         && (plan.min_samples == 1 || first_ns > most_ns);
     let mut samples = Vec::from_iter(is_sample.then_some(first));
     let mut total: f64 = samples.iter().map(|(ns, _)| ns).sum();
     let estimate = if first_ns < LONG_NS { timed(1).0.min(first_ns) } else { first_ns };
-    let n_runs = if plan.cold { 1 } else { (MIN_SAMPLE_NS / estimate.max(1.0)).ceil().clamp(1.0, 1e6) as u32 };
+    let n_runs =
+        if plan.caches != Caches::Warm { 1 } else { (MIN_SAMPLE_NS / estimate.max(1.0)).ceil().clamp(1.0, 1e6) as u32 };
     let (mut fastest, mut stopped_early) = (f64::INFINITY, false);
-    let (mut flushing_ns, most_flushing_ns) = (0.0, f64::from(MOST_FLUSHING) * plan.min_time_ns);
+    let most_flushing = if plan.caches == Caches::Cold { MOST_FLUSHING } else { 1 };
+    let (mut flushing_ns, most_flushing_ns) = (0.0, f64::from(most_flushing) * plan.min_time_ns);
     while !stopped_early
         && samples.len() < MOST_SAMPLES
         && (flushing_ns < most_flushing_ns || samples.len() < FEW_COLD.max(plan.min_samples as usize))
         && (total < plan.min_time_ns || samples.len() < plan.min_samples as usize && total < most_ns)
     {
-        if plan.cold {
+        if plan.caches != Caches::Warm {
             flushing_ns += flush();
         }
         let (ns, pace) = timed(n_runs);
@@ -192,7 +194,7 @@ pub fn sample_round(round: Round, n_threads: usize, n_bytes: u64, mut run: impl 
         min_samples: round.min_samples,
         alone_ns: 0.0,
         leading_ns: None,
-        cold: false,
+        caches: Caches::Warm,
         at_best_pace: false,
     };
     let mut timed = |n_runs: u32| time_ns(n_threads, MOST_TRIES, || (0..n_runs).for_each(|_| run()));
@@ -209,7 +211,7 @@ mod tests {
     use std::cell::Cell;
 
     fn plan(leading_ns: Option<f64>) -> Plan {
-        Plan { min_time_ns: 1e6, min_samples: 3, alone_ns: 0.0, leading_ns, cold: false, at_best_pace: true }
+        Plan { min_time_ns: 1e6, min_samples: 3, alone_ns: 0.0, leading_ns, caches: Caches::Warm, at_best_pace: true }
     }
 
     /// Samples of a kernel that took so long when it was checked and takes the time of `run`, and how often
@@ -283,6 +285,29 @@ mod tests {
     }
 
     #[test]
+    fn every_run_finds_caches_that_were_emptied_of_constants_but_no_longer_than_the_runs_take() {
+        for (flush_ns, expected) in [(0.0, 20), (50e3, 20), (100e3, 10), (5e6, FEW_COLD)] {
+            let plan = Plan { min_samples: 1, caches: Caches::ColdConstants, ..plan(None) };
+            let (mut n_flushes, mut n_runs) = (0, 0);
+            let mut flush = || {
+                n_flushes += 1;
+                flush_ns
+            };
+            let mut run = |n: u32| {
+                n_runs += n;
+                50e3 * f64::from(n)
+            };
+            let first = First { ns: 50e3, pace: 1.0, checked_ns: 100e3 };
+            let size = Size { n_threads: 1, n_bytes: 0 };
+            let subject = Subject { run: &mut run, size, flush: &mut flush, pace: &mut || 1.0 };
+            let samples = sample(&plan, &mut Variation::default(), first, subject);
+            assert_eq!((samples.ns.len(), n_flushes), (expected, expected), "{flush_ns}");
+            // The run that checked it was another one's neighbour: it warms up, and is timed after a flush.
+            assert_eq!(n_runs as usize, expected + 2);
+        }
+    }
+
+    #[test]
     fn a_cold_kernel_is_not_timed_for_longer_because_caches_are_slow_to_empty() {
         // The time to spend is a millisecond of the kernel, and ten for the caches.
         for (flush_ns, kernel_ns, expected) in [
@@ -293,7 +318,7 @@ mod tests {
             (100e6, 500e3, 2),
             (100e6, 50e6, 1),
         ] {
-            let plan = Plan { min_samples: 1, cold: true, ..plan(None) };
+            let plan = Plan { min_samples: 1, caches: Caches::Cold, ..plan(None) };
             let (mut clock_ns, mut n_flushes) = (0.0, 0);
             let mut flush = || {
                 clock_ns += flush_ns;

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value as Json, json};
 use tilewright::file::{self, Destination, check_apart, writable, write_whole};
 use tilewright::words::{count, grouped};
-use tilewright::{Error, target_name, with_suffix};
+use tilewright::{Caches, Error, target_name, with_suffix};
 use tilewright_learn::sequence::{
     ARCHITECTURES, Architecture, Checkpoint, Completions, Example, Kept, Model, ModelFiles, Progress, SequenceError,
     Training, Vocabulary,
@@ -357,10 +357,10 @@ fn milliseconds(since: Instant) -> f64 {
 ///
 /// # Errors
 /// Bad input where the model is of other parameters.
-pub fn ask_template(model: &Model, task: &Task, cold: bool, width: usize) -> Result<Vec<(Config, f64)>, Error> {
+pub fn ask_template(model: &Model, task: &Task, caches: Caches, width: usize) -> Result<Vec<(Config, f64)>, Error> {
     let setting = &task.setting;
     let threads = u32::try_from(setting.n_threads).expect("no machine has so many CPUs");
-    let target = target_name(&setting.target, cold);
+    let target = target_name(&setting.target, caches);
     records::predict(model, &setting.workload, threads, &target, &task.space, width)
         .map_err(|error| Error::input(format!("template {}: {error}", task.template.name)))
 }
@@ -369,7 +369,7 @@ pub fn ask_template(model: &Model, task: &Task, cold: bool, width: usize) -> Res
 ///
 /// # Errors
 /// Bad input where the file holds no model of the task's template.
-pub fn likely_configs(path: &Path, task: &Task, cold: bool, width: usize) -> Result<Vec<Config>, Error> {
+pub fn likely_configs(path: &Path, task: &Task, caches: Caches, width: usize) -> Result<Vec<Config>, Error> {
     let (model, about) = load_model(path)?;
     let (name, wanted) = (path.display(), task.template.name);
     match (about["template"].as_str(), about["kernel"].as_str()) {
@@ -382,5 +382,5 @@ pub fn likely_configs(path: &Path, task: &Task, cold: bool, width: usize) -> Res
             return Err(Error::input(format!("{name} is a model of {kernel}, and template {wanted} is tuned")));
         }
     }
-    Ok(ask_template(&model, task, cold, width)?.into_iter().map(|(config, _)| config).collect())
+    Ok(ask_template(&model, task, caches, width)?.into_iter().map(|(config, _)| config).collect())
 }

@@ -6,7 +6,9 @@ use std::time::Instant;
 
 use tilewright::version::BUILD;
 use tilewright::words::{count, digits, grouped};
-use tilewright::{Database, Error, Note, Opened, Plan, Recorder, Recording, earlier, errors_of, gflops, task_key};
+use tilewright::{
+    Caches, Database, Error, Note, Opened, Plan, Recorder, Recording, earlier, errors_of, gflops, task_key,
+};
 use tilewright_device::device::WorkerCommand;
 use tilewright_device::{Device, Options};
 use tilewright_tune::{
@@ -97,7 +99,7 @@ struct Space<'a> {
 pub fn record(request: Request, opened: Opened, worker: &WorkerCommand, caller: Caller) -> Result<Recorded, Error> {
     let Request { task, seed, max } = request;
     let database = &opened.database.clone();
-    let key = task_key(task, false);
+    let key = task_key(task, Caches::Warm);
     // A recorded space is not about the best one alone.
     let options = Options { seed, to_the_end: true, ..Options::new(worker.clone(), task.setting.n_threads) };
     let told = |note: Note| {

@@ -1,9 +1,12 @@
 //! From a simplified net to kernels: products and convolutions with what follows them, and nests of the rest.
 
+use std::collections::HashSet;
+
+use tilewright::Caches;
 use tilewright_graph::Graph;
 use tilewright_ir::expr::{Cond, ReduceOp};
 use tilewright_ir::op::{Epilogue, Function, Operand, ProgramBuilder, StageSpec, Workload, WorkloadError};
-use tilewright_ir::{BufferId, DType, Expr, Index, Role};
+use tilewright_ir::{BufferId, DType, Expr, Index, Role, Target};
 
 use crate::epilogue::{self, Operations};
 use crate::import::import;
@@ -72,6 +75,19 @@ impl Fused {
             }
         }
         tasks
+    }
+
+    /// What its kernels find in the caches: constants only where all of them stay in the cache of a core from
+    /// one run to the next.
+    pub fn caches(&self, target: &Target) -> Caches {
+        let read = self.steps.iter().filter_map(|step| match step {
+            Step::Kernel(kernel) => Some(&kernel.inputs),
+            _ => None,
+        });
+        let constants: HashSet<ValueId> =
+            read.flatten().copied().filter(|id| self.net.value(*id).constant.is_some()).collect();
+        let n_bytes: u64 = constants.into_iter().map(|id| self.net.value(id).n_bytes()).sum();
+        if n_bytes > target.l2_bytes { Caches::ColdConstants } else { Caches::Warm }
     }
 
     /// The workload of each kernel, to change what is asked of it.

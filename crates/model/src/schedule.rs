@@ -1,6 +1,6 @@
 //! Which configuration of a kernel runs: the best that is recorded, or what the model of the machine guesses.
 
-use tilewright::{Error, Session};
+use tilewright::{Caches, Error, Session};
 use tilewright_ir::op::Workload;
 use tilewright_ir::{Program, Target};
 use tilewright_tune::{Config, Setting, Task};
@@ -36,13 +36,21 @@ impl Choice {
     }
 }
 
-/// The best configuration that is known of a workload.
+/// The best configuration that is known of a workload for a run that finds such caches; where none is, the
+/// best with others.
 ///
 /// # Errors
 /// Where records cannot be read, or no template has a configuration for it.
-pub fn choose(session: &Session, workload: &Workload, target: &Target, threads: usize) -> Result<Choice, Error> {
+pub fn choose(
+    session: &Session,
+    workload: &Workload,
+    target: &Target,
+    threads: usize,
+    caches: Caches,
+) -> Result<Choice, Error> {
     let setting = || Setting { workload: workload.clone(), target: target.clone(), n_threads: threads };
-    if let Some(best) = session.best_on(workload, target, threads)? {
+    for caches in [caches, Caches::ColdConstants, Caches::Warm] {
+        let Some(best) = session.best_on(workload, target, threads, caches)? else { continue };
         let task = Task::new(setting(), Some(&best.template)).map_err(Error::input)?;
         // A space that has changed since has other configurations.
         if let Ok(config) = task.space.config_from_json(&best.config) {

@@ -10,7 +10,7 @@ use rand_xoshiro::Xoshiro256PlusPlus;
 use serde::Serialize;
 use tilewright_device::device::{Racer, Round};
 use tilewright_device::protocol::Source;
-use tilewright_device::{Device, Options, host};
+use tilewright_device::{Caches, Device, Options, host};
 use tilewright_ir::Target;
 use tilewright_ir::op::Workload;
 pub use tilewright_peers::{Layouts, PEERS, PeerSpec};
@@ -116,7 +116,7 @@ impl Session {
         let (best, passed_over) = match self.database().open_to_read()? {
             Some(store) => {
                 let n_threads = u32::try_from(*threads).unwrap_or(u32::MAX);
-                known_best(&store, workload, &target_name(target, false), n_threads, None)
+                known_best(&store, workload, &target_name(target, Caches::Warm), n_threads, None)
                     .map_err(|error| self.database().refuse(error))?
             }
             None => (None, PassedOver::default()),

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 use serde_json::Value as Json;
-use tilewright_device::host;
+use tilewright_device::{Caches, host};
 use tilewright_ir::Target;
 use tilewright_ir::op::Workload;
 use tilewright_ir::target::{GENERIC, Generic};
@@ -75,16 +75,24 @@ pub fn gflops(workload: &Workload, ns: f64) -> f64 {
     workload.flops() / ns
 }
 
+/// What timed runs may find in the caches.
+pub const CACHES: [Caches; 3] = [Caches::Warm, Caches::ColdConstants, Caches::Cold];
+
 /// The name that records bear: the target, and under what conditions it was measured where they are not the
 /// usual ones.
-pub fn target_name(target: &Target, cold: bool) -> String {
-    format!("{}{}", target.name(), if cold { "/cold" } else { "" })
+pub fn target_name(target: &Target, caches: Caches) -> String {
+    let condition = match caches {
+        Caches::Warm => "",
+        Caches::ColdConstants => "/cold-constants",
+        Caches::Cold => "/cold",
+    };
+    format!("{}{condition}", target.name())
 }
 
 /// The target that records name, where it is this machine or one that is known by name.
 pub fn known_target(name: &str) -> Option<Target> {
     let known = std::iter::once(host::target()).chain(GENERIC.iter().map(Generic::target));
-    known.into_iter().find(|target| [false, true].iter().any(|cold| target_name(target, *cold) == name))
+    known.into_iter().find(|target| CACHES.iter().any(|caches| target_name(target, *caches) == name))
 }
 
 /// What records of a workload that name this target and threads are held against, by template.

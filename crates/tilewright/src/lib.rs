@@ -36,12 +36,13 @@ mod tune;
 pub mod version;
 pub mod words;
 
-pub use best::{Best, gflops, judges, known_best, known_target, target_name, trials_of};
+pub use best::{Best, CACHES, gflops, judges, known_best, known_target, target_name, trials_of};
 pub use database::{Database, Opened, with_suffix};
 pub use error::{Error, one_line};
 pub use import::MOST_THREADS;
 pub use kernel::Kernel;
 pub use session::{Session, serve_if_worker};
+pub use tilewright_device::Caches;
 pub use tilewright_ir::op::Workload;
 pub use tune::finals::{EndLimits, Leader, Untuned, rank};
 pub use tune::many::{TunedMany, TunedTask, Turned};

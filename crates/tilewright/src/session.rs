@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use tilewright_device::device::WorkerCommand;
-use tilewright_device::host;
+use tilewright_device::{Caches, host};
 use tilewright_ir::Target;
 use tilewright_ir::op::Workload;
 
@@ -112,17 +112,23 @@ impl Session {
     /// # Errors
     /// Where the database cannot be read.
     pub fn best(&self, workload: &Workload, threads: usize) -> Result<Option<Best>, Error> {
-        self.best_on(workload, &host::target(), threads)
+        self.best_on(workload, &host::target(), threads, Caches::Warm)
     }
 
     /// The same for some target.
     ///
     /// # Errors
     /// As [`Session::best`].
-    pub fn best_on(&self, workload: &Workload, target: &Target, threads: usize) -> Result<Option<Best>, Error> {
+    pub fn best_on(
+        &self,
+        workload: &Workload,
+        target: &Target,
+        threads: usize,
+        caches: Caches,
+    ) -> Result<Option<Best>, Error> {
         let Some(store) = self.database.open_to_read()? else { return Ok(None) };
         let n_threads = u32::try_from(threads).unwrap_or(u32::MAX);
-        let (best, _) = known_best(&store, workload, &target_name(target, false), n_threads, None)
+        let (best, _) = known_best(&store, workload, &target_name(target, caches), n_threads, None)
             .map_err(|error| self.database.refuse(error))?;
         Ok(best)
     }

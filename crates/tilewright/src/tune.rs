@@ -15,7 +15,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use serde::{Serialize, Serializer};
 use tilewright_device::data::DataError;
 use tilewright_device::device::WorkerCommand;
-use tilewright_device::{Device, DeviceError, Options, host, peak};
+use tilewright_device::{Caches, Device, DeviceError, Options, host, peak};
 use tilewright_ir::op::Workload;
 use tilewright_ir::reference::work;
 use tilewright_ir::{DType, Target};
@@ -26,7 +26,7 @@ use tilewright_tune::{
     Winner, search,
 };
 
-use crate::best::{Best, gflops, target_name, trials_of};
+use crate::best::{Best, CACHES, gflops, known_best, target_name, trials_of};
 use crate::database::{Database, Opened};
 use crate::error::Error;
 use crate::version::BUILD;
@@ -69,8 +69,8 @@ pub struct TuneRequest {
     pub guesses: bool,
     /// Whether the leaders race at the end, and the untuned program is measured.
     pub race: bool,
-    /// Whether caches are emptied before each run.
-    pub cold: bool,
+    /// What timed runs find in the caches.
+    pub caches: Caches,
     /// Whether hopeless candidates are run and timed to the end too.
     pub to_the_end: bool,
     /// Time to spend in the runs of each candidate.
@@ -101,7 +101,7 @@ impl TuneRequest {
             seed: 0,
             guesses: true,
             race: true,
-            cold: false,
+            caches: Caches::Warm,
             to_the_end: false,
             min_time: None,
             build_timeout: None,
@@ -135,7 +135,7 @@ impl TuneRequest {
         let options = Options::new(worker, self.threads);
         Options {
             seed: self.seed,
-            cold: self.cold,
+            caches: self.caches,
             to_the_end: self.to_the_end,
             build_timeout: self.build_timeout.unwrap_or(options.build_timeout),
             run_timeout: self.run_timeout.unwrap_or(options.run_timeout),
@@ -385,10 +385,10 @@ pub fn since_1970() -> Duration {
 ///
 /// # Panics
 /// Where there are more threads than any machine has CPUs.
-pub fn task_key(task: &Task, cold: bool) -> TaskKey {
+pub fn task_key(task: &Task, caches: Caches) -> TaskKey {
     TaskKey {
         workload: task.setting.workload.to_string(),
-        target: target_name(&task.setting.target, cold),
+        target: target_name(&task.setting.target, caches),
         template: task.template.name.to_owned(),
         threads: u32::try_from(task.setting.n_threads).expect("no machine has so many CPUs"),
     }
@@ -484,12 +484,14 @@ pub fn tune(
 ) -> Result<Tuned, Error> {
     let mut wall = Wall::new();
     let task = request.task()?;
-    let key = task_key(&task, request.cold);
+    let key = task_key(&task, request.caches);
     let (search, guesses) = search_of(request, &task, &key, note)?;
     let opened = database.open_to_write()?;
     if let Some(warning) = &opened.warning {
         note(Note::Message(warning.clone()));
     }
+    let guesses =
+        with_best_elsewhere(guesses, request, &task, &opened.store).map_err(|error| database.refuse(error))?;
     let mut run = Run::new(request, (task, key), database, &opened.store, worker, stop, note)?;
     run.carry_out(search, &guesses, opened, &mut wall)
 }
@@ -525,6 +527,23 @@ fn search_of(
     guesses.splice(0..0, request.first.iter().cloned());
     let search = search::build(&request.search, problem, request.seed).map_err(see)?;
     Ok((search, guesses))
+}
+
+/// Guesses behind what is recorded as the best of the same task on other caches.
+fn with_best_elsewhere(
+    mut guesses: Vec<Config>,
+    request: &TuneRequest,
+    task: &Task,
+    store: &Store,
+) -> Result<Vec<Config>, StoreError> {
+    let TuneRequest { workload, caches, .. } = request;
+    for elsewhere in CACHES.into_iter().filter(|elsewhere| elsewhere != caches) {
+        let TaskKey { target, template, threads, .. } = &task_key(task, elsewhere);
+        let (best, _) = known_best(store, workload, target, *threads, Some(template))?;
+        let config = best.and_then(|best| task.space.config_from_json(&best.config).ok());
+        guesses.splice(0..0, config);
+    }
+    Ok(guesses)
 }
 
 /// What earlier tasks are to a search.

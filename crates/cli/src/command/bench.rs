@@ -7,7 +7,7 @@ use std::sync::Mutex;
 use clap::Args;
 use serde_json::{Map, Value as Json, json};
 use tilewright::bench::{Bench, BenchRequest, BenchRow, Layouts, OURS, PEERS, PeerSpec};
-use tilewright::{Note, Session, target_name};
+use tilewright::{Caches, Note, Session, target_name};
 use tilewright_device::Device;
 use tilewright_ir::Target;
 use tilewright_ir::op::Workload;
@@ -114,9 +114,9 @@ pub fn run(args: &BenchArgs, as_json: bool) -> anyhow::Result<()> {
                 all.extend(rows);
             }
             Ok(Bench::NothingRecorded(passed_over)) => {
-                let (workload, target) = (workload.to_string(), target_name(&target, false));
+                let (workload, target) = (workload.to_string(), target_name(&target, Caches::Warm));
                 let database = session.database();
-                message(&nothing_recorded(&workload, &target, &args.machine, false, database, &passed_over));
+                message(&nothing_recorded(&workload, &target, &args.machine, Caches::Warm, database, &passed_over));
             }
             Err(error) if all.is_empty() => return Err(error.into()),
             // What was measured until then is told.

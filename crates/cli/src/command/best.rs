@@ -4,7 +4,7 @@ use clap::Args;
 use serde_json::json;
 use tilewright_tune::PassedOver;
 
-use super::{DatabaseArgs, WorkloadArgs, check_template, known_best, nothing_recorded, percent};
+use super::{ColdArgs, DatabaseArgs, WorkloadArgs, check_template, known_best, nothing_recorded, percent};
 use crate::output::{digits, duration, write_result};
 use tilewright::target_name;
 
@@ -16,9 +16,8 @@ pub struct BestArgs {
     /// Only the best of this template [default: of all templates]
     #[arg(long, value_name = "NAME")]
     template: Option<String>,
-    /// The best with caches emptied before each run
-    #[arg(long)]
-    cold: bool,
+    #[command(flatten)]
+    cold: ColdArgs,
     #[command(flatten)]
     records: DatabaseArgs,
 }
@@ -34,7 +33,7 @@ pub fn run(args: &BestArgs, as_json: bool) -> anyhow::Result<()> {
     if let Some(template) = &args.template {
         check_template(template)?;
     }
-    let target = target_name(&machine.target()?, args.cold);
+    let target = target_name(&machine.target()?, args.cold.caches());
     let database = args.records.database()?;
     let name = workload.to_string();
     let threads = u32::try_from(machine.threads).unwrap_or(u32::MAX);
@@ -54,7 +53,7 @@ pub fn run(args: &BestArgs, as_json: bool) -> anyhow::Result<()> {
         "passed_over": passed_over,
     });
     let text = match best {
-        None => nothing_recorded(&name, &target, machine, args.cold, &database, &passed_over),
+        None => nothing_recorded(&name, &target, machine, args.cold.caches(), &database, &passed_over),
         Some(best) => {
             let rank = match (best.is_confirmed, best.margin) {
                 (true, Some(margin)) => format!("winner by {}", percent(margin)),

@@ -24,7 +24,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use clap::Args;
-use tilewright::{Best, MOST_THREADS, Opened};
+use tilewright::{Best, Caches, MOST_THREADS, Opened};
 use tilewright_device::device::WorkerCommand;
 use tilewright_device::host;
 use tilewright_device::limits::{self, Allowed};
@@ -222,13 +222,42 @@ fn check_template(name: &str) -> anyhow::Result<()> {
     Err(bad_input(format!("no template `{name}`; there are {known}")))
 }
 
+/// What timed runs find in the caches.
+#[derive(Args, Debug, Clone, Copy)]
+pub struct ColdArgs {
+    /// Caches are emptied before each run: of everything, or of constants alone, as in a model
+    #[arg(long, value_name = "WHAT", num_args = 0..=1, require_equals = true, default_missing_value = "all")]
+    cold: Option<Cold>,
+}
+
+#[derive(clap::ValueEnum, Debug, Clone, Copy)]
+enum Cold {
+    All,
+    Constants,
+}
+
+impl ColdArgs {
+    /// What is asked for, where anything is.
+    pub fn asked(&self) -> Option<Caches> {
+        self.cold.map(|cold| match cold {
+            Cold::All => Caches::Cold,
+            Cold::Constants => Caches::ColdConstants,
+        })
+    }
+
+    /// What is asked for.
+    pub fn caches(&self) -> Caches {
+        self.asked().unwrap_or_default()
+    }
+}
+
 /// Says that nothing is recorded of a workload but what is passed over, and what records it: the same
 /// machine, where that is this one, threads, caches and database.
 fn nothing_recorded(
     workload: &str,
     target: &str,
     machine: &MachineArgs,
-    cold: bool,
+    caches: Caches,
     database: &Database,
     passed_over: &PassedOver,
 ) -> String {
@@ -240,9 +269,11 @@ fn nothing_recorded(
     if n_threads != 1 {
         tune += &format!(" --threads {n_threads}");
     }
-    if cold {
-        tune += " --cold";
-    }
+    tune += match caches {
+        Caches::Warm => "",
+        Caches::ColdConstants => " --cold=constants",
+        Caches::Cold => " --cold",
+    };
     if let Some(option) = database.option() {
         tune += &format!(" {option} {}", shell_quoted(&database.path.display().to_string()));
     }

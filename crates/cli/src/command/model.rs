@@ -171,9 +171,11 @@ impl ModelArgs {
         let target = machine.runnable_target()?;
         let fused = self.fused(exact)?;
         let session = Session::new(records.database()?, worker_command()?);
+        let caches = fused.caches(&target);
         let n_guessed = Cell::new(0);
         let schedule = |workload: &Workload| {
-            let choice = choose(&session, workload, &target, machine.threads).map_err(|e| e.to_string())?;
+            let choice = choose(&session, workload, &target, machine.threads, caches);
+            let choice = choice.map_err(|e| e.to_string())?;
             n_guessed.set(n_guessed.get() + u64::from(choice.source == Source::Guessed));
             choice.program().map_err(|e| e.to_string())
         };

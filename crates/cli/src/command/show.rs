@@ -13,6 +13,7 @@ use tilewright_tune::PassedOver;
 use super::{DatabaseArgs, WorkloadArgs, known_best, make_task, nothing_recorded};
 use crate::error::{OrBadInput, bad_input, one_line};
 use crate::output::{message, writable, write_result, write_stdout};
+use tilewright::Caches;
 use tilewright::version::BUILD;
 
 /// Arguments of `show`.
@@ -105,7 +106,7 @@ pub fn run(args: &ShowArgs, as_json: bool) -> anyhow::Result<()> {
                 .map_err(|error| database.refuse(error))?,
             None => (None, PassedOver::default()),
         };
-        let nothing = || bad_input(nothing_recorded(&name, &target, machine, false, &database, &passed_over));
+        let nothing = || bad_input(nothing_recorded(&name, &target, machine, Caches::Warm, &database, &passed_over));
         let best = best.ok_or_else(nothing)?;
         template = Some(best.template);
         Some(best.config)

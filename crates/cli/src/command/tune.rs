@@ -9,15 +9,16 @@ use clap::Args;
 use serde_json::{Value as Json, json};
 use tilewright::words::errors_text;
 use tilewright::{
-    Begin, DEFAULT_SEARCH, DEFAULT_TIME, Note, Plan, Race, Recording, Session, Transfer, TuneRequest, Tuned, Turned,
-    Untuned, WallSeconds, Workload, gflops,
+    Begin, Caches, DEFAULT_SEARCH, DEFAULT_TIME, Note, Plan, Race, Recording, Session, Transfer, TuneRequest, Tuned,
+    Turned, Untuned, WallSeconds, Workload, gflops,
 };
+use tilewright_device::host;
 use tilewright_lab::predict::likely_configs;
 use tilewright_lab::{Caller, News};
 use tilewright_tune::Ended;
 
 use super::model::{BindingArgs, ModelArgs};
-use super::{DatabaseArgs, WorkloadArgs, count, on_interrupt, percent, worker_command};
+use super::{ColdArgs, DatabaseArgs, WorkloadArgs, count, on_interrupt, percent, worker_command};
 use crate::error::{bad_input, describe};
 use crate::output::{digits, duration, grouped, message, table, write_result};
 use crate::progress::{Progress, Status};
@@ -72,9 +73,8 @@ pub struct TuneArgs {
     /// Begin with what a model, which `predict train --db` wrote, says is best
     #[arg(long, value_name = "MODEL")]
     predict: Option<PathBuf>,
-    /// Empty the caches before each run
-    #[arg(long)]
-    cold: bool,
+    #[command(flatten)]
+    cold: ColdArgs,
     /// Run and time hopeless candidates to the end too, as where the whole space is of interest
     #[arg(long)]
     to_the_end: bool,
@@ -116,7 +116,7 @@ impl TuneArgs {
             seed: self.seed,
             guesses: !self.no_guesses,
             race: !self.no_race,
-            cold: self.cold,
+            caches: self.cold.caches(),
             to_the_end: self.to_the_end,
             min_time: self.min_time,
             build_timeout: self.build_timeout,
@@ -127,7 +127,7 @@ impl TuneArgs {
             ..TuneRequest::new(workload.clone())
         };
         if let Some(model) = &self.predict {
-            request.first = likely_configs(model, &request.task()?, self.cold, MOST_PREDICTED)?;
+            request.first = likely_configs(model, &request.task()?, self.cold.caches(), MOST_PREDICTED)?;
             let n_configs = count(request.first.len() as u64, "configuration");
             message(&format!("beginning with {n_configs} predicted by {}", model.display()));
         }
@@ -174,7 +174,7 @@ pub fn run(args: &TuneArgs, as_json: bool) -> anyhow::Result<()> {
     args.of.machine.warn_of_limits();
     if args.together {
         let tasks: Vec<(Workload, usize)> = workloads.iter().map(|workload| (workload.clone(), 1)).collect();
-        return together(args, &tasks, &interrupts, as_json);
+        return together(args, &tasks, args.cold.caches(), &interrupts, as_json);
     }
     if let [workload] = &workloads[..] {
         let report = tune(args, workload, false, &interrupts)?;
@@ -230,25 +230,28 @@ pub fn run(args: &TuneArgs, as_json: bool) -> anyhow::Result<()> {
 
 /// Tunes the kernels of a model together.
 fn tune_model(args: &TuneArgs, as_json: bool) -> anyhow::Result<()> {
-    let tasks = ModelArgs::new(&args.of.workload, &args.bindings).fused(args.of.exact)?.tasks();
+    let fused = ModelArgs::new(&args.of.workload, &args.bindings).fused(args.of.exact)?;
+    let tasks = fused.tasks();
     if tasks.is_empty() {
         return Err(bad_input(format!("{} has no kernels to tune", args.of.workload)));
     }
     let interrupts = Interrupts::watch()?;
     args.of.machine.warn_of_limits();
-    together(args, &tasks, &interrupts, as_json)
+    let caches = args.cold.asked().unwrap_or_else(|| fused.caches(&host::target()));
+    together(args, &tasks, caches, &interrupts, as_json)
 }
 
 /// Tunes workloads together, each with how often the whole runs it: they share the time.
 fn together(
     args: &TuneArgs,
     tasks: &[(Workload, usize)],
+    caches: Caches,
     interrupts: &Interrupts,
     as_json: bool,
 ) -> anyhow::Result<()> {
     let time = args.time.unwrap_or(DEFAULT_TIME);
     let request = |(workload, n): &(Workload, usize)| {
-        Ok((TuneRequest { time: None, ..args.request(workload, true)? }, *n as f64))
+        Ok((TuneRequest { time: None, caches, ..args.request(workload, true)? }, *n as f64))
     };
     let workloads: Vec<Workload> = tasks.iter().map(|(workload, _)| workload.clone()).collect();
     let tasks = tasks.iter().map(request).collect::<anyhow::Result<Vec<(TuneRequest, f64)>>>()?;

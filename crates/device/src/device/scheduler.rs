@@ -6,7 +6,7 @@
 //! idle, and says what is to be done; [`Device`](super::Device) does it.
 
 use super::race::Round;
-use crate::protocol::{Lane, Plan, Reply, Request, Source};
+use crate::protocol::{Caches, Lane, Plan, Reply, Request, Source};
 use crate::timing::MOST_FLUSHING;
 use crate::workers::{Answer, Lanes, describe, is_from_outside};
 use std::io;
@@ -51,7 +51,7 @@ pub(super) struct Policy {
     pub run_timeout: Duration,
     /// Whether none is given up for being slow.
     pub to_the_end: bool,
-    pub cold: bool,
+    pub caches: Caches,
     pub at_best_pace: bool,
     pub memory_bytes: u64,
 }
@@ -474,7 +474,7 @@ impl Scheduler {
             if !self.is_idle(kernel.worker, Lane::Test) || !self.may_check(now) {
                 continue;
             }
-            let mut is_alone = self.goal == Goal::Trial && !self.policy.cold;
+            let mut is_alone = self.goal == Goal::Trial && self.policy.caches == Caches::Warm;
             for other in &mut self.candidates {
                 if let State::Running { is_alone: others, .. } = &mut other.state {
                     (is_alone, *others) = (false, false);
@@ -586,7 +586,7 @@ impl Scheduler {
             min_samples: round.min_samples,
             alone_ns,
             leading_ns,
-            cold: self.policy.cold,
+            caches: self.policy.caches,
             at_best_pace: self.policy.at_best_pace,
         }
     }
@@ -600,7 +600,10 @@ impl Scheduler {
 
     /// How long it may take to empty the caches, which is not the candidate's time.
     fn flushing(&self, round: Round) -> Duration {
-        if self.policy.cold { MOST_FLUSHING_TIME + round.time * MOST_FLUSHING } else { Duration::ZERO }
+        match self.policy.caches {
+            Caches::Warm => Duration::ZERO,
+            Caches::ColdConstants | Caches::Cold => MOST_FLUSHING_TIME + round.time * MOST_FLUSHING,
+        }
     }
 
     /// Asks a worker to time a candidate.
@@ -835,7 +838,7 @@ mod tests {
                 build_timeout: Duration::from_secs(10),
                 run_timeout: Duration::from_secs(10),
                 to_the_end: false,
-                cold: false,
+                caches: Caches::Warm,
                 at_best_pace: true,
                 memory_bytes: 1 << 30,
             };

@@ -9,7 +9,7 @@ use crate::limits;
 use crate::memory::{Fenced, Pages};
 use crate::pace::{Pace, Variation};
 use crate::prepared::Prepared;
-use crate::protocol::{Lane, Plan, Reply, Request};
+use crate::protocol::{Caches, Lane, Plan, Reply, Request};
 use crate::stopwatch::{self, MOST_TRIES};
 use crate::timing::{self, First, Size, Subject};
 use std::cell::RefCell;
@@ -18,10 +18,13 @@ use std::ffi::c_void;
 use std::sync::Arc;
 use std::time::Instant;
 use tilewright_codegen::Kernel;
-use tilewright_ir::Program;
 use tilewright_ir::reference::Tolerance;
+use tilewright_ir::{Program, Role};
 use tilewright_runtime::Pool;
 use tilewright_tune::ErrorClass;
+
+/// Constants of no more bytes are at hand before it matters that they were not.
+const FEW_BYTES: u64 = 16 << 10;
 
 pub struct Tester {
     untuned: Program,
@@ -273,36 +276,58 @@ impl Tester {
         Size { n_threads, n_bytes: built.n_bytes + built.kernel.scratch_bytes(n_threads) }
     }
 
+    /// The memory that a run is not to find in the caches, with its bytes.
+    fn touched(&self, built: &Built, pointers: &Pointers, caches: Caches) -> Vec<(*const u8, u64)> {
+        let is_cold = caches == Caches::Cold;
+        let is_prepared = |name: &str| built.recipe.as_ref().is_some_and(|recipe| recipe.fills(name));
+        let buffers = self.untuned.arguments().map(|(_, buffer)| buffer.role == Role::ConstInput);
+        let arguments = self.arguments.iter().zip(buffers);
+        let arguments = arguments.filter(|(_, is_constant)| is_cold || *is_constant);
+        let kept = pointers.kept.iter().zip(&built.kept).zip(built.kernel.kept_bytes());
+        let kept = kept.filter(|((_, name), _)| is_cold || is_prepared(name));
+        let scratch = (self.scratch.pointer(), built.kernel.scratch_bytes(self.all.pool.n_threads()));
+        let all = arguments.map(|(argument, _)| argument.contents());
+        let all = all.chain(kept.map(|((pointer, _), n_bytes)| (*pointer, *n_bytes)));
+        let all = all.chain(Some(scratch).filter(|_| is_cold));
+        all.filter(|_| caches != Caches::Warm).map(|(pointer, n_bytes)| (pointer.cast_const(), n_bytes)).collect()
+    }
+
     fn run(&mut self, id: u64, plan: &Plan) -> Result<Reply, Failure> {
         let start = Instant::now();
         let built = self.store.kernel(id)?;
         let pointers = self.prepare(&built, false)?;
-        if plan.cold && self.flush.is_empty() {
+        let is_cold = plan.caches == Caches::Cold;
+        if is_cold && self.flush.is_empty() {
             self.flush = vec![1; 2 * self.l2_bytes as usize * self.all.pool.n_threads()];
         }
         let first = *built.first.get().ok_or((ErrorClass::Unknown, format!("kernel {id} was never checked")))?;
         let size = self.size(&built);
         let scratch = self.scratch.pointer();
+        let touched = self.touched(&built, &pointers, plan.caches);
         let crew = RefCell::new(if built.is_parallel { &mut self.all } else { &mut self.first });
+        let caches = if touched.iter().map(|(_, n_bytes)| n_bytes).sum::<u64>() > FEW_BYTES {
+            plan.caches
+        } else {
+            Caches::Warm
+        };
+        let plan = &Plan { caches, ..*plan };
         // A second run is no cold one.
-        let most_tries = if plan.cold { 1 } else { MOST_TRIES };
+        let most_tries = if caches == Caches::Warm { MOST_TRIES } else { 1 };
         let mut run = |n_runs: u32| {
             let pool = &mut crew.borrow_mut().pool;
             // SAFETY: as in `prepare`.
             unsafe { time(&built.kernel, &pointers, scratch, pool, size.n_threads, n_runs, most_tries) }.0
         };
-        let touched = self.arguments.iter().map(Argument::contents);
-        let kept = pointers.kept.iter().copied().zip(built.kernel.kept_bytes().iter().copied());
-        let touched: Vec<_> =
-            touched.chain(kept).chain([(scratch, built.kernel.scratch_bytes(size.n_threads))]).collect();
         let mut flush = || {
             let start = Instant::now();
-            fill_caches(&mut self.flush, &mut crew.borrow_mut().pool);
+            if is_cold {
+                fill_caches(&mut self.flush, &mut crew.borrow_mut().pool);
+            }
             touched.iter().for_each(|&(pointer, n_bytes)| evict(pointer, n_bytes));
             start.elapsed().as_nanos() as f64
         };
         // Emptied caches slow down whatever runs next.
-        let looks = plan.at_best_pace && !plan.cold;
+        let looks = plan.at_best_pace && !is_cold;
         let mut pace = || if looks { crew.borrow_mut().pace() } else { 1.0 };
         let subject = Subject { run: &mut run, size, flush: &mut flush, pace: &mut pace };
         let samples = timing::sample(plan, &mut self.variation, first, subject);

@@ -17,7 +17,7 @@ use tilewright_tune::{Budget, Config, Ended, Event, HeadStart, Search, Tuning, W
 use super::finals::EndLimits;
 use super::recorder::{Recorder, Recording};
 use super::turns::{Course, TURN, next};
-use super::{Found, Note, Run, TuneRequest, Tuned, Wall, search_of, task_key};
+use super::{Found, Note, Run, TuneRequest, Tuned, Wall, search_of, task_key, with_best_elsewhere};
 use crate::database::Database;
 use crate::error::Error;
 
@@ -132,7 +132,7 @@ pub fn tune_many(
     let mut understood = Vec::new();
     for ((request, _), note) in tasks.iter().zip(&notes) {
         let task = request.task()?;
-        let key = task_key(&task, request.cold);
+        let key = task_key(&task, request.caches);
         let search = search_of(request, &task, &key, note)?;
         understood.push(((task, key), search));
     }
@@ -141,9 +141,11 @@ pub fn tune_many(
         note(Note::Message(warning.clone()));
     }
     let (mut runs, mut searches) = (Vec::new(), Vec::new());
-    for (((request, _), note), (task, search)) in tasks.iter().zip(&notes).zip(understood) {
+    for (((request, _), note), (task, (search, guesses))) in tasks.iter().zip(&notes).zip(understood) {
+        let guesses = with_best_elsewhere(guesses, request, &task.0, &opened.store);
+        let guesses = guesses.map_err(|error| database.refuse(error))?;
         runs.push(Run::new(request, task, database, &opened.store, worker, stop, note)?);
-        searches.push(search);
+        searches.push((search, guesses));
     }
     drop(opened);
     let mut peaks = HashMap::new();
@@ -437,7 +439,7 @@ fn check(tasks: &[(TuneRequest, f64)]) -> Result<(), Error> {
         if !(*weight > 0.0 && weight.is_finite()) {
             return Err(Error::input(format!("{workload}: a weight is {weight} (give a number above 0)")));
         }
-        if !keys.insert((workload.to_string(), request.threads, request.template.clone(), request.cold)) {
+        if !keys.insert((workload.to_string(), request.threads, request.template.clone(), request.caches)) {
             return Err(Error::input(format!("{workload} is there twice (give it once, with both weights added)")));
         }
     }

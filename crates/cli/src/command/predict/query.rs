@@ -5,6 +5,7 @@ use std::sync::atomic::AtomicBool;
 
 use clap::Args;
 use serde_json::{Map, Value as Json, json};
+use tilewright::Caches;
 use tilewright_ir::op::Workload;
 use tilewright_lab::Caller;
 use tilewright_lab::predict::{NOT_EXACT, ask_template, load_model, watch_look_ahead};
@@ -98,7 +99,7 @@ fn of_template(args: &QueryArgs, model: &Model, about: &Json, as_json: bool) -> 
         Workload::parse(&args.problem).or_bad_input("the model is of a template: --problem takes a workload")?;
     args.machine.check_threads()?;
     let task = make_task(workload, args.machine.target()?, args.machine.threads, Some(template))?;
-    let answers = ask_template(model, &task, false, args.k.into())?;
+    let answers = ask_template(model, &task, Caches::Warm, args.k.into())?;
     let candidates = answers.into_iter().map(|(config, log_probability)| {
         let Json::Object(parameters) = task.space.config_to_json(&config) else {
             unreachable!("invariant: a configuration is an object")
