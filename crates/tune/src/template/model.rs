@@ -21,6 +21,12 @@ pub fn cuts(extent: i64, tile: i64) -> [(f64, i64); 2] {
 pub fn bandwidth(s: &Setting, bytes: f64) -> f64 {
     let Target { l1d_bytes, l2_bytes, l3_bytes, .. } = s.target;
     // Caches hold other things too.
-    let levels = [(l1d_bytes as f64 * 0.6, 64.0), (l2_bytes as f64 * 0.7, 28.0), (l3_bytes as f64 * 0.7, 9.0)];
-    levels.into_iter().find(|(size, _)| bytes <= *size).map_or(4.0, |(_, rate)| rate)
+    let levels = [(l1d_bytes as f64 * 0.6, 64.0), (l2_bytes as f64 * 0.7, 28.0), (l3_bytes as f64 * 0.7, 20.0)];
+    levels.into_iter().find(|(size, _)| bytes <= *size).map_or(8.0, |(_, rate)| rate)
+}
+
+/// Cycles that results of so many bytes take on their way to memory: those that no cache of this core holds
+/// are read before they are written, and written back.
+pub fn write_back(s: &Setting, bytes: f64) -> f64 {
+    if bytes > 0.5 * s.target.l2_bytes as f64 { 2.0 * bytes / bandwidth(s, bytes) } else { 0.0 }
 }

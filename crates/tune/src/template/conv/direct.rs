@@ -1,7 +1,7 @@
 //! Direct convolution: a register tile of output channels and pixels, the reduction inside.
 
 use super::super::Setting;
-use super::super::model::{bandwidth, cuts, step_cycles};
+use super::super::model::{bandwidth, cuts, step_cycles, write_back};
 use super::super::share::{self, EACH_PART, PART, PARTS, Share};
 use super::super::step::{
     accumulate, compute_at, fuse, inline, layout, parallel, peel, reorder, split, stage, unroll, vectorize,
@@ -435,6 +435,13 @@ fn steps(s: &Setting, shape: &Shape, space: &Space, config: &Config) -> Vec<Step
     steps
 }
 
+/// Rows seldom begin and end where vectors do: so many times as long do pixels as lanes take.
+const LANES_OF_PIXELS: f64 = 1.12;
+/// Cycles that a vector costs whose elements lie apart …
+const APART: f64 = 3.5;
+/// … and one whose elements may be zeros between those of the input.
+const BETWEEN_ZEROS: f64 = 8.0;
+
 /// Register tiles at the rate of their multiply-adds and loads, or of the weights and the input that they
 /// read from whichever cache holds what the loops around return to; then what copies and stores take.
 fn estimate(s: &Setting, shape: &Shape, space: &Space, config: &Config) -> f64 {
@@ -455,6 +462,21 @@ fn estimate(s: &Setting, shape: &Shape, space: &Space, config: &Config) -> f64 {
     let weights = k_group as f64 * steps * bytes;
     let neighbours = text("input") != "plain" && int("c_block") % lanes == 0;
     let gathers = c.is_none() && by_channels && !neighbours && !is_blocked(s);
+    // Lanes that are pixels load what lies strides apart, or zeros in between.
+    let apart = match (by_channels, shape.transposed) {
+        (true, _) => 0.0,
+        (false, true) => BETWEEN_ZEROS,
+        (false, false) => {
+            if stride[1] > 1 && text("input") == "plain" {
+                APART
+            } else {
+                0.0
+            }
+        }
+    };
+    // Where unrolled code knows which taps of a transposed convolution meet zeros, it has none of them.
+    let known = shape.transposed && by_channels && text("input") == "plain" && text("unroll_s") == "true";
+    let met = if known { 1.0 / shape.axes.iter().map(|axis| axis.stride as f64).product::<f64>() } else { 1.0 };
 
     let mut cycles = 0.0;
     for (n_k, kt) in cuts(k_group, k_tile) {
@@ -465,8 +487,10 @@ fn estimate(s: &Setting, shape: &Shape, space: &Space, config: &Config) -> f64 {
                     false => (pt * ceil_div(qt, lanes), kt),
                 };
                 let slice = kt as f64 * steps * bytes;
+                // Where channels do not mix, a tile reads its own alone.
+                let read_channels = if c.is_none() { kt as f64 } else { channels };
                 let patch =
-                    ((pt - 1) * stride[0] + r) as f64 * ((qt - 1) * stride[1] + columns) as f64 * channels * bytes;
+                    ((pt - 1) * stride[0] + r) as f64 * ((qt - 1) * stride[1] + columns) as f64 * read_channels * bytes;
                 // Weights stay where tiles of the image are the innermost loop; else all come by
                 // again and again.
                 let weights_from = if inner == "k" { weights + patch } else { slice + patch };
@@ -479,7 +503,9 @@ fn estimate(s: &Setting, shape: &Shape, space: &Space, config: &Config) -> f64 {
                 // Where channels do not mix, every product reads an element of its own: lanes over channels
                 // gather them from plane after plane.
                 let gathered = if gathers { (vectors * broadcast * lanes) as f64 } else { 0.0 };
-                let compute = steps * (step_cycles(vectors, broadcast) + gathered) + 3.0 * taps + 20.0;
+                let loads = if c.is_none() { vectors * broadcast } else { vectors } as f64;
+                let step = step_cycles(vectors, broadcast) + gathered + apart * loads;
+                let compute = met * steps * step * if by_channels { 1.0 } else { LANES_OF_PIXELS } + 3.0 * taps + 20.0;
                 cycles += n_k * n_p * n_q * (compute.max(read) + 0.2 * compute.min(read));
             }
         }
@@ -499,6 +525,7 @@ fn estimate(s: &Setting, shape: &Shape, space: &Space, config: &Config) -> f64 {
             ("row", _) => 0.6,
             _ => 2.0 / lanes as f64,
         };
+    cycles += write_back(s, results * bytes);
     if text("input") == "packed" {
         cycles += n as f64 * image / bytes * 0.6;
     }

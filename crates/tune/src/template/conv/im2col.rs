@@ -1,7 +1,7 @@
 //! Convolution as a matrix product of the weights with patches of the input.
 
 use super::super::Setting;
-use super::super::model::{bandwidth, cuts, step_cycles};
+use super::super::model::{bandwidth, cuts, step_cycles, write_back};
 use super::super::share::{self, EACH_PART, PART, PARTS, Share};
 use super::super::step::{
     accumulate, compute_at, fuse, inline, layout, parallel, reindex, reorder, split, stage, unroll, vectorize,
@@ -170,7 +170,7 @@ fn estimate(s: &Setting, shape: &Shape, space: &Space, config: &Config) -> f64 {
     for (n_k, channels) in cuts(shape.k, int("k_tile")) {
         for (n_x, x) in cuts(vectors(shape, lanes, rows), int("x_tile")) {
             let read = steps * (x * 4 * lanes) as f64 / bandwidth(s, patches_from);
-            let compute = steps * step_cycles(x, channels) + 3.0 * taps as f64 + 20.0;
+            let compute = 1.35 * steps * step_cycles(x, channels) + 3.0 * taps as f64 + 20.0;
             cycles += n_k * n_x * blocks * (compute.max(read) + 0.2 * compute.min(read));
         }
     }
@@ -186,6 +186,7 @@ fn estimate(s: &Setting, shape: &Shape, space: &Space, config: &Config) -> f64 {
         let (changed, copied) = if text("pad") == "inline" { (patches, 0.0) } else { (input, 0.4 * input) };
         cycles += copied + changed * (2 * s.workload.prologue().len()) as f64 / lanes as f64;
     }
+    cycles += write_back(s, (shape.k * shape.p * shape.q) as f64 * s.workload.dtype.bytes() as f64);
     cycles *= shape.n as f64;
     let (n_tiles, n_blocks) = (ceil_div(shape.k, int("k_tile")), shape.p / rows);
     let n_iterations = shape.n * if text("outer") == "rows" { n_blocks } else { n_tiles };
