@@ -257,8 +257,8 @@ fn tables_and_constraints_of_others_are_read_or_refused_with_the_way_to_write_th
         &train(good, &plain.replace("\n16,", "\n16.0,")),
         "line 3: field m cannot be \"16.0\"; it is a whole number (write 16)",
     );
-    check_refused(&train("tile // unroll >= 4", &plain), "position 6: `//` is not known here; write `/`");
-    check_refused(&train("1 <= unroll <= 4", &plain), "write `1 <= unroll and unroll <= 4`");
+    check_refused(&train("tile >> unroll >= 4", &plain), "position 6: `>>` is not known here; write `//`");
+    check_refused(&train("1 <= unroll && unroll <= 4", &plain), "position 13: `&&` is not known here; write `and`");
 }
 
 #[test]

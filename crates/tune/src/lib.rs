@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 mod error;
+pub mod expression;
 pub mod features;
 mod importance;
 mod measure;

@@ -5,9 +5,9 @@ use std::ops::ControlFlow;
 
 use tilewright_learn::sequence::Completions;
 
-use super::expression::Code;
-use super::residual::{Range, residual};
 use super::specification::KernelSpecification;
+use crate::expression::residual::{Range, residual};
+use crate::expression::{Code, Datum};
 
 /// The most choices of a value that all questions together may try while they are exact; some seconds' work.
 const MOST_STEPS: u64 = 1 << 24;
@@ -37,7 +37,7 @@ type Watch<'a> = dyn FnMut(u64) -> ControlFlow<()> + 'a;
 pub struct LookAhead<'a> {
     levels: Vec<Level>,
     /// The values of all names: fields, parameters, definitions.
-    slots: Vec<Option<i64>>,
+    slots: Vec<Option<Datum>>,
     /// Whether a constraint that reads no parameter fails.
     is_impossible: bool,
     effort: Effort<'a>,
@@ -77,7 +77,7 @@ impl Effort<'_> {
 struct Level {
     slot: usize,
     /// What expressions see of each legal value.
-    values: Vec<i64>,
+    values: Vec<Datum>,
     /// Definitions that are known from here on, with their places.
     definitions: Vec<(usize, Code)>,
     /// Constraints that can be checked from here on.
@@ -85,7 +85,7 @@ struct Level {
     /// Partial results of earlier levels that this one or later ones read, as expressions of earlier places.
     frontier: Vec<Code>,
     /// By the values on the frontier: whether there is a valid completion from here.
-    is_possible: HashMap<Box<[Option<i64>]>, bool>,
+    is_possible: HashMap<Box<[Option<Datum>]>, bool>,
 }
 
 impl Level {
@@ -118,13 +118,14 @@ impl<'a> LookAhead<'a> {
     ) -> LookAhead<'a> {
         let n_fields = kernel.fields.len();
         let n_slots = n_fields + kernel.parameters.len() + kernel.definitions.len();
-        let mut known: Vec<Option<Option<i64>>> = problem.iter().map(|&value| Some(Some(value))).collect();
+        let given = kernel.fields.iter().zip(problem).map(|(field, &value)| Some(Some(field.datum(value))));
+        let mut known: Vec<Option<Option<Datum>>> = given.collect();
         known.resize(n_slots, None);
         let mut levels: Vec<Level> = (n_fields..)
             .zip(&kernel.parameters)
             .map(|(slot, parameter)| Level {
                 slot,
-                values: parameter.numbers.clone(),
+                values: parameter.data.clone(),
                 definitions: Vec::new(),
                 constraints: Vec::new(),
                 frontier: Vec::new(),
@@ -146,7 +147,7 @@ impl<'a> LookAhead<'a> {
         let mut definitions = Vec::new();
         for (slot, definition) in (n_fields + kernel.parameters.len()..).zip(&kernel.definitions) {
             match definition.fold(&known) {
-                Code::Constant(value) => known[slot] = Some(value),
+                Code::Constant(value) => known[slot] = Some(value.ok()),
                 code => {
                     level_of[slot] = last(&code, &level_of).expect("invariant: what is not folded reads something");
                     ranges[slot] = Range::of_code(&code, &ranges);
@@ -158,7 +159,7 @@ impl<'a> LookAhead<'a> {
         let mut wanted: Vec<usize> = Vec::new();
         for constraint in constraints.map(|constraint| constraint.fold(&known)).flat_map(Code::conjuncts) {
             match constraint {
-                Code::Constant(value) => is_impossible |= value != Some(1),
+                Code::Constant(value) => is_impossible |= !value.is_ok_and(|value| value.holds()),
                 code => {
                     wanted.extend(reads(&code));
                     let level = last(&code, &level_of).expect("invariant: what is not folded reads something");
@@ -201,13 +202,13 @@ impl<'a> LookAhead<'a> {
 
     /// Chooses a value on a level and tells whether the constraints due there hold. Earlier levels must be
     /// chosen.
-    fn choose(&mut self, level: usize, value: i64) -> bool {
+    fn choose(&mut self, level: usize, value: Datum) -> bool {
         let Level { slot, definitions, constraints, .. } = &self.levels[level];
         self.slots[*slot] = Some(value);
         for (slot, code) in definitions {
             self.slots[*slot] = code.evaluate(&self.slots);
         }
-        constraints.iter().all(|constraint| constraint.evaluate(&self.slots) == Some(1))
+        constraints.iter().all(|constraint| constraint.holds(&self.slots))
     }
 
     /// As [`LookAhead::is_possible`], as a question of its own.
@@ -221,7 +222,7 @@ impl<'a> LookAhead<'a> {
     /// Whether the choices before a level have a valid completion; `None` if the search was given up.
     fn is_possible(&mut self, level: usize) -> Option<bool> {
         let Some(at) = self.levels.get(level) else { return Some(true) };
-        let key: Box<[Option<i64>]> = at.frontier.iter().map(|code| code.evaluate(&self.slots)).collect();
+        let key: Box<[Option<Datum>]> = at.frontier.iter().map(|code| code.evaluate(&self.slots)).collect();
         if let Some(&known) = at.is_possible.get(&key) {
             return Some(known);
         }
@@ -230,7 +231,7 @@ impl<'a> LookAhead<'a> {
             if !self.effort.step() {
                 return None;
             }
-            let value = self.levels[level].values[i];
+            let value = self.levels[level].values[i].clone();
             if self.choose(level, value) && self.is_possible(level + 1)? {
                 found = true;
                 break;
@@ -251,7 +252,7 @@ impl Completions for LookAhead<'_> {
         let n_values = self.levels[prefix.len()].values.len();
         let mut holds = !self.is_impossible;
         for (level, &value) in prefix.iter().enumerate() {
-            let value = self.levels[level].values[value as usize];
+            let value = self.levels[level].values[value as usize].clone();
             holds = holds && self.choose(level, value);
         }
         if !holds {
@@ -260,7 +261,7 @@ impl Completions for LookAhead<'_> {
         let level = prefix.len();
         (0..n_values)
             .map(|i| {
-                let value = self.levels[level].values[i];
+                let value = self.levels[level].values[i].clone();
                 self.choose(level, value) && self.ask(level + 1).unwrap_or(true)
             })
             .collect()

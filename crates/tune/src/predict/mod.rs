@@ -6,17 +6,15 @@
 //! specification: [`records`].
 
 mod data;
-mod expression;
 mod inputs;
 mod look_ahead;
 mod metrics;
 pub mod records;
-mod residual;
 mod specification;
 mod split;
 
+pub use crate::expression::ExpressionError;
 pub use data::{DataError, Row, content_hash, read_rows};
-pub use expression::ExpressionError;
 pub use inputs::{Inputs, InputsError};
 pub use look_ahead::LookAhead;
 pub use metrics::{Score, score};

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use serde::Deserialize;
 
-use super::expression::{Code, Expression, ExpressionError, Scope, Type, is_name};
+use crate::expression::{Code, Datum, Expression, ExpressionError, Scope, Slash, Type, is_name};
 
 /// Why a text specifies no kernel. The fault is the writer's.
 #[derive(Debug, thiserror::Error)]
@@ -118,7 +118,7 @@ pub struct ParameterSpecification {
     /// Its legal values as text, in order.
     pub values: Arc<[String]>,
     /// By legal value: what expressions see.
-    pub(super) numbers: Vec<i64>,
+    pub(super) data: Vec<Datum>,
 }
 
 /// A predicate that valid configurations satisfy.
@@ -135,7 +135,7 @@ pub struct ConstraintSpecification {
 /// valid.
 ///
 /// Expressions read the fields, then the parameters, then the definitions before them; in this order they are
-/// the places of one list of values.
+/// the places of one list of values. They are those of [`crate::expression`], but that `/` rounds down.
 #[derive(Debug, Clone)]
 pub struct KernelSpecification {
     /// The kernel's name.
@@ -230,7 +230,7 @@ impl KernelSpecification {
                 (Some(_), Some(_)) => return Err(SpecificationError::Values { name }),
                 (Some(values), None) => Type::Category(values.clone()),
                 (None, Some((_, kind))) => kind.clone(),
-                (None, None) => Type::Integer,
+                (None, None) => Type::Number,
             };
             declare(&mut scope, &name, kind.clone())?;
             // A computed category has the values of the field it comes from.
@@ -244,10 +244,13 @@ impl KernelSpecification {
                 Values::Texts(texts) => (texts, None),
             };
             let values = distinct(&name, texts)?;
-            let kind = if numbers.is_some() { Type::Integer } else { Type::Category(values.clone()) };
+            let kind = if numbers.is_some() { Type::Number } else { Type::Category(values.clone()) };
             declare(&mut scope, &name, kind)?;
-            let numbers = numbers.unwrap_or_else(|| (0..values.len() as i64).collect());
-            parameters.push(ParameterSpecification { name, values, numbers });
+            let data = match numbers {
+                Some(numbers) => numbers.into_iter().map(Datum::from).collect(),
+                None => values.iter().map(|text| Datum::from(text.as_str())).collect(),
+            };
+            parameters.push(ParameterSpecification { name, values, data });
         }
         let mut definitions = Vec::new();
         for NamedForm { name, is, .. } in form.definitions {
@@ -292,8 +295,9 @@ impl KernelSpecification {
             let name = field.name.clone();
             problem.push(match &field.expression {
                 Some(code) => {
-                    let slots: Vec<Option<i64>> = problem.iter().copied().map(Some).collect();
-                    code.evaluate(&slots).ok_or(ProblemError::Undefined { name })?
+                    let slots: Vec<_> = self.fields.iter().zip(&problem).map(|(f, &v)| Some(f.datum(v))).collect();
+                    let value = code.evaluate(&slots).and_then(|value| field.number(&value));
+                    value.ok_or(ProblemError::Undefined { name })?
                 }
                 None => match given(&field.name) {
                     Some(text) => field.value(text)?,
@@ -322,7 +326,7 @@ impl KernelSpecification {
     /// The constraints that a configuration, as indices of values, violates for a problem.
     pub fn violated(&self, problem: &[i64], answer: &[u32]) -> impl Iterator<Item = &ConstraintSpecification> {
         let slots = self.slots(problem, answer);
-        self.constraints.iter().filter(move |constraint| constraint.code.evaluate(&slots) != Some(1))
+        self.constraints.iter().filter(move |constraint| !constraint.code.holds(&slots))
     }
 
     /// Whether a configuration, as indices of values, is valid for a problem.
@@ -331,17 +335,18 @@ impl KernelSpecification {
     }
 
     /// What two configurations have in common exactly where they mean the same kernel for a problem.
-    pub fn canonical(&self, problem: &[i64], answer: &[u32]) -> Vec<Option<i64>> {
+    pub fn canonical(&self, problem: &[i64], answer: &[u32]) -> Vec<Option<Datum>> {
         if self.equivalence.is_empty() {
-            return answer.iter().map(|&value| Some(value.into())).collect();
+            return answer.iter().map(|&value| Some(i64::from(value).into())).collect();
         }
         let slots = self.slots(problem, answer);
         self.equivalence.iter().map(|code| code.evaluate(&slots)).collect()
     }
 
-    fn slots(&self, problem: &[i64], answer: &[u32]) -> Vec<Option<i64>> {
-        let values = self.parameters.iter().zip(answer).map(|(p, &value)| p.numbers[value as usize]);
-        let mut slots: Vec<Option<i64>> = problem.iter().copied().chain(values).map(Some).collect();
+    fn slots(&self, problem: &[i64], answer: &[u32]) -> Vec<Option<Datum>> {
+        let values = self.parameters.iter().zip(answer).map(|(p, &value)| p.data[value as usize].clone());
+        let fields = self.fields.iter().zip(problem).map(|(field, &value)| field.datum(value));
+        let mut slots: Vec<Option<Datum>> = fields.chain(values).map(Some).collect();
         for definition in &self.definitions {
             slots.push(definition.evaluate(&slots));
         }
@@ -364,6 +369,22 @@ impl FieldSpecification {
             }
         };
         found.ok_or_else(|| ProblemError::Value { name: self.name.clone(), value: text.into(), expected })
+    }
+
+    /// What expressions see of a value of the field.
+    pub(super) fn datum(&self, value: i64) -> Datum {
+        match &self.values {
+            Some(_) => self.text(value).as_str().into(),
+            None => value.into(),
+        }
+    }
+
+    /// The number that stands for what an expression has given.
+    fn number(&self, datum: &Datum) -> Option<i64> {
+        match (&self.values, datum) {
+            (Some(values), Datum::Text(text)) => values.iter().position(|value| **value == **text).map(|at| at as i64),
+            _ => datum.int(),
+        }
     }
 
     /// The text of a value of the field.
@@ -395,6 +416,6 @@ fn declare(scope: &mut Scope, name: &str, kind: Type) -> Result<(), Specificatio
 }
 
 fn compile(place: &str, text: &str, scope: &Scope) -> Result<(Code, Type), SpecificationError> {
-    let compiled = Expression::parse(text).and_then(|expression| expression.compile(scope));
+    let compiled = Expression::parse_with(text, Slash::RoundsDown).and_then(|expression| expression.compile(scope));
     compiled.map_err(|error| SpecificationError::Expression { place: place.into(), error })
 }

@@ -7,7 +7,6 @@
 mod json;
 mod kernel_tuner;
 mod outcome;
-mod python;
 mod read;
 mod records;
 mod repeats;

@@ -5,8 +5,8 @@ use serde_json::Value as Json;
 use super::ReplayError;
 use super::json::{Fault, Reader};
 use super::outcome::brief;
-use super::python;
 use super::rows::{Column, Lists, read_value};
+use crate::expression::{self, Datum};
 
 /// The parameters with their values, and oddities of these. Conditions are left out: the results say what is
 /// legal.
@@ -59,8 +59,8 @@ fn parameter(reader: &mut Reader, lists: &mut Lists) -> Result<Column, Fault> {
             Ok(column)
         }
         Some(Err(Some(Json::String(text)))) => {
-            let values = python::list(&text).map_err(|error| wrong(format!("its values, {error}")))?;
-            Column::listed(&parameter, values, lists)
+            let values = expression::list(&text).map_err(|error| wrong(format!("its values, {error}")))?;
+            Column::listed(&parameter, values.iter().map(Datum::to_json).collect(), lists)
         }
         Some(Err(_)) => Err(wrong("its values are no list, nor a text that writes one as Python does".into())),
         None => Err(wrong("it has no `Values`".into())),

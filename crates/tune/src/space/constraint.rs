@@ -3,9 +3,86 @@
 use std::fmt;
 use std::sync::Arc;
 
-use super::Value;
+use super::{Domain, Parameter, Value};
+use crate::expression::{Code, Datum, Expression, ExpressionError, Scope, Type};
 
-type Predicate = Arc<dyn Fn(&[&Value]) -> bool + Send + Sync>;
+type Function = dyn Fn(&[&Value]) -> bool + Send + Sync;
+
+/// What decides whether a constraint holds.
+#[derive(Clone)]
+enum Predicate {
+    Function(Arc<Function>),
+    /// The places that the code reads are those of the constraint's parameters.
+    Expression(Arc<Code>, Arc<[Reading]>),
+}
+
+impl Predicate {
+    fn holds(&self, values: &[&Value]) -> bool {
+        match self {
+            Predicate::Function(holds) => holds(values),
+            Predicate::Expression(code, readings) => {
+                let data = values.iter().zip(&**readings).map(|(value, reading)| Some(reading.datum(value)));
+                code.holds(&data.collect::<Vec<_>>())
+            }
+        }
+    }
+}
+
+/// How expressions see the texts of a parameter.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Reading {
+    Text,
+    Number,
+    Boolean,
+}
+
+impl Reading {
+    /// Texts that are all numbers, or all yes and no, are read as such.
+    pub(super) fn of(domain: &Domain) -> Reading {
+        let Domain::Categorical(texts) = domain else { return Reading::Text };
+        let is_number = |text: &String| text.parse::<f64>().is_ok_and(f64::is_finite);
+        if texts.iter().all(|text| boolean(text).is_some()) {
+            Reading::Boolean
+        } else if texts.iter().all(is_number) {
+            Reading::Number
+        } else {
+            Reading::Text
+        }
+    }
+
+    /// What expressions see of a value.
+    pub(super) fn datum(self, value: &Value) -> Datum {
+        let list = |items: Vec<Datum>| Datum::List(items.into());
+        match (value, self) {
+            (Value::Int(number), _) => Datum::Int(*number),
+            (Value::Text(text), Reading::Boolean) => Datum::Bool(boolean(text).unwrap_or(false)),
+            (Value::Text(text), Reading::Number) => match text.parse() {
+                Ok(number) => Datum::Int(number),
+                Err(_) => Datum::Float(text.parse().unwrap_or(f64::NAN)),
+            },
+            (Value::Text(text), Reading::Text) => text.as_str().into(),
+            (Value::Factors(factors), _) => list(factors.iter().map(|&factor| Datum::Int(factor as i64)).collect()),
+            (Value::Order(names), _) => list(names.iter().map(|name| name.as_str().into()).collect()),
+        }
+    }
+
+    fn kind(self, domain: &Domain) -> Type {
+        match (domain, self) {
+            (Domain::Ordinal(_), _) | (_, Reading::Number) => Type::Number,
+            (_, Reading::Boolean) => Type::Boolean,
+            (Domain::Categorical(texts), Reading::Text) => Type::Category(texts.as_slice().into()),
+            (Domain::Factorization { .. } | Domain::Permutation(_), Reading::Text) => Type::List,
+        }
+    }
+}
+
+fn boolean(text: &str) -> Option<bool> {
+    match text {
+        "true" | "True" => Some(true),
+        "false" | "False" => Some(false),
+        _ => None,
+    }
+}
 
 /// A predicate that every legal configuration satisfies, with the name by which a rejection cites it.
 #[derive(Clone)]
@@ -16,7 +93,7 @@ pub struct Constraint {
     pub text: String,
     /// The parameters it reads, in the order in which their values are handed to the predicate.
     pub parameters: Vec<String>,
-    holds: Predicate,
+    predicate: Predicate,
 }
 
 impl Constraint {
@@ -33,15 +110,55 @@ impl Constraint {
         holds: impl Fn(&[&Value]) -> bool + Send + Sync + 'static,
     ) -> Constraint {
         let parameters = parameters.iter().map(|name| name.to_string()).collect();
-        Constraint { name: name.into(), text: text.into(), parameters, holds: Arc::new(holds) }
+        let predicate = Predicate::Function(Arc::new(holds));
+        Constraint { name: name.into(), text: text.into(), parameters, predicate }
+    }
+
+    /// The constraint that an expression says, over those of these parameters that it reads. A factorization
+    /// and an order are lists there; texts that are all numbers, or all `true` and `false`, are read as such.
+    ///
+    /// ```
+    /// # use tilewright_tune::{Constraint, Parameter};
+    /// let parameters = [Parameter::ordinal("tile", [8, 16, 32]), Parameter::ordinal("t", 1..=8)];
+    /// let constraint = Constraint::parse("fits", "tile * t <= 64", &parameters).unwrap();
+    /// assert_eq!(constraint.parameters, ["tile", "t"]);
+    /// ```
+    ///
+    /// # Errors
+    /// Where the text is no condition over these parameters, with the position.
+    pub fn parse(name: &str, text: &str, parameters: &[Parameter]) -> Result<Constraint, ExpressionError> {
+        let readings: Vec<Reading> = parameters.iter().map(|parameter| Reading::of(&parameter.domain)).collect();
+        let kinds = parameters.iter().zip(&readings);
+        let scope: Scope =
+            kinds.map(|(parameter, reading)| (parameter.name.clone(), reading.kind(&parameter.domain))).collect();
+        let code = Expression::parse(text)?.compile_condition(&scope)?;
+        let mut reads = Vec::new();
+        code.reads(&mut reads);
+        reads.sort_unstable();
+        reads.dedup();
+        let code = code.moved(&|slot| reads.binary_search(&slot).expect("invariant: all that is read is listed"));
+        Ok(Constraint {
+            name: name.into(),
+            text: text.into(),
+            parameters: reads.iter().map(|&slot| parameters[slot].name.clone()).collect(),
+            predicate: Predicate::Expression(code.into(), reads.iter().map(|&slot| readings[slot]).collect()),
+        })
+    }
+
+    /// The expression that says it, where one does.
+    pub(super) fn code(&self) -> Option<&Code> {
+        match &self.predicate {
+            Predicate::Expression(code, _) => Some(code),
+            Predicate::Function(_) => None,
+        }
     }
 
     /// The constraint where a categorical parameter has this value; elsewhere anything is legal.
     pub fn only_where(mut self, parameter: &str, value: &str) -> Constraint {
         self.text = format!("{}, where {parameter} = {value}", self.text);
         self.parameters.insert(0, parameter.into());
-        let (holds, value) = (self.holds, value.to_owned());
-        self.holds = Arc::new(move |v| v[0].text() != value || holds(&v[1..]));
+        let (inner, value) = (self.predicate, value.to_owned());
+        self.predicate = Predicate::Function(Arc::new(move |v| v[0].text() != value || inner.holds(&v[1..])));
         self
     }
 
@@ -49,14 +166,14 @@ impl Constraint {
     pub fn except_where(mut self, parameter: &str, value: &str) -> Constraint {
         self.text = format!("{}, except where {parameter} = {value}", self.text);
         self.parameters.insert(0, parameter.into());
-        let (holds, value) = (self.holds, value.to_owned());
-        self.holds = Arc::new(move |v| v[0].text() == value || holds(&v[1..]));
+        let (inner, value) = (self.predicate, value.to_owned());
+        self.predicate = Predicate::Function(Arc::new(move |v| v[0].text() == value || inner.holds(&v[1..])));
         self
     }
 
     /// Whether the predicate holds for these values of [`Constraint::parameters`].
     pub fn holds(&self, values: &[&Value]) -> bool {
-        (self.holds)(values)
+        self.predicate.holds(values)
     }
 }
 

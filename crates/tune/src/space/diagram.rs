@@ -4,14 +4,18 @@
 //! combination, and every edge knows how many legal combinations come before it, which makes counting,
 //! numbering and sampling exact. What can follow a prefix depends only on the values that constraints still
 //! to be checked will read, so prefixes that agree on those share one node. A chain of constraints over many
-//! parameters stays small that way, where a list of its combinations would not fit in memory.
+//! parameters stays small that way, where a list of its combinations would not fit in memory. Of a constraint
+//! that is an expression it depends on partial results alone: of a product that is limited, on that of the
+//! factors chosen so far.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap, HashSet};
 
-use super::constraint::Constraint;
+use super::constraint::{Constraint, Reading};
 use super::domain::Axis;
 use super::{SpaceError, Value};
+use crate::expression::residual::{Range, residual};
+use crate::expression::{Code, Datum};
 
 /// The most prefixes that the construction tries before it gives up; a few seconds' work.
 const VISIT_LIMIT: u64 = 1 << 26;
@@ -240,36 +244,76 @@ enum Stop {
     Count,
 }
 
+/// What is checked at a level.
+enum Check<'a> {
+    /// A function of the values at these levels.
+    Function(&'a Constraint, Vec<usize>),
+    /// A part of an expression, whose places are levels.
+    Expression(Code),
+}
+
+/// What can follow a prefix depends on this: ranks, and partial results of expressions.
+type Key = (Box<[u32]>, Box<[Option<Datum>]>);
+
 struct Builder<'a> {
     /// By level: the values of its parameter.
     values: Vec<Vec<Value>>,
-    /// By level: the constraints that can be checked there, with the levels that they read.
-    due: Vec<Vec<(&'a Constraint, Vec<usize>)>>,
-    /// By level: the earlier levels that constraints due there or later read.
+    /// By level: what expressions see of them; empty where there are none.
+    data: Vec<Vec<Datum>>,
+    /// By level: the constraints that can be checked there.
+    due: Vec<Vec<Check<'a>>>,
+    /// By level: the earlier levels that constraints due there or later read as they are …
     frontier: Vec<Vec<usize>>,
-    /// By level: the nodes already built, by the ranks on the frontier.
-    built: Vec<HashMap<Box<[u32]>, u32>>,
+    /// … and the partial results of earlier levels that they read.
+    results: Vec<Vec<Code>>,
+    /// By level: the nodes already built.
+    built: Vec<HashMap<Key, u32>>,
     nodes: Nodes,
     /// The prefix at hand, by level.
     prefix: Vec<u32>,
+    /// What expressions see of it; empty where there are none.
+    slots: Vec<Option<Datum>>,
     visits: u64,
 }
 
 impl<'a> Builder<'a> {
     fn new(axes: &[Axis], order: &[usize], constraints: &[(&'a Constraint, &[usize])]) -> Builder<'a> {
         let level_of = |axis: &usize| order.iter().position(|a| a == axis).expect("invariant: order holds all members");
-        let mut due = vec![Vec::new(); order.len()];
+        let values: Vec<Vec<Value>> =
+            order.iter().map(|&a| (0..axes[a].len).map(|rank| axes[a].value(rank)).collect()).collect();
+        let mut due: Vec<Vec<Check>> = order.iter().map(|_| Vec::new()).collect();
+        let mut data = Vec::new();
         for (constraint, reads) in constraints {
             let levels: Vec<usize> = reads.iter().map(level_of).collect();
             let last = *levels.iter().max().expect("invariant: constraints of a component read something");
-            due[last].push((*constraint, levels));
+            let Some(code) = constraint.code() else {
+                due[last].push(Check::Function(constraint, levels));
+                continue;
+            };
+            for part in code.moved(&|place| levels[place]).conjuncts() {
+                // One that reads nothing is checked with the others.
+                due[part_reads(&part).into_iter().max().unwrap_or(last)].push(Check::Expression(part));
+            }
+            if data.is_empty() {
+                data = order
+                    .iter()
+                    .zip(&values)
+                    .map(|(&axis, values)| {
+                        let reading = Reading::of(&axes[axis].domain);
+                        values.iter().map(|value| reading.datum(value)).collect()
+                    })
+                    .collect();
+            }
         }
-        let read_later =
-            |level: usize, earlier: &usize| due[level..].iter().flatten().any(|(_, reads)| reads.contains(earlier));
-        let frontier = (0..order.len()).map(|level| (0..level).filter(|e| read_later(level, e)).collect()).collect();
+        let ranges: Vec<Option<Range>> = data.iter().map(|data: &Vec<Datum>| Range::of(data)).collect();
+        let depends = (0..order.len()).map(|level| depends(&due[level..], level, &ranges));
+        let (frontier, results) = depends.unzip();
         Builder {
-            values: order.iter().map(|&a| (0..axes[a].len).map(|rank| axes[a].value(rank)).collect()).collect(),
+            slots: vec![None; data.len()],
+            values,
+            data,
             frontier,
+            results,
             due,
             built: vec![HashMap::new(); order.len()],
             nodes: Nodes::new(),
@@ -278,12 +322,17 @@ impl<'a> Builder<'a> {
         }
     }
 
+    fn key(&self, level: usize) -> Key {
+        let results = self.results[level].iter().map(|code| code.evaluate(&self.slots));
+        (self.frontier[level].iter().map(|&earlier| self.prefix[earlier]).collect(), results.collect())
+    }
+
     /// The node for what can follow the prefix of this length.
     fn node(&mut self, level: usize) -> Result<u32, Stop> {
         if level == self.values.len() {
             return Ok(END);
         }
-        let key: Box<[u32]> = self.frontier[level].iter().map(|&earlier| self.prefix[earlier]).collect();
+        let key = self.key(level);
         if let Some(&node) = self.built[level].get(&key) {
             return Ok(node);
         }
@@ -295,6 +344,9 @@ impl<'a> Builder<'a> {
                 return Err(Stop::Visits);
             }
             self.prefix[level] = rank;
+            if let Some(data) = self.data.get(level) {
+                self.slots[level] = Some(data[rank as usize].clone());
+            }
             if !self.holds(level) {
                 continue;
             }
@@ -310,9 +362,50 @@ impl<'a> Builder<'a> {
     }
 
     fn holds(&self, level: usize) -> bool {
-        self.due[level].iter().all(|(constraint, levels)| {
-            let values: Vec<&Value> = levels.iter().map(|&l| &self.values[l][self.prefix[l] as usize]).collect();
-            constraint.holds(&values)
+        self.due[level].iter().all(|check| match check {
+            Check::Expression(code) => code.holds(&self.slots),
+            Check::Function(constraint, levels) => {
+                let values: Vec<&Value> = levels.iter().map(|&l| &self.values[l][self.prefix[l] as usize]).collect();
+                constraint.holds(&values)
+            }
         })
     }
+}
+
+/// The levels before this one that these checks read as they are, and the partial results of such levels.
+fn depends(checks: &[Vec<Check>], level: usize, ranges: &[Option<Range>]) -> (Vec<usize>, Vec<Code>) {
+    let (mut ranks, mut places, mut results) = (Vec::new(), Vec::new(), Vec::new());
+    for check in checks.iter().flatten() {
+        match check {
+            Check::Function(_, levels) => ranks.extend(levels.iter().filter(|&&earlier| earlier < level)),
+            Check::Expression(code) => {
+                places.extend(part_reads(code).into_iter().filter(|&earlier| earlier < level));
+                residual(code, &|slot| slot < level, ranges, &mut results);
+            }
+        }
+    }
+    places.sort_unstable();
+    places.dedup();
+    // Results that are no fewer than the places they are of tell no more prefixes apart.
+    if results.len() >= places.len() {
+        ranks.extend(places);
+        results.clear();
+    }
+    // A value as it is has a rank.
+    results.retain(|result| match result {
+        Code::Slot(slot) => {
+            ranks.push(*slot);
+            false
+        }
+        _ => true,
+    });
+    ranks.sort_unstable();
+    ranks.dedup();
+    (ranks, results)
+}
+
+fn part_reads(code: &Code) -> Vec<usize> {
+    let mut reads = Vec::new();
+    code.reads(&mut reads);
+    reads
 }

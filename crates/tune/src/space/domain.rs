@@ -7,6 +7,7 @@ use serde_json::{Value as Json, json};
 
 use super::factorization::Primes;
 use super::{SpaceError, Value, permutation};
+use crate::expression::Datum;
 
 /// The feasible set of one parameter; its kind decides which values are neighbours.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -57,6 +58,17 @@ impl Parameter {
     /// A parameter over unordered alternatives.
     pub fn categorical(name: &str, values: &[&str]) -> Parameter {
         Parameter::new(name, Domain::Categorical(owned(values)))
+    }
+
+    /// A parameter over these values of an expression: in their order where all are whole numbers, and as
+    /// alternatives, written as Python does, otherwise.
+    pub fn of_data(name: &str, values: &[Datum]) -> Parameter {
+        let whole = |datum: &Datum| if let Datum::Int(number) = datum { Some(*number) } else { None };
+        let domain = match values.iter().map(whole).collect() {
+            Some(numbers) => Domain::Ordinal(numbers),
+            None => Domain::Categorical(values.iter().map(Datum::to_string).collect()),
+        };
+        Parameter::new(name, domain)
     }
 
     /// A yes-or-no parameter: the categories `"false"` and `"true"`.

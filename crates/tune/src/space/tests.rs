@@ -388,3 +388,131 @@ fn what_a_configuration_may_lack_has_its_first_value() {
     assert_eq!(space.config_from_json(&json!({"new": "old way"})).unwrap_err().to_string(), "parameter n is missing");
     assert!(space.part(0, 1).unwrap().is_optional(1));
 }
+
+/// The space of these parameters under constraints that are expressions, and the same by functions.
+fn by_expressions(parameters: &[Parameter], texts: &[&str]) -> Result<Space, SpaceError> {
+    let constraint = |text: &&str| Constraint::parse(text, text, parameters).unwrap_or_else(|e| panic!("{text}: {e}"));
+    Space::new("expressions", parameters.to_vec(), texts.iter().map(constraint).collect())
+}
+
+#[test]
+fn constraints_may_be_expressions() {
+    let space = by_expressions(
+        &small().axes.iter().map(|a| Parameter::new(&a.name, a.domain.clone())).collect::<Vec<_>>(),
+        &["mr * nr <= 256", "pack == 'a' or k[0] > 1", "order[0] != 'k' if pack == 'none' else len(order) == 3"],
+    )
+    .unwrap();
+    let holds = |config: &Config| {
+        let (mr, nr, k) = (space.int(config, "mr"), space.int(config, "nr"), space.factors(config, "k"));
+        let is_packed = space.text(config, "pack") == "a";
+        mr * nr <= 256 && (is_packed || k[0] > 1) && (is_packed || space.order(config, "order")[0] != "k")
+    };
+    let all: u64 = (0..space.n_parameters()).map(|at| space.n_values(at)).product();
+    assert!(u128::from(all) > space.size());
+    let n_legal = (0..space.n_values(0))
+        .flat_map(|a| (0..space.n_values(1)).map(move |b| (a, b)))
+        .flat_map(|(a, b)| (0..space.n_values(2)).map(move |c| (a, b, c)))
+        .flat_map(|(a, b, c)| (0..space.n_values(3)).map(move |d| (a, b, c, d)))
+        .flat_map(|(a, b, c, d)| (0..space.n_values(4)).map(move |e| Config::new([a, b, c, d, e])))
+        .filter(|config| {
+            assert_eq!(holds(config), space.contains(config) && space.violated(config).is_none());
+            holds(config)
+        })
+        .count();
+    assert_eq!(space.size(), n_legal as u128);
+    let error =
+        space.config_from_json(&json!({"mr": 16, "pack": "a", "nr": 48, "k": [1, 12], "order": ["i", "j", "k"]}));
+    assert!(matches!(error, Err(ConfigError::Violated { constraint, .. }) if constraint == "mr * nr <= 256"));
+}
+
+#[test]
+fn texts_that_are_numbers_or_yes_and_no_are_read_as_such() {
+    let parameters = [
+        Parameter::of_data("alpha", &crate::expression::list("[0.5, 1.0, 2.0]").unwrap()),
+        Parameter::of_data("on", &crate::expression::list("[True, False]").unwrap()),
+        Parameter::of_data("tile", &crate::expression::list("[2**i for i in range(4)]").unwrap()),
+        Parameter::boolean("own"),
+    ];
+    assert_eq!(parameters[2].domain, Domain::Ordinal(vec![1, 2, 4, 8]));
+    let space = by_expressions(&parameters, &["alpha * tile <= 2 or not on", "own == on"]).unwrap();
+    // With `on`: 2 + 2 + ... pairs whose product is at most 2, each with one value of `own`.
+    assert_eq!(space.size(), (3 + 2 + 1) + 3 * 4);
+    assert_eq!(space.config_to_json(&space.config_at(0))["on"], "True");
+}
+
+/// What would be 10⁹ combinations one by one is done by partial results.
+#[test]
+fn a_space_of_a_billion_combinations_is_built_at_once() {
+    let names = ["a", "b", "c", "d", "e", "f", "g", "h", "i"];
+    let parameters: Vec<Parameter> = names.iter().map(|name| Parameter::ordinal(name, 1..=10)).collect();
+    let texts = [
+        "a * b * c * d <= 1000",
+        "a + b + c + d + e + f + g + h + i <= 40",
+        "e * f % 2 == 0",
+        "max(a, b, c) >= g",
+        "32 <= h * i < 64 or h == i",
+        "a % 2 == 0 or b in [1, 2, 4, 8]",
+        "c <= d",
+        "not (f == 1 and g == 1)",
+    ];
+    let start = std::time::Instant::now();
+    let space = by_expressions(&parameters, &texts).unwrap();
+    eprintln!("{} of 10^9 in {:.3} s", space.size(), start.elapsed().as_secs_f64());
+    let mut rng = Xoshiro256PlusPlus::seed_from_u64(1);
+    for _ in 0..100 {
+        let config = space.sample(&mut rng);
+        assert!(space.violated(&config).is_none());
+        assert_eq!(space.config_at(space.index_of(&config).unwrap()), config);
+    }
+}
+
+#[test]
+fn an_expression_that_reads_nothing_or_holds_nowhere_is_named() {
+    let parameters = [Parameter::ordinal("a", 1..=3), Parameter::ordinal("b", 1..=3)];
+    let error = |texts: &[&str]| by_expressions(&parameters, texts).unwrap_err().to_string();
+    assert_eq!(error(&["1 < 2"]), "constraint 1 < 2 reads no parameter");
+    assert_eq!(error(&["a < 3", "a * b > 9"]), "no configuration satisfies a * b > 9 (a * b > 9)");
+    assert_eq!(error(&["a / (b - b) > 0"]), "no configuration satisfies a / (b - b) > 0 (a / (b - b) > 0)");
+}
+
+fn condition() -> impl Strategy<Value = String> {
+    let leaf = prop_oneof!["[abcd]", "[0-9]", Just("0.5".to_owned())];
+    let number = leaf.prop_recursive(3, 12, 3, |inner| {
+        ("[+*%-]|//|/|min|max|sum", inner.clone(), inner).prop_map(|(operator, a, b)| match operator.as_str() {
+            "min" | "max" => format!("{operator}({a}, {b})"),
+            "sum" => format!("sum([x * {a} for x in range(3) if x != {b}])"),
+            _ => format!("({a} {operator} {b})"),
+        })
+    });
+    let compared = ("<=|<|==|!=|in", number.clone(), number).prop_map(|(operator, a, b)| match operator.as_str() {
+        "in" => format!("{a} in [{b}, 3]"),
+        _ => format!("{a} {operator} {b}"),
+    });
+    let leaf = compared.boxed();
+    (leaf.clone(), leaf.clone(), leaf, " and | or ").prop_map(|(a, b, c, word)| format!("{a}{word}({b} or not {c})"))
+}
+
+proptest! {
+    /// A space by partial results has the configurations for which the constraints hold, and no others.
+    #[test]
+    fn expressions_leave_what_they_hold_for(texts in proptest::collection::vec(condition(), 1..4)) {
+        let parameters: Vec<Parameter> =
+            ["a", "b", "c", "d"].iter().map(|name| Parameter::ordinal(name, [-2, 0, 1, 3])).collect();
+        let constraints: Vec<Constraint> =
+            texts.iter().map(|text| Constraint::parse("c", text, &parameters).unwrap()).collect();
+        let free = Space::new("free", parameters.clone(), vec![]).unwrap();
+        let is_legal = |config: &Config| constraints.iter().all(|constraint| {
+            let values: Vec<Value> = constraint.parameters.iter().map(|name| free.value(config, name)).collect();
+            constraint.holds(&values.iter().collect::<Vec<_>>())
+        });
+        let legal: Vec<Config> = (0..free.size()).map(|at| free.config_at(at)).filter(is_legal).collect();
+        match Space::new("tied", parameters, constraints.clone()) {
+            Ok(space) => {
+                prop_assert_eq!(space.size(), legal.len() as u128);
+                prop_assert!(legal.iter().all(|config| space.contains(config)));
+            }
+            Err(SpaceError::ReadsNothing { .. }) => {}
+            Err(error) => prop_assert!(legal.is_empty(), "{}", error),
+        }
+    }
+}

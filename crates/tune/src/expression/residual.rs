@@ -4,11 +4,11 @@
 //! same. Sums, products and extremes are regrouped for that, sums and products where they cannot overflow in
 //! any order.
 
-use super::expression::{Code, Operator as Op};
+use super::{Code, Datum, Operator as Op};
 
 /// What a value lies between, where it is defined.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Range {
+pub(crate) struct Range {
     least: i128,
     most: i128,
 }
@@ -21,9 +21,10 @@ impl Range {
         (least >= -MOST && most <= MOST).then_some(Range { least, most })
     }
 
-    /// Of one of these values.
-    pub(super) fn of(values: &[i64]) -> Option<Range> {
-        Range::new((*values.iter().min()?).into(), (*values.iter().max()?).into())
+    /// Of one of these values; `None` where one is no whole number.
+    pub(crate) fn of(values: &[Datum]) -> Option<Range> {
+        let numbers = values.iter().map(Datum::int).collect::<Option<Vec<_>>>()?;
+        Range::new((*numbers.iter().min()?).into(), (*numbers.iter().max()?).into())
     }
 
     /// The largest absolute value.
@@ -32,16 +33,18 @@ impl Range {
     }
 
     /// Of an expression, from those of the places it reads; `None` where that is not followed.
-    pub(super) fn of_code(code: &Code, ranges: &[Option<Range>]) -> Option<Range> {
+    pub(crate) fn of_code(code: &Code, ranges: &[Option<Range>]) -> Option<Range> {
         let (operator, operands) = match code {
-            Code::Constant(value) => return Range::of(&[(*value)?]),
+            Code::Constant(value) => return Range::of(&[value.clone().ok()?]),
             Code::Slot(slot) => return ranges[*slot],
+            Code::Local(_) | Code::Each(..) => return None,
             Code::Apply(operator, operands) => (*operator, operands),
         };
         let of = |at: usize| Range::of_code(&operands[at], ranges);
         let hull = |a: Range, b: Range| Range { least: a.least.min(b.least), most: a.most.max(b.most) };
         match operator {
-            Op::Or | Op::And | Op::Not | Op::Among | Op::Equal | Op::NotEqual => Range::new(0, 1),
+            Op::Or | Op::And => Some(hull(of(0)?, of(1)?)),
+            Op::Not | Op::In | Op::NotIn | Op::Equal | Op::NotEqual | Op::Any | Op::All => Range::new(0, 1),
             Op::AtMost | Op::AtLeast | Op::Less | Op::Greater | Op::IsPowerOfTwo => Range::new(0, 1),
             Op::Add => Range::new(of(0)?.least + of(1)?.least, of(0)?.most + of(1)?.most),
             Op::Subtract => Range::new(of(0)?.least - of(1)?.most, of(0)?.most - of(1)?.least),
@@ -53,29 +56,32 @@ impl Range {
                 Range::new(*corners.iter().min()?, *corners.iter().max()?)
             }
             Op::Choose => Some(hull(of(0)?, of(2)?)),
+            Op::Minimum | Op::Maximum if operands.len() == 1 => None,
             Op::Minimum | Op::Maximum => (1..operands.len()).try_fold(of(0)?, |all, at| Some(hull(all, of(at)?))),
             // Divisors are whole numbers, so no quotient is larger than what is divided, but for rounding.
-            Op::Divide | Op::CeilDivide => Range::new(-of(0)?.size() - 1, of(0)?.size() + 1),
-            Op::Remainder => Range::new(-of(1)?.size(), of(1)?.size()),
+            Op::FloorDivide | Op::CeilDivide if of(1).is_some() => Range::new(-of(0)?.size() - 1, of(0)?.size() + 1),
+            Op::Remainder if of(0).is_some() => Range::new(-of(1)?.size(), of(1)?.size()),
             Op::Gcd => Range::new(0, of(0)?.size().max(of(1)?.size())),
+            Op::Absolute => Range::new(0, of(0)?.size()),
+            Op::Length => Range::new(0, super::MOST_ITEMS as i128),
+            Op::FloorDivide | Op::CeilDivide | Op::Remainder | Op::Divide | Op::Power | Op::ToInt | Op::ToFloat => None,
+            Op::Item | Op::List | Op::Set | Op::Sum | Op::Range | Op::ToList => None,
         }
     }
 }
 
 /// Adds to `found` the results that an expression still depends on, of places that are decided.
-pub(super) fn residual(
+pub(crate) fn residual(
     code: &Code,
     is_decided: &dyn Fn(usize) -> bool,
     ranges: &[Option<Range>],
     found: &mut Vec<Code>,
 ) {
     let Code::Apply(operator, operands) = code else {
-        if let Code::Slot(slot) = code
-            && is_decided(*slot)
-        {
-            add(code.clone(), found);
-        }
-        return;
+        // Within a comprehension what depends on its item is no result of its own.
+        let mut reads = Vec::new();
+        code.reads(&mut reads);
+        return reads.into_iter().filter(|&slot| is_decided(slot)).for_each(|slot| add(Code::Slot(slot), found));
     };
     let known = |code: &Code| {
         let mut reads = Vec::new();
@@ -93,8 +99,16 @@ pub(super) fn residual(
     if of_group.is_empty() || of_group.len() > 1 && !can_regroup(*operator, &parts, ranges) {
         return operands.iter().for_each(|operand| residual(operand, is_decided, ranges, found));
     }
-    let joined = of_group.iter().map(|part| part.signed()).reduce(|a, b| Code::Apply(joining(*operator), vec![a, b]));
-    add(joined.expect("invariant: not empty"), found);
+    let joined = match &of_group[..] {
+        [part] => part.code.clone(),
+        // All are numbers, or they could not be regrouped.
+        _ => {
+            let signed = of_group.iter().map(|part| part.signed());
+            let joined = signed.reduce(|a, b| Code::Apply(joining(*operator), vec![a, b]));
+            joined.expect("invariant: not empty")
+        }
+    };
+    add(joined, found);
     let rest = parts.iter().filter(|part| known(part.code) != (true, true));
     rest.for_each(|part| residual(part.code, is_decided, ranges, found));
 }
@@ -136,11 +150,13 @@ fn parts(code: &Code) -> Vec<Part<'_>> {
             terms(&sides[1], true, &mut parts);
         }
         Code::Apply(Op::Add | Op::Subtract | Op::Negate, _) => terms(code, false, &mut parts),
+        // Of one argument, an extreme is that of a list.
+        Code::Apply(Op::Minimum | Op::Maximum, operands) if operands.len() == 1 => {}
         Code::Apply(operator @ (Op::Multiply | Op::Minimum | Op::Maximum), _) => {
             let mut open = vec![code];
             while let Some(code) = open.pop() {
                 match code {
-                    Code::Apply(inner, operands) if inner == operator => open.extend(operands),
+                    Code::Apply(inner, operands) if inner == operator && operands.len() > 1 => open.extend(operands),
                     _ => parts.push(Part { code, is_negative: false }),
                 }
             }
@@ -170,7 +186,8 @@ fn can_regroup(operator: Op, parts: &[Part], ranges: &[Option<Range>]) -> bool {
             let product = |all: i128, size: Option<i128>| Some(all * size?.max(1)).filter(|size| *size <= MOST);
             sizes.into_iter().try_fold(1, product).is_some()
         }
-        _ => true,
+        // An order of what may be no number depends on that.
+        _ => sizes.into_iter().all(|size| size.is_some()),
     }
 }
 
@@ -178,13 +195,17 @@ fn can_regroup(operator: Op, parts: &[Part], ranges: &[Option<Range>]) -> bool {
 mod tests {
     use proptest::prelude::*;
 
-    use super::super::expression::{Expression, Scope, Type};
+    use super::super::{Expression, Scope, Type};
     use super::*;
+
+    fn between(least: i64, most: i64) -> Option<Range> {
+        Range::of(&[least.into(), most.into()])
+    }
 
     const NAMES: [&str; 4] = ["a", "b", "c", "d"];
 
     fn compiled(text: &str) -> Code {
-        let scope: Scope = NAMES.map(|name| (name.to_owned(), Type::Integer)).into();
+        let scope: Scope = NAMES.map(|name| (name.to_owned(), Type::Number)).into();
         Expression::parse(text)
             .and_then(|expression| expression.compile(&scope))
             .unwrap_or_else(|e| panic!("{text}: {e}"))
@@ -199,7 +220,7 @@ mod tests {
 
     #[test]
     fn sums_products_and_extremes_are_joined() {
-        let ranges = [Range::of(&[-8, 8]); 4];
+        let ranges = [between(-8, 8); 4];
         let check = |text: &str, expected: &[&str]| {
             let expected: Vec<Code> = expected.iter().map(|text| compiled(text)).collect();
             assert_eq!(results(text, 2, &ranges), expected, "{text}");
@@ -212,17 +233,18 @@ mod tests {
         check("a * c * b * d > 5", &["b * a"]);
         check("c == 1 or d == 2", &[]);
         check("(a == 1 or c == 2) and b / c > 1", &["a == 1", "b"]);
-        let huge = [Range::of(&[i64::MIN, i64::MAX]); 4];
+        let huge = [between(i64::MIN, i64::MAX); 4];
         assert_eq!(results("d + b + c + a <= 9", 2, &huge), [compiled("b"), compiled("a")]);
     }
 
     fn text() -> impl Strategy<Value = String> {
         let leaf = prop_oneof!["[abcd]", "[0-9]", Just("4611686018427387904".to_owned())];
         leaf.prop_recursive(4, 24, 3, |inner| {
-            let operator = "[+*/%-]|min|max|<=|==|if|gcd";
+            let operator = "[+*%-]|//|/|min|max|<=|==|if|gcd|sum";
             (operator, inner.clone(), inner.clone(), inner).prop_map(|(operator, a, b, c)| match operator.as_str() {
                 "min" | "max" | "gcd" => format!("{operator}({a}, {b})"),
                 "if" => format!("({a} if {b} > {c} else {c})"),
+                "sum" => format!("sum([{a} * x + {b} for x in range(3) if x < {c}])"),
                 "<=" | "==" => format!("({a} if {a} {operator} {b} or {c} < 3 else {c})"),
                 _ => format!("({a} {operator} {b})"),
             })
@@ -234,15 +256,15 @@ mod tests {
         #[test]
         fn results_tell_all_that_matters(text in text(), values in prop::array::uniform6(-3i64..4), far: bool, n_decided in 1usize..4) {
             let (least, most) = (if far { i64::MIN } else { -3 }, if far { i64::MAX } else { 4 });
-            let ranges = [Range::of(&[least, most]); 4];
+            let ranges = [between(least, most); 4];
             prop_assume!(text.len() < 400);
             let code = compiled(&text);
             let found = results(&text, n_decided, &ranges);
-            let slots = |first: i64, second: i64| -> Vec<Option<i64>> {
+            let slots = |first: i64, second: i64| -> Vec<Option<Datum>> {
                 let decided = [first, second, first + second].into_iter().take(n_decided);
-                decided.chain(values).take(4).map(Some).collect()
+                decided.chain(values).take(4).map(|value| Some(Datum::Int(value))).collect()
             };
-            let of = |slots: &[Option<i64>]| found.iter().map(|result| result.evaluate(slots)).collect::<Vec<_>>();
+            let of = |slots: &[Option<Datum>]| found.iter().map(|result| result.evaluate(slots)).collect::<Vec<_>>();
             for first in -3..3 {
                 for second in -3..3 {
                     let (one, other) = (slots(first, second), slots(second, first));

@@ -1,0 +1,666 @@
+//! Expressions whose names have been resolved, and their values.
+
+use std::fmt;
+use std::sync::Arc;
+
+use super::datum::{Number, floor_div};
+use super::{Clause, Datum, Expression, ExpressionError, Kind, MOST_ITEMS, Op, Operator, Reason, Undefined};
+
+/// What kind of value an expression has, as far as that is known before.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Type {
+    /// A number.
+    Number,
+    /// Yes or no.
+    Boolean,
+    /// One of these texts.
+    Category(Arc<[String]>),
+    /// A text.
+    Text,
+    /// A list.
+    List,
+    /// Any of these.
+    Any,
+}
+
+impl fmt::Display for Type {
+    fn fmt(&self, out: &mut fmt::Formatter) -> fmt::Result {
+        out.write_str(match self {
+            Type::Number => "a number",
+            Type::Boolean => "a condition",
+            Type::Category(_) => "a category",
+            Type::Text => "a text",
+            Type::List => "a list",
+            Type::Any => "a value",
+        })
+    }
+}
+
+impl Type {
+    fn of(datum: &Datum) -> Type {
+        match datum {
+            Datum::Nothing => Type::Any,
+            Datum::Bool(_) => Type::Boolean,
+            Datum::Int(_) | Datum::Float(_) => Type::Number,
+            Datum::Text(_) => Type::Text,
+            Datum::List(_) => Type::List,
+        }
+    }
+
+    /// What all of these data are.
+    pub fn of_all(data: &[Datum]) -> Type {
+        let Some((first, rest)) = data.split_first() else { return Type::Any };
+        let first = Type::of(first);
+        if rest.iter().any(|datum| Type::of(datum) != first) {
+            return Type::Any;
+        }
+        match first {
+            Type::Text => Type::Category(data.iter().map(Datum::to_string).collect()),
+            other => other,
+        }
+    }
+
+    fn is_numeric(&self) -> bool {
+        matches!(self, Type::Number | Type::Boolean | Type::Any)
+    }
+
+    fn is_text(&self) -> bool {
+        matches!(self, Type::Text | Type::Category(_))
+    }
+
+    /// That of something that is of one of two types.
+    fn or(self, other: Type) -> Type {
+        match (self, other) {
+            (a, b) if a == b => a,
+            (Type::Number | Type::Boolean, Type::Number | Type::Boolean) => Type::Number,
+            (category @ Type::Category(_), Type::Text) | (Type::Text, category @ Type::Category(_)) => category,
+            (a, b) if a.is_text() && b.is_text() => Type::Text,
+            _ => Type::Any,
+        }
+    }
+}
+
+/// The names that an expression may read, each with its type; its place is where its value is kept.
+pub type Scope = Vec<(String, Type)>;
+
+/// An expression whose names have been resolved.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Code {
+    /// A value, or why there is none.
+    Constant(Result<Datum, Undefined>),
+    /// The value of the name at this place of the scope.
+    Slot(usize),
+    /// The item at hand of the comprehension that is so many levels from the outermost one.
+    Local(usize),
+    /// An operator with its operands.
+    Apply(Operator, Vec<Code>),
+    /// A comprehension.
+    Each(Box<Code>, Vec<Clause<Code>>),
+}
+
+impl Expression {
+    /// Resolves names and checks types.
+    ///
+    /// # Errors
+    /// An unknown name or an operand of the wrong type, with its position.
+    pub fn compile(&self, scope: &Scope) -> Result<(Code, Type), ExpressionError> {
+        Compiler { scope, locals: Vec::new() }.compile(self)
+    }
+
+    /// As [`Expression::compile`], of a condition: what is no text, for numbers and lists hold or do not.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn compile_condition(&self, scope: &Scope) -> Result<Code, ExpressionError> {
+        Compiler { scope, locals: Vec::new() }.condition(self, "a constraint")
+    }
+}
+
+struct Compiler<'a> {
+    scope: &'a Scope,
+    /// The names of comprehensions around, the outermost first.
+    locals: Vec<(String, Type)>,
+}
+
+impl Compiler<'_> {
+    fn compile(&mut self, expression: &Expression) -> Result<(Code, Type), ExpressionError> {
+        let fail = |reason| Err(ExpressionError { position: expression.position, reason });
+        match &expression.kind {
+            Kind::Constant(datum) => Ok((Code::Constant(Ok(datum.clone())), Type::of(datum))),
+            Kind::Name(name) => {
+                if let Some(at) = self.locals.iter().rposition(|(known, _)| known == name) {
+                    return Ok((Code::Local(at), self.locals[at].1.clone()));
+                }
+                match self.scope.iter().position(|(known, _)| known == name) {
+                    Some(slot) => Ok((Code::Slot(slot), self.scope[slot].1.clone())),
+                    None => {
+                        let names = self.scope.iter().chain(&self.locals).map(|(name, _)| name.as_str());
+                        fail(Reason::UnknownName { name: name.clone(), known: names.collect::<Vec<_>>().join(", ") })
+                    }
+                }
+            }
+            Kind::Apply(operator, operands) => self.apply(expression, *operator, operands),
+            Kind::Compare(first, rest) => {
+                let (mut left, mut whole): (&Expression, Option<Code>) = (first, None);
+                for (operator, right) in rest {
+                    let compared = self.comparison(*operator, left, right)?;
+                    whole = Some(match whole {
+                        Some(whole) => Code::Apply(Op::And, vec![whole, compared]),
+                        None => compared,
+                    });
+                    left = right;
+                }
+                Ok((whole.expect("invariant: a comparison has an operator"), Type::Boolean))
+            }
+            Kind::Each(item, clauses) => {
+                let n_locals = self.locals.len();
+                let mut compiled = Vec::new();
+                for clause in clauses {
+                    compiled.push(match clause {
+                        Clause::For(name, list) => {
+                            let list = self.listed(list, "for")?;
+                            self.locals.push((name.clone(), Type::Any));
+                            Clause::For(name.clone(), list)
+                        }
+                        Clause::If(condition) => Clause::If(self.condition(condition, "if")?),
+                    });
+                }
+                let item = self.compile(item)?.0;
+                self.locals.truncate(n_locals);
+                Ok((Code::Each(Box::new(item), compiled), Type::List))
+            }
+        }
+    }
+
+    fn refuse<T>(
+        operand: &Expression,
+        operator: &'static str,
+        expected: &Type,
+        found: &Type,
+    ) -> Result<T, ExpressionError> {
+        let reason = Reason::Type { operator, expected: expected.to_string(), found: found.to_string() };
+        Err(ExpressionError { position: operand.position, reason })
+    }
+
+    fn number(&mut self, operand: &Expression, operator: &'static str) -> Result<Code, ExpressionError> {
+        let (code, found) = self.compile(operand)?;
+        if found.is_numeric() { Ok(code) } else { Self::refuse(operand, operator, &Type::Number, &found) }
+    }
+
+    fn condition(&mut self, operand: &Expression, operator: &'static str) -> Result<Code, ExpressionError> {
+        let (code, found) = self.compile(operand)?;
+        if found.is_text() { Self::refuse(operand, operator, &Type::Boolean, &found) } else { Ok(code) }
+    }
+
+    fn listed(&mut self, operand: &Expression, operator: &'static str) -> Result<Code, ExpressionError> {
+        let (code, found) = self.compile(operand)?;
+        let is_list = matches!(found, Type::List | Type::Any);
+        if is_list { Ok(code) } else { Self::refuse(operand, operator, &Type::List, &found) }
+    }
+
+    /// A comparison of two values.
+    fn comparison(
+        &mut self,
+        operator: Operator,
+        left: &Expression,
+        right: &Expression,
+    ) -> Result<Code, ExpressionError> {
+        let symbol = operator.row().0;
+        let ((a, of_a), (b, of_b)) = (self.compile(left)?, self.compile(right)?);
+        match operator {
+            Op::In | Op::NotIn => {
+                if of_b.is_numeric() && of_b != Type::Any {
+                    return Self::refuse(right, symbol, &Type::List, &of_b);
+                }
+                if let (Type::Category(_), Kind::Apply(Op::List | Op::Set, items)) = (&of_a, &right.kind) {
+                    for item in items {
+                        self.check_category(symbol, &of_a, item)?;
+                    }
+                }
+            }
+            Op::Equal | Op::NotEqual => {
+                if matches!(of_a, Type::Category(_)) {
+                    self.check_category(symbol, &of_a, right)?;
+                } else if matches!(of_b, Type::Category(_)) {
+                    self.check_category(symbol, &of_b, left)?;
+                }
+            }
+            _ => {
+                let is_text = of_a.is_text() && of_b.is_text() && (of_a == Type::Text || of_b == Type::Text);
+                for (operand, found) in [(left, &of_a), (right, &of_b)] {
+                    if !found.is_numeric() && !is_text {
+                        return Self::refuse(operand, symbol, &Type::Number, found);
+                    }
+                }
+            }
+        }
+        Ok(Code::Apply(operator, vec![a, b]))
+    }
+
+    /// Refuses what no category can be equal to, which is a mistake of the writer.
+    fn check_category(
+        &mut self,
+        operator: &'static str,
+        category: &Type,
+        other: &Expression,
+    ) -> Result<(), ExpressionError> {
+        let Type::Category(values) = category else { return Ok(()) };
+        if let Kind::Constant(Datum::Text(text)) = &other.kind {
+            if values.iter().any(|value| **value == **text) {
+                return Ok(());
+            }
+            let reason = Reason::UnknownValue { text: text.to_string(), known: values.join(", ") };
+            return Err(ExpressionError { position: other.position, reason });
+        }
+        let found = self.compile(other)?.1;
+        if found.is_text() || found == Type::Any { Ok(()) } else { Self::refuse(other, operator, category, &found) }
+    }
+
+    fn apply(
+        &mut self,
+        whole: &Expression,
+        operator: Operator,
+        operands: &[Expression],
+    ) -> Result<(Code, Type), ExpressionError> {
+        let symbol = operator.row().0;
+        let numbers = |compiler: &mut Self| {
+            operands.iter().map(|operand| compiler.number(operand, symbol)).collect::<Result<Vec<_>, _>>()
+        };
+        let (codes, kind) = match operator {
+            Op::Or | Op::And => {
+                let codes = operands.iter().map(|operand| self.condition(operand, symbol)).collect::<Result<_, _>>()?;
+                let kind = self.compile(&operands[0])?.1.or(self.compile(&operands[1])?.1);
+                (codes, kind)
+            }
+            Op::Not => (vec![self.condition(&operands[0], symbol)?], Type::Boolean),
+            Op::Choose => {
+                let ((then, of_then), (otherwise, of_otherwise)) =
+                    (self.compile(&operands[0])?, self.compile(&operands[2])?);
+                let condition = self.condition(&operands[1], symbol)?;
+                if of_then.is_text() != of_otherwise.is_text() && of_then != Type::Any && of_otherwise != Type::Any {
+                    return Self::refuse(&operands[2], symbol, &of_then, &of_otherwise);
+                }
+                (vec![then, condition, otherwise], of_then.or(of_otherwise))
+            }
+            Op::Add | Op::Multiply => {
+                let (mut codes, mut is_list) = (Vec::new(), false);
+                for operand in operands {
+                    let (code, found) = self.compile(operand)?;
+                    is_list |= found == Type::List;
+                    if !found.is_numeric() && found != Type::List {
+                        return Self::refuse(operand, symbol, &Type::Number, &found);
+                    }
+                    codes.push(code);
+                }
+                (codes, if is_list { Type::List } else { Type::Number })
+            }
+            Op::Item => {
+                if let (Kind::Name(name), Kind::Constant(Datum::Text(text))) = (&operands[0].kind, &operands[1].kind)
+                    && self.scope.iter().all(|(known, _)| known != name)
+                {
+                    let reason =
+                        Reason::Foreign { found: format!("{name}['{text}']"), instead: format!("write `{text}`") };
+                    return Err(ExpressionError { position: whole.position, reason });
+                }
+                (vec![self.listed(&operands[0], symbol)?, self.number(&operands[1], symbol)?], Type::Any)
+            }
+            Op::List | Op::Set => {
+                let codes = operands.iter().map(|operand| Ok(self.compile(operand)?.0));
+                (codes.collect::<Result<_, _>>()?, Type::List)
+            }
+            Op::Minimum | Op::Maximum if operands.len() > 1 => (numbers(self)?, Type::Number),
+            Op::Minimum | Op::Maximum => (vec![self.listed(&operands[0], symbol)?], Type::Any),
+            Op::Sum => (vec![self.listed(&operands[0], symbol)?], Type::Number),
+            Op::Any | Op::All => (vec![self.listed(&operands[0], symbol)?], Type::Boolean),
+            Op::Length => {
+                let (code, found) = self.compile(&operands[0])?;
+                if matches!(found, Type::Number | Type::Boolean) {
+                    return Self::refuse(&operands[0], symbol, &Type::List, &found);
+                }
+                (vec![code], Type::Number)
+            }
+            Op::ToList => {
+                let codes = operands.iter().map(|operand| self.listed(operand, symbol)).collect::<Result<_, _>>()?;
+                (codes, Type::List)
+            }
+            Op::Range => (numbers(self)?, Type::List),
+            Op::IsPowerOfTwo => (numbers(self)?, Type::Boolean),
+            Op::Subtract
+            | Op::Divide
+            | Op::FloorDivide
+            | Op::Remainder
+            | Op::Negate
+            | Op::Power
+            | Op::Absolute
+            | Op::ToInt
+            | Op::ToFloat
+            | Op::CeilDivide
+            | Op::Gcd => (numbers(self)?, Type::Number),
+            Op::In | Op::NotIn | Op::Equal | Op::NotEqual | Op::AtMost | Op::AtLeast | Op::Less | Op::Greater => {
+                unreachable!("invariant: comparisons are parsed as such")
+            }
+        };
+        Ok((Code::Apply(operator, codes), kind))
+    }
+}
+
+/// An evaluation under way.
+struct Evaluation<'a> {
+    slots: &'a [Option<Datum>],
+    locals: Vec<Datum>,
+    n_left: usize,
+}
+
+impl Evaluation<'_> {
+    /// Counts items of lists against what an evaluation may make.
+    fn spend(&mut self, n: usize) -> Result<(), Undefined> {
+        self.n_left = self.n_left.checked_sub(n).ok_or(Undefined::TooMany)?;
+        Ok(())
+    }
+
+    fn value(&mut self, code: &Code) -> Result<Datum, Undefined> {
+        match code {
+            Code::Constant(value) => value.clone(),
+            Code::Slot(slot) => self.slots[*slot].clone().ok_or(Undefined::Unknown),
+            Code::Local(at) => Ok(self.locals[*at].clone()),
+            Code::Apply(operator, operands) => self.apply(*operator, operands),
+            Code::Each(item, clauses) => {
+                let mut found = Vec::new();
+                self.comprehend(item, clauses, &mut found)?;
+                Ok(Datum::List(found.into()))
+            }
+        }
+    }
+
+    fn items(&mut self, code: &Code) -> Result<Arc<[Datum]>, Undefined> {
+        match self.value(code)? {
+            Datum::List(items) => Ok(items),
+            _ => Err(Undefined::Kind),
+        }
+    }
+
+    fn comprehend(&mut self, item: &Code, clauses: &[Clause<Code>], found: &mut Vec<Datum>) -> Result<(), Undefined> {
+        self.spend(1)?;
+        match clauses {
+            [] => found.push(self.value(item)?),
+            [Clause::If(condition), rest @ ..] => {
+                if self.value(condition)?.holds() {
+                    self.comprehend(item, rest, found)?;
+                }
+            }
+            [Clause::For(_, list), rest @ ..] => {
+                for value in self.items(list)?.iter() {
+                    self.locals.push(value.clone());
+                    let inner = self.comprehend(item, rest, found);
+                    self.locals.pop();
+                    inner?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn bounds(&mut self, operands: &[Code]) -> Result<(i64, i64, i64), Undefined> {
+        let mut bounds = [0; 3];
+        for (bound, operand) in bounds.iter_mut().zip(operands) {
+            *bound = self.value(operand)?.int().ok_or(Undefined::Kind)?;
+        }
+        match (operands.len(), bounds) {
+            (1, [end, ..]) => Ok((0, end, 1)),
+            (2, [start, end, _]) => Ok((start, end, 1)),
+            (_, [.., 0]) => Err(Undefined::Kind),
+            (_, [start, end, step]) => Ok((start, end, step)),
+        }
+    }
+
+    /// Whether a list or a text has an item, without making a list of a range.
+    fn is_in(&mut self, operands: &[Code]) -> Result<bool, Undefined> {
+        let item = self.value(&operands[0])?;
+        if let Code::Apply(Op::Range, bounds) = &operands[1] {
+            let (start, end, step) = self.bounds(bounds)?;
+            let number = match item.number() {
+                Ok(Number::Int(number)) => number,
+                Ok(Number::Float(number)) if number.fract() == 0.0 && number.abs() < 9e15 => number as i64,
+                _ => return Ok(false),
+            };
+            let is_between = if step > 0 { start <= number && number < end } else { end < number && number <= start };
+            return Ok(is_between && (i128::from(number) - i128::from(start)) % i128::from(step) == 0);
+        }
+        match (&item, self.value(&operands[1])?) {
+            (_, Datum::List(items)) => Ok(items.iter().any(|other| item.same(other))),
+            (Datum::Text(part), Datum::Text(whole)) => Ok(whole.contains(&**part)),
+            _ => Err(Undefined::Kind),
+        }
+    }
+
+    fn apply(&mut self, operator: Operator, operands: &[Code]) -> Result<Datum, Undefined> {
+        use std::cmp::Ordering;
+        let mut value = |at: usize| self.value(&operands[at]);
+        let holds = |condition: bool| Ok(Datum::Bool(condition));
+        match operator {
+            Op::Choose => {
+                let at = if value(1)?.holds() { 0 } else { 2 };
+                value(at)
+            }
+            Op::Or => Some(value(0)?).filter(Datum::holds).map_or_else(|| value(1), Ok),
+            Op::And => Some(value(0)?).filter(|first| !first.holds()).map_or_else(|| value(1), Ok),
+            Op::Not => holds(!value(0)?.holds()),
+            Op::In => holds(self.is_in(operands)?),
+            Op::NotIn => holds(!self.is_in(operands)?),
+            Op::Equal => holds(value(0)?.same(&value(1)?)),
+            Op::NotEqual => holds(!value(0)?.same(&value(1)?)),
+            Op::AtMost => holds(matches!(value(0)?.compare(&value(1)?)?, Some(Ordering::Less | Ordering::Equal))),
+            Op::AtLeast => holds(matches!(value(0)?.compare(&value(1)?)?, Some(Ordering::Greater | Ordering::Equal))),
+            Op::Less => holds(value(0)?.compare(&value(1)?)? == Some(Ordering::Less)),
+            Op::Greater => holds(value(0)?.compare(&value(1)?)? == Some(Ordering::Greater)),
+            Op::Add => match (value(0)?, value(1)?) {
+                (Datum::List(a), Datum::List(b)) => {
+                    self.spend(a.len() + b.len())?;
+                    Ok(Datum::List(a.iter().chain(&*b).cloned().collect()))
+                }
+                (a, b) => a.arithmetic(&b, i64::checked_add, |a, b| a + b),
+            },
+            Op::Subtract => value(0)?.arithmetic(&value(1)?, i64::checked_sub, |a, b| a - b),
+            Op::Multiply => match (value(0)?, value(1)?) {
+                (Datum::List(items), times) | (times, Datum::List(items)) => {
+                    let times = usize::try_from(times.int().ok_or(Undefined::Kind)?).unwrap_or(0);
+                    self.spend(items.len().saturating_mul(times))?;
+                    Ok(Datum::List(std::iter::repeat_n(&*items, times).flatten().cloned().collect()))
+                }
+                (a, b) => a.arithmetic(&b, i64::checked_mul, |a, b| a * b),
+            },
+            Op::Divide => value(0)?.quotient(&value(1)?),
+            Op::FloorDivide => value(0)?.floor_quotient(&value(1)?),
+            Op::Remainder => value(0)?.remainder(&value(1)?),
+            Op::Negate => value(0)?.negate(),
+            Op::Power => value(0)?.power(&value(1)?),
+            Op::Item => {
+                let (items, at) = (value(0)?, value(1)?.int().ok_or(Undefined::Kind)?);
+                let Datum::List(items) = items else { return Err(Undefined::Kind) };
+                let at = if at < 0 { at + items.len() as i64 } else { at };
+                usize::try_from(at).ok().and_then(|at| items.get(at)).cloned().ok_or(Undefined::Kind)
+            }
+            Op::List => {
+                self.spend(operands.len())?;
+                Ok(Datum::List(operands.iter().map(|operand| self.value(operand)).collect::<Result<_, _>>()?))
+            }
+            Op::Set => {
+                self.spend(operands.len())?;
+                let mut items: Vec<Datum> = Vec::new();
+                for operand in operands {
+                    let item = self.value(operand)?;
+                    if !items.iter().any(|other| item.same(other)) {
+                        items.push(item);
+                    }
+                }
+                Ok(Datum::List(items.into()))
+            }
+            Op::Minimum => self.extreme(operands, Ordering::Less),
+            Op::Maximum => self.extreme(operands, Ordering::Greater),
+            Op::Absolute => value(0)?.absolute(),
+            Op::Length => match value(0)? {
+                Datum::List(items) => Ok(Datum::Int(items.len() as i64)),
+                Datum::Text(text) => Ok(Datum::Int(text.chars().count() as i64)),
+                _ => Err(Undefined::Kind),
+            },
+            Op::Sum => {
+                let items = self.items(&operands[0])?;
+                items.iter().try_fold(Datum::Int(0), |sum, item| sum.arithmetic(item, i64::checked_add, |a, b| a + b))
+            }
+            Op::Any => holds(self.items(&operands[0])?.iter().any(Datum::holds)),
+            Op::All => holds(self.items(&operands[0])?.iter().all(Datum::holds)),
+            Op::Range => {
+                let (start, end, step) = self.bounds(operands)?;
+                let (from, to, by) = (i128::from(start), i128::from(end), i128::from(step));
+                // Rounded up, towards the end.
+                let n = ((to - from + by - by.signum()) / by).max(0);
+                self.spend(usize::try_from(n).unwrap_or(usize::MAX))?;
+                Ok(Datum::List((0..n).map(|at| Datum::Int((from + at * by) as i64)).collect()))
+            }
+            Op::ToList => match operands {
+                [] => Ok(Datum::List(Arc::from([]))),
+                [list, ..] => Ok(Datum::List(self.items(list)?)),
+            },
+            Op::ToInt => match value(0)?.number()? {
+                Number::Int(number) => Ok(Datum::Int(number)),
+                Number::Float(number) if number.abs() < 9e18 => Ok(Datum::Int(number as i64)),
+                Number::Float(_) => Err(Undefined::TooLarge),
+            },
+            Op::ToFloat => Ok(Datum::Float(value(0)?.number()?.float())),
+            Op::CeilDivide => {
+                let (a, b) = (value(0)?.int().ok_or(Undefined::Kind)?, value(1)?.int().ok_or(Undefined::Kind)?);
+                if b == 0 {
+                    return Err(Undefined::ZeroDivision);
+                }
+                let quotient = a.checked_neg().and_then(|a| floor_div(a, b)?.checked_neg());
+                quotient.map(Datum::Int).ok_or(Undefined::TooLarge)
+            }
+            Op::Gcd => {
+                let (a, b) = (value(0)?.int().ok_or(Undefined::Kind)?, value(1)?.int().ok_or(Undefined::Kind)?);
+                let (mut a, mut b) = (a.unsigned_abs(), b.unsigned_abs());
+                while b != 0 {
+                    (a, b) = (b, a % b);
+                }
+                i64::try_from(a).map(Datum::Int).map_err(|_| Undefined::TooLarge)
+            }
+            Op::IsPowerOfTwo => holds(value(0)?.int().ok_or(Undefined::Kind)?.max(0).count_ones() == 1),
+        }
+    }
+
+    /// The first of those than which none is less, or greater.
+    fn extreme(&mut self, operands: &[Code], wanted: std::cmp::Ordering) -> Result<Datum, Undefined> {
+        let items = match operands {
+            [list] => self.items(list)?,
+            _ => operands.iter().map(|operand| self.value(operand)).collect::<Result<_, _>>()?,
+        };
+        let mut best = items.first().ok_or(Undefined::Kind)?;
+        for item in &items[1..] {
+            if item.compare(best)? == Some(wanted) {
+                best = item;
+            }
+        }
+        Ok(best.clone())
+    }
+}
+
+impl Code {
+    /// The value for these values of the scope's names; `None` where it is undefined.
+    pub fn evaluate(&self, slots: &[Option<Datum>]) -> Option<Datum> {
+        self.try_evaluate(slots).ok()
+    }
+
+    /// Whether it holds for these values of the scope's names; what has no value does not.
+    pub fn holds(&self, slots: &[Option<Datum>]) -> bool {
+        self.try_evaluate(slots).is_ok_and(|value| value.holds())
+    }
+
+    /// The value for these values of the scope's names.
+    ///
+    /// # Errors
+    /// Why it has none.
+    pub fn try_evaluate(&self, slots: &[Option<Datum>]) -> Result<Datum, Undefined> {
+        Evaluation { slots, locals: Vec::new(), n_left: MOST_ITEMS }.value(self)
+    }
+
+    /// The code with some values known already; `None` within `Some` is a value known to be undefined. It
+    /// means the same, and reads no more than it has to.
+    pub fn fold(&self, known: &[Option<Option<Datum>>]) -> Code {
+        let fold_slot = |slot: usize| match &known[slot] {
+            Some(value) => Code::Constant(value.clone().ok_or(Undefined::Unknown)),
+            None => Code::Slot(slot),
+        };
+        let (operator, operands) = match self {
+            Code::Constant(_) | Code::Local(_) => return self.clone(),
+            Code::Slot(slot) => return fold_slot(*slot),
+            Code::Each(item, clauses) => {
+                let clauses = clauses.iter().map(|clause| match clause {
+                    Clause::For(name, list) => Clause::For(name.clone(), list.fold(known)),
+                    Clause::If(condition) => Clause::If(condition.fold(known)),
+                });
+                return Code::Each(Box::new(item.fold(known)), clauses.collect());
+            }
+            Code::Apply(operator, operands) => (*operator, operands),
+        };
+        let mut folded: Vec<Code> = operands.iter().map(|operand| operand.fold(known)).collect();
+        if let (Op::In | Op::NotIn, [_, Code::Apply(Op::Range, bounds)]) = (operator, &operands[..]) {
+            // A range is no list here, however long it is.
+            folded[1] = Code::Apply(Op::Range, bounds.iter().map(|bound| bound.fold(known)).collect());
+        }
+        let decider = usize::from(operator == Op::Choose);
+        match (operator, folded.get(decider)) {
+            (Op::Choose | Op::Or | Op::And, Some(Code::Constant(Err(why)))) => Code::Constant(Err(*why)),
+            (Op::Choose, Some(Code::Constant(Ok(value)))) => {
+                let at = if value.holds() { 0 } else { 2 };
+                folded.swap_remove(at)
+            }
+            (Op::Or, Some(Code::Constant(Ok(value)))) if !value.holds() => folded.swap_remove(1),
+            (Op::And, Some(Code::Constant(Ok(value)))) if value.holds() => folded.swap_remove(1),
+            (Op::Or | Op::And, Some(Code::Constant(decided))) => Code::Constant(decided.clone()),
+            _ if folded.iter().all(|operand| matches!(operand, Code::Constant(_))) => {
+                Code::Constant(Code::Apply(operator, folded).try_evaluate(&[]))
+            }
+            _ => Code::Apply(operator, folded),
+        }
+    }
+
+    /// The same with its places exchanged for others.
+    pub(crate) fn moved(&self, place: &impl Fn(usize) -> usize) -> Code {
+        match self {
+            Code::Constant(_) | Code::Local(_) => self.clone(),
+            Code::Slot(slot) => Code::Slot(place(*slot)),
+            Code::Apply(operator, operands) => {
+                Code::Apply(*operator, operands.iter().map(|operand| operand.moved(place)).collect())
+            }
+            Code::Each(item, clauses) => {
+                let clauses = clauses.iter().map(|clause| match clause {
+                    Clause::For(name, list) => Clause::For(name.clone(), list.moved(place)),
+                    Clause::If(condition) => Clause::If(condition.moved(place)),
+                });
+                Code::Each(Box::new(item.moved(place)), clauses.collect())
+            }
+        }
+    }
+
+    /// The conditions of which each has to hold for this one to hold.
+    pub fn conjuncts(self) -> Vec<Code> {
+        match self {
+            Code::Apply(Op::And, operands) => operands.into_iter().flat_map(Code::conjuncts).collect(),
+            other => vec![other],
+        }
+    }
+
+    /// Adds the places of the scope that it reads.
+    pub fn reads(&self, slots: &mut Vec<usize>) {
+        match self {
+            Code::Constant(_) | Code::Local(_) => {}
+            Code::Slot(slot) => slots.push(*slot),
+            Code::Apply(_, operands) => operands.iter().for_each(|operand| operand.reads(slots)),
+            Code::Each(item, clauses) => {
+                item.reads(slots);
+                clauses.iter().for_each(|clause| match clause {
+                    Clause::For(_, part) | Clause::If(part) => part.reads(slots),
+                });
+            }
+        }
+    }
+}

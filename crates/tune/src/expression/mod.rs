@@ -1,0 +1,517 @@
+//! Expressions with Python's meaning: constraints between parameters, what a kernel specification computes, and
+//! the lists of values that people write.
+//!
+//! Whole numbers are 64 bits wide. What Python would end with an exception, such as a division by zero, and what
+//! does not fit into those bits has no value here, and a constraint without a value does not hold. `and`, `or`
+//! and `… if … else …` evaluate only what they need, so that a condition can guard a division.
+
+mod code;
+mod datum;
+mod parse;
+pub(crate) mod residual;
+#[cfg(test)]
+mod tests;
+
+use std::fmt;
+
+pub use code::{Code, Scope, Type};
+pub use datum::Datum;
+
+/// The most words and symbols that an expression may have.
+const MOST_PARTS: usize = 20_000;
+/// The deepest nesting, which is walked by recursion.
+const MOST_DEPTH: usize = 500;
+/// The most items of lists that one evaluation may make: expressions come from others.
+const MOST_ITEMS: usize = 1 << 20;
+
+/// Why a text is no expression, or does not fit the names it reads. The fault is the writer's.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("position {position}: {reason}")]
+pub struct ExpressionError {
+    /// The character that it is about, from 1.
+    pub position: usize,
+    /// What is wrong there.
+    pub reason: Reason,
+}
+
+/// What can be wrong with an expression.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Reason {
+    /// A character that no expression has.
+    #[error("unexpected character {0:?}")]
+    Character(char),
+    /// What other languages have, or Python has and this has not.
+    #[error("`{found}` is not known here; {instead}")]
+    Foreign {
+        /// The symbol.
+        found: String,
+        /// What is written in its place.
+        instead: String,
+    },
+    /// A whole number beyond 64 bits, or digits that are no number.
+    #[error("the number is too large, or none")]
+    Number,
+    /// A text that does not end.
+    #[error("the quoted text does not end")]
+    Quote,
+    /// Something else is wanted here.
+    #[error("expected {expected}, found {found}")]
+    Expected {
+        /// What could stand here.
+        expected: String,
+        /// What does.
+        found: String,
+    },
+    /// More parts than [`MOST_PARTS`].
+    #[error("more than {MOST_PARTS} words and symbols")]
+    TooLong,
+    /// Nested more than [`MOST_DEPTH`] deep.
+    #[error("nested more than {MOST_DEPTH} deep")]
+    TooDeep,
+    /// A function with too few or too many arguments.
+    #[error("{function} takes {expected}, found {found}")]
+    Arguments {
+        /// The function.
+        function: &'static str,
+        /// How many it takes, in words.
+        expected: String,
+        /// How many there are.
+        found: usize,
+    },
+    /// A function that is not known.
+    #[error("unknown function {name}; there are {known}")]
+    UnknownFunction {
+        /// The name.
+        name: String,
+        /// The functions there are.
+        known: String,
+    },
+    /// A name that is not defined, or only later.
+    #[error("unknown name {name}; {}", if known.is_empty() { "there are none here".to_owned() } else { format!("there are {known}") })]
+    UnknownName {
+        /// The name.
+        name: String,
+        /// The names there are.
+        known: String,
+    },
+    /// An operand of a kind that the operator does not take.
+    #[error("{operator} takes {expected}, found {found}")]
+    Type {
+        /// The operator.
+        operator: &'static str,
+        /// What it takes.
+        expected: String,
+        /// What it was given.
+        found: String,
+    },
+    /// A text that is not one of the values it is compared with.
+    #[error("{text:?} is none of its values {known}")]
+    UnknownValue {
+        /// The text.
+        text: String,
+        /// The values.
+        known: String,
+    },
+    /// It reads no names and has no value.
+    #[error("it has no value: {0}")]
+    Undefined(Undefined),
+}
+
+/// Why an expression has no value, where Python has an exception or a number that does not fit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, thiserror::Error)]
+pub enum Undefined {
+    /// A division by zero.
+    #[error("a division by zero")]
+    ZeroDivision,
+    /// A number beyond 64 bits.
+    #[error("the number is too large")]
+    TooLarge,
+    /// Operands of kinds that the operator does not take, or a place that a list does not have.
+    #[error("an operator of what it does not take")]
+    Kind,
+    /// A list with more items than [`MOST_ITEMS`].
+    #[error("more than {MOST_ITEMS} values")]
+    TooMany,
+    /// It reads what has no value.
+    #[error("a name without a value")]
+    Unknown,
+}
+
+/// What is done to operands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Operator {
+    /// `a if c else b`; operands are `a`, `c`, `b`.
+    Choose,
+    /// The first operand if it holds, else the second.
+    Or,
+    /// The first operand unless it holds, else the second.
+    And,
+    /// It does not hold.
+    Not,
+    /// `x in list`.
+    In,
+    /// `x not in list`.
+    NotIn,
+    /// Equal.
+    Equal,
+    /// Not equal.
+    NotEqual,
+    /// At most.
+    AtMost,
+    /// At least.
+    AtLeast,
+    /// Less.
+    Less,
+    /// Greater.
+    Greater,
+    /// Sum, of lists too.
+    Add,
+    /// Difference.
+    Subtract,
+    /// Product, of a list and a number too.
+    Multiply,
+    /// Quotient, a floating-point number.
+    Divide,
+    /// Quotient, rounded down.
+    FloorDivide,
+    /// What is left of the quotient rounded down; it has the divisor's sign.
+    Remainder,
+    /// The negative.
+    Negate,
+    /// A number to the power of another one.
+    Power,
+    /// `list[place]`, from the end where the place is negative.
+    Item,
+    /// `[a, b]`.
+    List,
+    /// `{a, b}`.
+    Set,
+    /// The least, of a list or of the arguments.
+    Minimum,
+    /// The greatest.
+    Maximum,
+    /// The absolute value.
+    Absolute,
+    /// Items of a list, or characters of a text.
+    Length,
+    /// The sum of a list.
+    Sum,
+    /// Whether an item of a list holds.
+    Any,
+    /// Whether all items of a list hold.
+    All,
+    /// The numbers from, up to and by.
+    Range,
+    /// The items of a list.
+    ToList,
+    /// Towards zero.
+    ToInt,
+    /// As a floating-point number.
+    ToFloat,
+    /// Quotient, rounded up; Python has none of that name.
+    CeilDivide,
+    /// Greatest common divisor.
+    Gcd,
+    /// Whether it is 1, 2, 4, 8, …
+    IsPowerOfTwo,
+}
+
+use Operator as Op;
+
+/// How an operator is written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Form {
+    /// Between its operands, which bind more tightly on the right.
+    Infix(u8),
+    /// Between its operands; several in a row hold where each does.
+    Comparison,
+    /// Before its operand.
+    Prefix(u8),
+    /// As a function of at least, and at most, so many arguments.
+    Function(usize, usize),
+    /// In a way of its own.
+    Special(u8),
+}
+
+/// Levels of binding, the loosest first.
+const CHOICE: u8 = 1;
+const COMPARISON: u8 = 5;
+const NEGATION: u8 = 8;
+const POWER: u8 = 9;
+const WHOLE: u8 = 10;
+
+/// Every operator with its text.
+const OPERATORS: &[(Operator, &str, Form)] = &[
+    (Op::Choose, "if", Form::Special(CHOICE)),
+    (Op::Or, "or", Form::Infix(2)),
+    (Op::And, "and", Form::Infix(3)),
+    (Op::Not, "not", Form::Prefix(4)),
+    (Op::In, "in", Form::Comparison),
+    (Op::NotIn, "not in", Form::Comparison),
+    (Op::Equal, "==", Form::Comparison),
+    (Op::NotEqual, "!=", Form::Comparison),
+    (Op::AtMost, "<=", Form::Comparison),
+    (Op::AtLeast, ">=", Form::Comparison),
+    (Op::Less, "<", Form::Comparison),
+    (Op::Greater, ">", Form::Comparison),
+    (Op::Add, "+", Form::Infix(6)),
+    (Op::Subtract, "-", Form::Infix(6)),
+    (Op::Multiply, "*", Form::Infix(7)),
+    (Op::Divide, "/", Form::Infix(7)),
+    (Op::FloorDivide, "//", Form::Infix(7)),
+    (Op::Remainder, "%", Form::Infix(7)),
+    (Op::Negate, "-", Form::Prefix(NEGATION)),
+    (Op::Power, "**", Form::Special(POWER)),
+    (Op::Item, "[]", Form::Special(WHOLE)),
+    (Op::List, "a list", Form::Special(WHOLE)),
+    (Op::Set, "a set", Form::Special(WHOLE)),
+    (Op::Minimum, "min", Form::Function(1, usize::MAX)),
+    (Op::Maximum, "max", Form::Function(1, usize::MAX)),
+    (Op::Absolute, "abs", Form::Function(1, 1)),
+    (Op::Length, "len", Form::Function(1, 1)),
+    (Op::Sum, "sum", Form::Function(1, 1)),
+    (Op::Any, "any", Form::Function(1, 1)),
+    (Op::All, "all", Form::Function(1, 1)),
+    (Op::Range, "range", Form::Function(1, 3)),
+    (Op::ToList, "list", Form::Function(0, 1)),
+    (Op::ToList, "tuple", Form::Function(0, 1)),
+    (Op::ToInt, "int", Form::Function(1, 1)),
+    (Op::ToFloat, "float", Form::Function(1, 1)),
+    (Op::CeilDivide, "ceil_div", Form::Function(2, 2)),
+    (Op::Gcd, "gcd", Form::Function(2, 2)),
+    (Op::IsPowerOfTwo, "is_power_of_two", Form::Function(1, 1)),
+];
+/// What other languages write, and how it is written here.
+const FOREIGN: &[(&str, &str)] = &[
+    (".", "names have no parts: write the value, and `tile` in the place of `p.tile`"),
+    ("=", "write `==`"),
+    ("<>", "write `!=`"),
+    ("!", "write `not`"),
+    ("&&", "write `and`"),
+    ("||", "write `or`"),
+    ("&", "write `and`, or `x % 4` for the last bits of x"),
+    ("|", "write `or`"),
+    ("^", "write `**` for a power, `!=` between conditions"),
+    ("~", "write `not`"),
+    ("<<", "write a product with a power of 2"),
+    (">>", "write `//` with a power of 2"),
+    ("?", "write `a if c else b`"),
+    (":", LONE_CONDITION),
+];
+const LONE_CONDITION: &str = "write the condition alone, such as `tile <= 32`";
+/// A word that begins a function of Python's.
+const LAMBDA: &str = "lambda";
+/// Symbols that belong to no one operator.
+const PUNCTUATION: &[&str] = &["(", ")", "[", "]", "{", "}", ","];
+/// Words that belong to no one operator.
+const ELSE: &str = "else";
+const FOR: &str = "for";
+const CONSTANTS: &[(&str, Datum)] =
+    &[("True", Datum::Bool(true)), ("False", Datum::Bool(false)), ("None", Datum::Nothing)];
+
+impl Operator {
+    fn row(self) -> (&'static str, Form) {
+        let row = OPERATORS.iter().find(|(operator, ..)| *operator == self).expect("invariant: the table has all");
+        (row.1, row.2)
+    }
+
+    fn level(self) -> u8 {
+        match self.row().1 {
+            Form::Infix(level) | Form::Prefix(level) | Form::Special(level) => level,
+            Form::Comparison => COMPARISON,
+            Form::Function(..) => WHOLE,
+        }
+    }
+}
+
+/// Whether a text can name a field, a parameter or a definition. Functions are told from names by their
+/// arguments.
+pub fn is_name(text: &str) -> bool {
+    let begins = text.starts_with(|c: char| c.is_alphabetic() || c == '_');
+    let is_operator = OPERATORS.iter().any(|(_, word, form)| *word == text && !matches!(form, Form::Function(..)));
+    let is_reserved = [ELSE, FOR, LAMBDA].contains(&text) || CONSTANTS.iter().any(|(word, _)| *word == text);
+    begins && !is_operator && !is_reserved && text.chars().all(|c| c.is_alphanumeric() || c == '_')
+}
+
+/// What `/` means in an expression.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Slash {
+    /// As in Python, a floating-point number.
+    Divides,
+    /// As `//`: so it is in kernel specifications, whose numbers are whole.
+    RoundsDown,
+}
+
+/// An expression as it was written. Equality does not ask where in a text a part stood.
+#[derive(Debug, Clone)]
+pub struct Expression {
+    kind: Kind,
+    position: usize,
+    /// How deep it is nested.
+    depth: usize,
+}
+
+impl PartialEq for Expression {
+    fn eq(&self, other: &Expression) -> bool {
+        self.kind == other.kind
+    }
+}
+
+#[derive(Debug, Clone, PartialEq)]
+enum Kind {
+    Constant(Datum),
+    Name(String),
+    Apply(Operator, Vec<Expression>),
+    /// Comparisons in a row, each with what is on its right.
+    Compare(Box<Expression>, Vec<(Operator, Expression)>),
+    /// `[item for name in list if condition]`.
+    Each(Box<Expression>, Vec<Clause<Expression>>),
+}
+
+/// A part of a comprehension.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Clause<T> {
+    /// For each item of a list, by this name.
+    For(String, T),
+    /// Where this holds.
+    If(T),
+}
+
+impl Expression {
+    /// Reads an expression.
+    ///
+    /// # Errors
+    /// Where the text is none, with the position.
+    pub fn parse(text: &str) -> Result<Expression, ExpressionError> {
+        Expression::parse_with(text, Slash::Divides)
+    }
+
+    /// The value of an expression that reads no names.
+    ///
+    /// # Errors
+    /// Where it reads one, or has no value.
+    pub fn value(&self) -> Result<Datum, ExpressionError> {
+        let value = self.compile(&Scope::new())?.0.try_evaluate(&[]);
+        value.map_err(|why| ExpressionError { position: self.position, reason: Reason::Undefined(why) })
+    }
+
+    fn new(kind: Kind, position: usize) -> Expression {
+        let depth = match &kind {
+            Kind::Constant(_) | Kind::Name(_) => 0,
+            Kind::Apply(_, operands) => operands.iter().map(|operand| operand.depth).max().unwrap_or(0),
+            Kind::Compare(first, rest) => rest.iter().fold(first.depth, |depth, (_, next)| depth.max(next.depth)),
+            Kind::Each(item, clauses) => clauses.iter().fold(item.depth, |depth, clause| match clause {
+                Clause::For(_, part) | Clause::If(part) => depth.max(part.depth),
+            }),
+        };
+        Expression { kind, position, depth: depth + 1 }
+    }
+
+    fn level(&self) -> u8 {
+        match &self.kind {
+            Kind::Apply(operator, _) => operator.level(),
+            Kind::Compare(..) => COMPARISON,
+            Kind::Constant(Datum::Int(..0)) => NEGATION,
+            Kind::Constant(Datum::Float(x)) if x.is_sign_negative() => NEGATION,
+            _ => WHOLE,
+        }
+    }
+
+    /// With parentheses where its level is below what is wanted.
+    fn print(&self, out: &mut fmt::Formatter, wanted: u8) -> fmt::Result {
+        if self.level() < wanted { write!(out, "({self})") } else { write!(out, "{self}") }
+    }
+}
+
+/// The values of a list that an expression writes, without names.
+///
+/// # Errors
+/// Where it is none.
+pub fn list(text: &str) -> Result<Vec<Datum>, ExpressionError> {
+    let expression = Expression::parse(text)?;
+    match expression.value()? {
+        Datum::List(items) => Ok(items.to_vec()),
+        other => {
+            let reason = Reason::Expected { expected: "a list, such as [1, 2, 4]".into(), found: other.to_string() };
+            Err(ExpressionError { position: expression.position, reason })
+        }
+    }
+}
+
+fn print_list(out: &mut fmt::Formatter, list: &[Expression]) -> fmt::Result {
+    for (at, item) in list.iter().enumerate() {
+        write!(out, "{}{item}", if at > 0 { ", " } else { "" })?;
+    }
+    Ok(())
+}
+
+impl fmt::Display for Expression {
+    fn fmt(&self, out: &mut fmt::Formatter) -> fmt::Result {
+        match &self.kind {
+            Kind::Constant(Datum::Text(text)) => datum::write_quoted(out, text),
+            Kind::Constant(datum) => write!(out, "{datum}"),
+            Kind::Name(name) => out.write_str(name),
+            Kind::Compare(first, rest) => {
+                first.print(out, COMPARISON + 1)?;
+                rest.iter().try_for_each(|(operator, next)| {
+                    write!(out, " {} ", operator.row().0)?;
+                    next.print(out, COMPARISON + 1)
+                })
+            }
+            Kind::Each(item, clauses) => {
+                write!(out, "[{item}")?;
+                for clause in clauses {
+                    match clause {
+                        Clause::For(name, list) => {
+                            write!(out, " {FOR} {name} in ")?;
+                            list.print(out, CHOICE + 1)?;
+                        }
+                        Clause::If(condition) => {
+                            out.write_str(" if ")?;
+                            condition.print(out, CHOICE + 1)?;
+                        }
+                    }
+                }
+                out.write_str("]")
+            }
+            Kind::Apply(operator, operands) => match (operator, operator.row(), &operands[..]) {
+                (Op::Choose, _, [then, condition, otherwise]) => {
+                    then.print(out, CHOICE + 1)?;
+                    out.write_str(" if ")?;
+                    condition.print(out, CHOICE + 1)?;
+                    write!(out, " {ELSE} {otherwise}")
+                }
+                (Op::Power, _, [base, power]) => {
+                    base.print(out, POWER + 1)?;
+                    out.write_str(" ** ")?;
+                    power.print(out, NEGATION)
+                }
+                (Op::Item, _, [list, place]) => {
+                    list.print(out, WHOLE)?;
+                    write!(out, "[{place}]")
+                }
+                (Op::List | Op::Set, _, items) => {
+                    out.write_str(if *operator == Op::List { "[" } else { "{" })?;
+                    print_list(out, items)?;
+                    out.write_str(if *operator == Op::List { "]" } else { "}" })
+                }
+                (_, (symbol, Form::Function(..)), arguments) => {
+                    write!(out, "{symbol}(")?;
+                    print_list(out, arguments)?;
+                    out.write_str(")")
+                }
+                (_, (symbol, Form::Prefix(level)), [operand]) => {
+                    write!(out, "{symbol}{}", if level == NEGATION { "" } else { " " })?;
+                    operand.print(out, level)
+                }
+                (_, (symbol, _), [left, right]) => {
+                    let level = operator.level();
+                    left.print(out, level)?;
+                    write!(out, " {symbol} ")?;
+                    right.print(out, level + 1)
+                }
+                _ => unreachable!("invariant: operators have the operands they take"),
+            },
+        }
+    }
+}
