@@ -1,9 +1,9 @@
-//! Expressions with Python's meaning: constraints between parameters, what a kernel specification computes, and
-//! the lists of values that people write.
+//! Expressions with Python's meaning: constraints between parameters, what a kernel specification computes,
+//! and the lists of values that people write.
 //!
-//! Whole numbers are 64 bits wide. What Python would end with an exception, such as a division by zero, and what
-//! does not fit into those bits has no value here, and a constraint without a value does not hold. `and`, `or`
-//! and `… if … else …` evaluate only what they need, so that a condition can guard a division.
+//! Whole numbers are 64 bits wide. What Python would end with an exception, such as a division by zero, and
+//! what does not fit into those bits has no value here, and a constraint without a value does not hold.
+//! `and`, `or` and `… if … else …` evaluate only what they need, so that a condition can guard a division.
 
 mod code;
 mod datum;
