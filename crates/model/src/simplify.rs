@@ -29,10 +29,39 @@ pub fn simplify(net: &mut Net) {
     }
 }
 
-/// Replaces a value by another wherever it is read.
-fn replace(net: &mut Net, old: ValueId, new: ValueId) {
-    let inputs = net.nodes.iter_mut().flat_map(|node| node.inputs.iter_mut().flatten());
-    inputs.filter(|id| **id == old).for_each(|id| *id = new);
+/// Who computes and reads the values of a net, counted once and kept up to date while nodes change.
+struct Links {
+    /// How often each value is read, the net's outputs included.
+    n_uses: Vec<usize>,
+    /// The node that computes each value.
+    producers: Vec<Option<usize>>,
+}
+
+impl Links {
+    fn of(net: &Net) -> Links {
+        Links { n_uses: net.n_uses(), producers: net.producers() }
+    }
+
+    /// A node reads what it did not read before.
+    fn enter(&mut self, node: &Node) {
+        for id in node.inputs.iter().flatten() {
+            self.n_uses.resize(self.n_uses.len().max(id.0 + 1), 0);
+            self.n_uses[id.0] += 1;
+        }
+    }
+
+    /// A node reads no more.
+    fn leave(&mut self, node: &Node) {
+        node.inputs.iter().flatten().for_each(|id| self.n_uses[id.0] -= 1);
+    }
+
+    /// The node at a place computes its outputs.
+    fn place(&mut self, node: &Node, at: usize) {
+        for id in &node.outputs {
+            self.producers.resize(self.producers.len().max(id.0 + 1), None);
+            self.producers[id.0] = Some(at);
+        }
+    }
 }
 
 /// A map that gives its input as it is becomes a view.
@@ -51,21 +80,27 @@ fn drop_identities(net: &mut Net) {
 
 /// Views of views become one, views of the same shape none, and views of constants constants.
 fn drop_views(net: &mut Net) {
+    let producers = net.producers();
+    let mut is_output = vec![false; net.values.len()];
+    net.outputs.iter().for_each(|id| is_output[id.0] = true);
+    // What is read in the place of each value: nodes come before those that read them.
+    let mut read: Vec<ValueId> = (0..net.values.len()).map(ValueId).collect();
     for at in 0..net.nodes.len() {
+        net.nodes[at].inputs.iter_mut().flatten().for_each(|id| *id = read[id.0]);
         if !matches!(net.nodes[at].kind, Kind::View) {
             continue;
         }
         let (mut from, to) = (net.nodes[at].input(0), net.nodes[at].output());
-        let producer = net.nodes[..at].iter().find(|node| node.outputs.contains(&from));
+        let producer = producers[from.0].map(|before| &net.nodes[before]);
         if let Some(Node { kind: Kind::View, inputs, .. }) = producer {
             from = inputs[0].expect("a view has an input");
             net.nodes[at].inputs[0] = Some(from);
         }
-        if net.outputs.contains(&to) {
+        if is_output[to.0] {
             continue;
         }
         if net.shape(from) == net.shape(to) {
-            replace(net, to, from);
+            read[to.0] = from;
         } else if let Some(tensor) = &net.value(from).constant {
             net.values[to.0].constant = Some(tensor.reshaped(net.value(to).ty().shape));
         }
@@ -100,38 +135,45 @@ fn reexpressed(operand: &[i64], from: &[i64], to: &[i64]) -> Option<Vec<i64>> {
 
 /// A map of a view becomes a view of a map, so that the map meets what computes the view's input.
 fn sink_views(net: &mut Net) {
-    let mut at = 0;
-    while at < net.nodes.len() {
-        let is_map = matches!(net.nodes[at].kind, Kind::Map(_));
-        if let Some(new) = is_map.then(|| sunk(net, at)).flatten() {
-            let n = new.len();
-            net.nodes.splice(at..=at, new);
-            at += n;
-        } else {
-            at += 1;
+    let mut links = Links::of(net);
+    let mut is_of_anchor = vec![false; net.values.len()];
+    let nodes = std::mem::take(&mut net.nodes);
+    for node in nodes {
+        let is_map = matches!(node.kind, Kind::Map(_));
+        let new = match is_map.then(|| sunk(net, &links, &is_of_anchor, &node)).flatten() {
+            None => vec![node],
+            Some(new) => {
+                links.leave(&node);
+                new.iter().for_each(|node| links.enter(node));
+                new
+            }
+        };
+        for node in new {
+            links.place(&node, net.nodes.len());
+            is_of_anchor.resize(net.values.len(), false);
+            is_of_anchor[node.outputs[0].0] = comes_from_anchor(net, &is_of_anchor, &node);
+            net.nodes.push(node);
         }
     }
 }
 
-/// Whether a value is that of a product or a convolution, or a map of such.
-fn is_of_anchor(net: &Net, producers: &[Option<usize>], id: ValueId) -> bool {
-    let Some(at) = producers[id.0] else { return false };
-    let node = &net.nodes[at];
+/// Whether a node is a product or a convolution, or a map of such.
+fn comes_from_anchor(net: &Net, is_of_anchor: &[bool], node: &Node) -> bool {
     match &node.kind {
         Kind::Conv(_) | Kind::Product { .. } => true,
         Kind::Map(_) => {
-            let n_own = net.value(id).n_elements();
+            let n_own = net.value(node.output()).n_elements();
             let mut whole = node.inputs.iter().flatten().filter(|id| net.value(**id).n_elements() == n_own);
-            whole.any(|id| is_of_anchor(net, producers, *id))
+            whole.any(|id| is_of_anchor[id.0])
         }
         _ => false,
     }
 }
 
-/// What a map of a view becomes.
-fn sunk(net: &mut Net, at: usize) -> Option<Vec<Node>> {
-    let (n_uses, producers) = (net.n_uses(), net.producers());
-    let node = net.nodes[at].clone();
+/// What a map of a view becomes; the nodes before it are those of the net.
+fn sunk(net: &mut Net, links: &Links, is_of_anchor: &[bool], node: &Node) -> Option<Vec<Node>> {
+    let Links { n_uses, producers } = links;
+    let node = node.clone();
     let out = net.shape(node.output()).to_vec();
     let count = |shape: &[i64]| shape.iter().product::<i64>();
     let source = |id: &Option<ValueId>| {
@@ -140,7 +182,7 @@ fn sunk(net: &mut Net, at: usize) -> Option<Vec<Node>> {
         let is_view = matches!(producer.kind, Kind::View) && n_uses[id.0] == 1;
         let from = is_view.then(|| producer.input(0))?;
         let is_whole = count(net.shape(from)) == count(&out);
-        (is_whole && is_of_anchor(net, &producers, from)).then_some(from)
+        (is_whole && is_of_anchor[from.0]).then_some(from)
     };
     let from = node.inputs.iter().find_map(source)?;
     let shape = net.shape(from).to_vec();
@@ -155,7 +197,7 @@ fn sunk(net: &mut Net, at: usize) -> Option<Vec<Node>> {
         let id = id.expect("a map has all inputs");
         let before = producers[id.0].map(|at| &net.nodes[at]).filter(|node| matches!(node.kind, Kind::View));
         let viewed = before.map_or(id, |view| view.input(0));
-        net.shape(viewed) != shape && is_of_anchor(net, &producers, viewed)
+        net.shape(viewed) != shape && is_of_anchor[viewed.0]
     };
     if node.inputs.iter().zip(&shapes).any(stays) {
         return None;
@@ -194,26 +236,29 @@ fn sunk(net: &mut Net, at: usize) -> Option<Vec<Node>> {
 
 /// A map of a map becomes one.
 fn merge_maps(net: &mut Net) {
-    let mut at = 0;
-    while at < net.nodes.len() {
-        while let Some(before) = mergeable(net, at) {
-            let node = net.nodes[at].clone();
-            let inner = net.nodes[before].clone();
+    let mut links = Links::of(net);
+    let mut is_merged = vec![false; net.nodes.len()];
+    for at in 0..net.nodes.len() {
+        while let Some(before) = mergeable(net, &links, at) {
+            let (node, inner) = (&net.nodes[at], &net.nodes[before]);
             let (Kind::Map(outer), Kind::Map(value)) = (&node.kind, &inner.kind) else { unreachable!("both are maps") };
-            let merged = merged(&node, outer, &inner, value);
+            let merged = merged(node, outer, inner, value);
+            [node, inner].into_iter().for_each(|node| links.leave(node));
+            links.enter(&merged);
+            links.producers[inner.output().0] = None;
+            is_merged[before] = true;
             net.nodes[at] = merged;
-            net.nodes.remove(before);
-            at -= 1;
         }
-        at += 1;
     }
+    let mut is_merged = is_merged.into_iter();
+    net.nodes.retain(|_| is_merged.next() == Some(false));
 }
 
 /// The map before a map that may become a part of it.
-fn mergeable(net: &Net, at: usize) -> Option<usize> {
+fn mergeable(net: &Net, links: &Links, at: usize) -> Option<usize> {
     let node = &net.nodes[at];
     let Kind::Map(outer) = &node.kind else { return None };
-    let (n_uses, producers) = (net.n_uses(), net.producers());
+    let Links { n_uses, producers } = links;
     let n_out = net.value(node.output()).n_elements();
     node.inputs.iter().flatten().find_map(|&id| {
         let before = producers[id.0]?;
@@ -293,12 +338,22 @@ fn by_channel(net: &Net, node: &Node, e: &Expr, out: &[i64], axis: usize) -> Opt
 /// Factors and terms by channel behind a convolution or a product with constant weights become part of the
 /// weights and one bias.
 fn fold_affine(net: &mut Net) {
+    let n_uses = net.n_uses();
+    let mut users: Vec<Option<usize>> = vec![None; net.values.len()];
+    for (at, node) in net.nodes.iter().enumerate() {
+        node.inputs.iter().flatten().for_each(|id| users[id.0] = Some(at));
+    }
     for at in 0..net.nodes.len() {
-        fold_affine_into(net, at);
+        // What is folded are constants: who reads what anchors compute stays the same.
+        let only = net.nodes[at].outputs.first().filter(|id| n_uses[id.0] == 1).and_then(|id| users[id.0]);
+        if let Some(user) = only {
+            fold_affine_into(net, at, user);
+        }
     }
 }
 
-fn fold_affine_into(net: &mut Net, at: usize) -> Option<()> {
+/// The same for what one node computes and one reads.
+fn fold_affine_into(net: &mut Net, at: usize, user: usize) -> Option<()> {
     let anchor = net.nodes[at].clone();
     let out = net.shape(anchor.output()).to_vec();
     let axis = match &anchor.kind {
@@ -309,10 +364,6 @@ fn fold_affine_into(net: &mut Net, at: usize) -> Option<()> {
     let weights = anchor.input(1);
     net.value(weights).constant.as_ref()?;
     let x = anchor.output();
-    if net.n_uses()[x.0] != 1 {
-        return None;
-    }
-    let user = net.nodes.iter().position(|node| node.inputs.contains(&Some(x)))?;
     let node = net.nodes[user].clone();
     let Kind::Map(value) = &node.kind else { return None };
     if net.shape(node.output()) != out {
