@@ -1,4 +1,5 @@
-//! What a model takes: its operators, parameters, and the products and convolutions in it.
+//! What a model takes: its operators, its parameters, and the products, convolutions and recurrent networks
+//! in it.
 
 use std::collections::BTreeMap;
 
@@ -6,7 +7,7 @@ use crate::op::{Op, product_shape};
 use crate::tensor::shape_text;
 use crate::{Graph, Node, TensorType};
 
-/// A convolution or product with its sizes, however often a model has it.
+/// A convolution, product or recurrent network with its sizes, however often a model has it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Task {
     /// The operator, in words.
@@ -30,12 +31,12 @@ pub struct Summary {
     pub operators: BTreeMap<String, usize>,
     /// Bytes of all that is known before it runs and read by what is not.
     pub parameter_bytes: u64,
-    /// Convolutions and products, the largest share of work first.
+    /// Convolutions, products and recurrent networks, the largest share of work first.
     pub tasks: Vec<Task>,
 }
 
 impl Summary {
-    /// Operations of all convolutions and products.
+    /// Operations of all tasks.
     pub fn flops(&self) -> u64 {
         self.tasks.iter().map(|task| task.flops.saturating_mul(task.count as u64)).fold(0, u64::saturating_add)
     }
@@ -88,7 +89,7 @@ pub fn summarise(graph: &Graph) -> Summary {
     summary
 }
 
-/// The convolution or product that a node is.
+/// The convolution, product or recurrent network that a node is.
 fn task_of(graph: &Graph, node: &Node) -> Option<Task> {
     let shape = |at: usize| Some(graph.ty((*node.inputs.get(at)?)?).shape.as_slice());
     let ints = |list: &[i64]| list.iter().map(i64::to_string).collect::<Vec<_>>().join(",");
@@ -144,6 +145,17 @@ fn task_of(graph: &Graph, node: &Node) -> Option<Task> {
             let [m, n_columns, k] = op.sizes(shape(0)?, shape(1)?).ok()?;
             let flops = [n_columns, k].iter().fold(2 * m as u64, |all, &d| all.saturating_mul(d as u64));
             Some(Task { kind: "matmul", text: format!("m={m} n={n_columns} k={k}"), flops, count: 1 })
+        }
+        Op::Recurrent(op) => {
+            let (&[steps, batch, n_in], &[n_directions, gates, _], &[.., hidden]) = (shape(0)?, shape(1)?, shape(2)?)
+            else {
+                return None;
+            };
+            let (steps, batch) = if op.batch_first { (batch, steps) } else { (steps, batch) };
+            let flops = n(&[steps, batch, n_directions, gates, n_in + hidden]).saturating_mul(2);
+            let both = if n_directions > 1 { format!(" directions={n_directions}") } else { String::new() };
+            let text = format!("steps={steps} batch={batch} n={n_in} hidden={hidden}{both}");
+            Some(Task { kind: op.cell.name(), text, flops, count: 1 })
         }
         _ => None,
     }

@@ -88,6 +88,26 @@ macro_rules! encode {
     };
 }
 
+/// The elements of a tensor as numbers of a type, by what `as` makes of them.
+macro_rules! decode {
+    ($tensor:expr, $to:ty) => {
+        match $tensor.ty.dtype {
+            DType::F16 => numbers_of(&$tensor.bytes, |b| f16::from_le_bytes(b).to_f64() as $to),
+            DType::Bf16 => numbers_of(&$tensor.bytes, |b| bf16::from_le_bytes(b).to_f64() as $to),
+            DType::F32 => numbers_of(&$tensor.bytes, |b| f32::from_le_bytes(b) as $to),
+            DType::F64 => numbers_of(&$tensor.bytes, |b| f64::from_le_bytes(b) as $to),
+            DType::I8 => numbers_of(&$tensor.bytes, |b| i8::from_le_bytes(b) as $to),
+            DType::I16 => numbers_of(&$tensor.bytes, |b| i16::from_le_bytes(b) as $to),
+            DType::I32 => numbers_of(&$tensor.bytes, |b| i32::from_le_bytes(b) as $to),
+            DType::I64 => numbers_of(&$tensor.bytes, |b| i64::from_le_bytes(b) as $to),
+            DType::U8 | DType::Bool => numbers_of(&$tensor.bytes, |b| u8::from_le_bytes(b) as $to),
+            DType::U16 => numbers_of(&$tensor.bytes, |b| u16::from_le_bytes(b) as $to),
+            DType::U32 => numbers_of(&$tensor.bytes, |b| u32::from_le_bytes(b) as $to),
+            DType::U64 => numbers_of(&$tensor.bytes, |b| u64::from_le_bytes(b) as $to),
+        }
+    };
+}
+
 impl Tensor {
     /// A tensor of bytes; none where there are more or fewer than its type takes. Bytes of `bool` that are
     /// neither 0 nor 1 count as 1.
@@ -154,47 +174,12 @@ impl Tensor {
 
     /// Its elements in double precision.
     pub fn floats(&self) -> Vec<f64> {
-        let bytes = &self.bytes;
-        macro_rules! read {
-            ($type:ty, $size:literal, $convert:expr) => {
-                bytes.as_chunks::<$size>().0.iter().map(|&b| ($convert)(<$type>::from_le_bytes(b))).collect()
-            };
-        }
-        match self.ty.dtype {
-            DType::F16 => read!(f16, 2, f16::to_f64),
-            DType::Bf16 => read!(bf16, 2, bf16::to_f64),
-            DType::F32 => read!(f32, 4, f64::from),
-            DType::F64 => read!(f64, 8, f64::from),
-            DType::I8 => read!(i8, 1, f64::from),
-            DType::I16 => read!(i16, 2, f64::from),
-            DType::I32 => read!(i32, 4, f64::from),
-            DType::I64 => read!(i64, 8, |x| x as f64),
-            DType::U8 | DType::Bool => read!(u8, 1, f64::from),
-            DType::U16 => read!(u16, 2, f64::from),
-            DType::U32 => read!(u32, 4, f64::from),
-            DType::U64 => read!(u64, 8, |x| x as f64),
-        }
+        decode!(self, f64)
     }
 
     /// Its elements as integers; floating-point numbers are cut off towards zero, and not a number is 0.
     pub fn integers(&self) -> Vec<i128> {
-        let bytes = &self.bytes;
-        macro_rules! read {
-            ($type:ty, $size:literal) => {
-                bytes.as_chunks::<$size>().0.iter().map(|&b| <$type>::from_le_bytes(b).into()).collect()
-            };
-        }
-        match self.ty.dtype {
-            DType::I8 => read!(i8, 1),
-            DType::I16 => read!(i16, 2),
-            DType::I32 => read!(i32, 4),
-            DType::I64 => read!(i64, 8),
-            DType::U8 | DType::Bool => read!(u8, 1),
-            DType::U16 => read!(u16, 2),
-            DType::U32 => read!(u32, 4),
-            DType::U64 => read!(u64, 8),
-            DType::F16 | DType::Bf16 | DType::F32 | DType::F64 => self.floats().iter().map(|&x| x as i128).collect(),
-        }
+        decode!(self, i128)
     }
 
     /// Its elements as `i64`; unsigned ones that are too large wrap around.
@@ -216,6 +201,11 @@ impl Tensor {
 /// The bytes of numbers, one behind the other.
 fn bytes_of<T: Copy, const N: usize>(numbers: &[T], bytes: impl Fn(T) -> [u8; N]) -> Vec<u8> {
     numbers.iter().flat_map(|&x| bytes(x)).collect()
+}
+
+/// The numbers that bytes hold, one behind the other.
+fn numbers_of<T, const N: usize>(bytes: &[u8], number: impl Fn([u8; N]) -> T) -> Vec<T> {
+    bytes.as_chunks::<N>().0.iter().map(|&b| number(b)).collect()
 }
 
 /// To the nearest, ties to even. `bf16::from_f64` rounds twice.

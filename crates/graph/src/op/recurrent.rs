@@ -20,6 +20,17 @@ pub enum Cell {
     },
 }
 
+impl Cell {
+    /// Its name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Cell::Rnn => "rnn",
+            Cell::Gru { .. } => "gru",
+            Cell::Lstm { .. } => "lstm",
+        }
+    }
+}
+
 /// In which order a direction takes the steps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(missing_docs)]
