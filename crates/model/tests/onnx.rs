@@ -3,9 +3,7 @@
 #[path = "../../graph/tests/common/mod.rs"]
 mod common;
 
-use std::collections::BTreeMap;
-
-use common::{Case, agree, cases, is_plain, light, no_files, read};
+use common::{Case, agree, cases, check_cases, light, no_files};
 use tilewright_device::host;
 use tilewright_graph::{Bindings, Graph, Reason, Tensor, Value, ValueId, onnx, specialise};
 use tilewright_ir::Program;
@@ -99,29 +97,6 @@ fn check(case: &Case) -> Result<Option<usize>, String> {
     Ok(Some(n_host))
 }
 
-fn check_file(file: &str, at_least: usize) {
-    let listed = String::from_utf8(read("refused.txt")).expect("text");
-    let listed: Vec<&str> = listed.lines().collect();
-    let (mut passed, mut plain, mut kernels_alone, mut wrong) = (0, 0, 0, BTreeMap::new());
-    for case in cases(file).iter().filter(|case| !listed.contains(&case.name.as_str())) {
-        match check(case) {
-            Ok(None) => {}
-            Ok(Some(n_host)) => {
-                passed += 1;
-                plain += usize::from(is_plain(case));
-                kernels_alone += usize::from(n_host == 0);
-            }
-            Err(why) => {
-                wrong.insert(case.name.clone(), why);
-            }
-        }
-    }
-    println!("{file}: {passed} pass, {plain} of them plain, {kernels_alone} by kernels alone");
-    let wrong: Vec<String> = wrong.iter().map(|(name, why)| format!("{name}: {why}")).collect();
-    assert!(wrong.is_empty(), "{} are wrong:\n{}", wrong.len(), wrong.join("\n"));
-    assert!(passed >= at_least, "{passed} pass, and {at_least} did");
-}
-
 #[test]
 fn single_operators_compute_what_onnx_says() {
     check_file("node.cases.gz", 500);
@@ -130,6 +105,11 @@ fn single_operators_compute_what_onnx_says() {
 #[test]
 fn small_models_compute_what_onnx_says() {
     check_file("suite.cases.gz", 80);
+}
+
+fn check_file(file: &str, at_least: usize) {
+    let n_host = check_cases(file, at_least, check);
+    println!("{file}: {} by kernels alone", n_host.iter().filter(|&&n| n == 0).count());
 }
 
 #[test]

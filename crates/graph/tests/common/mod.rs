@@ -69,6 +69,36 @@ pub fn cases(file: &str) -> Vec<Case> {
     records[n_tensors + 1..].chunks(3).map(case).collect()
 }
 
+/// The names of the cases that `refused.txt` lists: what is not supported, or computed otherwise.
+pub fn refused() -> Vec<String> {
+    let listed = String::from_utf8(read("refused.txt")).expect("text");
+    listed.lines().filter(|line| !line.is_empty() && !line.starts_with('#')).map(str::to_owned).collect()
+}
+
+/// Checks the cases of a file that are not listed as refused: what the check says of those that pass. A check
+/// that gives nothing passes a case over.
+///
+/// # Panics
+/// Where a case does not pass, or fewer pass than have to.
+pub fn check_cases<T>(file: &str, at_least: usize, check: impl Fn(&Case) -> Result<Option<T>, String>) -> Vec<T> {
+    let listed = refused();
+    let (mut passed, mut n_plain, mut wrong) = (Vec::new(), 0, Vec::new());
+    for case in cases(file).iter().filter(|case| !listed.contains(&case.name)) {
+        match check(case) {
+            Ok(None) => {}
+            Ok(Some(found)) => {
+                passed.push(found);
+                n_plain += usize::from(is_plain(case));
+            }
+            Err(why) => wrong.push(format!("{}: {why}", case.name)),
+        }
+    }
+    println!("{file}: {} pass, {n_plain} of them plain", passed.len());
+    assert!(wrong.is_empty(), "{} are refused or wrong, and not listed:\n{}", wrong.len(), wrong.join("\n"));
+    assert!(passed.len() >= at_least, "{} pass, and {at_least} did", passed.len());
+    passed
+}
+
 /// Files beside models: there are none.
 pub fn no_files(path: &str) -> Result<Bytes, String> {
     Err(format!("there is no {path}"))
