@@ -241,7 +241,7 @@ fn steps(s: &Setting, shape: &Shape, space: &Space, config: &Config) -> Vec<Step
         } else {
             steps.extend([parallel("okt"), parallel("acc.v.th")]);
         }
-        if packed {
+        if packed && (shape.padded || !blocked) {
             steps.push(parallel(if shape.padded { "pco" } else { "X.p.1" }));
         }
     }
