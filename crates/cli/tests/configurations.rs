@@ -83,12 +83,16 @@ struct Tally {
 }
 
 impl Tally {
-    /// Measures random configurations.
-    fn measure(&mut self, task: &Task, n_configs: usize, rng: &mut Xoshiro256PlusPlus) {
-        let mut configs: Vec<Config> = (0..n_configs).map(|_| task.space.sample(rng)).collect();
-        configs.sort();
-        configs.dedup();
-        let Setting { workload, target, n_threads } = &task.setting;
+    /// Measures random configurations of templates for the same setting, so many of each.
+    fn measure(&mut self, setting: &Setting, tasks: &[Task], n_configs: usize, rng: &mut Xoshiro256PlusPlus) {
+        let mut configs: Vec<(&Task, Config)> = Vec::new();
+        for task in tasks {
+            let mut sampled: Vec<Config> = (0..n_configs).map(|_| task.space.sample(rng)).collect();
+            sampled.sort();
+            sampled.dedup();
+            configs.extend(sampled.into_iter().map(|config| (task, config)));
+        }
+        let Setting { workload, target, n_threads } = setting;
         let mut options = common::device_options(*n_threads);
         options.min_time = Duration::from_micros(100);
         // A busy machine is no failure.
@@ -99,7 +103,8 @@ impl Tally {
         let mut note = |at: usize, outcome: Outcome| {
             self.n_measured += 1;
             if let Outcome::Failed { class, message } = outcome {
-                let config = task.space.config_to_json(&configs[at]);
+                let (task, config) = &configs[at];
+                let config = task.space.config_to_json(config);
                 self.failures.push(format!(
                     "{class}: {message}\nrepro: tilewright show '{workload}' --threads {n_threads} --target {} \
                      --template {} --config '{config}' --emit ir",
@@ -108,7 +113,8 @@ impl Tally {
             }
         };
         // As a search does, which may run other code than a race.
-        let sources: Vec<Source> = configs.iter().map(|config| Source::Steps(task.steps_text(config))).collect();
+        let sources: Vec<Source> =
+            configs.iter().map(|(task, config)| Source::Steps(task.steps_text(config))).collect();
         let measured = device.measure_sources(&sources).unwrap();
         measured.into_iter().enumerate().for_each(|(at, measured)| note(at, measured.outcome));
         let raced = device.race(&sources, 1, 1, Round { time: Duration::from_micros(100), min_samples: 1 }).unwrap();
@@ -133,10 +139,9 @@ fn random_configurations_give_right_answers() {
         let workload = Workload::parse(text).unwrap();
         for target in targets() {
             let setting = Setting { workload: workload.clone(), target: target.clone(), n_threads };
-            for template in templates(&setting) {
-                let task = Task::new(setting.clone(), Some(template.name)).unwrap();
-                tally.measure(&task, n_configs(), &mut Xoshiro256PlusPlus::seed_from_u64(seed as u64));
-            }
+            let task = |template: &Template| Task::new(setting.clone(), Some(template.name)).unwrap();
+            let tasks: Vec<Task> = templates(&setting).map(task).collect();
+            tally.measure(&setting, &tasks, n_configs(), &mut Xoshiro256PlusPlus::seed_from_u64(seed as u64));
         }
     }
     tally.finish();
@@ -240,14 +245,16 @@ fn templates_of_convolutions_give_right_answers_on_any_shape() {
         let n_threads = rng.random_range(1..=2).min(n_cpus);
         let target = targets().choose(rng).expect("there is this machine").clone();
         let setting = Setting { workload: workload.clone(), target: target.clone(), n_threads };
+        let mut tasks = Vec::new();
         for (at, template) in templates(&setting).enumerate() {
             match Task::new(setting.clone(), Some(template.name)) {
-                Ok(task) => tally.measure(&task, CONFIGS_OF_CONVOLUTION, rng),
+                Ok(task) => tasks.push(task),
                 // Others than the default may be for some shapes only.
                 Err(TaskError::Space(_) | TaskError::TooLarge { .. }) if at > 0 => {}
                 Err(e) => tally.failures.push(format!("{workload} {}: {e}", template.name)),
             }
         }
+        tally.measure(&setting, &tasks, CONFIGS_OF_CONVOLUTION, rng);
     }
     tally.finish();
 }

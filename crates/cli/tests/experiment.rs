@@ -63,6 +63,9 @@ fn an_experiment_leaves_data_and_plots_and_resumes() {
     assert!(stderr(&other).contains("give another folder"));
 }
 
+/// An experiment whose runs are short: those of the smallest problem and two arms, two or three trials each.
+const SHORT: [&str; 6] = ["experiment", "gemm-sizes", "--problem", "512³", "--budget", "0.006"];
+
 /// Packs the numbers of an experiment, as they are kept with a page.
 fn pack(folder: &Path) {
     let plain = folder.join("data.json");
@@ -76,9 +79,11 @@ fn pack(folder: &Path) {
 #[test]
 fn an_experiment_goes_on_without_the_records_of_earlier_runs() {
     let folder = tempfile::tempdir().unwrap();
-    let with = |repeats: &str| {
-        run_json(&["experiment", "gemm-fraction", "--budget", "0.003", "--repeats", repeats, "-o", text(folder.path())])
+    let arguments = |repeats: &'static str| {
+        let more = ["--arm", "gbfs", "--arm", "na2c", "-o", text(folder.path()), "--repeats", repeats];
+        [&SHORT[..], &more].concat()
     };
+    let with = |repeats| run_json(&arguments(repeats));
     let first = with("1");
     let runs_of = |data: &serde_json::Value| data["runs"].as_array().unwrap().clone();
     let n_arms = runs_of(&first).len();
@@ -105,9 +110,10 @@ fn an_experiment_goes_on_without_the_records_of_earlier_runs() {
     std::fs::remove_dir_all(folder.path().join("runs")).unwrap();
     std::fs::remove_file(folder.path().join("plan.json")).unwrap();
     let data = std::fs::read(folder.path().join("data.json.gz")).unwrap();
-    for (budget, repeats, reason) in [("0.003", "1", "would be lost"), ("0.002", "2", "give another folder")] {
-        let size = ["--budget", budget, "--repeats", repeats];
-        let other = run(&[&["experiment", "gemm-fraction", "-o", text(folder.path())], &size[..]].concat());
+    for (budget, repeats, reason) in [("0.006", "1", "would be lost"), ("0.004", "2", "give another folder")] {
+        let mut arguments = arguments(repeats);
+        arguments[SHORT.len() - 1] = budget;
+        let other = run(&arguments);
         assert_eq!((other.status.code(), stderr(&other).lines().count()), (Some(2), 1), "{}", stderr(&other));
         assert!(stderr(&other).contains(reason), "{}", stderr(&other));
         assert_eq!(std::fs::read(folder.path().join("data.json.gz")).unwrap(), data);
@@ -117,14 +123,12 @@ fn an_experiment_goes_on_without_the_records_of_earlier_runs() {
 #[test]
 fn an_experiment_keeps_to_arms_and_problems_that_are_named() {
     let folder = tempfile::tempdir().unwrap();
-    let with = |arm: &'static str| {
-        ["experiment", "gemm-fraction", "--budget", "0.003", "--repeats", "1", "-o", text(folder.path()), "--arm", arm]
-    };
+    let with = |arm: &'static str| [&SHORT[..], &["--repeats", "1", "-o", text(folder.path()), "--arm", arm]].concat();
     let data = run_json(&with("na2c"));
     let arms: Vec<_> = data["runs"].as_array().unwrap().iter().map(|run| run["arm"].as_str().unwrap()).collect();
     assert_eq!((arms, data["complete"].as_bool()), (vec!["na2c"], Some(true)));
     assert!(data["command"].as_str().unwrap().ends_with("--arm na2c"), "{}", data["command"]);
-    for unknown in [with("nosuch").to_vec(), [&with("na2c")[..], &["--problem", "C13"]].concat()] {
+    for unknown in [with("nosuch"), [with("na2c"), vec!["--problem", "C13"]].concat()] {
         let output = run(&unknown);
         assert_eq!((output.status.code(), stderr(&output).lines().count()), (Some(2), 1), "{}", stderr(&output));
         assert!(stderr(&output).contains("; there are "), "{}", stderr(&output));
@@ -135,8 +139,8 @@ fn an_experiment_keeps_to_arms_and_problems_that_are_named() {
 fn what_holds_on_two_machines_is_shown_beside_each_other() {
     let folder = tempfile::tempdir().unwrap();
     let [here, elsewhere] = ["here", "elsewhere"].map(|name| folder.path().join(name));
-    let size = ["--budget", "0.003", "--repeats", "2", "--arm", "gbfs", "--arm", "na2c"];
-    let arguments = [&["experiment", "gemm-fraction", "-o", text(&here)], &size[..]].concat();
+    let more = ["-o", text(&here), "--repeats", "2", "--arm", "gbfs", "--arm", "na2c"];
+    let arguments = [&SHORT[..], &more].concat();
     let mut data = run_json(&arguments);
     let beside = [&arguments[..], &["--beside", text(&elsewhere)]].concat();
     let fails_with = |reason: &str| {
@@ -147,7 +151,7 @@ fn what_holds_on_two_machines_is_shown_beside_each_other() {
     fails_with("cannot read");
     std::fs::create_dir(&elsewhere).unwrap();
     let leave = |text: String| std::fs::write(elsewhere.join("data.json"), text).unwrap();
-    leave("{\"experiment\": \"gemm-fraction\"}".into());
+    leave("{\"experiment\": \"gemm-sizes\"}".into());
     fails_with("is not one");
     leave(data.to_string());
     fails_with("is in two of the folders");
@@ -167,7 +171,7 @@ fn what_holds_on_two_machines_is_shown_beside_each_other() {
     let n_runs: Vec<_> = both["machines"].as_array().unwrap().iter().map(|machine| &machine["cpu"]).collect();
     assert_eq!((n_runs.len(), n_runs[1]), (2, &"another".into()));
     for (of_arm, share_elsewhere) in both["on_all_machines"].as_array().unwrap().iter().zip([1.0, 0.5]) {
-        let of_problem = &of_arm["problems"]["1024³"];
+        let of_problem = &of_arm["problems"]["512³"];
         assert_eq!(of_problem["runs"], 3);
         let quartiles =
             ["least", "median", "most"].map(|name| of_problem["share_of_best_known"][name].as_f64().unwrap());
