@@ -14,8 +14,8 @@ const EDGES: &[(&str, &[&str])] = &[
     ("ship", &["ir", "codegen", "runtime"]),
     ("device", &["ir", "codegen", "tune", "runtime"]),
     ("peers", &["ir", "graph", "tune", "device", "runtime"]),
-    ("tilewright", &["ir", "codegen", "tune", "device", "runtime", "peers"]),
-    ("model", &["ir", "codegen", "graph", "tune", "device", "runtime", "tilewright"]),
+    ("tilewright", &["ir", "codegen", "tune", "device", "runtime", "ship", "peers"]),
+    ("model", &["ir", "codegen", "graph", "tune", "device", "runtime", "peers", "tilewright"]),
     ("lab", &["ir", "learn", "tune", "device", "tilewright"]),
     (
         "cli",

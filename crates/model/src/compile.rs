@@ -49,6 +49,8 @@ pub struct Compiled {
     pub memory: Memory,
     /// For each step of the run, the fused step that it comes from; none of a copy.
     pub origins: Vec<Option<usize>>,
+    /// Different kernels whose configurations are guessed, where they were looked up in records.
+    pub n_guessed: usize,
 }
 
 /// The program of a workload: scheduled, as well as is known.
@@ -88,7 +90,7 @@ fn compiled(fused: Fused, target: &Target, schedule: Schedule, quickly: bool) ->
     let memory = job.run()?;
     let Job { plan, codes, origins, .. } = job;
     let model = Arc::new(Model::new(plan, codes)?);
-    Ok(Compiled { model, fused, memory, origins })
+    Ok(Compiled { model, fused, memory, origins, n_guessed: 0 })
 }
 
 /// The memory that a run takes for what is computed on the way, and whose it is.

@@ -4,13 +4,17 @@
 //! ([`simplify`]) and makes kernels of them ([`fuse`]); [`compile`] gives these code and memory. What has no
 //! code runs as the reference evaluates it.
 
+#[cfg(feature = "peers")]
+pub mod bench;
 mod compile;
 mod epilogue;
 mod fuse;
 mod import;
+mod inputs;
 mod net;
 pub mod npy;
 mod place;
+mod profile;
 mod recurrent;
 mod runner;
 mod scalar;
@@ -20,8 +24,10 @@ mod simplify;
 pub use compile::{CompileError, Compiled, Schedule, compile, compile_quickly, lay_out};
 pub use fuse::{Fused, Kernel, Step, fuse, lower};
 pub use import::import;
+pub use inputs::{all_inputs, named_dims, read_model, weights_beside};
 pub use net::{Convolution, Kind, Line, Net, Node, Value, ValueId, Windows};
 pub use place::{Copy, Location, Places};
+pub use profile::{Outline, ProfiledStep};
 pub use runner::{RunError, Runner};
-pub use schedule::{Choice, Source, choose};
+pub use schedule::compile_known;
 pub use simplify::simplify;

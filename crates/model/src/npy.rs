@@ -4,9 +4,12 @@
 //! <https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html>
 
 use std::io::{Cursor, Read};
+use std::path::{Path, PathBuf};
 
 use bytes::Bytes;
+use tilewright::file::{self, write_into_folder};
 use tilewright_graph::{DType, Tensor, TensorType};
+use tilewright_ir::Buffer;
 
 const MAGIC: &[u8] = b"\x93NUMPY";
 /// A header is longer only where somebody wants harm.
@@ -138,10 +141,85 @@ pub fn read_npz(file: &Bytes) -> Result<Vec<(String, Tensor)>, NpyError> {
     Ok(tensors)
 }
 
+/// Reads a file of either kind: one tensor without a name, or several by name.
+///
+/// # Errors
+/// Where it cannot be read, or is neither.
+pub fn read_tensors(path: &Path) -> Result<Vec<(Option<String>, Tensor)>, tilewright::Error> {
+    let bytes = Bytes::from(file::read(path, "a .npy or .npz file")?);
+    let read = if bytes.starts_with(b"PK") {
+        read_npz(&bytes).map(|all| all.into_iter().map(|(name, tensor)| (Some(name), tensor)).collect())
+    } else {
+        read_npy(&bytes).map(|tensor| vec![(None, tensor)])
+    };
+    read.map_err(|error| tilewright::Error::input(format!("{}: {error}", path.display())))
+}
+
+/// The elements of a file for a kernel's buffer: a `.npy` file of its type, or nothing but elements.
+///
+/// # Errors
+/// Where it has another type, or more or fewer bytes.
+pub fn read_elements(file: Bytes, buffer: &Buffer) -> Result<Bytes, NpyError> {
+    let ty = format!("{}{:?}", buffer.dtype.name(), buffer.shape);
+    if file.starts_with(MAGIC) {
+        let tensor = read_npy(&file)?;
+        let is_shape = tensor.shape().iter().map(|extent| *extent as i64).eq(buffer.shape.iter().copied());
+        let fits = is_shape && tensor.dtype().name() == buffer.dtype.name();
+        return if fits { Ok(tensor.bytes().clone()) } else { error(format!("it holds {} (give {ty})", tensor.ty())) };
+    }
+    let n_bytes = buffer.size_bytes().unwrap_or(0);
+    if file.len() as u64 != n_bytes {
+        let found = file.len();
+        return error(format!("it has {found} bytes (give a .npy file, or the {n_bytes} bytes of {ty})"));
+    }
+    Ok(file)
+}
+
+/// Writes tensors into a folder, which is made where it is not there, each as a file of its name: the files.
+///
+/// # Errors
+/// Where a file cannot be written.
+pub fn write_tensors(folder: &Path, tensors: &[(String, Tensor)]) -> Result<Vec<PathBuf>, tilewright::Error> {
+    let mut files: Vec<PathBuf> = Vec::new();
+    for (name, tensor) in tensors {
+        // NumPy has no such type.
+        let as_single = || Tensor::from_floats(DType::F32, tensor.shape(), &tensor.floats());
+        let tensor = &if tensor.dtype() == DType::Bf16 { as_single() } else { tensor.clone() };
+        // What a name of a file cannot have becomes `_`; two names may then be alike.
+        let plain = |c: char| if c.is_ascii_alphanumeric() || "-_.".contains(c) { c } else { '_' };
+        let plain: String = name.chars().map(plain).take(100).collect();
+        let names = (0u32..).map(|n| if n == 0 { format!("{plain}.npy") } else { format!("{plain}.{n}.npy") });
+        let path = names.map(|name| folder.join(name)).find(|path| !files.contains(path)).expect("some number is free");
+        write_into_folder(&path, &write_npy(tensor))
+            .map_err(|error| tilewright::Error::failed(format!("cannot write {}", path.display())).because(error))?;
+        files.push(path);
+    }
+    Ok(files)
+}
+
 #[cfg(test)]
 mod tests {
-    use super::*;
     use proptest::prelude::*;
+    use tilewright_ir::op::Workload;
+
+    use super::*;
+
+    #[test]
+    fn elements_come_bare_or_in_numpys_files() {
+        let bare: Vec<u8> = (0..32).collect();
+        let program = Workload::parse("matmul:m=1,n=2,k=4").unwrap().program();
+        let (_, buffer) = program.arguments().nth(1).unwrap();
+        let read = |file: Vec<u8>| read_elements(file.into(), buffer);
+        assert_eq!(read(bare.clone()).unwrap(), bare);
+        let with = |dtype: DType, shape: &[usize]| {
+            read(write_npy(&Tensor::new(TensorType::new(dtype, shape), bare.clone().into()).unwrap()))
+        };
+        assert_eq!(with(DType::F32, &[4, 2]).unwrap(), bare);
+        assert_eq!(with(DType::F64, &[2, 2]).unwrap_err().0, "it holds f64[2,2] (give f32[4, 2])");
+        assert_eq!(with(DType::F32, &[1, 8]).unwrap_err().0, "it holds f32[1,8] (give f32[4, 2])");
+        assert!(read(b"\x93NUMPY\x01\x00\xff".to_vec()).is_err());
+        assert!(read(vec![0; 7]).unwrap_err().0.contains("7 bytes"));
+    }
 
     #[test]
     fn what_is_written_is_read() {

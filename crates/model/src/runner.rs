@@ -3,8 +3,9 @@
 use std::time::Instant;
 
 use bytes::Bytes;
-use tilewright_graph::{Tensor, TensorType};
+use tilewright_graph::{Tensor, TensorType, Value};
 use tilewright_runtime::{Aligned, Context, Threads};
+use tilewright_tune::Timing;
 
 use crate::compile::Compiled;
 
@@ -72,6 +73,25 @@ impl Runner {
         }
         memory.bytes_mut().copy_from_slice(tensor.bytes());
         Ok(())
+    }
+
+    /// Takes tensors of a model's inputs, all but those that are constants here.
+    ///
+    /// # Errors
+    /// As [`Runner::set`].
+    pub fn set_all(&mut self, inputs: &[(Value, Tensor)]) -> Result<(), RunError> {
+        let names: Vec<String> = self.inputs.iter().map(|(name, ..)| name.clone()).collect();
+        let taken = inputs.iter().filter(|(value, _)| names.contains(&value.name));
+        taken.into_iter().try_for_each(|(value, tensor)| self.set(&value.name, tensor))
+    }
+
+    /// The median nanoseconds of so many runs.
+    ///
+    /// # Errors
+    /// As [`Runner::run`].
+    pub fn median_ns(&mut self, n_runs: usize) -> Result<f64, RunError> {
+        let ns = (0..n_runs.max(1)).map(|_| self.run().map(|ns| ns as f64)).collect::<Result<Vec<_>, _>>()?;
+        Ok(Timing::of_samples(&ns, false).median_ns)
     }
 
     /// Runs on the inputs that were set; the nanoseconds it takes.

@@ -86,6 +86,9 @@ impl<'m> Library<'m> {
         if !Interface::is_prefix(name) {
             return Err(ShipError::Name(name.to_owned()));
         }
+        if let Some(step) = model.plan().steps.iter().find(|step| matches!(step.work, Work::Host { .. })) {
+            return Err(ShipError::Host(step.name.clone()));
+        }
         let constants = model.constants();
         if constants.len() > MOST_CONSTANT_BYTES {
             return Err(ShipError::TooLarge(constants.len()));
@@ -110,9 +113,6 @@ impl<'m> Library<'m> {
             let bytes = export_hidden(&program, target, &prefix)?;
             let symbols = Interface::new(&program, target, n_threads, Some(&prefix))?.symbols();
             members.push(Member { name: format!("{prefix}.o"), symbols, bytes });
-        }
-        if let Some(step) = model.plan().steps.iter().find(|step| matches!(step.work, Work::Host { .. })) {
-            return Err(ShipError::Host(step.name.clone()));
         }
         if !constants.is_empty() {
             let symbol = c::constants_name(name);

@@ -15,9 +15,10 @@ use tilewright_ir::Target;
 use tilewright_ir::op::Workload;
 pub use tilewright_peers::{Layouts, PEERS, PeerSpec};
 use tilewright_peers::{Peer, Setup};
-use tilewright_tune::{Outcome, PassedOver, Setting, Task, Timing};
+use tilewright_tune::{Outcome, PassedOver, Timing};
 
-use crate::best::{gflops, known_best, target_name};
+use crate::best::{gflops, target_name};
+use crate::choice::Choice;
 use crate::error::{Error, one_line};
 use crate::session::Session;
 use crate::tune::{Note, since_1970, start_device};
@@ -113,24 +114,13 @@ impl Session {
     pub fn bench(&self, request: &BenchRequest, note: &(dyn Fn(Note) + Sync)) -> Result<Bench, Error> {
         let BenchRequest { workload, target, threads, .. } = request;
         Device::check_memory(workload).map_err(Error::input)?;
-        let (best, passed_over) = match self.database().open_to_read()? {
-            Some(store) => {
-                let n_threads = u32::try_from(*threads).unwrap_or(u32::MAX);
-                known_best(&store, workload, &target_name(target, Caches::Warm), n_threads, None)
-                    .map_err(|error| self.database().refuse(error))?
-            }
-            None => (None, PassedOver::default()),
-        };
+        let name = target_name(target, Caches::Warm);
+        let (best, passed_over) = self.database().records()?.best(workload, &name, *threads, None)?;
         let Some(best) = best else { return Ok(Bench::NothingRecorded(passed_over)) };
         if passed_over.total() > 0 {
             note(Note::Message(format!("{workload}: {passed_over}")));
         }
-        let setting = Setting { workload: workload.clone(), target: target.clone(), n_threads: *threads };
-        let task = Task::new(setting, Some(&best.template)).map_err(Error::input)?;
-        let config = task.space.config_from_json(&best.config).map_err(|error| {
-            let hint = "the space has changed since it was recorded; run `tilewright tune` again";
-            Error::input(format!("{error} ({hint})"))
-        })?;
+        let Choice { task, config, .. } = best.choice(workload, target, *threads)?;
         let options = Options { n_workers: 1, at_best_pace: false, ..Options::new(self.worker().clone(), *threads) };
         let device = start_device(workload.clone(), target, options, &AtomicBool::new(false), note)?;
         let mut device = device.expect("nobody stops the start");

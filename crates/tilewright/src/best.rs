@@ -105,7 +105,7 @@ pub fn judges<'a>(workload: &'a Workload, target: &'a str, threads: u32) -> impl
 ///
 /// # Errors
 /// Where the database fails.
-pub fn known_best(
+pub(crate) fn known_best(
     store: &Store,
     workload: &Workload,
     target: &str,

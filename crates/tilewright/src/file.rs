@@ -62,6 +62,15 @@ pub fn write_whole(path: &Path, write: impl FnOnce(&mut dyn Write) -> io::Result
     Destination::at(path)?.write(write)
 }
 
+/// The same, in a folder that is made where it is not there.
+///
+/// # Errors
+/// As [`write_whole`], and where the folder cannot be made.
+pub fn write_into_folder(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    path.parent().map_or(Ok(()), fs::create_dir_all)?;
+    write_whole(path, |file| file.write_all(bytes))
+}
+
 /// The place of a file that the user named, before the work that fills it; `other` says how to name another.
 ///
 /// # Errors

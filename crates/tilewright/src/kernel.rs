@@ -5,7 +5,6 @@ use tilewright_device::host;
 use tilewright_ir::op::Workload;
 use tilewright_ir::{DType, Role, lower};
 use tilewright_runtime::Call;
-use tilewright_tune::{Setting, Task};
 
 use crate::best::Best;
 use crate::error::Error;
@@ -26,13 +25,7 @@ impl Kernel {
     /// memory or threads do not suffice.
     pub fn new(workload: &Workload, best: &Best, threads: usize) -> Result<Kernel, Error> {
         let target = host::target();
-        let setting = Setting { workload: workload.clone(), target: target.clone(), n_threads: threads };
-        let task = Task::new(setting, Some(&best.template)).map_err(Error::input)?;
-        let config = task.space.config_from_json(&best.config).map_err(|error| {
-            Error::input(format!("{error} (the space has changed since it was recorded: tune {workload} again)"))
-        })?;
-        let program = task.program(&config).map_err(|(at, why)| Error::failed(format!("step {}: {why}", at + 1)))?;
-        let lowered = lower::lower(&program);
+        let lowered = lower::lower(&best.choice(workload, &target, threads)?.program()?);
         let kernel = compile(&lowered, &target).map_err(|error| Error::failed(&error).because(error))?;
         let cannot =
             |error: std::io::Error| Error::failed(format!("no memory or threads for {workload}")).because(error);

@@ -26,17 +26,20 @@
 #[cfg(feature = "peers")]
 pub mod bench;
 mod best;
+mod choice;
 mod database;
 mod error;
 pub mod file;
 mod import;
 mod kernel;
+pub mod library;
 mod session;
 mod tune;
 pub mod version;
 pub mod words;
 
-pub use best::{Best, CACHES, gflops, judges, known_best, known_target, target_name, trials_of};
+pub use best::{Best, CACHES, gflops, judges, known_target, target_name, trials_of};
+pub use choice::{Choice, Records, Source};
 pub use database::{Database, Opened, with_suffix};
 pub use error::{Error, one_line};
 pub use import::MOST_THREADS;

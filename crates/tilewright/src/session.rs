@@ -10,7 +10,7 @@ use tilewright_device::{Caches, host};
 use tilewright_ir::Target;
 use tilewright_ir::op::Workload;
 
-use crate::best::{Best, known_best, target_name};
+use crate::best::{Best, target_name};
 use crate::database::Database;
 use crate::error::Error;
 use crate::kernel::Kernel;
@@ -126,11 +126,7 @@ impl Session {
         threads: usize,
         caches: Caches,
     ) -> Result<Option<Best>, Error> {
-        let Some(store) = self.database.open_to_read()? else { return Ok(None) };
-        let n_threads = u32::try_from(threads).unwrap_or(u32::MAX);
-        let (best, _) = known_best(&store, workload, &target_name(target, caches), n_threads, None)
-            .map_err(|error| self.database.refuse(error))?;
-        Ok(best)
+        Ok(self.database.records()?.best(workload, &target_name(target, caches), threads, None)?.0)
     }
 
     /// The best that is recorded of a workload, compiled into this process.

@@ -6,7 +6,7 @@ use std::sync::Mutex;
 
 use clap::Args;
 use serde_json::{Map, Value as Json, json};
-use tilewright::bench::{Bench, BenchRequest, BenchRow, Layouts, OURS, PEERS, PeerSpec};
+use tilewright::bench::{Bench, BenchRequest, BenchRow, Layouts, OURS, PEERS};
 use tilewright::{Caches, Note, Session, target_name};
 use tilewright_device::Device;
 use tilewright_ir::Target;
@@ -14,7 +14,8 @@ use tilewright_ir::op::Workload;
 use tilewright_lab::load;
 use tilewright_lab::stats::geometric_mean;
 
-use super::bench_model::{self, InputArgs};
+use super::bench_model;
+use super::model::{BindingArgs, InputArgs};
 use super::tune::{Interrupts, Shown};
 use super::{DatabaseArgs, MachineArgs, count, nothing_recorded, parse_workloads, worker_command};
 use crate::error::{OrBadInput, bad_input};
@@ -48,6 +49,8 @@ pub struct BenchArgs {
     #[command(flatten)]
     pub records: DatabaseArgs,
     #[command(flatten, next_help_heading = "For a model")]
+    pub bindings: BindingArgs,
+    #[command(flatten)]
     pub inputs: InputArgs,
 }
 
@@ -73,7 +76,7 @@ pub fn run(args: &BenchArgs, as_json: bool) -> anyhow::Result<()> {
     if let Some(model) = bench_model::model_of(&args.workloads)? {
         return bench_model::run(args, &model, as_json);
     }
-    if !args.inputs.is_empty() {
+    if !args.bindings.is_empty() || !args.inputs.is_empty() {
         return Err(bad_input("--dim, --shape, --set and --input are for a model (give MODEL.onnx)"));
     }
     let mut workloads = Vec::new();
@@ -83,7 +86,7 @@ pub fn run(args: &BenchArgs, as_json: bool) -> anyhow::Result<()> {
     for workload in &workloads {
         Device::check_memory(workload).or_bad_input("")?;
     }
-    let peers = chosen_peers(args.against.as_deref())?;
+    let peers = chosen(PEERS, args.against.as_deref(), "no peer", |spec| [spec.name, spec.library])?;
     let target = prepare(args)?;
     let session = Session::new(args.records.database()?, worker_command()?);
     let interrupts = Interrupts::default();
@@ -169,26 +172,23 @@ fn means(rows: &[BenchRow]) -> Vec<(&'static str, f64, usize)> {
     names.into_iter().filter_map(mean).collect()
 }
 
-/// The peers asked for; `None` for those that fit each workload.
-fn chosen_peers(list: Option<&str>) -> anyhow::Result<Option<Vec<&'static PeerSpec>>> {
-    match list {
-        None => Ok(None),
-        Some("none") => Ok(Some(Vec::new())),
-        Some(list) => {
-            let known = || PEERS.iter().map(|spec| spec.name).collect::<Vec<_>>().join(", ");
-            let mut chosen: Vec<&'static PeerSpec> = Vec::new();
-            for name in list.split(',').map(str::trim) {
-                let found = PEERS.iter().filter(|spec| spec.name == name || spec.library == name);
-                let before = chosen.len();
-                let fresh: Vec<_> = found.clone().filter(|s| !chosen.iter().any(|c| c.name == s.name)).collect();
-                chosen.extend(fresh);
-                if chosen.len() == before && found.count() == 0 {
-                    return Err(bad_input(format!("no peer is called `{name}`; there are {}", known())));
-                }
-            }
-            Ok(Some(chosen))
-        }
+/// The rows of a table that a list asks for, each by one of its names; none where there is no list.
+///
+/// # Errors
+/// Bad input where a name is of no row; `none` says what there is not.
+pub fn chosen<T>(
+    rows: &'static [T],
+    list: Option<&str>,
+    none: &str,
+    names: fn(&T) -> [&'static str; 2],
+) -> anyhow::Result<Option<Vec<&'static T>>> {
+    let Some(list) = list.map(|list| if list == "none" { "" } else { list }) else { return Ok(None) };
+    let asked: Vec<&str> = list.split(',').map(str::trim).filter(|name| !name.is_empty()).collect();
+    if let Some(name) = asked.iter().find(|name| !rows.iter().any(|row| names(row).contains(name))) {
+        let known = rows.iter().map(|row| names(row)[0]).collect::<Vec<_>>().join(", ");
+        return Err(bad_input(format!("{none} is called `{name}`; there are {known}")));
     }
+    Ok(Some(rows.iter().filter(|row| asked.iter().any(|name| names(row).contains(name))).collect()))
 }
 
 fn table_of(workload: &Workload, rows: &[BenchRow]) -> String {

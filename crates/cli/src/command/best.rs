@@ -2,9 +2,8 @@
 
 use clap::Args;
 use serde_json::json;
-use tilewright_tune::PassedOver;
 
-use super::{ColdArgs, DatabaseArgs, WorkloadArgs, check_template, known_best, nothing_recorded, percent};
+use super::{ColdArgs, DatabaseArgs, WorkloadArgs, check_template, nothing_recorded, percent, tell_passed_over};
 use crate::output::{digits, duration, write_result};
 use tilewright::target_name;
 
@@ -36,12 +35,11 @@ pub fn run(args: &BestArgs, as_json: bool) -> anyhow::Result<()> {
     let target = target_name(&machine.target()?, args.cold.caches());
     let database = args.records.database()?;
     let name = workload.to_string();
-    let threads = u32::try_from(machine.threads).unwrap_or(u32::MAX);
-    let (best, passed_over) = match database.open_to_read()? {
-        None => (None, PassedOver::default()),
-        Some(store) => known_best(&store, &workload, &target, threads, args.template.as_deref())
-            .map_err(|error| database.refuse(error))?,
-    };
+    let threads = machine.threads;
+    let (best, passed_over) = database.records()?.best(&workload, &target, threads, args.template.as_deref())?;
+    if best.is_some() {
+        tell_passed_over(&workload, &passed_over);
+    }
     let json = json!({
         "workload": name,
         "found": best.is_some(),

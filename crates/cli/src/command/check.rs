@@ -4,11 +4,8 @@ use std::collections::BTreeMap;
 
 use clap::Args;
 use serde_json::{Value as Json, json};
-use tilewright::Workload;
 use tilewright_graph::{Bindings, TensorType, count_operators, summarise};
-
-use tilewright_model::{Fused, Places, Step, lay_out};
-use tilewright_runtime::Memory;
+use tilewright_model::Outline;
 
 use super::count;
 use super::model::{ModelArgs, problem_line};
@@ -41,8 +38,10 @@ pub fn run(args: &CheckArgs, as_json: bool) -> anyhow::Result<()> {
     let tasks = summary.tasks.iter().map(
         |task| json!({"kind": task.kind, "sizes": task.text, "gflop": task.flops as f64 / 1e9, "count": task.count}),
     );
-    let runs = if problems.is_empty() { Some(args.model.fused_of(&model, false)?) } else { None };
-    let runs = runs.as_ref().map(Runs::of);
+    let outline = match problems.is_empty() {
+        true => Some(Outline::of(&args.model.fused(&args.model.supported(&model)?, false)?)),
+        false => None,
+    };
     let json = json!({
         "model": args.model.name(),
         "producer": model.producer,
@@ -56,7 +55,7 @@ pub fn run(args: &CheckArgs, as_json: bool) -> anyhow::Result<()> {
         "gflop": gflop,
         "parameter_bytes": summary.parameter_bytes,
         "tasks": tasks.collect::<Vec<_>>(),
-        "run": runs.as_ref().map(Runs::json),
+        "run": outline.as_ref().map(outline_json),
     });
 
     let mut text = format!("{}\n\n", args.model.name());
@@ -83,9 +82,7 @@ pub fn run(args: &CheckArgs, as_json: bool) -> anyhow::Result<()> {
         });
         text += &table(&rows.collect::<Vec<_>>());
     }
-    if let Some(runs) = &runs {
-        text += &runs.text();
-    }
+    text += &outline.as_ref().map_or(String::new(), outline_text);
     if !problems.is_empty() {
         text += "\nnot supported\n";
         problems.iter().for_each(|problem| text += &format!("  {problem}\n"));
@@ -98,54 +95,28 @@ pub fn run(args: &CheckArgs, as_json: bool) -> anyhow::Result<()> {
     Err(anyhow::anyhow!("{n} of {} not supported (see above)", args.model.name()))
 }
 
-/// What a run of a model does.
-struct Runs {
-    /// Kernels with how often they run.
-    kernels: Vec<(Workload, usize)>,
-    /// Operators without code.
-    host: Vec<String>,
-    n_copies: usize,
-    memory: Memory,
+fn outline_json(of: &Outline) -> Json {
+    let kernels = of.kernels.iter().map(|(workload, n)| json!({"workload": workload.to_string(), "count": n}));
+    json!({
+        "kernels": of.n_kernels(),
+        "tasks": kernels.collect::<Vec<_>>(),
+        "host_operators": of.host.iter().map(|(node, operator)| format!("{node} ({operator})")).collect::<Vec<_>>(),
+        "copies": of.n_copies,
+        "arena_bytes": of.memory.total,
+        "arena_bound_bytes": of.memory.bound,
+    })
 }
 
-impl Runs {
-    fn of(fused: &Fused) -> Runs {
-        let places = Places::new(fused);
-        let (_, memory) = lay_out(fused, &places);
-        let host = fused.steps.iter().filter_map(|step| match step {
-            Step::Host(node) => Some(format!("{} ({})", node.origin, node.operator())),
-            _ => None,
-        });
-        Runs { kernels: fused.tasks(), host: host.collect(), n_copies: places.copies.len(), memory }
+fn outline_text(of: &Outline) -> String {
+    let n_kernels = count(of.n_kernels() as u64, "kernel");
+    let n_copies = if of.n_copies == 1 { "1 copy".to_owned() } else { format!("{} copies", of.n_copies) };
+    let arena = grouped(of.memory.total);
+    let mut text = format!("\na run is {n_kernels} and {n_copies}, with {arena} bytes for what is on the way\n");
+    let rows = of.kernels.iter().map(|(workload, n)| vec![format!("  {}", workload.label()), format!("{n}×")]);
+    text += &table(&rows.collect::<Vec<_>>());
+    if !of.host.is_empty() {
+        text += "\nwithout code, run as the reference evaluates them\n";
+        of.host.iter().for_each(|(node, operator)| text += &format!("  {} ({operator})\n", one_line(node)));
     }
-
-    fn n_kernels(&self) -> usize {
-        self.kernels.iter().map(|(_, n)| n).sum()
-    }
-
-    fn json(&self) -> Json {
-        let kernels = self.kernels.iter().map(|(workload, n)| json!({"workload": workload.to_string(), "count": n}));
-        json!({
-            "kernels": self.n_kernels(),
-            "tasks": kernels.collect::<Vec<_>>(),
-            "host_operators": self.host,
-            "copies": self.n_copies,
-            "arena_bytes": self.memory.total,
-            "arena_bound_bytes": self.memory.bound,
-        })
-    }
-
-    fn text(&self) -> String {
-        let n_kernels = count(self.n_kernels() as u64, "kernel");
-        let n_copies = if self.n_copies == 1 { "1 copy".to_owned() } else { format!("{} copies", self.n_copies) };
-        let arena = grouped(self.memory.total);
-        let mut text = format!("\na run is {n_kernels} and {n_copies}, with {arena} bytes for what is on the way\n");
-        let rows = self.kernels.iter().map(|(workload, n)| vec![format!("  {}", workload.label()), format!("{n}×")]);
-        text += &table(&rows.collect::<Vec<_>>());
-        if !self.host.is_empty() {
-            text += "\nwithout code, run as the reference evaluates them\n";
-            self.host.iter().for_each(|name| text += &format!("  {}\n", one_line(name)));
-        }
-        text
-    }
+    text
 }

@@ -24,16 +24,17 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use clap::Args;
-use tilewright::{Best, Caches, MOST_THREADS, Opened};
+use tilewright::{Caches, MOST_THREADS, Opened};
+use tilewright_codegen::Interface;
 use tilewright_device::device::WorkerCommand;
 use tilewright_device::host;
 use tilewright_device::limits::{self, Allowed};
 use tilewright_ir::Target;
 use tilewright_ir::op::Workload;
 use tilewright_ir::target::GENERIC;
-use tilewright_tune::{PassedOver, Setting, Store, StoreError, TEMPLATES, Task};
+use tilewright_tune::{PassedOver, Setting, TEMPLATES, Task};
 
-use crate::error::{OrBadInput, bad_input};
+use crate::error::{OrBadInput, bad_input, one_line};
 use crate::output::{message, shell_quoted};
 use tilewright::Database;
 pub use tilewright::words::{count, percent};
@@ -300,22 +301,23 @@ pub fn open_to_write(database: &Database) -> anyhow::Result<Opened> {
     Ok(opened)
 }
 
-/// The best that is recorded of a workload, and what is passed over, which is told.
-///
-/// # Errors
-/// Where the database fails.
-pub fn known_best(
-    store: &Store,
-    workload: &Workload,
-    target: &str,
-    threads: u32,
-    template: Option<&str>,
-) -> Result<(Option<Best>, PassedOver), StoreError> {
-    let (best, passed_over) = tilewright::known_best(store, workload, target, threads, template)?;
-    if best.is_some() && passed_over.total() > 0 {
+/// Says what is passed over beside what is found of a workload.
+pub fn tell_passed_over(workload: &Workload, passed_over: &PassedOver) {
+    if passed_over.total() > 0 {
         message(&format!("{workload}: {passed_over}"));
     }
-    Ok((best, passed_over))
+}
+
+/// Checks that the names of functions may begin with what an option gives.
+///
+/// # Errors
+/// Bad input where it is no C identifier.
+pub fn check_identifier(option: &str, name: &str) -> anyhow::Result<()> {
+    if Interface::is_prefix(name) {
+        return Ok(());
+    }
+    let hint = "give letters, digits and underscores, no digit first";
+    Err(bad_input(format!("{option} `{}` is no C identifier ({hint})", one_line(name))))
 }
 
 /// Has this done at each interrupt.

@@ -1,17 +1,18 @@
 //! ONNX models as commands take them.
 
-use std::cell::Cell;
 use std::path::{Path, PathBuf};
 
-use bytes::Bytes;
 use clap::Args;
-use tilewright::{Session, Workload};
-use tilewright_graph::{Bindings, Model, Problem, Specialised, Tensor, onnx, specialise};
-use tilewright_model::{Compiled, Fused, Source, choose, compile};
+use tilewright_graph::{Bindings, Graph, Model, Problem, Specialised, Tensor, Value, specialise};
+use tilewright_model::npy::read_tensors;
+use tilewright_model::{Compiled, Fused, all_inputs, compile_known, read_model};
 
-use super::{DatabaseArgs, MachineArgs, count, read_file, worker_command};
+use super::{DatabaseArgs, MachineArgs, count};
 use crate::error::{bad_input, one_line};
 use crate::output::{message, shell_quoted};
+
+/// Seed of inputs that are not given.
+const SEED: u64 = 1;
 
 /// A model, and what is bound of it.
 #[derive(Args, Debug)]
@@ -98,9 +99,21 @@ impl ModelArgs {
     /// # Errors
     /// Bad input where it cannot be read or is none.
     pub fn read(&self) -> anyhow::Result<Model> {
-        let file = Bytes::from(read_file(&self.path, "an ONNX model")?);
-        onnx::read(&file, &mut external_files(&self.path))
-            .map_err(|error| bad_input(format!("{}: {error}", self.name())))
+        Ok(read_model(&self.path)?)
+    }
+
+    /// The same model with the shapes of tensors that are given for inputs.
+    pub fn with_inputs(&self, given: &[(String, Tensor)]) -> ModelArgs {
+        let bindings = given.iter().fold(self.bindings.clone(), |all, (name, tensor)| all.with_input(name, tensor));
+        ModelArgs { path: self.path.clone(), bindings }
+    }
+
+    /// A tensor for each input: one of these, what is bound, or a random one.
+    ///
+    /// # Errors
+    /// Bad input where something does not fit the model, or a size is not bound.
+    pub fn inputs(&self, model: &Model, given: &[(String, Tensor)]) -> anyhow::Result<Vec<(Value, Tensor)>> {
+        Ok(all_inputs(&model.graph, &self.bindings.bindings()?, given, SEED)?)
     }
 
     /// The model with its free dimensions bound; what takes no more than so many bytes is folded.
@@ -122,7 +135,7 @@ impl ModelArgs {
     ///
     /// # Errors
     /// Bad input where something is not.
-    fn supported(&self, model: &Model) -> anyhow::Result<Specialised> {
+    pub fn supported(&self, model: &Model) -> anyhow::Result<Specialised> {
         let special = self.specialise(model, usize::MAX)?;
         match special.problems.first() {
             None => Ok(special),
@@ -132,60 +145,38 @@ impl ModelArgs {
             }
         }
     }
-}
 
-impl ModelArgs {
-    /// What a run of the model does; with kernels that round no more than its operators as written, where
-    /// that is asked for.
+    /// What a run of a model does whose operators are all supported; with kernels that round no more than its
+    /// operators as written, where that is asked for.
     ///
     /// # Errors
-    /// As [`ModelArgs::read`] and [`ModelArgs::fused_of`].
-    pub fn fused(&self, exact: bool) -> anyhow::Result<Fused> {
-        self.fused_of(&self.read()?, exact)
-    }
-
-    /// The same for a model that has been read.
-    ///
-    /// # Errors
-    /// Bad input where something is not supported.
-    pub fn fused_of(&self, model: &Model, exact: bool) -> anyhow::Result<Fused> {
-        let special = self.supported(model)?;
+    /// Bad input where something is not supported in a run.
+    pub fn fused(&self, special: &Specialised, exact: bool) -> anyhow::Result<Fused> {
         let lowered = tilewright_model::lower(&special.graph);
         let mut fused = lowered.map_err(|error| bad_input(format!("{}: {error}", self.name())))?;
         fused.workloads_mut().for_each(|workload| workload.exact |= exact);
         Ok(fused)
     }
-}
 
-impl ModelArgs {
-    /// The model with the best kernels that are recorded, and how many are a guess; that is told.
+    /// The model with the best kernels that are recorded; how many are a guess is told.
     ///
     /// # Errors
     /// As [`ModelArgs::fused`], and where a kernel has no code.
     pub fn compiled(
         &self,
+        special: &Specialised,
         exact: bool,
         machine: &MachineArgs,
-        records: &DatabaseArgs,
-    ) -> anyhow::Result<(Compiled, u64)> {
-        let target = machine.runnable_target()?;
-        let fused = self.fused(exact)?;
-        let session = Session::new(records.database()?, worker_command()?);
-        let caches = fused.caches(&target);
-        let n_guessed = Cell::new(0);
-        let schedule = |workload: &Workload| {
-            let choice = choose(&session, workload, &target, machine.threads, caches);
-            let choice = choice.map_err(|e| e.to_string())?;
-            n_guessed.set(n_guessed.get() + u64::from(choice.source == Source::Guessed));
-            choice.program().map_err(|e| e.to_string())
-        };
-        let compiled = compile(fused, &target, &schedule)?;
-        if n_guessed.get() > 0 {
-            let kernels = count(n_guessed.get(), "kernel");
-            let hint = format!("run `{}`", self.tune_command(exact, machine, records));
+        database: &DatabaseArgs,
+    ) -> anyhow::Result<Compiled> {
+        let (target, records) = (machine.runnable_target()?, database.database()?.records()?);
+        let compiled = compile_known(self.fused(special, exact)?, &target, machine.threads, &records)?;
+        if compiled.n_guessed > 0 {
+            let kernels = count(compiled.n_guessed as u64, "kernel");
+            let hint = format!("run `{}`", self.tune_command(exact, machine, database));
             message(&format!("{kernels} not tuned yet: a model of the machine chose them ({hint})"));
         }
-        Ok((compiled, n_guessed.get()))
+        Ok(compiled)
     }
 
     /// The command that tunes the model's kernels for the same machine, into the same database.
@@ -211,17 +202,51 @@ impl ModelArgs {
     }
 }
 
-/// Reads files with weights, which lie beside a model.
-pub fn external_files(model: &Path) -> impl FnMut(&str) -> Result<Bytes, String> {
-    let folder = model.parent().unwrap_or(Path::new("")).to_owned();
-    move |name| {
-        let path = folder.join(name);
-        let read = std::fs::read(&path).map(Bytes::from);
-        read.map_err(|error| format!("its weights {} cannot be read: {error} (put them there)", path.display()))
-    }
-}
-
 /// A problem on one line.
 pub fn problem_line(problem: &Problem) -> String {
     one_line(&problem.to_string())
+}
+
+/// Inputs of a model that files hold.
+#[derive(Args, Debug)]
+pub struct InputArgs {
+    /// Input as NAME=FILE.npy, FILE.npy where there is one input, or FILE.npz with several; can be given
+    /// again. What is not given is random, or ones where it is integers
+    #[arg(long, value_name = "[NAME=]FILE")]
+    input: Vec<String>,
+}
+
+impl InputArgs {
+    /// Whether none is given.
+    pub fn is_empty(&self) -> bool {
+        self.input.is_empty()
+    }
+
+    /// The tensors, with the names of inputs of a graph.
+    ///
+    /// # Errors
+    /// Bad input where a file has none, or a name is missing.
+    pub fn given(&self, graph: &Graph) -> anyhow::Result<Vec<(String, Tensor)>> {
+        let names: Vec<&str> = graph.inputs.iter().map(|&id| graph.value(id).name.as_str()).collect();
+        let mut given = Vec::new();
+        for text in &self.input {
+            let whole = Path::new(text);
+            let (name, path) = match text.rsplit_once('=') {
+                Some((name, path)) if !whole.exists() => (Some(name), Path::new(path)),
+                _ => (None, whole),
+            };
+            for (of_file, tensor) in read_tensors(path)? {
+                let name = match (of_file.as_deref().or(name), &names[..]) {
+                    (Some(name), _) => name,
+                    (None, [name]) => name,
+                    (None, _) => {
+                        let names = names.join(", ");
+                        return Err(bad_input(format!("--input needs a name (give NAME=FILE; there are {names})")));
+                    }
+                };
+                given.push((name.to_owned(), tensor));
+            }
+        }
+        Ok(given)
+    }
 }

@@ -8,8 +8,8 @@ use clap::Args;
 use serde_json::{Value as Json, json};
 use tilewright_graph::networks::NETWORKS;
 use tilewright_graph::onnx;
+use tilewright_model::weights_beside;
 
-use super::model::external_files;
 use super::read_file;
 use crate::error::{bad_input, one_line};
 use crate::output::{grouped, table, writable, write_result, write_result_of};
@@ -56,7 +56,7 @@ pub fn run(args: &NetworkArgs, as_json: bool) -> anyhow::Result<()> {
     let file = match (name, &args.model) {
         (REWEIGHT, Some(path)) => {
             let file = Bytes::from(read_file(path, "an ONNX model")?);
-            onnx::reweight(&file, &mut external_files(path), args.seed)
+            onnx::reweight(&file, &mut weights_beside(path), args.seed)
                 .map_err(|error| bad_input(format!("{}: {}", path.display(), one_line(&error.to_string()))))?
         }
         (REWEIGHT, None) => {

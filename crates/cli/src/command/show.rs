@@ -5,13 +5,13 @@ use std::path::PathBuf;
 use anyhow::Context;
 use clap::{Args, ValueEnum};
 use serde_json::{Value as Json, json};
+use tilewright::Choice;
 use tilewright_codegen::{Argument, CompileError, Emit, Interface};
 use tilewright_ir::schedule::apply_all;
 use tilewright_ir::{Part, Program, Role, lower, verify};
-use tilewright_tune::PassedOver;
 
-use super::{DatabaseArgs, WorkloadArgs, known_best, make_task, nothing_recorded};
-use crate::error::{OrBadInput, bad_input, one_line};
+use super::{DatabaseArgs, WorkloadArgs, check_identifier, count, make_task, nothing_recorded, tell_passed_over};
+use crate::error::{OrBadInput, bad_input};
 use crate::output::{message, writable, write_result, write_stdout};
 use tilewright::Caches;
 use tilewright::version::BUILD;
@@ -86,10 +86,7 @@ pub fn run(args: &ShowArgs, as_json: bool) -> anyhow::Result<()> {
                 "--prefix names the functions of code (give --emit object or header, or leave it out)",
             ));
         }
-        if !Interface::is_prefix(prefix) {
-            let hint = "give letters, digits and underscores, no digit first";
-            return Err(bad_input(format!("--prefix `{}` is no C identifier ({hint})", one_line(prefix))));
-        }
+        check_identifier("--prefix", prefix)?;
     }
     let output = args.output.as_deref().map(|path| writable(path, "another -o")).transpose()?;
     let workload = args.of.workload()?;
@@ -97,34 +94,28 @@ pub fn run(args: &ShowArgs, as_json: bool) -> anyhow::Result<()> {
     machine.check_threads()?;
     let target = machine.target()?;
 
-    let mut template = args.template.clone();
-    let config: Option<Json> = if args.best {
-        let database = args.records.database()?;
-        let (name, target, threads) = (workload.to_string(), target.name(), machine.threads as u32);
-        let (best, passed_over) = match database.open_to_read()? {
-            Some(store) => known_best(&store, &workload, &target, threads, template.as_deref())
-                .map_err(|error| database.refuse(error))?,
-            None => (None, PassedOver::default()),
+    let (threads, template) = (machine.threads, args.template.as_deref());
+    let (task, config) = if args.best {
+        let (database, name) = (args.records.database()?, target.name());
+        let (best, passed_over) = database.records()?.best(&workload, &name, threads, template)?;
+        let Some(best) = best else {
+            let workload = workload.to_string();
+            return Err(bad_input(nothing_recorded(&workload, &name, machine, Caches::Warm, &database, &passed_over)));
         };
-        let nothing = || bad_input(nothing_recorded(&name, &target, machine, Caches::Warm, &database, &passed_over));
-        let best = best.ok_or_else(nothing)?;
-        template = Some(best.template);
-        Some(best.config)
+        tell_passed_over(&workload, &passed_over);
+        let choice = best.choice(&workload, &target, threads)?;
+        (choice.task, Some(choice.config))
+    } else if args.guess {
+        let choice = Choice::guess(&workload, &target, threads, template)?;
+        (choice.task, Some(choice.config))
     } else {
-        let parse = |text: &String| {
-            serde_json::from_str(text).or_bad_input("give --config an object from parameter to value, see `space`")
-        };
-        args.config.as_ref().map(parse).transpose()?
-    };
-
-    let task = make_task(workload.clone(), target.clone(), machine.threads, template.as_deref())?;
-    let config = match &config {
-        Some(json) => Some(task.space.config_from_json(json).or_bad_input("see `tilewright space`")?),
-        None if args.guess => {
-            let guess = task.first_guess(0);
-            Some(guess.ok_or_else(|| bad_input(format!("template {} guesses nothing", task.template.name)))?)
-        }
-        None => None,
+        let task = make_task(workload.clone(), target.clone(), threads, template)?;
+        let hint = "give --config an object from parameter to value, see `space`";
+        let json =
+            args.config.as_ref().map(|text| serde_json::from_str::<Json>(text).or_bad_input(hint)).transpose()?;
+        let config = json.map(|json| task.space.config_from_json(&json).or_bad_input("see `tilewright space`"));
+        let config = config.transpose()?;
+        (task, config)
     };
     let steps = config.as_ref().map_or(Vec::new(), |config| task.steps(config));
     let scheduled = || {
@@ -156,7 +147,7 @@ pub fn run(args: &ShowArgs, as_json: bool) -> anyhow::Result<()> {
         What::Asm => code(Emit::Asm)?,
         What::Object => code(Emit::Object)?,
         What::Header => {
-            let threads = super::count(machine.threads as u64, "thread");
+            let threads = count(machine.threads as u64, "thread");
             let template = task.template.name;
             let made_of = config_json.as_ref().map_or_else(
                 || "the untuned program".to_owned(),
@@ -178,7 +169,7 @@ pub fn run(args: &ShowArgs, as_json: bool) -> anyhow::Result<()> {
     if let (Some(path), Some(output)) = (&args.output, output) {
         let name = path.display();
         output.write(|file| file.write_all(&bytes)).with_context(|| format!("cannot write {name}"))?;
-        message(&format!("{} written to {name}", super::count(bytes.len() as u64, "byte")));
+        message(&format!("{} written to {name}", count(bytes.len() as u64, "byte")));
     }
     if as_json {
         let text = args.output.is_none().then(|| String::from_utf8_lossy(&bytes).into_owned());

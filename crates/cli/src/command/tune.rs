@@ -230,7 +230,8 @@ pub fn run(args: &TuneArgs, as_json: bool) -> anyhow::Result<()> {
 
 /// Tunes the kernels of a model together.
 fn tune_model(args: &TuneArgs, as_json: bool) -> anyhow::Result<()> {
-    let fused = ModelArgs::new(&args.of.workload, &args.bindings).fused(args.of.exact)?;
+    let file = ModelArgs::new(&args.of.workload, &args.bindings);
+    let fused = file.fused(&file.supported(&file.read()?)?, args.of.exact)?;
     let tasks = fused.tasks();
     if tasks.is_empty() {
         return Err(bad_input(format!("{} has no kernels to tune", args.of.workload)));

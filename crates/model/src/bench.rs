@@ -1,0 +1,215 @@
+//! A whole model here and in other runtimes, interleaved in one run.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde::Serialize;
+use tilewright::bench::OURS;
+use tilewright::version::BUILD;
+use tilewright::{Error, one_line, since_1970};
+use tilewright_device::device::Round;
+use tilewright_device::host;
+use tilewright_graph::{Agreement, Graph, Tensor, Value, evaluate, summarise};
+use tilewright_peers::{Entrant, ModelPeer, ModelPeerSpec, ModelSetup, run_rounds, wall_samples_ns};
+use tilewright_runtime::Threads;
+
+use crate::compile::Compiled;
+use crate::inputs::named_dims;
+use crate::runner::Runner;
+
+/// What the runs of one implementation in one round come to.
+const ROUND: Round = Round { time: Duration::from_millis(100), min_samples: 3 };
+
+/// What is measured side by side.
+pub struct ModelBenchRequest<'a> {
+    /// The model's file, which other runtimes read themselves.
+    pub path: &'a Path,
+    /// The model with its dimensions bound.
+    pub graph: &'a Graph,
+    /// The same with code; none where it cannot run here.
+    pub compiled: Option<&'a Compiled>,
+    /// All inputs of the file, those too that are constants in the graph.
+    pub inputs: &'a [(Value, Tensor)],
+    /// Threads that all may use.
+    pub threads: usize,
+    /// The other runtimes.
+    pub peers: Vec<&'static ModelPeerSpec>,
+    /// Where their libraries are looked for before the system's places.
+    pub peer_path: Option<PathBuf>,
+    /// Rounds; each runs every implementation once, in random order.
+    pub rounds: u32,
+}
+
+/// What came of it.
+#[derive(Debug)]
+pub struct ModelBench {
+    /// Operations of a run, as far as known.
+    pub flops: f64,
+    /// Whose answer the others are compared with: the interpreter's, or that of the first one that gives any.
+    pub reference: Option<&'static str>,
+    /// A row for each implementation that ran, the fastest first.
+    pub rows: Vec<ModelBenchRow>,
+}
+
+/// One implementation's result. Its JSON is a row of what `tilewright bench --json` prints.
+#[derive(Debug, Clone, Serialize)]
+pub struct ModelBenchRow {
+    /// The model's file.
+    pub workload: String,
+    /// The implementation: `tilewright`, or the name of a peer.
+    #[serde(rename = "impl")]
+    pub implementation: &'static str,
+    /// Threads that it may use.
+    pub threads: usize,
+    /// Throughput at its median, in 10⁹ operations a second.
+    pub gflops_median: f64,
+    /// Throughput in its best round.
+    pub gflops_best: f64,
+    /// The median over the rounds' medians, in milliseconds.
+    pub ms_median: f64,
+    /// That of its best round.
+    pub ms_best: f64,
+    /// Its throughput over ours, where ours ran.
+    pub ratio_to_ours: Option<f64>,
+    /// How far its rounds spread, as a part of the median.
+    pub spread: f64,
+    /// Rounds that it was measured in.
+    pub rounds: u32,
+    /// What its answer was compared with.
+    pub reference: Option<&'static str>,
+    /// The least cosine of its outputs and the reference's; none where their shapes differ.
+    pub cosine: Option<f64>,
+    /// The largest ‖out − reference‖ / ‖reference‖ of its outputs.
+    pub relative_error: Option<f64>,
+    /// The largest difference of two elements over the largest element of the reference.
+    pub max_error: Option<f64>,
+    /// The version of the library.
+    pub version: String,
+    /// How it runs the model, in words.
+    pub details: String,
+}
+
+impl ModelBench {
+    /// How many times as fast as each other implementation we are; none where ours did not run.
+    pub fn ours_over_theirs(&self) -> Vec<(&'static str, f64)> {
+        let others = self.rows.iter().filter(|row| row.implementation != OURS);
+        others.filter_map(|row| Some((row.implementation, 1.0 / row.ratio_to_ours?))).collect()
+    }
+}
+
+/// An implementation that has answered once.
+struct Contestant {
+    name: &'static str,
+    version: String,
+    details: String,
+    agreement: Option<Agreement>,
+    who: Who,
+}
+
+enum Who {
+    Ours(Box<Runner>),
+    Peer(Box<ModelPeer>),
+}
+
+impl Contestant {
+    /// Nanoseconds a run, one for each sample.
+    fn round(&mut self, round: Round) -> Result<Vec<f64>, String> {
+        let plain = |error: &dyn std::fmt::Display| one_line(&error.to_string());
+        match &mut self.who {
+            Who::Ours(runner) => wall_samples_ns(round, || runner.run().map(drop)).map_err(|error| plain(&error)),
+            Who::Peer(peer) => peer.round(round).map_err(|reason| plain(&reason)),
+        }
+    }
+}
+
+/// Measures a model. Who cannot run it is left out, which `note` is told in a line.
+///
+/// # Errors
+/// Where inputs do not fit, threads or memory do not suffice, or nobody runs it.
+pub fn bench_model(request: &ModelBenchRequest, note: &dyn Fn(&str)) -> Result<ModelBench, Error> {
+    let ModelBenchRequest { path, graph, inputs, threads, .. } = request;
+    let flops = summarise(graph).flops() as f64;
+    let (mut reference, mut contestants) = (None, Vec::new());
+    if let Some(compiled) = request.compiled {
+        // All run on the same CPUs.
+        host::pin_thread(&host::pin_cpus(*threads));
+        let (runner, outputs) = ours(compiled, inputs, *threads)?;
+        let read: Vec<&str> = graph.inputs.iter().map(|&id| graph.value(id).name.as_str()).collect();
+        let variable = inputs.iter().filter(|(value, _)| read.contains(&value.name.as_str()));
+        let variable: Vec<_> = variable.map(|(value, x)| (value.name.as_str(), x.clone())).collect();
+        match evaluate(graph, &variable) {
+            Ok(wanted) => reference = Some(("interpreter", wanted)),
+            Err(error) => note(&format!("no reference: {}", one_line(&error.to_string()))),
+        }
+        let n_steps = compiled.model.plan().steps.len();
+        let steps = if n_steps == 1 { "step" } else { "steps" };
+        let details = format!("{n_steps} {steps}, {} of them untuned", compiled.n_guessed);
+        contestants.push((OURS, BUILD.to_owned(), details, outputs, Who::Ours(Box::new(runner))));
+    }
+    let dims = named_dims(inputs);
+    let inputs: Vec<(String, Tensor)> = inputs.iter().map(|(value, x)| (value.name.clone(), x.clone())).collect();
+    let folder = request.peer_path.as_deref();
+    let setup = ModelSetup { model: path, dims: &dims, inputs: &inputs, flops, threads: *threads, folder };
+    for spec in &request.peers {
+        match ModelPeer::start(spec.name, setup).and_then(|mut peer| Ok((peer.run(&inputs)?, peer))) {
+            Ok((outputs, peer)) => {
+                let (version, details) = (peer.version().to_owned(), peer.details().to_owned());
+                contestants.push((spec.name, version, details, outputs, Who::Peer(Box::new(peer))));
+            }
+            Err(reason) => note(&format!("{}: {}", spec.name, one_line(&reason.to_string()))),
+        }
+    }
+    if contestants.is_empty() {
+        return Err(Error::failed(format!("nothing runs {} (see above)", path.display())));
+    }
+    let compare = |(name, version, details, outputs, who): (_, _, _, Vec<Tensor>, _)| {
+        let (_, wanted) = reference.get_or_insert_with(|| (name, outputs.clone()));
+        Contestant { name, version, details, agreement: Agreement::of_all(&outputs, wanted), who }
+    };
+    let mut contestants: Vec<Contestant> = contestants.into_iter().map(compare).collect();
+    let entrants = contestants.iter_mut().map(|contestant| Entrant::new(|round| contestant.round(round))).collect();
+    let timings = run_rounds(entrants, request.rounds, ROUND, since_1970().as_nanos() as u64);
+
+    let reference = reference.map(|(name, _)| name);
+    let mut rows = Vec::new();
+    for (contestant, timing) in contestants.into_iter().zip(timings) {
+        let Contestant { name, version, details, agreement, .. } = contestant;
+        match timing {
+            Ok(timing) => rows.push(ModelBenchRow {
+                workload: path.display().to_string(),
+                implementation: name,
+                threads: *threads,
+                gflops_median: flops / timing.median_ns,
+                gflops_best: flops / timing.min_ns,
+                ms_median: timing.median_ns / 1e6,
+                ms_best: timing.min_ns / 1e6,
+                // Until ours is known.
+                ratio_to_ours: None,
+                spread: timing.spread,
+                rounds: timing.n_samples,
+                reference,
+                cosine: agreement.map(|agreement| agreement.cosine),
+                relative_error: agreement.map(|agreement| agreement.relative_error),
+                max_error: agreement.map(|agreement| agreement.max_error),
+                version,
+                details,
+            }),
+            Err(reason) => note(&format!("{name}: {reason}")),
+        }
+    }
+    let ours_ms = rows.iter().find(|row| row.implementation == OURS).map(|row| row.ms_median);
+    rows.iter_mut().for_each(|row| row.ratio_to_ours = ours_ms.map(|ours_ms| ours_ms / row.ms_median));
+    rows.sort_by(|a, b| a.ms_median.total_cmp(&b.ms_median));
+    Ok(ModelBench { flops, reference, rows })
+}
+
+/// Ours, and what it answers.
+fn ours(compiled: &Compiled, inputs: &[(Value, Tensor)], threads: usize) -> Result<(Runner, Vec<Tensor>), Error> {
+    let failed = |error: crate::RunError| Error::failed(&error).because(error);
+    let threads = Threads::new(threads).map_err(|error| Error::failed("no threads for a run").because(error))?;
+    let mut runner = Runner::new(compiled, &threads).map_err(failed)?;
+    runner.set_all(inputs).map_err(failed)?;
+    runner.run().map_err(failed)?;
+    let outputs = runner.outputs().into_iter().map(|(_, tensor)| tensor).collect();
+    Ok((runner, outputs))
+}

@@ -1,0 +1,95 @@
+//! What a run of a model consists of, and how long each step of it takes.
+
+use serde::Serialize;
+use tilewright::Workload;
+use tilewright_runtime::Memory;
+use tilewright_tune::Timing;
+
+use crate::compile::{Compiled, lay_out};
+use crate::fuse::{Fused, Step};
+use crate::place::Places;
+use crate::runner::{RunError, Runner};
+
+/// What a run of a model does.
+pub struct Outline {
+    /// Kernels, each with how often it runs.
+    pub kernels: Vec<(Workload, usize)>,
+    /// Operators without code: the model's node, and the operator's name.
+    pub host: Vec<(String, String)>,
+    /// Copies between tensors.
+    pub n_copies: usize,
+    /// The memory for what is computed on the way.
+    pub memory: Memory,
+}
+
+impl Outline {
+    /// That of fused steps.
+    pub fn of(fused: &Fused) -> Outline {
+        let places = Places::new(fused);
+        let (_, memory) = lay_out(fused, &places);
+        let host = fused.steps.iter().filter_map(|step| match step {
+            Step::Host(node) => Some((node.origin.clone(), node.operator())),
+            _ => None,
+        });
+        Outline { kernels: fused.tasks(), host: host.collect(), n_copies: places.copies.len(), memory }
+    }
+
+    /// How many kernels run.
+    pub fn n_kernels(&self) -> usize {
+        self.kernels.iter().map(|(_, n)| n).sum()
+    }
+}
+
+/// A step of a run. Its JSON is an entry of `profile` of `tilewright run --profile --json`.
+#[derive(Debug, Clone, Serialize)]
+pub struct ProfiledStep {
+    /// The model's nodes that it comes from.
+    pub name: String,
+    /// `kernel`, `host` of an operator without code, or `copy`.
+    pub kind: &'static str,
+    /// The workload of a kernel, the operator of another node.
+    pub workload: String,
+    /// What people read in place of that.
+    #[serde(skip)]
+    pub label: String,
+    /// The median over runs, in microseconds; 0 where it was not measured.
+    pub us: f64,
+    /// Throughput of a kernel that has operations to count.
+    pub gflops: Option<f64>,
+}
+
+impl Compiled {
+    /// The steps of a run, in order, not measured.
+    pub fn steps(&self) -> Vec<ProfiledStep> {
+        let steps = self.model.plan().steps.iter().zip(&self.origins);
+        let step = |(step, origin): (&tilewright_runtime::Step, &Option<usize>)| {
+            let (kind, workload, label) = match origin.map(|at| &self.fused.steps[at]) {
+                Some(Step::Kernel(kernel)) => ("kernel", kernel.workload.to_string(), kernel.workload.label()),
+                Some(Step::Host(node)) => ("host", node.operator(), format!("{} without code", node.operator())),
+                _ => ("copy", String::new(), "copy".to_owned()),
+            };
+            ProfiledStep { name: step.name.clone(), kind, workload, label, us: 0.0, gflops: None }
+        };
+        steps.map(step).collect()
+    }
+
+    /// The same with the median that each takes over so many runs, on the inputs that are set.
+    ///
+    /// # Errors
+    /// As [`Runner::run`].
+    pub fn profile(&self, runner: &mut Runner, n_runs: usize) -> Result<Vec<ProfiledStep>, RunError> {
+        let mut steps = self.steps();
+        let mut of_runs = vec![vec![0; steps.len()]; n_runs.max(1)];
+        of_runs.iter_mut().try_for_each(|ns| runner.profile(ns))?;
+        for (at, step) in steps.iter_mut().enumerate() {
+            let ns: Vec<f64> = of_runs.iter().map(|ns| ns[at] as f64).collect();
+            let median_ns = Timing::of_samples(&ns, false).median_ns;
+            step.us = median_ns / 1e3;
+            if let Some(Step::Kernel(kernel)) = self.origins[at].map(|at| &self.fused.steps[at]) {
+                let flops = kernel.workload.flops();
+                step.gflops = (flops > 0.0).then(|| flops / median_ns.max(1.0));
+            }
+        }
+        Ok(steps)
+    }
+}

@@ -1,0 +1,163 @@
+//! Which configuration of a kernel runs: the best that is recorded, or what the model of the machine guesses.
+
+use bytes::Bytes;
+use tilewright_codegen::{ArgumentAlign, Compiler};
+use tilewright_device::Caches;
+use tilewright_ir::op::Workload;
+use tilewright_ir::{Program, Target, lower, verify};
+use tilewright_runtime::{Code, Model};
+use tilewright_tune::{Config, PassedOver, Setting, Store, Task};
+
+use crate::best::{Best, known_best, target_name};
+use crate::database::Database;
+use crate::error::Error;
+
+/// Where a kernel's configuration comes from.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Source {
+    /// It was measured: so many nanoseconds.
+    Recorded(f64),
+    /// Nothing is recorded; a model of the machine ranks it first.
+    Guessed,
+    /// What is recorded is of a space that has changed since; a model of the machine ranks it first.
+    Outdated,
+}
+
+/// A kernel's configuration.
+pub struct Choice {
+    /// What it is a configuration of.
+    pub task: Task,
+    /// It.
+    pub config: Config,
+    /// Where it comes from.
+    pub source: Source,
+}
+
+impl Choice {
+    /// The configuration that the template's model of the machine ranks first, of the operator's first
+    /// template where none is named.
+    ///
+    /// # Errors
+    /// Where the operator has no such template, or it has no configuration for this workload.
+    pub fn guess(
+        workload: &Workload,
+        target: &Target,
+        threads: usize,
+        template: Option<&str>,
+    ) -> Result<Choice, Error> {
+        let task = Task::new(setting(workload, target, threads), template).map_err(Error::input)?;
+        let config = task.first_guess(0).unwrap_or_else(|| task.space.config_at(0));
+        Ok(Choice { task, config, source: Source::Guessed })
+    }
+
+    /// Whether it was measured.
+    pub fn is_recorded(&self) -> bool {
+        matches!(self.source, Source::Recorded(_))
+    }
+
+    /// The scheduled program.
+    ///
+    /// # Errors
+    /// Where a step is illegal: the template's fault.
+    pub fn program(&self) -> Result<Program, Error> {
+        let workload = &self.task.setting.workload;
+        let error = |(at, why)| Error::failed(format!("{workload}: step {} cannot be done: {why}", at + 1));
+        self.task.program(&self.config).map_err(error)
+    }
+
+    /// The kernel as a model of one step, with these elements of its constant inputs.
+    ///
+    /// # Errors
+    /// Where it has no code, or memory does not suffice for the constants.
+    pub fn model(&self, constants: &[(String, Bytes)]) -> Result<Model, Error> {
+        let program = self.program()?;
+        verify::verify(&program).map_err(|error| Error::failed(&error).because(error))?;
+        let mut compiler = Compiler::for_arguments(self.task.setting.target.clone(), ArgumentAlign::Elements);
+        let code = Code::compile(&mut compiler, lower::lower(&program));
+        let code = code.map_err(|error| Error::failed(&error).because(error))?;
+        let constant = |name: &str| constants.iter().find(|(known, _)| known == name).map(|(_, data)| data.clone());
+        let plan = code.plan(&constant);
+        Model::new(plan, vec![code]).map_err(|error| Error::failed(&error).because(error))
+    }
+}
+
+fn setting(workload: &Workload, target: &Target, threads: usize) -> Setting {
+    Setting { workload: workload.clone(), target: target.clone(), n_threads: threads }
+}
+
+impl Best {
+    /// It as a configuration of its template's space, as that is now.
+    ///
+    /// # Errors
+    /// Where the space has changed since it was recorded.
+    pub fn choice(&self, workload: &Workload, target: &Target, threads: usize) -> Result<Choice, Error> {
+        let task = Task::new(setting(workload, target, threads), Some(&self.template)).map_err(Error::input)?;
+        let config = task.space.config_from_json(&self.config).map_err(|error| {
+            let hint = format!("run `tilewright tune {workload}` again");
+            Error::input(format!("{error} (the space has changed since it was recorded: {hint})"))
+        })?;
+        Ok(Choice { task, config, source: Source::Recorded(self.median_ns) })
+    }
+}
+
+/// What a database holds, to be asked for many kernels: the file is opened once.
+pub struct Records {
+    database: Database,
+    /// None where there is no file.
+    store: Option<Store>,
+}
+
+impl Database {
+    /// What is recorded; nothing where there is no file.
+    ///
+    /// # Errors
+    /// As [`Database::open_to_read`].
+    pub fn records(&self) -> Result<Records, Error> {
+        Ok(Records { database: self.clone(), store: self.open_to_read()? })
+    }
+}
+
+impl Records {
+    /// The best that is recorded of a workload, of this template where one is named, and what is passed over.
+    /// The target is as records name it ([`target_name`]).
+    ///
+    /// # Errors
+    /// Where the database cannot be read.
+    pub fn best(
+        &self,
+        workload: &Workload,
+        target: &str,
+        threads: usize,
+        template: Option<&str>,
+    ) -> Result<(Option<Best>, PassedOver), Error> {
+        let Some(store) = &self.store else { return Ok((None, PassedOver::default())) };
+        let n_threads = u32::try_from(threads).unwrap_or(u32::MAX);
+        known_best(store, workload, target, n_threads, template).map_err(|error| self.database.refuse(error))
+    }
+
+    /// The best configuration that is known of a workload for a run that finds such caches: what is recorded,
+    /// else the best with others, else [`Choice::guess`]; and what is passed over.
+    ///
+    /// # Errors
+    /// Where records cannot be read, or no template has a configuration for the workload.
+    pub fn choose(
+        &self,
+        workload: &Workload,
+        target: &Target,
+        threads: usize,
+        caches: Caches,
+        template: Option<&str>,
+    ) -> Result<(Choice, PassedOver), Error> {
+        let (mut source, mut passed_over) = (Source::Guessed, PassedOver::default());
+        for caches in [caches, Caches::ColdConstants, Caches::Warm] {
+            let (best, doubted) = self.best(workload, &target_name(target, caches), threads, template)?;
+            passed_over = doubted;
+            match best.map(|best| best.choice(workload, target, threads)) {
+                Some(Ok(choice)) => return Ok((choice, passed_over)),
+                Some(Err(_)) => source = Source::Outdated,
+                None => {}
+            }
+        }
+        Ok((Choice { source, ..Choice::guess(workload, target, threads, template)? }, passed_over))
+    }
+}

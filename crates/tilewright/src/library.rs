@@ -1,0 +1,136 @@
+//! Compiled models as libraries, written to folders in the form that a program takes.
+
+use std::ffi::OsString;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use tilewright_codegen::CompileError;
+use tilewright_ir::Target;
+use tilewright_runtime::Model;
+pub use tilewright_ship::Library;
+use tilewright_ship::{File, ShipError};
+
+use crate::error::{Error, one_line};
+use crate::file::write_into_folder;
+
+/// The forms of a library.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Form {
+    /// Header, source and an archive of the kernels.
+    C,
+    /// A shared library.
+    Shared,
+    /// A crate.
+    Rust,
+    /// A wheel.
+    Python,
+}
+
+impl Form {
+    /// Each with its name and what it is.
+    pub const ALL: [(Form, &str, &str); 4] = [
+        (Form::C, "c", "Header, source and an archive of the kernels"),
+        (Form::Shared, "so", "A shared library; needs `cc`"),
+        (Form::Rust, "rust", "A crate; needs `cc`"),
+        (Form::Python, "python", "A wheel; needs `cc`"),
+    ];
+}
+
+/// The library of a model that was compiled for a target, named after a text where it is given no name.
+/// `origin` says in a few lines what it is made of.
+///
+/// # Errors
+/// Bad input where the name is no identifier or the model cannot be shipped.
+pub fn library<'m>(
+    name: Option<&str>,
+    text: &str,
+    model: &'m Model,
+    target: &Target,
+    n_threads: usize,
+    origin: &[String],
+) -> Result<Library<'m>, Error> {
+    let name = name.map_or_else(|| name_of(text), str::to_owned);
+    Library::new(&name, model, target, n_threads, origin).map_err(|error| match error {
+        ShipError::Host(_) => {
+            let hint = "replace its operator in the model, `check` lists those without code; or `run` the model here";
+            Error::input(format!("{} ({hint})", one_line(&error.to_string())))
+        }
+        ShipError::Name(_) | ShipError::TooLarge(_) | ShipError::Compile(CompileError::NoLlvm { .. }) => {
+            Error::input(one_line(&error.to_string()))
+        }
+        ShipError::Compile(_) => Error::failed(&error).because(error),
+    })
+}
+
+/// Writes a library into a folder, and says which files there are now.
+///
+/// # Errors
+/// Bad input where the folder cannot be written or there is no `cc`; where that fails.
+pub fn write_library(library: &Library, form: Form, folder: &Path) -> Result<Vec<PathBuf>, Error> {
+    let files = match form {
+        Form::C => library.c_files(),
+        Form::Shared => {
+            let mut files = library.shared_files();
+            files.push(File { path: format!("lib{}.so", library.name()), bytes: shared(library)? });
+            files
+        }
+        Form::Rust => library.crate_files(compiled(library, &library.object_arguments())?),
+        Form::Python => vec![library.wheel(shared(library)?)],
+    };
+    files.iter().map(|file| write_file(folder, file)).collect()
+}
+
+fn shared(library: &Library) -> Result<Vec<u8>, Error> {
+    compiled(library, &library.shared_arguments())
+}
+
+/// What a C compiler makes of a library.
+fn compiled(library: &Library, arguments: &[String]) -> Result<Vec<u8>, Error> {
+    let cannot = |what: &str, error: std::io::Error| Error::failed(what).because(error);
+    let folder = tempfile::tempdir().map_err(|error| cannot("cannot make a folder for the C compiler", error))?;
+    for file in library.c_files().iter().chain([&library.version_script()]) {
+        write_file(folder.path(), file)?;
+    }
+    let output = Command::new("cc").args(arguments).current_dir(folder.path()).output().map_err(|error| {
+        Error::input(format!("cannot run `cc`: {error} (install a C compiler, or give --as c, which needs none)"))
+    })?;
+    if !output.status.success() {
+        let said = String::from_utf8_lossy(&output.stderr);
+        let reason = said.lines().find(|line| line.contains("error")).or(said.lines().next()).unwrap_or("");
+        return Err(Error::failed(format!("`cc` failed: {} ({})", one_line(reason), output.status)));
+    }
+    let made = arguments.last().map(OsString::from).unwrap_or_default();
+    fs::read(folder.path().join(made)).map_err(|error| cannot("cannot read what `cc` made", error))
+}
+
+fn write_file(folder: &Path, file: &File) -> Result<PathBuf, Error> {
+    let path = folder.join(&file.path);
+    let written = write_into_folder(&path, &file.bytes);
+    written.map_err(|error| Error::input(format!("cannot write {}: {error} (give another -o)", path.display())))?;
+    Ok(path)
+}
+
+/// A name for the library of a workload.
+fn name_of(text: &str) -> String {
+    let mut name = String::new();
+    for c in text.chars().filter(|c| *c != '=') {
+        match c {
+            _ if c.is_ascii_alphanumeric() => name.push(c.to_ascii_lowercase()),
+            _ if name.ends_with('_') || name.is_empty() => {}
+            _ => name.push('_'),
+        }
+    }
+    name.trim_end_matches('_').to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn libraries_are_named_after_workloads() {
+        let name = name_of("matmul:m=64,n=64,k=64,const=b,epilogue=bias+relu");
+        assert_eq!(name, "matmul_m64_n64_k64_constb_epiloguebias_relu");
+    }
+}
