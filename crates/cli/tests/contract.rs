@@ -273,7 +273,8 @@ fn names_of_files_need_not_be_text() {
     use std::os::unix::ffi::OsStrExt;
     let folder = tempfile::tempdir().unwrap();
     let db = folder.path().join(std::ffi::OsStr::from_bytes(b"a\xff.db"));
-    let tuned = command(&["tune", "matmul:m=8,n=8,k=8", "--trials", "2", "--json", "--db"]).arg(&db).output().unwrap();
+    let arguments = ["tune", "matmul:m=8,n=8,k=8", "--trials", "2", "--no-race", "--json", "--db"];
+    let tuned = command(&arguments).arg(&db).output().unwrap();
     assert!(tuned.status.success(), "{}", stderr(&tuned));
     let best = command(&["best", "matmul:m=8,n=8,k=8", "--json", "--db"]).arg(&db).output().unwrap();
     assert_eq!(serde_json::from_slice::<Json>(&best.stdout).unwrap()["found"], true, "{}", stderr(&best));
@@ -326,7 +327,8 @@ fn a_space_that_takes_too_long_is_not_begun() {
 fn a_run_begins_with_what_others_learnt() {
     let folder = tempfile::tempdir().unwrap();
     let (old, new) = (folder.path().join("old.db"), folder.path().join("new.db"));
-    run_json(&["tune", "matmul:m=64,n=64,k=64", "--db", text(&old), "--trials", "12", "--search", "random"]);
+    let first = ["tune", "matmul:m=64,n=64,k=64", "--db", text(&old), "--trials", "12", "--search", "random"];
+    run_json(&[&first[..], &["--no-race"]].concat());
     for (search, words) in [("genetic", "carried over from"), ("gbt:steps=5", "learning from 12 programs of 1 task")] {
         let workload = if search == "genetic" { "matmul:m=96,n=64,k=64" } else { "matmul:m=64,n=96,k=64" };
         let source = format!("{},matmul:m=64,n=64,k=64", text(&old));
@@ -341,6 +343,7 @@ fn a_run_begins_with_what_others_learnt() {
             search,
             "--transfer",
             &source,
+            "--no-race",
             "--json",
         ];
         let output = run(&arguments);
@@ -353,7 +356,7 @@ fn a_run_begins_with_what_others_learnt() {
 #[test]
 fn the_default_database_is_in_the_data_folder() {
     let folder = tempfile::tempdir().unwrap();
-    let arguments = ["tune", "matmul:m=8,n=8,k=8", "--trials", "2"];
+    let arguments = ["tune", "matmul:m=8,n=8,k=8", "--trials", "2", "--no-race"];
     let output = command(&arguments).arg("--json").env("XDG_DATA_HOME", folder.path()).output().unwrap();
     json_of(&arguments, &output);
     let db = folder.path().join("tilewright/records.db");
