@@ -6,7 +6,7 @@ use std::io::{self, Write};
 use serde_json::Value as Json;
 
 pub use tilewright::file::{Destination, check_apart, writable};
-pub use tilewright::words::{digits, duration, grouped, shell_quoted};
+pub use tilewright::words::{digits, duration, grouped, shell_quoted, table};
 
 /// Standard output could not be written.
 #[derive(Debug)]
@@ -56,38 +56,4 @@ pub fn write_result_of(place: &Destination, as_json: bool, json: &Json, text: &s
 /// Writes a line to standard error; where that is gone, nobody wants to know.
 pub fn message(line: &str) {
     let _ = writeln!(std::io::stderr().lock(), "{line}");
-}
-
-/// Rows in columns: the first column flush left, the others flush right, two blanks between.
-pub fn table(rows: &[Vec<String>]) -> String {
-    let n_columns = rows.iter().map(Vec::len).max().unwrap_or(0);
-    let width = |column: usize| {
-        rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count()).max().unwrap_or(0)
-    };
-    let widths: Vec<usize> = (0..n_columns).map(width).collect();
-    let mut out = String::new();
-    for row in rows {
-        let mut line = String::new();
-        for (column, cell) in row.iter().enumerate() {
-            let pad = " ".repeat(widths[column] - cell.chars().count());
-            if column > 0 {
-                line.push_str("  ");
-            }
-            line.push_str(&if column == 0 { format!("{cell}{pad}") } else { format!("{pad}{cell}") });
-        }
-        out.push_str(line.trim_end());
-        out.push('\n');
-    }
-    out
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn columns_line_up() {
-        let rows = [vec!["impl".into(), "GFLOP/s".into()], vec!["gemm".into(), "9".into()]];
-        assert_eq!(table(&rows), "impl  GFLOP/s\ngemm        9\n");
-    }
 }

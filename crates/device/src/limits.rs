@@ -7,8 +7,10 @@ use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
+use serde::Serialize;
+
 /// The resources that a process may use; `None` for no limit, or an unknown one.
-#[derive(Debug, Clone, Copy, PartialEq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize)]
 pub struct Allowed {
     /// CPUs' worth of time, by the quota of a control group.
     pub cpus: Option<f64>,

@@ -2,6 +2,8 @@
 
 pub mod evaluate;
 pub mod paper;
+pub mod query;
+mod tables;
 pub mod train;
 
 use std::ops::ControlFlow;

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use bytes::Bytes;
 use tilewright::file::{self, write_into_folder};
 use tilewright_graph::{DType, Tensor, TensorType};
-use tilewright_ir::Buffer;
+use tilewright_ir::{Buffer, Program, Role};
 
 const MAGIC: &[u8] = b"\x93NUMPY";
 /// A header is longer only where somebody wants harm.
@@ -173,6 +173,39 @@ pub fn read_elements(file: Bytes, buffer: &Buffer) -> Result<Bytes, NpyError> {
         return error(format!("it has {found} bytes (give a .npy file, or the {n_bytes} bytes of {ty})"));
     }
     Ok(file)
+}
+
+/// The constant inputs of a program by name, each from a file that a name is given with; an option gave them.
+///
+/// # Errors
+/// Where one is not given or does not fit, or there is none of a name.
+pub fn read_constants(
+    given: &[(String, PathBuf)],
+    program: &Program,
+    option: &str,
+) -> Result<Vec<(String, Bytes)>, tilewright::Error> {
+    let input = |reason: String| tilewright::Error::input(reason);
+    let mut rest: Vec<&(String, PathBuf)> = given.iter().collect();
+    let mut found = Vec::new();
+    let wanted: Vec<&Buffer> = program.arguments().map(|(_, b)| b).filter(|b| b.role == Role::ConstInput).collect();
+    for b in &wanted {
+        let at = rest.iter().position(|(name, _)| name.eq_ignore_ascii_case(&b.name)).ok_or_else(|| {
+            let name = &b.name;
+            input(format!("{name} is constant (give {option} {name}=FILE, or leave const= out of the workload)"))
+        })?;
+        let (_, path) = rest.remove(at);
+        let data = file::read(path, "a .npy file or one of bare elements")?;
+        let data = read_elements(data.into(), b).map_err(|why| input(format!("{}: {why}", path.display())))?;
+        found.push((b.name.clone(), data));
+    }
+    let names = || wanted.iter().map(|b| b.name.as_str()).collect::<Vec<_>>().join(", ");
+    match rest.first() {
+        None => Ok(found),
+        Some((name, _)) if wanted.is_empty() => {
+            Err(input(format!("{option} {name}: the workload has no constants (const= says which it has)")))
+        }
+        Some((name, _)) => Err(input(format!("{option} {name}: the workload's constants are {}", names()))),
+    }
 }
 
 /// Writes tensors into a folder, which is made where it is not there, each as a file of its name: the files.

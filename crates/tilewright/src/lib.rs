@@ -28,6 +28,7 @@ pub mod bench;
 mod best;
 mod choice;
 mod database;
+pub mod emit;
 mod error;
 pub mod file;
 mod import;

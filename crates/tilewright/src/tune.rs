@@ -3,6 +3,7 @@
 pub mod finals;
 pub mod many;
 pub mod recorder;
+mod summary;
 pub mod transfer;
 mod turns;
 pub mod verdict;

@@ -67,6 +67,29 @@ pub fn shell_quoted(word: &str) -> String {
     }
 }
 
+/// Rows in columns: the first column flush left, the others flush right, two blanks between.
+pub fn table(rows: &[Vec<String>]) -> String {
+    let n_columns = rows.iter().map(Vec::len).max().unwrap_or(0);
+    let width = |column: usize| {
+        rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count()).max().unwrap_or(0)
+    };
+    let widths: Vec<usize> = (0..n_columns).map(width).collect();
+    let mut out = String::new();
+    for row in rows {
+        let mut line = String::new();
+        for (column, cell) in row.iter().enumerate() {
+            let pad = " ".repeat(widths[column] - cell.chars().count());
+            if column > 0 {
+                line.push_str("  ");
+            }
+            line.push_str(&if column == 0 { format!("{cell}{pad}") } else { format!("{pad}{cell}") });
+        }
+        out.push_str(line.trim_end());
+        out.push('\n');
+    }
+    out
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -76,6 +99,12 @@ mod tests {
         assert_eq!([grouped(7), grouped(899756), grouped(1234567)], ["7", "899,756", "1,234,567"]);
         assert_eq!([count(1_u64, "trial"), count(11_776_392_u64, "trial")], ["1 trial", "11,776,392 trials"]);
         assert_eq!([duration(850.0), duration(12_345.0), duration(9.5e6)], ["850 ns", "12.35 µs", "9.500 ms"]);
+    }
+
+    #[test]
+    fn columns_line_up() {
+        let rows = [vec!["impl".into(), "GFLOP/s".into()], vec!["gemm".into(), "9".into()]];
+        assert_eq!(table(&rows), "impl  GFLOP/s\ngemm        9\n");
     }
 
     #[test]

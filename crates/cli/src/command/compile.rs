@@ -4,17 +4,16 @@ use std::path::{Path, PathBuf};
 
 use bytes::Bytes;
 use clap::Args;
-use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use serde_json::json;
 use tilewright::library::{Form, Library, library, write_library};
 use tilewright::version::BUILD;
 use tilewright::{Caches, Source};
-use tilewright_ir::{Buffer, Program, Role, Target};
-use tilewright_model::npy::read_elements;
+use tilewright_ir::{Program, Target};
+use tilewright_model::npy::read_constants;
 use tilewright_runtime::Model;
 
 use super::model::{BindingArgs, ModelArgs};
-use super::{DatabaseArgs, WorkloadArgs, check_identifier, check_template, count, read_file, tell_passed_over};
+use super::{DatabaseArgs, WorkloadArgs, check_identifier, check_template, count, named, tell_passed_over};
 use crate::error::{bad_input, one_line};
 use crate::output::{message, write_result};
 
@@ -29,7 +28,7 @@ pub struct CompileArgs {
     #[arg(short, long, value_name = "DIR")]
     output: PathBuf,
     /// As what to write it
-    #[arg(long = "as", value_name = "FORM", value_parser = forms(), default_value = "c")]
+    #[arg(long = "as", value_name = "FORM", value_parser = named(&Form::ALL), default_value = "c")]
     form: Form,
     /// Name of the library, a C identifier, with which all its functions begin [default: one made of what is
     /// compiled]
@@ -138,38 +137,13 @@ impl CompileArgs {
     }
 }
 
-/// The forms by name.
-fn forms() -> impl TypedValueParser<Value = Form> {
-    let named = Form::ALL.map(|(_, name, text)| PossibleValue::new(name).help(text));
-    let form = |name: String| Form::ALL.iter().find(|(_, known, _)| *known == name).expect("it is possible").0;
-    PossibleValuesParser::new(named).map(form)
-}
-
 /// The constants of a program, which are all given.
 fn constants(given: &[String], program: &Program) -> anyhow::Result<Vec<(String, Bytes)>> {
-    let mut rest: Vec<(&str, &str)> = Vec::new();
-    for pair in given {
+    let pair = |pair: &String| {
         let hint = || bad_input(format!("--constant `{}` is no name and file (give NAME=FILE)", one_line(pair)));
-        rest.push(pair.split_once('=').ok_or_else(hint)?);
-    }
-    let mut found = Vec::new();
-    let wanted: Vec<&Buffer> = program.arguments().map(|(_, b)| b).filter(|b| b.role == Role::ConstInput).collect();
-    for b in &wanted {
-        let at = rest.iter().position(|(name, _)| name.eq_ignore_ascii_case(&b.name)).ok_or_else(|| {
-            let name = &b.name;
-            bad_input(format!("{name} is constant (give --constant {name}=FILE, or leave const= out of the workload)"))
-        })?;
-        let (_, file) = rest.remove(at);
-        let data = read_file(Path::new(file), "a .npy file or one of bare elements")?;
-        let data = read_elements(data.into(), b).map_err(|why| bad_input(format!("{file}: {why}")))?;
-        found.push((b.name.clone(), data));
-    }
-    let names = || wanted.iter().map(|b| b.name.as_str()).collect::<Vec<_>>().join(", ");
-    match rest.first() {
-        None => Ok(found),
-        Some((name, _)) if wanted.is_empty() => {
-            Err(bad_input(format!("--constant {name}: the workload has no constants (const= says which it has)")))
-        }
-        Some((name, _)) => Err(bad_input(format!("--constant {name}: the workload's constants are {}", names()))),
-    }
+        let (name, file) = pair.split_once('=').ok_or_else(hint)?;
+        Ok((name.to_owned(), PathBuf::from(file)))
+    };
+    let given = given.iter().map(pair).collect::<anyhow::Result<Vec<_>>>()?;
+    Ok(read_constants(&given, program, "--constant")?)
 }

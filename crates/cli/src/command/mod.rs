@@ -24,6 +24,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use clap::Args;
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use tilewright::{Caches, MOST_THREADS, Opened};
 use tilewright_codegen::Interface;
 use tilewright_device::device::WorkerCommand;
@@ -252,6 +253,22 @@ impl ColdArgs {
     }
 }
 
+/// The command that tunes something for the same machine, into the same database; `more` are options of it.
+pub fn tune_command(what: &str, more: &str, machine: &MachineArgs, database: &Database) -> String {
+    let mut command = format!("tilewright tune {}", shell_quoted(what));
+    if machine.target != "host" {
+        command += &format!(" --target {}", machine.target);
+    }
+    if machine.threads != 1 {
+        command += &format!(" --threads {}", machine.threads);
+    }
+    command += more;
+    if let Some(option) = database.option() {
+        command += &format!(" {option} {}", shell_quoted(&database.path.display().to_string()));
+    }
+    command
+}
+
 /// Says that nothing is recorded of a workload but what is passed over, and what records it: the same
 /// machine, where that is this one, threads, caches and database.
 fn nothing_recorded(
@@ -263,21 +280,12 @@ fn nothing_recorded(
     passed_over: &PassedOver,
 ) -> String {
     let n_threads = machine.threads;
-    let mut tune = format!("tilewright tune {}", shell_quoted(workload));
-    if machine.target != "host" {
-        tune += &format!(" --target {}", machine.target);
-    }
-    if n_threads != 1 {
-        tune += &format!(" --threads {n_threads}");
-    }
-    tune += match caches {
+    let cold = match caches {
         Caches::Warm => "",
         Caches::ColdConstants => " --cold=constants",
         Caches::Cold => " --cold",
     };
-    if let Some(option) = database.option() {
-        tune += &format!(" {option} {}", shell_quoted(&database.path.display().to_string()));
-    }
+    let tune = tune_command(workload, cold, machine, database);
     let threads = count(n_threads as u64, "thread");
     let mut nothing = format!("nothing is recorded for {workload} on {target} with {threads} in {}", database.name());
     if passed_over.total() > 0 {
@@ -306,6 +314,15 @@ pub fn tell_passed_over(workload: &Workload, passed_over: &PassedOver) {
     if passed_over.total() > 0 {
         message(&format!("{workload}: {passed_over}"));
     }
+}
+
+/// Takes one of the rows of a table by its name; the rows say what they are.
+pub fn named<T: Copy + Send + Sync>(
+    rows: &'static [(T, &'static str, &'static str)],
+) -> impl TypedValueParser<Value = T> {
+    let possible = rows.iter().map(|(_, name, text)| PossibleValue::new(*name).help(*text));
+    let value = move |name: String| rows.iter().find(|(_, known, _)| *known == name).expect("it is possible").0;
+    PossibleValuesParser::new(possible).map(value)
 }
 
 /// Checks that the names of functions may begin with what an option gives.

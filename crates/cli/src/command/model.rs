@@ -7,7 +7,7 @@ use tilewright_graph::{Bindings, Graph, Model, Problem, Specialised, Tensor, Val
 use tilewright_model::npy::read_tensors;
 use tilewright_model::{Compiled, Fused, all_inputs, compile_known, read_model};
 
-use super::{DatabaseArgs, MachineArgs, count};
+use super::{DatabaseArgs, MachineArgs, count, tune_command};
 use crate::error::{bad_input, one_line};
 use crate::output::{message, shell_quoted};
 
@@ -169,36 +169,25 @@ impl ModelArgs {
         machine: &MachineArgs,
         database: &DatabaseArgs,
     ) -> anyhow::Result<Compiled> {
-        let (target, records) = (machine.runnable_target()?, database.database()?.records()?);
+        let (target, database) = (machine.runnable_target()?, database.database()?);
+        let records = database.records()?;
         let compiled = compile_known(self.fused(special, exact)?, &target, machine.threads, &records)?;
         if compiled.n_guessed > 0 {
             let kernels = count(compiled.n_guessed as u64, "kernel");
-            let hint = format!("run `{}`", self.tune_command(exact, machine, database));
+            let hint = format!("run `{}`", tune_command(&self.name(), &self.options(exact), machine, &database));
             message(&format!("{kernels} not tuned yet: a model of the machine chose them ({hint})"));
         }
         Ok(compiled)
     }
 
-    /// The command that tunes the model's kernels for the same machine, into the same database.
-    fn tune_command(&self, exact: bool, machine: &MachineArgs, records: &DatabaseArgs) -> String {
-        let mut command = format!("tilewright tune {}", shell_quoted(&self.name()));
+    /// What is bound, as options of another command.
+    fn options(&self, exact: bool) -> String {
         let BindingArgs { dim, shape, set } = &self.bindings;
+        let mut options = String::new();
         for (option, texts) in [("--dim", dim), ("--shape", shape), ("--set", set)] {
-            texts.iter().for_each(|text| command += &format!(" {option} {}", shell_quoted(text)));
+            texts.iter().for_each(|text| options += &format!(" {option} {}", shell_quoted(text)));
         }
-        if exact {
-            command += " --exact";
-        }
-        if machine.threads != 1 {
-            command += &format!(" --threads {}", machine.threads);
-        }
-        if machine.target != "host" {
-            command += &format!(" --target {}", machine.target);
-        }
-        if let Some(db) = &records.db {
-            command += &format!(" --db {}", shell_quoted(&db.display().to_string()));
-        }
-        command
+        if exact { options + " --exact" } else { options }
     }
 }
 

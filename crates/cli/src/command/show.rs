@@ -3,18 +3,16 @@
 use std::path::PathBuf;
 
 use anyhow::Context;
-use clap::{Args, ValueEnum};
+use clap::Args;
 use serde_json::{Value as Json, json};
-use tilewright::Choice;
-use tilewright_codegen::{Argument, CompileError, Emit, Interface};
-use tilewright_ir::schedule::apply_all;
-use tilewright_ir::{Part, Program, Role, lower, verify};
+use tilewright::emit::{Form, Subject};
+use tilewright::{Caches, Choice};
 
-use super::{DatabaseArgs, WorkloadArgs, check_identifier, count, make_task, nothing_recorded, tell_passed_over};
+use super::{
+    DatabaseArgs, WorkloadArgs, check_identifier, count, make_task, named, nothing_recorded, tell_passed_over,
+};
 use crate::error::{OrBadInput, bad_input};
 use crate::output::{message, writable, write_result, write_stdout};
-use tilewright::Caches;
-use tilewright::version::BUILD;
 
 /// Arguments of `show`.
 #[derive(Args, Debug)]
@@ -35,8 +33,8 @@ pub struct ShowArgs {
     #[arg(long, value_name = "NAME")]
     template: Option<String>,
     /// What to show
-    #[arg(long, value_enum, default_value_t = What::Steps)]
-    emit: What,
+    #[arg(long, value_name = "EMIT", value_parser = named(&Form::ALL), default_value = Form::Steps.name())]
+    emit: Form,
     /// What the names of an object's functions begin with, a C identifier [default: one made of the workload
     /// and of a hash of all that the code depends on]
     #[arg(long, value_name = "NAME")]
@@ -48,40 +46,19 @@ pub struct ShowArgs {
     records: DatabaseArgs,
 }
 
-/// The forms of a program.
-#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
-enum What {
-    /// Schedule steps
-    Steps,
-    /// The scheduled program
-    Ir,
-    /// The program as code is generated from it
-    Lowered,
-    /// Our own form between loops and machine code
-    Ssa,
-    /// LLVM's text after its passes
-    Llvm,
-    /// Assembly
-    Asm,
-    /// A relocatable object; needs -o
-    Object,
-    /// The C header of the object
-    Header,
-}
-
 /// Shows a configuration.
 ///
 /// # Errors
 /// Bad input where workload, template, target or configuration do not exist.
 pub fn run(args: &ShowArgs, as_json: bool) -> anyhow::Result<()> {
-    if args.emit == What::Object && args.output.is_none() {
+    if args.emit == Form::Object && args.output.is_none() {
         return Err(bad_input("--emit object needs a file to write (give -o FILE)"));
     }
     if args.records.db.is_some() && !args.best {
         return Err(bad_input("--db is where the best is looked up (give --best too, or leave it out)"));
     }
     if let Some(prefix) = &args.prefix {
-        if matches!(args.emit, What::Steps | What::Ir | What::Lowered) && !as_json {
+        if !args.emit.has_names() && !as_json {
             return Err(bad_input(
                 "--prefix names the functions of code (give --emit object or header, or leave it out)",
             ));
@@ -117,55 +94,12 @@ pub fn run(args: &ShowArgs, as_json: bool) -> anyhow::Result<()> {
         let config = config.transpose()?;
         (task, config)
     };
-    let steps = config.as_ref().map_or(Vec::new(), |config| task.steps(config));
-    let scheduled = || {
-        apply_all(&workload.program(), &steps)
-            .map_err(|(at, why)| anyhow::anyhow!("step {} `{}`: {why}", at + 1, steps[at]))
-    };
-    let lowered = || -> anyhow::Result<(Program, Interface)> {
-        let program = scheduled()?;
-        // Once it is lowered the verifier may no longer see that iterations are independent.
-        verify::verify(&program)?;
-        let lowered = lower::lower(&program);
-        let interface = Interface::new(&lowered, &target, machine.threads, args.prefix.as_deref())?;
-        Ok((lowered, interface))
-    };
-    let code = |emit| -> anyhow::Result<Vec<u8>> {
-        let (lowered, interface) = lowered()?;
-        tilewright_codegen::export(&lowered, &target, &interface.prefix, emit).map_err(|error| match error {
-            CompileError::NoLlvm { .. } => bad_input(error),
-            error => error.into(),
-        })
-    };
-    let config_json = config.as_ref().map(|config| task.space.config_to_json(config));
-    let bytes = match args.emit {
-        What::Steps => tilewright_ir::schedule::steps_text(&steps).into_bytes(),
-        What::Ir => scheduled()?.to_string().into_bytes(),
-        What::Lowered => lower::lower(&scheduled()?).to_string().into_bytes(),
-        What::Ssa => code(Emit::Ssa)?,
-        What::Llvm => code(Emit::LlvmOptimized)?,
-        What::Asm => code(Emit::Asm)?,
-        What::Object => code(Emit::Object)?,
-        What::Header => {
-            let threads = count(machine.threads as u64, "thread");
-            let template = task.template.name;
-            let made_of = config_json.as_ref().map_or_else(
-                || "the untuned program".to_owned(),
-                |config| format!("template {template}, configuration {config}"),
-            );
-            lowered()?.1.header(&[
-                format!("{workload} for {}, {threads}", target.name()),
-                made_of,
-                format!("written by tilewright {BUILD}, whose docs/objects.md says more"),
-            ])
-        }
-        .into_bytes(),
-    };
+    let subject = Subject { task: &task, config: config.as_ref(), prefix: args.prefix.as_deref() };
+    let bytes = subject.emit(args.emit)?;
 
-    if config.is_none() && args.emit != What::Steps {
+    if config.is_none() && args.emit != Form::Steps {
         message("this is the untuned program (give --best, --guess or --config for another)");
     }
-    let emit = args.emit.to_possible_value().map_or(String::new(), |v| v.get_name().to_owned());
     if let (Some(path), Some(output)) = (&args.output, output) {
         let name = path.display();
         output.write(|file| file.write_all(&bytes)).with_context(|| format!("cannot write {name}"))?;
@@ -178,12 +112,12 @@ pub fn run(args: &ShowArgs, as_json: bool) -> anyhow::Result<()> {
             "template": task.template.name,
             "target": target.name(),
             "threads": machine.threads,
-            "config": config_json,
-            "emit": emit,
+            "config": config.as_ref().map(|config| task.space.config_to_json(config)),
+            "emit": args.emit.name(),
             "bytes": bytes.len(),
             "file": args.output.as_ref().map(|path| path.to_string_lossy()),
             "text": text,
-            "interface": lowered().ok().map(|(_, interface)| interface_json(&interface)),
+            "interface": subject.interface().ok(),
         });
         return write_result(true, &json, "");
     }
@@ -194,34 +128,4 @@ pub fn run(args: &ShowArgs, as_json: bool) -> anyhow::Result<()> {
         message("the untuned program has no schedule steps (give --best, --guess or --config, or --emit ir)");
     }
     write_stdout(&bytes)
-}
-
-/// What a C program must know of the object.
-fn interface_json(interface: &Interface) -> Json {
-    let buffer = |b: &Argument| {
-        let names = |parts: &[Part]| parts.iter().map(|part| part.name()).collect::<Vec<_>>();
-        json!({
-            "name": b.name,
-            "dtype": b.dtype.name(),
-            "shape": b.shape,
-            "bytes": b.size_bytes,
-            "role": Role::ALL.iter().find(|(role, _)| *role == b.role).map(|(_, name)| *name),
-            "read_by": names(&b.read_by),
-            "written_by": names(&b.written_by),
-        })
-    };
-    let (kept, arguments): (Vec<&Argument>, Vec<_>) = interface.buffers.iter().partition(|b| b.role == Role::Kept);
-    json!({
-        "prefix": interface.prefix,
-        "symbols": interface.symbols(),
-        "arguments": arguments.into_iter().map(buffer).collect::<Vec<_>>(),
-        "kept": kept.into_iter().map(buffer).collect::<Vec<_>>(),
-        "alignment": Interface::ALIGN,
-        "scratch_bytes": interface.scratch_bytes,
-        "kept_bytes": interface.kept_bytes(),
-        "threads": interface.n_threads,
-        "cpu_features": interface.cpu_features,
-        "has_prepare": interface.has(Part::Prepare),
-        "has_finish": interface.has(Part::Finish),
-    })
 }

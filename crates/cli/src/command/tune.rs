@@ -7,10 +7,9 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use serde_json::{Value as Json, json};
-use tilewright::words::errors_text;
 use tilewright::{
-    Begin, Caches, DEFAULT_SEARCH, DEFAULT_TIME, Note, Plan, Race, Recording, Session, Transfer, TuneRequest, Tuned,
-    Turned, Untuned, WallSeconds, Workload, gflops,
+    Begin, Caches, DEFAULT_SEARCH, DEFAULT_TIME, Note, Recording, Session, Transfer, TuneRequest, Tuned, Turned,
+    Workload, gflops,
 };
 use tilewright_device::host;
 use tilewright_lab::predict::likely_configs;
@@ -23,13 +22,8 @@ use crate::error::{bad_input, describe};
 use crate::output::{digits, duration, grouped, message, table, write_result};
 use crate::progress::{Progress, Status};
 
-/// A run that takes so many seconds is worth a word before it.
-const SLOW_RUN_S: f64 = 0.1;
 /// A start that takes no longer is not shown.
 const QUIET: Duration = Duration::from_millis(500);
-
-/// What is said of a run that was interrupted early.
-const INTERRUPTED: &str = "interrupted before a candidate was measured";
 
 /// Configurations of a model that are tried first, at most.
 const MOST_PREDICTED: usize = 16;
@@ -341,7 +335,7 @@ fn tune(args: &TuneArgs, workload: &Workload, is_of_set: bool, interrupts: &Inte
     let shown = Shown::new(workload, Some(&args.search), args.seed, interrupts);
     let tuned = session.tune(&request, &interrupts.stop, &|note| shown.note(note));
     shown.finish();
-    Ok(Report::new(args, workload, tuned?, &session.database().name()))
+    Ok(Report::new(args, workload, tuned?))
 }
 
 /// What a run says while it goes on, on standard error.
@@ -370,7 +364,7 @@ impl<'a> Shown<'a> {
             Note::Message(line) | Note::LeftOut(line) => self.message(&line),
             Note::Begin(begin) => self.begin(begin),
             Note::Plan(plan) => {
-                self.message(&announcement(plan));
+                self.message(&plan.to_string());
             }
             Note::Start => {
                 self.start(None, Status { phase: Some("start: random inputs".to_owned()), ..Status::default() })
@@ -470,27 +464,6 @@ impl<'a> Shown<'a> {
     }
 }
 
-/// How long what comes may take.
-fn announcement(plan: &Plan) -> String {
-    let seconds = |time: Duration| format!("{} s", time.as_secs_f64());
-    let mut parts = Vec::new();
-    if let Some((start_s, run_s)) = plan.start_and_run_s {
-        parts.push(format!("start: about {start_s:.1} s"));
-        if run_s >= SLOW_RUN_S {
-            parts.push(format!("first kernel: some {run_s:.1} s a run"));
-        }
-    }
-    parts.push(match (plan.time, plan.most_trials) {
-        (Some(time), _) => format!("search: {}", seconds(time)),
-        (None, trials) => format!("search: until there are {}", count(trials.unwrap_or(0), "trial")),
-    });
-    if let Some(limits) = plan.limits {
-        parts.push(format!("race: at most {}", seconds(limits.race)));
-        parts.push(format!("untuned program: at most {}", seconds(limits.untuned)));
-    }
-    parts.join("; ")
-}
-
 /// On the first interrupt the run ends early but in order; on the second it ends at once, with all recorded.
 #[derive(Default)]
 pub struct Interrupts {
@@ -574,38 +547,12 @@ impl Interrupts {
 
 impl Report {
     /// The report of a run.
-    fn new(args: &TuneArgs, workload: &Workload, mut tuned: Tuned, database: &str) -> Report {
+    fn new(args: &TuneArgs, workload: &Workload, mut tuned: Tuned) -> Report {
         remark(&tuned);
         let lost = tuned.lost.take().map(anyhow::Error::from);
         let json = serde_json::to_value(&tuned).expect("invariant: it is numbers and text by name");
-        let (text, failure) = match (&tuned.best, &tuned.race) {
-            (Some(_), Some(race)) => (raced(workload, &tuned, race) + &ending(&tuned, database), None),
-            (Some(best), None) if tuned.ended.is_none() => {
-                let ahead = |margin| format!(", {} ahead of the runner-up", percent(margin));
-                let text = format!(
-                    "{}\nwinner   {} GFLOP/s, {}{}\nconfig   {}",
-                    title(&tuned),
-                    digits(best.gflops),
-                    duration(best.median_ns),
-                    best.margin.map_or(String::new(), ahead),
-                    best.config
-                );
-                (text, None)
-            }
-            (Some(best), None) => {
-                let why = if args.no_race { "not raced" } else { "the time was too short for a race" };
-                let text = format!(
-                    "{}\nfastest  {} GFLOP/s, {}: one trial, {why}\nconfig   {}\n{}",
-                    title(&tuned),
-                    digits(best.gflops),
-                    duration(best.median_ns),
-                    best.config,
-                    ending(&tuned, database)
-                );
-                (text, None)
-            }
-            (None, _) => (INTERRUPTED.to_owned(), tuned.failure().map(anyhow::Error::from)),
-        };
+        let text = tuned.summary(workload, !args.no_race);
+        let failure = tuned.failure().map(anyhow::Error::from);
         Report { json, text, failure, lost }
     }
 }
@@ -620,77 +567,4 @@ fn remark(tuned: &Tuned) {
     if tuned.ended == Some(Ended::Exhausted) {
         message("the whole space has been measured");
     }
-}
-
-fn title(tuned: &Tuned) -> String {
-    format!("{} on {}, {}", tuned.workload, tuned.target, count(tuned.threads, "thread"))
-}
-
-/// A run with a race.
-fn raced(workload: &Workload, tuned: &Tuned, race: &Race) -> String {
-    let best = tuned.best.as_ref().expect("a race has a winner");
-    let of_peak = tuned.peak_gflops.map_or(String::new(), |peak| {
-        format!(", {} of the measured peak of {}", percent(best.gflops / peak), digits(peak))
-    });
-    let mut text = format!(
-        "{}\nwinner   {} GFLOP/s, {}{of_peak}; verified against the reference{}\n",
-        title(tuned),
-        digits(best.gflops),
-        duration(best.median_ns),
-        race.relative_error.map_or(String::new(), |e| format!(", relative error {e:.1e}"))
-    );
-    let n = race.n_leaders;
-    text += &match best.margin {
-        None => "margin   no other candidate came near\n".to_owned(),
-        Some(margin) if race.is_tie => format!(
-            "margin   tie within noise: the runner-up of {n} is {} slower, rounds spread by {}\n",
-            percent(margin),
-            percent(race.spread)
-        ),
-        Some(margin) => format!(
-            "margin   {} ahead of the runner-up of {n}; rounds spread by {}\n",
-            percent(margin),
-            percent(race.spread)
-        ),
-    };
-    text += &match race.untuned {
-        Untuned::Measured { ns } => format!(
-            "untuned  {} GFLOP/s, {}: the winner is {} times as fast\n",
-            digits(gflops(workload, ns)),
-            duration(ns),
-            digits(ns / best.median_ns)
-        ),
-        Untuned::SlowerThan { limit } => format!(
-            "untuned  > {} s: the winner is more than {} times as fast\n",
-            limit.as_secs_f64(),
-            digits(limit.as_nanos() as f64 / best.median_ns)
-        ),
-        Untuned::Failed => "untuned  not measured\n".to_owned(),
-    };
-    text + &format!("config   {}\n", best.config)
-}
-
-/// What each result ends with: failures, where the time went and where the records are.
-fn ending(tuned: &Tuned, database: &str) -> String {
-    let errors = match tuned.errors.is_empty() {
-        true => String::new(),
-        false => format!("errors   {}\n", errors_text(&tuned.errors)),
-    };
-    let of = &tuned.seconds_in;
-    let WallSeconds { start, search, race, untuned, end, total } = tuned.wall_seconds;
-    let mut text = format!(
-        "{errors}time     {total:.1} s: start {start:.1} s, search {search:.1} s, race {race:.1} s, \
-         untuned {untuned:.1} s, end {end:.1} s\n\
-         search   {} ({} trials/s): proposals {:.1} s, build {:.1} s on all workers, run {:.1} s, verify {:.1} s\n",
-        count(tuned.new_trials, "trial"),
-        digits(tuned.trials_per_second),
-        of.search,
-        of.build,
-        of.run,
-        of.verify,
-    );
-    if tuned.recorded {
-        text += &format!("records  {database}\n");
-    }
-    text
 }

@@ -1,0 +1,86 @@
+//! The likeliest parameters of one problem.
+
+use std::path::Path;
+
+use serde_json::{Map, Value as Json};
+use tilewright::{Caches, Error};
+use tilewright_learn::sequence::Model;
+use tilewright_tune::predict::{Inputs, LookAhead};
+use tilewright_tune::{Setting, Task};
+
+use super::{NOT_EXACT, ask_template, watch_look_ahead};
+use crate::Caller;
+
+/// What a model answers.
+pub struct Answers {
+    /// The kernel or the template that it is a model of.
+    pub kernel: String,
+    /// Whether no likelier answer can have been lost.
+    pub is_exact: bool,
+    /// The likeliest first; all of them are valid.
+    pub candidates: Vec<Candidate>,
+}
+
+/// An answer.
+pub struct Candidate {
+    /// Values by parameter.
+    pub parameters: Map<String, Json>,
+    /// How likely it is the best, as the model has it.
+    pub probability: f64,
+}
+
+/// A model of a kernel, in a file, asked for a problem's fields.
+///
+/// # Errors
+/// Bad input where the fields are not the kernel's or nothing is valid for them; failure where nothing valid
+/// is found.
+pub fn ask_kernel(
+    path: &Path,
+    (model, about): (&Model, &Json),
+    given: &[(String, String)],
+    width: usize,
+    caller: Caller,
+) -> Result<Answers, Error> {
+    let of_file = |error| Error::input(format!("{}: {error}", path.display()));
+    let (kernel, inputs) = Inputs::read(about, model.vocabulary()).map_err(of_file)?;
+    let problem = inputs.ask(&kernel, given).map_err(Error::input)?;
+    let mut look_ahead = LookAhead::new(&kernel, &problem).watched(watch_look_ahead(caller));
+    if look_ahead.is_satisfiable() == Some(false) {
+        let constraint = kernel.unsatisfiable(&problem).unwrap_or("?");
+        let reason = format!("constraint {constraint} leaves no valid configuration of {}", kernel.name);
+        return Err(Error::input(format!("{reason} for this problem")));
+    }
+    let answers = model.answers(&inputs.problem(&problem), width, Some(&mut look_ahead));
+    let is_exact = look_ahead.is_exact();
+    if !is_exact {
+        caller.say(NOT_EXACT.to_owned());
+    }
+    if answers.is_empty() {
+        let what = format!("no valid configuration of {} was found for this problem; there may be one", kernel.name);
+        return Err(Error::failed(what));
+    }
+    let candidates = answers.iter().map(|answer| {
+        debug_assert!(kernel.is_valid(&problem, &answer.values), "invariant: whole answers are valid");
+        let parameters = kernel.parameters.iter().zip(&answer.values);
+        let value = |text: &str| text.parse::<i64>().map_or_else(|_| text.into(), Json::from);
+        let parameters = parameters.map(|(p, &at)| (p.name.clone(), value(&p.values[at as usize])));
+        Candidate { parameters: parameters.collect(), probability: answer.log_probability.exp() }
+    });
+    let candidates = candidates.collect();
+    Ok(Answers { kernel: kernel.name, is_exact, candidates })
+}
+
+/// A model of a template asked for a workload.
+///
+/// # Errors
+/// Bad input where the template does not serve it, or the model is of other parameters.
+pub fn ask_workload(model: &Model, template: &str, setting: Setting, width: usize) -> Result<Answers, Error> {
+    let task = Task::new(setting, Some(template)).map_err(Error::input)?;
+    let candidates = ask_template(model, &task, Caches::Warm, width)?.into_iter().map(|(config, log_probability)| {
+        let Json::Object(parameters) = task.space.config_to_json(&config) else {
+            unreachable!("invariant: a configuration is an object")
+        };
+        Candidate { parameters, probability: log_probability.exp() }
+    });
+    Ok(Answers { kernel: template.to_owned(), is_exact: true, candidates: candidates.collect() })
+}

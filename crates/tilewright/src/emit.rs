@@ -1,0 +1,166 @@
+//! What a configuration turns into, from its schedule steps down to machine code.
+
+use serde_json::{Value as Json, json};
+use tilewright_codegen::{Argument, CompileError, Emit, Interface, export};
+use tilewright_ir::schedule::{apply_all, steps_text};
+use tilewright_ir::{Part, Program, Role, Step, lower, verify};
+use tilewright_tune::{Config, Task};
+
+use crate::error::Error;
+use crate::version::BUILD;
+use crate::words::count;
+
+/// The forms of a program.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Form {
+    /// Schedule steps.
+    Steps,
+    /// The scheduled program.
+    Ir,
+    /// The program as code is generated from it.
+    Lowered,
+    /// Our own form between loops and machine code.
+    Ssa,
+    /// LLVM's text after its passes.
+    Llvm,
+    /// Assembly.
+    Asm,
+    /// A relocatable object.
+    Object,
+    /// The C header of the object.
+    Header,
+}
+
+impl Form {
+    /// Each with its name and what it is.
+    pub const ALL: [(Form, &str, &str); 8] = [
+        (Form::Steps, "steps", "Schedule steps"),
+        (Form::Ir, "ir", "The scheduled program"),
+        (Form::Lowered, "lowered", "The program as code is generated from it"),
+        (Form::Ssa, "ssa", "Our own form between loops and machine code"),
+        (Form::Llvm, "llvm", "LLVM's text after its passes"),
+        (Form::Asm, "asm", "Assembly"),
+        (Form::Object, "object", "A relocatable object; needs -o"),
+        (Form::Header, "header", "The C header of the object"),
+    ];
+
+    /// Its name.
+    pub fn name(self) -> &'static str {
+        Form::ALL.iter().find(|(form, ..)| *form == self).expect("every form has a row").1
+    }
+
+    /// Whether functions with names are in it.
+    pub fn has_names(self) -> bool {
+        !matches!(self, Form::Steps | Form::Ir | Form::Lowered)
+    }
+}
+
+/// A configuration of a task, or its untuned program.
+pub struct Subject<'a> {
+    /// The task.
+    pub task: &'a Task,
+    /// None for the untuned program.
+    pub config: Option<&'a Config>,
+    /// What names of functions begin with; none for one made of the workload and a hash of all that code
+    /// depends on.
+    pub prefix: Option<&'a str>,
+}
+
+impl Subject<'_> {
+    /// It in a form.
+    ///
+    /// # Errors
+    /// Where a step is illegal or there is no code; bad input where that needs LLVM, and this build has none.
+    pub fn emit(&self, form: Form) -> Result<Vec<u8>, Error> {
+        let code = |emit| {
+            let (lowered, interface) = self.lowered()?;
+            let target = &self.task.setting.target;
+            export(&lowered, target, &interface.prefix, emit).map_err(|error| match error {
+                CompileError::NoLlvm { .. } => Error::input(error),
+                error => Error::failed(&error).because(error),
+            })
+        };
+        Ok(match form {
+            Form::Steps => steps_text(&self.steps()).into_bytes(),
+            Form::Ir => self.scheduled()?.to_string().into_bytes(),
+            Form::Lowered => lower::lower(&self.scheduled()?).to_string().into_bytes(),
+            Form::Ssa => code(Emit::Ssa)?,
+            Form::Llvm => code(Emit::LlvmOptimized)?,
+            Form::Asm => code(Emit::Asm)?,
+            Form::Object => code(Emit::Object)?,
+            Form::Header => self.lowered()?.1.header(&self.origin()).into_bytes(),
+        })
+    }
+
+    /// What a C program must know of the object.
+    ///
+    /// # Errors
+    /// As [`Subject::emit`].
+    pub fn interface(&self) -> Result<Json, Error> {
+        Ok(interface_json(&self.lowered()?.1))
+    }
+
+    fn steps(&self) -> Vec<Step> {
+        self.config.map_or(Vec::new(), |config| self.task.steps(config))
+    }
+
+    fn scheduled(&self) -> Result<Program, Error> {
+        let steps = self.steps();
+        apply_all(&self.task.setting.workload.program(), &steps)
+            .map_err(|(at, why)| Error::failed(format!("step {} `{}`: {why}", at + 1, steps[at])))
+    }
+
+    fn lowered(&self) -> Result<(Program, Interface), Error> {
+        let program = self.scheduled()?;
+        // Once it is lowered the verifier may no longer see that iterations are independent.
+        verify::verify(&program).map_err(|error| Error::failed(&error).because(error))?;
+        let (lowered, setting) = (lower::lower(&program), &self.task.setting);
+        let interface = Interface::new(&lowered, &setting.target, setting.n_threads, self.prefix);
+        Ok((lowered, interface.map_err(|error| Error::failed(&error).because(error))?))
+    }
+
+    /// What it is made of, in lines.
+    fn origin(&self) -> [String; 3] {
+        let (setting, template) = (&self.task.setting, self.task.template.name);
+        let made_of = self.config.map(|config| self.task.space.config_to_json(config)).map_or_else(
+            || "the untuned program".to_owned(),
+            |config| format!("template {template}, configuration {config}"),
+        );
+        let threads = count(setting.n_threads as u64, "thread");
+        [
+            format!("{} for {}, {threads}", setting.workload, setting.target.name()),
+            made_of,
+            format!("written by tilewright {BUILD}, whose docs/objects.md says more"),
+        ]
+    }
+}
+
+/// What a C program must know of the object.
+fn interface_json(interface: &Interface) -> Json {
+    let buffer = |b: &Argument| {
+        let names = |parts: &[Part]| parts.iter().map(|part| part.name()).collect::<Vec<_>>();
+        json!({
+            "name": b.name,
+            "dtype": b.dtype.name(),
+            "shape": b.shape,
+            "bytes": b.size_bytes,
+            "role": Role::ALL.iter().find(|(role, _)| *role == b.role).map(|(_, name)| *name),
+            "read_by": names(&b.read_by),
+            "written_by": names(&b.written_by),
+        })
+    };
+    let (kept, arguments): (Vec<&Argument>, Vec<_>) = interface.buffers.iter().partition(|b| b.role == Role::Kept);
+    json!({
+        "prefix": interface.prefix,
+        "symbols": interface.symbols(),
+        "arguments": arguments.into_iter().map(buffer).collect::<Vec<_>>(),
+        "kept": kept.into_iter().map(buffer).collect::<Vec<_>>(),
+        "alignment": Interface::ALIGN,
+        "scratch_bytes": interface.scratch_bytes,
+        "kept_bytes": interface.kept_bytes(),
+        "threads": interface.n_threads,
+        "cpu_features": interface.cpu_features,
+        "has_prepare": interface.has(Part::Prepare),
+        "has_finish": interface.has(Part::Finish),
+    })
+}

@@ -1,0 +1,126 @@
+//! Runs in words, as the command shows them.
+
+use std::fmt;
+use std::time::Duration;
+
+use tilewright_ir::op::Workload;
+
+use super::finals::Untuned;
+use super::{Plan, Race, Tuned, WallSeconds};
+use crate::best::{Best, gflops};
+use crate::error::one_line;
+use crate::words::{count, digits, duration, errors_text, percent};
+
+/// A run that takes so many seconds is worth a word before it.
+const SLOW_RUN_S: f64 = 0.1;
+
+impl fmt::Display for Plan {
+    /// How long what comes may take.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let seconds = |time: Duration| format!("{} s", time.as_secs_f64());
+        let mut parts = Vec::new();
+        if let Some((start_s, run_s)) = self.start_and_run_s {
+            parts.push(format!("start: about {start_s:.1} s"));
+            if run_s >= SLOW_RUN_S {
+                parts.push(format!("first kernel: some {run_s:.1} s a run"));
+            }
+        }
+        parts.push(match (self.time, self.most_trials) {
+            (Some(time), _) => format!("search: {}", seconds(time)),
+            (None, trials) => format!("search: until there are {}", count(trials.unwrap_or(0), "trial")),
+        });
+        if let Some(limits) = self.limits {
+            parts.push(format!("race: at most {}", seconds(limits.race)));
+            parts.push(format!("untuned program: at most {}", seconds(limits.untuned)));
+        }
+        f.write_str(&parts.join("; "))
+    }
+}
+
+impl Tuned {
+    /// The result in lines: the winner, by how much, against what, where the time went and where records are.
+    /// `may_race` says whether a race was wanted.
+    pub fn summary(&self, workload: &Workload, may_race: bool) -> String {
+        let title = format!("{} on {}, {}", self.workload, self.target, count(self.threads, "thread"));
+        let Some(best) = &self.best else { return "interrupted before a candidate was measured".to_owned() };
+        let speed = format!("{} GFLOP/s, {}", digits(best.gflops), duration(best.median_ns));
+        match &self.race {
+            Some(race) => format!("{title}\nwinner   {speed}{}{}", self.raced(workload, best, race), self.ending()),
+            None if self.ended.is_none() => {
+                let ahead = |margin| format!(", {} ahead of the runner-up", percent(margin));
+                let ahead = best.margin.map_or(String::new(), ahead);
+                format!("{title}\nwinner   {speed}{ahead}\nconfig   {}", best.config)
+            }
+            None => {
+                let why = if may_race { "the time was too short for a race" } else { "not raced" };
+                let config = &best.config;
+                format!("{title}\nfastest  {speed}: one trial, {why}\nconfig   {config}\n{}", self.ending())
+            }
+        }
+    }
+
+    /// What a race said.
+    fn raced(&self, workload: &Workload, best: &Best, race: &Race) -> String {
+        let of_peak = self.peak_gflops.map_or(String::new(), |peak| {
+            format!(", {} of the measured peak of {}", percent(best.gflops / peak), digits(peak))
+        });
+        let mut text = format!(
+            "{of_peak}; verified against the reference{}\n",
+            race.relative_error.map_or(String::new(), |e| format!(", relative error {e:.1e}"))
+        );
+        let n = race.n_leaders;
+        text += &match best.margin {
+            None => "margin   no other candidate came near\n".to_owned(),
+            Some(margin) if race.is_tie => format!(
+                "margin   tie within noise: the runner-up of {n} is {} slower, rounds spread by {}\n",
+                percent(margin),
+                percent(race.spread)
+            ),
+            Some(margin) => format!(
+                "margin   {} ahead of the runner-up of {n}; rounds spread by {}\n",
+                percent(margin),
+                percent(race.spread)
+            ),
+        };
+        text += &match race.untuned {
+            Untuned::Measured { ns } => format!(
+                "untuned  {} GFLOP/s, {}: the winner is {} times as fast\n",
+                digits(gflops(workload, ns)),
+                duration(ns),
+                digits(ns / best.median_ns)
+            ),
+            Untuned::SlowerThan { limit } => format!(
+                "untuned  > {} s: the winner is more than {} times as fast\n",
+                limit.as_secs_f64(),
+                digits(limit.as_nanos() as f64 / best.median_ns)
+            ),
+            Untuned::Failed => "untuned  not measured\n".to_owned(),
+        };
+        text + &format!("config   {}\n", best.config)
+    }
+
+    /// What each result ends with: failures, where the time went and where the records are.
+    fn ending(&self) -> String {
+        let errors = match self.errors.is_empty() {
+            true => String::new(),
+            false => format!("errors   {}\n", errors_text(&self.errors)),
+        };
+        let of = &self.seconds_in;
+        let WallSeconds { start, search, race, untuned, end, total } = self.wall_seconds;
+        let mut text = format!(
+            "{errors}time     {total:.1} s: start {start:.1} s, search {search:.1} s, race {race:.1} s, \
+             untuned {untuned:.1} s, end {end:.1} s\n\
+             search   {} ({} trials/s): proposals {:.1} s, build {:.1} s on all workers, run {:.1} s, verify {:.1} s\n",
+            count(self.new_trials, "trial"),
+            digits(self.trials_per_second),
+            of.search,
+            of.build,
+            of.run,
+            of.verify,
+        );
+        if self.recorded {
+            text += &format!("records  {}\n", one_line(&self.db));
+        }
+        text
+    }
+}
