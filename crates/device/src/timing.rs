@@ -132,8 +132,8 @@ pub fn at_first(plan: &Plan, variation: &Variation, first: First, size: Size) ->
 
 /// Times a kernel.
 ///
-/// If caches are not to be warm, each sample is one run after they were emptied. Samples are corrected to undisturbed cores
-/// by the pace that `variation` has learnt and goes on to learn.
+/// If caches are not to be warm, each sample is one run after they were emptied. Samples are corrected to
+/// undisturbed cores by the pace that `variation` has learnt and goes on to learn.
 pub fn sample(plan: &Plan, variation: &mut Variation, first: First, subject: Subject) -> Samples {
     let Subject { run, size, flush, pace } = subject;
     if let Some(samples) = at_first(plan, variation, first, size) {
