@@ -137,13 +137,13 @@ fn a_killed_run_loses_at_most_a_batch_and_repeats_nothing() {
 fn a_space_goes_on_being_recorded_after_a_kill_and_an_interrupt() {
     let folder = tempfile::tempdir().unwrap();
     let (db, file) = (folder.path().join("records.db"), folder.path().join("space.json"));
-    let arguments = ["record-space", WORKLOAD, "--max", "600", "--db", text(&db), "-o", text(&file)];
+    let arguments = ["record-space", WORKLOAD, "--max", "200", "--db", text(&db), "-o", text(&file)];
     let mut running = Running::start(&arguments);
     running.wait_for(40);
     let _ = running.child.kill();
     running.end();
     let killed = recorded(&db);
-    assert!((24..600).contains(&killed.len()) && !file.exists(), "{}", killed.len());
+    assert!((24..200).contains(&killed.len()) && !file.exists(), "{}", killed.len());
 
     let mut running = Running::start(&[&arguments[..], &["--json"]].concat());
     running.wait_for(killed.len() as u64 + 20);
@@ -153,13 +153,13 @@ fn a_space_goes_on_being_recorded_after_a_kill_and_an_interrupt() {
     let interrupted: serde_json::Value = serde_json::from_str(&stdout).expect("the result is JSON");
     let n = recorded(&db).len();
     assert!(recorded(&db).is_superset(&killed));
-    assert_eq!((&interrupted["configurations"], &interrupted["missing"]), (&n.into(), &(600 - n).into()));
+    assert_eq!((&interrupted["configurations"], &interrupted["missing"]), (&n.into(), &(200 - n).into()));
 
     let finished = run_json(&arguments);
-    assert_eq!((&finished["configurations"], &finished["new_trials"]), (&600.into(), &(600 - n).into()));
-    assert_eq!(recorded(&db).len(), 600);
-    let replay = run_json(&["replay", text(&file), "--search", "random", "--budget", "600", "--repeats", "1"]);
-    assert_eq!(replay["configurations"], 600);
+    assert_eq!((&finished["configurations"], &finished["new_trials"]), (&200.into(), &(200 - n).into()));
+    assert_eq!(recorded(&db).len(), 200);
+    let replay = run_json(&["replay", text(&file), "--search", "random", "--budget", "200", "--repeats", "1"]);
+    assert_eq!(replay["configurations"], 200);
 }
 
 #[test]
@@ -198,7 +198,7 @@ fn a_run_races_what_another_one_has_recorded_meanwhile() {
 fn a_database_that_is_locked_for_long_loses_no_trial() {
     let folder = tempfile::tempdir().unwrap();
     let db = folder.path().join("records.db");
-    let mut running = Running::start(&tune(&db, &["--trials", "300"]));
+    let mut running = Running::start(&tune(&db, &["--trials", "150"]));
     // Batches are small from here on: the next is written at once.
     running.wait_for(40);
     let other = rusqlite::Connection::open(&db).unwrap();
@@ -210,7 +210,7 @@ fn a_database_that_is_locked_for_long_loses_no_trial() {
     let (code, _, stderr) = running.end();
     assert_eq!(code, Some(0), "{stderr}");
     assert!(stderr.contains("locked by another process for 10 s; going on"), "{stderr}");
-    assert_eq!(recorded(&db).len(), 300);
+    assert_eq!(recorded(&db).len(), 150);
 }
 
 /// What takes a database away under a run.
