@@ -411,7 +411,9 @@ fn convolution(
     let channels = match (is_depthwise, conv.transposed) {
         (true, _) => format!("multiplier={}", y[1] / x[1]),
         (false, true) => format!("k={}", y[1]),
-        (false, false) => format!("k={},groups={}", y[1], conv.groups),
+        (false, false) => {
+            format!("k={},groups={},interleave={}", y[1], conv.groups, u8::from(conv.interleaved))
+        }
     };
     let operator = match (is_depthwise, conv.transposed) {
         (true, _) => "depthwise_conv2d",

@@ -709,6 +709,7 @@ impl Job<'_> {
         // What has one dimension has rows of one element.
         let two = |list: &[i64], rest: i64| if list.len() == 2 { [list[0], list[1]] } else { [rest, list[0]] };
         let kind = Kind::Conv(Convolution {
+            interleaved: false,
             groups: found.groups as i64,
             strides: two(&ints(&geometry.strides), 1),
             dilations: two(&ints(&geometry.dilations), 1),

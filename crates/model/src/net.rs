@@ -96,6 +96,8 @@ pub struct Windows {
 pub struct Convolution {
     /// Each image's channels are in so many groups that do not mix.
     pub groups: i64,
+    /// Whether channels of the output that belong to different groups take turns; weights do not.
+    pub interleaved: bool,
     /// Distances of windows; on the output where it is transposed.
     pub strides: [i64; 2],
     /// Distances within a window.

@@ -40,7 +40,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use tilewright_device::data::Data;
 use tilewright_device::device::Round;
-use tilewright_ir::op::{Structure, Workload};
+use tilewright_ir::op::{Structure, Window, Workload};
 
 use child::Child;
 use problem::{Kernel, Problem};
@@ -220,6 +220,9 @@ impl PeerSpec {
         }
         if !workload.prologue().is_empty() {
             return Err(Unavailable::Unsupported { reason: "it has no prologues".to_owned() });
+        }
+        if matches!(workload.structure(), Structure::Window(Window { interleaved: true, .. })) {
+            return Err(Unavailable::Unsupported { reason: "it does not interleave groups of channels".to_owned() });
         }
         let problem = Problem::of(workload);
         let class = match problem.kernel {

@@ -5,7 +5,9 @@ use super::{Axis, Operator, Size, Structure, Window, Workload, WorkloadError};
 /// `Y[n, k, p, q] = Σ_{c, r, s} X[n, c, p·stride + r·dilation, q·stride + s·dilation] · W[k, c, r, s]`,
 /// X padded.
 ///
-/// With groups, output channels of group g sum over input channels of group g only. The program of a
+/// With groups, output channels of group g sum over input channels of group g only; with `interleave` Y has
+/// first the first channel of each group, then the second, as a channel shuffle leaves them (Zhang et al.,
+/// "ShuffleNet", 2017, section 3.1), while W has one group after the other. The program of a
 /// pointwise convolution, 1×1 with stride 1 and no padding, has images of one row: h·w columns, the same
 /// elements in memory.
 pub const CONV2D: Operator = Operator {
@@ -28,6 +30,10 @@ pub const CONV2D: Operator = Operator {
         Size::of("dilation", 1, "dilation_h", "rows from tap to tap"),
         Size::of("dilation", 1, "dilation_w", "columns from tap to tap"),
         Size::new("groups", "groups of channels").or(1),
+        Size::flag(
+            "interleave",
+            "1 where output channels of the groups take turns: Y[n, j*groups + g] is channel j of group g",
+        ),
     ],
     constants: &["w"],
     has_layout: true,
@@ -58,5 +64,6 @@ fn check(w: &Workload) -> Result<(), WorkloadError> {
 fn structure(w: &Workload) -> Structure {
     let [n, c, k, groups] = ["n", "c", "k", "groups"].map(|size| w.size(size));
     let axes = Axis::forward(w);
-    Structure::Window(Window { n, c, k, groups, depthwise: false, transposed: false, axes })
+    let interleaved = w.size("interleave") == 1;
+    Structure::Window(Window { n, c, k, groups, interleaved, depthwise: false, transposed: false, axes })
 }

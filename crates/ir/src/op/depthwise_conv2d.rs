@@ -35,5 +35,5 @@ pub const DEPTHWISE_CONV2D: Operator = Operator {
 fn structure(w: &Workload) -> Structure {
     let (n, c) = (w.size("n"), w.size("c"));
     let (k, axes) = (c * w.size("multiplier"), Axis::forward(w));
-    Structure::Window(Window { n, c, k, groups: c, depthwise: true, transposed: false, axes })
+    Structure::Window(Window { n, c, k, groups: c, interleaved: false, depthwise: true, transposed: false, axes })
 }

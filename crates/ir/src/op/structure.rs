@@ -143,6 +143,9 @@ pub struct Window {
     pub k: i64,
     /// Parts of the channels that do not mix.
     pub groups: i64,
+    /// Whether channels of Y that belong to different groups take turns: channel `j` of group `g` is
+    /// `j · groups + g`, and not `g · k / groups + j`.
+    pub interleaved: bool,
     /// Whether each channel of Y sees one channel of X, over which there is no loop.
     pub depthwise: bool,
     /// Scatter instead of gather.

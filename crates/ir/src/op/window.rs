@@ -249,7 +249,12 @@ impl Window {
         let (name, role) = if blocked { (Window::KEPT_OUTPUT, Role::Kept) } else { (Window::OUTPUT, Role::Output) };
         let axes = [("on", n), ("ok", k), ("op", rows.output), ("oq", columns.output)];
         let out = p.stage(StageSpec { name, axes: &axes, reduce: None, role }, |at| {
-            operands.apply(Expr::Load(acc, at.to_vec()), at, 1)
+            let mut sum = at.to_vec();
+            if self.interleaved {
+                let group = at[1].modulo(self.groups).scale(k / self.groups);
+                sum[1] = group.add(&at[1].floor_div(self.groups));
+            }
+            operands.apply(Expr::Load(acc, sum), at, 1)
         });
         if blocked {
             p.copy(Part::Finish, out, Window::OUTPUT, &["yn", "yk", "yp", "yq"], Role::Output);

@@ -276,7 +276,7 @@ fn steps(s: &Setting, shape: &Shape, space: &Space, config: &Config) -> Vec<Step
             steps.push(layout(Window::KEPT_INPUT, &channels_last(c_block)));
         }
         // A group that ends inside a block of lanes would share it with the next.
-        if by_channels && groups_fill_tiles {
+        if by_channels && groups_fill_tiles && !shape.interleaved {
             steps.push(layout(Window::KEPT_OUTPUT, &channels_last(lanes)));
             steps.extend(s.workload.kept_operands().iter().map(|kept| layout(kept, &channels_last(lanes))));
         }
@@ -284,7 +284,9 @@ fn steps(s: &Setting, shape: &Shape, space: &Space, config: &Config) -> Vec<Step
 
     // Tiles of the output. A row of tiles that is written at once is not cut here.
     let grouped = shape.k_group < shape.k;
-    if grouped {
+    if shape.interleaved {
+        steps.push(split("ok", shape.k / shape.k_group, "okg", "og"));
+    } else if grouped {
         steps.push(split("ok", shape.k_group, "og", "okg"));
     }
     let by_row = write == "row";

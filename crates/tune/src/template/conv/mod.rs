@@ -96,6 +96,8 @@ struct Shape {
     has_prologue: bool,
     /// Channels of the output that read the same channels of the input.
     k_group: i64,
+    /// Whether channels of the output that belong to different groups take turns.
+    interleaved: bool,
     /// Whether it is a transposed convolution's.
     transposed: bool,
     /// Which dimensions of the weights number channels of the output and those that are summed over.
@@ -113,7 +115,7 @@ struct Shape {
 impl Shape {
     fn of(w: &Workload) -> Shape {
         let Structure::Window(window) = w.structure() else { panic!("{w} is no convolution") };
-        let Window { n, k, groups, depthwise, transposed, axes, .. } = window;
+        let Window { n, k, groups, interleaved, depthwise, transposed, axes, .. } = window;
         let [p, q] = window.program_axes().map(|axis| axis.output);
         let [r, s] = axes.map(|axis| axis.filter);
         Shape {
@@ -129,6 +131,7 @@ impl Shape {
             has_prologue: !w.prologue().is_empty(),
             // All channels of a depthwise convolution are cut alike.
             k_group: if depthwise { k } else { k / groups },
+            interleaved: interleaved && groups > 1,
             inserts_zeros: transposed && axes.iter().any(|axis| axis.stride > 1) && axes.iter().all(meets_taps),
             weight_axes: window.weight_axes(),
             axes,
