@@ -186,6 +186,7 @@ fn convolution(rng: &mut Xoshiro256PlusPlus) -> Workload {
             "conv2d" => {
                 set("k", of_groups(size(rng)));
                 set("groups", groups);
+                set("interleave", i64::from(groups > 1 && rng.random_bool(0.5)));
             }
             "depthwise_conv2d" => set("multiplier", *[1, 1, 2, 3].choose(rng).expect("some")),
             _ => set("k", size(rng)),

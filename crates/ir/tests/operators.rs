@@ -113,7 +113,10 @@ fn naive(w: &Workload, a: &Tensor, b: &Tensor) -> Tensor {
             }
             let mut out = Tensor::zeros(&[size("n"), k, rows, columns]);
             for at in out.each() {
-                let [n, k_at, p, q] = at[..] else { unreachable!() };
+                let [n, mut k_at, p, q] = at[..] else { unreachable!() };
+                if !depthwise && size("interleave") == 1 {
+                    k_at = k_at % groups * (k / groups) + k_at / groups;
+                }
                 for tap in each(&[of_group, size("r"), size("s")]) {
                     let [c, r, s] = tap[..] else { unreachable!() };
                     let channel = k_at / (k / groups) * of_group + c;
@@ -375,6 +378,7 @@ fn degenerate_texts_are_refused_in_one_line() {
     let conv = "conv2d:c=4,h=8,w=8,k=4,r=3,s=3";
     is(&format!("{conv},stride=0"), "`stride=0` is not accepted");
     is(&format!("{conv},stride=1,stride=2"), "`stride` is given twice");
+    is(&format!("{conv},interleave=2"), "`interleave=2` is not accepted; expected an integer from 0 to 1");
     is(&format!("{conv},groups=3"), "groups=3 does not divide c=4");
     is("conv2d:c=4,h=8,w=8,k=5,r=3,s=3,groups=2", "groups=2 does not divide k=5");
     is(&format!("{conv},dilation_w=4"), "reaches over 9 columns but the padded input has 8");
