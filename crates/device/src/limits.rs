@@ -35,6 +35,22 @@ pub struct Allowed {
 }
 
 impl Allowed {
+    /// What makes times on so many threads, or runs, other than they would be.
+    pub fn warnings(&self, threads: usize) -> Vec<String> {
+        let mut warnings = Vec::new();
+        if let Some(cpus) = self.cpus.filter(|&cpus| cpus < threads as f64) {
+            let (s, fewer) = if threads > 1 { ("s", "give fewer --threads, or ") } else { ("", "") };
+            warnings.push(format!(
+                "a quota leaves this process the time of {cpus:.2} CPUs, too little for {threads} thread{s}: times \
+                 will be the quota's, not the kernel's ({fewer}raise the quota)"
+            ));
+        }
+        if let Some(seconds) = self.cpu_seconds {
+            warnings.push(format!("a process ends after {seconds} s of CPU time (`ulimit -t`)"));
+        }
+        warnings
+    }
+
     /// What this process may use.
     pub fn here() -> Allowed {
         let read = |path: &str| fs::read_to_string(path).unwrap_or_default();

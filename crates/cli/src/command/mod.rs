@@ -180,18 +180,7 @@ impl MachineArgs {
     /// Says what of the system's limits, besides those that are refused, makes times or runs other than they
     /// would be.
     pub fn warn_of_limits(&self) {
-        let allowed = Allowed::here();
-        if let Some(cpus) = allowed.cpus.filter(|&cpus| cpus < self.threads as f64) {
-            let fewer = if self.threads > 1 { "give fewer --threads, or " } else { "" };
-            message(&format!(
-                "warning: a quota leaves this process the time of {cpus:.2} CPUs, too little for {}: times will be the quota's, \
-                 not the kernel's ({fewer}raise the quota)",
-                count(self.threads as u64, "thread")
-            ));
-        }
-        if let Some(seconds) = allowed.cpu_seconds {
-            message(&format!("warning: a process ends after {seconds} s of CPU time (`ulimit -t`)"));
-        }
+        Allowed::here().warnings(self.threads).iter().for_each(|warning| message(&format!("warning: {warning}")));
     }
 
     /// Whether this machine has as many CPUs as there are threads.

@@ -17,7 +17,7 @@ use tilewright_lab::{Caller, News};
 use tilewright_tune::Ended;
 
 use super::model::{BindingArgs, ModelArgs};
-use super::{ColdArgs, DatabaseArgs, WorkloadArgs, count, on_interrupt, percent, worker_command};
+use super::{ColdArgs, DatabaseArgs, WorkloadArgs, count, on_interrupt, worker_command};
 use crate::error::{bad_input, describe};
 use crate::output::{digits, duration, grouped, message, table, write_result};
 use crate::progress::{Progress, Status};
@@ -257,7 +257,7 @@ fn together(
         time.as_secs_f64(),
         session.database().name()
     ));
-    let (begin, at_hand) = (Instant::now(), Mutex::new((Progress::start(Status::default()), 0)));
+    let at_hand = Mutex::new((Progress::start(Status::default()), 0));
     let tuned = session.tune_many(&tasks, time, &interrupts.stop, &|note| {
         let mut at_hand = at_hand.lock().unwrap_or_else(PoisonError::into_inner);
         let (progress, at) = &mut *at_hand;
@@ -275,38 +275,12 @@ fn together(
     });
     at_hand.into_inner().unwrap_or_else(PoisonError::into_inner).0.finish();
     let mut tuned = tuned?;
-    let mut rows = vec![["workload", "GFLOP/s", "time", "share", "turns"].map(str::to_owned).to_vec()];
-    for (task, workload) in tuned.workloads.iter().zip(&workloads) {
-        let best = task.tuned.best.as_ref();
-        rows.push(vec![
-            workload.label(),
-            best.map_or("none".to_owned(), |best| digits(best.gflops)),
-            best.map_or(String::new(), |best| duration(best.median_ns)),
-            task.share.map_or(String::new(), percent),
-            task.turns.to_string(),
-        ]);
-    }
-    let whole = |ms: Option<f64>| ms.map_or("unknown".to_owned(), |ms| duration(ms * 1e6));
-    let text = format!(
-        "{}together {}, before {}; {:.1} s{}\n",
-        table(&rows),
-        whole(tuned.whole_ms),
-        whole(tuned.whole_ms_before),
-        begin.elapsed().as_secs_f64(),
-        if tuned.ended_early { ": more is not expected to be worth its time" } else { "" }
-    );
+    let labels: Vec<String> = workloads.iter().map(Workload::label).collect();
+    let text = tuned.summary(&labels);
     write_result(as_json, &serde_json::to_value(&tuned).expect("invariant: it is numbers and text by name"), &text)?;
-    for task in &mut tuned.workloads {
-        if let Some(lost) = task.tuned.lost.take() {
-            return Err(anyhow::Error::from(lost).context(task.tuned.workload.clone()));
-        }
-    }
-    match tuned.workloads.iter().find(|task| task.tuned.best.is_none()) {
-        Some(task) if !tuned.interrupted => match task.tuned.failure() {
-            Some(error) => Err(anyhow::Error::from(error).context(task.tuned.workload.clone())),
-            None => Ok(()),
-        },
-        _ => Ok(()),
+    match tuned.failure() {
+        Some((workload, error)) => Err(anyhow::Error::from(error).context(workload)),
+        None => Ok(()),
     }
 }
 

@@ -6,10 +6,11 @@ use std::time::Duration;
 use tilewright_ir::op::Workload;
 
 use super::finals::Untuned;
+use super::many::TunedMany;
 use super::{Plan, Race, Tuned, WallSeconds};
 use crate::best::{Best, gflops};
-use crate::error::one_line;
-use crate::words::{count, digits, duration, errors_text, percent};
+use crate::error::{Error, one_line};
+use crate::words::{count, digits, duration, errors_text, percent, table};
 
 /// A run that takes so many seconds is worth a word before it.
 const SLOW_RUN_S: f64 = 0.1;
@@ -122,5 +123,42 @@ impl Tuned {
             text += &format!("records  {}\n", one_line(&self.db));
         }
         text
+    }
+}
+
+impl TunedMany {
+    /// The result as a table, with what the whole takes; `labels` name the tasks.
+    pub fn summary(&self, labels: &[String]) -> String {
+        let mut rows = vec![["workload", "GFLOP/s", "time", "share", "turns"].map(str::to_owned).to_vec()];
+        for (task, label) in self.workloads.iter().zip(labels) {
+            let best = task.tuned.best.as_ref();
+            rows.push(vec![
+                label.clone(),
+                best.map_or("none".to_owned(), |best| digits(best.gflops)),
+                best.map_or(String::new(), |best| duration(best.median_ns)),
+                task.share.map_or(String::new(), percent),
+                task.turns.to_string(),
+            ]);
+        }
+        let whole = |ms: Option<f64>| ms.map_or("unknown".to_owned(), |ms| duration(ms * 1e6));
+        format!(
+            "{}together {}, before {}; {:.1} s{}\n",
+            table(&rows),
+            whole(self.whole_ms),
+            whole(self.whole_ms_before),
+            self.seconds,
+            if self.ended_early { ": more is not expected to be worth its time" } else { "" }
+        )
+    }
+
+    /// The first workload that lost records, or else that has no winner where it should have one; and why.
+    pub fn failure(&mut self) -> Option<(String, Error)> {
+        let lost =
+            self.workloads.iter_mut().find_map(|task| Some((task.tuned.workload.clone(), task.tuned.lost.take()?)));
+        let without = || {
+            let task = self.workloads.iter().find(|task| task.tuned.best.is_none() && !self.interrupted)?;
+            Some((task.tuned.workload.clone(), task.tuned.failure()?))
+        };
+        lost.or_else(without)
     }
 }
