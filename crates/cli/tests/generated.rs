@@ -53,7 +53,19 @@ const WORKLOADS: [&str; 26] = [
 ];
 
 /// Of the tests' nests those whose code differs.
-const NESTS: [&str; 6] = ["add_relu", "softmax", "layer_norm", "max_pool", "global_pool", "transpose"];
+const NESTS: [&str; 11] = [
+    "add_relu",
+    "softmax",
+    "layer_norm",
+    "max_pool",
+    "global_pool",
+    "transpose",
+    "embedding",
+    "gather_columns",
+    "whole_numbers",
+    "truths",
+    "bytes",
+];
 
 /// The texts of all of them, without spaces, as words of a line.
 fn workloads() -> Vec<String> {

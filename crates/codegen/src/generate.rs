@@ -24,7 +24,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 
 use tilewright_ir::index::Ranges;
 use tilewright_ir::target::Target;
-use tilewright_ir::{BufferId, Index, Loop, LoopId, LoopKind, Part, Program, Role, Scope, Stmt};
+use tilewright_ir::{BufferId, DType, Index, Loop, LoopId, LoopKind, Part, Program, Role, Scope, Stmt};
 
 use crate::CompileError;
 use crate::map::Map;
@@ -700,7 +700,10 @@ impl Generator<'_> {
 
     /// The type of a buffer's elements.
     pub(super) fn element_type(&self, buffer: BufferId) -> Type {
-        self.real_type(self.program.buffer(buffer).dtype)
+        match self.program.buffer(buffer).dtype {
+            DType::I8 | DType::U8 | DType::Bool => Type::I8,
+            dtype => self.arithmetic_type(dtype),
+        }
     }
 
     /// The position of an element in its buffer, with what the loops say.

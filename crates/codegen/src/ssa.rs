@@ -33,7 +33,7 @@ number! {
 pub enum Kind {
     /// A truth value.
     I1,
-    /// A byte, of which only addresses are computed.
+    /// A byte, which is computed with as something longer.
     I8,
     /// A 32-bit integer.
     I32,
@@ -186,6 +186,8 @@ pub enum Op {
     Mul,
     /// Modulo 2 to the number of bits.
     AddWrapping,
+    SubWrapping,
+    MulWrapping,
     /// Rounded towards zero.
     SignedDiv,
     SignedRem,
@@ -223,8 +225,14 @@ pub enum Op {
     Select,
     /// The low bits of an integer.
     Truncate,
+    /// A signed integer in more bits.
+    ExtendSigned,
+    /// An integer without sign in more bits.
+    ExtendUnsigned,
     /// A signed integer as a number.
     ToReal,
+    /// A number as a signed integer: towards zero, the extremes for what is beyond them, zero for what is none.
+    ToInteger,
     /// A number in another width.
     Convert,
     /// The same bits as another type.

@@ -616,14 +616,14 @@ fn functions_of_epilogues() {
 
 #[test]
 fn element_types_without_code_are_refused() {
-    for (of_x, cast) in [("f16", "f32"), ("f32", "i8")] {
+    for (of_x, cast) in [("f16", "f32"), ("f32", "bf16")] {
         let text = format!(
             "program \"types\" buffer X: {of_x}[8] global input buffer Y: f32[8] global output loops i
             run {{ for i in 8 {{ Y[i] = {cast}(X[i]) + 1.0 }} }}"
         );
         let refused = compile(&tilewright_ir::text::parse(&text).unwrap(), &host()).map(drop);
         let expected =
-            [("f16", "buffer `X`"), ("i8", "a cast")].into_iter().find(|(dtype, _)| [of_x, cast].contains(dtype));
+            [("f16", "buffer `X`"), ("bf16", "a cast")].into_iter().find(|(dtype, _)| [of_x, cast].contains(dtype));
         let (dtype, what) = expected.expect("one of them has no code");
         assert_eq!(refused, Err(CompileError::ElementType { dtype, what: what.to_owned() }));
     }
@@ -634,6 +634,75 @@ fn casts_round_in_between() {
     let text = "program \"casts\" buffer X: f64[24] global input buffer Y: f64[24] global output loops i, l
         run { for i in 2 { vectorized l in 12 { Y[12*i + l] = f32(X[12*i + l] * 0.1) + f64(f32(0.1)) } } }";
     check(&tilewright_ir::text::parse(text).unwrap());
+}
+
+/// A value of `i` for each lane or row, with inputs of all types.
+fn of_whole_numbers(of_y: &str, value: &str, is_vector: bool) -> tilewright_ir::Program {
+    let kind = if is_vector { "vectorized" } else { "for" };
+    let text = format!(
+        "program \"{of_y} = {value}\" buffer A: i32[19] global input buffer B: i64[19] global input
+        buffer C: i8[19] global input buffer D: u8[19] global input buffer E: bool[19] global input
+        buffer X: f32[19] global input buffer T: f32[5, 19] global input buffer U: u8[19, 6] global input
+        buffer P: i64[19] global input buffer Y: {of_y}[19] global output loops i
+        run {{ {kind} i in 19 {{ Y[i] = {value} }} }}"
+    );
+    tilewright_ir::text::parse(&text).unwrap_or_else(|e| panic!("{e}\n{text}"))
+}
+
+#[test]
+fn whole_numbers() {
+    for (of_y, value) in [
+        ("i32", "A[i] * 3 - B[i] + C[i]"),
+        ("i64", "max(min(A[i], B[i]), D[i]) + index(2*i)"),
+        ("i64", "A[i] / C[i] + neg(abs(D[i]))"),
+        ("i8", "A[i] * 20 + D[i]"),
+        ("u8", "f32(X[i] * 700.0)"),
+        ("bool", "A[i] + 3"),
+        ("bool", "select(less(X[i], 0.25), 1.0, 0.0)"),
+        ("bool", "select(less(B[i], A[i]) && not(less(C[i], 5.0)), 1.0, 0.0)"),
+        ("f32", "select(less(0.0, E[i]), X[i], A[i])"),
+        ("f32", "(1.0 - f32(E[i])) * -3.0 + X[i]"),
+        ("f32", "X[i] + f32(X[i] * f32(C[i]))"),
+        ("f64", "B[i] * 0.5 + D[i]"),
+        ("i32", "f32(X[i] * 1e20)"),
+        ("i32", "i64(f64(X[i] * 1e14))"),
+        ("i32", "select(less(A[i], 2.5), B[i], 0.0)"),
+        ("i64", "sqrt(D[i]) + floor(A[i])"),
+        ("i8", "C[i]"),
+        ("i64", "bool(A[i] - 7)"),
+    ] {
+        for is_vector in [false, true] {
+            check(&of_whole_numbers(of_y, value, is_vector));
+        }
+    }
+    let sums = "program \"sums\" buffer A: i32[7, 19] global input buffer C: i8[7, 19] global input
+        buffer S: i32[19] global output buffer M: i8[7] global output loops i, j, k, l run {
+        for i in 7 { vectorized j in 19 { S[j] += A[i, j] * C[i, j] first i == 0 } }
+        for k in 7 { for l in 19 { M[k] max= C[k, l] first l == 0 } } }";
+    check(&tilewright_ir::text::parse(sums).unwrap());
+}
+
+#[test]
+fn elements_at_computed_places() {
+    for (of_y, value) in [
+        ("f32", "T[at(P[3]), i]"),
+        ("f32", "T[at(P[i]), i]"),
+        ("f32", "T[at(A[i]), at(P[i])] + X[i]"),
+        ("f32", "T[2, at(X[i] * 30.0)]"),
+        ("u8", "U[i, at(C[i])]"),
+        ("u8", "U[at(U[i, at(P[i])] - 3), 2]"),
+        ("f32", "select(less(0.0, X[i]), T[at(P[i] + 1000000), i], 0.0)"),
+        ("f32", "select(i < 7, T[at(P[2]), i + 12], X[i])"),
+        ("f32", "select(6 < i, T[at(P[i]), i - 7], X[i])"),
+    ] {
+        for is_vector in [false, true] {
+            check(&of_whole_numbers(of_y, value, is_vector));
+        }
+    }
+    let rows = "program \"rows\" buffer I: i64[23] global input buffer T: f32[40, 35] global input
+        buffer Y: f32[23, 35] global output loops i, j run {
+        parallel i in 23 { vectorized j in 35 { Y[i, j] = T[at(I[i]), j] } } }";
+    check(&tilewright_ir::text::parse(rows).unwrap());
 }
 
 #[test]

@@ -11,7 +11,7 @@ use std::io;
 use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use tilewright_ir::interp::Fault;
-use tilewright_ir::reference::{Mismatch, Tolerance, Watch, evaluate_watched, random_elements, relative_error};
+use tilewright_ir::reference::{Mismatch, Tolerance, Watch, evaluate_watched, random_argument, relative_error};
 use tilewright_ir::{DType, Program, Role};
 
 /// Where mappings may begin.
@@ -34,6 +34,9 @@ pub enum DataError {
     /// The reference cannot be computed: the operator's fault.
     #[error("the reference cannot be computed: {0}")]
     Reference(Fault),
+    /// Random inputs lead to no number, so that nothing can be compared.
+    #[error("on random inputs no element of the result is a number, so that no kernel can be verified")]
+    NoNumber,
     /// The watcher ended it.
     #[error("the reference was given up")]
     GivenUp,
@@ -49,15 +52,14 @@ impl Data {
         let file = anonymous_file(c"tilewright-data")?;
         let (mut inputs, mut offsets, mut end) = (Vec::new(), Vec::new(), 0u64);
         let mut outputs_at = Vec::new();
-        for (at, (_, buffer)) in program.arguments().enumerate() {
+        for (at, (id, buffer)) in program.arguments().enumerate() {
             let n = buffer.n_elements().ok_or(io::ErrorKind::OutOfMemory).map_err(io::Error::from)?;
             offsets.push(end);
             let n_bytes = if buffer.role == Role::Output {
                 outputs_at.push(end);
                 n * DType::F64.bytes()
             } else {
-                let values: Vec<f64> =
-                    random_elements(buffer.dtype, seed.wrapping_add(at as u64), n as usize).collect();
+                let values = random_argument(program, id, seed.wrapping_add(at as u64));
                 write(&file, end, buffer.dtype, &values)?;
                 inputs.push(values);
                 n * buffer.dtype.bytes()
@@ -70,6 +72,9 @@ impl Data {
             fault => DataError::Reference(fault),
         })?;
         for (values, at) in outputs.into_iter().zip(outputs_at) {
+            if values.iter().all(|x| x.is_nan()) {
+                return Err(DataError::NoNumber);
+            }
             write(&file, at, DType::F64, &values)?;
         }
         Ok(Data { file, offsets })

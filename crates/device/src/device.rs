@@ -164,10 +164,10 @@ impl Device {
         // Inputs and outputs once, the reference and its inputs in double precision; then all of them in
         // every worker.
         let elements: u64 = program.arguments().filter_map(|(_, b)| b.n_elements()).sum();
-        let bytes = workload.dtype.bytes();
-        let of_tuner = elements.saturating_mul(bytes + 24);
-        let needed =
-            of_tuner.max(elements.saturating_mul(bytes * most_workers() as u64 + 8)).saturating_add(MORE_BYTES);
+        let bytes: u64 = program.arguments().filter_map(|(_, b)| b.size_bytes()).fold(0, u64::saturating_add);
+        let of_tuner = bytes.saturating_add(elements.saturating_mul(24));
+        let of_workers = bytes.saturating_mul(most_workers() as u64).saturating_add(elements.saturating_mul(8));
+        let needed = of_tuner.max(of_workers).saturating_add(MORE_BYTES);
         if let Some(memory) = host::memory_bytes().filter(|&memory| needed > memory) {
             let (needed_mib, memory_mib) = (needed >> 20, memory >> 20);
             return Err(DeviceError::TooLarge { workload: workload.to_string(), needed_mib, memory_mib });

@@ -78,8 +78,8 @@ fn written(block: &[Stmt]) -> BTreeSet<BufferId> {
 
 /// The buffers that statements read or write.
 pub fn touched(block: &[Stmt]) -> BTreeSet<BufferId> {
-    let mut found = written(block);
-    visit(block, &mut |s| s.for_each_own_read(&mut |buffer, _| found.extend([buffer])));
+    let mut found = BTreeSet::new();
+    visit(block, &mut |s| s.for_each_own_buffer(&mut |buffer| found.extend([buffer])));
     found
 }
 

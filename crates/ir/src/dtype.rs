@@ -88,7 +88,7 @@ const INTEGER: Row = Row {
     decode: |bits| f64::from(bits as i32),
     random: |bits| random_whole(bits, 16),
     random_size: RandomSize { rms: 9.670, most: 16.0, is_symmetric: true },
-    is_generated: false,
+    is_generated: true,
 };
 
 /// All element types. The root mean square of whole numbers from 1 to `n` is `√((n + 1)·(2n + 1) / 6)`.

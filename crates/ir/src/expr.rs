@@ -14,6 +14,8 @@ pub enum Expr {
     Const(f64),
     /// One element of a buffer.
     Load(BufferId, Vec<Index>),
+    /// One element of an input, at a place that is computed: see [`Subscript`].
+    Gather(BufferId, Vec<Subscript>),
     /// An integer index as a number.
     FromIndex(Index),
     /// A function of one value.
@@ -25,6 +27,32 @@ pub enum Expr {
     /// A value computed in the arithmetic of a type and rounded to that type, see [`DType::round`]. Where it
     /// is used it is converted to the type around the cast.
     Cast(DType, Box<Expr>),
+}
+
+/// A subscript of a gathered element.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Subscript {
+    /// One that is known from the loops.
+    Index(Index),
+    /// A whole number, computed in the arithmetic of `i64`, that counts from the end where it is negative. What
+    /// is then still outside is the first or the last place, so that no value leads out of the buffer.
+    Value(Box<Expr>),
+}
+
+impl Subscript {
+    /// The subscript where its value leads to the first place.
+    pub fn known(&self) -> Index {
+        match self {
+            Subscript::Index(i) => i.clone(),
+            Subscript::Value(_) => Index::from(0),
+        }
+    }
+
+    /// The place in a dimension of `extent` that a whole number leads to.
+    pub fn place(number: i64, extent: i64) -> i64 {
+        let from_start = if number < 0 { number.saturating_add(extent) } else { number };
+        from_start.min(extent - 1).max(0)
+    }
 }
 
 /// Functions of one value.
@@ -159,7 +187,8 @@ pub enum Cond {
     Lt(Index, Index),
     /// `a == b`
     Eq(Index, Index),
-    /// `a < b` on values; false where one is NaN.
+    /// `a < b` on values; false where one is NaN. Both are computed in the [widest](Expr::arithmetic) type of
+    /// what they are made of, whatever the type around.
     Less(Box<Expr>, Box<Expr>),
     /// Both hold.
     And(Box<Cond>, Box<Cond>),
@@ -247,8 +276,13 @@ impl<'a> Node<'a> {
     /// The nodes directly below, in the order of their evaluation.
     pub fn children(self) -> impl Iterator<Item = Node<'a>> {
         let (expr, cond) = (|e: &'a Expr| Some(Node::Expr(e)), |c: &'a Cond| Some(Node::Cond(c)));
+        let mut subscripts: &[Subscript] = &[];
         let children = match self {
             Node::Expr(Expr::Const(_) | Expr::Load(..) | Expr::FromIndex(_)) => [None; 3],
+            Node::Expr(Expr::Gather(_, all)) => {
+                subscripts = all;
+                [None; 3]
+            }
             Node::Expr(Expr::Unary(_, x) | Expr::Cast(_, x)) => [expr(x), None, None],
             Node::Expr(Expr::Binary(_, a, b)) | Node::Cond(Cond::Less(a, b)) => [expr(a), expr(b), None],
             Node::Expr(Expr::Select(c, a, b)) => [cond(c), expr(a), expr(b)],
@@ -256,7 +290,11 @@ impl<'a> Node<'a> {
             Node::Cond(Cond::And(a, b)) => [cond(a), cond(b), None],
             Node::Cond(Cond::Not(a)) => [cond(a), None, None],
         };
-        children.into_iter().flatten()
+        let values = subscripts.iter().filter_map(|subscript| match subscript {
+            Subscript::Index(_) => None,
+            Subscript::Value(value) => Some(Node::Expr(value)),
+        });
+        children.into_iter().flatten().chain(values)
     }
 
     /// Calls `visit` for this node and all below, in the order of their evaluation.
@@ -269,17 +307,31 @@ impl<'a> Node<'a> {
     pub fn for_each_index(self, visit: &mut dyn FnMut(&Index)) {
         self.walk(&mut |node| match node {
             Node::Expr(Expr::Load(_, index)) => index.iter().for_each(&mut *visit),
+            Node::Expr(Expr::Gather(_, subscripts)) => subscripts.iter().for_each(|subscript| {
+                if let Subscript::Index(i) = subscript {
+                    visit(i);
+                }
+            }),
             Node::Expr(Expr::FromIndex(i)) => visit(i),
             Node::Cond(Cond::Lt(a, b) | Cond::Eq(a, b)) => [a, b].into_iter().for_each(&mut *visit),
             Node::Expr(_) | Node::Cond(_) => {}
         });
     }
 
-    /// Calls `visit` for every load at and below it.
+    /// Calls `visit` for every load at and below it, gathered elements not included.
     pub fn for_each_load(self, visit: &mut dyn FnMut(BufferId, &'a [Index])) {
         self.walk(&mut |node| {
             if let Node::Expr(Expr::Load(buffer, index)) = node {
                 visit(*buffer, index);
+            }
+        });
+    }
+
+    /// Calls `visit` for the buffer of every load and of every gathered element at and below it.
+    pub fn for_each_buffer(self, visit: &mut dyn FnMut(BufferId)) {
+        self.walk(&mut |node| {
+            if let Node::Expr(Expr::Load(buffer, _) | Expr::Gather(buffer, _)) = node {
+                visit(*buffer);
             }
         });
     }
@@ -350,6 +402,13 @@ impl Expr {
         match self {
             Expr::Const(_) => self.clone(),
             Expr::Load(b, index) => Expr::Load(*b, index.iter().map(|i| rewrite.index(i)).collect()),
+            Expr::Gather(b, subscripts) => {
+                let of = |subscript: &Subscript| match subscript {
+                    Subscript::Index(i) => Subscript::Index(rewrite.index(i)),
+                    Subscript::Value(value) => Subscript::Value(Box::new(rewrite.expr(value))),
+                };
+                Expr::Gather(*b, subscripts.iter().map(of).collect())
+            }
             Expr::FromIndex(i) => Expr::FromIndex(rewrite.index(i)),
             Expr::Unary(op, x) => Expr::unary(*op, rewrite.expr(x)),
             Expr::Binary(op, a, b) => Expr::binary(*op, rewrite.expr(a), rewrite.expr(b)),
@@ -358,6 +417,33 @@ impl Expr {
             }
             Expr::Cast(dtype, x) => Expr::cast(*dtype, rewrite.expr(x)),
         }
+    }
+
+    /// The widest arithmetic of what it loads, gathers and casts; none of constants and indices alone.
+    pub fn arithmetic(&self, dtype_of: &dyn Fn(BufferId) -> DType) -> Option<DType> {
+        match self {
+            Expr::Const(_) | Expr::FromIndex(_) => None,
+            Expr::Load(b, _) | Expr::Gather(b, _) => Some(dtype_of(*b).arithmetic()),
+            Expr::Cast(dtype, _) => Some(dtype.arithmetic()),
+            Expr::Unary(_, x) => x.arithmetic(dtype_of),
+            Expr::Binary(_, a, b) | Expr::Select(_, a, b) => {
+                let of_each = [a, b].into_iter().filter_map(|e| e.arithmetic(dtype_of));
+                of_each.max_by_key(|dtype| (dtype.is_float(), dtype.bytes()))
+            }
+        }
+    }
+
+    /// The arithmetic in which two values are compared: the same of both, but whole numbers and constants that
+    /// are none are compared in `f64`.
+    pub fn arithmetic_of(both: [&Expr; 2], dtype_of: &dyn Fn(BufferId) -> DType) -> Option<DType> {
+        let of_each = both.into_iter().filter_map(|e| e.arithmetic(dtype_of));
+        let widest = of_each.max_by_key(|dtype| (dtype.is_float(), dtype.bytes()))?;
+        let mut has_fraction = false;
+        for e in both {
+            Node::Expr(e)
+                .walk(&mut |node| has_fraction |= matches!(node, Node::Expr(Expr::Const(x)) if x.fract() != 0.0));
+        }
+        Some(if has_fraction && !widest.is_float() { DType::F64 } else { widest })
     }
 
     /// The expression with every index rewritten.
@@ -380,6 +466,14 @@ impl Expr {
         match self {
             Expr::Const(_) => {}
             Expr::Load(_, index) => index.iter_mut().for_each(change),
+            Expr::Gather(_, subscripts) => {
+                for subscript in subscripts {
+                    match subscript {
+                        Subscript::Index(i) => change(i),
+                        Subscript::Value(value) => value.for_each_index_mut(change),
+                    }
+                }
+            }
             Expr::FromIndex(i) => change(i),
             Expr::Unary(_, x) | Expr::Cast(_, x) => x.for_each_index_mut(change),
             Expr::Binary(_, a, b) => {

@@ -7,10 +7,10 @@
 //! A number is an `f64`, and every operation inside a store or an update is [rounded](DType::round) to the
 //! [arithmetic](DType::arithmetic) of the buffer that it writes, inside a cast to that of the cast's type:
 //! loads, constants, indices as numbers, and the result of each function. What is stored or cast is rounded
-//! to the type itself. An update rounds the value first and the combination with the old value after it, so a
+//! to the type itself. A comparison of values is rounded to the [widest](Expr::arithmetic) arithmetic of what
+//! it is made of. An update rounds the value first and the combination with the old value after it, so a
 //! sum of products rounds the product and the sum separately; code that fuses them into one multiply-add
-//! differs by the rounding of the product, and comparisons allow for it. A comparison of values in the
-//! condition of an `if` is made in `f64`. Arithmetic that leaves the range of a type of whole numbers has no
+//! differs by the rounding of the product, and comparisons allow for it. Arithmetic that leaves the range of a type of whole numbers has no
 //! meaning; the conversion of what is outside has.
 //!
 //! Of a select only the chosen side is evaluated, of a conjunction the right side only where the left
@@ -27,7 +27,7 @@
 //! or leaves an element of an output unwritten has no meaning: it ends with a [`Fault`] that says where.
 
 use crate::dtype::DType;
-use crate::expr::{BinaryOp, Cond, Expr, ReduceOp, UnaryOp};
+use crate::expr::{BinaryOp, Cond, Expr, ReduceOp, Subscript, UnaryOp};
 use crate::index::{Atom, Index};
 use crate::program::{Buffer, BufferId, LoopId, Program, Role, Stmt};
 use crate::text::index_to_string;
@@ -442,11 +442,20 @@ struct Access {
 enum Node {
     Const(f64),
     Load(Access),
+    Gather(Box<Gather>),
     FromIndex(Linear),
     Unary(UnaryOp, Box<Node>),
     Binary(BinaryOp, Box<(Node, Node)>),
     Select(Box<(Test, Node, Node)>),
     Cast(Rounds, Box<Node>),
+}
+
+/// An element at a place that is computed: an access that is at the first place of those dimensions, and for
+/// each of them its value, extent and stride.
+struct Gather {
+    access: Access,
+    values: Vec<(Node, i64, i64)>,
+    rounds: Rounds,
 }
 
 /// Types that a value is rounded to.
@@ -464,7 +473,7 @@ enum Test {
     Eq(Linear, Linear),
     /// The variable is zero: the usual condition of an update.
     IsZero(u32),
-    Less(Box<(Node, Node)>),
+    Less(Rounds, Box<(Node, Node)>),
     And(Box<(Test, Test)>),
     Not(Box<Test>),
 }
@@ -592,6 +601,18 @@ impl Compiler<'_> {
         Ok(match e {
             Expr::Const(x) => Node::Const(defined(*x)),
             Expr::Load(b, index) => Node::Load(self.access(*b, index)?),
+            Expr::Gather(b, subscripts) => {
+                let known: Vec<Index> = subscripts.iter().map(Subscript::known).collect();
+                let access = self.access(*b, &known)?;
+                let mut values = Vec::new();
+                for (subscript, dim) in subscripts.iter().zip(&access.dims) {
+                    if let Subscript::Value(value) = subscript {
+                        values.push((self.node(value)?, dim.extent as i64, dim.stride));
+                    }
+                }
+                let rounds = Rounds { each: DType::I64, last: DType::I64 };
+                Node::Gather(Box::new(Gather { access, values, rounds }))
+            }
             Expr::FromIndex(i) => Node::FromIndex(self.linear(i)?),
             Expr::Unary(op, x) => Node::Unary(*op, Box::new(self.node(x)?)),
             Expr::Binary(op, a, b) => Node::Binary(*op, Box::new((self.node(a)?, self.node(b)?))),
@@ -613,7 +634,11 @@ impl Compiler<'_> {
                     _ => Test::Eq(a, b),
                 }
             }
-            Cond::Less(a, b) => Test::Less(Box::new((self.node(a)?, self.node(b)?))),
+            Cond::Less(a, b) => {
+                let sides = Box::new((self.node(a)?, self.node(b)?));
+                let dtype = Expr::arithmetic_of([a, b], &|b| self.program.buffer(b).dtype);
+                Test::Less(self.rounds(dtype.unwrap_or(DType::F64)), sides)
+            }
             Cond::And(a, b) => Test::And(Box::new((self.test(a)?, self.test(b)?))),
             Cond::Not(c) => match self.test(c)? {
                 Test::Constant(c) => Test::Constant(!c),
@@ -781,6 +806,15 @@ impl Machine<'_> {
         value
     }
 
+    fn gather(&mut self, gather: &Gather) -> f64 {
+        let mut at = self.locate(&gather.access) as i64;
+        for (value, extent, stride) in &gather.values {
+            at += stride * Subscript::place(self.value(value, gather.rounds) as i64, *extent);
+        }
+        // After a fault the position may be anything.
+        self.memory[gather.access.buffer as usize].get(at as usize).copied().unwrap_or(0.0)
+    }
+
     /// A value, rounded at each operation and at the end.
     #[inline]
     fn value(&mut self, node: &Node, Rounds { each, last }: Rounds) -> f64 {
@@ -811,6 +845,7 @@ impl Machine<'_> {
         let value = match node {
             Node::Const(x) => *x,
             Node::Load(access) => self.load(access),
+            Node::Gather(gather) => self.gather(gather),
             Node::FromIndex(i) => self.linear(i) as f64,
             Node::Unary(op, x) => apply_unary(*op, self.node::<EACH>(x)),
             Node::Binary(op, sides) => {
@@ -836,9 +871,9 @@ impl Machine<'_> {
             Test::IsZero(var) => self.vars[*var as usize] == 0,
             Test::Lt(a, b) => self.linear(a) < self.linear(b),
             Test::Eq(a, b) => self.linear(a) == self.linear(b),
-            Test::Less(sides) => {
-                let a = self.node::<EACH>(&sides.0);
-                a < self.node::<EACH>(&sides.1)
+            Test::Less(rounds, sides) => {
+                let a = self.value(&sides.0, *rounds);
+                a < self.value(&sides.1, *rounds)
             }
             Test::And(sides) => self.test::<EACH>(&sides.0) && self.test::<EACH>(&sides.1),
             Test::Not(c) => !self.test::<EACH>(c),

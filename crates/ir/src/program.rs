@@ -465,13 +465,22 @@ impl Stmt {
         }
     }
 
-    /// Calls `visit` for every buffer element this statement itself reads.
+    /// Calls `visit` for every buffer element this statement itself reads, but for those that are gathered, which
+    /// nothing writes.
     ///
     /// The old value that an update combines with counts as read.
     pub fn for_each_own_read<'a>(&'a self, visit: &mut dyn FnMut(BufferId, &'a [Index])) {
         self.own_nodes().for_each(|node| node.for_each_load(visit));
         if let Stmt::Update { buffer, index, .. } = self {
             visit(*buffer, index);
+        }
+    }
+
+    /// Calls `visit` for the buffer of every element that this statement itself reads or writes.
+    pub fn for_each_own_buffer(&self, visit: &mut dyn FnMut(BufferId)) {
+        self.own_nodes().for_each(|node| node.for_each_buffer(visit));
+        if let Some((buffer, _)) = self.own_write() {
+            visit(buffer);
         }
     }
 

@@ -13,7 +13,7 @@
 //!    again inside their life except in the block that allocated them.
 //! 7. Inputs are never written. Kept buffers are written in `prepare` or in `run`, but not in both, as a
 //!    second run would find what the first one left; outputs in `run` or `finish`. `prepare` reads no
-//!    outputs, `finish` no inputs.
+//!    outputs, `finish` no inputs. What is gathered from is an input, which nothing writes.
 //! 8. A vectorized loop contains only stores, updates, prefetches and unrolled loops of such.
 //! 9. GPU axes are 0 to 2, and a loop is not bound to the axis of a loop around it.
 //! 10. Iterations of parallel, vectorized, block and thread loops do not touch each other's data: where one
@@ -21,7 +21,7 @@
 //!     See [`find_race`].
 
 use crate::dependence::{Race, find_race};
-use crate::expr::{Cond, Expr};
+use crate::expr::{Cond, Expr, Subscript};
 use crate::index::{Atom, Index, Ranges};
 use crate::interp::{Place, list};
 use crate::program::{BufferId, Loop, LoopKind, Part, Program, Role, Stmt};
@@ -152,6 +152,14 @@ pub enum VerifyError {
         role: Role,
         /// `prepare` or `finish`.
         part: &'static str,
+    },
+    /// Rule 7.
+    #[error("{} {buffer} is gathered from, which only inputs are", role_name(*role))]
+    Gathered {
+        /// The buffer's name.
+        buffer: String,
+        /// What it is to the caller.
+        role: Role,
     },
     /// Rule 7.
     #[error("kept {buffer} is written both in prepare and in run")]
@@ -498,6 +506,24 @@ impl<'a> Checker<'a> {
                     return Err(VerifyError::Read { buffer, role, part });
                 }
                 self.within(*b, index)
+            }
+            Expr::Gather(b, subscripts) => {
+                let index: Vec<Index> = subscripts.iter().map(Subscript::known).collect();
+                self.subscripts(*b, &index)?;
+                let buffer = self.program.buffer(*b);
+                if !matches!(buffer.role, Role::Input | Role::ConstInput) {
+                    return Err(VerifyError::Gathered { buffer: buffer.name.clone(), role: buffer.role });
+                }
+                if self.part == Part::Finish {
+                    let (buffer, role, part) = (buffer.name.clone(), buffer.role, self.part.name());
+                    return Err(VerifyError::Read { buffer, role, part });
+                }
+                for subscript in subscripts {
+                    if let Subscript::Value(value) = subscript {
+                        self.expr(value)?;
+                    }
+                }
+                self.within(*b, &index)
             }
             Expr::FromIndex(i) => self.index(i),
             Expr::Unary(_, x) | Expr::Cast(_, x) => self.expr(x),

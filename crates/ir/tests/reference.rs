@@ -346,7 +346,7 @@ fn tolerance_lets_rounding_pass_and_finds_one_wrong_product() {
 fn comparisons_see_nan_and_infinity() {
     let tolerance = Tolerance { abs: 0.1, rel: 0.0 };
     assert_eq!(tolerance.compare(&[1.05f32, f32::INFINITY], &[1.0, f64::INFINITY]), Ok(()));
-    for (got, expected) in [(f64::NAN, 1.0), (f64::NAN, f64::NAN), (1.0, f64::INFINITY), (1.2, 1.0), (1.0, f64::NAN)] {
+    for (got, expected) in [(f64::NAN, 1.0), (1.0, f64::INFINITY), (1.2, 1.0), (1.0, f64::NAN)] {
         let m = tolerance.compare(&[1.0, got, 1.0], &[1.0, expected, 1.0]).unwrap_err();
         assert_eq!((m.n_wrong, m.first), (1, 1));
     }

@@ -227,6 +227,7 @@ pub fn binary(f: Binary, a: Expr, b: Expr) -> Option<Expr> {
 pub fn cost(e: &Expr) -> usize {
     match e {
         Expr::Const(_) | Expr::Load(..) | Expr::FromIndex(_) => 0,
+        Expr::Gather(..) => 4,
         Expr::Unary(UnaryOp::Neg | UnaryOp::Abs, x) | Expr::Cast(_, x) => 1 + cost(x),
         Expr::Unary(UnaryOp::Sqrt, x) => 6 + cost(x),
         Expr::Unary(UnaryOp::Floor | UnaryOp::Ceil | UnaryOp::Round, x) => 1 + cost(x),

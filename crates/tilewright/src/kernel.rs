@@ -15,6 +15,8 @@ pub struct Kernel {
     workload: Workload,
     /// Name, role and elements of each argument.
     arguments: Vec<(String, Role, usize)>,
+    /// An element type that arguments have besides or instead of f32.
+    other_dtype: Option<DType>,
 }
 
 impl Kernel {
@@ -34,7 +36,8 @@ impl Kernel {
         let arguments: Vec<_> = arguments.collect();
         let n_bytes: Vec<u64> = lowered.arguments().map(|(_, b)| b.size_bytes().unwrap_or(0)).collect();
         let call = Call::new(kernel, &n_bytes, threads).map_err(cannot)?;
-        Ok(Kernel { call, workload: workload.clone(), arguments })
+        let other_dtype = lowered.arguments().map(|(_, b)| b.dtype).find(|dtype| *dtype != DType::F32);
+        Ok(Kernel { call, workload: workload.clone(), arguments, other_dtype })
     }
 
     /// Name, role and number of elements of each argument, in order.
@@ -49,8 +52,8 @@ impl Kernel {
     /// # Errors
     /// Where the number of arguments, their lengths or the element type are not the workload's.
     pub fn run(&mut self, inputs: &[&[f32]], outputs: &mut [&mut [f32]]) -> Result<(), Error> {
-        if self.workload.dtype != DType::F32 {
-            return Err(Error::input(format!("{} takes {}, not f32", self.workload, self.workload.dtype.name())));
+        if let Some(other) = self.other_dtype {
+            return Err(Error::input(format!("{} takes {}, not f32", self.workload, other.name())));
         }
         let is_input = |role: Role| role != Role::Output;
         let of = |wanted: bool| self.arguments.iter().filter(move |(_, role, _)| is_input(*role) == wanted);

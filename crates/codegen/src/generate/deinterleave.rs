@@ -43,7 +43,7 @@ impl Generator<'_> {
         let mut wanted = Vec::new();
         for_each_sure_read(&block[0], &mut |buffer, index| wanted.push((buffer, index.to_vec())));
         for (buffer, index) in wanted {
-            if !self.may_stride(buffer, &index, lanes.var) {
+            if !self.program.buffer(buffer).dtype.is_float() || !self.may_stride(buffer, &index, lanes.var) {
                 continue;
             }
             let access = self.access(buffer, &index);
@@ -293,7 +293,7 @@ impl Generator<'_> {
 fn for_each_sure_read(stmt: &Stmt, visit: &mut dyn FnMut(BufferId, &[Index])) {
     fn walk(e: &Expr, visit: &mut dyn FnMut(BufferId, &[Index])) {
         match e {
-            Expr::Const(_) | Expr::FromIndex(_) | Expr::Select(..) => {}
+            Expr::Const(_) | Expr::FromIndex(_) | Expr::Select(..) | Expr::Gather(..) => {}
             Expr::Load(buffer, index) => visit(*buffer, index),
             Expr::Unary(_, x) | Expr::Cast(_, x) => walk(x, visit),
             Expr::Binary(_, a, b) => {

@@ -27,7 +27,8 @@ impl Generator<'_> {
         let (Some(lanes), Some(Stmt::Store { buffer, index, .. })) = (self.f.lanes, block.first()) else {
             return Ok(0);
         };
-        if lanes.mask.is_some() || self.in_registers(*buffer) {
+        let is_float = self.program.buffer(*buffer).dtype.is_float();
+        if lanes.mask.is_some() || self.in_registers(*buffer) || !is_float {
             return Ok(0);
         }
         let Access::Strided { base, stride } = self.access(*buffer, index) else {

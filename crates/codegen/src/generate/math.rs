@@ -161,7 +161,7 @@ impl Generator<'_> {
             DType::F64 => (&DOUBLE, Type::I64),
             other => unreachable!("programs with {} are refused before", other.name()),
         };
-        let math = Math { g: self, format, ty: self.real_type(dtype).vector(n), int: int.vector(n), n };
+        let math = Math { g: self, format, ty: self.arithmetic_type(dtype).vector(n), int: int.vector(n), n };
         match op {
             UnaryOp::Exp => Some(math.exp(x)),
             UnaryOp::Log => Some(math.log(x)),
@@ -180,7 +180,7 @@ impl Generator<'_> {
         }
         let n = n.max(1);
         let (format, int) = if dtype == DType::F32 { (&SINGLE, Type::I32) } else { (&DOUBLE, Type::I64) };
-        let math = Math { g: self, format, ty: self.real_type(dtype).vector(n), int: int.vector(n), n };
+        let math = Math { g: self, format, ty: self.arithmetic_type(dtype).vector(n), int: int.vector(n), n };
         let nearest = math.nearest(x);
         let one = math.real(1.0);
         let moved = match op {

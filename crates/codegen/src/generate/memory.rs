@@ -1,7 +1,8 @@
 //! Reads and writes of elements: scalars, vectors of neighbours, strided and scattered lanes, register
 //! chunks.
 
-use tilewright_ir::{Atom, BufferId, Index, LoopId};
+use tilewright_ir::expr::Subscript;
+use tilewright_ir::{Atom, BufferId, DType, Index, LoopId};
 
 use super::plan::{self, Chunk, Piece};
 use super::value::Operand;
@@ -122,6 +123,77 @@ impl Generator<'_> {
                 Operand { value, lanes: piece.width }
             }
         }
+    }
+
+    /// Reads the element of each lane at places that are computed.
+    pub(super) fn gather(&mut self, buffer: BufferId, subscripts: &[Subscript]) -> Operand {
+        let (shape, strides) = {
+            let b = self.program.buffer(buffer);
+            (b.shape.clone(), b.strides())
+        };
+        // How many elements from where the known subscripts lead.
+        let mut offset: Option<Operand> = None;
+        for ((subscript, extent), stride) in subscripts.iter().zip(shape).zip(strides) {
+            let Subscript::Value(value) = subscript else { continue };
+            let number = self.eval(value, DType::I64);
+            let n = number.lanes.max(1);
+            let whole = |g: &Self, v: i64| g.m.splat(g.m.int(v), n);
+            let is_behind = self.compare(false, number.value, whole(self, 0));
+            let from_end = self.m.add(number.value, whole(self, extent));
+            let place = self.m.select(is_behind, from_end, number.value);
+            let place = self.clamped(place, whole(self, 0), whole(self, extent - 1));
+            let here = Operand { value: self.m.mul(place, whole(self, stride)), lanes: number.lanes };
+            offset = Some(match offset {
+                None => here,
+                Some(before) => {
+                    let n = before.lanes.max(here.lanes);
+                    let (a, b) = (self.widen(before, n), self.widen(here, n));
+                    Operand { value: self.m.add(a, b), lanes: n }
+                }
+            });
+        }
+        let offset = offset.expect("a gathered element has a computed place");
+        let index: Vec<Index> = subscripts.iter().map(Subscript::known).collect();
+        let (element, align) = (self.element_type(buffer), element_align(self, buffer));
+        let access = self.access(buffer, &index);
+        if let (0, Access::Strided { base, stride: 1 }) = (offset.lanes, &access) {
+            let Lanes { piece, mask, .. } = self.f.lanes.expect("lanes vary in a vectorized loop");
+            let pointer = self.pointer(buffer, base);
+            let pointer = self.m.element(element, pointer, offset.value);
+            let mask = match mask {
+                Some(mask) => Some(self.and_existing(mask, piece)),
+                None => self.lane_mask(piece.n, piece.width),
+            };
+            let ty = element.vector(piece.width);
+            let value = match mask {
+                None => self.plain_load(buffer, ty, pointer, align),
+                Some(mask) => self.masked_load(ty, pointer, align, mask),
+            };
+            return Operand { value, lanes: piece.width };
+        }
+        let is_guarded = self.f.lanes.is_some_and(|l| l.guarded || l.mask.is_some());
+        let last = self.program.buffer(buffer).n_elements().unwrap_or(1).max(1) as i64 - 1;
+        let at = |g: &mut Self, flat: &Index, offset: Id| {
+            let first = g.pointer(buffer, &Index::from(0));
+            let known = g.int(flat);
+            let mut at = g.m.add(known, offset);
+            if is_guarded {
+                at = g.clamped(at, g.m.int(0), g.m.int(last));
+            }
+            let pointer = g.m.element(element, first, at);
+            g.plain_load(buffer, element, pointer, align)
+        };
+        if let (0, Access::Uniform(flat)) = (offset.lanes, &access) {
+            return Operand::scalar(at(self, flat, offset.value));
+        }
+        let Lanes { piece, .. } = self.f.lanes.expect("lanes vary in a vectorized loop");
+        let mut out = self.m.undefined(element.vector(piece.width));
+        for (lane, flat) in self.lane_positions(&access, piece.n).into_iter().enumerate() {
+            let own = if offset.lanes == 0 { offset.value } else { self.m.extract(offset.value, lane) };
+            let x = at(self, &flat, own);
+            out = self.m.insert(out, x, lane);
+        }
+        Operand { value: out, lanes: piece.width }
     }
 
     /// Reads lanes that are no neighbours; with a mask, those in it.

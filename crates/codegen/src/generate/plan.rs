@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use tilewright_ir::expr::{Cond, Expr};
+use tilewright_ir::expr::{Cond, Expr, Node, Subscript};
 use tilewright_ir::index::Ranges;
 use tilewright_ir::target::{Arch, Target};
 use tilewright_ir::{BufferId, Index, Loop, LoopId, LoopKind, Program, Role, Scope, Stmt};
@@ -123,16 +123,12 @@ pub fn vectors(program: &Program, target: &Target, l: &Loop, extent: &Index, ran
 }
 
 fn is_vectorizable(program: &Program, stmt: &Stmt, lane: LoopId, element_bytes: &mut u64) -> bool {
-    let mut widest = |buffer: BufferId| *element_bytes = (*element_bytes).max(program.buffer(buffer).dtype.bytes());
     match stmt {
-        Stmt::Store { buffer, index, value } => {
-            widest(*buffer);
-            value.for_each_load(&mut |b, _| widest(b));
-            index.iter().any(|i| i.uses(lane))
-        }
-        Stmt::Update { buffer, index, value, .. } => {
-            widest(*buffer);
-            value.for_each_load(&mut |b, _| widest(b));
+        Stmt::Store { index, .. } | Stmt::Update { index, .. } => {
+            stmt.for_each_own_buffer(&mut |buffer| {
+                let bytes = program.buffer(buffer).dtype.arithmetic().bytes();
+                *element_bytes = (*element_bytes).max(bytes);
+            });
             index.iter().any(|i| i.uses(lane))
         }
         Stmt::Prefetch { .. } => true,
@@ -404,10 +400,7 @@ pub fn captures(block: &[Stmt]) -> (BTreeSet<BufferId>, BTreeSet<LoopId>) {
 pub fn used_buffers(block: &[Stmt], buffers: &mut BTreeSet<BufferId>) {
     for stmt in block {
         stmt.walk(&mut |s| {
-            s.for_each_own_read(&mut |b, _| buffers.extend([b]));
-            if let Some((b, _)) = s.own_write() {
-                buffers.insert(b);
-            }
+            s.for_each_own_buffer(&mut |b| buffers.extend([b]));
             match s {
                 Stmt::Alloc(b) | Stmt::Prefetch { buffer: b, .. } => buffers.extend([*b]),
                 Stmt::For(_) | Stmt::If { .. } | Stmt::Store { .. } | Stmt::Update { .. } => {}
@@ -432,12 +425,27 @@ pub fn written_buffers(block: &[Stmt]) -> BTreeSet<BufferId> {
 /// Whether every load of an expression stays inside its buffer whatever the conditions around it.
 pub fn is_safe(program: &Program, ranges: &Ranges, known: &Known, e: &Expr) -> bool {
     let mut safe = true;
-    e.for_each_load(&mut |b, index| {
+    let mut check = |b: BufferId, index: &[Index], last: i64| {
         safe = safe && {
             let flat = flat(program, b, index, known);
-            let n = program.buffer(b).n_elements().unwrap_or(0) as i64;
-            ranges.lower(&flat).is_some_and(|l| l >= 0) && ranges.upper(&flat).is_some_and(|u| u < n)
+            ranges.lower(&flat).is_some_and(|l| l >= 0) && ranges.upper(&flat).is_some_and(|u| u <= last)
         };
+    };
+    Node::Expr(e).walk(&mut |node| match node {
+        Node::Expr(Expr::Load(b, index)) => {
+            check(*b, index, program.buffer(*b).n_elements().unwrap_or(0) as i64 - 1);
+        }
+        // Values lead to some place of their dimensions, the last at most.
+        Node::Expr(Expr::Gather(b, subscripts)) => {
+            let index: Vec<Index> = subscripts.iter().map(Subscript::known).collect();
+            let mut last = 0;
+            let buffer = program.buffer(*b);
+            for ((subscript, extent), stride) in subscripts.iter().zip(&buffer.shape).zip(buffer.strides()) {
+                last += if matches!(subscript, Subscript::Index(_)) { (extent - 1) * stride } else { 0 };
+            }
+            check(*b, &index, last);
+        }
+        Node::Expr(_) | Node::Cond(_) => {}
     });
     safe
 }

@@ -10,7 +10,7 @@ use tilewright_ir::{BufferId, DType, Index, Scope};
 use super::memory::LoadKey;
 use super::{Generator, Lanes, plan};
 use crate::map::Map;
-use crate::ssa::{Id, Linkage, Op, Type};
+use crate::ssa::{Compare, Id, Kind, Linkage, Op, Type};
 
 /// A value with its number of lanes; 0 for a scalar, which stands for itself in every lane.
 #[derive(Clone, Copy)]
@@ -26,14 +26,30 @@ impl Operand {
     }
 }
 
+/// A value without a cast to the type that it is computed in.
+fn without_cast(e: &Expr, dtype: DType) -> &Expr {
+    match e {
+        Expr::Cast(to, x) if *to == dtype => without_cast(x, dtype),
+        e => e,
+    }
+}
+
 impl Generator<'_> {
-    /// The type of an element type.
-    pub(super) fn real_type(&self, dtype: DType) -> Type {
-        match dtype {
+    /// The type of the arithmetic of an element type.
+    pub(super) fn arithmetic_type(&self, dtype: DType) -> Type {
+        match dtype.arithmetic() {
             DType::F32 => Type::F32,
             DType::F64 => Type::F64,
-            other => unreachable!("programs with {} are refused before", other.name()),
+            DType::I32 => Type::I32,
+            DType::I64 => Type::I64,
+            other => unreachable!("nothing is computed in {}", other.name()),
         }
+    }
+
+    /// A number of a type.
+    fn number(&self, dtype: DType, v: f64) -> Id {
+        let ty = self.arithmetic_type(dtype);
+        if dtype.is_float() { self.m.real(ty, v) } else { self.m.integer(ty, dtype.arithmetic().round(v) as i64) }
     }
 
     /// The value in every lane of a vector of `n` lanes; itself where `n` is 0.
@@ -57,15 +73,18 @@ impl Generator<'_> {
     /// Computes an expression in the arithmetic of `dtype`.
     pub(super) fn eval(&mut self, e: &Expr, dtype: DType) -> Operand {
         match e {
-            Expr::Const(v) => Operand::scalar(self.m.real(self.real_type(dtype), *v)),
+            Expr::Const(v) => Operand::scalar(self.number(dtype, *v)),
             Expr::Load(buffer, index) => {
                 let loaded = self.load(*buffer, index);
-                self.convert(loaded, self.program.buffer(*buffer).dtype, dtype)
+                self.element(*buffer, loaded, dtype)
+            }
+            Expr::Gather(buffer, subscripts) => {
+                let gathered = self.gather(*buffer, subscripts);
+                self.element(*buffer, gathered, dtype)
             }
             Expr::FromIndex(index) => {
                 let x = self.index_operand(index);
-                let ty = self.real_type(dtype).vector(x.lanes.max(1));
-                Operand { value: self.m.int_to_real(x.value, ty), lanes: x.lanes }
+                self.convert(x, DType::I64, dtype)
             }
             Expr::Unary(op, x) => {
                 let x = self.eval(x, dtype);
@@ -74,21 +93,84 @@ impl Generator<'_> {
             Expr::Binary(op, a, b) => self.binary(*op, a, b, dtype),
             Expr::Select(cond, a, b) => self.select(cond, a, b, dtype),
             Expr::Cast(to, x) => {
-                let x = self.eval(x, *to);
-                self.convert(x, *to, dtype)
+                let x = self.eval(x, to.arithmetic());
+                let x = self.rounded_to(x, *to);
+                self.convert(x, to.arithmetic(), dtype)
             }
         }
     }
 
+    /// An element of a buffer in the arithmetic of `dtype`.
+    fn element(&mut self, buffer: BufferId, x: Operand, dtype: DType) -> Operand {
+        let of = self.program.buffer(buffer).dtype;
+        let ty = self.arithmetic_type(of).vector(x.lanes.max(1));
+        let value = match of {
+            DType::I8 => self.m.extend(x.value, ty, true),
+            DType::U8 | DType::Bool => self.m.extend(x.value, ty, false),
+            _ => x.value,
+        };
+        self.convert(Operand { value, lanes: x.lanes }, of.arithmetic(), dtype)
+    }
+
+    /// A value in the arithmetic of a buffer's type as an element of it.
+    fn as_element(&mut self, buffer: BufferId, x: Operand) -> Operand {
+        let dtype = self.program.buffer(buffer).dtype;
+        let x = self.rounded_to(x, dtype);
+        let element = self.element_type(buffer);
+        if self.m.type_of(x.value).kind == element.kind {
+            return x;
+        }
+        Operand { value: self.m.truncate(x.value, element.vector(x.lanes.max(1))), lanes: x.lanes }
+    }
+
+    /// The value of a type that a value in its arithmetic becomes.
+    fn rounded_to(&mut self, x: Operand, dtype: DType) -> Operand {
+        let n = x.lanes.max(1);
+        let number = |g: &Self, v: i64| g.m.splat(g.m.integer(g.arithmetic_type(dtype), v), n);
+        let value = match dtype {
+            DType::I8 => self.clamped(x.value, number(self, -128), number(self, 127)),
+            DType::U8 => self.clamped(x.value, number(self, 0), number(self, 255)),
+            DType::Bool => {
+                let holds = self.m.compare(Compare::NotEqual, x.value, number(self, 0));
+                self.m.select(holds, number(self, 1), number(self, 0))
+            }
+            _ => x.value,
+        };
+        Operand { value, lanes: x.lanes }
+    }
+
+    /// An integer kept between bounds.
+    pub(super) fn clamped(&self, x: Id, low: Id, high: Id) -> Id {
+        self.m.binary(Op::SignedMax, self.m.binary(Op::SignedMin, x, high), low)
+    }
+
+    /// A value in another arithmetic.
     fn convert(&mut self, x: Operand, from: DType, to: DType) -> Operand {
+        let (from, to) = (from.arithmetic(), to.arithmetic());
         if from == to {
             return x;
         }
-        let ty = self.real_type(to).vector(x.lanes.max(1));
-        Operand { value: self.m.real_to_real(x.value, ty), lanes: x.lanes }
+        let n = x.lanes.max(1);
+        let ty = self.arithmetic_type(to).vector(n);
+        let value = match (from.is_float(), to.is_float()) {
+            (true, true) => self.m.real_to_real(x.value, ty),
+            (true, false) => self.m.real_to_int(x.value, ty),
+            (false, true) => self.m.int_to_real(x.value, ty),
+            (false, false) if to == DType::I64 => self.m.extend(x.value, ty, true),
+            (false, false) => {
+                let bound = |g: &Self, v: i32| g.m.splat(g.m.int(v.into()), n);
+                let inside = self.clamped(x.value, bound(self, i32::MIN), bound(self, i32::MAX));
+                self.m.truncate(inside, ty)
+            }
+        };
+        Operand { value, lanes: x.lanes }
     }
 
     fn binary(&mut self, op: BinaryOp, a: &Expr, b: &Expr, dtype: DType) -> Operand {
+        let (a, b) = (without_cast(a, dtype), without_cast(b, dtype));
+        if !dtype.is_float() {
+            return self.integer_binary(op, a, b, dtype);
+        }
         match (op, a, b) {
             (BinaryOp::Add, Expr::Binary(BinaryOp::Mul, x, y), z)
             | (BinaryOp::Add, z, Expr::Binary(BinaryOp::Mul, x, y)) => {
@@ -127,6 +209,23 @@ impl Generator<'_> {
         }
     }
 
+    /// A function of two whole numbers. What is no whole number on the way is computed as a number.
+    fn integer_binary(&mut self, op: BinaryOp, a: &Expr, b: &Expr, dtype: DType) -> Operand {
+        let (a, b) = (self.eval(a, dtype), self.eval(b, dtype));
+        if let BinaryOp::Div | BinaryOp::Pow = op {
+            let [a, b] = [a, b].map(|x| self.convert(x, dtype, DType::F64));
+            let value = match op {
+                BinaryOp::Div => self.combine(op, a, b),
+                _ => {
+                    let (a, b, lanes) = self.pair(a, b);
+                    Operand { value: self.library_call("pow", &[a, b], lanes, DType::F64), lanes }
+                }
+            };
+            return self.convert(value, DType::F64, dtype);
+        }
+        self.combine(op, a, b)
+    }
+
     /// `x · y + z`, or `z − x · y`, rounded once where the machine can.
     fn multiply_add(&mut self, x: &Expr, y: &Expr, z: Operand, negate: bool, dtype: DType) -> Operand {
         let (x, y) = (self.eval(x, dtype), self.eval(y, dtype));
@@ -144,6 +243,17 @@ impl Generator<'_> {
 
     fn combine(&mut self, op: BinaryOp, a: Operand, b: Operand) -> Operand {
         let (a, b, lanes) = self.pair(a, b);
+        if !matches!(self.m.type_of(a).kind, Kind::F32 | Kind::F64) {
+            let op = match op {
+                BinaryOp::Add => Op::AddWrapping,
+                BinaryOp::Sub => Op::SubWrapping,
+                BinaryOp::Mul => Op::MulWrapping,
+                BinaryOp::Min => Op::SignedMin,
+                BinaryOp::Max => Op::SignedMax,
+                BinaryOp::Div | BinaryOp::Pow => unreachable!("they are computed as numbers"),
+            };
+            return Operand { value: self.m.binary(op, a, b), lanes };
+        }
         let value = match op {
             BinaryOp::Add => self.m.binary(Op::FAdd, a, b),
             BinaryOp::Sub => self.m.binary(Op::FSub, a, b),
@@ -157,6 +267,22 @@ impl Generator<'_> {
     }
 
     fn unary(&mut self, op: UnaryOp, x: Operand, dtype: DType) -> Operand {
+        if !dtype.is_float() {
+            let zero = Operand::scalar(self.number(dtype, 0.0));
+            return match op {
+                UnaryOp::Neg => self.combine(BinaryOp::Sub, zero, x),
+                UnaryOp::Abs => {
+                    let negative = self.combine(BinaryOp::Sub, zero, x);
+                    self.combine(BinaryOp::Max, x, negative)
+                }
+                UnaryOp::Floor | UnaryOp::Ceil | UnaryOp::Round => x,
+                _ => {
+                    let x = self.convert(x, dtype, DType::F64);
+                    let value = self.unary(op, x, DType::F64);
+                    self.convert(value, DType::F64, dtype)
+                }
+            };
+        }
         if let Some(value) = self.rounded(op, x.value, x.lanes, dtype) {
             return Operand { value, lanes: x.lanes };
         }
@@ -184,7 +310,7 @@ impl Generator<'_> {
 
     /// Calls a function of the C library, for each lane where there are some.
     fn library_call(&mut self, name: &str, x: &[Id], lanes: usize, dtype: DType) -> Id {
-        let element = self.real_type(dtype);
+        let element = self.arithmetic_type(dtype);
         let f = self.m.declare(name, Linkage::Library, Some(element), &vec![element; x.len()]);
         if lanes == 0 {
             return self.m.call(f, x).expect("it gives a number");
@@ -248,7 +374,7 @@ impl Generator<'_> {
             (value, self.m.current_block())
         });
         self.go_to_end(join);
-        let phi = self.m.phi(join, self.real_type(dtype).vector(n.max(1)));
+        let phi = self.m.phi(join, self.arithmetic_type(dtype).vector(n.max(1)));
         for (value, from) in sides {
             self.m.add_incoming(phi, value, from);
         }
@@ -307,10 +433,11 @@ impl Generator<'_> {
             Cond::Lt(a, b) => compare(false, a, b),
             Cond::Eq(a, b) => compare(true, a, b),
             Cond::Less(a, b) => {
-                let dtype = self.dtype_of(a).or_else(|| self.dtype_of(b)).unwrap_or(DType::F64);
+                let program = self.program;
+                let dtype = Expr::arithmetic_of([a, b], &|b| program.buffer(b).dtype).unwrap_or(DType::F64);
                 let (a, b) = (self.eval(a, dtype), self.eval(b, dtype));
                 let (a, b) = (self.widen(a, n), self.widen(b, n));
-                self.m.fless(a, b)
+                if dtype.is_float() { self.m.fless(a, b) } else { self.compare(false, a, b) }
             }
             Cond::And(a, b) => {
                 let a = self.cond_lanes(a, n);
@@ -325,13 +452,6 @@ impl Generator<'_> {
                 self.m.not(a)
             }
         }
-    }
-
-    /// The element type of the first load in an expression.
-    fn dtype_of(&self, e: &Expr) -> Option<DType> {
-        let mut found = None;
-        e.for_each_load(&mut |b, _| found = found.or(Some(self.program.buffer(b).dtype)));
-        found
     }
 
     /// The index with known variables replaced and with what the loops say.
@@ -373,34 +493,40 @@ impl Generator<'_> {
     // Statements on values.
 
     pub(super) fn store(&mut self, buffer: BufferId, index: &[Index], value: &Expr) {
-        let value = self.eval(value, self.program.buffer(buffer).dtype);
+        let value = self.eval(value, self.program.buffer(buffer).dtype.arithmetic());
+        let value = self.as_element(buffer, value);
         self.write(buffer, index, value);
     }
 
     pub(super) fn update(&mut self, buffer: BufferId, index: &[Index], op: ReduceOp, value: &Expr, first: &Cond) {
         self.reduction_step(buffer, index);
-        let dtype = self.program.buffer(buffer).dtype;
+        let dtype = self.program.buffer(buffer).dtype.arithmetic();
         let starts = self.cond(first);
         let known = self.m.as_const_bool(starts);
         if known == Some(true) {
             let value = self.eval(value, dtype);
+            let value = self.as_element(buffer, value);
             return self.write(buffer, index, value);
         }
-        let mut old = self.load(buffer, index);
+        let old = self.load(buffer, index);
+        let mut old = self.element(buffer, old, dtype);
         if known.is_none() {
             let n = self.f.lanes.filter(|l| first.uses(l.var)).map_or(0, |l| l.piece.width).max(old.lanes);
-            let identity = Operand::scalar(self.m.real(self.real_type(dtype), op.identity()));
+            let identity = Operand::scalar(self.number(dtype, op.identity()));
             let identity = self.widen(identity, n);
             let kept = self.widen(old, n);
             old = Operand { value: self.m.select(starts, identity, kept), lanes: n };
         }
         let new = match (op, value) {
-            (ReduceOp::Sum, Expr::Binary(BinaryOp::Mul, x, y)) => self.multiply_add(x, y, old, false, dtype),
+            (ReduceOp::Sum, Expr::Binary(BinaryOp::Mul, x, y)) if dtype.is_float() => {
+                self.multiply_add(x, y, old, false, dtype)
+            }
             (ReduceOp::Sum | ReduceOp::Max | ReduceOp::Min | ReduceOp::Product, _) => {
                 let value = self.eval(value, dtype);
                 self.combine(op.combine(), old, value)
             }
         };
+        let new = self.as_element(buffer, new);
         self.write(buffer, index, new);
     }
 

@@ -96,6 +96,7 @@ fn intrinsic(op: &Op) -> Option<&'static str> {
         Op::Gather => "llvm.masked.gather",
         Op::Scatter => "llvm.masked.scatter",
         Op::Prefetch { .. } => "llvm.prefetch",
+        Op::ToInteger => "llvm.fptosi.sat",
         _ => return None,
     })
 }
@@ -104,6 +105,8 @@ fn intrinsic(op: &Op) -> Option<&'static str> {
 fn binary(op: &Op) -> Option<LLVMOpcode> {
     Some(match op {
         Op::AddWrapping => LLVMOpcode::LLVMAdd,
+        Op::SubWrapping => LLVMOpcode::LLVMSub,
+        Op::MulWrapping => LLVMOpcode::LLVMMul,
         Op::SignedDiv => LLVMOpcode::LLVMSDiv,
         Op::SignedRem => LLVMOpcode::LLVMSRem,
         Op::UnsignedDiv => LLVMOpcode::LLVMUDiv,
@@ -358,6 +361,7 @@ impl Printer<'_> {
                     x.extend(how.map(|how| self.scalar(Kind::I32, how)));
                     (vec![pointer(0)], None)
                 }
+                Op::ToInteger => (vec![ty, self.ty(of(0))], None),
                 _ => (vec![ty], None),
             };
             let call = self.intrinsic(name, overloads, x);
@@ -401,6 +405,8 @@ impl Printer<'_> {
             Op::FLess => LLVMBuildFCmp(b, LLVMRealPredicate::LLVMRealOLT, x[0], x[1], UNNAMED),
             Op::Select => LLVMBuildSelect(b, x[0], x[1], x[2], UNNAMED),
             Op::Truncate => LLVMBuildTrunc(b, x[0], ty, UNNAMED),
+            Op::ExtendSigned => LLVMBuildSExt(b, x[0], ty, UNNAMED),
+            Op::ExtendUnsigned => LLVMBuildZExt(b, x[0], ty, UNNAMED),
             Op::ToReal => LLVMBuildSIToFP(b, x[0], ty, UNNAMED),
             Op::Convert if of(0).kind == Kind::F32 => LLVMBuildFPExt(b, x[0], ty, UNNAMED),
             Op::Convert => LLVMBuildFPTrunc(b, x[0], ty, UNNAMED),

@@ -467,6 +467,16 @@ impl Builder {
         self.compute(Op::ToReal, smallvec![x], ty)
     }
 
+    /// A floating-point number as a signed integer: see [`Op::ToInteger`].
+    pub fn real_to_int(&self, x: Id, ty: Type) -> Id {
+        self.compute(Op::ToInteger, smallvec![x], ty)
+    }
+
+    /// An integer in more bits.
+    pub fn extend(&self, x: Id, ty: Type, is_signed: bool) -> Id {
+        self.compute(if is_signed { Op::ExtendSigned } else { Op::ExtendUnsigned }, smallvec![x], ty)
+    }
+
     /// A pointer as a number.
     pub fn address(&self, pointer: Id) -> Id {
         self.give(Op::Address, smallvec![pointer], Type::I64, 0)

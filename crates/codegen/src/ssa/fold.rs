@@ -90,7 +90,10 @@ fn scalar(op: &Op, kind: Kind, to: Kind, x: &[u64]) -> Option<u64> {
         Op::FNeg => x[0] ^ 1 << (kind.bytes() * 8 - 1),
         Op::FLess => (real(kind, x[0]) < real(kind, x[1])).into(),
         Op::Select => x[if x[0] != 0 { 1 } else { 2 }],
-        Op::Truncate => x[0],
+        Op::Truncate | Op::ExtendUnsigned => x[0],
+        Op::ExtendSigned => signed(kind, x[0]) as u64,
+        Op::ToInteger if to == Kind::I32 => (real(kind, x[0]) as i32) as u64,
+        Op::ToInteger => (real(kind, x[0]) as i64) as u64,
         Op::ToReal if to == Kind::F32 => u64::from((signed(kind, x[0]) as f32).to_bits()),
         Op::ToReal => (signed(kind, x[0]) as f64).to_bits(),
         Op::Convert => real_bits(to, real(kind, x[0])),
@@ -104,8 +107,8 @@ fn integer(op: &Op, kind: Kind, a: u64, b: u64) -> Option<u64> {
     let [x, y] = [a, b].map(|v| signed(kind, v));
     Some(match op {
         Op::Add | Op::AddWrapping => a.wrapping_add(b),
-        Op::Sub => a.wrapping_sub(b),
-        Op::Mul => a.wrapping_mul(b),
+        Op::Sub | Op::SubWrapping => a.wrapping_sub(b),
+        Op::Mul | Op::MulWrapping => a.wrapping_mul(b),
         Op::SignedDiv => x.checked_div(y)? as u64,
         Op::SignedRem => x.checked_rem(y)? as u64,
         Op::UnsignedDiv => a.checked_div(b)?,

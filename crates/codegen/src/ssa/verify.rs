@@ -103,7 +103,7 @@ impl Function {
         let x: Vec<Type> = operands.iter().map(of).collect();
         let given = result.as_ref().map(of);
         let is_real = |ty: Type| matches!(ty.kind, Kind::F32 | Kind::F64);
-        let is_integer = |ty: Type| matches!(ty.kind, Kind::I1 | Kind::I32 | Kind::I64);
+        let is_integer = |ty: Type| matches!(ty.kind, Kind::I1 | Kind::I8 | Kind::I32 | Kind::I64);
         let masks = |mask: Type, lanes: Type| mask == Type::I1.vector(lanes.lanes);
         let address = Type::POINTER;
         match (op, x.as_slice(), given) {
@@ -114,6 +114,7 @@ impl Function {
                 *base == address && is_integer(*index) && to == address.vector(index.lanes)
             }
             (Op::Add | Op::AddWrapping | Op::Sub | Op::Mul | Op::And | Op::Or | Op::Xor, [a, b], Some(to))
+            | (Op::SubWrapping | Op::MulWrapping, [a, b], Some(to))
             | (Op::ShiftLeft | Op::ShiftSigned | Op::ShiftUnsigned, [a, b], Some(to))
             | (Op::SignedDiv | Op::SignedRem | Op::UnsignedDiv | Op::UnsignedRem, [a, b], Some(to))
             | (Op::SignedMin | Op::SignedMax, [a, b], Some(to)) => is_integer(to) && *a == to && *b == to,
@@ -130,6 +131,10 @@ impl Function {
             }
             (Op::Select, [cond, a, b], Some(to)) => (*cond == Type::I1 || masks(*cond, to)) && *a == to && *b == to,
             (Op::Truncate, [a], Some(to)) => is_integer(*a) && is_integer(to) && a.lanes == to.lanes,
+            (Op::ExtendSigned | Op::ExtendUnsigned, [a], Some(to)) => {
+                is_integer(*a) && is_integer(to) && a.lanes == to.lanes && a.kind.bytes() < to.kind.bytes()
+            }
+            (Op::ToInteger, [a], Some(to)) => is_real(*a) && is_integer(to) && a.lanes == to.lanes,
             (Op::ToReal, [a], Some(to)) => is_integer(*a) && is_real(to) && a.lanes == to.lanes,
             (Op::Convert, [a], Some(to)) => is_real(*a) && is_real(to) && a.lanes == to.lanes,
             (Op::Bitcast, [a], Some(to)) => a.bytes() == to.bytes(),

@@ -709,6 +709,9 @@ impl Selector<'_> {
         if ty.kind == Kind::I1 {
             return Err("truth values in memory".into());
         }
+        if class_of(ty) == Class::Integer && ty.bytes() != 8 {
+            return Err("short integers in memory".into());
+        }
         let value = self.reg(value)?;
         let memory = self.address(to)?;
         self.emit(Inst::new(Op::Store, NONE, &[value], ty.bytes()).with(memory, false));

@@ -9,6 +9,7 @@ use tilewright_codegen::{
     ArgumentAlign, CompileError, Compiler, Kernel, Runtime, SCRATCH_ALIGN, host_cpu, llvm_version,
 };
 use tilewright_ir::expr::{BinaryOp, Cond, Expr, ReduceOp, UnaryOp};
+use tilewright_ir::reference::random_argument;
 use tilewright_ir::target::Arch;
 use tilewright_ir::{Buffer, BufferId, DType, Index, Loop, LoopId, LoopKind, Program, Role, Scope, Stmt, Target};
 
@@ -92,7 +93,7 @@ pub fn temporary(p: &mut Program, name: &str, dtype: DType, shape: &[i64], scope
 
 /// The element types that code is generated for, with their names.
 pub fn dtypes() -> impl Iterator<Item = (DType, &'static str)> {
-    DType::ALL.into_iter().filter(|(dtype, _)| dtype.is_generated())
+    DType::ALL.into_iter().filter(|(dtype, _)| dtype.is_generated() && dtype.is_float())
 }
 
 /// The machine of the tests.
@@ -241,10 +242,11 @@ impl Numbers {
 pub fn arguments(p: &Program) -> Vec<Vec<f64>> {
     let mut numbers = Numbers(7);
     p.arguments()
-        .map(|(_, b)| {
+        .map(|(id, b)| {
             let n = b.n_elements().unwrap() as usize;
             match b.role {
                 Role::Output => vec![f64::NAN; n],
+                _ if !b.dtype.is_float() => random_argument(p, id, u64::from(id.0)),
                 _ => (0..n).map(|_| f64::from(numbers.next() as f32)).collect(),
             }
         })

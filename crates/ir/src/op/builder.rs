@@ -37,6 +37,11 @@ impl ProgramBuilder {
         ProgramBuilder { program, dtype, constants }
     }
 
+    /// Says what elements the tensors that are added from here on have.
+    pub fn set_dtype(&mut self, dtype: DType) {
+        self.dtype = dtype;
+    }
+
     /// Adds an input.
     pub fn input(&mut self, name: &str, shape: &[i64]) -> BufferId {
         let is_constant = self.constants.iter().any(|c| c.eq_ignore_ascii_case(name));

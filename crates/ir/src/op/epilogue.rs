@@ -355,7 +355,7 @@ impl Epilogue {
                 Expr::Load(b, _) => loaded[b.0 as usize],
                 Expr::Unary(op, x) => apply_unary(*op, value(x, loaded)),
                 Expr::Binary(op, a, b) => apply_binary(*op, value(a, loaded), value(b, loaded)),
-                Expr::FromIndex(_) | Expr::Select(..) | Expr::Cast(..) => {
+                Expr::Gather(..) | Expr::FromIndex(_) | Expr::Select(..) | Expr::Cast(..) => {
                     unreachable!("functions are made of arithmetic alone")
                 }
             }

@@ -5,7 +5,7 @@
 //! everywhere are one.
 
 use super::{Operator, Structure, Workload, WorkloadError};
-use crate::expr::{Cond, Expr, Node};
+use crate::expr::{Cond, Expr, Node, Rewrite, Subscript};
 use crate::index::{Atom, Index, Ranges};
 use crate::lower::simplify_block;
 use crate::program::{Buffer, BufferId, Loop, LoopId, LoopKind, Program, Role, Scope, Stmt};
@@ -263,7 +263,13 @@ impl Stage {
     /// Every subscript list of the stage: reads, and the write.
     fn accesses(&self) -> Vec<(BufferId, Vec<Index>)> {
         let mut all = Vec::new();
-        self.leaf.own_nodes().for_each(|node| node.for_each_load(&mut |b, index| all.push((b, index.to_vec()))));
+        self.leaf.own_nodes().for_each(|node| {
+            node.walk(&mut |node| match node {
+                Node::Expr(Expr::Load(b, index)) => all.push((*b, index.clone())),
+                Node::Expr(Expr::Gather(b, subscripts)) => all.push((*b, with_marks(subscripts))),
+                Node::Expr(_) | Node::Cond(_) => {}
+            });
+        });
         let (b, index) = self.written();
         all.push((b, index.to_vec()));
         all
@@ -350,14 +356,48 @@ fn drop_units(buffers: &mut [Buffer], stages: &mut [Stage]) {
     }
 }
 
-fn map_subscripts(stages: &mut [Stage], f: &mut dyn FnMut(BufferId, &[Index]) -> Vec<Index>) {
-    fn expr(e: &Expr, f: &mut dyn FnMut(BufferId, &[Index]) -> Vec<Index>) -> Expr {
-        e.map_loads(&mut |b, index| Some(Expr::Load(b, f(b, index))))
+/// The mark of a value among subscripts, by its number among them.
+fn mark(at: usize) -> Index {
+    LoopId(u32::MAX - at as u32).into()
+}
+
+/// Subscripts with a mark for each value.
+fn with_marks(subscripts: &[Subscript]) -> Vec<Index> {
+    let of = |(at, subscript): (usize, &Subscript)| match subscript {
+        Subscript::Index(i) => i.clone(),
+        Subscript::Value(_) => mark(at),
+    };
+    subscripts.iter().enumerate().map(of).collect()
+}
+
+/// Every access of an expression with its buffer and its subscripts rewritten.
+struct MapAccesses<'f>(&'f mut dyn FnMut(BufferId, &[Index]) -> (BufferId, Vec<Index>));
+
+impl Rewrite for MapAccesses<'_> {
+    fn expr(&mut self, e: &Expr) -> Expr {
+        match e {
+            Expr::Load(b, index) => {
+                let (b, index) = (self.0)(*b, index);
+                Expr::Load(b, index)
+            }
+            Expr::Gather(b, subscripts) => {
+                let (b, index) = (self.0)(*b, &with_marks(subscripts));
+                let of = |i: Index| match (0..subscripts.len()).find(|at| i == mark(*at)).map(|at| &subscripts[at]) {
+                    Some(Subscript::Value(value)) => Subscript::Value(Box::new(self.expr(value))),
+                    _ => Subscript::Index(i),
+                };
+                Expr::Gather(b, index.into_iter().map(of).collect())
+            }
+            other => other.map_parts(self),
+        }
     }
+}
+
+fn map_subscripts(stages: &mut [Stage], f: &mut dyn FnMut(BufferId, &[Index]) -> Vec<Index>) {
     for stage in stages {
         match &mut stage.leaf {
             Stmt::Store { buffer, index, value } | Stmt::Update { buffer, index, value, .. } => {
-                *value = expr(value, f);
+                *value = MapAccesses(&mut |b, index| (b, f(b, index))).expr(value);
                 *index = f(*buffer, index);
             }
             _ => unreachable!("a stage is an assignment"),
@@ -521,7 +561,7 @@ fn renumbered(program: Program, stages: Vec<Stage>) -> Program {
             *first = start;
         }
         let leaf = stage.leaf.map_index(&mut |i| index(i));
-        let loads = |value: &Expr| value.map_loads(&mut |b, index| Some(Expr::Load(number(b), index.to_vec())));
+        let loads = |value: &Expr| MapAccesses(&mut |b, index| (number(b), index.to_vec())).expr(value);
         let leaf = match leaf {
             Stmt::Store { buffer, index, value } => Stmt::Store { buffer: number(buffer), index, value: loads(&value) },
             Stmt::Update { buffer, index, op, value, first } => {

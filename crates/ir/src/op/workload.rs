@@ -207,7 +207,8 @@ impl Given {
                     }
                 }
             } else if key == "dtype" {
-                let generated: Vec<_> = DType::ALL.into_iter().filter(|(dtype, _)| dtype.is_generated()).collect();
+                let is_served = |dtype: DType| dtype.is_float() && dtype.is_generated();
+                let generated: Vec<_> = DType::ALL.into_iter().filter(|(dtype, _)| is_served(*dtype)).collect();
                 given.dtype = Some(one_of(&generated, value).map_err(wrong)?);
             } else if key == "const" {
                 given.constants = Some(value.split('+').map(|name| name.trim().to_owned()).collect());

@@ -1,4 +1,5 @@
-//! Trusted results: what an untransformed program yields in `f64`, whatever its element types.
+//! Trusted results: what an untransformed program yields in `f64`, whatever its element types, but for what is
+//! beyond the range of these.
 //!
 //! [`evaluate`] knows nothing of schedules or code generation. It recognises the nests that operators
 //! produce (loops of constant extent around one store or update): sums of products of matrices it evaluates
@@ -11,12 +12,14 @@ mod nest;
 mod tolerance;
 mod work;
 
+use crate::dtype::DType;
 use crate::interp::{self, Fault, Rounding};
 use crate::program::{Program, Role, Stmt};
+use std::collections::BTreeSet;
 use std::ops::ControlFlow;
 use work::Work;
 
-pub use tolerance::{Mismatch, Tolerance, random_elements, random_input, relative_error};
+pub use tolerance::{Mismatch, Tolerance, random_argument, random_elements, random_input, relative_error};
 pub use work::Watch;
 
 /// Evaluates a program: `inputs` are its inputs in argument order, the result its outputs in argument order.
@@ -76,9 +79,11 @@ pub fn evaluate_watched(
                 if work.is_over() {
                     return Err(Fault::GivenUp);
                 }
+                limit(program, stmt, &mut memory);
             } else {
                 let block = std::slice::from_ref(stmt);
                 memory = interp::run_block(program, block, memory, Rounding::None, &mut left)?;
+                limit(program, stmt, &mut memory);
             }
         }
         for id in allocated {
@@ -91,6 +96,25 @@ pub fn evaluate_watched(
         Ok(values)
     });
     outputs.collect()
+}
+
+/// Makes what a statement has written infinite where it is beyond the range of its type: the precision of the
+/// trusted result is another, its range is not.
+fn limit(program: &Program, stmt: &Stmt, memory: &mut [Vec<f64>]) {
+    let mut written = BTreeSet::new();
+    stmt.walk(&mut |s| written.extend(s.own_write().map(|(buffer, _)| buffer)));
+    for id in written {
+        let dtype = program.buffer(id).dtype;
+        if !dtype.is_float() || dtype == DType::F64 {
+            continue;
+        }
+        for x in &mut memory[id.0 as usize] {
+            // Every type has numbers of this size.
+            if x.abs() > 6e4 && dtype.round(*x).is_infinite() {
+                *x = dtype.round(*x);
+            }
+        }
+    }
 }
 
 /// What [`evaluate`] has to do for a program, in multiply-adds of a product of matrices.

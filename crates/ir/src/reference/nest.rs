@@ -443,6 +443,12 @@ fn is_exact(program: &Program, to: DType, value: &Expr) -> bool {
     expr::Node::Expr(value).walk(&mut |node| match node {
         expr::Node::Expr(Expr::Const(x)) => has_floats |= x.fract() != 0.0,
         expr::Node::Expr(Expr::Load(b, _)) => has_floats |= dtype_of(b).is_none_or(DType::is_float),
+        expr::Node::Expr(Expr::Gather(..)) => is_exact = false,
+        // It is made in a type of its own, in which constants may be others.
+        expr::Node::Cond(Cond::Less(a, b)) => {
+            let own = Expr::arithmetic_of([a, b], &|b| dtype_of(&b).unwrap_or(DType::F64));
+            is_exact &= own.is_none_or(|dtype| dtype.is_float());
+        }
         expr::Node::Expr(Expr::Unary(op, _)) => {
             has_floats |= !matches!(op, UnaryOp::Neg | UnaryOp::Abs | UnaryOp::Floor | UnaryOp::Ceil | UnaryOp::Round)
         }
@@ -509,6 +515,8 @@ impl Build<'_> {
                 }
                 None => return None,
             },
+            // It is left to the interpreter: see `is_exact`.
+            Expr::Gather(..) => return None,
             Expr::FromIndex(i) => Node::FromIndex(self.sub(i)?),
             Expr::Unary(op, x) => Node::Unary(*op, Box::new(self.node(x)?)),
             Expr::Binary(op, a, b) => Node::Binary(*op, Box::new((self.node(a)?, self.node(b)?))),

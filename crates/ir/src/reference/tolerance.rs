@@ -1,9 +1,9 @@
 //! How far a result may be from the trusted one, and the data for which that is argued.
 
 use crate::dtype::{DType, RandomSize};
-use crate::expr::{BinaryOp, Cond, Expr, ReduceOp, UnaryOp};
+use crate::expr::{BinaryOp, Cond, Expr, Node, ReduceOp, Subscript, UnaryOp};
 use crate::index::Ranges;
-use crate::program::{Buffer, Program, Role, Stmt};
+use crate::program::{Buffer, BufferId, Program, Role, Stmt};
 use crate::schedule::{Step, winograd};
 use thiserror::Error;
 
@@ -86,7 +86,8 @@ impl Tolerance {
         tolerance
     }
 
-    /// Compares a result with the trusted one. A NaN never agrees.
+    /// Compares a result with the trusted one. What is no number agrees where the trusted one is none either,
+    /// and nowhere else.
     ///
     /// # Errors
     /// [`Mismatch`] where an element does not agree.
@@ -121,7 +122,8 @@ impl Tolerance {
         for (i, (got, &expected)) in (start..).zip(out.iter().zip(reference)) {
             let got: f64 = (*got).into();
             let error = (got - expected).abs();
-            if got == expected || error <= self.abs + self.rel * expected.abs() && expected.is_finite() {
+            let is_same = got == expected || got.is_nan() && expected.is_nan();
+            if is_same || error <= self.abs + self.rel * expected.abs() && expected.is_finite() {
                 continue;
             }
             let m = mismatch.get_or_insert(Mismatch { n_wrong: 0, first: i, got, expected, max_error: 0.0 });
@@ -143,8 +145,10 @@ pub fn relative_error<T: Copy + Into<f64>>(out: &[T], reference: &[f64]) -> f64 
     const SUMS: usize = 8;
     let (mut errors, mut norms) = ([0.0; SUMS], [0.0; SUMS]);
     let squares = |got: T, expected: f64| {
-        let error = got.into() - expected;
-        (error * error, expected * expected)
+        let got = got.into();
+        let is_same = got == expected || got.is_nan() && expected.is_nan();
+        let error = if is_same { 0.0 } else { got - expected };
+        (error * error, if expected.is_finite() { expected * expected } else { 0.0 })
     };
     let ((parts, rest), (of, of_rest)) = (out.as_chunks::<SUMS>(), reference.as_chunks::<SUMS>());
     for (out, reference) in parts.iter().zip(of) {
@@ -178,14 +182,54 @@ pub fn random_input(seed: u64, n: usize) -> impl ExactSizeIterator<Item = f64> {
 
 /// The same for an element type: [random values](DType::random) of it.
 pub fn random_elements(dtype: DType, seed: u64, n: usize) -> impl ExactSizeIterator<Item = f64> {
+    random_bits(seed, n).map(move |bits| dtype.random(bits))
+}
+
+/// Values for an input of a program: [`random_elements`], but where elements are gathered at its numbers,
+/// places all over what is gathered from.
+pub fn random_argument(program: &Program, id: BufferId, seed: u64) -> Vec<f64> {
+    let buffer = program.buffer(id);
+    let n = buffer.n_elements().unwrap_or(0) as usize;
+    match n_places(program, id).filter(|_| !buffer.dtype.is_float()) {
+        Some(places) => random_bits(seed, n).map(|bits| buffer.dtype.round((bits % places) as f64)).collect(),
+        None => random_elements(buffer.dtype, seed, n).collect(),
+    }
+}
+
+/// How many places there are that all numbers of a buffer lead to, where elements are gathered at them.
+fn n_places(program: &Program, id: BufferId) -> Option<u64> {
+    fn is_of(value: &Expr, id: BufferId) -> bool {
+        match value {
+            Expr::Load(b, _) => *b == id,
+            Expr::Cast(dtype, x) => !dtype.is_float() && is_of(x, id),
+            _ => false,
+        }
+    }
+    let mut least: Option<u64> = None;
+    let mut visit = |node: Node| {
+        if let Node::Expr(Expr::Gather(from, subscripts)) = node {
+            let of_each = subscripts.iter().zip(&program.buffer(*from).shape);
+            let places = of_each.filter_map(|(subscript, extent)| match subscript {
+                Subscript::Value(value) if is_of(value, id) => Some(*extent as u64),
+                Subscript::Value(_) | Subscript::Index(_) => None,
+            });
+            least = least.into_iter().chain(places).min();
+        }
+    };
+    for stmt in program.parts().into_iter().flatten() {
+        stmt.walk(&mut |stmt| stmt.own_nodes().for_each(|node| node.walk(&mut visit)));
+    }
+    least
+}
+
+fn random_bits(seed: u64, n: usize) -> impl ExactSizeIterator<Item = u64> {
     let mut state = seed;
     (0..n).map(move |_| {
         state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = state;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^= z >> 31;
-        dtype.random(z)
+        z ^ (z >> 31)
     })
 }
 
@@ -304,7 +348,7 @@ impl Walk<'_> {
     fn peak(&self, expr: &Expr) -> f64 {
         let buffer = match expr {
             Expr::Const(_) => return 1.0,
-            Expr::Load(b, _) => self.program.buffers.get(b.0 as usize),
+            Expr::Load(b, _) | Expr::Gather(b, _) => self.program.buffers.get(b.0 as usize),
             _ => None,
         };
         match buffer {
@@ -335,7 +379,9 @@ impl Walk<'_> {
                 let rms = if x.is_finite() { x.abs() } else { 0.0 };
                 Size { rms, symmetric: rms == 0.0, abs: 0.0, rel: u }
             }
-            Expr::Load(b, _) => self.sizes.get(b.0 as usize).copied().flatten().unwrap_or(Size::of_input(DType::F32)),
+            Expr::Load(b, _) | Expr::Gather(b, _) => {
+                self.sizes.get(b.0 as usize).copied().flatten().unwrap_or(Size::of_input(DType::F32))
+            }
             Expr::FromIndex(i) => {
                 let most = |b: Option<i64>| b.map_or(1024.0, |b| (b as f64).abs());
                 let rms = most(self.ranges.upper(i)).max(most(self.ranges.lower(i)));

@@ -2,7 +2,7 @@
 
 use super::is_name;
 use crate::dtype::DType;
-use crate::expr::{BinaryOp, Cond, Expr, ReduceOp, UnaryOp};
+use crate::expr::{BinaryOp, Cond, Expr, ReduceOp, Subscript, UnaryOp};
 use crate::index::{Atom, Index};
 use crate::program::{Buffer, BufferId, Loop, LoopId, LoopKind, Part, Program, Role, Scope, Stmt};
 use std::collections::HashMap;
@@ -541,8 +541,7 @@ impl<'a> Parser<'a> {
             return self.call(name);
         }
         if let (Some(Token::Word(_)), Some(Token::Sign("["))) = (self.peek(), self.peek_second()) {
-            let (buffer, index) = self.access()?;
-            return Ok((Expr::Load(buffer, index), 1));
+            return self.element();
         }
         if self.take(Token::Sign("(")) {
             let inner = self.expr()?;
@@ -561,6 +560,32 @@ impl<'a> Parser<'a> {
         };
         self.at += 1;
         Ok((Expr::Const(if negative { -value } else { value }), 1))
+    }
+
+    /// A load, or an element at a place that is computed where a subscript is `at(value)`.
+    fn element(&mut self) -> Parsed<(Expr, usize)> {
+        let buffer = self.buffer()?;
+        self.sign("[")?;
+        let mut height = 0;
+        let subscripts = self.items("]", |p| {
+            if (p.peek(), p.peek_second()) != (Some(Token::Word("at")), Some(Token::Sign("("))) {
+                return Ok(Subscript::Index(p.index()?));
+            }
+            p.at += 2;
+            let (value, h) = p.expr()?;
+            p.sign(")")?;
+            height = height.max(h);
+            Ok(Subscript::Value(Box::new(value)))
+        })?;
+        let known = |subscript: &Subscript| match subscript {
+            Subscript::Index(i) => Some(i.clone()),
+            Subscript::Value(_) => None,
+        };
+        let expr = match subscripts.iter().map(known).collect() {
+            Some(index) => Expr::Load(buffer, index),
+            None => Expr::Gather(buffer, subscripts),
+        };
+        Ok((expr, self.height(1 + height)?))
     }
 
     fn call(&mut self, name: &str) -> Parsed<(Expr, usize)> {

@@ -3,7 +3,7 @@
 //! Nothing here fails: of a faulty program, an unknown loop prints as `?loop7`, an unknown buffer
 //! as `?buffer7`.
 
-use crate::expr::{BinaryOp, Cond, Expr, ReduceOp, UnaryOp};
+use crate::expr::{BinaryOp, Cond, Expr, ReduceOp, Subscript, UnaryOp};
 use crate::index::{Atom, Index};
 use crate::program::{Buffer, BufferId, LoopId, LoopKind, Part, Program, Role, Scope, Stmt};
 use std::fmt::{self, Write};
@@ -222,6 +222,22 @@ impl<W: Write> Printer<'_, W> {
             Expr::Const(x) if x.is_nan() => self.out.write_str("nan"),
             Expr::Const(x) => write!(self.out, "{x:?}"),
             Expr::Load(b, index) => self.access(*b, index),
+            Expr::Gather(b, subscripts) => {
+                self.buffer(*b)?;
+                self.out.write_char('[')?;
+                for (at, subscript) in subscripts.iter().enumerate() {
+                    self.out.write_str(if at == 0 { "" } else { ", " })?;
+                    match subscript {
+                        Subscript::Index(i) => self.index(i)?,
+                        Subscript::Value(value) => {
+                            self.out.write_str("at(")?;
+                            self.expr(value, 0)?;
+                            self.out.write_char(')')?;
+                        }
+                    }
+                }
+                self.out.write_char(']')
+            }
             Expr::FromIndex(i) => {
                 self.out.write_str("index(")?;
                 self.index(i)?;

@@ -1,7 +1,7 @@
 //! What the tests of this crate share: operators written by hand and random programs.
 #![allow(dead_code)]
 
-use tilewright_ir::expr::{BinaryOp, ReduceOp, UnaryOp};
+use tilewright_ir::expr::{BinaryOp, ReduceOp, Subscript, UnaryOp};
 use tilewright_ir::reference::random_input;
 use tilewright_ir::text::parse;
 use tilewright_ir::{
@@ -249,7 +249,7 @@ impl Nonsense<'_> {
     pub fn index(&mut self, depth: usize) -> Index {
         let mut sum = Index::from(self.number());
         for _ in 0..self.random.below(3) {
-            let divisor = match self.random.below(10) {
+            let divisor = match self.random.below(11) {
                 0 => 0,
                 1 => self.random.in_range(-5, -1),
                 2 => i64::MIN,
@@ -292,7 +292,16 @@ impl Nonsense<'_> {
                 let (a, b) = (self.expr(depth - 1), self.expr(depth - 1));
                 Expr::Select(Box::new(self.cond(depth - 1)), Box::new(a), Box::new(b))
             }
-            5 => Expr::cast(self.random.pick(&DType::ALL).0, self.expr(depth - 1)),
+            5 => {
+                let mut subscripts: Vec<Subscript> = self.subscripts().into_iter().map(Subscript::Index).collect();
+                let at = self.random.below(subscripts.len().max(1));
+                if let Some(subscript) = subscripts.get_mut(at) {
+                    *subscript = Subscript::Value(Box::new(self.expr(depth - 1)));
+                    return Expr::Gather(self.buffer(), subscripts);
+                }
+                self.expr(depth - 1)
+            }
+            6 => Expr::cast(self.random.pick(&DType::ALL).0, self.expr(depth - 1)),
             _ => Expr::binary(self.random.pick(&BinaryOp::ALL).0, self.expr(depth - 1), self.expr(depth - 1)),
         }
     }

@@ -369,7 +369,7 @@ fn class_of(op: BinaryOp) -> usize {
 
 fn count_operations(e: &Expr, n: &mut [u32; 3]) {
     match e {
-        Expr::Const(_) | Expr::Load(..) | Expr::FromIndex(_) => {}
+        Expr::Const(_) | Expr::Load(..) | Expr::Gather(..) | Expr::FromIndex(_) => {}
         Expr::Unary(_, x) => {
             n[2] += 1;
             count_operations(x, n);

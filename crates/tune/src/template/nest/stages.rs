@@ -1,7 +1,7 @@
 //! What a template needs to know of a program of stages: their loops, what they read and how, and which are
 //! computed together.
 
-use tilewright_ir::expr::{BinaryOp, Cond, Expr, Node, UnaryOp};
+use tilewright_ir::expr::{BinaryOp, Cond, Expr, Node, Subscript, UnaryOp};
 use tilewright_ir::{BufferId, DType, Index, LoopId, Program, Role, Stmt};
 
 /// Serial loops around one assignment.
@@ -98,6 +98,17 @@ impl Stage {
         Node::Expr(value).for_each_load(&mut |b, index| {
             reads.push(Read { buffer: b, subscripts: index.to_vec(), strides: strides(b, index) });
         });
+        Node::Expr(value).walk(&mut |node| {
+            let Node::Expr(gather @ Expr::Gather(b, subscripts)) = node else { return };
+            // From iteration to iteration it is anywhere, where a value says so.
+            let index: Vec<Index> = subscripts.iter().map(Subscript::known).collect();
+            let mut of_each = strides(*b, &index);
+            for (stride, (var, _)) in of_each.iter_mut().zip(&loops) {
+                let of_values = |node: Node| matches!(node, Node::Expr(e) if e.uses(*var));
+                *stride = stride.filter(|_| !Node::Expr(gather).children().any(of_values));
+            }
+            reads.push(Read { buffer: *b, subscripts: index, strides: of_each });
+        });
         let (mut cycles, mut conditions) = (0.0, Vec::new());
         Node::Expr(value).walk(&mut |node| {
             if let Node::Cond(Cond::Lt(a, b)) = node {
@@ -149,6 +160,7 @@ fn cycles_of(node: Node) -> f64 {
         }
         Node::Expr(Expr::Binary(..)) => 0.6,
         Node::Expr(Expr::FromIndex(_) | Expr::Select(..)) | Node::Cond(Cond::Less(..)) => 1.0,
+        Node::Expr(Expr::Gather(..)) => 4.0,
         Node::Expr(Expr::Const(_) | Expr::Load(..) | Expr::Cast(..)) | Node::Cond(_) => 0.0,
     }
 }
