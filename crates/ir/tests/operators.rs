@@ -78,6 +78,22 @@ fn naive(w: &Workload, a: &Tensor, b: &Tensor) -> Tensor {
             }
             out
         }
+        "heads_matmul" => {
+            let w_at = |at: &[i64]| b.at(at);
+            let (b, is) = (size("b"), |name: &str| size(name) == 1);
+            let shape = if is("hc") { [size("m"), b, size("n")] } else { [b, size("m"), size("n")] };
+            let mut out = Tensor::zeros(&shape);
+            for at in each(&[b, size("m"), size("n"), size("k")]) {
+                let [n, i, j, k] = at[..] else { unreachable!() };
+                let (in_a, in_b) = (n + size("a_before"), n + size("b_before"));
+                let [outer, inner] = if is("tb") { [j, k] } else { [k, j] };
+                let left = if is("ha") { [i, in_a, k] } else { [in_a, i, k] };
+                let right = if is("hb") { [outer, in_b, inner] } else { [in_b, outer, inner] };
+                let to = if is("hc") { [i, n, j] } else { [n, i, j] };
+                out.add(&to, a.at(&left) * w_at(&right));
+            }
+            out
+        }
         "conv2d_transpose" => {
             let extent = |input, filter, [stride, dilation, before, after, more]: [&str; 5]| {
                 (size(input) - 1) * size(stride) + (size(filter) - 1) * size(dilation) + 1 + size(more)

@@ -218,6 +218,9 @@ impl PeerSpec {
         if matches!(workload.structure(), Structure::Nest(_)) {
             return Err(Unavailable::Unsupported { reason: "it computes no programs".to_owned() });
         }
+        if matches!(workload.structure(), Structure::Contraction(c) if !c.is_dense()) {
+            return Err(Unavailable::Unsupported { reason: "it has no products side by side".to_owned() });
+        }
         if !workload.prologue().is_empty() {
             return Err(Unavailable::Unsupported { reason: "it has no prologues".to_owned() });
         }

@@ -46,6 +46,9 @@ fn every_template_computes_the_operator_on_any_shape() {
         "batch_matmul:b=9,m=15,n=20,k=9,ta=1,epilogue=bias+relu",
         "batch_matmul:b=2,m=11,n=37,k=19,tb=1,const=b",
         "batch_matmul:b=2,m=9,n=18,k=21,ta=1,tb=1,dtype=f64,epilogue=add",
+        "heads_matmul:b=3,m=17,n=29,k=13,tb=1,ha=1,hb=1,a_after=6,b_before=3,b_after=3,epilogue=linear(0.5;0)+bias",
+        "heads_matmul:b=3,m=17,n=20,k=19,hb=1,hc=1,b_before=6",
+        "heads_matmul:b=9,m=8,n=33,k=21,ha=1,hc=1,a_before=1,dtype=f64,epilogue=bias+add",
         "dense:m=13,n=37,k=35",
         "dense:m=1,n=40,k=33,const=w,epilogue=bias",
     ];

@@ -28,8 +28,9 @@ fn structure(w: &Workload) -> Structure {
         m: w.size("m"),
         n: w.size("n"),
         k: w.size("k"),
-        a: Factor { name: "A", k_first: w.size("ta") == 1 },
-        b: Factor { name: "B", k_first: w.size("tb") == 0 },
+        a: Factor::plain("A", w.size("ta") == 1),
+        b: Factor::plain("B", w.size("tb") == 0),
         output: "C",
+        output_beside: false,
     })
 }

@@ -25,8 +25,9 @@ fn structure(w: &Workload) -> Structure {
         m: w.size("m"),
         n: w.size("n"),
         k: w.size("k"),
-        a: Factor { name: "X", k_first: false },
-        b: Factor { name: "W", k_first: false },
+        a: Factor::plain("X", false),
+        b: Factor::plain("W", false),
         output: "Y",
+        output_beside: false,
     })
 }

@@ -25,8 +25,9 @@ fn structure(w: &Workload) -> Structure {
         m: w.size("m"),
         n: w.size("n"),
         k: w.size("k"),
-        a: Factor { name: "A", k_first: false },
-        b: Factor { name: "B", k_first: true },
+        a: Factor::plain("A", false),
+        b: Factor::plain("B", true),
         output: "C",
+        output_beside: false,
     })
 }

@@ -9,6 +9,7 @@ mod conv2d_transpose;
 mod dense;
 mod depthwise_conv2d;
 mod epilogue;
+mod heads_matmul;
 mod matmul;
 mod nest;
 mod structure;
@@ -19,7 +20,7 @@ pub use alias::ALIASES;
 pub use builder::{Axes, ProgramBuilder, StageSpec};
 pub use epilogue::{Epilogue, FUNCTIONS, Function, FunctionSpec, Operand};
 pub use nest::{NEST, Nest, NestError};
-pub use structure::{Axis, Contraction, Factor, Structure, Window};
+pub use structure::{Axis, Contraction, Factor, Heads, Structure, Window};
 pub(crate) use window::unpad;
 pub use workload::{Layout, Workload, WorkloadError};
 
@@ -55,6 +56,11 @@ impl Size {
     /// Zero or one, by default zero.
     const fn flag(name: &'static str, text: &'static str) -> Size {
         Size { default: Some(0), least: 0, most: 1, ..Size::new(name, text) }
+    }
+
+    /// Any number, by default none.
+    const fn count(name: &'static str, text: &'static str) -> Size {
+        Size { least: 0, ..Size::new(name, text).or(0) }
     }
 
     /// A value, where it is accepted.
@@ -106,6 +112,7 @@ impl PartialEq for Operator {
 pub const OPS: &[Operator] = &[
     matmul::MATMUL,
     batch_matmul::BATCH_MATMUL,
+    heads_matmul::HEADS_MATMUL,
     dense::DENSE,
     conv2d::CONV2D,
     depthwise_conv2d::DEPTHWISE_CONV2D,

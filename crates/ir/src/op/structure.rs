@@ -59,7 +59,7 @@ impl Structure {
     /// Extents of the result.
     pub fn output_shape(&self) -> Vec<i64> {
         match self {
-            Structure::Contraction(c) => c.batch.into_iter().chain([c.m, c.n]).collect(),
+            Structure::Contraction(c) => c.in_order(c.batch, [c.m, c.n]),
             Structure::Window(w) => vec![w.n, w.k, w.axes[0].output, w.axes[1].output],
             Structure::Nest(nest) => nest.output().shape.clone(),
         }
@@ -97,6 +97,8 @@ pub struct Contraction {
     pub b: Factor,
     /// The name of C.
     pub output: &'static str,
+    /// Whether C is stored with the products of a row side by side, `[m, b, n]`.
+    pub output_beside: bool,
 }
 
 /// A factor of a product of matrices.
@@ -106,6 +108,37 @@ pub struct Factor {
     pub name: &'static str,
     /// Whether what is summed over is stored ahead of the rows or columns of the product.
     pub k_first: bool,
+    /// How those of a batch lie.
+    pub heads: Heads,
+}
+
+/// How the factors of a batch of products lie in one buffer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Heads {
+    /// Side by side: the batch is the second dimension rather than the first.
+    pub beside: bool,
+    /// Others ahead of those that are used.
+    pub before: i64,
+    /// Others behind them.
+    pub after: i64,
+}
+
+impl Factor {
+    /// What goes with the products, where there is a batch, and with rows or columns and the sum, in the order of
+    /// its dimensions.
+    pub(super) fn in_order<T>(&self, products: Option<T>, [outer, k]: [T; 2]) -> Vec<T> {
+        let [first, second] = if self.k_first { [k, outer] } else { [outer, k] };
+        match products {
+            Some(products) if self.heads.beside => vec![first, products, second],
+            Some(products) => vec![products, first, second],
+            None => vec![first, second],
+        }
+    }
+
+    /// One with a dimension for the batch ahead, and nothing else in its buffer.
+    pub(super) fn plain(name: &'static str, k_first: bool) -> Factor {
+        Factor { name, k_first, heads: Heads::default() }
+    }
 }
 
 impl Contraction {
@@ -116,6 +149,21 @@ impl Contraction {
     pub const FINISH: [&'static str; 3] = ["ob", "oi", "oj"];
     /// The product ahead of an epilogue.
     pub const ACC: &'static str = "acc";
+
+    /// Whether its buffers have the batch outside and nothing else in them.
+    pub fn is_dense(&self) -> bool {
+        !self.output_beside && [self.a, self.b].iter().all(|factor| factor.heads == Heads::default())
+    }
+
+    /// What goes with the products, where there is a batch, and with rows and columns, in the order of the
+    /// dimensions of C.
+    pub(super) fn in_order<T>(&self, products: Option<T>, [rows, columns]: [T; 2]) -> Vec<T> {
+        match products {
+            Some(products) if self.output_beside => vec![rows, products, columns],
+            Some(products) => vec![products, rows, columns],
+            None => vec![rows, columns],
+        }
+    }
 
     /// The buffer that is summed into.
     pub fn sum(&self, w: &Workload) -> &'static str {

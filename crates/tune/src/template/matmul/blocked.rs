@@ -561,7 +561,7 @@ fn pack(p: &Product, factor: &Factor, name: &str, at: Option<&str>, width: i64, 
     let axes = [Outer(factor.outer, width), Whole(factor.k), Inner(factor.outer, width)];
     let [k, element] = [1, 2].map(|axis| format!("{name}.{}", axis + usize::from(p.batch.is_some())));
     let [v, l] = ["v", "l"].map(|part| format!("{name}.{part}"));
-    let mut steps = vec![stage(factor.name, at, name, &p.copy_layout(&axes))];
+    let mut steps = vec![stage(factor.name, at, name, &p.copy_layout(factor, &axes))];
     if !factor.is_k_last() {
         steps.extend([split(&element, lanes, &v, &l), unroll(&v), vectorize(&l)]);
     } else if width < 2 * lanes {
@@ -581,7 +581,7 @@ fn copy_rows(p: &Product, at: &str, mr: i64, lanes: i64) -> Vec<Step> {
     let axes: [LayoutAxis; 3] = [Outer(p.a.outer, mr), Inner(p.a.outer, mr), Whole(p.a.k)];
     let k = format!("A.p.{}", 2 + usize::from(p.batch.is_some()));
     vec![
-        stage(p.a.name, Some(at), "A.p", &p.copy_layout(&axes)),
+        stage(p.a.name, Some(at), "A.p", &p.copy_layout(&p.a, &axes)),
         split(&k, lanes, "A.p.v", "A.p.l"),
         vectorize("A.p.l"),
     ]

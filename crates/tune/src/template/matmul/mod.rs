@@ -56,6 +56,8 @@ struct Product {
 #[derive(Clone, Copy)]
 struct Factor {
     name: &'static str,
+    /// Which of its dimensions counts products, where there is a batch.
+    batch: usize,
     /// Which of its dimensions counts rows or columns of the product.
     outer: usize,
     /// Which of its dimensions is summed over.
@@ -68,12 +70,15 @@ impl Product {
     fn of(w: &Workload) -> Product {
         let Structure::Contraction(contraction) = w.structure() else { panic!("{w} is no product of matrices") };
         let Contraction { batch, m, n, k, a, b, .. } = contraction;
-        let first = usize::from(batch.is_some());
-        let factor = |factor: op::Factor| Factor {
-            name: factor.name,
-            outer: first + usize::from(factor.k_first),
-            k: first + usize::from(!factor.k_first),
-            is_constant: w.is_constant(factor.name),
+        let factor = |factor: op::Factor| {
+            // Dimensions come as the batch and the two others, or the batch comes between these.
+            let (batch, first, second) = match (batch, factor.heads.beside) {
+                (None, _) => (0, 0, 1),
+                (Some(_), false) => (0, 1, 2),
+                (Some(_), true) => (1, 0, 2),
+            };
+            let (outer, k) = if factor.k_first { (second, first) } else { (first, second) };
+            Factor { name: factor.name, batch, outer, k, is_constant: w.is_constant(factor.name) }
         };
         let (a, b, sum) = (factor(a), factor(b), contraction.sum(w));
         Product { loops: Contraction::LOOPS, batch, m, n, k, a, b, sum, has_epilogue: !w.epilogue().is_empty() }
@@ -118,8 +123,8 @@ impl Product {
     }
 
     /// The layout of a copy of a factor that has these dimensions within each product.
-    fn copy_layout(&self, axes: &[LayoutAxis]) -> Vec<LayoutAxis> {
-        self.batch.map(|_| Whole(0)).into_iter().chain(axes.iter().copied()).collect()
+    fn copy_layout(&self, factor: &Factor, axes: &[LayoutAxis]) -> Vec<LayoutAxis> {
+        self.batch.map(|_| Whole(factor.batch)).into_iter().chain(axes.iter().copied()).collect()
     }
 }
 

@@ -1,0 +1,55 @@
+//! Many matrix multiplications of one shape, whose factors and results may lie side by side as the heads of
+//! attention do.
+
+use super::{Contraction, Factor, Heads, Operator, Size, Structure, Workload};
+
+/// `C[b, m, n] = Σ_k A[b, m, k] · B[b, k, n]`, where each of the three may be stored with rows ahead of products,
+/// and each factor may have further products around those that are used.
+///
+/// So one product with the weights of queries, keys and values next to each other, `[tokens, 3 · heads · size]`,
+/// is both factors of scores and one of their sums, and these come as the rows of the next product, without a
+/// copy.
+pub const HEADS_MATMUL: Operator = Operator {
+    name: "heads_matmul",
+    text: "C[b, m, n] = sum over k of A[b, m, k] * B[b, k, n], each stored with rows or products outside",
+    sizes: &[
+        Size::new("b", "number of products"),
+        Size::new("m", "rows of A and C"),
+        Size::new("n", "columns of B and C"),
+        Size::new("k", "columns of A, rows of B"),
+        Size::flag("tb", "1 where B is stored with k last"),
+        Size::flag("ha", "1 where A is stored as [m, b, k]"),
+        Size::flag("hb", "1 where B is stored as [k, b, n], or as [n, b, k]"),
+        Size::flag("hc", "1 where C is stored as [m, b, n]"),
+        Size::count("a_before", "products that A has ahead of those that are used"),
+        Size::count("a_after", "products that A has behind them"),
+        Size::count("b_before", "products that B has ahead of those that are used"),
+        Size::count("b_after", "products that B has behind them"),
+    ],
+    constants: &["a", "b"],
+    has_layout: false,
+    has_prologue: false,
+    has_inexact: |_| false,
+    check: |_| Ok(()),
+    structure,
+};
+
+fn structure(w: &Workload) -> Structure {
+    let heads = |beside: &str, before: &str, after: &str| Heads {
+        beside: w.size(beside) == 1,
+        before: w.size(before),
+        after: w.size(after),
+    };
+    let a = Factor { name: "A", k_first: false, heads: heads("ha", "a_before", "a_after") };
+    let b = Factor { name: "B", k_first: w.size("tb") == 0, heads: heads("hb", "b_before", "b_after") };
+    Structure::Contraction(Contraction {
+        batch: Some(w.size("b")),
+        m: w.size("m"),
+        n: w.size("n"),
+        k: w.size("k"),
+        a,
+        b,
+        output: "C",
+        output_beside: w.size("hc") == 1,
+    })
+}
