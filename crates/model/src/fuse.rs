@@ -4,13 +4,13 @@ use std::collections::HashSet;
 
 use tilewright::Caches;
 use tilewright_graph::Graph;
-use tilewright_ir::expr::{Cond, ReduceOp};
+use tilewright_ir::expr::{Cond, ReduceOp, Subscript};
 use tilewright_ir::op::{Epilogue, Function, Operand, ProgramBuilder, StageSpec, Workload, WorkloadError};
 use tilewright_ir::{BufferId, DType, Expr, Index, Role, Target};
 
 use crate::epilogue::{self, Operations};
 use crate::import::import;
-use crate::net::{Convolution, Kind, Net, Node, ValueId, Windows};
+use crate::net::{AsHeads, Convolution, Kind, Net, Node, ValueId, Windows};
 use crate::scalar::{self, cost, input};
 use crate::simplify::{drop_unread, joined, simplify};
 
@@ -118,12 +118,16 @@ pub fn fuse(mut net: Net) -> Result<Fused, WorkloadError> {
     absorb_maps(&mut net, &mut epilogues);
     let prologues = absorb_prologues(&mut net, &mut epilogues);
     let groups = groups(&net);
+    let is_inside = |at: usize| groups.iter().flatten().any(|members| members.contains(&at));
     let mut steps = Vec::new();
     for (at, node) in net.nodes.clone().iter().enumerate() {
         steps.push(match &node.kind {
             Kind::Conv(conv) => Step::Kernel(convolution(&net, node, conv, [&prologues[at], &epilogues[at]])?),
-            Kind::Product { turned } => Step::Kernel(product(&net, node, *turned, [&Vec::new(), &epilogues[at]])?),
+            Kind::Product { turned, heads } => {
+                Step::Kernel(product(&net, node, (*turned, *heads), [&Vec::new(), &epilogues[at]])?)
+            }
             Kind::Host(_) => Step::Host(node.clone()),
+            Kind::View if is_inside(at) => continue,
             Kind::View => Step::Part { of: node.input(0), part: node.output(), offset: 0 },
             Kind::Slice(parts) if let Some(offset) = contiguous(&net, node, parts) => {
                 Step::Part { of: node.input(0), part: node.output(), offset }
@@ -162,6 +166,7 @@ fn is_anchor(kind: &Kind) -> bool {
 
 /// How an input goes along a result; none where it does neither.
 fn operand_of(net: &Net, id: ValueId, out: &[i64], axis: usize) -> Option<Operand> {
+    net.element_type(id).filter(|dtype| *dtype == DType::F32)?;
     let shape = net.shape(id);
     let is_along = out.len().checked_sub(shape.len()).is_some_and(|missing| {
         shape.iter().enumerate().all(|(d, &n)| n == if d + missing == axis { out[axis] } else { 1 })
@@ -210,7 +215,7 @@ fn absorb_map(net: &mut Net, epilogues: &mut Vec<Operations>, at: usize) -> Opti
         return None;
     }
     let Kind::Map(value) = &node.kind else { return None };
-    if net.shape(node.output()) != out {
+    if net.shape(node.output()) != out || net.value(node.output()).dtype != net.value(x).dtype {
         return None;
     }
     let (node, value) = (node.clone(), value.clone());
@@ -308,7 +313,8 @@ fn prologue_of(net: &Net, node: &Node) -> Option<(ValueId, Operations)> {
     let shape = net.shape(node.output());
     let slot = node.inputs.iter().position(|id| id.is_some_and(|id| net.value(id).constant.is_none()))?;
     let x = node.input(slot);
-    if shape.len() != 4 || net.shape(x) != shape {
+    let is_single = |id: ValueId| net.element_type(id) == Some(DType::F32);
+    if shape.len() != 4 || net.shape(x) != shape || !is_single(x) || !is_single(node.output()) {
         return None;
     }
     let operands = |slot: usize| {
@@ -406,7 +412,18 @@ fn convolution(
     conv: &Convolution,
     operations: [&Operations; 2],
 ) -> Result<Kernel, WorkloadError> {
-    let (x, w, y) = (net.shape(node.input(0)), net.shape(node.input(1)), net.shape(node.output()));
+    let [mut x, mut w] = [0, 1].map(|slot| net.shape(node.input(slot)).to_vec());
+    let y = net.shape(node.output());
+    let mut conv = conv.clone();
+    if (x[3], w[3], y[3]) == (1, 1, 1) {
+        // A column of pixels lies in memory as a row does, and kernels have their vectors along rows.
+        for shape in [&mut x, &mut w] {
+            shape.swap(2, 3);
+        }
+        for sizes in [&mut conv.strides, &mut conv.dilations, &mut conv.before, &mut conv.after] {
+            sizes.swap(0, 1);
+        }
+    }
     let is_depthwise = conv.groups == x[1] && conv.groups > 1 && !conv.transposed;
     let channels = match (is_depthwise, conv.transposed) {
         (true, _) => format!("multiplier={}", y[1] / x[1]),
@@ -420,7 +437,7 @@ fn convolution(
         (_, true) => "conv2d_transpose",
         _ => "conv2d",
     };
-    let Convolution { strides: [sh, sw], dilations: [dh, dw], before: [bh, bw], after: [ah, aw], .. } = conv;
+    let Convolution { strides: [sh, sw], dilations: [dh, dw], before: [bh, bw], after: [ah, aw], .. } = &conv;
     let head = format!(
         "{operator}:n={},c={},h={},w={},r={},s={},{channels},stride_h={sh},stride_w={sw},pad_top={bh},pad_left={bw},\
          pad_bottom={ah},pad_right={aw},dilation_h={dh},dilation_w={dw}",
@@ -429,9 +446,30 @@ fn convolution(
     anchored(net, node, &head, ["x", "w"], operations)
 }
 
-fn product(net: &Net, node: &Node, turned: bool, operations: [&Operations; 2]) -> Result<Kernel, WorkloadError> {
+fn product(
+    net: &Net,
+    node: &Node,
+    (turned, heads): (bool, Option<AsHeads>),
+    operations: [&Operations; 2],
+) -> Result<Kernel, WorkloadError> {
     let (a, out) = (net.shape(node.input(0)), net.shape(node.output()));
     let k = a[a.len() - 1];
+    if let Some(AsHeads { b, of_a, of_b, beside }) = heads {
+        let (m, n) = (if beside { out[0] } else { out[1] }, out[2]);
+        let bit = u8::from;
+        let head = format!(
+            "heads_matmul:b={b},m={m},n={n},k={k},tb={},ha={},hb={},hc={},a_before={},a_after={},b_before={},b_after={}",
+            bit(turned),
+            bit(of_a.beside),
+            bit(of_b.beside),
+            bit(beside),
+            of_a.before,
+            of_a.after,
+            of_b.before,
+            of_b.after,
+        );
+        return anchored(net, node, &head, ["a", "b"], operations);
+    }
     let (head, names) = match (out, turned) {
         (&[m, n], true) => (format!("dense:m={m},n={n},k={k}"), ["x", "w"]),
         (&[m, n], false) => (format!("matmul:m={m},n={n},k={k}"), ["a", "b"]),
@@ -460,20 +498,42 @@ fn groups(net: &Net) -> Vec<Option<Vec<usize>>> {
         is_taken[root] = true;
         // Until nothing joins: a value with several readers may when they all have.
         loop {
-            let candidates: Vec<usize> = members
-                .iter()
-                .flat_map(|&member| net.nodes[member].inputs.iter().flatten())
-                .filter_map(|id| producers[id.0])
-                .filter(|&at| !is_taken[at] && is_of_nest(net, &net.nodes[at]))
-                .collect();
-            let joins = |&at: &usize| {
-                let id = net.nodes[at].output();
-                let is_private = n_uses[id.0] == users[id.0].len() && users[id.0].iter().all(|u| members.contains(u));
-                is_private && may_join(net, &members, root, at, &users[id.0])
+            let is_free = |at: usize| !is_taken[at] && is_of_nest(net, &net.nodes[at]);
+            let is_plain_view = |at: usize| {
+                let node = &net.nodes[at];
+                let is_plain = |from: ValueId| without_ones(net.shape(from)) == without_ones(net.shape(node.output()));
+                matches!(node.kind, Kind::View) && is_plain(node.input(0))
             };
-            let Some(new) = candidates.into_iter().find(joins) else { break };
-            is_taken[new] = true;
-            members.push(new);
+            let is_inside = |id: ValueId| {
+                n_uses[id.0] == users[id.0].len() && users[id.0].iter().all(|user| members.contains(user))
+            };
+            // What is read, by way of views perhaps that change nothing but dimensions of one element.
+            let candidate = |id: ValueId| {
+                let view = producers[id.0].filter(|&at| is_plain_view(at) && !is_taken[at]);
+                let id = view.map_or(id, |view| net.nodes[view].input(0));
+                let at = producers[id.0].filter(|at| is_free(*at))?;
+                let mut found = Candidate { at, ids: vec![id], views: Vec::new(), users: Vec::new() };
+                for &user in &users[id.0] {
+                    if members.contains(&user) {
+                        found.users.push(user);
+                        continue;
+                    }
+                    let viewed = net.nodes[user].outputs[0];
+                    (is_plain_view(user) && is_inside(viewed)).then_some(())?;
+                    found.views.push(user);
+                    found.ids.push(viewed);
+                    found.users.extend(&users[viewed.0]);
+                }
+                (n_uses[id.0] == users[id.0].len()).then_some(found)
+            };
+            let read = members.iter().flat_map(|&member| net.nodes[member].inputs.iter().flatten());
+            let mut candidates = read.filter_map(|id| candidate(*id));
+            let Some(new) = candidates.find(|new| may_join(net, &members, root, new)) else { break };
+            drop(candidates);
+            for at in new.views.into_iter().chain([new.at]) {
+                is_taken[at] = true;
+                members.push(at);
+            }
         }
         members.sort_unstable();
         groups[root] = Some(members);
@@ -484,15 +544,35 @@ fn groups(net: &Net) -> Vec<Option<Vec<usize>>> {
 fn is_of_nest(net: &Net, node: &Node) -> bool {
     match &node.kind {
         Kind::Map(_) | Kind::Transpose(_) | Kind::Pad(..) | Kind::Pick(_) | Kind::Reduce(..) | Kind::Window(..) => true,
+        Kind::Gather { .. } => true,
         Kind::Slice(parts) => contiguous(net, node, parts).is_none(),
         Kind::Concat(axis) => !is_flat(net, node, *axis),
         Kind::View | Kind::Conv(_) | Kind::Product { .. } | Kind::Host(_) => false,
     }
 }
 
+/// A shape without dimensions of one element.
+fn without_ones(shape: &[i64]) -> Vec<i64> {
+    shape.iter().copied().filter(|&n| n != 1).collect()
+}
+
+/// So many times as many elements as a tensor has, and it is computed ahead of them.
+const LITTLE: i64 = 8;
+
+/// A node that only nodes of a nest read.
+struct Candidate {
+    at: usize,
+    /// What it computes, and views of that.
+    ids: Vec<ValueId>,
+    /// The nodes of these views.
+    views: Vec<usize>,
+    /// Those that read it or a view.
+    users: Vec<usize>,
+}
+
 /// Whether a node can be computed within the nest of those that read it.
-fn may_join(net: &Net, members: &[usize], root: usize, at: usize, users: &[usize]) -> bool {
-    let node = &net.nodes[at];
+fn may_join(net: &Net, members: &[usize], root: usize, Candidate { at, ids, users, .. }: &Candidate) -> bool {
+    let node = &net.nodes[*at];
     let kinds = || members.iter().map(|&member| &net.nodes[member].kind);
     let has_window = kinds().any(|kind| matches!(kind, Kind::Window(..)));
     let has_reduce = kinds().any(|kind| matches!(kind, Kind::Reduce(..)));
@@ -503,11 +583,22 @@ fn may_join(net: &Net, members: &[usize], root: usize, at: usize, users: &[usize
         _ => false,
     };
     let n_root = count(net.nodes[root].output());
+    // What is gathered from is in memory.
+    let gathers_from = |user: &usize| {
+        let user = &net.nodes[*user];
+        matches!(user.kind, Kind::Gather { .. }) && user.inputs[0].is_some_and(|id| ids.contains(&id))
+    };
+    let is_little = n_own * LITTLE <= n_root && !has_window;
+    if users.iter().any(gathers_from) {
+        return false;
+    }
     match &node.kind {
+        Kind::Gather { .. } => users.len() == 1 && !has_window && n_own >= n_root,
         Kind::Map(value) => {
             // What is of a row is computed once for it.
             let is_of_row = is_of_rows(net.shape(node.output()), net.shape(net.nodes[root].output()));
-            let is_repeated = users.iter().any(overlaps) || n_own < n_root && !has_reduce && !is_of_row;
+            let is_once = is_of_row || is_little;
+            let is_repeated = users.iter().any(overlaps) || n_own < n_root && !has_reduce && !is_once;
             !is_repeated || cost(value) <= 2
         }
         Kind::Transpose(_) | Kind::Slice(_) | Kind::Pick(_) => {
@@ -518,16 +609,21 @@ fn may_join(net: &Net, members: &[usize], root: usize, at: usize, users: &[usize
             let from = net.shape(node.input(0));
             let out = net.shape(net.nodes[root].output());
             let is_last = axes.iter().min().is_some_and(|&first| {
-                (first..from.len()).all(|d| axes.contains(&d) || from[d] == 1)
-                    && out.len() == from.len()
-                    && out[..first] == from[..first]
+                let begins = match out.len() == from.len() {
+                    true => out[..first] == from[..first],
+                    false => without_ones(out).starts_with(&without_ones(&from[..first])),
+                };
+                (first..from.len()).all(|d| axes.contains(&d) || from[d] == 1) && begins
             });
             let is_same = kinds().all(|kind| match kind {
                 Kind::Reduce(_, others) => others == axes,
-                Kind::Map(_) => true,
+                Kind::Map(_) | Kind::View => true,
                 _ => false,
             });
-            is_last && is_same && !has_window
+            let is_plain =
+                |kind: &Kind| matches!(kind, Kind::Reduce(..) | Kind::Map(_) | Kind::Transpose(_) | Kind::View);
+            // Nothing of it is computed twice, as it is computed ahead.
+            is_last && is_same && !has_window || n_own <= n_root && !has_window && kinds().all(is_plain)
         }
         Kind::Window(..) => {
             let is_map = |user: &usize| matches!(net.nodes[*user].kind, Kind::Map(_));
@@ -540,8 +636,11 @@ fn may_join(net: &Net, members: &[usize], root: usize, at: usize, users: &[usize
 /// Whether a tensor has one element for each row of another: their first dimensions are the same, and it has
 /// no others.
 fn is_of_rows(shape: &[i64], of: &[i64]) -> bool {
+    if shape.len() != of.len() {
+        return without_ones(of).starts_with(&without_ones(shape));
+    }
     let n_same = shape.iter().zip(of).take_while(|(a, b)| a == b).count();
-    shape.len() == of.len() && shape[n_same..].iter().all(|&n| n == 1)
+    shape[n_same..].iter().all(|&n| n == 1)
 }
 
 /// Builds the program of a nest.
@@ -553,6 +652,8 @@ struct Builder<'a> {
     producers: Vec<(ValueId, usize)>,
     /// Values that are in buffers.
     buffers: Vec<(ValueId, BufferId)>,
+    /// Whether all values have elements of one type.
+    is_of_one_type: bool,
 }
 
 fn nest(net: &Net, members: &[usize]) -> Result<Kernel, WorkloadError> {
@@ -571,9 +672,15 @@ fn nest(net: &Net, members: &[usize]) -> Result<Kernel, WorkloadError> {
         constants.extend(net.value(*id).constant.is_some().then(|| format!("i{at}")));
     }
     let mut program = ProgramBuilder::new("nest", DType::F32, constants);
-    let of_input = |(at, id): (usize, &ValueId)| (*id, program.input(&format!("I{at}"), &of_rank(net.shape(*id))));
+    let dtype_of = |id: ValueId| net.element_type(id).expect("nests are of types that have code");
+    let of_input = |(at, id): (usize, &ValueId)| {
+        program.set_dtype(dtype_of(*id));
+        (*id, program.input(&format!("I{at}"), &of_rank(net.shape(*id))))
+    };
     let buffers = inputs.iter().enumerate().map(of_input).collect();
-    let mut builder = Builder { net, program: Some(program), producers, buffers };
+    let all = || nodes.iter().flat_map(|node| node.inputs.iter().flatten().chain(&node.outputs));
+    let is_of_one_type = all().all(|id| dtype_of(*id) == dtype_of(root.output()));
+    let mut builder = Builder { net, program: Some(program), producers, buffers, is_of_one_type };
     for (at, node) in nodes.iter().enumerate() {
         let is_root = at + 1 == nodes.len();
         if is_root || is_staged(net, node, &nodes) {
@@ -594,26 +701,34 @@ fn of_rank(shape: &[i64]) -> Vec<i64> {
 /// Whether a value of a nest is computed once for all that read it, rather than by each of them.
 fn is_staged(net: &Net, node: &Node, nodes: &[&Node]) -> bool {
     let id = node.output();
-    let value = match &node.kind {
+    // What is gathered is looked up once.
+    const LOOK_UP: usize = 4;
+    let gathers = |id: &ValueId| nodes.iter().any(|n| n.output() == *id && matches!(n.kind, Kind::Gather { .. }));
+    let own_cost = match &node.kind {
         Kind::Reduce(..) | Kind::Window(..) => return true,
-        Kind::Map(value) => value,
+        Kind::Map(value) => cost(value) + LOOK_UP * node.inputs.iter().flatten().filter(|id| gathers(id)).count(),
+        Kind::Gather { .. } => LOOK_UP,
         _ => return false,
     };
     let n_own = net.value(id).n_elements();
-    let users: Vec<&&Node> = nodes.iter().filter(|user| user.inputs.contains(&Some(id))).collect();
+    // As itself, or as a view of it within the nest.
+    let views = nodes.iter().filter(|n| matches!(n.kind, Kind::View) && n.input(0) == id).map(|n| n.output());
+    let ids: Vec<Option<ValueId>> = views.chain([id]).map(Some).collect();
+    let reads_it = |user: &&&Node| !matches!(user.kind, Kind::View) && user.inputs.iter().any(|id| ids.contains(id));
+    let users: Vec<&&Node> = nodes.iter().filter(reads_it).collect();
     let is_larger =
         |user: &&&Node| net.value(user.output()).n_elements() > n_own && !matches!(user.kind, Kind::Reduce(..));
     let n_reads: usize = users
         .iter()
         .map(|user| match &user.kind {
             Kind::Map(outer) => {
-                let slots: Vec<usize> = (0..user.inputs.len()).filter(|&s| user.inputs[s] == Some(id)).collect();
+                let slots: Vec<usize> = (0..user.inputs.len()).filter(|&s| ids.contains(&user.inputs[s])).collect();
                 scalar::inputs(outer).iter().filter(|slot| slots.contains(slot)).count()
             }
             _ => 1,
         })
         .sum();
-    cost(value) > 2 && (n_reads > 1 || users.iter().any(is_larger))
+    own_cost > 2 && (n_reads > 1 || users.iter().any(is_larger))
 }
 
 impl Builder<'_> {
@@ -655,6 +770,7 @@ impl Builder<'_> {
         };
         let reduce = op.map(|op| (op, &inner[..]));
         let spec = StageSpec { name, axes: &axes, reduce, role };
+        program.set_dtype(this.net.element_type(node.output()).expect("nests are of types that have code"));
         let buffer = program.stage(spec, value);
         self.program = Some(program);
         self.buffers.push((node.output(), buffer));
@@ -713,13 +829,28 @@ impl Builder<'_> {
             return Expr::Const(x);
         }
         let (_, producer) = self.producers.iter().find(|(own, _)| *own == id).expect("a nest computes what it reads");
-        self.computed(&self.net.nodes[*producer], &at)
+        let value = self.computed(&self.net.nodes[*producer], &at);
+        match self.net.element_type(id) {
+            // It is computed in the type of its own.
+            Some(dtype) if !self.is_of_one_type => Expr::cast(dtype, value),
+            _ => value,
+        }
     }
 
     /// An element of what a node computes, of those that it reads.
     fn computed(&self, node: &Node, at: &[Index]) -> Expr {
         match &node.kind {
             Kind::Map(value) => value.map_loads(&mut |slot, _| Some(self.element(node.input(slot.0 as usize), at))),
+            // Only dimensions of one element differ.
+            Kind::View => {
+                let mut long = at.iter().zip(self.net.shape(node.output())).filter(|(_, n)| **n != 1);
+                let place = |n: &i64| match n {
+                    1 => Index::from(0),
+                    _ => long.next().expect("a view keeps its long dimensions").0.clone(),
+                };
+                let from: Vec<Index> = self.net.shape(node.input(0)).iter().map(place).collect();
+                self.element(node.input(0), &from)
+            }
             Kind::Transpose(order) => {
                 let mut from = vec![Index::from(0); order.len()];
                 order.iter().zip(at).for_each(|(&d, place)| from[d] = place.clone());
@@ -773,6 +904,18 @@ impl Builder<'_> {
                     end = start;
                 }
                 value.expect("a concat has inputs")
+            }
+            Kind::Gather { axis, by_element } => {
+                let [table, numbers] = [0, 1].map(|slot| node.input(slot));
+                let n = if *by_element { 1 } else { self.net.shape(numbers).len() };
+                let of_number = if *by_element { at } else { &at[*axis..axis + n] };
+                let number = Subscript::Value(Box::new(self.element(numbers, of_number)));
+                let known = |at: &[Index]| at.iter().cloned().map(Subscript::Index).collect::<Vec<_>>();
+                let subscripts = [known(&at[..*axis]), vec![number], known(&at[axis + n..])].concat();
+                match self.buffers.iter().find(|(own, _)| *own == table) {
+                    Some((_, buffer)) => Expr::Gather(*buffer, subscripts),
+                    None => Expr::Const(self.net.scalar(table).expect("what is gathered from is in memory")),
+                }
             }
             _ => unreachable!("reductions are computed into buffers"),
         }

@@ -1,9 +1,9 @@
 //! From a graph of many operators to a net of few kinds.
 
 use tilewright_graph::op::{Fact, Inputs, PadMode, PoolKind, ReduceKind, SoftmaxKind, axis, product_shape};
-use tilewright_graph::{DType, Graph, Node as GraphNode, Op, Tensor, ValueId as GraphId};
+use tilewright_graph::{DType, Graph, Node as GraphNode, Op, Tensor};
+use tilewright_ir::Expr;
 use tilewright_ir::expr::{ReduceOp, UnaryOp};
-use tilewright_ir::{Cond, Expr};
 
 use crate::net::{Convolution, Kind, Line, Net, Node, ValueId, Windows};
 use crate::scalar::{self, add, div, input, mul, number, of, sub};
@@ -11,16 +11,11 @@ use crate::scalar::{self, add, div, input, mul, number, of, sub};
 /// The net of a specialised graph. What has no code becomes a host operator.
 pub fn import(graph: &Graph) -> Net {
     let mut net = Net::default();
-    let truths = truths(graph);
-    for (at, value) in graph.values() {
+    for (_, value) in graph.values() {
         let ty = value.ty.as_ref().expect("every value of a specialised graph has its type");
         let shape: Vec<i64> = ty.shape.iter().map(|&d| d as i64).collect();
-        let is_truth = truths[at.0 as usize];
-        let id = net.add_value(&value.name, if is_truth { DType::F32 } else { ty.dtype }, &shape);
-        net.values[id.0].constant = match &value.constant {
-            Some(tensor) if is_truth => Some(Tensor::from_floats(DType::F32, tensor.shape(), &tensor.floats())),
-            constant => constant.clone(),
-        };
+        let id = net.add_value(&value.name, ty.dtype, &shape);
+        net.values[id.0].constant.clone_from(&value.constant);
     }
     net.inputs = graph.inputs.iter().map(|id| ValueId(id.0 as usize)).collect();
     net.outputs = graph.outputs.iter().map(|id| ValueId(id.0 as usize)).collect();
@@ -41,61 +36,6 @@ pub fn import(graph: &Graph) -> Net {
     }
     net.prune();
     net
-}
-
-/// Which values of truth are numbers, 1 and 0, in the net: those that code makes and code alone reads.
-fn truths(graph: &Graph) -> Vec<bool> {
-    let is_bool = |id: GraphId| graph.ty(id).dtype == DType::Bool;
-    let is_f32 = |id: GraphId| graph.ty(id).dtype == DType::F32;
-    let mut truths: Vec<bool> = graph.values().map(|(id, _)| is_bool(id) && !graph.outputs.contains(&id)).collect();
-    loop {
-        let n_before = truths.iter().filter(|is| **is).count();
-        for (id, value) in graph.values() {
-            let is_given = value.producer.is_none() && value.constant.is_none();
-            let is_made = !is_given
-                && value.producer.is_none_or(|(at, _)| {
-                    let node = graph.node(at);
-                    let fits = |id: &Option<GraphId>| id.is_none_or(|id| is_f32(id) || truths[id.0 as usize]);
-                    makes_truth(&node.op) && node.inputs.iter().take(n_elements_of(&node.op)).all(fits)
-                });
-            let reads = |at: &tilewright_graph::NodeId| {
-                let node = graph.node(*at);
-                match &node.op {
-                    Op::Where(_) => {
-                        let is_condition = node.inputs[1..].iter().all(|other| *other != Some(id));
-                        is_condition && node.inputs[1..].iter().flatten().all(|id| is_f32(*id))
-                    }
-                    Op::Cast(_) => node.outputs[0].is_some_and(is_f32),
-                    op => makes_truth(op) && node.outputs[0].is_some_and(|id| truths[id.0 as usize]),
-                }
-            };
-            truths[id.0 as usize] &= is_made && value.users.iter().all(reads);
-        }
-        if truths.iter().filter(|is| **is).count() == n_before {
-            return truths;
-        }
-    }
-}
-
-/// How many of an operator's inputs are elements; the others are shapes.
-fn n_elements_of(op: &Op) -> usize {
-    match op {
-        Op::Reshape(_) | Op::Unsqueeze(_) | Op::Squeeze(_) | Op::Expand(_) => 1,
-        _ => usize::MAX,
-    }
-}
-
-/// Whether an operator makes values of truth of numbers or of others.
-fn makes_truth(op: &Op) -> bool {
-    use tilewright_graph::op::{Binary as B, Unary as U};
-    match op {
-        Op::Unary(f) => matches!(f, U::IsNan | U::Not | U::Identity),
-        Op::Binary(f) => {
-            let compares = matches!(f, B::Equal | B::Greater | B::GreaterOrEqual | B::Less | B::LessOrEqual);
-            compares || matches!(f, B::And | B::Or | B::Xor)
-        }
-        op => n_elements_of(op) == 1,
-    }
 }
 
 /// A node of the graph on its way into the net.
@@ -137,6 +77,16 @@ impl Job<'_> {
         self.net.value(id).dtype == DType::F32
     }
 
+    /// Whether there is code for its elements.
+    fn has_code(&self, id: ValueId) -> bool {
+        self.net.element_type(id).is_some()
+    }
+
+    /// Whether its elements are whole numbers, or truths, that there is code for.
+    fn is_whole(&self, id: ValueId) -> bool {
+        self.net.element_type(id).is_some_and(|dtype| !dtype.is_float())
+    }
+
     fn output(&self) -> Option<ValueId> {
         self.outputs[0]
     }
@@ -148,14 +98,14 @@ impl Job<'_> {
     }
 
     /// A value on the way to the node's output.
-    fn value(&mut self, what: &str, shape: &[i64]) -> ValueId {
+    fn value(&mut self, what: &str, dtype: DType, shape: &[i64]) -> ValueId {
         let name = format!("{}.{what}", self.node.place.node);
-        self.net.add_value(&name, DType::F32, shape)
+        self.net.add_value(&name, dtype, shape)
     }
 
-    /// A node whose output is on the way.
+    /// A node whose output is on the way, of the type of what it reads first.
     pub(crate) fn step(&mut self, what: &str, kind: Kind, inputs: &[ValueId], shape: &[i64]) -> ValueId {
-        let to = self.value(what, shape);
+        let to = self.value(what, self.net.value(inputs[0]).dtype, shape);
         self.push(kind, inputs, to)
     }
 
@@ -179,7 +129,7 @@ impl Job<'_> {
     fn map(&mut self, value: impl FnOnce(&[Expr]) -> Option<Expr>) -> Option<()> {
         let inputs: Vec<ValueId> = self.inputs.iter().copied().collect::<Option<_>>()?;
         let to = self.output()?;
-        if !self.is_f32(to) || !inputs.iter().all(|&id| self.is_f32(id)) {
+        if !self.has_code(to) || !inputs.iter().all(|&id| self.has_code(id)) {
             return None;
         }
         let elements: Vec<Expr> = inputs
@@ -216,11 +166,19 @@ impl Job<'_> {
         let node = self.node;
         match &node.op {
             Op::Unary(tilewright_graph::op::Unary::Identity) | Op::Dropout(_) => self.view(),
-            Op::Unary(f) => self.map(|x| scalar::unary(*f, x[0].clone())),
-            Op::Binary(f) => self.map(|x| scalar::binary(*f, x[0].clone(), x[1].clone())),
+            Op::Unary(f) => {
+                let is_fitting = scalar::is_whole(*f) || !self.is_whole(self.try_input(0)?);
+                is_fitting.then_some(())?;
+                self.map(|x| scalar::unary(*f, x[0].clone()))
+            }
+            Op::Binary(f) => {
+                let of = if self.is_whole(self.try_input(0)?) { scalar::binary_of_whole } else { scalar::binary };
+                self.map(|x| of(*f, x[0].clone(), x[1].clone()))
+            }
             Op::Variadic(f) => {
                 use tilewright_graph::op::Variadic as V;
                 let f = *f;
+                (!matches!(f, V::Mean) || self.is_f32(self.output()?)).then_some(())?;
                 self.map(|x| {
                     let all = x.iter().cloned();
                     Some(match f {
@@ -242,14 +200,19 @@ impl Job<'_> {
                 self.inputs.truncate(1);
                 self.map(|x| Some(scalar::clip(x[0].clone(), low, high)))
             }
-            Op::Where(_) => self.map(|x| {
-                let is = Cond::Less(Box::new(number(0.5)), Box::new(x[0].clone()));
-                Some(Expr::Select(Box::new(is), Box::new(x[1].clone()), Box::new(x[2].clone())))
-            }),
+            Op::Where(_) => self.map(|x| Some(scalar::choose(x[0].clone(), x[1].clone(), x[2].clone()))),
             Op::Cast(_) => {
-                let (from, to) = (self.try_input(0)?, self.output()?);
-                (self.net.value(from).dtype == self.net.value(to).dtype).then_some(())?;
-                self.view()
+                // What it may be like is not read.
+                self.inputs.truncate(1);
+                let (from, to) = (self.net.value(self.try_input(0)?).dtype, self.net.value(self.output()?).dtype);
+                match to {
+                    _ if from == to => self.view(),
+                    DType::Bool => self.map(|x| Some(scalar::is_not_zero(x[0].clone()))),
+                    // Bytes wrap around where the code has the nearest.
+                    DType::I8 | DType::U8 if from != DType::Bool => None,
+                    DType::I32 if from == DType::I64 => None,
+                    _ => self.map(|x| Some(x[0].clone())),
+                }
             }
             Op::Reshape(_) | Op::Flatten(_) | Op::Squeeze(_) | Op::Unsqueeze(_) => self.view(),
             Op::Expand(_) => {
@@ -267,20 +230,20 @@ impl Job<'_> {
                 self.moved(Kind::Slice(parts.iter().map(|part| (part.0 as i64, part.1)).collect()), from, to)
             }
             Op::Gather(gather) => {
-                // One place of a dimension that is known.
-                let (from, to) = (self.try_input(0)?, self.output()?);
-                let index = self.net.value(self.try_input(1)?).constant.as_ref()?.i64s();
-                let &[index] = &index[..] else { return None };
-                let mut shape = self.shape(0)?;
+                let (from, index, to) = (self.try_input(0)?, self.try_input(1)?, self.output()?);
+                let shape = self.shape(0)?;
                 let axis = axis(gather.axis, shape.len()).ok()?;
-                let mut parts = vec![(0, 1); shape.len()];
-                parts[axis].0 = if index < 0 { index + shape[axis] } else { index };
-                shape[axis] = 1;
-                self.is_f32(from).then_some(())?;
-                let part = self.step("part", Kind::Slice(parts), &[from], &shape);
-                self.push(Kind::View, &[part], to);
-                Some(())
+                match self.net.value(index).constant.as_ref().map(Tensor::i64s).as_deref() {
+                    Some(&[place]) => self.part(from, axis, place, to),
+                    _ => self.gathered(from, index, axis, false, to),
+                }
             }
+            Op::GatherElements(gather) => {
+                let (from, index, to) = (self.try_input(0)?, self.try_input(1)?, self.output()?);
+                let axis = axis(gather.axis, self.shape(0)?.len()).ok()?;
+                self.gathered(from, index, axis, true, to)
+            }
+            Op::GatherNd(gather) => self.gathered_by_tuples(gather.n_batch_dims),
             Op::Split(split) => {
                 let (from, rank) = (self.try_input(0)?, self.shape(0)?.len());
                 let axis = axis(split.axis, rank).ok()?;
@@ -299,7 +262,7 @@ impl Job<'_> {
                 let axis = axis(concat.axis, self.net.shape(to).len()).ok()?;
                 let mut inputs: Vec<ValueId> = self.inputs.iter().copied().collect::<Option<_>>()?;
                 inputs.retain(|id| self.net.value(*id).n_elements() > 0);
-                self.is_f32(to).then_some(())?;
+                self.has_code(to).then_some(())?;
                 self.push(Kind::Concat(axis), &inputs, to);
                 Some(())
             }
@@ -375,7 +338,7 @@ impl Job<'_> {
                 if gemm.transposes_a {
                     a = self.step("a", Kind::Transpose(vec![1, 0]), &[a], &[m, k]);
                 }
-                let kind = Kind::Product { turned: gemm.transposes_b };
+                let kind = Kind::Product { turned: gemm.transposes_b, heads: None };
                 let c = self.try_input(2).filter(|_| gemm.beta != 0.0);
                 if c.is_none() && gemm.alpha == 1.0 {
                     self.push(kind, &[a, b], to);
@@ -466,7 +429,9 @@ impl Job<'_> {
             }
             Op::Reduce(reduce) => {
                 let (x, to) = (self.try_input(0)?, self.output()?);
-                self.is_f32(x).then_some(())?;
+                let is_exact =
+                    matches!(reduce.kind, ReduceKind::Max | ReduceKind::Min | ReduceKind::Sum | ReduceKind::Prod);
+                (self.is_f32(x) || is_exact && self.has_code(x)).then_some(())?;
                 let axes = reduce.axes(Inputs(&self.facts())).ok()??;
                 let shape = self.net.shape(x).to_vec();
                 if axes.is_empty() {
@@ -631,6 +596,55 @@ impl Job<'_> {
         }
     }
 
+    /// One place of a dimension, without that dimension.
+    fn part(&mut self, from: ValueId, axis: usize, place: i64, to: ValueId) -> Option<()> {
+        self.has_code(from).then_some(())?;
+        let mut shape = self.net.shape(from).to_vec();
+        let mut parts = vec![(0, 1); shape.len()];
+        parts[axis].0 = if place < 0 { place + shape[axis] } else { place };
+        shape[axis] = 1;
+        let part = self.step("part", Kind::Slice(parts), &[from], &shape);
+        self.push(Kind::View, &[part], to);
+        Some(())
+    }
+
+    /// Elements at the numbers of `index` along a dimension.
+    fn gathered(&mut self, from: ValueId, index: ValueId, axis: usize, by_element: bool, to: ValueId) -> Option<()> {
+        (self.has_code(from) && self.is_whole(index)).then_some(())?;
+        self.push(Kind::Gather { axis, by_element }, &[from, index], to);
+        Some(())
+    }
+
+    /// Slices at known tuples of places, without dimensions that both have in common.
+    fn gathered_by_tuples(&mut self, n_batch_dims: usize) -> Option<()> {
+        let (from, index, to) = (self.try_input(0)?, self.try_input(1)?, self.output()?);
+        let (shape, tuples) = (self.shape(0)?, self.shape(1)?);
+        let numbers = self.net.value(index).constant.as_ref().filter(|_| n_batch_dims == 0)?.i64s();
+        let n = *tuples.last()? as usize;
+        self.has_code(from).then_some(())?;
+        let flat = |tuple: &[i64]| {
+            let place =
+                |at: i64, (place, extent): (&i64, &i64)| at * extent + if *place < 0 { place + extent } else { *place };
+            tuple.iter().zip(&shape).fold(0, place)
+        };
+        let places: Vec<i64> = numbers.chunks(n).map(flat).collect();
+        let inner: i64 = shape[n..].iter().product();
+        let outer: i64 = shape[..n].iter().product();
+        if places.iter().copied().eq(0..outer) {
+            self.push(Kind::View, &[from], to);
+            return Some(());
+        }
+        let table = self.step("table", Kind::View, &[from], &[outer, inner]);
+        let name = format!("{}.places", self.node.place.node);
+        let list = self.net.add_value(&name, DType::I64, &[places.len() as i64]);
+        let bytes: Vec<u8> = places.iter().flat_map(|place| place.to_le_bytes()).collect();
+        self.net.values[list.0].constant = Tensor::new(self.net.value(list).ty(), bytes.into());
+        let kind = Kind::Gather { axis: 0, by_element: false };
+        let rows = self.step("rows", kind, &[table, list], &[places.len() as i64, inner]);
+        self.push(Kind::View, &[rows], to);
+        Some(())
+    }
+
     /// A tensor with its borders mirrored.
     fn reflected(&mut self, mut from: ValueId, borders: &[(i64, i64)], to: ValueId) -> Option<()> {
         self.is_f32(from).then_some(())?;
@@ -666,7 +680,7 @@ impl Job<'_> {
 
     /// Elements at other places.
     fn moved(&mut self, kind: Kind, from: ValueId, to: ValueId) -> Option<()> {
-        self.is_f32(from).then_some(())?;
+        self.has_code(from).then_some(())?;
         self.push(kind, &[from], to);
         Some(())
     }
@@ -743,7 +757,7 @@ impl Job<'_> {
             shape = with_rows(&out);
         }
         let bias = self.try_input(2);
-        let mut last = if bias.is_none() && rank == 2 { to } else { self.value("conv", &shape) };
+        let mut last = if bias.is_none() && rank == 2 { to } else { self.value("conv", DType::F32, &shape) };
         self.push(kind, &[x, w], last);
         if let Some(bias) = bias {
             let channels = [self.net.value(bias).n_elements(), 1, 1];
@@ -751,7 +765,7 @@ impl Job<'_> {
                 Some(numbers) => self.net.add_constant(&format!("{}.b", self.node.place.node), &channels, &numbers),
                 None => self.step("bias", Kind::View, &[bias], &channels),
             };
-            let sum = if rank == 2 { to } else { self.value("sum", &shape) };
+            let sum = if rank == 2 { to } else { self.value("sum", DType::F32, &shape) };
             last = self.push(Kind::Map(add(input(0), input(1))), &[last, bias], sum);
         }
         if rank == 1 {
@@ -790,7 +804,7 @@ impl Job<'_> {
             job.step(what, Kind::View, &[id], shape)
         };
         let (a, b) = (viewed(self, a, "a", &left), viewed(self, b, "b", &right));
-        let kind = Kind::Product { turned: false };
+        let kind = Kind::Product { turned: false, heads: None };
         if self.net.shape(to) == out {
             self.push(kind, &[a, b], to);
         } else {

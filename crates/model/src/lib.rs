@@ -4,9 +4,11 @@
 //! ([`simplify`]) and makes kernels of them ([`fuse`]); [`compile`] gives these code and memory. What has no
 //! code runs as the reference evaluates it.
 
+mod attention;
 #[cfg(feature = "peers")]
 pub mod bench;
 mod compile;
+mod embedding;
 mod epilogue;
 mod fuse;
 mod import;
@@ -25,7 +27,7 @@ pub use compile::{CompileError, Compiled, Schedule, compile, compile_quickly, la
 pub use fuse::{Fused, Kernel, Step, fuse, lower};
 pub use import::import;
 pub use inputs::{all_inputs, named_dims, read_model, weights_beside};
-pub use net::{Convolution, Kind, Line, Net, Node, Value, ValueId, Windows};
+pub use net::{AsHeads, Convolution, Kind, Line, Net, Node, Value, ValueId, Windows};
 pub use place::{Copy, Location, Places};
 pub use profile::{Outline, ProfiledStep};
 pub use runner::{RunError, Runner};

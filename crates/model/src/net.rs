@@ -4,6 +4,7 @@ use bytes::Bytes;
 use tilewright_graph::{DType, Op, Tensor, TensorType};
 use tilewright_ir::Expr;
 use tilewright_ir::expr::ReduceOp;
+use tilewright_ir::op::Heads;
 
 /// A value's place in [`Net::values`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -110,6 +111,19 @@ pub struct Convolution {
     pub transposed: bool,
 }
 
+/// How a batch of products lies in memory, where it is as the heads of attention.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct AsHeads {
+    /// Products.
+    pub b: i64,
+    /// The first factor's.
+    pub of_a: Heads,
+    /// The second factor's.
+    pub of_b: Heads,
+    /// The result is `[m, b, n]`.
+    pub beside: bool,
+}
+
 /// What a node computes of its inputs.
 #[derive(Debug, Clone)]
 pub enum Kind {
@@ -139,6 +153,17 @@ pub enum Kind {
     Product {
         /// The second factor's sums are its last dimension.
         turned: bool,
+        /// How the products of a batch lie in the factors and the result, where that is not as above.
+        heads: Option<AsHeads>,
+    },
+    /// Elements of input 0 at places of one of its dimensions that are the numbers in input 1; negative ones
+    /// count from the end, and what is then outside is the first or the last.
+    Gather {
+        /// The dimension.
+        axis: usize,
+        /// Each number is for one element, in the output's shape; else the numbers' dimensions stand in the
+        /// output for that one.
+        by_element: bool,
     },
     /// An operator as the model has it, for which there is no code.
     Host(Box<Op>),
@@ -224,8 +249,15 @@ impl Net {
 
     /// The number of a constant of one element.
     pub fn scalar(&self, id: ValueId) -> Option<f64> {
-        let numbers = self.numbers(id).filter(|_| self.value(id).n_elements() == 1)?;
-        Some(f64::from(numbers[0]))
+        let tensor = self.value(id).constant.as_ref().filter(|tensor| tensor.n_elements() == 1)?;
+        self.element_type(id).map(|_| tensor.floats()[0])
+    }
+
+    /// The type of a value's elements in code, where there is code for it.
+    pub fn element_type(&self, id: ValueId) -> Option<tilewright_ir::DType> {
+        let name = self.value(id).dtype.name();
+        let found = tilewright_ir::DType::ALL.into_iter().find(|(dtype, n)| *n == name && dtype.is_generated());
+        found.map(|(dtype, _)| dtype)
     }
 
     /// How often each value is read, the net's outputs included.

@@ -90,7 +90,7 @@ impl Job<'_> {
             let weights = self.net.add_constant(&format!("{name}.w{at}"), &[rows, n], &part(&w, rows * n));
             let both = self.net.add_constant(&format!("{name}.b{at}"), &[rows], &both);
             let shape = [steps * batch, rows];
-            let product = self.step("inputs", Kind::Product { turned: true }, &[flat, weights], &shape);
+            let product = self.step("inputs", Kind::Product { turned: true, heads: None }, &[flat, weights], &shape);
             let inputs = self.step("gates", Kind::Map(add(input(0), input(1))), &[product, both], &shape);
             let weights = self.net.add_constant(&format!("{name}.r{at}"), &[rows, hidden], &way.r);
             let mut state = self.first(5, at as i64, &[batch, hidden]);
@@ -177,7 +177,7 @@ impl Job<'_> {
     fn with_state(&mut self, way: &Way, gates: ValueId, weights: ValueId, state: Option<ValueId>) -> ValueId {
         let Some(state) = state else { return gates };
         let shape = [way.sizes[0], self.net.shape(gates)[1]];
-        let product = self.step("state", Kind::Product { turned: true }, &[state, weights], &shape);
+        let product = self.step("state", Kind::Product { turned: true, heads: None }, &[state, weights], &shape);
         self.step("gates", Kind::Map(add(input(0), input(1))), &[product, gates], &shape)
     }
 
@@ -264,7 +264,7 @@ impl Job<'_> {
         };
         let shape = [way.sizes[0], 3 * hidden];
         if resets_behind {
-            let all = self.step("state", Kind::Product { turned: true }, &[state, weights], &shape);
+            let all = self.step("state", Kind::Product { turned: true, heads: None }, &[state, weights], &shape);
             let [h_z, h_r, h_h] = [0, 1, 2].map(|gate| self.columns(all, gate, way));
             let z = way.gate(0, add(input(0), input(3)))?;
             let reset = way.gate(0, add(input(1), input(4)))?;
@@ -279,11 +279,11 @@ impl Job<'_> {
         };
         let (of_gates, of_new) = (of(self, 0, 2), of(self, 2, 1));
         let shape = [way.sizes[0], 2 * hidden];
-        let both = self.step("state", Kind::Product { turned: true }, &[state, of_gates], &shape);
+        let both = self.step("state", Kind::Product { turned: true, heads: None }, &[state, of_gates], &shape);
         let [h_z, h_r] = [0, 1].map(|gate| self.columns(both, gate, way));
         let reset = mul(way.gate(0, add(input(0), input(1)))?, input(2));
         let reset = self.step("reset", Kind::Map(reset), &[x_r, h_r, state], &way.sizes);
-        let inner = self.step("state", Kind::Product { turned: true }, &[reset, of_new], &way.sizes);
+        let inner = self.step("state", Kind::Product { turned: true, heads: None }, &[reset, of_new], &way.sizes);
         let z = way.gate(0, add(input(0), input(1)))?;
         let new = way.gate(1, add(input(2), input(3)))?;
         let value = add(mul(sub(number(1.0), z.clone()), new), mul(z, input(4)));

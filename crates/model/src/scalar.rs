@@ -4,7 +4,7 @@ use std::f64::consts::{FRAC_1_SQRT_2, FRAC_2_PI};
 
 use tilewright_graph::op::{Binary, Unary};
 use tilewright_ir::expr::{BinaryOp, Cond, UnaryOp};
-use tilewright_ir::{BufferId, Expr};
+use tilewright_ir::{BufferId, DType, Expr};
 
 /// An element of an input.
 pub fn input(at: usize) -> Expr {
@@ -110,6 +110,47 @@ fn softplus(x: Expr) -> Expr {
 /// `eˣ − 1` of what is not positive, else 0.
 fn negative_exp(x: Expr) -> Expr {
     sub(of(UnaryOp::Exp, min(x, number(0.0))), number(1.0))
+}
+
+/// 1 where a value is not zero, which a number that is none is neither, else 0.
+pub fn is_not_zero(x: Expr) -> Expr {
+    let not = |cond: Cond| Cond::Not(Box::new(cond));
+    let is_between = not(less(x.clone(), number(0.0))).and(not(less(number(0.0), x.clone())));
+    truth(not(is_between.and(less(x, number(1.0)))))
+}
+
+/// The first where a truth holds, else the second.
+pub fn choose(truth: Expr, a: Expr, b: Expr) -> Expr {
+    let is = condition(&truth).unwrap_or_else(|| less(number(0.0), truth));
+    Expr::Select(Box::new(is), Box::new(a), Box::new(b))
+}
+
+/// Where a truth holds, if it is made of conditions.
+pub fn condition(truth: &Expr) -> Option<Cond> {
+    match truth {
+        Expr::Cast(DType::Bool, x) => condition(x),
+        Expr::Select(is, one, zero) if **one == number(1.0) && **zero == number(0.0) => Some((**is).clone()),
+        _ => None,
+    }
+}
+
+/// Whether a function of whole numbers gives whole numbers as it is written for numbers.
+pub fn is_whole(f: Unary) -> bool {
+    matches!(f, Unary::Identity | Unary::Abs | Unary::Neg | Unary::Relu | Unary::Sign | Unary::Not)
+}
+
+/// A function of the graph of two whole numbers, where there is an expression for it.
+pub fn binary_of_whole(f: Binary, a: Expr, b: Expr) -> Option<Expr> {
+    let not = |cond: Cond| Cond::Not(Box::new(cond));
+    Some(match f {
+        Binary::Div => Expr::binary(BinaryOp::Div, a, b),
+        Binary::Equal => truth(not(less(a.clone(), b.clone())).and(not(less(b, a)))),
+        Binary::LessOrEqual => truth(not(less(b, a))),
+        Binary::GreaterOrEqual => truth(not(less(a, b))),
+        Binary::Pow => Expr::binary(BinaryOp::Pow, a, b),
+        Binary::PRelu => return None,
+        f => return binary(f, a, b),
+    })
 }
 
 /// A function of the graph of one element, where there is an expression for it.
@@ -272,23 +313,19 @@ fn rebuilt(e: &Expr) -> Expr {
                 BinaryOp::Add => add(a, b),
                 BinaryOp::Sub => sub(a, b),
                 BinaryOp::Mul => mul(a, b),
-                BinaryOp::Div => div(a, b),
                 BinaryOp::Min => min(a, b),
                 BinaryOp::Max => max(a, b),
-                BinaryOp::Pow => Expr::binary(*op, a, b),
+                // Of whole numbers, a division is no product.
+                BinaryOp::Div | BinaryOp::Pow => Expr::binary(*op, a, b),
             }
         }
         Expr::Unary(op, x) => of(*op, rebuilt(x)),
+        Expr::Cast(dtype, x) => Expr::cast(*dtype, rebuilt(x)),
         Expr::Select(cond, a, b) => {
             let (a, b) = (rebuilt(a), rebuilt(b));
             match &**cond {
                 // What a truth was made of is asked itself.
-                Cond::Less(half, is) if **half == number(0.5) => match &**is {
-                    Expr::Select(cond, one, zero) if **one == number(1.0) && **zero == number(0.0) => {
-                        Expr::Select(cond.clone(), Box::new(a), Box::new(b))
-                    }
-                    _ => Expr::Select(cond.clone(), Box::new(a), Box::new(b)),
-                },
+                Cond::Less(zero, is) if **zero == number(0.0) => choose(rebuilt(is), a, b),
                 _ => Expr::Select(cond.clone(), Box::new(a), Box::new(b)),
             }
         }

@@ -5,6 +5,7 @@ use tilewright_ir::expr::BinaryOp;
 
 use crate::net::{Kind, Net, Node, ValueId};
 use crate::scalar::{self, add, cost, input, substitute};
+use crate::{attention, embedding};
 
 /// Operations of a map that is made of several, at most.
 const MOST_COST: usize = 400;
@@ -13,6 +14,12 @@ const CHEAP: usize = 2;
 
 /// Applies all rules until none does anything.
 pub fn simplify(net: &mut Net) {
+    rewrite(net);
+    attention::place_heads(net);
+    rewrite(net);
+}
+
+fn rewrite(net: &mut Net) {
     drop_views(net);
     loop {
         let n_before = (net.nodes.len(), net.values.len());
@@ -21,6 +28,8 @@ pub fn simplify(net: &mut Net) {
         merge_maps(net);
         fold_affine(net);
         turn_products(net);
+        embedding::look_up(net);
+        attention::simplify(net);
         drop_views(net);
         net.prune();
         if (net.nodes.len(), net.values.len()) == n_before {
@@ -150,9 +159,17 @@ impl Links {
 fn drop_identities(net: &mut Net) {
     for at in 0..net.nodes.len() {
         let node = &net.nodes[at];
+        if let Kind::Slice(parts) = &node.kind
+            && net.shape(node.input(0)) == net.shape(node.output())
+            && parts.iter().all(|part| *part == (0, 1))
+        {
+            net.nodes[at].kind = Kind::View;
+            continue;
+        }
         if let Kind::Map(Expr::Load(slot, _)) = &node.kind {
             let from = node.input(slot.0 as usize);
-            if net.value(from).n_elements() == net.value(node.output()).n_elements() {
+            let (a, b) = (net.value(from), net.value(node.output()));
+            if a.n_elements() == b.n_elements() && a.dtype == b.dtype {
                 net.nodes[at].kind = Kind::View;
                 net.nodes[at].inputs = vec![Some(from)];
             }
@@ -240,7 +257,7 @@ fn sink_views(net: &mut Net) {
 }
 
 /// Whether a node is a product or a convolution, or a map of such.
-fn comes_from_anchor(net: &Net, is_of_anchor: &[bool], node: &Node) -> bool {
+pub fn comes_from_anchor(net: &Net, is_of_anchor: &[bool], node: &Node) -> bool {
     match &node.kind {
         Kind::Conv(_) | Kind::Product { .. } => true,
         Kind::Map(_) => {
@@ -258,13 +275,22 @@ fn sunk(net: &mut Net, links: &Links, is_of_anchor: &[bool], node: &Node) -> Opt
     let node = node.clone();
     let out = net.shape(node.output()).to_vec();
     let count = |shape: &[i64]| shape.iter().product::<i64>();
+    let Kind::Map(value) = &node.kind else { return None };
+    let mut read = scalar::inputs(value);
+    read.sort_unstable();
+    read.dedup();
+    // A map of one tensor and numbers becomes a part of the map behind the view.
+    let becomes_part = |id: ValueId| {
+        let is_map = |at: usize| matches!(net.nodes[at].kind, Kind::Map(_));
+        read.len() == 1 && n_uses[id.0] == 1 && producers[id.0].is_some_and(is_map)
+    };
     let source = |id: &Option<ValueId>| {
         let id = (*id)?;
         let producer = &net.nodes[producers[id.0]?];
         let is_view = matches!(producer.kind, Kind::View) && n_uses[id.0] == 1;
         let from = is_view.then(|| producer.input(0))?;
         let is_whole = count(net.shape(from)) == count(&out);
-        (is_whole && is_of_anchor[from.0]).then_some(from)
+        (is_whole && (is_of_anchor[from.0] || becomes_part(from))).then_some(from)
     };
     let from = node.inputs.iter().find_map(source)?;
     let shape = net.shape(from).to_vec();
@@ -324,11 +350,15 @@ fn merge_maps(net: &mut Net) {
         while let Some(before) = mergeable(net, &links, at) {
             let (node, inner) = (&net.nodes[at], &net.nodes[before]);
             let (Kind::Map(outer), Kind::Map(value)) = (&node.kind, &inner.kind) else { unreachable!("both are maps") };
-            let merged = merged(node, outer, inner, value);
-            [node, inner].into_iter().for_each(|node| links.leave(node));
+            let merged = merged(net, node, outer, inner, value);
+            links.leave(node);
+            // Others may read what is only spread.
+            if links.n_uses[inner.output().0] == 0 {
+                links.leave(inner);
+                links.producers[inner.output().0] = None;
+                is_merged[before] = true;
+            }
             links.enter(&merged);
-            links.producers[inner.output().0] = None;
-            is_merged[before] = true;
             net.nodes[at] = merged;
         }
     }
@@ -351,13 +381,16 @@ fn mergeable(net: &Net, links: &Links, at: usize) -> Option<usize> {
         let is_small = net.value(id).n_elements() < n_out;
         let own = cost(value);
         let is_repeated = n_reads > 1 || is_small;
-        let may = is_private && (!is_repeated || own <= CHEAP * n_reads.max(1) || !is_small && own < 15);
+        // What only spreads a smaller tensor is read from that.
+        let is_spread = matches!(value, Expr::Load(slot, _) if
+            net.value(net.nodes[before].input(slot.0 as usize)).n_elements() < net.value(id).n_elements());
+        let may = is_spread || is_private && (!is_repeated || own <= CHEAP * n_reads.max(1) || !is_small && own < 15);
         (may && cost(outer) + n_reads * own <= MOST_COST).then_some(before)
     })
 }
 
 /// The map of a map.
-fn merged(node: &Node, outer: &Expr, inner: &Node, value: &Expr) -> Node {
+fn merged(net: &Net, node: &Node, outer: &Expr, inner: &Node, value: &Expr) -> Node {
     let mut inputs: Vec<Option<ValueId>> = Vec::new();
     let mut slot = |id: Option<ValueId>| {
         inputs.iter().position(|other| *other == id).unwrap_or_else(|| {
@@ -369,6 +402,12 @@ fn merged(node: &Node, outer: &Expr, inner: &Node, value: &Expr) -> Node {
         node.inputs.iter().map(|id| (*id != Some(inner.output())).then(|| slot(*id))).collect();
     let of_inner: Vec<usize> = inner.inputs.iter().map(|id| slot(*id)).collect();
     let value = substitute(value, &|at| input(of_inner[at]));
+    // It is computed in the type of its own.
+    let dtype_of = |id: ValueId| net.element_type(id).expect("maps are of types that have code");
+    let own = dtype_of(inner.output());
+    let all = node.inputs.iter().chain(&inner.inputs).flatten().copied().chain([node.output()]);
+    let is_of_one_type = all.map(dtype_of).all(|dtype| dtype == own);
+    let value = if is_of_one_type { value } else { Expr::cast(own, value) };
     let merged = substitute(outer, &|at| of_outer[at].map_or_else(|| value.clone(), input));
     let mut node = Node {
         kind: Kind::Map(merged),
@@ -400,7 +439,7 @@ pub fn drop_unread(node: &mut Node) {
 }
 
 /// One number for each channel of what an anchor computes: of a constant or a number.
-fn by_channel(net: &Net, node: &Node, e: &Expr, out: &[i64], axis: usize) -> Option<Vec<f64>> {
+pub(crate) fn by_channel(net: &Net, node: &Node, e: &Expr, out: &[i64], axis: usize) -> Option<Vec<f64>> {
     let n = out[axis] as usize;
     match e {
         Expr::Const(x) => Some(vec![*x; n]),
@@ -448,7 +487,7 @@ fn fold_affine_into(net: &mut Net, at: usize, user: usize) -> Option<()> {
     let x = anchor.output();
     let node = net.nodes[user].clone();
     let Kind::Map(value) = &node.kind else { return None };
-    if net.shape(node.output()) != out {
+    if net.shape(node.output()) != out || net.value(node.output()).dtype != net.value(x).dtype {
         return None;
     }
     let slot = node.inputs.iter().position(|id| *id == Some(x))?;
@@ -546,7 +585,7 @@ fn scaled_weights(net: &mut Net, anchor: &Node, weights: ValueId, factor: &[f64]
     let axis = match &anchor.kind {
         Kind::Conv(conv) if conv.transposed => 1,
         Kind::Conv(_) => 0,
-        Kind::Product { turned } => usize::from(!turned),
+        Kind::Product { turned, .. } => usize::from(!turned),
         _ => return None,
     };
     let inside: usize = shape[axis + 1..].iter().product::<i64>() as usize;
@@ -563,7 +602,7 @@ fn scaled_weights(net: &mut Net, anchor: &Node, weights: ValueId, factor: &[f64]
 fn turn_products(net: &mut Net) {
     let (n_uses, producers) = (net.n_uses(), net.producers());
     for at in 0..net.nodes.len() {
-        let Kind::Product { turned } = net.nodes[at].kind else { continue };
+        let Kind::Product { turned, heads: None } = net.nodes[at].kind else { continue };
         let b = net.nodes[at].input(1);
         let Some(before) = producers[b.0].filter(|_| n_uses[b.0] == 1) else { continue };
         let Kind::Transpose(order) = &net.nodes[before].kind else { continue };
@@ -571,7 +610,7 @@ fn turn_products(net: &mut Net) {
         let swaps = (0..rank - 2).all(|d| order[d] == d) && order[rank - 2..] == [rank - 1, rank - 2];
         if swaps {
             net.nodes[at].inputs[1] = Some(net.nodes[before].input(0));
-            net.nodes[at].kind = Kind::Product { turned: !turned };
+            net.nodes[at].kind = Kind::Product { turned: !turned, heads: None };
         }
     }
 }

@@ -1,0 +1,432 @@
+//! Products around attention: queries, keys and values as one product, heads read and written where they lie.
+
+use tilewright_ir::Expr;
+use tilewright_ir::expr::BinaryOp;
+use tilewright_ir::op::Heads;
+
+use crate::net::{AsHeads, Kind, Net, Node, ValueId};
+use crate::scalar::{self, add, input};
+use crate::simplify::{by_channel, comes_from_anchor, drop_unread, joined};
+
+/// Brings together what is one product, once.
+pub fn simplify(net: &mut Net) {
+    sink_moves(net);
+    join_products(net);
+}
+
+/// Has products of a batch read and write where what they compute with lies.
+pub fn place_heads(net: &mut Net) {
+    read_heads(net);
+    write_heads(net);
+}
+
+/// A tensor as a part of another one's memory: where it begins, and its dimensions with the distances of their
+/// elements.
+struct Strided {
+    source: ValueId,
+    offset: i64,
+    dims: Vec<(i64, i64)>,
+}
+
+/// Where a value lies in what it is moved from.
+fn strided(net: &Net, producers: &[Option<usize>], id: ValueId, stop: Option<ValueId>) -> Strided {
+    let whole = || {
+        let mut stride = 1;
+        let mut dims: Vec<(i64, i64)> = Vec::new();
+        for &n in net.shape(id).iter().rev() {
+            dims.push((n, stride));
+            stride *= n;
+        }
+        dims.reverse();
+        Strided { source: id, offset: 0, dims }
+    };
+    let node = match producers[id.0].map(|at| &net.nodes[at]) {
+        Some(node) if stop != Some(id) => node,
+        _ => return whole(),
+    };
+    let moved = match &node.kind {
+        Kind::View => {
+            let from = strided(net, producers, node.input(0), stop);
+            reshaped(&from.dims, net.shape(id)).map(|dims| Strided { dims, ..from })
+        }
+        Kind::Transpose(order) => {
+            let from = strided(net, producers, node.input(0), stop);
+            let dims = order.iter().map(|&d| from.dims[d]).collect();
+            Some(Strided { dims, ..from })
+        }
+        Kind::Slice(parts) => {
+            let from = strided(net, producers, node.input(0), stop);
+            let offset = from.dims.iter().zip(parts).map(|((_, stride), (first, _))| first * stride).sum::<i64>();
+            let of = |((n, (_, stride)), (_, step)): ((&i64, &(i64, i64)), &(i64, i64))| (*n, stride * step);
+            let dims = net.shape(id).iter().zip(&from.dims).zip(parts).map(of).collect();
+            Some(Strided { offset: from.offset + offset, dims, ..from })
+        }
+        _ => None,
+    };
+    moved.unwrap_or_else(whole)
+}
+
+/// The dimensions in another shape, where no element has to move.
+fn reshaped(dims: &[(i64, i64)], shape: &[i64]) -> Option<Vec<(i64, i64)>> {
+    let joined = without_units(dims);
+    let mut out = Vec::with_capacity(shape.len());
+    let mut rest = joined.into_iter();
+    let (mut n, mut stride) = rest.next().unwrap_or((1, 1));
+    for &wanted in shape {
+        if wanted == 1 {
+            out.push((1, 0));
+            continue;
+        }
+        if n == 1 {
+            (n, stride) = rest.next()?;
+        }
+        if n % wanted != 0 {
+            return None;
+        }
+        n /= wanted;
+        out.push((wanted, n * stride));
+    }
+    (n == 1 && rest.next().is_none()).then_some(out)
+}
+
+/// Dimensions of more than one element, those joined that are walked as one.
+fn without_units(dims: &[(i64, i64)]) -> Vec<(i64, i64)> {
+    let mut joined: Vec<(i64, i64)> = Vec::new();
+    for &(n, stride) in dims.iter().filter(|(n, _)| *n != 1) {
+        match joined.last_mut() {
+            Some((outer, outer_stride)) if *outer_stride == n * stride => {
+                (*outer, *outer_stride) = (*outer * n, stride)
+            }
+            _ => joined.push((n, stride)),
+        }
+    }
+    joined
+}
+
+fn is_move(kind: &Kind) -> bool {
+    matches!(kind, Kind::View | Kind::Transpose(_))
+}
+
+/// A map of what is only moved becomes a move of the map, so that the map meets the product behind the move.
+fn sink_moves(net: &mut Net) {
+    while let Some((before, at)) = moved_map(net) {
+        let (mover, mut node) = (net.nodes[before].clone(), net.nodes[at].clone());
+        drop_unread(&mut node);
+        let (name, dtype) = (net.value(node.output()).name.clone(), net.value(node.output()).dtype);
+        let shape = net.shape(mover.input(0)).to_vec();
+        let mapped = net.add_value(&name, dtype, &shape);
+        let outputs = std::mem::replace(&mut node.outputs, vec![mapped]);
+        net.nodes[before] = Node { inputs: mover.inputs, ..node };
+        net.nodes[at] = Node { kind: mover.kind, inputs: vec![Some(mapped)], outputs, origin: mover.origin };
+    }
+}
+
+/// A map of one tensor that is what a product or a convolution gives, moved, and the last of the moves.
+fn moved_map(net: &Net) -> Option<(usize, usize)> {
+    let (n_uses, producers) = (net.n_uses(), net.producers());
+    let mut is_of_anchor = vec![false; net.values.len()];
+    // Whether what is moved comes from an anchor, with its dimensions in another order.
+    let mut is_turned = vec![false; net.values.len()];
+    for (at, node) in net.nodes.iter().enumerate() {
+        let to = node.outputs[0].0;
+        is_of_anchor[to] = comes_from_anchor(net, &is_of_anchor, node);
+        if is_move(&node.kind) {
+            let from = node.input(0).0;
+            is_turned[to] = is_turned[from]
+                || matches!(node.kind, Kind::Transpose(_)) && comes_moved(net, &producers, &is_of_anchor, node);
+        }
+        let Kind::Map(value) = &node.kind else { continue };
+        let mut read = scalar::inputs(value);
+        read.dedup();
+        let [slot] = read[..] else { continue };
+        let x = node.input(slot);
+        let is_same = net.shape(node.output()) == net.shape(x);
+        // Views alone are seen to by themselves.
+        if let Some(before) = producers[x.0].filter(|_| n_uses[x.0] == 1 && is_turned[x.0] && is_same) {
+            return Some((before, at));
+        }
+    }
+    None
+}
+
+/// Whether a move is one of what an anchor gives, by way of other moves perhaps.
+fn comes_moved(net: &Net, producers: &[Option<usize>], is_of_anchor: &[bool], node: &Node) -> bool {
+    let mut from = node.input(0);
+    while let Some(at) = producers[from.0].filter(|&at| is_move(&net.nodes[at].kind)) {
+        from = net.nodes[at].input(0);
+    }
+    is_of_anchor[from.0]
+}
+
+/// The node that alone reads a value.
+fn only_user(net: &Net, id: ValueId) -> Option<usize> {
+    let mut users = (0..net.nodes.len()).filter(|&at| net.nodes[at].inputs.contains(&Some(id)));
+    let user = users.next()?;
+    (users.next().is_none() && !net.outputs.contains(&id)).then_some(user)
+}
+
+/// Whether a value goes into a product of a batch and nowhere else, moved perhaps.
+fn is_for_heads(net: &Net, mut id: ValueId) -> bool {
+    while let Some(user) = only_user(net, id) {
+        let node = &net.nodes[user];
+        match node.kind {
+            _ if is_move(&node.kind) => id = node.output(),
+            Kind::Product { heads: None, .. } => return net.shape(node.output()).len() == 3,
+            _ => return false,
+        }
+    }
+    false
+}
+
+/// Products of one tensor with several known matrices, for heads all of them, become one product with the
+/// matrices next to each other, of which each is a part.
+fn join_products(net: &mut Net) {
+    let mut at = 0;
+    while at < net.nodes.len() {
+        if let Some(parts) = joinable(net, at) {
+            join(net, &parts);
+        }
+        at += 1;
+    }
+}
+
+/// A product that may be joined with others.
+struct Part {
+    /// It.
+    at: usize,
+    /// Its matrix, and what is added to each column.
+    weights: ValueId,
+    bias: Vec<f64>,
+    /// Its result, with that added.
+    to: ValueId,
+}
+
+fn part(net: &Net, at: usize) -> Option<Part> {
+    let node = &net.nodes[at];
+    let Kind::Product { heads: None, .. } = node.kind else { return None };
+    let (x, out) = (node.output(), net.shape(node.output()).to_vec());
+    let weights = node.input(1);
+    net.value(weights).constant.as_ref().filter(|_| out.len() == 2)?;
+    let n = out[1] as usize;
+    let user = only_user(net, x)?;
+    let next = &net.nodes[user];
+    let (bias, to) = match &next.kind {
+        Kind::Map(Expr::Binary(BinaryOp::Add, a, b)) if net.shape(next.output()) == out => {
+            let is_x = |e: &Expr| matches!(e, Expr::Load(slot, _) if next.inputs[slot.0 as usize] == Some(x));
+            let other = if is_x(a) { b } else { a };
+            (is_x(a) != is_x(b)).then_some(())?;
+            (by_channel(net, next, other, &out, 1)?, next.output())
+        }
+        _ => (vec![0.0; n], x),
+    };
+    is_for_heads(net, to).then_some(Part { at, weights, bias, to })
+}
+
+/// The products that may be joined with one, itself the first of them.
+fn joinable(net: &Net, first: usize) -> Option<Vec<Part>> {
+    let one = part(net, first)?;
+    let (kind, a) = (&net.nodes[first].kind, net.nodes[first].input(0));
+    let producers = net.producers();
+    let viewed = |id: ValueId| match producers[id.0].map(|at| &net.nodes[at]) {
+        Some(node) if matches!(node.kind, Kind::View) => node.input(0),
+        _ => id,
+    };
+    let is_alike = |at: &usize| {
+        let node = &net.nodes[*at];
+        let turned = |kind: &Kind| matches!(kind, Kind::Product { turned: true, .. });
+        matches!(node.kind, Kind::Product { .. })
+            && viewed(node.input(0)) == viewed(a)
+            && net.shape(node.input(0)) == net.shape(a)
+            && turned(&node.kind) == turned(kind)
+    };
+    let others = (first + 1..net.nodes.len()).filter(is_alike).filter_map(|at| part(net, at));
+    let all: Vec<Part> = std::iter::once(one).chain(others).collect();
+    (all.len() > 1).then_some(all)
+}
+
+fn join(net: &mut Net, parts: &[Part]) {
+    let first = net.nodes[parts[0].at].clone();
+    let Kind::Product { turned, .. } = first.kind else { unreachable!("it is a product") };
+    let a = first.input(0);
+    let (m, k) = (net.shape(a)[0], net.shape(a)[1]);
+    let widths: Vec<i64> = parts.iter().map(|part| net.shape(part.to)[1]).collect();
+    let n: i64 = widths.iter().sum();
+    let matrices: Vec<Vec<f32>> = parts.iter().map(|part| net.numbers(part.weights).expect("it is known")).collect();
+    let numbers: Vec<f32> = match turned {
+        true => matrices.concat(),
+        false => {
+            let row = |at: usize| {
+                let of =
+                    |(matrix, width): (&Vec<f32>, &i64)| matrix[at * *width as usize..][..*width as usize].to_vec();
+                matrices.iter().zip(&widths).flat_map(of).collect::<Vec<f32>>()
+            };
+            (0..k as usize).flat_map(row).collect()
+        }
+    };
+    let shape = if turned { [n, k] } else { [k, n] };
+    let origin = parts.iter().map(|part| net.nodes[part.at].origin.clone()).reduce(|a, b| joined(&a, &b));
+    let origin = origin.unwrap_or_default();
+    let weights = net.add_constant(&format!("{origin}.weights"), &shape, &numbers);
+    let bias: Vec<f32> = parts.iter().flat_map(|part| part.bias.iter().map(|&x| x as f32)).collect();
+    let bias = net.add_constant(&format!("{origin}.bias"), &[n], &bias);
+    let dtype = net.value(first.output()).dtype;
+    let product = net.add_value(&format!("{origin}.product"), dtype, &[m, n]);
+    let sum = net.add_value(&format!("{origin}.sum"), dtype, &[m, n]);
+    let node = |kind: Kind, inputs: &[ValueId], output: ValueId| Node {
+        kind,
+        inputs: inputs.iter().map(|&id| Some(id)).collect(),
+        outputs: vec![output],
+        origin: origin.clone(),
+    };
+    let mut new = vec![
+        node(first.kind.clone(), &[a, weights], product),
+        node(Kind::Map(add(input(0), input(1))), &[product, bias], sum),
+    ];
+    let mut before = 0;
+    for (part, width) in parts.iter().zip(&widths) {
+        new.push(node(Kind::Slice(vec![(0, 1), (before, 1)]), &[sum], part.to));
+        before += width;
+    }
+    // What computed the parts before does so no more.
+    let outputs: Vec<ValueId> = parts.iter().map(|part| part.to).collect();
+    let place = parts[0].at;
+    let of_parts = |at: usize, node: &Node| parts.iter().any(|p| p.at == at) || outputs.contains(&node.output());
+    let nodes = std::mem::take(&mut net.nodes);
+    for (at, old) in nodes.into_iter().enumerate() {
+        if at == place {
+            net.nodes.append(&mut new);
+        }
+        if !of_parts(at, &old) {
+            net.nodes.push(old);
+        }
+    }
+    net.sort();
+}
+
+/// A factor of a batch of products where it lies.
+struct InPlace {
+    /// The tensor that it is a part of, and the shape that the product has of that.
+    source: ValueId,
+    shape: Vec<i64>,
+    heads: Heads,
+    /// Its last two dimensions lie there the other way round.
+    turned: bool,
+}
+
+/// How a factor of a batch of products lies in what it is moved from, where a product can read it there; with its
+/// last two dimensions as they are, or the other way round where that may be.
+fn in_place(net: &Net, producers: &[Option<usize>], id: ValueId, may_turn: bool) -> Option<InPlace> {
+    let Strided { source, offset, dims } = strided(net, producers, id, None);
+    let n_all = net.value(source).n_elements();
+    let &[(b, of_b), first, second] = &dims[..] else { return None };
+    if source == id || b == 1 || net.element_type(source).is_none() {
+        return None;
+    }
+    [(first, second, false), (second, first, true)].into_iter().filter(|way| may_turn || !way.2).find_map(
+        |((rows, of_row), (columns, of_column), turned)| {
+            if columns > 1 && of_column != 1 {
+                return None;
+            }
+            let found = |shape: Vec<i64>, heads: Heads| {
+                // As it is, there is nothing to say.
+                (turned || heads != Heads::default()).then_some(InPlace { source, shape, heads, turned })
+            };
+            let is_outside = of_b == rows * columns && (of_row == columns || rows == 1);
+            if is_outside && offset % of_b == 0 && n_all % of_b == 0 {
+                let (before, all) = (offset / of_b, n_all / of_b);
+                let heads = Heads { beside: false, before, after: all - before - b };
+                return found(vec![all, rows, columns], heads);
+            }
+            let is_beside = of_b == columns && of_row % columns == 0 && n_all == rows * of_row;
+            let (before, all) = (offset / columns, of_row / columns);
+            if !is_beside || offset % columns != 0 || before + b > all {
+                return None;
+            }
+            found(vec![rows, all, columns], Heads { beside: true, before, after: all - before - b })
+        },
+    )
+}
+
+/// Products of a batch read their factors from what these are moved from.
+fn read_heads(net: &mut Net) {
+    for at in 0..net.nodes.len() {
+        let Kind::Product { mut turned, heads } = net.nodes[at].kind else { continue };
+        let out = net.shape(net.nodes[at].output()).to_vec();
+        if out.len() != 3 || heads.is_some_and(|heads| heads.of_a != Heads::default() || heads.of_b != Heads::default())
+        {
+            continue;
+        }
+        let producers = net.producers();
+        let beside = heads.is_some_and(|heads| heads.beside);
+        let b = heads.map_or(out[0], |heads| heads.b);
+        let inputs = [0, 1].map(|slot| net.nodes[at].input(slot));
+        let of_a = in_place(net, &producers, inputs[0], false);
+        let of_b = in_place(net, &producers, inputs[1], true);
+        if of_a.is_none() && of_b.is_none() {
+            continue;
+        }
+        turned ^= of_b.as_ref().is_some_and(|of_b| of_b.turned);
+        let mut new = [Heads::default(); 2];
+        for (slot, found) in [of_a, of_b].into_iter().enumerate() {
+            let Some(InPlace { source, shape, heads, .. }) = found else { continue };
+            new[slot] = heads;
+            let view = view(net, source, &shape);
+            net.nodes[at].inputs[slot] = Some(view);
+        }
+        let is_plain = !beside && new == [Heads::default(); 2];
+        let heads = (!is_plain).then_some(AsHeads { b, of_a: new[0], of_b: new[1], beside });
+        net.nodes[at].kind = Kind::Product { turned, heads };
+    }
+    net.sort();
+}
+
+/// A value in another shape; what makes it is behind all nodes.
+fn view(net: &mut Net, from: ValueId, shape: &[i64]) -> ValueId {
+    if net.shape(from) == shape {
+        return from;
+    }
+    let (name, dtype) = (net.value(from).name.clone(), net.value(from).dtype);
+    let to = net.add_value(&name, dtype, shape);
+    net.nodes.push(Node { kind: Kind::View, inputs: vec![Some(from)], outputs: vec![to], origin: name });
+    to
+}
+
+/// Products of a batch write their results where they are moved to.
+fn write_heads(net: &mut Net) {
+    for at in 0..net.nodes.len() {
+        let Kind::Product { turned, heads } = net.nodes[at].kind else { continue };
+        let x = net.nodes[at].output();
+        let &[b, m, n] = net.shape(x) else { continue };
+        if b == 1 || m == 1 || heads.is_some_and(|heads| heads.beside) {
+            continue;
+        }
+        let Some(mover) = moved_beside(net, x, [b, m, n]) else { continue };
+        let (name, dtype) = (net.value(x).name.clone(), net.value(x).dtype);
+        let beside = net.add_value(&name, dtype, &[m, b, n]);
+        net.nodes[at].outputs = vec![beside];
+        let none = AsHeads { b, of_a: Heads::default(), of_b: Heads::default(), beside: true };
+        net.nodes[at].kind = Kind::Product { turned, heads: Some(AsHeads { beside: true, ..heads.unwrap_or(none) }) };
+        net.nodes[mover].kind = Kind::View;
+        net.nodes[mover].inputs = vec![Some(beside)];
+    }
+}
+
+/// The node that moves results `[b, m, n]`, which nobody else reads, to rows with all products side by side.
+fn moved_beside(net: &Net, x: ValueId, [b, m, n]: [i64; 3]) -> Option<usize> {
+    let producers = net.producers();
+    let mut id = x;
+    loop {
+        let user = only_user(net, id)?;
+        let node = &net.nodes[user];
+        id = node.output();
+        match node.kind {
+            Kind::View => {}
+            Kind::Transpose(_) => {
+                let Strided { source, dims, .. } = strided(net, &producers, id, Some(x));
+                let wanted = without_units(&[(m, n), (b, m * n), (n, 1)]);
+                return (source == x && without_units(&dims) == wanted).then_some(user);
+            }
+            _ => return None,
+        }
+    }
+}
