@@ -4,11 +4,13 @@
 //! [`host::target`] says what machine this is, [`peak::gflops`] what it can do at best.
 
 mod child;
+pub mod command;
 pub mod data;
 #[cfg(test)]
 mod denied;
 pub mod device;
 pub mod host;
+pub mod kernel;
 pub mod limits;
 pub mod memory;
 mod objects;

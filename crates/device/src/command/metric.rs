@@ -1,0 +1,157 @@
+//! What is measured of a command.
+
+use regex_lite::{Regex, RegexBuilder};
+use tilewright_tune::ErrorClass;
+
+use crate::kernel::Answer;
+
+/// What is measured of a command. Searches look for what is least: of a number that is to be great they see
+/// the reciprocal.
+#[derive(Debug, Clone)]
+pub enum Metric {
+    /// The time it takes, by the clock.
+    Wall,
+    /// The CPU time of all its processes.
+    Cpu,
+    /// A number that it writes, the last one that fits.
+    Output {
+        /// The expression, whose first group is the number, or all of it.
+        pattern: Regex,
+        /// Whether more is better.
+        maximize: bool,
+    },
+    /// Times of a kernel that one of our workers runs.
+    Kernel,
+}
+
+impl PartialEq for Metric {
+    fn eq(&self, other: &Metric) -> bool {
+        match (self, other) {
+            (Metric::Output { pattern: a, maximize: x }, Metric::Output { pattern: b, maximize: y }) => {
+                a.as_str() == b.as_str() && x == y
+            }
+            _ => std::mem::discriminant(self) == std::mem::discriminant(other),
+        }
+    }
+}
+
+/// Why a text says no metric. The fault is the writer's.
+#[derive(Debug, thiserror::Error)]
+pub enum MetricError {
+    /// It is no regular expression.
+    #[error("{0}")]
+    Pattern(regex_lite::Error),
+    /// More time is never better.
+    #[error("a time is made small, so --maximize does not go with it")]
+    MaximizeTime,
+}
+
+/// What stands for one unit of a number that is to be great.
+const UNIT: f64 = 1e9;
+
+impl Metric {
+    /// `wall`, `cpu`, or a regular expression.
+    ///
+    /// # Errors
+    /// [`MetricError`].
+    pub fn parse(text: &str, maximize: bool) -> Result<Metric, MetricError> {
+        match text {
+            "wall" | "cpu" if maximize => Err(MetricError::MaximizeTime),
+            "wall" => Ok(Metric::Wall),
+            "cpu" => Ok(Metric::Cpu),
+            pattern => RegexBuilder::new(pattern)
+                .multi_line(true)
+                .build()
+                .map(|pattern| Metric::Output { pattern, maximize })
+                .map_err(MetricError::Pattern),
+        }
+    }
+
+    /// As a line of what is recorded of a candidate.
+    pub(super) fn line(&self) -> String {
+        match self {
+            Metric::Wall => "minimize wall".to_owned(),
+            Metric::Cpu => "minimize cpu".to_owned(),
+            Metric::Kernel => "minimize kernel".to_owned(),
+            Metric::Output { pattern, maximize } => {
+                format!("{} {}", if *maximize { "maximize" } else { "minimize" }, pattern.as_str())
+            }
+        }
+    }
+
+    /// The metric among the lines that are recorded of a candidate.
+    pub fn of_steps(steps: &str) -> Option<Metric> {
+        steps.lines().find_map(|line| match line.split_once(' ')? {
+            ("minimize", "kernel") => Some(Metric::Kernel),
+            ("minimize", text) => Metric::parse(text, false).ok(),
+            ("maximize", text) => Metric::parse(text, true).ok(),
+            _ => None,
+        })
+    }
+
+    /// Whether it is a time.
+    pub fn is_time(&self) -> bool {
+        !matches!(self, Metric::Output { .. })
+    }
+
+    /// The number that the command said, for what searches see; milliseconds of a time.
+    pub fn value(&self, median_ns: f64) -> f64 {
+        match self {
+            Metric::Output { maximize: true, .. } => UNIT / median_ns,
+            Metric::Output { .. } => median_ns,
+            Metric::Wall | Metric::Cpu | Metric::Kernel => median_ns / 1e6,
+        }
+    }
+
+    /// What a run that ended with a failure says of it, where it says something.
+    pub(super) fn failure(&self, output: &[u8]) -> Option<(ErrorClass, String)> {
+        match (self, Answer::last_of(output)) {
+            (Metric::Kernel, Some(Answer::Failed { class, message })) => Some((class.0, message)),
+            _ => None,
+        }
+    }
+
+    /// The samples that a run gives.
+    ///
+    /// # Errors
+    /// Where it says none.
+    pub(super) fn samples_ns(
+        &self,
+        output: &[u8],
+        errors: &[u8],
+        wall_s: f64,
+        cpu_s: f64,
+    ) -> Result<Vec<f64>, (ErrorClass, String)> {
+        let positive = |value: f64| value > 0.0 && value.is_finite();
+        match self {
+            Metric::Wall => Ok(vec![wall_s * 1e9]),
+            // The system counts in steps; none is no time.
+            Metric::Cpu => Ok(vec![(cpu_s * 1e9).max(1.0)]),
+            Metric::Kernel => match Answer::last_of(output) {
+                Some(Answer::Timed { samples_ns, .. })
+                    if !samples_ns.is_empty() && samples_ns.iter().all(|&ns| positive(ns)) =>
+                {
+                    Ok(samples_ns)
+                }
+                Some(Answer::Failed { class, message }) => Err((class.0, message)),
+                _ => Err((ErrorClass::Unknown, "the kernel's process said nothing".into())),
+            },
+            Metric::Output { pattern, maximize } => {
+                let found = [output, errors].into_iter().find_map(|text| {
+                    let text = String::from_utf8_lossy(text);
+                    let last = pattern.captures_iter(&text).last()?;
+                    last.get(1).or(last.get(0)).map(|found| found.as_str().to_owned())
+                });
+                let unknown = |message: String| Err((ErrorClass::Unknown, message));
+                let Some(found) = found else {
+                    return unknown(format!("no metric: nothing that it wrote fits `{}`", pattern.as_str()));
+                };
+                match found.trim().parse::<f64>() {
+                    Ok(value) if positive(value) && *maximize => Ok(vec![UNIT / value]),
+                    Ok(value) if positive(value) => Ok(vec![value]),
+                    _ => unknown(format!("the metric is {found:?}, which is no number above 0")),
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,669 @@
+//! Commands as candidates: programs of others that are built, run and timed with values in their places.
+//!
+//! Builds go on side by side, each text once; runs go one after the other, alone on their CPUs. A program
+//! that crashes, hangs or computes something else costs one trial.
+
+mod metric;
+mod process;
+mod template;
+
+use std::collections::{HashMap, VecDeque};
+use std::fs;
+use std::io;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use tilewright_tune::{
+    BoxError, Candidate, Config, ErrorClass, Limit, Limits, Machine, Measure, Measured, Next, Outcome, RaceLimits,
+    Seconds, Space, Standing, Timing, Value, quantile,
+};
+
+use crate::{host, kernel};
+pub use metric::{Metric, MetricError};
+use process::{End, MOST_OUTPUT, Run, Setting};
+pub use template::{Invocation, Template, TemplateError};
+
+/// The name of the place for the folder of a build.
+pub const FOLDER: &str = "dir";
+
+/// A run that takes so many times as long as the leading one is ended …
+const HOPELESS: f64 = 4.0;
+/// … but none sooner than this.
+const LEAST_RUN: Duration = Duration::from_millis(100);
+/// What a first sample may be above the leading one, so that there are more.
+const WORTH_MORE: f64 = 1.5;
+/// Where there are more in a race, the slower half of them leaves after some rounds.
+const FINALISTS: usize = 6;
+/// Most rounds of a race, where there is time.
+const MOST_ROUNDS: u64 = 12;
+/// Samples of a trial beyond which there is no need for more.
+const MOST_SAMPLES: usize = 100;
+
+/// What is done with each configuration, and how.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// What is run.
+    pub run: Template,
+    /// What makes it, in the folder `{dir}`.
+    pub build: Option<Template>,
+    /// What says whether it did right: it reads what the run wrote, and ends with exit code 0 if so.
+    pub check: Option<Template>,
+    /// What is done before each run.
+    pub prepare: Option<Template>,
+    /// What is done after each run.
+    pub cleanup: Option<Template>,
+    /// What is measured.
+    pub metric: Metric,
+    /// Samples of a trial, at least.
+    pub n_samples: usize,
+    /// Runs before the first sample.
+    pub n_warmups: usize,
+    /// Time to spend in the samples of a trial.
+    pub min_time: Duration,
+    /// Longest that a build may take.
+    pub build_timeout: Duration,
+    /// Longest that a run may take.
+    pub run_timeout: Duration,
+    /// Whether hopeless runs are not ended early.
+    pub to_the_end: bool,
+    /// Bytes of data that each process may have.
+    pub memory_bytes: u64,
+    /// CPUs on which runs are timed.
+    pub cpus: Vec<usize>,
+}
+
+impl Options {
+    /// Of a command, by the clock: one sample, 60 s for a build and for a run, one CPU, half the memory.
+    pub fn new(run: Template) -> Options {
+        Options {
+            run,
+            build: None,
+            check: None,
+            prepare: None,
+            cleanup: None,
+            metric: Metric::Wall,
+            n_samples: 1,
+            n_warmups: 0,
+            min_time: Duration::ZERO,
+            build_timeout: Duration::from_secs(60),
+            run_timeout: Duration::from_secs(60),
+            to_the_end: false,
+            memory_bytes: host::memory_bytes().unwrap_or(8 << 30) / 2,
+            cpus: host::pin_cpus(1),
+        }
+    }
+
+    /// The limits under which candidates are built and run.
+    pub fn limits(&self) -> Limits {
+        Limits {
+            build_s: self.build_timeout.as_secs_f64(),
+            run_s: self.run_timeout.as_secs_f64(),
+            memory_bytes: self.memory_bytes,
+        }
+    }
+
+    /// What a configuration stands for, a line a command, as it is recorded; `{dir}` stays.
+    pub fn steps(&self, space: &Space, config: &Config) -> String {
+        let value = |name: &str| if name == FOLDER { format!("{{{FOLDER}}}") } else { text_of(space, config, name) };
+        let lines = [("build", &self.build), ("prepare", &self.prepare), ("run", &Some(self.run.clone()))];
+        let lines = lines.into_iter().chain([("check", &self.check), ("cleanup", &self.cleanup)]);
+        let line = |(what, template): (&str, &Option<Template>)| {
+            template.as_ref().map(|template| format!("{what} {}\n", template.with(&value)))
+        };
+        lines.filter_map(line).chain([format!("{}\n", self.metric.line())]).collect()
+    }
+}
+
+/// The value of a parameter, as it stands in a command.
+fn text_of(space: &Space, config: &Config, name: &str) -> String {
+    match space.value(config, name) {
+        Value::Text(text) => text,
+        other => other.to_string(),
+    }
+}
+
+/// Why a trial or a part of it failed.
+#[derive(Debug, Clone)]
+struct Failure {
+    class: ErrorClass,
+    message: String,
+    limit: Option<Limit>,
+}
+
+impl Failure {
+    fn new(class: ErrorClass, message: impl Into<String>) -> Failure {
+        Failure { class, message: message.into(), limit: None }
+    }
+
+    fn outcome(self) -> Outcome {
+        Outcome::Failed { class: self.class, message: self.message }
+    }
+}
+
+/// Runs something once, on any CPU; what it wrote.
+///
+/// # Errors
+/// In words, where it fails; `what` names it there.
+pub fn run_to_end(
+    invocation: &Invocation,
+    what: &str,
+    timeout: Duration,
+    memory_bytes: u64,
+) -> Result<Vec<u8>, String> {
+    let setting =
+        Setting { cpus: &[], memory_bytes, timeout, input: None, most_output: usize::MAX, is_over: &|| false };
+    let run = process::run(invocation, &setting);
+    let said = match kernel::Answer::last_of(&run.output) {
+        Some(kernel::Answer::Failed { message, .. }) if !run.is_success() => Some(format!("{what}: {message}")),
+        _ => None,
+    };
+    if run.is_success() { Ok(run.output) } else { Err(said.unwrap_or_else(|| run.complaint(what))) }
+}
+
+/// A build: its folder, or why there is none. It may be under way.
+#[derive(Debug, Clone)]
+enum Build {
+    UnderWay,
+    Done(Result<(), Failure>),
+}
+
+/// What all threads share.
+struct Shared {
+    options: Options,
+    space: Arc<Space>,
+    /// Where builds are.
+    root: PathBuf,
+    /// CPUs on which it is built while something is timed; where there are none, one waits for the other.
+    beside: Vec<usize>,
+    state: Mutex<State>,
+    changed: Condvar,
+    /// Candidates from this number on are given up.
+    given_up_from: AtomicU64,
+    is_closed: AtomicBool,
+}
+
+#[derive(Default)]
+struct State {
+    waiting: VecDeque<Job>,
+    done: VecDeque<(u64, Measured)>,
+    builds: HashMap<u64, Build>,
+    /// The number of the candidate that runs.
+    running: Option<u64>,
+    n_building: usize,
+    n_submitted: u64,
+    leading_ns: Option<f64>,
+    is_winding_down: bool,
+}
+
+/// A candidate that waits.
+struct Job {
+    number: u64,
+    candidate: Candidate,
+    /// What it is built by.
+    key: u64,
+    build_s: f64,
+}
+
+/// Commands, as something that measures.
+pub struct Commands {
+    shared: Arc<Shared>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Commands {
+    /// Commands for the configurations of a space, with a folder for what they build.
+    ///
+    /// # Errors
+    /// Where the system refuses the folder, or a thread.
+    pub fn new(space: Arc<Space>, options: Options) -> io::Result<Commands> {
+        let root = new_folder()?;
+        let beside = host::cpus_beside(&host::allowed_cpus(), &options.cpus);
+        let n_builders = if options.build.is_none() { 0 } else { beside.len().clamp(1, 8) };
+        let shared = Arc::new(Shared {
+            options,
+            space,
+            root,
+            beside,
+            state: Mutex::default(),
+            changed: Condvar::new(),
+            given_up_from: AtomicU64::new(u64::MAX),
+            is_closed: AtomicBool::new(false),
+        });
+        let mut commands = Commands { shared: shared.clone(), threads: Vec::new() };
+        for at in 0..=n_builders {
+            let shared = shared.clone();
+            let work = move || if at == 0 { shared.run_all() } else { shared.build_all() };
+            commands.threads.push(std::thread::Builder::new().name("command".into()).spawn(work)?);
+        }
+        Ok(commands)
+    }
+}
+
+impl Drop for Commands {
+    fn drop(&mut self) {
+        self.shared.is_closed.store(true, Ordering::Relaxed);
+        self.shared.changed.notify_all();
+        self.threads.drain(..).for_each(|thread| {
+            let _ = thread.join();
+        });
+        let _ = fs::remove_dir_all(&self.shared.root);
+    }
+}
+
+/// The beginning of the names of folders of builds; the number of their process follows.
+const PREFIX: &str = "tilewright-build-";
+
+/// A folder of this process alone. Those of processes that were killed are removed.
+fn new_folder() -> io::Result<PathBuf> {
+    static N_FOLDERS: AtomicU64 = AtomicU64::new(0);
+    let parent = std::env::temp_dir();
+    for entry in fs::read_dir(&parent)?.flatten() {
+        let name = entry.file_name();
+        let owner = name.to_str().and_then(|name| name.strip_prefix(PREFIX)?.split('-').next()?.parse::<u32>().ok());
+        if owner.is_some_and(|owner| !Path::new(&format!("/proc/{owner}")).exists()) {
+            let _ = fs::remove_dir_all(entry.path());
+        }
+    }
+    let number = N_FOLDERS.fetch_add(1, Ordering::Relaxed);
+    let folder = parent.join(format!("{PREFIX}{}-{number}", std::process::id()));
+    fs::create_dir(&folder)?;
+    Ok(folder)
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn wait<'a>(&self, state: MutexGuard<'a, State>, at_most: Duration) -> MutexGuard<'a, State> {
+        self.changed.wait_timeout(state, at_most).unwrap_or_else(PoisonError::into_inner).0
+    }
+
+    fn is_closed(&self) -> bool {
+        self.is_closed.load(Ordering::Relaxed)
+    }
+
+    /// The texts of a configuration, in this folder.
+    fn invocation(&self, template: &Template, config: &Config, folder: &Path) -> Invocation {
+        template.with(&|name| match name {
+            FOLDER => folder.to_string_lossy().into_owned(),
+            name => text_of(&self.space, config, name),
+        })
+    }
+
+    /// What tells the folder of a configuration from others: the text of what is built there, or of what is
+    /// run.
+    fn key(&self, config: &Config) -> u64 {
+        use std::hash::{DefaultHasher, Hash, Hasher};
+        let template = self.options.build.as_ref().unwrap_or(&self.options.run);
+        let mut hasher = DefaultHasher::new();
+        self.invocation(template, config, Path::new("")).hash(&mut hasher);
+        hasher.finish()
+    }
+
+    fn folder(&self, key: u64) -> PathBuf {
+        self.root.join(format!("{key:016x}"))
+    }
+
+    /// Makes the folder of a configuration, and what is built there.
+    fn build(&self, config: &Config, key: u64, is_over: &dyn Fn() -> bool) -> Result<(), Failure> {
+        let folder = self.folder(key);
+        let failed = |error| Failure::new(ErrorClass::Unknown, format!("the folder of the build: {error}"));
+        if self.options.build.is_some() || self.options.run.reads(FOLDER) {
+            fs::create_dir_all(&folder).map_err(failed)?;
+        }
+        let Some(build) = &self.options.build else { return Ok(()) };
+        let timeout = self.options.build_timeout;
+        let invocation = self.invocation(build, config, &folder);
+        let run = process::run(
+            &invocation,
+            &Setting {
+                cpus: &self.beside,
+                memory_bytes: self.options.memory_bytes,
+                timeout,
+                input: None,
+                most_output: MOST_OUTPUT,
+                is_over,
+            },
+        );
+        if run.is_success() {
+            return Ok(());
+        }
+        let message = run.complaint(&format!("the build, {},", invocation.words[0]));
+        Err(match run.end {
+            End::TimedOut => Failure {
+                limit: Some(Limit::BuildS(timeout.as_secs_f64())),
+                ..Failure::new(ErrorClass::BuildTimeout, message)
+            },
+            End::NotStarted(_) => Failure::new(ErrorClass::InstantiationError, message),
+            _ => Failure::new(ErrorClass::CompileErrorHost, message),
+        })
+    }
+
+    /// The build of a configuration, which is made where nobody has: for what measures at once.
+    fn built(&self, config: &Config, is_over: &dyn Fn() -> bool) -> Result<(), Failure> {
+        let key = self.key(config);
+        if let Some(Build::Done(result)) = self.lock().builds.get(&key) {
+            return result.clone();
+        }
+        let result = self.build(config, key, is_over);
+        if !is_over() {
+            self.lock().builds.insert(key, Build::Done(result.clone()));
+        }
+        result
+    }
+
+    /// A thread that builds until all is closed.
+    fn build_all(&self) {
+        let mut state = self.lock();
+        while !self.is_closed() {
+            let may_begin = !state.is_winding_down && (state.running.is_none() || !self.beside.is_empty());
+            let next = state.waiting.iter().position(|job| may_begin && !state.builds.contains_key(&job.key));
+            let Some(at) = next else {
+                state = self.wait(state, Duration::from_secs(1));
+                continue;
+            };
+            let job = &state.waiting[at];
+            let (number, key, config) = (job.number, job.key, job.candidate.config.clone());
+            state.builds.insert(key, Build::UnderWay);
+            state.n_building += 1;
+            drop(state);
+            let start = Instant::now();
+            let is_over = || self.is_closed() || self.given_up_from.load(Ordering::Relaxed) <= number;
+            let result = self.build(&config, key, &is_over);
+            state = self.lock();
+            state.n_building -= 1;
+            if is_over() {
+                state.builds.remove(&key);
+            } else {
+                state.builds.insert(key, Build::Done(result));
+                if let Some(job) = state.waiting.iter_mut().find(|job| job.number == number) {
+                    job.build_s = start.elapsed().as_secs_f64();
+                }
+            }
+            self.changed.notify_all();
+        }
+    }
+
+    /// The thread that runs candidates one after the other, until all is closed.
+    fn run_all(&self) {
+        let mut state = self.lock();
+        while !self.is_closed() {
+            let needs_build = self.options.build.is_some();
+            let is_ready =
+                |state: &State, job: &Job| !needs_build || matches!(state.builds.get(&job.key), Some(Build::Done(_)));
+            let may_begin = !state.is_winding_down && (state.n_building == 0 || !self.beside.is_empty());
+            let next = state.waiting.iter().position(|job| may_begin && is_ready(&state, job));
+            let Some(job) = next.and_then(|at| state.waiting.remove(at)) else {
+                state = self.wait(state, Duration::from_secs(1));
+                continue;
+            };
+            let build = match state.builds.get(&job.key) {
+                Some(Build::Done(result)) => result.clone(),
+                _ => Ok(()),
+            };
+            state.running = Some(job.number);
+            let leading_ns = state.leading_ns;
+            drop(state);
+            let is_over = || self.is_closed() || self.given_up_from.load(Ordering::Relaxed) <= job.number;
+            let mut seconds = Seconds { build: job.build_s, ..Seconds::default() };
+            let config = &job.candidate.config;
+            let result = build
+                .and_then(|()| if needs_build { Ok(()) } else { self.build(config, job.key, &is_over) })
+                .and_then(|()| self.trial(config, leading_ns, &mut seconds, &is_over));
+            let limit = result.as_ref().err().and_then(|failure| failure.limit);
+            let outcome = result.map_or_else(Failure::outcome, Outcome::Measured);
+            state = self.lock();
+            state.running = None;
+            if !is_over() {
+                state.done.push_back((job.number, Measured { outcome, seconds, limit }));
+            }
+            self.changed.notify_all();
+        }
+    }
+
+    /// Runs a candidate as often as a trial takes.
+    fn trial(
+        &self,
+        config: &Config,
+        leading_ns: Option<f64>,
+        seconds: &mut Seconds,
+        is_over: &dyn Fn() -> bool,
+    ) -> Result<Timing, Failure> {
+        let options = &self.options;
+        let begin = Instant::now();
+        let leading_ns = leading_ns.filter(|_| !options.to_the_end);
+        let mut samples: Vec<f64> = Vec::new();
+        let mut n_runs = 0;
+        let mut stopped_early = false;
+        while !is_over() {
+            let run = self.run_once(config, leading_ns, n_runs == 0, seconds, is_over)?;
+            n_runs += 1;
+            let is_hopeless = leading_ns.is_some_and(|leading| run.iter().all(|&ns| ns > WORTH_MORE * leading));
+            if n_runs > options.n_warmups || is_hopeless {
+                samples.extend(run);
+            }
+            let is_enough = samples.len() >= options.n_samples.max(1) && begin.elapsed() >= options.min_time;
+            if is_hopeless || is_enough || samples.len() >= MOST_SAMPLES.max(options.n_samples) {
+                stopped_early = is_hopeless && !is_enough;
+                break;
+            }
+        }
+        if samples.is_empty() {
+            return Err(Failure::new(ErrorClass::Unknown, "it was given up"));
+        }
+        Ok(Timing::of_samples(&samples, stopped_early))
+    }
+
+    /// One run, with what is before and after it; the samples that it gives.
+    fn run_once(
+        &self,
+        config: &Config,
+        leading_ns: Option<f64>,
+        is_checked: bool,
+        seconds: &mut Seconds,
+        is_over: &dyn Fn() -> bool,
+    ) -> Result<Vec<f64>, Failure> {
+        let options = &self.options;
+        let folder = self.folder(self.key(config));
+        let start = |template: &Template, timeout: Duration, input: Option<&[u8]>, more: Option<String>| {
+            let mut invocation = self.invocation(template, config, &folder);
+            invocation.words.extend(more);
+            let setting = Setting {
+                cpus: &options.cpus,
+                memory_bytes: options.memory_bytes,
+                timeout,
+                input,
+                most_output: MOST_OUTPUT,
+                is_over,
+            };
+            process::run(&invocation, &setting)
+        };
+        let beside = |template: &Option<Template>, what: &str, class: ErrorClass, input: Option<&[u8]>| {
+            let Some(template) = template else { return Ok(()) };
+            let run = start(template, options.run_timeout, input, None);
+            if run.is_success() { Ok(()) } else { Err(Failure::new(class, run.complaint(what))) }
+        };
+        beside(&options.prepare, "--prepare", ErrorClass::RuntimeError, None)?;
+        // Of other metrics nobody knows how long a good run takes.
+        let patience = leading_ns.filter(|_| options.metric == Metric::Wall).map(|leading_ns| {
+            Duration::try_from_secs_f64(HOPELESS * leading_ns / 1e9).unwrap_or(Duration::MAX).max(LEAST_RUN)
+        });
+        let timeout = patience.map_or(options.run_timeout, |patience| patience.min(options.run_timeout));
+        // A kernel that looks hopeless to its own process is not timed further.
+        let leading = leading_ns.filter(|_| options.metric == Metric::Kernel).map(|ns| ns.to_string());
+        let run = start(&options.run, timeout, None, leading);
+        seconds.run += run.wall_s;
+        let begin = Instant::now();
+        let result = self.judge(&run, timeout).and_then(|()| {
+            if is_checked {
+                beside(&options.check, "--check", ErrorClass::WrongAnswer, Some(&run.output))?;
+            }
+            options
+                .metric
+                .samples_ns(&run.output, &run.errors, run.wall_s, run.cpu_s)
+                .map_err(|(class, message)| Failure::new(class, message))
+        });
+        let cleaned = beside(&options.cleanup, "--cleanup", ErrorClass::RuntimeError, None);
+        seconds.verify += begin.elapsed().as_secs_f64();
+        let samples = result?;
+        cleaned.map(|()| samples)
+    }
+
+    /// Whether a run came to its end as it should.
+    fn judge(&self, run: &Run, timeout: Duration) -> Result<(), Failure> {
+        let message = || run.complaint("the command");
+        match &run.end {
+            End::Ended(status) if status.success() => Ok(()),
+            End::Ended(_) => Err(match self.options.metric.failure(&run.output) {
+                Some((class, message)) => Failure::new(class, message),
+                None => Failure::new(ErrorClass::RuntimeError, message()),
+            }),
+            End::TimedOut if timeout < self.options.run_timeout => Err(Failure::new(
+                ErrorClass::RunTimeout,
+                format!("hopeless: ended after {:.3} s, {HOPELESS} times what the leading ones take", run.wall_s),
+            )),
+            End::TimedOut => Err(Failure {
+                limit: Some(Limit::RunS(timeout.as_secs_f64())),
+                ..Failure::new(ErrorClass::RunTimeout, message())
+            }),
+            End::NotStarted(_) => Err(Failure::new(ErrorClass::InstantiationError, message())),
+            End::GivenUp => Err(Failure::new(ErrorClass::Unknown, message())),
+        }
+    }
+}
+
+impl Measure for Commands {
+    fn submit(&mut self, candidates: &[Candidate]) -> Range<u64> {
+        let mut state = self.shared.lock();
+        let first = state.n_submitted;
+        self.shared.given_up_from.store(u64::MAX, Ordering::Relaxed);
+        state.is_winding_down = false;
+        for candidate in candidates {
+            let (number, key) = (state.n_submitted, self.shared.key(&candidate.config));
+            state.waiting.push_back(Job { number, candidate: candidate.clone(), key, build_s: 0.0 });
+            state.n_submitted += 1;
+        }
+        self.shared.changed.notify_all();
+        first..state.n_submitted
+    }
+
+    fn next(&mut self, leading_ns: Option<f64>, at_most: Duration) -> Result<Next, BoxError> {
+        let until = Instant::now() + at_most;
+        let mut state = self.shared.lock();
+        state.leading_ns = leading_ns;
+        loop {
+            if let Some((number, measured)) = state.done.pop_front() {
+                return Ok(Next::Done(number, measured));
+            }
+            let is_idle = state.running.is_none() && (state.waiting.is_empty() || state.is_winding_down);
+            let left = until.saturating_duration_since(Instant::now());
+            if is_idle || left.is_zero() {
+                return Ok(if is_idle { Next::Idle } else { Next::Pending });
+            }
+            state = self.shared.wait(state, left);
+        }
+    }
+
+    fn wind_down(&mut self) {
+        let mut state = self.shared.lock();
+        state.waiting.clear();
+        state.is_winding_down = true;
+    }
+
+    fn cancel(&mut self, from: u64) -> Result<(), BoxError> {
+        self.shared.given_up_from.store(from, Ordering::Relaxed);
+        let mut state = self.shared.lock();
+        state.waiting.retain(|job| job.number < from);
+        state.done.retain(|(number, _)| *number < from);
+        // What is under way is noticed soon.
+        while state.running.is_some_and(|number| number >= from) || state.n_building > 0 && from == 0 {
+            state = self.shared.wait(state, Duration::from_millis(20));
+        }
+        Ok(())
+    }
+
+    fn race(
+        &mut self,
+        candidates: &[Candidate],
+        limits: RaceLimits,
+        stop: Option<&AtomicBool>,
+        left: &mut dyn FnMut(usize),
+    ) -> Result<Vec<Standing>, BoxError> {
+        self.cancel(0)?;
+        let start = Instant::now();
+        let is_over = || start.elapsed() >= limits.total || stop.is_some_and(|stop| stop.load(Ordering::Relaxed));
+        let mut racers: Vec<Racer> = (0..candidates.len()).map(|at| Racer { at, samples: Vec::new() }).collect();
+        let mut failed = Vec::new();
+        let mut stage_ends = RaceLimits::LEAST_ROUNDS;
+        left(racers.len());
+        for round in 1..=MOST_ROUNDS {
+            let mut n = 0;
+            while n < racers.len() && !is_over() {
+                let racer = &mut racers[n];
+                let config = &candidates[racer.at].config;
+                let mut seconds = Seconds::default();
+                let run = self.shared.built(config, &is_over);
+                let run = run.and_then(|()| self.shared.run_once(config, None, round == 1, &mut seconds, &is_over));
+                match run {
+                    _ if is_over() => {}
+                    Ok(samples) => racer.samples.extend(samples),
+                    Err(failure) => {
+                        failed.push(Standing {
+                            at: racer.at,
+                            outcome: failure.outcome(),
+                            quartile_ns: f64::INFINITY,
+                            relative_error: None,
+                        });
+                        racers.remove(n);
+                        continue;
+                    }
+                }
+                n += 1;
+            }
+            if is_over() || racers.is_empty() {
+                break;
+            }
+            racers.sort_by(|a, b| a.quartile_ns().total_cmp(&b.quartile_ns()));
+            if round == stage_ends && racers.len() > FINALISTS {
+                racers.truncate(racers.len().div_ceil(2));
+                left(racers.len());
+                stage_ends += 2 * RaceLimits::LEAST_ROUNDS;
+            }
+            if round >= RaceLimits::LEAST_ROUNDS && racers.len() <= FINALISTS && start.elapsed() >= limits.rounds {
+                break;
+            }
+        }
+        racers.retain(|racer| !racer.samples.is_empty());
+        racers.sort_by(|a, b| a.quartile_ns().total_cmp(&b.quartile_ns()));
+        let standing = |racer: Racer| Standing {
+            at: racer.at,
+            quartile_ns: racer.quartile_ns(),
+            outcome: Outcome::Measured(Timing::of_samples(&racer.samples, false)),
+            relative_error: None,
+        };
+        Ok(racers.into_iter().map(standing).chain(failed).collect())
+    }
+
+    fn machine(&self) -> Machine {
+        Machine { works_ahead: self.shared.options.build.is_some() && !self.shared.beside.is_empty() }
+    }
+}
+
+/// A candidate in a race.
+struct Racer {
+    at: usize,
+    samples: Vec<f64>,
+}
+
+impl Racer {
+    fn quartile_ns(&self) -> f64 {
+        let mut sorted = self.samples.clone();
+        sorted.sort_by(f64::total_cmp);
+        if sorted.is_empty() { f64::INFINITY } else { quantile(&sorted, 0.25) }
+    }
+}

@@ -1,0 +1,279 @@
+//! Programs of others: each in a process group of its own, on chosen CPUs, with limits of time and memory.
+
+use crate::command::template::Invocation;
+use crate::workers::describe;
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::process::{Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+/// What is kept of a candidate's output, from its end.
+pub const MOST_OUTPUT: usize = 1 << 20;
+/// How often it is looked whether a run is to be given up.
+const LOOK: Duration = Duration::from_millis(20);
+
+/// How a program is run.
+pub struct Setting<'a> {
+    /// CPUs that it may use; where empty, all.
+    pub cpus: &'a [usize],
+    /// Bytes of data that each of its processes may have.
+    pub memory_bytes: u64,
+    /// Longest that it may take.
+    pub timeout: Duration,
+    /// What it reads, where it is given something.
+    pub input: Option<&'a [u8]>,
+    /// What is kept of its output, in bytes from the end.
+    pub most_output: usize,
+    /// Whether it is to be given up.
+    pub is_over: &'a dyn Fn() -> bool,
+}
+
+/// How a run ended.
+#[derive(Debug)]
+pub enum End {
+    /// By itself, or by a signal.
+    Ended(ExitStatus),
+    /// It took too long.
+    TimedOut,
+    /// Nobody wants it any more.
+    GivenUp,
+    /// The system did not start it.
+    NotStarted(io::Error),
+}
+
+/// A run.
+#[derive(Debug)]
+pub struct Run {
+    /// How it ended.
+    pub end: End,
+    /// Seconds by the clock, from when the program has begun.
+    pub wall_s: f64,
+    /// Seconds of CPU time, of all its processes that were waited for.
+    pub cpu_s: f64,
+    /// The end of what it wrote.
+    pub output: Vec<u8>,
+    /// The end of what it wrote on standard error.
+    pub errors: Vec<u8>,
+}
+
+impl Run {
+    fn not_started(error: io::Error) -> Run {
+        Run { end: End::NotStarted(error), wall_s: 0.0, cpu_s: 0.0, output: Vec::new(), errors: Vec::new() }
+    }
+
+    /// What is worth telling of a failure: how it ended, and the last line that it wrote.
+    pub fn complaint(&self, program: &str) -> String {
+        let how = match &self.end {
+            End::Ended(status) => match status.code() {
+                // A shell says so of what a signal ended.
+                Some(code @ 129..160) => {
+                    format!("{program} ended with exit code {code}, {}", describe(ExitStatus::from_raw(code - 128)))
+                }
+                Some(code) => format!("{program} ended with exit code {code}"),
+                None => format!("{program}: {}", describe(*status)),
+            },
+            End::TimedOut => format!("{program} had not ended after {:.3} s", self.wall_s),
+            End::GivenUp => format!("{program} was given up"),
+            End::NotStarted(error) if error.kind() == io::ErrorKind::NotFound => {
+                format!("{program} cannot be started: there is no such program (install it, or give its path)")
+            }
+            End::NotStarted(error) => format!("{program} cannot be started: {error}"),
+        };
+        let last = [&self.errors, &self.output].into_iter().find_map(|text| {
+            let text = String::from_utf8_lossy(text);
+            // Compilers say what is wrong first and count at the end.
+            let wrong = text.lines().find(|line| line.contains("error:"));
+            let last = wrong.or_else(|| text.lines().rev().find(|line| !line.trim().is_empty()));
+            last.map(|line| line.trim().chars().filter(|c| !c.is_control()).take(300).collect::<String>())
+        });
+        last.map_or(how.clone(), |last| format!("{how}: {last}"))
+    }
+
+    /// Whether it ended by itself and said that all is well.
+    pub fn is_success(&self) -> bool {
+        matches!(&self.end, End::Ended(status) if status.success())
+    }
+}
+
+/// Runs a program to its end, and ends what it leaves behind.
+pub fn run(invocation: &Invocation, setting: &Setting) -> Run {
+    let mut command = Command::new(&invocation.words[0]);
+    command.args(&invocation.words[1..]).envs(invocation.variables.iter().cloned());
+    command.stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
+    match setting.input.map(input_file).transpose() {
+        Ok(file) => command.stdin(file.map_or_else(Stdio::null, Stdio::from)),
+        Err(error) => return Run::not_started(error),
+    };
+    let cpus = cpu_set(setting.cpus);
+    let memory = libc::rlimit { rlim_cur: setting.memory_bytes, rlim_max: setting.memory_bytes };
+    // SAFETY: between fork and exec only async-signal-safe calls are made.
+    unsafe {
+        command.pre_exec(move || {
+            // It ends with the thread that started it, however that ends.
+            libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
+            for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGPIPE, libc::SIGXFSZ, libc::SIGXCPU] {
+                libc::signal(signal, libc::SIG_DFL);
+            }
+            let none = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+            libc::setrlimit(libc::RLIMIT_CORE, &none);
+            libc::setrlimit(libc::RLIMIT_DATA, &memory);
+            if let Some(cpus) = &cpus {
+                libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), cpus);
+            }
+            Ok(())
+        });
+    }
+    let mut child = match command.spawn() {
+        Ok(child) => child,
+        Err(error) => return Run::not_started(error),
+    };
+    let start = Instant::now();
+    let id = child.id().cast_signed();
+    let mut pipes = [
+        Pipe::new(child.stdout.take().map(OwnedFd::from), setting.most_output),
+        Pipe::new(child.stderr.take().map(OwnedFd::from), setting.most_output),
+    ];
+    // SAFETY: the call takes plain numbers; the result is a new descriptor or negative.
+    let handle = unsafe { libc::syscall(libc::SYS_pidfd_open, id, 0) } as libc::c_int;
+    // SAFETY: the descriptor is open and nobody else owns it.
+    let handle = (handle >= 0).then(|| unsafe { OwnedFd::from_raw_fd(handle) });
+    let given_up = loop {
+        let left = setting.timeout.saturating_sub(start.elapsed());
+        if left.is_zero() {
+            break Some(End::TimedOut);
+        } else if (setting.is_over)() {
+            break Some(End::GivenUp);
+        }
+        if wait(&mut pipes, handle.as_ref(), left.min(LOOK)) || has_ended(id) {
+            break None;
+        }
+    };
+    let wall_s = start.elapsed().as_secs_f64();
+    // SAFETY: the call takes plain numbers; the process was not waited for, so the number of its group is its
+    // own.
+    unsafe { libc::kill(-id, libc::SIGKILL) };
+    let (status, cpu_s) = end_of(id);
+    pipes.iter_mut().for_each(Pipe::drain);
+    let [output, errors] = pipes.map(|pipe| pipe.text);
+    // It has been waited for; the handle knows nothing of that.
+    drop(child);
+    Run { end: given_up.unwrap_or(End::Ended(status)), wall_s, cpu_s, output, errors }
+}
+
+/// A file that holds this, to be read from its beginning.
+fn input_file(bytes: &[u8]) -> io::Result<File> {
+    use std::io::{Seek, Write};
+    let mut file = crate::data::anonymous_file(c"tilewright-input")?;
+    file.write_all(bytes)?;
+    file.rewind()?;
+    Ok(file)
+}
+
+fn cpu_set(cpus: &[usize]) -> Option<libc::cpu_set_t> {
+    if cpus.is_empty() {
+        return None;
+    }
+    // SAFETY: a set is plain data, and the numbers are below its size.
+    unsafe {
+        let mut set: libc::cpu_set_t = std::mem::zeroed();
+        cpus.iter().filter(|&&cpu| cpu < libc::CPU_SETSIZE as usize).for_each(|&cpu| libc::CPU_SET(cpu, &mut set));
+        Some(set)
+    }
+}
+
+/// Waits for output, or the end of a process; whether it has ended.
+fn wait(pipes: &mut [Pipe; 2], handle: Option<&OwnedFd>, at_most: Duration) -> bool {
+    let entry = |fd: Option<libc::c_int>| libc::pollfd { fd: fd.unwrap_or(-1), events: libc::POLLIN, revents: 0 };
+    let mut entries = [
+        entry(pipes[0].fd()),
+        entry(pipes[1].fd()),
+        // Without it the end is looked for now and then.
+        entry(handle.map(AsRawFd::as_raw_fd)),
+    ];
+    let at_most = if handle.is_none() { Duration::from_millis(1) } else { at_most };
+    // SAFETY: the entries are plain data, and their number is passed with them.
+    unsafe { libc::poll(entries.as_mut_ptr(), 3, at_most.as_millis().max(1) as libc::c_int) };
+    for (pipe, entry) in pipes.iter_mut().zip(&entries) {
+        if entry.revents != 0 {
+            pipe.read();
+        }
+    }
+    entries[2].revents != 0
+}
+
+/// Whether a child has ended, which stays to be waited for.
+fn has_ended(id: libc::pid_t) -> bool {
+    // SAFETY: the structure is plain data that the call writes.
+    unsafe {
+        let mut about: libc::siginfo_t = std::mem::zeroed();
+        let flags = libc::WEXITED | libc::WNOHANG | libc::WNOWAIT;
+        libc::waitid(libc::P_PID, id as libc::id_t, &raw mut about, flags) == 0 && about.si_pid() == id
+    }
+}
+
+/// Waits for a child that ends, and the seconds of CPU time that it took.
+fn end_of(id: libc::pid_t) -> (ExitStatus, f64) {
+    let mut status = 0;
+    // SAFETY: the structures are plain data that the call writes.
+    let usage = unsafe {
+        let mut usage: libc::rusage = std::mem::zeroed();
+        while libc::wait4(id, &raw mut status, 0, &raw mut usage) < 0
+            && io::Error::last_os_error().kind() == io::ErrorKind::Interrupted
+        {}
+        usage
+    };
+    let seconds = |time: libc::timeval| time.tv_sec as f64 + time.tv_usec as f64 / 1e6;
+    (ExitStatus::from_raw(status), seconds(usage.ru_utime) + seconds(usage.ru_stime))
+}
+
+/// What a process writes, of which the end is kept.
+struct Pipe {
+    file: Option<File>,
+    text: Vec<u8>,
+    most: usize,
+}
+
+impl Pipe {
+    fn new(fd: Option<OwnedFd>, most: usize) -> Pipe {
+        let file = fd.map(File::from);
+        if let Some(file) = &file {
+            // SAFETY: the call takes plain numbers and an open descriptor.
+            unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETFL, libc::O_NONBLOCK) };
+        }
+        Pipe { file, text: Vec::new(), most }
+    }
+
+    fn fd(&self) -> Option<libc::c_int> {
+        self.file.as_ref().map(AsRawFd::as_raw_fd)
+    }
+
+    /// Reads something of what is there; whether there was something.
+    fn read(&mut self) -> bool {
+        let mut buffer = [0; 1 << 16];
+        let Some(file) = &mut self.file else { return false };
+        match file.read(&mut buffer) {
+            Ok(n @ 1..) => {
+                self.text.extend_from_slice(&buffer[..n]);
+                if self.text.len() / 2 > self.most {
+                    self.text.drain(..self.text.len() - self.most);
+                }
+                true
+            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => false,
+            _ => {
+                self.file = None;
+                false
+            }
+        }
+    }
+
+    /// Reads what is there, and no longer than that takes.
+    fn drain(&mut self) {
+        let mut n = 0;
+        while n < 64 && self.read() {
+            n += 1;
+        }
+    }
+}

@@ -1,0 +1,343 @@
+//! Commands with places for the values of parameters.
+
+use std::fmt;
+
+/// Why a text is no command. The fault is the writer's.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum TemplateError {
+    /// There is nothing in it.
+    #[error("the command is empty")]
+    Empty,
+    /// A quotation that does not end.
+    #[error("position {position}: the quotation does not end")]
+    Quote {
+        /// The character where it begins, from 1.
+        position: usize,
+    },
+    /// A brace that belongs to nothing.
+    #[error("position {position}: a brace that is no place for a value (write {{{{ or }}}} for one that stays)")]
+    Brace {
+        /// The character, from 1.
+        position: usize,
+    },
+    /// A place for a value that there is not.
+    #[error("position {position}: {{{name}}} is no parameter; there are {known} (write {{{{ for a brace that stays)")]
+    Unknown {
+        /// The character, from 1.
+        position: usize,
+        /// The name.
+        name: String,
+        /// What there is.
+        known: String,
+    },
+    /// Something in a shell's language that is left to shells.
+    #[error(
+        "position {position}: `{found}` is for a shell, and this is started without one (add --shell, or quote it)"
+    )]
+    Shell {
+        /// The character, from 1.
+        position: usize,
+        /// The symbol.
+        found: char,
+    },
+}
+
+/// A part of a word.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Part {
+    Text(String),
+    Value(String),
+}
+
+/// A command with places for values, such as `./app --tile {tile}`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Template {
+    words: Vec<Vec<Part>>,
+    /// The names whose values a shell finds in its environment; none where there is no shell.
+    environment: Option<Vec<String>>,
+}
+
+/// What is started: words, and variables beside those that are there.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Invocation {
+    /// The program and its arguments.
+    pub words: Vec<String>,
+    /// Further variables of the environment.
+    pub variables: Vec<(String, String)>,
+}
+
+/// As it could be given to a shell.
+impl fmt::Display for Invocation {
+    fn fmt(&self, out: &mut fmt::Formatter) -> fmt::Result {
+        self.variables.iter().try_for_each(|(name, value)| write!(out, "{name}={} ", quoted(value)))?;
+        out.write_str(&self.words.iter().map(|word| quoted(word)).collect::<Vec<_>>().join(" "))
+    }
+}
+
+/// A word as a shell takes it for one.
+fn quoted(word: &str) -> String {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "_-./:=@%+,".contains(c);
+    if !word.is_empty() && word.chars().all(is_plain) {
+        return word.to_owned();
+    }
+    format!("'{}'", word.replace('\'', r"'\''"))
+}
+
+/// Symbols outside of quotes that only a shell understands.
+const SHELL_SYMBOLS: &str = "|&;<>$`*?#~()";
+
+impl Template {
+    /// Reads a command that is started without a shell: words with blanks between them, quoted as in a shell.
+    /// A value never becomes more than a part of one word.
+    ///
+    /// # Errors
+    /// [`TemplateError`].
+    pub fn words(text: &str, names: &[&str]) -> Result<Template, TemplateError> {
+        let mut words: Vec<Vec<Part>> = Vec::new();
+        let mut word: Option<Vec<Part>> = None;
+        let mut reader = Reader::new(text);
+        while let Some((position, c)) = reader.next() {
+            let quote = reader.quote;
+            match (quote, c) {
+                (None, c) if c.is_whitespace() => words.extend(word.take()),
+                (None, '\'' | '"') | (Some('\''), '\'') | (Some('"'), '"') => {
+                    word.get_or_insert_default();
+                    reader.turn(position, c);
+                }
+                (None, '\\') => push(word.get_or_insert_default(), reader.next().map_or('\\', |(_, c)| c)),
+                (Some('"'), '\\') => match reader.peek() {
+                    Some(next @ ('"' | '\\' | '$' | '`')) => {
+                        reader.next();
+                        push(word.get_or_insert_default(), next);
+                    }
+                    _ => push(word.get_or_insert_default(), c),
+                },
+                (_, '{' | '}') => {
+                    let part = reader.brace(position, c, names)?;
+                    add(word.get_or_insert_default(), part);
+                }
+                (None, found) if SHELL_SYMBOLS.contains(found) => {
+                    return Err(TemplateError::Shell { position, found });
+                }
+                _ => push(word.get_or_insert_default(), c),
+            }
+        }
+        reader.end()?;
+        words.extend(word);
+        if words.is_empty() { Err(TemplateError::Empty) } else { Ok(Template { words, environment: None }) }
+    }
+
+    /// Reads a command for `sh -c`. Values are variables of its environment, so that none is read as code.
+    ///
+    /// # Errors
+    /// [`TemplateError`].
+    pub fn shell(text: &str, names: &[&str]) -> Result<Template, TemplateError> {
+        let (mut script, mut used): (String, Vec<String>) = (String::new(), Vec::new());
+        let mut reader = Reader::new(text);
+        while let Some((position, c)) = reader.next() {
+            let quote = reader.quote;
+            match (quote, c) {
+                (None, '\'' | '"') | (Some('\''), '\'') | (Some('"'), '"') => {
+                    reader.turn(position, c);
+                    script.push(c);
+                }
+                (None | Some('"'), '\\') => {
+                    script.push(c);
+                    script.extend(reader.next().map(|(_, c)| c));
+                }
+                // A variable of the shell's own.
+                (None | Some('"'), '$') if reader.peek() == Some('{') => {
+                    script.push(c);
+                    while let Some((_, c)) = reader.next() {
+                        script.push(c);
+                        if c == '}' {
+                            break;
+                        }
+                    }
+                }
+                (_, '{' | '}') => match reader.brace(position, c, names)? {
+                    Part::Text(text) => script += &text,
+                    Part::Value(name) => {
+                        let variable = format!("${{{}}}", variable(&name));
+                        script += &match quote {
+                            None => format!("\"{variable}\""),
+                            Some('"') => variable,
+                            Some(_) => format!("'\"{variable}\"'"),
+                        };
+                        if !used.contains(&name) {
+                            used.push(name);
+                        }
+                    }
+                },
+                _ => script.push(c),
+            }
+        }
+        reader.end()?;
+        if script.trim().is_empty() {
+            return Err(TemplateError::Empty);
+        }
+        let words = ["sh", "-c", &script].map(|word| vec![Part::Text(word.to_owned())]).into();
+        Ok(Template { words, environment: Some(used) })
+    }
+
+    /// A word as it stands in the text of a command that is started without a shell.
+    pub fn quoted(word: &str) -> String {
+        quoted(word).replace('{', "{{").replace('}', "}}")
+    }
+
+    /// Whether it has a place for this value.
+    pub fn reads(&self, name: &str) -> bool {
+        let is_part = |part: &Part| matches!(part, Part::Value(known) if known == name);
+        self.words.iter().flatten().any(is_part) || self.environment.iter().flatten().any(|known| known == name)
+    }
+
+    /// The command with these values.
+    pub fn with(&self, value: &dyn Fn(&str) -> String) -> Invocation {
+        let text = |part: &Part| match part {
+            Part::Text(text) => text.clone(),
+            Part::Value(name) => value(name),
+        };
+        Invocation {
+            words: self.words.iter().map(|word| word.iter().map(text).collect()).collect(),
+            variables: self.environment.iter().flatten().map(|name| (variable(name), value(name))).collect(),
+        }
+    }
+}
+
+/// The variable in which a shell finds a value.
+fn variable(name: &str) -> String {
+    format!("TILEWRIGHT_{name}")
+}
+
+fn push(word: &mut Vec<Part>, c: char) {
+    add(word, Part::Text(c.to_string()));
+}
+
+fn add(word: &mut Vec<Part>, part: Part) {
+    match (word.last_mut(), part) {
+        (Some(Part::Text(text)), Part::Text(more)) => *text += &more,
+        (_, part) => word.push(part),
+    }
+}
+
+/// Reads a command by characters, with the quotation that is open.
+struct Reader<'a> {
+    rest: std::iter::Peekable<std::iter::Enumerate<std::str::Chars<'a>>>,
+    quote: Option<char>,
+    quote_at: usize,
+}
+
+impl<'a> Reader<'a> {
+    fn new(text: &'a str) -> Reader<'a> {
+        Reader { rest: text.chars().enumerate().peekable(), quote: None, quote_at: 0 }
+    }
+
+    /// The next character with its position, from 1.
+    fn next(&mut self) -> Option<(usize, char)> {
+        self.rest.next().map(|(at, c)| (at + 1, c))
+    }
+
+    fn peek(&mut self) -> Option<char> {
+        self.rest.peek().map(|(_, c)| *c)
+    }
+
+    /// Opens or closes a quotation.
+    fn turn(&mut self, position: usize, quote: char) {
+        self.quote = if self.quote.is_none() { Some(quote) } else { None };
+        self.quote_at = position;
+    }
+
+    /// What a brace begins: a place for a value, or a brace that is written twice.
+    fn brace(&mut self, position: usize, brace: char, names: &[&str]) -> Result<Part, TemplateError> {
+        if self.peek() == Some(brace) {
+            self.next();
+            return Ok(Part::Text(brace.to_string()));
+        }
+        let mut name = String::new();
+        while brace == '{'
+            && let Some((_, c)) = self.next()
+        {
+            if c == '}' {
+                return match names.contains(&name.as_str()) {
+                    true => Ok(Part::Value(name)),
+                    false => Err(TemplateError::Unknown { position, name, known: names.join(", ") }),
+                };
+            }
+            name.push(c);
+        }
+        Err(TemplateError::Brace { position })
+    }
+
+    fn end(&self) -> Result<(), TemplateError> {
+        match self.quote {
+            Some(_) => Err(TemplateError::Quote { position: self.quote_at }),
+            None => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NAMES: [&str; 2] = ["tile", "dir"];
+
+    fn value(name: &str) -> String {
+        match name {
+            "tile" => "8; rm -rf $HOME '\"`".to_owned(),
+            other => format!("<{other}>"),
+        }
+    }
+
+    #[test]
+    fn a_value_is_a_part_of_one_word() {
+        let words = |text: &str| Template::words(text, &NAMES).unwrap().with(&value).words;
+        let tile = value("tile");
+        assert_eq!(words("./app --tile {tile} -x"), ["./app", "--tile", &tile, "-x"]);
+        assert_eq!(
+            words(r#" a'b c'"d{tile}" \  "e\"f\g" '' {{}} "#),
+            [format!("ab cd{tile}").as_str(), " ", r#"e"f\g"#, "", "{}"]
+        );
+        assert_eq!(words("cc -o {dir}/app.{tile}"), ["cc", "-o", format!("<dir>/app.{tile}").as_str()]);
+        assert_eq!(words("é {dir}"), ["é", "<dir>"]);
+    }
+
+    #[test]
+    fn what_is_no_command_is_refused_with_its_position() {
+        let check = |text: &str, expected: &str| {
+            assert_eq!(Template::words(text, &NAMES).unwrap_err().to_string(), expected, "{text}");
+        };
+        check("  ", "the command is empty");
+        check("a 'b", "position 3: the quotation does not end");
+        check("a {", "position 3: a brace that is no place for a value (write {{ or }} for one that stays)");
+        check("a }", "position 3: a brace that is no place for a value (write {{ or }} for one that stays)");
+        let known = "there are tile, dir (write {{ for a brace that stays)";
+        check("a {til}", &format!("position 3: {{til}} is no parameter; {known}"));
+        let shell = "is for a shell, and this is started without one (add --shell, or quote it)";
+        check("a | b", &format!("position 3: `|` {shell}"));
+        check("a > b", &format!("position 3: `>` {shell}"));
+        assert!(Template::words("a '|' \"$x\"", &NAMES).is_ok());
+    }
+
+    /// A shell is given values that would do harm if it read them.
+    #[test]
+    fn no_value_is_read_as_code() {
+        let script = "printf '%s\\n' {tile} \"{tile}\" '{tile}' a{tile}b \"$(printf '%s' \"{tile}\")\" \"${HOME}\"";
+        let command = Template::shell(script, &NAMES).unwrap().with(&value);
+        let run = |words: &[String], variables: &[(String, String)]| {
+            let mut command = std::process::Command::new(&words[0]);
+            command.args(&words[1..]).envs(variables.iter().cloned()).env("HOME", "/home");
+            String::from_utf8(command.output().unwrap().stdout).unwrap()
+        };
+        let tile = value("tile");
+        // Quotes in a substitution in quotes end those around it, and the value is divided into words.
+        let divided = tile.replace(' ', "");
+        let expected = format!("{tile}\n{tile}\n{tile}\na{tile}b\n{divided}\n/home\n");
+        assert_eq!(run(&command.words, &command.variables), expected);
+        // What is recorded does the same again.
+        let again = command.to_string();
+        assert_eq!(run(&["sh", "-c", &again].map(str::to_owned), &[]), expected, "{again}");
+        assert!(!Template::shell("a", &NAMES).unwrap().reads("tile"));
+        assert!(Template::shell("a {tile}", &NAMES).unwrap().reads("tile"));
+    }
+}

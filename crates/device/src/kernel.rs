@@ -1,0 +1,264 @@
+//! Kernels of others, compiled to shared objects: one process of ours for each, which calls the kernel on
+//! fenced buffers, compares its answer with the right one, and times it.
+
+use std::ffi::{CStr, CString, c_char, c_void};
+use std::fs::File;
+use std::io::{self, Write};
+use std::os::fd::AsFd;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+use tilewright_ir::DType;
+use tilewright_ir::reference::Tolerance;
+use tilewright_tune::ErrorClass;
+
+use crate::data;
+use crate::device::Round;
+use crate::memory::{Fenced, ReadOnly};
+use crate::protocol::ClassName;
+use crate::timing::sample_round;
+
+/// The function of a shared object that calls the kernel: it takes the addresses of all arguments.
+pub const ENTRY: &str = "tilewright_call";
+
+/// A kernel that looks so many times as slow as the leading one is not timed further.
+const HOPELESS: f64 = 1.5;
+
+/// What a kernel is called on.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Job {
+    /// Its arguments.
+    pub arguments: Vec<Argument>,
+    /// Where buffers' contents and the right answers are.
+    pub data: PathBuf,
+    /// How far an element may be from the right one, as a part of its size and of that of the largest one.
+    pub tolerance: f64,
+    /// Nanoseconds to spend in timed runs.
+    pub min_time_ns: f64,
+    /// Threads that the kernel may use, which its time is that of.
+    pub n_threads: usize,
+    /// Whether the answer is written instead of compared and timed: at the end of the output, as `f64`, one
+    /// buffer after the other.
+    pub is_reference: bool,
+}
+
+/// An argument of a kernel.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub enum Argument {
+    /// A value, by its bytes.
+    Value(Vec<u8>),
+    /// The address of a buffer.
+    Buffer {
+        /// Its name.
+        name: String,
+        /// The type of its elements, by name.
+        dtype: String,
+        /// How many there are.
+        n: u64,
+        /// Where in the data it is found before a run; one that is only written begins with garbage.
+        contents_at: Option<u64>,
+        /// Where in the data the right answer is, as `f64`; none for what is only read.
+        answer_at: Option<u64>,
+        /// Whether the kernel writes it.
+        is_output: bool,
+    },
+}
+
+/// What a process says of its kernel, in the last line of its output.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub enum Answer {
+    /// It was right, and took so long.
+    Timed {
+        /// Nanoseconds a run.
+        samples_ns: Vec<f64>,
+        /// The largest relative error of an output as a whole.
+        relative_error: f64,
+    },
+    /// It was not, or could not be called.
+    Failed {
+        /// Why, as a class …
+        class: ClassName,
+        /// … and in words.
+        message: String,
+    },
+}
+
+impl Answer {
+    /// The answer in what a process wrote. Its kernel may have written, too.
+    pub fn last_of(output: &[u8]) -> Option<Answer> {
+        let text = String::from_utf8_lossy(output);
+        text.lines().rev().find_map(|line| serde_json::from_str(line).ok())
+    }
+}
+
+type Failure = (ErrorClass, String);
+
+fn unknown(what: &str) -> impl Fn(io::Error) -> Failure {
+    move |error| (ErrorClass::Unknown, format!("{what}: {error}"))
+}
+
+/// Calls the kernel of a shared object as a job says, and prints an [`Answer`]; whether the kernel did right.
+/// `leading_ns` is what the leading ones take.
+pub fn serve(job: &Path, library: &Path, leading_ns: Option<f64>) -> bool {
+    let answer = call(job, library, leading_ns);
+    let is_right = answer.is_ok();
+    let failed = |(class, message)| Some(Answer::Failed { class: ClassName(class), message });
+    let Some(answer) = answer.unwrap_or_else(failed) else { return is_right };
+    let line = serde_json::to_string(&answer).expect("answers are plain data");
+    let mut out = io::stdout().lock();
+    // Whoever does not read it takes that for a failure.
+    let _ = writeln!(out, "\n{line}");
+    let _ = out.flush();
+    is_right
+}
+
+/// A buffer in this process.
+struct Buffer<'a> {
+    name: &'a str,
+    dtype: DType,
+    memory: Fenced,
+    answer: Option<ReadOnly>,
+    is_output: bool,
+}
+
+fn call(job: &Path, library: &Path, leading_ns: Option<f64>) -> Result<Option<Answer>, Failure> {
+    let text = std::fs::read(job).map_err(unknown("its job"))?;
+    let job: Job = serde_json::from_slice(&text).map_err(|error| unknown("its job")(error.into()))?;
+    let data = File::open(&job.data).map_err(unknown("its data"))?;
+    let buffers = job.arguments.iter().map(|argument| buffer(argument, &data).transpose());
+    let mut buffers: Vec<Option<Buffer>> = buffers
+        .map(Option::transpose)
+        .collect::<io::Result<_>>()
+        .map_err(|error| (ErrorClass::RuntimeError, format!("allocating its buffers: {error}")))?;
+    let kernel = load(library)?;
+    // What a kernel is given are addresses of values, of which those of buffers are addresses again.
+    let pointers: Vec<*mut u8> =
+        buffers.iter().map(|buffer| buffer.as_ref().map_or(std::ptr::null_mut(), |b| b.memory.pointer())).collect();
+    let mut values: Vec<Vec<u8>> = job
+        .arguments
+        .iter()
+        .map(|argument| match argument {
+            Argument::Value(bytes) => bytes.clone(),
+            Argument::Buffer { .. } => Vec::new(),
+        })
+        .collect();
+    let mut arguments: Vec<*mut c_void> = Vec::new();
+    for (value, pointer) in values.iter_mut().zip(&pointers) {
+        arguments.push(if pointer.is_null() {
+            value.as_mut_ptr().cast()
+        } else {
+            (&raw const *pointer).cast_mut().cast()
+        });
+    }
+    let mut run = || {
+        // SAFETY: the function was made to take the addresses of such arguments, and whatever else the kernel
+        // does, it does in this process, which is there for that.
+        unsafe { kernel(arguments.as_mut_ptr()) };
+    };
+    let start = Instant::now();
+    run();
+    let first_ns = start.elapsed().as_nanos() as f64;
+    intact(&buffers)?;
+    if job.is_reference {
+        let outputs = buffers.iter().flatten().filter(|buffer| buffer.is_output);
+        let bytes = outputs.flat_map(|buffer| buffer.dtype.read(buffer.memory.as_slice::<u8>()));
+        io::stdout()
+            .write_all(&bytes.flat_map(f64::to_ne_bytes).collect::<Vec<u8>>())
+            .map_err(unknown("its answer"))?;
+        return Ok(None);
+    }
+    let relative_error = compare(&buffers, job.tolerance)?;
+    let samples_ns = if leading_ns.is_some_and(|leading| first_ns > 2.0 * HOPELESS * leading) {
+        vec![first_ns]
+    } else {
+        let n_bytes = buffers.iter().flatten().map(|buffer| buffer.memory.n_bytes()).sum();
+        let time = Duration::try_from_secs_f64(job.min_time_ns / 1e9).unwrap_or_default();
+        sample_round(Round { time, min_samples: 1 }, job.n_threads, n_bytes, run)
+    };
+    intact(&buffers)?;
+    buffers.clear();
+    Ok(Some(Answer::Timed { samples_ns, relative_error }))
+}
+
+fn buffer<'a>(argument: &'a Argument, data: &File) -> io::Result<Option<Buffer<'a>>> {
+    let Argument::Buffer { name, dtype, n, contents_at, answer_at, is_output } = argument else { return Ok(None) };
+    let known = DType::ALL.iter().find(|(_, known)| known == dtype);
+    let dtype = known.ok_or_else(|| io::Error::other(format!("no element type {dtype}")))?.0;
+    let n_bytes = n * dtype.bytes();
+    let memory = match contents_at {
+        Some(at) => {
+            let memory = Fenced::copy(data.as_fd(), *at, n_bytes)?;
+            if *is_output {
+                memory.make_writable()?;
+            }
+            memory
+        }
+        // As a number it is none: what is not written cannot pass for right.
+        None => {
+            let mut memory = Fenced::new(n_bytes)?;
+            memory.fill(0xFF);
+            memory
+        }
+    };
+    let answer = answer_at.map(|at| ReadOnly::new(data.as_fd(), at, n * DType::F64.bytes())).transpose()?;
+    Ok(Some(Buffer { name, dtype, memory, answer, is_output: *is_output }))
+}
+
+fn intact(buffers: &[Option<Buffer>]) -> Result<(), Failure> {
+    match buffers.iter().flatten().find(|buffer| !buffer.memory.is_intact()) {
+        Some(buffer) => {
+            Err((ErrorClass::RuntimeError, format!("it wrote outside its buffers, beside {}", buffer.name)))
+        }
+        None => Ok(()),
+    }
+}
+
+fn compare(buffers: &[Option<Buffer>], tolerance: f64) -> Result<f64, Failure> {
+    let mut largest: f64 = 0.0;
+    for buffer in buffers.iter().flatten() {
+        let Some(answer) = &buffer.answer else { continue };
+        let size = answer.as_slice::<f64>().iter().fold(0.0, |size: f64, x| size.max(x.abs()));
+        let exact = !buffer.dtype.is_float();
+        let tolerance = if exact { 0.0 } else { tolerance };
+        let tolerance = Tolerance { abs: tolerance * size, rel: tolerance };
+        let error = data::compare(buffer.dtype, &tolerance, &buffer.memory, answer)
+            .map_err(|error| (ErrorClass::WrongAnswer, format!("{}: {error}", buffer.name)))?;
+        largest = largest.max(error);
+    }
+    Ok(largest)
+}
+
+type Entry = unsafe extern "C" fn(*mut *mut c_void);
+
+/// The function of a shared object that calls its kernel.
+fn load(library: &Path) -> Result<Entry, Failure> {
+    let refused = |what: &str| {
+        // SAFETY: the result is a string of the loader's, or null.
+        let why = unsafe {
+            let why = libc::dlerror();
+            if why.is_null() {
+                String::new()
+            } else {
+                CStr::from_ptr::<'_>(why as *const c_char).to_string_lossy().into_owned()
+            }
+        };
+        (ErrorClass::CompileErrorDevice, format!("{what}: {why}"))
+    };
+    let path = CString::new(library.as_os_str().as_bytes()).expect("a path has no zeros");
+    let name = CString::new(ENTRY).expect("a name has no zeros");
+    // SAFETY: the object's initialisers are the user's code, which this process is there for; the function is
+    // made with this signature.
+    unsafe {
+        let handle = libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL);
+        if handle.is_null() {
+            return Err(refused("the shared object cannot be loaded"));
+        }
+        let entry = libc::dlsym(handle, name.as_ptr());
+        if entry.is_null() {
+            return Err(refused("the shared object has no such function"));
+        }
+        Ok(std::mem::transmute::<*mut c_void, Entry>(entry))
+    }
+}
