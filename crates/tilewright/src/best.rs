@@ -12,7 +12,7 @@ use tilewright_tune::{self as core, Judge, PassedOver, Record, Store, StoreError
 /// The best that is known of a workload.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Best {
-    /// Throughput in 10⁹ floating-point operations a second.
+    /// Throughput in 10⁹ floating-point operations a second; 0 where nobody counts operations.
     pub gflops: f64,
     /// Its median in milliseconds.
     pub ms_median: f64,
@@ -22,6 +22,12 @@ pub struct Best {
     pub margin: Option<f64>,
     /// The template it belongs to.
     pub template: String,
+    /// The number that a command or a kernel of the user's came to; milliseconds of a time.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub value: Option<f64>,
+    /// What its configuration stands for, a line a command, where it is one of the user's.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub commands: Option<String>,
     /// Whether it is the winner of a race.
     #[serde(rename = "confirmed")]
     pub is_confirmed: bool,
@@ -36,12 +42,19 @@ pub struct Best {
 impl Best {
     /// One of this template, configuration and median.
     pub fn new(workload: &Workload, template: String, config: Json, median_ns: f64) -> Best {
+        Best { gflops: gflops(workload, median_ns), ..Best::unnamed(template, config, median_ns) }
+    }
+
+    /// One of something of which nobody counts operations.
+    pub(crate) fn unnamed(template: String, config: Json, median_ns: f64) -> Best {
         Best {
-            gflops: gflops(workload, median_ns),
+            gflops: 0.0,
             ms_median: median_ns / 1e6,
             config,
             margin: None,
             template,
+            value: None,
+            commands: None,
             is_confirmed: false,
             is_imported: false,
             median_ns,
@@ -55,6 +68,20 @@ impl Best {
             is_confirmed: true,
             is_imported: winner.is_imported,
             ..Best::new(workload, winner.template.clone(), winner.config.clone(), winner.median_ns)
+        }
+    }
+
+    /// The best of a store, of something of the user's.
+    pub fn of_own(best: core::Best) -> Best {
+        match best {
+            core::Best::Confirmed(winner) => {
+                let best = Best::unnamed(winner.template, winner.config, winner.median_ns);
+                Best { margin: winner.margin, is_confirmed: true, is_imported: winner.is_imported, ..best }
+            }
+            core::Best::Trial(record) => {
+                let best = Best::unnamed(record.template, record.config, record.outcome.cost());
+                Best { is_imported: record.is_imported, ..best }
+            }
         }
     }
 

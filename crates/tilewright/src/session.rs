@@ -1,6 +1,6 @@
 //! A session: where records are kept, and what measures.
 
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
@@ -14,6 +14,8 @@ use crate::best::{Best, target_name};
 use crate::database::Database;
 use crate::error::Error;
 use crate::kernel::Kernel;
+use crate::tune::command::{CommandRequest, best_own, tune_command};
+use crate::tune::kernel::{KernelRequest, tune_kernel};
 use crate::tune::many::{TunedMany, tune_many};
 use crate::tune::{Note, TuneRequest, Tuned, tune};
 
@@ -25,12 +27,24 @@ const WORKER: &str = "--tilewright-worker";
 pub fn serve_if_worker() {
     let first = std::env::args_os().nth(1);
     if first.as_deref() == Some(OsStr::new(WORKER)) {
-        let served = tilewright_device::worker::serve();
-        std::process::exit(i32::from(served.is_err()));
+        let more: Vec<_> = std::env::args_os().skip(2).collect();
+        std::process::exit(i32::from(!serve(&more)));
     }
     #[cfg(feature = "peers")]
     if first.as_deref() == Some(OsStr::new(tilewright_peers::WORKER_SUBCOMMAND)) {
         std::process::exit(i32::from(tilewright_peers::worker_main().is_err()));
+    }
+}
+
+/// Serves as a worker process, by the arguments behind the one that makes it one; whether all went well. With
+/// `--kernel JOB LIBRARY` it is a worker for one kernel of the user's.
+pub fn serve(arguments: &[OsString]) -> bool {
+    match arguments {
+        [option, job, library, leading @ ..] if option == "--kernel" => {
+            let leading_ns = leading.first().and_then(|text| text.to_str()?.parse().ok());
+            tilewright_device::kernel::serve(Path::new(job), Path::new(library), leading_ns)
+        }
+        _ => tilewright_device::worker::serve().is_ok(),
     }
 }
 
@@ -76,6 +90,41 @@ impl Session {
     /// Where the request does not fit, the database cannot be written, or workers do not start.
     pub fn tune(&self, request: &TuneRequest, stop: &AtomicBool, note: &(dyn Fn(Note) + Sync)) -> Result<Tuned, Error> {
         tune(request, &self.database, &self.worker, stop, note)
+    }
+
+    /// Tunes a command: any program with parameters. `stop` and `note` are as those of [`Session::tune`].
+    ///
+    /// # Errors
+    /// Where the request does not fit, or the database cannot be written.
+    pub fn tune_command(
+        &self,
+        request: &CommandRequest,
+        stop: &AtomicBool,
+        note: &(dyn Fn(Note) + Sync),
+    ) -> Result<Tuned, Error> {
+        tune_command(request, &self.database, stop, note)
+    }
+
+    /// Tunes a kernel of the caller's in C or C++. `stop` and `note` are as those of [`Session::tune`].
+    ///
+    /// # Errors
+    /// Where the request or its reference does not fit, or the database cannot be written.
+    pub fn tune_kernel(
+        &self,
+        request: &KernelRequest,
+        stop: &AtomicBool,
+        note: &(dyn Fn(Note) + Sync),
+    ) -> Result<Tuned, Error> {
+        tune_kernel(request, &self.database, &self.worker, stop, note)
+    }
+
+    /// The best that is recorded of a command or a kernel of the caller's, by its name in records; none where
+    /// nothing is.
+    ///
+    /// # Errors
+    /// Where the database cannot be read.
+    pub fn best_own(&self, name: &str, threads: usize) -> Result<Option<Best>, Error> {
+        best_own(&self.database, name, threads)
     }
 
     /// Tunes workloads together, as those of a model: all of them, starts and races included, have this time.

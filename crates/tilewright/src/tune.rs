@@ -1,6 +1,8 @@
 //! Tuning: a search, its records, and a race of the leaders at the end.
 
+pub mod command;
 pub mod finals;
+pub mod kernel;
 pub mod many;
 pub mod recorder;
 mod summary;
@@ -20,11 +22,12 @@ use tilewright_device::{Caches, Device, DeviceError, Options, host, peak};
 use tilewright_ir::op::Workload;
 use tilewright_ir::reference::work;
 use tilewright_ir::{DType, Target};
+use tilewright_tune::record::Judges;
 use tilewright_tune::transfer::warm_start;
 use tilewright_tune::{
     self as core, BoxError, Budget, Config, Ended, ErrorClass, Event, Experience, HeadStart, Judge, Limits, Outcome,
-    PassedOver, Record, Report, Search, Seconds, Setting, Store, StoreError, Summary, Task, TaskKey, Trial, Tuning,
-    Winner, search,
+    PassedOver, Record, Report, Search, Seconds, Setting, Space, Store, StoreError, Summary, Task, TaskKey, Trial,
+    Tuning, Winner, search,
 };
 
 use crate::best::{Best, CACHES, gflops, known_best, target_name, trials_of};
@@ -273,6 +276,63 @@ pub struct Tuned {
     pub lost: Option<Error>,
 }
 
+impl Tuned {
+    /// What a run came to that has no winner yet, with its new trials.
+    fn of(
+        key: &TaskKey,
+        (search, seed): (&str, u64),
+        database: &Database,
+        earlier: &Earlier,
+        new: &[Trial],
+        summary: Option<&Summary>,
+        wall: &Wall,
+    ) -> Tuned {
+        let all = || earlier.trials.iter().chain(new);
+        let mut errors = errors_of(&earlier.trials);
+        errors_of(new).into_iter().for_each(|(class, n)| *errors.entry(class).or_default() += n);
+        let mut cut_off = earlier.cut_off.clone();
+        for (class, n) in summary.iter().flat_map(|summary| &summary.cut_off) {
+            *cut_off.entry(*class).or_default() += n;
+        }
+        let seconds = summary.map(|s| s.seconds).unwrap_or_default();
+        let rate = |s: &Summary| if s.wall_seconds > 0.0 { s.n_trials as f64 / s.wall_seconds } else { 0.0 };
+        Tuned {
+            workload: key.workload.clone(),
+            template: key.template.clone(),
+            search: search.to_owned(),
+            target: key.target.clone(),
+            threads: key.threads,
+            seed,
+            trials: all().count() as u64,
+            new_trials: summary.map_or(0, |s| s.n_trials),
+            seconds: summary.map_or(0.0, |s| s.wall_seconds),
+            wall_seconds: wall.seconds,
+            trials_per_second: summary.map_or(0.0, rate),
+            seconds_in: SecondsIn {
+                search: summary.map_or(0.0, |s| s.search_seconds),
+                build: seconds.build,
+                run: seconds.run,
+                verify: seconds.verify,
+            },
+            errors,
+            peak_gflops: None,
+            db: database.path.to_string_lossy().into_owned(),
+            recorded: true,
+            best: None,
+            race: None,
+            verified: false,
+            ended: summary.map(|s| s.ended),
+            cut_off,
+            example: all().find_map(|trial| match &trial.outcome {
+                Outcome::Failed { class, message } => Some((*class, message.clone())),
+                Outcome::Measured(_) => None,
+            }),
+            any_right: all().any(|trial| trial.outcome.timing().is_some()),
+            lost: None,
+        }
+    }
+}
+
 fn by_name<S: Serializer>(errors: &BTreeMap<ErrorClass, u64>, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.collect_map(errors.iter().map(|(class, n)| (class.name(), n)))
 }
@@ -408,8 +468,20 @@ pub fn earlier(
     limits: &Limits,
     note: &dyn Fn(Note),
 ) -> Result<Earlier, StoreError> {
+    earlier_of(store, key, &task.space, &|_| Judge::of(task), limits, note)
+}
+
+/// The same of a space.
+fn earlier_of(
+    store: &Store,
+    key: &TaskKey,
+    space: &Space,
+    judges: Judges,
+    limits: &Limits,
+    note: &dyn Fn(Note),
+) -> Result<Earlier, StoreError> {
     let mut passed_over = PassedOver::default();
-    let mut records = trials_of(store, key, &|_| Judge::of(task), &mut passed_over)?;
+    let mut records = trials_of(store, key, judges, &mut passed_over)?;
     if passed_over.total() > 0 {
         note(Note::Message(passed_over.to_string()));
     }
@@ -422,7 +494,7 @@ pub fn earlier(
     }
     let mut earlier = Earlier::default();
     for record in &records {
-        let Ok(trial) = record.trial(&task.space) else { continue };
+        let Ok(trial) = record.trial(space) else { continue };
         if record.is_imported {
             earlier.imported.insert(trial.config.clone());
         } else {
@@ -720,7 +792,7 @@ impl<'a> Run<'a> {
                 let others = if lost.is_none() { self.trials_of_others(&trials) } else { Vec::new() };
                 let known = [trials.as_slice(), others.as_slice()].concat();
                 let imported = &self.earlier.imported;
-                finals::run(device, &self.task, &known, imported, limits, self.stop, &|n| (self.note)(n))
+                finals::run(device, (&self.task).into(), &known, imported, limits, self.stop, &|n| (self.note)(n))
             }
             _ => Ok(End::NoTime),
         };
@@ -759,49 +831,10 @@ impl<'a> Run<'a> {
 
     /// What a run came to that has no winner yet, with its new trials.
     fn tuned(&self, new: &[Trial], summary: Option<&Summary>, wall: &Wall) -> Tuned {
-        let all = || self.earlier.trials.iter().chain(new);
-        let mut errors = errors_of(&self.earlier.trials);
-        errors_of(new).into_iter().for_each(|(class, n)| *errors.entry(class).or_default() += n);
-        let mut cut_off = self.earlier.cut_off.clone();
-        for (class, n) in summary.iter().flat_map(|summary| &summary.cut_off) {
-            *cut_off.entry(*class).or_default() += n;
-        }
-        let seconds = summary.map(|s| s.seconds).unwrap_or_default();
-        let rate = |s: &Summary| if s.wall_seconds > 0.0 { s.n_trials as f64 / s.wall_seconds } else { 0.0 };
-        Tuned {
-            workload: self.key.workload.clone(),
-            template: self.key.template.clone(),
-            search: self.request.search.clone(),
-            target: self.key.target.clone(),
-            threads: self.key.threads,
-            seed: self.request.seed,
-            trials: all().count() as u64,
-            new_trials: summary.map_or(0, |s| s.n_trials),
-            seconds: summary.map_or(0.0, |s| s.wall_seconds),
-            wall_seconds: wall.seconds,
-            trials_per_second: summary.map_or(0.0, rate),
-            seconds_in: SecondsIn {
-                search: summary.map_or(0.0, |s| s.search_seconds),
-                build: seconds.build,
-                run: seconds.run,
-                verify: seconds.verify,
-            },
-            errors,
-            peak_gflops: self.peak_gflops,
-            db: self.database.path.to_string_lossy().into_owned(),
-            recorded: true,
-            best: None,
-            race: None,
-            verified: false,
-            ended: summary.map(|s| s.ended),
-            cut_off,
-            example: all().find_map(|trial| match &trial.outcome {
-                Outcome::Failed { class, message } => Some((*class, message.clone())),
-                Outcome::Measured(_) => None,
-            }),
-            any_right: all().any(|trial| trial.outcome.timing().is_some()),
-            lost: None,
-        }
+        let request = self.request;
+        let tuned =
+            Tuned::of(&self.key, (&request.search, request.seed), self.database, &self.earlier, new, summary, wall);
+        Tuned { peak_gflops: self.peak_gflops, ..tuned }
     }
 
     /// About how long the start takes, where kernels reach this peak at best.

@@ -50,27 +50,47 @@ pub struct Candidate {
 pub struct Subject<'a> {
     /// The space.
     pub space: &'a Space,
-    task: Option<&'a Task>,
+    steps: Steps<'a>,
+}
+
+/// What a configuration stands for, as text.
+#[derive(Clone, Copy)]
+enum Steps<'a> {
+    /// The schedule of a task.
+    Of(&'a Task),
+    /// What this says.
+    By(&'a dyn Fn(&Config) -> String),
+    /// Nothing.
+    None,
 }
 
 impl<'a> Subject<'a> {
     /// The candidate of a configuration.
     pub fn candidate(&self, config: Config) -> Candidate {
-        let steps = self.task.map_or_else(|| Arc::from(""), |task| task.steps_text(&config).into());
+        let steps = match self.steps {
+            Steps::Of(task) => task.steps_text(&config).into(),
+            Steps::By(describe) => describe(&config).into(),
+            Steps::None => Arc::from(""),
+        };
         Candidate { config, steps, patience: None }
+    }
+
+    /// A space whose configurations are no programs of ours; what they stand for is recorded with them.
+    pub fn described(space: &'a Space, describe: &'a dyn Fn(&Config) -> String) -> Subject<'a> {
+        Subject { space, steps: Steps::By(describe) }
     }
 }
 
 impl<'a> From<&'a Task> for Subject<'a> {
     fn from(task: &'a Task) -> Subject<'a> {
-        Subject { space: &task.space, task: Some(task) }
+        Subject { space: &task.space, steps: Steps::Of(task) }
     }
 }
 
 impl<'a> From<&'a Space> for Subject<'a> {
     /// A space whose configurations are no programs.
     fn from(space: &'a Space) -> Subject<'a> {
-        Subject { space, task: None }
+        Subject { space, steps: Steps::None }
     }
 }
 

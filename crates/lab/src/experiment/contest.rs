@@ -95,7 +95,7 @@ impl Heats {
         let trials: Vec<Trial> =
             records.iter().take(n_trials).filter_map(|record| record.trial(&task.space).ok()).collect();
         let limits = EndLimits::of(None);
-        let ranking = rank(device, task, &trials, &HashSet::new(), limits, None, &|_| ());
+        let ranking = rank(device, (&*task).into(), &trials, &HashSet::new(), limits, None, &|_| ());
         let ranking = ranking.map_err(|error| Error::failed(&error).because(error))?;
         Ok(ranking.first().map(|leader| task.steps_text(&leader.config)))
     }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 use serde_json::Value as Json;
-use tilewright::{gflops, judges};
+use tilewright::{is_own, judges};
 use tilewright_ir::op::Workload;
 use tilewright_tune::{
     ErrorClass, Judge, Outcome, PassedOver, Record, Seconds, Store, StoreError, TaskKey, importance,
@@ -172,11 +172,16 @@ pub fn facts(store: &Store, asked: &[String]) -> Result<Facts, StoreError> {
         if seen.iter().any(is_same) {
             continue;
         }
-        match Workload::parse(&key.workload) {
-            Ok(workload) => match subject(store, &key, &workload)? {
+        let workload = match is_own(&key.workload) {
+            true => Ok(None),
+            false => Workload::parse(&key.workload).map(Some),
+        };
+        match workload {
+            Ok(workload) => match subject(store, &key, workload.as_ref())? {
                 Ok(subject) => {
                     if subject.passed_over.total() > 0 {
-                        facts.notes.push(format!("{workload} on {}: {}", key.target, subject.passed_over));
+                        let (workload, passed_over) = (&key.workload, subject.passed_over);
+                        facts.notes.push(format!("{workload} on {}: {passed_over}", key.target));
                     }
                     facts.subjects.push(subject);
                 }
@@ -189,16 +194,33 @@ pub fn facts(store: &Store, asked: &[String]) -> Result<Facts, StoreError> {
     Ok(facts)
 }
 
-/// What there is to tell, or what is passed over where no record can be true.
-fn subject(store: &Store, key: &TaskKey, workload: &Workload) -> Result<Result<Subject, PassedOver>, StoreError> {
-    let judges = judges(workload, &key.target, key.threads);
+/// What is counted of a run: its operations, or where nobody counts them, so many that the throughput is
+/// that of runs in a second.
+pub fn flops_of(workload: &str) -> f64 {
+    if is_own(workload) { 1e9 } else { Workload::parse(workload).map_or(0.0, |workload| workload.flops()) }
+}
+
+/// What there is to tell, or what is passed over where no record can be true. Of something of the user's
+/// everything can be.
+fn subject(
+    store: &Store,
+    key: &TaskKey,
+    workload: Option<&Workload>,
+) -> Result<Result<Subject, PassedOver>, StoreError> {
+    let judges = |template: &str| {
+        workload.map_or_else(Judge::default, |workload| judges(workload, &key.target, key.threads)(template))
+    };
+    let flops = flops_of(&key.workload);
     // In the order of recording: runs on several templates are in each other's way.
     let (records, passed_over) = store.trials_of(&key.workload, &key.target, key.threads, None, &judges)?;
     if records.is_empty() {
         return Ok(Err(passed_over));
     }
     let (best, _) = store.best(&key.workload, &key.target, key.threads, None, &judges)?;
-    let best = best.map(|best| tilewright::Best::of_store(workload, best));
+    let best = best.map(|best| match workload {
+        Some(workload) => tilewright::Best::of_store(workload, best),
+        None => tilewright::Best::of_own(best),
+    });
     let runs = runs(&records);
     let fastest_ns = runs.iter().filter_map(Run::best_ns).min_by(f64::total_cmp);
     let mut of_search: Vec<Vec<Run>> = Vec::new();
@@ -217,22 +239,22 @@ fn subject(store: &Store, key: &TaskKey, workload: &Workload) -> Result<Result<S
     Ok(Ok(Subject {
         trials: records.len() as u64,
         passed_over,
-        best: best.map(|best| best_facts(best, workload, &records)),
-        searches: of_search.into_iter().map(|members| search_facts(members, workload, fastest_ns)).collect(),
+        best: best.map(|best| best_facts(best, flops, &records)),
+        searches: of_search.into_iter().map(|members| search_facts(members, flops, fastest_ns)).collect(),
         outcomes: outcomes(&records),
         templates: templates.iter().map(|name| template_facts(name, &judges(name), &records)).collect(),
-        points: records.iter().map(|record| point(record, workload)).collect(),
+        points: records.iter().map(|record| point(record, flops)).collect(),
         workload: key.workload.clone(),
         target: key.target.clone(),
         threads: key.threads,
     }))
 }
 
-fn best_facts(best: tilewright::Best, workload: &Workload, records: &[Record]) -> Best {
+fn best_facts(best: tilewright::Best, flops: f64, records: &[Record]) -> Best {
     let record = records.iter().find(|r| r.template == best.template && r.config == best.config);
     let text = |of: fn(&Record) -> &String| record.map_or(String::new(), |record| of(record).clone());
     Best {
-        gflops: gflops(workload, best.median_ns),
+        gflops: flops / best.median_ns,
         ms_median: best.median_ns / 1e6,
         confirmed: best.is_confirmed,
         margin: best.margin,
@@ -244,9 +266,9 @@ fn best_facts(best: tilewright::Best, workload: &Workload, records: &[Record]) -
     }
 }
 
-fn search_facts(members: Vec<Run>, workload: &Workload, fastest_ns: Option<f64>) -> SearchFacts {
+fn search_facts(members: Vec<Run>, flops: f64, fastest_ns: Option<f64>) -> SearchFacts {
     let trials = || members.iter().flat_map(|run| &run.trials);
-    let bests: Vec<f64> = members.iter().filter_map(Run::best_ns).map(|ns| gflops(workload, ns)).collect();
+    let bests: Vec<f64> = members.iter().filter_map(Run::best_ns).map(|ns| flops / ns).collect();
     let near: Vec<(u64, f64)> = match fastest_ns {
         Some(fastest) => members.iter().filter_map(|run| run.reached(fastest / NEAR_BEST)).collect(),
         None => Vec::new(),
@@ -306,10 +328,10 @@ fn template_facts(name: &str, judge: &Judge, records: &[Record]) -> TemplateFact
     facts
 }
 
-fn point(record: &Record, workload: &Workload) -> Point {
+fn point(record: &Record, flops: f64) -> Point {
     let algorithm = record.config.get("algorithm").and_then(Json::as_str);
     Point {
-        gflops: record.outcome.timing().map(|timing| gflops(workload, timing.median_ns)),
+        gflops: record.outcome.timing().map(|timing| flops / timing.median_ns),
         kind: algorithm.unwrap_or(&record.search).to_owned(),
     }
 }

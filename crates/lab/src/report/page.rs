@@ -5,7 +5,7 @@ use tilewright::words::{count, digits, duration, grouped, percent};
 use tilewright::{one_line, since_1970};
 use tilewright_tune::Seconds;
 
-use super::facts::{Best, OutcomeFacts, Subject, TemplateFacts};
+use super::facts::{Best, OutcomeFacts, Subject, TemplateFacts, flops_of};
 use crate::clock::utc;
 use crate::history::{Curve, Run, TrialPoint, median_curve};
 use crate::plot::{Axis, Bar, Layer, Marks, NEUTRAL, Plot, Scale, colours, escape};
@@ -107,8 +107,9 @@ fn section(at: usize, subject: &Subject) -> String {
     }
     if let Some(best) = &subject.best {
         out += &format!(
-            "<p>Best: <b>{} GFLOP/s</b>, {}{}.</p>\n",
+            "<p>Best: <b>{} {}</b>, {}{}.</p>\n",
             digits(best.gflops),
+            unit_of(subject),
             duration(best.ms_median * 1e6),
             match (best.confirmed, best.margin) {
                 (true, Some(margin)) => format!(", in a race with the other leaders ahead by {}", percent(margin)),
@@ -135,6 +136,11 @@ fn section(at: usize, subject: &Subject) -> String {
     out
 }
 
+/// The unit of a subject's throughput.
+fn unit_of(subject: &Subject) -> &'static str {
+    if tilewright::is_own(&subject.workload) { "runs/s" } else { "GFLOP/s" }
+}
+
 /// What the best is followed against.
 #[derive(Clone, Copy)]
 enum Against {
@@ -144,7 +150,7 @@ enum Against {
 
 fn best_so_far(subject: &Subject, against: Against) -> Plot {
     let labels: Vec<String> = subject.searches.iter().map(|search| search.label(subject)).collect();
-    let flops = tilewright_ir::op::Workload::parse(&subject.workload).map_or(0.0, |workload| workload.flops());
+    let flops = flops_of(&subject.workload);
     let curve = |run: &Run| -> Curve {
         let position = |n: u64, trial: &TrialPoint| match against {
             Against::Trials => n as f64,
@@ -164,7 +170,7 @@ fn best_so_far(subject: &Subject, against: Against) -> Plot {
     Plot {
         title: title.into(),
         x: Axis { label: unit.into(), scale: Scale::Log },
-        y: Axis { label: "GFLOP/s".into(), scale: Scale::FromZero },
+        y: Axis { label: unit_of(subject).into(), scale: Scale::FromZero },
         layers: layers.collect(),
     }
 }
@@ -189,7 +195,7 @@ fn space(subject: &Subject) -> Plot {
     Plot {
         title: "Every trial".into(),
         x: Axis { label: "trials in the order of recording".into(), scale: Scale::FromZero },
-        y: Axis { label: "GFLOP/s".into(), scale: Scale::FromZero },
+        y: Axis { label: unit_of(subject).into(), scale: Scale::FromZero },
         layers,
     }
 }
@@ -226,13 +232,14 @@ fn time(subject: &Subject) -> Plot {
 }
 
 fn searches(subject: &Subject) -> String {
+    let of_best = format!("best {}", unit_of(subject));
     let head = [
         "search",
         "<template",
         "runs",
         "trials",
         "failed",
-        "best GFLOP/s",
+        of_best.as_str(),
         "trials to 95 %",
         "seconds to 95 %",
         "runs that reach it",

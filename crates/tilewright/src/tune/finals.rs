@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use tilewright_tune::{
-    BoxError, Candidate, Config, ErrorClass, Measure, Next, Outcome, RaceLimits, Standing, Subject, Task, Timing, Trial,
+    BoxError, Candidate, Config, ErrorClass, Measure, Next, Outcome, RaceLimits, Standing, Subject, Timing, Trial,
 };
 
 use super::Note;
@@ -154,7 +154,7 @@ impl Finals {
 /// Where workers do not start.
 pub fn run(
     measure: &mut dyn Measure,
-    task: &Task,
+    subject: Subject,
     trials: &[Trial],
     imported: &HashSet<Config>,
     limits: EndLimits,
@@ -172,7 +172,7 @@ pub fn run(
         return Ok(End::NoTime);
     }
     let start = Instant::now();
-    let ranking = rank(measure, task, trials, imported, limits, (!was_stopped).then_some(stop), note)?;
+    let ranking = rank(measure, subject, trials, imported, limits, (!was_stopped).then_some(stop), note)?;
     let is_late = start.elapsed() + run_time >= limits.race || is_stopped() && !was_stopped;
     let Some(first) = ranking.first() else {
         let is_any_right = trials.iter().any(|trial| trial.outcome.timing().is_some());
@@ -198,7 +198,7 @@ pub fn run(
 /// Where workers do not start.
 pub fn rank(
     measure: &mut dyn Measure,
-    task: &Task,
+    subject: Subject,
     trials: &[Trial],
     imported: &HashSet<Config>,
     limits: EndLimits,
@@ -211,7 +211,6 @@ pub fn rank(
     if leaders.is_empty() {
         return Ok(Vec::new());
     }
-    let subject = Subject::from(task);
     let candidates: Vec<Candidate> = leaders.iter().map(|trial| subject.candidate(trial.config.clone())).collect();
     let standings = measure.race(&candidates, limits, stop, &mut |n| note(Note::Race(n)))?;
     let leader = |Standing { at, outcome, quartile_ns, relative_error }| match outcome {

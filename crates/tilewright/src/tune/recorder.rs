@@ -34,11 +34,17 @@ pub struct Recorder {
 impl Recorder {
     /// A recorder for the trials of one search that starts now.
     pub fn new(opened: Opened, task: &Task, key: TaskKey, search: String, seed: u64) -> Recorder {
+        let least_ns = least_ns(&task.setting.workload, &key.target, key.threads.into());
+        Recorder { least_ns, ..Recorder::of_space(opened, &task.space, key, search, seed) }
+    }
+
+    /// The same for a space of which nothing else is known.
+    pub fn of_space(opened: Opened, space: &Arc<Space>, key: TaskKey, search: String, seed: u64) -> Recorder {
         Recorder {
             database: opened.database.clone(),
             opened: Some(opened),
-            space: Arc::clone(&task.space),
-            least_ns: least_ns(&task.setting.workload, &key.target, key.threads.into()),
+            space: Arc::clone(space),
+            least_ns: 0.0,
             key,
             search,
             seed,

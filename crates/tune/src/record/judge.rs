@@ -113,6 +113,11 @@ impl Judge {
         }
     }
 
+    /// The judge of the records of a space of which nothing else is known.
+    pub fn of_space(space: &Arc<Space>) -> Judge {
+        Judge { space: Known::Space(space.clone()), least_ns: 0.0 }
+    }
+
     /// The judge of records of a workload that name this target, threads and template; `machine` is the
     /// target where it is known, as this machine is, and the space with it.
     ///

@@ -1,0 +1,542 @@
+//! Tuning programs of others: a command with places for the values of parameters.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use tilewright_device::Caches;
+use tilewright_device::command::{Commands, FOLDER, Metric, Options, Template, TemplateError};
+use tilewright_device::host;
+use tilewright_tune::expression::{self, Datum};
+use tilewright_tune::predict::content_hash;
+use tilewright_tune::{
+    Budget, Config, Constraint, Event, HeadStart, Judge, Parameter, Space, Subject, TaskKey, Trial, Tuning, Winner,
+    search,
+};
+
+use super::finals::{self, End, EndLimits, Finals};
+use super::kernel::KERNEL;
+use super::recorder::{self, Recorder, Recording};
+use super::{Begin, DEFAULT_SEARCH, DEFAULT_TIME, Found, Note, Plan, Race, Tuned, Wall, earlier_of, since_1970};
+use crate::best::{Best, target_name};
+use crate::database::{Database, Opened};
+use crate::error::Error;
+use crate::version::BUILD;
+
+/// What the workloads of commands begin with in records; it is their template, too.
+pub const COMMAND: &str = "command";
+
+/// Samples of a trial, and runs before them, where a command is timed and nothing else is asked for.
+const SAMPLES_OF_TIMES: usize = 3;
+const WARMUPS_OF_TIMES: usize = 1;
+
+/// A command that is to be tuned, and how. Times are in seconds.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct CommandRequest {
+    /// What is run, with `{name}` in the place of a parameter's value and `{dir}` in that of the folder of
+    /// its build.
+    pub command: String,
+    /// The parameters in order, each with its values: `8,16,32`, `1..8` with both ends, or a list in Python's
+    /// way.
+    pub parameters: Vec<(String, String)>,
+    /// Conditions on the parameters.
+    pub constraints: Vec<String>,
+    /// What makes it.
+    pub build: Option<String>,
+    /// What ends with exit code 0 where a run did right; it reads what the run wrote.
+    pub check: Option<String>,
+    /// What is done before each run.
+    pub prepare: Option<String>,
+    /// What is done after each run.
+    pub cleanup: Option<String>,
+    /// What is made small: `wall`, `cpu`, or the number that a regular expression finds in the output.
+    pub metric: String,
+    /// Whether that number is to be great instead.
+    pub maximize: bool,
+    /// Whether all of them are started by a shell.
+    pub shell: bool,
+    /// Longest that a run may take.
+    pub timeout: f64,
+    /// Longest that a build may take.
+    pub build_timeout: f64,
+    /// Bytes of data that each process may have; half the memory of the machine by default.
+    pub memory_bytes: Option<u64>,
+    /// CPUs on which it is run.
+    pub threads: usize,
+    /// Samples of a trial; by default 3 of a time, after one run that warms up, and one of another number.
+    pub samples: Option<usize>,
+    /// Whether hopeless runs are not ended early.
+    pub to_the_end: bool,
+    /// The search, with options behind a colon.
+    pub search: String,
+    /// Trials to come to, those recorded by earlier runs included.
+    pub trials: Option<u64>,
+    /// Time for the search; a minute where trials are not given either.
+    pub time: Option<f64>,
+    /// Seed of the search.
+    pub seed: u64,
+    /// Whether the leaders race at the end.
+    pub race: bool,
+}
+
+impl Default for CommandRequest {
+    /// No command; by the clock, and a minute for whatever has to end.
+    fn default() -> CommandRequest {
+        CommandRequest {
+            command: String::new(),
+            parameters: Vec::new(),
+            constraints: Vec::new(),
+            build: None,
+            check: None,
+            prepare: None,
+            cleanup: None,
+            metric: "wall".to_owned(),
+            maximize: false,
+            shell: false,
+            timeout: 60.0,
+            build_timeout: 60.0,
+            memory_bytes: None,
+            threads: 1,
+            samples: None,
+            to_the_end: false,
+            search: DEFAULT_SEARCH.to_owned(),
+            trials: None,
+            time: None,
+            seed: 0,
+            race: true,
+        }
+    }
+}
+
+/// The values that a text lists: `8,16,32`, `1..8` with both ends, or a list in Python's way.
+///
+/// # Errors
+/// Where it lists none.
+pub fn parse_values(text: &str) -> Result<Vec<Datum>, Error> {
+    let text = text.trim();
+    let is_expression = text.starts_with(['[', '(']) || text.contains('(');
+    if is_expression {
+        return expression::list(text).map_err(Error::input);
+    }
+    if let Some((first, last)) = text.split_once("..")
+        && let (Ok(first), Ok(last)) = (first.trim().parse::<i64>(), last.trim().trim_start_matches('=').parse::<i64>())
+    {
+        if last < first || last.abs_diff(first) >= 1 << 20 {
+            return Err(Error::input(format!(
+                "{first}..{last} has no values, or more than 2^20 (write the lesser first)"
+            )));
+        }
+        return Ok((first..=last).map(Datum::Int).collect());
+    }
+    let items: Vec<&str> = text.split(',').map(str::trim).collect();
+    if items.contains(&"") {
+        return Err(Error::input("a value is missing (write 8,16,32 or 1..8 or [2**i for i in range(8)])"));
+    }
+    // Only numbers that are written as they are printed: others are passed on as they are.
+    let number = |item: &&str| item.parse::<i64>().ok().filter(|number| number.to_string() == **item);
+    let numbers: Option<Vec<i64>> = items.iter().map(number).collect();
+    Ok(match numbers {
+        Some(numbers) => numbers.into_iter().map(Datum::Int).collect(),
+        None => items.iter().map(|item| Datum::from(*item)).collect(),
+    })
+}
+
+/// The space of parameters, each with its values, under conditions.
+///
+/// # Errors
+/// Where a parameter or a condition is none, or no configuration is left.
+pub fn space_of(name: &str, parameters: &[(String, Vec<Datum>)], constraints: &[String]) -> Result<Space, Error> {
+    if parameters.is_empty() {
+        return Err(Error::input("there are no parameters (give some with -p name=8,16,32)"));
+    }
+    for (name, _) in parameters {
+        let is_plain = name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_');
+        if !is_plain || !expression::is_name(name) || name == FOLDER {
+            let reason = "give letters, digits and _, and no word of the expressions, nor `dir`";
+            return Err(Error::input(format!("{name:?} cannot be the name of a parameter ({reason})")));
+        }
+    }
+    let parameters: Vec<Parameter> = parameters.iter().map(|(name, values)| Parameter::of_data(name, values)).collect();
+    let constraint = |text: &String| {
+        let refuse = |error| Error::input(format!("the constraint `{text}`: {error}"));
+        Constraint::parse(text, text, &parameters).map_err(refuse)
+    };
+    let constraints = constraints.iter().map(constraint).collect::<Result<Vec<_>, Error>>()?;
+    Space::new(name, parameters, constraints).map_err(Error::input)
+}
+
+impl CommandRequest {
+    /// The space of its configurations.
+    ///
+    /// # Errors
+    /// Where a parameter or a constraint is none, or no configuration is left.
+    pub fn space(&self) -> Result<Space, Error> {
+        let values = |(name, text): &(String, String)| {
+            let values = parse_values(text).map_err(|error| Error::input(format!("the values of {name}: {error}")))?;
+            Ok((name.clone(), values))
+        };
+        let parameters = self.parameters.iter().map(values).collect::<Result<Vec<_>, Error>>()?;
+        space_of(COMMAND, &parameters, &self.constraints)
+    }
+
+    /// What is measured.
+    ///
+    /// # Errors
+    /// Where it is neither a time nor a regular expression.
+    pub fn metric(&self) -> Result<Metric, Error> {
+        Metric::parse(&self.metric, self.maximize).map_err(|error| {
+            let known = "give wall, cpu or a regular expression, such as 'time: ([0-9.]+)'";
+            Error::input(format!("--metric: {} ({known})", crate::error::one_line(&error.to_string())))
+        })
+    }
+
+    /// What is run, built and checked.
+    ///
+    /// # Errors
+    /// Where a text is no command, or the metric none.
+    fn options(&self) -> Result<Options, Error> {
+        let mut names: Vec<&str> = self.parameters.iter().map(|(name, _)| name.as_str()).collect();
+        names.push(FOLDER);
+        let template = |option: &str, text: &str| {
+            let read = if self.shell { Template::shell } else { Template::words };
+            let refuse = |error: TemplateError| Error::input(format!("--{option}: {error}"));
+            read(text, &names).map_err(refuse)
+        };
+        let optional =
+            |option: &str, text: &Option<String>| text.as_ref().map(|text| template(option, text)).transpose();
+        let run = template(COMMAND, &self.command)?;
+        let metric = self.metric()?;
+        let (n_samples, n_warmups) = match self.samples {
+            Some(n) => (n, usize::from(n > 1 && metric.is_time())),
+            None if metric.is_time() => (SAMPLES_OF_TIMES, WARMUPS_OF_TIMES),
+            None => (1, 0),
+        };
+        let plain = Options::new(run);
+        Ok(Options {
+            build: optional("build", &self.build)?,
+            check: optional("check", &self.check)?,
+            prepare: optional("prepare", &self.prepare)?,
+            cleanup: optional("cleanup", &self.cleanup)?,
+            metric,
+            n_samples,
+            n_warmups,
+            build_timeout: seconds("--build-timeout", self.build_timeout)?,
+            run_timeout: seconds("--timeout", self.timeout)?,
+            to_the_end: self.to_the_end,
+            memory_bytes: self.memory_bytes.unwrap_or(plain.memory_bytes),
+            cpus: host::pin_cpus(self.threads),
+            ..plain
+        })
+    }
+
+    /// What its records are known by: the name of the program, and a hash of all that its times depend on.
+    pub fn workload(&self) -> String {
+        let first = self.command.split_whitespace().next().unwrap_or("none");
+        let program = Path::new(first).file_name().map_or(first.into(), |name| name.to_string_lossy());
+        let names: Vec<&str> = self.parameters.iter().map(|(name, _)| name.as_str()).collect();
+        let parts = (&self.command, names, &self.build, &self.check, &self.prepare, &self.cleanup);
+        let parts = (parts, &self.metric, self.maximize, self.shell);
+        let text = serde_json::to_vec(&parts).expect("invariant: texts have a form in JSON");
+        let program: String = program.chars().filter(|c| c.is_ascii_alphanumeric() || "._-".contains(*c)).collect();
+        format!("{COMMAND}:{program}-{:08x}", content_hash(&text) as u32)
+    }
+}
+
+/// A time that is given in seconds.
+pub(super) fn seconds(what: &str, value: f64) -> Result<Duration, Error> {
+    let time = Duration::try_from_secs_f64(value).ok().filter(|time| !time.is_zero());
+    time.ok_or_else(|| Error::input(format!("{what} takes a number of seconds above 0, not {value}")))
+}
+
+/// How a search is made, and how long it goes on: what all kinds of requests have in common.
+pub(super) struct Course<'a> {
+    /// The search, with options behind a colon.
+    pub search: &'a str,
+    /// Trials to come to.
+    pub trials: Option<u64>,
+    /// Time for the search.
+    pub time: Option<Duration>,
+    /// Its seed.
+    pub seed: u64,
+    /// Whether the leaders race.
+    pub race: bool,
+    /// CPUs, as records have them.
+    pub threads: usize,
+}
+
+/// Tunes a command.
+///
+/// # Errors
+/// Where the request does not fit, or the database cannot be written.
+pub fn tune_command(
+    request: &CommandRequest,
+    database: &Database,
+    stop: &AtomicBool,
+    note: &(dyn Fn(Note) + Sync),
+) -> Result<Tuned, Error> {
+    let wall = Wall::new();
+    let course = Course {
+        search: &request.search,
+        trials: request.trials,
+        time: request.time.map(|time| seconds("--time", time)).transpose()?,
+        seed: request.seed,
+        race: request.race,
+        threads: request.threads,
+    };
+    let (space, options) = (Arc::new(request.space()?), request.options()?);
+    carry_out(&course, request.workload(), space, options, (database, wall), stop, note)
+}
+
+/// Searches what a machine of commands measures, records it, and races the leaders.
+pub(super) fn carry_out(
+    course: &Course,
+    workload: String,
+    space: Arc<Space>,
+    options: Options,
+    (database, mut wall): (&Database, Wall),
+    stop: &AtomicBool,
+    note: &(dyn Fn(Note) + Sync),
+) -> Result<Tuned, Error> {
+    let see = |error| Error::input(format!("{error} (see `tilewright searches`)"));
+    let mut search = search::build(course.search, &space, course.seed).map_err(see)?;
+    let key = TaskKey {
+        workload,
+        target: target_name(&host::target(), Caches::Warm),
+        template: space.name().to_owned(),
+        threads: u32::try_from(course.threads).unwrap_or(u32::MAX),
+    };
+    let opened = database.open_to_write()?;
+    if let Some(warning) = &opened.warning {
+        note(Note::Message(warning.clone()));
+    }
+    let (judge, limits) = (Judge::of_space(&space), options.limits());
+    let earlier = earlier_of(&opened.store, &key, &space, &|_| judge.clone(), &limits, note)
+        .map_err(|error| database.refuse(error))?;
+    let n_earlier = earlier.trials.len() as u64;
+    let left = course.trials.map(|trials| trials.saturating_sub(n_earlier));
+    let time = course.time.or(if course.trials.is_none() { Some(DEFAULT_TIME) } else { None });
+    let nothing_left = match left {
+        Some(0) => Some("all trials asked for are recorded already"),
+        _ if u128::from(n_earlier) >= space.size() => Some("the whole space is recorded already"),
+        _ => None,
+    };
+    note(Note::Begin(&Begin {
+        key: key.clone(),
+        space_size: space.size(),
+        database: database.name(),
+        n_earlier,
+        default_time: time.filter(|_| course.time.is_none() && nothing_left.is_none()),
+    }));
+    let steps = |config: &Config| options.steps(&space, config);
+    let named = |best: Best, config: &Config| Best {
+        value: Some(options.metric.value(best.median_ns)),
+        commands: Some(steps(config)),
+        ..best
+    };
+    let report = |new: &[Trial], summary: Option<&tilewright_tune::Summary>, wall: &Wall| {
+        Tuned::of(&key, (course.search, course.seed), database, &earlier, new, summary, wall)
+    };
+    if let Some(nothing_left) = nothing_left {
+        note(Note::Message(nothing_left.to_owned()));
+        if let Some(winner) = settled_winner(&opened, &key, &judge).map_err(|error| database.refuse(error))? {
+            wall.seconds.start = wall.lap();
+            let config = space.config_from_json(&winner.config);
+            let best = Best::of_own(tilewright_tune::Best::Confirmed(winner.clone()));
+            let best = config.map_or(best.clone(), |config| named(best, &config));
+            return Ok(Tuned { verified: winner.verified, best: Some(best), ..report(&[], None, &wall) });
+        }
+    }
+    let end_limits = EndLimits { untuned: Duration::ZERO, ..EndLimits::of(time) };
+    let plan = Plan { time, most_trials: course.trials, n_earlier, ..Plan::default() };
+    note(Note::Plan(&plan));
+    let failed = |error: std::io::Error| Error::failed("a folder for what is built").because(error);
+    let mut commands = Commands::new(space.clone(), options.clone()).map_err(failed)?;
+    wall.seconds.start = wall.lap();
+    let recorder = Recorder::of_space(opened, &space, key.clone(), course.search.to_owned(), course.seed);
+    let recorder = Recording::new(recorder);
+    note(Note::Search(&recorder, &plan));
+    let mut found = Found { trials: earlier.trials.clone(), lost: None };
+    let subject = Subject::described(&space, &steps);
+    let mut tuning = Tuning::new(search.as_mut(), subject, HeadStart { prior: &earlier.trials, guesses: &[] });
+    let budget = Budget { trials: left, time, ..Budget::default() };
+    let ended = tuning.go_on(&mut commands, budget, stop, &mut |event| {
+        if let Event::Trial(report) = &event {
+            found.trials.push(report.trial.clone());
+            note(Note::Trial(report));
+        }
+        if let Err(error) = recorder.take_note(&event, &|message| note(Note::Message(message))) {
+            found.lost.get_or_insert(error);
+            stop.store(true, Ordering::Relaxed);
+        }
+        Ok(())
+    });
+    wall.seconds.search = wall.lap();
+    let summary = tuning.summary(ended.map_err(|error| Error::failed(&error).because(error))?);
+    let Found { trials, lost } = found;
+    let end = match course.race {
+        true => finals::run(&mut commands, subject, &trials, &earlier.imported, end_limits, stop, &|n| note(n)),
+        false => Ok(End::NoTime),
+    };
+    wall.end_race(end.as_ref().ok());
+    let winner = match &end {
+        Ok(End::Raced(finals)) => Some(winner_of(finals, &key, &space, options.check.is_some())),
+        _ => None,
+    };
+    let recorded = recorder.conclude(winner.as_ref());
+    let end = end.map_err(|error| Error::failed("measuring the leading candidates").because(error))?;
+    drop(commands);
+    wall.seconds.end = wall.lap();
+    let lost = lost.or(recorded.err()).map(|error| database.failure(&error));
+    let tuned = report(&trials[earlier.trials.len()..], Some(&summary), &wall);
+    let (best, race) = match (&end, winner) {
+        (End::Raced(finals), Some(winner)) => {
+            let best = Best::unnamed(winner.template, winner.config, winner.median_ns);
+            let best = Best { margin: winner.margin, is_confirmed: true, ..best };
+            let race = Race {
+                relative_error: None,
+                is_tie: finals.is_tie(),
+                untuned_gflops: None,
+                untuned: finals.untuned,
+                n_leaders: finals.ranking.len(),
+                spread: finals.spread(),
+            };
+            (Some(named(best, &finals.ranking[0].config)), Some(race))
+        }
+        (End::NoTime, _) => (fastest(&trials, &space, &named), None),
+        _ => (None, None),
+    };
+    let verified = best.is_some() && options.check.is_some();
+    Ok(Tuned { best, race, verified, recorded: lost.is_none(), lost, ..tuned })
+}
+
+/// Whether records of this name are of a command, or of a kernel of the user's.
+pub fn is_own(workload: &str) -> bool {
+    [COMMAND, KERNEL].iter().any(|kind| workload.strip_prefix(kind).is_some_and(|rest| rest.starts_with(':')))
+}
+
+/// The best that is recorded of a command or a kernel of the user's; none where nothing is.
+///
+/// # Errors
+/// Where the database cannot be read.
+pub fn best_own(database: &Database, name: &str, threads: usize) -> Result<Option<Best>, Error> {
+    let Some(store) = database.open_to_read()? else { return Ok(None) };
+    let (target, threads) = (target_name(&host::target(), Caches::Warm), u32::try_from(threads).unwrap_or(u32::MAX));
+    let all = |_: &str| Judge::default();
+    let found = || -> Result<Option<Best>, tilewright_tune::StoreError> {
+        let Some(best) = store.best(name, &target, threads, None, &all)?.0 else { return Ok(None) };
+        let best = Best::of_own(best);
+        let (records, _) = store.trials_of(name, &target, threads, Some(&best.template), &all)?;
+        let steps = records.into_iter().find(|record| record.config == best.config).map(|record| record.steps);
+        let metric = steps.as_deref().and_then(Metric::of_steps);
+        Ok(Some(Best { value: metric.map(|metric| metric.value(best.median_ns)), commands: steps, ..best }))
+    };
+    found().map_err(|error| database.refuse(error))
+}
+
+/// The fastest trial, as what is known best without a race.
+fn fastest(trials: &[Trial], space: &Space, named: &dyn Fn(Best, &Config) -> Best) -> Option<Best> {
+    let timed = trials.iter().filter_map(|trial| Some((trial, trial.outcome.timing()?.median_ns)));
+    let (trial, median_ns) = timed.min_by(|(_, a), (_, b)| a.total_cmp(b))?;
+    let best = Best::unnamed(space.name().to_owned(), space.config_to_json(&trial.config), median_ns);
+    Some(named(best, &trial.config))
+}
+
+/// The winner of a race since which nothing was recorded.
+fn settled_winner(
+    opened: &Opened,
+    key: &TaskKey,
+    judge: &Judge,
+) -> Result<Option<Winner>, tilewright_tune::StoreError> {
+    let TaskKey { workload, target, template, threads } = key;
+    match opened.store.best(workload, target, *threads, Some(template), &|_| judge.clone())?.0 {
+        Some(tilewright_tune::Best::Confirmed(winner)) if opened.store.is_settled(&winner)? => Ok(Some(winner)),
+        _ => Ok(None),
+    }
+}
+
+fn winner_of(finals: &Finals, key: &TaskKey, space: &Space, verified: bool) -> Winner {
+    let config = |at: usize| space.config_to_json(&finals.ranking[at].config);
+    Winner {
+        workload: key.workload.clone(),
+        target: key.target.clone(),
+        template: key.template.clone(),
+        threads: key.threads,
+        config: config(0),
+        median_ns: finals.ranking[0].timing.median_ns,
+        margin: finals.margin(),
+        runner_up: (finals.ranking.len() > 1).then(|| config(1)),
+        gflops: 0.0,
+        verified,
+        version: BUILD.to_owned(),
+        toolchain: recorder::toolchain(),
+        unix_time: since_1970().as_secs(),
+        is_imported: false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_are_listed_in_several_ways() {
+        let check = |text: &str, expected: &str| {
+            let values = parse_values(text).map(|values| Datum::List(values.into()).to_string());
+            assert_eq!(values.map_err(|error| error.to_string()), Ok(expected.to_owned()), "{text}");
+        };
+        check("8,16, 32", "[8, 16, 32]");
+        check("1..4", "[1, 2, 3, 4]");
+        check("-1..=1", "[-1, 0, 1]");
+        check("[2**i for i in range(4)]", "[1, 2, 4, 8]");
+        check("range(0, 9, 4)", "[0, 4, 8]");
+        check("-O2,-O3", "[\"-O2\", \"-O3\"]");
+        check("0.50,1", "[\"0.50\", \"1\"]");
+        check("08,16", "[\"08\", \"16\"]");
+        check("a", "[\"a\"]");
+        assert!(parse_values("1,,2").unwrap_err().to_string().contains("a value is missing"));
+        assert!(parse_values("9..1").unwrap_err().to_string().contains("write the lesser first"));
+        assert!(parse_values("[1, x]").unwrap_err().to_string().contains("position 5: unknown name x"));
+    }
+
+    #[test]
+    fn what_is_wrong_with_a_request_is_said() {
+        let plain = CommandRequest {
+            command: "./app {tile}".into(),
+            parameters: vec![("tile".into(), "8,16".into())],
+            ..CommandRequest::default()
+        };
+        assert_eq!(plain.space().unwrap().size(), 2);
+        let check = |change: fn(&mut CommandRequest), expected: &str| {
+            let mut request = plain.clone();
+            change(&mut request);
+            let error = request.space().err().or_else(|| request.options().err()).unwrap().to_string();
+            assert!(error.contains(expected), "{error}");
+        };
+        check(
+            |r| r.command = "./app {til}".into(),
+            "--command: position 7: {til} is no parameter; there are tile, dir",
+        );
+        check(|r| r.command = " ".into(), "--command: the command is empty");
+        check(|r| r.parameters.clear(), "there are no parameters");
+        check(|r| r.parameters[0].0 = "dir".into(), "\"dir\" cannot be the name of a parameter");
+        check(|r| r.constraints = vec!["tile > x".into()], "the constraint `tile > x`: position 8: unknown name x");
+        check(|r| r.constraints = vec!["tile > 99".into()], "no configuration satisfies tile > 99");
+        check(|r| r.metric = "(".into(), "--metric: ");
+        check(|r| r.maximize = true, "--maximize does not go with it");
+        check(|r| r.timeout = 0.0, "--timeout takes a number of seconds above 0");
+    }
+
+    #[test]
+    fn records_are_known_by_all_that_times_depend_on() {
+        let plain = CommandRequest { command: "./app {tile}".into(), ..CommandRequest::default() };
+        let name = plain.workload();
+        assert!(name.starts_with("command:app-") && name.len() == "command:app-".len() + 8, "{name}");
+        let other = CommandRequest { build: Some("make".into()), ..plain.clone() };
+        assert_ne!(other.workload(), name);
+        let same = CommandRequest { seed: 9, trials: Some(3), ..plain };
+        assert_eq!(same.workload(), name);
+    }
+}
