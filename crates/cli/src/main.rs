@@ -36,7 +36,7 @@ struct Cli {
 #[derive(Subcommand, Debug)]
 enum Command {
     /// Search for the fastest kernel of a workload; running it again resumes
-    Tune(tune::TuneArgs),
+    Tune(Box<tune::TuneArgs>),
     /// Show the best recorded configuration
     Best(best::BestArgs),
     /// Measure the best recorded kernel and other libraries side by side
@@ -73,7 +73,11 @@ enum Command {
     Searches,
     /// Build and run candidates for a tuner
     #[command(name = command::WORKER, hide = true)]
-    Worker,
+    Worker {
+        /// What it is a worker for, where it is one for a kernel of the user's
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<std::ffi::OsString>,
+    },
     /// Run a peer library for `bench`
     #[command(name = tilewright_peers::WORKER_SUBCOMMAND, hide = true)]
     PeerWorker,
@@ -92,7 +96,7 @@ fn run() -> ExitCode {
         Ok(cli) => cli,
         Err(error) => return refuse(&error),
     };
-    if !matches!(cli.command, Command::Worker) {
+    if !matches!(cli.command, Command::Worker { .. }) {
         tilewright_device::limits::meet();
     }
     let json = cli.json;
@@ -115,7 +119,11 @@ fn run() -> ExitCode {
         Command::Network(args) => network::run(&args, json),
         Command::Doctor => doctor::run(json),
         Command::Searches => searches::run(json),
-        Command::Worker => tilewright_device::worker::serve().map_err(|e| anyhow::anyhow!("worker: {e}")),
+        Command::Worker { arguments } => match tilewright::serve(&arguments) {
+            true => Ok(()),
+            // It has said why, to whoever started it.
+            false => return ExitCode::FAILURE,
+        },
         Command::PeerWorker => tilewright_peers::worker_main().map_err(|e| anyhow::anyhow!("peer: {e}")),
     };
     match result {

@@ -31,6 +31,8 @@ pub struct Status {
     pub most_trials: Option<u64>,
     /// Throughput of the best so far.
     pub best_gflops: Option<f64>,
+    /// The best so far in words, where nobody counts operations.
+    pub best: Option<String>,
     /// What the machine can do at best.
     pub peak_gflops: Option<f64>,
     /// Failures of this run by class.
@@ -49,6 +51,7 @@ impl Default for Status {
             n_new: 0,
             most_trials: None,
             best_gflops: None,
+            best: None,
             peak_gflops: None,
             errors: BTreeMap::new(),
             phase: None,
@@ -74,6 +77,7 @@ impl Status {
         let trials = if self.most_trials.unwrap_or(self.n_trials) == 1 { "trial" } else { "trials" };
         parts.push(format!("{}{of} {trials} ({rate:.1}/s)", grouped(self.n_trials)));
         parts.push(match (self.best_gflops, self.peak_gflops) {
+            (None, _) if self.best.is_some() => format!("best {}", self.best.as_deref().unwrap_or_default()),
             (None, _) => "nothing valid yet".to_owned(),
             (Some(best), None) => format!("best {} GFLOP/s", digits(best)),
             (Some(best), Some(peak)) => {
@@ -129,7 +133,7 @@ impl Progress {
     /// Changes the status. A new best and a new phase are shown at once, and so is the first change.
     pub fn update(&self, change: impl FnOnce(&mut Status)) {
         let mut shared = self.lock();
-        let shown = |status: &Status| (status.best_gflops, status.phase.is_some());
+        let shown = |status: &Status| (status.best_gflops, status.best.clone(), status.phase.is_some());
         let before = shown(&shared.status);
         change(&mut shared.status);
         if shown(&shared.status) != before || shared.last_line.is_none() {

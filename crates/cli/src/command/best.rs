@@ -3,9 +3,11 @@
 use clap::Args;
 use serde_json::json;
 
-use super::{ColdArgs, DatabaseArgs, WorkloadArgs, check_template, nothing_recorded, percent, tell_passed_over};
+use super::{
+    ColdArgs, DatabaseArgs, WorkloadArgs, check_template, nothing_recorded, percent, tell_passed_over, worker_command,
+};
 use crate::output::{digits, duration, write_result};
-use tilewright::target_name;
+use tilewright::{Session, target_name};
 
 /// Arguments of `best`.
 #[derive(Args, Debug)]
@@ -21,13 +23,41 @@ pub struct BestArgs {
     records: DatabaseArgs,
 }
 
+/// Shows the best of a command, or of a kernel of the user's.
+fn own(args: &BestArgs, as_json: bool) -> anyhow::Result<()> {
+    let (name, threads) = (&args.of.workload, args.of.machine.threads);
+    let database = args.records.database()?;
+    let session = Session::new(database.clone(), worker_command()?);
+    let best = session.best_own(name, threads)?;
+    let json = json!({
+        "workload": name,
+        "found": best.is_some(),
+        "best": best,
+        "target": target_name(&args.of.machine.target()?, tilewright::Caches::Warm),
+        "threads": threads,
+        "db": database.path.to_string_lossy(),
+    });
+    let text = match best {
+        None => format!("nothing is recorded for {name} with {threads} threads in {}\n", database.name()),
+        Some(best) => {
+            let value = best.value.map_or(duration(best.median_ns), digits);
+            let rank = if best.is_confirmed { "winner" } else { "fastest trial, not raced" };
+            format!("{name}: {value} ({rank})\n{}\n{}", best.config, best.commands.unwrap_or_default())
+        }
+    };
+    write_result(as_json, &json, &text)
+}
+
 /// Shows what is recorded as the best.
 ///
 /// # Errors
 /// Bad input where the workload does not exist or the database is none.
 pub fn run(args: &BestArgs, as_json: bool) -> anyhow::Result<()> {
-    let workload = args.of.workload()?;
     let machine = &args.of.machine;
+    if tilewright::is_own(&args.of.workload) {
+        return own(args, as_json);
+    }
+    let workload = args.of.workload()?;
     machine.check_threads()?;
     if let Some(template) = &args.template {
         check_template(template)?;

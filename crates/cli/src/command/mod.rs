@@ -19,6 +19,7 @@ pub mod searches;
 pub mod show;
 pub mod space;
 pub mod tune;
+mod tune_command;
 
 use std::path::{Path, PathBuf};
 

@@ -17,7 +17,8 @@ use tilewright_lab::{Caller, News};
 use tilewright_tune::Ended;
 
 use super::model::{BindingArgs, ModelArgs};
-use super::{ColdArgs, DatabaseArgs, WorkloadArgs, count, on_interrupt, worker_command};
+use super::tune_command::{self, OwnArgs};
+use super::{ColdArgs, DatabaseArgs, WorkloadArgs, count, on_interrupt, percent, worker_command};
 use crate::error::{bad_input, describe};
 use crate::output::{digits, duration, grouped, message, table, write_result};
 use crate::progress::{Progress, Status};
@@ -30,6 +31,9 @@ const MOST_PREDICTED: usize = 16;
 
 /// Arguments of `tune`.
 #[derive(Args, Debug)]
+#[command(mut_arg("workload", |arg| {
+    arg.required(false).required_unless_present_any(OWN).conflicts_with_all(OWN).default_value_ifs(OWN.map(no_workload))
+}))]
 pub struct TuneArgs {
     #[command(flatten)]
     of: WorkloadArgs,
@@ -37,29 +41,29 @@ pub struct TuneArgs {
     bindings: BindingArgs,
     /// Search, with options behind a colon, such as genetic:population=50; see `searches`
     #[arg(long, value_name = "NAME", default_value = DEFAULT_SEARCH)]
-    search: String,
+    pub(super) search: String,
     /// Template whose space is searched [default: the operator's first one]
     #[arg(long, value_name = "NAME")]
     template: Option<String>,
     /// Trials to come to, those recorded by earlier runs included
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
-    trials: Option<u64>,
+    pub(super) trials: Option<u64>,
     /// Time for the search in this run [default: 60 where --trials is not given either]
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
-    time: Option<Duration>,
+    pub(super) time: Option<Duration>,
     /// Share the time among the workloads of a set, each turn to the one by which all of them together are
     /// expected to gain most; --time is then the time of the whole run
     #[arg(long)]
     together: bool,
     /// Seed of the search and of the random inputs
     #[arg(long, value_name = "N", default_value_t = 0)]
-    seed: u64,
+    pub(super) seed: u64,
     /// Leave out the configurations that the template would begin with: the search proposes all
     #[arg(long)]
     no_guesses: bool,
     /// Leave out the race of the leaders and the untuned program at the end: the fastest trial is the result
     #[arg(long)]
-    no_race: bool,
+    pub(super) no_race: bool,
     /// Learn from recorded trials of other workloads: all in the database, or those named; a run begins with
     /// their best configurations, and a search with a model that can learn from them does
     #[arg(long, value_name = "DB[,WORKLOAD...]", value_parser = Transfer::parse)]
@@ -71,21 +75,40 @@ pub struct TuneArgs {
     cold: ColdArgs,
     /// Run and time hopeless candidates to the end too, as where the whole space is of interest
     #[arg(long)]
-    to_the_end: bool,
+    pub(super) to_the_end: bool,
     /// Time to spend in the runs of each candidate, in milliseconds
     #[arg(long, value_name = "MS", value_parser = milliseconds)]
-    min_time: Option<Duration>,
+    pub(super) min_time: Option<Duration>,
     /// Longest that building a candidate may take
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
-    build_timeout: Option<Duration>,
+    pub(super) build_timeout: Option<Duration>,
     /// Longest that the runs of a candidate may take; hopeless ones are given up earlier
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
-    run_timeout: Option<Duration>,
+    pub(super) run_timeout: Option<Duration>,
     #[command(flatten)]
-    records: DatabaseArgs,
+    pub(super) records: DatabaseArgs,
+    #[command(flatten)]
+    pub(super) own: OwnArgs,
+}
+
+/// What is tuned in the place of a workload.
+const OWN: [&str; 2] = ["command", "kernel"];
+
+/// Where this is given there is no workload.
+fn no_workload(own: &'static str) -> (&'static str, clap::builder::ArgPredicate, Option<&'static str>) {
+    (own, clap::builder::ArgPredicate::IsPresent, Some(""))
 }
 
 impl TuneArgs {
+    /// The threads that a program or a kernel of the user's may use.
+    ///
+    /// # Errors
+    /// Bad input where there are fewer CPUs.
+    pub fn own_threads(&self) -> anyhow::Result<usize> {
+        self.of.machine.runnable_target()?;
+        Ok(self.of.machine.threads)
+    }
+
     /// The workloads that it names.
     ///
     /// # Errors
@@ -129,7 +152,7 @@ impl TuneArgs {
     }
 }
 
-fn seconds(text: &str) -> Result<Duration, String> {
+pub(super) fn seconds(text: &str) -> Result<Duration, String> {
     scaled(text, 1.0, "a number of seconds above 0")
 }
 
@@ -159,6 +182,9 @@ pub struct Report {
 /// Bad input where an argument does not fit or the database given cannot be written; failure where no
 /// candidate gave a right answer, workers do not start or records cannot be written.
 pub fn run(args: &TuneArgs, as_json: bool) -> anyhow::Result<()> {
+    if args.own.is_asked_for() {
+        return tune_command::run(args, as_json);
+    }
     if ModelArgs::is_model(&args.of.workload) {
         return tune_model(args, as_json);
     }
@@ -312,9 +338,12 @@ fn tune(args: &TuneArgs, workload: &Workload, is_of_set: bool, interrupts: &Inte
     Ok(Report::new(args, workload, tuned?))
 }
 
+type ShowBest = dyn Fn(&mut Status, Option<f64>) + Send + Sync;
+
 /// What a run says while it goes on, on standard error.
 pub struct Shown<'a> {
-    workload: Workload,
+    /// Puts the best so far, in nanoseconds, into a status.
+    show_best: Box<ShowBest>,
     search: String,
     seed: u64,
     interrupts: &'a Interrupts,
@@ -327,9 +356,27 @@ pub struct Shown<'a> {
 impl<'a> Shown<'a> {
     /// Nothing yet.
     pub fn new(workload: &Workload, search: Option<&str>, seed: u64, interrupts: &'a Interrupts) -> Shown<'a> {
-        let (start, told) = (Instant::now(), AtomicU64::new(0));
-        let search = search.unwrap_or_default().to_owned();
-        Shown { workload: workload.clone(), search, seed, interrupts, start, told, progress: Mutex::new(None) }
+        let workload = workload.clone();
+        let show_best = move |status: &mut Status, best_ns: Option<f64>| {
+            status.best_gflops = best_ns.map(|ns| gflops(&workload, ns));
+        };
+        Shown::by(Box::new(show_best), search.unwrap_or_default(), seed, interrupts)
+    }
+
+    /// The same for something of the user's, whose best `show` puts into words.
+    pub fn of_own(
+        show: impl Fn(f64) -> String + Send + Sync + 'static,
+        search: &str,
+        seed: u64,
+        interrupts: &'a Interrupts,
+    ) -> Shown<'a> {
+        let show_best = move |status: &mut Status, best_ns: Option<f64>| status.best = best_ns.map(&show);
+        Shown::by(Box::new(show_best), search, seed, interrupts)
+    }
+
+    fn by(show_best: Box<ShowBest>, search: &str, seed: u64, interrupts: &'a Interrupts) -> Shown<'a> {
+        let (start, told, progress) = (Instant::now(), AtomicU64::new(0), Mutex::new(None));
+        Shown { show_best, search: search.to_owned(), seed, interrupts, start, told, progress }
     }
 
     /// Shows a note.
@@ -364,7 +411,7 @@ impl<'a> Shown<'a> {
             Note::Trial(report) => self.update(|status| {
                 status.n_trials += 1;
                 status.n_new += 1;
-                status.best_gflops = report.best_ns.map(|ns| gflops(&self.workload, ns));
+                (self.show_best)(status, report.best_ns);
                 if let Some(class) = report.trial.outcome.class() {
                     *status.errors.entry(class).or_default() += 1;
                 }
@@ -532,7 +579,7 @@ impl Report {
 }
 
 /// Says what is worth a word about a run.
-fn remark(tuned: &Tuned) {
+pub(super) fn remark(tuned: &Tuned) {
     if let Some(option) = tuned.option_to_raise()
         && tuned.any_right
     {

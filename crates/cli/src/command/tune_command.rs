@@ -1,0 +1,208 @@
+//! `tune --command`, `tune --kernel`: programs and kernels of the user's.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::Args;
+use tilewright::words::errors_text;
+use tilewright::{CommandRequest, KernelRequest, Race, Session, Tuned};
+
+use super::tune::{Interrupts, Shown, TuneArgs, seconds};
+use super::{count, percent, worker_command};
+use crate::error::bad_input;
+use crate::output::{digits, duration, write_result};
+
+/// Arguments of `tune` for programs and kernels of the user's.
+#[derive(Args, Debug)]
+#[command(next_help_heading = "Programs and kernels of your own")]
+pub struct OwnArgs {
+    /// Tune this command, with {name} in the place of a parameter's value and {dir} in that of its build's
+    /// folder
+    #[arg(long, value_name = "COMMAND", allow_hyphen_values = true, conflicts_with = "kernel")]
+    pub command: Option<String>,
+    /// Tune the C or C++ kernel that this file describes
+    #[arg(long, value_name = "FILE.toml")]
+    pub kernel: Option<PathBuf>,
+    /// A parameter of the command and its values: tile=8,16,32 or t=1..8 or u=[2**i for i in range(8)]
+    #[arg(short = 'p', long = "parameter", value_name = "NAME=VALUES", requires = "command", value_parser = parameter)]
+    parameters: Vec<(String, String)>,
+    /// A condition on the parameters, such as 'tile * t <= 64'; each has to hold
+    #[arg(long = "where", value_name = "EXPRESSION", requires = "command", allow_hyphen_values = true)]
+    constraints: Vec<String>,
+    /// What makes the command, once for each text that it comes to
+    #[arg(long, value_name = "COMMAND", requires = "command", allow_hyphen_values = true)]
+    build: Option<String>,
+    /// What ends with exit code 0 where the command did right; it reads what the command wrote
+    #[arg(long, value_name = "COMMAND", requires = "command", allow_hyphen_values = true)]
+    check: Option<String>,
+    /// What is done before each run
+    #[arg(long, value_name = "COMMAND", requires = "command", allow_hyphen_values = true)]
+    prepare: Option<String>,
+    /// What is done after each run
+    #[arg(long, value_name = "COMMAND", requires = "command", allow_hyphen_values = true)]
+    cleanup: Option<String>,
+    /// What is made small: wall, cpu, or the number that a regular expression finds in the output
+    #[arg(long, value_name = "METRIC", requires = "command", default_value = "wall", allow_hyphen_values = true)]
+    metric: String,
+    /// Make the metric great instead
+    #[arg(long, requires = "command")]
+    maximize: bool,
+    /// Start the commands by `sh -c`; values are variables there, and none is read as code
+    #[arg(long, requires = "command")]
+    shell: bool,
+    /// Longest that a run of the command may take [default: 60]
+    #[arg(long, value_name = "SECONDS", requires = "command", conflicts_with = "run_timeout", value_parser = seconds)]
+    timeout: Option<Duration>,
+    /// Samples of a trial [default: 3 of a time, after a run that warms up, and 1 of another number]
+    #[arg(long, value_name = "N", requires = "command", value_parser = clap::value_parser!(u32).range(1..=1000))]
+    samples: Option<u32>,
+    /// Memory that each process of a command may use for data, in MiB [default: half of the machine's]
+    #[arg(long, value_name = "MIB", value_parser = clap::value_parser!(u64).range(1..))]
+    memory: Option<u64>,
+}
+
+fn parameter(text: &str) -> Result<(String, String), String> {
+    let (name, values) = text.split_once('=').ok_or("expected NAME=VALUES, such as tile=8,16,32")?;
+    Ok((name.trim().to_owned(), values.to_owned()))
+}
+
+impl OwnArgs {
+    /// Whether something of the user's is to be tuned.
+    pub fn is_asked_for(&self) -> bool {
+        self.command.is_some() || self.kernel.is_some()
+    }
+}
+
+/// Tunes a command, or a kernel of the user's.
+///
+/// # Errors
+/// Bad input where an argument does not fit; failure where no candidate did right or records are lost.
+pub fn run(args: &TuneArgs, as_json: bool) -> anyhow::Result<()> {
+    let (own, threads) = (&args.own, args.own_threads()?);
+    let seconds = |time: Duration| time.as_secs_f64();
+    let plain = CommandRequest::default();
+    let session = Session::new(args.records.database()?, worker_command()?);
+    let interrupts = Interrupts::watch()?;
+    let memory_bytes = own.memory.map(|mib| mib << 20);
+    let (tuned, show): (_, Box<dyn Fn(f64) -> String + Send + Sync>) = if let Some(command) = &own.command {
+        let request = CommandRequest {
+            command: command.clone(),
+            parameters: own.parameters.clone(),
+            constraints: own.constraints.clone(),
+            build: own.build.clone(),
+            check: own.check.clone(),
+            prepare: own.prepare.clone(),
+            cleanup: own.cleanup.clone(),
+            metric: own.metric.clone(),
+            maximize: own.maximize,
+            shell: own.shell,
+            timeout: own.timeout.or(args.run_timeout).map_or(plain.timeout, seconds),
+            build_timeout: args.build_timeout.map_or(plain.build_timeout, seconds),
+            memory_bytes,
+            threads,
+            samples: own.samples.map(|n| n as usize),
+            to_the_end: args.to_the_end,
+            search: args.search.clone(),
+            trials: args.trials,
+            time: args.time.map(seconds),
+            seed: args.seed,
+            race: !args.no_race,
+        };
+        let metric = request.metric()?;
+        let show = move |ns: f64| if metric.is_time() { duration(ns) } else { digits(metric.value(ns)) };
+        let shown = Shown::of_own(show.clone(), &args.search, args.seed, &interrupts);
+        let tuned = session.tune_command(&request, &interrupts.stop, &|note| shown.note(note));
+        shown.finish();
+        (tuned?, Box::new(show))
+    } else {
+        let path = own.kernel.as_ref().ok_or_else(|| bad_input("neither --command nor --kernel is given"))?;
+        let text = tilewright::file::read(path, "the description of a kernel")?;
+        let text = String::from_utf8(text).map_err(|_| bad_input(format!("{} is no text", path.display())))?;
+        let mut request = KernelRequest::parse(&text, path)?;
+        request.threads = threads;
+        request.search.clone_from(&args.search);
+        request.trials = args.trials;
+        request.time = args.time.map(seconds);
+        request.seed = args.seed;
+        request.race = !args.no_race;
+        request.to_the_end = args.to_the_end;
+        request.memory_bytes = memory_bytes;
+        request.timeout = args.run_timeout.map_or(request.timeout, seconds);
+        request.build_timeout = args.build_timeout.map_or(request.build_timeout, seconds);
+        request.min_time = args.min_time.map_or(request.min_time, seconds);
+        let shown = Shown::of_own(duration, &args.search, args.seed, &interrupts);
+        let tuned = session.tune_kernel(&request, &interrupts.stop, &|note| shown.note(note));
+        shown.finish();
+        (tuned?, Box::new(duration))
+    };
+    tell(tuned, &*show, args.no_race, &session.database().name(), as_json)
+}
+
+/// Prints what a run came to.
+fn tell(
+    mut tuned: Tuned,
+    show: &dyn Fn(f64) -> String,
+    no_race: bool,
+    database: &str,
+    as_json: bool,
+) -> anyhow::Result<()> {
+    super::tune::remark(&tuned);
+    let lost = tuned.lost.take().map(anyhow::Error::from);
+    let mut text = format!("{} on {}, {}\n", tuned.workload, tuned.target, count(tuned.threads, "thread"));
+    let failure = match &tuned.best {
+        Some(best) => {
+            let what = match (&tuned.race, tuned.ended) {
+                (Some(_), _) | (None, None) => "winner  ",
+                (None, Some(_)) => "fastest ",
+            };
+            text += &format!("{what} {}{}\n", show(best.median_ns), margin(best.margin, tuned.race.as_ref(), no_race));
+            text += &format!("config   {}\n", best.config);
+            for line in best.commands.iter().flat_map(|commands| commands.lines()) {
+                let (what, command) = line.split_once(' ').unwrap_or(("", line));
+                text += &format!("{what:<8} {command}\n");
+            }
+            None
+        }
+        None => {
+            text = "interrupted before a candidate was measured\n".to_owned();
+            tuned.failure().map(anyhow::Error::from)
+        }
+    };
+    if !tuned.errors.is_empty() {
+        text += &format!("errors   {}\n", errors_text(&tuned.errors));
+    }
+    let of = &tuned.seconds_in;
+    text += &format!(
+        "search   {} ({} trials/s): proposals {:.1} s, build {:.1} s on all threads, run {:.1} s, check {:.1} s\n",
+        count(tuned.new_trials, "trial"),
+        digits(tuned.trials_per_second),
+        of.search,
+        of.build,
+        of.run,
+        of.verify
+    );
+    if tuned.recorded {
+        text += &format!("records  {database} (`tilewright best {}` shows the best)\n", tuned.workload);
+    }
+    if failure.is_none() || as_json {
+        let json = serde_json::to_value(&tuned).expect("invariant: it is numbers and text by name");
+        write_result(as_json, &json, &text)?;
+    }
+    lost.or(failure).map_or(Ok(()), Err)
+}
+
+fn margin(margin: Option<f64>, race: Option<&Race>, no_race: bool) -> String {
+    match (margin, race) {
+        (Some(margin), Some(race)) if race.is_tie => format!(
+            "; tie within noise: the runner-up of {} is {} behind, rounds spread by {}",
+            race.n_leaders,
+            percent(margin),
+            percent(race.spread)
+        ),
+        (Some(margin), Some(race)) => format!(", {} ahead of the runner-up of {}", percent(margin), race.n_leaders),
+        (Some(margin), None) => format!(", {} ahead of the runner-up", percent(margin)),
+        (None, Some(_)) => ", no other candidate came near".to_owned(),
+        (None, None) if no_race => ": one trial, not raced".to_owned(),
+        (None, None) => String::new(),
+    }
+}

@@ -1,0 +1,362 @@
+//! Programs and kernels of the user's: what goes wrong costs one trial, and nothing is done twice.
+
+mod common;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use common::{TILEWRIGHT, check_refused, command, json_of, owned, recorded, run_json, send, text};
+use serde_json::{Value as Json, json};
+
+/// Arguments of `tune` for a command, with a database in a folder.
+fn tune<'a>(db: &'a Path, command: &'a str, more: &[&'a str]) -> Vec<&'a str> {
+    [&["tune", "--db", text(db), "--no-race", "--command", command], more].concat()
+}
+
+/// An awk program that says a number of two parameters; the least one is 1, at x = 8 and y = 6.
+const BOWL: &str = "awk 'BEGIN {{ x = {x}; y = {y}; d = log(x / 8); print \"m \" \
+                    (1 + (d < 0 ? -d : d)) * (1 + 0.1 * (y - 6) ^ 2) }}'";
+
+#[test]
+fn twenty_trials_find_what_two_hundred_configurations_have() {
+    let folder = tempfile::tempdir().unwrap();
+    let n_seeds = 30;
+    let mut parts = Vec::new();
+    for seed in 0..n_seeds {
+        let db = folder.path().join(format!("{seed}.db"));
+        let seed = seed.to_string();
+        let more = ["-p", "x=1..20", "-p", "y=1..10", "--metric", "^m (.*)$", "--trials", "20", "--seed", &seed];
+        let tuned = run_json(&tune(&db, BOWL, &more));
+        assert_eq!((&tuned["trials"], &tuned["errors"]), (&json!(20), &json!({})), "{tuned}");
+        parts.push(1.0 / tuned["best"]["value"].as_f64().unwrap());
+    }
+    let mean = parts.iter().sum::<f64>() / n_seeds as f64;
+    assert!(mean >= 0.9, "{mean:.3} of the optimum: {parts:?}");
+}
+
+#[test]
+fn a_number_may_be_great_and_the_whole_space_is_known() {
+    let folder = tempfile::tempdir().unwrap();
+    let db = folder.path().join("records.db");
+    let more = ["-p", "x=3,1,2", "--metric", "m=([0-9]+)", "--maximize", "--trials", "9"];
+    let tuned = run_json(&tune(&db, "echo m={x}", &more));
+    assert_eq!((&tuned["trials"], &tuned["best"]["value"]), (&json!(3), &json!(3.0)), "{tuned}");
+    let commands = tuned["best"]["commands"].as_str().unwrap();
+    assert!(commands.contains("run echo m=3\n"), "{commands}");
+    // A race confirms it, and `best`, `export` and `report` know of it.
+    let race = ["tune", "--db", text(&db), "--command", "echo m={x}"];
+    let raced = run_json(&[&race[..], &more].concat());
+    assert_eq!((&raced["new_trials"], &raced["best"]["confirmed"]), (&json!(0), &json!(true)), "{raced}");
+    let best = run_json(&["best", "--db", text(&db), raced["workload"].as_str().unwrap()]);
+    assert_eq!((&best["best"]["config"], &best["best"]["value"]), (&json!({"x": 3}), &json!(3.0)), "{best}");
+    let (lines, copy) = (folder.path().join("lines"), folder.path().join("copy.db"));
+    let report = folder.path().join("report.html");
+    fs::write(&lines, command(&["export", "--db", text(&db)]).output().unwrap().stdout).unwrap();
+    for arguments in
+        [vec!["import", "--db", text(&copy), text(&lines)], vec!["report", "--db", text(&db), "-o", text(&report)]]
+    {
+        let output = command(&arguments).output().unwrap();
+        assert!(output.status.success(), "{arguments:?}: {}", common::stderr(&output));
+    }
+    assert_eq!(recorded(&copy).len(), 3);
+    assert!(fs::read_to_string(report).unwrap().contains("command:echo-"));
+}
+
+/// By configuration: the class of its error, and what it says.
+fn errors(db: &Path) -> BTreeMap<String, (String, String)> {
+    let output = command(&["export", "--db", text(db)]).output().unwrap();
+    let lines = String::from_utf8(output.stdout).unwrap();
+    let error = |line: &str| {
+        let record: Json = serde_json::from_str(line).unwrap();
+        let of = |name: &str| record["outcome"][name].as_str().unwrap_or_default().to_owned();
+        let what = record["config"].as_object().unwrap().values().next().unwrap();
+        (what.as_str().map_or(what.to_string(), str::to_owned), (of("class"), of("message")))
+    };
+    lines.lines().map(error).collect()
+}
+
+#[track_caller]
+fn check_error(errors: &BTreeMap<String, (String, String)>, what: &str, class: &str, words: &str) {
+    let (found, message) = &errors[what];
+    assert_eq!(found, class, "{what}: {message}");
+    assert!(message.contains(words) && !message.contains('\n'), "{what}: {message}");
+}
+
+#[test]
+fn what_goes_wrong_costs_one_trial_and_says_why() {
+    let folder = tempfile::tempdir().unwrap();
+    let db = folder.path().join("records.db");
+    let script = folder.path().join("app.sh");
+    let body = "#!/bin/sh\ncase $1 in\ncrash) kill -SEGV $$;;\nfail) echo out of luck >&2; exit 3;;\n\
+                hang) sleep 100 & wait;;\nwrong) echo m 1 wrong;;\nsilent) echo nothing;;\nodd) echo m zero;;\n\
+                *) echo m 5;;\nesac\n";
+    fs::write(&script, body).unwrap();
+    let app = format!("sh {} {{what}}", text(&script));
+    let more = ["-p", "what=crash,fail,hang,wrong,silent,odd,good,bad,none", "--timeout", "0.3", "--trials", "9"];
+    let build = "[ {what} != bad ] || {{ echo \"app.c: error: no such thing\" >&2; exit 1; }}";
+    let checked = ["--shell", "--build", build, "--check", "! grep -q wrong", "--metric", "m (.*)"];
+    let start = Instant::now();
+    let tuned = run_json(&tune(&db, &app, &[&more[..], &checked].concat()));
+    assert_eq!((&tuned["trials"], &tuned["best"]["value"]), (&json!(9), &json!(5.0)), "{tuned}");
+    assert!(start.elapsed() < Duration::from_secs(60));
+    let errors = errors(&db);
+    check_error(&errors, "crash", "runtime_error", "SIGSEGV");
+    check_error(&errors, "fail", "runtime_error", "exit code 3: out of luck");
+    check_error(&errors, "hang", "run_timeout", "had not ended after 0.3");
+    check_error(&errors, "wrong", "wrong_answer", "--check ended with exit code 1");
+    check_error(&errors, "silent", "unknown", "no metric");
+    check_error(&errors, "odd", "unknown", "\"zero\", which is no number above 0");
+    check_error(&errors, "bad", "compile_error_host", "app.c: error: no such thing");
+    check_error(&errors, "good", "no_error", "");
+    // Nothing of what hung is left.
+    let left =
+        Command::new("ps").args(["-eo", "args"]).output().map(|ps| String::from_utf8_lossy(&ps.stdout).into_owned());
+    assert!(left.is_ok_and(|left| !left.lines().any(|line| line.contains(text(&script)))));
+
+    let db = folder.path().join("missing.db");
+    let compiler = ["-p", "x=1,2", "--build", "no-such-compiler -DX={x}", "--trials", "2"];
+    let output = command(&tune(&db, "true {x}", &compiler)).output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    let said = common::stderr(&output);
+    assert!(said.contains("none of 2 candidates") && said.contains("there is no such program"), "{said}");
+    assert_eq!(self::errors(&db).values().filter(|(class, _)| class == "instantiation_error").count(), 2);
+}
+
+#[test]
+fn nothing_in_a_value_reaches_a_shell() {
+    let folder = tempfile::tempdir().unwrap();
+    let pwned = folder.path().join("pwned");
+    let value = format!("['; touch {0};', '$(touch {0})', '\\'`touch {0}`', 'a b']", text(&pwned));
+    let parameter = format!("x={value}");
+    for shell in [&["--shell"][..], &[]] {
+        let db = folder.path().join(format!("{}.db", shell.len()));
+        let more =
+            [&["-p", &parameter, "--metric", "<(.*)>", "--trials", "4", "--check", "grep -q {x}"], shell].concat();
+        let tuned = run_json(&tune(&db, "echo \"<1>\" a{x}b \"{x}\"", &more));
+        assert_eq!((&tuned["trials"], pwned.exists()), (&json!(4), false), "{tuned}");
+    }
+}
+
+/// A command that takes some milliseconds, and says each of its starts in a file.
+fn slow(folder: &Path) -> String {
+    format!("sh -c 'echo $1 >> $2; sleep 0.02; echo m $1' sh {{x}} {}", text(&folder.join("starts")))
+}
+
+#[test]
+fn a_run_that_is_killed_repeats_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let db = folder.path().join("records.db");
+    let app = slow(folder.path());
+    let more = ["-p", "x=1..60", "--metric", "m (.*)", "--trials", "60"];
+    let mut killed = Command::new(TILEWRIGHT)
+        .args(tune(&db, &app, &more))
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let start = Instant::now();
+    while recorded(&db).len() < 5 && start.elapsed() < Duration::from_secs(60) {
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    killed.kill().unwrap();
+    killed.wait().unwrap();
+    let before = recorded(&db);
+    assert!(before.len() >= 5 && before.len() < 60, "{}", before.len());
+    let rest = run_json(&tune(&db, &app, &more));
+    assert_eq!(rest["new_trials"], json!(60 - before.len()), "{rest}");
+    assert_eq!(recorded(&db).len(), 60);
+    // Only what was not recorded yet, a batch at most, was started again.
+    let starts = fs::read_to_string(folder.path().join("starts")).unwrap().lines().count();
+    assert!(starts <= 60 + 16, "{starts}");
+}
+
+#[test]
+fn an_interrupt_keeps_all_and_ends_what_runs() {
+    let folder = tempfile::tempdir().unwrap();
+    let db = folder.path().join("records.db");
+    let pid = folder.path().join("pid");
+    let app =
+        format!("sh -c '[ $1 -lt 3 ] && echo m 1 || {{{{ echo $$ > $2; exec sleep 100; }}}}' sh {{x}} {}", text(&pid));
+    let more = ["-p", "x=1..3", "--metric", "m (.*)", "--trials", "3", "--timeout", "100"];
+    let running = command(&tune(&db, &app, &more)).spawn().unwrap();
+    let start = Instant::now();
+    while !pid.exists() && start.elapsed() < Duration::from_secs(60) {
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    std::thread::sleep(Duration::from_millis(200));
+    let sleeper = fs::read_to_string(&pid).unwrap().trim().to_owned();
+    send("-INT", &running);
+    let output = running.wait_with_output().unwrap();
+    assert!(start.elapsed() < Duration::from_secs(60), "{}", common::stderr(&output));
+    assert!(!Path::new(&format!("/proc/{sleeper}")).exists(), "what it started goes on");
+    assert!(recorded(&db).len() <= 2);
+}
+
+#[test]
+fn bad_commands_and_kernels_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let with = |more: &[&str]| owned(&[&["tune", "--db", text(&folder.path().join("r.db"))], more].concat());
+    check_refused(&with(&["--command", "echo {y}", "-p", "x=1,2"]), "{y} is no parameter; there are x, dir");
+    check_refused(&with(&["--command", "echo {x} | cat", "-p", "x=1,2"]), "add --shell");
+    check_refused(&with(&["--command", "echo {x}"]), "there are no parameters");
+    check_refused(&with(&["--command", "echo {x}", "-p", "x=1,2", "--where", "x >"]), "position 4");
+    check_refused(&with(&["--command", "echo {x}", "-p", "x=1,2", "--where", "x > 2 && x"]), "write `and`");
+    check_refused(&with(&["--command", "echo {x}", "-p", "x=1,2", "--metric", "("]), "--metric");
+    check_refused(&with(&["--command", "echo {x}", "-p", "x=1,2", "--maximize"]), "--maximize");
+    check_refused(&with(&["--kernel", text(&folder.path().join("none.toml"))]), "none.toml");
+    let file = |contents: &str| {
+        let path = folder.path().join("k.toml");
+        fs::write(&path, contents).unwrap();
+        with(&["--kernel", text(&path)])
+    };
+    let kernel = |source: &str, more: &str| {
+        file(&format!(
+            "name = 'k'\nsource = '{source}'\nfunction = 'f'\nparameters = [{{ name = 'T', values = [1, 2] }}]\n\
+             arguments = [{{ name = 'a', type = 'float', size = 4, role = 'out' }}]\nreference = {{ function = 'g' }}\n{more}"
+        ))
+    };
+    check_refused(&kernel("k.cl", ""), "no OpenCL device support in this build");
+    check_refused(&kernel("k.cu", ""), "no CUDA device support in this build");
+    check_refused(&kernel("k.c", ""), "k.c");
+    check_refused(&kernel("k.c", "colour = 'red'"), "unknown field `colour`");
+    check_refused(&kernel("k.c", "constraints = ['T > x']"), "unknown name x");
+}
+
+/// A kernel that does one of many things.
+const KERNEL: &str = r#"
+#include <stdlib.h>
+void f(const float *a, float *b, int n) {
+    if (T == 1) for (int i = 0; i < n; i++) b[i] = 2 * a[i];
+    if (T == 2) *(volatile int *)0 = 1;
+    if (T == 3) for (volatile int i = 0; ; i++) {}
+    if (T == 4) for (int i = 0; i <= n; i++) b[i] = 2 * a[i];
+    if (T == 5) for (int i = 0; i < n; i++) b[i] = 3 * a[i];
+    if (T == 6) ((float *)a)[0] = 1;
+    if (T == 7) exit(0);
+#if T == 8
+    this is no C;
+#endif
+    if (T == 9) for (int i = 0; i < n - 1; i++) b[i] = 2 * a[i];
+}
+void g(const float *a, float *b, int n) { for (int i = 0; i < n; i++) b[i] = a[i] + a[i]; }
+"#;
+
+/// Whether there is a compiler of C; says so where there is none.
+fn has_compiler() -> bool {
+    let has = Command::new("cc").arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok();
+    if !has {
+        eprintln!("skipped: there is no `cc` on this machine");
+    }
+    has
+}
+
+#[test]
+fn kernels_that_do_wrong_cost_one_trial_each() {
+    if !has_compiler() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    fs::write(path("k.c"), KERNEL).unwrap();
+    let form = |values: &str, reference: &str| {
+        format!(
+            "name = 'k'\nsource = 'k.c'\nfunction = 'f'\nconstants = {{ N = 1000 }}\n\
+             parameters = [{{ name = 'T', values = {values} }}]\nreference = {reference}\n\
+             arguments = [{{ name = 'a', type = 'float', size = 'N' }},\n\
+             {{ name = 'b', type = 'float', size = 'N', role = 'out' }}, {{ name = 'n', type = 'int', value = 'N' }}]\n"
+        )
+    };
+    fs::write(path("k.toml"), form("'[1, 2, 3, 4, 5, 6, 7, 8, 9]'", "{ function = 'g' }")).unwrap();
+    let (db, kernel) = (path("records.db"), path("k.toml"));
+    let arguments = ["tune", "--db", text(&db), "--kernel", text(&kernel), "--trials", "9", "--run-timeout", "1"];
+    let tuned = run_json(&arguments);
+    assert_eq!((&tuned["trials"], &tuned["best"]["config"]), (&json!(9), &json!({"T": 1})), "{tuned}");
+    let errors = errors(&db);
+    check_error(&errors, "1", "no_error", "");
+    check_error(&errors, "2", "runtime_error", "SIGSEGV");
+    check_error(&errors, "3", "run_timeout", "had not ended after 1");
+    check_error(&errors, "4", "runtime_error", "outside its buffers");
+    check_error(&errors, "5", "wrong_answer", "b: 1000 elements are wrong");
+    check_error(&errors, "6", "runtime_error", "SIGSEGV");
+    check_error(&errors, "7", "unknown", "said nothing");
+    check_error(&errors, "8", "compile_error_host", "error:");
+    check_error(&errors, "9", "wrong_answer", "b: 1 elements are wrong");
+
+    // Whatever says what is right, it is the same.
+    let double: Vec<u8> = std::iter::repeat_n(6f32.to_le_bytes(), 1000).flatten().collect();
+    let header = format!("{{'descr': '<f4', 'fortran_order': False, 'shape': (1000,), }}{:>55}\n", "");
+    let npy = [b"\x93NUMPY\x01\x00", &(header.len() as u16).to_le_bytes()[..], header.as_bytes(), &double].concat();
+    fs::write(path("b.npy"), npy).unwrap();
+    fs::write(path("six.bin"), &double).unwrap();
+    let command = format!("{{ command = \"cp {} {{dir}}/b.bin\" }}", text(&path("six.bin")));
+    for (name, reference) in [
+        ("configuration", "{ configuration = { T = 1 } }"),
+        ("files", "{ files = { b = 'b.npy' } }"),
+        ("command", command.as_str()),
+    ] {
+        let (db, kernel) = (path(&format!("{name}.db")), path(&format!("{name}.toml")));
+        fs::write(&kernel, form("[1, 5]", reference).replace("size = 'N' }", "size = 'N', fill = 3 }")).unwrap();
+        let tuned = run_json(&["tune", "--db", text(&db), "--kernel", text(&kernel), "--trials", "2", "--no-race"]);
+        assert_eq!(tuned["best"]["config"], json!({"T": 1}), "{name}: {tuned}");
+        check_error(&self::errors(&db), "5", "wrong_answer", "1000 elements are wrong");
+    }
+}
+
+/// Runs what a page of the guide shows: its files are written, and its commands run by a shell.
+fn follow(page: &str) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/guide").join(page);
+    let page = fs::read_to_string(path).unwrap();
+    let mut script = "set -e\n".to_owned();
+    for block in page.split("\n```").skip(1).step_by(2) {
+        let (head, body) = block.split_once('\n').unwrap();
+        match head.split_once(' ') {
+            Some((_, name)) => fs::write(folder.path().join(name), format!("{body}\n")).unwrap(),
+            None if head == "sh" => script += &format!("{body}\n"),
+            None => panic!("a block of neither a file nor commands: {head}"),
+        }
+    }
+    assert!(script.contains("tilewright tune"), "{script}");
+    let programs = Path::new(TILEWRIGHT).parent().unwrap();
+    let path = std::env::join_paths(
+        [programs.to_owned()].into_iter().chain(std::env::split_paths(&std::env::var_os("PATH").unwrap())),
+    );
+    let output = Command::new("sh")
+        .args(["-c", &script])
+        .current_dir(folder.path())
+        .env("PATH", path.unwrap())
+        .env("XDG_DATA_HOME", folder.path())
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{script}\n{}", String::from_utf8_lossy(&output.stderr));
+}
+
+#[test]
+fn the_guide_to_any_command_can_be_followed() {
+    if has_compiler() {
+        follow("any-command.md");
+    }
+}
+
+#[test]
+fn the_guide_to_c_kernels_can_be_followed() {
+    if has_compiler() {
+        follow("c-kernel.md");
+    }
+}
+
+#[test]
+fn a_run_of_a_command_is_one_json_document() {
+    let folder = tempfile::tempdir().unwrap();
+    let db = folder.path().join("records.db");
+    let arguments = tune(&db, "true {x}", &["-p", "x=1,2", "--trials", "2"]);
+    let tuned = json_of(&arguments, &command(&arguments).arg("--json").output().unwrap());
+    for name in ["workload", "template", "search", "trials", "new_trials", "errors", "best", "db"] {
+        assert!(!tuned[name].is_null(), "{name}: {tuned}");
+    }
+    assert_eq!(tuned["template"], "command");
+    assert!(tuned["best"]["ms_median"].as_f64().unwrap() > 0.0);
+}
