@@ -16,7 +16,7 @@ use std::process::ExitCode;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use command::{
-    bench, best, check, compile, doctor, experiment, network, predict, record_space, records, replay, report,
+    bench, best, check, compile, doctor, experiment, formats, network, predict, record_space, records, replay, report,
     run as run_model, searches, show, space, tune,
 };
 use output::message;
@@ -47,9 +47,9 @@ enum Command {
     Show(show::ShowArgs),
     /// Write the best recorded kernel as a library for C, Rust or Python programs
     Compile(compile::CompileArgs),
-    /// Write all records as JSON lines
+    /// Write records as JSON lines, or as files of other tuners
     Export(records::ExportArgs),
-    /// Add records from JSON lines
+    /// Add records from JSON lines, or from files of other tuners
     Import(records::ImportArgs),
     /// Run a search on a recorded space and show how near to the optimum it comes
     Replay(replay::ReplayArgs),
@@ -71,6 +71,8 @@ enum Command {
     Doctor,
     /// List the searches with their options
     Searches,
+    /// List the formats of files of other tuners
+    Formats,
     /// Build and run candidates for a tuner
     #[command(name = command::WORKER, hide = true)]
     Worker {
@@ -119,6 +121,7 @@ fn run() -> ExitCode {
         Command::Network(args) => network::run(&args, json),
         Command::Doctor => doctor::run(json),
         Command::Searches => searches::run(json),
+        Command::Formats => formats::run(json),
         Command::Worker { arguments } => match tilewright::serve(&arguments) {
             true => Ok(()),
             // It has said why, to whoever started it.

@@ -192,7 +192,7 @@ fn doctor_and_searches_have_their_shapes() {
 
 #[test]
 fn replay_says_how_near_to_the_optimum_a_search_comes() {
-    let recorded = concat!(env!("CARGO_MANIFEST_DIR"), "/../tune/tests/data/recorded/pnpoly-RTX_2080_Ti.json.gz");
+    let recorded = concat!(env!("CARGO_MANIFEST_DIR"), "/../formats/tests/data/recorded/pnpoly-RTX_2080_Ti.json.gz");
     let arguments = ["replay", recorded, "--search", "genetic:population=10", "--budget", "25,100", "--repeats", "5"];
     let replay = run_json(&arguments);
     check_keys(&replay, &["space", "search", "repeats", "budgets", "overhead_ms_per_evaluation"]);

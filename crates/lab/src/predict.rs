@@ -15,6 +15,7 @@ use serde_json::{Value as Json, json};
 use tilewright::file::{self, Destination, check_apart, writable, write_whole};
 use tilewright::words::{count, grouped};
 use tilewright::{Caches, Error, target_name, with_suffix};
+use tilewright_formats::{ReadError, detect};
 use tilewright_learn::sequence::{
     ARCHITECTURES, Architecture, Checkpoint, Completions, Example, Kept, Model, ModelFiles, Progress, SequenceError,
     Training, Vocabulary,
@@ -51,18 +52,31 @@ pub struct Table {
     /// How many of them violate constraints of the kernel.
     pub n_invalid: usize,
     split: Split,
+    /// What is odd about the files that it was read from.
+    notes: Vec<String>,
     /// What it is and where it comes from, for files of models.
     pub about: Json,
 }
 
 impl Table {
-    /// Reads a table and the specification of its kernel.
+    /// Reads a table and the specification of its kernel, or results of other tuners, each with its best
+    /// configuration: without a specification these say themselves what their fields and parameters are.
     ///
     /// # Errors
     /// Bad input where one of the files is none, they do not fit, or there is no such split.
-    pub fn read(data: &Path, specification: &Path, choice: &Choice) -> Result<Table, Error> {
-        let kernel = read_specification(specification)?;
-        let bytes = file::read(data, "a table of tuned problems")?;
+    pub fn read(data: &[&Path], specification: Option<&Path>, choice: &Choice) -> Result<Table, Error> {
+        let names = data.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(", ");
+        let (bytes, of_results, notes) = read_tuned(data, choice)?;
+        let kernel = match (specification, of_results) {
+            (Some(path), _) => read_specification(path)?,
+            (None, Some(text)) => {
+                KernelSpecification::parse(&text).map_err(|error| Error::input(format!("{names}: {error}")))?
+            }
+            (None, None) => {
+                let mend = "give the specification of its kernel with --spec";
+                return Err(Error::input(format!("{names}: a table says nothing of its kernel ({mend})")));
+            }
+        };
         let split = if choice.split == RANDOM { Split::Random } else { Split::ByGroup };
         if split == Split::ByGroup && !kernel.groups.contains(&choice.split) {
             let known = [RANDOM].into_iter().chain(kernel.groups.iter().map(String::as_str)).collect::<Vec<_>>();
@@ -70,21 +84,25 @@ impl Table {
         }
         let group = (split == Split::ByGroup).then_some(choice.split.as_str());
         let rows = read_rows(&kernel, &bytes, &choice.filters, group);
-        let rows = rows.map_err(|error| Error::input(format!("{}: {error}", data.display())))?;
+        let rows = rows.map_err(|error| Error::input(format!("{names}: {error}")))?;
         let n_invalid = rows.iter().filter(|row| !kernel.is_valid(&row.problem, &row.answer)).count();
         let filters = choice.filters.iter().map(|(name, value)| format!("{name}={value}")).collect::<Vec<_>>();
         let about = json!({
-            "file": data.display().to_string(),
+            "file": names,
             "fnv1a64": format!("{:016x}", content_hash(&bytes)),
             "rows": rows.len(),
             "where": filters,
             "split": choice.split,
         });
-        Ok(Table { kernel, rows, n_invalid, split, about })
+        Ok(Table { kernel, rows, n_invalid, split, notes, about })
     }
 
     /// What is odd about it.
-    pub fn warning(&self) -> Option<String> {
+    pub fn warnings(&self) -> impl Iterator<Item = String> + '_ {
+        self.notes.iter().cloned().chain(self.violations())
+    }
+
+    fn violations(&self) -> Option<String> {
         let Table { kernel, rows, n_invalid, .. } = self;
         let verb = if *n_invalid == 1 { "violates" } else { "violate" };
         (*n_invalid > 0).then(|| {
@@ -106,6 +124,29 @@ impl Table {
         let back = |chosen: Vec<usize>| chosen.into_iter().map(|at| places[at]).collect();
         (back(kept), back(held_out))
     }
+}
+
+/// A table as it is, or one of what other tuners recorded, with what it says of its kernel, and oddities.
+fn read_tuned(data: &[&Path], choice: &Choice) -> Result<(Vec<u8>, Option<String>, Vec<String>), Error> {
+    let (mut results, mut notes) = (Vec::new(), Vec::new());
+    for path in data {
+        let bytes = file::read(path, "a table of tuned problems, or results of a tuner")?;
+        let stem = path.file_stem().unwrap_or(path.as_os_str()).to_string_lossy();
+        match detect(&bytes) {
+            // A table has no sign of its own.
+            Err(ReadError::Format { .. }) if data.len() == 1 => return Ok((bytes, None, notes)),
+            Err(error) => return Err(Error::input(format!("{}: {error}", path.display()))),
+            Ok(format) => {
+                let read = tilewright_formats::read(&stem, &bytes, None, Some(format));
+                let read = read.map_err(|error| Error::input(format!("{}: {error}", path.display())))?;
+                let of_results = read.results.iter().flat_map(|results| &results.notes);
+                notes.extend(read.notes.iter().chain(of_results).map(|note| format!("{}: {note}", path.display())));
+                results.extend(read.results);
+            }
+        }
+    }
+    let table = tilewright_formats::table(&results, &choice.filters).map_err(Error::input)?;
+    Ok((table.rows.into_bytes(), Some(table.specification), notes))
 }
 
 fn read_specification(path: &Path) -> Result<KernelSpecification, Error> {

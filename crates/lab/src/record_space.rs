@@ -75,7 +75,7 @@ impl Recorded {
             ("seed", self.seed.into()),
             ("version", BUILD.into()),
         ];
-        self.space.write_t4(out, is_packed, &about)
+        tilewright_formats::write_space(&self.space, out, is_packed, &about)
     }
 }
 

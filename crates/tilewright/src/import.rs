@@ -4,6 +4,7 @@
 use std::collections::HashMap;
 use std::io::{self, BufRead, BufReader, Read, Seek};
 
+use tilewright_formats::{Recorded, is_foreign, records};
 use tilewright_ir::op::{Workload, WorkloadError};
 use tilewright_ir::schedule::{apply_all, parse_steps};
 use tilewright_tune::record::{Doubt, Imported, Line, RecordError, read_lines};
@@ -42,6 +43,23 @@ impl Database {
         let mut kept = Kept { input, bytes: Vec::new() };
         customs.inspect(BufReader::with_capacity(1 << 16, &mut kept), name)?;
         self.bring_in(&kept.bytes[..], name, customs, note)
+    }
+
+    /// Adds the results of another tuner, as far as `formats` reads them, from a file of this name; says what
+    /// is odd about it.
+    ///
+    /// # Errors
+    /// Bad input where nothing can be known; failure where the database cannot be written.
+    pub fn import_results(&self, recorded: &Recorded, name: &str, note: &dyn Fn(Note)) -> Result<Imported, Error> {
+        for line in recorded.notes.iter().chain(recorded.results.iter().flat_map(|results| &results.notes)) {
+            note(Note::Message(format!("{name}: {line}")));
+        }
+        let lines = recorded.results.iter().flat_map(|results| records(recorded.format.name, results));
+        let text: String = lines.map(|line| line.to_text() + "\n").collect();
+        if text.is_empty() {
+            return Err(Error::input(format!("{name}: there are no rows that can be read (nothing was imported)")));
+        }
+        self.import_once(text.as_bytes(), name, note)
     }
 
     /// Adds what was inspected.
@@ -132,7 +150,7 @@ impl Customs {
         let is_newer = numbers(release_of(&record.version)) > numbers(RELEASE);
         let workload = match Workload::parse(&record.workload) {
             Ok(workload) => workload,
-            Err(_) if is_newer => return Ok((Line { record, winner }, 0.0)),
+            Err(_) if is_newer || is_foreign(&record.workload) => return Ok((Line { record, winner }, 0.0)),
             // It lists all there are.
             Err(WorkloadError::Unknown { given, .. }) => return Err(format!("unknown workload `{given}`")),
             Err(error) => return Err(one_line(&error.to_string())),

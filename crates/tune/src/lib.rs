@@ -27,9 +27,9 @@ pub use measure::{
     BoxError, Candidate, Machine, Measure, Measured, Next, Queue, RaceLimits, Seconds, Standing, Subject,
 };
 pub use record::{Best, Judge, PassedOver, Record, RecordError, RunTime, Store, StoreError, TaskKey, Winner};
-pub use replay::{AtBudget, RecordedSpace, Replay, ReplayError, ReplayPlan};
+pub use replay::{AtBudget, RecordedSpace, Replay, ReplayPlan};
 pub use search::{Contexts, Problem, SEARCHES, Search, SearchError};
-pub use space::{Config, ConfigError, Constraint, Domain, Parameter, Space, SpaceError, Value};
+pub use space::{Config, ConfigError, Constraint, Domain, Parameter, Product, Space, SpaceError, Value};
 pub use template::{Setting, TEMPLATES, Task, TaskError, Template};
 pub use transfer::{EarlierTask, Experience};
 pub use trial::{ErrorClass, Limit, Limits, Outcome, Timing, Trial, quantile};

@@ -64,10 +64,10 @@ impl TableArgs {
         Choice { filters: self.filters.clone(), split: self.split.clone() }
     }
 
-    /// Reads a table and the specification of its kernel.
-    fn read(&self, data: &Path, specification: &Path) -> anyhow::Result<Table> {
+    /// Reads tables and the specification of their kernel.
+    fn read(&self, data: &[&Path], specification: Option<&Path>) -> anyhow::Result<Table> {
         let table = Table::read(data, specification, &self.choice())?;
-        table.warning().iter().for_each(|warning| message(warning));
+        table.warnings().for_each(|warning| message(&warning));
         Ok(table)
     }
 }

@@ -1,18 +1,22 @@
-//! `export` and `import`: records as JSON lines.
+//! `export` and `import`: records as JSON lines, or in the formats of other tuners.
 
 use std::fs::File;
-use std::io::{self, BufReader, BufWriter};
+use std::io::{self, BufReader, BufWriter, Read, Seek, Write};
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use clap::Args;
 use serde_json::json;
 use tilewright::{Database, Note};
+use tilewright_formats::{
+    Collection, Format, MOST_BYTES, Recorded, Results, check_writable, detect, named, read, write,
+};
 use tilewright_tune::StoreError;
 use tilewright_tune::record::{Exported, Imported};
 
+use super::formats::{FormatArgs, format, name_of, read_file, refuse};
 use super::{DatabaseArgs, count};
-use crate::error::bad_input;
+use crate::error::{OrBadInput, bad_input};
 use crate::output::{StdoutError, message, writable, write_result, write_result_of};
 
 /// Arguments of `export`.
@@ -20,27 +24,49 @@ use crate::output::{StdoutError, message, writable, write_result, write_result_o
 pub struct ExportArgs {
     /// File to write [default: standard output]
     file: Option<PathBuf>,
+    /// Format to write; `formats` lists them
+    #[arg(long = "as", value_name = "NAME", value_parser = format, default_value = RECORDS)]
+    written_as: &'static Format,
+    /// File of another tuner to write in that format, in the place of the records of a database
+    #[arg(long, value_name = "FILE", conflicts_with = "db")]
+    from: Option<PathBuf>,
+    #[command(flatten)]
+    format: FormatArgs,
+    /// Which of several tasks, by its number or a part of its text [default: all]
+    #[arg(long, value_name = "N|TEXT")]
+    task: Option<String>,
     #[command(flatten)]
     records: DatabaseArgs,
 }
+
+/// The name of the format of our own.
+const RECORDS: &str = "records";
 
 /// Arguments of `import`.
 #[derive(Args, Debug)]
 pub struct ImportArgs {
-    /// File to read [default: standard input]
+    /// File to read, of a format that `formats` lists [default: standard input]
     file: Option<PathBuf>,
+    #[command(flatten)]
+    format: FormatArgs,
     #[command(flatten)]
     records: DatabaseArgs,
 }
 
-/// Writes all records as JSON lines, winners with what their races said.
+/// Writes all records as JSON lines, winners with what their races said; or some in another format.
 ///
 /// # Errors
-/// Bad input where there is no database or the file cannot be created.
+/// Bad input where there is nothing to write, or the file cannot be created.
 pub fn export(args: &ExportArgs, as_json: bool) -> anyhow::Result<()> {
     let file = args.file.as_deref().filter(|path| *path != Path::new("-"));
     if as_json && file.is_none() {
         return Err(bad_input("export --json needs a FILE: without one, standard output carries the records"));
+    }
+    if args.format.given.is_some() && args.from.is_none() {
+        return Err(bad_input("--format says what a file --from is (--as says what is written)"));
+    }
+    if args.written_as.name != RECORDS || args.from.is_some() || args.task.is_some() {
+        return export_results(args, file, as_json);
     }
     // Before the database is opened, whose descriptor the file may be.
     let output = file.map(|path| writable(path, "another FILE")).transpose()?;
@@ -86,6 +112,69 @@ pub fn export(args: &ExportArgs, as_json: bool) -> anyhow::Result<()> {
     )
 }
 
+/// Writes the results of tasks in the format that is asked for.
+fn export_results(args: &ExportArgs, file: Option<&Path>, as_json: bool) -> anyhow::Result<()> {
+    let (recorded, of) = match &args.from {
+        Some(from) => (read_file(from, None, &args.format)?, from.display().to_string()),
+        None => of_database(&args.records.database()?)?,
+    };
+    recorded.notes.iter().for_each(|note| message(&format!("{of}: {note}")));
+    let chosen: Vec<Results> = match &args.task {
+        Some(task) => vec![recorded.task(Some(task)).map_err(|error| bad_input(format!("{of}: {error}")))?.clone()],
+        None => recorded.results,
+    };
+    for results in &chosen {
+        results.notes.iter().for_each(|note| message(&format!("{of}: {note}")));
+    }
+    let written_as = args.written_as;
+    check_writable(written_as, &chosen).or_bad_input("")?;
+    let n: u64 = chosen.iter().map(|results| results.rows.len() as u64).sum();
+    let write = |out: &mut dyn Write| write(written_as, &chosen, out).map_err(io::Error::other);
+    let text = |name: &str| format!("{} of {of} written to {name} as {}", count(n, "configuration"), written_as.name);
+    let Some(path) = file else {
+        let mut out = BufWriter::with_capacity(1 << 16, io::stdout().lock());
+        write(&mut out).and_then(|()| out.flush()).map_err(StdoutError)?;
+        message(&text("standard output"));
+        return Ok(());
+    };
+    let name = path.display().to_string();
+    let output = writable(path, "another FILE")?;
+    output.write(|file| write(file)).with_context(|| format!("cannot write {name}"))?;
+    let json = json!({
+        "records": n,
+        "left_out": 0,
+        "tasks": chosen.len(),
+        "format": written_as.name,
+        "file": name,
+        "from": of,
+    });
+    write_result_of(&output, as_json, &json, &text(&name))
+}
+
+/// What a database has, by task.
+fn of_database(database: &Database) -> anyhow::Result<(Recorded, String)> {
+    let name = database.name();
+    let store = database
+        .open_to_read()?
+        .ok_or_else(|| bad_input(format!("there is no database {name} (give one with --db)")))?;
+    let (mut collection, mut fault) = (Collection::default(), None);
+    let exported = store.each_line(&mut |line| {
+        collection.add(line.record).map_err(|error| {
+            fault = Some(bad_input(format!("{name}: {error}")));
+            io::Error::other("too much")
+        })
+    });
+    match (exported, fault) {
+        (_, Some(fault)) => Err(fault),
+        (Err(error), None) => Err(database.refuse(error).into()),
+        (Ok(exported), None) => {
+            tell_left_out(&exported);
+            let format = named(RECORDS).expect("invariant: our own format is listed");
+            Ok((Recorded { format, results: collection.results(), notes: Vec::new() }, name))
+        }
+    }
+}
+
 fn tell_left_out(exported: &Exported) {
     if exported.left_out > 0 {
         message(&format!("{} that this version does not understand left out", count(exported.left_out, "record")));
@@ -93,7 +182,7 @@ fn tell_left_out(exported: &Exported) {
 }
 
 /// Adds the records of JSON lines: none where a line is no record, else those that fit what is known of
-/// workloads, machines and spaces.
+/// workloads, machines and spaces. What another tuner recorded is added as far as it can be read.
 ///
 /// # Errors
 /// Bad input where the file cannot be read, a line is no record, or no record fits.
@@ -104,28 +193,74 @@ pub fn import(args: &ImportArgs, as_json: bool) -> anyhow::Result<()> {
             message(&line);
         }
     };
-    match args.file.as_deref().filter(|path| *path != Path::new("-")) {
+    let (name, imported) = match args.file.as_deref().filter(|path| *path != Path::new("-")) {
         Some(path) => {
             let name = path.display().to_string();
             let unreadable = |e| bad_input(format!("cannot read {name}: {e} (give a file of JSON lines)"));
-            let file = File::open(path).map_err(unreadable)?;
+            let mut file = File::open(path).map_err(unreadable)?;
             if file.metadata().is_ok_and(|m| m.is_dir()) {
                 return Err(bad_input(format!("cannot read {name}: it is a folder (give a file of JSON lines)")));
             }
-            let imported = match path.is_file() {
-                true => database.import(BufReader::with_capacity(1 << 16, file), &name, &tell),
-                false => database.import_once(file, &name, &tell),
+            let start = beginning(&mut file).map_err(unreadable)?;
+            let imported = match (foreign(args, &start), path.is_file()) {
+                (Some(format), _) => import_foreign(&database, path, &start, file, format, &tell)?,
+                (None, true) => {
+                    file.rewind().map_err(unreadable)?;
+                    database.import(BufReader::with_capacity(1 << 16, file), &name, &tell)?
+                }
+                (None, false) => database.import_once(start.as_slice().chain(file), &name, &tell)?,
             };
-            show_imported(&imported?, &name, &database, as_json)
+            (name, (imported, foreign(args, &start)))
         }
         None => {
-            let name = "standard input";
-            show_imported(&database.import_once(io::stdin().lock(), name, &tell)?, name, &database, as_json)
+            let (name, mut input) = ("standard input".to_owned(), io::stdin().lock());
+            let start = beginning(&mut input).map_err(|e| bad_input(format!("cannot read {name}: {e}")))?;
+            let imported = match foreign(args, &start) {
+                Some(format) => import_foreign(&database, Path::new(&name), &start, input, format, &tell)?,
+                None => database.import_once(start.as_slice().chain(input), &name, &tell)?,
+            };
+            (name, (imported, foreign(args, &start)))
         }
-    }
+    };
+    let (imported, format) = imported;
+    show_imported(&imported, format.map_or(RECORDS, |format| format.name), &name, &database, as_json)
 }
 
-fn show_imported(imported: &Imported, name: &str, database: &Database, as_json: bool) -> anyhow::Result<()> {
+/// The beginning of a file, by which its format is known.
+fn beginning(input: &mut impl Read) -> io::Result<Vec<u8>> {
+    let mut start = Vec::new();
+    input.take(1 << 16).read_to_end(&mut start)?;
+    Ok(start)
+}
+
+/// The format of a file with this beginning, where it is that of another tuner.
+fn foreign(args: &ImportArgs, start: &[u8]) -> Option<&'static Format> {
+    args.format.given.or_else(|| detect(start).ok()).filter(|format| format.name != RECORDS)
+}
+
+/// Adds what another tuner recorded.
+fn import_foreign(
+    database: &Database,
+    path: &Path,
+    start: &[u8],
+    rest: impl Read,
+    format: &'static Format,
+    tell: &dyn Fn(Note),
+) -> anyhow::Result<Imported> {
+    let (name, mut file) = (path.display().to_string(), Vec::new());
+    let read_whole = start.chain(rest).take(MOST_BYTES).read_to_end(&mut file);
+    read_whole.map_err(|e| bad_input(format!("cannot read {name}: {e}")))?;
+    let recorded = read(&name_of(path), &file, None, Some(format)).map_err(|error| refuse(path, &error))?;
+    Ok(database.import_results(&recorded, &name, tell)?)
+}
+
+fn show_imported(
+    imported: &Imported,
+    format: &str,
+    name: &str,
+    database: &Database,
+    as_json: bool,
+) -> anyhow::Result<()> {
     let Imported { read, new, n_refused, refused } = imported;
     for (number, reason) in refused {
         message(&format!("{name}: line {number}: {reason}: left out"));
@@ -134,7 +269,8 @@ fn show_imported(imported: &Imported, name: &str, database: &Database, as_json: 
         message(&format!("{name}: {} left out in all", count(*n_refused, "line")));
     }
     let path = database.path.to_string_lossy();
-    let json = json!({"read": read, "new": new, "left_out": n_refused, "file": name, "db": path});
-    let text = format!("{} read from {name}, {new} of them new in {}", count(*read, "record"), database.name());
+    let json = json!({"read": read, "new": new, "left_out": n_refused, "file": name, "format": format, "db": path});
+    let of = if format == RECORDS { String::new() } else { format!(" ({format})") };
+    let text = format!("{} read from {name}{of}, {new} of them new in {}", count(*read, "record"), database.name());
     write_result(as_json, &json, &text)
 }

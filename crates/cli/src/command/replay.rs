@@ -1,22 +1,28 @@
 //! `replay`: how near to the optimum of a recorded space a search comes, without measuring anything.
 
 use std::num::NonZero;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use clap::Args;
 use serde_json::json;
 use tilewright_device::host;
-use tilewright_tune::{AtBudget, RecordedSpace, ReplayPlan};
+use tilewright_tune::{AtBudget, ReplayPlan};
 
-use super::{count, read_file};
+use super::count;
+use super::formats::{FormatArgs, name_of, read_file};
 use crate::error::{OrBadInput, bad_input};
 use crate::output::{digits, grouped, message, table, write_result};
 
 /// Arguments of `replay`.
 #[derive(Args, Debug)]
 pub struct ReplayArgs {
-    /// Recorded space: T4 results, a Kernel Tuner cache or exported records, packed by gzip or not
+    /// Recorded space, of a format that `formats` lists, packed by gzip or not
     file: PathBuf,
+    #[command(flatten)]
+    format: FormatArgs,
+    /// Which of several tasks in the file, by its number or a part of its text [default: the only one]
+    #[arg(long, value_name = "N|TEXT")]
+    task: Option<String>,
     /// Search with its options, such as genetic:population=50; `tilewright searches` lists them
     #[arg(long, value_name = "NAME[:OPTIONS]")]
     search: String,
@@ -47,12 +53,14 @@ pub struct ReplayArgs {
 /// # Errors
 /// Bad input where a file cannot be read or the search does not exist.
 pub fn run(args: &ReplayArgs, as_json: bool) -> anyhow::Result<()> {
-    let file = read_file(&args.file, "a recorded space")?;
-    let description = args.description.as_deref().map(|path| read_file(path, "a T1 description")).transpose()?;
-    let name = name_of(&args.file);
-    let recorded = RecordedSpace::read(&name, &file, description.as_deref());
+    let file = args.file.as_path();
+    let description = args.description.as_deref().map(|path| super::read_file(path, "a T1 description")).transpose()?;
+    let read = read_file(file, description.as_deref(), &args.format)?;
+    let name = name_of(file);
+    let results = read.task(args.task.as_deref());
+    let recorded = results.and_then(|results| results.space(&name));
     let recorded = recorded.map_err(|error| bad_input(format!("{}: {error}", args.file.display())))?;
-    for note in recorded.notes() {
+    for note in read.notes.iter().chain(recorded.notes()) {
         message(&format!("{}: {note}", args.file.display()));
     }
     let plan = ReplayPlan {
@@ -69,12 +77,13 @@ pub fn run(args: &ReplayArgs, as_json: bool) -> anyhow::Result<()> {
     let overhead = replay.overhead_ms_per_evaluation;
     let json = json!({
         "space": name,
+        "format": read.format.name,
         "search": plan.search,
         "repeats": plan.n_repeats,
         "seed": plan.seed,
         "configurations": recorded.len(),
         "valid": recorded.n_valid(),
-        "notes": recorded.notes(),
+        "notes": read.notes.iter().chain(recorded.notes()).collect::<Vec<_>>(),
         "budgets": replay.budgets.iter().map(|at| json!({
             "budget": at.budget,
             "mean_fraction_of_optimum": at.mean(),
@@ -86,7 +95,8 @@ pub fn run(args: &ReplayArgs, as_json: bool) -> anyhow::Result<()> {
     let row = |at: &AtBudget| vec![grouped(at.budget), format!("{:.4}", at.mean()), format!("{:.4}", at.std())];
     let rows: Vec<Vec<String>> = std::iter::once(head).chain(replay.budgets.iter().map(row)).collect();
     let text = format!(
-        "{name}: {}, {} of them valid\n{}, {}\n\n{}\n{} ms of search for each configuration tried\n",
+        "{name} ({}): {}, {} of them valid\n{}, {}\n\n{}\n{} ms of search for each configuration tried\n",
+        read.format.name,
         count(recorded.len() as u64, "configuration"),
         grouped(recorded.n_valid()),
         plan.search,
@@ -95,12 +105,4 @@ pub fn run(args: &ReplayArgs, as_json: bool) -> anyhow::Result<()> {
         digits(overhead),
     );
     write_result(as_json, &json, &text)
-}
-
-/// The name of a file without what says its format.
-fn name_of(path: &Path) -> String {
-    let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy();
-    let name = name.strip_suffix(".gz").unwrap_or(&name);
-    let endings = [".json", ".jsonl"];
-    endings.iter().find_map(|ending| name.strip_suffix(ending)).unwrap_or(name).to_owned()
 }

@@ -574,6 +574,16 @@ impl Store {
     /// # Errors
     /// [`StoreError`], of which [`StoreError::Write`] is the fault of `output`.
     pub fn export(&self, output: &mut dyn Write) -> Result<Exported, StoreError> {
+        let exported = self.each_line(&mut |line| writeln!(output, "{}", line.to_text()))?;
+        output.flush().map_err(StoreError::Write)?;
+        Ok(exported)
+    }
+
+    /// Gives each trial with what its race said, in the order in which they were recorded.
+    ///
+    /// # Errors
+    /// [`StoreError`]; [`StoreError::Write`] with the error of `each`.
+    pub fn each_line(&self, each: &mut dyn FnMut(Line) -> io::Result<()>) -> Result<Exported, StoreError> {
         let mut winners: HashMap<(i64, String), Winner> = HashMap::new();
         let mut statement = self.connection.prepare(WINNERS)?;
         let mut rows = statement.query([])?;
@@ -591,10 +601,9 @@ impl Store {
                 continue;
             };
             let line = Line { record, winner: winners.remove(&(row.get("task")?, row.get("config")?)) };
-            writeln!(output, "{}", line.to_text()).map_err(StoreError::Write)?;
+            each(line).map_err(StoreError::Write)?;
             exported.written += 1;
         }
-        output.flush().map_err(StoreError::Write)?;
         Ok(exported)
     }
 

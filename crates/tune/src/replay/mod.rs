@@ -1,31 +1,18 @@
 //! Replay: measuring by looking outcomes up in a recorded space.
 //!
-//! A recorded space is a file in which others, or we, keep what became of every configuration.
-//! [`RecordedSpace::read`] reads the formats there are; [`RecordedSpace::replay`] runs a search on it many
-//! times and says how near to the optimum it comes, without a device.
+//! A recorded space is what others, or we, keep of what became of every configuration;
+//! [`RecordedSpace::replay`] runs a search on it many times and says how near to the optimum it comes,
+//! without a device.
 
-mod json;
-mod kernel_tuner;
-mod outcome;
-mod read;
-mod records;
 mod repeats;
-mod rows;
-mod t1;
-mod t4;
 
 use std::collections::HashMap;
-use std::io::{self, Write};
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-use flate2::Compression;
-use flate2::write::GzEncoder;
-pub use read::ReplayError;
 pub use repeats::{AtBudget, Replay, ReplayPlan};
-use serde_json::Value as Json;
 
 use crate::measure::{BoxError, Candidate, Machine, Measure, Measured, Next, Queue, RaceLimits, Seconds, Standing};
 use crate::space::{Config, Space};
@@ -46,6 +33,11 @@ impl RecordedSpace {
     pub fn new(space: Arc<Space>, trials: impl IntoIterator<Item = Trial>) -> RecordedSpace {
         let outcomes = trials.into_iter().map(|trial| (trial.config, trial.outcome)).collect();
         RecordedSpace { space, outcomes: Arc::new(outcomes), notes: Arc::default(), queue: Queue::default() }
+    }
+
+    /// The same with what is odd about the file that it was read from.
+    pub fn with_notes(self, notes: Vec<String>) -> RecordedSpace {
+        RecordedSpace { notes: notes.into(), ..self }
     }
 
     /// The space whose configurations are recorded.
@@ -74,24 +66,11 @@ impl RecordedSpace {
         self.outcomes.values().filter(|outcome| outcome.timing().is_some()).count()
     }
 
-    /// Writes everything recorded as T4 results, in the order of the space, packed by gzip if asked for.
-    /// `about` goes into their metadata. [`RecordedSpace::read`] gives the medians back, and of failures the
-    /// class as far as T4 has one.
-    ///
-    /// # Errors
-    /// Where `output` fails.
-    pub fn write_t4(&self, mut output: impl Write, is_packed: bool, about: &[(&str, Json)]) -> io::Result<()> {
+    /// What is recorded, in the order of the space.
+    pub fn outcomes(&self) -> Vec<(&Config, &Outcome)> {
         let mut outcomes: Vec<(&Config, &Outcome)> = self.outcomes.iter().collect();
         outcomes.sort_by_key(|(config, _)| self.space.index_of(config));
-        let document = t4::document(&self.space, outcomes.into_iter(), about);
-        if is_packed {
-            let mut packed = GzEncoder::new(output, Compression::default());
-            serde_json::to_writer(&mut packed, &document)?;
-            packed.finish()?.flush()
-        } else {
-            serde_json::to_writer(&mut output, &document)?;
-            output.flush()
-        }
+        outcomes
     }
 
     /// The best recorded median in nanoseconds; `None` where every trial failed.

@@ -470,26 +470,28 @@ impl Space {
 }
 
 /// Parameters of which listed combinations are to be legal. Of all there may be more than a space can number.
-pub(crate) struct Product(Space);
+pub struct Product(Space);
 
 impl Product {
+    /// The product of these parameters.
+    ///
     /// # Errors
     /// As for [`Space::new`].
-    pub(crate) fn new(name: &str, parameters: Vec<Parameter>) -> Result<Product, SpaceError> {
+    pub fn new(name: &str, parameters: Vec<Parameter>) -> Result<Product, SpaceError> {
         let (axes, components) = (axes(parameters)?, Vec::new());
         Ok(Product(Space { name: name.into(), axes, constraints: Vec::new(), reads: Vec::new(), components, size: 1 }))
     }
 
     /// The rank of the value that this JSON stands for, if it is one of the parameter's.
-    pub(crate) fn rank_of_json(&self, parameter: usize, value: &Json) -> Option<u64> {
+    pub fn rank_of_json(&self, parameter: usize, value: &Json) -> Option<u64> {
         self.0.axes[parameter].rank_of_json(value)
     }
 
-    /// As [`Space::only`], of configurations whose ranks are feasible.
+    /// The space of these configurations, as by [`Space::only`]; their ranks must be feasible.
     ///
     /// # Errors
     /// As for [`Space::only`].
-    pub(crate) fn only<'a>(self, configs: impl IntoIterator<Item = &'a Config>) -> Result<Space, SpaceError> {
+    pub fn only<'a>(self, configs: impl IntoIterator<Item = &'a Config>) -> Result<Space, SpaceError> {
         self.0.listing(configs.into_iter().map(Config::ranks).collect())
     }
 }

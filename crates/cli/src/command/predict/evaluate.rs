@@ -56,7 +56,7 @@ pub fn run(args: &EvaluateArgs, as_json: bool) -> anyhow::Result<()> {
     let architectures = architectures(&args.models)?;
     args.training.check(&architectures)?;
     let training = args.training.training(args.seed)?;
-    let data = args.table.read(&args.data, &args.spec)?;
+    let data = args.table.read(&[&args.data], Some(&args.spec))?;
     let temporary = match &args.output {
         Some(_) => None,
         None => Some(tempfile::Builder::new().prefix("tilewright-predict-").tempdir().context("no temporary folder")?),

@@ -18,9 +18,11 @@ use crate::output::write_result_of;
 #[derive(Args, Debug)]
 #[command(after_help = models_help())]
 pub struct TrainArgs {
-    /// Table of tuned problems: comma-separated values with a head; needs --spec
-    data: Option<PathBuf>,
-    /// Specification of the kernel, such as kernels/miopen/ConvAsm1x1U.toml
+    /// Table of tuned problems, comma-separated values with a head, which needs --spec; or files of other
+    /// tuners, each with the best configuration of its problems
+    data: Vec<PathBuf>,
+    /// Specification of the kernel, such as kernels/miopen/ConvAsm1x1U.toml [default: what files of other
+    /// tuners say]
     #[arg(long, value_name = "FILE")]
     spec: Option<PathBuf>,
     /// Database of records to learn from in the place of a table; needs --template
@@ -52,11 +54,11 @@ pub struct TrainArgs {
 /// # Errors
 /// Bad input where files do not fit or cannot be written; failure where it is interrupted.
 pub fn run(args: &TrainArgs, as_json: bool) -> anyhow::Result<()> {
-    match (&args.data, &args.spec, &args.db, &args.template) {
-        (Some(data), Some(spec), None, None) => learn_table(args, data, spec, as_json),
-        (None, None, Some(db), Some(template)) => learn_records(args, db, template, as_json),
+    match (&args.data[..], &args.spec, &args.db, &args.template) {
+        ([_, ..], _, None, None) => learn_table(args, as_json),
+        ([], None, Some(db), Some(template)) => learn_records(args, db, template, as_json),
         _ => {
-            let ways = "DATA.csv --spec KERNEL.toml, or --db FILE --template NAME";
+            let ways = "DATA.csv --spec KERNEL.toml, files of other tuners, or --db FILE --template NAME";
             Err(bad_input(format!("nothing to learn from (give {ways}; see `tilewright predict train --help`)")))
         }
     }
@@ -67,7 +69,7 @@ fn learning(args: &TrainArgs) -> anyhow::Result<Learning> {
     let architecture = one_architecture(&args.model)?;
     args.training.check(&[architecture])?;
     let training = args.training.training(args.seed)?;
-    let learnt_from = [&args.data, &args.spec, &args.db].into_iter().flatten().map(PathBuf::as_path);
+    let learnt_from = [&args.spec, &args.db].into_iter().flatten().chain(&args.data).map(PathBuf::as_path);
     let learnt_from: Vec<&Path> = learnt_from.collect();
     Ok(Learning::new(architecture, training, &args.output, &learnt_from, args.resume)?)
 }
@@ -79,9 +81,10 @@ fn one_architecture(name: &str) -> anyhow::Result<Architecture> {
     }
 }
 
-fn learn_table(args: &TrainArgs, data: &Path, spec: &Path, as_json: bool) -> anyhow::Result<()> {
+fn learn_table(args: &TrainArgs, as_json: bool) -> anyhow::Result<()> {
     let learning = learning(args)?;
-    let table = args.table.read(data, spec)?;
+    let data: Vec<&Path> = args.data.iter().map(PathBuf::as_path).collect();
+    let table = args.table.read(&data, args.spec.as_deref())?;
     let OfTable { n_learnt, n_validation, scores, seconds } = listen(|caller| learning.learn_table(&table, caller))?;
     let json = json!({
         "kernel": table.kernel.name,

@@ -1,45 +1,70 @@
 //! T4, the results format of the autotuning community's benchmark suite.
 
-use serde_json::{Map, Value as Json, json};
+use std::io::{self, Write};
 
-use super::json::{Fault, Reader};
-use super::outcome::Reading;
-use super::read::{ERROR, MOST_TIMES, OBJECTIVE, names, other_objective};
-use super::rows::{Column, Rows, Values, read_value};
-use crate::space::{Config, Space};
-use crate::trial::{ErrorClass, Outcome};
+use serde_json::{Map, Value as Json, json};
+use tilewright_tune::{ErrorClass, Outcome, Seconds};
+
+use super::{ERROR, MOST_TIMES, OBJECTIVE, number, task_of};
+use crate::json::{Fault, Reader};
+use crate::outcome::{Reading, names, other_objective};
+use crate::read::{Found, Input, ReadError, read_member};
+use crate::results::{Results, Row, Task};
+use crate::rows::{Circumstances, Config, Rows, read_value};
+use crate::time;
+
+/// Reads results.
+pub(super) fn read(input: Input) -> Result<Found, ReadError> {
+    let mut head = Head::default();
+    let mut reader = Reader::new(input.file)?;
+    match reader.object(|reader, name| head.read(&name, reader)) {
+        Ok(()) | Err(Fault::End) => {}
+        Err(fault) => return Err(reader.error(fault)),
+    }
+    let mut rows = Rows::new(head.task(input.name), input.described, Vec::new());
+    read_member(input.file, "results", &mut rows, |reader, rows| read_rows(&head, reader, rows))?;
+    Ok((vec![rows.results()], Vec::new()))
+}
 
 /// What stands beside the rows.
 #[derive(Default)]
-pub(super) struct Head {
+struct Head {
     timeunit: Option<String>,
+    metadata: Map<String, Json>,
 }
+
+/// What our own files say of the problem in their metadata.
+const PROBLEM: &[&str] = &["problem_size", "workload", "threads"];
 
 impl Head {
     /// Reads a member of the document.
-    pub(super) fn read(&mut self, name: &str, reader: &mut Reader) -> Result<(), Fault> {
+    fn read(&mut self, name: &str, reader: &mut Reader) -> Result<(), Fault> {
         match (name, reader.peek()?) {
             ("metadata", Some(b'{')) => reader.object(|reader, name| {
                 let value = read_value(reader)?;
                 if name == "timeunit" {
-                    self.timeunit = value.and_then(|unit| unit.as_str().map(str::to_owned));
+                    self.timeunit = value.as_ref().and_then(Json::as_str).map(str::to_owned);
                 }
+                self.metadata.extend(value.map(|value| (name, value)));
                 Ok(())
             }),
             _ => reader.skip(),
         }
     }
 
-    /// No rows yet; of the parameters described elsewhere, or those of the first row.
-    pub(super) fn rows(&self, described: Option<Vec<Column>>) -> Rows {
-        Rows::new(described, Vec::new())
+    /// What was tuned, as far as the metadata say it.
+    fn task(&self, name: &str) -> Task {
+        let of = |names: [&str; 2]| names.into_iter().find_map(|name| self.metadata.get(name));
+        let task = task_of(name, of(["kernel_name", "template"]), of(["device_name", "target"]));
+        let known = PROBLEM.iter().filter_map(|name| Some((name, self.metadata.get(*name)?)));
+        known.fold(task, |task, (name, value)| task.with(name, value))
     }
 }
 
-/// A row.
+/// A row as it is read.
 #[derive(Default)]
-struct Entry {
-    configuration: Option<Values>,
+struct ReadRow {
+    configuration: Option<Config>,
     invalidity: Option<Json>,
     correctness: Option<Json>,
     /// The measured time with its unit.
@@ -48,6 +73,10 @@ struct Entry {
     /// The times of single runs.
     runtimes: Option<Json>,
     objectives: Vec<String>,
+    timestamp: Option<Json>,
+    /// What compiling and checking took.
+    compilation: Option<Json>,
+    validation: Option<Json>,
 }
 
 /// What stands for success.
@@ -71,7 +100,7 @@ const UNKNOWN_UNIT: &str = "rows counted as failed, for their unit of time is no
 const OTHER_OBJECTIVE: &str = "rows of another objective, whose times are replayed";
 
 /// Reads the rows.
-pub(super) fn read_rows(head: &Head, reader: &mut Reader, rows: &mut Rows) -> Result<(), Fault> {
+fn read_rows(head: &Head, reader: &mut Reader, rows: &mut Rows) -> Result<(), Fault> {
     let mut n_rows = 0;
     reader.array(|reader| {
         rows.begin(format!("results[{n_rows}]"));
@@ -81,14 +110,15 @@ pub(super) fn read_rows(head: &Head, reader: &mut Reader, rows: &mut Rows) -> Re
             rows.leave_out("not an object");
             return Ok(());
         }
-        let mut entry = Entry::default();
+        let mut entry = ReadRow::default();
         reader.object(|reader, name| entry.read(&name, reader))?;
         match entry.configuration.take() {
             Some(config) => {
                 if let Some(found) = other_objective(&entry.objectives) {
                     rows.remark(OTHER_OBJECTIVE, &found);
                 }
-                rows.add(config, entry.reading(head.timeunit.as_deref()))?;
+                let timeunit = head.timeunit.as_deref();
+                rows.add(config, entry.reading(timeunit), entry.circumstances(timeunit))?;
             }
             None => rows.leave_out("no object `configuration`"),
         }
@@ -96,12 +126,12 @@ pub(super) fn read_rows(head: &Head, reader: &mut Reader, rows: &mut Rows) -> Re
     })
 }
 
-impl Entry {
+impl ReadRow {
     /// Reads a member of a row.
     fn read(&mut self, name: &str, reader: &mut Reader) -> Result<(), Fault> {
         match (name, reader.peek()?) {
             ("configuration", Some(b'{')) => {
-                let mut config = Values::new();
+                let mut config = Config::new();
                 reader.object(|reader, name| {
                     config.push((name, read_value(reader)?));
                     Ok(())
@@ -112,11 +142,15 @@ impl Entry {
             ("correctness", _) => self.correctness = read_value(reader)?,
             ("objectives", _) => self.objectives = names(read_value(reader)?),
             ("measurements", Some(b'[')) => reader.array(|reader| self.read_measurement(reader))?,
+            ("timestamp", _) => self.timestamp = read_value(reader)?,
             ("times", Some(b'{')) => reader.object(|reader, name| {
-                if name != "runtimes" {
-                    return reader.skip();
+                match name.as_str() {
+                    "runtimes" => self.runtimes = reader.value(MOST_TIMES)?,
+                    // Kernel Tuner leaves the second word out.
+                    "compilation_time" | "compilation" => self.compilation = read_value(reader)?,
+                    "validation" => self.validation = read_value(reader)?,
+                    _ => reader.skip()?,
                 }
-                self.runtimes = reader.value(MOST_TIMES)?;
                 Ok(())
             })?,
             _ => reader.skip()?,
@@ -146,6 +180,14 @@ impl Entry {
             _ => {}
         }
         Ok(())
+    }
+
+    /// What else the row says.
+    fn circumstances(&self, timeunit: Option<&str>) -> Circumstances {
+        let unit_s = nanoseconds(timeunit.unwrap_or("ms")).unwrap_or_default() * 1e-9;
+        let [build, verify] = [&self.compilation, &self.validation].map(|time| number(time) * unit_s);
+        let unix_time = self.timestamp.as_ref().and_then(Json::as_str).and_then(time::unix_time);
+        Circumstances { seconds: Seconds { build, run: 0.0, verify }, unix_time: unix_time.unwrap_or_default() }
     }
 
     /// What became of the row's configuration.
@@ -193,33 +235,80 @@ impl Entry {
         reading
     }
 }
-/// The document of these outcomes: medians, in nanoseconds, so that they are read back to the bit.
-pub(super) fn document<'a>(
-    space: &Space,
-    outcomes: impl Iterator<Item = (&'a Config, &'a Outcome)>,
-    about: &[(&str, Json)],
-) -> Json {
-    let mut metadata: Map<String, Json> = about.iter().map(|(name, value)| ((*name).into(), value.clone())).collect();
-    metadata.insert("timeunit".into(), "nanoseconds".into());
-    let entry = |(config, outcome): (&Config, &Outcome)| {
-        let measurement = |ns| json!({"name": OBJECTIVE, "value": ns, "unit": "nanoseconds"});
+/// A row as it is written: in nanoseconds, so that medians are read back to the bit.
+pub(super) struct Entry<'a> {
+    config: Json,
+    outcome: &'a Outcome,
+    seconds: Seconds,
+    unix_time: Option<u64>,
+}
+
+impl Entry<'_> {
+    /// The row of a configuration.
+    pub(super) fn of(config: Json, outcome: &Outcome) -> Entry<'_> {
+        Entry { config, outcome, seconds: Seconds::default(), unix_time: None }
+    }
+
+    fn to_json(&self) -> Json {
+        let Entry { config, outcome, seconds, unix_time } = self;
         let invalidity = outcome.class().map_or(CORRECT, |class| {
             let row = INVALIDITY.iter().find(|(_, other)| *other == class);
             row.expect("invariant: each class of errors has a name in T4").0
         });
-        json!({
-            "configuration": space.config_to_json(config),
+        let median_ns: Vec<f64> = outcome.timing().map(|timing| timing.median_ns).into_iter().collect();
+        let measurement = |ns| json!({"name": OBJECTIVE, "value": ns, "unit": "nanoseconds"});
+        let mut entry = json!({
+            "configuration": config,
+            "times": {
+                "compilation_time": seconds.build * 1e9,
+                "runtimes": median_ns,
+                "framework": 0,
+                "search_algorithm": 0,
+                "validation": seconds.verify * 1e9,
+            },
             "invalidity": invalidity,
             "correctness": u8::from(outcome.timing().is_some()),
-            "measurements": outcome.timing().map(|timing| measurement(timing.median_ns)).into_iter().collect::<Vec<_>>(),
+            "measurements": median_ns.iter().map(measurement).collect::<Vec<_>>(),
             "objectives": [OBJECTIVE],
-        })
-    };
-    json!({"schema_version": "1.0.0", "metadata": metadata, "results": outcomes.map(entry).collect::<Vec<_>>()})
+        });
+        if let Some(unix_time) = unix_time {
+            entry["timestamp"] = time::text_of(*unix_time, 'T').into();
+        }
+        entry
+    }
+}
+
+/// Writes a document row by row.
+pub(super) fn write_entries<'a>(
+    out: &mut dyn Write,
+    entries: impl Iterator<Item = Entry<'a>>,
+    about: &[(&str, Json)],
+) -> io::Result<()> {
+    let mut metadata: Map<String, Json> = about.iter().map(|(name, value)| ((*name).into(), value.clone())).collect();
+    metadata.insert("timeunit".into(), "nanoseconds".into());
+    write!(out, "{{\"schema_version\":\"1.0.0\",\"metadata\":{},\"results\":[", Json::Object(metadata))?;
+    for (at, entry) in entries.enumerate() {
+        let comma = if at == 0 { "" } else { "," };
+        write!(out, "{comma}\n{}", entry.to_json())?;
+    }
+    writeln!(out, "]}}")
+}
+
+/// Writes results.
+pub(super) fn write(results: &Results, out: &mut dyn Write) -> io::Result<()> {
+    let task = &results.task;
+    let mut about = vec![("kernel_name", task.kernel.as_str().into()), ("device_name", task.device.as_str().into())];
+    about.extend(PROBLEM.iter().filter_map(|name| Some((*name, task.field(name)?))));
+    let entries = results.rows.iter().map(|row| {
+        let Row { outcome, seconds, unix_time, .. } = row;
+        let unix_time = Some(*unix_time).filter(|time| *time > 0);
+        Entry { config: results.config(row), outcome, seconds: *seconds, unix_time }
+    });
+    write_entries(out, entries, &about)
 }
 
 /// How many nanoseconds a unit has; files in circulation spell one of them with a single l.
-fn nanoseconds(unit: &str) -> Option<f64> {
+pub(super) fn nanoseconds(unit: &str) -> Option<f64> {
     match unit.trim().to_lowercase().as_str() {
         "seconds" | "second" | "sec" | "s" => Some(1e9),
         "milliseconds" | "millisecond" | "miliseconds" | "msec" | "ms" => Some(1e6),

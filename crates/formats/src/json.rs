@@ -8,10 +8,10 @@ use std::io::Read;
 use flate2::read::MultiGzDecoder;
 use serde_json::{Number, Value as Json};
 
-use super::ReplayError;
+use crate::read::ReadError;
 
 /// The most bytes of an unpacked file; far above any recorded space.
-const SIZE_LIMIT: u64 = 1 << 30;
+pub const MOST_BYTES: u64 = 1 << 30;
 const GZIP_MAGIC: &[u8] = &[0x1f, 0x8b];
 const BYTE_ORDER_MARK: &[u8] = &[0xef, 0xbb, 0xbf];
 /// The deepest nesting.
@@ -21,7 +21,7 @@ const MOST_TEXT: usize = 1 << 16;
 
 /// Why reading stopped.
 #[derive(Debug)]
-pub(super) enum Fault {
+pub(crate) enum Fault {
     /// The file ends within something.
     End,
     /// It is not JSON, or more than is read.
@@ -30,18 +30,20 @@ pub(super) enum Fault {
     Packed(std::io::Error),
     /// It is too large.
     TooLong,
-    /// What is read makes no recorded space.
-    Refused(ReplayError),
+    /// What is read makes no results.
+    Refused(ReadError),
+    /// No more needs to be known.
+    Enough,
 }
 
-impl From<ReplayError> for Fault {
-    fn from(error: ReplayError) -> Fault {
+impl From<ReadError> for Fault {
+    fn from(error: ReadError) -> Fault {
         Fault::Refused(error)
     }
 }
 
 /// A place in the text of a file, packed by gzip or not.
-pub(super) struct Reader<'a> {
+pub(crate) struct Reader<'a> {
     input: Box<dyn Read + 'a>,
     buffer: Vec<u8>,
     /// The next byte of the buffer.
@@ -55,7 +57,7 @@ pub(super) struct Reader<'a> {
 }
 
 /// The unpacked bytes of a file.
-pub(super) fn unpacked(file: &[u8]) -> Box<dyn Read + '_> {
+pub(crate) fn unpacked(file: &[u8]) -> Box<dyn Read + '_> {
     if file.starts_with(GZIP_MAGIC) { Box::new(MultiGzDecoder::new(file)) } else { Box::new(file) }
 }
 
@@ -64,8 +66,8 @@ impl<'a> Reader<'a> {
     ///
     /// # Errors
     /// Where it cannot be unpacked or is of another encoding.
-    pub(super) fn new(file: &'a [u8]) -> Result<Reader<'a>, ReplayError> {
-        let (input, buffer) = (unpacked(file), Vec::with_capacity(1 << 16));
+    pub(crate) fn new(file: &'a [u8]) -> Result<Reader<'a>, ReadError> {
+        let (input, buffer) = (unpacked(file), Vec::with_capacity(file.len().min(1 << 16)));
         let mut reader = Reader { input, buffer, at: 0, before: 0, n_lines: 0, line_start: 0, depth: 0 };
         let is_other = |start: &[u8]| matches!(start, [0xff, 0xfe, ..] | [0xfe, 0xff, ..] | [0, ..] | [_, 0, ..]);
         match reader.fill() {
@@ -87,7 +89,7 @@ impl<'a> Reader<'a> {
         self.buffer.clear();
         let mut part = self.input.by_ref().take(1 << 16);
         part.read_to_end(&mut self.buffer).map_err(Fault::Packed)?;
-        if self.before + self.buffer.len() as u64 > SIZE_LIMIT { Err(Fault::TooLong) } else { Ok(()) }
+        if self.before + self.buffer.len() as u64 > MOST_BYTES { Err(Fault::TooLong) } else { Ok(()) }
     }
 
     fn byte(&mut self) -> Result<Option<u8>, Fault> {
@@ -107,7 +109,7 @@ impl<'a> Reader<'a> {
 
     /// The next byte that is no blank, without passing it; `None` at the end. Zeros are blanks: a crash
     /// leaves some behind.
-    pub(super) fn peek(&mut self) -> Result<Option<u8>, Fault> {
+    pub(crate) fn peek(&mut self) -> Result<Option<u8>, Fault> {
         while let Some(byte) = self.byte()? {
             if !matches!(byte, b' ' | b'\t' | b'\r' | b'\n' | 0) {
                 return Ok(Some(byte));
@@ -115,6 +117,17 @@ impl<'a> Reader<'a> {
             self.advance();
         }
         Ok(None)
+    }
+
+    /// Passes over the rest of the line.
+    pub(crate) fn skip_line(&mut self) -> Result<(), Fault> {
+        while let Some(byte) = self.byte()? {
+            self.advance();
+            if byte == b'\n' {
+                break;
+            }
+        }
+        Ok(())
     }
 
     fn next(&mut self) -> Result<u8, Fault> {
@@ -133,25 +146,26 @@ impl<'a> Reader<'a> {
     }
 
     /// Where reading is, in words.
-    pub(super) fn place(&self) -> String {
+    pub(crate) fn place(&self) -> String {
         let (line, column) = self.line_and_column();
         format!("line {line}, column {column}")
     }
 
     /// What stopped reading, as an error with its place.
-    pub(super) fn error(&self, fault: Fault) -> ReplayError {
+    pub(crate) fn error(&self, fault: Fault) -> ReadError {
         let (line, column) = self.line_and_column();
         match fault {
-            Fault::End => ReplayError::Json { line, column, problem: "the file ends within something".into() },
-            Fault::Problem(problem) => ReplayError::Json { line, column, problem },
-            Fault::Packed(source) => ReplayError::Packed(source),
-            Fault::TooLong => ReplayError::TooLong { limit: SIZE_LIMIT },
+            Fault::End => ReadError::Json { line, column, problem: "the file ends within something".into() },
+            Fault::Problem(problem) => ReadError::Json { line, column, problem },
+            Fault::Packed(source) => ReadError::Packed(source),
+            Fault::TooLong => ReadError::TooLong { limit: MOST_BYTES },
             Fault::Refused(error) => error,
+            Fault::Enough => unreachable!("invariant: who stops reading does not take it for an error"),
         }
     }
 
     /// Goes through the members of an object; `member` has to read each value.
-    pub(super) fn object(
+    pub(crate) fn object(
         &mut self,
         mut member: impl FnMut(&mut Self, String) -> Result<(), Fault>,
     ) -> Result<(), Fault> {
@@ -169,7 +183,7 @@ impl<'a> Reader<'a> {
     }
 
     /// Goes through the items of an array; `item` has to read each.
-    pub(super) fn array(&mut self, mut item: impl FnMut(&mut Self) -> Result<(), Fault>) -> Result<(), Fault> {
+    pub(crate) fn array(&mut self, mut item: impl FnMut(&mut Self) -> Result<(), Fault>) -> Result<(), Fault> {
         self.list(b'[', b']', &mut item)
     }
 
@@ -203,7 +217,7 @@ impl<'a> Reader<'a> {
     }
 
     /// Passes over a value.
-    pub(super) fn skip(&mut self) -> Result<(), Fault> {
+    pub(crate) fn skip(&mut self) -> Result<(), Fault> {
         match self.next()? {
             b'{' => self.object(|reader, _| reader.skip()),
             b'[' => self.array(Self::skip),
@@ -213,7 +227,7 @@ impl<'a> Reader<'a> {
     }
 
     /// A value of so many parts at most; `None` where it has more.
-    pub(super) fn value(&mut self, most_parts: usize) -> Result<Option<Json>, Fault> {
+    pub(crate) fn value(&mut self, most_parts: usize) -> Result<Option<Json>, Fault> {
         let mut left = most_parts + 1;
         let value = self.parts(&mut left)?;
         Ok((left > 0).then_some(value))
@@ -387,6 +401,6 @@ mod tests {
         let long = format!("\"{}\"", "x".repeat(1 << 20));
         assert_eq!(read(long.as_bytes()).unwrap().as_str().unwrap().len(), MOST_TEXT - 1);
         let mut reader = Reader::new(&[0x1f, 0x8b, 8, 0]).err().unwrap();
-        assert!(matches!(&mut reader, ReplayError::Packed(_)));
+        assert!(matches!(&mut reader, ReadError::Packed(_)));
     }
 }

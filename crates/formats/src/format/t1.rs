@@ -1,16 +1,21 @@
 //! T1, the description of a space that belongs to T4 results.
 
 use serde_json::Value as Json;
+use tilewright_tune::expression::{self, Datum};
 
-use super::ReplayError;
-use super::json::{Fault, Reader};
-use super::outcome::brief;
-use super::rows::{Column, Lists, read_value};
-use crate::expression::{self, Datum};
+use crate::json::{Fault, Reader};
+use crate::outcome::brief;
+use crate::read::{Found, Input, ReadError};
+use crate::rows::{Column, Lists, read_value};
+
+/// Says what a description is good for.
+pub(super) fn refuse(_: Input) -> Result<Found, ReadError> {
+    Err(ReadError::NoResults { found: "a T1 description", mend: "give results, and this file with --description" })
+}
 
 /// The parameters with their values, and oddities of these. Conditions are left out: the results say what is
 /// legal.
-pub(super) fn read(file: &[u8]) -> Result<(Vec<Column>, Option<String>), ReplayError> {
+pub(crate) fn read_columns(file: &[u8]) -> Result<(Vec<Column>, Option<String>), ReadError> {
     let (mut columns, mut lists) = (Vec::new(), Lists::default());
     let mut reader = Reader::new(file)?;
     let mut member = |reader: &mut Reader, name: String| {
@@ -28,7 +33,7 @@ pub(super) fn read(file: &[u8]) -> Result<(Vec<Column>, Option<String>), ReplayE
     });
     match read {
         Err(fault) => Err(reader.error(fault)),
-        Ok(()) if columns.is_empty() => Err(ReplayError::Entry {
+        Ok(()) if columns.is_empty() => Err(ReadError::Entry {
             place: "ConfigurationSpace.TuningParameters".into(),
             problem: "no parameters, so this is no T1 file".into(),
         }),
@@ -51,7 +56,7 @@ fn parameter(reader: &mut Reader, lists: &mut Lists) -> Result<Column, Fault> {
         Ok(())
     })?;
     let wrong = |problem: String| {
-        Fault::Refused(ReplayError::Entry { place: format!("parameter {}", brief(&parameter)), problem })
+        Fault::Refused(ReadError::Entry { place: format!("parameter {}", brief(&parameter)), problem })
     };
     match values {
         Some(Ok(mut column)) => {

@@ -1,7 +1,7 @@
 //! What searches and cost models cost in processor time, as Linux counts it, so that a busy machine
 //! hardly matters.
 //!
-//! `cargo run --release -p tilewright-tune --example cost_of_thinking`; `xgboost_beside.py` measures
+//! `cargo run --release -p tilewright-lab --example cost_of_thinking`; `xgboost_beside.py` measures
 //! XGBoost on the same.
 
 use std::hint::black_box;
@@ -16,10 +16,10 @@ use tilewright_learn::metrics::kendall_tau;
 use tilewright_learn::{Examples, Gbt, GbtOptions, Matrix, Objective};
 use tilewright_tune::{
     BoxError, Budget, Candidate, Config, Constraint, Event, HeadStart, Machine, Measure, Measured, Next, Outcome,
-    Parameter, Queue, RaceLimits, RecordedSpace, SEARCHES, Seconds, Space, Standing, Timing, Trial, search, tune,
+    Parameter, Queue, RaceLimits, SEARCHES, Seconds, Space, Standing, Timing, Trial, search, tune,
 };
 
-const PNPOLY: &[u8] = include_bytes!("../tests/data/recorded/pnpoly-RTX_2080_Ti.json.gz");
+const PNPOLY: &[u8] = include_bytes!("../../formats/tests/data/recorded/pnpoly-RTX_2080_Ti.json.gz");
 
 fn main() {
     replays();
@@ -63,7 +63,9 @@ fn run(
 /// Each search on a recorded space, five times 400 trials, one at a time and in batches; looking outcomes up
 /// is counted in.
 fn replays() {
-    let recorded = RecordedSpace::read("pnpoly", PNPOLY, None).expect("a sound file");
+    let recorded = tilewright_formats::read("pnpoly", PNPOLY, None, None)
+        .and_then(|read| read.task(None)?.space("pnpoly"))
+        .expect("a sound file");
     for row in SEARCHES {
         let ms = [1, 16].map(|batch| {
             let run = |seed| run(row.name, seed, recorded.space(), &mut recorded.clone(), (400, batch), &mut |_| ());

@@ -2,13 +2,15 @@
 
 use serde_json::Value as Json;
 
-use crate::trial::{ErrorClass, Outcome, Timing};
+use tilewright_tune::{ErrorClass, Outcome, Timing};
+
+use crate::format::OBJECTIVE;
 
 /// What became of one configuration, and what is odd about the way it is written.
-pub(super) struct Reading {
-    pub(super) outcome: Outcome,
+pub(crate) struct Reading {
+    pub(crate) outcome: Outcome,
     /// What is odd, and what was found.
-    pub(super) oddity: Option<(&'static str, String)>,
+    pub(crate) oddity: Option<(&'static str, String)>,
 }
 
 /// A time beyond a day is none that somebody waited for: it stands for a failure.
@@ -16,12 +18,39 @@ const LONGEST_NS: f64 = 86_400e9;
 /// The largest numbers of integer types and of single precision, which stand for failures in any unit.
 const LARGEST: &[f64] = &[i32::MAX as f64, u32::MAX as f64, i64::MAX as f64, u64::MAX as f64, f32::MAX as f64];
 
-/// How Kernel Tuner calls failures.
+/// How Kernel Tuner calls failures. It tells fewer of them apart than we do: of classes with one name the
+/// first is read.
 const FAILURES: &[(&str, ErrorClass)] = &[
     ("CompilationFailedConfig", ErrorClass::CompileErrorDevice),
+    ("CompilationFailedConfig", ErrorClass::CompileErrorHost),
+    ("CompilationFailedConfig", ErrorClass::BuildTimeout),
     ("RuntimeFailedConfig", ErrorClass::RuntimeError),
+    ("RuntimeFailedConfig", ErrorClass::RunTimeout),
+    ("RuntimeFailedConfig", ErrorClass::WrongAnswer),
+    ("RuntimeFailedConfig", ErrorClass::Unknown),
     ("InvalidConfig", ErrorClass::InstantiationError),
 ];
+
+/// How Kernel Tuner calls a failure of this class.
+pub(crate) fn failure_of(class: ErrorClass) -> &'static str {
+    let row = FAILURES.iter().find(|(_, known)| *known == class);
+    row.expect("invariant: each class of errors has a name in Kernel Tuner").0
+}
+
+/// The names that a value lists, or the one that it is.
+pub(crate) fn names(value: Option<Json>) -> Vec<String> {
+    match value {
+        Some(Json::Array(items)) => items.into_iter().flat_map(|item| names(Some(item))).collect(),
+        Some(Json::String(name)) => vec![name],
+        _ => Vec::new(),
+    }
+}
+
+/// Objectives as text, where time is not the only one.
+pub(crate) fn other_objective(objectives: &[String]) -> Option<String> {
+    let quoted = || objectives.iter().map(|name| format!("{name:?}")).collect::<Vec<_>>().join(" and ");
+    objectives.iter().any(|name| name != OBJECTIVE).then(quoted)
+}
 
 const NOT_POSITIVE: &str = "rows counted as failed, for their time is no positive number";
 const TOO_LONG: &str =
@@ -38,23 +67,23 @@ impl From<Outcome> for Reading {
 
 impl Reading {
     /// A failure of a class that the file names in a way of its own.
-    pub(super) fn failed(class: ErrorClass, found: &str) -> Reading {
+    pub(crate) fn failed(class: ErrorClass, found: &str) -> Reading {
         let begin: String = found.chars().take(80).collect();
         Outcome::Failed { class, message: format!("recorded as {begin}") }.into()
     }
 
     /// A failure that is odd.
-    pub(super) fn odd(class: ErrorClass, what: &'static str, found: String) -> Reading {
+    pub(crate) fn odd(class: ErrorClass, what: &'static str, found: String) -> Reading {
         Reading { oddity: Some((what, brief(&found))), ..Reading::failed(class, &found) }
     }
 
     /// A failure whose name is not known.
-    pub(super) fn unknown(found: &str) -> Reading {
+    pub(crate) fn unknown(found: &str) -> Reading {
         Reading::odd(ErrorClass::Unknown, UNKNOWN_FAILURE, format!("{found:?}"))
     }
 
     /// Of a failure as Kernel Tuner calls it.
-    pub(super) fn of_failure(name: &str) -> Reading {
+    pub(crate) fn of_failure(name: &str) -> Reading {
         match FAILURES.iter().find(|(known, _)| *known == name) {
             Some((_, class)) => Reading::failed(*class, name),
             None => Reading::unknown(name),
@@ -62,7 +91,7 @@ impl Reading {
     }
 
     /// Of what stands where the time should be: a number, the same as a text, several of them, or a failure.
-    pub(super) fn of_time(time: Option<&Json>, unit_ns: f64) -> Reading {
+    pub(crate) fn of_time(time: Option<&Json>, unit_ns: f64) -> Reading {
         match time {
             None => Reading::odd(ErrorClass::Unknown, NO_TIME, "none".into()),
             Some(Json::String(text)) => match text.trim().parse::<f64>() {
@@ -74,8 +103,15 @@ impl Reading {
         }
     }
 
+    /// Of the runs of one measurement, which are several as a rule.
+    pub(crate) fn of_runs(times: &[Json], unit_ns: f64) -> Reading {
+        let reading = Reading::of_times(times, unit_ns);
+        let is_sound = reading.outcome.timing().is_some_and(|timing| timing.n_samples as usize == times.len());
+        if is_sound { reading.outcome.into() } else { reading }
+    }
+
     /// Of several times of one configuration: the median of those that are sound.
-    pub(super) fn of_times(times: &[Json], unit_ns: f64) -> Reading {
+    pub(crate) fn of_times(times: &[Json], unit_ns: f64) -> Reading {
         let readings: Vec<Reading> = times.iter().map(|time| Reading::of_time(Some(time), unit_ns)).collect();
         let sound_ns: Vec<f64> = readings.iter().filter_map(|r| Some(r.outcome.timing()?.median_ns)).collect();
         match readings.into_iter().next() {
@@ -103,7 +139,7 @@ fn of_number(time: f64, found: &str, unit_ns: f64) -> Reading {
 }
 
 /// The beginning of what was found, on one line of text.
-pub(super) fn brief(found: &str) -> String {
+pub(crate) fn brief(found: &str) -> String {
     let escaped =
         found.chars().take(80).map(|c| if c.is_control() { c.escape_default().to_string() } else { c.into() });
     let rest = if found.chars().nth(80).is_some() { "…" } else { "" };
@@ -115,6 +151,13 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn every_class_has_a_name() {
+        for class in ErrorClass::ALL {
+            assert_eq!(FAILURES.iter().filter(|(_, other)| *other == class).count(), 1, "{class}");
+        }
+    }
 
     #[test]
     fn what_stands_for_a_failure_is_one() {

@@ -9,21 +9,30 @@ use std::sync::Arc;
 use flate2::{Compression, write::GzEncoder};
 use proptest::prelude::*;
 use serde_json::{Value as Json, json};
+use tilewright_formats::{ReadError, write_space};
 use tilewright_tune::{
     ErrorClass, Outcome, Parameter, RecordedSpace, Replay, ReplayPlan, SEARCHES, Space, Timing, Trial, search,
 };
 
+/// The space of the only task of a file.
+fn read(name: &str, file: &[u8], description: Option<&[u8]>) -> Result<RecordedSpace, ReadError> {
+    let recorded = tilewright_formats::read(name, file, description, None)?;
+    let space = recorded.task(None)?.space(name)?;
+    let notes = [recorded.notes, space.notes().to_vec()].concat();
+    Ok(space.with_notes(notes))
+}
+
 const CONVOLUTION: &[u8] = include_bytes!("data/recorded/convolution_milo-A100_T4.json.gz");
 const CONVOLUTION_T1: &[u8] = include_bytes!("data/recorded/convolution_milo.json");
 const PNPOLY: &[u8] = include_bytes!("data/recorded/pnpoly-RTX_2080_Ti.json.gz");
-const RECORDS: &[u8] = include_bytes!("data/records-v1.jsonl");
+const RECORDS: &[u8] = include_bytes!("../../tune/tests/data/records-v1.jsonl");
 
 /// A folder of recorded spaces, in folders of their own or not, that searches have to keep their
 /// promises on as well.
 const MORE_SPACES: &str = "TILEWRIGHT_RECORDED_SPACES";
 
 fn real_spaces() -> [RecordedSpace; 2] {
-    [CONVOLUTION, PNPOLY].map(|file| RecordedSpace::read("real", file, None).unwrap())
+    [CONVOLUTION, PNPOLY].map(|file| read("real", file, None).unwrap())
 }
 
 /// The real spaces, and those that whoever runs the tests adds.
@@ -36,7 +45,7 @@ fn all_spaces() -> Vec<RecordedSpace> {
             if path.is_dir() {
                 folders.push(path);
             } else if path.extension().is_some_and(|extension| extension == "gz") {
-                let space = RecordedSpace::read("more", &std::fs::read(&path).unwrap(), None);
+                let space = read("more", &std::fs::read(&path).unwrap(), None);
                 spaces.push(space.unwrap_or_else(|e| panic!("{}: {e}", path.display())));
             }
         }
@@ -72,7 +81,7 @@ fn mean(replay: &Replay) -> f64 {
 #[test]
 fn t4_results_are_read_with_and_without_their_description() {
     for description in [None, Some(CONVOLUTION_T1)] {
-        let recorded = RecordedSpace::read("convolution", CONVOLUTION, description).unwrap();
+        let recorded = read("convolution", CONVOLUTION, description).unwrap();
         assert_eq!((recorded.len(), recorded.n_valid()), (4362, 4201));
         assert_eq!(recorded.space().size(), 4362);
         assert_eq!(recorded.optimum_ns(), Some(553_600.0));
@@ -90,7 +99,7 @@ fn kernel_tuner_caches_are_read() {
 
 #[test]
 fn exported_records_are_read() {
-    let recorded = RecordedSpace::read("records", RECORDS, None).unwrap();
+    let recorded = read("records", RECORDS, None).unwrap();
     assert_eq!((recorded.len(), recorded.n_valid(), recorded.space().size()), (2, 1, 2));
     let kinds = &recorded.space().describe()["parameters"];
     assert_eq!(kinds[0], json!({"name": "m", "kind": "factorization", "n": 512, "parts": 4}));
@@ -112,7 +121,7 @@ fn values_become_parameters_of_their_kind() {
         row(config(8, true, "b", [4, 2], ["i", "j"]), 3.0.into()),
         row(config(-1, false, "a", [8, 1], ["j", "i"]), 2.0.into()),
     ]);
-    let recorded = RecordedSpace::read("kinds", t4(rows).to_string().as_bytes(), None).unwrap();
+    let recorded = read("kinds", t4(rows).to_string().as_bytes(), None).unwrap();
     assert_eq!(recorded.optimum_ns(), Some(2000.0));
     assert_eq!(
         recorded.space().describe()["parameters"],
@@ -144,13 +153,13 @@ fn what_is_written_is_read_back() {
     let recorded = RecordedSpace::new(space.clone(), trials.clone());
     for is_packed in [false, true] {
         let mut file = Vec::new();
-        recorded.write_t4(&mut file, is_packed, &[("workload", "matmul".into())]).unwrap();
+        write_space(&recorded, &mut file, is_packed, &[("workload", "matmul".into())]).unwrap();
         assert_eq!(file.starts_with(&[0x1f, 0x8b]), is_packed);
-        let read = RecordedSpace::read("written", &file, None).unwrap();
-        assert_eq!((read.len(), read.n_valid()), (recorded.len(), recorded.n_valid()));
+        let found = read("written", &file, None).unwrap();
+        assert_eq!((found.len(), found.n_valid()), (recorded.len(), recorded.n_valid()));
         for trial in &trials {
-            let config = read.space().config_from_json(&space.config_to_json(&trial.config)).unwrap();
-            let found = read.outcome(&config);
+            let config = found.space().config_from_json(&space.config_to_json(&trial.config)).unwrap();
+            let found = found.outcome(&config);
             // T4 tells fewer classes apart.
             let class = trial.outcome.class().map(|class| match class {
                 ErrorClass::CompileErrorHost => ErrorClass::CompileErrorDevice,
@@ -164,7 +173,7 @@ fn what_is_written_is_read_back() {
 }
 
 fn refused(file: &[u8], expected: &str) {
-    let error = RecordedSpace::read("bad", file, None).map(|_| ()).unwrap_err().to_string();
+    let error = read("bad", file, None).map(|_| ()).unwrap_err().to_string();
     assert_eq!(error, expected);
 }
 
@@ -275,7 +284,7 @@ fn foreign(name: &str) -> Vec<u8> {
 #[test]
 fn files_of_other_tuners_are_read_and_what_is_odd_is_told() {
     for (name, n_rows, n_valid, notes) in FOREIGN {
-        let recorded = RecordedSpace::read(name, &foreign(name), None).unwrap_or_else(|e| panic!("{name}: {e}"));
+        let recorded = read(name, &foreign(name), None).unwrap_or_else(|e| panic!("{name}: {e}"));
         assert_eq!((recorded.len(), recorded.n_valid()), (*n_rows, *n_valid), "{name}");
         assert_eq!(recorded.notes(), *notes, "{name}");
         // All of them hold the same space or a part of it; nothing that stands for a failure is its best.
@@ -283,26 +292,21 @@ fn files_of_other_tuners_are_read_and_what_is_odd_is_told() {
     }
     let all_failed = "none of its 24 configurations was measured successfully";
     refused(&foreign("kt-all-failed"), all_failed);
-    let formats = "there are T4 results, Kernel Tuner caches and exported records";
-    refused(&foreign("ktt-output"), &format!("results of KTT; {formats}"));
-    for (member, what) in
-        [("input", "a log of AutoTVM"), ("i", "a log of Ansor"), ("configs_timings", "a cache of Triton's autotuner")]
-    {
-        refused(format!("{{\"{member}\": []}}").as_bytes(), &format!("{what}; {formats}"));
-    }
+    let formats = "there are kernel-tuner, clblast, t4, ktt, autotvm, ansor, metaschedule, triton, records";
+    let no_json = "no JSON (tables and specifications of kernels are for `predict`)";
+    refused(b"a,b\n1,2\n", &format!("{no_json}; {formats}"));
     refused(
-        b"{\"clblast_device_type\": \"GPU\", \"results\": []}",
-        &format!("results of a tuner of CLBlast; {formats}"),
+        b"[0, []]",
+        "there are no rows (rows left out: 1 of 1, the first line 1: column 8: no record of a trace, run times, a target and arguments)",
     );
-    refused(b"[0, []]", &format!("a list; {formats}"));
 }
 
 #[test]
 fn descriptions_are_evaluated() {
     let results = foreign("t4-plain");
-    let plain = RecordedSpace::read("t4", &results, None).unwrap();
+    let plain = read("t4", &results, None).unwrap();
     for name in ["t1-literal", "t1-range"] {
-        let described = RecordedSpace::read("t4", &results, Some(&foreign(name))).unwrap();
+        let described = read("t4", &results, Some(&foreign(name))).unwrap();
         assert_eq!(described.space().describe(), plain.space().describe(), "{name}");
         assert_eq!(described.optimum_ns(), plain.optimum_ns());
     }
@@ -313,7 +317,7 @@ fn numbers_with_fractions_keep_their_order() {
     let value = |text: &str| serde_json::from_str::<Json>(text).unwrap();
     let rows = ["1.5", "-0.5", "1e-7", "8.0", "8", "-2"].iter().enumerate();
     let rows: Vec<Json> = rows.map(|(at, text)| row(json!({"a": value(text)}), (1.0 + at as f64).into())).collect();
-    let recorded = RecordedSpace::read("floats", t4(rows.into()).to_string().as_bytes(), None).unwrap();
+    let recorded = read("floats", t4(rows.into()).to_string().as_bytes(), None).unwrap();
     assert_eq!(
         recorded.space().describe()["parameters"],
         json!([{"name": "a", "kind": "ordinal", "values": [0, 1, 2, 3, 4]}])
@@ -324,13 +328,13 @@ fn numbers_with_fractions_keep_their_order() {
     assert_eq!(found, [6000.0, 2000.0, 3000.0, 1000.0, 4500.0]);
     // A text beside the number that it writes.
     let rows = json!([row(json!({"a": "1"}), 1.into()), row(json!({"a": 1}), 2.into())]);
-    assert_eq!(RecordedSpace::read("texts", t4(rows).to_string().as_bytes(), None).unwrap().len(), 2);
+    assert_eq!(read("texts", t4(rows).to_string().as_bytes(), None).unwrap().len(), 2);
 }
 
 #[test]
 fn repeated_configurations_count_by_the_median_of_what_succeeded() {
     let failed = json!({"configuration": {"a": 1}, "invalidity": "runtime"});
-    let of = |rows: &[Json]| RecordedSpace::read("repeated", t4(rows.into()).to_string().as_bytes(), None);
+    let of = |rows: &[Json]| read("repeated", t4(rows.into()).to_string().as_bytes(), None);
     let [one, three, nine] = [1, 3, 9].map(|time| row(json!({"a": 1}), time.into()));
     let optimum = |rows: &[Json]| of(rows).unwrap().optimum_ns();
     assert_eq!(optimum(&[nine.clone(), one.clone(), failed.clone(), three.clone()]), Some(3000.0));
@@ -341,9 +345,9 @@ fn repeated_configurations_count_by_the_median_of_what_succeeded() {
 #[test]
 fn what_is_in_the_way_of_reading_is_passed_over() {
     let closed = String::from_utf8(foreign("kt-closed")).unwrap();
-    let whole = RecordedSpace::read("whole", closed.as_bytes(), None).unwrap();
+    let whole = read("whole", closed.as_bytes(), None).unwrap();
     let check = |what: &str, bytes: Vec<u8>, notes: usize| {
-        let recorded = RecordedSpace::read("whole", &bytes, None).unwrap_or_else(|e| panic!("{what}: {e}"));
+        let recorded = read("whole", &bytes, None).unwrap_or_else(|e| panic!("{what}: {e}"));
         assert_eq!((recorded.len(), recorded.optimum_ns()), (whole.len(), whole.optimum_ns()), "{what}");
         assert_eq!(recorded.notes().len(), notes, "{what}: {:?}", recorded.notes());
     };
@@ -373,7 +377,7 @@ fn files_that_end_anywhere_are_read_up_to_there() {
     let (results, descriptions) = (foreign("t4-plain"), [foreign("t1-range"), foreign("t1-literal")]);
     let mut most = 0;
     for end in 0..file.len() {
-        if let Ok(recorded) = RecordedSpace::read("cut", &file[..end], None) {
+        if let Ok(recorded) = read("cut", &file[..end], None) {
             assert!(recorded.len() >= most && recorded.notes()[0].contains("not closed"), "{end}");
             most = recorded.len();
         }
@@ -381,7 +385,7 @@ fn files_that_end_anywhere_are_read_up_to_there() {
     assert!(most > 3);
     // An end within a number: it may have been another one.
     let within = file.windows(11).position(|part| part == b"\"time\": 1.8").unwrap() + 11;
-    let at_row = |end: usize| RecordedSpace::read("cut", &file[..end], None).unwrap().len();
+    let at_row = |end: usize| read("cut", &file[..end], None).unwrap().len();
     assert_eq!(at_row(within), at_row(within - 3));
     for end in (0..results.len()).step_by(7) {
         read_anything(&results[..end]);
@@ -394,12 +398,12 @@ fn files_that_end_anywhere_are_read_up_to_there() {
 #[test]
 fn bad_files_are_refused_with_the_place() {
     let refused_rows = |rows: Json, expected: &str| refused(t4(rows).to_string().as_bytes(), expected);
-    let formats = "there are T4 results, Kernel Tuner caches and exported records";
+    let formats = "there are kernel-tuner, clblast, t4, ktt, autotvm, ansor, metaschedule, triton, records";
     refused(b"", &format!("an empty file; {formats}"));
     refused(b" \n", &format!("an empty file; {formats}"));
     refused(b"{}", &format!("JSON of an unknown kind; {formats}"));
     refused(b"{\"schema_version\": \"1", &format!("a file that ends before it says what it is; {formats}"));
-    refused(CONVOLUTION_T1, &format!("a T1 description, which has no results; {formats}"));
+    refused(CONVOLUTION_T1, "a T1 description, which has no results (give results, and this file with --description)");
     refused(b"{\"results\": [", "there are no rows (the file is not closed, as a stopped run leaves it: 0 whole rows)");
     refused(b"{\n\"results\": 3}", "line 2, column 12: expected `[`, found '3'");
     refused(b"{\"results\": [}", "line 1, column 14: expected a value, found '}'");
@@ -407,7 +411,7 @@ fn bad_files_are_refused_with_the_place() {
     refused(b"{\"results\": [{\"a\": odd}]}", "line 1, column 23: expected a value, found \"odd\"");
     let deep = [&b"{\"results\": "[..], &b"[".repeat(100_000)].concat();
     refused(&deep, "line 1, column 140: nested more than 128 deep");
-    let cut_short = RecordedSpace::read("bad", &CONVOLUTION[..20_000], None).map(|_| ()).unwrap_err();
+    let cut_short = read("bad", &CONVOLUTION[..20_000], None).map(|_| ()).unwrap_err();
     assert!(cut_short.to_string().starts_with("cannot be unpacked: "), "{cut_short}");
     refused_rows(json!([]), "there are no rows");
     let none = "none of its 1 configurations was measured successfully";
@@ -427,7 +431,7 @@ fn bad_files_are_refused_with_the_place() {
         "none of its 3 rows can be read (rows left out: 3 of 3, the first results[0]: no object `configuration`)",
     );
     let other = json!([row(json!({"a": 1}), 1.into()), row(json!({"b": 1}), 1.into())]).to_string();
-    let recorded = RecordedSpace::read("other", format!("{{\"results\": {other}}}").as_bytes(), None).unwrap();
+    let recorded = read("other", format!("{{\"results\": {other}}}").as_bytes(), None).unwrap();
     assert_eq!(recorded.notes(), ["rows left out: 1 of 2, the first results[1]: unknown parameter b; the space has a"]);
     let cache = |time: Json, values: Json| {
         json!({"tune_params_keys": ["a"], "tune_params": {"a": values}, "cache": {"1": {"a": 1, "time": time}}})
@@ -443,9 +447,9 @@ fn bad_files_are_refused_with_the_place() {
         "tune_params: missing; without it parameters cannot be told from measurements",
     );
     let mixed = String::from_utf8_lossy(RECORDS).replacen("n=512,k=512", "n=512,k=256", 1);
-    let error = RecordedSpace::read("bad", mixed.as_bytes(), None).map(|_| ()).unwrap_err().to_string();
-    assert!(error.starts_with("record 2: it is of matmul:m=512,n=512,k=512, "), "{error}");
-    let cut = RecordedSpace::read("records", &RECORDS[..RECORDS.len() - 20], None).unwrap();
+    let error = read("bad", mixed.as_bytes(), None).map(|_| ()).unwrap_err().to_string();
+    assert!(error.starts_with("results of 2 tasks: ") && error.contains("(choose one with --task"), "{error}");
+    let cut = read("records", &RECORDS[..RECORDS.len() - 20], None).unwrap();
     assert!(
         cut.len() == 1 && cut.notes()[0].starts_with("rows left out: 1 of 2, the first line 2: "),
         "{:?}",
@@ -459,8 +463,8 @@ fn bad_descriptions_and_measurements_are_refused_with_the_place() {
         let parameter = json!({"Name": "a", "Type": "int", "Values": values});
         let description = json!({"ConfigurationSpace": {"TuningParameters": [parameter]}}).to_string();
         let file = t4(json!([row(json!({"a": 1}), 1.into())])).to_string();
-        let read = RecordedSpace::read("bad", file.as_bytes(), Some(description.as_bytes()));
-        assert_eq!(read.map_or_else(|error| error.to_string(), |read| read.notes().join("; ")), expected);
+        let found = read("bad", file.as_bytes(), Some(description.as_bytes()));
+        assert_eq!(found.map_or_else(|error| error.to_string(), |found| found.notes().join("; ")), expected);
     };
     let without = "(without a description, parameters have the values that occur)";
     described("range(3)".into(), "");
@@ -481,7 +485,7 @@ fn bad_descriptions_and_measurements_are_refused_with_the_place() {
         "[2, 3]".into(),
         "none of its 1 rows can be read (rows left out: 1 of 1, the first results[0]: parameter a cannot be 1; allowed: 2, 3)",
     );
-    let no_t1 = RecordedSpace::read("bad", &foreign("t4-plain"), Some(b"{}")).map(|_| ()).unwrap_err().to_string();
+    let no_t1 = read("bad", &foreign("t4-plain"), Some(b"{}")).map(|_| ()).unwrap_err().to_string();
     assert_eq!(
         no_t1,
         format!("the description: ConfigurationSpace.TuningParameters: no parameters, so this is no T1 file {without}")
@@ -490,9 +494,9 @@ fn bad_descriptions_and_measurements_are_refused_with_the_place() {
         let mut odd = row(json!({"a": 1}), 1.into());
         odd[key] = value;
         let file = t4(json!([odd, row(json!({"a": 2}), 1.into())])).to_string();
-        let read = RecordedSpace::read("odd", file.as_bytes(), None).unwrap_or_else(|e| panic!("{what}: {e}"));
+        let recorded = read("odd", file.as_bytes(), None).unwrap_or_else(|e| panic!("{what}: {e}"));
         let note = format!("{what}: 1 of 2, the first results[0]: {found}");
-        assert_eq!((read.notes(), read.n_valid()), (&[note][..], n_valid));
+        assert_eq!((recorded.notes(), recorded.n_valid()), (&[note][..], n_valid));
     };
     measured("objectives", json!(["energy"]), 2, "rows of another objective, whose times are replayed", "\"energy\"");
     measured("measurements", json!([]), 1, "rows counted as failed, for they have no time", "none");
@@ -606,7 +610,7 @@ fn small_files() -> [Vec<u8>; 4] {
 fn read_anything(file: &[u8]) {
     let [results, ..] = small_files();
     for (file, description) in [(file, None), (file, Some(file)), (&results[..], Some(file))] {
-        match RecordedSpace::read("any", file, description) {
+        match read("any", file, description) {
             Ok(recorded) => assert!(recorded.n_valid() > 0 && recorded.space().size() == recorded.len() as u128),
             Err(error) => assert!(!error.to_string().is_empty() && !error.to_string().contains('\n'), "{error}"),
         }
@@ -635,6 +639,6 @@ proptest! {
     fn garbage_is_refused(garbage in prop::collection::vec(any::<u8>(), 0..64), gzip: bool) {
         let mut file = if gzip { vec![0x1f, 0x8b] } else { Vec::new() };
         file.extend(garbage);
-        prop_assert!(RecordedSpace::read("garbage", &file, None).is_err());
+        prop_assert!(read("garbage", &file, None).is_err());
     }
 }

@@ -1,0 +1,68 @@
+//! Files of other tuners, as commands take them, and `formats`, which lists them.
+
+use std::path::Path;
+
+use clap::Args;
+use serde_json::json;
+use tilewright_formats::{FORMATS, Format, ReadError, Recorded, named, read};
+
+use crate::error::bad_input;
+use crate::output::{table, write_result};
+
+/// Which format a file has.
+#[derive(Args, Debug)]
+pub struct FormatArgs {
+    /// Format of the file; `formats` lists them [default: what stands in it tells]
+    #[arg(long = "format", value_name = "NAME", value_parser = format)]
+    pub given: Option<&'static Format>,
+}
+
+/// The format of this name.
+///
+/// # Errors
+/// Which ones there are.
+pub fn format(name: &str) -> Result<&'static Format, String> {
+    let known = || FORMATS.iter().map(|format| format.name).collect::<Vec<_>>().join(", ");
+    named(name).ok_or_else(|| format!("there are {}", known()))
+}
+
+/// What another tuner recorded in a file.
+///
+/// # Errors
+/// Bad input where the file cannot be read, or nothing can be known of what it holds.
+pub fn read_file(path: &Path, description: Option<&[u8]>, format: &FormatArgs) -> anyhow::Result<Recorded> {
+    let file = super::read_file(path, "results of a tuner; `tilewright formats` lists which")?;
+    let recorded = read(&name_of(path), &file, description, format.given);
+    recorded.map_err(|error| refuse(path, &error))
+}
+
+/// Says what is wrong with a file.
+pub fn refuse(path: &Path, error: &ReadError) -> anyhow::Error {
+    bad_input(format!("{}: {error}", path.display()))
+}
+
+/// The name of a file without what says its format.
+pub fn name_of(path: &Path) -> String {
+    let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy();
+    let name = name.strip_suffix(".gz").unwrap_or(&name);
+    let endings = [".json", ".jsonl", ".log"];
+    endings.iter().find_map(|ending| name.strip_suffix(ending)).unwrap_or(name).to_owned()
+}
+
+/// Lists the formats.
+///
+/// # Errors
+/// Failure where the output cannot be written.
+pub fn run(as_json: bool) -> anyhow::Result<()> {
+    let json = |format: &Format| {
+        let Format { name, what, read_for, .. } = format;
+        json!({"name": name, "what": what, "read": read_for, "written": format.is_written()})
+    };
+    let head = ["format", "files", "read for", "written"].map(str::to_owned).to_vec();
+    let row = |format: &Format| {
+        let written = if format.is_written() { "yes" } else { "no" };
+        [format.name, format.what, format.read_for, written].map(str::to_owned).to_vec()
+    };
+    let rows: Vec<Vec<String>> = std::iter::once(head).chain(FORMATS.iter().map(row)).collect();
+    write_result(as_json, &json!({"formats": FORMATS.iter().map(json).collect::<Vec<_>>()}), &(table(&rows) + "\n"))
+}

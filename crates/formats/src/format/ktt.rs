@@ -1,0 +1,105 @@
+//! Results of KTT, as JSON.
+
+use serde_json::Value as Json;
+use tilewright_tune::ErrorClass;
+
+use super::t4::nanoseconds;
+use super::{MOST_TIMES, task_of};
+use crate::json::{Fault, Reader};
+use crate::outcome::Reading;
+use crate::read::{Found, Input, ReadError};
+use crate::rows::{Circumstances, Config, Rows, Sheets, read_value};
+
+/// Names of failures.
+const STATUS: &[(&str, ErrorClass)] = &[
+    ("ComputationFailed", ErrorClass::RuntimeError),
+    ("ValidationFailed", ErrorClass::WrongAnswer),
+    ("CompilationFailed", ErrorClass::CompileErrorDevice),
+    ("DeviceLimitsExceeded", ErrorClass::InstantiationError),
+];
+
+/// Reads results, which have a task for each kernel.
+pub(super) fn read(input: Input) -> Result<Found, ReadError> {
+    let (mut unit_ns, mut device) = (1e3, None);
+    let mut reader = Reader::new(input.file)?;
+    let read = reader.object(|reader, name| match (name.as_str(), reader.peek()?) {
+        ("Metadata", Some(b'{')) => reader.object(|reader, name| {
+            match name.as_str() {
+                "TimeUnit" => {
+                    let unit = read_value(reader)?;
+                    unit_ns = unit.as_ref().and_then(Json::as_str).and_then(nanoseconds).unwrap_or(unit_ns);
+                }
+                "Device" => device = read_value(reader)?,
+                _ => reader.skip()?,
+            }
+            Ok(())
+        }),
+        _ => reader.skip(),
+    });
+    match read {
+        Ok(()) | Err(Fault::End) => {}
+        Err(fault) => return Err(reader.error(fault)),
+    }
+    let mut sheets = Sheets::default();
+    let mut reader = Reader::new(input.file)?;
+    let mut n_rows = 0;
+    let read = reader.object(|reader, name| match name.as_str() {
+        "Results" => reader.array(|reader| {
+            let place = format!("Results[{n_rows}]");
+            n_rows += 1;
+            if reader.peek()? != Some(b'{') {
+                sheets.leave_out(&place, "not an object");
+                return reader.skip();
+            }
+            let (mut kernel, mut status, mut duration, mut config) = (None, None, None, None);
+            reader.object(|reader, name| {
+                match (name.as_str(), reader.peek()?) {
+                    ("KernelName", _) => kernel = read_value(reader)?,
+                    ("Status", _) => status = read_value(reader)?,
+                    ("TotalDuration", _) => duration = reader.value(MOST_TIMES)?,
+                    ("Configuration", Some(b'[')) => config = Some(read_config(reader)?),
+                    _ => reader.skip()?,
+                }
+                Ok(())
+            })?;
+            let Some(config) = config else {
+                sheets.leave_out(&place, "no list `Configuration`");
+                return Ok(());
+            };
+            let reading = match status.as_ref().map_or("Ok", |status| status.as_str().unwrap_or_default()) {
+                "Ok" => Reading::of_time(duration.as_ref(), unit_ns),
+                name => match STATUS.iter().find(|(known, _)| *known == name) {
+                    Some((_, class)) => Reading::failed(*class, name),
+                    None => Reading::unknown(name),
+                },
+            };
+            let task = task_of(input.name, kernel.as_ref(), device.as_ref());
+            let rows = sheets.of(task, |task| Rows::new(task, None, Vec::new()))?;
+            rows.begin(place);
+            Ok(rows.add(config, reading, Circumstances::default())?)
+        }),
+        _ => reader.skip(),
+    });
+    sheets.end(&mut reader, read)
+}
+
+/// Pairs of names and values.
+fn read_config(reader: &mut Reader) -> Result<Config, Fault> {
+    let mut config = Config::new();
+    reader.array(|reader| {
+        let (mut of, mut value) = (String::new(), None);
+        reader.object(|reader, name| {
+            match name.as_str() {
+                "Name" => {
+                    of = read_value(reader)?.and_then(|name| name.as_str().map(str::to_owned)).unwrap_or_default()
+                }
+                "Value" => value = read_value(reader)?,
+                _ => reader.skip()?,
+            }
+            Ok(())
+        })?;
+        config.push((of, value));
+        Ok(())
+    })?;
+    Ok(config)
+}

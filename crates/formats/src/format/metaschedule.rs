@@ -1,0 +1,61 @@
+//! Tuning records of MetaSchedule: a line of JSON for each measurement, whose program is a trace.
+//!
+//! Which instructions there are is the sketch of a program; each decision of its sampling is a parameter.
+
+use std::collections::HashMap;
+
+use serde_json::Value as Json;
+
+use super::ansor::SKETCH;
+use super::autotvm::{MOST_PARTS, UNIT_NS};
+use crate::json::{Fault, Reader};
+use crate::outcome::Reading;
+use crate::read::{Found, Input, ReadError, read_lines};
+use crate::results::Task;
+use crate::rows::{Circumstances, Config, Rows, Sheets};
+
+/// Reads tuning records.
+pub(super) fn read(input: Input) -> Result<Found, ReadError> {
+    Ok(read_lines(input.file, read_line)?.results())
+}
+
+fn read_line(place: &str, reader: &mut Reader, sheets: &mut Sheets) -> Result<(), Fault> {
+    let line = reader.value(MOST_PARTS)?.unwrap_or_default();
+    let problem = |what: &str| Fault::Problem(what.into());
+    let (workload, record) = match line.as_array().map(Vec::as_slice) {
+        Some([Json::Number(workload), Json::Array(record)]) => (workload, record),
+        Some([Json::String(_), _]) => {
+            let mend = "a line of MetaSchedule's workloads, which have no times (give its tuning records)";
+            return Err(problem(mend));
+        }
+        _ => return Err(problem("no pair of a workload's number and a record")),
+    };
+    let [trace, times, target, arguments] = match record.as_slice() {
+        [trace, times, target, arguments, ..] => [trace, times, target, arguments],
+        _ => return Err(problem("no record of a trace, run times, a target and arguments")),
+    };
+    let instructions = trace[0].as_array().ok_or_else(|| problem("no list of instructions in the trace"))?;
+    let kinds: Vec<&str> = instructions.iter().map(|instruction| instruction[0].as_str().unwrap_or_default()).collect();
+    let mut config: Config = vec![(SKETCH.into(), Some(short(&kinds.join(" ")).into()))];
+    let mut seen = HashMap::new();
+    for decision in trace[1].as_array().into_iter().flatten() {
+        let at = decision[0].as_u64().and_then(|at| usize::try_from(at).ok());
+        let kind = at.and_then(|at| kinds.get(at)).ok_or_else(|| problem("a decision of no instruction"))?;
+        let n = seen.entry(*kind).and_modify(|n| *n += 1).or_insert(0);
+        config.push((format!("{kind}{n}"), Some(decision[1].clone())));
+    }
+    let reading = match times {
+        Json::Array(times) => Reading::of_runs(times, UNIT_NS),
+        _ => Reading::of_time(None, UNIT_NS),
+    };
+    let device = target.as_str().map_or_else(|| target.to_string(), str::to_owned);
+    let task = Task { kernel: format!("workload-{workload}"), device, problem: Vec::new() };
+    let rows = sheets.of(task.with("args", arguments), Rows::of_any)?;
+    rows.begin(place.to_owned());
+    Ok(rows.add(config, reading, Circumstances::default())?)
+}
+
+/// A short text that tells long ones apart: traces have hundreds of instructions.
+fn short(text: &str) -> String {
+    format!("{:016x}", tilewright_tune::predict::content_hash(text.as_bytes()))
+}

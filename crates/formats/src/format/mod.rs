@@ -1,0 +1,295 @@
+//! The formats: one file and one row of [`FORMATS`] each.
+
+mod ansor;
+mod autotvm;
+mod clblast;
+mod kernel_tuner;
+mod ktt;
+mod metaschedule;
+pub(crate) mod records;
+pub(crate) mod t1;
+mod t4;
+mod triton;
+
+use std::fmt;
+use std::io::{self, Write};
+
+use flate2::Compression;
+use flate2::write::GzEncoder;
+use serde_json::Value as Json;
+use tilewright_tune::RecordedSpace;
+
+use crate::read::{Found, Input, ReadError};
+use crate::results::{Results, Task};
+
+/// The objective that is replayed.
+pub(crate) const OBJECTIVE: &str = "time";
+/// Where the current Kernel Tuner writes a failure, in its caches and as a measurement of T4.
+const ERROR: &str = "__error__";
+/// The most times of single runs of one configuration.
+const MOST_TIMES: usize = 1 << 16;
+
+/// A format of files.
+pub struct Format {
+    /// Its name, by which it is asked for.
+    pub name: &'static str,
+    /// What files of it are.
+    pub what: &'static str,
+    /// What they hold that is read, or what else they are good for.
+    pub read_for: &'static str,
+    /// Names of members that tell it, or [`Format::A_LIST`].
+    pub(crate) signs: &'static [&'static str],
+    /// Whether what tells it may stand in files of a format further down as well.
+    pub(crate) is_doubtful: bool,
+    /// Whether a description may say its parameters.
+    pub(crate) takes_description: bool,
+    pub(crate) read: fn(Input) -> Result<Found, ReadError>,
+    writer: Option<Writer>,
+}
+
+/// How a format is written.
+enum Writer {
+    /// One task to a file.
+    Document(WriteTask),
+    /// Lines of any tasks.
+    Lines(WriteTask),
+}
+
+/// Writes what is recorded of a task.
+type WriteTask = fn(&Results, &mut dyn Write) -> io::Result<()>;
+
+impl Format {
+    /// The sign of files that are a list.
+    pub(crate) const A_LIST: &'static str = "[";
+
+    /// Whether it is written.
+    pub fn is_written(&self) -> bool {
+        self.writer.is_some()
+    }
+
+    /// Whether files of it have results.
+    pub fn has_results(&self) -> bool {
+        self.name != "t1"
+    }
+}
+
+impl fmt::Debug for Format {
+    fn fmt(&self, out: &mut fmt::Formatter) -> fmt::Result {
+        out.write_str(self.name)
+    }
+}
+
+/// The formats there are. Of two whose signs stand in one file the earlier one is meant.
+pub static FORMATS: &[Format] = &[
+    Format {
+        name: "kernel-tuner",
+        what: "caches of Kernel Tuner, of 1.5 and before, closed or not",
+        read_for: "configurations with times and failures",
+        signs: &["cache", "tune_params_keys"],
+        is_doubtful: false,
+        takes_description: true,
+        read: kernel_tuner::read,
+        writer: Some(Writer::Document(kernel_tuner::write)),
+    },
+    Format {
+        name: "clblast",
+        what: "JSON of CLBlast's tuners",
+        read_for: "configurations with times",
+        signs: &["clblast_device_type", "kernel_family"],
+        is_doubtful: false,
+        takes_description: false,
+        read: clblast::read,
+        writer: None,
+    },
+    Format {
+        name: "t4",
+        what: "T4 results 1.0.0, as of Kernel Tuner and BAT",
+        read_for: "configurations with times and failures",
+        signs: &["results"],
+        is_doubtful: true,
+        takes_description: true,
+        read: t4::read,
+        writer: Some(Writer::Document(t4::write)),
+    },
+    Format {
+        name: "t1",
+        what: "T1 descriptions 1.0.0 of a space",
+        read_for: "the values of parameters, for `--description`",
+        signs: &["ConfigurationSpace"],
+        is_doubtful: false,
+        takes_description: false,
+        read: t1::refuse,
+        writer: None,
+    },
+    Format {
+        name: "ktt",
+        what: "results of KTT, as JSON",
+        read_for: "configurations with times and failures",
+        signs: &["Results"],
+        is_doubtful: false,
+        takes_description: false,
+        read: ktt::read,
+        writer: None,
+    },
+    Format {
+        name: "autotvm",
+        what: "logs of AutoTVM 0.2",
+        read_for: "configurations with times and failures, by task",
+        signs: &["input"],
+        is_doubtful: false,
+        takes_description: false,
+        read: autotvm::read,
+        writer: Some(Writer::Lines(autotvm::write)),
+    },
+    Format {
+        name: "ansor",
+        what: "logs of Ansor, v0.5 and v0.6",
+        read_for: "steps with times and failures, by task",
+        signs: &["i"],
+        is_doubtful: false,
+        takes_description: false,
+        read: ansor::read,
+        writer: None,
+    },
+    Format {
+        name: "metaschedule",
+        what: "tuning records of MetaSchedule",
+        read_for: "decisions with run times, by task",
+        signs: &[Format::A_LIST],
+        is_doubtful: false,
+        takes_description: false,
+        read: metaschedule::read,
+        writer: None,
+    },
+    Format {
+        name: "triton",
+        what: "`*.autotune.json` of Triton",
+        read_for: "configurations with times",
+        signs: &["configs_timings"],
+        is_doubtful: false,
+        takes_description: false,
+        read: triton::read,
+        writer: None,
+    },
+    Format {
+        name: "records",
+        what: "records of ours, as JSON lines",
+        read_for: "everything",
+        signs: &["workload"],
+        is_doubtful: false,
+        takes_description: false,
+        read: records::read,
+        writer: Some(Writer::Lines(records::write)),
+    },
+];
+
+/// The format of this name.
+pub fn named(name: &str) -> Option<&'static Format> {
+    FORMATS.iter().find(|format| format.name == name)
+}
+
+/// The names of formats, in one line.
+pub(crate) fn names_of_formats(is_meant: impl Fn(&Format) -> bool) -> String {
+    FORMATS.iter().filter(|format| is_meant(format)).map(|format| format.name).collect::<Vec<_>>().join(", ")
+}
+
+/// Why results are not written.
+#[derive(Debug, thiserror::Error)]
+pub enum WriteError {
+    /// The format is only read.
+    #[error("{name} is not written; there are {}", names_of_formats(Format::is_written))]
+    NotWritten {
+        /// Its name.
+        name: &'static str,
+    },
+    /// One file has room for one task.
+    #[error("{name} has one task in a file, and these are {n_tasks}: {tasks} (choose one with --task)")]
+    Tasks {
+        /// The name of the format.
+        name: &'static str,
+        /// How many tasks there are.
+        n_tasks: usize,
+        /// The first of them.
+        tasks: String,
+    },
+    /// There is nothing to write.
+    #[error("there are no results to write")]
+    Nothing,
+    /// The output fails.
+    #[error(transparent)]
+    Io(#[from] io::Error),
+}
+
+/// Writes results in a format, once it is known that there is a way.
+///
+/// # Errors
+/// [`WriteError`].
+pub fn write(format: &Format, results: &[Results], out: &mut dyn Write) -> Result<(), WriteError> {
+    let write = writer(format, results)?;
+    results.iter().try_for_each(|results| Ok(write(results, out)?))
+}
+
+/// Checks that these results can be written in a format.
+///
+/// # Errors
+/// [`WriteError`].
+pub fn check_writable(format: &Format, results: &[Results]) -> Result<(), WriteError> {
+    writer(format, results).map(drop)
+}
+
+fn writer(format: &Format, results: &[Results]) -> Result<WriteTask, WriteError> {
+    let name = format.name;
+    let writer = format.writer.as_ref().ok_or(WriteError::NotWritten { name })?;
+    if results.iter().all(|results| results.rows.is_empty()) {
+        return Err(WriteError::Nothing);
+    }
+    match (writer, results) {
+        (Writer::Lines(write), _) | (Writer::Document(write), [_]) => Ok(*write),
+        (Writer::Document(_), several) => {
+            let tasks: Vec<String> = several.iter().take(4).map(|results| results.task.to_string()).collect();
+            let more = if several.len() > 4 { "; …" } else { "" };
+            Err(WriteError::Tasks { name, n_tasks: several.len(), tasks: tasks.join("; ") + more })
+        }
+    }
+}
+
+/// Writes everything recorded of a space as T4 results, in its order, packed by gzip if asked for. `about`
+/// goes into their metadata. [`read`](crate::read()) gives the medians back, and of failures the class as far
+/// as T4 has one.
+///
+/// # Errors
+/// Where `output` fails.
+pub fn write_space(
+    space: &RecordedSpace,
+    mut output: impl Write,
+    is_packed: bool,
+    about: &[(&str, Json)],
+) -> io::Result<()> {
+    let entries = || {
+        let outcomes = space.outcomes().into_iter();
+        outcomes.map(|(config, outcome)| t4::Entry::of(space.space().config_to_json(config), outcome))
+    };
+    if is_packed {
+        let mut packed = GzEncoder::new(output, Compression::default());
+        t4::write_entries(&mut packed, entries(), about)?;
+        packed.finish()?.flush()
+    } else {
+        t4::write_entries(&mut output, entries(), about)?;
+        output.flush()
+    }
+}
+
+/// Milliseconds, as most formats have them.
+const MILLISECONDS_NS: f64 = 1e6;
+
+/// The task of a file that says nothing of its kernel but its name.
+fn task_of(name: &str, kernel: Option<&Json>, device: Option<&Json>) -> Task {
+    let text = |value: Option<&Json>| value.and_then(Json::as_str).unwrap_or_default().to_owned();
+    let kernel = Some(text(kernel)).filter(|kernel| !kernel.is_empty()).unwrap_or_else(|| name.to_owned());
+    Task { kernel, device: text(device), problem: Vec::new() }
+}
+
+/// A number of a member of an object.
+fn number(value: &Option<Json>) -> f64 {
+    value.as_ref().and_then(Json::as_f64).filter(|number| number.is_finite() && *number >= 0.0).unwrap_or_default()
+}

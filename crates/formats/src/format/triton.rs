@@ -1,0 +1,66 @@
+//! `*.autotune.json`, where Triton's autotuner keeps what it measured for one key.
+
+use serde_json::Value as Json;
+
+use super::{MILLISECONDS_NS, MOST_TIMES, task_of};
+use crate::json::{Fault, Reader};
+use crate::outcome::Reading;
+use crate::read::{Found, Input, ReadError};
+use crate::rows::{Circumstances, Config, Rows, Sheets, read_value};
+
+/// The name of the field of the problem.
+const KEY: &str = "key";
+
+/// Reads the timings. The file is called by the kernel.
+pub(super) fn read(input: Input) -> Result<Found, ReadError> {
+    let mut task = task_of(input.name.strip_suffix(".autotune").unwrap_or(input.name), None, None);
+    let mut reader = Reader::new(input.file)?;
+    let read = reader.object(|reader, name| {
+        match name.as_str() {
+            KEY => task = read_value(reader)?.map_or(task.clone(), |key| task.clone().with(KEY, &key)),
+            _ => reader.skip()?,
+        }
+        Ok(())
+    });
+    match read {
+        Ok(()) | Err(Fault::End) => {}
+        Err(fault) => return Err(reader.error(fault)),
+    }
+    let mut sheets = Sheets::default();
+    let mut reader = Reader::new(input.file)?;
+    let mut n_rows = 0;
+    let read = reader.object(|reader, name| match name.as_str() {
+        "configs_timings" => reader.array(|reader| {
+            let place = format!("configs_timings[{n_rows}]");
+            n_rows += 1;
+            let pair = reader.value(MOST_TIMES)?;
+            let (config, times) = match pair.as_ref().and_then(Json::as_array).map(Vec::as_slice) {
+                Some([Json::Object(config), times]) => (config, times),
+                _ => {
+                    sheets.leave_out(&place, "no configuration with its times");
+                    return Ok(());
+                }
+            };
+            // Of quantiles the median comes first.
+            let time = times.as_array().map_or(Some(times), |times| times.first());
+            let rows = sheets.of(task.clone(), |task| Rows::new(task, None, Vec::new()))?;
+            rows.begin(place);
+            Ok(rows.add(flat(config), Reading::of_time(time, MILLISECONDS_NS), Circumstances::default())?)
+        }),
+        _ => reader.skip(),
+    });
+    sheets.end(&mut reader, read)
+}
+
+/// The arguments of the kernel beside the options of its compilation; what is null was not chosen.
+fn flat(config: &serde_json::Map<String, Json>) -> Config {
+    let mut values = Config::new();
+    for (name, value) in config {
+        match value {
+            Json::Object(arguments) => values.extend(arguments.iter().map(|(n, v)| (n.clone(), Some(v.clone())))),
+            Json::Null => {}
+            value => values.push((name.clone(), Some(value.clone()))),
+        }
+    }
+    values
+}

@@ -1,0 +1,23 @@
+//! Files of other tuners: what they recorded of a kernel's configurations, read and written.
+//!
+//! [`FORMATS`] lists the formats, [`read`] knows which one a file has by what stands in it, and gives its
+//! [`Results`] by [`Task`]: [`Results::space`] makes the space of one for a replay, [`records`] makes them
+//! records of ours, [`table`] a table to learn from, and [`write`] writes them in another format.
+#![forbid(unsafe_code)]
+
+mod format;
+mod json;
+mod outcome;
+mod read;
+mod records;
+mod results;
+mod rows;
+mod table;
+mod time;
+
+pub use format::{FORMATS, Format, WriteError, check_writable, named, write, write_space};
+pub use json::MOST_BYTES;
+pub use read::{ReadError, Recorded, detect, read};
+pub use records::{Collection, is_foreign, records};
+pub use results::{Results, Row, Task, Values};
+pub use table::{Table, TableError, table};

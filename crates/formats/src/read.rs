@@ -1,0 +1,313 @@
+//! Reading files: which format one has, and the way from its rows to results.
+
+use std::io::{BufRead, BufReader, Read};
+
+use tilewright_tune::SpaceError;
+
+use crate::format::{FORMATS, Format, names_of_formats, t1};
+use crate::json::{Fault, MOST_BYTES, Reader, unpacked};
+use crate::outcome::brief;
+use crate::results::Results;
+use crate::rows::{Column, Rows, Sheets};
+
+/// The longest line that is read, in bytes.
+const LINE_LIMIT: u64 = 16 << 20;
+/// The most tasks that a message names.
+const MOST_NAMED: usize = 4;
+
+/// Why a file cannot be used. The file's fault, or that of what was asked of it.
+#[derive(Debug, thiserror::Error)]
+pub enum ReadError {
+    /// The description that belongs to the results is none.
+    #[error("the description: {0} (without a description, parameters have the values that occur)")]
+    Description(#[source] Box<ReadError>),
+    /// The compressed data is damaged.
+    #[error("cannot be unpacked: {0}")]
+    Packed(#[source] std::io::Error),
+    /// It is too large.
+    #[error("longer than {limit} bytes when unpacked")]
+    TooLong {
+        /// The most bytes that are read.
+        limit: u64,
+    },
+    /// It is not JSON, or lacks what its format has.
+    #[error("line {line}, column {column}: {problem}")]
+    Json {
+        /// The line, counted from 1.
+        line: usize,
+        /// The column, counted from 1.
+        column: usize,
+        /// What is wrong, in one line.
+        problem: String,
+    },
+    /// It has no format of ours.
+    #[error("{found}; there are {}", names_of_formats(|format| format.has_results()))]
+    Format {
+        /// What it is, as far as that can be told.
+        found: &'static str,
+    },
+    /// Its format has no results.
+    #[error("{found}, which has no results ({mend})")]
+    NoResults {
+        /// What it is.
+        found: &'static str,
+        /// What it is good for.
+        mend: &'static str,
+    },
+    /// One of its entries is wrong.
+    #[error("{place}: {problem}")]
+    Entry {
+        /// Where it is.
+        place: String,
+        /// What is wrong, in one line.
+        problem: String,
+    },
+    /// It has more rows than are read.
+    #[error("more than {limit} rows, of so many parameters")]
+    TooMany {
+        /// The most rows that are read.
+        limit: usize,
+    },
+    /// It has more tasks than are read.
+    #[error("more than {limit} tasks")]
+    TooManyTasks {
+        /// The most tasks that are read.
+        limit: usize,
+    },
+    /// The parameters make no space.
+    #[error(transparent)]
+    Space(#[from] SpaceError),
+    /// There are no rows, or nothing can be known of any.
+    #[error("{}{reasons}", match n_rows { 0 => "there are no rows".into(), n => format!("none of its {n} rows can be read") })]
+    NoRows {
+        /// How many there are.
+        n_rows: u64,
+        /// Why, as far as that can be told.
+        reasons: String,
+    },
+    /// There is nothing to find.
+    #[error("none of its {n_rows} configurations was measured successfully{reasons}")]
+    NothingValid {
+        /// How many there are.
+        n_rows: usize,
+        /// Why, as far as that is odd.
+        reasons: String,
+    },
+    /// It has several tasks, and one is wanted.
+    #[error("results of {n_tasks} tasks: {tasks} (choose one with --task, by its number or a part of its text)")]
+    Tasks {
+        /// How many there are.
+        n_tasks: usize,
+        /// The first of them.
+        tasks: String,
+    },
+    /// It has no such task.
+    #[error("no task {asked:?}; there are {tasks}")]
+    NoTask {
+        /// What was asked for.
+        asked: String,
+        /// The first of those there are.
+        tasks: String,
+    },
+}
+
+/// What was read of a file.
+#[derive(Debug, Clone)]
+pub struct Recorded {
+    /// The format that it has.
+    pub format: &'static Format,
+    /// What is recorded, by task.
+    pub results: Vec<Results>,
+    /// What is odd about the file itself, each in a line.
+    pub notes: Vec<String>,
+}
+
+impl Recorded {
+    /// The results of the task of this number, counted from 1, of this text or of one that only it has; the
+    /// only ones where none is asked for.
+    ///
+    /// # Errors
+    /// Where there are several, or none of that kind.
+    pub fn task(&self, asked: Option<&str>) -> Result<&Results, ReadError> {
+        let found: Vec<&Results> = match asked {
+            None => self.results.iter().collect(),
+            Some(asked) => {
+                let number = asked.parse::<usize>().ok().and_then(|number| self.results.get(number.checked_sub(1)?));
+                let of_text = |is_it: &dyn Fn(&str) -> bool| -> Vec<&Results> {
+                    self.results.iter().filter(|results| is_it(&results.task.to_string())).collect()
+                };
+                let equal = || Some(of_text(&|text| text == asked)).filter(|found| !found.is_empty());
+                number.map(|found| vec![found]).or_else(equal).unwrap_or_else(|| of_text(&|text| text.contains(asked)))
+            }
+        };
+        let listed = |found: &[&Results]| {
+            let one = |results: &&Results| brief(&results.task.to_string());
+            let named = found.iter().take(MOST_NAMED).map(one).collect::<Vec<_>>().join("; ");
+            if found.len() > MOST_NAMED { named + "; …" } else { named }
+        };
+        match (&found[..], asked) {
+            ([results], _) => Ok(results),
+            ([], Some(asked)) if !self.results.is_empty() => {
+                let tasks = listed(&self.results.iter().collect::<Vec<_>>());
+                Err(ReadError::NoTask { asked: asked.into(), tasks })
+            }
+            ([], _) => {
+                let reasons =
+                    if self.notes.is_empty() { String::new() } else { format!(" ({})", self.notes.join("; ")) };
+                Err(ReadError::NoRows { n_rows: 0, reasons })
+            }
+            (several, _) => Err(ReadError::Tasks { n_tasks: several.len(), tasks: listed(several) }),
+        }
+    }
+}
+
+/// What is to be read.
+pub(crate) struct Input<'a> {
+    /// The name of the file, without what says its format.
+    pub(crate) name: &'a str,
+    pub(crate) file: &'a [u8],
+    /// Parameters that are described elsewhere.
+    pub(crate) described: Option<Vec<Column>>,
+}
+
+/// What a format makes of a file: results, and what is odd about the file itself.
+pub(crate) type Found = (Vec<Results>, Vec<String>);
+
+/// What is recorded in a file, as it is or packed by gzip, of one of [`FORMATS`]: of the one given, or of the
+/// one that its contents tell. `description` is a T1 file, which says the parameters and values where a file
+/// does not list them; without one they are those that occur.
+///
+/// Files of others are read as far as they can be. A row without a configuration of these parameters is left
+/// out. A time that is no positive number, or stands for a failure, is a failure. Of a configuration in
+/// several rows the median of those that succeeded counts. A file that ends too early is read up to there.
+/// Notes tell of all that.
+///
+/// # Errors
+/// [`ReadError`], in one line, with the place, where nothing can be known.
+pub fn read(
+    name: &str,
+    file: &[u8],
+    description: Option<&[u8]>,
+    format: Option<&'static Format>,
+) -> Result<Recorded, ReadError> {
+    let of_description = |error| ReadError::Description(Box::new(error));
+    let described = description.map(t1::read_columns).transpose().map_err(of_description)?;
+    let (described, twice) = described.map_or((None, None), |(columns, twice)| (Some(columns), twice));
+    let format = format.map_or_else(|| detect(file), Ok)?;
+    let is_used = described.is_none() || format.takes_description;
+    let (mut results, mut notes) = (format.read)(Input { name, file, described })?;
+    if !is_used {
+        notes.push(format!("the description is not used: files of {} say what they have", format.name));
+    }
+    if let Some(twice) = twice {
+        results.iter_mut().for_each(|results| results.notes.push(twice.clone()));
+    }
+    Ok(Recorded { format, results, notes })
+}
+
+/// The format of a file, by what stands in it; its beginning may be enough.
+///
+/// # Errors
+/// Where it has none of ours.
+pub fn detect(file: &[u8]) -> Result<&'static Format, ReadError> {
+    let mut found: Option<&'static Format> = None;
+    let mut reader = Reader::new(file)?;
+    let sign = |sign: &str| FORMATS.iter().position(|format| format.signs.contains(&sign));
+    loop {
+        match reader.peek() {
+            Err(fault) => return Err(reader.error(fault)),
+            Ok(None) => return Err(ReadError::Format { found: "an empty file" }),
+            Ok(Some(b'{')) => break,
+            Ok(Some(b'[')) => {
+                let list = sign(Format::A_LIST).map(|at| &FORMATS[at]);
+                return list.ok_or(ReadError::Format { found: "a list" });
+            }
+            // A log may begin with comments.
+            Ok(Some(b'#')) => match reader.skip_line() {
+                Ok(()) => {}
+                Err(fault) => return Err(reader.error(fault)),
+            },
+            Ok(Some(_)) => {
+                let found = "no JSON (tables and specifications of kernels are for `predict`)";
+                return Err(ReadError::Format { found });
+            }
+        }
+    }
+    let mut best = FORMATS.len();
+    let read = reader.object(|reader, name| {
+        if let Some(at) = sign(&name).filter(|at| *at < best) {
+            best = at;
+            found = Some(&FORMATS[at]);
+            // The members of another may still come, of which this one is a part.
+            if !FORMATS[at].is_doubtful {
+                return Err(Fault::Enough);
+            }
+        }
+        reader.skip()
+    });
+    match (read, found) {
+        (_, Some(format)) => Ok(format),
+        (Ok(()), None) => Err(ReadError::Format { found: "JSON of an unknown kind" }),
+        (Err(Fault::End), None) => Err(ReadError::Format { found: "a file that ends before it says what it is" }),
+        (Err(fault), None) => Err(reader.error(fault)),
+    }
+}
+
+/// Reads the rows in a member of the document. Where the file is not closed, those before its end.
+pub(crate) fn read_member(
+    file: &[u8],
+    member: &str,
+    rows: &mut Rows,
+    read: impl Fn(&mut Reader, &mut Rows) -> Result<(), Fault>,
+) -> Result<(), ReadError> {
+    let mut reader = Reader::new(file)?;
+    let whole = reader.object(|reader, name| if name == member { read(reader, rows) } else { reader.skip() });
+    match whole.and_then(|()| reader.peek()) {
+        Ok(None) => {}
+        Ok(Some(_)) => rows.notes.push(format!("what stands behind the end is left out, from {}", reader.place())),
+        Err(Fault::End) => rows.is_cut_off(),
+        Err(fault) => return Err(reader.error(fault)),
+    }
+    Ok(())
+}
+
+/// Reads the lines of a log, each of which is a value of JSON; what is none is left out. Comments begin with
+/// `#`.
+pub(crate) fn read_lines(
+    file: &[u8],
+    mut read: impl FnMut(&str, &mut Reader, &mut Sheets) -> Result<(), Fault>,
+) -> Result<Sheets, ReadError> {
+    let mut sheets = Sheets::default();
+    let (mut input, mut line, mut n_lines, mut n_bytes) = (BufReader::new(unpacked(file)), Vec::new(), 0u64, 0u64);
+    loop {
+        line.clear();
+        let n = input.by_ref().take(LINE_LIMIT).read_until(b'\n', &mut line).map_err(ReadError::Packed)? as u64;
+        (n_lines, n_bytes) = (n_lines + 1, n_bytes + n);
+        match n {
+            0 => return Ok(sheets),
+            LINE_LIMIT => return Err(ReadError::TooLong { limit: LINE_LIMIT }),
+            _ if n_bytes > MOST_BYTES => return Err(ReadError::TooLong { limit: MOST_BYTES }),
+            _ => {}
+        }
+        let text = line.trim_ascii();
+        if text.is_empty() || text.starts_with(b"#") {
+            continue;
+        }
+        let place = format!("line {n_lines}");
+        let problem = match Reader::new(text) {
+            Err(error) => error,
+            Ok(mut reader) => match read(&place, &mut reader, &mut sheets) {
+                Ok(()) => continue,
+                Err(Fault::Refused(error @ (ReadError::TooMany { .. } | ReadError::TooManyTasks { .. }))) => {
+                    return Err(error);
+                }
+                Err(fault) => reader.error(fault),
+            },
+        };
+        let problem = match problem {
+            ReadError::Json { column, problem, .. } => format!("column {column}: {problem}"),
+            other => other.to_string(),
+        };
+        sheets.leave_out(&place, &problem);
+    }
+}

@@ -1,0 +1,88 @@
+//! Results as records of ours, which a database keeps.
+
+use tilewright_tune::record::{Line, Record};
+
+use crate::format::FORMATS;
+use crate::format::records::{THREADS, WORKLOAD, add};
+use crate::read::ReadError;
+use crate::results::{Results, Task};
+use crate::rows::Sheets;
+
+/// What stands for a device that is not known.
+const UNKNOWN: &str = "unknown";
+
+/// The records of results that were read in this format. Those of our own tasks are as they were recorded;
+/// of others the workload is the name of the format with the task's text.
+pub fn records<'a>(format: &'a str, results: &'a Results) -> impl Iterator<Item = Line> + 'a {
+    let Task { kernel, device, .. } = &results.task;
+    let text = |name| results.task.field(name).and_then(|value| value.as_str().map(str::to_owned));
+    let threads = results.task.field(THREADS).and_then(|value| value.as_u64()).and_then(|n| u32::try_from(n).ok());
+    let workload = text(WORKLOAD).unwrap_or_else(|| format!("{format}:{}", results.task.text()));
+    let device = if device.is_empty() { UNKNOWN } else { device };
+    results.rows.iter().enumerate().map(move |(at, row)| {
+        let record = Record {
+            workload: workload.clone(),
+            target: without_controls(device),
+            template: without_controls(kernel),
+            threads: threads.filter(|n| *n > 0).unwrap_or(1),
+            config: results.config(row),
+            outcome: row.outcome.clone(),
+            seconds: row.seconds,
+            steps: String::new(),
+            search: format.to_owned(),
+            seed: 0,
+            trial: at as u64,
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            toolchain: format.to_owned(),
+            unix_time: row.unix_time,
+            run: None,
+            limit: None,
+            is_imported: false,
+        };
+        Line { record, winner: None }
+    })
+}
+
+fn without_controls(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
+}
+
+/// Whether a record of this workload is of another tuner's task.
+pub fn is_foreign(workload: &str) -> bool {
+    split(workload).is_some()
+}
+
+/// The name of the format and the task's text of a foreign workload.
+fn split(workload: &str) -> Option<(&str, &str)> {
+    let (format, text) = workload.split_once(':')?;
+    FORMATS.iter().any(|known| known.name == format).then_some((format, text))
+}
+
+/// The task of a record that was read from a file of another tuner.
+pub(crate) fn foreign_task(record: &Record) -> Option<Task> {
+    let (_, text) = split(&record.workload)?;
+    Task::parse(text, if record.target == UNKNOWN { "" } else { &record.target })
+}
+
+/// Records as results, by task, in the order in which tasks first occur.
+#[derive(Default)]
+pub struct Collection {
+    sheets: Sheets,
+    n_records: u64,
+}
+
+impl Collection {
+    /// Adds a record.
+    ///
+    /// # Errors
+    /// Where there are more than are kept.
+    pub fn add(&mut self, record: Record) -> Result<(), ReadError> {
+        self.n_records += 1;
+        add(&mut self.sheets, format!("record {}", self.n_records), record)
+    }
+
+    /// What was added.
+    pub fn results(self) -> Vec<Results> {
+        self.sheets.results().0
+    }
+}

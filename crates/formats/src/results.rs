@@ -1,0 +1,338 @@
+//! What a tuner recorded of one kernel: parameters, and what became of configurations.
+
+use std::collections::{HashMap, HashSet};
+use std::fmt;
+use std::sync::Arc;
+
+use serde_json::{Map, Value as Json};
+use tilewright_tune::space::Product;
+use tilewright_tune::{Config, Domain, Outcome, Parameter, RecordedSpace, Seconds, Trial};
+
+use crate::read::ReadError;
+
+/// What is tuned: a kernel for a problem on a device.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
+pub struct Task {
+    /// The kernel, as its tuner calls it; of our own records the template.
+    pub kernel: String,
+    /// The device, as its tuner calls it; empty where that is not known.
+    pub device: String,
+    /// What the kernel is for: names, and values as JSON.
+    pub problem: Vec<(String, String)>,
+}
+
+impl Task {
+    /// The value of a field of the problem.
+    pub fn field(&self, name: &str) -> Option<Json> {
+        let (_, text) = self.problem.iter().find(|(known, _)| known == name)?;
+        serde_json::from_str(text).ok()
+    }
+
+    /// The same task with a further field.
+    pub(crate) fn with(mut self, name: &str, value: &Json) -> Task {
+        self.problem.push((name.to_owned(), value.to_string()));
+        self
+    }
+
+    /// The kernel and its problem, in one line that [`Task::parse`] reads.
+    pub fn text(&self) -> String {
+        let mut text = quoted(&self.kernel);
+        for (name, value) in &self.problem {
+            text += &format!(",{}={value}", quoted(name));
+        }
+        text
+    }
+
+    /// The task of this text and device; `None` where it is none.
+    pub fn parse(text: &str, device: &str) -> Option<Task> {
+        let mut parts = Vec::new();
+        let (mut part, mut depth, mut in_quotes, mut is_escaped) = (String::new(), 0usize, false, false);
+        for c in text.chars() {
+            match c {
+                '"' if !is_escaped => in_quotes = !in_quotes,
+                '[' | '{' if !in_quotes => depth += 1,
+                ']' | '}' if !in_quotes => depth = depth.checked_sub(1)?,
+                ',' if !in_quotes && depth == 0 => {
+                    parts.push(std::mem::take(&mut part));
+                    continue;
+                }
+                _ => {}
+            }
+            is_escaped = c == '\\' && !is_escaped;
+            part.push(c);
+        }
+        parts.push(part);
+        let mut parts = parts.into_iter();
+        let kernel = unquoted(&parts.next()?)?;
+        let field = |part: String| {
+            // A name in quotes may hold anything.
+            let end = if part.starts_with('"') { end_of_quoted(&part)? } else { part.find('=')? };
+            part[end..].strip_prefix('=')?;
+            let value: Json = serde_json::from_str(&part[end + 1..]).ok()?;
+            Some((unquoted(&part[..end])?, value.to_string()))
+        };
+        Some(Task { kernel, device: device.to_owned(), problem: parts.map(field).collect::<Option<_>>()? })
+    }
+}
+
+impl fmt::Display for Task {
+    fn fmt(&self, out: &mut fmt::Formatter) -> fmt::Result {
+        out.write_str(&self.text())?;
+        if self.device.is_empty() { Ok(()) } else { write!(out, " on {}", self.device) }
+    }
+}
+
+/// A name as it is, or in quotes where it could be taken for something else.
+fn quoted(name: &str) -> String {
+    let is_plain = |c: char| !c.is_control() && !matches!(c, ',' | '=' | '"' | '[' | ']' | '{' | '}' | '\\');
+    if !name.is_empty() && name.chars().all(is_plain) { name.to_owned() } else { Json::from(name).to_string() }
+}
+
+/// Where a text in quotes ends, behind them.
+fn end_of_quoted(text: &str) -> Option<usize> {
+    let mut is_escaped = false;
+    for (at, c) in text.char_indices().skip(1) {
+        match c {
+            '"' if !is_escaped => return Some(at + 1),
+            '\\' => is_escaped = !is_escaped,
+            _ => is_escaped = false,
+        }
+    }
+    None
+}
+
+fn unquoted(text: &str) -> Option<String> {
+    if text.is_empty() {
+        return None;
+    }
+    if text.starts_with('"') { serde_json::from_str(text).ok() } else { Some(text.to_owned()) }
+}
+
+/// A parameter with its values.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Values {
+    /// Its name.
+    pub name: String,
+    /// Its values, in the order in which they are listed or occur.
+    pub values: Vec<Json>,
+}
+
+/// What became of one configuration.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Row {
+    /// For each parameter the place of its value.
+    pub places: Box<[u32]>,
+    /// What became of it; of several measurements the median of those that succeeded.
+    pub outcome: Outcome,
+    /// Where its time went, as far as that is known.
+    pub seconds: Seconds,
+    /// When it was measured, in seconds since 1970; 0 where that is not known.
+    pub unix_time: u64,
+}
+
+/// What a tuner recorded of one task.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Results {
+    /// What was tuned.
+    pub task: Task,
+    /// The parameters.
+    pub parameters: Vec<Values>,
+    /// A row for each configuration, in the order in which they were first recorded.
+    pub rows: Vec<Row>,
+    /// Rows of the file, those of repeated and unreadable configurations included.
+    pub n_rows: u64,
+    /// What is odd about them, each in a line.
+    pub notes: Vec<String>,
+}
+
+impl Results {
+    /// The configuration of a row: an object from parameter to value.
+    pub fn config(&self, row: &Row) -> Json {
+        let values = self.parameters.iter().zip(&row.places);
+        let values = values.map(|(parameter, &at)| (parameter.name.clone(), parameter.values[at as usize].clone()));
+        Json::Object(values.collect::<Map<_, _>>())
+    }
+
+    /// The fastest row; `None` where every one failed.
+    pub fn best(&self) -> Option<&Row> {
+        let time_ns = |row: &Row| row.outcome.cost();
+        let best = self.rows.iter().min_by(|a, b| time_ns(a).total_cmp(&time_ns(b)))?;
+        best.outcome.timing().map(|_| best)
+    }
+
+    /// The recorded space of these results.
+    ///
+    /// Only recorded configurations are legal. Integers are ordinals in ascending order, and so are other
+    /// numbers, by their places in that order; lists of numbers with one product are factorizations, other
+    /// lists of as many whole numbers a parameter for each place, orders of the same names permutations, and
+    /// all else categories.
+    ///
+    /// # Errors
+    /// Where there is nothing to find, or the parameters make no space.
+    pub fn space(&self, name: &str) -> Result<RecordedSpace, ReadError> {
+        let reasons = || {
+            if self.notes.is_empty() { String::new() } else { format!(" ({})", self.notes.join("; ")) }
+        };
+        if self.rows.is_empty() {
+            return Err(ReadError::NoRows { n_rows: self.n_rows, reasons: reasons() });
+        }
+        if self.best().is_none() {
+            return Err(ReadError::NothingValid { n_rows: self.rows.len(), reasons: reasons() });
+        }
+        // A value that is listed but never occurs stays one of the parameter's.
+        let mut axes = Vec::new();
+        for (column, Values { name, values }) in self.parameters.iter().enumerate() {
+            match lists_of_one_length(values) {
+                Some(n_places) if factorization(values).is_none() => {
+                    for place in 0..n_places {
+                        let of_place: Vec<i64> = values.iter().filter_map(|list| list[place].as_i64()).collect();
+                        // What stands for the rest of a loop says nothing.
+                        if of_place.iter().all(|value| *value == -1) {
+                            continue;
+                        }
+                        let (mut known, mut distinct) = (HashMap::new(), Vec::new());
+                        let place_of = |value: &i64| {
+                            *known.entry(*value).or_insert_with(|| {
+                                distinct.push(Json::from(*value));
+                                distinct.len() - 1
+                            })
+                        };
+                        let places: Vec<usize> = of_place.iter().map(place_of).collect();
+                        let feasible = Feasible::new(&distinct);
+                        axes.push(Axis { column, name: format!("{name}[{place}]"), places: Some(places), feasible });
+                    }
+                }
+                _ => axes.push(Axis { column, name: name.clone(), places: None, feasible: Feasible::new(values) }),
+            }
+        }
+        let parameters = axes.iter().map(|axis| Parameter::new(&axis.name, axis.feasible.domain.clone()));
+        let product = Product::new(name, parameters.collect())?;
+        let ranks: Vec<Vec<u64>> =
+            axes.iter().enumerate().map(|(at, axis)| axis.feasible.ranks(&product, at)).collect();
+        let trial = |row: &Row| {
+            let rank = |(axis, ranks): (&Axis, &Vec<u64>)| {
+                let place = row.places[axis.column] as usize;
+                ranks[axis.places.as_ref().map_or(place, |places| places[place])]
+            };
+            let config: Box<[u64]> = axes.iter().zip(&ranks).map(rank).collect();
+            Trial { config: Config::new(config), outcome: row.outcome.clone() }
+        };
+        let trials: Vec<Trial> = self.rows.iter().map(trial).collect();
+        let space = product.only(trials.iter().map(|trial| &trial.config))?;
+        Ok(RecordedSpace::new(Arc::new(space), trials).with_notes(self.notes.clone()))
+    }
+}
+
+/// A parameter of a space, made of those of a file.
+struct Axis {
+    /// The parameter of the file.
+    column: usize,
+    name: String,
+    /// By the place of the file's value, that of this one's; `None` where they are the same.
+    places: Option<Vec<usize>>,
+    feasible: Feasible,
+}
+
+/// The length of lists of whole numbers that are all as long.
+fn lists_of_one_length(values: &[Json]) -> Option<usize> {
+    let length = |value: &Json| {
+        let items = value.as_array()?;
+        items.iter().all(Json::is_i64).then_some(items.len())
+    };
+    let first = values.first().and_then(length).filter(|n| (1..=64).contains(n))?;
+    values.iter().all(|value| length(value) == Some(first)).then_some(first)
+}
+
+/// The feasible set that values suggest.
+struct Feasible {
+    domain: Domain,
+    ranks: Ranks,
+}
+
+/// By place of a value: its rank.
+enum Ranks {
+    /// Of values that are ordered here.
+    Known(Vec<u64>),
+    /// Of values that the feasible set numbers.
+    Of(Vec<Json>),
+}
+
+impl Feasible {
+    fn new(values: &[Json]) -> Feasible {
+        if let Some(numbers) = values.iter().map(Json::as_i64).collect::<Option<Vec<i64>>>() {
+            return Feasible::ordered(numbers, Domain::Ordinal);
+        }
+        if let Some(numbers) = values.iter().map(real).collect::<Option<Vec<_>>>() {
+            // An ordinal holds whole numbers: those with fractions are known by their places in ascending
+            // order.
+            return Feasible::ordered(numbers, |sorted| Domain::Ordinal((0..sorted.len() as i64).collect()));
+        }
+        match factorization(values).or_else(|| permutation(values)) {
+            Some(domain) => Feasible { domain, ranks: Ranks::Of(values.to_vec()) },
+            None => {
+                let names: Vec<String> = values.iter().map(category).collect();
+                let is_clear = names.iter().collect::<HashSet<_>>().len() == names.len();
+                // The text "1" beside the number 1: then texts keep their quotes.
+                let names = if is_clear { names } else { values.iter().map(Json::to_string).collect() };
+                Feasible::ordered(names, Domain::Categorical)
+            }
+        }
+    }
+
+    fn ordered<T: Ord + Clone>(values: Vec<T>, domain: impl FnOnce(Vec<T>) -> Domain) -> Feasible {
+        let mut order: Vec<usize> = (0..values.len()).collect();
+        order.sort_by_key(|&place| &values[place]);
+        let mut ranks = vec![0; values.len()];
+        order.iter().enumerate().for_each(|(rank, &place)| ranks[place] = rank as u64);
+        let sorted = order.into_iter().map(|place| values[place].clone()).collect();
+        Feasible { domain: domain(sorted), ranks: Ranks::Known(ranks) }
+    }
+
+    fn ranks(&self, product: &Product, parameter: usize) -> Vec<u64> {
+        match &self.ranks {
+            Ranks::Known(ranks) => ranks.clone(),
+            Ranks::Of(values) => {
+                let rank = |value: &Json| product.rank_of_json(parameter, value);
+                values.iter().map(|value| rank(value).expect("invariant: a value of its own feasible set")).collect()
+            }
+        }
+    }
+}
+
+/// A number that can be ordered; equal ones, as far as floating-point numbers tell, by their text.
+fn real(value: &Json) -> Option<(i64, String)> {
+    let number = value.as_number()?.as_f64()?;
+    // The order of floating-point numbers is that of their bits, the other way round below zero.
+    let bits = number.to_bits() as i64;
+    Some((if bits < 0 { bits ^ i64::MAX } else { bits }, value.to_string()))
+}
+
+fn factorization(values: &[Json]) -> Option<Domain> {
+    let shape = |value: &Json| {
+        let factors: Vec<u64> = value.as_array()?.iter().map(Json::as_u64).collect::<Option<_>>()?;
+        Some((factors.iter().try_fold(1u64, |n, &factor| n.checked_mul(factor))?, factors.len()))
+    };
+    let (n, parts) = shape(values.first()?)?;
+    // A product of large primes would take for ever to factorize.
+    let is_small = (1..=1 << 40).contains(&n) && (1..=64).contains(&parts);
+    (is_small && values.iter().all(|value| shape(value) == Some((n, parts))))
+        .then_some(Domain::Factorization { n, parts })
+}
+
+fn permutation(values: &[Json]) -> Option<Domain> {
+    let sorted = |value: &Json| {
+        let names = value.as_array()?.iter().map(|name| Some(name.as_str()?.to_string()));
+        let mut names: Vec<String> = names.collect::<Option<_>>()?;
+        names.sort();
+        Some(names)
+    };
+    let names = sorted(values.first()?)?;
+    let distinct = names.windows(2).all(|pair| pair[0] != pair[1]);
+    (distinct && !names.is_empty() && values.iter().all(|value| sorted(value).as_ref() == Some(&names)))
+        .then_some(Domain::Permutation(names))
+}
+
+/// A value as the name of a category.
+fn category(value: &Json) -> String {
+    value.as_str().map_or_else(|| value.to_string(), str::to_string)
+}

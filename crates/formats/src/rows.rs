@@ -1,0 +1,434 @@
+//! Rows of a file: a configuration with its outcome in each, and oddities.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+
+use serde_json::{Number, Value as Json};
+use tilewright_tune::{Outcome, Seconds, Timing};
+
+use crate::json::{Fault, Reader};
+use crate::outcome::{Reading, brief};
+use crate::read::{Found, ReadError};
+use crate::results::{Results, Row, Task, Values};
+
+/// The most parameters of a configuration.
+const MOST_PARAMETERS: usize = 1000;
+/// The most parts of a parameter's value.
+const MOST_PARTS: usize = 256;
+/// The longest value of a parameter as text, in bytes.
+const MOST_TEXT: usize = 4096;
+/// The most values that a description lists, all parameters together.
+const MOST_LISTED: usize = 1 << 20;
+/// What rows may cost: each its parameters and what is kept beside them. Some gigabytes of memory.
+const MOST_COST: usize = 1 << 26;
+const COST_OF_ROW: usize = 16;
+
+/// What is odd about a file, by kind: how many there are and the first one.
+#[derive(Default)]
+struct Oddities(Vec<(&'static str, u64, String)>);
+
+impl Oddities {
+    fn add(&mut self, what: &'static str, first: impl FnOnce() -> String) {
+        match self.0.iter_mut().find(|(known, ..)| *known == what) {
+            Some((_, n, _)) => *n += 1,
+            None => self.0.push((what, 1, first())),
+        }
+    }
+
+    fn lines(&self, n_rows: u64) -> impl Iterator<Item = String> {
+        self.0.iter().map(move |(what, n, first)| format!("{what}: {n} of {n_rows}, the first {first}"))
+    }
+}
+
+/// A parameter, and its values as text.
+#[derive(Default)]
+pub(crate) struct Column {
+    pub(crate) name: String,
+    values: Vec<String>,
+    places: HashMap<String, u32>,
+    /// Whether no other values may occur.
+    is_listed: bool,
+}
+
+impl Column {
+    /// A parameter whose values are those that occur.
+    pub(crate) fn open(name: &str) -> Column {
+        Column { name: name.into(), ..Column::default() }
+    }
+
+    /// A parameter with these values.
+    pub(crate) fn listed(name: &str, values: Vec<Json>, lists: &mut Lists) -> Result<Column, Fault> {
+        let mut column = Column::open(name);
+        values.into_iter().try_for_each(|value| column.list(Some(value), lists))?;
+        column.is_listed = true;
+        Ok(column)
+    }
+
+    /// A parameter with the values of the array at hand.
+    pub(crate) fn read(name: &str, reader: &mut Reader, lists: &mut Lists) -> Result<Column, Fault> {
+        let mut column = Column { is_listed: true, ..Column::open(name) };
+        reader.array(|reader| {
+            let value = reader.value(MOST_PARTS)?;
+            column.list(value, lists)
+        })?;
+        Ok(column)
+    }
+
+    fn list(&mut self, value: Option<Json>, lists: &mut Lists) -> Result<(), Fault> {
+        let value = text_of(value).map_err(|problem| Fault::Problem(format!("parameter {}: {problem}", self.name)))?;
+        if self.places.contains_key(&value) {
+            lists.twice.get_or_insert_with(|| {
+                format!("parameter {} lists {} twice; it counts once", brief(&self.name), brief(&value))
+            });
+            return Ok(());
+        }
+        lists.n_values += 1;
+        if lists.n_values > MOST_LISTED {
+            return Err(Fault::Problem(format!("more than {MOST_LISTED} values of parameters")));
+        }
+        self.add(value);
+        Ok(())
+    }
+
+    fn add(&mut self, value: String) -> u32 {
+        let place = self.values.len() as u32;
+        self.places.insert(value.clone(), place);
+        self.values.push(value);
+        place
+    }
+
+    /// The place of a value; a new one where any may occur.
+    fn place(&mut self, value: Option<Json>) -> Result<u32, String> {
+        let value = text_of(value).map_err(|problem| format!("parameter {}: {problem}", self.name))?;
+        match self.places.get(&value) {
+            Some(&place) => Ok(place),
+            None if self.is_listed => {
+                let mut allowed = self.values.iter().take(32).cloned().collect::<Vec<_>>().join(", ");
+                allowed += if self.values.len() > 32 { ", …" } else { "" };
+                Err(format!("parameter {} cannot be {value}; allowed: {allowed}", self.name))
+            }
+            None => Ok(self.add(value)),
+        }
+    }
+}
+
+/// What is odd about lists of values, and how many there are so far.
+#[derive(Default)]
+pub(crate) struct Lists {
+    n_values: usize,
+    pub(crate) twice: Option<String>,
+}
+
+/// A value as text, in which numbers that are the same are written alike.
+fn text_of(value: Option<Json>) -> Result<String, String> {
+    let text = value.map(|value| alike(value).to_string()).filter(|text| text.len() <= MOST_TEXT);
+    text.ok_or_else(|| format!("a value of more than {MOST_PARTS} parts or {MOST_TEXT} bytes"))
+}
+
+/// A value with whole numbers as such: Python takes 8.0 for 8.
+fn alike(value: Json) -> Json {
+    /// Whole numbers up to here are floating-point numbers too.
+    const LARGEST: f64 = 9_007_199_254_740_992.0;
+    match value {
+        Json::Number(number) => {
+            match number.as_f64().filter(|x| number.is_f64() && x.fract() == 0.0 && x.abs() <= LARGEST) {
+                Some(whole) => Json::Number(Number::from(whole as i64)),
+                None => Json::Number(number),
+            }
+        }
+        Json::Array(items) => items.into_iter().map(alike).collect(),
+        Json::Object(members) => members.into_iter().map(|(name, value)| (name, alike(value))).collect(),
+        other => other,
+    }
+}
+
+/// A configuration as a file has it: each parameter's value; `None` where that is too long.
+pub(crate) type Config = Vec<(String, Option<Json>)>;
+
+/// Reads the value of a parameter.
+pub(crate) fn read_value(reader: &mut Reader) -> Result<Option<Json>, Fault> {
+    reader.value(MOST_PARTS)
+}
+
+/// What else a file says of a row.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Circumstances {
+    pub(crate) seconds: Seconds,
+    /// In seconds since 1970; 0 where that is not known.
+    pub(crate) unix_time: u64,
+}
+
+/// The rows of one task that were read so far.
+pub(crate) struct Rows {
+    task: Task,
+    columns: Vec<Column>,
+    parameters: Known,
+    /// By configuration, as places of values: the place of its row.
+    at_config: HashMap<Box<[u32]>, usize>,
+    /// By configuration, in order: its outcomes, and how it was first measured.
+    measured: Vec<(Vec<Outcome>, Circumstances)>,
+    n_rows: u64,
+    n_kept: usize,
+    /// The place of the row at hand.
+    at: Option<String>,
+    oddities: Oddities,
+    /// What else is odd, in a line each.
+    pub(crate) notes: Vec<String>,
+}
+
+/// What is known of the parameters.
+#[derive(PartialEq)]
+enum Known {
+    /// The first row has them.
+    FromFirstRow,
+    /// Rows may have more and lack some.
+    FromAllRows,
+    /// They are those of the columns.
+    All,
+}
+
+/// The place of a value that a row does not have.
+const LACKING: u32 = u32::MAX;
+
+const LEFT_OUT: &str = "rows left out";
+const MEASURED_AGAIN: &str =
+    "rows of configurations that are recorded already (the median of those that succeeded counts)";
+
+impl Rows {
+    /// No rows yet; of these parameters, where they are known, and otherwise of those of the first row.
+    pub(crate) fn new(task: Task, columns: Option<Vec<Column>>, notes: Vec<String>) -> Rows {
+        let parameters = if columns.is_some() { Known::All } else { Known::FromFirstRow };
+        Rows {
+            task,
+            columns: columns.unwrap_or_default(),
+            parameters,
+            at_config: HashMap::new(),
+            measured: Vec::new(),
+            n_rows: 0,
+            n_kept: 0,
+            at: None,
+            oddities: Oddities::default(),
+            notes,
+        }
+    }
+
+    /// No rows yet, each of which may have parameters of its own: what one lacks is null in it.
+    pub(crate) fn of_any(task: Task) -> Rows {
+        Rows { parameters: Known::FromAllRows, ..Rows::new(task, None, Vec::new()) }
+    }
+
+    /// Whether there is a parameter of this name.
+    pub(crate) fn has(&self, name: &str) -> bool {
+        self.columns.iter().any(|column| column.name == name)
+    }
+
+    /// Begins with the row at this place.
+    pub(crate) fn begin(&mut self, place: String) {
+        self.at = Some(place);
+    }
+
+    /// Notes something about the row at hand.
+    pub(crate) fn remark(&mut self, what: &'static str, found: &str) {
+        let place = self.at.as_deref().unwrap_or_default();
+        self.oddities.add(what, || format!("{place}: {}", brief(found)));
+    }
+
+    /// Counts the row at hand as one of which nothing can be known.
+    pub(crate) fn leave_out(&mut self, problem: &str) {
+        self.n_rows += 1;
+        let place = self.at.take().unwrap_or_default();
+        self.oddities.add(LEFT_OUT, || format!("{place}: {}", brief(problem)));
+    }
+
+    /// Says that the file ends before it should.
+    pub(crate) fn is_cut_off(&mut self) {
+        let left_out =
+            self.at.take().map_or(String::new(), |place| format!(", and {place}, where it ends, is left out"));
+        let n_rows = self.n_rows;
+        self.notes.push(format!("the file is not closed, as a stopped run leaves it: {n_rows} whole rows{left_out}"));
+    }
+
+    /// Adds the row at hand, or leaves it out where its configuration is none.
+    ///
+    /// # Errors
+    /// Where there are more rows or parameters than are read.
+    pub(crate) fn add(&mut self, config: Config, reading: Reading, of: Circumstances) -> Result<(), ReadError> {
+        if self.parameters == Known::FromFirstRow && !config.is_empty() {
+            self.parameters = Known::All;
+            self.columns = config.iter().map(|(name, _)| Column::open(name)).collect();
+        }
+        let config = match self.places(config) {
+            Ok(config) => config,
+            Err(problem) => {
+                self.leave_out(&problem);
+                return Ok(());
+            }
+        };
+        if self.columns.is_empty() {
+            self.leave_out("there are no parameters");
+            return Ok(());
+        }
+        if self.columns.len() > MOST_PARAMETERS {
+            let problem = format!("{} parameters, of {MOST_PARAMETERS} at most", self.columns.len());
+            return Err(ReadError::Entry { place: self.at.take().unwrap_or_default(), problem });
+        }
+        let place = self.at.take().unwrap_or_default();
+        (self.n_rows, self.n_kept) = (self.n_rows + 1, self.n_kept + 1);
+        let most = MOST_COST / (self.columns.len() + COST_OF_ROW);
+        if self.n_kept > most {
+            return Err(ReadError::TooMany { limit: most });
+        }
+        if let Some((what, found)) = reading.oddity {
+            self.oddities.add(what, || format!("{place}: {}", brief(&found)));
+        }
+        match self.at_config.entry(config) {
+            Entry::Vacant(entry) => {
+                entry.insert(self.measured.len());
+                self.measured.push((vec![reading.outcome], of));
+            }
+            Entry::Occupied(entry) => {
+                self.oddities.add(MEASURED_AGAIN, || place);
+                self.measured[*entry.get()].0.push(reading.outcome);
+            }
+        }
+        Ok(())
+    }
+
+    fn places(&mut self, config: Config) -> Result<Box<[u32]>, String> {
+        let mut places: Vec<u32> = vec![LACKING; self.columns.len()];
+        for (at, (name, value)) in config.into_iter().enumerate() {
+            // Nearly always they are in order.
+            let is_it = |column: &&Column| column.name == name;
+            let at = match self.columns.get(at).filter(is_it) {
+                Some(_) => at,
+                None => match self.columns.iter().position(|column| column.name == name) {
+                    Some(at) => at,
+                    None if self.parameters == Known::FromAllRows => {
+                        self.columns.push(Column::open(&name));
+                        places.push(LACKING);
+                        places.len() - 1
+                    }
+                    None => {
+                        let known: Vec<&str> = self.columns.iter().map(|column| column.name.as_str()).collect();
+                        return Err(format!("unknown parameter {name}; the space has {}", known.join(", ")));
+                    }
+                },
+            };
+            places[at] = self.columns[at].place(value)?;
+        }
+        if self.parameters == Known::FromAllRows {
+            // However many columns come later, the same configuration is the same.
+            while places.last() == Some(&LACKING) {
+                places.pop();
+            }
+        } else if let Some(at) = places.iter().position(|&place| place == LACKING) {
+            return Err(format!("parameter {} is missing", self.columns[at].name));
+        }
+        Ok(places.into())
+    }
+
+    /// What was read.
+    pub(crate) fn results(mut self) -> Results {
+        self.notes.extend(self.oddities.lines(self.n_rows));
+        let n_columns = self.columns.len();
+        let row = |(outcomes, of): (Vec<Outcome>, Circumstances)| {
+            let outcome = of_repeated(outcomes);
+            Row { places: Box::default(), outcome, seconds: of.seconds, unix_time: of.unix_time }
+        };
+        let mut rows: Vec<Row> = self.measured.into_iter().map(row).collect();
+        for (places, at) in self.at_config {
+            let mut places = places.into_vec();
+            places.resize(n_columns, LACKING);
+            for (column, place) in self.columns.iter_mut().zip(&mut places) {
+                if *place == LACKING {
+                    *place = match column.places.get("null") {
+                        Some(place) => *place,
+                        None => column.add("null".into()),
+                    };
+                }
+            }
+            rows[at].places = places.into();
+        }
+        let value = |text: &String| serde_json::from_str(text).expect("invariant: printed from JSON");
+        let parameter =
+            |column: Column| Values { values: column.values.iter().map(value).collect(), name: column.name };
+        let parameters = self.columns.into_iter().map(parameter).collect();
+        Results { task: self.task, parameters, rows, n_rows: self.n_rows, notes: self.notes }
+    }
+}
+
+/// What counts of several measurements of one configuration: the median of those that succeeded.
+fn of_repeated(mut outcomes: Vec<Outcome>) -> Outcome {
+    if outcomes.len() > 1 {
+        let medians: Vec<f64> = outcomes.iter().filter_map(|outcome| Some(outcome.timing()?.median_ns)).collect();
+        if !medians.is_empty() {
+            return Outcome::Measured(Timing::of_samples(&medians, false));
+        }
+    }
+    outcomes.swap_remove(0)
+}
+
+/// The rows of several tasks in one file.
+#[derive(Default)]
+pub(crate) struct Sheets {
+    rows: Vec<Rows>,
+    at_task: HashMap<Task, usize>,
+    /// Lines that belong to no task.
+    n_lines: u64,
+    oddities: Oddities,
+    notes: Vec<String>,
+}
+
+/// The most tasks of one file.
+const MOST_TASKS: usize = 1 << 16;
+
+impl Sheets {
+    /// The rows of a task; `new` makes them where there are none yet.
+    ///
+    /// # Errors
+    /// Where there are more tasks than are read.
+    pub(crate) fn of(&mut self, task: Task, new: fn(Task) -> Rows) -> Result<&mut Rows, ReadError> {
+        let n_tasks = self.rows.len();
+        let at = match self.at_task.entry(task) {
+            Entry::Occupied(entry) => *entry.get(),
+            Entry::Vacant(_) if n_tasks == MOST_TASKS => return Err(ReadError::TooManyTasks { limit: MOST_TASKS }),
+            Entry::Vacant(entry) => {
+                self.rows.push(new(entry.key().clone()));
+                *entry.insert(n_tasks)
+            }
+        };
+        self.n_lines += 1;
+        Ok(&mut self.rows[at])
+    }
+
+    /// Counts what is at a place as something of which nothing can be known.
+    pub(crate) fn leave_out(&mut self, place: &str, problem: &str) {
+        self.n_lines += 1;
+        self.oddities.add(LEFT_OUT, || format!("{place}: {}", brief(problem)));
+    }
+
+    /// What was read, with what is odd about the file itself.
+    pub(crate) fn results(mut self) -> Found {
+        self.notes.extend(self.oddities.lines(self.n_lines));
+        (self.rows.into_iter().map(Rows::results).collect(), self.notes)
+    }
+}
+
+impl Sheets {
+    /// What was read of a document. Where it is not closed, the rows before its end.
+    ///
+    /// # Errors
+    /// Where it is no JSON.
+    pub(crate) fn end(mut self, reader: &mut Reader, read: Result<(), Fault>) -> Result<Found, ReadError> {
+        match read.and_then(|()| reader.peek()) {
+            Ok(None) => {}
+            Ok(Some(_)) => self.notes.push(format!("what stands behind the end is left out, from {}", reader.place())),
+            Err(Fault::End) => {
+                let n_rows = self.n_lines;
+                self.notes.push(format!("the file is not closed, as a stopped run leaves it: {n_rows} whole rows"));
+            }
+            Err(fault) => return Err(reader.error(fault)),
+        }
+        Ok(self.results())
+    }
+}

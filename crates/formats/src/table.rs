@@ -1,0 +1,185 @@
+//! Results as a table to learn from: a row for each task with its best configuration.
+
+use std::collections::BTreeSet;
+
+use serde_json::Value as Json;
+
+use crate::outcome::brief;
+use crate::results::Results;
+
+/// Why results make no table. The fault is theirs, or that of what was asked of them.
+#[derive(Debug, thiserror::Error)]
+pub enum TableError {
+    /// No task has what was asked for.
+    #[error("no task has {name}={value}; there are {known}")]
+    NothingLeft {
+        /// The column.
+        name: String,
+        /// The value.
+        value: String,
+        /// Columns and values there are.
+        known: String,
+    },
+    /// Tasks have other parameters than the first one.
+    #[error(
+        "{task} has parameters {found}, and {first} has {expected} (choose with --where kernel=NAME, or give files of one kernel)"
+    )]
+    Parameters {
+        /// The task.
+        task: String,
+        /// Its parameters.
+        found: String,
+        /// The first task.
+        first: String,
+        /// Its parameters.
+        expected: String,
+    },
+    /// There is no task with a configuration that was measured.
+    #[error("no task has a configuration that was measured successfully")]
+    Empty,
+}
+
+/// A table of tuned problems, and what it says of its kernel.
+#[derive(Debug, Clone)]
+pub struct Table {
+    /// The specification of the kernel, as TOML: fields that differ, parameters with the values that occur.
+    pub specification: String,
+    /// The rows as comma-separated values.
+    pub rows: String,
+    /// How many rows there are.
+    pub n_rows: usize,
+}
+
+/// The most columns and values that a message names.
+const MOST_NAMED: usize = 12;
+
+/// The table of these tasks: of those with these values in these columns, which are `kernel`, `device` and
+/// the fields of problems.
+///
+/// # Errors
+/// [`TableError`].
+pub fn table(results: &[Results], filters: &[(String, String)]) -> Result<Table, TableError> {
+    let mut tasks: Vec<(&Results, Vec<(String, Json)>)> = results.iter().map(|of| (of, fields(of))).collect();
+    for (name, value) in filters {
+        let has = |fields: &[(String, Json)]| fields.iter().any(|(known, is)| known == name && text(is) == *value);
+        let all = std::mem::take(&mut tasks);
+        let known: BTreeSet<String> =
+            all.iter().flat_map(|(_, fields)| fields).map(|(name, value)| format!("{name}={}", text(value))).collect();
+        tasks = all.into_iter().filter(|(_, fields)| has(fields)).collect();
+        if tasks.is_empty() {
+            let mut listed = known.iter().take(MOST_NAMED).map(|text| brief(text)).collect::<Vec<_>>().join(", ");
+            listed += if known.len() > MOST_NAMED { ", …" } else { "" };
+            return Err(TableError::NothingLeft { name: name.clone(), value: value.clone(), known: listed });
+        }
+    }
+    tasks.retain(|(of, _)| of.best().is_some());
+    let (first, _) = tasks.first().ok_or(TableError::Empty)?;
+    let names = |of: &Results| of.parameters.iter().map(|parameter| parameter.name.clone()).collect::<Vec<_>>();
+    let expected = names(first);
+    for (of, _) in &tasks {
+        let found = names(of);
+        if found != expected {
+            let [task, first] = [of, first].map(|of| brief(&of.task.to_string()));
+            let [found, expected] = [found, expected].map(|names| names.join(", "));
+            return Err(TableError::Parameters { task, found, first, expected });
+        }
+    }
+    // Names of all fields, in the order in which they first occur.
+    let mut columns: Vec<String> = Vec::new();
+    for (name, _) in tasks.iter().flat_map(|(_, fields)| fields) {
+        if !columns.contains(name) {
+            columns.push(name.clone());
+        }
+    }
+    let value = |fields: &[(String, Json)], name: &str| {
+        fields.iter().find(|(known, _)| known == name).map_or(Json::from("none"), |(_, value)| value.clone())
+    };
+    let of_column = |name: &str| tasks.iter().map(|(_, fields)| value(fields, name)).collect::<Vec<_>>();
+    let differs = |name: &String| of_column(name).iter().any(|value| *value != of_column(name)[0]);
+    let asked: Vec<&String> = columns.iter().filter(|name| differs(name)).collect();
+    // Of a single problem nothing differs.
+    let asked = if asked.is_empty() { columns.iter().collect() } else { asked };
+
+    let mut specification = format!("name = {}\n", quoted(&first.task.kernel));
+    specification += "fields = [\n";
+    for name in &asked {
+        let values = of_column(name);
+        match values.iter().all(Json::is_i64) {
+            true => specification += &format!("  {{ name = {} }},\n", quoted(name)),
+            false => specification += &format!("  {{ name = {}, values = {} }},\n", quoted(name), listed(&values)),
+        }
+    }
+    specification += "]\nparameters = [\n";
+    for (at, name) in expected.iter().enumerate() {
+        let values: Vec<Json> = tasks.iter().flat_map(|(of, _)| of.parameters[at].values.iter().cloned()).collect();
+        let list = match values.iter().map(Json::as_i64).collect::<Option<BTreeSet<i64>>>() {
+            Some(numbers) => format!("{:?}", numbers.into_iter().collect::<Vec<_>>()),
+            None => listed(&values),
+        };
+        specification += &format!("  {{ name = {}, values = {list} }},\n", quoted(&as_name(name)));
+    }
+    specification += "]\n";
+
+    let head = columns.iter().cloned().chain(expected.iter().map(|name| as_name(name)));
+    let mut rows = line(head);
+    for (of, fields) in &tasks {
+        let best = of.best().expect("invariant: those without were left out");
+        let config = of.config(best);
+        let answer = expected.iter().map(|name| text(&config[name.as_str()]));
+        rows += &line(columns.iter().map(|name| text(&value(fields, name))).chain(answer));
+    }
+    Ok(Table { specification, rows, n_rows: tasks.len() })
+}
+
+/// What a task says of its problem, the leaves of lists and objects each by itself.
+fn fields(of: &Results) -> Vec<(String, Json)> {
+    let task = &of.task;
+    let mut fields = vec![("kernel".to_owned(), Json::from(task.kernel.as_str()))];
+    fields.push(("device".to_owned(), task.device.as_str().into()));
+    for (name, _) in &task.problem {
+        leaves(&as_name(name), &task.field(name).unwrap_or_default(), &mut fields);
+    }
+    fields
+}
+
+fn leaves(name: &str, value: &Json, found: &mut Vec<(String, Json)>) {
+    match value {
+        Json::Array(items) => {
+            items.iter().enumerate().for_each(|(at, item)| leaves(&format!("{name}_{at}"), item, found));
+        }
+        Json::Object(members) => {
+            members.iter().for_each(|(of, member)| leaves(&format!("{name}_{}", as_name(of)), member, found));
+        }
+        leaf => found.push((name.to_owned(), leaf.clone())),
+    }
+}
+
+/// A name that expressions can have.
+fn as_name(name: &str) -> String {
+    let plain = name.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '_' });
+    let begin = if name.starts_with(|c: char| c.is_ascii_digit()) { "_" } else { "" };
+    begin.chars().chain(plain).collect()
+}
+
+/// A value as a table has it.
+fn text(value: &Json) -> String {
+    let text = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+    text.trim().chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
+}
+
+/// Distinct values as a list of texts in TOML.
+fn listed(values: &[Json]) -> String {
+    let texts: BTreeSet<String> = values.iter().map(text).collect();
+    format!("[{}]", texts.iter().map(|text| quoted(text)).collect::<Vec<_>>().join(", "))
+}
+
+/// A text of TOML: what JSON escapes, it escapes alike.
+fn quoted(text: &str) -> String {
+    Json::from(text).to_string()
+}
+
+/// A line of comma-separated values.
+fn line(values: impl Iterator<Item = String>) -> String {
+    let quoted = values.map(|value| format!("\"{}\"", value.replace('"', "\"\"")));
+    quoted.collect::<Vec<_>>().join(",") + "\n"
+}

@@ -1,0 +1,397 @@
+//! Every format: files are known by what stands in them, read or refused in one line, and what is written is
+//! read back.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use proptest::prelude::*;
+use serde_json::{Value as Json, json};
+use tilewright_formats::{
+    FORMATS, Format, Recorded, Results, Task, check_writable, named, read, records, table, write,
+};
+use tilewright_tune::ErrorClass;
+
+fn corpus() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/corpus/foreign")
+}
+
+fn file(name: &str) -> Vec<u8> {
+    std::fs::read(corpus().join(name)).unwrap_or_else(|e| panic!("{name}: {e}"))
+}
+
+/// Every file of other tuners.
+fn files() -> Vec<(String, Vec<u8>)> {
+    let names = std::fs::read_dir(corpus()).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    let mut names: Vec<String> = names.filter(|name| name != "README.md").collect();
+    names.sort();
+    names.into_iter().map(|name| (name.clone(), file(&name))).collect()
+}
+
+fn read_file(name: &str) -> Recorded {
+    read(name.split('.').next().unwrap(), &file(name), None, None).unwrap_or_else(|e| panic!("{name}: {e}"))
+}
+
+/// What became of a file's configurations, by task and configuration.
+fn outcomes(all: &[Results]) -> BTreeMap<(String, String), (Option<ErrorClass>, f64)> {
+    let of_task = |results: &Results| {
+        let row = |row| {
+            let row: &tilewright_formats::Row = row;
+            // What a row lacks is null where others have it.
+            let mut config = results.config(row);
+            config.as_object_mut().unwrap().retain(|_, value| !value.is_null());
+            ((results.task.text(), config.to_string()), (row.outcome.class(), row.outcome.cost()))
+        };
+        results.rows.iter().map(row).collect::<Vec<_>>()
+    };
+    all.iter().flat_map(of_task).collect()
+}
+
+fn written(format: &Format, results: &[Results]) -> Vec<u8> {
+    let mut out = Vec::new();
+    write(format, results, &mut out).unwrap();
+    out
+}
+
+/// Files beside those of Kernel Tuner and T4: format, tasks, configurations and those that are valid.
+const READ: &[(&str, &str, usize, usize, usize)] = &[
+    ("ansor.json", "ansor", 1, 1, 1),
+    ("autotvm.log", "autotvm", 1, 2, 1),
+    ("autotvm-repeated.log", "autotvm", 1, 1, 1),
+    ("clblast_xgemm_32.json", "clblast", 1, 1, 1),
+    ("database_tuning_record.json", "metaschedule", 1, 1, 1),
+    ("kernel_tuner_cache.json", "kernel-tuner", 1, 2, 1),
+    ("kt-1.4.json", "kernel-tuner", 1, 24, 18),
+    ("ktt-output.json", "ktt", 1, 24, 24),
+    ("t4.json", "t4", 1, 1, 1),
+    ("triton.autotune.json", "triton", 1, 1, 1),
+];
+
+#[test]
+fn files_are_known_by_what_stands_in_them() {
+    for &(name, format, n_tasks, n_rows, n_valid) in READ {
+        let recorded = read_file(name);
+        let rows = || recorded.results.iter().flat_map(|results| &results.rows);
+        let found = (recorded.format.name, recorded.results.len(), rows().count());
+        assert_eq!(found, (format, n_tasks, n_rows), "{name}: {:?}", recorded.notes);
+        assert_eq!(rows().filter(|row| row.outcome.timing().is_some()).count(), n_valid, "{name}");
+        assert_eq!(recorded.notes, [""; 0], "{name}");
+        recorded.results[0].space("space").unwrap_or_else(|e| panic!("{name}: {e}"));
+    }
+}
+
+#[test]
+fn times_and_parameters_are_what_the_files_say() {
+    let best = |name: &str| {
+        let results = &read_file(name).results[0];
+        let row = results.best().unwrap();
+        (results.task.to_string(), results.config(row), row.outcome.cost())
+    };
+    let (task, config, ns) = best("autotvm.log");
+    assert_eq!(
+        task,
+        r#"dense_pack.x86,args=[["TENSOR",[64,768],"float32"],["TENSOR",[3072,768],"float32"],null,"float32"] on llvm -mcpu=znver4"#
+    );
+    assert_eq!((config["tile_y"].clone(), config["auto_unroll"].clone()), (json!([-1, 2, 8]), json!(16)));
+    assert!((ns - 1.255e6).abs() < 1.0, "{ns}");
+    let (task, config, ns) = best("ansor.json");
+    assert_eq!(task, "matmul_key,args=[64,3072,768] on llvm -keys=cpu -mcpu=znver4");
+    assert_eq!((config["SP0"].clone(), config["PR0"].clone()), (json!([2, 4, 8]), json!("auto_unroll_max_step$16")));
+    assert!((ns - 1.255e6).abs() < 1.0, "{ns}");
+    let (task, config, ns) = best("clblast_xgemm_32.json");
+    assert_eq!((task.as_str(), ns), ("Xgemm on Example", 125_000.0));
+    assert_eq!(config, json!({"GEMMK": 0, "KWG": 32, "MWG": 64, "NWG": 64}));
+    let (task, config, ns) = best("triton.autotune.json");
+    assert_eq!((task.as_str(), ns), (r#"triton,key=[512,512,512,"torch.float16"]"#, 50_000.0));
+    assert_eq!((config["BLOCK_SIZE_M"].clone(), config["num_stages"].clone()), (json!(128), json!(3)));
+    let (task, _, ns) = best("ktt-output.json");
+    assert!(task == "sum" && (ns - 110_000.0).abs() < 1e-6, "{task} {ns}");
+    let (_, _, ns) = best("database_tuning_record.json");
+    assert_eq!(ns, 1_250_000.0);
+    let recorded = read_file("kernel_tuner_cache.json");
+    let row = &recorded.results[0].rows[0];
+    assert_eq!(recorded.results[0].task.to_string(), "scale,problem_size=4096 on cpu");
+    assert_eq!((row.unix_time, row.seconds.build), (1_795_615_200, 0.4409));
+}
+
+#[test]
+fn errors_of_autotvm_are_our_classes() {
+    let line = |error: usize| {
+        json!({
+            "input": ["llvm", "t", [["TENSOR", [8, 8], "float32"]], {}],
+            "config": {"index": error, "code_hash": null, "entity": [["tile", "sp", [-1, error]]]},
+            "result": [[if error == 0 { 0.5 } else { 1e9 }], error, 1.0, 1.7e9], "version": 0.2,
+        })
+        .to_string()
+    };
+    let text = (0..9).map(line).collect::<Vec<_>>().join("\n");
+    let recorded = read("log", text.as_bytes(), None, None).unwrap();
+    let classes: Vec<Option<ErrorClass>> = recorded.results[0].rows.iter().map(|row| row.outcome.class()).collect();
+    assert_eq!(classes[0], None);
+    assert_eq!(classes[1..], ErrorClass::ALL.map(Some));
+    assert_eq!(recorded.results[0].notes, [""; 0]);
+}
+
+#[test]
+fn many_tasks_are_told_apart_and_lines_that_are_none_are_left_out() {
+    let line = |task: u64, index: u64| {
+        json!({
+            "input": ["llvm", "dense", [["TENSOR", [task, 8], "float32"]], {}],
+            "config": {"index": index, "code_hash": null, "entity": [["tile", "sp", [-1, 1 << (index % 10)]]]},
+            "result": [[0.001 * (1 + index) as f64], 0, 1.0, 1.7e9], "version": 0.2,
+        })
+        .to_string()
+    };
+    let mut lines: Vec<String> = (0..10_000).map(|at| line(at % 10, at)).collect();
+    lines.insert(3, "# a comment".into());
+    lines.insert(5, String::new());
+    lines.insert(7, "{\"input\": [\"llvm\", \"cut".into());
+    lines.insert(8, "not JSON".into());
+    lines.insert(9, "{\"input\": 3}".into());
+    let recorded = read("log", lines.join("\n").as_bytes(), None, None).unwrap();
+    assert_eq!(recorded.results.len(), 10);
+    assert_eq!(recorded.results.iter().map(|results| results.n_rows).sum::<u64>(), 10_000);
+    let note = &recorded.notes[0];
+    assert!(note.starts_with("rows left out: 3 of ") && note.contains("the first line 8: column "), "{note}");
+    assert!(recorded.task(None).unwrap_err().to_string().starts_with("results of 10 tasks: dense,args="));
+    assert_eq!(recorded.task(Some("2")).unwrap().task, recorded.results[1].task);
+    assert_eq!(recorded.task(Some("[7,8]")).unwrap().task.field("args").unwrap()[0][1], json!([7, 8]));
+    let missing = recorded.task(Some("conv")).unwrap_err().to_string();
+    assert!(missing.starts_with("no task \"conv\"; there are dense,args="), "{missing}");
+}
+
+#[test]
+fn what_is_written_is_read_back() {
+    let mut n_written = 0;
+    for (name, bytes) in files() {
+        let Ok(recorded) = read("space", &bytes, None, None) else { continue };
+        for format in FORMATS.iter().filter(|format| format.is_written()) {
+            if check_writable(format, &recorded.results).is_err() {
+                continue;
+            }
+            let text = written(format, &recorded.results);
+            let again = read("space", &text, None, None).unwrap_or_else(|e| panic!("{name} as {}: {e}", format.name));
+            assert_eq!(again.format.name, format.name, "{name}");
+            let of = |recorded: &Recorded| outcomes(&recorded.results);
+            let (before, after) = (of(&recorded), of(&again));
+            let n_valid =
+                |all: &BTreeMap<_, (Option<ErrorClass>, f64)>| all.values().filter(|at| at.0.is_none()).count();
+            assert_eq!((after.len(), n_valid(&after)), (before.len(), n_valid(&before)), "{name} as {}", format.name);
+            for ((_, config), (class, ns)) in &before {
+                let found = after.iter().find(|((_, other), _)| other == config);
+                let (found_class, found_ns) = found.unwrap_or_else(|| panic!("{name} as {}: {config}", format.name)).1;
+                // Formats tell fewer classes apart.
+                assert_eq!(class.is_some(), found_class.is_some(), "{name} as {}: {config}", format.name);
+                let is_near = *ns == *found_ns || (ns - found_ns).abs() <= 1e-12 * ns;
+                assert!(is_near, "{name} as {}: {config}: {ns} {found_ns}", format.name);
+            }
+            // Once more, and nothing changes.
+            let twice = read("space", &written(format, &again.results), None, None).unwrap();
+            assert_eq!(of(&twice), after, "{name} as {}", format.name);
+            n_written += 1;
+        }
+    }
+    assert!(n_written > 100, "{n_written}");
+}
+
+#[test]
+fn our_records_travel_through_logs_of_autotvm() {
+    let ours = read("records", include_bytes!("../../tune/tests/data/records-v1.jsonl"), None, None).unwrap();
+    let log = written(named("autotvm").unwrap(), &ours.results);
+    let again = read("log", &log, None, None).unwrap();
+    assert_eq!(outcomes(&again.results), outcomes(&ours.results));
+    let lines = |recorded: &Recorded| {
+        let all = recorded.results.iter().flat_map(|results| records("records", results));
+        all.map(|line| (line.record.workload, line.record.target, line.record.template, line.record.threads))
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(lines(&again), lines(&ours));
+    for line in String::from_utf8(log).unwrap().lines() {
+        let line: Json = serde_json::from_str(line).unwrap();
+        assert_eq!((&line["input"][0], &line["version"]), (&"llvm".into(), &0.2.into()));
+        for entity in line["config"]["entity"].as_array().unwrap() {
+            assert!(entity[1] == "sp" || entity[1] == "ot", "{entity}");
+        }
+    }
+}
+
+#[test]
+fn what_is_not_written_is_refused() {
+    let cache = read_file("kernel_tuner_cache.json").results;
+    let refused = |format: &str, results: &[Results]| {
+        write(named(format).unwrap(), results, &mut Vec::new()).unwrap_err().to_string()
+    };
+    assert_eq!(refused("ktt", &cache), "ktt is not written; there are kernel-tuner, t4, autotvm, records");
+    let two = [cache.clone(), read_file("t4.json").results].concat();
+    assert_eq!(
+        refused("t4", &two),
+        "t4 has one task in a file, and these are 2: scale,problem_size=4096 on cpu; t4 (choose one with --task)"
+    );
+    assert_eq!(refused("t4", &[]), "there are no results to write");
+}
+
+#[test]
+fn t4_has_what_its_schema_asks_for() {
+    for name in ["kernel_tuner_cache.json", "kt-1.4.json", "t4-plain.json", "kt-kinds.json"] {
+        let text = written(named("t4").unwrap(), &read_file(name).results);
+        let document: Json = serde_json::from_slice(&text).unwrap();
+        assert_eq!(document["schema_version"], "1.0.0");
+        let rows = document["results"].as_array().unwrap();
+        assert!(!rows.is_empty());
+        let invalidity = ["timeout", "compile", "runtime", "correctness", "constraints", "correct"];
+        for row in rows {
+            assert!(row["configuration"].is_object() && row["correctness"].is_number() && row["objectives"].is_array());
+            assert!(invalidity.contains(&row["invalidity"].as_str().unwrap()), "{row}");
+            let times = &row["times"];
+            assert!(times["runtimes"].is_array(), "{row}");
+            for name in ["compilation_time", "framework", "search_algorithm", "validation"] {
+                assert!(times[name].is_number(), "{name}: {row}");
+            }
+            for measurement in row["measurements"].as_array().unwrap() {
+                assert!(measurement["value"].is_number() && measurement["unit"].is_string(), "{row}");
+            }
+        }
+    }
+}
+
+#[test]
+fn texts_of_tasks_are_read_back() {
+    let task = Task {
+        kernel: "a, \"b\" = [c]".into(),
+        device: "GPU".into(),
+        problem: vec![("n".into(), "[1,\"x,]\"]".into()), ("with = sign".into(), "\"a\\\"b\"".into())],
+    };
+    assert_eq!(Task::parse(&task.text(), "GPU"), Some(task));
+    for text in ["a,b", "a,=3", "a,\"b=3", "a,b=[", "a]"] {
+        assert_eq!(Task::parse(text, ""), None, "{text}");
+    }
+}
+
+#[test]
+fn tables_have_a_row_for_each_task() {
+    let of = |m: u64, tile: u64, device: &str| {
+        let file = json!({
+            "clblast_device_type": "GPU", "clblast_device_name": device, "precision": "32", "arg_m": m, "arg_n": 64,
+            "results": [
+                {"kernel": "Xgemm", "time": 0.5, "parameters": {"KWG": 16, "MWG": tile}},
+                {"kernel": "Xgemm", "time": 1.5, "parameters": {"KWG": 32, "MWG": tile}},
+                {"kernel": "Other", "time": 1.5, "parameters": {"A": 1}},
+            ],
+        });
+        read("x", file.to_string().as_bytes(), None, None).unwrap().results
+    };
+    let results = [of(64, 16, "one"), of(128, 32, "one"), of(256, 64, "two")].concat();
+    let error = table(&results, &[]).unwrap_err().to_string();
+    assert!(error.contains("has parameters A, and Xgemm"), "{error}");
+    let only = |name: &str, value: &str| vec![(name.to_owned(), value.to_owned())];
+    let found = table(&results, &only("kernel", "Xgemm")).unwrap();
+    assert_eq!(found.n_rows, 3);
+    assert_eq!(
+        found.specification,
+        "name = \"Xgemm\"\nfields = [\n  { name = \"device\", values = [\"one\", \"two\"] },\n  { name = \"arg_m\" },\n]\n\
+         parameters = [\n  { name = \"KWG\", values = [16, 32] },\n  { name = \"MWG\", values = [16, 32, 64] },\n]\n"
+    );
+    assert_eq!(found.rows.lines().nth(1), Some("\"Xgemm\",\"one\",\"64\",\"64\",\"32\",\"16\",\"16\""));
+    let error = table(&results, &only("arg_m", "7")).unwrap_err().to_string();
+    assert!(error.starts_with("no task has arg_m=7; there are arg_m=128, arg_m=256, arg_m=64"), "{error}");
+}
+
+/// The page that lists the formats has the rows of the table, and no others.
+#[test]
+fn the_page_lists_the_formats() {
+    let page = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../docs/formats.md");
+    let page = std::fs::read_to_string(page).unwrap();
+    let row = |format: &Format| {
+        let written = if format.is_written() { "yes" } else { "no" };
+        format!("| `{}` | {} | {} | {written} |", format.name, format.what, format.read_for)
+    };
+    let rows: Vec<String> = FORMATS.iter().map(row).collect();
+    let table = page.lines().skip_while(|line| !line.starts_with("|---")).skip(1);
+    let listed: Vec<&str> = table.take_while(|line| line.starts_with('|')).collect();
+    assert_eq!(listed, rows);
+}
+
+/// Reads whatever it is, by what stands in it or as any format; where it is refused, in one line.
+fn read_anything(file: &[u8]) {
+    for format in std::iter::once(None).chain(FORMATS.iter().map(Some)) {
+        let line = |text: String| assert!(!text.is_empty() && !text.chars().any(char::is_control), "{text:?}");
+        match read("any", file, None, format) {
+            Err(error) => line(error.to_string()),
+            Ok(recorded) => {
+                recorded.notes.iter().for_each(|note| line(note.clone()));
+                for results in &recorded.results {
+                    results.notes.iter().for_each(|note| line(note.clone()));
+                    match results.space("any") {
+                        Ok(space) => assert!(space.n_valid() > 0 && space.len() == results.rows.len()),
+                        Err(error) => line(error.to_string()),
+                    }
+                    for record in records("any", results) {
+                        line(record.to_text());
+                        assert_eq!(tilewright_tune::record::Line::parse(record.to_text().as_bytes()), Ok(record));
+                    }
+                }
+                let _ = table(&recorded.results, &[]);
+                for format in FORMATS {
+                    let mut out = Vec::new();
+                    if write(format, &recorded.results, &mut out).is_ok() {
+                        assert!(read("any", &out, None, Some(format)).is_ok(), "{}", format.name);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// How many mutated files are read; `TILEWRIGHT_CASES=1000000` for a long run.
+fn n_cases() -> u32 {
+    std::env::var("TILEWRIGHT_CASES").ok().and_then(|n| n.parse().ok()).unwrap_or(300)
+}
+
+/// What is put in the place of something.
+fn junk() -> impl Strategy<Value = Vec<u8>> {
+    let words: &[&str] =
+        &["null", "NaN", "[]", "{}", "-1", "1e999", "\"", "}", "]", ",", ":", "\n", "0", "1e9", "true"];
+    prop_oneof![
+        prop::sample::select(words).prop_map(|word| word.as_bytes().to_vec()),
+        prop::collection::vec(any::<u8>(), 0..8),
+        "-?[0-9]{1,20}(\\.[0-9]{1,5})?".prop_map(String::into_bytes),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(n_cases()))]
+
+    #[test]
+    fn mutated_files_are_read_or_refused(
+        which in any::<prop::sample::Index>(),
+        changes in prop::collection::vec((any::<prop::sample::Index>(), 0usize..12, junk()), 1..4),
+        cut in prop::option::of(any::<prop::sample::Index>()),
+    ) {
+        let files = small_files();
+        let mut file = which.get(&files).clone();
+        for (at, length, junk) in changes {
+            let at = at.index(file.len() + 1);
+            let end = (at + length).min(file.len());
+            file.splice(at..end, junk);
+        }
+        if let Some(cut) = cut {
+            file.truncate(cut.index(file.len() + 1));
+        }
+        read_anything(&file);
+    }
+}
+
+/// Small files of every format.
+fn small_files() -> Vec<Vec<u8>> {
+    static FILES: std::sync::OnceLock<Vec<Vec<u8>>> = std::sync::OnceLock::new();
+    let small = || {
+        let files = files().into_iter().map(|(_, bytes)| bytes).filter(|bytes| bytes.len() < 1500);
+        let written = FORMATS.iter().filter(|format| format.is_written());
+        let written = written.map(written_small);
+        files.chain(written).collect()
+    };
+    FILES.get_or_init(small).clone()
+}
+
+fn written_small(format: &Format) -> Vec<u8> {
+    written(format, &read_file("kernel_tuner_cache.json").results)
+}
