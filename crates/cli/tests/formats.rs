@@ -65,6 +65,13 @@ fn every_file_is_taken_for_what_it_is() {
         assert_eq!((&imported["format"], imported["new"].as_u64() > Some(0)), (&format.into(), true), "{name}");
         assert_eq!(run_json(&["import", &file, "--db", &db])["new"], 0, "{name}");
     }
+    let log = text(&folder.path().join("dense.log")).to_owned();
+    fs::write(&log, log_of(&[8, 16, 32, 64])).unwrap();
+    let replay = ["replay", &log, "--task", "2", "--search", "random", "--budget", "1", "--repeats", "5"];
+    let transferred = run_json(&[&replay[..], &["--transfer", &log]].concat());
+    assert_eq!((&transferred["task"], transferred["transferred"].as_u64() > Some(0)), (&run_json(&replay)["task"], true));
+    let fraction = |json: &Json| json["budgets"][0]["mean_fraction_of_optimum"].as_f64().unwrap();
+    assert!(fraction(&transferred) >= 0.5, "{transferred}");
     // Through the database and out again, nothing is lost.
     let exported = run_json(&["export", &out, "--as", "autotvm", "--db", &db]);
     assert_eq!((&exported["tasks"], &exported["format"]), (&8.into(), &"autotvm".into()));
@@ -78,6 +85,13 @@ fn every_file_is_taken_for_what_it_is() {
     let cache: Json = serde_json::from_slice(&fs::read(&out).unwrap()).unwrap();
     assert_eq!((&cache["device_name"], &cache["problem_size"]), (&"cpu".into(), &4096.into()));
     assert_eq!(cache["cache"]["32,2"]["__error__"], "RuntimeFailedConfig");
+}
+
+#[test]
+fn the_space_of_a_description_is_shown() {
+    let space = run_json(&["space", &foreign("t1.json")]);
+    assert_eq!((&space["size"], &space["constraints"][0]["text"]), (&20.into(), &"block_size_x*tile <= 256".into()));
+    check_refused(&["space", &foreign("t4.json")], "no parameters, so this is no T1 file");
 }
 
 #[test]
@@ -95,7 +109,7 @@ fn what_does_not_fit_is_refused_in_one_line() {
         (replay(&path("odd.json")), "JSON of an unknown kind; there are kernel-tuner, "),
         (replay(&table), "no JSON (tables and specifications of kernels are for `predict`)"),
         (replay(&foreign("t1.json")), "a T1 description, which has no results (give results"),
-        (replay(&foreign("database_workload.json")), "which have no times (give its tuning records)"),
+        (replay(&foreign("database_workload.json")), "without times (give tuning records)"),
         (replay(&foreign("kt-all-failed.json")), "none of its 24 configurations was measured successfully"),
     ] {
         check_refused(&arguments, expected);
@@ -137,7 +151,7 @@ fn the_guide_from_kernel_tuner_works() {
     run_page(
         "from-kernel-tuner.md",
         &[("cache.json", file("kt-closed.json")), ("description.json", file("t1-range.json"))],
-        8,
+        9,
     );
 }
 
@@ -145,5 +159,5 @@ fn the_guide_from_kernel_tuner_works() {
 fn the_guide_from_autotvm_works() {
     let many: Vec<u64> = (1..33).map(|at| 4 * at).collect();
     let files = [("autotvm.log", log_of(&[64])), ("autotvm-dense.log", log_of(&many))];
-    run_page("from-autotvm.md", &files.map(|(name, log)| (name, log.into_bytes())), 9);
+    run_page("from-autotvm.md", &files.map(|(name, log)| (name, log.into_bytes())), 10);
 }

@@ -15,9 +15,9 @@ mod rows;
 mod table;
 mod time;
 
-pub use format::{FORMATS, Format, WriteError, check_writable, named, write, write_space};
+pub use format::{Description, FORMATS, Format, WriteError, check_writable, named, write, write_space};
 pub use json::MOST_BYTES;
 pub use read::{ReadError, Recorded, detect, read};
 pub use records::{Collection, is_foreign, records};
-pub use results::{Results, Row, Task, Values};
+pub use results::{Results, carried_over, Row, Task, Values};
 pub use table::{Table, TableError, table};

@@ -4,7 +4,7 @@ use std::io::{BufRead, BufReader, Read};
 
 use tilewright_tune::SpaceError;
 
-use crate::format::{FORMATS, Format, names_of_formats, t1};
+use crate::format::{Description, FORMATS, Format, names_of_formats};
 use crate::json::{Fault, MOST_BYTES, Reader, unpacked};
 use crate::outcome::brief;
 use crate::results::Results;
@@ -191,16 +191,19 @@ pub fn read(
     format: Option<&'static Format>,
 ) -> Result<Recorded, ReadError> {
     let of_description = |error| ReadError::Description(Box::new(error));
-    let described = description.map(t1::read_columns).transpose().map_err(of_description)?;
-    let (described, twice) = described.map_or((None, None), |(columns, twice)| (Some(columns), twice));
+    let mut description = description.map(Description::read).transpose().map_err(of_description)?;
+    let described = description.as_mut().map(|description| std::mem::take(&mut description.columns));
     let format = format.map_or_else(|| detect(file), Ok)?;
     let is_used = described.is_none() || format.takes_description;
     let (mut results, mut notes) = (format.read)(Input { name, file, described })?;
     if !is_used {
         notes.push(format!("the description is not used: files of {} say what they have", format.name));
     }
-    if let Some(twice) = twice {
-        results.iter_mut().for_each(|results| results.notes.push(twice.clone()));
+    if let Some(description) = description.filter(|_| is_used) {
+        for results in &mut results {
+            let disagreement = description.disagreement(results);
+            results.notes.extend(description.twice.clone().into_iter().chain(disagreement));
+        }
     }
     Ok(Recorded { format, results, notes })
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value as Json};
 use tilewright_tune::space::Product;
-use tilewright_tune::{Config, Domain, Outcome, Parameter, RecordedSpace, Seconds, Trial};
+use tilewright_tune::{Config, Domain, Outcome, Parameter, RecordedSpace, Seconds, Space, Trial};
 
 use crate::read::ReadError;
 
@@ -221,6 +221,20 @@ impl Results {
         let space = product.only(trials.iter().map(|trial| &trial.config))?;
         Ok(RecordedSpace::new(Arc::new(space), trials).with_notes(self.notes.clone()))
     }
+}
+
+/// The best configurations of other recorded spaces with the same parameters, carried over into this one, the
+/// nearest legal ones; each once.
+pub fn carried_over(into: &Space, others: &[RecordedSpace]) -> Vec<Config> {
+    let mut found: Vec<Config> = Vec::new();
+    for other in others {
+        let outcomes = other.outcomes();
+        let best = outcomes.iter().filter(|(_, outcome)| outcome.timing().is_some());
+        let best = best.min_by(|(_, a), (_, b)| a.cost().total_cmp(&b.cost()));
+        let config = best.and_then(|(config, _)| into.nearest_to_json(&other.space().config_to_json(config)));
+        found.extend(config.filter(|config| !found.contains(config)));
+    }
+    found
 }
 
 /// A parameter of a space, made of those of a file.

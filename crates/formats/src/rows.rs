@@ -97,6 +97,11 @@ impl Column {
         place
     }
 
+    /// Its values, in the order in which they are listed or occur.
+    pub(crate) fn values(&self) -> impl Iterator<Item = Json> + '_ {
+        self.values.iter().map(|text| serde_json::from_str(text).expect("invariant: printed from JSON"))
+    }
+
     /// The place of a value; a new one where any may occur.
     fn place(&mut self, value: Option<Json>) -> Result<u32, String> {
         let value = text_of(value).map_err(|problem| format!("parameter {}: {problem}", self.name))?;
@@ -349,9 +354,7 @@ impl Rows {
             }
             rows[at].places = places.into();
         }
-        let value = |text: &String| serde_json::from_str(text).expect("invariant: printed from JSON");
-        let parameter =
-            |column: Column| Values { values: column.values.iter().map(value).collect(), name: column.name };
+        let parameter = |column: Column| Values { values: column.values().collect(), name: column.name };
         let parameters = self.columns.into_iter().map(parameter).collect();
         Results { task: self.task, parameters, rows, n_rows: self.n_rows, notes: self.notes }
     }

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use proptest::prelude::*;
 use serde_json::{Value as Json, json};
 use tilewright_formats::{
-    FORMATS, Format, Recorded, Results, Task, check_writable, named, read, records, table, write,
+    Description, FORMATS, Format, Recorded, Results, Task, check_writable, named, read, records, table, write,
 };
 use tilewright_tune::ErrorClass;
 
@@ -293,6 +293,29 @@ fn tables_have_a_row_for_each_task() {
     assert_eq!(found.rows.lines().nth(1), Some("\"Xgemm\",\"one\",\"64\",\"64\",\"32\",\"16\",\"16\""));
     let error = table(&results, &only("arg_m", "7")).unwrap_err().to_string();
     assert!(error.starts_with("no task has arg_m=7; there are arg_m=128, arg_m=256, arg_m=64"), "{error}");
+}
+
+#[test]
+fn descriptions_have_expressions_and_conditions() {
+    let description = Description::read(&file("t1.json")).unwrap();
+    // 16, 32, … 128 times 1, 2, 4, of which 20 products are at most 256.
+    assert_eq!(description.space("scale").unwrap().size(), 20);
+    let row = |x: u64, tile: u64| {
+        json!({"configuration": {"block_size_x": x, "tile": tile}, "invalidity": "correct",
+               "measurements": [{"name": "time", "value": x, "unit": "ms"}]})
+    };
+    let results = json!({"results": [row(16, 1), row(128, 4), row(80, 4)]}).to_string();
+    let recorded = read("t4", results.as_bytes(), Some(&file("t1.json")), None).unwrap();
+    assert_eq!(
+        recorded.results[0].notes,
+        [
+            r#"configurations that the condition block_size_x*tile <= 256 does not allow: 2 of 3, the first {"block_size_x":128,"tile":4}"#
+        ]
+    );
+    assert_eq!(recorded.results[0].space("t4").unwrap().space().n_values(0), 8);
+    let odd = String::from_utf8(file("t1.json")).unwrap().replace("<= 256", "&& 1");
+    let error = Description::read(odd.as_bytes()).unwrap().space("odd").map(drop).unwrap_err().to_string();
+    assert!(error.starts_with("condition 1, block_size_x*tile && 1: position 19: "), "{error}");
 }
 
 /// The page that lists the formats has the rows of the table, and no others.

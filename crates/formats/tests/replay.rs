@@ -67,7 +67,7 @@ fn quick(name: &'static str) -> &'static str {
 
 fn plan(search: &str, n_repeats: usize) -> ReplayPlan {
     let budgets = vec![25, 50, 100, 200, 400];
-    ReplayPlan { search: search.into(), budgets, n_repeats, seed: 1, batch: 1, n_threads: 2 }
+    ReplayPlan { search: search.into(), budgets, n_repeats, seed: 1, batch: 1, n_threads: 2, guesses: Vec::new() }
 }
 
 fn fractions(replay: &Replay) -> Vec<&[f64]> {

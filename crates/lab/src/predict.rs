@@ -66,7 +66,7 @@ impl Table {
     /// Bad input where one of the files is none, they do not fit, or there is no such split.
     pub fn read(data: &[&Path], specification: Option<&Path>, choice: &Choice) -> Result<Table, Error> {
         let names = data.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(", ");
-        let (bytes, of_results, notes) = read_tuned(data, choice)?;
+        let Tuned { rows: bytes, specification: of_results, notes } = read_tuned(data, choice)?;
         let kernel = match (specification, of_results) {
             (Some(path), _) => read_specification(path)?,
             (None, Some(text)) => {
@@ -126,15 +126,25 @@ impl Table {
     }
 }
 
-/// A table as it is, or one of what other tuners recorded, with what it says of its kernel, and oddities.
-fn read_tuned(data: &[&Path], choice: &Choice) -> Result<(Vec<u8>, Option<String>, Vec<String>), Error> {
+/// Tuned problems as they are read.
+struct Tuned {
+    /// Comma-separated values.
+    rows: Vec<u8>,
+    /// What they say themselves of their kernel.
+    specification: Option<String>,
+    /// What is odd about them.
+    notes: Vec<String>,
+}
+
+/// A table as it is, or one of what other tuners recorded.
+fn read_tuned(data: &[&Path], choice: &Choice) -> Result<Tuned, Error> {
     let (mut results, mut notes) = (Vec::new(), Vec::new());
     for path in data {
         let bytes = file::read(path, "a table of tuned problems, or results of a tuner")?;
         let stem = path.file_stem().unwrap_or(path.as_os_str()).to_string_lossy();
         match detect(&bytes) {
             // A table has no sign of its own.
-            Err(ReadError::Format { .. }) if data.len() == 1 => return Ok((bytes, None, notes)),
+            Err(ReadError::Format { .. }) if data.len() == 1 => return Ok(Tuned { rows: bytes, specification: None, notes }),
             Err(error) => return Err(Error::input(format!("{}: {error}", path.display()))),
             Ok(format) => {
                 let read = tilewright_formats::read(&stem, &bytes, None, Some(format));
@@ -146,7 +156,7 @@ fn read_tuned(data: &[&Path], choice: &Choice) -> Result<(Vec<u8>, Option<String
         }
     }
     let table = tilewright_formats::table(&results, &choice.filters).map_err(Error::input)?;
-    Ok((table.rows.into_bytes(), Some(table.specification), notes))
+    Ok(Tuned { rows: table.rows.into_bytes(), specification: Some(table.specification), notes })
 }
 
 fn read_specification(path: &Path) -> Result<KernelSpecification, Error> {

@@ -6,11 +6,12 @@ use std::path::PathBuf;
 use clap::Args;
 use serde_json::json;
 use tilewright_device::host;
-use tilewright_tune::{AtBudget, ReplayPlan};
+use tilewright_formats::{Task as TunedTask, carried_over};
+use tilewright_tune::{AtBudget, Config, ReplayPlan, Space};
 
 use super::count;
-use super::formats::{FormatArgs, name_of, read_file};
-use crate::error::{OrBadInput, bad_input};
+use super::formats::{FormatArgs, name_of, read_file, refuse};
+use crate::error::OrBadInput;
 use crate::output::{digits, grouped, message, table, write_result};
 
 /// Arguments of `replay`.
@@ -42,10 +43,32 @@ pub struct ReplayArgs {
     /// Runs side by side; results do not depend on it
     #[arg(long, value_name = "N", default_value = "1")]
     threads: NonZero<usize>,
+    /// Results of other tasks whose best configurations are tried first, as far as they fit: a file, which
+    /// may be the same one; may be given several times
+    #[arg(long, value_name = "FILE")]
+    transfer: Vec<PathBuf>,
     /// T1 description that lists the parameters of T4 results, literally or as Python's ranges and
     /// comprehensions [default: the values that occur]
     #[arg(long, value_name = "FILE")]
     description: Option<PathBuf>,
+}
+
+/// The best configurations of other tasks, carried over into a space.
+fn guesses(args: &ReplayArgs, task: &TunedTask, space: &Space) -> anyhow::Result<Vec<Config>> {
+    let mut others = Vec::new();
+    for path in &args.transfer {
+        let read = read_file(path, None, &FormatArgs { given: None })?;
+        let of_others = read.results.iter().filter(|results| results.task != *task && results.best().is_some());
+        for results in of_others {
+            others.push(results.space("other").map_err(|error| refuse(path, &error))?);
+        }
+    }
+    let guesses = carried_over(space, &others);
+    if !args.transfer.is_empty() {
+        let (n, of) = (guesses.len() as u64, count(others.len() as u64, "other task"));
+        message(&format!("{} carried over from {of}", count(n, "configuration")));
+    }
+    Ok(guesses)
 }
 
 /// Replays a search and shows the fraction of the optimum that it reaches.
@@ -57,12 +80,14 @@ pub fn run(args: &ReplayArgs, as_json: bool) -> anyhow::Result<()> {
     let description = args.description.as_deref().map(|path| super::read_file(path, "a T1 description")).transpose()?;
     let read = read_file(file, description.as_deref(), &args.format)?;
     let name = name_of(file);
-    let results = read.task(args.task.as_deref());
-    let recorded = results.and_then(|results| results.space(&name));
-    let recorded = recorded.map_err(|error| bad_input(format!("{}: {error}", args.file.display())))?;
+    let results = read.task(args.task.as_deref()).map_err(|error| refuse(file, &error))?;
+    let recorded = results.space(&name).map_err(|error| refuse(file, &error))?;
+    let task = results.task.clone();
     for note in read.notes.iter().chain(recorded.notes()) {
         message(&format!("{}: {note}", args.file.display()));
     }
+    let guesses = guesses(args, &task, recorded.space())?;
+    let n_guesses = guesses.len();
     let plan = ReplayPlan {
         search: args.search.clone(),
         budgets: args.budget.iter().map(|budget| budget.get()).collect(),
@@ -71,6 +96,7 @@ pub fn run(args: &ReplayArgs, as_json: bool) -> anyhow::Result<()> {
         batch: args.batch.get(),
         // More than there are CPUs would only wait for each other.
         n_threads: args.threads.get().min(host::allowed_cpus().len().max(1)),
+        guesses,
     };
     let replay = recorded.replay(&plan).or_bad_input("`tilewright searches` lists them")?;
 
@@ -83,6 +109,8 @@ pub fn run(args: &ReplayArgs, as_json: bool) -> anyhow::Result<()> {
         "seed": plan.seed,
         "configurations": recorded.len(),
         "valid": recorded.n_valid(),
+        "task": task.to_string(),
+        "transferred": n_guesses,
         "notes": read.notes.iter().chain(recorded.notes()).collect::<Vec<_>>(),
         "budgets": replay.budgets.iter().map(|at| json!({
             "budget": at.budget,

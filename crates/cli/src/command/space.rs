@@ -1,9 +1,13 @@
 //! `space`: parameters, constraints and exact size of a template's space.
 
+use std::path::Path;
+
 use clap::Args;
 use serde_json::{Map, Value as Json};
-use tilewright_tune::Domain;
+use tilewright_formats::Description;
+use tilewright_tune::{Domain, Space};
 
+use super::formats::{name_of, refuse};
 use super::{WorkloadArgs, count, make_task};
 use crate::output::write_result;
 
@@ -22,6 +26,16 @@ pub struct SpaceArgs {
 /// # Errors
 /// Bad input where workload, template or target do not exist.
 pub fn run(args: &SpaceArgs, as_json: bool) -> anyhow::Result<()> {
+    let path = Path::new(&args.of.workload);
+    if path.extension().is_some_and(|ending| ending == "json") && path.is_file() {
+        let file = super::read_file(path, "a T1 description")?;
+        let name = name_of(path);
+        let described = Description::read(&file).and_then(|description| description.space(&name));
+        let space = described.map_err(|error| refuse(path, &error))?;
+        let mut json = Map::new();
+        json.insert("description".into(), path.to_string_lossy().into());
+        return show(&space, json, &name, as_json);
+    }
     let workload = args.of.workload()?;
     let target = args.of.machine.target()?;
     args.of.machine.check_threads()?;
@@ -33,16 +47,15 @@ pub fn run(args: &SpaceArgs, as_json: bool) -> anyhow::Result<()> {
     json.insert("template".into(), task.template.name.into());
     json.insert("target".into(), task.setting.target.name().into());
     json.insert("threads".into(), task.setting.n_threads.into());
+    show(space, json, &format!("{workload}, template {} ({})", task.template.name, task.template.text), as_json)
+}
+
+/// Shows a space that is called so.
+fn show(space: &Space, mut json: Map<String, Json>, title: &str, as_json: bool) -> anyhow::Result<()> {
     if let Json::Object(description) = space.describe() {
         json.extend(description);
     }
-
-    let mut text = format!(
-        "{workload}, template {} ({})\n{}\n\nparameters\n",
-        task.template.name,
-        task.template.text,
-        count(space.size(), "configuration")
-    );
+    let mut text = format!("{title}\n{}\n\nparameters\n", count(space.size(), "configuration"));
     let width = space.names().map(|name| name.chars().count()).max().unwrap_or(0);
     for (at, name) in space.names().enumerate() {
         let domain = match space.domain(at) {

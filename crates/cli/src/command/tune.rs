@@ -18,7 +18,7 @@ use tilewright_tune::Ended;
 
 use super::model::{BindingArgs, ModelArgs};
 use super::tune_command::{self, OwnArgs};
-use super::{ColdArgs, DatabaseArgs, WorkloadArgs, count, on_interrupt, percent, worker_command};
+use super::{ColdArgs, DatabaseArgs, WorkloadArgs, count, on_interrupt, worker_command};
 use crate::error::{bad_input, describe};
 use crate::output::{digits, duration, grouped, message, table, write_result};
 use crate::progress::{Progress, Status};

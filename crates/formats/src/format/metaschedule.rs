@@ -25,7 +25,7 @@ fn read_line(place: &str, reader: &mut Reader, sheets: &mut Sheets) -> Result<()
     let (workload, record) = match line.as_array().map(Vec::as_slice) {
         Some([Json::Number(workload), Json::Array(record)]) => (workload, record),
         Some([Json::String(_), _]) => {
-            let mend = "a line of MetaSchedule's workloads, which have no times (give its tuning records)";
+            let mend = "a workload of MetaSchedule without times (give tuning records)";
             return Err(problem(mend));
         }
         _ => return Err(problem("no pair of a workload's number and a record")),

@@ -7,7 +7,7 @@ mod kernel_tuner;
 mod ktt;
 mod metaschedule;
 pub(crate) mod records;
-pub(crate) mod t1;
+mod t1;
 mod t4;
 mod triton;
 
@@ -18,6 +18,8 @@ use flate2::Compression;
 use flate2::write::GzEncoder;
 use serde_json::Value as Json;
 use tilewright_tune::RecordedSpace;
+
+pub use t1::Description;
 
 use crate::read::{Found, Input, ReadError};
 use crate::results::{Results, Task};
@@ -83,8 +85,8 @@ impl fmt::Debug for Format {
 pub static FORMATS: &[Format] = &[
     Format {
         name: "kernel-tuner",
-        what: "caches of Kernel Tuner, of 1.5 and before, closed or not",
-        read_for: "configurations with times and failures",
+        what: "caches of Kernel Tuner, closed or not",
+        read_for: "times and failures",
         signs: &["cache", "tune_params_keys"],
         is_doubtful: false,
         takes_description: true,
@@ -94,7 +96,7 @@ pub static FORMATS: &[Format] = &[
     Format {
         name: "clblast",
         what: "JSON of CLBlast's tuners",
-        read_for: "configurations with times",
+        read_for: "times",
         signs: &["clblast_device_type", "kernel_family"],
         is_doubtful: false,
         takes_description: false,
@@ -104,7 +106,7 @@ pub static FORMATS: &[Format] = &[
     Format {
         name: "t4",
         what: "T4 results 1.0.0, as of Kernel Tuner and BAT",
-        read_for: "configurations with times and failures",
+        read_for: "times and failures",
         signs: &["results"],
         is_doubtful: true,
         takes_description: true,
@@ -114,7 +116,7 @@ pub static FORMATS: &[Format] = &[
     Format {
         name: "t1",
         what: "T1 descriptions 1.0.0 of a space",
-        read_for: "the values of parameters, for `--description`",
+        read_for: "parameters and conditions, for `space` and `--description`",
         signs: &["ConfigurationSpace"],
         is_doubtful: false,
         takes_description: false,
@@ -124,7 +126,7 @@ pub static FORMATS: &[Format] = &[
     Format {
         name: "ktt",
         what: "results of KTT, as JSON",
-        read_for: "configurations with times and failures",
+        read_for: "times and failures",
         signs: &["Results"],
         is_doubtful: false,
         takes_description: false,
@@ -134,7 +136,7 @@ pub static FORMATS: &[Format] = &[
     Format {
         name: "autotvm",
         what: "logs of AutoTVM 0.2",
-        read_for: "configurations with times and failures, by task",
+        read_for: "times and failures, by task",
         signs: &["input"],
         is_doubtful: false,
         takes_description: false,
@@ -144,7 +146,7 @@ pub static FORMATS: &[Format] = &[
     Format {
         name: "ansor",
         what: "logs of Ansor, v0.5 and v0.6",
-        read_for: "steps with times and failures, by task",
+        read_for: "times and failures of programs, by task",
         signs: &["i"],
         is_doubtful: false,
         takes_description: false,
@@ -154,7 +156,7 @@ pub static FORMATS: &[Format] = &[
     Format {
         name: "metaschedule",
         what: "tuning records of MetaSchedule",
-        read_for: "decisions with run times, by task",
+        read_for: "times of programs, by task",
         signs: &[Format::A_LIST],
         is_doubtful: false,
         takes_description: false,
@@ -164,7 +166,7 @@ pub static FORMATS: &[Format] = &[
     Format {
         name: "triton",
         what: "`*.autotune.json` of Triton",
-        read_for: "configurations with times",
+        read_for: "times",
         signs: &["configs_timings"],
         is_doubtful: false,
         takes_description: false,

@@ -1,11 +1,13 @@
 //! T1, the description of a space that belongs to T4 results.
 
 use serde_json::Value as Json;
-use tilewright_tune::expression::{self, Datum};
+use tilewright_tune::expression::{self, Datum, Expression, ExpressionError, Scope, Type};
+use tilewright_tune::{Constraint, Parameter, Space};
 
 use crate::json::{Fault, Reader};
 use crate::outcome::brief;
 use crate::read::{Found, Input, ReadError};
+use crate::results::{Results, Row};
 use crate::rows::{Column, Lists, read_value};
 
 /// Says what a description is good for.
@@ -13,32 +15,122 @@ pub(super) fn refuse(_: Input) -> Result<Found, ReadError> {
     Err(ReadError::NoResults { found: "a T1 description", mend: "give results, and this file with --description" })
 }
 
-/// The parameters with their values, and oddities of these. Conditions are left out: the results say what is
-/// legal.
-pub(crate) fn read_columns(file: &[u8]) -> Result<(Vec<Column>, Option<String>), ReadError> {
-    let (mut columns, mut lists) = (Vec::new(), Lists::default());
-    let mut reader = Reader::new(file)?;
-    let mut member = |reader: &mut Reader, name: String| {
-        if name != "TuningParameters" || reader.peek()? != Some(b'[') {
-            return reader.skip();
+/// A description of a space.
+pub struct Description {
+    pub(crate) columns: Vec<Column>,
+    /// Expressions that legal configurations satisfy.
+    conditions: Vec<String>,
+    /// What is odd about the values.
+    pub(crate) twice: Option<String>,
+}
+
+impl Description {
+    /// Reads a T1 file, packed by gzip or not.
+    ///
+    /// # Errors
+    /// [`ReadError`], in one line, with the place.
+    pub fn read(file: &[u8]) -> Result<Description, ReadError> {
+        let (mut columns, mut conditions, mut lists) = (Vec::new(), Vec::new(), Lists::default());
+        let mut reader = Reader::new(file)?;
+        let mut member = |reader: &mut Reader, name: String| match (name.as_str(), reader.peek()?) {
+            ("TuningParameters", Some(b'[')) => reader.array(|reader| {
+                columns.push(parameter(reader, &mut lists)?);
+                Ok(())
+            }),
+            ("Conditions", Some(b'[')) => reader.array(|reader| {
+                conditions.extend(condition(reader)?);
+                Ok(())
+            }),
+            _ => reader.skip(),
+        };
+        let read = reader.object(|reader, name| match (name.as_str(), reader.peek()?) {
+            ("ConfigurationSpace", Some(b'{')) => reader.object(&mut member),
+            _ => reader.skip(),
+        });
+        match read {
+            Err(fault) => Err(reader.error(fault)),
+            Ok(()) if columns.is_empty() => Err(ReadError::Entry {
+                place: "ConfigurationSpace.TuningParameters".into(),
+                problem: "no parameters, so this is no T1 file".into(),
+            }),
+            Ok(()) => Ok(Description { columns, conditions, twice: lists.twice }),
         }
-        reader.array(|reader| {
-            columns.push(parameter(reader, &mut lists)?);
-            Ok(())
-        })
-    };
-    let read = reader.object(|reader, name| match (name.as_str(), reader.peek()?) {
-        ("ConfigurationSpace", Some(b'{')) => reader.object(&mut member),
-        _ => reader.skip(),
-    });
-    match read {
-        Err(fault) => Err(reader.error(fault)),
-        Ok(()) if columns.is_empty() => Err(ReadError::Entry {
-            place: "ConfigurationSpace.TuningParameters".into(),
-            problem: "no parameters, so this is no T1 file".into(),
-        }),
-        Ok(()) => Ok((columns, lists.twice)),
     }
+
+    /// The space that it describes.
+    ///
+    /// # Errors
+    /// [`ReadError`] where a condition is none, or the space is none.
+    pub fn space(&self, name: &str) -> Result<Space, ReadError> {
+        let of_column = |column: &Column| {
+            let values: Vec<Datum> = column.values().map(|value| datum(&value)).collect();
+            Parameter::of_data(&column.name, &values)
+        };
+        let parameters: Vec<Parameter> = self.columns.iter().map(of_column).collect();
+        let constraint = |(at, text): (usize, &String)| {
+            let place = || format!("condition {}, {}", at + 1, brief(text));
+            let wrong = |error: ExpressionError| ReadError::Entry { place: place(), problem: error.to_string() };
+            Constraint::parse(&format!("condition {}", at + 1), text, &parameters).map_err(wrong)
+        };
+        let constraints = self.conditions.iter().enumerate().map(constraint).collect::<Result<_, _>>()?;
+        Ok(Space::new(name, parameters, constraints)?)
+    }
+
+    /// What results have that the conditions do not allow, in a line; they say themselves what is legal.
+    pub(crate) fn disagreement(&self, results: &Results) -> Vec<String> {
+        let data: Vec<Vec<Datum>> =
+            results.parameters.iter().map(|parameter| parameter.values.iter().map(datum).collect()).collect();
+        let names = results.parameters.iter().zip(&data);
+        let scope: Scope = names.map(|(parameter, data)| (parameter.name.clone(), Type::of_all(data))).collect();
+        let told = |text: &String| {
+            let code = Expression::parse(text).and_then(|expression| expression.compile_condition(&scope));
+            let code = match code {
+                Ok(code) => code,
+                Err(error) => return Some(format!("the condition {} is not checked: {error}", brief(text))),
+            };
+            let holds = |row: &&Row| {
+                let values = row.places.iter().zip(&data).map(|(&at, data)| Some(data[at as usize].clone()));
+                code.holds(&values.collect::<Vec<_>>())
+            };
+            let mut broken = results.rows.iter().filter(|row| !holds(row));
+            let first = broken.next()?;
+            let (n, of) = (1 + broken.count(), results.rows.len());
+            let first = brief(&results.config(first).to_string());
+            Some(format!(
+                "configurations that the condition {} does not allow: {n} of {of}, the first {first}",
+                brief(text)
+            ))
+        };
+        self.conditions.iter().filter_map(told).collect()
+    }
+}
+
+/// What expressions see of a value.
+fn datum(value: &Json) -> Datum {
+    match value {
+        Json::Null => Datum::Nothing,
+        Json::Bool(holds) => Datum::Bool(*holds),
+        Json::Number(number) => match number.as_i64() {
+            Some(whole) => Datum::Int(whole),
+            None => Datum::Float(number.as_f64().unwrap_or(f64::NAN)),
+        },
+        Json::String(text) => text.as_str().into(),
+        Json::Array(items) => Datum::List(items.iter().map(datum).collect()),
+        Json::Object(_) => value.to_string().as_str().into(),
+    }
+}
+
+/// The expression of a condition.
+fn condition(reader: &mut Reader) -> Result<Option<String>, Fault> {
+    let mut expression = None;
+    reader.object(|reader, name| {
+        match name.as_str() {
+            "Expression" => expression = read_value(reader)?,
+            _ => reader.skip()?,
+        }
+        Ok(())
+    })?;
+    Ok(expression.as_ref().and_then(Json::as_str).map(str::to_owned))
 }
 
 fn parameter(reader: &mut Reader, lists: &mut Lists) -> Result<Column, Fault> {

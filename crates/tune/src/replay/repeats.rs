@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use super::RecordedSpace;
 use crate::search::{self, SearchError};
+use crate::space::Config;
 use crate::tune_loop::{Budget, Event, HeadStart, tune};
 
 /// What to replay.
@@ -22,6 +23,8 @@ pub struct ReplayPlan {
     pub batch: usize,
     /// Runs side by side. The fractions do not depend on it.
     pub n_threads: usize,
+    /// Configurations that are tried before anything that the search proposes, as far as they are recorded.
+    pub guesses: Vec<Config>,
 }
 
 /// How a search did.
@@ -127,7 +130,7 @@ impl RecordedSpace {
             search.as_mut(),
             (&*self.space).into(),
             &mut table,
-            HeadStart::default(),
+            HeadStart { prior: &[], guesses: &plan.guesses },
             budget,
             &never,
             &mut observer,

@@ -58,7 +58,7 @@ pub fn run(args: &TrainArgs, as_json: bool) -> anyhow::Result<()> {
         ([_, ..], _, None, None) => learn_table(args, as_json),
         ([], None, Some(db), Some(template)) => learn_records(args, db, template, as_json),
         _ => {
-            let ways = "DATA.csv --spec KERNEL.toml, files of other tuners, or --db FILE --template NAME";
+            let ways = "DATA.csv --spec KERNEL.toml, or --db FILE --template NAME, or files of other tuners";
             Err(bad_input(format!("nothing to learn from (give {ways}; see `tilewright predict train --help`)")))
         }
     }
