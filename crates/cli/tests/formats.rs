@@ -69,7 +69,10 @@ fn every_file_is_taken_for_what_it_is() {
     fs::write(&log, log_of(&[8, 16, 32, 64])).unwrap();
     let replay = ["replay", &log, "--task", "2", "--search", "random", "--budget", "1", "--repeats", "5"];
     let transferred = run_json(&[&replay[..], &["--transfer", &log]].concat());
-    assert_eq!((&transferred["task"], transferred["transferred"].as_u64() > Some(0)), (&run_json(&replay)["task"], true));
+    assert_eq!(
+        (&transferred["task"], transferred["transferred"].as_u64() > Some(0)),
+        (&run_json(&replay)["task"], true)
+    );
     let fraction = |json: &Json| json["budgets"][0]["mean_fraction_of_optimum"].as_f64().unwrap();
     assert!(fraction(&transferred) >= 0.5, "{transferred}");
     // Through the database and out again, nothing is lost.

@@ -19,5 +19,5 @@ pub use format::{Description, FORMATS, Format, WriteError, check_writable, named
 pub use json::MOST_BYTES;
 pub use read::{ReadError, Recorded, detect, read};
 pub use records::{Collection, is_foreign, records};
-pub use results::{Results, carried_over, Row, Task, Values};
+pub use results::{Results, Row, Task, Values, carried_over};
 pub use table::{Table, TableError, table};

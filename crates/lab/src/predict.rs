@@ -144,7 +144,9 @@ fn read_tuned(data: &[&Path], choice: &Choice) -> Result<Tuned, Error> {
         let stem = path.file_stem().unwrap_or(path.as_os_str()).to_string_lossy();
         match detect(&bytes) {
             // A table has no sign of its own.
-            Err(ReadError::Format { .. }) if data.len() == 1 => return Ok(Tuned { rows: bytes, specification: None, notes }),
+            Err(ReadError::Format { .. }) if data.len() == 1 => {
+                return Ok(Tuned { rows: bytes, specification: None, notes });
+            }
             Err(error) => return Err(Error::input(format!("{}: {error}", path.display()))),
             Ok(format) => {
                 let read = tilewright_formats::read(&stem, &bytes, None, Some(format));
