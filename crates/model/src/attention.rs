@@ -8,12 +8,6 @@ use crate::net::{AsHeads, Kind, Net, Node, ValueId};
 use crate::scalar::{self, add, input};
 use crate::simplify::{by_channel, comes_from_anchor, drop_unread, joined};
 
-/// Brings together what is one product, once.
-pub fn simplify(net: &mut Net) {
-    sink_moves(net);
-    join_products(net);
-}
-
 /// Has products of a batch read and write where what they compute with lies.
 pub fn place_heads(net: &mut Net) {
     read_heads(net);
@@ -108,7 +102,7 @@ fn is_move(kind: &Kind) -> bool {
 }
 
 /// A map of what is only moved becomes a move of the map, so that the map meets the product behind the move.
-fn sink_moves(net: &mut Net) {
+pub fn sink_moves(net: &mut Net) {
     while let Some((before, at)) = moved_map(net) {
         let (mover, mut node) = (net.nodes[before].clone(), net.nodes[at].clone());
         drop_unread(&mut node);
@@ -180,7 +174,7 @@ fn is_for_heads(net: &Net, mut id: ValueId) -> bool {
 
 /// Products of one tensor with several known matrices, for heads all of them, become one product with the
 /// matrices next to each other, of which each is a part.
-fn join_products(net: &mut Net) {
+pub fn join_products(net: &mut Net) {
     let mut at = 0;
     while at < net.nodes.len() {
         if let Some(parts) = joinable(net, at) {

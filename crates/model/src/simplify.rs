@@ -15,6 +15,9 @@ const CHEAP: usize = 2;
 /// Applies all rules until none does anything.
 pub fn simplify(net: &mut Net) {
     rewrite(net);
+    // Once all that they are scaled by is in their matrices.
+    attention::join_products(net);
+    rewrite(net);
     attention::place_heads(net);
     rewrite(net);
 }
@@ -29,7 +32,7 @@ fn rewrite(net: &mut Net) {
         fold_affine(net);
         turn_products(net);
         embedding::look_up(net);
-        attention::simplify(net);
+        attention::sink_moves(net);
         drop_views(net);
         net.prune();
         if (net.nodes.len(), net.values.len()) == n_before {

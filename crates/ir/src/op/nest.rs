@@ -370,8 +370,11 @@ fn with_marks(subscripts: &[Subscript]) -> Vec<Index> {
     subscripts.iter().enumerate().map(of).collect()
 }
 
+/// A buffer and subscripts.
+type Access = (BufferId, Vec<Index>);
+
 /// Every access of an expression with its buffer and its subscripts rewritten.
-struct MapAccesses<'f>(&'f mut dyn FnMut(BufferId, &[Index]) -> (BufferId, Vec<Index>));
+struct MapAccesses<'f>(&'f mut dyn FnMut(BufferId, &[Index]) -> Access);
 
 impl Rewrite for MapAccesses<'_> {
     fn expr(&mut self, e: &Expr) -> Expr {
