@@ -51,8 +51,8 @@ fn strided(net: &Net, producers: &[Option<usize>], id: ValueId, stop: Option<Val
         Kind::Slice(parts) => {
             let from = strided(net, producers, node.input(0), stop);
             let offset = from.dims.iter().zip(parts).map(|((_, stride), (first, _))| first * stride).sum::<i64>();
-            let of = |((n, (_, stride)), (_, step)): ((&i64, &(i64, i64)), &(i64, i64))| (*n, stride * step);
-            let dims = net.shape(id).iter().zip(&from.dims).zip(parts).map(of).collect();
+            let all = net.shape(id).iter().zip(&from.dims).zip(parts);
+            let dims = all.map(|((n, dim), part)| (*n, dim.1 * part.1)).collect();
             Some(Strided { offset: from.offset + offset, dims, ..from })
         }
         _ => None,
