@@ -231,7 +231,8 @@ pub enum Op {
     ExtendUnsigned,
     /// A signed integer as a number.
     ToReal,
-    /// A number as a signed integer: towards zero, the extremes for what is beyond them, zero for what is none.
+    /// A number as a signed integer: towards zero, the extremes for what is beyond them, zero for what is
+    /// none.
     ToInteger,
     /// A number in another width.
     Convert,

@@ -34,8 +34,8 @@ pub enum Expr {
 pub enum Subscript {
     /// One that is known from the loops.
     Index(Index),
-    /// A whole number, computed in the arithmetic of `i64`, that counts from the end where it is negative. What
-    /// is then still outside is the first or the last place, so that no value leads out of the buffer.
+    /// A whole number, computed in the arithmetic of `i64`, that counts from the end where it is negative.
+    /// What is then still outside is the first or the last place, so that no value leads out of the buffer.
     Value(Box<Expr>),
 }
 
@@ -433,8 +433,8 @@ impl Expr {
         }
     }
 
-    /// The arithmetic in which two values are compared: the same of both, but whole numbers and constants that
-    /// are none are compared in `f64`.
+    /// The arithmetic in which two values are compared: the same of both, but whole numbers and constants
+    /// that are none are compared in `f64`.
     pub fn arithmetic_of(both: [&Expr; 2], dtype_of: &dyn Fn(BufferId) -> DType) -> Option<DType> {
         let of_each = both.into_iter().filter_map(|e| e.arithmetic(dtype_of));
         let widest = of_each.max_by_key(|dtype| (dtype.is_float(), dtype.bytes()))?;

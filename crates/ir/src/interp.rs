@@ -8,10 +8,10 @@
 //! [arithmetic](DType::arithmetic) of the buffer that it writes, inside a cast to that of the cast's type:
 //! loads, constants, indices as numbers, and the result of each function. What is stored or cast is rounded
 //! to the type itself. A comparison of values is rounded to the [widest](Expr::arithmetic) arithmetic of what
-//! it is made of. An update rounds the value first and the combination with the old value after it, so a
-//! sum of products rounds the product and the sum separately; code that fuses them into one multiply-add
-//! differs by the rounding of the product, and comparisons allow for it. Arithmetic that leaves the range of a type of whole numbers has no
-//! meaning; the conversion of what is outside has.
+//! it is made of. An update rounds the value first and the combination with the old value after it, so a sum
+//! of products rounds the product and the sum separately; code that fuses them into one multiply-add differs
+//! by the rounding of the product, and comparisons allow for it. Arithmetic that leaves the range of a type
+//! of whole numbers has no meaning; the conversion of what is outside has.
 //!
 //! Of a select only the chosen side is evaluated, of a conjunction the right side only where the left
 //! holds. An update evaluates its value, then its condition, then reads the old value, unless it starts

@@ -465,8 +465,8 @@ impl Stmt {
         }
     }
 
-    /// Calls `visit` for every buffer element this statement itself reads, but for those that are gathered, which
-    /// nothing writes.
+    /// Calls `visit` for every buffer element this statement itself reads, but for those that are gathered,
+    /// which nothing writes.
     ///
     /// The old value that an update combines with counts as read.
     pub fn for_each_own_read<'a>(&'a self, visit: &mut dyn FnMut(BufferId, &'a [Index])) {

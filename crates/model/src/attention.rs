@@ -14,8 +14,8 @@ pub fn place_heads(net: &mut Net) {
     write_heads(net);
 }
 
-/// A tensor as a part of another one's memory: where it begins, and its dimensions with the distances of their
-/// elements.
+/// A tensor as a part of another one's memory: where it begins, and its dimensions with the distances of
+/// their elements.
 struct Strided {
     source: ValueId,
     offset: i64,
@@ -307,8 +307,8 @@ struct InPlace {
     turned: bool,
 }
 
-/// How a factor of a batch of products lies in what it is moved from, where a product can read it there; with its
-/// last two dimensions as they are, or the other way round where that may be.
+/// How a factor of a batch of products lies in what it is moved from, where a product can read it there; with
+/// its last two dimensions as they are, or the other way round where that may be.
 fn in_place(net: &Net, producers: &[Option<usize>], id: ValueId, may_turn: bool) -> Option<InPlace> {
     let Strided { source, offset, dims } = strided(net, producers, id, None);
     let n_all = net.value(source).n_elements();

@@ -6,8 +6,8 @@ use tilewright_ir::{BufferId, Expr};
 use crate::net::{Kind, Net, Node, ValueId};
 use crate::scalar::{condition, input, number};
 
-/// A product of a matrix that has a 1 in each row, where a number says so, with known weights becomes a look-up
-/// of the weights' rows by that number.
+/// A product of a matrix that has a 1 in each row, where a number says so, with known weights becomes a
+/// look-up of the weights' rows by that number.
 pub fn look_up(net: &mut Net) {
     for at in 0..net.nodes.len() {
         if let Some(index) = one_hot(net, at) {

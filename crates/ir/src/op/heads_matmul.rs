@@ -3,12 +3,12 @@
 
 use super::{Contraction, Factor, Heads, Operator, Size, Structure, Workload};
 
-/// `C[b, m, n] = Σ_k A[b, m, k] · B[b, k, n]`, where each of the three may be stored with rows ahead of products,
-/// and each factor may have further products around those that are used.
+/// `C[b, m, n] = Σ_k A[b, m, k] · B[b, k, n]`, where each of the three may be stored with rows ahead of
+/// products, and each factor may have further products around those that are used.
 ///
-/// So one product with the weights of queries, keys and values next to each other, `[tokens, 3 · heads · size]`,
-/// is both factors of scores and one of their sums, and these come as the rows of the next product, without a
-/// copy.
+/// So one product with the weights of queries, keys and values next to each other, `[tokens, 3 · heads ·
+/// size]`, is both factors of scores and one of their sums, and these come as the rows of the next product,
+/// without a copy.
 pub const HEADS_MATMUL: Operator = Operator {
     name: "heads_matmul",
     text: "C[b, m, n] = sum over k of A[b, m, k] * B[b, k, n], each stored with rows or products outside",

@@ -124,8 +124,8 @@ pub struct Heads {
 }
 
 impl Factor {
-    /// What goes with the products, where there is a batch, and with rows or columns and the sum, in the order of
-    /// its dimensions.
+    /// What goes with the products, where there is a batch, and with rows or columns and the sum, in the
+    /// order of its dimensions.
     pub(super) fn in_order<T>(&self, products: Option<T>, [outer, k]: [T; 2]) -> Vec<T> {
         let [first, second] = if self.k_first { [k, outer] } else { [outer, k] };
         match products {

@@ -1,5 +1,5 @@
-//! Trusted results: what an untransformed program yields in `f64`, whatever its element types, but for what is
-//! beyond the range of these.
+//! Trusted results: what an untransformed program yields in `f64`, whatever its element types, but for what
+//! is beyond the range of these.
 //!
 //! [`evaluate`] knows nothing of schedules or code generation. It recognises the nests that operators
 //! produce (loops of constant extent around one store or update): sums of products of matrices it evaluates
