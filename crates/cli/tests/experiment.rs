@@ -210,3 +210,36 @@ fn experiments_are_listed() {
     assert_eq!((unknown.status.code(), stderr(&unknown).lines().count()), (Some(2), 1));
     assert!(stderr(&unknown).contains("gemm-fraction"));
 }
+
+#[test]
+fn whole_networks_are_tuned_and_measured_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let arguments = |time: &'static str| {
+        ["experiment", "autotvm-end-to-end", "--problem", "dqn", "--time", time, "-o", text(folder.path())]
+    };
+    let first = run_json(&arguments("2"));
+    let network = &first["networks"][0];
+    assert_eq!((&first["complete"], &network["network"]), (&false.into(), &"dqn".into()));
+    assert!(network["trials"].as_u64().unwrap() >= network["workloads"].as_u64().unwrap(), "{network}");
+    let rows = network["implementations"].as_array().unwrap();
+    for name in ["tilewright", "untuned"] {
+        let row = rows.iter().find(|row| row["name"] == name).unwrap();
+        assert!(row["ms_median"].as_f64().unwrap() > 0.0 && row["rounds"].as_u64().unwrap() > 0, "{row}");
+        assert!(row["max_error"].as_f64().unwrap() < 1e-3, "{row}");
+    }
+    let speedup = first["speedups"].as_array().unwrap().iter().find(|row| row["over"] == "untuned").unwrap();
+    assert!(speedup["geomean"].as_f64().unwrap() > 0.0);
+    let page = std::fs::read_to_string(folder.path().join("README.md")).unwrap();
+    assert!(page.contains("1 of 5 networks complete") && page.contains("| dqn |"), "{page}");
+    for picture in ["speed.svg", "by-time.svg"] {
+        assert!(page.contains(picture) && folder.path().join(picture).is_file());
+    }
+
+    // What is measured stays, with the records or without.
+    assert_eq!(run_json(&arguments("2")), first);
+    std::fs::remove_dir_all(folder.path().join("runs")).unwrap();
+    assert_eq!(run_json(&arguments("2")), first);
+    check_refused(&arguments("3"), "give another folder");
+    check_refused(&[&arguments("2")[..], &["--repeats", "2"]].concat(), "leave it out");
+    check_refused(&[&arguments("2")[..], &["--problem", "vgg"]].concat(), "there are resnet18");
+}

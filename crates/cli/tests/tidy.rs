@@ -17,7 +17,7 @@ const EDGES: &[(&str, &[&str])] = &[
     ("peers", &["ir", "graph", "tune", "device", "runtime"]),
     ("tilewright", &["ir", "codegen", "tune", "formats", "device", "runtime", "ship", "peers"]),
     ("model", &["ir", "codegen", "graph", "tune", "device", "runtime", "peers", "tilewright"]),
-    ("lab", &["ir", "learn", "tune", "formats", "device", "tilewright"]),
+    ("lab", &["ir", "learn", "tune", "formats", "device", "runtime", "graph", "peers", "model", "tilewright"]),
     (
         "cli",
         &[

@@ -7,6 +7,8 @@ mod contest;
 mod data;
 mod elsewhere;
 mod finished;
+mod folder;
+pub mod networks;
 mod plan;
 mod results;
 mod table;
@@ -15,6 +17,7 @@ use std::fmt;
 use std::path::PathBuf;
 use std::time::Instant;
 
+use serde::Serialize;
 use serde_json::Value as Json;
 use tilewright::Error;
 use tilewright::words::count;
@@ -110,6 +113,43 @@ impl Plan {
         let (n_runs, n_complete) = (self.compared().count(), n_complete(&finished));
         Ok(Held { data, folder: self.folder.clone(), n_runs, n_complete })
     }
+}
+
+/// An experiment for those who choose one.
+#[derive(Debug, Serialize)]
+pub struct Listed {
+    /// Its name on the command line.
+    pub name: &'static str,
+    /// Where it comes from.
+    pub paper: &'static str,
+    /// Which figure or table it repeats; empty where none.
+    pub figure: &'static str,
+    /// What it compares.
+    pub compares: &'static str,
+    /// Where it differs from the paper; empty where it does not.
+    pub differs: &'static str,
+    /// What it takes, in words.
+    pub cost: String,
+}
+
+/// All experiments: those of [`EXPERIMENTS`], and that of whole [`networks`].
+///
+/// # Errors
+/// Where a space does not exist on this machine.
+pub fn list() -> Result<Vec<Listed>, Error> {
+    let of_runs = EXPERIMENTS.iter().map(|experiment| {
+        let Experiment { name, paper, figure, compares, differs, .. } = *experiment;
+        Ok(Listed { name, paper, figure, compares, differs, cost: experiment.cost()?.to_string() })
+    });
+    let of_networks = Listed {
+        name: networks::NAME,
+        paper: networks::PAPER,
+        figure: networks::FIGURE,
+        compares: networks::COMPARES,
+        differs: networks::DIFFERS,
+        cost: networks::cost(networks::TIME).to_string(),
+    };
+    of_runs.chain([Ok(of_networks)]).collect()
 }
 
 /// What an experiment takes at a budget of 1.

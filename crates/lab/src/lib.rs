@@ -42,6 +42,8 @@ pub enum News<'a> {
     /// A device starts for a workload, without a search, or a run of a search with a seed: notes follow until
     /// [`News::Done`].
     Begin(&'a Workload, Option<&'a str>, u64),
+    /// These are tuned together: notes follow until [`News::Done`].
+    Together(&'a [Workload]),
     /// How that goes.
     Note(Note<'a>),
     /// It has ended.

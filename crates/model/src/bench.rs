@@ -26,8 +26,9 @@ pub struct ModelBenchRequest<'a> {
     pub path: &'a Path,
     /// The model with its dimensions bound.
     pub graph: &'a Graph,
-    /// The same with code; none where it cannot run here.
-    pub compiled: Option<&'a Compiled>,
+    /// The same with code, by the name of its row; none where it cannot run here. Ratios are to the row
+    /// [`OURS`].
+    pub ours: Vec<(&'static str, &'a Compiled)>,
     /// All inputs of the file, those too that are constants in the graph.
     pub inputs: &'a [(Value, Tensor)],
     /// Threads that all may use.
@@ -56,7 +57,7 @@ pub struct ModelBench {
 pub struct ModelBenchRow {
     /// The model's file.
     pub workload: String,
-    /// The implementation: `tilewright`, or the name of a peer.
+    /// The implementation: the name of one of ours, or of a peer.
     #[serde(rename = "impl")]
     pub implementation: &'static str,
     /// Threads that it may use.
@@ -130,10 +131,9 @@ pub fn bench_model(request: &ModelBenchRequest, note: &dyn Fn(&str)) -> Result<M
     let ModelBenchRequest { path, graph, inputs, threads, .. } = request;
     let flops = summarise(graph).flops() as f64;
     let (mut reference, mut contestants) = (None, Vec::new());
-    if let Some(compiled) = request.compiled {
+    if !request.ours.is_empty() {
         // All run on the same CPUs.
         host::pin_thread(&host::pin_cpus(*threads));
-        let (runner, outputs) = ours(compiled, inputs, *threads)?;
         let read: Vec<&str> = graph.inputs.iter().map(|&id| graph.value(id).name.as_str()).collect();
         let variable = inputs.iter().filter(|(value, _)| read.contains(&value.name.as_str()));
         let variable: Vec<_> = variable.map(|(value, x)| (value.name.as_str(), x.clone())).collect();
@@ -141,10 +141,13 @@ pub fn bench_model(request: &ModelBenchRequest, note: &dyn Fn(&str)) -> Result<M
             Ok(wanted) => reference = Some(("interpreter", wanted)),
             Err(error) => note(&format!("no reference: {}", one_line(&error.to_string()))),
         }
+    }
+    for (name, compiled) in &request.ours {
+        let (runner, outputs) = ours(compiled, inputs, *threads)?;
         let n_steps = compiled.model.plan().steps.len();
         let steps = if n_steps == 1 { "step" } else { "steps" };
         let details = format!("{n_steps} {steps}, {} of them untuned", compiled.n_guessed);
-        contestants.push((OURS, BUILD.to_owned(), details, outputs, Who::Ours(Box::new(runner))));
+        contestants.push((*name, BUILD.to_owned(), details, outputs, Who::Ours(Box::new(runner))));
     }
     let dims = named_dims(inputs);
     let inputs: Vec<(String, Tensor)> = inputs.iter().map(|(value, x)| (value.name.clone(), x.clone())).collect();

@@ -31,5 +31,5 @@ pub use net::{AsHeads, Convolution, Kind, Line, Net, Node, Value, ValueId, Windo
 pub use place::{Copy, Location, Places};
 pub use profile::{Outline, ProfiledStep};
 pub use runner::{RunError, Runner};
-pub use schedule::compile_known;
+pub use schedule::{compile_guessed, compile_known};
 pub use simplify::simplify;

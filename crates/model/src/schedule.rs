@@ -2,7 +2,7 @@
 
 use std::cell::Cell;
 
-use tilewright::Records;
+use tilewright::{Choice, Records};
 use tilewright_ir::Target;
 use tilewright_ir::op::Workload;
 
@@ -27,4 +27,17 @@ pub fn compile_known(
     };
     let compiled = compile(fused, target, &schedule)?;
     Ok(Compiled { n_guessed: n_guessed.get(), ..compiled })
+}
+
+/// The same with a guess for every kernel, whatever is recorded: the model before it is tuned.
+///
+/// # Errors
+/// As [`compile`].
+pub fn compile_guessed(fused: Fused, target: &Target, threads: usize) -> Result<Compiled, CompileError> {
+    let n_guessed = fused.tasks().len();
+    let schedule = |workload: &Workload| {
+        let choice = Choice::guess(workload, target, threads, None).map_err(|error| error.to_string())?;
+        choice.program().map_err(|error| error.to_string())
+    };
+    Ok(Compiled { n_guessed, ..compile(fused, target, &schedule)? })
 }

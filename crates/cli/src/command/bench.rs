@@ -1,7 +1,7 @@
 //! `bench`: the best recorded kernel and peer libraries, interleaved in one run.
 
 use std::collections::HashSet;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
 use clap::Args;
@@ -65,15 +65,26 @@ fn peers_help() -> String {
     )
 }
 
+/// Checks that other libraries can be looked for where an option says.
+///
+/// # Errors
+/// Bad input where that is no folder.
+pub fn check_peer_path(folder: Option<&Path>) -> anyhow::Result<()> {
+    match folder.filter(|folder| !folder.is_dir()) {
+        None => Ok(()),
+        Some(folder) => {
+            Err(bad_input(format!("--peer-path: {} is no folder; give one with libraries", folder.display())))
+        }
+    }
+}
+
 /// Measures workloads.
 ///
 /// # Errors
 /// Bad input if a workload or a peer does not exist; failure if no workload has a recorded kernel.
 pub fn run(args: &BenchArgs, as_json: bool) -> anyhow::Result<()> {
-    if let Some(folder) = args.peer_path.as_deref().filter(|folder| !folder.is_dir()) {
-        return Err(bad_input(format!("--peer-path: {} is no folder; give one with libraries", folder.display())));
-    }
-    if let Some(model) = bench_model::model_of(&args.workloads)? {
+    check_peer_path(args.peer_path.as_deref())?;
+    if let Some(model) = bench_model::alone(&args.workloads, "measured")? {
         return bench_model::run(args, &model, as_json);
     }
     if !args.bindings.is_empty() || !args.inputs.is_empty() {

@@ -47,7 +47,7 @@ pub fn run(args: &BenchArgs, path: &Path, as_json: bool) -> anyhow::Result<()> {
     let request = ModelBenchRequest {
         path,
         graph: &special.graph,
-        compiled: compiled.as_ref(),
+        ours: compiled.iter().map(|compiled| (OURS, compiled)).collect(),
         inputs: &inputs,
         threads,
         peers,
@@ -85,14 +85,14 @@ fn text(path: &Path, threads: usize, measured: &ModelBench) -> String {
     text
 }
 
-/// The model that a list of workloads is, if it is one.
+/// The model that a list of workloads is, if it is one; what is done to it is for the error.
 ///
 /// # Errors
 /// Bad input where it comes with something else.
-pub fn model_of(workloads: &[String]) -> anyhow::Result<Option<PathBuf>> {
+pub fn alone(workloads: &[String], done: &str) -> anyhow::Result<Option<PathBuf>> {
     match (workloads, workloads.iter().find(|text| ModelArgs::is_model(text))) {
         (_, None) => Ok(None),
         ([_], Some(model)) => Ok(Some(model.into())),
-        (_, Some(model)) => Err(bad_input(format!("a model is measured alone (give {model} without workloads)"))),
+        (_, Some(model)) => Err(bad_input(format!("a model is {done} alone (give {model} without workloads)"))),
     }
 }

@@ -1,12 +1,15 @@
 //! `experiment`: experiments of the papers and our own, each a table of runs of `tune`, with data and plots.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::Args;
 use serde_json::json;
-use tilewright_lab::experiment::{EXPERIMENTS, Plan, Request};
+use tilewright_lab::experiment::networks::{self, NetworksRequest};
+use tilewright_lab::experiment::{self, EXPERIMENTS, Held, Listed, Plan, Request};
 
-use super::tune::Interrupts;
+use super::bench::check_peer_path;
+use super::tune::{Interrupts, seconds};
 use super::{MachineArgs, count, worker_command};
 use crate::error::bad_input;
 use crate::output::write_result;
@@ -28,6 +31,9 @@ pub struct ExperimentArgs {
     /// How many times as long as usual each run is
     #[arg(long, value_name = "SCALE", default_value_t = 1.0)]
     budget: f64,
+    /// Time of each run, in the place of a budget
+    #[arg(long, value_name = "SECONDS", value_parser = seconds, conflicts_with = "budget")]
+    time: Option<Duration>,
     /// Runs of each arm on each problem [default: as the experiment says]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1000))]
     repeats: Option<u64>,
@@ -44,6 +50,10 @@ pub struct ExperimentArgs {
     /// Threads that a kernel may use
     #[arg(long, value_name = "N", default_value_t = 1)]
     threads: usize,
+    /// Folder in which and below which the libraries of other runtimes are looked for before the system's, of
+    /// an experiment that measures them
+    #[arg(long, value_name = "FOLDER")]
+    peer_path: Option<PathBuf>,
 }
 
 /// Runs an experiment, or lists them.
@@ -53,27 +63,10 @@ pub struct ExperimentArgs {
 /// failure where workers do not start or files cannot be written.
 pub fn run(args: &ExperimentArgs, as_json: bool) -> anyhow::Result<()> {
     let Some(name) = args.name.as_ref().filter(|_| !args.list) else { return list(as_json) };
-    let experiment = EXPERIMENTS.iter().find(|experiment| experiment.name == name).ok_or_else(|| {
-        let known: Vec<&str> = EXPERIMENTS.iter().map(|experiment| experiment.name).collect();
-        bad_input(format!("unknown experiment {name}; there are {}", known.join(", ")))
-    })?;
     if !(args.budget > 0.0 && args.budget <= 1e6) {
         return Err(bad_input(format!("--budget {} is not possible (give a number above 0)", args.budget)));
     }
-    MachineArgs { threads: args.threads, target: "host".into() }.runnable_target()?;
-    let plan = Plan::new(&Request {
-        problems: args.problems.clone(),
-        arms: args.arms.clone(),
-        budget: args.budget,
-        repeats: args.repeats,
-        folder: args.output.clone(),
-        seed: args.seed,
-        threads: args.threads,
-        ..Request::new(experiment)
-    })?;
-    let interrupts = Interrupts::watch()?;
-    let worker = worker_command()?;
-    let held = interrupts.listen(|caller| plan.carry_out(&args.beside, &worker, caller))?;
+    let held = if name == networks::NAME { of_networks(args)? } else { of_runs(args, name)? };
     let text = format!(
         "{} of {} in {}{}",
         held.n_complete,
@@ -84,29 +77,67 @@ pub fn run(args: &ExperimentArgs, as_json: bool) -> anyhow::Result<()> {
     write_result(as_json, &held.data, &text)
 }
 
-fn list(as_json: bool) -> anyhow::Result<()> {
-    let mut text = String::new();
-    let mut rows = Vec::new();
-    for experiment in EXPERIMENTS {
-        let cost = experiment.cost()?.to_string();
-        let source = match experiment.figure {
-            "" => experiment.paper.to_owned(),
-            figure => format!("{}, {figure}", experiment.paper),
-        };
-        text += &format!("{} ({source}): {}\n    {cost}\n", experiment.name, experiment.compares);
-        if !experiment.differs.is_empty() {
-            text += &format!("    differs: {}\n", experiment.differs);
-        }
-        rows.push(json!({
-            "name": experiment.name,
-            "paper": experiment.paper,
-            "figure": experiment.figure,
-            "compares": experiment.compares,
-            "differs": experiment.differs,
-            "cost": cost,
-        }));
+/// Runs an experiment that is a table of runs of `tune`.
+fn of_runs(args: &ExperimentArgs, name: &str) -> anyhow::Result<Held> {
+    let experiment = EXPERIMENTS.iter().find(|experiment| experiment.name == name).ok_or_else(|| {
+        let known: Vec<&str> = EXPERIMENTS.iter().map(|experiment| experiment.name).chain([networks::NAME]).collect();
+        bad_input(format!("unknown experiment {name}; there are {}", known.join(", ")))
+    })?;
+    if args.peer_path.is_some() {
+        return Err(bad_input(format!("{name} measures no other runtimes (leave --peer-path out)")));
     }
-    write_result(as_json, &json!({"experiments": rows}), &text)
+    MachineArgs { threads: args.threads, target: "host".into() }.runnable_target()?;
+    let plan = Plan::new(&Request {
+        problems: args.problems.clone(),
+        arms: args.arms.clone(),
+        budget: args.time.map_or(args.budget, |time| time.as_secs_f64() / experiment.length.seconds),
+        repeats: args.repeats,
+        folder: args.output.clone(),
+        seed: args.seed,
+        threads: args.threads,
+        ..Request::new(experiment)
+    })?;
+    let interrupts = Interrupts::watch()?;
+    let worker = worker_command()?;
+    Ok(interrupts.listen(|caller| plan.carry_out(&args.beside, &worker, caller))?)
+}
+
+/// Runs the experiment of whole networks.
+fn of_networks(args: &ExperimentArgs) -> anyhow::Result<Held> {
+    let given = [
+        ("--arm", !args.arms.is_empty()),
+        ("--beside", !args.beside.is_empty()),
+        ("--repeats", args.repeats.is_some()),
+    ];
+    if let Some((option, _)) = given.iter().find(|(_, is_given)| *is_given) {
+        return Err(bad_input(format!("{option} is not for {} (leave it out)", networks::NAME)));
+    }
+    MachineArgs { threads: args.threads, target: "host".into() }.runnable_target()?;
+    check_peer_path(args.peer_path.as_deref())?;
+    let request = NetworksRequest {
+        networks: args.problems.clone(),
+        time: args.time.unwrap_or_else(|| networks::TIME.mul_f64(args.budget)),
+        folder: args.output.clone(),
+        seed: args.seed,
+        threads: args.threads,
+        peer_path: args.peer_path.clone(),
+    };
+    let interrupts = Interrupts::watch()?;
+    let worker = worker_command()?;
+    Ok(interrupts.listen(|caller| networks::carry_out(&request, &worker, caller))?)
+}
+
+fn list(as_json: bool) -> anyhow::Result<()> {
+    let listed = experiment::list()?;
+    let mut text = String::new();
+    for Listed { name, paper, figure, compares, differs, cost } in &listed {
+        let figure = if figure.is_empty() { String::new() } else { format!(", {figure}") };
+        text += &format!("{name} ({paper}{figure}): {compares}\n    {cost}\n");
+        if !differs.is_empty() {
+            text += &format!("    differs: {differs}\n");
+        }
+    }
+    write_result(as_json, &json!({"experiments": listed}), &text)
 }
 
 #[cfg(test)]

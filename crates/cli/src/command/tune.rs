@@ -1,7 +1,7 @@
 //! `tune`: searches, records, and measures the leaders against each other at the end.
 
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -152,7 +152,11 @@ impl TuneArgs {
     }
 }
 
-pub(super) fn seconds(text: &str) -> Result<Duration, String> {
+/// A time that an option gives.
+///
+/// # Errors
+/// Where it is none.
+pub fn seconds(text: &str) -> Result<Duration, String> {
     scaled(text, 1.0, "a number of seconds above 0")
 }
 
@@ -283,23 +287,9 @@ fn together(
         time.as_secs_f64(),
         session.database().name()
     ));
-    let at_hand = Mutex::new((Progress::start(Status::default()), 0));
-    let tuned = session.tune_many(&tasks, time, &interrupts.stop, &|note| {
-        let mut at_hand = at_hand.lock().unwrap_or_else(PoisonError::into_inner);
-        let (progress, at) = &mut *at_hand;
-        let phase = |text: String| progress.update(|status| status.phase = Some(text));
-        match note {
-            Note::Message(line) => progress.message(&line),
-            Note::Turn(whose, recording) => {
-                *at = whose;
-                interrupts.concern(Some(recording), progress);
-            }
-            Note::Turned(turned) => phase(turned_text(turned, &workloads)),
-            Note::Race(_) => phase(format!("measuring the best of {} against each other", workloads[*at].label())),
-            _ => {}
-        }
-    });
-    at_hand.into_inner().unwrap_or_else(PoisonError::into_inner).0.finish();
+    let shown = Shown::together(&workloads, interrupts);
+    let tuned = session.tune_many(&tasks, time, &interrupts.stop, &|note| shown.note(note));
+    shown.finish();
     let mut tuned = tuned?;
     let labels: Vec<String> = workloads.iter().map(Workload::label).collect();
     let text = tuned.summary(&labels);
@@ -344,6 +334,10 @@ type ShowBest = dyn Fn(&mut Status, Option<f64>) + Send + Sync;
 pub struct Shown<'a> {
     /// Puts the best so far, in nanoseconds, into a status.
     show_best: Box<ShowBest>,
+    /// Those that share the time of the run; none of a run of one.
+    together: Vec<Workload>,
+    /// Whose turn it is of them.
+    at: AtomicUsize,
     search: String,
     seed: u64,
     interrupts: &'a Interrupts,
@@ -374,15 +368,37 @@ impl<'a> Shown<'a> {
         Shown::by(Box::new(show_best), search, seed, interrupts)
     }
 
+    /// The same for workloads that share the time.
+    pub fn together(workloads: &[Workload], interrupts: &'a Interrupts) -> Shown<'a> {
+        let shown = Shown::by(Box::new(|_, _| ()), "", 0, interrupts);
+        shown.start(None, Status::default());
+        Shown { together: workloads.to_vec(), ..shown }
+    }
+
     fn by(show_best: Box<ShowBest>, search: &str, seed: u64, interrupts: &'a Interrupts) -> Shown<'a> {
         let (start, told, progress) = (Instant::now(), AtomicU64::new(0), Mutex::new(None));
-        Shown { show_best, search: search.to_owned(), seed, interrupts, start, told, progress }
+        let (together, at) = (Vec::new(), AtomicUsize::new(0));
+        Shown { show_best, together, at, search: search.to_owned(), seed, interrupts, start, told, progress }
     }
 
     /// Shows a note.
     pub fn note(&self, note: Note) {
+        let phase = |text: String| self.update(|status| status.phase = Some(text));
         match note {
-            Note::Message(line) | Note::LeftOut(line) => self.message(&line),
+            Note::Message(line) => self.message(&line),
+            Note::Turn(whose, recording) => {
+                self.at.store(whose, Ordering::Relaxed);
+                if let Some(progress) = &*self.lock() {
+                    self.interrupts.concern(Some(recording), progress);
+                }
+            }
+            Note::Turned(turned) => phase(turned_text(turned, &self.together)),
+            Note::Race(_) if !self.together.is_empty() => {
+                let label = self.together[self.at.load(Ordering::Relaxed)].label();
+                phase(format!("measuring the best of {label} against each other"));
+            }
+            _ if !self.together.is_empty() => {}
+            Note::LeftOut(line) => self.message(&line),
             Note::Begin(begin) => self.begin(begin),
             Note::Plan(plan) => {
                 self.message(&plan.to_string());
@@ -394,7 +410,7 @@ impl<'a> Shown<'a> {
             Note::Reference(part) => {
                 let percent = (100.0 * part) as u64;
                 if self.start.elapsed() > QUIET && self.told.fetch_max(percent, Ordering::Relaxed) < percent {
-                    self.update(|status| status.phase = Some(format!("start: {percent} % of the reference answer")));
+                    phase(format!("start: {percent} % of the reference answer"));
                 }
             }
             Note::Search(recording, plan) => self.start(
@@ -416,11 +432,9 @@ impl<'a> Shown<'a> {
                     *status.errors.entry(class).or_default() += 1;
                 }
             }),
-            Note::Race(n) => self.update(|status| {
-                status.phase = Some(match n {
-                    1 => "measuring the best again".to_owned(),
-                    n => format!("measuring the {n} best against each other"),
-                });
+            Note::Race(n) => phase(match n {
+                1 => "measuring the best again".to_owned(),
+                n => format!("measuring the {n} best against each other"),
             }),
             Note::LeaderFailed(class, why) => {
                 let raise = tilewright::option_of(class).map_or(String::new(), |option| format!(" (raise {option})"));
@@ -526,6 +540,7 @@ impl Interrupts {
             News::Begin(workload, search, seed) => {
                 *lock() = Some(Shown::new(workload, search, seed, self));
             }
+            News::Together(workloads) => *lock() = Some(Shown::together(workloads, self)),
             News::Done => {
                 if let Some(shown) = lock().take() {
                     shown.finish();

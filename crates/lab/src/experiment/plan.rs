@@ -1,13 +1,13 @@
 //! An experiment with its sizes: which runs of `tune` it is, where their files are, and which are done.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::{self, File, TryLockError};
+use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use serde::Deserialize;
 use serde_json::{Value as Json, json};
-use tilewright::file::{open_lock, write_whole};
+use tilewright::file::write_whole;
 use tilewright::version::{RELEASE, release_of};
 use tilewright::words::{count, grouped, shell_quoted};
 use tilewright::{Database, Error, Session, Transfer, TuneRequest, since_1970, trials_of, with_suffix};
@@ -16,10 +16,11 @@ use tilewright_device::host;
 use tilewright_ir::op::Workload;
 use tilewright_tune::{Judge, PassedOver, Record, Setting, Task, search};
 
+use super::Request;
 use super::elsewhere::Machine;
 use super::finished::{Finished, Summary, only_run};
+use super::folder::{self, RUNS};
 use super::table::{Arm, Experiment, Length, Moment, Problem, Transferred, Trials, View};
-use super::{Request, data, results};
 use crate::clock::utc;
 use crate::{Caller, News, OrFailed};
 
@@ -64,9 +65,6 @@ pub struct Planned {
     /// Whether it is there only for others to learn from.
     pub(super) is_source: bool,
 }
-
-/// The folder of the runs within that of the experiment.
-const RUNS: &str = "runs";
 
 /// Seconds that a run which counts trials has at least. A dozen slow candidates on a busy machine may take
 /// them, and such a run is about trials.
@@ -337,27 +335,6 @@ impl Plan {
     /// Makes the folder, or checks that it holds a part of the same and reads what `data.json` knows of it.
     /// No other process may claim it until the file that this gives is closed.
     pub(super) fn claim_folder(&mut self) -> Result<File, Error> {
-        let name = self.folder.display();
-        let cannot = |error: std::io::Error| Error::input(format!("cannot write to {name}: {error} (give another -o)"));
-        let path = self.folder.join("plan.json");
-        let data = || -> Option<Json> { serde_json::from_slice(&data::read(&self.folder).ok()?).ok() };
-        let mut written = results::FILES.iter().map(|name| self.folder.join(name));
-        if !path.exists()
-            && data().is_none()
-            && let Some(foreign) = written.find(|path| path.exists())
-        {
-            let reason = format!("{} is no experiment's and would be written over", foreign.display());
-            return Err(Error::input(format!("{reason} (give another folder with -o)")));
-        }
-        fs::create_dir_all(self.runs_folder()).map_err(cannot)?;
-        let claim = open_lock(&self.runs_folder().join("lock")).map_err(cannot)?;
-        // Some file systems have no locks.
-        if let Err(TryLockError::WouldBlock) = claim.try_lock() {
-            return Err(Error::input(format!(
-                "another process is at work in {name} (wait for it, or give another -o)"
-            )));
-        }
-        let data = data();
         // More repeats may be asked for later.
         let own = json!({
             "experiment": self.experiment.name,
@@ -366,16 +343,8 @@ impl Plan {
             "threads": self.threads,
             "target": host::target().name(),
         });
-        let is_own = |there: &Json| own.as_object().into_iter().flatten().all(|(name, value)| there[name] == *value);
-        let there: Result<Json, _> = fs::read(&path).map(|bytes| serde_json::from_slice(&bytes).unwrap_or_default());
-        if !there.as_ref().ok().into_iter().chain(&data).all(is_own) {
-            let reason = format!("{name} holds runs with another name, budget, seed, machine or number of threads");
-            return Err(Error::input(format!("{reason} (give another folder with -o)")));
-        }
-        if there.is_err() {
-            write_whole(&path, |file| file.write_all(own.to_string().as_bytes())).map_err(cannot)?;
-        }
-        self.learn(&data.unwrap_or_default())?;
+        let (claim, data) = folder::claim(&self.folder, &own)?;
+        self.learn(&data)?;
         Ok(claim)
     }
 

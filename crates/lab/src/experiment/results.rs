@@ -26,7 +26,7 @@ use crate::stats::{Quartiles, geometric_mean, median};
 /// The file of all trials.
 const TRIALS: &str = "trials.csv";
 /// The page.
-const PAGE: &str = "README.md";
+pub const PAGE: &str = "README.md";
 /// What an experiment writes into its folder, besides plots.
 pub const FILES: [&str; 4] = [data::PLAIN, data::PACKED, TRIALS, PAGE];
 
@@ -679,7 +679,7 @@ fn head(arms: &[Arm]) -> Vec<String> {
 }
 
 /// Rows as a table of Markdown, the first one its head.
-fn markdown(rows: &[Vec<String>]) -> String {
+pub fn markdown(rows: &[Vec<String>]) -> String {
     let line = |row: &Vec<String>| format!("| {} |\n", row.join(" | "));
     let rule = |row: &Vec<String>| format!("|{}\n", "---|".repeat(row.len()));
     let (head, body) = rows.split_first().expect("invariant: a table has a head");

@@ -1,0 +1,493 @@
+//! The experiment of whole networks: before and after tuning, beside other runtimes, interleaved.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Value as Json, json};
+use tilewright::bench::OURS;
+use tilewright::file::write_whole;
+use tilewright::version::BUILD;
+use tilewright::words::{count, digits, duration, percent, shell_quoted};
+use tilewright::{Database, Error, Session, TuneRequest, since_1970, with_suffix};
+use tilewright_device::device::WorkerCommand;
+use tilewright_device::host;
+use tilewright_graph::networks::{NETWORKS, Network};
+use tilewright_graph::{Bindings, onnx, specialise};
+use tilewright_model::bench::{ModelBench, ModelBenchRequest, bench_model};
+use tilewright_model::{all_inputs, compile_guessed, compile_known, lower, read_model};
+use tilewright_peers::MODEL_PEERS;
+
+use super::folder::{self, RUNS};
+use super::results::{PAGE, markdown};
+use super::{Cost, Held, data};
+use crate::clock::utc;
+use crate::history::MedianCurve;
+use crate::plot::{Axis, Bar, Layer, Marks, Plot, Scale, colours, sheet};
+use crate::stats::geometric_mean;
+use crate::{Caller, News, OrFailed, load};
+
+/// Its name on the command line.
+pub const NAME: &str = "autotvm-end-to-end";
+/// Where it comes from.
+pub const PAPER: &str = "AutoTVM";
+/// Which figure it repeats.
+pub const FIGURE: &str = "figure 11";
+/// What it compares, in one line.
+pub const COMPARES: &str = "five networks untuned and tuned, beside other runtimes";
+/// Where it differs from the paper, in one line.
+pub const DIFFERS: &str = "a CPU; seeded weights; ONNX Runtime and OpenVINO in the place of MXNet and TensorFlow Lite";
+/// How long a network is tuned by default.
+pub const TIME: Duration = Duration::from_secs(40);
+
+/// Rounds of a comparison; each runs every implementation once, in random order.
+const ROUNDS: u32 = 15;
+/// Seconds that the comparison of a network takes, with starts, answers and the reference.
+const BENCH_SECONDS: f64 = 20.0;
+/// Ours, with what the model of the machine ranks first.
+const UNTUNED: &str = "untuned";
+/// Sizes that networks leave open: as many steps as Zaremba et al. unroll.
+const DIMS: [(&str, usize); 1] = [("steps", 20)];
+
+/// How much of the experiment is asked for.
+#[derive(Clone)]
+pub struct NetworksRequest {
+    /// The networks to keep to; all where there are none.
+    pub networks: Vec<String>,
+    /// How long each is tuned.
+    pub time: Duration,
+    /// Where data and plots go, if not to `experiments` and its name.
+    pub folder: Option<PathBuf>,
+    /// Seed of weights and searches.
+    pub seed: u64,
+    /// Threads that all may use.
+    pub threads: usize,
+    /// Where the libraries of other runtimes are looked for before the system's places.
+    pub peer_path: Option<PathBuf>,
+}
+
+/// A network that was tuned and measured. `data.json` has a row for each.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+struct Outcome {
+    network: String,
+    /// How a user repeats the tuning.
+    command: String,
+    started: String,
+    version: String,
+    cpu: String,
+    /// Seconds that all of it took.
+    seconds: f64,
+    /// 10⁹ operations of a run.
+    gflop: f64,
+    /// Kernels of a run.
+    kernels: usize,
+    /// Different ones, which are what is tuned.
+    workloads: usize,
+    trials: u64,
+    /// Seconds of tuning and the sum of the kernels' milliseconds, wherever it changed.
+    curve: Vec<(f64, f64)>,
+    /// What was measured, the slowest last.
+    implementations: Vec<Measured>,
+    /// Who was left out, and why.
+    left_out: Vec<String>,
+}
+
+/// An implementation of a network.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+struct Measured {
+    name: String,
+    ms_median: f64,
+    ms_best: f64,
+    spread: f64,
+    gflops: f64,
+    rounds: u32,
+    /// The largest difference from the reference's answer over its largest element.
+    max_error: Option<f64>,
+    version: String,
+}
+
+/// What it takes with so much time for each of its networks.
+pub fn cost(time: Duration) -> Cost {
+    let n_runs = NETWORKS.len() as u64;
+    Cost { n_runs, n_trials: None, most_seconds: n_runs as f64 * (time.as_secs_f64() + BENCH_SECONDS) }
+}
+
+impl NetworksRequest {
+    /// All of it, as it is by default.
+    pub fn new() -> NetworksRequest {
+        NetworksRequest { networks: Vec::new(), time: TIME, folder: None, seed: 0, threads: 1, peer_path: None }
+    }
+
+    fn chosen(&self) -> Result<Vec<&'static Network>, Error> {
+        let known = || NETWORKS.iter().map(|network| network.name).collect::<Vec<_>>().join("; ");
+        if let Some(unknown) = self.networks.iter().find(|name| !NETWORKS.iter().any(|known| known.name == **name)) {
+            return Err(Error::input(format!(
+                "--problem {unknown} is none of the experiment's; there are {}",
+                known()
+            )));
+        }
+        let is_asked = |network: &&Network| self.networks.is_empty() || self.networks.iter().any(|n| n == network.name);
+        Ok(NETWORKS.iter().filter(is_asked).collect())
+    }
+
+    /// How a user repeats it.
+    fn command(&self) -> String {
+        let NetworksRequest { time, seed, threads, .. } = self;
+        let folder = self.peer_path.as_ref().map_or(String::new(), |_| " --peer-path FOLDER".to_owned());
+        format!("tilewright experiment {NAME} --time {} --seed {seed} --threads {threads}{folder}", time.as_secs_f64())
+    }
+}
+
+impl Default for NetworksRequest {
+    fn default() -> NetworksRequest {
+        NetworksRequest::new()
+    }
+}
+
+/// Tunes and measures the networks that its folder has no results of, and writes data, plots and a page of all
+/// that it has. Stopped, it leaves what is complete; the same goes on from there.
+///
+/// # Errors
+/// Bad input where there is no such network or the folder holds something else; failure where workers do not
+/// start or files cannot be written.
+pub fn carry_out(request: &NetworksRequest, worker: &WorkerCommand, caller: Caller) -> Result<Held, Error> {
+    let networks = request.chosen()?;
+    let folder = request.folder.clone().unwrap_or_else(|| Path::new("experiments").join(NAME));
+    let own = json!({
+        "experiment": NAME,
+        "seconds": request.time.as_secs_f64(),
+        "seed": request.seed,
+        "threads": request.threads,
+        "target": host::target().name(),
+    });
+    let (_claim, before) = folder::claim(&folder, &own)?;
+    let mut outcomes: BTreeMap<String, Outcome> = BTreeMap::new();
+    let rows = before["networks"].as_array().into_iter().flatten();
+    for outcome in rows.filter_map(|row| Outcome::deserialize(row).ok()) {
+        outcomes.insert(outcome.network.clone(), outcome);
+    }
+    for network in &networks {
+        let at = |ending: &str| folder.join(RUNS).join(format!("{}.{ending}", network.name));
+        if outcomes.contains_key(network.name) {
+            continue;
+        }
+        if caller.is_stopped() {
+            break;
+        }
+        let marker = at("json");
+        if let Some(outcome) = fs::read(&marker).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok()) {
+            outcomes.insert(network.name.to_owned(), outcome);
+            continue;
+        }
+        load::warning().into_iter().for_each(|warning| caller.say(warning));
+        if let Some(outcome) = measure(request, network, [&at("onnx"), &at("db")], worker, caller)? {
+            let text = serde_json::to_string(&outcome).expect("invariant: it is numbers and text by name");
+            write_whole(&marker, |file| file.write_all(text.as_bytes())).or_failed(marker.display())?;
+            outcomes.insert(network.name.to_owned(), outcome);
+        }
+    }
+    let n_complete = networks.iter().filter(|network| outcomes.contains_key(network.name)).count();
+    let outcomes: Vec<Outcome> = NETWORKS.iter().filter_map(|network| outcomes.remove(network.name)).collect();
+    let page = Page { request, folder: &folder, outcomes: &outcomes };
+    Ok(Held { data: page.write(own)?, n_runs: networks.len(), n_complete, folder })
+}
+
+/// Tunes a network and measures it beside the others; none where it was stopped.
+fn measure(
+    request: &NetworksRequest,
+    network: &Network,
+    [path, database]: [&Path; 2],
+    worker: &WorkerCommand,
+    caller: Caller,
+) -> Result<Option<Outcome>, Error> {
+    let NetworksRequest { time, seed, threads, ref peer_path, .. } = *request;
+    let (started, start) = (since_1970().as_secs(), Instant::now());
+    let file = onnx::write(&network.build(seed));
+    write_whole(path, |to| to.write_all(&file)).or_failed(path.display())?;
+    let model = read_model(path)?;
+    let is_open = |name: &str| onnx_dims(&model.graph).any(|dim| dim == name);
+    let dims: Vec<(String, usize)> =
+        DIMS.iter().filter(|(name, _)| is_open(name)).map(|&(name, size)| (name.to_owned(), size)).collect();
+    let bindings = Bindings { dims, fold_bytes: usize::MAX, ..Bindings::default() };
+    let inputs = all_inputs(&model.graph, &bindings, &[], 1)?;
+    let special = specialise(&model.graph, &bindings);
+    if let Some(problem) = special.problems.first() {
+        return Err(Error::failed(format!("{}: {problem}", network.name)));
+    }
+    let fused = lower(&special.graph).or_failed(network.name)?;
+
+    // From its beginning, if an earlier one was broken off.
+    for path in ["", "-wal", "-shm"].map(|ending| with_suffix(database, ending)) {
+        if path.exists() {
+            fs::remove_file(&path).or_failed(path.display())?;
+        }
+    }
+    let target = host::target();
+    let caches = fused.caches(&target);
+    let tasks: Vec<(TuneRequest, f64)> = fused
+        .tasks()
+        .into_iter()
+        .map(|(workload, n)| (TuneRequest { threads, seed, caches, ..TuneRequest::new(workload) }, n as f64))
+        .collect();
+    let workloads: Vec<_> = tasks.iter().map(|(request, _)| request.workload.clone()).collect();
+    caller.say(format!(
+        "{}: tuning {} together for {} s",
+        network.name,
+        count(workloads.len() as u64, "kernel"),
+        time.as_secs_f64()
+    ));
+    let session = Session::new(Database::new(Some(database))?, worker.clone());
+    (caller.tell)(News::Together(&workloads));
+    let tuned = session.tune_many(&tasks, time, caller.stop, &|note| (caller.tell)(News::Note(note)));
+    (caller.tell)(News::Done);
+    let mut tuned = tuned?;
+    if let Some(lost) = tuned.workloads.iter_mut().find_map(|task| task.tuned.lost.take()) {
+        return Err(lost);
+    }
+    if caller.is_stopped() {
+        return Ok(None);
+    }
+
+    caller.say(format!("{}: measuring it beside other runtimes", network.name));
+    let failed = |error: tilewright_model::CompileError| Error::failed(&error).because(error);
+    let untuned = compile_guessed(fused.clone(), &target, threads).map_err(failed)?;
+    let best = compile_known(fused, &target, threads, &session.database().records()?).map_err(failed)?;
+    let bench = ModelBenchRequest {
+        path,
+        graph: &special.graph,
+        ours: vec![(OURS, &best), (UNTUNED, &untuned)],
+        inputs: &inputs,
+        threads,
+        peers: MODEL_PEERS.iter().filter(|spec| spec.is_of_its_own(threads)).collect(),
+        peer_path: peer_path.clone(),
+        rounds: ROUNDS,
+    };
+    // It stays on the CPUs that it measures on: in a thread of its own, the next network is tuned on all.
+    let (measured, left_out) = std::thread::scope(|scope| {
+        let bench = || {
+            let left_out = std::sync::Mutex::new(Vec::new());
+            let measured = bench_model(&bench, &|line| left_out.lock().expect("nobody panics").push(line.to_owned()));
+            (measured, left_out.into_inner().expect("nobody panics"))
+        };
+        scope.spawn(bench).join().expect("invariant: a comparison gives an error where it fails")
+    });
+    left_out.iter().for_each(|line| caller.say(line));
+    let ModelBench { flops, rows, .. } = measured?;
+    let options: String = bindings.dims.iter().map(|(name, size)| format!(" --dim {name}={size}")).collect();
+    let file = shell_quoted(&format!("{}.onnx", network.name));
+    Ok(Some(Outcome {
+        network: network.name.to_owned(),
+        command: format!(
+            "tilewright tune {file}{options} --time {} --seed {seed} --threads {threads}",
+            time.as_secs_f64()
+        ),
+        started: utc(started),
+        version: BUILD.to_owned(),
+        cpu: host::cpu_name(),
+        seconds: start.elapsed().as_secs_f64(),
+        gflop: flops / 1e9,
+        kernels: tasks.iter().map(|(_, n)| *n as usize).sum(),
+        workloads: tasks.len(),
+        trials: tuned.workloads.iter().map(|task| task.tuned.new_trials).sum(),
+        curve: tuned.curve,
+        implementations: rows
+            .into_iter()
+            .map(|row| Measured {
+                name: row.implementation.to_owned(),
+                ms_median: row.ms_median,
+                ms_best: row.ms_best,
+                spread: row.spread,
+                gflops: row.gflops_median,
+                rounds: row.rounds,
+                max_error: row.max_error,
+                version: row.version,
+            })
+            .collect(),
+        left_out,
+    }))
+}
+
+/// The names of dimensions that a model's inputs leave open.
+fn onnx_dims(graph: &tilewright_graph::Graph) -> impl Iterator<Item = &str> {
+    let declared = graph.inputs.iter().filter_map(|&id| graph.value(id).declared.as_ref()?.dims.as_ref());
+    declared.flatten().filter_map(|dim| match dim {
+        tilewright_graph::Dim::Named(name) => Some(name.as_str()),
+        _ => None,
+    })
+}
+
+impl Outcome {
+    fn of(&self, name: &str) -> Option<&Measured> {
+        self.implementations.iter().find(|measured| measured.name == name)
+    }
+
+    /// How many times as fast as another one an implementation is.
+    fn speedup(&self, ours: &str, other: &str) -> Option<f64> {
+        Some(self.of(other)?.ms_median / self.of(ours)?.ms_median)
+    }
+}
+
+/// What its folder says.
+struct Page<'a> {
+    request: &'a NetworksRequest,
+    folder: &'a Path,
+    outcomes: &'a [Outcome],
+}
+
+impl Page<'_> {
+    /// Writes everything and gives what `data.json` holds.
+    fn write(&self, mut own: Json) -> Result<Json, Error> {
+        let facts = json!({
+            "paper": PAPER,
+            "figure": FIGURE,
+            "differs": DIFFERS,
+            "command": self.request.command(),
+            "complete": self.outcomes.len() == NETWORKS.len(),
+            "networks": self.outcomes,
+            "speedups": self.means().into_iter().map(|(name, mean)| json!({"over": name, "geomean": mean}))
+                .collect::<Vec<_>>(),
+        });
+        let facts = facts.as_object().into_iter().flatten().map(|(name, value)| (name.clone(), value.clone()));
+        own.as_object_mut().expect("it is one").extend(facts);
+        data::write(self.folder, &format!("{own:#}\n")).or_failed(data::path(self.folder).display())?;
+        let pictures = [("speed", sheet(&[self.speed()], 1)), ("by-time", sheet(&self.curves(), 3))];
+        let pictures = pictures.into_iter().filter(|_| !self.outcomes.is_empty());
+        let files = pictures.map(|(name, picture)| (format!("{name}.svg"), picture));
+        for (name, text) in files.chain([(PAGE.to_owned(), self.readme())]) {
+            let path = self.folder.join(name);
+            write_whole(&path, |file| file.write_all(text.as_bytes())).or_failed(path.display())?;
+        }
+        Ok(own)
+    }
+
+    /// What was measured on any network: ours first, the others in the order of their table.
+    fn names(&self) -> Vec<&'static str> {
+        let all = [UNTUNED, OURS].into_iter().chain(MODEL_PEERS.iter().map(|spec| spec.name));
+        all.filter(|name| self.outcomes.iter().any(|outcome| outcome.of(name).is_some())).collect()
+    }
+
+    /// How many times as fast as each other one we are after tuning: geometric means over the networks that both
+    /// run.
+    fn means(&self) -> Vec<(&'static str, f64)> {
+        let others = self.names().into_iter().filter(|name| *name != OURS);
+        let mean = |name: &'static str| {
+            let ratios: Vec<f64> = self.outcomes.iter().filter_map(|outcome| outcome.speedup(OURS, name)).collect();
+            Some((name, geometric_mean(&ratios)?))
+        };
+        others.filter_map(mean).collect()
+    }
+
+    fn readme(&self) -> String {
+        let mut out = format!("# {NAME}\n\n{PAPER}: {COMPARES} ({FIGURE}).\nDiffers from the paper: {DIFFERS}.\n");
+        let Some(first) = self.outcomes.first() else { return out + "\nNo network is complete yet.\n" };
+        let (dates, n) = (self.outcomes.iter().map(|outcome| outcome.started.as_str()), self.outcomes.len());
+        let (from, to) = (dates.clone().min().unwrap_or_default(), dates.max().unwrap_or_default());
+        let _ = write!(
+            out,
+            "\n`{}` on {}, {}, {from} to {to}, version {}.\n{n} of {} complete, {}; each network is tuned for {} s.\n",
+            self.request.command(),
+            first.cpu,
+            host::target().name(),
+            first.version,
+            count(NETWORKS.len() as u64, "network"),
+            count(self.request.threads as u64, "thread"),
+            self.request.time.as_secs_f64(),
+        );
+        let names = self.names();
+        out += "\n## Time of a run\n\nThe median over rounds in which all ran in turns, in brackets by how much rounds \
+                spread. `untuned` is what the model of the\nmachine ranks first, `tilewright` the same network tuned.\n\n";
+        let mut rows = vec![["network"].iter().chain(&names).map(|&name| name.to_owned()).collect::<Vec<_>>()];
+        for outcome in self.outcomes {
+            let cell = |name: &&str| {
+                outcome.of(name).map_or("–".to_owned(), |measured| {
+                    format!("{} ({})", duration(measured.ms_median * 1e6), percent(measured.spread))
+                })
+            };
+            rows.push(std::iter::once(outcome.network.clone()).chain(names.iter().map(cell)).collect());
+        }
+        out += &markdown(&rows);
+        out += "\n## How many times as fast as each other one it is, tuned\n\nThe last row is the geometric mean.\n\n";
+        let others: Vec<&str> = names.iter().copied().filter(|name| *name != OURS).collect();
+        let mut rows = vec![["network"].iter().chain(&others).map(|&name| name.to_owned()).collect::<Vec<_>>()];
+        let text = |ratio: Option<f64>| ratio.map_or("–".to_owned(), |ratio| format!("{ratio:.2}"));
+        for outcome in self.outcomes {
+            let cells = others.iter().map(|name| text(outcome.speedup(OURS, name)));
+            rows.push(std::iter::once(outcome.network.clone()).chain(cells).collect());
+        }
+        let means = self.means();
+        let mean = |name: &&str| text(means.iter().find(|(of, _)| of == name).map(|(_, mean)| *mean));
+        rows.push(std::iter::once("all".to_owned()).chain(others.iter().map(mean)).collect());
+        out += &markdown(&rows);
+        out += "\n## What was tuned\n\nThe error is the largest difference of any answer of ours from the reference's, \
+                over its largest element.\n\n";
+        let head = ["network", "GFLOP", "kernels of a run", "different ones", "trials", "error", "repeat"];
+        let mut rows = vec![head.map(str::to_owned).to_vec()];
+        for outcome in self.outcomes {
+            let ours = [OURS, UNTUNED].into_iter().filter_map(|name| outcome.of(name)?.max_error);
+            rows.push(vec![
+                outcome.network.clone(),
+                digits(outcome.gflop),
+                outcome.kernels.to_string(),
+                outcome.workloads.to_string(),
+                outcome.trials.to_string(),
+                ours.reduce(f64::max).map_or("–".to_owned(), |error| format!("{error:.1e}")),
+                format!("`{}`", outcome.command),
+            ]);
+        }
+        out += &markdown(&rows);
+        out += "\n`tilewright network NAME -o NAME.onnx` writes a network. Other runtimes:\n\n";
+        for spec in MODEL_PEERS.iter().filter(|spec| spec.is_of_its_own(self.request.threads)) {
+            let version = self.outcomes.iter().find_map(|outcome| Some(outcome.of(spec.name)?.version.as_str()));
+            let _ = writeln!(out, "- {} {}: {}.", spec.name, version.unwrap_or("was not there"), spec.text);
+        }
+        out + "\n## Speed\n\n![Speed](speed.svg)\n\n## The sum of the kernels while they are tuned\n\n\
+               ![By time](by-time.svg)\n\n"
+            + &format!("`{}` holds the numbers and `runs/` the models and records.\n", data::name(self.folder))
+    }
+
+    /// A bar for each implementation of each network.
+    fn speed(&self) -> Plot {
+        let names = self.names();
+        let labels: Vec<String> = names.iter().map(|&name| name.to_owned()).collect();
+        let width = 0.8 / names.len().max(1) as f64;
+        let layers = names.iter().zip(colours(&labels)).enumerate().map(|(at, (name, colour))| {
+            let bars = self.outcomes.iter().enumerate().filter_map(|(place, outcome)| {
+                let measured = outcome.of(name)?;
+                let left = place as f64 - 0.4 + at as f64 * width;
+                let (x, y) = ((left, left + width * 0.92), (0.0, measured.gflops));
+                let text =
+                    format!("{name}: {}, {} GFLOP/s", duration(measured.ms_median * 1e6), digits(measured.gflops));
+                Some(Bar { x, y, text })
+            });
+            Layer { label: (*name).to_owned(), colour, marks: Marks::Bars(bars.collect()) }
+        });
+        let networks = self.outcomes.iter().map(|outcome| outcome.network.clone()).collect();
+        Plot {
+            title: "Speed of whole networks".into(),
+            x: Axis { label: String::new(), scale: Scale::Categories(networks) },
+            y: Axis { label: "GFLOP/s".into(), scale: Scale::FromZero },
+            layers: layers.collect(),
+        }
+    }
+
+    /// The sum of a network's kernels against the time that they are tuned.
+    fn curves(&self) -> Vec<Plot> {
+        let plot = |outcome: &Outcome| {
+            let band = outcome.curve.iter().map(|&(_, ms)| (ms, ms)).collect();
+            Plot {
+                title: outcome.network.clone(),
+                x: Axis { label: "seconds".into(), scale: Scale::FromZero },
+                y: Axis { label: "sum of the kernels, ms".into(), scale: Scale::FromZero },
+                layers: vec![Layer {
+                    label: String::new(),
+                    colour: colours(&[OURS.to_owned()])[0],
+                    marks: Marks::Steps(MedianCurve { points: outcome.curve.clone(), band }),
+                }],
+            }
+        };
+        self.outcomes.iter().map(plot).collect()
+    }
+}
