@@ -4,7 +4,7 @@ mod common;
 
 use std::path::Path;
 
-use common::{run, run_json, stderr, text};
+use common::{check_refused, run, run_json, stderr, text};
 use serde_json::{Value as Json, json};
 
 const WORKLOAD: &str = "matmul:m=64,n=64,k=64";
@@ -102,6 +102,11 @@ fn the_page_is_whole_and_trusts_no_record() {
     let html = std::fs::read_to_string(&page).unwrap();
     check_balanced(&html);
     assert!(html.contains("262.1 GFLOP/s") && html.contains("&lt;script&gt;alert(&#39;&amp;&#39;)&lt;/script&gt;"));
+    stands_alone(&html);
+}
+
+/// A page runs no script and takes nothing from elsewhere.
+fn stands_alone(html: &str) {
     for elsewhere in ["<script", "<link", "<img", "http:", "https:", "src=", "url(", "@import"] {
         assert!(!html.contains(elsewhere), "{elsewhere}");
     }
@@ -126,4 +131,80 @@ fn what_is_not_there_is_said_in_a_line() {
         assert!(stderr.contains(expected), "{arguments:?}: {stderr}");
     }
     assert!(!page.exists());
+}
+
+#[test]
+fn a_page_on_a_model_shows_every_step_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let (model, db, page) =
+        (folder.path().join("dqn.onnx"), folder.path().join("r.db"), folder.path().join("dqn.html"));
+    let (model, db, page) = (text(&model), text(&db), text(&page));
+    run_json(&["network", "dqn", "-o", model]);
+    run_json(&["tune", model, "--time", "2", "--db", db]);
+    let facts = run_json(&["report", model, "--db", db, "--runs", "3", "-o", page]);
+    let list = |name: &str| facts[name].as_array().unwrap().clone();
+    let number = |value: &Json| value.as_f64().unwrap();
+
+    // Each step is one node, behind those that it reads.
+    let (nodes, edges, steps, tasks) = (list("nodes"), list("edges"), list("steps"), list("tasks"));
+    let drawn: Vec<u64> = nodes.iter().filter_map(|node| node["step"].as_u64()).collect();
+    assert_eq!(drawn, (0..steps.len() as u64).collect::<Vec<_>>());
+    assert!(edges.iter().all(|edge| edge["from"].as_u64() < edge["to"].as_u64()), "{edges:?}");
+    for (at, node) in nodes.iter().enumerate().filter(|(_, node)| node["kind"] != "input") {
+        assert!(edges.iter().any(|edge| edge["to"] == at), "nothing leads to {node}");
+    }
+    // Times and shares add up, and each kernel runs as often as it says.
+    let sum: f64 = steps.iter().map(|step| number(&step["us"]) / 1e3).sum();
+    assert!((sum / number(&facts["ms_steps"]) - 1.0).abs() < 1e-9);
+    assert!((steps.iter().map(|step| number(&step["share"])).sum::<f64>() - 1.0).abs() < 1e-9);
+    for (at, task) in tasks.iter().enumerate() {
+        assert_eq!(task["times"], steps.iter().filter(|step| step["task"] == at).count(), "{task}");
+        assert!(task["is_recorded"] == true && number(&task["ms_before"]) > 0.0, "{task}");
+    }
+    // So do the turns of the search.
+    let turns = facts["search"]["turns"].as_array().unwrap();
+    let seconds: f64 = turns.iter().map(|turn| number(&turn["to"]) - number(&turn["from"])).sum();
+    assert!((seconds - number(&facts["search"]["seconds"])).abs() < 1e-6 && seconds > 0.0);
+    let count = |list: &[Json], name: &str| list.iter().map(|one| one[name].as_u64().unwrap()).sum::<u64>();
+    assert_eq!((count(turns, "trials"), turns.len() as u64), (count(&tasks, "trials"), count(&tasks, "turns")));
+
+    let html = std::fs::read_to_string(page).unwrap();
+    check_balanced(&html);
+    for at in 0..steps.len() {
+        for id in [format!("id=\"n{at}\""), format!("id=\"s{at}\"")] {
+            assert_eq!(html.matches(&id).count(), 1, "{id}");
+        }
+    }
+    stands_alone(&html);
+
+    check_refused(&["report", model, "matmul-64", "--db", db, "-o", page], "told of alone");
+    check_refused(&["report", "matmul-64", "--db", db, "-o", page, "--exact"], "are for a model");
+}
+
+#[test]
+fn a_page_on_a_model_trusts_no_name() {
+    let folder = tempfile::tempdir().unwrap();
+    let (model, page) = (folder.path().join("evil.onnx"), folder.path().join("evil.html"));
+    // The fields of a model, a graph, a node and a value, as ONNX numbers them.
+    let field = |number: u8, bytes: &[u8]| -> Vec<u8> {
+        let n = bytes.len();
+        [&[number << 3 | 2, n as u8 & 0x7f | 0x80, (n >> 7) as u8][..], bytes].concat()
+    };
+    let value = |name: &str| {
+        let shape = field(1, &[8, 8]);
+        let ty = field(1, &[&[8, 1][..], &field(2, &shape)].concat());
+        [field(1, name.as_bytes()), field(2, &ty)].concat()
+    };
+    let (x, y) = (format!("{EVIL}x"), format!("{EVIL}\"y"));
+    let node = [field(1, x.as_bytes()), field(2, y.as_bytes()), field(3, EVIL.as_bytes()), field(4, b"Relu")].concat();
+    let graph = [field(1, &node), field(2, EVIL.as_bytes()), field(11, &value(&x)), field(12, &value(&y))].concat();
+    let bytes = [&[8, 8][..], &field(8, &[16, 17]), &field(7, &graph)].concat();
+    std::fs::write(&model, bytes).unwrap();
+    let db = folder.path().join("none.db");
+    let facts = run_json(&["report", text(&model), "--db", text(&db), "--runs", "1", "-o", text(&page)]);
+    assert_eq!(facts["nodes"][0]["name"], x);
+    let html = std::fs::read_to_string(&page).unwrap();
+    check_balanced(&html);
+    stands_alone(&html);
+    assert!(html.contains("&lt;script&gt;alert(&#39;&amp;&#39;)&lt;/script&gt;"), "{html}");
 }

@@ -1,9 +1,16 @@
-//! What a database of records tells: facts, and one page that needs nothing else.
+//! What a database of records tells, alone or of a model: facts, and one page that needs nothing else.
 
 mod facts;
+mod layout;
+mod model;
+mod model_page;
 mod page;
 
 pub use facts::{Best, Facts, NearBest, OutcomeFacts, Point, SearchFacts, Subject, TemplateFacts, facts};
+pub use model::{
+    GraphEdge, GraphNode, ModelFacts, ModelSubject, SearchTime, StepFacts, TaskFacts, TurnFacts, model_facts,
+};
+pub use model_page::model_page;
 pub use page::page;
 
 #[cfg(test)]

@@ -1,21 +1,24 @@
 //! `report`: what a database of records tells, as one page that needs nothing else, or as JSON.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use clap::Args;
 use serde_json::json;
 use tilewright::version::BUILD;
-use tilewright_lab::report::{self, Facts};
+use tilewright_lab::report::{self, Facts, ModelSubject};
 
-use super::{DatabaseArgs, count, parse_workloads};
+use super::bench_model::alone;
+use super::model::{BindingArgs, InputArgs, ModelArgs};
+use super::{DatabaseArgs, MachineArgs, count, parse_workloads};
 use crate::error::bad_input;
-use crate::output::{message, writable, write_result, write_result_of};
+use crate::output::{Destination, message, writable, write_result, write_result_of};
 
 /// Arguments of `report`.
 #[derive(Args, Debug)]
 pub struct ReportArgs {
-    /// Workloads or sets of them [default: all that are recorded]
+    /// Workloads or sets of them, or a model, MODEL.onnx, which is run for its profile [default: all that are
+    /// recorded]
     #[arg(value_name = "WORKLOAD")]
     workloads: Vec<String>,
     /// Page to write, such as report.html, or - for standard output
@@ -23,6 +26,32 @@ pub struct ReportArgs {
     output: Option<PathBuf>,
     #[command(flatten)]
     records: DatabaseArgs,
+    #[command(flatten, next_help_heading = "For a model")]
+    model: OfModelArgs,
+}
+
+/// How a model is run.
+#[derive(Args, Debug)]
+struct OfModelArgs {
+    #[command(flatten)]
+    bindings: BindingArgs,
+    #[command(flatten)]
+    inputs: InputArgs,
+    /// Keep out algorithms that round more than the operators as written, such as Winograd's
+    #[arg(long)]
+    exact: bool,
+    /// Runs to take the medians of
+    #[arg(long, value_name = "N", default_value_t = 20)]
+    runs: usize,
+    #[command(flatten)]
+    machine: MachineArgs,
+}
+
+impl OfModelArgs {
+    /// Whether what is for models only is given.
+    fn is_given(&self) -> bool {
+        !self.bindings.is_empty() || !self.inputs.is_empty() || self.exact || self.machine.threads != 1
+    }
 }
 
 /// Writes the page, and with `--json` what it tells.
@@ -34,6 +63,13 @@ pub fn run(args: &ReportArgs, as_json: bool) -> anyhow::Result<()> {
         return Err(bad_input("there is no file to write the page to (give -o FILE.html, or --json)"));
     }
     let output = args.output.as_deref().map(|path| writable(path, "another file with -o")).transpose()?;
+    if let Some(model) = alone(&args.workloads, "told of")? {
+        return of_model(args, &model, output, as_json);
+    }
+    if args.model.is_given() {
+        let options = "--dim, --shape, --set, --input, --exact and --threads";
+        return Err(bad_input(format!("{options} are for a model (give MODEL.onnx)")));
+    }
     let database = args.records.database()?;
     let store = database
         .open_to_read()?
@@ -63,4 +99,33 @@ pub fn run(args: &ReportArgs, as_json: bool) -> anyhow::Result<()> {
     let page = report::page(&database.name(), &subjects);
     output.write(|file| file.write_all(page.as_bytes())).with_context(|| format!("cannot write {name}"))?;
     write_result_of(&output, as_json, &json, &format!("{} in {name}", count(subjects.len() as u64, "workload")))
+}
+
+/// Writes the page on a model.
+fn of_model(args: &ReportArgs, path: &Path, output: Option<Destination>, as_json: bool) -> anyhow::Result<()> {
+    let OfModelArgs { bindings, inputs, exact, runs, machine } = &args.model;
+    let file = ModelArgs::new(&path.display().to_string(), bindings);
+    let model = file.read()?;
+    let given = inputs.given(&model.graph)?;
+    let file = file.with_inputs(&given);
+    let inputs = file.inputs(&model, &given)?;
+    let compiled = file.compiled(&file.supported(&model)?, *exact, machine, &args.records)?;
+    drop(model);
+    let facts = report::model_facts(&ModelSubject {
+        name: &file.name(),
+        compiled: &compiled,
+        inputs: &inputs,
+        target: &machine.runnable_target()?,
+        threads: machine.threads,
+        database: &args.records.database()?,
+        n_runs: *runs,
+    })?;
+    let json = serde_json::to_value(&facts).expect("invariant: it is numbers and text by name");
+    let (Some(path), Some(output)) = (&args.output, output) else {
+        return write_result(as_json, &json, "");
+    };
+    let name = path.display();
+    let page = report::model_page(&facts);
+    output.write(|file| file.write_all(page.as_bytes())).with_context(|| format!("cannot write {name}"))?;
+    write_result_of(&output, as_json, &json, &format!("{} in {name}", count(facts.steps.len() as u64, "step")))
 }

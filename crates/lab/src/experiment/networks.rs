@@ -147,8 +147,8 @@ impl Default for NetworksRequest {
     }
 }
 
-/// Tunes and measures the networks that its folder has no results of, and writes data, plots and a page of all
-/// that it has. Stopped, it leaves what is complete; the same goes on from there.
+/// Tunes and measures the networks that its folder has no results of, and writes data, plots and a page of
+/// all that it has. Stopped, it leaves what is complete; the same goes on from there.
 ///
 /// # Errors
 /// Bad input where there is no such network or the folder holds something else; failure where workers do not
@@ -369,8 +369,8 @@ impl Page<'_> {
         all.filter(|name| self.outcomes.iter().any(|outcome| outcome.of(name).is_some())).collect()
     }
 
-    /// How many times as fast as each other one we are after tuning: geometric means over the networks that both
-    /// run.
+    /// How many times as fast as each other one we are after tuning: geometric means over the networks that
+    /// both run.
     fn means(&self) -> Vec<(&'static str, f64)> {
         let others = self.names().into_iter().filter(|name| *name != OURS);
         let mean = |name: &'static str| {

@@ -32,35 +32,43 @@ td a{display:inline-block;white-space:normal;overflow-wrap:anywhere;min-width:11
 dl{columns:15rem;margin:.4rem 0;font-size:.9rem}
 dl div{display:flex;justify-content:space-between;gap:1rem;border-bottom:1px solid var(--line);break-inside:avoid;padding:.2rem 0}
 dd{margin:0;text-align:right;overflow-wrap:anywhere}
+.facts{columns:19rem}.facts dd{white-space:nowrap}
 pre{overflow-x:auto;background:var(--soft);padding:.7rem;border-radius:4px;font-size:.82rem}
 summary{cursor:pointer}
 a{color:inherit}
+.graph{overflow:auto;max-height:90vh;resize:vertical;border:1px solid var(--line);border-radius:4px;margin:1rem 0}
+.graph svg{display:block;margin:0 auto;padding:12px}
+.graph a{text-decoration:none}
+.step:target rect:first-child{stroke-width:3}
+code{display:block;white-space:normal;overflow-wrap:anywhere;min-width:16rem;text-align:left}
 ";
 
 /// The page on these subjects.
 pub fn page(database: &str, subjects: &[Subject]) -> String {
     let n_trials: u64 = subjects.iter().map(|subject| subject.trials).sum();
-    let mut out = format!(
+    let (trials, workloads) = (count(n_trials, "trial"), count(subjects.len() as u64, "workload"));
+    let mut body = overview(subjects);
+    for (at, subject) in subjects.iter().enumerate() {
+        body += &section(at, subject);
+    }
+    document("Tilewright report", &format!("{trials} of {workloads} in {database}"), &body)
+}
+
+/// A page with a title, a line below it and a body of HTML.
+pub fn document(title: &str, line: &str, body: &str) -> String {
+    let (title, made) = (escape(title), utc(since_1970().as_secs()));
+    format!(
         "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\
          <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\
-         <title>Tilewright report</title><style>{STYLE}</style></head><body>\n<h1>Tilewright report</h1>\n\
-         <p class=\"note\">{} of {} in {}; made on {} by version {}.</p>\n",
-        count(n_trials, "trial"),
-        count(subjects.len() as u64, "workload"),
-        escape(database),
-        utc(since_1970().as_secs()),
-        BUILD,
-    );
-    out += &overview(subjects);
-    for (at, subject) in subjects.iter().enumerate() {
-        out += &section(at, subject);
-    }
-    out + "</body></html>\n"
+         <title>{title}</title><style>{STYLE}</style></head><body>\n<h1>{title}</h1>\n\
+         <p class=\"note\">{}; made on {made} by version {BUILD}.</p>\n{body}</body></html>\n",
+        escape(line)
+    )
 }
 
 /// A table in a box that scrolls where the window is narrow. Columns whose head begins with `<` are text, and
 /// so is the first one; cells are HTML already.
-fn table(head: &[&str], rows: &[Vec<String>]) -> String {
+pub fn table(head: &[&str], rows: &[Vec<String>]) -> String {
     let text = |at: usize| head.get(at).is_some_and(|h| h.starts_with('<'));
     let class = |at: usize| if text(at) { " class=\"text\"" } else { "" };
     let mut out = "<div class=\"scroll\"><table><thead><tr>".to_owned();

@@ -1,0 +1,460 @@
+//! What is told of a model: what a run does, how long each step takes, and what tuning has done for it.
+
+use std::collections::HashMap;
+
+use serde::Serialize;
+use serde_json::Value as Json;
+use tilewright::{Choice, Database, Error, Source, gflops, judges, target_name};
+use tilewright_device::{Caches, host};
+use tilewright_graph::{Tensor, Value};
+use tilewright_ir::Target;
+use tilewright_ir::op::Workload;
+use tilewright_model::{Compiled, Places, ProfiledStep, Runner, Step, ValueId};
+use tilewright_runtime::Threads;
+use tilewright_tune::{Record, Store, StoreError};
+
+/// A pause of so many seconds without any trial is none of the search's time.
+const PAUSE_S: f64 = 60.0;
+
+/// A model that is to be told of.
+pub struct ModelSubject<'a> {
+    /// What it is called.
+    pub name: &'a str,
+    /// It, with the kernels that a run has.
+    pub compiled: &'a Compiled,
+    /// A tensor for each of its inputs.
+    pub inputs: &'a [(Value, Tensor)],
+    /// The machine.
+    pub target: &'a Target,
+    /// Threads that kernels may use.
+    pub threads: usize,
+    /// What is recorded of its kernels.
+    pub database: &'a Database,
+    /// Runs to take medians of.
+    pub n_runs: usize,
+}
+
+/// What is told.
+#[derive(Debug, Serialize)]
+pub struct ModelFacts {
+    /// What the model is called.
+    pub model: String,
+    /// The database.
+    pub db: String,
+    /// The processor.
+    pub cpu: String,
+    /// The machine, as records name it.
+    pub target: String,
+    /// Threads that kernels may use.
+    pub threads: usize,
+    /// The median of a whole run, in milliseconds.
+    pub ms_median: f64,
+    /// The sum of its steps' medians, in milliseconds.
+    pub ms_steps: f64,
+    /// Bytes for what is computed on the way.
+    pub arena_bytes: usize,
+    /// What a run does, in order.
+    pub steps: Vec<StepFacts>,
+    /// Different kernels, in the order of their first run.
+    pub tasks: Vec<TaskFacts>,
+    /// The picture: inputs, steps, tensors that are put together, and outputs, each behind what it needs.
+    pub nodes: Vec<GraphNode>,
+    /// Tensors that go from one node to another.
+    pub edges: Vec<GraphEdge>,
+    /// Where the time of the search went.
+    pub search: SearchTime,
+}
+
+/// A step of a run.
+#[derive(Debug, Serialize)]
+pub struct StepFacts {
+    /// It, as it is profiled.
+    #[serde(flatten)]
+    pub step: ProfiledStep,
+    /// Its part of the sum of all steps.
+    pub share: f64,
+    /// Its kernel's place among the tasks.
+    pub task: Option<usize>,
+}
+
+/// A kernel, which a run may have several times.
+#[derive(Debug, Serialize)]
+pub struct TaskFacts {
+    /// The workload.
+    pub workload: String,
+    /// What people read in place of that.
+    #[serde(skip)]
+    pub label: String,
+    /// How often a run has it.
+    pub times: usize,
+    /// The template of the configuration that runs.
+    pub template: String,
+    /// That configuration.
+    pub config: Json,
+    /// Whether it is recorded, rather than guessed.
+    pub is_recorded: bool,
+    /// Milliseconds of the first valid trial: with the search's defaults, of what runs untuned.
+    pub ms_before: Option<f64>,
+    /// Milliseconds of the best, as it was measured.
+    pub ms_after: Option<f64>,
+    /// Throughput of that.
+    pub gflops: Option<f64>,
+    /// Trials recorded.
+    pub trials: u64,
+    /// How many of them failed.
+    pub failed: u64,
+    /// Turns that the search gave it: stretches without a trial of another kernel.
+    pub turns: u64,
+    /// Seconds of them.
+    pub seconds: f64,
+}
+
+/// A node of the picture.
+#[derive(Debug, Serialize)]
+pub struct GraphNode {
+    /// `input`, `step`, `join` of tensors one behind the other, or `output`.
+    pub kind: &'static str,
+    /// What the model calls it.
+    pub name: String,
+    /// The type of what comes out of it.
+    pub ty: String,
+    /// The place of a step among the steps.
+    pub step: Option<usize>,
+}
+
+/// A tensor that goes from one node to another.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct GraphEdge {
+    /// Who computes it.
+    pub from: usize,
+    /// Who reads it.
+    pub to: usize,
+    /// What the model calls it.
+    pub tensor: String,
+    /// Its type.
+    pub ty: String,
+}
+
+/// Where the time of a search went.
+#[derive(Debug, Default, Serialize)]
+pub struct SearchTime {
+    /// Its seconds, without pauses.
+    pub seconds: f64,
+    /// Its turns, in order.
+    pub turns: Vec<TurnFacts>,
+    /// Seconds, and milliseconds of all kernels of a run together, wherever they changed.
+    pub curve: Vec<(f64, f64)>,
+}
+
+/// A stretch of the search that one kernel had.
+#[derive(Debug, Serialize)]
+pub struct TurnFacts {
+    /// Whose it is.
+    pub task: usize,
+    /// When it began, in seconds of the search.
+    pub from: f64,
+    /// When it ended.
+    pub to: f64,
+    /// Its trials.
+    pub trials: u64,
+}
+
+/// Runs a model and tells of it.
+///
+/// # Errors
+/// Where it cannot run, or its records cannot be read.
+pub fn model_facts(subject: &ModelSubject) -> Result<ModelFacts, Error> {
+    let ModelSubject { name, compiled, inputs, target, threads, database, n_runs } = *subject;
+    let failed = |error: tilewright_model::RunError| Error::failed(&error).because(error);
+    let pool = Threads::new(threads).map_err(|error| Error::failed("no threads for a run").because(error))?;
+    let mut runner = Runner::new(compiled, &pool).map_err(failed)?;
+    runner.set_all(inputs).map_err(failed)?;
+    runner.run().map_err(failed)?;
+    let ms_median = runner.median_ns(n_runs).map_err(failed)? / 1e6;
+    let steps = compiled.profile(&mut runner, n_runs).map_err(failed)?;
+    let ms_steps = steps.iter().map(|step| step.us).sum::<f64>() / 1e3;
+
+    let caches = compiled.fused.caches(target);
+    let (known, store) = (database.records()?, database.open_to_read()?);
+    let mut tasks = Vec::new();
+    let mut trials: Vec<Trial> = Vec::new();
+    for (workload, times) in compiled.fused.tasks() {
+        let records = match &store {
+            None => Vec::new(),
+            Some(store) => {
+                let records = records_of(&workload, target, threads, caches, store);
+                records.map_err(|error| database.refuse(error))?
+            }
+        };
+        trials.extend(records.iter().filter_map(|record| Trial::of(record, tasks.len())));
+        let (choice, _) = known.choose(&workload, target, threads, caches, None)?;
+        tasks.push(TaskFacts::new(&workload, times, &choice, &records));
+    }
+    let search = search_time(trials, &tasks);
+    for turn in &search.turns {
+        tasks[turn.task].turns += 1;
+        tasks[turn.task].seconds += turn.to - turn.from;
+    }
+    let place: HashMap<String, usize> =
+        tasks.iter().enumerate().map(|(at, task)| (task.workload.clone(), at)).collect();
+    let steps: Vec<StepFacts> = steps
+        .into_iter()
+        .map(|step| StepFacts {
+            share: if ms_steps > 0.0 { step.us / 1e3 / ms_steps } else { 0.0 },
+            task: place.get(&step.workload).copied().filter(|_| step.kind == "kernel"),
+            step,
+        })
+        .collect();
+    let (nodes, edges) = picture(compiled, &steps);
+    Ok(ModelFacts {
+        model: name.to_owned(),
+        db: database.path.display().to_string(),
+        cpu: host::cpu_name(),
+        target: target_name(target, caches),
+        threads,
+        ms_median,
+        ms_steps,
+        arena_bytes: compiled.memory.total,
+        steps,
+        tasks,
+        nodes,
+        edges,
+        search,
+    })
+}
+
+/// What is recorded of a kernel where a run finds such caches; with others where that is nothing.
+fn records_of(
+    workload: &Workload,
+    target: &Target,
+    threads: usize,
+    caches: Caches,
+    store: &Store,
+) -> Result<Vec<Record>, StoreError> {
+    let n_threads = u32::try_from(threads).unwrap_or(u32::MAX);
+    for caches in [caches, Caches::ColdConstants, Caches::Warm] {
+        let target = target_name(target, caches);
+        let judges = judges(workload, &target, n_threads);
+        let (records, _) = store.trials_of(&workload.to_string(), &target, n_threads, None, &judges)?;
+        if !records.is_empty() {
+            return Ok(records);
+        }
+    }
+    Ok(Vec::new())
+}
+
+impl TaskFacts {
+    /// Before it is known whose turns were when.
+    fn new(workload: &Workload, times: usize, choice: &Choice, records: &[Record]) -> TaskFacts {
+        let first = records.iter().find_map(|record| record.outcome.timing());
+        let after_ns = match choice.source {
+            Source::Recorded(ns) => Some(ns),
+            Source::Guessed | Source::Outdated => None,
+        };
+        TaskFacts {
+            workload: workload.to_string(),
+            label: workload.label(),
+            times,
+            template: choice.task.template.name.to_owned(),
+            config: choice.task.space.config_to_json(&choice.config),
+            is_recorded: choice.is_recorded(),
+            ms_before: first.map(|timing| timing.median_ns / 1e6),
+            ms_after: after_ns.map(|ns| ns / 1e6),
+            gflops: after_ns.filter(|_| workload.flops() > 0.0).map(|ns| gflops(workload, ns)),
+            trials: records.len() as u64,
+            failed: records.iter().filter(|record| record.outcome.class().is_some()).count() as u64,
+            turns: 0,
+            seconds: 0.0,
+        }
+    }
+}
+
+/// A trial of one of several kernels.
+struct Trial {
+    task: usize,
+    /// When it ended, in seconds since 1970.
+    end: f64,
+    /// Seconds of its own.
+    seconds: f64,
+    /// Its milliseconds, where it was valid.
+    ms: Option<f64>,
+}
+
+impl Trial {
+    fn of(record: &Record, task: usize) -> Option<Trial> {
+        let run = record.run?;
+        let seconds = record.seconds.build + record.seconds.run + record.seconds.verify;
+        Some(Trial {
+            task,
+            end: run.start_unix_ms as f64 / 1e3 + run.elapsed_s,
+            seconds: seconds.clamp(0.0, PAUSE_S),
+            ms: record.outcome.timing().map(|timing| timing.median_ns / 1e6),
+        })
+    }
+}
+
+/// The turns of trials that say when they were.
+fn search_time(mut trials: Vec<Trial>, tasks: &[TaskFacts]) -> SearchTime {
+    trials.sort_by(|a, b| a.end.total_cmp(&b.end));
+    let mut search = SearchTime::default();
+    let mut best: Vec<Option<f64>> = vec![None; tasks.len()];
+    let mut last: Option<f64> = None;
+    for trial in &trials {
+        let since = last.map(|last| trial.end - last).filter(|since| *since < PAUSE_S);
+        let begin = search.seconds;
+        search.seconds += since.unwrap_or(trial.seconds);
+        last = Some(trial.end);
+        match search.turns.last_mut().filter(|turn| turn.task == trial.task && since.is_some()) {
+            Some(turn) => (turn.to, turn.trials) = (search.seconds, turn.trials + 1),
+            None => search.turns.push(TurnFacts { task: trial.task, from: begin, to: search.seconds, trials: 1 }),
+        }
+        best[trial.task] = best[trial.task].into_iter().chain(trial.ms).reduce(f64::min);
+        let whole = best.iter().zip(tasks).map(|(ms, task)| Some((*ms)? * task.times as f64)).sum::<Option<f64>>();
+        if let Some(whole) = whole.filter(|whole| search.curve.last().is_none_or(|(_, ms)| ms != whole)) {
+            search.curve.push((search.seconds, whole));
+        }
+    }
+    search
+}
+
+/// The picture of a run.
+struct Picture<'a> {
+    compiled: &'a Compiled,
+    nodes: Vec<GraphNode>,
+    edges: Vec<GraphEdge>,
+    /// The node that a value comes out of; constants have none.
+    makers: HashMap<ValueId, usize>,
+}
+
+fn picture(compiled: &Compiled, steps: &[StepFacts]) -> (Vec<GraphNode>, Vec<GraphEdge>) {
+    let (fused, places) = (&compiled.fused, Places::new(&compiled.fused));
+    let net = &fused.net;
+    let mut picture = Picture { compiled, nodes: Vec::new(), edges: Vec::new(), makers: HashMap::new() };
+    for &id in &net.inputs {
+        let node = picture.add("input", &net.value(id).name, Some(id), None);
+        picture.makers.insert(id, node);
+    }
+    let mut joins: Vec<(&[ValueId], usize)> = Vec::new();
+    let mut n_steps = 0;
+    let mut copies = places.copies.iter().peekable();
+    // Copies ahead of a step are steps of the run, in their order.
+    let mut copied: HashMap<(usize, ValueId), usize> = HashMap::new();
+    for at in 0..=fused.steps.len() {
+        while let Some(copy) = copies.next_if(|copy| copy.before == at) {
+            let node = picture.add("step", "copy", Some(copy.from), Some(n_steps));
+            picture.connect(copy.from, node);
+            // At the end it is an output that is copied to.
+            copied.insert((at, if at < fused.steps.len() { copy.from } else { net.outputs[copy.offset] }), node);
+            n_steps += 1;
+        }
+        let Some(step) = fused.steps.get(at) else { break };
+        match step {
+            Step::Kernel(kernel) => {
+                let node = picture.add("step", &kernel.origin, Some(kernel.output), Some(n_steps));
+                kernel.inputs.iter().for_each(|id| picture.connect(*id, node));
+                picture.makers.insert(kernel.output, node);
+                n_steps += 1;
+            }
+            Step::Host(operator) => {
+                let node = picture.add("step", &operator.origin, operator.outputs.first().copied(), Some(n_steps));
+                operator.inputs.iter().flatten().for_each(|id| picture.connect(*id, node));
+                picture.makers.extend(operator.outputs.iter().map(|id| (*id, node)));
+                n_steps += 1;
+            }
+            Step::Part { of, part, .. } => {
+                let maker = picture.makers.get(of).copied();
+                picture.makers.extend(maker.map(|node| (*part, node)));
+            }
+            Step::Join { parts, whole } => {
+                let node = picture.add("join", &net.value(*whole).name, Some(*whole), None);
+                // What another one has put together already comes from there.
+                let begun = joins.iter().filter(|(of, _)| of.len() > 1 && parts.starts_with(of));
+                let begun = begun.max_by_key(|(of, _)| of.len()).copied();
+                if let Some((_, from)) = begun {
+                    let GraphNode { name, ty, .. } = &picture.nodes[from];
+                    picture.edges.push(GraphEdge { from, to: node, tensor: name.clone(), ty: ty.clone() });
+                }
+                for part in &parts[begun.map_or(0, |(of, _)| of.len())..] {
+                    match copied.get(&(at, *part)) {
+                        Some(copy) => picture.edge(*part, *copy, node),
+                        None => picture.connect(*part, node),
+                    }
+                }
+                joins.push((parts, node));
+                picture.makers.insert(*whole, node);
+            }
+        }
+    }
+    debug_assert_eq!(n_steps, steps.len(), "a node for each step");
+    for &id in &net.outputs {
+        let node = picture.add("output", &net.value(id).name, Some(id), None);
+        match copied.get(&(fused.steps.len(), id)) {
+            Some(copy) => picture.edge(id, *copy, node),
+            None => picture.connect(id, node),
+        }
+    }
+    (picture.nodes, picture.edges)
+}
+
+impl Picture<'_> {
+    fn add(&mut self, kind: &'static str, name: &str, value: Option<ValueId>, step: Option<usize>) -> usize {
+        let ty = value.map_or(String::new(), |id| self.compiled.fused.net.value(id).ty().to_string());
+        self.nodes.push(GraphNode { kind, name: name.to_owned(), ty, step });
+        self.nodes.len() - 1
+    }
+
+    /// A value goes from where it comes out to a node; a constant comes from nowhere.
+    fn connect(&mut self, id: ValueId, to: usize) {
+        if let Some(&from) = self.makers.get(&id) {
+            self.edge(id, from, to);
+        }
+    }
+
+    fn edge(&mut self, id: ValueId, from: usize, to: usize) {
+        let value = self.compiled.fused.net.value(id);
+        let edge = GraphEdge { from, to, tensor: value.name.clone(), ty: value.ty().to_string() };
+        if !self.edges.contains(&edge) {
+            self.edges.push(edge);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn task(times: usize) -> TaskFacts {
+        TaskFacts {
+            workload: String::new(),
+            label: String::new(),
+            times,
+            template: String::new(),
+            config: Json::Null,
+            is_recorded: true,
+            ms_before: None,
+            ms_after: None,
+            gflops: None,
+            trials: 0,
+            failed: 0,
+            turns: 0,
+            seconds: 0.0,
+        }
+    }
+
+    #[test]
+    fn turns_are_stretches_and_add_up() {
+        let trial = |task, end, ms| Trial { task, end, seconds: 0.5, ms };
+        let trials = vec![
+            trial(0, 1000.5, Some(4.0)),
+            trial(0, 1001.0, None),
+            trial(1, 1002.0, Some(1.0)),
+            // After a pause.
+            trial(1, 5000.0, Some(2.0)),
+            trial(0, 5001.0, Some(3.0)),
+        ];
+        let search = search_time(trials, &[task(2), task(1)]);
+        let turns: Vec<_> = search.turns.iter().map(|turn| (turn.task, turn.from, turn.to, turn.trials)).collect();
+        assert_eq!(turns, [(0, 0.0, 1.0, 2), (1, 1.0, 2.0, 1), (1, 2.0, 2.5, 1), (0, 2.5, 3.5, 1)]);
+        assert_eq!((search.seconds, &search.curve[..]), (3.5, &[(2.0, 9.0), (3.5, 7.0)][..]));
+    }
+}
