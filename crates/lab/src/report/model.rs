@@ -93,7 +93,7 @@ pub struct TaskFacts {
     pub config: Json,
     /// Whether it is recorded, rather than guessed.
     pub is_recorded: bool,
-    /// Milliseconds of the first valid trial: with the search's defaults, of what runs untuned.
+    /// Milliseconds of the first valid trial.
     pub ms_before: Option<f64>,
     /// Milliseconds of the best, as it was measured.
     pub ms_after: Option<f64>,
