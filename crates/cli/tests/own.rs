@@ -352,7 +352,9 @@ fn the_guide_to_c_kernels_can_be_followed() {
 fn a_run_of_a_command_is_one_json_document() {
     let folder = tempfile::tempdir().unwrap();
     let db = folder.path().join("records.db");
-    let arguments = tune(&db, "true {x}", &["-p", "x=1,2", "--trials", "2"]);
+    // A folder is there for whatever names it, built or not.
+    let more = ["-p", "x=1,2", "--trials", "2", "--prepare", "test -d {dir}", "--check", "test -d {dir}"];
+    let arguments = tune(&db, "true {x}", &more);
     let tuned = json_of(&arguments, &command(&arguments).arg("--json").output().unwrap());
     for name in ["workload", "template", "search", "trials", "new_trials", "errors", "best", "db"] {
         assert!(!tuned[name].is_null(), "{name}: {tuned}");

@@ -109,12 +109,17 @@ impl Options {
     /// What a configuration stands for, a line a command, as it is recorded; `{dir}` stays.
     pub fn steps(&self, space: &Space, config: &Config) -> String {
         let value = |name: &str| if name == FOLDER { format!("{{{FOLDER}}}") } else { text_of(space, config, name) };
-        let lines = [("build", &self.build), ("prepare", &self.prepare), ("run", &Some(self.run.clone()))];
-        let lines = lines.into_iter().chain([("check", &self.check), ("cleanup", &self.cleanup)]);
-        let line = |(what, template): (&str, &Option<Template>)| {
-            template.as_ref().map(|template| format!("{what} {}\n", template.with(&value)))
-        };
-        lines.filter_map(line).chain([format!("{}\n", self.metric.line())]).collect()
+        let line = |(what, template): (&str, &Template)| format!("{what} {}\n", template.with(&value));
+        self.templates().map(line).chain([format!("{}\n", self.metric.line())]).collect()
+    }
+
+    /// What is done with a configuration, in order, with its name.
+    fn templates(&self) -> impl Iterator<Item = (&'static str, &Template)> {
+        let (build, prepare) = (self.build.as_ref(), self.prepare.as_ref());
+        let (check, cleanup) = (self.check.as_ref(), self.cleanup.as_ref());
+        let all =
+            [("build", build), ("prepare", prepare), ("run", Some(&self.run)), ("check", check), ("cleanup", cleanup)];
+        all.into_iter().filter_map(|(name, template)| Some((name, template?)))
     }
 }
 
@@ -313,7 +318,7 @@ impl Shared {
     fn build(&self, config: &Config, key: u64, is_over: &dyn Fn() -> bool) -> Result<(), Failure> {
         let folder = self.folder(key);
         let failed = |error| Failure::new(ErrorClass::Unknown, format!("the folder of the build: {error}"));
-        if self.options.build.is_some() || self.options.run.reads(FOLDER) {
+        if self.options.templates().any(|(_, template)| template.reads(FOLDER)) {
             fs::create_dir_all(&folder).map_err(failed)?;
         }
         let Some(build) = &self.options.build else { return Ok(()) };
