@@ -166,7 +166,8 @@ impl Task {
 
     /// Configurations to begin with: those that the template's model of the machine ranks first among a
     /// sample of the space, of each of its algorithms alike, at growing distances, so that one flaw of the
-    /// model does not fill them all. Hopeless ones are left out. None without a model.
+    /// model does not fill them all; the one that it ranks first of all comes first. Hopeless ones are left
+    /// out. None without a model.
     ///
     /// # Cost
     /// A few thousand evaluations of the model, and as much as making the space for each of its algorithms.
@@ -199,17 +200,16 @@ impl Task {
             let distances = std::iter::successors(Some(0), |at| Some(at + 1 + at / 4)).take(OF_EACH_ALGORITHM);
             distances.map_while(|at| ranked.get(at).cloned()).collect::<Vec<_>>()
         };
-        let guesses: Vec<(f64, Config)> = parts.iter().flat_map(&mut of_part).collect();
-        let best = guesses.iter().map(|(cycles, _)| *cycles).fold(f64::INFINITY, f64::min);
+        let mut guesses: Vec<(f64, Config)> = parts.iter().flat_map(&mut of_part).collect();
+        // Who has no time for all of them has that which runs where nothing is measured.
+        guesses.sort_by(|a, b| a.0.total_cmp(&b.0));
+        let best = guesses.first().map_or(0.0, |(cycles, _)| *cycles);
         guesses.into_iter().filter(|(cycles, _)| *cycles <= HOPELESS * best).map(|(_, config)| config).collect()
     }
 
-    /// Of the [guesses](Task::guesses) the one that the template's model of the machine ranks first; none
-    /// without a model.
+    /// The first of the [guesses](Task::guesses): what runs where nothing is measured.
     pub fn first_guess(&self, seed: u64) -> Option<Config> {
-        let estimate = self.template.estimate?;
-        let estimated = |config: &Config| estimate(&self.setting, &self.space, config);
-        self.guesses(seed).into_iter().min_by(|a, b| estimated(a).total_cmp(&estimated(b)))
+        self.guesses(seed).into_iter().next()
     }
 
     /// The task as a search sees it: its space, and what the loops of its programs do.
