@@ -122,6 +122,9 @@ fn what_does_not_fit_is_refused_in_one_line() {
         "there are kernel-tuner",
     );
     check_refused(&["import", &foreign("t1.json"), "--db", &db], "has no results");
+    check_refused(&["import", &foreign("database_workload.json"), "--db", &db], "there are no rows (rows left out: 1");
+    let workload = foreign("database_workload.json");
+    check_refused(&["export", &out, "--as", "t4", "--from", &workload], "there are no rows (rows left out: 1 of 1");
     check_refused(&["export", &out, "--as", "ktt", "--from", &two], "ktt is not written; there are kernel-tuner, t4");
     check_refused(&["export", &out, "--as", "t4", "--from", &two], "(choose one with --task)");
     check_refused(&["export", &out, "--format", "t4", "--db", &db], "--format says what a file --from is");

@@ -151,11 +151,7 @@ impl Recorded {
                 let tasks = listed(&self.results.iter().collect::<Vec<_>>());
                 Err(ReadError::NoTask { asked: asked.into(), tasks })
             }
-            ([], _) => {
-                let reasons =
-                    if self.notes.is_empty() { String::new() } else { format!(" ({})", self.notes.join("; ")) };
-                Err(ReadError::NoRows { n_rows: 0, reasons })
-            }
+            ([], _) => Err(ReadError::NoRows { n_rows: 0, reasons: String::new() }),
             (several, _) => Err(ReadError::Tasks { n_tasks: several.len(), tasks: listed(several) }),
         }
     }
@@ -204,6 +200,12 @@ pub fn read(
             let disagreement = description.disagreement(results);
             results.notes.extend(description.twice.clone().into_iter().chain(disagreement));
         }
+    }
+    if results.iter().all(|results| results.rows.is_empty()) {
+        let n_rows = results.iter().map(|results| results.n_rows).sum();
+        notes.extend(results.into_iter().flat_map(|results| results.notes));
+        let reasons = if notes.is_empty() { String::new() } else { format!(" ({})", notes.join("; ")) };
+        return Err(ReadError::NoRows { n_rows, reasons });
     }
     Ok(Recorded { format, results, notes })
 }

@@ -21,7 +21,7 @@ pub fn records<'a>(format: &'a str, results: &'a Results) -> impl Iterator<Item 
     let device = if device.is_empty() { UNKNOWN } else { device };
     results.rows.iter().enumerate().map(move |(at, row)| {
         let record = Record {
-            workload: workload.clone(),
+            workload: without_controls(&workload),
             target: without_controls(device),
             template: without_controls(kernel),
             threads: threads.filter(|n| *n > 0).unwrap_or(1),

@@ -258,7 +258,11 @@ impl Rows {
     /// # Errors
     /// Where there are more rows or parameters than are read.
     pub(crate) fn add(&mut self, config: Config, reading: Reading, of: Circumstances) -> Result<(), ReadError> {
-        if self.parameters == Known::FromFirstRow && !config.is_empty() {
+        if config.is_empty() && (self.parameters != Known::All || self.columns.is_empty()) {
+            self.leave_out("there are no parameters");
+            return Ok(());
+        }
+        if self.parameters == Known::FromFirstRow {
             self.parameters = Known::All;
             self.columns = config.iter().map(|(name, _)| Column::open(name)).collect();
         }
@@ -269,10 +273,6 @@ impl Rows {
                 return Ok(());
             }
         };
-        if self.columns.is_empty() {
-            self.leave_out("there are no parameters");
-            return Ok(());
-        }
         if self.columns.len() > MOST_PARAMETERS {
             let problem = format!("{} parameters, of {MOST_PARAMETERS} at most", self.columns.len());
             return Err(ReadError::Entry { place: self.at.take().unwrap_or_default(), problem });

@@ -56,9 +56,6 @@ impl Database {
         }
         let lines = recorded.results.iter().flat_map(|results| records(recorded.format.name, results));
         let text: String = lines.map(|line| line.to_text() + "\n").collect();
-        if text.is_empty() {
-            return Err(Error::input(format!("{name}: there are no rows that can be read (nothing was imported)")));
-        }
         self.import_once(text.as_bytes(), name, note)
     }
 

@@ -44,6 +44,8 @@ fn read_line(place: &str, reader: &mut Reader, sheets: &mut Sheets) -> Result<()
     let mut config = Config::new();
     for knob in entity {
         match knob.as_array().map(Vec::as_slice) {
+            // What was not chosen.
+            Some([Json::String(_), Json::String(_), Json::Null]) => {}
             Some([Json::String(name), Json::String(_), value]) => config.push((name.clone(), Some(value.clone()))),
             _ => return Err(problem("an entity is no name with kind and value")),
         }
