@@ -425,9 +425,9 @@ fn search(facts: &ModelFacts) -> String {
             );
         }
     }
-    let _ = write!(
+    let _ = writeln!(
         out,
-        "<text x=\"{NAMES}\" y=\"{:.1}\">0 s</text><text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"end\">{:.0} s</text></svg></div>\n",
+        "<text x=\"{NAMES}\" y=\"{:.1}\">0 s</text><text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"end\">{:.0} s</text></svg></div>",
         height - 6.0,
         x(search.seconds),
         height - 6.0,
