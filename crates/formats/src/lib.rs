@@ -5,6 +5,8 @@
 //! records of ours, [`table`] a table to learn from, and [`write`] writes them in another format.
 #![forbid(unsafe_code)]
 
+use std::path::Path;
+
 mod format;
 mod json;
 mod outcome;
@@ -21,3 +23,11 @@ pub use read::{ReadError, Recorded, detect, read};
 pub use records::{Collection, is_foreign, records};
 pub use results::{Results, Row, Task, Values, carried_over};
 pub use table::{Table, TableError, table};
+
+/// The name of a file without what says its format.
+pub fn name_of(path: &Path) -> String {
+    let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy();
+    let name = name.strip_suffix(".gz").unwrap_or(&name);
+    let endings = [".json", ".jsonl", ".log"];
+    endings.iter().find_map(|ending| name.strip_suffix(ending)).unwrap_or(name).to_owned()
+}

@@ -2,12 +2,12 @@
 
 use std::io::{BufRead, BufReader, Read};
 
-use tilewright_tune::SpaceError;
+use tilewright_tune::{RecordedSpace, SpaceError};
 
 use crate::format::{Description, FORMATS, Format, names_of_formats};
 use crate::json::{Fault, MOST_BYTES, Reader, unpacked};
 use crate::outcome::brief;
-use crate::results::Results;
+use crate::results::{Results, Task};
 use crate::rows::{Column, Rows, Sheets};
 
 /// The longest line that is read, in bytes.
@@ -123,6 +123,15 @@ pub struct Recorded {
 }
 
 impl Recorded {
+    /// The spaces of all tasks but one that have results, for [`carried_over`](crate::carried_over).
+    ///
+    /// # Errors
+    /// As [`Results::space`].
+    pub fn others(&self, task: &Task) -> Result<Vec<RecordedSpace>, ReadError> {
+        let others = self.results.iter().filter(|results| results.task != *task && results.best().is_some());
+        others.map(|results| results.space("other")).collect()
+    }
+
     /// The results of the task of this number, counted from 1, of this text or of one that only it has; the
     /// only ones where none is asked for.
     ///

@@ -132,6 +132,15 @@ pub struct Listed {
     pub cost: String,
 }
 
+impl fmt::Display for Listed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Listed { name, paper, figure, compares, differs, cost } = self;
+        let figure = if figure.is_empty() { String::new() } else { format!(", {figure}") };
+        writeln!(f, "{name} ({paper}{figure}): {compares}\n    {cost}")?;
+        if differs.is_empty() { Ok(()) } else { writeln!(f, "    differs: {differs}") }
+    }
+}
+
 /// All experiments: those of [`EXPERIMENTS`], and that of whole [`networks`].
 ///
 /// # Errors

@@ -4,8 +4,9 @@ use std::collections::{BTreeMap, HashSet};
 use std::io;
 use std::time::Instant;
 
+use serde_json::{Map, Value as Json, json};
 use tilewright::version::BUILD;
-use tilewright::words::{count, digits, grouped};
+use tilewright::words::{count, digits, errors_text, grouped};
 use tilewright::{
     Caches, Database, Error, Note, Opened, Plan, Recorder, Recording, earlier, errors_of, gflops, task_key,
 };
@@ -61,6 +62,47 @@ pub struct Recorded {
 }
 
 impl Recorded {
+    /// It for programs, as `record-space --json` prints it.
+    pub fn json(&self) -> Json {
+        let Recorded { key, space, .. } = self;
+        let errors = self.errors.iter().map(|(class, n)| (class.name().to_owned(), (*n).into()));
+        json!({
+            "workload": key.workload,
+            "template": key.template,
+            "target": key.target,
+            "threads": key.threads,
+            "seed": self.seed,
+            "size": u64::try_from(self.size).unwrap_or(u64::MAX),
+            "configurations": space.len(),
+            "missing": self.n_asked - space.len(),
+            "valid": space.n_valid(),
+            "new_trials": self.n_new,
+            "errors": errors.collect::<Map<_, _>>(),
+            "best_gflops": self.best_gflops,
+            "seconds": self.seconds,
+        })
+    }
+
+    /// It in lines.
+    pub fn summary(&self) -> String {
+        let n_missing = self.n_asked - self.space.len();
+        let mut text = format!(
+            "{} of {} recorded, {} of them valid{}",
+            count(self.space.len() as u64, "configuration"),
+            grouped(self.size),
+            grouped(self.space.n_valid()),
+            self.best_gflops.map_or(String::new(), |best| format!(", the best at {} GFLOP/s", digits(best))),
+        );
+        if !self.errors.is_empty() {
+            text += &format!("\nerrors   {}", errors_text(&self.errors));
+        }
+        if n_missing > 0 {
+            let n_missing = count(n_missing as u64, "configuration");
+            text += &format!("\nmissing  {n_missing}: the run was interrupted; run it again to go on");
+        }
+        text
+    }
+
     /// Writes it as T4 results, packed by gzip or not.
     ///
     /// # Errors

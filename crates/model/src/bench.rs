@@ -6,6 +6,7 @@ use std::time::Duration;
 use serde::Serialize;
 use tilewright::bench::OURS;
 use tilewright::version::BUILD;
+use tilewright::words::{count, digits, duration, percent, table};
 use tilewright::{Error, one_line, since_1970};
 use tilewright_device::device::Round;
 use tilewright_device::host;
@@ -91,6 +92,31 @@ pub struct ModelBenchRow {
 }
 
 impl ModelBench {
+    /// It as a table for people, of the model in this file.
+    pub fn text(&self, path: &Path, threads: usize) -> String {
+        let mut cells =
+            vec![["impl", "time", "best", "spread", "GFLOP/s", "ours/impl", "error"].map(str::to_owned).to_vec()];
+        for row in &self.rows {
+            cells.push(vec![
+                row.implementation.to_owned(),
+                duration(row.ms_median * 1e6),
+                duration(row.ms_best * 1e6),
+                percent(row.spread),
+                digits(row.gflops_median),
+                row.ratio_to_ours.map_or("-".to_owned(), |ratio| format!("{:.3}", 1.0 / ratio)),
+                row.max_error.map_or("other shapes".to_owned(), |error| format!("{error:.1e}")),
+            ]);
+        }
+        let mut text = format!("{}, {}\n{}", path.display(), count(threads as u64, "thread"), table(&cells));
+        if let Some(reference) = self.reference {
+            text += &format!("error: the largest difference from the {reference}'s answer over its largest element\n");
+        }
+        for row in &self.rows {
+            text += &format!("  {}: {} {}\n", row.implementation, row.version, row.details);
+        }
+        text
+    }
+
     /// How many times as fast as each other implementation we are; none where ours did not run.
     pub fn ours_over_theirs(&self) -> Vec<(&'static str, f64)> {
         let others = self.rows.iter().filter(|row| row.implementation != OURS);

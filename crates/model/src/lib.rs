@@ -29,7 +29,7 @@ pub use import::import;
 pub use inputs::{all_inputs, named_dims, read_model, weights_beside};
 pub use net::{AsHeads, Convolution, Kind, Line, Net, Node, Value, ValueId, Windows};
 pub use place::{Copy, Location, Places};
-pub use profile::{Outline, ProfiledStep};
+pub use profile::{Outline, ProfiledStep, profile_table};
 pub use runner::{RunError, Runner};
 pub use schedule::{compile_guessed, compile_known};
 pub use simplify::simplify;

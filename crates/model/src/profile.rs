@@ -1,7 +1,8 @@
 //! What a run of a model consists of, and how long each step of it takes.
 
 use serde::Serialize;
-use tilewright::Workload;
+use tilewright::words::{count, digits, duration, grouped, table};
+use tilewright::{Workload, one_line};
 use tilewright_runtime::Memory;
 use tilewright_tune::Timing;
 
@@ -32,6 +33,21 @@ impl Outline {
             _ => None,
         });
         Outline { kernels: fused.tasks(), host: host.collect(), n_copies: places.copies.len(), memory }
+    }
+
+    /// It in lines.
+    pub fn text(&self) -> String {
+        let n_kernels = count(self.n_kernels() as u64, "kernel");
+        let n_copies = if self.n_copies == 1 { "1 copy".to_owned() } else { format!("{} copies", self.n_copies) };
+        let arena = grouped(self.memory.total);
+        let mut text = format!("\na run is {n_kernels} and {n_copies}, with {arena} bytes for what is on the way\n");
+        let rows = self.kernels.iter().map(|(workload, n)| vec![format!("  {}", workload.label()), format!("{n}×")]);
+        text += &table(&rows.collect::<Vec<_>>());
+        if !self.host.is_empty() {
+            text += "\nwithout code, run as the reference evaluates them\n";
+            self.host.iter().for_each(|(node, operator)| text += &format!("  {} ({operator})\n", one_line(node)));
+        }
+        text
     }
 
     /// How many kernels run.
@@ -91,5 +107,27 @@ impl Compiled {
             }
         }
         Ok(steps)
+    }
+}
+
+/// Steps as a table for people, the slowest first.
+pub fn profile_table(steps: &[ProfiledStep]) -> String {
+    let total: f64 = steps.iter().map(|step| step.us).sum();
+    let mut by_time: Vec<&ProfiledStep> = steps.iter().collect();
+    by_time.sort_by(|a, b| b.us.total_cmp(&a.us));
+    let rows = by_time.iter().map(|step| {
+        let share = 100.0 * step.us / total.max(1e-3);
+        let gflops = step.gflops.map_or(String::new(), |gflops| format!("{} GFLOP/s", digits(gflops)));
+        let what = format!("{}  {}", brief(&step.label, 70), brief(&one_line(&step.name), 50));
+        vec![what, duration(step.us * 1e3), format!("{share:.1} %"), gflops]
+    });
+    table(&rows.collect::<Vec<_>>())
+}
+
+/// A text that is no longer than so many characters.
+fn brief(text: &str, most: usize) -> String {
+    match text.char_indices().nth(most) {
+        Some((at, _)) => format!("{}…", &text[..at]),
+        None => text.to_owned(),
     }
 }

@@ -23,6 +23,7 @@ use crate::error::{Error, one_line};
 use crate::session::Session;
 use crate::tune::{Note, since_1970, start_device};
 use crate::version::BUILD;
+use crate::words::{digits, duration, percent, table};
 
 /// The name of our kernels among the implementations.
 pub const OURS: &str = "tilewright";
@@ -250,4 +251,47 @@ impl Contestant {
             }),
         }
     }
+}
+
+/// For each peer, how many times as fast as it we are on each workload.
+pub fn ours_over_theirs(rows: &[BenchRow]) -> Vec<(&'static str, Vec<f64>)> {
+    let mut all: Vec<(&'static str, Vec<f64>)> = Vec::new();
+    for row in rows.iter().filter(|row| row.implementation != OURS) {
+        match all.iter_mut().find(|(name, _)| *name == row.implementation) {
+            Some((_, ratios)) => ratios.push(row.ours_over_theirs()),
+            None => all.push((row.implementation, vec![row.ours_over_theirs()])),
+        }
+    }
+    all
+}
+
+/// The rows of a workload as a table for people, with what is not comparable marked.
+pub fn table_of(workload: &Workload, rows: &[BenchRow]) -> String {
+    let ours = Layouts::of(workload);
+    let mut cells: Vec<Vec<String>> =
+        vec![["impl", "GFLOP/s", "best", "spread", "time", "ours/impl"].map(str::to_owned).to_vec()];
+    for row in rows {
+        let mark = if row.is_comparable { "" } else { " *" };
+        cells.push(vec![
+            format!("{}{mark}", row.implementation),
+            digits(row.gflops_median),
+            digits(row.gflops_best),
+            percent(row.spread),
+            duration(row.ms_median * 1e6),
+            format!("{:.3}", row.ours_over_theirs()),
+        ]);
+    }
+    let mut text = table(&cells);
+    let mut note = |applies: &dyn Fn(Layouts) -> bool, what: &str| {
+        let marked: Vec<&str> = rows.iter().filter(|r| applies(r.layouts)).map(|r| r.implementation).collect();
+        if !marked.is_empty() {
+            text += &format!("* {}: {what}\n", marked.join(", "));
+        }
+    };
+    note(&|theirs| theirs.lacks(ours), "transforms in every run what ours may hold transformed");
+    note(&|theirs| ours.lacks(theirs), "holds transformed, outside the timing, what ours takes plain");
+    for row in rows {
+        text += &format!("  {}: {} {}\n", row.implementation, row.version, row.details);
+    }
+    text
 }

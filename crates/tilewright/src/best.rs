@@ -9,6 +9,8 @@ use tilewright_ir::target::{GENERIC, Generic};
 use tilewright_tune::record::Judges;
 use tilewright_tune::{self as core, Judge, PassedOver, Record, Store, StoreError, TaskKey, Winner};
 
+use crate::words::{digits, duration, percent};
+
 /// The best that is known of a workload.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Best {
@@ -59,6 +61,23 @@ impl Best {
             is_imported: false,
             median_ns,
         }
+    }
+
+    /// How fast it is, how that was found out, and what it is, in lines.
+    pub fn text(&self) -> String {
+        let rank = match (self.is_confirmed, self.margin) {
+            (true, Some(margin)) => format!("winner by {}", percent(margin)),
+            (true, None) => "winner".to_owned(),
+            (false, _) => "fastest trial, not raced".to_owned(),
+        };
+        let origin = if self.is_imported { ", imported" } else { "" };
+        format!(
+            "{} GFLOP/s, {} ({rank}{origin})\ntemplate {}\n{}",
+            digits(self.gflops),
+            duration(self.median_ns),
+            self.template,
+            self.config
+        )
     }
 
     /// The winner of a race.

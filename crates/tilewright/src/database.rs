@@ -106,6 +106,15 @@ impl Database {
         }
     }
 
+    /// The store, which has to be there.
+    ///
+    /// # Errors
+    /// As [`Database::open_to_read`], and bad input where there is no file.
+    pub fn open_existing(&self) -> Result<Store, Error> {
+        let none = || Error::input(format!("there is no database {} (give one with --db)", self.name()));
+        self.open_to_read()?.ok_or_else(none)
+    }
+
     /// The store in a folder that cannot be written, where SQLite has no place for the index of the log.
     /// Without anything in a log beside it nobody is writing the file either.
     fn open_at_rest(&self) -> Result<Store, Error> {

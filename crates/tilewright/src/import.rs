@@ -2,12 +2,14 @@
 //! machines and spaces.
 
 use std::collections::HashMap;
+use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read, Seek};
+use std::path::Path;
 
-use tilewright_formats::{Recorded, is_foreign, records};
+use tilewright_formats::{Collection, Format, MOST_BYTES, Recorded, detect, is_foreign, name_of, named, read, records};
 use tilewright_ir::op::{Workload, WorkloadError};
 use tilewright_ir::schedule::{apply_all, parse_steps};
-use tilewright_tune::record::{Doubt, Imported, Line, RecordError, read_lines};
+use tilewright_tune::record::{Doubt, Exported, Imported, Line, RecordError, read_lines};
 use tilewright_tune::{Error as TuneError, Judge, Record, RunTime, TaskKey, Winner};
 
 use crate::best::{gflops, judges};
@@ -16,6 +18,9 @@ use crate::error::{Error, one_line};
 use crate::tune::Note;
 use crate::tune::command::is_own;
 use crate::version::{RELEASE, release_of};
+
+/// The name of the format of our own, among those that `formats` lists.
+pub const RECORDS: &str = "records";
 
 /// Most threads that code is made for.
 pub const MOST_THREADS: usize = 4096;
@@ -57,6 +62,75 @@ impl Database {
         let lines = recorded.results.iter().flat_map(|results| records(recorded.format.name, results));
         let text: String = lines.map(|line| line.to_text() + "\n").collect();
         self.import_once(text.as_bytes(), name, note)
+    }
+
+    /// Adds what a file holds, or standard input: records of ours, or what another tuner recorded, by the
+    /// format that is given or what stands in it. Says which format it was.
+    ///
+    /// # Errors
+    /// Bad input where it cannot be read, and as [`Database::import`] and [`Database::import_results`].
+    pub fn import_any(
+        &self,
+        file: Option<&Path>,
+        format: Option<&'static Format>,
+        note: &dyn Fn(Note),
+    ) -> Result<(Imported, &'static str), Error> {
+        let name = file.map_or("standard input".to_owned(), |path| path.display().to_string());
+        let unreadable = |e: io::Error| Error::input(format!("cannot read {name}: {e} (give a file of JSON lines)"));
+        let mut input: Box<dyn Read> = match file {
+            None => Box::new(io::stdin().lock()),
+            Some(path) if path.is_dir() => {
+                let hint = "give a file of JSON lines";
+                return Err(Error::input(format!("cannot read {name}: it is a folder ({hint})")));
+            }
+            Some(path) => Box::new(File::open(path).map_err(unreadable)?),
+        };
+        // By its beginning its format is known.
+        let mut start = Vec::new();
+        input.by_ref().take(1 << 16).read_to_end(&mut start).map_err(unreadable)?;
+        let format = format.or_else(|| detect(&start).ok()).filter(|format| format.name != RECORDS);
+        let whole = start.as_slice().chain(input);
+        let imported = match (format, file.filter(|path| path.is_file())) {
+            (Some(format), _) => {
+                let mut bytes = Vec::new();
+                whole.take(MOST_BYTES).read_to_end(&mut bytes).map_err(unreadable)?;
+                let path = file.unwrap_or(Path::new(&name));
+                let recorded = read(&name_of(path), &bytes, None, Some(format));
+                let recorded = recorded.map_err(|error| Error::input(format!("{name}: {error}")))?;
+                self.import_results(&recorded, &name, note)
+            }
+            (None, Some(path)) => {
+                let file = File::open(path).map_err(unreadable)?;
+                self.import(BufReader::with_capacity(1 << 16, file), &name, note)
+            }
+            (None, None) => self.import_once(whole, &name, note),
+        };
+        Ok((imported?, format.map_or(RECORDS, |format| format.name)))
+    }
+
+    /// What is recorded as results by task, for other formats; and what of it this version does not
+    /// understand.
+    ///
+    /// # Errors
+    /// Where there is no database, it cannot be read, or holds too much.
+    pub fn results(&self) -> Result<(Recorded, Exported), Error> {
+        let name = self.name();
+        let store = self.open_existing()?;
+        let (mut collection, mut fault) = (Collection::default(), None);
+        let exported = store.each_line(&mut |line| {
+            collection.add(line.record).map_err(|error| {
+                fault = Some(Error::input(format!("{name}: {error}")));
+                io::Error::other("too much")
+            })
+        });
+        match (exported, fault) {
+            (_, Some(fault)) => Err(fault),
+            (Err(error), None) => Err(self.refuse(error)),
+            (Ok(exported), None) => {
+                let format = named(RECORDS).expect("invariant: our own format is listed");
+                Ok((Recorded { format, results: collection.results(), notes: Vec::new() }, exported))
+            }
+        }
     }
 
     /// Adds what was inspected.

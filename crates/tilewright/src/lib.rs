@@ -34,7 +34,10 @@ pub mod file;
 mod import;
 mod kernel;
 pub mod library;
+#[cfg(feature = "peers")]
+mod machine;
 mod session;
+mod status;
 mod tune;
 pub mod version;
 pub mod words;
@@ -43,9 +46,12 @@ pub use best::{Best, CACHES, gflops, judges, known_target, target_name, trials_o
 pub use choice::{Choice, Records, Source};
 pub use database::{Database, Opened, with_suffix};
 pub use error::{Error, one_line};
-pub use import::MOST_THREADS;
+pub use import::{MOST_THREADS, RECORDS};
 pub use kernel::Kernel;
+#[cfg(feature = "peers")]
+pub use machine::Machine;
 pub use session::{Session, serve, serve_if_worker};
+pub use status::Status;
 pub use tilewright_device::Caches;
 pub use tilewright_ir::op::Workload;
 pub use tune::command::{COMMAND, CommandRequest, is_own, parse_values};

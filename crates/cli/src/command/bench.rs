@@ -6,11 +6,10 @@ use std::sync::Mutex;
 
 use clap::Args;
 use serde_json::{Map, Value as Json, json};
-use tilewright::bench::{Bench, BenchRequest, BenchRow, Layouts, OURS, PEERS};
+use tilewright::bench::{Bench, BenchRequest, BenchRow, PEERS, ours_over_theirs, table_of};
 use tilewright::{Caches, Note, Session, target_name};
 use tilewright_device::Device;
 use tilewright_ir::Target;
-use tilewright_ir::op::Workload;
 use tilewright_lab::load;
 use tilewright_lab::stats::geometric_mean;
 
@@ -19,7 +18,7 @@ use super::model::{BindingArgs, InputArgs};
 use super::tune::{Interrupts, Shown};
 use super::{DatabaseArgs, MachineArgs, count, nothing_recorded, parse_workloads, worker_command};
 use crate::error::{OrBadInput, bad_input};
-use crate::output::{digits, duration, message, table, write_result};
+use crate::output::{message, table, write_result};
 
 /// Arguments of `bench`.
 #[derive(Args, Debug)]
@@ -141,7 +140,8 @@ pub fn run(args: &BenchArgs, as_json: bool) -> anyhow::Result<()> {
         }
     }
     anyhow::ensure!(!all.is_empty(), "no kernel is recorded for any of the workloads (run `tilewright tune` first)");
-    let means = means(&all);
+    let mean = |(name, ratios): (&'static str, Vec<f64>)| Some((name, geometric_mean(&ratios)?, ratios.len()));
+    let means: Vec<(&str, f64, usize)> = ours_over_theirs(&all).into_iter().filter_map(mean).collect();
     if workloads.len() > 1 && !means.is_empty() {
         text += "geometric mean of ours / theirs\n";
         let row = |(name, mean, n): &(&str, f64, usize)| {
@@ -167,22 +167,6 @@ pub fn prepare(args: &BenchArgs) -> anyhow::Result<Target> {
     Ok(target)
 }
 
-/// For each peer, the geometric mean of how many times as fast as it we are, and over how many workloads.
-fn means(rows: &[BenchRow]) -> Vec<(&'static str, f64, usize)> {
-    let mut names: Vec<&'static str> = Vec::new();
-    for name in rows.iter().map(|row| row.implementation).filter(|name| *name != OURS) {
-        if !names.contains(&name) {
-            names.push(name);
-        }
-    }
-    let mean = |name: &'static str| {
-        let own = rows.iter().filter(|row| row.implementation == name);
-        let ratios: Vec<f64> = own.map(BenchRow::ours_over_theirs).collect();
-        Some((name, geometric_mean(&ratios)?, ratios.len()))
-    };
-    names.into_iter().filter_map(mean).collect()
-}
-
 /// The rows of a table that a list asks for, each by one of its names; none where there is no list.
 ///
 /// # Errors
@@ -200,34 +184,4 @@ pub fn chosen<T>(
         return Err(bad_input(format!("{none} is called `{name}`; there are {known}")));
     }
     Ok(Some(rows.iter().filter(|row| asked.iter().any(|name| names(row).contains(name))).collect()))
-}
-
-fn table_of(workload: &Workload, rows: &[BenchRow]) -> String {
-    let ours = Layouts::of(workload);
-    let mut cells: Vec<Vec<String>> =
-        vec![["impl", "GFLOP/s", "best", "spread", "time", "ours/impl"].map(str::to_owned).to_vec()];
-    for row in rows {
-        let mark = if row.is_comparable { "" } else { " *" };
-        cells.push(vec![
-            format!("{}{mark}", row.implementation),
-            digits(row.gflops_median),
-            digits(row.gflops_best),
-            super::percent(row.spread),
-            duration(row.ms_median * 1e6),
-            format!("{:.3}", row.ours_over_theirs()),
-        ]);
-    }
-    let mut text = table(&cells);
-    let mut note = |applies: &dyn Fn(Layouts) -> bool, what: &str| {
-        let marked: Vec<&str> = rows.iter().filter(|r| applies(r.layouts)).map(|r| r.implementation).collect();
-        if !marked.is_empty() {
-            text += &format!("* {}: {what}\n", marked.join(", "));
-        }
-    };
-    note(&|theirs| theirs.lacks(ours), "transforms in every run what ours may hold transformed");
-    note(&|theirs| ours.lacks(theirs), "holds transformed, outside the timing, what ours takes plain");
-    for row in rows {
-        text += &format!("  {}: {} {}\n", row.implementation, row.version, row.details);
-    }
-    text
 }

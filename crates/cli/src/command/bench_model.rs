@@ -4,14 +4,13 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value as Json, json};
 use tilewright::bench::OURS;
-use tilewright_model::bench::{ModelBench, ModelBenchRequest, bench_model};
+use tilewright_model::bench::{ModelBenchRequest, bench_model};
 use tilewright_peers::{MODEL_PEERS, ModelPeerSpec};
 
 use super::bench::{self, BenchArgs};
 use super::model::{ModelArgs, problem_line};
-use super::{count, percent};
 use crate::error::bad_input;
-use crate::output::{digits, duration, message, table, write_result};
+use crate::output::{message, write_result};
 
 /// The runtimes, for the help text.
 pub fn peers_help() -> String {
@@ -58,31 +57,7 @@ pub fn run(args: &BenchArgs, path: &Path, as_json: bool) -> anyhow::Result<()> {
     let geomean: Map<String, Json> =
         measured.ours_over_theirs().into_iter().map(|(name, ratio)| (name.to_owned(), json!(ratio))).collect();
     let json = json!({"rows": measured.rows, "geomean": geomean});
-    write_result(as_json, &json, &text(path, threads, &measured))
-}
-
-fn text(path: &Path, threads: usize, measured: &ModelBench) -> String {
-    let mut cells =
-        vec![["impl", "time", "best", "spread", "GFLOP/s", "ours/impl", "error"].map(str::to_owned).to_vec()];
-    for row in &measured.rows {
-        cells.push(vec![
-            row.implementation.to_owned(),
-            duration(row.ms_median * 1e6),
-            duration(row.ms_best * 1e6),
-            percent(row.spread),
-            digits(row.gflops_median),
-            row.ratio_to_ours.map_or("-".to_owned(), |ratio| format!("{:.3}", 1.0 / ratio)),
-            row.max_error.map_or("other shapes".to_owned(), |error| format!("{error:.1e}")),
-        ]);
-    }
-    let mut text = format!("{}, {}\n{}", path.display(), count(threads as u64, "thread"), table(&cells));
-    if let Some(reference) = measured.reference {
-        text += &format!("error: the largest difference from the {reference}'s answer over its largest element\n");
-    }
-    for row in &measured.rows {
-        text += &format!("  {}: {} {}\n", row.implementation, row.version, row.details);
-    }
-    text
+    write_result(as_json, &json, &measured.text(path, threads))
 }
 
 /// The model that a list of workloads is, if it is one; what is done to it is for the error.

@@ -3,9 +3,7 @@
 use clap::Args;
 use serde_json::json;
 
-use super::{
-    ColdArgs, DatabaseArgs, WorkloadArgs, check_template, nothing_recorded, percent, tell_passed_over, worker_command,
-};
+use super::{ColdArgs, DatabaseArgs, WorkloadArgs, check_template, nothing_recorded, tell_passed_over, worker_command};
 use crate::output::{digits, duration, write_result};
 use tilewright::{Session, target_name};
 
@@ -82,21 +80,7 @@ pub fn run(args: &BestArgs, as_json: bool) -> anyhow::Result<()> {
     });
     let text = match best {
         None => nothing_recorded(&name, &target, machine, args.cold.caches(), &database, &passed_over),
-        Some(best) => {
-            let rank = match (best.is_confirmed, best.margin) {
-                (true, Some(margin)) => format!("winner by {}", percent(margin)),
-                (true, None) => "winner".to_owned(),
-                (false, _) => "fastest trial, not raced".to_owned(),
-            };
-            let origin = if best.is_imported { ", imported" } else { "" };
-            format!(
-                "{name} on {target}: {} GFLOP/s, {} ({rank}{origin})\ntemplate {}\n{}",
-                digits(best.gflops),
-                duration(best.median_ns),
-                best.template,
-                best.config
-            )
-        }
+        Some(best) => format!("{name} on {target}: {}", best.text()),
     };
     write_result(as_json, &json, &text)
 }

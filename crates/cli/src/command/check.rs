@@ -82,7 +82,7 @@ pub fn run(args: &CheckArgs, as_json: bool) -> anyhow::Result<()> {
         });
         text += &table(&rows.collect::<Vec<_>>());
     }
-    text += &outline.as_ref().map_or(String::new(), outline_text);
+    text += &outline.as_ref().map_or(String::new(), Outline::text);
     if !problems.is_empty() {
         text += "\nnot supported\n";
         problems.iter().for_each(|problem| text += &format!("  {problem}\n"));
@@ -105,18 +105,4 @@ fn outline_json(of: &Outline) -> Json {
         "arena_bytes": of.memory.total,
         "arena_bound_bytes": of.memory.bound,
     })
-}
-
-fn outline_text(of: &Outline) -> String {
-    let n_kernels = count(of.n_kernels() as u64, "kernel");
-    let n_copies = if of.n_copies == 1 { "1 copy".to_owned() } else { format!("{} copies", of.n_copies) };
-    let arena = grouped(of.memory.total);
-    let mut text = format!("\na run is {n_kernels} and {n_copies}, with {arena} bytes for what is on the way\n");
-    let rows = of.kernels.iter().map(|(workload, n)| vec![format!("  {}", workload.label()), format!("{n}×")]);
-    text += &table(&rows.collect::<Vec<_>>());
-    if !of.host.is_empty() {
-        text += "\nwithout code, run as the reference evaluates them\n";
-        of.host.iter().for_each(|(node, operator)| text += &format!("  {} ({operator})\n", one_line(node)));
-    }
-    text
 }

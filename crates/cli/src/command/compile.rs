@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 
 use bytes::Bytes;
 use clap::Args;
-use serde_json::json;
-use tilewright::library::{Form, Library, library, write_library};
+use serde_json::{Value as Json, json};
+use tilewright::library::{Form, library, write_library};
 use tilewright::version::BUILD;
 use tilewright::{Caches, Source};
 use tilewright_ir::{Program, Target};
@@ -77,18 +77,8 @@ pub fn run(args: &CompileArgs, as_json: bool) -> anyhow::Result<()> {
     let template = choice.task.template.name;
     let config = choice.task.space.config_to_json(&choice.config);
     let made_of = [format!("template {template}, configuration {config}")];
-    let (library, files) = args.write(&text, &model, &target, &made_of)?;
-    let json = json!({
-        "workload": text,
-        "name": library.name(),
-        "template": template,
-        "config": config,
-        "recorded": guessed.is_none(),
-        "files": files,
-        "library": library.build(),
-    });
-    let lines: String = files.iter().map(|file| format!("{file}\n")).collect();
-    write_result(as_json, &json, &lines)
+    let json = json!({"workload": text, "template": template, "config": config, "recorded": guessed.is_none()});
+    args.write(&text, &model, &target, &made_of, json, as_json)
 }
 
 /// Compiles a model with the best kernels that are recorded.
@@ -101,28 +91,22 @@ fn compile_model(args: &CompileArgs, as_json: bool) -> anyhow::Result<()> {
     let special = file.supported(&file.read()?)?;
     let compiled = file.compiled(&special, args.of.exact, machine, &args.records)?;
     let stem = Path::new(&args.of.workload).file_stem().unwrap_or_default().to_string_lossy().into_owned();
-    let (library, files) = args.write(&stem, &compiled.model, &target, &[])?;
-    let json = json!({
-        "model": file.name(),
-        "name": library.name(),
-        "untuned_kernels": compiled.n_guessed,
-        "files": files,
-        "library": library.build(),
-    });
-    let lines: String = files.iter().map(|file| format!("{file}\n")).collect();
-    write_result(as_json, &json, &lines)
+    let json = json!({"model": file.name(), "untuned_kernels": compiled.n_guessed});
+    args.write(&stem, &compiled.model, &target, &[], json, as_json)
 }
 
 impl CompileArgs {
-    /// Writes the library of a model, named after a text where no name is given, and made of these: it, and
-    /// the files there are now.
-    fn write<'m>(
+    /// Writes the library of a model, named after a text where no name is given, and made of these; tells
+    /// which files there are now, with what else there is to tell.
+    fn write(
         &self,
         text: &str,
-        model: &'m Model,
+        model: &Model,
         target: &Target,
         made_of: &[String],
-    ) -> anyhow::Result<(Library<'m>, Vec<String>)> {
+        mut json: Json,
+        as_json: bool,
+    ) -> anyhow::Result<()> {
         if let Some(name) = &self.name {
             check_identifier("--name", name)?;
         }
@@ -133,7 +117,11 @@ impl CompileArgs {
         let library = library(self.name.as_deref(), text, model, target, threads, &origin)?;
         let files = write_library(&library, self.form, &self.output)?;
         message(&format!("{} written to {}", count(files.len() as u64, "file"), self.output.display()));
-        Ok((library, files.iter().map(|file| file.display().to_string()).collect()))
+        let files: Vec<String> = files.iter().map(|file| file.display().to_string()).collect();
+        json["name"] = json!(library.name());
+        json["files"] = json!(files);
+        json["library"] = library.build().clone();
+        write_result(as_json, &json, &files.join("\n"))
     }
 }
 

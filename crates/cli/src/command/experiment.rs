@@ -6,7 +6,7 @@ use std::time::Duration;
 use clap::Args;
 use serde_json::json;
 use tilewright_lab::experiment::networks::{self, NetworksRequest};
-use tilewright_lab::experiment::{self, EXPERIMENTS, Held, Listed, Plan, Request};
+use tilewright_lab::experiment::{self, EXPERIMENTS, Held, Plan, Request};
 
 use super::bench::check_peer_path;
 use super::tune::{Interrupts, seconds};
@@ -129,14 +129,7 @@ fn of_networks(args: &ExperimentArgs) -> anyhow::Result<Held> {
 
 fn list(as_json: bool) -> anyhow::Result<()> {
     let listed = experiment::list()?;
-    let mut text = String::new();
-    for Listed { name, paper, figure, compares, differs, cost } in &listed {
-        let figure = if figure.is_empty() { String::new() } else { format!(", {figure}") };
-        text += &format!("{name} ({paper}{figure}): {compares}\n    {cost}\n");
-        if !differs.is_empty() {
-            text += &format!("    differs: {differs}\n");
-        }
-    }
+    let text: String = listed.iter().map(ToString::to_string).collect();
     write_result(as_json, &json!({"experiments": listed}), &text)
 }
 

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use clap::Args;
 use serde_json::json;
-use tilewright_formats::{FORMATS, Format, ReadError, Recorded, named, read};
+use tilewright_formats::{FORMATS, Format, ReadError, Recorded, name_of, named, read};
 
 use crate::error::bad_input;
 use crate::output::{table, write_result};
@@ -39,14 +39,6 @@ pub fn read_file(path: &Path, description: Option<&[u8]>, format: &FormatArgs) -
 /// Says what is wrong with a file.
 pub fn refuse(path: &Path, error: &ReadError) -> anyhow::Error {
     bad_input(format!("{}: {error}", path.display()))
-}
-
-/// The name of a file without what says its format.
-pub fn name_of(path: &Path) -> String {
-    let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy();
-    let name = name.strip_suffix(".gz").unwrap_or(&name);
-    let endings = [".json", ".jsonl", ".log"];
-    endings.iter().find_map(|ending| name.strip_suffix(ending)).unwrap_or(name).to_owned()
 }
 
 /// Lists the formats.

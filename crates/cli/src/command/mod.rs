@@ -27,7 +27,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Context;
 use clap::Args;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
-use tilewright::{Caches, MOST_THREADS, Opened};
+use tilewright::{Caches, MOST_THREADS};
 use tilewright_codegen::Interface;
 use tilewright_device::device::WorkerCommand;
 use tilewright_device::host;
@@ -40,7 +40,7 @@ use tilewright_tune::{PassedOver, Setting, TEMPLATES, Task};
 use crate::error::{OrBadInput, bad_input, one_line};
 use crate::output::{message, shell_quoted};
 use tilewright::Database;
-pub use tilewright::words::{count, percent};
+pub use tilewright::words::count;
 
 /// The hidden subcommand that is a worker of a device.
 pub const WORKER: &str = "worker";
@@ -286,18 +286,6 @@ fn nothing_recorded(
         Ok(_) => format!("{nothing}; run `{tune}`"),
         Err(_) => format!("{nothing} (`show --guess` needs no records)"),
     }
-}
-
-/// The store of a database that is written to; what is odd about the file is told.
-///
-/// # Errors
-/// As [`Database::open_to_write`].
-pub fn open_to_write(database: &Database) -> anyhow::Result<Opened> {
-    let opened = database.open_to_write()?;
-    if let Some(warning) = &opened.warning {
-        message(warning);
-    }
-    Ok(opened)
 }
 
 /// Says what is passed over beside what is found of a workload.

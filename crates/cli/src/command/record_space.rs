@@ -4,15 +4,14 @@ use std::path::PathBuf;
 
 use anyhow::Context;
 use clap::Args;
-use serde_json::{Map, json};
-use tilewright::words::errors_text;
+use serde_json::json;
 use tilewright_device::Device;
 use tilewright_lab::record_space::{MOST, Request, record};
 
 use super::tune::Interrupts;
-use super::{DatabaseArgs, WorkloadArgs, count, make_task, open_to_write, worker_command};
+use super::{DatabaseArgs, WorkloadArgs, make_task, worker_command};
 use crate::error::OrBadInput;
-use crate::output::{check_apart, digits, grouped, writable, write_result, write_result_of};
+use crate::output::{check_apart, message, writable, write_result, write_result_of};
 
 /// Arguments of `record-space`.
 #[derive(Args, Debug)]
@@ -52,7 +51,8 @@ pub fn run(args: &RecordSpaceArgs, as_json: bool) -> anyhow::Result<()> {
         // It need not be there yet.
         check_apart(path, place, &[&database.path], "another file with -o")?;
     }
-    let opened = open_to_write(&database)?;
+    let opened = database.open_to_write()?;
+    opened.warning.iter().for_each(|warning| message(warning));
     let interrupts = Interrupts::watch()?;
     let request = Request { task: &task, max: args.max, seed: args.seed };
     let worker = worker_command()?;
@@ -63,39 +63,10 @@ pub fn run(args: &RecordSpaceArgs, as_json: bool) -> anyhow::Result<()> {
             .write(|file| recorded.write(file, is_packed))
             .with_context(|| format!("cannot write {}", path.display()))?;
     }
-    let (key, space) = (&recorded.key, &recorded.space);
-    let n_missing = recorded.n_asked - space.len();
-    let json = json!({
-        "workload": key.workload,
-        "template": key.template,
-        "target": key.target,
-        "threads": key.threads,
-        "seed": args.seed,
-        "size": u64::try_from(recorded.size).unwrap_or(u64::MAX),
-        "configurations": space.len(),
-        "missing": n_missing,
-        "valid": space.n_valid(),
-        "new_trials": recorded.n_new,
-        "errors": recorded.errors.iter().map(|(class, n)| (class.name().to_owned(), (*n).into())).collect::<Map<_, _>>(),
-        "best_gflops": recorded.best_gflops,
-        "seconds": recorded.seconds,
-        "file": args.output.as_ref().map(|path| path.to_string_lossy()),
-        "db": database.path.to_string_lossy(),
-    });
-    let mut text = format!(
-        "{} of {} recorded, {} of them valid{}",
-        count(space.len() as u64, "configuration"),
-        grouped(recorded.size),
-        grouped(space.n_valid()),
-        recorded.best_gflops.map_or(String::new(), |best| format!(", the best at {} GFLOP/s", digits(best))),
-    );
-    if !recorded.errors.is_empty() {
-        text += &format!("\nerrors   {}", errors_text(&recorded.errors));
-    }
-    if n_missing > 0 {
-        let n_missing = count(n_missing as u64, "configuration");
-        text += &format!("\nmissing  {n_missing}: the run was interrupted; run it again to go on");
-    }
+    let mut json = recorded.json();
+    json["file"] = json!(args.output.as_ref().map(|path| path.to_string_lossy()));
+    json["db"] = json!(database.path.to_string_lossy());
+    let mut text = recorded.summary();
     text += &format!("\nrecords  {}", database.name());
     if let Some(path) = &args.output {
         text += &format!("\nfile     {}", path.display());

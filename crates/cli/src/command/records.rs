@@ -1,20 +1,17 @@
 //! `export` and `import`: records as JSON lines, or in the formats of other tuners.
 
-use std::fs::File;
-use std::io::{self, BufReader, BufWriter, Read, Seek, Write};
+use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use clap::Args;
 use serde_json::json;
-use tilewright::{Database, Note};
-use tilewright_formats::{
-    Collection, Format, MOST_BYTES, Recorded, Results, check_writable, detect, named, read, write,
-};
+use tilewright::{Database, Note, RECORDS};
+use tilewright_formats::{Format, Results, check_writable, write};
 use tilewright_tune::StoreError;
 use tilewright_tune::record::{Exported, Imported};
 
-use super::formats::{FormatArgs, format, name_of, read_file, refuse};
+use super::formats::{FormatArgs, format, read_file};
 use super::{DatabaseArgs, count};
 use crate::error::{OrBadInput, bad_input};
 use crate::output::{StdoutError, message, writable, write_result, write_result_of};
@@ -38,9 +35,6 @@ pub struct ExportArgs {
     #[command(flatten)]
     records: DatabaseArgs,
 }
-
-/// The name of the format of our own.
-const RECORDS: &str = "records";
 
 /// Arguments of `import`.
 #[derive(Args, Debug)]
@@ -71,9 +65,7 @@ pub fn export(args: &ExportArgs, as_json: bool) -> anyhow::Result<()> {
     // Before the database is opened, whose descriptor the file may be.
     let output = file.map(|path| writable(path, "another FILE")).transpose()?;
     let database = args.records.database()?;
-    let store = database
-        .open_to_read()?
-        .ok_or_else(|| bad_input(format!("there is no database {} (give one with --db)", database.name())))?;
+    let store = database.open_existing()?;
     let (Some(path), Some(output)) = (file, output) else {
         // Lines are many and short.
         let mut out = BufWriter::with_capacity(1 << 16, io::stdout().lock());
@@ -116,7 +108,12 @@ pub fn export(args: &ExportArgs, as_json: bool) -> anyhow::Result<()> {
 fn export_results(args: &ExportArgs, file: Option<&Path>, as_json: bool) -> anyhow::Result<()> {
     let (recorded, of) = match &args.from {
         Some(from) => (read_file(from, None, &args.format)?, from.display().to_string()),
-        None => of_database(&args.records.database()?)?,
+        None => {
+            let database = args.records.database()?;
+            let (recorded, exported) = database.results()?;
+            tell_left_out(&exported);
+            (recorded, database.name())
+        }
     };
     recorded.notes.iter().for_each(|note| message(&format!("{of}: {note}")));
     let chosen: Vec<Results> = match &args.task {
@@ -151,30 +148,6 @@ fn export_results(args: &ExportArgs, file: Option<&Path>, as_json: bool) -> anyh
     write_result_of(&output, as_json, &json, &text(&name))
 }
 
-/// What a database has, by task.
-fn of_database(database: &Database) -> anyhow::Result<(Recorded, String)> {
-    let name = database.name();
-    let store = database
-        .open_to_read()?
-        .ok_or_else(|| bad_input(format!("there is no database {name} (give one with --db)")))?;
-    let (mut collection, mut fault) = (Collection::default(), None);
-    let exported = store.each_line(&mut |line| {
-        collection.add(line.record).map_err(|error| {
-            fault = Some(bad_input(format!("{name}: {error}")));
-            io::Error::other("too much")
-        })
-    });
-    match (exported, fault) {
-        (_, Some(fault)) => Err(fault),
-        (Err(error), None) => Err(database.refuse(error).into()),
-        (Ok(exported), None) => {
-            tell_left_out(&exported);
-            let format = named(RECORDS).expect("invariant: our own format is listed");
-            Ok((Recorded { format, results: collection.results(), notes: Vec::new() }, name))
-        }
-    }
-}
-
 fn tell_left_out(exported: &Exported) {
     if exported.left_out > 0 {
         message(&format!("{} that this version does not understand left out", count(exported.left_out, "record")));
@@ -193,65 +166,10 @@ pub fn import(args: &ImportArgs, as_json: bool) -> anyhow::Result<()> {
             message(&line);
         }
     };
-    let (name, imported) = match args.file.as_deref().filter(|path| *path != Path::new("-")) {
-        Some(path) => {
-            let name = path.display().to_string();
-            let unreadable = |e| bad_input(format!("cannot read {name}: {e} (give a file of JSON lines)"));
-            let mut file = File::open(path).map_err(unreadable)?;
-            if file.metadata().is_ok_and(|m| m.is_dir()) {
-                return Err(bad_input(format!("cannot read {name}: it is a folder (give a file of JSON lines)")));
-            }
-            let start = beginning(&mut file).map_err(unreadable)?;
-            let imported = match (foreign(args, &start), path.is_file()) {
-                (Some(format), _) => import_foreign(&database, path, &start, file, format, &tell)?,
-                (None, true) => {
-                    file.rewind().map_err(unreadable)?;
-                    database.import(BufReader::with_capacity(1 << 16, file), &name, &tell)?
-                }
-                (None, false) => database.import_once(start.as_slice().chain(file), &name, &tell)?,
-            };
-            (name, (imported, foreign(args, &start)))
-        }
-        None => {
-            let (name, mut input) = ("standard input".to_owned(), io::stdin().lock());
-            let start = beginning(&mut input).map_err(|e| bad_input(format!("cannot read {name}: {e}")))?;
-            let imported = match foreign(args, &start) {
-                Some(format) => import_foreign(&database, Path::new(&name), &start, input, format, &tell)?,
-                None => database.import_once(start.as_slice().chain(input), &name, &tell)?,
-            };
-            (name, (imported, foreign(args, &start)))
-        }
-    };
-    let (imported, format) = imported;
-    show_imported(&imported, format.map_or(RECORDS, |format| format.name), &name, &database, as_json)
-}
-
-/// The beginning of a file, by which its format is known.
-fn beginning(input: &mut impl Read) -> io::Result<Vec<u8>> {
-    let mut start = Vec::new();
-    input.take(1 << 16).read_to_end(&mut start)?;
-    Ok(start)
-}
-
-/// The format of a file with this beginning, where it is that of another tuner.
-fn foreign(args: &ImportArgs, start: &[u8]) -> Option<&'static Format> {
-    args.format.given.or_else(|| detect(start).ok()).filter(|format| format.name != RECORDS)
-}
-
-/// Adds what another tuner recorded.
-fn import_foreign(
-    database: &Database,
-    path: &Path,
-    start: &[u8],
-    rest: impl Read,
-    format: &'static Format,
-    tell: &dyn Fn(Note),
-) -> anyhow::Result<Imported> {
-    let (name, mut file) = (path.display().to_string(), Vec::new());
-    let read_whole = start.chain(rest).take(MOST_BYTES).read_to_end(&mut file);
-    read_whole.map_err(|e| bad_input(format!("cannot read {name}: {e}")))?;
-    let recorded = read(&name_of(path), &file, None, Some(format)).map_err(|error| refuse(path, &error))?;
-    Ok(database.import_results(&recorded, &name, tell)?)
+    let file = args.file.as_deref().filter(|path| *path != Path::new("-"));
+    let (imported, format) = database.import_any(file, args.format.given, &tell)?;
+    let name = file.map_or("standard input".to_owned(), |path| path.display().to_string());
+    show_imported(&imported, format, &name, &database, as_json)
 }
 
 fn show_imported(

@@ -6,11 +6,11 @@ use std::path::PathBuf;
 use clap::Args;
 use serde_json::json;
 use tilewright_device::host;
-use tilewright_formats::{Task as TunedTask, carried_over};
+use tilewright_formats::{Task as TunedTask, carried_over, name_of};
 use tilewright_tune::{AtBudget, Config, ReplayPlan, Space};
 
 use super::count;
-use super::formats::{FormatArgs, name_of, read_file, refuse};
+use super::formats::{FormatArgs, read_file, refuse};
 use crate::error::OrBadInput;
 use crate::output::{digits, grouped, message, table, write_result};
 
@@ -58,10 +58,7 @@ fn guesses(args: &ReplayArgs, task: &TunedTask, space: &Space) -> anyhow::Result
     let mut others = Vec::new();
     for path in &args.transfer {
         let read = read_file(path, None, &FormatArgs { given: None })?;
-        let of_others = read.results.iter().filter(|results| results.task != *task && results.best().is_some());
-        for results in of_others {
-            others.push(results.space("other").map_err(|error| refuse(path, &error))?);
-        }
+        others.extend(read.others(task).map_err(|error| refuse(path, &error))?);
     }
     let guesses = carried_over(space, &others);
     if !args.transfer.is_empty() {

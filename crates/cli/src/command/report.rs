@@ -71,9 +71,7 @@ pub fn run(args: &ReportArgs, as_json: bool) -> anyhow::Result<()> {
         return Err(bad_input(format!("{options} are for a model (give MODEL.onnx)")));
     }
     let database = args.records.database()?;
-    let store = database
-        .open_to_read()?
-        .ok_or_else(|| bad_input(format!("there is no database {} (give one with --db)", database.name())))?;
+    let store = database.open_existing()?;
     let mut asked = Vec::new();
     for text in &args.workloads {
         asked.extend(parse_workloads(text, false)?.iter().map(ToString::to_string));

@@ -5,13 +5,13 @@ use std::path::PathBuf;
 use clap::Args;
 use serde_json::json;
 use tilewright_model::npy::write_tensors;
-use tilewright_model::{ProfiledStep, Runner};
+use tilewright_model::{Runner, profile_table};
 use tilewright_runtime::Threads;
 
 use super::model::{InputArgs, ModelArgs};
 use super::{DatabaseArgs, MachineArgs, count};
 use crate::error::one_line;
-use crate::output::{digits, duration, table, write_result};
+use crate::output::{duration, write_result};
 
 /// Arguments of `run`.
 #[derive(Args, Debug)]
@@ -81,25 +81,8 @@ pub fn run(args: &RunArgs, as_json: bool) -> anyhow::Result<()> {
     }
     text += &format!("{} a run with {}\n", duration(median_ns), count(args.machine.threads as u64, "thread"));
     if args.profile {
-        let total: f64 = steps.iter().map(|step| step.us).sum();
         json["profile"] = json!(steps);
-        let mut by_time: Vec<&ProfiledStep> = steps.iter().collect();
-        by_time.sort_by(|a, b| b.us.total_cmp(&a.us));
-        let rows = by_time.iter().map(|step| {
-            let share = 100.0 * step.us / total.max(1e-3);
-            let gflops = step.gflops.map_or(String::new(), |gflops| format!("{} GFLOP/s", digits(gflops)));
-            let what = format!("{}  {}", brief(&step.label, 70), brief(&one_line(&step.name), 50));
-            vec![what, duration(step.us * 1e3), format!("{share:.1} %"), gflops]
-        });
-        text += &format!("\n{}", table(&rows.collect::<Vec<_>>()));
+        text += &format!("\n{}", profile_table(&steps));
     }
     write_result(as_json, &json, &text)
-}
-
-/// A text that is no longer than so many characters.
-fn brief(text: &str, most: usize) -> String {
-    match text.char_indices().nth(most) {
-        Some((at, _)) => format!("{}…", &text[..at]),
-        None => text.to_owned(),
-    }
 }

@@ -4,10 +4,10 @@ use std::path::Path;
 
 use clap::Args;
 use serde_json::{Map, Value as Json};
-use tilewright_formats::Description;
+use tilewright_formats::{Description, name_of};
 use tilewright_tune::{Domain, Space};
 
-use super::formats::{name_of, refuse};
+use super::formats::refuse;
 use super::{WorkloadArgs, count, make_task};
 use crate::output::write_result;
 

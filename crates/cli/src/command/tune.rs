@@ -8,19 +8,17 @@ use std::time::{Duration, Instant};
 use clap::Args;
 use serde_json::{Value as Json, json};
 use tilewright::{
-    Begin, Caches, DEFAULT_SEARCH, DEFAULT_TIME, Note, Recording, Session, Transfer, TuneRequest, Tuned, Turned,
-    Workload, gflops,
+    Caches, DEFAULT_SEARCH, DEFAULT_TIME, Note, Recording, Session, Transfer, TuneRequest, Tuned, Workload, gflops,
 };
 use tilewright_device::host;
 use tilewright_lab::predict::likely_configs;
 use tilewright_lab::{Caller, News};
-use tilewright_tune::Ended;
 
 use super::model::{BindingArgs, ModelArgs};
 use super::tune_command::{self, OwnArgs};
 use super::{ColdArgs, DatabaseArgs, WorkloadArgs, count, on_interrupt, worker_command};
 use crate::error::{bad_input, describe};
-use crate::output::{digits, duration, grouped, message, table, write_result};
+use crate::output::{digits, duration, message, table, write_result};
 use crate::progress::{Progress, Status};
 
 /// A start that takes no longer is not shown.
@@ -278,41 +276,25 @@ fn together(
     let request = |(workload, n): &(Workload, usize)| {
         Ok((TuneRequest { time: None, caches, ..args.request(workload, true)? }, *n as f64))
     };
-    let workloads: Vec<Workload> = tasks.iter().map(|(workload, _)| workload.clone()).collect();
+    let labels: Vec<String> = tasks.iter().map(|(workload, _)| workload.label()).collect();
     let tasks = tasks.iter().map(request).collect::<anyhow::Result<Vec<(TuneRequest, f64)>>>()?;
     let session = Session::new(args.records.database()?, worker_command()?);
-    let n_workloads = count(workloads.len() as u64, "workload");
+    let n_workloads = count(labels.len() as u64, "workload");
     message(&format!(
         "{n_workloads} together for {} s, recording to {}",
         time.as_secs_f64(),
         session.database().name()
     ));
-    let shown = Shown::together(&workloads, interrupts);
+    let shown = Shown::together(labels.clone(), interrupts);
     let tuned = session.tune_many(&tasks, time, &interrupts.stop, &|note| shown.note(note));
     shown.finish();
     let mut tuned = tuned?;
-    let labels: Vec<String> = workloads.iter().map(Workload::label).collect();
     let text = tuned.summary(&labels);
     write_result(as_json, &serde_json::to_value(&tuned).expect("invariant: it is numbers and text by name"), &text)?;
     match tuned.failure() {
         Some((workload, error)) => Err(anyhow::Error::from(error).context(workload)),
         None => Ok(()),
     }
-}
-
-/// How the whole does after a turn.
-fn turned_text(turned: &Turned, workloads: &[Workload]) -> String {
-    let whole = match turned.whole_ns {
-        Some(ns) => format!("together {}", duration(ns)),
-        None => format!("{} of {} measured", turned.n_known, workloads.len()),
-    };
-    let best = turned.best_ns.map_or("nothing valid yet".to_owned(), duration);
-    let left = turned.left.as_secs_f64();
-    format!(
-        "{} trials · {left:.0} s left · {whole} · {} {best}",
-        grouped(turned.n_trials),
-        workloads[turned.at].label()
-    )
 }
 
 /// Tunes one workload, alone or of a set.
@@ -334,8 +316,8 @@ type ShowBest = dyn Fn(&mut Status, Option<f64>) + Send + Sync;
 pub struct Shown<'a> {
     /// Puts the best so far, in nanoseconds, into a status.
     show_best: Box<ShowBest>,
-    /// Those that share the time of the run; none of a run of one.
-    together: Vec<Workload>,
+    /// The names of those that share the time of the run; none of a run of one.
+    together: Vec<String>,
     /// Whose turn it is of them.
     at: AtomicUsize,
     search: String,
@@ -368,11 +350,11 @@ impl<'a> Shown<'a> {
         Shown::by(Box::new(show_best), search, seed, interrupts)
     }
 
-    /// The same for workloads that share the time.
-    pub fn together(workloads: &[Workload], interrupts: &'a Interrupts) -> Shown<'a> {
+    /// The same for workloads of these names that share the time.
+    pub fn together(names: Vec<String>, interrupts: &'a Interrupts) -> Shown<'a> {
         let shown = Shown::by(Box::new(|_, _| ()), "", 0, interrupts);
         shown.start(None, Status::default());
-        Shown { together: workloads.to_vec(), ..shown }
+        Shown { together: names, ..shown }
     }
 
     fn by(show_best: Box<ShowBest>, search: &str, seed: u64, interrupts: &'a Interrupts) -> Shown<'a> {
@@ -392,20 +374,18 @@ impl<'a> Shown<'a> {
                     self.interrupts.concern(Some(recording), progress);
                 }
             }
-            Note::Turned(turned) => phase(turned_text(turned, &self.together)),
+            Note::Turned(turned) => phase(turned.line(&self.together)),
             Note::Race(_) if !self.together.is_empty() => {
-                let label = self.together[self.at.load(Ordering::Relaxed)].label();
+                let label = &self.together[self.at.load(Ordering::Relaxed)];
                 phase(format!("measuring the best of {label} against each other"));
             }
             _ if !self.together.is_empty() => {}
             Note::LeftOut(line) => self.message(&line),
-            Note::Begin(begin) => self.begin(begin),
-            Note::Plan(plan) => {
-                self.message(&plan.to_string());
+            Note::Begin(begin) => {
+                begin.lines(&self.search, self.seed).iter().for_each(|line| message(line));
             }
-            Note::Start => {
-                self.start(None, Status { phase: Some("start: random inputs".to_owned()), ..Status::default() })
-            }
+            Note::Plan(plan) => self.message(&plan.to_string()),
+            Note::Start => self.start(None, Status::of_phase("start: random inputs")),
             Note::Rounds(_) => self.finish(),
             Note::Reference(part) => {
                 let percent = (100.0 * part) as u64;
@@ -413,29 +393,12 @@ impl<'a> Shown<'a> {
                     phase(format!("start: {percent} % of the reference answer"));
                 }
             }
-            Note::Search(recording, plan) => self.start(
-                Some(recording),
-                Status {
-                    time: plan.time,
-                    n_trials: plan.n_earlier,
-                    most_trials: plan.most_trials,
-                    best_gflops: plan.best_gflops,
-                    peak_gflops: plan.peak_gflops,
-                    ..Status::default()
-                },
-            ),
+            Note::Search(recording, plan) => self.start(Some(recording), Status::of_plan(plan)),
             Note::Trial(report) => self.update(|status| {
-                status.n_trials += 1;
-                status.n_new += 1;
+                status.count(&report.trial);
                 (self.show_best)(status, report.best_ns);
-                if let Some(class) = report.trial.outcome.class() {
-                    *status.errors.entry(class).or_default() += 1;
-                }
             }),
-            Note::Race(n) => phase(match n {
-                1 => "measuring the best again".to_owned(),
-                n => format!("measuring the {n} best against each other"),
-            }),
+            Note::Race(n) => self.update(|status| status.race(n)),
             Note::LeaderFailed(class, why) => {
                 let raise = tilewright::option_of(class).map_or(String::new(), |option| format!(" (raise {option})"));
                 self.message(&format!("a leader failed when it was measured again: {class}: {why}{raise}"));
@@ -473,28 +436,6 @@ impl<'a> Shown<'a> {
         match &*self.lock() {
             Some(progress) => progress.message(line),
             None => message(line),
-        }
-    }
-
-    fn begin(&self, begin: &Begin) {
-        let key = &begin.key;
-        message(&format!(
-            "{} on {}, {}: template {}, {}, search {}, seed {}",
-            key.workload,
-            key.target,
-            count(key.threads, "thread"),
-            key.template,
-            count(begin.space_size, "configuration"),
-            self.search,
-            self.seed
-        ));
-        let there = match begin.n_earlier {
-            0 => String::new(),
-            n => format!(", where {} of earlier runs are", count(n, "trial")),
-        };
-        message(&format!("recording to {}{there}", begin.database));
-        if let Some(time) = begin.default_time {
-            message(&format!("searching for {} s (choose with --time or --trials)", time.as_secs()));
         }
     }
 }
@@ -540,7 +481,10 @@ impl Interrupts {
             News::Begin(workload, search, seed) => {
                 *lock() = Some(Shown::new(workload, search, seed, self));
             }
-            News::Together(workloads) => *lock() = Some(Shown::together(workloads, self)),
+            News::Together(workloads) => {
+                let names = workloads.iter().map(Workload::label).collect();
+                *lock() = Some(Shown::together(names, self));
+            }
             News::Done => {
                 if let Some(shown) = lock().take() {
                     shown.finish();
@@ -595,12 +539,5 @@ impl Report {
 
 /// Says what is worth a word about a run.
 pub(super) fn remark(tuned: &Tuned) {
-    if let Some(option) = tuned.option_to_raise()
-        && tuned.any_right
-    {
-        message(&format!("most candidates came to the limit of {option}: raise it, and they are tried again"));
-    }
-    if tuned.ended == Some(Ended::Exhausted) {
-        message("the whole space has been measured");
-    }
+    tuned.remarks().iter().for_each(|remark| message(remark));
 }

@@ -4,11 +4,10 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
-use tilewright::words::errors_text;
-use tilewright::{CommandRequest, KernelRequest, Race, Session, Tuned};
+use tilewright::{CommandRequest, KernelRequest, Session, Tuned};
 
 use super::tune::{Interrupts, Shown, TuneArgs, seconds};
-use super::{count, percent, worker_command};
+use super::worker_command;
 use crate::error::bad_input;
 use crate::output::{digits, duration, write_result};
 
@@ -135,74 +134,17 @@ pub fn run(args: &TuneArgs, as_json: bool) -> anyhow::Result<()> {
         shown.finish();
         (tuned?, Box::new(duration))
     };
-    tell(tuned, &*show, args.no_race, &session.database().name(), as_json)
+    tell(tuned, &*show, !args.no_race, as_json)
 }
 
 /// Prints what a run came to.
-fn tell(
-    mut tuned: Tuned,
-    show: &dyn Fn(f64) -> String,
-    no_race: bool,
-    database: &str,
-    as_json: bool,
-) -> anyhow::Result<()> {
+fn tell(mut tuned: Tuned, show: &dyn Fn(f64) -> String, may_race: bool, as_json: bool) -> anyhow::Result<()> {
     super::tune::remark(&tuned);
     let lost = tuned.lost.take().map(anyhow::Error::from);
-    let mut text = format!("{} on {}, {}\n", tuned.workload, tuned.target, count(tuned.threads, "thread"));
-    let failure = match &tuned.best {
-        Some(best) => {
-            let what = match (&tuned.race, tuned.ended) {
-                (Some(_), _) | (None, None) => "winner  ",
-                (None, Some(_)) => "fastest ",
-            };
-            text += &format!("{what} {}{}\n", show(best.median_ns), margin(best.margin, tuned.race.as_ref(), no_race));
-            text += &format!("config   {}\n", best.config);
-            for line in best.commands.iter().flat_map(|commands| commands.lines()) {
-                let (what, command) = line.split_once(' ').unwrap_or(("", line));
-                text += &format!("{what:<8} {command}\n");
-            }
-            None
-        }
-        None => {
-            text = "interrupted before a candidate was measured\n".to_owned();
-            tuned.failure().map(anyhow::Error::from)
-        }
-    };
-    if !tuned.errors.is_empty() {
-        text += &format!("errors   {}\n", errors_text(&tuned.errors));
-    }
-    let of = &tuned.seconds_in;
-    text += &format!(
-        "search   {} ({} trials/s): proposals {:.1} s, build {:.1} s on all threads, run {:.1} s, check {:.1} s\n",
-        count(tuned.new_trials, "trial"),
-        digits(tuned.trials_per_second),
-        of.search,
-        of.build,
-        of.run,
-        of.verify
-    );
-    if tuned.recorded {
-        text += &format!("records  {database} (`tilewright best {}` shows the best)\n", tuned.workload);
-    }
+    let failure = tuned.failure().map(anyhow::Error::from);
     if failure.is_none() || as_json {
         let json = serde_json::to_value(&tuned).expect("invariant: it is numbers and text by name");
-        write_result(as_json, &json, &text)?;
+        write_result(as_json, &json, &tuned.own_summary(show, may_race))?;
     }
     lost.or(failure).map_or(Ok(()), Err)
-}
-
-fn margin(margin: Option<f64>, race: Option<&Race>, no_race: bool) -> String {
-    match (margin, race) {
-        (Some(margin), Some(race)) if race.is_tie => format!(
-            "; tie within noise: the runner-up of {} is {} behind, rounds spread by {}",
-            race.n_leaders,
-            percent(margin),
-            percent(race.spread)
-        ),
-        (Some(margin), Some(race)) => format!(", {} ahead of the runner-up of {}", percent(margin), race.n_leaders),
-        (Some(margin), None) => format!(", {} ahead of the runner-up", percent(margin)),
-        (None, Some(_)) => ", no other candidate came near".to_owned(),
-        (None, None) if no_race => ": one trial, not raced".to_owned(),
-        (None, None) => String::new(),
-    }
 }

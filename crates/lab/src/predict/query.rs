@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use serde_json::{Map, Value as Json};
+use tilewright::words::table;
 use tilewright::{Caches, Error};
 use tilewright_learn::sequence::Model;
 use tilewright_tune::predict::{Inputs, LookAhead};
@@ -19,6 +20,20 @@ pub struct Answers {
     pub is_exact: bool,
     /// The likeliest first; all of them are valid.
     pub candidates: Vec<Candidate>,
+}
+
+impl Answers {
+    /// Them as a table for people.
+    pub fn text(&self) -> String {
+        let names = self.candidates.first().map(|candidate| candidate.parameters.keys().cloned());
+        let head = ["probability".to_owned()].into_iter().chain(names.into_iter().flatten());
+        let mut rows = vec![head.collect::<Vec<_>>()];
+        for Candidate { parameters, probability } in &self.candidates {
+            let values = parameters.values().map(|value| value.as_str().map_or(value.to_string(), str::to_owned));
+            rows.push([format!("{probability:.4}")].into_iter().chain(values).collect());
+        }
+        format!("{}\n{}", self.kernel, table(&rows))
+    }
 }
 
 /// An answer.

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use serde_json::{Value as Json, json};
 use tilewright::version::BUILD;
-use tilewright::words::count;
+use tilewright::words::{count, percent};
 use tilewright::{Database, Error, judges, trials_of, with_suffix};
 use tilewright_ir::op::Workload;
 use tilewright_learn::sequence::{Architecture, Example, Model, Training};
@@ -40,6 +40,23 @@ pub struct OfTable {
     pub scores: Vec<BeamScore>,
     /// Seconds that it took.
     pub seconds: f64,
+}
+
+impl OfTable {
+    /// What was learnt, and how well, in lines.
+    pub fn summary(&self) -> String {
+        let mut text = format!("learnt {} in {:.1} s\n", count(self.n_learnt as u64, "row"), self.seconds);
+        for at in &self.scores {
+            let which = if at.width == 1 { "first answer".to_owned() } else { format!("best of {} answers", at.width) };
+            text += &format!(
+                "{which} for {} held-out rows: {} of the parameters, {} of the rows as a whole\n",
+                self.n_validation,
+                percent(at.score.average_accuracy),
+                percent(at.score.perfect)
+            );
+        }
+        text
+    }
 }
 
 /// What came of learning records.

@@ -4,13 +4,14 @@ use std::fmt;
 use std::time::Duration;
 
 use tilewright_ir::op::Workload;
+use tilewright_tune::{Ended, TaskKey};
 
 use super::finals::Untuned;
-use super::many::TunedMany;
-use super::{Plan, Race, Tuned, WallSeconds};
+use super::many::{TunedMany, Turned};
+use super::{Begin, Plan, Race, Tuned, WallSeconds};
 use crate::best::{Best, gflops};
 use crate::error::{Error, one_line};
-use crate::words::{count, digits, duration, errors_text, percent, table};
+use crate::words::{count, digits, duration, errors_text, grouped, percent, table};
 
 /// A run that takes so many seconds is worth a word before it.
 const SLOW_RUN_S: f64 = 0.1;
@@ -38,6 +39,40 @@ impl fmt::Display for Plan {
     }
 }
 
+impl Begin {
+    /// What is searched, by what, and where it is recorded.
+    pub fn lines(&self, search: &str, seed: u64) -> Vec<String> {
+        let TaskKey { workload, target, template, threads } = &self.key;
+        let threads = count(*threads, "thread");
+        let space = count(self.space_size, "configuration");
+        let there = match self.n_earlier {
+            0 => String::new(),
+            n => format!(", where {} of earlier runs are", count(n, "trial")),
+        };
+        let mut lines = vec![
+            format!("{workload} on {target}, {threads}: template {template}, {space}, search {search}, seed {seed}"),
+            format!("recording to {}{there}", self.database),
+        ];
+        if let Some(time) = self.default_time {
+            lines.push(format!("searching for {} s (choose with --time or --trials)", time.as_secs()));
+        }
+        lines
+    }
+}
+
+impl Turned {
+    /// How the whole does after a turn; `labels` name the tasks.
+    pub fn line(&self, labels: &[String]) -> String {
+        let whole = match self.whole_ns {
+            Some(ns) => format!("together {}", duration(ns)),
+            None => format!("{} of {} measured", self.n_known, labels.len()),
+        };
+        let best = self.best_ns.map_or("nothing valid yet".to_owned(), duration);
+        let (n_trials, left) = (grouped(self.n_trials), self.left.as_secs_f64());
+        format!("{n_trials} trials · {left:.0} s left · {whole} · {} {best}", labels[self.at])
+    }
+}
+
 impl Tuned {
     /// The result in lines: the winner, by how much, against what, where the time went and where records are.
     /// `may_race` says whether a race was wanted.
@@ -58,6 +93,62 @@ impl Tuned {
                 format!("{title}\nfastest  {speed}: one trial, {why}\nconfig   {config}\n{}", self.ending())
             }
         }
+    }
+
+    /// The result of a command, or of a kernel of the user's; `show` puts what a run took into words, and
+    /// `may_race` says whether a race was wanted.
+    pub fn own_summary(&self, show: &dyn Fn(f64) -> String, may_race: bool) -> String {
+        let mut text = match &self.best {
+            None => "interrupted before a candidate was measured\n".to_owned(),
+            Some(best) => {
+                let threads = count(self.threads, "thread");
+                let is_winner = self.race.is_some() || self.ended.is_none();
+                let what = if is_winner { "winner  " } else { "fastest " };
+                let margin = own_margin(best.margin, self.race.as_ref(), may_race);
+                let mut text = format!(
+                    "{} on {}, {threads}\n{what} {}{margin}\nconfig   {}\n",
+                    self.workload,
+                    self.target,
+                    show(best.median_ns),
+                    best.config
+                );
+                for line in best.commands.iter().flat_map(|commands| commands.lines()) {
+                    let (what, command) = line.split_once(' ').unwrap_or(("", line));
+                    text += &format!("{what:<8} {command}\n");
+                }
+                text
+            }
+        };
+        if !self.errors.is_empty() {
+            text += &format!("errors   {}\n", errors_text(&self.errors));
+        }
+        let of = &self.seconds_in;
+        text += &format!(
+            "search   {} ({} trials/s): proposals {:.1} s, build {:.1} s on all threads, run {:.1} s, check {:.1} s\n",
+            count(self.new_trials, "trial"),
+            digits(self.trials_per_second),
+            of.search,
+            of.build,
+            of.run,
+            of.verify
+        );
+        if self.recorded {
+            let (database, workload) = (one_line(&self.db), &self.workload);
+            text += &format!("records  {database} (`tilewright best {workload}` shows the best)\n");
+        }
+        text
+    }
+
+    /// What is worth a word about a run, besides its result.
+    pub fn remarks(&self) -> Vec<String> {
+        let mut remarks = Vec::new();
+        if let Some(option) = self.option_to_raise().filter(|_| self.any_right) {
+            remarks.push(format!("most candidates came to the limit of {option}: raise it, and they are tried again"));
+        }
+        if self.ended == Some(Ended::Exhausted) {
+            remarks.push("the whole space has been measured".to_owned());
+        }
+        remarks
     }
 
     /// What a race said.
@@ -160,5 +251,22 @@ impl TunedMany {
             Some((task.tuned.workload.clone(), task.tuned.failure()?))
         };
         lost.or_else(without)
+    }
+}
+
+/// How far the best of a command is ahead.
+fn own_margin(margin: Option<f64>, race: Option<&Race>, may_race: bool) -> String {
+    match (margin, race) {
+        (Some(margin), Some(race)) if race.is_tie => format!(
+            "; tie within noise: the runner-up of {} is {} behind, rounds spread by {}",
+            race.n_leaders,
+            percent(margin),
+            percent(race.spread)
+        ),
+        (Some(margin), Some(race)) => format!(", {} ahead of the runner-up of {}", percent(margin), race.n_leaders),
+        (Some(margin), None) => format!(", {} ahead of the runner-up", percent(margin)),
+        (None, Some(_)) => ", no other candidate came near".to_owned(),
+        (None, None) if !may_race => ": one trial, not raced".to_owned(),
+        (None, None) => String::new(),
     }
 }

@@ -15,7 +15,7 @@ use tilewright_tune::predict::records;
 use super::{pair, show as tell};
 use crate::command::MachineArgs;
 use crate::error::{OrBadInput, bad_input};
-use crate::output::{table, write_result};
+use crate::output::write_result;
 
 /// Arguments of `predict query`.
 #[derive(Args, Debug)]
@@ -67,7 +67,8 @@ pub fn run(args: &QueryArgs, as_json: bool) -> anyhow::Result<()> {
     show(&answers, as_json)
 }
 
-fn show(Answers { kernel, is_exact, candidates }: &Answers, as_json: bool) -> anyhow::Result<()> {
+fn show(answers: &Answers, as_json: bool) -> anyhow::Result<()> {
+    let Answers { kernel, is_exact, candidates } = answers;
     let json = json!({
         "kernel": kernel,
         "exact": is_exact,
@@ -78,11 +79,5 @@ fn show(Answers { kernel, is_exact, candidates }: &Answers, as_json: bool) -> an
             "valid": true,
         })).collect::<Vec<_>>(),
     });
-    let names = candidates.first().map(|candidate| candidate.parameters.keys().cloned()).into_iter().flatten();
-    let mut rows = vec![["probability".to_owned()].into_iter().chain(names).collect::<Vec<_>>()];
-    for candidate in candidates {
-        let values = candidate.parameters.values().map(|value| value.as_str().map_or(value.to_string(), str::to_owned));
-        rows.push([format!("{:.4}", candidate.probability)].into_iter().chain(values).collect());
-    }
-    write_result(as_json, &json, &format!("{kernel}\n{}", table(&rows)))
+    write_result(as_json, &json, &answers.text())
 }

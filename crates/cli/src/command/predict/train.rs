@@ -6,11 +6,11 @@ use clap::Args;
 use serde_json::json;
 use tilewright::Database;
 use tilewright_lab::predict::architectures;
-use tilewright_lab::predict::train::{Learning, OfRecords, OfTable, scores_json};
+use tilewright_lab::predict::train::{Learning, OfRecords, scores_json};
 use tilewright_learn::sequence::{ARCHITECTURES, Architecture};
 
 use super::{RANDOM, TableArgs, TrainingArgs, listen, models_help};
-use crate::command::{check_template, count, percent};
+use crate::command::{check_template, count};
 use crate::error::bad_input;
 use crate::output::write_result_of;
 
@@ -85,26 +85,17 @@ fn learn_table(args: &TrainArgs, as_json: bool) -> anyhow::Result<()> {
     let learning = learning(args)?;
     let data: Vec<&Path> = args.data.iter().map(PathBuf::as_path).collect();
     let table = args.table.read(&data, args.spec.as_deref())?;
-    let OfTable { n_learnt, n_validation, scores, seconds } = listen(|caller| learning.learn_table(&table, caller))?;
+    let learnt = listen(|caller| learning.learn_table(&table, caller))?;
     let json = json!({
         "kernel": table.kernel.name,
         "model": args.model,
         "rows": table.rows.len(),
         "violating": table.n_invalid,
-        "seconds": seconds,
-        "validation": scores_json(&scores),
+        "seconds": learnt.seconds,
+        "validation": scores_json(&learnt.scores),
         "output": args.output.to_string_lossy(),
     });
-    let mut text = format!("{} learnt {} in {seconds:.1} s\n", args.model, count(n_learnt as u64, "row"));
-    for at in scores {
-        let which = if at.width == 1 { "first answer".to_owned() } else { format!("best of {} answers", at.width) };
-        text += &format!(
-            "{which} for {n_validation} held-out rows: {} of the parameters, {} of the rows as a whole\n",
-            percent(at.score.average_accuracy),
-            percent(at.score.perfect)
-        );
-    }
-    text += &format!("written to {}\n", args.output.display());
+    let text = format!("{} {}written to {}\n", args.model, learnt.summary(), args.output.display());
     write_result_of(&learning.places.weights, as_json, &json, &text)
 }
 

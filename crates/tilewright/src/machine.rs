@@ -1,0 +1,148 @@
+//! What was found on this machine.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use serde::{Serialize, Serializer};
+use tilewright_device::limits::Allowed;
+use tilewright_device::{host, peak};
+use tilewright_ir::DType;
+use tilewright_peers::PEERS;
+
+use crate::version::BUILD;
+use crate::words::{count, digits, grouped};
+
+/// What was found on this machine. Its JSON is what `tilewright doctor --json` prints, and its text what that
+/// shows.
+#[derive(Debug, Clone, Serialize)]
+pub struct Machine {
+    /// The CPU's name.
+    pub cpu: String,
+    /// Its name as a target.
+    pub target: String,
+    /// Bits of a vector.
+    pub vector_bits: u32,
+    /// Vector registers.
+    pub vector_registers: u32,
+    /// Whether it multiplies and adds in one instruction.
+    pub fma: bool,
+    /// Threads that kernels may use.
+    pub threads: usize,
+    /// CPUs that this process may use.
+    pub cpus: usize,
+    /// What the system allows.
+    pub limits: Allowed,
+    /// Bytes of a core's first and second cache, and of the third: `l1d`, `l2`, `l3`.
+    pub cache_bytes: BTreeMap<&'static str, u64>,
+    /// Bytes of memory, where they are known.
+    pub memory_bytes: Option<u64>,
+    /// The version of LLVM, where this build has it.
+    pub llvm: Option<String>,
+    /// The measured peak in 10⁹ operations a second in single precision, by the number of threads; or why it
+    /// could not be measured.
+    #[serde(rename = "peak_gflops", serialize_with = "by_threads")]
+    pub peaks: Vec<(usize, Result<f64, String>)>,
+    /// Libraries of peers with their versions; none of those that are not there.
+    #[serde(serialize_with = "by_name")]
+    pub peers: Vec<(&'static str, Option<String>)>,
+    /// Devices besides the CPU.
+    pub devices: Vec<String>,
+    /// The build.
+    pub version: &'static str,
+}
+
+fn by_threads<S: Serializer>(peaks: &[(usize, Result<f64, String>)], serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_map(peaks.iter().map(|(threads, peak)| (threads.to_string(), peak.as_ref().ok())))
+}
+
+fn by_name<S: Serializer>(peers: &[(&'static str, Option<String>)], serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_map(peers.iter().map(|(name, version)| (name, version)))
+}
+
+impl Machine {
+    /// This machine. It takes as long as measuring its peak.
+    pub fn here() -> Machine {
+        let (target, threads) = (host::target(), host::most_threads());
+        let mut n_threads = vec![1, threads];
+        n_threads.dedup();
+        let peak_of = |n: usize| (n, peak::gflops(&target, DType::F32, n).map_err(|error| error.to_string()));
+        let caches = [("l1d", target.l1d_bytes), ("l2", target.l2_bytes), ("l3", target.l3_bytes)];
+        Machine {
+            cpu: host::cpu_name(),
+            target: target.name(),
+            vector_bits: target.vector_bits,
+            vector_registers: target.n_vector_registers,
+            fma: target.has_fma,
+            threads,
+            cpus: host::allowed_cpus().len(),
+            limits: Allowed::here(),
+            cache_bytes: caches.into(),
+            memory_bytes: host::memory_bytes(),
+            llvm: tilewright_codegen::llvm_version(),
+            peaks: n_threads.into_iter().map(peak_of).collect(),
+            peers: tilewright_peers::versions(),
+            devices: Vec::new(),
+            version: BUILD,
+        }
+    }
+}
+
+impl fmt::Display for Machine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let cache = |name: &str| self.cache_bytes.get(name).copied().map_or(String::new(), size);
+        let peak = |(n, peak): &(usize, Result<f64, String>)| match peak {
+            Ok(gflops) => format!("{}: {} GFLOP/s f32", count(*n as u64, "thread"), digits(*gflops)),
+            Err(error) => format!("{}: not measured: {error}", count(*n as u64, "thread")),
+        };
+        let quota = self.limits.cpus.map_or(String::new(), |n| format!(", for the time of {n:.2} together (quota)"));
+        let cpus = count(self.cpus as u64, "CPU");
+        writeln!(f, "CPU      {} ({}), {cpus} usable{quota}", self.cpu, self.target)?;
+        let fma = if self.fma { ", fused multiply-add" } else { "" };
+        writeln!(f, "vectors  {} bits, {} registers{fma}", self.vector_bits, self.vector_registers)?;
+        writeln!(f, "caches   L1d {}, L2 {}, L3 {}", cache("l1d"), cache("l2"), cache("l3"))?;
+        writeln!(f, "peak     {}", self.peaks.iter().map(peak).collect::<Vec<_>>().join("; "))?;
+        writeln!(f, "memory   {}", self.memory_bytes.map_or("unknown".to_owned(), size))?;
+        writeln!(f, "limits   {}", limits_text(&self.limits))?;
+        let without_llvm = "none: built without it, so with code for x86-64 with AVX2 or AVX-512 only";
+        writeln!(f, "LLVM     {}", self.llvm.as_deref().unwrap_or(without_llvm))?;
+        for (library, version) in &self.peers {
+            let package = PEERS.iter().find(|peer| peer.library == *library).and_then(|peer| peer.package);
+            let found = match (version, package) {
+                (Some(version), _) => version.clone(),
+                (None, Some(package)) => format!("not found; Debian and Ubuntu: apt install {package}"),
+                (None, None) => "not found".to_owned(),
+            };
+            writeln!(f, "peer     {library}: {found}")?;
+        }
+        f.write_str("devices  none besides the CPU")
+    }
+}
+
+fn size(bytes: u64) -> String {
+    match bytes >> 10 {
+        kib @ 0..1024 => format!("{kib} KiB"),
+        kib @ 1024..1_048_576 if kib % 1024 == 0 => format!("{} MiB", kib >> 10),
+        kib @ 1024..1_048_576 => format!("{:.2} MiB", kib as f64 / 1024.0),
+        kib => format!("{:.1} GiB", kib as f64 / 1_048_576.0),
+    }
+}
+
+/// What the system allows, where it does not allow everything.
+fn limits_text(allowed: &Allowed) -> String {
+    let bytes = |limit: Option<u64>| limit.map(size);
+    let number = |limit: Option<u64>| limit.map(grouped);
+    let named = [
+        ("memory of the control group", bytes(allowed.memory_bytes)),
+        ("its processes and threads", number(allowed.tasks)),
+        ("address space (ulimit -v)", bytes(allowed.address_space_bytes)),
+        ("data (-d)", bytes(allowed.data_bytes)),
+        ("CPU time (-t)", allowed.cpu_seconds.map(|n| format!("{n} s"))),
+        ("a file (-f)", bytes(allowed.file_bytes)),
+        ("stack (-s)", bytes(allowed.stack_bytes)),
+        ("open files (-n)", number(allowed.open_files)),
+        ("the user's processes and threads (-u)", number(allowed.user_tasks)),
+    ];
+    let given = named.into_iter().filter_map(|(name, limit)| Some(format!("{name} {}", limit?)));
+    let text = given.collect::<Vec<_>>().join(", ");
+    if text.is_empty() { "none".to_owned() } else { text }
+}
