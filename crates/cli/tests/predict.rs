@@ -295,7 +295,7 @@ fn bad_input_is_refused_in_one_line() {
     let cases: Vec<(Vec<String>, &str)> = vec![
         (owned(&["predict"]), "a subcommand is missing (see `tilewright predict --help`)"),
         (owned(&["predict", "train", "-o", &model]), "DATA.csv --spec KERNEL.toml, or --db FILE --template NAME"),
-        (owned(&["predict", "train", &table, "-o", &model]), "DATA.csv --spec"),
+        (owned(&["predict", "train", &table, "-o", &model]), "give the specification of its kernel with --spec"),
         (owned(&["predict", "evaluate"]), "DATA"),
         (train(&table, &spec, &["--model", "oracle"]), "unknown model `oracle`; there are chain"),
         (train(&table, &spec, &["--model", "all"]), "one model is trained at a time"),

@@ -54,8 +54,8 @@ fn k_block_of(k: i64, blocks: i64) -> i64 {
     if blocks == 1 { k } else { (ceil_div(k, blocks) + 7) / 8 * 8 }
 }
 
-/// How many times as long a product takes whose tiles do not divide it where its epilogue comes by blocks; the
-/// median of 1,200 trials.
+/// How many times as long a product takes whose tiles do not divide it where its epilogue comes by blocks;
+/// the median of 1,200 trials.
 const UNEVEN_BLOCK: f64 = 2.2;
 
 /// Numbers of blocks that leave blocks of at least `least`.
