@@ -265,8 +265,8 @@ fn races_are_found_by_going_through_all_iterations() {
 fn lowering_makes_no_race_of_what_threads_share() {
     let mut rng = Xoshiro256PlusPlus::seed_from_u64(17);
     for text in [
-        "conv2d:n=2,c=4,h=5,w=5,k=4,r=3,s=3,pad=1,const=w,layout=blocked",
-        "conv2d:n=2,c=9,h=7,w=6,k=5,r=3,s=3,epilogue=bias+add,layout=blocked",
+        "conv2d:n=2,c=4,h=5,w=5,k=4,r=3,s=3,pad=1,dtype=f64,const=w,layout=blocked",
+        "conv2d:n=2,c=9,h=7,w=6,k=5,r=3,s=3,dtype=f64,epilogue=bias+add,layout=blocked",
     ] {
         check_random(text, |_| true, 6, &mut rng);
     }
