@@ -23,7 +23,7 @@ const MACHINES: [(&str, usize); 2] = [("x86-64-v4", 1), ("x86-64-v3", 2)];
 
 /// Workloads of every operator whose code differs: odd sizes, element types, epilogues, kept operands,
 /// layouts.
-const WORKLOADS: [&str; 26] = [
+const WORKLOADS: [&str; 29] = [
     "matmul:m=64,n=96,k=128",
     "matmul:m=17,n=333,k=129",
     "matmul:m=1,n=512,k=640",
@@ -50,6 +50,9 @@ const WORKLOADS: [&str; 26] = [
     "conv2d_transpose:c=64,h=8,w=8,k=32,r=4,s=4,stride=2,pad=1,const=w",
     "conv2d_transpose:n=2,c=7,h=9,w=11,k=13,r=3,s=3,pad=1",
     "conv2d_transpose:c=20,h=6,w=5,k=18,r=3,s=2,stride_h=2,stride_w=3,layout=blocked,const=w",
+    "conv2d:c=24,h=14,w=14,k=36,r=1,s=1,groups=3,interleave=1,const=w,epilogue=relu",
+    "heads_matmul:b=3,m=31,n=37,k=11,tb=1,ha=1,hb=1,a_after=6,b_before=3,b_after=3,epilogue=linear(0.25;0)",
+    "heads_matmul:b=3,m=19,n=11,k=37,hb=1,hc=1,b_before=6",
 ];
 
 /// Of the tests' nests those whose code differs.

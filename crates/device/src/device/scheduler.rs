@@ -367,18 +367,15 @@ impl Scheduler {
     /// Where workers were ended from outside with the same candidate too often.
     pub fn heard(&mut self, now: Instant, worker: usize, lane: Lane, answer: Answer) -> io::Result<Vec<Command>> {
         let is_gone = !matches!(answer, Answer::Reply(_));
-        let is_its = |c: &Candidate| c.state.lane() == Some(lane) && c.state.is_of(worker);
-        // What was cancelled is none of them any more.
+        let is_there = |c: &Candidate| c.state.lane() == Some(lane) && c.state.is_of(worker);
+        // What was forgotten is none of them any more, even where another one has been asked for meanwhile.
+        let id = if let Answer::Reply(reply) = &answer { reply.id() } else { None };
+        let is_its = |c: &Candidate| {
+            is_there(c) && (id.is_none() || c.state.kernel().is_none_or(|kernel| Some(kernel.id) == id))
+        };
         if let Some(place) = self.candidates.iter().position(is_its) {
             let state = std::mem::replace(&mut self.candidates[place].state, State::Waiting);
             let kernel = state.kernel();
-            if let (Answer::Reply(reply), Some(Kernel { id, .. })) = (&answer, kernel) {
-                assert_eq!(
-                    reply.id(),
-                    Some(id),
-                    "invariant: threads of workers answer in the order in which they were asked"
-                );
-            }
             let next = match answer {
                 Answer::Died(status) if is_from_outside(status) => {
                     self.retry(place, &describe(status))?;
@@ -394,7 +391,7 @@ impl Scheduler {
         }
         if is_gone {
             self.forget_worker(worker);
-        } else if lane == Lane::Test && !self.candidates.iter().any(is_its) {
+        } else if lane == Lane::Test && !self.candidates.iter().any(is_there) {
             self.take_queued(worker);
         }
         Ok(std::mem::take(&mut self.commands))
@@ -1123,6 +1120,25 @@ mod tests {
         // What it says of them afterwards is of no interest.
         t.heard(0, TEST, Answer::Reply(Reply::Prepared { id: 0 }));
         t.expect(&[]);
+    }
+
+    #[test]
+    fn an_answer_of_one_that_was_forgotten_is_not_the_next_ones() {
+        let mut t = Trace::new(1);
+        t.submit(1);
+        t.expect(&["0: build 0 as 0"]);
+        let commands = t.scheduler.wind_down();
+        t.note(commands);
+        t.said.clear();
+        // Its answer is on the way when the next one is asked for.
+        t.idle[0] = [true; 2];
+        t.submit(1);
+        t.expect(&["0: build 0 as 1"]);
+        t.built(0, 0);
+        t.expect(&[]);
+        t.idle[0] = [true; 2];
+        t.built(0, 1);
+        t.expect(&["0: check 1"]);
     }
 
     #[test]
