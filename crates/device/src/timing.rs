@@ -39,6 +39,8 @@ const WARM_ENOUGH: f64 = 10.0;
 pub const MOST_FLUSHING: u32 = 10;
 /// … once there are so many cold samples: one alone may have met anything.
 const FEW_COLD: usize = 3;
+/// Constants of no more bytes are at hand before it matters that they were not.
+const FEW_BYTES: u64 = 16 << 10;
 /// Samples beyond which nothing is learnt.
 const MOST_SAMPLES: usize = 1000;
 
@@ -128,6 +130,15 @@ pub fn at_first(plan: &Plan, variation: &Variation, first: First, size: Size) ->
         false => (HOPELESS_CHECKED, size.cold_ns() + wait_ns),
     };
     is_first_hopeless(plan, variation, ns, factor, not_its_ns).then(|| Samples { ns: vec![ns], stopped_early: true })
+}
+
+/// What runs of a kernel find in the caches, of which so many bytes are to be emptied: a few constants do not
+/// make it worth timing each run by itself.
+pub fn emptied(caches: Caches, n_bytes: u64) -> Caches {
+    match caches {
+        Caches::ColdConstants if n_bytes <= FEW_BYTES => Caches::Warm,
+        caches => caches,
+    }
 }
 
 /// Times a kernel.
@@ -282,6 +293,14 @@ mod tests {
         let (samples, _) = timed(&plan(None), 200e3, 0, 1.0, |_| 200e3);
         assert!(!samples.stopped_early);
         assert!(samples.ns.iter().sum::<f64>() >= 1e6, "{:?}", samples.ns);
+    }
+
+    #[test]
+    fn few_constants_are_left_in_the_caches_but_nothing_where_all_is_to_be_cold() {
+        assert_eq!(emptied(Caches::ColdConstants, FEW_BYTES), Caches::Warm);
+        assert_eq!(emptied(Caches::ColdConstants, FEW_BYTES + 1), Caches::ColdConstants);
+        assert_eq!(emptied(Caches::Cold, 64), Caches::Cold);
+        assert_eq!(emptied(Caches::Warm, 1 << 30), Caches::Warm);
     }
 
     #[test]

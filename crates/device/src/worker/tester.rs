@@ -23,9 +23,6 @@ use tilewright_ir::{Program, Role};
 use tilewright_runtime::Pool;
 use tilewright_tune::ErrorClass;
 
-/// Constants of no more bytes are at hand before it matters that they were not.
-const FEW_BYTES: u64 = 16 << 10;
-
 pub struct Tester {
     untuned: Program,
     arguments: Vec<Argument>,
@@ -305,11 +302,7 @@ impl Tester {
         let scratch = self.scratch.pointer();
         let touched = self.touched(&built, &pointers, plan.caches);
         let crew = RefCell::new(if built.is_parallel { &mut self.all } else { &mut self.first });
-        let caches = if touched.iter().map(|(_, n_bytes)| n_bytes).sum::<u64>() > FEW_BYTES {
-            plan.caches
-        } else {
-            Caches::Warm
-        };
+        let caches = timing::emptied(plan.caches, touched.iter().map(|(_, n_bytes)| n_bytes).sum());
         let plan = &Plan { caches, ..*plan };
         // A second run is no cold one.
         let most_tries = if caches == Caches::Warm { MOST_TRIES } else { 1 };
