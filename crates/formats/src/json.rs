@@ -164,6 +164,17 @@ impl<'a> Reader<'a> {
         }
     }
 
+    /// Accepts what was read of a file that may be cut off.
+    ///
+    /// # Errors
+    /// Where something else stopped reading.
+    pub(crate) fn as_far_as_it_goes(&self, read: Result<(), Fault>) -> Result<(), ReadError> {
+        match read {
+            Ok(()) | Err(Fault::End) => Ok(()),
+            Err(fault) => Err(self.error(fault)),
+        }
+    }
+
     /// Goes through the members of an object; `member` has to read each value.
     pub(crate) fn object(
         &mut self,

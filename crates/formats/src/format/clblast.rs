@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde_json::Value as Json;
 
 use super::{MILLISECONDS_NS, MOST_TIMES, OBJECTIVE, task_of};
-use crate::json::{Fault, Reader};
+use crate::json::Reader;
 use crate::outcome::Reading;
 use crate::read::{Found, Input, ReadError};
 use crate::results::Task;
@@ -27,10 +27,7 @@ pub(super) fn read(input: Input) -> Result<Found, ReadError> {
         }
         Ok(())
     });
-    match read {
-        Ok(()) | Err(Fault::End) => {}
-        Err(fault) => return Err(reader.error(fault)),
-    }
+    reader.as_far_as_it_goes(read)?;
     let device = DEVICE.iter().find_map(|name| head.get(*name));
     let task = |kernel: Option<&Json>| -> Task {
         let problem = head.iter().filter(|(name, _)| !DEVICE.contains(&name.as_str()));

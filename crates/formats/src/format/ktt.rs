@@ -36,10 +36,7 @@ pub(super) fn read(input: Input) -> Result<Found, ReadError> {
         }),
         _ => reader.skip(),
     });
-    match read {
-        Ok(()) | Err(Fault::End) => {}
-        Err(fault) => return Err(reader.error(fault)),
-    }
+    reader.as_far_as_it_goes(read)?;
     let mut sheets = Sheets::default();
     let mut reader = Reader::new(input.file)?;
     let mut n_rows = 0;

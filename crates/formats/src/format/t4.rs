@@ -17,10 +17,8 @@ use crate::time;
 pub(super) fn read(input: Input) -> Result<Found, ReadError> {
     let mut head = Head::default();
     let mut reader = Reader::new(input.file)?;
-    match reader.object(|reader, name| head.read(&name, reader)) {
-        Ok(()) | Err(Fault::End) => {}
-        Err(fault) => return Err(reader.error(fault)),
-    }
+    let read = reader.object(|reader, name| head.read(&name, reader));
+    reader.as_far_as_it_goes(read)?;
     let mut rows = Rows::new(head.task(input.name), input.described, Vec::new());
     read_member(input.file, "results", &mut rows, |reader, rows| read_rows(&head, reader, rows))?;
     Ok((vec![rows.results()], Vec::new()))

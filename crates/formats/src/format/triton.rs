@@ -3,7 +3,7 @@
 use serde_json::Value as Json;
 
 use super::{MILLISECONDS_NS, MOST_TIMES, task_of};
-use crate::json::{Fault, Reader};
+use crate::json::Reader;
 use crate::outcome::Reading;
 use crate::read::{Found, Input, ReadError};
 use crate::rows::{Circumstances, Config, Rows, Sheets, read_value};
@@ -22,10 +22,7 @@ pub(super) fn read(input: Input) -> Result<Found, ReadError> {
         }
         Ok(())
     });
-    match read {
-        Ok(()) | Err(Fault::End) => {}
-        Err(fault) => return Err(reader.error(fault)),
-    }
+    reader.as_far_as_it_goes(read)?;
     let mut sheets = Sheets::default();
     let mut reader = Reader::new(input.file)?;
     let mut n_rows = 0;
