@@ -47,16 +47,17 @@ fn rewrite(net: &mut Net) {
 /// A shuffle of the channels of a grouped convolution becomes the order in which that one stores them. The
 /// weights stay as they are; what maps in between have by channel is shuffled.
 fn interleave_groups(net: &mut Net) {
+    // What maps are given instead of constants, and views instead of transpositions, changes neither.
+    let links = Links::of(net);
     for at in 0..net.nodes.len() {
-        shuffled_in_place(net, at);
+        shuffled_in_place(net, &links, at);
     }
 }
 
 /// The same for a transposition, where it is such a shuffle.
-fn shuffled_in_place(net: &mut Net, at: usize) -> Option<()> {
+fn shuffled_in_place(net: &mut Net, links: &Links, at: usize) -> Option<()> {
     let Kind::Transpose(order) = &net.nodes[at].kind else { return None };
-    let (n_uses, producers) = (net.n_uses(), net.producers());
-    let producer = |id: ValueId| producers[id.0].filter(|_| n_uses[id.0] == 1);
+    let producer = |id: ValueId| links.producers[id.0].filter(|_| links.n_uses[id.0] == 1);
     // Groups, channels of a group and pixels, of one image.
     let mut from = net.nodes[at].input(0);
     let sizes: Vec<(usize, i64)> = net.shape(from).iter().copied().enumerate().filter(|(_, n)| *n > 1).collect();

@@ -149,9 +149,10 @@ impl Records {
         template: Option<&str>,
     ) -> Result<(Choice, PassedOver), Error> {
         let (mut source, mut passed_over) = (Source::Guessed, PassedOver::default());
-        for caches in [caches, Caches::ColdConstants, Caches::Warm] {
+        let others = [Caches::ColdConstants, Caches::Warm].into_iter().filter(|other| *other != caches);
+        for caches in std::iter::once(caches).chain(others) {
             let (best, doubted) = self.best(workload, &target_name(target, caches), threads, template)?;
-            passed_over = doubted;
+            passed_over += doubted;
             match best.map(|best| best.choice(workload, target, threads)) {
                 Some(Ok(choice)) => return Ok((choice, passed_over)),
                 Some(Err(_)) => source = Source::Outdated,
