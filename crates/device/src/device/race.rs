@@ -202,9 +202,16 @@ impl Device {
             let request = Request::Run { id: kept.kernel.id, plan };
             self.workers.ask(kept.kernel.worker, &request, timeout);
             let answer = loop {
-                match self.workers.next_answer(None)? {
-                    Some((worker, Lane::Test, answer)) if worker == kept.kernel.worker => break answer,
-                    _ => {}
+                let Some((worker, Lane::Test, answer)) = self.workers.next_answer(None)? else { continue };
+                if worker != kept.kernel.worker {
+                    continue;
+                }
+                match answer {
+                    // What it was at when that was forgotten comes first.
+                    Answer::Reply(reply) if reply.id().is_some_and(|id| id != kept.kernel.id) => {
+                        self.workers.go_on(worker, Lane::Test, timeout);
+                    }
+                    answer => break answer,
                 }
             };
             let is_kept = match answer {

@@ -388,6 +388,14 @@ impl Scheduler {
                 self.forget(kernel);
             }
             self.candidates[place].state = next;
+        } else if !is_gone && let Some(place) = self.candidates.iter().position(is_there) {
+            // Its thread has yet to answer for the one that it was asked for since.
+            let timeout = match self.candidates[place].state {
+                State::Building(_) => self.policy.build_timeout,
+                State::Running { limit, .. } => limit,
+                _ => self.run_timeout(&self.candidates[place]) + self.flushing(self.policy.round),
+            };
+            self.commands.push(Command::GoOn { worker, lane, timeout });
         }
         if is_gone {
             self.forget_worker(worker);
@@ -1136,9 +1144,37 @@ mod tests {
         t.expect(&["0: build 0 as 1"]);
         t.built(0, 0);
         t.expect(&[]);
-        t.idle[0] = [true; 2];
+        assert!(!t.idle[0][BUILD], "it still builds");
         t.built(0, 1);
         t.expect(&["0: check 1"]);
+    }
+
+    #[test]
+    fn a_worker_that_tests_one_that_was_forgotten_still_answers_for_the_next_one() {
+        let mut t = Trace::new(2);
+        t.submit(3);
+        t.built(0, 0);
+        t.built(1, 1);
+        t.prepared(0, 0);
+        t.built(0, 2);
+        assert_eq!(t.said.last().unwrap(), "0: (check 2)");
+        t.checked(0, 0, MS, true);
+        // Its worker would go on with the third by itself, and has begun when it hears that it need not.
+        let commands = t.scheduler.cancel(1);
+        t.note(commands);
+        t.timed(0, 0, 1e6);
+        t.submit(1);
+        t.said.clear();
+        t.built(0, 4);
+        t.expect(&["0: check 4"]);
+        t.prepared(0, 2);
+        assert!(!t.idle[0][TEST], "it still tests");
+        t.timed(0, 2, 1e6);
+        assert!(!t.idle[0][TEST], "it still tests");
+        t.prepared(0, 4);
+        t.checked(0, 4, MS, true);
+        t.timed(0, 4, 1e6);
+        t.expect(&["0: (drop 4)"]);
     }
 
     #[test]
