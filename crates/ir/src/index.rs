@@ -472,6 +472,36 @@ impl Ranges {
         self.upper(&e.scale(-1)).map(|b| -b)
     }
 
+    /// The values that an expression takes inside these loops, in ascending order and perhaps with some that
+    /// it does not take; `None` where they would be too many to go through.
+    pub fn values(&self, e: &Index) -> Option<Vec<i64>> {
+        const MOST: i64 = 1024;
+        let mut variables = Vec::new();
+        e.for_each_var(&mut |v| {
+            if !variables.contains(&v) {
+                variables.push(v);
+            }
+        });
+        let mut points: Vec<Vec<(LoopId, i64)>> = vec![Vec::new()];
+        for v in variables {
+            let (_, extent) = self.loops.iter().rev().find(|(l, _)| *l == v)?;
+            let n = self.upper(extent)?.max(0);
+            if n.checked_mul(points.len() as i64)? > MOST {
+                return None;
+            }
+            let with = |point: &Vec<(LoopId, i64)>, at| point.iter().copied().chain([(v, at)]).collect();
+            points = points.iter().flat_map(|point| (0..n).map(move |at| with(point, at))).collect();
+        }
+        let value = |point: &Vec<(LoopId, i64)>| {
+            let of = |v| point.iter().find(|(l, _)| *l == v).expect("every variable has a value").1;
+            e.eval(&of)
+        };
+        let mut values = points.iter().map(value).collect::<Option<Vec<i64>>>()?;
+        values.sort_unstable();
+        values.dedup();
+        Some(values)
+    }
+
     /// Upper bounds that mention only the `keep` outermost loops; each is one, so the value is at
     /// most the smallest.
     ///

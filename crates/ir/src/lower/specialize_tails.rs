@@ -9,12 +9,17 @@
 //! * otherwise the loop's body becomes `if rest < f { tail } else { full }`.
 //!
 //! A tail's extent is a constant wherever the remainder by `f` is: 1009 rows in tiles of 8 leave exactly one.
+//! Where it is one of few, as a smaller last block leaves another tail than the blocks before it, each gets
+//! its version.
 
 use crate::expr::Cond;
 use crate::index::{Atom, Index, Ranges};
 use crate::lower::simplify::simplify_block;
 use crate::lower::{MOST_VERSIONS, version_loops};
 use crate::program::{Loop, LoopId, LoopKind, Stmt};
+
+/// More versions of a tail than this are not made.
+const MOST_TAILS: u32 = 3;
 
 /// The pass.
 pub fn specialize_tails(block: Vec<Stmt>) -> Vec<Stmt> {
@@ -51,9 +56,10 @@ fn in_loop(l: Loop, ranges: &mut Ranges, versions: u32, out: &mut Vec<Stmt>) {
         let full = replace(&l.body, &found, &f.into(), ranges);
         ranges.pop();
         // There is a tail only where 0 < rest < f.
-        let short = if f == 2 { Index::from(1) } else { rest.clone() };
-        let tail: Vec<Stmt> =
-            l.body.iter().map(|s| replace_stmt(s, &found, &short).substitute(l.var, &n_full)).collect();
+        let tail = |short: &Index| -> Vec<Stmt> {
+            l.body.iter().map(|s| replace_stmt(s, &found, short).substitute(l.var, &n_full)).collect()
+        };
+        let tail = by_value(&rest, f, versions, ranges, tail);
         // A negative extent leaves no tail either.
         let cond = Cond::Lt(Index::from(-1), n_full.clone()).and(Cond::Lt(0.into(), rest));
         let tail = simplify_block(vec![Stmt::If { cond, then: tail, otherwise: Vec::new() }], ranges);
@@ -62,15 +68,15 @@ fn in_loop(l: Loop, ranges: &mut Ranges, versions: u32, out: &mut Vec<Stmt>) {
         return;
     }
     ranges.push(l.var, l.extent.clone());
-    // In the tail 0 < rest < f, so a known remainder is the rest itself; an empty tail would need rest ≤ 0.
-    let known = if found.full == 2 { Some(1) } else { found.rest.residue(found.full) };
-    let short = match known {
-        Some(r) if ranges.lower(&found.rest).is_some_and(|l| l >= 1) => Index::from(r),
-        _ => found.rest.clone(),
+    // In the tail 0 < rest < f, but where it may be empty.
+    let tail = |short: &Index| replace(&l.body, &found, short, &mut ranges.clone());
+    let short = match ranges.lower(&found.rest) {
+        Some(least) if least >= 1 => by_value(&found.rest, found.full, versions, ranges, tail),
+        _ => tail(&found.rest),
     };
     let split = vec![Stmt::If {
         cond: Cond::Lt(found.rest.clone(), found.full.into()),
-        then: replace(&l.body, &found, &short, ranges),
+        then: short,
         otherwise: replace(&l.body, &found, &found.full.into(), ranges),
     }];
     ranges.pop();
@@ -95,6 +101,27 @@ impl Undecided {
         let n_tiles = whole.offset(self.full - 1).floor_div(self.full);
         (!whole.uses(l.var) && ranges.simplify(&n_tiles) == l.extent).then_some(whole)
     }
+}
+
+/// A tail of `rest` iterations, which are at least one and less than `full`: versions for each number of them
+/// where these are few, else one that asks.
+fn by_value(
+    rest: &Index,
+    full: i64,
+    versions: u32,
+    ranges: &Ranges,
+    tail: impl Fn(&Index) -> Vec<Stmt>,
+) -> Vec<Stmt> {
+    let known = if full == 2 { Some(1) } else { rest.residue(full).filter(|&r| r > 0) };
+    let mut values = known.map(|one| vec![one]).or_else(|| ranges.values(rest)).unwrap_or_default();
+    values.retain(|&value| 0 < value && value < full);
+    let Some(last) = values.pop().filter(|_| values.len() < versions.min(MOST_TAILS) as usize) else {
+        return tail(rest);
+    };
+    values.into_iter().rev().fold(tail(&last.into()), |otherwise, value| {
+        let cond = Cond::Eq(rest.clone(), value.into());
+        vec![Stmt::If { cond, then: tail(&value.into()), otherwise }]
+    })
 }
 
 fn replace(block: &[Stmt], found: &Undecided, by: &Index, ranges: &mut Ranges) -> Vec<Stmt> {
