@@ -1,7 +1,8 @@
 //! Commands as candidates: programs of others that are built, run and timed with values in their places.
 //!
-//! Builds go on side by side, each text once; runs go one after the other, alone on their CPUs. A program
-//! that crashes, hangs or computes something else costs one trial.
+//! Builds go on side by side, each text once, on the CPUs of runs too while there is nothing to run; runs go
+//! one after the other, alone on their CPUs. A program that crashes, hangs or computes something else costs
+//! one trial.
 
 mod metric;
 mod process;
@@ -184,6 +185,8 @@ struct Shared {
     root: PathBuf,
     /// CPUs on which it is built while something is timed; where there are none, one waits for the other.
     beside: Vec<usize>,
+    /// How many threads build there.
+    n_beside: usize,
     state: Mutex<State>,
     changed: Condvar,
     /// Candidates from this number on are given up.
@@ -199,6 +202,8 @@ struct State {
     /// The number of the candidate that runs.
     running: Option<u64>,
     n_building: usize,
+    /// How many of these are on the CPUs of runs, where nothing runs meanwhile.
+    n_in_the_way: usize,
     n_submitted: u64,
     leading_ns: Option<f64>,
     is_winding_down: bool,
@@ -227,21 +232,23 @@ impl Commands {
     pub fn new(space: Arc<Space>, options: Options) -> io::Result<Commands> {
         let root = new_folder()?;
         let beside = host::cpus_beside(&host::allowed_cpus(), &options.cpus);
-        let n_builders = if options.build.is_none() { 0 } else { beside.len().clamp(1, 8) };
+        let n_beside = if options.build.is_none() { 0 } else { beside.len().min(8) };
         let shared = Arc::new(Shared {
             options,
             space,
             root,
             beside,
+            n_beside,
             state: Mutex::default(),
             changed: Condvar::new(),
             given_up_from: AtomicU64::new(u64::MAX),
             is_closed: AtomicBool::new(false),
         });
         let mut commands = Commands { shared: shared.clone(), threads: Vec::new() };
+        let n_builders = if shared.options.build.is_none() { 0 } else { n_beside + 1 };
         for at in 0..=n_builders {
             let shared = shared.clone();
-            let work = move || if at == 0 { shared.run_all() } else { shared.build_all() };
+            let work = move || if at == 0 { shared.run_all() } else { shared.build_all(at <= n_beside) };
             commands.threads.push(std::thread::Builder::new().name("command".into()).spawn(work)?);
         }
         Ok(commands)
@@ -314,8 +321,13 @@ impl Shared {
         self.root.join(format!("{key:016x}"))
     }
 
-    /// Makes the folder of a configuration, and what is built there.
-    fn build(&self, config: &Config, key: u64, is_over: &dyn Fn() -> bool) -> Result<(), Failure> {
+    /// Whether a candidate can be run.
+    fn is_ready(&self, state: &State, job: &Job) -> bool {
+        self.options.build.is_none() || matches!(state.builds.get(&job.key), Some(Build::Done(_)))
+    }
+
+    /// Makes the folder of a configuration, and what is built there, on these CPUs; where empty, on any.
+    fn build(&self, config: &Config, key: u64, cpus: &[usize], is_over: &dyn Fn() -> bool) -> Result<(), Failure> {
         let folder = self.folder(key);
         let failed = |error| Failure::new(ErrorClass::Unknown, format!("the folder of the build: {error}"));
         if self.options.templates().any(|(_, template)| template.reads(FOLDER)) {
@@ -327,7 +339,7 @@ impl Shared {
         let run = process::run(
             &invocation,
             &Setting {
-                cpus: &self.beside,
+                cpus,
                 memory_bytes: self.options.memory_bytes,
                 timeout,
                 input: None,
@@ -355,18 +367,20 @@ impl Shared {
         if let Some(Build::Done(result)) = self.lock().builds.get(&key) {
             return result.clone();
         }
-        let result = self.build(config, key, is_over);
+        let result = self.build(config, key, &[], is_over);
         if !is_over() {
             self.lock().builds.insert(key, Build::Done(result.clone()));
         }
         result
     }
 
-    /// A thread that builds until all is closed.
-    fn build_all(&self) {
+    /// A thread that builds until all is closed: beside runs, or on their CPUs while there is nothing to run.
+    fn build_all(&self, is_beside: bool) {
+        let cpus = if is_beside { &self.beside } else { &self.options.cpus };
         let mut state = self.lock();
         while !self.is_closed() {
-            let may_begin = !state.is_winding_down && (state.running.is_none() || !self.beside.is_empty());
+            let are_idle = || state.running.is_none() && !state.waiting.iter().any(|job| self.is_ready(&state, job));
+            let may_begin = !state.is_winding_down && (is_beside || state.n_building >= self.n_beside && are_idle());
             let next = state.waiting.iter().position(|job| may_begin && !state.builds.contains_key(&job.key));
             let Some(at) = next else {
                 state = self.wait(state, Duration::from_secs(1));
@@ -376,12 +390,14 @@ impl Shared {
             let (number, key, config) = (job.number, job.key, job.candidate.config.clone());
             state.builds.insert(key, Build::UnderWay);
             state.n_building += 1;
+            state.n_in_the_way += usize::from(!is_beside);
             drop(state);
             let start = Instant::now();
             let is_over = || self.is_closed() || self.given_up_from.load(Ordering::Relaxed) <= number;
-            let result = self.build(&config, key, &is_over);
+            let result = self.build(&config, key, cpus, &is_over);
             state = self.lock();
             state.n_building -= 1;
+            state.n_in_the_way -= usize::from(!is_beside);
             if is_over() {
                 state.builds.remove(&key);
             } else {
@@ -399,10 +415,8 @@ impl Shared {
         let mut state = self.lock();
         while !self.is_closed() {
             let needs_build = self.options.build.is_some();
-            let is_ready =
-                |state: &State, job: &Job| !needs_build || matches!(state.builds.get(&job.key), Some(Build::Done(_)));
-            let may_begin = !state.is_winding_down && (state.n_building == 0 || !self.beside.is_empty());
-            let next = state.waiting.iter().position(|job| may_begin && is_ready(&state, job));
+            let may_begin = !state.is_winding_down && state.n_in_the_way == 0;
+            let next = state.waiting.iter().position(|job| may_begin && self.is_ready(&state, job));
             let Some(job) = next.and_then(|at| state.waiting.remove(at)) else {
                 state = self.wait(state, Duration::from_secs(1));
                 continue;
@@ -418,7 +432,7 @@ impl Shared {
             let mut seconds = Seconds { build: job.build_s, ..Seconds::default() };
             let config = &job.candidate.config;
             let result = build
-                .and_then(|()| if needs_build { Ok(()) } else { self.build(config, job.key, &is_over) })
+                .and_then(|()| if needs_build { Ok(()) } else { self.build(config, job.key, &[], &is_over) })
                 .and_then(|()| self.trial(config, leading_ns, &mut seconds, &is_over));
             let limit = result.as_ref().err().and_then(|failure| failure.limit);
             let outcome = result.map_or_else(Failure::outcome, Outcome::Measured);
