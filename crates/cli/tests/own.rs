@@ -348,6 +348,65 @@ fn the_guide_to_c_kernels_can_be_followed() {
     }
 }
 
+/// A T1 description of the kernel above, and what is different in it.
+fn t1(change: (&str, &str)) -> String {
+    let text = r#"{"ConfigurationSpace": {
+        "TuningParameters": [{"Name": "T", "Type": "int", "Values": "list(range(1, 6))", "Default": 1}],
+        "Conditions": [{"Parameters": ["T"], "Expression": "T != 3"}]},
+    "KernelSpecification": {"Language": "C", "KernelName": "f", "KernelFile": "k.c", "ProblemSize": [10, 100],
+        "GlobalSize": {"X": "1"}, "LocalSize": {"X": "1"}, "Arguments": [
+        {"Name": "a", "Type": "float", "MemoryType": "Vector", "AccessType": "ReadOnly", "FillType": "Random",
+         "Size": "ProblemSize[0] * ProblemSize[1]"},
+        {"Name": "b", "Type": "float", "MemoryType": "Vector", "AccessType": "WriteOnly", "FillType": "Constant",
+         "FillValue": 0, "Size": "max(T) * 200"},
+        {"Name": "n", "Type": "int32", "MemoryType": "Scalar", "FillValue": 1000}]}}"#;
+    text.replace(change.0, change.1)
+}
+
+#[test]
+fn kernels_of_t1_files_are_tuned_and_begin_with_what_others_found() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    fs::write(path("k.c"), KERNEL).unwrap();
+    let (db, kernel, cache) = (path("records.db"), path("k.json"), path("cache.json"));
+    let file = |change: (&str, &str)| {
+        fs::write(&kernel, t1(change)).unwrap();
+        owned(&["tune", "--db", text(&db), "--kernel", text(&kernel), "--trials", "1"])
+    };
+    check_refused(&file(("\"C\"", "\"CUDA\"")), "no CUDA device support in this build");
+    check_refused(&file(("ProblemSize[0] *", "Size *")), "argument a: its size: position 1: unknown name Size");
+    check_refused(&file(("int32", "half2")), "argument n: there is no type half2");
+    check_refused(&file(("list(range(1, 6))", "[1, x]")), "the values of T: position 5: unknown name x");
+    check_refused(&file(("\"Random\"", "\"Script\"")), "argument a: its FillType is Script");
+    check_refused(&file(("KernelFile", "File")), "missing field `KernelFile`");
+    fs::write(
+        &cache,
+        r#"{"kernel_name": "f", "tune_params_keys": ["U"], "tune_params": {"U": [1]},
+        "cache": {"1": {"U": 1, "time": 1.0}}}"#,
+    )
+    .unwrap();
+    let transfer = |arguments: Vec<String>| [arguments, owned(&["--transfer", text(&cache)])].concat();
+    check_refused(&transfer(file(("", ""))), "none of its results has the parameters T");
+    if !has_compiler() {
+        return;
+    }
+    fs::write(
+        &cache,
+        r#"{"kernel_name": "f", "tune_params_keys": ["T"], "tune_params": {"T": [5, 2]},
+        "cache": {"5": {"T": 5, "time": 1.0}, "2": {"T": 2, "time": 2.0}}}"#,
+    )
+    .unwrap();
+    let arguments = transfer(file(("", "")));
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let output = command(&arguments).output().unwrap();
+    // What another one found fastest is wrong here, and was the first that was tried.
+    assert_eq!(output.status.code(), Some(1), "{}", common::stderr(&output));
+    check_error(&errors(&db), "5", "wrong_answer", "b: 1000 elements are wrong");
+    let all = ["tune", "--db", text(&db), "--kernel", text(&kernel), "--trials", "4", "--run-timeout", "1"];
+    let tuned = run_json(&all);
+    assert_eq!((&tuned["trials"], &tuned["best"]["config"]), (&json!(4), &json!({"T": 1})), "{tuned}");
+}
+
 #[test]
 fn a_run_of_a_command_is_one_json_document() {
     let folder = tempfile::tempdir().unwrap();

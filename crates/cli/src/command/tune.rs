@@ -63,9 +63,10 @@ pub struct TuneArgs {
     #[arg(long)]
     pub(super) no_race: bool,
     /// Learn from recorded trials of other workloads: all in the database, or those named; a run begins with
-    /// their best configurations, and a search with a model that can learn from them does
+    /// their best configurations, and a search with a model that can learn from them does. A command or a
+    /// kernel of yours begins with the best of a file of another tuner
     #[arg(long, value_name = "DB[,WORKLOAD...]", value_parser = Transfer::parse)]
-    transfer: Option<Transfer>,
+    pub(super) transfer: Option<Transfer>,
     /// Begin with what a model, which `predict train --db` wrote, says is best
     #[arg(long, value_name = "MODEL")]
     predict: Option<PathBuf>,

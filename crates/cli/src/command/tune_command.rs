@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
-use tilewright::{CommandRequest, KernelRequest, Session, Tuned};
+use tilewright::{CommandRequest, KernelRequest, Session, Transfer, Tuned};
 
 use super::tune::{Interrupts, Shown, TuneArgs, seconds};
 use super::worker_command;
@@ -19,8 +19,8 @@ pub struct OwnArgs {
     /// folder
     #[arg(long, value_name = "COMMAND", allow_hyphen_values = true, conflicts_with = "kernel")]
     pub command: Option<String>,
-    /// Tune the C or C++ kernel that this file describes
-    #[arg(long, value_name = "FILE.toml")]
+    /// Tune the C or C++ kernel that this file describes: one of ours, or a T1 file of Kernel Tuner's
+    #[arg(long, value_name = "FILE")]
     pub kernel: Option<PathBuf>,
     /// A parameter of the command and its values: tile=8,16,32 or t=1..8 or u=[2**i for i in range(8)]
     #[arg(short = 'p', long = "parameter", value_name = "NAME=VALUES", requires = "command", value_parser = parameter)]
@@ -83,6 +83,7 @@ pub fn run(args: &TuneArgs, as_json: bool) -> anyhow::Result<()> {
     let session = Session::new(args.records.database()?, worker_command()?);
     let interrupts = Interrupts::watch()?;
     let memory_bytes = own.memory.map(|mib| mib << 20);
+    let transfer = args.transfer.as_ref().map(Transfer::file).transpose()?;
     let (tuned, show): (_, Box<dyn Fn(f64) -> String + Send + Sync>) = if let Some(command) = &own.command {
         let request = CommandRequest {
             command: command.clone(),
@@ -106,6 +107,7 @@ pub fn run(args: &TuneArgs, as_json: bool) -> anyhow::Result<()> {
             time: args.time.map(seconds),
             seed: args.seed,
             race: !args.no_race,
+            transfer,
         };
         let metric = request.metric()?;
         let show = move |ns: f64| if metric.is_time() { duration(ns) } else { digits(metric.value(ns)) };
@@ -124,6 +126,7 @@ pub fn run(args: &TuneArgs, as_json: bool) -> anyhow::Result<()> {
         request.time = args.time.map(seconds);
         request.seed = args.seed;
         request.race = !args.no_race;
+        request.transfer = transfer;
         request.to_the_end = args.to_the_end;
         request.memory_bytes = memory_bytes;
         request.timeout = args.run_timeout.map_or(request.timeout, seconds);

@@ -1,6 +1,6 @@
 //! Tuning programs of others: a command with places for the values of parameters.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -19,6 +19,7 @@ use tilewright_tune::{
 use super::finals::{self, End, EndLimits, Finals};
 use super::kernel::KERNEL;
 use super::recorder::{self, Recorder, Recording};
+use super::transfer::best_of_file;
 use super::{Begin, DEFAULT_SEARCH, DEFAULT_TIME, Found, Note, Plan, Race, Tuned, Wall, earlier_of, since_1970};
 use crate::best::{Best, target_name};
 use crate::database::{Database, Opened};
@@ -80,6 +81,8 @@ pub struct CommandRequest {
     pub seed: u64,
     /// Whether the leaders race at the end.
     pub race: bool,
+    /// Results of another tuner whose best configurations are measured first, as far as they fit.
+    pub transfer: Option<PathBuf>,
 }
 
 impl Default for CommandRequest {
@@ -107,6 +110,7 @@ impl Default for CommandRequest {
             time: None,
             seed: 0,
             race: true,
+            transfer: None,
         }
     }
 }
@@ -265,6 +269,8 @@ pub(super) struct Course<'a> {
     pub race: bool,
     /// CPUs, as records have them.
     pub threads: usize,
+    /// Results of another tuner to begin with.
+    pub transfer: Option<&'a Path>,
 }
 
 /// Tunes a command.
@@ -285,6 +291,7 @@ pub fn tune_command(
         seed: request.seed,
         race: request.race,
         threads: request.threads,
+        transfer: request.transfer.as_deref(),
     };
     let (space, options) = (Arc::new(request.space()?), request.options()?);
     carry_out(&course, request.workload(), space, options, (database, wall), stop, note)
@@ -302,6 +309,7 @@ pub(super) fn carry_out(
 ) -> Result<Tuned, Error> {
     let see = |error| Error::input(format!("{error} (see `tilewright searches`)"));
     let mut search = search::build(course.search, &space, course.seed).map_err(see)?;
+    let guesses = course.transfer.map_or(Ok(Vec::new()), |file| best_of_file(file, &space, note))?;
     let key = TaskKey {
         workload,
         target: target_name(&host::target(), Caches::Warm),
@@ -360,7 +368,7 @@ pub(super) fn carry_out(
     note(Note::Search(&recorder, &plan));
     let mut found = Found { trials: earlier.trials.clone(), lost: None };
     let subject = Subject::described(&space, &steps);
-    let mut tuning = Tuning::new(search.as_mut(), subject, HeadStart { prior: &earlier.trials, guesses: &[] });
+    let mut tuning = Tuning::new(search.as_mut(), subject, HeadStart { prior: &earlier.trials, guesses: &guesses });
     let budget = Budget { trials: left, time, ..Budget::default() };
     let ended = tuning.go_on(&mut commands, budget, stop, &mut |event| {
         if let Event::Trial(report) = &event {

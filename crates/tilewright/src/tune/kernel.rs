@@ -1,5 +1,7 @@
 //! Tuning kernels of others: functions in C or C++ with parameters as macros.
 
+mod t1;
+
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -76,6 +78,8 @@ pub struct KernelRequest {
     pub seed: u64,
     /// Whether the leaders race at the end.
     pub race: bool,
+    /// Results of another tuner whose best configurations are measured first, as far as they fit.
+    pub transfer: Option<PathBuf>,
 }
 
 /// A description of a kernel as it stands in a file.
@@ -176,7 +180,7 @@ struct ReferenceForm {
     function: Option<String>,
     /// … in another file.
     source: Option<PathBuf>,
-    /// A configuration of the kernel.
+    /// A configuration of the kernel; the first one where it names no parameter.
     configuration: Option<BTreeMap<String, toml::Value>>,
     /// A command that reads `{dir}/NAME.bin` of inputs and writes that of outputs.
     command: Option<String>,
@@ -213,16 +217,21 @@ struct Port {
 }
 
 impl KernelRequest {
-    /// Reads the description of a kernel; `path` is where it is.
+    /// Reads the description of a kernel, ours or a T1 file of Kernel Tuner's; `path` is where it is.
     ///
     /// # Errors
     /// Where the text describes none, or one that cannot be tuned here.
     pub fn parse(text: &str, path: &Path) -> Result<KernelRequest, Error> {
-        let form: Form = toml::from_str(text).map_err(|error| {
-            let line = error.span().map(|span| 1 + text[..span.start.min(text.len())].matches('\n').count());
-            let line = line.map_or(String::new(), |line| format!("line {line}: "));
-            Error::input(format!("{}: {line}{}", path.display(), crate::error::one_line(error.message())))
-        })?;
+        let named = |error: Error| Error::input(format!("{}: {error}", path.display()));
+        let form: Form = match t1::is_description(text) {
+            true => t1::form(text),
+            false => toml::from_str(text).map_err(|error| {
+                let line = error.span().map(|span| 1 + text[..span.start.min(text.len())].matches('\n').count());
+                let line = line.map_or(String::new(), |line| format!("line {line}: "));
+                Error::input(format!("{line}{}", crate::error::one_line(error.message())))
+            }),
+        }
+        .map_err(named)?;
         let request = KernelRequest {
             form,
             folder: path.parent().unwrap_or(Path::new("")).to_owned(),
@@ -237,8 +246,8 @@ impl KernelRequest {
             time: None,
             seed: 0,
             race: true,
+            transfer: None,
         };
-        let named = |error: Error| Error::input(format!("{}: {error}", path.display()));
         request.compiler().map_err(named)?;
         request.space().map_err(named)?;
         request.ports().map_err(named)?;
@@ -511,12 +520,12 @@ impl Bench<'_> {
     /// Macros of a configuration: of its first one, where none is given.
     fn macros(&self, space: &Space, given: Option<&BTreeMap<String, toml::Value>>) -> Result<Vec<String>, Error> {
         let config = match given {
-            Some(given) => {
+            Some(given) if !given.is_empty() => {
                 let json = serde_json::to_value(given).expect("invariant: plain values have a form in JSON");
                 let refuse = |error| Error::input(format!("the reference's configuration: {error}"));
                 space.config_from_json(&json).map_err(refuse)?
             }
-            None => space.config_at(0),
+            _ => space.config_at(0),
         };
         let text = |value: tilewright_tune::Value| match value {
             tilewright_tune::Value::Text(text) => text,
@@ -711,6 +720,7 @@ pub fn tune_kernel(
         seed: request.seed,
         race: request.race,
         threads: request.threads,
+        transfer: request.transfer.as_deref(),
     };
     let mut tuned = carry_out(&course, request.workload(), space, options, (database, wall), stop, note)?;
     // Every candidate that is measured was right.

@@ -1,14 +1,16 @@
 //! `--transfer`: what earlier records are worth to a run.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
+use tilewright_formats::{carried_over, name_of, read};
 use tilewright_ir::op::Workload;
-use tilewright_tune::{EarlierTask, Judge, PassedOver, Store, TaskKey};
+use tilewright_tune::{Config, EarlierTask, Judge, PassedOver, Space, Store, TaskKey};
 
 use super::Note;
 use crate::best::trials_of;
 use crate::database::Database;
 use crate::error::{Error, one_line};
+use crate::words::count;
 
 /// A database, and which of its workloads to learn from.
 #[derive(Debug, Clone)]
@@ -62,6 +64,18 @@ impl Transfer {
         Ok((store, keys))
     }
 
+    /// The file, where it is of another tuner and holds no workloads of ours.
+    ///
+    /// # Errors
+    /// Where workloads are named.
+    pub fn file(&self) -> Result<PathBuf, Error> {
+        if self.workloads.is_empty() {
+            return Ok(self.path.clone());
+        }
+        let reason = "a command and a kernel of yours begin with a file of results of another tuner";
+        Err(Error::input(format!("--transfer: {reason} (leave the workloads out)")))
+    }
+
     fn database(&self) -> Result<Database, Error> {
         Database::named(&self.path, "--transfer")
     }
@@ -96,6 +110,26 @@ impl Transfer {
     pub fn name(&self) -> String {
         one_line(&self.path.display().to_string())
     }
+}
+
+/// The best configurations of a file of another tuner, carried over into a space.
+///
+/// # Errors
+/// Where the file cannot be read, or none of it fits.
+pub(super) fn best_of_file(path: &Path, space: &Space, note: &dyn Fn(Note)) -> Result<Vec<Config>, Error> {
+    let refuse = |reason: &dyn std::fmt::Display| Error::input(format!("--transfer: {}: {reason}", path.display()));
+    let bytes = crate::file::read(path, "results of a tuner, such as a cache of Kernel Tuner's")?;
+    let read = read(&name_of(path), &bytes, None, None).map_err(|error| refuse(&error))?;
+    let with_best = read.results.iter().filter(|results| results.best().is_some());
+    let others = with_best.map(|results| results.space("other")).collect::<Result<Vec<_>, _>>();
+    let configs = carried_over(space, &others.map_err(|error| refuse(&error))?);
+    if configs.is_empty() {
+        let names = space.names().collect::<Vec<_>>().join(", ");
+        return Err(refuse(&format!("none of its results has the parameters {names} (leave --transfer out)")));
+    }
+    let n_configs = count(configs.len() as u64, "configuration");
+    note(Note::Message(format!("beginning with {n_configs} carried over from {}", path.display())));
+    Ok(configs)
 }
 
 #[cfg(test)]
