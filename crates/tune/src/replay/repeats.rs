@@ -75,6 +75,17 @@ impl RecordedSpace {
     /// # Panics
     /// Where nothing is recorded or every trial failed: then there is no optimum.
     pub fn replay(&self, plan: &ReplayPlan) -> Result<Replay, SearchError> {
+        self.replay_until(plan, &AtomicBool::new(false))
+    }
+
+    /// The same, ended early once `stop` is raised: then fractions are of what was tried.
+    ///
+    /// # Errors
+    /// As for [`RecordedSpace::replay`].
+    ///
+    /// # Panics
+    /// As for [`RecordedSpace::replay`].
+    pub fn replay_until(&self, plan: &ReplayPlan, stop: &AtomicBool) -> Result<Replay, SearchError> {
         let optimum_ns = self.optimum_ns().expect("invariant: a recorded space that is replayed has an optimum");
         search::build(&plan.search, &self.space, plan.seed)?;
         let (next, runs) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
@@ -84,7 +95,7 @@ impl RecordedSpace {
                 if repeat >= plan.n_repeats {
                     break;
                 }
-                let run = self.run(plan, repeat);
+                let run = self.run(plan, repeat, stop);
                 runs.lock().expect("invariant: no run panics with the lock").push((repeat, run));
             }
         };
@@ -113,7 +124,7 @@ impl RecordedSpace {
         })
     }
 
-    fn run(&self, plan: &ReplayPlan, repeat: usize) -> Run {
+    fn run(&self, plan: &ReplayPlan, repeat: usize, stop: &AtomicBool) -> Run {
         let seed = plan.seed.wrapping_add(repeat as u64);
         let mut search = search::build(&plan.search, &self.space, seed).expect("invariant: it was built once already");
         let budget = Budget { trials: plan.budgets.iter().max().copied(), time: None, batch: plan.batch };
@@ -125,14 +136,13 @@ impl RecordedSpace {
             Ok(())
         };
         let mut table = self.clone();
-        let never = AtomicBool::new(false);
         let summary = tune(
             search.as_mut(),
             (&*self.space).into(),
             &mut table,
             HeadStart { prior: &[], guesses: &plan.guesses },
             budget,
-            &never,
+            stop,
             &mut observer,
         );
         let summary = summary.unwrap_or_else(|error| panic!("invariant: a look-up cannot fail: {error}"));
