@@ -348,6 +348,20 @@ fn the_guide_to_c_kernels_can_be_followed() {
     }
 }
 
+#[test]
+fn the_guide_to_operators_can_be_followed() {
+    if has_compiler() {
+        follow("operator.md");
+    }
+}
+
+#[test]
+fn the_guide_to_models_can_be_followed() {
+    if has_compiler() {
+        follow("model.md");
+    }
+}
+
 /// A T1 description of the kernel above, and what is different in it.
 fn t1(change: (&str, &str)) -> String {
     let text = r#"{"ConfigurationSpace": {

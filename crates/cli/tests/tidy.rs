@@ -36,6 +36,7 @@ const EDGES: &[(&str, &[&str])] = &[
             "lab",
         ],
     ),
+    ("python", &["ir", "tune", "formats", "device", "runtime", "tilewright"]),
 ];
 
 /// What may name LLVM's crates in its manifest.

@@ -1,0 +1,125 @@
+//! Kernels that Python calls on arrays.
+
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use bytes::Bytes;
+use numpy::{PyReadonlyArray1, PyReadwriteArray1};
+use pyo3::exceptions::PyRuntimeError;
+use pyo3::prelude::*;
+use tilewright::{Caches, Database, Source, Workload};
+use tilewright_device::host;
+use tilewright_ir::Role;
+use tilewright_runtime::{Context, Port, Threads};
+
+use crate::value;
+
+/// A kernel in this process: the best configuration that is recorded, or what the model of the machine
+/// guesses, compiled for this machine.
+#[pyclass(frozen, module = "tilewright")]
+pub struct Kernel {
+    workload: String,
+    context: Mutex<Context>,
+    inputs: Vec<Argument>,
+    outputs: Vec<Argument>,
+    /// Seconds a run, as recorded.
+    time: Option<f64>,
+}
+
+/// The constants of a workload, which are all given and have its sizes.
+fn checked(workload: &Workload, mut given: Vec<(String, Vec<u8>)>) -> PyResult<Vec<(String, Bytes)>> {
+    let program = workload.program();
+    let mut found = Vec::new();
+    for (_, wanted) in program.arguments().filter(|(_, buffer)| buffer.role == Role::ConstInput) {
+        let name = &wanted.name;
+        let at = given.iter().position(|(known, _)| known.eq_ignore_ascii_case(name)).ok_or_else(|| {
+            value::refuse(format!("{name} is constant (give constants={{\"{name}\": array}}, or leave const= out)"))
+        })?;
+        let (_, bytes) = given.remove(at);
+        let n_bytes = wanted.size_bytes().unwrap_or(0);
+        if bytes.len() as u64 != n_bytes {
+            let reason = format!("{name} has {n_bytes} bytes of {}, not {}", wanted.dtype.name(), bytes.len());
+            return Err(value::refuse(reason));
+        }
+        found.push((name.clone(), Bytes::from(bytes)));
+    }
+    match given.first() {
+        None => Ok(found),
+        Some((name, _)) => Err(value::refuse(format!("{name} is no constant of {workload} (`const=` says which are)"))),
+    }
+}
+
+/// Name, element type and shape of an argument.
+type Argument = (String, &'static str, Vec<usize>);
+
+#[pymethods]
+impl Kernel {
+    #[new]
+    #[pyo3(signature = (workload, *, threads=1, db=None, constants=Vec::new()))]
+    fn new(
+        py: Python,
+        workload: &str,
+        threads: usize,
+        db: Option<PathBuf>,
+        constants: Vec<(String, Vec<u8>)>,
+    ) -> PyResult<Kernel> {
+        let workload = Workload::parse(workload).map_err(value::refuse)?;
+        let constants = checked(&workload, constants)?;
+        let made = || -> Result<_, tilewright::Error> {
+            let database = Database::new(db.as_deref())?;
+            let (choice, _) = database.records()?.choose(&workload, &host::target(), threads, Caches::Warm, None)?;
+            let model = Arc::new(choice.model(&constants)?);
+            Ok((choice.source, model))
+        };
+        let (source, model) = py.detach(made).map_err(value::error)?;
+        let cannot = |error| PyRuntimeError::new_err(format!("no memory or threads for {workload}: {error}"));
+        let argument = |port: &Port| {
+            let tensor = &model.plan().tensors[port.tensor];
+            (tensor.name.clone(), tensor.dtype.name(), tensor.shape.clone())
+        };
+        let inputs = model.inputs().iter().map(argument).collect();
+        let outputs = model.outputs().iter().map(argument).collect();
+        let context = Threads::new(threads).and_then(|threads| Context::new(&model, &threads)).map_err(cannot)?;
+        let time = if let Source::Recorded(ns) = source { Some(ns / 1e9) } else { None };
+        Ok(Kernel { workload: workload.to_string(), context: Mutex::new(context), inputs, outputs, time })
+    }
+
+    /// What it computes.
+    #[getter]
+    fn workload(&self) -> &str {
+        &self.workload
+    }
+
+    /// Name, element type and shape of each input.
+    #[getter]
+    fn inputs(&self) -> Vec<Argument> {
+        self.inputs.clone()
+    }
+
+    /// Name, element type and shape of each output.
+    #[getter]
+    fn outputs(&self) -> Vec<Argument> {
+        self.outputs.clone()
+    }
+
+    /// Seconds that a run took when it was measured; None of a guess.
+    #[getter]
+    fn time(&self) -> Option<f64> {
+        self.time
+    }
+
+    /// Makes outputs of inputs, all of them the bytes of arrays as they lie in memory.
+    fn run(
+        &self,
+        py: Python,
+        inputs: Vec<PyReadonlyArray1<u8>>,
+        mut outputs: Vec<PyReadwriteArray1<u8>>,
+    ) -> PyResult<()> {
+        let contiguous = || value::refuse("an array is not contiguous (use numpy.ascontiguousarray)");
+        let inputs = inputs.iter().map(|array| array.as_slice()).collect::<Result<Vec<&[u8]>, _>>();
+        let outputs = outputs.iter_mut().map(|array| array.as_slice_mut()).collect::<Result<Vec<&mut [u8]>, _>>();
+        let (inputs, mut outputs) = (inputs.map_err(|_| contiguous())?, outputs.map_err(|_| contiguous())?);
+        let run = || self.context.lock().unwrap_or_else(PoisonError::into_inner).run(&inputs, &mut outputs);
+        py.detach(run).map_err(value::refuse)
+    }
+}

@@ -1,0 +1,37 @@
+//! Tilewright for Python: spaces, searches, replays, records and runs of `tune`, behind the package that
+//! `python/tilewright` is. Its build is without LLVM: kernels come from the back end of our own.
+
+mod kernel;
+mod recorded;
+mod records;
+mod run;
+mod search;
+mod space;
+mod value;
+
+use pyo3::prelude::*;
+
+/// What the package is made of.
+#[pymodule]
+mod _tilewright {
+    #[pymodule_export]
+    use super::kernel::Kernel;
+    #[pymodule_export]
+    use super::recorded::{Recorded, open_recorded};
+    #[pymodule_export]
+    use super::records::Records;
+    #[pymodule_export]
+    use super::run::{Running, serve, start_command, start_kernel, start_workload};
+    #[pymodule_export]
+    use super::search::{Search, searches};
+    #[pymodule_export]
+    use super::space::{Space, workload_space};
+
+    use pyo3::prelude::*;
+
+    #[pymodule_init]
+    fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        module.add("__version__", tilewright::version::RELEASE)?;
+        module.add("build", tilewright::version::BUILD)
+    }
+}

@@ -1,0 +1,146 @@
+//! Recorded spaces: what others, or we, measured of a space, to run searches on.
+
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use pyo3::prelude::*;
+use serde_json::json;
+use tilewright_formats::{name_of, read};
+use tilewright_tune::{AtBudget, Outcome, RecordedSpace, ReplayPlan};
+
+use crate::space::Space;
+use crate::value;
+
+/// How often it is looked whether Python was interrupted.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// A recorded space: `open_recorded` reads one from a file of a format that `tilewright formats` lists.
+#[pyclass(frozen, module = "tilewright")]
+pub struct Recorded {
+    recorded: RecordedSpace,
+    space: Py<Space>,
+    task: String,
+}
+
+/// Reads a recorded space. Of a file with several tasks `task` says which, by its number or a part of its
+/// text; `description` is the T1 file of T4 results.
+#[pyfunction]
+#[pyo3(signature = (file, *, task=None, description=None))]
+pub fn open_recorded(
+    py: Python,
+    file: PathBuf,
+    task: Option<String>,
+    description: Option<PathBuf>,
+) -> PyResult<Recorded> {
+    let refuse = |error: &dyn std::fmt::Display| value::refuse(format!("{}: {error}", file.display()));
+    let results = || -> PyResult<(RecordedSpace, String)> {
+        let of_file = |path: &PathBuf, what: &str| tilewright::file::read(path, what).map_err(value::error);
+        let description = description.as_ref().map(|path| of_file(path, "a T1 description")).transpose()?;
+        let bytes = of_file(&file, "results of a tuner")?;
+        let read = read(&name_of(&file), &bytes, description.as_deref(), None).map_err(|error| refuse(&error))?;
+        let results = read.task(task.as_deref()).map_err(|error| refuse(&error))?;
+        let recorded = results.space(&name_of(&file)).map_err(|error| refuse(&error))?;
+        let notes = read.notes.iter().chain(recorded.notes()).cloned().collect();
+        Ok((recorded.with_notes(notes), results.task.to_string()))
+    };
+    let (recorded, task) = py.detach(results)?;
+    let space = Py::new(py, Space::of_json(recorded.space().clone()))?;
+    Ok(Recorded { recorded, space, task })
+}
+
+#[pymethods]
+impl Recorded {
+    /// The space whose configurations are recorded.
+    #[getter]
+    fn space(&self, py: Python) -> Py<Space> {
+        self.space.clone_ref(py)
+    }
+
+    /// What was tuned.
+    #[getter]
+    fn task(&self) -> &str {
+        &self.task
+    }
+
+    /// What is odd about the file, each in a line.
+    #[getter]
+    fn notes(&self) -> Vec<String> {
+        self.recorded.notes().to_vec()
+    }
+
+    /// How many configurations were measured successfully.
+    #[getter]
+    fn n_valid(&self) -> usize {
+        self.recorded.n_valid()
+    }
+
+    /// The best recorded time in seconds.
+    #[getter]
+    fn optimum(&self) -> Option<f64> {
+        self.recorded.optimum_ns().map(|ns| ns / 1e9)
+    }
+
+    fn __len__(&self) -> usize {
+        self.recorded.len()
+    }
+
+    fn __repr__(&self) -> String {
+        format!("Recorded({}: {} configurations)", self.task, self.recorded.len())
+    }
+
+    /// The time of a configuration in seconds, or the kind of its failure.
+    fn outcome<'py>(&self, config: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+        let py = config.py();
+        let json = match self.recorded.outcome(&self.space.get().config(config)?) {
+            Outcome::Measured(timing) => json!(timing.median_ns / 1e9),
+            Outcome::Failed { class, .. } => json!(class.name()),
+        };
+        value::python(py, &json)
+    }
+
+    /// Runs a search several times, and says for each budget which part of the optimum each run has come to:
+    /// the optimum's time over the best one's.
+    #[pyo3(signature = (search, budgets, repeats, seed, batch, threads))]
+    #[allow(clippy::too_many_arguments, reason = "they have names in Python")]
+    fn replay<'py>(
+        &self,
+        py: Python<'py>,
+        search: String,
+        budgets: Vec<u64>,
+        repeats: usize,
+        seed: u64,
+        batch: usize,
+        threads: usize,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        if budgets.is_empty() || budgets.contains(&0) || repeats == 0 {
+            return Err(value::refuse("budgets and repeats are numbers above 0"));
+        }
+        let plan = ReplayPlan {
+            search,
+            budgets,
+            n_repeats: repeats,
+            seed,
+            batch: batch.max(1),
+            n_threads: threads.max(1),
+            guesses: Vec::new(),
+        };
+        let stop = AtomicBool::new(false);
+        let replay = std::thread::scope(|scope| {
+            let working = scope.spawn(|| self.recorded.replay_until(&plan, &stop));
+            while !working.is_finished() {
+                py.detach(|| std::thread::sleep(LOOK));
+                if let Err(interrupt) = py.check_signals() {
+                    stop.store(true, Ordering::Relaxed);
+                    py.detach(|| working.join().map(drop)).ok();
+                    return Err(interrupt);
+                }
+            }
+            let replay = working.join().map_err(|_| value::refuse("the replay ended with a bug of tilewright"))?;
+            replay.map_err(value::refuse)
+        })?;
+        let at = |at: &AtBudget| json!({"budget": at.budget, "mean": at.mean(), "std": at.std(), "runs": at.fractions});
+        let budgets: Vec<_> = replay.budgets.iter().map(at).collect();
+        value::python(py, &json!({"budgets": budgets, "overhead_ms": replay.overhead_ms_per_evaluation}))
+    }
+}

@@ -1,0 +1,238 @@
+//! Runs of `tune` in the background: they go on in a thread of their own, and Python takes what they say.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use pyo3::exceptions::PyRuntimeError;
+use pyo3::prelude::*;
+use serde_json::{Value as Json, json};
+use tilewright::{CommandRequest, Database, Error, KernelRequest, Note, Session, TuneRequest, Tuned, Workload};
+use tilewright_device::device::WorkerCommand;
+use tilewright_tune::{Outcome, Space};
+
+use crate::value;
+
+/// How worker processes are started: a program and its arguments.
+pub struct Worker;
+
+impl Worker {
+    /// Of a session that starts none.
+    pub fn none() -> WorkerCommand {
+        WorkerCommand { program: PathBuf::new(), arguments: Vec::new() }
+    }
+
+    fn of(words: Vec<String>) -> WorkerCommand {
+        let mut words = words.into_iter();
+        let program = words.next().unwrap_or_default().into();
+        WorkerCommand { program, arguments: words.collect() }
+    }
+}
+
+/// Serves as a worker process, by the arguments behind those that start one; whether all went well.
+#[pyfunction]
+pub fn serve(py: Python, arguments: Vec<OsString>) -> bool {
+    py.detach(|| tilewright::serve(&arguments))
+}
+
+/// What is tuned.
+enum Request {
+    Workload(TuneRequest),
+    Command(CommandRequest),
+    Kernel(KernelRequest),
+}
+
+impl Request {
+    fn space(&self) -> Result<Arc<Space>, Error> {
+        match self {
+            Request::Workload(request) => Ok(request.task()?.space),
+            Request::Command(request) => request.space().map(Arc::new),
+            Request::Kernel(request) => request.space().map(Arc::new),
+        }
+    }
+
+    /// What a trial's nanoseconds stand for: seconds, or the number that is its metric.
+    fn value(&self) -> Result<Box<dyn Fn(f64) -> f64 + Send + Sync>, Error> {
+        if let Request::Command(request) = self {
+            let metric = request.metric()?;
+            if !metric.is_time() {
+                return Ok(Box::new(move |ns| metric.value(ns)));
+            }
+        }
+        Ok(Box::new(|ns| ns / 1e9))
+    }
+
+    fn tune(&self, session: &Session, stop: &AtomicBool, note: &(dyn Fn(Note) + Sync)) -> Result<Tuned, Error> {
+        match self {
+            Request::Workload(request) => session.tune(request, stop, note),
+            Request::Command(request) => session.tune_command(request, stop, note),
+            Request::Kernel(request) => session.tune_kernel(request, stop, note),
+        }
+    }
+}
+
+/// A run that is under way.
+#[pyclass(frozen, module = "tilewright")]
+pub struct Running {
+    events: Mutex<Receiver<Json>>,
+    stop: Arc<AtomicBool>,
+    thread: Mutex<Option<JoinHandle<Result<Tuned, Error>>>>,
+}
+
+impl Running {
+    fn start(request: Request, db: Option<PathBuf>, worker: Vec<String>) -> PyResult<Running> {
+        let (space, value) = (request.space().map_err(value::error)?, request.value().map_err(value::error)?);
+        let database = Database::new(db.as_deref()).map_err(value::error)?;
+        let session = Session::new(database, Worker::of(worker));
+        let (sender, events) = mpsc::channel();
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopped = Arc::clone(&stop);
+        let work = move || {
+            let note = |note: Note| {
+                // Whoever does not listen any more has stopped the run.
+                let _ = event(&note, &space, &value).map(|event| sender.send(event));
+            };
+            request.tune(&session, &stopped, &note)
+        };
+        let thread = std::thread::Builder::new().name("tilewright".to_owned()).spawn(work);
+        let thread = thread.map_err(|error| PyRuntimeError::new_err(format!("a thread for the run: {error}")))?;
+        Ok(Running { events: Mutex::new(events), stop, thread: Mutex::new(Some(thread)) })
+    }
+
+    fn join(&self) -> Option<Result<Tuned, Error>> {
+        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take()?;
+        Some(thread.join().unwrap_or_else(|_| Err(Error::failed("the run ended with a bug of tilewright"))))
+    }
+}
+
+#[pymethods]
+impl Running {
+    /// What the run says next, as a dict with its `kind`; None where that takes longer than so many seconds,
+    /// and the kind `end` once it says no more.
+    fn next<'py>(&self, py: Python<'py>, seconds: f64) -> PyResult<Option<Bound<'py, PyAny>>> {
+        let wait = Duration::try_from_secs_f64(seconds).unwrap_or_default();
+        let events = || self.events.lock().unwrap_or_else(PoisonError::into_inner).recv_timeout(wait);
+        match py.detach(events) {
+            Ok(event) => value::python(py, &event).map(Some),
+            Err(RecvTimeoutError::Timeout) => Ok(None),
+            Err(RecvTimeoutError::Disconnected) => value::python(py, &json!({"kind": "end"})).map(Some),
+        }
+    }
+
+    /// Has the run end early and in order: what was measured is recorded.
+    fn stop(&self) {
+        self.stop.store(true, Ordering::Relaxed);
+    }
+
+    /// Has it end, and waits for that.
+    fn end(&self, py: Python) {
+        self.stop();
+        py.detach(|| self.join().map(drop)).unwrap_or_default();
+    }
+
+    /// What the run came to, as `tilewright tune --json` has it; waits for its end. None where that was given
+    /// already.
+    fn result<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
+        let Some(tuned) = py.detach(|| self.join()) else { return Ok(None) };
+        let mut tuned = tuned.map_err(value::error)?;
+        if let Some(error) = tuned.lost.take().or_else(|| tuned.failure()) {
+            return Err(value::error(error));
+        }
+        let json = serde_json::to_value(&tuned).expect("invariant: it is numbers and text by name");
+        value::python(py, &json).map(Some)
+    }
+}
+
+/// What Python is told of a note.
+fn event(note: &Note, space: &Space, value: &dyn Fn(f64) -> f64) -> Option<Json> {
+    let told = |kind: &str, text: String| Some(json!({"kind": kind, "text": text}));
+    match note {
+        Note::Message(line) | Note::LeftOut(line) => told("message", line.clone()),
+        Note::Start => told("start", "random inputs and the reference answer".to_owned()),
+        Note::Begin(begin) => told("begin", begin.key.workload.clone()),
+        Note::Plan(plan) => told("plan", plan.to_string()),
+        Note::Race(n) => told("race", format!("{n} candidates are measured against each other")),
+        Note::LeaderFailed(class, why) => told("leader_failed", format!("{class}: {why}")),
+        Note::Trial(report) => {
+            let (time, error, text) = match &report.trial.outcome {
+                Outcome::Measured(timing) => (Some(value(timing.median_ns)), None, String::new()),
+                Outcome::Failed { class, message } => (None, Some(class.name()), message.clone()),
+            };
+            Some(json!({
+                "kind": "trial",
+                "text": text,
+                "number": report.number,
+                "config": space.config_to_json(&report.trial.config),
+                "time": time,
+                "error": error,
+                "best": report.best_ns.map(value),
+            }))
+        }
+        _ => None,
+    }
+}
+
+/// A time that is given in seconds.
+fn seconds(time: Option<f64>) -> PyResult<Option<Duration>> {
+    let refuse = |time: f64| value::refuse(format!("time takes a number of seconds above 0, not {time}"));
+    let duration = |time: f64| Duration::try_from_secs_f64(time).ok().filter(|d| !d.is_zero()).ok_or(refuse(time));
+    time.map(duration).transpose()
+}
+
+/// Starts a run for a workload.
+#[pyfunction]
+#[pyo3(signature = (workload, *, worker, db, search, trials, time, seed, threads, template, race))]
+#[allow(clippy::too_many_arguments, reason = "they have names in Python")]
+pub fn start_workload(
+    workload: &str,
+    worker: Vec<String>,
+    db: Option<PathBuf>,
+    search: String,
+    trials: Option<u64>,
+    time: Option<f64>,
+    seed: u64,
+    threads: usize,
+    template: Option<String>,
+    race: bool,
+) -> PyResult<Running> {
+    let workload = Workload::parse(workload).map_err(value::refuse)?;
+    let time = seconds(time)?;
+    let request = TuneRequest { search, trials, time, seed, threads, template, race, ..TuneRequest::new(workload) };
+    Running::start(Request::Workload(request), db, worker)
+}
+
+/// Starts a run for a command, by the fields of its request.
+#[pyfunction]
+#[pyo3(signature = (request, *, worker, db))]
+pub fn start_command(request: &Bound<PyAny>, worker: Vec<String>, db: Option<PathBuf>) -> PyResult<Running> {
+    let request = serde_json::from_value(value::json(request)?).map_err(value::refuse)?;
+    Running::start(Request::Command(request), db, worker)
+}
+
+/// Starts a run for a kernel of the user's, which a file describes.
+#[pyfunction]
+#[pyo3(signature = (file, *, worker, db, search, trials, time, seed, threads, race))]
+#[allow(clippy::too_many_arguments, reason = "they have names in Python")]
+pub fn start_kernel(
+    file: PathBuf,
+    worker: Vec<String>,
+    db: Option<PathBuf>,
+    search: String,
+    trials: Option<u64>,
+    time: Option<f64>,
+    seed: u64,
+    threads: usize,
+    race: bool,
+) -> PyResult<Running> {
+    seconds(time)?;
+    let text = tilewright::file::read(&file, "the description of a kernel").map_err(value::error)?;
+    let text = String::from_utf8(text).map_err(|_| value::refuse(format!("{} is no text", file.display())))?;
+    let mut request = KernelRequest::parse(&text, &file).map_err(value::error)?;
+    (request.search, request.trials, request.time) = (search, trials, time);
+    (request.seed, request.threads, request.race) = (seed, threads, race);
+    Running::start(Request::Kernel(request), db, worker)
+}

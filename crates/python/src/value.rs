@@ -1,0 +1,86 @@
+//! Values on their way between Python and Rust.
+
+use pyo3::exceptions::{PyRuntimeError, PyTypeError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::types::{PyBool, PyDict, PyFloat, PyList, PyString, PyTuple};
+use serde_json::{Map, Number, Value as Json};
+use tilewright::Error;
+use tilewright_tune::expression::Datum;
+
+/// What an expression sees of a value.
+///
+/// # Errors
+/// Where it is no number, text, truth value, `None`, or list of these.
+pub fn datum(value: &Bound<PyAny>) -> PyResult<Datum> {
+    if value.is_none() {
+        Ok(Datum::Nothing)
+    } else if let Ok(text) = value.cast::<PyString>() {
+        Ok(Datum::Text(text.to_string().into()))
+    } else if value.is_instance_of::<PyBool>() {
+        Ok(Datum::Bool(value.is_truthy()?))
+    } else if value.is_instance_of::<PyList>() || value.is_instance_of::<PyTuple>() {
+        Ok(Datum::List(value.try_iter()?.map(|item| datum(&item?)).collect::<PyResult<Vec<_>>>()?.into()))
+    } else if value.is_instance_of::<PyFloat>() {
+        Ok(Datum::Float(value.extract()?))
+    } else if let Ok(number) = value.extract::<i64>() {
+        // Of NumPy, too.
+        Ok(Datum::Int(number))
+    } else if let Ok(number) = value.extract::<f64>() {
+        Ok(Datum::Float(number))
+    } else {
+        let reason = "give numbers of 64 bits, texts, True and False, None, or lists of these";
+        Err(PyTypeError::new_err(format!("{} cannot be the value of a parameter ({reason})", value.repr()?)))
+    }
+}
+
+/// A value as JSON.
+///
+/// # Errors
+/// As [`datum`], and where it is no number that JSON has, or the key of an entry is no text.
+pub fn json(value: &Bound<PyAny>) -> PyResult<Json> {
+    if let Ok(entries) = value.cast::<PyDict>() {
+        let entry = |(name, value): (Bound<PyAny>, Bound<PyAny>)| Ok((name.extract::<String>()?, json(&value)?));
+        return Ok(Json::Object(entries.iter().map(entry).collect::<PyResult<Map<_, _>>>()?));
+    }
+    if value.is_instance_of::<PyList>() || value.is_instance_of::<PyTuple>() {
+        return value.try_iter()?.map(|item| json(&item?)).collect::<PyResult<Vec<_>>>().map(Json::Array);
+    }
+    Ok(datum(value)?.to_json())
+}
+
+/// What JSON stands for.
+///
+/// # Errors
+/// Where memory does not suffice.
+pub fn python<'py>(py: Python<'py>, json: &Json) -> PyResult<Bound<'py, PyAny>> {
+    let number = |number: &Number| match (number.as_i64(), number.as_u64()) {
+        (Some(whole), _) => Ok(whole.into_pyobject(py)?.into_any()),
+        (None, Some(whole)) => Ok(whole.into_pyobject(py)?.into_any()),
+        (None, None) => Ok(number.as_f64().into_pyobject(py)?),
+    };
+    match json {
+        Json::Null => Ok(py.None().into_bound(py)),
+        Json::Bool(holds) => Ok(PyBool::new(py, *holds).to_owned().into_any()),
+        Json::Number(value) => number(value),
+        Json::String(text) => Ok(PyString::new(py, text).into_any()),
+        Json::Array(items) => {
+            let items = items.iter().map(|item| python(py, item)).collect::<PyResult<Vec<_>>>()?;
+            Ok(PyList::new(py, items)?.into_any())
+        }
+        Json::Object(entries) => {
+            let dict = PyDict::new(py);
+            entries.iter().try_for_each(|(name, value)| dict.set_item(name, python(py, value)?))?;
+            Ok(dict.into_any())
+        }
+    }
+}
+
+/// What was given does not fit.
+pub fn refuse(reason: impl ToString) -> PyErr {
+    PyValueError::new_err(reason.to_string())
+}
+
+/// An error as Python has it: `ValueError` where what was given is at fault, else `RuntimeError`.
+pub fn error(error: Error) -> PyErr {
+    if error.is_input() { refuse(error) } else { PyRuntimeError::new_err(error.to_string()) }
+}

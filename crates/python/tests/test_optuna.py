@@ -1,0 +1,80 @@
+"""The sampler for Optuna."""
+
+import math
+import unittest
+
+import tilewright as tw
+
+try:
+    import optuna
+except ImportError:
+    raise unittest.SkipTest("there is no Optuna on this machine")
+
+from tilewright.optuna import Sampler
+
+optuna.logging.set_verbosity(optuna.logging.ERROR)
+
+
+def space():
+    return tw.Space({"x": list(range(1, 21)), "y": list(range(1, 11)), "kind": ["a", "b"]}, ["x * y <= 100"])
+
+
+def objective(trial):
+    x, y = trial.suggest_int("x", 1, 20), trial.suggest_int("y", 1, 10)
+    kind = trial.suggest_categorical("kind", ["a", "b"])
+    if x * y > 100:
+        raise AssertionError("it is not legal")
+    if x == 7:
+        raise optuna.TrialPruned()
+    return (1 + abs(x - 8)) * (1 + 0.1 * (y - 6) ** 2) + (kind == "a")
+
+
+class Optuna(unittest.TestCase):
+    def test_a_study_repeats_nothing_and_ends_with_the_space(self):
+        legal = space()
+        study = optuna.create_study(sampler=Sampler(legal))
+        study.optimize(objective, n_trials=10_000)
+        configs = [tuple(sorted(trial.params.items())) for trial in study.trials]
+        self.assertEqual((len(configs), len(set(configs))), (len(legal), len(legal)))
+        self.assertEqual(study.best_params, {"x": 8, "y": 6, "kind": "b"})
+
+    def test_few_trials_come_near(self):
+        values = []
+        for seed in range(5):
+            study = optuna.create_study(sampler=Sampler(space(), seed=seed))
+            study.optimize(objective, n_trials=40)
+            values.append(1 / study.best_value)
+        self.assertGreater(sum(values) / len(values), 0.7)
+
+    def test_a_study_goes_on_and_maximizes_and_is_asked_by_hand(self):
+        legal = tw.Space({"x": [0.5, 1.0, 2.0, 4.0]})
+        first = optuna.create_study(sampler=Sampler(legal), direction="maximize")
+        first.enqueue_trial({"x": 2.0})
+        first.optimize(lambda trial: trial.suggest_float("x", 0.1, 4), n_trials=2)
+        second = optuna.create_study(sampler=Sampler(legal), direction="maximize")
+        second.add_trials(first.trials)
+        for _ in range(2):
+            trial = second.ask()
+            second.tell(trial, trial.suggest_float("x", 0.1, 4))
+        self.assertEqual(sorted(trial.params["x"] for trial in second.trials), [0.5, 1.0, 2.0, 4.0])
+        with self.assertRaisesRegex(RuntimeError, "all were tried"):
+            second.ask()
+
+    def test_what_does_not_fit_is_said(self):
+        legal = tw.Space({"x": [1, 2, 64]})
+        for suggest, words in [
+            (lambda trial: trial.suggest_int("z", 1, 2), "has no parameter z; there are x"),
+            (lambda trial: trial.suggest_int("x", 100, 200), "does not allow"),
+        ]:
+            with self.assertRaisesRegex(ValueError, words):
+                optuna.create_study(sampler=Sampler(legal)).optimize(suggest, n_trials=1)
+        negative = lambda trial: -trial.suggest_int("x", 1, 64)
+        with self.assertRaisesRegex(ValueError, "number above 0"):
+            optuna.create_study(sampler=Sampler(legal)).optimize(negative, n_trials=1)
+        study = optuna.create_study(sampler=Sampler(legal, cost=lambda value: math.exp(value / 64)))
+        study.optimize(negative, n_trials=9)
+        self.assertEqual((len(study.trials), study.best_value), (3, -64))
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,248 @@
+"""Runs of functions, commands and workloads; records, replays and kernels."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import textwrap
+import time
+import unittest
+
+import tilewright as tw
+
+try:
+    import numpy
+except ImportError:
+    numpy = None
+
+
+def bowl(config):
+    return (1 + abs(config["x"] - 8)) * (1 + 0.1 * (config["y"] - 6) ** 2)
+
+
+def space():
+    return tw.Space({"x": list(range(1, 21)), "y": list(range(1, 11))})
+
+
+class Functions(unittest.TestCase):
+    def test_twenty_trials_find_what_two_hundred_configurations_have(self):
+        found = []
+        for seed in range(10):
+            run = tw.tune(space(), bowl, trials=20, seed=seed).wait(progress=False)
+            self.assertEqual(len(run.trials), 20)
+            found.append(1 / run.best.time)
+        self.assertGreater(sum(found) / len(found), 0.85)
+
+    def test_events_come_one_by_one_and_failures_are_data(self):
+        def function(config):
+            if config["x"] == 3:
+                raise tw.Failure("wrong_answer", "it is odd")
+            if config["x"] == 4:
+                raise OSError("no such thing")
+            return bowl(config)
+
+        run = tw.tune(space(), function, trials=200, search="random", catch=OSError)
+        for event in run:
+            self.assertEqual(event.kind, "trial")
+        self.assertEqual(len(run.trials), 200)
+        kinds = {trial.config["x"]: trial.error for trial in run.trials}
+        self.assertEqual((kinds[3], kinds[4], kinds[5]), ("wrong_answer", "runtime_error", None))
+        self.assertEqual((run.best.config, run.best.time), ({"x": 8, "y": 6}, 1.0))
+        self.assertEqual([t.best for t in run.trials][-1], 1.0)
+        self.assertIn("<svg", run._repr_html_())
+        self.assertIn("200 trials", repr(run))
+        with self.assertRaises(ZeroDivisionError):
+            tw.tune(space(), lambda config: 1 / 0, trials=3).wait(progress=False)
+        with self.assertRaisesRegex(TypeError, "trials= or time="):
+            tw.tune(space(), bowl)
+
+    def test_the_time_ends_a_run(self):
+        def slow(config):
+            time.sleep(0.02)
+            return 1.0
+
+        start = time.perf_counter()
+        run = tw.tune(space(), slow, time=0.2).wait(progress=False)
+        self.assertLess(time.perf_counter() - start, 2)
+        self.assertGreater(len(run.trials), 0)
+
+
+class Commands(unittest.TestCase):
+    def test_a_command_is_tuned_and_recorded(self):
+        with tempfile.TemporaryDirectory() as folder:
+            db = os.path.join(folder, "records.db")
+            arguments = ("echo m {x}", {"x": [3, 1, 2]})
+            options = dict(metric="m (.*)", trials=3, race=False, db=db)
+            run = tw.tune_command(*arguments, ["x < 3"], **options).wait(progress=False)
+            self.assertEqual((run.best.config, run.best.time), ({"x": 1}, 1.0))
+            self.assertEqual(run.summary["trials"], 2)
+            # It resumes.
+            again = tw.tune_command(*arguments, ["x < 3"], **options).wait(progress=False)
+            self.assertEqual((again.trials, again.best.config), ([], {"x": 1}))
+            records = tw.Records(db)
+            [task] = records.tasks()
+            self.assertEqual(len(records.trials(task["workload"])), 2)
+            self.assertEqual(records.best(task["workload"])["config"], {"x": 1})
+            self.assertIsNone(tw.Records(os.path.join(folder, "none.db")).best("matmul-256"))
+            with self.assertRaisesRegex(ValueError, "is no parameter"):
+                tw.tune_command("echo {y}", {"x": [1, 2]}, db=db).wait(progress=False)
+            with self.assertRaisesRegex(ValueError, "unknown field"):
+                tw.tune_command("echo {x}", {"x": [1, 2]}, db=db, colour="red")
+
+
+def interrupted(script):
+    """Runs a script, interrupts it when it says so, and gives the seconds until it ended, and what it said."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(script)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout.readline() == "now\n", process.stderr.read()
+    time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    return out, err
+
+
+class Interrupts(unittest.TestCase):
+    def check(self, script):
+        out, err = interrupted(script)
+        words = out.split()
+        self.assertEqual(words[0], "interrupted", err)
+        # A machine with other things to do may need longer; the run would take much longer still.
+        self.assertLess(float(words[1]), 3.0)
+        return words
+
+    def test_runs_in_worker_processes_end(self):
+        with tempfile.TemporaryDirectory() as folder:
+            db = os.path.join(folder, "records.db")
+            words = self.check(
+                f"""
+                import os, signal, time
+                import tilewright as tw
+                got = []
+                default = signal.getsignal(signal.SIGINT)
+                signal.signal(signal.SIGINT, lambda *a: (got.append(time.perf_counter()), default(*a)))
+                try:
+                    for event in tw.tune("matmul-256", time=60, db={db!r}):
+                        if event.kind == "trial" and event.trial.number == 5:
+                            print("now", flush=True)
+                except KeyboardInterrupt:
+                    print("interrupted", time.perf_counter() - got[0])
+                """
+            )
+            self.assertGreater(len(tw.Records(db).trials()), 4, words)
+
+    def test_replays_end(self):
+        with tempfile.TemporaryDirectory() as folder:
+            file = os.path.join(folder, "cache.json")
+            write_cache(file)
+            self.check(
+                f"""
+                import signal, time
+                import tilewright as tw
+                got = []
+                default = signal.getsignal(signal.SIGINT)
+                signal.signal(signal.SIGINT, lambda *a: (got.append(time.perf_counter()), default(*a)))
+                recorded = tw.recorded({file!r})
+                print("now", flush=True)
+                try:
+                    tw.replay(recorded, "auto", 400, repeats=10000)
+                except KeyboardInterrupt:
+                    print("interrupted", time.perf_counter() - got[0])
+                """
+            )
+
+
+def write_cache(file):
+    """A cache as Kernel Tuner writes it, of the bowl."""
+    cache = {}
+    for config in space():
+        key = ",".join(str(value) for value in config.values())
+        cache[key] = {**config, "time": bowl(config)}
+    params = space().params
+    document = {
+        "device_name": "none", "kernel_name": "bowl", "problem_size": 1, "tune_params_keys": list(params),
+        "tune_params": params, "objective": "time", "cache": cache,
+    }
+    with open(file, "w") as out:
+        json.dump(document, out)
+
+
+class Replays(unittest.TestCase):
+    def test_a_search_is_replayed(self):
+        with tempfile.TemporaryDirectory() as folder:
+            file = os.path.join(folder, "cache.json")
+            write_cache(file)
+            recorded = tw.recorded(file)
+            self.assertEqual((len(recorded), recorded.n_valid), (200, 200))
+            self.assertAlmostEqual(recorded.optimum, 1e-3)
+            self.assertAlmostEqual(recorded.outcome({"x": 8, "y": 6}), 1e-3)
+            replay = tw.replay(file, "auto", [10, 200], repeats=5)
+            self.assertEqual([at.budget for at in replay.budgets], [10, 200])
+            self.assertEqual(replay.budgets[1].mean, 1.0)
+            self.assertLess(replay.budgets[0].mean, 1.0)
+            self.assertEqual(tw.replay(recorded, "auto", 10, repeats=5).budgets[0], replay.budgets[0])
+            added = tw.Records(os.path.join(folder, "records.db")).add(file)
+            self.assertEqual((added["new"], added["format"]), (200, "kernel-tuner"))
+            with self.assertRaisesRegex(ValueError, "unknown search"):
+                tw.replay(recorded, "magic")
+            with self.assertRaises(ValueError):
+                tw.recorded(os.path.join(folder, "none.json"))
+
+
+class Workloads(unittest.TestCase):
+    def test_a_product_is_tuned_and_called(self):
+        with tempfile.TemporaryDirectory() as folder:
+            db = os.path.join(folder, "records.db")
+            run = tw.tune("matmul:m=33,n=48,k=32", trials=8, db=db).wait(progress=False)
+            self.assertEqual(run.summary["trials"], 8)
+            self.assertTrue(run.summary["verified"], run.summary)
+            self.assertIn(run.best.config, tw.workload_space("matmul:m=33,n=48,k=32"))
+            best = tw.Records(db).best("matmul:m=33,n=48,k=32")
+            self.assertEqual(best["config"], run.best.config)
+            if numpy is None:
+                self.skipTest("there is no NumPy to call the kernel with")
+            kernel = tw.kernel("matmul:m=33,n=48,k=32", db=db)
+            self.assertAlmostEqual(kernel.time, run.best.time)
+            self.check_product(kernel)
+
+    @unittest.skipIf(numpy is None, "there is no NumPy to call kernels with")
+    def test_guesses_and_constants_are_called_too(self):
+        with tempfile.TemporaryDirectory() as folder:
+            db = os.path.join(folder, "none.db")
+            kernel = tw.kernel("matmul:m=33,n=48,k=32", db=db)
+            self.assertIsNone(kernel.time)
+            self.check_product(kernel)
+            rng = numpy.random.default_rng(1)
+            x, w = rng.random((8, 32), numpy.float32), rng.random((16, 32), numpy.float32)
+            dense = tw.kernel("dense:m=8,n=16,k=32,const=w", db=db, constants={"w": w})
+            [(name, dtype, shape)] = dense.inputs
+            self.assertEqual((dtype, shape), (numpy.float32, (8, 32)))
+            numpy.testing.assert_allclose(dense(x), x @ w.T, rtol=1e-4)
+            for constants, words in [
+                ({}, "W is constant"),
+                ({"w": w[:1]}, "2048 bytes of f32, not 128"),
+                ({"w": w, "v": w}, "v is no constant"),
+            ]:
+                with self.assertRaisesRegex(ValueError, words):
+                    tw.kernel("dense:m=8,n=16,k=32,const=w", db=db, constants=constants)
+
+    def check_product(self, kernel):
+        rng = numpy.random.default_rng(0)
+        a, b = rng.random((33, 32), numpy.float32), rng.random((32, 48), numpy.float32)
+        c = numpy.empty((33, 48), numpy.float32)
+        self.assertIs(kernel(a, b, out=c), c)
+        numpy.testing.assert_allclose(c, a @ b, rtol=1e-4)
+        numpy.testing.assert_array_equal(kernel(a, b), c)
+        with self.assertWarnsRegex(UserWarning, "it is copied"):
+            numpy.testing.assert_array_equal(kernel(numpy.asfortranarray(a), b), c)
+        for arrays, words in [((a,), "takes 2 arrays"), ((a, b.T), r"is an array float32\[32, 48\]"), ((a, [1]), "not list")]:
+            with self.assertRaisesRegex(TypeError, words):
+                kernel(*arrays)
+        with self.assertRaisesRegex(ValueError, "nothing can be written"):
+            kernel(a, b, out=numpy.empty((48, 33), numpy.float32).T)
+
+
+if __name__ == "__main__":
+    unittest.main()
