@@ -8,9 +8,13 @@
 #include <sched.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
+
+/* Bytes of a large page; the common size on x86-64 and Arm. */
+#define NET_LARGE_PAGE ((size_t)2 << 20)
 
 #if defined(__GNUC__)
 #define NET_API __attribute__((visibility("default")))
@@ -279,9 +283,13 @@ NET_API int net_create(const net_options *given, net_context **out) {
     void *memory = options.arena, *own = NULL;
     if (memory) {
         if ((uintptr_t)memory % 64 || options.arena_bytes < net_arena_bytes()) return NET_BAD_ARGUMENT;
-    } else if (posix_memalign(&own, 128, net_arena_bytes())) {
-        return NET_NO_MEMORY;
     } else {
+        size_t bytes = net_arena_bytes(), align = bytes < NET_LARGE_PAGE ? 128 : NET_LARGE_PAGE;
+        if (posix_memalign(&own, align, bytes)) return NET_NO_MEMORY;
+#ifdef MADV_HUGEPAGE
+        /* Advice: nothing is wrong where the system has none of them. */
+        if (align == NET_LARGE_PAGE) (void)madvise(own, bytes / align * align, MADV_HUGEPAGE);
+#endif
         memory = own;
     }
     char *start = (char *)net_rounded((size_t)(uintptr_t)memory);
