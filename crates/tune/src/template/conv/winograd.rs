@@ -277,9 +277,7 @@ fn estimate(s: &Setting, shape: &Shape, space: &Space, config: &Config) -> f64 {
         cycles += n_blocks
             * (products.max(read) + 0.2 * products.min(read) + transforms + 2.0 * passed / bandwidth(s, between));
     }
-    // Tiles of 6 x 6 in a last block of rows that is smaller are transformed one by one, in all blocks.
-    let uneven = if m > 2 && tile_rows % int("rows") != 0 { 1.65 } else { 1.0 };
-    cycles *= 0.9 * uneven * shape.n as f64;
+    cycles *= 0.9 * shape.n as f64;
     // Rows and channels are cut as evenly as threads ask for.
     shape.work().of_busiest_thread(s, Share::of(s, space, config), cycles, s.n_threads as i64, 0)
 }

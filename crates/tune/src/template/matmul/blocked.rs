@@ -54,10 +54,6 @@ fn k_block_of(k: i64, blocks: i64) -> i64 {
     if blocks == 1 { k } else { (ceil_div(k, blocks) + 7) / 8 * 8 }
 }
 
-/// How many times as long a product takes whose tiles do not divide it where its epilogue comes by blocks;
-/// the median of 1,200 trials.
-const UNEVEN_BLOCK: f64 = 2.2;
-
 /// Numbers of blocks that leave blocks of at least `least`.
 fn n_blocks(n: i64, least: i64) -> impl Iterator<Item = i64> {
     N_BLOCKS.into_iter().filter(move |&b| b == 1 || n / b >= least)
@@ -427,10 +423,6 @@ fn of_one_thread(s: &Setting, p: &Product, blocks: Blocks, space: &Space, config
         "whole" if p.b.is_constant => 0.0,
         _ => 0.5 * b_elements * repeats("jc", blocks.rows, "ic"),
     };
-    // A smaller last tile keeps the sums of all tiles in memory where the epilogue waits for a whole block.
-    if p.has_epilogue && text("epilogue") == "block" && (m % mr > 0 || n % nr > 0) {
-        cycles *= UNEVEN_BLOCK;
-    }
     cycles * p.batch.unwrap_or(1) as f64
 }
 
