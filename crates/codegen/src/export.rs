@@ -236,6 +236,7 @@ impl Interface {
             (Arch::X86_64, true) => "Any x86-64 CPU will do.".to_owned(),
             (Arch::X86_64, false) => format!("The CPU needs {}.", self.cpu_features.join(", ")),
             (Arch::Aarch64, _) => "Any 64-bit Arm CPU with NEON will do.".to_owned(),
+            (Arch::Gpu(_), _) => unreachable!("objects are for CPUs"),
         }
     }
 }

@@ -409,6 +409,7 @@ impl Generator<'_> {
             Stmt::Store { buffer, index, value } => self.store(*buffer, index, value),
             Stmt::Update { buffer, index, op, value, first } => self.update(*buffer, index, *op, value, first),
             Stmt::Prefetch { buffer, index, for_write } => self.prefetch(*buffer, index, *for_write),
+            Stmt::Barrier => {}
         }
         Ok(())
     }
@@ -500,11 +501,6 @@ impl Generator<'_> {
         let extent = self.f.ranges.simplify(&plan::resolve(&l.extent, &self.f.known));
         let constant = extent.as_const();
         match (l.kind, constant) {
-            (LoopKind::Block(_) | LoopKind::Thread(_), _) => Err(CompileError::Unsupported {
-                loop_name: self.program.loop_name(l.var).into(),
-                kind: l.kind.name(),
-                target: self.target.name(),
-            }),
             (_, Some(n)) if n <= 0 => Ok(()),
             (LoopKind::Unrolled, Some(n)) => (0..n).try_for_each(|i| self.iteration(l, i)),
             (LoopKind::Serial | LoopKind::Vectorized, Some(1)) => self.iteration(l, 0),
@@ -514,7 +510,15 @@ impl Generator<'_> {
                 Vectors::Masked(pieces) => self.vector_loop(l, &extent, &pieces, true),
                 Vectors::Serial => self.serial_loop(l, &extent),
             },
-            (LoopKind::Serial | LoopKind::Unrolled | LoopKind::Parallel, _) => self.serial_loop(l, &extent),
+            // What a GPU spreads over blocks and threads runs here one after the other.
+            (
+                LoopKind::Serial
+                | LoopKind::Unrolled
+                | LoopKind::Parallel
+                | LoopKind::Block(_)
+                | LoopKind::Thread(_),
+                _,
+            ) => self.serial_loop(l, &extent),
         }
     }
 

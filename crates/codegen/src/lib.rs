@@ -56,13 +56,9 @@ pub use llvm::{host_cpu, llvm_version};
 /// Why a program has no machine code.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum CompileError {
-    /// A loop kind that the target does not have: the schedule's fault.
-    #[error("loop `{loop_name}` is of kind {kind}, which {target} does not have")]
-    Unsupported {
-        /// The loop.
-        loop_name: String,
-        /// Its kind.
-        kind: &'static str,
+    /// A GPU, whose code is made of kernels and not of a program's loops: the request's fault.
+    #[error("{target} is a GPU, and this is code for CPUs")]
+    NotCpu {
         /// The target.
         target: String,
     },

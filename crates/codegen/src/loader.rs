@@ -309,6 +309,7 @@ fn stub(arch: Arch, to: usize) -> [u8; STUB_BYTES] {
         Arch::X86_64 => out[..8].copy_from_slice(&[0xff, 0x25, 2, 0, 0, 0, 0xcc, 0xcc]),
         // ldr x16, .+8; br x16
         Arch::Aarch64 => out[..8].copy_from_slice(&[0x50, 0, 0, 0x58, 0, 2, 0x1f, 0xd6]),
+        Arch::Gpu(_) => unreachable!("code of GPUs is loaded by their drivers"),
     }
     out[8..16].copy_from_slice(&(to as u64).to_le_bytes());
     out
@@ -342,7 +343,7 @@ fn relocate(arch: Arch, kind: u32, field: &mut [u8], value: i64, place: i64) -> 
         (Arch::Aarch64, 299) => low_bits(4),
         // R_AARCH64_JUMP26, R_AARCH64_CALL26
         (Arch::Aarch64, 282 | 283) => old & !0x3ff_ffff | (relative >> 2) as u32 & 0x3ff_ffff,
-        (Arch::X86_64 | Arch::Aarch64, _) => return Err(CompileError::Object(format!("relocation {kind}"))),
+        (Arch::X86_64 | Arch::Aarch64 | Arch::Gpu(_), _) => return Err(CompileError::Object(format!("relocation {kind}"))),
     };
     field[..4].copy_from_slice(&word.to_le_bytes());
     Ok(())

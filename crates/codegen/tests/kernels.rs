@@ -705,13 +705,38 @@ fn elements_at_computed_places() {
     check(&tilewright_ir::text::parse(rows).unwrap());
 }
 
+/// What is written for a GPU runs here one block and one thread after the other, so that it can be checked
+/// without one.
 #[test]
-fn thread_axes_are_refused() {
-    let mut p = program("gpu");
-    let b = output(&mut p, "B", DType::F32, &[8]);
-    let i = p.add_loop("i");
-    p.body = vec![for_kind(LoopKind::Thread(0), i, 8, vec![store(b, &[ix(i)], Expr::Const(1.0))])];
-    assert!(matches!(compile(&p, &host()), Err(CompileError::Unsupported { kind: "thread.x", .. })));
+fn blocks_and_threads_run_in_order() {
+    let gpu = "program \"gpu\" buffer A: f32[40, 50] global input buffer B: f32[50, 48] global input
+        buffer C: f32[40, 48] global output buffer A.s: f32[16, 8] shared temporary
+        buffer C.r: f32[16, 16, 3] register temporary
+        loops by, bx, ko, a, b, ty, tx, k, j run {
+        block.y by in 3 { block.x bx in 1 {
+            alloc C.r
+            thread.y ty in min(16, 40 - 16*by) { thread.x tx in 16 { unrolled j in 3 { C.r[ty, tx, j] = 0.0 } } }
+            for ko in 7 {
+                alloc A.s
+                thread.y a in min(16, 40 - 16*by) { thread.x b in min(8, 50 - 8*ko) {
+                    A.s[a, b] = A[16*by + a, 8*ko + b] } }
+                barrier
+                thread.y ty in min(16, 40 - 16*by) { thread.x tx in 16 { for k in min(8, 50 - 8*ko) {
+                    unrolled j in 3 { C.r[ty, tx, j] += A.s[ty, k] * B[8*ko + k, 3*tx + j] first never } } } }
+                barrier
+            }
+            thread.y ty in min(16, 40 - 16*by) { thread.x tx in 16 { vectorized j in 3 {
+                C[16*by + ty, 3*tx + j] = C.r[ty, tx, j] } } }
+        } } }";
+    check(&tilewright_ir::text::parse(gpu).unwrap());
+}
+
+#[test]
+fn gpus_are_refused() {
+    let p = Gemm::default().program();
+    let gpu = Target::named("sm_90a").unwrap();
+    assert!(matches!(compile(&p, &gpu), Err(CompileError::NotHost { .. })));
+    assert!(matches!(emit(&p, &gpu, Emit::Object), Err(CompileError::NotCpu { .. })));
 }
 
 #[test]

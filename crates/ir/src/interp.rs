@@ -1,7 +1,7 @@
 //! Interpreter: the definition of what a program means.
 //!
 //! [`run`] carries out `prepare`, the body and `finish`, each once. Every loop runs its iterations in order,
-//! whatever its kind; an extent below one means no iteration. A prefetch does nothing.
+//! whatever its kind; an extent below one means no iteration. A prefetch does nothing, nor does a barrier.
 //!
 //! # Values
 //! A number is an `f64`, and every operation inside a store or an update is [rounded](DType::round) to the
@@ -351,30 +351,60 @@ pub(crate) fn run_block(
     rounding: Rounding,
     left: &mut u64,
 ) -> Result<Vec<Vec<f64>>, Fault> {
-    let mut compiler = Compiler { program, rounding, bound: Vec::new(), sources: Vec::new() };
+    let mut compiler = Compiler::new(program, rounding);
     let block = compiler.block(block)?;
-    let mut machine = Machine {
-        program,
-        sources: &compiler.sources,
-        // One more, as an index without variables reads the first.
-        vars: vec![0; program.loops.len() + 1],
-        active: Vec::new(),
-        memory,
-        each: DType::F64,
-        limit: *left,
-        left: *left,
-        fault: None,
-    };
+    let mut machine = Machine::new(program, &compiler.sources, memory, *left);
     let done = machine.block(&block);
     *left = machine.left;
     match done {
         Ok(()) => Ok(machine.memory),
-        Err(Stopped) => Err(*machine.fault.expect("a machine stops with a fault")),
+        Err(Stopped) => Err(machine.take_fault()),
+    }
+}
+
+/// What a machine reads and writes, by buffer.
+pub(crate) trait Memory {
+    /// Elements that a buffer has; none while it is not allocated.
+    fn n_elements(&self, buffer: u32) -> usize;
+    /// An element; anything where there is none.
+    fn read(&mut self, buffer: u32, at: usize) -> f64;
+    /// Changes an element.
+    fn write(&mut self, buffer: u32, at: usize, value: f64);
+    /// Gives a buffer so many elements, none of which was written.
+    fn allocate(&mut self, buffer: u32, n: usize);
+    /// Takes them away.
+    fn free(&mut self, buffer: u32);
+}
+
+impl Memory for Vec<Vec<f64>> {
+    #[inline]
+    fn n_elements(&self, buffer: u32) -> usize {
+        self[buffer as usize].len()
+    }
+
+    #[inline]
+    fn read(&mut self, buffer: u32, at: usize) -> f64 {
+        self[buffer as usize].get(at).copied().unwrap_or(0.0)
+    }
+
+    #[inline]
+    fn write(&mut self, buffer: u32, at: usize, value: f64) {
+        self[buffer as usize][at] = value;
+    }
+
+    fn allocate(&mut self, buffer: u32, n: usize) {
+        let values = &mut self[buffer as usize];
+        values.clear();
+        values.resize(n, f64::from_bits(UNDEFINED));
+    }
+
+    fn free(&mut self, buffer: u32) {
+        self[buffer as usize].clear();
     }
 }
 
 /// An index, its loop variables numbered.
-struct Linear {
+pub(crate) struct Linear {
     constant: i64,
     terms: Box<[(u32, i64)]>,
     /// Divisions, remainders, minima and maxima with their coefficients.
@@ -467,7 +497,7 @@ struct Rounds {
     last: DType,
 }
 
-enum Test {
+pub(crate) enum Test {
     Constant(bool),
     Lt(Linear, Linear),
     Eq(Linear, Linear),
@@ -486,21 +516,26 @@ enum Op {
     Update { to: Access, op: ReduceOp, value: Node, first: Test, rounds: Rounds },
 }
 
-struct Block {
+pub(crate) struct Block {
     ops: Vec<Op>,
     /// Temporaries whose life ends with the block.
     allocs: Vec<u32>,
 }
 
-struct Compiler<'a> {
+pub(crate) struct Compiler<'a> {
     program: &'a Program,
     rounding: Rounding,
-    bound: Vec<LoopId>,
-    sources: Vec<Index>,
+    /// Loops around what is compiled.
+    pub bound: Vec<LoopId>,
+    pub sources: Vec<Index>,
 }
 
 impl Compiler<'_> {
-    fn block(&mut self, stmts: &[Stmt]) -> Result<Block, Fault> {
+    pub fn new(program: &Program, rounding: Rounding) -> Compiler<'_> {
+        Compiler { program, rounding, bound: Vec::new(), sources: Vec::new() }
+    }
+
+    pub fn block(&mut self, stmts: &[Stmt]) -> Result<Block, Fault> {
         let mut block = Block { ops: Vec::new(), allocs: Vec::new() };
         for stmt in stmts {
             let op = match stmt {
@@ -534,7 +569,7 @@ impl Compiler<'_> {
                     first: self.test(first)?,
                     rounds: self.rounds(self.buffer(*buffer)?.dtype),
                 },
-                Stmt::Prefetch { .. } => continue,
+                Stmt::Prefetch { .. } | Stmt::Barrier => continue,
             };
             block.ops.push(op);
         }
@@ -552,7 +587,7 @@ impl Compiler<'_> {
         }
     }
 
-    fn linear(&mut self, index: &Index) -> Result<Linear, Fault> {
+    pub fn linear(&mut self, index: &Index) -> Result<Linear, Fault> {
         let (mut terms, mut rest) = (Vec::new(), Vec::new());
         for (atom, c) in index.terms() {
             let part = match atom {
@@ -621,7 +656,7 @@ impl Compiler<'_> {
         })
     }
 
-    fn test(&mut self, cond: &Cond) -> Result<Test, Fault> {
+    pub fn test(&mut self, cond: &Cond) -> Result<Test, Fault> {
         Ok(match cond {
             Cond::True => Test::Constant(true),
             Cond::Lt(a, b) => Test::Lt(self.linear(a)?, self.linear(b)?),
@@ -649,40 +684,64 @@ impl Compiler<'_> {
 }
 
 /// The machine has stopped with a fault.
-struct Stopped;
+pub(crate) struct Stopped;
 
 /// How every operation is rounded: not at all.
-const AS_IS: u8 = 0;
+pub(crate) const AS_IS: u8 = 0;
 /// To `f32`, the usual case, made fast.
 const TO_F32: u8 = 1;
 /// To the type that the machine holds.
 const ROUNDED: u8 = 2;
 
-struct Machine<'a> {
+pub(crate) struct Machine<'a, M> {
     program: &'a Program,
     sources: &'a [Index],
     /// Values of the loop variables, by id.
-    vars: Vec<i64>,
+    pub vars: Vec<i64>,
     /// Loops being run, outermost first.
-    active: Vec<u32>,
-    memory: Vec<Vec<f64>>,
+    pub active: Vec<u32>,
+    pub memory: M,
     /// What every operation is rounded to where [`ROUNDED`] says so.
     each: DType,
     limit: u64,
-    left: u64,
+    pub left: u64,
     /// Set by the evaluating functions, which then return a value that is not used.
     fault: Option<Box<Fault>>,
 }
 
-impl Machine<'_> {
-    fn block(&mut self, block: &Block) -> Result<(), Stopped> {
-        for op in &block.ops {
-            self.op(op)?;
+impl<'a, M: Memory> Machine<'a, M> {
+    /// A machine outside of all loops that may run so many iterations.
+    pub fn new(program: &'a Program, sources: &'a [Index], memory: M, limit: u64) -> Machine<'a, M> {
+        Machine {
+            program,
+            sources,
+            // One more, as an index without variables reads the first.
+            vars: vec![0; program.loops.len() + 1],
+            active: Vec::new(),
+            memory,
+            each: DType::F64,
+            limit,
+            left: limit,
+            fault: None,
         }
+    }
+
+    /// Why it stopped.
+    pub fn take_fault(&mut self) -> Fault {
+        *self.fault.take().expect("a machine stops with a fault")
+    }
+
+    pub fn block(&mut self, block: &Block) -> Result<(), Stopped> {
+        self.open_block(block)?;
         for b in &block.allocs {
-            self.memory[*b as usize].clear();
+            self.memory.free(*b);
         }
         Ok(())
+    }
+
+    /// Runs a block without ending the life of what it allocates.
+    pub fn open_block(&mut self, block: &Block) -> Result<(), Stopped> {
+        block.ops.iter().try_for_each(|op| self.op(op))
     }
 
     fn op(&mut self, op: &Op) -> Result<(), Stopped> {
@@ -712,9 +771,7 @@ impl Machine<'_> {
                     Ok(n) => {
                         // Filling it takes as long as some iterations.
                         self.spend(n as u64 / 16)?;
-                        let values = &mut self.memory[*b as usize];
-                        values.clear();
-                        values.resize(n, f64::from_bits(UNDEFINED));
+                        self.memory.allocate(*b, n);
                     }
                     Err(fault) => {
                         self.stop(fault);
@@ -726,7 +783,7 @@ impl Machine<'_> {
                 let value = self.value(value, *rounds);
                 let at = self.locate(to);
                 self.check()?;
-                self.memory[to.buffer as usize][at] = value;
+                self.memory.write(to.buffer, at, value);
             }
             Op::Update { to, op, value, first, rounds } => {
                 let value = self.value(value, Rounds { last: rounds.each, ..*rounds });
@@ -737,25 +794,25 @@ impl Machine<'_> {
                 });
                 let at = self.locate(to);
                 self.check()?;
-                let element = &mut self.memory[to.buffer as usize][at];
-                let old = if first { op.identity() } else { *element };
+                let old = if first { op.identity() } else { self.memory.read(to.buffer, at) };
                 if is_undefined(old) {
                     self.undefined(to);
                     return Err(Stopped);
                 }
                 let new = apply_binary(op.combine(), old, value);
-                *element = match rounds.last {
+                let new = match rounds.last {
                     DType::F64 => new,
                     DType::F32 => f64::from(new as f32),
                     last => last.round(rounds.each.round(new)),
                 };
+                self.memory.write(to.buffer, at, new);
             }
         }
         Ok(())
     }
 
     /// Deducts from the iterations that are left.
-    fn spend(&mut self, n: u64) -> Result<(), Stopped> {
+    pub fn spend(&mut self, n: u64) -> Result<(), Stopped> {
         match self.left.checked_sub(n) {
             Some(left) => {
                 self.left = left;
@@ -769,12 +826,12 @@ impl Machine<'_> {
     }
 
     #[inline]
-    fn check(&self) -> Result<(), Stopped> {
+    pub fn check(&self) -> Result<(), Stopped> {
         if self.fault.is_some() { Err(Stopped) } else { Ok(()) }
     }
 
     #[inline]
-    fn linear(&mut self, index: &Linear) -> i64 {
+    pub fn linear(&mut self, index: &Linear) -> i64 {
         index.eval(&self.vars).unwrap_or_else(|| self.bad_index(index))
     }
 
@@ -789,7 +846,7 @@ impl Machine<'_> {
             }
             at += i * dim.stride;
         }
-        if at as usize >= self.memory[access.buffer as usize].len() {
+        if at as usize >= self.memory.n_elements(access.buffer) {
             return self.out_of_bounds(access);
         }
         at as usize
@@ -799,7 +856,7 @@ impl Machine<'_> {
     fn load(&mut self, access: &Access) -> f64 {
         let at = self.locate(access);
         // After a fault the position may be anything.
-        let value = self.memory[access.buffer as usize].get(at).copied().unwrap_or(0.0);
+        let value = self.memory.read(access.buffer, at);
         if is_undefined(value) {
             self.undefined(access);
         }
@@ -812,7 +869,7 @@ impl Machine<'_> {
             at += stride * Subscript::place(self.value(value, gather.rounds) as i64, *extent);
         }
         // After a fault the position may be anything.
-        self.memory[gather.access.buffer as usize].get(at as usize).copied().unwrap_or(0.0)
+        self.memory.read(gather.access.buffer, at as usize)
     }
 
     /// A value, rounded at each operation and at the end.
@@ -865,7 +922,7 @@ impl Machine<'_> {
         }
     }
 
-    fn test<const EACH: u8>(&mut self, test: &Test) -> bool {
+    pub fn test<const EACH: u8>(&mut self, test: &Test) -> bool {
         match test {
             Test::Constant(c) => *c,
             Test::IsZero(var) => self.vars[*var as usize] == 0,

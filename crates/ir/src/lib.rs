@@ -3,12 +3,14 @@
 //! The way through this crate: an [`op::Workload`] names an operator and its sizes and yields an
 //! untransformed [`Program`]; [`schedule::apply`] rewrites it one [`schedule::Step`] at a time;
 //! [`lower::lower`] makes it ready for code generation; [`verify::verify`] checks it between passes,
-//! [`interp::run`] says what it means, and [`text`] prints and parses it at every stage.
+//! [`interp::run`] says what it means, and [`text`] prints and parses it at every stage. Of a schedule for a
+//! GPU [`gpu::lower_gpu`] makes kernels.
 #![forbid(unsafe_code)]
 
 pub mod dependence;
 pub mod dtype;
 pub mod expr;
+pub mod gpu;
 pub mod index;
 pub mod interp;
 pub mod lower;
@@ -22,6 +24,7 @@ pub mod verify;
 
 pub use dtype::DType;
 pub use expr::{Cond, Expr};
+pub use gpu::{GpuProgram, Kernel, lower_gpu};
 pub use index::{Atom, Index};
 pub use program::{Buffer, BufferId, Loop, LoopId, LoopKind, Part, Program, Role, Scope, Stmt};
 pub use schedule::Step;

@@ -194,6 +194,9 @@ pub enum Stmt {
         /// Whether it will be written.
         for_write: bool,
     },
+    /// Waits until all threads of a GPU block are here, and sees what they wrote. Where iterations run in
+    /// order it does nothing.
+    Barrier,
 }
 
 /// A part of a program.
@@ -325,7 +328,7 @@ impl Stmt {
         let (a, b) = match self {
             Stmt::For(l) => (Some(&l.body), None),
             Stmt::If { then, otherwise, .. } => (Some(then), Some(otherwise)),
-            Stmt::Alloc(_) | Stmt::Store { .. } | Stmt::Update { .. } | Stmt::Prefetch { .. } => (None, None),
+            Stmt::Alloc(_) | Stmt::Store { .. } | Stmt::Update { .. } | Stmt::Prefetch { .. } | Stmt::Barrier => (None, None),
         };
         a.into_iter().chain(b)
     }
@@ -335,7 +338,7 @@ impl Stmt {
         let (a, b) = match self {
             Stmt::For(l) => (Some(&mut l.body), None),
             Stmt::If { then, otherwise, .. } => (Some(then), Some(otherwise)),
-            Stmt::Alloc(_) | Stmt::Store { .. } | Stmt::Update { .. } | Stmt::Prefetch { .. } => (None, None),
+            Stmt::Alloc(_) | Stmt::Store { .. } | Stmt::Update { .. } | Stmt::Prefetch { .. } | Stmt::Barrier => (None, None),
         };
         a.into_iter().chain(b)
     }
@@ -362,7 +365,7 @@ impl Stmt {
         match self {
             Stmt::Store { .. } | Stmt::Update { .. } | Stmt::Prefetch { .. } => true,
             Stmt::For(l) => l.kind == LoopKind::Unrolled && l.body.iter().all(Stmt::is_vectorizable),
-            Stmt::If { .. } | Stmt::Alloc(_) => false,
+            Stmt::If { .. } | Stmt::Alloc(_) | Stmt::Barrier => false,
         }
     }
 
@@ -392,6 +395,7 @@ impl Stmt {
                 Stmt::If { cond: cond.map_index(f), then: block(then, f), otherwise: block(otherwise, f) }
             }
             Stmt::Alloc(b) => Stmt::Alloc(*b),
+            Stmt::Barrier => Stmt::Barrier,
             Stmt::Store { buffer, index, value } => {
                 Stmt::Store { buffer: *buffer, index: index.iter().map(&mut *f).collect(), value: value.map_index(f) }
             }
@@ -429,7 +433,7 @@ impl Stmt {
             Stmt::If { cond, .. } => (Some(Node::Cond(cond)), None),
             Stmt::Store { value, .. } => (Some(Node::Expr(value)), None),
             Stmt::Update { value, first, .. } => (Some(Node::Expr(value)), Some(Node::Cond(first))),
-            Stmt::For(_) | Stmt::Alloc(_) | Stmt::Prefetch { .. } => (None, None),
+            Stmt::For(_) | Stmt::Alloc(_) | Stmt::Prefetch { .. } | Stmt::Barrier => (None, None),
         };
         a.into_iter().chain(b)
     }
@@ -441,7 +445,7 @@ impl Stmt {
             Stmt::Store { index, .. } | Stmt::Update { index, .. } | Stmt::Prefetch { index, .. } => {
                 index.iter().for_each(&mut *visit);
             }
-            Stmt::If { .. } | Stmt::Alloc(_) => {}
+            Stmt::If { .. } | Stmt::Alloc(_) | Stmt::Barrier => {}
         }
         self.own_nodes().for_each(|node| node.for_each_index(visit));
     }
@@ -451,7 +455,7 @@ impl Stmt {
         match self {
             Stmt::For(l) => change(&mut l.extent),
             Stmt::If { cond, .. } => cond.for_each_index_mut(change),
-            Stmt::Alloc(_) => {}
+            Stmt::Alloc(_) | Stmt::Barrier => {}
             Stmt::Store { index, value, .. } => {
                 index.iter_mut().for_each(&mut *change);
                 value.for_each_index_mut(change);
@@ -492,7 +496,7 @@ impl Stmt {
             Stmt::Update { buffer, index, op, value, first } => {
                 Stmt::Update { buffer, index, op, value: value.map_loads(f), first: first.map_loads(f) }
             }
-            Stmt::For(_) | Stmt::Alloc(_) | Stmt::Prefetch { .. } => self,
+            Stmt::For(_) | Stmt::Alloc(_) | Stmt::Prefetch { .. } | Stmt::Barrier => self,
         }
     }
 
@@ -500,7 +504,7 @@ impl Stmt {
     pub fn own_write(&self) -> Option<(BufferId, &[Index])> {
         match self {
             Stmt::Store { buffer, index, .. } | Stmt::Update { buffer, index, .. } => Some((*buffer, index)),
-            Stmt::For(_) | Stmt::If { .. } | Stmt::Alloc(_) | Stmt::Prefetch { .. } => None,
+            Stmt::For(_) | Stmt::If { .. } | Stmt::Alloc(_) | Stmt::Prefetch { .. } | Stmt::Barrier => None,
         }
     }
 }

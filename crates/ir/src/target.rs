@@ -11,11 +11,30 @@ pub enum Arch {
     X86_64,
     /// 64-bit Arm
     Aarch64,
+    /// A GPU, by the way its code is given to it.
+    Gpu(GpuApi),
+}
+
+/// The way in which code is given to a GPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum GpuApi {
+    /// As OpenCL C, to any device that has a driver for it.
+    OpenCl,
+    /// As PTX, to NVIDIA's.
+    Cuda,
+    /// As machine code, to AMD's.
+    AmdGpu,
 }
 
 impl Arch {
     /// Every family with its name.
-    pub const ALL: [(Arch, &'static str); 2] = [(Arch::X86_64, "x86_64"), (Arch::Aarch64, "aarch64")];
+    pub const ALL: [(Arch, &'static str); 5] = [
+        (Arch::X86_64, "x86_64"),
+        (Arch::Aarch64, "aarch64"),
+        (Arch::Gpu(GpuApi::OpenCl), "opencl"),
+        (Arch::Gpu(GpuApi::Cuda), "cuda"),
+        (Arch::Gpu(GpuApi::AmdGpu), "amdgpu"),
+    ];
 
     /// The name in a target's text.
     pub fn name(self) -> &'static str {
@@ -23,22 +42,24 @@ impl Arch {
     }
 }
 
-/// A CPU to generate code for: the template's source for widths, register counts and cache sizes.
+/// A machine to generate code for: the template's source for widths, register counts and cache sizes.
 ///
 /// Its text says all of it and reads back, as
-/// `x86_64/znver4/512:registers=32,fma=1,l1d=32768,l2=1048576,l3=33554432,features=+avx512f,-sse4a`; what
-/// stands ahead of the colon is its [name](Target::name) in records.
+/// `x86_64/znver4/512:registers=32,fma=1,l1d=32768,l2=1048576,l3=33554432,features=+avx512f,-sse4a` or
+/// `cuda/sm_90a:vector=128,fma=1,l1d=…,l2=…,l3=…,warp=32,threads=1024,…,features=`; what stands ahead of the
+/// colon is its [name](Target::name) in records.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Target {
     /// Instruction set family.
     pub arch: Arch,
-    /// LLVM's name of the CPU, such as `znver5`, `x86-64-v3` or `cortex-a53`.
+    /// LLVM's name of the CPU, such as `znver5`, `x86-64-v3` or `cortex-a53`; of a GPU its kind, such as
+    /// `sm_90a` or what an OpenCL device calls itself.
     pub cpu: String,
     /// LLVM's feature string (`+avx512f,-sse4a`), empty for what `cpu` implies.
     pub features: String,
-    /// Width of the widest vector registers worth using, in bits.
+    /// Width of the widest vector registers worth using, in bits; of a GPU, of the widest load of a thread.
     pub vector_bits: u32,
-    /// Number of vector registers.
+    /// Number of vector registers; none of a GPU.
     pub n_vector_registers: u32,
     /// Whether a fused multiply-add is one instruction.
     pub has_fma: bool,
@@ -48,6 +69,37 @@ pub struct Target {
     pub l2_bytes: u64,
     /// Last-level cache in bytes.
     pub l3_bytes: u64,
+    /// What there is to know of a GPU; there where `arch` is one.
+    pub gpu: Option<Gpu>,
+}
+
+/// What schedules need to know of a GPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Gpu {
+    /// Threads that run in step.
+    pub warp_size: u32,
+    /// Most threads of a block.
+    pub most_threads: u32,
+    /// Most threads of a block along each axis.
+    pub most_threads_along: [u32; 3],
+    /// Most blocks along each axis.
+    pub most_blocks_along: [u32; 3],
+    /// Shared memory that a block has without asking, in bytes.
+    pub shared_bytes: u64,
+    /// Shared memory that a block may ask for, in bytes.
+    pub most_shared_bytes: u64,
+    /// Most 32-bit registers of a thread.
+    pub registers_per_thread: u32,
+    /// 32-bit registers that the threads of a block have together.
+    pub registers_per_block: u32,
+    /// Compute units (multiprocessors).
+    pub n_units: u32,
+    /// Whether it computes with 64-bit floating-point numbers.
+    pub has_f64: bool,
+    /// Whether it computes with 16-bit floating-point numbers; all can load and store them.
+    pub has_f16: bool,
+    /// Whether it has units for products of small matrices.
+    pub has_tensor_cores: bool,
 }
 
 /// A target known by name, with cache sizes typical of its kind.
@@ -62,6 +114,7 @@ pub struct Generic {
     n_vector_registers: u32,
     has_fma: bool,
     caches_kib: [u64; 3],
+    gpu: Option<Gpu>,
 }
 
 const X86_64: Generic = Generic {
@@ -73,6 +126,7 @@ const X86_64: Generic = Generic {
     n_vector_registers: 16,
     has_fma: false,
     caches_kib: [32, 256, 8192],
+    gpu: None,
 };
 
 const AARCH64: Generic = Generic {
@@ -84,7 +138,41 @@ const AARCH64: Generic = Generic {
     n_vector_registers: 32,
     has_fma: true,
     caches_kib: [32, 512, 4096],
+    gpu: None,
 };
+
+/// What every OpenCL device of today's has; what it really has, its driver says.
+const SMALL_GPU: Gpu = Gpu {
+    warp_size: 32,
+    most_threads: 1024,
+    most_threads_along: [1024, 1024, 64],
+    most_blocks_along: [i32::MAX as u32, 65535, 65535],
+    shared_bytes: 48 << 10,
+    most_shared_bytes: 48 << 10,
+    registers_per_thread: 255,
+    registers_per_block: 65536,
+    n_units: 16,
+    has_f64: true,
+    has_f16: false,
+    has_tensor_cores: false,
+};
+
+const OPENCL: Generic = Generic {
+    name: "opencl",
+    text: "any OpenCL device: 48 KiB shared, 1024 threads a block",
+    arch: Arch::Gpu(GpuApi::OpenCl),
+    cpu: "generic",
+    vector_bits: 128,
+    n_vector_registers: 0,
+    has_fma: true,
+    caches_kib: [16, 1024, 1024],
+    gpu: Some(SMALL_GPU),
+};
+
+const fn cuda(name: &'static str, text: &'static str, l2_kib: u64, gpu: Gpu) -> Generic {
+    let (arch, caches_kib) = (Arch::Gpu(GpuApi::Cuda), [gpu.most_shared_bytes >> 10, l2_kib, l2_kib]);
+    Generic { name, text, arch, cpu: name, caches_kib, gpu: Some(gpu), ..OPENCL }
+}
 
 /// All targets known by name.
 pub const GENERIC: &[Generic] = &[
@@ -116,6 +204,26 @@ pub const GENERIC: &[Generic] = &[
         caches_kib: [32, 512, 512],
         ..AARCH64
     },
+    OPENCL,
+    cuda("sm_61", "NVIDIA GTX 1080 Ti and its like", 2816, Gpu { n_units: 28, ..SMALL_GPU }),
+    cuda(
+        "sm_70",
+        "NVIDIA V100",
+        6144,
+        Gpu { most_shared_bytes: 96 << 10, n_units: 80, has_f16: true, has_tensor_cores: true, ..SMALL_GPU },
+    ),
+    cuda(
+        "sm_80",
+        "NVIDIA A100",
+        40960,
+        Gpu { most_shared_bytes: 163 << 10, n_units: 108, has_f16: true, has_tensor_cores: true, ..SMALL_GPU },
+    ),
+    cuda(
+        "sm_90a",
+        "NVIDIA H100",
+        51200,
+        Gpu { most_shared_bytes: 227 << 10, n_units: 132, has_f16: true, has_tensor_cores: true, ..SMALL_GPU },
+    ),
 ];
 
 impl Generic {
@@ -132,6 +240,7 @@ impl Generic {
             l1d_bytes,
             l2_bytes,
             l3_bytes,
+            gpu: self.gpu,
         }
     }
 }
@@ -142,9 +251,12 @@ impl Target {
         GENERIC.iter().find(|generic| generic.name == name).map(Generic::target)
     }
 
-    /// Its name in records: family, CPU and vector width.
+    /// Its name in records: family, CPU and vector width; of a GPU without the width.
     pub fn name(&self) -> String {
-        format!("{}/{}/{}", self.arch.name(), self.cpu, self.vector_bits)
+        match self.arch {
+            Arch::X86_64 | Arch::Aarch64 => format!("{}/{}/{}", self.arch.name(), self.cpu, self.vector_bits),
+            Arch::Gpu(_) => format!("{}/{}", self.arch.name(), self.cpu),
+        }
     }
 
     /// Elements of a type in one vector register.
@@ -157,8 +269,70 @@ impl Target {
 impl fmt::Display for Target {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Target { n_vector_registers, has_fma, l1d_bytes, l2_bytes, l3_bytes, features, .. } = self;
-        write!(f, "{}:registers={n_vector_registers},fma={},", self.name(), u8::from(*has_fma))?;
-        write!(f, "l1d={l1d_bytes},l2={l2_bytes},l3={l3_bytes},features={features}")
+        match &self.gpu {
+            None => write!(f, "{}:registers={n_vector_registers},fma={},", self.name(), u8::from(*has_fma))?,
+            Some(_) => write!(f, "{}:vector={},fma={},", self.name(), self.vector_bits, u8::from(*has_fma))?,
+        }
+        write!(f, "l1d={l1d_bytes},l2={l2_bytes},l3={l3_bytes},")?;
+        if let Some(mut gpu) = self.gpu {
+            for (key, value) in gpu.fields() {
+                write!(f, "{key}={},", value.get())?;
+            }
+        }
+        write!(f, "features={features}")
+    }
+}
+
+/// A number of a GPU, in the text of a target.
+enum Field<'g> {
+    Number(&'g mut u32),
+    Bytes(&'g mut u64),
+    Has(&'g mut bool),
+}
+
+impl Field<'_> {
+    fn get(&self) -> u64 {
+        match self {
+            Field::Number(n) => u64::from(**n),
+            Field::Bytes(n) => **n,
+            Field::Has(has) => u64::from(**has),
+        }
+    }
+
+    /// Whether the number fits.
+    fn set(&mut self, value: u64) -> bool {
+        match self {
+            Field::Number(n) => return u32::try_from(value).map(|value| **n = value).is_ok(),
+            Field::Bytes(n) => **n = value,
+            Field::Has(has) => **has = value == 1,
+        }
+        true
+    }
+}
+
+impl Gpu {
+    /// Every number with its key in the text of a target.
+    fn fields(&mut self) -> [(&'static str, Field<'_>); 16] {
+        let [threads_x, threads_y, threads_z] = &mut self.most_threads_along;
+        let [blocks_x, blocks_y, blocks_z] = &mut self.most_blocks_along;
+        [
+            ("warp", Field::Number(&mut self.warp_size)),
+            ("threads", Field::Number(&mut self.most_threads)),
+            ("threads_x", Field::Number(threads_x)),
+            ("threads_y", Field::Number(threads_y)),
+            ("threads_z", Field::Number(threads_z)),
+            ("blocks_x", Field::Number(blocks_x)),
+            ("blocks_y", Field::Number(blocks_y)),
+            ("blocks_z", Field::Number(blocks_z)),
+            ("shared", Field::Bytes(&mut self.shared_bytes)),
+            ("most_shared", Field::Bytes(&mut self.most_shared_bytes)),
+            ("thread_registers", Field::Number(&mut self.registers_per_thread)),
+            ("block_registers", Field::Number(&mut self.registers_per_block)),
+            ("units", Field::Number(&mut self.n_units)),
+            ("f64", Field::Has(&mut self.has_f64)),
+            ("f16", Field::Has(&mut self.has_f16)),
+            ("tensor_cores", Field::Has(&mut self.has_tensor_cores)),
+        ]
     }
 }
 
@@ -180,23 +354,40 @@ impl FromStr for Target {
         let (name, rest) = text.split_once(':').ok_or(expected("the colon after the name"))?;
         let mut words = name.splitn(3, '/');
         let arch = words.next().and_then(|word| Arch::ALL.iter().find(|(_, name)| *name == word));
+        let arch = arch.ok_or(expected("the instruction set family"))?.0;
         let cpu = words.next().filter(|cpu| !cpu.is_empty()).ok_or(expected("the CPU"))?;
-        let vector_bits = words.next().and_then(|bits| bits.parse().ok()).ok_or(expected("the vector width"))?;
         let (numbers, features) = rest.split_once("features=").ok_or(expected("features"))?;
         let number = |key: &'static str| -> Result<u64, TargetError> {
             let pairs = numbers.split(',').filter_map(|pair| pair.split_once('='));
             pairs.filter(|(k, _)| *k == key).find_map(|(_, value)| value.parse().ok()).ok_or(expected(key))
         };
+        let small = |key| u32::try_from(number(key)?).map_err(|_| expected(key));
+        let (vector_bits, n_vector_registers, gpu) = match arch {
+            Arch::X86_64 | Arch::Aarch64 => {
+                let bits = words.next().and_then(|bits| bits.parse().ok()).ok_or(expected("the vector width"))?;
+                (bits, small("registers")?, None)
+            }
+            Arch::Gpu(_) => {
+                let mut gpu = SMALL_GPU;
+                for (key, mut field) in gpu.fields() {
+                    if !field.set(number(key)?) {
+                        return Err(expected(key));
+                    }
+                }
+                (small("vector")?, 0, Some(gpu))
+            }
+        };
         Ok(Target {
-            arch: arch.ok_or(expected("the instruction set family"))?.0,
+            arch,
             cpu: cpu.to_owned(),
             features: features.to_owned(),
             vector_bits,
-            n_vector_registers: u32::try_from(number("registers")?).map_err(|_| expected("registers"))?,
+            n_vector_registers,
             has_fma: number("fma")? == 1,
             l1d_bytes: number("l1d")?,
             l2_bytes: number("l2")?,
             l3_bytes: number("l3")?,
+            gpu,
         })
     }
 }
@@ -217,6 +408,11 @@ mod tests {
         }
         let target = Target::named("x86-64-v3").unwrap();
         assert!(target.to_string().replace("l2=", "l4=").parse::<Target>().is_err());
+        let gpu = Target::named("sm_90a").unwrap().to_string();
+        assert!(gpu.starts_with("cuda/sm_90a:vector=128,fma=1,"), "{gpu}");
+        for (from, to) in [("warp=32,", ""), ("threads_z=64", "threads_z=5000000000"), ("vector=", "vectors=")] {
+            assert!(gpu.replace(from, to).parse::<Target>().is_err(), "without {from}");
+        }
     }
 
     /// Names that databases are full of.
@@ -229,6 +425,11 @@ mod tests {
             "x86_64/x86-64-v4/512",
             "aarch64/generic/128",
             "aarch64/cortex-a53/128",
+            "opencl/generic",
+            "cuda/sm_61",
+            "cuda/sm_70",
+            "cuda/sm_80",
+            "cuda/sm_90a",
         ];
         assert!(recorded.iter().all(|name| names.iter().any(|own| own == name)), "{names:?}");
         let host = Target { cpu: "znver4".to_owned(), ..Target::named("x86-64-v4").unwrap() };

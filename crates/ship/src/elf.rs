@@ -92,6 +92,7 @@ fn object<const N: usize>(arch: Arch, mut sections: [Section; N]) -> Vec<u8> {
     let machine: u16 = match arch {
         Arch::X86_64 => 62,
         Arch::Aarch64 => 183,
+        Arch::Gpu(_) => unreachable!("libraries are for CPUs"),
     };
     // 64 bits, little-endian, version 1; relocatable.
     let mut header = vec![0x7f, b'E', b'L', b'F', 2, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0];

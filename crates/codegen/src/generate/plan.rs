@@ -135,7 +135,7 @@ fn is_vectorizable(program: &Program, stmt: &Stmt, lane: LoopId, element_bytes: 
         Stmt::If { then, otherwise, .. } => {
             then.iter().chain(otherwise).all(|s| is_vectorizable(program, s, lane, element_bytes))
         }
-        Stmt::For(_) | Stmt::Alloc(_) => false,
+        Stmt::For(_) | Stmt::Alloc(_) | Stmt::Barrier => false,
     }
 }
 
@@ -192,6 +192,9 @@ pub struct Plan {
 
 /// Decides where the temporaries of a program live.
 pub fn plan(program: &Program, target: &Target) -> Result<Plan, CompileError> {
+    if let Arch::Gpu(_) = target.arch {
+        return Err(CompileError::NotCpu { target: target.name() });
+    }
     let mut plan = Plan::default();
     for block in program.parts() {
         let mut walk = Walk {
@@ -304,7 +307,7 @@ impl Walk<'_> {
                     self.access(b, i);
                 }
             }
-            Stmt::Prefetch { .. } => {}
+            Stmt::Prefetch { .. } | Stmt::Barrier => {}
         }
     }
 
@@ -403,7 +406,7 @@ pub fn used_buffers(block: &[Stmt], buffers: &mut BTreeSet<BufferId>) {
             s.for_each_own_buffer(&mut |b| buffers.extend([b]));
             match s {
                 Stmt::Alloc(b) | Stmt::Prefetch { buffer: b, .. } => buffers.extend([*b]),
-                Stmt::For(_) | Stmt::If { .. } | Stmt::Store { .. } | Stmt::Update { .. } => {}
+                Stmt::For(_) | Stmt::If { .. } | Stmt::Store { .. } | Stmt::Update { .. } | Stmt::Barrier => {}
             }
         });
     }

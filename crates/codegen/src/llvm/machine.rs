@@ -21,6 +21,7 @@ fn triple(arch: Arch) -> &'static CStr {
     match arch {
         Arch::X86_64 => c"x86_64-unknown-linux-gnu",
         Arch::Aarch64 => c"aarch64-unknown-linux-gnu",
+        Arch::Gpu(_) => unreachable!("programs for GPUs are refused before"),
     }
 }
 

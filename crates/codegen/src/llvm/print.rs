@@ -71,6 +71,7 @@ fn baseline(arch: Arch) -> &'static str {
     match arch {
         Arch::X86_64 => "x86-64",
         Arch::Aarch64 => "generic",
+        Arch::Gpu(_) => unreachable!("programs for GPUs are refused before"),
     }
 }
 

@@ -120,6 +120,7 @@ pub fn host() -> Target {
         l1d_bytes: 48 << 10,
         l2_bytes: 1 << 20,
         l3_bytes: 32 << 20,
+        gpu: None,
     }
 }
 

@@ -7,8 +7,10 @@ mod skip_zeros;
 mod specialize_tails;
 mod unroll;
 
-pub(crate) use simplify::simplify_block;
+pub(crate) use promote_registers::promote_registers;
+pub(crate) use simplify::{simplify, simplify_block};
 pub use unroll::leaves;
+pub(crate) use unroll::unroll_block;
 
 use crate::index::Ranges;
 use crate::program::{Loop, Program, Stmt};
@@ -56,7 +58,9 @@ fn version_loops(
                 then: version_loops(then, ranges, versions, in_loop),
                 otherwise: version_loops(otherwise, ranges, versions, in_loop),
             }),
-            Stmt::Alloc(_) | Stmt::Store { .. } | Stmt::Update { .. } | Stmt::Prefetch { .. } => out.push(stmt),
+            Stmt::Alloc(_) | Stmt::Store { .. } | Stmt::Update { .. } | Stmt::Prefetch { .. } | Stmt::Barrier => {
+                out.push(stmt);
+            }
         }
     }
     out

@@ -29,7 +29,9 @@ pub fn unroll_block(block: Vec<Stmt>, ranges: &mut Ranges) -> Vec<Stmt> {
                     out.push(Stmt::If { cond, then, otherwise });
                 }
             }
-            Stmt::Alloc(_) | Stmt::Store { .. } | Stmt::Update { .. } | Stmt::Prefetch { .. } => out.push(stmt),
+            Stmt::Alloc(_) | Stmt::Store { .. } | Stmt::Update { .. } | Stmt::Prefetch { .. } | Stmt::Barrier => {
+                out.push(stmt);
+            }
         }
     }
     out
@@ -74,7 +76,7 @@ pub fn leaves(block: &[Stmt]) -> usize {
                 leaves(&l.body).saturating_mul(times as usize)
             }
             Stmt::If { then, otherwise, .. } => leaves(then).saturating_add(leaves(otherwise)),
-            Stmt::Alloc(_) | Stmt::Store { .. } | Stmt::Update { .. } | Stmt::Prefetch { .. } => 1,
+            Stmt::Alloc(_) | Stmt::Store { .. } | Stmt::Update { .. } | Stmt::Prefetch { .. } | Stmt::Barrier => 1,
         })
         .fold(0, usize::saturating_add)
 }

@@ -43,6 +43,7 @@
 //! | `C[i, j] = …` | a store |
 //! | `C[i, j] += … first k == 0` | an update, also `*=`, `max=`, `min=`; `first never` goes on from what is |
 //! | `prefetch A[i, 0] read` | a prefetch, or `write` |
+//! | `barrier` | the threads of a GPU block wait for each other |
 //!
 //! # Indices
 //! Sums of products with integers, `x // 3` (division rounded down), `x % 3` (its remainder), `min(a, b)`,

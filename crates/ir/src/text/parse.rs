@@ -335,6 +335,10 @@ impl<'a> Parser<'a> {
                 let for_write = self.one_of("`read` or `write`", &[(false, "read"), (true, "write")])?;
                 Ok(Stmt::Prefetch { buffer, index, for_write })
             }
+            "barrier" => {
+                self.at += 1;
+                Ok(Stmt::Barrier)
+            }
             _ => {
                 let kind = self.one_of("a statement or }", &LoopKind::ALL)?;
                 let var = self.var()?;

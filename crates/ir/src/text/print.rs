@@ -139,6 +139,7 @@ impl<W: Write> Printer<'_, W> {
                 self.access(*buffer, index)?;
                 self.out.write_str(if *for_write { " write" } else { " read" })?;
             }
+            Stmt::Barrier => self.out.write_str("barrier")?,
         }
         self.out.write_char('\n')
     }

@@ -210,7 +210,7 @@ impl Nonsense<'_> {
     }
 
     fn stmt(&mut self, depth: usize) -> Stmt {
-        match self.random.below(7) {
+        match self.random.below(8) {
             0 | 1 => Stmt::For(Loop {
                 var: self.var(),
                 extent: self.index(2),
@@ -227,6 +227,7 @@ impl Nonsense<'_> {
                 value: self.expr(4),
                 first: if self.random.chance(30) { Cond::Not(Box::new(Cond::True)) } else { self.cond(2) },
             },
+            6 => Stmt::Barrier,
             _ => Stmt::Prefetch { buffer: self.buffer(), index: self.subscripts(), for_write: self.random.chance(50) },
         }
     }

@@ -1,0 +1,675 @@
+//! From thread loops inside a block's loops to kernels whose threads run the whole body.
+//!
+//! A *region* is what one thread does between two places where threads may have to wait for each other: the
+//! inside of a thread loop without further thread loops, or statements outside of them, which the first
+//! thread of each axis carries out. The loops and conditions around regions are the same for all threads of a
+//! block. Between regions of which one may touch what another thread wrote in the other stands a barrier.
+//!
+//! CUDA compilers from sequential loops do the same: Halide fuses the thread loops of a block and puts a
+//! barrier between any two of them; here one stands only where accesses may meet.
+
+use crate::dependence::are_disjoint;
+use crate::expr::{Cond, Expr};
+use crate::gpu::private::separate;
+use crate::gpu::{GpuProgram, Kernel};
+use crate::index::{Index, Ranges};
+use crate::lower::{promote_registers, simplify, simplify_block, unroll_block};
+use crate::program::{BufferId, Loop, LoopId, LoopKind, Part, Program, Role, Scope, Stmt};
+use crate::text::{cond_to_string, index_to_string};
+use std::collections::BTreeSet;
+use thiserror::Error;
+
+/// Why a program cannot become kernels. The fault of its schedule.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum MapError {
+    /// A block loop inside another loop or beside other statements.
+    #[error("block loop `{name}` stands inside `{around}`: block loops must be outermost, one directly in the other")]
+    BlockInside {
+        /// The loop.
+        name: String,
+        /// What is around it.
+        around: String,
+    },
+    /// A block loop whose extent varies, or a thread loop without a constant bound.
+    #[error("loop `{name}` is bound to {axis}, but its extent {extent} has no constant bound (split it by a constant)")]
+    Extent {
+        /// The loop.
+        name: String,
+        /// The axis.
+        axis: &'static str,
+        /// Its extent.
+        extent: String,
+    },
+    /// A loop with thread loops inside that some threads leave before others.
+    #[error(
+        "loop `{name}` has thread loops inside, but runs {extent} times, which differs from thread to thread \
+         (move it outside of the thread loop around it)"
+    )]
+    UnevenLoop {
+        /// The loop.
+        name: String,
+        /// Its extent.
+        extent: String,
+    },
+    /// A condition with thread loops inside that is not about indices.
+    #[error("thread loops stand under `if {cond}`, which depends on values (move the condition into the thread loops)")]
+    ValueCondition {
+        /// The condition.
+        cond: String,
+    },
+    /// A private buffer that several threads use.
+    #[error(
+        "threads share `{buffer}`, which is in {scope} memory: its subscripts {subscripts} do not tell threads \
+         of {axis} apart (stage it as shared, or lay it out by thread)"
+    )]
+    NotSeparable {
+        /// The buffer.
+        buffer: String,
+        /// Its memory.
+        scope: &'static str,
+        /// Subscripts of an access.
+        subscripts: String,
+        /// The axis.
+        axis: &'static str,
+    },
+    /// A shared buffer that each thread has one of.
+    #[error("`{buffer}` is shared by a block, but is allocated inside thread loop `{name}` (stage it further out)")]
+    SharedInThread {
+        /// The buffer.
+        buffer: String,
+        /// The loop.
+        name: String,
+    },
+}
+
+/// Makes kernels of a scheduled program, ready for code to be printed: loops that are to be unrolled are, with
+/// guards where their extents vary, and small private buffers are registers.
+///
+/// Each outermost nest of a part becomes a kernel; one without block loops has one block, one without thread
+/// loops one thread.
+///
+/// # Errors
+/// [`MapError`], where the schedule is not one for a GPU.
+pub fn lower_gpu(program: &Program) -> Result<GpuProgram, MapError> {
+    let simple = program.clone().map_parts(simplify);
+    let mut mapper = Mapper {
+        tables: Program { prepare: Vec::new(), body: Vec::new(), finish: Vec::new(), ..simple.clone() },
+        threads: Vec::new(),
+        owned: BTreeSet::new(),
+    };
+    let mut out = GpuProgram::default();
+    for (part, _) in Part::ALL {
+        let mut nests = Vec::new();
+        mapper.nests(simple.part(part), &mut nests);
+        for nest in nests {
+            let name = format!("{}_{}", part.name(), out.part(part).len());
+            let kernel = mapper.kernel(name, nest)?;
+            out.part_mut(part).push(kernel);
+        }
+    }
+    out.program = mapper.tables;
+    Ok(out)
+}
+
+/// What stands around a place in a nest.
+#[derive(Clone)]
+struct Inside {
+    /// The thread axes that loops around are bound to.
+    axes: [bool; 3],
+    /// What holds for a thread that is to be here.
+    guards: Vec<Cond>,
+    /// Tells one entry of a thread loop from another.
+    region: usize,
+    /// The innermost thread loop's name.
+    name: String,
+}
+
+/// What one thread does without waiting for others.
+pub(super) struct Region {
+    /// The thread axes that it is spread over; of others the first thread runs it.
+    pub axes: [bool; 3],
+    guards: Vec<Cond>,
+    /// Of which entry of a thread loop it is.
+    region: usize,
+    pub stmts: Vec<Stmt>,
+}
+
+/// A kernel's body, in terms of what all threads do alike.
+pub(super) enum Item {
+    Loop { head: Loop, body: Vec<Item> },
+    If { cond: Cond, then: Vec<Item>, otherwise: Vec<Item> },
+    Alloc(BufferId, [bool; 3]),
+    Region(Region),
+    Barrier,
+}
+
+struct Mapper {
+    tables: Program,
+    /// Variables that kernels have for their thread axes, by axis; made when first needed.
+    threads: Vec<LoopId>,
+    /// Temporaries that belong to a kernel.
+    owned: BTreeSet<BufferId>,
+}
+
+impl Mapper {
+    /// The outermost nests of a part. What is allocated outside of them is the device's.
+    fn nests<'a>(&mut self, block: &'a [Stmt], out: &mut Vec<&'a Stmt>) {
+        for stmt in block {
+            match stmt {
+                Stmt::Alloc(b) => self.tables.buffers[b.0 as usize].scope = Scope::Global,
+                Stmt::If { cond: Cond::True, then, .. } => self.nests(then, out),
+                Stmt::Barrier | Stmt::Prefetch { .. } => {}
+                Stmt::For(_) | Stmt::If { .. } | Stmt::Store { .. } | Stmt::Update { .. } => out.push(stmt),
+            }
+        }
+    }
+
+    fn kernel(&mut self, name: String, nest: &Stmt) -> Result<Kernel, MapError> {
+        let mut nest = nest.clone();
+        self.own_temporaries(&mut nest);
+        let mut kernel = Kernel { name, ..Kernel::default() };
+        let mut body = vec![nest];
+        let mut ranges = Ranges::default();
+        while let [Stmt::For(Loop { kind: LoopKind::Block(axis), .. })] = body.as_slice() {
+            let axis = usize::from(*axis);
+            let Some(Stmt::For(l)) = body.pop() else { unreachable!("the pattern has matched") };
+            let extent = l.extent.as_const().ok_or_else(|| self.bad_extent(&l))?;
+            kernel.blocks[axis] = Some((l.var, extent));
+            ranges.push(l.var, l.extent);
+            body = l.body;
+        }
+        let mut extents = [1; 3];
+        self.extents(&body, None, &mut ranges, &mut extents)?;
+        let mut made = Vec::new();
+        for (axis, &extent) in extents.iter().enumerate() {
+            if extent > 1 {
+                let var = self.thread(axis);
+                kernel.threads[axis] = Some((var, extent));
+                made.push((var, extent));
+            }
+        }
+        made.into_iter().for_each(|(var, extent)| ranges.push(var, extent.into()));
+        let mut nest = Nest { mapper: self, extents, shared: Vec::new(), n_regions: 0 };
+        let inside = Inside { axes: [false; 3], guards: Vec::new(), region: 0, name: String::new() };
+        let mut items = Vec::new();
+        nest.hoist(body, &inside, &mut items)?;
+        kernel.shared = nest.shared;
+        let threads = kernel.threads.map(|axis| axis.map(|(var, _)| var));
+        separate(&mut self.tables, &mut items, threads, &ranges)?;
+        place_barriers(&self.tables, &mut items, threads, &ranges);
+        let mut stmts = Vec::new();
+        close(items, threads, &mut stmts);
+        let stmts = bound_extents(stmts, &mut ranges);
+        let stmts = simplify_block(unroll_block(stmts, &mut ranges), &mut ranges);
+        let with_body = Program { body: stmts, ..std::mem::take(&mut self.tables) };
+        let mut promoted = promote_registers(with_body);
+        kernel.body = std::mem::take(&mut promoted.body);
+        self.tables = promoted;
+        Ok(kernel)
+    }
+
+    /// The variable of a thread axis.
+    fn thread(&mut self, axis: usize) -> LoopId {
+        while self.threads.len() <= axis {
+            let name = LoopKind::Thread(self.threads.len() as u8).name();
+            let free = |name: &str| self.tables.find_loop(name).is_none();
+            let name = if free(name) { name.to_owned() } else { new_name(name, free) };
+            self.threads.push(self.tables.add_loop(name));
+        }
+        self.threads[axis]
+    }
+
+    /// Gives a nest temporaries of its own where a kernel before has some of the same.
+    fn own_temporaries(&mut self, nest: &mut Stmt) {
+        let mut allocated = BTreeSet::new();
+        nest.walk(&mut |s| {
+            if let Stmt::Alloc(b) = s {
+                allocated.insert(*b);
+            }
+        });
+        for old in allocated {
+            let buffer = &mut self.tables.buffers[old.0 as usize];
+            if buffer.scope == Scope::Global {
+                buffer.scope = Scope::Local;
+            }
+            if self.owned.insert(old) {
+                continue;
+            }
+            let mut copy = self.tables.buffer(old).clone();
+            copy.name = new_name(&copy.name, |name| self.tables.find_buffer(name).is_none());
+            let new = self.tables.add_buffer(copy);
+            self.owned.insert(new);
+            *nest = relocate(nest.clone(), old, new, &mut |index| index.to_vec());
+        }
+    }
+
+    fn bad_extent(&self, l: &Loop) -> MapError {
+        let (name, extent) = (self.tables.loop_name(l.var).to_owned(), index_to_string(&self.tables, &l.extent));
+        MapError::Extent { name, axis: l.kind.name(), extent }
+    }
+
+    /// Raises the extents of thread axes to those of the thread loops inside.
+    fn extents(
+        &self,
+        block: &[Stmt],
+        around: Option<LoopId>,
+        ranges: &mut Ranges,
+        extents: &mut [i64; 3],
+    ) -> Result<(), MapError> {
+        let name_of = |var: LoopId| self.tables.loop_name(var).to_owned();
+        block.iter().try_for_each(|stmt| {
+            let mut around = around;
+            if let Stmt::For(l) = stmt {
+                around = Some(l.var);
+                match l.kind {
+                    LoopKind::Thread(axis) => {
+                        let most = ranges.upper(&l.extent).ok_or_else(|| self.bad_extent(l))?;
+                        let extent = &mut extents[usize::from(axis)];
+                        *extent = most.max(*extent);
+                    }
+                    LoopKind::Block(_) => {
+                        let around = ranges.loops().last().map_or("other statements".to_owned(), |l| name_of(l.0));
+                        return Err(MapError::BlockInside { name: name_of(l.var), around });
+                    }
+                    LoopKind::Serial | LoopKind::Parallel | LoopKind::Vectorized | LoopKind::Unrolled => {}
+                }
+            }
+            let mut result = Ok(());
+            stmt.each_block(ranges, |block, ranges| {
+                if result.is_ok() {
+                    result = self.extents(block, around, ranges, extents);
+                }
+            });
+            result
+        })
+    }
+}
+
+/// The name with a number behind it that makes it free.
+fn new_name(name: &str, free: impl Fn(&str) -> bool) -> String {
+    (1..).map(|n| format!("{name}.{n}")).find(|name| free(name)).expect("some number is free")
+}
+
+/// Every access to a buffer, allocation included, with another buffer and other subscripts.
+pub(super) fn relocate(
+    stmt: Stmt,
+    from: BufferId,
+    to: BufferId,
+    place: &mut dyn FnMut(&[Index]) -> Vec<Index>,
+) -> Stmt {
+    let mut stmt = match stmt {
+        Stmt::Alloc(b) if b == from => Stmt::Alloc(to),
+        other => other.map_own_loads(&mut |b, index| (b == from).then(|| Expr::Load(to, place(index)))),
+    };
+    if let Stmt::Store { buffer, index, .. } | Stmt::Update { buffer, index, .. } | Stmt::Prefetch { buffer, index, .. } =
+        &mut stmt
+        && *buffer == from
+    {
+        (*buffer, *index) = (to, place(index));
+    }
+    for block in stmt.blocks_mut() {
+        *block = std::mem::take(block).into_iter().map(|s| relocate(s, from, to, place)).collect();
+    }
+    stmt
+}
+
+/// What becomes of one nest.
+struct Nest<'m> {
+    mapper: &'m mut Mapper,
+    extents: [i64; 3],
+    shared: Vec<BufferId>,
+    n_regions: usize,
+}
+
+impl Nest<'_> {
+    /// Whether threads do not simply carry it out by themselves.
+    fn is_common(&self, stmt: &Stmt) -> bool {
+        let mut found = false;
+        stmt.walk(&mut |s| {
+            found |= match s {
+                Stmt::For(l) => matches!(l.kind, LoopKind::Thread(_)),
+                Stmt::Alloc(b) => self.mapper.tables.buffer(*b).scope == Scope::Shared,
+                Stmt::If { .. } | Stmt::Store { .. } | Stmt::Update { .. } | Stmt::Prefetch { .. } | Stmt::Barrier => {
+                    false
+                }
+            }
+        });
+        found
+    }
+
+    /// Takes thread loops out of what is around them.
+    fn hoist(&mut self, block: Vec<Stmt>, inside: &Inside, out: &mut Vec<Item>) -> Result<(), MapError> {
+        for stmt in block {
+            match stmt {
+                Stmt::For(Loop { var, extent, kind: LoopKind::Thread(axis), body }) => {
+                    let axis = usize::from(axis);
+                    let mut inside = inside.clone();
+                    inside.axes[axis] = true;
+                    inside.name = self.mapper.tables.loop_name(var).to_owned();
+                    self.n_regions += 1;
+                    inside.region = self.n_regions;
+                    let at = match self.extents[axis] {
+                        ..=1 => Index::from(0),
+                        _ => self.mapper.thread(axis).into(),
+                    };
+                    if extent.as_const() != Some(self.extents[axis]) {
+                        inside.guards.push(Cond::Lt(at.clone(), extent));
+                    }
+                    let body = body.iter().map(|s| s.substitute(var, &at)).collect();
+                    self.hoist(body, &inside, out)?;
+                }
+                Stmt::For(mut l) if l.body.iter().any(|s| self.is_common(s)) => {
+                    if self.mapper.threads.iter().any(|&thread| l.extent.uses(thread)) {
+                        let tables = &self.mapper.tables;
+                        let (name, extent) = (tables.loop_name(l.var).to_owned(), index_to_string(tables, &l.extent));
+                        return Err(MapError::UnevenLoop { name, extent });
+                    }
+                    let mut body = Vec::new();
+                    self.hoist(std::mem::take(&mut l.body), inside, &mut body)?;
+                    if l.kind == LoopKind::Parallel {
+                        l.kind = LoopKind::Serial;
+                    }
+                    out.push(Item::Loop { head: l, body });
+                }
+                Stmt::If { cond, then, otherwise } if then.iter().chain(&otherwise).any(|s| self.is_common(s)) => {
+                    self.condition(cond, then, otherwise, inside, out)?;
+                }
+                Stmt::Alloc(b) if self.mapper.tables.buffer(b).scope == Scope::Shared => {
+                    if (0..3).any(|axis| inside.axes[axis] && self.extents[axis] > 1) {
+                        let buffer = self.mapper.tables.buffer(b).name.clone();
+                        return Err(MapError::SharedInThread { buffer, name: inside.name.clone() });
+                    }
+                    if !self.shared.contains(&b) {
+                        self.shared.push(b);
+                    }
+                }
+                Stmt::Alloc(b) => {
+                    // It does not part what one thread does in one go.
+                    let joins = matches!(out.last(), Some(Item::Region(last)) if last.region == inside.region);
+                    out.insert(out.len() - usize::from(joins), Item::Alloc(b, inside.axes));
+                }
+                Stmt::Barrier => {}
+                stmt => {
+                    if let Some(Item::Region(last)) = out.last_mut()
+                        && last.region == inside.region
+                        && last.guards == inside.guards
+                    {
+                        last.stmts.push(stmt);
+                        continue;
+                    }
+                    let Inside { axes, guards, region, .. } = inside.clone();
+                    out.push(Item::Region(Region { axes, guards, region, stmts: vec![stmt] }));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Thread loops under a condition: what is the same for the whole block stays around them, what differs
+    /// from thread to thread becomes a guard.
+    fn condition(
+        &mut self,
+        cond: Cond,
+        then: Vec<Stmt>,
+        otherwise: Vec<Stmt>,
+        inside: &Inside,
+        out: &mut Vec<Item>,
+    ) -> Result<(), MapError> {
+        let mut on_values = false;
+        crate::expr::Node::Cond(&cond).walk(&mut |node| {
+            on_values |= matches!(node, crate::expr::Node::Cond(Cond::Less(..)));
+        });
+        if on_values {
+            return Err(MapError::ValueCondition { cond: cond_to_string(&self.mapper.tables, &cond) });
+        }
+        let varies = self.mapper.threads.iter().any(|&thread| cond.uses(thread));
+        if !varies {
+            let (mut yes, mut no) = (Vec::new(), Vec::new());
+            self.hoist(then, inside, &mut yes)?;
+            self.hoist(otherwise, inside, &mut no)?;
+            out.push(Item::If { cond, then: yes, otherwise: no });
+            return Ok(());
+        }
+        for (holds, block) in [(true, then), (false, otherwise)] {
+            let mut inside = inside.clone();
+            self.n_regions += 1;
+            inside.region = self.n_regions;
+            inside.guards.push(if holds { cond.clone() } else { Cond::Not(Box::new(cond.clone())) });
+            self.hoist(block, &inside, out)?;
+        }
+        Ok(())
+    }
+}
+
+// Barriers.
+
+/// An access to memory that threads share.
+#[derive(Clone, PartialEq)]
+struct Access {
+    buffer: BufferId,
+    index: Vec<Index>,
+    axes: [bool; 3],
+    /// The loops around it inside its region and outside.
+    loops: Vec<(LoopId, Index)>,
+    writes: bool,
+}
+
+struct Barriers<'p> {
+    threads: [Option<LoopId>; 3],
+    /// Block and thread loops.
+    outside: &'p Ranges,
+    /// Buffers that the kernel writes and that threads share.
+    written: BTreeSet<BufferId>,
+    /// Whether a barrier was placed in this round.
+    placed: bool,
+}
+
+/// Puts barriers between regions of which one may touch what another thread touches in the other.
+fn place_barriers(tables: &Program, items: &mut Vec<Item>, threads: [Option<LoopId>; 3], outside: &Ranges) {
+    if threads.iter().all(Option::is_none) {
+        return;
+    }
+    let mut written = BTreeSet::new();
+    each_region(items, &mut |region, _| {
+        for s in &region.stmts {
+            s.walk(&mut |s| written.extend(s.own_write().map(|(b, _)| b)));
+        }
+    });
+    let is_common = |b: &BufferId| {
+        let buffer = tables.buffer(*b);
+        buffer.role != Role::Temporary || matches!(buffer.scope, Scope::Global | Scope::Shared)
+    };
+    written.retain(is_common);
+    let mut barriers = Barriers { threads, outside, written, placed: false };
+    barriers.sequence(items, &mut Vec::new(), &mut Vec::new());
+}
+
+impl Barriers<'_> {
+    /// Goes through a sequence; `pending` are the accesses since the last barrier on any way here.
+    fn sequence(&mut self, items: &mut Vec<Item>, loops: &mut Vec<(LoopId, Index)>, pending: &mut Vec<Access>) {
+        let mut at = 0;
+        while at < items.len() {
+            match &mut items[at] {
+                Item::Barrier => pending.clear(),
+                Item::Alloc(..) => {}
+                Item::Region(region) => {
+                    let own = self.accesses(region, loops);
+                    if own.iter().any(|b| pending.iter().any(|a| self.meet(a, b))) {
+                        items.insert(at, Item::Barrier);
+                        self.placed = true;
+                        pending.clear();
+                        at += 1;
+                    }
+                    own.into_iter().for_each(|access| add(pending, access));
+                }
+                Item::If { then, otherwise, .. } => {
+                    let mut other = pending.clone();
+                    self.sequence(then, loops, pending);
+                    self.sequence(otherwise, loops, &mut other);
+                    other.into_iter().for_each(|access| add(pending, access));
+                }
+                Item::Loop { head, body } => {
+                    loops.push((head.var, head.extent.clone()));
+                    let before = pending.clone();
+                    // What one iteration leaves pending the next one meets; each round adds to it or places a
+                    // barrier, and there are finitely many of both.
+                    loop {
+                        let entered = pending.clone();
+                        let placed = std::mem::take(&mut self.placed);
+                        self.sequence(body, loops, pending);
+                        let again = self.placed;
+                        self.placed |= placed;
+                        let is_new = pending.iter().any(|access| !entered.contains(access));
+                        if !is_new && !again {
+                            break;
+                        }
+                        let left = std::mem::take(pending);
+                        before.iter().cloned().chain(left).for_each(|access| add(pending, access));
+                    }
+                    // The loop may run no iteration at all.
+                    if self.outside.lower(&head.extent).is_none_or(|least| least < 1) {
+                        before.into_iter().for_each(|access| add(pending, access));
+                    }
+                    loops.pop();
+                }
+            }
+            at += 1;
+        }
+    }
+
+    fn accesses(&self, region: &Region, loops: &[(LoopId, Index)]) -> Vec<Access> {
+        let mut ranges = Ranges::default();
+        loops.iter().for_each(|(var, extent)| ranges.push(*var, extent.clone()));
+        let mut out = Vec::new();
+        // A guard reads nothing: it is about indices.
+        self.gather(&region.stmts, region.axes, &mut ranges, &mut out);
+        out
+    }
+
+    fn gather(&self, block: &[Stmt], axes: [bool; 3], ranges: &mut Ranges, out: &mut Vec<Access>) {
+        for stmt in block {
+            let mut visit = |buffer: BufferId, index: &[Index], writes: bool| {
+                if self.written.contains(&buffer) {
+                    let (index, loops) = (index.to_vec(), ranges.loops().to_vec());
+                    add(out, Access { buffer, index, axes, loops, writes });
+                }
+            };
+            stmt.for_each_own_read(&mut |buffer, index| visit(buffer, index, false));
+            if let Some((buffer, index)) = stmt.own_write() {
+                visit(buffer, index, true);
+            }
+            stmt.each_block(ranges, |block, ranges| self.gather(block, axes, ranges, out));
+        }
+    }
+
+    /// Whether two accesses, one of which writes, may be of one element by different threads.
+    fn meet(&self, a: &Access, b: &Access) -> bool {
+        if a.buffer != b.buffer || !(a.writes || b.writes) {
+            return false;
+        }
+        let axes = self.threads.iter().enumerate().filter_map(|(axis, var)| Some((axis, (*var)?)));
+        !axes.into_iter().all(|(axis, var)| match (a.axes[axis], b.axes[axis]) {
+            // The first thread of the axis in both.
+            (false, false) => true,
+            (true, true) => {
+                let [of_a, of_b] = [a, b].map(|access| self.around(access, var));
+                are_disjoint((&a.index, &of_a), (&b.index, &of_b), var)
+            }
+            _ => false,
+        })
+    }
+
+    /// The loops around an access, those over blocks first, then the given thread axis: only the former are
+    /// the same for two threads.
+    fn around(&self, access: &Access, first: LoopId) -> Ranges {
+        let mut ranges = Ranges::default();
+        let is_thread = |var: LoopId| self.threads.contains(&Some(var));
+        let (threads, blocks): (Vec<_>, Vec<_>) = self.outside.loops().iter().partition(|(var, _)| is_thread(*var));
+        let first =
+            threads.iter().filter(|(var, _)| *var == first).chain(threads.iter().filter(|(var, _)| *var != first));
+        let all = blocks.iter().chain(first).copied().chain(&access.loops);
+        all.for_each(|(var, extent)| ranges.push(*var, extent.clone()));
+        ranges
+    }
+}
+
+fn add(accesses: &mut Vec<Access>, access: Access) {
+    if !accesses.contains(&access) {
+        accesses.push(access);
+    }
+}
+
+/// Calls `visit` for every region, with the loops around it.
+pub(super) fn each_region(items: &mut [Item], visit: &mut dyn FnMut(&mut Region, &Ranges)) {
+    fn walk(items: &mut [Item], ranges: &mut Ranges, visit: &mut dyn FnMut(&mut Region, &Ranges)) {
+        for item in items {
+            match item {
+                Item::Loop { head, body } => ranges.inside(head.var, &head.extent, |ranges| walk(body, ranges, visit)),
+                Item::If { then, otherwise, .. } => {
+                    walk(then, ranges, visit);
+                    walk(otherwise, ranges, visit);
+                }
+                Item::Region(region) => visit(region, ranges),
+                Item::Alloc(..) | Item::Barrier => {}
+            }
+        }
+    }
+    walk(items, &mut Ranges::default(), visit);
+}
+
+/// The statements of a kernel.
+fn close(items: Vec<Item>, threads: [Option<LoopId>; 3], out: &mut Vec<Stmt>) {
+    let block = |items| {
+        let mut block = Vec::new();
+        close(items, threads, &mut block);
+        block
+    };
+    for item in items {
+        match item {
+            Item::Barrier => out.push(Stmt::Barrier),
+            Item::Alloc(b, _) => out.push(Stmt::Alloc(b)),
+            Item::Loop { head, body } => out.push(Stmt::For(Loop { body: block(body), ..head })),
+            Item::If { cond, then, otherwise } => {
+                out.push(Stmt::If { cond, then: block(then), otherwise: block(otherwise) });
+            }
+            Item::Region(region) => {
+                let absent = threads.iter().zip(region.axes).filter(|(_, is_spread)| !is_spread);
+                let first = absent.filter_map(|(var, _)| Some(Cond::Eq((*var)?.into(), 0.into())));
+                let cond = first.chain(region.guards).fold(Cond::True, Cond::and);
+                match cond {
+                    Cond::True => out.extend(region.stmts),
+                    cond => out.push(Stmt::If { cond, then: region.stmts, otherwise: Vec::new() }),
+                }
+            }
+        }
+    }
+}
+
+/// Gives unrolled and vectorized loops of varying extents constant ones: the body of the one is guarded, of
+/// the other there is a guarded version beside the full one.
+fn bound_extents(block: Vec<Stmt>, ranges: &mut Ranges) -> Vec<Stmt> {
+    let each = |mut stmt: Stmt| {
+        stmt.each_block_mut(ranges, |block, ranges| *block = bound_extents(std::mem::take(block), ranges));
+        let Stmt::For(Loop { var, extent, kind: kind @ (LoopKind::Unrolled | LoopKind::Vectorized), body }) = stmt
+        else {
+            return stmt;
+        };
+        // A loop inside may have got a guard.
+        let is_vector = kind == LoopKind::Vectorized && body.iter().all(Stmt::is_vectorizable);
+        let kind = if is_vector { kind } else { LoopKind::Unrolled };
+        let whole = |extent, kind, body| Stmt::For(Loop { var, extent, kind, body });
+        let most = match extent.as_const() {
+            None => ranges.upper(&extent),
+            Some(_) => None,
+        };
+        let Some(most) = most else { return whole(extent, kind, body) };
+        let guard = Stmt::If { cond: Cond::Lt(var.into(), extent.clone()), then: body.clone(), otherwise: Vec::new() };
+        let guarded = whole(most.into(), LoopKind::Unrolled, vec![guard]);
+        if kind == LoopKind::Unrolled {
+            return guarded;
+        }
+        let full = whole(most.into(), kind, body);
+        Stmt::If { cond: Cond::Lt(extent, most.into()), then: vec![guarded], otherwise: vec![full] }
+    };
+    block.into_iter().map(each).collect()
+}

@@ -1,0 +1,187 @@
+//! Programs for GPUs: kernels, and how a scheduled program becomes them.
+//!
+//! A GPU schedule is an ordinary program with block and thread loops. Thread loops stand inside the serial
+//! loops of a block, so that its sequential meaning is that of any other program:
+//!
+//! ```text
+//! block.x bx in 4 {                          kernel run_0 (
+//!   for ko in 8 {                              block.x bx in 4, thread.x thread.x in 16, shared A.s
+//!     alloc A.s                              ) {
+//!     thread.x c in 16 { A.s[c] = … }          for ko in 8 {
+//!     thread.x tx in 16 {                →       A.s[thread.x] = …
+//!       C[16*bx + tx] += … A.s[…] …              barrier
+//!     }                                          C[16*bx + thread.x] += … A.s[…] …
+//!   }                                            barrier
+//! }                                            }
+//!                                            }
+//! ```
+//!
+//! [`lower_gpu`] makes kernels of it, in which every thread runs the whole body; [`simt::run`] says what they
+//! compute, and finds races.
+
+mod map_threads;
+mod private;
+
+pub use map_threads::{MapError, lower_gpu};
+
+use crate::program::{BufferId, LoopId, LoopKind, Part, Program, Role, Scope, Stmt};
+use crate::text::{loop_name, stmt_to_string};
+use std::fmt;
+
+/// A program as kernels that a GPU runs one after the other.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct GpuProgram {
+    /// The tables of buffers and loops; its parts are empty.
+    ///
+    /// What outlives a kernel is in [`Scope::Global`]; a private buffer has the shape of what one thread has of
+    /// it.
+    pub program: Program,
+    /// The kernels of [`Part::Prepare`], in order; each begins when the one before has ended.
+    pub prepare: Vec<Kernel>,
+    /// Those of the body.
+    pub body: Vec<Kernel>,
+    /// Those of [`Part::Finish`].
+    pub finish: Vec<Kernel>,
+}
+
+/// One kernel: its grid, the threads of a block, and what each thread does.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Kernel {
+    /// A name that C accepts, unique in the program.
+    pub name: String,
+    /// Block axes x, y, z: the loop variable and its extent; none where an axis is not used.
+    pub blocks: [Option<(LoopId, i64)>; 3],
+    /// Thread axes x, y, z, alike.
+    pub threads: [Option<(LoopId, i64)>; 3],
+    /// Buffers in shared memory; they live as long as the block.
+    pub shared: Vec<BufferId>,
+    /// What each thread runs.
+    ///
+    /// No block or thread loops are inside. An allocated buffer is the thread's own. A condition on thread
+    /// variables is a guard. A [`Stmt::Barrier`] stands where threads may read or overwrite what another one
+    /// wrote or read, in shared memory or in global memory; it never stands under a condition on thread
+    /// variables or values, nor in a loop whose extent depends on thread variables.
+    pub body: Vec<Stmt>,
+}
+
+/// How a kernel uses a buffer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Access {
+    /// It reads it.
+    Read,
+    /// It writes it.
+    Write,
+    /// It does both.
+    ReadWrite,
+}
+
+impl GpuProgram {
+    /// The kernels of a part.
+    pub fn part(&self, part: Part) -> &[Kernel] {
+        match part {
+            Part::Prepare => &self.prepare,
+            Part::Body => &self.body,
+            Part::Finish => &self.finish,
+        }
+    }
+
+    /// The kernels of a part, to change.
+    pub fn part_mut(&mut self, part: Part) -> &mut Vec<Kernel> {
+        match part {
+            Part::Prepare => &mut self.prepare,
+            Part::Body => &mut self.body,
+            Part::Finish => &mut self.finish,
+        }
+    }
+
+    /// Every kernel, in the order in which they run.
+    pub fn kernels(&self) -> impl Iterator<Item = &Kernel> {
+        Part::ALL.into_iter().flat_map(|(part, _)| self.part(part))
+    }
+
+    /// The buffers in the device's memory, in the order of the table: arguments, what lives between the parts,
+    /// and what is handed from one kernel to another.
+    pub fn device_buffers(&self) -> Vec<BufferId> {
+        let ids = (0..self.program.buffers.len() as u32).map(BufferId);
+        ids.filter(|id| self.is_device_buffer(*id)).collect()
+    }
+
+    /// Whether a buffer is in the device's memory, rather than shared or private.
+    pub fn is_device_buffer(&self, id: BufferId) -> bool {
+        let buffer = self.program.buffer(id);
+        buffer.role != Role::Temporary || buffer.scope == Scope::Global
+    }
+}
+
+impl Kernel {
+    /// The buffers in the device's memory that the kernel uses, in the order of the table: its arguments.
+    pub fn arguments(&self, of: &GpuProgram) -> Vec<(BufferId, Access)> {
+        let mut uses = vec![[false; 2]; of.program.buffers.len()];
+        for stmt in &self.body {
+            stmt.walk(&mut |s| {
+                // What is gathered is read as well.
+                s.own_nodes().for_each(|node| node.for_each_buffer(&mut |b| uses[b.0 as usize][0] = true));
+                s.for_each_own_read(&mut |b, _| uses[b.0 as usize][0] = true);
+                if let Some((b, _)) = s.own_write() {
+                    uses[b.0 as usize][1] = true;
+                }
+            });
+        }
+        let access = |[reads, writes]: [bool; 2]| match (reads, writes) {
+            (true, true) => Some(Access::ReadWrite),
+            (true, false) => Some(Access::Read),
+            (false, true) => Some(Access::Write),
+            (false, false) => None,
+        };
+        of.device_buffers().into_iter().filter_map(|id| Some((id, access(uses[id.0 as usize])?))).collect()
+    }
+
+    /// The number of blocks along each axis.
+    pub fn grid(&self) -> [i64; 3] {
+        self.blocks.map(|axis| axis.map_or(1, |(_, extent)| extent))
+    }
+
+    /// The number of threads of a block along each axis.
+    pub fn block(&self) -> [i64; 3] {
+        self.threads.map(|axis| axis.map_or(1, |(_, extent)| extent))
+    }
+
+    /// The threads of a block.
+    pub fn n_threads(&self) -> i64 {
+        self.block().iter().product()
+    }
+
+    /// The bytes of shared memory that a block takes.
+    pub fn shared_bytes(&self, of: &GpuProgram) -> u64 {
+        self.shared.iter().map(|b| of.program.buffer(*b).size_bytes().unwrap_or(u64::MAX)).fold(0, u64::saturating_add)
+    }
+}
+
+/// The tables as in a program's text, then each kernel.
+impl fmt::Display for GpuProgram {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let text = self.program.to_string();
+        // The tables alone: the parts are empty.
+        f.write_str(text.strip_suffix("run {\n}\n").unwrap_or(&text))?;
+        for kernel in self.kernels() {
+            let kinds: [fn(u8) -> LoopKind; 2] = [LoopKind::Block, LoopKind::Thread];
+            let mut words = Vec::new();
+            for (axes, kind) in [kernel.blocks, kernel.threads].into_iter().zip(kinds) {
+                for (at, axis) in axes.iter().enumerate() {
+                    if let Some((var, extent)) = axis {
+                        words.push(format!("{} {} in {extent}", kind(at as u8).name(), loop_name(&self.program, *var)));
+                    }
+                }
+            }
+            words.extend(kernel.shared.iter().map(|b| format!("shared {}", self.program.buffer(*b).name)));
+            writeln!(f, "kernel {} ({}) {{", kernel.name, words.join(", "))?;
+            for stmt in &kernel.body {
+                for line in stmt_to_string(&self.program, stmt).lines() {
+                    writeln!(f, "  {line}")?;
+                }
+            }
+            writeln!(f, "}}")?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,210 @@
+//! What one thread has of a private buffer that is allocated for all threads of a block.
+//!
+//! An accumulator that lives across a loop with barriers is allocated outside of the thread loops, with
+//! subscripts such as `[ty, tx, i, j]` or `[8*ty + i, tx + 16*j]`. Each thread touches its own elements, those
+//! with its number as a digit of a subscript; without that digit they are the thread's buffer.
+
+use crate::gpu::map_threads::{Item, MapError, each_region, relocate};
+use crate::index::{Atom, Index, Ranges};
+use crate::program::{BufferId, LoopId, LoopKind, Program, Scope, Stmt};
+use crate::text::index_to_string;
+
+/// Gives each thread its slice of every buffer that is allocated outside of thread loops that use it.
+///
+/// `outside` holds the loops over blocks and threads.
+pub(super) fn separate(
+    tables: &mut Program,
+    items: &mut [Item],
+    threads: [Option<LoopId>; 3],
+    outside: &Ranges,
+) -> Result<(), MapError> {
+    let mut allocated = Vec::new();
+    allocations(items, &mut allocated);
+    for (buffer, at) in allocated {
+        for (axis, var) in threads.iter().enumerate() {
+            if let Some(var) = var
+                && !at[axis]
+            {
+                let uses = uses(items, buffer, axis, outside);
+                if uses.iter().any(|u| u.is_spread) {
+                    slice(tables, items, buffer, *var, axis, &uses)?;
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+fn allocations(items: &[Item], out: &mut Vec<(BufferId, [bool; 3])>) {
+    for item in items {
+        match item {
+            Item::Alloc(b, axes) if !out.iter().any(|(known, _)| known == b) => out.push((*b, *axes)),
+            Item::Loop { body, .. } => allocations(body, out),
+            Item::If { then, otherwise, .. } => {
+                allocations(then, out);
+                allocations(otherwise, out);
+            }
+            Item::Alloc(..) | Item::Region(_) | Item::Barrier => {}
+        }
+    }
+}
+
+/// An access to a private buffer.
+struct Use {
+    index: Vec<Index>,
+    ranges: Ranges,
+    /// Whether the region is spread over the axis; else its first thread runs it.
+    is_spread: bool,
+}
+
+fn uses(items: &mut [Item], buffer: BufferId, axis: usize, outside: &Ranges) -> Vec<Use> {
+    fn gather(block: &[Stmt], buffer: BufferId, is_spread: bool, ranges: &mut Ranges, out: &mut Vec<Use>) {
+        for stmt in block {
+            let mut visit = |b: BufferId, index: &[Index]| {
+                let is_known =
+                    |u: &Use| u.index == index && u.is_spread == is_spread && u.ranges.loops() == ranges.loops();
+                if b == buffer && !out.iter().any(is_known) {
+                    out.push(Use { index: index.to_vec(), ranges: ranges.clone(), is_spread });
+                }
+            };
+            stmt.for_each_own_read(&mut visit);
+            if let Some((b, index)) = stmt.own_write() {
+                visit(b, index);
+            }
+            stmt.each_block(ranges, |block, ranges| gather(block, buffer, is_spread, ranges, out));
+        }
+    }
+    let mut out = Vec::new();
+    each_region(items, &mut |region, loops| {
+        let mut ranges = outside.clone();
+        loops.loops().iter().for_each(|(var, extent)| ranges.push(*var, extent.clone()));
+        gather(&region.stmts, buffer, region.axes[axis], &mut ranges, &mut out);
+    });
+    out
+}
+
+/// A subscript `high + weight·thread + low`, where `low < weight` and all of `high` divides by `base`.
+#[derive(Clone, Copy)]
+struct Digit {
+    var: LoopId,
+    weight: i64,
+    /// None where there is no `high`.
+    base: Option<i64>,
+}
+
+impl Digit {
+    /// The thread's digit in a subscript, the same in all uses.
+    fn of(var: LoopId, dimension: usize, uses: &[Use]) -> Option<Digit> {
+        let mut weights = uses.iter().filter(|u| u.is_spread).map(|u| u.index[dimension].coefficient(var));
+        let weight = weights.next().filter(|w| *w > 0)?;
+        if !weights.all(|w| w == weight) {
+            return None;
+        }
+        let others = |u: &Use| {
+            let terms = u.index[dimension].terms().to_vec();
+            terms.into_iter().filter(|(atom, _)| *atom != Atom::Var(var)).collect::<Vec<_>>()
+        };
+        let high = uses.iter().flat_map(others).map(|(_, c)| c.abs()).filter(|c| *c >= weight);
+        let base = high.reduce(greatest_common_divisor);
+        let digit = Digit { var, weight, base };
+        uses.iter().all(|u| digit.fits(&u.index[dimension], u)).then_some(digit)
+    }
+
+    fn fits(&self, subscript: &Index, of: &Use) -> bool {
+        let (_, low) = self.parts(subscript);
+        let within = |e: &Index, most: i64| {
+            of.ranges.lower(e).is_some_and(|least| least >= 0) && of.ranges.upper(e).is_some_and(|u| u < most)
+        };
+        let is_used_elsewhere = subscript.terms().iter().any(|(a, _)| *a != Atom::Var(self.var) && a.uses(self.var));
+        let thread = Index::from(self.var).scale(self.weight);
+        let below_base = self.base.is_none_or(|base| {
+            // The digit of the first thread is there where no thread is.
+            within(&if of.is_spread { low.add(&thread) } else { low.clone() }, base)
+        });
+        !is_used_elsewhere && within(&low, self.weight) && below_base
+    }
+
+    /// `high` divided by the base, and `low`.
+    fn parts(&self, subscript: &Index) -> (Index, Index) {
+        let constant = subscript.constant();
+        let base = self.base.unwrap_or(i64::MAX);
+        let mut high = Index::from(if self.base.is_some() { constant.div_euclid(base) } else { 0 });
+        let mut low = Index::from(if self.base.is_some() { constant.rem_euclid(base) } else { constant });
+        for (atom, c) in subscript.terms().iter().filter(|(atom, _)| *atom != Atom::Var(self.var)) {
+            let term = Index::atom(atom.clone());
+            if c.abs() >= self.weight {
+                high = high.add(&term.scale(c / base));
+            } else {
+                low = low.add(&term.scale(*c));
+            }
+        }
+        (high, low)
+    }
+
+    /// The subscript without the digit.
+    fn without(&self, subscript: &Index) -> Index {
+        let (high, low) = self.parts(subscript);
+        high.scale(self.weight).add(&low)
+    }
+
+    /// The extent without it.
+    fn extent(&self, extent: i64) -> i64 {
+        match self.base {
+            Some(base) => (extent + base - 1) / base * self.weight,
+            None => self.weight,
+        }
+    }
+}
+
+fn greatest_common_divisor(a: i64, b: i64) -> i64 {
+    if b == 0 { a } else { greatest_common_divisor(b, a % b) }
+}
+
+fn slice(
+    tables: &mut Program,
+    items: &mut [Item],
+    id: BufferId,
+    var: LoopId,
+    axis: usize,
+    uses: &[Use],
+) -> Result<(), MapError> {
+    let buffer = tables.buffer(id);
+    let found = (0..buffer.shape.len()).find_map(|d| Some((d, Digit::of(var, d, uses)?)));
+    let Some((dimension, digit)) = found else {
+        let subscripts: Vec<String> = uses
+            .iter()
+            .filter(|u| u.is_spread)
+            .take(1)
+            .flat_map(|u| u.index.iter().map(|i| index_to_string(tables, i)))
+            .collect();
+        return Err(MapError::NotSeparable {
+            buffer: buffer.name.clone(),
+            scope: Scope::ALL.iter().find(|(scope, _)| *scope == buffer.scope).expect("every scope is listed").1,
+            subscripts: format!("[{}]", subscripts.join(", ")),
+            axis: LoopKind::Thread(axis as u8).name(),
+        });
+    };
+    let extent = digit.extent(buffer.shape[dimension]);
+    // A dimension that is all digit goes, unless it is the only one.
+    let drops = digit.base.is_none() && digit.weight == 1 && buffer.shape.len() > 1;
+    let shape = &mut tables.buffers[id.0 as usize].shape;
+    if drops {
+        shape.remove(dimension);
+    } else {
+        shape[dimension] = extent;
+    }
+    let mut place = |index: &[Index]| {
+        let mut index = index.to_vec();
+        if drops {
+            index.remove(dimension);
+        } else {
+            index[dimension] = digit.without(&index[dimension]);
+        }
+        index
+    };
+    each_region(items, &mut |region, _| {
+        let stmts = std::mem::take(&mut region.stmts);
+        region.stmts = stmts.into_iter().map(|s| relocate(s, id, id, &mut place)).collect();
+    });
+    Ok(())
+}
