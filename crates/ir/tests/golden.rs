@@ -8,7 +8,7 @@
 //! --- steps
 //! split i 4 -> io ii shrink
 //! --- lower
-//! simplify specialize_tails              names of passes, or `all`
+//! simplify specialize_tails              names of passes, or `all`; `gpu` makes kernels
 //! --- expected
 //! program …                              or `--- refused` and the message
 //! ```
@@ -19,12 +19,13 @@
 
 mod sources;
 
-use sources::{difference, outputs, tolerance};
+use sources::{difference, on_gpu, outputs, tolerance};
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
+use tilewright_ir::gpu::simt::Order;
 use tilewright_ir::schedule::{FORMS, Illegal, apply, parse_steps};
-use tilewright_ir::{Program, lower, text, verify};
+use tilewright_ir::{Program, lower, lower_gpu, text, verify};
 
 /// Iterations that interpreting a case may take.
 const LONGEST: u64 = 50_000_000;
@@ -120,6 +121,18 @@ fn outcome(case: &Case) -> Result<(String, Option<Illegal>), String> {
             Err(why) => return Err(format!("`{step}`: {why}")),
         }
         check(&program, &step.to_string(), &before, tolerance)?;
+    }
+    if case.passes == ["gpu"] {
+        return match lower_gpu(&program) {
+            Err(why) if case.refused => Ok((why.to_string(), None)),
+            Err(why) => Err(why.to_string()),
+            Ok(_) if case.refused => Err("the program is not refused".to_owned()),
+            Ok(gpu) => {
+                let got = on_gpu(&gpu, Order::Forward).map_err(|fault| format!("{fault}\n{gpu}"))?;
+                difference(&got, &before, tolerance).map_or(Ok(()), |how| Err(format!("{how}\n{gpu}")))?;
+                Ok((gpu.to_string(), None))
+            }
+        };
     }
     if case.refused {
         return Err("the last step is not refused".to_owned());

@@ -21,6 +21,7 @@
 
 mod map_threads;
 mod private;
+pub mod simt;
 
 pub use map_threads::{MapError, lower_gpu};
 

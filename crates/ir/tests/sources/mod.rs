@@ -3,8 +3,11 @@
 #![allow(dead_code)]
 
 use tilewright_ir::expr::{BinaryOp, ReduceOp, UnaryOp};
+use tilewright_ir::gpu::simt::{self, Order, SimtFault};
 use tilewright_ir::op::{OPS, ProgramBuilder, StageSpec, Workload};
-use tilewright_ir::{BufferId, Cond, DType, Expr, Index, LoopKind, Program, Role, Step, Stmt, interp, text};
+use tilewright_ir::{
+    BufferId, Cond, DType, Expr, GpuProgram, Index, LoopKind, Program, Role, Step, Stmt, interp, text,
+};
 
 /// A program by its line: a workload, or one of [`SOURCES`].
 ///
@@ -430,6 +433,25 @@ fn packed(s: &[i64], dtype: &str) -> Program {
 /// # Panics
 /// Where the program has no meaning.
 pub fn outputs(program: &Program, limit: u64) -> Option<Vec<Vec<f64>>> {
+    let mut arguments = whole_arguments(program);
+    match interp::run_limited(program, &mut arguments, limit) {
+        Ok(()) => {}
+        // Padded layouts of layouts grow to any size.
+        Err(interp::Fault::TooLong { .. } | interp::Fault::TooLarge { .. }) => return None,
+        Err(fault) => panic!("{fault}"),
+    }
+    Some(only_outputs(program, arguments))
+}
+
+/// What kernels make of the same numbers.
+pub fn on_gpu(gpu: &GpuProgram, order: Order) -> Result<Vec<Vec<f64>>, SimtFault> {
+    let mut arguments = whole_arguments(&gpu.program);
+    simt::run(gpu, &mut arguments, order)?;
+    Ok(only_outputs(&gpu.program, arguments))
+}
+
+/// Small whole numbers as inputs, zeros as outputs.
+fn whole_arguments(program: &Program) -> Vec<Vec<f64>> {
     let whole = |at: usize, buffer: u32| {
         let mixed = (at as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ u64::from(buffer).wrapping_mul(0xd1b5_4a32);
         ((mixed >> 29) % 9) as f64 - 4.0
@@ -438,15 +460,12 @@ pub fn outputs(program: &Program, limit: u64) -> Option<Vec<Vec<f64>>> {
         let n = b.n_elements().expect("small") as usize;
         (0..n).map(|i| if b.role == Role::Output { 0.0 } else { whole(i, id.0) }).collect()
     };
-    let mut arguments: Vec<Vec<f64>> = program.arguments().map(argument).collect();
-    match interp::run_limited(program, &mut arguments, limit) {
-        Ok(()) => {}
-        // Padded layouts of layouts grow to any size.
-        Err(interp::Fault::TooLong { .. } | interp::Fault::TooLarge { .. }) => return None,
-        Err(fault) => panic!("{fault}"),
-    }
+    program.arguments().map(argument).collect()
+}
+
+fn only_outputs(program: &Program, arguments: Vec<Vec<f64>>) -> Vec<Vec<f64>> {
     let is_output: Vec<bool> = program.arguments().map(|(_, b)| b.role == Role::Output).collect();
-    Some(arguments.into_iter().zip(is_output).filter(|(_, o)| *o).map(|(a, _)| a).collect())
+    arguments.into_iter().zip(is_output).filter(|(_, o)| *o).map(|(a, _)| a).collect()
 }
 
 /// Where two results differ by more than a part in `1 / tolerance`; 0 asks for equality.

@@ -1,0 +1,590 @@
+//! Interpreter of kernels: what threads that run at the same time compute, and whether that depends on chance.
+//!
+//! [`run`] carries out kernel after kernel, block after block, and between two barriers thread after thread, in
+//! an [`Order`] of choice. Of each element in shared memory and in the device's it knows who wrote and who read
+//! it last. So it finds, in whatever order it runs,
+//! - races: an element that a thread writes and another one of the block reads or writes without a barrier
+//!   between, or threads of different blocks within a kernel;
+//! - barriers that some threads of a block reach and others do not;
+//! - all that [`interp`](crate::interp) finds: accesses out of bounds, reads of what was never written (of
+//!   shared memory and private memory by that thread, too), and elements of outputs that nobody writes.
+//!
+//! Values are those of [`interp`](crate::interp), to the last bit where no race is found.
+
+use crate::gpu::{GpuProgram, Kernel};
+use crate::interp::{
+    AS_IS, Block, Compiler, Fault, Linear, MAX_ITERATIONS, Machine, Memory, Rounding, Test, check_length,
+    check_written, defined, list, subscripts_of, undefined,
+};
+use crate::program::{BufferId, LoopId, Program, Role, Scope, Stmt};
+use crate::text::cond_to_string;
+use std::fmt;
+use thiserror::Error;
+
+/// In which order blocks, and threads between barriers, run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Order {
+    /// The first first, each as far as it goes.
+    Forward,
+    /// The last first, each as far as it goes.
+    Reverse,
+    /// In an order drawn anew for each statement that all threads reach alike.
+    Shuffled(u64),
+}
+
+/// A thread: its block's place in the grid and its own in the block, each as x, y, z.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Thread {
+    /// The block's place.
+    pub block: [i64; 3],
+    /// The thread's place in it.
+    pub thread: [i64; 3],
+}
+
+impl fmt::Display for Thread {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "thread ({}) of block ({})", list(&self.thread), list(&self.block))
+    }
+}
+
+/// What two threads do to an element.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Conflict {
+    /// Both write it.
+    Writes,
+    /// The first writes it, the second reads it.
+    ReadAfterWrite,
+    /// The first reads it, the second writes it.
+    WriteAfterRead,
+}
+
+impl fmt::Display for Conflict {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Conflict::Writes => "both write it",
+            Conflict::ReadAfterWrite => "one writes what the other reads",
+            Conflict::WriteAfterRead => "one reads what the other writes",
+        })
+    }
+}
+
+/// Why kernels have no meaning on these arguments: the fault of whoever made them, save for
+/// [`SimtFault::Arguments`].
+#[derive(Clone, Debug, PartialEq, Error)]
+pub enum SimtFault {
+    /// Two threads use an element at a time.
+    #[error("kernel {kernel}: {buffer}[{}] is raced for by {first} and {second}: {conflict}", list(subscripts))]
+    Race {
+        /// The kernel's name.
+        kernel: String,
+        /// The buffer's name.
+        buffer: String,
+        /// The element.
+        subscripts: Vec<i64>,
+        /// The one that came first.
+        first: Thread,
+        /// The other.
+        second: Thread,
+        /// What they do to it.
+        conflict: Conflict,
+    },
+    /// A barrier that not all threads of a block reach alike.
+    #[error("kernel {kernel}: {first} and {second} do not reach the same barriers, as {what} differs for them")]
+    Divergence {
+        /// The kernel's name.
+        kernel: String,
+        /// The condition, or the loop whose extent it is.
+        what: String,
+        /// A thread.
+        first: Thread,
+        /// One for which it is otherwise.
+        second: Thread,
+    },
+    /// What ends any program.
+    #[error("kernel {kernel}, {thread}: {fault}")]
+    Fault {
+        /// The kernel's name.
+        kernel: String,
+        /// The thread.
+        thread: Thread,
+        /// The fault.
+        fault: Fault,
+    },
+    /// Arguments that do not fit, or outputs that are not written.
+    #[error(transparent)]
+    Arguments(#[from] Fault),
+}
+
+/// Runs a program on its arguments, as [`interp::run`](crate::interp::run) does.
+///
+/// # Errors
+/// [`SimtFault`], with the outputs in no particular state.
+///
+/// # Cost
+/// Some 10 million simple updates a second.
+pub fn run(gpu: &GpuProgram, arguments: &mut [Vec<f64>], order: Order) -> Result<(), SimtFault> {
+    let program = &gpu.program;
+    let expected = program.arguments().count();
+    if arguments.len() != expected {
+        return Err(Fault::ArgumentCount { expected, got: arguments.len() }.into());
+    }
+    let mut memory = Watched::of(gpu)?;
+    for ((id, buffer), argument) in program.arguments().zip(arguments.iter()) {
+        check_length(buffer, argument.len())?;
+        if buffer.role != Role::Output {
+            memory.common[id.0 as usize] = argument.iter().map(|x| buffer.dtype.round(defined(*x))).collect();
+        }
+    }
+    let mut random = Random(match order {
+        Order::Shuffled(seed) => seed,
+        Order::Forward | Order::Reverse => 0,
+    });
+    let mut left = MAX_ITERATIONS;
+    for kernel in gpu.kernels() {
+        memory = run_kernel(program, kernel, memory, order, &mut random, &mut left)?;
+    }
+    for ((id, buffer), argument) in program.arguments().zip(arguments) {
+        if buffer.role == Role::Output {
+            *argument = std::mem::take(&mut memory.common[id.0 as usize]);
+            check_written(buffer, argument)?;
+        }
+    }
+    Ok(())
+}
+
+/// The numbers of splitmix64.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, n: usize) -> usize {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut x = self.0;
+        x = (x ^ x >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        x = (x ^ x >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        ((x ^ x >> 31) % n as u64) as usize
+    }
+}
+
+/// What was last done to an element, by epochs: times between barriers, counted on over all blocks and kernels.
+/// Threads are numbered over all blocks of a kernel.
+#[derive(Clone, Copy, Default)]
+struct Mark {
+    written: u64,
+    writer: u32,
+    read: u64,
+    reader: u32,
+    /// Whether other threads have read it in the same epoch.
+    others_read: bool,
+    /// Whether threads of other blocks have read it in the same kernel.
+    other_blocks_read: bool,
+}
+
+/// Where a buffer is.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Place {
+    /// Nothing writes it.
+    Constant,
+    Device,
+    Shared,
+    Private,
+}
+
+/// Memory that knows who used it.
+struct Watched {
+    places: Vec<Place>,
+    /// By buffer: what is common to threads.
+    common: Vec<Vec<f64>>,
+    marks: Vec<Vec<Mark>>,
+    /// By thread of the block and buffer: what is its own.
+    private: Vec<Vec<Vec<f64>>>,
+    n_threads: usize,
+    block: usize,
+    thread: usize,
+    epoch: u64,
+    /// The first epoch of the kernel.
+    began: u64,
+    /// The first race: buffer, element, the thread before, what happened.
+    race: Option<(u32, usize, u32, Conflict)>,
+}
+
+impl Watched {
+    fn of(gpu: &GpuProgram) -> Result<Watched, Fault> {
+        let program = &gpu.program;
+        let place_of = |b: &crate::program::Buffer| match (b.role, b.scope) {
+            (Role::Input | Role::ConstInput, _) => Place::Constant,
+            (Role::Output | Role::Kept, _) | (Role::Temporary, Scope::Global) => Place::Device,
+            (Role::Temporary, Scope::Shared) => Place::Shared,
+            (Role::Temporary, Scope::Local | Scope::Register) => Place::Private,
+        };
+        let places: Vec<Place> = program.buffers.iter().map(place_of).collect();
+        let mut watched = Watched {
+            common: vec![Vec::new(); places.len()],
+            marks: vec![Vec::new(); places.len()],
+            private: Vec::new(),
+            n_threads: 1,
+            block: 0,
+            thread: 0,
+            epoch: 1,
+            began: 1,
+            race: None,
+            places,
+        };
+        for (at, buffer) in program.buffers.iter().enumerate() {
+            if watched.places[at] == Place::Device {
+                watched.renew(at, buffer)?;
+            }
+        }
+        Ok(watched)
+    }
+
+    /// A buffer that nothing was written to.
+    fn renew(&mut self, at: usize, buffer: &crate::program::Buffer) -> Result<(), Fault> {
+        self.common[at] = undefined(buffer)?;
+        self.marks[at] = vec![Mark::default(); self.common[at].len()];
+        Ok(())
+    }
+
+    fn me(&self) -> u32 {
+        (self.block * self.n_threads + self.thread) as u32
+    }
+
+    /// Whether what another thread did in an epoch may happen at the same time.
+    fn is_beside(&self, buffer: u32, epoch: u64, other: u32) -> bool {
+        let is_other_block = other as usize / self.n_threads != self.block;
+        epoch >= self.began
+            && match self.places[buffer as usize] {
+                Place::Device => is_other_block || epoch == self.epoch && other != self.me(),
+                Place::Shared => epoch == self.epoch && other != self.me(),
+                Place::Constant | Place::Private => false,
+            }
+    }
+
+    fn note(&mut self, buffer: u32, at: usize, other: u32, conflict: Conflict) {
+        self.race.get_or_insert((buffer, at, other, conflict));
+    }
+}
+
+impl Memory for Watched {
+    fn n_elements(&self, buffer: u32) -> usize {
+        match self.places[buffer as usize] {
+            Place::Private => self.private[self.thread][buffer as usize].len(),
+            Place::Constant | Place::Device | Place::Shared => self.common[buffer as usize].len(),
+        }
+    }
+
+    fn read(&mut self, buffer: u32, at: usize) -> f64 {
+        let id = buffer as usize;
+        let values = match self.places[id] {
+            Place::Private => &self.private[self.thread][id],
+            Place::Constant | Place::Device | Place::Shared => &self.common[id],
+        };
+        let Some(value) = values.get(at).copied() else { return 0.0 };
+        if let Some(mark) = self.marks[id].get(at).copied() {
+            if self.is_beside(buffer, mark.written, mark.writer) {
+                self.note(buffer, at, mark.writer, Conflict::ReadAfterWrite);
+            }
+            let (me, epoch, is_old) = (self.me(), self.epoch, mark.read < self.began);
+            let is_other_block = mark.reader as usize / self.n_threads != self.block;
+            let new = &mut self.marks[id][at];
+            new.other_blocks_read = !is_old && (mark.other_blocks_read || is_other_block);
+            new.others_read = mark.read == epoch && (mark.others_read || mark.reader != me);
+            (new.read, new.reader) = (epoch, me);
+        }
+        value
+    }
+
+    fn write(&mut self, buffer: u32, at: usize, value: f64) {
+        let id = buffer as usize;
+        if self.places[id] == Place::Private {
+            self.private[self.thread][id][at] = value;
+            return;
+        }
+        self.common[id][at] = value;
+        if let Some(mark) = self.marks[id].get(at).copied() {
+            if self.is_beside(buffer, mark.written, mark.writer) {
+                self.note(buffer, at, mark.writer, Conflict::Writes);
+            }
+            let others = mark.others_read && mark.read == self.epoch
+                || mark.other_blocks_read && mark.read >= self.began && self.places[id] == Place::Device;
+            if others || self.is_beside(buffer, mark.read, mark.reader) {
+                self.note(buffer, at, mark.reader, Conflict::WriteAfterRead);
+            }
+            let me = self.me();
+            let new = &mut self.marks[id][at];
+            (new.written, new.writer) = (self.epoch, me);
+        }
+    }
+
+    fn allocate(&mut self, buffer: u32, n: usize) {
+        let id = buffer as usize;
+        if self.places[id] == Place::Private {
+            self.private[self.thread].allocate(id as u32, n);
+        }
+    }
+
+    fn free(&mut self, buffer: u32) {
+        if self.places[buffer as usize] == Place::Private {
+            self.private[self.thread].free(buffer);
+        }
+    }
+}
+
+/// A piece of a kernel's body.
+enum Piece {
+    /// What each thread runs by itself.
+    Each(Block),
+    /// What all threads run alike, barriers inside.
+    Loop {
+        var: LoopId,
+        extent: Linear,
+        /// Whether it may differ from thread to thread.
+        varies: bool,
+        body: Vec<Piece>,
+    },
+    If {
+        test: Test,
+        varies: bool,
+        text: String,
+        then: Vec<Piece>,
+        otherwise: Vec<Piece>,
+    },
+    Barrier,
+}
+
+fn has_barrier(stmt: &Stmt) -> bool {
+    let mut found = false;
+    stmt.walk(&mut |s| found |= *s == Stmt::Barrier);
+    found
+}
+
+/// Cuts a body where threads wait; in small pieces also where all of them could.
+fn pieces(
+    compiler: &mut Compiler,
+    program: &Program,
+    block: &[Stmt],
+    threads: &[LoopId],
+    small: bool,
+) -> Result<Vec<Piece>, Fault> {
+    let mut out = Vec::new();
+    let mut at = 0;
+    while at < block.len() {
+        let stmt = &block[at];
+        let varies = match stmt {
+            Stmt::For(l) => threads.iter().any(|&thread| l.extent.uses(thread)),
+            _ => true,
+        };
+        at += 1;
+        match stmt {
+            Stmt::Barrier => out.push(Piece::Barrier),
+            Stmt::For(l) if has_barrier(stmt) || small && !varies => {
+                let extent = compiler.linear(&l.extent)?;
+                compiler.bound.push(l.var);
+                let body = pieces(compiler, program, &l.body, threads, small)?;
+                compiler.bound.pop();
+                out.push(Piece::Loop { var: l.var, extent, varies, body });
+            }
+            Stmt::If { cond, then, otherwise } if has_barrier(stmt) => {
+                let mut reads = false;
+                cond.for_each_load(&mut |_, _| reads = true);
+                let varies = reads || threads.iter().any(|&thread| cond.uses(thread));
+                let (test, text) = (compiler.test(cond)?, cond_to_string(program, cond));
+                let then = pieces(compiler, program, then, threads, small)?;
+                let otherwise = pieces(compiler, program, otherwise, threads, small)?;
+                out.push(Piece::If { test, varies, text, then, otherwise });
+            }
+            _ => {
+                let start = at - 1;
+                while !small && block.get(at).is_some_and(|next| !has_barrier(next)) {
+                    at += 1;
+                }
+                out.push(Piece::Each(compiler.block(&block[start..at])?));
+            }
+        }
+    }
+    Ok(out)
+}
+
+fn run_kernel(
+    program: &Program,
+    kernel: &Kernel,
+    mut memory: Watched,
+    order: Order,
+    random: &mut Random,
+    left: &mut u64,
+) -> Result<Watched, SimtFault> {
+    let [grid, block] = [kernel.grid(), kernel.block()];
+    let (n_blocks, n_threads) = (grid.iter().product::<i64>() as usize, kernel.n_threads() as usize);
+    memory.n_threads = n_threads;
+    memory.private = vec![vec![Vec::new(); program.buffers.len()]; n_threads];
+    memory.epoch += 1;
+    memory.began = memory.epoch;
+    let [of_blocks, of_threads] = [kernel.blocks, kernel.threads].map(|axes| {
+        let known = axes.iter().enumerate().filter_map(|(axis, var)| Some((axis, var.as_ref()?.0)));
+        known.collect::<Vec<(usize, LoopId)>>()
+    });
+    let mut compiler = Compiler::new(program, Rounding::ToElementType);
+    compiler.bound = of_blocks.iter().chain(&of_threads).map(|(_, var)| *var).collect();
+    let threads: Vec<LoopId> = of_threads.iter().map(|(_, var)| *var).collect();
+    let small = matches!(order, Order::Shuffled(_));
+    let body = pieces(&mut compiler, program, &kernel.body, &threads, small)?;
+    let active = compiler.bound.iter().map(|var| var.0).collect();
+    let mut machine = Machine::new(program, &compiler.sources, memory, *left);
+    machine.active = active;
+    let places = (0..n_threads).map(|at| place_in(block, at)).collect();
+    let mut running =
+        Running { program, kernel, machine, of_threads, places, grid, order, random, turns: (0..n_threads).collect() };
+    let mut blocks: Vec<usize> = (0..n_blocks).collect();
+    arrange(&mut blocks, order, running.random);
+    for at in blocks {
+        let place = place_in(grid, at);
+        for (axis, var) in &of_blocks {
+            running.machine.vars[var.0 as usize] = place[*axis];
+        }
+        running.machine.memory.block = at;
+        running.machine.memory.epoch += 1;
+        for buffer in &kernel.shared {
+            let id = buffer.0 as usize;
+            running.machine.memory.renew(id, &program.buffers[id])?;
+        }
+        for own in &mut running.machine.memory.private {
+            own.iter_mut().for_each(Vec::clear);
+        }
+        running.pieces(&body)?;
+    }
+    *left = running.machine.left;
+    Ok(running.machine.memory)
+}
+
+/// The place of a row-major number, x fastest.
+fn place_in(extents: [i64; 3], at: usize) -> [i64; 3] {
+    let at = at as i64;
+    [at % extents[0], at / extents[0] % extents[1], at / (extents[0] * extents[1])]
+}
+
+fn arrange(turns: &mut [usize], order: Order, random: &mut Random) {
+    match order {
+        Order::Forward => {}
+        Order::Reverse => turns.reverse(),
+        Order::Shuffled(_) => (1..turns.len()).for_each(|i| turns.swap(i, random.below(i + 1))),
+    }
+}
+
+/// A kernel on its way.
+struct Running<'a> {
+    program: &'a Program,
+    kernel: &'a Kernel,
+    machine: Machine<'a, Watched>,
+    of_threads: Vec<(usize, LoopId)>,
+    /// Where each thread is in its block.
+    places: Vec<[i64; 3]>,
+    grid: [i64; 3],
+    order: Order,
+    random: &'a mut Random,
+    turns: Vec<usize>,
+}
+
+impl Running<'_> {
+    fn thread(&self, number: u32) -> Thread {
+        let number = number as usize;
+        let n_threads = self.places.len();
+        Thread { block: place_in(self.grid, number / n_threads), thread: self.places[number % n_threads] }
+    }
+
+    fn kernel_name(&self) -> String {
+        self.kernel.name.clone()
+    }
+
+    fn pieces(&mut self, pieces: &[Piece]) -> Result<(), SimtFault> {
+        pieces.iter().try_for_each(|piece| self.piece(piece))
+    }
+
+    fn piece(&mut self, piece: &Piece) -> Result<(), SimtFault> {
+        match piece {
+            Piece::Barrier => self.machine.memory.epoch += 1,
+            Piece::Each(block) => {
+                let mut turns = std::mem::take(&mut self.turns);
+                turns.sort_unstable();
+                arrange(&mut turns, self.order, self.random);
+                turns.iter().try_for_each(|&thread| {
+                    self.become_thread(thread);
+                    let done = self.machine.open_block(block);
+                    self.after(done)
+                })?;
+                self.turns = turns;
+            }
+            Piece::Loop { var, extent, varies, body } => {
+                let name = |of: &Self| format!("the extent of loop {}", of.program.loop_name(*var));
+                let n = self.alike(*varies, name, |machine| machine.linear(extent))?.max(0);
+                let spent = self.machine.spend(n as u64);
+                self.after(spent)?;
+                self.machine.active.push(var.0);
+                for i in 0..n {
+                    self.machine.vars[var.0 as usize] = i;
+                    self.pieces(body)?;
+                }
+                self.machine.active.pop();
+            }
+            Piece::If { test, varies, text, then, otherwise } => {
+                let holds = self.alike(*varies, |_| text.clone(), |machine| machine.test::<AS_IS>(test))?;
+                self.pieces(if holds { then } else { otherwise })?;
+            }
+        }
+        Ok(())
+    }
+
+    fn become_thread(&mut self, thread: usize) {
+        self.machine.memory.thread = thread;
+        for (axis, var) in &self.of_threads {
+            self.machine.vars[var.0 as usize] = self.places[thread][*axis];
+        }
+    }
+
+    /// A value that must be the same for all threads, as barriers depend on it.
+    fn alike<T: PartialEq>(
+        &mut self,
+        varies: bool,
+        what: impl FnOnce(&Self) -> String,
+        evaluate: impl Fn(&mut Machine<Watched>) -> T,
+    ) -> Result<T, SimtFault> {
+        let mut of_thread = |running: &mut Self, thread: usize| {
+            running.become_thread(thread);
+            let value = evaluate(&mut running.machine);
+            let checked = running.machine.check();
+            running.after(checked).map(|()| value)
+        };
+        let value = of_thread(self, 0)?;
+        let first = self.machine.memory.me();
+        for thread in 1..if varies { self.places.len() } else { 1 } {
+            if of_thread(self, thread)? != value {
+                let second = self.machine.memory.me();
+                let (kernel, what) = (self.kernel_name(), what(self));
+                let (first, second) = (self.thread(first), self.thread(second));
+                return Err(SimtFault::Divergence { kernel, what, first, second });
+            }
+        }
+        Ok(value)
+    }
+
+    /// What a thread's turn ended with.
+    fn after(&mut self, done: Result<(), crate::interp::Stopped>) -> Result<(), SimtFault> {
+        let kernel = || self.kernel.name.clone();
+        if let Some((buffer, at, other, conflict)) = self.machine.memory.race {
+            let b = self.program.buffer(BufferId(buffer));
+            return Err(SimtFault::Race {
+                kernel: kernel(),
+                buffer: b.name.clone(),
+                subscripts: subscripts_of(&b.shape, at),
+                first: self.thread(other),
+                second: self.thread(self.machine.memory.me()),
+                conflict,
+            });
+        }
+        match done {
+            Ok(()) => Ok(()),
+            Err(crate::interp::Stopped) => {
+                let thread = self.thread(self.machine.memory.me());
+                Err(SimtFault::Fault { kernel: kernel(), thread, fault: self.machine.take_fault() })
+            }
+        }
+    }
+}

@@ -1,0 +1,435 @@
+//! Kernels of GPU schedules: they compute what the program does in whatever order threads run, and what does
+//! not is found.
+//!
+//! `TILEWRIGHT_CASES=1000` makes a long run of random schedules.
+
+mod common;
+mod sources;
+
+use common::{Conv, Random, conv2d, program};
+use sources::{difference, on_gpu, outputs};
+use tilewright_ir::gpu::simt::{Order, SimtFault};
+use tilewright_ir::gpu::{Access, MapError};
+use tilewright_ir::schedule::{apply_all, parse_steps};
+use tilewright_ir::{Cond, GpuProgram, Index, Program, Stmt, lower_gpu, verify};
+
+const LONGEST: u64 = 50_000_000;
+const ORDERS: [Order; 3] = [Order::Forward, Order::Reverse, Order::Shuffled(7)];
+
+/// Schedules of each kind that one run tries.
+fn n_cases() -> usize {
+    std::env::var("TILEWRIGHT_CASES").map_or(12, |n| n.parse().expect("a number of cases"))
+}
+
+/// The program scheduled.
+#[track_caller]
+fn scheduled(program: &Program, steps: &str) -> Program {
+    let steps = parse_steps(steps).unwrap_or_else(|e| panic!("{e}\n{steps}"));
+    let done = apply_all(program, &steps);
+    done.unwrap_or_else(|(at, why)| panic!("step {} `{}`: {why}\n{program}", at + 1, steps[at]))
+}
+
+/// The program's kernels, which compute the same to the last bit, in every order.
+#[track_caller]
+fn kernels(program: &Program) -> GpuProgram {
+    verify::verify(program).unwrap_or_else(|e| panic!("{e}\n{program}"));
+    let expected = outputs(program, LONGEST).expect("short");
+    let gpu = lower_gpu(program).unwrap_or_else(|e| panic!("{e}\n{program}"));
+    for order in ORDERS {
+        let got = on_gpu(&gpu, order).unwrap_or_else(|fault| panic!("{order:?}: {fault}\n{program}\n{gpu}"));
+        if let Some(how) = difference(&got, &expected, 0.0) {
+            panic!("{order:?}: {how}\n{program}\n{gpu}");
+        }
+    }
+    gpu
+}
+
+fn n_barriers(gpu: &GpuProgram) -> usize {
+    let mut n = 0;
+    let statements = gpu.kernels().flat_map(|kernel| &kernel.body);
+    statements.for_each(|s| s.walk(&mut |s| n += usize::from(*s == Stmt::Barrier)));
+    n
+}
+
+// Random schedules.
+
+/// A product in tiles of blocks and threads, with shared copies of both factors and sums in registers.
+fn matmul(random: &mut Random) -> Program {
+    let [m, n, k] = [0; 3].map(|_| random.in_range(1, 37));
+    let [threads_y, threads_x] = [0; 2].map(|_| random.pick(&[1, 2, 3, 4, 8]));
+    let [rows, columns] = [0; 2].map(|_| random.pick(&[1, 2, 3, 4]));
+    let inner = random.in_range(1, 9);
+    let tail = random.pick(&["shrink", "guard"]);
+    let (tile_m, tile_n) = (threads_y * rows, threads_x * columns);
+    // A thread has neighbours, or every so manieth element.
+    let split = |tile: &str, threads: i64, elements: i64, names: [&str; 2], strided: bool| match strided {
+        true => format!("split {tile} {threads} -> {} {} {tail}\n", names[1], names[0]),
+        false => format!("split {tile} {elements} -> {} {} {tail}\n", names[0], names[1]),
+    };
+    let [of_rows, of_columns] = [0; 2].map(|_| random.chance(40));
+    let mut steps = format!("split i {tile_m} -> by im shrink\nsplit j {tile_n} -> bx jm shrink\n");
+    steps += &split("im", threads_y, rows, ["ty", "ir"], of_rows);
+    steps += &split("jm", threads_x, columns, ["tx", "jr"], of_columns);
+    steps += &format!("split k {inner} -> ko ki shrink\nreorder by bx ko ty tx ki ir jr\n");
+    let copies = random.chance(85);
+    if copies {
+        let (a, b) = (random.pick(&["0 1", "1 0"]), random.pick(&["0 1", "1 0"]));
+        steps += &format!("stage A at ko -> A.s {a} shared\nstage B at ko -> B.s {b} shared\n");
+    }
+    if random.chance(85) {
+        steps += "accumulate C at bx -> C.r\n";
+        if random.chance(50) {
+            steps += "unroll jr\nunroll ir\n";
+        }
+    }
+    for copy in if copies { &["A.s", "B.s"][..] } else { &[] } {
+        // Each thread copies elements apart, or some neighbours; or only threads along one axis do.
+        match random.below(3) {
+            0 => {
+                steps += &format!("bind {copy}.1 thread.x\n");
+            }
+            1 => {
+                steps += &format!("split {copy}.0 {threads_y} -> {copy}.p {copy}.y shrink\n");
+                steps += &format!("split {copy}.1 {threads_x} -> {copy}.q {copy}.x shrink\n");
+                steps += &format!("reorder {copy}.y {copy}.x {copy}.p {copy}.q\n");
+                steps += &format!("bind {copy}.y thread.y\nbind {copy}.x thread.x\n");
+            }
+            _ => {
+                steps += &format!("split {copy}.1 2 -> {copy}.x {copy}.v shrink\n");
+                steps += &format!("bind {copy}.0 thread.y\nbind {copy}.x thread.x\nvectorize {copy}.v\n");
+            }
+        }
+    }
+    steps += "bind by block.y\nbind bx block.x\nbind ty thread.y\nbind tx thread.x\n";
+    let start = tilewright_ir::op::Workload::parse(&format!("matmul:m={m},n={n},k={k}")).unwrap().program();
+    let mut program = start;
+    // What does not suit the sizes is left out.
+    for step in parse_steps(&steps).unwrap() {
+        match tilewright_ir::schedule::apply(&program, &step) {
+            Ok(next) => program = next,
+            Err(_) => continue,
+        }
+    }
+    program
+}
+
+#[test]
+fn products_in_tiles() {
+    let mut random = Random::new(1);
+    let mut n_mapped = 0;
+    for _ in 0..3 * n_cases() {
+        let program = matmul(&mut random);
+        if verify::verify(&program).is_err() {
+            continue;
+        }
+        match lower_gpu(&program) {
+            Ok(_) => {
+                kernels(&program);
+                n_mapped += 1;
+            }
+            // Where steps were left out, threads may have a loop around what others wait for.
+            Err(MapError::NotSeparable { .. } | MapError::UnevenLoop { .. }) => {}
+            Err(why) => panic!("{why}\n{program}"),
+        }
+    }
+    assert!(n_mapped > 2 * n_cases(), "only {n_mapped} of {} schedules are ones for a GPU", 3 * n_cases());
+}
+
+#[test]
+fn convolutions() {
+    let mut random = Random::new(2);
+    for _ in 0..n_cases() {
+        let [h, w] = [0; 2].map(|_| random.in_range(3, 9));
+        let (c, k, stride) = (random.in_range(1, 5), random.in_range(1, 9), random.in_range(1, 2));
+        let start = conv2d(Conv { c, h, w, k, r: 3, stride, pad: 1 });
+        let [of_k, of_q, of_c] = [0; 3].map(|_| random.in_range(1, 4));
+        // Padding goes into the copy; the sums of a block are finished by its threads.
+        let steps = format!(
+            "inline X.pad
+            split k {of_k} -> k.b k.t shrink
+            split q {of_q} -> q.b q.t shrink
+            reorder n k.b p q.b k.t q.t
+            bind k.b block.y
+            bind p block.x
+            compute_at acc at q.b
+            split acc.c {of_c} -> c.o c.i shrink
+            reorder c.o acc.k acc.q c.i acc.r acc.s
+            stage W at c.o -> W.s 0 1 2 3 shared
+            bind W.s.0 thread.y
+            bind acc.k thread.y
+            bind acc.q thread.x
+            bind k.t thread.y
+            bind q.t thread.x"
+        );
+        let mut program = start;
+        let mut left_out = Vec::new();
+        for step in parse_steps(&steps).unwrap() {
+            match tilewright_ir::schedule::apply(&program, &step) {
+                Ok(next) => program = next,
+                Err(why) => left_out.push(format!("{step}: {why}")),
+            }
+        }
+        assert!(left_out.is_empty(), "{left_out:?}\n{program}");
+        kernels(&program);
+    }
+}
+
+/// Rows that threads normalise together: each has a part of the maximum and of the sum.
+fn softmax(rows: i64, columns: i64, threads: i64) -> Program {
+    let each = (columns + threads - 1) / threads;
+    let (whole, at) = (format!("for k in min({each}, {columns} - {each}*t)"), format!("[i, {each}*t + k]"));
+    program(&format!(
+        "program \"softmax\"
+        buffer X: f32[{rows}, {columns}] global input
+        buffer Y: f32[{rows}, {columns}] global output
+        buffer M: f32[{threads}] shared temporary
+        buffer most: f32[1] shared temporary
+        buffer E: f32[{threads}, {each}] local temporary
+        buffer P: f32[{threads}] shared temporary
+        buffer sum: f32[1] shared temporary
+        loops i, t, k, s
+        run {{ block.x i in {rows} {{
+            alloc M alloc most alloc E alloc P alloc sum
+            thread.x t in {used} {{ {whole} {{ M[t] max= X{at} first k == 0 }} }}
+            for s in {used} {{ most[0] max= M[s] first s == 0 }}
+            thread.x t in {used} {{
+                {whole} {{ E[t, k] = exp(X{at} - most[0]) P[t] += E[t, k] first k == 0 }}
+            }}
+            for s in {used} {{ sum[0] += P[s] first s == 0 }}
+            thread.x t in {used} {{ {whole} {{ Y{at} = E[t, k] / sum[0] }} }}
+        }} }}",
+        used = (columns + each - 1) / each,
+    ))
+}
+
+#[test]
+fn reductions_by_threads_together() {
+    let mut random = Random::new(3);
+    for _ in 0..n_cases() {
+        let gpu = kernels(&softmax(random.in_range(1, 4), random.in_range(2, 41), random.in_range(2, 9)));
+        assert_eq!(n_barriers(&gpu), 4, "{gpu}");
+    }
+}
+
+// What kernels say of themselves.
+
+#[test]
+fn kernels_tell_their_arguments() {
+    let gpu = kernels(&program(
+        "program \"two\" buffer X: f32[8] global input buffer I: i64[8] global input
+        buffer Y: f32[8] global output buffer T: f32[8] local temporary buffer S: f32[8] shared temporary
+        loops b, t run {
+            alloc T
+            block.x b in 2 { thread.x t in 4 { T[4*b + t] = X[at(I[4*b + t])] } }
+            block.x b in 1 {
+                alloc S
+                thread.x t in 8 { S[t] = T[t] }
+                thread.x t in 8 { Y[t] = S[7 - t] }
+                thread.x t in 8 { Y[t] += 1.0 first never }
+            }
+        }",
+    ));
+    let [first, second] = gpu.body.as_slice() else { panic!("{gpu}") };
+    let names = |kernel: &tilewright_ir::Kernel| {
+        let named = |(b, access)| (gpu.program.buffer(b).name.clone(), access);
+        kernel.arguments(&gpu).into_iter().map(named).collect::<Vec<_>>()
+    };
+    let row = |name: &str, access| (name.to_owned(), access);
+    let of_first = [row("X", Access::Read), row("I", Access::Read), row("T", Access::Write)];
+    assert_eq!(names(first), of_first);
+    assert_eq!(names(second), [row("Y", Access::ReadWrite), row("T", Access::Read)]);
+    assert_eq!((first.grid(), first.block()), ([2, 1, 1], [4, 1, 1]));
+    assert_eq!((second.shared_bytes(&gpu), second.n_threads()), (32, 8));
+    assert_eq!(gpu.device_buffers().len(), 4);
+    // `Y` is each thread's own.
+    assert_eq!(n_barriers(&gpu), 1, "{gpu}");
+}
+
+// What the interpreter finds.
+
+/// The fault of a program whose one kernel was changed.
+#[track_caller]
+fn fault(mut gpu: GpuProgram, change: impl Fn(&mut Vec<Stmt>), order: Order) -> SimtFault {
+    change(&mut gpu.body[0].body);
+    on_gpu(&gpu, order).expect_err(&gpu.to_string())
+}
+
+fn copied() -> GpuProgram {
+    kernels(&program(
+        "program \"copied\" buffer X: f32[4, 8] global input buffer Y: f32[4, 8] global output
+        buffer S: f32[8] shared temporary loops b, k, t run {
+            block.x b in 2 { for k in 2 {
+                alloc S
+                thread.x t in 8 { S[t] = X[2*b + k, t] }
+                thread.x t in 8 { Y[2*b + k, t] = S[7 - t] }
+            } }
+        }",
+    ))
+}
+
+/// The first statements for which the change is asked, outermost first.
+fn each_block(block: &mut Vec<Stmt>, change: &mut dyn FnMut(&mut Vec<Stmt>)) {
+    change(block);
+    block.iter_mut().for_each(|s| s.blocks_mut().for_each(|inner| each_block(inner, change)));
+}
+
+#[test]
+fn faults_are_found_in_every_order() {
+    for order in ORDERS {
+        let no_barriers = |block: &mut Vec<Stmt>| each_block(block, &mut |b| b.retain(|s| *s != Stmt::Barrier));
+        let text = fault(copied(), no_barriers, order).to_string();
+        assert!(text.starts_with("kernel run_0: S[") && text.contains("is raced for by thread ("), "{text}");
+
+        let first_barrier = |block: &mut Vec<Stmt>| {
+            let mut found = false;
+            each_block(block, &mut |b| b.retain(|s| *s != Stmt::Barrier || std::mem::replace(&mut found, true)));
+        };
+        assert!(matches!(fault(copied(), first_barrier, order), SimtFault::Race { .. }));
+
+        // A barrier that only some threads reach.
+        let guarded = |block: &mut Vec<Stmt>| {
+            each_block(block, &mut |b| {
+                for s in b.iter_mut().filter(|s| **s == Stmt::Barrier) {
+                    let thread = tilewright_ir::LoopId(3);
+                    let cond = Cond::Lt(thread.into(), 4.into());
+                    *s = Stmt::If { cond, then: vec![Stmt::Barrier], otherwise: Vec::new() };
+                }
+            });
+        };
+        let text = fault(copied(), guarded, order).to_string();
+        assert!(text.contains("do not reach the same barriers, as thread.x < 4 differs"), "{text}");
+
+        // Blocks that write the same elements.
+        let same = |block: &mut Vec<Stmt>| {
+            let b = tilewright_ir::LoopId(0);
+            each_block(block, &mut |stmts| {
+                stmts.iter_mut().for_each(|s| *s = s.substitute(b, &Index::from(0)));
+            });
+        };
+        let text = fault(copied(), same, order).to_string();
+        assert!(text.contains("kernel run_0: Y[") && text.contains("both write it"), "{text}");
+        assert!(text.contains("of block (0, 0, 0)") && text.contains("of block (1, 0, 0)"), "{text}");
+
+        // Subscripts that are one off.
+        let beyond = |block: &mut Vec<Stmt>| {
+            let k = tilewright_ir::LoopId(1);
+            each_block(block, &mut |stmts| {
+                stmts.iter_mut().filter(|s| s.own_write().is_some()).for_each(|s| {
+                    *s = s.substitute(k, &Index::from(k).offset(1));
+                });
+            });
+        };
+        let text = fault(copied(), beyond, order).to_string();
+        assert!(text.contains("is outside X[4, 8]") && text.contains("b=1, thread.x="), "{text}");
+
+        // Shared memory that nobody wrote.
+        let unwritten = |block: &mut Vec<Stmt>| {
+            each_block(block, &mut |stmts| {
+                stmts.retain(|s| s.own_write().is_none_or(|(b, _)| b.0 != 2));
+            });
+        };
+        let text = fault(copied(), unwritten, order).to_string();
+        assert!(text.contains("S[7] is read before it is written") || text.contains("S[0] is"), "{text}");
+    }
+}
+
+// Mutants.
+
+/// A way to break a kernel: the number of a place in it.
+#[derive(Clone, Copy, Debug)]
+enum Mutation {
+    Barrier(usize),
+    Subscript(usize, usize, i64),
+    Guard(usize),
+}
+
+/// Applies a mutation; tells where the place is, or nothing where there is none.
+fn mutate(gpu: &mut GpuProgram, mutation: Mutation) -> Option<String> {
+    let tables = gpu.program.clone();
+    let mut seen = 0;
+    let mut done = None;
+    let mut change = |block: &mut Vec<Stmt>| {
+        let mut at = 0;
+        while at < block.len() && done.is_none() {
+            let text = || tilewright_ir::text::stmt_to_string(&tables, &block[at]);
+            match (mutation, &mut block[at]) {
+                (Mutation::Barrier(n), Stmt::Barrier) => {
+                    seen += 1;
+                    if seen == n + 1 {
+                        block.remove(at);
+                        done = Some(format!("barrier {n}"));
+                    }
+                }
+                (Mutation::Guard(n), Stmt::If { cond, .. }) if *cond != Cond::True => {
+                    seen += 1;
+                    if seen == n + 1 {
+                        done = Some(format!("guard of {}", text()));
+                        let Stmt::If { cond, .. } = &mut block[at] else { unreachable!() };
+                        *cond = Cond::True;
+                    }
+                }
+                (Mutation::Subscript(n, d, by), Stmt::Store { buffer, .. })
+                    if tables.buffer(*buffer).scope == tilewright_ir::Scope::Shared =>
+                {
+                    seen += 1;
+                    if seen == n + 1 {
+                        done = Some(format!("subscript {d} of {}", text()));
+                        let Stmt::Store { index, .. } = &mut block[at] else { unreachable!() };
+                        let d = d % index.len();
+                        index[d] = index[d].offset(by);
+                    }
+                }
+                _ => {}
+            }
+            at += 1;
+        }
+    };
+    for kernel in &mut gpu.body {
+        each_block(&mut kernel.body, &mut change);
+    }
+    done
+}
+
+/// Barriers dropped, subscripts of copies one off, guards removed: what changes results in some order of
+/// threads is found in one order, and what is not found changes none.
+#[test]
+fn mutants_are_found() {
+    let mut random = Random::new(4);
+    let (mut n_mutants, mut n_matter, mut n_found, mut survivors) = (0, 0, 0, Vec::new());
+    while n_mutants < 200 {
+        let program = match random.below(4) {
+            0 => softmax(2, random.in_range(5, 20), random.in_range(2, 5)),
+            _ => matmul(&mut random),
+        };
+        if verify::verify(&program).is_err() || lower_gpu(&program).is_err() {
+            continue;
+        }
+        let gpu = kernels(&program);
+        let expected = outputs(&program, LONGEST).expect("short");
+        for _ in 0..4 {
+            let mutation = match random.below(3) {
+                0 => Mutation::Barrier(random.below(4)),
+                1 => Mutation::Subscript(random.below(6), random.below(2), random.pick(&[-1, 1])),
+                _ => Mutation::Guard(random.below(6)),
+            };
+            let mut mutant = gpu.clone();
+            let Some(what) = mutate(&mut mutant, mutation) else { continue };
+            n_mutants += 1;
+            // A fault, or another result.
+            let is_wrong = |order| match on_gpu(&mutant, order) {
+                Err(_) => true,
+                Ok(got) => difference(&got, &expected, 0.0).is_some(),
+            };
+            let is_found = is_wrong(Order::Forward);
+            let matters = is_found || (0..6).any(|seed| is_wrong(Order::Shuffled(seed))) || is_wrong(Order::Reverse);
+            n_matter += usize::from(matters);
+            n_found += usize::from(is_found);
+            if !is_found {
+                survivors.push(what);
+            }
+        }
+    }
+    println!("{n_mutants} mutants, {n_matter} matter, {n_found} found; survivors:\n{}", survivors.join("\n"));
+    assert!(100 * n_found >= 99 * n_matter, "{n_found} of {n_matter} are found");
+    assert!(2 * n_matter > n_mutants, "{n_matter} of {n_mutants} matter: what else would be found?");
+}
