@@ -497,7 +497,7 @@ struct Rounds {
     last: DType,
 }
 
-pub(crate) enum Test {
+enum Test {
     Constant(bool),
     Lt(Linear, Linear),
     Eq(Linear, Linear),
@@ -507,6 +507,9 @@ pub(crate) enum Test {
     And(Box<(Test, Test)>),
     Not(Box<Test>),
 }
+
+/// A condition, its loop variables numbered.
+pub(crate) struct Condition(Test);
 
 enum Op {
     For { var: u32, extent: Linear, body: Block },
@@ -531,6 +534,7 @@ pub(crate) struct Compiler<'a> {
 }
 
 impl Compiler<'_> {
+    /// A compiler outside of all loops.
     pub fn new(program: &Program, rounding: Rounding) -> Compiler<'_> {
         Compiler { program, rounding, bound: Vec::new(), sources: Vec::new() }
     }
@@ -587,6 +591,7 @@ impl Compiler<'_> {
         }
     }
 
+    /// An index inside the loops around.
     pub fn linear(&mut self, index: &Index) -> Result<Linear, Fault> {
         let (mut terms, mut rest) = (Vec::new(), Vec::new());
         for (atom, c) in index.terms() {
@@ -656,7 +661,11 @@ impl Compiler<'_> {
         })
     }
 
-    pub fn test(&mut self, cond: &Cond) -> Result<Test, Fault> {
+    pub fn condition(&mut self, cond: &Cond) -> Result<Condition, Fault> {
+        self.test(cond).map(Condition)
+    }
+
+    fn test(&mut self, cond: &Cond) -> Result<Test, Fault> {
         Ok(match cond {
             Cond::True => Test::Constant(true),
             Cond::Lt(a, b) => Test::Lt(self.linear(a)?, self.linear(b)?),
@@ -687,7 +696,7 @@ impl Compiler<'_> {
 pub(crate) struct Stopped;
 
 /// How every operation is rounded: not at all.
-pub(crate) const AS_IS: u8 = 0;
+const AS_IS: u8 = 0;
 /// To `f32`, the usual case, made fast.
 const TO_F32: u8 = 1;
 /// To the type that the machine holds.
@@ -731,6 +740,7 @@ impl<'a, M: Memory> Machine<'a, M> {
         *self.fault.take().expect("a machine stops with a fault")
     }
 
+    /// Runs a block.
     pub fn block(&mut self, block: &Block) -> Result<(), Stopped> {
         self.open_block(block)?;
         for b in &block.allocs {
@@ -826,6 +836,7 @@ impl<'a, M: Memory> Machine<'a, M> {
     }
 
     #[inline]
+    /// Whether evaluation goes on.
     pub fn check(&self) -> Result<(), Stopped> {
         if self.fault.is_some() { Err(Stopped) } else { Ok(()) }
     }
@@ -922,7 +933,12 @@ impl<'a, M: Memory> Machine<'a, M> {
         }
     }
 
-    pub fn test<const EACH: u8>(&mut self, test: &Test) -> bool {
+    /// Whether a condition holds.
+    pub fn condition(&mut self, condition: &Condition) -> bool {
+        self.test::<AS_IS>(&condition.0)
+    }
+
+    fn test<const EACH: u8>(&mut self, test: &Test) -> bool {
         match test {
             Test::Constant(c) => *c,
             Test::IsZero(var) => self.vars[*var as usize] == 0,

@@ -3,7 +3,8 @@
 use serde_json::{Value as Json, json};
 use tilewright_codegen::{Argument, CompileError, Emit, Interface, export};
 use tilewright_ir::schedule::{apply_all, steps_text};
-use tilewright_ir::{Part, Program, Role, Step, lower, verify};
+use tilewright_ir::target::Arch;
+use tilewright_ir::{Part, Program, Role, Step, lower, lower_gpu, verify};
 use tilewright_tune::{Config, Task};
 
 use crate::error::Error;
@@ -17,7 +18,7 @@ pub enum Form {
     Steps,
     /// The scheduled program.
     Ir,
-    /// The program as code is generated from it.
+    /// The program as code is generated from it; kernels, for a GPU.
     Lowered,
     /// Our own form between loops and machine code.
     Ssa,
@@ -83,7 +84,13 @@ impl Subject<'_> {
         Ok(match form {
             Form::Steps => steps_text(&self.steps()).into_bytes(),
             Form::Ir => self.scheduled()?.to_string().into_bytes(),
-            Form::Lowered => lower::lower(&self.scheduled()?).to_string().into_bytes(),
+            Form::Lowered => match self.task.setting.target.arch {
+                Arch::Gpu(_) => {
+                    let gpu = lower_gpu(&self.scheduled()?);
+                    gpu.map_err(|error| Error::failed(&error).because(error))?.to_string().into_bytes()
+                }
+                Arch::X86_64 | Arch::Aarch64 => lower::lower(&self.scheduled()?).to_string().into_bytes(),
+            },
             Form::Ssa => code(Emit::Ssa)?,
             Form::Llvm => code(Emit::LlvmOptimized)?,
             Form::Asm => code(Emit::Asm)?,

@@ -59,15 +59,15 @@ pub enum MapError {
     },
     /// A private buffer that several threads use.
     #[error(
-        "threads share `{buffer}`, which is in {scope} memory: its subscripts {subscripts} do not tell threads \
-         of {axis} apart (stage it as shared, or lay it out by thread)"
+        "threads share `{buffer}`, which is in {scope} memory: {subscripts} do not keep those of {axis} apart \
+         (stage it as shared, or lay it out by thread)"
     )]
     NotSeparable {
         /// The buffer.
         buffer: String,
         /// Its memory.
         scope: &'static str,
-        /// Subscripts of an access.
+        /// Subscripts of accesses.
         subscripts: String,
         /// The axis.
         axis: &'static str,
@@ -454,6 +454,17 @@ struct Access {
     writes: bool,
 }
 
+/// What becomes of accesses from before on their way through a sequence.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Way {
+    /// They may meet another thread's.
+    Meets,
+    /// A barrier ends it.
+    Waits,
+    /// They may still be met after it.
+    Passes,
+}
+
 struct Barriers<'p> {
     threads: [Option<LoopId>; 3],
     /// Block and thread loops.
@@ -510,7 +521,7 @@ impl Barriers<'_> {
                 }
                 Item::Loop { head, body } => {
                     loops.push((head.var, head.extent.clone()));
-                    let before = pending.clone();
+                    let mut before = std::mem::take(pending);
                     // What one iteration leaves pending the next one meets; each round adds to it or places a
                     // barrier, and there are finitely many of both.
                     loop {
@@ -519,22 +530,63 @@ impl Barriers<'_> {
                         self.sequence(body, loops, pending);
                         let again = self.placed;
                         self.placed |= placed;
-                        let is_new = pending.iter().any(|access| !entered.contains(access));
-                        if !is_new && !again {
+                        if !again && pending.iter().all(|access| entered.contains(access)) {
                             break;
                         }
-                        let left = std::mem::take(pending);
-                        before.iter().cloned().chain(left).for_each(|access| add(pending, access));
+                        entered.into_iter().for_each(|access| add(pending, access));
                     }
-                    // The loop may run no iteration at all.
-                    if self.outside.lower(&head.extent).is_none_or(|least| least < 1) {
-                        before.into_iter().for_each(|access| add(pending, access));
-                    }
+                    let runs = self.outside.lower(&head.extent).is_some_and(|least| least > 0);
+                    let way = self.way(body, loops, &before);
                     loops.pop();
+                    match way {
+                        // Once before the loop rather than in each iteration.
+                        Way::Meets => {
+                            items.insert(at, Item::Barrier);
+                            self.placed = true;
+                            at += 1;
+                            before.clear();
+                        }
+                        Way::Waits if runs => before.clear(),
+                        Way::Waits | Way::Passes => {}
+                    }
+                    before.into_iter().for_each(|access| add(pending, access));
                 }
             }
             at += 1;
         }
+    }
+
+    /// What becomes of accesses from before on their way through a sequence that has the barriers it needs.
+    fn way(&self, items: &[Item], loops: &mut Vec<(LoopId, Index)>, pending: &[Access]) -> Way {
+        for item in items {
+            let way = match item {
+                Item::Barrier => Way::Waits,
+                Item::Alloc(..) => Way::Passes,
+                Item::Region(region) => {
+                    let own = self.accesses(region, loops);
+                    let meets = own.iter().any(|b| pending.iter().any(|a| self.meet(a, b)));
+                    if meets { Way::Meets } else { Way::Passes }
+                }
+                Item::If { then, otherwise, .. } => {
+                    match [then, otherwise].map(|branch| self.way(branch, loops, pending)) {
+                        [Way::Waits, Way::Waits] => Way::Waits,
+                        [Way::Meets, _] | [_, Way::Meets] => Way::Meets,
+                        [Way::Waits | Way::Passes, Way::Waits | Way::Passes] => Way::Passes,
+                    }
+                }
+                Item::Loop { head, body } => {
+                    loops.push((head.var, head.extent.clone()));
+                    let way = self.way(body, loops, pending);
+                    loops.pop();
+                    let runs = self.outside.lower(&head.extent).is_some_and(|least| least > 0);
+                    if way == Way::Waits && !runs { Way::Passes } else { way }
+                }
+            };
+            if way != Way::Passes {
+                return way;
+            }
+        }
+        Way::Passes
     }
 
     fn accesses(&self, region: &Region, loops: &[(LoopId, Index)]) -> Vec<Access> {

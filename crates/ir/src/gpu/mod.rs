@@ -65,6 +65,9 @@ pub struct Kernel {
     pub body: Vec<Stmt>,
 }
 
+/// Bytes that a buffer in shared memory begins at a multiple of: the widest access of a thread.
+pub const SHARED_ALIGN: u64 = 16;
+
 /// How a kernel uses a buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Access {
@@ -152,9 +155,11 @@ impl Kernel {
         self.block().iter().product()
     }
 
-    /// The bytes of shared memory that a block takes.
+    /// The bytes of shared memory that a block takes: its buffers in order, each at a multiple of
+    /// [`SHARED_ALIGN`].
     pub fn shared_bytes(&self, of: &GpuProgram) -> u64 {
-        self.shared.iter().map(|b| of.program.buffer(*b).size_bytes().unwrap_or(u64::MAX)).fold(0, u64::saturating_add)
+        let bytes = |b: &BufferId| of.program.buffer(*b).size_bytes()?.checked_next_multiple_of(SHARED_ALIGN);
+        self.shared.iter().map(|b| bytes(b).unwrap_or(u64::MAX)).fold(0, u64::saturating_add)
     }
 }
 

@@ -171,16 +171,20 @@ fn slice(
     let buffer = tables.buffer(id);
     let found = (0..buffer.shape.len()).find_map(|d| Some((d, Digit::of(var, d, uses)?)));
     let Some((dimension, digit)) = found else {
-        let subscripts: Vec<String> = uses
-            .iter()
-            .filter(|u| u.is_spread)
-            .take(1)
-            .flat_map(|u| u.index.iter().map(|i| index_to_string(tables, i)))
-            .collect();
+        let text = |u: &Use| {
+            let subscripts: Vec<String> = u.index.iter().map(|i| index_to_string(tables, i)).collect();
+            format!("[{}]", subscripts.join(", "))
+        };
+        let mut subscripts: Vec<String> = uses.iter().map(text).collect();
+        subscripts.dedup();
+        // Two show it.
+        if subscripts.len() > 2 {
+            subscripts.drain(1..subscripts.len() - 1);
+        }
         return Err(MapError::NotSeparable {
             buffer: buffer.name.clone(),
             scope: Scope::ALL.iter().find(|(scope, _)| *scope == buffer.scope).expect("every scope is listed").1,
-            subscripts: format!("[{}]", subscripts.join(", ")),
+            subscripts: subscripts.join(" and "),
             axis: LoopKind::Thread(axis as u8).name(),
         });
     };

@@ -13,10 +13,10 @@
 
 use crate::gpu::{GpuProgram, Kernel};
 use crate::interp::{
-    AS_IS, Block, Compiler, Fault, Linear, MAX_ITERATIONS, Machine, Memory, Rounding, Test, check_length,
+    Block, Compiler, Condition, Fault, Linear, MAX_ITERATIONS, Machine, Memory, Rounding, Stopped, check_length,
     check_written, defined, list, subscripts_of, undefined,
 };
-use crate::program::{BufferId, LoopId, Program, Role, Scope, Stmt};
+use crate::program::{Buffer, BufferId, LoopId, Program, Role, Scope, Stmt};
 use crate::text::cond_to_string;
 use std::fmt;
 use thiserror::Error;
@@ -210,7 +210,7 @@ struct Watched {
 impl Watched {
     fn of(gpu: &GpuProgram) -> Result<Watched, Fault> {
         let program = &gpu.program;
-        let place_of = |b: &crate::program::Buffer| match (b.role, b.scope) {
+        let place_of = |b: &Buffer| match (b.role, b.scope) {
             (Role::Input | Role::ConstInput, _) => Place::Constant,
             (Role::Output | Role::Kept, _) | (Role::Temporary, Scope::Global) => Place::Device,
             (Role::Temporary, Scope::Shared) => Place::Shared,
@@ -238,7 +238,7 @@ impl Watched {
     }
 
     /// A buffer that nothing was written to.
-    fn renew(&mut self, at: usize, buffer: &crate::program::Buffer) -> Result<(), Fault> {
+    fn renew(&mut self, at: usize, buffer: &Buffer) -> Result<(), Fault> {
         self.common[at] = undefined(buffer)?;
         self.marks[at] = vec![Mark::default(); self.common[at].len()];
         Ok(())
@@ -342,7 +342,7 @@ enum Piece {
         body: Vec<Piece>,
     },
     If {
-        test: Test,
+        test: Condition,
         varies: bool,
         text: String,
         then: Vec<Piece>,
@@ -387,7 +387,7 @@ fn pieces(
                 let mut reads = false;
                 cond.for_each_load(&mut |_, _| reads = true);
                 let varies = reads || threads.iter().any(|&thread| cond.uses(thread));
-                let (test, text) = (compiler.test(cond)?, cond_to_string(program, cond));
+                let (test, text) = (compiler.condition(cond)?, cond_to_string(program, cond));
                 let then = pieces(compiler, program, then, threads, small)?;
                 let otherwise = pieces(compiler, program, otherwise, threads, small)?;
                 out.push(Piece::If { test, varies, text, then, otherwise });
@@ -525,7 +525,7 @@ impl Running<'_> {
                 self.machine.active.pop();
             }
             Piece::If { test, varies, text, then, otherwise } => {
-                let holds = self.alike(*varies, |_| text.clone(), |machine| machine.test::<AS_IS>(test))?;
+                let holds = self.alike(*varies, |_| text.clone(), |machine| machine.condition(test))?;
                 self.pieces(if holds { then } else { otherwise })?;
             }
         }
@@ -546,7 +546,7 @@ impl Running<'_> {
         what: impl FnOnce(&Self) -> String,
         evaluate: impl Fn(&mut Machine<Watched>) -> T,
     ) -> Result<T, SimtFault> {
-        let mut of_thread = |running: &mut Self, thread: usize| {
+        let of_thread = |running: &mut Self, thread: usize| {
             running.become_thread(thread);
             let value = evaluate(&mut running.machine);
             let checked = running.machine.check();
@@ -566,12 +566,11 @@ impl Running<'_> {
     }
 
     /// What a thread's turn ended with.
-    fn after(&mut self, done: Result<(), crate::interp::Stopped>) -> Result<(), SimtFault> {
-        let kernel = || self.kernel.name.clone();
+    fn after(&mut self, done: Result<(), Stopped>) -> Result<(), SimtFault> {
         if let Some((buffer, at, other, conflict)) = self.machine.memory.race {
             let b = self.program.buffer(BufferId(buffer));
             return Err(SimtFault::Race {
-                kernel: kernel(),
+                kernel: self.kernel_name(),
                 buffer: b.name.clone(),
                 subscripts: subscripts_of(&b.shape, at),
                 first: self.thread(other),
@@ -581,9 +580,9 @@ impl Running<'_> {
         }
         match done {
             Ok(()) => Ok(()),
-            Err(crate::interp::Stopped) => {
+            Err(Stopped) => {
                 let thread = self.thread(self.machine.memory.me());
-                Err(SimtFault::Fault { kernel: kernel(), thread, fault: self.machine.take_fault() })
+                Err(SimtFault::Fault { kernel: self.kernel_name(), thread, fault: self.machine.take_fault() })
             }
         }
     }

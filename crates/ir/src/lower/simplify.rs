@@ -2,7 +2,7 @@
 
 use crate::expr::{Cond, Expr, Rewrite};
 use crate::index::{Index, Ranges};
-use crate::program::{Loop, Stmt};
+use crate::program::{Loop, LoopKind, Stmt};
 
 /// The pass.
 pub fn simplify(block: Vec<Stmt>) -> Vec<Stmt> {
@@ -24,7 +24,8 @@ fn simplify_stmt(stmt: Stmt, ranges: &mut Ranges, out: &mut Vec<Stmt>) {
             let extent = ranges.simplify(&l.extent);
             match extent.as_const() {
                 Some(n) if n <= 0 => {}
-                Some(1) => {
+                // A block loop says what a kernel is, however often it runs.
+                Some(1) if !matches!(l.kind, LoopKind::Block(_)) => {
                     let zero = Index::from(0);
                     let body = l.body.iter().map(|s| s.substitute(l.var, &zero)).collect();
                     inline(simplify_block(body, ranges), out);
