@@ -174,7 +174,9 @@ pub fn generate(
     let (m, f) = (Builder::new(&program.name), Function::new(FunctionId::new(u32::MAX as usize)));
     let (filled, uses) = (BTreeSet::new(), Uses::default());
     let mut hasher = DefaultHasher::new();
-    target.hash(&mut hasher);
+    let Target { arch, cpu, features, vector_bits, n_vector_registers, has_fma, l1d_bytes, l2_bytes, l3_bytes, gpu: _ } =
+        target;
+    (arch, cpu, features, vector_bits, n_vector_registers, has_fma, l1d_bytes, l2_bytes, l3_bytes).hash(&mut hasher);
     if arguments != ArgumentAlign::default() {
         arguments.hash(&mut hasher);
     }
@@ -512,11 +514,7 @@ impl Generator<'_> {
             },
             // What a GPU spreads over blocks and threads runs here one after the other.
             (
-                LoopKind::Serial
-                | LoopKind::Unrolled
-                | LoopKind::Parallel
-                | LoopKind::Block(_)
-                | LoopKind::Thread(_),
+                LoopKind::Serial | LoopKind::Unrolled | LoopKind::Parallel | LoopKind::Block(_) | LoopKind::Thread(_),
                 _,
             ) => self.serial_loop(l, &extent),
         }

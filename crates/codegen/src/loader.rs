@@ -343,7 +343,9 @@ fn relocate(arch: Arch, kind: u32, field: &mut [u8], value: i64, place: i64) -> 
         (Arch::Aarch64, 299) => low_bits(4),
         // R_AARCH64_JUMP26, R_AARCH64_CALL26
         (Arch::Aarch64, 282 | 283) => old & !0x3ff_ffff | (relative >> 2) as u32 & 0x3ff_ffff,
-        (Arch::X86_64 | Arch::Aarch64 | Arch::Gpu(_), _) => return Err(CompileError::Object(format!("relocation {kind}"))),
+        (Arch::X86_64 | Arch::Aarch64 | Arch::Gpu(_), _) => {
+            return Err(CompileError::Object(format!("relocation {kind}")));
+        }
     };
     field[..4].copy_from_slice(&word.to_le_bytes());
     Ok(())

@@ -328,7 +328,9 @@ impl Stmt {
         let (a, b) = match self {
             Stmt::For(l) => (Some(&l.body), None),
             Stmt::If { then, otherwise, .. } => (Some(then), Some(otherwise)),
-            Stmt::Alloc(_) | Stmt::Store { .. } | Stmt::Update { .. } | Stmt::Prefetch { .. } | Stmt::Barrier => (None, None),
+            Stmt::Alloc(_) | Stmt::Store { .. } | Stmt::Update { .. } | Stmt::Prefetch { .. } | Stmt::Barrier => {
+                (None, None)
+            }
         };
         a.into_iter().chain(b)
     }
@@ -338,7 +340,9 @@ impl Stmt {
         let (a, b) = match self {
             Stmt::For(l) => (Some(&mut l.body), None),
             Stmt::If { then, otherwise, .. } => (Some(then), Some(otherwise)),
-            Stmt::Alloc(_) | Stmt::Store { .. } | Stmt::Update { .. } | Stmt::Prefetch { .. } | Stmt::Barrier => (None, None),
+            Stmt::Alloc(_) | Stmt::Store { .. } | Stmt::Update { .. } | Stmt::Prefetch { .. } | Stmt::Barrier => {
+                (None, None)
+            }
         };
         a.into_iter().chain(b)
     }

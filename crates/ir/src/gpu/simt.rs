@@ -36,14 +36,15 @@ pub enum Order {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Thread {
     /// The block's place.
-    pub block: [i64; 3],
+    pub block: [u32; 3],
     /// The thread's place in it.
-    pub thread: [i64; 3],
+    pub thread: [u32; 3],
 }
 
 impl fmt::Display for Thread {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "thread ({}) of block ({})", list(&self.thread), list(&self.block))
+        let [block, thread] = [self.block, self.thread].map(|place| list(&place.map(i64::from)));
+        write!(f, "thread ({thread}) of block ({block})")
     }
 }
 
@@ -108,7 +109,7 @@ pub enum SimtFault {
         /// The thread.
         thread: Thread,
         /// The fault.
-        fault: Fault,
+        fault: Box<Fault>,
     },
     /// Arguments that do not fit, or outputs that are not written.
     #[error(transparent)]
@@ -487,7 +488,8 @@ impl Running<'_> {
     fn thread(&self, number: u32) -> Thread {
         let number = number as usize;
         let n_threads = self.places.len();
-        Thread { block: place_in(self.grid, number / n_threads), thread: self.places[number % n_threads] }
+        let [block, thread] = [place_in(self.grid, number / n_threads), self.places[number % n_threads]];
+        Thread { block: block.map(|at| at as u32), thread: thread.map(|at| at as u32) }
     }
 
     fn kernel_name(&self) -> String {
@@ -582,7 +584,7 @@ impl Running<'_> {
             Ok(()) => Ok(()),
             Err(Stopped) => {
                 let thread = self.thread(self.machine.memory.me());
-                Err(SimtFault::Fault { kernel: self.kernel_name(), thread, fault: self.machine.take_fault() })
+                Err(SimtFault::Fault { kernel: self.kernel_name(), thread, fault: Box::new(self.machine.take_fault()) })
             }
         }
     }
