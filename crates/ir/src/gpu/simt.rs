@@ -81,7 +81,7 @@ pub enum SimtFault {
         /// The buffer's name.
         buffer: String,
         /// The element.
-        subscripts: Vec<i64>,
+        subscripts: Box<[i64]>,
         /// The one that came first.
         first: Thread,
         /// The other.
@@ -574,7 +574,7 @@ impl Running<'_> {
             return Err(SimtFault::Race {
                 kernel: self.kernel_name(),
                 buffer: b.name.clone(),
-                subscripts: subscripts_of(&b.shape, at),
+                subscripts: subscripts_of(&b.shape, at).into(),
                 first: self.thread(other),
                 second: self.thread(self.machine.memory.me()),
                 conflict,
