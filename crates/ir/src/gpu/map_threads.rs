@@ -82,8 +82,8 @@ pub enum MapError {
     },
 }
 
-/// Makes kernels of a scheduled program, ready for code to be printed: loops that are to be unrolled are, with
-/// guards where their extents vary, and small private buffers are registers.
+/// Makes kernels of a scheduled program, ready for code to be printed: loops that are to be unrolled are,
+/// with guards where their extents vary, and small private buffers are registers.
 ///
 /// Each outermost nest of a part becomes a kernel; one without block loops has one block, one without thread
 /// loops one thread.

@@ -34,8 +34,8 @@ use std::fmt;
 pub struct GpuProgram {
     /// The tables of buffers and loops; its parts are empty.
     ///
-    /// What outlives a kernel is in [`Scope::Global`]; a private buffer has the shape of what one thread has of
-    /// it.
+    /// What outlives a kernel is in [`Scope::Global`]; a private buffer has the shape of what one thread has
+    /// of it.
     pub program: Program,
     /// The kernels of [`Part::Prepare`], in order; each begins when the one before has ended.
     pub prepare: Vec<Kernel>,
@@ -103,8 +103,8 @@ impl GpuProgram {
         Part::ALL.into_iter().flat_map(|(part, _)| self.part(part))
     }
 
-    /// The buffers in the device's memory, in the order of the table: arguments, what lives between the parts,
-    /// and what is handed from one kernel to another.
+    /// The buffers in the device's memory, in the order of the table: arguments, what lives between the
+    /// parts, and what is handed from one kernel to another.
     pub fn device_buffers(&self) -> Vec<BufferId> {
         let ids = (0..self.program.buffers.len() as u32).map(BufferId);
         ids.filter(|id| self.is_device_buffer(*id)).collect()

@@ -1,8 +1,8 @@
 //! What one thread has of a private buffer that is allocated for all threads of a block.
 //!
 //! An accumulator that lives across a loop with barriers is allocated outside of the thread loops, with
-//! subscripts such as `[ty, tx, i, j]` or `[8*ty + i, tx + 16*j]`. Each thread touches its own elements, those
-//! with its number as a digit of a subscript; without that digit they are the thread's buffer.
+//! subscripts such as `[ty, tx, i, j]` or `[8*ty + i, tx + 16*j]`. Each thread touches its own elements,
+//! those with its number as a digit of a subscript; without that digit they are the thread's buffer.
 
 use crate::gpu::map_threads::{Item, MapError, each_region, relocate};
 use crate::index::{Atom, Index, Ranges};

@@ -1,8 +1,8 @@
-//! Interpreter of kernels: what threads that run at the same time compute, and whether that depends on chance.
+//! Interpreter of kernels: what threads that run at the same time compute, and whether it depends on chance.
 //!
-//! [`run`] carries out kernel after kernel, block after block, and between two barriers thread after thread, in
-//! an [`Order`] of choice. Of each element in shared memory and in the device's it knows who wrote and who read
-//! it last. So it finds, in whatever order it runs,
+//! [`run`] carries out kernel after kernel, block after block, and between two barriers thread after thread,
+//! in an [`Order`] of choice. Of each element in shared memory and in the device's it knows who wrote and who
+//! read it last. So it finds, in whatever order it runs,
 //! - races: an element that a thread writes and another one of the block reads or writes without a barrier
 //!   between, or threads of different blocks within a kernel;
 //! - barriers that some threads of a block reach and others do not;
@@ -166,8 +166,8 @@ impl Random {
     }
 }
 
-/// What was last done to an element, by epochs: times between barriers, counted on over all blocks and kernels.
-/// Threads are numbered over all blocks of a kernel.
+/// What was last done to an element, by epochs: times between barriers, counted on over all blocks and
+/// kernels. Threads are numbered over all blocks of a kernel.
 #[derive(Clone, Copy, Default)]
 struct Mark {
     written: u64,
