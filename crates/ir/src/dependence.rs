@@ -111,6 +111,45 @@ pub fn writes_are_disjoint(index: &[Index], var: LoopId, ranges: &Ranges) -> boo
 /// an index is equal where its quotient and remainder by the same divisor are, which undoes the fusion of
 /// loops. Where `var` itself is found equal, the accesses meet within one iteration only.
 pub fn are_disjoint(a: (&[Index], &Ranges), b: (&[Index], &Ranges), var: LoopId) -> bool {
+    if are_unequal(a, b, var) {
+        return true;
+    }
+    // The digits of a number may have lost what is common to them: `floor((8 x + y) / 32)` is `floor(x / 4)`
+    // beside `x mod 4`, where y is below 8.
+    let [left, right] = [a, b].map(|(index, ranges)| index.iter().map(|i| reduced(i, ranges)).collect::<Vec<_>>());
+    (left != a.0 || right != b.0) && are_unequal((&left, a.1), (&right, b.1), var)
+}
+
+/// The index with the terms of divisions and remainders left out that are too small to matter.
+fn reduced(index: &Index, ranges: &Ranges) -> Index {
+    let is_plain = |i: &Index| i.terms().iter().all(|(atom, _)| matches!(atom, Atom::Var(_)));
+    if is_plain(index) {
+        return index.clone();
+    }
+    index.rewrite(&mut |atom| {
+        let (Atom::FloorDiv(x, d) | Atom::Mod(x, d)) = atom else { return None };
+        x.terms().iter().find_map(|(_, c)| {
+            let common = gcd(c.unsigned_abs(), d.unsigned_abs()) as i64;
+            if common <= 1 || *d < 1 {
+                return None;
+            }
+            let (whole, rest) = x.multiples(common);
+            let is_small = !rest.terms().is_empty()
+                && ranges.lower(&rest).is_some_and(|least| least >= 0)
+                && ranges.upper(&rest).is_some_and(|most| most < common);
+            is_small.then(|| match atom {
+                Atom::FloorDiv(..) => whole.floor_div(d / common),
+                _ => whole.modulo(d / common).scale(common).add(&rest),
+            })
+        })
+    })
+}
+
+fn gcd(a: u64, b: u64) -> u64 {
+    if b == 0 { a } else { gcd(b, a % b) }
+}
+
+fn are_unequal(a: (&[Index], &Ranges), b: (&[Index], &Ranges), var: LoopId) -> bool {
     let Some(depth) = a.1.loops().iter().position(|(v, _)| *v == var) else { return false };
     let mut equal = Equal { vars: a.1.loops()[..depth].iter().map(|(v, _)| *v).collect(), atoms: Vec::new() };
     let mut equations = a.0.iter().cloned().zip(b.0.iter().cloned()).collect::<Vec<_>>();

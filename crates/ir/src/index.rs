@@ -227,7 +227,7 @@ impl Index {
         if divisor < 1 {
             return Index::atom(Atom::FloorDiv(Arc::new(self.clone()), divisor));
         }
-        let (whole, rest) = self.split_multiples(divisor);
+        let (whole, rest) = self.multiples(divisor);
         match (rest.terms.as_slice(), rest.constant) {
             ([], c) => whole.offset(c.div_euclid(divisor)),
             _ => match rest.without_division(divisor) {
@@ -262,7 +262,7 @@ impl Index {
         if divisor < 1 {
             return Index::atom(Atom::Mod(Arc::new(self.clone()), divisor));
         }
-        let (_, rest) = self.split_multiples(divisor);
+        let (_, rest) = self.multiples(divisor);
         if let Some(c) = rest.as_const() {
             return Index::from(c.rem_euclid(divisor));
         }
@@ -296,9 +296,9 @@ impl Index {
         Some(sum)
     }
 
-    /// `(whole, rest)` with `self = divisor · whole + rest`, and in `rest` no coefficient or constant
-    /// beyond the divisor.
-    fn split_multiples(&self, divisor: i64) -> (Index, Index) {
+    /// `(whole, rest)` with `self = divisor · whole + rest`, where `rest` has the terms that the divisor does
+    /// not divide, and the remainder of the constant.
+    pub fn multiples(&self, divisor: i64) -> (Index, Index) {
         let (mut whole, mut rest) =
             (Index::from(self.constant.div_euclid(divisor)), Index::from(self.constant.rem_euclid(divisor)));
         for (atom, c) in &self.terms {

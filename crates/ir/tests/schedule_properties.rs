@@ -160,7 +160,7 @@ fn choose(program: &Program, draw: Draw, number: usize) -> Option<Step> {
     let name_of = |b: u32| program.buffers[b as usize].name.clone();
     let role_of = |b: u32| program.buffers[b as usize].role;
     let new = |letter: &str| format!("{letter}{number}");
-    Some(match kind % 118 {
+    Some(match kind % 121 {
         0..22 => {
             let target = among(a, &|p| p.extent != Some(1))?;
             let factor = match b % 8 {
@@ -237,6 +237,12 @@ fn choose(program: &Program, draw: Draw, number: usize) -> Option<Step> {
             let stage = buffer(a, &|b| all.iter().any(|p| p.updates.contains(&b)))?;
             let target = among(b, &|p| p.updates.contains(&stage))?.name.clone();
             Step::Rfactor { stage: name_of(stage), target, name: new("P") }
+        }
+        118.. => {
+            let stage = buffer(a, &|b| role_of(b) != Role::Input && role_of(b) != Role::ConstInput)?;
+            let target =
+                if c % 2 == 0 { among(b, &|p| p.updates.contains(&stage))?.name.clone() } else { any_loop(b)? };
+            Step::Pad { stage: name_of(stage), target, multiple: [2, 4, 3, 16][d % 4] }
         }
         111..115 => {
             let target = among(a, &|_| true)?.name.clone();
@@ -448,6 +454,7 @@ fn any_step() -> impl Strategy<Value = Step> {
         name().prop_map(|buffer| Step::Inline { buffer }),
         (name(), prop::collection::vec(any_axis(), 0..5)).prop_map(|(buffer, layout)| Step::Layout { buffer, layout }),
         (name(), name(), name()).prop_map(|(stage, buffer, name)| Step::Reindex { stage, buffer, name }),
+        (name(), name(), number()).prop_map(|(stage, target, multiple)| Step::Pad { stage, target, multiple }),
         (name(), name(), name()).prop_map(|(stage, target, name)| Step::Rfactor { stage, target, name }),
         (name(), number()).prop_map(|(buffer, tile)| Step::Winograd { buffer, tile }),
         (name(), number(), any::<bool>()).prop_map(|(buffer, block, taps_last)| Step::Col2im {

@@ -122,23 +122,28 @@ pub fn stage_nest(program: &Program, id: BufferId) -> Result<StageNest<'_>, Ille
     Ok(StageNest { place, loops, leaf })
 }
 
-/// Removes a stage and its allocation from the program, where it may as well be computed later.
-pub fn take_stage(program: &mut Program, id: BufferId) -> Result<Stage, Illegal> {
+/// A stage that is no longer in the program.
+pub struct Taken {
+    /// Its loops with their extents, outermost first.
+    pub loops: Vec<(LoopId, Index)>,
+    /// The assignment.
+    pub leaf: Stmt,
+}
+
+/// The nest of a stage in between.
+fn movable_nest(program: &Program, id: BufferId) -> Result<StageNest<'_>, Illegal> {
     let buffer = program.buffer(id);
-    let fail = |why: String| Illegal::Buffer { buffer: buffer.name.clone(), why };
     if buffer.role != Role::Temporary {
-        return Err(fail("only a stage in between can be moved".to_owned()));
+        let why = "only a stage in between can be moved".to_owned();
+        return Err(Illegal::Buffer { buffer: buffer.name.clone(), why });
     }
-    let StageNest { place, loops, leaf: stmt } = stage_nest(program, id)?;
-    let (_, index) = stmt.own_write().expect("a stage's leaf is an assignment");
-    let axis = |i: &Index| loops.iter().map(|l| l.0).find(|v| *i == Index::from(*v));
-    let axes = index.iter().map(axis).collect::<Option<Vec<_>>>().filter(|axes| {
-        // Each a loop of its own.
-        axes.iter().enumerate().all(|(at, v)| !axes[..at].contains(v))
-    });
-    let axes = axes.ok_or_else(|| {
-        fail("each of its subscripts must be a loop of its own; move it before splitting them".to_owned())
-    })?;
+    stage_nest(program, id)
+}
+
+/// Removes a stage and its allocation from the program, where it may as well be computed later.
+pub fn take_nest(program: &mut Program, id: BufferId) -> Result<Taken, Illegal> {
+    let fail = |why: String| Illegal::Buffer { buffer: program.buffer(id).name.clone(), why };
+    let StageNest { place, loops, leaf: stmt } = movable_nest(program, id)?;
     let mut sources = Vec::new();
     stmt.for_each_own_read(&mut |b, _| sources.push(b));
     if let Stmt::Update { .. } = stmt {
@@ -156,6 +161,23 @@ pub fn take_stage(program: &mut Program, id: BufferId) -> Result<Stage, Illegal>
     program.body.remove(place);
     program.body.retain(|s| *s != Stmt::Alloc(id));
     program.body = drop_prefetches(std::mem::take(&mut program.body), id);
+    Ok(Taken { loops, leaf })
+}
+
+/// The same for a stage each of whose subscripts is a loop.
+pub fn take_stage(program: &mut Program, id: BufferId) -> Result<Stage, Illegal> {
+    let StageNest { loops, leaf, .. } = movable_nest(program, id)?;
+    let (_, index) = leaf.own_write().expect("a stage's leaf is an assignment");
+    let axis = |i: &Index| loops.iter().map(|l| l.0).find(|v| *i == Index::from(*v));
+    let axes = index.iter().map(axis).collect::<Option<Vec<_>>>().filter(|axes| {
+        // Each a loop of its own.
+        axes.iter().enumerate().all(|(at, v)| !axes[..at].contains(v))
+    });
+    let axes = axes.ok_or_else(|| Illegal::Buffer {
+        buffer: program.buffer(id).name.clone(),
+        why: "each of its subscripts must be a loop of its own; move it before splitting them".to_owned(),
+    })?;
+    let Taken { loops, leaf } = take_nest(program, id)?;
     Ok(Stage { loops, axes, leaf })
 }
 

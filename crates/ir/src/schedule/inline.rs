@@ -1,23 +1,29 @@
 //! Inlining a stage into its readers.
 
 use super::Illegal;
-use super::compute_at::{Stage, take_stage};
+use super::compute_at::{Taken, take_nest};
 use super::region::reads;
 use super::tree::{buffer_id, simplify_block, substituted};
+use crate::dependence::writes_are_disjoint;
 use crate::expr::{Expr, Node};
-use crate::index::{Index, Ranges};
+use crate::index::{Atom, Index, Ranges};
 use crate::program::{BufferId, LoopId, Program, Stmt};
 
 /// See [`super::Step::Inline`].
 pub fn inline(program: &mut Program, buffer: &str) -> Result<(), Illegal> {
     let id = buffer_id(program, buffer)?;
     let fail = |why: &str| Illegal::Buffer { buffer: buffer.to_owned(), why: why.to_owned() };
-    let Stage { loops, axes, leaf } = take_stage(program, id)?;
-    let Stmt::Store { value, .. } = leaf else {
+    let Taken { loops, leaf } = take_nest(program, id)?;
+    let Stmt::Store { value, index, .. } = leaf else {
         return Err(fail("it is a reduction, which would be repeated for every read"));
     };
-    if loops.iter().any(|(v, _)| !axes.contains(v) && value.uses(*v)) {
+    if loops.iter().any(|(v, _)| !index.iter().any(|i| i.uses(*v)) && value.uses(*v)) {
         return Err(fail("its elements are written several times"));
+    }
+    let mut own = Ranges::default();
+    loops.iter().for_each(|(v, extent)| own.push(*v, extent.clone()));
+    if loops.iter().any(|(v, _)| index.iter().any(|i| i.uses(*v)) && !writes_are_disjoint(&index, *v, &own)) {
+        return Err(fail("several iterations of its loops write one element"));
     }
     let dtype = program.buffer(id).dtype;
     let is_of_one_type = dtype.arithmetic() == dtype && program.buffers.iter().all(|b| b.dtype == dtype);
@@ -30,33 +36,103 @@ pub fn inline(program: &mut Program, buffer: &str) -> Result<(), Illegal> {
         });
         if is_plain { value.clone() } else { as_element.clone() }
     };
-    let inlined = |s: Stmt| {
+    let stored = Stored { buffer: id, loops: &loops, index: &index };
+    let mut unlike = false;
+    let mut inlined = |s: Stmt| {
         let alone = vec![s];
         if !reads(&alone, id) {
             return alone;
         }
-        simplify_block(replace_reads(alone, id, &axes, &value_for), &mut Ranges::default())
+        let ranges = &mut Ranges::default();
+        simplify_block(stored.replace_reads(alone, ranges, &value_for, &mut unlike), &mut Ranges::default())
     };
-    program.body = std::mem::take(&mut program.body).into_iter().flat_map(inlined).collect();
-    Ok(())
+    program.body = std::mem::take(&mut program.body).into_iter().flat_map(&mut inlined).collect();
+    match unlike {
+        false => Ok(()),
+        true => Err(fail("it is read at subscripts of another form than it is written at")),
+    }
 }
 
-fn replace_reads(block: Vec<Stmt>, id: BufferId, axes: &[LoopId], value_for: &dyn Fn(&Stmt) -> Expr) -> Vec<Stmt> {
-    block
-        .into_iter()
-        .map(|mut s| {
-            for inner in s.blocks_mut() {
-                *inner = replace_reads(std::mem::take(inner), id, axes, value_for);
-            }
+/// What a stage stores, and where.
+struct Stored<'a> {
+    buffer: BufferId,
+    loops: &'a [(LoopId, Index)],
+    index: &'a [Index],
+}
+
+impl Stored<'_> {
+    /// The block with reads replaced by values; `unlike` is set where the iteration that writes what is read
+    /// is not found.
+    fn replace_reads(
+        &self,
+        block: Vec<Stmt>,
+        ranges: &mut Ranges,
+        value_for: &dyn Fn(&Stmt) -> Expr,
+        unlike: &mut bool,
+    ) -> Vec<Stmt> {
+        let each = |mut s: Stmt| {
+            s.each_block_mut(ranges, |inner, ranges| {
+                *inner = self.replace_reads(std::mem::take(inner), ranges, value_for, unlike);
+            });
             let value = value_for(&s);
             s.map_own_loads(&mut |b, index| {
-                (b == id).then(|| {
-                    let by: Vec<(LoopId, Index)> = axes.iter().copied().zip(index.iter().cloned()).collect();
-                    let mut value = value.clone();
-                    value.for_each_index_mut(&mut |i| *i = substituted(i, &by));
-                    value
-                })
+                if b != self.buffer {
+                    return None;
+                }
+                let by = self.iteration(index, ranges);
+                *unlike |= by.is_none();
+                let mut value = value.clone();
+                value.for_each_index_mut(&mut |i| *i = substituted(i, &by.clone().unwrap_or_default()));
+                Some(value)
             })
-        })
-        .collect()
+        };
+        block.into_iter().map(each).collect()
+    }
+
+    /// The iteration that writes an element, as values of the loops.
+    fn iteration(&self, read: &[Index], ranges: &Ranges) -> Option<Vec<(LoopId, Index)>> {
+        let mut by: Vec<(LoopId, Index)> = Vec::new();
+        self.index.iter().zip(read).for_each(|(written, read)| self.equate(written, read, &mut by));
+        let is_plain = |i: &Index| matches!((i.terms(), i.constant()), ([(Atom::Var(_), 1)], 0));
+        if self.index.iter().all(is_plain) {
+            // Subscripts inside the buffer are iterations of its loops.
+            return Some(by);
+        }
+        for (v, extent) in self.loops {
+            let is_within = |at: &Index| {
+                ranges.lower(at).is_some_and(|l| l >= 0) && ranges.upper(&at.sub(extent)).is_some_and(|u| u < 0)
+            };
+            match by.iter().find(|(known, _)| known == v) {
+                Some((_, at)) if is_within(at) => {}
+                None if extent.as_const() == Some(1) => by.push((*v, 0.into())),
+                _ => return None,
+            }
+        }
+        let is_it = |(written, read): (&Index, &Index)| ranges.simplify(&substituted(written, &by)) == *read;
+        self.index.iter().zip(read).all(is_it).then_some(by)
+    }
+
+    /// Finds what loops of one index must be for it to be another one, term by term.
+    fn equate(&self, written: &Index, read: &Index, by: &mut Vec<(LoopId, Index)>) {
+        let is_known = |by: &[(LoopId, Index)], v: LoopId| by.iter().any(|(known, _)| *known == v);
+        let is_taken = |by: &[(LoopId, Index)], at: &Index| by.iter().any(|(_, taken)| taken == at);
+        if let ([(Atom::Var(v), 1)], 0) = (written.terms(), written.constant()) {
+            if !is_known(by, *v) {
+                by.push((*v, read.clone()));
+            }
+            return;
+        }
+        for (atom, c) in written.terms() {
+            for (other, _) in read.terms().iter().filter(|(_, other)| other == c) {
+                let at = Index::atom(other.clone());
+                match (atom, other) {
+                    (Atom::Var(v), _) if !is_known(by, *v) && !is_taken(by, &at) => by.push((*v, at)),
+                    (Atom::FloorDiv(x, d), Atom::FloorDiv(y, e)) | (Atom::Mod(x, d), Atom::Mod(y, e)) if d == e => {
+                        self.equate(x, y, by);
+                    }
+                    _ => {}
+                }
+            }
+        }
+    }
 }

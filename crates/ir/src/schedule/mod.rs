@@ -11,6 +11,7 @@ mod dependence;
 mod fuse;
 mod inline;
 mod layout;
+mod pad;
 mod peel;
 mod prefetch;
 mod region;
@@ -252,6 +253,9 @@ pub enum Step {
     },
     /// Computes each element of an earlier, reduction-free stage where it is read.
     ///
+    /// Where it is written at other subscripts than its loops, as those of fused ones, each read must show
+    /// which iteration it means by subscripts of the same form.
+    ///
     /// ```text
     /// alloc T
     /// for a in 8 { T[a] = X[a] + 1.0 }                 →   for i in 8 { Y[i] = (X[i] + 1.0) * 2.0 }
@@ -287,14 +291,41 @@ pub enum Step {
     /// temporary are named `name.0`, `name.1`, … Of a convolution with fused loops it makes the matrix
     /// that im2col does.
     ///
+    /// Where the buffer is the stage's own, the stage writes the temporary, and the loops copy it:
+    /// `Y[2*i] += X[i, k]` → `T[i] += X[i, k]; Y[2*i] = T[i]`.
+    ///
     /// In TVM this is `reindex`.
     Reindex {
         /// The buffer of the stage, a nest of serial loops around one assignment.
         stage: String,
-        /// The buffer read.
+        /// The buffer read or written.
         buffer: String,
         /// Name of the temporary.
         name: String,
+    },
+    /// Lengthens a loop of a stage to a multiple. Temporaries that the stage reads along it get zeros there;
+    /// one that it writes along it gets elements that nobody reads.
+    ///
+    /// ```text
+    /// alloc T                                              alloc T
+    /// for a in 10 { T[a] = X[a] }                      →   for a in 12 { T[a] = select(a < 10, X[a], 0.0) }
+    /// for k in 10 {                                        for k in 12 {
+    ///   S[0] += T[k] * T[k] first k == 0                     S[0] += T[k] * T[k] first k == 0
+    /// }                                                    }
+    /// ```
+    ///
+    /// A loop of a reduction must sum products all of whose factors lie along it. What a stage reads along
+    /// the loop must be a temporary that a stage of its own fills, as [`Step::Reindex`] makes them; inlined
+    /// into a copy of it, the zeros come into being there.
+    ///
+    /// In TVM this is `pad_einsum`.
+    Pad {
+        /// The buffer of the stage.
+        stage: String,
+        /// The loop.
+        target: String,
+        /// What its extent is rounded up to a multiple of.
+        multiple: i64,
     },
     /// Sums each iteration of a reduction's loop apart, then these sums:
     /// `Y[i] += X[i, ko, ki]` → `P[i, ki] += X[i, ko, ki]; Y[i] += P[i, ki]`, with `ki` for `target`.
@@ -541,6 +572,7 @@ fn carry_out(program: &mut Program, step: &Step) -> Result<(), Illegal> {
         Step::Inline { buffer } => inline::inline(program, buffer),
         Step::Layout { buffer, layout } => layout::layout(program, buffer, layout),
         Step::Reindex { stage, buffer, name } => reindex::reindex(program, stage, buffer, name),
+        Step::Pad { stage, target, multiple } => pad::pad(program, stage, target, *multiple),
         Step::Rfactor { stage, target, name } => rfactor::rfactor(program, stage, target, name),
         Step::Winograd { buffer, tile } => winograd::winograd(program, buffer, *tile),
         Step::Col2im { buffer, block, taps_last } => col2im::col2im(program, buffer, *block, *taps_last),

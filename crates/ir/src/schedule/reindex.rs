@@ -1,8 +1,9 @@
-//! Reading a buffer through a copy that has the reader's loops as its axes.
+//! Reading a buffer, or writing it, through a copy that has the stage's loops as its axes.
 
 use super::Illegal;
 use super::compute_at::stage_nest;
 use super::tree::{buffer_id, nest, new_buffer, new_loop, require_fits, substituted};
+use crate::dependence::writes_are_disjoint;
 use crate::expr::Expr;
 use crate::index::{Index, Ranges};
 use crate::program::{LoopId, LoopKind, Program, Role, Scope, Stmt};
@@ -12,7 +13,7 @@ use crate::text::index_to_string;
 ///
 /// # Source
 /// `reindex` of TVM's TensorIR (Feng et al., 2023, arXiv 2207.04296). Ours names the buffer rather than the
-/// read's position, and only takes the loops that the subscripts mention.
+/// place of the access, and only takes the loops that the subscripts mention.
 pub fn reindex(program: &mut Program, stage: &str, buffer: &str, name: &str) -> Result<(), Illegal> {
     let (reader, source) = (buffer_id(program, stage)?, buffer_id(program, buffer)?);
     let fail = |why: String| Illegal::Buffer { buffer: buffer.to_owned(), why };
@@ -24,9 +25,18 @@ pub fn reindex(program: &mut Program, stage: &str, buffer: &str, name: &str) -> 
             reads.push(index.to_vec());
         }
     });
+    let is_written = source == reader;
+    if is_written {
+        let old_value = usize::from(matches!(leaf, Stmt::Update { .. }));
+        let mut n_reads = 0;
+        leaf.for_each_own_read(&mut |b, _| n_reads += usize::from(b == source));
+        if n_reads > old_value {
+            return Err(fail("the stage reads what it computes".to_owned()));
+        }
+        reads = leaf.own_write().map(|(_, index)| index.to_vec()).into_iter().collect();
+    }
     let index = match <[Vec<Index>; 1]>::try_from(reads) {
-        Ok([index]) if source != reader => index,
-        Ok(_) => return Err(fail("it is what the stage computes".to_owned())),
+        Ok([index]) => index,
         Err(reads) if reads.is_empty() => return Err(fail(format!("it is not read by the stage `{stage}`"))),
         Err(reads) => return Err(fail(format!("the stage `{stage}` reads {} different elements of it", reads.len()))),
     };
@@ -40,6 +50,9 @@ pub fn reindex(program: &mut Program, stage: &str, buffer: &str, name: &str) -> 
     }
     let mut axes = found.loops;
     axes.retain(|(v, _)| index.iter().any(|i| i.uses(*v)));
+    if is_written && axes.iter().any(|(v, _)| !writes_are_disjoint(&index, *v, &ranges)) {
+        return Err(fail("several iterations of the stage's loops write one element of it".to_owned()));
+    }
     if axes.is_empty() {
         return Err(fail(format!("its subscripts in the stage `{stage}` mention no loop")));
     }
@@ -57,14 +70,23 @@ pub fn reindex(program: &mut Program, stage: &str, buffer: &str, name: &str) -> 
     require_fits(program, copy)?;
     let loops = (0..axes.len()).map(|i| new_loop(program, &format!("{name}.{i}"))).collect::<Result<Vec<_>, _>>()?;
     let copied: Vec<(LoopId, Index)> = axes.iter().zip(&loops).map(|((v, _), &l)| (*v, l.into())).collect();
-    let value = Expr::Load(source, index.iter().map(|i| substituted(i, &copied)).collect());
-    let store = Stmt::Store { buffer: copy, index: loops.iter().map(|&l| l.into()).collect(), value };
-    let fill = nest(loops.iter().zip(&axes).map(|(&l, (_, e))| (l, e.clone(), LoopKind::Serial)), vec![store]);
-    let here = Expr::Load(copy, axes.iter().map(|(v, _)| Index::from(*v)).collect());
-    let stage = at_leaf(program.body.remove(place), &mut |leaf| {
-        leaf.map_own_loads(&mut |b, _| (b == source).then(|| here.clone()))
+    let in_source = index.iter().map(|i| substituted(i, &copied)).collect();
+    let in_copy = loops.iter().map(|&l| l.into()).collect();
+    let store = match is_written {
+        false => Stmt::Store { buffer: copy, index: in_copy, value: Expr::Load(source, in_source) },
+        true => Stmt::Store { buffer: source, index: in_source, value: Expr::Load(copy, in_copy) },
+    };
+    let moved = nest(loops.iter().zip(&axes).map(|(&l, (_, e))| (l, e.clone(), LoopKind::Serial)), vec![store]);
+    let here: Vec<Index> = axes.iter().map(|(v, _)| Index::from(*v)).collect();
+    let stage = at_leaf(program.body.remove(place), &mut |leaf| match (is_written, leaf) {
+        (true, Stmt::Store { value, .. }) => Stmt::Store { buffer: copy, index: here.clone(), value },
+        (true, Stmt::Update { op, value, first, .. }) => {
+            Stmt::Update { buffer: copy, index: here.clone(), op, value, first }
+        }
+        (_, leaf) => leaf.map_own_loads(&mut |b, _| (b == source).then(|| Expr::Load(copy, here.clone()))),
     });
-    program.body.splice(place..place, [Stmt::Alloc(copy)].into_iter().chain(fill).chain([stage]));
+    let (before, after) = if is_written { (vec![stage], moved) } else { (moved, vec![stage]) };
+    program.body.splice(place..place, [Stmt::Alloc(copy)].into_iter().chain(before).chain(after));
     Ok(())
 }
 

@@ -17,7 +17,7 @@ pub struct StepParseError {
 }
 
 /// The form of every step, by its first word.
-pub const FORMS: [(&str, &str); 18] = [
+pub const FORMS: [(&str, &str); 19] = [
     ("split", "split LOOP FACTOR -> OUTER INNER [shrink|guard]"),
     ("fuse", "fuse OUTER INNER -> LOOP"),
     ("reorder", "reorder LOOP LOOP..."),
@@ -32,6 +32,7 @@ pub const FORMS: [(&str, &str); 18] = [
     ("inline", "inline BUFFER"),
     ("layout", "layout BUFFER AXIS..., AXIS being 0, 0/48 or 0%48 for dimension 0"),
     ("reindex", "reindex STAGE BUFFER as NAME"),
+    ("pad", "pad STAGE LOOP MULTIPLE"),
     ("rfactor", "rfactor STAGE LOOP as NAME"),
     ("winograd", "winograd STAGE 2|4"),
     ("col2im", "col2im STAGE BLOCK channels|taps"),
@@ -87,6 +88,7 @@ impl fmt::Display for Step {
                 layout.iter().try_for_each(|axis| write!(f, " {axis}"))
             }
             Step::Reindex { stage, buffer, name } => write!(f, "reindex {stage} {buffer} as {name}"),
+            Step::Pad { stage, target, multiple } => write!(f, "pad {stage} {target} {multiple}"),
             Step::Rfactor { stage, target, name } => write!(f, "rfactor {stage} {target} as {name}"),
             Step::Winograd { buffer, tile } => write!(f, "winograd {buffer} {tile}"),
             Step::Col2im { buffer, block, taps_last } => {
@@ -167,6 +169,9 @@ fn parse_words(words: &[&str]) -> Option<Step> {
         ["inline", buffer] => Step::Inline { buffer: s(buffer) },
         ["layout", buffer, axes @ ..] => Step::Layout { buffer: s(buffer), layout: layout(axes)? },
         ["reindex", stage, buffer, "as", name] => Step::Reindex { stage: s(stage), buffer: s(buffer), name: s(name) },
+        ["pad", stage, target, multiple] => {
+            Step::Pad { stage: s(stage), target: s(target), multiple: multiple.parse().ok()? }
+        }
         ["rfactor", stage, target, "as", name] => Step::Rfactor { stage: s(stage), target: s(target), name: s(name) },
         ["winograd", buffer, tile] => Step::Winograd { buffer: s(buffer), tile: tile.parse().ok()? },
         ["col2im", buffer, block, last @ ("channels" | "taps")] => {
