@@ -55,7 +55,12 @@ fn show(space: &Space, mut json: Map<String, Json>, title: &str, as_json: bool) 
     if let Json::Object(description) = space.describe() {
         json.extend(description);
     }
-    let mut text = format!("{title}\n{}\n\nparameters\n", count(space.size(), "configuration"));
+    let mut text = format!("{title}\n{}", count(space.size(), "configuration"));
+    if let Some(all) = space.n_combinations().filter(|all| *all > space.size()) {
+        let share = 100.0 * space.size() as f64 / all as f64;
+        text += &format!(", {share:.1} % of {}, which constraints leave", count(all, "combination"));
+    }
+    text += "\n\nparameters\n";
     let width = space.names().map(|name| name.chars().count()).max().unwrap_or(0);
     for (at, name) in space.names().enumerate() {
         let domain = match space.domain(at) {

@@ -12,7 +12,7 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap, HashSet};
 
 use super::constraint::{Constraint, Reading};
-use super::domain::Axis;
+use super::domain::{Axis, Domain};
 use super::{SpaceError, Value};
 use crate::expression::residual::{Range, residual};
 use crate::expression::{Code, Datum};
@@ -306,7 +306,10 @@ impl<'a> Builder<'a> {
             }
         }
         let ranges: Vec<Option<Range>> = data.iter().map(|data: &Vec<Datum>| Range::of(data)).collect();
-        let depends = (0..order.len()).map(|level| depends(&due[level..], level, &ranges));
+        let is_whole =
+            |&axis: &usize| !matches!(axes[axis].domain, Domain::Factorization { .. } | Domain::Permutation(_));
+        let wholes: Vec<bool> = order.iter().map(is_whole).collect();
+        let depends = (0..order.len()).map(|level| depends(&due[level..], level, &ranges, &wholes));
         let (frontier, results) = depends.unzip();
         Builder {
             slots: vec![None; data.len()],
@@ -373,7 +376,9 @@ impl<'a> Builder<'a> {
 }
 
 /// The levels before this one that these checks read as they are, and the partial results of such levels.
-fn depends(checks: &[Vec<Check>], level: usize, ranges: &[Option<Range>]) -> (Vec<usize>, Vec<Code>) {
+///
+/// `wholes`: by level, whether its values have no parts that a result may be of.
+fn depends(checks: &[Vec<Check>], level: usize, ranges: &[Option<Range>], wholes: &[bool]) -> (Vec<usize>, Vec<Code>) {
     let (mut ranks, mut places, mut results) = (Vec::new(), Vec::new(), Vec::new());
     for check in checks.iter().flatten() {
         match check {
@@ -386,8 +391,9 @@ fn depends(checks: &[Vec<Check>], level: usize, ranges: &[Option<Range>]) -> (Ve
     }
     places.sort_unstable();
     places.dedup();
-    // Results that are no fewer than the places they are of tell no more prefixes apart.
-    if results.len() >= places.len() {
+    // Results that are no fewer than the places they are of tell no fewer prefixes apart, but for those of
+    // single factors.
+    if results.len() >= places.len() && places.iter().all(|&place| wholes[place]) {
         ranks.extend(places);
         results.clear();
     }

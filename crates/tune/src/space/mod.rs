@@ -192,6 +192,11 @@ impl Space {
         self.size
     }
 
+    /// The number of combinations of values, constraints aside; `None` where it is beyond 2^128.
+    pub fn n_combinations(&self) -> Option<u128> {
+        self.axes.iter().try_fold(1u128, |n, axis| n.checked_mul(axis.len.into()))
+    }
+
     /// The number of parameters.
     pub fn n_parameters(&self) -> usize {
         self.axes.len()
@@ -456,15 +461,16 @@ impl Space {
     }
 
     /// The space as JSON:
-    /// `{"parameters":[{"name","kind","values"|"n","parts"}],"constraints":[{"name","text"}],"size"}`. A size
-    /// above 2^64 is given as the nearest floating-point number.
+    /// `{"parameters":[{"name","kind","values"|"n","parts"}],"constraints":[{"name","text"}],"size",
+    /// "combinations"}`. A size above 2^64 is given as the nearest floating-point number.
     pub fn describe(&self) -> Json {
         let constraint = |c: &Constraint| json!({"name": c.name, "text": c.text});
         let mut object = Map::new();
         object.insert("parameters".into(), self.axes.iter().map(Axis::describe).collect());
         object.insert("constraints".into(), self.constraints.iter().map(constraint).collect());
-        let size = u64::try_from(self.size).map_or_else(|_| Json::from(self.size as f64), Json::from);
-        object.insert("size".into(), size);
+        let number = |n: u128| u64::try_from(n).map_or_else(|_| Json::from(n as f64), Json::from);
+        object.insert("size".into(), number(self.size));
+        object.insert("combinations".into(), self.n_combinations().map_or(Json::Null, number));
         Json::Object(object)
     }
 }

@@ -236,7 +236,7 @@ fn the_description_holds_parameters_constraints_and_size() {
             r#"{"name":"nr","kind":"ordinal","values":[16,32,48]},"#,
             r#"{"name":"k","kind":"factorization","n":12,"parts":2},"#,
             r#"{"name":"order","kind":"permutation","values":["i","j","k"]}],"#,
-            r#""constraints":[{"name":"registers","text":"mr * nr <= 256"}],"size":648}"#
+            r#""constraints":[{"name":"registers","text":"mr * nr <= 256"}],"size":648,"combinations":864}"#
         )
     );
 }
