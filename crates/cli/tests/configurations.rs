@@ -130,6 +130,27 @@ impl Tally {
     }
 }
 
+/// Blocks and threads one after the other: what kernels for GPUs compute, a CPU computes as well.
+///
+/// A long run takes products of 1024³.
+#[test]
+fn schedules_for_gpus_give_right_answers_here() {
+    let is_long = std::env::var("TILEWRIGHT_CONFIGS").is_ok();
+    let product = if is_long { "matmul-1024" } else { "matmul:m=128,n=160,k=96" };
+    let texts = [product, "conv2d:c=17,h=13,w=11,k=40,r=3,s=3,pad=1,epilogue=bias+relu"];
+    let mut rng = Xoshiro256PlusPlus::seed_from_u64(41);
+    let mut tally = Tally::default();
+    for text in texts {
+        let workload = Workload::parse(text).unwrap();
+        let gpu = Setting { workload: workload.clone(), target: Target::named("sm_80").unwrap(), n_threads: 1 };
+        let tasks: Vec<Task> = templates(&gpu).map(|t| Task::new(gpu.clone(), Some(t.name)).unwrap()).collect();
+        assert!(tasks.len() > 2, "{text}");
+        let here = Setting { workload, target: host::target(), n_threads: 1 };
+        tally.measure(&here, &tasks, n_configs(), &mut rng);
+    }
+    tally.finish();
+}
+
 #[test]
 fn random_configurations_give_right_answers() {
     let n_cpus = host::allowed_cpus().len();

@@ -15,11 +15,12 @@ use rand_xoshiro::Xoshiro256PlusPlus;
 use serde_json::Value as Json;
 use tilewright_codegen::{Emit, emit, llvm_version, quick_code};
 use tilewright_ir::op::{OPS, Workload};
-use tilewright_ir::{Target, lower};
+use tilewright_ir::{Target, lower, lower_gpu};
 use tilewright_tune::{Config, Setting, TEMPLATES, Task};
 
-/// What code is generated for, with the number of threads.
-const MACHINES: [(&str, usize); 2] = [("x86-64-v4", 1), ("x86-64-v3", 2)];
+/// What code is generated for, with the number of threads; the kernels of a GPU are what they are before any
+/// code is printed.
+const MACHINES: [(&str, usize); 3] = [("x86-64-v4", 1), ("x86-64-v3", 2), ("sm_80", 1)];
 
 /// Workloads of every operator whose code differs: odd sizes, element types, epilogues, kept operands,
 /// layouts.
@@ -126,8 +127,13 @@ impl Line<'_> {
         let json = task.space.config_to_json(config).to_string();
         let at = || format!("{place:?} {json}");
         let scheduled = task.program(config).unwrap_or_else(|(n, e)| panic!("{}: step {}: {e}", at(), n + 1));
-        let lowered = lower::lower(&scheduled);
         let target = &task.setting.target;
+        if target.gpu.is_some() {
+            let kernels = lower_gpu(&scheduled).unwrap_or_else(|e| panic!("{}: {e}", at()));
+            let (steps, lowered) = (hash(task.steps_text(config).as_bytes()), hash(kernels.to_string().as_bytes()));
+            return Line { place, steps, lowered, quick: "-".to_owned(), object: "-".to_owned(), config: json };
+        }
+        let lowered = lower::lower(&scheduled);
         // Some things have no quick code.
         let quick = quick_code(&lowered, target).map_or("-".to_owned(), |code| hash(&code));
         let object =

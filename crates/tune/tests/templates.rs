@@ -1,32 +1,18 @@
 //! Every template on shapes that divide nothing: schedules are legal, and scheduled and lowered programs
 //! compute what the untransformed ones do.
 
+mod common;
+
 use std::collections::{BTreeSet, HashMap, HashSet};
 
+use common::outputs_of;
 use rand::SeedableRng;
 use rand_xoshiro::Xoshiro256PlusPlus;
 use tilewright_ir::op::Workload;
 use tilewright_ir::text::parse;
 use tilewright_ir::verify::VerifyError;
-use tilewright_ir::{BufferId, Cond, Index, LoopId, LoopKind, Program, Role, Stmt, Target, interp, lower, verify};
+use tilewright_ir::{BufferId, Cond, Index, LoopId, LoopKind, Program, Stmt, Target, lower, verify};
 use tilewright_tune::{Config, Setting, Space, TEMPLATES, Task, Template};
-
-/// Runs a program on small whole numbers, which no order of summation rounds.
-fn outputs(program: &Program) -> Vec<Vec<f64>> {
-    let mut arguments: Vec<Vec<f64>> = program
-        .arguments()
-        .map(|(id, b)| {
-            let n = b.n_elements().unwrap() as usize;
-            match b.role {
-                Role::Output => vec![0.0; n],
-                _ => (0..n).map(|i| ((i * 7 + id.0 as usize * 3) % 11) as f64 - 5.0).collect(),
-            }
-        })
-        .collect();
-    interp::run(program, &mut arguments).unwrap_or_else(|fault| panic!("{fault}\n{program}"));
-    let written = program.arguments().map(|(_, b)| b.role == Role::Output);
-    arguments.into_iter().zip(written).filter(|(_, w)| *w).map(|(a, _)| a).collect()
-}
 
 #[test]
 fn every_template_computes_the_operator_on_any_shape() {
@@ -103,7 +89,7 @@ fn transposed_convolutions_add_up_columns_of_any_shape() {
 
 /// Checks random configurations of those templates that serve a workload.
 fn check_random(text: &str, is_checked: fn(&str) -> bool, n_configs: usize, rng: &mut Xoshiro256PlusPlus) {
-    let expected = outputs(&Workload::parse(text).unwrap().program());
+    let expected = outputs_of(&Workload::parse(text).unwrap().program(), 1.0);
     for (target, n_threads) in [("x86-64-v4", 1), ("x86-64-v3", 2), ("x86-64", 1)] {
         for template in serving(text).filter(|t| is_checked(t.name)) {
             let task = task(text, target, n_threads, template);
@@ -137,7 +123,7 @@ fn check(task: &Task, config: &Config, expected: &[Vec<f64>]) {
     let is_near =
         |got: &[Vec<f64>]| got.iter().flatten().zip(expected.iter().flatten()).all(|(a, b)| (a - b).abs() <= most);
     for (program, what) in [(&scheduled, "scheduled"), (&lowered, "lowered")] {
-        assert!(is_near(&outputs(program)), "{case}, {what}\n{program}");
+        assert!(is_near(&outputs_of(program, 1.0)), "{case}, {what}\n{program}");
     }
 }
 
@@ -336,7 +322,7 @@ fn records_from_before_an_algorithm_came_are_read() {
 fn threads_share_long_sums_of_small_results() {
     let mut rng = Xoshiro256PlusPlus::seed_from_u64(11);
     for text in LONG_SUMS {
-        let expected = outputs(&Workload::parse(text).unwrap().program());
+        let expected = outputs_of(&Workload::parse(text).unwrap().program(), 1.0);
         let mut n_shared = 0;
         for (target, n_threads) in [("x86-64-v4", 2), ("x86-64", 3)] {
             for template in serving(text) {

@@ -3,6 +3,7 @@
 
 mod algorithm;
 mod conv;
+mod gpu;
 mod matmul;
 mod model;
 mod nest;
@@ -39,6 +40,7 @@ pub const TEMPLATES: &[Template] = &[
     matmul::MATMUL,
     matmul::MATMUL_BLOCKED,
     matmul::MATMUL_DOT,
+    gpu::GPU_MATMUL,
     matmul::GEMM_4_2_4,
     matmul::MATMUL_4_3_4,
     conv::CONV,
@@ -46,8 +48,13 @@ pub const TEMPLATES: &[Template] = &[
     conv::CONV_WINOGRAD,
     conv::CONV_IM2COL,
     conv::CONV_COL2IM,
+    gpu::GPU_CONV,
+    gpu::GPU_WINOGRAD,
     conv::CONV_4_4_4_2_2_2,
+    gpu::CONV_3_3_3,
+    gpu::DEPTHWISE_4_4_4,
     nest::NEST,
+    gpu::GPU_NEST,
 ];
 
 /// The least floating-point operations by which any template computes a workload: products with padding are
@@ -237,12 +244,35 @@ fn ceil_div(a: i64, b: i64) -> i64 {
 
 /// Short constructors for steps, for templates to read like schedules.
 mod step {
-    use tilewright_ir::Step;
     use tilewright_ir::schedule::{LayoutAxis, Tail};
+    use tilewright_ir::{LoopKind, Step};
 
+    /// The last round is shorter, where the factor does not divide.
     pub fn split(target: &str, factor: i64, outer: &str, inner: &str) -> Step {
+        split_with(Tail::Shrink, target, factor, outer, inner)
+    }
+
+    /// The factor divides.
+    pub fn exact(target: &str, factor: i64, outer: &str, inner: &str) -> Step {
+        split_with(Tail::Exact, target, factor, outer, inner)
+    }
+
+    /// A condition leaves out what is too much in the last round.
+    pub fn guard(target: &str, factor: i64, outer: &str, inner: &str) -> Step {
+        split_with(Tail::Guard, target, factor, outer, inner)
+    }
+
+    fn split_with(tail: Tail, target: &str, factor: i64, outer: &str, inner: &str) -> Step {
         let (target, outer, inner) = (target.into(), outer.into(), inner.into());
-        Step::Split { target, factor, tail: Tail::Shrink, outer, inner }
+        Step::Split { target, factor, tail, outer, inner }
+    }
+
+    pub fn bind(target: &str, axis: LoopKind) -> Step {
+        Step::Bind { target: target.into(), axis }
+    }
+
+    pub fn pad(stage: &str, target: &str, multiple: i64) -> Step {
+        Step::Pad { stage: stage.into(), target: target.into(), multiple }
     }
 
     pub fn reorder(loops: &[&str]) -> Step {
@@ -268,6 +298,12 @@ mod step {
     pub fn stage(buffer: &str, at: Option<&str>, name: &str, layout: &[LayoutAxis]) -> Step {
         let (buffer, at, name) = (buffer.into(), at.map(Into::into), name.into());
         Step::Stage { buffer, at, name, layout: layout.to_vec(), shared: false }
+    }
+
+    /// A copy that the threads of a block share.
+    pub fn shared(buffer: &str, at: &str, name: &str, layout: &[LayoutAxis]) -> Step {
+        let (buffer, at, name) = (buffer.into(), Some(at.into()), name.into());
+        Step::Stage { buffer, at, name, layout: layout.to_vec(), shared: true }
     }
 
     pub fn accumulate(buffer: &str, at: &str, name: &str) -> Step {

@@ -24,11 +24,16 @@ pub fn least_share(w: &Workload) -> f64 {
     if is_convolution(w) && Shape::of(w).has_winograd { winograd::least_share() } else { 1.0 }
 }
 
+/// Whether a setting is a convolution on a CPU.
+fn is_convolution_on_cpu(s: &Setting) -> bool {
+    s.target.gpu.is_none() && is_convolution(&s.workload)
+}
+
 /// Every algorithm that applies, as a choice of the search.
 pub const CONV: Template = Template {
     name: "conv",
     text: "direct convolution, im2col, Winograd's algorithm or col2im, whichever is faster",
-    serves: |s| is_convolution(&s.workload),
+    serves: |s| is_convolution_on_cpu(s),
     space: |s| algorithm::space("conv", s, &Shape::of(&s.workload), ALGORITHMS),
     steps: |s, space, config| algorithm::steps(s, &Shape::of(&s.workload), ALGORITHMS, space, config),
     estimate: Some(|s, space, config| algorithm::estimate(s, &Shape::of(&s.workload), ALGORITHMS, space, config)),
@@ -38,7 +43,7 @@ pub const CONV: Template = Template {
 pub const CONV_DIRECT: Template = Template {
     name: "conv-direct",
     text: "direct convolution: register tile of channels and pixels, channels or pixels as lanes, blocked layouts",
-    serves: |s| is_convolution(&s.workload),
+    serves: |s| is_convolution_on_cpu(s),
     space: |s| algorithm::space("conv-direct", s, &Shape::of(&s.workload), &[direct::DIRECT]),
     steps: |s, space, config| (direct::DIRECT.steps)(s, &Shape::of(&s.workload), space, config),
     estimate: Some(|s, space, config| (direct::DIRECT.estimate)(s, &Shape::of(&s.workload), space, config)),
@@ -48,7 +53,7 @@ pub const CONV_DIRECT: Template = Template {
 pub const CONV_WINOGRAD: Template = Template {
     name: "conv-winograd",
     text: "Winograd's F(2x2, 3x3) and F(4x4, 3x3): transforms and products of a block of tile rows",
-    serves: |s| is_convolution(&s.workload) && Shape::of(&s.workload).has_winograd,
+    serves: |s| is_convolution_on_cpu(s) && Shape::of(&s.workload).has_winograd,
     space: |s| algorithm::space("conv-winograd", s, &Shape::of(&s.workload), &[winograd::WINOGRAD]),
     steps: |s, space, config| (winograd::WINOGRAD.steps)(s, &Shape::of(&s.workload), space, config),
     estimate: Some(|s, space, config| (winograd::WINOGRAD.estimate)(s, &Shape::of(&s.workload), space, config)),
@@ -58,7 +63,7 @@ pub const CONV_WINOGRAD: Template = Template {
 pub const CONV_IM2COL: Template = Template {
     name: "conv-im2col",
     text: "matrix product of weights and patches: patches whole or by blocks, register tile of channels and pixels",
-    serves: |s| is_convolution(&s.workload) && (im2col::IM2COL.applies)(&Shape::of(&s.workload)),
+    serves: |s| is_convolution_on_cpu(s) && (im2col::IM2COL.applies)(&Shape::of(&s.workload)),
     space: |s| algorithm::space("conv-im2col", s, &Shape::of(&s.workload), &[im2col::IM2COL]),
     steps: |s, space, config| (im2col::IM2COL.steps)(s, &Shape::of(&s.workload), space, config),
     estimate: Some(|s, space, config| (im2col::IM2COL.estimate)(s, &Shape::of(&s.workload), space, config)),
@@ -68,7 +73,7 @@ pub const CONV_IM2COL: Template = Template {
 pub const CONV_COL2IM: Template = Template {
     name: "conv-col2im",
     text: "transposed convolution without inserted zeros: product of weights and input, columns added up row by row",
-    serves: |s| is_convolution(&s.workload) && (col2im::COL2IM.applies)(&Shape::of(&s.workload)),
+    serves: |s| is_convolution_on_cpu(s) && (col2im::COL2IM.applies)(&Shape::of(&s.workload)),
     space: |s| algorithm::space("conv-col2im", s, &Shape::of(&s.workload), &[col2im::COL2IM]),
     steps: |s, space, config| (col2im::COL2IM.steps)(s, &Shape::of(&s.workload), space, config),
     estimate: Some(|s, space, config| (col2im::COL2IM.estimate)(s, &Shape::of(&s.workload), space, config)),

@@ -1,8 +1,9 @@
-//! The convolution space of the AutoTVM, OpEvo and NoSE papers: a GPU template, run on a CPU.
+//! The convolution space of the AutoTVM, OpEvo and NoSE papers: a GPU template, which a CPU runs too.
 
+use super::super::gpu::{self, Direct, Tile};
 use super::super::step::{accumulate, compute_at, fuse, parallel, reorder, split, unroll, vectorize};
 use super::super::{Setting, Template};
-use super::Shape;
+use super::{Shape, is_blocked};
 use crate::space::{Config, Parameter, Space, SpaceError};
 use tilewright_ir::Step;
 use tilewright_ir::op::{Structure, Window};
@@ -13,7 +14,15 @@ use tilewright_ir::op::{Structure, Window};
 /// # Source
 /// The space is that of OpEvo, section 4 (Conv2D), and of NoSE: TVM's direct convolution for GPUs in NCHW,
 /// whose four loops are blocks, virtual threads, threads and the elements of a thread, and whose kernel is
-/// left as it is. The papers leave open what a CPU does with them; here, as in `gemm-4-2-4`,
+/// left as it is.
+///
+/// On a GPU it is that schedule: a step of the outer loops of the sum has its part of the input, padded,
+/// and of the weights in shared memory, which each thread fills by a run of neighbours; sums are in
+/// registers.
+/// Ours differs in `auto_unroll_max_step`: with `unroll_explicit` we repeat a thread's loops in the code up
+/// to so many operations, and leave it to the compiler without; images are blocks along z, with channels.
+///
+/// The papers leave open what a CPU does with the loops; here, as in `gemm-4-2-4`,
 /// - blocks `k0 p0 q0` stand outermost, are spread over several threads, and each has its sum in
 ///   memory of its own;
 /// - inside, loops nest as `k1 p1 q1 c0 r0 s0 k2 p2 q2 c1 r1 s1 k3 p3 q3`, so that what a GPU's threads
@@ -26,14 +35,23 @@ use tilewright_ir::op::{Structure, Window};
 pub const CONV_4_4_4_2_2_2: Template = Template {
     name: "conv-4-4-4-2-2-2",
     text: "the OpEvo and NoSE papers' space: factorizations of outputs into 4, of the reduction into 2, unrolling",
-    serves: |s| matches!(s.workload.structure(), Structure::Window(Window { depthwise: false, transposed: false, .. })),
+    serves,
     space,
-    steps,
+    steps: |s, space, config| {
+        if s.target.gpu.is_some() { gpu_steps(s, space, config) } else { steps(s, space, config) }
+    },
     estimate: None,
 };
 
-fn space(s: &Setting) -> Result<Space, SpaceError> {
-    let Shape { k, p, q, c, r, s, .. } = Shape::of(&s.workload);
+/// On a CPU all but transposed ones; on a GPU those without groups and layouts of ours.
+fn serves(s: &Setting) -> bool {
+    let Structure::Window(window) = s.workload.structure() else { return false };
+    let is_plain = window.groups == 1 && !is_blocked(s);
+    !window.depthwise && !window.transposed && (s.target.gpu.is_none() || is_plain)
+}
+
+fn space(setting: &Setting) -> Result<Space, SpaceError> {
+    let Shape { k, p, q, c, r, s, stride, axes, .. } = Shape::of(&setting.workload);
     let factors = |name: &str, n: i64, parts| Parameter::factorization(name, n as u64, parts);
     let parameters = vec![
         factors("k", k, 4),
@@ -45,7 +63,38 @@ fn space(s: &Setting) -> Result<Space, SpaceError> {
         Parameter::boolean("unroll_explicit"),
         Parameter::ordinal("auto_unroll_max_step", [0, 512, 1500]),
     ];
-    Space::new("conv-4-4-4-2-2-2", parameters, vec![])
+    let mut constraints = Vec::new();
+    if setting.target.gpu.is_some() {
+        constraints.extend(gpu::threads(setting, &["q[2]", "p[2]", "k[2]"], &parameters));
+        // What a block has of a dimension is what is left of it besides blocks.
+        let reach = |output: &str, n: i64, tap: &str, at: usize| {
+            let (stride, dilation) = (stride[at], axes[at].dilation);
+            format!("(({n} // {output}[0] - 1) * {stride} + ({tap}[1] - 1) * {dilation} + 1)")
+        };
+        let input = format!("c[1] * {} * {}", reach("p", p, "r", 0), reach("q", q, "s", 1));
+        let weights = format!("({k} // k[0]) * c[1] * r[1] * s[1]");
+        constraints.push(gpu::shared_bytes(setting, &[input, weights], &parameters));
+    }
+    Space::new("conv-4-4-4-2-2-2", parameters, constraints)
+}
+
+/// The schedule of a configuration on a GPU.
+fn gpu_steps(s: &Setting, space: &Space, config: &Config) -> Vec<Step> {
+    let Structure::Window(window) = s.workload.structure() else { unreachable!("the template serves convolutions") };
+    let factors = |name: &str| space.factors(config, name).into_iter().map(|f| f as i64).collect::<Vec<_>>();
+    let tile = |name: &str| {
+        let f = factors(name);
+        Tile { strides: f[1], threads: f[2], elements: f[3] }
+    };
+    let explicit = space.flag(config, "unroll_explicit");
+    let direct = Direct {
+        tiles: ["k", "p", "q"].map(tile),
+        inner: ["c", "r", "s"].map(|name| factors(name)[1]),
+        is_shared: true,
+        most_unrolled: if explicit { space.int(config, "auto_unroll_max_step") } else { 0 },
+        lanes: false,
+    };
+    direct.steps(&s.workload, &window)
 }
 
 fn steps(s: &Setting, space: &Space, config: &Config) -> Vec<Step> {

@@ -5,7 +5,7 @@ use super::super::model::{bandwidth, cuts, step_cycles};
 use super::super::share::{self, Share};
 use super::super::step::{accumulate, compute_at, parallel, prefetch, reorder, split, stage, unroll, vectorize};
 use super::super::{Setting, Template};
-use super::{Factor, Product, ceil_div, is_product};
+use super::{Factor, Product, ceil_div, is_product_on_cpu};
 use crate::space::{Config, Constraint, Parameter, Space};
 use tilewright_ir::Step;
 use tilewright_ir::schedule::LayoutAxis::{self, Inner, Outer, Whole};
@@ -23,7 +23,7 @@ use tilewright_ir::schedule::LayoutAxis::{self, Inner, Outer, Whole};
 pub const MATMUL_BLOCKED: Template = Template {
     name: "matmul-blocked",
     text: "cache blocks in any order, packed or plain operands, register tile, unrolling, prefetch, threads",
-    serves: |s| is_product(&s.workload),
+    serves: |s| is_product_on_cpu(s),
     space: |s| algorithm::space("matmul-blocked", s, &Product::of(&s.workload), &[BLOCKED]),
     steps: |s, space, config| steps(s, &Product::of(&s.workload), space, config),
     estimate: Some(|s, space, config| estimate(s, &Product::of(&s.workload), space, config)),

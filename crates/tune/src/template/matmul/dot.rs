@@ -5,7 +5,7 @@ use super::super::model::{bandwidth, cuts, step_cycles};
 use super::super::share::{self, Share};
 use super::super::step::{accumulate, compute_at, parallel, reorder, rfactor, split, unroll, vectorize};
 use super::super::{Setting, Template, ceil_div};
-use super::{Product, is_product};
+use super::{Product, is_product_on_cpu};
 use crate::space::{Config, Constraint, Parameter, Space};
 use tilewright_ir::Step;
 
@@ -17,7 +17,7 @@ use tilewright_ir::Step;
 pub const MATMUL_DOT: Template = Template {
     name: "matmul-dot",
     text: "scalar products along the reduction: register tile, partial sums in the lanes of vectors, threads",
-    serves: |s| is_product(&s.workload) && applies(&Product::of(&s.workload)),
+    serves: |s| is_product_on_cpu(s) && applies(&Product::of(&s.workload)),
     space: |s| algorithm::space("matmul-dot", s, &Product::of(&s.workload), &[DOT]),
     steps: |s, space, config| steps(s, &Product::of(&s.workload), space, config),
     estimate: Some(|s, space, config| estimate(s, &Product::of(&s.workload), space, config)),

@@ -1,5 +1,6 @@
 //! The spaces of papers that give a factorization for each dimension and nothing else.
 
+use super::super::gpu::{self, Fragments, Order, Tile, Tiling};
 use super::super::step::{accumulate, parallel, reorder, split, unroll, vectorize};
 use super::super::{Setting, Template};
 use super::Product;
@@ -15,12 +16,17 @@ use tilewright_ir::op::{Contraction, Structure, Workload};
 /// nest as `m0 n0 m1 n1 k0 m2 n2 k1 m3 n3`, the columns of `n3` are vector lanes, and a tile `m3 × n3`
 /// that fits the registers is kept in them; with several threads `m0` is spread over them. An epilogue
 /// is a pass of its own.
+///
+/// On a GPU the four loops are blocks, virtual threads, threads and the elements of a thread, as in TVM's
+/// schedules; the part of both factors that belongs to a step of `k0` is in shared memory.
 pub const GEMM_4_2_4: Template = Template {
     name: "gemm-4-2-4",
     text: "the G-BFS and N-A2C paper's space: factorizations of m and n into 4 and of k into 2",
     serves: |s| is_plain(&s.workload),
     space: |s| space("gemm-4-2-4", s, 2),
-    steps,
+    steps: |s, space, config| {
+        if s.target.gpu.is_some() { gpu_steps(s, space, config) } else { steps(s, space, config) }
+    },
     estimate: None,
 };
 
@@ -28,14 +34,17 @@ pub const GEMM_4_2_4: Template = Template {
 ///
 /// # Source
 /// "OpEvo: An Evolutionary Method for Tensor Operator Optimization", section 5. The paper's loops are those
-/// of a GPU kernel; here they nest as `b0 b1 m0 n0 m1 n1 k0 m2 n2 k1 k2 m3 n3` and are carried out as in
-/// [`GEMM_4_2_4`], but that `b0` is what is spread over threads where there is a batch.
+/// of a GPU kernel. On a CPU they nest as `b0 b1 m0 n0 m1 n1 k0 m2 n2 k1 k2 m3 n3` and are carried out as in
+/// [`GEMM_4_2_4`], but that `b0` is what is spread over threads where there is a batch. On a GPU a step of
+/// `k0` has its part of the factors in shared memory, and one of `k1` in registers; `b1` are threads too.
 pub const MATMUL_4_3_4: Template = Template {
     name: "matmul-4-3-4",
     text: "OpEvo's space: factorizations of m and n into 4, of k into 3, of a batch into 2",
     serves: |s| is_plain(&s.workload) || is_batched(&s.workload),
     space: |s| space("matmul-4-3-4", s, 3),
-    steps,
+    steps: |s, space, config| {
+        if s.target.gpu.is_some() { gpu_steps(s, space, config) } else { steps(s, space, config) }
+    },
     estimate: None,
 };
 
@@ -55,7 +64,39 @@ fn space(name: &str, s: &Setting, k_parts: usize) -> Result<Space, SpaceError> {
     let factors = |name: &str, n: i64, parts| Parameter::factorization(name, n as u64, parts);
     let mut parameters: Vec<Parameter> = p.batch.map(|b| factors("b", b, 2)).into_iter().collect();
     parameters.extend([factors("m", p.m, 4), factors("k", p.k, k_parts), factors("n", p.n, 4)]);
-    Space::new(name, parameters, vec![])
+    let mut constraints = Vec::new();
+    if s.target.gpu.is_some() {
+        let along = ["n[2]", "m[2]", "b[1]"];
+        constraints.extend(gpu::threads(s, if p.batch.is_some() { &along } else { &along[..2] }, &parameters));
+        // What a block has of a dimension is what is left of it besides blocks.
+        let products = if p.batch.is_some() { " * b[1]" } else { "" };
+        let depth = format!("({} // k[0])", p.k);
+        let elements = [("m", p.m), ("n", p.n)].map(|(f, n)| format!("({n} // {f}[0]) * {depth}{products}"));
+        constraints.push(gpu::shared_bytes(s, &elements, &parameters));
+    }
+    Space::new(name, parameters, constraints)
+}
+
+/// The schedule of a configuration on a GPU.
+fn gpu_steps(s: &Setting, space: &Space, config: &Config) -> Vec<Step> {
+    let factors = |name: &str| space.factors(config, name).into_iter().map(|f| f as i64).collect::<Vec<_>>();
+    let tile = |f: Vec<i64>| Tile { strides: f[1], threads: f[2], elements: f[3] };
+    let k = factors("k");
+    let product = gpu::Product::of(&s.workload).expect("the template serves products");
+    let tiling = Tiling {
+        rows: tile(factors("m")),
+        columns: tile(factors("n")),
+        products: if product.batch.is_some() { factors("b")[1] } else { 1 },
+        depth: k[1..].iter().product(),
+        inner: k[k.len() - 1],
+        unrolled: false,
+        fragments: if k.len() == 3 { Fragments::Inner } else { Fragments::None },
+        split: 1,
+        order: Order::Rows,
+        vectors: [1, 1],
+        lanes: false,
+    };
+    tiling.steps(&product)
 }
 
 fn steps(s: &Setting, space: &Space, config: &Config) -> Vec<Step> {

@@ -20,7 +20,7 @@ pub use factorized::{GEMM_4_2_4, MATMUL_4_3_4};
 pub const MATMUL: Template = Template {
     name: "matmul",
     text: "blocks and packed panels, or scalar products along the reduction, whichever is faster",
-    serves: |s| is_product(&s.workload),
+    serves: |s| is_product_on_cpu(s),
     space: |s| algorithm::space("matmul", s, &Product::of(&s.workload), ALGORITHMS),
     steps: |s, space, config| algorithm::steps(s, &Product::of(&s.workload), ALGORITHMS, space, config),
     estimate: Some(|s, space, config| algorithm::estimate(s, &Product::of(&s.workload), ALGORITHMS, space, config)),
@@ -28,9 +28,9 @@ pub const MATMUL: Template = Template {
 
 const ALGORITHMS: &[Algorithm<Product>] = &[blocked::BLOCKED, dot::DOT];
 
-/// Whether the stages of a workload are those of a product of matrices.
-fn is_product(w: &Workload) -> bool {
-    matches!(w.structure(), Structure::Contraction(_))
+/// Whether a setting is a product of matrices on a CPU.
+fn is_product_on_cpu(s: &Setting) -> bool {
+    s.target.gpu.is_none() && matches!(s.workload.structure(), Structure::Contraction(_))
 }
 
 /// A product of matrices: that of a [`Contraction`], or one that computes parts of its sums.

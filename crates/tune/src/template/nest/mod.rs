@@ -8,21 +8,28 @@ mod stages;
 use super::model::bandwidth;
 use super::{Setting, Template, ceil_div};
 use crate::space::{Config, Parameter, Space, SpaceError};
-use schedule::{Builder, Choices, Lanes};
+use schedule::{Choices, Lanes};
 use stages::{Group, Stage};
 use std::collections::BTreeSet;
 use tilewright_ir::op::Structure;
-use tilewright_ir::{BufferId, Program};
+use tilewright_ir::{BufferId, Program, Step};
+
+pub use schedule::Builder;
 
 /// Any nest.
 pub const NEST: Template = Template {
     name: "nest",
     text: "stages by rows or apart, vectors along the output or the reduction, tiles where they cross, threads",
-    serves: |s| matches!(s.workload.structure(), Structure::Nest(_)),
+    serves: |s| s.target.gpu.is_none() && matches!(s.workload.structure(), Structure::Nest(_)),
     space,
     steps: |s, space, config| Builder::scheduled(s, &Choices::of(space, config)),
     estimate: Some(estimate),
 };
+
+/// A workload's program with small stages computed where they are read, and the steps.
+pub fn inlined(s: &Setting) -> (Program, Vec<Step>) {
+    Builder::inlined(s)
+}
 
 /// Cycles that it takes to have other threads begin, and to wait for them.
 const START_CYCLES: f64 = 5000.0;

@@ -223,12 +223,26 @@ impl Builder {
         }
     }
 
+    /// One that goes on from a program and the steps that made it.
+    pub fn on((program, steps): (Program, Vec<Step>)) -> Builder {
+        Builder { program, steps }
+    }
+
+    /// The program as far as it is.
+    pub fn program(&self) -> &Program {
+        &self.program
+    }
+
+    /// The steps that made the program.
+    pub fn finish(self) -> Vec<Step> {
+        self.steps
+    }
+
     /// The schedule of a configuration.
     pub fn scheduled(s: &Setting, choices: &Choices) -> Vec<Step> {
-        let (program, steps) = Builder::inlined(s);
-        let all = stages(&program);
-        let lanes = s.target.lanes(stages::lane_type(&program));
-        let mut builder = Builder { program, steps };
+        let mut builder = Builder::on(Builder::inlined(s));
+        let all = stages(&builder.program);
+        let lanes = s.target.lanes(stages::lane_type(&builder.program));
         for group in groups(&builder.program, &all, choices.apart) {
             builder.group(s, &all, &group, lanes, choices);
         }
@@ -236,7 +250,7 @@ impl Builder {
     }
 
     /// Carries out a step where that is legal.
-    fn attempt(&mut self, step: Step) -> bool {
+    pub fn attempt(&mut self, step: Step) -> bool {
         match apply(&self.program, &step) {
             Ok(program) => {
                 self.program = program;
@@ -247,7 +261,7 @@ impl Builder {
         }
     }
 
-    fn attempt_all(&mut self, steps: impl IntoIterator<Item = Step>) {
+    pub fn attempt_all(&mut self, steps: impl IntoIterator<Item = Step>) {
         for step in steps {
             self.attempt(step);
         }

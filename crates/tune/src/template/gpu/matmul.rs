@@ -1,0 +1,190 @@
+//! Matrix products on GPUs.
+
+use super::super::{Setting, Template, ceil_div};
+use super::model::{Blocks, START};
+use super::product::LEAST_BLOCK;
+use super::{Fragments, Order, Product, Tile, Tiling, constraint, gpu, shared_bytes};
+use crate::space::{Config, Constraint, Domain, Parameter, Space, SpaceError};
+use tilewright_ir::op::Structure;
+
+/// Blocks of the result in tiles of registers, factors through shared memory.
+///
+/// # Source
+/// The structure is that of CUTLASS's SIMT products and of "Anatomy of High-Performance Matrix
+/// Multiplication" brought to GPUs (Nath, Tomov and Dongarra, "An Improved MAGMA GEMM for Fermi GPUs", 2010):
+/// a thread's tile comes in parts of 4 a stride apart, so that the threads of a warp read shared memory
+/// without conflicts. Ours pads the factors with zeros in shared memory, so that sizes divide nothing, and
+/// may share a sum among blocks, whose parts a second kernel adds up.
+pub const GPU_MATMUL: Template = Template {
+    name: "gpu-matmul",
+    text: "GPU: block and register tiles, shared memory, vector loads, sums shared among blocks, order of blocks",
+    serves: |s| s.target.gpu.is_some() && matches!(s.workload.structure(), Structure::Contraction(_)),
+    space: |s| space("gpu-matmul", s),
+    steps: |s, space, config| tiling(s, space, config).steps(&product(s)),
+    estimate: Some(estimate),
+};
+
+/// The product that a workload is.
+pub(super) fn product(s: &Setting) -> Product {
+    Product::of(&s.workload).expect("the template serves products")
+}
+
+/// Elements that a thread has next to each other.
+const NEXT: i64 = 4;
+/// Registers for addresses, counters and what is on its way to shared memory.
+const OTHER_REGISTERS: i64 = 24;
+/// Elements of a sum for each block that shares it, at least.
+const LEAST_PART: i64 = 64;
+
+/// Sizes of blocks up to the one that holds all.
+fn blocks(n: i64) -> impl Iterator<Item = i64> {
+    [1, 2, 4, 8].map(|n| n * LEAST_BLOCK).into_iter().filter(move |&b| b == LEAST_BLOCK || b / 2 < n)
+}
+
+/// The space of products in tiles.
+pub(super) fn space(name: &str, s: &Setting) -> Result<Space, SpaceError> {
+    space_of(name, s, &[product(s)], Vec::new())
+}
+
+/// The space of a product that may be one of several, which the parameter ahead of the others chooses among.
+pub(super) fn space_of(
+    name: &str,
+    s: &Setting,
+    products: &[Product],
+    ahead: Vec<Parameter>,
+) -> Result<Space, SpaceError> {
+    let most = |of: &dyn Fn(&Product) -> i64| products.iter().map(of).max().expect("there is a product");
+    let vector = |of: &dyn Fn(&Product) -> i64| {
+        let most = products.iter().map(of).min().expect("there is a product").min(16 / s.workload.dtype.bytes() as i64);
+        [1, 2, 4].into_iter().filter(move |v| *v <= most)
+    };
+    let k = most(&|p| p.k);
+    let fits_rows = |b: &i64| products.iter().all(|p| !p.is_among_others || p.m % b == 0);
+    let own = [
+        Parameter::ordinal("block_m", blocks(most(&|p| p.m)).filter(fits_rows)),
+        Parameter::ordinal("block_n", blocks(most(&|p| p.n))),
+        Parameter::ordinal("block_k", [8, 16, 32, 64].into_iter().filter(|&b| b == 8 || b / 2 < k)),
+        Parameter::ordinal("thread_m", [4, 8]),
+        Parameter::ordinal("thread_n", [4, 8, 16]),
+        Parameter::ordinal("vector_a", vector(&|p| p.a.loads)),
+        Parameter::ordinal("vector_b", vector(&|p| p.b.loads)),
+        Parameter::ordinal("split_k", [1, 2, 4, 8, 16].into_iter().filter(|&n| n == 1 || k >= n * LEAST_PART)),
+        Parameter::categorical("order", &["rows", "columns", "groups"]),
+        Parameter::ordinal("unroll_k", [1, 2, 4, 8, 16]),
+    ];
+    let parameters: Vec<Parameter> = ahead.into_iter().chain(own).collect();
+    let constraints = constraints(s, products, &parameters);
+    Space::new(name, parameters, constraints)
+}
+
+/// Blocks of rows that make up a group.
+const GROUP: i64 = 8;
+
+/// A number of a product, as an expression: which one it is, the first of the parameters says.
+fn size(products: &[Product], parameters: &[Parameter], of: impl Fn(&Product) -> i64) -> String {
+    let sizes: Vec<i64> = products.iter().map(of).collect();
+    match (&sizes[..], &parameters[0].domain) {
+        ([first, second], Domain::Ordinal(values)) if first != second => {
+            format!("({first} if {} == {} else {second})", parameters[0].name, values[0])
+        }
+        _ => sizes[0].to_string(),
+    }
+}
+
+fn constraints(s: &Setting, products: &[Product], parameters: &[Parameter]) -> Vec<Constraint> {
+    let gpu = gpu(s);
+    let say = |name: &str, text: &str| constraint(name, text, parameters);
+    let words = s.workload.dtype.bytes() as i64 / 4;
+    let threads = "(block_m // thread_m) * (block_n // thread_n)";
+    let registers = format!("{words} * (thread_m * thread_n + thread_m + thread_n) + {OTHER_REGISTERS}");
+    let [m, n, k] = [|p: &Product| p.m, |p: &Product| p.n, |p: &Product| p.k].map(|of| size(products, parameters, of));
+    let batch = size(products, parameters, |p| p.batch.unwrap_or(1));
+    let most_blocks = gpu.most_blocks_along[1].min(gpu.most_blocks_along[2]);
+    let mut constraints = vec![
+        say("threads", &format!("{threads} <= {} and {threads} % {} == 0", gpu.most_threads, gpu.warp_size)),
+        shared_bytes(s, &["block_m * block_k", "block_n * block_k"], parameters),
+        say(
+            "registers",
+            &format!(
+                "{registers} <= {} and ({registers}) * {threads} <= {}",
+                gpu.registers_per_thread, gpu.registers_per_block
+            ),
+        ),
+        say("unrolled", "unroll_k <= block_k and unroll_k * thread_m * thread_n <= 1024"),
+        say(
+            "copied",
+            &format!("block_m * block_k >= vector_a * {threads} and block_n * block_k >= vector_b * {threads}"),
+        ),
+        say("groups", &format!("order != 'groups' or ceil_div({m}, block_m) % {GROUP} == 0")),
+        say(
+            "grid",
+            &format!(
+                "ceil_div({m}, block_m) <= {most_blocks} and ceil_div({n}, block_n) <= {most_blocks} and \
+                 {batch} * split_k * (ceil_div({m}, block_m * {GROUP}) if order == 'groups' else 1) <= {most_blocks}"
+            ),
+        ),
+    ];
+    // What is padded is loaded element by element.
+    for (name, factor, block, size) in [("a", products[0].a, "block_m", m), ("b", products[0].b, "block_n", n)] {
+        let is_whole = if factor.along_k { format!("{k} % (block_k * split_k)") } else { format!("{size} % {block}") };
+        constraints.push(say(&format!("vectors_of_{name}"), &format!("vector_{name} == 1 or {is_whole} == 0")));
+    }
+    constraints
+}
+
+/// The schedule of a configuration.
+pub(super) fn tiling(s: &Setting, space: &Space, config: &Config) -> Tiling {
+    let int = |name: &str| space.int(config, name);
+    let tile = |block: i64, each: i64| Tile { strides: each / NEXT, threads: block / each, elements: NEXT };
+    let lanes = NEXT * s.workload.dtype.bytes() as i64 <= 16;
+    Tiling {
+        rows: tile(int("block_m"), int("thread_m")),
+        columns: tile(int("block_n"), int("thread_n")),
+        products: 1,
+        depth: int("block_k"),
+        inner: int("unroll_k"),
+        unrolled: true,
+        fragments: Fragments::Step,
+        split: int("split_k"),
+        order: match space.text(config, "order").as_str() {
+            "rows" => Order::Rows,
+            "columns" => Order::Columns,
+            _ => Order::Groups(GROUP),
+        },
+        vectors: [int("vector_a"), int("vector_b")],
+        lanes,
+    }
+}
+
+/// Blocks of multiply-adds and what they read, then the kernel that adds up parts.
+pub(super) fn estimate(s: &Setting, space: &Space, config: &Config) -> f64 {
+    estimate_of(s, &product(s), space, config)
+}
+
+/// The same for a product.
+pub(super) fn estimate_of(s: &Setting, p: &Product, space: &Space, config: &Config) -> f64 {
+    let (t, gpu) = (tiling(s, space, config), gpu(s));
+    let bytes = s.workload.dtype.bytes() as f64;
+    let (bm, bn) = (t.rows.extent(), t.columns.extent());
+    let depth = t.padded_sum(p) / t.split;
+    let batch = p.batch.unwrap_or(1);
+    let n = batch * t.split * ceil_div(p.m, bm) * ceil_div(p.n, bn);
+    let (tm, tn) = (t.rows.each(), t.columns.each());
+    let products = (tm * tn) as f64;
+    let vectors = t.vectors.map(|v| v as f64);
+    let copies = (bm as f64 / vectors[0] + bn as f64 / vectors[1]) / t.threads().n() as f64;
+    let others = (tm + tn) as f64 / 4.0 + 3.0 / t.inner as f64 + 4.0 * copies;
+    let blocks = Blocks {
+        n,
+        threads: t.threads().n(),
+        registers: tm * tn + tm + tn + OTHER_REGISTERS,
+        shared_bytes: (bm + bn) * t.depth * bytes as i64,
+        fmas: (bm * bn * depth) as f64 * bytes / 4.0,
+        efficiency: products / (products + others),
+        bytes: ((bm + bn) * depth + bm * bn) as f64 * bytes,
+        waits: (depth / t.depth) as f64 + 1.0,
+    };
+    let parts = (t.split * batch * p.m * p.n) as f64 * bytes;
+    let sums = if t.split > 1 { START + 2.0 * parts / (20.0 * f64::from(gpu.n_units)) } else { 0.0 };
+    blocks.cycles(&gpu) + sums
+}

@@ -1,0 +1,60 @@
+//! Templates for GPUs: blocks of threads, tiles in shared memory and in registers.
+//!
+//! What a device allows are constraints of the spaces, by name: `threads`, `threads_z`, `shared_bytes`, and
+//! in templates of our own `registers`. All of it is arithmetic, so that hardly a configuration is built in
+//! vain.
+
+mod conv;
+mod direct;
+mod matmul;
+mod model;
+mod nest;
+mod paper;
+mod parts;
+mod product;
+mod winograd;
+
+use super::Setting;
+use crate::space::{Constraint, Parameter};
+use tilewright_ir::target::Gpu;
+
+pub use conv::GPU_CONV;
+pub use direct::Direct;
+pub use matmul::GPU_MATMUL;
+pub use nest::GPU_NEST;
+pub use paper::{CONV_3_3_3, DEPTHWISE_4_4_4};
+pub use parts::Tile;
+pub use product::{Fragments, Order, Product, Tiling};
+pub use winograd::GPU_WINOGRAD;
+
+/// The GPU that a setting is for.
+///
+/// # Panics
+/// Where it is for a CPU, which a template for GPUs does not serve.
+fn gpu(s: &Setting) -> Gpu {
+    s.target.gpu.expect("templates for GPUs serve targets that are one")
+}
+
+/// The constraint that an expression over these parameters says.
+fn constraint(name: &str, text: &str, parameters: &[Parameter]) -> Constraint {
+    Constraint::parse(name, text, parameters).unwrap_or_else(|e| panic!("invariant: `{text}` is an expression: {e}"))
+}
+
+/// How many threads a block may have, in all and along the third axis. `along`: the threads along x, y and z,
+/// as expressions.
+pub fn threads(s: &Setting, along: &[&str], parameters: &[Parameter]) -> Vec<Constraint> {
+    let gpu = gpu(s);
+    let all = constraint("threads", &format!("{} <= {}", along.join(" * "), gpu.most_threads), parameters);
+    let most = gpu.most_threads_along[2];
+    let third = along.get(2).filter(|_| most < gpu.most_threads);
+    let third = third.map(|n| constraint("threads_z", &format!("{n} <= {most}"), parameters));
+    [all].into_iter().chain(third).collect()
+}
+
+/// How much shared memory a block has. `elements`: what it keeps there, as expressions.
+pub fn shared_bytes(s: &Setting, elements: &[impl AsRef<str>], parameters: &[Parameter]) -> Constraint {
+    let (bytes, most) = (s.workload.dtype.bytes(), gpu(s).shared_bytes);
+    let elements: Vec<&str> = elements.iter().map(AsRef::as_ref).collect();
+    let text = format!("({}) * {bytes} <= {most}", elements.join(" + "));
+    constraint("shared_bytes", &text, parameters)
+}

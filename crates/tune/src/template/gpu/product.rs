@@ -1,0 +1,430 @@
+//! Products of matrices in tiles: blocks of the result, factors in shared memory, accumulators in registers.
+
+use super::super::ceil_div;
+use super::super::step::{
+    accumulate, bind, compute_at, exact, fuse, inline, pad, reindex, reorder, rfactor, shared, split, stage, unroll,
+    vectorize,
+};
+use super::parts::{Copied, Cut, Threads, Tile, cut, each_thread, spread};
+use tilewright_ir::op::{self, Contraction, Layout, Structure, Window, Workload};
+use tilewright_ir::schedule::LayoutAxis::{self, Inner, Outer, Whole};
+use tilewright_ir::{LoopKind, Step};
+
+/// What is summed.
+const SUM: &str = "sum";
+/// Parts of the sums, where blocks share them.
+const PARTS: &str = "P";
+/// Threads of a block that adds up parts.
+const SUM_THREADS: i64 = 256;
+/// Elements of a thread that are kept in registers; more are loops over memory.
+const MOST_UNROLLED: i64 = 256;
+
+/// A workload as `sum[b, i, j] = Σ_k A.x[b, i, k] · B.x[b, j, k]`, and what is made of the sums.
+pub struct Product {
+    /// What brings its program into this form.
+    steps: Vec<Step>,
+    /// Its loops over products, where there are several, over rows, columns and the sum.
+    loops: [&'static str; 4],
+    /// The loops of the stage that comes last, in the same order.
+    last: [&'static str; 3],
+    /// Number of products, where there is a loop over them.
+    pub batch: Option<i64>,
+    /// Rows of each.
+    pub m: i64,
+    /// Columns.
+    pub n: i64,
+    /// Elements that each element of a result sums.
+    pub k: i64,
+    /// The factor of rows.
+    pub a: Factor,
+    /// The factor of columns.
+    pub b: Factor,
+    /// Neighbours of a row of the result that may be stored at once.
+    pub stores: i64,
+    /// Whether the rows of a product lie between those of others, so that no block may have too many.
+    pub is_among_others: bool,
+}
+
+/// The fewest rows and columns of a block.
+pub const LEAST_BLOCK: i64 = 32;
+
+/// A factor of a product.
+#[derive(Clone, Copy)]
+pub struct Factor {
+    /// Whether neighbours lie along what is summed over rather than along rows or columns.
+    pub along_k: bool,
+    /// Neighbours that may be loaded at once.
+    pub loads: i64,
+}
+
+/// How many neighbours of rows of so many elements may be loaded or stored at once.
+fn aligned(n: i64) -> i64 {
+    [4, 2].into_iter().find(|v| n % v == 0).unwrap_or(1)
+}
+
+impl Product {
+    /// That of a workload, where it is one.
+    pub fn of(w: &Workload) -> Option<Product> {
+        match w.structure() {
+            Structure::Contraction(c) => Some(Product::of_contraction(w, &c)),
+            Structure::Window(window) if !window.depthwise && w.layout() == Layout::Nchw => {
+                let has_blocks = window.groups == 1 || (window.k / window.groups) % LEAST_BLOCK == 0;
+                has_blocks.then(|| Product::of_window(w, &window))
+            }
+            Structure::Window(_) | Structure::Nest(_) => None,
+        }
+    }
+
+    fn of_contraction(w: &Workload, c: &Contraction) -> Product {
+        let loops = Contraction::LOOPS;
+        let plain = w.epilogue().is_empty();
+        let last = match (plain, c.batch.is_some()) {
+            (false, _) => Contraction::FINISH,
+            (true, true) => ["sum.0", "sum.1", "sum.2"],
+            (true, false) => ["", "sum.0", "sum.1"],
+        };
+        let sum = c.sum(w);
+        let mut steps = Vec::new();
+        if c.output_beside {
+            steps.push(reorder(&loops));
+        }
+        steps.push(reindex(sum, sum, SUM));
+        if !plain {
+            steps.push(inline(sum));
+        }
+        if c.output_beside && !plain {
+            steps.push(reorder(&last));
+        }
+        steps.extend([reindex(SUM, c.a.name, "A.x"), reindex(SUM, c.b.name, "B.x")]);
+        let factor = |factor: &op::Factor, outer: i64| Factor {
+            along_k: !factor.k_first,
+            loads: aligned(if factor.k_first { outer } else { c.k }),
+        };
+        let (a, b) = (factor(&c.a, c.m), factor(&c.b, c.n));
+        let (stores, is_among_others) = (aligned(c.n), false);
+        Product { steps, loops, last, batch: c.batch, m: c.m, n: c.n, k: c.k, a, b, stores, is_among_others }
+    }
+
+    /// The products of Winograd's algorithm with tiles of so many rows and columns of results: rows are
+    /// channels of the output, columns tiles of it, and there is one product for each element of a tile. What
+    /// they are products of, and what is made of them, are kernels before and after.
+    pub fn of_winograd(window: &Window, tile: i64) -> Product {
+        let [th, tw] = window.axes.map(|axis| ceil_div(axis.output, tile));
+        let steps = vec![
+            reorder(&["acc.m.a", "acc.m.b", "acc.m.k", "acc.m.n", "acc.m.th", "acc.m.tw", "acc.m.c"]),
+            fuse("acc.m.a", "acc.m.b", "ab"),
+            fuse("acc.m.n", "acc.m.th", "nt"),
+            fuse("nt", "acc.m.tw", "x"),
+            reindex("acc.m", "acc.m", SUM),
+            reindex(SUM, "acc.u", "A.x"),
+            reindex(SUM, "acc.v", "B.x"),
+        ];
+        let a = Factor { along_k: true, loads: aligned(window.c) };
+        let tiles = if window.n == 1 { aligned(th * tw) } else { 1 };
+        Product {
+            steps,
+            loops: ["ab", "acc.m.k", "x", "acc.m.c"],
+            last: ["sum.0", "sum.1", "sum.2"],
+            batch: Some((tile + 2) * (tile + 2)),
+            m: window.k,
+            n: window.n * th * tw,
+            k: window.c,
+            a,
+            b: Factor { along_k: false, loads: tiles },
+            stores: tiles,
+            is_among_others: false,
+        }
+    }
+
+    /// Rows are channels of the output, columns its pixels, and the sum goes over channels and taps: the
+    /// matrix of patches comes into being in shared memory.
+    fn of_window(w: &Workload, window: &Window) -> Product {
+        let Window { n, c, k, groups, .. } = *window;
+        let [rows, columns] = window.program_axes();
+        let (p, q, r, s) = (rows.output, columns.output, rows.filter, columns.filter);
+        let k = k / groups;
+        let mut steps = Vec::new();
+        let input = if window.has_pad(w) { Window::PAD } else { Window::INPUT };
+        let (loops, last) = if groups > 1 {
+            steps.push(exact("k", k, "g", "kg"));
+            // Groups of one channel are one channel after the other.
+            steps.push(match window.interleaved && k > 1 {
+                true => exact("ok", groups, "okg", "og"),
+                false => exact("ok", k, "og", "okg"),
+            });
+            (["g", "kg", "x", "crs"], ["og", "okg", "ox"])
+        } else {
+            (["", "k", "x", "crs"], ["", "ok", "ox"])
+        };
+        let (group, out_group): (&[&str], &[&str]) = if groups > 1 { (&["g"], &["og"]) } else { (&[], &[]) };
+        steps.push(reorder(&[group, &[loops[1], "n", "p", "q", "c", "r", "s"]].concat()));
+        steps.extend([fuse("n", "p", "np"), fuse("np", "q", "x"), fuse("c", "r", "cr"), fuse("cr", "s", "crs")]);
+        steps.push(reorder(&[out_group, &[last[1], "on", "op", "oq"]].concat()));
+        steps.extend([fuse("on", "op", "onp"), fuse("onp", "oq", "ox")]);
+        steps.extend([reindex(Window::ACC, Window::ACC, SUM), inline(Window::ACC)]);
+        steps.extend([reindex(SUM, Window::WEIGHTS, "A.x"), reindex(SUM, input, "B.x")]);
+        if input == Window::PAD {
+            steps.push(inline(Window::PAD));
+        }
+        let sum = c / groups * r * s;
+        let is_pointwise = (r, s) == (1, 1) && input == Window::INPUT && rows.stride == 1 && columns.stride == 1;
+        let a = Factor { along_k: !window.transposed, loads: if window.transposed { 1 } else { aligned(sum) } };
+        let b = Factor { along_k: false, loads: if is_pointwise && n == 1 { aligned(p * q) } else { 1 } };
+        let stores = if n == 1 { aligned(p * q) } else { 1 };
+        let batch = (groups > 1).then_some(groups);
+        let is_among_others = groups > 1;
+        Product { steps, loops, last, batch, m: k, n: n * p * q, k: sum, a, b, stores, is_among_others }
+    }
+}
+
+/// How threads read the factors.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Fragments {
+    /// From shared memory, as they multiply.
+    None,
+    /// Through registers, for one step of the sum at a time.
+    Step,
+    /// Through registers, for all steps of the innermost loop of the sum.
+    Inner,
+}
+
+/// The schedule of a product.
+pub struct Tiling {
+    /// Rows of a block.
+    pub rows: Tile,
+    /// Its columns.
+    pub columns: Tile,
+    /// Products that a block computes at a time.
+    pub products: i64,
+    /// Steps of the sum of which factors are in shared memory at a time.
+    pub depth: i64,
+    /// Steps of the innermost loop of the sum.
+    pub inner: i64,
+    /// Whether that is repeated in the code.
+    pub unrolled: bool,
+    /// How threads read the factors.
+    pub fragments: Fragments,
+    /// Blocks that share a sum.
+    pub split: i64,
+    /// Which blocks run next to each other.
+    pub order: Order,
+    /// Elements of a load, of either factor.
+    pub vectors: [i64; 2],
+    /// Whether columns of a thread are lanes of vectors.
+    pub lanes: bool,
+}
+
+/// Which blocks run next to each other.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Order {
+    /// Those of the same rows.
+    Rows,
+    /// Those of the same columns.
+    Columns,
+    /// Those of so many blocks of rows, columns by columns.
+    Groups(i64),
+}
+
+impl Tiling {
+    /// Threads of a block.
+    pub fn threads(&self) -> Threads {
+        Threads([self.columns.threads, self.rows.threads, self.products])
+    }
+
+    /// Elements of the sum, padded to whole tiles.
+    pub fn padded_sum(&self, p: &Product) -> i64 {
+        let whole = self.depth * self.split;
+        ceil_div(p.k, whole) * whole
+    }
+
+    /// The schedule.
+    pub fn steps(&self, p: &Product) -> Vec<Step> {
+        let mut steps = p.steps.clone();
+        let [b, i, j, k] = p.loops;
+        let (bm, bn) = (self.rows.extent(), self.columns.extent());
+        steps.extend([pad(SUM, i, bm), pad(SUM, j, bn), pad(SUM, k, self.depth * self.split)]);
+        let has_batch = p.batch.is_some();
+        let batch = |name: &'static str| has_batch.then_some(name);
+
+        // Blocks of the result, and the loops of one of them.
+        let own: [String; 4] = if self.split == 1 {
+            let [ob, oi, oj] = p.last;
+            let loops: Vec<&str> = batch(ob).into_iter().chain([oi, oj]).collect();
+            steps.extend(cut(
+                &loops,
+                &[
+                    Cut { target: oi, size: bm, outer: "i.b", inner: "oi.b" },
+                    Cut { target: oj, size: bn, outer: "j.b", inner: "oj.b" },
+                ],
+            ));
+            if has_batch {
+                steps.push(exact(ob, self.products, "b.b", "ob.t"));
+                steps.push(reorder(&["b.b", "i.b", "j.b", "ob.t"]));
+            }
+            steps.push(compute_at(SUM, "j.b"));
+            [b, i, j, k].map(str::to_owned)
+        } else {
+            steps.push(exact(k, self.padded_sum(p) / self.split, "k.b", "k.r"));
+            steps.push(reorder(&[&["k.b"][..], &batch(b).into_iter().collect::<Vec<_>>(), &[i, j, "k.r"]].concat()));
+            steps.push(rfactor(SUM, "k.b", PARTS));
+            let of = |name: &str| format!("{PARTS}.{name}");
+            let [b, i, j, k] = [of(b), of(i), of(j), of("k.r")];
+            steps.extend([exact(&i, bm, "i.b", "P.i.b"), exact(&j, bn, "j.b", "P.j.b")]);
+            let mut outside = vec![of("k.b")];
+            let mut inside = Vec::new();
+            if has_batch {
+                steps.push(exact(&b, self.products, "b.b", "P.b.t"));
+                outside.push("b.b".to_owned());
+                inside.push("P.b.t".to_owned());
+            }
+            outside.extend(["i.b", "j.b"].map(str::to_owned));
+            inside.extend(["P.i.b", "P.j.b"].map(str::to_owned));
+            let order = [outside, inside, vec![k.clone()]].concat();
+            steps.push(reorder(&order.iter().map(String::as_str).collect::<Vec<_>>()));
+            ["P.b.t", "P.i.b", "P.j.b", &k].map(str::to_owned)
+        };
+        let [b, i, j, k] = &own;
+        let stage_name = if self.split == 1 { SUM } else { PARTS };
+
+        // Tiles of a block.
+        steps.extend(self.rows.divide(i, "i"));
+        steps.extend(self.columns.divide(j, "j"));
+        steps.extend([exact(k, self.depth, "k.o", "k.s"), exact("k.s", self.inner, "k.m", "k.i")]);
+        let products: Vec<&str> = if has_batch { vec![b] } else { vec![] };
+        steps.push(reorder(
+            &[&["k.o"][..], &products, &["i.t", "j.t", "k.m", "k.i", "i.v", "i.e", "j.v", "j.e"]].concat(),
+        ));
+        steps.push(accumulate(stage_name, "j.b", "C.r"));
+
+        // Factors in shared memory, and in registers.
+        let [a_s, b_s] =
+            [("A", &p.a, self.rows), ("B", &p.b, self.columns)].map(|f| self.factor(f.0, f.1, f.2, has_batch));
+        for factor in [&a_s, &b_s] {
+            steps.extend(factor.stage.iter().cloned());
+        }
+        let at = match self.fragments {
+            Fragments::None => None,
+            Fragments::Step => Some("k.i"),
+            Fragments::Inner => Some("k.m"),
+        };
+        if let Some(at) = at {
+            for (name, factor, tile) in [("A", &a_s, self.rows), ("B", &b_s, self.columns)] {
+                let [from, to] = [format!("{name}.s"), format!("{name}.r")];
+                let axes: Vec<LayoutAxis> = (0..factor.extents.len()).map(Whole).collect();
+                steps.push(stage(&from, Some(at), &to, &axes));
+                if tile.each() <= MOST_UNROLLED {
+                    let last = factor.extents.len() - 1;
+                    steps.extend((0..last).map(|d| unroll(&format!("{to}.{d}"))));
+                    let element = format!("{to}.{last}");
+                    steps.push(if self.lanes { vectorize(&element) } else { unroll(&element) });
+                }
+            }
+        }
+        for (name, factor, vector) in [("A.s", &a_s, self.vectors[0]), ("B.s", &b_s, self.vectors[1])] {
+            let copied = Copied { name, extents: &factor.extents, order: &factor.order, vector, runs: false };
+            steps.extend(copied.by(self.threads()));
+        }
+        steps.extend([bind("i.t", LoopKind::Thread(1)), bind("j.t", LoopKind::Thread(0))]);
+        if has_batch {
+            steps.push(bind(b, LoopKind::Thread(2)));
+        }
+        if self.unrolled {
+            steps.push(unroll("k.i"));
+        }
+        steps.extend(self.tile(["i.v", "i.e", "j.v", "j.e"], self.lanes));
+        steps.extend(self.bind_blocks(p));
+
+        // What is made of the sums.
+        let [ob, oi, oj] = p.last;
+        if self.split == 1 {
+            steps.extend(self.rows.divide("oi.b", "oi"));
+            steps.extend(self.columns.divide("oj.b", "oj"));
+            let products: &[&str] = if has_batch { &["ob.t"] } else { &[] };
+            steps.push(reorder(&[products, &["oi.t", "oj.t", "oi.v", "oi.e", "oj.v", "oj.e"]].concat()));
+            let of_batch = has_batch.then_some(None);
+            let tiles: Vec<Option<Tile>> = of_batch.into_iter().chain([Some(self.rows), Some(self.columns)]).collect();
+            steps.extend(spread(SUM, &tiles));
+            steps.extend([bind("oi.t", LoopKind::Thread(1)), bind("oj.t", LoopKind::Thread(0))]);
+            if has_batch {
+                steps.push(bind("ob.t", LoopKind::Thread(2)));
+            }
+            let is_whole = p.m % bm == 0 && p.n % bn == 0;
+            let lanes = self.lanes && is_whole && p.stores % self.columns.elements.min(4) == 0;
+            steps.extend(self.tile(["oi.v", "oi.e", "oj.v", "oj.e"], lanes));
+        } else {
+            let loops: Vec<&str> = batch(ob).into_iter().chain([oi, oj]).collect();
+            let [b, i, j, _] = p.loops;
+            let axes: Vec<&str> = batch(b).into_iter().chain([i, j]).collect();
+            steps.push(reorder(&[&axes, &["k.b"][..]].concat()));
+            let (bound, thread) = each_thread("last", &loops, SUM_THREADS);
+            steps.extend(bound);
+            steps.push(compute_at(SUM, &thread));
+        }
+        steps
+    }
+
+    /// Repeats the loops over a thread's elements in the code, or makes the last one lanes, where they fit
+    /// the registers.
+    fn tile(&self, [iv, ie, jv, je]: [&str; 4], lanes: bool) -> Vec<Step> {
+        if self.rows.each() * self.columns.each() > MOST_UNROLLED {
+            return Vec::new();
+        }
+        let last = if lanes && self.columns.elements > 1 { vectorize(je) } else { unroll(je) };
+        vec![last, unroll(jv), unroll(ie), unroll(iv)]
+    }
+
+    fn bind_blocks(&self, p: &Product) -> Vec<Step> {
+        let mut steps = Vec::new();
+        // What comes on the third axis, outermost first.
+        let mut third = Vec::new();
+        if self.split > 1 {
+            third.push("P.k.b".to_owned());
+        }
+        if p.batch.is_some() {
+            third.push("b.b".to_owned());
+        }
+        let [first, second] = match self.order {
+            Order::Rows => ["j.b", "i.b"],
+            Order::Columns => ["i.b", "j.b"],
+            Order::Groups(n) => {
+                steps.push(split("i.b", n, "i.g", "i.n"));
+                third.push("i.g".to_owned());
+                ["i.n", "j.b"]
+            }
+        };
+        steps.extend([bind(first, LoopKind::Block(0)), bind(second, LoopKind::Block(1))]);
+        let fused = third.into_iter().enumerate().reduce(|(_, outer), (at, inner)| {
+            let name = format!("z{at}");
+            steps.push(fuse(&outer, &inner, &name));
+            (at, name)
+        });
+        if let Some((_, name)) = fused {
+            steps.push(bind(&name, LoopKind::Block(2)));
+        }
+        steps
+    }
+
+    fn factor(&self, name: &str, factor: &Factor, tile: Tile, has_batch: bool) -> Staged {
+        let stride = tile.stride();
+        let first = usize::from(has_batch);
+        let batch: &[LayoutAxis] = if has_batch { &[Whole(0)] } else { &[] };
+        let axes = [batch, &[Outer(first, stride), Whole(first + 1), Inner(first, stride)]].concat();
+        let [x, s] = ["x", "s"].map(|part| format!("{name}.{part}"));
+        let stage = vec![shared(&x, "k.o", &s, &axes), inline(&x)];
+        let products = has_batch.then_some(self.products);
+        let extents: Vec<i64> = products.into_iter().chain([tile.strides, self.depth, stride]).collect();
+        let [strip, k, within] = [first, first + 1, first + 2];
+        let within_product = if factor.along_k { [strip, within, k] } else { [k, strip, within] };
+        let order = (0..first).chain(within_product).collect();
+        Staged { stage, extents, order }
+    }
+}
+
+/// A factor on its way into shared memory.
+struct Staged {
+    stage: Vec<Step>,
+    /// Extents of the copy's loops.
+    extents: Vec<i64>,
+    /// The loops in the order in which neighbours lie in memory.
+    order: Vec<usize>,
+}

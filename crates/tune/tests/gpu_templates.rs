@@ -1,0 +1,186 @@
+//! Every template for GPUs on shapes that divide nothing: schedules are legal, compute what the untransformed
+//! programs do, and become kernels within what the device allows, which compute the same in whatever order
+//! threads run, without races.
+//!
+//! `TILEWRIGHT_CONFIGS=1000` makes a long run of it: so many configurations of each template and shape.
+
+mod common;
+
+use common::{arguments, outputs_of, written};
+use rand::SeedableRng;
+use rand_xoshiro::Xoshiro256PlusPlus;
+use tilewright_ir::gpu::simt::{self, Order};
+use tilewright_ir::op::Workload;
+use tilewright_ir::{Target, lower_gpu, verify};
+use tilewright_tune::{Config, Parameter, Setting, Space, TEMPLATES, Task, Template};
+
+/// Random configurations of a template on a shape in plain `cargo test`.
+const CONFIGS: usize = 3;
+
+fn n_configs() -> usize {
+    std::env::var("TILEWRIGHT_CONFIGS").ok().and_then(|text| text.parse().ok()).unwrap_or(CONFIGS)
+}
+
+fn setting(text: &str, target: &str) -> Setting {
+    let workload = Workload::parse(text).unwrap_or_else(|e| panic!("{text}: {e}"));
+    Setting { workload, target: Target::named(target).unwrap(), n_threads: 1 }
+}
+
+fn serving(setting: &Setting) -> impl Iterator<Item = &'static Template> {
+    TEMPLATES.iter().filter(move |t| (t.serves)(setting))
+}
+
+/// A configuration's program is legal, computes this, and becomes kernels that the device takes.
+///
+/// `expected`: what is computed of numbers divided by this, and how far results may lie apart.
+fn check(task: &Task, config: &Config, (expected, divisor, most): (&[Vec<f64>], f64, f64)) -> Result<(), String> {
+    let steps = task.steps(config);
+    let scheduled = task.program(config).map_err(|(at, e)| {
+        let text = task.steps_text(config);
+        format!("step {}, `{}`: {e}\n{text}", at + 1, steps[at])
+    })?;
+    verify::verify(&scheduled).map_err(|e| format!("{e}\n{scheduled}"))?;
+    // Winograd's algorithm multiplies by thirds.
+    let most = if scheduled.find_buffer("acc.u").is_some() { 1e-3 } else { most };
+    let near = |(a, b): (&f64, &f64)| a == b || (a - b).abs() <= most * b.abs().max(1.0);
+    let is_right = |got: &[Vec<f64>]| got.iter().flatten().zip(expected.iter().flatten()).all(near);
+    if !is_right(&outputs_of(&scheduled, divisor)) {
+        return Err(format!("results differ\n{scheduled}"));
+    }
+    let kernels = lower_gpu(&scheduled).map_err(|e| format!("{e}\n{scheduled}"))?;
+    let gpu = task.setting.target.gpu.expect("the target is a GPU");
+    for kernel in kernels.kernels() {
+        let within = |(n, most): (i64, u32)| n <= i64::from(most);
+        let fits = kernel.shared_bytes(&kernels) <= gpu.shared_bytes
+            && kernel.n_threads() <= i64::from(gpu.most_threads)
+            && kernel.block().into_iter().zip(gpu.most_threads_along).all(within)
+            && kernel.grid().into_iter().zip(gpu.most_blocks_along).all(within);
+        if !fits {
+            let (block, grid) = (kernel.block(), kernel.grid());
+            return Err(format!("{} is too large: {block:?} threads, {grid:?} blocks\n{kernels}", kernel.name));
+        }
+    }
+    for order in [Order::Forward, Order::Reverse, Order::Shuffled(3)] {
+        let mut values = arguments(&scheduled, divisor);
+        simt::run(&kernels, &mut values, order).map_err(|e| format!("{order:?}: {e}\n{kernels}"))?;
+        if !is_right(&written(&scheduled, values)) {
+            return Err(format!("results differ in order {order:?}\n{kernels}"));
+        }
+    }
+    Ok(())
+}
+
+/// Checks first guesses and random configurations of every template that serves these workloads.
+fn check_random(texts: &[&str], target: &str, (divisor, most): (f64, f64), n_configs: usize) {
+    let mut rng = Xoshiro256PlusPlus::seed_from_u64(1);
+    let (mut n_checked, mut failures) = (0, Vec::new());
+    for text in texts {
+        let setting = setting(text, target);
+        let expected = outputs_of(&setting.workload.program(), divisor);
+        let before = n_checked;
+        for template in serving(&setting) {
+            let task = Task::new(setting.clone(), Some(template.name)).unwrap_or_else(|e| panic!("{text}: {e}"));
+            let random = (0..n_configs).map(|_| task.space.sample(&mut rng));
+            for config in task.first_guess(0).into_iter().chain(random) {
+                n_checked += 1;
+                if let Err(why) = check(&task, &config, (&expected, divisor, most)) {
+                    failures.push(format!("{text} {} {}: {why}", template.name, task.space.config_to_json(&config)));
+                }
+            }
+        }
+        assert!(n_checked > before, "{text} has no template");
+    }
+    let some: Vec<&String> = failures.iter().take(3).collect();
+    assert!(failures.is_empty(), "{} of {n_checked} configurations fail, as\n{some:#?}", failures.len());
+}
+
+#[test]
+fn products_of_any_shape_run_in_blocks_of_threads() {
+    let texts = [
+        "matmul:m=1,n=1,k=1",
+        "matmul:m=17,n=33,k=29",
+        "matmul:m=64,n=64,k=32",
+        "matmul:m=37,n=41,k=131,const=a",
+        "matmul:m=24,n=48,k=20,dtype=f64",
+        "matmul:m=13,n=39,k=140,epilogue=bias+add+relu",
+        "batch_matmul:b=3,m=17,n=29,k=13",
+        "batch_matmul:b=4,m=15,n=20,k=66,ta=1,tb=1,epilogue=bias+relu",
+        "heads_matmul:b=3,m=17,n=29,k=13,tb=1,ha=1,hb=1,a_after=6,b_before=3,b_after=3,epilogue=linear(0.5;0)+bias",
+        "heads_matmul:b=3,m=17,n=20,k=19,hb=1,hc=1,b_before=6",
+        "heads_matmul:b=2,m=8,n=33,k=21,ha=1,hc=1,a_before=1,dtype=f64,epilogue=bias+add",
+        "dense:m=13,n=37,k=35,epilogue=bias",
+    ];
+    check_random(&texts, "sm_80", (1.0, 0.0), n_configs());
+}
+
+#[test]
+fn convolutions_of_any_shape_run_in_blocks_of_threads() {
+    let texts = [
+        "conv2d:c=5,h=7,w=9,k=6,r=3,s=3,pad=1",
+        "conv2d:n=2,c=4,h=9,w=7,k=11,r=3,s=3,stride=2,pad=1,const=w,epilogue=bias+relu",
+        "conv2d:c=8,h=8,w=8,k=16,r=1,s=1",
+        "conv2d:n=2,c=3,h=13,w=12,k=7,r=5,s=3,dilation=2,dtype=f64,epilogue=add",
+        "conv2d:c=6,h=8,w=9,k=8,r=1,s=1,stride=2,groups=2,prologue=linear(-1;2)+relu",
+        "conv2d:c=6,h=5,w=4,k=96,r=3,s=3,pad=1,groups=3,epilogue=bias",
+        "conv2d:n=2,c=4,h=3,w=7,k=64,r=1,s=3,groups=2,interleave=1",
+        "conv2d:c=8,h=7,w=5,k=12,r=3,s=3,pad=1,groups=4,interleave=1,epilogue=bias",
+        "conv2d:c=4,h=5,w=5,k=4,r=3,s=3,groups=4,interleave=1",
+        "conv2d:c=4,h=6,w=7,k=5,r=3,s=3,pad=1,prologue=scale+bias+relu",
+        "depthwise_conv2d:c=6,h=9,w=8,r=3,s=3,pad=1,epilogue=relu",
+        "depthwise_conv2d:n=2,c=5,h=6,w=7,r=3,s=2,stride=2",
+        "depthwise_conv2d:c=3,h=6,w=8,r=2,s=3,multiplier=2",
+        "conv2d_transpose:c=5,h=3,w=4,k=7,r=4,s=4,stride=2,pad=1,const=w",
+    ];
+    check_random(&texts, "sm_61", (1.0, 0.0), n_configs());
+}
+
+#[test]
+fn nests_of_any_kind_run_in_blocks_of_threads() {
+    let nests = include_str!("../../../tests/nests.txt").lines().filter_map(|line| line.split_once(' '));
+    let texts: Vec<&str> = nests.map(|(_, text)| text).filter(|text| text.starts_with("nest:")).collect();
+    assert!(texts.len() > 20);
+    check_random(&texts, "opencl", (8.0, 1e-5), n_configs());
+}
+
+/// What is valid of the papers' spaces within 48 KiB of shared memory and 1024 threads, in tenths of a per
+/// cent.
+#[test]
+fn limits_of_a_device_leave_so_much_of_the_papers_spaces() {
+    for (text, template, size, valid) in [
+        ("resnet18.C2", "conv-4-4-4-2-2-2", 90_316_800, 633),
+        ("resnet18.C6", "conv-4-4-4-2-2-2", 36_864_000, 658),
+        ("resnet18.C9", "conv-4-4-4-2-2-2", 9_123_840, 610),
+        ("resnet18.C12", "conv-4-4-4-2-2-2", 844_800, 521),
+        ("matmul-1024", "gemm-4-2-4", 899_756, 440),
+        ("matmul-1024", "matmul-4-3-4", 5_398_536, 241),
+    ] {
+        let task = Task::new(setting(text, "sm_61"), Some(template)).unwrap();
+        let all: u128 = (0..task.space.n_parameters()).map(|at| u128::from(task.space.n_values(at))).product();
+        assert_eq!(all, size, "{text} {template}");
+        // The third axis has fewer threads still.
+        let space = without(&task.space, "threads_z");
+        let share = space.size() as f64 / all as f64 * 1000.0;
+        assert_eq!(share.round() as i64, valid, "{text} {template}: {} of {all}", space.size());
+        assert!(task.space.size() <= space.size());
+    }
+}
+
+/// A space without one of its constraints.
+fn without(space: &Space, constraint: &str) -> Space {
+    let parameter = |(at, name): (usize, &str)| Parameter::new(name, space.domain(at).clone());
+    let parameters = space.names().enumerate().map(parameter).collect();
+    let constraints = space.constraints().iter().filter(|c| c.name != constraint).cloned().collect();
+    Space::new(space.name(), parameters, constraints).unwrap()
+}
+
+#[test]
+fn templates_serve_gpus_or_cpus() {
+    for text in ["matmul:m=64,n=64,k=64", "conv2d:c=8,h=9,w=9,k=8,r=3,s=3"] {
+        let names = |target: &str| serving(&setting(text, target)).map(|t| t.name).collect::<Vec<_>>();
+        let (cpu, gpu) = (names("x86-64-v4"), names("sm_90a"));
+        assert!(cpu.iter().all(|name| !name.starts_with("gpu-")), "{cpu:?}");
+        assert!(gpu[0].starts_with("gpu-"), "{gpu:?}");
+        // A paper's space has one name, whatever runs it.
+        assert!(cpu.iter().filter(|name| gpu.contains(name)).all(|name| name.contains("-4-")), "{cpu:?} {gpu:?}");
+    }
+}
