@@ -51,7 +51,7 @@ fn run(
     observer: &mut dyn FnMut(Event),
 ) {
     let mut search = search::build(name, space, seed).expect("a search of the table");
-    let budget = Budget { trials: Some(trials), time: None, batch };
+    let budget = Budget { trials: Some(trials), batch, ..Budget::default() };
     let (never, none) = (AtomicBool::new(false), HeadStart::default());
     let mut observer = |event: Event| {
         observer(event);

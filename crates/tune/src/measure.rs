@@ -183,6 +183,9 @@ pub trait Measure: Send {
     /// Begins no candidate any more that is not under way: of those nothing comes.
     fn wind_down(&mut self);
 
+    /// Told that all that has come of candidates below this number is on record.
+    fn recorded(&mut self, _before: u64) {}
+
     /// Gives up all candidates from this number on, those under way too.
     ///
     /// # Errors

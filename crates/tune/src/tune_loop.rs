@@ -27,12 +27,14 @@ pub struct Budget {
     /// loses at most so many. Only the first are asked for all at once, later ones as more is known: see
     /// [`Tuning::go_on`].
     pub batch: usize,
+    /// The fewest candidates to ask for at a time: where so many are measured side by side.
+    pub least: usize,
 }
 
 impl Default for Budget {
     /// No limit, 16 candidates at a time.
     fn default() -> Budget {
-        Budget { trials: None, time: None, batch: 16 }
+        Budget { trials: None, time: None, batch: 16, least: 1 }
     }
 }
 
@@ -45,12 +47,12 @@ const KNOWN_PER_CANDIDATE: u64 = 16;
 impl Budget {
     /// The most of the trials that are left to ask for at a time.
     fn most_at_a_time(&self, left: u64) -> usize {
-        left.min(self.batch.max(1) as u64) as usize
+        left.min(self.batch.max(self.least).max(1) as u64) as usize
     }
 
     /// How many of the trials that are left to ask a search for, where so many are known.
     fn at_a_time(&self, n_known: u64, left: u64) -> usize {
-        let grown = if n_known == 0 { u64::MAX } else { (n_known / KNOWN_PER_CANDIDATE).max(1) };
+        let grown = if n_known == 0 { u64::MAX } else { (n_known / KNOWN_PER_CANDIDATE).max(self.least.max(1) as u64) };
         self.most_at_a_time(left.min(grown))
     }
 }
@@ -408,6 +410,9 @@ impl<'a> Tuning<'a> {
                 return Err(Error::Observer(error));
             }
             observer(Event::Batch(&reports)).map_err(Error::Observer)?;
+            if let Some(numbers) = &batch.numbers {
+                measure.recorded(numbers.end);
+            }
             broken.map_or(Ok(()), Err).map_err(Error::Measure)?;
             // A measuring side that gives no results would be asked for ever.
             if reports.is_empty() && !time_left().is_zero() {
@@ -931,7 +936,7 @@ mod tests {
         let mut measure = Timed { of: table(), takes_s: trial, now_s: &now_s };
         let search = build("random", &space, 1).unwrap();
         let mut search = Timed { of: search, takes_s: proposal, now_s: &now_s };
-        let budget = Budget { trials: Some(20), time: Some(Duration::from_secs(limit)), batch: 5 };
+        let budget = Budget { trials: Some(20), time: Some(Duration::from_secs(limit)), batch: 5, least: 1 };
         let head_start = HeadStart { prior, guesses: &guesses };
         let clock = Rc::new(|| Duration::from_secs(now_s.load(Ordering::Relaxed)));
         let mut tuning = Tuning::by_clock(&mut search, subject(&space), head_start, clock);
@@ -984,7 +989,7 @@ mod tests {
             loop {
                 // Some turns end by time, in the middle of a batch, and others by trials.
                 let time = Some(Duration::from_secs(5)).filter(|_| n_turns % 2 == 0);
-                let budget = Budget { time, trials: time.is_none().then_some(2), batch: 4 };
+                let budget = Budget { time, trials: time.is_none().then_some(2), batch: 4, least: 1 };
                 let mut observer = |event: Event| {
                     if let Event::Trial(report) = event {
                         numbers.push(report.number);

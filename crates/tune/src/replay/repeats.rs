@@ -127,7 +127,7 @@ impl RecordedSpace {
     fn run(&self, plan: &ReplayPlan, repeat: usize, stop: &AtomicBool) -> Run {
         let seed = plan.seed.wrapping_add(repeat as u64);
         let mut search = search::build(&plan.search, &self.space, seed).expect("invariant: it was built once already");
-        let budget = Budget { trials: plan.budgets.iter().max().copied(), time: None, batch: plan.batch };
+        let budget = Budget { trials: plan.budgets.iter().max().copied(), batch: plan.batch, ..Budget::default() };
         let mut best_ns = Vec::new();
         let mut observer = |event: Event| {
             if let Event::Trial(report) = event {
