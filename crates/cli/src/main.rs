@@ -8,7 +8,6 @@
 mod command;
 mod error;
 mod output;
-mod progress;
 
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -16,8 +15,8 @@ use std::process::ExitCode;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use command::{
-    bench, best, check, compile, doctor, experiment, formats, network, predict, record_space, records, replay, report,
-    run as run_model, searches, show, space, tune,
+    bench, best, check, compile, doctor, experiment, fleet, formats, network, predict, record_space, records, replay,
+    report, run as run_model, searches, show, space, tune,
 };
 use output::message;
 
@@ -67,6 +66,10 @@ enum Command {
     Run(run_model::RunArgs),
     /// Write a network of the literature as an ONNX model with seeded weights
     Network(network::NetworkArgs),
+    /// Measure on this machine for tuners elsewhere, until it is interrupted
+    Serve(fleet::ServeArgs),
+    /// Show the devices of a fleet, or make keys for one
+    Fleet(fleet::FleetCommandArgs),
     /// Show what was found on this machine
     Doctor,
     /// List the searches with their options
@@ -119,6 +122,8 @@ fn run() -> ExitCode {
         Command::Check(args) => check::run(&args, json),
         Command::Run(args) => run_model::run(&args, json),
         Command::Network(args) => network::run(&args, json),
+        Command::Serve(args) => fleet::serve(&args),
+        Command::Fleet(args) => fleet::run(&args, json),
         Command::Doctor => doctor::run(json),
         Command::Searches => searches::run(json),
         Command::Formats => formats::run(json),

@@ -6,6 +6,7 @@ use std::io::{self, Write};
 use serde_json::Value as Json;
 
 pub use tilewright::file::{Destination, check_apart, writable};
+pub use tilewright::progress::message;
 pub use tilewright::words::{digits, duration, grouped, shell_quoted, table};
 
 /// Standard output could not be written.
@@ -51,9 +52,4 @@ pub fn write_result_of(place: &Destination, as_json: bool, json: &Json, text: &s
         }
         _ => write_result(as_json, json, text),
     }
-}
-
-/// Writes a line to standard error; where that is gone, nobody wants to know.
-pub fn message(line: &str) {
-    let _ = writeln!(std::io::stderr().lock(), "{line}");
 }

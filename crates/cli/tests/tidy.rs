@@ -18,9 +18,11 @@ const EDGES: &[(&str, &[&str])] = &[
     ("tilewright", &["ir", "codegen", "tune", "formats", "device", "runtime", "ship", "peers"]),
     ("model", &["ir", "codegen", "graph", "tune", "device", "runtime", "peers", "tilewright"]),
     ("lab", &["ir", "learn", "tune", "formats", "device", "runtime", "graph", "peers", "model", "tilewright"]),
+    ("fleet", &["ir", "tune", "device", "tilewright"]),
     (
         "cli",
         &[
+            "fleet",
             "ir",
             "codegen",
             "graph",
@@ -46,7 +48,8 @@ const WITH_LLVM: &[&str] = &["codegen"];
 const WITH_UNSAFE: &[&str] = &["crates/codegen/", "crates/device/", "crates/runtime/", "crates/peers/"];
 
 /// What may open files, start processes and read the environment.
-const WITH_SYSTEM: &[&str] = &["crates/device/", "crates/tilewright/", "crates/peers/", "crates/lab/", "crates/cli/"];
+const WITH_SYSTEM: &[&str] =
+    &["crates/device/", "crates/tilewright/", "crates/peers/", "crates/lab/", "crates/fleet/", "crates/cli/"];
 
 /// The one file that writes files: there they come whole or not at all, and replace nothing but files.
 const WITH_WRITING: &str = "crates/tilewright/src/file.rs";

@@ -18,6 +18,7 @@ use crate::data;
 use crate::device::Round;
 use crate::memory::{Fenced, ReadOnly};
 use crate::protocol::ClassName;
+use crate::sandbox::{self, Strictness};
 use crate::timing::sample_round;
 
 /// The function of a shared object that calls the kernel: it takes the addresses of all arguments.
@@ -132,7 +133,11 @@ fn call(job: &Path, library: &Path, leading_ns: Option<f64>) -> Result<Option<An
         .map(Option::transpose)
         .collect::<io::Result<_>>()
         .map_err(|error| (ErrorClass::RuntimeError, format!("allocating its buffers: {error}")))?;
+    // What is loaded is the user's code from its initialisers on.
+    let _ = sandbox::forbid_files();
+    let _ = sandbox::forbid_calls(Strictness::Loading);
     let kernel = load(library)?;
+    let _ = sandbox::forbid_calls(Strictness::Loaded);
     // What a kernel is given are addresses of values, of which those of buffers are addresses again.
     let pointers: Vec<*mut u8> =
         buffers.iter().map(|buffer| buffer.as_ref().map_or(std::ptr::null_mut(), |b| b.memory.pointer())).collect();

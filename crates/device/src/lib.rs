@@ -18,6 +18,7 @@ mod pace;
 pub mod peak;
 mod prepared;
 pub mod protocol;
+pub mod sandbox;
 mod stopwatch;
 mod timing;
 pub mod worker;

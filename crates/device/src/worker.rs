@@ -13,6 +13,7 @@ use crate::memory::Fenced;
 use crate::objects::Objects;
 use crate::prepared::Cache;
 use crate::protocol::{Assignment, ClassName, Lane, Reply, Request};
+use crate::sandbox::{self, Strictness};
 use builder::Builder;
 use std::io::Write;
 use std::os::fd::BorrowedFd;
@@ -169,6 +170,9 @@ fn assigned(line: Option<std::io::Result<String>>) -> Result<(Builder, Tester), 
     // SAFETY: as above.
     let objects = unsafe { BorrowedFd::borrow_raw(assignment.objects_fd) }.try_clone_to_owned()?.into();
     offer_to_be_killed();
+    // Where the system has no means for it, limits and a process of its own are what confines a candidate. It
+    // is before there are other threads, for which it would not hold.
+    let _ = sandbox::forbid_files();
     let store = Arc::new(Store::new(Cache::new((assignment.memory_bytes / 4).min(MOST_PREPARED_BYTES))));
     let (n_threads, cpus, l2_bytes) = (assignment.n_threads, assignment.cpus, target.l2_bytes);
     let mut tester = Tester::new(untuned, arguments, n_threads, cpus, l2_bytes, Arc::clone(&store))?;
@@ -178,6 +182,7 @@ fn assigned(line: Option<std::io::Result<String>>) -> Result<(Builder, Tester), 
     if !tester.runs(&builder.probe()?)? {
         return Err("a kernel that fills a buffer does not fill it: this CPU cannot be relied on".into());
     }
+    let _ = sandbox::forbid_calls(Strictness::Own);
     Ok((builder, tester))
 }
 

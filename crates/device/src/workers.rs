@@ -346,7 +346,8 @@ fn is_for_the_moment(refusal: &io::Error) -> bool {
 }
 
 /// What a kernel or a compiler can be at fault with: whatever else ends a worker comes from its surroundings.
-const FAULTS: [i32; 6] = [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL, libc::SIGABRT, libc::SIGTRAP];
+const FAULTS: [i32; 7] =
+    [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL, libc::SIGABRT, libc::SIGTRAP, libc::SIGSYS];
 
 /// Whether a process was ended from outside: by a limit of the system, or by somebody.
 pub fn is_from_outside(status: ExitStatus) -> bool {
@@ -367,7 +368,7 @@ pub fn describe(status: ExitStatus) -> String {
         },
         Some(libc::SIGXCPU) => "it had all the CPU time that `ulimit -t` allows (SIGXCPU)".to_owned(),
         Some(libc::SIGXFSZ) => "it wrote a larger file than `ulimit -f` allows (SIGXFSZ)".to_owned(),
-        Some(libc::SIGSYS) => "a security profile forbids a system call that it needs (SIGSYS)".to_owned(),
+        Some(libc::SIGSYS) => "it made a system call that is forbidden to candidates (SIGSYS)".to_owned(),
         Some(signal) => format!("ended by signal {signal}"),
         None => format!("ended with exit code {}", status.code().unwrap_or(-1)),
     }

@@ -119,7 +119,8 @@ impl Database {
 
 impl Records {
     /// The best that is recorded of a workload, of this template where one is named, and what is passed over.
-    /// The target is as records name it ([`target_name`]).
+    /// The target is as records name it ([`target_name`]); where nothing is recorded of it, what was measured
+    /// on a class of such machines serves.
     ///
     /// # Errors
     /// Where the database cannot be read.
@@ -132,7 +133,16 @@ impl Records {
     ) -> Result<(Option<Best>, PassedOver), Error> {
         let Some(store) = &self.store else { return Ok((None, PassedOver::default())) };
         let n_threads = u32::try_from(threads).unwrap_or(u32::MAX);
-        known_best(store, workload, target, n_threads, template).map_err(|error| self.database.refuse(error))
+        let refuse = |error| self.database.refuse(error);
+        let (mut best, passed_over) = known_best(store, workload, target, n_threads, template).map_err(refuse)?;
+        if best.is_none() {
+            for class in store.classes_of(&workload.to_string(), target, n_threads).map_err(refuse)? {
+                let other = known_best(store, workload, &class, n_threads, template).map_err(refuse)?.0;
+                let both = best.into_iter().chain(other);
+                best = both.min_by(|a, b| a.median_ns.total_cmp(&b.median_ns));
+            }
+        }
+        Ok((best, passed_over))
     }
 
     /// The best configuration that is known of a workload for a run that finds such caches: what is recorded,

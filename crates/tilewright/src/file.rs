@@ -71,6 +71,18 @@ pub fn write_into_folder(path: &Path, bytes: &[u8]) -> io::Result<()> {
     write_whole(path, |file| file.write_all(bytes))
 }
 
+/// Writes a file that its owner alone may read.
+///
+/// # Errors
+/// As [`write_whole`], and where what is there is no file.
+pub fn write_secret(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let Destination::File(target) = Destination::at(path)? else { return Err(ErrorKind::InvalidInput.into()) };
+    let aside = Aside::in_folder_of(&target)?;
+    aside.file.set_permissions(Permissions::from_mode(0o600))?;
+    put(&aside.file, |file| file.write_all(bytes))?;
+    aside.replace(&target)
+}
+
 /// The place of a file that the user named, before the work that fills it; `other` says how to name another.
 ///
 /// # Errors

@@ -36,6 +36,7 @@ mod kernel;
 pub mod library;
 #[cfg(feature = "peers")]
 mod machine;
+pub mod progress;
 mod session;
 mod status;
 mod tune;
@@ -58,10 +59,10 @@ pub use tune::command::{COMMAND, CommandRequest, is_own, parse_values};
 pub use tune::finals::{EndLimits, Leader, Untuned, rank};
 pub use tune::kernel::{KERNEL, KernelRequest};
 pub use tune::many::{TunedMany, TunedTask, Turned};
-pub use tune::recorder::{Recorder, Recording};
+pub use tune::recorder::{Recorder, Recording, toolchain};
 pub use tune::transfer::Transfer;
 pub use tune::verdict::option_of;
 pub use tune::{
-    Begin, DEFAULT_SEARCH, DEFAULT_TIME, Earlier, Note, Plan, Race, SecondsIn, TuneRequest, Tuned, WallSeconds,
-    earlier, errors_of, since_1970, start_device, task_key,
+    Begin, DEFAULT_SEARCH, DEFAULT_TIME, Earlier, Elsewhere, Note, Plan, Race, SecondsIn, TuneRequest, Tuned,
+    WallSeconds, earlier, errors_of, key_of_class, since_1970, start_device, task_key,
 };

@@ -17,7 +17,7 @@ use crate::kernel::Kernel;
 use crate::tune::command::{CommandRequest, best_own, tune_command};
 use crate::tune::kernel::{KernelRequest, tune_kernel};
 use crate::tune::many::{TunedMany, tune_many};
-use crate::tune::{Note, TuneRequest, Tuned, tune};
+use crate::tune::{Elsewhere, Note, TuneRequest, Tuned, tune};
 
 /// The argument with which a program is started as a worker.
 const WORKER: &str = "--tilewright-worker";
@@ -89,7 +89,21 @@ impl Session {
     /// # Errors
     /// Where the request does not fit, the database cannot be written, or workers do not start.
     pub fn tune(&self, request: &TuneRequest, stop: &AtomicBool, note: &(dyn Fn(Note) + Sync)) -> Result<Tuned, Error> {
-        tune(request, &self.database, &self.worker, stop, note)
+        tune(request, None, &self.database, &self.worker, stop, note)
+    }
+
+    /// The same, where candidates are measured at another place than this machine.
+    ///
+    /// # Errors
+    /// As [`Session::tune`], and where the place is not there.
+    pub fn tune_at<'a>(
+        &'a self,
+        place: Elsewhere<'a>,
+        request: &'a TuneRequest,
+        stop: &'a AtomicBool,
+        note: &'a (dyn Fn(Note) + Sync),
+    ) -> Result<Tuned, Error> {
+        tune(request, Some(place), &self.database, &self.worker, stop, note)
     }
 
     /// Tunes a command: any program with parameters. `stop` and `note` are as those of [`Session::tune`].

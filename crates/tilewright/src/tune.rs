@@ -25,9 +25,9 @@ use tilewright_ir::{DType, Target};
 use tilewright_tune::record::Judges;
 use tilewright_tune::transfer::warm_start;
 use tilewright_tune::{
-    self as core, BoxError, Budget, Config, Ended, ErrorClass, Event, Experience, HeadStart, Judge, Limits, Outcome,
-    PassedOver, Record, Report, Search, Seconds, Setting, Space, Store, StoreError, Summary, Task, TaskKey, Trial,
-    Tuning, Winner, search,
+    self as core, BoxError, Budget, Config, Ended, ErrorClass, Event, Experience, HeadStart, Judge, Limits, Measure,
+    Outcome, PassedOver, Record, Report, Search, Seconds, Setting, Space, Store, StoreError, Summary, Task, TaskKey,
+    Trial, Tuning, Winner, search,
 };
 
 use crate::best::{Best, CACHES, gflops, known_best, target_name, trials_of};
@@ -135,7 +135,7 @@ impl TuneRequest {
     }
 
     /// How candidates are built, run and timed.
-    fn options(&self, worker: WorkerCommand) -> Options {
+    pub fn options(&self, worker: WorkerCommand) -> Options {
         let options = Options::new(worker, self.threads);
         Options {
             seed: self.seed,
@@ -147,6 +147,27 @@ impl TuneRequest {
             ..options
         }
     }
+}
+
+/// A place other than this machine where candidates are measured, such as a fleet.
+#[derive(Clone, Copy)]
+pub struct Elsewhere<'a> {
+    /// The class of its machines, by which records know it.
+    pub class: &'a str,
+    /// The fewest candidates that keep it busy.
+    pub least_batch: usize,
+    /// What it can do at best, in 10⁹ operations a second, where that is known.
+    pub peak_gflops: Option<f64>,
+    /// Starts what measures there.
+    pub start: &'a Start<'a>,
+}
+
+/// Starts what measures.
+pub type Start<'a> = dyn Fn() -> Result<Box<dyn Measure + 'a>, Error> + Sync + 'a;
+
+/// What trials of a task have in common that are measured on machines of a class.
+pub fn key_of_class(class: &str, key: TaskKey) -> TaskKey {
+    TaskKey { target: format!("{}@{class}", key.target), ..key }
 }
 
 /// What a run says while it goes on, by any of its threads.
@@ -541,32 +562,44 @@ struct Run<'a> {
     options: Options,
     peak_gflops: Option<f64>,
     earlier: Earlier,
+    /// Where candidates are measured, unless here.
+    place: Option<Elsewhere<'a>>,
 }
 
-/// Tunes a workload.
+/// Tunes a workload, here or at another place.
 ///
 /// # Errors
 /// Where the request does not fit, the database cannot be written, or workers do not start. A run in which no
 /// candidate was right is a [`Tuned`] without a best.
-pub fn tune(
-    request: &TuneRequest,
-    database: &Database,
+pub fn tune<'a>(
+    request: &'a TuneRequest,
+    place: Option<Elsewhere<'a>>,
+    database: &'a Database,
     worker: &WorkerCommand,
-    stop: &AtomicBool,
-    note: &(dyn Fn(Note) + Sync),
+    stop: &'a AtomicBool,
+    note: &'a (dyn Fn(Note) + Sync),
 ) -> Result<Tuned, Error> {
     let mut wall = Wall::new();
     let task = request.task()?;
-    let key = task_key(&task, request.caches);
+    let key = key_at(place, task_key(&task, request.caches));
     let (search, guesses) = search_of(request, &task, &key, note)?;
     let opened = database.open_to_write()?;
     if let Some(warning) = &opened.warning {
         note(Note::Message(warning.clone()));
     }
     let guesses =
-        with_best_elsewhere(guesses, request, &task, &opened.store).map_err(|error| database.refuse(error))?;
+        with_best_elsewhere(guesses, request, place, &task, &opened.store).map_err(|error| database.refuse(error))?;
     let mut run = Run::new(request, (task, key), database, &opened.store, worker, stop, note)?;
+    run.place = place;
     run.carry_out(search, &guesses, opened, &mut wall)
+}
+
+/// What the trials of a task have in common, at a place or here.
+fn key_at(place: Option<Elsewhere>, key: TaskKey) -> TaskKey {
+    match place {
+        Some(place) => key_of_class(place.class, key),
+        None => key,
+    }
 }
 
 /// The search, and what is tried before it proposes anything.
@@ -606,12 +639,13 @@ fn search_of(
 fn with_best_elsewhere(
     mut guesses: Vec<Config>,
     request: &TuneRequest,
+    place: Option<Elsewhere>,
     task: &Task,
     store: &Store,
 ) -> Result<Vec<Config>, StoreError> {
     let TuneRequest { workload, caches, .. } = request;
     for elsewhere in CACHES.into_iter().filter(|elsewhere| elsewhere != caches) {
-        let TaskKey { target, template, threads, .. } = &task_key(task, elsewhere);
+        let TaskKey { target, template, threads, .. } = &key_at(place, task_key(task, elsewhere));
         let (best, _) = known_best(store, workload, target, *threads, Some(template))?;
         let config = best.and_then(|best| task.space.config_from_json(&best.config).ok());
         guesses.splice(0..0, config);
@@ -673,7 +707,7 @@ impl<'a> Run<'a> {
         let options = request.options(worker.clone());
         let earlier = earlier(store, &key, &task, &options.limits(), &|n| note(n));
         let earlier = earlier.map_err(|error| database.refuse(error))?;
-        Ok(Run { request, note, stop, task, key, database, options, peak_gflops: None, earlier })
+        Ok(Run { request, note, stop, task, key, database, options, peak_gflops: None, earlier, place: None })
     }
 
     /// Trials to come to that are not recorded.
@@ -725,7 +759,10 @@ impl<'a> Run<'a> {
             let race = if request.race { "; the leaders have yet to be raced" } else { "" };
             (self.note)(Note::Message(format!("{nothing_left}: there is nothing to search{race}")));
         }
-        self.peak_gflops = peak::gflops(&host::target(), request.workload.dtype, request.threads).ok();
+        self.peak_gflops = match self.place {
+            Some(place) => place.peak_gflops,
+            None => peak::gflops(&host::target(), request.workload.dtype, request.threads).ok(),
+        };
         let limits = EndLimits::of(time);
         let costs = self.earlier.trials.iter().map(|trial| trial.outcome.cost());
         let best_ns = costs.min_by(f64::total_cmp).filter(|ns| ns.is_finite());
@@ -737,11 +774,12 @@ impl<'a> Run<'a> {
             peak_gflops: self.peak_gflops,
             start_and_run_s: self
                 .peak_gflops
+                .filter(|_| self.place.is_none())
                 .map(|peak| (self.start_seconds(peak), gflops(&request.workload, 1.0) / (1e9 * peak))),
             limits: request.race.then_some(limits),
         };
         (self.note)(Note::Plan(&plan));
-        let Some(mut device) = self.device()? else {
+        let Some(mut device) = self.measure()? else {
             wall.seconds.start = wall.lap();
             return Ok(self.tuned(&[], None, wall));
         };
@@ -752,9 +790,10 @@ impl<'a> Run<'a> {
         let mut found = Found { trials: self.earlier.trials.clone(), lost: None };
         let head_start = HeadStart { prior: &self.earlier.trials, guesses };
         let mut tuning = Tuning::new(search.as_mut(), (&self.task).into(), head_start);
-        let budget = Budget { trials: self.left(), time, ..Budget::default() };
-        let ended =
-            tuning.go_on(&mut device, budget, self.stop, &mut |event| self.take_note(&event, &recorder, &mut found));
+        let least = self.place.map_or(1, |place| place.least_batch);
+        let budget = Budget { trials: self.left(), time, least, ..Budget::default() };
+        let ended = tuning
+            .go_on(device.as_mut(), budget, self.stop, &mut |event| self.take_note(&event, &recorder, &mut found));
         wall.seconds.search = wall.lap();
         let ended = ended.map_err(|error| Error::failed(&error).because(error))?;
         self.finish(Some(device), &recorder, found, &tuning.summary(ended), limits, wall)
@@ -777,7 +816,7 @@ impl<'a> Run<'a> {
     /// Races the leaders, where that is asked for and there is a device, and says what it came to.
     fn finish(
         &self,
-        mut device: Option<Device>,
+        mut device: Option<Box<dyn Measure + '_>>,
         recorder: &Recording,
         Found { trials, lost }: Found,
         summary: &Summary,
@@ -792,7 +831,9 @@ impl<'a> Run<'a> {
                 let others = if lost.is_none() { self.trials_of_others(&trials) } else { Vec::new() };
                 let known = [trials.as_slice(), others.as_slice()].concat();
                 let imported = &self.earlier.imported;
-                finals::run(device, (&self.task).into(), &known, imported, limits, self.stop, &|n| (self.note)(n))
+                finals::run(device.as_mut(), (&self.task).into(), &known, imported, limits, self.stop, &|n| {
+                    (self.note)(n)
+                })
             }
             _ => Ok(End::NoTime),
         };
@@ -852,6 +893,17 @@ impl<'a> Run<'a> {
     fn device(&self) -> Result<Option<Device>, Error> {
         let (workload, options) = (self.request.workload.clone(), self.options.clone());
         start_device(workload, &self.task.setting.target, options, self.stop, self.note)
+    }
+
+    /// What measures, here or at another place; none after an interrupt.
+    fn measure(&self) -> Result<Option<Box<dyn Measure + 'a>>, Error> {
+        match self.place {
+            Some(place) => {
+                (self.note)(Note::Start);
+                (place.start)().map(Some)
+            }
+            None => Ok(self.device()?.map(|device| Box::new(device) as Box<dyn Measure>)),
+        }
     }
 
     /// The winner of this template's race, where it was run here and nothing was recorded since.

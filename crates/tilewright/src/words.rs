@@ -1,8 +1,30 @@
 //! Numbers and words as people read them.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use tilewright_tune::ErrorClass;
+
+/// A time in seconds that a text says.
+///
+/// # Errors
+/// Where it says none.
+pub fn seconds(text: &str) -> Result<Duration, String> {
+    scaled(text, 1.0, "a number of seconds above 0")
+}
+
+/// The same in milliseconds.
+///
+/// # Errors
+/// Where it says none.
+pub fn milliseconds(text: &str) -> Result<Duration, String> {
+    scaled(text, 1e-3, "a number of milliseconds above 0")
+}
+
+fn scaled(text: &str, unit: f64, expected: &str) -> Result<Duration, String> {
+    let value = text.parse::<f64>().ok().filter(|x| *x > 0.0 && *x <= 1e9);
+    value.map(|x| Duration::from_secs_f64(x * unit)).ok_or_else(|| format!("expected {expected}"))
+}
 
 /// A number with thousands separated by commas.
 pub fn grouped(n: impl ToString) -> String {

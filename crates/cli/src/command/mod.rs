@@ -7,6 +7,7 @@ pub mod check;
 pub mod compile;
 pub mod doctor;
 pub mod experiment;
+pub mod fleet;
 pub mod formats;
 pub mod model;
 pub mod network;

@@ -7,19 +7,22 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use serde_json::{Value as Json, json};
+use tilewright::progress::Progress;
+pub use tilewright::words::{milliseconds, seconds};
 use tilewright::{
-    Caches, DEFAULT_SEARCH, DEFAULT_TIME, Note, Recording, Session, Transfer, TuneRequest, Tuned, Workload, gflops,
+    Caches, DEFAULT_SEARCH, DEFAULT_TIME, Note, Recording, Session, Status, Transfer, TuneRequest, Tuned, Workload,
+    gflops,
 };
 use tilewright_device::host;
 use tilewright_lab::predict::likely_configs;
 use tilewright_lab::{Caller, News};
 
+use super::fleet::FleetArgs;
 use super::model::{BindingArgs, ModelArgs};
 use super::tune_command::{self, OwnArgs};
 use super::{ColdArgs, DatabaseArgs, WorkloadArgs, count, on_interrupt, worker_command};
 use crate::error::{bad_input, describe};
 use crate::output::{digits, duration, message, table, write_result};
-use crate::progress::{Progress, Status};
 
 /// A start that takes no longer is not shown.
 const QUIET: Duration = Duration::from_millis(500);
@@ -31,7 +34,7 @@ const MOST_PREDICTED: usize = 16;
 #[derive(Args, Debug)]
 #[command(mut_arg("workload", |arg| {
     arg.required(false).required_unless_present_any(OWN).conflicts_with_all(OWN).default_value_ifs(OWN.map(no_workload))
-}))]
+}), mut_arg("url", |arg| arg.requires("on")))]
 pub struct TuneArgs {
     #[command(flatten)]
     of: WorkloadArgs,
@@ -88,6 +91,11 @@ pub struct TuneArgs {
     pub(super) records: DatabaseArgs,
     #[command(flatten)]
     pub(super) own: OwnArgs,
+    #[command(flatten)]
+    fleet: FleetArgs,
+    /// Measure on the devices of this class of a fleet: see `fleet` and `serve`
+    #[arg(long, value_name = "CLASS", requires = "url", conflicts_with_all = ["together", "command", "kernel"])]
+    on: Option<String>,
 }
 
 /// What is tuned in the place of a workload.
@@ -123,7 +131,7 @@ impl TuneArgs {
     pub fn request(&self, workload: &Workload, is_of_set: bool) -> anyhow::Result<TuneRequest> {
         let machine = &self.of.machine;
         let mut request = TuneRequest {
-            target: machine.runnable_target()?,
+            target: if self.on.is_some() { host::target() } else { machine.runnable_target()? },
             threads: machine.threads,
             template: self.template.clone(),
             search: self.search.clone(),
@@ -151,23 +159,6 @@ impl TuneArgs {
     }
 }
 
-/// A time that an option gives.
-///
-/// # Errors
-/// Where it is none.
-pub fn seconds(text: &str) -> Result<Duration, String> {
-    scaled(text, 1.0, "a number of seconds above 0")
-}
-
-fn milliseconds(text: &str) -> Result<Duration, String> {
-    scaled(text, 1e-3, "a number of milliseconds above 0")
-}
-
-fn scaled(text: &str, unit: f64, expected: &str) -> Result<Duration, String> {
-    let value = text.parse::<f64>().ok().filter(|x| *x > 0.0 && *x <= 1e9);
-    value.map(|x| Duration::from_secs_f64(x * unit)).ok_or_else(|| format!("expected {expected}"))
-}
-
 /// What a run came to.
 pub struct Report {
     /// As `tune --json` prints it.
@@ -193,6 +184,10 @@ pub fn run(args: &TuneArgs, as_json: bool) -> anyhow::Result<()> {
     }
     args.bindings.refuse(&args.of.workload)?;
     let workloads = args.workloads()?;
+    if let Some(class) = &args.on {
+        let requests = workloads.iter().map(|workload| args.request(workload, workloads.len() > 1));
+        return on_fleet(args, class, &requests.collect::<anyhow::Result<Vec<_>>>()?, as_json);
+    }
     let interrupts = Interrupts::watch()?;
     args.of.machine.warn_of_limits();
     if args.together {
@@ -237,8 +232,14 @@ pub fn run(args: &TuneArgs, as_json: bool) -> anyhow::Result<()> {
             break;
         }
     }
+    write_set(&workloads, &reports, as_json)?;
+    fault.or_else(|| reports.into_iter().find_map(|report| report.failure)).map_or(Ok(()), Err)
+}
+
+/// Writes what the workloads of a set came to.
+fn write_set(workloads: &[Workload], reports: &[Report], as_json: bool) -> anyhow::Result<()> {
     let mut rows = vec![["workload", "GFLOP/s", "time"].map(str::to_owned).to_vec()];
-    for (workload, report) in workloads.iter().zip(&reports) {
+    for (workload, report) in workloads.iter().zip(reports) {
         let number = |name: &str| report.json["best"][name].as_f64();
         rows.push(vec![
             workload.to_string(),
@@ -247,8 +248,43 @@ pub fn run(args: &TuneArgs, as_json: bool) -> anyhow::Result<()> {
         ]);
     }
     let json = json!({"workloads": reports.iter().map(|r| &r.json).collect::<Vec<_>>()});
-    write_result(as_json, &json, &table(&rows))?;
-    fault.or_else(|| reports.into_iter().find_map(|report| report.failure)).map_or(Ok(()), Err)
+    write_result(as_json, &json, &table(&rows))
+}
+
+/// Tunes workloads on a fleet: one by all of its devices, several side by side.
+fn on_fleet(args: &TuneArgs, class: &str, requests: &[TuneRequest], as_json: bool) -> anyhow::Result<()> {
+    let fleet = args.fleet.fleet(Some(class))?;
+    let interrupts = Interrupts::watch()?;
+    let session = Session::new(args.records.database()?, worker_command()?);
+    if let [request] = requests {
+        let shown = Shown::new(&request.workload, Some(&args.search), args.seed, &interrupts);
+        let tuned = tilewright_fleet::tune(&session, &fleet, request, &interrupts.stop, &|note| shown.note(note));
+        shown.finish();
+        let report = Report::new(args, &request.workload, tuned?);
+        if report.failure.is_none() || as_json {
+            write_result(as_json, &report.json, &report.text)?;
+        }
+        return report.lost.or(report.failure).map_or(Ok(()), Err);
+    }
+    let tell = |at: usize, note: Note| {
+        if let Note::Message(line) = note {
+            message(&format!("{}: {line}", requests[at].workload));
+        }
+    };
+    let all = tilewright_fleet::tune_many(&session, &fleet, requests, &interrupts.stop, &tell)?;
+    let (mut workloads, mut reports, mut fault) = (Vec::new(), Vec::new(), None);
+    for (at, tuned) in all {
+        let workload = &requests[at].workload;
+        match tuned {
+            Ok(tuned) => {
+                workloads.push(workload.clone());
+                reports.push(Report::new(args, workload, tuned));
+            }
+            Err(error) => fault = Some(anyhow::Error::from(error).context(workload.to_string())),
+        }
+    }
+    write_set(&workloads, &reports, as_json)?;
+    fault.or_else(|| reports.into_iter().find_map(|report| report.lost.or(report.failure))).map_or(Ok(()), Err)
 }
 
 /// Tunes the kernels of a model together.
@@ -259,9 +295,16 @@ fn tune_model(args: &TuneArgs, as_json: bool) -> anyhow::Result<()> {
     if tasks.is_empty() {
         return Err(bad_input(format!("{} has no kernels to tune", args.of.workload)));
     }
+    let caches = args.cold.asked().unwrap_or_else(|| fused.caches(&host::target()));
+    if let Some(class) = &args.on {
+        // The devices have the time together.
+        let time = args.trials.is_none().then(|| args.time.unwrap_or(DEFAULT_TIME) / tasks.len() as u32);
+        let request =
+            |(workload, _): &(Workload, usize)| Ok(TuneRequest { caches, time, ..args.request(workload, true)? });
+        return on_fleet(args, class, &tasks.iter().map(request).collect::<anyhow::Result<Vec<_>>>()?, as_json);
+    }
     let interrupts = Interrupts::watch()?;
     args.of.machine.warn_of_limits();
-    let caches = args.cold.asked().unwrap_or_else(|| fused.caches(&host::target()));
     together(args, &tasks, caches, &interrupts, as_json)
 }
 

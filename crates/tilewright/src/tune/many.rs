@@ -12,7 +12,7 @@ use tilewright_device::device::WorkerCommand;
 use tilewright_device::{Device, host, peak};
 use tilewright_tune::record::least_ns;
 use tilewright_tune::template::least_flops;
-use tilewright_tune::{Budget, Config, Ended, Event, HeadStart, Search, Tuning, Winner, pause};
+use tilewright_tune::{Budget, Config, Ended, Event, HeadStart, Measure, Search, Tuning, Winner, pause};
 
 use super::finals::EndLimits;
 use super::recorder::{Recorder, Recording};
@@ -142,7 +142,7 @@ pub fn tune_many(
     }
     let (mut runs, mut searches) = (Vec::new(), Vec::new());
     for (((request, _), note), (task, (search, guesses))) in tasks.iter().zip(&notes).zip(understood) {
-        let guesses = with_best_elsewhere(guesses, request, &task.0, &opened.store);
+        let guesses = with_best_elsewhere(guesses, request, None, &task.0, &opened.store);
         let guesses = guesses.map_err(|error| database.refuse(error))?;
         runs.push(Run::new(request, task, database, &opened.store, worker, stop, note)?);
         searches.push((search, guesses));
@@ -406,6 +406,7 @@ impl<'a> Player<'a> {
                     self.wake()?;
                 }
                 let device = self.device.take().filter(|_| time.is_some());
+                let device = device.map(|device| Box::new(device) as Box<dyn Measure>);
                 let time = time.unwrap_or_default();
                 let limits = EndLimits {
                     rounds: time / PART_FOR_ROUNDS,

@@ -168,7 +168,8 @@ impl Judge {
 /// multiply-adds a cycle than a core has, at a clock that none has. Measured peaks are a half to a quarter of
 /// it.
 pub fn least_ns(workload: &Workload, target: &str, threads: f64) -> f64 {
-    let mut parts = target.split('/');
+    // Without the class of machines behind it.
+    let mut parts = target.split('@').next().unwrap_or_default().split('/');
     let is_cpu = matches!(parts.next(), Some("x86_64" | "aarch64"));
     let bits = parts.nth(1).and_then(|bits| bits.parse::<u32>().ok()).filter(|bits| is_cpu && *bits > 0);
     let Some(bits) = bits else { return 0.0 };

@@ -1,5 +1,6 @@
 //! Records: trials with everything needed to repeat, compare and resume them.
 
+mod fleet;
 mod judge;
 mod lines;
 mod store;

@@ -322,7 +322,7 @@ pub struct Exported {
 /// that another process has recorded already is passed over. What is inserted survives a kill of the process.
 #[derive(Debug)]
 pub struct Store {
-    connection: Connection,
+    pub(super) connection: Connection,
 }
 
 impl Store {

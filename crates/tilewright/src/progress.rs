@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-pub use tilewright::Status;
+use crate::Status;
 
 /// How often the line is redrawn on a terminal.
 const REDRAW: Duration = Duration::from_millis(200);
@@ -66,7 +66,7 @@ impl Progress {
     pub fn message(&self, line: &str) {
         let mut shared = self.lock();
         shared.clear();
-        crate::output::message(line);
+        message(line);
         if !shared.is_finished {
             shared.draw(self.is_terminal, false);
         }
@@ -107,10 +107,15 @@ impl Shared {
             let _ = write!(out, "\r\x1b[K{shown}").and_then(|()| out.flush());
             self.is_drawn = true;
         } else if is_news || self.last_line.is_none_or(|at| at.elapsed() + REDRAW >= LINE_EVERY) {
-            crate::output::message(&line);
+            message(&line);
         } else {
             return;
         }
         self.last_line = Some(Instant::now());
     }
+}
+
+/// Writes a line to standard error; where that is gone, nobody wants to know.
+pub fn message(line: &str) {
+    let _ = writeln!(std::io::stderr().lock(), "{line}");
 }

@@ -1,0 +1,160 @@
+//! Fleets by the command: the guide as it is written, what is refused, and that a fleet of one finds what one
+//! machine does.
+
+mod common;
+
+use std::net::{TcpListener, TcpStream};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use common::{TILEWRIGHT, check_refused, json_of, run_json, text};
+
+/// A program under way, ended with this.
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// The server, if it is installed.
+fn nats_server() -> Option<&'static str> {
+    let found = ["nats-server", "/usr/sbin/nats-server"]
+        .into_iter()
+        .find(|program| Command::new(program).arg("--version").output().is_ok_and(|output| output.status.success()));
+    if found.is_none() {
+        println!("skipped: there is no nats-server (apt-get install nats-server)");
+    }
+    found
+}
+
+fn free_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+/// A program of these words, whose machine is this folder's.
+fn words(line: &str, folder: &Path) -> Command {
+    let mut words = line.split_whitespace();
+    let program = words.next().unwrap();
+    let mut command = Command::new(if program == "tilewright" { TILEWRIGHT } else { program });
+    command.args(words).current_dir(folder).env("XDG_DATA_HOME", folder);
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+}
+
+fn wait_for_port(port: u16) {
+    let until = Instant::now() + Duration::from_secs(20);
+    while TcpStream::connect(("127.0.0.1", port)).is_err() {
+        assert!(Instant::now() < until, "the server does not start");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// Waits until somebody is in a fleet.
+fn wait_for_device(fleet: &str, folder: &Path) {
+    let until = Instant::now() + Duration::from_secs(30);
+    loop {
+        let output = words(&format!("{fleet} --json"), folder).output().unwrap();
+        let listed = json_of(&[fleet], &output);
+        if listed["devices"].as_array().is_some_and(|devices| !devices.is_empty()) {
+            return;
+        }
+        assert!(Instant::now() < until, "no device comes");
+        std::thread::sleep(Duration::from_millis(100));
+    }
+}
+
+#[test]
+fn the_guide_can_be_followed() {
+    let Some(server) = nats_server() else { return };
+    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/guide/fleet.md");
+    let page = std::fs::read_to_string(page).unwrap();
+    let shown = page.split("```sh\n").skip(1).filter_map(|rest| rest.split("```").next()).collect::<String>();
+    let lines: Vec<&str> = shown.lines().collect();
+    assert_eq!(lines.len(), 5, "five commands: {lines:?}");
+    let (folder, port) = (tempfile::tempdir().unwrap(), free_port());
+    let mut running = Vec::new();
+    for line in lines {
+        // Both machines are this one, and tests have ports of their own.
+        let line = line.replace("tls://desk", &format!("tls://localhost:{port}"));
+        if line.starts_with("nats-server") {
+            let line = format!("{line} -a 127.0.0.1 -p {port}").replacen("nats-server", server, 1);
+            running.push(Running(words(&line, folder.path()).stderr(Stdio::null()).spawn().unwrap()));
+            wait_for_port(port);
+        } else if line.starts_with("tilewright serve") {
+            running.push(Running(words(&line, folder.path()).stderr(Stdio::null()).spawn().unwrap()));
+        } else {
+            if line.starts_with("tilewright fleet --fleet") {
+                // The device takes a moment.
+                wait_for_device(&line, folder.path());
+            }
+            let line = line.replace("--time 10", "--time 2");
+            let output = words(&line, folder.path()).output().unwrap();
+            let said = String::from_utf8_lossy(&output.stdout);
+            assert!(output.status.success(), "{line}: {}", String::from_utf8_lossy(&output.stderr));
+            let expected = match line.split_whitespace().nth(1) {
+                Some("tune") => "verified against the reference",
+                Some("fleet") if line.contains("keys -o") => "pi1.key",
+                _ => "lab",
+            };
+            assert!(said.contains(expected), "{line}: {said}");
+        }
+    }
+}
+
+#[test]
+fn what_does_not_fit_is_refused() {
+    check_refused(&["serve"], "--fleet");
+    check_refused(&["serve", "--fleet", "http://127.0.0.1"], "nats://");
+    check_refused(&["fleet", "--fleet", "nats://192.0.2.1"], "not encrypted");
+    check_refused(&["fleet", "--fleet", "nats://127.0.0.1", "--key", "/nonexistent"], "/nonexistent");
+    check_refused(&["tune", "matmul-256", "--fleet", "nats://127.0.0.1"], "--on");
+    check_refused(&["tune", "matmul-256", "--on", "lab"], "--fleet");
+    check_refused(&["tune", "matmul-256", "--fleet", "nats://127.0.0.1", "--on", "A B"], "`A B`");
+    check_refused(&["fleet", "keys", "-o", "/nonexistent/x/y", "--devices", "a.b"], "");
+}
+
+#[test]
+fn records_of_a_fleet_are_its_classes() {
+    let Some(server) = nats_server() else { return };
+    let (folder, port) = (tempfile::tempdir().unwrap(), free_port());
+    let store = text(folder.path()).to_owned();
+    let _server = Running(
+        words(&format!("{server} -js -sd {store} -a 127.0.0.1 -p {port}"), folder.path())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap(),
+    );
+    wait_for_port(port);
+    let serve = format!("tilewright serve --fleet nats://127.0.0.1:{port} --class desk");
+    let _device = Running(words(&serve, folder.path()).stderr(Stdio::null()).spawn().unwrap());
+    wait_for_device(&format!("tilewright fleet --fleet nats://127.0.0.1:{port}"), folder.path());
+    // A machine serves once.
+    let again = words(&serve, folder.path()).output().unwrap();
+    assert_eq!(again.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&again.stderr).contains("serves already"));
+    let db = folder.path().join("records.db");
+    let url = format!("nats://127.0.0.1:{port}");
+    let tune = |more: &[&str]| {
+        let all = [
+            &["tune", "matmul:m=96,n=96,k=96", "--db", text(&db), "--fleet", &url, "--on", "desk", "--no-race"][..],
+            more,
+        ]
+        .concat();
+        run_json(&all)
+    };
+    let tuned = tune(&["--trials", "20"]);
+    assert!(tuned["target"].as_str().unwrap().ends_with("@desk"), "{tuned}");
+    assert_eq!(tuned["trials"], 20);
+    // It resumes, and what is measured here is another machine's.
+    let more = tune(&["--trials", "30"]);
+    assert_eq!((&more["trials"], &more["new_trials"]), (&30.into(), &10.into()));
+    // Where nothing was measured here, that serves.
+    let best = run_json(&["best", "matmul:m=96,n=96,k=96", "--db", text(&db)]);
+    assert_eq!(best["best"]["config"], more["best"]["config"], "{best}");
+    let here = run_json(&["tune", "matmul:m=96,n=96,k=96", "--db", text(&db), "--trials", "5", "--no-race"]);
+    assert_eq!(here["trials"], 5);
+}

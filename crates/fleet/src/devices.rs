@@ -1,0 +1,150 @@
+//! The devices of a fleet: what they say of themselves, and who is there.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::Error;
+use crate::jetstream::last_of_each;
+use crate::nats::Client;
+use crate::protocol::{DEVICES, VERSION};
+
+/// What a device says of itself.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Description {
+    /// The version of the protocol that it speaks.
+    pub protocol: String,
+    /// Its name.
+    pub device: String,
+    /// The class whose tasks it takes.
+    pub class: String,
+    /// The text of its target.
+    #[serde(default)]
+    pub target: String,
+    /// The version of its program, and its compiler.
+    #[serde(default)]
+    pub version: String,
+    /// Its compiler.
+    #[serde(default)]
+    pub toolchain: String,
+    /// Its cores.
+    #[serde(default)]
+    pub cores: usize,
+    /// Its memory in bytes.
+    #[serde(default)]
+    pub memory_bytes: Option<u64>,
+    /// What it can do at best, by measurement, in 10⁹ operations a second on one core in single precision.
+    #[serde(default)]
+    pub peak_gflops: Option<f64>,
+    /// What kernels take there that all devices measure, in nanoseconds.
+    #[serde(default)]
+    pub anchors_ns: Vec<f64>,
+    /// The frequency that its first core has, in megahertz, and its temperature in degrees Celsius.
+    #[serde(default)]
+    pub frequency_mhz: Option<f64>,
+    /// The temperature of its warmest zone.
+    #[serde(default)]
+    pub temperature_c: Option<f64>,
+    /// Whether its times mean nothing.
+    #[serde(default)]
+    pub is_emulated: bool,
+    /// What confines its candidates.
+    #[serde(default)]
+    pub sandbox: String,
+    /// What it is at.
+    #[serde(default)]
+    pub doing: Option<String>,
+    /// Candidates that it has measured.
+    #[serde(default)]
+    pub n_trials: u64,
+}
+
+impl Description {
+    /// One of which only the names are known.
+    pub fn named(device: &str, class: &str) -> Description {
+        Description {
+            protocol: VERSION.to_owned(),
+            device: device.to_owned(),
+            class: class.to_owned(),
+            target: String::new(),
+            version: tilewright::version::BUILD.to_owned(),
+            toolchain: String::new(),
+            cores: 1,
+            memory_bytes: None,
+            peak_gflops: None,
+            anchors_ns: Vec::new(),
+            frequency_mhz: None,
+            temperature_c: None,
+            is_emulated: false,
+            sandbox: String::new(),
+            doing: None,
+            n_trials: 0,
+        }
+    }
+
+    /// Why it cannot be used, if so.
+    pub fn obstacle(&self) -> Option<String> {
+        (self.protocol != VERSION).then(|| format!("not usable: speaks {}", self.protocol))
+    }
+}
+
+/// All devices that are there, by name.
+///
+/// # Errors
+/// Where the server does not answer.
+pub fn all(client: &mut Client) -> Result<Vec<Description>, Error> {
+    let said = last_of_each(client, DEVICES)?;
+    Ok(said.iter().filter_map(|json| serde_json::from_slice(json).ok()).collect())
+}
+
+/// Those that can be used.
+///
+/// # Errors
+/// As [`all`].
+pub fn listed(client: &mut Client) -> Result<Vec<Description>, Error> {
+    let mut devices = all(client)?;
+    devices.retain(|device| device.obstacle().is_none());
+    Ok(devices)
+}
+
+/// A table of devices, for people.
+pub fn rows(devices: &[Description]) -> Vec<Vec<String>> {
+    let head = ["device", "class", "machine", "cores", "GFLOP/s a core", "trials", "at"].map(str::to_owned).to_vec();
+    let row = |device: &Description| {
+        let machine = device.target.split(':').next().unwrap_or_default();
+        let emulated = if device.is_emulated { ", emulated" } else { "" };
+        let doing = device.obstacle().or_else(|| device.doing.clone()).unwrap_or_else(|| "idle".to_owned());
+        vec![
+            device.device.clone(),
+            device.class.clone(),
+            format!("{machine}{emulated}"),
+            device.cores.to_string(),
+            device.peak_gflops.map_or(String::new(), tilewright::words::digits),
+            device.n_trials.to_string(),
+            doing,
+        ]
+    };
+    std::iter::once(head).chain(devices.iter().map(row)).collect()
+}
+
+/// Waits until there is a device of a class, for so long at most; those of the class.
+///
+/// # Errors
+/// [`Error::Nobody`] where there is none, and as [`all`].
+pub fn wait_for(client: &mut Client, class: &str, address: &str, at_most: Duration) -> Result<Vec<Description>, Error> {
+    let until = std::time::Instant::now() + at_most;
+    loop {
+        let (of_class, others): (Vec<_>, Vec<_>) = listed(client)?.into_iter().partition(|d| d.class == class);
+        if !of_class.is_empty() {
+            return Ok(of_class);
+        }
+        if std::time::Instant::now() > until {
+            let mut classes: Vec<String> = others.into_iter().map(|device| device.class).collect();
+            classes.sort();
+            classes.dedup();
+            let others = if classes.is_empty() { String::new() } else { format!(", only of {}", classes.join(", ")) };
+            return Err(Error::Nobody { class: class.to_owned(), address: address.to_owned(), others });
+        }
+        std::thread::sleep(Duration::from_millis(100));
+    }
+}

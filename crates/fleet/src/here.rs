@@ -1,0 +1,184 @@
+//! This machine as a device of a fleet.
+
+use std::fs::{self, File};
+use std::path::Path;
+use std::sync::atomic::AtomicBool;
+use std::time::{Duration, Instant};
+
+use rustix::fs::{FlockOperation, flock};
+use tilewright::{Database, TuneRequest, Workload};
+use tilewright_device::device::WorkerCommand;
+use tilewright_device::{Device, host, peak};
+use tilewright_ir::DType;
+use tilewright_tune::{BoxError, Measure, Next, Setting, Subject, Task};
+
+use crate::Fleet;
+use crate::devices::Description;
+use crate::nkey::random_name;
+use crate::protocol::Assignment;
+use crate::serve::{Here, serve};
+
+/// What all devices measure when they begin and now and then: something that computes, something that goes
+/// through memory, something of both.
+const ANCHORS: [&str; 3] = [
+    "matmul:m=192,n=192,k=192",
+    "depthwise_conv2d:c=64,h=28,w=28,r=3,s=3,pad=1",
+    "conv2d:c=32,h=14,w=14,k=32,r=3,s=3,pad=1",
+];
+/// How often that is, while there is nothing else to do, and how long it may take.
+const ANCHORS_EVERY: Duration = Duration::from_secs(600);
+const ANCHOR_TIME: Duration = Duration::from_secs(5);
+/// The name of the file in the user's data folder that this machine's name as a device is in.
+const NAME: &str = "device";
+
+/// Serves tasks on this machine until `stop` is raised; its name is that of its key, or one that is kept in
+/// the user's data folder.
+///
+/// # Errors
+/// Where the server cannot be reached, a name is none, or this machine serves already.
+pub fn serve_here(
+    fleet: &Fleet,
+    worker: &WorkerCommand,
+    stop: &AtomicBool,
+    tell: &dyn Fn(String),
+) -> Result<(), tilewright::Error> {
+    let folder = Database::new(None)?.path;
+    let folder = folder.parent().unwrap_or(Path::new("/"));
+    let failed = |what: &str, error: std::io::Error| {
+        tilewright::Error::failed(format!("{}: {what}", folder.display())).because(error)
+    };
+    fs::create_dir_all(folder).map_err(|error| failed("the data folder", error))?;
+    let lock = File::open(folder).map_err(|error| failed("the data folder", error))?;
+    // Kernels that are timed side by side would be slower than they are.
+    if flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err() {
+        return Err(tilewright::Error::input("this machine serves already (end the other `tilewright serve` first)"));
+    }
+    let path = folder.join(NAME);
+    let known = fs::read_to_string(&path).ok().map(|text| text.trim().to_owned()).filter(|name| !name.is_empty());
+    let name = match known {
+        Some(name) => name,
+        None => {
+            let name = format!("d-{}", &random_name()[..12]);
+            tilewright::file::write_whole(&path, |file| writeln!(file, "{name}"))
+                .map_err(|error| failed("the name of this machine cannot be kept", error))?;
+            name
+        }
+    };
+    let name = fleet.credentials.as_ref().map_or(name, |credentials| credentials.name.clone());
+    crate::protocol::check_name("device", &name)?;
+    // What is refused is refused at once.
+    drop(fleet.connect(Some(&name))?);
+    let mut description = describe_here(&name, &fleet.class);
+    description.anchors_ns = anchors(worker);
+    tell(format!("{name} of class {} serves tasks of {}", fleet.class, fleet.address));
+    let mut measured = Instant::now();
+    let mut renew = |description: &mut Description, is_idle: bool| {
+        (description.frequency_mhz, description.temperature_c) = (frequency_mhz(), temperature_c());
+        if is_idle && measured.elapsed() > ANCHORS_EVERY {
+            measured = Instant::now();
+            description.anchors_ns = anchors(worker);
+        }
+    };
+    let mut start = |assignment: &Assignment| start_device(assignment, worker);
+    serve(fleet, description, &mut Here { start: &mut start, renew: &mut renew }, stop, tell)?;
+    Ok(())
+}
+
+/// What this machine says of itself.
+fn describe_here(name: &str, class: &str) -> Description {
+    let target = host::target();
+    Description {
+        toolchain: toolchain(),
+        cores: host::allowed_cpus().len().max(1),
+        memory_bytes: host::memory_bytes(),
+        peak_gflops: peak::gflops(&target, DType::F32, 1).ok(),
+        frequency_mhz: frequency_mhz(),
+        temperature_c: temperature_c(),
+        sandbox: tilewright_device::sandbox::name().to_owned(),
+        target: target.to_string(),
+        ..Description::named(name, class)
+    }
+}
+
+/// The compiler.
+fn toolchain() -> String {
+    tilewright::toolchain()
+}
+
+/// A name for machines that are like this one.
+pub fn class_here() -> String {
+    let what = format!("{} {} {}", host::target(), host::allowed_cpus().len(), toolchain());
+    // FNV-1a: the same on every machine and in every version.
+    let hash = what
+        .bytes()
+        .fold(0xcbf2_9ce4_8422_2325u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3));
+    let plain = |c: char| if c.is_ascii_alphanumeric() { c.to_ascii_lowercase() } else { '-' };
+    let cpu: String = host::target().cpu.chars().take(24).map(plain).collect();
+    format!("{cpu}-{:08x}", hash as u32)
+}
+
+/// The first core's frequency.
+fn frequency_mhz() -> Option<f64> {
+    let khz = fs::read_to_string("/sys/devices/system/cpu/cpu0/cpufreq/scaling_cur_freq").ok();
+    let khz = khz.and_then(|text| text.trim().parse::<f64>().ok()).map(|khz| khz / 1e3);
+    let of_line = |line: &str| line.strip_prefix("cpu MHz")?.split(':').nth(1)?.trim().parse().ok();
+    khz.or_else(|| fs::read_to_string("/proc/cpuinfo").ok()?.lines().find_map(of_line))
+}
+
+/// The warmest zone's temperature.
+fn temperature_c() -> Option<f64> {
+    let zones = fs::read_dir("/sys/class/thermal").ok()?.flatten();
+    let milli = zones.filter_map(|zone| fs::read_to_string(zone.path().join("temp")).ok()?.trim().parse::<f64>().ok());
+    milli.reduce(f64::max).map(|milli| milli / 1e3)
+}
+
+/// A device for an assignment.
+fn start_device(assignment: &Assignment, worker: &WorkerCommand) -> Result<Box<dyn Measure>, BoxError> {
+    let target = host::target();
+    if target.to_string() != assignment.target {
+        return Err(format!("its schedules are for {}, and this machine is {target}", assignment.target).into());
+    }
+    let n_cores = host::allowed_cpus().len().max(1);
+    if assignment.threads > n_cores {
+        return Err(format!("{} threads are asked for, and there are {n_cores} cores", assignment.threads).into());
+    }
+    let seconds = |s: Option<f64>| s.and_then(|s| Duration::try_from_secs_f64(s).ok());
+    let request = TuneRequest {
+        threads: assignment.threads,
+        seed: assignment.seed,
+        caches: assignment.caches,
+        to_the_end: assignment.to_the_end,
+        min_time: seconds(assignment.min_time_s),
+        build_timeout: seconds(assignment.build_timeout_s),
+        run_timeout: seconds(assignment.run_timeout_s),
+        ..TuneRequest::parse(&assignment.workload)?
+    };
+    let options = request.options(worker.clone());
+    Ok(Box::new(Device::new(request.workload, &target, options)?))
+}
+
+/// What kernels take here that all devices measure; nothing where one does not work.
+fn anchors(worker: &WorkerCommand) -> Vec<f64> {
+    let measured: Result<Vec<f64>, BoxError> = ANCHORS.iter().map(|workload| anchor(workload, worker)).collect();
+    measured.unwrap_or_default()
+}
+
+fn anchor(workload: &str, worker: &WorkerCommand) -> Result<f64, BoxError> {
+    let request = TuneRequest::new(Workload::parse(workload)?);
+    let setting = Setting { workload: request.workload.clone(), target: request.target.clone(), n_threads: 1 };
+    let task = Task::new(setting, None)?;
+    let guess = task.guesses(0).into_iter().next().ok_or("there is nothing to begin with")?;
+    let mut device = Device::new(request.workload.clone(), &request.target, request.options(worker.clone()))?;
+    device.submit(&[Subject::from(&task).candidate(guess)]);
+    let until = Instant::now() + ANCHOR_TIME;
+    while Instant::now() < until {
+        match device.next(None, Duration::from_millis(50))? {
+            Next::Done(_, measured) => {
+                return measured.outcome.timing().map(|timing| timing.min_ns).ok_or_else(|| "it failed".into());
+            }
+            Next::Pending => {}
+            Next::Idle => break,
+        }
+    }
+    Err("it was not measured in time".into())
+}

@@ -1,0 +1,236 @@
+//! Streams of messages that a server keeps, as far as a fleet needs them.
+//!
+//! # Source
+//! <https://docs.nats.io/reference/reference-protocols/nats_api_reference>: requests in JSON, as servers from
+//! 2.9 on know them.
+
+use std::time::Duration;
+
+use serde_json::{Value as Json, json};
+
+use crate::error::Error;
+use crate::nats::{Client, Message};
+use crate::protocol::{DEVICES, RESULTS, TASKS, VERSION, class_consumer, device_consumer, device_subject};
+
+/// How long the server may take to answer.
+pub const PATIENCE: Duration = Duration::from_secs(5);
+/// A device that has said nothing for so long is not there.
+pub const DEVICE_AGE: Duration = Duration::from_secs(30);
+/// Tasks are kept for so long, and results for so long.
+const TASK_AGE: Duration = Duration::from_secs(3600);
+const RESULT_AGE: Duration = Duration::from_secs(24 * 3600);
+/// What was sent twice is known for so long.
+const WINDOW: Duration = Duration::from_secs(120);
+/// A task is given away so often at most: the tuner ends what takes machines along before that.
+const MOST_DELIVERIES: u32 = 8;
+
+/// What a server answers in JSON where a stream or a consumer is not there.
+const NOT_FOUND: u64 = 404;
+
+fn ns(time: Duration) -> u64 {
+    time.as_nanos() as u64
+}
+
+/// The answer to a request, without the server's refusals.
+fn ask(client: &mut Client, subject: &str, payload: &Json) -> Result<Result<Json, (u64, String)>, Error> {
+    let payload = if payload.is_null() { Vec::new() } else { payload.to_string().into_bytes() };
+    let answer = client.request(subject, &payload, PATIENCE)?;
+    let Some(answer) = answer else { return Err(Error::NoStreams { why: "it does not answer".to_owned() }) };
+    if answer.status == Some(503) {
+        return Err(Error::NoStreams { why: "it knows no streams".to_owned() });
+    }
+    let json: Json = serde_json::from_slice(&answer.payload).map_err(|error| Error::Odd(error.to_string()))?;
+    Ok(match json.get("error") {
+        None => Ok(json),
+        Some(error) => {
+            let text = error["description"].as_str().unwrap_or("it does not say why").to_owned();
+            Err((error["code"].as_u64().unwrap_or(0), text))
+        }
+    })
+}
+
+fn must(client: &mut Client, subject: &str, payload: &Json) -> Result<Json, Error> {
+    ask(client, subject, payload)?.map_err(|(_, why)| Error::NoStreams { why })
+}
+
+/// Sees to it that the streams are there.
+///
+/// # Errors
+/// Where the server keeps no messages.
+pub fn make_streams(client: &mut Client) -> Result<(), Error> {
+    let work = |age| json!({"retention": "workqueue", "max_age": ns(age), "duplicate_window": ns(WINDOW)});
+    let last = json!({"max_msgs_per_subject": 1, "max_age": ns(DEVICE_AGE), "duplicate_window": ns(DEVICE_AGE)});
+    let streams = [
+        (TASKS, format!("tw.{VERSION}.task.>"), work(TASK_AGE)),
+        (RESULTS, format!("tw.{VERSION}.result.>"), work(RESULT_AGE)),
+        (DEVICES, device_subject(">"), last),
+    ];
+    for (name, subject, mut config) in streams {
+        config["name"] = json!(name);
+        config["subjects"] = json!([subject]);
+        config["storage"] = json!("file");
+        config["num_replicas"] = json!(1);
+        // Another version's may be there, which does as well.
+        if let Err((NOT_FOUND, _)) = ask(client, &format!("$JS.API.STREAM.INFO.{name}"), &Json::Null)? {
+            must(client, &format!("$JS.API.STREAM.CREATE.{name}"), &config)?;
+        }
+    }
+    Ok(())
+}
+
+fn make_consumer(client: &mut Client, stream: &str, name: &str, config: &Json) -> Result<(), Error> {
+    let mut config = config.clone();
+    config["durable_name"] = json!(name);
+    config["ack_policy"] = json!("explicit");
+    config["deliver_policy"] = json!("all");
+    config["max_ack_pending"] = json!(10_000);
+    let request = json!({"stream_name": stream, "config": config});
+    must(client, &format!("$JS.API.CONSUMER.DURABLE.CREATE.{stream}.{name}"), &request).map(|_| ())
+}
+
+/// Sees to it that devices of a class can take tasks, which they lose after a lease that is not renewed.
+///
+/// # Errors
+/// As [`make_streams`].
+pub fn make_class(client: &mut Client, class: &str, lease: Duration) -> Result<(), Error> {
+    let config = json!({
+        "filter_subject": format!("tw.{VERSION}.task.{class}.any.*"),
+        "ack_wait": ns(lease), "max_deliver": MOST_DELIVERIES,
+    });
+    make_consumer(client, TASKS, &class_consumer(class), &config)
+}
+
+/// The same for one device.
+///
+/// # Errors
+/// As [`make_streams`].
+pub fn make_device(client: &mut Client, class: &str, device: &str, lease: Duration) -> Result<(), Error> {
+    let config = json!({
+        "filter_subject": format!("tw.{VERSION}.task.{class}.{device}.*"),
+        "ack_wait": ns(lease), "max_deliver": MOST_DELIVERIES,
+    });
+    make_consumer(client, TASKS, &device_consumer(device), &config)
+}
+
+/// Sees to it that the results of a run can be taken. Whoever takes them has so long to keep them before they
+/// come again.
+///
+/// # Errors
+/// As [`make_streams`].
+pub fn make_run(client: &mut Client, run: &str) -> Result<(), Error> {
+    let config = json!({"filter_subject": format!("tw.{VERSION}.result.{run}.*"), "ack_wait": ns(TASK_AGE)});
+    make_consumer(client, RESULTS, run, &config)
+}
+
+/// Forgets a run: what is to be done for it, and what came of it.
+///
+/// # Errors
+/// Where the connection ends.
+pub fn forget_run(client: &mut Client, run: &str) -> Result<(), Error> {
+    purge_tasks(client, run)?;
+    let _ = ask(client, &format!("$JS.API.CONSUMER.DELETE.{RESULTS}.{run}"), &Json::Null)?;
+    let of_run = json!({"filter": format!("tw.{VERSION}.result.{run}.*")});
+    let _ = ask(client, &format!("$JS.API.STREAM.PURGE.{RESULTS}"), &of_run)?;
+    Ok(())
+}
+
+/// Takes back what is to be done for a run.
+///
+/// # Errors
+/// Where the connection ends.
+pub fn purge_tasks(client: &mut Client, run: &str) -> Result<(), Error> {
+    let of_run = json!({"filter": format!("tw.{VERSION}.task.*.*.{run}")});
+    let _ = ask(client, &format!("$JS.API.STREAM.PURGE.{TASKS}"), &of_run)?;
+    Ok(())
+}
+
+/// How many tasks of a run the server has, those under way included; none where it has no stream of them.
+///
+/// # Errors
+/// Where the connection ends.
+pub fn n_tasks(client: &mut Client, run: &str) -> Result<Option<u64>, Error> {
+    let of_run = json!({"subjects_filter": format!("tw.{VERSION}.task.*.*.{run}")});
+    Ok(match ask(client, &format!("$JS.API.STREAM.INFO.{TASKS}"), &of_run)? {
+        Err(_) => None,
+        Ok(info) => {
+            let subjects = info["state"]["subjects"].as_object();
+            Some(subjects.into_iter().flatten().filter_map(|(_, n)| n.as_u64()).sum())
+        }
+    })
+}
+
+/// How many messages somebody has not taken or not acknowledged; none where the server knows of nobody.
+///
+/// # Errors
+/// Where the connection ends.
+pub fn n_left(client: &mut Client, stream: &str, consumer: &str) -> Result<Option<u64>, Error> {
+    let info = ask(client, &format!("$JS.API.CONSUMER.INFO.{stream}.{consumer}"), &Json::Null)?.ok();
+    let number = |info: &Json, name: &str| info[name].as_u64().unwrap_or(0);
+    Ok(info.map(|info| number(&info, "num_pending") + number(&info, "num_ack_pending")))
+}
+
+/// What is kept last of each subject of a stream.
+///
+/// # Errors
+/// Where the connection ends or the server does not answer.
+pub fn last_of_each(client: &mut Client, stream: &str) -> Result<Vec<Vec<u8>>, Error> {
+    let all = json!({"subjects_filter": ">"});
+    let Ok(info) = ask(client, &format!("$JS.API.STREAM.INFO.{stream}"), &all)? else { return Ok(Vec::new()) };
+    let mut subjects: Vec<String> =
+        info["state"]["subjects"].as_object().into_iter().flatten().map(|(subject, _)| subject.clone()).collect();
+    subjects.sort();
+    let mut found = Vec::new();
+    for subject in subjects {
+        let last = json!({"last_by_subj": subject});
+        // It may be gone meanwhile.
+        if let Ok(answer) = ask(client, &format!("$JS.API.STREAM.MSG.GET.{stream}"), &last)? {
+            found.extend(answer["message"]["data"].as_str().and_then(crate::text::from_base64));
+        }
+    }
+    Ok(found)
+}
+
+/// Asks for so many messages, which come to an inbox, or what the server says in their place.
+pub fn pull(client: &Client, stream: &str, consumer: &str, n: u64, inbox: &str, expires: Option<Duration>) {
+    let request = match expires {
+        Some(expires) => json!({"batch": n, "expires": ns(expires)}),
+        None => json!({"batch": n, "no_wait": true}),
+    };
+    let subject = format!("$JS.API.CONSUMER.MSG.NEXT.{stream}.{consumer}");
+    client.link().publish(&subject, Some(inbox), None, request.to_string().as_bytes());
+}
+
+/// Keeps a message in a stream, and says whether it is there; what was sent under the same id is.
+///
+/// # Errors
+/// Where the connection ends.
+pub fn keep(client: &mut Client, subject: &str, id: Option<&str>, payload: &[u8]) -> Result<bool, Error> {
+    let answer = client.request_as(subject, id, payload, PATIENCE)?;
+    Ok(answer.is_some_and(|answer| is_kept(&answer)))
+}
+
+/// Whether an answer says that a message is kept.
+pub fn is_kept(answer: &Message) -> bool {
+    let json = serde_json::from_slice::<Json>(&answer.payload).unwrap_or_default();
+    answer.status.is_none() && json.get("error").is_none() && json.get("seq").is_some()
+}
+
+/// How often a message was given away, by the subject that it is acknowledged on.
+pub fn n_deliveries(ack: &str) -> u64 {
+    let words: Vec<&str> = ack.split('.').collect();
+    // $JS.ACK.STREAM.CONSUMER.DELIVERED.SEQUENCE.SEQUENCE.TIME.PENDING, or with domain and account before the
+    // stream.
+    let at = if words.len() >= 11 { 6 } else { 4 };
+    words.get(at).and_then(|n| n.parse().ok()).unwrap_or(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn deliveries_are_counted_by_the_subject() {
+        assert_eq!(n_deliveries("$JS.ACK.TW_TASKS.class-lab.3.10.12.1700000000.0"), 3);
+        assert_eq!(n_deliveries("$JS.ACK._.acc.TW_TASKS.class-lab.2.10.12.1700000000.0.random"), 2);
+    }
+}

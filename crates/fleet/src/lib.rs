@@ -1,0 +1,94 @@
+//! Tuning on many machines, over NATS JetStream.
+//!
+//! A machine [`serve`](serve())s: it says what it is, takes tasks from the server, measures candidates and
+//! sends results. A tuner has a [`Remote`], which measures as a local device does. What the server keeps may
+//! be lost at any time: the tuner's database is the only truth, and what is under way is sent again.
+#![forbid(unsafe_code)]
+
+pub mod devices;
+mod error;
+mod here;
+mod jetstream;
+pub mod keys;
+pub mod nats;
+mod nkey;
+pub mod protocol;
+mod remote;
+mod serve;
+mod text;
+mod tune;
+
+use std::path::Path;
+use std::time::Duration;
+
+pub use error::Error;
+pub use here::serve_here;
+pub use nats::Address;
+pub use remote::{Books, Remote, strays};
+pub use serve::{Here, serve};
+pub use tune::{assignment, tune, tune_many};
+
+use here::class_here;
+use keys::{Credentials, Role};
+use nats::Client;
+
+/// A device has a task for so long without a sign of life.
+pub const LEASE: Duration = Duration::from_secs(10);
+
+/// A server, and the devices of a class that are reached by it.
+#[derive(Debug, Clone)]
+pub struct Fleet {
+    /// Where the server is.
+    pub address: Address,
+    /// By what it knows us, where it asks.
+    pub credentials: Option<Credentials>,
+    /// The class.
+    pub class: String,
+    /// For how long a device has a task without a sign of life.
+    pub lease: Duration,
+}
+
+impl Fleet {
+    /// The devices of a class at a server. Where none is given it is that of the key, or of machines like
+    /// this one.
+    ///
+    /// # Errors
+    /// Where the address, the key or the class is none.
+    pub fn open(url: &str, key: Option<&Path>, class: Option<&str>) -> Result<Fleet, tilewright::Error> {
+        let address = Address::parse(url)?;
+        let credentials = key.map(Credentials::read).transpose()?;
+        let of_key = credentials.as_ref().and_then(|credentials| credentials.class.clone());
+        let class = class.map(str::to_owned).or(of_key).unwrap_or_else(class_here);
+        protocol::check_name("class", &class)?;
+        Ok(Fleet { address, credentials, class, lease: LEASE })
+    }
+
+    /// Connects, as a device or as who asks.
+    fn connect(&self, device: Option<&str>) -> Result<Client, Error> {
+        let credentials = self.credentials.as_ref();
+        let wanted = if device.is_some() { Role::Device } else { Role::Tuner };
+        if let Some(credentials) = credentials.filter(|credentials| credentials.role != wanted) {
+            let what = if wanted == Role::Device { "a device's" } else { "the tuner's" };
+            return Err(Error::Key { name: credentials.name.clone(), why: format!("this key is not {what}") });
+        }
+        let name = device.or(credentials.map(|credentials| credentials.name.as_str())).unwrap_or("tuner");
+        Client::connect(&self.address, credentials, name)
+    }
+
+    /// The devices that are there, of all classes, by name.
+    ///
+    /// # Errors
+    /// Where the server cannot be reached or does not answer.
+    pub fn devices(&self) -> Result<Vec<devices::Description>, Error> {
+        let mut client = self.connect(None)?;
+        jetstream::make_streams(&mut client)?;
+        // Those that had no place to say that they are there do so now.
+        if let Ok(there) = devices::all(&mut client)
+            && !there.is_empty()
+        {
+            return Ok(there);
+        }
+        std::thread::sleep(serve::SELF_AGAIN);
+        devices::all(&mut client)
+    }
+}

@@ -1,0 +1,101 @@
+//! NATS' keys: pairs of Ed25519 keys as text, and signatures by them.
+//!
+//! # Source
+//! <https://github.com/nats-io/nkeys>: base 32 of a prefix that says what the key is for, the key, and a
+//! check sum of both.
+
+use ring::rand::{SecureRandom, SystemRandom};
+use ring::signature::{Ed25519KeyPair, KeyPair};
+
+use crate::text::{base32, base64url, crc16, from_base32, hex};
+
+/// What begins the text of a seed, with an `S`, and of a user's public key, with a `U`.
+const SEED: u8 = 18 << 3;
+const USER: u8 = 20 << 3;
+
+/// A user's key pair.
+pub struct NKey {
+    pair: Ed25519KeyPair,
+    seed: [u8; 32],
+}
+
+impl NKey {
+    /// A fresh one.
+    ///
+    /// # Panics
+    /// Where the system has no random bytes.
+    pub fn new() -> NKey {
+        NKey::of_seed(random())
+    }
+
+    fn of_seed(seed: [u8; 32]) -> NKey {
+        let pair = Ed25519KeyPair::from_seed_unchecked(&seed).expect("invariant: any 32 bytes are a seed");
+        NKey { pair, seed }
+    }
+
+    /// The one of a seed's text; none where the text is no seed of a user.
+    pub fn parse(text: &str) -> Option<NKey> {
+        let bytes = from_base32(text.trim())?;
+        let (bytes, sum) = bytes.split_last_chunk::<2>()?;
+        let (prefix, seed) = bytes.split_first_chunk::<2>()?;
+        let is_user = *prefix == [SEED | USER >> 5, USER << 3];
+        (is_user && crc16(bytes) == u16::from_le_bytes(*sum)).then_some(NKey::of_seed(seed.try_into().ok()?))
+    }
+
+    /// The seed's text: a secret.
+    pub fn seed(&self) -> String {
+        with_sum(&[&[SEED | USER >> 5, USER << 3], &self.seed[..]].concat())
+    }
+
+    /// The public key's text.
+    pub fn public(&self) -> String {
+        with_sum(&[&[USER], self.pair.public_key().as_ref()].concat())
+    }
+
+    /// The signature of something, as text.
+    pub fn sign(&self, what: &str) -> String {
+        base64url(self.pair.sign(what.as_bytes()).as_ref())
+    }
+}
+
+impl Default for NKey {
+    fn default() -> NKey {
+        NKey::new()
+    }
+}
+
+fn with_sum(bytes: &[u8]) -> String {
+    base32(&[bytes, &crc16(bytes).to_le_bytes()].concat())
+}
+
+/// Random bytes.
+///
+/// # Panics
+/// Where the system has none.
+pub fn random<const N: usize>() -> [u8; N] {
+    let mut bytes = [0; N];
+    SystemRandom::new().fill(&mut bytes).expect("the system has random bytes");
+    bytes
+}
+
+/// A random name of 128 bits.
+pub fn random_name() -> String {
+    hex(&random::<16>())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_are_read_as_they_are_written() {
+        let key = NKey::new();
+        assert!(key.seed().starts_with("SU") && key.seed().len() == 58, "{}", key.seed());
+        assert!(key.public().starts_with('U') && key.public().len() == 56, "{}", key.public());
+        let again = NKey::parse(&format!("{}\n", key.seed())).unwrap();
+        assert_eq!((again.public(), again.sign("x")), (key.public(), key.sign("x")));
+        let mut wrong = key.seed();
+        wrong.replace_range(10..11, if &wrong[10..11] == "A" { "B" } else { "A" });
+        assert!(NKey::parse(&wrong).is_none() && NKey::parse(&key.public()).is_none() && NKey::parse("").is_none());
+    }
+}

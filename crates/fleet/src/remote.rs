@@ -1,0 +1,725 @@
+//! A fleet, as something that measures: what a tuner has of it.
+//!
+//! What the server keeps may be lost at any time: what is submitted stays here until its result is there, and
+//! is sent again where the server has it no longer. Results are acknowledged once they are on record.
+
+use std::collections::{BTreeMap, BTreeSet, HashSet, VecDeque};
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use serde::Serialize;
+use tilewright_tune::{
+    BoxError, Candidate, ErrorClass, Machine, Measure, Measured, Next, Outcome, RaceLimits, Seconds, Standing,
+};
+
+use crate::Fleet;
+use crate::devices::{Description, listed};
+use crate::error::Error;
+use crate::jetstream::{
+    forget_run, is_kept, keep, make_class, make_device, make_run, make_streams, n_left, n_tasks, pull, purge_tasks,
+};
+use crate::nats::{Client, Event, Message};
+use crate::protocol::{
+    ANY, Ask, Assignment, Cancel, Done, Finding, RESULTS, Rest, Sent, Started, TASKS, Task, cancel_subject,
+    class_consumer, rest_subject, result_subject, started_subject, task_subject,
+};
+
+/// Most candidates of a task.
+const MOST_OF_TASK: usize = 16;
+/// Tasks that each device is to have of a batch: one to measure, and one to build meanwhile.
+const TASKS_PER_DEVICE: usize = 2;
+/// What is sent and not known to be kept is sent again after so long.
+const RESEND: Duration = Duration::from_secs(2);
+/// Results that are asked for at a time, and for how long.
+const PULLED: u64 = 256;
+const PULL_TIME: Duration = Duration::from_secs(20);
+/// So long passes between tries to connect again.
+const BETWEEN_TRIES: Duration = Duration::from_millis(250);
+/// How often it is looked whether all is well.
+const WATCH: Duration = Duration::from_millis(500);
+/// Nothing is heard for so many leases: the server is asked whether it still has what is to be done.
+const QUIET_LEASES: u32 = 2;
+/// So many machines that go away while a candidate runs end it.
+const MOST_STRIKES: u64 = 2;
+/// How often a race looks whether it is to end.
+const LOOK: Duration = Duration::from_millis(50);
+/// How long it is waited for a device to race on.
+const FIRST_DEVICE: Duration = Duration::from_secs(5);
+/// A race of which nothing is heard for so much longer than it may take is had elsewhere.
+const RACE_SLACK: Duration = Duration::from_secs(30);
+
+/// A task under way.
+struct Pending {
+    /// The number of its first candidate.
+    first: u64,
+    candidates: Vec<Sent>,
+    is_done: Vec<bool>,
+    /// Whether the server has said that it keeps it, and when it was sent the last time, for the how manyth.
+    is_kept: bool,
+    sent: Instant,
+    attempt: u32,
+    /// Who is at it, and at which of the candidates where that is known.
+    device: Option<String>,
+    at: Option<usize>,
+}
+
+impl Pending {
+    fn wanted(&self) -> Vec<usize> {
+        (0..self.candidates.len()).filter(|index| !self.is_done[*index]).collect()
+    }
+
+    /// What was under way when a machine went away.
+    fn suspect(&self) -> Option<usize> {
+        self.at.filter(|at| self.is_done.get(*at) == Some(&false)).or_else(|| self.wanted().first().copied())
+    }
+}
+
+/// A race under way on one device.
+struct Race {
+    number: u64,
+    n_candidates: usize,
+    standings: Option<Vec<Standing>>,
+}
+
+/// What a run keeps beyond this process.
+pub struct Books<'a> {
+    /// Told the configuration of a candidate whenever a machine went away while it ran; how often that was.
+    pub strike: Box<dyn FnMut(&str) -> u64 + Send + 'a>,
+    /// Told what the user should know.
+    pub tell: Box<dyn Fn(String) + Send + 'a>,
+}
+
+/// The devices of a class, as something that measures candidates of one assignment.
+pub struct Remote<'a> {
+    fleet: Fleet,
+    assignment: Assignment,
+    run: String,
+    books: Books<'a>,
+    /// None while there is no connection.
+    client: Option<Client>,
+    tried: Instant,
+    watched: Instant,
+    /// When anything was heard of any device.
+    heard: Instant,
+    pulled: (u64, Instant),
+    tasks: BTreeMap<u64, Pending>,
+    n_tasks: u64,
+    n_submitted: u64,
+    n_devices: usize,
+    leading_ns: Option<f64>,
+    ready: VecDeque<(u64, Measured)>,
+    /// Where results are acknowledged, by the candidate's number.
+    acks: Vec<(u64, String)>,
+    /// Devices that are left out, and those that have measured something, the last one at the end.
+    aside: HashSet<String>,
+    of_use: Vec<String>,
+    race: Option<Race>,
+    is_store_gone: bool,
+    /// Why nothing can be measured any more, if so.
+    broken: Option<String>,
+    /// Results that had come before.
+    n_duplicates: u64,
+    is_told: BTreeSet<&'static str>,
+}
+
+impl<'a> Remote<'a> {
+    /// One that goes by this name, which nobody else has, and has so many devices for itself.
+    ///
+    /// # Errors
+    /// Where the server cannot be reached or refuses, or no device of the class is there.
+    pub fn start(
+        fleet: &Fleet,
+        run: &str,
+        assignment: Assignment,
+        n_devices: usize,
+        books: Books<'a>,
+    ) -> Result<Remote<'a>, Error> {
+        let now = Instant::now();
+        let mut remote = Remote {
+            fleet: fleet.clone(),
+            assignment,
+            run: run.to_owned(),
+            books,
+            client: None,
+            tried: now,
+            watched: now,
+            heard: now,
+            pulled: (0, now),
+            tasks: BTreeMap::new(),
+            n_tasks: 0,
+            n_submitted: 0,
+            n_devices: n_devices.max(1),
+            leading_ns: None,
+            ready: VecDeque::new(),
+            acks: Vec::new(),
+            aside: HashSet::new(),
+            of_use: Vec::new(),
+            race: None,
+            is_store_gone: false,
+            broken: None,
+            n_duplicates: 0,
+            is_told: BTreeSet::new(),
+        };
+        remote.client = Some(remote.connect()?);
+        let devices = remote.devices()?;
+        for (device, ratio) in strays(&devices) {
+            (remote.books.tell)(format!(
+                "device {device} is set aside: what all devices measure takes {ratio:.2} times as long there"
+            ));
+            remote.aside.insert(device);
+        }
+        Ok(remote)
+    }
+
+    /// Leaves out the devices that these are the names of.
+    #[must_use]
+    pub fn without(mut self, aside: impl IntoIterator<Item = String>) -> Remote<'a> {
+        self.aside.extend(aside);
+        self
+    }
+
+    /// Results that had come before, and were passed over.
+    pub fn n_duplicates(&self) -> u64 {
+        self.n_duplicates
+    }
+
+    fn connect(&self) -> Result<Client, Error> {
+        let mut client = self.fleet.connect(None)?;
+        make_streams(&mut client)?;
+        make_class(&mut client, &self.fleet.class, self.fleet.lease)?;
+        make_run(&mut client, &self.run)?;
+        client.subscribe(&started_subject(&self.run));
+        client.subscribe(&rest_subject(&self.run));
+        Ok(client)
+    }
+
+    /// The devices of the class that can be used.
+    fn devices(&mut self) -> Result<Vec<Description>, Error> {
+        let Some(client) = &mut self.client else { return Ok(Vec::new()) };
+        let devices: Vec<_> = listed(client)?.into_iter().filter(|device| device.class == self.fleet.class).collect();
+        for device in &devices {
+            make_device(client, &self.fleet.class, &device.device, self.fleet.lease)?;
+        }
+        Ok(devices)
+    }
+
+    fn say<T: Serialize>(&self, subject: &str, message: &T) {
+        if let Some(client) = &self.client {
+            client.link().publish(subject, None, None, &to_json(message));
+        }
+    }
+
+    /// Tells something once.
+    fn tell_once(&mut self, key: &'static str, text: impl FnOnce() -> String) {
+        if self.is_told.insert(key) {
+            (self.books.tell)(text());
+        }
+    }
+
+    /// Sends a task, or what is left of it.
+    fn send(&mut self, number: u64) {
+        let Some(pending) = self.tasks.get_mut(&number) else { return };
+        pending.sent = Instant::now();
+        pending.is_kept = false;
+        let task = Task {
+            run: self.run.clone(),
+            number,
+            assignment: self.assignment.clone(),
+            candidates: pending.candidates.clone(),
+            leading_ns: self.leading_ns,
+            race: None,
+            lease_s: self.fleet.lease.as_secs_f64(),
+        };
+        let id = format!("{}.{number}.{}", self.run, pending.attempt);
+        if let Some(client) = &self.client {
+            let subject = task_subject(&self.fleet.class, ANY, &self.run);
+            let reply = client.inbox(&format!("kept.{number}"));
+            client.link().publish(&subject, Some(&reply), Some(&id), &to_json(&task));
+        }
+    }
+
+    /// Takes back what the server has of this run, and sends all that is not done.
+    fn send_all(&mut self) -> Result<(), Error> {
+        if let Some(client) = &mut self.client {
+            make_streams(client)?;
+            make_class(client, &self.fleet.class, self.fleet.lease)?;
+            make_run(client, &self.run)?;
+            purge_tasks(client, &self.run)?;
+        }
+        self.pulled.0 = 0;
+        for number in self.tasks.keys().copied().collect::<Vec<_>>() {
+            if let Some(pending) = self.tasks.get_mut(&number) {
+                pending.attempt += 1;
+            }
+            self.send(number);
+        }
+        self.heard = Instant::now();
+        Ok(())
+    }
+
+    /// Sees to the connection, and to what may be lost.
+    fn watch(&mut self) {
+        let now = Instant::now();
+        if self.client.is_none() {
+            if now - self.tried < BETWEEN_TRIES {
+                return;
+            }
+            self.tried = now;
+            match self.connect() {
+                Ok(client) => {
+                    self.client = Some(client);
+                    self.pulled.0 = 0;
+                    self.is_told.remove("lost");
+                    (self.books.tell)("the NATS server is there again".to_owned());
+                    // What it had may be gone.
+                    if let Err(error) = self.look_after() {
+                        return self.lose(&error.to_string());
+                    }
+                }
+                Err(_) => return,
+            }
+        }
+        if self.is_store_gone && now - self.watched > WATCH {
+            self.watched = now;
+            self.is_store_gone = false;
+            if let Err(error) = self.send_all() {
+                return self.lose(&error.to_string());
+            }
+        }
+        if self.pulled.0 == 0 || now - self.pulled.1 > PULL_TIME + RESEND {
+            self.pulled = (PULLED, now);
+            if let Some(client) = &self.client {
+                pull(client, RESULTS, &self.run, PULLED, &client.inbox("results"), Some(PULL_TIME));
+            }
+        }
+        if now - self.watched < WATCH {
+            return;
+        }
+        self.watched = now;
+        let unsure: Vec<u64> = self.tasks.iter().filter(|(_, task)| !task.is_kept).map(|(at, _)| *at).collect();
+        let unsure: Vec<u64> = unsure.into_iter().filter(|at| now - self.tasks[at].sent > RESEND).collect();
+        unsure.into_iter().for_each(|number| self.send(number));
+        if !self.tasks.is_empty() && now - self.heard > QUIET_LEASES * self.fleet.lease {
+            self.heard = now;
+            if let Err(error) = self.look_after() {
+                self.lose(&error.to_string());
+            }
+        }
+    }
+
+    /// Nothing was heard for long: sends what the server has lost, and says so where nobody takes it.
+    fn look_after(&mut self) -> Result<(), Error> {
+        let Some(client) = &mut self.client else { return Ok(()) };
+        if self.tasks.is_empty() {
+            return Ok(());
+        }
+        let n_there = n_tasks(client, &self.run)?;
+        let n_left = n_left(client, TASKS, &class_consumer(&self.fleet.class))?;
+        // What is there and for nobody was given away too often.
+        let is_lost = n_there.is_none_or(|n| n < self.tasks.len() as u64) || n_left.is_none_or(|n| n == 0);
+        if is_lost {
+            return self.send_all();
+        }
+        if self.devices()?.is_empty() {
+            let class = self.fleet.class.clone();
+            self.tell_once("nobody", || format!("no device of class {class} is there any more; waiting for one"));
+        } else {
+            self.is_told.remove("nobody");
+        }
+        Ok(())
+    }
+
+    fn lose(&mut self, why: &str) {
+        self.client = None;
+        self.tried = Instant::now();
+        let why = why.to_owned();
+        self.tell_once("lost", || format!("the NATS server is not there ({why}); trying again"));
+    }
+
+    fn hear(&mut self, event: Event) {
+        match event {
+            Event::Lost(why) => self.lose(&why),
+            Event::Refused(why) => self.tell_once("refused", || format!("the NATS server refuses: {why}")),
+            Event::Message(message) => self.hear_message(message),
+        }
+    }
+
+    fn hear_message(&mut self, message: Message) {
+        let name = self.client.as_ref().and_then(|client| client.name_of(&message.subject)).map(str::to_owned);
+        if let Some(name) = name {
+            if name == "results" {
+                // There are none, or nobody to give them.
+                self.pulled.0 = 0;
+                // Nobody is known any more who takes them: the server has lost what it kept.
+                if message.status == Some(503) {
+                    self.is_store_gone = true;
+                    self.pulled = (1, Instant::now());
+                }
+            } else if let Some(number) = name.strip_prefix("kept.").and_then(|number| number.parse::<u64>().ok())
+                && let Some(task) = self.tasks.get_mut(&number)
+            {
+                task.is_kept = is_kept(&message);
+            }
+        } else if message.subject.starts_with(&result_subject(&self.run, "")) {
+            self.pulled.0 = self.pulled.0.saturating_sub(1);
+            self.hear_result(&message);
+        } else if message.subject == started_subject(&self.run) {
+            let Ok(Started { task, index, device }) = serde_json::from_slice(&message.payload) else { return };
+            if let Some(pending) = self.tasks.get_mut(&task) {
+                self.heard = Instant::now();
+                (pending.device, pending.at) = (device, index);
+            } else if self.race.as_ref().is_some_and(|race| race.number == task) {
+                self.heard = Instant::now();
+            }
+        } else if message.subject == rest_subject(&self.run)
+            && let Ok(ask) = serde_json::from_slice::<Ask>(&message.payload)
+            && let Some(reply) = &message.reply
+        {
+            let rest = self.rest(&ask);
+            self.say(reply, &rest);
+        }
+    }
+
+    fn hear_result(&mut self, message: &Message) {
+        let Some(ack) = &message.reply else { return };
+        let Ok(done) = serde_json::from_slice::<Done>(&message.payload) else { return self.acknowledge(ack) };
+        self.heard = Instant::now();
+        match done.what {
+            Finding::Trial { outcome, seconds, limit, .. } => {
+                let number = self.settle(done.task, done.index, Measured { outcome, seconds, limit });
+                match number {
+                    Some(number) => self.acks.push((number, ack.clone())),
+                    None => {
+                        self.n_duplicates += 1;
+                        self.acknowledge(ack);
+                    }
+                }
+                if self.of_use.last() != Some(&done.device) {
+                    self.of_use.retain(|known| *known != done.device);
+                    self.of_use.push(done.device);
+                }
+            }
+            Finding::Race(places) => {
+                if let Some(race) = self.race.as_mut().filter(|race| race.number == done.task) {
+                    race.standings = Some(places.into_iter().map(Standing::from).collect());
+                }
+                self.acknowledge(ack);
+            }
+            Finding::Broken(why) => {
+                self.acknowledge(ack);
+                if self.aside.insert(done.device.clone()) {
+                    (self.books.tell)(format!("device {} is set aside: {why}", done.device));
+                }
+                if let Some(pending) = self.tasks.get_mut(&done.task) {
+                    pending.device = None;
+                }
+                let others = self.devices().unwrap_or_default();
+                if others.iter().all(|device| self.aside.contains(&device.device)) {
+                    self.broken = Some(why);
+                }
+            }
+        }
+    }
+
+    fn acknowledge(&self, ack: &str) {
+        if let Some(client) = &self.client {
+            client.link().publish(ack, None, None, b"+ACK");
+        }
+    }
+
+    /// Takes a result; its candidate's number, where it is wanted.
+    fn settle(&mut self, task: u64, index: usize, measured: Measured) -> Option<u64> {
+        let pending = self.tasks.get_mut(&task)?;
+        if std::mem::replace(pending.is_done.get_mut(index)?, true) {
+            return None;
+        }
+        let number = pending.first + index as u64;
+        if pending.is_done.iter().all(|is_done| *is_done) {
+            self.tasks.remove(&task);
+        }
+        self.ready.push_back((number, measured));
+        Some(number)
+    }
+
+    /// What of a task is still wanted by whom asks.
+    fn rest(&mut self, ask: &Ask) -> Rest {
+        if self.aside.contains(&ask.device) {
+            return Rest { is_aside: true, ..Rest::default() };
+        }
+        let Some(number) = ask.task else { return Rest::default() };
+        if let Some(race) = self.race.as_ref().filter(|race| race.number == number && ask.n_times == 1) {
+            self.heard = Instant::now();
+            return Rest { wanted: (0..race.n_candidates).collect(), ..Rest::default() };
+        }
+        let Some(pending) = self.tasks.get_mut(&number) else { return Rest::default() };
+        self.heard = Instant::now();
+        let mut is_dangerous = false;
+        if ask.n_times > 1
+            && let Some(before) = pending.device.take()
+            && let Some(suspect) = pending.suspect()
+        {
+            is_dangerous = true;
+            let n = (self.books.strike)(&pending.candidates[suspect].config);
+            (self.books.tell)(format!("device {before} went away; {} goes on", ask.device));
+            if n >= MOST_STRIKES {
+                let outcome = Outcome::Failed {
+                    class: ErrorClass::RuntimeError,
+                    message: "two machines went away while it ran".to_owned(),
+                };
+                self.settle(number, suspect, Measured { outcome, seconds: Seconds::default(), limit: None });
+            }
+        }
+        let wanted = self.tasks.get(&number).map(Pending::wanted).unwrap_or_default();
+        Rest { wanted, is_dangerous, is_aside: false }
+    }
+
+    /// Waits for something to happen.
+    fn wait(&mut self, at_most: Duration) {
+        self.watch();
+        match self.client.as_mut().map(|client| client.next(at_most)) {
+            None => std::thread::sleep(at_most.min(BETWEEN_TRIES)),
+            Some(None) => {}
+            Some(Some(event)) => self.hear(event),
+        }
+    }
+
+    fn sent(&self, candidate: &Candidate) -> Sent {
+        Sent {
+            steps: candidate.steps.to_string(),
+            config: serde_json::to_string(candidate.config.ranks()).expect("invariant: numbers have a form in JSON"),
+            patience_s: candidate.patience.map(|time| time.as_secs_f64()),
+        }
+    }
+
+    /// Has candidates raced on one device; none where it does not come to an end there.
+    fn race_on(
+        &mut self,
+        device: &str,
+        candidates: &[Candidate],
+        limits: RaceLimits,
+        stop: Option<&AtomicBool>,
+    ) -> Result<Option<Vec<Standing>>, Error> {
+        let number = self.n_tasks;
+        self.n_tasks += 1;
+        let task = Task {
+            run: self.run.clone(),
+            number,
+            assignment: self.assignment.clone(),
+            candidates: candidates.iter().map(|candidate| self.sent(candidate)).collect(),
+            leading_ns: None,
+            race: Some(limits.into()),
+            lease_s: self.fleet.lease.as_secs_f64(),
+        };
+        let now = Instant::now();
+        self.race = Some(Race { number, n_candidates: candidates.len(), standings: None });
+        let subject = task_subject(&self.fleet.class, device, &self.run);
+        if let Some(client) = &mut self.client {
+            make_device(client, &self.fleet.class, device, self.fleet.lease)?;
+            keep(client, &subject, Some(&format!("{}.{number}", self.run)), &to_json(&task))?;
+        }
+        self.heard = now;
+        let mut is_stopped = false;
+        let until = now + limits.total + RACE_SLACK;
+        while self.race.as_ref().is_some_and(|race| race.standings.is_none()) {
+            let now = Instant::now();
+            if now > until || now - self.heard > QUIET_LEASES * self.fleet.lease {
+                self.say(&cancel_subject(&self.run), &Cancel::From(number));
+                break;
+            }
+            if !is_stopped && stop.is_some_and(|stop| stop.load(Ordering::Relaxed)) {
+                is_stopped = true;
+                self.say(&cancel_subject(&self.run), &Cancel::WindDown);
+            }
+            self.wait(LOOK);
+        }
+        Ok(self.race.take().and_then(|race| race.standings))
+    }
+}
+
+impl Measure for Remote<'_> {
+    fn submit(&mut self, candidates: &[Candidate]) -> Range<u64> {
+        let first = self.n_submitted;
+        self.n_submitted += candidates.len() as u64;
+        let n_tasks = TASKS_PER_DEVICE * self.n_devices;
+        let n_of_task = candidates.len().div_ceil(n_tasks).clamp(1, MOST_OF_TASK);
+        if self.tasks.is_empty() {
+            self.heard = Instant::now();
+        }
+        for (at, candidates) in candidates.chunks(n_of_task).enumerate() {
+            let number = self.n_tasks;
+            self.n_tasks += 1;
+            let pending = Pending {
+                first: first + (at * n_of_task) as u64,
+                candidates: candidates.iter().map(|candidate| self.sent(candidate)).collect(),
+                is_done: vec![false; candidates.len()],
+                is_kept: false,
+                sent: Instant::now(),
+                attempt: 0,
+                device: None,
+                at: None,
+            };
+            self.tasks.insert(number, pending);
+            self.send(number);
+        }
+        first..self.n_submitted
+    }
+
+    fn next(&mut self, leading_ns: Option<f64>, at_most: Duration) -> Result<Next, BoxError> {
+        self.leading_ns = leading_ns;
+        let until = Instant::now() + at_most;
+        loop {
+            if let Some((number, measured)) = self.ready.pop_front() {
+                return Ok(Next::Done(number, measured));
+            }
+            if let Some(why) = self.broken.take() {
+                return Err(why.into());
+            }
+            if self.tasks.is_empty() {
+                return Ok(Next::Idle);
+            }
+            let now = Instant::now();
+            if now >= until {
+                // What has come is taken note of, however little time there is.
+                self.wait(Duration::ZERO);
+                return Ok(self.ready.pop_front().map_or(Next::Pending, |(at, measured)| Next::Done(at, measured)));
+            }
+            self.wait((until - now).min(WATCH));
+        }
+    }
+
+    fn wind_down(&mut self) {
+        self.say(&cancel_subject(&self.run), &Cancel::WindDown);
+        if let Some(client) = &mut self.client {
+            let _ = purge_tasks(client, &self.run);
+        }
+        self.tasks.retain(|_, task| task.device.is_some());
+    }
+
+    fn cancel(&mut self, from: u64) -> Result<(), BoxError> {
+        let first = self.tasks.iter().find(|(_, task)| task.first >= from).map(|(number, _)| *number);
+        if let Some(first) = first {
+            self.say(&cancel_subject(&self.run), &Cancel::From(first));
+        }
+        self.tasks.retain(|_, task| task.first < from);
+        self.ready.retain(|(number, _)| *number < from);
+        if let Some(client) = &mut self.client
+            && first.is_some()
+            && self.tasks.is_empty()
+        {
+            let _ = purge_tasks(client, &self.run);
+        }
+        Ok(())
+    }
+
+    fn recorded(&mut self, before: u64) {
+        let (recorded, left) = std::mem::take(&mut self.acks).into_iter().partition(|(number, _)| *number < before);
+        self.acks = left;
+        let recorded: Vec<(u64, String)> = recorded;
+        recorded.iter().for_each(|(_, ack)| self.acknowledge(ack));
+    }
+
+    fn race(
+        &mut self,
+        candidates: &[Candidate],
+        limits: RaceLimits,
+        stop: Option<&AtomicBool>,
+        left: &mut dyn FnMut(usize),
+    ) -> Result<Vec<Standing>, BoxError> {
+        left(candidates.len());
+        // One that has just come may not have said so.
+        let until = Instant::now() + FIRST_DEVICE;
+        let mut devices = Vec::new();
+        while devices.is_empty() && Instant::now() < until {
+            self.wait(LOOK);
+            devices = self.devices()?.into_iter().map(|device| device.device).collect();
+            devices.retain(|device| !self.aside.contains(device));
+        }
+        // What has measured last is known to.
+        devices.sort_by_key(|device| std::cmp::Reverse(self.of_use.iter().position(|known| known == device)));
+        for (at, device) in devices.iter().enumerate() {
+            let Some(standings) = self.race_on(device, candidates, limits, stop)? else { continue };
+            let is_stopped = stop.is_some_and(|stop| stop.load(Ordering::Relaxed));
+            if let (Some(other), false) = (devices.get(at + 1), is_stopped) {
+                self.confirm(device, other, candidates, &standings, limits)?;
+            }
+            return Ok(standings);
+        }
+        let class = &self.fleet.class;
+        Err(format!("no device of class {class} has raced the leading candidates to an end").into())
+    }
+
+    fn machine(&self) -> Machine {
+        Machine { works_ahead: true }
+    }
+}
+
+impl Remote<'_> {
+    /// Races winner and runner-up on another device, and says so where they are the other way round there.
+    fn confirm(
+        &mut self,
+        first: &str,
+        second: &str,
+        candidates: &[Candidate],
+        standings: &[Standing],
+        limits: RaceLimits,
+    ) -> Result<(), Error> {
+        let [winner, runner_up, ..] = standings else { return Ok(()) };
+        let two = [candidates[winner.at].clone(), candidates[runner_up.at].clone()];
+        let half = RaceLimits { rounds: limits.rounds / 2, total: limits.total / 2, ..limits };
+        let Some(again) = self.race_on(second, &two, half, None)? else { return Ok(()) };
+        let quartile = |at: usize| again.iter().find(|standing| standing.at == at).map(|standing| standing.quartile_ns);
+        let (Some(winner), Some(runner_up)) = (quartile(0), quartile(1)) else { return Ok(()) };
+        let slower = winner / runner_up - 1.0;
+        if slower > NOISE {
+            (self.books.tell)(format!(
+                "the winner on {first} is {:.1} % slower than the runner-up on {second}",
+                100.0 * slower
+            ));
+        } else {
+            (self.books.tell)(format!("the winner on {first} is confirmed on {second}"));
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Remote<'_> {
+    fn drop(&mut self) {
+        self.say(&cancel_subject(&self.run), &Cancel::From(0));
+        if let Some(client) = &mut self.client {
+            // Otherwise the server forgets it in time.
+            let _ = forget_run(client, &self.run);
+        }
+    }
+}
+
+/// Two devices on which two kernels differ by no more are of one mind.
+const NOISE: f64 = 0.03;
+/// What a device measures may differ from what others of its class do by this part.
+const MOST_STRAY: f64 = 0.05;
+
+/// Devices whose anchors take longer or shorter than those of others of the class, and by what factor.
+pub fn strays(devices: &[Description]) -> Vec<(String, f64)> {
+    let n_anchors = devices.iter().map(|device| device.anchors_ns.len()).min().unwrap_or(0);
+    if n_anchors == 0 || devices.len() < 2 {
+        return Vec::new();
+    }
+    let median = |anchor: usize| {
+        let mut ns: Vec<f64> = devices.iter().map(|device| device.anchors_ns[anchor]).collect();
+        ns.sort_by(f64::total_cmp);
+        // Of two the faster one is right: nothing makes a machine faster than it is.
+        ns[(ns.len() - 1) / 2]
+    };
+    let medians: Vec<f64> = (0..n_anchors).map(median).collect();
+    let ratio = |device: &Description| {
+        let logarithms = device.anchors_ns.iter().zip(&medians).map(|(ns, median)| (ns / median).ln());
+        (logarithms.sum::<f64>() / n_anchors as f64).exp()
+    };
+    let ratios = devices.iter().map(|device| (device.device.clone(), ratio(device)));
+    ratios.filter(|(_, ratio)| (ratio - 1.0).abs() > MOST_STRAY).collect()
+}
+
+/// A message as JSON.
+pub fn to_json<T: Serialize>(message: &T) -> Vec<u8> {
+    serde_json::to_vec(message).expect("invariant: messages have a form in JSON")
+}

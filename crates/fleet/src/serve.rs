@@ -1,0 +1,705 @@
+//! A device of a fleet: takes tasks from the server, has them measured here, and says what came of them.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use tilewright_tune::{BoxError, Measure, Measured, Next, Standing};
+
+use crate::Fleet;
+use crate::devices::Description;
+use crate::error::Error;
+use crate::jetstream::{is_kept, n_deliveries, pull};
+use crate::nats::{Client, Event, Link, Message};
+use crate::protocol::{
+    Ask, Assignment, Cancel, Done, Finding, Place, Rest, Started, TASKS, Task, VERSION, cancel_subject, class_consumer,
+    device_consumer, device_subject, rest_subject, result_subject, started_subject,
+};
+use crate::remote::to_json;
+
+/// Tasks that are at hand at a time: one is measured, the next one built meanwhile.
+const MOST_HELD: usize = 2;
+/// Assignments of which workers and data are kept for when they come again.
+const MOST_ASSIGNMENTS: usize = 4;
+/// How long the server holds a request for a task.
+const PULL_TIME: Duration = Duration::from_secs(5);
+/// What is sent and not known to be kept is sent again after so long.
+const RESEND: Duration = Duration::from_secs(2);
+/// A tuner that does not say what it still wants in this time wants all of it.
+const ANSWER_TIME: Duration = Duration::from_secs(2);
+/// How long it waits where there is nobody to ask for tasks yet, and where it is set aside.
+const NOBODY: Duration = Duration::from_millis(250);
+const ASIDE: Duration = Duration::from_secs(10);
+/// So long passes between tries to connect again.
+const BETWEEN_TRIES: Duration = Duration::from_millis(500);
+/// How often it says what it is, and after how long again where that was not kept.
+const SELF: Duration = Duration::from_secs(5);
+pub const SELF_AGAIN: Duration = Duration::from_millis(500);
+/// How long it listens at a time, where kernels are measured and where not.
+const LISTEN: Duration = Duration::from_millis(5);
+const REST: Duration = Duration::from_millis(50);
+/// How often it is looked which leases are to be renewed; each is three times in its length.
+const LOOK: Duration = Duration::from_millis(20);
+const RENEWALS: u32 = 3;
+
+/// Starts something that measures the candidates of an assignment.
+pub type Start<'a> = dyn FnMut(&Assignment) -> Result<Box<dyn Measure>, BoxError> + 'a;
+
+/// What measures on this device.
+pub struct Here<'a> {
+    /// Starts something that measures the candidates of an assignment.
+    pub start: &'a mut Start<'a>,
+    /// Renews what the device says of itself, told whether there is nothing else to do.
+    pub renew: &'a mut (dyn FnMut(&mut Description, bool) + 'a),
+}
+
+/// A task at hand.
+struct Held {
+    task: Task,
+    ack: String,
+    /// Since when it is asked what is still wanted; none once that is known.
+    asked: Option<Instant>,
+    is_dangerous: bool,
+    /// What is not submitted yet, and what is, by its number there.
+    waiting: VecDeque<usize>,
+    numbers: BTreeMap<u64, usize>,
+}
+
+impl Held {
+    fn is(&self, run: &str, number: u64) -> bool {
+        self.task.run == run && self.task.number == number
+    }
+
+    /// Whether both are measured by the same, for the same.
+    fn goes_with(&self, other: &Held) -> bool {
+        self.task.run == other.task.run && self.task.assignment == other.task.assignment
+    }
+
+    /// Whether all that was wanted is measured.
+    fn is_done(&self) -> bool {
+        self.asked.is_none() && self.waiting.is_empty() && self.numbers.is_empty()
+    }
+}
+
+/// A result that the server is not known to keep yet.
+struct Unsent {
+    token: u64,
+    run: String,
+    number: u64,
+    subject: String,
+    id: String,
+    payload: Vec<u8>,
+    sent: Instant,
+}
+
+/// A task that others get where this is not renewed.
+struct Lease {
+    run: String,
+    number: u64,
+    ack: String,
+    length: Duration,
+    renewed: Instant,
+    /// At which candidate it is, once it has begun.
+    started: Option<Option<usize>>,
+    is_over: bool,
+}
+
+/// The leases of all tasks at hand, renewed by a thread of its own.
+#[derive(Default)]
+struct Leases {
+    link: Mutex<Option<Link>>,
+    all: Mutex<Vec<Lease>>,
+    is_over: AtomicBool,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Leases {
+    fn renew(&self, device: &str) {
+        while !self.is_over.load(Ordering::Relaxed) {
+            std::thread::sleep(LOOK);
+            let link = lock(&self.link).clone();
+            for lease in lock(&self.all).iter_mut() {
+                let age = lease.renewed.elapsed();
+                // This process was stopped, or had no connection: others may be at the task by now.
+                if age > lease.length {
+                    lease.is_over = true;
+                } else if age > lease.length / RENEWALS
+                    && let Some(link) = &link
+                {
+                    lease.renewed = Instant::now();
+                    link.publish(&lease.ack, None, None, b"+WPI");
+                    lease.say(link, device);
+                }
+            }
+        }
+    }
+}
+
+impl Lease {
+    fn say(&self, link: &Link, device: &str) {
+        if let Some(index) = self.started {
+            let started = Started { task: self.number, index, device: Some(device.to_owned()) };
+            link.publish(&started_subject(&self.run), None, None, &to_json(&started));
+        }
+    }
+}
+
+/// Serves tasks until `stop` is raised.
+///
+/// # Errors
+/// Where the server cannot be reached or refuses at the beginning; later it is tried again.
+pub fn serve(
+    fleet: &Fleet,
+    description: Description,
+    here: &mut Here,
+    stop: &AtomicBool,
+    tell: &dyn Fn(String),
+) -> Result<(), Error> {
+    let leases = Arc::new(Leases::default());
+    let renewing = {
+        let (leases, device) = (leases.clone(), description.device.clone());
+        std::thread::Builder::new().spawn(move || leases.renew(&device))
+    };
+    let renewing = renewing.map_err(|error| Error::Odd(format!("no thread: {error}")))?;
+    let now = Instant::now();
+    let mut server = Server {
+        fleet,
+        description,
+        here,
+        tell,
+        leases: leases.clone(),
+        client: None,
+        tried: now,
+        said: None,
+        pulls: [now; 2],
+        is_pulling: [false; 2],
+        held: VecDeque::new(),
+        measures: Vec::new(),
+        unsent: Vec::new(),
+        n_tokens: 0,
+        is_winding_down: false,
+    };
+    let served = server.connect().map(|()| {
+        while !stop.load(Ordering::Relaxed) {
+            server.turn();
+        }
+        server.give_back();
+    });
+    leases.is_over.store(true, Ordering::Relaxed);
+    let _ = renewing.join();
+    served
+}
+
+/// The two ways in which tasks come: for any device of the class, and for this one.
+const WAYS: [&str; 2] = ["any", "own"];
+
+struct Server<'a, 'h> {
+    fleet: &'a Fleet,
+    description: Description,
+    here: &'a mut Here<'h>,
+    tell: &'a dyn Fn(String),
+    leases: Arc<Leases>,
+    client: Option<Client>,
+    tried: Instant,
+    /// When it has said what it is.
+    said: Option<Instant>,
+    /// By way: when a task may be asked for, or was.
+    pulls: [Instant; 2],
+    is_pulling: [bool; 2],
+    /// In the order in which they came.
+    held: VecDeque<Held>,
+    /// The last one used first.
+    measures: Vec<(Assignment, Box<dyn Measure>)>,
+    unsent: Vec<Unsent>,
+    n_tokens: u64,
+    is_winding_down: bool,
+}
+
+impl Server<'_, '_> {
+    fn device(&self) -> &str {
+        &self.description.device
+    }
+
+    fn connect(&mut self) -> Result<(), Error> {
+        let mut client = self.fleet.connect(Some(&self.description.device))?;
+        client.subscribe(&cancel_subject("*"));
+        *lock(&self.leases.link) = Some(client.link().clone());
+        self.client = Some(client);
+        self.said = None;
+        self.is_pulling = [false; 2];
+        self.pulls = [Instant::now(); 2];
+        for unsent in &mut self.unsent {
+            unsent.sent = Instant::now().checked_sub(RESEND).unwrap_or(unsent.sent);
+        }
+        Ok(())
+    }
+
+    /// Does what is to be done now, and waits a little where that is nothing.
+    fn turn(&mut self) {
+        self.keep_in_touch();
+        self.drop_what_is_over();
+        self.submit();
+        let is_busy = self.held.iter().any(|held| !held.numbers.is_empty());
+        let mut wait = if is_busy { Duration::ZERO } else { REST };
+        if self.client.is_none() && !is_busy {
+            std::thread::sleep(REST);
+        }
+        while let Some(event) = self.client.as_mut().and_then(|client| client.next(wait)) {
+            self.hear(event);
+            wait = Duration::ZERO;
+        }
+        if is_busy {
+            self.measure();
+        }
+        self.finish();
+    }
+
+    /// Has a connection, and says and asks what is due.
+    fn keep_in_touch(&mut self) {
+        let now = Instant::now();
+        if self.client.is_none() {
+            if now - self.tried < BETWEEN_TRIES {
+                return;
+            }
+            self.tried = now;
+            if self.connect().is_err() {
+                return;
+            }
+            (self.tell)("the NATS server is there again".to_owned());
+        }
+        let is_due = self.said.is_none_or(|said| now - said > SELF);
+        if is_due {
+            (self.here.renew)(&mut self.description, self.held.is_empty());
+        }
+        let Some(client) = &self.client else { return };
+        if is_due {
+            self.said = Some(now);
+            let reply = client.inbox("self");
+            let subject = device_subject(self.device());
+            client.link().publish(&subject, Some(&reply), None, &to_json(&self.description));
+        }
+        for unsent in self.unsent.iter_mut().filter(|unsent| now - unsent.sent >= RESEND) {
+            unsent.sent = now;
+            let reply = client.inbox(&format!("kept.{}", unsent.token));
+            client.link().publish(&unsent.subject, Some(&reply), Some(&unsent.id), &unsent.payload);
+        }
+        for (way, name) in WAYS.iter().enumerate() {
+            let is_late = self.is_pulling[way] && now - self.pulls[way] > PULL_TIME + RESEND;
+            let is_free = self.held.len() + usize::from(self.is_pulling[0] && way == 0) < MOST_HELD + way;
+            if (is_late || !self.is_pulling[way]) && is_free && now >= self.pulls[way] {
+                let consumer = match way {
+                    0 => class_consumer(&self.fleet.class),
+                    _ => device_consumer(self.device()),
+                };
+                (self.is_pulling[way], self.pulls[way]) = (true, now);
+                pull(client, TASKS, &consumer, 1, &client.inbox(name), Some(PULL_TIME));
+            }
+        }
+    }
+
+    fn hear(&mut self, event: Event) {
+        let message = match event {
+            Event::Lost(why) => {
+                (self.tell)(format!("the NATS server is not there ({why}); trying again"));
+                *lock(&self.leases.link) = None;
+                self.client = None;
+                self.tried = Instant::now();
+                return;
+            }
+            Event::Refused(why) => return (self.tell)(format!("the NATS server refuses: {why}")),
+            Event::Message(message) => message,
+        };
+        let name = self.client.as_ref().and_then(|client| client.name_of(&message.subject)).map(str::to_owned);
+        match name.as_deref() {
+            None if message.subject.starts_with(&format!("tw.{VERSION}.task.")) => self.take(&message),
+            None => self.hear_cancel(&message),
+            Some("self") if !is_kept(&message) => {
+                // Nobody has made a place for it yet.
+                self.said = Instant::now().checked_sub(SELF - SELF_AGAIN);
+            }
+            Some("self") => {}
+            Some(name) => {
+                if let Some(way) = WAYS.iter().position(|way| *way == name) {
+                    // There is no task, or nobody yet to give one.
+                    let is_for_nobody = matches!(message.status, Some(status) if ![404, 408].contains(&status));
+                    let wait = if is_for_nobody { NOBODY } else { Duration::ZERO };
+                    (self.is_pulling[way], self.pulls[way]) = (false, Instant::now() + wait);
+                } else if let Some(token) = name.strip_prefix("kept.").and_then(|token| token.parse::<u64>().ok()) {
+                    if is_kept(&message) {
+                        self.unsent.retain(|unsent| unsent.token != token);
+                    }
+                } else if let Some((number, run)) = name.strip_prefix("rest.").and_then(|rest| rest.split_once('.'))
+                    && let Ok(number) = number.parse::<u64>()
+                {
+                    // Without a tuner all of it is wanted by whoever comes later.
+                    let rest =
+                        message.status.is_none().then(|| serde_json::from_slice(&message.payload).ok()).flatten();
+                    self.hear_rest(run, number, rest);
+                }
+            }
+        }
+    }
+
+    /// Takes a task on, once it is known what of it is wanted.
+    fn take(&mut self, message: &Message) {
+        let Some(ack) = &message.reply else { return };
+        let way = usize::from(!message.subject.starts_with(&format!("tw.{VERSION}.task.{}.any.", self.fleet.class)));
+        self.is_pulling[way] = false;
+        let Ok(task) = serde_json::from_slice::<Task>(&message.payload) else { return self.answer(ack, b"+TERM") };
+        let length = Duration::try_from_secs_f64(task.lease_s).unwrap_or_default();
+        let (run, number) = (task.run.clone(), task.number);
+        if let Some(held) = self.held.iter_mut().find(|held| held.is(&run, number)) {
+            // The server thought that it was lost.
+            held.ack.clone_from(ack);
+            for lease in lock(&self.leases.all).iter_mut().filter(|lease| lease.run == run && lease.number == number) {
+                lease.ack.clone_from(ack);
+                (lease.renewed, lease.is_over) = (Instant::now(), false);
+            }
+            return;
+        }
+        let lease = Lease {
+            run: run.clone(),
+            number,
+            ack: ack.clone(),
+            length,
+            renewed: Instant::now(),
+            started: None,
+            is_over: false,
+        };
+        lock(&self.leases.all).push(lease);
+        if let Some(client) = &self.client {
+            let ask = Ask { task: Some(number), device: self.device().to_owned(), n_times: n_deliveries(ack) };
+            let reply = client.inbox(&format!("rest.{number}.{run}"));
+            client.link().publish(&rest_subject(&run), Some(&reply), None, &to_json(&ask));
+        }
+        self.held.push_back(Held {
+            task,
+            ack: ack.clone(),
+            asked: Some(Instant::now()),
+            is_dangerous: false,
+            waiting: VecDeque::new(),
+            numbers: BTreeMap::new(),
+        });
+    }
+
+    fn hear_rest(&mut self, run: &str, number: u64, rest: Option<Rest>) {
+        let Some(at) = self.held.iter().position(|held| held.is(run, number) && held.asked.is_some()) else { return };
+        let held = &mut self.held[at];
+        let all = || Rest { wanted: (0..held.task.candidates.len()).collect(), ..Rest::default() };
+        let rest = rest.unwrap_or_else(all);
+        held.asked = None;
+        // With nobody to say so, what others had before may be dangerous.
+        held.is_dangerous = rest.is_dangerous;
+        held.waiting = rest.wanted.into_iter().filter(|index| *index < held.task.candidates.len()).collect();
+        if rest.is_aside {
+            let held = self.held.remove(at).expect("invariant: it was found there");
+            self.leave(&held, b"-NAK");
+            self.pulls = [Instant::now() + ASIDE; 2];
+        }
+    }
+
+    /// Lets go of a task, with a word to the server.
+    fn leave(&self, held: &Held, word: &[u8]) {
+        if let Some(client) = self.client.as_ref().filter(|_| word == b"-NAK") {
+            // Whoever gets it next does so for no fault of any candidate's.
+            let given_back = Started { task: held.task.number, index: None, device: None };
+            client.link().publish(&started_subject(&held.task.run), None, None, &to_json(&given_back));
+        }
+        lock(&self.leases.all).retain(|lease| !held.is(&lease.run, lease.number));
+        self.answer(&held.ack, word);
+    }
+
+    fn answer(&self, ack: &str, word: &[u8]) {
+        // No word at all would be one: that it is done.
+        if let Some(client) = self.client.as_ref().filter(|_| !word.is_empty()) {
+            client.link().publish(ack, None, None, word);
+        }
+    }
+
+    fn hear_cancel(&mut self, message: &Message) {
+        let before = cancel_subject("");
+        let Some(run) = message.subject.strip_prefix(&before).map(str::to_owned) else { return };
+        match serde_json::from_slice(&message.payload) {
+            Ok(Cancel::From(from)) => {
+                self.unsent.retain(|unsent| unsent.run != run || unsent.number < from);
+                self.cancel(|held| held.task.run == run && held.task.number >= from, b"+ACK");
+            }
+            Ok(Cancel::WindDown) => {
+                self.cancel(|held| held.task.run == run && held.numbers.is_empty(), b"+ACK");
+                if self.held.front().is_some_and(|held| held.task.run == run)
+                    && let Some((_, measure)) = self.measures.first_mut()
+                {
+                    measure.wind_down();
+                    self.is_winding_down = true;
+                }
+            }
+            Err(_) => {}
+        }
+    }
+
+    /// Gives tasks up.
+    fn cancel(&mut self, is_meant: impl Fn(&Held) -> bool, word: &[u8]) {
+        let (meant, left): (VecDeque<Held>, _) = std::mem::take(&mut self.held).into_iter().partition(is_meant);
+        self.held = left;
+        let from = meant.iter().flat_map(|held| held.numbers.keys()).min().copied();
+        if let Some(from) = from
+            && let Some((_, measure)) = self.measures.first_mut()
+        {
+            if let Err(error) = measure.cancel(from) {
+                (self.tell)(format!("workers are started anew: {error}"));
+                self.measures.remove(0);
+            }
+            // What came after is given up with it, and begun again.
+            for held in &mut self.held {
+                let numbers: Vec<u64> = held.numbers.range(from..).map(|(number, _)| *number).collect();
+                for number in numbers.into_iter().rev() {
+                    held.waiting.extend(held.numbers.remove(&number));
+                }
+                held.waiting.make_contiguous().sort_unstable();
+            }
+        }
+        meant.iter().for_each(|held| self.leave(held, word));
+    }
+
+    fn drop_what_is_over(&mut self) {
+        let over: Vec<(String, u64)> = lock(&self.leases.all)
+            .iter()
+            .filter(|lease| lease.is_over)
+            .map(|lease| (lease.run.clone(), lease.number))
+            .collect();
+        if !over.is_empty() {
+            // Others have it by now; without a word, for the server would take it for theirs.
+            (self.tell)("a task is given up that others have by now".to_owned());
+            self.cancel(|held| over.iter().any(|(run, number)| held.is(run, *number)), b"");
+        }
+    }
+
+    /// Has what is wanted measured.
+    fn submit(&mut self) {
+        let now = Instant::now();
+        let late: Vec<(String, u64)> = self
+            .held
+            .iter()
+            .filter(|held| held.asked.is_some_and(|asked| now - asked > ANSWER_TIME))
+            .map(|held| (held.task.run.clone(), held.task.number))
+            .collect();
+        late.into_iter().for_each(|(run, number)| self.hear_rest(&run, number, None));
+        let dangerous = self.held.iter().position(|held| held.is_dangerous && !held.is_done());
+        for at in 0..self.held.len() {
+            let held = &self.held[at];
+            let busy = self.held.iter().find(|held| !held.numbers.is_empty());
+            let has_turn = busy.is_none_or(|busy| busy.goes_with(held));
+            if held.waiting.is_empty() || !has_turn {
+                continue;
+            }
+            // What may take the machine along runs alone: it is known then which one it was.
+            if dangerous.is_some_and(|dangerous| dangerous != at || busy.is_some()) {
+                continue;
+            }
+            let assignment = held.task.assignment.clone();
+            if let Err(error) = self.wake(&assignment) {
+                return self.refuse(at, &error.to_string());
+            }
+            if self.held[at].task.race.is_some() {
+                if self.held.iter().all(|held| held.numbers.is_empty()) {
+                    self.race(at);
+                }
+                return;
+            }
+            let held = &mut self.held[at];
+            let n = if held.is_dangerous { 1 } else { held.waiting.len() };
+            let indices: Vec<usize> = held.waiting.drain(..n).collect();
+            let candidates: Vec<_> = indices.iter().map(|index| held.task.candidates[*index].candidate()).collect();
+            let numbers = self.measures[0].1.submit(&candidates);
+            held.numbers.extend(numbers.zip(indices.iter().copied()));
+            let index = held.is_dangerous.then(|| indices[0]);
+            let (run, number) = (held.task.run.clone(), held.task.number);
+            self.is_winding_down = false;
+            self.begin(&run, number, index);
+            self.describe(Some(assignment.workload));
+        }
+    }
+
+    /// Says that a task is begun.
+    fn begin(&self, run: &str, number: u64, index: Option<usize>) {
+        let link = lock(&self.leases.link).clone();
+        for lease in lock(&self.leases.all).iter_mut().filter(|lease| lease.run == run && lease.number == number) {
+            lease.started = Some(index);
+            if let Some(link) = &link {
+                lease.say(link, &self.description.device);
+            }
+        }
+    }
+
+    fn describe(&mut self, doing: Option<String>) {
+        self.description.doing = doing;
+    }
+
+    /// Puts what measures an assignment first.
+    fn wake(&mut self, assignment: &Assignment) -> Result<(), BoxError> {
+        if let Some(at) = self.measures.iter().position(|(known, _)| known == assignment) {
+            let measure = self.measures.remove(at);
+            self.measures.insert(0, measure);
+            return Ok(());
+        }
+        self.measures.truncate(MOST_ASSIGNMENTS - 1);
+        let measure = (self.here.start)(assignment)?;
+        self.measures.insert(0, (assignment.clone(), measure));
+        Ok(())
+    }
+
+    /// Says that nothing can be measured of a task's assignment here, and leaves it to others.
+    fn refuse(&mut self, at: usize, why: &str) {
+        let Some(held) = self.held.remove(at) else { return };
+        (self.tell)(format!("{}: {why}", held.task.assignment.workload));
+        let Task { run, number, .. } = &held.task;
+        let done = Done {
+            task: *number,
+            index: usize::MAX,
+            device: self.device().to_owned(),
+            what: Finding::Broken(why.to_owned()),
+        };
+        self.report(&held.task.run.clone(), done);
+        self.unsent.iter_mut().filter(|unsent| held.is(&unsent.run, unsent.number)).for_each(|unsent| {
+            // Each device may say so of itself.
+            unsent.id = format!("{run}.{number}.broken.{}", self.description.device);
+        });
+        self.leave(&held, b"-NAK");
+        self.pulls = [Instant::now() + NOBODY; 2];
+    }
+
+    /// Sends a result, until it is known to be kept.
+    fn report(&mut self, run: &str, done: Done) {
+        self.n_tokens += 1;
+        let sent = Instant::now().checked_sub(RESEND).unwrap_or_else(Instant::now);
+        self.unsent.push(Unsent {
+            token: self.n_tokens,
+            run: run.to_owned(),
+            number: done.task,
+            subject: result_subject(run, self.device()),
+            id: done.id(run),
+            payload: to_json(&done),
+            sent,
+        });
+    }
+
+    /// Takes what has been measured.
+    fn measure(&mut self) {
+        let leading_ns = self.held.iter().rev().find(|held| !held.numbers.is_empty()).and_then(|h| h.task.leading_ns);
+        let Some((_, measure)) = self.measures.first_mut() else { return };
+        match measure.next(leading_ns, LISTEN) {
+            Ok(Next::Done(number, measured)) => self.found(number, measured),
+            Ok(Next::Pending) => {}
+            // It was to begin no more: of the rest nothing comes.
+            Ok(Next::Idle) => {
+                let meant = |held: &Held| !held.numbers.is_empty();
+                if self.is_winding_down {
+                    self.held.iter_mut().for_each(|held| held.numbers.clear());
+                } else {
+                    self.cancel(meant, b"-NAK");
+                }
+            }
+            Err(error) => {
+                self.measures.remove(0);
+                if let Some(at) = self.held.iter().position(|held| !held.numbers.is_empty()) {
+                    self.held.iter_mut().for_each(|held| held.numbers.clear());
+                    self.refuse(at, &error.to_string());
+                }
+            }
+        }
+    }
+
+    fn found(&mut self, number: u64, measured: Measured) {
+        for held in &mut self.held {
+            if let Some(index) = held.numbers.remove(&number) {
+                let what = Finding::of(&held.task.candidates[index], measured);
+                let device = self.description.device.clone();
+                let done = Done { task: held.task.number, index, device, what };
+                let run = held.task.run.clone();
+                self.description.n_trials += 1;
+                return self.report(&run, done);
+            }
+        }
+    }
+
+    /// Times candidates against each other, and listens meanwhile whether that is still wanted.
+    fn race(&mut self, at: usize) {
+        let Some(mut held) = self.held.remove(at) else { return };
+        let Some(bounds) = held.task.race else { return };
+        let (run, number) = (held.task.run.clone(), held.task.number);
+        self.begin(&run, number, None);
+        self.describe(Some(format!("{}, a race", held.task.assignment.workload)));
+        let candidates: Vec<_> = held.task.candidates.iter().map(|sent| sent.candidate()).collect();
+        let (stop, is_over, cancel) = (AtomicBool::new(false), AtomicBool::new(false), cancel_subject(&run));
+        let (_, measure) = &mut self.measures[0];
+        let mut client = self.client.take();
+        // The race is on this thread: worker processes end with the one that starts them.
+        let (raced, later) = std::thread::scope(|scope| {
+            let listening = scope.spawn(|| {
+                let mut later = Vec::new();
+                while !is_over.load(Ordering::Relaxed) {
+                    match client.as_mut().map(|client| client.next(REST)) {
+                        Some(Some(Event::Message(message))) if message.subject == cancel => {
+                            stop.store(true, Ordering::Relaxed);
+                        }
+                        Some(Some(event)) => {
+                            let is_lost = matches!(event, Event::Lost(_));
+                            later.push(event);
+                            if is_lost {
+                                break;
+                            }
+                        }
+                        Some(None) => {}
+                        None => break,
+                    }
+                }
+                later
+            });
+            let raced = measure.race(&candidates, bounds.into(), Some(&stop), &mut |_| ());
+            is_over.store(true, Ordering::Relaxed);
+            (raced, listening.join().unwrap_or_default())
+        });
+        self.client = client;
+        later.into_iter().for_each(|event| self.hear(event));
+        held.waiting.clear();
+        match raced {
+            Ok(standings) => {
+                let places = standings.into_iter().map(|standing: Standing| Place::from(standing)).collect();
+                let device = self.device().to_owned();
+                self.report(&run, Done { task: number, index: 0, device, what: Finding::Race(places) });
+                self.held.push_front(held);
+            }
+            Err(error) => {
+                self.measures.remove(0);
+                self.held.push_front(held);
+                self.refuse(0, &error.to_string());
+            }
+        }
+    }
+
+    /// Lets go of tasks all of whose results are kept.
+    fn finish(&mut self) {
+        let unsent = &self.unsent;
+        let (done, left): (VecDeque<Held>, _) = std::mem::take(&mut self.held)
+            .into_iter()
+            .partition(|held| held.is_done() && !unsent.iter().any(|unsent| held.is(&unsent.run, unsent.number)));
+        self.held = left;
+        done.iter().for_each(|held| self.leave(held, b"+ACK"));
+        if self.held.is_empty() && !done.is_empty() {
+            self.describe(None);
+        }
+    }
+
+    /// Gives back what is at hand.
+    fn give_back(&mut self) {
+        self.cancel(|_| true, b"-NAK");
+        if let Some(client) = &self.client {
+            // Nothing in the place of what it is: it is not there.
+            client.link().publish(&device_subject(self.device()), None, None, b"");
+        }
+    }
+}

@@ -1,0 +1,262 @@
+//! Tuning on a fleet: what is asked for, on which devices, and what runs that were killed have left.
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use tilewright::{
+    Database, Elsewhere, Note, Recorder, Recording, Session, TuneRequest, Tuned, key_of_class, task_key, trials_of,
+};
+use tilewright_ir::Target;
+use tilewright_tune::{Config, Event, Judge, Measure, PassedOver, Report, StoreError, Subject, Task, TaskKey, Trial};
+
+use crate::Fleet;
+use crate::devices::{Description, wait_for};
+use crate::jetstream::{forget_run, make_streams, pull, purge_tasks};
+use crate::nats::{Client, Event as Heard};
+use crate::nkey::random_name;
+use crate::protocol::{Ask, Assignment, Cancel, Done, Finding, RESULTS, cancel_subject, rest_subject};
+use crate::remote::{Books, Remote, to_json};
+
+/// How long it is waited for a device of the class.
+const FIRST_DEVICE: Duration = Duration::from_secs(5);
+/// Candidates that a device is to have at a time, at least: one that is measured, one that is built.
+const PER_DEVICE: usize = 2;
+/// How long the tuner of a run may take to say that it is there.
+const SIGN: Duration = Duration::from_secs(1);
+/// Results that are taken over at a time, and how long none may come.
+const TAKEN: u64 = 256;
+const SILENCE: Duration = Duration::from_millis(500);
+
+/// Tunes a workload on the devices of a class.
+///
+/// # Errors
+/// As [`Session::tune`], and where the server cannot be reached, no device is there, or none is of use.
+pub fn tune(
+    session: &Session,
+    fleet: &Fleet,
+    request: &TuneRequest,
+    stop: &AtomicBool,
+    note: &(dyn Fn(Note) + Sync),
+) -> Result<Tuned, tilewright::Error> {
+    let devices = of_use(fleet, request, note)?;
+    tune_on(session, fleet, &devices, devices.of_use.len(), request, stop, note)
+}
+
+/// What came of one of several workloads, by its place among them.
+pub type Each = (usize, Result<Tuned, tilewright::Error>);
+
+/// Tunes workloads on the devices of a class, as many at a time as there are devices: each is searched the
+/// better, the fewer candidates are chosen at a time. What each came to, in their order; those that were not
+/// begun are left out.
+///
+/// # Errors
+/// As [`tune`], where none could be begun.
+pub fn tune_many(
+    session: &Session,
+    fleet: &Fleet,
+    requests: &[TuneRequest],
+    stop: &AtomicBool,
+    note: &(dyn Fn(usize, Note) + Sync),
+) -> Result<Vec<Each>, tilewright::Error> {
+    let Some(first) = requests.first() else { return Ok(Vec::new()) };
+    let devices = of_use(fleet, first, &|what| note(0, what))?;
+    let n_at_a_time = devices.of_use.len().min(requests.len());
+    let n_each = devices.of_use.len().div_ceil(n_at_a_time);
+    let (next, done) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
+    std::thread::scope(|scope| {
+        for _ in 0..n_at_a_time {
+            scope.spawn(|| {
+                while !stop.load(Ordering::Relaxed) {
+                    let at = next.fetch_add(1, Ordering::Relaxed);
+                    let Some(request) = requests.get(at) else { break };
+                    let tuned = tune_on(session, fleet, &devices, n_each, request, stop, &|what| note(at, what));
+                    done.lock().unwrap_or_else(std::sync::PoisonError::into_inner).push((at, tuned));
+                }
+            });
+        }
+    });
+    let mut done = done.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
+    done.sort_by_key(|(at, _)| *at);
+    Ok(done)
+}
+
+/// The devices of a class.
+struct Devices {
+    of_use: Vec<Description>,
+    target: Target,
+    /// Those that are none for each other's records.
+    aside: Vec<String>,
+}
+
+/// The devices of the class that are of one kind, and have the cores.
+fn of_use(fleet: &Fleet, request: &TuneRequest, note: &(dyn Fn(Note) + Sync)) -> Result<Devices, tilewright::Error> {
+    let mut client = fleet.connect(None)?;
+    make_streams(&mut client)?;
+    let all = wait_for(&mut client, &fleet.class, &fleet.address.to_string(), FIRST_DEVICE)?;
+    let kind = |device: &Description| (device.target.clone(), device.toolchain.clone());
+    // The most frequent kind; of as frequent ones that of the first device.
+    let frequency = |of: &Description| all.iter().filter(|device| kind(device) == kind(of)).count();
+    let most = all.iter().rev().max_by_key(|device| frequency(device)).expect("invariant: one is there");
+    let (mut of_use, mut aside) = (Vec::new(), Vec::new());
+    for device in &all {
+        let why = if kind(device) != kind(most) {
+            format!(
+                "it is {} with {}, others are {} with {}",
+                device.target, device.toolchain, most.target, most.toolchain
+            )
+        } else if device.cores < request.threads {
+            format!("it has {} cores, and {} threads are asked for", device.cores, request.threads)
+        } else {
+            of_use.push(device.clone());
+            continue;
+        };
+        note(Note::Message(format!("device {} is set aside: {why}", device.device)));
+        aside.push(device.device.clone());
+    }
+    if of_use.is_empty() {
+        let class = &fleet.class;
+        return Err(tilewright::Error::input(format!(
+            "no device of class {class} has {} cores (give fewer --threads)",
+            request.threads
+        )));
+    }
+    let target = most.target.parse().map_err(|error| {
+        let why = format!("device {} says a target that is not understood: {error}", most.device);
+        tilewright::Error::failed(why)
+    })?;
+    Ok(Devices { target, of_use, aside })
+}
+
+/// Tunes a workload on these devices, as if it had so many of them for itself.
+fn tune_on(
+    session: &Session,
+    fleet: &Fleet,
+    devices: &Devices,
+    n_devices: usize,
+    request: &TuneRequest,
+    stop: &AtomicBool,
+    note: &(dyn Fn(Note) + Sync),
+) -> Result<Tuned, tilewright::Error> {
+    let request = TuneRequest { target: devices.target.clone(), ..request.clone() };
+    let task = request.task()?;
+    let peak = devices.of_use.iter().filter_map(|device| device.peak_gflops).reduce(f64::max);
+    let per_element = 4.0 / task.setting.workload.dtype.bytes() as f64;
+    let database = session.database();
+    let run = random_name();
+    let key = key_of_class(&fleet.class, task_key(&task, request.caches));
+    take_over(fleet, database, &request, &task, &key, note)?;
+    let refuse = |error: StoreError| database.refuse(error);
+    database.open_to_write()?.store.begin_fleet_run(&key, &run).map_err(refuse)?;
+    let start = || -> Result<Box<dyn Measure + '_>, tilewright::Error> {
+        let strike = |config: &str| {
+            let counted = database.open_to_write().map(|mut opened| opened.store.strike(&key, config));
+            // What cannot be counted is no reason to go on with it.
+            counted.ok().and_then(Result::ok).unwrap_or(u64::MAX)
+        };
+        let tell = |text: String| note(Note::Message(text));
+        let books = Books { strike: Box::new(strike), tell: Box::new(tell) };
+        let remote = Remote::start(fleet, &run, assignment(&request), n_devices, books)?;
+        Ok(Box::new(remote.without(devices.aside.iter().cloned())))
+    };
+    let place = Elsewhere {
+        class: &fleet.class,
+        least_batch: PER_DEVICE * n_devices,
+        peak_gflops: peak.map(|peak| peak * per_element * request.threads as f64),
+        start: &start,
+    };
+    let tuned = session.tune_at(place, &request, stop, note);
+    if tuned.as_ref().is_ok_and(|tuned| tuned.recorded) {
+        database.open_to_write()?.store.end_fleet_run(&run).map_err(refuse)?;
+    }
+    tuned
+}
+
+/// What devices are asked for by a request.
+pub fn assignment(request: &TuneRequest) -> Assignment {
+    let seconds = |time: Option<Duration>| time.map(|time| time.as_secs_f64());
+    Assignment {
+        workload: request.workload.to_string(),
+        target: request.target.to_string(),
+        threads: request.threads,
+        seed: request.seed,
+        caches: request.caches,
+        to_the_end: request.to_the_end,
+        min_time_s: seconds(request.min_time),
+        build_timeout_s: seconds(request.build_timeout),
+        run_timeout_s: seconds(request.run_timeout),
+    }
+}
+
+/// Takes results of runs that were killed, which wait at the server, and puts them on record.
+fn take_over(
+    fleet: &Fleet,
+    database: &Database,
+    request: &TuneRequest,
+    task: &Task,
+    key: &TaskKey,
+    note: &(dyn Fn(Note) + Sync),
+) -> Result<(), tilewright::Error> {
+    let refuse = |error: StoreError| database.refuse(error);
+    let runs = database.open_to_write()?.store.fleet_runs(key).map_err(refuse)?;
+    for run in runs {
+        let mut client = fleet.connect(None)?;
+        let ask = Ask { task: None, device: "tuner".to_owned(), n_times: 1 };
+        let sign = client.request(&rest_subject(&run), &to_json(&ask), SIGN)?;
+        if sign.is_some_and(|sign| sign.status.is_none()) {
+            // Another process is at it.
+            continue;
+        }
+        client.link().publish(&cancel_subject(&run), None, None, &to_json(&Cancel::From(0)));
+        purge_tasks(&mut client, &run)?;
+        let left = results_of(&mut client, &run);
+        let opened = database.open_to_write()?;
+        let earlier =
+            trials_of(&opened.store, key, &|_| Judge::of(task), &mut PassedOver::default()).map_err(refuse)?;
+        let n_earlier = earlier.len() as u64;
+        let recorder = Recorder::new(opened, task, key.clone(), request.search.clone(), request.seed);
+        let recording = Recording::new(recorder);
+        let mut n = 0;
+        for done in left {
+            let Finding::Trial { config, outcome, seconds, limit } = done.what else { continue };
+            let Ok(ranks) = serde_json::from_str::<Vec<u64>>(&config) else { continue };
+            let config = Config::new(ranks);
+            if !task.space.contains(&config) {
+                continue;
+            }
+            let steps = Subject::from(task).candidate(config.clone()).steps;
+            let trial = Trial { config, outcome };
+            let report = Report { number: n_earlier + n, trial, steps, seconds, limit, best_ns: None };
+            recording.take_note(&Event::Trial(&report), &|_| ()).map_err(refuse)?;
+            n += 1;
+        }
+        recording.conclude(None).map_err(refuse)?;
+        forget_run(&mut client, &run)?;
+        database.open_to_write()?.store.end_fleet_run(&run).map_err(refuse)?;
+        if n > 0 {
+            note(Note::Message(format!("{n} results of a run that was killed are taken over")));
+        }
+    }
+    Ok(())
+}
+
+/// The results of a run that wait at the server.
+fn results_of(client: &mut Client, run: &str) -> Vec<Done> {
+    let mut found = Vec::new();
+    loop {
+        let before = found.len();
+        let inbox = client.inbox("left");
+        pull(client, RESULTS, run, TAKEN, &inbox, None);
+        while let Some(heard) = client.next(SILENCE) {
+            match heard {
+                Heard::Message(message) if message.subject == inbox => break,
+                Heard::Message(message) => found.extend(serde_json::from_slice::<Done>(&message.payload).ok()),
+                Heard::Refused(_) => {}
+                Heard::Lost(_) => return found,
+            }
+        }
+        if found.len() - before < TAKEN as usize {
+            return found;
+        }
+    }
+}

@@ -1,0 +1,95 @@
+//! A NATS server for a test, with its store in a folder of its own.
+
+use std::net::{TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use tempfile::TempDir;
+
+/// The server that tests use: `TILEWRIGHT_NATS_SERVER`, or the one that is installed.
+fn program() -> Option<PathBuf> {
+    let given = std::env::var_os("TILEWRIGHT_NATS_SERVER").map(PathBuf::from);
+    let paths = std::env::var_os("PATH").unwrap_or_default();
+    let found = || std::env::split_paths(&paths).map(|folder| folder.join("nats-server")).find(|path| path.is_file());
+    given.or_else(found).or_else(|| Some(PathBuf::from("/usr/sbin/nats-server")).filter(|path| path.is_file()))
+}
+
+/// A running server, ended with this.
+pub struct Broker {
+    program: PathBuf,
+    folder: TempDir,
+    port: u16,
+    more: Vec<String>,
+    child: Option<Child>,
+}
+
+impl Broker {
+    /// A server on loopback; none, with a line that says so, where it is not installed.
+    pub fn start() -> Option<Broker> {
+        Broker::with(&[])
+    }
+
+    /// The same with more arguments.
+    pub fn with(more: &[&str]) -> Option<Broker> {
+        let Some(program) = program() else {
+            eprintln!("skipped: there is no nats-server (apt-get install nats-server)");
+            return None;
+        };
+        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let folder = tempfile::tempdir().unwrap();
+        let more = more.iter().map(|word| (*word).to_owned()).collect();
+        let mut broker = Broker { program, folder, port, more, child: None };
+        broker.begin();
+        Some(broker)
+    }
+
+    /// Starts it, and waits until it answers.
+    pub fn begin(&mut self) {
+        let mut command = Command::new(&self.program);
+        command.args(["-a", "127.0.0.1", "-p", &self.port.to_string()]);
+        if self.more.is_empty() {
+            // A configuration says where itself.
+            command.args(["-js", "-sd"]).arg(self.store());
+        }
+        command.args(&self.more).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        self.child = Some(command.spawn().unwrap());
+        let until = Instant::now() + Duration::from_secs(20);
+        while TcpStream::connect(("127.0.0.1", self.port)).is_err() {
+            assert!(Instant::now() < until, "the server does not start");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// Ends it at once, as a loss of power would.
+    pub fn kill(&mut self) {
+        if let Some(mut child) = self.child.take() {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+
+    /// Where it keeps its messages.
+    pub fn store(&self) -> PathBuf {
+        self.folder.path().join("store")
+    }
+
+    /// A folder for other things of the test.
+    pub fn folder(&self) -> &Path {
+        self.folder.path()
+    }
+
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    pub fn url(&self) -> String {
+        format!("nats://127.0.0.1:{}", self.port)
+    }
+}
+
+impl Drop for Broker {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}

@@ -1,0 +1,9 @@
+//! Fleets on loopback, with a NATS server: what they propose, how they share work, what they survive, what
+//! they refuse.
+
+mod broker;
+mod faults;
+mod process;
+mod refusals;
+mod replay;
+mod work;

@@ -1,0 +1,146 @@
+//! What a fleet refuses, by keys and certificates.
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use tempfile::TempDir;
+use tilewright_fleet::keys::{Credentials, KeysRequest, write_keys};
+use tilewright_fleet::nats::{Client, Event};
+use tilewright_fleet::{Address, Error, Fleet};
+
+use crate::broker::Broker;
+use crate::replay::{Device, Slow, proposals, recorded, remote};
+
+fn keys(class: &str) -> TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    let hosts = vec!["localhost".into(), "127.0.0.1".into()];
+    let devices = vec!["pi1".into(), "pi2".into()];
+    write_keys(folder.path(), KeysRequest { hosts, folder: String::new(), class: class.into(), devices }).unwrap();
+    folder
+}
+
+fn key(folder: &Path, name: &str) -> PathBuf {
+    folder.join(format!("{name}.key"))
+}
+
+/// A server with keys, if there is one.
+fn server(folder: &Path) -> Option<(Broker, String)> {
+    let broker = Broker::with(&["-c", folder.join("server.conf").to_str().unwrap()])?;
+    let url = format!("tls://localhost:{}", broker.port());
+    Some((broker, url))
+}
+
+fn fleet(url: &str, folder: &Path, name: &str) -> Fleet {
+    let fleet = Fleet::open(url, Some(&key(folder, name)), Some("lab")).unwrap();
+    Fleet { lease: Duration::from_secs(1), ..fleet }
+}
+
+#[test]
+fn a_fleet_with_keys_measures() {
+    let folder = keys("lab");
+    let Some((_broker, url)) = server(folder.path()) else { return };
+    let trial = Duration::from_millis(1);
+    let _devices = ["pi1", "pi2"].map(|name| Device::start(fleet(&url, folder.path(), name), name, trial));
+    let alone = proposals(&mut Slow::new(Duration::ZERO, recorded), "random", 40, 4);
+    let together = proposals(&mut remote(&fleet(&url, folder.path(), "tuner"), "keys", 2), "random", 40, 4);
+    assert_eq!(alone, together);
+}
+
+#[test]
+fn files_of_keys_are_their_owners_alone() {
+    use std::os::unix::fs::PermissionsExt;
+    let folder = keys("lab");
+    for name in ["tuner", "pi1", "server"] {
+        let mode = key(folder.path(), name).metadata().unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600, "{name}");
+    }
+    let hosts = vec!["localhost".into()];
+    let request = KeysRequest { hosts, folder: String::new(), class: "lab".into(), devices: vec!["pi1".into()] };
+    let error = write_keys(folder.path(), request).unwrap_err().to_string();
+    assert!(error.contains("is there already"), "{error}");
+}
+
+/// What the server says against something that a client does.
+fn refusal(client: &mut Client, what: &str) -> String {
+    let until = Instant::now() + Duration::from_secs(5);
+    while Instant::now() < until {
+        if let Some(Event::Refused(why)) = client.next(Duration::from_millis(50)) {
+            return why;
+        }
+    }
+    panic!("{what} is not refused");
+}
+
+#[test]
+fn a_device_may_do_nothing_but_its_work() {
+    let folder = keys("lab");
+    let Some((_broker, url)) = server(folder.path()) else { return };
+    // The streams are there.
+    drop(remote(&fleet(&url, folder.path(), "tuner"), "run", 1));
+    let address = Address::parse(&url).unwrap();
+    let credentials = Credentials::read(&key(folder.path(), "pi1")).unwrap();
+    let mut client = Client::connect(&address, Some(&credentials), "pi1").unwrap();
+    for (what, subject) in [
+        ("taking another device's task", "$JS.API.CONSUMER.MSG.NEXT.TW_TASKS.device-pi2"),
+        ("taking another class's task", "$JS.API.CONSUMER.MSG.NEXT.TW_TASKS.class-desk"),
+        ("taking a run's results", "$JS.API.CONSUMER.MSG.NEXT.TW_RESULTS.run"),
+        ("forging a task", "tw.v1.task.lab.any.run"),
+        ("forging another device's result", "tw.v1.result.run.pi2"),
+        ("speaking for another device", "$KV.TW_DEVICES.pi2"),
+        ("cancelling a run", "tw.v1.cancel.run"),
+        ("deleting a stream", "$JS.API.STREAM.DELETE.TW_TASKS"),
+        ("emptying a stream", "$JS.API.STREAM.PURGE.TW_TASKS"),
+        ("making a consumer", "$JS.API.CONSUMER.DURABLE.CREATE.TW_TASKS.mine"),
+        ("reading a message", "$JS.API.STREAM.MSG.GET.TW_TASKS"),
+        ("acknowledging another device's task", "$JS.ACK.TW_TASKS.device-pi2.1.1.1.1.1"),
+        ("answering for a tuner", "_INBOX.pi2.x.rest.0.run"),
+    ] {
+        client.link().publish(subject, None, None, b"{}");
+        let why = refusal(&mut client, what);
+        assert!(why.contains("Permissions Violation") && why.contains(subject), "{what}: {why}");
+    }
+    for (what, subject) in [
+        ("reading results", "tw.v1.result.>"),
+        ("reading tasks", "tw.v1.task.>"),
+        ("reading answers to a tuner", "_INBOX.tuner.>"),
+        ("reading everything", ">"),
+    ] {
+        client.subscribe(subject);
+        let why = refusal(&mut client, what);
+        assert!(why.contains("Permissions Violation for Subscription"), "{what}: {why}");
+    }
+}
+
+#[test]
+fn who_has_no_key_is_not_let_in() {
+    let folder = keys("lab");
+    let Some((broker, url)) = server(folder.path()) else { return };
+    let address = Address::parse(&url).unwrap();
+    let fail = |address: &Address, credentials: Option<&Credentials>| match Client::connect(address, credentials, "x") {
+        Ok(_) => panic!("it is let in"),
+        Err(error) => error,
+    };
+    let good = Credentials::read(&key(folder.path(), "pi1")).unwrap();
+    // A key of others, of which the server knows nothing.
+    let others = keys("lab");
+    let mut other = Credentials::read(&key(others.path(), "pi1")).unwrap();
+    other.authority.clone_from(&good.authority);
+    assert!(matches!(fail(&address, Some(&other)), Error::Refused { .. }));
+    // A server that others vouch for.
+    let stranger = Credentials::read(&key(others.path(), "pi1")).unwrap();
+    assert!(matches!(fail(&address, Some(&stranger)), Error::Tls { .. }));
+    // No key, and no encryption.
+    assert!(matches!(fail(&address, None), Error::Tls { .. }));
+    let plain = Address::parse(&broker.url()).unwrap();
+    assert!(matches!(fail(&plain, Some(&good)), Error::TlsRequired { .. }));
+    // Another name than the certificate's.
+    let elsewhere = Address::parse(&format!("tls://127.0.0.2:{}", broker.port())).unwrap();
+    assert!(matches!(fail(&elsewhere, Some(&good)), Error::Tls { .. } | Error::Unreachable { .. }));
+    // A plain server where encryption is asked for.
+    let Some(open) = Broker::start() else { return };
+    let address = Address::parse(&format!("tls://localhost:{}", open.port())).unwrap();
+    assert!(matches!(fail(&address, Some(&good)), Error::NoTls { .. }));
+    // A device's key is no tuner's.
+    let error = fleet(&url, folder.path(), "pi1").devices().unwrap_err().to_string();
+    assert!(error.contains("not the tuner's"), "{error}");
+}

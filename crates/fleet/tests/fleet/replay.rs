@@ -1,0 +1,197 @@
+//! Devices that look up what became of a configuration, and take their time for it: what a search does with a
+//! fleet of them does not depend on a machine.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use tilewright_device::host;
+use tilewright_fleet::devices::Description;
+use tilewright_fleet::protocol::Assignment;
+use tilewright_fleet::{Books, Fleet, Here, Remote, serve};
+use tilewright_tune::search::build;
+use tilewright_tune::{
+    BoxError, Budget, Candidate, Config, ErrorClass, Event, HeadStart, Machine, Measure, Measured, Next, Outcome,
+    Parameter, RaceLimits, Seconds, Space, Standing, Subject, Timing, Trial, tune,
+};
+
+/// A space of 4,000 configurations.
+pub fn space() -> Arc<Space> {
+    let parameters =
+        vec![Parameter::ordinal("a", 0..20), Parameter::ordinal("b", 0..20), Parameter::ordinal("c", 0..10)];
+    Arc::new(Space::new("replayed", parameters, vec![]).unwrap())
+}
+
+/// What becomes of a configuration of it: every seventh fails.
+pub fn recorded(steps: &str) -> Outcome {
+    let ranks: Vec<u64> = serde_json::from_str(steps).unwrap();
+    let [a, b, c] = [0, 1, 2].map(|at| ranks[at] as f64);
+    if (ranks[0] * 200 + ranks[1] * 10 + ranks[2]) % 7 == 3 {
+        return Outcome::Failed { class: ErrorClass::WrongAnswer, message: "as recorded".into() };
+    }
+    let ns = 1000.0 + 40.0 * (a - 13.0).powi(2) + 25.0 * (b - 4.0).powi(2) + 90.0 * (c - 6.0).abs() + a * b;
+    Outcome::Measured(Timing::of_samples(&[ns], false))
+}
+
+/// What becomes of any schedule, by its text alone.
+pub fn hashed(steps: &str) -> Outcome {
+    let hash = steps.bytes().fold(0xcbf2_9ce4_8422_2325u64, |h, b| (h ^ u64::from(b)).wrapping_mul(0x0100_0000_01b3));
+    Outcome::Measured(Timing::of_samples(&[1e6 + (hash >> 40) as f64], false))
+}
+
+/// What stands for the schedule of a configuration: itself.
+pub fn describe(config: &Config) -> String {
+    serde_json::to_string(config.ranks()).unwrap()
+}
+
+/// Something that knows what becomes of a schedule, takes its time to say so, and has the next batch
+/// meanwhile, as devices do.
+pub struct Slow {
+    outcome: fn(&str) -> Outcome,
+    trial: Duration,
+    queue: VecDeque<(u64, Candidate)>,
+    n_submitted: u64,
+    /// When the next one is done.
+    until: Option<Instant>,
+}
+
+impl Slow {
+    pub fn new(trial: Duration, outcome: fn(&str) -> Outcome) -> Slow {
+        Slow { outcome, trial, queue: VecDeque::new(), n_submitted: 0, until: None }
+    }
+}
+
+impl Measure for Slow {
+    fn submit(&mut self, candidates: &[Candidate]) -> Range<u64> {
+        let first = self.n_submitted;
+        self.n_submitted += candidates.len() as u64;
+        self.queue.extend((first..).zip(candidates.iter().cloned()));
+        first..self.n_submitted
+    }
+
+    fn next(&mut self, _: Option<f64>, at_most: Duration) -> Result<Next, BoxError> {
+        if self.queue.is_empty() {
+            self.until = None;
+            return Ok(Next::Idle);
+        }
+        let now = Instant::now();
+        let until = *self.until.get_or_insert(now + self.trial);
+        if now + at_most < until {
+            std::thread::sleep(at_most);
+            return Ok(Next::Pending);
+        }
+        std::thread::sleep(until.saturating_duration_since(now));
+        self.until = Some(until.max(now) + self.trial);
+        let (number, candidate) = self.queue.pop_front().unwrap();
+        let outcome = (self.outcome)(&candidate.steps);
+        Ok(Next::Done(number, Measured { outcome, seconds: Seconds::default(), limit: None }))
+    }
+
+    fn wind_down(&mut self) {
+        self.queue.truncate(1);
+    }
+
+    fn cancel(&mut self, from: u64) -> Result<(), BoxError> {
+        self.queue.retain(|(number, _)| *number < from);
+        Ok(())
+    }
+
+    fn race(
+        &mut self,
+        candidates: &[Candidate],
+        _: RaceLimits,
+        _: Option<&AtomicBool>,
+        _: &mut dyn FnMut(usize),
+    ) -> Result<Vec<Standing>, BoxError> {
+        let standing = |(at, candidate): (usize, &Candidate)| {
+            let outcome = (self.outcome)(&candidate.steps);
+            Standing { at, quartile_ns: outcome.cost(), outcome, relative_error: None }
+        };
+        let mut standings: Vec<Standing> = candidates.iter().enumerate().map(standing).collect();
+        standings.sort_by(|a, b| a.quartile_ns.total_cmp(&b.quartile_ns));
+        Ok(standings)
+    }
+
+    fn machine(&self) -> Machine {
+        Machine { works_ahead: true }
+    }
+}
+
+/// The class of all of them.
+pub const CLASS: &str = "replay";
+
+/// The fleet at a server, with leases that tests can wait for.
+pub fn fleet(url: &str) -> Fleet {
+    Fleet { lease: Duration::from_secs(1), ..Fleet::open(url, None, Some(CLASS)).unwrap() }
+}
+
+/// Serves as a device, in this thread.
+pub fn serve_replay(fleet: &Fleet, name: &str, trial: Duration, outcome: fn(&str) -> Outcome, stop: &AtomicBool) {
+    let mut start = |_: &Assignment| Ok(Box::new(Slow::new(trial, outcome)) as Box<dyn Measure>);
+    let mut here = Here { start: &mut start, renew: &mut |_, _| () };
+    let target = host::target().to_string();
+    let description = Description { target, ..Description::named(name, &fleet.class) };
+    serve(fleet, description, &mut here, stop, &|_| ()).unwrap();
+}
+
+/// A device in a thread of this process, which ends with this.
+pub struct Device {
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Device {
+    pub fn start(fleet: Fleet, name: &str, trial: Duration) -> Device {
+        let stop = Arc::new(AtomicBool::new(false));
+        let (name, stopped) = (name.to_owned(), stop.clone());
+        let thread = std::thread::spawn(move || serve_replay(&fleet, &name, trial, recorded, &stopped));
+        Device { stop, thread: Some(thread) }
+    }
+
+    /// So many of them.
+    pub fn several(url: &str, n: usize, trial: Duration) -> Vec<Device> {
+        (1..=n).map(|at| Device::start(fleet(url), &format!("replay-{at}"), trial)).collect()
+    }
+}
+
+impl Drop for Device {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        let _ = self.thread.take().map(JoinHandle::join);
+    }
+}
+
+/// What a fleet is asked for; the devices do not care.
+pub fn assignment() -> Assignment {
+    tilewright_fleet::assignment(&tilewright::TuneRequest::parse("matmul:m=8,n=8,k=8").unwrap())
+}
+
+/// The fleet as something that measures, for a run of this name.
+pub fn remote(fleet: &Fleet, run: &str, n_devices: usize) -> Remote<'static> {
+    // Nothing takes a machine along here, whatever a test does to machines.
+    let books = Books { strike: Box::new(|_| 1), tell: Box::new(|text| eprintln!("{text}")) };
+    Remote::start(fleet, run, assignment(), n_devices, books).unwrap()
+}
+
+/// What a search proposes in so many trials where something measures, batch by batch, with what became of it.
+pub fn proposals(measure: &mut dyn Measure, search: &str, trials: u64, least: usize) -> Vec<Vec<Trial>> {
+    let space = space();
+    let mut search = build(search, &space, 7).unwrap();
+    let subject = Subject::described(&space, &describe);
+    let mut batches = Vec::new();
+    let mut observer = |event: Event| {
+        if let Event::Batch(reports) = event {
+            let mut batch: Vec<Trial> = reports.iter().map(|report| report.trial.clone()).collect();
+            batch.sort_by(|a, b| a.config.cmp(&b.config));
+            batches.push(batch);
+        }
+        Ok(())
+    };
+    let budget = Budget { trials: Some(trials), least, ..Budget::default() };
+    let stop = AtomicBool::new(false);
+    tune(search.as_mut(), subject, measure, HeadStart::default(), budget, &stop, &mut observer).unwrap();
+    batches
+}
