@@ -13,6 +13,7 @@ pub mod cpu;
 mod deinterleave;
 mod export;
 mod interleave;
+pub mod kernel;
 mod math;
 mod memory;
 pub mod plan;
@@ -22,6 +23,7 @@ mod value;
 use std::collections::BTreeSet;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
+use tilewright_ir::gpu::SHARED_ALIGN;
 use tilewright_ir::index::Ranges;
 use tilewright_ir::target::Target;
 use tilewright_ir::{BufferId, DType, Index, Loop, LoopId, LoopKind, Part, Program, Role, Scope, Stmt};
@@ -169,21 +171,9 @@ pub fn generate(
     units: &Units,
     options: Options,
 ) -> Result<(Module, Uses), CompileError> {
-    let Options { prefix, arguments, is_hidden } = options;
-    crate::types::check(program)?;
-    let (m, f) = (Builder::new(&program.name), Function::new(FunctionId::new(u32::MAX as usize)));
-    let (filled, uses) = (BTreeSet::new(), Uses::default());
-    let mut hasher = DefaultHasher::new();
-    let Target { arch, cpu, features, vector_bits, n_vector_registers, has_fma, l1d_bytes, l2_bytes, l3_bytes, gpu: _ } =
-        target;
-    (arch, cpu, features, vector_bits, n_vector_registers, has_fma, l1d_bytes, l2_bytes, l3_bytes).hash(&mut hasher);
-    if arguments != ArgumentAlign::default() {
-        arguments.hash(&mut hasher);
-    }
-    let target_hash = hasher.finish();
-    let n_outlined = 0;
-    let mut g =
-        Generator { m, program, target, plan, filled, f, units, uses, target_hash, prefix, arguments, n_outlined };
+    let Options { prefix, is_hidden, .. } = options;
+    crate::types::check(program, program.parts().into_iter().flatten())?;
+    let mut g = Generator::new(program, target, plan, units, options);
     let linkage = if is_hidden { Linkage::Hidden } else { Linkage::Protected };
     let guard = prefix.map(|prefix| g.guard(prefix, linkage));
     for part in [Part::Body, Part::Prepare, Part::Finish] {
@@ -209,6 +199,32 @@ impl Function {
             is_unit: false,
             outside: None,
         }
+    }
+}
+
+impl<'p> Generator<'p> {
+    /// One that has written nothing yet.
+    fn new(
+        program: &'p Program,
+        target: &'p Target,
+        plan: &'p Plan,
+        units: &'p Units,
+        options: Options<'p>,
+    ) -> Generator<'p> {
+        let Options { prefix, arguments, .. } = options;
+        let (m, f) = (Builder::new(&program.name), Function::new(FunctionId::new(u32::MAX as usize)));
+        let (filled, uses) = (BTreeSet::new(), Uses::default());
+        let mut hasher = DefaultHasher::new();
+        // Units are for CPUs, whose names are those of programs that knew no other machines.
+        let Target { arch, cpu, features, vector_bits, n_vector_registers, has_fma, .. } = target;
+        (arch, cpu, features, vector_bits, n_vector_registers, has_fma).hash(&mut hasher);
+        (target.l1d_bytes, target.l2_bytes, target.l3_bytes).hash(&mut hasher);
+        if arguments != ArgumentAlign::default() {
+            arguments.hash(&mut hasher);
+        }
+        let target_hash = hasher.finish();
+        let n_outlined = 0;
+        Generator { m, program, target, plan, filled, f, units, uses, target_hash, prefix, arguments, n_outlined }
     }
 }
 
@@ -302,15 +318,18 @@ impl Generator<'_> {
     pub(super) fn buffer_align(&self, buffer: BufferId) -> u64 {
         let b = self.program.buffer(buffer);
         match (self.arguments, b.role) {
+            _ if b.scope == Scope::Shared && self.target.gpu.is_some() => SHARED_ALIGN,
             (ArgumentAlign::Elements, Role::Input | Role::ConstInput | Role::Output) => b.dtype.bytes(),
             _ => ARGUMENT_ALIGN,
         }
     }
 
-    /// Whether nothing writes a buffer while this part runs.
+    /// Whether nothing writes a buffer while this part, or this kernel of a GPU, runs.
     pub(super) fn is_constant(&self, buffer: BufferId) -> bool {
-        match self.program.buffer(buffer).role {
+        let b = self.program.buffer(buffer);
+        match b.role {
             Role::Input | Role::ConstInput => true,
+            _ if b.scope == Scope::Global && self.target.gpu.is_some() => !self.filled.contains(&buffer),
             Role::Kept => !self.filled.contains(&buffer),
             Role::Output | Role::Temporary => false,
         }
@@ -378,7 +397,7 @@ impl Generator<'_> {
     fn statements(&mut self, block: &[Stmt]) -> Result<(), CompileError> {
         let mut at = 0;
         while at < block.len() {
-            if self.f.n_stores >= MOST_STORES {
+            if self.f.n_stores >= MOST_STORES && self.target.gpu.is_none() {
                 let next = self.m.block(self.f.id);
                 self.m.br(next);
                 self.go_to_end(next);
@@ -411,9 +430,20 @@ impl Generator<'_> {
             Stmt::Store { buffer, index, value } => self.store(*buffer, index, value),
             Stmt::Update { buffer, index, op, value, first } => self.update(*buffer, index, *op, value, first),
             Stmt::Prefetch { buffer, index, for_write } => self.prefetch(*buffer, index, *for_write),
-            Stmt::Barrier => {}
+            Stmt::Barrier => self.barrier(),
         }
         Ok(())
+    }
+
+    /// Waits for the other threads of a GPU's block, which may have written what was read before.
+    fn barrier(&mut self) {
+        if self.target.gpu.is_none() {
+            return;
+        }
+        self.m.barrier();
+        let mut loads = std::mem::take(&mut self.f.seen.loads);
+        loads.retain(|buffer, _| self.is_constant(*buffer));
+        self.f.seen.loads = loads;
     }
 
     /// Writes code whose values must not be used after it, as another path may go around it.
@@ -477,6 +507,7 @@ impl Generator<'_> {
         let element = self.element_type(buffer);
         let storage = match self.plan.places.get(&buffer) {
             Some(Place::Scratch { .. }) => return Ok(()),
+            None if b.scope == Scope::Shared && self.f.storage.contains_key(&buffer) => return Ok(()),
             None => return Err(self.never_allocated(buffer)),
             Some(Place::Stack) => {
                 let bytes = b.size_bytes().unwrap_or(0);
@@ -716,7 +747,7 @@ impl Generator<'_> {
 
     /// Whether a buffer is held in registers.
     pub(super) fn in_registers(&self, buffer: BufferId) -> bool {
-        self.program.buffer(buffer).scope == Scope::Register
+        matches!(self.program.buffer(buffer).scope, Scope::Register | Scope::Local)
             && matches!(self.f.storage.get(&buffer), Some(Storage::Chunks(_)))
     }
 }

@@ -24,6 +24,7 @@
 
 mod export;
 mod generate;
+mod gpu;
 #[cfg(feature = "llvm")]
 mod llvm;
 #[cfg(not(feature = "llvm"))]
@@ -51,6 +52,7 @@ use generate::unit::{Units, Uses};
 pub use export::{Argument, Interface};
 pub use generate::ArgumentAlign;
 pub use generate::plan::{SCRATCH_ALIGN, ScratchLayout};
+pub use gpu::{GpuModule, compile_gpu, emit_gpu};
 pub use llvm::{host_cpu, llvm_version};
 
 /// Why a program has no machine code.
@@ -70,6 +72,14 @@ pub enum CompileError {
         /// What is of that type.
         what: String,
     },
+    /// There is no code for a function on a target: the fault of whoever chose it.
+    #[error("there is no code for the function `{name}` on {target}")]
+    NoFunction {
+        /// The function, by its name in the C library.
+        name: String,
+        /// The target.
+        target: String,
+    },
     /// A temporary too large to have an address: the schedule's fault.
     #[error("buffer `{buffer}` is too large")]
     TooLarge {
@@ -81,6 +91,12 @@ pub enum CompileError {
     NeverAllocated {
         /// The buffer.
         buffer: String,
+    },
+    /// The target is no GPU that LLVM has code for: the caller's fault.
+    #[error("{target} is no GPU that LLVM has code for")]
+    NotGpu {
+        /// The target.
+        target: String,
     },
     /// The target is not the machine of this process: the caller's fault.
     #[error("code for {target} does not run on this machine")]

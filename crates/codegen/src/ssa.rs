@@ -28,6 +28,26 @@ number! {
     BlockId
 }
 
+/// What memory an address leads to. Only GPUs tell kinds of memory apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Space {
+    /// Any.
+    All,
+    /// A GPU's main memory.
+    Global,
+    /// The memory that the threads of a block share.
+    Shared,
+}
+
+/// A number that tells a GPU's threads apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Coordinate {
+    /// That of the block on an axis, 0 to 2.
+    Block(u8),
+    /// That of the thread in its block on an axis, 0 to 2.
+    Thread(u8),
+}
+
 /// What a lane holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Kind {
@@ -39,8 +59,8 @@ pub enum Kind {
     I32,
     /// A 64-bit integer.
     I64,
-    /// An address. Memory is one space; a machine with several would name them here.
-    Pointer,
+    /// An address.
+    Pointer(Space),
     /// A single-precision number.
     F32,
     /// A double-precision number.
@@ -53,7 +73,7 @@ impl Kind {
         match self {
             Kind::I1 | Kind::I8 => 1,
             Kind::I32 | Kind::F32 => 4,
-            Kind::I64 | Kind::F64 | Kind::Pointer => 8,
+            Kind::I64 | Kind::F64 | Kind::Pointer(_) => 8,
         }
     }
 
@@ -63,7 +83,7 @@ impl Kind {
             Kind::I1 => 1,
             Kind::I8 => 0xff,
             Kind::I32 | Kind::F32 => u64::from(u32::MAX),
-            Kind::I64 | Kind::F64 | Kind::Pointer => u64::MAX,
+            Kind::I64 | Kind::F64 | Kind::Pointer(_) => u64::MAX,
         }
     }
 }
@@ -87,7 +107,11 @@ impl Type {
     /// A 64-bit integer.
     pub const I64: Type = Type::scalar(Kind::I64);
     /// An address.
-    pub const POINTER: Type = Type::scalar(Kind::Pointer);
+    pub const POINTER: Type = Type::scalar(Kind::Pointer(Space::All));
+    /// An address of a GPU's main memory.
+    pub const GLOBAL: Type = Type::scalar(Kind::Pointer(Space::Global));
+    /// An address of the memory that the threads of a block share.
+    pub const SHARED: Type = Type::scalar(Kind::Pointer(Space::Shared));
     /// A single-precision number.
     pub const F32: Type = Type::scalar(Kind::F32);
     /// A double-precision number.
@@ -171,6 +195,12 @@ pub enum Op {
     Variable(Type),
     /// So many bytes of stack memory.
     Stack(usize),
+    /// So many bytes that the threads of a block share; a kernel has one such piece.
+    SharedMemory(usize),
+    /// Where in the grid a thread is, as a 32-bit integer.
+    Coordinate(Coordinate),
+    /// Goes on when all threads of the block are here, each seeing what the others have written.
+    Barrier,
     /// Reads memory or a variable.
     Load {
         /// Whether nothing ever writes there.
@@ -359,6 +389,8 @@ pub struct Function {
     pub linkage: Linkage,
     /// What it is for.
     pub cpu: Cpu,
+    /// Where a GPU's threads run it: how many a block has on each axis.
+    pub threads: Option<[i64; 3]>,
     /// What it gives.
     pub result: Option<Type>,
     /// What it takes: its first values.
@@ -426,7 +458,7 @@ impl Function {
     /// Makes addresses integers, as machines have them.
     pub fn pointers_as_integers(&mut self) {
         for value in &mut self.values {
-            if value.ty.kind == Kind::Pointer {
+            if let Kind::Pointer(_) = value.ty.kind {
                 value.ty.kind = Kind::I64;
             }
         }

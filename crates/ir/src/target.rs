@@ -174,6 +174,21 @@ const fn cuda(name: &'static str, text: &'static str, l2_kib: u64, gpu: Gpu) -> 
     Generic { name, text, arch, cpu: name, caches_kib, gpu: Some(gpu), ..OPENCL }
 }
 
+const fn amdgpu(name: &'static str, text: &'static str, l2_kib: u64, n_units: u32, has_matrices: bool) -> Generic {
+    let gpu = Gpu {
+        warp_size: 64,
+        shared_bytes: 64 << 10,
+        most_shared_bytes: 64 << 10,
+        registers_per_thread: 256,
+        n_units,
+        has_f16: true,
+        has_tensor_cores: has_matrices,
+        ..SMALL_GPU
+    };
+    let arch = Arch::Gpu(GpuApi::AmdGpu);
+    Generic { name, text, arch, cpu: name, caches_kib: [16, l2_kib, l2_kib], gpu: Some(gpu), ..OPENCL }
+}
+
 /// All targets known by name.
 pub const GENERIC: &[Generic] = &[
     X86_64,
@@ -224,6 +239,10 @@ pub const GENERIC: &[Generic] = &[
         51200,
         Gpu { most_shared_bytes: 227 << 10, n_units: 132, has_f16: true, has_tensor_cores: true, ..SMALL_GPU },
     ),
+    amdgpu("gfx900", "AMD Vega 64", 4096, 64, false),
+    amdgpu("gfx906", "AMD Vega 20: Radeon VII, MI50", 4096, 60, false),
+    amdgpu("gfx90a", "AMD MI250", 8192, 104, true),
+    amdgpu("gfx942", "AMD MI300X", 4096, 304, true),
 ];
 
 impl Generic {

@@ -3,7 +3,7 @@
 use tilewright_ir::{Atom, BufferId, Index};
 
 use super::{Generator, Storage};
-use crate::ssa::{Compare, Id, Op, Type};
+use crate::ssa::{Compare, Id, Op};
 
 /// Whether evaluating an index divides by zero.
 fn faults(index: &Index) -> bool {
@@ -163,7 +163,7 @@ impl Generator<'_> {
         let base = self.partial_pointer(buffer, &outer);
         let pointer = match (self.f.levels[depth].entered, here.terms()) {
             (Some((preheader, var)), [(Atom::Var(v), step)]) if *v == var => {
-                let phi = self.m.phi(self.f.levels[depth].header, Type::POINTER);
+                let phi = self.m.phi(self.f.levels[depth].header, self.m.type_of(base));
                 self.m.add_incoming(phi, base, preheader);
                 self.f.levels[depth].steps.push((phi, element, *step));
                 phi

@@ -197,16 +197,7 @@ pub fn plan(program: &Program, target: &Target) -> Result<Plan, CompileError> {
     }
     let mut plan = Plan::default();
     for block in program.parts() {
-        let mut walk = Walk {
-            program,
-            target,
-            known: Known::default(),
-            lane: None,
-            ranges: Ranges::default(),
-            n_parallel: 0,
-            accesses: Map::default(),
-            allocated: BTreeMap::new(),
-        };
+        let mut walk = Walk::new(program, target);
         walk.block(block);
         let Walk { accesses, allocated, .. } = walk;
         let mut layout = ScratchLayout::default();
@@ -227,6 +218,20 @@ pub fn plan(program: &Program, target: &Target) -> Result<Plan, CompileError> {
         }
         plan.scratch.shared_bytes = plan.scratch.shared_bytes.max(layout.shared_bytes);
         plan.scratch.per_thread_bytes = plan.scratch.per_thread_bytes.max(layout.per_thread_bytes);
+    }
+    Ok(plan)
+}
+
+/// Decides where the temporaries live that a thread of a GPU has for itself.
+pub fn kernel(program: &Program, body: &[Stmt], target: &Target) -> Result<Plan, CompileError> {
+    let mut walk = Walk::new(program, target);
+    walk.block(body);
+    let mut plan = Plan::default();
+    for buffer in walk.allocated.into_keys().filter(|b| program.buffer(*b).scope != Scope::Shared) {
+        let b = program.buffer(buffer);
+        let bytes = b.size_bytes().ok_or_else(|| CompileError::TooLarge { buffer: b.name.clone() })?;
+        let place = register_place(walk.accesses.get(&buffer), bytes).unwrap_or(Place::Stack);
+        plan.places.insert(buffer, place);
     }
     Ok(plan)
 }
@@ -283,7 +288,20 @@ struct Walk<'p> {
     allocated: BTreeMap<BufferId, bool>,
 }
 
-impl Walk<'_> {
+impl<'p> Walk<'p> {
+    fn new(program: &'p Program, target: &'p Target) -> Walk<'p> {
+        Walk {
+            program,
+            target,
+            known: Known::default(),
+            lane: None,
+            ranges: Ranges::default(),
+            n_parallel: 0,
+            accesses: Map::default(),
+            allocated: BTreeMap::new(),
+        }
+    }
+
     fn block(&mut self, block: &[Stmt]) {
         for stmt in block {
             self.stmt(stmt);
@@ -350,7 +368,9 @@ impl Walk<'_> {
 
     fn access(&mut self, buffer: BufferId, index: &[Index]) {
         let b = self.program.buffer(buffer);
-        if b.scope != Scope::Register || b.role != Role::Temporary {
+        // A thread of a GPU keeps all that is its own in registers, where it can.
+        let is_private = b.scope == Scope::Register || b.scope == Scope::Local && self.target.gpu.is_some();
+        if !is_private || b.role != Role::Temporary {
             return;
         }
         let at_home = self.allocated.get(&buffer).is_some_and(|p| *p == (self.n_parallel > 0));

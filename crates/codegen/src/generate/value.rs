@@ -286,8 +286,9 @@ impl Generator<'_> {
         if let Some(value) = self.rounded(op, x.value, x.lanes, dtype) {
             return Operand { value, lanes: x.lanes };
         }
-        if x.lanes > 0
-            && let Some(value) = self.vector_math(op, x.value, x.lanes, dtype)
+        // GPUs have no C library.
+        if (x.lanes > 0 || self.target.gpu.is_some())
+            && let Some(value) = self.vector_math(op, x.value, x.lanes.max(1), dtype)
         {
             return Operand { value, lanes: x.lanes };
         }
@@ -536,7 +537,8 @@ impl Generator<'_> {
     /// accumulators and loaded values together do not fit the registers: a load costs nothing beside two
     /// multiply-adds, a spill does.
     fn reduction_step(&mut self, buffer: BufferId, index: &[Index]) {
-        if !self.in_registers(buffer) {
+        // A GPU's assembler decides itself what to load again.
+        if !self.in_registers(buffer) || self.target.gpu.is_some() {
             return;
         }
         let flat = self.flat(buffer, index);
@@ -559,7 +561,7 @@ impl Generator<'_> {
     }
 
     pub(super) fn prefetch(&mut self, buffer: BufferId, index: &[Index], for_write: bool) {
-        if self.in_registers(buffer) {
+        if self.in_registers(buffer) || self.target.gpu.is_some() {
             return;
         }
         let flat = self.flat(buffer, index);

@@ -8,7 +8,7 @@ use std::sync::Once;
 use llvm_sys::core::*;
 use llvm_sys::target_machine::*;
 use llvm_sys::transforms::pass_builder::*;
-use tilewright_ir::target::{Arch, Target};
+use tilewright_ir::target::{Arch, GpuApi, Target};
 
 use super::module::{Module, c_string};
 use crate::CompileError;
@@ -21,7 +21,8 @@ fn triple(arch: Arch) -> &'static CStr {
     match arch {
         Arch::X86_64 => c"x86_64-unknown-linux-gnu",
         Arch::Aarch64 => c"aarch64-unknown-linux-gnu",
-        Arch::Gpu(_) => unreachable!("programs for GPUs are refused before"),
+        Arch::Gpu(GpuApi::AmdGpu) => c"amdgcn-amd-amdhsa",
+        Arch::Gpu(GpuApi::Cuda | GpuApi::OpenCl) => c"nvptx64-nvidia-cuda",
     }
 }
 
@@ -115,7 +116,7 @@ fn make(target: &Target) -> Result<Machine, CompileError> {
     static INITIALIZED: Once = Once::new();
     INITIALIZED.call_once(|| {
         use llvm_sys::target::*;
-        // SAFETY: registers the two back ends and sets some options, once, before any machine is made.
+        // SAFETY: registers the back ends and sets some options, once, before any machine is made.
         unsafe {
             LLVMInitializeX86TargetInfo();
             LLVMInitializeX86Target();
@@ -134,6 +135,23 @@ fn make(target: &Target) -> Result<Machine, CompileError> {
             llvm_sys::support::LLVMParseCommandLineOptions(options.len() as i32, options.as_ptr(), c"".as_ptr());
         }
     });
+    static GPUS_INITIALIZED: Once = Once::new();
+    if let Arch::Gpu(_) = target.arch {
+        GPUS_INITIALIZED.call_once(|| {
+            use llvm_sys::target::*;
+            // SAFETY: registers the two back ends, once, before any machine for them is made.
+            unsafe {
+                LLVMInitializeNVPTXTargetInfo();
+                LLVMInitializeNVPTXTarget();
+                LLVMInitializeNVPTXTargetMC();
+                LLVMInitializeNVPTXAsmPrinter();
+                LLVMInitializeAMDGPUTargetInfo();
+                LLVMInitializeAMDGPUTarget();
+                LLVMInitializeAMDGPUTargetMC();
+                LLVMInitializeAMDGPUAsmPrinter();
+            }
+        });
+    }
     let (cpu, features) = (c_string(&target.cpu), c_string(&target.features));
     // SAFETY: all strings are zero-terminated and outlive the calls; the message is ours to give back.
     unsafe {

@@ -7,15 +7,24 @@ use std::ptr;
 
 use llvm_sys::core::*;
 use llvm_sys::prelude::*;
-use llvm_sys::{LLVMIntPredicate, LLVMLinkage, LLVMOpcode, LLVMRealPredicate, LLVMVisibility};
-use tilewright_ir::target::{Arch, Target};
+use llvm_sys::{LLVMAtomicOrdering, LLVMIntPredicate, LLVMLinkage, LLVMOpcode, LLVMRealPredicate, LLVMVisibility};
+use tilewright_ir::target::{Arch, GpuApi, Target};
 
 use super::module::{Module, c_string};
 use crate::generate::cpu;
-use crate::ssa::{self, Buffer, Compare, Constant, Cpu, Def, Function, Id, Instruction, Kind, Linkage, Op, Type};
+use crate::ssa::{
+    self, Buffer, Compare, Constant, Coordinate, Cpu, Def, Function, Id, Instruction, Kind, Linkage, Op, Space, Type,
+};
 
 /// The unnamed name.
 const UNNAMED: *const libc::c_char = c"".as_ptr();
+
+/// LLVM's numbers for the ways in which kernels are called.
+const PTX_KERNEL: u32 = 71;
+const AMDGPU_KERNEL: u32 = 91;
+
+/// LLVM's number for the memory that the threads of a GPU's block share.
+const SHARED: u32 = 3;
 
 /// Calls functions of LLVM's C API.
 macro_rules! llvm {
@@ -137,7 +146,9 @@ impl Printer<'_> {
             Kind::I64 => LLVMInt64TypeInContext(self.context),
             Kind::F32 => LLVMFloatTypeInContext(self.context),
             Kind::F64 => LLVMDoubleTypeInContext(self.context),
-            Kind::Pointer => LLVMPointerTypeInContext(self.context, 0),
+            Kind::Pointer(Space::All) => LLVMPointerTypeInContext(self.context, 0),
+            Kind::Pointer(Space::Global) => LLVMPointerTypeInContext(self.context, 1),
+            Kind::Pointer(Space::Shared) => LLVMPointerTypeInContext(self.context, SHARED),
         })
     }
 
@@ -182,7 +193,10 @@ impl Printer<'_> {
             }
         }
         if !f.is_outside() {
-            self.attributes(f, value);
+            match f.threads {
+                None => self.attributes(f, value),
+                Some(threads) => self.kernel_attributes(threads, value),
+            }
         }
         for (at, parameter) in f.parameters.iter().enumerate() {
             if let Some(Buffer { bytes, is_constant, align }) = parameter.buffer {
@@ -229,6 +243,27 @@ impl Printer<'_> {
         add("no-trapping-math", "true");
         add("prefer-vector-width", &bits);
         add("min-legal-vector-width", &bits);
+    }
+
+    /// Says that a function is a GPU's kernel, for which GPU, and how many threads a block has.
+    fn kernel_attributes(&self, threads: [i64; 3], value: LLVMValueRef) {
+        let index = llvm_sys::LLVMAttributeFunctionIndex;
+        let add = |name: &str, text: &str| self.add_attribute(value, index, self.text_attribute(name, text));
+        self.add_attribute(value, index, self.attribute("nounwind", 0));
+        add("target-cpu", &self.target.cpu);
+        if !self.target.features.is_empty() {
+            add("target-features", &self.target.features);
+        }
+        let [x, y, z] = threads;
+        if self.target.arch == Arch::Gpu(GpuApi::AmdGpu) {
+            llvm!(LLVMSetFunctionCallConv(value, AMDGPU_KERNEL));
+            let n = x * y * z;
+            add("amdgpu-flat-work-group-size", &format!("{n},{n}"));
+        } else {
+            llvm!(LLVMSetFunctionCallConv(value, PTX_KERNEL));
+            add("nvvm.reqntid", &format!("{x},{y},{z}"));
+            add("nvvm.minctasm", "1");
+        }
     }
 
     /// An attribute known to LLVM by name.
@@ -321,7 +356,7 @@ impl Printer<'_> {
         llvm!(match kind {
             Kind::F32 => LLVMConstReal(ty, f32::from_bits(bits as u32).into()),
             Kind::F64 => LLVMConstReal(ty, f64::from_bits(bits)),
-            Kind::Pointer => {
+            Kind::Pointer(_) => {
                 assert_eq!(bits, 0, "the only constant address is none");
                 LLVMConstNull(ty)
             }
@@ -374,7 +409,14 @@ impl Printer<'_> {
         }
         llvm!(match op {
             Op::Variable(ty) => self.stack(self.ty(*ty), *align),
-            Op::Stack(bytes) => self.stack(LLVMArrayType2(self.kind(Kind::I8), *bytes as u64), *align),
+            Op::SharedMemory(bytes) => self.shared_memory(source, *bytes as u64, *align),
+            Op::Coordinate(coordinate) => self.intrinsic(&self.coordinate(*coordinate), Vec::new(), x),
+            Op::Barrier => self.barrier(),
+            Op::Stack(bytes) => {
+                let memory = self.stack(LLVMArrayType2(self.kind(Kind::I8), *bytes as u64), *align);
+                // On some machines the stack is memory of its own kind.
+                if LLVMTypeOf(memory) == ty { memory } else { LLVMBuildAddrSpaceCast(b, memory, ty, UNNAMED) }
+            }
             Op::Load { invariant } => {
                 let v = LLVMBuildLoad2(b, ty, x[0], UNNAMED);
                 LLVMSetAlignment(v, *align);
@@ -427,7 +469,12 @@ impl Printer<'_> {
                 self.call(self.function_type(result, (0..x.len()).map(of)), callee, x)
             }
             // An empty instruction gives back what it takes.
-            Op::Opaque => self.assembly("", "=r,0", self.function_type(result, [of(0)].into_iter()), x),
+            Op::Opaque => self.assembly(
+                "",
+                if self.target.gpu.is_some() { "=l,0" } else { "=r,0" },
+                self.function_type(result, [of(0)].into_iter()),
+                x
+            ),
             Op::Assembly(a) => self.assembly(&a.text, a.constraints, self.function_type(result, [].into_iter()), x),
             Op::Br(to) => LLVMBuildBr(b, body.blocks[to.at()]),
             Op::CondBr(then, otherwise) =>
@@ -438,6 +485,50 @@ impl Printer<'_> {
             },
             other => unreachable!("{other:?} is printed above"),
         })
+    }
+
+    /// Memory that the threads of a block share: a piece of known size where the GPU gives so much unasked,
+    /// else what the launch asks for.
+    fn shared_memory(&self, f: &Function, bytes: u64, align: u32) -> LLVMValueRef {
+        let most = self.target.gpu.as_ref().map_or(u64::MAX, |gpu| gpu.shared_bytes);
+        let is_fixed = bytes <= most;
+        let ty = llvm!(LLVMArrayType2(self.kind(Kind::I8), if is_fixed { bytes } else { 0 }));
+        let name = c_string(&format!("{}_shared", f.name));
+        llvm! {{
+            let memory = LLVMAddGlobalInAddressSpace(self.module, ty, name.as_ptr(), SHARED);
+            if is_fixed {
+                LLVMSetLinkage(memory, LLVMLinkage::LLVMInternalLinkage);
+                LLVMSetInitializer(memory, LLVMGetPoison(ty));
+            }
+            LLVMSetAlignment(memory, align);
+            memory
+        }}
+    }
+
+    /// LLVM's function that says where in the grid a thread is.
+    fn coordinate(&self, coordinate: Coordinate) -> String {
+        let is_amd = self.target.arch == Arch::Gpu(GpuApi::AmdGpu);
+        let (name, axis) = match (coordinate, is_amd) {
+            (Coordinate::Block(axis), false) => ("nvvm.read.ptx.sreg.ctaid", axis),
+            (Coordinate::Thread(axis), false) => ("nvvm.read.ptx.sreg.tid", axis),
+            (Coordinate::Block(axis), true) => ("amdgcn.workgroup.id", axis),
+            (Coordinate::Thread(axis), true) => ("amdgcn.workitem.id", axis),
+        };
+        format!("llvm.{name}.{}", ["x", "y", "z"][usize::from(axis)])
+    }
+
+    /// Waits for all threads of the block, which then see what each has written.
+    fn barrier(&self) -> LLVMValueRef {
+        if self.target.arch != Arch::Gpu(GpuApi::AmdGpu) {
+            let all = self.scalar(Kind::I32, 0);
+            return self.intrinsic("llvm.nvvm.barrier.cta.sync.aligned.all", Vec::new(), vec![all]);
+        }
+        let scope = "workgroup";
+        let scope = llvm!(LLVMGetSyncScopeID(self.context, scope.as_ptr().cast(), scope.len()));
+        let fence = |ordering| llvm!(LLVMBuildFenceSyncScope(self.builder, ordering, scope, UNNAMED));
+        fence(LLVMAtomicOrdering::LLVMAtomicOrderingRelease);
+        self.intrinsic("llvm.amdgcn.s.barrier", Vec::new(), Vec::new());
+        fence(LLVMAtomicOrdering::LLVMAtomicOrderingAcquire)
     }
 
     fn stack(&self, ty: LLVMTypeRef, align: u32) -> LLVMValueRef {

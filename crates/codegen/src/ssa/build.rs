@@ -7,8 +7,8 @@ use std::cell::RefCell;
 use smallvec::smallvec;
 
 use super::{
-    Assembly, Bits, BlockId, Buffer, Compare, Constant, Cpu, Def, Function, FunctionId, Id, Instruction, Linkage,
-    Module, Op, Operands, Parameter, Type, Value, fold,
+    Assembly, Bits, BlockId, Buffer, Compare, Constant, Coordinate, Cpu, Def, Function, FunctionId, Id, Instruction,
+    Linkage, Module, Op, Operands, Parameter, Type, Value, fold,
 };
 use crate::map::Map;
 
@@ -203,6 +203,7 @@ impl Builder {
             name: name.to_owned(),
             linkage,
             cpu: Cpu::Target,
+            threads: None,
             result,
             parameters: parameters.iter().map(|ty| Parameter { ty: *ty, buffer: None }).collect(),
             values: parameters.iter().enumerate().map(value).collect(),
@@ -223,6 +224,11 @@ impl Builder {
     pub fn define(&self, function: FunctionId, linkage: Linkage, cpu: Cpu) {
         let f = &mut self.0.borrow_mut().module.functions[function.at()];
         (f.linkage, f.cpu) = (linkage, cpu);
+    }
+
+    /// Says that a GPU's threads run a function, and how many a block has.
+    pub fn kernel(&self, function: FunctionId, threads: [i64; 3]) {
+        self.0.borrow_mut().module.functions[function.at()].threads = Some(threads);
     }
 
     /// A parameter of the function that is being written.
@@ -365,6 +371,22 @@ impl Builder {
         self.give(Op::Stack(bytes as usize), smallvec![], Type::POINTER, align)
     }
 
+    /// Memory that the threads of a block share.
+    pub fn shared_memory(&self, bytes: u64, align: u32) -> Id {
+        self.give(Op::SharedMemory(bytes as usize), smallvec![], Type::SHARED, align)
+    }
+
+    /// Where in the grid the thread is, as a 64-bit integer.
+    pub fn coordinate(&self, coordinate: Coordinate) -> Id {
+        let short = self.give(Op::Coordinate(coordinate), smallvec![], Type::I32, 0);
+        self.extend(short, Type::I64, false)
+    }
+
+    /// Waits for all threads of the block.
+    pub fn barrier(&self) {
+        self.run(Op::Barrier, smallvec![], 0);
+    }
+
     /// Reads memory; `invariant` says that it gives the same wherever it stands.
     pub fn load(&self, ty: Type, from: Id, align: u32, invariant: bool) -> Id {
         self.give(Op::Load { invariant }, smallvec![from], ty, align)
@@ -378,7 +400,7 @@ impl Builder {
     /// The address of element `index` from `base`.
     pub fn element(&self, element: Type, base: Id, index: Id) -> Id {
         let lanes = self.type_of(index).lanes;
-        self.give(Op::Element(element), smallvec![base, index], Type::POINTER.vector(lanes), 0)
+        self.give(Op::Element(element), smallvec![base, index], self.type_of(base).vector(lanes), 0)
     }
 
     /// Reads the lanes in a mask; the others are `otherwise`.

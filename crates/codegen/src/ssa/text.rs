@@ -4,7 +4,7 @@ use std::fmt::{self, Display, Formatter};
 
 use crate::generate::ARGUMENT_ALIGN;
 
-use super::{Buffer, Constant, Def, Function, Id, Instruction, Kind, Linkage, Module, Op, Parameter, Type};
+use super::{Buffer, Constant, Def, Function, Id, Instruction, Kind, Linkage, Module, Op, Parameter, Space, Type};
 
 impl Display for Type {
     fn fmt(&self, f: &mut Formatter) -> fmt::Result {
@@ -15,7 +15,9 @@ impl Display for Type {
             Kind::I64 => "i64",
             Kind::F32 => "f32",
             Kind::F64 => "f64",
-            Kind::Pointer => "ptr",
+            Kind::Pointer(Space::All) => "ptr",
+            Kind::Pointer(Space::Global) => "ptr.global",
+            Kind::Pointer(Space::Shared) => "ptr.shared",
         };
         if self.lanes == 1 { f.write_str(kind) } else { write!(f, "{kind}x{}", self.lanes) }
     }
@@ -55,6 +57,9 @@ impl Module {
         write!(f, ")")?;
         if let Some(result) = function.result {
             write!(f, " -> {result}")?;
+        }
+        if let Some([x, y, z]) = function.threads {
+            write!(f, " by {x} x {y} x {z} threads")?;
         }
         if function.is_outside() {
             return writeln!(f);

@@ -105,13 +105,17 @@ impl Function {
         let is_real = |ty: Type| matches!(ty.kind, Kind::F32 | Kind::F64);
         let is_integer = |ty: Type| matches!(ty.kind, Kind::I1 | Kind::I8 | Kind::I32 | Kind::I64);
         let masks = |mask: Type, lanes: Type| mask == Type::I1.vector(lanes.lanes);
-        let address = Type::POINTER;
+        let is_address = |ty: Type| matches!(ty.kind, Kind::Pointer(_)) && ty.lanes == 1;
+        let are_addresses = |ty: Type, lanes: Type| matches!(ty.kind, Kind::Pointer(_)) && ty.lanes == lanes.lanes;
         match (op, x.as_slice(), given) {
-            (Op::Variable(_) | Op::Stack(_), [], Some(to)) => to == address,
-            (Op::Load { .. }, [from], Some(_)) => *from == address,
-            (Op::Store, [_, to], None) => *to == address,
+            (Op::Variable(_) | Op::Stack(_), [], Some(to)) => to == Type::POINTER,
+            (Op::SharedMemory(_), [], Some(to)) => to == Type::SHARED,
+            (Op::Coordinate(_), [], Some(to)) => to == Type::I32,
+            (Op::Barrier, [], None) => true,
+            (Op::Load { .. }, [from], Some(_)) => is_address(*from),
+            (Op::Store, [_, to], None) => is_address(*to),
             (Op::Element(_), [base, index], Some(to)) => {
-                *base == address && is_integer(*index) && to == address.vector(index.lanes)
+                is_address(*base) && is_integer(*index) && to == base.vector(index.lanes)
             }
             (Op::Add | Op::AddWrapping | Op::Sub | Op::Mul | Op::And | Op::Or | Op::Xor, [a, b], Some(to))
             | (Op::SubWrapping | Op::MulWrapping, [a, b], Some(to))
@@ -139,21 +143,19 @@ impl Function {
             (Op::Convert, [a], Some(to)) => is_real(*a) && is_real(to) && a.lanes == to.lanes,
             (Op::Bitcast, [a], Some(to)) => a.bytes() == to.bytes(),
             (Op::Opaque, [a], Some(to)) => *a == to,
-            (Op::Address, [a], Some(to)) => *a == address && to == Type::I64,
+            (Op::Address, [a], Some(to)) => is_address(*a) && to == Type::I64,
             (Op::Splat, [a], Some(to)) => *a == to.element(),
             (Op::Shuffle(mask), [a, b], Some(to)) => {
                 a == b && to == a.vector(mask.len()) && mask.iter().all(|lane| *lane < 2 * a.lanes as i32)
             }
             (Op::Insert(lane), [into, a], Some(to)) => *into == to && *a == to.element() && *lane < to.lanes,
             (Op::Extract(lane), [from], Some(to)) => to == from.element() && *lane < from.lanes,
-            (Op::MaskedLoad, [from, mask, other], Some(to)) => *from == address && masks(*mask, to) && *other == to,
-            (Op::MaskedStore, [lanes, to, mask], None) => *to == address && masks(*mask, *lanes),
-            (Op::Gather, [from, mask, other], Some(to)) => {
-                *from == address.vector(to.lanes) && masks(*mask, to) && *other == to
-            }
-            (Op::Scatter, [lanes, to, mask], None) => *to == address.vector(lanes.lanes) && masks(*mask, *lanes),
-            (Op::Prefetch { .. }, [to], None) => *to == address,
-            (Op::Call, [.., callee], _) => *callee == address,
+            (Op::MaskedLoad, [from, mask, other], Some(to)) => is_address(*from) && masks(*mask, to) && *other == to,
+            (Op::MaskedStore, [lanes, to, mask], None) => is_address(*to) && masks(*mask, *lanes),
+            (Op::Gather, [from, mask, other], Some(to)) => are_addresses(*from, to) && masks(*mask, to) && *other == to,
+            (Op::Scatter, [lanes, to, mask], None) => are_addresses(*to, *lanes) && masks(*mask, *lanes),
+            (Op::Prefetch { .. }, [to], None) => is_address(*to),
+            (Op::Call, [.., callee], _) => *callee == Type::POINTER,
             (Op::Assembly(_), _, Some(_)) => true,
             (Op::Phi(from), values, Some(to)) => from.len() == values.len() && values.iter().all(|ty| *ty == to),
             (Op::Br(_), [], None) => true,

@@ -22,7 +22,7 @@ impl Selector<'_> {
                 };
                 self.emit(inst);
             }
-            Kind::I8 | Kind::Pointer => return Err("bytes or addresses in lanes".into()),
+            Kind::I8 | Kind::Pointer(_) => return Err("bytes or addresses in lanes".into()),
             Kind::I1 | Kind::I32 | Kind::I64 => {
                 let mut bits = self.reg(x)?;
                 if self.ty(x).kind == Kind::I1 {

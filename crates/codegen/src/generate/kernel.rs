@@ -1,0 +1,92 @@
+//! Kernels of a GPU: each a function that every thread runs, with the coordinates of its block and its own.
+
+use tilewright_ir::gpu::{Access, GpuProgram, Kernel, SHARED_ALIGN};
+use tilewright_ir::target::Target;
+use tilewright_ir::{BufferId, Index};
+
+use super::plan::{self, Plan};
+use super::unit::Units;
+use super::{Generator, Options, Storage};
+use crate::CompileError;
+use crate::ssa::{Coordinate, Linkage, Module, Type};
+
+/// Writes all kernels of a program.
+///
+/// # Errors
+/// Where a kernel uses what there is no code for.
+pub fn generate(gpu: &GpuProgram, target: &Target) -> Result<Module, CompileError> {
+    let program = &gpu.program;
+    crate::types::check(program, gpu.kernels().flat_map(|kernel| &kernel.body))?;
+    let plans = gpu.kernels().map(|kernel| plan::kernel(program, &kernel.body, target));
+    let plans: Vec<Plan> = plans.collect::<Result<_, _>>()?;
+    let (units, nothing) = (Units::default(), Plan::default());
+    let mut g = Generator::new(program, target, &nothing, &units, Options::default());
+    for (kernel, plan) in gpu.kernels().zip(&plans) {
+        g.plan = plan;
+        g.kernel(gpu, kernel)?;
+    }
+    let module = g.m.finish();
+    match module.functions.iter().find(|f| f.linkage == Linkage::Library) {
+        Some(f) => Err(CompileError::NoFunction { name: f.name.clone(), target: target.name() }),
+        None => Ok(module),
+    }
+}
+
+impl Generator<'_> {
+    fn kernel(&mut self, gpu: &GpuProgram, kernel: &Kernel) -> Result<(), CompileError> {
+        let arguments = kernel.arguments(gpu);
+        let types = vec![Type::GLOBAL; arguments.len()];
+        let function = self.m.function(&kernel.name, Linkage::Exported, None, &types);
+        self.m.kernel(function, kernel.block());
+        self.enter_function(function, Linkage::Exported);
+        // Nothing in it is worth a call.
+        self.f.is_unit = true;
+        self.filled = plan::written_buffers(&kernel.body);
+        for (at, (buffer, access)) in arguments.into_iter().enumerate() {
+            // What threads tell each other through memory is not one thread's alone.
+            if access == Access::ReadWrite {
+                self.f.storage.insert(buffer, Storage::Pointer(self.m.parameter(at)));
+            } else {
+                self.buffer_parameter(at, buffer);
+            }
+        }
+        self.shared_memory(&kernel.shared)?;
+        let blocks = kernel.blocks.into_iter().zip([0, 1, 2].map(Coordinate::Block));
+        let threads = kernel.threads.into_iter().zip([0, 1, 2].map(Coordinate::Thread));
+        for (axis, coordinate) in blocks.chain(threads) {
+            let Some((var, extent)) = axis else { continue };
+            if extent == 1 {
+                self.f.known.insert(var, 0);
+                continue;
+            }
+            let value = self.hoisted(0, |g| g.m.coordinate(coordinate));
+            self.m.name(value, self.program.loop_name(var));
+            self.f.vars.insert(var, (value, 0));
+            self.f.ranges.push(var, Index::from(extent));
+        }
+        self.block(&kernel.body)?;
+        self.leave_function();
+        Ok(())
+    }
+
+    /// Places the buffers that a block shares one after the other.
+    fn shared_memory(&mut self, buffers: &[BufferId]) -> Result<(), CompileError> {
+        let mut end = 0u64;
+        let mut offsets = Vec::new();
+        for &buffer in buffers {
+            let b = self.program.buffer(buffer);
+            let bytes = b.size_bytes().and_then(|bytes| bytes.checked_next_multiple_of(SHARED_ALIGN));
+            offsets.push((buffer, end));
+            let too_large = || CompileError::TooLarge { buffer: b.name.clone() };
+            end = bytes.and_then(|bytes| bytes.checked_add(end)).ok_or_else(too_large)?;
+        }
+        if end > 0 {
+            let base = self.hoisted(0, |g| g.m.shared_memory(end, SHARED_ALIGN as u32));
+            for (buffer, offset) in offsets {
+                let pointer = self.hoisted(0, |g| g.bytes_from(base, offset as i64));
+                self.f.storage.insert(buffer, Storage::Pointer(pointer));
+            }
+        }
+        Ok(())
+    }
+}

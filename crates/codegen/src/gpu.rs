@@ -1,0 +1,66 @@
+//! Programs for GPUs as the text or the object that a driver takes.
+
+use std::time::Instant;
+
+use tilewright_ir::Target;
+use tilewright_ir::gpu::GpuProgram;
+use tilewright_ir::target::{Arch, GpuApi};
+
+use crate::generate::kernel;
+use crate::{CompileError, CompileTimes, Emit, llvm};
+
+/// The kernels of a program, compiled.
+#[derive(Clone, Debug)]
+pub struct GpuModule {
+    /// PTX as text for NVIDIA's GPUs; a relocatable ELF object for AMD's.
+    pub code: Vec<u8>,
+    /// Where the time went.
+    pub times: CompileTimes,
+}
+
+/// Compiles all kernels of a program for a GPU that LLVM has code for.
+///
+/// A kernel is an entry of its own name, whose parameters are addresses of buffers in the order of
+/// [`Kernel::arguments`]. Buffers begin at multiples of 64 bytes and do not overlap. Where a block shares
+/// more than it has unasked ([`Gpu::shared_bytes`]), the launch asks for all of [`Kernel::shared_bytes`].
+///
+/// [`Kernel::arguments`]: tilewright_ir::gpu::Kernel::arguments
+/// [`Kernel::shared_bytes`]: tilewright_ir::gpu::Kernel::shared_bytes
+/// [`Gpu::shared_bytes`]: tilewright_ir::target::Gpu::shared_bytes
+///
+/// # Errors
+/// See [`CompileError`]; [`CompileError::NotGpu`] where the target is none of these.
+///
+/// # Panics
+/// Where the program is malformed.
+pub fn compile_gpu(program: &GpuProgram, target: &Target) -> Result<GpuModule, CompileError> {
+    let what = if target.arch == Arch::Gpu(GpuApi::AmdGpu) { Emit::Object } else { Emit::Asm };
+    let (code, times) = emit_gpu(program, target, what)?;
+    Ok(GpuModule { code, times })
+}
+
+/// Compiles all kernels of a program for a GPU to text or an object, and says where the time went.
+///
+/// # Errors
+/// As for [`compile_gpu`].
+///
+/// # Panics
+/// As for [`compile_gpu`].
+pub fn emit_gpu(program: &GpuProgram, target: &Target, what: Emit) -> Result<(Vec<u8>, CompileTimes), CompileError> {
+    if !matches!(target.arch, Arch::Gpu(GpuApi::Cuda | GpuApi::AmdGpu)) {
+        return Err(CompileError::NotGpu { target: target.name() });
+    }
+    let start = Instant::now();
+    let module = kernel::generate(program, target)?;
+    if cfg!(debug_assertions)
+        && let Err(why) = module.verify()
+    {
+        panic!("generated code is well formed: {why}\n{module}");
+    }
+    let generate_ns = start.elapsed().as_nanos() as u64;
+    if what == Emit::Ssa {
+        return Ok((module.to_string().into_bytes(), CompileTimes { generate_ns, ..CompileTimes::default() }));
+    }
+    let (code, times) = llvm::compile(&module, target, what)?;
+    Ok((code, CompileTimes { generate_ns, ..times }))
+}

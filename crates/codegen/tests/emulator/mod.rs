@@ -1,0 +1,497 @@
+//! Runs PTX on the CPU: the instructions that kernels of ours come to, with checked memory.
+//!
+//! The threads of a block run one after the other from barrier to barrier, in any order that is asked for.
+//! Accesses outside of memory that was given, or at addresses that are no multiple of their size, and
+//! barriers that only some threads reach are errors. What is no instruction of ours is refused when the text
+//! is read.
+//!
+//! Source: NVIDIA, "Parallel Thread Execution ISA", version 8.7.
+
+#![allow(dead_code)]
+
+mod arithmetic;
+mod parse;
+
+use std::collections::BTreeMap;
+
+use tilewright_ir::{GpuProgram, Role};
+
+pub use parse::read;
+
+/// Beyond so many instructions a thread is said to hang.
+const MOST_STEPS: u64 = 200_000_000;
+
+/// The address of the first buffer, and the distance to the next one's.
+const BUFFER_DISTANCE: u64 = 1 << 36;
+
+/// The first address of a thread's own memory, as addresses of all kinds of memory have it.
+const LOCAL: u64 = 1 << 20;
+
+/// A kernel.
+pub struct Entry {
+    pub name: String,
+    /// Threads of a block on each axis.
+    pub threads: [u32; 3],
+    /// Bytes that the threads of a block share, but for those that a launch asks for.
+    pub shared_bytes: usize,
+    /// Bytes that a thread has for itself.
+    pub local_bytes: usize,
+    n_registers: usize,
+    n_parameters: usize,
+    code: Vec<Instruction>,
+}
+
+/// Numbers that a thread may ask for.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Special {
+    Thread(usize),
+    Block(usize),
+    Threads(usize),
+    Blocks(usize),
+}
+
+#[derive(Clone, Debug, PartialEq)]
+enum Operand {
+    Register(usize),
+    Number(u64),
+    Special(Special),
+    List(Vec<Operand>),
+    /// What is at a place in memory.
+    At(Box<Operand>, i64),
+    Parameter(usize),
+    /// A place in the code.
+    Label(usize),
+    Sink,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Space {
+    Parameter,
+    Global,
+    Shared,
+    Local,
+    Any,
+}
+
+/// A type: a letter (`u`, `s`, `b`, `f` or `p`) and its bits.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Ty {
+    kind: char,
+    bits: u32,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Rounding {
+    None,
+    /// Of what is no whole number: to the nearest, down, up, towards zero.
+    Nearest,
+    Down,
+    Up,
+    Zero,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+enum Code {
+    Load(Space, Ty),
+    Store(Space, Ty),
+    Move(Ty),
+    /// Of two or three values, by the word before the first dot.
+    Compute(Compute, Ty),
+    /// The upper half of a product.
+    High(Ty),
+    /// The whole product, and whether something is added.
+    Wide(Ty),
+    Compare(Relation, Ty),
+    Choose(Ty),
+    Convert {
+        to: Ty,
+        from: Ty,
+        rounding: Rounding,
+    },
+    Funnel {
+        left: bool,
+    },
+    Permute,
+    Field(Ty),
+    Branch,
+    Barrier,
+    Return,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Compute {
+    Add,
+    Sub,
+    Mul,
+    MulAdd,
+    Div,
+    Rem,
+    Min,
+    Max,
+    Neg,
+    Abs,
+    And,
+    Or,
+    Xor,
+    Not,
+    ShiftLeft,
+    ShiftRight,
+    Sqrt,
+    CopySign,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Relation {
+    Equal,
+    NotEqual,
+    Less,
+    LessEqual,
+    Greater,
+    GreaterEqual,
+    /// The same, or one is no number.
+    OrUnordered(&'static Relation),
+}
+
+#[derive(Clone, Debug)]
+struct Instruction {
+    /// The predicate, and the truth value for which it runs.
+    guard: Option<(usize, bool)>,
+    code: Code,
+    operands: Vec<Operand>,
+    text: String,
+}
+
+/// Main memory: buffers far apart.
+#[derive(Default)]
+pub struct Memory {
+    buffers: Vec<Vec<u8>>,
+}
+
+impl Memory {
+    /// Adds a buffer and gives its address.
+    pub fn add(&mut self, bytes: Vec<u8>) -> u64 {
+        self.buffers.push(bytes);
+        self.buffers.len() as u64 * BUFFER_DISTANCE
+    }
+
+    /// The bytes of the buffer at an address.
+    pub fn buffer(&self, address: u64) -> &[u8] {
+        &self.buffers[(address / BUFFER_DISTANCE) as usize - 1]
+    }
+
+    /// So many bytes at an address; none where they are not in one buffer.
+    pub fn at(&mut self, address: u64, n: usize) -> Option<&mut [u8]> {
+        let buffer = self.buffers.get_mut(((address / BUFFER_DISTANCE) as usize).checked_sub(1)?)?;
+        let first = (address % BUFFER_DISTANCE) as usize;
+        buffer.get_mut(first..first.checked_add(n)?)
+    }
+}
+
+/// What the arguments of a program are after its kernels, compiled to PTX, have run on these.
+///
+/// # Errors
+/// What went wrong.
+pub fn run(gpu: &GpuProgram, ptx: &str, arguments: &[Vec<f64>], order: Order) -> Result<Vec<Vec<f64>>, String> {
+    let p = &gpu.program;
+    let mut values = arguments.iter();
+    let mut memory = Memory::default();
+    let mut addresses = vec![0; p.buffers.len()];
+    for id in gpu.device_buffers() {
+        let b = p.buffer(id);
+        let mut bytes = vec![0xff; b.size_bytes().expect("it fits") as usize];
+        if matches!(b.role, Role::Input | Role::ConstInput | Role::Output) {
+            b.dtype.write(values.next().expect("a value for each argument, which come first"), &mut bytes);
+        }
+        addresses[id.0 as usize] = memory.add(bytes);
+    }
+    let entries = read(ptx)?;
+    for (kernel, entry) in gpu.kernels().zip(&entries) {
+        if entry.name != kernel.name || entry.threads.map(i64::from) != kernel.block() {
+            return Err(format!("{} stands where {} should", entry.name, kernel.name));
+        }
+        let passed: Vec<u64> = kernel.arguments(gpu).iter().map(|(id, _)| addresses[id.0 as usize]).collect();
+        let whole = kernel.shared_bytes(gpu) as usize;
+        let asked = if entry.shared_bytes == 0 { whole } else { 0 };
+        if entry.shared_bytes + asked != whole {
+            return Err(format!("{} shares {} bytes instead of {whole}", entry.name, entry.shared_bytes));
+        }
+        entry.run(&mut memory, kernel.grid().map(|n| n as u32), asked, &passed, order)?;
+    }
+    Ok(p.arguments().map(|(id, b)| b.dtype.read(memory.buffer(addresses[id.0 as usize]))).collect())
+}
+
+/// In what order the threads of a block run between barriers.
+#[derive(Clone, Copy, Debug)]
+pub enum Order {
+    Ascending,
+    Descending,
+    /// Each step so far from the one before, a number without a divisor in common with that of threads.
+    Strided(usize),
+}
+
+/// Where a thread stopped.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Stop {
+    Exit,
+    /// The instruction before which it waits.
+    Barrier(usize),
+}
+
+struct Thread {
+    place: [u32; 3],
+    registers: Vec<u64>,
+    local: Vec<u8>,
+    at: usize,
+    n_steps: u64,
+    stop: Option<Stop>,
+}
+
+struct Block<'m> {
+    entry: &'m Entry,
+    memory: &'m mut Memory,
+    shared: Vec<u8>,
+    place: [u32; 3],
+    grid: [u32; 3],
+    arguments: &'m [u64],
+}
+
+impl Entry {
+    /// Runs it on a grid of blocks; `shared_bytes` are those that the launch asks for.
+    ///
+    /// # Errors
+    /// What went wrong, with the instruction.
+    pub fn run(
+        &self,
+        memory: &mut Memory,
+        grid: [u32; 3],
+        shared_bytes: usize,
+        arguments: &[u64],
+        order: Order,
+    ) -> Result<(), String> {
+        if arguments.len() != self.n_parameters {
+            return Err(format!("{} takes {} arguments", self.name, self.n_parameters));
+        }
+        for z in 0..grid[2] {
+            for y in 0..grid[1] {
+                for x in 0..grid[0] {
+                    // What nobody has written is a number that shows.
+                    let shared = vec![0xff; self.shared_bytes + shared_bytes];
+                    let place = [x, y, z];
+                    let block = Block { entry: self, memory, shared, place, grid, arguments };
+                    block.run(order).map_err(|why| format!("{}, block {place:?}: {why}", self.name))?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// How many arguments it takes.
+    pub fn n_parameters(&self) -> usize {
+        self.n_parameters
+    }
+
+    /// How often each opcode stands in its code.
+    pub fn opcodes(&self) -> BTreeMap<String, usize> {
+        let mut out = BTreeMap::new();
+        for instruction in &self.code {
+            let mut words = instruction.text.split_whitespace().skip_while(|word| word.starts_with('@'));
+            *out.entry(words.next().unwrap_or_default().to_owned()).or_insert(0) += 1;
+        }
+        out
+    }
+}
+
+impl Block<'_> {
+    fn run(mut self, order: Order) -> Result<(), String> {
+        let [nx, ny, nz] = self.entry.threads;
+        let n = (nx * ny * nz) as usize;
+        let mut threads: Vec<Thread> = (0..n as u32)
+            .map(|i| Thread {
+                place: [i % nx, i / nx % ny, i / nx / ny],
+                registers: vec![0; self.entry.n_registers],
+                local: vec![0xff; self.entry.local_bytes],
+                at: 0,
+                n_steps: 0,
+                stop: None,
+            })
+            .collect();
+        let order: Vec<usize> = match order {
+            Order::Ascending => (0..n).collect(),
+            Order::Descending => (0..n).rev().collect(),
+            Order::Strided(step) => (0..n).map(|i| i * step % n).collect(),
+        };
+        loop {
+            for &i in &order {
+                while threads[i].stop.is_none() {
+                    self.go(&mut threads[i])?;
+                }
+            }
+            if threads.iter().all(|t| t.stop == Some(Stop::Exit)) {
+                return Ok(());
+            }
+            Self::together(&mut threads)?;
+        }
+    }
+
+    /// Lets the threads go on that wait for each other.
+    fn together(threads: &mut [Thread]) -> Result<(), String> {
+        let first = threads[0].stop;
+        if let (Some(Stop::Barrier(_)), true) = (first, threads.iter().all(|t| t.stop == first)) {
+            threads.iter_mut().for_each(|t| t.stop = None);
+            return Ok(());
+        }
+        let others = threads.iter().find(|t| t.stop != first).map(|t| (t.place, t.stop));
+        Err(format!("threads part: the first at {first:?}, another at {others:?}"))
+    }
+
+    /// Runs one thread until it stops.
+    fn go(&mut self, t: &mut Thread) -> Result<(), String> {
+        let entry = self.entry;
+        loop {
+            let Some(instruction) = entry.code.get(t.at) else { return Err("the code ends without a return".into()) };
+            let at = t.at;
+            t.at += 1;
+            t.n_steps += 1;
+            if t.n_steps > MOST_STEPS {
+                return Err(format!("thread {:?} does not come to an end", t.place));
+            }
+            if let Some((predicate, value)) = instruction.guard
+                && (t.registers[predicate] != 0) != value
+            {
+                continue;
+            }
+            match &instruction.code {
+                Code::Barrier => {
+                    t.stop = Some(Stop::Barrier(at));
+                    return Ok(());
+                }
+                Code::Return => {
+                    t.stop = Some(Stop::Exit);
+                    return Ok(());
+                }
+                Code::Branch => match instruction.operands[0] {
+                    Operand::Label(to) => t.at = to,
+                    _ => return Err(format!("no label: {}", instruction.text)),
+                },
+                _ => self
+                    .step(t, instruction)
+                    .map_err(|why| format!("thread {:?}, {}: {why}", t.place, instruction.text))?,
+            }
+        }
+    }
+
+    fn value(&self, t: &Thread, operand: &Operand) -> u64 {
+        match operand {
+            Operand::Register(at) => t.registers[*at],
+            Operand::Number(n) => *n,
+            Operand::Special(special) => u64::from(match special {
+                Special::Thread(axis) => t.place[*axis],
+                Special::Block(axis) => self.place[*axis],
+                Special::Threads(axis) => self.entry.threads[*axis],
+                Special::Blocks(axis) => self.grid[*axis],
+            }),
+            Operand::Parameter(at) => self.arguments[*at],
+            other => panic!("{other:?} has no value"),
+        }
+    }
+
+    fn set(t: &mut Thread, operand: &Operand, value: u64) {
+        match operand {
+            Operand::Register(at) => t.registers[*at] = value,
+            Operand::Sink => {}
+            other => panic!("{other:?} cannot be written"),
+        }
+    }
+
+    /// Bytes at an address in a kind of memory.
+    fn bytes<'b>(
+        &'b mut self,
+        t: &'b mut Thread,
+        space: Space,
+        address: u64,
+        n: usize,
+    ) -> Result<&'b mut [u8], String> {
+        if !address.is_multiple_of(n as u64) {
+            return Err(format!("address {address:#x} is no multiple of {n}"));
+        }
+        let part = |memory: &'b mut [u8], first: u64| memory.get_mut(first as usize..(first as usize).checked_add(n)?);
+        let found = match space {
+            Space::Shared => part(&mut self.shared, address),
+            Space::Local => address.checked_sub(LOCAL).and_then(|first| part(&mut t.local, first)),
+            Space::Any if address < BUFFER_DISTANCE => {
+                address.checked_sub(LOCAL).and_then(|first| part(&mut t.local, first))
+            }
+            Space::Global | Space::Any => self.memory.at(address, n),
+            Space::Parameter => None,
+        };
+        found.ok_or_else(|| format!("{n} bytes at {address:#x} are outside of {space:?} memory"))
+    }
+
+    fn address(&self, t: &Thread, operand: &Operand) -> Result<u64, String> {
+        match operand {
+            Operand::At(base, offset) => Ok(self.value(t, base).wrapping_add_signed(*offset)),
+            other => Err(format!("{other:?} is no place in memory")),
+        }
+    }
+
+    fn step(&mut self, t: &mut Thread, instruction: &Instruction) -> Result<(), String> {
+        let x = &instruction.operands;
+        let list = |operand: &Operand| match operand {
+            Operand::List(all) => all.clone(),
+            one => vec![one.clone()],
+        };
+        match &instruction.code {
+            Code::Load(Space::Parameter, _) => match &x[1] {
+                Operand::At(base, 0) => {
+                    let value = self.value(t, base);
+                    Self::set(t, &x[0], value);
+                }
+                _ => return Err("a part of a parameter".into()),
+            },
+            Code::Load(space, ty) => {
+                let to = list(&x[0]);
+                let (each, address) = (ty.bits as usize / 8, self.address(t, &x[1])?);
+                let bytes = self.bytes(t, *space, address, each * to.len())?.to_vec();
+                for (operand, bytes) in to.iter().zip(bytes.chunks(each)) {
+                    let mut word = [0; 8];
+                    word[..each].copy_from_slice(bytes);
+                    Self::set(t, operand, arithmetic::extended(u64::from_le_bytes(word), *ty));
+                }
+            }
+            Code::Store(space, ty) => {
+                let from = list(&x[1]);
+                let (each, address) = (ty.bits as usize / 8, self.address(t, &x[0])?);
+                let words: Vec<u64> = from.iter().map(|operand| self.value(t, operand)).collect();
+                let bytes = self.bytes(t, *space, address, each * from.len())?;
+                for (bytes, word) in bytes.chunks_mut(each).zip(words) {
+                    bytes.copy_from_slice(&word.to_le_bytes()[..each]);
+                }
+            }
+            Code::Move(ty) => match (&x[0], &x[1]) {
+                (Operand::List(to), from) => {
+                    let (value, each) = (self.value(t, from), ty.bits / to.len() as u32);
+                    for (at, operand) in to.iter().enumerate() {
+                        Self::set(t, operand, arithmetic::low(value >> (each * at as u32), each));
+                    }
+                }
+                (to, Operand::List(from)) => {
+                    let each = ty.bits / from.len() as u32;
+                    let parts = from.iter().enumerate();
+                    let value = parts.fold(0, |all, (at, operand)| {
+                        all | arithmetic::low(self.value(t, operand), each) << (each * at as u32)
+                    });
+                    Self::set(t, to, value);
+                }
+                (to, from) => {
+                    let value = arithmetic::low(self.value(t, from), ty.bits);
+                    Self::set(t, to, value);
+                }
+            },
+            code => {
+                let values: Vec<u64> = x[1..].iter().map(|operand| self.value(t, operand)).collect();
+                Self::set(t, &x[0], arithmetic::compute(code, &values)?);
+            }
+        }
+        Ok(())
+    }
+}

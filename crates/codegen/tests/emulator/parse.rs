@@ -1,0 +1,283 @@
+//! Reads PTX as LLVM writes it: an instruction a line.
+
+use std::collections::HashMap;
+
+use super::{Code, Compute, Entry, Instruction, LOCAL, Operand, Relation, Rounding, Space, Special, Ty};
+
+/// The kernels of a module.
+///
+/// # Errors
+/// What cannot be read, or is no instruction of ours.
+pub fn read(text: &str) -> Result<Vec<Entry>, String> {
+    let lines: Vec<&str> = text.lines().map(|line| line.split("//").next().unwrap_or_default().trim()).collect();
+    let shared: HashMap<&str, usize> = lines.iter().filter_map(|line| memory(line, ".shared")).collect();
+    let mut entries = Vec::new();
+    let mut at = 0;
+    while let Some(first) = (at..lines.len()).find(|at| lines[*at].contains(".entry ")) {
+        let end = (first..lines.len()).find(|at| lines[*at] == "}").ok_or("an entry does not end")?;
+        entries.push(Reader::new(&shared).entry(&lines[first..end])?);
+        at = end;
+    }
+    Ok(entries)
+}
+
+/// Name and bytes of an array in a kind of memory.
+fn memory<'l>(line: &'l str, kind: &str) -> Option<(&'l str, usize)> {
+    let words: Vec<&str> = line.split_whitespace().collect();
+    words.iter().find(|word| **word == kind)?;
+    let (name, rest) = words.last()?.split_once('[')?;
+    Some((name, rest.split(']').next()?.parse().unwrap_or(0)))
+}
+
+struct Reader<'l> {
+    /// Arrays of the module that blocks share, with their bytes.
+    shared: &'l HashMap<&'l str, usize>,
+    /// Where those lie that this kernel uses.
+    places: HashMap<&'l str, u64>,
+    shared_bytes: usize,
+    local: HashMap<&'l str, u64>,
+    local_bytes: usize,
+    registers: HashMap<&'l str, usize>,
+    parameters: HashMap<&'l str, usize>,
+    labels: HashMap<&'l str, usize>,
+}
+
+impl<'l> Reader<'l> {
+    fn new(shared: &'l HashMap<&'l str, usize>) -> Reader<'l> {
+        Reader {
+            shared,
+            places: HashMap::new(),
+            shared_bytes: 0,
+            local: HashMap::new(),
+            local_bytes: 0,
+            registers: HashMap::new(),
+            parameters: HashMap::new(),
+            labels: HashMap::new(),
+        }
+    }
+
+    fn entry(mut self, lines: &[&'l str]) -> Result<Entry, String> {
+        let name = lines[0].split_once(".entry ").expect("it is an entry").1.trim_end_matches(['(', ')']).to_owned();
+        let mut threads = [1; 3];
+        let mut statements = Vec::new();
+        for line in &lines[1..] {
+            if line.starts_with(".param") {
+                let name = line.trim_end_matches(',').rsplit(' ').next().expect("a parameter has a name");
+                self.parameters.insert(name, self.parameters.len());
+            } else if let Some(list) = line.strip_prefix(".reqntid").or_else(|| line.strip_prefix(".maxntid")) {
+                for (axis, n) in list.split(',').enumerate() {
+                    threads[axis] = n.trim().parse().map_err(|_| format!("threads: {line}"))?;
+                }
+            } else if let Some((name, bytes)) = memory(line, ".local") {
+                self.local.insert(name, LOCAL + self.local_bytes as u64);
+                self.local_bytes += bytes.next_multiple_of(64);
+            } else if let Some(label) = line.strip_suffix(':') {
+                self.labels.insert(label, statements.len());
+            } else if line.starts_with('.') || matches!(*line, "" | "(" | ")" | "{") {
+                continue;
+            } else {
+                statements.push(line.strip_suffix(';').ok_or_else(|| format!("no end: {line}"))?);
+            }
+        }
+        let code = statements.into_iter().map(|line| self.instruction(line)).collect::<Result<_, _>>()?;
+        let Reader { shared_bytes, local_bytes, registers, parameters, .. } = self;
+        let (n_registers, n_parameters) = (registers.len(), parameters.len());
+        Ok(Entry { name, threads, shared_bytes, local_bytes, n_registers, n_parameters, code })
+    }
+
+    fn instruction(&mut self, line: &'l str) -> Result<Instruction, String> {
+        let (guard, rest) = match line.strip_prefix('@') {
+            None => (None, line),
+            Some(guarded) => {
+                let (predicate, rest) = guarded.split_once(char::is_whitespace).ok_or("a guard of nothing")?;
+                let (name, value) = match predicate.strip_prefix('!') {
+                    Some(name) => (name, false),
+                    None => (predicate, true),
+                };
+                (Some((self.register(name), value)), rest.trim())
+            }
+        };
+        let (opcode, operands) = rest.split_once(char::is_whitespace).unwrap_or((rest, ""));
+        let operands = parts(operands).into_iter().map(|text| self.operand(text)).collect::<Result<_, _>>()?;
+        let code = code(opcode).ok_or_else(|| format!("an instruction that is none of ours: {line}"))?;
+        Ok(Instruction { guard, code, operands, text: line.replace('\t', " ") })
+    }
+
+    fn register(&mut self, name: &'l str) -> usize {
+        let next = self.registers.len();
+        *self.registers.entry(name).or_insert(next)
+    }
+
+    fn operand(&mut self, text: &'l str) -> Result<Operand, String> {
+        let inside = |open, close| text.strip_prefix(open).and_then(|rest: &str| rest.strip_suffix(close));
+        if let Some(list) = inside('{', '}') {
+            return Ok(Operand::List(parts(list).into_iter().map(|x| self.operand(x)).collect::<Result<_, _>>()?));
+        }
+        if let Some(place) = inside('[', ']') {
+            let (base, offset) = match place.split_once('+') {
+                Some((base, offset)) => (base, offset.parse().map_err(|_| format!("an offset: {text}"))?),
+                None => (place, 0),
+            };
+            return Ok(Operand::At(Box::new(self.operand(base.trim())?), offset));
+        }
+        if text == "_" {
+            return Ok(Operand::Sink);
+        }
+        if let Some(special) = special(text) {
+            return Ok(Operand::Special(special));
+        }
+        if text.starts_with('%') {
+            return Ok(Operand::Register(self.register(text)));
+        }
+        if let Some(number) = number(text) {
+            return Ok(Operand::Number(number));
+        }
+        if let Some(at) = self.parameters.get(text) {
+            return Ok(Operand::Parameter(*at));
+        }
+        if let Some(at) = self.labels.get(text) {
+            return Ok(Operand::Label(*at));
+        }
+        if let Some(at) = self.local.get(text) {
+            return Ok(Operand::Number(*at));
+        }
+        let Some((name, bytes)) = self.shared.get_key_value(text) else { return Err(format!("what is {text}?")) };
+        let next = self.shared_bytes.next_multiple_of(16);
+        if let Some(at) = self.places.get(name) {
+            return Ok(Operand::Number(*at));
+        }
+        self.shared_bytes = next + bytes;
+        self.places.insert(name, next as u64);
+        Ok(Operand::Number(next as u64))
+    }
+}
+
+/// Parts between commas, those inside of brackets together.
+fn parts(text: &str) -> Vec<&str> {
+    let (mut out, mut depth, mut start) = (Vec::new(), 0, 0);
+    for (at, c) in text.char_indices() {
+        match c {
+            '{' | '[' => depth += 1,
+            '}' | ']' => depth -= 1,
+            ',' if depth == 0 => {
+                out.push(text[start..at].trim());
+                start = at + 1;
+            }
+            _ => {}
+        }
+    }
+    let last = text[start..].trim();
+    out.extend((!last.is_empty()).then_some(last));
+    out
+}
+
+fn special(text: &str) -> Option<Special> {
+    let (name, axis) = text.split_once('.')?;
+    let axis = ["x", "y", "z"].iter().position(|a| *a == axis)?;
+    Some(match name {
+        "%tid" => Special::Thread(axis),
+        "%ctaid" => Special::Block(axis),
+        "%ntid" => Special::Threads(axis),
+        "%nctaid" => Special::Blocks(axis),
+        _ => return None,
+    })
+}
+
+fn number(text: &str) -> Option<u64> {
+    let bits = |digits: &str| u64::from_str_radix(digits, 16).ok();
+    match text.get(..2) {
+        Some("0f" | "0d" | "0x") => bits(&text[2..]),
+        _ => text.parse::<i64>().map(|n| n as u64).ok().or_else(|| text.parse().ok()),
+    }
+}
+
+fn ty(word: &str) -> Option<Ty> {
+    let kind = word.chars().next()?;
+    match (word, kind) {
+        ("pred", _) => Some(Ty { kind: 'p', bits: 1 }),
+        (_, 'u' | 's' | 'b' | 'f') => Some(Ty { kind, bits: word[1..].parse().ok()? }),
+        _ => None,
+    }
+}
+
+fn relation(word: &str) -> Option<Relation> {
+    Some(match word {
+        "eq" => Relation::Equal,
+        "ne" => Relation::NotEqual,
+        "lt" | "lo" => Relation::Less,
+        "le" | "ls" => Relation::LessEqual,
+        "gt" | "hi" => Relation::Greater,
+        "ge" | "hs" => Relation::GreaterEqual,
+        "equ" => Relation::OrUnordered(&Relation::Equal),
+        "neu" => Relation::OrUnordered(&Relation::NotEqual),
+        "ltu" => Relation::OrUnordered(&Relation::Less),
+        "leu" => Relation::OrUnordered(&Relation::LessEqual),
+        "gtu" => Relation::OrUnordered(&Relation::Greater),
+        "geu" => Relation::OrUnordered(&Relation::GreaterEqual),
+        _ => return None,
+    })
+}
+
+/// What an opcode says; none where it is none of ours.
+fn code(opcode: &str) -> Option<Code> {
+    let words: Vec<&str> = opcode.split('.').collect();
+    let has = |word: &str| words[1..].contains(&word);
+    let types: Vec<Ty> = words[1..].iter().filter_map(|word| ty(word)).collect();
+    let last = types.last().copied();
+    // Numbers that are rounded so, or handled so at the ends, are handled as here; no others.
+    let is_exact = |known: &[&str]| words[1..].iter().all(|word| ty(word).is_some() || known.contains(word));
+    let space = || {
+        let spaces = [
+            ("param", Space::Parameter),
+            ("global", Space::Global),
+            ("shared", Space::Shared),
+            ("local", Space::Local),
+        ];
+        spaces.into_iter().find(|(name, _)| has(name)).map_or(Space::Any, |(_, space)| space)
+    };
+    let compute = |what: Compute| last.filter(|_| is_exact(&["rn"])).map(|ty| Code::Compute(what, ty));
+    match words[0] {
+        "ld" => Some(Code::Load(space(), last?)),
+        "st" => Some(Code::Store(space(), last?)),
+        "mov" => Some(Code::Move(last?)),
+        "cvta" => Some(Code::Move(last?)),
+        "add" => compute(Compute::Add),
+        "sub" => compute(Compute::Sub),
+        "fma" => compute(Compute::MulAdd),
+        "mul" | "mad" if has("wide") => Some(Code::Wide(last?)),
+        "mul" if has("hi") => Some(Code::High(last?)),
+        "mad" if has("lo") => Some(Code::Compute(Compute::MulAdd, last?)),
+        "mul" if has("lo") => Some(Code::Compute(Compute::Mul, last?)),
+        "mul" => compute(Compute::Mul),
+        "div" => compute(Compute::Div),
+        "rem" => compute(Compute::Rem),
+        "min" => compute(Compute::Min),
+        "max" => compute(Compute::Max),
+        "neg" => compute(Compute::Neg),
+        "abs" => compute(Compute::Abs),
+        "sqrt" => compute(Compute::Sqrt),
+        "and" => compute(Compute::And),
+        "or" => compute(Compute::Or),
+        "xor" => compute(Compute::Xor),
+        "not" => compute(Compute::Not),
+        "shl" => compute(Compute::ShiftLeft),
+        "shr" => compute(Compute::ShiftRight),
+        "copysign" => compute(Compute::CopySign),
+        "setp" => Some(Code::Compare(relation(words[1])?, last?)).filter(|_| words.len() == 3),
+        "selp" => Some(Code::Choose(last?)),
+        "cvt" => {
+            let [to, from] = types[..] else { return None };
+            let rounding =
+                [("rni", Rounding::Nearest), ("rmi", Rounding::Down), ("rpi", Rounding::Up), ("rzi", Rounding::Zero)];
+            let rounding = rounding.into_iter().find(|(name, _)| has(name)).map_or(Rounding::None, |(_, how)| how);
+            is_exact(&["rn", "rni", "rmi", "rpi", "rzi"]).then_some(Code::Convert { to, from, rounding })
+        }
+        "shf" if has("wrap") => Some(Code::Funnel { left: has("l") }),
+        "prmt" if words.len() == 2 => Some(Code::Permute),
+        "bfe" => Some(Code::Field(last?)),
+        "bra" => Some(Code::Branch),
+        "bar" | "barrier" if has("sync") => Some(Code::Barrier),
+        "ret" | "exit" => Some(Code::Return),
+        _ => None,
+    }
+}
