@@ -5,6 +5,7 @@
 
 mod child;
 pub mod command;
+pub mod cuda;
 pub mod data;
 #[cfg(test)]
 mod denied;

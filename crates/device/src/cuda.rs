@@ -1,0 +1,616 @@
+//! NVIDIA's GPUs through their driver, which is loaded at run time: nothing is installed or linked for it.
+//!
+//! What stands here is a thin, safe layer: objects that are released when they are dropped, calls with errors
+//! in words, memory between canaries. An error of a kernel that ran poisons its context
+//! ([`CudaError::is_final`]): the process must end, and another take its place.
+
+mod assemble;
+mod driver;
+
+use std::ffi::{CString, c_int, c_uint, c_void};
+use std::sync::Arc;
+
+use thiserror::Error;
+use tilewright_ir::Target;
+use tilewright_ir::target::Gpu;
+
+use driver::{Address, Answer, DeviceId, Functions, Handle};
+
+pub use assemble::{AssembleError, Assembler};
+
+/// Why something on a GPU came to nothing.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum CudaError {
+    /// There is no driver.
+    #[error("NVIDIA's driver is not here: {why} (install the driver, in Debian the package libcuda1)")]
+    NoDriver {
+        /// What the system says.
+        why: String,
+    },
+    /// There is no such device.
+    #[error("there is no CUDA device {number}: this machine has {n}")]
+    NoDevice {
+        /// The device's number.
+        number: u32,
+        /// How many there are.
+        n: u32,
+    },
+    /// The driver refuses.
+    #[error("{what}: {name} ({code})")]
+    Driver {
+        /// What it was asked for.
+        what: &'static str,
+        /// Its number for the reason.
+        code: Answer,
+        /// Its name for it.
+        name: String,
+    },
+}
+
+/// Bytes on each side of a buffer that must come back unchanged: where buffers begin is a multiple of them.
+const CANARY_BYTES: usize = 4096;
+/// As a number the canaries are among the largest, so that a sum that reads them is wrong.
+const CANARY: u8 = 0x7F;
+
+/// Some of the driver's answers.
+const INVALID_VALUE: Answer = 1;
+const OUT_OF_MEMORY: Answer = 2;
+const OUT_OF_RESOURCES: Answer = 701;
+
+impl CudaError {
+    /// Whether the context is of no further use: all that it is asked for fails alike.
+    pub fn is_final(&self) -> bool {
+        // Sizes that cannot be launched harm nothing; what went wrong in a kernel stays wrong.
+        matches!(self, CudaError::Driver { code: 700..800, .. }) && !self.is_of(OUT_OF_RESOURCES)
+    }
+
+    /// Whether it is for want of memory.
+    pub fn lacks_memory(&self) -> bool {
+        self.is_of(OUT_OF_MEMORY)
+    }
+
+    fn is_of(&self, answer: Answer) -> bool {
+        matches!(self, CudaError::Driver { code, .. } if *code == answer)
+    }
+}
+
+fn refusal(f: &Functions, code: Answer, what: &'static str) -> CudaError {
+    CudaError::Driver { what, code, name: f.name_of(code) }
+}
+
+/// Calls a function of the driver.
+macro_rules! call {
+    ($functions:expr, $name:ident ( $($argument:expr),* $(,)? ), $what:expr) => {{
+        // SAFETY: handles come from the driver and are alive, pointers lead to variables or slices that
+        // outlive the call, and lengths are theirs.
+        let code = unsafe { ($functions.$name)($($argument),*) };
+        if code == 0 { Ok(()) } else { Err(refusal(&$functions, code, $what)) }
+    }};
+}
+
+/// The driver's numbers for what is known of a device.
+mod attribute {
+    pub const THREADS: i32 = 1;
+    pub const THREADS_ALONG: [i32; 3] = [2, 3, 4];
+    pub const BLOCKS_ALONG: [i32; 3] = [5, 6, 7];
+    pub const SHARED: i32 = 8;
+    pub const WARP: i32 = 10;
+    pub const BLOCK_REGISTERS: i32 = 12;
+    pub const UNITS: i32 = 16;
+    pub const L2: i32 = 38;
+    pub const MAJOR: i32 = 75;
+    pub const MINOR: i32 = 76;
+    pub const MOST_SHARED: i32 = 97;
+    /// Of functions.
+    pub const FUNCTION_LOCAL: i32 = 3;
+    pub const FUNCTION_REGISTERS: i32 = 4;
+    pub const FUNCTION_DYNAMIC_SHARED: i32 = 8;
+}
+
+/// A device that the driver knows.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Found {
+    /// Its number.
+    pub number: u32,
+    /// What its maker calls it.
+    pub name: String,
+    /// What to generate code for.
+    pub target: Target,
+}
+
+/// The devices of this machine, with the newest version of CUDA that the driver knows, such as `12.9`.
+///
+/// # Errors
+/// Where there is no driver, or it refuses.
+pub fn devices() -> Result<(String, Vec<Found>), CudaError> {
+    let f = Functions::load().map_err(|why| CudaError::NoDriver { why })?;
+    let mut version = 0;
+    call!(f, version(&mut version), "the driver's version")?;
+    let n = n_devices(&f)?;
+    let found = (0..n).map(|number| found(&f, number)).collect::<Result<_, _>>()?;
+    Ok((format!("{}.{}", version / 1000, version % 1000 / 10), found))
+}
+
+fn n_devices(f: &Functions) -> Result<u32, CudaError> {
+    call!(f, init(0), "the driver does not start")?;
+    let mut n: c_int = 0;
+    call!(f, n_devices(&mut n), "the number of devices")?;
+    Ok(n.max(0) as u32)
+}
+
+fn found(f: &Functions, number: u32) -> Result<Found, CudaError> {
+    let mut device: DeviceId = 0;
+    call!(f, device(&mut device, number as c_int), "the device")?;
+    let mut name = [0; 256];
+    call!(f, device_name(name.as_mut_ptr(), name.len() as c_int, device), "the device's name")?;
+    let name = name.iter().take_while(|c| **c != 0).map(|c| char::from(*c as u8)).collect();
+    Ok(Found { number, name, target: target_of(f, device)? })
+}
+
+fn target_of(f: &Functions, device: DeviceId) -> Result<Target, CudaError> {
+    let generic = Target::named("sm_80").expect("invariant: it is in the table");
+    let get = |attribute: i32| -> Result<u64, CudaError> {
+        let mut value: c_int = 0;
+        call!(f, device_attribute(&mut value, attribute, device), "what the device has")?;
+        Ok(value.max(0) as u64)
+    };
+    let small = |attribute: i32| get(attribute).map(|value| value as u32);
+    let each = |attributes: [i32; 3]| -> Result<[u32; 3], CudaError> {
+        let [x, y, z] = attributes.map(small);
+        Ok([x?, y?, z?])
+    };
+    let capability = 10 * get(attribute::MAJOR)? + get(attribute::MINOR)?;
+    // What only this generation has is in a kind of its own.
+    let cpu = if capability == 90 { "sm_90a".to_owned() } else { format!("sm_{capability}") };
+    let most_shared_bytes = get(attribute::MOST_SHARED)?;
+    let gpu = Gpu {
+        warp_size: small(attribute::WARP)?,
+        most_threads: small(attribute::THREADS)?,
+        most_threads_along: each(attribute::THREADS_ALONG)?,
+        most_blocks_along: each(attribute::BLOCKS_ALONG)?,
+        shared_bytes: get(attribute::SHARED)?,
+        most_shared_bytes,
+        registers_per_thread: 255,
+        registers_per_block: small(attribute::BLOCK_REGISTERS)?,
+        n_units: small(attribute::UNITS)?,
+        has_f64: true,
+        has_f16: capability >= 60 && capability != 61,
+        has_tensor_cores: capability >= 70,
+    };
+    let l2_bytes = get(attribute::L2)?;
+    Ok(Target { cpu, l1d_bytes: most_shared_bytes, l2_bytes, l3_bytes: l2_bytes, gpu: Some(gpu), ..generic })
+}
+
+/// A context with one stream. Threads may share it.
+#[derive(Clone)]
+pub struct Context(Arc<Handles>);
+
+struct Handles {
+    f: Functions,
+    device: DeviceId,
+    context: Handle,
+    stream: Handle,
+    /// Recorded before and behind what is timed.
+    events: [Handle; 2],
+}
+
+// SAFETY: the driver takes calls of all threads at any time; each makes the context its own first.
+unsafe impl Send for Handles {}
+// SAFETY: as above.
+unsafe impl Sync for Handles {}
+
+impl Drop for Handles {
+    fn drop(&mut self) {
+        // Where something failed these fail too, and the process is about to end.
+        for event in self.events {
+            let _ = call!(self.f, destroy_event(event), "an event");
+        }
+        let _ = call!(self.f, destroy_stream(self.stream), "a stream");
+        let _ = call!(self.f, release_context(self.device), "a context");
+    }
+}
+
+impl Context {
+    /// One for the device of a number.
+    ///
+    /// # Errors
+    /// Where there is no driver, no such device, or the driver refuses.
+    pub fn new(number: u32) -> Result<Context, CudaError> {
+        Context::of(Functions::load().map_err(|why| CudaError::NoDriver { why })?, number)
+    }
+
+    fn of(f: Functions, number: u32) -> Result<Context, CudaError> {
+        let n = n_devices(&f)?;
+        if number >= n {
+            return Err(CudaError::NoDevice { number, n });
+        }
+        let (mut device, null): (DeviceId, Handle) = (0, std::ptr::null_mut());
+        call!(f, device(&mut device, number as c_int), "the device")?;
+        let (mut context, mut stream, mut events) = (null, null, [null; 2]);
+        call!(f, retain_context(&mut context, device), "a context")?;
+        call!(f, set_context(context), "a context")?;
+        // Not in step with the stream that all share.
+        call!(f, create_stream(&mut stream, 1), "a stream")?;
+        for event in &mut events {
+            call!(f, create_event(event, 0), "an event")?;
+        }
+        Ok(Context(Arc::new(Handles { f, device, context, stream, events })))
+    }
+
+    /// The driver's functions, for this thread and this context.
+    fn enter(&self) -> Result<&Functions, CudaError> {
+        call!(self.0.f, set_context(self.0.context), "the context")?;
+        Ok(&self.0.f)
+    }
+
+    /// Waits until all that was asked for is done.
+    ///
+    /// # Errors
+    /// Where something of it failed.
+    pub fn finish(&self) -> Result<(), CudaError> {
+        let f = self.enter()?;
+        call!(f, synchronize(self.0.stream), "running a kernel")
+    }
+}
+
+/// Memory of a device between canaries.
+pub struct Memory {
+    context: Context,
+    whole: Address,
+    n_bytes: usize,
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        if let Ok(f) = self.context.enter() {
+            let _ = call!(f, free(self.whole), "memory");
+        }
+    }
+}
+
+impl Memory {
+    /// Memory of so many bytes, of which nothing is known.
+    ///
+    /// # Errors
+    /// Where the device has not so much.
+    pub fn new(context: &Context, n_bytes: u64) -> Result<Memory, CudaError> {
+        let f = context.enter()?;
+        let n_bytes = n_bytes.max(1) as usize;
+        let all = n_bytes.checked_add(2 * CANARY_BYTES).ok_or_else(|| refusal(f, OUT_OF_MEMORY, "memory"))?;
+        let mut whole = 0;
+        call!(f, allocate(&mut whole, all), "memory")?;
+        let memory = Memory { context: context.clone(), whole, n_bytes };
+        memory.set_canaries()?;
+        Ok(memory)
+    }
+
+    /// Its bytes.
+    pub fn n_bytes(&self) -> u64 {
+        self.n_bytes as u64
+    }
+
+    fn address(&self) -> Address {
+        self.whole + CANARY_BYTES as u64
+    }
+
+    /// Sets every byte, once what was asked for before is done.
+    ///
+    /// # Errors
+    /// Where the driver refuses.
+    pub fn fill(&self, byte: u8) -> Result<(), CudaError> {
+        self.fill_part(CANARY_BYTES, self.n_bytes, byte)
+    }
+
+    fn fill_part(&self, at: usize, n_bytes: usize, byte: u8) -> Result<(), CudaError> {
+        let (f, stream) = (self.context.enter()?, self.context.0.stream);
+        call!(f, fill(self.whole + at as u64, byte, n_bytes, stream), "filling memory")
+    }
+
+    fn set_canaries(&self) -> Result<(), CudaError> {
+        self.fill_part(0, CANARY_BYTES, CANARY)?;
+        self.fill_part(CANARY_BYTES + self.n_bytes, CANARY_BYTES, CANARY)
+    }
+
+    /// Whether nothing was written around it; mends what surrounds it.
+    ///
+    /// # Errors
+    /// Where the driver refuses.
+    pub fn is_intact(&self) -> Result<bool, CudaError> {
+        let mut around = [0; CANARY_BYTES];
+        for at in [0, CANARY_BYTES + self.n_bytes] {
+            self.read_part(at, &mut around)?;
+            if around.iter().any(|byte| *byte != CANARY) {
+                self.set_canaries()?;
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Copies its contents, once what was asked for before is done.
+    ///
+    /// # Errors
+    /// Where a kernel before it failed.
+    ///
+    /// # Panics
+    /// Where there are not as many bytes.
+    pub fn read(&self, to: &mut [u8]) -> Result<(), CudaError> {
+        assert_eq!(to.len(), self.n_bytes, "all of it");
+        self.read_part(CANARY_BYTES, to)
+    }
+
+    fn read_part(&self, at: usize, to: &mut [u8]) -> Result<(), CudaError> {
+        self.context.finish()?;
+        let f = self.context.enter()?;
+        call!(f, from_device(to.as_mut_ptr().cast(), self.whole + at as u64, to.len()), "reading memory")
+    }
+
+    /// Sets its contents, once what was asked for before is done.
+    ///
+    /// # Errors
+    /// Where a kernel before it failed.
+    ///
+    /// # Panics
+    /// Where there are not as many bytes.
+    pub fn write(&self, from: &[u8]) -> Result<(), CudaError> {
+        assert_eq!(from.len(), self.n_bytes, "all of it");
+        self.context.finish()?;
+        let f = self.context.enter()?;
+        call!(f, to_device(self.address(), from.as_ptr().cast(), from.len()), "writing memory")
+    }
+}
+
+/// Code on a device.
+pub struct Code {
+    context: Context,
+    module: Handle,
+}
+
+// SAFETY: as for the context.
+unsafe impl Send for Code {}
+// SAFETY: as above.
+unsafe impl Sync for Code {}
+
+impl Drop for Code {
+    fn drop(&mut self) {
+        if let Ok(f) = self.context.enter() {
+            let _ = call!(f, unload_module(self.module), "code");
+        }
+    }
+}
+
+impl Code {
+    /// Loads what an [`Assembler`] made.
+    ///
+    /// # Errors
+    /// Where the driver refuses the code.
+    pub fn load(context: &Context, code: &[u8]) -> Result<Code, CudaError> {
+        let (f, mut module) = (context.enter()?, std::ptr::null_mut());
+        // PTX is text that ends with a zero.
+        let code = [code, &[0]].concat();
+        call!(f, load_module(&mut module, code.as_ptr().cast()), "loading code")?;
+        Ok(Code { context: context.clone(), module })
+    }
+}
+
+/// A kernel of a program, with its arguments and the size of its grid.
+pub struct Launch {
+    code: Arc<Code>,
+    function: Handle,
+    grid: [c_uint; 3],
+    block: [c_uint; 3],
+    shared_bytes: c_uint,
+    /// What it is run on lives as long as it.
+    arguments: Vec<Arc<Memory>>,
+}
+
+// SAFETY: as for the context.
+unsafe impl Send for Launch {}
+// SAFETY: as above.
+unsafe impl Sync for Launch {}
+
+/// What a thread of a kernel takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Taken {
+    /// 32-bit registers.
+    pub registers: u32,
+    /// Bytes in main memory for what does not fit them.
+    pub local_bytes: u32,
+}
+
+impl Launch {
+    /// A kernel by its name, with so many blocks of so many threads, on this memory; a block has so many
+    /// bytes of shared memory beyond those that are in the code.
+    ///
+    /// # Errors
+    /// Where there is no such kernel, or a block cannot have so many bytes.
+    pub fn new(
+        code: &Arc<Code>,
+        name: &str,
+        n_blocks: [i64; 3],
+        block: [i64; 3],
+        shared_bytes: u64,
+        arguments: Vec<Arc<Memory>>,
+    ) -> Result<Launch, CudaError> {
+        let f = code.context.enter()?;
+        let name = CString::new(name).expect("invariant: kernels have names that C accepts");
+        let mut function = std::ptr::null_mut();
+        call!(f, function(&mut function, code.module, name.as_ptr()), "a kernel")?;
+        let size = |n: i64| c_uint::try_from(n).map_err(|_| refusal(f, INVALID_VALUE, "launching a kernel"));
+        let sizes = |n: [i64; 3]| Ok::<_, CudaError>([size(n[0])?, size(n[1])?, size(n[2])?]);
+        let (grid, block) = (sizes(n_blocks)?, sizes(block)?);
+        let shared_bytes = size(i64::try_from(shared_bytes).unwrap_or(i64::MAX))?;
+        if shared_bytes > 0 {
+            let how = attribute::FUNCTION_DYNAMIC_SHARED;
+            call!(f, set_function_attribute(function, how, shared_bytes as c_int), "shared memory")?;
+        }
+        Ok(Launch { code: code.clone(), function, grid, block, shared_bytes, arguments })
+    }
+
+    /// What a thread takes.
+    ///
+    /// # Errors
+    /// Where the driver does not say.
+    pub fn taken(&self) -> Result<Taken, CudaError> {
+        let f = self.code.context.enter()?;
+        let get = |attribute: i32| -> Result<u32, CudaError> {
+            let mut value: c_int = 0;
+            call!(f, function_attribute(&mut value, attribute, self.function), "asking about a kernel")?;
+            Ok(value.max(0) as u32)
+        };
+        Ok(Taken { registers: get(attribute::FUNCTION_REGISTERS)?, local_bytes: get(attribute::FUNCTION_LOCAL)? })
+    }
+
+    /// Puts it into the stream.
+    fn enqueue(&self, f: &Functions, stream: Handle) -> Result<(), CudaError> {
+        let mut addresses: Vec<Address> = self.arguments.iter().map(|memory| memory.address()).collect();
+        let mut pointers: Vec<*mut c_void> = addresses.iter_mut().map(|a| (&raw mut *a).cast()).collect();
+        let ([gx, gy, gz], [bx, by, bz]) = (self.grid, self.block);
+        let (arguments, none) = (pointers.as_mut_ptr(), std::ptr::null_mut());
+        call!(
+            f,
+            launch(self.function, gx, gy, gz, bx, by, bz, self.shared_bytes, stream, arguments, none),
+            "launching a kernel"
+        )
+    }
+}
+
+/// Runs kernels one after the other, so many times; nanoseconds of the device from the beginning of the first
+/// to the end of the last.
+///
+/// All of it is one graph, so that the device waits for nothing of the host's between them.
+///
+/// # Errors
+/// Where one of them fails.
+pub fn run(context: &Context, launches: &[Launch], n_times: u32) -> Result<f64, CudaError> {
+    let (f, Handles { stream, events: [start, end], .. }) = (context.enter()?, &*context.0);
+    let (stream, start, end) = (*stream, *start, *end);
+    // Only what this thread does is recorded.
+    call!(f, begin_capture(stream, 1), "recording launches")?;
+    let put = || {
+        // As parts of the graph.
+        call!(f, record_event(start, stream, 1), "an event")?;
+        for _ in 0..n_times {
+            launches.iter().try_for_each(|launch| launch.enqueue(f, stream))?;
+        }
+        call!(f, record_event(end, stream, 1), "an event")
+    };
+    let done = put();
+    let mut graph = Graph { f, graph: std::ptr::null_mut(), executable: std::ptr::null_mut() };
+    let ended = call!(f, end_capture(stream, &mut graph.graph), "recording launches");
+    done.and(ended)?;
+    call!(f, instantiate(&mut graph.executable, graph.graph, 0), "a graph of launches")?;
+    call!(f, launch_graph(graph.executable, stream), "launching kernels")?;
+    context.finish()?;
+    let mut ms = 0.0;
+    call!(f, elapsed_ms(&mut ms, start, end), "the time between events")?;
+    Ok(f64::from(ms) * 1e6)
+}
+
+/// Launches that the device carries out as one.
+struct Graph<'f> {
+    f: &'f Functions,
+    graph: Handle,
+    executable: Handle,
+}
+
+impl Drop for Graph<'_> {
+    fn drop(&mut self) {
+        if !self.executable.is_null() {
+            let _ = call!(self.f, destroy_executable(self.executable), "a graph of launches");
+        }
+        if !self.graph.is_null() {
+            let _ = call!(self.f, destroy_graph(self.graph), "a graph of launches");
+        }
+    }
+}
+
+#[cfg(test)]
+mod fake;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Adds one to each of 64 numbers, in two blocks of 32 threads.
+    pub const PTX: &[u8] = b"
+.version 7.0
+.target sm_80
+.address_size 64
+
+.visible .entry add_one(
+	.param .u64 .ptr .global .align 64 add_one_param_0
+)
+.reqntid 32, 1, 1
+{
+	.reg .b32 %r<6>;
+	.reg .b64 %rd<5>;
+	ld.param.b64 %rd1, [add_one_param_0];
+	mov.u32 %r1, %tid.x;
+	mov.u32 %r2, %ctaid.x;
+	shl.b32 %r3, %r2, 5;
+	add.s32 %r4, %r3, %r1;
+	mul.wide.u32 %rd2, %r4, 4;
+	add.s64 %rd3, %rd1, %rd2;
+	ld.global.b32 %r5, [%rd3];
+	add.s32 %r5, %r5, 1;
+	st.global.b32 [%rd3], %r5;
+	ret;
+}
+";
+
+    fn read(memory: &Memory) -> Vec<i32> {
+        let mut bytes = vec![0; memory.n_bytes() as usize];
+        memory.read(&mut bytes).unwrap();
+        bytes.chunks(4).map(|word| i32::from_le_bytes(word.try_into().unwrap())).collect()
+    }
+
+    #[test]
+    fn kernels_run_on_memory_of_the_device() {
+        let device = found(&fake::functions(), 0).unwrap();
+        assert_eq!((device.name.as_str(), device.target.name().as_str()), ("Emulator", "cuda/sm_90a"));
+        assert_eq!(device.target.to_string().parse().as_ref(), Ok(&device.target));
+        let context = Context::of(fake::functions(), 0).unwrap();
+        let code = Arc::new(Code::load(&context, PTX).unwrap());
+        let memory = Arc::new(Memory::new(&context, 256).unwrap());
+        memory.fill(0).unwrap();
+        let launch = Launch::new(&code, "add_one", [2, 1, 1], [32, 1, 1], 0, vec![memory.clone()]).unwrap();
+        assert_eq!(launch.taken(), Ok(Taken { registers: 32, local_bytes: 0 }));
+        let launches = [launch];
+        assert_eq!(run(&context, &launches, 1), Ok(250_000.0));
+        assert_eq!(read(&memory), [1; 64]);
+        run(&context, &launches, 3).unwrap();
+        assert_eq!((fake::n_launches(), read(&memory)), (4, vec![4; 64]));
+        memory.write(&[0; 256]).unwrap();
+        assert_eq!(read(&memory), [0; 64]);
+        assert_eq!(memory.is_intact(), Ok(true));
+        drop((launches, memory));
+        assert_eq!(fake::n_allocated(), 0);
+    }
+
+    #[test]
+    fn what_goes_wrong_is_told_apart() {
+        assert_eq!(Context::of(fake::functions(), 1).err(), Some(CudaError::NoDevice { number: 1, n: 1 }));
+        let context = Context::of(fake::functions(), 0).unwrap();
+        assert!(Code::load(&context, b".entry f(").is_err());
+        let code = Arc::new(Code::load(&context, PTX).unwrap());
+        let memory = Arc::new(Memory::new(&context, 128).unwrap());
+        let launch = |name, n_blocks, block| {
+            let launch = Launch::new(&code, name, [n_blocks, 1, 1], [block, 1, 1], 0, vec![memory.clone()])?;
+            run(&context, &[launch], 1)
+        };
+        assert!(launch("add_two", 1, 32).is_err());
+        // Blocks of another size than the code is for.
+        let refused = launch("add_one", 1, 64).unwrap_err();
+        assert!(refused.to_string().contains("CUDA_ERROR_INVALID_VALUE (1)") && !refused.is_final(), "{refused}");
+        assert!(launch("add_one", 1, 32).is_ok());
+        // Behind the end of the memory.
+        assert!(launch("add_one", 2, 32).is_ok());
+        assert_eq!(memory.is_intact(), Ok(false));
+        assert_eq!(memory.is_intact(), Ok(true), "it is mended");
+        // And further.
+        let failed = launch("add_one", 64, 32).unwrap_err();
+        assert!(failed.to_string().contains("CUDA_ERROR_ILLEGAL_ADDRESS (700)") && failed.is_final(), "{failed}");
+        assert!(launch("add_one", 1, 32).unwrap_err().is_final(), "nothing goes on after it");
+    }
+}

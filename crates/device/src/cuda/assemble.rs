@@ -1,0 +1,122 @@
+//! Machine code of PTX.
+
+use std::fs::File;
+use std::io::{self, Read, Seek, Write};
+use std::os::fd::AsRawFd;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use thiserror::Error;
+
+use crate::data::anonymous_file;
+
+/// What makes machine code of PTX. The same makes it for trials, races and comparisons: what two of them make
+/// may differ in speed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Assembler {
+    /// NVIDIA's assembler, a program.
+    Ptxas {
+        /// Where it lies.
+        path: PathBuf,
+        /// Its version, such as `12.9.86`.
+        version: String,
+    },
+    /// The driver, when code is loaded.
+    Driver,
+}
+
+/// Why PTX has no machine code.
+#[derive(Debug, Error)]
+pub enum AssembleError {
+    /// The assembler refuses, as where a block takes more shared memory than there is.
+    #[error("{0}")]
+    Refused(String),
+    /// It cannot be run.
+    #[error("ptxas cannot be run: {0}")]
+    Io(#[from] io::Error),
+}
+
+/// Where CUDA is installed to, where it is not among the programs.
+const FOLDER: &str = "/usr/local/cuda/bin";
+
+impl Assembler {
+    /// `ptxas` where there is one in a folder of programs or of CUDA's, else the driver.
+    pub fn find() -> Assembler {
+        let programs = std::env::var_os("PATH").unwrap_or_default();
+        let folders = std::env::split_paths(&programs).chain([PathBuf::from(FOLDER)]);
+        folders.map(|folder| folder.join("ptxas")).find_map(Assembler::ptxas).unwrap_or(Assembler::Driver)
+    }
+
+    /// The program at a path, where it is one.
+    fn ptxas(path: PathBuf) -> Option<Assembler> {
+        let said = Command::new(&path).arg("--version").stdin(Stdio::null()).output().ok()?.stdout;
+        let said = String::from_utf8_lossy(&said);
+        let version = said.split_once(", V")?.1.split_whitespace().next()?.to_owned();
+        Some(Assembler::Ptxas { path, version })
+    }
+
+    /// What is said of it where times are recorded.
+    pub fn name(&self) -> String {
+        match self {
+            Assembler::Ptxas { version, .. } => format!("ptxas {version}"),
+            Assembler::Driver => "driver".to_owned(),
+        }
+    }
+
+    /// What the driver is to load: machine code, or the PTX itself where the driver assembles. A program that
+    /// hangs ends with the thread that calls this.
+    ///
+    /// # Errors
+    /// Where the code is refused.
+    pub fn assemble(&self, ptx: &[u8], gpu: &str) -> Result<Vec<u8>, AssembleError> {
+        let Assembler::Ptxas { path, .. } = self else { return Ok(ptx.to_vec()) };
+        let (mut text, mut code) = (anonymous_file(c"ptx")?, anonymous_file(c"cubin")?);
+        text.write_all(ptx)?;
+        let place = |file: &File| Path::new("/proc/self/fd").join(file.as_raw_fd().to_string());
+        let mut command = Command::new(path);
+        command.args(["-O3", "--gpu-name", gpu]).arg(place(&text)).arg("-o").arg(place(&code)).stdin(Stdio::null());
+        // SAFETY: between fork and exec only one system call is made.
+        unsafe {
+            command.pre_exec(|| {
+                libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
+                Ok(())
+            });
+        }
+        let done = command.output()?;
+        let mut made = Vec::new();
+        code.rewind()?;
+        code.read_to_end(&mut made)?;
+        if done.status.success() && !made.is_empty() {
+            return Ok(made);
+        }
+        let said = String::from_utf8_lossy(&done.stderr).into_owned() + &String::from_utf8_lossy(&done.stdout);
+        let first = said.lines().map(str::trim).find(|line| !line.is_empty());
+        Err(AssembleError::Refused(first.map_or_else(|| format!("ptxas: {}", done.status), str::to_owned)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::PTX;
+    use super::*;
+
+    #[test]
+    fn ptxas_assembles_in_memory() {
+        // Where `.ci/cuda-tools` fetches it to.
+        let target = std::env::current_exe().unwrap().ancestors().nth(3).unwrap().to_owned();
+        let Some(ptxas) = Assembler::ptxas(target.join("cuda-tools/ptxas")) else {
+            return println!("skipped: ptxas is not here: .ci/cuda-tools fetches it");
+        };
+        assert!(ptxas.name().starts_with("ptxas 1"), "{}", ptxas.name());
+        let code = ptxas.assemble(PTX, "sm_90a").unwrap();
+        assert!(code.starts_with(b"\x7fELF"));
+        let refused = ptxas.assemble(b".version 7.0\n.target sm_80\nnonsense", "sm_90a").unwrap_err();
+        assert!(refused.to_string().contains("line 3"), "{refused}");
+    }
+
+    #[test]
+    fn the_driver_takes_text() {
+        assert_eq!(Assembler::Driver.assemble(PTX, "sm_80").unwrap(), PTX);
+    }
+}

@@ -1,0 +1,120 @@
+//! The functions of NVIDIA's driver that we call, found when a device is opened.
+
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+
+use libloading::Library;
+
+/// What every function answers; 0 where all is well.
+pub type Answer = c_int;
+
+/// A context, module, function, stream, event or graph.
+pub type Handle = *mut c_void;
+
+/// A device's number in the driver.
+pub type DeviceId = c_int;
+
+/// An address in a device's memory.
+pub type Address = u64;
+
+macro_rules! functions {
+    ($($(#[$doc:meta])* $name:ident = $symbol:literal ($($argument:ty),* $(,)?);)*) => {
+        /// Functions of the driver by what they do.
+        #[derive(Clone, Copy)]
+        pub struct Functions {
+            $($(#[$doc])* pub $name: unsafe extern "C" fn($($argument),*) -> Answer,)*
+        }
+
+        impl Functions {
+            /// Those of a library, which must stay loaded.
+            ///
+            /// # Errors
+            /// What is not there.
+            ///
+            /// # Safety
+            /// The library is NVIDIA's driver, whose functions have these parameters.
+            unsafe fn of(library: &Library) -> Result<Functions, String> {
+                Ok(Functions {
+                    // SAFETY: as promised by the caller.
+                    $($name: *unsafe { library.get($symbol) }.map_err(|e| e.to_string())?,)*
+                })
+            }
+        }
+    };
+}
+
+functions! {
+    init = c"cuInit" (c_uint);
+    version = c"cuDriverGetVersion" (*mut c_int);
+    error_name = c"cuGetErrorName" (Answer, *mut *const c_char);
+    n_devices = c"cuDeviceGetCount" (*mut c_int);
+    device = c"cuDeviceGet" (*mut DeviceId, c_int);
+    device_name = c"cuDeviceGetName" (*mut c_char, c_int, DeviceId);
+    device_attribute = c"cuDeviceGetAttribute" (*mut c_int, c_int, DeviceId);
+    retain_context = c"cuDevicePrimaryCtxRetain" (*mut Handle, DeviceId);
+    release_context = c"cuDevicePrimaryCtxRelease_v2" (DeviceId);
+    set_context = c"cuCtxSetCurrent" (Handle);
+    allocate = c"cuMemAlloc_v2" (*mut Address, usize);
+    free = c"cuMemFree_v2" (Address);
+    to_device = c"cuMemcpyHtoD_v2" (Address, *const c_void, usize);
+    from_device = c"cuMemcpyDtoH_v2" (*mut c_void, Address, usize);
+    fill = c"cuMemsetD8Async" (Address, u8, usize, Handle);
+    load_module = c"cuModuleLoadData" (*mut Handle, *const c_void);
+    unload_module = c"cuModuleUnload" (Handle);
+    function = c"cuModuleGetFunction" (*mut Handle, Handle, *const c_char);
+    function_attribute = c"cuFuncGetAttribute" (*mut c_int, c_int, Handle);
+    set_function_attribute = c"cuFuncSetAttribute" (Handle, c_int, c_int);
+    launch = c"cuLaunchKernel" (
+        Handle, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, Handle, *mut *mut c_void, *mut *mut c_void,
+    );
+    create_stream = c"cuStreamCreate" (*mut Handle, c_uint);
+    destroy_stream = c"cuStreamDestroy_v2" (Handle);
+    synchronize = c"cuStreamSynchronize" (Handle);
+    begin_capture = c"cuStreamBeginCapture_v2" (Handle, c_int);
+    end_capture = c"cuStreamEndCapture" (Handle, *mut Handle);
+    create_event = c"cuEventCreate" (*mut Handle, c_uint);
+    destroy_event = c"cuEventDestroy_v2" (Handle);
+    record_event = c"cuEventRecordWithFlags" (Handle, Handle, c_uint);
+    elapsed_ms = c"cuEventElapsedTime" (*mut f32, Handle, Handle);
+    instantiate = c"cuGraphInstantiateWithFlags" (*mut Handle, Handle, u64);
+    launch_graph = c"cuGraphLaunch" (Handle, Handle);
+    destroy_graph = c"cuGraphDestroy" (Handle);
+    destroy_executable = c"cuGraphExecDestroy" (Handle);
+}
+
+/// The files that the driver's library is looked for in.
+const LIBRARIES: [&str; 2] = ["libcuda.so.1", "libcuda.so"];
+
+impl Functions {
+    /// Those of the driver of this machine, which stays loaded.
+    ///
+    /// # Errors
+    /// Why there is none.
+    pub fn load() -> Result<Functions, String> {
+        let mut why = String::new();
+        for name in LIBRARIES {
+            // SAFETY: the library that goes by this name everywhere.
+            match unsafe { Library::new(name) } {
+                Ok(library) => {
+                    // SAFETY: it is NVIDIA's driver.
+                    let functions = unsafe { Functions::of(&library) };
+                    // It has threads of its own, which outlive everything.
+                    std::mem::forget(library);
+                    return functions;
+                }
+                Err(e) => why = e.to_string(),
+            }
+        }
+        Err(why)
+    }
+
+    /// The driver's name of an answer.
+    pub fn name_of(&self, code: Answer) -> String {
+        let mut name = std::ptr::null();
+        // SAFETY: writes a pointer to a string that lives as long as the driver.
+        if unsafe { (self.error_name)(code, &mut name) } == 0 && !name.is_null() {
+            // SAFETY: as above.
+            return unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned();
+        }
+        format!("error {code}")
+    }
+}

@@ -1,0 +1,330 @@
+//! A driver for tests, which has one device: an emulator of PTX. Each thread has one of its own.
+
+use std::cell::RefCell;
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+
+use super::driver::{Address, Answer, DeviceId, Functions, Handle};
+use emulator::{Entry, Order};
+
+#[path = "../../../codegen/tests/emulator/mod.rs"]
+mod emulator;
+
+#[derive(Default)]
+struct State {
+    memory: emulator::Memory,
+    entries: Vec<Entry>,
+    /// Launches that are recorded rather than carried out.
+    recorded: Option<Vec<Launch>>,
+    graphs: Vec<Vec<Launch>>,
+    n_launches: usize,
+    n_allocated: usize,
+    /// What every function answers from now on.
+    broken: Answer,
+}
+
+#[derive(Clone)]
+struct Launch {
+    entry: usize,
+    grid: [u32; 3],
+    block: [u32; 3],
+    shared_bytes: usize,
+    arguments: Vec<u64>,
+}
+
+thread_local! {
+    static STATE: RefCell<State> = RefCell::default();
+}
+
+/// Pieces of memory that are allocated.
+pub fn n_allocated() -> usize {
+    STATE.with_borrow(|state| state.n_allocated)
+}
+
+/// Kernels that have run.
+pub fn n_launches() -> usize {
+    STATE.with_borrow(|state| state.n_launches)
+}
+
+fn with(f: impl FnOnce(&mut State) -> Answer) -> Answer {
+    STATE.with_borrow_mut(|state| if state.broken != 0 { state.broken } else { f(state) })
+}
+
+/// Writes to where a caller wants something.
+fn give<T>(to: *mut T, value: T) -> Answer {
+    // SAFETY: the caller passes a place of its own.
+    unsafe { to.write(value) };
+    0
+}
+
+fn handle(at: usize) -> Handle {
+    std::ptr::without_provenance_mut(at + 1)
+}
+
+fn number(handle: Handle) -> usize {
+    handle.addr() - 1
+}
+
+impl State {
+    fn run(&mut self, launch: &Launch) -> Answer {
+        let entry = &self.entries[launch.entry];
+        if launch.block != entry.threads {
+            return 1;
+        }
+        self.n_launches += 1;
+        let Launch { grid, shared_bytes, arguments, .. } = launch;
+        match entry.run(&mut self.memory, *grid, *shared_bytes, arguments, Order::Ascending) {
+            Ok(()) => 0,
+            Err(why) => {
+                println!("the emulator: {why}");
+                // An illegal address; nothing goes on after it.
+                self.broken = 700;
+                0
+            }
+        }
+    }
+}
+
+unsafe extern "C" fn init(_: c_uint) -> Answer {
+    0
+}
+
+unsafe extern "C" fn version(to: *mut c_int) -> Answer {
+    give(to, 12090)
+}
+
+unsafe extern "C" fn error_name(code: Answer, to: *mut *const c_char) -> Answer {
+    let name = match code {
+        1 => c"CUDA_ERROR_INVALID_VALUE",
+        700 => c"CUDA_ERROR_ILLEGAL_ADDRESS",
+        _ => return 1,
+    };
+    give(to, name.as_ptr())
+}
+
+unsafe extern "C" fn n_devices(to: *mut c_int) -> Answer {
+    give(to, 1)
+}
+
+unsafe extern "C" fn device(to: *mut DeviceId, number: c_int) -> Answer {
+    give(to, number)
+}
+
+unsafe extern "C" fn device_name(to: *mut c_char, length: c_int, _: DeviceId) -> Answer {
+    let name = c"Emulator".to_bytes_with_nul();
+    assert!(name.len() <= length as usize);
+    // SAFETY: the caller has so much room.
+    unsafe { to.copy_from_nonoverlapping(name.as_ptr().cast(), name.len()) };
+    0
+}
+
+unsafe extern "C" fn device_attribute(to: *mut c_int, attribute: c_int, _: DeviceId) -> Answer {
+    let value = match attribute {
+        1..=3 => 1024,
+        4 => 64,
+        5 => i32::MAX,
+        6 | 7 => 65535,
+        8 => 48 << 10,
+        10 => 32,
+        12 => 65536,
+        16 => 132,
+        38 => 50 << 20,
+        75 => 9,
+        76 => 0,
+        97 => 227 << 10,
+        _ => return 1,
+    };
+    give(to, value)
+}
+
+unsafe extern "C" fn retain_context(to: *mut Handle, device: DeviceId) -> Answer {
+    give(to, handle(device as usize))
+}
+
+unsafe extern "C" fn release_context(_: DeviceId) -> Answer {
+    0
+}
+
+unsafe extern "C" fn takes_handle(_: Handle) -> Answer {
+    with(|_| 0)
+}
+
+unsafe extern "C" fn allocate(to: *mut Address, bytes: usize) -> Answer {
+    with(|state| {
+        state.n_allocated += 1;
+        give(to, state.memory.add(vec![0; bytes]))
+    })
+}
+
+unsafe extern "C" fn free(_: Address) -> Answer {
+    with(|state| {
+        state.n_allocated -= 1;
+        0
+    })
+}
+
+unsafe extern "C" fn to_device(to: Address, from: *const c_void, bytes: usize) -> Answer {
+    with(|state| {
+        // SAFETY: the caller passes so many bytes.
+        let from = unsafe { std::slice::from_raw_parts(from.cast::<u8>(), bytes) };
+        state.memory.at(to, bytes).expect("it lies inside").copy_from_slice(from);
+        0
+    })
+}
+
+unsafe extern "C" fn from_device(to: *mut c_void, from: Address, bytes: usize) -> Answer {
+    with(|state| {
+        // SAFETY: the caller passes room for so many bytes.
+        let to = unsafe { std::slice::from_raw_parts_mut(to.cast::<u8>(), bytes) };
+        to.copy_from_slice(state.memory.at(from, bytes).expect("it lies inside"));
+        0
+    })
+}
+
+unsafe extern "C" fn fill(to: Address, byte: u8, n: usize, _: Handle) -> Answer {
+    with(|state| {
+        state.memory.at(to, n).expect("it lies inside").fill(byte);
+        0
+    })
+}
+
+unsafe extern "C" fn load_module(to: *mut Handle, code: *const c_void) -> Answer {
+    // SAFETY: text that ends with a zero: the emulator assembles itself.
+    let text = unsafe { CStr::from_ptr(code.cast()) }.to_string_lossy().into_owned();
+    with(|state| match emulator::read(&text) {
+        Ok(entries) => {
+            state.entries.extend(entries);
+            give(to, handle(0))
+        }
+        Err(why) => {
+            println!("the emulator: {why}");
+            218
+        }
+    })
+}
+
+unsafe extern "C" fn function(to: *mut Handle, _: Handle, name: *const c_char) -> Answer {
+    // SAFETY: the caller passes a string.
+    let name = unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned();
+    with(|state| match state.entries.iter().rposition(|entry| entry.name == name) {
+        Some(at) => give(to, handle(at)),
+        None => 500,
+    })
+}
+
+unsafe extern "C" fn function_attribute(to: *mut c_int, attribute: c_int, _: Handle) -> Answer {
+    give(to, if attribute == 4 { 32 } else { 0 })
+}
+
+unsafe extern "C" fn set_function_attribute(_: Handle, _: c_int, bytes: c_int) -> Answer {
+    if bytes <= 227 << 10 { 0 } else { 1 }
+}
+
+unsafe extern "C" fn launch(
+    function: Handle,
+    gx: c_uint,
+    gy: c_uint,
+    gz: c_uint,
+    bx: c_uint,
+    by: c_uint,
+    bz: c_uint,
+    shared_bytes: c_uint,
+    _: Handle,
+    arguments: *mut *mut c_void,
+    _: *mut *mut c_void,
+) -> Answer {
+    with(|state| {
+        let entry = number(function);
+        let argument = |at: usize| {
+            // SAFETY: the caller passes an address for each parameter of the kernel.
+            unsafe { arguments.add(at).read().cast::<u64>().read() }
+        };
+        let arguments = (0..state.entries[entry].n_parameters()).map(argument).collect();
+        let (grid, block) = ([gx, gy, gz], [bx, by, bz]);
+        let launch = Launch { entry, grid, block, shared_bytes: shared_bytes as usize, arguments };
+        match &mut state.recorded {
+            Some(all) => {
+                all.push(launch);
+                0
+            }
+            None => state.run(&launch),
+        }
+    })
+}
+
+unsafe extern "C" fn create(to: *mut Handle, _: c_uint) -> Answer {
+    give(to, handle(0))
+}
+
+unsafe extern "C" fn begin_capture(_: Handle, _: c_int) -> Answer {
+    with(|state| {
+        state.recorded = Some(Vec::new());
+        0
+    })
+}
+
+unsafe extern "C" fn end_capture(_: Handle, to: *mut Handle) -> Answer {
+    with(|state| {
+        let recorded = state.recorded.take().expect("it is begun first");
+        state.graphs.push(recorded);
+        give(to, handle(state.graphs.len() - 1))
+    })
+}
+
+unsafe extern "C" fn record_event(_: Handle, _: Handle, _: c_uint) -> Answer {
+    with(|_| 0)
+}
+
+unsafe extern "C" fn elapsed_ms(to: *mut f32, _: Handle, _: Handle) -> Answer {
+    with(|_| give(to, 0.25))
+}
+
+unsafe extern "C" fn instantiate(to: *mut Handle, graph: Handle, _: u64) -> Answer {
+    give(to, graph)
+}
+
+unsafe extern "C" fn launch_graph(graph: Handle, _: Handle) -> Answer {
+    with(|state| {
+        let launches = state.graphs[number(graph)].clone();
+        launches.iter().map(|launch| state.run(launch)).find(|code| *code != 0).unwrap_or(0)
+    })
+}
+
+/// The functions of the driver.
+pub fn functions() -> Functions {
+    Functions {
+        init,
+        version,
+        error_name,
+        n_devices,
+        device,
+        device_name,
+        device_attribute,
+        retain_context,
+        release_context,
+        set_context: takes_handle,
+        allocate,
+        free,
+        to_device,
+        from_device,
+        fill,
+        load_module,
+        unload_module: takes_handle,
+        function,
+        function_attribute,
+        set_function_attribute,
+        launch,
+        create_stream: create,
+        destroy_stream: takes_handle,
+        synchronize: takes_handle,
+        begin_capture,
+        end_capture,
+        create_event: create,
+        destroy_event: takes_handle,
+        record_event,
+        elapsed_ms,
+        instantiate,
+        launch_graph,
+        destroy_graph: takes_handle,
+        destroy_executable: takes_handle,
+    }
+}
