@@ -105,13 +105,7 @@ impl Undecided {
 
 /// A tail of `rest` iterations, which are at least one and less than `full`: versions for each number of them
 /// where these are few, else one that asks.
-fn by_value(
-    rest: &Index,
-    full: i64,
-    versions: u32,
-    ranges: &Ranges,
-    tail: impl Fn(&Index) -> Vec<Stmt>,
-) -> Vec<Stmt> {
+fn by_value(rest: &Index, full: i64, versions: u32, ranges: &Ranges, tail: impl Fn(&Index) -> Vec<Stmt>) -> Vec<Stmt> {
     let known = if full == 2 { Some(1) } else { rest.residue(full).filter(|&r| r > 0) };
     let mut values = known.map(|one| vec![one]).or_else(|| ranges.values(rest)).unwrap_or_default();
     values.retain(|&value| 0 < value && value < full);

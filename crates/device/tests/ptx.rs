@@ -1,0 +1,140 @@
+//! Random configurations of every template that serves a GPU, as PTX: an emulator runs it, and NVIDIA's
+//! assembler takes it where it is here.
+//!
+//! `TILEWRIGHT_CONFIGS=300` makes a long run of it: so many configurations of each template on each GPU; one
+//! by default, on the newest GPU.
+#![cfg(feature = "llvm")]
+
+#[path = "../../codegen/tests/emulator/mod.rs"]
+mod emulator;
+#[path = "../../codegen/tests/nvidia/mod.rs"]
+mod nvidia;
+
+use std::path::Path;
+
+use emulator::Order;
+use rand::SeedableRng;
+use rand_xoshiro::Xoshiro256PlusPlus;
+use tilewright_codegen::compile_gpu;
+use tilewright_ir::op::Workload;
+use tilewright_ir::{GpuProgram, Program, Role, Target, interp, lower_gpu};
+use tilewright_tune::{Setting, TEMPLATES, Task};
+
+const GPUS: [&str; 4] = ["sm_61", "sm_70", "sm_80", "sm_90a"];
+
+/// Small shapes that nothing divides, and some that tiles divide.
+const SHAPES: [&str; 8] = [
+    "matmul:m=17,n=33,k=29",
+    "matmul:m=32,n=64,k=16",
+    "matmul:m=13,n=20,k=41,const=b,epilogue=bias+add+relu",
+    "batch_matmul:b=2,m=11,n=19,k=9,tb=1,epilogue=add",
+    "conv2d:c=5,h=7,w=9,k=7,r=3,s=3,pad=1,epilogue=bias+gelu",
+    "conv2d:n=2,c=4,h=8,w=8,k=8,r=1,s=1,stride=2",
+    "depthwise_conv2d:c=5,h=7,w=8,r=3,s=3,pad=1",
+    "nest:buffer x:f32[7,19] global input buffer y:f32[7,19] global output loops i,j
+     run {for i in 7 {for j in 19 {y[i,j] = tanh(x[i,j])}}}",
+];
+
+/// Large shapes, of which no more is asked than that their code is right for a GPU.
+const LARGE: [&str; 3] = ["matmul-1024", "resnet18.C2", "resnet18.C12"];
+
+/// How many configurations, and on which GPUs.
+fn extent() -> (usize, &'static [&'static str]) {
+    match std::env::var("TILEWRIGHT_CONFIGS") {
+        Ok(n) => (n.parse().expect("a number of configurations"), &GPUS),
+        Err(_) => (1, &GPUS[3..]),
+    }
+}
+
+/// Small numbers, and outputs that are none.
+fn arguments(program: &Program) -> Vec<Vec<f64>> {
+    let values = program.arguments().map(|(id, b)| {
+        let n = b.n_elements().unwrap() as usize;
+        match b.role {
+            Role::Output => vec![f64::NAN; n],
+            _ => (0..n).map(|i| ((i * 7 + id.0 as usize * 3) % 11) as f64 / 4.0 - 1.25).collect(),
+        }
+    });
+    values.collect()
+}
+
+/// Checks kernels of random configurations for a GPU, each with its workload's text and its task.
+fn each(texts: &[&str], gpu: &str, mut check: impl FnMut(&str, &Task, &GpuProgram) -> Result<(), String>) {
+    let mut rng = Xoshiro256PlusPlus::seed_from_u64(31);
+    let (mut n, mut failures) = (0, Vec::new());
+    for text in texts {
+        let workload = Workload::parse(text).unwrap();
+        let setting = Setting { workload, target: Target::named(gpu).unwrap(), n_threads: 1 };
+        for template in TEMPLATES.iter().filter(|t| (t.serves)(&setting)) {
+            let task = Task::new(setting.clone(), Some(template.name)).unwrap();
+            for _ in 0..extent().0 {
+                let config = task.space.sample(&mut rng);
+                n += 1;
+                let program = task.program(&config).map_err(|(at, why)| format!("step {}: {why}", at + 1));
+                let kernels = program.and_then(|p| lower_gpu(&p).map_err(|why| format!("{why}\n{p}")));
+                if let Err(why) = kernels.and_then(|kernels| check(text, &task, &kernels)) {
+                    let json = task.space.config_to_json(&config);
+                    failures.push(format!("{text} {} {gpu} {json}\n{why}", template.name));
+                }
+            }
+        }
+    }
+    let first = failures.first().map_or("", String::as_str);
+    assert!(failures.is_empty(), "{} of {n} configurations fail; the first:\n{first}", failures.len());
+    println!("{n} configurations for {gpu}");
+}
+
+fn ptx(gpu: &GpuProgram, task: &Task) -> Result<String, String> {
+    let made = compile_gpu(gpu, &task.setting.target).map_err(|why| format!("{why}\n{gpu}"))?;
+    Ok(String::from_utf8(made.code).expect("PTX is text"))
+}
+
+#[test]
+fn emulated_kernels_compute_the_operator() {
+    for gpu in extent().1 {
+        each(&SHAPES, gpu, |text, task, kernels| {
+            let program = Workload::parse(text).unwrap().program();
+            let mut expected = arguments(&program);
+            interp::run(&program, &mut expected).unwrap();
+            let text = ptx(kernels, task)?;
+            let got = emulator::run(kernels, &text, &arguments(&program), Order::Descending)
+                .map_err(|why| format!("{why}\n{kernels}\n{text}"))?;
+            for ((_, b), (got, expected)) in program.arguments().zip(got.iter().zip(&expected)) {
+                let most = 2e-5 * expected.iter().fold(1.0, |most: f64, x| most.max(x.abs()));
+                let far = got.iter().zip(expected).position(|(a, b)| a.is_nan() || (a - b).abs() > most);
+                if let Some(at) = far {
+                    let (name, got, expected) = (&b.name, got[at], expected[at]);
+                    return Err(format!("{name}: element {at} is {got} instead of {expected}\n{kernels}\n{text}"));
+                }
+            }
+            Ok(())
+        });
+    }
+}
+
+#[test]
+fn kernels_assemble_as_the_model_says() {
+    let Some(ptxas) = nvidia::tool("ptxas") else { return };
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("random-ptx");
+    std::fs::create_dir_all(&folder).unwrap();
+    for gpu in extent().1 {
+        let (mut n_kernels, mut n_spilling) = (0, 0);
+        each(&[SHAPES.as_slice(), &LARGE].concat(), gpu, |_, task, kernels| {
+            let text = ptx(kernels, task)?;
+            let made = nvidia::assemble(&ptxas, text.as_bytes(), gpu, &folder.join(format!("{gpu}.cubin")));
+            let made = made.map_err(|why| format!("{why}\n{text}"))?;
+            for kernel in kernels.kernels() {
+                let made = made.get(&kernel.name).ok_or_else(|| format!("no {}", kernel.name))?;
+                let most = task.setting.target.gpu.as_ref().map_or(0, |gpu| gpu.shared_bytes);
+                let expected = Some(kernel.shared_bytes(kernels)).filter(|bytes| *bytes <= most).unwrap_or(0);
+                if made.shared_bytes != expected {
+                    return Err(format!("{} shares {} bytes, not {expected}", kernel.name, made.shared_bytes));
+                }
+                n_kernels += 1;
+                n_spilling += usize::from(made.spilled_bytes > 0);
+            }
+            Ok(())
+        });
+        println!("{gpu}: {n_kernels} kernels, {n_spilling} of which spill");
+    }
+}
