@@ -33,6 +33,7 @@ mod llvm;
 mod loader;
 mod map;
 mod number;
+mod opencl;
 mod ssa;
 mod types;
 mod x86;
@@ -54,6 +55,7 @@ pub use generate::ArgumentAlign;
 pub use generate::plan::{SCRATCH_ALIGN, ScratchLayout};
 pub use gpu::{GpuModule, compile_gpu, emit_gpu};
 pub use llvm::{host_cpu, llvm_version};
+pub use opencl::opencl_c;
 
 /// Why a program has no machine code.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]

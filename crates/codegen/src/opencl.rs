@@ -1,0 +1,793 @@
+//! OpenCL C for the kernels of a GPU program.
+//!
+//! Every kernel is a function with `reqd_work_group_size`, whose arguments are the buffers that it touches in
+//! global memory, in the order of [`Kernel::arguments`]. Iterations of a vectorized loop become vectors of 2,
+//! 4, 8 or 16 elements, loaded and stored through pointers to vectors where that is aligned for certain; what
+//! has no form on vectors is done element by element. Numbers of 16 bits are loaded and stored only, which
+//! every device can, and computed with in `float`.
+
+use std::collections::HashSet;
+use std::fmt::Write;
+
+use tilewright_ir::expr::{BinaryOp, Cond, Expr, Subscript, UnaryOp};
+use tilewright_ir::gpu::{Access, GpuProgram, Kernel};
+use tilewright_ir::index::{Atom, Ranges};
+use tilewright_ir::{Buffer, BufferId, DType, Index, LoopId, LoopKind, Program, Role, Scope, Stmt, Target};
+
+/// The widest vectors of OpenCL C first.
+const WIDTHS: [i64; 4] = [16, 8, 4, 2];
+
+/// The alignment of the widest vector, which is one of 64-bit numbers.
+const ALIGN: u64 = 128;
+
+/// Words that a name of a program may not be: of the language, and of functions that are called here.
+const RESERVED: &str = "\
+    auto bool break case char const constant continue default do double else enum event_t extern float \
+    for global goto half if image2d_t image3d_t inline int kernel local long pipe private ptrdiff_t quad \
+    read_only read_write register restrict return sampler_t short signed size_t sizeof static struct \
+    switch typedef uchar uint ulong union unsigned ushort void volatile while write_only INFINITY NAN \
+    MAXFLOAT HUGE_VAL abs barrier ceil clamp cos erf exp fabs floor fma fmax fmin log max min pow rint \
+    sin sqrt tanh get_group_id get_local_id";
+
+/// Beginnings of names that are the language's.
+const RESERVED_STARTS: &[&str] = &["_", "as_", "convert_", "vload", "vstore", "cl_", "CL_", "CLK_"];
+
+/// Functions of our own, each printed where it is called.
+const HELPERS: [(&str, &str); 7] = [
+    (
+        "floor_div",
+        "long floor_div(long a, long b) { long q = a / b; return q * b != a && (a < 0) != (b < 0) ? q - 1 : q; }",
+    ),
+    (
+        "floor_mod",
+        "long floor_mod(long a, long b) { long r = a % b; return r != 0 && (r < 0) != (b < 0) ? r + b : r; }",
+    ),
+    ("place_of", "long place_of(long n, long extent) { return clamp(n < 0 ? n + extent : n, 0L, extent - 1L); }"),
+    (
+        "bf16_bits",
+        "ushort bf16_bits(float x) {\n    uint bits = as_uint(x);\n    \
+         return isnan(x) ? 0x7fc0 : (bits + 0x7fff + (bits >> 16 & 1)) >> 16;\n}",
+    ),
+    ("bf16_value", "float bf16_value(ushort bits) { return as_float((uint)bits << 16); }"),
+    ("round_bf16", "float round_bf16(float x) { return bf16_value(bf16_bits(x)); }"),
+    (
+        "round_half",
+        "float round_half(float x) {\n    ushort bits;\n    vstore_half_rte(x, 0, (private half *)&bits);\n    \
+         return vload_half(0, (private const half *)&bits);\n}",
+    ),
+];
+
+/// OpenCL C of all kernels of a program, for a target.
+pub fn opencl_c(program: &GpuProgram, target: &Target) -> String {
+    let names = Names::of(&program.program);
+    let parts = [&program.prepare, &program.body, &program.finish];
+    let kernels: Vec<String> =
+        parts.into_iter().flatten().map(|kernel| print(program, kernel, target, &names)).collect();
+    let body = kernels.join("\n");
+    let mut out = String::new();
+    if ["double", "double2", "double4", "double8", "double16"].iter().any(|word| has_word(&body, word)) {
+        out += "#pragma OPENCL EXTENSION cl_khr_fp64 : enable\n\n";
+    }
+    // What calls others stands behind them.
+    let mut helpers = String::new();
+    for (name, source) in HELPERS.iter().rev() {
+        if has_word(&body, name) || has_word(&helpers, name) {
+            helpers = format!("{source}\n\n{helpers}");
+        }
+    }
+    out + &helpers + &body
+}
+
+/// Whether a text has a word that is not a part of another one.
+fn has_word(text: &str, word: &str) -> bool {
+    let is_part = |c: char| c.is_ascii_alphanumeric() || c == '_';
+    text.match_indices(word)
+        .any(|(at, _)| !text[..at].ends_with(is_part) && !text[at + word.len()..].starts_with(is_part))
+}
+
+/// The names of buffers and loops, as C has them.
+struct Names {
+    buffers: Vec<String>,
+    loops: Vec<String>,
+}
+
+impl Names {
+    fn of(program: &Program) -> Names {
+        let mut taken: HashSet<String> = HELPERS.iter().map(|(name, _)| (*name).to_owned()).collect();
+        let mut name_of = |name: &str| {
+            let letter = |c: char| if c.is_ascii_alphanumeric() { c } else { '_' };
+            let mut own: String = name.chars().map(letter).collect();
+            let is_reserved = |word: &str| RESERVED.split_whitespace().any(|known| known == word);
+            if RESERVED_STARTS.iter().any(|start| own.starts_with(start))
+                || own.starts_with(|c: char| c.is_ascii_digit())
+            {
+                own.insert(0, 'v');
+            }
+            // `float4` is a type as `float` is.
+            if is_reserved(&own) || is_reserved(own.trim_end_matches(|c: char| c.is_ascii_digit())) {
+                own.push('_');
+            }
+            while !taken.insert(own.clone()) {
+                own.push('_');
+            }
+            own
+        };
+        let buffers = program.buffers.iter().map(|buffer| name_of(&buffer.name)).collect();
+        Names { buffers, loops: program.loops.iter().map(|name| name_of(name)).collect() }
+    }
+}
+
+fn print(program: &GpuProgram, kernel: &Kernel, target: &Target, names: &Names) -> String {
+    let buffers = &program.program;
+    let arguments = kernel.arguments(program);
+    let is_shared_by_threads = arguments.iter().any(|(_, access)| *access == Access::ReadWrite);
+    // Addresses of 64 bits cost registers, and time where the hardware has none.
+    let largest = arguments.iter().filter_map(|(b, _)| buffers.buffer(*b).n_elements()).max().unwrap_or(0);
+    let mut printer = Printer {
+        program: buffers,
+        names,
+        has_fma: target.has_fma,
+        index_type: if largest < 1 << 30 { "int" } else { "long" },
+        fences: if is_shared_by_threads { "CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE" } else { "CLK_LOCAL_MEM_FENCE" },
+        shared: &kernel.shared,
+        out: String::new(),
+        depth: 1,
+        ranges: Ranges::default(),
+        lanes: None,
+    };
+    let [x, y, z] = kernel.threads.map(|axis| axis.map_or(1, |(_, extent)| extent));
+    let parameter = |(b, access): &(BufferId, Access)| {
+        let buffer = buffers.buffer(*b);
+        let qualifier = if *access == Access::Read { "const " } else { "" };
+        format!("global {qualifier}{} *restrict {}", storage(buffer.dtype, true), names.buffers[b.0 as usize])
+    };
+    let parameters: Vec<String> = arguments.iter().map(parameter).collect();
+    for b in &kernel.shared {
+        printer.declare("local ", *b);
+    }
+    let axes = [(&kernel.blocks, "get_group_id"), (&kernel.threads, "get_local_id")];
+    for (axes, function) in axes {
+        for (at, axis) in axes.iter().enumerate() {
+            let Some((var, extent)) = axis else { continue };
+            let line = format!("const {} {} = {function}({at});", printer.index_type, names.loops[var.0 as usize]);
+            printer.line(&line);
+            printer.ranges.push(*var, Index::from(*extent));
+        }
+    }
+    printer.block(&kernel.body);
+    format!(
+        "__attribute__((reqd_work_group_size({x}, {y}, {z})))\nkernel void {}({}) {{\n{}}}\n",
+        kernel.name,
+        parameters.join(", "),
+        printer.out
+    )
+}
+
+/// The type of elements in memory. Only pointers to `half` need no extension.
+fn storage(dtype: DType, is_pointer: bool) -> &'static str {
+    match dtype {
+        DType::F32 => "float",
+        DType::F64 => "double",
+        DType::F16 if is_pointer => "half",
+        DType::F16 | DType::Bf16 => "ushort",
+        DType::I8 => "char",
+        DType::U8 | DType::Bool => "uchar",
+        DType::I32 => "int",
+        DType::I64 => "long",
+    }
+}
+
+/// The type that a type is computed in.
+fn arithmetic(dtype: DType) -> &'static str {
+    storage(dtype.arithmetic(), false)
+}
+
+/// A value in the language.
+#[derive(Clone)]
+struct Value {
+    text: String,
+    is_vector: bool,
+}
+
+impl Value {
+    fn scalar(text: impl Into<String>) -> Value {
+        Value { text: text.into(), is_vector: false }
+    }
+
+    fn vector(text: impl Into<String>) -> Value {
+        Value { text: text.into(), is_vector: true }
+    }
+}
+
+struct Printer<'p> {
+    program: &'p Program,
+    names: &'p Names,
+    has_fma: bool,
+    index_type: &'static str,
+    fences: &'static str,
+    shared: &'p [BufferId],
+    out: String,
+    depth: usize,
+    ranges: Ranges,
+    /// The loop whose iterations are the elements of vectors, and their number.
+    lanes: Option<(LoopId, i64)>,
+}
+
+impl Printer<'_> {
+    fn line(&mut self, text: &str) {
+        let indent = 4 * self.depth;
+        writeln!(self.out, "{:indent$}{text}", "").expect("a string takes all");
+    }
+
+    fn buffer(&self, b: BufferId) -> &Buffer {
+        self.program.buffer(b)
+    }
+
+    fn name(&self, b: BufferId) -> &str {
+        &self.names.buffers[b.0 as usize]
+    }
+
+    fn declare(&mut self, space: &str, b: BufferId) {
+        let buffer = self.buffer(b);
+        let n = buffer.n_elements().unwrap_or(u64::MAX).max(1);
+        // As the widest vector in it is.
+        let align = ALIGN.min(1 << n.saturating_mul(buffer.dtype.bytes()).ilog2());
+        let align = if n > 1 { format!(" __attribute__((aligned({align})))") } else { String::new() };
+        let line = format!("{space}{} {}[{n}]{align};", storage(buffer.dtype, false), self.name(b));
+        self.line(&line);
+    }
+
+    fn block(&mut self, block: &[Stmt]) {
+        block.iter().for_each(|stmt| self.stmt(stmt));
+    }
+
+    fn stmt(&mut self, stmt: &Stmt) {
+        match stmt {
+            Stmt::For(l) if l.kind == LoopKind::Vectorized && self.lanes.is_none() => {
+                self.vectorized(l.var, &l.extent, &l.body)
+            }
+            Stmt::For(l) => {
+                let name = &self.names.loops[l.var.0 as usize];
+                let extent = self.index(&l.extent);
+                let head = format!("for ({} {name} = 0; {name} < {extent}; ++{name}) {{", self.index_type);
+                self.line(&head);
+                self.ranges.push(l.var, l.extent.clone());
+                self.nested(&l.body);
+                self.ranges.pop();
+                self.line("}");
+            }
+            Stmt::If { cond: Cond::True, then, .. } => {
+                self.line("{");
+                self.nested(then);
+                self.line("}");
+            }
+            Stmt::If { cond, then, otherwise } => {
+                let head = format!("if ({}) {{", self.cond(cond));
+                self.line(&head);
+                self.nested(then);
+                if !otherwise.is_empty() {
+                    self.line("} else {");
+                    self.nested(otherwise);
+                }
+                self.line("}");
+            }
+            Stmt::Alloc(b) if self.shared.contains(b) => {}
+            Stmt::Alloc(b) => self.declare("", *b),
+            Stmt::Barrier => {
+                let line = format!("barrier({});", self.fences);
+                self.line(&line);
+            }
+            Stmt::Store { buffer, index, value } => {
+                if self.needs_lanes_apart(stmt) {
+                    return self.lane_by_lane(stmt);
+                }
+                let value = self.expr(value, self.buffer(*buffer).dtype.arithmetic());
+                self.store(*buffer, index, value);
+            }
+            Stmt::Update { buffer, index, op, value, first } => {
+                if self.needs_lanes_apart(stmt) {
+                    return self.lane_by_lane(stmt);
+                }
+                let dtype = self.buffer(*buffer).dtype.arithmetic();
+                let identity = Expr::Const(op.identity());
+                let old = match first {
+                    Cond::True => identity,
+                    Cond::Not(never) if **never == Cond::True => Expr::Load(*buffer, index.clone()),
+                    first => {
+                        let old = Expr::Load(*buffer, index.clone());
+                        Expr::Select(Box::new(first.clone()), Box::new(identity), Box::new(old))
+                    }
+                };
+                let value = self.binary(op.combine(), &old, value, dtype);
+                self.store(*buffer, index, value);
+            }
+            // A hint for caches, which GPUs have no use for.
+            Stmt::Prefetch { .. } => {}
+        }
+    }
+
+    fn nested(&mut self, block: &[Stmt]) {
+        self.depth += 1;
+        self.block(block);
+        self.depth -= 1;
+    }
+
+    /// A vectorized loop, in pieces as wide as vectors are.
+    fn vectorized(&mut self, var: LoopId, extent: &Index, body: &[Stmt]) {
+        let Some(extent) = extent.as_const() else {
+            let serial =
+                tilewright_ir::Loop { var, extent: extent.clone(), kind: LoopKind::Serial, body: body.to_vec() };
+            return self.stmt(&Stmt::For(serial));
+        };
+        let mut at = 0;
+        while at < extent {
+            let width = WIDTHS.into_iter().find(|width| *width <= extent - at);
+            for stmt in body {
+                match width {
+                    Some(width) => {
+                        self.lanes = Some((var, width));
+                        let moved =
+                            if at == 0 { stmt.clone() } else { stmt.substitute(var, &Index::from(var).offset(at)) };
+                        self.ranges.push(var, Index::from(width));
+                        self.stmt(&moved);
+                        self.ranges.pop();
+                        self.lanes = None;
+                    }
+                    None => self.stmt(&stmt.substitute(var, &Index::from(at))),
+                }
+            }
+            at += width.unwrap_or(1);
+        }
+    }
+
+    /// Whether a statement on vectors is one for each element by itself: its place in memory is no run of
+    /// neighbours, what it depends on differs by element, or its type has no vectors.
+    fn needs_lanes_apart(&self, stmt: &Stmt) -> bool {
+        let Some((var, _)) = self.lanes else { return false };
+        let Some((buffer, index)) = stmt.own_write() else { return false };
+        let first_varies = matches!(stmt, Stmt::Update { first, .. } if first.uses(var));
+        first_varies
+            || matches!(self.buffer(buffer).dtype, DType::Bf16 | DType::Bool)
+            || self.step(&self.place(buffer, index)) != Some(1)
+    }
+
+    fn lane_by_lane(&mut self, stmt: &Stmt) {
+        let Some((var, width)) = self.lanes.take() else { unreachable!("it is on vectors") };
+        for lane in 0..width {
+            self.stmt(&stmt.substitute(var, &Index::from(lane)));
+        }
+        self.lanes = Some((var, width));
+    }
+
+    /// How far apart neighbouring lanes are; none where that is not the same everywhere.
+    fn step(&self, place: &Index) -> Option<i64> {
+        let Some((var, _)) = self.lanes else { return Some(0) };
+        let step = place.coefficient(var);
+        (!place.sub(&Index::from(var).scale(step)).uses(var)).then_some(step)
+    }
+
+    /// The element of a buffer as a number of elements from its beginning.
+    fn place(&self, b: BufferId, index: &[Index]) -> Index {
+        let strides = self.buffer(b).strides();
+        let place = index.iter().zip(strides).fold(Index::from(0), |sum, (i, stride)| sum.add_scaled(i, stride));
+        self.ranges.simplify(&place)
+    }
+
+    fn index(&self, e: &Index) -> String {
+        let mut text = String::new();
+        for (atom, c) in e.terms() {
+            let atom = self.atom(atom);
+            match (text.is_empty(), *c) {
+                (true, 1) => text += &atom,
+                (true, c) => write!(text, "{c} * {atom}").expect("a string takes all"),
+                (false, 1) => write!(text, " + {atom}").expect("a string takes all"),
+                (false, -1) => write!(text, " - {atom}").expect("a string takes all"),
+                (false, c) if c < 0 => write!(text, " - {} * {atom}", -c).expect("a string takes all"),
+                (false, c) => write!(text, " + {c} * {atom}").expect("a string takes all"),
+            }
+        }
+        match (text.is_empty(), e.constant()) {
+            (true, c) => c.to_string(),
+            (false, 0) => text,
+            (false, c) if c < 0 => format!("{text} - {}", -i128::from(c)),
+            (false, c) => format!("{text} + {c}"),
+        }
+    }
+
+    fn atom(&self, atom: &Atom) -> String {
+        let divided = |e: &Index, d: i64, sign: char, helper: &str| {
+            let text = self.index(e);
+            if d > 0 && self.ranges.lower(e).is_some_and(|least| least >= 0) {
+                return format!("({text}) {sign} {d}");
+            }
+            format!("({}){helper}({text}, {d})", self.index_type)
+        };
+        match atom {
+            Atom::Var(v) => self.names.loops[v.0 as usize].clone(),
+            Atom::FloorDiv(e, d) => format!("({})", divided(e, *d, '/', "floor_div")),
+            Atom::Mod(e, d) => format!("({})", divided(e, *d, '%', "floor_mod")),
+            Atom::Min(a, b) => self.of_two("min", a, b),
+            Atom::Max(a, b) => self.of_two("max", a, b),
+        }
+    }
+
+    /// Both are of one type, whatever numbers they are.
+    fn of_two(&self, function: &str, a: &Index, b: &Index) -> String {
+        let ty = self.index_type;
+        format!("{function}(({ty})({}), ({ty})({}))", self.index(a), self.index(b))
+    }
+
+    fn cond(&self, cond: &Cond) -> String {
+        match cond {
+            Cond::True => "1".to_owned(),
+            Cond::Lt(a, b) => format!("{} < {}", self.index(a), self.index(b)),
+            Cond::Eq(a, b) => format!("{} == {}", self.index(a), self.index(b)),
+            Cond::Less(a, b) => {
+                let dtype = Expr::arithmetic_of([a, b], &|b| self.buffer(b).dtype).unwrap_or(DType::F64);
+                format!("{} < {}", self.expr(a, dtype).text, self.expr(b, dtype).text)
+            }
+            Cond::And(a, b) => format!("({}) && ({})", self.cond(a), self.cond(b)),
+            Cond::Not(a) => format!("!({})", self.cond(a)),
+        }
+    }
+
+    /// A value for each lane, computed by itself.
+    fn lanes_apart(&self, e: &Expr, dtype: DType) -> Value {
+        let (var, width) = self.lanes.expect("invariant: lanes differ in vectorized loops only");
+        let one = Printer { out: String::new(), lanes: None, ranges: self.ranges.clone(), ..*self };
+        let lane = |lane: i64| one.expr(&e.map_index(&mut |i| i.substitute(var, &Index::from(lane))), dtype).text;
+        let lanes: Vec<String> = (0..width).map(lane).collect();
+        Value::vector(format!("({}{width})({})", arithmetic(dtype), lanes.join(", ")))
+    }
+
+    fn varies(&self, e: &Expr) -> bool {
+        self.lanes.is_some_and(|(var, _)| e.uses(var))
+    }
+
+    /// An expression computed in the arithmetic of a type.
+    fn expr(&self, e: &Expr, dtype: DType) -> Value {
+        match e {
+            Expr::Const(x) => Value::scalar(literal(*x, dtype.arithmetic())),
+            Expr::Load(b, index) => self.load(*b, index, e, dtype),
+            Expr::Gather(..) | Expr::FromIndex(_) if self.varies(e) => self.lanes_apart(e, dtype),
+            Expr::Gather(b, subscripts) => self.gather(*b, subscripts, dtype),
+            Expr::FromIndex(index) => Value::scalar(format!("({})({})", arithmetic(dtype), self.index(index))),
+            Expr::Unary(op, x) => self.unary(*op, x, dtype),
+            Expr::Binary(op, a, b) => self.binary(*op, a, b, dtype),
+            Expr::Select(cond, a, b) => {
+                if self.lanes.is_some_and(|(var, _)| cond.uses(var)) {
+                    return self.lanes_apart(e, dtype);
+                }
+                let [a, b] = [a, b].map(|side| self.expr(side, dtype));
+                let is_vector = a.is_vector || b.is_vector;
+                let [a, b] = [a, b].map(|side| if is_vector { self.widened(side, dtype) } else { side.text });
+                Value { text: format!("({} ? {a} : {b})", self.cond(cond)), is_vector }
+            }
+            Expr::Cast(to, _) if matches!(to, DType::F16 | DType::Bf16 | DType::Bool) && self.varies(e) => {
+                self.lanes_apart(e, dtype)
+            }
+            Expr::Cast(to, x) => {
+                let Value { text, is_vector } = self.expr(x, to.arithmetic());
+                let ty = self.vector_type(to.arithmetic(), is_vector);
+                let rounded = match to {
+                    DType::F16 => format!("round_half({text})"),
+                    DType::Bf16 => format!("round_bf16({text})"),
+                    DType::I8 | DType::U8 => format!("convert_{ty}({})", self.narrowed(&text, *to, is_vector)),
+                    DType::Bool => format!("(int)({text} != 0)"),
+                    DType::F32 | DType::F64 | DType::I32 | DType::I64 => text,
+                };
+                self.converted(Value { text: rounded, is_vector }, to.arithmetic(), dtype)
+            }
+        }
+    }
+
+    fn load(&self, b: BufferId, index: &[Index], e: &Expr, dtype: DType) -> Value {
+        let (of, place) = (self.buffer(b).dtype, self.place(b, index));
+        let value = match (self.step(&place), self.lanes) {
+            (Some(0), _) | (_, None) => Value::scalar(self.element(b, &self.index(&place))),
+            (Some(1), Some((var, width))) if of != DType::Bf16 => {
+                let start = place.substitute(var, &Index::from(0));
+                Value::vector(match of {
+                    DType::F16 => format!("vload_half{width}(0, {})", self.pointer(&self.halves(b, true), &start)),
+                    _ if is_multiple(&start, width) => format!("*{}", self.vector_at(b, &start, width, true)),
+                    _ => format!("vload{width}(0, {})", self.pointer(self.name(b), &start)),
+                })
+            }
+            _ => return self.lanes_apart(e, dtype),
+        };
+        self.converted(value, of, dtype)
+    }
+
+    /// A pointer to a vector.
+    fn vector_at(&self, b: BufferId, start: &Index, width: i64, is_const: bool) -> String {
+        let (space, ty) = (self.space(b), storage(self.buffer(b).dtype, false));
+        let qualifier = if is_const { "const " } else { "" };
+        format!("({space} {qualifier}{ty}{width} *){}", self.pointer(self.name(b), start))
+    }
+
+    /// A pointer so many elements behind another one.
+    fn pointer(&self, from: &str, place: &Index) -> String {
+        if *place == Index::from(0) { from.to_owned() } else { format!("({from} + {})", self.index(place)) }
+    }
+
+    /// A pointer to the numbers of 16 bits of a buffer.
+    fn halves(&self, b: BufferId, is_const: bool) -> String {
+        let qualifier = if is_const { "const " } else { "" };
+        match self.space(b) {
+            "global" => self.name(b).to_owned(),
+            space => format!("({space} {qualifier}half *){}", self.name(b)),
+        }
+    }
+
+    fn space(&self, b: BufferId) -> &'static str {
+        match self.buffer(b) {
+            Buffer { scope: Scope::Shared, .. } => "local",
+            Buffer { scope: Scope::Global, .. } => "global",
+            Buffer { role: Role::Temporary, .. } => "private",
+            _ => "global",
+        }
+    }
+
+    /// One element of a buffer.
+    fn element(&self, b: BufferId, place: &str) -> String {
+        match self.buffer(b).dtype {
+            DType::F16 => format!("vload_half({place}, {})", self.halves(b, true)),
+            DType::Bf16 => format!("bf16_value({}[{place}])", self.name(b)),
+            _ => format!("{}[{place}]", self.name(b)),
+        }
+    }
+
+    fn gather(&self, b: BufferId, subscripts: &[Subscript], dtype: DType) -> Value {
+        let buffer = self.buffer(b);
+        let summands =
+            subscripts.iter().zip(buffer.strides()).zip(&buffer.shape).map(|((subscript, stride), extent)| {
+                let place = match subscript {
+                    Subscript::Index(i) => format!("({})", self.index(i)),
+                    Subscript::Value(value) => format!("place_of({}, {extent})", self.expr(value, DType::I64).text),
+                };
+                if stride == 1 { place } else { format!("{stride} * {place}") }
+            });
+        let place = summands.collect::<Vec<_>>().join(" + ");
+        self.converted(Value::scalar(self.element(b, &place)), buffer.dtype, dtype)
+    }
+
+    fn vector_type(&self, dtype: DType, is_vector: bool) -> String {
+        let ty = arithmetic(dtype);
+        match self.lanes {
+            Some((_, width)) if is_vector => format!("{ty}{width}"),
+            _ => ty.to_owned(),
+        }
+    }
+
+    fn widened(&self, value: Value, dtype: DType) -> String {
+        if value.is_vector { value.text } else { format!("({})({})", self.vector_type(dtype, true), value.text) }
+    }
+
+    /// A value of a buffer's type, or of an arithmetic, in another arithmetic.
+    fn converted(&self, value: Value, from: DType, to: DType) -> Value {
+        let Value { text, is_vector } = value;
+        // Numbers of 16 bits are `float` once they are loaded.
+        let of = if from.is_float() { from.arithmetic() } else { from };
+        if of == to.arithmetic() {
+            return Value { text, is_vector };
+        }
+        let ty = self.vector_type(to, is_vector);
+        let is_narrower = of.is_float() || of == DType::I64 && to.arithmetic() == DType::I32;
+        let text = match (is_vector, to.is_float()) {
+            (_, false) if is_narrower => format!("convert_{ty}_sat({text})"),
+            (true, _) => format!("convert_{ty}({text})"),
+            (false, _) => format!("({ty}){text}"),
+        };
+        Value { text, is_vector }
+    }
+
+    /// A whole number as one of 8 bits.
+    fn narrowed(&self, text: &str, to: DType, is_vector: bool) -> String {
+        let width = self.lanes.filter(|_| is_vector).map_or(String::new(), |(_, width)| width.to_string());
+        format!("convert_{}{width}_sat({text})", storage(to, false))
+    }
+
+    fn store(&mut self, b: BufferId, index: &[Index], value: Value) {
+        let (dtype, place) = (self.buffer(b).dtype, self.place(b, index));
+        let line = match self.lanes {
+            None => {
+                let (name, place, text) = (self.name(b), self.index(&place), value.text);
+                match dtype {
+                    DType::F16 => format!("vstore_half_rte({text}, {place}, {});", self.halves(b, false)),
+                    DType::Bf16 => format!("{name}[{place}] = bf16_bits({text});"),
+                    DType::I8 | DType::U8 => format!("{name}[{place}] = {};", self.narrowed(&text, dtype, false)),
+                    DType::Bool => format!("{name}[{place}] = {text} != 0;"),
+                    DType::F32 | DType::F64 | DType::I32 | DType::I64 => format!("{name}[{place}] = {text};"),
+                }
+            }
+            Some((var, width)) => {
+                let start = place.substitute(var, &Index::from(0));
+                let text = self.widened(value, dtype);
+                let text =
+                    if matches!(dtype, DType::I8 | DType::U8) { self.narrowed(&text, dtype, true) } else { text };
+                match dtype {
+                    DType::F16 => {
+                        format!("vstore_half{width}_rte({text}, 0, {});", self.pointer(&self.halves(b, false), &start))
+                    }
+                    _ if is_multiple(&start, width) => {
+                        format!("*{} = {text};", self.vector_at(b, &start, width, false))
+                    }
+                    _ => format!("vstore{width}({text}, 0, {});", self.pointer(self.name(b), &start)),
+                }
+            }
+        };
+        self.line(&line);
+    }
+
+    fn unary(&self, op: UnaryOp, x: &Expr, dtype: DType) -> Value {
+        if !dtype.is_float() {
+            match op {
+                UnaryOp::Neg => {}
+                UnaryOp::Floor | UnaryOp::Ceil | UnaryOp::Round => return self.expr(x, dtype),
+                UnaryOp::Abs => {
+                    let Value { text, is_vector } = self.expr(x, dtype);
+                    let ty = self.vector_type(dtype, is_vector);
+                    return Value { text: format!("convert_{ty}(abs({text}))"), is_vector };
+                }
+                _ => {
+                    let x = self.converted(self.expr(x, dtype), dtype, DType::F64);
+                    let text = format!("{}({})", function(op), x.text);
+                    return self.converted(Value { text, ..x }, DType::F64, dtype);
+                }
+            }
+        }
+        let Value { text, is_vector } = self.expr(x, dtype);
+        let text = match op {
+            UnaryOp::Neg => format!("(-{text})"),
+            _ => format!("{}({text})", function(op)),
+        };
+        Value { text, is_vector }
+    }
+
+    fn binary(&self, op: BinaryOp, a: &Expr, b: &Expr, dtype: DType) -> Value {
+        let dtype = dtype.arithmetic();
+        if !dtype.is_float() {
+            let [a, b] = [a, b].map(|x| self.expr(x, dtype));
+            return match op {
+                BinaryOp::Add | BinaryOp::Sub | BinaryOp::Mul | BinaryOp::Min | BinaryOp::Max => {
+                    self.combined(op, a, b, dtype)
+                }
+                BinaryOp::Div | BinaryOp::Pow => {
+                    let [a, b] = [a, b].map(|x| self.converted(x, dtype, DType::F64));
+                    self.converted(self.combined(op, a, b, DType::F64), DType::F64, dtype)
+                }
+            };
+        }
+        if self.has_fma {
+            let (product, z, signs) = match (op, a, b) {
+                (BinaryOp::Add, z, Expr::Binary(BinaryOp::Mul, x, y))
+                | (BinaryOp::Add, Expr::Binary(BinaryOp::Mul, x, y), z) => (Some((x, y)), z, ["", ""]),
+                (BinaryOp::Sub, Expr::Binary(BinaryOp::Mul, x, y), z) => (Some((x, y)), z, ["", "-"]),
+                (BinaryOp::Sub, z, Expr::Binary(BinaryOp::Mul, x, y)) => (Some((x, y)), z, ["-", ""]),
+                _ => (None, a, ["", ""]),
+            };
+            if let Some((x, y)) = product {
+                let [x, y, z] = [x, y, z].map(|v| self.expr(v, dtype));
+                let is_vector = x.is_vector || y.is_vector || z.is_vector;
+                let [x, y, z] = [x, y, z].map(|v| if is_vector { self.widened(v, dtype) } else { v.text });
+                return Value { text: format!("fma({}{x}, {y}, {}{z})", signs[0], signs[1]), is_vector };
+            }
+        }
+        match (op, b) {
+            (BinaryOp::Pow, Expr::Const(n)) if *n == 1.0 => self.expr(a, dtype),
+            (BinaryOp::Pow, Expr::Const(n)) if *n == 2.0 => {
+                let a = self.expr(a, dtype);
+                self.combined(BinaryOp::Mul, a.clone(), a, dtype)
+            }
+            _ => self.combined(op, self.expr(a, dtype), self.expr(b, dtype), dtype),
+        }
+    }
+
+    fn combined(&self, op: BinaryOp, a: Value, b: Value, dtype: DType) -> Value {
+        let is_vector = a.is_vector || b.is_vector;
+        let [a, b] = [a, b].map(|x| if is_vector { self.widened(x, dtype) } else { x.text });
+        let text = match op {
+            BinaryOp::Add => format!("({a} + {b})"),
+            BinaryOp::Sub => format!("({a} - {b})"),
+            BinaryOp::Mul => format!("({a} * {b})"),
+            BinaryOp::Div => format!("({a} / {b})"),
+            BinaryOp::Min if dtype.is_float() => format!("fmin({a}, {b})"),
+            BinaryOp::Max if dtype.is_float() => format!("fmax({a}, {b})"),
+            BinaryOp::Min => format!("min({a}, {b})"),
+            BinaryOp::Max => format!("max({a}, {b})"),
+            BinaryOp::Pow => format!("pow({a}, {b})"),
+        };
+        Value { text, is_vector }
+    }
+}
+
+/// The function of OpenCL C for floating-point numbers.
+fn function(op: UnaryOp) -> &'static str {
+    match op {
+        UnaryOp::Neg => "-",
+        UnaryOp::Abs => "fabs",
+        UnaryOp::Exp => "exp",
+        UnaryOp::Log => "log",
+        UnaryOp::Sqrt => "sqrt",
+        UnaryOp::Tanh => "tanh",
+        UnaryOp::Erf => "erf",
+        UnaryOp::Floor => "floor",
+        UnaryOp::Ceil => "ceil",
+        UnaryOp::Round => "rint",
+        UnaryOp::Sin => "sin",
+        UnaryOp::Cos => "cos",
+    }
+}
+
+/// Whether an index is a multiple of a number, whatever its variables are.
+fn is_multiple(index: &Index, of: i64) -> bool {
+    index.constant() % of == 0 && index.terms().iter().all(|(_, c)| c % of == 0)
+}
+
+/// A number of an arithmetic, exactly.
+fn literal(x: f64, arithmetic: DType) -> String {
+    if !arithmetic.is_float() {
+        let x = arithmetic.round(x) as i64;
+        return match (arithmetic, x) {
+            (DType::I64, i64::MIN) => "(-9223372036854775807L - 1L)".to_owned(),
+            (DType::I64, x) if x < 0 => format!("({x}L)"),
+            (DType::I64, x) => format!("{x}L"),
+            (_, x) if x == i64::from(i32::MIN) => "(-2147483647 - 1)".to_owned(),
+            (_, x) if x < 0 => format!("({x})"),
+            (_, x) => x.to_string(),
+        };
+    }
+    let x = arithmetic.round(x);
+    let (ty, suffix) = if arithmetic == DType::F32 { ("float", "f") } else { ("double", "") };
+    let magnitude = match x.abs() {
+        m if m.is_nan() => return format!("({ty})NAN"),
+        m if m.is_infinite() => format!("({ty})INFINITY"),
+        m if m == m.trunc() && m < 1e6 => format!("{m:.1}{suffix}"),
+        m => format!("{}{suffix}", hexadecimal(m)),
+    };
+    if x.is_sign_negative() { format!("(-{magnitude})") } else { magnitude }
+}
+
+/// A positive number in the hexadecimal form of C.
+fn hexadecimal(x: f64) -> String {
+    let (exponent, fraction) = ((x.to_bits() >> 52) as i64, x.to_bits() & ((1 << 52) - 1));
+    let (lead, exponent) = if exponent == 0 { (0, -1022) } else { (1, exponent - 1023) };
+    let digits = format!("{fraction:013x}");
+    let digits = digits.trim_end_matches('0');
+    let point = if digits.is_empty() { "" } else { "." };
+    format!("0x{lead}{point}{digits}p{exponent}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_exact() {
+        let check = |x: f64, dtype: DType, expected: &str| assert_eq!(literal(x, dtype), expected);
+        check(0.0, DType::F32, "0.0f");
+        check(-0.0, DType::F32, "(-0.0f)");
+        check(1.5, DType::F32, "0x1.8p0f");
+        check(0.1, DType::F64, "0x1.999999999999ap-4");
+        check(0.1, DType::F32, "0x1.99999ap-4f");
+        check(f64::MIN_POSITIVE / 4.0, DType::F64, "0x0.4p-1022");
+        check(f64::NEG_INFINITY, DType::F32, "(-(float)INFINITY)");
+        check(f64::NAN, DType::F64, "(double)NAN");
+        check(-7.0, DType::I32, "(-7)");
+        check(-2147483648.0, DType::I32, "(-2147483647 - 1)");
+        check(3e10, DType::I64, "30000000000L");
+    }
+
+    #[test]
+    fn names_are_none_of_the_language() {
+        let names = ["A.s", "half", "float4", "i", "i", "as_is", "_x", "fma", "floor_div", "2x"].map(str::to_owned);
+        let program = Program { loops: names.to_vec(), ..Program::default() };
+        let own = Names::of(&program).loops;
+        assert_eq!(own, ["A_s", "half_", "float4_", "i", "i_", "vas_is", "v_x", "fma_", "floor_div_", "v2x"]);
+    }
+
+    #[test]
+    fn words_are_whole() {
+        assert!(has_word("x = round_half(y)", "round_half") && !has_word("around_halfs", "round_half"));
+    }
+}
