@@ -144,10 +144,10 @@ fn found(f: &Functions, number: u32) -> Result<Found, CudaError> {
     let mut name = [0; 256];
     call!(f, device_name(name.as_mut_ptr(), name.len() as c_int, device), "the device's name")?;
     let name = name.iter().take_while(|c| **c != 0).map(|c| char::from(*c as u8)).collect();
-    Ok(Found { number, name, target: target_of(f, device)? })
+    Ok(Found { number, name, target: target_of(f, device, number)? })
 }
 
-fn target_of(f: &Functions, device: DeviceId) -> Result<Target, CudaError> {
+fn target_of(f: &Functions, device: DeviceId, number: u32) -> Result<Target, CudaError> {
     let generic = Target::named("sm_80").expect("invariant: it is in the table");
     let get = |attribute: i32| -> Result<u64, CudaError> {
         let mut value: c_int = 0;
@@ -176,6 +176,7 @@ fn target_of(f: &Functions, device: DeviceId) -> Result<Target, CudaError> {
         has_f64: true,
         has_f16: capability >= 60 && capability != 61,
         has_tensor_cores: capability >= 70,
+        number,
     };
     let l2_bytes = get(attribute::L2)?;
     Ok(Target { cpu, l1d_bytes: most_shared_bytes, l2_bytes, l3_bytes: l2_bytes, gpu: Some(gpu), ..generic })

@@ -6,9 +6,11 @@ mod race;
 mod scheduler;
 
 use crate::data::{Data, DataError, anonymous_file};
+use crate::folder::Folder;
 use crate::host;
 use crate::limits::{self, Allowed};
 use crate::objects;
+use crate::opencl::{self, OpenClError};
 use crate::protocol::{Assignment, Caches, Source};
 use crate::workers::Workers;
 use scheduler::{Command, Policy, Scheduler};
@@ -21,6 +23,7 @@ use std::time::{Duration, Instant};
 use tilewright_ir::Target;
 use tilewright_ir::op::Workload;
 use tilewright_ir::reference::Watch;
+use tilewright_ir::target::{Arch, GpuApi};
 use tilewright_tune::{BoxError, Candidate, Limits, Machine, Measure, Measured, Next, RaceLimits, Standing, pause};
 
 pub use crate::workers::WorkerCommand;
@@ -105,6 +108,15 @@ pub enum DeviceError {
     /// The worker processes do not start.
     #[error("cannot run worker processes: {0}{advice}", advice = limits::advice(.0))]
     Workers(#[from] io::Error),
+    /// There is no such device.
+    #[error(transparent)]
+    OpenCl(#[from] OpenClError),
+    /// Nothing runs kernels of this kind.
+    #[error("kernels for {target} cannot be run here (`show` prints their code)")]
+    NothingRuns {
+        /// The target's name.
+        target: String,
+    },
     /// The workload's buffers exceed this machine's memory.
     #[error(
         "{workload} needs {needed_mib} MiB of memory, and this process may have {memory_mib}; give smaller sizes, or a larger limit"
@@ -139,7 +151,7 @@ const MORE_BYTES: u64 = 32 << 20;
 /// How often it is looked what is to be done, whether workers say something or not.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// The CPU, as a place to measure one workload.
+/// The CPU, or another device, as a place to measure one workload.
 pub struct Device {
     workers: Workers,
     options: Options,
@@ -152,6 +164,7 @@ pub struct Device {
     // Workers map the one file and read and write the other; both must outlive them.
     data: Data,
     _objects: File,
+    _drivers: Option<Folder>,
 }
 
 impl Device {
@@ -196,10 +209,23 @@ impl Device {
     pub fn new_watched(
         workload: Workload,
         target: &Target,
-        options: Options,
+        mut options: Options,
         watch: &Watch,
     ) -> Result<Device, DeviceError> {
         Device::check_memory(&workload)?;
+        let is_cpu = match target.arch {
+            Arch::X86_64 | Arch::Aarch64 => true,
+            Arch::Gpu(GpuApi::OpenCl) => opencl::device_of(target)?.is_cpu,
+            Arch::Gpu(GpuApi::Cuda | GpuApi::AmdGpu) => {
+                return Err(DeviceError::NothingRuns { target: target.name() });
+            }
+        };
+        if target.gpu.is_some() {
+            // Its own clock tells how long a kernel took, wherever the CPU's cores are meanwhile.
+            options.cpus.clear();
+            options.at_best_pace = false;
+        }
+        let drivers = target.gpu.map(|_| Folder::new("tilewright-drivers")).transpose()?;
         pause::watch()?;
         let untuned = workload.program();
         let data = Data::new(&untuned, options.seed, host::most_threads(), watch)?;
@@ -214,11 +240,17 @@ impl Device {
             data_offsets: data.offsets.clone(),
             objects_fd: objects.as_raw_fd(),
             memory_bytes: options.memory_bytes,
+            drivers_folder: drivers.as_ref().map(|folder| folder.path().to_owned()),
         };
         let all_cpus = host::allowed_cpus();
         let other_cpus = host::cpus_beside(&all_cpus, &options.cpus);
         let workers = Workers::start(options.worker.clone(), assignment, options.n_workers)?;
-        let has_cores_left = workers.len() > 1 && !options.cpus.is_empty() && !other_cpus.is_empty();
+        let has_cores_left = workers.len() > 1
+            && match target.gpu {
+                None => !options.cpus.is_empty() && !other_cpus.is_empty(),
+                // A CPU behind OpenCL takes all cores for a kernel.
+                Some(_) => !is_cpu,
+            };
         let scheduler = Scheduler::new(Policy {
             n_workers: workers.len(),
             has_cores_left,
@@ -239,6 +271,7 @@ impl Device {
             paused: pause::total(),
             data,
             _objects: objects,
+            _drivers: drivers,
         })
     }
 

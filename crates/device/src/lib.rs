@@ -10,11 +10,13 @@ pub mod data;
 #[cfg(test)]
 mod denied;
 pub mod device;
+mod folder;
 pub mod host;
 pub mod kernel;
 pub mod limits;
 pub mod memory;
 mod objects;
+pub mod opencl;
 mod pace;
 pub mod peak;
 mod prepared;

@@ -201,6 +201,12 @@ impl Fenced {
         unsafe { std::ptr::write_bytes(self.pointer(), byte, self.n_bytes) };
     }
 
+    /// The contents, to change.
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: the memory is initialised and this buffer's, which is borrowed mutably.
+        unsafe { std::slice::from_raw_parts_mut(self.pointer(), self.n_bytes) }
+    }
+
     fn canaries(&self) -> [(*mut u8, usize); 2] {
         let after = self.n_bytes.next_multiple_of(PAGE) - self.n_bytes + CANARY_BYTES;
         // SAFETY: both offsets lie in the mapping.

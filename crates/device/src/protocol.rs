@@ -1,6 +1,7 @@
 //! Messages between the tuner and its workers: one JSON document a line, over the worker's standard streams.
 
 use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
 use tilewright_tune::ErrorClass;
 
 /// Which thread of a worker a request is for, and a reply from. Each does one thing at a time.
@@ -211,4 +212,7 @@ pub struct Assignment {
     pub objects_fd: i32,
     /// Address space the worker may use beyond what it has at its start, in bytes.
     pub memory_bytes: u64,
+    /// Where drivers of devices may keep what they compile.
+    #[serde(default)]
+    pub drivers_folder: Option<PathBuf>,
 }

@@ -4,26 +4,29 @@
 //! kills it when it does not answer in time.
 
 mod builder;
+mod opencl;
 mod store;
 mod tester;
 
-use crate::data::Argument;
+use crate::data::{self, Argument};
 use crate::limits;
 use crate::memory::Fenced;
 use crate::objects::Objects;
 use crate::prepared::Cache;
-use crate::protocol::{Assignment, ClassName, Lane, Reply, Request};
+use crate::protocol::{Assignment, ClassName, Lane, Plan, Reply, Request};
 use crate::sandbox::{self, Strictness};
 use builder::Builder;
 use std::io::Write;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::mpsc::channel;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use store::Store;
 use tester::Tester;
-use tilewright_ir::Target;
 use tilewright_ir::op::Workload;
+use tilewright_ir::reference::Tolerance;
+use tilewright_ir::target::{Arch, GpuApi};
+use tilewright_ir::{Program, Target};
 use tilewright_tune::ErrorClass;
 
 /// What is prepared and not in use is kept up to so many bytes. More would be found there again more often,
@@ -56,6 +59,15 @@ impl Failure {
     }
 }
 
+/// One of the two threads of a worker, on some kind of device.
+trait Thread {
+    /// Does what is asked; what there is to say last, if anything.
+    fn answer(&mut self, request: Request) -> Option<Reply>;
+}
+
+/// The one that builds, and the one that tests.
+type Threads = (Box<dyn Thread>, Box<dyn Thread + Send>);
+
 /// Serves requests from standard input until it ends. The calling thread, which must be the main one, builds.
 ///
 /// # Errors
@@ -71,7 +83,7 @@ pub fn serve() -> Result<(), Box<dyn std::error::Error>> {
     let test = move || {
         let _ends = EndsWithThis;
         for request in tests {
-            if reply(Lane::Test, &tester.answer(request)).is_err() {
+            if tester.answer(request).is_some_and(|answer| reply(Lane::Test, &answer).is_err()) {
                 return;
             }
         }
@@ -159,7 +171,7 @@ fn tell(lane: Lane, early: &Reply) -> Result<(), Failure> {
     Ok(reply(lane, early).map_err(|e| (ErrorClass::Unknown, format!("telling the tuner: {e}")))?)
 }
 
-fn assigned(line: Option<std::io::Result<String>>) -> Result<(Builder, Tester), Box<dyn std::error::Error>> {
+fn assigned(line: Option<std::io::Result<String>>) -> Result<Threads, Box<dyn std::error::Error>> {
     let assignment: Assignment = serde_json::from_str(&line.ok_or("no assignment")??)?;
     let workload = Workload::parse(&assignment.workload)?;
     let untuned = workload.program();
@@ -167,12 +179,26 @@ fn assigned(line: Option<std::io::Result<String>>) -> Result<(Builder, Tester), 
     // SAFETY: the descriptor was opened by the tuner for this process, which keeps it open to its end.
     let file = unsafe { BorrowedFd::borrow_raw(assignment.data_fd) };
     let arguments = Argument::all(&untuned, file, &assignment.data_offsets)?;
-    // SAFETY: as above.
-    let objects = unsafe { BorrowedFd::borrow_raw(assignment.objects_fd) }.try_clone_to_owned()?.into();
     offer_to_be_killed();
+    match target.arch {
+        Arch::X86_64 | Arch::Aarch64 => on_cpu(assignment, workload, untuned, target, arguments),
+        Arch::Gpu(GpuApi::OpenCl) => opencl::threads(&assignment, workload, untuned, target, arguments),
+        Arch::Gpu(GpuApi::Cuda | GpuApi::AmdGpu) => Err(format!("nothing runs kernels for {}", target.name()).into()),
+    }
+}
+
+fn on_cpu(
+    assignment: Assignment,
+    workload: Workload,
+    untuned: Program,
+    target: Target,
+    arguments: Vec<Argument>,
+) -> Result<Threads, Box<dyn std::error::Error>> {
     // Where the system has no means for it, limits and a process of its own are what confines a candidate. It
     // is before there are other threads, for which it would not hold.
     let _ = sandbox::forbid_files();
+    // SAFETY: as in `assigned`.
+    let objects = unsafe { BorrowedFd::borrow_raw(assignment.objects_fd) }.try_clone_to_owned()?.into();
     let store = Arc::new(Store::new(Cache::new((assignment.memory_bytes / 4).min(MOST_PREPARED_BYTES))));
     let (n_threads, cpus, l2_bytes) = (assignment.n_threads, assignment.cpus, target.l2_bytes);
     let mut tester = Tester::new(untuned, arguments, n_threads, cpus, l2_bytes, Arc::clone(&store))?;
@@ -183,7 +209,40 @@ fn assigned(line: Option<std::io::Result<String>>) -> Result<(Builder, Tester), 
         return Err("a kernel that fills a buffer does not fill it: this CPU cannot be relied on".into());
     }
     let _ = sandbox::forbid_calls(Strictness::Own);
-    Ok((builder, tester))
+    Ok((Box::new(builder), Box::new(tester)))
+}
+
+/// What there is to say of a kernel that was found right, with the time of its run and the comparison; and
+/// where the plan is given its times, for it is timed at once.
+fn checked(
+    id: u64,
+    start: Instant,
+    took: Duration,
+    relative_error: f64,
+    to_time: Option<&Plan>,
+    time: impl FnOnce(&Plan) -> Result<Reply, Failure>,
+) -> Result<Reply, Failure> {
+    let (seconds, run_seconds) = (start.elapsed().as_secs_f64(), took.as_secs_f64());
+    let checked = Reply::Checked { id, seconds, run_seconds, relative_error, is_timed: to_time.is_some() };
+    match to_time {
+        Some(plan) => {
+            tell(Lane::Test, &checked)?;
+            time(plan)
+        }
+        None => Ok(checked),
+    }
+}
+
+/// Compares every output with its reference; the largest relative error of one as a whole.
+fn compare(untuned: &Program, tolerance: &Tolerance, arguments: &[Argument]) -> Result<f64, Failure> {
+    let mut largest: f64 = 0.0;
+    for ((_, buffer), argument) in untuned.arguments().zip(arguments) {
+        let Argument::Output { buffer: output, reference } = argument else { continue };
+        let error = data::compare(buffer.dtype, tolerance, output, reference)
+            .map_err(|e| (ErrorClass::WrongAnswer, format!("{}: {e}", buffer.name)))?;
+        largest = largest.max(error);
+    }
+    Ok(largest)
 }
 
 /// Whether nothing was written around buffers; mends what surrounds them.

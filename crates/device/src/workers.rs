@@ -393,6 +393,7 @@ mod tests {
             data_offsets: Vec::new(),
             objects_fd: -1,
             memory_bytes: 0,
+            drivers_folder: None,
         }
     }
 

@@ -100,6 +100,8 @@ pub struct Gpu {
     pub has_f16: bool,
     /// Whether it has units for products of small matrices.
     pub has_tensor_cores: bool,
+    /// Which one it is of the devices of its kind that a machine has.
+    pub number: u32,
 }
 
 /// A target known by name, with cache sizes typical of its kind.
@@ -155,6 +157,7 @@ const SMALL_GPU: Gpu = Gpu {
     has_f64: true,
     has_f16: false,
     has_tensor_cores: false,
+    number: 0,
 };
 
 const OPENCL: Generic = Generic {
@@ -331,7 +334,7 @@ impl Field<'_> {
 
 impl Gpu {
     /// Every number with its key in the text of a target.
-    fn fields(&mut self) -> [(&'static str, Field<'_>); 16] {
+    fn fields(&mut self) -> [(&'static str, Field<'_>); 17] {
         let [threads_x, threads_y, threads_z] = &mut self.most_threads_along;
         let [blocks_x, blocks_y, blocks_z] = &mut self.most_blocks_along;
         [
@@ -351,6 +354,7 @@ impl Gpu {
             ("f64", Field::Has(&mut self.has_f64)),
             ("f16", Field::Has(&mut self.has_f16)),
             ("tensor_cores", Field::Has(&mut self.has_tensor_cores)),
+            ("number", Field::Number(&mut self.number)),
         ]
     }
 }

@@ -158,6 +158,8 @@ fn peers(request: &BenchRequest, device: &Device, note: &dyn Fn(Note)) -> Vec<Co
     let workload = &request.workload;
     let asked: Vec<&'static PeerSpec> = match &request.against {
         Some(asked) => asked.clone(),
+        // Those that there are run on CPUs.
+        None if request.target.gpu.is_some() => Vec::new(),
         None => PEERS.iter().filter(|spec| spec.is_rival(workload)).collect(),
     };
     let folder = request.peer_path.as_deref();

@@ -1,10 +1,10 @@
 //! What a configuration turns into, from its schedule steps down to machine code.
 
 use serde_json::{Value as Json, json};
-use tilewright_codegen::{Argument, CompileError, Emit, Interface, export};
+use tilewright_codegen::{Argument, CompileError, Emit, Interface, export, opencl_c};
+use tilewright_ir::gpu::{GpuProgram, lower_gpu};
 use tilewright_ir::schedule::{apply_all, steps_text};
-use tilewright_ir::target::Arch;
-use tilewright_ir::{Part, Program, Role, Step, lower, lower_gpu, verify};
+use tilewright_ir::{Part, Program, Role, Step, lower, verify};
 use tilewright_tune::{Config, Task};
 
 use crate::error::Error;
@@ -20,6 +20,8 @@ pub enum Form {
     Ir,
     /// The program as code is generated from it; kernels, for a GPU.
     Lowered,
+    /// OpenCL C.
+    OpenCl,
     /// Our own form between loops and machine code.
     Ssa,
     /// LLVM's text after its passes.
@@ -34,10 +36,11 @@ pub enum Form {
 
 impl Form {
     /// Each with its name and what it is.
-    pub const ALL: [(Form, &str, &str); 8] = [
+    pub const ALL: [(Form, &str, &str); 9] = [
         (Form::Steps, "steps", "Schedule steps"),
         (Form::Ir, "ir", "The scheduled program"),
         (Form::Lowered, "lowered", "The program as code is generated from it"),
+        (Form::OpenCl, "opencl", "OpenCL C, of a schedule for a GPU"),
         (Form::Ssa, "ssa", "Our own form between loops and machine code"),
         (Form::Llvm, "llvm", "LLVM's text after its passes"),
         (Form::Asm, "asm", "Assembly"),
@@ -52,7 +55,7 @@ impl Form {
 
     /// Whether functions with names are in it.
     pub fn has_names(self) -> bool {
-        !matches!(self, Form::Steps | Form::Ir | Form::Lowered)
+        !matches!(self, Form::Steps | Form::Ir | Form::Lowered | Form::OpenCl)
     }
 }
 
@@ -73,24 +76,23 @@ impl Subject<'_> {
     /// # Errors
     /// Where a step is illegal or there is no code; bad input where that needs LLVM, and this build has none.
     pub fn emit(&self, form: Form) -> Result<Vec<u8>, Error> {
+        let target = &self.task.setting.target;
         let code = |emit| {
             let (lowered, interface) = self.lowered()?;
-            let target = &self.task.setting.target;
             export(&lowered, target, &interface.prefix, emit).map_err(|error| match error {
-                CompileError::NoLlvm { .. } => Error::input(error),
+                CompileError::NoLlvm { .. } | CompileError::NotCpu { .. } => Error::input(error),
                 error => Error::failed(&error).because(error),
             })
         };
         Ok(match form {
             Form::Steps => steps_text(&self.steps()).into_bytes(),
             Form::Ir => self.scheduled()?.to_string().into_bytes(),
-            Form::Lowered => match self.task.setting.target.arch {
-                Arch::Gpu(_) => {
-                    let gpu = lower_gpu(&self.scheduled()?);
-                    gpu.map_err(|error| Error::failed(&error).because(error))?.to_string().into_bytes()
-                }
-                Arch::X86_64 | Arch::Aarch64 => lower::lower(&self.scheduled()?).to_string().into_bytes(),
-            },
+            Form::Lowered if target.gpu.is_some() => self.kernels()?.to_string().into_bytes(),
+            Form::Lowered => lower::lower(&self.scheduled()?).to_string().into_bytes(),
+            Form::OpenCl if target.gpu.is_none() => {
+                return Err(Error::input("OpenCL C is for GPUs (give --target opencl, or --device opencl)"));
+            }
+            Form::OpenCl => opencl_c(&self.kernels()?, target).into_bytes(),
             Form::Ssa => code(Emit::Ssa)?,
             Form::Llvm => code(Emit::LlvmOptimized)?,
             Form::Asm => code(Emit::Asm)?,
@@ -115,6 +117,12 @@ impl Subject<'_> {
         let steps = self.steps();
         apply_all(&self.task.setting.workload.program(), &steps)
             .map_err(|(at, why)| Error::failed(format!("step {} `{}`: {why}", at + 1, steps[at])))
+    }
+
+    fn kernels(&self) -> Result<GpuProgram, Error> {
+        let program = self.scheduled()?;
+        verify::verify(&program).map_err(|error| Error::failed(&error).because(error))?;
+        lower_gpu(&program).map_err(|error| Error::failed(&error).because(error))
     }
 
     fn lowered(&self) -> Result<(Program, Interface), Error> {

@@ -36,6 +36,7 @@ mod kernel;
 pub mod library;
 #[cfg(feature = "peers")]
 mod machine;
+mod place;
 pub mod progress;
 mod session;
 mod status;
@@ -51,6 +52,7 @@ pub use import::{MOST_THREADS, RECORDS};
 pub use kernel::Kernel;
 #[cfg(feature = "peers")]
 pub use machine::Machine;
+pub use place::{CPU, HOST, Place, target_names};
 pub use session::{Session, serve, serve_if_worker};
 pub use status::Status;
 pub use tilewright_device::Caches;

@@ -5,6 +5,7 @@ use std::fmt;
 
 use serde::{Serialize, Serializer};
 use tilewright_device::limits::Allowed;
+use tilewright_device::opencl::{self, OpenClDevice};
 use tilewright_device::{host, peak};
 use tilewright_ir::DType;
 use tilewright_peers::PEERS;
@@ -45,8 +46,10 @@ pub struct Machine {
     /// Libraries of peers with their versions; none of those that are not there.
     #[serde(serialize_with = "by_name")]
     pub peers: Vec<(&'static str, Option<String>)>,
-    /// Devices besides the CPU.
+    /// Devices besides the CPU, each by its name for `--device` and what it is.
     pub devices: Vec<String>,
+    /// Why there are no more of them.
+    pub missing_devices: Vec<String>,
     /// The build.
     pub version: &'static str,
 }
@@ -65,6 +68,10 @@ impl Machine {
         let (target, threads) = (host::target(), host::most_threads());
         let mut n_threads = vec![1, threads];
         n_threads.dedup();
+        let (devices, missing_devices) = match opencl::devices() {
+            Ok(found) => (found.iter().enumerate().map(|(at, device)| device_line(at, device)).collect(), Vec::new()),
+            Err(why) => (Vec::new(), vec![why.to_string()]),
+        };
         let peak_of = |n: usize| (n, peak::gflops(&target, DType::F32, n).map_err(|error| error.to_string()));
         let caches = [("l1d", target.l1d_bytes), ("l2", target.l2_bytes), ("l3", target.l3_bytes)];
         Machine {
@@ -81,7 +88,8 @@ impl Machine {
             llvm: tilewright_codegen::llvm_version(),
             peaks: n_threads.into_iter().map(peak_of).collect(),
             peers: tilewright_peers::versions(),
-            devices: Vec::new(),
+            devices,
+            missing_devices,
             version: BUILD,
         }
     }
@@ -114,8 +122,23 @@ impl fmt::Display for Machine {
             };
             writeln!(f, "peer     {library}: {found}")?;
         }
-        f.write_str("devices  none besides the CPU")
+        let devices: Vec<String> = self.devices.iter().map(|device| format!("device   {device}")).collect();
+        if !devices.is_empty() {
+            return f.write_str(&devices.join("\n"));
+        }
+        write!(f, "devices  none besides the CPU: {}", self.missing_devices.join("; "))
     }
+}
+
+/// A device by its number.
+fn device_line(number: usize, device: &OpenClDevice) -> String {
+    let OpenClDevice { name, platform, target, .. } = device;
+    let limits = target.gpu.map_or(String::new(), |gpu| {
+        let (units, threads) = (count(u64::from(gpu.n_units), "unit"), grouped(gpu.most_threads));
+        let f16 = if gpu.has_f16 { ", computes in f16" } else { "" };
+        format!("{units}, blocks of {threads} threads with {} of shared memory{f16}", size(gpu.shared_bytes))
+    });
+    format!("opencl:{number}: {name} of {platform}: {limits}")
 }
 
 fn size(bytes: u64) -> String {

@@ -761,6 +761,8 @@ impl<'a> Run<'a> {
         }
         self.peak_gflops = match self.place {
             Some(place) => place.peak_gflops,
+            // What a device can do nobody has measured.
+            None if request.target.gpu.is_some() => None,
             None => peak::gflops(&host::target(), request.workload.dtype, request.threads).ok(),
         };
         let limits = EndLimits::of(time);

@@ -159,7 +159,7 @@ pub fn run(args: &BenchArgs, as_json: bool) -> anyhow::Result<()> {
 /// # Errors
 /// Bad input where kernels for the target do not run here.
 pub fn prepare(args: &BenchArgs) -> anyhow::Result<Target> {
-    let target = args.machine.runnable_target()?;
+    let target = args.machine.place().runnable_target()?;
     args.machine.warn_of_limits();
     if let Some(warning) = load::warning() {
         message(&warning);

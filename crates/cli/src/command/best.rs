@@ -31,7 +31,7 @@ fn own(args: &BestArgs, as_json: bool) -> anyhow::Result<()> {
         "workload": name,
         "found": best.is_some(),
         "best": best,
-        "target": target_name(&args.of.machine.target()?, tilewright::Caches::Warm),
+        "target": target_name(&args.of.machine.place().target()?, tilewright::Caches::Warm),
         "threads": threads,
         "db": database.path.to_string_lossy(),
     });
@@ -56,11 +56,11 @@ pub fn run(args: &BestArgs, as_json: bool) -> anyhow::Result<()> {
         return own(args, as_json);
     }
     let workload = args.of.workload()?;
-    machine.check_threads()?;
+    machine.place().check_threads()?;
     if let Some(template) = &args.template {
         check_template(template)?;
     }
-    let target = target_name(&machine.target()?, args.cold.caches());
+    let target = target_name(&machine.place().target()?, args.cold.caches());
     let database = args.records.database()?;
     let name = workload.to_string();
     let threads = machine.threads;

@@ -86,7 +86,7 @@ fn of_runs(args: &ExperimentArgs, name: &str) -> anyhow::Result<Held> {
     if args.peer_path.is_some() {
         return Err(bad_input(format!("{name} measures no other runtimes (leave --peer-path out)")));
     }
-    MachineArgs { threads: args.threads, target: "host".into() }.runnable_target()?;
+    MachineArgs::here(args.threads).place().runnable_target()?;
     let plan = Plan::new(&Request {
         problems: args.problems.clone(),
         arms: args.arms.clone(),
@@ -112,7 +112,7 @@ fn of_networks(args: &ExperimentArgs) -> anyhow::Result<Held> {
     if let Some((option, _)) = given.iter().find(|(_, is_given)| *is_given) {
         return Err(bad_input(format!("{option} is not for {} (leave it out)", networks::NAME)));
     }
-    MachineArgs { threads: args.threads, target: "host".into() }.runnable_target()?;
+    MachineArgs::here(args.threads).place().runnable_target()?;
     check_peer_path(args.peer_path.as_deref())?;
     let request = NetworksRequest {
         networks: args.problems.clone(),

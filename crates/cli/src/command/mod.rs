@@ -28,14 +28,12 @@ use std::path::{Path, PathBuf};
 use anyhow::Context;
 use clap::Args;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
-use tilewright::{Caches, MOST_THREADS};
+use tilewright::{CPU, Caches, HOST, Place, target_names};
 use tilewright_codegen::Interface;
 use tilewright_device::device::WorkerCommand;
-use tilewright_device::host;
 use tilewright_device::limits::{self, Allowed};
 use tilewright_ir::Target;
 use tilewright_ir::op::Workload;
-use tilewright_ir::target::GENERIC;
 use tilewright_tune::{PassedOver, Setting, TEMPLATES, Task};
 
 use crate::error::{OrBadInput, bad_input, one_line};
@@ -105,8 +103,11 @@ pub struct MachineArgs {
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub threads: usize,
     /// Machine to generate code for
-    #[arg(long, value_name = "NAME", default_value = "host", help = target_help())]
+    #[arg(long, value_name = "NAME", default_value = HOST, help = target_help())]
     pub target: String,
+    /// Where kernels run: cpu, or an OpenCL device, as opencl or opencl:1; see `doctor`
+    #[arg(long, value_name = "DEVICE", default_value = CPU, conflicts_with = "target")]
+    pub device: String,
 }
 
 /// Where records are kept.
@@ -127,72 +128,25 @@ impl DatabaseArgs {
     }
 }
 
-/// The targets there are.
-fn target_names() -> String {
-    std::iter::once("host").chain(GENERIC.iter().map(|generic| generic.name)).collect::<Vec<_>>().join(", ")
-}
-
 fn target_help() -> String {
     format!("Machine to generate code for: {}", target_names())
 }
 
 impl MachineArgs {
-    /// The target.
-    ///
-    /// # Errors
-    /// Bad input where no target has this name.
-    pub fn target(&self) -> anyhow::Result<Target> {
-        if self.target == "host" {
-            return Ok(host::target());
-        }
-        Target::named(&self.target)
-            .ok_or_else(|| bad_input(format!("unknown target `{}`; there are {}", self.target, target_names())))
+    /// This machine's CPU.
+    pub fn here(threads: usize) -> MachineArgs {
+        MachineArgs { threads, target: HOST.to_owned(), device: CPU.to_owned() }
     }
 
-    /// The target, for kernels that are to run here.
-    ///
-    /// # Errors
-    /// Bad input if there is no such target, it is another kind of machine, or there are fewer CPUs than
-    /// threads.
-    pub fn runnable_target(&self) -> anyhow::Result<Target> {
-        let target = self.target()?;
-        let host = host::target();
-        if target.arch != host.arch || target.vector_bits > host.vector_bits {
-            let reason =
-                format!("kernels for target `{}` do not run on this machine, which is {}", self.target, host.name());
-            return Err(bad_input(format!("{reason} (leave --target out; `show` makes code for other machines)")));
-        }
-        self.check_cpus()?;
-        Ok(target)
-    }
-
-    /// The number of threads, for kernels that need not run here unless the target is this machine.
-    ///
-    /// # Errors
-    /// Bad input where no machine, or not this one, has so many.
-    pub fn check_threads(&self) -> anyhow::Result<()> {
-        if self.target == "host" {
-            self.check_cpus()
-        } else if (1..=MOST_THREADS).contains(&self.threads) {
-            Ok(())
-        } else {
-            Err(bad_input(format!("--threads {} is not possible (give 1 to {MOST_THREADS})", self.threads)))
-        }
+    /// It, to be asked for its target and whether there are so many threads.
+    pub fn place(&self) -> Place<'_> {
+        Place { device: &self.device, target: &self.target, threads: self.threads }
     }
 
     /// Says what of the system's limits, besides those that are refused, makes times or runs other than they
     /// would be.
     pub fn warn_of_limits(&self) {
         Allowed::here().warnings(self.threads).iter().for_each(|warning| message(&format!("warning: {warning}")));
-    }
-
-    /// Whether this machine has as many CPUs as there are threads.
-    fn check_cpus(&self) -> anyhow::Result<()> {
-        let most = host::allowed_cpus().len().max(1);
-        if (1..=most).contains(&self.threads) {
-            return Ok(());
-        }
-        Err(bad_input(format!("--threads {} is not possible on this machine (give 1 to {most})", self.threads)))
     }
 }
 
@@ -248,8 +202,11 @@ impl ColdArgs {
 /// The command that tunes something for the same machine, into the same database; `more` are options of it.
 pub fn tune_command(what: &str, more: &str, machine: &MachineArgs, database: &Database) -> String {
     let mut command = format!("tilewright tune {}", shell_quoted(what));
-    if machine.target != "host" {
+    if machine.target != HOST {
         command += &format!(" --target {}", machine.target);
+    }
+    if machine.device != CPU {
+        command += &format!(" --device {}", machine.device);
     }
     if machine.threads != 1 {
         command += &format!(" --threads {}", machine.threads);
@@ -283,7 +240,7 @@ fn nothing_recorded(
     if passed_over.total() > 0 {
         nothing += &format!(" that can be shown: {passed_over}");
     }
-    match machine.runnable_target() {
+    match machine.place().runnable_target() {
         Ok(_) => format!("{nothing}; run `{tune}`"),
         Err(_) => format!("{nothing} (`show --guess` needs no records)"),
     }

@@ -44,7 +44,7 @@ pub fn run(args: &RecordSpaceArgs, as_json: bool) -> anyhow::Result<()> {
     Device::check_memory(&workload).or_bad_input("")?;
     let machine = &args.of.machine;
     machine.warn_of_limits();
-    let task = make_task(workload, machine.runnable_target()?, machine.threads, args.template.as_deref())?;
+    let task = make_task(workload, machine.place().runnable_target()?, machine.threads, args.template.as_deref())?;
     let output = args.output.as_deref().map(|path| writable(path, "another file with -o")).transpose()?;
     let database = args.records.database()?;
     if let Some((path, place)) = args.output.as_deref().zip(output.as_ref()) {

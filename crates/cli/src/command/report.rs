@@ -113,7 +113,7 @@ fn of_model(args: &ReportArgs, path: &Path, output: Option<Destination>, as_json
         name: &file.name(),
         compiled: &compiled,
         inputs: &inputs,
-        target: &machine.runnable_target()?,
+        target: &machine.place().runnable_target()?,
         threads: machine.threads,
         database: &args.records.database()?,
         n_runs: *runs,

@@ -68,8 +68,8 @@ pub fn run(args: &ShowArgs, as_json: bool) -> anyhow::Result<()> {
     let output = args.output.as_deref().map(|path| writable(path, "another -o")).transpose()?;
     let workload = args.of.workload()?;
     let machine = &args.of.machine;
-    machine.check_threads()?;
-    let target = machine.target()?;
+    machine.place().check_threads()?;
+    let target = machine.place().target()?;
 
     let (threads, template) = (machine.threads, args.template.as_deref());
     let (task, config) = if args.best {

@@ -37,8 +37,8 @@ pub fn run(args: &SpaceArgs, as_json: bool) -> anyhow::Result<()> {
         return show(&space, json, &name, as_json);
     }
     let workload = args.of.workload()?;
-    let target = args.of.machine.target()?;
-    args.of.machine.check_threads()?;
+    let target = args.of.machine.place().target()?;
+    args.of.machine.place().check_threads()?;
     let task = make_task(workload.clone(), target, args.of.machine.threads, args.template.as_deref())?;
     let space = &task.space;
 

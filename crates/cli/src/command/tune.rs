@@ -112,7 +112,7 @@ impl TuneArgs {
     /// # Errors
     /// Bad input where there are fewer CPUs.
     pub fn own_threads(&self) -> anyhow::Result<usize> {
-        self.of.machine.runnable_target()?;
+        self.of.machine.place().cpu_target()?;
         Ok(self.of.machine.threads)
     }
 
@@ -131,7 +131,7 @@ impl TuneArgs {
     pub fn request(&self, workload: &Workload, is_of_set: bool) -> anyhow::Result<TuneRequest> {
         let machine = &self.of.machine;
         let mut request = TuneRequest {
-            target: if self.on.is_some() { host::target() } else { machine.runnable_target()? },
+            target: if self.on.is_some() { host::target() } else { machine.place().runnable_target()? },
             threads: machine.threads,
             template: self.template.clone(),
             search: self.search.clone(),

@@ -23,6 +23,7 @@ use tilewright_tune::{
     Seconds, Space, Standing, Timing, Value, quantile,
 };
 
+use crate::folder::Folder;
 use crate::{host, kernel};
 pub use metric::{Metric, MetricError};
 use process::{End, MOST_OUTPUT, Run, Setting};
@@ -182,7 +183,7 @@ struct Shared {
     options: Options,
     space: Arc<Space>,
     /// Where builds are.
-    root: PathBuf,
+    root: Folder,
     /// CPUs on which it is built while something is timed; where there are none, one waits for the other.
     beside: Vec<usize>,
     /// How many threads build there.
@@ -230,7 +231,7 @@ impl Commands {
     /// # Errors
     /// Where the system refuses the folder, or a thread.
     pub fn new(space: Arc<Space>, options: Options) -> io::Result<Commands> {
-        let root = new_folder()?;
+        let root = Folder::new("tilewright-build")?;
         let beside = host::cpus_beside(&host::allowed_cpus(), &options.cpus);
         let n_beside = if options.build.is_none() { 0 } else { beside.len().min(8) };
         let shared = Arc::new(Shared {
@@ -262,28 +263,7 @@ impl Drop for Commands {
         self.threads.drain(..).for_each(|thread| {
             let _ = thread.join();
         });
-        let _ = fs::remove_dir_all(&self.shared.root);
     }
-}
-
-/// The beginning of the names of folders of builds; the number of their process follows.
-const PREFIX: &str = "tilewright-build-";
-
-/// A folder of this process alone. Those of processes that were killed are removed.
-fn new_folder() -> io::Result<PathBuf> {
-    static N_FOLDERS: AtomicU64 = AtomicU64::new(0);
-    let parent = std::env::temp_dir();
-    for entry in fs::read_dir(&parent)?.flatten() {
-        let name = entry.file_name();
-        let owner = name.to_str().and_then(|name| name.strip_prefix(PREFIX)?.split('-').next()?.parse::<u32>().ok());
-        if owner.is_some_and(|owner| !Path::new(&format!("/proc/{owner}")).exists()) {
-            let _ = fs::remove_dir_all(entry.path());
-        }
-    }
-    let number = N_FOLDERS.fetch_add(1, Ordering::Relaxed);
-    let folder = parent.join(format!("{PREFIX}{}-{number}", std::process::id()));
-    fs::create_dir(&folder)?;
-    Ok(folder)
 }
 
 impl Shared {
@@ -318,7 +298,7 @@ impl Shared {
     }
 
     fn folder(&self, key: u64) -> PathBuf {
-        self.root.join(format!("{key:016x}"))
+        self.root.path().join(format!("{key:016x}"))
     }
 
     /// Whether a candidate can be run.

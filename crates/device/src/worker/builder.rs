@@ -1,7 +1,7 @@
 //! The thread of a worker that builds.
 
-use super::Failure;
-use super::store::{Built, Store};
+use super::store::{Built, Kernels, Store};
+use super::{Failure, Thread};
 use crate::objects::Objects;
 use crate::prepared::{self, Recipe};
 use crate::protocol::{Reply, Request, Source};
@@ -12,7 +12,7 @@ use tilewright_codegen::{CompileError, Compiler, Kernel};
 use tilewright_ir::op::Workload;
 use tilewright_ir::reference::Tolerance;
 use tilewright_ir::schedule::{apply_all, parse_steps};
-use tilewright_ir::{Buffer, Program, Role, Stmt, Target, lower, text, verify};
+use tilewright_ir::{Buffer, Program, Role, Step, Stmt, Target, lower, text, verify};
 use tilewright_tune::ErrorClass;
 
 /// A program that no machine should fail at.
@@ -36,28 +36,6 @@ impl Builder {
         Builder { workload, untuned, compiler: Compiler::new(target), objects, store }
     }
 
-    /// Does what is asked and gives the last reply, if any.
-    pub fn answer(&mut self, request: Request) -> Option<Reply> {
-        let start = Instant::now();
-        let (id, result) = match request {
-            Request::Build { id, source, quickly } => {
-                let built = catch_unwind(AssertUnwindSafe(|| self.build(&source, quickly)));
-                let built = built.unwrap_or_else(|p| Err((ErrorClass::Unknown, panic_message(&*p)).into()));
-                let result = built.map(|built| {
-                    self.store.insert(id, built);
-                    Reply::Built { id, seconds: start.elapsed().as_secs_f64() }
-                });
-                (id, result)
-            }
-            Request::Drop { id } => {
-                self.store.remove(id);
-                return None;
-            }
-            Request::Check { .. } | Request::Run { .. } => unreachable!("another thread tests"),
-        };
-        Some(result.unwrap_or_else(|failure: Failure| failure.reply(id, start)))
-    }
-
     /// A tiny kernel, made as candidates are.
     ///
     /// # Errors
@@ -73,27 +51,7 @@ impl Builder {
     }
 
     fn build(&mut self, source: &Source, quickly: bool) -> Result<Built, Failure> {
-        let instantiation = |why: String| (ErrorClass::InstantiationError, why);
-        let (mut program, steps) = match source {
-            Source::Steps(steps) => {
-                let steps = parse_steps(steps).map_err(|e| instantiation(e.to_string()))?;
-                let scheduled = apply_all(&self.untuned, &steps)
-                    .map_err(|(at, why)| instantiation(format!("step {} `{}`: {why}", at + 1, steps[at])))?;
-                // The program before its tails and unrolled loops multiply: what lowering makes of it is
-                // lowering's to keep valid.
-                verify::verify(&scheduled).map_err(|e| instantiation(e.to_string()))?;
-                (scheduled, steps)
-            }
-            Source::Lowered(program) => (text::parse(program).map_err(|e| instantiation(e.to_string()))?, Vec::new()),
-        };
-        let same = |a: &Program, b: &Program| {
-            a.arguments()
-                .map(|(_, b)| (b.dtype, &b.shape, b.role))
-                .eq(b.arguments().map(|(_, b)| (b.dtype, &b.shape, b.role)))
-        };
-        if !same(&program, &self.untuned) {
-            return Err(instantiation(format!("its arguments are not those of {}", self.workload)).into());
-        }
+        let (mut program, steps) = scheduled(&self.workload, &self.untuned, source)?;
         let recipe = Recipe::of(&program);
         let prepared = recipe.as_ref().and_then(|recipe| self.store.prepared().get(recipe));
         if prepared.is_some() {
@@ -139,6 +97,68 @@ impl Builder {
             let _ = self.compiler.add(&object);
         }
     }
+}
+
+impl Thread for Builder {
+    fn answer(&mut self, request: Request) -> Option<Reply> {
+        let store = Arc::clone(&self.store);
+        answer(request, &store.kernels, |source, quickly| self.build(source, quickly))
+    }
+}
+
+/// Builds a kernel or forgets one, as asked, and gives the last reply, if any.
+pub fn answer<B>(
+    request: Request,
+    kernels: &Kernels<B>,
+    build: impl FnOnce(&Source, bool) -> Result<B, Failure>,
+) -> Option<Reply> {
+    let start = Instant::now();
+    let (id, result) = match request {
+        Request::Build { id, source, quickly } => {
+            let built = catch_unwind(AssertUnwindSafe(|| build(&source, quickly)));
+            let built = built.unwrap_or_else(|p| Err((ErrorClass::Unknown, panic_message(&*p)).into()));
+            let result = built.map(|built| {
+                kernels.insert(id, built);
+                Reply::Built { id, seconds: start.elapsed().as_secs_f64() }
+            });
+            (id, result)
+        }
+        Request::Drop { id } => {
+            kernels.remove(id);
+            return None;
+        }
+        Request::Check { .. } | Request::Run { .. } => unreachable!("another thread tests"),
+    };
+    Some(result.unwrap_or_else(|failure: Failure| failure.reply(id, start)))
+}
+
+/// The program of a source, with the steps that led to it.
+///
+/// # Errors
+/// Where it is none, or none for this workload.
+pub fn scheduled(workload: &Workload, untuned: &Program, source: &Source) -> Result<(Program, Vec<Step>), Failure> {
+    let instantiation = |why: String| Failure::from((ErrorClass::InstantiationError, why));
+    let (program, steps) = match source {
+        Source::Steps(steps) => {
+            let steps = parse_steps(steps).map_err(|e| instantiation(e.to_string()))?;
+            let scheduled = apply_all(untuned, &steps)
+                .map_err(|(at, why)| instantiation(format!("step {} `{}`: {why}", at + 1, steps[at])))?;
+            // The program before its tails and unrolled loops multiply: what lowering makes of it is
+            // lowering's to keep valid.
+            verify::verify(&scheduled).map_err(|e| instantiation(e.to_string()))?;
+            (scheduled, steps)
+        }
+        Source::Lowered(program) => (text::parse(program).map_err(|e| instantiation(e.to_string()))?, Vec::new()),
+    };
+    let same = |a: &Program, b: &Program| {
+        a.arguments()
+            .map(|(_, b)| (b.dtype, &b.shape, b.role))
+            .eq(b.arguments().map(|(_, b)| (b.dtype, &b.shape, b.role)))
+    };
+    if !same(&program, untuned) {
+        return Err(instantiation(format!("its arguments are not those of {workload}")));
+    }
+    Ok((program, steps))
 }
 
 fn panic_message(payload: &(dyn std::any::Any + Send)) -> String {

@@ -28,25 +28,24 @@ pub struct Built {
     pub first: OnceLock<First>,
 }
 
-pub struct Store {
-    kernels: Mutex<HashMap<u64, Arc<Built>>>,
-    prepared: Mutex<Cache>,
+/// What was built, by its number.
+pub struct Kernels<B>(Mutex<HashMap<u64, Arc<B>>>);
+
+impl<B> Default for Kernels<B> {
+    fn default() -> Kernels<B> {
+        Kernels(Mutex::default())
+    }
 }
 
-impl Store {
-    /// An empty one.
-    pub fn new(prepared: Cache) -> Store {
-        Store { kernels: Mutex::default(), prepared: Mutex::new(prepared) }
-    }
-
+impl<B> Kernels<B> {
     /// Keeps a kernel under a number.
-    pub fn insert(&self, id: u64, built: Built) {
-        lock(&self.kernels).insert(id, Arc::new(built));
+    pub fn insert(&self, id: u64, built: B) {
+        lock(&self.0).insert(id, Arc::new(built));
     }
 
     /// Forgets a kernel.
     pub fn remove(&self, id: u64) {
-        let built = lock(&self.kernels).remove(&id);
+        let built = lock(&self.0).remove(&id);
         // Its memory is given back while nobody waits for the lock.
         drop(built);
     }
@@ -55,9 +54,22 @@ impl Store {
     ///
     /// # Errors
     /// Where there is none.
-    pub fn kernel(&self, id: u64) -> Result<Arc<Built>, Failure> {
-        let built = lock(&self.kernels).get(&id).cloned();
+    pub fn get(&self, id: u64) -> Result<Arc<B>, Failure> {
+        let built = lock(&self.0).get(&id).cloned();
         built.ok_or_else(|| (ErrorClass::Unknown, format!("no kernel {id} is kept")).into())
+    }
+}
+
+pub struct Store {
+    /// The kernels.
+    pub kernels: Kernels<Built>,
+    prepared: Mutex<Cache>,
+}
+
+impl Store {
+    /// An empty one.
+    pub fn new(prepared: Cache) -> Store {
+        Store { kernels: Kernels::default(), prepared: Mutex::new(prepared) }
     }
 
     /// What recipes have made.

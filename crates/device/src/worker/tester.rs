@@ -2,8 +2,8 @@
 //! them.
 
 use super::store::{Built, Store};
-use super::{Failure, intact, tell};
-use crate::data::{self, Argument};
+use super::{Failure, Thread, checked, compare, intact};
+use crate::data::Argument;
 use crate::host;
 use crate::limits;
 use crate::memory::{Fenced, Pages};
@@ -18,7 +18,6 @@ use std::ffi::c_void;
 use std::sync::Arc;
 use std::time::Instant;
 use tilewright_codegen::Kernel;
-use tilewright_ir::reference::Tolerance;
 use tilewright_ir::{Program, Role};
 use tilewright_runtime::Pool;
 use tilewright_tune::ErrorClass;
@@ -125,22 +124,6 @@ impl Tester {
         })
     }
 
-    /// Does what is asked; what there is to say last.
-    pub fn answer(&mut self, request: Request) -> Reply {
-        let start = Instant::now();
-        let timed = self.cpus.first().copied();
-        // Kernels are timed where nothing else of ours runs.
-        let (id, result) = match request {
-            Request::Check { id, plan } => {
-                let is_alone = plan.is_some_and(|plan| plan.alone_ns > 0.0);
-                (id, host::pinned(timed.filter(|_| is_alone), || self.check(id, plan.as_ref())))
-            }
-            Request::Run { id, plan } => (id, host::pinned(timed, || self.run(id, &plan))),
-            Request::Build { .. } | Request::Drop { .. } => unreachable!("another thread builds"),
-        };
-        result.unwrap_or_else(|failure| failure.reply(id, start))
-    }
-
     /// Whether a kernel of [`PROBE`](super::builder::PROBE) does what it should.
     ///
     /// # Errors
@@ -213,7 +196,7 @@ impl Tester {
     /// tells enough or what follows belongs to it.
     fn check(&mut self, id: u64, plan: Option<&Plan>) -> Result<Reply, Failure> {
         let start = Instant::now();
-        let built = self.store.kernel(id)?;
+        let built = self.store.kernels.get(id)?;
         if plan.is_none() {
             // Nor must what others left there pass for its own. A search does without: it takes as long as a
             // run of a small kernel, and who comes to the fore is checked again.
@@ -222,7 +205,7 @@ impl Tester {
         }
         let pointers = self.prepare(&built, true)?;
         // What is prepared serves other candidates too: its time says nothing about this one.
-        tell(Lane::Test, &Reply::Prepared { id })?;
+        super::tell(Lane::Test, &Reply::Prepared { id })?;
         let start_of_run = Instant::now();
         // All ones is a NaN: an element that is not written cannot pass for right.
         for argument in &mut self.arguments {
@@ -246,26 +229,13 @@ impl Tester {
         // Where it lost a core, something else ran.
         let checked_ns = if is_whole { took.as_nanos() as f64 } else { f64::INFINITY };
         let first = First { ns, pace, checked_ns };
+        // It is checked once, and what was true then stays so.
+        let _ = built.first.set(first);
         let is_enough = |plan: &Plan| {
             first.is_alone(plan) || timing::at_first(plan, &self.variation, first, self.size(&built)).is_some()
         };
         let to_time = plan.filter(|plan| is_enough(plan));
-        let checked = Reply::Checked {
-            id,
-            seconds: start.elapsed().as_secs_f64(),
-            run_seconds: took.as_secs_f64(),
-            relative_error,
-            is_timed: to_time.is_some(),
-        };
-        // It is checked once, and what was true then stays so.
-        let _ = built.first.set(first);
-        match to_time {
-            Some(plan) => {
-                tell(Lane::Test, &checked)?;
-                self.run(id, plan)
-            }
-            None => Ok(checked),
-        }
+        checked(id, start, took, relative_error, to_time, |plan| self.run(id, plan))
     }
 
     fn size(&self, built: &Built) -> Size {
@@ -291,7 +261,7 @@ impl Tester {
 
     fn run(&mut self, id: u64, plan: &Plan) -> Result<Reply, Failure> {
         let start = Instant::now();
-        let built = self.store.kernel(id)?;
+        let built = self.store.kernels.get(id)?;
         let pointers = self.prepare(&built, false)?;
         let is_cold = plan.caches == Caches::Cold;
         if is_cold && self.flush.is_empty() {
@@ -330,6 +300,23 @@ impl Tester {
             stopped_early: samples.stopped_early,
             seconds: start.elapsed().as_secs_f64(),
         })
+    }
+}
+
+impl Thread for Tester {
+    fn answer(&mut self, request: Request) -> Option<Reply> {
+        let start = Instant::now();
+        let timed = self.cpus.first().copied();
+        // Kernels are timed where nothing else of ours runs.
+        let (id, result) = match request {
+            Request::Check { id, plan } => {
+                let is_alone = plan.is_some_and(|plan| plan.alone_ns > 0.0);
+                (id, host::pinned(timed.filter(|_| is_alone), || self.check(id, plan.as_ref())))
+            }
+            Request::Run { id, plan } => (id, host::pinned(timed, || self.run(id, &plan))),
+            Request::Build { .. } | Request::Drop { .. } => unreachable!("another thread builds"),
+        };
+        Some(result.unwrap_or_else(|failure| failure.reply(id, start)))
     }
 }
 
@@ -409,16 +396,4 @@ unsafe fn time(
             unsafe { kernel.run(arguments, kept, scratch, &runtime) };
         }
     })
-}
-
-/// Compares every output with its reference; the largest relative error of one as a whole.
-fn compare(untuned: &Program, tolerance: &Tolerance, arguments: &[Argument]) -> Result<f64, Failure> {
-    let mut largest: f64 = 0.0;
-    for ((_, buffer), argument) in untuned.arguments().zip(arguments) {
-        let Argument::Output { buffer: output, reference } = argument else { continue };
-        let error = data::compare(buffer.dtype, tolerance, output, reference)
-            .map_err(|e| (ErrorClass::WrongAnswer, format!("{}: {e}", buffer.name)))?;
-        largest = largest.max(error);
-    }
-    Ok(largest)
 }

@@ -149,7 +149,7 @@ pub fn tune_many(
     }
     drop(opened);
     let mut peaks = HashMap::new();
-    for run in &mut runs {
+    for run in runs.iter_mut().filter(|run| run.request.target.gpu.is_none()) {
         let TuneRequest { workload, threads, .. } = run.request;
         let of = (workload.dtype, *threads);
         run.peak_gflops = *peaks.entry(of).or_insert_with(|| peak::gflops(&host::target(), of.0, of.1).ok());

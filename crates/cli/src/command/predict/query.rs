@@ -44,8 +44,8 @@ pub fn run(args: &QueryArgs, as_json: bool) -> anyhow::Result<()> {
         let template = records::read_template(&about).or_bad_input("")?;
         let workload =
             Workload::parse(&args.problem).or_bad_input("the model is of a template: --problem takes a workload")?;
-        machine.check_threads()?;
-        let setting = Setting { workload, target: machine.target()?, n_threads: machine.threads };
+        machine.place().check_threads()?;
+        let setting = Setting { workload, target: machine.place().target()?, n_threads: machine.threads };
         ask_workload(&model, template, setting, width)?
     } else {
         if machine.target != "host" || machine.threads != 1 {

@@ -1,0 +1,289 @@
+//! Kernels on an OpenCL device, whichever is there; the printed code in a simulator that looks for faults.
+
+mod common;
+
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use rand::SeedableRng;
+use rand_xoshiro::Xoshiro256PlusPlus;
+use tilewright_codegen::opencl_c;
+use tilewright_device::opencl::{self, OpenClDevice};
+use tilewright_device::protocol::Source;
+use tilewright_device::{Device, Options};
+use tilewright_ir::gpu::{GpuProgram, lower_gpu};
+use tilewright_ir::op::Workload;
+use tilewright_ir::schedule::{apply_all, parse_steps};
+use tilewright_ir::{DType, Stmt, Target};
+use tilewright_tune::{ErrorClass, Outcome, Setting, TEMPLATES, Task};
+
+/// The first device; says why a test is skipped where there is none.
+fn device() -> Option<OpenClDevice> {
+    let found = opencl::device(0);
+    if let Err(why) = &found {
+        eprintln!("skipped: {why}");
+    }
+    found.ok()
+}
+
+/// What becomes of sources of a workload on a device.
+fn measured(device: &OpenClDevice, workload: &str, sources: &[Source], run_timeout: Duration) -> Vec<Outcome> {
+    let options = Options { run_timeout, n_workers: 2, ..common::device_options(1) };
+    let workload = Workload::parse(workload).unwrap();
+    let mut device = Device::new(workload, &device.target, options).unwrap();
+    device.measure_sources(sources).unwrap().into_iter().map(|measured| measured.outcome).collect()
+}
+
+/// A product by tiles: copies in shared memory, sums in registers.
+const TILES: &str = "split i 16 -> io ii shrink
+split j 16 -> jo ji shrink
+split k 8 -> ko ki shrink
+reorder io jo ko ii ji ki
+stage A at ko -> A.s 0 1 shared
+stage B at ko -> B.s 0 1 shared
+accumulate C at jo -> C.r
+bind A.s.0 thread.y
+bind A.s.1 thread.x
+bind B.s.0 thread.y
+bind B.s.1 thread.x
+bind io block.y
+bind jo block.x
+bind ii thread.y
+bind ji thread.x
+";
+
+/// The same straight from main memory, with elements of a thread as a vector.
+const VECTORS: &str = "split i 8 -> io ii shrink
+split j 4 -> jo ji shrink
+reorder io jo ii k ji
+bind io block.x
+bind ii thread.y
+bind jo thread.x
+vectorize ji
+";
+
+/// Schedules of all kinds give the right answer, and are timed.
+#[test]
+fn schedules_are_right_on_a_device() {
+    let Some(device) = device() else { return };
+    let steps = |text: &str| Source::Steps(text.to_owned());
+    let elementwise = "nest:buffer x:f32[37,96] global input buffer y:f32[37,96] global output loops i,j \
+                       run{for i in 37{for j in 96{y[i,j]=0.5*x[i,j]*(1.0+erf(x[i,j]*0.7071067811865475))+tanh(exp(x[i,j]))}}}";
+    let halves = "nest:buffer x:f16[32,64] global input buffer y:f16[32,64] global output loops i,j \
+                  run{for i in 32{for j in 64{y[i,j]=x[i,j]*3.0+1.0}}}";
+    // Loops of functions of one element are one loop.
+    let by_threads = "split i0 32 -> b t\nsplit t 4 -> to ti\nbind b block.x\nbind to thread.x\n";
+    let mut cases = vec![
+        ("matmul:m=64,n=64,k=32", vec![steps(TILES), steps(VECTORS), steps("")]),
+        ("matmul:m=37,n=29,k=19", vec![steps(TILES), steps(VECTORS)]),
+        (elementwise, vec![steps(by_threads), steps(&format!("{by_threads}vectorize ti\n"))]),
+        (halves, vec![steps(by_threads), steps(&format!("{by_threads}vectorize ti\n"))]),
+    ];
+    if device.target.gpu.is_some_and(|gpu| gpu.has_f64) {
+        cases.push(("matmul:m=37,n=29,k=19,dtype=f64", vec![steps(TILES), steps(VECTORS)]));
+    }
+    for (workload, sources) in cases {
+        for (source, outcome) in sources.iter().zip(measured(&device, workload, &sources, Duration::from_secs(30))) {
+            assert!(matches!(outcome, Outcome::Measured(_)), "{workload}, {source:?}: {outcome:?}");
+        }
+    }
+}
+
+#[test]
+fn every_fault_gets_its_class_and_good_candidates_are_measured() {
+    use ErrorClass::*;
+    let Some(device) = device() else { return };
+    if !device.is_cpu {
+        return eprintln!("skipped: {} is no CPU, and what faults do to its driver nobody knows", device.name);
+    }
+    let matmul = "block.x i in 16 { thread.x j in 16 { for k in 16 { C[i, j] += A[i, k] * B[k, j] first k == 0 } } }";
+    let program = |body: &str| {
+        Source::Lowered(format!(
+            "program \"faulty\"
+buffer A: f32[16, 16] global input
+buffer B: f32[16, 16] global input
+buffer C: f32[16, 16] global output
+buffer S: f32[100000000] shared temporary
+buffer T: f32[4611686018427387904] local temporary
+loops i, j, k, t
+run {{ {body} }}"
+        ))
+    };
+    let and = |more: &str| program(&format!("{matmul} {more}"));
+    let cases = [
+        ("good", program(matmul), None),
+        ("writes far outside", and("block.x i in 16 { C[i + 100000000, 0] = 1.0 }"), Some(RuntimeError)),
+        ("writes just behind", and("block.x i in 1 { C[16, 0] = 1.0 }"), Some(RuntimeError)),
+        ("writes just before", and("block.x i in 1 { C[0, -1] = 1.0 }"), Some(RuntimeError)),
+        ("good after a crash", program(matmul), None),
+        (
+            "loops for ever",
+            and("block.x i in 1 { for t in 1000000000 { for k in 1000000000 { C[0, 0] += A[0, 0] first never } } }"),
+            Some(RunTimeout),
+        ),
+        ("no code", and("block.x i in 2 { alloc T T[i + 1] = 1.0 C[0, 0] = T[i + 1] }"), Some(CompileErrorDevice)),
+        (
+            "a block too large",
+            and("block.x i in 1 { thread.x j in 100000000 { C[0, 0] = 1.0 } }"),
+            Some(InstantiationError),
+        ),
+        (
+            "shared memory too large",
+            and("block.x i in 1 { alloc S thread.x j in 16 { S[j] = 1.0 } thread.x k in 16 { C[0, k] = S[15 - k] } }"),
+            Some(InstantiationError),
+        ),
+        ("one wrong element", and("block.x i in 1 { C[3, 5] = 1000.0 }"), Some(WrongAnswer)),
+        ("one element not written", program(&matmul.replace("j in 16", "j in 15")), Some(WrongAnswer)),
+        ("no program", Source::Lowered("program of sorts".to_owned()), Some(InstantiationError)),
+        ("good at the end", program(matmul), None),
+    ];
+    let sources: Vec<Source> = cases.iter().map(|(_, source, _)| source.clone()).collect();
+    let outcomes = measured(&device, "matmul:m=16,n=16,k=16", &sources, Duration::from_secs(5));
+    for ((name, _, expected), outcome) in cases.iter().zip(outcomes) {
+        assert_eq!(outcome.class(), *expected, "{name}: {outcome:?}");
+    }
+}
+
+/// The kernels of a schedule.
+fn kernels(workload: &str, steps: &str) -> GpuProgram {
+    let steps = parse_steps(steps).unwrap();
+    let program = apply_all(&Workload::parse(workload).unwrap().program(), &steps);
+    lower_gpu(&program.unwrap_or_else(|(at, why)| panic!("step `{}`: {why}", steps[at]))).unwrap()
+}
+
+/// What the simulator says of kernels: of each by itself, on numbers that are all one.
+fn findings(program: &GpuProgram, folder: &Path) -> String {
+    let code = opencl_c(program, &Target::named("opencl").unwrap());
+    std::fs::write(folder.join("kernels.cl"), code).unwrap();
+    let mut said = String::new();
+    for kernel in program.kernels() {
+        let [groups, group] = [kernel.grid(), kernel.block()];
+        let line = |sizes: [i64; 3]| sizes.map(|n| n.to_string()).join(" ");
+        let items = [0, 1, 2].map(|axis| groups[axis] * group[axis]);
+        let mut simulation = format!("kernels.cl\n{}\n{}\n{}\n\n", kernel.name, line(items), line(group));
+        for (id, _) in kernel.arguments(program) {
+            let buffer = program.program.buffer(id);
+            let ty = match buffer.dtype {
+                DType::F32 => "float",
+                DType::F64 => "double",
+                DType::I64 => "long",
+                DType::I32 => "int",
+                DType::F16 | DType::Bf16 => "ushort",
+                DType::I8 | DType::U8 | DType::Bool => "char",
+            };
+            simulation += &format!("<size={} {ty} fill=1>\n", buffer.size_bytes().unwrap());
+        }
+        let file = folder.join("kernel.sim");
+        std::fs::write(&file, simulation).unwrap();
+        let simulated = |checks: &[&str]| {
+            let output = Command::new("oclgrind-kernel").args(checks).arg(&file).current_dir(folder).output().unwrap();
+            assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+            [output.stderr, output.stdout].map(|text| String::from_utf8_lossy(&text).into_owned()).concat()
+        };
+        let found = simulated(&["--data-races", "--uninitialized"]);
+        // Its search for what is not initialised knows not all instructions that its compiler makes.
+        said += &if found.contains("Unsupported instruction") { simulated(&["--data-races"]) } else { found };
+    }
+    said
+}
+
+#[test]
+fn a_simulator_finds_no_fault_in_what_is_printed() {
+    if common::tool("oclgrind-kernel").is_none() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    for (workload, steps) in
+        [("matmul:m=64,n=64,k=32", TILES), ("matmul:m=37,n=29,k=19", TILES), ("matmul:m=37,n=29,k=19", VECTORS)]
+    {
+        assert_eq!(findings(&kernels(workload, steps), folder.path()), "", "{workload}\n{steps}");
+    }
+    // It would see one.
+    let mut faulty = kernels("matmul:m=64,n=64,k=32", TILES);
+    for kernel in &mut faulty.body {
+        kernel.body = without_barriers(std::mem::take(&mut kernel.body));
+    }
+    assert_ne!(findings(&faulty, folder.path()), "");
+}
+
+/// Random configurations of every template, those of papers too.
+#[test]
+fn a_simulator_finds_no_fault_in_random_configurations() {
+    if common::tool("oclgrind-kernel").is_none() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    // What a simulated device has.
+    let mut target = Target::named("opencl").unwrap();
+    let gpu = target.gpu.as_mut().unwrap();
+    (gpu.shared_bytes, gpu.most_shared_bytes) = (32 << 10, 32 << 10);
+    let mut rng = Xoshiro256PlusPlus::seed_from_u64(7);
+    let n_configs: usize = std::env::var("TILEWRIGHT_CONFIGS").ok().and_then(|n| n.parse().ok()).unwrap_or(1);
+    for text in [
+        "matmul:m=17,n=19,k=13,epilogue=bias+relu",
+        "batch_matmul:b=2,m=8,n=12,k=16",
+        "conv2d:c=3,h=7,w=6,k=5,r=3,s=3,pad=1",
+        "depthwise_conv2d:c=4,h=8,w=8,r=3,s=3,pad=1",
+        "nest:buffer x:f32[5,37] global input buffer m:f32[5] global temporary buffer y:f32[5,37] global output \
+         loops i,j,k,l run{alloc m for i in 5{for j in 37{m[i] max= x[i,j] first j==0}} \
+         for k in 5{for l in 37{y[k,l]=exp(x[k,l]-m[k])}}}",
+    ] {
+        let setting = Setting { workload: Workload::parse(text).unwrap(), target: target.clone(), n_threads: 1 };
+        for template in TEMPLATES.iter().filter(|template| (template.serves)(&setting)) {
+            let task = Task::new(setting.clone(), Some(template.name)).unwrap();
+            for config in (0..n_configs).map(|_| task.space.sample(&mut rng)) {
+                let kernels = lower_gpu(&task.program(&config).unwrap()).unwrap();
+                let name = format!("{text} {} {}", template.name, task.space.config_to_json(&config));
+                assert_eq!(findings(&kernels, folder.path()), "", "{name}\n{}", opencl_c(&kernels, &target));
+            }
+        }
+    }
+}
+
+/// A run is killed and resumed: nothing is measured twice, and all answers are right.
+#[test]
+fn a_search_on_a_device_is_resumed() {
+    if device().is_none() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let db = folder.path().join("records.db");
+    let tune = |trials: &str| {
+        let of = ["tune", "matmul:m=24,n=20,k=28", "--device", "opencl", "--no-race", "--json"];
+        let arguments = [&of[..], &["--trials", trials, "--time", "60", "--db", common::text(&db)]].concat();
+        let output = common::run(&arguments);
+        assert!(output.status.success(), "{}", common::stderr(&output));
+        serde_json::from_slice::<serde_json::Value>(&output.stdout).unwrap()
+    };
+    let first = tune("3");
+    assert!(first["target"].as_str().unwrap().starts_with("opencl/"), "{first}");
+    let second = tune("5");
+    assert_eq!((&first["trials"], &second["trials"], &second["new_trials"]), (&3.into(), &5.into(), &2.into()));
+    assert_eq!(common::recorded(&db).len(), 5);
+    assert_eq!(second["errors"], serde_json::json!({}), "{second}");
+    let best = ["best", "matmul:m=24,n=20,k=28", "--device", "opencl", "--json", "--db", common::text(&db)];
+    let best = common::run(&best);
+    assert!(best.status.success(), "{}", common::stderr(&best));
+}
+
+#[test]
+fn devices_that_are_not_there_are_bad_input() {
+    for (device, why) in [("opencl:99", ""), ("vulkan", "give cpu, opencl"), ("opencl:x", "give cpu, opencl")] {
+        let output = common::run(&["tune", "matmul-256", "--device", device]);
+        assert_eq!(output.status.code(), Some(2), "{device}");
+        let said = common::stderr(&output);
+        assert!(said.contains(device) && said.contains(why) && said.trim_end().lines().count() == 1, "{said}");
+    }
+    let output = common::run(&["compile", "matmul-256", "--device", "opencl", "-o", "nowhere"]);
+    assert_eq!(output.status.code(), Some(2), "{}", common::stderr(&output));
+}
+
+fn without_barriers(block: Vec<Stmt>) -> Vec<Stmt> {
+    let mut left = block;
+    left.retain(|stmt| *stmt != Stmt::Barrier);
+    for stmt in &mut left {
+        stmt.blocks_mut().for_each(|block| *block = without_barriers(std::mem::take(block)));
+    }
+    left
+}

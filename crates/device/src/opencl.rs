@@ -1,0 +1,611 @@
+//! OpenCL devices, by whatever loader is installed: it is opened at the first call.
+//!
+//! What stands here is a thin, safe layer: objects that are released when they are dropped, calls with errors
+//! in words, memory between canaries.
+
+use std::ffi::{CStr, CString, c_void};
+use std::ptr;
+use std::sync::Arc;
+
+use cl3::command_queue as queue_api;
+use cl3::context::{create_context, release_context};
+use cl3::device as device_api;
+use cl3::event as event_api;
+use cl3::kernel as kernel_api;
+use cl3::memory as memory_api;
+use cl3::platform as platform_api;
+use cl3::program as program_api;
+use cl3::types::{cl_command_queue, cl_context, cl_device_id, cl_event, cl_int, cl_kernel, cl_mem, cl_program};
+use tilewright_ir::Target;
+use tilewright_ir::target::{Arch, GpuApi};
+
+/// Bytes on each side of a buffer that must come back unchanged: where buffers begin is a multiple of them.
+const CANARY_BYTES: usize = 4096;
+/// As a number the canaries are among the largest, so that a sum that reads them is wrong.
+const CANARY: u8 = 0x7F;
+
+/// The package that brings the loader, and one that brings a device, on Debian and Ubuntu.
+const LOADER_PACKAGE: &str = "ocl-icd-libopencl1";
+const CPU_PACKAGE: &str = "pocl-opencl-icd";
+
+/// Widths of warps, which only extensions of their vendors tell.
+const WARP_SIZE_NV: u32 = 0x4003;
+const WAVEFRONT_WIDTH_AMD: u32 = 0x4043;
+
+/// Why there is no OpenCL device, or a call of one failed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum OpenClError {
+    /// There is nothing to call.
+    #[error("no OpenCL loader is installed; Debian and Ubuntu: apt install {LOADER_PACKAGE}")]
+    NoLoader,
+    /// There is nobody behind it.
+    #[error(
+        "no OpenCL device is installed; the driver of a GPU brings one, and for this CPU, on Debian and Ubuntu: \
+         apt install {CPU_PACKAGE}"
+    )]
+    NoDevices,
+    /// There are fewer.
+    #[error("there is no OpenCL device {number}; there are {known}")]
+    NoSuchDevice {
+        /// The number asked for.
+        number: usize,
+        /// Those there are.
+        known: String,
+    },
+    /// A call failed.
+    #[error("OpenCL: {what}: {name} ({code})", name = cl3::error_codes::error_text(*.code))]
+    Call {
+        /// What was to be done.
+        what: &'static str,
+        /// The error's number.
+        code: i32,
+    },
+    /// A program was not built.
+    #[error("the OpenCL compiler refuses the code: {log}")]
+    Build {
+        /// What the compiler says.
+        log: String,
+    },
+}
+
+impl OpenClError {
+    /// Whether it is for want of memory.
+    pub fn lacks_memory(&self) -> bool {
+        use cl3::error_codes::{CL_MEM_OBJECT_ALLOCATION_FAILURE, CL_OUT_OF_HOST_MEMORY, CL_OUT_OF_RESOURCES};
+        let memory = [CL_MEM_OBJECT_ALLOCATION_FAILURE, CL_OUT_OF_HOST_MEMORY, CL_OUT_OF_RESOURCES];
+        matches!(self, OpenClError::Call { code, .. } if memory.contains(code))
+    }
+}
+
+fn failed(what: &'static str) -> impl Fn(cl_int) -> OpenClError {
+    move |code| OpenClError::Call { what, code }
+}
+
+/// An OpenCL device of this machine.
+#[derive(Debug, Clone)]
+pub struct OpenClDevice {
+    /// What it calls itself.
+    pub name: String,
+    /// The platform that it belongs to, with its version.
+    pub platform: String,
+    /// It as a target.
+    pub target: Target,
+    /// Whether it is this machine's CPU: what builds takes its cores away.
+    pub is_cpu: bool,
+    id: DeviceId,
+}
+
+/// A device's handle, which lasts as long as the process.
+#[derive(Debug, Clone, Copy)]
+struct DeviceId(cl_device_id);
+
+// SAFETY: root devices are never released, and every call with one may be made by any thread.
+unsafe impl Send for DeviceId {}
+// SAFETY: as above.
+unsafe impl Sync for DeviceId {}
+
+/// All devices of all platforms, in the order in which they have numbers.
+///
+/// # Errors
+/// Where there is no loader, or no device.
+pub fn devices() -> Result<Vec<OpenClDevice>, OpenClError> {
+    if !cl3::is_opencl_runtime_available() {
+        return Err(OpenClError::NoLoader);
+    }
+    let platforms = platform_api::get_platform_ids().map_err(|_| OpenClError::NoDevices)?;
+    let mut found = Vec::new();
+    for platform in platforms {
+        let text = |what| platform_api::get_platform_info(platform, what).map(String::from).unwrap_or_default();
+        let name = format!("{} ({})", text(platform_api::CL_PLATFORM_NAME), text(platform_api::CL_PLATFORM_VERSION));
+        // One without any says so by an error.
+        let ids = device_api::get_device_ids(platform, device_api::CL_DEVICE_TYPE_ALL).unwrap_or_default();
+        for id in ids {
+            found.push(OpenClDevice::of(id, name.clone(), found.len())?);
+        }
+    }
+    if found.is_empty() { Err(OpenClError::NoDevices) } else { Ok(found) }
+}
+
+/// The device of a number.
+///
+/// # Errors
+/// As [`devices`], and where there are fewer.
+pub fn device(number: usize) -> Result<OpenClDevice, OpenClError> {
+    let all = devices()?;
+    let known = || all.iter().enumerate().map(|(at, device)| format!("{at} ({})", device.name));
+    all.get(number)
+        .cloned()
+        .ok_or_else(|| OpenClError::NoSuchDevice { number, known: known().collect::<Vec<_>>().join(", ") })
+}
+
+/// The device that a target of [`OpenClDevice`] is.
+///
+/// # Errors
+/// As [`device`].
+pub fn device_of(target: &Target) -> Result<OpenClDevice, OpenClError> {
+    device(target.gpu.map_or(0, |gpu| gpu.number as usize))
+}
+
+impl OpenClDevice {
+    fn of(id: cl_device_id, platform: String, number: usize) -> Result<OpenClDevice, OpenClError> {
+        use device_api::{
+            CL_DEVICE_DOUBLE_FP_CONFIG, CL_DEVICE_EXTENSIONS, CL_DEVICE_GLOBAL_MEM_CACHE_SIZE,
+            CL_DEVICE_LOCAL_MEM_SIZE, CL_DEVICE_MAX_COMPUTE_UNITS, CL_DEVICE_MAX_WORK_GROUP_SIZE,
+            CL_DEVICE_MAX_WORK_ITEM_SIZES, CL_DEVICE_NAME, CL_DEVICE_NATIVE_VECTOR_WIDTH_FLOAT,
+            CL_DEVICE_SINGLE_FP_CONFIG, CL_DEVICE_TYPE, CL_DEVICE_TYPE_CPU, CL_FP_FMA, get_device_data,
+            get_device_info,
+        };
+        let asked = |what| get_device_info(id, what).map_err(failed("asking a device what it is"));
+        let name = String::from(asked(CL_DEVICE_NAME)?).trim_end_matches('\0').trim().to_owned();
+        let is_cpu = asked(CL_DEVICE_TYPE)?.to_ulong() & CL_DEVICE_TYPE_CPU != 0;
+        let along = asked(CL_DEVICE_MAX_WORK_ITEM_SIZES)?.to_vec_size();
+        let small = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
+        let extensions = String::from(asked(CL_DEVICE_EXTENSIONS)?);
+        // Where nobody says how many threads run in step: on a CPU those that fill a vector.
+        let vendors = [WARP_SIZE_NV, WAVEFRONT_WIDTH_AMD].into_iter().find_map(|what| {
+            let data = get_device_data(id, what).ok()?;
+            Some(u32::from_ne_bytes(data.get(..4)?.try_into().ok()?)).filter(|n| *n > 0)
+        });
+        let mut target = Target::named("opencl").expect("every generic name is known");
+        target.cpu = target_word(&name);
+        target.has_fma = asked(CL_DEVICE_SINGLE_FP_CONFIG)?.to_ulong() & CL_FP_FMA != 0;
+        let cache_bytes = asked(CL_DEVICE_GLOBAL_MEM_CACHE_SIZE)?.to_ulong();
+        (target.l2_bytes, target.l3_bytes) = (cache_bytes, cache_bytes);
+        let gpu = target.gpu.as_mut().expect("invariant: an OpenCL target has what a GPU has");
+        gpu.number = small(number);
+        gpu.warp_size = match vendors {
+            Some(width) => width,
+            None if is_cpu => asked(CL_DEVICE_NATIVE_VECTOR_WIDTH_FLOAT)?.to_uint().max(1),
+            None => gpu.warp_size,
+        };
+        gpu.most_threads = small(asked(CL_DEVICE_MAX_WORK_GROUP_SIZE)?.to_size());
+        for (limit, axis) in gpu.most_threads_along.iter_mut().zip(&along) {
+            *limit = small(*axis);
+        }
+        gpu.most_blocks_along = [i32::MAX as u32; 3];
+        gpu.shared_bytes = asked(CL_DEVICE_LOCAL_MEM_SIZE)?.to_ulong();
+        gpu.most_shared_bytes = gpu.shared_bytes;
+        gpu.n_units = asked(CL_DEVICE_MAX_COMPUTE_UNITS)?.to_uint();
+        gpu.has_f64 = asked(CL_DEVICE_DOUBLE_FP_CONFIG).is_ok_and(|config| config.to_ulong() != 0);
+        gpu.has_f16 = extensions.split_whitespace().any(|extension| extension == "cl_khr_fp16");
+        Ok(OpenClDevice { name, platform, target, is_cpu, id: DeviceId(id) })
+    }
+}
+
+/// A name as a part of a target's.
+fn target_word(name: &str) -> String {
+    let kept = |c: char| if c.is_ascii_alphanumeric() || "._+-".contains(c) { c } else { ' ' };
+    let text: String = name.chars().map(kept).collect();
+    let word = text.split_whitespace().collect::<Vec<_>>().join("-");
+    if word.is_empty() { "unnamed".to_owned() } else { word }
+}
+
+/// A context with one queue. Threads may share it.
+#[derive(Clone)]
+pub struct Context(Arc<Handles>);
+
+struct Handles {
+    device: cl_device_id,
+    context: cl_context,
+    queue: cl_command_queue,
+}
+
+// SAFETY: all calls of OpenCL may be made by any thread at any time, but for those that set arguments of a
+// kernel: that needs a kernel that is not shared.
+unsafe impl Send for Handles {}
+// SAFETY: as above.
+unsafe impl Sync for Handles {}
+
+impl Drop for Handles {
+    fn drop(&mut self) {
+        // SAFETY: both were made by this and are released once. What cannot be released is lost to us.
+        unsafe {
+            let _ = queue_api::release_command_queue(self.queue);
+            let _ = release_context(self.context);
+        }
+    }
+}
+
+impl Context {
+    /// One for a device.
+    ///
+    /// # Errors
+    /// Where the driver refuses.
+    pub fn new(device: &OpenClDevice) -> Result<Context, OpenClError> {
+        let device = device.id.0;
+        let context = create_context(&[device], ptr::null(), None, ptr::null_mut()).map_err(failed("a context"))?;
+        let profiling = queue_api::CL_QUEUE_PROFILING_ENABLE;
+        // SAFETY: context and device belong together.
+        let queue = unsafe { queue_api::create_command_queue(context, device, profiling) };
+        let queue = queue.map_err(|code| {
+            // SAFETY: it was made above, and nothing refers to it.
+            let _ = unsafe { release_context(context) };
+            failed("a queue")(code)
+        })?;
+        Ok(Context(Arc::new(Handles { device, context, queue })))
+    }
+
+    /// Waits until all that was asked for is done.
+    ///
+    /// # Errors
+    /// Where something of it failed.
+    pub fn finish(&self) -> Result<(), OpenClError> {
+        queue_api::finish(self.0.queue).map_err(failed("waiting"))
+    }
+}
+
+/// Memory of a device between canaries.
+pub struct Memory {
+    context: Context,
+    whole: cl_mem,
+    inner: cl_mem,
+    n_bytes: usize,
+}
+
+// SAFETY: as for the context; what a kernel writes there is seen by those who waited for it.
+unsafe impl Send for Memory {}
+// SAFETY: as above.
+unsafe impl Sync for Memory {}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        // SAFETY: both were made by this and are released once.
+        unsafe {
+            let _ = memory_api::release_mem_object(self.inner);
+            let _ = memory_api::release_mem_object(self.whole);
+        }
+    }
+}
+
+impl Memory {
+    /// Memory of so many bytes, of which nothing is known.
+    ///
+    /// # Errors
+    /// Where the device has not so much.
+    pub fn new(context: &Context, n_bytes: u64) -> Result<Memory, OpenClError> {
+        let no_memory = failed("memory");
+        let too_large = || no_memory(cl3::error_codes::CL_MEM_OBJECT_ALLOCATION_FAILURE);
+        let n_bytes = usize::try_from(n_bytes.max(1)).map_err(|_| too_large())?;
+        let all = n_bytes.checked_add(2 * CANARY_BYTES).ok_or_else(too_large)?;
+        let flags = memory_api::CL_MEM_READ_WRITE;
+        // SAFETY: without a pointer of the host's the driver finds the memory by itself.
+        let whole = unsafe { memory_api::create_buffer(context.0.context, flags, all, ptr::null_mut()) };
+        let whole = whole.map_err(&no_memory)?;
+        let region = cl3::types::cl_buffer_region { origin: CANARY_BYTES, size: n_bytes };
+        let region_type = memory_api::CL_BUFFER_CREATE_TYPE_REGION;
+        // SAFETY: the region lies inside, and its description lives as long as the call.
+        let inner =
+            unsafe { memory_api::create_sub_buffer(whole, flags, region_type, (&raw const region).cast::<c_void>()) };
+        let inner = inner.map_err(|code| {
+            // SAFETY: it was made above, and nothing refers to it.
+            let _ = unsafe { memory_api::release_mem_object(whole) };
+            failed("memory between canaries")(code)
+        })?;
+        let memory = Memory { context: context.clone(), whole, inner, n_bytes };
+        memory.set_canaries()?;
+        Ok(memory)
+    }
+
+    /// Its bytes.
+    pub fn n_bytes(&self) -> u64 {
+        self.n_bytes as u64
+    }
+
+    /// Sets every byte, once what was asked for before is done.
+    ///
+    /// # Errors
+    /// Where the driver refuses.
+    pub fn fill(&self, byte: u8) -> Result<(), OpenClError> {
+        self.fill_part(CANARY_BYTES, self.n_bytes, byte)
+    }
+
+    fn fill_part(&self, at: usize, n_bytes: usize, byte: u8) -> Result<(), OpenClError> {
+        let pattern = [byte];
+        let pointer = pattern.as_ptr().cast::<c_void>();
+        // SAFETY: the part lies inside, and the pattern is copied before the call returns.
+        let event = unsafe {
+            queue_api::enqueue_fill_buffer(self.context.0.queue, self.whole, pointer, 1, at, n_bytes, 0, ptr::null())
+        };
+        event.map(release).map_err(failed("filling memory"))
+    }
+
+    fn set_canaries(&self) -> Result<(), OpenClError> {
+        self.fill_part(0, CANARY_BYTES, CANARY)?;
+        self.fill_part(CANARY_BYTES + self.n_bytes, CANARY_BYTES, CANARY)
+    }
+
+    /// Whether nothing was written around it; mends what surrounds it.
+    ///
+    /// # Errors
+    /// Where the driver refuses.
+    pub fn is_intact(&self) -> Result<bool, OpenClError> {
+        let mut around = [0; CANARY_BYTES];
+        for at in [0, CANARY_BYTES + self.n_bytes] {
+            self.read_part(at, &mut around)?;
+            if around.iter().any(|byte| *byte != CANARY) {
+                self.set_canaries()?;
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Copies its contents, once what was asked for before is done.
+    ///
+    /// # Errors
+    /// Where the driver refuses.
+    ///
+    /// # Panics
+    /// Where there are not as many bytes.
+    pub fn read(&self, to: &mut [u8]) -> Result<(), OpenClError> {
+        assert_eq!(to.len(), self.n_bytes, "all of it");
+        self.read_part(CANARY_BYTES, to)
+    }
+
+    fn read_part(&self, at: usize, to: &mut [u8]) -> Result<(), OpenClError> {
+        let (queue, pointer) = (self.context.0.queue, to.as_mut_ptr().cast::<c_void>());
+        // SAFETY: the part lies inside, and the call returns when all is copied.
+        let event = unsafe {
+            queue_api::enqueue_read_buffer(
+                queue,
+                self.whole,
+                cl3::types::CL_TRUE,
+                at,
+                to.len(),
+                pointer,
+                0,
+                ptr::null(),
+            )
+        };
+        event.map(release).map_err(failed("reading memory"))
+    }
+
+    /// Sets its contents.
+    ///
+    /// # Errors
+    /// Where the driver refuses.
+    ///
+    /// # Panics
+    /// Where there are not as many bytes.
+    pub fn write(&self, from: &[u8]) -> Result<(), OpenClError> {
+        assert_eq!(from.len(), self.n_bytes, "all of it");
+        let (queue, pointer) = (self.context.0.queue, from.as_ptr().cast::<c_void>());
+        // SAFETY: the part lies inside, and the call returns when all is copied.
+        let event = unsafe {
+            queue_api::enqueue_write_buffer(
+                queue,
+                self.whole,
+                cl3::types::CL_TRUE,
+                CANARY_BYTES,
+                from.len(),
+                pointer,
+                0,
+                ptr::null(),
+            )
+        };
+        event.map(release).map_err(failed("writing memory"))
+    }
+}
+
+fn release(event: cl_event) {
+    // SAFETY: it was just made, and nobody else has it.
+    let _ = unsafe { event_api::release_event(event) };
+}
+
+/// A built program.
+pub struct Code {
+    context: Context,
+    program: cl_program,
+}
+
+// SAFETY: as for the context.
+unsafe impl Send for Code {}
+// SAFETY: as above.
+unsafe impl Sync for Code {}
+
+impl Drop for Code {
+    fn drop(&mut self) {
+        // SAFETY: it was made by this and is released once.
+        let _ = unsafe { program_api::release_program(self.program) };
+    }
+}
+
+impl Code {
+    /// Builds OpenCL C.
+    ///
+    /// # Errors
+    /// [`OpenClError::Build`] where the compiler refuses it.
+    pub fn build(context: &Context, source: &str) -> Result<Code, OpenClError> {
+        let program = program_api::create_program_with_source(context.0.context, &[source]);
+        let code = Code { context: context.clone(), program: program.map_err(failed("a program"))? };
+        let built = program_api::build_program(code.program, &[context.0.device], c"", None, ptr::null_mut());
+        match built {
+            Ok(()) => Ok(code),
+            Err(cl3::error_codes::CL_BUILD_PROGRAM_FAILURE) => Err(OpenClError::Build { log: code.log() }),
+            Err(other) => Err(failed("building a program")(other)),
+        }
+    }
+
+    /// The first of what the compiler says.
+    fn log(&self) -> String {
+        const MOST: usize = 500;
+        let log =
+            program_api::get_program_build_info(self.program, self.context.0.device, program_api::CL_PROGRAM_BUILD_LOG);
+        let log = log.map(String::from).unwrap_or_default();
+        let words = log.trim_matches(|c: char| c.is_whitespace() || c == '\0').chars();
+        words.take(MOST).map(|c| if c.is_control() { ' ' } else { c }).collect()
+    }
+}
+
+/// A kernel of a program, with its arguments and the size of its grid.
+pub struct Launch {
+    code: Arc<Code>,
+    kernel: cl_kernel,
+    n_work_items: [usize; 3],
+    group: [usize; 3],
+    /// What it is run on lives as long as it.
+    arguments: Vec<Arc<Memory>>,
+}
+
+// SAFETY: as for the context; its arguments are set by who makes it alone.
+unsafe impl Send for Launch {}
+// SAFETY: as above.
+unsafe impl Sync for Launch {}
+
+impl Drop for Launch {
+    fn drop(&mut self) {
+        // SAFETY: it was made by this and is released once.
+        let _ = unsafe { kernel_api::release_kernel(self.kernel) };
+    }
+}
+
+impl Launch {
+    /// A kernel by its name, with so many groups of so many threads, on this memory.
+    ///
+    /// # Errors
+    /// Where there is no such kernel, or its arguments are others.
+    pub fn new(
+        code: &Arc<Code>,
+        name: &str,
+        n_groups: [usize; 3],
+        group: [usize; 3],
+        arguments: Vec<Arc<Memory>>,
+    ) -> Result<Launch, OpenClError> {
+        let name = CString::new(name).expect("invariant: kernels have names that C accepts");
+        let kernel = kernel_of(code, &name)?;
+        let n_work_items = [0, 1, 2].map(|axis| n_groups[axis] * group[axis]);
+        let launch = Launch { code: code.clone(), kernel, n_work_items, group, arguments };
+        for (at, memory) in launch.arguments.iter().enumerate() {
+            let value = (&raw const memory.inner).cast::<c_void>();
+            // SAFETY: the value is a handle of memory, of that size, and is copied.
+            unsafe { kernel_api::set_kernel_arg(launch.kernel, at as u32, size_of::<cl_mem>(), value) }
+                .map_err(failed("an argument of a kernel"))?;
+        }
+        Ok(launch)
+    }
+
+    /// The most threads of a group with which the device can run this kernel, and the local memory of a group
+    /// in bytes.
+    ///
+    /// # Errors
+    /// Where the driver does not say.
+    pub fn limits(&self) -> Result<(u64, u64), OpenClError> {
+        let asked = |what| {
+            let device = self.code.context.0.device;
+            kernel_api::get_kernel_work_group_info(self.kernel, device, what).map_err(failed("asking about a kernel"))
+        };
+        let threads = asked(kernel_api::CL_KERNEL_WORK_GROUP_SIZE)?.to_size() as u64;
+        Ok((threads, asked(kernel_api::CL_KERNEL_LOCAL_MEM_SIZE)?.to_ulong()))
+    }
+
+    /// Has the driver make its code ready, as some do only when a kernel runs: one group of it does.
+    ///
+    /// # Errors
+    /// Where that fails.
+    pub fn warm_up(&self) -> Result<(), OpenClError> {
+        self.enqueue(self.group).map(release)?;
+        self.code.context.finish()
+    }
+
+    /// Launches it with so many threads in all.
+    fn enqueue(&self, n_work_items: [usize; 3]) -> Result<cl_event, OpenClError> {
+        // SAFETY: the queue is of the context of its program; sizes have three elements, and all arguments
+        // are set.
+        let event = unsafe {
+            queue_api::enqueue_nd_range_kernel(
+                self.code.context.0.queue,
+                self.kernel,
+                3,
+                ptr::null(),
+                n_work_items.as_ptr(),
+                self.group.as_ptr(),
+                0,
+                ptr::null(),
+            )
+        };
+        event.map_err(failed("launching a kernel"))
+    }
+}
+
+/// A kernel by its name.
+fn kernel_of(code: &Code, name: &CStr) -> Result<cl_kernel, OpenClError> {
+    kernel_api::create_kernel(code.program, name).map_err(failed("a kernel"))
+}
+
+/// Runs kernels one after the other, so many times; nanoseconds of the device from the beginning of the first
+/// to the end of the last, by the clock of the host where the device has none.
+///
+/// # Errors
+/// Where one of them fails.
+pub fn run(context: &Context, launches: &[Launch], n_times: u32) -> Result<f64, OpenClError> {
+    let start = std::time::Instant::now();
+    let mut events = Events(Vec::new());
+    for _ in 0..n_times {
+        for launch in launches {
+            events.0.push(launch.enqueue(launch.n_work_items)?);
+        }
+    }
+    context.finish()?;
+    let took_ns = start.elapsed().as_nanos() as f64;
+    let (Some(first), Some(last)) = (events.0.first(), events.0.last()) else { return Ok(took_ns) };
+    for event in &events.0 {
+        let status = event_api::get_event_info(*event, event_api::CL_EVENT_COMMAND_EXECUTION_STATUS);
+        let status = status.map_err(failed("asking whether a kernel has run"))?.to_int();
+        if status < 0 {
+            return Err(failed("running a kernel")(status));
+        }
+    }
+    let moment = |event: cl_event, what| event_api::get_event_profiling_info(event, what).map(|at| at.to_ulong());
+    let begin = moment(*first, event_api::CL_PROFILING_COMMAND_START);
+    let end = moment(*last, event_api::CL_PROFILING_COMMAND_END);
+    Ok(match (begin, end) {
+        (Ok(begin), Ok(end)) if end > begin => (end - begin) as f64,
+        _ => took_ns,
+    })
+}
+
+/// Events that are released together.
+struct Events(Vec<cl_event>);
+
+impl Drop for Events {
+    fn drop(&mut self) {
+        self.0.drain(..).for_each(release);
+    }
+}
+
+/// Whether a target is one of an OpenCL device.
+pub fn is_opencl(target: &Target) -> bool {
+    target.arch == Arch::Gpu(GpuApi::OpenCl)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_become_words_of_targets() {
+        assert_eq!(target_word("pthread-AMD EPYC 9B14 (x2)"), "pthread-AMD-EPYC-9B14-x2");
+        assert_eq!(target_word("NVIDIA H100 80GB/HBM3:1"), "NVIDIA-H100-80GB-HBM3-1");
+        assert_eq!(target_word("//"), "unnamed");
+    }
+}

@@ -1,0 +1,118 @@
+//! The machines that kernels are for, by the names that their users give them.
+
+use tilewright_device::{host, opencl};
+use tilewright_ir::Target;
+use tilewright_ir::target::GENERIC;
+
+use crate::error::Error;
+use crate::import::MOST_THREADS;
+
+/// The device that is this machine's CPU.
+pub const CPU: &str = "cpu";
+/// The target that is this machine's CPU.
+pub const HOST: &str = "host";
+
+/// A machine as options name it.
+#[derive(Debug, Clone, Copy)]
+pub struct Place<'a> {
+    /// Where kernels run: [`CPU`], or `opencl` or `opencl:N`.
+    pub device: &'a str,
+    /// The target to generate code for on a CPU: [`HOST`], or one known by name.
+    pub target: &'a str,
+    /// Threads of the CPU that a kernel may use.
+    pub threads: usize,
+}
+
+/// The targets that code can be generated for, by name.
+pub fn target_names() -> String {
+    std::iter::once(HOST).chain(GENERIC.iter().map(|generic| generic.name)).collect::<Vec<_>>().join(", ")
+}
+
+impl Place<'_> {
+    /// The target.
+    ///
+    /// # Errors
+    /// Bad input where there is no such device, or no target has this name.
+    pub fn target(&self) -> Result<Target, Error> {
+        if self.device != CPU {
+            return self.of_device();
+        }
+        if self.target == HOST {
+            return Ok(host::target());
+        }
+        let names = target_names();
+        let unknown = || Error::input(format!("unknown target `{}`; there are {names}", self.target));
+        Target::named(self.target).ok_or_else(unknown)
+    }
+
+    fn of_device(&self) -> Result<Target, Error> {
+        let (kind, number) = self.device.split_once(':').unwrap_or((self.device, "0"));
+        let number = number.parse::<usize>().ok().filter(|_| kind == "opencl");
+        let number = number.ok_or_else(|| {
+            Error::input(format!("unknown device `{}` (give cpu, opencl or opencl:N; see `doctor`)", self.device))
+        })?;
+        if self.threads != 1 {
+            return Err(Error::input(format!("--threads is for CPUs (leave it out with --device {})", self.device)));
+        }
+        Ok(opencl::device(number).map_err(|why| Error::input(format!("--device {}: {why}", self.device)))?.target)
+    }
+
+    /// The target, for kernels that are to run here.
+    ///
+    /// # Errors
+    /// Bad input if there is no such target, it is another kind of machine, or there are fewer CPUs than
+    /// threads.
+    pub fn runnable_target(&self) -> Result<Target, Error> {
+        let target = self.target()?;
+        if self.device == CPU {
+            let host = host::target();
+            if target.arch != host.arch || target.vector_bits > host.vector_bits {
+                let reason = format!(
+                    "kernels for target `{}` do not run on this machine, which is {}",
+                    self.target,
+                    host.name()
+                );
+                return Err(Error::input(format!(
+                    "{reason} (leave --target out; `show` makes code for other machines)"
+                )));
+            }
+            self.check_cpus()?;
+        }
+        Ok(target)
+    }
+
+    /// The target, for code that is to run on this machine's CPU.
+    ///
+    /// # Errors
+    /// As [`Place::runnable_target`], and bad input where a device is asked for.
+    pub fn cpu_target(&self) -> Result<Target, Error> {
+        if self.device != CPU {
+            let device = self.device;
+            return Err(Error::input(format!("models and libraries are for CPUs (leave --device {device} out)")));
+        }
+        self.runnable_target()
+    }
+
+    /// Checks the number of threads, for kernels that need not run here unless the target is this machine.
+    ///
+    /// # Errors
+    /// Bad input where no machine, or not this one, has so many.
+    pub fn check_threads(&self) -> Result<(), Error> {
+        if self.target == HOST {
+            self.check_cpus()
+        } else if (1..=MOST_THREADS).contains(&self.threads) {
+            Ok(())
+        } else {
+            Err(Error::input(format!("--threads {} is not possible (give 1 to {MOST_THREADS})", self.threads)))
+        }
+    }
+
+    /// Whether this machine has as many CPUs as there are threads.
+    fn check_cpus(&self) -> Result<(), Error> {
+        let most = host::allowed_cpus().len().max(1);
+        if (1..=most).contains(&self.threads) {
+            return Ok(());
+        }
+        Err(Error::input(format!("--threads {} is not possible on this machine (give 1 to {most})", self.threads)))
+    }
+}
