@@ -67,13 +67,13 @@ pub fn innermost_loop(nvdisasm: &Path, cubin: &Path) -> Vec<String> {
     // What follows the end of the code goes nowhere.
     let lines: Vec<&str> = text.lines().map(str::trim).take_while(|line| !line.contains(" EXIT ;")).collect();
     let opcode = |line: &&str| {
-        let words = line.strip_prefix("/*")?.split_once("*/")?.1.split_whitespace();
-        words.skip_while(|word| word.starts_with('@')).next().map(str::to_owned)
+        let mut words = line.strip_prefix("/*")?.split_once("*/")?.1.split_whitespace();
+        words.find(|word| !word.starts_with('@')).map(str::to_owned)
     };
-    let back = lines.iter().enumerate().filter_map(|(end, line)| {
+    let mut back = lines.iter().enumerate().filter_map(|(end, line)| {
         let label = line.split_once("BRA `(")?.1.split(')').next()?;
         let start = lines[..end].iter().position(|line| *line == format!("{label}:"))?;
         Some(lines[start..=end].iter().filter_map(opcode).collect())
     });
-    back.last().expect("there is a loop")
+    back.next_back().expect("there is a loop")
 }
