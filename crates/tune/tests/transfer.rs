@@ -169,13 +169,15 @@ const PAIRS: &[[&str; 2]] = &[
 
 #[test]
 fn configurations_are_carried_over_legally_on_every_template() {
+    let on = |target: &str, workload: &str| Setting { target: Target::named(target).unwrap(), ..setting(workload) };
     for template in TEMPLATES {
         let mut n_carried = 0;
-        for pair in PAIRS.iter().flat_map(|&[a, b]| [[a, b], [b, a]]) {
-            if !pair.iter().all(|w| (template.serves)(&setting(w))) {
+        let pairs = PAIRS.iter().flat_map(|&[a, b]| [[a, b], [b, a]]);
+        for (target, pair) in ["x86-64-v3", "sm_80"].into_iter().flat_map(|t| pairs.clone().map(move |p| (t, p))) {
+            if !pair.iter().all(|w| (template.serves)(&on(target, w))) {
                 continue;
             }
-            let [from, to] = pair.map(|w| task(w, Some(template.name)));
+            let [from, to] = pair.map(|w| Task::new(on(target, w), Some(template.name)).unwrap());
             let source = earlier(&from, 20, 3);
             let guesses = warm_start(&to, std::slice::from_ref(&source));
             assert!(guesses.iter().all(|config| to.space.contains(config)), "{} {pair:?}", template.name);

@@ -116,7 +116,7 @@ pub static FORMATS: &[Format] = &[
     Format {
         name: "t1",
         what: "T1 descriptions 1.0.0 of a space",
-        read_for: "parameters and conditions, for `space` and `--description`",
+        read_for: "parameters and conditions; kernels in C",
         signs: &["ConfigurationSpace"],
         is_doubtful: false,
         takes_description: false,
