@@ -22,8 +22,10 @@ use crate::remote::to_json;
 const MOST_HELD: usize = 2;
 /// Assignments of which workers and data are kept for when they come again.
 const MOST_ASSIGNMENTS: usize = 4;
-/// How long the server holds a request for a task.
-const PULL_TIME: Duration = Duration::from_secs(5);
+/// How long the server holds a request for a task, and how much later it is taken for lost: it does not answer
+/// at all while nobody has made a place for tasks, and whoever joins first is to begin soon all the same.
+const PULL_TIME: Duration = Duration::from_secs(1);
+const PULL_SLACK: Duration = Duration::from_millis(500);
 /// What is sent and not known to be kept is sent again after so long.
 const RESEND: Duration = Duration::from_secs(2);
 /// A tuner that does not say what it still wants in this time wants all of it.
@@ -37,7 +39,7 @@ const BETWEEN_TRIES: Duration = Duration::from_millis(500);
 const SELF: Duration = Duration::from_secs(5);
 pub const SELF_AGAIN: Duration = Duration::from_millis(500);
 /// How long it listens at a time, where kernels are measured and where not.
-const LISTEN: Duration = Duration::from_millis(5);
+const LISTEN: Duration = Duration::from_millis(1);
 const REST: Duration = Duration::from_millis(50);
 /// How often it is looked which leases are to be renewed; each is three times in its length.
 const LOOK: Duration = Duration::from_millis(20);
@@ -288,8 +290,10 @@ impl Server<'_, '_> {
             client.link().publish(&unsent.subject, Some(&reply), Some(&unsent.id), &unsent.payload);
         }
         for (way, name) in WAYS.iter().enumerate() {
-            let is_late = self.is_pulling[way] && now - self.pulls[way] > PULL_TIME + RESEND;
-            let is_free = self.held.len() + usize::from(self.is_pulling[0] && way == 0) < MOST_HELD + way;
+            let is_late = self.is_pulling[way] && now - self.pulls[way] > PULL_TIME + PULL_SLACK;
+            // What is measured and only waits for a word of the server's keeps nobody from the next one.
+            let n_held = self.held.iter().filter(|held| !held.is_done()).count();
+            let is_free = n_held + usize::from(self.is_pulling[0] && way == 0) < MOST_HELD + way;
             if (is_late || !self.is_pulling[way]) && is_free && now >= self.pulls[way] {
                 let consumer = match way {
                     0 => class_consumer(&self.fleet.class),
@@ -563,11 +567,10 @@ impl Server<'_, '_> {
             device: self.device().to_owned(),
             what: Finding::Broken(why.to_owned()),
         };
-        self.report(&held.task.run.clone(), done);
-        self.unsent.iter_mut().filter(|unsent| held.is(&unsent.run, unsent.number)).for_each(|unsent| {
-            // Each device may say so of itself.
-            unsent.id = format!("{run}.{number}.broken.{}", self.description.device);
-        });
+        // Each device may say so of itself.
+        let id = format!("{run}.{number}.broken.{}", self.description.device);
+        self.n_tokens += 1;
+        self.send(run, *number, id, to_json(&done));
         self.leave(&held, b"-NAK");
         self.pulls = [Instant::now() + NOBODY; 2];
     }
@@ -575,15 +578,25 @@ impl Server<'_, '_> {
     /// Sends a result, until it is known to be kept.
     fn report(&mut self, run: &str, done: Done) {
         self.n_tokens += 1;
-        let sent = Instant::now().checked_sub(RESEND).unwrap_or_else(Instant::now);
+        let id = done.id(run);
+        self.send(run, done.task, id, to_json(&done));
+    }
+
+    /// Sends what is to be kept of a task.
+    fn send(&mut self, run: &str, number: u64, id: String, payload: Vec<u8>) {
+        let subject = result_subject(run, self.device());
+        if let Some(client) = &self.client {
+            let reply = client.inbox(&format!("kept.{}", self.n_tokens));
+            client.link().publish(&subject, Some(&reply), Some(&id), &payload);
+        }
         self.unsent.push(Unsent {
             token: self.n_tokens,
             run: run.to_owned(),
-            number: done.task,
-            subject: result_subject(run, self.device()),
-            id: done.id(run),
-            payload: to_json(&done),
-            sent,
+            number,
+            subject,
+            id,
+            payload,
+            sent: Instant::now(),
         });
     }
 

@@ -68,13 +68,16 @@ impl Measure for Slow {
     fn submit(&mut self, candidates: &[Candidate]) -> Range<u64> {
         let first = self.n_submitted;
         self.n_submitted += candidates.len() as u64;
+        if self.queue.is_empty() {
+            // Time without work is none of a trial's.
+            self.until = Some(Instant::now() + self.trial);
+        }
         self.queue.extend((first..).zip(candidates.iter().cloned()));
         first..self.n_submitted
     }
 
     fn next(&mut self, _: Option<f64>, at_most: Duration) -> Result<Next, BoxError> {
         if self.queue.is_empty() {
-            self.until = None;
             return Ok(Next::Idle);
         }
         let now = Instant::now();

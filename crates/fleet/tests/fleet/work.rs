@@ -84,6 +84,14 @@ fn four_devices_measure_nearly_four_times_as_much() {
         let begun = Instant::now();
         let _devices = Device::several(&broker.url(), n, trial);
         let mut remote = remote(&fleet(&broker.url()), &format!("speed{n}"), n);
+        // The first device joins a server that has never had a tuner.
+        let join = Instant::now();
+        let space = space();
+        remote.submit(&[Subject::described(&space, &describe).candidate(space.config_at(0))]);
+        assert!(matches!(wait(&mut remote), Next::Done(..)));
+        let join = join.elapsed().as_secs_f64();
+        assert!(join <= 3.0, "{join:.2} s from joining to the first trial");
+        eprintln!("{n} devices: {join:.2} s to the first trial");
         let start = Instant::now();
         let batches = proposals(&mut remote, "random", 400, 2 * n);
         seconds.push(start.elapsed().as_secs_f64());
@@ -94,6 +102,9 @@ fn four_devices_measure_nearly_four_times_as_much() {
             (start - begun).as_secs_f64()
         );
     }
+    // Nothing is faster than its trials take: otherwise it is the test that is wrong.
+    let least = [400.0 * trial.as_secs_f64(), 100.0 * trial.as_secs_f64()];
+    assert!(seconds.iter().zip(least).all(|(seconds, least)| *seconds >= 0.98 * least), "{seconds:?}");
     let times = seconds[0] / seconds[1];
     eprintln!("4 devices of 20 ms measure {times:.2} times as much as one");
     assert!(times >= 3.6);
@@ -132,5 +143,7 @@ fn twelve_layers_take_nearly_a_fourth_of_the_time_on_four_devices() {
     let trials = 100;
     let (Some(one), Some(four)) = (seconds_of_layers(1, trials), seconds_of_layers(4, trials)) else { return };
     eprintln!("twelve layers: {one:.2} s on one device of 20 ms, {four:.2} s on four: {:.2} times", one / four);
+    let least = 12.0 * trials as f64 * 0.02;
+    assert!(one >= 0.98 * least && four >= 0.98 * least / 4.0, "nothing is faster than its trials take");
     assert!(one / four >= 3.8);
 }
