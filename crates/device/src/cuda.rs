@@ -14,6 +14,8 @@ use thiserror::Error;
 use tilewright_ir::Target;
 use tilewright_ir::target::Gpu;
 
+use crate::guarded::{DeviceMemory, Guarded, with_canaries};
+use crate::memory::CANARY_BYTES;
 use driver::{Address, Answer, DeviceId, Functions, Handle};
 
 pub use assemble::{AssembleError, Assembler};
@@ -46,11 +48,6 @@ pub enum CudaError {
         name: String,
     },
 }
-
-/// Bytes on each side of a buffer that must come back unchanged: where buffers begin is a multiple of them.
-const CANARY_BYTES: usize = 4096;
-/// As a number the canaries are among the largest, so that a sum that reads them is wrong.
-const CANARY: u8 = 0x7F;
 
 /// Some of the driver's answers.
 const INVALID_VALUE: Answer = 1;
@@ -255,17 +252,40 @@ impl Context {
 }
 
 /// Memory of a device between canaries.
-pub struct Memory {
+pub type Memory = Guarded<Allocation>;
+
+/// Memory as the driver gives it.
+pub struct Allocation {
     context: Context,
-    whole: Address,
-    n_bytes: usize,
+    address: Address,
 }
 
-impl Drop for Memory {
+impl Drop for Allocation {
     fn drop(&mut self) {
         if let Ok(f) = self.context.enter() {
-            let _ = call!(f, free(self.whole), "memory");
+            let _ = call!(f, free(self.address), "memory");
         }
+    }
+}
+
+impl DeviceMemory for Allocation {
+    type Error = CudaError;
+
+    fn fill(&self, at: usize, n_bytes: usize, byte: u8) -> Result<(), CudaError> {
+        let (f, stream) = (self.context.enter()?, self.context.0.stream);
+        call!(f, fill(self.address + at as u64, byte, n_bytes, stream), "filling memory")
+    }
+
+    fn read(&self, at: usize, to: &mut [u8]) -> Result<(), CudaError> {
+        self.context.finish()?;
+        let f = self.context.enter()?;
+        call!(f, from_device(to.as_mut_ptr().cast(), self.address + at as u64, to.len()), "reading memory")
+    }
+
+    fn write(&self, at: usize, from: &[u8]) -> Result<(), CudaError> {
+        self.context.finish()?;
+        let f = self.context.enter()?;
+        call!(f, to_device(self.address + at as u64, from.as_ptr().cast(), from.len()), "writing memory")
     }
 }
 
@@ -277,87 +297,14 @@ impl Memory {
     pub fn new(context: &Context, n_bytes: u64) -> Result<Memory, CudaError> {
         let f = context.enter()?;
         let n_bytes = n_bytes.max(1) as usize;
-        let all = n_bytes.checked_add(2 * CANARY_BYTES).ok_or_else(|| refusal(f, OUT_OF_MEMORY, "memory"))?;
-        let mut whole = 0;
-        call!(f, allocate(&mut whole, all), "memory")?;
-        let memory = Memory { context: context.clone(), whole, n_bytes };
-        memory.set_canaries()?;
-        Ok(memory)
-    }
-
-    /// Its bytes.
-    pub fn n_bytes(&self) -> u64 {
-        self.n_bytes as u64
+        let all = with_canaries(n_bytes).ok_or_else(|| refusal(f, OUT_OF_MEMORY, "memory"))?;
+        let mut address = 0;
+        call!(f, allocate(&mut address, all), "memory")?;
+        Guarded::inside(Allocation { context: context.clone(), address }, n_bytes)
     }
 
     fn address(&self) -> Address {
-        self.whole + CANARY_BYTES as u64
-    }
-
-    /// Sets every byte, once what was asked for before is done.
-    ///
-    /// # Errors
-    /// Where the driver refuses.
-    pub fn fill(&self, byte: u8) -> Result<(), CudaError> {
-        self.fill_part(CANARY_BYTES, self.n_bytes, byte)
-    }
-
-    fn fill_part(&self, at: usize, n_bytes: usize, byte: u8) -> Result<(), CudaError> {
-        let (f, stream) = (self.context.enter()?, self.context.0.stream);
-        call!(f, fill(self.whole + at as u64, byte, n_bytes, stream), "filling memory")
-    }
-
-    fn set_canaries(&self) -> Result<(), CudaError> {
-        self.fill_part(0, CANARY_BYTES, CANARY)?;
-        self.fill_part(CANARY_BYTES + self.n_bytes, CANARY_BYTES, CANARY)
-    }
-
-    /// Whether nothing was written around it; mends what surrounds it.
-    ///
-    /// # Errors
-    /// Where the driver refuses.
-    pub fn is_intact(&self) -> Result<bool, CudaError> {
-        let mut around = [0; CANARY_BYTES];
-        for at in [0, CANARY_BYTES + self.n_bytes] {
-            self.read_part(at, &mut around)?;
-            if around.iter().any(|byte| *byte != CANARY) {
-                self.set_canaries()?;
-                return Ok(false);
-            }
-        }
-        Ok(true)
-    }
-
-    /// Copies its contents, once what was asked for before is done.
-    ///
-    /// # Errors
-    /// Where a kernel before it failed.
-    ///
-    /// # Panics
-    /// Where there are not as many bytes.
-    pub fn read(&self, to: &mut [u8]) -> Result<(), CudaError> {
-        assert_eq!(to.len(), self.n_bytes, "all of it");
-        self.read_part(CANARY_BYTES, to)
-    }
-
-    fn read_part(&self, at: usize, to: &mut [u8]) -> Result<(), CudaError> {
-        self.context.finish()?;
-        let f = self.context.enter()?;
-        call!(f, from_device(to.as_mut_ptr().cast(), self.whole + at as u64, to.len()), "reading memory")
-    }
-
-    /// Sets its contents, once what was asked for before is done.
-    ///
-    /// # Errors
-    /// Where a kernel before it failed.
-    ///
-    /// # Panics
-    /// Where there are not as many bytes.
-    pub fn write(&self, from: &[u8]) -> Result<(), CudaError> {
-        assert_eq!(from.len(), self.n_bytes, "all of it");
-        self.context.finish()?;
-        let f = self.context.enter()?;
-        call!(f, to_device(self.address(), from.as_ptr().cast(), from.len()), "writing memory")
+        self.whole().address + CANARY_BYTES as u64
     }
 }
 

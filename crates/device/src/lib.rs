@@ -11,6 +11,7 @@ pub mod data;
 mod denied;
 pub mod device;
 mod folder;
+pub mod guarded;
 pub mod host;
 pub mod kernel;
 pub mod limits;

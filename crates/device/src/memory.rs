@@ -5,9 +5,9 @@ use std::ptr::NonNull;
 
 /// Bytes on each side of a writable buffer that must come back unchanged, besides the inaccessible pages
 /// beyond.
-const CANARY_BYTES: usize = 4096;
+pub(crate) const CANARY_BYTES: usize = 4096;
 /// As a number the canaries are among the largest, so that a sum that reads them is wrong.
-const CANARY: u8 = 0x7F;
+pub(crate) const CANARY: u8 = 0x7F;
 const PAGE: usize = 4096;
 /// Bytes of a large page, which lies at a multiple of them.
 const LARGE_PAGE: usize = 2 << 20;

@@ -19,10 +19,8 @@ use cl3::types::{cl_command_queue, cl_context, cl_device_id, cl_event, cl_int, c
 use tilewright_ir::Target;
 use tilewright_ir::target::{Arch, GpuApi};
 
-/// Bytes on each side of a buffer that must come back unchanged: where buffers begin is a multiple of them.
-const CANARY_BYTES: usize = 4096;
-/// As a number the canaries are among the largest, so that a sum that reads them is wrong.
-const CANARY: u8 = 0x7F;
+use crate::guarded::{DeviceMemory, Guarded, with_canaries};
+use crate::memory::CANARY_BYTES;
 
 /// The package that brings the loader, and one that brings a device, on Debian and Ubuntu.
 const LOADER_PACKAGE: &str = "ocl-icd-libopencl1";
@@ -255,25 +253,61 @@ impl Context {
 }
 
 /// Memory of a device between canaries.
-pub struct Memory {
+pub type Memory = Guarded<Buffers>;
+
+/// Memory as the driver gives it, and the part of it that lies between canaries.
+pub struct Buffers {
     context: Context,
     whole: cl_mem,
     inner: cl_mem,
-    n_bytes: usize,
 }
 
 // SAFETY: as for the context; what a kernel writes there is seen by those who waited for it.
-unsafe impl Send for Memory {}
+unsafe impl Send for Buffers {}
 // SAFETY: as above.
-unsafe impl Sync for Memory {}
+unsafe impl Sync for Buffers {}
 
-impl Drop for Memory {
+impl Drop for Buffers {
     fn drop(&mut self) {
         // SAFETY: both were made by this and are released once.
         unsafe {
             let _ = memory_api::release_mem_object(self.inner);
             let _ = memory_api::release_mem_object(self.whole);
         }
+    }
+}
+
+impl DeviceMemory for Buffers {
+    type Error = OpenClError;
+
+    fn fill(&self, at: usize, n_bytes: usize, byte: u8) -> Result<(), OpenClError> {
+        let pattern = [byte];
+        let pointer = pattern.as_ptr().cast::<c_void>();
+        // SAFETY: the part lies inside, and the pattern is copied before the call returns.
+        let event = unsafe {
+            queue_api::enqueue_fill_buffer(self.context.0.queue, self.whole, pointer, 1, at, n_bytes, 0, ptr::null())
+        };
+        event.map(release).map_err(failed("filling memory"))
+    }
+
+    fn read(&self, at: usize, to: &mut [u8]) -> Result<(), OpenClError> {
+        let (queue, pointer) = (self.context.0.queue, to.as_mut_ptr().cast::<c_void>());
+        let blocking = cl3::types::CL_TRUE;
+        // SAFETY: the part lies inside, and the call returns when all is copied.
+        let event = unsafe {
+            queue_api::enqueue_read_buffer(queue, self.whole, blocking, at, to.len(), pointer, 0, ptr::null())
+        };
+        event.map(release).map_err(failed("reading memory"))
+    }
+
+    fn write(&self, at: usize, from: &[u8]) -> Result<(), OpenClError> {
+        let (queue, pointer) = (self.context.0.queue, from.as_ptr().cast::<c_void>());
+        let blocking = cl3::types::CL_TRUE;
+        // SAFETY: the part lies inside, and the call returns when all is copied.
+        let event = unsafe {
+            queue_api::enqueue_write_buffer(queue, self.whole, blocking, at, from.len(), pointer, 0, ptr::null())
+        };
+        event.map(release).map_err(failed("writing memory"))
     }
 }
 
@@ -286,7 +320,7 @@ impl Memory {
         let no_memory = failed("memory");
         let too_large = || no_memory(cl3::error_codes::CL_MEM_OBJECT_ALLOCATION_FAILURE);
         let n_bytes = usize::try_from(n_bytes.max(1)).map_err(|_| too_large())?;
-        let all = n_bytes.checked_add(2 * CANARY_BYTES).ok_or_else(too_large)?;
+        let all = with_canaries(n_bytes).ok_or_else(too_large)?;
         let flags = memory_api::CL_MEM_READ_WRITE;
         // SAFETY: without a pointer of the host's the driver finds the memory by itself.
         let whole = unsafe { memory_api::create_buffer(context.0.context, flags, all, ptr::null_mut()) };
@@ -301,109 +335,7 @@ impl Memory {
             let _ = unsafe { memory_api::release_mem_object(whole) };
             failed("memory between canaries")(code)
         })?;
-        let memory = Memory { context: context.clone(), whole, inner, n_bytes };
-        memory.set_canaries()?;
-        Ok(memory)
-    }
-
-    /// Its bytes.
-    pub fn n_bytes(&self) -> u64 {
-        self.n_bytes as u64
-    }
-
-    /// Sets every byte, once what was asked for before is done.
-    ///
-    /// # Errors
-    /// Where the driver refuses.
-    pub fn fill(&self, byte: u8) -> Result<(), OpenClError> {
-        self.fill_part(CANARY_BYTES, self.n_bytes, byte)
-    }
-
-    fn fill_part(&self, at: usize, n_bytes: usize, byte: u8) -> Result<(), OpenClError> {
-        let pattern = [byte];
-        let pointer = pattern.as_ptr().cast::<c_void>();
-        // SAFETY: the part lies inside, and the pattern is copied before the call returns.
-        let event = unsafe {
-            queue_api::enqueue_fill_buffer(self.context.0.queue, self.whole, pointer, 1, at, n_bytes, 0, ptr::null())
-        };
-        event.map(release).map_err(failed("filling memory"))
-    }
-
-    fn set_canaries(&self) -> Result<(), OpenClError> {
-        self.fill_part(0, CANARY_BYTES, CANARY)?;
-        self.fill_part(CANARY_BYTES + self.n_bytes, CANARY_BYTES, CANARY)
-    }
-
-    /// Whether nothing was written around it; mends what surrounds it.
-    ///
-    /// # Errors
-    /// Where the driver refuses.
-    pub fn is_intact(&self) -> Result<bool, OpenClError> {
-        let mut around = [0; CANARY_BYTES];
-        for at in [0, CANARY_BYTES + self.n_bytes] {
-            self.read_part(at, &mut around)?;
-            if around.iter().any(|byte| *byte != CANARY) {
-                self.set_canaries()?;
-                return Ok(false);
-            }
-        }
-        Ok(true)
-    }
-
-    /// Copies its contents, once what was asked for before is done.
-    ///
-    /// # Errors
-    /// Where the driver refuses.
-    ///
-    /// # Panics
-    /// Where there are not as many bytes.
-    pub fn read(&self, to: &mut [u8]) -> Result<(), OpenClError> {
-        assert_eq!(to.len(), self.n_bytes, "all of it");
-        self.read_part(CANARY_BYTES, to)
-    }
-
-    fn read_part(&self, at: usize, to: &mut [u8]) -> Result<(), OpenClError> {
-        let (queue, pointer) = (self.context.0.queue, to.as_mut_ptr().cast::<c_void>());
-        // SAFETY: the part lies inside, and the call returns when all is copied.
-        let event = unsafe {
-            queue_api::enqueue_read_buffer(
-                queue,
-                self.whole,
-                cl3::types::CL_TRUE,
-                at,
-                to.len(),
-                pointer,
-                0,
-                ptr::null(),
-            )
-        };
-        event.map(release).map_err(failed("reading memory"))
-    }
-
-    /// Sets its contents.
-    ///
-    /// # Errors
-    /// Where the driver refuses.
-    ///
-    /// # Panics
-    /// Where there are not as many bytes.
-    pub fn write(&self, from: &[u8]) -> Result<(), OpenClError> {
-        assert_eq!(from.len(), self.n_bytes, "all of it");
-        let (queue, pointer) = (self.context.0.queue, from.as_ptr().cast::<c_void>());
-        // SAFETY: the part lies inside, and the call returns when all is copied.
-        let event = unsafe {
-            queue_api::enqueue_write_buffer(
-                queue,
-                self.whole,
-                cl3::types::CL_TRUE,
-                CANARY_BYTES,
-                from.len(),
-                pointer,
-                0,
-                ptr::null(),
-            )
-        };
-        event.map(release).map_err(failed("writing memory"))
+        Guarded::inside(Buffers { context: context.clone(), whole, inner }, n_bytes)
     }
 }
 
@@ -496,7 +428,7 @@ impl Launch {
         let n_work_items = [0, 1, 2].map(|axis| n_groups[axis] * group[axis]);
         let launch = Launch { code: code.clone(), kernel, n_work_items, group, arguments };
         for (at, memory) in launch.arguments.iter().enumerate() {
-            let value = (&raw const memory.inner).cast::<c_void>();
+            let value = (&raw const memory.whole().inner).cast::<c_void>();
             // SAFETY: the value is a handle of memory, of that size, and is copied.
             unsafe { kernel_api::set_kernel_arg(launch.kernel, at as u32, size_of::<cl_mem>(), value) }
                 .map_err(failed("an argument of a kernel"))?;

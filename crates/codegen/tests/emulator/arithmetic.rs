@@ -98,34 +98,28 @@ fn floating(what: Compute, ty: Ty, x: &[u64]) -> u64 {
         Compute::CopySign => return x[0] & sign | low(x[1], ty.bits) & !sign,
         _ => {}
     }
+    // What is computed of three numbers, in their precision throughout, so that nothing is rounded twice.
+    macro_rules! compute {
+        ($numbers:expr) => {{
+            let [a, b, c] = $numbers;
+            match what {
+                Compute::Add => a + b,
+                Compute::Sub => a - b,
+                Compute::Mul => a * b,
+                Compute::MulAdd => a.mul_add(b, c),
+                Compute::Div => a / b,
+                Compute::Min => a.min(b),
+                Compute::Max => a.max(b),
+                Compute::Sqrt => a.sqrt(),
+                other => panic!("{other:?} of floating-point numbers"),
+            }
+        }};
+    }
     if ty.bits == 32 {
-        // In single precision throughout, so that nothing is rounded twice.
-        let [a, b, c] = [0, 1, 2].map(|at| f32::from_bits(x.get(at).copied().unwrap_or(0) as u32));
-        let value = match what {
-            Compute::Add => a + b,
-            Compute::Sub => a - b,
-            Compute::Mul => a * b,
-            Compute::MulAdd => a.mul_add(b, c),
-            Compute::Div => a / b,
-            Compute::Min => a.min(b),
-            Compute::Max => a.max(b),
-            Compute::Sqrt => a.sqrt(),
-            other => panic!("{other:?} of floating-point numbers"),
-        };
+        let value: f32 = compute!([0, 1, 2].map(|at| f32::from_bits(x.get(at).copied().unwrap_or(0) as u32)));
         return u64::from(value.to_bits());
     }
-    let [a, b, c] = [0, 1, 2].map(|at| x.get(at).map_or(0.0, |x| real(*x, ty)));
-    let value = match what {
-        Compute::Add => a + b,
-        Compute::Sub => a - b,
-        Compute::Mul => a * b,
-        Compute::MulAdd => a.mul_add(b, c),
-        Compute::Div => a / b,
-        Compute::Min => a.min(b),
-        Compute::Max => a.max(b),
-        Compute::Sqrt => a.sqrt(),
-        other => panic!("{other:?} of floating-point numbers"),
-    };
+    let value = compute!([0, 1, 2].map(|at| x.get(at).map_or(0.0, |x| real(*x, ty))));
     bits_of(value, ty)
 }
 

@@ -1,0 +1,110 @@
+//! Memory of devices between canaries, which show whether something was written around it.
+
+use crate::memory::{CANARY, CANARY_BYTES};
+
+/// Memory as a device's driver has it: places count bytes from its beginning.
+pub trait DeviceMemory {
+    /// Why the driver refuses.
+    type Error;
+
+    /// Sets so many bytes from a place on, once what was asked for before is done.
+    ///
+    /// # Errors
+    /// Where the driver refuses.
+    fn fill(&self, at: usize, n_bytes: usize, byte: u8) -> Result<(), Self::Error>;
+
+    /// Copies what begins at a place, once what was asked for before is done.
+    ///
+    /// # Errors
+    /// Where the driver refuses, or a kernel before it failed.
+    fn read(&self, at: usize, to: &mut [u8]) -> Result<(), Self::Error>;
+
+    /// Sets what begins at a place, once what was asked for before is done.
+    ///
+    /// # Errors
+    /// Where the driver refuses, or a kernel before it failed.
+    fn write(&self, at: usize, from: &[u8]) -> Result<(), Self::Error>;
+}
+
+/// Memory of a device between canaries.
+pub struct Guarded<W> {
+    whole: W,
+    n_bytes: usize,
+}
+
+/// The bytes that memory for so many has with its canaries; `None` where there are no such numbers.
+pub(crate) fn with_canaries(n_bytes: usize) -> Option<usize> {
+    n_bytes.checked_add(2 * CANARY_BYTES)
+}
+
+impl<W: DeviceMemory> Guarded<W> {
+    /// The middle of what is [as large](with_canaries) as its contents and canaries.
+    pub(crate) fn inside(whole: W, n_bytes: usize) -> Result<Guarded<W>, W::Error> {
+        let memory = Guarded { whole, n_bytes };
+        memory.set_canaries()?;
+        Ok(memory)
+    }
+
+    /// It with its canaries.
+    pub(crate) fn whole(&self) -> &W {
+        &self.whole
+    }
+
+    /// Its bytes.
+    pub fn n_bytes(&self) -> u64 {
+        self.n_bytes as u64
+    }
+
+    /// Sets every byte, once what was asked for before is done.
+    ///
+    /// # Errors
+    /// Where the driver refuses.
+    pub fn fill(&self, byte: u8) -> Result<(), W::Error> {
+        self.whole.fill(CANARY_BYTES, self.n_bytes, byte)
+    }
+
+    fn set_canaries(&self) -> Result<(), W::Error> {
+        self.whole.fill(0, CANARY_BYTES, CANARY)?;
+        self.whole.fill(CANARY_BYTES + self.n_bytes, CANARY_BYTES, CANARY)
+    }
+
+    /// Whether nothing was written around it; mends what surrounds it.
+    ///
+    /// # Errors
+    /// Where the driver refuses.
+    pub fn is_intact(&self) -> Result<bool, W::Error> {
+        let mut around = [0; CANARY_BYTES];
+        for at in [0, CANARY_BYTES + self.n_bytes] {
+            self.whole.read(at, &mut around)?;
+            if around.iter().any(|byte| *byte != CANARY) {
+                self.set_canaries()?;
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Copies its contents, once what was asked for before is done.
+    ///
+    /// # Errors
+    /// Where the driver refuses, or a kernel before it failed.
+    ///
+    /// # Panics
+    /// Where there are not as many bytes.
+    pub fn read(&self, to: &mut [u8]) -> Result<(), W::Error> {
+        assert_eq!(to.len(), self.n_bytes, "all of it");
+        self.whole.read(CANARY_BYTES, to)
+    }
+
+    /// Sets its contents, once what was asked for before is done.
+    ///
+    /// # Errors
+    /// Where the driver refuses, or a kernel before it failed.
+    ///
+    /// # Panics
+    /// Where there are not as many bytes.
+    pub fn write(&self, from: &[u8]) -> Result<(), W::Error> {
+        assert_eq!(from.len(), self.n_bytes, "all of it");
+        self.whole.write(CANARY_BYTES, from)
+    }
+}
