@@ -23,8 +23,8 @@ const MOST_HELD: usize = 2;
 /// Assignments of which workers and data are kept for when they come again.
 const MOST_ASSIGNMENTS: usize = 4;
 /// How long the server holds a request for a task, and how much later it is taken for lost: the server does
-/// not answer at all while nobody has made a place for tasks, and whoever joins first is to begin soon all the
-/// same.
+/// not answer at all while nobody has made a place for tasks, and whoever joins first is to begin soon all
+/// the same.
 const PULL_TIME: Duration = Duration::from_secs(1);
 const PULL_SLACK: Duration = Duration::from_millis(500);
 /// What is sent and not known to be kept is sent again after so long.
