@@ -179,6 +179,26 @@ fn target_of(f: &Functions, device: DeviceId, number: u32) -> Result<Target, Cud
     Ok(Target { cpu, l1d_bytes: most_shared_bytes, l2_bytes, l3_bytes: l2_bytes, gpu: Some(gpu), ..generic })
 }
 
+/// The device that a target of [`Found`] is.
+///
+/// # Errors
+/// Where there is no driver, no such device, or the driver refuses.
+pub fn device_of(target: &Target) -> Result<Found, CudaError> {
+    device(target.gpu.map_or(0, |gpu| gpu.number))
+}
+
+/// The device of a number.
+///
+/// # Errors
+/// As [`device_of`].
+pub fn device(number: u32) -> Result<Found, CudaError> {
+    let f = Functions::load().map_err(|why| CudaError::NoDriver { why })?;
+    match n_devices(&f)? {
+        n if number < n => found(&f, number),
+        n => Err(CudaError::NoDevice { number, n }),
+    }
+}
+
 /// A context with one stream. Threads may share it.
 #[derive(Clone)]
 pub struct Context(Arc<Handles>);
@@ -475,6 +495,12 @@ impl Drop for Graph<'_> {
 
 #[cfg(test)]
 mod fake;
+
+/// A context of an emulator, which this thread has for itself.
+#[cfg(test)]
+pub(crate) fn emulated() -> Context {
+    Context::of(fake::functions(), 0).expect("the emulator has a device")
+}
 
 #[cfg(test)]
 mod tests {

@@ -5,6 +5,7 @@ mod contest;
 mod race;
 mod scheduler;
 
+use crate::cuda::{self, CudaError};
 use crate::data::{Data, DataError, anonymous_file};
 use crate::folder::Folder;
 use crate::host;
@@ -111,6 +112,9 @@ pub enum DeviceError {
     /// There is no such device.
     #[error(transparent)]
     OpenCl(#[from] OpenClError),
+    /// There is no such device.
+    #[error(transparent)]
+    Cuda(#[from] CudaError),
     /// Nothing runs kernels of this kind.
     #[error("kernels for {target} cannot be run here (`show` prints their code)")]
     NothingRuns {
@@ -216,7 +220,11 @@ impl Device {
         let is_cpu = match target.arch {
             Arch::X86_64 | Arch::Aarch64 => true,
             Arch::Gpu(GpuApi::OpenCl) => opencl::device_of(target)?.is_cpu,
-            Arch::Gpu(GpuApi::Cuda | GpuApi::AmdGpu) => {
+            Arch::Gpu(GpuApi::Cuda) => {
+                cuda::device_of(target)?;
+                false
+            }
+            Arch::Gpu(GpuApi::AmdGpu) => {
                 return Err(DeviceError::NothingRuns { target: target.name() });
             }
         };

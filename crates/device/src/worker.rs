@@ -4,6 +4,8 @@
 //! kills it when it does not answer in time.
 
 mod builder;
+mod cuda;
+mod gpu;
 mod opencl;
 mod store;
 mod tester;
@@ -183,7 +185,8 @@ fn assigned(line: Option<std::io::Result<String>>) -> Result<Threads, Box<dyn st
     match target.arch {
         Arch::X86_64 | Arch::Aarch64 => on_cpu(assignment, workload, untuned, target, arguments),
         Arch::Gpu(GpuApi::OpenCl) => opencl::threads(&assignment, workload, untuned, target, arguments),
-        Arch::Gpu(GpuApi::Cuda | GpuApi::AmdGpu) => Err(format!("nothing runs kernels for {}", target.name()).into()),
+        Arch::Gpu(GpuApi::Cuda) => cuda::threads(workload, untuned, target, arguments),
+        Arch::Gpu(GpuApi::AmdGpu) => Err(format!("nothing runs kernels for {}", target.name()).into()),
     }
 }
 

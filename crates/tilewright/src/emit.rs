@@ -1,7 +1,7 @@
 //! What a configuration turns into, from its schedule steps down to machine code.
 
 use serde_json::{Value as Json, json};
-use tilewright_codegen::{Argument, CompileError, Emit, Interface, export, opencl_c};
+use tilewright_codegen::{Argument, CompileError, Emit, Interface, emit_gpu, export, opencl_c};
 use tilewright_ir::gpu::{GpuProgram, lower_gpu};
 use tilewright_ir::schedule::{apply_all, steps_text};
 use tilewright_ir::{Part, Program, Role, Step, lower, verify};
@@ -43,7 +43,7 @@ impl Form {
         (Form::OpenCl, "opencl", "OpenCL C, of a schedule for a GPU"),
         (Form::Ssa, "ssa", "Our own form between loops and machine code"),
         (Form::Llvm, "llvm", "LLVM's text after its passes"),
-        (Form::Asm, "asm", "Assembly"),
+        (Form::Asm, "asm", "Assembly; PTX for NVIDIA's GPUs"),
         (Form::Object, "object", "A relocatable object; needs -o"),
         (Form::Header, "header", "The C header of the object"),
     ];
@@ -78,9 +78,14 @@ impl Subject<'_> {
     pub fn emit(&self, form: Form) -> Result<Vec<u8>, Error> {
         let target = &self.task.setting.target;
         let code = |emit| {
-            let (lowered, interface) = self.lowered()?;
-            export(&lowered, target, &interface.prefix, emit).map_err(|error| match error {
-                CompileError::NoLlvm { .. } | CompileError::NotCpu { .. } => Error::input(error),
+            let made = if target.gpu.is_some() {
+                emit_gpu(&self.kernels()?, target, emit).map(|(code, _)| code)
+            } else {
+                let (lowered, interface) = self.lowered()?;
+                export(&lowered, target, &interface.prefix, emit)
+            };
+            made.map_err(|error| match error {
+                CompileError::NoLlvm { .. } | CompileError::NotGpu { .. } => Error::input(error),
                 error => Error::failed(&error).because(error),
             })
         };

@@ -5,6 +5,7 @@ use std::fmt;
 
 use serde::{Serialize, Serializer};
 use tilewright_device::limits::Allowed;
+use tilewright_device::cuda::{self, Assembler};
 use tilewright_device::opencl::{self, OpenClDevice};
 use tilewright_device::{host, peak};
 use tilewright_ir::DType;
@@ -68,10 +69,15 @@ impl Machine {
         let (target, threads) = (host::target(), host::most_threads());
         let mut n_threads = vec![1, threads];
         n_threads.dedup();
-        let (devices, missing_devices) = match opencl::devices() {
-            Ok(found) => (found.iter().enumerate().map(|(at, device)| device_line(at, device)).collect(), Vec::new()),
-            Err(why) => (Vec::new(), vec![why.to_string()]),
-        };
+        let (mut devices, mut missing_devices) = (Vec::new(), Vec::new());
+        match opencl::devices() {
+            Ok(found) => devices.extend(found.iter().enumerate().map(|(at, device)| device_line(at, device))),
+            Err(why) => missing_devices.push(why.to_string()),
+        }
+        match cuda::devices() {
+            Ok((version, found)) => devices.extend(found.iter().map(|device| cuda_line(&version, device))),
+            Err(why) => missing_devices.push(why.to_string()),
+        }
         let peak_of = |n: usize| (n, peak::gflops(&target, DType::F32, n).map_err(|error| error.to_string()));
         let caches = [("l1d", target.l1d_bytes), ("l2", target.l2_bytes), ("l3", target.l3_bytes)];
         Machine {
@@ -122,12 +128,23 @@ impl fmt::Display for Machine {
             };
             writeln!(f, "peer     {library}: {found}")?;
         }
-        let devices: Vec<String> = self.devices.iter().map(|device| format!("device   {device}")).collect();
-        if !devices.is_empty() {
-            return f.write_str(&devices.join("\n"));
+        if !self.devices.is_empty() {
+            let found = self.devices.iter().map(|device| format!("device   {device}"));
+            let missing = self.missing_devices.iter().map(|why| format!("missing  {why}"));
+            return f.write_str(&found.chain(missing).collect::<Vec<_>>().join("\n"));
         }
         write!(f, "devices  none besides the CPU: {}", self.missing_devices.join("; "))
     }
+}
+
+/// A CUDA device by its number.
+fn cuda_line(version: &str, device: &cuda::Found) -> String {
+    let cuda::Found { number, name, target } = device;
+    let assembler = match Assembler::find() {
+        Assembler::Driver => "the driver (ptxas is not found: the CUDA toolkit brings it)".to_owned(),
+        ptxas => ptxas.name(),
+    };
+    format!("cuda:{number}: {name} ({}), driver for CUDA {version}, machine code by {assembler}", target.cpu)
 }
 
 /// A device by its number.

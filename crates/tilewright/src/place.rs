@@ -1,6 +1,8 @@
 //! The machines that kernels are for, by the names that their users give them.
 
-use tilewright_device::{host, opencl};
+use std::fmt;
+
+use tilewright_device::{cuda, host, opencl};
 use tilewright_ir::Target;
 use tilewright_ir::target::GENERIC;
 
@@ -15,7 +17,7 @@ pub const HOST: &str = "host";
 /// A machine as options name it.
 #[derive(Debug, Clone, Copy)]
 pub struct Place<'a> {
-    /// Where kernels run: [`CPU`], or `opencl` or `opencl:N`.
+    /// Where kernels run: [`CPU`], or `opencl`, `opencl:N`, `cuda` or `cuda:N`.
     pub device: &'a str,
     /// The target to generate code for on a CPU: [`HOST`], or one known by name.
     pub target: &'a str,
@@ -47,14 +49,19 @@ impl Place<'_> {
 
     fn of_device(&self) -> Result<Target, Error> {
         let (kind, number) = self.device.split_once(':').unwrap_or((self.device, "0"));
-        let number = number.parse::<usize>().ok().filter(|_| kind == "opencl");
+        let number = number.parse::<u32>().ok().filter(|_| matches!(kind, "opencl" | "cuda"));
         let number = number.ok_or_else(|| {
-            Error::input(format!("unknown device `{}` (give cpu, opencl or opencl:N; see `doctor`)", self.device))
+            let known = "cpu, opencl, opencl:N, cuda or cuda:N";
+            Error::input(format!("unknown device `{}` (give {known}; see `doctor`)", self.device))
         })?;
         if self.threads != 1 {
             return Err(Error::input(format!("--threads is for CPUs (leave it out with --device {})", self.device)));
         }
-        Ok(opencl::device(number).map_err(|why| Error::input(format!("--device {}: {why}", self.device)))?.target)
+        let missing = |why: &dyn fmt::Display| Error::input(format!("--device {}: {why}", self.device));
+        if kind == "cuda" {
+            return Ok(cuda::device(number).map_err(|why| missing(&why))?.target);
+        }
+        Ok(opencl::device(number as usize).map_err(|why| missing(&why))?.target)
     }
 
     /// The target, for kernels that are to run here.

@@ -1,0 +1,351 @@
+//! The threads of a worker whose kernels run on a GPU, by whatever driver. They share a context: what is on the
+//! device stays there from kernel to kernel, and the driver's compiler works while a kernel runs.
+
+use super::builder::{answer, scheduled};
+use super::store::Kernels;
+use super::{Failure, Thread, Threads, checked, compare, tell};
+use crate::data::Argument;
+use crate::pace::Variation;
+use crate::protocol::{Caches, Lane, Plan, Reply, Request, Source};
+use crate::timing::{self, First, Size, Subject};
+use std::collections::HashMap;
+use std::sync::{Arc, OnceLock};
+use std::time::Instant;
+use tilewright_ir::gpu::{GpuProgram, Kernel, lower_gpu};
+use tilewright_ir::op::Workload;
+use tilewright_ir::reference::Tolerance;
+use tilewright_ir::target::Gpu;
+use tilewright_ir::{BufferId, Program, Role, Target};
+use tilewright_tune::ErrorClass;
+
+/// As a number it is none: an element that is not written cannot pass for right.
+const POISON: u8 = 0xFF;
+
+/// The exit code of a worker whose device may no longer be relied on.
+const DEVICE_LOST: i32 = 70;
+
+/// What runs kernels on a device: a context of its driver, which threads share.
+pub trait Driver: Clone + Send + Sync + 'static {
+    /// Memory of the device between canaries.
+    type Memory: Send + Sync + 'static;
+    /// Kernels, as the device takes them.
+    type Code: 'static;
+    /// A kernel with its arguments and its grid.
+    type Launch: Send + Sync + 'static;
+    /// Why something failed.
+    type Error: std::error::Error + 'static;
+
+    /// Memory of so many bytes, of which nothing is known.
+    fn memory(&self, n_bytes: u64) -> Result<Self::Memory, Self::Error>;
+    /// Sets every byte, once what was asked for before is done.
+    fn fill(memory: &Self::Memory, byte: u8) -> Result<(), Self::Error>;
+    /// Sets the contents.
+    fn write(memory: &Self::Memory, from: &[u8]) -> Result<(), Self::Error>;
+    /// Copies the contents, once what was asked for before is done.
+    fn read(memory: &Self::Memory, to: &mut [u8]) -> Result<(), Self::Error>;
+    /// Whether nothing was written around it; mends what surrounds it.
+    fn is_intact(memory: &Self::Memory) -> Result<bool, Self::Error>;
+    /// The kernels of a program.
+    fn build(&self, program: &GpuProgram, target: &Target) -> Result<Self::Code, Failure>;
+    /// A kernel on its arguments.
+    fn launch(
+        code: &Self::Code,
+        kernel: &Kernel,
+        program: &GpuProgram,
+        target: &Target,
+        arguments: Vec<Arc<Self::Memory>>,
+    ) -> Result<Self::Launch, Failure>;
+    /// Has the driver make a kernel's code ready, as some do only when it is launched.
+    fn warm_up(_: &Self::Launch) -> Result<(), Self::Error> {
+        Ok(())
+    }
+    /// Runs kernels one after the other, so many times; nanoseconds of the device.
+    fn run(&self, launches: &[Self::Launch], n_times: u32) -> Result<f64, Self::Error>;
+    /// Waits until all that was asked for is done.
+    fn finish(&self) -> Result<(), Self::Error>;
+    /// Whether it is for want of memory.
+    fn lacks_memory(error: &Self::Error) -> bool;
+    /// Whether the device may give no right answer any more after a failed run.
+    fn is_lost(&self, error: &Self::Error) -> bool;
+}
+
+/// The threads for an assignment.
+///
+/// # Errors
+/// Where the device has not the memory.
+pub fn threads<D: Driver>(
+    driver: D,
+    workload: Workload,
+    untuned: Program,
+    target: Target,
+    arguments: Vec<Argument>,
+) -> Result<Threads, Box<dyn std::error::Error>> {
+    let on_device = |argument: &Argument| {
+        let (Argument::Input(buffer) | Argument::Output { buffer, .. }) = argument;
+        let memory = driver.memory(buffer.n_bytes())?;
+        if let Argument::Input(buffer) = argument {
+            D::write(&memory, buffer.as_slice())?;
+        }
+        Ok(Arc::new(memory))
+    };
+    let memories = arguments.iter().map(on_device).collect::<Result<Vec<_>, D::Error>>()?;
+    let kernels = Arc::new(Kernels::default());
+    let builder = Builder {
+        workload,
+        untuned: untuned.clone(),
+        target: target.clone(),
+        driver: driver.clone(),
+        memories: memories.clone(),
+        kernels: kernels.clone(),
+    };
+    let variation = Variation::default();
+    let tester = Tester { untuned, target, driver, arguments, memories, kernels, variation, flush: None };
+    Ok((Box::new(builder), Box::new(tester)))
+}
+
+/// The kernels of a program, on the memory that they run on.
+struct Built<D: Driver> {
+    prepare: Vec<D::Launch>,
+    body: Vec<D::Launch>,
+    finish: Vec<D::Launch>,
+    /// What is no argument: kept buffers, and what one kernel hands to another.
+    own: Vec<Arc<D::Memory>>,
+    tolerance: Tolerance,
+    /// Bytes of what the body touches, but for temporaries.
+    n_bytes: u64,
+    /// The run in which it was checked.
+    first: OnceLock<First>,
+}
+
+struct Builder<D: Driver> {
+    workload: Workload,
+    untuned: Program,
+    target: Target,
+    driver: D,
+    memories: Vec<Arc<D::Memory>>,
+    kernels: Arc<Kernels<Built<D>>>,
+}
+
+impl<D: Driver> Thread for Builder<D> {
+    fn answer(&mut self, request: Request) -> Option<Reply> {
+        answer(request, &self.kernels, |source, _| self.build(source))
+    }
+}
+
+impl<D: Driver> Builder<D> {
+    fn build(&self, source: &Source) -> Result<Built<D>, Failure> {
+        let instantiation = |why: String| Failure::from((ErrorClass::InstantiationError, why));
+        let (program, steps) = scheduled(&self.workload, &self.untuned, source)?;
+        let program = lower_gpu(&program).map_err(|why| instantiation(why.to_string()))?;
+        let gpu = self.target.gpu.as_ref().expect("invariant: the target is a GPU");
+        program.kernels().try_for_each(|kernel| fits(kernel, &program, gpu)).map_err(instantiation)?;
+        let code = self.driver.build(&program, &self.target)?;
+        let (mut memories, mut own) = (HashMap::new(), Vec::new());
+        let mut arguments = self.memories.iter();
+        for id in program.device_buffers() {
+            let buffer = program.program.buffer(id);
+            let memory = match buffer.role {
+                Role::Input | Role::ConstInput | Role::Output => {
+                    arguments.next().expect("invariant: its arguments are the workload's").clone()
+                }
+                Role::Kept | Role::Temporary => {
+                    let too_large = || instantiation(format!("buffer `{}` is too large", buffer.name));
+                    let memory = self.driver.memory(buffer.size_bytes().ok_or_else(too_large)?);
+                    own.push(Arc::new(memory.map_err(of_device::<D>)?));
+                    own[own.len() - 1].clone()
+                }
+            };
+            memories.insert(id, memory);
+        }
+        let launch = |kernel: &Kernel| {
+            let arguments = kernel.arguments(&program).into_iter().map(|(id, _)| memories[&id].clone()).collect();
+            D::launch(&code, kernel, &program, &self.target, arguments)
+        };
+        let launches = |kernels: &[Kernel]| kernels.iter().map(launch).collect::<Result<Vec<_>, Failure>>();
+        let body_uses = program.body.iter().flat_map(|kernel| kernel.arguments(&program));
+        let body_uses: std::collections::BTreeSet<BufferId> = body_uses.map(|(id, _)| id).collect();
+        let touched = body_uses.into_iter().map(|id| program.program.buffer(id));
+        Ok(Built {
+            prepare: launches(&program.prepare)?,
+            body: launches(&program.body)?,
+            finish: launches(&program.finish)?,
+            own,
+            tolerance: Tolerance::for_schedule(&self.untuned, &steps),
+            n_bytes: touched.filter(|b| b.role != Role::Temporary).filter_map(|b| b.size_bytes()).sum(),
+            first: OnceLock::new(),
+        })
+    }
+}
+
+/// Whether a device can run a kernel, as far as its sizes say.
+fn fits(kernel: &Kernel, program: &GpuProgram, gpu: &Gpu) -> Result<(), String> {
+    let within = |what: &str, sizes: [i64; 3], most: [u32; 3]| {
+        let over = sizes.into_iter().zip(most).zip(["x", "y", "z"]).find(|((n, most), _)| *n > i64::from(*most));
+        over.map_or(Ok(()), |((n, most), axis)| {
+            Err(format!("kernel {} has {n} {what} along {axis}, of which there may be {most}", kernel.name))
+        })
+    };
+    within("blocks", kernel.grid(), gpu.most_blocks_along)?;
+    within("threads", kernel.block(), gpu.most_threads_along)?;
+    let (n_threads, shared_bytes) = (kernel.n_threads(), kernel.shared_bytes(program));
+    if n_threads > i64::from(gpu.most_threads) {
+        let most = gpu.most_threads;
+        return Err(format!("kernel {} has blocks of {n_threads} threads, of which there may be {most}", kernel.name));
+    }
+    if shared_bytes > gpu.most_shared_bytes {
+        let most = gpu.most_shared_bytes;
+        return Err(format!("kernel {} takes {shared_bytes} bytes of shared memory of {most}", kernel.name));
+    }
+    Ok(())
+}
+
+/// The fault of code.
+pub fn of_compiler<D: Driver>(error: D::Error) -> Failure {
+    let lacks_memory = D::lacks_memory(&error);
+    Failure { class: ErrorClass::CompileErrorDevice, message: error.to_string(), lacks_memory }
+}
+
+/// The fault of a run.
+fn of_device<D: Driver>(error: D::Error) -> Failure {
+    let lacks_memory = D::lacks_memory(&error);
+    Failure { class: ErrorClass::RuntimeError, message: error.to_string(), lacks_memory }
+}
+
+struct Tester<D: Driver> {
+    untuned: Program,
+    target: Target,
+    driver: D,
+    /// Inputs, and outputs with what they must be, on this side …
+    arguments: Vec<Argument>,
+    /// … and all of them on the device.
+    memories: Vec<Arc<D::Memory>>,
+    kernels: Arc<Kernels<Built<D>>>,
+    variation: Variation,
+    /// What caches are filled with where kernels are to find nothing there.
+    flush: Option<D::Memory>,
+}
+
+impl<D: Driver> Thread for Tester<D> {
+    fn answer(&mut self, request: Request) -> Option<Reply> {
+        let start = Instant::now();
+        let (id, result) = match request {
+            Request::Check { id, plan } => (id, self.check(id, plan.as_ref())),
+            Request::Run { id, plan } => (id, self.run(id, &plan)),
+            Request::Build { .. } | Request::Drop { .. } => unreachable!("another thread builds"),
+        };
+        Some(result.unwrap_or_else(|failure| failure.reply(id, start)))
+    }
+}
+
+impl<D: Driver> Tester<D> {
+    /// Runs a kernel for the first time and compares its answer with the reference; and times it, where that
+    /// tells enough or what follows belongs to it.
+    fn check(&mut self, id: u64, plan: Option<&Plan>) -> Result<Reply, Failure> {
+        let start = Instant::now();
+        let built = self.kernels.get(id)?;
+        let mut launches = built.prepare.iter().chain(&built.body).chain(&built.finish);
+        self.relied_on(launches.try_for_each(D::warm_up))?;
+        // What others left there must not pass for its own.
+        built.own.iter().try_for_each(|memory| D::fill(memory, POISON)).map_err(of_device::<D>)?;
+        self.launch(&built.prepare, 1)?;
+        tell(Lane::Test, &Reply::Prepared { id })?;
+        let start_of_run = Instant::now();
+        for (memory, argument) in self.memories.iter().zip(&self.arguments) {
+            if let Argument::Output { .. } = argument {
+                D::fill(memory, POISON).map_err(of_device::<D>)?;
+            }
+        }
+        let ns = self.launch(&built.body, 1)?;
+        self.launch(&built.finish, 1)?;
+        let mut is_intact = true;
+        for memory in self.memories.iter().chain(&built.own) {
+            is_intact &= D::is_intact(memory).map_err(of_device::<D>)?;
+        }
+        if !is_intact {
+            return Err((ErrorClass::RuntimeError, "it wrote outside its buffers".to_owned()).into());
+        }
+        for (memory, argument) in self.memories.iter().zip(&mut self.arguments) {
+            if let Argument::Output { buffer, .. } = argument {
+                D::read(memory, buffer.bytes_mut()).map_err(of_device::<D>)?;
+            }
+        }
+        let relative_error = compare(&self.untuned, &built.tolerance, &self.arguments)?;
+        let took = start_of_run.elapsed();
+        let first = First { ns, pace: 1.0, checked_ns: took.as_nanos() as f64 };
+        // It is checked once, and what was true then stays so.
+        let _ = built.first.set(first);
+        let is_enough = |plan: &Plan| {
+            first.is_alone(plan) || timing::at_first(plan, &self.variation, first, size(&built)).is_some()
+        };
+        let to_time = plan.filter(|plan| is_enough(plan));
+        checked(id, start, took, relative_error, to_time, |plan| self.run(id, plan))
+    }
+
+    fn run(&mut self, id: u64, plan: &Plan) -> Result<Reply, Failure> {
+        let start = Instant::now();
+        let built = self.kernels.get(id)?;
+        let first = *built.first.get().ok_or((ErrorClass::Unknown, format!("kernel {id} was never checked")))?;
+        let n_bytes = if plan.caches == Caches::Warm { 0 } else { built.n_bytes };
+        let plan = &Plan { caches: timing::emptied(plan.caches, n_bytes), at_best_pace: false, ..*plan };
+        if plan.caches != Caches::Warm && self.flush.is_none() {
+            let n_bytes = 2 * self.target.l2_bytes.max(1 << 20);
+            self.flush = Some(self.driver.memory(n_bytes).map_err(of_device::<D>)?);
+        }
+        let mut variation = std::mem::take(&mut self.variation);
+        // The first that fails ends it: what comes after takes no time.
+        let failure = std::cell::RefCell::new(None);
+        let keep = |result: Result<f64, Failure>| {
+            result.unwrap_or_else(|why| {
+                failure.borrow_mut().get_or_insert(why);
+                f64::MAX
+            })
+        };
+        let mut run = |n_runs: u32| match failure.borrow().is_some() {
+            true => f64::MAX,
+            false => keep(self.launch(&built.body, n_runs)),
+        };
+        let mut flush = || {
+            let start = Instant::now();
+            let fill = |memory| D::fill(memory, 1).and_then(|()| self.driver.finish());
+            let filled = self.flush.as_ref().map_or(Ok(()), fill);
+            keep(filled.map(|()| 0.0).map_err(of_device::<D>));
+            start.elapsed().as_nanos() as f64
+        };
+        let subject = Subject { run: &mut run, size: size(&built), flush: &mut flush, pace: &mut || 1.0 };
+        let samples = timing::sample(plan, &mut variation, first, subject);
+        let failure = failure.into_inner();
+        if let Some(failure) = failure {
+            return Err(failure);
+        }
+        self.variation = variation;
+        Ok(Reply::Timed {
+            id,
+            samples_ns: samples.ns,
+            stopped_early: samples.stopped_early,
+            seconds: start.elapsed().as_secs_f64(),
+        })
+    }
+
+    /// Runs kernels so many times; nanoseconds of the device.
+    fn launch(&self, launches: &[D::Launch], n_runs: u32) -> Result<f64, Failure> {
+        self.relied_on(self.driver.run(launches, n_runs))
+    }
+
+    /// What came of a run; the end of this process where the device may no longer be relied on.
+    fn relied_on<T>(&self, result: Result<T, D::Error>) -> Result<T, Failure> {
+        result.map_err(|error| {
+            if self.driver.is_lost(&error) {
+                // A GPU's driver may give no right answer any more, and nobody can tell: what comes next is for
+                // a fresh process.
+                eprintln!("{error}");
+                std::process::exit(DEVICE_LOST);
+            }
+            of_device::<D>(error)
+        })
+    }
+}
+
+/// What a kernel takes of the machine.
+fn size<D: Driver>(built: &Built<D>) -> Size {
+    Size { n_threads: 1, n_bytes: built.n_bytes }
+}
