@@ -105,7 +105,6 @@ impl Driver for Cuda {
 
 #[cfg(test)]
 mod tests {
-    use super::super::Thread;
     use super::*;
     use crate::data::Data;
     use crate::protocol::Caches;
