@@ -297,15 +297,18 @@ impl DeviceMemory for Allocation {
     }
 
     fn read(&self, at: usize, to: &mut [u8]) -> Result<(), CudaError> {
-        self.context.finish()?;
-        let f = self.context.enter()?;
-        call!(f, from_device(to.as_mut_ptr().cast(), self.address + at as u64, to.len()), "reading memory")
+        let (f, stream) = (self.context.enter()?, self.context.0.stream);
+        let (from, n_bytes) = (self.address + at as u64, to.len());
+        call!(f, from_device(to.as_mut_ptr().cast(), from, n_bytes, stream), "reading memory")?;
+        self.context.finish()
     }
 
     fn write(&self, at: usize, from: &[u8]) -> Result<(), CudaError> {
-        self.context.finish()?;
-        let f = self.context.enter()?;
-        call!(f, to_device(self.address + at as u64, from.as_ptr().cast(), from.len()), "writing memory")
+        // In the stream that kernels run in: a copy outside it may be under way still when it returns.
+        let (f, stream) = (self.context.enter()?, self.context.0.stream);
+        let (to, n_bytes) = (self.address + at as u64, from.len());
+        call!(f, to_device(to, from.as_ptr().cast(), n_bytes, stream), "writing memory")?;
+        self.context.finish()
     }
 }
 

@@ -55,8 +55,8 @@ functions! {
     set_context = c"cuCtxSetCurrent" (Handle);
     allocate = c"cuMemAlloc_v2" (*mut Address, usize);
     free = c"cuMemFree_v2" (Address);
-    to_device = c"cuMemcpyHtoD_v2" (Address, *const c_void, usize);
-    from_device = c"cuMemcpyDtoH_v2" (*mut c_void, Address, usize);
+    to_device = c"cuMemcpyHtoDAsync_v2" (Address, *const c_void, usize, Handle);
+    from_device = c"cuMemcpyDtoHAsync_v2" (*mut c_void, Address, usize, Handle);
     fill = c"cuMemsetD8Async" (Address, u8, usize, Handle);
     load_module = c"cuModuleLoadData" (*mut Handle, *const c_void);
     unload_module = c"cuModuleUnload" (Handle);
