@@ -162,7 +162,7 @@ unsafe extern "C" fn free(_: Address) -> Answer {
     })
 }
 
-unsafe extern "C" fn to_device(to: Address, from: *const c_void, bytes: usize) -> Answer {
+unsafe extern "C" fn to_device(to: Address, from: *const c_void, bytes: usize, _: Handle) -> Answer {
     with(|state| {
         // SAFETY: the caller passes so many bytes.
         let from = unsafe { std::slice::from_raw_parts(from.cast::<u8>(), bytes) };
@@ -171,7 +171,7 @@ unsafe extern "C" fn to_device(to: Address, from: *const c_void, bytes: usize) -
     })
 }
 
-unsafe extern "C" fn from_device(to: *mut c_void, from: Address, bytes: usize) -> Answer {
+unsafe extern "C" fn from_device(to: *mut c_void, from: Address, bytes: usize, _: Handle) -> Answer {
     with(|state| {
         // SAFETY: the caller passes room for so many bytes.
         let to = unsafe { std::slice::from_raw_parts_mut(to.cast::<u8>(), bytes) };

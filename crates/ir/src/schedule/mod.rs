@@ -13,6 +13,7 @@ mod inline;
 mod layout;
 mod pad;
 mod peel;
+mod pipeline;
 mod prefetch;
 mod region;
 mod reindex;
@@ -423,6 +424,32 @@ pub enum Step {
         /// How many iterations ahead; 0 prefetches for the current iteration, before its other work.
         ahead: i64,
     },
+    /// Loads what an iteration of `at` copies into a buffer of its own one iteration earlier, into registers:
+    /// what it does else goes on while the loads are under way.
+    ///
+    /// ```text
+    ///                                         alloc A.n
+    ///                                         for i in 16 { A.n[i] = A[i] }
+    /// for k in 8 {                            for k in 8 {
+    ///   alloc A.s                               alloc A.s
+    ///   for i in 16 {                     →     for i in 16 { A.s[i] = A.n[i] }
+    ///     A.s[i] = A[16*k + i]                  if k + 1 < 8 { for i in 16 { A.n[i] = A[16*k + i + 16] } }
+    ///   }                                       …
+    ///   …                                     }
+    /// }
+    /// ```
+    ///
+    /// The registers have the loops of the copy as axes, so that each thread of a GPU has its own; loops that
+    /// are neither threads nor lanes must be unrolled for registers to hold them. In TVM this is
+    /// `software_pipeline`.
+    Pipeline {
+        /// The buffer that is copied to.
+        buffer: String,
+        /// The loop whose iterations copy.
+        at: String,
+        /// Name of the registers.
+        name: String,
+    },
 }
 
 /// Why a step cannot be carried out. The fault is in the step, given this program.
@@ -577,5 +604,6 @@ fn carry_out(program: &mut Program, step: &Step) -> Result<(), Illegal> {
         Step::Winograd { buffer, tile } => winograd::winograd(program, buffer, *tile),
         Step::Col2im { buffer, block, taps_last } => col2im::col2im(program, buffer, *block, *taps_last),
         Step::Prefetch { buffer, at, ahead } => prefetch::prefetch(program, buffer, at, *ahead),
+        Step::Pipeline { buffer, at, name } => pipeline::pipeline(program, buffer, at, name),
     }
 }

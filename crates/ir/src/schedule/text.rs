@@ -17,7 +17,7 @@ pub struct StepParseError {
 }
 
 /// The form of every step, by its first word.
-pub const FORMS: [(&str, &str); 19] = [
+pub const FORMS: [(&str, &str); 20] = [
     ("split", "split LOOP FACTOR -> OUTER INNER [shrink|guard]"),
     ("fuse", "fuse OUTER INNER -> LOOP"),
     ("reorder", "reorder LOOP LOOP..."),
@@ -37,6 +37,7 @@ pub const FORMS: [(&str, &str); 19] = [
     ("winograd", "winograd STAGE 2|4"),
     ("col2im", "col2im STAGE BLOCK channels|taps"),
     ("prefetch", "prefetch BUFFER at LOOP ahead N"),
+    ("pipeline", "pipeline BUFFER at LOOP -> NAME"),
 ];
 
 impl fmt::Display for LayoutAxis {
@@ -95,6 +96,7 @@ impl fmt::Display for Step {
                 write!(f, "col2im {buffer} {block} {}", if *taps_last { "taps" } else { "channels" })
             }
             Step::Prefetch { buffer, at, ahead } => write!(f, "prefetch {buffer} at {at} ahead {ahead}"),
+            Step::Pipeline { buffer, at, name } => write!(f, "pipeline {buffer} at {at} -> {name}"),
         }
     }
 }
@@ -180,6 +182,7 @@ fn parse_words(words: &[&str]) -> Option<Step> {
         ["prefetch", buffer, "at", at, "ahead", ahead] => {
             Step::Prefetch { buffer: s(buffer), at: s(at), ahead: ahead.parse().ok()? }
         }
+        ["pipeline", buffer, "at", at, "->", name] => Step::Pipeline { buffer: s(buffer), at: s(at), name: s(name) },
         _ => return None,
     })
 }

@@ -345,4 +345,8 @@ mod step {
     pub fn prefetch(buffer: &str, at: &str, ahead: i64) -> Step {
         Step::Prefetch { buffer: buffer.into(), at: at.into(), ahead }
     }
+
+    pub fn pipeline(buffer: &str, at: &str, name: &str) -> Step {
+        Step::Pipeline { buffer: buffer.into(), at: at.into(), name: name.into() }
+    }
 }

@@ -2,8 +2,8 @@
 
 use super::super::ceil_div;
 use super::super::step::{
-    accumulate, bind, compute_at, exact, fuse, inline, pad, reindex, reorder, rfactor, shared, split, stage, unroll,
-    vectorize,
+    accumulate, bind, compute_at, exact, fuse, inline, pad, pipeline, reindex, reorder, rfactor, shared, split, stage,
+    unroll, vectorize,
 };
 use super::parts::{Copied, Cut, Threads, Tile, cut, each_thread, spread};
 use tilewright_ir::op::{self, Contraction, Layout, Structure, Window, Workload};
@@ -210,6 +210,8 @@ pub struct Tiling {
     pub order: Order,
     /// Elements of a load, of either factor.
     pub vectors: [i64; 2],
+    /// Whether factors are loaded while those before are multiplied.
+    pub ahead: bool,
     /// Whether columns of a thread are lanes of vectors.
     pub lanes: bool,
 }
@@ -323,6 +325,10 @@ impl Tiling {
         for (name, factor, vector) in [("A.s", &a_s, self.vectors[0]), ("B.s", &b_s, self.vectors[1])] {
             let copied = Copied { name, extents: &factor.extents, order: &factor.order, vector, runs: false };
             steps.extend(copied.by(self.threads()));
+            if self.ahead {
+                steps.push(pipeline(name, "k.o", &format!("{name}.n")));
+                steps.push(unroll(&format!("{name}.o")));
+            }
         }
         steps.extend([bind("i.t", LoopKind::Thread(1)), bind("j.t", LoopKind::Thread(0))]);
         if has_batch {

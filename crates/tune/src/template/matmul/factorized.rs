@@ -94,6 +94,7 @@ fn gpu_steps(s: &Setting, space: &Space, config: &Config) -> Vec<Step> {
         split: 1,
         order: Order::Rows,
         vectors: [1, 1],
+        ahead: false,
         lanes: false,
     };
     tiling.steps(&product)
