@@ -11,7 +11,9 @@ use std::io;
 use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use tilewright_ir::interp::Fault;
-use tilewright_ir::reference::{Mismatch, Tolerance, Watch, evaluate_watched, random_argument, relative_error};
+use tilewright_ir::reference::{
+    Mismatch, Tolerance, Watch, evaluate_watched, random_argument, relative_error_of, squared,
+};
 use tilewright_ir::{DType, Program, Role};
 
 /// Where mappings may begin.
@@ -141,25 +143,51 @@ impl Argument {
     }
 }
 
-/// Compares a whole result with the right one: ‖out − reference‖ / ‖reference‖.
+/// Elements that a thread compares, at least: fewer are compared sooner than a thread starts.
+const PART: usize = 1 << 18;
+
+/// Compares a whole result with the right one: ‖out − reference‖ / ‖reference‖. All CPUs that this thread may
+/// run on take part.
 ///
 /// # Errors
 /// Where an element is further off than that.
 pub fn compare(dtype: DType, tolerance: &Tolerance, out: &Fenced, reference: &ReadOnly) -> Result<f64, Mismatch> {
     let reference = reference.as_slice::<f64>();
     match dtype {
-        DType::F32 => {
-            let out = out.as_slice::<f32>();
-            tolerance.compare(out, reference).map(|()| relative_error(out, reference))
-        }
-        DType::F64 => {
-            let out = out.as_slice::<f64>();
-            tolerance.compare(out, reference).map(|()| relative_error(out, reference))
-        }
-        other => {
-            let out = other.read(out.as_slice::<u8>());
-            tolerance.compare(&out, reference).map(|()| relative_error(&out, reference))
-        }
+        DType::F32 => compare_parts(tolerance, out.as_slice::<f32>(), reference),
+        DType::F64 => compare_parts(tolerance, out.as_slice::<f64>(), reference),
+        other => compare_parts(tolerance, &other.read(out.as_slice::<u8>()), reference),
+    }
+}
+
+fn compare_parts<T: Copy + Into<f64> + Sync>(
+    tolerance: &Tolerance,
+    out: &[T],
+    reference: &[f64],
+) -> Result<f64, Mismatch> {
+    let part = |out: &[T], reference: &[f64]| (tolerance.compare(out, reference).err(), squared(out, reference));
+    let n_threads = std::thread::available_parallelism().map_or(1, usize::from).min(out.len() / PART).max(1);
+    let n = out.len().div_ceil(n_threads).max(1);
+    let compared: Vec<(Option<Mismatch>, [f64; 2])> = if n_threads == 1 {
+        vec![part(out, reference)]
+    } else {
+        std::thread::scope(|scope| {
+            let parts = out.chunks(n).zip(reference.chunks(n));
+            let start = |(out, reference)| {
+                let thread = std::thread::Builder::new().spawn_scoped(scope, move || part(out, reference));
+                thread.map_err(|_| part(out, reference))
+            };
+            let threads: Vec<_> = parts.map(start).collect();
+            let end = |thread: std::thread::ScopedJoinHandle<_>| thread.join().expect("invariant: it does not panic");
+            threads.into_iter().map(|thread| thread.map_or_else(|done| done, end)).collect()
+        })
+    };
+    let mismatches = compared.iter().enumerate().filter_map(|(at, (mismatch, _))| {
+        mismatch.map(|mismatch| Mismatch { first: at * n + mismatch.first, ..mismatch })
+    });
+    match mismatches.reduce(Mismatch::and) {
+        Some(mismatch) => Err(mismatch),
+        None => Ok(relative_error_of(compared.iter().map(|(_, squared)| *squared))),
     }
 }
 
@@ -185,6 +213,23 @@ pub fn anonymous_file(name: &CStr) -> io::Result<File> {
 mod tests {
     use super::*;
     use crate::denied::{Call, without};
+
+    #[test]
+    fn a_result_in_parts_is_compared_as_in_one() {
+        let tolerance = Tolerance { abs: 0.0, rel: 1e-3 };
+        let n = 4 * PART + 5;
+        let reference: Vec<f64> = (0..n).map(|i| 1.0 + (i % 7) as f64).collect();
+        let mut out: Vec<f64> = reference.iter().map(|x| x * 1.0001).collect();
+        let error = compare_parts(&tolerance, &out, &reference).unwrap();
+        assert!((error - 1e-4).abs() < 1e-9, "{error}");
+        for at in [PART + 1, n - 1, n - 2] {
+            out[at] = 100.0;
+        }
+        let wrong = compare_parts(&tolerance, &out, &reference).unwrap_err();
+        let expected = tolerance.compare(&out, &reference).unwrap_err();
+        assert_eq!(wrong, expected);
+        assert_eq!((wrong.n_wrong, wrong.first), (3, PART + 1));
+    }
 
     #[test]
     fn a_machine_that_forbids_files_in_memory_is_told_of() {

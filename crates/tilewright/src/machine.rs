@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use serde::{Serialize, Serializer};
-use tilewright_device::limits::Allowed;
 use tilewright_device::cuda::{self, Assembler};
+use tilewright_device::limits::Allowed;
 use tilewright_device::opencl::{self, OpenClDevice};
 use tilewright_device::{host, peak};
 use tilewright_ir::DType;

@@ -19,7 +19,9 @@ use std::collections::BTreeSet;
 use std::ops::ControlFlow;
 use work::Work;
 
-pub use tolerance::{Mismatch, Tolerance, random_argument, random_elements, random_input, relative_error};
+pub use tolerance::{
+    Mismatch, Tolerance, random_argument, random_elements, random_input, relative_error, relative_error_of, squared,
+};
 pub use work::Watch;
 
 /// Evaluates a program: `inputs` are its inputs in argument order, the result its outputs in argument order.

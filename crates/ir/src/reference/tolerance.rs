@@ -54,6 +54,15 @@ pub struct Mismatch {
     pub max_error: f64,
 }
 
+impl Mismatch {
+    /// That of both, of which the other is behind this one.
+    pub fn and(self, later: Mismatch) -> Mismatch {
+        let is_nan = self.max_error.is_nan() || later.max_error.is_nan();
+        let max_error = if is_nan { f64::NAN } else { self.max_error.max(later.max_error) };
+        Mismatch { n_wrong: self.n_wrong + later.n_wrong, max_error, ..self }
+    }
+}
+
 impl Tolerance {
     /// The tolerance for all outputs of a program, from the extents of its reductions and its element types.
     pub fn for_program(program: &Program) -> Tolerance {
@@ -140,6 +149,20 @@ impl Tolerance {
 /// # Panics
 /// Where the lengths differ.
 pub fn relative_error<T: Copy + Into<f64>>(out: &[T], reference: &[f64]) -> f64 {
+    relative_error_of([squared(out, reference)])
+}
+
+/// The same of all parts of a result together, of each of which there is [what is squared](squared).
+pub fn relative_error_of(parts: impl IntoIterator<Item = [f64; 2]>) -> f64 {
+    let [error, norm] = parts.into_iter().fold([0.0; 2], |[e, n], [error, norm]| [e + error, n + norm]);
+    if error == 0.0 { 0.0 } else { (error / norm).sqrt() }
+}
+
+/// ‖out − reference‖₂² and ‖reference‖₂² of a part of a result.
+///
+/// # Panics
+/// Where the lengths differ.
+pub fn squared<T: Copy + Into<f64>>(out: &[T], reference: &[f64]) -> [f64; 2] {
     assert_eq!(out.len(), reference.len(), "a result has as many elements as the trusted one");
     // Sums side by side and parts of one length, so that the loop becomes vector code.
     const SUMS: usize = 8;
@@ -163,8 +186,7 @@ pub fn relative_error<T: Copy + Into<f64>>(out: &[T], reference: &[f64]) -> f64 
         errors[at] += error;
         norms[at] += norm;
     }
-    let [error, norm]: [f64; 2] = [errors.iter().sum(), norms.iter().sum()];
-    if error == 0.0 { 0.0 } else { (error / norm).sqrt() }
+    [errors.iter().sum(), norms.iter().sum()]
 }
 
 /// Values for an input: magnitudes in `[0.5, 1.5)` and signs at random, so that no product vanishes and

@@ -3,8 +3,8 @@
 use super::Illegal;
 use super::region::writes;
 use super::tree::{
-    allocated_in, buffer_id, edit_loops, new_buffer, require_fits, require_open, require_serial, single_loop,
-    simplify_block, substitute,
+    allocated_in, buffer_id, edit_loops, new_buffer, require_fits, require_open, require_serial, simplify_block,
+    single_loop, substitute,
 };
 use crate::expr::{Cond, Expr};
 use crate::index::{Index, Ranges};
@@ -72,12 +72,7 @@ pub fn pipeline(program: &mut Program, buffer: &str, at: &str, name: &str) -> Re
 
 /// A nest that fills a buffer, as one that fills it from registers, and one that loads these, which have its
 /// loops as axes.
-fn divided(
-    fill: &Stmt,
-    copy: BufferId,
-    ahead: BufferId,
-    loops: &mut Vec<(LoopId, Index)>,
-) -> Option<(Stmt, Stmt)> {
+fn divided(fill: &Stmt, copy: BufferId, ahead: BufferId, loops: &mut Vec<(LoopId, Index)>) -> Option<(Stmt, Stmt)> {
     match fill {
         Stmt::For(l) => {
             let [only] = l.body.as_slice() else { return None };

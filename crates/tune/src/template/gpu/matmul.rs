@@ -72,6 +72,7 @@ pub(super) fn space_of(
         Parameter::categorical("order", &["rows", "columns", "groups"]),
         Parameter::ordinal("unroll_k", [1, 2, 4, 8, 16]),
         Parameter::ordinal("ahead", [0, 1]),
+        Parameter::ordinal("warp_n", [2, 4, 8, 16, 32]),
     ];
     let parameters: Vec<Parameter> = ahead.into_iter().chain(own).collect();
     let constraints = constraints(s, products, &parameters);
@@ -112,6 +113,7 @@ fn constraints(s: &Setting, products: &[Product], parameters: &[Parameter]) -> V
                 gpu.registers_per_thread, gpu.registers_per_block
             ),
         ),
+        say("warp", "(block_n // thread_n) % warp_n == 0"),
         say("unrolled", "unroll_k <= block_k and unroll_k * thread_m * thread_n <= 1024"),
         say(
             "copied",
@@ -142,6 +144,7 @@ pub(super) fn tiling(s: &Setting, space: &Space, config: &Config) -> Tiling {
     Tiling {
         rows: tile(int("block_m"), int("thread_m")),
         columns: tile(int("block_n"), int("thread_n")),
+        warp: int("warp_n"),
         products: 1,
         depth: int("block_k"),
         inner: int("unroll_k"),

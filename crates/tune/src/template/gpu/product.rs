@@ -194,6 +194,8 @@ pub struct Tiling {
     pub rows: Tile,
     /// Its columns.
     pub columns: Tile,
+    /// Threads next to each other, of those that share rows: a warp has more rows where they are fewer.
+    pub warp: i64,
     /// Products that a block computes at a time.
     pub products: i64,
     /// Steps of the sum of which factors are in shared memory at a time.
@@ -230,7 +232,7 @@ pub enum Order {
 impl Tiling {
     /// Threads of a block.
     pub fn threads(&self) -> Threads {
-        Threads([self.columns.threads, self.rows.threads, self.products])
+        Threads([self.warp, self.rows.threads, self.columns.threads / self.warp * self.products])
     }
 
     /// Elements of the sum, padded to whole tiles.
@@ -290,12 +292,13 @@ impl Tiling {
 
         // Tiles of a block.
         steps.extend(self.rows.divide(i, "i"));
-        steps.extend(self.columns.divide(j, "j"));
+        let (divided, columns) = self.divide_columns(j, "j");
+        steps.extend(divided);
         steps.extend([exact(k, self.depth, "k.o", "k.s"), exact("k.s", self.inner, "k.m", "k.i")]);
         let products: Vec<&str> = if has_batch { vec![b] } else { vec![] };
-        steps.push(reorder(
-            &[&["k.o"][..], &products, &["i.t", "j.t", "k.m", "k.i", "i.v", "i.e", "j.v", "j.e"]].concat(),
-        ));
+        let columns: Vec<&str> = columns.iter().map(String::as_str).collect();
+        let elements = ["k.m", "k.i", "i.v", "i.e", "j.v", "j.e"];
+        steps.push(reorder(&[&["k.o"][..], &products, &["i.t"], &columns, &elements].concat()));
         steps.push(accumulate(stage_name, "j.b", "C.r"));
 
         // Factors in shared memory, and in registers.
@@ -330,10 +333,7 @@ impl Tiling {
                 steps.push(unroll(&format!("{name}.o")));
             }
         }
-        steps.extend([bind("i.t", LoopKind::Thread(1)), bind("j.t", LoopKind::Thread(0))]);
-        if has_batch {
-            steps.push(bind(b, LoopKind::Thread(2)));
-        }
+        steps.extend(bind_threads("i.t", &columns, has_batch.then_some(b)));
         if self.unrolled {
             steps.push(unroll("k.i"));
         }
@@ -344,16 +344,15 @@ impl Tiling {
         let [ob, oi, oj] = p.last;
         if self.split == 1 {
             steps.extend(self.rows.divide("oi.b", "oi"));
-            steps.extend(self.columns.divide("oj.b", "oj"));
+            let (divided, columns) = self.divide_columns("oj.b", "oj");
+            steps.extend(divided);
+            let columns: Vec<&str> = columns.iter().map(String::as_str).collect();
             let products: &[&str] = if has_batch { &["ob.t"] } else { &[] };
-            steps.push(reorder(&[products, &["oi.t", "oj.t", "oi.v", "oi.e", "oj.v", "oj.e"]].concat()));
+            steps.push(reorder(&[products, &["oi.t"], &columns, &["oi.v", "oi.e", "oj.v", "oj.e"]].concat()));
             let of_batch = has_batch.then_some(None);
             let tiles: Vec<Option<Tile>> = of_batch.into_iter().chain([Some(self.rows), Some(self.columns)]).collect();
             steps.extend(spread(SUM, &tiles));
-            steps.extend([bind("oi.t", LoopKind::Thread(1)), bind("oj.t", LoopKind::Thread(0))]);
-            if has_batch {
-                steps.push(bind("ob.t", LoopKind::Thread(2)));
-            }
+            steps.extend(bind_threads("oi.t", &columns, has_batch.then_some("ob.t")));
             let is_whole = p.m % bm == 0 && p.n % bn == 0;
             let lanes = self.lanes && is_whole && p.stores % self.columns.elements.min(4) == 0;
             steps.extend(self.tile(["oi.v", "oi.e", "oj.v", "oj.e"], lanes));
@@ -377,6 +376,18 @@ impl Tiling {
         }
         let last = if lanes && self.columns.elements > 1 { vectorize(je) } else { unroll(je) };
         vec![last, unroll(jv), unroll(ie), unroll(iv)]
+    }
+
+    /// Divides a loop over a block's columns; the names of its loops over threads, outermost first.
+    fn divide_columns(&self, target: &str, name: &str) -> (Vec<Step>, Vec<String>) {
+        let mut steps = self.columns.divide(target, name).to_vec();
+        let threads = format!("{name}.t");
+        if self.warp == self.columns.threads {
+            return (steps, vec![threads]);
+        }
+        let [outer, inner] = ["w", "l"].map(|part| format!("{name}.{part}"));
+        steps.push(exact(&threads, self.warp, &outer, &inner));
+        (steps, vec![outer, inner])
     }
 
     fn bind_blocks(&self, p: &Product) -> Vec<Step> {
@@ -424,6 +435,22 @@ impl Tiling {
         let order = (0..first).chain(within_product).collect();
         Staged { stage, extents, order }
     }
+}
+
+/// Binds the loops over a block's threads: those of rows, of columns, and of products where columns leave them
+/// the third axis.
+fn bind_threads(rows: &str, columns: &[&str], products: Option<&str>) -> Vec<Step> {
+    let mut third = products;
+    let first = match *columns {
+        [outer, inner] => {
+            third = Some(outer);
+            inner
+        }
+        _ => columns[0],
+    };
+    let mut steps = vec![bind(rows, LoopKind::Thread(1)), bind(first, LoopKind::Thread(0))];
+    steps.extend(third.map(|third| bind(third, LoopKind::Thread(2))));
+    steps
 }
 
 /// A factor on its way into shared memory.

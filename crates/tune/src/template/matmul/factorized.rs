@@ -83,9 +83,11 @@ fn gpu_steps(s: &Setting, space: &Space, config: &Config) -> Vec<Step> {
     let tile = |f: Vec<i64>| Tile { strides: f[1], threads: f[2], elements: f[3] };
     let k = factors("k");
     let product = gpu::Product::of(&s.workload).expect("the template serves products");
+    let columns = tile(factors("n"));
     let tiling = Tiling {
         rows: tile(factors("m")),
-        columns: tile(factors("n")),
+        warp: columns.threads,
+        columns,
         products: if product.batch.is_some() { factors("b")[1] } else { 1 },
         depth: k[1..].iter().product(),
         inner: k[k.len() - 1],
