@@ -252,7 +252,7 @@ fn choose(program: &Program, draw: Draw, number: usize) -> Option<Step> {
             let buffer = buffer(a, &|_| true)?;
             let at = among(b, &|p| p.reads.contains(&buffer) || p.updates.contains(&buffer))?.name.clone();
             match d % 2 == 0 && role_of(buffer) == Role::Temporary {
-                true => Step::Pipeline { buffer: name_of(buffer), at, name: new("N") },
+                true => Step::Pipeline { buffer: name_of(buffer), at, name: new("N"), twice: c % 2 == 0 },
                 false => Step::Prefetch { buffer: name_of(buffer), at, ahead: (c % 4) as i64 },
             }
         }
@@ -466,7 +466,12 @@ fn any_step() -> impl Strategy<Value = Step> {
             taps_last
         }),
         (name(), name(), number()).prop_map(|(buffer, at, ahead)| Step::Prefetch { buffer, at, ahead }),
-        (name(), name(), name()).prop_map(|(buffer, at, name)| Step::Pipeline { buffer, at, name }),
+        (name(), name(), name(), any::<bool>()).prop_map(|(buffer, at, name, twice)| Step::Pipeline {
+            buffer,
+            at,
+            name,
+            twice
+        }),
         (name(), number(), any::<bool>(), name()).prop_map(|(target, iterations, last, suffix)| Step::Peel {
             target,
             iterations,

@@ -12,7 +12,7 @@ use crate::dependence::are_disjoint;
 use crate::expr::{Cond, Expr};
 use crate::gpu::private::separate;
 use crate::gpu::{GpuProgram, Kernel};
-use crate::index::{Index, Ranges};
+use crate::index::{Atom, Index, Ranges};
 use crate::lower::{promote_registers, simplify, simplify_block, unroll_block};
 use crate::program::{BufferId, Loop, LoopId, LoopKind, Part, Program, Role, Scope, Stmt};
 use crate::text::{cond_to_string, index_to_string};
@@ -291,7 +291,7 @@ fn new_name(name: &str, free: impl Fn(&str) -> bool) -> String {
 }
 
 /// Every access to a buffer, allocation included, with another buffer and other subscripts.
-pub(super) fn relocate(
+pub(crate) fn relocate(
     stmt: Stmt,
     from: BufferId,
     to: BufferId,
@@ -452,6 +452,30 @@ struct Access {
     /// The loops around it inside its region and outside.
     loops: Vec<(LoopId, Index)>,
     writes: bool,
+    age: Age,
+}
+
+/// In which iteration an access was, as seen from those that may meet it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Age {
+    /// In the same one of all loops around both.
+    Same,
+    /// In the one before of this loop.
+    Before(LoopId),
+    /// In some earlier one.
+    Unknown,
+}
+
+impl Age {
+    /// After one more iteration of a loop.
+    fn after(self, var: LoopId) -> Age {
+        if self == Age::Same { Age::Before(var) } else { Age::Unknown }
+    }
+
+    /// Behind the end of a loop.
+    fn behind(self, var: LoopId) -> Age {
+        if self == Age::Before(var) { Age::Unknown } else { self }
+    }
 }
 
 /// What becomes of accesses from before on their way through a sequence.
@@ -530,10 +554,16 @@ impl Barriers<'_> {
                         self.sequence(body, loops, pending);
                         let again = self.placed;
                         self.placed |= placed;
-                        if !again && pending.iter().all(|access| entered.contains(access)) {
+                        let older = |access: &Access| Access { age: access.age.after(head.var), ..access.clone() };
+                        let left: Vec<Access> = pending.iter().map(older).collect();
+                        if !again && left.iter().all(|access| entered.contains(access)) {
                             break;
                         }
-                        entered.into_iter().for_each(|access| add(pending, access));
+                        *pending = entered;
+                        left.into_iter().for_each(|access| add(pending, access));
+                    }
+                    for access in std::mem::take(pending) {
+                        add(pending, Access { age: access.age.behind(head.var), ..access });
                     }
                     let runs = self.outside.lower(&head.extent).is_some_and(|least| least > 0);
                     let way = self.way(body, loops, &before);
@@ -603,7 +633,7 @@ impl Barriers<'_> {
             let mut visit = |buffer: BufferId, index: &[Index], writes: bool| {
                 if self.written.contains(&buffer) {
                     let (index, loops) = (index.to_vec(), ranges.loops().to_vec());
-                    add(out, Access { buffer, index, axes, loops, writes });
+                    add(out, Access { buffer, index, axes, loops, writes, age: Age::Same });
                 }
             };
             stmt.for_each_own_read(&mut |buffer, index| visit(buffer, index, false));
@@ -616,7 +646,7 @@ impl Barriers<'_> {
 
     /// Whether two accesses, one of which writes, may be of one element by different threads.
     fn meet(&self, a: &Access, b: &Access) -> bool {
-        if a.buffer != b.buffer || !(a.writes || b.writes) {
+        if a.buffer != b.buffer || !(a.writes || b.writes) || take_turns(a, b) {
             return false;
         }
         let axes = self.threads.iter().enumerate().filter_map(|(axis, var)| Some((axis, (*var)?)));
@@ -643,6 +673,22 @@ impl Barriers<'_> {
         all.for_each(|(var, extent)| ranges.push(*var, extent.clone()));
         ranges
     }
+}
+
+/// Whether an access in the iteration before is of another part of a buffer that the iterations use in turns.
+fn take_turns(a: &Access, b: &Access) -> bool {
+    let Age::Before(var) = a.age else { return false };
+    let turn = |index: &Index| match index.terms() {
+        [(Atom::Mod(of, n), 1)] if index.constant() == 0 => match of.terms() {
+            [(Atom::Var(v), 1)] if *v == var => Some((of.constant(), *n)),
+            _ => None,
+        },
+        _ => None,
+    };
+    a.index.iter().zip(&b.index).any(|(a, b)| match (turn(a), turn(b)) {
+        (Some((a, n)), Some((b, m))) => n == m && (b - (a - 1)) % n != 0,
+        _ => false,
+    })
 }
 
 fn add(accesses: &mut Vec<Access>, access: Access) {

@@ -23,6 +23,7 @@ mod map_threads;
 mod private;
 pub mod simt;
 
+pub(crate) use map_threads::relocate;
 pub use map_threads::{MapError, lower_gpu};
 
 use crate::program::{BufferId, LoopId, LoopKind, Part, Program, Role, Scope, Stmt};

@@ -440,8 +440,9 @@ pub enum Step {
     /// ```
     ///
     /// The registers have the loops of the copy as axes, so that each thread of a GPU has its own; loops that
-    /// are neither threads nor lanes must be unrolled for registers to hold them. In TVM this is
-    /// `software_pipeline`.
+    /// are neither threads nor lanes must be unrolled for registers to hold them. With `twice` iterations copy
+    /// to two of the buffer in turns, so that threads of a block wait for each other once in each. In TVM this
+    /// is `software_pipeline`, and `double_buffer` of its first schedules.
     Pipeline {
         /// The buffer that is copied to.
         buffer: String,
@@ -449,6 +450,8 @@ pub enum Step {
         at: String,
         /// Name of the registers.
         name: String,
+        /// Whether there are two of the buffer.
+        twice: bool,
     },
 }
 
@@ -604,6 +607,6 @@ fn carry_out(program: &mut Program, step: &Step) -> Result<(), Illegal> {
         Step::Winograd { buffer, tile } => winograd::winograd(program, buffer, *tile),
         Step::Col2im { buffer, block, taps_last } => col2im::col2im(program, buffer, *block, *taps_last),
         Step::Prefetch { buffer, at, ahead } => prefetch::prefetch(program, buffer, at, *ahead),
-        Step::Pipeline { buffer, at, name } => pipeline::pipeline(program, buffer, at, name),
+        Step::Pipeline { buffer, at, name, twice } => pipeline::pipeline(program, buffer, at, name, *twice),
     }
 }

@@ -7,11 +7,12 @@ use super::tree::{
     single_loop, substitute,
 };
 use crate::expr::{Cond, Expr};
+use crate::gpu::relocate;
 use crate::index::{Index, Ranges};
 use crate::program::{BufferId, Loop, LoopId, Program, Role, Scope, Stmt};
 
 /// See [`super::Step::Pipeline`].
-pub fn pipeline(program: &mut Program, buffer: &str, at: &str, name: &str) -> Result<(), Illegal> {
+pub fn pipeline(program: &mut Program, buffer: &str, at: &str, name: &str, twice: bool) -> Result<(), Illegal> {
     let copy = buffer_id(program, buffer)?;
     let var = single_loop(program, at)?;
     let dtype = program.buffer(copy).dtype;
@@ -64,9 +65,21 @@ pub fn pipeline(program: &mut Program, buffer: &str, at: &str, name: &str) -> Re
             new.push(Stmt::If { cond: Cond::Lt(next, l.extent.clone()), then, otherwise: Vec::new() });
         }
         l.body.splice(fill..=fill, new);
-        Ok([Stmt::Alloc(ahead)].into_iter().chain(first).chain([Stmt::For(l)]).collect())
+        let mut before = vec![Stmt::Alloc(ahead)];
+        if twice {
+            l.body.retain(|s| *s != Stmt::Alloc(copy));
+            let turn = Index::from(var).modulo(2);
+            let mut place = |index: &[Index]| [std::slice::from_ref(&turn), index].concat();
+            l.body = l.body.into_iter().map(|s| relocate(s, copy, copy, &mut place)).collect();
+            before.push(Stmt::Alloc(copy));
+        }
+        Ok(before.into_iter().chain(first).chain([Stmt::For(l)]).collect())
     })?;
     program.buffers[ahead.0 as usize].shape = shape;
+    if twice {
+        program.buffers[copy.0 as usize].shape.insert(0, 2);
+    }
+    require_fits(program, copy)?;
     require_fits(program, ahead)
 }
 

@@ -37,7 +37,7 @@ pub const FORMS: [(&str, &str); 20] = [
     ("winograd", "winograd STAGE 2|4"),
     ("col2im", "col2im STAGE BLOCK channels|taps"),
     ("prefetch", "prefetch BUFFER at LOOP ahead N"),
-    ("pipeline", "pipeline BUFFER at LOOP -> NAME"),
+    ("pipeline", "pipeline BUFFER at LOOP -> NAME [twice]"),
 ];
 
 impl fmt::Display for LayoutAxis {
@@ -96,7 +96,9 @@ impl fmt::Display for Step {
                 write!(f, "col2im {buffer} {block} {}", if *taps_last { "taps" } else { "channels" })
             }
             Step::Prefetch { buffer, at, ahead } => write!(f, "prefetch {buffer} at {at} ahead {ahead}"),
-            Step::Pipeline { buffer, at, name } => write!(f, "pipeline {buffer} at {at} -> {name}"),
+            Step::Pipeline { buffer, at, name, twice } => {
+                write!(f, "pipeline {buffer} at {at} -> {name}{}", if *twice { " twice" } else { "" })
+            }
         }
     }
 }
@@ -182,7 +184,9 @@ fn parse_words(words: &[&str]) -> Option<Step> {
         ["prefetch", buffer, "at", at, "ahead", ahead] => {
             Step::Prefetch { buffer: s(buffer), at: s(at), ahead: ahead.parse().ok()? }
         }
-        ["pipeline", buffer, "at", at, "->", name] => Step::Pipeline { buffer: s(buffer), at: s(at), name: s(name) },
+        ["pipeline", buffer, "at", at, "->", name, twice @ ..] if matches!(twice, [] | ["twice"]) => {
+            Step::Pipeline { buffer: s(buffer), at: s(at), name: s(name), twice: !twice.is_empty() }
+        }
         _ => return None,
     })
 }

@@ -346,7 +346,7 @@ mod step {
         Step::Prefetch { buffer: buffer.into(), at: at.into(), ahead }
     }
 
-    pub fn pipeline(buffer: &str, at: &str, name: &str) -> Step {
-        Step::Pipeline { buffer: buffer.into(), at: at.into(), name: name.into() }
+    pub fn pipeline(buffer: &str, at: &str, name: &str, twice: bool) -> Step {
+        Step::Pipeline { buffer: buffer.into(), at: at.into(), name: name.into(), twice }
     }
 }

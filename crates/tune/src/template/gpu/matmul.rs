@@ -71,7 +71,7 @@ pub(super) fn space_of(
         Parameter::ordinal("split_k", [1, 2, 4, 8, 16].into_iter().filter(|&n| n == 1 || k >= n * LEAST_PART)),
         Parameter::categorical("order", &["rows", "columns", "groups"]),
         Parameter::ordinal("unroll_k", [1, 2, 4, 8, 16]),
-        Parameter::ordinal("ahead", [0, 1]),
+        Parameter::ordinal("ahead", [0, 1, 2]),
         Parameter::ordinal("warp_n", [2, 4, 8, 16, 32]),
     ];
     let parameters: Vec<Parameter> = ahead.into_iter().chain(own).collect();
@@ -98,14 +98,14 @@ fn constraints(s: &Setting, products: &[Product], parameters: &[Parameter]) -> V
     let say = |name: &str, text: &str| constraint(name, text, parameters);
     let words = s.workload.dtype.bytes() as i64 / 4;
     let threads = "(block_m // thread_m) * (block_n // thread_n)";
-    let loaded = format!("ahead * (block_m + block_n) * block_k // ({threads})");
+    let loaded = format!("min(ahead, 1) * (block_m + block_n) * block_k // ({threads})");
     let registers = format!("{words} * (thread_m * thread_n + thread_m + thread_n + {loaded}) + {OTHER_REGISTERS}");
     let [m, n, k] = [|p: &Product| p.m, |p: &Product| p.n, |p: &Product| p.k].map(|of| size(products, parameters, of));
     let batch = size(products, parameters, |p| p.batch.unwrap_or(1));
     let most_blocks = gpu.most_blocks_along[1].min(gpu.most_blocks_along[2]);
     let mut constraints = vec![
         say("threads", &format!("{threads} <= {} and {threads} % {} == 0", gpu.most_threads, gpu.warp_size)),
-        shared_bytes(s, &["block_m * block_k", "block_n * block_k"], parameters),
+        shared_bytes(s, &["max(ahead, 1) * (block_m + block_n) * block_k"], parameters),
         say(
             "registers",
             &format!(
@@ -157,7 +157,7 @@ pub(super) fn tiling(s: &Setting, space: &Space, config: &Config) -> Tiling {
             _ => Order::Groups(GROUP),
         },
         vectors: [int("vector_a"), int("vector_b")],
-        ahead: int("ahead") == 1,
+        ahead: int("ahead"),
         lanes,
     }
 }
@@ -180,16 +180,16 @@ pub(super) fn estimate_of(s: &Setting, p: &Product, space: &Space, config: &Conf
     let vectors = t.vectors.map(|v| v as f64);
     let copies = (bm as f64 / vectors[0] + bn as f64 / vectors[1]) / t.threads().n() as f64;
     let others = (tm + tn) as f64 / 4.0 + 3.0 / t.inner as f64 + 4.0 * copies;
-    let loaded = if t.ahead { (bm + bn) * t.depth / t.threads().n() } else { 0 };
+    let loaded = if t.ahead > 0 { (bm + bn) * t.depth / t.threads().n() } else { 0 };
     let blocks = Blocks {
         n,
         threads: t.threads().n(),
         registers: tm * tn + tm + tn + loaded + OTHER_REGISTERS,
-        shared_bytes: (bm + bn) * t.depth * bytes as i64,
+        shared_bytes: t.ahead.max(1) * (bm + bn) * t.depth * bytes as i64,
         fmas: (bm * bn * depth) as f64 * bytes / 4.0,
         efficiency: products / (products + others),
         bytes: ((bm + bn) * depth + bm * bn) as f64 * bytes,
-        waits: if t.ahead { 1.0 } else { (depth / t.depth) as f64 } + 1.0,
+        waits: if t.ahead > 0 { 1.0 } else { (depth / t.depth) as f64 } + 1.0,
     };
     let parts = (t.split * batch * p.m * p.n) as f64 * bytes;
     let sums = if t.split > 1 { START + 2.0 * parts / (20.0 * f64::from(gpu.n_units)) } else { 0.0 };

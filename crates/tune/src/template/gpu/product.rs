@@ -212,8 +212,9 @@ pub struct Tiling {
     pub order: Order,
     /// Elements of a load, of either factor.
     pub vectors: [i64; 2],
-    /// Whether factors are loaded while those before are multiplied.
-    pub ahead: bool,
+    /// Whether factors are loaded while those before are multiplied: 1 into registers, 2 with two of the shared
+    /// memory as well.
+    pub ahead: i64,
     /// Whether columns of a thread are lanes of vectors.
     pub lanes: bool,
 }
@@ -328,8 +329,8 @@ impl Tiling {
         for (name, factor, vector) in [("A.s", &a_s, self.vectors[0]), ("B.s", &b_s, self.vectors[1])] {
             let copied = Copied { name, extents: &factor.extents, order: &factor.order, vector, runs: false };
             steps.extend(copied.by(self.threads()));
-            if self.ahead {
-                steps.push(pipeline(name, "k.o", &format!("{name}.n")));
+            if self.ahead > 0 {
+                steps.push(pipeline(name, "k.o", &format!("{name}.n"), self.ahead > 1));
                 steps.push(unroll(&format!("{name}.o")));
             }
         }

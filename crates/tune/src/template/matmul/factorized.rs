@@ -96,7 +96,7 @@ fn gpu_steps(s: &Setting, space: &Space, config: &Config) -> Vec<Step> {
         split: 1,
         order: Order::Rows,
         vectors: [1, 1],
-        ahead: false,
+        ahead: 0,
         lanes: false,
     };
     tiling.steps(&product)
