@@ -51,8 +51,8 @@ use generate::plan::{self, Plan};
 use generate::unit::{Units, Uses};
 
 pub use export::{Argument, Interface};
-pub use generate::ArgumentAlign;
 pub use generate::plan::{SCRATCH_ALIGN, ScratchLayout};
+pub use generate::{ARGUMENT_ALIGN, ArgumentAlign};
 pub use gpu::{GpuModule, compile_gpu, emit_gpu};
 pub use llvm::{host_cpu, llvm_version};
 pub use opencl::opencl_c;

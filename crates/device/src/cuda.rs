@@ -14,7 +14,7 @@ use thiserror::Error;
 use tilewright_ir::Target;
 use tilewright_ir::target::Gpu;
 
-use crate::guarded::{DeviceMemory, Guarded, with_canaries};
+use crate::guarded::{DeviceMemory, Guarded, Span, with_canaries};
 use crate::memory::CANARY_BYTES;
 use driver::{Address, Answer, DeviceId, Functions, Handle};
 
@@ -372,7 +372,7 @@ pub struct Launch {
     block: [c_uint; 3],
     shared_bytes: c_uint,
     /// What it is run on lives as long as it.
-    arguments: Vec<Arc<Memory>>,
+    arguments: Vec<Span<Memory>>,
 }
 
 // SAFETY: as for the context.
@@ -401,7 +401,7 @@ impl Launch {
         n_blocks: [i64; 3],
         block: [i64; 3],
         shared_bytes: u64,
-        arguments: Vec<Arc<Memory>>,
+        arguments: Vec<Span<Memory>>,
     ) -> Result<Launch, CudaError> {
         let f = code.context.enter()?;
         let name = CString::new(name).expect("invariant: kernels have names that C accepts");
@@ -434,7 +434,7 @@ impl Launch {
 
     /// Puts it into the stream.
     fn enqueue(&self, f: &Functions, stream: Handle) -> Result<(), CudaError> {
-        let mut addresses: Vec<Address> = self.arguments.iter().map(|memory| memory.address()).collect();
+        let mut addresses: Vec<Address> = self.arguments.iter().map(|span| span.memory.address() + span.at).collect();
         let mut pointers: Vec<*mut c_void> = addresses.iter_mut().map(|a| (&raw mut *a).cast()).collect();
         let ([gx, gy, gz], [bx, by, bz]) = (self.grid, self.block);
         let (arguments, none) = (pointers.as_mut_ptr(), std::ptr::null_mut());
@@ -538,7 +538,7 @@ mod tests {
 
     fn read(memory: &Memory) -> Vec<i32> {
         let mut bytes = vec![0; memory.n_bytes() as usize];
-        memory.read(&mut bytes).unwrap();
+        memory.read(0, &mut bytes).unwrap();
         bytes.chunks(4).map(|word| i32::from_le_bytes(word.try_into().unwrap())).collect()
     }
 
@@ -551,14 +551,22 @@ mod tests {
         let code = Arc::new(Code::load(&context, PTX).unwrap());
         let memory = Arc::new(Memory::new(&context, 256).unwrap());
         memory.fill(0).unwrap();
-        let launch = Launch::new(&code, "add_one", [2, 1, 1], [32, 1, 1], 0, vec![memory.clone()]).unwrap();
+        let launch = Launch::new(
+            &code,
+            "add_one",
+            [2, 1, 1],
+            [32, 1, 1],
+            0,
+            vec![Span::whole(memory.clone(), memory.n_bytes())],
+        )
+        .unwrap();
         assert_eq!(launch.taken(), Ok(Taken { registers: 32, local_bytes: 0 }));
         let launches = [launch];
         assert_eq!(run(&context, &launches, 1), Ok(250_000.0));
         assert_eq!(read(&memory), [1; 64]);
         run(&context, &launches, 3).unwrap();
         assert_eq!((fake::n_launches(), read(&memory)), (4, vec![4; 64]));
-        memory.write(&[0; 256]).unwrap();
+        memory.write(0, &[0; 256]).unwrap();
         assert_eq!(read(&memory), [0; 64]);
         assert_eq!(memory.is_intact(), Ok(true));
         drop((launches, memory));
@@ -573,7 +581,14 @@ mod tests {
         let code = Arc::new(Code::load(&context, PTX).unwrap());
         let memory = Arc::new(Memory::new(&context, 128).unwrap());
         let launch = |name, n_blocks, block| {
-            let launch = Launch::new(&code, name, [n_blocks, 1, 1], [block, 1, 1], 0, vec![memory.clone()])?;
+            let launch = Launch::new(
+                &code,
+                name,
+                [n_blocks, 1, 1],
+                [block, 1, 1],
+                0,
+                vec![Span::whole(memory.clone(), memory.n_bytes())],
+            )?;
             run(&context, &[launch], 1)
         };
         assert!(launch("add_two", 1, 32).is_err());

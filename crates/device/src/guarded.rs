@@ -1,5 +1,7 @@
 //! Memory of devices between canaries, which show whether something was written around it.
 
+use std::sync::Arc;
+
 use crate::memory::{CANARY, CANARY_BYTES};
 
 /// Memory as a device's driver has it: places count bytes from its beginning.
@@ -30,6 +32,29 @@ pub trait DeviceMemory {
 pub struct Guarded<W> {
     whole: W,
     n_bytes: usize,
+}
+
+/// Bytes of memory next to each other, as a kernel takes them.
+pub struct Span<M> {
+    /// The memory.
+    pub memory: Arc<M>,
+    /// Where in it they begin.
+    pub at: u64,
+    /// How many they are.
+    pub n_bytes: u64,
+}
+
+impl<M> Clone for Span<M> {
+    fn clone(&self) -> Span<M> {
+        Span { memory: Arc::clone(&self.memory), ..*self }
+    }
+}
+
+impl<M> Span<M> {
+    /// All of memory that has so many.
+    pub fn whole(memory: Arc<M>, n_bytes: u64) -> Span<M> {
+        Span { memory, at: 0, n_bytes }
+    }
 }
 
 /// The bytes that memory for so many has with its canaries; `None` where there are no such numbers.
@@ -84,27 +109,31 @@ impl<W: DeviceMemory> Guarded<W> {
         Ok(true)
     }
 
-    /// Copies its contents, once what was asked for before is done.
+    /// Copies its contents from a byte on, once what was asked for before is done.
     ///
     /// # Errors
     /// Where the driver refuses, or a kernel before it failed.
     ///
     /// # Panics
     /// Where there are not as many bytes.
-    pub fn read(&self, to: &mut [u8]) -> Result<(), W::Error> {
-        assert_eq!(to.len(), self.n_bytes, "all of it");
-        self.whole.read(CANARY_BYTES, to)
+    pub fn read(&self, at: usize, to: &mut [u8]) -> Result<(), W::Error> {
+        self.whole.read(self.place(at, to.len()), to)
     }
 
-    /// Sets its contents, once what was asked for before is done.
+    /// Sets its contents from a byte on, once what was asked for before is done.
     ///
     /// # Errors
     /// Where the driver refuses, or a kernel before it failed.
     ///
     /// # Panics
     /// Where there are not as many bytes.
-    pub fn write(&self, from: &[u8]) -> Result<(), W::Error> {
-        assert_eq!(from.len(), self.n_bytes, "all of it");
-        self.whole.write(CANARY_BYTES, from)
+    pub fn write(&self, at: usize, from: &[u8]) -> Result<(), W::Error> {
+        self.whole.write(self.place(at, from.len()), from)
+    }
+
+    /// Where in the whole so many bytes are.
+    fn place(&self, at: usize, n_bytes: usize) -> usize {
+        assert!(at.checked_add(n_bytes).is_some_and(|end| end <= self.n_bytes), "{n_bytes} bytes from {at} on");
+        CANARY_BYTES + at
     }
 }

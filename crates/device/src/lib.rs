@@ -10,7 +10,9 @@ pub mod data;
 #[cfg(test)]
 mod denied;
 pub mod device;
+mod failure;
 mod folder;
+pub mod gpu;
 pub mod guarded;
 pub mod host;
 pub mod kernel;

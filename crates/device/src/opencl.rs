@@ -16,10 +16,11 @@ use cl3::memory as memory_api;
 use cl3::platform as platform_api;
 use cl3::program as program_api;
 use cl3::types::{cl_command_queue, cl_context, cl_device_id, cl_event, cl_int, cl_kernel, cl_mem, cl_program};
+use tilewright_codegen::ARGUMENT_ALIGN;
 use tilewright_ir::Target;
 use tilewright_ir::target::{Arch, GpuApi};
 
-use crate::guarded::{DeviceMemory, Guarded, with_canaries};
+use crate::guarded::{DeviceMemory, Guarded, Span, with_canaries};
 use crate::memory::CANARY_BYTES;
 
 /// The package that brings the loader, and one that brings a device, on Debian and Ubuntu.
@@ -243,6 +244,15 @@ impl Context {
         Ok(Context(Arc::new(Handles { device, context, queue })))
     }
 
+    /// What parts of memory begin at a multiple of, in bytes.
+    ///
+    /// # Errors
+    /// Where the driver does not say.
+    pub fn alignment(&self) -> Result<u64, OpenClError> {
+        let bits = device_api::get_device_info(self.0.device, device_api::CL_DEVICE_MEM_BASE_ADDR_ALIGN);
+        Ok(u64::from(bits.map_err(failed("asking a device what it is"))?.to_uint() / 8).max(ARGUMENT_ALIGN))
+    }
+
     /// Waits until all that was asked for is done.
     ///
     /// # Errors
@@ -325,18 +335,21 @@ impl Memory {
         // SAFETY: without a pointer of the host's the driver finds the memory by itself.
         let whole = unsafe { memory_api::create_buffer(context.0.context, flags, all, ptr::null_mut()) };
         let whole = whole.map_err(&no_memory)?;
-        let region = cl3::types::cl_buffer_region { origin: CANARY_BYTES, size: n_bytes };
-        let region_type = memory_api::CL_BUFFER_CREATE_TYPE_REGION;
-        // SAFETY: the region lies inside, and its description lives as long as the call.
-        let inner =
-            unsafe { memory_api::create_sub_buffer(whole, flags, region_type, (&raw const region).cast::<c_void>()) };
-        let inner = inner.map_err(|code| {
+        let inner = part(whole, CANARY_BYTES, n_bytes).inspect_err(|_| {
             // SAFETY: it was made above, and nothing refers to it.
             let _ = unsafe { memory_api::release_mem_object(whole) };
-            failed("memory between canaries")(code)
         })?;
         Guarded::inside(Buffers { context: context.clone(), whole, inner }, n_bytes)
     }
+}
+
+/// A part of memory, inside it, as memory of its own, to be released.
+fn part(whole: cl_mem, origin: usize, size: usize) -> Result<cl_mem, OpenClError> {
+    let region = cl3::types::cl_buffer_region { origin, size };
+    let (flags, kind) = (memory_api::CL_MEM_READ_WRITE, memory_api::CL_BUFFER_CREATE_TYPE_REGION);
+    // SAFETY: the region lies inside, and its description lives as long as the call.
+    unsafe { memory_api::create_sub_buffer(whole, flags, kind, (&raw const region).cast::<c_void>()) }
+        .map_err(failed("a part of memory"))
 }
 
 fn release(event: cl_event) {
@@ -395,8 +408,10 @@ pub struct Launch {
     kernel: cl_kernel,
     n_work_items: [usize; 3],
     group: [usize; 3],
-    /// What it is run on lives as long as it.
-    arguments: Vec<Arc<Memory>>,
+    /// What it is run on lives as long as it: memory …
+    arguments: Vec<Span<Memory>>,
+    /// … and parts of it.
+    parts: Vec<cl_mem>,
 }
 
 // SAFETY: as for the context; its arguments are set by who makes it alone.
@@ -406,8 +421,13 @@ unsafe impl Sync for Launch {}
 
 impl Drop for Launch {
     fn drop(&mut self) {
-        // SAFETY: it was made by this and is released once.
-        let _ = unsafe { kernel_api::release_kernel(self.kernel) };
+        // SAFETY: all of it was made by this and is released once.
+        unsafe {
+            let _ = kernel_api::release_kernel(self.kernel);
+            for part in &self.parts {
+                let _ = memory_api::release_mem_object(*part);
+            }
+        }
     }
 }
 
@@ -421,14 +441,20 @@ impl Launch {
         name: &str,
         n_groups: [usize; 3],
         group: [usize; 3],
-        arguments: Vec<Arc<Memory>>,
+        arguments: Vec<Span<Memory>>,
     ) -> Result<Launch, OpenClError> {
         let name = CString::new(name).expect("invariant: kernels have names that C accepts");
         let kernel = kernel_of(code, &name)?;
         let n_work_items = [0, 1, 2].map(|axis| n_groups[axis] * group[axis]);
-        let launch = Launch { code: code.clone(), kernel, n_work_items, group, arguments };
-        for (at, memory) in launch.arguments.iter().enumerate() {
-            let value = (&raw const memory.whole().inner).cast::<c_void>();
+        let mut launch = Launch { code: code.clone(), kernel, n_work_items, group, arguments, parts: Vec::new() };
+        for (at, span) in launch.arguments.iter().enumerate() {
+            let mut memory = span.memory.whole().inner;
+            if (span.at, span.n_bytes) != (0, span.memory.n_bytes()) {
+                // There are no parts of parts.
+                memory = part(span.memory.whole().whole, CANARY_BYTES + span.at as usize, span.n_bytes as usize)?;
+                launch.parts.push(memory);
+            }
+            let value = (&raw const memory).cast::<c_void>();
             // SAFETY: the value is a handle of memory, of that size, and is copied.
             unsafe { kernel_api::set_kernel_arg(launch.kernel, at as u32, size_of::<cl_mem>(), value) }
                 .map_err(failed("an argument of a kernel"))?;

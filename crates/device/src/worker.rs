@@ -4,13 +4,12 @@
 //! kills it when it does not answer in time.
 
 mod builder;
-mod cuda;
 mod gpu;
-mod opencl;
 mod store;
 mod tester;
 
 use crate::data::{self, Argument};
+use crate::failure::Failure;
 use crate::limits;
 use crate::memory::Fenced;
 use crate::objects::Objects;
@@ -38,21 +37,6 @@ const MOST_PREPARED_BYTES: u64 = 64 << 20;
 
 /// The stack of the thread that tests: what a main thread has.
 const STACK_BYTES: usize = 8 << 20;
-
-/// Why a candidate came to nothing, as a class and in words.
-struct Failure {
-    class: ErrorClass,
-    message: String,
-    /// Whether that is for want of memory.
-    lacks_memory: bool,
-}
-
-impl From<(ErrorClass, String)> for Failure {
-    /// One that has nothing to do with memory.
-    fn from((class, message): (ErrorClass, String)) -> Failure {
-        Failure { class, message, lacks_memory: false }
-    }
-}
 
 impl Failure {
     fn reply(self, id: u64, start: Instant) -> Reply {
@@ -184,8 +168,8 @@ fn assigned(line: Option<std::io::Result<String>>) -> Result<Threads, Box<dyn st
     offer_to_be_killed();
     match target.arch {
         Arch::X86_64 | Arch::Aarch64 => on_cpu(assignment, workload, untuned, target, arguments),
-        Arch::Gpu(GpuApi::OpenCl) => opencl::threads(&assignment, workload, untuned, target, arguments),
-        Arch::Gpu(GpuApi::Cuda) => cuda::threads(workload, untuned, target, arguments),
+        Arch::Gpu(GpuApi::OpenCl) => gpu::on_opencl(&assignment, workload, untuned, target, arguments),
+        Arch::Gpu(GpuApi::Cuda) => gpu::on_cuda(workload, untuned, target, arguments),
         Arch::Gpu(GpuApi::AmdGpu) => Err(format!("nothing runs kernels for {}", target.name()).into()),
     }
 }

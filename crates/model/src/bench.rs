@@ -158,8 +158,10 @@ pub fn bench_model(request: &ModelBenchRequest, note: &dyn Fn(&str)) -> Result<M
     let flops = summarise(graph).flops() as f64;
     let (mut reference, mut contestants) = (None, Vec::new());
     if !request.ours.is_empty() {
-        // All run on the same CPUs.
-        host::pin_thread(&host::pin_cpus(*threads));
+        // All run on the same CPUs; a GPU's driver has threads of its own.
+        if request.ours.iter().all(|(_, compiled)| compiled.model.cpu().is_some()) {
+            host::pin_thread(&host::pin_cpus(*threads));
+        }
         let read: Vec<&str> = graph.inputs.iter().map(|&id| graph.value(id).name.as_str()).collect();
         let variable = inputs.iter().filter(|(value, _)| read.contains(&value.name.as_str()));
         let variable: Vec<_> = variable.map(|(value, x)| (value.name.as_str(), x.clone())).collect();

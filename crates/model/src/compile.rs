@@ -5,11 +5,12 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use tilewright_codegen::{ArgumentAlign, Compiler};
+use tilewright_device::gpu::GpuModel;
 use tilewright_graph::op::{Fact, Inputs};
 use tilewright_graph::{Op, Tensor};
 use tilewright_ir::op::Workload;
-use tilewright_ir::{DType, Part, Program, Role, Target, lower};
-use tilewright_runtime::{Block, Code, Constant, Memory, Model, Place, Plan, Slice, Work, plan_memory};
+use tilewright_ir::{DType, Part, Program, Role, Target, lower, lower_gpu};
+use tilewright_runtime::{self as runtime, Block, Constant, Memory, Model, Place, Plan, Slice, Work, plan_memory};
 
 use crate::fuse::{Fused, Step};
 use crate::net::{Kind, Net, Node, ValueId};
@@ -39,10 +40,37 @@ pub enum CompileError {
     Plan(#[from] tilewright_runtime::PlanError),
 }
 
+/// A plan with its kernels, for what runs them.
+#[derive(Clone)]
+pub enum Code {
+    /// This machine's CPU.
+    Cpu(Arc<Model>),
+    /// A GPU.
+    Gpu(Arc<GpuModel>),
+}
+
+impl Code {
+    /// The plan.
+    pub fn plan(&self) -> &Plan {
+        match self {
+            Code::Cpu(model) => model.plan(),
+            Code::Gpu(model) => &model.plan,
+        }
+    }
+
+    /// It where it is for this machine's CPU.
+    pub fn cpu(&self) -> Option<&Arc<Model>> {
+        match self {
+            Code::Cpu(model) => Some(model),
+            Code::Gpu(_) => None,
+        }
+    }
+}
+
 /// A model that can run.
 pub struct Compiled {
     /// What runs.
-    pub model: Arc<Model>,
+    pub model: Code,
     /// What it was made of.
     pub fused: Fused,
     /// The memory for what is computed on the way.
@@ -56,7 +84,7 @@ pub struct Compiled {
 /// The program of a workload: scheduled, as well as is known.
 pub type Schedule<'a> = &'a dyn Fn(&Workload) -> Result<Program, String>;
 
-/// Compiles fused steps for this machine.
+/// Compiles fused steps for this machine's CPU or one of its GPUs.
 ///
 /// # Errors
 /// Where a kernel cannot be scheduled or compiled, or memory does not suffice for its constants.
@@ -74,27 +102,40 @@ pub fn compile_quickly(fused: Fused, target: &Target, schedule: Schedule) -> Res
 
 fn compiled(fused: Fused, target: &Target, schedule: Schedule, quickly: bool) -> Result<Compiled, CompileError> {
     let places = Places::new(&fused);
-    let mut job = Job {
-        fused: &fused,
-        places: &places,
-        plan: Plan::default(),
-        tensors: HashMap::new(),
-        codes: Vec::new(),
-        by_workload: HashMap::new(),
-        prepared: HashMap::new(),
-        compiler: Compiler::for_arguments(target.clone(), ArgumentAlign::Elements),
-        schedule,
-        quickly,
-        origins: Vec::new(),
+    if target.gpu.is_some() {
+        let mut kernels = Vec::new();
+        let mut add = |workload: &Workload| {
+            let kernel = lower_gpu(&schedule(workload)?).map_err(|error| error.to_string())?;
+            kernels.push(kernel);
+            Ok(kept_by(&kernels[kernels.len() - 1].program))
+        };
+        let Job { plan, origins, memory, .. } = Job::new(&fused, &places, GPU_LINE, &mut add).done()?;
+        let model = Code::Gpu(Arc::new(GpuModel { plan, kernels, target: target.clone() }));
+        return Ok(Compiled { model, fused, memory, origins, n_guessed: 0 });
+    }
+    let (mut compiler, mut codes) =
+        (Compiler::for_arguments(target.clone(), ArgumentAlign::Elements), Vec::<runtime::Code>::new());
+    let mut add = |workload: &Workload| {
+        let lowered = lower::lower(&schedule(workload)?);
+        let quick = quickly.then(|| runtime::Code::compile_quickly(&mut compiler, lowered.clone()).ok());
+        let code = quick.flatten().map_or_else(|| runtime::Code::compile(&mut compiler, lowered), Ok);
+        codes.push(code.map_err(|error| error.to_string())?);
+        Ok(kept_by(codes[codes.len() - 1].program()))
     };
-    let memory = job.run()?;
-    let Job { plan, codes, origins, .. } = job;
-    let model = Arc::new(Model::new(plan, codes)?);
+    let Job { plan, origins, memory, .. } = Job::new(&fused, &places, 1, &mut add).done()?;
+    let model = Code::Cpu(Arc::new(Model::new(plan, codes)?));
     Ok(Compiled { model, fused, memory, origins, n_guessed: 0 })
 }
 
-/// The memory that a run takes for what is computed on the way, and whose it is.
-pub fn lay_out(fused: &Fused, places: &Places) -> (Vec<ValueId>, Memory) {
+/// What a kernel keeps, in its order.
+fn kept_by(program: &Program) -> Vec<Kept> {
+    let kept = program.buffers.iter().filter(|buffer| buffer.role == Role::Kept);
+    kept.map(|b| (b.name.clone(), b.dtype, b.shape.iter().map(|&d| d as usize).collect())).collect()
+}
+
+/// The memory that a run takes for what is computed on the way, in multiples of so many bytes each, and whose
+/// it is.
+pub fn lay_out(fused: &Fused, places: &Places, line: usize) -> (Vec<ValueId>, Memory) {
     let mut blocks: Vec<(ValueId, Block)> = Vec::new();
     let mut at_of: HashMap<ValueId, usize> = HashMap::new();
     let net = &fused.net;
@@ -105,7 +146,8 @@ pub fn lay_out(fused: &Fused, places: &Places) -> (Vec<ValueId>, Memory) {
             return;
         }
         let at = *at_of.entry(root).or_insert_with(|| {
-            let block = Block { bytes: net.value(root).n_bytes() as usize, first: step, last: step };
+            let bytes = (net.value(root).n_bytes() as usize).next_multiple_of(line);
+            let block = Block { bytes, first: step, last: step };
             blocks.push((root, block));
             blocks.len() - 1
         });
@@ -129,19 +171,27 @@ pub fn lay_out(fused: &Fused, places: &Places) -> (Vec<ValueId>, Memory) {
     (blocks.into_iter().map(|(id, _)| id).collect(), memory)
 }
 
+/// A buffer that a kernel keeps: its name, its type and its shape.
+type Kept = (String, DType, Vec<usize>);
+
+/// Where parts of memory may begin on every GPU that we know of: what is on the way lies at multiples of it.
+const GPU_LINE: usize = 512;
+
 struct Job<'a> {
     fused: &'a Fused,
     places: &'a Places,
     plan: Plan,
+    /// What each tensor's place in the arena is a multiple of.
+    line: usize,
+    memory: Memory,
     /// The plan's tensor of each value whose memory others may have parts of.
     tensors: HashMap<ValueId, usize>,
-    codes: Vec<Code>,
-    by_workload: HashMap<String, usize>,
+    /// Makes the next kernel.
+    add: &'a mut dyn FnMut(&Workload) -> Result<Vec<Kept>, String>,
+    /// The kernels' numbers, and what each keeps.
+    by_workload: HashMap<String, (usize, Vec<Kept>)>,
     /// What a kernel keeps of these constants.
     prepared: HashMap<(usize, Vec<ValueId>), Vec<Slice>>,
-    compiler: Compiler,
-    schedule: Schedule<'a>,
-    quickly: bool,
     origins: Vec<Option<usize>>,
 }
 
@@ -153,10 +203,30 @@ fn dtype_of(net: &Net, id: ValueId) -> Result<DType, CompileError> {
     found.map(|(dtype, _)| dtype).ok_or_else(error)
 }
 
-impl Job<'_> {
-    fn run(&mut self) -> Result<Memory, CompileError> {
+impl<'a> Job<'a> {
+    fn new(
+        fused: &'a Fused,
+        places: &'a Places,
+        line: usize,
+        add: &'a mut dyn FnMut(&Workload) -> Result<Vec<Kept>, String>,
+    ) -> Job<'a> {
+        Job {
+            fused,
+            places,
+            plan: Plan::default(),
+            line,
+            memory: Memory::default(),
+            tensors: HashMap::new(),
+            add,
+            by_workload: HashMap::new(),
+            prepared: HashMap::new(),
+            origins: Vec::new(),
+        }
+    }
+
+    fn done(mut self) -> Result<Job<'a>, CompileError> {
         self.ports()?;
-        let memory = self.arena()?;
+        self.arena()?;
         let mut copies = self.places.copies.iter().peekable();
         for (at, step) in self.fused.steps.iter().enumerate() {
             while let Some(copy) = copies.next_if(|copy| copy.before == at) {
@@ -188,11 +258,11 @@ impl Job<'_> {
             let to = self.plan.whole(to);
             self.push("copy", Work::Copy { from, to }, None);
         }
-        Ok(memory)
+        Ok(self)
     }
 
     fn push(&mut self, name: &str, work: Work, origin: Option<usize>) {
-        self.plan.steps.push(tilewright_runtime::Step { name: name.to_owned(), work });
+        self.plan.steps.push(runtime::Step { name: name.to_owned(), work });
         self.origins.push(origin);
     }
 
@@ -223,12 +293,13 @@ impl Job<'_> {
     }
 
     /// Lays out what is computed on the way.
-    fn arena(&mut self) -> Result<Memory, CompileError> {
-        let (roots, memory) = lay_out(self.fused, self.places);
+    fn arena(&mut self) -> Result<(), CompileError> {
+        let (roots, memory) = lay_out(self.fused, self.places, self.line);
         for (id, offset) in roots.iter().zip(&memory.offsets) {
             self.tensor(*id, Place::Arena(*offset))?;
         }
-        Ok(memory)
+        self.memory = memory;
+        Ok(())
     }
 
     /// Where a value lies in the plan.
@@ -249,19 +320,13 @@ impl Job<'_> {
 
     fn kernel(&mut self, kernel: &crate::fuse::Kernel) -> Result<Work, CompileError> {
         let text = kernel.workload.to_string();
-        let refuse = |why: String| CompileError::Kernel { workload: text.clone(), why };
-        let number = match self.by_workload.get(&text) {
-            Some(number) => *number,
-            None => {
-                let program = (self.schedule)(&kernel.workload).map_err(refuse)?;
-                let lowered = lower::lower(&program);
-                let quick = self.quickly.then(|| Code::compile_quickly(&mut self.compiler, lowered.clone()).ok());
-                let code = quick.flatten().map_or_else(|| Code::compile(&mut self.compiler, lowered), Ok);
-                self.codes.push(code.map_err(|error| refuse(error.to_string()))?);
-                self.by_workload.insert(text.clone(), self.codes.len() - 1);
-                self.codes.len() - 1
-            }
-        };
+        if !self.by_workload.contains_key(&text) {
+            let kept = (self.add)(&kernel.workload);
+            let refuse = |why: String| CompileError::Kernel { workload: text.clone(), why };
+            let numbered = (self.by_workload.len(), kept.map_err(refuse)?);
+            self.by_workload.insert(text.clone(), numbered);
+        }
+        let (number, kept) = self.by_workload[&text].clone();
         let ids: Vec<ValueId> = kernel.inputs.iter().copied().chain([kernel.output]).collect();
         let arguments = ids.into_iter().map(|id| self.slice(id)).collect::<Result<Vec<_>, _>>()?;
         // What is made of the same constants by the same kernel is made once.
@@ -271,13 +336,6 @@ impl Job<'_> {
             let kept = kept.clone();
             return Ok(Work::Kernel { kernel: number, arguments, kept, parts: vec![Part::Body], all_threads: true });
         }
-        let kept: Vec<(String, DType, Vec<usize>)> = self.codes[number]
-            .program()
-            .buffers
-            .iter()
-            .filter(|buffer| buffer.role == Role::Kept)
-            .map(|b| (b.name.clone(), b.dtype, b.shape.iter().map(|&d| d as usize).collect()))
-            .collect();
         let mut slices = Vec::with_capacity(kept.len());
         for (name, dtype, shape) in kept {
             let n_bytes = shape.iter().product::<usize>() * dtype.bytes() as usize;

@@ -27,7 +27,7 @@ impl Outline {
     /// That of fused steps.
     pub fn of(fused: &Fused) -> Outline {
         let places = Places::new(fused);
-        let (_, memory) = lay_out(fused, &places);
+        let (_, memory) = lay_out(fused, &places, 1);
         let host = fused.steps.iter().filter_map(|step| match step {
             Step::Host(node) => Some((node.origin.clone(), node.operator())),
             _ => None,

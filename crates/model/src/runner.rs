@@ -3,11 +3,12 @@
 use std::time::Instant;
 
 use bytes::Bytes;
+use tilewright_device::gpu::{GpuContext, GpuError};
 use tilewright_graph::{Tensor, TensorType, Value};
 use tilewright_runtime::{Aligned, Context, Threads};
 use tilewright_tune::Timing;
 
-use crate::compile::Compiled;
+use crate::compile::{Code, Compiled};
 
 /// Why a run fails.
 #[derive(Debug, thiserror::Error)]
@@ -26,20 +27,29 @@ pub enum RunError {
     /// An operator without code refused.
     #[error(transparent)]
     Run(#[from] tilewright_runtime::RunError),
+    /// A GPU refused.
+    #[error(transparent)]
+    Gpu(#[from] GpuError),
 }
 
-/// A model with memory and threads to run it.
+/// A model with memory and threads, or a GPU, to run it.
 pub struct Runner {
-    context: Context,
+    context: On,
     inputs: Vec<(String, TensorType, Aligned)>,
     outputs: Vec<(String, TensorType, Aligned)>,
 }
 
+/// What a run of a model has for itself.
+enum On {
+    Cpu(Context),
+    Gpu(GpuContext),
+}
+
 impl Runner {
-    /// Memory and threads for a model.
+    /// Memory and threads for a model; where it is for a GPU, its code and its constants there.
     ///
     /// # Errors
-    /// Where there are not enough.
+    /// Where there are not enough, or the GPU refuses.
     pub fn new(compiled: &Compiled, threads: &Threads) -> Result<Runner, RunError> {
         let net = &compiled.fused.net;
         let ports = |ids: &[crate::ValueId]| -> Result<Vec<(String, TensorType, Aligned)>, RunError> {
@@ -50,7 +60,11 @@ impl Runner {
             ids.iter().map(port).collect()
         };
         let (inputs, outputs) = (ports(&net.inputs)?, ports(&net.outputs)?);
-        Ok(Runner { context: Context::new(&compiled.model, threads)?, inputs, outputs })
+        let context = match &compiled.model {
+            Code::Cpu(model) => On::Cpu(Context::new(model, threads)?),
+            Code::Gpu(model) => On::Gpu(GpuContext::new(model)?),
+        };
+        Ok(Runner { context, inputs, outputs })
     }
 
     /// Names and types of what it takes.
@@ -102,7 +116,10 @@ impl Runner {
         let inputs: Vec<&[u8]> = self.inputs.iter().map(|(.., memory)| memory.bytes()).collect();
         let mut outputs: Vec<&mut [u8]> = self.outputs.iter_mut().map(|(.., memory)| memory.bytes_mut()).collect();
         let start = Instant::now();
-        self.context.run(&inputs, &mut outputs)?;
+        match &mut self.context {
+            On::Cpu(context) => context.run(&inputs, &mut outputs)?,
+            On::Gpu(context) => context.run(&inputs, &mut outputs)?,
+        }
         Ok(start.elapsed().as_nanos() as u64)
     }
 
@@ -113,7 +130,11 @@ impl Runner {
     pub fn profile(&mut self, step_ns: &mut [u64]) -> Result<(), RunError> {
         let inputs: Vec<&[u8]> = self.inputs.iter().map(|(.., memory)| memory.bytes()).collect();
         let mut outputs: Vec<&mut [u8]> = self.outputs.iter_mut().map(|(.., memory)| memory.bytes_mut()).collect();
-        Ok(self.context.profile(&inputs, &mut outputs, step_ns)?)
+        match &mut self.context {
+            On::Cpu(context) => context.profile(&inputs, &mut outputs, step_ns)?,
+            On::Gpu(context) => context.profile(&inputs, &mut outputs, step_ns)?,
+        }
+        Ok(())
     }
 
     /// What the last run gave, by name.

@@ -95,7 +95,9 @@ impl Place<'_> {
     pub fn cpu_target(&self) -> Result<Target, Error> {
         if self.device != CPU {
             let device = self.device;
-            return Err(Error::input(format!("models and libraries are for CPUs (leave --device {device} out)")));
+            return Err(Error::input(format!(
+                "libraries and kernels of yours are for CPUs (leave --device {device} out)"
+            )));
         }
         self.runnable_target()
     }

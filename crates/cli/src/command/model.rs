@@ -169,7 +169,7 @@ impl ModelArgs {
         machine: &MachineArgs,
         database: &DatabaseArgs,
     ) -> anyhow::Result<Compiled> {
-        let (target, database) = (machine.place().cpu_target()?, database.database()?);
+        let (target, database) = (machine.place().runnable_target()?, database.database()?);
         let records = database.records()?;
         let compiled = compile_known(self.fused(special, exact)?, &target, machine.threads, &records)?;
         if compiled.n_guessed > 0 {

@@ -3,18 +3,19 @@
 
 use super::builder::{answer, scheduled};
 use super::store::Kernels;
-use super::{Failure, Thread, Threads, checked, compare, tell};
+use super::{Thread, Threads, checked, compare, limit_memory, tell};
 use crate::data::Argument;
+use crate::failure::Failure;
+use crate::gpu::{Cuda, Driver, OpenCl, Span, fits, of_device};
 use crate::pace::Variation;
-use crate::protocol::{Caches, Lane, Plan, Reply, Request, Source};
+use crate::protocol::{Assignment, Caches, Lane, Plan, Reply, Request, Source};
 use crate::timing::{self, First, Size, Subject};
 use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
-use tilewright_ir::gpu::{GpuProgram, Kernel, lower_gpu};
+use tilewright_ir::gpu::{Kernel, lower_gpu};
 use tilewright_ir::op::Workload;
 use tilewright_ir::reference::Tolerance;
-use tilewright_ir::target::Gpu;
 use tilewright_ir::{BufferId, Program, Role, Target};
 use tilewright_tune::ErrorClass;
 
@@ -24,56 +25,56 @@ const POISON: u8 = 0xFF;
 /// The exit code of a worker whose device may no longer be relied on.
 const DEVICE_LOST: i32 = 70;
 
-/// What runs kernels on a device: a context of its driver, which threads share.
-pub trait Driver: Clone + Send + Sync + 'static {
-    /// Memory of the device between canaries.
-    type Memory: Send + Sync + 'static;
-    /// Kernels, as the device takes them.
-    type Code: 'static;
-    /// A kernel with its arguments and its grid.
-    type Launch: Send + Sync + 'static;
-    /// Why something failed.
-    type Error: std::error::Error + 'static;
-
-    /// Memory of so many bytes, of which nothing is known.
-    fn memory(&self, n_bytes: u64) -> Result<Self::Memory, Self::Error>;
-    /// Sets every byte, once what was asked for before is done.
-    fn fill(memory: &Self::Memory, byte: u8) -> Result<(), Self::Error>;
-    /// Sets the contents.
-    fn write(memory: &Self::Memory, from: &[u8]) -> Result<(), Self::Error>;
-    /// Copies the contents, once what was asked for before is done.
-    fn read(memory: &Self::Memory, to: &mut [u8]) -> Result<(), Self::Error>;
-    /// Whether nothing was written around it; mends what surrounds it.
-    fn is_intact(memory: &Self::Memory) -> Result<bool, Self::Error>;
-    /// The kernels of a program.
-    fn build(&self, program: &GpuProgram, target: &Target) -> Result<Self::Code, Failure>;
-    /// A kernel on its arguments.
-    fn launch(
-        code: &Self::Code,
-        kernel: &Kernel,
-        program: &GpuProgram,
-        target: &Target,
-        arguments: Vec<Arc<Self::Memory>>,
-    ) -> Result<Self::Launch, Failure>;
-    /// Has the driver make a kernel's code ready, as some do only when it is launched.
-    fn warm_up(_: &Self::Launch) -> Result<(), Self::Error> {
-        Ok(())
+/// The threads for an assignment of an OpenCL device.
+///
+/// # Errors
+/// Where there is no such device, or it has not the memory.
+pub fn on_opencl(
+    assignment: &Assignment,
+    workload: Workload,
+    untuned: Program,
+    target: Target,
+    arguments: Vec<Argument>,
+) -> Result<Threads, Box<dyn std::error::Error>> {
+    if let Some(folder) = &assignment.drivers_folder {
+        // SAFETY: this process has no other thread yet. PoCL keeps there what it has compiled; no driver is
+        // to find what it has compiled for others.
+        unsafe {
+            std::env::set_var("POCL_CACHE_DIR", folder);
+            std::env::set_var("CUDA_CACHE_DISABLE", "1");
+        }
     }
-    /// Runs kernels one after the other, so many times; nanoseconds of the device.
-    fn run(&self, launches: &[Self::Launch], n_times: u32) -> Result<f64, Self::Error>;
-    /// Waits until all that was asked for is done.
-    fn finish(&self) -> Result<(), Self::Error>;
-    /// Whether it is for want of memory.
-    fn lacks_memory(error: &Self::Error) -> bool;
-    /// Whether the device may give no right answer any more after a failed run.
-    fn is_lost(&self, error: &Self::Error) -> bool;
+    let driver = OpenCl::new(&target)?;
+    let is_cpu = driver.is_cpu();
+    let threads = threads(driver, workload, untuned, target, arguments)?;
+    if is_cpu {
+        // Drivers of GPUs reserve more addresses than any limit.
+        limit_memory(assignment.memory_bytes);
+    }
+    Ok(threads)
 }
 
-/// The threads for an assignment.
+/// The same of one of NVIDIA's GPUs.
+///
+/// # Errors
+/// Where there is no such device, or it has not the memory.
+pub fn on_cuda(
+    workload: Workload,
+    untuned: Program,
+    target: Target,
+    arguments: Vec<Argument>,
+) -> Result<Threads, Box<dyn std::error::Error>> {
+    // SAFETY: this process has no other thread yet. The driver is not to find what it has assembled for
+    // others.
+    unsafe { std::env::set_var("CUDA_CACHE_DISABLE", "1") };
+    threads(Cuda::new(&target)?, workload, untuned, target, arguments)
+}
+
+/// The threads for an assignment, by a driver.
 ///
 /// # Errors
 /// Where the device has not the memory.
-pub fn threads<D: Driver>(
+fn threads<D: Driver>(
     driver: D,
     workload: Workload,
     untuned: Program,
@@ -84,7 +85,7 @@ pub fn threads<D: Driver>(
         let (Argument::Input(buffer) | Argument::Output { buffer, .. }) = argument;
         let memory = driver.memory(buffer.n_bytes())?;
         if let Argument::Input(buffer) = argument {
-            D::write(&memory, buffer.as_slice())?;
+            D::write(&memory, 0, buffer.as_slice())?;
         }
         Ok(Arc::new(memory))
     };
@@ -158,7 +159,8 @@ impl<D: Driver> Builder<D> {
             memories.insert(id, memory);
         }
         let launch = |kernel: &Kernel| {
-            let arguments = kernel.arguments(&program).into_iter().map(|(id, _)| memories[&id].clone()).collect();
+            let memories = kernel.arguments(&program).into_iter().map(|(id, _)| &memories[&id]);
+            let arguments = memories.map(|memory| Span::whole(memory.clone(), D::n_bytes(memory))).collect();
             D::launch(&code, kernel, &program, &self.target, arguments)
         };
         let launches = |kernels: &[Kernel]| kernels.iter().map(launch).collect::<Result<Vec<_>, Failure>>();
@@ -175,40 +177,6 @@ impl<D: Driver> Builder<D> {
             first: OnceLock::new(),
         })
     }
-}
-
-/// Whether a device can run a kernel, as far as its sizes say.
-fn fits(kernel: &Kernel, program: &GpuProgram, gpu: &Gpu) -> Result<(), String> {
-    let within = |what: &str, sizes: [i64; 3], most: [u32; 3]| {
-        let over = sizes.into_iter().zip(most).zip(["x", "y", "z"]).find(|((n, most), _)| *n > i64::from(*most));
-        over.map_or(Ok(()), |((n, most), axis)| {
-            Err(format!("kernel {} has {n} {what} along {axis}, of which there may be {most}", kernel.name))
-        })
-    };
-    within("blocks", kernel.grid(), gpu.most_blocks_along)?;
-    within("threads", kernel.block(), gpu.most_threads_along)?;
-    let (n_threads, shared_bytes) = (kernel.n_threads(), kernel.shared_bytes(program));
-    if n_threads > i64::from(gpu.most_threads) {
-        let most = gpu.most_threads;
-        return Err(format!("kernel {} has blocks of {n_threads} threads, of which there may be {most}", kernel.name));
-    }
-    if shared_bytes > gpu.most_shared_bytes {
-        let most = gpu.most_shared_bytes;
-        return Err(format!("kernel {} takes {shared_bytes} bytes of shared memory of {most}", kernel.name));
-    }
-    Ok(())
-}
-
-/// The fault of code.
-pub fn of_compiler<D: Driver>(error: D::Error) -> Failure {
-    let lacks_memory = D::lacks_memory(&error);
-    Failure { class: ErrorClass::CompileErrorDevice, message: error.to_string(), lacks_memory }
-}
-
-/// The fault of a run.
-fn of_device<D: Driver>(error: D::Error) -> Failure {
-    let lacks_memory = D::lacks_memory(&error);
-    Failure { class: ErrorClass::RuntimeError, message: error.to_string(), lacks_memory }
 }
 
 struct Tester<D: Driver> {
@@ -266,7 +234,7 @@ impl<D: Driver> Tester<D> {
         }
         for (memory, argument) in self.memories.iter().zip(&mut self.arguments) {
             if let Argument::Output { buffer, .. } = argument {
-                D::read(memory, buffer.bytes_mut()).map_err(of_device::<D>)?;
+                D::read(memory, 0, buffer.bytes_mut()).map_err(of_device::<D>)?;
             }
         }
         let relative_error = compare(&self.untuned, &built.tolerance, &self.arguments)?;
@@ -348,4 +316,79 @@ impl<D: Driver> Tester<D> {
 /// What a kernel takes of the machine.
 fn size<D: Driver>(built: &Built<D>) -> Size {
     Size { n_threads: 1, n_bytes: built.n_bytes }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::data::Data;
+    use std::ops::ControlFlow;
+    use std::os::fd::AsFd;
+
+    /// A product in tiles of 16 by 16, a thread an element; `ROW` is where a thread writes.
+    const PRODUCT: &str = "program \"product\"
+buffer A: f32[32, 24] global input
+buffer B: f32[24, 48] global input
+buffer C: f32[32, 48] global output
+buffer S: f32[16, 8] shared temporary
+buffer T: f32[1] register temporary
+loops by, bx, ty, tx, ko, ki, c
+run {
+  block.y by in 2 { block.x bx in 3 {
+    alloc T
+    for ko in 3 {
+      alloc S
+      thread.y ty in 16 { thread.x tx in 8 { S[ty, tx] = A[16*by + ty, 8*ko + tx] } }
+      thread.y ty in 16 { thread.x tx in 16 {
+        for ki in 8 { C[ROW, 16*bx + tx] += S[ty, ki] * B[8*ko + ki, 16*bx + tx] first ko + ki == 0 }
+      } }
+    }
+  } }
+}";
+
+    /// Builds, checks and times a program in the emulator; what the worker says last.
+    fn answer(program: &str) -> Reply {
+        let workload = Workload::parse("matmul:m=32,n=48,k=24").unwrap();
+        let untuned = workload.program();
+        let data = Data::new(&untuned, 1, 1, &|_| ControlFlow::Continue(())).unwrap();
+        let arguments = Argument::all(&untuned, data.file.as_fd(), &data.offsets).unwrap();
+        let driver = Cuda::emulated();
+        let target = Target::named("sm_90a").unwrap();
+        let (mut builder, mut tester) = threads(driver, workload, untuned, target, arguments).unwrap();
+        let source = Source::Lowered(program.to_owned());
+        match builder.answer(Request::Build { id: 1, source, quickly: false }) {
+            Some(Reply::Built { .. }) => {}
+            other => return other.unwrap(),
+        }
+        let (caches, at_best_pace) = (Caches::Warm, false);
+        let plan = Plan { min_time_ns: 1.0, min_samples: 2, alone_ns: 0.0, leading_ns: None, caches, at_best_pace };
+        match tester.answer(Request::Check { id: 1, plan: None }) {
+            Some(Reply::Checked { relative_error, .. }) => assert!(relative_error < 1e-6, "{relative_error}"),
+            other => return other.unwrap(),
+        }
+        tester.answer(Request::Run { id: 1, plan }).unwrap()
+    }
+
+    #[test]
+    fn kernels_are_built_checked_and_timed() {
+        match answer(&PRODUCT.replace("ROW", "16*by + ty")) {
+            Reply::Timed { samples_ns, .. } => assert!(samples_ns.len() >= 2 && samples_ns.iter().all(|ns| *ns > 0.0)),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn what_is_wrong_has_its_class() {
+        let class = |program: &str| match answer(program) {
+            Reply::Failed { class, message, .. } => (class.0, message),
+            other => panic!("{other:?}"),
+        };
+        let (is, why) = class("nonsense");
+        assert_eq!(is, ErrorClass::InstantiationError, "{why}");
+        let (is, why) = class(&PRODUCT.replace("ROW", "16*by + 15 - ty"));
+        assert_eq!(is, ErrorClass::WrongAnswer, "{why}");
+        // A block that shares more than there is.
+        let (is, why) = class(&PRODUCT.replace("ROW", "16*by + ty").replace("S: f32[16, 8]", "S: f32[16000, 8]"));
+        assert_eq!(is, ErrorClass::InstantiationError, "{why}");
+    }
 }

@@ -1,50 +1,35 @@
-//! OpenCL's devices as workers use them.
+//! OpenCL's devices.
 
-use super::gpu::{self, Driver, of_compiler};
-use super::{Failure, Threads, limit_memory};
-use crate::data::Argument;
+use super::{Driver, Span, of_compiler};
+use crate::failure::Failure;
 use crate::opencl::{self, Code, Context, Launch, Memory, OpenClError};
-use crate::protocol::Assignment;
 use std::sync::Arc;
 use tilewright_codegen::opencl_c;
+use tilewright_ir::Target;
 use tilewright_ir::gpu::{GpuProgram, Kernel};
-use tilewright_ir::op::Workload;
-use tilewright_ir::{Program, Target};
 use tilewright_tune::ErrorClass;
 
-/// The threads for an assignment.
-///
-/// # Errors
-/// Where there is no such device, or it has not the memory.
-pub fn threads(
-    assignment: &Assignment,
-    workload: Workload,
-    untuned: Program,
-    target: Target,
-    arguments: Vec<Argument>,
-) -> Result<Threads, Box<dyn std::error::Error>> {
-    if let Some(folder) = &assignment.drivers_folder {
-        // SAFETY: this process has no other thread yet. PoCL keeps there what it has compiled; no driver is
-        // to find what it has compiled for others.
-        unsafe {
-            std::env::set_var("POCL_CACHE_DIR", folder);
-            std::env::set_var("CUDA_CACHE_DISABLE", "1");
-        }
-    }
-    let device = opencl::device_of(&target)?;
-    let (is_cpu, context) = (device.is_cpu, Context::new(&device)?);
-    let threads = gpu::threads(OpenCl { context, is_cpu }, workload, untuned, target, arguments)?;
-    if is_cpu {
-        // Drivers of GPUs reserve more addresses than any limit.
-        limit_memory(assignment.memory_bytes);
-    }
-    Ok(threads)
-}
-
+/// A context of an OpenCL device.
 #[derive(Clone)]
-struct OpenCl {
+pub struct OpenCl {
     context: Context,
     is_cpu: bool,
+}
+
+impl OpenCl {
+    /// One of the device that a target is.
+    ///
+    /// # Errors
+    /// Where there is no such device, or its driver refuses.
+    pub fn new(target: &Target) -> Result<OpenCl, OpenClError> {
+        let device = opencl::device_of(target)?;
+        Ok(OpenCl { context: Context::new(&device)?, is_cpu: device.is_cpu })
+    }
+
+    /// Whether the device is this machine's CPU.
+    pub fn is_cpu(&self) -> bool {
+        self.is_cpu
+    }
 }
 
 impl Driver for OpenCl {
@@ -53,20 +38,28 @@ impl Driver for OpenCl {
     type Launch = Launch;
     type Error = OpenClError;
 
+    fn alignment(&self) -> Result<u64, OpenClError> {
+        self.context.alignment()
+    }
+
     fn memory(&self, n_bytes: u64) -> Result<Memory, OpenClError> {
         Memory::new(&self.context, n_bytes)
+    }
+
+    fn n_bytes(memory: &Memory) -> u64 {
+        memory.n_bytes()
     }
 
     fn fill(memory: &Memory, byte: u8) -> Result<(), OpenClError> {
         memory.fill(byte)
     }
 
-    fn write(memory: &Memory, from: &[u8]) -> Result<(), OpenClError> {
-        memory.write(from)
+    fn write(memory: &Memory, at: usize, from: &[u8]) -> Result<(), OpenClError> {
+        memory.write(at, from)
     }
 
-    fn read(memory: &Memory, to: &mut [u8]) -> Result<(), OpenClError> {
-        memory.read(to)
+    fn read(memory: &Memory, at: usize, to: &mut [u8]) -> Result<(), OpenClError> {
+        memory.read(at, to)
     }
 
     fn is_intact(memory: &Memory) -> Result<bool, OpenClError> {
@@ -82,7 +75,7 @@ impl Driver for OpenCl {
         kernel: &Kernel,
         _: &GpuProgram,
         target: &Target,
-        arguments: Vec<Arc<Memory>>,
+        arguments: Vec<Span<Memory>>,
     ) -> Result<Launch, Failure> {
         let sizes = |axes: [i64; 3]| axes.map(|n| usize::try_from(n).unwrap_or(0));
         let launch = Launch::new(code, &kernel.name, sizes(kernel.grid()), sizes(kernel.block()), arguments);

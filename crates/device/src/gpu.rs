@@ -1,0 +1,99 @@
+//! GPUs by whatever driver: memory, code, launches, and what runs them; plans of whole models.
+
+mod cuda;
+mod opencl;
+mod plan;
+
+use tilewright_ir::Target;
+use tilewright_ir::gpu::{GpuProgram, Kernel};
+use tilewright_ir::target::Gpu;
+use tilewright_tune::ErrorClass;
+
+use crate::failure::Failure;
+pub use crate::guarded::Span;
+pub use cuda::Cuda;
+pub use opencl::OpenCl;
+pub use plan::{GpuContext, GpuError, GpuModel};
+
+/// What runs kernels on a device: a context of its driver, which threads share.
+pub trait Driver: Clone + Send + Sync + 'static {
+    /// Memory of the device between canaries.
+    type Memory: Send + Sync + 'static;
+    /// Kernels, as the device takes them.
+    type Code: 'static;
+    /// A kernel with its arguments and its grid.
+    type Launch: Send + Sync + 'static;
+    /// Why something failed.
+    type Error: std::error::Error + 'static;
+
+    /// What a part of memory has to begin at a multiple of, in bytes, where it is an argument.
+    fn alignment(&self) -> Result<u64, Self::Error>;
+    /// Memory of so many bytes, of which nothing is known.
+    fn memory(&self, n_bytes: u64) -> Result<Self::Memory, Self::Error>;
+    /// Its bytes.
+    fn n_bytes(memory: &Self::Memory) -> u64;
+    /// Sets every byte, once what was asked for before is done.
+    fn fill(memory: &Self::Memory, byte: u8) -> Result<(), Self::Error>;
+    /// Sets what begins at a byte, once what was asked for before is done.
+    fn write(memory: &Self::Memory, at: usize, from: &[u8]) -> Result<(), Self::Error>;
+    /// Copies what begins at a byte, once what was asked for before is done.
+    fn read(memory: &Self::Memory, at: usize, to: &mut [u8]) -> Result<(), Self::Error>;
+    /// Whether nothing was written around it; mends what surrounds it.
+    fn is_intact(memory: &Self::Memory) -> Result<bool, Self::Error>;
+    /// The kernels of a program.
+    fn build(&self, program: &GpuProgram, target: &Target) -> Result<Self::Code, Failure>;
+    /// A kernel on its arguments.
+    fn launch(
+        code: &Self::Code,
+        kernel: &Kernel,
+        program: &GpuProgram,
+        target: &Target,
+        arguments: Vec<Span<Self::Memory>>,
+    ) -> Result<Self::Launch, Failure>;
+    /// Has the driver make a kernel's code ready, as some do only when it is launched.
+    fn warm_up(_: &Self::Launch) -> Result<(), Self::Error> {
+        Ok(())
+    }
+    /// Runs kernels one after the other, so many times; nanoseconds of the device.
+    fn run(&self, launches: &[Self::Launch], n_times: u32) -> Result<f64, Self::Error>;
+    /// Waits until all that was asked for is done.
+    fn finish(&self) -> Result<(), Self::Error>;
+    /// Whether it is for want of memory.
+    fn lacks_memory(error: &Self::Error) -> bool;
+    /// Whether the device may give no right answer any more after a failed run.
+    fn is_lost(&self, error: &Self::Error) -> bool;
+}
+
+/// Whether a device can run a kernel, as far as its sizes say.
+pub fn fits(kernel: &Kernel, program: &GpuProgram, gpu: &Gpu) -> Result<(), String> {
+    let within = |what: &str, sizes: [i64; 3], most: [u32; 3]| {
+        let over = sizes.into_iter().zip(most).zip(["x", "y", "z"]).find(|((n, most), _)| *n > i64::from(*most));
+        over.map_or(Ok(()), |((n, most), axis)| {
+            Err(format!("kernel {} has {n} {what} along {axis}, of which there may be {most}", kernel.name))
+        })
+    };
+    within("blocks", kernel.grid(), gpu.most_blocks_along)?;
+    within("threads", kernel.block(), gpu.most_threads_along)?;
+    let (n_threads, shared_bytes) = (kernel.n_threads(), kernel.shared_bytes(program));
+    if n_threads > i64::from(gpu.most_threads) {
+        let most = gpu.most_threads;
+        return Err(format!("kernel {} has blocks of {n_threads} threads, of which there may be {most}", kernel.name));
+    }
+    if shared_bytes > gpu.most_shared_bytes {
+        let most = gpu.most_shared_bytes;
+        return Err(format!("kernel {} takes {shared_bytes} bytes of shared memory of {most}", kernel.name));
+    }
+    Ok(())
+}
+
+/// The fault of code.
+pub fn of_compiler<D: Driver>(error: D::Error) -> Failure {
+    let lacks_memory = D::lacks_memory(&error);
+    Failure { class: ErrorClass::CompileErrorDevice, message: error.to_string(), lacks_memory }
+}
+
+/// The fault of a run.
+pub fn of_device<D: Driver>(error: D::Error) -> Failure {
+    let lacks_memory = D::lacks_memory(&error);
+    Failure { class: ErrorClass::RuntimeError, message: error.to_string(), lacks_memory }
+}
