@@ -6,8 +6,8 @@ use std::time::Duration;
 use serde::Serialize;
 use tilewright::bench::OURS;
 use tilewright::version::BUILD;
-use tilewright::words::{count, digits, duration, percent, table};
-use tilewright::{Error, one_line, since_1970};
+use tilewright::words::{digits, duration, percent, table};
+use tilewright::{Error, Place, one_line, since_1970};
 use tilewright_device::device::Round;
 use tilewright_device::host;
 use tilewright_graph::{Agreement, Graph, Tensor, Value, evaluate, summarise};
@@ -92,8 +92,8 @@ pub struct ModelBenchRow {
 }
 
 impl ModelBench {
-    /// It as a table for people, of the model in this file.
-    pub fn text(&self, path: &Path, threads: usize) -> String {
+    /// It as a table for people, of the model in this file, at this place.
+    pub fn text(&self, path: &Path, place: &Place) -> String {
         let mut cells =
             vec![["impl", "time", "best", "spread", "GFLOP/s", "ours/impl", "error"].map(str::to_owned).to_vec()];
         for row in &self.rows {
@@ -107,7 +107,7 @@ impl ModelBench {
                 row.max_error.map_or("other shapes".to_owned(), |error| format!("{error:.1e}")),
             ]);
         }
-        let mut text = format!("{}, {}\n{}", path.display(), count(threads as u64, "thread"), table(&cells));
+        let mut text = format!("{}, {place}\n{}", path.display(), table(&cells));
         if let Some(reference) = self.reference {
             text += &format!("error: the largest difference from the {reference}'s answer over its largest element\n");
         }

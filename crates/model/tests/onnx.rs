@@ -3,28 +3,48 @@
 #[path = "../../graph/tests/common/mod.rs"]
 mod common;
 
+use std::cell::Cell;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
 use common::{Case, agree, cases, check_cases, light, no_files};
-use tilewright_device::host;
+use tilewright_device::{host, opencl};
 use tilewright_graph::onnx::{ModelFile, NodeFile, Port};
 use tilewright_graph::op::Attribute;
 use tilewright_graph::{Bindings, DType, Dim, Graph, Reason, Tensor, Value, ValueId, evaluate, onnx, specialise};
-use tilewright_ir::Program;
 use tilewright_ir::op::Workload;
-use tilewright_model::{CompileError, Compiled, Runner, Step, compile_quickly, lower};
+use tilewright_ir::{Program, Target};
+use tilewright_model::{CompileError, Compiled, ProfiledStep, Runner, Step, compile_quickly, lower};
 use tilewright_runtime::Threads;
 use tilewright_tune::{Setting, Task};
 
-/// What the model of the machine guesses, for one thread.
-fn guess(workload: &Workload) -> Result<Program, String> {
-    let setting = Setting { workload: workload.clone(), target: host::target(), n_threads: 1 };
+/// What the model of a machine guesses, for one thread.
+fn guess(workload: &Workload, target: &Target) -> Result<Program, String> {
+    let setting = Setting { workload: workload.clone(), target: target.clone(), n_threads: 1 };
     let task = Task::new(setting, None).map_err(|e| e.to_string())?;
     let config = task.first_guess(0).unwrap_or_else(|| task.space.config_at(0));
     task.program(&config).map_err(|(at, why)| format!("step {at}: {why}"))
 }
 
 fn compiled(graph: &Graph) -> Result<Compiled, CompileError> {
+    compiled_for(graph, &host::target())
+}
+
+fn compiled_for(graph: &Graph, target: &Target) -> Result<Compiled, CompileError> {
     let fused = lower(graph).map_err(|e| CompileError::Kernel { workload: String::new(), why: e.to_string() })?;
-    compile_quickly(fused, &host::target(), &guess)
+    compile_quickly(fused, target, &|workload| guess(workload, target))
+}
+
+/// The first OpenCL device, which one test has at a time: PoCL's compiler is not for several threads. Says why
+/// a test is skipped where there is none.
+fn device() -> Option<(Target, MutexGuard<'static, ()>)> {
+    static ONE: Mutex<()> = Mutex::new(());
+    match opencl::device(0) {
+        Ok(device) => Some((device.target, ONE.lock().unwrap_or_else(PoisonError::into_inner))),
+        Err(why) => {
+            eprintln!("skipped: {why}");
+            None
+        }
+    }
 }
 
 /// A graph in which an input is known.
@@ -54,7 +74,7 @@ fn needed(reason: &Reason) -> &[String] {
 
 /// Runs a case with kernels; how many operators had none. Nothing where shapes depend on data, or elements
 /// are of a type that runs do not have.
-fn check(case: &Case) -> Result<Option<usize>, String> {
+fn check(case: &Case, target: &Target) -> Result<Option<usize>, String> {
     let model = onnx::read(&case.model, &mut no_files).map_err(|e| e.to_string())?;
     let names: Vec<String> = model.graph.inputs.iter().map(|&id| model.graph.value(id).name.clone()).collect();
     let mut n_host = 0;
@@ -77,7 +97,7 @@ fn check(case: &Case) -> Result<Option<usize>, String> {
             Some(problem) if problem.is_unsupported() => return Ok(None),
             Some(problem) => return Err(problem.to_string()),
         }
-        let compiled = match compiled(&special.graph) {
+        let compiled = match compiled_for(&special.graph, target) {
             Err(CompileError::Dtype { .. }) => return Ok(None),
             compiled => compiled.map_err(|e| e.to_string())?,
         };
@@ -110,7 +130,7 @@ fn small_models_compute_what_onnx_says() {
 }
 
 fn check_file(file: &str, at_least: usize, by_kernels: usize) {
-    let n_host = check_cases(file, at_least, check);
+    let n_host = check_cases(file, at_least, |case| check(case, &host::target()));
     let found = n_host.iter().filter(|&&n| n == 0).count();
     assert!(found >= by_kernels, "{file}: {found} by kernels alone, and {by_kernels} were");
 }
@@ -153,18 +173,17 @@ fn whole(shape: &[usize], numbers: &[i64]) -> Tensor {
 /// A node's name, operator, inputs, and an attribute where it has one.
 type Node<'a> = (&'a str, &'a str, &'a [&'a str], Option<(&'a str, Attribute)>);
 
-/// Checks what nodes make of the numbers of six tokens, `ids: [1, 6]`, in `y: [1, 6, 8]`, and how many
-/// kernels that takes; nothing else may run.
-fn check_tokens(known: &[(&str, Tensor)], nodes: &[Node], ids: [i64; 6], n_kernels: usize) {
+/// The graph of nodes with an input, of this type, and an output.
+fn graph_of(input: (&str, &Tensor), output: (&str, &[usize]), known: &[(&str, Tensor)], nodes: &[Node]) -> Graph {
     let port = |name: &str, dtype: DType, dims: &[usize]| {
         let dims = dims.iter().map(|&n| Dim::Size(n)).collect();
         Port { name: name.to_owned(), dtype, dims }
     };
     let mut model = ModelFile {
-        name: "tokens".to_owned(),
+        name: "nodes".to_owned(),
         opset: 17,
-        inputs: vec![port("ids", DType::I64, &[1, 6])],
-        outputs: vec![port("y", DType::F32, &[1, 6, 8])],
+        inputs: vec![port(input.0, input.1.dtype(), input.1.shape())],
+        outputs: vec![port(output.0, DType::F32, output.1)],
         weights: known.iter().map(|(name, tensor)| ((*name).to_owned(), tensor.clone())).collect(),
         nodes: Vec::new(),
     };
@@ -176,7 +195,14 @@ fn check_tokens(known: &[(&str, Tensor)], nodes: &[Node], ids: [i64; 6], n_kerne
             attributes: attribute.iter().map(|(name, value)| ((*name).to_owned(), value.clone())).collect(),
         });
     }
-    let graph = onnx::read(&onnx::write(&model).into(), &mut no_files).expect("a model").graph;
+    onnx::read(&onnx::write(&model).into(), &mut no_files).expect("a model").graph
+}
+
+/// Checks what nodes make of the numbers of six tokens, `ids: [1, 6]`, in `y: [1, 6, 8]`, and how many
+/// kernels that takes; nothing else may run.
+fn check_tokens(known: &[(&str, Tensor)], nodes: &[Node], ids: [i64; 6], n_kernels: usize) {
+    let given = [("ids", whole(&[1, 6], &ids))];
+    let graph = graph_of(("ids", &given[0].1), ("y", &[1, 6, 8]), known, nodes);
     let compiled = compiled(&specialise(&graph, &Bindings::default()).graph).unwrap_or_else(|e| panic!("{e}"));
     let of_step = |step: &Step| match step {
         Step::Kernel(_) => Some(true),
@@ -185,7 +211,6 @@ fn check_tokens(known: &[(&str, Tensor)], nodes: &[Node], ids: [i64; 6], n_kerne
     };
     let steps: Vec<bool> = compiled.fused.steps.iter().filter_map(of_step).collect();
     assert_eq!(steps, vec![true; n_kernels]);
-    let given = [("ids", whole(&[1, 6], &ids))];
     let mut runner = Runner::new(&compiled, &Threads::new(1).unwrap()).unwrap();
     runner.set("ids", &given[0].1).unwrap();
     runner.run().unwrap();
@@ -244,4 +269,87 @@ fn one_hot_rows_times_a_matrix_are_looked_up() {
         ("y", "MatMul", &["rows", "table"], None),
     ];
     check_tokens(&known, nodes, [3, 0, 4, 5, -1, 1_000_000_000_000], 1);
+}
+
+/// What a graph's only output is, and what is timed of its steps.
+fn answer(graph: &Graph, target: &Target, name: &str, x: &Tensor) -> (Tensor, Vec<ProfiledStep>) {
+    let compiled = compiled_for(graph, target).unwrap_or_else(|e| panic!("{e}"));
+    let mut runner = Runner::new(&compiled, &Threads::new(1).unwrap()).unwrap_or_else(|e| panic!("{e}"));
+    runner.set(name, x).unwrap();
+    // Twice: what a run leaves behind must not matter to the next.
+    runner.run().unwrap();
+    let first = runner.outputs();
+    let steps = compiled.profile(&mut runner, 1).unwrap();
+    assert_eq!(first[0].1, runner.outputs()[0].1, "the same in each run");
+    (first[0].1.clone(), steps)
+}
+
+/// Checks that two answers differ by no more than a part of the largest number.
+fn check_near(found: &Tensor, wanted: &Tensor, tolerance: f64) {
+    assert_eq!(found.ty(), wanted.ty());
+    let (found, wanted) = (found.floats(), wanted.floats());
+    let largest = wanted.iter().fold(0.0_f64, |most, x| most.max(x.abs()));
+    for (at, (x, y)) in found.iter().zip(&wanted).enumerate() {
+        assert!((x - y).abs() <= tolerance * largest, "{x} at {at}, and should be {y}");
+    }
+}
+
+/// Parts of a whole begin where no device wants an argument to, and one operator has no code.
+#[test]
+fn a_small_network_runs_on_a_device() {
+    let Some((target, _one)) = device() else { return };
+    let pads = Some(("pads", Attribute::Ints(vec![1; 4])));
+    let along = |axis: i64| Some(("axis", Attribute::Int(axis)));
+    let known = [
+        ("w1", weights(&[5, 3, 3, 3])),
+        ("w2", weights(&[7, 5, 1, 1])),
+        ("w3", weights(&[6, 12, 3, 3])),
+        ("w4", weights(&[9, 11])),
+        ("one", whole(&[1], &[1])),
+    ];
+    let nodes: &[Node] = &[
+        ("a", "Conv", &["x", "w1"], pads.clone()),
+        ("b", "Relu", &["a"], None),
+        ("c", "Conv", &["b", "w2"], None),
+        ("both", "Concat", &["b", "c"], along(1)),
+        ("d", "Conv", &["both", "w3"], pads),
+        ("sums", "CumSum", &["d", "one"], None),
+        ("more", "MatMul", &["sums", "w4"], None),
+        ("y", "Softmax", &["more"], along(-1)),
+    ];
+    let x = weights(&[1, 3, 9, 9]);
+    let graph = graph_of(("x", &x), ("y", &[1, 6, 9, 11]), &known, nodes);
+    let special = specialise(&graph, &Bindings::default()).graph;
+    let (found, steps) = answer(&special, &target, "x", &x);
+    let kinds: Vec<&str> = steps.iter().map(|step| step.kind).collect();
+    assert!(kinds.contains(&"host") && kinds.iter().filter(|kind| **kind == "kernel").count() >= 5, "{kinds:?}");
+    assert!(steps.iter().all(|step| step.us > 0.0), "all of it takes time");
+    check_near(&found, &answer(&special, &host::target(), "x", &x).0, 1e-4);
+    check_near(&found, &evaluate(&graph, &[("x", x)]).unwrap()[0], 1e-4);
+}
+
+#[test]
+fn a_real_network_computes_on_a_device_what_it_does_on_the_cpu() {
+    let Some((target, _one)) = device() else { return };
+    let case = cases("light.cases.gz").into_iter().find(|case| case.name == "squeezenet").expect("it is among them");
+    let model = onnx::read(&case.model, &mut no_files).expect("a model");
+    let special = specialise(&model.graph, &Bindings { fold_bytes: 1 << 8, ..Bindings::default() });
+    let graph = light::with_weights(&special.graph);
+    let (input, x) = light::input_of(&graph);
+    let (found, _) = answer(&graph, &target, &input, &x);
+    light::check("squeezenet", &found.floats(), &light::answers()["squeezenet"], 1e-4);
+    check_near(&found, &answer(&graph, &host::target(), &input, &x).0, 1e-4);
+}
+
+/// Some of the official cases; how many to pass over between two can be set.
+#[test]
+fn operators_compute_on_a_device_what_onnx_says() {
+    let Some((target, _one)) = device() else { return };
+    let every: usize = std::env::var("TILEWRIGHT_EVERY").ok().and_then(|n| n.parse().ok()).unwrap_or(61);
+    let at = Cell::new(0);
+    let n_host = check_cases("node.cases.gz", 500 / every, |case| {
+        at.set(at.get() + 1);
+        if at.get() % every == 0 { check(case, &target) } else { Ok(None) }
+    });
+    assert!(n_host.iter().any(|n| *n == 0), "some are kernels alone");
 }

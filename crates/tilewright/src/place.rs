@@ -8,6 +8,7 @@ use tilewright_ir::target::GENERIC;
 
 use crate::error::Error;
 use crate::import::MOST_THREADS;
+use crate::words::count;
 
 /// The device that is this machine's CPU.
 pub const CPU: &str = "cpu";
@@ -28,6 +29,13 @@ pub struct Place<'a> {
 /// The targets that code can be generated for, by name.
 pub fn target_names() -> String {
     std::iter::once(HOST).chain(GENERIC.iter().map(|generic| generic.name)).collect::<Vec<_>>().join(", ")
+}
+
+/// As what a run is with: threads of the CPU, or a device.
+impl fmt::Display for Place<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&if self.device == CPU { count(self.threads as u64, "thread") } else { self.device.to_owned() })
+    }
 }
 
 impl Place<'_> {

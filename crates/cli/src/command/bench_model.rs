@@ -3,9 +3,9 @@
 use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value as Json, json};
-use tilewright::bench::OURS;
+use tilewright::{CPU, bench::OURS};
 use tilewright_model::bench::{ModelBenchRequest, bench_model};
-use tilewright_peers::{MODEL_PEERS, ModelPeerSpec};
+use tilewright_peers::MODEL_PEERS;
 
 use super::bench::{self, BenchArgs};
 use super::model::{ModelArgs, problem_line};
@@ -26,8 +26,9 @@ pub fn run(args: &BenchArgs, path: &Path, as_json: bool) -> anyhow::Result<()> {
     let threads = args.machine.threads;
     let named =
         bench::chosen(MODEL_PEERS, args.against.as_deref(), "no peer for models", |spec| [spec.name, spec.library])?;
-    let peers = named.unwrap_or_else(|| MODEL_PEERS.iter().collect());
-    let peers: Vec<&ModelPeerSpec> = peers.into_iter().filter(|spec| spec.is_of_its_own(threads)).collect();
+    // The runtimes are for CPUs.
+    let all = if args.machine.device == CPU { MODEL_PEERS } else { &[] };
+    let peers = named.unwrap_or_else(|| all.iter().collect()).into_iter();
     let file = ModelArgs::new(&path.display().to_string(), &args.bindings);
     let model = file.read()?;
     let given = args.inputs.given(&model.graph)?;
@@ -49,15 +50,15 @@ pub fn run(args: &BenchArgs, path: &Path, as_json: bool) -> anyhow::Result<()> {
         ours: compiled.iter().map(|compiled| (OURS, compiled)).collect(),
         inputs: &inputs,
         threads,
-        peers,
+        peers: peers.filter(|spec| spec.is_of_its_own(threads)).collect(),
         peer_path: args.peer_path.clone(),
         rounds: args.rounds,
     };
     let measured = bench_model(&request, &message)?;
     let geomean: Map<String, Json> =
         measured.ours_over_theirs().into_iter().map(|(name, ratio)| (name.to_owned(), json!(ratio))).collect();
-    let json = json!({"rows": measured.rows, "geomean": geomean});
-    write_result(as_json, &json, &measured.text(path, threads))
+    let text = measured.text(path, &args.machine.place());
+    write_result(as_json, &json!({"rows": measured.rows, "geomean": geomean}), &text)
 }
 
 /// The model that a list of workloads is, if it is one; what is done to it is for the error.

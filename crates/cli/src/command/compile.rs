@@ -92,8 +92,7 @@ fn compile_model(args: &CompileArgs, as_json: bool) -> anyhow::Result<()> {
     let compiled = file.compiled(&special, args.of.exact, machine, &args.records)?;
     let stem = Path::new(&args.of.workload).file_stem().unwrap_or_default().to_string_lossy().into_owned();
     let json = json!({"model": file.name(), "untuned_kernels": compiled.n_guessed});
-    let model = compiled.model.cpu().expect("invariant: its target is a CPU");
-    args.write(&stem, model, &target, &[], json, as_json)
+    args.write(&stem, compiled.model.cpu().expect("invariant: it is for a CPU"), &target, &[], json, as_json)
 }
 
 impl CompileArgs {

@@ -9,7 +9,7 @@ use tilewright_model::{Runner, profile_table};
 use tilewright_runtime::Threads;
 
 use super::model::{InputArgs, ModelArgs};
-use super::{DatabaseArgs, MachineArgs, count};
+use super::{DatabaseArgs, MachineArgs};
 use crate::error::one_line;
 use crate::output::{duration, write_result};
 
@@ -66,6 +66,7 @@ pub fn run(args: &RunArgs, as_json: bool) -> anyhow::Result<()> {
     let mut json = json!({
         "model": args.model.name(),
         "threads": args.machine.threads,
+        "device": args.machine.device,
         "outputs": listed.collect::<Vec<_>>(),
         "ms_median": median_ns / 1e6,
         "kernels": n_steps("kernel"),
@@ -79,7 +80,7 @@ pub fn run(args: &RunArgs, as_json: bool) -> anyhow::Result<()> {
     for (name, tensor) in &outputs {
         text += &format!("{}  {}\n", one_line(name), tensor.ty());
     }
-    text += &format!("{} a run with {}\n", duration(median_ns), count(args.machine.threads as u64, "thread"));
+    text += &format!("{} a run with {}\n", duration(median_ns), args.machine.place());
     if args.profile {
         json["profile"] = json!(steps);
         text += &format!("\n{}", profile_table(&steps));

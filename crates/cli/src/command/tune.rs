@@ -295,8 +295,7 @@ fn tune_model(args: &TuneArgs, as_json: bool) -> anyhow::Result<()> {
     if tasks.is_empty() {
         return Err(bad_input(format!("{} has no kernels to tune", args.of.workload)));
     }
-    let target = args.of.machine.place().target()?;
-    let caches = args.cold.asked().unwrap_or_else(|| fused.caches(&target));
+    let caches = args.cold.asked().unwrap_or(fused.caches(&args.of.machine.place().target()?));
     if let Some(class) = &args.on {
         // The devices have the time together.
         let time = args.trials.is_none().then(|| args.time.unwrap_or(DEFAULT_TIME) / tasks.len() as u32);
