@@ -269,6 +269,16 @@ impl Context {
         let f = self.enter()?;
         call!(f, synchronize(self.0.stream), "running a kernel")
     }
+
+    /// Its stream, for libraries that put kernels of theirs into it. They work in the context of the thread
+    /// that calls them, which this makes the calling thread's.
+    ///
+    /// # Errors
+    /// Where the driver refuses.
+    pub fn stream(&self) -> Result<*mut c_void, CudaError> {
+        self.enter()?;
+        Ok(self.0.stream)
+    }
 }
 
 /// Memory of a device between canaries.
@@ -326,7 +336,8 @@ impl Memory {
         Guarded::inside(Allocation { context: context.clone(), address }, n_bytes)
     }
 
-    fn address(&self) -> Address {
+    /// Where its contents begin.
+    pub fn address(&self) -> u64 {
         self.whole().address + CANARY_BYTES as u64
     }
 }
@@ -449,27 +460,40 @@ impl Launch {
 /// Runs kernels one after the other, so many times; nanoseconds of the device from the beginning of the first
 /// to the end of the last.
 ///
-/// All of it is one graph, so that the device waits for nothing of the host's between them.
-///
 /// # Errors
 /// Where one of them fails.
 pub fn run(context: &Context, launches: &[Launch], n_times: u32) -> Result<f64, CudaError> {
+    let f = context.enter()?;
+    record(context, n_times, || launches.iter().try_for_each(|launch| launch.enqueue(f, context.0.stream)))
+}
+
+/// Has the device do so many times what `put` puts into the context's stream; its nanoseconds from the
+/// beginning of the first to the end of the last.
+///
+/// All of it is one graph, so that the device waits for nothing of the host's between them.
+///
+/// # Errors
+/// Where `put` or the driver refuses, or something of it fails.
+pub fn record<E: From<CudaError>>(
+    context: &Context,
+    n_times: u32,
+    mut put: impl FnMut() -> Result<(), E>,
+) -> Result<f64, E> {
     let (f, Handles { stream, events: [start, end], .. }) = (context.enter()?, &*context.0);
     let (stream, start, end) = (*stream, *start, *end);
     // Only what this thread does is recorded.
     call!(f, begin_capture(stream, 1), "recording launches")?;
-    let put = || {
+    let mut all = || {
         // As parts of the graph.
         call!(f, record_event(start, stream, 1), "an event")?;
-        for _ in 0..n_times {
-            launches.iter().try_for_each(|launch| launch.enqueue(f, stream))?;
-        }
-        call!(f, record_event(end, stream, 1), "an event")
+        (0..n_times).try_for_each(|_| put())?;
+        Ok(call!(f, record_event(end, stream, 1), "an event")?)
     };
-    let done = put();
+    let done: Result<(), E> = all();
     let mut graph = Graph { f, graph: std::ptr::null_mut(), executable: std::ptr::null_mut() };
     let ended = call!(f, end_capture(stream, &mut graph.graph), "recording launches");
-    done.and(ended)?;
+    done?;
+    ended?;
     call!(f, instantiate(&mut graph.executable, graph.graph, 0), "a graph of launches")?;
     call!(f, launch_graph(graph.executable, stream), "launching kernels")?;
     context.finish()?;

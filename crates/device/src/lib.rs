@@ -34,4 +34,4 @@ pub use child::ChildProcess;
 pub use device::{Device, DeviceError, Options};
 pub use protocol::Caches;
 pub use stopwatch::{MOST_TRIES, time_ns};
-pub use timing::sample_round;
+pub use timing::{sample_round, sample_round_by};

@@ -200,6 +200,13 @@ pub fn sample(plan: &Plan, variation: &mut Variation, first: First, subject: Sub
 /// Samples, in nanoseconds a run, of something on so many threads that goes over so many bytes: warmed up,
 /// sampled and timed by the same clock as a kernel is in a round of a race whose pace is not looked at.
 pub fn sample_round(round: Round, n_threads: usize, n_bytes: u64, mut run: impl FnMut()) -> Vec<f64> {
+    let mut timed = |n_runs: u32| time_ns(n_threads, MOST_TRIES, || (0..n_runs).for_each(|_| run()));
+    sample_round_by(&mut timed, round, n_threads, n_bytes)
+}
+
+/// The same by another clock, such as a device's own: `timed` runs it so many times in a row and tells the
+/// nanoseconds that took.
+pub fn sample_round_by(timed: &mut dyn FnMut(u32) -> f64, round: Round, n_threads: usize, n_bytes: u64) -> Vec<f64> {
     let plan = Plan {
         min_time_ns: round.time.as_nanos() as f64,
         min_samples: round.min_samples,
@@ -208,11 +215,10 @@ pub fn sample_round(round: Round, n_threads: usize, n_bytes: u64, mut run: impl 
         caches: Caches::Warm,
         at_best_pace: false,
     };
-    let mut timed = |n_runs: u32| time_ns(n_threads, MOST_TRIES, || (0..n_runs).for_each(|_| run()));
     // Nothing is known of a run before.
     let first = First { ns: f64::INFINITY, pace: 1.0, checked_ns: f64::INFINITY };
     let size = Size { n_threads, n_bytes };
-    let subject = Subject { run: &mut timed, size, flush: &mut || 0.0, pace: &mut || 1.0 };
+    let subject = Subject { run: timed, size, flush: &mut || 0.0, pace: &mut || 1.0 };
     sample(&plan, &mut Variation::default(), first, subject).ns
 }
 

@@ -44,6 +44,10 @@ const LIBRARY_PREFIXES: &[&str] = &[
     "ORT_",
     "OV_",
     "TBB_",
+    "CUBLAS_",
+    "CUBLASLT_",
+    "CUDNN_",
+    "NVIDIA_TF32_",
 ];
 
 /// A peer's process, stopped by signal unless it is answering.

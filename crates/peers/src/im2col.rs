@@ -192,7 +192,7 @@ mod tests {
 
     #[test]
     fn blocks_of_any_width_on_any_threads_make_the_whole() {
-        let blas = match Blas::<f32>::load(&Means { threads: 1, folder: None }, &[]) {
+        let blas = match Blas::<f32>::load(&Means { threads: 1, folder: None, gpu: None }, &[]) {
             Ok(blas) => blas,
             Err(reason) => return eprintln!("skipped: {reason}"),
         };

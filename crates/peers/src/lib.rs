@@ -1,5 +1,5 @@
-//! Peer libraries, measured beside our kernels: OpenBLAS, oneDNN, MKL and two crates; and runtimes of whole
-//! models ([`ModelPeer`]).
+//! Peer libraries, measured beside our kernels: OpenBLAS, oneDNN, MKL and two crates, on NVIDIA's GPUs cuBLAS
+//! and cuDNN; and runtimes of whole models ([`ModelPeer`]).
 //!
 //! Each peer computes a workload in a child process of this same executable, so that a library can be given
 //! its own environment before it loads, and so that a peer that crashes, hangs or starts threads disturbs
@@ -11,7 +11,7 @@
 //!
 //! All is as for our kernels: the data and the reference that the result is compared with as a whole, the
 //! memory that operands lie in, how many runs make a sample and the clock that times them
-//! ([`sample_round`](tilewright_device::sample_round)).
+//! ([`sample_round`](tilewright_device::sample_round)), which on a GPU is the device's own.
 //!
 //! Libraries are loaded at run time by their usual names, from a folder if one is given, or else from where
 //! the system finds them, so that `LD_LIBRARY_PATH` chooses among several. Settings in the environment that
@@ -20,6 +20,9 @@
 
 mod child;
 mod crates;
+mod cublas;
+mod cudnn;
+mod gpu;
 mod im2col;
 mod library;
 mod mkl;
@@ -41,6 +44,8 @@ use serde::{Deserialize, Serialize};
 use tilewright_device::data::Data;
 use tilewright_device::device::Round;
 use tilewright_ir::op::{Structure, Window, Workload};
+use tilewright_ir::target::{Arch, GpuApi};
+use tilewright_ir::{DType, Target};
 
 use child::Child;
 use problem::{Kernel, Problem};
@@ -58,7 +63,7 @@ pub const PEERS: &[PeerSpec] = &[
         name: "openblas",
         text: "OpenBLAS cblas_?gemm, with the core type it picks by itself",
         library: "openblas",
-        package: Some("libopenblas0-pthread"),
+        package: Some(Package::Debian("libopenblas0-pthread")),
         computes: &[Class::Matmul],
         chooses: Choice::None,
         variant: Variant::OpenBlas,
@@ -67,7 +72,7 @@ pub const PEERS: &[PeerSpec] = &[
         name: "openblas-best",
         text: "OpenBLAS cblas_?gemm, with the core type (OPENBLAS_CORETYPE) that is fastest on this CPU and problem",
         library: "openblas",
-        package: Some("libopenblas0-pthread"),
+        package: Some(Package::Debian("libopenblas0-pthread")),
         computes: &[Class::Matmul],
         chooses: Choice::None,
         variant: Variant::OpenBlasBest,
@@ -76,7 +81,7 @@ pub const PEERS: &[PeerSpec] = &[
         name: "im2col-openblas",
         text: "convolution as im2col and OpenBLAS cblas_?gemm, with the fastest core type",
         library: "openblas",
-        package: Some("libopenblas0-pthread"),
+        package: Some(Package::Debian("libopenblas0-pthread")),
         computes: &[Class::Conv],
         chooses: Choice::None,
         variant: Variant::Im2col,
@@ -85,7 +90,7 @@ pub const PEERS: &[PeerSpec] = &[
         name: "onednn",
         text: "oneDNN matmul and convolution, plain operands; constant weights of convolutions in its own layout",
         library: "onednn",
-        package: Some("libdnnl-dev"),
+        package: Some(Package::Debian("libdnnl-dev")),
         computes: &[Class::Matmul, Class::Conv, Class::TransposedConv],
         chooses: Choice::ConstantFilters,
         variant: Variant::OneDnn,
@@ -94,7 +99,7 @@ pub const PEERS: &[PeerSpec] = &[
         name: "onednn-packed",
         text: "oneDNN matmul, B in the layout it chooses, reordered outside the timing",
         library: "onednn",
-        package: Some("libdnnl-dev"),
+        package: Some(Package::Debian("libdnnl-dev")),
         computes: &[Class::Matmul],
         chooses: Choice::Weights,
         variant: Variant::OneDnn,
@@ -103,7 +108,7 @@ pub const PEERS: &[PeerSpec] = &[
         name: "onednn-blocked",
         text: "oneDNN convolution, all operands in the layouts it chooses, reordered outside the timing",
         library: "onednn",
-        package: Some("libdnnl-dev"),
+        package: Some(Package::Debian("libdnnl-dev")),
         computes: &[Class::Conv, Class::TransposedConv],
         chooses: Choice::All,
         variant: Variant::OneDnn,
@@ -112,7 +117,7 @@ pub const PEERS: &[PeerSpec] = &[
         name: "onednn-winograd",
         text: "oneDNN convolution by Winograd's algorithm, in layouts as free as the workload's",
         library: "onednn",
-        package: Some("libdnnl-dev"),
+        package: Some(Package::Debian("libdnnl-dev")),
         computes: &[Class::Conv],
         chooses: Choice::AsWorkload,
         variant: Variant::OneDnnWinograd,
@@ -121,7 +126,7 @@ pub const PEERS: &[PeerSpec] = &[
         name: "mkl",
         text: "Intel MKL cblas_?gemm",
         library: "mkl",
-        package: Some("libmkl-rt"),
+        package: Some(Package::Debian("libmkl-rt")),
         computes: &[Class::Matmul],
         chooses: Choice::None,
         variant: Variant::Mkl,
@@ -144,6 +149,42 @@ pub const PEERS: &[PeerSpec] = &[
         chooses: Choice::None,
         variant: Variant::MatrixMultiply,
     },
+    PeerSpec {
+        name: "cublas",
+        text: "cuBLAS in the operands' precision, with the fastest of its calls; on a CUDA device",
+        library: "cublas",
+        package: Some(Package::Python("nvidia-cublas")),
+        computes: &[Class::Matmul],
+        chooses: Choice::None,
+        variant: Variant::Cublas(Precision::Full),
+    },
+    PeerSpec {
+        name: "cublas-tf32",
+        text: "the same on tensor cores that round factors to tf32",
+        library: "cublas",
+        package: Some(Package::Python("nvidia-cublas")),
+        computes: &[Class::Matmul],
+        chooses: Choice::None,
+        variant: Variant::Cublas(Precision::Tf32),
+    },
+    PeerSpec {
+        name: "cudnn",
+        text: "cuDNN in the operands' precision, with the fastest of its algorithms; on a CUDA device",
+        library: "cudnn",
+        package: Some(Package::Python("nvidia-cudnn-cu13")),
+        computes: &[Class::Conv, Class::TransposedConv],
+        chooses: Choice::None,
+        variant: Variant::Cudnn(Precision::Full),
+    },
+    PeerSpec {
+        name: "cudnn-tf32",
+        text: "the same on tensor cores that round factors to tf32",
+        library: "cudnn",
+        package: Some(Package::Python("nvidia-cudnn-cu13")),
+        computes: &[Class::Conv, Class::TransposedConv],
+        chooses: Choice::None,
+        variant: Variant::Cudnn(Precision::Tf32),
+    },
 ];
 
 /// One row of [`PEERS`].
@@ -155,11 +196,29 @@ pub struct PeerSpec {
     pub text: &'static str,
     /// Name of the library; several peers may use one library.
     pub library: &'static str,
-    /// Debian package that brings the library; `None` for what is compiled in.
-    pub package: Option<&'static str>,
+    /// What brings the library; `None` for what is compiled in.
+    pub package: Option<Package>,
     computes: &'static [Class],
     chooses: Choice,
     variant: Variant,
+}
+
+/// What brings a library; its text says how to get it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Package {
+    /// A package of Debian.
+    Debian(&'static str),
+    /// A package of Python's.
+    Python(&'static str),
+}
+
+impl std::fmt::Display for Package {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Package::Debian(package) => write!(f, "Debian and Ubuntu: apt install {package}"),
+            Package::Python(package) => write!(f, "pip install --target FOLDER {package}, and --peer-path FOLDER"),
+        }
+    }
 }
 
 /// Kinds of problems that a library computes all or none of.
@@ -204,9 +263,51 @@ enum Variant {
     Mkl,
     Gemm,
     MatrixMultiply,
+    Cublas(Precision),
+    Cudnn(Precision),
+}
+
+/// What a library for GPUs computes with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Precision {
+    /// What operands have.
+    Full,
+    /// Single precision, with factors rounded to 10 bits behind the first.
+    Tf32,
+}
+
+impl Precision {
+    /// As which part of them factors may be rounded.
+    fn of_factors(self) -> f64 {
+        match self {
+            Precision::Full => 0.0,
+            Precision::Tf32 => 1.0 / 1024.0,
+        }
+    }
 }
 
 impl PeerSpec {
+    /// Whether it works on such a machine.
+    pub fn runs_on(&self, target: &Target) -> bool {
+        match self.precision() {
+            Some(_) => target.arch == Arch::Gpu(GpuApi::Cuda),
+            None => target.gpu.is_none(),
+        }
+    }
+
+    /// Whether it rounds factors more than the operands' type does.
+    pub fn rounds_factors(&self) -> bool {
+        self.precision() == Some(Precision::Tf32)
+    }
+
+    /// Of a library for GPUs.
+    fn precision(&self) -> Option<Precision> {
+        match self.variant {
+            Variant::Cublas(precision) | Variant::Cudnn(precision) => Some(precision),
+            _ => None,
+        }
+    }
+
     /// Whether this peer computes such a workload and, by default, is compared with our kernels for it: one
     /// that takes activations plain where ours must, or else chooses their layout as ours may.
     pub fn is_rival(&self, workload: &Workload) -> bool {
@@ -238,6 +339,10 @@ impl PeerSpec {
             let reason = format!("{} computes {}, not {}", self.name, known.join(" and "), class.text());
             return Err(Unavailable::Unsupported { reason });
         }
+        if self.rounds_factors() && (problem.dtype != DType::F32 || problem.is_exact) {
+            let reason = "it rounds factors, of single precision without exact=1 alone".to_owned();
+            return Err(Unavailable::Unsupported { reason });
+        }
         Ok(problem)
     }
 
@@ -261,8 +366,10 @@ pub fn find(name: &str) -> Option<&'static PeerSpec> {
 
 /// How to get the library of a variant that is not compiled in.
 fn how_to_get(variant: Variant) -> String {
-    let package = PEERS.iter().find(|spec| spec.variant == variant).and_then(|spec| spec.package).unwrap_or_default();
-    format!("Debian and Ubuntu: apt install {package}; or give --peer-path")
+    match PEERS.iter().find(|spec| spec.variant == variant).and_then(|spec| spec.package) {
+        Some(package @ Package::Debian(_)) => format!("{package}; or give --peer-path"),
+        package => package.map_or(String::new(), |package| package.to_string()),
+    }
 }
 
 /// Why a peer cannot be measured on a problem.
@@ -329,6 +436,8 @@ pub struct Setup<'a> {
     pub threads: usize,
     /// Where their libraries are looked for, some folders deep, before the system's.
     pub folder: Option<&'a Path>,
+    /// The number of the CUDA device that is meant, for libraries that work on one.
+    pub gpu: Option<u32>,
 }
 
 /// A peer that runs in its own process, holds a workload's operands and is ready to be measured.
@@ -363,6 +472,9 @@ impl Peer {
         if setup.threads == 0 {
             return Err(Unavailable::Unsupported { reason: "nothing runs with 0 threads".to_owned() });
         }
+        if spec.precision().is_some() && setup.gpu.is_none() {
+            return Err(Unavailable::Unsupported { reason: "it works on a CUDA device (--device cuda)".to_owned() });
+        }
         match spec.variant {
             Variant::OpenBlasBest | Variant::Im2col => Self::start_fastest_core_type(spec, setup),
             Variant::OpenBlas
@@ -370,7 +482,9 @@ impl Peer {
             | Variant::OneDnnWinograd
             | Variant::Mkl
             | Variant::Gemm
-            | Variant::MatrixMultiply => Ok(Self::start_one(spec, setup, None)?.0),
+            | Variant::MatrixMultiply
+            | Variant::Cublas(_)
+            | Variant::Cudnn(_) => Ok(Self::start_one(spec, setup, None)?.0),
         }
     }
 
@@ -426,6 +540,7 @@ impl Peer {
             workload: setup.workload.to_string(),
             threads: setup.threads,
             folder: setup.folder.map(Path::to_owned),
+            gpu: setup.gpu,
             data_fd: setup.data.file.as_raw_fd(),
             data_offsets: setup.data.offsets.clone(),
         };
@@ -535,18 +650,24 @@ mod tests {
 
     #[test]
     fn rivals_take_activations_as_our_kernels_must() {
-        let check = |text: &str, expected: &[&str]| {
-            let workload = workload(text);
-            let rivals: Vec<&str> =
-                PEERS.iter().filter(|spec| spec.is_rival(&workload)).map(|spec| spec.name).collect();
+        let check_on = |target: &str, text: &str, expected: &[&str]| {
+            let (workload, target) = (workload(text), Target::named(target).expect("it is a target"));
+            let rivals = PEERS.iter().filter(|spec| spec.runs_on(&target) && spec.is_rival(&workload));
+            let rivals: Vec<&str> = rivals.map(|spec| spec.name).collect();
             assert_eq!(rivals, expected, "{text}");
         };
+        let check = |text: &str, expected: &[&str]| check_on("x86-64-v3", text, expected);
         let multiply = ["openblas", "openblas-best", "onednn", "onednn-packed", "mkl", "gemm", "matrixmultiply"];
         check("matmul-256", &multiply);
         check("dense:m=8,n=8,k=8,const=w", &multiply);
         check("resnet18.C2", &["im2col-openblas", "onednn", "onednn-winograd"]);
         check("resnet18.C2:layout=blocked", &["onednn-blocked", "onednn-winograd"]);
         check("conv2d_transpose:c=8,h=8,w=8,k=8,r=2,s=2", &["onednn"]);
+        check_on("sm_90a", "matmul-256", &["cublas", "cublas-tf32"]);
+        check_on("sm_90a", "matmul-256:dtype=f64", &["cublas"]);
+        check_on("sm_90a", "resnet18.C2", &["cudnn", "cudnn-tf32"]);
+        check_on("sm_90a", "resnet18.C2:exact=1", &["cudnn"]);
+        check_on("opencl", "matmul-256", &[]);
     }
 
     #[test]
@@ -570,7 +691,7 @@ mod tests {
     #[test]
     fn an_unknown_name_lists_the_known_ones() {
         let workload = workload("matmul:m=8,n=8,k=8");
-        let setup = Setup { workload: &workload, data: &data_of(&workload), threads: 1, folder: None };
+        let setup = Setup { workload: &workload, data: &data_of(&workload), threads: 1, folder: None, gpu: None };
         let refused = Peer::start("eigen", setup).expect_err("there is no such peer").to_string();
         assert!(refused.contains("eigen") && refused.contains("openblas-best"), "{refused}");
     }
@@ -579,11 +700,12 @@ mod tests {
     fn impossible_problems_are_refused_without_a_process() {
         let check = |name, threads, part: &str| {
             let workload = workload("matmul:m=8,n=8,k=8");
-            let setup = Setup { workload: &workload, data: &data_of(&workload), threads, folder: None };
+            let setup = Setup { workload: &workload, data: &data_of(&workload), threads, folder: None, gpu: None };
             let refused = Peer::start(name, setup).expect_err("it cannot be run");
             assert!(refused.to_string().contains(part), "{refused}");
         };
         check("gemm", 0, "0 threads");
+        check("cublas", 1, "it works on a CUDA device (--device cuda)");
         check("im2col-openblas", 1, "im2col-openblas computes convolutions, not multiplications");
     }
 }

@@ -56,6 +56,26 @@ impl Loaded {
     }
 }
 
+/// A table of a library's functions: what they are called here, their types, and what the library calls them.
+macro_rules! functions {
+    ($(#[$doc:meta])* $name:ident { $($function:ident: $type:ty = $symbol:literal;)* }) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy)]
+        struct $name {
+            $($function: $type,)*
+        }
+
+        impl $name {
+            fn of(library: Loaded) -> Result<$name, Unavailable> {
+                // SAFETY: the types are those of the library's headers.
+                unsafe { Ok($name { $($function: library.function($symbol.to_bytes_with_nul())?,)* }) }
+            }
+        }
+    };
+}
+
+pub(super) use functions;
+
 /// How many folders deep a library is looked for: a wheel that is unpacked holds some at `X.data/data/lib`.
 const MOST_DEPTH: usize = 6;
 
@@ -85,6 +105,8 @@ pub(super) struct Means {
     pub(super) threads: usize,
     /// Where libraries are looked for first.
     pub(super) folder: Option<PathBuf>,
+    /// The number of the CUDA device, for libraries that work on one.
+    pub(super) gpu: Option<u32>,
 }
 
 /// What the dynamic loader said, without the name of the function that was called to hear it.

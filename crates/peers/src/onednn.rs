@@ -529,7 +529,7 @@ impl Api {
         let attributes = self.attributes(problem)?;
         let pointers = pointers_of(operands);
         let [src, weights, bias, addend, dst] = pointers;
-        let plain = |tensor: &Tensor, buffer| {
+        let plain = |tensor: &Tensor, buffer| -> Result<Memory, Unavailable> {
             let md = self.md_plain(tensor)?;
             Ok(Memory { md, handle: self.memory(md, buffer)? })
         };
@@ -549,7 +549,7 @@ impl Api {
         let descriptor = self.primitive_desc(operation, mds, attributes)?;
 
         let mut reordered: Vec<&str> = Vec::new();
-        let mut chosen = |plain: Memory, query: c_int, name: &'static str| {
+        let mut chosen = |plain: Memory, query: c_int, name: &'static str| -> Result<Memory, Unavailable> {
             let md = self.chosen_md(descriptor, query)?;
             if self.md_equal(plain.md, md) {
                 return Ok(plain);

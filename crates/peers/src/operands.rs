@@ -83,6 +83,14 @@ impl<T: Plain> Elements<T> {
     fn of(memory: Fenced) -> Elements<T> {
         Elements { memory, element: PhantomData }
     }
+
+    pub(super) fn bytes(&self) -> &[u8] {
+        self.memory.as_slice()
+    }
+
+    pub(super) fn bytes_mut(&mut self) -> &mut [u8] {
+        self.memory.bytes_mut()
+    }
 }
 
 impl<T: Plain> std::ops::Deref for Elements<T> {

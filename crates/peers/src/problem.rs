@@ -16,6 +16,8 @@ pub(super) struct Problem {
     pub(super) dtype: DType,
     /// What may be held in any layout, transformed outside the timing.
     pub(super) free: Layouts,
+    /// Whether algorithms that round more than the operator as written are kept out.
+    pub(super) is_exact: bool,
 }
 
 /// The part of a problem that libraries have functions for.
@@ -173,8 +175,13 @@ impl Problem {
                 })
             }
         };
-        let free = Layouts::of(workload);
-        Problem { kernel, epilogue: workload.epilogue().to_vec(), dtype: workload.dtype, free }
+        Problem {
+            kernel,
+            epilogue: workload.epilogue().to_vec(),
+            dtype: workload.dtype,
+            free: Layouts::of(workload),
+            is_exact: workload.is_exact(),
+        }
     }
 
     /// The multiplication, for libraries that can do nothing else.

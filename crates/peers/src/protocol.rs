@@ -20,6 +20,8 @@ pub(super) enum Request {
         threads: usize,
         /// Where libraries are looked for first.
         folder: Option<PathBuf>,
+        /// The number of the CUDA device, for libraries that work on one.
+        gpu: Option<u32>,
         /// Descriptor, inherited, of the workload's data, and where that of each argument begins.
         data_fd: i32,
         data_offsets: Vec<u64>,

@@ -6,7 +6,7 @@ use std::os::fd::{BorrowedFd, FromRawFd};
 use std::time::Duration;
 
 use tilewright_device::device::Round;
-use tilewright_device::{host, sample_round};
+use tilewright_device::{host, sample_round, sample_round_by};
 use tilewright_ir::op::Workload;
 use tilewright_ir::reference::Tolerance;
 use tilewright_ir::{DType, Program, Step};
@@ -17,8 +17,8 @@ use super::model::{self, Area};
 use super::operands::{Element, Operands};
 use super::problem::Problem;
 use super::protocol::{Reply, Request};
-use super::{PeerSpec, Unavailable, Variant};
-use super::{crates, im2col, mkl, onednn, openblas};
+use super::{PeerSpec, Precision, Unavailable, Variant};
+use super::{crates, cublas, cudnn, im2col, mkl, onednn, openblas};
 
 /// A library made ready for one problem.
 pub(super) struct Prepared<T> {
@@ -32,6 +32,8 @@ pub(super) struct Prepared<T> {
     pub(super) load: Run<T>,
     /// One run; always called with the operands that it was prepared with.
     pub(super) run: Run<T>,
+    /// Many runs, by the clock of a device, where it works on one.
+    pub(super) timed: Option<Timed>,
     /// Brings the result into the operands, where the library keeps it elsewhere; after a check's run.
     pub(super) store: Run<T>,
 }
@@ -39,12 +41,16 @@ pub(super) struct Prepared<T> {
 impl<T: 'static> Prepared<T> {
     /// A library whose run reads and writes the operands themselves.
     pub(super) fn in_place(version: String, details: String, run: Run<T>) -> Prepared<T> {
-        Prepared { version, details, core_type: None, load: Box::new(|_| Ok(())), run, store: Box::new(|_| Ok(())) }
+        let nothing = || -> Run<T> { Box::new(|_| Ok(())) };
+        Prepared { version, details, core_type: None, load: nothing(), run, timed: None, store: nothing() }
     }
 }
 
 /// Does something with the operands; an error is the library's own report of a failure.
 pub(super) type Run<T> = Box<dyn FnMut(&mut Operands<T>) -> Result<(), Unavailable>>;
+
+/// Runs so many times in a row and tells the nanoseconds that took.
+pub(super) type Timed = Box<dyn FnMut(u32) -> Result<f64, Unavailable>>;
 
 /// Serve one peer: requests as JSON lines on standard input, an answer to each on standard output.
 ///
@@ -82,7 +88,7 @@ fn answer_all(mut input: impl Iterator<Item = io::Result<String>>, mut output: i
                 };
                 answer(&mut output, &reply)?;
             }
-            Request::Start { peer, workload, threads, folder, data_fd, data_offsets } => {
+            Request::Start { peer, workload, threads, folder, gpu, data_fd, data_offsets } => {
                 let started = known(&peer).and_then(|spec| {
                     let workload = Workload::parse(&workload)
                         .map_err(|error| Unavailable::Unsupported { reason: error.to_string() })?;
@@ -93,7 +99,7 @@ fn answer_all(mut input: impl Iterator<Item = io::Result<String>>, mut output: i
                     Err(unavailable) => return answer(&mut output, &Reply::Unavailable(unavailable)),
                 };
                 host::pin_thread(&host::pin_cpus(threads));
-                let means = Means { threads, folder };
+                let means = Means { threads, folder, gpu };
                 // SAFETY: the descriptor was opened by the parent for this process, which keeps it open to
                 // its end.
                 let data = (unsafe { BorrowedFd::borrow_raw(data_fd) }, &data_offsets[..]);
@@ -109,7 +115,7 @@ fn answer_all(mut input: impl Iterator<Item = io::Result<String>>, mut output: i
             Request::Open { peer, model, dims, threads, folder, data_fd, inputs } => {
                 // SAFETY: as above.
                 let area = unsafe { BorrowedFd::borrow_raw(data_fd) }.try_clone_to_owned()?;
-                let wanted = Wanted { model, dims, means: Means { threads, folder } };
+                let wanted = Wanted { model, dims, means: Means { threads, folder, gpu: None } };
                 return model::worker::serve(&peer, &wanted, &Area(area.into()), &inputs, &mut input, &mut output);
             }
             early @ (Request::Round { .. } | Request::Check | Request::Run { .. }) => {
@@ -137,6 +143,8 @@ fn version(peer: &str) -> Result<String, Unavailable> {
         Variant::OpenBlas | Variant::OpenBlasBest | Variant::Im2col => openblas::version(),
         Variant::OneDnn | Variant::OneDnnWinograd => onednn::version(),
         Variant::Mkl => mkl::version(),
+        Variant::Cublas(_) => cublas::version(),
+        Variant::Cudnn(_) => cudnn::version(),
         Variant::Gemm => Ok(crates::GEMM_VERSION.to_owned()),
         Variant::MatrixMultiply => Ok(crates::MATRIXMULTIPLY_VERSION.to_owned()),
     }
@@ -152,12 +160,12 @@ fn serve<T: Element>(
     input: &mut impl Iterator<Item = io::Result<String>>,
     output: &mut impl Write,
 ) -> io::Result<()> {
-    let started =
-        Operands::<T>::new(problem, program, tolerance(spec, program), data, offsets).and_then(|mut operands| {
-            let mut prepared = prepare(spec, &mut operands, means)?;
-            check(&mut prepared, &mut operands)?;
-            Ok((operands, prepared))
-        });
+    let tolerance = tolerance(spec, &problem, program);
+    let started = Operands::<T>::new(problem, program, tolerance, data, offsets).and_then(|mut operands| {
+        let mut prepared = prepare(spec, &mut operands, means)?;
+        check(&mut prepared, &mut operands)?;
+        Ok((operands, prepared))
+    });
     let (mut operands, mut prepared) = match started {
         Ok(started) => started,
         Err(unavailable) => return answer(output, &Reply::Unavailable(unavailable)),
@@ -169,8 +177,11 @@ fn serve<T: Element>(
         let reply = match serde_json::from_str(&line?)? {
             Request::Round { min_time_ns, min_samples } => {
                 let round = Round { time: Duration::from_nanos(min_time_ns), min_samples };
-                samples_ns(&mut prepared.run, &mut operands, means.threads, round)
-                    .map(|times_ns| Reply::Round { times_ns })
+                let times_ns = match &mut prepared.timed {
+                    Some(timed) => samples_ns_by(timed, operands.n_bytes(), round),
+                    None => samples_ns(&mut prepared.run, &mut operands, means.threads, round),
+                };
+                times_ns.map(|times_ns| Reply::Round { times_ns })
             }
             Request::Check => {
                 check(&mut prepared, &mut operands).map(|relative_error| Reply::Checked { relative_error })
@@ -185,14 +196,16 @@ fn serve<T: Element>(
 }
 
 /// How far a peer's result may be from the reference: as far as a kernel's that computes in the same way.
-fn tolerance(spec: &PeerSpec, program: &Program) -> Tolerance {
-    match spec.variant {
-        // The largest tiles that oneDNN has.
-        Variant::OneDnnWinograd => {
-            Tolerance::for_schedule(program, &[Step::Winograd { buffer: "acc".into(), tile: 4 }])
-        }
-        _ => Tolerance::for_program(program),
-    }
+fn tolerance(spec: &PeerSpec, problem: &Problem, program: &Program) -> Tolerance {
+    let winograd = match spec.variant {
+        Variant::OneDnnWinograd => true,
+        // Their algorithms by Fourier's transformation round no more.
+        Variant::Cudnn(_) => !problem.is_exact,
+        _ => false,
+    };
+    // The largest tiles that libraries have.
+    let steps = winograd.then(|| Step::Winograd { buffer: "acc".into(), tile: 4 });
+    Tolerance::for_rounded_factors(program, steps.as_slice(), spec.precision().map_or(0.0, Precision::of_factors))
 }
 
 /// Make `spec`'s library ready for the operands' problem.
@@ -204,13 +217,15 @@ fn prepare<T: Element>(spec: &PeerSpec, operands: &mut Operands<T>, means: &Mean
         Variant::OneDnn => onednn::prepare(operands, means, layouts, onednn::Algorithm::Direct),
         Variant::OneDnnWinograd => onednn::prepare(operands, means, layouts, onednn::Algorithm::Winograd),
         Variant::Mkl => mkl::prepare(operands, means),
+        Variant::Cublas(precision) => cublas::prepare(operands, means, precision),
+        Variant::Cudnn(precision) => cudnn::prepare(operands, means, precision),
         Variant::Gemm => crates::prepare_gemm(&operands.problem, means.threads),
         Variant::MatrixMultiply => crates::prepare_matrixmultiply(&operands.problem, means.threads),
     }
 }
 
 /// Run once, from a result that is no number, and compare: the relative error.
-fn check<T: Element>(prepared: &mut Prepared<T>, operands: &mut Operands<T>) -> Result<f64, Unavailable> {
+pub(super) fn check<T: Element>(prepared: &mut Prepared<T>, operands: &mut Operands<T>) -> Result<f64, Unavailable> {
     let Prepared { load, run, store, .. } = prepared;
     operands.clear_c();
     [load, run, store].into_iter().try_for_each(|step| step(operands))?;
@@ -233,8 +248,27 @@ fn samples_ns<T: Element>(
     outcome.map(|()| samples_ns)
 }
 
+/// The same by the clock of a device.
+pub(super) fn samples_ns_by(
+    timed: &mut dyn FnMut(u32) -> Result<f64, Unavailable>,
+    n_bytes: u64,
+    round: Round,
+) -> Result<Vec<f64>, Unavailable> {
+    let mut failure = None;
+    // After a failure there is nothing to wait for.
+    let mut run = |n_runs: u32| match failure {
+        Some(_) => f64::MAX,
+        None => timed(n_runs).unwrap_or_else(|reason| {
+            failure = Some(reason);
+            f64::MAX
+        }),
+    };
+    let samples_ns = sample_round_by(&mut run, round, 1, n_bytes);
+    failure.map_or(Ok(samples_ns), Err)
+}
+
 /// What decides between ways to call a library.
-const CHOICE: Round = Round { time: Duration::from_millis(2), min_samples: 5 };
+pub(super) const CHOICE: Round = Round { time: Duration::from_millis(2), min_samples: 5 };
 
 /// The shortest sample of a short round, in nanoseconds a run.
 pub(super) fn shortest_ns<T: Element>(
@@ -253,6 +287,7 @@ pub(super) mod tests {
     use tilewright_ir::op::{Epilogue, Function};
 
     use super::*;
+    use crate::gpu::Fused;
     use crate::operands::tests::{data_of, operands_of};
 
     pub(crate) fn replies(requests: &[Request]) -> Vec<Reply> {
@@ -269,7 +304,8 @@ pub(super) mod tests {
     /// Without data, for what is refused before.
     fn start(peer: &str, workload: &str) -> Request {
         let (peer, workload) = (peer.to_owned(), workload.to_owned());
-        Request::Start { peer, workload, threads: 1, folder: None, data_fd: -1, data_offsets: Vec::new() }
+        let (threads, folder, gpu) = (1, None, None);
+        Request::Start { peer, workload, threads, folder, gpu, data_fd: -1, data_offsets: Vec::new() }
     }
 
     #[test]
@@ -283,6 +319,7 @@ pub(super) mod tests {
                 workload: text.to_owned(),
                 threads: 1,
                 folder: None,
+                gpu: None,
                 data_fd: data.file.as_raw_fd(),
                 data_offsets: data.offsets.clone(),
             },
@@ -374,6 +411,9 @@ pub(super) mod tests {
                     || steps == [Function::Relu, Function::Bias]
                     || steps.iter().any(|step| lacks.contains(step))
             }
+            "cublas" => Fused::of("cuBLAS", &problem.epilogue).is_err(),
+            // Whether there is an algorithm is the library's to say.
+            "cudnn" => true,
             _ if spec.variant == Variant::Im2col => {
                 let has = [Function::Bias, Function::Add, Function::Relu, Function::Clip];
                 steps.iter().any(|step| !has.contains(step))
@@ -391,9 +431,9 @@ pub(super) mod tests {
             n: usize,
         ) -> Result<f64, Unavailable> {
             let (program, problem) = (workload.program(), spec.problem(workload)?);
-            let tolerance = tolerance(spec, &program);
+            let tolerance = tolerance(spec, &problem, &program);
             let mut operands = Operands::<T>::new(problem, &program, tolerance, data.file.as_fd(), &data.offsets)?;
-            let mut prepared = prepare(spec, &mut operands, &Means { threads: n, folder: None })?;
+            let mut prepared = prepare(spec, &mut operands, &Means { threads: n, folder: None, gpu: Some(0) })?;
             // Whatever a run leaves behind, a check begins afresh.
             check(&mut prepared, &mut operands)?;
             check(&mut prepared, &mut operands)

@@ -13,6 +13,7 @@ use tilewright_device::protocol::Source;
 use tilewright_device::{Caches, Device, Options, host};
 use tilewright_ir::Target;
 use tilewright_ir::op::Workload;
+use tilewright_ir::target::{Arch, GpuApi};
 pub use tilewright_peers::{Layouts, PEERS, PeerSpec};
 use tilewright_peers::{Peer, Setup};
 use tilewright_tune::{Outcome, PassedOver, Timing};
@@ -85,7 +86,7 @@ pub struct BenchRow {
     pub spread: f64,
     /// Rounds that it was measured in.
     pub rounds: u32,
-    /// Whether it may hold the same operands transformed as ours.
+    /// Whether it may hold the same operands transformed as ours, and computes in the same precision.
     #[serde(rename = "comparable")]
     pub is_comparable: bool,
     /// ‖out − reference‖ / ‖reference‖ over the whole output.
@@ -97,6 +98,9 @@ pub struct BenchRow {
     /// What it holds in layouts of its own, outside the timing.
     #[serde(skip)]
     pub layouts: Layouts,
+    /// Whether it rounds factors more than the operands' type does.
+    #[serde(skip)]
+    pub rounds_factors: bool,
 }
 
 impl BenchRow {
@@ -158,12 +162,11 @@ fn peers(request: &BenchRequest, device: &Device, note: &dyn Fn(Note)) -> Vec<Co
     let workload = &request.workload;
     let asked: Vec<&'static PeerSpec> = match &request.against {
         Some(asked) => asked.clone(),
-        // Those that there are run on CPUs.
-        None if request.target.gpu.is_some() => Vec::new(),
-        None => PEERS.iter().filter(|spec| spec.is_rival(workload)).collect(),
+        None => PEERS.iter().filter(|spec| spec.runs_on(&request.target) && spec.is_rival(workload)).collect(),
     };
     let folder = request.peer_path.as_deref();
-    let setup = Setup { workload, data: device.data(), threads: request.threads, folder };
+    let gpu = request.target.gpu.filter(|_| request.target.arch == Arch::Gpu(GpuApi::Cuda)).map(|gpu| gpu.number);
+    let setup = Setup { workload, data: device.data(), threads: request.threads, folder, gpu };
     let start = |spec: &'static PeerSpec| match Peer::start(spec.name, setup) {
         Ok(peer) => Some(Contestant { implementation: spec.name, medians_ns: Vec::new(), who: Who::Peer(peer) }),
         Err(reason) => {
@@ -212,6 +215,7 @@ impl Contestant {
     fn end(self, request: &BenchRequest, device: &mut Device, note: &dyn Fn(Note)) -> Result<Option<BenchRow>, Error> {
         let Contestant { implementation, medians_ns, who } = self;
         let workload = &request.workload;
+        let rounds_factors = PEERS.iter().any(|spec| spec.name == implementation && spec.rounds_factors());
         let row = |timing: Timing, relative_error, version: &str, details: &str, layouts| BenchRow {
             workload: workload.to_string(),
             implementation,
@@ -223,11 +227,12 @@ impl Contestant {
             ratio_to_ours: f64::NAN,
             spread: timing.spread,
             rounds: timing.n_samples,
-            is_comparable: layouts == Layouts::of(workload),
+            is_comparable: layouts == Layouts::of(workload) && !rounds_factors,
             relative_error,
             version: version.to_owned(),
             details: details.to_owned(),
             layouts,
+            rounds_factors,
         };
         match who {
             Who::Ours(racer, details) => {
@@ -284,14 +289,15 @@ pub fn table_of(workload: &Workload, rows: &[BenchRow]) -> String {
         ]);
     }
     let mut text = table(&cells);
-    let mut note = |applies: &dyn Fn(Layouts) -> bool, what: &str| {
-        let marked: Vec<&str> = rows.iter().filter(|r| applies(r.layouts)).map(|r| r.implementation).collect();
+    let mut note = |applies: &dyn Fn(&BenchRow) -> bool, what: &str| {
+        let marked: Vec<&str> = rows.iter().filter(|row| applies(row)).map(|row| row.implementation).collect();
         if !marked.is_empty() {
             text += &format!("* {}: {what}\n", marked.join(", "));
         }
     };
-    note(&|theirs| theirs.lacks(ours), "transforms in every run what ours may hold transformed");
-    note(&|theirs| ours.lacks(theirs), "holds transformed, outside the timing, what ours takes plain");
+    note(&|theirs| theirs.layouts.lacks(ours), "transforms in every run what ours may hold transformed");
+    note(&|theirs| ours.lacks(theirs.layouts), "holds transformed, outside the timing, what ours takes plain");
+    note(&|theirs| theirs.rounds_factors, "rounds factors to 10 bits behind the first");
     for row in rows {
         text += &format!("  {}: {} {}\n", row.implementation, row.version, row.details);
     }

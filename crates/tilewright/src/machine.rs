@@ -123,7 +123,7 @@ impl fmt::Display for Machine {
             let package = PEERS.iter().find(|peer| peer.library == *library).and_then(|peer| peer.package);
             let found = match (version, package) {
                 (Some(version), _) => version.clone(),
-                (None, Some(package)) => format!("not found; Debian and Ubuntu: apt install {package}"),
+                (None, Some(package)) => format!("not found; {package}"),
                 (None, None) => "not found".to_owned(),
             };
             writeln!(f, "peer     {library}: {found}")?;

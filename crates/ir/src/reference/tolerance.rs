@@ -71,14 +71,22 @@ impl Tolerance {
 
     /// The same for what these schedule steps make of the program.
     pub fn for_schedule(program: &Program, steps: &[Step]) -> Tolerance {
+        Tolerance::for_rounded_factors(program, steps, 0.0)
+    }
+
+    /// The same where inputs are rounded before they are multiplied, by as much as such a part of them:
+    /// tensor cores that take numbers of 19 bits ("tf32") leave away what is behind the tenth bit, so by
+    /// 2⁻¹⁰.
+    pub fn for_rounded_factors(program: &Program, steps: &[Step], rel: f64) -> Tolerance {
         let filtered = |step: &Step| match step {
             Step::Winograd { buffer, tile } => Some((program.buffers.iter().position(|b| b.name == *buffer)?, *tile)),
             _ => None,
         };
         let inputs = |role| matches!(role, Role::Input | Role::ConstInput);
+        let input = |dtype| Size { rel, ..Size::of_input(dtype) };
         let mut walk = Walk {
             program,
-            sizes: program.buffers.iter().map(|b| inputs(b.role).then(|| Size::of_input(b.dtype))).collect(),
+            sizes: program.buffers.iter().map(|b| inputs(b.role).then(|| input(b.dtype))).collect(),
             ranges: Ranges::default(),
             filtered: steps.iter().filter_map(filtered).collect(),
         };

@@ -1,0 +1,519 @@
+//! cuBLAS, and cuBLASLt, which comes with it.
+//!
+//! # Source
+//!
+//! Signatures and constants from `cublas_api.h` and `cublasLt.h` of CUDA 13.
+
+use std::ffi::{c_int, c_longlong, c_void};
+use std::path::Path;
+use std::ptr::null_mut;
+use std::rc::Rc;
+
+use tilewright_device::cuda::Memory;
+use tilewright_ir::DType;
+
+use super::gpu::{Fused, OnDevice, Way, fastest, pointer, sizes};
+use super::library::{Loaded, Means, functions};
+use super::operands::{Element, Operands};
+use super::problem::{Kernel, Matmul};
+use super::worker::Prepared;
+use super::{Precision, Unavailable, Variant};
+
+/// A library's context, a description of something, or a stream.
+type Handle = *mut c_void;
+
+type GemmStridedBatchedEx = unsafe extern "C" fn(
+    Handle,
+    c_int,
+    c_int,
+    c_int,
+    c_int,
+    c_int,
+    *const c_void,
+    *const c_void,
+    c_int,
+    c_int,
+    c_longlong,
+    *const c_void,
+    c_int,
+    c_int,
+    c_longlong,
+    *const c_void,
+    *mut c_void,
+    c_int,
+    c_int,
+    c_longlong,
+    c_int,
+    c_int,
+    c_int,
+) -> c_int;
+
+functions! {
+    /// Of cuBLAS and cuBLASLt.
+    Functions {
+        property: unsafe extern "C" fn(c_int, *mut c_int) -> c_int = c"cublasGetProperty";
+        create: unsafe extern "C" fn(*mut Handle) -> c_int = c"cublasCreate_v2";
+        set_stream: unsafe extern "C" fn(Handle, Handle) -> c_int = c"cublasSetStream_v2";
+        set_workspace: unsafe extern "C" fn(Handle, *mut c_void, usize) -> c_int = c"cublasSetWorkspace_v2";
+        gemm: GemmStridedBatchedEx = c"cublasGemmStridedBatchedEx";
+        lt_create: unsafe extern "C" fn(*mut Handle) -> c_int = c"cublasLtCreate";
+        desc_create: unsafe extern "C" fn(*mut Handle, c_int, c_int) -> c_int = c"cublasLtMatmulDescCreate";
+        desc_set: SetAttribute = c"cublasLtMatmulDescSetAttribute";
+        layout_create: unsafe extern "C" fn(*mut Handle, c_int, u64, u64, i64) -> c_int
+            = c"cublasLtMatrixLayoutCreate";
+        layout_set: SetAttribute = c"cublasLtMatrixLayoutSetAttribute";
+        preference_create: unsafe extern "C" fn(*mut Handle) -> c_int = c"cublasLtMatmulPreferenceCreate";
+        preference_set: SetAttribute = c"cublasLtMatmulPreferenceSetAttribute";
+        heuristic: unsafe extern "C" fn(
+            Handle, Handle, Handle, Handle, Handle, Handle, Handle, c_int, *mut Proposal, *mut c_int,
+        ) -> c_int = c"cublasLtMatmulAlgoGetHeuristic";
+        matmul: unsafe extern "C" fn(
+            Handle, Handle, *const c_void, *const c_void, Handle, *const c_void, Handle, *const c_void, *const c_void,
+            Handle, *mut c_void, Handle, *const [u64; 8], *mut c_void, usize, Handle,
+        ) -> c_int = c"cublasLtMatmul";
+    }
+}
+
+/// Sets an attribute of something to a value of so many bytes.
+type SetAttribute = unsafe extern "C" fn(Handle, c_int, *const c_void, usize) -> c_int;
+
+/// `cublasLtMatmulHeuristicResult_t`.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+struct Proposal {
+    algorithm: [u64; 8],
+    workspace_bytes: usize,
+    status: c_int,
+    waves: f32,
+    reserved: [c_int; 4],
+}
+
+/// `libraryPropertyType`: major, minor, patch.
+const VERSION_PROPERTIES: [c_int; 3] = [0, 1, 2];
+const OP_N: c_int = 0;
+const OP_T: c_int = 1;
+const GEMM_DEFAULT: c_int = -1;
+/// `cublasComputeType_t`: the type of sums, and what may be done to factors.
+const COMPUTE_32F: c_int = 68;
+const COMPUTE_32F_PEDANTIC: c_int = 69;
+const COMPUTE_64F: c_int = 70;
+const COMPUTE_32F_FAST_TF32: c_int = 77;
+/// `cublasLtMatmulDescAttributes_t`.
+const DESC_TRANSA: c_int = 3;
+const DESC_TRANSB: c_int = 4;
+const DESC_EPILOGUE: c_int = 7;
+const DESC_BIAS_POINTER: c_int = 8;
+/// `cublasLtMatrixLayoutAttribute_t`.
+const LAYOUT_BATCH_COUNT: c_int = 5;
+const LAYOUT_STRIDED_BATCH_OFFSET: c_int = 6;
+/// `cublasLtMatmulPreferenceAttributes_t`.
+const PREFERENCE_MAX_WORKSPACE_BYTES: c_int = 1;
+/// `cublasLtEpilogue_t`.
+const EPILOGUE_DEFAULT: u32 = 1;
+const EPILOGUE_RELU: u32 = 2;
+const EPILOGUE_BIAS: u32 = 4;
+
+/// What is recommended for the largest GPUs.
+const WORKSPACE_BYTES: u64 = 32 << 20;
+/// Of cuBLASLt's proposals, so many are tried.
+const MOST_PROPOSALS: usize = 8;
+
+/// Version of the installed library.
+pub(super) fn version() -> Result<String, Unavailable> {
+    Functions::of(load(None)?)?.version()
+}
+
+fn load(folder: Option<&Path>) -> Result<Loaded, Unavailable> {
+    let get = super::how_to_get(Variant::Cublas(Precision::Full));
+    Loaded::open(&["libcublas.so.13", "libcublas.so.12", "libcublas.so.11"], &get, folder)
+}
+
+/// Loads cuBLAS and chooses the fastest way to call it for the operands' problem: its function for products,
+/// and the first proposals of cuBLASLt, which alone has epilogues.
+pub(super) fn prepare<T: Element>(
+    operands: &mut Operands<T>,
+    means: &Means,
+    precision: Precision,
+) -> Result<Prepared<T>, Unavailable> {
+    let Kernel::Matmul(matmul) = operands.problem.kernel else {
+        panic!("a library for multiplications is asked for nothing else")
+    };
+    let computes: &[(c_int, &str)] = match (precision, T::DTYPE) {
+        (Precision::Tf32, _) => &[(COMPUTE_32F_FAST_TF32, "tf32")],
+        (Precision::Full, DType::F64) => &[(COMPUTE_64F, "f64")],
+        (Precision::Full, _) => &[(COMPUTE_32F, "f32"), (COMPUTE_32F_PEDANTIC, "f32 pedantic")],
+    };
+    let product = Product::of(&matmul)?;
+    let fused = Fused::of("cuBLAS", &operands.problem.epilogue)?;
+    let f = Functions::of(load(means.folder.as_deref())?)?;
+    let version = f.version()?;
+    let on_device = OnDevice::new(operands, means)?;
+    let library = Rc::new(Library::new(f, on_device)?);
+    let mut ways = Vec::new();
+    for &(compute, name) in computes {
+        if fused == Fused::default() {
+            ways.push(library.gemm::<T>(product, compute, name));
+        }
+        ways.extend(library.proposals::<T>(product, compute, name, fused)?);
+    }
+    fastest(&library.on_device, ways, operands, &version)
+}
+
+/// A product of row-major matrices as libraries of column-major ones take it. What is C by rows is Cᵀ by
+/// columns, and Cᵀ = Bᵀ·Aᵀ: B comes first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Product {
+    /// Rows and columns of Cᵀ, and what is summed.
+    m: c_int,
+    n: c_int,
+    k: c_int,
+    first: Operand,
+    second: Operand,
+    n_batch: c_int,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Operand {
+    op: c_int,
+    /// As it lies in memory, by columns; the rows are the leading dimension.
+    rows: c_int,
+    columns: c_int,
+}
+
+impl Operand {
+    fn stride(self) -> i64 {
+        i64::from(self.rows) * i64::from(self.columns)
+    }
+}
+
+impl Product {
+    fn of(matmul: &Matmul) -> Result<Product, Unavailable> {
+        let [m, n, k, n_batch] = sizes([matmul.m, matmul.n, matmul.k, matmul.b])?;
+        // B as `[k, n]` by rows has n rows by columns, and is Bᵀ as it is.
+        let first = match matmul.tb {
+            false => Operand { op: OP_N, rows: n, columns: k },
+            true => Operand { op: OP_T, rows: k, columns: n },
+        };
+        let second = match matmul.ta {
+            false => Operand { op: OP_N, rows: k, columns: m },
+            true => Operand { op: OP_T, rows: m, columns: k },
+        };
+        Ok(Product { m: n, n: m, k, first, second, n_batch })
+    }
+
+    fn result(&self) -> Operand {
+        Operand { op: OP_N, rows: self.m, columns: self.n }
+    }
+
+    /// # Safety
+    ///
+    /// `gemm` may be called with the handle, and the matrices A, B and C have as many elements as sizes say.
+    unsafe fn call<T: Element>(
+        &self,
+        gemm: GemmStridedBatchedEx,
+        handle: Handle,
+        [a, b, c]: [*mut c_void; 3],
+        compute: c_int,
+    ) -> c_int {
+        let Product { m, n, k, first, second, n_batch } = *self;
+        let (dtype, one, zero) = (data_type::<T>(), T::ONE, T::ZERO);
+        // SAFETY: the caller's promise; the factors are read before the call returns.
+        unsafe {
+            gemm(
+                handle,
+                first.op,
+                second.op,
+                m,
+                n,
+                k,
+                (&raw const one).cast(),
+                b,
+                dtype,
+                first.rows,
+                first.stride(),
+                a,
+                dtype,
+                second.rows,
+                second.stride(),
+                (&raw const zero).cast(),
+                c,
+                dtype,
+                m,
+                self.result().stride(),
+                n_batch,
+                compute,
+                GEMM_DEFAULT,
+            )
+        }
+    }
+}
+
+/// `cudaDataType`.
+fn data_type<T: Element>() -> c_int {
+    if T::DTYPE == DType::F64 { 1 } else { 0 }
+}
+
+/// The library on a device. Nothing of it is released: the process ends with it.
+struct Library {
+    f: Functions,
+    on_device: Rc<OnDevice>,
+    stream: Handle,
+    handle: Handle,
+    lt: Handle,
+    workspace: Memory,
+}
+
+impl Functions {
+    fn version(&self) -> Result<String, Unavailable> {
+        let mut numbers = [0; 3];
+        for (property, number) in VERSION_PROPERTIES.into_iter().zip(&mut numbers) {
+            // SAFETY: writes to a local variable.
+            succeeded("cublasGetProperty", unsafe { (self.property)(property, number) })?;
+        }
+        Ok(numbers.map(|number: c_int| number.to_string()).join("."))
+    }
+}
+
+impl Library {
+    fn new(f: Functions, on_device: Rc<OnDevice>) -> Result<Library, Unavailable> {
+        let stream = on_device.context.stream()?;
+        let workspace = Memory::new(&on_device.context, WORKSPACE_BYTES)?;
+        let (mut handle, mut lt) = (null_mut(), null_mut());
+        // SAFETY: handles are written to local variables; stream and workspace live as long as they.
+        unsafe {
+            succeeded("cublasCreate", (f.create)(&mut handle))?;
+            succeeded("cublasSetStream", (f.set_stream)(handle, stream))?;
+            // After the stream, which sets it back; so that nothing is allocated while calls are recorded.
+            let set = (f.set_workspace)(handle, pointer(&workspace), WORKSPACE_BYTES as usize);
+            succeeded("cublasSetWorkspace", set)?;
+            succeeded("cublasLtCreate", (f.lt_create)(&mut lt))?;
+        }
+        Ok(Library { f, on_device, stream, handle, lt, workspace })
+    }
+
+    fn gemm<T: Element>(self: &Rc<Library>, product: Product, compute: c_int, name: &str) -> Way {
+        let library = self.clone();
+        let put = Rc::new(move || {
+            let pointers = library.on_device.pointers();
+            // SAFETY: the operands on the device have as many elements as the problem says.
+            let status = unsafe { product.call::<T>(library.f.gemm, library.handle, pointers, compute) };
+            succeeded("cublasGemmStridedBatchedEx", status)
+        });
+        Way { name: format!("gemm in {name}"), put }
+    }
+
+    /// What cuBLASLt proposes, the best first; nothing where it has nothing.
+    fn proposals<T: Element>(
+        self: &Rc<Library>,
+        product: Product,
+        compute: c_int,
+        name: &str,
+        fused: Fused,
+    ) -> Result<Vec<Way>, Unavailable> {
+        let [a, b, c] = self.on_device.pointers();
+        let desc = self.operation::<T>(product, compute, fused)?;
+        let [first, second, result] =
+            [product.first, product.second, product.result()].map(|operand| self.layout::<T>(operand, product.n_batch));
+        let (first, second, result) = (first?, second?, result?);
+        let mut preference = null_mut();
+        let mut proposals = [Proposal::default(); MOST_PROPOSALS];
+        let mut n_proposals = 0;
+        // SAFETY: descriptions live as long as the process, and as many results are written as there is room
+        // for.
+        unsafe {
+            succeeded("cublasLtMatmulPreferenceCreate", (self.f.preference_create)(&mut preference))?;
+            set(self.f.preference_set, preference, PREFERENCE_MAX_WORKSPACE_BYTES, WORKSPACE_BYTES)?;
+            let (most, proposals) = (MOST_PROPOSALS as c_int, proposals.as_mut_ptr());
+            let Functions { heuristic, .. } = self.f;
+            let status =
+                heuristic(self.lt, desc, first, second, result, result, preference, most, proposals, &mut n_proposals);
+            if status != 0 {
+                return Ok(Vec::new());
+            }
+        }
+        // What is added is read from elsewhere, so that a run does not begin with what another one left.
+        let (addend, factor) = match fused.addend {
+            Some(at) => (self.on_device.further(at), T::ONE),
+            None => (c, T::ZERO),
+        };
+        let n_proposals = usize::try_from(n_proposals).unwrap_or(0);
+        let good = proposals.into_iter().take(n_proposals).enumerate().filter(|(_, proposal)| proposal.status == 0);
+        let way = |(at, proposal): (usize, Proposal)| {
+            let library = self.clone();
+            let put = Rc::new(move || {
+                let (one, factor) = (T::ONE, factor);
+                let workspace = (pointer(&library.workspace), WORKSPACE_BYTES as usize);
+                // SAFETY: the operands on the device have as many elements as the problem says; factors and
+                // algorithm are read before the call returns.
+                let status = unsafe {
+                    (library.f.matmul)(
+                        library.lt,
+                        desc,
+                        (&raw const one).cast(),
+                        b,
+                        first,
+                        a,
+                        second,
+                        (&raw const factor).cast(),
+                        addend,
+                        result,
+                        c,
+                        result,
+                        &proposal.algorithm,
+                        workspace.0,
+                        workspace.1,
+                        library.stream,
+                    )
+                };
+                succeeded("cublasLtMatmul", status)
+            });
+            Way { name: format!("cuBLASLt's proposal {} in {name}", at + 1), put }
+        };
+        Ok(good.map(way).collect())
+    }
+
+    /// The description of a product with what is done to its result.
+    fn operation<T: Element>(&self, product: Product, compute: c_int, fused: Fused) -> Result<Handle, Unavailable> {
+        let f = &self.f;
+        let mut desc = null_mut();
+        // SAFETY: the handle is written to a local variable, and values have the sizes that attributes have.
+        unsafe {
+            let created = (f.desc_create)(&mut desc, compute, data_type::<T>());
+            succeeded("cublasLtMatmulDescCreate", created)?;
+            set(f.desc_set, desc, DESC_TRANSA, product.first.op)?;
+            set(f.desc_set, desc, DESC_TRANSB, product.second.op)?;
+            let relu = if fused.relu { EPILOGUE_RELU } else { 0 };
+            let bias = if fused.bias.is_some() { EPILOGUE_BIAS } else { 0 };
+            if relu | bias != 0 {
+                set(f.desc_set, desc, DESC_EPILOGUE, relu | bias)?;
+            } else {
+                set(f.desc_set, desc, DESC_EPILOGUE, EPILOGUE_DEFAULT)?;
+            }
+            if let Some(at) = fused.bias {
+                // One element for each row of Cᵀ, the same in all of a batch.
+                set(f.desc_set, desc, DESC_BIAS_POINTER, self.on_device.further(at))?;
+            }
+        }
+        Ok(desc)
+    }
+
+    fn layout<T: Element>(&self, operand: Operand, n_batch: c_int) -> Result<Handle, Unavailable> {
+        let Operand { rows, columns, .. } = operand;
+        let mut layout = null_mut();
+        // SAFETY: as above.
+        unsafe {
+            let rows = (rows as u64, i64::from(rows));
+            let created = (self.f.layout_create)(&mut layout, data_type::<T>(), rows.0, columns as u64, rows.1);
+            succeeded("cublasLtMatrixLayoutCreate", created)?;
+            set(self.f.layout_set, layout, LAYOUT_BATCH_COUNT, n_batch)?;
+            set(self.f.layout_set, layout, LAYOUT_STRIDED_BATCH_OFFSET, operand.stride())?;
+        }
+        Ok(layout)
+    }
+}
+
+/// # Safety
+///
+/// The function takes what is described, and the attribute has the value's type.
+unsafe fn set<V>(function: SetAttribute, of: Handle, attribute: c_int, value: V) -> Result<(), Unavailable> {
+    // SAFETY: the caller's promise; the value is copied.
+    let status = unsafe { function(of, attribute, (&raw const value).cast(), size_of::<V>()) };
+    succeeded("an attribute of cuBLASLt", status)
+}
+
+fn succeeded(function: &str, status: c_int) -> Result<(), Unavailable> {
+    // cublasStatus_t
+    let meaning = match status {
+        0 => return Ok(()),
+        1 => "not initialised",
+        3 => "out of memory",
+        7 => "invalid value",
+        8 => "not for this GPU",
+        13 => "it does not run",
+        15 => "not supported",
+        _ => "failed",
+    };
+    Err(Unavailable::Unsupported { reason: format!("{function}: {meaning} (status {status})") })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::operands::tests::operands_of;
+
+    /// `cublasGemmStridedBatchedEx` on this machine's memory.
+    unsafe extern "C" fn gemm<T: Element + std::ops::Mul<Output = T>>(
+        _: Handle,
+        transpose_a: c_int,
+        transpose_b: c_int,
+        m: c_int,
+        n: c_int,
+        k: c_int,
+        alpha: *const c_void,
+        a: *const c_void,
+        a_type: c_int,
+        lda: c_int,
+        stride_a: c_longlong,
+        b: *const c_void,
+        b_type: c_int,
+        ldb: c_int,
+        stride_b: c_longlong,
+        beta: *const c_void,
+        c: *mut c_void,
+        c_type: c_int,
+        ldc: c_int,
+        stride_c: c_longlong,
+        n_batch: c_int,
+        compute: c_int,
+        algorithm: c_int,
+    ) -> c_int {
+        assert_eq!([a_type, b_type, c_type], [data_type::<T>(); 3]);
+        assert_eq!((compute, algorithm), (COMPUTE_32F, GEMM_DEFAULT));
+        let at = |transpose: c_int, row: c_int, column: c_int, ld: c_int| match transpose {
+            OP_N => (column * ld + row) as usize,
+            _ => (row * ld + column) as usize,
+        };
+        for batch in 0..i64::from(n_batch) {
+            // SAFETY: the test's operands have as many elements.
+            unsafe {
+                let [alpha, beta] = [alpha, beta].map(|factor| *factor.cast::<T>());
+                assert!(alpha == T::ONE && beta == T::ZERO);
+                let a = a.cast::<T>().add((batch * stride_a) as usize);
+                let b = b.cast::<T>().add((batch * stride_b) as usize);
+                let c = c.cast::<T>().add((batch * stride_c) as usize);
+                for (row, column) in (0..m).flat_map(|row| (0..n).map(move |column| (row, column))) {
+                    let products =
+                        (0..k).map(|i| *a.add(at(transpose_a, row, i, lda)) * *b.add(at(transpose_b, i, column, ldb)));
+                    *c.add(at(OP_N, row, column, ldc)) = products.fold(T::ZERO, |sum, product| sum + product);
+                }
+            }
+        }
+        0
+    }
+
+    #[test]
+    fn products_by_rows_are_called_by_columns() {
+        fn check<T: Element + std::ops::Mul<Output = T>>(text: &str) {
+            let mut operands = operands_of::<T>(text);
+            operands.clear_c();
+            let Kernel::Matmul(matmul) = operands.problem.kernel else { panic!("{text} is a product") };
+            let product = Product::of(&matmul).expect("it is small");
+            let (a, b) = (operands.a.bytes().as_ptr(), operands.b.bytes().as_ptr());
+            let pointers = [a.cast_mut().cast(), b.cast_mut().cast(), operands.c.bytes_mut().as_mut_ptr().cast()];
+            // SAFETY: the function reads and writes the operands.
+            assert_eq!(unsafe { product.call::<T>(gemm::<T>, null_mut(), pointers, COMPUTE_32F) }, 0);
+            assert!(operands.check().expect(text) < 1e-6);
+        }
+        check::<f32>("matmul:m=3,n=5,k=7");
+        check::<f64>("matmul:m=3,n=5,k=7,dtype=f64");
+        check::<f32>("dense:m=3,n=5,k=7");
+        for transposed in ["", ",ta=1", ",tb=1", ",ta=1,tb=1"] {
+            check::<f32>(&format!("batch_matmul:b=2,m=3,n=5,k=7{transposed}"));
+        }
+    }
+
+    #[test]
+    fn proposals_are_as_large_as_the_librarys() {
+        assert_eq!(size_of::<Proposal>(), 96);
+    }
+}

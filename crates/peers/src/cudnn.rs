@@ -1,0 +1,407 @@
+//! Convolutions of cuDNN, versions 8 and 9, by every algorithm it has.
+//!
+//! # Source
+//!
+//! Signatures and constants from `cudnn_ops.h`, `cudnn_cnn.h` and `cudnn_graph.h` of cuDNN 9.
+
+use std::ffi::{c_char, c_double, c_int, c_void};
+use std::path::Path;
+use std::ptr::null_mut;
+use std::rc::Rc;
+
+use tilewright_device::cuda::Memory;
+use tilewright_ir::DType;
+
+use super::gpu::{Fused, OnDevice, Way, fastest, pointer, sizes};
+use super::library::{Loaded, Means, functions, text};
+use super::operands::{Element, Operands};
+use super::problem::{Conv, Kernel};
+use super::worker::Prepared;
+use super::{Precision, Unavailable, Variant};
+
+/// A library's context, a description of something, or a stream.
+type Handle = *mut c_void;
+type Create = unsafe extern "C" fn(*mut Handle) -> c_int;
+
+/// A convolution, or with X and W exchanged the one that is transposed.
+type Convolve = unsafe extern "C" fn(
+    Handle,
+    *const c_void,
+    Handle,
+    *const c_void,
+    Handle,
+    *const c_void,
+    Handle,
+    c_int,
+    *mut c_void,
+    usize,
+    *const c_void,
+    Handle,
+    *mut c_void,
+) -> c_int;
+
+/// The memory that an algorithm takes besides its operands.
+type WorkspaceSize = unsafe extern "C" fn(Handle, Handle, Handle, Handle, Handle, c_int, *mut usize) -> c_int;
+
+functions! {
+    /// Of cuDNN.
+    Functions {
+        version: unsafe extern "C" fn() -> usize = c"cudnnGetVersion";
+        error: unsafe extern "C" fn(c_int) -> *const c_char = c"cudnnGetErrorString";
+        create: Create = c"cudnnCreate";
+        set_stream: unsafe extern "C" fn(Handle, Handle) -> c_int = c"cudnnSetStream";
+        tensor: Create = c"cudnnCreateTensorDescriptor";
+        set_tensor: unsafe extern "C" fn(Handle, c_int, c_int, c_int, c_int, c_int, c_int) -> c_int
+            = c"cudnnSetTensor4dDescriptor";
+        filter: Create = c"cudnnCreateFilterDescriptor";
+        set_filter: unsafe extern "C" fn(Handle, c_int, c_int, c_int, c_int, c_int, c_int) -> c_int
+            = c"cudnnSetFilter4dDescriptor";
+        conv: Create = c"cudnnCreateConvolutionDescriptor";
+        set_conv: unsafe extern "C" fn(Handle, c_int, c_int, c_int, c_int, c_int, c_int, c_int, c_int) -> c_int
+            = c"cudnnSetConvolution2dDescriptor";
+        set_groups: unsafe extern "C" fn(Handle, c_int) -> c_int = c"cudnnSetConvolutionGroupCount";
+        set_math: unsafe extern "C" fn(Handle, c_int) -> c_int = c"cudnnSetConvolutionMathType";
+        activation: Create = c"cudnnCreateActivationDescriptor";
+        set_activation: unsafe extern "C" fn(Handle, c_int, c_int, c_double) -> c_int
+            = c"cudnnSetActivationDescriptor";
+        forward_workspace: WorkspaceSize = c"cudnnGetConvolutionForwardWorkspaceSize";
+        forward: Convolve = c"cudnnConvolutionForward";
+        backward_workspace: WorkspaceSize = c"cudnnGetConvolutionBackwardDataWorkspaceSize";
+        backward: Convolve = c"cudnnConvolutionBackwardData";
+        fused: unsafe extern "C" fn(
+            Handle, *const c_void, Handle, *const c_void, Handle, *const c_void, Handle, c_int, *mut c_void, usize,
+            *const c_void, Handle, *const c_void, Handle, *const c_void, Handle, Handle, *mut c_void,
+        ) -> c_int = c"cudnnConvolutionBiasActivationForward";
+    }
+}
+
+/// `cudnnTensorFormat_t`.
+const NCHW: c_int = 0;
+/// `cudnnConvolutionMode_t`: filters as they lie, not turned around.
+const CROSS_CORRELATION: c_int = 1;
+/// `cudnnMathType_t`: tensor cores may round single precision's factors, or not be used.
+const DEFAULT_MATH: c_int = 0;
+const FMA_MATH: c_int = 3;
+/// `cudnnActivationMode_t`.
+const ACTIVATION_RELU: c_int = 1;
+const ACTIVATION_IDENTITY: c_int = 5;
+/// `cudnnNanPropagation_t`.
+const NOT_PROPAGATE_NAN: c_int = 0;
+
+/// `cudnnConvolutionFwdAlgo_t`, in the order of its numbers; which of them round more than the sum as it is
+/// written.
+const FORWARD: &[(&str, bool)] = &[
+    ("implicit gemm", false),
+    ("implicit gemm with a table", false),
+    ("gemm", false),
+    ("direct", false),
+    ("FFT", true),
+    ("FFT in tiles", true),
+    ("Winograd", true),
+    ("Winograd in steps", true),
+];
+/// `cudnnConvolutionBwdDataAlgo_t`, likewise.
+const BACKWARD: &[(&str, bool)] = &[
+    ("sums in any order", false),
+    ("implicit gemm", false),
+    ("FFT", true),
+    ("FFT in tiles", true),
+    ("Winograd", true),
+    ("Winograd in steps", true),
+];
+
+/// An algorithm that takes more memory besides its operands is left out.
+const MOST_WORKSPACE_BYTES: usize = 4 << 30;
+
+/// Version of the installed library.
+pub(super) fn version() -> Result<String, Unavailable> {
+    Ok(Functions::of(load(None)?)?.version_text())
+}
+
+fn load(folder: Option<&Path>) -> Result<Loaded, Unavailable> {
+    let get = super::how_to_get(Variant::Cudnn(Precision::Full));
+    Loaded::open(&["libcudnn.so.9", "libcudnn.so.8"], &get, folder)
+}
+
+/// Loads cuDNN and chooses its fastest algorithm for the operands' problem.
+pub(super) fn prepare<T: Element>(
+    operands: &mut Operands<T>,
+    means: &Means,
+    precision: Precision,
+) -> Result<Prepared<T>, Unavailable> {
+    let Kernel::Conv(conv) = operands.problem.kernel else {
+        panic!("a library for convolutions is asked for nothing else")
+    };
+    let pads = pads(&conv)?;
+    let fused = Fused::of("cuDNN", &operands.problem.epilogue)?;
+    if conv.transposed && fused != Fused::default() {
+        let reason = "cuDNN has no epilogues of transposed convolutions".to_owned();
+        return Err(Unavailable::Unsupported { reason });
+    }
+    let f = Functions::of(load(means.folder.as_deref())?)?;
+    let on_device = OnDevice::new(operands, means)?;
+    let math = match (precision, T::DTYPE) {
+        (Precision::Full, DType::F32) => FMA_MATH,
+        (Precision::Full | Precision::Tf32, _) => DEFAULT_MATH,
+    };
+    let library = Library::new::<T>(f, on_device, &conv, pads, math)?;
+    let ways = library.ways::<T>(&conv, fused, operands.problem.is_exact)?;
+    fastest(&library.on_device, ways, operands, &f.version_text())
+}
+
+/// The zeros above and below, and to the left and right, of which there are as many on both sides. A row or
+/// column of zeros that no filter reaches does no harm.
+fn pads(conv: &Conv) -> Result<[usize; 2], Unavailable> {
+    // Of a transposed convolution it is the result that filters go over.
+    let (large, small) = if conv.transposed { (conv.output(), conv.image) } else { (conv.image, conv.output()) };
+    let fits = |axis: usize| {
+        let reach = conv.dilation[axis] * (conv.filter[axis] - 1) + 1;
+        let rest = (large[axis] + 2 * conv.pad_begin[axis]).checked_sub(reach);
+        rest.is_some_and(|rest| rest / conv.stride[axis] + 1 == small[axis])
+    };
+    if fits(0) && fits(1) {
+        return Ok(conv.pad_begin);
+    }
+    Err(Unavailable::Unsupported { reason: "cuDNN has as many zeros on one side as on the other".to_owned() })
+}
+
+impl Functions {
+    fn version_text(&self) -> String {
+        // SAFETY: the function takes nothing.
+        let version = unsafe { (self.version)() };
+        // Version 9 has another place for the first number.
+        let major = if version >= 90_000 { version / 10_000 } else { version / 1000 };
+        let rest = if version >= 90_000 { version % 10_000 } else { version % 1000 };
+        format!("{major}.{}.{}", rest / 100, rest % 100)
+    }
+
+    fn succeeded(&self, function: &str, status: c_int) -> Result<(), Unavailable> {
+        if status == 0 {
+            return Ok(());
+        }
+        // SAFETY: the strings are static in the library.
+        let meaning = unsafe { text((self.error)(status)) };
+        Err(Unavailable::Unsupported { reason: format!("{function}: {meaning} (status {status})") })
+    }
+}
+
+/// The library on a device, with descriptions of a convolution. Nothing of it is released: the process ends
+/// with it.
+#[derive(Clone)]
+struct Library {
+    f: Functions,
+    on_device: Rc<OnDevice>,
+    handle: Handle,
+    x: Handle,
+    w: Handle,
+    y: Handle,
+    conv: Handle,
+}
+
+impl Library {
+    fn new<T: Element>(
+        f: Functions,
+        on_device: Rc<OnDevice>,
+        conv: &Conv,
+        [pad_h, pad_w]: [usize; 2],
+        math: c_int,
+    ) -> Result<Library, Unavailable> {
+        let stream = on_device.context.stream()?;
+        let [h, w] = conv.image;
+        let [p, q] = conv.output();
+        let [r, s] = conv.filter;
+        let groups = sizes([conv.groups])?[0];
+        let [pad_h, pad_w] = sizes([pad_h, pad_w])?;
+        let [stride_h, stride_w] = sizes(conv.stride)?;
+        let [dilation_h, dilation_w] = sizes(conv.dilation)?;
+        // W is `[k, c/groups, r, s]`, of a transposed convolution `[c, k/groups, r, s]`: here the one of
+        // which it is the transposition goes from k channels to c.
+        let (of, to) = if conv.transposed { (conv.k, conv.c) } else { (conv.c, conv.k) };
+        let dtype = data_type::<T>();
+        let handle = f.made("cudnnCreate", f.create)?;
+        // SAFETY: the library's own handle, and a stream that lives on.
+        f.succeeded("cudnnSetStream", unsafe { (f.set_stream)(handle, stream) })?;
+        let described = Library {
+            f,
+            on_device,
+            handle,
+            x: f.tensor::<T>([conv.n, conv.c, h, w])?,
+            w: f.made("cudnnCreateFilterDescriptor", f.filter)?,
+            y: f.tensor::<T>([conv.n, conv.k, p, q])?,
+            conv: f.made("cudnnCreateConvolutionDescriptor", f.conv)?,
+        };
+        let [to, of, r, s] = sizes([to, of / conv.groups, r, s])?;
+        // SAFETY: the descriptors are the library's.
+        unsafe {
+            let status = (f.set_filter)(described.w, dtype, NCHW, to, of, r, s);
+            f.succeeded("cudnnSetFilter4dDescriptor", status)?;
+            let (d, mode) = (described.conv, CROSS_CORRELATION);
+            let status = (f.set_conv)(d, pad_h, pad_w, stride_h, stride_w, dilation_h, dilation_w, mode, dtype);
+            f.succeeded("cudnnSetConvolution2dDescriptor", status)?;
+            f.succeeded("cudnnSetConvolutionGroupCount", (f.set_groups)(d, groups))?;
+            f.succeeded("cudnnSetConvolutionMathType", (f.set_math)(d, math))?;
+        }
+        Ok(described)
+    }
+
+    /// A way for each algorithm that computes this.
+    fn ways<T: Element>(&self, conv: &Conv, fused: Fused, is_exact: bool) -> Result<Vec<Way>, Unavailable> {
+        let (f, [x, w, y]) = (self.f, self.on_device.pointers());
+        let algorithms = if conv.transposed { BACKWARD } else { FORWARD };
+        let mut known: Vec<(c_int, &str, usize)> = Vec::new();
+        for (number, &(name, rounds_more)) in (0..).zip(algorithms) {
+            let mut n_bytes = 0;
+            // SAFETY: descriptors are the library's; the size is written to a local variable.
+            let status = unsafe {
+                match conv.transposed {
+                    true => {
+                        (f.backward_workspace)(self.handle, self.w, self.x, self.conv, self.y, number, &mut n_bytes)
+                    }
+                    false => {
+                        (f.forward_workspace)(self.handle, self.x, self.w, self.conv, self.y, number, &mut n_bytes)
+                    }
+                }
+            };
+            if status == 0 && n_bytes <= MOST_WORKSPACE_BYTES && !(is_exact && rounds_more) {
+                known.push((number, name, n_bytes));
+            }
+        }
+        let most = known.iter().map(|(.., n_bytes)| *n_bytes).max().unwrap_or(0);
+        let workspace = Rc::new(Memory::new(&self.on_device.context, most as u64)?);
+        let epilogue = match fused == Fused::default() {
+            true => None,
+            false => Some(Rc::new(self.epilogue::<T>(conv, fused)?)),
+        };
+        let way = |(number, name, n_bytes): (c_int, &str, usize)| {
+            let (library, workspace, epilogue) = (self.clone(), workspace.clone(), epilogue.clone());
+            let is_transposed = conv.transposed;
+            let put = Rc::new(move || {
+                let Library { f, handle, x: x_desc, w: w_desc, y: y_desc, conv, .. } = &library;
+                let (handle, x_desc, w_desc, y_desc, conv) = (*handle, *x_desc, *w_desc, *y_desc, *conv);
+                let factors = (T::ONE, T::ZERO);
+                let (one, zero) = ((&raw const factors.0).cast(), (&raw const factors.1).cast());
+                let (room, n_bytes) = (pointer(&workspace), n_bytes);
+                // SAFETY: the operands on the device have as many elements as descriptors say, the workspace
+                // as many bytes as the algorithm wants; factors are read before the call returns.
+                let (function, status) = unsafe {
+                    match &epilogue {
+                        Some(epilogue) => {
+                            let Described { bias, bias_desc, addend, activation, .. } = &**epilogue;
+                            let (z, factor) = addend.map_or((y, zero), |addend| (addend, one));
+                            let status = (f.fused)(
+                                handle,
+                                one,
+                                x_desc,
+                                x,
+                                w_desc,
+                                w,
+                                conv,
+                                number,
+                                room,
+                                n_bytes,
+                                factor,
+                                y_desc,
+                                z,
+                                *bias_desc,
+                                *bias,
+                                *activation,
+                                y_desc,
+                                y,
+                            );
+                            ("cudnnConvolutionBiasActivationForward", status)
+                        }
+                        None if is_transposed => {
+                            let status = (f.backward)(
+                                handle, one, w_desc, w, x_desc, x, conv, number, room, n_bytes, zero, y_desc, y,
+                            );
+                            ("cudnnConvolutionBackwardData", status)
+                        }
+                        None => {
+                            let status = (f.forward)(
+                                handle, one, x_desc, x, w_desc, w, conv, number, room, n_bytes, zero, y_desc, y,
+                            );
+                            ("cudnnConvolutionForward", status)
+                        }
+                    }
+                };
+                f.succeeded(function, status)
+            });
+            Way { name: name.to_owned(), put }
+        };
+        Ok(known.into_iter().map(way).collect())
+    }
+
+    fn epilogue<T: Element>(&self, conv: &Conv, fused: Fused) -> Result<Described, Unavailable> {
+        let f = &self.f;
+        // It wants a bias in any case.
+        let zeros = Memory::new(&self.on_device.context, (conv.k * size_of::<T>()) as u64)?;
+        zeros.fill(0)?;
+        let activation = f.made("cudnnCreateActivationDescriptor", f.activation)?;
+        let mode = if fused.relu { ACTIVATION_RELU } else { ACTIVATION_IDENTITY };
+        // SAFETY: the descriptor is the library's.
+        let status = unsafe { (f.set_activation)(activation, mode, NOT_PROPAGATE_NAN, 0.0) };
+        f.succeeded("cudnnSetActivationDescriptor", status)?;
+        Ok(Described {
+            bias: fused.bias.map_or(pointer(&zeros), |at| self.on_device.further(at)),
+            _zeros: zeros,
+            bias_desc: f.tensor::<T>([1, conv.k, 1, 1])?,
+            addend: fused.addend.map(|at| self.on_device.further(at)),
+            activation,
+        })
+    }
+}
+
+/// What is done to a result on its way out.
+struct Described {
+    bias: *mut c_void,
+    _zeros: Memory,
+    bias_desc: Handle,
+    addend: Option<*mut c_void>,
+    activation: Handle,
+}
+
+impl Functions {
+    fn made(&self, function: &str, create: Create) -> Result<Handle, Unavailable> {
+        let mut made = null_mut();
+        // SAFETY: the handle is written to a local variable.
+        self.succeeded(function, unsafe { create(&mut made) })?;
+        Ok(made)
+    }
+
+    fn tensor<T: Element>(&self, shape: [usize; 4]) -> Result<Handle, Unavailable> {
+        let (tensor, [n, c, h, w]) = (self.made("cudnnCreateTensorDescriptor", self.tensor)?, sizes(shape)?);
+        // SAFETY: the descriptor is the library's.
+        let status = unsafe { (self.set_tensor)(tensor, NCHW, data_type::<T>(), n, c, h, w) };
+        self.succeeded("cudnnSetTensor4dDescriptor", status)?;
+        Ok(tensor)
+    }
+}
+
+/// `cudnnDataType_t`.
+fn data_type<T: Element>() -> c_int {
+    if T::DTYPE == DType::F64 { 1 } else { 0 }
+}
+
+#[cfg(test)]
+mod tests {
+    use tilewright_ir::op::Workload;
+
+    use super::*;
+    use crate::problem::Problem;
+
+    #[test]
+    fn zeros_on_one_side_are_as_many_as_on_the_other() {
+        let check = |text: &str, expected: Option<[usize; 2]>| {
+            let workload = Workload::parse(text).expect("the test names a workload");
+            let Kernel::Conv(conv) = Problem::of(&workload).kernel else { panic!("{text} is a convolution") };
+            assert_eq!(pads(&conv).ok(), expected, "{text}");
+        };
+        check("conv2d:c=3,h=9,w=7,k=4,r=3,s=3,pad=1", Some([1, 1]));
+        check("conv2d:c=3,h=9,w=7,k=4,r=3,s=3,pad_top=1", None);
+        check("conv2d:c=3,h=9,w=7,k=4,r=3,s=3,pad_bottom=1", None);
+        // Of an even size every other row is enough.
+        check("conv2d:c=3,h=8,w=8,k=4,r=3,s=3,stride=2,pad_top=1,pad_left=1", Some([1, 1]));
+        check("conv2d_transpose:c=4,h=5,w=6,k=3,r=3,s=3,stride=2,pad=1,out_pad=1", Some([1, 1]));
+        check("conv2d_transpose:c=4,h=5,w=6,k=3,r=3,s=3,stride=2,pad_top=1", Some([1, 0]));
+    }
+}
