@@ -361,7 +361,7 @@ run {
             other => return other.unwrap(),
         }
         let (caches, at_best_pace) = (Caches::Warm, false);
-        let plan = Plan { min_time_ns: 1.0, min_samples: 2, alone_ns: 0.0, leading_ns: None, caches, at_best_pace };
+        let plan = Plan { min_time_ns: 1e6, min_samples: 2, alone_ns: 0.0, leading_ns: None, caches, at_best_pace };
         match tester.answer(Request::Check { id: 1, plan: None }) {
             Some(Reply::Checked { relative_error, .. }) => assert!(relative_error < 1e-6, "{relative_error}"),
             other => return other.unwrap(),
