@@ -423,8 +423,8 @@ impl<D: Driver> Loader<'_, D> {
             Place::Input(_) | Place::Output(_) | Place::Arena(_) => None,
         };
         // Steps that share what is prepared name the same constants.
-        let is_new = kept.iter().filter_map(constant).fold(false, |is_new, at| self.made.insert(at) || is_new);
-        if is_new {
+        let n_new = kept.iter().filter_map(constant).filter(|at| self.made.insert(*at)).count();
+        if n_new > 0 {
             let launches = self.launches_of(kernel, &program.prepare, &spans, &moved)?;
             self.driver.run(&launches, 1).map_err(|why| why.to_string())?;
         }
