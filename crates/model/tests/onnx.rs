@@ -34,8 +34,8 @@ fn compiled_for(graph: &Graph, target: &Target) -> Result<Compiled, CompileError
     compile_quickly(fused, target, &|workload| guess(workload, target))
 }
 
-/// The first OpenCL device, which one test has at a time: PoCL's compiler is not for several threads. Says why
-/// a test is skipped where there is none.
+/// The first OpenCL device, which one test has at a time: PoCL's compiler is not for several threads. Says
+/// why a test is skipped where there is none.
 fn device() -> Option<(Target, MutexGuard<'static, ()>)> {
     static ONE: Mutex<()> = Mutex::new(());
     match opencl::device(0) {
@@ -346,7 +346,7 @@ fn a_real_network_computes_on_a_device_what_it_does_on_the_cpu() {
 fn operators_compute_on_a_device_what_onnx_says() {
     let Some((target, _one)) = device() else { return };
     let every: usize = std::env::var("TILEWRIGHT_EVERY").ok().and_then(|n| n.parse().ok()).unwrap_or(61);
-    let at = Cell::new(0);
+    let at = Cell::new(0_usize);
     let n_host = check_cases("node.cases.gz", 500 / every, |case| {
         at.set(at.get() + 1);
         if at.get().is_multiple_of(every) { check(case, &target) } else { Ok(None) }

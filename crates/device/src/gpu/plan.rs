@@ -492,3 +492,65 @@ fn copying(text: &str) -> Result<GpuProgram, String> {
     let program = apply_all(&program, &steps.map_err(|why| why.to_string())?).map_err(|(_, why)| why.to_string())?;
     lower_gpu(&program).map_err(|why| why.to_string())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Doubles each of 40 numbers.
+    const DOUBLE: &str = "program \"double\"
+buffer x: f32[40] global input
+buffer y: f32[40] global output
+loops i
+run { block.x i in 2 { thread.x i in 20 { y[20*i + i] = x[20*i + i] * 2.0 } } }";
+
+    /// A kernel whose result begins at an odd place, a function of this process, and a copy.
+    fn model() -> GpuModel {
+        let kernel = DOUBLE.replace("thread.x i in 20", "thread.x t in 20").replace("+ i]", "+ t]");
+        let kernel = parse(&kernel.replace("loops i", "loops i, t")).unwrap();
+        let mut plan = Plan::default();
+        let x = plan.tensor("x", DType::F32, &[40], Place::Input(0));
+        let way = plan.tensor("way", DType::F32, &[41], Place::Arena(0));
+        let sums = plan.tensor("sums", DType::F32, &[40], Place::Arena(512));
+        let y = plan.tensor("y", DType::F32, &[42], Place::Output(0));
+        let part = |tensor, n: usize| Slice { tensor, offset: 4 * n, n_bytes: 160 };
+        let add_one = |inputs: &[&[u8]], outputs: &mut [&mut [u8]]| {
+            for (from, to) in inputs[0].chunks(4).zip(outputs[0].chunks_mut(4)) {
+                let number = f32::from_le_bytes(from.try_into().unwrap());
+                to.copy_from_slice(&(number + 1.0).to_le_bytes());
+            }
+            Ok(())
+        };
+        let double = |from, to| Work::Kernel {
+            kernel: 0,
+            arguments: vec![from, to],
+            kept: Vec::new(),
+            parts: vec![tilewright_ir::Part::Body],
+            all_threads: true,
+        };
+        let works = [
+            double(part(x, 0), part(way, 1)),
+            Work::Host { inputs: vec![part(way, 1)], outputs: vec![part(sums, 0)], run: Arc::new(add_one) },
+            double(part(sums, 0), part(way, 1)),
+            Work::Copy { from: part(way, 1), to: part(y, 2) },
+        ];
+        plan.steps = works.map(|work| Step { name: "a step".to_owned(), work }).into();
+        let target = Target::named("sm_90a").unwrap();
+        GpuModel { plan, kernels: vec![lower_gpu(&kernel).unwrap()], target }
+    }
+
+    #[test]
+    fn kernels_functions_and_copies_run_in_their_order() {
+        let mut loaded = OnDevice::new(Cuda::emulated(), Arc::new(model())).unwrap();
+        let numbers = |of: fn(f32) -> f32| -> Vec<u8> { (0..40).flat_map(|n| of(n as f32).to_le_bytes()).collect() };
+        let (mut y, mut step_ns) = (vec![0; 168], [0; 4]);
+        for _ in 0..2 {
+            loaded.run(&[&numbers(|n| n)], &mut [&mut y], None).unwrap();
+            assert_eq!(y[8..], numbers(|n| 4.0 * n + 2.0));
+        }
+        y.fill(0);
+        loaded.run(&[&numbers(|n| n)], &mut [&mut y], Some(&mut step_ns)).unwrap();
+        assert_eq!(y[8..], numbers(|n| 4.0 * n + 2.0));
+        assert!(step_ns.iter().all(|ns| *ns > 0), "{step_ns:?}");
+    }
+}

@@ -1,5 +1,5 @@
-//! The threads of a worker whose kernels run on a GPU, by whatever driver. They share a context: what is on the
-//! device stays there from kernel to kernel, and the driver's compiler works while a kernel runs.
+//! The threads of a worker whose kernels run on a GPU, by whatever driver. They share a context: what is on
+//! the device stays there from kernel to kernel, and the driver's compiler works while a kernel runs.
 
 use super::builder::{answer, scheduled};
 use super::store::Kernels;
@@ -303,8 +303,8 @@ impl<D: Driver> Tester<D> {
     fn relied_on<T>(&self, result: Result<T, D::Error>) -> Result<T, Failure> {
         result.map_err(|error| {
             if self.driver.is_lost(&error) {
-                // A GPU's driver may give no right answer any more, and nobody can tell: what comes next is for
-                // a fresh process.
+                // A GPU's driver may give no right answer any more, and nobody can tell: what comes next is
+                // for a fresh process.
                 eprintln!("{error}");
                 std::process::exit(DEVICE_LOST);
             }
