@@ -218,8 +218,12 @@ fn bad_commands_and_kernels_are_refused() {
              arguments = [{{ name = 'a', type = 'float', size = 4, role = 'out' }}]\nreference = {{ function = 'g' }}\n{more}"
         ))
     };
-    check_refused(&kernel("k.cl", ""), "no OpenCL device support in this build");
-    check_refused(&kernel("k.cu", ""), "no CUDA device support in this build");
+    check_refused(&kernel("k.cl", ""), "a kernel for a GPU has a grid (give `grid`");
+    check_refused(&kernel("k.cu", "grid = 'n // T'"), "the grid, `n // T`: position 1: unknown name n");
+    check_refused(&kernel("k.c", "grid = 1"), "are for sources in OpenCL C or CUDA");
+    check_refused(&kernel("k.f90", ""), "k.f90 is no source in C, C++, OpenCL C or CUDA");
+    check_refused(&kernel("k.cl", "grid = [1, 1, 1, 1]"), "the grid has more than three axes");
+    check_refused(&kernel("k.cl", "grid = 1\nlanguage = 'fortran'"), "unknown variant `fortran`");
     check_refused(&kernel("k.c", ""), "k.c");
     check_refused(&kernel("k.c", "colour = 'red'"), "unknown field `colour`");
     check_refused(&kernel("k.c", "constraints = ['T > x']"), "unknown name x");
@@ -243,6 +247,95 @@ void f(const float *a, float *b, int n) {
 }
 void g(const float *a, float *b, int n) { for (int i = 0; i < n; i++) b[i] = a[i] + a[i]; }
 "#;
+
+/// What kernels in OpenCL C do with numbers, some of them wrong.
+const OPENCL_KERNEL: &str = r#"
+#include "own.h"
+__kernel void f(__global const float *a, __global float *b, int n, __local float *shared) {
+    const int i = get_global_id(0), t = get_local_id(0);
+    if (T != 2 && i >= n) return;
+    shared[t] = a[i];
+    if (T == 1) b[i] = FACTOR * shared[t];
+    if (T == 2 && i <= n) b[i] = 2 * a[i % n];
+    if (T == 3) for (volatile int k = 0; ; k++) {}
+    if (T == 4) b[i] = 3 * a[i];
+    if (T == 5) { b[i] = 2 * a[i]; ((__global float *)a)[i] = 1; }
+#if T == 6
+    this is no C;
+#endif
+    if (T == 7 && i < n - 1) b[i] = 2 * a[i];
+    if (T == 8) b[i] = 2 * a[i];
+    if (T == 9) b[i + 100000000] = 1;
+}
+__kernel void g(__global const float *a, __global float *b, int n, __local float *unused) {
+    for (int i = 0; i < n; i++) b[i] = a[i] + a[i];
+}
+"#;
+
+#[test]
+fn opencl_kernels_that_do_wrong_cost_one_trial_each() {
+    match tilewright_device::opencl::device(0) {
+        Ok(device) if device.is_cpu => {}
+        Ok(device) => return eprintln!("skipped: {} is no CPU, and nobody knows what faults do to it", device.name),
+        Err(why) => return eprintln!("skipped: {why}"),
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    fs::write(path("k.cl"), OPENCL_KERNEL).unwrap();
+    fs::write(path("own.h"), "#define FACTOR 2\n").unwrap();
+    fs::write(path("plain.c"), "void g(const float *a, float *b, int n, float *_) { for (int i = 0; i < n; i++) b[i] = 2 * a[i]; }")
+        .unwrap();
+    let form = |values: &str, reference: &str| {
+        format!(
+            "name = 'k'\nsource = 'k.cl'\nfunction = 'f'\nconstants = {{ N = 1000 }}\nflags = ['-cl-std=CL1.2']\n\
+             parameters = [{{ name = 'T', values = {values} }}]\nreference = {reference}\n\
+             block = '10**9 if T == 8 else 8'\ngrid = ['N // 8 + (1 if T == 2 else 0)', 1]\n\
+             arguments = [{{ name = 'a', type = 'float', size = 'N' }},\n\
+             {{ name = 'b', type = 'float', size = 'N', role = 'out' }}, {{ name = 'n', type = 'int', value = 'N' }},\n\
+             {{ name = 'shared', type = 'float', local = '8 * T // T' }}]\n"
+        )
+    };
+    let kernel = path("k.toml");
+    fs::write(&kernel, form("'list(range(1, 10))'", "{ function = 'g', grid = 1, block = 1 }")).unwrap();
+    let db = path("records.db");
+    let tune = ["tune", "--db", text(&db), "--kernel", text(&kernel), "--trials", "9", "--run-timeout", "2"];
+    let tuned = run_json(&tune);
+    assert_eq!((&tuned["trials"], &tuned["best"]["config"]), (&json!(9), &json!({"T": 1})), "{tuned}");
+    let errors = errors(&db);
+    check_error(&errors, "1", "no_error", "");
+    check_error(&errors, "2", "runtime_error", "outside its buffers, beside b");
+    check_error(&errors, "3", "run_timeout", "had not ended after 2");
+    check_error(&errors, "4", "wrong_answer", "b: 1000 elements are wrong");
+    check_error(&errors, "5", "runtime_error", "it wrote into its input a");
+    check_error(&errors, "6", "compile_error_device", "k.cl:14:");
+    check_error(&errors, "7", "wrong_answer", "b: 1 elements are wrong");
+    check_error(&errors, "8", "instantiation_error", "threads along x, of which there may be");
+    check_error(&errors, "9", "runtime_error", "SIGSEGV");
+    let best = run_json(&["best", "--db", text(&db), "--device", "opencl", tuned["workload"].as_str().unwrap()]);
+    assert_eq!(best["best"]["config"], json!({"T": 1}), "{best}");
+    check_refused(&[owned(&tune), owned(&["--device", "cuda:99"])].concat(), "--device cuda:99: ");
+
+    let mut references = vec![("configuration", "{ configuration = { T = 1 } }")];
+    if has_compiler() {
+        references.push(("function", "{ function = 'g', source = 'plain.c' }"));
+    }
+    for (name, reference) in references {
+        let (db, kernel) = (path(&format!("{name}.db")), path(&format!("{name}.toml")));
+        // A local argument is nothing to a function in C.
+        fs::write(&kernel, form("[1, 4]", reference)).unwrap();
+        let tuned = run_json(&["tune", "--db", text(&db), "--kernel", text(&kernel), "--trials", "2", "--no-race"]);
+        assert_eq!(tuned["best"]["config"], json!({"T": 1}), "{name}: {tuned}");
+        check_error(&self::errors(&db), "4", "wrong_answer", "1000 elements are wrong");
+    }
+}
+
+#[test]
+fn the_guide_to_opencl_kernels_can_be_followed() {
+    match tilewright_device::opencl::device(0) {
+        Ok(_) => follow("opencl-kernel.md"),
+        Err(why) => eprintln!("skipped: {why}"),
+    }
+}
 
 /// Whether there is a compiler of C; says so where there is none.
 fn has_compiler() -> bool {
@@ -316,6 +409,8 @@ fn follow(page: &str) {
         match head.split_once(' ') {
             Some((_, name)) => fs::write(folder.path().join(name), format!("{body}\n")).unwrap(),
             None if head == "sh" => script += &format!("{body}\n"),
+            // For readers alone.
+            None if head.is_empty() => {}
             None => panic!("a block of neither a file nor commands: {head}"),
         }
     }
@@ -387,7 +482,7 @@ fn kernels_of_t1_files_are_tuned_and_begin_with_what_others_found() {
         fs::write(&kernel, t1(change)).unwrap();
         owned(&["tune", "--db", text(&db), "--kernel", text(&kernel), "--trials", "1"])
     };
-    check_refused(&file(("\"C\"", "\"CUDA\"")), "no CUDA device support in this build");
+    check_refused(&file(("\"C\"", "\"Vulkan\"")), "kernels in Vulkan cannot be run");
     check_refused(&file(("ProblemSize[0] *", "Size *")), "argument a: its size: position 1: unknown name Size");
     check_refused(&file(("int32", "half2")), "argument n: there is no type half2");
     check_refused(&file(("list(range(1, 6))", "[1, x]")), "the values of T: position 5: unknown name x");

@@ -5,6 +5,7 @@
 //! ([`CudaError::is_final`]): the process must end, and another take its place.
 
 mod assemble;
+pub mod compile;
 mod driver;
 
 use std::ffi::{CString, c_int, c_uint, c_void};
@@ -14,7 +15,7 @@ use thiserror::Error;
 use tilewright_ir::Target;
 use tilewright_ir::target::Gpu;
 
-use crate::guarded::{DeviceMemory, Guarded, Span, with_canaries};
+use crate::guarded::{DeviceMemory, Guarded, KernelArgument, with_canaries};
 use crate::memory::CANARY_BYTES;
 use driver::{Address, Answer, DeviceId, Functions, Handle};
 
@@ -383,7 +384,7 @@ pub struct Launch {
     block: [c_uint; 3],
     shared_bytes: c_uint,
     /// What it is run on lives as long as it.
-    arguments: Vec<Span<Memory>>,
+    arguments: Vec<KernelArgument<Memory>>,
 }
 
 // SAFETY: as for the context.
@@ -401,8 +402,8 @@ pub struct Taken {
 }
 
 impl Launch {
-    /// A kernel by its name, with so many blocks of so many threads, on this memory; a block has so many
-    /// bytes of shared memory beyond those that are in the code.
+    /// A kernel by its name, with so many blocks of so many threads, on these arguments; a block has so
+    /// many bytes of shared memory beyond those that are in the code.
     ///
     /// # Errors
     /// Where there is no such kernel, or a block cannot have so many bytes.
@@ -412,7 +413,7 @@ impl Launch {
         n_blocks: [i64; 3],
         block: [i64; 3],
         shared_bytes: u64,
-        arguments: Vec<Span<Memory>>,
+        arguments: Vec<KernelArgument<Memory>>,
     ) -> Result<Launch, CudaError> {
         let f = code.context.enter()?;
         let name = CString::new(name).expect("invariant: kernels have names that C accepts");
@@ -445,8 +446,17 @@ impl Launch {
 
     /// Puts it into the stream.
     fn enqueue(&self, f: &Functions, stream: Handle) -> Result<(), CudaError> {
-        let mut addresses: Vec<Address> = self.arguments.iter().map(|span| span.memory.address() + span.at).collect();
-        let mut pointers: Vec<*mut c_void> = addresses.iter_mut().map(|a| (&raw mut *a).cast()).collect();
+        let value = |argument: &KernelArgument<Memory>| match argument {
+            KernelArgument::Memory(span) => span.memory.address() + span.at,
+            KernelArgument::Value(bytes) => {
+                let mut value = [0; 8];
+                value[..bytes.len()].copy_from_slice(bytes);
+                u64::from_ne_bytes(value)
+            }
+            KernelArgument::Shared(_) => unreachable!("CUDA's kernels have no such arguments"),
+        };
+        let mut values: Vec<u64> = self.arguments.iter().map(value).collect();
+        let mut pointers: Vec<*mut c_void> = values.iter_mut().map(|a| (&raw mut *a).cast()).collect();
         let ([gx, gy, gz], [bx, by, bz]) = (self.grid, self.block);
         let (arguments, none) = (pointers.as_mut_ptr(), std::ptr::null_mut());
         call!(
@@ -532,6 +542,7 @@ pub(crate) fn emulated() -> Context {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::guarded::Span;
 
     /// Adds one to each of 64 numbers, in two blocks of 32 threads.
     pub const PTX: &[u8] = b"
@@ -560,6 +571,10 @@ mod tests {
 }
 ";
 
+    fn on(memory: &Arc<Memory>) -> Vec<KernelArgument<Memory>> {
+        vec![Span::whole(memory.clone(), memory.n_bytes()).into()]
+    }
+
     fn read(memory: &Memory) -> Vec<i32> {
         let mut bytes = vec![0; memory.n_bytes() as usize];
         memory.read(0, &mut bytes).unwrap();
@@ -575,15 +590,7 @@ mod tests {
         let code = Arc::new(Code::load(&context, PTX).unwrap());
         let memory = Arc::new(Memory::new(&context, 256).unwrap());
         memory.fill(0).unwrap();
-        let launch = Launch::new(
-            &code,
-            "add_one",
-            [2, 1, 1],
-            [32, 1, 1],
-            0,
-            vec![Span::whole(memory.clone(), memory.n_bytes())],
-        )
-        .unwrap();
+        let launch = Launch::new(&code, "add_one", [2, 1, 1], [32, 1, 1], 0, on(&memory)).unwrap();
         assert_eq!(launch.taken(), Ok(Taken { registers: 32, local_bytes: 0 }));
         let launches = [launch];
         assert_eq!(run(&context, &launches, 1), Ok(250_000.0));
@@ -605,14 +612,7 @@ mod tests {
         let code = Arc::new(Code::load(&context, PTX).unwrap());
         let memory = Arc::new(Memory::new(&context, 128).unwrap());
         let launch = |name, n_blocks, block| {
-            let launch = Launch::new(
-                &code,
-                name,
-                [n_blocks, 1, 1],
-                [block, 1, 1],
-                0,
-                vec![Span::whole(memory.clone(), memory.n_bytes())],
-            )?;
+            let launch = Launch::new(&code, name, [n_blocks, 1, 1], [block, 1, 1], 0, on(&memory))?;
             run(&context, &[launch], 1)
         };
         assert!(launch("add_two", 1, 32).is_err());

@@ -4,13 +4,15 @@ mod cuda;
 mod opencl;
 mod plan;
 
+use std::path::Path;
+
 use tilewright_ir::Target;
 use tilewright_ir::gpu::{GpuProgram, Kernel};
 use tilewright_ir::target::Gpu;
 use tilewright_tune::ErrorClass;
 
 use crate::failure::Failure;
-pub use crate::guarded::Span;
+pub use crate::guarded::{KernelArgument, Span};
 pub use cuda::Cuda;
 pub use opencl::OpenCl;
 pub use plan::{GpuContext, GpuError, GpuModel};
@@ -50,6 +52,15 @@ pub trait Driver: Clone + Send + Sync + 'static {
         target: &Target,
         arguments: Vec<Span<Self::Memory>>,
     ) -> Result<Self::Launch, Failure>;
+    /// The kernels that another process built of a source of the user's.
+    fn load(&self, code: &[u8]) -> Result<Self::Code, Failure>;
+    /// A kernel of the user's.
+    fn launch_own(
+        code: &Self::Code,
+        shape: &Shape,
+        gpu: &Gpu,
+        arguments: Vec<KernelArgument<Self::Memory>>,
+    ) -> Result<Self::Launch, Failure>;
     /// Has the driver make a kernel's code ready, as some do only when it is launched.
     fn warm_up(_: &Self::Launch) -> Result<(), Self::Error> {
         Ok(())
@@ -64,17 +75,42 @@ pub trait Driver: Clone + Send + Sync + 'static {
     fn is_lost(&self, error: &Self::Error) -> bool;
 }
 
+/// What a kernel is, and how large a launch of it.
+pub struct Shape {
+    /// Its name in the code.
+    pub name: String,
+    /// Blocks along each axis.
+    pub grid: [i64; 3],
+    /// Threads of a block along each axis.
+    pub block: [i64; 3],
+    /// Bytes that the threads of a block share, as far as they are known before it is built.
+    pub shared_bytes: u64,
+}
+
+impl Shape {
+    /// Of a kernel of our own.
+    pub fn of(kernel: &Kernel, program: &GpuProgram) -> Shape {
+        let (grid, block, shared_bytes) = (kernel.grid(), kernel.block(), kernel.shared_bytes(program));
+        Shape { name: kernel.name.clone(), grid, block, shared_bytes }
+    }
+
+    /// Threads of a block.
+    pub fn n_threads(&self) -> i64 {
+        self.block.iter().fold(1, |n, along| n.saturating_mul(*along))
+    }
+}
+
 /// Whether a device can run a kernel, as far as its sizes say.
-pub fn fits(kernel: &Kernel, program: &GpuProgram, gpu: &Gpu) -> Result<(), String> {
+pub fn fits(kernel: &Shape, gpu: &Gpu) -> Result<(), String> {
     let within = |what: &str, sizes: [i64; 3], most: [u32; 3]| {
         let over = sizes.into_iter().zip(most).zip(["x", "y", "z"]).find(|((n, most), _)| *n > i64::from(*most));
         over.map_or(Ok(()), |((n, most), axis)| {
             Err(format!("kernel {} has {n} {what} along {axis}, of which there may be {most}", kernel.name))
         })
     };
-    within("blocks", kernel.grid(), gpu.most_blocks_along)?;
-    within("threads", kernel.block(), gpu.most_threads_along)?;
-    let (n_threads, shared_bytes) = (kernel.n_threads(), kernel.shared_bytes(program));
+    within("blocks", kernel.grid, gpu.most_blocks_along)?;
+    within("threads", kernel.block, gpu.most_threads_along)?;
+    let (n_threads, shared_bytes) = (kernel.n_threads(), kernel.shared_bytes);
     if n_threads > i64::from(gpu.most_threads) {
         let most = gpu.most_threads;
         return Err(format!("kernel {} has blocks of {n_threads} threads, of which there may be {most}", kernel.name));
@@ -84,6 +120,18 @@ pub fn fits(kernel: &Kernel, program: &GpuProgram, gpu: &Gpu) -> Result<(), Stri
         return Err(format!("kernel {} takes {shared_bytes} bytes of shared memory of {most}", kernel.name));
     }
     Ok(())
+}
+
+/// Has PoCL keep what it has compiled in a folder, where there is one, and others keep nothing: no driver is to
+/// find what it has compiled for others. The caller has no other thread yet.
+pub(crate) fn keep_compiled_in(folder: Option<&Path>) {
+    // SAFETY: there is no other thread, as the caller knows.
+    unsafe {
+        if let Some(folder) = folder {
+            std::env::set_var("POCL_CACHE_DIR", folder);
+        }
+        std::env::set_var("CUDA_CACHE_DISABLE", "1");
+    }
 }
 
 /// The fault of code.

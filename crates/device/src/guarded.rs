@@ -57,6 +57,22 @@ impl<M> Span<M> {
     }
 }
 
+/// An argument of a kernel on a device.
+pub enum KernelArgument<M> {
+    /// The address of memory.
+    Memory(Span<M>),
+    /// A value of at most eight bytes.
+    Value(Vec<u8>),
+    /// So many bytes that the threads of a block share, which only OpenCL has as an argument.
+    Shared(usize),
+}
+
+impl<M> From<Span<M>> for KernelArgument<M> {
+    fn from(span: Span<M>) -> KernelArgument<M> {
+        KernelArgument::Memory(span)
+    }
+}
+
 /// The bytes that memory for so many has with its canaries; `None` where there are no such numbers.
 pub(crate) fn with_canaries(n_bytes: usize) -> Option<usize> {
     n_bytes.checked_add(2 * CANARY_BYTES)

@@ -1,5 +1,8 @@
-//! Kernels of others, compiled to shared objects: one process of ours for each, which calls the kernel on
-//! fenced buffers, compares its answer with the right one, and times it.
+//! Kernels of others: one process of ours for each, which calls the kernel on fenced buffers, compares its
+//! answer with the right one, and times it. A compiler has made a shared object of it, or a process of ours
+//! something for a GPU.
+
+mod gpu;
 
 use std::ffi::{CStr, CString, c_char, c_void};
 use std::fs::File;
@@ -20,6 +23,8 @@ use crate::memory::{Fenced, ReadOnly};
 use crate::protocol::ClassName;
 use crate::sandbox::{self, Strictness};
 use crate::timing::sample_round;
+
+pub use gpu::{GpuJob, build};
 
 /// The function of a shared object that calls the kernel: it takes the addresses of all arguments.
 pub const ENTRY: &str = "tilewright_call";
@@ -43,6 +48,16 @@ pub struct Job {
     /// Whether the answer is written instead of compared and timed: at the end of the output, as `f64`, one
     /// buffer after the other.
     pub is_reference: bool,
+    /// What a kernel for a GPU is built of, and how it is launched.
+    pub gpu: Option<GpuJob>,
+}
+
+impl Job {
+    /// One from its file.
+    fn read(path: &Path) -> Result<Job, Failure> {
+        let text = std::fs::read(path).map_err(unknown("its job"))?;
+        serde_json::from_slice(&text).map_err(|error| unknown("its job")(error.into()))
+    }
 }
 
 /// An argument of a kernel.
@@ -50,6 +65,8 @@ pub struct Job {
 pub enum Argument {
     /// A value, by its bytes.
     Value(Vec<u8>),
+    /// Memory that the threads of a block share, of so many bytes: an expression of the parameters.
+    Shared(String),
     /// The address of a buffer.
     Buffer {
         /// Its name.
@@ -100,10 +117,15 @@ fn unknown(what: &str) -> impl Fn(io::Error) -> Failure {
     move |error| (ErrorClass::Unknown, format!("{what}: {error}"))
 }
 
-/// Calls the kernel of a shared object as a job says, and prints an [`Answer`]; whether the kernel did right.
-/// `leading_ns` is what the leading ones take.
-pub fn serve(job: &Path, library: &Path, leading_ns: Option<f64>) -> bool {
-    let answer = call(job, library, leading_ns);
+/// Calls the kernel of a shared object, or of what was built for a GPU, as a job says, and prints an
+/// [`Answer`]; whether the kernel did right. What follows are the parameters as `name=value`, where it is for
+/// a GPU, and the nanoseconds that the leading ones take, where there are any.
+pub fn serve(job: &Path, library: &Path, more: &[String]) -> bool {
+    say(call(job, library, more))
+}
+
+/// Prints what came of a job; whether that is no failure.
+fn say(answer: Result<Option<Answer>, Failure>) -> bool {
     let is_right = answer.is_ok();
     let failed = |(class, message)| Some(Answer::Failed { class: ClassName(class), message });
     let Some(answer) = answer.unwrap_or_else(failed) else { return is_right };
@@ -124,15 +146,18 @@ struct Buffer<'a> {
     is_output: bool,
 }
 
-fn call(job: &Path, library: &Path, leading_ns: Option<f64>) -> Result<Option<Answer>, Failure> {
-    let text = std::fs::read(job).map_err(unknown("its job"))?;
-    let job: Job = serde_json::from_slice(&text).map_err(|error| unknown("its job")(error.into()))?;
+fn call(job: &Path, library: &Path, more: &[String]) -> Result<Option<Answer>, Failure> {
+    let job = Job::read(job)?;
+    let leading_ns = more.last().and_then(|text| text.parse().ok());
     let data = File::open(&job.data).map_err(unknown("its data"))?;
     let buffers = job.arguments.iter().map(|argument| buffer(argument, &data).transpose());
     let mut buffers: Vec<Option<Buffer>> = buffers
         .map(Option::transpose)
         .collect::<io::Result<_>>()
         .map_err(|error| (ErrorClass::RuntimeError, format!("allocating its buffers: {error}")))?;
+    if let Some(gpu) = &job.gpu {
+        return gpu::call(&job, gpu, library, &gpu::parameters(more), buffers, leading_ns);
+    }
     // What is loaded is the user's code from its initialisers on.
     let _ = sandbox::forbid_files();
     let _ = sandbox::forbid_calls(Strictness::Loading);
@@ -146,7 +171,7 @@ fn call(job: &Path, library: &Path, leading_ns: Option<f64>) -> Result<Option<An
         .iter()
         .map(|argument| match argument {
             Argument::Value(bytes) => bytes.clone(),
-            Argument::Buffer { .. } => Vec::new(),
+            Argument::Buffer { .. } | Argument::Shared(_) => Vec::new(),
         })
         .collect();
     let mut arguments: Vec<*mut c_void> = Vec::new();
@@ -167,15 +192,10 @@ fn call(job: &Path, library: &Path, leading_ns: Option<f64>) -> Result<Option<An
     let first_ns = start.elapsed().as_nanos() as f64;
     intact(&buffers)?;
     if job.is_reference {
-        let outputs = buffers.iter().flatten().filter(|buffer| buffer.is_output);
-        let bytes = outputs.flat_map(|buffer| buffer.dtype.read(buffer.memory.as_slice::<u8>()));
-        io::stdout()
-            .write_all(&bytes.flat_map(f64::to_ne_bytes).collect::<Vec<u8>>())
-            .map_err(unknown("its answer"))?;
-        return Ok(None);
+        return write_outputs(&buffers);
     }
     let relative_error = compare(&buffers, job.tolerance)?;
-    let samples_ns = if leading_ns.is_some_and(|leading| first_ns > 2.0 * HOPELESS * leading) {
+    let samples_ns = if is_hopeless(first_ns, leading_ns) {
         vec![first_ns]
     } else {
         let n_bytes = buffers.iter().flatten().map(|buffer| buffer.memory.n_bytes()).sum();
@@ -185,6 +205,20 @@ fn call(job: &Path, library: &Path, leading_ns: Option<f64>) -> Result<Option<An
     intact(&buffers)?;
     buffers.clear();
     Ok(Some(Answer::Timed { samples_ns, relative_error }))
+}
+
+/// Writes what a reference is made of.
+fn write_outputs(buffers: &[Option<Buffer>]) -> Result<Option<Answer>, Failure> {
+    let outputs = buffers.iter().flatten().filter(|buffer| buffer.is_output);
+    let bytes = outputs.flat_map(|buffer| buffer.dtype.read(buffer.memory.as_slice::<u8>()));
+    let bytes = bytes.flat_map(f64::to_ne_bytes).collect::<Vec<u8>>();
+    io::stdout().write_all(&bytes).map_err(unknown("its answer"))?;
+    Ok(None)
+}
+
+/// Whether a first run is not worth more.
+fn is_hopeless(first_ns: f64, leading_ns: Option<f64>) -> bool {
+    leading_ns.is_some_and(|leading| first_ns > 2.0 * HOPELESS * leading)
 }
 
 fn buffer<'a>(argument: &'a Argument, data: &File) -> io::Result<Option<Buffer<'a>>> {

@@ -20,7 +20,7 @@ use tilewright_codegen::ARGUMENT_ALIGN;
 use tilewright_ir::Target;
 use tilewright_ir::target::{Arch, GpuApi};
 
-use crate::guarded::{DeviceMemory, Guarded, Span, with_canaries};
+use crate::guarded::{DeviceMemory, Guarded, KernelArgument, with_canaries};
 use crate::memory::CANARY_BYTES;
 
 /// The package that brings the loader, and one that brings a device, on Debian and Ubuntu.
@@ -58,6 +58,14 @@ pub enum OpenClError {
         what: &'static str,
         /// The error's number.
         code: i32,
+    },
+    /// A kernel has others.
+    #[error("the kernel takes {takes} arguments, of which {given} are given")]
+    Arguments {
+        /// How many it takes.
+        takes: u32,
+        /// How many there are.
+        given: usize,
     },
     /// A program was not built.
     #[error("the OpenCL compiler refuses the code: {log}")]
@@ -376,19 +384,45 @@ impl Drop for Code {
 }
 
 impl Code {
-    /// Builds OpenCL C.
+    /// Builds OpenCL C with options for its compiler.
     ///
     /// # Errors
     /// [`OpenClError::Build`] where the compiler refuses it.
-    pub fn build(context: &Context, source: &str) -> Result<Code, OpenClError> {
+    pub fn build(context: &Context, source: &str, options: &CStr) -> Result<Code, OpenClError> {
         let program = program_api::create_program_with_source(context.0.context, &[source]);
-        let code = Code { context: context.clone(), program: program.map_err(failed("a program"))? };
-        let built = program_api::build_program(code.program, &[context.0.device], c"", None, ptr::null_mut());
+        Code { context: context.clone(), program: program.map_err(failed("a program"))? }.built(options)
+    }
+
+    /// What [`Code::binary`] gave in another process, for the same device.
+    ///
+    /// # Errors
+    /// Where the driver refuses it.
+    pub fn of_binary(context: &Context, binary: &[u8]) -> Result<Code, OpenClError> {
+        // SAFETY: the device is the context's.
+        let program =
+            unsafe { program_api::create_program_with_binary(context.0.context, &[context.0.device], &[binary]) };
+        Code { context: context.clone(), program: program.map_err(failed("a program"))? }.built(c"")
+    }
+
+    fn built(self, options: &CStr) -> Result<Code, OpenClError> {
+        // Some drivers name a fault of the options by another number.
+        use cl3::error_codes::{CL_BUILD_PROGRAM_FAILURE, CL_INVALID_BUILD_OPTIONS};
+        let built = program_api::build_program(self.program, &[self.context.0.device], options, None, ptr::null_mut());
         match built {
-            Ok(()) => Ok(code),
-            Err(cl3::error_codes::CL_BUILD_PROGRAM_FAILURE) => Err(OpenClError::Build { log: code.log() }),
+            Ok(()) => Ok(self),
+            Err(CL_BUILD_PROGRAM_FAILURE | CL_INVALID_BUILD_OPTIONS) => Err(OpenClError::Build { log: self.log() }),
             Err(other) => Err(failed("building a program")(other)),
         }
+    }
+
+    /// It in the driver's own form.
+    ///
+    /// # Errors
+    /// Where the driver has none.
+    pub fn binary(&self) -> Result<Vec<u8>, OpenClError> {
+        let binaries = program_api::get_program_info(self.program, program_api::CL_PROGRAM_BINARIES);
+        let binaries = Vec::<Vec<u8>>::from(binaries.map_err(failed("the form of a program"))?);
+        binaries.into_iter().next().ok_or(failed("the form of a program")(cl3::error_codes::CL_INVALID_VALUE))
     }
 
     /// The first of what the compiler says.
@@ -409,7 +443,7 @@ pub struct Launch {
     n_work_items: [usize; 3],
     group: [usize; 3],
     /// What it is run on lives as long as it: memory …
-    arguments: Vec<Span<Memory>>,
+    arguments: Vec<KernelArgument<Memory>>,
     /// … and parts of it.
     parts: Vec<cl_mem>,
 }
@@ -432,7 +466,7 @@ impl Drop for Launch {
 }
 
 impl Launch {
-    /// A kernel by its name, with so many groups of so many threads, on this memory.
+    /// A kernel by its name, with so many groups of so many threads, on these arguments.
     ///
     /// # Errors
     /// Where there is no such kernel, or its arguments are others.
@@ -441,25 +475,44 @@ impl Launch {
         name: &str,
         n_groups: [usize; 3],
         group: [usize; 3],
-        arguments: Vec<Span<Memory>>,
+        arguments: Vec<KernelArgument<Memory>>,
     ) -> Result<Launch, OpenClError> {
         let name = CString::new(name).expect("invariant: kernels have names that C accepts");
         let kernel = kernel_of(code, &name)?;
         let n_work_items = [0, 1, 2].map(|axis| n_groups[axis] * group[axis]);
         let mut launch = Launch { code: code.clone(), kernel, n_work_items, group, arguments, parts: Vec::new() };
-        for (at, span) in launch.arguments.iter().enumerate() {
-            let mut memory = span.memory.whole().inner;
-            if (span.at, span.n_bytes) != (0, span.memory.n_bytes()) {
-                // There are no parts of parts.
-                memory = part(span.memory.whole().whole, CANARY_BYTES + span.at as usize, span.n_bytes as usize)?;
-                launch.parts.push(memory);
-            }
-            let value = (&raw const memory).cast::<c_void>();
-            // SAFETY: the value is a handle of memory, of that size, and is copied.
-            unsafe { kernel_api::set_kernel_arg(launch.kernel, at as u32, size_of::<cl_mem>(), value) }
+        let (takes, given) = (launch.n_arguments()?, launch.arguments.len());
+        if takes as usize != given {
+            return Err(OpenClError::Arguments { takes, given });
+        }
+        for (at, argument) in launch.arguments.iter().enumerate() {
+            let mut memory;
+            let (n_bytes, value) = match argument {
+                KernelArgument::Memory(span) => {
+                    memory = span.memory.whole().inner;
+                    if (span.at, span.n_bytes) != (0, span.memory.n_bytes()) {
+                        // There are no parts of parts.
+                        let from = CANARY_BYTES + span.at as usize;
+                        memory = part(span.memory.whole().whole, from, span.n_bytes as usize)?;
+                        launch.parts.push(memory);
+                    }
+                    (size_of::<cl_mem>(), (&raw const memory).cast::<c_void>())
+                }
+                KernelArgument::Value(bytes) => (bytes.len(), bytes.as_ptr().cast()),
+                KernelArgument::Shared(n_bytes) => (*n_bytes, ptr::null()),
+            };
+            // SAFETY: the value is a handle of memory or a number, of that size, and is copied; local memory
+            // has none.
+            unsafe { kernel_api::set_kernel_arg(launch.kernel, at as u32, n_bytes, value) }
                 .map_err(failed("an argument of a kernel"))?;
         }
         Ok(launch)
+    }
+
+    /// How many arguments it takes.
+    fn n_arguments(&self) -> Result<u32, OpenClError> {
+        let n = kernel_api::get_kernel_info(self.kernel, kernel_api::CL_KERNEL_NUM_ARGS);
+        n.map(|n| n.to_uint()).map_err(failed("asking about a kernel"))
     }
 
     /// The most threads of a group with which the device can run this kernel, and the local memory of a group

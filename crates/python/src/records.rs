@@ -59,7 +59,7 @@ impl Records {
     ) -> PyResult<Bound<'py, PyAny>> {
         let best = py.detach(|| {
             if is_own(workload) {
-                return Session::new(self.database.clone(), Worker::none()).best_own(workload, threads);
+                return Session::new(self.database.clone(), Worker::none()).best_own(workload, &host::target(), threads);
             }
             let workload = Workload::parse(workload).map_err(tilewright::Error::input)?;
             let target = target_name(&host::target(), Caches::Warm);

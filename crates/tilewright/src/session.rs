@@ -1,12 +1,13 @@
 //! A session: where records are kept, and what measures.
 
 use std::ffi::{OsStr, OsString};
+use std::io::Write as _;
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use tilewright_device::device::WorkerCommand;
-use tilewright_device::{Caches, host};
+use tilewright_device::{Caches, host, kernel};
 use tilewright_ir::Target;
 use tilewright_ir::op::Workload;
 
@@ -15,7 +16,7 @@ use crate::database::Database;
 use crate::error::Error;
 use crate::kernel::Kernel;
 use crate::tune::command::{CommandRequest, best_own, tune_command};
-use crate::tune::kernel::{KernelRequest, tune_kernel};
+use crate::tune::kernel::{BUILD, CALL, KernelRequest, tune_kernel};
 use crate::tune::many::{TunedMany, tune_many};
 use crate::tune::{Elsewhere, Note, TuneRequest, Tuned, tune};
 
@@ -37,12 +38,14 @@ pub fn serve_if_worker() {
 }
 
 /// Serves as a worker process, by the arguments behind the one that makes it one; whether all went well. With
-/// `--kernel JOB LIBRARY` it is a worker for one kernel of the user's.
+/// `--kernel JOB LIBRARY` it is a worker for one kernel of the user's, with `--kernel-build` one that builds it.
 pub fn serve(arguments: &[OsString]) -> bool {
     match arguments {
-        [option, job, library, leading @ ..] if option == "--kernel" => {
-            let leading_ns = leading.first().and_then(|text| text.to_str()?.parse().ok());
-            tilewright_device::kernel::serve(Path::new(job), Path::new(library), leading_ns)
+        [option, job, library, more @ ..] if option == CALL || option == BUILD => {
+            let (job, library) = (Path::new(job), Path::new(library));
+            let more: Vec<String> = more.iter().map(|word| word.to_string_lossy().into_owned()).collect();
+            let write = |path: &Path, bytes: &[u8]| crate::file::write_whole(path, |out| out.write_all(bytes));
+            if option == CALL { kernel::serve(job, library, &more) } else { kernel::build(job, library, &more, &write) }
         }
         _ => tilewright_device::worker::serve().is_ok(),
     }
@@ -119,7 +122,7 @@ impl Session {
         tune_command(request, &self.database, stop, note)
     }
 
-    /// Tunes a kernel of the caller's in C or C++. `stop` and `note` are as those of [`Session::tune`].
+    /// Tunes a kernel of the caller's in C, C++, OpenCL C or CUDA. `stop` and `note` are as those of [`Session::tune`].
     ///
     /// # Errors
     /// Where the request or its reference does not fit, or the database cannot be written.
@@ -132,13 +135,13 @@ impl Session {
         tune_kernel(request, &self.database, &self.worker, stop, note)
     }
 
-    /// The best that is recorded of a command or a kernel of the caller's, by its name in records; none where
-    /// nothing is.
+    /// The best that is recorded of a command or a kernel of the caller's on a machine, by its name in records;
+    /// none where nothing is.
     ///
     /// # Errors
     /// Where the database cannot be read.
-    pub fn best_own(&self, name: &str, threads: usize) -> Result<Option<Best>, Error> {
-        best_own(&self.database, name, threads)
+    pub fn best_own(&self, name: &str, target: &Target, threads: usize) -> Result<Option<Best>, Error> {
+        best_own(&self.database, name, target, threads)
     }
 
     /// Tunes workloads together, as those of a model: all of them, starts and races included, have this time.

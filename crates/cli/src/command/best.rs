@@ -26,12 +26,13 @@ fn own(args: &BestArgs, as_json: bool) -> anyhow::Result<()> {
     let (name, threads) = (&args.of.workload, args.of.machine.threads);
     let database = args.records.database()?;
     let session = Session::new(database.clone(), worker_command()?);
-    let best = session.best_own(name, threads)?;
+    let target = args.of.machine.place().target()?;
+    let best = session.best_own(name, &target, threads)?;
     let json = json!({
         "workload": name,
         "found": best.is_some(),
         "best": best,
-        "target": target_name(&args.of.machine.place().target()?, tilewright::Caches::Warm),
+        "target": target_name(&target, tilewright::Caches::Warm),
         "threads": threads,
         "db": database.path.to_string_lossy(),
     });

@@ -116,6 +116,15 @@ impl TuneArgs {
         Ok(self.of.machine.threads)
     }
 
+    /// The threads and the device for a kernel of the user's.
+    ///
+    /// # Errors
+    /// As [`TuneArgs::own_threads`], of one for CPUs.
+    pub fn own_place(&self, is_for_gpu: bool) -> anyhow::Result<(usize, String)> {
+        let threads = if is_for_gpu { self.of.machine.threads } else { self.own_threads()? };
+        Ok((threads, self.of.machine.device.clone()))
+    }
+
     /// The workloads that it names.
     ///
     /// # Errors

@@ -19,7 +19,8 @@ pub struct OwnArgs {
     /// folder
     #[arg(long, value_name = "COMMAND", allow_hyphen_values = true, conflicts_with = "kernel")]
     pub command: Option<String>,
-    /// Tune the C or C++ kernel that this file describes: one of ours, or a T1 file of Kernel Tuner's
+    /// Tune the kernel in C, C++, OpenCL C or CUDA that this file describes: one of ours, or a T1 file of
+    /// Kernel Tuner's
     #[arg(long, value_name = "FILE")]
     pub kernel: Option<PathBuf>,
     /// A parameter of the command and its values: tile=8,16,32 or t=1..8 or u=[2**i for i in range(8)]
@@ -77,7 +78,7 @@ impl OwnArgs {
 /// # Errors
 /// Bad input where an argument does not fit; failure where no candidate did right or records are lost.
 pub fn run(args: &TuneArgs, as_json: bool) -> anyhow::Result<()> {
-    let (own, threads) = (&args.own, args.own_threads()?);
+    let own = &args.own;
     let seconds = |time: Duration| time.as_secs_f64();
     let plain = CommandRequest::default();
     let session = Session::new(args.records.database()?, worker_command()?);
@@ -99,7 +100,7 @@ pub fn run(args: &TuneArgs, as_json: bool) -> anyhow::Result<()> {
             timeout: own.timeout.or(args.run_timeout).map_or(plain.timeout, seconds),
             build_timeout: args.build_timeout.map_or(plain.build_timeout, seconds),
             memory_bytes,
-            threads,
+            threads: args.own_threads()?,
             samples: own.samples.map(|n| n as usize),
             to_the_end: args.to_the_end,
             search: args.search.clone(),
@@ -120,7 +121,7 @@ pub fn run(args: &TuneArgs, as_json: bool) -> anyhow::Result<()> {
         let text = tilewright::file::read(path, "the description of a kernel")?;
         let text = String::from_utf8(text).map_err(|_| bad_input(format!("{} is no text", path.display())))?;
         let mut request = KernelRequest::parse(&text, path)?;
-        request.threads = threads;
+        (request.threads, request.device) = args.own_place(request.is_for_gpu())?;
         request.search.clone_from(&args.search);
         request.trials = args.trials;
         request.time = args.time.map(seconds);

@@ -331,6 +331,10 @@ impl Shared {
             return Ok(());
         }
         let message = run.complaint(&format!("the build, {},", invocation.words[0]));
+        let said = self.options.metric.failure(&run.output).filter(|_| matches!(run.end, End::Ended(_)));
+        if let Some((class, message)) = said {
+            return Err(Failure::new(class, message));
+        }
         Err(match run.end {
             End::TimedOut => Failure {
                 limit: Some(Limit::BuildS(timeout.as_secs_f64())),

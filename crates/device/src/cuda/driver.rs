@@ -32,7 +32,7 @@ macro_rules! functions {
             ///
             /// # Safety
             /// The library is NVIDIA's driver, whose functions have these parameters.
-            unsafe fn of(library: &Library) -> Result<Functions, String> {
+            pub unsafe fn of(library: &Library) -> Result<Functions, String> {
                 Ok(Functions {
                     // SAFETY: as promised by the caller.
                     $($name: *unsafe { library.get($symbol) }.map_err(|e| e.to_string())?,)*
@@ -41,6 +41,8 @@ macro_rules! functions {
         }
     };
 }
+
+pub(super) use functions;
 
 functions! {
     init = c"cuInit" (c_uint);

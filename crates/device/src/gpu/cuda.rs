@@ -1,12 +1,13 @@
 //! NVIDIA's GPUs.
 
-use super::{Driver, Span, of_compiler};
+use super::{Driver, KernelArgument, Shape, Span, of_compiler};
 use crate::cuda::{self, Assembler, Code, Context, CudaError, Launch, Memory};
 use crate::failure::Failure;
 use std::sync::Arc;
 use tilewright_codegen::{ARGUMENT_ALIGN, CompileError, compile_gpu};
 use tilewright_ir::Target;
 use tilewright_ir::gpu::{GpuProgram, Kernel};
+use tilewright_ir::target::Gpu;
 use tilewright_tune::ErrorClass;
 
 /// A context of one of NVIDIA's GPUs, and what assembles code for it.
@@ -85,11 +86,26 @@ impl Driver for Cuda {
         target: &Target,
         arguments: Vec<Span<Memory>>,
     ) -> Result<Launch, Failure> {
+        let mut shape = Shape::of(kernel, program);
+        let gpu = target.gpu.as_ref().expect("invariant: the target is a GPU");
         // What a block has unasked is in the code.
-        let shared_bytes = kernel.shared_bytes(program);
-        let is_asked_for = target.gpu.is_some_and(|gpu| shared_bytes > gpu.shared_bytes);
-        let shared_bytes = if is_asked_for { shared_bytes } else { 0 };
-        Launch::new(code, &kernel.name, kernel.grid(), kernel.block(), shared_bytes, arguments)
+        if shape.shared_bytes <= gpu.shared_bytes {
+            shape.shared_bytes = 0;
+        }
+        Cuda::launch_own(code, &shape, gpu, arguments.into_iter().map(KernelArgument::from).collect())
+    }
+
+    fn load(&self, code: &[u8]) -> Result<Arc<Code>, Failure> {
+        Code::load(&self.context, code).map(Arc::new).map_err(of_compiler::<Cuda>)
+    }
+
+    fn launch_own(
+        code: &Arc<Code>,
+        shape: &Shape,
+        _: &Gpu,
+        arguments: Vec<KernelArgument<Memory>>,
+    ) -> Result<Launch, Failure> {
+        Launch::new(code, &shape.name, shape.grid, shape.block, shape.shared_bytes, arguments)
             .map_err(of_compiler::<Cuda>)
     }
 

@@ -1,12 +1,14 @@
 //! OpenCL's devices.
 
-use super::{Driver, Span, of_compiler};
+use super::{Driver, KernelArgument, Shape, Span, of_compiler};
 use crate::failure::Failure;
 use crate::opencl::{self, Code, Context, Launch, Memory, OpenClError};
+use std::ffi::CString;
 use std::sync::Arc;
 use tilewright_codegen::opencl_c;
 use tilewright_ir::Target;
 use tilewright_ir::gpu::{GpuProgram, Kernel};
+use tilewright_ir::target::Gpu;
 use tilewright_tune::ErrorClass;
 
 /// A context of an OpenCL device.
@@ -24,6 +26,26 @@ impl OpenCl {
     pub fn new(target: &Target) -> Result<OpenCl, OpenClError> {
         let device = opencl::device_of(target)?;
         Ok(OpenCl { context: Context::new(&device)?, is_cpu: device.is_cpu })
+    }
+
+    /// What another process [loads](Driver::load): what the driver makes of a source, in its own form. On a CPU
+    /// it is the source again with its options, for code is made there when the size of a group is known; what
+    /// the driver keeps in its folder is found by the other process.
+    ///
+    /// # Errors
+    /// Where the compiler refuses it.
+    pub fn compiled(&self, source: &str, options: &str) -> Result<Vec<u8>, Failure> {
+        let whole = format!("{options}\n{source}").into_bytes();
+        if self.is_cpu {
+            return self.load(&whole).map(|_| whole);
+        }
+        let code = self.of_source(source, options)?;
+        code.binary().map_err(of_compiler::<OpenCl>)
+    }
+
+    fn of_source(&self, source: &str, options: &str) -> Result<Code, Failure> {
+        let options = CString::new(options).map_err(|why| (ErrorClass::CompileErrorDevice, why.to_string()))?;
+        Code::build(&self.context, source, &options).map_err(of_compiler::<OpenCl>)
     }
 
     /// Whether the device is this machine's CPU.
@@ -67,32 +89,47 @@ impl Driver for OpenCl {
     }
 
     fn build(&self, program: &GpuProgram, target: &Target) -> Result<Arc<Code>, Failure> {
-        Code::build(&self.context, &opencl_c(program, target)).map(Arc::new).map_err(of_compiler::<OpenCl>)
+        Code::build(&self.context, &opencl_c(program, target), c"").map(Arc::new).map_err(of_compiler::<OpenCl>)
     }
 
     fn launch(
         code: &Arc<Code>,
         kernel: &Kernel,
-        _: &GpuProgram,
+        program: &GpuProgram,
         target: &Target,
         arguments: Vec<Span<Memory>>,
     ) -> Result<Launch, Failure> {
+        let gpu = target.gpu.as_ref().expect("invariant: an OpenCL target has what a GPU has");
+        let arguments = arguments.into_iter().map(KernelArgument::from).collect();
+        OpenCl::launch_own(code, &Shape::of(kernel, program), gpu, arguments)
+    }
+
+    fn load(&self, code: &[u8]) -> Result<Arc<Code>, Failure> {
+        if !self.is_cpu {
+            return Code::of_binary(&self.context, code).map(Arc::new).map_err(of_compiler::<OpenCl>);
+        }
+        let text = String::from_utf8_lossy(code);
+        let (options, source) = text.split_once('\n').unwrap_or_default();
+        self.of_source(source, options).map(Arc::new)
+    }
+
+    fn launch_own(
+        code: &Arc<Code>,
+        shape: &Shape,
+        gpu: &Gpu,
+        arguments: Vec<KernelArgument<Memory>>,
+    ) -> Result<Launch, Failure> {
         let sizes = |axes: [i64; 3]| axes.map(|n| usize::try_from(n).unwrap_or(0));
-        let launch = Launch::new(code, &kernel.name, sizes(kernel.grid()), sizes(kernel.block()), arguments);
+        let launch = Launch::new(code, &shape.name, sizes(shape.grid), sizes(shape.block), arguments);
         let launch = launch.map_err(of_compiler::<OpenCl>)?;
         let (most_threads, local_bytes) = launch.limits().map_err(of_compiler::<OpenCl>)?;
-        let gpu = target.gpu.as_ref().expect("invariant: an OpenCL target has what a GPU has");
         let refused = |why: String| Err((ErrorClass::CompileErrorDevice, why).into());
-        if kernel.n_threads() as u64 > most_threads {
-            let n = kernel.n_threads();
-            return refused(format!(
-                "kernel {} has blocks of {n} threads, its code at most {most_threads}",
-                kernel.name
-            ));
+        let (name, n, most_bytes) = (&shape.name, shape.n_threads(), gpu.most_shared_bytes);
+        if n as u64 > most_threads {
+            return refused(format!("kernel {name} has blocks of {n} threads, its code at most {most_threads}"));
         }
-        if local_bytes > gpu.most_shared_bytes {
-            let most = gpu.most_shared_bytes;
-            return refused(format!("kernel {} takes {local_bytes} bytes of local memory of {most}", kernel.name));
+        if local_bytes > most_bytes {
+            return refused(format!("kernel {name} takes {local_bytes} bytes of local memory of {most_bytes}"));
         }
         Ok(launch)
     }

@@ -12,7 +12,7 @@ use tilewright_ir::text::parse;
 use tilewright_ir::{BufferId, DType, Role, Target};
 use tilewright_runtime::{Constant, HostFunction, Place, Plan, Slice, Step, Work};
 
-use super::{Cuda, Driver, OpenCl, Span, fits};
+use super::{Cuda, Driver, OpenCl, Shape, Span, fits};
 
 /// Why a plan does not run on a GPU.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
@@ -395,7 +395,7 @@ impl<D: Driver> Loader<'_, D> {
         let program = &model.kernels[kernel];
         if !self.codes.contains_key(&kernel) {
             let gpu = model.target.gpu.as_ref().expect("invariant: the target is a GPU");
-            program.kernels().try_for_each(|kernel| fits(kernel, program, gpu))?;
+            program.kernels().try_for_each(|kernel| fits(&Shape::of(kernel, program), gpu))?;
             let code = self.driver.build(program, &model.target).map_err(|failure| failure.message)?;
             self.codes.insert(kernel, code);
         }

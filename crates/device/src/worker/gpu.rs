@@ -6,11 +6,12 @@ use super::store::Kernels;
 use super::{Thread, Threads, checked, compare, limit_memory, tell};
 use crate::data::Argument;
 use crate::failure::Failure;
-use crate::gpu::{Cuda, Driver, OpenCl, Span, fits, of_device};
+use crate::gpu::{Cuda, Driver, OpenCl, Shape, Span, fits, keep_compiled_in, of_device};
 use crate::pace::Variation;
 use crate::protocol::{Assignment, Caches, Lane, Plan, Reply, Request, Source};
 use crate::timing::{self, First, Size, Subject};
 use std::collections::HashMap;
+use std::path::Path;
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 use tilewright_ir::gpu::{Kernel, lower_gpu};
@@ -37,12 +38,7 @@ pub fn on_opencl(
     arguments: Vec<Argument>,
 ) -> Result<Threads, Box<dyn std::error::Error>> {
     if let Some(folder) = &assignment.drivers_folder {
-        // SAFETY: this process has no other thread yet. PoCL keeps there what it has compiled; no driver is
-        // to find what it has compiled for others.
-        unsafe {
-            std::env::set_var("POCL_CACHE_DIR", folder);
-            std::env::set_var("CUDA_CACHE_DISABLE", "1");
-        }
+        keep_compiled_in(Some(Path::new(folder)));
     }
     let driver = OpenCl::new(&target)?;
     let is_cpu = driver.is_cpu();
@@ -64,9 +60,7 @@ pub fn on_cuda(
     target: Target,
     arguments: Vec<Argument>,
 ) -> Result<Threads, Box<dyn std::error::Error>> {
-    // SAFETY: this process has no other thread yet. The driver is not to find what it has assembled for
-    // others.
-    unsafe { std::env::set_var("CUDA_CACHE_DISABLE", "1") };
+    keep_compiled_in(None);
     threads(Cuda::new(&target)?, workload, untuned, target, arguments)
 }
 
@@ -139,7 +133,8 @@ impl<D: Driver> Builder<D> {
         let (program, steps) = scheduled(&self.workload, &self.untuned, source)?;
         let program = lower_gpu(&program).map_err(|why| instantiation(why.to_string()))?;
         let gpu = self.target.gpu.as_ref().expect("invariant: the target is a GPU");
-        program.kernels().try_for_each(|kernel| fits(kernel, &program, gpu)).map_err(instantiation)?;
+        let mut shapes = program.kernels().map(|kernel| Shape::of(kernel, &program));
+        shapes.try_for_each(|shape| fits(&shape, gpu)).map_err(instantiation)?;
         let code = self.driver.build(&program, &self.target)?;
         let (mut memories, mut own) = (HashMap::new(), Vec::new());
         let mut arguments = self.memories.iter();

@@ -242,7 +242,7 @@ def tune_kernel(
     race: bool = True,
     db: str | os.PathLike[str] | None = None,
 ) -> Run:
-    """A run that tunes a function in C or C++, which a file describes, as `tilewright tune --kernel` does."""
+    """A run that tunes a kernel in C, C++, OpenCL C or CUDA, which a file describes, as `tilewright tune --kernel` does."""
     running = _tilewright.start_kernel(
         file, worker=_worker(), db=db, search=search, trials=trials, time=time, seed=seed, threads=threads, race=race
     )

@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use tilewright_device::Caches;
 use tilewright_device::command::{Commands, FOLDER, Metric, Options, Template, TemplateError};
 use tilewright_device::host;
+use tilewright_ir::Target;
 use tilewright_tune::expression::{self, Datum};
 use tilewright_tune::predict::content_hash;
 use tilewright_tune::{
@@ -269,6 +270,8 @@ pub(super) struct Course<'a> {
     pub race: bool,
     /// CPUs, as records have them.
     pub threads: usize,
+    /// The machine, as records have it.
+    pub target: &'a Target,
     /// Results of another tuner to begin with.
     pub transfer: Option<&'a Path>,
 }
@@ -283,7 +286,7 @@ pub fn tune_command(
     stop: &AtomicBool,
     note: &(dyn Fn(Note) + Sync),
 ) -> Result<Tuned, Error> {
-    let wall = Wall::new();
+    let (wall, target) = (Wall::new(), host::target());
     let course = Course {
         search: &request.search,
         trials: request.trials,
@@ -291,6 +294,7 @@ pub fn tune_command(
         seed: request.seed,
         race: request.race,
         threads: request.threads,
+        target: &target,
         transfer: request.transfer.as_deref(),
     };
     let (space, options) = (Arc::new(request.space()?), request.options()?);
@@ -312,7 +316,7 @@ pub(super) fn carry_out(
     let guesses = course.transfer.map_or(Ok(Vec::new()), |file| best_of_file(file, &space, note))?;
     let key = TaskKey {
         workload,
-        target: target_name(&host::target(), Caches::Warm),
+        target: target_name(course.target, Caches::Warm),
         template: space.name().to_owned(),
         threads: u32::try_from(course.threads).unwrap_or(u32::MAX),
     };
@@ -425,13 +429,13 @@ pub fn is_own(workload: &str) -> bool {
     [COMMAND, KERNEL].iter().any(|kind| workload.strip_prefix(kind).is_some_and(|rest| rest.starts_with(':')))
 }
 
-/// The best that is recorded of a command or a kernel of the user's; none where nothing is.
+/// The best that is recorded of a command or a kernel of the user's on a machine; none where nothing is.
 ///
 /// # Errors
 /// Where the database cannot be read.
-pub fn best_own(database: &Database, name: &str, threads: usize) -> Result<Option<Best>, Error> {
+pub fn best_own(database: &Database, name: &str, target: &Target, threads: usize) -> Result<Option<Best>, Error> {
     let Some(store) = database.open_to_read()? else { return Ok(None) };
-    let (target, threads) = (target_name(&host::target(), Caches::Warm), u32::try_from(threads).unwrap_or(u32::MAX));
+    let (target, threads) = (target_name(target, Caches::Warm), u32::try_from(threads).unwrap_or(u32::MAX));
     let all = |_: &str| Judge::default();
     let found = || -> Result<Option<Best>, tilewright_tune::StoreError> {
         let Some(best) = store.best(name, &target, threads, None, &all)?.0 else { return Ok(None) };

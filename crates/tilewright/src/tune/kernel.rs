@@ -1,4 +1,4 @@
-//! Tuning kernels of others: functions in C or C++ with parameters as macros.
+//! Tuning kernels of others: functions in C or C++, or kernels in OpenCL C or CUDA, with parameters as macros.
 
 mod t1;
 
@@ -13,18 +13,22 @@ use serde::{Deserialize, Serialize};
 use tilewright_device::command::{FOLDER, Invocation, Metric, Options, Template, run_to_end};
 use tilewright_device::device::WorkerCommand;
 use tilewright_device::host;
-use tilewright_device::kernel::{Argument, ENTRY, Job};
+use tilewright_device::cuda::compile::Compiler;
+use tilewright_device::kernel::{Argument, ENTRY, GpuJob, Job};
+use tilewright_device::opencl;
 use tilewright_ir::op::Workload;
 use tilewright_ir::reference::{evaluate, random_elements};
-use tilewright_ir::{DType, Role};
+use tilewright_ir::target::{Arch, GpuApi};
+use tilewright_ir::{DType, Role, Target};
 use tilewright_tune::Space;
-use tilewright_tune::expression::{self, Datum, Expression, Scope, Type};
+use tilewright_tune::expression::{self, Datum, Type};
 use tilewright_tune::predict::content_hash;
 
 use super::command::{Course, carry_out, seconds, space_of};
 use super::{DEFAULT_SEARCH, Note, Tuned, Wall};
 use crate::database::Database;
 use crate::error::Error;
+use crate::place::{CPU, HOST, Place};
 
 /// What the workloads of kernels begin with in records; it is their template, too.
 pub const KERNEL: &str = "kernel";
@@ -41,11 +45,20 @@ const TYPES: &[(&str, DType)] = &[
     ("signed char", DType::I8),
     ("uint8_t", DType::U8),
     ("unsigned char", DType::U8),
+    // Numbers of which only the bits count, and what sizes are.
+    ("uint32_t", DType::I32),
+    ("unsigned int", DType::I32),
+    ("uint", DType::I32),
+    ("half", DType::F16),
 ];
 /// Contents of the data begin at multiples of this, so that they can be mapped.
 const PAGE: u64 = 4096;
 /// The most elements of a buffer.
 const MOST_ELEMENTS: i64 = 1 << 32;
+/// What a process of ours does with a kernel of the user's: it calls it, or builds it for a GPU.
+pub const CALL: &str = "--kernel";
+/// See [`CALL`].
+pub const BUILD: &str = "--kernel-build";
 /// Longest that the reference may take.
 const REFERENCE_TIMEOUT: Duration = Duration::from_secs(600);
 
@@ -66,6 +79,8 @@ pub struct KernelRequest {
     pub memory_bytes: Option<u64>,
     /// CPUs on which it is run.
     pub threads: usize,
+    /// Where a kernel for a GPU is run, as options name it; the CPU stands for the first one that can.
+    pub device: String,
     /// Whether hopeless candidates are timed to the end.
     pub to_the_end: bool,
     /// The search, with options behind a colon.
@@ -92,11 +107,25 @@ struct Form {
     _about: String,
     source: PathBuf,
     function: String,
+    /// That of the source's extension, where it is not said.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    language: Option<Language>,
     compiler: Option<String>,
-    #[serde(default = "default_flags")]
-    flags: Vec<String>,
+    flags: Option<Vec<String>>,
     #[serde(default)]
     constants: BTreeMap<String, i64>,
+    /// Further names that sizes may read, each with a list.
+    #[serde(skip_deserializing, skip_serializing_if = "Vec::is_empty")]
+    lists: Vec<(String, Vec<i64>)>,
+    /// Blocks of a kernel for a GPU.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    grid: Option<Axes>,
+    /// Threads of a block.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    block: Option<Axes>,
+    /// Bytes that a launch gives the threads of a block to share.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    shared_bytes: Option<Number>,
     parameters: Vec<ParameterForm>,
     #[serde(default)]
     constraints: Vec<String>,
@@ -104,6 +133,63 @@ struct Form {
     reference: ReferenceForm,
     #[serde(default = "default_tolerance")]
     tolerance: f64,
+}
+
+/// What kernels may be written in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Language {
+    C,
+    #[serde(rename = "c++")]
+    Cpp,
+    OpenCl,
+    Cuda,
+}
+
+impl Language {
+    /// That of a source.
+    fn of(source: &Path) -> Result<Language, Error> {
+        match source.extension().and_then(|text| text.to_str()).unwrap_or_default() {
+            "c" => Ok(Language::C),
+            "cc" | "cpp" | "cxx" | "C" => Ok(Language::Cpp),
+            "cl" => Ok(Language::OpenCl),
+            "cu" => Ok(Language::Cuda),
+            _ => Err(Error::input(format!(
+                "{} is no source in C, C++, OpenCL C or CUDA (name it .c, .cc, .cpp, .cxx, .cl or .cu, or say \
+                 `language`)",
+                source.display()
+            ))),
+        }
+    }
+
+    /// Whether it is for GPUs, and by which driver.
+    fn api(self) -> Option<GpuApi> {
+        match self {
+            Language::C | Language::Cpp => None,
+            Language::OpenCl => Some(GpuApi::OpenCl),
+            Language::Cuda => Some(GpuApi::Cuda),
+        }
+    }
+}
+
+/// Sizes along the axes x, y and z.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(untagged, expecting = "a number, an expression of parameters and constants, or a list of up to three")]
+enum Axes {
+    One(Number),
+    Several(Vec<Number>),
+}
+
+impl Axes {
+    /// The expressions of all three.
+    fn texts(&self, what: &str) -> Result<[String; 3], Error> {
+        let all = match self {
+            Axes::One(number) => std::slice::from_ref(number),
+            Axes::Several(all) if all.len() <= 3 => all,
+            Axes::Several(_) => return Err(Error::input(format!("{what} has more than three axes"))),
+        };
+        Ok([0, 1, 2].map(|axis| all.get(axis).map_or("1".to_owned(), Number::text)))
+    }
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -131,6 +217,9 @@ struct ArgumentForm {
     size: Option<Number>,
     /// Of a value that is no buffer.
     value: Option<Number>,
+    /// Elements that the threads of a block share.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    local: Option<Number>,
     #[serde(default)]
     role: RoleForm,
     #[serde(default)]
@@ -153,6 +242,17 @@ enum Number {
     Int(i64),
     Float(f64),
     Expression(String),
+}
+
+impl Number {
+    /// It as an expression.
+    fn text(&self) -> String {
+        match self {
+            Number::Int(value) => value.to_string(),
+            Number::Float(value) => value.to_string(),
+            Number::Expression(text) => text.clone(),
+        }
+    }
 }
 
 /// What a buffer holds before a run.
@@ -178,8 +278,13 @@ enum FillName {
 struct ReferenceForm {
     /// A function of the same arguments …
     function: Option<String>,
-    /// … in another file.
+    /// … in another file …
     source: Option<PathBuf>,
+    /// … on a GPU with other sizes than the kernel.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    grid: Option<Axes>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    block: Option<Axes>,
     /// A configuration of the kernel; the first one where it names no parameter.
     configuration: Option<BTreeMap<String, toml::Value>>,
     /// A command that reads `{dir}/NAME.bin` of inputs and writes that of outputs.
@@ -190,6 +295,7 @@ struct ReferenceForm {
     workload: Option<String>,
 }
 
+/// Options of compilers for this machine's CPU; others have none by default.
 fn default_flags() -> Vec<String> {
     ["-O3", "-march=native"].map(str::to_owned).into()
 }
@@ -210,6 +316,8 @@ struct Port {
     dtype: DType,
     /// Elements of a buffer; none of a value.
     n: Option<u64>,
+    /// Bytes that the threads of a block share, as an expression.
+    shared: Option<String>,
     /// Of a value.
     value: f64,
     role: RoleForm,
@@ -232,7 +340,7 @@ impl KernelRequest {
             }),
         }
         .map_err(named)?;
-        let request = KernelRequest {
+        let mut request = KernelRequest {
             form,
             folder: path.parent().unwrap_or(Path::new("")).to_owned(),
             timeout: 10.0,
@@ -240,6 +348,7 @@ impl KernelRequest {
             min_time: 0.01,
             memory_bytes: None,
             threads: 1,
+            device: CPU.to_owned(),
             to_the_end: false,
             search: DEFAULT_SEARCH.to_owned(),
             trials: None,
@@ -248,10 +357,94 @@ impl KernelRequest {
             race: true,
             transfer: None,
         };
-        request.compiler().map_err(named)?;
+        let is_for_cpu = request.language().map_err(named)?.api().is_none();
+        // Records are known by what the description says with what goes without saying.
+        request.form.flags.get_or_insert_with(|| if is_for_cpu { default_flags() } else { Vec::new() });
         request.space().map_err(named)?;
-        request.ports().map_err(named)?;
+        let ports = request.ports().map_err(named)?;
+        request.check_sizes(&ports).map_err(named)?;
         Ok(request)
+    }
+
+    /// Whether it is for a GPU.
+    pub fn is_for_gpu(&self) -> bool {
+        self.language().is_ok_and(|language| language.api().is_some())
+    }
+
+    fn language(&self) -> Result<Language, Error> {
+        self.form.language.map_or_else(|| Language::of(&self.form.source), Ok)
+    }
+
+    /// The device that it runs on.
+    fn target(&self) -> Result<Target, Error> {
+        let Some(api) = self.language()?.api() else { return Ok(host::target()) };
+        let (word, language) = if api == GpuApi::Cuda { ("cuda", "CUDA") } else { ("opencl", "OpenCL C") };
+        let device = if self.device == CPU { word } else { &self.device };
+        let target = Place { device, target: HOST, threads: self.threads }.target()?;
+        if target.arch == Arch::Gpu(api) {
+            return Ok(target);
+        }
+        let source = self.form.source.display();
+        Err(Error::input(format!("{source} is in {language} (give --device {word}, not {device})")))
+    }
+
+    /// How it is built and launched on a GPU, where it is for one.
+    fn gpu(&self, target: &Target, compiler: Option<Compiler>) -> Result<Option<GpuJob>, Error> {
+        if self.language()?.api().is_none() {
+            return Ok(None);
+        }
+        let form = &self.form;
+        let missing = || {
+            let mend = "give `grid`, the number of blocks along each axis, such as [\"N // block_size_x\"]";
+            Error::input(format!("a kernel for a GPU has a grid ({mend})"))
+        };
+        let names = || form.parameters.iter().map(|p| &p.name).chain(form.constants.keys());
+        let by_name = ["block_size_x", "block_size_y", "block_size_z"]
+            .map(|name| if names().any(|known| known == name) { name.to_owned() } else { "1".to_owned() });
+        Ok(Some(GpuJob {
+            target: target.to_string(),
+            compiler,
+            source: self.path(&form.source),
+            function: form.function.clone(),
+            flags: form.flags.clone().unwrap_or_default(),
+            constants: form.constants.iter().map(|(name, value)| (name.clone(), *value)).collect(),
+            lists: form.lists.clone(),
+            grid: form.grid.as_ref().ok_or_else(missing)?.texts("the grid")?,
+            block: form.block.as_ref().map_or(Ok(by_name), |block| block.texts("the block"))?,
+            shared_bytes: form.shared_bytes.as_ref().map(Number::text),
+        }))
+    }
+
+    /// Whether sizes are expressions of what there is, and stand where they mean something.
+    fn check_sizes(&self, ports: &[Port]) -> Result<(), Error> {
+        let form = &self.form;
+        let shared: Vec<String> = ports.iter().filter_map(|port| port.shared.clone()).collect();
+        let unused = Target::named("opencl").expect("every generic name is known");
+        let Some(gpu) = self.gpu(&unused, None)? else {
+            let is_for_gpus = [form.grid.is_some(), form.block.is_some(), form.shared_bytes.is_some()];
+            return match is_for_gpus.contains(&true) || !shared.is_empty() {
+                true => Err(Error::input("grid, block, shared_bytes and local are for sources in OpenCL C or CUDA")),
+                false => Ok(()),
+            };
+        };
+        if self.language()? == Language::Cuda && !shared.is_empty() {
+            return Err(Error::input("`local` is for OpenCL C (CUDA's kernels have shared_bytes)"));
+        }
+        if self.language()? == Language::OpenCl && (form.compiler.is_some() || form.shared_bytes.is_some()) {
+            return Err(Error::input("compiler and shared_bytes are for other languages than OpenCL C"));
+        }
+        let types: Vec<(String, Type)> =
+            self.values()?.into_iter().map(|(name, values)| (name, Type::of_all(&values))).collect();
+        gpu.check(&types, &shared).map_err(Error::input)?;
+        if let Some(grid) = &form.reference.grid {
+            let gpu = GpuJob { grid: grid.texts("the grid of the reference")?, ..gpu.clone() };
+            gpu.check(&types, &[]).map_err(|error| Error::input(format!("the reference: {error}")))?;
+        }
+        if let Some(block) = &form.reference.block {
+            let gpu = GpuJob { block: block.texts("the block of the reference")?, ..gpu };
+            gpu.check(&types, &[]).map_err(|error| Error::input(format!("the reference: {error}")))?;
+        }
+        Ok(())
     }
 
     /// The space of its configurations.
@@ -259,6 +452,11 @@ impl KernelRequest {
     /// # Errors
     /// Where a parameter or a constraint is none, or no configuration is left.
     pub fn space(&self) -> Result<Space, Error> {
+        space_of(KERNEL, &self.values()?, &self.form.constraints)
+    }
+
+    /// Its parameters, each with its values.
+    fn values(&self) -> Result<Vec<(String, Vec<Datum>)>, Error> {
         let values = |parameter: &ParameterForm| {
             let name = &parameter.name;
             let values = match &parameter.values {
@@ -275,24 +473,7 @@ impl KernelRequest {
             }
             Ok((name.clone(), values.into_iter().map(plain).collect::<Vec<Datum>>()))
         };
-        let parameters = self.form.parameters.iter().map(values).collect::<Result<Vec<_>, Error>>()?;
-        space_of(KERNEL, &parameters, &self.form.constraints)
-    }
-
-    /// The compiler of its source.
-    fn compiler(&self) -> Result<&str, Error> {
-        let extension = self.form.source.extension().and_then(|text| text.to_str()).unwrap_or_default();
-        let default = match extension {
-            "c" => "cc",
-            "cc" | "cpp" | "cxx" | "C" => "c++",
-            "cl" => return Err(Error::input("no OpenCL device support in this build (give a C or C++ source)")),
-            "cu" => return Err(Error::input("no CUDA device support in this build (give a C or C++ source)")),
-            _ => {
-                let source = self.form.source.display();
-                return Err(Error::input(format!("{source} is no C or C++ source (.c, .cc, .cpp or .cxx)")));
-            }
-        };
-        Ok(self.form.compiler.as_deref().unwrap_or(default))
+        self.form.parameters.iter().map(values).collect()
     }
 
     /// The value of an expression of constants.
@@ -302,15 +483,12 @@ impl KernelRequest {
             Number::Float(value) => return Ok(*value),
             Number::Expression(text) => text,
         };
-        let refuse = |why: &dyn std::fmt::Display| Error::input(format!("{what}, `{text}`: {why}"));
-        let scope: Scope = self.form.constants.keys().map(|name| (name.clone(), Type::Number)).collect();
-        let slots: Vec<Option<Datum>> = self.form.constants.values().map(|&value| Some(value.into())).collect();
-        let code = Expression::parse(text).and_then(|expression| expression.compile(&scope));
-        let value = code.map_err(|error| refuse(&error))?.0.try_evaluate(&slots).map_err(|error| refuse(&error))?;
-        match value {
+        let refuse = |why: String| Error::input(format!("{what}, `{text}`: {why}"));
+        let known = self.form.constants.iter().map(|(name, &value)| (name.clone(), value.into()));
+        match expression::evaluate(text, &known.collect::<Vec<_>>()).map_err(refuse)? {
             Datum::Int(value) => Ok(value as f64),
             Datum::Float(value) => Ok(value),
-            other => Err(refuse(&format!("{other} is no number"))),
+            other => Err(refuse(format!("{other} is no number"))),
         }
     }
 
@@ -330,7 +508,12 @@ impl KernelRequest {
                 number.as_ref().map(|number| self.number(&format!("the {what} of argument {name}"), number)).transpose()
             };
             let (size, value) = (of("size", &form.size)?, of("value", &form.value)?);
+            let shared = form.local.as_ref().map(|n| format!("({}) * {}", n.text(), dtype.bytes()));
             let n = match (size, value) {
+                (None, None) if shared.is_some() => None,
+                _ if shared.is_some() => {
+                    return Err(Error::input(format!("argument {name}: what has a `local` has no `size` or `value`")));
+                }
                 (Some(size), None) if size.fract() == 0.0 && size >= 1.0 && size <= MOST_ELEMENTS as f64 => {
                     Some(size as u64)
                 }
@@ -344,7 +527,7 @@ impl KernelRequest {
                 }
             };
             let (c_type, dtype, value) = ((*c_type).to_owned(), *dtype, value.unwrap_or(0.0));
-            Ok(Port { name: name.clone(), c_type, dtype, n, value, role: form.role, fill: form.fill.clone() })
+            Ok(Port { name: name.clone(), c_type, dtype, n, shared, value, role: form.role, fill: form.fill.clone() })
         };
         let ports = self.form.arguments.iter().map(port).collect::<Result<Vec<_>, Error>>()?;
         if !ports.iter().any(|port| port.n.is_some() && port.role != RoleForm::In) {
@@ -386,6 +569,8 @@ fn wrapper(source: &Path, function: &str, ports: &[Port]) -> String {
 struct Bench<'a> {
     request: &'a KernelRequest,
     worker: &'a WorkerCommand,
+    /// How a kernel for a GPU is built and launched.
+    gpu: Option<GpuJob>,
     folder: tempfile::TempDir,
     ports: Vec<Port>,
     memory_bytes: u64,
@@ -404,18 +589,23 @@ impl Bench<'_> {
     }
 
     /// The words that compile a source into a shared object, without those of parameters.
-    fn compile(&self, wrapper: &Path, macros: &[String], library: &str) -> Result<Vec<String>, Error> {
+    fn compile(&self, wrapper: &Path, language: Language, macros: &[String], library: &str) -> Vec<String> {
         let form = &self.request.form;
-        let mut words = vec![self.request.compiler()?.to_owned()];
-        words.extend(form.flags.iter().cloned());
+        // Those of a kernel for a GPU are not for a reference on the CPU.
+        let (compiler, flags) = match self.gpu {
+            None => (form.compiler.as_deref(), form.flags.clone().unwrap_or_default()),
+            Some(_) => (None, default_flags()),
+        };
+        let default = if language == Language::C { "cc" } else { "c++" };
+        let mut words = vec![compiler.unwrap_or(default).to_owned()];
+        words.extend(flags.iter().cloned());
         words.extend(form.constants.iter().map(|(name, value)| format!("-D{name}={value}")));
         words.extend(macros.iter().cloned());
         words.extend(["-shared", "-fPIC", "-o", library].map(str::to_owned));
         words.push(wrapper.to_string_lossy().into_owned());
         // Libraries come last.
-        let (libraries, _): (Vec<&String>, Vec<&String>) = form.flags.iter().partition(|flag| flag.starts_with("-l"));
-        words.extend(libraries.into_iter().cloned());
-        Ok(words)
+        words.extend(flags.into_iter().filter(|flag| flag.starts_with("-l")));
+        words
     }
 
     fn run(&self, what: &str, words: Vec<String>, timeout: Duration) -> Result<Vec<u8>, Error> {
@@ -423,11 +613,12 @@ impl Bench<'_> {
         run_to_end(&invocation, what, timeout, self.memory_bytes).map_err(Error::input)
     }
 
-    /// What a process that calls a shared object is started with.
-    fn caller(&self, job: &Path, library: &str) -> Vec<String> {
+    /// What a process of ours is started with that builds what a job is of, or calls it.
+    fn caller(&self, option: &str, job: &Path, library: &str, macros: &[String]) -> Vec<String> {
         let mut words = vec![self.worker.program.to_string_lossy().into_owned()];
         words.extend(self.worker.arguments.iter().cloned());
-        words.extend(["--kernel".to_owned(), job.to_string_lossy().into_owned(), library.to_owned()]);
+        words.extend([option.to_owned(), job.to_string_lossy().into_owned(), library.to_owned()]);
+        words.extend(macros.iter().cloned());
         words
     }
 
@@ -453,7 +644,13 @@ impl Bench<'_> {
 
     /// A job on data of these contents and answers, which are of outputs, in order; without answers it gives
     /// them.
-    fn job(&self, name: &str, contents: &[Vec<f64>], answers: Option<&[Vec<f64>]>) -> Result<PathBuf, Error> {
+    fn job(
+        &self,
+        name: &str,
+        gpu: Option<GpuJob>,
+        contents: &[Vec<f64>],
+        answers: Option<&[Vec<f64>]>,
+    ) -> Result<PathBuf, Error> {
         let mut data: Vec<u8> = Vec::new();
         let mut add = |values: &[f64], dtype: DType| {
             let at = (data.len() as u64).next_multiple_of(PAGE);
@@ -464,6 +661,9 @@ impl Bench<'_> {
         let is_reference = answers.is_none();
         let mut answers = answers.map(|answers| answers.iter());
         let arguments = self.ports.iter().zip(contents).map(|(port, contents)| {
+            if let Some(n_bytes) = &port.shared {
+                return Argument::Shared(n_bytes.clone());
+            }
             let Some(n) = port.n else {
                 let mut bytes = vec![0; port.dtype.bytes() as usize];
                 port.dtype.write(&[port.value], &mut bytes);
@@ -486,6 +686,7 @@ impl Bench<'_> {
             min_time_ns: self.request.min_time * 1e9,
             n_threads: self.request.threads,
             is_reference,
+            gpu,
         };
         self.write(&format!("{name}.json"), &serde_json::to_vec(&job).expect("invariant: a job has a form in JSON"))
     }
@@ -494,21 +695,46 @@ impl Bench<'_> {
         self.ports.iter().filter(|port| port.n.is_some() && port.role != RoleForm::In)
     }
 
-    /// What a function of the arguments computes.
+    /// What a function of the arguments computes, in the source of the kernel where no other is given, with
+    /// the parameters of a configuration.
     fn computed(
         &self,
-        source: &Path,
-        function: &str,
-        macros: &[String],
+        (source, function): (Option<&Path>, &str),
+        parameters: &[(String, String)],
         contents: &[Vec<f64>],
     ) -> Result<Vec<Vec<f64>>, Error> {
-        let extension = source.extension().map_or("c".into(), |text| text.to_string_lossy());
-        let text = wrapper(&self.request.path(source), function, &self.ports);
-        let wrapper = self.write(&format!("reference.{extension}"), text.as_bytes())?;
+        let language = source.map_or_else(|| self.request.language(), Language::of)?;
         let library = self.folder.path().join("reference.so").to_string_lossy().into_owned();
-        self.run("the build of the reference", self.compile(&wrapper, macros, &library)?, REFERENCE_TIMEOUT)?;
-        let job = self.job("reference", contents, None)?;
-        let output = self.run("the reference", self.caller(&job, &library), REFERENCE_TIMEOUT)?;
+        let macros = |option: &str| -> Vec<String> {
+            parameters.iter().map(|(name, value)| format!("{option}{name}={value}")).collect()
+        };
+        let path = self.request.path(source.unwrap_or(&self.request.form.source));
+        let output = if language.api().is_none() {
+            let text = wrapper(&path, function, &self.ports);
+            let extension = if language == Language::C { "c" } else { "cc" };
+            let wrapper = self.write(&format!("reference.{extension}"), text.as_bytes())?;
+            // Only what is of the kernel's own source knows its parameters.
+            let macros = if source.is_none() { macros("-D") } else { Vec::new() };
+            let build = self.compile(&wrapper, language, &macros, &library);
+            self.run("the build of the reference", build, REFERENCE_TIMEOUT)?;
+            let job = self.job("reference", None, contents, None)?;
+            self.run("the reference", self.caller(CALL, &job, &library, &[]), REFERENCE_TIMEOUT)?
+        } else {
+            let gpu = self.gpu.as_ref().filter(|_| Ok(language) == self.request.language().map_err(drop));
+            let Some(gpu) = gpu else {
+                return Err(Error::input("the reference is in a language that is neither C, C++ nor the kernel's"));
+            };
+            let reference = &self.request.form.reference;
+            let axes = |given: &Option<Axes>, own: &[String; 3]| {
+                given.as_ref().map_or_else(|| Ok(own.clone()), |axes| axes.texts("the reference"))
+            };
+            let (grid, block) = (axes(&reference.grid, &gpu.grid)?, axes(&reference.block, &gpu.block)?);
+            let gpu = GpuJob { source: path, function: function.to_owned(), grid, block, ..gpu.clone() };
+            let job = self.job("reference", Some(gpu), contents, None)?;
+            let words = |option| self.caller(option, &job, &library, &macros(""));
+            self.run("the build of the reference", words(BUILD), REFERENCE_TIMEOUT)?;
+            self.run("the reference", words(CALL), REFERENCE_TIMEOUT)?
+        };
         let n_bytes = self.outputs().filter_map(|port| port.n).sum::<u64>() * DType::F64.bytes();
         // It may have written something of its own before.
         let bytes = output.len().checked_sub(n_bytes as usize).map(|from| &output[from..]);
@@ -517,8 +743,12 @@ impl Bench<'_> {
         Ok(self.outputs().map(|port| all.by_ref().take(port.n.unwrap_or(0) as usize).collect()).collect())
     }
 
-    /// Macros of a configuration: of its first one, where none is given.
-    fn macros(&self, space: &Space, given: Option<&BTreeMap<String, toml::Value>>) -> Result<Vec<String>, Error> {
+    /// The parameters of a configuration: of the first one, where none is given.
+    fn parameters(
+        &self,
+        space: &Space,
+        given: Option<&BTreeMap<String, toml::Value>>,
+    ) -> Result<Vec<(String, String)>, Error> {
         let config = match given {
             Some(given) if !given.is_empty() => {
                 let json = serde_json::to_value(given).expect("invariant: plain values have a form in JSON");
@@ -531,7 +761,7 @@ impl Bench<'_> {
             tilewright_tune::Value::Text(text) => text,
             other => other.to_string(),
         };
-        Ok(space.names().map(|name| format!("-D{name}={}", text(space.value(&config, name)))).collect())
+        Ok(space.names().map(|name| (name.to_owned(), text(space.value(&config, name)))).collect())
     }
 
     /// The contents of buffers and the right answers of outputs.
@@ -543,14 +773,13 @@ impl Bench<'_> {
             return self.of_workload(workload);
         }
         if let Some(function) = &reference.function {
-            let source = reference.source.as_ref().unwrap_or(&form.source);
-            let macros = if reference.source.is_some() { Vec::new() } else { self.macros(space, None)? };
-            let answers = self.computed(source, function, &macros, &contents)?;
+            let parameters = self.parameters(space, None)?;
+            let answers = self.computed((reference.source.as_deref(), function), &parameters, &contents)?;
             return Ok((contents, answers));
         }
         if let Some(configuration) = &reference.configuration {
-            let macros = self.macros(space, Some(configuration))?;
-            let answers = self.computed(&form.source, &form.function, &macros, &contents)?;
+            let parameters = self.parameters(space, Some(configuration))?;
+            let answers = self.computed((None, &form.function), &parameters, &contents)?;
             return Ok((contents, answers));
         }
         let as_bytes = |port: &Port, values: &[f64]| {
@@ -679,39 +908,56 @@ pub fn tune_kernel(
     let space = Arc::new(request.space()?);
     let folder = tempfile::Builder::new().prefix("tilewright-kernel-").tempdir();
     let folder = folder.map_err(Bench::failed("a folder for what candidates have in common"))?;
-    let memory_bytes = request.memory_bytes.unwrap_or(host::memory_bytes().unwrap_or(8 << 30) / 2);
-    let bench = Bench { request, worker, folder, ports: request.ports()?, memory_bytes };
-    crate::file::read(&request.path(&request.form.source), "the kernel's source")?;
+    let source = request.path(&request.form.source);
+    crate::file::read(&source, "the kernel's source")?;
+    let (language, target) = (request.language()?, request.target()?);
+    // An OpenCL device may be the CPU, all of it.
+    let takes_cpus = language == Language::OpenCl && opencl::device_of(&target).is_ok_and(|device| device.is_cpu);
+    let compiler = match language {
+        Language::Cuda => Some(Compiler::find(request.form.compiler.as_deref()).map_err(Error::input)?),
+        Language::C | Language::Cpp | Language::OpenCl => None,
+    };
+    let gpu = request.gpu(&target, compiler)?;
+    let memory_bytes = request.memory_bytes.unwrap_or(match gpu.is_some() && !takes_cpus {
+        // Drivers of GPUs map more than any limit.
+        true => u64::MAX,
+        false => host::memory_bytes().unwrap_or(8 << 30) / 2,
+    });
+    let bench = Bench { request, worker, gpu, folder, ports: request.ports()?, memory_bytes };
     let (contents, answers) = bench.answers(&space)?;
-    let job = bench.job("kernel", &contents, Some(&answers))?;
-    let extension = request.form.source.extension().map_or("c".into(), |text| text.to_string_lossy());
-    let text = wrapper(&request.path(&request.form.source), &request.form.function, &bench.ports);
-    let wrapper = bench.write(&format!("kernel.{extension}"), text.as_bytes())?;
-    let names: Vec<&str> = space.names().chain([FOLDER]).collect();
+    let job = bench.job("kernel", bench.gpu.clone(), &contents, Some(&answers))?;
     let library = format!("{{{FOLDER}}}/kernel.so");
     // Places for values stand in words that are quoted otherwise.
-    let mut build = Vec::new();
-    let marker = "\u{1}";
-    for word in bench.compile(&wrapper, &[marker.to_owned()], &library)? {
-        if word == marker {
-            build.extend(space.names().map(|name| format!("-D{name}={{{name}}}")));
-        } else {
-            build.push(if word == library { word } else { Template::quoted(&word) });
-        }
-    }
-    let run = bench.caller(&job, &library);
-    let run: Vec<String> =
-        run.into_iter().map(|word| if word == library { word } else { Template::quoted(&word) }).collect();
-    let template = |words: Vec<String>| Template::words(&words.join(" "), &names).map_err(Error::input);
+    let marker = "\u{1}".to_owned();
+    let template = |words: Vec<String>, option: &str| {
+        let places = || space.names().map(|name| format!("{option}{name}={{{name}}}")).collect::<Vec<_>>();
+        let words = words.into_iter().flat_map(|word| match word == marker {
+            true => places(),
+            false => vec![if word == library { word } else { Template::quoted(&word) }],
+        });
+        let names: Vec<&str> = space.names().chain([FOLDER]).collect();
+        Template::words(&words.collect::<Vec<_>>().join(" "), &names).map_err(Error::input)
+    };
+    let markers = std::slice::from_ref(&marker);
+    let (build, run) = if bench.gpu.is_some() {
+        let words = |option| template(bench.caller(option, &job, &library, markers), "");
+        (words(BUILD)?, words(CALL)?)
+    } else {
+        let extension = if language == Language::C { "c" } else { "cc" };
+        let text = wrapper(&source, &request.form.function, &bench.ports);
+        let wrapper = bench.write(&format!("kernel.{extension}"), text.as_bytes())?;
+        let build = template(bench.compile(&wrapper, language, markers, &library), "-D")?;
+        (build, template(bench.caller(CALL, &job, &library, &[]), "")?)
+    };
     let options = Options {
-        build: Some(template(build)?),
+        build: Some(build),
         metric: Metric::Kernel,
         build_timeout: seconds("--build-timeout", request.build_timeout)?,
         run_timeout: seconds("--run-timeout", request.timeout)?,
         to_the_end: request.to_the_end,
         memory_bytes,
-        cpus: host::pin_cpus(request.threads),
-        ..Options::new(template(run)?)
+        cpus: if takes_cpus { host::allowed_cpus() } else { host::pin_cpus(request.threads) },
+        ..Options::new(run)
     };
     let course = Course {
         search: &request.search,
@@ -720,6 +966,7 @@ pub fn tune_kernel(
         seed: request.seed,
         race: request.race,
         threads: request.threads,
+        target: &target,
         transfer: request.transfer.as_deref(),
     };
     let mut tuned = carry_out(&course, request.workload(), space, options, (database, wall), stop, note)?;

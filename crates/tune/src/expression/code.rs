@@ -37,7 +37,7 @@ impl fmt::Display for Type {
 }
 
 impl Type {
-    fn of(datum: &Datum) -> Type {
+    pub(super) fn of(datum: &Datum) -> Type {
         match datum {
             Datum::Nothing => Type::Any,
             Datum::Bool(_) => Type::Boolean,

@@ -423,6 +423,17 @@ impl Expression {
     }
 }
 
+/// The value of an expression in which names have these values.
+///
+/// # Errors
+/// In words, where it is none or has none.
+pub fn evaluate(text: &str, known: &[(String, Datum)]) -> Result<Datum, String> {
+    let scope: Scope = known.iter().map(|(name, value)| (name.clone(), Type::of(value))).collect();
+    let slots: Vec<Option<Datum>> = known.iter().map(|(_, value)| Some(value.clone())).collect();
+    let code = Expression::parse(text).and_then(|expression| expression.compile(&scope));
+    code.map_err(|error| error.to_string())?.0.try_evaluate(&slots).map_err(|error| error.to_string())
+}
+
 /// The values of a list that an expression writes, without names.
 ///
 /// # Errors

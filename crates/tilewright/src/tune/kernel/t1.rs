@@ -1,17 +1,26 @@
-//! T1 descriptions, as of Kernel Tuner, of kernels in C and C++.
+//! T1 descriptions, as of Kernel Tuner, of kernels in C, C++, OpenCL C and CUDA.
 
 use std::path::PathBuf;
 
 use serde::Deserialize;
 use serde_json::Value as Json;
-use tilewright_tune::expression::{self, Datum, Expression, Scope, Type};
+use tilewright_tune::expression::{self, Datum};
 
-use super::{ArgumentForm, Fill, FillName, Form, Number, ParameterForm, ReferenceForm, RoleForm, ValuesForm};
-use super::{default_flags, default_tolerance};
+use super::{ArgumentForm, Axes, Fill, FillName, Form, Language, Number, ParameterForm, ReferenceForm, RoleForm};
+use super::{ValuesForm, default_flags, default_tolerance};
 use crate::error::Error;
 
 /// How element types are called there, and in C.
-const TYPES: &[(&str, &str)] = &[("int8", "int8_t"), ("uint8", "uint8_t"), ("int32", "int32_t"), ("int64", "int64_t")];
+const TYPES: &[(&str, &str)] = &[
+    ("int8", "int8_t"),
+    ("uint8", "uint8_t"),
+    ("int32", "int32_t"),
+    ("uint32", "uint32_t"),
+    ("int64", "int64_t"),
+];
+/// How languages are called there.
+const LANGUAGES: &[(&str, Language)] =
+    &[("C", Language::C), ("C++", Language::Cpp), ("OpenCL", Language::OpenCl), ("CUDA", Language::Cuda)];
 /// What sizes call the size of the problem.
 const PROBLEM: &str = "ProblemSize";
 
@@ -57,6 +66,36 @@ struct Specification {
     problem_size: Json,
     #[serde(default)]
     arguments: Vec<Argument>,
+    global_size_type: Option<String>,
+    global_size: Option<Along<Json>>,
+    local_size: Option<Along<Json>>,
+    #[serde(default)]
+    grid_div_x: Option<Vec<Json>>,
+    #[serde(default)]
+    grid_div_y: Option<Vec<Json>>,
+    #[serde(default)]
+    grid_div_z: Option<Vec<Json>>,
+    shared_memory: Option<i64>,
+}
+
+/// Something along each axis.
+#[derive(Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct Along<T> {
+    x: Option<T>,
+    y: Option<T>,
+    z: Option<T>,
+}
+
+impl Along<Json> {
+    fn texts(&self) -> [String; 3] {
+        [&self.x, &self.y, &self.z].map(|size| size.as_ref().map_or("1".to_owned(), text))
+    }
+}
+
+/// An expression, which may stand there as a number.
+fn text(json: &Json) -> String {
+    json.as_str().map_or_else(|| json.to_string(), str::to_owned)
 }
 
 #[derive(Deserialize)]
@@ -66,6 +105,8 @@ struct Argument {
     #[serde(rename = "Type")]
     kind: String,
     memory_type: String,
+    /// Where Kernel Tuner puts it.
+    mem_type: Option<String>,
     access_type: Option<String>,
     fill_type: Option<String>,
     fill_value: Option<f64>,
@@ -85,10 +126,11 @@ pub(super) fn form(text: &str) -> Result<Form, Error> {
     };
     let description: Description = serde_json::from_str(text.trim_start_matches('\u{feff}')).map_err(wrong)?;
     let kernel = description.kernel_specification;
-    if !["C", "C++"].contains(&kernel.language.as_str()) {
-        let reason = format!("no {} device support in this build", kernel.language);
-        return Err(Error::input(format!("{reason} (give a kernel in C or C++, and \"Language\": \"C\")")));
-    }
+    let language = LANGUAGES.iter().find(|(name, _)| *name == kernel.language).map(|(_, language)| *language);
+    let language = language.ok_or_else(|| {
+        let known = LANGUAGES.iter().map(|(name, _)| *name).collect::<Vec<_>>().join(", ");
+        Error::input(format!("kernels in {} cannot be run (\"Language\" may be {known})", kernel.language))
+    })?;
     let parameters: Vec<(String, Vec<Datum>)> =
         description.configuration_space.tuning_parameters.iter().map(values).collect::<Result<_, Error>>()?;
     let defaults = description.configuration_space.tuning_parameters.iter();
@@ -100,23 +142,88 @@ pub(super) fn form(text: &str) -> Result<Form, Error> {
     };
     let arguments = kernel.arguments.iter().enumerate();
     let arguments = arguments.map(|(at, argument)| argument_form(at, argument, &kernel.problem_size, &parameters));
-    let mut flags = default_flags();
+    let is_for_gpu = language.api().is_some();
+    let (grid, block) = if is_for_gpu { sizes(&kernel, language, &parameters)? } else { (None, None) };
+    let mut flags = if is_for_gpu { Vec::new() } else { default_flags() };
     flags.push("-Dkernel_tuner=1".to_owned());
     flags.extend(kernel.compiler_options);
+    // That of a source in C or C++ is found by its name, as ever.
+    let language = is_for_gpu.then_some(language);
+    let lists = if is_for_gpu { vec![(PROBLEM.to_owned(), whole(&kernel.problem_size))] } else { Vec::new() };
     Ok(Form {
         name: kernel.kernel_name.clone(),
         _about: String::new(),
         source: kernel.kernel_file,
         function: kernel.kernel_name,
+        language,
         compiler: None,
-        flags,
+        flags: Some(flags),
         constants: Default::default(),
+        lists,
+        grid,
+        block,
+        shared_bytes: kernel.shared_memory.filter(|n| *n > 0 && language == Some(Language::Cuda)).map(Number::Int),
         arguments: arguments.collect::<Result<_, Error>>()?,
         parameters: parameters.iter().map(parameter).collect(),
         constraints: description.configuration_space.conditions.into_iter().map(|c| c.expression).collect(),
         reference: ReferenceForm { configuration: Some(configuration.unwrap_or_default()), ..ReferenceForm::default() },
         tolerance: default_tolerance(),
     })
+}
+
+/// The whole numbers of a list, or the only one.
+fn whole(json: &Json) -> Vec<i64> {
+    json.as_array().map_or_else(|| vec![json.clone()], Clone::clone).iter().filter_map(Json::as_i64).collect()
+}
+
+/// The grid and the block. Where the file says by what the problem's size is divided, or no global size, it is
+/// as Kernel Tuner has it; else as the global size says.
+fn sizes(
+    kernel: &Specification,
+    language: Language,
+    parameters: &[(String, Vec<Datum>)],
+) -> Result<(Option<Axes>, Option<Axes>), Error> {
+    let axes = |texts: [String; 3]| Some(Axes::Several(texts.map(Number::Expression).into()));
+    let is_parameter = |name: &str| parameters.iter().any(|(known, _)| known == name);
+    let names = ["block_size_x", "block_size_y", "block_size_z"];
+    let local = match &kernel.local_size {
+        Some(local) => local.texts(),
+        None => names.map(|name| if is_parameter(name) { name.to_owned() } else { "1".to_owned() }),
+    };
+    let divisors = [&kernel.grid_div_x, &kernel.grid_div_y, &kernel.grid_div_z];
+    let global = kernel.global_size.as_ref().filter(|_| divisors.iter().all(|divisors| divisors.is_none()));
+    let Some(global) = global else {
+        let problem = whole(&kernel.problem_size);
+        if problem.is_empty() {
+            return Err(Error::input("there is neither a GlobalSize nor a ProblemSize of whole numbers"));
+        }
+        let along = |axis: usize| {
+            let n = problem.get(axis).copied().unwrap_or(1);
+            let by_default = || if is_parameter(names[axis]) { names[axis].to_owned() } else { "1".to_owned() };
+            let divisor = divisors[axis].as_ref().map_or_else(by_default, |divisors| {
+                let all = divisors.iter().map(|divisor| format!("({})", text(divisor))).collect::<Vec<_>>().join(" * ");
+                if all.is_empty() { "1".to_owned() } else { all }
+            });
+            format!("({n} + ({divisor}) - 1) // ({divisor})")
+        };
+        return Ok((axes([0, 1, 2].map(along)), axes(local)));
+    };
+    let counts_threads = match kernel.global_size_type.as_deref() {
+        None => language == Language::OpenCl,
+        Some("OpenCL") => true,
+        Some("CUDA") => false,
+        Some(other) => {
+            return Err(Error::input(format!("its GlobalSizeType is {other} (give OpenCL or CUDA)")));
+        }
+    };
+    let mut grid = global.texts();
+    if counts_threads {
+        // A part of a block has no whole number, and is refused.
+        for (grid, block) in grid.iter_mut().zip(&local) {
+            *grid = format!("({grid}) / ({block})");
+        }
+    }
+    Ok((axes(grid), axes(local)))
 }
 
 /// The values of a parameter: a list, or a text that writes one.
@@ -149,10 +256,18 @@ fn argument_form(
         kind: kind.to_owned(),
         size: None,
         value: None,
+        local: None,
         role: RoleForm::In,
         fill: Fill::Default,
     };
+    if argument.mem_type.as_deref() == Some("Constant") {
+        return refuse("its MemType is Constant, which is not supported (pass it as a global array)".to_owned());
+    }
     match argument.memory_type.as_str() {
+        "Local" => {
+            let n = argument.size.as_ref().map(|size| Number::Expression(text(size)));
+            Ok(ArgumentForm { local: Some(n.unwrap_or(Number::Int(1))), ..plain })
+        }
         "Scalar" => Ok(ArgumentForm { value: Some(Number::Float(argument.fill_value.unwrap_or(0.0))), ..plain }),
         "Vector" => {
             let fill = match (argument.fill_type.as_deref(), argument.fill_value) {
@@ -173,7 +288,7 @@ fn argument_form(
             let n = n.map_err(|error| Error::input(format!("argument {name}: its size: {error}")))?;
             Ok(ArgumentForm { size: Some(Number::Int(n)), role, fill, ..plain })
         }
-        other => refuse(format!("its MemoryType is {other} (give Vector or Scalar)")),
+        other => refuse(format!("its MemoryType is {other} (give Vector, Scalar or Local)")),
     }
 }
 
@@ -183,15 +298,10 @@ fn size(size: &Json, problem: &Json, parameters: &[(String, Vec<Datum>)]) -> Res
         return Ok(n);
     }
     let text = size.as_str().ok_or("give a number or an expression, such as \"ProblemSize[0]\"")?;
-    let sizes = problem.as_array().cloned().unwrap_or_else(|| vec![problem.clone()]);
-    let sizes = Datum::List(sizes.iter().filter_map(Json::as_i64).map(Datum::Int).collect());
+    let sizes = Datum::List(whole(problem).into_iter().map(Datum::Int).collect());
     let lists = parameters.iter().map(|(name, values)| (name.clone(), Datum::List(values.as_slice().into())));
     let known: Vec<(String, Datum)> = std::iter::once((PROBLEM.to_owned(), sizes)).chain(lists).collect();
-    let scope: Scope = known.iter().map(|(name, _)| (name.clone(), Type::List)).collect();
-    let slots: Vec<Option<Datum>> = known.into_iter().map(|(_, list)| Some(list)).collect();
-    let code = Expression::parse(text).and_then(|expression| expression.compile(&scope));
-    let value = code.map_err(|error| error.to_string())?.0.try_evaluate(&slots).map_err(|error| error.to_string())?;
-    match value {
+    match expression::evaluate(text, &known)? {
         Datum::Int(n) => Ok(n),
         Datum::Float(n) if n.fract() == 0.0 => Ok(n as i64),
         other => Err(format!("{other} is no number of elements")),

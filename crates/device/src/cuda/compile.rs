@@ -1,0 +1,359 @@
+//! Machine code of CUDA's C++, by NVIDIA's compilers, which are found where they are installed.
+
+use std::env;
+use std::ffi::{CString, c_char, c_int};
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::ptr;
+
+use libloading::Library;
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+use super::driver::{Answer, Handle};
+
+/// The name that asks for NVIDIA's library for compiling at run time.
+pub const NVRTC: &str = "nvrtc";
+
+/// Folders that hold an installation of CUDA, by variables of the environment and as it is installed.
+const VARIABLES: [&str; 2] = ["CUDA_HOME", "CUDA_PATH"];
+const FOLDER: &str = "/usr/local/cuda";
+
+/// What compiles CUDA's C++.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Compiler {
+    /// The program `nvcc`.
+    Nvcc(PathBuf),
+    /// The library for compiling at run time.
+    Nvrtc {
+        /// Where it lies.
+        library: PathBuf,
+        /// Folders of CUDA's headers beside it.
+        headers: Vec<PathBuf>,
+    },
+}
+
+/// Why CUDA's C++ has no machine code.
+#[derive(Debug, Error)]
+pub enum CompileError {
+    /// There is nothing that compiles.
+    #[error(
+        "no compiler of CUDA is installed: install CUDA, so that `nvcc` is found or CUDA_HOME names its folder, or \
+         `pip install nvidia-cuda-nvrtc-cu12 nvidia-cuda-runtime-cu12`"
+    )]
+    NoCompiler,
+    /// The compiler refuses the source.
+    #[error("{0}")]
+    Refused(String),
+    /// It cannot be run or loaded.
+    #[error("the compiler of CUDA cannot be run: {0}")]
+    Io(#[from] io::Error),
+}
+
+/// What writes a whole file.
+pub type Write<'a> = &'a dyn Fn(&Path, &[u8]) -> io::Result<()>;
+
+/// A source, and how it is compiled.
+#[derive(Clone, Copy, Debug)]
+pub struct Unit<'a> {
+    /// Its text.
+    pub text: &'a str,
+    /// Where it comes from: what it includes is beside that.
+    pub path: &'a Path,
+    /// Options of the compiler.
+    pub flags: &'a [String],
+    /// The GPU, such as `sm_90a`; of a virtual one, such as `compute_90`, there is PTX.
+    pub gpu: &'a str,
+}
+
+impl Compiler {
+    /// The compiler of a name: [`NVRTC`], or a program; where there is none, what is installed, `nvcc` first.
+    ///
+    /// # Errors
+    /// Where nothing is installed.
+    pub fn find(asked: Option<&str>) -> Result<Compiler, CompileError> {
+        let found = match asked {
+            Some(NVRTC) => nvrtc(),
+            Some(program) => Some(Compiler::Nvcc(program.into())),
+            None => nvcc().or_else(nvrtc),
+        };
+        found.ok_or(CompileError::NoCompiler)
+    }
+
+    /// Compiles a source; `into` is a file beside which others may be written, by `write`.
+    ///
+    /// # Errors
+    /// Where the compiler refuses it, or cannot be run.
+    pub fn compile(&self, unit: &Unit, into: &Path, write: Write) -> Result<Vec<u8>, CompileError> {
+        match self {
+            Compiler::Nvcc(program) => by_program(program, unit, into, write),
+            Compiler::Nvrtc { library, headers } => by_library(library, headers, unit),
+        }
+    }
+}
+
+/// Where CUDA may be installed.
+fn installations() -> impl Iterator<Item = PathBuf> {
+    VARIABLES.iter().filter_map(env::var_os).map(PathBuf::from).chain([PathBuf::from(FOLDER)])
+}
+
+fn nvcc() -> Option<Compiler> {
+    let programs = env::var_os("PATH").unwrap_or_default();
+    let folders = env::split_paths(&programs).chain(installations().map(|folder| folder.join("bin")));
+    folders.map(|folder| folder.join("nvcc")).find(|path| path.is_file()).map(Compiler::Nvcc)
+}
+
+fn nvrtc() -> Option<Compiler> {
+    let more = env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
+    let installed = installations().flat_map(|folder| ["lib64", "lib"].map(|name| folder.join(name)));
+    let system = ["/usr/lib/x86_64-linux-gnu", "/usr/lib64"].map(PathBuf::from);
+    let of_python = || packages().into_iter().flat_map(|folder| ["cuda_nvrtc", "cu13"].map(|name| folder.join("nvidia").join(name).join("lib")));
+    let known: Vec<PathBuf> = env::split_paths(&more).chain(installed).chain(system).collect();
+    known.iter().find_map(|folder| nvrtc_in(folder)).or_else(|| of_python().find_map(|folder| nvrtc_in(&folder)))
+}
+
+/// The library in a folder, with the headers that are installed with it.
+fn nvrtc_in(folder: &Path) -> Option<Compiler> {
+    let is_library = |path: &PathBuf| {
+        path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("libnvrtc.so"))
+    };
+    let library = fs::read_dir(folder).ok()?.flatten().map(|entry| entry.path()).find(is_library)?;
+    let beside = ["../include", "../include/cccl", "../../cuda_runtime/include", "../../cuda_cccl/include", "../../cuda_nvcc/include"];
+    let headers = beside.iter().filter_map(|name| folder.join(name).canonicalize().ok()).collect();
+    Some(Compiler::Nvrtc { library, headers })
+}
+
+/// Where the Python that a user has at hand finds its packages.
+fn packages() -> Vec<PathBuf> {
+    let program = "import sys; print('\\n'.join(sys.path))";
+    let said = Command::new("python3").args(["-c", program]).stdin(Stdio::null()).output();
+    let said = said.map(|said| String::from_utf8_lossy(&said.stdout).into_owned()).unwrap_or_default();
+    said.lines().filter(|line| !line.is_empty()).map(PathBuf::from).collect()
+}
+
+/// The first fault that a compiler tells of, or what it says first.
+fn fault(said: &str) -> String {
+    let lines = || said.lines().map(str::trim).filter(|line| !line.is_empty());
+    lines().find(|line| line.contains("error")).or_else(|| lines().next()).unwrap_or("it says nothing").to_owned()
+}
+
+/// The folder that quoted names of headers are relative to.
+fn beside(path: &Path) -> &Path {
+    path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
+fn by_program(program: &Path, unit: &Unit, into: &Path, write: Write) -> Result<Vec<u8>, CompileError> {
+    let (source, code) = (into.with_extension("cu"), into.with_extension("cubin"));
+    write(&source, unit.text.as_bytes())?;
+    let kind = if unit.gpu.starts_with("compute") { "-ptx" } else { "-cubin" };
+    let mut command = Command::new(program);
+    command.args([kind, "-arch", unit.gpu]).args(unit.flags).arg("-I").arg(beside(unit.path));
+    let said = command.arg("-o").arg(&code).arg(&source).stdin(Stdio::null()).output()?;
+    if said.status.success() {
+        return Ok(fs::read(&code)?);
+    }
+    let text = String::from_utf8_lossy(&said.stderr).into_owned() + &String::from_utf8_lossy(&said.stdout);
+    Err(CompileError::Refused(fault(&text)))
+}
+
+mod functions {
+    use super::super::driver::{Answer, Handle, functions};
+    use super::{Library, c_char, c_int};
+
+    functions! {
+        create = c"nvrtcCreateProgram" (
+            *mut Handle, *const c_char, *const c_char, c_int, *const *const c_char, *const *const c_char,
+        );
+        compile = c"nvrtcCompileProgram" (Handle, c_int, *const *const c_char);
+        log_size = c"nvrtcGetProgramLogSize" (Handle, *mut usize);
+        log = c"nvrtcGetProgramLog" (Handle, *mut c_char);
+        cubin_size = c"nvrtcGetCUBINSize" (Handle, *mut usize);
+        cubin = c"nvrtcGetCUBIN" (Handle, *mut c_char);
+        ptx_size = c"nvrtcGetPTXSize" (Handle, *mut usize);
+        ptx = c"nvrtcGetPTX" (Handle, *mut c_char);
+        destroy = c"nvrtcDestroyProgram" (*mut Handle);
+    }
+}
+
+/// What headers of the host's C declare that sources for a GPU use. The library has none of them, but has the
+/// functions.
+const HOST_HEADER: &str = "
+#ifndef TILEWRIGHT_HOST_HEADER
+#define TILEWRIGHT_HOST_HEADER
+typedef signed char int8_t;
+typedef unsigned char uint8_t;
+typedef short int16_t;
+typedef unsigned short uint16_t;
+typedef int int32_t;
+typedef unsigned int uint32_t;
+typedef long long int64_t;
+typedef unsigned long long uint64_t;
+typedef long long intptr_t;
+typedef unsigned long long uintptr_t;
+#define INT_MAX 2147483647
+#define INT_MIN (-INT_MAX - 1)
+#define UINT_MAX 4294967295u
+#define FLT_MAX 3.402823466e+38f
+#define FLT_MIN 1.175494351e-38f
+#define FLT_EPSILON 1.192092896e-07f
+#define DBL_MAX 1.7976931348623158e+308
+#define DBL_MIN 2.2250738585072014e-308
+#define DBL_EPSILON 2.2204460492503131e-16
+#define M_PI 3.14159265358979323846
+#define INFINITY __int_as_float(0x7f800000)
+#define NAN __int_as_float(0x7fffffff)
+#endif
+";
+/// The names by which sources ask for it.
+const HOST_HEADERS: &[&str] = &[
+    "assert.h", "cassert", "cfloat", "climits", "cmath", "cstddef", "cstdint", "cstdio", "cstdlib", "cstring",
+    "float.h", "iostream", "limits.h", "math.h", "stddef.h", "stdint.h", "stdio.h", "stdlib.h", "string.h",
+];
+/// Headers whose contents the library has itself; CUDA's own are taken where they are installed.
+const BUILT_IN_HEADERS: &[&str] = &["cuda.h", "cuda_runtime.h", "cuda_runtime_api.h", "device_launch_parameters.h"];
+
+fn by_library(library: &Path, headers: &[PathBuf], unit: &Unit) -> Result<Vec<u8>, CompileError> {
+    let io = |why: String| CompileError::Io(io::Error::other(why));
+    // SAFETY: the library that goes by this name everywhere; its functions have these parameters.
+    let library = unsafe { Library::new(library) }.map_err(|why| io(why.to_string()))?;
+    // SAFETY: as above.
+    let f = unsafe { functions::Functions::of(&library) }.map_err(io)?;
+    let words = |all: Vec<String>| -> Result<Vec<CString>, CompileError> {
+        all.into_iter().map(|word| CString::new(word).map_err(|why| io(why.to_string()))).collect()
+    };
+    let has_header = |name: &str| headers.iter().any(|folder| folder.join(name).is_file());
+    let built_in = BUILT_IN_HEADERS.iter().filter(|name| !has_header(name)).map(|name| (*name, ""));
+    let (names, contents): (Vec<&str>, Vec<&str>) =
+        HOST_HEADERS.iter().map(|name| (*name, HOST_HEADER)).chain(built_in).unzip();
+    let owned = |all: Vec<&str>| words(all.into_iter().map(str::to_owned).collect());
+    let (names, contents) = (owned(names)?, owned(contents)?);
+    let mut options = vec![format!("--gpu-architecture={}", unit.gpu)];
+    options.extend(unit.flags.iter().cloned());
+    let folders = std::iter::once(beside(unit.path)).chain(headers.iter().map(PathBuf::as_path));
+    options.extend(folders.map(|folder| format!("-I{}", folder.display())));
+    let options = words(options)?;
+    let texts = words(vec![unit.text.to_owned(), unit.path.to_string_lossy().into_owned()])?;
+    let pointers = |all: &[CString]| all.iter().map(|word| word.as_ptr()).collect::<Vec<*const c_char>>();
+    let (names, contents, option_pointers) = (pointers(&names), pointers(&contents), pointers(&options));
+    let mut program = ptr::null_mut();
+    // SAFETY: all texts and lists outlive the calls; sizes are asked for before what has them, and the program
+    // is destroyed once.
+    unsafe {
+        let (n, text, name) = (names.len() as c_int, texts[0].as_ptr(), texts[1].as_ptr());
+        let made = (f.create)(&mut program, text, name, n, contents.as_ptr(), names.as_ptr());
+        if made != 0 {
+            return Err(io(format!("nvrtcCreateProgram says {made}")));
+        }
+        let compiled = (f.compile)(program, options.len() as c_int, option_pointers.as_ptr());
+        let read = |size: Size, contents: Contents| {
+            let mut n_bytes = 0;
+            let mut bytes = Vec::new();
+            if size(program, &mut n_bytes) == 0 {
+                bytes.resize(n_bytes, 0u8);
+                contents(program, bytes.as_mut_ptr().cast::<c_char>());
+            }
+            bytes
+        };
+        let result = if compiled != 0 {
+            let log = read(f.log_size, f.log);
+            Err(CompileError::Refused(fault(&String::from_utf8_lossy(&log).replace('\0', ""))))
+        } else if unit.gpu.starts_with("compute") {
+            Ok(read(f.ptx_size, f.ptx))
+        } else {
+            Ok(read(f.cubin_size, f.cubin))
+        };
+        (f.destroy)(&mut program);
+        result
+    }
+}
+
+/// A function that tells how long something is, and one that writes it.
+type Size = unsafe extern "C" fn(Handle, *mut usize) -> Answer;
+type Contents = unsafe extern "C" fn(Handle, *mut c_char) -> Answer;
+
+/// The name in machine code, or PTX, of a kernel: its own, or what C++ makes of it.
+///
+/// # Errors
+/// Where there is none, or more than one, in words.
+pub fn entry_of(code: &[u8], function: &str) -> Result<String, String> {
+    let mut names: Vec<String> = Vec::new();
+    for marker in [&b".text."[..], b".entry "] {
+        let places = code.windows(marker.len()).enumerate().filter(|(_, window)| *window == marker);
+        for (at, _) in places {
+            let rest = code[at + marker.len()..].iter();
+            let name = rest.take_while(|byte| byte.is_ascii_alphanumeric() || b"_$".contains(byte));
+            let name: String = name.map(|byte| char::from(*byte)).collect();
+            if !name.is_empty() && !names.contains(&name) {
+                names.push(name);
+            }
+        }
+    }
+    let mangled = format!("_Z{}{function}", function.len());
+    let own = names.iter().find(|name| *name == function);
+    match (own, &names.iter().filter(|name| name.starts_with(&mangled)).collect::<Vec<_>>()[..]) {
+        (Some(name), _) => Ok(name.clone()),
+        (None, [name]) => Ok((*name).clone()),
+        (None, []) => Err(format!("the code has no kernel {function}; it has {}", names.join(", "))),
+        (None, several) => {
+            let names = several.iter().map(|name| name.as_str()).collect::<Vec<_>>().join(", ");
+            Err(format!("several kernels are called {function} (name one of {names})"))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kernels_are_found_by_their_names() {
+        let code = b"\x7fELF\0.text._Z3addPfi\0.rel.text._Z3addPfi\0.text.plain\0.text._Z3mulILi1EEvPf\0\
+                     .text._Z3mulILi2EEvPf\0";
+        let found = |name: &str| entry_of(code, name);
+        assert_eq!(found("plain").as_deref(), Ok("plain"));
+        assert_eq!(found("add").as_deref(), Ok("_Z3addPfi"));
+        assert_eq!(found("_Z3mulILi2EEvPf").as_deref(), Ok("_Z3mulILi2EEvPf"));
+        assert!(found("mul").unwrap_err().contains("several kernels"));
+        assert!(found("ad").unwrap_err().contains("no kernel ad; it has _Z3addPfi"));
+        assert_eq!(entry_of(b".visible .entry f(\n.param", "f").as_deref(), Ok("f"));
+    }
+
+    #[test]
+    fn the_fault_is_told_of() {
+        assert_eq!(fault("k.cu(1): warning: so so\nk.cu(2): error: no x\n  x\n  ^\n"), "k.cu(2): error: no x");
+        assert_eq!(fault("\n  nothing known\n"), "nothing known");
+    }
+
+    /// The library, where one is installed; says so where not.
+    pub fn library() -> Option<Compiler> {
+        // Where CI fetches NVIDIA's tools to, or for the Python at hand.
+        let target = env::current_exe().unwrap().ancestors().nth(3).unwrap().to_owned();
+        let found = nvrtc_in(&target.join("cuda-tools/packages/nvidia/cuda_nvrtc/lib")).or_else(nvrtc);
+        if found.is_none() {
+            println!("skipped: {}", CompileError::NoCompiler);
+        }
+        found
+    }
+
+    #[test]
+    fn the_library_compiles() {
+        let Some(compiler) = library() else { return };
+        let compile = |text: &str, flags: &[&str], gpu: &str| {
+            let flags: Vec<String> = flags.iter().map(|flag| (*flag).to_owned()).collect();
+            let unit = Unit { text, path: Path::new("k.cu"), flags: &flags, gpu };
+            compiler.compile(&unit, Path::new("unused"), &|_, _| unreachable!("it writes nothing"))
+        };
+        let source = "#include <cuda_runtime.h>\n#include <cstdint>\n#include <math.h>\n#include <stdio.h>\n#define T 3\n\
+                      #line 1 \"k.cu\"\n__global__ void k(float *a, int32_t n) { if (threadIdx.x < n) a[threadIdx.x] = T * sqrtf(M_PI); }";
+        let code = compile(source, &["-use_fast_math", "-std=c++17"], "sm_80").unwrap();
+        assert!(code.starts_with(b"\x7fELF"));
+        assert_eq!(entry_of(&code, "k").as_deref(), Ok("_Z1kPfi"));
+        let ptx = compile("extern \"C\" __global__ void k(float *a) { a[0] = 1; }", &[], "compute_80").unwrap();
+        assert_eq!(entry_of(&ptx, "k").as_deref(), Ok("k"));
+        let refused = |text, flags: &[&str]| compile(text, flags, "sm_80").unwrap_err().to_string();
+        assert_eq!(refused("\n__global__ void k(float *a) { a[0] = x; }", &[]), "k.cu(2): error: identifier \"x\" is undefined");
+        assert!(refused("", &["--nonsense"]).contains("nonsense"));
+    }
+}

@@ -1,0 +1,459 @@
+//! Kernels of others for GPUs: they are built by one process and run by another.
+
+use std::cell::RefCell;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+use tilewright_ir::Target;
+use tilewright_ir::target::{Arch, GpuApi};
+use tilewright_tune::ErrorClass;
+use tilewright_tune::expression::{Datum, Expression, Scope, Type, evaluate};
+
+use super::{Answer, Argument, Buffer, Failure, Job, compare, is_hopeless, say, unknown, write_outputs};
+use crate::cuda::compile::{CompileError, Compiler, Unit, Write, entry_of};
+use crate::gpu::{Cuda, Driver, KernelArgument, OpenCl, Shape, Span, fits, keep_compiled_in, of_device};
+use crate::pace::Variation;
+use crate::protocol::{Caches, Plan};
+use crate::timing::{self, First, Size, Subject};
+
+/// A kernel for a GPU as its source has it. Sizes are expressions of the parameters, constants and lists.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct GpuJob {
+    /// The device, as a target.
+    pub target: String,
+    /// What compiles its source, where that is CUDA's C++; sources in OpenCL C are for the driver.
+    pub compiler: Option<Compiler>,
+    /// Its source.
+    pub source: PathBuf,
+    /// Its name.
+    pub function: String,
+    /// Options of the compiler.
+    pub flags: Vec<String>,
+    /// Names that are macros beside the parameters.
+    pub constants: Vec<(String, i64)>,
+    /// Further names that sizes may read, each with a list.
+    pub lists: Vec<(String, Vec<i64>)>,
+    /// Blocks along each axis.
+    pub grid: [String; 3],
+    /// Threads of a block along each axis.
+    pub block: [String; 3],
+    /// Bytes that the threads of a block share beside those in the source, where there are any.
+    pub shared_bytes: Option<String>,
+}
+
+/// The parameters among words: those of the form `name=value`.
+pub(super) fn parameters(words: &[String]) -> Vec<(String, String)> {
+    words.iter().filter_map(|word| word.split_once('=')).map(|(name, value)| (name.into(), value.into())).collect()
+}
+
+impl GpuJob {
+    /// Whether all sizes, and further ones of memory that threads share, are expressions of names that there
+    /// are.
+    ///
+    /// # Errors
+    /// Which one is not, and why.
+    pub fn check(&self, parameters: &[(String, Type)], shared: &[String]) -> Result<(), String> {
+        let scope = self.names().map(|(name, value)| (name, Type::of_all(&[value])));
+        let scope: Scope = scope.chain(parameters.iter().cloned()).collect();
+        let of = |what: &'static str| move |text| (what, text);
+        let axes = self.grid.iter().map(of("the grid")).chain(self.block.iter().map(of("the block")));
+        for (what, text) in axes.chain(self.shared_bytes.iter().chain(shared).map(of("the shared memory"))) {
+            Expression::parse(text)
+                .and_then(|expression| expression.compile(&scope))
+                .map_err(|error| format!("{what}, `{text}`: {error}"))?;
+        }
+        Ok(())
+    }
+
+    /// What sizes may read, but for parameters.
+    fn names(&self) -> impl Iterator<Item = (String, Datum)> {
+        let constants = self.constants.iter().map(|(name, value)| (name.clone(), Datum::Int(*value)));
+        let list = |values: &Vec<i64>| Datum::List(values.iter().copied().map(Datum::Int).collect());
+        constants.chain(self.lists.iter().map(move |(name, values)| (name.clone(), list(values))))
+    }
+
+    /// A size, which is a whole number.
+    fn size(&self, what: &str, text: &str, parameters: &[(String, String)]) -> Result<i64, Failure> {
+        let value = |text: &String| match (text.parse::<i64>(), text.parse::<f64>()) {
+            (Ok(number), _) => Datum::Int(number),
+            (_, Ok(number)) => Datum::Float(number),
+            _ => Datum::from(text.as_str()),
+        };
+        let known = self.names().chain(parameters.iter().map(|(name, text)| (name.clone(), value(text))));
+        let refuse = |why: String| (ErrorClass::InstantiationError, format!("{what}, `{text}`: {why}"));
+        match evaluate(text, &known.collect::<Vec<_>>()).map_err(refuse)? {
+            Datum::Int(n) if n >= 0 => Ok(n),
+            Datum::Float(n) if n >= 0.0 && n.fract() == 0.0 => Ok(n as i64),
+            other => Err(refuse(format!("{other} is no number of them"))),
+        }
+    }
+
+    fn shape(&self, parameters: &[(String, String)]) -> Result<Shape, Failure> {
+        let axes = |what: &str, texts: &[String; 3]| -> Result<[i64; 3], Failure> {
+            let mut sizes = [1; 3];
+            for (size, text) in sizes.iter_mut().zip(texts) {
+                *size = self.size(what, text, parameters)?;
+            }
+            match sizes.contains(&0) {
+                true => Err((ErrorClass::InstantiationError, format!("{what} is empty: {sizes:?}"))),
+                false => Ok(sizes),
+            }
+        };
+        let (grid, block) = (axes("the grid", &self.grid)?, axes("the block", &self.block)?);
+        let shared = self.shared_bytes.as_ref().map(|text| self.size("the shared memory", text, parameters));
+        let shared_bytes = shared.transpose()?.unwrap_or(0) as u64;
+        Ok(Shape { name: self.function.clone(), grid, block, shared_bytes })
+    }
+
+    fn target(&self) -> Result<Target, Failure> {
+        self.target.parse().map_err(|why| (ErrorClass::Unknown, format!("its target: {why}")))
+    }
+
+    /// The source with its parameters as macros. They stand in the text, for options of compilers would have
+    /// them in headers, too.
+    fn text(&self, parameters: &[(String, String)], grid: [i64; 3]) -> Result<String, Failure> {
+        let source = fs::read_to_string(&self.source).map_err(unknown(&self.source.to_string_lossy()))?;
+        let constants = self.constants.iter().map(|(name, value)| (name.as_str(), value.to_string()));
+        let parameters = parameters.iter().map(|(name, value)| (name.as_str(), value.clone()));
+        let grid = ["grid_size_x", "grid_size_y", "grid_size_z"].into_iter().zip(grid.map(|n| n.to_string()));
+        let all = constants.chain(parameters).chain(grid);
+        let macros: String = all.map(|(name, value)| format!("#define {name} {value}\n")).collect();
+        let name = self.source.file_name().map_or("kernel".into(), |name| name.to_string_lossy());
+        Ok(format!("{macros}#line 1 \"{name}\"\n{source}"))
+    }
+}
+
+/// Builds the kernel of a job into a file, by `write`, and says what is wrong where that fails; whether it went
+/// well. The words are its parameters, as `name=value`.
+pub fn build(job: &Path, into: &Path, words: &[String], write: Write) -> bool {
+    say(built(job, into, &parameters(words), write).map(|()| None))
+}
+
+fn built(job: &Path, into: &Path, parameters: &[(String, String)], write: Write) -> Result<(), Failure> {
+    let job = Job::read(job)?;
+    let Some(gpu) = &job.gpu else { return Err((ErrorClass::Unknown, "there is nothing to build".to_owned())) };
+    let (shape, target) = (gpu.shape(parameters)?, gpu.target()?);
+    // What cannot run need not be built.
+    fits(&shape, target.gpu.as_ref().expect("invariant: the target is a GPU"))
+        .map_err(|why| (ErrorClass::InstantiationError, why))?;
+    let text = gpu.text(parameters, shape.grid)?;
+    let refused = |why: String| (ErrorClass::CompileErrorDevice, why);
+    let code = match &gpu.compiler {
+        None => {
+            keep_compiled_in(Some(folder_of(into)));
+            let driver = OpenCl::new(&target).map_err(|why| (ErrorClass::Unknown, why.to_string()))?;
+            let mut options = gpu.flags.join(" ");
+            let beside = folder_of(&gpu.source).display().to_string();
+            // Options have no way to quote.
+            if !beside.contains(char::is_whitespace) {
+                options += &format!(" -I{beside}");
+            }
+            driver.compiled(&text, &options).map_err(|failure| (failure.class, failure.message))?
+        }
+        Some(compiler) => {
+            let unit = Unit { text: &text, path: &gpu.source, flags: &gpu.flags, gpu: &target.cpu };
+            let code = compiler.compile(&unit, into, write).map_err(|why| match why {
+                CompileError::Refused(why) => refused(why),
+                other => (ErrorClass::InstantiationError, other.to_string()),
+            })?;
+            entry_of(&code, &gpu.function).map_err(refused)?;
+            code
+        }
+    };
+    write(into, &code).map_err(unknown("its code"))
+}
+
+fn folder_of(path: &Path) -> &Path {
+    path.parent().unwrap_or(Path::new(""))
+}
+
+/// Runs what was built, as [`super::serve`] does.
+pub(super) fn call(
+    job: &Job,
+    gpu: &GpuJob,
+    built: &Path,
+    parameters: &[(String, String)],
+    buffers: Vec<Option<Buffer>>,
+    leading_ns: Option<f64>,
+) -> Result<Option<Answer>, Failure> {
+    let no_device = |why: String| (ErrorClass::Unknown, why);
+    let code = fs::read(built).map_err(unknown("its code"))?;
+    let (mut shape, target) = (gpu.shape(parameters)?, gpu.target()?);
+    let run = Run { job, gpu, parameters, target: &target, leading_ns };
+    match target.arch {
+        Arch::Gpu(GpuApi::OpenCl) => {
+            keep_compiled_in(Some(folder_of(built)));
+            let driver = OpenCl::new(&target).map_err(|why| no_device(why.to_string()))?;
+            run.on(&driver, &code, &shape, buffers)
+        }
+        Arch::Gpu(GpuApi::Cuda) => {
+            keep_compiled_in(None);
+            let driver = Cuda::new(&target).map_err(|why| no_device(why.to_string()))?;
+            shape.name = entry_of(&code, &shape.name).map_err(|why| (ErrorClass::CompileErrorDevice, why))?;
+            run.on(&driver, &code, &shape, buffers)
+        }
+        Arch::Gpu(GpuApi::AmdGpu) | Arch::X86_64 | Arch::Aarch64 => {
+            Err(no_device(format!("nothing runs kernels of others for {}", target.name())))
+        }
+    }
+}
+
+/// A run of what was built.
+struct Run<'a> {
+    job: &'a Job,
+    gpu: &'a GpuJob,
+    parameters: &'a [(String, String)],
+    target: &'a Target,
+    leading_ns: Option<f64>,
+}
+
+fn by_device<D: Driver>(error: D::Error) -> Failure {
+    let failure = of_device::<D>(error);
+    (failure.class, failure.message)
+}
+
+impl Run<'_> {
+    fn on<D: Driver>(
+        &self,
+        driver: &D,
+        code: &[u8],
+        shape: &Shape,
+        mut buffers: Vec<Option<Buffer>>,
+    ) -> Result<Option<Answer>, Failure> {
+        let code = driver.load(code).map_err(|failure| (failure.class, failure.message))?;
+        let mut memories: Vec<Option<Arc<D::Memory>>> = Vec::new();
+        for buffer in &buffers {
+            let memory = buffer.as_ref().map(|buffer| driver.memory(buffer.memory.n_bytes())).transpose();
+            memories.push(memory.map_err(by_device::<D>)?.map(Arc::new));
+        }
+        let mut arguments = Vec::new();
+        for (argument, memory) in self.job.arguments.iter().zip(&memories) {
+            arguments.push(match (argument, memory) {
+                (Argument::Value(bytes), _) => KernelArgument::Value(bytes.clone()),
+                (Argument::Shared(text), _) => {
+                    KernelArgument::Shared(self.gpu.size("the shared memory", text, self.parameters)? as usize)
+                }
+                (Argument::Buffer { .. }, Some(memory)) => Span::whole(memory.clone(), D::n_bytes(memory)).into(),
+                (Argument::Buffer { .. }, None) => unreachable!("every buffer has its memory"),
+            });
+        }
+        let gpu = self.target.gpu.as_ref().expect("invariant: the target is a GPU");
+        let launch = D::launch_own(&code, shape, gpu, arguments);
+        let launches = [launch.map_err(|failure| (failure.class, failure.message))?];
+        D::warm_up(&launches[0]).map_err(by_device::<D>)?;
+        // What warming up wrote counts for nothing.
+        let pairs = || memories.iter().zip(&buffers).filter_map(|(memory, buffer)| Some((memory.as_ref()?, buffer.as_ref()?)));
+        for (memory, buffer) in pairs() {
+            D::write(memory, 0, buffer.memory.as_slice::<u8>()).map_err(by_device::<D>)?;
+        }
+        let first_ns = driver.run(&launches, 1).map_err(by_device::<D>)?;
+        let mut found = Vec::new();
+        for (memory, buffer) in pairs() {
+            if !D::is_intact(memory).map_err(by_device::<D>)? {
+                return Err(fault("it wrote outside its buffers, beside", buffer));
+            }
+            let mut bytes = vec![0; buffer.memory.n_bytes() as usize];
+            D::read(memory, 0, &mut bytes).map_err(by_device::<D>)?;
+            if !buffer.is_output && bytes != buffer.memory.as_slice::<u8>() {
+                return Err(fault("it wrote into its input", buffer));
+            }
+            found.push(bytes);
+        }
+        for (buffer, bytes) in buffers.iter_mut().flatten().zip(found) {
+            if buffer.is_output {
+                buffer.memory.bytes_mut().copy_from_slice(&bytes);
+            }
+        }
+        if self.job.is_reference {
+            return write_outputs(&buffers);
+        }
+        let relative_error = compare(&buffers, self.job.tolerance)?;
+        let samples_ns = match is_hopeless(first_ns, self.leading_ns) {
+            true => vec![first_ns],
+            false => self.samples(driver, &launches, first_ns)?,
+        };
+        for (memory, buffer) in memories.iter().zip(&buffers).filter_map(|(m, b)| Some((m.as_ref()?, b.as_ref()?))) {
+            if !D::is_intact(memory).map_err(by_device::<D>)? {
+                return Err(fault("it wrote outside its buffers, beside", buffer));
+            }
+        }
+        Ok(Some(Answer::Timed { samples_ns, relative_error }))
+    }
+
+    fn samples<D: Driver>(&self, driver: &D, launches: &[D::Launch], first_ns: f64) -> Result<Vec<f64>, Failure> {
+        let plan = Plan {
+            min_time_ns: self.job.min_time_ns,
+            min_samples: 1,
+            // The run that checked it was alone.
+            alone_ns: f64::INFINITY,
+            leading_ns: None,
+            caches: Caches::Warm,
+            at_best_pace: false,
+        };
+        // The first that fails ends it: what comes after takes no time.
+        let failure = RefCell::new(None);
+        let mut run = |n_runs: u32| match failure.borrow().is_some() {
+            true => f64::MAX,
+            false => driver.run(launches, n_runs).unwrap_or_else(|why| {
+                failure.borrow_mut().get_or_insert(by_device::<D>(why));
+                f64::MAX
+            }),
+        };
+        let first = First { ns: first_ns, pace: 1.0, checked_ns: first_ns };
+        let subject = Subject {
+            run: &mut run,
+            size: Size { n_threads: 1, n_bytes: 0 },
+            flush: &mut || 0.0,
+            pace: &mut || 1.0,
+        };
+        let samples = timing::sample(&plan, &mut Variation::default(), first, subject).ns;
+        failure.into_inner().map_or(Ok(samples), Err)
+    }
+}
+
+fn fault(what: &str, buffer: &Buffer) -> Failure {
+    (ErrorClass::RuntimeError, format!("{what} {}", buffer.name))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+    use std::os::unix::fs::FileExt;
+
+    use super::*;
+    use crate::data::anonymous_file;
+    use crate::memory::{Fenced, ReadOnly};
+    use tilewright_ir::DType;
+
+    /// Multiplies 64 numbers by another one, in two blocks of 32 threads; `FROM` is what it reads.
+    const PTX: &str = "
+.version 7.0
+.target sm_80
+.address_size 64
+
+.visible .entry _Z5scalePKiPii(
+	.param .u64 .ptr .global .align 64 scale_param_0,
+	.param .u64 .ptr .global .align 64 scale_param_1,
+	.param .u32 scale_param_2
+)
+.reqntid 32, 1, 1
+{
+	.reg .b32 %r<7>;
+	.reg .b64 %rd<5>;
+	ld.param.b64 %rd1, [scale_param_0];
+	ld.param.b64 %rd2, [scale_param_1];
+	ld.param.b32 %r6, [scale_param_2];
+	mov.u32 %r1, %tid.x;
+	mov.u32 %r2, %ctaid.x;
+	shl.b32 %r3, %r2, 5;
+	add.s32 %r4, %r3, %r1;
+	mul.wide.u32 %rd3, %r4, 4;
+	add.s64 %rd4, %rd1, %rd3;
+	ld.global.b32 %r5, [%rd4];
+	mul.lo.s32 %r5, %r5, %r6;
+	add.s64 %rd4, TO, %rd3;
+	st.global.b32 [%rd4], %r5;
+	ret;
+}
+";
+
+    /// What comes of it in an emulator, with this factor where 3 is right, and this many blocks.
+    fn outcome(to: &str, factor: i32, grid: &str) -> Result<Option<Answer>, Failure> {
+        let gpu = GpuJob {
+            target: Target::named("sm_80").unwrap().to_string(),
+            compiler: None,
+            source: "scale.cu".into(),
+            function: "scale".to_owned(),
+            flags: Vec::new(),
+            constants: vec![("N".to_owned(), 64)],
+            lists: Vec::new(),
+            grid: [grid.to_owned(), "1".to_owned(), "1".to_owned()],
+            block: ["block_size_x".to_owned(), "1".to_owned(), "1".to_owned()],
+            shared_bytes: None,
+        };
+        let file = anonymous_file(c"test").unwrap();
+        let answers: Vec<u8> = (0..64).flat_map(|at| (f64::from(at) * 3.0).to_ne_bytes()).collect();
+        file.write_all_at(&answers, 0).unwrap();
+        let mut memory = Fenced::new(256).unwrap();
+        for (bytes, at) in memory.bytes_mut().chunks_mut(4).zip(0i32..) {
+            bytes.copy_from_slice(&at.to_ne_bytes());
+        }
+        let mut output = Fenced::new(256).unwrap();
+        output.fill(0xFF);
+        let answer = ReadOnly::new(file.as_fd(), 0, 512).unwrap();
+        let buffers = vec![
+            Some(Buffer { name: "in", dtype: DType::I32, memory, answer: None, is_output: false }),
+            Some(Buffer { name: "out", dtype: DType::I32, memory: output, answer: Some(answer), is_output: true }),
+            None,
+        ];
+        let buffer = |is_output| Argument::Buffer {
+            name: String::new(),
+            dtype: "i32".to_owned(),
+            n: 64,
+            contents_at: None,
+            answer_at: None,
+            is_output,
+        };
+        let job = Job {
+            arguments: vec![buffer(false), buffer(true), Argument::Value(factor.to_ne_bytes().to_vec())],
+            data: PathBuf::new(),
+            tolerance: 0.0,
+            min_time_ns: 1e6,
+            n_threads: 1,
+            is_reference: false,
+            gpu: Some(gpu.clone()),
+        };
+        let parameters = parameters(&["block_size_x=32".to_owned()]);
+        let target = gpu.target()?;
+        let code = PTX.replace("TO", to).into_bytes();
+        let mut shape = gpu.shape(&parameters)?;
+        shape.name = entry_of(&code, &shape.name).unwrap();
+        let run = Run { job: &job, gpu: &gpu, parameters: &parameters, target: &target, leading_ns: None };
+        run.on(&Cuda::emulated(), &code, &shape, buffers)
+    }
+
+    #[test]
+    fn kernels_of_others_run_on_nvidias_driver() {
+        match outcome("%rd2", 3, "N // block_size_x").unwrap() {
+            Some(Answer::Timed { samples_ns, relative_error }) => {
+                assert!(!samples_ns.is_empty() && relative_error == 0.0, "{samples_ns:?} {relative_error}");
+            }
+            other => panic!("{other:?}"),
+        }
+        let fails = |to: &str, factor: i32, grid: &str, class: ErrorClass, words: &str| {
+            let (is, why) = outcome(to, factor, grid).unwrap_err();
+            assert!(is == class && why.contains(words), "{is}: {why}");
+        };
+        fails("%rd2", 2, "2", ErrorClass::WrongAnswer, "out: 63 elements are wrong");
+        fails("%rd1", 3, "2", ErrorClass::RuntimeError, "it wrote into its input in");
+        fails("%rd2", 3, "3", ErrorClass::RuntimeError, "it wrote outside its buffers, beside out");
+        fails("%rd2", 3, "100", ErrorClass::RuntimeError, "CUDA_ERROR_ILLEGAL_ADDRESS");
+        fails("%rd2", 3, "block_size_x // 64", ErrorClass::InstantiationError, "the grid is empty: [0, 1, 1]");
+        fails("%rd2", 3, "N / 48", ErrorClass::InstantiationError, "the grid, `N / 48`: ");
+    }
+
+    #[test]
+    fn parameters_are_macros_in_the_text() {
+        let job = GpuJob {
+            target: String::new(),
+            compiler: None,
+            source: Path::new(env!("CARGO_MANIFEST_DIR")).join("Cargo.toml"),
+            function: String::new(),
+            flags: Vec::new(),
+            constants: vec![("N".to_owned(), 8)],
+            lists: vec![("ProblemSize".to_owned(), vec![6, 7])],
+            grid: ["ProblemSize[1]", "N", "1"].map(str::to_owned),
+            block: ["b", "1", "1"].map(str::to_owned),
+            shared_bytes: Some("4 * b".to_owned()),
+        };
+        let parameters = parameters(&["b=16".to_owned(), "type=float4".to_owned(), "123.5".to_owned()]);
+        let shape = job.shape(&parameters).unwrap();
+        assert_eq!((shape.grid, shape.block, shape.shared_bytes), ([7, 8, 1], [16, 1, 1], 64));
+        let text = job.text(&parameters, shape.grid).unwrap();
+        let begins = "#define N 8\n#define b 16\n#define type float4\n#define grid_size_x 7\n#define grid_size_y 8\n\
+                      #define grid_size_z 1\n#line 1 \"Cargo.toml\"\n[package]";
+        assert!(text.starts_with(begins), "{text}");
+    }
+}
