@@ -22,6 +22,7 @@
 //! [`export`] makes an object for programs of others: its functions have names of their own, check what they
 //! are given, and return a code; an [`Interface`] says all about them, as a C header too.
 
+mod elsewhere;
 mod export;
 mod generate;
 mod gpu;
@@ -50,6 +51,7 @@ use generate::Options;
 use generate::plan::{self, Plan};
 use generate::unit::{Units, Uses};
 
+pub use elsewhere::{Address, Image, Object};
 pub use export::{Argument, Interface};
 pub use generate::plan::{SCRATCH_ALIGN, ScratchLayout};
 pub use generate::{ARGUMENT_ALIGN, ArgumentAlign};

@@ -137,105 +137,139 @@ struct Section {
 
 /// Loads an object made for this machine; `elsewhere` gives the addresses of functions in other objects.
 pub fn load(object: &[u8], arch: Arch, elsewhere: &dyn Fn(&str) -> Option<usize>) -> Result<Code, CompileError> {
-    let elf = Bytes(object);
-    if elf.slice(0, 5)? != [0x7f, b'E', b'L', b'F', 2] {
-        return Err(broken("not a 64-bit ELF object"));
-    }
-    let (table, entry_size, n_sections) = (elf.u64(0x28)?, u64::from(elf.u16(0x3a)?), u64::from(elf.u16(0x3c)?));
-    let mut sections = Vec::new();
-    for i in 0..n_sections {
-        let at = table + i * entry_size;
-        sections.push(Section {
-            kind: elf.u32(at + 4)?,
-            flags: elf.u64(at + 8)?,
-            offset: elf.u64(at + 24)?,
-            size: elf.u64(at + 32)?,
-            link: elf.u32(at + 40)?,
-            info: elf.u32(at + 44)?,
-            align: elf.u64(at + 48)?.max(1),
-            place: None,
-        });
-    }
-
-    // Code first, then stubs for external functions, then, from a page of its own, everything else.
-    let mut len = 0;
-    let lay_out = |sections: &mut [Section], executable: bool, len: &mut usize| {
-        for s in sections.iter_mut() {
-            if s.flags & SHF_ALLOC != 0 && (s.flags & SHF_EXECINSTR != 0) == executable {
-                *len = len.next_multiple_of(s.align as usize);
-                s.place = Some(*len);
-                *len += s.size as usize;
-            }
-        }
-    };
-    lay_out(&mut sections, true, &mut len);
-    let stubs = len.next_multiple_of(8);
-    let symbol_table = *sections.iter().find(|s| s.kind == SHT_SYMTAB).ok_or(broken("no symbols"))?;
-    let names = sections.get(symbol_table.link as usize).ok_or(broken("no symbol names"))?.offset;
-    let n_symbols = symbol_table.size / 24;
-    let undefined = |i: u64| elf.u16(symbol_table.offset + i * 24 + 6).map(|s| s == SHN_UNDEF);
-    let mut n_external = 0;
-    for i in 1..n_symbols {
-        n_external += usize::from(undefined(i)?);
-    }
-    let code_len = (stubs + n_external * STUB_BYTES).next_multiple_of(PAGE);
-    len = code_len;
-    lay_out(&mut sections, false, &mut len);
-    len = len.next_multiple_of(PAGE);
-
-    let mut code = Code::new(len)?;
+    let layout = Layout::of(object, PAGE)?;
+    let mut code = Code::new(layout.len)?;
     let memory = code.memory;
     // SAFETY: the mapping is ours alone, readable and writable, and of this length.
-    let image = unsafe { std::slice::from_raw_parts_mut(memory.as_ptr(), len) };
-    let base = memory.as_ptr() as usize;
-    for s in &sections {
-        if let (Some(place), true) = (s.place, s.kind != SHT_NOBITS) {
-            image[place..place + s.size as usize].copy_from_slice(elf.slice(s.offset, s.size)?);
-        }
-    }
-
-    // Addresses of all symbols.
-    let mut addresses = vec![0usize; n_symbols as usize];
-    let mut next_stub = stubs;
-    for i in 1..n_symbols {
-        let at = symbol_table.offset + i * 24;
-        let name = elf.text(names + u64::from(elf.u32(at)?))?;
-        let (info, section, value) = (elf.slice(at + 4, 1)?[0], elf.u16(at + 6)?, elf.u64(at + 8)?);
-        addresses[i as usize] = match section {
-            SHN_UNDEF => {
-                let to = external(name)
-                    .or_else(|| elsewhere(name))
-                    .ok_or_else(|| CompileError::UnknownSymbol { name: name.into() })?;
-                image[next_stub..next_stub + STUB_BYTES].copy_from_slice(&stub(arch, to));
-                next_stub += STUB_BYTES;
-                base + next_stub - STUB_BYTES
-            }
-            SHN_ABS => value as usize,
-            _ => {
-                let section = sections.get(section as usize).ok_or(broken("symbol's section"))?;
-                let Some(place) = section.place else { continue };
-                if info & 15 != STT_SECTION && info >> 4 != 0 {
-                    code.symbols.push((name.into(), place + value as usize));
-                }
-                base + place + value as usize
-            }
-        };
-    }
-
-    for s in sections.iter().filter(|s| s.kind == SHT_RELA) {
-        let Some(place) = sections.get(s.info as usize).ok_or(broken("relocated section"))?.place else { continue };
-        for i in 0..s.size / 24 {
-            let at = s.offset + i * 24;
-            let (offset, info, addend) = (elf.u64(at)?, elf.u64(at + 8)?, elf.u64(at + 16)? as i64);
-            let symbol = *addresses.get((info >> 32) as usize).ok_or(broken("relocation's symbol"))?;
-            let field = image.get_mut(place + offset as usize..).ok_or(broken("relocation's place"))?;
-            let value = (symbol as i64).wrapping_add(addend);
-            relocate(arch, info as u32, field, value, (base + place) as i64 + offset as i64)?;
-        }
-    }
-
-    code.seal(code_len)?;
+    let image = unsafe { std::slice::from_raw_parts_mut(memory.as_ptr(), layout.len) };
+    let address = |name: &str| external(name).or_else(|| elsewhere(name));
+    code.symbols = layout.fill(image, memory.as_ptr() as usize, arch, &address)?;
+    code.seal(layout.code_len)?;
     Ok(code)
+}
+
+/// An object with the places of its sections in memory: code first, then stubs for functions elsewhere, then,
+/// from a page of its own, everything else.
+pub struct Layout<'o> {
+    elf: Bytes<'o>,
+    sections: Vec<Section>,
+    stubs: usize,
+    /// Bytes of code, whole pages.
+    pub code_len: usize,
+    /// All bytes, whole pages.
+    pub len: usize,
+}
+
+impl<'o> Layout<'o> {
+    /// That of an object, for pages of so many bytes.
+    pub fn of(object: &'o [u8], page: usize) -> Result<Layout<'o>, CompileError> {
+        let elf = Bytes(object);
+        if elf.slice(0, 5)? != [0x7f, b'E', b'L', b'F', 2] {
+            return Err(broken("not a 64-bit ELF object"));
+        }
+        let (table, entry_size, n_sections) = (elf.u64(0x28)?, u64::from(elf.u16(0x3a)?), u64::from(elf.u16(0x3c)?));
+        let mut sections = Vec::new();
+        for i in 0..n_sections {
+            let at = table + i * entry_size;
+            sections.push(Section {
+                kind: elf.u32(at + 4)?,
+                flags: elf.u64(at + 8)?,
+                offset: elf.u64(at + 24)?,
+                size: elf.u64(at + 32)?,
+                link: elf.u32(at + 40)?,
+                info: elf.u32(at + 44)?,
+                align: elf.u64(at + 48)?.max(1),
+                place: None,
+            });
+        }
+        let mut layout = Layout { elf, sections, stubs: 0, code_len: 0, len: 0 };
+        layout.lay_out(true);
+        layout.stubs = layout.len.next_multiple_of(8);
+        let (symbols, _) = layout.symbol_table()?;
+        let mut n_external = 0;
+        for i in 1..symbols.size / 24 {
+            n_external += usize::from(layout.elf.u16(symbols.offset + i * 24 + 6)? == SHN_UNDEF);
+        }
+        layout.code_len = (layout.stubs + n_external * STUB_BYTES).next_multiple_of(page);
+        layout.len = layout.code_len;
+        layout.lay_out(false);
+        layout.len = layout.len.next_multiple_of(page);
+        Ok(layout)
+    }
+
+    /// Gives sections of one kind their places, behind what has one.
+    fn lay_out(&mut self, executable: bool) {
+        for s in &mut self.sections {
+            if s.flags & SHF_ALLOC != 0 && (s.flags & SHF_EXECINSTR != 0) == executable {
+                self.len = self.len.next_multiple_of(s.align as usize);
+                s.place = Some(self.len);
+                self.len += s.size as usize;
+            }
+        }
+    }
+
+    /// The table of symbols, and where their names begin.
+    fn symbol_table(&self) -> Result<(Section, u64), CompileError> {
+        let table = *self.sections.iter().find(|s| s.kind == SHT_SYMTAB).ok_or(broken("no symbols"))?;
+        let names = self.sections.get(table.link as usize).ok_or(broken("no symbol names"))?.offset;
+        Ok((table, names))
+    }
+
+    /// Fills an image of its length, all zeros, that is to lie at an address; `address` says where functions
+    /// elsewhere are. The functions that others may call, with their places in it.
+    pub fn fill(
+        &self,
+        image: &mut [u8],
+        base: usize,
+        arch: Arch,
+        address: &dyn Fn(&str) -> Option<usize>,
+    ) -> Result<Vec<(String, usize)>, CompileError> {
+        let Layout { elf, sections, .. } = self;
+        for s in sections {
+            if let (Some(place), true) = (s.place, s.kind != SHT_NOBITS) {
+                image[place..place + s.size as usize].copy_from_slice(elf.slice(s.offset, s.size)?);
+            }
+        }
+        let (symbol_table, names) = self.symbol_table()?;
+        let n_symbols = symbol_table.size / 24;
+        let mut symbols = Vec::new();
+        let mut addresses = vec![0usize; n_symbols as usize];
+        let mut next_stub = self.stubs;
+        for i in 1..n_symbols {
+            let at = symbol_table.offset + i * 24;
+            let name = elf.text(names + u64::from(elf.u32(at)?))?;
+            let (info, section, value) = (elf.slice(at + 4, 1)?[0], elf.u16(at + 6)?, elf.u64(at + 8)?);
+            addresses[i as usize] = match section {
+                SHN_UNDEF => {
+                    let to = address(name).ok_or_else(|| CompileError::UnknownSymbol { name: name.into() })?;
+                    image[next_stub..next_stub + STUB_BYTES].copy_from_slice(&stub(arch, to));
+                    next_stub += STUB_BYTES;
+                    base + next_stub - STUB_BYTES
+                }
+                SHN_ABS => value as usize,
+                _ => {
+                    let section = sections.get(section as usize).ok_or(broken("symbol's section"))?;
+                    let Some(place) = section.place else { continue };
+                    if info & 15 != STT_SECTION && info >> 4 != 0 {
+                        symbols.push((name.into(), place + value as usize));
+                    }
+                    base + place + value as usize
+                }
+            };
+        }
+        for s in sections.iter().filter(|s| s.kind == SHT_RELA) {
+            let Some(place) = sections.get(s.info as usize).ok_or(broken("relocated section"))?.place else { continue };
+            for i in 0..s.size / 24 {
+                let at = s.offset + i * 24;
+                let (offset, info, addend) = (elf.u64(at)?, elf.u64(at + 8)?, elf.u64(at + 16)? as i64);
+                let symbol = *addresses.get((info >> 32) as usize).ok_or(broken("relocation's symbol"))?;
+                let field = image.get_mut(place + offset as usize..).ok_or(broken("relocation's place"))?;
+                let value = (symbol as i64).wrapping_add(addend);
+                relocate(arch, info as u32, field, value, (base + place) as i64 + offset as i64)?;
+            }
+        }
+        Ok(symbols)
+    }
 }
 
 /// Loads code that refers to nothing, followed, from a page of its own, by its constants.

@@ -1,0 +1,83 @@
+//! Code for a machine other than this one, whose memory somebody else writes to.
+
+use tilewright_ir::target::Arch;
+use tilewright_ir::{Part, Program, Target};
+
+use crate::generate::{self, Options, plan::ScratchLayout, unit::Units};
+use crate::loader::Layout;
+use crate::{CompileError, Emit, Generated, llvm};
+
+/// A compiled program that has no place yet.
+pub struct Object {
+    bytes: Vec<u8>,
+    arch: Arch,
+    scratch: ScratchLayout,
+    kept_bytes: Vec<u64>,
+}
+
+/// Where code is to lie, and what it finds there.
+pub struct Address<'a> {
+    /// The address of its first byte.
+    pub at: u64,
+    /// Bytes of a page.
+    pub page_bytes: u64,
+    /// Where functions of the C library are, by their names.
+    pub function: &'a dyn Fn(&str) -> Option<u64>,
+}
+
+/// The bytes of a program at an address, whole pages.
+pub struct Image {
+    /// Them all.
+    pub bytes: Vec<u8>,
+    /// So many from the first on are executed and never written; the rest is read.
+    pub code_bytes: u64,
+    functions: Vec<(String, usize)>,
+}
+
+impl Object {
+    /// That of a lowered program, for any CPU; needs LLVM.
+    ///
+    /// # Errors
+    /// See [`CompileError`].
+    ///
+    /// # Panics
+    /// Where the program is malformed: run the verifier first.
+    pub fn new(program: &Program, target: &Target) -> Result<Object, CompileError> {
+        let Generated { module, scratch, .. } = Generated::of(program, target, &Units::default(), Options::default())?;
+        let (bytes, _) = llvm::compile(&module, target, Emit::Object)?;
+        let kept_bytes = program.kept().map(|(_, b)| b.size_bytes().unwrap_or(0)).collect();
+        Ok(Object { bytes, arch: target.arch, scratch, kept_bytes })
+    }
+
+    /// Bytes of scratch memory for a number of threads; to be aligned to [`crate::SCRATCH_ALIGN`].
+    pub fn scratch_bytes(&self, n_threads: usize) -> u64 {
+        self.scratch.bytes(n_threads)
+    }
+
+    /// Size of each kept buffer in bytes, in order.
+    pub fn kept_bytes(&self) -> &[u64] {
+        &self.kept_bytes
+    }
+
+    /// It at an address.
+    ///
+    /// # Errors
+    /// [`CompileError::UnknownSymbol`] where it calls a function that is not there.
+    pub fn link(&self, address: &Address) -> Result<Image, CompileError> {
+        let too_far = || CompileError::Object("its address is none of this machine".into());
+        let [at, page] = [address.at, address.page_bytes].map(|n| usize::try_from(n).map_err(|_| too_far()));
+        let layout = Layout::of(&self.bytes, page?)?;
+        let mut bytes = vec![0; layout.len];
+        let function = |name: &str| (address.function)(name).and_then(|at| usize::try_from(at).ok());
+        let functions = layout.fill(&mut bytes, at?, self.arch, &function)?;
+        Ok(Image { bytes, code_bytes: layout.code_len as u64, functions })
+    }
+}
+
+impl Image {
+    /// Where the function of a part begins, from the first byte; a program without `finish` has none for it.
+    pub fn entry(&self, part: Part) -> Option<u64> {
+        let name = generate::symbol(part);
+        self.functions.iter().find(|(known, _)| known == name).map(|(_, place)| *place as u64)
+    }
+}
