@@ -117,7 +117,42 @@ pub struct Generic {
     has_fma: bool,
     caches_kib: [u64; 3],
     gpu: Option<Gpu>,
+    /// What code for it may use beyond what every CPU of its family has, in LLVM's words.
+    features: &'static str,
+    /// The number by which an Arm CPU says in `/proc/cpuinfo` what it is.
+    pub part: Option<&'static str>,
+    core: Core,
 }
+
+/// What a core does in a cycle, as far as first guesses need to know.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Core {
+    /// Instructions that begin.
+    pub issues: f64,
+    /// Multiply-adds of the widest vectors.
+    pub fmas: f64,
+    /// Loads of the widest vectors.
+    pub loads: f64,
+    /// Cycles until what was added to can be added to again.
+    pub sum_latency: f64,
+    /// Whether loads go on beside multiply-adds.
+    pub overlaps: bool,
+}
+
+/// Current x86-64 cores.
+const X86_CORE: Core = Core { issues: 6.0, fmas: 2.0, loads: 2.0, sum_latency: 4.0, overlaps: true };
+/// Cortex-A53 and A55 (LLVM's AArch64SchedA53.td and A55.td, and ncnn's measurements of what they issue
+/// together): in order, two instructions at most; a load of 128 bits holds multiply-adds up for two cycles.
+const A53_CORE: Core = Core { issues: 2.0, fmas: 1.0, loads: 0.5, sum_latency: 4.0, overlaps: false };
+/// Cortex-A57 and A72 (Arm's software optimisation guides UAN 0015B and 0016A): three instructions; a
+/// multiply-add of 128 bits takes both pipelines, a sum is passed on after four cycles.
+const A72_CORE: Core = Core { issues: 3.0, fmas: 1.0, loads: 1.0, sum_latency: 4.0, overlaps: true };
+/// Cortex-A76 and Neoverse N1 (Arm's software optimisation guides PJDOC-466751330-7215 and -9707): four
+/// instructions decoded, two pipelines for vectors and two for loads, a sum is passed on after two cycles.
+const A76_CORE: Core = Core { issues: 4.0, fmas: 2.0, loads: 2.0, sum_latency: 2.0, overlaps: true };
+/// Neoverse V1 (Arm's software optimisation guide PJDOC-466751330-9685): four pipelines for vectors of 128
+/// bits, two for loads of vectors, a sum is passed on after two cycles.
+const V1_CORE: Core = Core { issues: 8.0, fmas: 4.0, loads: 2.0, sum_latency: 2.0, overlaps: true };
 
 const X86_64: Generic = Generic {
     name: "x86-64",
@@ -129,6 +164,9 @@ const X86_64: Generic = Generic {
     has_fma: false,
     caches_kib: [32, 256, 8192],
     gpu: None,
+    features: "",
+    part: None,
+    core: X86_CORE,
 };
 
 const AARCH64: Generic = Generic {
@@ -141,7 +179,22 @@ const AARCH64: Generic = Generic {
     has_fma: true,
     caches_kib: [32, 512, 4096],
     gpu: None,
+    features: "",
+    part: None,
+    core: A72_CORE,
 };
+
+/// A CPU of Arm's by LLVM's name for it.
+const fn arm(
+    name: &'static str,
+    text: &'static str,
+    part: &'static str,
+    features: &'static str,
+    caches_kib: [u64; 3],
+    core: Core,
+) -> Generic {
+    Generic { name, text, cpu: name, part: Some(part), features, caches_kib, core, ..AARCH64 }
+}
 
 /// What every OpenCL device of today's has; what it really has, its driver says.
 const SMALL_GPU: Gpu = Gpu {
@@ -170,6 +223,9 @@ const OPENCL: Generic = Generic {
     has_fma: true,
     caches_kib: [16, 1024, 1024],
     gpu: Some(SMALL_GPU),
+    features: "",
+    part: None,
+    core: X86_CORE,
 };
 
 const fn cuda(name: &'static str, text: &'static str, l2_kib: u64, gpu: Gpu) -> Generic {
@@ -215,13 +271,35 @@ pub const GENERIC: &[Generic] = &[
         ..X86_64
     },
     AARCH64,
-    Generic {
-        name: "cortex-a53",
-        text: "Arm Cortex-A53: NEON, 32 registers",
-        cpu: "cortex-a53",
-        caches_kib: [32, 512, 512],
-        ..AARCH64
-    },
+    // Caches as in the machine that is named, the last two shared by its cores.
+    arm("cortex-a53", "Arm Cortex-A53: NEON (Raspberry Pi 3)", "0xd03", "+neon", [32, 512, 512], A53_CORE),
+    arm("cortex-a55", "Arm Cortex-A55: dot products", "0xd05", "+neon,+fullfp16,+dotprod", [32, 128, 1024], A53_CORE),
+    arm("cortex-a57", "Arm Cortex-A57: NEON", "0xd07", "+neon", [32, 2048, 2048], A72_CORE),
+    arm("cortex-a72", "Arm Cortex-A72: NEON (Raspberry Pi 4)", "0xd08", "+neon", [32, 1024, 1024], A72_CORE),
+    arm(
+        "cortex-a76",
+        "Arm Cortex-A76: dot products (Raspberry Pi 5)",
+        "0xd0b",
+        "+neon,+fullfp16,+dotprod",
+        [64, 512, 2048],
+        A76_CORE,
+    ),
+    arm(
+        "neoverse-n1",
+        "Arm Neoverse N1: dot products (AWS Graviton2)",
+        "0xd0c",
+        "+neon,+fullfp16,+dotprod",
+        [64, 1024, 32768],
+        A76_CORE,
+    ),
+    arm(
+        "neoverse-v1",
+        "Arm Neoverse V1: products of 8-bit matrices (AWS Graviton3)",
+        "0xd40",
+        "+neon,+fullfp16,+dotprod,+i8mm,+bf16",
+        [64, 1024, 32768],
+        V1_CORE,
+    ),
     OPENCL,
     cuda("sm_61", "NVIDIA GTX 1080 Ti and its like", 2816, Gpu { n_units: 28, ..SMALL_GPU }),
     cuda(
@@ -255,7 +333,7 @@ impl Generic {
         Target {
             arch: self.arch,
             cpu: self.cpu.to_owned(),
-            features: String::new(),
+            features: self.features.to_owned(),
             vector_bits: self.vector_bits,
             n_vector_registers: self.n_vector_registers,
             has_fma: self.has_fma,
@@ -278,6 +356,17 @@ impl Target {
         match self.arch {
             Arch::X86_64 | Arch::Aarch64 => format!("{}/{}/{}", self.arch.name(), self.cpu, self.vector_bits),
             Arch::Gpu(_) => format!("{}/{}", self.arch.name(), self.cpu),
+        }
+    }
+
+    /// What a core does in a cycle; that of the first of its family where its CPU is not known.
+    pub fn core(&self) -> Core {
+        match self.arch {
+            Arch::X86_64 | Arch::Gpu(_) => X86_CORE,
+            Arch::Aarch64 => GENERIC
+                .iter()
+                .find(|generic| generic.arch == self.arch && generic.cpu == self.cpu)
+                .map_or(AARCH64.core, |generic| generic.core),
         }
     }
 

@@ -1,15 +1,19 @@
 //! A model of one core, for templates to rank configurations by: multiply-adds, loads, caches.
 //!
-//! It is rough, and only has to put better configurations before worse ones: the rates are those of current
-//! x86-64 cores with two vector multiply-adds and two vector loads a cycle.
+//! It is rough, and only has to put better configurations before worse ones. What a core does in a cycle is the
+//! target's; caches are as fast as those of current x86-64 cores.
 
 use super::Setting;
 use tilewright_ir::Target;
 
-/// Cycles of a step of a reduction on a register tile of `vectors` × `broadcast` accumulators: two
-/// multiply-adds and two loads a cycle, each accumulator used again after four at the earliest.
-pub fn step_cycles(vectors: i64, broadcast: i64) -> f64 {
-    ((vectors * broadcast) as f64 / 2.0).max((vectors + broadcast) as f64 / 2.0).max(4.0)
+/// Cycles of a step of a reduction on a register tile of `vectors` × `broadcast` accumulators, each of which is
+/// used again once it is there.
+pub fn step_cycles(s: &Setting, vectors: i64, broadcast: i64) -> f64 {
+    let core = s.target.core();
+    let (sums, operands) = ((vectors * broadcast) as f64, (vectors + broadcast) as f64);
+    let (compute, loads) = (sums / core.fmas, operands / core.loads);
+    let both = if core.overlaps { compute.max(loads) } else { compute + loads };
+    both.max((sums + operands) / core.issues).max(core.sum_latency)
 }
 
 /// How often tiles of which size cover an extent: the full ones, and the rest.

@@ -299,7 +299,7 @@ fn estimate(s: &Setting, shape: &Shape, space: &Space, config: &Config) -> f64 {
                 let weights_from = if by_rows { all_weights + patch } else { slice + patch };
                 let input_from = if by_rows { patch } else { input * depth as f64 / c as f64 + slice };
                 let read = slice / bandwidth(s, weights_from) + 2.0 * patch / bandwidth(s, input_from);
-                let compute = depth as f64 * step_cycles(y, x) + 20.0 + 2.0 * (x * y) as f64;
+                let compute = depth as f64 * step_cycles(s, y, x) + 20.0 + 2.0 * (x * y) as f64;
                 cycles += n_y * n_x * n_c * (compute.max(read) + 0.2 * compute.min(read));
             }
         }

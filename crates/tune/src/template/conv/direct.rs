@@ -506,7 +506,7 @@ fn estimate(s: &Setting, shape: &Shape, space: &Space, config: &Config) -> f64 {
                 // gather them from plane after plane.
                 let gathered = if gathers { (vectors * broadcast * lanes) as f64 } else { 0.0 };
                 let loads = if c.is_none() { vectors * broadcast } else { vectors } as f64;
-                let step = step_cycles(vectors, broadcast) + gathered + apart * loads;
+                let step = step_cycles(s, vectors, broadcast) + gathered + apart * loads;
                 let compute = met * steps * step * if by_channels { 1.0 } else { LANES_OF_PIXELS } + 3.0 * taps + 20.0;
                 cycles += n_k * n_p * n_q * (compute.max(read) + 0.2 * compute.min(read));
             }

@@ -170,7 +170,7 @@ fn estimate(s: &Setting, shape: &Shape, space: &Space, config: &Config) -> f64 {
     for (n_k, channels) in cuts(shape.k, int("k_tile")) {
         for (n_x, x) in cuts(vectors(shape, lanes, rows), int("x_tile")) {
             let read = steps * (x * 4 * lanes) as f64 / bandwidth(s, patches_from);
-            let compute = 1.35 * steps * step_cycles(x, channels) + 3.0 * taps as f64 + 20.0;
+            let compute = 1.35 * steps * step_cycles(s, x, channels) + 3.0 * taps as f64 + 20.0;
             cycles += n_k * n_x * blocks * (compute.max(read) + 0.2 * compute.min(read));
         }
     }

@@ -265,7 +265,7 @@ fn estimate(s: &Setting, shape: &Shape, space: &Space, config: &Config) -> f64 {
         let mut products = 0.0;
         for (n_k, vectors) in cuts(ceil_div(k_block, lanes), int("k_tile")) {
             for (n_t, t) in cuts(tiles, int("t_tile")) {
-                products += n_k * n_t * (c as f64 * step_cycles(vectors, t) + 20.0);
+                products += n_k * n_t * (c as f64 * step_cycles(s, vectors, t) + 20.0);
             }
         }
         products *= elements * int("k_blocks") as f64;

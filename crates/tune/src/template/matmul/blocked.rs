@@ -400,7 +400,7 @@ fn of_one_thread(s: &Setting, p: &Product, blocks: Blocks, space: &Space, config
                 let (a_from, b_from) = if rows_inside { (a_block + b, a + b) } else { (a + b, b_block + a) };
                 let read = a / bandwidth(s, a_from) + b / bandwidth(s, b_from);
                 let vectors = ceil_div(columns, lanes);
-                let compute = steps * step_cycles(vectors, rows) + 20.0 + 3.0 * (rows * vectors) as f64;
+                let compute = steps * step_cycles(s, vectors, rows) + 20.0 + 3.0 * (rows * vectors) as f64;
                 cycles += n_k * n_m * n_n * (compute.max(read) + 0.2 * compute.min(read));
             }
         }

@@ -135,7 +135,7 @@ fn of_one_thread(s: &Setting, p: &Product, space: &Space, config: &Config) -> f6
             let (of_a, of_b) = (rows as f64 * row, columns as f64 * row);
             let (kept, passing) = if rows_outside { (of_a, of_b) } else { (of_b, of_a) };
             let read = kept / bandwidth(s, kept + passing) + passing / bandwidth(s, n_passing as f64 * row + kept);
-            let compute = steps * step_cycles(columns, rows) + 20.0 + 6.0 * (rows * columns) as f64;
+            let compute = steps * step_cycles(s, columns, rows) + 20.0 + 6.0 * (rows * columns) as f64;
             cycles += n_m * n_n * (compute.max(read) + 0.2 * compute.min(read));
         }
     }
